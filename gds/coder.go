@@ -121,7 +121,7 @@ func (c *Coder) Encode(b *Batch, n, element int) (stored int, err error) {
 	t, w := c.t, &c.t.window
 	err = b.queue()
 	if err == nil {
-		err = t.beginSum(w.address, w.Extents[:n], w.Sums[:n], nil, 0, b.blocks)
+		err = t.beginSum(w.address, w.Extents[:n], w.Sums[:n], nil, 0, n)
 	}
 	if err == nil {
 		err = c.launch(t.gpu.kernels.encode, n*element, kernels.EncodeThreads, w.address, c.scratch, c.planes,
@@ -132,7 +132,7 @@ func (c *Coder) Encode(b *Batch, n, element int) (stored int, err error) {
 			uint64(n), uint64(element), c.coded, c.storedRows)
 	}
 	if err == nil {
-		err = t.beginSum(c.coded, c.Stored[:n], c.Sums[:n], nil, 0, b.blocks)
+		err = t.beginSum(c.coded, c.Stored[:n], c.Sums[:n], nil, 0, n)
 	}
 	err = errors.Join(err, t.wait()) // nothing may be moving after the return
 	if err == nil && b.flag.IsSet() {
@@ -173,7 +173,7 @@ func (c *Coder) Decode(b *Batch, src []byte, n int) error {
 		err = b.nextEpoch()
 	}
 	if err == nil {
-		err = t.beginSum(c.coded, c.Stored[:n], c.Sums[:n], c.Expected[:n], b.epoch, b.blocks)
+		err = t.beginSum(c.coded, c.Stored[:n], c.Sums[:n], c.Expected[:n], b.epoch, n)
 	}
 	if err == nil {
 		err = c.launch(t.gpu.kernels.decode, 2*n, kernels.DecodeThreads, c.coded, c.scratch, c.pageRows, c.storedRows,
@@ -184,7 +184,7 @@ func (c *Coder) Decode(b *Batch, src []byte, n int) error {
 			c.storedRows, uint64(n), t.halted, uint64(b.epoch))
 	}
 	if err == nil {
-		err = t.beginSum(w.address, w.Extents[:n], w.Sums[:n], w.Expected[:n], b.epoch, b.blocks)
+		err = t.beginSum(w.address, w.Extents[:n], w.Sums[:n], w.Expected[:n], b.epoch, n)
 	}
 	return err
 }

@@ -24,9 +24,9 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 		dtype      string
 		geo, small chunk.Geometry
 	}{
-		"llama": {"bf16", chunk.Uniform(16, 8, 2, 32<<10), chunk.Uniform(2, 2, 2, 4096)},
-		"MLA":   {"bf16", chunk.Uniform(16, 12, 1, 18432), chunk.Uniform(2, 3, 1, 4608)},
-		"fp8":   {"fp8_e4m3", chunk.Uniform(16, 8, 2, 16<<10), chunk.Uniform(2, 2, 2, 2304)},
+		"llama": {"bf16", chunk.Uniform(4, 8, 2, 32<<10), chunk.Uniform(2, 2, 2, 4096)},
+		"MLA":   {"bf16", chunk.Uniform(4, 12, 1, 18432), chunk.Uniform(2, 3, 1, 4608)},
+		"fp8":   {"fp8_e4m3", chunk.Uniform(4, 8, 2, 16<<10), chunk.Uniform(2, 2, 2, 2304)},
 	} {
 		for _, direct := range []bool{true, false} {
 			route := "staged"

@@ -144,22 +144,26 @@ func (c *compressedWriter) end(slot []byte, stored []pieceformat.Stored) (size i
 	return size, err
 }
 
-// divide leaves the end of the slot to page bytes.
-func (r *pieceReader) divide() {
-	var front []byte
-	front, r.pages = r.engine.divide(r.memory, r.slot)
-	r.buf = r.buf[:min(len(r.buf), len(front))]
+// divide leaves the end of the slot to page bytes for the processor. A GPU decodes what the whole slot has.
+func (r *pieceReader) divide(processor bool) {
+	if processor {
+		var front []byte
+		front, r.pages = r.engine.divide(r.memory, r.slot)
+		r.buf = r.buf[:min(len(r.buf), len(front))]
+	}
 }
 
-// scatterCompressed decodes and delivers extents [lo, hi), which begin in buf at base of what is stored. Where the GPU
-// finds something wrong, the processor judges whether that is the file's fault.
+// scatterCompressed decodes and delivers extents [lo, hi), which begin in buf at base of what is stored. What the GPU does
+// not decode is read again for the processor. Where the GPU finds something wrong, the processor judges whether that is the
+// file's fault.
 func (r *pieceReader) scatterCompressed(head *store.Head, lo, hi int, base int64) error {
+	if r.pages != nil {
+		return r.byProcessor(head, lo, hi, base)
+	}
 	for lo < hi {
 		mid, done, doubt, err := r.byGPU(head, lo, hi, base)
 		if err == nil && !done {
-			if err = r.byProcessor(head, lo, mid, base); err == nil && doubt != nil {
-				r.memory.(flaggedMemory).gpu.CoderFailed(doubt)
-			}
+			mid, err = hi, r.again(head, lo, hi, doubt)
 		}
 		if err != nil {
 			return err
@@ -167,6 +171,22 @@ func (r *pieceReader) scatterCompressed(head *store.Head, lo, hi int, base int64
 		lo = mid
 	}
 	return nil
+}
+
+// again reads extents [lo, hi) into a part of the slot, and delivers them by the processor. If that succeeds, what the GPU
+// found wrong was its own fault.
+func (r *pieceReader) again(head *store.Head, lo, hi int, doubt error) error {
+	buf := r.buf
+	defer func() { r.buf, r.pages = buf, nil }()
+	r.divide(true)
+	last, err := r.readRun(head, lo, hi)
+	if err == nil {
+		err = last()
+	}
+	if err == nil && doubt != nil {
+		r.memory.(flaggedMemory).gpu.CoderFailed(doubt)
+	}
+	return err
 }
 
 // byProcessor is scatterCompressed through the end of the slot.

@@ -230,7 +230,7 @@ func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() e
 		}
 		r.buf = e.ioBuffer(r.memory, r.slot, c.piece.File(), 0)
 		if c.head.Compressed {
-			r.divide()
+			r.divide(!hasCoder(r.memory))
 		}
 		return 0, nil, nil
 	}

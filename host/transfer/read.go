@@ -216,46 +216,29 @@ type pieceReader struct {
 	segments staging.Segments // of a file in memory, which needs no slot
 }
 
-// read reads the file one buffer at a time, each starting at a 4 KiB boundary. Extents that lie wholly within the
-// buffer are verified and scattered; the rest moves to the front of the buffer for the next read. The scatter of the
-// last buffer is returned as a function, so that it can run on another thread.
+// read reads the file one buffer at a time, and delivers the extents that lie wholly within it. The delivery of the last
+// buffer is returned as a function, so that it can run on another thread.
 func (r *pieceReader) read() (last func() error, err error) {
-	size := r.piece.Size()
 	r.buf = r.engine.ioBuffer(r.memory, r.slot, r.piece.File(), 0)
-	head, have, err := r.begin(size) // the file's bytes [start, start+have) are in buf
+	head, have, err := r.begin(r.piece.Size())
 	if err != nil {
 		return nil, err
 	}
-	extents := head.Plan.Extents()
-	start := int64(0)
-	for lo := 0; lo < len(extents); {
-		base := start - head.DataOffset // offset of buf[0] in what follows the head; negative while the header is in it
-		hi := lo
-		for hi < len(extents) && endInFile(head, hi) <= start+have {
-			hi++
-		}
-		if hi == len(extents) {
-			return func() error { return r.scatter(head, lo, hi, base) }, nil
-		}
-		if hi > lo {
-			if err := r.scatter(head, lo, hi, base); err != nil {
-				return nil, err
-			}
-			lo = hi
-		}
-		keep, _ := head.At(lo)
-		keep &^= 4095
-		if keep < start || keep > start+have {
-			keep = start + have
-		}
-		kept := int64(copy(r.buf, r.buf[keep-start:have]))
-		n, err := r.fill(kept, keep+kept, size)
-		if err != nil {
-			return nil, err
-		}
-		start, have = keep, kept+n
+	extents, first := len(head.Plan.Extents()), 0
+	for first < extents && endInFile(head, first) <= have {
+		first++
 	}
-	return nil, nil
+	last = func() error { return r.scatter(head, 0, first, -head.DataOffset) }
+	switch {
+	case first == extents:
+		return last, nil
+	case first > 0:
+		err = last()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r.readRun(head, first, extents)
 }
 
 func endInFile(head *store.Head, extent int) int64 {
@@ -270,7 +253,7 @@ func (r *pieceReader) begin(first int64) (head *store.Head, have int64, err erro
 		return nil, 0, fmt.Errorf("%w: %s is %d bytes long", ErrDamaged, r.piece.File().Name(), size)
 	}
 	if r.piece.Expected().Compressed {
-		r.divide()
+		r.divide(!hasCoder(r.memory))
 	}
 	if have, err = r.fill(0, 0, min(size, first)); err != nil {
 		return nil, 0, err
@@ -292,7 +275,7 @@ func (r *pieceReader) begin(first int64) (head *store.Head, have int64, err erro
 		return nil, 0, err
 	}
 	if head.Compressed {
-		r.divide()
+		r.divide(!hasCoder(r.memory))
 		have = min(have, int64(len(r.buf)))
 	}
 	return head, have, nil
