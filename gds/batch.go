@@ -110,7 +110,7 @@ type Batch struct {
 	blocks     int    // for the kernel; 0: a share of all blocks
 	epoch      uint32 // of its launches; 0 before the first
 	noWait     bool   // do not wait for the kernel
-	uploading  bool   // an upload precedes the batch: wait for the stream even if the batch is empty
+	uploading  bool   // an upload, or decoding, precedes the batch: wait for the stream even if the batch is empty
 	kernelOnly bool   // only the kernel may move it, since only the kernel checks the sums
 }
 

@@ -1,6 +1,7 @@
 package gds
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"unsafe"
@@ -114,11 +115,13 @@ func (g *GPU) CoderSucceeded() { g.coders.succeeded() }
 // Coder returns the thread's coder, if [GPU.FitsCoder] is true.
 func (t *Thread) Coder() *Coder { return &t.coder }
 
-// Encode ends a batch that gathers into the window. It sums the first n of the window's extents, encodes them, and
-// returns the number of bytes stored of them, at most as many as page bytes. Stored and Sums say which; [Coder.Read]
-// brings them to the host. Element is the size of the values in the extents: 2 for floats of 16 bits, 1 for all others.
-func (c *Coder) Encode(b *Batch, n, element int) (stored int, err error) {
+// Encode ends a batch that gathers into the window. It sums the first n of the window's extents, encodes them to device
+// memory with room for their page bytes, and returns the number of bytes stored of them, at most as many. Stored and Sums
+// say which. If to is 0 they are in the coder, and [Coder.Read] brings them to the host. Element is the size of the values
+// in the extents: 2 for floats of 16 bits, 1 for all others.
+func (c *Coder) Encode(b *Batch, n, element int, to uint64) (stored int, err error) {
 	t, w := c.t, &c.t.window
+	to = cmp.Or(to, c.coded)
 	err = b.queue()
 	if err == nil {
 		err = t.beginSum(w.address, w.Extents[:n], w.Sums[:n], nil, 0, n)
@@ -129,10 +132,10 @@ func (c *Coder) Encode(b *Batch, n, element int) (stored int, err error) {
 	}
 	if err == nil {
 		err = c.launch(t.gpu.kernels.pack, n, kernels.PackThreads, w.address, c.scratch, c.planes, c.pageRows,
-			uint64(n), uint64(element), c.coded, c.storedRows)
+			uint64(n), uint64(element), to, c.storedRows)
 	}
 	if err == nil {
-		err = t.beginSum(c.coded, c.Stored[:n], c.Sums[:n], nil, 0, n)
+		err = t.beginSum(to, c.Stored[:n], c.Sums[:n], nil, 0, n)
 	}
 	err = errors.Join(err, t.wait()) // nothing may be moving after the return
 	if err == nil && b.flag.IsSet() {
@@ -150,7 +153,7 @@ func (c *Coder) Encode(b *Batch, n, element int) (stored int, err error) {
 	return stored, err
 }
 
-// Read copies the first stored bytes to dst.
+// Read copies the first stored bytes from the coder to dst.
 func (c *Coder) Read(dst []byte) error {
 	if err := c.check(len(dst)); err != nil {
 		return err
@@ -158,29 +161,32 @@ func (c *Coder) Read(dst []byte) error {
 	return c.t.Read(dst, c.coded)
 }
 
-// Decode starts to copy src, what is stored of the first n of the window's extents, and to decode it to the window. If a
-// checksum, of stored bytes or of page bytes, differs from the expected one, or something is not what an encoder wrote,
-// b, which scatters from the window, moves nothing, and [Coder.Check] says why. src, rows and sums are in use until b's
-// [Batch.Wait] has returned nil, or else until [Window.Sync] has.
-func (c *Coder) Decode(b *Batch, src []byte, n int) error {
+// Upload starts to copy src, what is stored of extents, to the coder, where at is. src is in use until b's [Batch.Wait]
+// has returned nil, or else until [Window.Sync] has.
+func (c *Coder) Upload(b *Batch, src []byte) (at uint64, err error) {
 	if err := c.check(len(src)); err != nil {
-		return err
+		return 0, err
 	}
+	return c.coded, c.t.call(&c.t.gpu.driver.fn.memcpyAsync, uintptr(c.coded), startOf(src), uintptr(len(src)), c.t.stream)
+}
+
+// Decode starts to decode what is stored at from, in device memory, of the first n of the window's extents to the window.
+// If a checksum, of stored bytes or of page bytes, differs from the expected one, or something is not what an encoder
+// wrote, b, which scatters from the window, moves nothing, and [Coder.Check] says why. Rows and sums are in use as long as
+// what [Coder.Upload] copies.
+func (c *Coder) Decode(b *Batch, from uint64, n int) error {
 	t, w := c.t, &c.t.window
 	b.uploading, b.kernelOnly = true, true
-	err := t.call(&t.gpu.driver.fn.memcpyAsync, uintptr(c.coded), startOf(src), uintptr(len(src)), t.stream)
+	err := b.nextEpoch()
 	if err == nil {
-		err = b.nextEpoch()
+		err = t.beginSum(from, c.Stored[:n], c.Sums[:n], c.Expected[:n], b.epoch, n)
 	}
 	if err == nil {
-		err = t.beginSum(c.coded, c.Stored[:n], c.Sums[:n], c.Expected[:n], b.epoch, n)
-	}
-	if err == nil {
-		err = c.launch(t.gpu.kernels.decode, 2*n, kernels.DecodeThreads, c.coded, c.scratch, c.pageRows, c.storedRows,
+		err = c.launch(t.gpu.kernels.decode, 2*n, kernels.DecodeThreads, from, c.scratch, c.pageRows, c.storedRows,
 			uint64(n), t.halted, uint64(b.epoch))
 	}
 	if err == nil {
-		err = c.launch(t.gpu.kernels.join, n, kernels.JoinThreads, c.coded, c.scratch, w.address, c.pageRows,
+		err = c.launch(t.gpu.kernels.join, n, kernels.JoinThreads, from, c.scratch, w.address, c.pageRows,
 			c.storedRows, uint64(n), t.halted, uint64(b.epoch))
 	}
 	if err == nil {

@@ -22,14 +22,14 @@ func TestCoderAllocatesNothing(t *testing.T) {
 				failed = errors.Join(failed, b.Add(c.pages.Address+uint64(i*16384), i*16384, 16384))
 			}
 			var err error
-			stored, err = k.Encode(&b, n, 2)
+			stored, err = k.Encode(&b, n, 2, 0)
 			failed = errors.Join(failed, err, k.Read(c.mem[:stored]))
 		})
 		copy(w.Expected, w.Sums[:n])
 		copy(k.Expected, k.Sums[:n])
 		decode := testing.AllocsPerRun(50, func() {
 			b := w.Begin(Scatter, nil)
-			failed = errors.Join(failed, k.Decode(&b, c.mem[:stored], n))
+			failed = errors.Join(failed, c.begin(k, &b, stored, n))
 			for i := range 8 {
 				failed = errors.Join(failed, b.Add(c.pages.Address+uint64(i*16384), i*16384, 16384))
 			}

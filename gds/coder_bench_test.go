@@ -73,7 +73,7 @@ func benchmarkCoder(b *testing.B, window, threads, element int) {
 				return err
 			}
 		}
-		stored, err := k.Encode(&batch, c.cut(w, MaxExtent), element)
+		stored, err := k.Encode(&batch, c.cut(w, MaxExtent), element, 0)
 		if err != nil {
 			return err
 		}
@@ -86,7 +86,10 @@ func benchmarkCoder(b *testing.B, window, threads, element int) {
 		copy(k.Expected, first.Sums)
 		copy(w.Expected, first.Expected)
 		batch := w.Begin(Scatter, nil)
-		err := k.Decode(&batch, mem[:size], n)
+		at, err := k.Upload(&batch, mem[:size])
+		if err == nil {
+			err = k.Decode(&batch, at, n)
+		}
 		for i, p := range c.order {
 			if err == nil {
 				err = batch.Add(c.pages.Address+uint64(p*page), i*page, page)

@@ -43,6 +43,7 @@ type coded struct {
 	page   int
 	order  []int // of the pages in the window
 	mem    []byte
+	image  uint64 // what is stored is there, in device memory; 0: in the coder, and brought to mem
 }
 
 func newCoded(t testing.TB, cfg Config, data []byte, page int) *coded {
@@ -88,10 +89,24 @@ func (c *coded) encode(th *Thread, extent, element int) (n, stored int, err erro
 		return 0, 0, err
 	}
 	n = c.cut(w, extent)
-	if stored, err = k.Encode(&b, n, element); err == nil {
+	if stored, err = k.Encode(&b, n, element, c.image); err == nil && c.image > 0 {
+		err = th.Read(c.mem[:stored], c.image)
+	} else if err == nil {
 		err = k.Read(c.mem[:stored])
 	}
 	return n, stored, err
+}
+
+// begin starts to decode what is stored.
+func (c *coded) begin(k *Coder, b *Batch, stored, n int) (err error) {
+	from := c.image
+	if from == 0 {
+		from, err = k.Upload(b, c.mem[:stored])
+	}
+	if err != nil {
+		return err
+	}
+	return k.Decode(b, from, n)
 }
 
 // decode brings them back to poisoned pages.
@@ -102,7 +117,7 @@ func (c *coded) decode(th *Thread, extent, stored int, flag *Flag) error {
 	}
 	n := c.cut(w, extent)
 	b := w.Begin(Scatter, flag)
-	err := k.Decode(&b, c.mem[:stored], n)
+	err := c.begin(k, &b, stored, n)
 	if err == nil {
 		_, err = c.add(&b)
 	}
@@ -122,7 +137,8 @@ func (c *coded) holds(th *Thread) (right, poisoned bool, err error) {
 	return bytes.Equal(got, c.data), bytes.Count(got, []byte{0xa5}) == len(got), err
 }
 
-// Pages come back as they were, and take less on the way, whatever they hold and however they are cut.
+// Pages come back as they were, and take less on the way, whatever they hold and however they are cut, and wherever what is
+// stored of them stands.
 func TestCoderRoundTrip(t *testing.T) {
 	for _, element := range []int{1, 2} {
 		for _, shape := range []struct{ page, pages, extent int }{
@@ -138,32 +154,35 @@ func TestCoderRoundTrip(t *testing.T) {
 						copy(data, random(len(data)))
 					}
 					c := newCoded(t, Config{Threads: 1, Window: 1 << 20}, data, shape.page)
-					on(t, c.GPU, func(th *Thread) error {
-						n, stored, err := c.encode(th, shape.extent, element)
-						if err != nil {
-							return err
-						}
-						w, k := th.Window(), th.Coder()
-						for i, x := range k.Stored[:n] {
-							part := c.mem[x.Offset : x.Offset+uint64(x.Len)]
-							if xxh3.Hash(part) != k.Sums[i] {
-								t.Fatalf("the sum of what is stored of extent %d is wrong", i)
+					image := buffer(t, c.GPU, int64(len(data))+64)
+					for _, c.image = range []uint64{0, image.Address + 13} {
+						on(t, c.GPU, func(th *Thread) error {
+							n, stored, err := c.encode(th, shape.extent, element)
+							if err != nil {
+								return err
 							}
-						}
-						if fill != "random" && shape.page > 1000 && stored > len(data)*9/10 || stored > len(data) {
-							t.Errorf("%d bytes are stored of %d", stored, len(data))
-						}
-						copy(w.Expected, w.Sums[:n])
-						copy(k.Expected, k.Sums[:n])
-						if err := c.decode(th, shape.extent, stored, nil); err != nil {
+							w, k := th.Window(), th.Coder()
+							for i, x := range k.Stored[:n] {
+								part := c.mem[x.Offset : x.Offset+uint64(x.Len)]
+								if xxh3.Hash(part) != k.Sums[i] {
+									t.Fatalf("the sum of what is stored of extent %d is wrong", i)
+								}
+							}
+							if fill != "random" && shape.page > 1000 && stored > len(data)*9/10 || stored > len(data) {
+								t.Errorf("%d bytes are stored of %d", stored, len(data))
+							}
+							copy(w.Expected, w.Sums[:n])
+							copy(k.Expected, k.Sums[:n])
+							if err := c.decode(th, shape.extent, stored, nil); err != nil {
+								return err
+							}
+							right, _, err := c.holds(th)
+							if !right {
+								t.Error("other bytes came back")
+							}
 							return err
-						}
-						right, _, err := c.holds(th)
-						if !right {
-							t.Error("other bytes came back")
-						}
-						return err
-					})
+						})
+					}
 				})
 			}
 		}
@@ -296,7 +315,7 @@ func TestCoderFails(t *testing.T) {
 		if _, err := r.add(&b); err != nil {
 			return err
 		}
-		if _, err := k.Encode(&b, r.cut(w, 65536), 2); !errors.Is(err, ErrStopped) {
+		if _, err := k.Encode(&b, r.cut(w, 65536), 2, 0); !errors.Is(err, ErrStopped) {
 			t.Errorf("encoded: %v", err)
 		}
 		if err := r.decode(th, 65536, stored, flag); !errors.Is(err, ErrStopped) {

@@ -113,7 +113,7 @@ func TestProxyFailsWhatItIsTold(t *testing.T) {
 			w := th.Window()
 			b := w.Begin(Gather, nil)
 			w.Extents[0] = Extent{Len: 1000}
-			_, err := th.Coder().Encode(&b, 1, 2)
+			_, err := th.Coder().Encode(&b, 1, 2, 0)
 			var e *Error
 			if errors.As(err, &e) != (want != "") || e != nil && e.Call != want || cuda.Calls("pack") != (call+2)/2 {
 				t.Errorf("encoding %d: %v, %d times packed", call, err, cuda.Calls("pack"))

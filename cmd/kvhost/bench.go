@@ -80,7 +80,7 @@ one engine, and each chunk has a piece of each. The ratio is then together over 
 Pages have values of a normal distribution, as an engine's have, because what compression gains depends on them. With
 --compression off,huffman,auto each setting has a store, or a host, of its own and the same pages, in the same rounds:
 "over off" compares it with off, and "stored" is the bytes of pages over what they take in the root. Roots in memory
-and the direct route are measured with off alone.
+are measured with off alone.
 
 The roots must exist, with free memory and disk for twice the bytes of all chunks of all clients, and once more for each
 further setting.`,
@@ -278,7 +278,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []
 		cases[0].files, cases[0].c = "direct I/O", base
 		if direct != nil {
 			cases = append(cases, cases[0])
-			cases[2].c.Direct, cases[2].c.Compression = direct, nil
+			cases[2].c.Direct = direct
 		}
 	}
 	for i, k := range cases {

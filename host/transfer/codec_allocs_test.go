@@ -34,12 +34,12 @@ func TestCodecAllocatesByWindow(t *testing.T) {
 	encode := testing.AllocsPerRun(50, func() {
 		var done bool
 		var err error
-		if size, _, done, err = m.encode(&of, slot.Bytes(), stored); !done || err != nil {
+		if size, _, done, err = m.encode(&of, image{host: slot.Bytes()}, stored); !done || err != nil {
 			t.Fatal(done, err)
 		}
 	})
 	decode := testing.AllocsPerRun(50, func() {
-		if _, done, _, err := m.decode(&of, stored, slot.Bytes()[:size]); !done || err != nil {
+		if _, done, _, err := m.decode(&of, stored, image{host: slot.Bytes()[:size]}); !done || err != nil {
 			t.Fatal(done, err)
 		}
 	})

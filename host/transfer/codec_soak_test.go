@@ -19,6 +19,7 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 		"", "encode:nth=2:code=1", "pack:nth=1:code=1", "decode:nth=2:code=1", "join:nth=3:code=1", "sums:nth=4:code=1",
 		"pages:nth=2:code=1", "cuMemcpyAsync:nth=1:code=1", "cuMemcpyAsync:nth=4:code=1", "cuLaunchKernel:nth=3:code=701",
 		"cuEventSynchronize:nth=2:code=1", "join:nth=2:flip=77", "encode:nth=3:code=1,decode:nth=3:code=1",
+		"cuFileRead:nth=2:code=5030", "cuFileWrite:nth=3:short=8192", "cuFileRead:nth=2:flip=70000",
 	}
 	for name, model := range map[string]struct {
 		dtype      string
@@ -41,7 +42,7 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 				}
 				r := newCompressedRig(t, model.dtype, geo, 2*geo.Blocks*batch)
 				if direct {
-					r.route(RouteChoice{})
+					r.route(RouteChoice{Always: true})
 				}
 				var list []int
 				operations, failed := 0, 0
@@ -92,9 +93,12 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 						}
 					}
 				}
-				s := r.store.Compression()[0]
-				t.Logf("%d operations, %d chunks failed; %d page bytes encoded to %d, %d decoded; the GPU's codec is still used: %v",
-					operations, failed, s.Encoded.Pages, s.Encoded.Stored, s.Decoded.Pages, r.gpu.FitsCoder(1, 1))
+				s, took := r.store.Compression()[0], r.took()
+				t.Logf("%d operations, %d chunks failed; %d page bytes encoded to %d, %d decoded; by route %v; the GPU's codec is still used: %v",
+					operations, failed, s.Encoded.Pages, s.Encoded.Stored, s.Decoded.Pages, took, r.gpu.FitsCoder(1, 1))
+				if direct && took["direct"] == 0 {
+					t.Error("no piece took the direct route")
+				}
 				if failed > operations/20 {
 					t.Errorf("%d of %d operations failed", failed, operations)
 				}

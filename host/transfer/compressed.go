@@ -10,8 +10,8 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
-// A compressed piece is staged: its extents are coded by the processor, between the two parts of a slot, or else by the
-// GPU that the pages are on (gpucodec.go).
+// A compressed piece is coded by the GPU that its pages are on (gpucodec.go), or else it is staged and its extents are coded
+// by the processor, between the two parts of a slot.
 //
 //	store:  pages --gather+checksum--> end of the slot --encode--> its front --WriteAt--> temporary
 //	load:   piece --ReadAt--> front --verify, decode--> end of the slot --verify, then scatter--> pages
@@ -161,7 +161,7 @@ func (r *pieceReader) scatterCompressed(head *store.Head, lo, hi int, base int64
 		return r.byProcessor(head, lo, hi, base)
 	}
 	for lo < hi {
-		mid, done, doubt, err := r.byGPU(head, lo, hi, base)
+		mid, done, doubt, err := r.byGPU(head, lo, hi, image{host: r.buf}, base)
 		if err == nil && !done {
 			mid, err = hi, r.again(head, lo, hi, doubt)
 		}

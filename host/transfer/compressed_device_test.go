@@ -35,8 +35,8 @@ func (r *deviceRig) disableCodec() {
 	}
 }
 
-// Pages of a GPU are compressed and decompressed by the staged route, also where pieces go direct.
-func TestCompressedPiecesOfAGPUAreStaged(t *testing.T) {
+// Pages of a GPU are compressed and decompressed by the route that is chosen, unless the processor has to do it.
+func TestCompressedPiecesTakeTheRoute(t *testing.T) {
 	for name, geo := range deviceShapes {
 		for _, byGPU := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, by the GPU: %v", name, byGPU), func(t *testing.T) {
@@ -67,9 +67,9 @@ func TestCompressedPiecesOfAGPUAreStaged(t *testing.T) {
 					}
 				}
 				route := "direct"
-				if compresses {
+				if compresses && !byGPU {
 					route = "staged"
-				} else if name != "tiny pages" {
+				} else if !compresses && name != "tiny pages" {
 					t.Error("a piece that is not tiny is not compressed")
 				}
 				if took := r.took(); len(took) != 1 || took[route] != 2*n {
@@ -199,17 +199,26 @@ func TestCodecFaultsAreWorkedAround(t *testing.T) {
 			if when == "every=1" && call != "encode" && call != "pack" && call != "decode" && call != "join" {
 				continue // without these nothing moves
 			}
-			t.Run(call+" "+when, func(t *testing.T) { codecFault(t, call+":"+when+":code=1", when == "every=1") })
+			codecFault(t, call+":"+when+":code=1", when == "every=1")
 		}
 	}
 	for _, rules := range []string{"pack:flip=3000", "join:flip=3000", "cuMemcpyAsync:nth=1:flip=3000"} {
-		t.Run(rules, func(t *testing.T) { codecFault(t, rules, rules[0] == 'j') })
+		codecFault(t, rules, rules[0] == 'j')
 	}
 }
 
 func codecFault(t *testing.T, rules string, left bool) {
+	for route, direct := range map[string]bool{"staged": false, "direct": true} {
+		t.Run(rules+" "+route, func(t *testing.T) { codecFaultOn(t, rules, left, direct) })
+	}
+}
+
+func codecFaultOn(t *testing.T, rules string, left, direct bool) {
 	t.Setenv("KVHOST_TEST_GPU", "")
 	r := newCompressedRig(t, "bf16", chunk.Uniform(4, 5, 1, 70000), 16) // two windows
+	if direct {
+		r.route(RouteChoice{Always: true})
+	}
 	inStore := rules
 	if rules == "pack:flip=3000" || rules[0] == 'c' && rules[len(rules)-1] == '0' {
 		inStore = "" // what is stored would be damaged
@@ -265,9 +274,12 @@ func TestCodecFindsDamage(t *testing.T) {
 		"another value in a raw plane": {change(func(stored []byte) { stored[100] ^= 1 }), chunk.ErrChecksum},
 		"other codes":                  {change(func(stored []byte) { stored[len(stored)-900] ^= 1 }), ErrDamaged},
 	} {
-		for _, by := range []*Layers{nil, {}} {
-			t.Run(fmt.Sprintf("%s, by layers: %v", name, by != nil), func(t *testing.T) {
+		for how, by := range map[string]*Layers{"staged": nil, "by layers": {}, "direct": nil} {
+			t.Run(name+", "+how, func(t *testing.T) {
 				r := newCompressedRig(t, "bf16", models["larger"].geo, 16)
+				if how == "direct" {
+					r.route(RouteChoice{})
+				}
 				r.stage(1, "")
 				c.damage(r, r.path(0))
 				r.poison()
@@ -285,6 +297,12 @@ func TestCodecFindsDamage(t *testing.T) {
 				}
 				if !r.gpu.FitsCoder(1, 1) {
 					t.Error("the codec is left for a damaged file")
+				}
+				if how != "direct" {
+					return
+				}
+				if s := r.stats(); s.Stores != 1 || s.Mismatched+s.LoadFallbacks > 0 {
+					t.Errorf("the route has taken %+v", s)
 				}
 			})
 		}

@@ -26,9 +26,9 @@ import (
 func (t *loadTask) readDirect(r attempt) (done, suspect bool, err error) {
 	p, d := t.piece, r.choice.Direct
 	size, expected := p.Size(), p.Expected()
-	if size%4096 != 0 || size < expected.DataOffset || expected.Compressed {
+	if size%4096 != 0 || size < expected.DataOffset || expected.Compressed && !hasCoder(t.spec.Memory) {
 		r.skipped()
-		return false, false, nil // left to the staged route to reject, or to decode
+		return false, false, nil // left to the staged route to reject, or to the processor to decode
 	}
 	slot, err := d.Acquire(size, expected.DataOffset, len(expected.Plan.Extents()))
 	if err != nil {
@@ -54,10 +54,21 @@ func (t *loadTask) readDirect(r attempt) (done, suspect bool, err error) {
 	case err != nil:
 		return false, true, nil // the staged load tells whether file or route is wrong, see end
 	}
-	err = t.scatterSlot(head, slot)
-	if err != nil {
+	done, doubt := true, error(nil)
+	if head.Compressed {
+		done, doubt, err = t.decodeSlot(head, slot)
+	} else {
+		err = t.scatterSlot(head, slot)
+	}
+	switch {
+	case err != nil:
 		r.skipped()
 		return true, false, err
+	case doubt != nil:
+		return false, true, nil
+	case !done:
+		r.skipped()
+		return false, false, nil
 	}
 	r.succeeded(&r.loads, size)
 	return true, false, nil
@@ -80,14 +91,17 @@ func (t *loadTask) verifySlot(slot *gds.DirectSlot) (*store.Head, error) {
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	extents := head.Plan.Extents()
-	if head.Table == nil || head.Compressed || len(extents) > len(slot.Extents) {
+	if head.Table == nil || head.Compressed && !hasCoder(t.spec.Memory) || len(extents) > len(slot.Extents) {
 		return nil, errTable
 	}
 	if !sameShape(head.Plan.Geometry(), t.spec.Memory.Geometry()) {
 		return nil, ErrGeometry
 	}
-	if head.DataOffset+head.Plan.PayloadBytes() > t.piece.Size() {
+	if n := len(extents); n > 0 && endInFile(head, n-1) > t.piece.Size() {
 		return nil, fmt.Errorf("%w: %s ends before its payload does", ErrDamaged, t.piece.File().Name())
+	}
+	if head.Compressed { // what is stored is verified before it is decoded
+		return head, nil
 	}
 	if err := sumSlot(t.spec.Memory.(flaggedMemory).gpu, slot, extents, head.DataOffset); err != nil {
 		return nil, deviceError(err)
@@ -139,14 +153,27 @@ func (t *storeTask) writeDirect(r attempt, file staging.File) (done bool, err er
 	}
 	defer slot.Release()
 	defer r.forget(file)
-	if err := t.gatherSlot(m, slot); err != nil {
-		r.skipped()
-		return true, err
+	putHead, table := put.Head, slot.Sums[:len(extents)]
+	if put.Compresses() {
+		scratch := t.queue.takeScratch(len(extents))
+		defer t.queue.scratch.Put(scratch)
+		stored := scratch.forStored()
+		table = scratch.table
+		if size, done, err = t.encodeSlot(m, slot, table, stored); err != nil || !done {
+			r.skipped()
+			return done, err
+		}
+		putHead = func(dst []byte, table []uint64) { t.size = put.HeadStored(dst, table, stored) }
+	} else {
+		if err := t.gatherSlot(m, slot); err != nil {
+			r.skipped()
+			return true, err
+		}
+		err = sumSlot(m.gpu, slot, extents, head)
 	}
-	table := slot.Sums[:len(extents)]
-	if err = sumSlot(m.gpu, slot, extents, head); err == nil {
+	if err == nil {
 		if err = slot.Write(r.choice.Submit, int(file.Fd()), head, size); err == nil {
-			put.Head(slot.Head[:head], table)
+			putHead(slot.Head[:head], table)
 			if _, err := file.WriteAt(slot.Head[:head], 0); err != nil {
 				r.skipped()
 				return true, err
@@ -168,7 +195,7 @@ func (t *storeTask) writeDirect(r attempt, file staging.File) (done bool, err er
 	}
 	r.failed(&r.storeFallbacks, err, errors.Is(err, gds.ErrHung))
 	t.span.setRoute(byStaging)
-	return true, t.writeFromSlot(m.gpu, slot, table, file)
+	return true, t.writeFromSlot(m.gpu, slot, size, table, putHead, file)
 }
 
 // gatherSlot fills a slot's payload from the pages, inside the fence, and settles the chunk: its pages are not
@@ -197,15 +224,16 @@ func (t *storeTask) gatherSlot(m flaggedMemory, slot *gds.DirectSlot) (err error
 	return nil
 }
 
-// writeFromSlot writes a slot's file from the CPU, part by part through page-locked memory. Without a table it
-// computes the checksums on the way.
-func (t *storeTask) writeFromSlot(g *gds.GPU, slot *gds.DirectSlot, table []uint64, file staging.File) (err error) {
+// writeFromSlot writes a slot's file of size bytes from the CPU, part by part through page-locked memory. Without a table
+// it computes the checksums on the way.
+func (t *storeTask) writeFromSlot(g *gds.GPU, slot *gds.DirectSlot, size int64, table []uint64,
+	putHead func(dst []byte, table []uint64), file staging.File) (err error) {
 	stage, err := t.queue.engine.slots.Acquire(t.queue.engine.ctx)
 	if err != nil {
 		return ErrClosed
 	}
 	defer func() { t.queue.engine.release(stage, err) }()
-	plan, head, size := t.chunk.Put.Plan(), t.chunk.Put.DataOffset(), t.chunk.Put.FileBytes()
+	plan, head := t.chunk.Put.Plan(), t.chunk.Put.DataOffset()
 	buf := stage.Bytes()
 	scratch := t.queue.takeScratch(len(plan.Extents()))
 	defer t.queue.scratch.Put(scratch)
@@ -234,7 +262,7 @@ func (t *storeTask) writeFromSlot(g *gds.GPU, slot *gds.DirectSlot, table []uint
 	if table == nil {
 		table = scratch.table
 	}
-	t.chunk.Put.Head(slot.Head[:head], table)
+	putHead(slot.Head[:head], table)
 	_, err = file.WriteAt(slot.Head[:head], 0)
 	return err
 }

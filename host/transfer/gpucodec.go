@@ -32,6 +32,20 @@ func coded(m Memory, extents []chunk.Extent, lo, hi int, room int64) (mid int, b
 	return mid, base
 }
 
+// image is bytes of a file as they are stored: in a slot of the host's or, if that is nil, in device memory.
+type image struct {
+	host   []byte
+	device uint64
+}
+
+// part is the image's bytes [from, to).
+func (i image) part(from, to int64) image {
+	if i.host == nil {
+		return image{device: i.device + uint64(from)}
+	}
+	return image{host: i.host[from:to]}
+}
+
 // hasCoder reports whether the memory is of a GPU that has a coder.
 func hasCoder(m Memory) bool {
 	f, ok := m.(flaggedMemory)
@@ -63,7 +77,7 @@ func (c *compressedWriter) byGPU(lo int) (hi int, err error) {
 	n := 0
 	done, err := c.fenced(lo, hi, base, func(r ExtentRange) (done bool, err error) {
 		var took time.Duration
-		n, took, done, err = m.encode(&r, c.buf[c.filled:], c.stored)
+		n, took, done, err = m.encode(&r, image{host: c.buf[c.filled:]}, c.stored)
 		c.took += took
 		return done, err
 	})
@@ -74,10 +88,10 @@ func (c *compressedWriter) byGPU(lo int) (hi int, err error) {
 	return hi, nil
 }
 
-// encode gathers the range's pages, writes what is stored of them to dst, without gaps, and their rows to stored. When
+// encode gathers the range's pages, writes what is stored of them to an image, without gaps, and their rows to stored. When
 // done, err is the result.
 func (m flaggedMemory) encode(
-	r *ExtentRange, dst []byte, stored []pieceformat.Stored,
+	r *ExtentRange, to image, stored []pieceformat.Stored,
 ) (n int, took time.Duration, done bool, err error) {
 	if err := m.check(r.Blocks); err != nil {
 		return 0, 0, true, err
@@ -90,10 +104,10 @@ func (m flaggedMemory) encode(
 		if err = m.add(&b, r); err != nil {
 			return
 		}
-		n, err = c.Encode(&b, count, elementOnGPU)
+		n, err = c.Encode(&b, count, elementOnGPU, to.device)
 		took = time.Since(began)
-		if err == nil {
-			err = c.Read(dst[:n])
+		if err == nil && to.host != nil {
+			err = c.Read(to.host[:n])
 		}
 		if err != nil {
 			err = errors.Join(err, w.Sync())
@@ -112,9 +126,11 @@ func (m flaggedMemory) encode(
 	return 0, took, done, err
 }
 
-// byGPU delivers extents from lo on, up to mid, where the first that are not in its reach begin. If it is not done, doubt
-// is what the GPU found wrong, if anything, and nothing reached a page.
-func (r *pieceReader) byGPU(head *store.Head, lo, hi int, base int64) (mid int, done bool, doubt, err error) {
+// byGPU delivers extents from lo on, which are stored from base on in an image, up to mid, where the first that are not in
+// its reach begin. If it is not done, doubt is what the GPU found wrong, if anything, and nothing reached a page.
+func (r *pieceReader) byGPU(
+	head *store.Head, lo, hi int, in image, base int64,
+) (mid int, done bool, doubt, err error) {
 	extents := head.Plan.Extents()
 	mid, from := coded(r.memory, extents, lo, hi, end(extents[hi-1]))
 	if mid == lo {
@@ -125,14 +141,14 @@ func (r *pieceReader) byGPU(head *store.Head, lo, hi int, base int64) (mid int, 
 	}
 	defer r.fence.leave() // also when the copy panics: the fence must be able to close
 	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: mid, Blocks: r.ids, Base: from, Table: head.Table}
-	src := r.buf[head.Offsets[lo]-base : head.Offsets[mid]-base]
+	src := in.part(head.Offsets[lo]-base, head.Offsets[mid]-base)
 	took, done, doubt, err := r.memory.(flaggedMemory).decode(&x, head.Stored[lo:mid], src)
 	if done && err == nil {
 		var pages int64
 		for _, e := range x.extents() {
 			pages += int64(e.Len)
 		}
-		r.piece.Decoded(pages, int64(len(src)), took)
+		r.piece.Decoded(pages, head.Offsets[mid]-head.Offsets[lo], took)
 	}
 	return mid, done, doubt, err
 }
@@ -140,7 +156,7 @@ func (r *pieceReader) byGPU(head *store.Head, lo, hi int, base int64) (mid int, 
 // decode brings the range's extents, which are stored in src, to the pages. When done, err is the result. Otherwise no
 // wrong byte reached a page, and doubt is what the GPU found wrong, if that is the reason.
 func (m flaggedMemory) decode(
-	r *ExtentRange, stored []pieceformat.Stored, src []byte,
+	r *ExtentRange, stored []pieceformat.Stored, src image,
 ) (took time.Duration, done bool, doubt, err error) {
 	if err := m.check(r.Blocks); err != nil {
 		return 0, true, nil, err
@@ -155,7 +171,14 @@ func (m flaggedMemory) decode(
 			at += uint64(x.Len)
 		}
 		b := w.Begin(gds.Scatter, m.flag)
-		if err = c.Decode(&b, src, n); err == nil {
+		from := src.device
+		if src.host != nil {
+			from, err = c.Upload(&b, src.host)
+		}
+		if err == nil {
+			err = c.Decode(&b, from, n)
+		}
+		if err == nil {
 			err = m.add(&b, r)
 		}
 		if err == nil {

@@ -123,10 +123,8 @@ func (t *storeTask) writePiece() (err error) {
 	if err != nil {
 		return err
 	}
-	if !put.Compresses() {
-		if done, err := t.writeUnstaged(f); done {
-			return err
-		}
+	if done, err := t.writeUnstaged(f); done {
+		return err
 	}
 	slot, err := q.engine.slots.Acquire(q.engine.ctx)
 	if err != nil {
@@ -158,6 +156,9 @@ func (t *storeTask) writeUnstaged(f staging.File) (done bool, err error) {
 	if memory != nil {
 		t.span.setRoute(byMemory)
 		return true, t.writeMemory(memory)
+	}
+	if put.Compresses() && !hasCoder(t.memory) {
+		return false, nil
 	}
 	r := t.queue.engine.direct(t.memory, put.Root())
 	if r.route == nil {
