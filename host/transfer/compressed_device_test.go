@@ -14,6 +14,7 @@ import (
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/fsck"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
 )
 
 func compressed(c *store.Config) { c.Roots[0].Compressed = true }
@@ -408,5 +409,65 @@ func RewritePiece(t testing.TB, path string, plan *chunk.Plan, change func(x int
 	h.Encode(image)
 	if err := os.WriteFile(path, image, 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The codec's time on a GPU is what a piece's way takes more than that of a plain one, as far as one was seen.
+func TestCodecTimeIsBeyondAPlainWay(t *testing.T) {
+	const n = 4 << 20
+	for _, c := range []struct {
+		plain      uint64 // bytes per second; 0: not known
+		took, want time.Duration
+	}{
+		{0, 5 * time.Millisecond, 5 * time.Millisecond},
+		{1 << 30, 5 * time.Millisecond, 5*time.Millisecond - time.Second/256},
+		{1 << 30, 3 * time.Millisecond, 1},
+	} {
+		var plain staging.Bandwidth
+		plain.Observe(int64(c.plain), time.Second)
+		if got := beyond(&plain, n, c.took); (got - c.want).Abs() > time.Microsecond {
+			t.Errorf("%v beside %d bytes per second: %v, want %v", c.took, c.plain, got, c.want)
+		}
+	}
+
+	r := newCompressedRig(t, "bf16", models["llama"].geo, 16)
+	r.stage(1, "")
+	if _, err := r.loadOne(0, ""); err != nil {
+		t.Fatal(err)
+	}
+	whole := r.store.Compression()[0]
+	e := r.engine
+	if e.gathers.BytesPerSecond()+e.scatters.BytesPerSecond() > 0 {
+		t.Error("what a GPU codes is taken for plain")
+	}
+	for _, plain := range []*staging.Bandwidth{&e.gathers, &e.scatters} {
+		plain.Observe(16<<10, time.Hour) // so that all of the codec's time is less
+	}
+	chunks := []StoreChunk{r.put(1, r.shuffled(1)[0])}
+	if _, out := r.storeAll(chunks...); len(out.Failed) > 0 {
+		t.Fatal(out)
+	}
+	if _, err := r.loadOne(1, ""); err != nil {
+		t.Fatal(err)
+	}
+	beside := r.store.Compression()[0]
+	for way, took := range map[string][2]time.Duration{
+		"encode": {whole.Encoded.Took, beside.Encoded.Took - whole.Encoded.Took},
+		"decode": {whole.Decoded.Took, beside.Decoded.Took - whole.Decoded.Took},
+	} {
+		if took[0] < time.Microsecond || took[1] < 1 || took[1] > time.Microsecond {
+			t.Errorf("%s: %v where no plain way is known, %v beside one that takes for ever", way, took[0], took[1])
+		}
+	}
+}
+
+func TestPlainWaysOfAGPUAreObserved(t *testing.T) {
+	plain := newDeviceRig(t, models["llama"].geo, 16, 32<<20)
+	plain.stage(1, "")
+	if _, err := plain.loadOne(0, ""); err != nil {
+		t.Fatal(err)
+	}
+	if e := plain.engine; e.gathers.BytesPerSecond() == 0 || e.scatters.BytesPerSecond() == 0 {
+		t.Error("plain ways are not observed")
 	}
 }

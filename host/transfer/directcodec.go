@@ -36,7 +36,7 @@ func (t *storeTask) encodeSlot(
 		}
 		done, err = w.fenced(lo, hi, base, func(r ExtentRange) (done bool, err error) {
 			n, part, done, err := m.encode(&r, image{device: slot.Address + uint64(size)}, stored)
-			size, took = size+int64(n), took+part
+			size, took = size+int64(n), took+beyond(&t.queue.engine.gathers, pageBytes(r.extents()), part)
 			return done, err
 		})
 		if err != nil || !done {
@@ -50,7 +50,8 @@ func (t *storeTask) encodeSlot(
 
 // decodeSlot delivers what is stored in a slot. If it is not done, doubt is what the GPU found wrong, if anything.
 func (t *loadTask) decodeSlot(head *store.Head, slot *gds.DirectSlot) (done bool, doubt, err error) {
-	r := &pieceReader{fence: t.fence, memory: t.spec.Memory, piece: t.piece, ids: t.spec.Chunks[t.index].Blocks}
+	r := &pieceReader{engine: t.queue.engine, fence: t.fence, memory: t.spec.Memory, piece: t.piece,
+		ids: t.spec.Chunks[t.index].Blocks}
 	in := image{device: slot.Address + uint64(head.DataOffset)}
 	done = true
 	for lo, hi := 0, len(head.Plan.Extents()); lo < hi && done && err == nil; {

@@ -42,6 +42,8 @@ type Engine struct {
 
 	writeQueue atomic.Int64 // as Config.WriteQueue
 
+	gathers, scatters staging.Bandwidth // of plain pages of GPUs to and from slots
+
 	routesMu sync.RWMutex
 	routes   map[routeKey]*route
 

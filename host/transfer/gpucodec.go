@@ -8,6 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // Extents of a GPU's pages are coded in the memory beside a window, so that only what is stored of them crosses the bus:
@@ -18,8 +19,30 @@ import (
 // A window's extents are coded at a time. What the GPU does not code, because it has no coder or because that has just
 // failed, the processor does. Nothing has reached a page then, unless what did was right.
 //
-// The time of the codec that is counted includes the gathering and the checksums, or the upload, the checksums and the
-// scattering: what the GPU does from the first launch to the wait behind the last.
+// The time of the codec that is counted is what a piece's way between pages and slot takes more than that of a plain one:
+// all of it where none was plain yet.
+
+// beyond is the time of extents that the GPU codes, less what they would take as they are.
+func beyond(plain *staging.Bandwidth, pages int64, took time.Duration) time.Duration {
+	if rate := plain.BytesPerSecond(); rate > 0 {
+		took -= time.Duration(float64(pages) / float64(rate) * float64(time.Second))
+	}
+	return max(took, 1)
+}
+
+// observe enters a plain way between slot and pages that began then, if it is a GPU's.
+func observe(b *staging.Bandwidth, m Memory, extents []chunk.Extent, began time.Time) {
+	if _, ok := m.(flaggedMemory); ok {
+		b.Observe(pageBytes(extents), time.Since(began))
+	}
+}
+
+func pageBytes(extents []chunk.Extent) (sum int64) {
+	for _, e := range extents {
+		sum += int64(e.Len)
+	}
+	return sum
+}
 
 // coded is the end of the extents from lo on, up to hi, that a coder takes at a time, in at most room page bytes, and the
 // payload offset of the window's first byte. It is lo if there is no coder.
@@ -78,7 +101,7 @@ func (c *compressedWriter) byGPU(lo int) (hi int, err error) {
 	done, err := c.fenced(lo, hi, base, func(r ExtentRange) (done bool, err error) {
 		var took time.Duration
 		n, took, done, err = m.encode(&r, image{host: c.buf[c.filled:]}, c.stored)
-		c.took += took
+		c.took += beyond(&c.task.queue.engine.gathers, pageBytes(r.extents()), took)
 		return done, err
 	})
 	if err != nil || !done {
@@ -105,10 +128,10 @@ func (m flaggedMemory) encode(
 			return
 		}
 		n, err = c.Encode(&b, count, elementOnGPU, to.device)
-		took = time.Since(began)
 		if err == nil && to.host != nil {
 			err = c.Read(to.host[:n])
 		}
+		took = time.Since(began)
 		if err != nil {
 			err = errors.Join(err, w.Sync())
 			return
@@ -144,11 +167,8 @@ func (r *pieceReader) byGPU(
 	src := in.part(head.Offsets[lo]-base, head.Offsets[mid]-base)
 	took, done, doubt, err := r.memory.(flaggedMemory).decode(&x, head.Stored[lo:mid], src)
 	if done && err == nil {
-		var pages int64
-		for _, e := range x.extents() {
-			pages += int64(e.Len)
-		}
-		r.piece.Decoded(pages, head.Offsets[mid]-head.Offsets[lo], took)
+		pages := pageBytes(x.extents())
+		r.piece.Decoded(pages, head.Offsets[mid]-head.Offsets[lo], beyond(&r.engine.scatters, pages, took))
 	}
 	return mid, done, doubt, err
 }

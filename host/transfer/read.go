@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
@@ -322,5 +323,6 @@ func (r *pieceReader) scatterFrom(src []byte, head *store.Head, lo, hi int, base
 	}
 	defer r.fence.leave() // also when the copy panics: the fence must be able to close
 	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: hi, Blocks: r.ids, Base: base, Table: head.Table}
+	defer observe(&r.engine.scatters, r.memory, x.extents(), time.Now())
 	return r.memory.Scatter(x, src)
 }

@@ -3,6 +3,7 @@ package transfer
 import (
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
@@ -255,7 +256,10 @@ func (w *pieceWriter) gather(lo, hi int, dst []byte, base int64) error {
 
 // gatherTo is gather that leaves the gaps alone.
 func (w *pieceWriter) gatherTo(dst []byte, lo, hi int, base int64) error {
-	_, err := w.fenced(lo, hi, base, func(r ExtentRange) (bool, error) { return true, w.task.memory.Gather(r, dst) })
+	_, err := w.fenced(lo, hi, base, func(r ExtentRange) (bool, error) {
+		defer observe(&w.task.queue.engine.gathers, w.task.memory, r.extents(), time.Now())
+		return true, w.task.memory.Gather(r, dst)
+	})
 	return err
 }
 

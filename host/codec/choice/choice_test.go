@@ -46,6 +46,20 @@ func TestGainDecides(t *testing.T) {
 	}
 }
 
+// A namespace's first pieces are stored as they are where nothing is known of the root, and the first trial follows them.
+func TestFirstTrial(t *testing.T) {
+	var s Set
+	n := s.Namespace("model=m\n")
+	for i := range First + Trial + 1 {
+		if got, want := n.gains(math.Inf(1), piece), i == First || i == First+Trial; got != want {
+			t.Fatalf("piece %d is compressed: %t", i, got)
+		}
+	}
+	if n = s.Namespace("model=m\n"); !n.gains(Always, piece) {
+		t.Error("where all that gains is compressed, the first piece is not")
+	}
+}
+
 // Each namespace has the mode of the first rule that matches it, and of its root only what that mode asks for.
 func TestModes(t *testing.T) {
 	rule := func(m Mode, patterns ...string) Rule {

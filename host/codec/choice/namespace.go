@@ -13,6 +13,8 @@ const (
 	Usual = 1.4
 	// Trial is how many pieces of a namespace that gains too little are stored as they are for each one that is compressed.
 	Trial = 256
+	// First is how many pieces of a namespace are stored as they are before the first trial: it is compared with them.
+	First = 32
 )
 
 // window is how many page bytes a ratio is about: when there are more, the older ones count half.

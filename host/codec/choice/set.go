@@ -59,9 +59,9 @@ type Figures struct {
 	Plain            int64 // page bytes of pieces that were not compressed because that would not be worth it
 }
 
-// Namespace is that of a namespace's text, of which nothing is known yet: its first piece is compressed.
+// Namespace is that of a namespace's text, of which nothing is known yet.
 func (s *Set) Namespace(text string) *Namespace {
-	return &Namespace{set: s, model: s.model(chunk.Field(text, "model")), mode: s.Modes.of(text), plain: Trial - 1}
+	return &Namespace{set: s, model: s.model(chunk.Field(text, "model")), mode: s.Modes.of(text), plain: Trial - 1 - First}
 }
 
 func (s *Set) model(name string) *Model {
