@@ -5,10 +5,13 @@ import (
 	"time"
 )
 
-// Bandwidth is the bytes per second of single transfers by a moving average of the time of a byte, 0 before the first. It
-// is what one request gets beside the others, with the queueing in the device: that is what a place policy needs to weigh
+// Bandwidth is the bytes per second of single transfers by a moving average of the time of a byte, which is that of all
+// up to the sixteenth; 0 before the first. It is what one request gets beside the others, with the queueing in the device: that is what a place policy needs to weigh
 // roots. What works on bytes in place of moving them can be observed, too.
-type Bandwidth struct{ bps atomic.Uint64 }
+type Bandwidth struct {
+	bps  atomic.Uint64
+	seen atomic.Int64
+}
 
 // smallest is the least transfer that says something about bandwidth.
 const smallest = 16 << 10
@@ -23,7 +26,8 @@ func (b *Bandwidth) Observe(n int64, took time.Duration) {
 	}
 	aByte := took.Seconds() / float64(n)
 	if old := b.bps.Load(); old != 0 {
-		aByte = (aByte + 15/float64(old)) / 16
+		n := float64(min(b.seen.Add(1)+1, 16))
+		aByte = (aByte + (n-1)/float64(old)) / n
 	}
 	b.bps.Store(max(1, uint64(1/aByte))) // a concurrent observation may be lost: it is an average
 }

@@ -28,15 +28,15 @@ func TestGainDecides(t *testing.T) {
 	var s Set
 	for _, c := range []struct {
 		ratio, least float64
-		want         int // of 10 trials' pieces
+		want         int // of ten times as many pieces as are between trials in the end
 	}{
 		{1.45, Always, 10 * Trial},
 		{1.03, Always, 10 * Trial},
-		{1.02, Always, 1 + 9},
-		{1, Always, 1 + 9},
-		{1.45, 1.5, 10},         // a ratio that nobody has seen is not expected
-		{1.2, 1.35, 1 + 9},      // 1.4 is expected, and 1.2 found
-		{1.45, math.Inf(1), 10}, // however much it gains
+		{1.02, Always, 1 + 12},
+		{1, Always, 1 + 12},
+		{1.45, 1.5, 12},         // a ratio that nobody has seen is not expected
+		{1.2, 1.35, 1 + 12},     // 1.4 is expected, and 1.2 found
+		{1.45, math.Inf(1), 12}, // however much it gains
 	} {
 		n := s.Namespace("model=m\n")
 		if got := n.store(10*Trial, c.ratio, c.least); got != c.want {
@@ -46,14 +46,23 @@ func TestGainDecides(t *testing.T) {
 	}
 }
 
-// A namespace's first pieces are stored as they are where nothing is known of the root, and the first trial follows them.
-func TestFirstTrial(t *testing.T) {
+// A namespace's first pieces are stored as they are where nothing is known of the root. Trials follow, ever fewer of them.
+func TestFirstTrials(t *testing.T) {
 	var s Set
 	n := s.Namespace("model=m\n")
-	for i := range First + Trial + 1 {
-		if got, want := n.gains(math.Inf(1), piece), i == First || i == First+Trial; got != want {
-			t.Fatalf("piece %d is compressed: %t", i, got)
+	trials, next, step := 0, First, First
+	for i := 1; i <= 5*Trial; i++ {
+		got := n.gains(math.Inf(1), piece)
+		if got != (i == next) {
+			t.Fatalf("piece %d is compressed: %t, the next trial is %d", i, got, next)
 		}
+		if got {
+			step = min(2*step, Trial)
+			trials, next = trials+1, next+step
+		}
+	}
+	if trials != 7 {
+		t.Errorf("%d trials in %d pieces", trials, 5*Trial)
 	}
 	if n = s.Namespace("model=m\n"); !n.gains(Always, piece) {
 		t.Error("where all that gains is compressed, the first piece is not")

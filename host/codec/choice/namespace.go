@@ -13,7 +13,8 @@ const (
 	Usual = 1.4
 	// Trial is how many pieces of a namespace that gains too little are stored as they are for each one that is compressed.
 	Trial = 256
-	// First is how many pieces of a namespace are stored as they are before the first trial: it is compared with them.
+	// First is which piece of a namespace is the first trial: it is compared with those before it. Twice as many follow until
+	// the next, up to Trial, since one trial says little.
 	First = 32
 )
 
@@ -29,6 +30,7 @@ type Namespace struct {
 	mu            sync.Mutex
 	pages, stored int64 // of the pieces that were compressed lately
 	plain         int   // pieces since the last of them
+	trial         int   // of them is the next trial
 	afresh        bool  // the next one is a trial: what was before does not count
 }
 
@@ -53,11 +55,11 @@ func (n *Namespace) gains(least float64, pages int64) bool {
 		n.plain = 0
 		return true
 	}
-	if n.plain++; n.plain < Trial {
+	if n.plain++; n.plain < n.trial {
 		n.model.plain.Add(pages)
 		return false
 	}
-	n.plain, n.afresh = 0, true
+	n.plain, n.trial, n.afresh = 0, min(2*n.trial, Trial), true
 	return true
 }
 

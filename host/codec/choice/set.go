@@ -61,7 +61,7 @@ type Figures struct {
 
 // Namespace is that of a namespace's text, of which nothing is known yet.
 func (s *Set) Namespace(text string) *Namespace {
-	return &Namespace{set: s, model: s.model(chunk.Field(text, "model")), mode: s.Modes.of(text), plain: Trial - 1 - First}
+	return &Namespace{set: s, model: s.model(chunk.Field(text, "model")), mode: s.Modes.of(text), trial: First}
 }
 
 func (s *Set) model(name string) *Model {
