@@ -208,8 +208,8 @@ var keys = []*Key{
 		field: func(c *Config) any { return &c.Move.Shutdown }},
 
 	// On an H200 with 16 cores, 24 and 32 workers moved up to a twentieth more to and from tmpfs and no more through
-	// the page cache, took a tenth more of the processor, and let the first layer of a load wait half as long again
-	// (gds/BENCHMARKS.md).
+	// the page cache, took a tenth more of the processor, and let the first layer of a load wait half as long again. With
+	// compression 24 moved up to a tenth more (gds/BENCHMARKS.md).
 	{Section: "engine", Name: "threads_per_gpu", Kind: Count, Default: "16", Unit: "threads", Min: 1, Max: 1024,
 		Help:  "Workers per GPU, or for all host memory together, that copy and do file I/O. About one per CPU.",
 		field: func(c *Config) any { return &c.Engine.ThreadsPerGPU }},
