@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,16 +13,20 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
 )
 
 // BenchmarkLookupAmongMany is how long clients wait for lookups of 1,000 keys that are all there, in a root of a million
-// entries: the Go client's and, where KVHOST_PYTHON names an interpreter with the kvhost package, the Python client's, beside
-// the same messages through bare gRPC.
+// entries: the Go client's, beside the store's own part and the same messages through bare gRPC, and, where KVHOST_PYTHON names an
+// interpreter with the kvhost package, the Python client's beside those.
 func BenchmarkLookupAmongMany(b *testing.B) {
 	const entries, asked = 1_000_000, 1000
 	r := manyRig(b, entries)
@@ -33,22 +38,37 @@ func BenchmarkLookupAmongMany(b *testing.B) {
 	}
 	b.Run("go", func(b *testing.B) {
 		p := r.dial(nil)
-		var took []time.Duration
-		for n := 0; b.Loop(); n++ {
+		percentiles(b, func(n int) time.Duration {
 			began := time.Now()
 			l, err := p.Lookup(b.Context(), client.LookupRequest{Keys: lists[n%len(lists)]})
-			took = append(took, time.Since(began))
+			took := time.Since(began)
 			if err != nil || l.Hits() != asked {
 				b.Fatal(l.Hits(), err)
 			}
 			if err := l.Release(b.Context()); err != nil {
 				b.Fatal(err)
 			}
-		}
-		slices.Sort(took)
-		b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1e3, "p50-µs")
-		b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds())/1e3, "p99-µs")
+			return took
+		})
 	})
+	b.Run("store alone", func(b *testing.B) {
+		ns := testNamespace()
+		space, err := r.store.Namespace(b.Context(), &ns)
+		if err != nil {
+			b.Fatal(err)
+		}
+		percentiles(b, func(n int) time.Duration {
+			began := time.Now()
+			l, err := r.store.Lookup(store.LookupRequest{Namespace: space, Keys: lists[n%len(lists)], Ranks: 1})
+			took := time.Since(began)
+			if err != nil || l.Hits() != asked {
+				b.Fatal(l.Hits(), err)
+			}
+			l.Release()
+			return took
+		})
+	})
+	b.Run("bare gRPC", func(b *testing.B) { bareLookups(b, lists) })
 	python := os.Getenv("KVHOST_PYTHON")
 	if python == "" {
 		b.Log("KVHOST_PYTHON is not set: the Python client is not measured")
@@ -81,6 +101,77 @@ func BenchmarkLookupAmongMany(b *testing.B) {
 		b.Fatalf("%s: %v\n%s", python, err, log.String())
 	}
 	b.Log("Python:\n" + out.String())
+}
+
+// percentiles reports how long what ask measures takes.
+func percentiles(b *testing.B, ask func(n int) time.Duration) {
+	var took []time.Duration
+	for n := 0; b.Loop(); n++ {
+		took = append(took, ask(n))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1e3, "p50-µs")
+	b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds())/1e3, "p99-µs")
+}
+
+// bareLookups are the messages of lookups and of their replies, by a server that does nothing else.
+func bareLookups(b *testing.B, lists [][]chunk.Key) {
+	socket := filepath.Join(b.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		b.Fatal(err)
+	}
+	g := grpc.NewServer(grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(4<<20), grpc.ReadBufferSize(ioBuffer),
+		grpc.WriteBufferSize(ioBuffer))
+	proto.RegisterHostServer(g, canned{})
+	served := make(chan error, 1)
+	go func() { served <- g.Serve(l) }()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithStaticStreamWindowSize(1<<20), grpc.WithStaticConnWindowSize(4<<20), grpc.WithReadBufferSize(ioBuffer),
+		grpc.WithWriteBufferSize(ioBuffer))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		conn.Close()
+		g.Stop()
+		<-served
+	}()
+	stream, err := proto.NewHostClient(conn).Session(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	percentiles(b, func(n int) time.Duration {
+		began := time.Now()
+		var keys []byte
+		for _, k := range lists[n%len(lists)] {
+			keys = append(keys, k[:]...)
+		}
+		err := stream.Send(&proto.ClientMessage{Id: uint64(n), Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: keys}}})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		return time.Since(began)
+	})
+}
+
+// canned is a host that answers each lookup alike.
+type canned struct{ proto.UnimplementedHostServer }
+
+func (canned) Session(s grpc.BidiStreamingServer[proto.ClientMessage, proto.HostMessage]) error {
+	for {
+		m, err := s.Recv()
+		if err != nil {
+			return nil
+		}
+		reply := &proto.LookupReply{Hits: 1000, Lease: m.Id, Bytes: 1 << 30, LoadMicros: 1000}
+		if err := s.Send(&proto.HostMessage{Id: m.Id, Body: &proto.HostMessage_Lookup{Lookup: reply}}); err != nil {
+			return nil
+		}
+	}
 }
 
 // manyRig is a host that has started from a checkpoint of so many entries. Those whose files a start looks at have files.
