@@ -47,7 +47,15 @@ func open(t testing.TB, cfg Config) (*GPU, *gdstest.Double) {
 // doubled is open for tests of faults, which only the double has.
 func doubled(t testing.TB, cfg Config) (*GPU, *gdstest.Double) {
 	t.Setenv("KVHOST_TEST_GPU", "")
-	return open(t, cfg)
+	var g *GPU
+	var double *gdstest.Double
+	t.Cleanup(func() { // the last one
+		if g != nil && g.Err() != nil {
+			double.Forget()
+		}
+	})
+	g, double = open(t, cfg)
+	return g, double
 }
 
 // pinned is host memory, registered or not.

@@ -181,5 +181,5 @@ func (d *Double) Calls(function string) int {
 	return int(n)
 }
 
-// Forget drops what a lost GPU has left registered. No other GPU of the double may be open.
+// Forget drops what a lost GPU has left registered, and closes cuFile's driver. No other GPU of the double may be open.
 func (d *Double) Forget() { purego.SyscallN(d.forget) }

@@ -3,7 +3,6 @@
 typedef struct { int err, cu; } file_error;
 typedef struct { int type, pad; union { int fd; void* handle; } h; const void* ops; } file_descr;
 typedef struct { int fd; } file_handle;
-static int opened;
 static uint64_t done_reads, done_writes;
 #define FILE_FAULT(name) do { rule r_ = fault(name); if (r_.code) return (file_error){(int)r_.code, (int)r_.err}; } while (0)
 static const file_error fine = {0, 801}; // some systems answer a CUDA code beside success: it means nothing

@@ -48,9 +48,11 @@ static int known(const void* p, size_t n) { // to the device: its memory, or reg
 
 #define NEED_CONTEXT do { if (!current) return INVALID_CONTEXT; } while (0)
 
-// kvdouble_forget drops what a lost context has left registered.
+static int opened; // how often cuFile's driver is open
+
+// kvdouble_forget drops what a lost context has left registered and open.
 EXPORT void kvdouble_forget(void) {
   pthread_mutex_lock(&lock);
-  n_ranges = 0;
+  n_ranges = opened = 0;
   pthread_mutex_unlock(&lock);
 }
