@@ -201,7 +201,7 @@ func (a *attacker) greeting() *proto.ClientMessage {
 }
 
 func (a *attacker) lookup(id uint64, keys []chunk.Key) *proto.ClientMessage {
-	return &proto.ClientMessage{Id: id, Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: proto.AppendKeys(nil, keys, 32)}}}
+	return &proto.ClientMessage{Id: id, Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: proto.PackKeys(keys, 32)}}}
 }
 
 // readNothing asks and asks, and never reads an answer.

@@ -40,7 +40,7 @@ func (r DiscardResult) String() string {
 // Discard removes entries that nobody needs any more, with the pieces of every rank, and returns one result for each
 // key. Entries in use and those that another tenant stored stay.
 func (s *Session) Discard(ctx context.Context, group uint32, keys []chunk.Key) ([]DiscardResult, error) {
-	m := &proto.Discard{Group: group, Keys: proto.AppendKeys(nil, keys, s.hello.Namespace.KeyBytes)}
+	m := &proto.Discard{Group: group, Keys: proto.PackKeys(keys, s.hello.Namespace.KeyBytes)}
 	r, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Discard{Discard: m}})
 	if err != nil {
 		return nil, err

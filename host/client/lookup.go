@@ -47,10 +47,9 @@ type Lookup struct {
 
 // Lookup asks what can be loaded. If the context ends first, a granted lease is left to expire.
 func (s *Session) Lookup(ctx context.Context, q LookupRequest) (*Lookup, error) {
-	n := s.hello.Namespace.KeyBytes
 	m := &proto.Lookup{
 		Request: q.Request, Group: q.Group, First: q.First, Readers: q.Readers, Prefetch: q.Prefetch,
-		Keys: proto.AppendKeys(make([]byte, 0, n*len(q.Keys)), q.Keys, n),
+		Keys: proto.PackKeys(q.Keys, s.hello.Namespace.KeyBytes),
 	}
 	r, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: m}})
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"github.com/kvhost/kvhost/host/chunk"
 )
@@ -34,19 +35,17 @@ func ParseDescriptor(b []byte) (nonce [NonceBytes]byte, tag uint64, err error) {
 	return nonce, binary.LittleEndian.Uint64(b[NonceBytes:]), nil
 }
 
-// AppendKeys packs keys at keyBytes each.
-func AppendKeys(dst []byte, keys []chunk.Key, keyBytes int) []byte {
-	dst = slices.Grow(dst, keyBytes*len(keys))
-	if keyBytes == chunk.KeyBytes { // a copy of constant length is two moves
-		for i := range keys {
-			dst = append(dst, keys[i][:]...)
-		}
-		return dst
+// PackKeys packs keys at keyBytes each. Keys of full length are not copied: the result is their own memory, for a message
+// that is encoded before the keys change.
+func PackKeys(keys []chunk.Key, keyBytes int) []byte {
+	if keyBytes == chunk.KeyBytes {
+		return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(keys))), len(keys)*chunk.KeyBytes)
 	}
+	packed := make([]byte, 0, keyBytes*len(keys))
 	for i := range keys {
-		dst = append(dst, keys[i][:keyBytes]...)
+		packed = append(packed, keys[i][:keyBytes]...)
 	}
-	return dst
+	return packed
 }
 
 // ParseKeys unpacks keys of keyBytes each and appends them to dst. The all-zero key, which means "no parent", is

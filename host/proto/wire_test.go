@@ -63,7 +63,7 @@ func TestBadNamespaces(t *testing.T) {
 
 func TestKeysPack(t *testing.T) {
 	keys := []chunk.Key{{1}, {2, 3}, {15: 9}}
-	packed := proto.AppendKeys(nil, keys, 16)
+	packed := proto.PackKeys(keys, 16)
 	if len(packed) != 48 {
 		t.Fatalf("%d bytes", len(packed))
 	}

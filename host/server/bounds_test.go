@@ -15,7 +15,7 @@ func TestBacklogIsBounded(t *testing.T) {
 	x := only(s)
 	pagesFor(t, x)
 	job := w.say(storeOf(1))
-	discard := proto.AppendKeys(nil, keys(1), 32)
+	discard := proto.PackKeys(keys(1), 32)
 	w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Discard{Discard: &proto.Discard{Keys: discard}}})
 	until(t, "the store makes room", func() bool { return x.reserving.Len() > 0 })
 	limits := DefaultLimits()
@@ -28,7 +28,7 @@ func TestBacklogIsBounded(t *testing.T) {
 			t.Errorf("%s: %v", field, e)
 		}
 	}
-	packed := proto.AppendKeys(nil, keys(limits.KeysPerLookup), 32)
+	packed := proto.PackKeys(keys(limits.KeysPerLookup), 32)
 	var last uint64
 	waits := 0
 	const may = 16 << 20 // a quarter of the memory is set aside for it, and it borrows a quarter of the other half

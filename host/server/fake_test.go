@@ -167,7 +167,7 @@ func greeting(engine string) *proto.ClientMessage {
 
 func lookupOf(request uint32) *proto.ClientMessage {
 	return &proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{
-		Request: request, Keys: proto.AppendKeys(nil, keys(1), 32),
+		Request: request, Keys: proto.PackKeys(keys(1), 32),
 	}}}
 }
 
@@ -244,7 +244,7 @@ func TestReaderDoesNotWaitForRoom(t *testing.T) {
 		t.Fatal("the lookup or the end of its request waits for the stores")
 	}
 	discard := w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Discard{Discard: &proto.Discard{
-		Keys: proto.AppendKeys(nil, keys(1), 32)}}})
+		Keys: proto.PackKeys(keys(1), 32)}}})
 	look := w.say(lookupOf(2))
 	w.ask(&proto.ClientMessage{Body: &proto.ClientMessage_Ping{}})
 	if len(b.ended) != 0 {

@@ -14,7 +14,7 @@ import (
 // completed, and nothing panics.
 func FuzzMessages(f *testing.F) {
 	k := key(1)
-	packed := proto.AppendKeys(nil, keys(3), 32)
+	packed := proto.PackKeys(keys(3), 32)
 	for _, m := range []*proto.ClientMessage{
 		{}, greeting("f"), lookupOf(1), endOf(1),
 		{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: packed, First: 1, Group: 5, Readers: 1}}},
@@ -137,7 +137,7 @@ func storeKeys(t testing.TB, s *Server, n int) {
 			}
 		}
 		found := w.ask(&proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{
-			Keys: proto.AppendKeys(nil, keys(n), 32),
+			Keys: proto.PackKeys(keys(n), 32),
 		}}})
 		if stored = int(found.GetLookup().GetHits()); id > 100 {
 			t.Fatalf("%d of %d keys are stored", stored, n)

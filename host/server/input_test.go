@@ -27,7 +27,7 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 	save := func(m *proto.Store) *proto.ClientMessage {
 		return &proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: m}}
 	}
-	packed := proto.AppendKeys(nil, keys(2), 32)
+	packed := proto.PackKeys(keys(2), 32)
 	one := key(0)
 	chunks := []*proto.StoreChunk{{Key: one[:], Blocks: []uint32{0, 1}}}
 	for name, c := range map[string]struct {
