@@ -142,11 +142,8 @@ func bareLookups(b *testing.B, lists [][]chunk.Key) {
 		b.Fatal(err)
 	}
 	percentiles(b, func(n int) time.Duration {
+		keys := proto.PackKeys(lists[n%len(lists)], chunk.KeyBytes)
 		began := time.Now()
-		var keys []byte
-		for _, k := range lists[n%len(lists)] {
-			keys = append(keys, k[:]...)
-		}
 		err := stream.Send(&proto.ClientMessage{Id: uint64(n), Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: keys}}})
 		if err == nil {
 			_, err = stream.Recv()
