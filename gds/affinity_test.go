@@ -21,8 +21,8 @@ func cpus(t *testing.T) (list []int) {
 	return list
 }
 
-// A GPU's threads of every kind stay on its CPUs, and a thread that is used again by another GPU goes where that is.
-// CPUs that a thread may not use are left out; if none is left, it stays where it is.
+// A GPU's own threads stay on its CPUs, and a thread that is used again by another GPU goes where that is. CPUs that a
+// thread may not use are left out; if none is left, it stays where it is. A caller of Do stays where it was.
 func TestThreadsStayNearTheirGPU(t *testing.T) {
 	t.Setenv("KVHOST_TEST_GPU", "")
 	all := cpus(t)
@@ -46,7 +46,12 @@ func TestThreadsStayNearTheirGPU(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 4 { // each thread gets its turn
-			on(t, g, check)
+			on(t, g, func(*Thread) error {
+				if got := cpus(t); !slices.Equal(got, all) {
+					t.Errorf("a caller is on %v, was on %v", got, all)
+				}
+				return nil
+			})
 			if _, err := g.DoFileFor(0, check); err != nil {
 				t.Fatal(err)
 			}

@@ -1,38 +1,51 @@
 package gds
 
-import "sync"
+import (
+	"runtime"
+	"sync"
+)
 
 var dispatchDone = sync.Pool{New: func() any { return make(chan any, 1) }}
 
-// Do runs fn on one of the GPU's threads for copies and waits for it. It fails without running fn if the GPU is lost
-// or closed. fn must not call Do. A panic of fn is raised in the caller.
-func (g *GPU) Do(fn func(*Thread)) error { return g.dispatch(g.threads, fn) }
-
-func (g *GPU) dispatch(pool chan *Thread, fn func(*Thread)) error {
-	if err := g.Err(); err != nil {
+// Do runs fn with one of the GPU's threads for copies, which is the caller's meanwhile. It fails without running fn if the
+// GPU is lost or closed. fn must not call Do.
+func (g *GPU) Do(fn func(*Thread)) error {
+	t, err := g.take(g.threads)
+	if err != nil {
 		return err
+	}
+	defer func() { g.threads <- t }()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := t.enter(); err != nil {
+		return err
+	}
+	fn(t)
+	return nil
+}
+
+// take waits for an idle thread of a pool.
+func (g *GPU) take(pool chan *Thread) (t *Thread, err error) {
+	if err := g.Err(); err != nil {
+		return nil, err
 	}
 	select {
 	case <-g.closed:
-		return ErrClosed
+		return nil, ErrClosed
 	default:
 	}
-	var t *Thread
 	select {
 	case t = <-pool:
 	case <-g.closed:
-		return ErrClosed
+		return nil, ErrClosed
 	}
-	defer func() { pool <- t }()
 	select {
 	case <-g.closed:
-		return ErrClosed
+		pool <- t
+		return nil, ErrClosed
 	default:
 	}
-	done := dispatchDone.Get().(chan any)
-	t.do(done, fn)
-	dispatchDone.Put(done)
-	return nil
+	return t, nil
 }
 
 // Control runs fn on the thread that is reserved for rare calls, so that they never wait behind transfers.
@@ -47,6 +60,6 @@ func (g *GPU) Control(fn func(*Thread) error) (err error) {
 		return ErrClosed
 	default:
 	}
-	g.control.do(make(chan any, 1), func(t *Thread) { err = fn(t) })
+	g.control.do(func(t *Thread) { err = fn(t) })
 	return err
 }

@@ -194,7 +194,15 @@ func TestFlagsRunOut(t *testing.T) {
 }
 
 func TestPanicIsTheCallers(t *testing.T) {
-	g, _ := open(t, Config{Threads: 1})
+	g, _ := open(t, Config{Threads: 1, Files: 1})
+	func() {
+		defer func() {
+			if v := recover(); v != "oops" {
+				t.Errorf("recovered %v", v)
+			}
+		}()
+		g.Do(func(*Thread) { panic("oops") })
+	}()
 	func() {
 		defer func() {
 			if v, ok := recover().(*panicked); !ok || v.value != "oops" ||
@@ -202,8 +210,11 @@ func TestPanicIsTheCallers(t *testing.T) {
 				t.Errorf("recovered %v", v)
 			}
 		}()
-		g.Do(func(*Thread) { panic("oops") })
+		g.DoFile(func(*Thread) { panic("oops") })
 	}()
+	if err := g.DoFile(func(*Thread) {}); err != nil {
+		t.Error(err)
+	}
 	on(t, g, func(*Thread) error { return nil })
 }
 

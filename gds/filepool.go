@@ -55,8 +55,17 @@ var fileTasks = sync.Pool{New: func() any {
 	return t
 }}
 
-// DoFile is [GPU.Do] on one of the threads for cuFile calls, so that copies never wait behind storage.
-func (g *GPU) DoFile(fn func(*Thread)) error { return g.dispatch(g.files.idle, fn) }
+// DoFile runs fn on one of the threads for cuFile calls, so that copies never wait behind storage, and waits for it. It fails
+// as [GPU.Do] does. A panic of fn is raised in the caller.
+func (g *GPU) DoFile(fn func(*Thread)) error {
+	t, err := g.take(g.files.idle)
+	if err != nil {
+		return err
+	}
+	defer func() { g.files.idle <- t }()
+	t.do(fn)
+	return nil
+}
 
 // DoFileFor is [GPU.DoFile] with a time limit; 0 is none. When the limit passes, fn is abandoned and the error is a
 // [HungError], which tells when fn returns. When it passes before a thread is free, fn does not run and the error is
@@ -139,7 +148,7 @@ func (p *filePool) replace() {
 	g := p.gpu
 	t := g.driver.acquireThread()
 	var err error
-	t.do(make(chan any, 1), func(t *Thread) { err = t.bind(g, nil) })
+	t.do(func(t *Thread) { err = t.bind(g, nil) })
 	g.mu.Lock()
 	g.all = append(g.all, t)
 	g.mu.Unlock()
@@ -181,7 +190,7 @@ func (g *GPU) park(t *Thread) {
 		}
 	}
 	g.mu.Unlock()
-	t.do(make(chan any, 1), func(t *Thread) { _ = t.unbind() }) // the rest of its stream ends with the context
+	t.do(func(t *Thread) { _ = t.unbind() }) // the rest of its stream ends with the context
 	g.driver.mu.Lock()
 	g.driver.parked = append(g.driver.parked, t)
 	g.driver.mu.Unlock()

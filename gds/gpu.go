@@ -212,10 +212,13 @@ func (d *Driver) openGPU(dev Device, cfg Config) (_ *GPU, err error) {
 		return nil, fmt.Errorf("gds: map memory for commands: %w", err)
 	}
 	for i := range cfg.Threads + cfg.Files + 1 {
-		t := d.acquireThread()
+		t := &Thread{}
+		if i >= cfg.Threads {
+			t = d.acquireThread()
+		}
 		g.all = append(g.all, t)
 		at := flagSlots*flagStride + i*perThread
-		t.do(make(chan any, 1), func(t *Thread) { err = t.bind(g, g.shared[at:at+perThread]) })
+		t.do(func(t *Thread) { err = t.bind(g, g.shared[at:at+perThread]) })
 		if err != nil {
 			return nil, err
 		}
@@ -321,14 +324,14 @@ func (g *GPU) close() error {
 	defer g.ctlMu.Unlock()
 	var errs []error
 	if g.control != nil {
-		g.control.do(make(chan any, 1), func(t *Thread) { errs = append(errs, t.release()) })
+		g.control.do(func(t *Thread) { errs = append(errs, t.release()) })
 	}
 	g.mu.Lock()
 	all := g.all
 	g.mu.Unlock()
 	for _, t := range all {
 		if t.gpu == g {
-			t.do(make(chan any, 1), func(t *Thread) { errs = append(errs, t.unbind()) })
+			t.do(func(t *Thread) { errs = append(errs, t.unbind()) })
 		}
 	}
 	if g.shared != nil {
@@ -336,7 +339,11 @@ func (g *GPU) close() error {
 	}
 	errs = append(errs, g.driver.call(g.driver.fn.primaryCtxRelease, uintptr(g.device)))
 	g.driver.mu.Lock()
-	g.driver.parked = append(g.driver.parked, all...)
+	for _, t := range all {
+		if t.tasks != nil {
+			g.driver.parked = append(g.driver.parked, t)
+		}
+	}
 	g.driver.mu.Unlock()
 	if g.Err() != nil {
 		return nil // a lost context fails every call

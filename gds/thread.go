@@ -11,11 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Thread is an operating system thread with a GPU's context current. Use it only inside the function that [GPU.Do]
-// passed it to.
+// Thread runs one operation at a time on a GPU, with its context current. One for copies runs it on the caller's operating
+// system thread, since to wake another takes as long as a copy of 2 MiB. One for cuFile calls, which may be abandoned, or
+// for imports is an operating system thread of its own, near the GPU. Use it only inside the function that it was passed to.
 type Thread struct {
 	gpu      *GPU
-	tasks    chan task   // received by a parked thread
+	tasks    chan task   // received by a thread of its own; nil: it has none
 	args     [24]uintptr // of the call in progress
 	out      [4]uint64   // results of calls
 	handle   [8]uint64   // an IPC handle
@@ -52,7 +53,8 @@ func (p *panicked) String() string {
 	return fmt.Sprintf("%v\non the GPU's thread:\n%s", p.value, p.stack)
 }
 
-// newThread starts a thread that never ends: a thread that the driver knows must not be destroyed.
+// newThread starts a thread that never ends: a thread that the driver knows must not be destroyed. Go keeps those of callers,
+// too, unless a goroutine ends that is locked to one.
 func newThread() *Thread {
 	t := &Thread{tasks: make(chan task)}
 	go func() {
@@ -77,12 +79,24 @@ func (t *Thread) run(o task) {
 }
 
 // do runs fn on the thread and waits.
-func (t *Thread) do(done chan any, fn func(*Thread)) {
+func (t *Thread) do(fn func(*Thread)) {
+	if t.tasks == nil {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		fn(t)
+		return
+	}
+	done := dispatchDone.Get().(chan any)
 	t.tasks <- task{fn, done}
-	if v := <-done; v != nil {
+	v := <-done
+	dispatchDone.Put(done)
+	if v != nil {
 		panic(v)
 	}
 }
+
+// enter makes the GPU's context current. A caller's thread may have been another GPU's before.
+func (t *Thread) enter() error { return t.call(&t.gpu.driver.fn.ctxSetCurrent, t.gpu.ctx) }
 
 // call makes a CUDA call. A sticky error takes the GPU out of service. Pointers among args are to fields of the
 // thread, which is on the heap, or to memory outside the heap.
@@ -112,7 +126,9 @@ func (t *Thread) outAt(i int) uintptr { return uintptr(unsafe.Pointer(&t.out[i])
 // bind makes the GPU's context current and prepares the thread to copy.
 func (t *Thread) bind(g *GPU, notes []byte) error {
 	t.gpu = g
-	t.bindCPUs(g)
+	if t.tasks != nil {
+		t.bindCPUs(g)
+	}
 	if len(notes) > 0 { // a thread for files copies no pages
 		t.pieces = unsafe.Slice((*Piece)(unsafe.Pointer(&notes[0])), pieceSlots)
 		tables := notes[pieceSlots*int(unsafe.Sizeof(Piece{})):]
@@ -120,7 +136,7 @@ func (t *Thread) bind(g *GPU, notes []byte) error {
 		t.coder.Stored, t.coder.Sums, t.coder.Expected = divide(tables[windowTables:])
 	}
 	fn := &g.driver.fn
-	if err := t.call(&fn.ctxSetCurrent, g.ctx); err != nil {
+	if err := t.enter(); err != nil {
 		return err
 	}
 	const nonBlocking, blockingSync, noTiming = 1, 1, 2
@@ -139,7 +155,7 @@ func (t *Thread) bind(g *GPU, notes []byte) error {
 func (t *Thread) unbind() error {
 	t.unbindCPUs()
 	fn := &t.gpu.driver.fn
-	var errs []error
+	errs := []error{t.enter()}
 	if t.event != 0 {
 		errs = append(errs, t.call(&fn.eventDestroy, t.event))
 	}
