@@ -86,16 +86,16 @@ func TestCheckWantsWhatTheHostTries(t *testing.T) {
 		direct bool
 		memory int64 // MiB
 	}{
-		"by default":     {func(*config.Config) {}, true, true, 1024 + 64},
-		"use_cufile off": {func(c *config.Config) { c.GDS.UseCuFile = false }, false, false, 64},
-		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false, 64},
+		"by default":     {func(*config.Config) {}, true, true, 1024 + 96},
+		"use_cufile off": {func(c *config.Config) { c.GDS.UseCuFile = false }, false, false, 96},
+		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false, 96},
 		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false, 0},
 		"compression": {func(c *config.Config) { c.Store.Compression = config.CompressionAuto }, true, true,
-			1024 + 4*2*64 + 1}, // windows twice as large, three times that beside them, and rows
+			1024 + 4*2*96 + 1}, // windows twice as large, three times that beside them, and rows
 		"compression of a shared root": {func(c *config.Config) {
 			c.Store.Compression, c.Roots[0].Shared = config.CompressionAuto, true
-		}, true, true, 1024 + 64},
-		"staged": {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false, 64},
+		}, true, true, 1024 + 96},
+		"staged": {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false, 96},
 	} {
 		cfg := config.Default().Clone()
 		cfg.Roots = []config.Root{{Path: "kv", Capacity: 1 << 30}}

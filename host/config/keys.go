@@ -207,11 +207,11 @@ var keys = []*Key{
 			"used first. 0s: nothing is copied.",
 		field: func(c *Config) any { return &c.Move.Shutdown }},
 
-	// On an H200 with 16 cores, 24 and 32 workers moved up to a twentieth more to and from tmpfs and no more through
-	// the page cache, took a tenth more of the processor, and let the first layer of a load wait half as long again. With
-	// compression 24 moved up to a tenth more (gds/BENCHMARKS.md).
-	{Section: "engine", Name: "threads_per_gpu", Kind: Count, Default: "16", Unit: "threads", Min: 1, Max: 1024,
-		Help:  "Workers per GPU, or for all host memory together, that copy and do file I/O. About one per CPU.",
+	// On an H200 with 16 cores, 24 workers loaded 4 to 20 % more than 16, with compression 15 to 20 %, and stored as much. 32
+	// load no more (gds/BENCHMARKS.md).
+	{Section: "engine", Name: "threads_per_gpu", Kind: Count, Default: "24", Unit: "threads", Min: 1, Max: 1024,
+		Help: "Workers per GPU, or for all host memory together, that copy and do file I/O. About three for two CPUs, " +
+			"since each waits for its GPU or its disk part of the time.",
 		field: func(c *Config) any { return &c.Engine.ThreadsPerGPU }},
 	{Section: "engine", Name: "slot_bytes", Kind: Size, Default: "4MiB", Min: 1 << 20, Max: 1 << 30,
 		Help:  "Size of a staging slot, a multiple of 4KiB: the largest single read or write.",
