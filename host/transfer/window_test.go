@@ -155,38 +155,3 @@ func flipPayload(t *testing.T, root string) {
 		t.Fatalf("%d pieces, %v", found, err)
 	}
 }
-
-// A window costs the processor no garbage that going without one does not.
-func TestWindowsAllocateNoMore(t *testing.T) {
-	r := newDeviceRig(t, deviceShapes["small pages"], 16, 32<<20)
-	blocks := r.shuffled(1)[0]
-	put := r.put(0, blocks)
-	defer put.Put.Abort(nil)
-	plan := put.Put.Plan()
-	n := len(plan.Extents())
-	table := make([]uint64, n)
-	slot, ok := r.engine.slots.TryAcquire()
-	if !ok {
-		t.Fatal("no slot")
-	}
-	defer slot.Release()
-	var gather, scatter [2]float64
-	for i := range gather {
-		gather[i] = testing.AllocsPerRun(50, func() {
-			if err := r.memory.Gather(ExtentRange{Plan: plan, Hi: n, Blocks: blocks, Table: table},
-				slot.Bytes()); err != nil {
-				t.Fatal(err)
-			}
-		})
-		scatter[i] = testing.AllocsPerRun(50, func() {
-			if err := r.memory.Scatter(ExtentRange{Plan: plan, Hi: n, Blocks: blocks, Table: table},
-				slot.Bytes()); err != nil {
-				t.Fatal(err)
-			}
-		})
-		r.gpu.DisableWindows(errors.New("to see what it is like without"))
-	}
-	if gather[0] > gather[1] || scatter[0] > scatter[1] {
-		t.Errorf("with windows %g and %g objects, without %g and %g", gather[0], scatter[0], gather[1], scatter[1])
-	}
-}

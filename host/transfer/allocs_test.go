@@ -3,13 +3,43 @@
 package transfer
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
-// The GPU's codec takes a few objects for a window, as many as one without it does, however many extents it has. Under the
-// race detector a pool forgets what it is given, at random.
+// Under the race detector a pool forgets what it is given, at random, so these tests are not for it.
+
+// Copies between pages and a slot allocate nothing, with windows and without.
+func TestCopiesAllocateNothing(t *testing.T) {
+	r := newDeviceRig(t, deviceShapes["small pages"], 16, 32<<20)
+	blocks := r.shuffled(1)[0]
+	put := r.put(0, blocks)
+	defer put.Put.Abort(nil)
+	plan := put.Put.Plan()
+	n := len(plan.Extents())
+	slot, ok := r.engine.slots.TryAcquire()
+	if !ok {
+		t.Fatal("no slot")
+	}
+	defer slot.Release()
+	of := ExtentRange{Plan: plan, Hi: n, Blocks: blocks, Table: make([]uint64, n)}
+	for _, windows := range []bool{true, false} {
+		for i, move := range [...]func(ExtentRange, []byte) error{r.memory.Gather, r.memory.Scatter} {
+			if n := testing.AllocsPerRun(50, func() {
+				if err := move(of, slot.Bytes()); err != nil {
+					t.Fatal(err)
+				}
+			}); n > 0 {
+				t.Errorf("%s, windows %t: %g objects", [...]string{"gather", "scatter"}[i], windows, n)
+			}
+		}
+		r.gpu.DisableWindows(errors.New("to see what it is like without"))
+	}
+}
+
+// The GPU's codec takes a few objects for a window, however many extents it has.
 func TestCodecAllocatesByWindow(t *testing.T) {
 	r := newCompressedRig(t, "bf16", deviceShapes["small pages"], 16)
 	blocks := r.shuffled(1)[0]
