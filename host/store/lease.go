@@ -175,30 +175,42 @@ func (l *Lease) hold(p *Piece) error {
 	return nil
 }
 
-// pathOf is the path of a piece, or empty where none is known. The paths of the lease's next pieces of the same rank
-// are computed with it, as they are loaded next. A path is forgotten when it is taken.
-func (l *Lease) pathOf(i int, p *Piece) (path string) {
+// Prepare asks the place policy for the paths of the i-th key's piece and of those after it, before many threads open
+// them. Without it the first Open asks, and all others wait for it and then for each other.
+func (l *Lease) Prepare(i int, rank uint32) {
 	l.pathsMu.Lock()
 	defer l.pathsMu.Unlock()
+	if l.Has(i) {
+		l.pathsFrom(i, rank)
+	}
+}
+
+// pathsFrom is the batch with the path of the i-th key's piece, and the batch's key. pathsMu is held. The paths of the
+// lease's next pieces of the same rank are in it, as they are loaded next.
+func (l *Lease) pathsFrom(i int, rank uint32) (*catalog.PathBatch, pathsKey) {
 	first := i / catalog.BatchSize * catalog.BatchSize
-	k := pathsKey{p.rank, uint32(first)}
+	k := pathsKey{rank, uint32(first)}
 	b := l.paths[k]
 	if b == nil {
 		b = &catalog.PathBatch{}
-		l.addPieces(b, l.grants[first:min(first+catalog.BatchSize, len(l.grants))], p.rank)
-		if b.Len() < 2 {
-			return ""
+		l.addPieces(b, l.grants[first:min(first+catalog.BatchSize, len(l.grants))], rank)
+		if b.Len() > 1 { // one is asked for by itself
+			l.store.catalog.Paths.Resolve(b)
+			if l.paths == nil {
+				l.paths = map[pathsKey]*catalog.PathBatch{}
+			}
+			l.paths[k] = b
 		}
-		l.store.catalog.Paths.Resolve(b)
-		if l.paths == nil {
-			l.paths = map[pathsKey]*catalog.PathBatch{}
-		}
-		l.paths[k] = b
 	}
-	if found := b.Find(p.class, &p.key, p.rank); found != nil {
-		path = found.Path
-		b.RemoveFound()
-	}
+	return b, k
+}
+
+// pathOf is the path of a piece, or empty where none is known. A path is forgotten when it is taken.
+func (l *Lease) pathOf(i int, p *Piece) (path string) {
+	l.pathsMu.Lock()
+	defer l.pathsMu.Unlock()
+	b, k := l.pathsFrom(i, p.rank)
+	path = b.Take(p.class, &p.key, p.rank)
 	if b.Len() == 0 {
 		delete(l.paths, k)
 	}
@@ -208,12 +220,10 @@ func (l *Lease) pathOf(i int, p *Piece) (path string) {
 // addPieces adds the pieces of grants that are there.
 func (l *Lease) addPieces(b *catalog.PathBatch, grants []requests.Grant, rank uint32) {
 	for _, g := range grants {
-		if g.Slot == index.None {
-			continue
-		}
 		r := l.store.roots[g.Root]
 		r.Lock()
-		if r.Stands(entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}) && r.Index.Pieces(g.Slot)&(1<<rank) != 0 {
+		there := g.Slot != index.None && r.Stands(entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint})
+		if there && r.Index.Pieces(g.Slot)&(1<<rank) != 0 {
 			b.Add(catalog.PathQuery{Class: r.ClassOf(g.Slot), Prefix: r.Slash, Key: r.Index.Key(g.Slot), Rank: rank})
 		}
 		r.Unlock()

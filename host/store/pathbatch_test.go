@@ -61,12 +61,17 @@ func TestPiecesAreNamedTogether(t *testing.T) {
 			t.Fatalf("%d hits", l.Hits())
 		}
 		for rank := range uint32(2) {
+			l.Prepare(0, rank)
+			prepared := place.Stats().Calls
 			for i := range list {
 				p, err := l.Open(i, rank)
 				if err != nil {
 					t.Fatal(err)
 				}
 				p.Close()
+			}
+			if more := place.Stats().Calls - prepared; more > 0 {
+				t.Errorf("rank %d: %d calls for paths that were prepared", rank, more)
 			}
 		}
 		if len(l.paths) > 0 {

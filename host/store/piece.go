@@ -54,12 +54,7 @@ func (p *Piece) pin() error {
 // open opens the file, whose name may be known.
 func (p *Piece) open(name string) (err error) {
 	r := p.root
-	if name != "" {
-		p.name, err = r.LocateAt(name, p.class, &p.key, p.rank, p.fallback)
-	} else {
-		p.name, err = r.Locate(p.class, &p.key, p.rank, p.fallback)
-	}
-	if err != nil {
+	if p.name, err = r.LocateAt(name, p.class, &p.key, p.rank, p.fallback); err != nil {
 		return err
 	}
 	if err = p.openFile(); errors.Is(err, unix.ESTALE) {

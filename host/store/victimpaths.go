@@ -44,7 +44,7 @@ func (p *victimPaths) add(cl *catalog.Class, key chunk.Key, pieces uint64) {
 // of says whether the batch has the paths of all pieces of an evicted entry.
 func (p *victimPaths) of(v *entries.Eviction) bool {
 	for rank := range entries.Ranks(v.Pieces) {
-		if p.batch.Find(v.Class, &v.Key, rank) == nil {
+		if p.batch.Path(v.Class, &v.Key, rank) == "" {
 			return false
 		}
 	}
@@ -53,10 +53,9 @@ func (p *victimPaths) of(v *entries.Eviction) bool {
 
 // locateVictim is the path of an evicted entry's piece.
 func (r *root) locateVictim(v *entries.Eviction, rank uint32) (string, error) {
+	name := ""
 	if v.Paths != nil {
-		if found := v.Paths.Find(v.Class, &v.Key, rank); found != nil {
-			return r.LocateAt(found.Path, v.Class, &v.Key, rank, v.FallbackName)
-		}
+		name = v.Paths.Path(v.Class, &v.Key, rank)
 	}
-	return r.Locate(v.Class, &v.Key, rank, v.FallbackName)
+	return r.LocateAt(name, v.Class, &v.Key, rank, v.FallbackName)
 }

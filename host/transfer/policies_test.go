@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
@@ -104,5 +105,57 @@ func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// namer is fanout, and counts the names that it gives.
+type namer struct {
+	*fanout.Policy
+	named *atomic.Int32
+}
+
+func (n namer) Place(q *abi.PlaceQuery, roots []abi.RootFacts, dst []byte) ([]byte, uint32) {
+	n.named.Add(1)
+	return n.Policy.Place(q, roots, dst)
+}
+
+// A load has its pieces' names before its workers start, which would wait for each other otherwise.
+func TestNamesComeBeforeWorkers(t *testing.T) {
+	const chunks = 12
+	geo := chunk.Uniform(4, 3, 2, 6000)
+	var named atomic.Int32
+	b := newBench(t, geo, geo.Blocks*chunks, func(c *store.Config) {
+		c.Policies.Place = native("namer", abi.RolePlace, func(i guest.Info) (namer, error) {
+			p, err := fanout.New(i)
+			return namer{p, &named}, err
+		})
+	})
+	b.storeChunks(chunks)
+	loads := b.spread(chunks)
+	var all []int
+	for n := range loads {
+		all = append(all, n)
+	}
+	for name, layers := range map[string]*transfer.Layers{"whole": nil, "by layer": {}} {
+		t.Run(name, func(t *testing.T) {
+			lease := b.lease(all...)
+			defer lease.Release()
+			b.poison()
+			before, done := named.Load(), make(chan transfer.Outcome, 1)
+			job := transfer.LoadJob{Lease: lease, Memory: b.memory, Chunks: loads, Held: true, Layers: layers,
+				Done: func(out transfer.Outcome) { done <- out }}
+			h := b.queue.Load(&job)
+			if got := named.Load() - before; got < chunks {
+				t.Errorf("%d of %d names asked for before the load begins", got, chunks)
+			}
+			asked := named.Load()
+			h.Begin()
+			if out := <-done; len(out.Failed) > 0 {
+				t.Fatal(out.Failed[0].Err)
+			}
+			if more := named.Load() - asked; more > 0 {
+				t.Errorf("%d names asked for by the workers", more)
+			}
+		})
 	}
 }

@@ -68,11 +68,23 @@ func (b *PathBatch) Find(cl *Class, key *chunk.Key, rank uint32) *PathQuery {
 	return nil
 }
 
-// RemoveFound removes the piece that was found last.
-func (b *PathBatch) RemoveFound() {
-	last := len(b.queries) - 1
-	b.queries[b.at], b.queries[last] = b.queries[last], PathQuery{}
-	b.queries = b.queries[:last]
+// Path is the path of a piece, or empty.
+func (b *PathBatch) Path(cl *Class, key *chunk.Key, rank uint32) string {
+	if q := b.Find(cl, key, rank); q != nil {
+		return q.Path
+	}
+	return ""
+}
+
+// Take is Path, and removes the piece.
+func (b *PathBatch) Take(cl *Class, key *chunk.Key, rank uint32) string {
+	path := b.Path(cl, key, rank)
+	if path != "" {
+		last := len(b.queries) - 1
+		b.queries[b.at], b.queries[last] = b.queries[last], PathQuery{}
+		b.queries = b.queries[:last]
+	}
+	return path
 }
 
 // Resolve asks for the paths of all pieces in a batch. A piece that gets no path is asked for by itself when it is

@@ -93,9 +93,12 @@ func (d *Dir) Locate(c *catalog.Class, k *chunk.Key, rank uint32, fallback bool)
 	return "", err
 }
 
-// LocateAt is Locate with the place policy's name given.
+// LocateAt is Locate with the place policy's name, where it is known: it may be empty.
 func (d *Dir) LocateAt(name string, c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
-	if !fallback {
+	switch {
+	case name == "":
+		return d.Locate(c, k, rank, fallback)
+	case !fallback:
 		return name, nil
 	}
 	h, _, herr := d.Look(name)
