@@ -232,9 +232,9 @@ class _Job:
         """Whether the job has completed or failed."""
         return self._over.is_set()
 
-    def cancel(self) -> None:
-        """Returns when no copy can touch the blocks any more. The job still completes."""
-        self._session._ask(cancel=pb.Cancel(job=self.id))
+    def cancel(self, *, wait: bool = True) -> None:
+        """Returns when no copy can touch the blocks any more, or at once without ``wait``. The job still completes."""
+        self._session._tell(wait, cancel=pb.Cancel(job=self.id))
 
     def _wait(self, timeout: float | None) -> Any:
         if not self._over.wait(timeout):
@@ -591,9 +591,10 @@ class Session:
         """What the host is doing, as a ``StatusReply``."""
         return self._stream.status(self._timeout)
 
-    def close(self) -> None:
-        """Ends the session: the host cancels its jobs and unmaps its memory."""
-        self._stream.close()
+    def close(self, wait: float | None = 5.0) -> None:
+        """Ends the session: the host cancels its jobs and unmaps its memory. Where the host does not end it within ``wait``
+        seconds the stream is broken, and a host that hangs may still touch the memory once it goes on."""
+        self._stream.close(wait)
 
     def __enter__(self) -> Session:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import struct
@@ -24,9 +25,6 @@ _OPTIONS = [
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-
-# How long a closing session waits for the host to end it, before it breaks the stream.
-_CLOSE_SECONDS = 5
 
 
 class Stream:
@@ -64,7 +62,7 @@ class Stream:
                     with self._lock:
                         self._calls.pop(m.id, None)
         except grpc.RpcError as e:
-            why = HostGone(f"{self.path}: {e.details() if hasattr(e, 'details') else e}")
+            why = self._gone(e)
         finally:
             with self._lock:
                 if self._cause is None:
@@ -74,6 +72,9 @@ class Stream:
                 call(self._cause)
             self._out.put(None)
             self.ended.set()
+
+    def _gone(self, e: grpc.RpcError) -> HostGone:
+        return HostGone(unreachable(self.path) or f"{self.path}: {e.details() if hasattr(e, 'details') else e}")
 
     def start(self, call: Call, **body: Any) -> int:
         """Sends a message. Ids are sent in their order: the host wants them to rise."""
@@ -109,7 +110,7 @@ class Stream:
         try:
             return call(pb.StatusRequest(), timeout=timeout)
         except grpc.RpcError as e:
-            raise HostGone(f"{self.path}: {e.details() if hasattr(e, 'details') else e}") from None
+            raise self._gone(e) from None
 
     def events(self, namespace: bytes, key_bytes: int, after: Position | None) -> EventStream:
         try:
@@ -117,18 +118,39 @@ class Stream:
         except ValueError:  # grpc's, of a closed channel
             raise HostGone("the session was closed here") from None
 
-    def close(self) -> None:
+    def close(self, wait: float | None = 5.0) -> None:
+        """Breaks the stream if the host has not ended it within ``wait`` seconds."""
         with self._lock:
             if self._cause is None:
                 self._cause = HostGone("the session was closed here")
         other = threading.current_thread() is not self._receiver
         self._out.put(None)  # ends the requests, and the host the session
         if other:
-            self.ended.wait(_CLOSE_SECONDS)
+            self.ended.wait(wait)
         self._responses.cancel()
         if other:
             self._receiver.join()
         self._channel.close()
+
+
+def unreachable(path: str) -> str:
+    """Why nothing can be reached at a socket; empty if something can."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.settimeout(1.0)
+        try:
+            s.connect(path)
+        except FileNotFoundError:
+            return f"{path}: no host answers there: there is no such socket"
+        except ConnectionRefusedError:
+            return f"{path}: no host answers there: the socket is left of one that has ended"
+        except PermissionError:
+            return (
+                f"{path}: permission denied: the socket, or a directory above it, refuses user {os.geteuid()}; "
+                "socket_users or socket_groups in kvhost's configuration let users in"
+            )
+        except OSError as e:
+            return f"{path}: {e.strerror or e}"
+    return ""
 
 
 def checked(m: Any) -> Any:
