@@ -6,11 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
-from vllm_doubles import DoubleLink, DoubleSession, request, step
+from vllm_doubles import DoubleLink, DoublePool, DoubleSession, request, step
 
 from kvhost import NOT_WANTED, EndReason, Hints
 from kvhost.vllm.groups import GroupPlan, chunk_size, longest_hit
 from kvhost.vllm.hints import of_request
+from kvhost.vllm.holds import Holds
 from kvhost.keys import KeyChain
 from kvhost.vllm.lookups import RequestLookup
 from kvhost.vllm.orders import LoadOrder, WorkerReport
@@ -24,14 +25,19 @@ KEYS = KeyChain(CHUNK).extend(TOKENS)
 
 
 class Rig:
-    def __init__(self, groups: tuple[GroupPlan, ...] = (FULL,), ranks: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, groups: tuple[GroupPlan, ...] = (FULL,), ranks: int = 1, blocks: int = 1000, **settings: Any
+    ) -> None:
         self.session = DoubleSession()
         self.session.membership = {g.id for g in groups if g.window}
         self.link = DoubleLink(self.session)
         options = {"load_when": "always", "lookup_wait": 0.0, **settings}
         self.groups = groups
+        self.pool = DoublePool(blocks)
+        self.holds = Holds(self.pool, groups, 1024, 0, ranks)
         self.s = Scheduler(
-            Settings(**options), self.link, groups, ranks, 1, loads=True, step_tokens=1024  # type: ignore[arg-type]
+            Settings(**options), self.link, groups, ranks, 1, loads=True, step_tokens=1024,  # type: ignore[arg-type]
+            holds=self.holds,
         )
         self.s.handshake({(0, r): 0 for r in range(ranks)})
 
@@ -148,21 +154,33 @@ def test_an_old_lease_is_asked_for_again() -> None:
 
 
 def test_every_worker_must_be_connected() -> None:
-    rig, r = Rig(ranks=2), request("a", TOKENS)
+    rig, r = Rig(ranks=2, lookup_timeout=0.0), request("a", TOKENS)
     rig.session.resident = set(KEYS)
+    rig.s.step(step({}))
     rig.s.reported(WorkerReport(epochs={(0, 1): -1}))
     assert rig.s.matched(r, 0) == 0
     rig.s.reported(WorkerReport(epochs={(0, 1): 0}))
     assert rig.s.matched(r, 0) == 32
-    rig.link.epoch = 1  # the host came back; the workers have not followed yet
-    assert rig.s.matched(r, 0) == 0
+
+
+def test_the_first_request_after_the_hosts_return_waits_for_the_workers() -> None:
+    """An idle engine has no steps, so its workers learn of the host by the step of this request."""
+    rig, r = Rig(lookup_timeout=60.0), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    rig.s.step(step({}))
+    rig.link.epoch = rig.link.wanted = 1
+    assert rig.s.matched(r, 0) is None
+    assert rig.s.step(step({})).epoch == 1
+    assert rig.s.matched(r, 0) is None
+    rig.s.reported(WorkerReport(epochs={(0, 0): 1}))
+    assert rig.s.matched(r, 0) == 32
 
 
 def test_a_failed_load_is_not_promised_again() -> None:
     rig, a = Rig(), request("a", TOKENS)
     rig.session.resident = set(KEYS)
     rig.promised(a)
-    assert rig.s.reported(WorkerReport(failed={"a": {1: True, 2: False}})) == [a]
+    assert rig.s.reported(WorkerReport(failed={"a": {1: True, 2: False}})) == ([a], [])
     assert rig.s.matched(a, 0) == 0
     rig.s.allocated(a, rig.table(36), 0)
     assert rig.run(a, 36) == [(1, [3, 4]), (2, [5, 6]), (3, [7, 8])]  # it may mend them
@@ -172,33 +190,134 @@ def test_a_failed_load_is_not_promised_again() -> None:
     assert rig.s.matched(request("c", TOKENS), 0) == 32
 
 
-def test_blocks_are_kept_until_every_rank_has_read_them() -> None:
+def free(rig: Rig, order: int) -> None:
+    report = WorkerReport()
+    report.free[order] = 1
+    rig.s.reported(report)
+
+
+def test_blocks_are_held_until_every_rank_has_read_them() -> None:
     rig, r = Rig(ranks=2), request("a", TOKENS)
     rig.s.matched(r, 0)
     rig.s.allocated(r, rig.table(36), 0)
-    orders = rig.s.step(step({"a": 36}))
-    (store,) = orders.stores
-    assert rig.s.finished(r)
-    rig2, r2 = Rig(ranks=2), request("a", TOKENS)
-    rig2.s.matched(r2, 0)
-    rig2.s.allocated(r2, rig2.table(36), 0)
-    (store,) = rig2.s.step(step({"a": 36})).stores
-    one = WorkerReport()
-    one.read[store.id] = 1
-    rig2.s.reported(one)
-    rig2.s.reported(one)
-    assert not rig2.s.finished(r2)
-    assert rig.s.step(step({})).held == ["a"] and rig2.s.step(step({})).held == []
+    (store,) = rig.s.step(step({"a": 36})).stores
+    r.num_computed_tokens = 36
+    rig.s.finished(r)
+    assert rig.pool.held == set(range(1, 9)) and rig.s.pending
+    free(rig, store.id)
+    assert rig.pool.held == set(range(1, 9)), "one of two ranks has read"
+    free(rig, store.id)
+    assert not rig.pool.held and not rig.s.pending
+
+
+def test_stores_wait_for_room_in_their_order() -> None:
+    """A quarter of 17 blocks may be held: two chunks at a time."""
+    rig, r = Rig(blocks=18), request("a", TOKENS)
+    rig.s.matched(r, 0)
+    rig.s.allocated(r, rig.table(36), 0)
+    (first,) = rig.s.step(step({"a": 36})).stores
+    r.num_computed_tokens = 36
+    assert [c.index for c in first.chunks[0][1]] == [0, 1]
+    assert not rig.s.step(step({"a": 1})).stores, "nothing was read"
+    free(rig, first.id)
+    (second,) = rig.s.step(step({"a": 1})).stores
+    assert [c.index for c in second.chunks[0][1]] == [2, 3]
+
+
+def test_a_request_that_ends_leaves_what_fits_and_counts_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    rig, r = Rig(blocks=18), request("a", TOKENS)
+    rig.s.matched(r, 0)
+    rig.s.allocated(r, rig.table(36), 0)
+    (first,) = rig.s.step(step({"a": 36})).stores
+    r.num_computed_tokens = 36
+    rig.s.finished(r)
+    assert not rig.s.step(step({})).stores and rig.s.counts["chunks_dropped"] == 2
+    assert "2 chunks were computed and not stored: no more blocks could be held" in caplog.text
+    free(rig, first.id)
+    b = request("b", TOKENS)
+    rig.s.matched(b, 0)
+    rig.s.allocated(b, rig.table(36), 0)
+    (first,) = rig.s.step(step({"b": 36})).stores
+    b.num_computed_tokens = 36
+    free(rig, first.id)
+    rig.s.finished(b)
+    (last,) = rig.s.step(step({})).stores
+    assert [c.index for c in last.chunks[0][1]] == [2, 3] and last.chunks[0][1][0].parent == KEYS[1]
+
+
+def test_chunks_of_a_hosts_absence_are_stored_when_it_is_back() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    rig.link.epoch = -1
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(36), 0)
+    assert rig.run(r, 20) == []
+    rig.link.epoch = 0
+    assert [i for i, _ in rig.run(r, 16)] == [0, 1, 2, 3]
 
 
 def test_abort_in_mid_load_cancels() -> None:
     rig, r = Rig(), request("a", TOKENS)
     rig.session.resident = set(KEYS)
-    rig.promised(r)
-    assert not rig.s.finished(r)
+    order = rig.promised(r)
+    rig.s.finished(r)
     orders = rig.s.step(step({}))
-    assert orders.cancels == ["a"] and orders.ended == [("a", 1)]
+    assert orders.cancels == [order.id] and orders.ended == [("a", 1)]
     assert rig.session.ended_requests == [1]
+    assert rig.pool.held == set(range(1, 9)), "the host may still write them"
+    free(rig, order.id)
+    assert not rig.pool.held
+
+
+def test_a_load_that_the_host_does_not_end_is_given_up_with_its_blocks() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    order = rig.promised(r)
+    chunks = {c.index: False for c in order.groups[0].chunks}
+    report = WorkerReport(failed={"a": chunks}, abandoned={order.id: "a"})
+    assert rig.s.reported(report) == ([], [r])
+    assert rig.s.matched(r, 0) == 0
+    assert rig.pool.held == set(range(1, 9)) and rig.s.pending
+    free(rig, order.id)
+    assert not rig.pool.held
+
+
+def test_less_is_loaded_than_was_promised() -> None:
+    """The engine may cut what it was promised: no block beyond that is written."""
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    assert rig.s.matched(r, 4) == 28
+    rig.s.allocated(r, rig.table(20), 16)
+    (order,) = rig.s.step(step({})).loads
+    assert order.tokens == 16
+    assert [(c.index, c.blocks) for c in order.groups[0].chunks] == [
+        (0, [NOT_WANTED, 2]), (1, [3, 4]), (2, [5, NOT_WANTED])
+    ]
+
+
+def test_loads_leave_blocks_for_the_largest_request() -> None:
+    rig = Rig(blocks=20, lookup_timeout=60.0)
+    rig.session.resident = set(KEYS)
+    large = request("large", list(range(1000, 1040)))  # ten blocks, eleven with its next token's
+    rig.s.new_request(large)
+    rig.promised(request("a", TOKENS))  # eight of the nineteen
+    assert rig.s.matched(request("b", TOKENS), 0) is None, "it waits for a's"
+    rig2 = Rig(blocks=20, lookup_timeout=0.0)
+    rig2.session.resident = set(KEYS)
+    rig2.s.new_request(request("large", list(range(1000, 1048))))
+    rig2.promised(request("a", TOKENS[:20]))  # two chunks
+    assert rig2.s.matched(request("b", TOKENS), 0) == 8, "one chunk still fits"
+
+
+def test_a_request_without_room_is_passed_over_when_nothing_runs() -> None:
+    rig = Rig(blocks=20)
+    rig.session.resident = set(KEYS)
+    rig.promised(request("a", TOKENS))
+    rig.s.step(step({}))
+    rig.s.step(step({}))
+    b = request("b", list(range(1000, 1060)))  # fifteen blocks, and eleven are free
+    assert [rig.s.matched(b, 0), rig.s.step(step({})) and rig.s.matched(b, 0)] == [None, 0]
+    rig.s.step(step({"a": 4}))
+    assert rig.s.matched(b, 0) == 0, "something runs"
 
 
 def test_hints() -> None:
@@ -214,18 +333,6 @@ def test_hints() -> None:
     assert of_request(r) == dataclasses.replace(want, reason=EndReason.ABORT)
     r.kv_transfer_params, r.status = {"kvhost": 7}, "FINISHED_ERROR"
     assert of_request(r) == dataclasses.replace(want, reason=EndReason.UNKNOWN)
-
-
-def test_reused_blocks_are_told() -> None:
-    rig, a = Rig(), request("a", TOKENS)
-    rig.s.matched(a, 8)
-    rig.s.allocated(a, rig.table(20), 0)
-    a.num_computed_tokens = 8
-    assert rig.s.step(step({"a": 12})).reused == [3, 4, 5]  # not the two that the engine's own cache gave
-    assert rig.s.step(step({"a": 4}, {"a": ([6],)})).reused == [6]
-    rig.s.matched(a, 4)  # preempted, and back
-    rig.s.allocated(a, rig.table(20, start=7), 0)
-    assert rig.s.step(step({"a": 12})).reused == [8, 9, 10, 11]
 
 
 def test_a_new_generation_finds_nothing() -> None:
@@ -320,8 +427,19 @@ def test_a_window_counts_only_what_is_loaded_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [{"chunk": 1}, {"load_when": "never"}, {"store": "some"}, {"chunk_tokens": 0}, {"load_timeout": -1}]
+    "extra",
+    [
+        {"chunk": 1}, {"load_when": "never"}, {"store": "some"}, {"chunk_tokens": 0}, {"chunk_tokens": "256"},
+        {"chunk_tokens": 256.0}, {"chunk_tokens": True}, {"load_timeout": -1}, {"load_timeout": "60"},
+        {"lookup_wait": float("nan")}, {"prefetch": "true"}, {"prefetch": 1}, {"socket": 7}, {"model": None},
+        {"tenant": -1}, {"tenant": 1 << 32}, {"extra": "text"}, {"extra": {"a": 1}},
+    ],
 )
 def test_wrong_settings_are_refused(extra: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(extra))):
         Settings.parse(extra)
+
+
+def test_settings_of_the_right_types_are_taken() -> None:
+    s = Settings.parse({"load_timeout": 5, "extra": {"a": "b"}, "prefetch": False, "tenant": 3})
+    assert (s.load_timeout, s.extra, s.prefetch, s.tenant) == (5, {"a": "b"}, False, 3)

@@ -24,12 +24,14 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Rig:
-    def __init__(self, stores: bool = True, blocks: int = 1000) -> None:
+    def __init__(self, stores: bool = True, **settings: float) -> None:
         self.session = DoubleSession()
         self.link = DoubleLink(self.session)
-        self.w = Worker(Settings(fence_timeout=0.0), self.link, (0, 0), blocks, stores)  # type: ignore[arg-type]
+        self.w = Worker(Settings(**settings), self.link, (0, 0), stores)  # type: ignore[arg-type]
         self.orders = 0
-        self.read: dict[int, int] = {}
+        self.free: dict[int, int] = {}
+        self.abandoned: dict[int, str] = {}
+        self.dropped: dict[str, int] = {}
         self.stored: list[bytes] = []
         self.failed: dict[str, dict[int, bool]] = {}
 
@@ -42,17 +44,21 @@ class Rig:
     def sent(self, n: int) -> None:
         until(lambda: len(self.session.stores) == n)
 
-    def step(self, **orders: object) -> tuple[set[str], set[str], set[str]]:
-        done = self.w.finished(StepOrders(**orders))  # type: ignore[arg-type]
+    def step(self, **orders: object) -> tuple[set[str], set[str]]:
+        done = self.w.finished(StepOrders(**orders), lambda: lambda: None)  # type: ignore[arg-type]
         if (report := self.w.report()) is not None:
-            self.read |= report.read
+            self.free |= report.free
+            self.abandoned |= report.abandoned
+            self.dropped |= report.dropped
             self.stored += report.stored
             self.failed |= report.failed
-        return done.sent, done.received, done.failed
+        return done.received, done.failed
 
-    def load(self, request: str, *chunks: list[int], epoch: int = 0) -> None:
+    def load(self, request: str, *chunks: list[int], epoch: int = 0) -> int:
         orders = [ChunkOrder(i, blocks) for i, blocks in enumerate(chunks)]
-        self.w.begin_loads(StepOrders(loads=[LoadOrder(request, epoch, 8, [GroupLoad(0, [7], orders)])]))
+        self.orders += 1
+        self.w.begin(StepOrders(loads=[LoadOrder(self.orders, request, epoch, 8, [GroupLoad(0, [7], orders)])]))
+        return self.orders
 
 
 @pytest.fixture
@@ -62,16 +68,17 @@ def rig() -> Iterator[Rig]:
     r.w.close()
 
 
-def test_blocks_are_given_back_when_read(rig: Rig) -> None:
+def test_blocks_are_free_when_read(rig: Rig) -> None:
     order = rig.store("a", 1, 2)
     rig.sent(1)
-    assert rig.step(held=["a"]) == (set(), set(), set()) and not rig.read
+    rig.step()
+    assert not rig.free
     rig.session.stores[0].finish_reading()
-    assert rig.step() == ({"a"}, set(), set()) and rig.read == {order: 1}
-    assert rig.step() == (set(), set(), set())
+    rig.step()
+    assert rig.free == {order: 1}
     rig.session.stores[0].publish()
     rig.step()
-    assert rig.stored == [b"k1"]
+    assert rig.stored == [b"k1"] and rig.free == {order: 1}
 
 
 def test_stores_name_the_trace_of_their_request(rig: Rig) -> None:
@@ -81,71 +88,85 @@ def test_stores_name_the_trace_of_their_request(rig: Rig) -> None:
     assert rig.session.traces == ["00-1-2-01"]
 
 
-def test_nothing_is_held_for_a_request_without_stores(rig: Rig) -> None:
-    assert rig.step(held=["a"])[0] == {"a"}
-
-
-def test_a_fence_waits_only_for_blocks_that_are_reused(rig: Rig) -> None:
-    rig.store("a", 1, 2)
-    rig.store("b", 3, 4)
-    rig.sent(2)
-    rig.w.before_step(StepOrders(reused=[3, 9]))
-    assert [j.cancelled for j in rig.session.stores] == [False, True]
-    rig.store("b", 5, 6)  # b's chain has a hole now
-    rig.step()
-    assert len(rig.session.stores) == 2 and rig.read == {2: 1, 3: 1}
-
-
-def test_a_fence_drops_what_waits_for_the_gpu(rig: Rig) -> None:
-    computed = threading.Event()
-
-    def ready() -> None:
-        assert computed.wait(10)
-
-    rig.store("a", 1, 2, ready=ready)
-    rig.w.before_step(StepOrders(reused=[2]))
-    rig.step(held=["a"])
-    computed.set()
-    rig.store("b", 7)
+def test_stores_of_a_step_without_computation_are_sent(rig: Rig) -> None:
+    order = StoreOrder(9, "a", 1, [(0, [ChunkOrder(0, [1], b"k")])])
+    rig.step(stores=[order], forward=False)
     rig.sent(1)
-    assert rig.session.stores[0].chunks[0].blocks == [7] and rig.read == {1: 1}
 
 
-def test_a_full_backlog_sheds_stores() -> None:
-    rig = Rig(blocks=16)  # a quarter may wait
-    rig.store("a", 1, 2, 3, 4)
-    rig.store("b", 5)
-    rig.step()
-    assert rig.read == {2: 1}
+def test_a_store_that_is_not_read_is_cancelled() -> None:
+    rig = Rig(read_timeout=0.0)
+    order = rig.store("a", 1)
     rig.sent(1)
-    rig.session.stores[0].publish()
-    rig.step()
-    rig.store("b", 6)  # without its first chunk it has no parent
-    rig.store("c", 7)
-    rig.sent(2)
-    assert rig.session.stores[1].chunks[0].blocks == [7]
+    until(lambda: rig.step() == (set(), set()) and rig.free == {order: 1})
+    assert rig.session.stores[0].cancelled and rig.dropped == {"the host had not read them within 0.0 s": 1}
     rig.w.close()
+
+
+def test_a_chunk_that_was_not_sent_leaves_its_followers_without_a_parent(rig: Rig) -> None:
+    rig.link.epoch = -1
+    first = rig.store("a", 1)
+    rig.step()
+    rig.link.epoch = 0
+    second = rig.store("a", 2)
+    rig.store("b", 3)
+    rig.sent(1)
+    rig.step()
+    assert rig.session.stores[0].chunks[0].blocks == [3]
+    assert rig.free == {first: 1, second: 1} and rig.dropped == {"no session with the host": 1}
+    rig.step(ended=[("a", 1)])
+    rig.store("a", 4)
+    rig.sent(2)
 
 
 def test_replicated_bytes_are_stored_once() -> None:
     rig = Rig(stores=False)
+    order = rig.store("a", 1)
+    rig.step()
+    assert rig.free == {order: 1} and not rig.session.stores and not rig.dropped
+    rig.w.close()
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_an_ending_engine_waits_for_its_stores(written: bool, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(shutdown_wait=60.0 if written else 0.0)
     rig.store("a", 1)
-    assert rig.step(held=["a"])[0] == {"a"} and rig.read == {1: 1} and not rig.session.stores
+    rig.sent(1)
+    late = threading.Timer(0.05, rig.session.stores[0].publish)
+    if written:
+        late.start()
+    rig.w.close()
+    assert rig.session.stores[0].over == written
+    assert ("1 chunks may not be stored" in caplog.text) != written
+
+
+def test_a_load_that_the_host_neither_ends_nor_cancels_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(load_timeout=0.0)
+    rig.session.frozen = lambda: True
+    monkeypatch.setattr("kvhost.vllm.worker._CANCEL_SECONDS", 0.0)
+    order = rig.load("a", [1, 2], [3, 4])
+    until(lambda: rig.step() == ({"a"}, {"a"}))
+    assert rig.abandoned == {order: "a"} and rig.failed == {"a": {0: False, 1: False}}
+    assert not rig.free and not rig.w.bad_blocks(), "its blocks stay the host's, and the request takes others"
+    assert rig.step() == (set(), set())
+    rig.session.frozen = lambda: False
+    rig.session.loads[0].cancel()
+    assert rig.step() == (set(), set()) and rig.free == {order: 1}
     rig.w.close()
 
 
 def test_a_load(rig: Rig) -> None:
     rig.load("a", [1, 2], [3, 4])
-    assert rig.step() == (set(), set(), set())
+    assert rig.step() == (set(), set())
     assert rig.session.loads[0].lease == 7
     rig.session.loads[0].finish()
-    assert rig.step() == (set(), {"a"}, set()) and rig.w.bad_blocks() == set()
+    assert rig.step() == ({"a"}, set()) and rig.w.bad_blocks() == set()
 
 
 def test_a_load_fails_by_block(rig: Rig) -> None:
     rig.load("a", [1, 2], [3, 4], [5, 6])
     rig.session.loads[0].finish([(1, 7), (2, 6)])  # damaged; the lease was over
-    assert rig.step() == (set(), {"a"}, {"a"})
+    assert rig.step() == ({"a"}, {"a"})
     assert rig.w.bad_blocks() == {3, 4, 5, 6} and rig.w.bad_blocks() == set()
     assert rig.failed == {"a": {1: True, 2: False}}
 
@@ -153,26 +174,27 @@ def test_a_load_fails_by_block(rig: Rig) -> None:
 def test_a_lease_of_another_epoch_is_not_used(rig: Rig) -> None:
     rig.load("a", [1, 2], epoch=5)
     assert not rig.session.loads
-    assert rig.step() == (set(), {"a"}, {"a"}) and rig.w.bad_blocks() == {1, 2}
+    assert rig.step() == ({"a"}, {"a"}) and rig.w.bad_blocks() == {1, 2}
 
 
 def test_abort(rig: Rig) -> None:
-    rig.load("a", [1, 2])
-    rig.w.begin_loads(StepOrders(cancels=["a", "unknown"]))
-    until(lambda: rig.session.loads[0].cancelled)
-    assert rig.step()[1] == {"a"}
+    order = rig.load("a", [1, 2])
+    rig.w.begin(StepOrders(cancels=[order, 99]))
+    assert rig.session.loads[0].cancelled
+    assert rig.step()[0] == {"a"}
 
 
 def test_the_host_dies(rig: Rig) -> None:
-    rig.store("a", 1)
+    store = rig.store("a", 1)
     rig.sent(1)
-    rig.load("b", [2, 3])
+    load = rig.load("b", [2, 3])
     rig.session.die()
-    assert rig.step(held=["a"]) == ({"a"}, {"b"}, {"b"})
+    assert rig.step() == ({"b"}, {"b"}) and rig.free == {store: 1, load: 1}
     assert rig.w.bad_blocks() == {2, 3} and rig.failed == {"b": {0: False}}
     rig.link.epoch = -1
-    rig.store("c", 4)
-    assert rig.step(held=["c"])[0] == {"c"}
+    other = rig.store("c", 4)
+    rig.step()
+    assert rig.free[other] == 1 and rig.dropped == {"no session with the host": 1}
 
 
 def test_a_failed_store_is_told(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace as Record
 from typing import Any
 
@@ -49,9 +49,10 @@ class Store(StoreJob):
     def publish(self, result: Result = Result.STORED) -> None:
         self._call(pb.HostMessage(store_published=pb.StorePublished(results=[f"CHUNK_RESULT_{result.name}"] * len(self.chunks))))
 
-    def cancel(self) -> None:
+    def cancel(self, *, wait: bool = True) -> None:
         self.cancelled = True
-        self.publish(Result.FAILED)
+        if not self._session.frozen():
+            self.publish(Result.FAILED)
 
 
 class Load(LoadJob):
@@ -64,9 +65,10 @@ class Load(LoadJob):
         failed = [pb.ChunkFailure(chunk=c, code=pb.Code.Name(code), blocks=self.chunks[c].blocks) for c, code in failures]
         self._call(pb.HostMessage(load_done=pb.LoadDone(failures=failed)))
 
-    def cancel(self) -> None:
+    def cancel(self, *, wait: bool = True) -> None:
         self.cancelled = True
-        self.finish([(i, 9) for i in range(len(self.chunks))])
+        if not self._session.frozen():
+            self.finish([(i, 9) for i in range(len(self.chunks))])
 
 
 class DoubleSession:
@@ -83,6 +85,7 @@ class DoubleSession:
         self.membership: set[int] = set()
         self.membership_micros = 0
         self.answers = True
+        self.frozen = lambda: False  # whether the host's process is stopped: it acknowledges nothing
         self.micros_per_chunk = 0
         self.fast_chunks = 0  # so many leading chunks load ten times as fast as the others; 0: all are alike
         self.last_lease = 0
@@ -139,7 +142,7 @@ class DoubleSession:
             if not job.over:
                 job._call(HostGone("the host is gone"))
 
-    def close(self) -> None:
+    def close(self, wait: float | None = 5.0) -> None:
         self.die()
 
 
@@ -160,6 +163,30 @@ class DoubleLink:
 
     def close(self) -> None:
         pass
+
+
+class DoublePool:
+    """The engine's block pool, as far as holds know it."""
+
+    def __init__(self, blocks: int = 1000) -> None:
+        self.num_gpu_blocks = blocks
+        self.blocks = [Record(block_id=i, ref_cnt=0) for i in range(blocks)]
+
+    def touch(self, blocks: Sequence[Any]) -> None:
+        for b in blocks:
+            b.ref_cnt += 1
+
+    def free_blocks(self, blocks: Iterable[Any]) -> None:
+        for b in blocks:
+            b.ref_cnt -= 1
+            assert b.ref_cnt >= 0, f"block {b.block_id} is freed once too often"
+
+    def get_num_free_blocks(self) -> int:
+        return sum(1 for b in self.blocks[1:] if not b.ref_cnt)
+
+    @property
+    def held(self) -> set[int]:
+        return {b.block_id for b in self.blocks if b.ref_cnt}
 
 
 def request(id: str, tokens: Sequence[int], prompt: int | None = None) -> Any:

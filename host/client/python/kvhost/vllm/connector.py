@@ -22,6 +22,7 @@ from kvhost.session import Session
 from kvhost.shape import Namespace
 from kvhost.vllm import compat, model, regions
 from kvhost.vllm.groups import GroupPlan
+from kvhost.vllm.holds import Holds
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import Handshake, StepOrders, WorkerReport
 from kvhost.vllm.scheduler import Scheduler
@@ -66,6 +67,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._link: Link | None = None
         self._handshake: Handshake | None = None
         self._recovery = compat.HybridRecovery()
+        self._block_pool: BlockPool | None = None
         self._idle = StepOrders()
         self._asleep = False
         self._release: Callable[[], None] = lambda: None  # the memory that the host has mapped
@@ -129,9 +131,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
         self._release, self._export = release, memory.export
         self._link = Link(f"worker {rank[0]}.{rank[1]}", self._settings.socket, open, leads=False)
-        self._worker = Worker(
-            self._settings, self._link, rank, cache.num_blocks, stores=not (namespace.replicated and rank[1])
-        )
+        self._worker = Worker(self._settings, self._link, rank, stores=not (namespace.replicated and rank[1]))
         self._link.start(_FIRST_CONNECT)
         self._handshake = Handshake(namespace=namespace, epoch=self._link.epoch)
         log.info("kvhost: %d groups, %d planes, %.2f MiB per chunk of %d tokens and rank", len(groups),
@@ -140,11 +140,6 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self._handshake
-
-    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        if self._worker is not None:
-            assert isinstance(kv_connector_metadata, StepOrders)
-            self._worker.before_step(kv_connector_metadata)
 
     def _step(self) -> StepOrders:
         """The step's orders; none while the engine warms up without metadata."""
@@ -156,7 +151,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         if self._worker is not None:
-            self._worker.begin_loads(self._step())
+            self._worker.begin(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         pass  # loads are asynchronous: a request runs when all its layers are there
@@ -182,17 +177,14 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         return written
 
     def _finish(self) -> Finished:
-        return self._worker.finished(self._step()) if self._worker is not None else Finished(set(), set(), set())
+        return self._worker.finished(self._step(), self._written) if self._worker is not None else Finished(set(), set())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        done = self._finish()
-        return done.sent or None, done.received or None
+        return None, self._finish().received or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         done = self._finish()
-        return compat.TransferResults(
-            finished_sending=done.sent, finished_recving=done.received, failed_recving=done.failed
-        )
+        return compat.TransferResults(finished_recving=done.received, failed_recving=done.failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         if self._worker is None:
@@ -234,6 +226,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- scheduler ---------------------------------------------------------------------------------------------------
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        self._block_pool = gpu_block_pool
         self._recovery.find_scheduler()
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
@@ -267,13 +260,19 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             return opened
 
         plans = model.plan_groups(self._vllm_config, self._kv_cache_config, self._settings)
-        loads = len(plans) == 1 or self._recovery.possible
+        if self._block_pool is None:
+            log.error("kvhost: NOT OFFLOADING: this vLLM does not hand out its block pool")
+            return
+        loads = self._recovery.possible
         if not loads:
-            log.error("kvhost: NOT LOADING: this vLLM cannot recover a failed load of several KV cache groups")
+            log.error("kvhost: NOT LOADING: this vLLM has no way to start a request over when its load has failed")
+        speculative = self._vllm_config.speculative_config
+        lookahead = int(getattr(speculative, "num_speculative_tokens", 0) or 0) + 1 if speculative else 0
+        step_tokens = self._vllm_config.scheduler_config.max_num_batched_tokens
         link = Link("scheduler", self._settings.socket, open, leads=True)
         self._scheduler = Scheduler(
             self._settings, link, plans, ranks, stages, loads=loads,
-            step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
+            step_tokens=step_tokens, holds=Holds(self._block_pool, plans, step_tokens, lookahead, ranks * stages),
             events=self._kv_events(plans, link, stages),
         )
         self._scheduler.handshake({rank: w.epoch for rank, w in workers.items()})
@@ -317,9 +316,10 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             return
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
-            failed = self._scheduler.reported(report)
-            if failed and len(self._kv_cache_config.kv_cache_groups) > 1:
-                self._recovery.restart(failed)
+            failed, abandoned = self._scheduler.reported(report)
+            if len(self._kv_cache_config.kv_cache_groups) > 1:
+                abandoned += failed
+            self._recovery.restart(abandoned)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -327,7 +327,20 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return (self._scheduler.finished(request) if self._scheduler is not None else False), None
+        if self._scheduler is not None:
+            self._scheduler.finished(request)
+        return False, None
+
+    def on_new_request(self, request: Request) -> None:
+        if self._scheduler is not None:
+            self._scheduler.new_request(request)
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the engine must go on with its steps although no request needs one."""
+        return self._scheduler is not None and self._scheduler.pending
+
+    def has_pending_block_frees(self) -> bool:
+        return self._scheduler is not None and self._scheduler.frees_soon
 
     def get_kv_connector_stats(self) -> KvhostStats | None:
         """Also the scheduler's sign that a step's output has come: it is asked once for each."""

@@ -41,12 +41,14 @@ class GroupPlan:
     def chunk_blocks(self, table: Sequence[int], chunk: int) -> list[int]:
         return list(table[chunk * self.blocks : (chunk + 1) * self.blocks])
 
-    def wanted_blocks(self, table: Sequence[int], chunk: int, computed: int) -> list[int]:
-        """A chunk's blocks for a load, without those that the engine has already and those behind the window."""
-        have = computed // self.block_tokens
+    def wanted_blocks(self, table: Sequence[int], chunk: int, computed: int, end: int) -> list[int]:
+        """A chunk's blocks for a load of the tokens from ``computed`` to ``end``, without those behind the window."""
+        first, last = computed // self.block_tokens, -(-end // self.block_tokens)
+        blocks = self.chunk_blocks(table, chunk)
+        blocks += [NULL_BLOCK] * (self.blocks - len(blocks))
         return [
-            NOT_WANTED if chunk * self.blocks + i < have or b == NULL_BLOCK else b
-            for i, b in enumerate(self.chunk_blocks(table, chunk))
+            b if first <= chunk * self.blocks + i < last and b != NULL_BLOCK else NOT_WANTED
+            for i, b in enumerate(blocks)
         ]
 
 

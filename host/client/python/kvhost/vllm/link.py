@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import Protocol
 
-from kvhost.errors import HostError, HostGone, KvhostError
+from kvhost.errors import HostError, KvhostError
 from kvhost.session import Session
 
 log = logging.getLogger("vllm.kvhost")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 class Opener(Protocol):
@@ -28,12 +27,9 @@ class Link:
     An epoch numbers the life of one host as the engine's scheduler saw it. It is part of the engine id. The host counts
     leases per engine id, so a lease of an earlier epoch cannot be mistaken for one of this epoch."""
 
-    def __init__(
-        self, name: str, socket: str, open: Opener, *, leads: bool, on_end: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, name: str, socket: str, open: Opener, *, leads: bool) -> None:
         """A link that ``leads`` begins a new epoch each time it loses its sessions; others :meth:`follow`."""
         self._name, self._socket, self._open, self._leads = name, socket, open, leads
-        self._on_end = on_end
         self._wake = threading.Condition()
         self._sessions: list[Session] = []
         self._epoch = 0  # that is wanted
@@ -124,9 +120,9 @@ class Link:
     def _end(self, ended: list[Session]) -> None:
         lost = any(s.ended.is_set() for s in ended)
         for s in ended:
-            s.close()
-        if self._on_end is not None:
-            self._on_end()
+            # Jobs may run, and their blocks are the host's until it has ended the session. An engine that ends or sleeps
+            # cannot wait for a host that hangs, and uses the memory no more.
+            s.close(5.0 if self._leads or self._closed or self._paused else None)
         with self._wake:
             self._sessions, self._opened = [], -1
             if lost:
@@ -141,7 +137,7 @@ class Link:
         try:
             sessions = self._open(epoch)
         except (KvhostError, TimeoutError, OSError) as e:
-            why = "no host answers there" if isinstance(e, HostGone) else str(e)
+            why = str(e)
             if why != self._said:
                 self._said = why
                 level = logging.ERROR if isinstance(e, HostError) else logging.WARNING

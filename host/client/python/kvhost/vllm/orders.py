@@ -53,6 +53,7 @@ class GroupLoad:
 
 @dataclass
 class LoadOrder:
+    id: int
     request_id: str
     epoch: int  # of the sessions that granted the leases
     tokens: int
@@ -64,10 +65,8 @@ class StepOrders(KVConnectorMetadata):
     epoch: int = 0  # of the sessions that the workers should have
     stores: list[StoreOrder] = field(default_factory=list)
     loads: list[LoadOrder] = field(default_factory=list)
-    cancels: list[str] = field(default_factory=list)  # requests whose load is not wanted any more
-    held: list[str] = field(default_factory=list)  # finished requests whose blocks wait for their stores
+    cancels: list[int] = field(default_factory=list)  # load orders that are not wanted any more
     ended: list[tuple[str, int]] = field(default_factory=list)  # requests that are over, and their numbers
-    reused: list[int] = field(default_factory=list)  # blocks that this step or a load may overwrite
     forward: bool = True  # whether the step computes anything
 
 
@@ -85,22 +84,28 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """What happened on the workers since the last report."""
 
     epochs: dict[tuple[int, int], int] = field(default_factory=dict)  # (stage, rank): epoch of its session, -1 for none
-    read: Counter[int] = field(default_factory=Counter)  # store orders: on how many ranks the blocks were read
+    free: Counter[int] = field(default_factory=Counter)  # orders: on how many ranks the host touches their blocks no more
     stored: list[bytes] = field(default_factory=list)  # keys that were written anew
     failed: dict[str, dict[int, bool]] = field(default_factory=dict)  # request: chunk index: whether its bytes are bad
+    abandoned: dict[int, str] = field(default_factory=dict)  # loads that the host neither ends nor cancels: their requests
+    dropped: Counter[str] = field(default_factory=Counter)  # chunks that were not sent, by cause
     loads: list[tuple[int, float]] = field(default_factory=list)  # (tokens, seconds)
 
     def __bool__(self) -> bool:
-        return bool(self.epochs or self.read or self.stored or self.failed or self.loads)
+        return bool(
+            self.epochs or self.free or self.stored or self.failed or self.abandoned or self.dropped or self.loads
+        )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
         self.epochs |= other.epochs
-        self.read += other.read
+        self.free += other.free
         self.stored += other.stored
         for request, chunks in other.failed.items():
             mine = self.failed.setdefault(request, {})
             for i, bad in chunks.items():
                 mine[i] = mine.get(i, False) or bad
+        self.abandoned |= other.abandoned
+        self.dropped += other.dropped
         self.loads += other.loads
         return self

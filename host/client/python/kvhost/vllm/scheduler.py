@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvhost.errors import KvhostError
+from kvhost.session import NOT_WANTED
 from kvhost.vllm import hints
 from kvhost.vllm.groups import NULL_BLOCK, GroupPlan
+from kvhost.vllm.holds import Holds
 from kvhost.keys import KeyChain, Item
 from kvhost.vllm.link import Link
 from kvhost.vllm.lookups import RequestLookup
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvhost")
 
 _REMEMBERED = 1 << 16  # keys whose bytes were bad
+_READ_SOON = 0.25  # seconds in which the host has usually read a store's blocks
+_SAY_AGAIN = 60.0  # seconds between two lines of the log on chunks that were not stored
+
+#: Why a chunk that was computed was not offered to the host.
+AWAY = "no session with the host"
+NO_ROOM = "no more blocks could be held for the host to read"
 
 
 class Tracked:
@@ -36,12 +44,13 @@ class Tracked:
         self.table: list[list[int]] = []  # blocks by group
         self.lookup: RequestLookup | None = None
         self.waited = False  # the scheduler has waited for the lookup once
+        self.asked = 0.0  # when it was looked up first, since it had blocks last
         self.hit = 0  # chunks that the lookup promised
         self.local = 0  # leading tokens that the engine's own cache has
-        self.loading = False
+        self.loading = 0  # the order of its load, until it is scheduled
         self.may_load = True
         self.stored = 0  # chunks that the host has, or was ordered to store
-        self.unread: set[int] = set()  # store orders whose blocks the host still reads
+        self.end = 0  # chunks that are computed, or will be by the steps that were scheduled
         # The trace that the engine's client has named, if any; the host's spans become part of it.
         self.traceparent: str = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
 
@@ -51,21 +60,27 @@ class Scheduler:
 
     def __init__(
         self, settings: Settings, link: Link, groups: Sequence[GroupPlan], ranks: int, stages: int, *, loads: bool,
-        step_tokens: int, events: KVEvents | None = None,
+        step_tokens: int, holds: Holds, events: KVEvents | None = None,
     ) -> None:
         """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load.
         ``step_tokens`` is the most that the engine computes in a step."""
+        self._holds = holds
         self._settings, self._link, self._groups = settings, link, groups
         self._chunk = groups[0].chunk_tokens
         self._ranks, self._stages = ranks, stages
         self._loads_allowed = loads
         self._events = events  # None: the engine publishes none
         self._requests: dict[str, Tracked] = {}
+        self._live: dict[str, Any] = {}  # all of the engine's requests
+        self._largest: list[tuple[int, str]] | None = None  # tokens of the two largest that wait for no load, in a step
+        self._stalled = 0  # steps in a row that scheduled nothing
         self._last_number = 0
         self._last_order = 0
         self._generation = b""
         self._orders = StepOrders()
-        self._unread: dict[int, tuple[Tracked, int]] = {}  # by order: whose, and how many ranks have not read it
+        self._ordered = 0.0  # when the last store was ordered
+        self._told = (-1, 0.0)  # the epoch that the workers were told last, and when
+        self._dropped: dict[str, tuple[int, float]] = {}  # by cause: chunks since the log's last line, and its time
         self._bad: OrderedDict[bytes, None] = OrderedDict()
         self._worker_epochs: dict[tuple[int, int], int] = {}
         self._choice = LoadOrCompute(step_tokens, self._chunk)
@@ -87,6 +102,7 @@ class Scheduler:
             self._last_number = self._last_number % 0xFFFFFFFF + 1
             t = Tracked(request, self._last_number, self._chain(request))
             self._requests[request.request_id] = t
+            self.new_request(request)
         return t
 
     def _chain(self, request: Any) -> KeyChain:
@@ -100,14 +116,21 @@ class Scheduler:
             generation=self._generation,
         )
 
+    def new_request(self, request: Any) -> None:
+        self._live[request.request_id] = request
+        self._largest = None
+
     def matched(self, request: Any, computed: int) -> int | None:
         """How many tokens beyond the ``computed`` ones can be loaded; None to be asked again."""
+        if self._in_the_way(request):
+            return None
         t = self.track(request)
         if t is None:
             return 0
-        t.hit, t.local, t.table = 0, computed, []
+        t.hit, t.local, t.table, t.end = 0, computed, [], 0
+        self._holds.scheduled(request.request_id)  # it has no blocks
         if not self._ready():
-            return 0
+            return None if self._soon_ready() else 0
         keys = t.chain.extend(request.all_token_ids, request.num_tokens)
         if not keys or not t.may_load or getattr(request, "skip_reading_prefix_cache", False):
             return 0
@@ -129,13 +152,50 @@ class Scheduler:
         t.stored = max(t.stored, there)
         if self._events is not None:
             self._events.found(request, keys[:there])
-        take = self._worth(lookup, self._before_bad(keys, there), computed)
+        hit = self._before_bad(keys, there)
+        room, later = self._room(t, hit) if hit * self._chunk > computed else (hit, hit)
+        if room < later and time.monotonic() - t.asked < self._settings.lookup_timeout:
+            return None  # the blocks that are held now come free soon
+        take = self._worth(lookup, hit, room, computed)
         if not take:
             lookup.release()
             t.lookup = None
             return 0
         t.hit = take
         return take * self._chunk - computed
+
+    def _in_the_way(self, request: Any) -> bool:
+        """Whether the engine should look at the requests behind this one.
+
+        The engine stops at the first request that finds no blocks. When nothing runs, and those that could run stand
+        behind it with blocks of their own, it would stop there for ever. In every second of such steps a request that
+        may find too few blocks is passed over; in the others it is tried, since it may need fewer than it seems to."""
+        return bool(
+            self._stalled % 2
+            and (self._holds.any or self._holds.waiting)
+            and self._holds.needs(request.num_tokens) > self._holds.free
+        )
+
+    def _room(self, t: Tracked, hit: int) -> tuple[int, int]:
+        """How many of the leading chunks may be loaded, so that the engine can go on while they are: now, and once the
+        blocks that are held are free."""
+        largest = self._needed_by_largest(t.request.request_id)
+        now = self._holds.room_to_load(self._holds.needs(t.request.num_tokens), largest)
+        return self._fitting(hit, now), self._fitting(hit, self._holds.size - largest)
+
+    def _fitting(self, chunks: int, blocks: int) -> int:
+        while chunks and self._holds.needs(chunks * self._chunk) > blocks:
+            chunks -= 1
+        return chunks
+
+    def _needed_by_largest(self, but: str = "") -> int:
+        """Blocks that the largest request takes that waits for no load, and is not ``but``."""
+        if self._largest is None:
+            tokens = sorted(
+                ((r.num_tokens, id) for id, r in self._live.items() if not self._holds.waits(id)), reverse=True
+            )
+            self._largest = tokens[:2]
+        return next((self._holds.needs(n + 1) for n, id in self._largest if id != but), 0)
 
     def _ready(self) -> bool:
         """Whether the host answers, and every worker has a session in the same epoch."""
@@ -145,6 +205,11 @@ class Scheduler:
             and len(self._worker_epochs) == self._ranks * self._stages
             and all(e == epoch for e in self._worker_epochs.values())
         )
+
+    def _soon_ready(self) -> bool:
+        """Whether the host is there, and the workers, which learn of it by a step's orders, may be connected soon."""
+        epoch, (told, when) = self._link.epoch, self._told
+        return epoch >= 0 and (told != epoch or time.monotonic() - when < self._settings.lookup_timeout)
 
     def _ask(self, t: Tracked, keys: Sequence[bytes]) -> bool:
         sessions = self._link.sessions()
@@ -159,20 +224,21 @@ class Scheduler:
         except KvhostError:
             return False
         t.waited = False
+        t.asked = t.asked or time.monotonic()
         self._count("lookups")
         return True
 
     def _before_bad(self, keys: Sequence[bytes], hit: int) -> int:
         return next((i for i in range(hit) if keys[i] in self._bad), hit) if self._bad else hit
 
-    def _worth(self, lookup: RequestLookup, hit: int, computed: int) -> int:
-        """How many of the leading chunks that were found to load, 0 for none."""
+    def _worth(self, lookup: RequestLookup, hit: int, room: int, computed: int) -> int:
+        """How many of the leading chunks that were found to load, 0 for none. There are blocks for ``room`` of them."""
         if hit * self._chunk <= computed or not self._loads_allowed:
             return 0
-        if self._settings.load_when == "always":
-            return hit
-        parts = [Part(n * self._chunk - computed, s) for n, s in lookup.parts(computed // self._chunk, hit)]
-        take = lookup.hit((computed + self._choice.choose(parts)) // self._chunk)
+        take = lookup.hit(room)
+        if take and self._settings.load_when != "always":
+            parts = [Part(n * self._chunk - computed, s) for n, s in lookup.parts(computed // self._chunk, take)]
+            take = lookup.hit((computed + self._choice.choose(parts)) // self._chunk)
         if take < hit:
             self._count("hits_not_loaded_whole")
         return take if take * self._chunk > computed else 0
@@ -182,34 +248,50 @@ class Scheduler:
         t = self._requests.get(request.request_id)
         if t is None:
             return
-        for g in self._groups:
-            known = len(t.table[g.id]) if t.table else t.local // g.block_tokens
-            self._orders.reused += [b for b in table[g.id][known:] if b != NULL_BLOCK]
         t.table = [list(blocks) for blocks in table]
+        t.asked = 0.0
         lookup, t.lookup = t.lookup, None
         if not external:
             if lookup is not None:
                 lookup.release()
             return
         assert lookup is not None and t.hit
-        computed = t.local
-        groups = []
+        end = t.local + external  # the engine may want less than it was promised
+        groups, written = [], []
         for at, g in enumerate(self._groups):
             chunks = []
-            for i in g.needed(t.hit, computed // self._chunk):
-                chunks.append(ChunkOrder(i, g.wanted_blocks(t.table[g.id], i, computed), t.chain.keys[i]))
+            for i in g.needed(-(-end // self._chunk), t.local // self._chunk):
+                chunks.append(ChunkOrder(i, g.wanted_blocks(t.table[g.id], i, t.local, end), t.chain.keys[i]))
+                written += [b for b in chunks[-1].blocks if b != NOT_WANTED]
             if chunks:
                 groups.append(GroupLoad(g.id, lookup.leases(at), chunks))
-        t.loading = True
-        self._orders.loads.append(LoadOrder(request.request_id, self._link.epoch, external, groups))
+        t.loading = self._next_order()
+        held = sum(1 for blocks in t.table for b in blocks if b != NULL_BLOCK)
+        self._holds.load(
+            t.loading, request.request_id, written, held, max(held, self._holds.needs(request.num_tokens))
+        )
+        self._largest = None
+        self._orders.loads.append(LoadOrder(t.loading, request.request_id, self._link.epoch, external, groups))
         self._count("loads")
         self._count("tokens_loaded", external)
 
-    def finished(self, request: Any) -> bool:
-        """Whether the request's blocks must be kept until the host has read them."""
+    def _next_order(self) -> int:
+        self._last_order += 1
+        return self._last_order
+
+    def finished(self, request: Any) -> None:
+        """The engine frees the request's blocks when this returns; what the host may touch is held."""
+        self._live.pop(request.request_id, None)
+        self._largest = None
         t = self._requests.pop(request.request_id, None)
         if t is None:
-            return False
+            return
+        if t.loading:
+            self._orders.cancels.append(t.loading)
+            self._holds.abandon(request.request_id, t.loading)
+        t.end = min(t.end, request.num_computed_tokens // self._chunk)
+        self._order_chunks(t, request.num_computed_tokens)
+        self._drop(AWAY if self._link.epoch < 0 else NO_ROOM, t.end - t.stored)
         self._orders.ended.append((request.request_id, t.number))
         told = hints.of_request(request)
         for s in self._link.sessions():
@@ -217,12 +299,18 @@ class Scheduler:
                 s.end_request(t.number, told, wait=False)  # and with it the leases of its lookups
             except KvhostError:
                 pass
-        if t.loading:
-            self._orders.cancels.append(request.request_id)
-            return False  # the engine keeps the blocks until the load has ended, anyway
-        if t.unread:
-            self._orders.held.append(request.request_id)
-        return bool(t.unread)
+
+    def _drop(self, cause: str, chunks: int) -> None:
+        if chunks <= 0 or self._settings.store == "none":
+            return
+        self._count("chunks_dropped", chunks)
+        before, said = self._dropped.get(cause, (0, 0.0))
+        now = time.monotonic()
+        if said and now - said < _SAY_AGAIN:
+            self._dropped[cause] = before + chunks, said
+            return
+        self._dropped[cause] = 0, now
+        log.warning("kvhost: %d chunks were computed and not stored: %s", before + chunks, cause)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -236,46 +324,79 @@ class Scheduler:
                 continue  # allocated() has told of the blocks of a resumed one
             for g, blocks in enumerate(new):
                 t.table[g] += blocks
-                self._orders.reused += blocks
-        if self._settings.store != "none" and self._link.epoch >= 0:
-            for request_id, scheduled in output.num_scheduled_tokens.items():
-                if (t := self._requests.get(request_id)) is not None and t.table:
-                    self._order_stores(t, scheduled)
-        self._steps.append((time.monotonic(), output.total_num_scheduled_tokens))
+        for request_id, scheduled in output.num_scheduled_tokens.items():
+            self._holds.scheduled(request_id)
+            if (t := self._requests.get(request_id)) is not None and t.table:
+                t.loading = 0
+                self._order_stores(t, scheduled)
+        self._largest = None
+        now = time.monotonic()
+        self._steps.append((now, output.total_num_scheduled_tokens))
+        self._stalled = 0 if output.total_num_scheduled_tokens else self._stalled + 1
         orders, self._orders = self._orders, StepOrders()
         orders.epoch = self._link.wanted
+        if self._told[0] != orders.epoch:
+            self._told = orders.epoch, now
         orders.forward = output.total_num_scheduled_tokens > 0
         return orders
 
     def _order_stores(self, t: Tracked, scheduled: int) -> None:
         """Orders the chunks that this step completes. Only final tokens count: no drafts, no placeholders."""
         r = t.request
-        t.loading = False
         final = r.num_tokens if self._settings.store == "all" else r.num_prompt_tokens
-        computed = r.num_computed_tokens
-        end = min(computed + scheduled, final) // self._chunk
-        if end <= t.stored:
+        t.end = min(r.num_computed_tokens + scheduled, final) // self._chunk
+        self._order_chunks(t, r.num_computed_tokens)
+
+    def _order_chunks(self, t: Tracked, computed: int) -> None:
+        """Orders the request's chunks that are complete, in their order, as far as there is room to hold their blocks.
+        The others stay with the request until the host has read earlier ones."""
+        if t.end <= t.stored or self._settings.store == "none" or self._link.epoch < 0:
             return
-        keys = t.chain.extend(r.all_token_ids, r.num_tokens)
-        groups = []
-        for g in self._groups:
-            chunks = []
-            for i in range(t.stored, end):
-                blocks = g.chunk_blocks(t.table[g.id], i)
-                if g.storable(i, computed) and NULL_BLOCK not in blocks and len(blocks) == g.blocks:
-                    chunks.append(ChunkOrder(i, blocks, keys[i], keys[i - 1] if i else b""))
-                    if self._events is not None:
-                        self._events.ordered(r, g.id, i, keys[i])
-            if chunks:
-                groups.append((g.id, chunks))
-        self._count("chunks_ordered", end - t.stored)
-        t.stored = end
+        keys = t.chain.extend(t.request.all_token_ids, t.request.num_tokens)
+        groups: dict[int, list[ChunkOrder]] = {}
+        held: list[int] = []
+        first, limit = t.stored, int(self._settings.unread_blocks * self._holds.size)
+        while t.stored < t.end:
+            chunks = self._chunk_orders(t, t.stored, computed, keys)
+            blocks = [b for _, c in chunks for b in c.blocks]
+            if not self._holds.room_to_store(len(held) + len(blocks), limit, self._needed_by_largest()):
+                break
+            held += blocks
+            for group, c in chunks:
+                groups.setdefault(group, []).append(c)
+                if self._events is not None:
+                    self._events.ordered(t.request, group, c.index, c.key)
+            t.stored += 1
         if not groups:
             return
-        self._last_order += 1
-        self._orders.stores.append(StoreOrder(self._last_order, r.request_id, t.number, groups, t.traceparent))
-        self._unread[self._last_order] = (t, self._ranks * self._stages)
-        t.unread.add(self._last_order)
+        self._count("chunks_ordered", t.stored - first)
+        order = self._next_order()
+        self._holds.store(order, held)
+        self._ordered = time.monotonic()
+        self._orders.stores.append(
+            StoreOrder(order, t.request.request_id, t.number, list(groups.items()), t.traceparent)
+        )
+
+    def _chunk_orders(
+        self, t: Tracked, i: int, computed: int, keys: Sequence[bytes]
+    ) -> list[tuple[int, ChunkOrder]]:
+        """A chunk in each group that still has all of its blocks."""
+        orders = []
+        for g in self._groups:
+            blocks = g.chunk_blocks(t.table[g.id], i)
+            if g.storable(i, computed) and NULL_BLOCK not in blocks and len(blocks) == g.blocks:
+                orders.append((g.id, ChunkOrder(i, blocks, keys[i], keys[i - 1] if i else b"")))
+        return orders
+
+    @property
+    def pending(self) -> bool:
+        """Whether the host may touch blocks: the workers say in a step that it is done."""
+        return self._holds.any
+
+    @property
+    def frees_soon(self) -> bool:
+        """Whether the host will have read blocks soon, so that waiting costs less than preempting a request."""
+        return self._holds.stores and time.monotonic() - self._ordered < _READ_SOON
 
     def output(self) -> None:
         """A step's output has come: the engine's rate follows from the time between outputs."""
@@ -286,25 +407,26 @@ class Scheduler:
         self._choice.compute.step(tokens, now - max(scheduled, self._last_output))
         self._last_output = now
 
-    def reported(self, report: WorkerReport) -> list[Any]:
-        """Takes note of what the workers did; returns the requests whose loads failed."""
+    def reported(self, report: WorkerReport) -> tuple[list[Any], list[Any]]:
+        """Takes note of what the workers did; returns the requests whose loads failed, and those whose loads the host does
+        not end. The latter must start over with other blocks."""
         if report.epochs:
             self._worker_epochs |= report.epochs
-        for order, ranks in report.read.items():
-            t, missing = self._unread.get(order, (None, 0))
-            if t is None:
-                continue
-            if missing > ranks:
-                self._unread[order] = (t, missing - ranks)
-            else:
-                del self._unread[order]
-                t.unread.discard(order)
         for key in report.stored:
             self._bad.pop(key, None)
         self._count("chunks_stored", len(report.stored))
         for tokens, seconds in report.loads:
             self._choice.load.add(tokens, seconds)
-        return self._failed_loads(report)
+        for cause, chunks in report.dropped.items():
+            self._drop(cause, chunks)
+        abandoned = []
+        for order, request_id in report.abandoned.items():
+            self._holds.abandon(request_id, order)
+            if (t := self._requests.get(request_id)) is not None:
+                abandoned.append(t.request)
+        failed = [r for r in self._failed_loads(report) if r not in abandoned]
+        self._holds.free_on(report.free.items())
+        return failed, abandoned
 
     def _failed_loads(self, report: WorkerReport) -> list[Any]:
         failed = []
@@ -312,7 +434,7 @@ class Scheduler:
             self._count("chunks_not_loaded", len(chunks))
             if (t := self._requests.get(request_id)) is None:
                 continue
-            t.may_load, t.loading = False, False
+            t.may_load, t.loading = False, 0
             t.stored = min(t.stored, min(chunks))
             failed.append(t.request)
             for i, bad in chunks.items():

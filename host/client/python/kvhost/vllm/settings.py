@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +29,9 @@ class Settings:
     lookup_wait: float = 0.002  # seconds that the scheduler waits for a lookup before it serves others
     lookup_timeout: float = 1.0  # seconds until a lookup counts as a miss
     load_timeout: float = 60.0  # seconds until a load is cancelled
-    fence_timeout: float = 0.25  # seconds that a step waits for stores of reused blocks before they are cancelled
-    unread_blocks: float = 0.25  # of the cache that may wait for the host to read it; above that nothing is stored
+    read_timeout: float = 10.0  # seconds until a store that the host has not read is cancelled
+    shutdown_wait: float = 3.0  # seconds that an ending engine waits for the host to write what it was given
+    unread_blocks: float = 0.25  # of the cache that may be held for the host to read it; other chunks wait for that
 
     @staticmethod
     def parse(extra: Mapping[str, Any]) -> Settings:
@@ -37,17 +39,36 @@ class Settings:
         for name in extra:
             if name not in known:
                 raise ValueError(f"kv_connector_extra_config: unknown setting {name!r}, known are {', '.join(known)}")
+        for name, value in extra.items():
+            want, is_it = _TYPES[str(known[name].type)]
+            if not is_it(value):
+                raise ValueError(f"kv_connector_extra_config: {name} is {value!r}, want {want}")
         s = Settings(**extra)
         if not s.socket:
             s = dataclasses.replace(s, socket=os.environ.get("KVHOST_SOCKET") or "/run/kvhost/kvhost.sock")
         for name, values in (("load_when", ("faster", "always")), ("store", ("all", "prompt", "none"))):
             if getattr(s, name) not in values:
                 raise ValueError(f"kv_connector_extra_config: {name} is {getattr(s, name)!r}, want one of {values}")
-        if not isinstance(s.prefetch, bool):
-            raise ValueError(f"kv_connector_extra_config: prefetch is {s.prefetch!r}, want true or false")
         if s.chunk_tokens < 1:
             raise ValueError(f"kv_connector_extra_config: chunk_tokens is {s.chunk_tokens}, want at least 1")
-        for name in ("lookup_wait", "lookup_timeout", "load_timeout", "fence_timeout", "unread_blocks"):
-            if not getattr(s, name) >= 0:
-                raise ValueError(f"kv_connector_extra_config: {name} is {getattr(s, name)}, want 0 or more")
+        if not 0 <= s.tenant < 1 << 32:
+            raise ValueError(f"kv_connector_extra_config: tenant is {s.tenant}, want 0 to {(1 << 32) - 1}")
         return s
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(t, str) for kv in value.items() for t in kv)
+
+
+#: By a field's type: the values that are allowed, in words and as a predicate.
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "str": ("a text", lambda v: isinstance(v, str)),
+    "bool": ("true or false", lambda v: isinstance(v, bool)),
+    "int": ("a whole number", lambda v: isinstance(v, int) and not isinstance(v, bool)),
+    "float": ("a number, 0 or more", _number),
+    "Mapping[str, str]": ("texts by name", _texts),
+}

@@ -15,6 +15,7 @@ COUNTERS = {
     "tokens_loaded": "Tokens whose load was ordered",
     "chunks_not_loaded": "Chunks whose load failed; the engine computed them",
     "chunks_ordered": "Chunks offered to kvhost",
+    "chunks_dropped": "Chunks that were computed and not offered: no host was there, or it read too slowly",
     "chunks_stored": "Chunks that kvhost wrote anew",
 }
 

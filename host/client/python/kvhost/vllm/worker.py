@@ -6,9 +6,9 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from kvhost.errors import Code, KvhostError
 from kvhost.session import NOT_WANTED, LoadChunk, LoadJob, Result, Session, StoreChunk, StoreJob
@@ -21,6 +21,9 @@ log = logging.getLogger("vllm.kvhost")
 #: Failures that say nothing about the stored bytes: another request may be promised the same key.
 _NOT_THE_BYTES = {Code.LEASE_OVER, Code.CANCELLED, Code.CLOSING, Code.UNKNOWN, Code.BUSY, Code.LIMIT, Code.INVALID}
 
+#: Seconds that the host has to end a load after it was asked to cancel it. Then the request starts over without it.
+_CANCEL_SECONDS = 5.0
+
 
 @dataclass
 class _Store:
@@ -28,8 +31,9 @@ class _Store:
 
     order: StoreOrder
     ready: Callable[[], None]  # returns when the step's writes are done
-    blocks: set[int]
+    began: float
     dropped: bool = False
+    cancelled: bool = False
     started: bool = False
     jobs: list[tuple[StoreJob, list[bytes]]] = field(default_factory=list)
     reported: bool = False
@@ -42,6 +46,10 @@ class _Store:
     def over(self) -> bool:
         return self.dropped or (self.started and all(j.over for j, _ in self.jobs))
 
+    @property
+    def chunks(self) -> int:
+        return max(len(chunks) for _, chunks in self.order.chunks)
+
 
 @dataclass
 class _Load:
@@ -49,7 +57,8 @@ class _Load:
     began: float
     jobs: list[tuple[int, LoadJob]] = field(default_factory=list)  # (position in the order's groups, job)
     cause: str = ""  # why it was not begun
-    cancelling: bool = False
+    cancelled: float | None = None  # when
+    abandoned: bool = False  # the request goes on without it, and its blocks stay the host's
 
     @property
     def over(self) -> bool:
@@ -58,27 +67,23 @@ class _Load:
 
 @dataclass
 class Finished:
-    sent: set[str]
-    received: set[str]
-    failed: set[str]
+    received: set[str]  # requests whose load is over, or abandoned
+    failed: set[str]  # those of them that lack a block
 
 
 class Worker:
     """The jobs of one rank.
 
-    Sending a store waits for the GPU, and cancelling a job waits for the host, so a sending thread does both.
-    Everything else runs on the engine's thread. ``_lock`` guards the start of a store against its being dropped."""
+    Sending a store waits for the GPU, so a thread of its own does that. Everything else runs on the engine's thread.
+    ``_lock`` guards the start of a store against its being dropped."""
 
-    def __init__(self, settings: Settings, link: Link, rank: tuple[int, int], blocks: int, stores: bool) -> None:
+    def __init__(self, settings: Settings, link: Link, rank: tuple[int, int], stores: bool) -> None:
         """``rank`` is (pipeline stage, rank in the stage); ``stores`` is false when another rank has the same bytes."""
         self._settings, self._link, self._rank = settings, link, rank
-        self._unread_limit = int(settings.unread_blocks * blocks)
         self._stores_here = stores
         self._lock = threading.Lock()
         self._stores: dict[int, _Store] = {}
-        self._unread: Counter[int] = Counter()  # blocks of stores that are not read yet
-        self._loads: dict[str, _Load] = {}
-        self._held: dict[str, None] = {}
+        self._loads: dict[int, _Load] = {}
         self._shed: set[str] = set()  # requests that lost a chunk: what follows has no parent
         self._bad_blocks: set[int] = set()
         self._report = WorkerReport()
@@ -89,42 +94,31 @@ class Worker:
 
     # ---- a step, in the order of the engine's calls ------------------------------------------------------------------
 
-    def before_step(self, orders: StepOrders) -> None:
-        """Returns when no store reads a block that this step may overwrite."""
+    def begin(self, orders: StepOrders) -> None:
+        """Begins the step's loads, and cancels those that are not wanted any more."""
         self._link.follow(orders.epoch)
-        self._settle_stores()
-        if not self._unread:
-            return
-        reused = self._unread.keys() & set(orders.reused)
-        if reused:
-            self._fence(reused)
-
-    def begin_loads(self, orders: StepOrders) -> None:
-        for request in orders.cancels:
-            if (load := self._loads.get(request)) is not None:
+        for id in orders.cancels:
+            if (load := self._loads.get(id)) is not None:
                 self._cancel(load)
         for order in orders.loads:
-            self._loads[order.request_id] = self._begin(order)
+            self._loads[order.id] = self._begin(order)
 
     def store(self, orders: StepOrders, ready: Callable[[], None]) -> None:
         """Begins the step's stores; ``ready`` returns when the step's writes to the cache are done."""
         for order in orders.stores:
             self._accept(order, ready)
 
-    def finished(self, orders: StepOrders) -> Finished:
+    def finished(self, orders: StepOrders, written: Callable[[], Callable[[], None]]) -> Finished:
+        """What is over since the last step. ``written`` gives what :meth:`store` takes as ``ready``."""
+        if not orders.forward:
+            if orders.stores:  # of requests that have ended: the engine calls store only after it computed something
+                self.store(orders, written())
+            self._wait_for_a_job(0.001)  # an idle engine polls: leave the interpreter to the receiving thread
         self._settle_stores()
-        if not orders.forward and self._loads and not any(load.over for load in self._loads.values()):
-            self._wait_for_a_load(0.001)  # an idle engine polls: leave the interpreter to the receiving thread
         for request, number in orders.ended:
             self._shed.discard(request)
             self._work.put(lambda number=number: self._end_request(number))  # type: ignore[misc]
-        received, failed = self._settle_loads()
-        self._held |= dict.fromkeys(orders.held)
-        busy = {s.order.request_id for s in self._stores.values() if not s.read}
-        sent = {r for r in self._held if r not in busy}
-        for r in sent:
-            del self._held[r]
-        return Finished(sent, received, failed)
+        return self._settle_loads()
 
     def bad_blocks(self) -> set[int]:
         bad, self._bad_blocks = self._bad_blocks, set()
@@ -143,17 +137,14 @@ class Worker:
     # ---- stores ------------------------------------------------------------------------------------------------------
 
     def _accept(self, order: StoreOrder, ready: Callable[[], None]) -> None:
-        blocks = {b for _, chunks in order.chunks for c in chunks for b in c.blocks}
-        full = len(self._unread) + len(blocks) > self._unread_limit
-        if full:
-            self._shed.add(order.request_id)
-        if not self._stores_here or order.request_id in self._shed or self._link.epoch < 0:
-            self._report.read[order.id] += 1
-            return
-        store = _Store(order, ready, blocks)
+        store = _Store(order, ready, time.monotonic())
         self._stores[order.id] = store
-        self._unread.update(blocks)
-        self._work.put(lambda: self._send(store))
+        if not self._stores_here:
+            store.dropped = True
+        elif order.request_id in self._shed or self._link.epoch < 0:
+            store.dropped = True
+        else:
+            self._work.put(lambda: self._send(store))
 
     def _send(self, store: _Store) -> None:
         """On the sending thread."""
@@ -180,15 +171,25 @@ class Worker:
                 pass  # the jobs begun so far end with the session
             store.started = True
 
+    @staticmethod
+    def _cancel_store(store: _Store) -> None:
+        for job, _ in store.jobs:
+            if not job.was_read:
+                _ask_to_cancel(job)
+
     def _settle_stores(self) -> None:
+        now = time.monotonic()
         for id, s in list(self._stores.items()):
+            if not (s.read or s.cancelled or not s.started) and now - s.began > self._settings.read_timeout:
+                s.cancelled = True
+                self._report.dropped[f"the host had not read them within {self._settings.read_timeout} s"] += s.chunks
+                self._cancel_store(s)
             if s.read and not s.reported:
                 s.reported = True
-                self._unread.subtract(s.blocks)
-                for b in s.blocks:
-                    if self._unread[b] <= 0:
-                        del self._unread[b]
-                self._report.read[id] += 1
+                self._report.free[id] += 1
+                if s.dropped and self._stores_here:
+                    self._shed.add(s.order.request_id)
+                    self._report.dropped["no session with the host"] += s.chunks
             if s.over:
                 del self._stores[id]
                 for job, keys in s.jobs:
@@ -205,36 +206,6 @@ class Worker:
                 self._report.stored.append(key)
             elif chunk.result == Result.FAILED:
                 log.warning("kvhost: chunk %s was not stored: %s", key.hex()[:16], chunk.error)
-
-    def _fence(self, reused: set[int]) -> None:
-        """Returns when no store can read the blocks any more: it was read, dropped before it was sent, or cancelled."""
-        due = time.monotonic() + self._settings.fence_timeout
-        touched = [s for s in self._stores.values() if not s.read and s.blocks & reused]
-        with self._lock:
-            for s in touched:
-                if not s.started:
-                    s.dropped = True
-                    self._shed.add(s.order.request_id)
-        for s in touched:
-            for job, _ in s.jobs:
-                try:
-                    job.read(max(0.0, due - time.monotonic()))
-                except TimeoutError:
-                    self._shed.add(s.order.request_id)
-                    self._cancel_now(job)
-                except KvhostError:
-                    pass  # it ended, and reads nothing
-        self._settle_stores()
-
-    def _cancel_now(self, job: StoreJob | LoadJob) -> None:
-        try:
-            job.cancel()
-        except TimeoutError:
-            log.error("kvhost: the host did not acknowledge a cancelled job; ending the session")
-            for s in self._link.sessions():
-                s.close()
-        except KvhostError:
-            pass  # the session is over, and with it the job
 
     def _end_request(self, number: int) -> None:
         for s in self._link.sessions():
@@ -261,43 +232,69 @@ class Worker:
         return load
 
     def _cancel(self, load: _Load) -> None:
-        if load.cancelling:
+        """Asks the host to cancel. It ends the load in its own time: the blocks are its own until then."""
+        if load.cancelled is not None:
             return
-        load.cancelling = True
+        load.cancelled = time.monotonic()
         for _, job in load.jobs:
-            if not job.over:
-                self._work.put(lambda job=job: self._cancel_now(job))  # type: ignore[misc]
+            _ask_to_cancel(job)
 
-    def _wait_for_a_load(self, seconds: float) -> None:
-        load = next(iter(self._loads.values()))
-        for _, job in load.jobs:
-            if not job.over:
-                try:
-                    job.wait(seconds)
-                except (KvhostError, TimeoutError):
-                    pass
-                return
+    def _wait_for_a_job(self, seconds: float) -> None:
+        """Waits for the oldest load, or store that is not read; not at all if one is over."""
+        loads = [job for load in self._loads.values() for _, job in load.jobs]
+        if any(job.over for job in loads):
+            return
+        reads = (job for s in list(self._stores.values()) if s.started and not s.read for job, _ in s.jobs)
+        for wait in (*(job.wait for job in loads[:1]), *(job.read for job in islice(reads, 1))):
+            try:
+                wait(seconds)
+            except (KvhostError, TimeoutError):
+                pass
+            return
 
-    def _settle_loads(self) -> tuple[set[str], set[str]]:
-        received, failed = set(), set()
+    def _settle_loads(self) -> Finished:
+        done = Finished(set(), set())
         now = time.monotonic()
-        for request, load in list(self._loads.items()):
-            if not load.over:
-                if now - load.began > self._settings.load_timeout and not load.cancelling:
-                    log.error("kvhost: load of request %s cancelled after %.0f s", request, now - load.began)
-                    self._cancel(load)
+        for id, load in list(self._loads.items()):
+            if load.over:
+                del self._loads[id]
+                self._report.free[id] += 1
+                if load.abandoned:
+                    continue
+            elif not self._gives_up(load, now):
                 continue
-            del self._loads[request]
-            received.add(request)
+            request = load.order.request_id
+            done.received.add(request)
             if self._settle_load(request, load):
                 self._report.loads.append((load.order.tokens, now - load.began))
             else:
-                failed.add(request)
-        return received, failed
+                done.failed.add(request)
+        return done
+
+    def _gives_up(self, load: _Load, now: float) -> bool:
+        """Whether the request must go on without a load that is not over."""
+        if load.abandoned:
+            return False
+        if load.cancelled is None:
+            if now - load.began > self._settings.load_timeout:
+                log.error("kvhost: load of request %s cancelled after %.0f s", load.order.request_id, now - load.began)
+                self._cancel(load)
+            return False
+        if now - load.cancelled <= _CANCEL_SECONDS:
+            return False
+        log.error("kvhost: the host did not end the load of request %s within %.0f s of being asked to; its blocks stay "
+                  "unused until it does or ends", load.order.request_id, _CANCEL_SECONDS)
+        load.abandoned = True
+        load.cause = "the host hangs"
+        self._report.abandoned[load.order.id] = load.order.request_id
+        return True
 
     def _settle_load(self, request: str, load: _Load) -> bool:
         """Notes which blocks and chunks failed; whether none did."""
         failed: dict[int, bool] = {}
+        if load.abandoned:
+            self._report.failed[request] = {c.index: False for g in load.order.groups for c in g.chunks}
+            return False
         begun = {at for at, _ in load.jobs}
         for at, g in enumerate(load.order.groups):
             if at not in begun:
@@ -318,7 +315,7 @@ class Worker:
                 load.cause = str(f.error)
         if failed:
             self._report.failed[request] = failed
-            if not load.cancelling:
+            if load.cancelled is None:
                 log.warning("kvhost: %d chunks of request %s were not loaded (%s); computing them",
                             len(failed), request, load.cause)
         return not failed
@@ -331,21 +328,36 @@ class Worker:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Returns when no job touches the cache any more."""
+        """Drops and cancels all jobs: the memory is about to be unregistered, which waits for them."""
+        with self._lock:
+            for s in self._stores.values():
+                s.dropped = s.dropped or not s.started
         for s in self._stores.values():
-            for job, _ in s.jobs:
-                if not job.was_read:
-                    self._cancel_now(job)
+            self._cancel_store(s)
         for load in self._loads.values():
-            for _, loading in load.jobs:
-                if not loading.over:
-                    self._cancel_now(loading)
-        self._settle_stores()
+            self._cancel(load)
 
     def close(self) -> None:
+        """Waits for the host to write what it was given to store, for a while."""
+        due = time.monotonic() + self._settings.shutdown_wait
         self._work.put(None)
-        self._thread.join(5)
+        self._thread.join(self._settings.shutdown_wait)
+        late = sum(s.chunks for s in list(self._stores.values()) if not self._over_by(due, s))
+        if late:
+            log.warning("kvhost: %d chunks may not be stored: the engine ended, and the host had not written them within "
+                        "%.1f s (shutdown_wait)", late, self._settings.shutdown_wait)
         self._link.close()
+
+    @staticmethod
+    def _over_by(due: float, store: _Store) -> bool:
+        for job, _ in store.jobs:
+            try:
+                job.published(max(0.0, due - time.monotonic()))
+            except TimeoutError:
+                return False
+            except KvhostError:
+                pass  # it ended
+        return store.over
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -353,6 +365,14 @@ class Worker:
                 work()
             except Exception:
                 log.exception("kvhost: the sending thread's work failed")
+
+
+def _ask_to_cancel(job: StoreJob | LoadJob) -> None:
+    if not job.over:
+        try:
+            job.cancel(wait=False)
+        except KvhostError:
+            pass  # the session is over, and with it the job
 
 
 def open_session(open: Callable[[], Session], register: Callable[[Session], None]) -> list[Session]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,16 +47,16 @@ class Core:
     """One engine core: steps of the scheduler, and what a worker would do in each."""
 
     def __init__(
-        self, folder: Path, monkeypatch: Any, *, blocks: int = 64, step_tokens: int = 256, window: int = 0, **extra: Any
+        self, folder: Path, monkeypatch: Any, *, blocks: int = 64, step_tokens: int = 256, window: int = 0,
+        policy: str = "fcfs", **extra: Any,
     ) -> None:
         """``window`` adds a second KV cache group whose layers attend to so many tokens."""
-        self.session = DoubleSession()
-        if window:
-            self.session.membership = {1}
-        link = Link(self.session)
+        self.window = window
+        self.session = self._session()
+        self.link = link = Link(self.session)
         monkeypatch.setattr(connector, "Link", lambda *args, **options: link)
-        settings = {"chunk_tokens": CHUNK, "load_when": "always", "lookup_wait": 0.0, "fence_timeout": 0.0, **extra}
-        config = self._config(folder, blocks, step_tokens, settings)
+        settings = {"chunk_tokens": CHUNK, "load_when": "always", "lookup_wait": 0.0, **extra}
+        config = self._config(folder, blocks, step_tokens, policy, settings)
         options: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
         groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**options))]
         if window:
@@ -68,17 +68,30 @@ class Core:
         self.connector = cast(Any, self.scheduler.connector)
         space = Namespace(model="m", dtype="f", key_bytes=32, tokens_per_block=BLOCK, groups=[])
         self.connector.set_xfer_handshake_metadata({0: Handshake(namespace=space, epoch=0)})
-        self.worker = Worker(Settings(**settings), link, (0, 0), blocks, stores=True)  # type: ignore[arg-type]
+        self.worker = Worker(Settings(**settings), link, (0, 0), stores=True)  # type: ignore[arg-type]
         self.single = not window
         self.invalid: set[int] = set()  # blocks that were reported as not loaded
         self._free = self.free_blocks
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK, sha256)
 
+    def _session(self) -> DoubleSession:
+        session = DoubleSession()
+        if self.window:
+            session.membership = {1}
+        return session
+
+    def new_host(self) -> None:
+        """A host in place of one that died: both halves open sessions with it, in a new epoch."""
+        self.session = self._session()
+        self.link.up = [self.session]
+        self.link.wanted += 1
+        self.link.epoch = self.link.wanted
+
     @staticmethod
-    def _config(folder: Path, blocks: int, step_tokens: int, settings: dict[str, Any]) -> VllmConfig:
+    def _config(folder: Path, blocks: int, step_tokens: int, policy: str, settings: dict[str, Any]) -> VllmConfig:
         path = folder / "model"
-        path.mkdir()
+        path.mkdir(exist_ok=True)
         (path / "config.json").write_text(json.dumps(model.config(1)))
         transfer = KVTransferConfig(
             kv_connector="KvhostConnector", kv_connector_module_path="kvhost.vllm", kv_role="kv_both",
@@ -88,7 +101,7 @@ class Core:
             model_config=ModelConfig(model=str(path), skip_tokenizer_init=True, dtype="float32", max_model_len=2048),
             scheduler_config=SchedulerConfig(
                 max_num_seqs=8, max_num_batched_tokens=step_tokens, max_model_len=2048, is_encoder_decoder=False,
-                async_scheduling=False,
+                async_scheduling=False, policy=policy,
             ),
             cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
             kv_transfer_config=transfer, device_config=DeviceConfig("cpu"),
@@ -100,30 +113,31 @@ class Core:
     def free_blocks(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
-    def add(self, id: str, tokens: Sequence[int], answer: int = 2) -> Request:
+    def add(self, id: str, tokens: Sequence[int], answer: int = 2, priority: int = 0) -> Request:
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
         params.update_from_generation_config({}, 2)
-        request = Request(id, list(tokens), params, None, block_hasher=self._hasher)
+        request = Request(id, list(tokens), params, None, block_hasher=self._hasher, priority=priority)
         self.scheduler.add_request(request)
         return request
 
     def abort(self, id: str) -> None:
         self.scheduler.finish_requests(id, RequestStatus.FINISHED_ABORTED)
 
-    def step(self) -> dict[str, int]:
-        """Schedules, "computes", and takes the output; how many tokens of each request were computed."""
+    def step(self, writes: Callable[[dict[int, str]], None] = lambda blocks: None) -> dict[str, int]:
+        """Schedules, "computes", and takes the output; how many tokens of each request were computed. ``writes`` is
+        called with the blocks that are computed, and the request of each, at the time when the model would run."""
         scheduled = self.scheduler.schedule()
         orders = scheduled.kv_connector_metadata
         assert isinstance(orders, StepOrders)
         w = self.worker
-        w.before_step(orders)
-        w.begin_loads(orders)
+        w.begin(orders)
+        writes(self._written(scheduled.num_scheduled_tokens))
         if scheduled.total_num_scheduled_tokens:
             w.store(orders, lambda: None)
-        done, bad = w.finished(orders), w.bad_blocks()
+        done, bad = w.finished(orders, lambda: lambda: None), w.bad_blocks()
         self.invalid |= bad
         report = KVConnectorOutput(
-            finished_sending=done.sent or None, finished_recving=done.received or None,
+            finished_recving=done.received or None,
             invalid_block_ids=bad if self.single else set(), kv_connector_worker_meta=w.report(),
         )
         ids = list(scheduled.num_scheduled_tokens)
@@ -136,6 +150,14 @@ class Core:
         self.scheduler.update_from_output(scheduled, output)
         self._send()
         return dict(scheduled.num_scheduled_tokens)
+
+    def _written(self, scheduled: dict[str, int]) -> dict[int, str]:
+        written: dict[int, str] = {}
+        for id, n in scheduled.items():
+            end = self.scheduler.requests[id].num_computed_tokens
+            for blocks in self.scheduler.kv_cache_manager.get_block_ids(id):
+                written |= dict.fromkeys(blocks[(end - n) // BLOCK : -(-end // BLOCK)], id)
+        return written
 
     def _send(self) -> None:
         """Returns when the worker's sending thread has done what it was given."""
@@ -158,8 +180,8 @@ class Core:
             self.step()
         assert not self.scheduler.requests and not self.scheduler.waiting and not self.scheduler.running
         half = self.connector._scheduler
-        assert not half._requests and not half._unread
-        assert not self.worker._loads and not self.worker._held
+        assert not half._requests and not half._live and not half.pending and not half._holds.waiting
+        assert not self.worker._loads and all(s.read for s in self.worker._stores.values())
         assert self.free_blocks == self._free
 
     def close(self) -> None:

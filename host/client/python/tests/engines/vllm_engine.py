@@ -84,6 +84,9 @@ class Engine:
         """Like ``ask``, but the answer is fetched by ``answer``."""
         self._connection.send((op, *args))
 
+    def answers_within(self, seconds: float) -> bool:
+        return self._connection.poll(seconds)
+
     def answer(self) -> Any:
         return self._receive()
 
@@ -93,7 +96,11 @@ class Engine:
             wait_for("the host has published all", self._host.idle)
 
     def said(self, text: str) -> bool:
-        return text in self.log.read_text(errors="replace")
+        return self.count(text) > 0
+
+    def count(self, text: str) -> int:
+        """How often the engine's log has a text."""
+        return self.log.read_text(errors="replace").count(text)
 
     def stop(self) -> None:
         self.ask("stop")

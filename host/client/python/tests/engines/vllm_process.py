@@ -31,6 +31,8 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             adapter = LoRARequest(*lora) if lora else None
             outs = llm.generate(prompts, params(tokens), use_tqdm=False, lora_request=adapter)
             connection.send([(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outs])
+        elif op == "crowd":  # prompts, tokens each, (prompt, steps until it is aborted) -> tokens of each prompt
+            connection.send(crowd(engine, params(args[1]), args[0], args[2]))
         elif op == "reset":  # empties the engine's own prefix cache
             connection.send(llm.reset_prefix_cache())
         elif op == "begin":  # id, prompt: a request that is not waited for
@@ -43,6 +45,29 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             engine.engine_core.shutdown()
             connection.send(None)
             return
+
+
+def crowd(engine: Any, params: Any, prompts: list[list[int]], doomed: list[tuple[list[int], int]]) -> list[list[int]]:
+    """Requests together with others that are aborted, each after some of the engine's steps."""
+    for i, p in enumerate(prompts):
+        engine.add_request(f"kept-{i}", {"prompt_token_ids": p}, params)
+    aborts = {}
+    for i, (p, steps) in enumerate(doomed):
+        engine.add_request(f"doomed-{i}", {"prompt_token_ids": p}, params)
+        aborts[f"doomed-{i}"] = steps
+    said: dict[int, list[int]] = {}
+    n = 0
+    while len(said) < len(prompts):
+        for out in engine.step():
+            if out.finished and out.request_id.startswith("kept-"):
+                said[int(out.request_id[5:])] = list(out.outputs[0].token_ids)
+        n += 1
+        if due := [id for id, steps in aborts.items() if steps <= n]:
+            engine.abort_request(due)
+            for id in due:
+                del aborts[id]
+    engine.abort_request(list(aborts))
+    return [said[i] for i in range(len(prompts))]
 
 
 def main() -> None:

@@ -1,0 +1,145 @@
+"""The engine's blocks that the host's jobs may touch, and how many of them they may be.
+
+The engine gives a block to another request once no reference to it is left. While the host may read or write a block, the
+connector holds a reference of its own, as another request would. So no step and no load overwrites what the host reads, and
+nothing reads what the host overwrites, whatever becomes of the request: it may end, be preempted, or start over.
+
+A block that is held is one that the engine cannot compute in, and a request that waits for its load holds blocks without
+being able to run. vLLM schedules its queue in order and stops at the first request that finds no blocks. So the holds are
+bounded such that, once all that runs has ended,
+
+* every request whose load was ordered finds the blocks for the rest of its tokens, and
+* the largest of the other requests finds all of its blocks, even if no load ever ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvhost.vllm.groups import GroupPlan
+
+
+@dataclass
+class _Hold:
+    blocks: list[int]
+    ranks: int  # that have not said yet that the host is done with the blocks
+
+
+class Holds:
+    """The holds of one engine core. An order to the workers holds its blocks under its number."""
+
+    def __init__(
+        self, pool: Any, groups: Sequence[GroupPlan], step_tokens: int, lookahead: int, ranks: int
+    ) -> None:
+        """``pool`` is the engine's BlockPool. ``step_tokens`` is the most that a step computes, ``lookahead`` how many
+        tokens a request needs room for beyond those it has. ``ranks`` is how many workers take each order."""
+        self._pool = pool
+        self._groups, self._step_tokens, self._lookahead, self._ranks = groups, step_tokens, lookahead, ranks
+        self._holds: dict[int, _Hold] = {}
+        self._stores: dict[int, int] = {}  # blocks by store order
+        self._waiting: dict[str, tuple[int, int]] = {}  # requests whose load was ordered: (held, needed) blocks
+        self._abandoned: dict[int, int] = {}  # blocks by load order
+
+    @property
+    def any(self) -> bool:
+        """Whether a block is held: the engine must go on with its steps to learn that the host is done with it."""
+        return bool(self._holds)
+
+    @property
+    def size(self) -> int:
+        """The engine's blocks. One of them is its null block."""
+        return int(self._pool.num_gpu_blocks) - 1
+
+    @property
+    def free(self) -> int:
+        return int(self._pool.get_num_free_blocks())
+
+    def needs(self, tokens: int) -> int:
+        """The most blocks that a request of so many tokens takes."""
+        tokens += self._lookahead
+        total = 0
+        for g in self._groups:
+            n = math.ceil(tokens / g.block_tokens)
+            if g.window:
+                n = min(n, math.ceil((g.window + self._step_tokens) / g.block_tokens) + 1)
+            total += n
+        return total
+
+    # ---- loads -------------------------------------------------------------------------------------------------------
+
+    def room_to_load(self, needed: int, largest: int) -> int:
+        """How many blocks a load may hold for a request that needs ``needed`` in all; ``largest`` is what the largest
+        request needs that waits for no load."""
+        others = sum(n for _, n in self._waiting.values())
+        idle = self._idle()
+        if others + needed + idle > self.size:
+            return 0
+        return max(0, self.size - sum(h for h, _ in self._waiting.values()) - idle - largest)
+
+    def _idle(self) -> int:
+        """Blocks that are held for no request that waits."""
+        return sum(self._stores.values()) + sum(self._abandoned.values())
+
+    def load(self, order: int, request: str, blocks: Sequence[int], held: int, needed: int) -> None:
+        """``blocks`` are those that the host writes, ``held`` how many the waiting request has."""
+        self._hold(order, blocks)
+        self._waiting[request] = held, needed
+
+    def scheduled(self, request: str) -> None:
+        """The request waits no more: it runs, has ended, or has given up its blocks."""
+        self._waiting.pop(request, None)
+
+    def abandon(self, request: str, order: int) -> None:
+        """The request gives up its blocks, and the host may still write them."""
+        self.scheduled(request)
+        if order in self._holds:
+            self._abandoned[order] = len(self._holds[order].blocks)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request waits with blocks for its load, or to be scheduled after it."""
+        return bool(self._waiting)
+
+    def waits(self, request: str) -> bool:
+        return request in self._waiting
+
+    # ---- stores ------------------------------------------------------------------------------------------------------
+
+    def room_to_store(self, blocks: int, limit: int, largest: int) -> bool:
+        """Whether a store may hold so many blocks, where all stores may hold ``limit``. ``largest`` is what the largest
+        request needs that waits for no load."""
+        stores = sum(self._stores.values()) + blocks
+        held, needed = (sum(c) for c in zip((0, 0), *self._waiting.values()))
+        total = stores + sum(self._abandoned.values()) + max(needed, held + largest)
+        return stores <= limit and total <= self.size
+
+    def store(self, order: int, blocks: Sequence[int]) -> None:
+        self._hold(order, blocks)
+        self._stores[order] = len(blocks)
+
+    @property
+    def stores(self) -> bool:
+        return bool(self._stores)
+
+    # ---- both --------------------------------------------------------------------------------------------------------
+
+    def _hold(self, order: int, blocks: Sequence[int]) -> None:
+        self._pool.touch([self._pool.blocks[b] for b in blocks])
+        self._holds[order] = _Hold(list(blocks), self._ranks)
+
+    def free_on(self, orders: Iterable[tuple[int, int]]) -> None:
+        """``orders`` are (order, ranks): on so many more ranks the host touches its blocks no more."""
+        for order, ranks in orders:
+            hold = self._holds.get(order)
+            if hold is None:
+                continue
+            hold.ranks -= ranks
+            if hold.ranks > 0:
+                continue
+            del self._holds[order]
+            self._stores.pop(order, None)
+            self._abandoned.pop(order, None)
+            self._pool.free_blocks([self._pool.blocks[b] for b in reversed(hold.blocks)])

@@ -1,0 +1,219 @@
+"""Schedules of vLLM's own scheduler with the connector: every one of them drains.
+
+A schedule is a pool of blocks, a mix of requests, and a host that answers lookups and ends loads and stores late or never,
+dies and comes back. All follows from a seed. Time is the schedule's own: a step takes a hundredth of a second. While the
+host may touch a block, the engine must not give it to anything else."""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from needs import needs
+
+needs("vllm")
+
+from vllm.v1.request import Request  # noqa: E402
+from vllm_core import BLOCK, CHUNK, Core  # noqa: E402
+from vllm_doubles import DoubleSession, Load, Pending, Store  # noqa: E402
+
+from kvhost import Code  # noqa: E402
+from kvhost.vllm import lookups, scheduler, worker  # noqa: E402
+
+#: How many schedules, and the first one's seed. A failure names its seed.
+SCHEDULES = int(os.environ.get("DRAIN_SCHEDULES", "400"))
+FIRST = int(os.environ.get("DRAIN_SEED", "1"))
+
+STEP = 0.01  # seconds
+MOST_STEPS = 6000
+
+
+class Clock:
+    """What stands for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Schedule:
+    """One schedule, from its seed."""
+
+    def __init__(self, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rng = rng = random.Random(seed)
+        self.clock = Clock()
+        for module in (scheduler, lookups, worker):
+            monkeypatch.setattr(module, "time", self.clock)
+        self.blocks = rng.randrange(14, 80)
+        self.core = Core(
+            folder, monkeypatch, blocks=self.blocks, step_tokens=rng.choice([32, 96, 256]),
+            window=rng.choice([0, 0, 0, 40]), policy=rng.choice(["fcfs", "fcfs", "priority"]),
+            lookup_timeout=rng.choice([0.05, 1.0]), load_timeout=rng.choice([0.2, 2.0]),
+            read_timeout=rng.choice([0.2, 2.0]),
+            unread_blocks=rng.choice([0.1, 0.25, 1.0]),
+        )
+        monkeypatch.setattr(self.core.worker, "_wait_for_a_job", lambda seconds: None)
+        self.answers = rng.choice([1.0, 0.5, 0.1])  # how likely a lookup is answered in a step
+        self.loads = rng.choice([1.0, 0.3, 0.05, 0.0])  # and a load ends; 0: never
+        self.reads = rng.choice([1.0, 0.3, 0.05, 0.0])  # and a store is read
+        self.fails = rng.choice([0.0, 0.1, 0.5])  # how likely a chunk of a load fails
+        self.frozen = False  # the host acknowledges nothing
+        self.deaths = rng.choice([0.0, 0.0, 0.01])
+        self.freezes = rng.choice([0.0, 0.0, 0.01])
+        self.requests: list[Request] = []
+        self.down = 0  # steps until a host is there again
+        self._session(self.core.session)
+
+    def _session(self, session: DoubleSession) -> None:
+        session.answers = False
+        session.frozen = lambda: self.frozen
+
+    @property
+    def session(self) -> DoubleSession:
+        return self.core.session
+
+    def run(self) -> None:
+        rng = self.rng
+        most = (self.blocks - 1) // (2 if self.core.window else 1) * BLOCK
+        heads = [[rng.randrange(1000) for _ in range(most)] for _ in range(rng.randrange(1, 8))]
+        for i in range(rng.randrange(1, 40)):
+            answer = rng.choice([1, 1, rng.randrange(1, max(2, min(60, most // 2)))])
+            length = rng.randrange(1, most - answer)
+            shared = rng.randrange(length + 1)
+            prompt = rng.choice(heads)[:shared] + [rng.randrange(1000) for _ in range(length - shared)]
+            self.requests.append(self.core.add(str(i), prompt, answer, priority=rng.randrange(3)))
+            for _ in range(rng.choice([0, 0, 1, 5])):
+                self.step(0.01)
+        for _ in range(MOST_STEPS):
+            if all(r.is_finished() for r in self.requests):
+                return self.end()
+            self.step(0.001)
+        raise AssertionError(f"{self.told()} after {MOST_STEPS} steps without drain")
+
+    def step(self, aborts: float) -> None:
+        if self.rng.random() < aborts:
+            self.core.abort(self.rng.choice(self.requests).request_id)
+        self.core.step(self.check)
+        self.clock.now += STEP
+        self.host()
+
+    def check(self, written: dict[int, str]) -> None:
+        """``written`` are the blocks that this step's computation writes, and the request of each."""
+        for job in self.session.stores:
+            if not job.was_read:
+                self._apart(job, written)
+        for load in self.session.loads:
+            if not load.over:
+                self._apart(load, written)
+
+    def _apart(self, job: Store | Load, written: dict[int, str]) -> None:
+        touched = {b for c in job.chunks for b in c.blocks} & written.keys()
+        assert not touched, f"the step of {[written[b] for b in touched]} writes blocks {touched} of {job}"
+
+    def host(self) -> None:
+        rng = self.rng
+        if self.down:
+            self.down -= 1
+            if not self.down:
+                self.core.new_host()
+                self._session(self.session)
+            return
+        if rng.random() < self.deaths:
+            self.frozen = False
+            self.session.die()
+            self.core.link.epoch = -1
+            self.down = rng.randrange(1, 50)
+            return
+        if rng.random() < self.freezes:
+            self.frozen = True
+        elif self.frozen and rng.random() < 0.005:
+            self.thaw()
+        if self.frozen:
+            return
+        self._answer(self.answers)
+        for job in list(self.session.stores):
+            if not job.over and rng.random() < self.reads:
+                self._store(job)
+        for load in list(self.session.loads):
+            if not load.over and rng.random() < self.loads:
+                self._load(load)
+        if rng.random() < 0.02:
+            self.session.resident = {k for k in self.session.resident if rng.random() < 0.8}
+
+    def thaw(self) -> None:
+        self.frozen = False
+        for job in [*self.session.stores, *self.session.loads]:
+            if job.cancelled and not job.over:
+                job.cancel()
+
+    def _answer(self, likely: float) -> None:
+        waiting: list[Pending] = [p for p in self.session.lookups if not p.done()]
+        for p in waiting:
+            if self.rng.random() < likely:
+                p.reply()
+
+    def _store(self, job: Store) -> None:
+        job.finish_reading()
+        if self.rng.random() < 0.8:
+            job.publish()
+            self.session.resident |= {c.key for c in job.chunks}
+
+    def _load(self, load: Load) -> None:
+        codes = [Code.DAMAGED, Code.LEASE_OVER, Code.IO]
+        bad = [i for i in range(len(load.chunks)) if self.rng.random() < self.fails]
+        load.finish([(i, self.rng.choice(codes)) for i in bad])
+
+    def end(self) -> None:
+        """The host does what it was asked to do; then nothing is left of any request."""
+        if self.down:
+            self.core.new_host()
+            self._session(self.session)
+        self.thaw()
+        for _ in range(5):
+            self._answer(1.0)
+            for job in self.session.stores:
+                if not job.over:
+                    self._store(job)
+                    if not job.over:
+                        job.publish()
+            for load in self.session.loads:
+                if not load.over:
+                    load.finish()
+            self.core.step(self.check)
+        self.core.check_idle()
+
+    def told(self) -> str:
+        states = [f"{r.request_id} {r.status.name}" for r in self.requests if not r.is_finished()]
+        return f"{self.blocks} blocks, {self.core.free_blocks} free, {len(states)} requests: {', '.join(states[:8])}"
+
+    def close(self) -> None:
+        self.core.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_every_schedule_drains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[str] = []
+    for seed in range(FIRST, FIRST + SCHEDULES):
+        with monkeypatch.context() as patches:
+            schedule = Schedule(seed, folder, patches)
+            try:
+                schedule.run()
+            except AssertionError as e:
+                failed.append(f"DRAIN_SEED={seed}: {e}")
+            finally:
+                schedule.close()
+        if len(failed) > 20:
+            break
+    assert not failed, f"want every schedule to drain, got {len(failed)} that do not: " + "\n".join(failed)

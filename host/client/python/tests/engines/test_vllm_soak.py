@@ -1,0 +1,104 @@
+"""vLLM's own engine with few blocks and a host that is killed, paused and started again: every request is answered, with the
+tokens of an engine without kvhost. SOAK_SECONDS says for how long, SOAK_SEED with which events."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import vllm_model as model
+from needs import needs
+from processes import Host
+from vllm_engine import Engine, Tokens
+
+needs("vllm")
+
+SECONDS = float(os.environ.get("SOAK_SECONDS", "45"))
+SEED = int(os.environ.get("SOAK_SEED", "1"))
+BLOCKS = 64
+ANSWER = 12
+
+
+def prompts(rng: random.Random) -> list[Tokens]:
+    heads = [[rng.randrange(3, model.VOCAB) for _ in range(1300)] for _ in range(6)]
+    return [
+        rng.choice(heads)[: rng.randrange(1300)] + [rng.randrange(3, model.VOCAB) for _ in range(rng.randrange(1, 150))]
+        for _ in range(60)
+    ]
+
+
+class Events:
+    """What happens to the host while the engine answers."""
+
+    def __init__(self, rng: random.Random, host: Host) -> None:
+        self.rng, self.host = rng, host
+        self.counts: dict[str, int] = {}
+        self._until = 0.0  # when a pause or an absence ends
+
+    def happen(self, now: float) -> None:
+        if self._until:
+            if now >= self._until:
+                self._until = 0.0
+                if self.host.alive():
+                    self.host.resume()
+                else:
+                    self.host.start()
+            return
+        match self.rng.randrange(60):
+            case 0:
+                self._count("killed")
+                self.host.kill()
+                self._until = now + self.rng.choice([0.01, 0.5, 3.0])
+            case 1:
+                self._count("stopped in order")
+                self.host.stop()
+                self._until = now + self.rng.choice([0.01, 0.5])
+            case 2 | 3:
+                self._count("paused")
+                self.host.hang()
+                self._until = now + self.rng.choice([0.05, 0.5, 3.0, 12.0])
+
+    def _count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+
+def test_soak(tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    path = tmp_path / "model"
+    model.write(path, model.config(3), seed=7)
+    mix = prompts(rng)
+    reference = Engine(tmp_path, "reference", path, None, blocks=4 * BLOCKS)
+    want = [t for t, _ in reference.generate(mix, ANSWER)]
+    reference.stop()
+    host = Host(tmp_path)
+    host.start()
+    events = Events(rng, host)
+    engine = Engine(tmp_path, "engine", path, host, blocks=BLOCKS, load_timeout=2.0, read_timeout=2.0)
+    end, rounds, answered = time.monotonic() + SECONDS, 0, 0
+    try:
+        while time.monotonic() < end:
+            rounds += 1
+            chosen = [rng.randrange(len(mix)) for _ in range(rng.randrange(1, 25))]
+            doomed = [(rng.choice(mix), rng.randrange(1, 60)) for _ in range(rng.randrange(6))]
+            engine.send("crowd", [mix[i] for i in chosen], ANSWER, doomed)
+            started = time.monotonic()
+            while not engine.answers_within(0.1):
+                events.happen(time.monotonic())
+                assert time.monotonic() - started < 300, f"SOAK_SEED={SEED}, round {rounds}: no answer, see {engine.log}"
+            got = engine.answer()
+            answered += len(got)
+            wrong = [i for i, t in zip(chosen, got, strict=True) if t != want[i]]
+            assert not wrong, f"SOAK_SEED={SEED}, round {rounds}: want the reference's tokens, prompts {wrong} have others"
+            if rng.random() < 0.5:
+                engine.ask("reset")  # succeeds only where the host holds no block
+    finally:
+        engine.kill()
+        host.kill()
+    loaded = (tmp_path / "loaded").read_text().splitlines() if (tmp_path / "loaded").exists() else []
+    print(f"\n{rounds} rounds, {answered} answers, {len(loaded)} chunks loaded, host {events.counts}")
+    assert set(loaded) <= set((tmp_path / "computed").read_text().splitlines()), "a loaded chunk has bytes never computed"
+    if SECONDS >= 600:
+        assert loaded and len(events.counts) == 3, f"want loads and every event, got {len(loaded)} and {events.counts}"
+
