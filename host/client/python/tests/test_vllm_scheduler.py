@@ -281,6 +281,16 @@ def test_a_load_that_the_host_does_not_end_is_given_up_with_its_blocks() -> None
     assert not rig.pool.held
 
 
+def test_a_request_that_ends_after_its_load_failed_waits_no_more() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    order = rig.promised(r)
+    rig.s.reported(WorkerReport(failed={"a": {0: False}}))
+    free(rig, order.id)
+    rig.s.finished(r)
+    assert not rig.holds.waiting, "room would stay reserved for it"
+
+
 def test_less_is_loaded_than_was_promised() -> None:
     """The engine may cut what it was promised: no block beyond that is written."""
     rig, r = Rig(), request("a", TOKENS)

@@ -286,6 +286,7 @@ class Scheduler:
         t = self._requests.pop(request.request_id, None)
         if t is None:
             return
+        self._holds.scheduled(request.request_id)
         if t.loading:
             self._orders.cancels.append(t.loading)
             self._holds.abandon(request.request_id, t.loading)

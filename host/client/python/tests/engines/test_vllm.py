@@ -241,6 +241,22 @@ def test_mixed_requests(setting: Setting) -> None:
     setting.check_bytes(100)
 
 
+def test_no_tail_is_lost_in_a_small_pool(setting: Setting) -> None:
+    """Four of these prompts fill the pool, and a quarter of it may be held for the host to read."""
+    engine = setting.engine()
+    crowd = [prompt(300 + i, 5 * CHUNK + 20) for i in range(20)]
+    said = tokens(engine.generate(crowd, 2))
+    engine.reset()
+    assert engine.one_by_one(crowd, 2) == [(t, 5 * CHUNK) for t in said]
+
+
+def test_an_ending_engine_leaves_what_it_stored(setting: Setting) -> None:
+    fresh = [prompt(400 + i, 4 * CHUNK + 10) for i in range(4)]
+    said = tokens(setting.engine().generate(fresh))
+    setting.stop_engine()
+    assert setting.engine().one_by_one(fresh) == [(t, 4 * CHUNK) for t in said]
+
+
 def test_two_models_and_a_sliding_window(setting: Setting) -> None:
     """The second model has two KV cache groups; both models see the same prompts."""
     setting.stop_engine()
