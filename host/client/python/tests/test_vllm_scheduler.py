@@ -162,7 +162,7 @@ def test_a_failed_load_is_not_promised_again() -> None:
     rig, a = Rig(), request("a", TOKENS)
     rig.session.resident = set(KEYS)
     rig.promised(a)
-    assert rig.s.reported(WorkerReport(failed={"a": {1: True, 2: False}})) == [a]
+    assert rig.s.reported(WorkerReport(failed={"a": {1: KEYS[1], 2: b""}})) == [a]
     assert rig.s.matched(a, 0) == 0
     rig.s.allocated(a, rig.table(36), 0)
     assert rig.run(a, 36) == [(1, [3, 4]), (2, [5, 6]), (3, [7, 8])]  # it may mend them

@@ -31,7 +31,7 @@ class Rig:
         self.orders = 0
         self.read: dict[int, int] = {}
         self.stored: list[bytes] = []
-        self.failed: dict[str, dict[int, bool]] = {}
+        self.failed: dict[str, dict[int, bytes]] = {}
 
     def store(self, request: str, *blocks: int, ready: Callable[[], None] = lambda: None) -> int:
         self.orders += 1
@@ -51,7 +51,7 @@ class Rig:
         return done.sent, done.received, done.failed
 
     def load(self, request: str, *chunks: list[int], epoch: int = 0) -> None:
-        orders = [ChunkOrder(i, blocks) for i, blocks in enumerate(chunks)]
+        orders = [ChunkOrder(i, blocks, b"k%d" % i) for i, blocks in enumerate(chunks)]
         self.w.begin_loads(StepOrders(loads=[LoadOrder(request, epoch, 8, [GroupLoad(0, [7], orders)])]))
 
 
@@ -147,7 +147,7 @@ def test_a_load_fails_by_block(rig: Rig) -> None:
     rig.session.loads[0].finish([(1, 7), (2, 6)])  # damaged; the lease was over
     assert rig.step() == (set(), {"a"}, {"a"})
     assert rig.w.bad_blocks() == {3, 4, 5, 6} and rig.w.bad_blocks() == set()
-    assert rig.failed == {"a": {1: True, 2: False}}
+    assert rig.failed == {"a": {1: b"k1", 2: b""}}
 
 
 def test_a_lease_of_another_epoch_is_not_used(rig: Rig) -> None:
@@ -169,7 +169,7 @@ def test_the_host_dies(rig: Rig) -> None:
     rig.load("b", [2, 3])
     rig.session.die()
     assert rig.step(held=["a"]) == ({"a"}, {"b"}, {"b"})
-    assert rig.w.bad_blocks() == {2, 3} and rig.failed == {"b": {0: False}}
+    assert rig.w.bad_blocks() == {2, 3} and rig.failed == {"b": {0: b""}}
     rig.link.epoch = -1
     rig.store("c", 4)
     assert rig.step(held=["c"])[0] == {"c"}

@@ -65,7 +65,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Worker | None = None
         self._link: Link | None = None
         self._handshake: Handshake | None = None
-        self._recovery = compat.HybridRecovery()
+        self._failed = compat.FailedLoads(len(kv_cache_config.kv_cache_groups))
         self._idle = StepOrders()
         self._asleep = False
         self._release: Callable[[], None] = lambda: None  # the memory that the host has mapped
@@ -73,9 +73,6 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._on_gpu = False
         if role == KVConnectorRole.WORKER and vllm_config.device_config.device_type == "cpu":
             separate_allocations(True)  # the KV cache is allocated next: see HostMemory
-        if self._kv_transfer_config.kv_load_failure_policy != "recompute":
-            log.warning('kvhost: kv_load_failure_policy is %r: a load that fails ends its request; want "recompute"',
-                        self._kv_transfer_config.kv_load_failure_policy)
 
     def _open(self, epoch: int, namespace: Namespace, rank: tuple[int, int], role: str, device: str = "") -> Session:
         stage, n = rank
@@ -191,14 +188,12 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         done = self._finish()
         return compat.TransferResults(
-            finished_sending=done.sent, finished_recving=done.received, failed_recving=done.failed
+            finished_sending=done.sent, finished_recving=done.received,
+            failed_recving=self._failed.requests(done.failed),
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        if self._worker is None:
-            return set()
-        bad = self._worker.bad_blocks()
-        return bad if len(self._kv_cache_config.kv_cache_groups) == 1 else set()
+        return self._failed.blocks(self._worker.bad_blocks()) if self._worker is not None else set()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return self._worker.report() if self._worker is not None else None
@@ -234,7 +229,11 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- scheduler ---------------------------------------------------------------------------------------------------
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        self._recovery.find_scheduler()
+        self._failed.find_scheduler()
+        policy = self._kv_transfer_config.kv_load_failure_policy
+        if not self._failed.recomputes(policy):
+            log.warning('kvhost: the engine ends a request whose load fails. To have it computed instead, add '
+                        '"kv_load_failure_policy":"recompute" to the outermost object of --kv-transfer-config')
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         self.set_xfer_handshake_metadata_pp_aware({(0, rank): m for rank, m in metadata.items()})
@@ -267,7 +266,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             return opened
 
         plans = model.plan_groups(self._vllm_config, self._kv_cache_config, self._settings)
-        loads = len(plans) == 1 or self._recovery.possible
+        loads = self._failed.recoverable
         if not loads:
             log.error("kvhost: NOT LOADING: this vLLM cannot recover a failed load of several KV cache groups")
         link = Link("scheduler", self._settings.socket, open, leads=True)
@@ -317,9 +316,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             return
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
-            failed = self._scheduler.reported(report)
-            if failed and len(self._kv_cache_config.kv_cache_groups) > 1:
-                self._recovery.restart(failed)
+            self._failed.restart(self._scheduler.reported(report))
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))

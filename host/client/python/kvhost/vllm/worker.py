@@ -297,36 +297,34 @@ class Worker:
 
     def _settle_load(self, request: str, load: _Load) -> bool:
         """Notes which blocks and chunks failed; whether none did."""
-        failed: dict[int, bool] = {}
+        failed: dict[int, bytes] = {}
         begun = {at for at, _ in load.jobs}
         for at, g in enumerate(load.order.groups):
             if at not in begun:
-                failed |= self._fail_group(g.chunks)
+                failed = self._fail_group(g.chunks) | failed
         for at, job in load.jobs:
             chunks = load.order.groups[at].chunks
             try:
                 result = job.wait(0)
             except (KvhostError, TimeoutError) as e:
                 load.cause = str(e)
-                failed |= self._fail_group(chunks)
+                failed = self._fail_group(chunks) | failed
                 continue
             for f in result.failed:
                 self._bad_blocks.add(f.block)
-                bad = f.error.code not in _NOT_THE_BYTES
-                index = chunks[f.chunk].index
-                failed[index] = failed.get(index, False) or bad
+                chunk = chunks[f.chunk]
+                failed[chunk.index] = failed.get(chunk.index) or (b"" if f.error.code in _NOT_THE_BYTES else chunk.key)
                 load.cause = str(f.error)
         if failed:
             self._report.failed[request] = failed
             if not load.cancelling:
-                log.warning("kvhost: %d chunks of request %s were not loaded (%s); computing them",
-                            len(failed), request, load.cause)
+                log.warning("kvhost: %d chunks of request %s were not loaded: %s", len(failed), request, load.cause)
         return not failed
 
-    def _fail_group(self, chunks: Sequence[ChunkOrder]) -> dict[int, bool]:
+    def _fail_group(self, chunks: Sequence[ChunkOrder]) -> dict[int, bytes]:
         for c in chunks:
             self._bad_blocks.update(b for b in c.blocks if b != NOT_WANTED)
-        return {c.index: False for c in chunks}
+        return {c.index: b"" for c in chunks}
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
