@@ -34,7 +34,7 @@ SOAK    ?= 1h
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python test-engines test-vllm test-lmcache test-sglang torture fuzz soak bench curves check vulnerabilities generate tools manifests dist clean
+.PHONY: all help plugins kits build run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves check vulnerabilities generate tools manifests dist clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -81,17 +81,26 @@ test-python: build .venv/installed ## the Python client's tests against a real h
 	  KVHOST_SOCKET=$$dir/s KVHOST_BIN=$(CURDIR)/bin/kvhost .venv/bin/python -m pytest -q host/client/python
 
 ENGINES     := host/client/python/tests/engines
-ENGINE_TEST := KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=lmcache,sglang,vllm .build/engines/bin/python -m pytest -q $(PYTEST_ARGS)
+ENVIRONMENT := $(ENGINES)/environment
+ALL_ENGINES := lmcache,sglang,vllm
+# pytest in an environment: its name, and the engines whose absence is a failure. Each environment keeps its own --last-failed.
+engine_test  = KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=$(2) .build/$(1)/bin/python -m pytest -q \
+  -o cache_dir=$(CURDIR)/.build/$(1)/pytest $(PYTEST_ARGS)
 
-.build/engines/installed: $(wildcard $(ENGINES)/environment/*)
-	python3 $(ENGINES)/environment/install.py .build/engines
+.build/engines/installed .build/engines-0.32/installed: .build/%/installed: $(ENVIRONMENT)/%.txt $(wildcard $(ENVIRONMENT)/*.py)
+	python3 $(ENVIRONMENT)/install.py .build/$*
 	@touch $@
 
-test-engines: build .build/engines/installed ## real vLLM, LMCache and SGLang with kvhost on the CPU (3.2 GB once); also test-vllm, test-lmcache, test-sglang
-	$(ENGINE_TEST) $(ENGINES)
+test-engines: test-engines-0.26 test-engines-0.32 ## real vLLM, LMCache and SGLang with kvhost on the CPU (5.6 GB once); also test-vllm, test-lmcache, test-sglang
+
+test-engines-0.26: build .build/engines/installed ## vLLM 0.26, LMCache and SGLang
+	$(call engine_test,engines,$(ALL_ENGINES)) $(ENGINES)
+
+test-engines-0.32: build .build/engines-0.32/installed ## vLLM 0.32
+	$(call engine_test,engines-0.32,vllm) $(ENGINES)/test_vllm*.py
 
 test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed
-	$(ENGINE_TEST) $(ENGINES)/test_$**.py
+	$(call engine_test,engines,$(ALL_ENGINES)) $(ENGINES)/test_$**.py
 
 # The parts of make torture. A test names its part with testenv.NewTally.
 define TORTURE_PARTS

@@ -34,7 +34,7 @@ class Rig:
         options = {"load_when": "always", "lookup_wait": 0.0, **settings}
         self.groups = groups
         self.pool = DoublePool(blocks)
-        self.holds = Holds(self.pool, groups, 1024, 0, ranks)
+        self.holds = Holds(self.pool, [(g.block_tokens, g.window) for g in groups], 1024, 0, ranks)
         self.s = Scheduler(
             Settings(**options), self.link, groups, ranks, 1, loads=True, step_tokens=1024,  # type: ignore[arg-type]
             holds=self.holds,
@@ -180,7 +180,7 @@ def test_a_failed_load_is_not_promised_again() -> None:
     rig, a = Rig(), request("a", TOKENS)
     rig.session.resident = set(KEYS)
     rig.promised(a)
-    assert rig.s.reported(WorkerReport(failed={"a": {1: True, 2: False}})) == ([a], [])
+    assert rig.s.reported(WorkerReport(failed={"a": {1: KEYS[1], 2: b""}})) == ([a], [])
     assert rig.s.matched(a, 0) == 0
     rig.s.allocated(a, rig.table(36), 0)
     assert rig.run(a, 36) == [(1, [3, 4]), (2, [5, 6]), (3, [7, 8])]  # it may mend them
@@ -272,7 +272,7 @@ def test_a_load_that_the_host_does_not_end_is_given_up_with_its_blocks() -> None
     rig, r = Rig(), request("a", TOKENS)
     rig.session.resident = set(KEYS)
     order = rig.promised(r)
-    chunks = {c.index: False for c in order.groups[0].chunks}
+    chunks = {c.index: b"" for c in order.groups[0].chunks}
     report = WorkerReport(failed={"a": chunks}, abandoned={order.id: "a"})
     assert rig.s.reported(report) == ([], [r])
     assert rig.s.matched(r, 0) == 0
@@ -285,7 +285,7 @@ def test_a_request_that_ends_after_its_load_failed_waits_no_more() -> None:
     rig, r = Rig(), request("a", TOKENS)
     rig.session.resident = set(KEYS)
     order = rig.promised(r)
-    rig.s.reported(WorkerReport(failed={"a": {0: False}}))
+    rig.s.reported(WorkerReport(failed={"a": {0: b""}}))
     free(rig, order.id)
     rig.s.finished(r)
     assert not rig.holds.waiting, "room would stay reserved for it"

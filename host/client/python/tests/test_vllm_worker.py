@@ -33,7 +33,7 @@ class Rig:
         self.abandoned: dict[int, str] = {}
         self.dropped: dict[str, int] = {}
         self.stored: list[bytes] = []
-        self.failed: dict[str, dict[int, bool]] = {}
+        self.failed: dict[str, dict[int, bytes]] = {}
 
     def store(self, request: str, *blocks: int, ready: Callable[[], None] = lambda: None) -> int:
         self.orders += 1
@@ -55,7 +55,7 @@ class Rig:
         return done.received, done.failed
 
     def load(self, request: str, *chunks: list[int], epoch: int = 0) -> int:
-        orders = [ChunkOrder(i, blocks) for i, blocks in enumerate(chunks)]
+        orders = [ChunkOrder(i, blocks, b"k%d" % i) for i, blocks in enumerate(chunks)]
         self.orders += 1
         self.w.begin(StepOrders(loads=[LoadOrder(self.orders, request, epoch, 8, [GroupLoad(0, [7], orders)])]))
         return self.orders
@@ -146,7 +146,7 @@ def test_a_load_that_the_host_neither_ends_nor_cancels_is_abandoned(monkeypatch:
     monkeypatch.setattr("kvhost.vllm.worker._CANCEL_SECONDS", 0.0)
     order = rig.load("a", [1, 2], [3, 4])
     until(lambda: rig.step() == ({"a"}, {"a"}))
-    assert rig.abandoned == {order: "a"} and rig.failed == {"a": {0: False, 1: False}}
+    assert rig.abandoned == {order: "a"} and rig.failed == {"a": {0: b"", 1: b""}}
     assert not rig.free and not rig.w.bad_blocks(), "its blocks stay the host's, and the request takes others"
     assert rig.step() == (set(), set())
     rig.session.frozen = lambda: False
@@ -168,7 +168,7 @@ def test_a_load_fails_by_block(rig: Rig) -> None:
     rig.session.loads[0].finish([(1, 7), (2, 6)])  # damaged; the lease was over
     assert rig.step() == ({"a"}, {"a"})
     assert rig.w.bad_blocks() == {3, 4, 5, 6} and rig.w.bad_blocks() == set()
-    assert rig.failed == {"a": {1: True, 2: False}}
+    assert rig.failed == {"a": {1: b"k1", 2: b""}}
 
 
 def test_a_lease_of_another_epoch_is_not_used(rig: Rig) -> None:
@@ -190,7 +190,7 @@ def test_the_host_dies(rig: Rig) -> None:
     load = rig.load("b", [2, 3])
     rig.session.die()
     assert rig.step() == ({"b"}, {"b"}) and rig.free == {store: 1, load: 1}
-    assert rig.w.bad_blocks() == {2, 3} and rig.failed == {"b": {0: False}}
+    assert rig.w.bad_blocks() == {2, 3} and rig.failed == {"b": {0: b""}}
     rig.link.epoch = -1
     other = rig.store("c", 4)
     rig.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -11,15 +12,33 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 TransferResults: Any = getattr(base, "KVConnectorTransferResults", None)
 
 
-class HybridRecovery:
-    """Restarts a request whose load failed in an engine with several KV cache groups.
+class FailedLoads:
+    """How an engine learns of loads that failed, all of which are asynchronous, and what it does then.
 
-    From 0.33 on the engine does that itself, given ``failed_recving``. 0.26 takes failed blocks instead, and only with
-    one group. Its scheduler restarts the requests in its ``failed_recving_kv_req_ids``, however, whatever the number of
-    groups. This class finds the scheduler when it hands its block pool to the connector, and adds the requests."""
+    | groups  | vLLM      | is told                  | under "recompute" it computes | under "fail"     |
+    | one     | 0.26      | blocks                   | from the first bad block on   | ends the request |
+    | one     | from 0.32 | blocks                   | from the first bad block on   | ends the request |
+    | several | 0.26      | by ``restart``           | the whole request             | the whole too    |
+    | several | from 0.32 | requests, not blocks     | the whole request             | ends the request |
 
-    def __init__(self) -> None:
+    A load that was abandoned is told as with several groups, since its request must take other blocks. The request counts
+    as received in each case. 0.32 starts a request over that is named, whatever its blocks say, and
+    raises when several groups name blocks. 0.26 can be told of blocks only, and only with one group. Its scheduler
+    restarts the requests in its ``failed_recving_kv_req_ids``, however, whatever the number of groups. This class finds
+    the scheduler when it hands its block pool to the connector, and adds the requests."""
+
+    def __init__(self, groups: int) -> None:
+        """``groups`` counts all of the engine's KV cache groups, those too that are not offloaded."""
+        self._by_block = groups == 1
         self._scheduler: Any = None
+
+    def blocks(self, bad: set[int]) -> set[int]:
+        """The blocks to name."""
+        return bad if self._by_block else set()
+
+    def requests(self, failed: set[str], abandoned: set[str]) -> set[str]:
+        """The requests to name, where the engine can be told of them. Those whose load was abandoned have failed, too."""
+        return abandoned if self._by_block else failed
 
     def find_scheduler(self) -> None:
         """Call from ``bind_gpu_block_pool``: the scheduler, or a connector that wraps this one, is a caller."""
@@ -32,16 +51,47 @@ class HybridRecovery:
             frame = frame.f_back  # type: ignore[assignment]
 
     @property
-    def possible(self) -> bool:
+    def recoverable(self) -> bool:
+        """Whether the engine can start a request over."""
         return TransferResults is not None or self._scheduler is not None
 
-    def restart(self, requests: list[Any]) -> None:
+    def recomputes(self, policy: str) -> bool:
+        """Whether the engine goes on with a request whose load failed. ``policy`` is what the connector was configured
+        with, which is not the engine's own where another connector wraps it."""
+        return bool(getattr(self._scheduler, "recompute_kv_load_failures", policy == "recompute"))
+
+    def restart(self, failed: Sequence[Any], abandoned: Sequence[Any]) -> None:
         """Call from ``update_connector_output``, before the engine takes the requests for loaded."""
         if TransferResults is not None:
             return
-        for request in requests:
+        for request in [*abandoned, *(() if self._by_block else failed)]:
             request.num_computed_tokens = 0
             self._scheduler.failed_recving_kv_req_ids.add(request.request_id)
+
+
+def offloaded(kv_cache_config: Any) -> Sequence[int]:
+    """The KV cache groups whose blocks the engine finds again by their tokens. From 0.32 on there are others: scratch of a
+    request, and windows that the engine computes anew after a hit."""
+    ids: Sequence[int] | None = getattr(kv_cache_config, "prefix_cacheable_group_ids", None)
+    return range(len(kv_cache_config.kv_cache_groups)) if ids is None else ids
+
+
+def shards(spec: Any, parallel_config: Any) -> int:
+    """Over how many ranks decode context parallelism spreads the tokens of a block. Before 0.32 it spreads all groups."""
+    return int(parallel_config.decode_context_parallel_size) if getattr(spec, "dcp_sharded", True) else 1
+
+
+def replicated(spec: Any, parallel_config: Any) -> bool:
+    """Whether every rank of a stage holds the same bytes of a layer. From 0.32 on its spec says so; before, only the
+    latent vectors of MLA were the same on all."""
+    if shards(spec, parallel_config) > 1:
+        return False
+    return bool(spec.max_tp_shards == 1 if hasattr(spec, "max_tp_shards") else "MLA" in type(spec).__name__)
+
+
+def window(spec: Any) -> int:
+    """How many tokens of a sliding window the engine keeps."""
+    return int(spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
 
 
 def host_attention_isa(vllm_config: Any) -> str:

@@ -66,7 +66,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Worker | None = None
         self._link: Link | None = None
         self._handshake: Handshake | None = None
-        self._recovery = compat.HybridRecovery()
+        self._failed = compat.FailedLoads(len(kv_cache_config.kv_cache_groups))
         self._block_pool: BlockPool | None = None
         self._idle = StepOrders()
         self._asleep = False
@@ -75,9 +75,6 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._on_gpu = False
         if role == KVConnectorRole.WORKER and vllm_config.device_config.device_type == "cpu":
             separate_allocations(True)  # the KV cache is allocated next: see HostMemory
-        if self._kv_transfer_config.kv_load_failure_policy != "recompute":
-            log.warning('kvhost: kv_load_failure_policy is %r: a load that fails ends its request; want "recompute"',
-                        self._kv_transfer_config.kv_load_failure_policy)
 
     def _open(self, epoch: int, namespace: Namespace, rank: tuple[int, int], role: str, device: str = "") -> Session:
         stage, n = rank
@@ -177,20 +174,19 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         return written
 
     def _finish(self) -> Finished:
-        return self._worker.finished(self._step(), self._written) if self._worker is not None else Finished(set(), set())
+        return self._worker.finished(self._step(), self._written) if self._worker is not None else Finished(set(), set(), set())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         return None, self._finish().received or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         done = self._finish()
-        return compat.TransferResults(finished_recving=done.received, failed_recving=done.failed)
+        return compat.TransferResults(
+            finished_recving=done.received, failed_recving=self._failed.requests(done.failed, done.abandoned)
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        if self._worker is None:
-            return set()
-        bad = self._worker.bad_blocks()
-        return bad if len(self._kv_cache_config.kv_cache_groups) == 1 else set()
+        return self._failed.blocks(self._worker.bad_blocks()) if self._worker is not None else set()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return self._worker.report() if self._worker is not None else None
@@ -227,7 +223,11 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._block_pool = gpu_block_pool
-        self._recovery.find_scheduler()
+        self._failed.find_scheduler()
+        policy = self._kv_transfer_config.kv_load_failure_policy
+        if not self._failed.recomputes(policy):
+            log.warning('kvhost: the engine ends a request whose load fails. To have it computed instead, add '
+                        '"kv_load_failure_policy":"recompute" to the outermost object of --kv-transfer-config')
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         self.set_xfer_handshake_metadata_pp_aware({(0, rank): m for rank, m in metadata.items()})
@@ -263,16 +263,18 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         if self._block_pool is None:
             log.error("kvhost: NOT OFFLOADING: this vLLM does not hand out its block pool")
             return
-        loads = self._recovery.possible
+        loads = self._failed.recoverable
         if not loads:
             log.error("kvhost: NOT LOADING: this vLLM has no way to start a request over when its load has failed")
         speculative = self._vllm_config.speculative_config
         lookahead = int(getattr(speculative, "num_speculative_tokens", 0) or 0) + 1 if speculative else 0
         step_tokens = self._vllm_config.scheduler_config.max_num_batched_tokens
+        pool_groups = model.pool_groups(self._vllm_config, self._kv_cache_config)
+        holds = Holds(self._block_pool, pool_groups, step_tokens, lookahead, ranks * stages)
         link = Link("scheduler", self._settings.socket, open, leads=True)
         self._scheduler = Scheduler(
             self._settings, link, plans, ranks, stages, loads=loads,
-            step_tokens=step_tokens, holds=Holds(self._block_pool, plans, step_tokens, lookahead, ranks * stages),
+            step_tokens=step_tokens, holds=holds,
             events=self._kv_events(plans, link, stages),
         )
         self._scheduler.handshake({rank: w.epoch for rank, w in workers.items()})
@@ -316,10 +318,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             return
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
-            failed, abandoned = self._scheduler.reported(report)
-            if len(self._kv_cache_config.kv_cache_groups) > 1:
-                abandoned += failed
-            self._recovery.restart(abandoned)
+            self._failed.restart(*self._scheduler.reported(report))
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))

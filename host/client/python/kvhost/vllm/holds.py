@@ -19,8 +19,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvhost.vllm.groups import GroupPlan
-
 
 @dataclass
 class _Hold:
@@ -32,10 +30,11 @@ class Holds:
     """The holds of one engine core. An order to the workers holds its blocks under its number."""
 
     def __init__(
-        self, pool: Any, groups: Sequence[GroupPlan], step_tokens: int, lookahead: int, ranks: int
+        self, pool: Any, groups: Sequence[tuple[int, int]], step_tokens: int, lookahead: int, ranks: int
     ) -> None:
-        """``pool`` is the engine's BlockPool. ``step_tokens`` is the most that a step computes, ``lookahead`` how many
-        tokens a request needs room for beyond those it has. ``ranks`` is how many workers take each order."""
+        """``pool`` is the engine's BlockPool, ``groups`` are those that take blocks of it: (tokens of a block, window or 0).
+        ``step_tokens`` is the most that a step computes, ``lookahead`` how many tokens a request needs room for beyond
+        those it has. ``ranks`` is how many workers take each order."""
         self._pool = pool
         self._groups, self._step_tokens, self._lookahead, self._ranks = groups, step_tokens, lookahead, ranks
         self._holds: dict[int, _Hold] = {}
@@ -61,10 +60,10 @@ class Holds:
         """The most blocks that a request of so many tokens takes."""
         tokens += self._lookahead
         total = 0
-        for g in self._groups:
-            n = math.ceil(tokens / g.block_tokens)
-            if g.window:
-                n = min(n, math.ceil((g.window + self._step_tokens) / g.block_tokens) + 1)
+        for block, window in self._groups:
+            n = math.ceil(tokens / block)
+            if window:
+                n = min(n, math.ceil((window + self._step_tokens) / block) + 1)
             total += n
         return total
 

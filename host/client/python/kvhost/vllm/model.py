@@ -50,6 +50,16 @@ def plan_groups(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> l
     return [GroupPlan(at, block, tokens, window) for at, (block, window) in enumerate(found)]
 
 
+def pool_groups(vllm_config: Any, kv_cache_config: Any) -> list[tuple[int, int]]:
+    """All groups that take blocks of the engine's pool, offloaded or not: (tokens of a block, window or 0)."""
+    found = []
+    for group in kv_cache_config.kv_cache_groups:
+        windows = [s.sliding_window for s in _layer_specs(group).values() if type(s).__name__ in _WINDOW]
+        context = vllm_config.parallel_config.decode_context_parallel_size
+        found.append((group.kv_cache_spec.block_size * context, max(windows, default=0)))
+    return found
+
+
 def replicated(kv_cache_config: Any) -> bool:
     """Whether every rank of a stage holds the same bytes."""
     return all(

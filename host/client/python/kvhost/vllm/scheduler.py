@@ -433,16 +433,14 @@ class Scheduler:
         failed = []
         for request_id, chunks in report.failed.items():
             self._count("chunks_not_loaded", len(chunks))
+            self._bad |= dict.fromkeys(filter(None, chunks.values()))
             if (t := self._requests.get(request_id)) is None:
-                continue
+                continue  # the engine has ended it because of this
             t.may_load, t.loading = False, 0
             t.stored = min(t.stored, min(chunks))
             failed.append(t.request)
-            for i, bad in chunks.items():
-                if bad:
-                    self._bad[t.chain.keys[i]] = None
-            while len(self._bad) > _REMEMBERED:
-                self._bad.popitem(last=False)
+        while len(self._bad) > _REMEMBERED:
+            self._bad.popitem(last=False)
         return failed
 
     def handshake(self, epochs: Mapping[tuple[int, int], int]) -> None:

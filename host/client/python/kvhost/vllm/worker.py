@@ -69,6 +69,7 @@ class _Load:
 class Finished:
     received: set[str]  # requests whose load is over, or abandoned
     failed: set[str]  # those of them that lack a block
+    abandoned: set[str]  # those of them whose load may still write its blocks
 
 
 class Worker:
@@ -104,14 +105,15 @@ class Worker:
             self._loads[order.id] = self._begin(order)
 
     def store(self, orders: StepOrders, ready: Callable[[], None]) -> None:
-        """Begins the step's stores; ``ready`` returns when the step's writes to the cache are done."""
-        for order in orders.stores:
+        """Begins the step's stores, once; ``ready`` returns when the step's writes to the cache are done."""
+        stores, orders.stores = orders.stores, []
+        for order in stores:
             self._accept(order, ready)
 
     def finished(self, orders: StepOrders, written: Callable[[], Callable[[], None]]) -> Finished:
         """What is over since the last step. ``written`` gives what :meth:`store` takes as ``ready``."""
         if not orders.forward:
-            if orders.stores:  # of requests that have ended: the engine calls store only after it computed something
+            if orders.stores:  # of requests that have ended: vLLM 0.26 saves only after it computed something
                 self.store(orders, written())
             self._wait_for_a_job(0.001)  # an idle engine polls: leave the interpreter to the receiving thread
         self._settle_stores()
@@ -253,7 +255,7 @@ class Worker:
             return
 
     def _settle_loads(self) -> Finished:
-        done = Finished(set(), set())
+        done = Finished(set(), set(), set())
         now = time.monotonic()
         for id, load in list(self._loads.items()):
             if load.over:
@@ -269,6 +271,8 @@ class Worker:
                 self._report.loads.append((load.order.tokens, now - load.began))
             else:
                 done.failed.add(request)
+            if load.abandoned:
+                done.abandoned.add(request)
         return done
 
     def _gives_up(self, load: _Load, now: float) -> bool:
@@ -291,39 +295,37 @@ class Worker:
 
     def _settle_load(self, request: str, load: _Load) -> bool:
         """Notes which blocks and chunks failed; whether none did."""
-        failed: dict[int, bool] = {}
+        failed: dict[int, bytes] = {}
         if load.abandoned:
-            self._report.failed[request] = {c.index: False for g in load.order.groups for c in g.chunks}
+            self._report.failed[request] = {c.index: b"" for g in load.order.groups for c in g.chunks}
             return False
         begun = {at for at, _ in load.jobs}
         for at, g in enumerate(load.order.groups):
             if at not in begun:
-                failed |= self._fail_group(g.chunks)
+                failed = self._fail_group(g.chunks) | failed
         for at, job in load.jobs:
             chunks = load.order.groups[at].chunks
             try:
                 result = job.wait(0)
             except (KvhostError, TimeoutError) as e:
                 load.cause = str(e)
-                failed |= self._fail_group(chunks)
+                failed = self._fail_group(chunks) | failed
                 continue
             for f in result.failed:
                 self._bad_blocks.add(f.block)
-                bad = f.error.code not in _NOT_THE_BYTES
-                index = chunks[f.chunk].index
-                failed[index] = failed.get(index, False) or bad
+                chunk = chunks[f.chunk]
+                failed[chunk.index] = failed.get(chunk.index) or (b"" if f.error.code in _NOT_THE_BYTES else chunk.key)
                 load.cause = str(f.error)
         if failed:
             self._report.failed[request] = failed
             if load.cancelled is None:
-                log.warning("kvhost: %d chunks of request %s were not loaded (%s); computing them",
-                            len(failed), request, load.cause)
+                log.warning("kvhost: %d chunks of request %s were not loaded: %s", len(failed), request, load.cause)
         return not failed
 
-    def _fail_group(self, chunks: Sequence[ChunkOrder]) -> dict[int, bool]:
+    def _fail_group(self, chunks: Sequence[ChunkOrder]) -> dict[int, bytes]:
         for c in chunks:
             self._bad_blocks.update(b for b in c.blocks if b != NOT_WANTED)
-        return {c.index: False for c in chunks}
+        return {c.index: b"" for c in chunks}
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from vllm.v1.request import RequestStatus  # noqa: E402
 from vllm_core import BLOCK, CHUNK, Core, keys  # noqa: E402
 
 from kvhost import Code  # noqa: E402
+from kvhost.vllm import compat  # noqa: E402
 
 PROMPT = list(range(100, 100 + 4 * CHUNK + 5))
 
@@ -131,6 +132,44 @@ def test_a_failed_load_is_computed_and_not_promised_again(make: Callable[..., Co
     assert core.run(c) == [5, 1]
     publish_all(core)
     core.check_idle()
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_failed_load_under_the_policy_that_fails(
+    make: Callable[..., Core], caplog: pytest.LogCaptureFixture, window: int
+) -> None:
+    """The engine ends the request, and the chunk is not promised to the next one. 0.26 with several groups computes it."""
+    core = make(on_failure="fail", window=window)
+    assert 'add "kv_load_failure_policy":"recompute" to the outermost object of --kv-transfer-config' in caplog.text
+    core.session.resident = set(keys(PROMPT))
+    a = core.add("a", PROMPT)
+    core.step()
+    for load in core.session.loads:
+        load.finish([(1, Code.IO)] if len(load.chunks) == 4 else [])
+    ends = not window or compat.TransferResults is not None
+    assert core.run(a) == ([] if ends else [len(PROMPT), 1])
+    assert (a.status == RequestStatus.FINISHED_ERROR) == ends
+    assert "1 chunks of request a were not loaded" in caplog.text and "computing" not in caplog.text
+    publish_all(core)
+    core.check_idle()
+    if not ends:
+        return  # it was stored anew
+    core.scheduler.reset_prefix_cache()
+    core.session.resident, before = set(keys(PROMPT)), len(core.session.loads)
+    b = core.add("b", PROMPT)
+    core.step()
+    promised = core.session.loads[before:]
+    assert [[c.index for c in load.chunks] for load in promised] == [[0]] * len(core.connector._scheduler._groups)
+    for load in promised:
+        load.finish()
+    assert core.run(b) == [len(PROMPT) - CHUNK, 1]
+    publish_all(core)
+    core.check_idle()
+
+
+def test_the_policy_that_recomputes_is_not_warned_of(make: Callable[..., Core], caplog: pytest.LogCaptureFixture) -> None:
+    make()
+    assert "kv_load_failure_policy" not in caplog.text
 
 
 def test_a_lost_lease_is_computed_and_promised_again(make: Callable[..., Core]) -> None:

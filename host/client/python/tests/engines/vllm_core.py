@@ -1,8 +1,9 @@
 """vLLM's own scheduler with the connector's two halves, and a double of the host. No model runs: every prompt's next token
-is 7."""
+is 7. What the worker's half answers reaches the scheduler through the code of vLLM's model runner."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import threading
@@ -14,6 +15,7 @@ import torch
 import vllm_model as model
 from vllm import SamplingParams
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,14 +23,16 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.worker import kv_connector_model_runner_mixin as runner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from vllm_doubles import DoubleLink, DoubleSession  # noqa: E402
 
+from kvhost.adopted import separate_allocations  # noqa: E402
+from kvhost.keys import KeyChain  # noqa: E402
 from kvhost.shape import Namespace  # noqa: E402
 from kvhost.vllm import connector  # noqa: E402
-from kvhost.keys import KeyChain  # noqa: E402
 from kvhost.vllm.orders import Handshake, StepOrders  # noqa: E402
 from kvhost.vllm.settings import Settings  # noqa: E402
 from kvhost.vllm.worker import Worker  # noqa: E402
@@ -48,20 +52,21 @@ class Core:
 
     def __init__(
         self, folder: Path, monkeypatch: Any, *, blocks: int = 64, step_tokens: int = 256, window: int = 0,
-        policy: str = "fcfs", **extra: Any,
+        policy: str = "fcfs", groups: Sequence[KVCacheGroupSpec] = (), on_failure: str = "recompute", **extra: Any,
     ) -> None:
-        """``window`` adds a second KV cache group whose layers attend to so many tokens."""
+        """``window`` adds a second KV cache group whose layers attend to so many tokens, ``groups`` are more of them.
+        ``policy`` is the scheduler's, ``on_failure`` what the engine does about loads that fail."""
         self.window = window
         self.session = self._session()
         self.link = link = Link(self.session)
         monkeypatch.setattr(connector, "Link", lambda *args, **options: link)
         settings = {"chunk_tokens": CHUNK, "load_when": "always", "lookup_wait": 0.0, **extra}
-        config = self._config(folder, blocks, step_tokens, policy, settings)
+        config = self._config(folder, blocks, step_tokens, policy, settings, on_failure)
         options: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
-        groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**options))]
+        specs = [KVCacheGroupSpec(["full"], FullAttentionSpec(**options))]
         if window:
-            groups.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(**options, sliding_window=window)))
-        cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+            specs.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(**options, sliding_window=window)))
+        cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[*specs, *groups])
         self.scheduler = Scheduler(
             config, cache, StructuredOutputManager(config), block_size=BLOCK, hash_block_size=BLOCK, log_stats=True
         )
@@ -69,7 +74,11 @@ class Core:
         space = Namespace(model="m", dtype="f", key_bytes=32, tokens_per_block=BLOCK, groups=[])
         self.connector.set_xfer_handshake_metadata({0: Handshake(namespace=space, epoch=0)})
         self.worker = Worker(Settings(**settings), link, (0, 0), stores=True)  # type: ignore[arg-type]
-        self.single = not window
+        self._runner = connector.KvhostConnector(config, KVConnectorRole.WORKER, cache)
+        separate_allocations(False)
+        self._runner._worker = self.worker
+        monkeypatch.setattr(runner, "get_kv_transfer_group", lambda: self._runner)
+        monkeypatch.setattr(runner, "get_forward_context", lambda: None)
         self.invalid: set[int] = set()  # blocks that were reported as not loaded
         self._free = self.free_blocks
         init_none_hash(sha256)
@@ -89,13 +98,15 @@ class Core:
         self.link.epoch = self.link.wanted
 
     @staticmethod
-    def _config(folder: Path, blocks: int, step_tokens: int, policy: str, settings: dict[str, Any]) -> VllmConfig:
+    def _config(
+        folder: Path, blocks: int, step_tokens: int, policy: str, settings: dict[str, Any], on_failure: Any
+    ) -> VllmConfig:
         path = folder / "model"
         path.mkdir(exist_ok=True)
         (path / "config.json").write_text(json.dumps(model.config(1)))
         transfer = KVTransferConfig(
             kv_connector="KvhostConnector", kv_connector_module_path="kvhost.vllm", kv_role="kv_both",
-            kv_load_failure_policy="recompute", kv_connector_extra_config=settings,
+            kv_load_failure_policy=on_failure, kv_connector_extra_config=settings,
         )
         config = VllmConfig(
             model_config=ModelConfig(model=str(path), skip_tokenizer_init=True, dtype="float32", max_model_len=2048),
@@ -129,17 +140,10 @@ class Core:
         scheduled = self.scheduler.schedule()
         orders = scheduled.kv_connector_metadata
         assert isinstance(orders, StepOrders)
-        w = self.worker
-        w.begin(orders)
-        writes(self._written(scheduled.num_scheduled_tokens))
-        if scheduled.total_num_scheduled_tokens:
-            w.store(orders, lambda: None)
-        done, bad = w.finished(orders, lambda: lambda: None), w.bad_blocks()
-        self.invalid |= bad
-        report = KVConnectorOutput(
-            finished_recving=done.received or None,
-            invalid_block_ids=bad if self.single else set(), kv_connector_worker_meta=w.report(),
-        )
+        report: KVConnectorOutput
+        with self._runs(scheduled) as report:
+            writes(self._written(scheduled.num_scheduled_tokens))
+        self.invalid |= report.invalid_block_ids
         ids = list(scheduled.num_scheduled_tokens)
         requests = [self.scheduler.requests[i] for i in ids]
         sampled = [[7] if r.num_computed_tokens >= r.num_tokens else [] for r in requests]
@@ -150,6 +154,14 @@ class Core:
         self.scheduler.update_from_output(scheduled, output)
         self._send()
         return dict(scheduled.num_scheduled_tokens)
+
+    @staticmethod
+    def _runs(scheduled: Any) -> Any:
+        """What the model runs in, as vLLM's runner calls it with and without tokens to compute."""
+        in_context = runner.KVConnectorModelRunnerMixin._get_kv_connector_output
+        if "wait_for_save" in inspect.signature(in_context).parameters:
+            return in_context(scheduled, wait_for_save=scheduled.total_num_scheduled_tokens > 0)
+        return in_context(scheduled)
 
     def _written(self, scheduled: dict[str, int]) -> dict[int, str]:
         written: dict[int, str] = {}

@@ -1,7 +1,7 @@
-"""Makes the virtual environment of the engines' tests: install.py <directory>.
+"""Makes a virtual environment of the engines' tests for machines without a GPU: install.py <directory>.
 
-It holds vLLM, LMCache and SGLang for machines without a GPU: 3.2 GB. Where it cannot be made, the exit status is 3 and the
-last line says why.
+The directory's last name says which: engines holds vLLM 0.26, LMCache and SGLang, 3.2 GB; engines-0.32 vLLM 0.32 alone,
+2.3 GB. Where it cannot be made, the exit status is 3 and the last line says why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CLIENT = HERE.parents[2]
 GIB = 1 << 30
-IMPORTS = "import torch, vllm, lmcache.lmcache_native, sglang; assert not torch.cuda.is_available()"
+# What each environment must import when it is made.
+ENGINES = {"engines": "vllm, lmcache.lmcache_native, sglang", "engines-0.32": "vllm"}
 
 
 def lacks(directory: Path) -> Iterator[str]:
@@ -62,16 +63,19 @@ def install(directory: Path) -> None:
     venv.create(directory, with_pip=True, clear=True)
     python = directory / "bin" / "python"
     pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-cache-dir", "--no-compile"]
-    run(*pip, "--only-binary=:all:", "--require-hashes", "--requirement", HERE / "engines.txt")
+    run(*pip, "--only-binary=:all:", "--require-hashes", "--requirement", HERE / f"{directory.name}.txt")
     run(*pip, "--no-build-isolation", "--editable", CLIENT)
     run(python, HERE / "cudaless.py")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start takes minutes
-    run(python, "-c", IMPORTS)
+    run(python, "-c", f"import torch, {ENGINES[directory.name]}; assert not torch.cuda.is_available()")
     run(python, HERE / "check.py")
 
 
 def main() -> int:
     directory = Path(sys.argv[1]).resolve()
+    if directory.name not in ENGINES:
+        print(f"no engines are installed: {directory.name} is none of {', '.join(ENGINES)}")
+        return 3
     directory.parent.mkdir(parents=True, exist_ok=True)
     if missing := list(lacks(directory)):
         print(f"no engines are installed: missing: {', '.join(missing)}")

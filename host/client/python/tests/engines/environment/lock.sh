@@ -1,12 +1,17 @@
 #!/bin/sh
-# Makes engines.txt, the locked packages of the engines' tests, from the .in files. Needs uv. sglang's own requirements are
-# not installed: hundreds of packages, nearly all for GPUs.
+# Makes NAME.txt, the locked packages of an environment of the engines' tests, from NAME.in and NAME.overrides. Needs uv.
+# sglang's own requirements are not installed: hundreds of packages, nearly all for GPUs.
+#
+#   lock.sh [NAME...]      # engines and engines-0.32
 set -eu
 cd "$(dirname "$0")"
 compile() { uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --generate-hashes "$@"; }
-{
-  echo '# Made by lock.sh: do not edit.'
-  compile --override overrides.txt engines.in
-  compile --no-deps sglang.in
-} >engines.new
-mv engines.new engines.txt
+[ $# -gt 0 ] || set -- engines engines-0.32
+for name; do
+  {
+    echo '# Made by lock.sh: do not edit.'
+    compile --override overrides.txt --override "$name.overrides" "$name.in"
+    if [ "$name" = engines ]; then compile --no-deps sglang.in; fi
+  } >"$name.new"
+  mv "$name.new" "$name.txt"
+done
