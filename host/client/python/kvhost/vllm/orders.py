@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvhost.shape import Namespace
+from kvhost.vllm.adapters import Content, Loaded, Rank
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -42,6 +43,7 @@ class StoreOrder:
     request: int  # the number in the protocol
     chunks: list[tuple[int, list[ChunkOrder]]]  # (group, its chunks)
     traceparent: str = ""  # of the engine's span of the request
+    adapter: Content | None = None  # what the keys say of the request's LoRA adapter
 
 
 @dataclass
@@ -57,6 +59,7 @@ class LoadOrder:
     epoch: int  # of the sessions that granted the leases
     tokens: int
     groups: list[GroupLoad]
+    adapter: Content | None = None  # likewise
 
 
 @dataclass
@@ -89,9 +92,10 @@ class WorkerReport(KVConnectorWorkerMetadata):
     stored: list[bytes] = field(default_factory=list)  # keys that were written anew
     failed: dict[str, dict[int, bool]] = field(default_factory=dict)  # request: chunk index: whether its bytes are bad
     loads: list[tuple[int, float]] = field(default_factory=list)  # (tokens, seconds)
+    adapters: dict[Rank, dict[int, Loaded]] = field(default_factory=dict)  # all that a rank has loaded, by number
 
     def __bool__(self) -> bool:
-        return bool(self.epochs or self.read or self.stored or self.failed or self.loads)
+        return bool(self.epochs or self.read or self.stored or self.failed or self.loads or self.adapters)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
@@ -103,4 +107,5 @@ class WorkerReport(KVConnectorWorkerMetadata):
             for i, bad in chunks.items():
                 mine[i] = mine.get(i, False) or bad
         self.loads += other.loads
+        self.adapters |= other.adapters
         return self

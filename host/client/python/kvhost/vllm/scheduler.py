@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvhost.errors import KvhostError
 from kvhost.vllm import hints
+from kvhost.vllm.adapters import Adapters, Asked, Content
 from kvhost.vllm.groups import NULL_BLOCK, GroupPlan
 from kvhost.keys import KeyChain, Item
 from kvhost.vllm.link import Link
@@ -24,15 +25,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvhost")
 
 _REMEMBERED = 1 << 16  # keys whose bytes were bad
+_ALL = 1 << 62  # more chunks than a request has: nothing more of it is stored
 
 
 class Tracked:
     """One request, as far as the connector knows it."""
 
-    def __init__(self, request: Any, number: int, chain: KeyChain) -> None:
+    def __init__(self, request: Any, number: int, chain: KeyChain | None) -> None:
         self.request = request
         self.number = number
-        self.chain = chain
+        self.chain = chain  # None until it is known what the request's LoRA adapter holds
+        self.asked: Asked | None = None  # for the adapter's content
+        self.adapter: Content | None = None
         self.table: list[list[int]] = []  # blocks by group
         self.lookup: RequestLookup | None = None
         self.waited = False  # the scheduler has waited for the lookup once
@@ -51,7 +55,7 @@ class Scheduler:
 
     def __init__(
         self, settings: Settings, link: Link, groups: Sequence[GroupPlan], ranks: int, stages: int, *, loads: bool,
-        step_tokens: int, events: KVEvents | None = None,
+        step_tokens: int, events: KVEvents | None = None, adapters: Adapters | None = None,
     ) -> None:
         """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load.
         ``step_tokens`` is the most that the engine computes in a step."""
@@ -60,6 +64,7 @@ class Scheduler:
         self._ranks, self._stages = ranks, stages
         self._loads_allowed = loads
         self._events = events  # None: the engine publishes none
+        self._adapters = adapters  # None: the engine has no LoRA
         self._requests: dict[str, Tracked] = {}
         self._last_number = 0
         self._last_order = 0
@@ -85,16 +90,14 @@ class Scheduler:
         t = self._requests.get(request.request_id)
         if t is None:
             self._last_number = self._last_number % 0xFFFFFFFF + 1
-            t = Tracked(request, self._last_number, self._chain(request))
+            t = Tracked(request, self._last_number, None if request.lora_request is not None else self._chain(request))
             self._requests[request.request_id] = t
         return t
 
-    def _chain(self, request: Any) -> KeyChain:
-        lora = request.lora_request
+    def _chain(self, request: Any, adapter: bytes = b"") -> KeyChain:
         return KeyChain(
             self._chunk,
-            lora_name=lora.lora_name if lora else "",
-            lora_path=lora.lora_path if lora else "",
+            adapter=adapter,
             salt=request.cache_salt or "",
             items=[Item(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features],
             generation=self._generation,
@@ -108,6 +111,9 @@ class Scheduler:
         t.hit, t.local, t.table = 0, computed, []
         if not self._ready():
             return 0
+        if request.lora_request is not None and not (known := self._identify(t, computed)):
+            return 0 if known is False else None
+        assert t.chain is not None
         keys = t.chain.extend(request.all_token_ids, request.num_tokens)
         if not keys or not t.may_load or getattr(request, "skip_reading_prefix_cache", False):
             return 0
@@ -136,6 +142,23 @@ class Scheduler:
             return 0
         t.hit = take
         return take * self._chunk - computed
+
+    def _identify(self, t: Tracked, computed: int) -> bool | None:
+        """Whether the content of the request's LoRA adapter is known; None while its files are read."""
+        lora, known = t.request.lora_request, False
+        if t.stored < _ALL and self._adapters is not None:
+            t.asked = t.asked or self._adapters.ask(lora)
+            if not t.asked.done(self._settings.lookup_wait) and t.asked.age < self._settings.lookup_timeout:
+                return None
+            content, t.asked = t.asked.content, None
+            known = t.adapter in (None, content) and self._adapters.agrees(lora, content, computed)
+            if known and t.adapter is None:
+                assert content is not None
+                t.adapter, t.chain = content, self._chain(t.request, content.key)
+        if not known:
+            self._count("adapters_not_known")
+            t.may_load, t.stored = False, _ALL
+        return known
 
     def _ready(self) -> bool:
         """Whether the host answers, and every worker has a session in the same epoch."""
@@ -191,7 +214,7 @@ class Scheduler:
             if lookup is not None:
                 lookup.release()
             return
-        assert lookup is not None and t.hit
+        assert lookup is not None and t.hit and t.chain is not None
         computed = t.local
         groups = []
         for at, g in enumerate(self._groups):
@@ -201,7 +224,7 @@ class Scheduler:
             if chunks:
                 groups.append(GroupLoad(g.id, lookup.leases(at), chunks))
         t.loading = True
-        self._orders.loads.append(LoadOrder(request.request_id, self._link.epoch, external, groups))
+        self._orders.loads.append(LoadOrder(request.request_id, self._link.epoch, external, groups, t.adapter))
         self._count("loads")
         self._count("tokens_loaded", external)
 
@@ -254,7 +277,7 @@ class Scheduler:
         final = r.num_tokens if self._settings.store == "all" else r.num_prompt_tokens
         computed = r.num_computed_tokens
         end = min(computed + scheduled, final) // self._chunk
-        if end <= t.stored:
+        if end <= t.stored or t.chain is None:
             return
         keys = t.chain.extend(r.all_token_ids, r.num_tokens)
         groups = []
@@ -273,7 +296,9 @@ class Scheduler:
         if not groups:
             return
         self._last_order += 1
-        self._orders.stores.append(StoreOrder(self._last_order, r.request_id, t.number, groups, t.traceparent))
+        self._orders.stores.append(
+            StoreOrder(self._last_order, r.request_id, t.number, groups, t.traceparent, t.adapter)
+        )
         self._unread[self._last_order] = (t, self._ranks * self._stages)
         t.unread.add(self._last_order)
 
@@ -304,6 +329,11 @@ class Scheduler:
         self._count("chunks_stored", len(report.stored))
         for tokens, seconds in report.loads:
             self._choice.load.add(tokens, seconds)
+        if report.adapters and self._adapters is not None:
+            self._adapters.reported(report.adapters)
+            for tracked in self._requests.values():
+                if tracked.adapter is not None and not self._adapters.current(tracked.adapter):
+                    tracked.may_load, tracked.stored = False, _ALL
         return self._failed_loads(report)
 
     def _failed_loads(self, report: WorkerReport) -> list[Any]:
@@ -313,10 +343,11 @@ class Scheduler:
             if (t := self._requests.get(request_id)) is None:
                 continue
             t.may_load, t.loading = False, False
-            t.stored = min(t.stored, min(chunks))
+            if t.stored < _ALL:
+                t.stored = min(t.stored, min(chunks))
             failed.append(t.request)
             for i, bad in chunks.items():
-                if bad:
+                if bad and t.chain is not None:
                     self._bad[t.chain.keys[i]] = None
             while len(self._bad) > _REMEMBERED:
                 self._bad.popitem(last=False)
@@ -331,8 +362,10 @@ class Scheduler:
         self._generation = generation
         if self._events is not None:
             self._events.forget()
+        if self._adapters is not None:
+            self._adapters.forget()
         for t in self._requests.values():
-            t.may_load, t.stored = False, 1 << 62  # its chain is of the old weights
+            t.may_load, t.stored = False, _ALL  # its chain is of the old weights
 
     def take_events(self) -> list[Any]:
         """vLLM's events for what the host stored and removed since the last call."""
@@ -341,4 +374,6 @@ class Scheduler:
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
+        if self._adapters is not None:
+            self._adapters.close()
         self._link.close()

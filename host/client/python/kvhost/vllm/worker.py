@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from kvhost.errors import Code, KvhostError
 from kvhost.session import NOT_WANTED, LoadChunk, LoadJob, Result, Session, StoreChunk, StoreJob
+from kvhost.vllm.adapters import LoadedAdapters
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import ChunkOrder, LoadOrder, StepOrders, StoreOrder, WorkerReport
 from kvhost.vllm.settings import Settings
@@ -20,6 +21,8 @@ log = logging.getLogger("vllm.kvhost")
 
 #: Failures that say nothing about the stored bytes: another request may be promised the same key.
 _NOT_THE_BYTES = {Code.LEASE_OVER, Code.CANCELLED, Code.CLOSING, Code.UNKNOWN, Code.BUSY, Code.LIMIT, Code.INVALID}
+
+_OTHER_ADAPTER = "the engine has loaded other files of the LoRA adapter"
 
 
 @dataclass
@@ -69,11 +72,15 @@ class Worker:
     Sending a store waits for the GPU, and cancelling a job waits for the host, so a sending thread does both.
     Everything else runs on the engine's thread. ``_lock`` guards the start of a store against its being dropped."""
 
-    def __init__(self, settings: Settings, link: Link, rank: tuple[int, int], blocks: int, stores: bool) -> None:
+    def __init__(
+        self, settings: Settings, link: Link, rank: tuple[int, int], blocks: int, stores: bool,
+        adapters: LoadedAdapters | None = None,
+    ) -> None:
         """``rank`` is (pipeline stage, rank in the stage); ``stores`` is false when another rank has the same bytes."""
         self._settings, self._link, self._rank = settings, link, rank
         self._unread_limit = int(settings.unread_blocks * blocks)
         self._stores_here = stores
+        self._adapters = adapters  # None: no request with a LoRA adapter is stored or loaded
         self._lock = threading.Lock()
         self._stores: dict[int, _Store] = {}
         self._unread: Counter[int] = Counter()  # blocks of stores that are not read yet
@@ -109,7 +116,10 @@ class Worker:
     def store(self, orders: StepOrders, ready: Callable[[], None]) -> None:
         """Begins the step's stores; ``ready`` returns when the step's writes to the cache are done."""
         for order in orders.stores:
-            self._accept(order, ready)
+            if order.adapter is None or (self._adapters is not None and self._adapters.may_store(order.adapter)):
+                self._accept(order, ready)
+            else:
+                self._report.read[order.id] += 1
 
     def finished(self, orders: StepOrders) -> Finished:
         self._settle_stores()
@@ -135,6 +145,8 @@ class Worker:
         if epoch != self._said_epoch:
             self._said_epoch = epoch
             self._report.epochs[self._rank] = epoch
+        if self._adapters is not None and (loaded := self._adapters.changed()) is not None:
+            self._report.adapters[self._rank] = loaded
         if not self._report:
             return None
         report, self._report = self._report, WorkerReport()
@@ -247,6 +259,9 @@ class Worker:
 
     def _begin(self, order: LoadOrder) -> _Load:
         load = _Load(order, time.monotonic())
+        if self._outdated(order):
+            load.cause = _OTHER_ADAPTER
+            return load
         sessions = self._link.sessions(order.epoch)
         if not sessions:
             load.cause = "no session with the host"
@@ -259,6 +274,10 @@ class Worker:
         except KvhostError as e:
             load.cause = str(e)
         return load
+
+    def _outdated(self, order: LoadOrder) -> bool:
+        """Whether the engine computes with another version of the request's LoRA adapter."""
+        return order.adapter is not None and (self._adapters is None or not self._adapters.may_load(order.adapter))
 
     def _cancel(self, load: _Load) -> None:
         if load.cancelling:
@@ -299,8 +318,11 @@ class Worker:
         """Notes which blocks and chunks failed; whether none did."""
         failed: dict[int, bool] = {}
         begun = {at for at, _ in load.jobs}
+        outdated = self._outdated(load.order)
+        if outdated:
+            load.cause = _OTHER_ADAPTER
         for at, g in enumerate(load.order.groups):
-            if at not in begun:
+            if at not in begun or outdated:
                 failed |= self._fail_group(g.chunks)
         for at, job in load.jobs:
             chunks = load.order.groups[at].chunks

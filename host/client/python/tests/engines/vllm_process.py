@@ -31,6 +31,10 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             adapter = LoRARequest(*lora) if lora else None
             outs = llm.generate(prompts, params(tokens), use_tqdm=False, lora_request=adapter)
             connection.send([(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outs])
+        elif op == "add_lora":  # LoRA adapter: loads it, in place of the one that has its number
+            connection.send(engine.add_lora(LoRARequest(*args[0], load_inplace=True)))
+        elif op == "remove_lora":  # number
+            connection.send(engine.remove_lora(args[0]))
         elif op == "reset":  # empties the engine's own prefix cache
             connection.send(llm.reset_prefix_cache())
         elif op == "begin":  # id, prompt: a request that is not waited for
