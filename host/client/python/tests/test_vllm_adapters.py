@@ -171,6 +171,19 @@ def test_what_the_engine_loads_decides_not_what_was_read_before(engine: Engine, 
     assert engine.session.stores == []
 
 
+def test_files_that_change_while_the_engine_reads_them(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(r: Any) -> Any:
+        adapter(tmp_path / "a", b"other")
+        return r
+
+    monkeypatch.setattr(engine.manager, "_load_adapter", read)
+    engine.worker._adapters = LoadedAdapters(engine.manager, lambda path: path)
+    assert engine.compute(of(lora(adapter(tmp_path / "a", b"x")))) == 0
+    assert engine.session.stores == []
+
+
 def test_a_load_is_not_begun_for_other_weights(engine: Engine, tmp_path: Path) -> None:
     a, other = lora(adapter(tmp_path / "a", b"x")), lora(adapter(tmp_path / "b", b"yy"))
     assert engine.compute(of(a)) == 4

@@ -73,7 +73,9 @@ def register() -> None:
 
 
 def missing() -> list[str]:
-    """Which hooks are not in place."""
+    """Which hooks are not in place, in a process that schedules. Others have no weights."""
+    if _SCHEDULER not in sys.modules:
+        return []
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     return [target for target in _HOOKS if target not in HookRegistry._patched]
