@@ -1,10 +1,10 @@
 """Keys of chunks: a hash chain over what decides a chunk's KV.
 
 A chunk's key covers the whole prefix up to its end. The chain depends neither on an engine's block hashes nor on
-``PYTHONHASHSEED``, so it is stable across restarts and equal in all engines with the same namespace. All integers are
-big-endian, all texts are preceded by their length in bytes (4 bytes):
+``PYTHONHASHSEED``, so it is stable across restarts and equal in all engines with the same namespace. A LoRA adapter is
+named by what its files hold. All integers are big-endian, all texts are preceded by their length in bytes (4 bytes):
 
-    root   = BLAKE2b-256("kvhost chain 1" NUL, tokens per chunk (4 bytes), LoRA name, LoRA path, cache salt, generation)
+    root   = BLAKE2b-256("kvhost chain 2" NUL, tokens per chunk (4 bytes), LoRA adapter, cache salt, generation)
     key(i) = BLAKE2b-256(key(i-1) or root, the chunk's token ids (4 bytes each),
                          for each multimodal item that overlaps the chunk: its first position relative to the chunk's
                          (8 bytes, signed), its length in tokens (4 bytes), its identifier)
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 KEY_BYTES = 32
-ALGORITHM = "kvhost-blake2b-1"
+ALGORITHM = "kvhost-blake2b-2"
 
 _U32 = "I" if array("I").itemsize == 4 else "L"
 
@@ -55,17 +55,17 @@ class KeyChain:
         self,
         chunk_tokens: int,
         *,
-        lora_name: str = "",
-        lora_path: str = "",
+        adapter: bytes = b"",
         salt: str = "",
         items: Sequence[Item] = (),
         generation: bytes = b"",
     ) -> None:
-        """``generation`` sets apart what was computed before the engine's weights changed."""
+        """``adapter`` is a digest of a LoRA adapter's content. ``generation`` sets apart what was computed before the
+        engine's weights changed."""
         self._size = chunk_tokens
         self._items = sorted(items, key=lambda i: i.start)
-        head = b"kvhost chain 1\0" + struct.pack(">I", chunk_tokens)
-        for part in (lora_name, lora_path, salt, generation):
+        head = b"kvhost chain 2\0" + struct.pack(">I", chunk_tokens)
+        for part in (adapter, salt, generation):
             head += _text(part)
         self._root = hashlib.blake2b(head, digest_size=KEY_BYTES).digest()
         self.keys: list[bytes] = []

@@ -9,10 +9,10 @@ from kvhost.keys import KeyChain, Item
 
 TOKENS = list(range(1, 21))
 GOLDEN = [
-    "33a5fe53d87e70b9914a9a3046be09f90f4a90bd0a982fe6c63d326adfd2915d",
-    "0fc2625f7644fb251a01dba04446c35c9411e703c2d2d15f6ce3f4dde254339a",
+    "55a70c87c404c8ebf3ac63086acbaa1511979cabc76c53b633d0208802429e48",
+    "6439f8944cec1207f20215f982d28d95b4e971f53321afa21d20dc8220595ecb",
 ]
-GOLDEN_FULL = "3bdaa3a0c9d8800a19f3d7aa1bc79a51452404f84b1f83cdae1209ee4919307a"
+GOLDEN_FULL = "d792104ac9cc2db8706152ccbf0001824d91a4714f80f0096120e12c43b6a976"
 
 
 def keys(**options: object) -> list[bytes]:
@@ -21,7 +21,7 @@ def keys(**options: object) -> list[bytes]:
 
 def test_golden() -> None:
     assert [k.hex() for k in keys()] == GOLDEN
-    assert keys(salt="s", lora_name="n", lora_path="/p", items=[Item(6, 4, "img")])[1].hex() == GOLDEN_FULL
+    assert keys(salt="s", adapter=b"a", items=[Item(6, 4, "img")])[1].hex() == GOLDEN_FULL
 
 
 def test_independent_of_the_hash_seed() -> None:
@@ -36,9 +36,8 @@ def test_independent_of_the_hash_seed() -> None:
 
 def test_whatever_decides_the_kv_decides_the_key() -> None:
     variants = [
-        keys(), keys(salt="a"), keys(lora_name="a"), keys(lora_path="a"), keys(lora_name="a", lora_path="a"),
-        keys(generation=b"a"), keys(items=[Item(0, 2, "a")]), keys(items=[Item(0, 2, "b")]),
-        keys(items=[Item(0, 3, "a")]),
+        keys(), keys(salt="a"), keys(adapter=b"a"), keys(adapter=b"b"), keys(generation=b"a"),
+        keys(items=[Item(0, 2, "a")]), keys(items=[Item(0, 2, "b")]), keys(items=[Item(0, 3, "a")]),
         keys(items=[Item(1, 2, "a")]), KeyChain(4).extend(TOKENS)[:2],
     ]
     assert len({k for v in variants for k in v}) == sum(len(v) for v in variants)

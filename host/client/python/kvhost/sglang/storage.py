@@ -19,10 +19,12 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
+from kvhost.content import Changing
 from kvhost.errors import HostGone, KvhostError
 from kvhost.objects import Addresses, Connector, Kind, Locks, ObjectStore, Options, StoreObject
 from kvhost.session import Result
-from kvhost.sglang.identity import host_key, kind
+from kvhost.sglang import plugin
+from kvhost.sglang.identity import host_key, kind, model
 from kvhost.sglang.pools import Pool, addresses, flat_size, page_sizes, shared_place
 
 log = logging.getLogger("kvhost")
@@ -53,6 +55,12 @@ class KvhostStorage(HiCacheStorage):
         self._tenant = options.tenant
         if storage_config.should_split_heads:
             raise ValueError("kvhost: tp_lcm_size splits pages between ranks, which is not supported: leave it out")
+        _check_sglang()
+        try:
+            self._model = model()
+        except Changing as e:
+            raise ValueError(f"kvhost: {e}: start SGLang again") from e
+        self._generation = plugin.generation
         self._config = storage_config
         self._in_place = bool(extra.get("interface_v1", 0))
         self._host = Connector(options, f"sglang-{os.getpid()}")
@@ -81,8 +89,8 @@ class KvhostStorage(HiCacheStorage):
         pool = self._pools[name] = Pool(
             name,
             raw,
-            kind(self._config, raw, name, "buffers", sizes, self._tenant) if sizes else None,
-            kind(self._config, raw, name, "flat", [flat], self._tenant) if flat else None,
+            kind(self._config, raw, name, "buffers", sizes, self._tenant, self._model) if sizes else None,
+            kind(self._config, raw, name, "flat", [flat], self._tenant, self._model) if flat else None,
         )
         if pool.buffers is not None and (place := shared_place(pool)):
             self._host.put(pool.buffers, place)
@@ -90,9 +98,12 @@ class KvhostStorage(HiCacheStorage):
 
     # The host
 
+    def _key(self, page_hash: str) -> bytes:
+        return host_key(page_hash, self._generation.name)
+
     def _found(self, of: Kind | None, keys: Sequence[bytes]) -> list[bool]:
         """Which keys there are. They stay for a while."""
-        if of is None or not keys:
+        if of is None or not keys or self._generation.unsure:
             return [False] * len(keys)
         try:
             hit = self._store.lookup(of, keys)
@@ -103,7 +114,7 @@ class KvhostStorage(HiCacheStorage):
         return hit.found
 
     def _read(self, of: Kind | None, keys: Sequence[bytes], pages: Sequence[Addresses]) -> list[bool]:
-        if of is None or not keys:
+        if of is None or not keys or self._generation.unsure:
             return [False] * len(keys)
         hit = self._locks.take(of, keys)
         try:
@@ -119,9 +130,9 @@ class KvhostStorage(HiCacheStorage):
         self, of: Kind | None, keys: Sequence[bytes], pages: Sequence[Addresses], prefix: Sequence[str] | None
     ) -> list[bool]:
         """A page that the host does not want, or has no room for, is not written."""
-        if of is None or not keys:
+        if of is None or not keys or self._generation.unsure:
             return [False] * len(keys)
-        before = host_key(prefix[-1]) if prefix else b""
+        before = self._key(prefix[-1]) if prefix else b""
         parents = [before, *keys[:-1]]
         depth = len(prefix or ())
         objects = [
@@ -140,7 +151,7 @@ class KvhostStorage(HiCacheStorage):
         kv = self._pools.get(_KV)
         if kv is None:
             return 0
-        return _leading(self._found(kv.buffers if self._in_place else kv.flat, [host_key(k) for k in keys]))
+        return _leading(self._found(kv.buffers if self._in_place else kv.flat, [self._key(k) for k in keys]))
 
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
@@ -162,7 +173,7 @@ class KvhostStorage(HiCacheStorage):
         if pool is None or indices is None or slots != len(keys) * pool.page_slots:
             log.error("SGLang pool %s: %d pages and %d indices, nothing is moved", name, len(keys), slots)
             return [False] * len(keys)
-        names = [host_key(k) for k in keys]
+        names = [self._key(k) for k in keys]
         prefix = extra_info.prefix_keys if extra_info is not None else None
         if pool.buffers is not None:
             where = addresses(pool, indices)
@@ -194,7 +205,7 @@ class KvhostStorage(HiCacheStorage):
                 break
             pool = self._pools.get(_name(transfer.name))
             of = (pool.buffers or pool.flat) if pool is not None else None
-            found = self._found(of, [host_key(k) for k in keys[:kv]])
+            found = self._found(of, [self._key(k) for k in keys[:kv]])
             if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
                 lengths = set(range(1, _leading(found) + 1))
             elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
@@ -230,7 +241,7 @@ class KvhostStorage(HiCacheStorage):
         targets: list[torch.Tensor] = list(target_locations or [])
         if not keys or len(targets) != len(keys):
             return [None] * len(keys)
-        ok = self._read(self._flat(targets[0]), [host_key(k) for k in keys], [(t.data_ptr(),) for t in targets])
+        ok = self._read(self._flat(targets[0]), [self._key(k) for k in keys], [(t.data_ptr(),) for t in targets])
         return [t if read else None for t, read in zip(targets, ok)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
@@ -246,13 +257,13 @@ class KvhostStorage(HiCacheStorage):
         tensors: list[torch.Tensor] = [t.contiguous() for t in given]
         if not tensors:
             return True
-        names = [host_key(k) for k in keys]
+        names = [self._key(k) for k in keys]
         return all(self._write(self._flat(tensors[0]), names, [(t.data_ptr(),) for t in tensors], None))
 
     def exists(self, key: str) -> bool:
         """Of what ``set`` has stored."""
         kv = self._pools.get(_KV)
-        return kv is not None and self._found(kv.flat, [host_key(key)])[0]
+        return kv is not None and self._found(kv.flat, [self._key(key)])[0]
 
     def _flat(self, like: torch.Tensor) -> Kind | None:
         """Flat pages of the KV pool. A tensor of another size is none of its pages."""
@@ -262,14 +273,27 @@ class KvhostStorage(HiCacheStorage):
     # The rest
 
     def clear(self) -> None:
-        """Clears nothing: the host's protocol cannot, and other servers share the pages."""
-        log.warning("SGLang wants its storage cleared: kvhost evicts by its own policies, the pages stay")
+        """What is stored so far is not found any more by this server. It stays in the host until it is evicted: other
+        servers share it."""
+        self._generation.next("clear")
 
     def get_status(self) -> dict[str, object]:
         return {**self._store.status(), "locks": self._locks.count()}
 
     def close(self) -> None:
         self._store.close()
+
+
+def _check_sglang() -> None:
+    from sglang.srt.mem_cache import utils
+
+    if not hasattr(utils, "storage_namespace_seed"):
+        raise ValueError("kvhost: this SGLang's page hashes leave out the cache salt and the LoRA adapter: want 0.5.20")
+    if missing := plugin.missing():
+        raise ValueError(
+            f"kvhost: SGLang has no hooks at {', '.join(missing)}: install kvhost's package into its environment, and "
+            "let SGLANG_PLUGINS name kvhost if it is set"
+        )
 
 
 def _name(name: Any) -> str:

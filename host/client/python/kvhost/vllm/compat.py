@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
+
+from kvhost.vllm.adapters import LoadedAdapters
+
+log = logging.getLogger("vllm.kvhost")
 
 #: vLLM 0.33 takes loads and failures in one answer; 0.26 asks for blocks only. None where it does not exist.
 TransferResults: Any = getattr(base, "KVConnectorTransferResults", None)
@@ -92,6 +97,21 @@ def replicated(spec: Any, parallel_config: Any) -> bool:
 def window(spec: Any) -> int:
     """How many tokens of a sliding window the engine keeps."""
     return int(spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
+
+
+def loaded_adapters(vllm_config: Any) -> LoadedAdapters | None:
+    """What the worker loads of LoRA adapters. Call from ``register_kv_caches``: the model runner is a caller."""
+    frame = sys._getframe(1) if vllm_config.lora_config is not None else None
+    while frame is not None:
+        manager = getattr(frame.f_locals.get("self"), "lora_manager", None)
+        if manager is not None:
+            from vllm.lora.utils import get_adapter_absolute_path
+
+            return LoadedAdapters(manager, get_adapter_absolute_path)
+        frame = frame.f_back
+    if vllm_config.lora_config is not None:
+        log.error("kvhost: NOT OFFLOADING requests with LoRA adapters: the model runner has no lora_manager")
+    return None
 
 
 def host_attention_isa(vllm_config: Any) -> str:

@@ -21,6 +21,7 @@ from kvhost.events import EventStream, Position
 from kvhost.session import Session
 from kvhost.shape import Namespace
 from kvhost.vllm import compat, model, regions
+from kvhost.vllm.adapters import Adapters
 from kvhost.vllm.groups import GroupPlan
 from kvhost.vllm.holds import Holds
 from kvhost.vllm.link import Link
@@ -128,7 +129,10 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
         self._release, self._export = release, memory.export
         self._link = Link(f"worker {rank[0]}.{rank[1]}", self._settings.socket, open, leads=False)
-        self._worker = Worker(self._settings, self._link, rank, stores=not (namespace.replicated and rank[1]))
+        self._worker = Worker(
+            self._settings, self._link, rank, stores=not (namespace.replicated and rank[1]),
+            adapters=compat.loaded_adapters(config),
+        )
         self._link.start(_FIRST_CONNECT)
         self._handshake = Handshake(namespace=namespace, epoch=self._link.epoch)
         log.info("kvhost: %d groups, %d planes, %.2f MiB per chunk of %d tokens and rank", len(groups),
@@ -276,6 +280,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             self._settings, link, plans, ranks, stages, loads=loads,
             step_tokens=step_tokens, holds=holds,
             events=self._kv_events(plans, link, stages),
+            adapters=Adapters(str(lora.lora_dtype)) if (lora := self._vllm_config.lora_config) else None,
         )
         self._scheduler.handshake({rank: w.epoch for rank, w in workers.items()})
         link.start(_FIRST_CONNECT)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvhost import content
 from kvhost.shape import Namespace, page_dtype
 from kvhost.vllm import compat
 from kvhost.vllm.groups import GroupPlan, chunk_size
 from kvhost.keys import ALGORITHM, KEY_BYTES
 from kvhost.vllm.regions import GroupRegions
 from kvhost.vllm.settings import Refused, Settings
+
+log = logging.getLogger("vllm.kvhost")
 
 # Specs by the name of their class: what is none of these, or derives from these with a meaning of its own, is refused.
 _FULL = {"FullAttentionSpec", "MLAAttentionSpec", "TQFullAttentionSpec", "SinkFullAttentionSpec"}
@@ -100,6 +104,7 @@ def namespace(
         "config": _digest(_model_config(model)),
         "layout": _digest([[r.layout for r in regions], specs, _backends(vllm_config, tensors)]),
         "quantization": str(model.quantization or ""),
+        "weights": _weights(model, vllm_config.load_config),
         "kv_scales": str(bool(getattr(cache, "calculate_kv_scales", False))),
         "stage": f"{stage}/{parallel.pipeline_parallel_size}",
         "context_parallel": f"{parallel.decode_context_parallel_size}/{parallel.cp_kv_cache_interleave_size}",
@@ -132,6 +137,19 @@ def _model_config(model: Any) -> Any:
     for name in ("transformers_version", "_name_or_path"):
         config.pop(name, None)
     return config
+
+
+def _weights(model: Any, load: Any) -> str:
+    """What the weights are, whatever the model's path says."""
+    if load.load_format == "dummy":
+        return "dummy"
+    try:
+        return content.of_model(model.model_weights or model.model, model.revision)
+    except content.Changing as e:
+        raise Refused(f"{e}: start the engine again") from e
+    except content.Unknown as e:
+        log.warning("kvhost: weights are known by name only, set revision if they are replaced: %s", e)
+        return ""
 
 
 def _digest(value: Any) -> str:

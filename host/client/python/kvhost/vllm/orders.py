@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvhost.shape import Namespace
+from kvhost.vllm.adapters import Content, Loaded, Rank
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -42,6 +43,7 @@ class StoreOrder:
     request: int  # the number in the protocol
     chunks: list[tuple[int, list[ChunkOrder]]]  # (group, its chunks)
     traceparent: str = ""  # of the engine's span of the request
+    adapter: Content | None = None  # what the keys say of the request's LoRA adapter
 
 
 @dataclass
@@ -58,6 +60,7 @@ class LoadOrder:
     epoch: int  # of the sessions that granted the leases
     tokens: int
     groups: list[GroupLoad]
+    adapter: Content | None = None  # likewise
 
 
 @dataclass
@@ -90,10 +93,12 @@ class WorkerReport(KVConnectorWorkerMetadata):
     abandoned: dict[int, str] = field(default_factory=dict)  # loads that the host neither ends nor cancels: their requests
     dropped: Counter[str] = field(default_factory=Counter)  # chunks that were not sent, by cause
     loads: list[tuple[int, float]] = field(default_factory=list)  # (tokens, seconds)
+    adapters: dict[Rank, dict[int, Loaded]] = field(default_factory=dict)  # all that a rank has loaded, by number
 
     def __bool__(self) -> bool:
         return bool(
             self.epochs or self.free or self.stored or self.failed or self.abandoned or self.dropped or self.loads
+            or self.adapters
         )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
@@ -108,4 +113,5 @@ class WorkerReport(KVConnectorWorkerMetadata):
         self.abandoned |= other.abandoned
         self.dropped += other.dropped
         self.loads += other.loads
+        self.adapters |= other.adapters
         return self

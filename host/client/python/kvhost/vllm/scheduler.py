@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvhost.errors import KvhostError
 from kvhost.session import NOT_WANTED
 from kvhost.vllm import hints
+from kvhost.vllm.adapters import Adapters, Asked, Content
 from kvhost.vllm.groups import NULL_BLOCK, GroupPlan
 from kvhost.vllm.holds import Holds
 from kvhost.keys import KeyChain, Item
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvhost")
 
 _REMEMBERED = 1 << 16  # keys whose bytes were bad
+_ALL = 1 << 62  # more chunks than a request has: nothing more of it is stored
 _READ_SOON = 0.25  # seconds in which the host has usually read a store's blocks
 _SAY_AGAIN = 60.0  # seconds between two lines of the log on chunks that were not stored
 
@@ -37,14 +39,16 @@ NO_ROOM = "no more blocks could be held for the host to read"
 class Tracked:
     """One request, as far as the connector knows it."""
 
-    def __init__(self, request: Any, number: int, chain: KeyChain) -> None:
+    def __init__(self, request: Any, number: int, chain: KeyChain | None) -> None:
         self.request = request
         self.number = number
-        self.chain = chain
+        self.chain = chain  # None until it is known what the request's LoRA adapter holds
+        self.asked: Asked | None = None  # for the adapter's content
+        self.adapter: Content | None = None
         self.table: list[list[int]] = []  # blocks by group
         self.lookup: RequestLookup | None = None
         self.waited = False  # the scheduler has waited for the lookup once
-        self.asked = 0.0  # when it was looked up first, since it had blocks last
+        self.since = 0.0  # when it was looked up first, since it had blocks last
         self.hit = 0  # chunks that the lookup promised
         self.local = 0  # leading tokens that the engine's own cache has
         self.loading = 0  # the order of its load, until it is scheduled
@@ -60,7 +64,7 @@ class Scheduler:
 
     def __init__(
         self, settings: Settings, link: Link, groups: Sequence[GroupPlan], ranks: int, stages: int, *, loads: bool,
-        step_tokens: int, holds: Holds, events: KVEvents | None = None,
+        step_tokens: int, holds: Holds, events: KVEvents | None = None, adapters: Adapters | None = None,
     ) -> None:
         """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load.
         ``step_tokens`` is the most that the engine computes in a step."""
@@ -70,6 +74,7 @@ class Scheduler:
         self._ranks, self._stages = ranks, stages
         self._loads_allowed = loads
         self._events = events  # None: the engine publishes none
+        self._adapters = adapters  # None: the engine has no LoRA
         self._requests: dict[str, Tracked] = {}
         self._live: dict[str, Any] = {}  # all of the engine's requests
         self._largest: list[tuple[int, str]] | None = None  # tokens of the two largest that wait for no load, in a step
@@ -100,17 +105,15 @@ class Scheduler:
         t = self._requests.get(request.request_id)
         if t is None:
             self._last_number = self._last_number % 0xFFFFFFFF + 1
-            t = Tracked(request, self._last_number, self._chain(request))
+            t = Tracked(request, self._last_number, None if request.lora_request is not None else self._chain(request))
             self._requests[request.request_id] = t
             self.new_request(request)
         return t
 
-    def _chain(self, request: Any) -> KeyChain:
-        lora = request.lora_request
+    def _chain(self, request: Any, adapter: bytes = b"") -> KeyChain:
         return KeyChain(
             self._chunk,
-            lora_name=lora.lora_name if lora else "",
-            lora_path=lora.lora_path if lora else "",
+            adapter=adapter,
             salt=request.cache_salt or "",
             items=[Item(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features],
             generation=self._generation,
@@ -131,6 +134,9 @@ class Scheduler:
         self._holds.scheduled(request.request_id)  # it has no blocks
         if not self._ready():
             return None if self._soon_ready() else 0
+        if request.lora_request is not None and not (known := self._identify(t, computed)):
+            return 0 if known is False else None
+        assert t.chain is not None
         keys = t.chain.extend(request.all_token_ids, request.num_tokens)
         if not keys or not t.may_load or getattr(request, "skip_reading_prefix_cache", False):
             return 0
@@ -154,7 +160,7 @@ class Scheduler:
             self._events.found(request, keys[:there])
         hit = self._before_bad(keys, there)
         room, later = self._room(t, hit) if hit * self._chunk > computed else (hit, hit)
-        if room < later and time.monotonic() - t.asked < self._settings.lookup_timeout:
+        if room < later and time.monotonic() - t.since < self._settings.lookup_timeout:
             return None  # the blocks that are held now come free soon
         take = self._worth(lookup, hit, room, computed)
         if not take:
@@ -197,6 +203,23 @@ class Scheduler:
             self._largest = tokens[:2]
         return next((self._holds.needs(n + 1) for n, id in self._largest if id != but), 0)
 
+    def _identify(self, t: Tracked, computed: int) -> bool | None:
+        """Whether the content of the request's LoRA adapter is known; None while its files are read."""
+        lora, known = t.request.lora_request, False
+        if t.stored < _ALL and self._adapters is not None:
+            t.asked = t.asked or self._adapters.ask(lora)
+            if not t.asked.done(self._settings.lookup_wait) and t.asked.age < self._settings.lookup_timeout:
+                return None
+            content, t.asked = t.asked.content, None
+            known = t.adapter in (None, content) and self._adapters.agrees(lora, content, computed)
+            if known and t.adapter is None:
+                assert content is not None
+                t.adapter, t.chain = content, self._chain(t.request, content.key)
+        if not known:
+            self._count("adapters_not_known")
+            t.may_load, t.stored = False, _ALL
+        return known
+
     def _ready(self) -> bool:
         """Whether the host answers, and every worker has a session in the same epoch."""
         epoch = self._link.epoch
@@ -224,7 +247,7 @@ class Scheduler:
         except KvhostError:
             return False
         t.waited = False
-        t.asked = t.asked or time.monotonic()
+        t.since = t.since or time.monotonic()
         self._count("lookups")
         return True
 
@@ -249,13 +272,13 @@ class Scheduler:
         if t is None:
             return
         t.table = [list(blocks) for blocks in table]
-        t.asked = 0.0
+        t.since = 0.0
         lookup, t.lookup = t.lookup, None
         if not external:
             if lookup is not None:
                 lookup.release()
             return
-        assert lookup is not None and t.hit
+        assert lookup is not None and t.hit and t.chain is not None
         end = t.local + external  # the engine may want less than it was promised
         groups, written = [], []
         for at, g in enumerate(self._groups):
@@ -271,7 +294,7 @@ class Scheduler:
             t.loading, request.request_id, written, held, max(held, self._holds.needs(request.num_tokens))
         )
         self._largest = None
-        self._orders.loads.append(LoadOrder(t.loading, request.request_id, self._link.epoch, external, groups))
+        self._orders.loads.append(LoadOrder(t.loading, request.request_id, self._link.epoch, external, groups, t.adapter))
         self._count("loads")
         self._count("tokens_loaded", external)
 
@@ -351,7 +374,7 @@ class Scheduler:
     def _order_chunks(self, t: Tracked, computed: int) -> None:
         """Orders the request's chunks that are complete, in their order, as far as there is room to hold their blocks.
         The others stay with the request until the host has read earlier ones."""
-        if t.end <= t.stored or self._settings.store == "none" or self._link.epoch < 0:
+        if t.end <= t.stored or t.chain is None or self._settings.store == "none" or self._link.epoch < 0:
             return
         keys = t.chain.extend(t.request.all_token_ids, t.request.num_tokens)
         groups: dict[int, list[ChunkOrder]] = {}
@@ -375,7 +398,7 @@ class Scheduler:
         self._holds.store(order, held)
         self._ordered = time.monotonic()
         self._orders.stores.append(
-            StoreOrder(order, t.request.request_id, t.number, list(groups.items()), t.traceparent)
+            StoreOrder(order, t.request.request_id, t.number, list(groups.items()), t.traceparent, t.adapter)
         )
 
     def _chunk_orders(
@@ -418,6 +441,11 @@ class Scheduler:
         self._count("chunks_stored", len(report.stored))
         for tokens, seconds in report.loads:
             self._choice.load.add(tokens, seconds)
+        if report.adapters and self._adapters is not None:
+            self._adapters.reported(report.adapters)
+            for tracked in self._requests.values():
+                if tracked.adapter is not None and not self._adapters.current(tracked.adapter):
+                    tracked.may_load, tracked.stored = False, _ALL
         for cause, chunks in report.dropped.items():
             self._drop(cause, chunks)
         abandoned = []
@@ -437,7 +465,8 @@ class Scheduler:
             if (t := self._requests.get(request_id)) is None:
                 continue  # the engine has ended it because of this
             t.may_load, t.loading = False, 0
-            t.stored = min(t.stored, min(chunks))
+            if t.stored < _ALL:
+                t.stored = min(t.stored, min(chunks))
             failed.append(t.request)
         while len(self._bad) > _REMEMBERED:
             self._bad.popitem(last=False)
@@ -452,8 +481,10 @@ class Scheduler:
         self._generation = generation
         if self._events is not None:
             self._events.forget()
+        if self._adapters is not None:
+            self._adapters.forget()
         for t in self._requests.values():
-            t.may_load, t.stored = False, 1 << 62  # its chain is of the old weights
+            t.may_load, t.stored = False, _ALL  # its chain is of the old weights
 
     def take_events(self) -> list[Any]:
         """vLLM's events for what the host stored and removed since the last call."""
@@ -462,4 +493,6 @@ class Scheduler:
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
+        if self._adapters is not None:
+            self._adapters.close()
         self._link.close()

@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 COUNTERS = {
     "lookups": "Prompts looked up in kvhost",
     "lookups_timed_out": "Lookups that kvhost did not answer in time",
+    "adapters_not_known": "Requests computed without kvhost, because it was not known what their LoRA adapter holds",
     "hits_not_loaded_whole": "Hits of which all or the end was computed, because that is sooner or to measure the rate",
     "loads": "Requests with a load",
     "tokens_loaded": "Tokens whose load was ordered",

@@ -12,6 +12,7 @@ from itertools import islice
 
 from kvhost.errors import Code, KvhostError
 from kvhost.session import NOT_WANTED, LoadChunk, LoadJob, Result, Session, StoreChunk, StoreJob
+from kvhost.vllm.adapters import LoadedAdapters
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import ChunkOrder, LoadOrder, StepOrders, StoreOrder, WorkerReport
 from kvhost.vllm.settings import Settings
@@ -20,6 +21,9 @@ log = logging.getLogger("vllm.kvhost")
 
 #: Failures that say nothing about the stored bytes: another request may be promised the same key.
 _NOT_THE_BYTES = {Code.LEASE_OVER, Code.CANCELLED, Code.CLOSING, Code.UNKNOWN, Code.BUSY, Code.LIMIT, Code.INVALID}
+
+_NO_SESSION = "no session with the host"
+_OTHER_ADAPTER = "the engine has loaded other files of the LoRA adapter"
 
 #: Seconds that the host has to end a load after it was asked to cancel it. Then the request starts over without it.
 _CANCEL_SECONDS = 5.0
@@ -33,10 +37,14 @@ class _Store:
     ready: Callable[[], None]  # returns when the step's writes are done
     began: float
     dropped: bool = False
+    cause: str = ""  # why it was dropped, unless another rank stores the same bytes
     cancelled: bool = False
     started: bool = False
     jobs: list[tuple[StoreJob, list[bytes]]] = field(default_factory=list)
     reported: bool = False
+
+    def drop(self, cause: str) -> None:
+        self.dropped, self.cause = True, cause
 
     @property
     def read(self) -> bool:
@@ -78,10 +86,13 @@ class Worker:
     Sending a store waits for the GPU, so a thread of its own does that. Everything else runs on the engine's thread.
     ``_lock`` guards the start of a store against its being dropped."""
 
-    def __init__(self, settings: Settings, link: Link, rank: tuple[int, int], stores: bool) -> None:
+    def __init__(
+        self, settings: Settings, link: Link, rank: tuple[int, int], stores: bool, adapters: LoadedAdapters | None = None,
+    ) -> None:
         """``rank`` is (pipeline stage, rank in the stage); ``stores`` is false when another rank has the same bytes."""
         self._settings, self._link, self._rank = settings, link, rank
         self._stores_here = stores
+        self._adapters = adapters  # None: no request with a LoRA adapter is stored or loaded
         self._lock = threading.Lock()
         self._stores: dict[int, _Store] = {}
         self._loads: dict[int, _Load] = {}
@@ -131,6 +142,8 @@ class Worker:
         if epoch != self._said_epoch:
             self._said_epoch = epoch
             self._report.epochs[self._rank] = epoch
+        if self._adapters is not None and (loaded := self._adapters.changed()) is not None:
+            self._report.adapters[self._rank] = loaded
         if not self._report:
             return None
         report, self._report = self._report, WorkerReport()
@@ -143,8 +156,10 @@ class Worker:
         self._stores[order.id] = store
         if not self._stores_here:
             store.dropped = True
+        elif order.adapter is not None and (self._adapters is None or not self._adapters.may_store(order.adapter)):
+            store.drop(_OTHER_ADAPTER)
         elif order.request_id in self._shed or self._link.epoch < 0:
-            store.dropped = True
+            store.drop(_NO_SESSION)
         else:
             self._work.put(lambda: self._send(store))
 
@@ -152,8 +167,8 @@ class Worker:
         """On the sending thread."""
         try:
             store.ready()
-        except Exception:
-            store.dropped = True
+        except Exception as e:
+            store.drop(f"the step that computed them failed: {e}")
             raise
         with self._lock:
             if store.dropped:
@@ -161,7 +176,7 @@ class Worker:
             sessions = self._link.sessions()
             try:
                 if not sessions:
-                    store.dropped = True
+                    store.drop(_NO_SESSION)
                     return
                 for group, chunks in store.order.chunks:
                     job = sessions[0].store(
@@ -189,9 +204,9 @@ class Worker:
             if s.read and not s.reported:
                 s.reported = True
                 self._report.free[id] += 1
-                if s.dropped and self._stores_here:
+                if s.cause:
                     self._shed.add(s.order.request_id)
-                    self._report.dropped["no session with the host"] += s.chunks
+                    self._report.dropped[s.cause] += s.chunks
             if s.over:
                 del self._stores[id]
                 for job, keys in s.jobs:
@@ -220,6 +235,9 @@ class Worker:
 
     def _begin(self, order: LoadOrder) -> _Load:
         load = _Load(order, time.monotonic())
+        if self._outdated(order):
+            load.cause = _OTHER_ADAPTER
+            return load
         sessions = self._link.sessions(order.epoch)
         if not sessions:
             load.cause = "no session with the host"
@@ -232,6 +250,10 @@ class Worker:
         except KvhostError as e:
             load.cause = str(e)
         return load
+
+    def _outdated(self, order: LoadOrder) -> bool:
+        """Whether the engine computes with another version of the request's LoRA adapter."""
+        return order.adapter is not None and (self._adapters is None or not self._adapters.may_load(order.adapter))
 
     def _cancel(self, load: _Load) -> None:
         """Asks the host to cancel. It ends the load in its own time: the blocks are its own until then."""
@@ -300,8 +322,11 @@ class Worker:
             self._report.failed[request] = {c.index: b"" for g in load.order.groups for c in g.chunks}
             return False
         begun = {at for at, _ in load.jobs}
+        outdated = self._outdated(load.order)
+        if outdated:
+            load.cause = _OTHER_ADAPTER
         for at, g in enumerate(load.order.groups):
-            if at not in begun:
+            if at not in begun or outdated:
                 failed = self._fail_group(g.chunks) | failed
         for at, job in load.jobs:
             chunks = load.order.groups[at].chunks
@@ -333,7 +358,8 @@ class Worker:
         """Drops and cancels all jobs: the memory is about to be unregistered, which waits for them."""
         with self._lock:
             for s in self._stores.values():
-                s.dropped = s.dropped or not s.started
+                if not (s.started or s.dropped):
+                    s.drop("the engine went to sleep")
         for s in self._stores.values():
             self._cancel_store(s)
         for load in self._loads.values():

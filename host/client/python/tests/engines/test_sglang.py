@@ -5,23 +5,40 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
+import subprocess
+import sys
 import threading
+import time
+from array import array
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace as Record
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import vllm_model as model
 from needs import needs
 from processes import Host, wait_for
 
 needs("sglang")
 
 import torch  # noqa: E402
+from sglang.srt.configs.load_config import LoadConfig  # noqa: E402
+from sglang.srt.lora.lora_manager import LoRAManager  # noqa: E402
+from sglang.srt.lora.lora_registry import LoRARef  # noqa: E402
 from sglang.srt.managers.cache_controller import (  # noqa: E402
     HiCacheController,
     PrefetchOperation,
     StorageOperation,
 )
+from sglang.srt.managers.schedule_batch import Req  # noqa: E402
+from sglang.srt.managers.scheduler import Scheduler  # noqa: E402
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager  # noqa: E402
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams  # noqa: E402
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
     HiCacheStorageConfig,
@@ -32,10 +49,39 @@ from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
     PoolTransfer,
 )
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
-from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
+from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
+from sglang.srt.mem_cache.unified_cache.components import ComponentType  # noqa: E402
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
+from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
+from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
+from sglang.srt.runtime_context import get_context  # noqa: E402
+from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
+from sglang.srt.server_args import ServerArgs  # noqa: E402
+
+from kvhost import content  # noqa: E402
+from kvhost.sglang import plugin  # noqa: E402
 
 PAGE, LAYERS, HEADS, DIM, SLOTS = 16, 3, 2, 32, 1024
+
+plugin.register()  # as SGLang's load_plugins does
+HookRegistry.apply_hooks()
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test's servers were started with it."""
+    restart(monkeypatch)
+
+
+def restart(monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    """Servers from here on are another process, with SGLang's options."""
+    monkeypatch.setattr(plugin, "generation", plugin.Generation())
+    monkeypatch.setattr(plugin, "_adapters", {})
+    monkeypatch.setattr(get_context(), "_config_bags", None)
+    monkeypatch.setattr(get_context(), "_server_args", None)
+    if options:
+        get_context().set_server_args(ServerArgs(**options))
 
 
 @pytest.fixture
@@ -124,7 +170,7 @@ class Server:
         self.controller._page_backup(operation)
         return int(operation.completed_tokens)
 
-    def found(self, tokens: list[int]) -> list[str]:
+    def found(self, tokens: list[int] | RadixKey) -> list[str]:
         """The hashes of the pages of a prompt that are there."""
         operation = PrefetchOperation("r", tokens, None, None)
         return list(self.controller._storage_hit_query(operation)[0])
@@ -309,8 +355,219 @@ def test_tensors_one_by_one(host: Host) -> None:
     assert s.storage.get(name) is None and not s.storage.set(other)
     assert not s.storage.set(other, page[:-1])  # none of the pool's pages
     s.storage.clear()
-    assert s.storage.exists(name)
+    assert not s.storage.exists(name) and s.storage.get(name, target) is None
     s.close()
+
+
+def radix_hashes(key: RadixKey) -> list[str]:
+    """Under what SGLang's radix cache has a prompt's pages stored."""
+    params = CacheInitParams(
+        disable=False, req_to_token_pool=None, page_size=PAGE, tree_components=(ComponentType.FULL,),
+        token_to_kv_pool_allocator=Record(device="cpu", get_kvcache=lambda: None), tree_core_backend="python",
+    )  # fmt: skip
+    cache = UnifiedRadixCache(params)
+    cache.enable_storage = True
+    cache.insert(InsertParams(key=key, value=torch.arange(len(key))))
+    node = cache.match_prefix(MatchPrefixParams(key=key)).last_device_node
+    return list(cache.tree_core.get_hash_values(node))
+
+
+def test_tenants_with_other_salts_have_pages_of_their_own(host: Host) -> None:
+    tokens, s = array("q", prompt(4)), Server(host.socket)
+    for i, salt in enumerate([None, "a", "b"]):
+        key = RadixKey(tokens, None, cache_salt=salt)
+        assert s.found(key) == []
+        s.fill(4, first=4 * i)
+        assert s.write(radix_hashes(key), first=4 * i) == 4 * PAGE
+        assert s.found(key) == radix_hashes(key)
+    s.close()
+
+
+def test_clear_hides_what_was_stored(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = prompt(3)
+    names = list(get_storage_hash_str(tokens, None, page_size=PAGE))
+    cleared = Server(host.socket)
+    restart(monkeypatch)
+    other = Server(host.socket)
+    old = cleared.fill(3)
+    assert cleared.write(names) == 3 * PAGE and other.found(tokens) == names
+    cleared.storage.clear()
+    assert cleared.found(tokens) == [] and cleared.read(names, first=9) == 0
+    assert other.found(tokens) == names
+    new = cleared.fill(3)
+    assert cleared.write(names) == 3 * PAGE and cleared.found(tokens) == names
+    assert cleared.read(names, first=9) == 3 and cleared.content(3, first=9) == new
+    assert other.read(names, first=9) == 3 and other.content(3, first=9) == old
+    cleared.storage.clear()
+    assert cleared.found(tokens) == []
+    cleared.close()
+    other.close()
+
+
+def test_a_generation_is_of_one_server_and_of_all_its_ranks() -> None:
+    code = "from kvhost.sglang.plugin import generation as g; g.next('clear'); print(g.name.hex())"
+    server = f'"{sys.executable}" -c "{code}"; "{sys.executable}" -c "{code}"; true'
+    ends = [subprocess.run(["sh", "-c", server], capture_output=True, text=True) for _ in range(2)]
+    said = [e.stdout.split() for e in ends]
+    assert [len(names) for names in said] == [2, 2], [e.stderr for e in ends]
+    assert said[0][0] == said[0][1] != said[1][0] == said[1][1]
+
+
+class Weights:
+    """SGLang's own updates of weights and its flush, of a model that is not there."""
+
+    def __init__(self) -> None:
+        self.scheduler = MagicMock()
+        self.scheduler.is_fully_idle.return_value = True
+        self.updater: Any = object.__new__(SchedulerWeightUpdaterManager)
+        runner = Record(weight_updater=MagicMock())
+        runner.weight_updater.update_weights_from_disk.return_value = (True, "updated")
+        self.updater.tp_worker = Record(weight_update_runners=lambda: [("target", runner)])
+        self.updater.draft_worker = self.updater.metrics_collector = self.updater._session = None
+        self.updater.flush_cache = self.flush
+        self.updater.scheduler = MagicMock()
+
+    def flush(self, empty_cache: bool = True) -> bool:
+        return bool(Scheduler.flush_cache(self.scheduler, empty_cache))
+
+    def update(self, *, idle: bool = True, flush: bool = True) -> bool:
+        self.scheduler.is_fully_idle.return_value = idle
+        request = Record(
+            model_path="p", load_format=None, recapture_cuda_graph=False, weight_version=None, flush_cache=flush,
+            torch_empty_cache=False,
+        )  # fmt: skip
+        done = bool(self.updater.update_weights_from_disk(request).success)
+        self.scheduler.is_fully_idle.return_value = True
+        return done
+
+
+@pytest.mark.parametrize("way", ["flushed", "flushed later", "not flushed when busy"])
+def test_new_weights_hide_what_the_old_ones_computed(host: Host, way: str) -> None:
+    tokens, s, weights = prompt(3), Server(host.socket), Weights()
+    names = list(get_storage_hash_str(tokens, None, page_size=PAGE))
+    s.fill(3)
+    assert s.write(names) == 3 * PAGE and s.found(tokens) == names
+    assert weights.flush() and s.found(tokens) == names  # the weights are the same
+    busy = way == "not flushed when busy"
+    assert weights.update(idle=not busy, flush=way != "flushed later") != busy
+    if way != "flushed":
+        # SGLang still has pages of the old weights, which look like those of the new.
+        assert s.found(tokens) == [] and s.read(names, first=9) == 0 and s.write(names) == 0
+        assert weights.flush()
+    assert s.found(tokens) == [] and s.read(names, first=9) == 0
+    new = s.fill(3)
+    assert s.write(names) == 3 * PAGE and s.found(tokens) == names
+    assert s.read(names, first=9) == 3 and s.content(3, first=9) == new
+    s.close()
+
+
+class Adapters:
+    """SGLang's own manager of adapters, of a model that is not there, and its requests."""
+
+    def __init__(self) -> None:
+        m = self.manager = object.__new__(LoRAManager)
+        m.loras, m.configs, m.lora_refs, m.num_pinned_loras = {}, {}, {}, 0
+        m.base_hf_config = Record(vocab_size=model.VOCAB, num_hidden_layers=3)
+        m.load_config, m.lora_backend, m.base_model, m.speculative_algorithm = LoadConfig(), None, None, None
+        m.validate_new_adapter = lambda config, ref: None
+        m.create_lora_update_result = lambda success, error_message="": Record(success=success, error=error_message)
+
+    def load(self, name: str, path: Path, static: bool = True) -> str:
+        number: str = LoRARef.deterministic_id(name, str(path)) if static else LoRARef().lora_id
+        result = self.manager._load_lora_adapter(LoRARef(number, name, str(path), False))
+        assert result.success, result.error
+        return number
+
+    def key(self, tokens: list[int], number: str, extra: str | None = None) -> RadixKey:
+        request = Req("r", "", array("q", tokens), SamplingParams(), lora_id=number, extra_key=extra)
+        return RadixKey(array("q", tokens), request.extra_key, cache_salt=request.cache_salt)
+
+
+def test_a_lora_adapter_is_known_by_its_content(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(2):
+        model.write_lora(tmp_path / f"content{i}", model.config(3), seed=20 + i)
+    adapter, tokens, options = tmp_path / "adapter", prompt(3), {"model_path": "org/model", "load_format": "dummy"}
+    shutil.copytree(tmp_path / "content0", adapter)
+    restart(monkeypatch, **options)
+    s, first = Server(host.socket), Adapters()
+    number = first.load("name", adapter)
+    key = first.key(tokens, number)
+    s.fill(3)
+    assert s.write(radix_hashes(key)) == 3 * PAGE and s.found(key) == radix_hashes(key)
+    assert s.found(tokens) == [] and s.found(first.key(tokens, number, "class")) == []
+
+    restart(monkeypatch, **options)
+    assert s.found(Adapters().key(tokens, number)) == []  # an adapter that nothing is known of
+    second = Adapters()
+    assert s.found(second.key(tokens, second.load("another", tmp_path / "content0", static=False))) == radix_hashes(key)
+    for file in (tmp_path / "content1").iterdir():
+        shutil.copy(file, adapter)
+    assert second.load("name", adapter) == number
+    assert s.found(second.key(tokens, number)) == []
+    s.close()
+
+
+def test_an_adapter_that_changes_while_it_is_loaded_is_of_one_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tokens, load = tmp_path / "adapter", prompt(1), LoRAManager.load_lora_weights
+    model.write_lora(path, model.config(3), seed=20)
+
+    def changing(manager: Any, ref: Any) -> None:
+        load(manager, ref)
+        shutil.copy(path / "adapter_config.json", path / "new")
+        (path / "new").replace(path / "adapter_config.json")
+
+    monkeypatch.setattr(LoRAManager, "load_lora_weights", changing)
+    keys = set()
+    for server in (b"one", b"another"):
+        restart(monkeypatch, model_path="org/model")
+        monkeypatch.setattr(plugin, "_server", lambda server=server: server)
+        adapters = Adapters()
+        keys.add(adapters.key(tokens, adapters.load("name", path)).extra_key)
+    assert len(keys) == 2
+
+
+def test_a_model_is_known_by_its_weights(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "process_start", lambda: time.time() + 60)
+    for seed in (1, 2):
+        model.write(tmp_path / f"seed{seed}", model.config(1), seed)
+    shutil.copytree(tmp_path / "seed1", tmp_path / "model")
+
+    def server(path: Path, **options: Any) -> Server:
+        restart(monkeypatch, model_path=str(path), **options)
+        return Server(host.socket)
+
+    names = hashes(2)
+    s = server(tmp_path / "model")
+    s.fill(2)
+    assert s.write(names) == 2 * PAGE
+    s.close()
+    for file in (tmp_path / "seed2").iterdir():
+        shutil.copy(file, tmp_path / "model")
+    for path, other, found in (
+        ("model", {}, 0), ("seed1", {}, 2), ("seed1", {"quantization": "fp8"}, 0),
+        ("seed1", {"load_format": "dummy"}, 0),
+    ):  # fmt: skip
+        s = server(tmp_path / path, **other)
+        assert s.storage.batch_exists(names) == found, (path, other)
+        s.close()
+    monkeypatch.setattr(content, "process_start", lambda: time.time() - 60)
+    with pytest.raises(ValueError, match="changed after this process had started.*: start SGLang again"):
+        server(tmp_path / "model")
+
+
+def test_the_plugin_is_registered_and_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (name, target), = project["entry-points"]["sglang.srt.plugins"].items()
+    assert EntryPoint(name, target, "sglang.srt.plugins").load() is plugin.register
+    monkeypatch.setattr(HookRegistry, "_patched", set())
+    with pytest.raises(ValueError, match="no hooks at .*flush_cache.*install kvhost's package"):
+        Server("/none")
 
 
 def test_under_sglangs_failure_injector(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

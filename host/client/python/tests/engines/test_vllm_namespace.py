@@ -30,12 +30,13 @@ def test_the_type_of_the_cache_is_told(
 ) -> None:
     config = Record(
         model_config=Record(
-            model="org/model", revision=None, dtype=model, quantization=None, hf_config=Record(to_dict=dict)
+            model="org/model", model_weights="", revision=None, dtype=model, quantization=None, hf_config=Record(to_dict=dict)
         ),
         cache_config=Record(cache_dtype=cache),
         parallel_config=Record(
             pipeline_parallel_size=1, decode_context_parallel_size=1, cp_kv_cache_interleave_size=1, tensor_parallel_size=1
         ),
+        load_config=Record(load_format="dummy"),
         compilation_config=Record(static_forward_context={}),
     )
     regions: Any = Record(plan=GroupPlan(0, 16, 64, 0), group=Group.uniform(0, 4, 1, 1, 4096), layout=["same"])

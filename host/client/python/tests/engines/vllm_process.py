@@ -33,6 +33,10 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             connection.send([(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outs])
         elif op == "crowd":  # prompts, tokens each, (prompt, steps until it is aborted) -> tokens of each prompt
             connection.send(crowd(engine, params(args[1]), args[0], args[2]))
+        elif op == "add_lora":  # LoRA adapter: loads it, in place of the one that has its number
+            connection.send(engine.add_lora(LoRARequest(*args[0], load_inplace=True)))
+        elif op == "remove_lora":  # number
+            connection.send(engine.remove_lora(args[0]))
         elif op == "reset":  # empties the engine's own prefix cache
             connection.send(llm.reset_prefix_cache())
         elif op == "begin":  # id, prompt: a request that is not waited for

@@ -1,0 +1,138 @@
+"""What SGLang does not tell its storage: that weights change, and what a LoRA adapter's files hold.
+
+SGLang loads this plugin in each of its processes, by the entry point ``sglang.srt.plugins``, and its hooks say both. A
+storage is not made without them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from kvhost.content import Digests, Unknown
+
+log = logging.getLogger("kvhost")
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_UPDATES = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+
+
+class Generation:
+    """Sets pages apart that must not be found: those of other weights, and those from before the storage was cleared.
+
+    It follows from what happened to this server, so its ranks agree, and no other server has it."""
+
+    def __init__(self) -> None:
+        self.name = b""  # of pages of the weights that the server was started with
+        self.unsure = False  # the weights change, and SGLang still has pages of the old ones
+
+    def next(self, event: str) -> None:
+        self.name = hashlib.blake2b(self.name + event.encode() + _server(), digest_size=16).digest()
+
+    def changing(self) -> None:
+        if not self.unsure:
+            log.info("SGLang's weights change: no page is stored or loaded until its cache was flushed")
+        self.unsure = True
+
+    def flushed(self) -> None:
+        """SGLang has dropped all its pages, and its storage threads have ended what they did."""
+        if self.unsure:
+            self.next("weights")
+            self.unsure = False
+
+
+generation = Generation()
+_adapters: dict[str, str] = {}  # by SGLang's number of an adapter: what names its KV
+_digests = Digests()
+
+
+@cache
+def _server() -> bytes:
+    """What this server's processes have in common, and no other server's: who started them, and when."""
+    parent = os.getppid()
+    try:
+        with open(f"/proc/{parent}/stat") as stat, open("/proc/sys/kernel/random/boot_id") as boot:
+            facts = [boot.read(), stat.read().rpartition(")")[2].split()[19], os.readlink("/proc/self/ns/pid")]
+    except OSError:
+        facts = [os.urandom(16).hex()]
+    return " ".join([str(parent), *facts]).encode()
+
+
+def register() -> None:
+    """Registers the hooks, in processes that schedule."""
+    if _SCHEDULER not in sys.modules:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for target, (kind, hook) in _HOOKS.items():
+        HookRegistry.register(target, hook, HookType[kind])
+
+
+def missing() -> list[str]:
+    """Which hooks are not in place, in a process that schedules. Others have no weights."""
+    if _SCHEDULER not in sys.modules:
+        return []
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    return [target for target in _HOOKS if target not in HookRegistry._patched]
+
+
+def _load_adapter(load: Callable[..., Any], manager: Any, adapter: Any) -> Any:
+    """Notes what an adapter holds that is loaded."""
+    before = _content(adapter)
+    result = load(manager, adapter)
+    if before and before == _content(adapter):
+        _adapters[adapter.lora_id] = before[1].hex()
+    return result
+
+
+def _content(adapter: Any) -> tuple[bytes, bytes] | None:
+    try:
+        return _digests.of(adapter.lora_path)
+    except Unknown as e:
+        log.warning("LoRA adapter %r: its pages are not found after a restart: %s", adapter.lora_name, e)
+        return None
+
+
+def _new_request(result: None, request: Any, *args: Any, **options: Any) -> None:
+    """SGLang adds an adapter's number to what its page hashes begin with. The content takes the number's place: it is
+    the same in all servers, and another one when the files were replaced. Where it is not known the adapter's pages are
+    this server's alone."""
+    number = request.lora_id
+    if number is not None:
+        name = _adapters.get(number) or f"{number} {hashlib.blake2b(_server(), digest_size=16).hexdigest()}"
+        request.extra_key = request.extra_key.removesuffix(number) + name
+
+
+def _changing(*args: Any, **options: Any) -> None:
+    generation.changing()
+
+
+def _changed(result: Any, *args: Any, **options: Any) -> None:
+    if not generation.unsure:  # SGLang's cache was flushed before the last change
+        generation.next("weights")
+
+
+def _flushed(result: bool, *args: Any, **options: Any) -> None:
+    if result:
+        generation.flushed()
+
+
+#: What is hooked, when, and by what.
+_HOOKS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "sglang.srt.lora.lora_manager.LoRAManager._load_lora_adapter": ("AROUND", _load_adapter),
+    "sglang.srt.managers.schedule_batch.Req.__init__": ("AFTER", _new_request),
+    f"{_SCHEDULER}.Scheduler.flush_cache": ("AFTER", _flushed),
+    **{
+        f"{_UPDATES}.{name}": ("BEFORE", _changing)
+        for name in (
+            "begin_weight_update", "update_weights_from_disk", "update_weights_from_distributed",
+            "update_weights_from_tensor", "update_weights_from_ipc",
+        )
+    },
+    f"{_UPDATES}.end_weight_update": ("AFTER", _changed),
+}

@@ -1,0 +1,204 @@
+"""LoRA adapters by content.
+
+An adapter's name, number and path say nothing of its weights: its files are replaced, and an engine computes with what
+it has read before or after that. So the workers note which version of the files the engine has loaded. The scheduler
+reads the files, and their content is part of the keys as long as they are that version. Where the engine has not loaded
+the adapter yet, the workers compare it with what the engine loads in the end. What does not agree is computed, and
+nothing of it is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from kvhost.content import Digests, Unknown, version
+
+log = logging.getLogger("vllm.kvhost")
+
+Rank = tuple[int, int]  # (pipeline stage, rank in the stage)
+
+_READERS = 2  # threads that read adapters' files
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An adapter that the engine has loaded."""
+
+    path: str  # as its request named it
+    folder: str
+    version: bytes  # of its files, empty where it is not known
+
+
+@dataclass(frozen=True)
+class Content:
+    """What an adapter's files hold."""
+
+    number: int  # vLLM's
+    version: bytes
+    key: bytes  # for the request's keys
+    of_hub: bool = False  # which files its path leads to is known only as long as the engine has loaded them
+
+    def is_of(self, loaded: Loaded) -> bool:
+        return loaded.version == self.version
+
+
+class LoadedAdapters:
+    """The worker's half: which adapters vLLM's manager has loaded, and from which version of their files."""
+
+    def __init__(self, manager: Any, resolve: Callable[[str], str]) -> None:
+        """``resolve`` gives the folder of an adapter's path, which may name a repository of the hub."""
+        self._manager = manager
+        self._known: dict[int, Loaded] = {}
+        self._reported: dict[int, Loaded] = {}
+        load = manager._load_adapter
+
+        def noting(request: Any) -> Any:
+            folder = resolve(request.lora_path)
+            before = _version(folder, request)
+            adapter = load(request)
+            same = before if before == _version(folder, request) else b""
+            self._known[request.lora_int_id] = Loaded(request.lora_path, folder, same)
+            return adapter
+
+        manager._load_adapter = noting
+
+    def now(self) -> dict[int, Loaded]:
+        return {n: self._known.get(n, Loaded("", "", b"")) for n in self._manager.list_adapters()}
+
+    def changed(self) -> dict[int, Loaded] | None:
+        """All that are loaded, if they are others than when this was called last."""
+        now = self.now()
+        if now == self._reported:
+            return None
+        self._reported = now
+        return now
+
+    def may_load(self, content: Content) -> bool:
+        """Whether KV of this content may be loaded for the adapter: the engine has loaded this one, or none yet."""
+        loaded = self.now().get(content.number)
+        return not content.of_hub if loaded is None else content.is_of(loaded)
+
+    def may_store(self, content: Content) -> bool:
+        """Whether KV that was computed with the adapter is of this content."""
+        loaded = self.now().get(content.number)
+        return loaded is not None and content.is_of(loaded)
+
+
+def _version(folder: str, request: Any) -> bytes:
+    if getattr(request, "tensorizer_config_dict", None):
+        return b""  # its weights come from elsewhere
+    try:
+        return version(folder)
+    except Unknown:
+        return b""
+
+
+class Asked:
+    """A request's question for its adapter's content."""
+
+    def __init__(self, answer: Future[Content | None]) -> None:
+        self._answer, self._began, self._waited = answer, time.monotonic(), False
+
+    def done(self, seconds: float) -> bool:
+        """Whether there is an answer. Only the first call waits for it."""
+        if not self._waited:
+            self._waited = True
+            wait([self._answer], seconds)
+        return self._answer.done()
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def content(self) -> Content | None:
+        return self._answer.result(0) if self._answer.done() else None
+
+
+class Adapters:
+    """The scheduler's half. Files are read on threads of its own; all else runs on the scheduler's thread."""
+
+    def __init__(self, dtype: str) -> None:
+        """``dtype``: in which adapters are applied."""
+        self._dtype = dtype
+        self._digests = Digests()
+        self._readers = ThreadPoolExecutor(_READERS, "kvhost-lora")
+        self._loaded: dict[Rank, Mapping[int, Loaded]] = {}
+        self._names: dict[int, set[str]] = {}  # that requests gave a number
+        self._blocks: dict[str, bytes] = {}  # version whose KV the engine's own cache has by name; empty: of several
+        self._said: set[str] = set()
+
+    def ask(self, lora: Any) -> Asked:
+        self._names.setdefault(lora.lora_int_id, set()).add(lora.lora_name)
+        local = _local(lora.lora_path)
+        return Asked(self._readers.submit(self._read, lora, local or self._of_hub(lora), not local))
+
+    def _of_hub(self, lora: Any) -> str:
+        """The folder that the engine has loaded a repository from."""
+        loaded = (a.get(lora.lora_int_id) for a in self._loaded.values())
+        return next((x.folder for x in loaded if x is not None and x.path == lora.lora_path), "")
+
+    def _read(self, lora: Any, folder: str, of_hub: bool) -> Content | None:
+        """On a thread of its own."""
+        name = f"LoRA adapter {lora.lora_name!r}"
+        try:
+            if getattr(lora, "tensorizer_config_dict", None):
+                raise Unknown(f"{lora.lora_path}: tensorizer's files are not read")
+            if not folder:
+                return None  # a repository that the engine has not loaded yet
+            files, digest = self._digests.of(folder)
+        except Unknown as e:
+            if name not in self._said:
+                self._said.add(name)
+                log.warning("kvhost: %s: its requests are computed, and not stored: %s", name, e)
+            return None
+        self._said.discard(name)
+        layout = b"3" if getattr(lora, "is_3d_lora_weight", False) else b""
+        key = hashlib.blake2b(digest + self._dtype.encode() + b"\0" + layout, digest_size=32).digest()
+        return Content(lora.lora_int_id, files, key, of_hub)
+
+    def agrees(self, lora: Any, content: Content | None, computed: int) -> bool:
+        """Whether KV of this content is what the engine has for the adapter, ``computed`` tokens of it in its own
+        cache. That cache knows an adapter by its name, and keeps what other weights of this name have computed."""
+        if content is None or not self.current(content):
+            return False
+        alone = self._note(lora.lora_name, content.version)
+        return alone or not computed
+
+    def current(self, content: Content) -> bool:
+        """Whether no worker has loaded other files for the adapter."""
+        return all(content.is_of(a[content.number]) for a in self._loaded.values() if content.number in a)
+
+    def _note(self, name: str, version: bytes) -> bool:
+        """Notes that the engine computes with a version of an adapter; whether there was no other of this name."""
+        if self._blocks.setdefault(name, version) != version:
+            self._blocks[name] = b""
+        return bool(self._blocks[name])
+
+    def reported(self, loaded: Mapping[Rank, Mapping[int, Loaded]]) -> None:
+        """Takes note of what the workers have loaded."""
+        self._loaded.update(loaded)
+        for adapters in loaded.values():
+            for number, adapter in adapters.items():
+                for name in self._names.get(number, ()):
+                    self._note(name, adapter.version)
+
+    def forget(self) -> None:
+        """The engine's own cache was emptied."""
+        self._blocks.clear()
+
+    def close(self) -> None:
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+
+def _local(path: str) -> str:
+    """An adapter's folder, or nothing if the path names a repository of the hub: as vLLM resolves it."""
+    if os.path.isabs(path) or path.startswith("~"):
+        return os.path.expanduser(path)
+    return os.path.abspath(path) if os.path.exists(path) else ""
