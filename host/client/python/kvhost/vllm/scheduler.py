@@ -182,9 +182,10 @@ class Scheduler:
         t = self._requests.get(request.request_id)
         if t is None:
             return
-        for g in self._groups:
-            known = len(t.table[g.id]) if t.table else t.local // g.block_tokens
-            self._orders.reused += [b for b in table[g.id][known:] if b != NULL_BLOCK]
+        local = {g.id: t.local // g.block_tokens for g in self._groups}
+        for id, blocks in enumerate(table):  # of all groups: they share the engine's pool
+            known = len(t.table[id]) if t.table else local.get(id, 0)
+            self._orders.reused += [b for b in blocks[known:] if b != NULL_BLOCK]
         t.table = [list(blocks) for blocks in table]
         lookup, t.lookup = t.lookup, None
         if not external:
