@@ -108,7 +108,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
     def _register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         config, cache = self._vllm_config, self._kv_cache_config
         plans = model.plan_groups(config, cache, self._settings)
-        tensors = {n: t for g in cache.kv_cache_groups for n in g.layer_names if (t := kv_caches.get(n)) is not None}
+        tensors = {n: t for n in model.layers(cache) if (t := kv_caches.get(n)) is not None}
         groups = model.group_regions(cache, plans, tensors)
         memory = regions.share(tensors, groups)
         self._on_gpu = bool(memory.device_uuid)

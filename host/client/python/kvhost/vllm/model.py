@@ -18,6 +18,11 @@ from kvhost.vllm.settings import Refused, Settings
 
 log = logging.getLogger("vllm.kvhost")
 
+# Dimensions in which an engine may be parallel. What the ranks hold is in the namespace: the sizes of TP, PP and DCP, and
+# each stage's layers. The ranks of DP and EP hold what one rank without them would hold, and no more is known of others.
+_PARALLEL = {
+    "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "data_parallel_size",
+}
 # Specs by the name of their class: what is none of these, or derives from these with a meaning of its own, is refused.
 _FULL = {"FullAttentionSpec", "MLAAttentionSpec", "TQFullAttentionSpec", "SinkFullAttentionSpec"}
 _WINDOW = {"SlidingWindowSpec", "SlidingWindowMLASpec"}
@@ -32,43 +37,56 @@ def _layer_specs(group: Any) -> dict[str, Any]:
 def plan_groups(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> list[GroupPlan]:
     """The cache's groups, or why they are not offloaded."""
     parallel = vllm_config.parallel_config
-    if parallel.prefill_context_parallel_size > 1:
-        raise Refused(f"prefill_context_parallel_size is {parallel.prefill_context_parallel_size}, want 1")
+    for name, size in vars(parallel).items():
+        if name.endswith("_parallel_size") and name not in _PARALLEL and size > 1:
+            raise Refused(f"{name} is {size}, want 1")
     if getattr(parallel, "nnodes_within_dp", 1) > 1:
         raise Refused(f"an engine on {parallel.nnodes_within_dp} nodes: the scheduler asks only its own node's host")
-    if not kv_cache_config.kv_cache_groups:
-        raise Refused("the model has no KV cache")
-    context = parallel.decode_context_parallel_size
-    found: list[tuple[int, int]] = []  # (block tokens, window)
-    for at, group in enumerate(kv_cache_config.kv_cache_groups):
+    if not (offloaded := compat.offloaded(kv_cache_config)):
+        raise Refused("the model has no KV cache whose blocks the engine finds again by their tokens")
+    found: list[tuple[int, int, int]] = []  # (group, block tokens, window)
+    for at in offloaded:
+        group = kv_cache_config.kv_cache_groups[at]
+        if getattr(group, "host_resident", False):
+            raise Refused(f"KV cache group {at} lies in host memory, in a pool of its own (HiSparse)")
         specs = list(_layer_specs(group).values())
         names = {type(s).__name__ for s in specs}
         if not names <= _FULL and not names <= _WINDOW:
             kinds = ", ".join(sorted(names))
             raise Refused(f"KV cache group {at} is {kinds}; supported are full, MLA and sliding-window attention")
-        windows = {s.sliding_window for s in specs} if names <= _WINDOW else {0}
+        windows = {compat.window(s) for s in specs} if names <= _WINDOW else {0}
         if len(windows) > 1:
             raise Refused(f"KV cache group {at} has windows of {sorted(windows)} tokens")
-        found.append((group.kv_cache_spec.block_size * context, windows.pop()))
-    tokens = chunk_size(settings.chunk_tokens, [b for b, _ in found])
-    return [GroupPlan(at, block, tokens, window) for at, (block, window) in enumerate(found)]
+        block = group.kv_cache_spec.block_size * compat.shards(group.kv_cache_spec, parallel)
+        found.append((at, block, windows.pop()))
+    tokens = chunk_size(settings.chunk_tokens, [block for _, block, _ in found])
+    return [GroupPlan(at, block, tokens, window) for at, block, window in found]
 
 
 def pool_groups(vllm_config: Any, kv_cache_config: Any) -> list[tuple[int, int]]:
     """All groups that take blocks of the engine's pool, offloaded or not: (tokens of a block, window or 0)."""
     found = []
     for group in kv_cache_config.kv_cache_groups:
-        windows = [s.sliding_window for s in _layer_specs(group).values() if type(s).__name__ in _WINDOW]
-        context = vllm_config.parallel_config.decode_context_parallel_size
-        found.append((group.kv_cache_spec.block_size * context, max(windows, default=0)))
+        spec, parallel = group.kv_cache_spec, vllm_config.parallel_config
+        windows = [compat.window(s) for s in _layer_specs(group).values() if type(s).__name__ in _WINDOW]
+        found.append((spec.block_size * compat.shards(spec, parallel), max(windows, default=0)))
     return found
 
 
-def replicated(kv_cache_config: Any) -> bool:
+def _offloaded_specs(kv_cache_config: Any) -> list[tuple[str, Any]]:
+    groups = [kv_cache_config.kv_cache_groups[at] for at in compat.offloaded(kv_cache_config)]
+    return [layer for g in groups for layer in _layer_specs(g).items()]
+
+
+def layers(kv_cache_config: Any) -> list[str]:
+    """The layers that are offloaded."""
+    return [name for name, _ in _offloaded_specs(kv_cache_config)]
+
+
+def replicated(vllm_config: Any, kv_cache_config: Any) -> bool:
     """Whether every rank of a stage holds the same bytes."""
-    return all(
-        "MLA" in type(s).__name__ for g in kv_cache_config.kv_cache_groups for s in _layer_specs(g).values()
-    )
+    parallel = vllm_config.parallel_config
+    return all(compat.replicated(spec, parallel) for _, spec in _offloaded_specs(kv_cache_config))
 
 
 def group_regions(
@@ -76,9 +94,9 @@ def group_regions(
 ) -> list[GroupRegions]:
     """The pages of every group in the engine's tensors."""
     groups = []
-    for plan, group in zip(plans, kv_cache_config.kv_cache_groups, strict=True):
+    for plan in plans:
         layers = []
-        for name, spec in _layer_specs(group).items():
+        for name, spec in _layer_specs(kv_cache_config.kv_cache_groups[plan.id]).items():
             tensor = tensors.get(name)
             if tensor is None or not hasattr(tensor, "data_ptr"):
                 raise Refused(f"layer {name}: its cache is {type(tensor).__name__}, not one tensor")
@@ -95,10 +113,7 @@ def namespace(
     """All that must agree for this engine's bytes to be another's. Each pipeline stage is a namespace of its own."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     plans = [r.plan for r in regions]
-    specs = [
-        [name, type(s).__name__, s.block_size, s.page_size_bytes]
-        for g in kv_cache_config.kv_cache_groups for name, s in _layer_specs(g).items()
-    ]
+    specs = [[name, type(s).__name__, s.block_size, s.page_size_bytes] for name, s in _offloaded_specs(kv_cache_config)]
     extra = {
         "chunk_tokens": str(plans[0].chunk_tokens),
         "config": _digest(_model_config(model)),
@@ -116,7 +131,7 @@ def namespace(
         model=settings.model or str(model.model), revision=settings.revision or str(model.revision or ""),
         dtype=f"{cache.cache_dtype}/{str(model.dtype).removeprefix('torch.')}", engine="vllm",
         hash_algorithm=ALGORITHM, key_bytes=KEY_BYTES, tokens_per_block=plans[0].block_tokens,
-        tensor_parallel=parallel.tensor_parallel_size, replicated=replicated(kv_cache_config),
+        tensor_parallel=parallel.tensor_parallel_size, replicated=replicated(vllm_config, kv_cache_config),
         groups=[r.group for r in regions], extra=extra, page_dtype=page_dtype(t.dtype for t in tensors.values()),
     )
 

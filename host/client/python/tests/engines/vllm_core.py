@@ -17,7 +17,7 @@ from vllm import SamplingParams
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -67,8 +67,9 @@ class Core:
         if window:
             specs.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(**options, sliding_window=window)))
         cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[*specs, *groups])
+        block, hashed = resolve_kv_cache_block_sizes(cache, config)
         self.scheduler = Scheduler(
-            config, cache, StructuredOutputManager(config), block_size=BLOCK, hash_block_size=BLOCK, log_stats=True
+            config, cache, StructuredOutputManager(config), block_size=block, hash_block_size=hashed, log_stats=True
         )
         self.connector = cast(Any, self.scheduler.connector)
         space = Namespace(model="m", dtype="f", key_bytes=32, tokens_per_block=BLOCK, groups=[])
@@ -82,7 +83,7 @@ class Core:
         self.invalid: set[int] = set()  # blocks that were reported as not loaded
         self._free = self.free_blocks
         init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(BLOCK, sha256)
+        self._hasher = get_request_block_hasher(hashed, sha256)
 
     def _session(self) -> DoubleSession:
         session = DoubleSession()
