@@ -20,7 +20,7 @@ from kvhost.adopted import separate_allocations
 from kvhost.events import EventStream, Position
 from kvhost.session import Session
 from kvhost.shape import Namespace
-from kvhost.vllm import compat, model, regions
+from kvhost.vllm import compat, model, regions, register
 from kvhost.vllm.groups import GroupPlan
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import Handshake, StepOrders, WorkerReport
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from kvhost.vllm.kvevents import KVEvents
 
 log = logging.getLogger("vllm.kvhost")
+
+register()
 
 #: How long a starting engine waits for the host before it begins without it.
 _FIRST_CONNECT = 3.0
