@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from kvhost.shape import Namespace
 from kvhost.vllm import compat, model, regions, register
 from kvhost.vllm.groups import GroupPlan
 from kvhost.vllm.link import Link
-from kvhost.vllm.orders import Handshake, StepOrders, WorkerReport
+from kvhost.vllm.orders import Registration, StepOrders, WorkerReport
 from kvhost.vllm.scheduler import Scheduler
 from kvhost.vllm.settings import Refused, Settings
 from kvhost.vllm.stats import KvhostPromMetrics, KvhostStats
@@ -66,7 +67,12 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         self._link: Link | None = None
-        self._handshake: Handshake | None = None
+        self._registration: Registration | None = None  # the worker's, until it has reported it
+        self._first = WorkerReport()  # what workers had reported before all of them had
+        self._wait_until = 0.0  # requests wait so long for the workers' reports
+        self._out = False  # a worker has refused, or the reports did not come in time
+        self._unseen = 0  # steps from before the reports whose output has not come
+        self._generation = b""
         self._recovery = compat.HybridRecovery()
         self._idle = StepOrders()
         self._asleep = False
@@ -105,7 +111,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _refuse(self, why: str) -> None:
         log.error("kvhost: NOT OFFLOADING: %s. The engine runs without kvhost", why)
-        self._handshake = Handshake(refusal=why)
+        self._registration = Registration(refusal=why)
 
     def _register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         config, cache = self._vllm_config, self._kv_cache_config
@@ -135,13 +141,10 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             self._settings, self._link, rank, cache.num_blocks, stores=not (namespace.replicated and rank[1])
         )
         self._link.start(_FIRST_CONNECT)
-        self._handshake = Handshake(namespace=namespace, epoch=self._link.epoch)
+        self._registration = Registration(namespace)
         log.info("kvhost: %d groups, %d planes, %.2f MiB per chunk of %d tokens and rank", len(groups),
                  sum(len(g.planes) for g in groups), sum(g.chunk_bytes for g in groups) / (1 << 20),
                  plans[0].chunk_tokens)
-
-    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return self._handshake
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self._worker is not None:
@@ -203,7 +206,12 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         return bad if len(self._kv_cache_config.kv_cache_groups) == 1 else set()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        return self._worker.report() if self._worker is not None else None
+        report = self._worker.report() if self._worker is not None else None
+        if self._registration is not None:
+            report = report or WorkerReport()
+            report.registered[compat.ranks()] = self._registration
+            self._registration = None
+        return report
 
     def unregister_kv_caches(self) -> None:
         if self._worker is None or self._asleep:
@@ -238,22 +246,21 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._recovery.find_scheduler()
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        self.set_xfer_handshake_metadata_pp_aware({(0, rank): m for rank, m in metadata.items()})
-
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        workers: dict[tuple[int, int], Handshake] = {}
-        for rank, m in metadata.items():
-            assert isinstance(m, Handshake)
-            workers[rank] = m
+        pass  # this connector's workers report by build_connector_worker_meta: MultiConnector hands one child's to all
+
+    def _start(self, workers: Mapping[tuple[int, int], Registration]) -> bool:
+        """Starts the scheduler's half once every worker has reported; whether it runs."""
         parallel = self._vllm_config.parallel_config
         ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         refused = {rank: w.refusal for rank, w in workers.items() if w.refusal}
+        if refused and not self._out:
+            log.error("kvhost: NOT OFFLOADING: %s", refused)
+            self._out = True
         if refused or len(workers) != ranks * stages:
-            log.error("kvhost: NOT OFFLOADING: %s", refused or f"{len(workers)} of {ranks * stages} workers answered")
-            return
+            return False
         spaces = [workers[stage, 0].namespace for stage in range(stages)]
 
         def open(epoch: int) -> list[Session]:
@@ -278,8 +285,21 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
             events=self._kv_events(plans, link, stages),
         )
-        self._scheduler.handshake({rank: w.epoch for rank, w in workers.items()})
-        link.start(_FIRST_CONNECT)
+        if self._generation:
+            self._scheduler.new_generation(self._generation)
+        link.start(0)
+        return True
+
+    def _awaits_workers(self) -> bool:
+        """Whether requests should wait for the scheduler's half. The workers report with the first step's output, and
+        the engine makes that step while its first requests wait."""
+        now = time.monotonic()
+        self._wait_until = self._wait_until or now + self._settings.lookup_timeout
+        if not self._out and now >= self._wait_until:
+            self._out = True
+            log.error("kvhost: NOT OFFLOADING: after %.3g s only workers %s have reported; will begin when all have",
+                      self._settings.lookup_timeout, sorted(self._first.registered))
+        return not self._out
 
     def _kv_events(self, plans: Sequence[GroupPlan], link: Link, stages: int) -> KVEvents | None:
         """What turns the host's events into the engine's, if the engine publishes events."""
@@ -303,7 +323,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self._scheduler is None:
-            return 0, False
+            return None if self._awaits_workers() else 0, False
         n = self._scheduler.matched(request, num_computed_tokens)
         return n, bool(n)
 
@@ -312,16 +332,23 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return self._scheduler.step(scheduler_output) if self._scheduler is not None else StepOrders()
+        if self._scheduler is None:
+            self._unseen += 1
+            return StepOrders()
+        return self._scheduler.step(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        if self._scheduler is None:
-            return
         report = connector_output.kv_connector_worker_meta
-        if isinstance(report, WorkerReport):
-            failed = self._scheduler.reported(report)
-            if failed and len(self._kv_cache_config.kv_cache_groups) > 1:
-                self._recovery.restart(failed)
+        if not isinstance(report, WorkerReport):
+            return
+        if self._scheduler is None:
+            report = self._first.aggregate(report)
+            if not self._start(report.registered):
+                return
+        assert self._scheduler is not None
+        failed = self._scheduler.reported(report)
+        if failed and len(self._kv_cache_config.kv_cache_groups) > 1:
+            self._recovery.restart(failed)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -333,9 +360,12 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> KvhostStats | None:
         """Also the scheduler's sign that a step's output has come: it is asked once for each."""
+        if self._unseen:
+            self._unseen -= 1
+        elif self._scheduler is not None:
+            self._scheduler.output()
         if self._scheduler is None:
             return None
-        self._scheduler.output()
         counts, self._scheduler.counts = self._scheduler.counts, {}
         return KvhostStats(counts) if counts else None
 
@@ -355,6 +385,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def reset_cache(self) -> bool | None:
         """The engine's weights have changed: nothing that was stored before may be found again by this engine."""
+        self._generation = os.urandom(16)
         if self._scheduler is not None:
-            self._scheduler.new_generation(os.urandom(16))
+            self._scheduler.new_generation(self._generation)
         return True

@@ -9,20 +9,12 @@ from typing import TYPE_CHECKING
 from kvhost.shape import Namespace
 
 if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-        KVConnectorHandshakeMetadata,
-        KVConnectorMetadata,
-        KVConnectorWorkerMetadata,
-    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 else:
     try:
-        from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-            KVConnectorHandshakeMetadata,
-            KVConnectorMetadata,
-            KVConnectorWorkerMetadata,
-        )
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
     except ImportError:  # both halves are tested without vLLM, too
-        KVConnectorHandshakeMetadata = KVConnectorMetadata = KVConnectorWorkerMetadata = object
+        KVConnectorMetadata = KVConnectorWorkerMetadata = object
 
 
 @dataclass
@@ -72,18 +64,18 @@ class StepOrders(KVConnectorMetadata):
 
 
 @dataclass
-class Handshake(KVConnectorHandshakeMetadata):
-    """What one worker found when the KV caches were registered."""
+class Registration:
+    """What one worker found when the KV caches were registered: the namespace of its bytes, or why it refuses them."""
 
-    refusal: str = ""  # why it does not offload
     namespace: Namespace | None = None
-    epoch: int = -1  # of its session, -1 while it has none
+    refusal: str = ""
 
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
     """What happened on the workers since the last report."""
 
+    registered: dict[tuple[int, int], Registration] = field(default_factory=dict)  # (stage, rank), in its first report
     epochs: dict[tuple[int, int], int] = field(default_factory=dict)  # (stage, rank): epoch of its session, -1 for none
     read: Counter[int] = field(default_factory=Counter)  # store orders: on how many ranks the blocks were read
     stored: list[bytes] = field(default_factory=list)  # keys that were written anew
@@ -91,10 +83,11 @@ class WorkerReport(KVConnectorWorkerMetadata):
     loads: list[tuple[int, float]] = field(default_factory=list)  # (tokens, seconds)
 
     def __bool__(self) -> bool:
-        return bool(self.epochs or self.read or self.stored or self.failed or self.loads)
+        return bool(self.registered or self.epochs or self.read or self.stored or self.failed or self.loads)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
+        self.registered |= other.registered
         self.epochs |= other.epochs
         self.read += other.read
         self.stored += other.stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvhost.errors import KvhostError
@@ -68,6 +68,8 @@ class Scheduler:
         self._unread: dict[int, tuple[Tracked, int]] = {}  # by order: whose, and how many ranks have not read it
         self._bad: OrderedDict[bytes, None] = OrderedDict()
         self._worker_epochs: dict[tuple[int, int], int] = {}
+        self._awaited: int | None = None  # the epoch in which requests waited for the workers last
+        self._await_until = 0.0
         self._choice = LoadOrCompute(step_tokens, self._chunk)
         self._steps: deque[tuple[float, int]] = deque()  # (when scheduled, tokens) of steps without output yet
         self._last_output = 0.0
@@ -107,7 +109,7 @@ class Scheduler:
             return 0
         t.hit, t.local, t.table = 0, computed, []
         if not self._ready():
-            return 0
+            return None if self._soon_ready() else 0
         keys = t.chain.extend(request.all_token_ids, request.num_tokens)
         if not keys or not t.may_load or getattr(request, "skip_reading_prefix_cache", False):
             return 0
@@ -145,6 +147,18 @@ class Scheduler:
             and len(self._worker_epochs) == self._ranks * self._stages
             and all(e == epoch for e in self._worker_epochs.values())
         )
+
+    def _soon_ready(self) -> bool:
+        """Whether requests should wait until :meth:`_ready`: the first attempt to connect runs, or the host is there and
+        workers have yet to report that they have sessions of its epoch, too. That takes them a step or two, which the
+        engine makes while its requests wait. They wait at most ``lookup_timeout``, once in each epoch."""
+        epoch = self._link.epoch
+        if epoch < 0 and not self._link.starting:
+            return False
+        now = time.monotonic()
+        if epoch != self._awaited:
+            self._awaited, self._await_until = epoch, now + self._settings.lookup_timeout
+        return now < self._await_until
 
     def _ask(self, t: Tracked, keys: Sequence[bytes]) -> bool:
         sessions = self._link.sessions()
@@ -321,10 +335,6 @@ class Scheduler:
             while len(self._bad) > _REMEMBERED:
                 self._bad.popitem(last=False)
         return failed
-
-    def handshake(self, epochs: Mapping[tuple[int, int], int]) -> None:
-        """The workers, all of which must have a session before anything is promised."""
-        self._worker_epochs = dict(epochs)
 
     def new_generation(self, generation: bytes) -> None:
         """What was stored so far is not found any more: the engine's weights have changed."""

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import vllm_model as model
@@ -29,7 +29,7 @@ from vllm_doubles import DoubleLink, DoubleSession  # noqa: E402
 from kvhost.shape import Namespace  # noqa: E402
 from kvhost.vllm import connector  # noqa: E402
 from kvhost.keys import KeyChain  # noqa: E402
-from kvhost.vllm.orders import Handshake, StepOrders  # noqa: E402
+from kvhost.vllm.orders import Registration, StepOrders, WorkerReport  # noqa: E402
 from kvhost.vllm.settings import Settings  # noqa: E402
 from kvhost.vllm.worker import Worker  # noqa: E402
 
@@ -65,9 +65,9 @@ class Core:
         self.scheduler = Scheduler(
             config, cache, StructuredOutputManager(config), block_size=BLOCK, hash_block_size=BLOCK, log_stats=True
         )
-        self.connector = cast(Any, self.scheduler.connector)
+        self.connector = self._ours()
         space = Namespace(model="m", dtype="f", key_bytes=32, tokens_per_block=BLOCK, groups=[])
-        self.connector.set_xfer_handshake_metadata({0: Handshake(namespace=space, epoch=0)})
+        self._report(WorkerReport(registered={(0, 0): Registration(space)}, epochs={(0, 0): 0}))
         self.worker = Worker(Settings(**settings), link, (0, 0), blocks, stores=True)  # type: ignore[arg-type]
         self.single = not window
         self.invalid: set[int] = set()  # blocks that were reported as not loaded
@@ -95,6 +95,14 @@ class Core:
         )
         config.cache_config.num_gpu_blocks = blocks
         return config
+
+    def _ours(self) -> Any:
+        """The scheduler's half of the connector."""
+        return self.scheduler.connector
+
+    def _report(self, report: WorkerReport) -> None:
+        """What the worker reports with the output of an engine's first step."""
+        self.connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=report))
 
     @property
     def free_blocks(self) -> int:

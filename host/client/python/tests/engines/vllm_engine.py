@@ -118,6 +118,6 @@ def environment(folder: Path) -> dict[str, str]:
     return env | {
         "PROBE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(path), "TORCHDYNAMO_DISABLE": "1",
         "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "2",
+        "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
