@@ -58,7 +58,7 @@ class Engine:
         self.s = Scheduler(
             settings, link, [FULL], 1, 1, loads=True, step_tokens=64, holds=holds, adapters=Adapters("float32"),
         )
-        self.s.handshake({(0, 0): 0})
+        self.s.reported(WorkerReport(epochs={(0, 0): 0}))
         self.worker = Worker(settings, link, (0, 0), True, LoadedAdapters(self.manager, lambda path: path))
 
     def step(self, orders: StepOrders) -> list[Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm_doubles import DoubleLink, DoublePool, DoubleSession, request, step
 
 from kvhost import NOT_WANTED, EndReason, Hints
+from kvhost.vllm import scheduler
 from kvhost.vllm.groups import GroupPlan, chunk_size, longest_hit
 from kvhost.vllm.hints import of_request
 from kvhost.vllm.holds import Holds
@@ -39,7 +41,7 @@ class Rig:
             Settings(**options), self.link, groups, ranks, 1, loads=True, step_tokens=1024,  # type: ignore[arg-type]
             holds=self.holds,
         )
-        self.s.handshake({(0, r): 0 for r in range(ranks)})
+        self.s.reported(WorkerReport(epochs={(0, r): 0 for r in range(ranks)}))
 
     def table(self, tokens: int, start: int = 1) -> list[list[int]]:
         return [[start + 100 * g.id + i for i in range(-(-tokens // BLOCK))] for g in self.groups]
@@ -153,27 +155,46 @@ def test_an_old_lease_is_asked_for_again() -> None:
     assert len(rig.session.lookups) == 2 and rig.session.released == [1]
 
 
-def test_every_worker_must_be_connected() -> None:
-    rig, r = Rig(ranks=2, lookup_timeout=0.0), request("a", TOKENS)
+def test_requests_wait_until_every_worker_has_reported() -> None:
+    """An idle engine has no steps, so its workers learn of a host that came back by the step of this request."""
+    rig, r = Rig(ranks=2), request("a", TOKENS)
     rig.session.resident = set(KEYS)
-    rig.s.step(step({}))
     rig.s.reported(WorkerReport(epochs={(0, 1): -1}))
-    assert rig.s.matched(r, 0) == 0
+    assert rig.s.matched(r, 0) is None
     rig.s.reported(WorkerReport(epochs={(0, 1): 0}))
     assert rig.s.matched(r, 0) == 32
-
-
-def test_the_first_request_after_the_hosts_return_waits_for_the_workers() -> None:
-    """An idle engine has no steps, so its workers learn of the host by the step of this request."""
-    rig, r = Rig(lookup_timeout=60.0), request("a", TOKENS)
-    rig.session.resident = set(KEYS)
-    rig.s.step(step({}))
     rig.link.epoch = rig.link.wanted = 1
     assert rig.s.matched(r, 0) is None
     assert rig.s.step(step({})).epoch == 1
-    assert rig.s.matched(r, 0) is None
     rig.s.reported(WorkerReport(epochs={(0, 0): 1}))
+    assert rig.s.matched(r, 0) is None
+    rig.s.reported(WorkerReport(epochs={(0, 1): 1}))
     assert rig.s.matched(r, 0) == 32
+
+
+def test_requests_wait_for_the_first_connection() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    rig.link.epoch, rig.link.starting = -1, True
+    assert rig.s.matched(r, 0) is None
+    rig.link.starting = False
+    assert rig.s.matched(r, 0) == 0  # no host
+    rig.link.epoch = 0
+    assert rig.s.matched(r, 0) == 32
+
+
+def test_requests_wait_no_longer_than_lookup_timeout_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: now))
+    rig = Rig(ranks=2, lookup_timeout=1.0)
+    rig.session.resident = set(KEYS)
+    for rig.link.epoch in (1, 2):
+        rig.s.reported(WorkerReport(epochs={(0, 0): rig.link.epoch}))  # the other worker cannot connect
+        assert rig.s.matched(request("a", TOKENS), 0) is None
+        now += 0.9
+        assert rig.s.matched(request("b", TOKENS), 0) is None
+        now += 0.1
+        assert [rig.s.matched(request(name, TOKENS), 0) for name in "abc"] == [0, 0, 0]
 
 
 def test_a_failed_load_is_not_promised_again() -> None:

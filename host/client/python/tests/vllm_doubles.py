@@ -149,6 +149,8 @@ class DoubleSession:
 class DoubleLink:
     """A link whose session is there at once."""
 
+    starting = False
+
     def __init__(self, *sessions: DoubleSession) -> None:
         self.up = list(sessions)
         self.epoch = 0

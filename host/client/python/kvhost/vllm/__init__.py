@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["KvhostConnector"]
+__all__ = ["KvhostConnector", "register"]
+
+
+def register() -> None:
+    """Makes ``KvhostConnector`` known to vLLM by its name alone.
+
+    vLLM calls this as a plugin in each of its processes. Importing the connector calls it, too: MultiConnector's
+    statistics name a connector's class, whatever way it was loaded."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    try:
+        KVConnectorFactory.register_connector("KvhostConnector", "kvhost.vllm.connector", "KvhostConnector")
+    except ValueError:
+        pass  # this process has registered it before
 
 
 def __getattr__(name: str) -> Any:

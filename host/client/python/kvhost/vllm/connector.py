@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,12 @@ from kvhost.adopted import separate_allocations
 from kvhost.events import EventStream, Position
 from kvhost.session import Session
 from kvhost.shape import Namespace
-from kvhost.vllm import compat, model, regions
+from kvhost.vllm import compat, model, regions, register
 from kvhost.vllm.adapters import Adapters
 from kvhost.vllm.groups import GroupPlan
 from kvhost.vllm.holds import Holds
 from kvhost.vllm.link import Link
-from kvhost.vllm.orders import Handshake, StepOrders, WorkerReport
+from kvhost.vllm.orders import Registration, StepOrders, WorkerReport
 from kvhost.vllm.scheduler import Scheduler
 from kvhost.vllm.settings import Refused, Settings
 from kvhost.vllm.stats import KvhostPromMetrics, KvhostStats
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.kvhost")
 
+register()
+
 #: How long a starting engine waits for the host before it begins without it.
 _FIRST_CONNECT = 3.0
 
@@ -66,7 +69,12 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         self._link: Link | None = None
-        self._handshake: Handshake | None = None
+        self._registration: Registration | None = None  # the worker's, until it has reported it
+        self._first = WorkerReport()  # what workers had reported before all of them had
+        self._wait_until = 0.0  # requests wait so long for the workers' reports
+        self._out = False  # a worker has refused, or the reports did not come in time
+        self._unseen = 0  # steps from before the reports whose output has not come
+        self._generation = b""
         self._failed = compat.FailedLoads(len(kv_cache_config.kv_cache_groups))
         self._block_pool: BlockPool | None = None
         self._idle = StepOrders()
@@ -103,7 +111,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _refuse(self, why: str) -> None:
         log.error("kvhost: NOT OFFLOADING: %s. The engine runs without kvhost", why)
-        self._handshake = Handshake(refusal=why)
+        self._registration = Registration(refusal=why)
 
     def _register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         config, cache = self._vllm_config, self._kv_cache_config
@@ -134,13 +142,11 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             adapters=compat.loaded_adapters(config),
         )
         self._link.start(_FIRST_CONNECT)
-        self._handshake = Handshake(namespace=namespace, epoch=self._link.epoch)
+        self._registration = Registration(namespace)
         log.info("kvhost: %d groups, %d planes, %.2f MiB per chunk of %d tokens and rank", len(groups),
                  sum(len(g.planes) for g in groups), sum(g.chunk_bytes for g in groups) / (1 << 20),
                  plans[0].chunk_tokens)
 
-    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return self._handshake
 
     def _step(self) -> StepOrders:
         """The step's orders; none while the engine warms up without metadata."""
@@ -193,7 +199,12 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         return self._failed.blocks(self._worker.bad_blocks()) if self._worker is not None else set()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        return self._worker.report() if self._worker is not None else None
+        report = self._worker.report() if self._worker is not None else None
+        if self._registration is not None:
+            report = report or WorkerReport()
+            report.registered[compat.ranks()] = self._registration
+            self._registration = None
+        return report
 
     def unregister_kv_caches(self) -> None:
         if self._worker is None or self._asleep:
@@ -233,22 +244,21 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             log.warning('kvhost: the engine ends a request whose load fails. To have it computed instead, add '
                         '"kv_load_failure_policy":"recompute" to the outermost object of --kv-transfer-config')
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        self.set_xfer_handshake_metadata_pp_aware({(0, rank): m for rank, m in metadata.items()})
-
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        workers: dict[tuple[int, int], Handshake] = {}
-        for rank, m in metadata.items():
-            assert isinstance(m, Handshake)
-            workers[rank] = m
+        pass  # this connector's workers report by build_connector_worker_meta: MultiConnector hands one child's to all
+
+    def _start(self, workers: Mapping[tuple[int, int], Registration]) -> bool:
+        """Starts the scheduler's half once every worker has reported; whether it runs."""
         parallel = self._vllm_config.parallel_config
         ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         refused = {rank: w.refusal for rank, w in workers.items() if w.refusal}
+        if refused and not self._out:
+            log.error("kvhost: NOT OFFLOADING: %s", refused)
+            self._out = True
         if refused or len(workers) != ranks * stages:
-            log.error("kvhost: NOT OFFLOADING: %s", refused or f"{len(workers)} of {ranks * stages} workers answered")
-            return
+            return False
         spaces = [workers[stage, 0].namespace for stage in range(stages)]
 
         def open(epoch: int) -> list[Session]:
@@ -264,9 +274,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             return opened
 
         plans = model.plan_groups(self._vllm_config, self._kv_cache_config, self._settings)
-        if self._block_pool is None:
-            log.error("kvhost: NOT OFFLOADING: this vLLM does not hand out its block pool")
-            return
+        assert self._block_pool is not None  # the engine binds it before its first step
         loads = self._failed.recoverable
         if not loads:
             log.error("kvhost: NOT LOADING: this vLLM has no way to start a request over when its load has failed")
@@ -282,8 +290,21 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             events=self._kv_events(plans, link, stages),
             adapters=Adapters(str(lora.lora_dtype)) if (lora := self._vllm_config.lora_config) else None,
         )
-        self._scheduler.handshake({rank: w.epoch for rank, w in workers.items()})
-        link.start(_FIRST_CONNECT)
+        if self._generation:
+            self._scheduler.new_generation(self._generation)
+        link.start(0)
+        return True
+
+    def _awaits_workers(self) -> bool:
+        """Whether requests should wait for the scheduler's half. The workers report with the first step's output, and
+        the engine makes that step while its first requests wait."""
+        now = time.monotonic()
+        self._wait_until = self._wait_until or now + self._settings.lookup_timeout
+        if not self._out and now >= self._wait_until:
+            self._out = True
+            log.error("kvhost: NOT OFFLOADING: after %.3g s only workers %s have reported; will begin when all have",
+                      self._settings.lookup_timeout, sorted(self._first.registered))
+        return not self._out
 
     def _kv_events(self, plans: Sequence[GroupPlan], link: Link, stages: int) -> KVEvents | None:
         """What turns the host's events into the engine's, if the engine publishes events."""
@@ -307,7 +328,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self._scheduler is None:
-            return 0, False
+            return None if self._awaits_workers() else 0, False
         n = self._scheduler.matched(request, num_computed_tokens)
         return n, bool(n)
 
@@ -316,14 +337,21 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return self._scheduler.step(scheduler_output) if self._scheduler is not None else StepOrders()
+        if self._scheduler is None:
+            self._unseen += 1
+            return StepOrders()
+        return self._scheduler.step(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        if self._scheduler is None:
-            return
         report = connector_output.kv_connector_worker_meta
-        if isinstance(report, WorkerReport):
-            self._failed.restart(*self._scheduler.reported(report))
+        if not isinstance(report, WorkerReport):
+            return
+        if self._scheduler is None:
+            report = self._first.aggregate(report)
+            if not self._start(report.registered):
+                return
+        assert self._scheduler is not None
+        self._failed.restart(*self._scheduler.reported(report))
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -348,9 +376,12 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> KvhostStats | None:
         """Also the scheduler's sign that a step's output has come: it is asked once for each."""
+        if self._unseen:
+            self._unseen -= 1
+        elif self._scheduler is not None:
+            self._scheduler.output()
         if self._scheduler is None:
             return None
-        self._scheduler.output()
         counts, self._scheduler.counts = self._scheduler.counts, {}
         return KvhostStats(counts) if counts else None
 
@@ -370,6 +401,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def reset_cache(self) -> bool | None:
         """The engine's weights have changed: nothing that was stored before may be found again by this engine."""
+        self._generation = os.urandom(16)
         if self._scheduler is not None:
-            self._scheduler.new_generation(os.urandom(16))
+            self._scheduler.new_generation(self._generation)
         return True

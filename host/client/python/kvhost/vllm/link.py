@@ -36,6 +36,7 @@ class Link:
         self._opened = -1  # of the sessions, -1 while there are none
         self._paused = False
         self._closed = False
+        self._tried = False
         self._said = ""  # the last failure in the log
         self._thread = threading.Thread(target=self._run, name=f"kvhost-link-{name}", daemon=True)
 
@@ -50,6 +51,11 @@ class Link:
         """The epoch of the sessions, -1 while there are none."""
         opened = self._opened
         return opened if self._alive() else -1
+
+    @property
+    def starting(self) -> bool:
+        """Whether the first attempt to connect is not over."""
+        return not self._tried
 
     @property
     def wanted(self) -> int:
@@ -111,7 +117,9 @@ class Link:
             if time.monotonic() < due:
                 time.sleep(min(0.05, max(0.0, due - time.monotonic())))
                 continue
-            if self._connect():
+            connected = self._connect()
+            self._tried = True
+            if connected:
                 pause = _FIRST_PAUSE
             else:
                 due = time.monotonic() + pause

@@ -10,20 +10,12 @@ from kvhost.shape import Namespace
 from kvhost.vllm.adapters import Content, Loaded, Rank
 
 if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-        KVConnectorHandshakeMetadata,
-        KVConnectorMetadata,
-        KVConnectorWorkerMetadata,
-    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 else:
     try:
-        from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-            KVConnectorHandshakeMetadata,
-            KVConnectorMetadata,
-            KVConnectorWorkerMetadata,
-        )
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
     except ImportError:  # both halves are tested without vLLM, too
-        KVConnectorHandshakeMetadata = KVConnectorMetadata = KVConnectorWorkerMetadata = object
+        KVConnectorMetadata = KVConnectorWorkerMetadata = object
 
 
 @dataclass
@@ -74,18 +66,18 @@ class StepOrders(KVConnectorMetadata):
 
 
 @dataclass
-class Handshake(KVConnectorHandshakeMetadata):
-    """What one worker found when the KV caches were registered."""
+class Registration:
+    """What one worker found when the KV caches were registered: the namespace of its bytes, or why it refuses them."""
 
-    refusal: str = ""  # why it does not offload
     namespace: Namespace | None = None
-    epoch: int = -1  # of its session, -1 while it has none
+    refusal: str = ""
 
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
     """What happened on the workers since the last report."""
 
+    registered: dict[tuple[int, int], Registration] = field(default_factory=dict)  # (stage, rank), in its first report
     epochs: dict[tuple[int, int], int] = field(default_factory=dict)  # (stage, rank): epoch of its session, -1 for none
     free: Counter[int] = field(default_factory=Counter)  # orders: on how many ranks the host touches their blocks no more
     stored: list[bytes] = field(default_factory=list)  # keys that were written anew
@@ -97,12 +89,13 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
     def __bool__(self) -> bool:
         return bool(
-            self.epochs or self.free or self.stored or self.failed or self.abandoned or self.dropped or self.loads
-            or self.adapters
+            self.registered or self.epochs or self.free or self.stored or self.failed or self.abandoned or self.dropped
+            or self.loads or self.adapters
         )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
+        self.registered |= other.registered
         self.epochs |= other.epochs
         self.free += other.free
         self.stored += other.stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvhost.errors import KvhostError
@@ -84,10 +84,11 @@ class Scheduler:
         self._generation = b""
         self._orders = StepOrders()
         self._ordered = 0.0  # when the last store was ordered
-        self._told = (-1, 0.0)  # the epoch that the workers were told last, and when
         self._dropped: dict[str, tuple[int, float]] = {}  # by cause: chunks since the log's last line, and its time
         self._bad: OrderedDict[bytes, None] = OrderedDict()
         self._worker_epochs: dict[tuple[int, int], int] = {}
+        self._awaited: int | None = None  # the epoch in which requests waited for the workers last
+        self._await_until = 0.0
         self._choice = LoadOrCompute(step_tokens, self._chunk)
         self._steps: deque[tuple[float, int]] = deque()  # (when scheduled, tokens) of steps without output yet
         self._last_output = 0.0
@@ -230,9 +231,16 @@ class Scheduler:
         )
 
     def _soon_ready(self) -> bool:
-        """Whether the host is there, and the workers, which learn of it by a step's orders, may be connected soon."""
-        epoch, (told, when) = self._link.epoch, self._told
-        return epoch >= 0 and (told != epoch or time.monotonic() - when < self._settings.lookup_timeout)
+        """Whether requests should wait until :meth:`_ready`: the first attempt to connect runs, or the host is there and
+        workers have yet to report that they have sessions of its epoch, too. That takes them a step or two, which the
+        engine makes while its requests wait. They wait at most ``lookup_timeout``, once in each epoch."""
+        epoch = self._link.epoch
+        if epoch < 0 and not self._link.starting:
+            return False
+        now = time.monotonic()
+        if epoch != self._awaited:
+            self._awaited, self._await_until = epoch, now + self._settings.lookup_timeout
+        return now < self._await_until
 
     def _ask(self, t: Tracked, keys: Sequence[bytes]) -> bool:
         sessions = self._link.sessions()
@@ -354,13 +362,10 @@ class Scheduler:
                 t.loading = 0
                 self._order_stores(t, scheduled)
         self._largest = None
-        now = time.monotonic()
-        self._steps.append((now, output.total_num_scheduled_tokens))
+        self._steps.append((time.monotonic(), output.total_num_scheduled_tokens))
         self._stalled = 0 if output.total_num_scheduled_tokens else self._stalled + 1
         orders, self._orders = self._orders, StepOrders()
         orders.epoch = self._link.wanted
-        if self._told[0] != orders.epoch:
-            self._told = orders.epoch, now
         orders.forward = output.total_num_scheduled_tokens > 0
         return orders
 
@@ -471,10 +476,6 @@ class Scheduler:
         while len(self._bad) > _REMEMBERED:
             self._bad.popitem(last=False)
         return failed
-
-    def handshake(self, epochs: Mapping[tuple[int, int], int]) -> None:
-        """The workers, all of which must have a session before anything is promised."""
-        self._worker_epochs = dict(epochs)
 
     def new_generation(self, generation: bytes) -> None:
         """What was stored so far is not found any more: the engine's weights have changed."""

@@ -139,8 +139,9 @@ class Rig:
         for t in self.tensors.values():
             t.untyped_storage().copy_(torch.randint(0, 255, (t.untyped_storage().nbytes(),), dtype=U8).untyped_storage())
         self.connector.register_kv_caches(self.tensors)
-        handshake: Any = self.connector.get_handshake_metadata()
-        self.refusal, self.namespace = handshake.refusal, handshake.namespace
+        report: Any = self.connector.build_connector_worker_meta()
+        ((_, registration),) = report.registered.items()
+        self.refusal, self.namespace = registration.refusal, registration.namespace
         self.socket, self.engine = host.socket, f"{name}/0/0"
         self._orders = 0
 

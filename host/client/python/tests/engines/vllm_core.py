@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import vllm_model as model
@@ -33,7 +33,7 @@ from kvhost.adopted import separate_allocations  # noqa: E402
 from kvhost.keys import KeyChain  # noqa: E402
 from kvhost.shape import Namespace  # noqa: E402
 from kvhost.vllm import connector  # noqa: E402
-from kvhost.vllm.orders import Handshake, StepOrders  # noqa: E402
+from kvhost.vllm.orders import Registration, WorkerReport  # noqa: E402
 from kvhost.vllm.settings import Settings  # noqa: E402
 from kvhost.vllm.worker import Worker  # noqa: E402
 
@@ -71,13 +71,11 @@ class Core:
         self.scheduler = Scheduler(
             config, cache, StructuredOutputManager(config), block_size=block, hash_block_size=hashed, log_stats=True
         )
-        self.connector = cast(Any, self.scheduler.connector)
+        self.connector = self._ours()
         space = Namespace(model="m", dtype="f", key_bytes=32, tokens_per_block=BLOCK, groups=[])
-        self.connector.set_xfer_handshake_metadata({0: Handshake(namespace=space, epoch=0)})
+        self._report(WorkerReport(registered={(0, 0): Registration(space)}, epochs={(0, 0): 0}))
         self.worker = Worker(Settings(**settings), link, (0, 0), stores=True)  # type: ignore[arg-type]
-        self._runner = connector.KvhostConnector(config, KVConnectorRole.WORKER, cache)
-        separate_allocations(False)
-        self._runner._worker = self.worker
+        self._runner = self._make_worker_side(config, cache)
         monkeypatch.setattr(runner, "get_kv_transfer_group", lambda: self._runner)
         monkeypatch.setattr(runner, "get_forward_context", lambda: None)
         self.invalid: set[int] = set()  # blocks that were reported as not loaded
@@ -121,6 +119,24 @@ class Core:
         config.cache_config.num_gpu_blocks = blocks
         return config
 
+    def _ours(self) -> Any:
+        """The scheduler's half of the connector."""
+        return self.scheduler.connector
+
+    def _make_worker_side(self, config: VllmConfig, cache: KVCacheConfig) -> Any:
+        side = self._worker_side(type(self.scheduler.connector)(config, KVConnectorRole.WORKER, cache))
+        separate_allocations(False)
+        return side
+
+    def _worker_side(self, connector: Any) -> Any:
+        """Makes the worker's half of the connector that of this core."""
+        connector._worker = self.worker
+        return connector
+
+    def _report(self, report: WorkerReport) -> None:
+        """What the worker reports with the output of an engine's first step."""
+        self.connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=report))
+
     @property
     def free_blocks(self) -> int:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
@@ -138,9 +154,10 @@ class Core:
     def step(self, writes: Callable[[dict[int, str]], None] = lambda blocks: None) -> dict[str, int]:
         """Schedules, "computes", and takes the output; how many tokens of each request were computed. ``writes`` is
         called with the blocks that are computed, and the request of each, at the time when the model would run."""
-        scheduled = self.scheduler.schedule()
-        orders = scheduled.kv_connector_metadata
-        assert isinstance(orders, StepOrders)
+        return self.output(self.scheduler.schedule(), writes)
+
+    def output(self, scheduled: Any, writes: Callable[[dict[int, str]], None] = lambda blocks: None) -> dict[str, int]:
+        """Computes what was scheduled."""
         report: KVConnectorOutput
         with self._runs(scheduled) as report:
             writes(self._written(scheduled.num_scheduled_tokens))

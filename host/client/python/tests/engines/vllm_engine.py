@@ -36,13 +36,14 @@ class Engine:
         env: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
-        """``vllm`` are more of vLLM's own options, ``env`` more of its environment, ``options`` the connector's."""
+        """``vllm`` are more of vLLM's own options, ``env`` more of its environment, ``options`` the connector's. A
+        ``kv_transfer_config`` among vLLM's options is left as it is; the host is then waited for and nothing else."""
         settings: dict[str, Any] = {
             "model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 4096,
             "enforce_eager": True, "seed": 0, "num_gpu_blocks_override": blocks, "max_num_batched_tokens": CHUNK,
             "max_num_seqs": 8, **(vllm or {}),
         }
-        if host is not None:
+        if host is not None and "kv_transfer_config" not in settings:
             extra = {"socket": host.socket, "load_when": "always", "lookup_timeout": 5.0, **options}
             settings["kv_transfer_config"] = {
                 "kv_connector": "ProbeConnector", "kv_connector_module_path": "vllm_probe", "kv_role": "kv_both",

@@ -25,7 +25,7 @@ DIR = pathlib.Path(os.environ["PROBE_DIR"])
 class ProbeConnector(KvhostConnector):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        assert self._worker is not None and self._handshake is not None, "the connector refused this model"
+        assert self._worker is not None, "the connector refused this model"
         groups = [[kv_caches[n] for n in g.layer_names] for g in self._kv_cache_config.kv_cache_groups]
         _probe(self._worker, groups)
 

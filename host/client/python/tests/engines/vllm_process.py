@@ -12,6 +12,7 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
     from vllm.config import KVEventsConfig, KVTransferConfig
     from vllm.lora.request import LoRARequest
+    from vllm.v1.metrics.reader import Counter
 
     for name, config in (("kv_transfer_config", KVTransferConfig), ("kv_events_config", KVEventsConfig)):
         if name in options:
@@ -37,6 +38,13 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             connection.send(engine.add_lora(LoRARequest(*args[0], load_inplace=True)))
         elif op == "remove_lora":  # number
             connection.send(engine.remove_lora(args[0]))
+        elif op == "transfer":  # prompt, tokens, kv_transfer_params -> (tokens, cached, the answer's parameters)
+            told = params(args[1])
+            told.extra_args = {"kv_transfer_params": args[2]}
+            (out,) = llm.generate([{"prompt_token_ids": args[0]}], told, use_tqdm=False)
+            connection.send((list(out.outputs[0].token_ids), out.num_cached_tokens, out.kv_transfer_params))
+        elif op == "counters":  # Prometheus' counters by name
+            connection.send({m.name: m.value for m in llm.get_metrics() if isinstance(m, Counter)})
         elif op == "reset":  # empties the engine's own prefix cache
             connection.send(llm.reset_prefix_cache())
         elif op == "begin":  # id, prompt: a request that is not waited for
