@@ -339,16 +339,18 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         report = connector_output.kv_connector_worker_meta
-        if not isinstance(report, WorkerReport):
-            return
+        assert report is None or isinstance(report, WorkerReport)
         if self._scheduler is None:
-            report = self._first.aggregate(report)
-            if not self._start(report.registered):
+            if report is None or not self._start(self._first.aggregate(report).registered):
                 return
+            report = self._first
         assert self._scheduler is not None
-        failed = self._scheduler.reported(report)
-        if failed and len(self._kv_cache_config.kv_cache_groups) > 1:
-            self._recovery.restart(failed)
+        if report is not None:
+            failed = self._scheduler.reported(report)
+            if failed and len(self._kv_cache_config.kv_cache_groups) > 1:
+                self._recovery.restart(failed)
+        received = self._scheduler.received(report, connector_output.finished_recving or set())
+        connector_output.finished_recving = received or None
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))

@@ -81,9 +81,12 @@ class WorkerReport(KVConnectorWorkerMetadata):
     stored: list[bytes] = field(default_factory=list)  # keys that were written anew
     failed: dict[str, dict[int, bool]] = field(default_factory=dict)  # request: chunk index: whether its bytes are bad
     loads: list[tuple[int, float]] = field(default_factory=list)  # (tokens, seconds)
+    loaded: Counter[str] = field(default_factory=Counter)  # requests: on how many ranks their load is over, or failed
 
     def __bool__(self) -> bool:
-        return bool(self.registered or self.epochs or self.read or self.stored or self.failed or self.loads)
+        return bool(
+            self.registered or self.epochs or self.read or self.stored or self.failed or self.loads or self.loaded
+        )
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
@@ -96,4 +99,5 @@ class WorkerReport(KVConnectorWorkerMetadata):
             for i, bad in chunks.items():
                 mine[i] = mine.get(i, False) or bad
         self.loads += other.loads
+        self.loaded += other.loaded
         return self

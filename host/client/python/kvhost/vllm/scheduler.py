@@ -38,7 +38,6 @@ class Tracked:
         self.waited = False  # the scheduler has waited for the lookup once
         self.hit = 0  # chunks that the lookup promised
         self.local = 0  # leading tokens that the engine's own cache has
-        self.loading = False
         self.may_load = True
         self.stored = 0  # chunks that the host has, or was ordered to store
         self.unread: set[int] = set()  # store orders whose blocks the host still reads
@@ -61,6 +60,7 @@ class Scheduler:
         self._loads_allowed = loads
         self._events = events  # None: the engine publishes none
         self._requests: dict[str, Tracked] = {}
+        self._loading: dict[str, int] = {}  # requests, also finished ones: on how many ranks their load is not over
         self._last_number = 0
         self._last_order = 0
         self._generation = b""
@@ -214,7 +214,7 @@ class Scheduler:
                 chunks.append(ChunkOrder(i, g.wanted_blocks(t.table[g.id], i, computed), t.chain.keys[i]))
             if chunks:
                 groups.append(GroupLoad(g.id, lookup.leases(at), chunks))
-        t.loading = True
+        self._loading[request.request_id] = self._ranks * self._stages
         self._orders.loads.append(LoadOrder(request.request_id, self._link.epoch, external, groups))
         self._count("loads")
         self._count("tokens_loaded", external)
@@ -231,7 +231,7 @@ class Scheduler:
                 s.end_request(t.number, told, wait=False)  # and with it the leases of its lookups
             except KvhostError:
                 pass
-        if t.loading:
+        if request.request_id in self._loading:
             self._orders.cancels.append(request.request_id)
             return False  # the engine keeps the blocks until the load has ended, anyway
         if t.unread:
@@ -264,7 +264,6 @@ class Scheduler:
     def _order_stores(self, t: Tracked, scheduled: int) -> None:
         """Orders the chunks that this step completes. Only final tokens count: no drafts, no placeholders."""
         r = t.request
-        t.loading = False
         final = r.num_tokens if self._settings.store == "all" else r.num_prompt_tokens
         computed = r.num_computed_tokens
         end = min(computed + scheduled, final) // self._chunk
@@ -320,13 +319,27 @@ class Scheduler:
             self._choice.load.add(tokens, seconds)
         return self._failed_loads(report)
 
+    def received(self, report: WorkerReport | None, received: set[str]) -> set[str]:
+        """The requests that have received their KV, given those that the engine has counted.
+
+        The engine takes the reports of all connectors for one. While a load runs here, the failure of another connector
+        that does not load the request would end its wait (NIXL in vLLM 0.26), and the engine would compute with blocks
+        that are not written yet."""
+        over = set()
+        for request_id, ranks in (report.loaded if report is not None else {}).items():
+            self._loading[request_id] -= ranks
+            if not self._loading[request_id]:
+                del self._loading[request_id]
+                over.add(request_id)
+        return (received - self._loading.keys()) | over
+
     def _failed_loads(self, report: WorkerReport) -> list[Any]:
         failed = []
         for request_id, chunks in report.failed.items():
             self._count("chunks_not_loaded", len(chunks))
             if (t := self._requests.get(request_id)) is None:
                 continue
-            t.may_load, t.loading = False, False
+            t.may_load = False
             t.stored = min(t.stored, min(chunks))
             failed.append(t.request)
             for i, bad in chunks.items():
