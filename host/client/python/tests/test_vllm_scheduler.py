@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -195,6 +196,26 @@ def test_requests_wait_no_longer_than_lookup_timeout_in_an_epoch(monkeypatch: py
         assert rig.s.matched(request("b", TOKENS), 0) is None
         now += 0.1
         assert [rig.s.matched(request(name, TOKENS), 0) for name in "abc"] == [0, 0, 0]
+
+
+def test_a_load_is_over_when_it_is_on_every_rank() -> None:
+    rig, r = Rig(ranks=2), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    rig.promised(r)
+    one = WorkerReport(loaded=Counter(a=1))
+    assert rig.s.received(None, {"a", "other"}) == {"other"}  # another connector's word, for both ranks
+    assert rig.s.received(one, set()) == set()
+    assert rig.s.received(one, {"a"}) == {"a"}
+    assert rig.s.received(None, {"a"}) == {"a"}  # not a load of this connector
+
+
+def test_a_load_is_over_though_the_engine_has_counted_another_connectors_word() -> None:
+    rig, r = Rig(ranks=2), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    rig.promised(r)
+    one = WorkerReport(loaded=Counter(a=1))
+    assert rig.s.received(one, {"a"}) == set()  # the first rank's two reports count as two ranks'
+    assert rig.s.received(one, set()) == {"a"}
 
 
 def test_a_failed_load_is_not_promised_again() -> None:

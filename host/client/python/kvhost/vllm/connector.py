@@ -344,14 +344,16 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         report = connector_output.kv_connector_worker_meta
-        if not isinstance(report, WorkerReport):
-            return
+        assert report is None or isinstance(report, WorkerReport)
         if self._scheduler is None:
-            report = self._first.aggregate(report)
-            if not self._start(report.registered):
+            if report is None or not self._start(self._first.aggregate(report).registered):
                 return
+            report = self._first
         assert self._scheduler is not None
-        self._failed.restart(*self._scheduler.reported(report))
+        if report is not None:
+            self._failed.restart(*self._scheduler.reported(report))
+        received = self._scheduler.received(report, connector_output.finished_recving or set())
+        connector_output.finished_recving = received or None
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))

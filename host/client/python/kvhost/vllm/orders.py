@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from kvhost.shape import Namespace
@@ -85,13 +85,11 @@ class WorkerReport(KVConnectorWorkerMetadata):
     abandoned: dict[int, str] = field(default_factory=dict)  # loads that the host neither ends nor cancels: their requests
     dropped: Counter[str] = field(default_factory=Counter)  # chunks that were not sent, by cause
     loads: list[tuple[int, float]] = field(default_factory=list)  # (tokens, seconds)
+    loaded: Counter[str] = field(default_factory=Counter)  # requests: on how many ranks their load is over, or failed
     adapters: dict[Rank, dict[int, Loaded]] = field(default_factory=dict)  # all that a rank has loaded, by number
 
     def __bool__(self) -> bool:
-        return bool(
-            self.registered or self.epochs or self.free or self.stored or self.failed or self.abandoned or self.dropped
-            or self.loads or self.adapters
-        )
+        return any(getattr(self, f.name) for f in fields(self))
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         assert isinstance(other, WorkerReport)
@@ -106,5 +104,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
         self.abandoned |= other.abandoned
         self.dropped += other.dropped
         self.loads += other.loads
+        self.loaded += other.loaded
         self.adapters |= other.adapters
         return self

@@ -79,6 +79,7 @@ class Scheduler:
         self._live: dict[str, Any] = {}  # all of the engine's requests
         self._largest: list[tuple[int, str]] | None = None  # tokens of the two largest that wait for no load, in a step
         self._stalled = 0  # steps in a row that scheduled nothing
+        self._loading: dict[str, int] = {}  # requests, also finished ones: on how many ranks their load is not over
         self._last_number = 0
         self._last_order = 0
         self._generation = b""
@@ -297,6 +298,7 @@ class Scheduler:
             if chunks:
                 groups.append(GroupLoad(g.id, lookup.leases(at), chunks))
         t.loading = self._next_order()
+        self._loading[request.request_id] = self._ranks * self._stages
         held = sum(1 for blocks in t.table for b in blocks if b != NULL_BLOCK)
         self._holds.load(
             t.loading, request.request_id, written, held, max(held, self._holds.needs(request.num_tokens))
@@ -461,6 +463,20 @@ class Scheduler:
         failed = [r for r in self._failed_loads(report) if r not in abandoned]
         self._holds.free_on(report.free.items())
         return failed, abandoned
+
+    def received(self, report: WorkerReport | None, received: set[str]) -> set[str]:
+        """The requests that have received their KV, given those that the engine has counted.
+
+        The engine takes the reports of all connectors for one. While a load runs here, the failure of another connector
+        that does not load the request would end its wait (NIXL in vLLM 0.26), and the engine would compute with blocks
+        that are not written yet."""
+        over = set()
+        for request_id, ranks in (report.loaded if report is not None else {}).items():
+            self._loading[request_id] -= ranks
+            if not self._loading[request_id]:
+                del self._loading[request_id]
+                over.add(request_id)
+        return (received - self._loading.keys()) | over
 
     def _failed_loads(self, report: WorkerReport) -> list[Any]:
         failed = []

@@ -289,6 +289,7 @@ class Worker:
                 continue
             request = load.order.request_id
             done.received.add(request)
+            self._report.loaded[request] += 1
             if self._settle_load(request, load):
                 self._report.loads.append((load.order.tokens, now - load.began))
             else:

@@ -257,3 +257,19 @@ def test_a_failed_load_is_computed(make: Callable[..., MultiCore], first: bool, 
     assert core.run(a)[0] > CHUNK
     publish_all(core)
     core.check_idle()
+
+
+@BOTH
+def test_another_connector_ends_no_load_of_kvhost(make: Callable[..., MultiCore], first: bool) -> None:
+    """It reports a request as received that it did not load."""
+    core = make(first=first)
+    core.session.resident = set(keys(PROMPT))
+    a = core.add("a", PROMPT)
+    core.step()
+    core.plan.received = {"a"}
+    for _ in range(3):
+        assert core.step() == {} and a.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    core.session.loads[0].finish()
+    assert core.run(a) == [5, 1]
+    publish_all(core)
+    core.check_idle()
