@@ -38,6 +38,7 @@ class Tracked:
         self.waited = False  # the scheduler has waited for the lookup once
         self.hit = 0  # chunks that the lookup promised
         self.local = 0  # leading tokens that the engine's own cache has
+        self.asked = 0  # the step that was being scheduled when the engine asked last
         self.may_load = True
         self.stored = 0  # chunks that the host has, or was ordered to store
         self.unread: set[int] = set()  # store orders whose blocks the host still reads
@@ -73,6 +74,8 @@ class Scheduler:
         self._choice = LoadOrCompute(step_tokens, self._chunk)
         self._steps: deque[tuple[float, int]] = deque()  # (when scheduled, tokens) of steps without output yet
         self._last_output = 0.0
+        self._last_step = 0  # the number of the step that is scheduled next
+        self._unproven = -1  # the last step that loads KV
         self.counts: dict[str, int] = {}  # since they were last taken
 
     def _count(self, name: str, n: int = 1) -> None:
@@ -107,7 +110,7 @@ class Scheduler:
         t = self.track(request)
         if t is None:
             return 0
-        t.hit, t.local, t.table = 0, computed, []
+        t.hit, t.local, t.table, t.asked = 0, computed, [], self._last_step
         if not self._ready():
             return None if self._soon_ready() else 0
         keys = t.chain.extend(request.all_token_ids, request.num_tokens)
@@ -251,15 +254,26 @@ class Scheduler:
             for g, blocks in enumerate(new):
                 t.table[g] += blocks
                 self._orders.reused += blocks
-        if self._settings.store != "none" and self._link.epoch >= 0:
+        if self._settings.store != "none" and self._link.epoch >= 0 and self._proven(output):
             for request_id, scheduled in output.num_scheduled_tokens.items():
                 if (t := self._requests.get(request_id)) is not None and t.table:
                     self._order_stores(t, scheduled)
+        self._last_step += 1
         self._steps.append((time.monotonic(), output.total_num_scheduled_tokens))
         orders, self._orders = self._orders, StepOrders()
         orders.epoch = self._link.wanted
         orders.forward = output.total_num_scheduled_tokens > 0
         return orders
+
+    def _proven(self, output: Any) -> bool:
+        """Whether no step without output loads KV. Loads here run between steps, but another connector's may run in a
+        step, whose output tells whether they failed. Until then neither they nor what was computed with them is stored."""
+        if getattr(output, "has_sync_kv_loads", True):  # 0.26 does not say
+            for request_id in output.num_scheduled_tokens:
+                t = self._requests.get(request_id)
+                if t is not None and t.asked == self._last_step and t.request.num_computed_tokens > t.local:
+                    self._unproven = self._last_step
+        return self._last_step - len(self._steps) > self._unproven
 
     def _order_stores(self, t: Tracked, scheduled: int) -> None:
         """Orders the chunks that this step completes. Only final tokens count: no drafts, no placeholders."""
