@@ -97,6 +97,20 @@ def test_the_clients_trace_is_passed_on() -> None:
     assert order.traceparent == "00-1-2-01"
 
 
+def test_nothing_is_stored_until_another_connectors_load_is_proven() -> None:
+    """Its step's output tells whether it failed; other steps are scheduled before that comes."""
+    rig, r, other = Rig(), request("a", TOKENS), request("b", range(500, 536))
+    for q in (r, other):
+        assert rig.s.matched(q, 0) == 0
+        rig.s.allocated(q, rig.table(36, start=1 if q is r else 50), 0)
+    r.num_computed_tokens = 16  # by another connector, in this step
+    assert rig.run(r, 4) == []
+    assert rig.run(other, 8) == []
+    rig.s.output()
+    assert rig.run(r, 4) == [(0, [1, 2]), (1, [3, 4]), (2, [5, 6])]
+    assert rig.run(other, 8) == [(0, [50, 51]), (1, [52, 53])]
+
+
 def test_only_prompts_are_stored_if_so_set() -> None:
     rig, r = Rig(store="prompt"), request("a", TOKENS[:16], prompt=8)
     rig.s.matched(r, 0)

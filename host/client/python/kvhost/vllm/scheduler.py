@@ -52,6 +52,7 @@ class Tracked:
         self.hit = 0  # chunks that the lookup promised
         self.local = 0  # leading tokens that the engine's own cache has
         self.loading = 0  # the order of its load, until it is scheduled
+        self.step = 0  # the step that was being scheduled when the engine asked last
         self.may_load = True
         self.stored = 0  # chunks that the host has, or was ordered to store
         self.end = 0  # chunks that are computed, or will be by the steps that were scheduled
@@ -93,6 +94,8 @@ class Scheduler:
         self._choice = LoadOrCompute(step_tokens, self._chunk)
         self._steps: deque[tuple[float, int]] = deque()  # (when scheduled, tokens) of steps without output yet
         self._last_output = 0.0
+        self._last_step = 0  # the number of the step that is scheduled next
+        self._unproven = -1  # the last step that loads KV
         self.counts: dict[str, int] = {}  # since they were last taken
 
     def _count(self, name: str, n: int = 1) -> None:
@@ -132,7 +135,7 @@ class Scheduler:
         t = self.track(request)
         if t is None:
             return 0
-        t.hit, t.local, t.table, t.end = 0, computed, [], 0
+        t.hit, t.local, t.table, t.end, t.step = 0, computed, [], 0, self._last_step
         self._holds.scheduled(request.request_id)  # it has no blocks
         if not self._ready():
             return None if self._soon_ready() else 0
@@ -358,18 +361,31 @@ class Scheduler:
                 continue  # allocated() has told of the blocks of a resumed one
             for g, blocks in enumerate(new):
                 t.table[g] += blocks
+        proven = self._proven(output)
         for request_id, scheduled in output.num_scheduled_tokens.items():
             self._holds.scheduled(request_id)
             if (t := self._requests.get(request_id)) is not None and t.table:
                 t.loading = 0
-                self._order_stores(t, scheduled)
+                if proven:
+                    self._order_stores(t, scheduled)
         self._largest = None
+        self._last_step += 1
         self._steps.append((time.monotonic(), output.total_num_scheduled_tokens))
         self._stalled = 0 if output.total_num_scheduled_tokens else self._stalled + 1
         orders, self._orders = self._orders, StepOrders()
         orders.epoch = self._link.wanted
         orders.forward = output.total_num_scheduled_tokens > 0
         return orders
+
+    def _proven(self, output: Any) -> bool:
+        """Whether no step without output loads KV. Loads here run between steps, but another connector's may run in a
+        step, whose output tells whether they failed. Until then neither they nor what was computed with them is stored."""
+        if getattr(output, "has_sync_kv_loads", True):  # 0.26 does not say
+            for request_id in output.num_scheduled_tokens:
+                t = self._requests.get(request_id)
+                if t is not None and t.step == self._last_step and t.request.num_computed_tokens > t.local:
+                    self._unproven = self._last_step
+        return self._last_step - len(self._steps) > self._unproven
 
     def _order_stores(self, t: Tracked, scheduled: int) -> None:
         """Orders the chunks that this step completes. Only final tokens count: no drafts, no placeholders."""

@@ -246,6 +246,32 @@ def test_another_connectors_load_fails(make: Callable[..., MultiCore], first: bo
 
 
 @BOTH
+def test_another_connectors_load_fails_in_the_step(make: Callable[..., MultiCore], first: bool) -> None:
+    """Neither what it loaded is stored nor what was computed with it, by this request or one that shares its blocks."""
+    core = make(first=first, plan=Plan(tokens=3 * CHUNK))
+    core.plan.bad = {CHUNK // BLOCK + 1}  # the blocks of an empty pool are given out in order, from 1
+    requests = [core.add(name, PROMPT) for name in "ab"]
+    assert core.step() == {"a": len(PROMPT) - 3 * CHUNK, "b": 5}
+    assert core.plan.blocks["a"][CHUNK // BLOCK] == CHUNK // BLOCK + 1 and core.invalid
+    assert not stored(core)
+    assert core.run(requests[0]) == [len(PROMPT) - CHUNK, 1]
+    assert set(stored(core)) == set(keys(PROMPT))
+    publish_all(core)
+    core.check_idle()
+
+
+@BOTH
+def test_another_connector_loads_in_the_step(make: Callable[..., MultiCore], first: bool) -> None:
+    core = make(first=first, plan=Plan(tokens=3 * CHUNK))
+    a = core.add("a", PROMPT)
+    assert core.step() == {"a": len(PROMPT) - 3 * CHUNK} and not stored(core)
+    assert core.run(a) == [1]
+    assert stored(core) == keys(PROMPT)
+    publish_all(core)
+    core.check_idle()
+
+
+@BOTH
 @pytest.mark.parametrize("window", [0, 40])
 def test_a_failed_load_is_computed(make: Callable[..., MultiCore], first: bool, window: int) -> None:
     core = make(first=first, window=window)
