@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
-#: vLLM 0.33 takes loads and failures in one answer; 0.26 asks for blocks only. None where it does not exist.
+#: vLLM from 0.32 on takes loads and failures in one answer; 0.26 asks for blocks only. None where it does not exist.
 TransferResults: Any = getattr(base, "KVConnectorTransferResults", None)
 
 
