@@ -13,7 +13,7 @@ from kvhost.vllm.adapters import LoadedAdapters
 
 log = logging.getLogger("vllm.kvhost")
 
-#: vLLM 0.33 takes loads and failures in one answer; 0.26 asks for blocks only. None where it does not exist.
+#: vLLM from 0.32 on takes loads and failures in one answer; 0.26 asks for blocks only. None where it does not exist.
 TransferResults: Any = getattr(base, "KVConnectorTransferResults", None)
 
 

