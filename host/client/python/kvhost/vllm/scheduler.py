@@ -69,8 +69,8 @@ class Scheduler:
     ) -> None:
         """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load.
         ``step_tokens`` is the most that the engine computes in a step."""
-        self._holds = holds
         self._settings, self._link, self._groups = settings, link, groups
+        self._holds = holds
         self._chunk = groups[0].chunk_tokens
         self._ranks, self._stages = ranks, stages
         self._loads_allowed = loads
