@@ -39,7 +39,7 @@ var rows = [][]string{
 	{"host/store/figures", "host/store/settings"},
 	{"host/store/swap"},
 	{"host/store"},
-	{"host/store/fsck", "host/store/hostile", "host/store/janitor", "host/store/metamorphic"},
+	{"host/store/fsck", "host/store/hostile", "host/store/metamorphic"},
 	{"host/transfer"},
 	{"host/proto"},
 	{"host/server", "host/client"},
