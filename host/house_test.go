@@ -29,6 +29,7 @@ var rows = [][]string{
 	{"host/policy/sandbox"},
 	{"host/policy", "host/policy/policytest", "host/policy/registry"},
 	{"host/policy/footprint", "host/policy/plugintest", "host/policy/scaffold", "host/policy/shadow"},
+	{"host/store/names"},
 	{"host/store/capacity", "host/store/changelog", "host/store/health", "host/store/index", "host/store/pieceformat", "host/store/shared"},
 	{"host/store/requests", "host/store/sequence", "host/store/storetest"},
 	{"host/store/catalog"},

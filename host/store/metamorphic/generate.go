@@ -279,7 +279,7 @@ func (g *generator) evictor() string {
 }
 
 // placers are generations of names, one that gives many keys one name, and one that gives none now and then.
-var placers = []string{"1/1/1", "4/4", "2/2", "collider", "mute"}
+var placers = []string{"1/1/1", "4/4", "2/2", "collider", "mute", "fickle", "thief"}
 
 // placer draws no collider where power is lost: a file that is damaged under a name that no policy can read back is a
 // foreign file to a scan, which leaves it alone and does not count it.
