@@ -87,6 +87,14 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		if serr == nil && now.Same(info) && !errors.Is(err, shared.ErrFenced) {
 			return info, p.syncName() // it happened all the same, as on a network file system that lost the reply
 		}
+		if files.Misled(err) && p.name != "" {
+			if err = p.leaveName(fmt.Errorf("its name leads through a file: %w", err)); err != nil {
+				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
+			}
+			r.Orphans.Settle(claimed, false)
+			claimed = nil
+			continue
+		}
 		if !errors.Is(err, fs.ErrExist) {
 			r.custody.notPublished(p, info, err, serr)
 			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
