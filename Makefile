@@ -15,7 +15,7 @@ SINGLE := chunk config doctor policy/artifact policy/compiler policy/footprint p
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/store/metamorphic ./host/store ./host/policy ./host/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
-SLOW := ^(TestHostilePolicies|TestClosedModulesLeaveNothing|TestLongCodeGivesControl|TestStacksAreBounded|TestBulkInSlices|TestForetoldVictims.*|TestWords|TestSizes|TestNeedsFollowCapacityAndPolicy|TestHistoriesOnFUSE|TestFindsFaults|TestRepeats)$$
+SLOW := ^(TestHostilePolicies|TestClosedModulesLeaveNothing|TestLongCodeGivesControl|TestStacksAreBounded|TestBulkInSlices|TestForetoldVictims.*|TestWords|TestNeedsFollowCapacityAndPolicy|TestHistoriesOnFUSE|TestFindsFaults|TestRepeats)$$
 SLOW_IN := ./host ./host/policy ./host/policy/sandbox ./host/policyset ./host/store ./host/store/metamorphic
 # How long a program under the race detector sleeps when it ends, for others to report: each package's tests, and each process that
 # they start. By default it is a second.

@@ -15,7 +15,6 @@ const (
 	ExportStep       = "kv_step"      // func (n, stride i32) -> status<<32|victims i64
 	ExportAdmit      = "kv_admit"     // func (n, stride i32) -> status<<32|answers i64
 	ExportPlace      = "kv_place"     // func (n, stride i32) -> status<<32|answers i64
-	ExportUnplace    = "kv_unplace"   // func (n, stride i32) -> status<<32|answers i64
 	ExportLayout     = "kv_layout"    // func (n, stride i32) -> status<<32|segments i64
 	ExportSave       = "kv_save"      // func (limit i32) -> status<<32|bytes i64
 	ExportLoad       = "kv_load"      // func (len i32) -> status i32
@@ -41,7 +40,7 @@ const ManifestSection = "kvhost.manifest"
 const (
 	BufferInfo   = 0 // kv_init, kv_namespace
 	BufferEvents = 1 // kv_events, kv_step
-	BufferArgs   = 2 // kv_step's Ask; kv_admit, kv_place, kv_unplace, kv_layout
+	BufferArgs   = 2 // kv_step's Ask; kv_admit, kv_place, kv_layout
 	BufferResult = 3 // every answer
 	BufferRoots  = 4 // RootFacts for kv_place; a guest may answer 0: it does not choose roots
 	BufferState  = 5 // kv_save, kv_load

@@ -11,7 +11,7 @@ type Info struct {
 	AskStride     uint32
 	AdmitStride   uint32
 	PlaceStride   uint32
-	PathStride    uint32
+	_             uint32 // 0; ABI 1 once had a stride here
 	PlaneStride   uint32
 	RootStride    uint32
 	MaxSlots      uint32 // slots are below this; 0 for roles without slots
@@ -139,29 +139,6 @@ const RootFactsSize = 40
 
 // RootWritable is set on a root that accepts stores.
 const RootWritable = 1
-
-// PathRef is one record of kv_unplace's ARGS: a path to be read back. Off counts from the start of ARGS.
-type PathRef struct {
-	Off uint32
-	Len uint32
-}
-
-// PathRefSize is the stride of a [PathRef].
-const PathRefSize = 8
-
-// PathIdentity is one answer of kv_unplace, an array at the start of RESULT.
-type PathIdentity struct {
-	Known     uint32 // 1 when the path is one that kv_place could have given, else 0 and the rest is ignored
-	Namespace uint32
-	Group     uint32
-	Rank      uint32
-	KeyLen    uint32
-	_         uint32
-	Key       [KeyBytes]byte
-}
-
-// PathIdentitySize is the stride of a [PathIdentity].
-const PathIdentitySize = 56
 
 // LayoutHeader starts kv_layout's ARGS; the call's n plane records follow at offset 16.
 type LayoutHeader struct {

@@ -9,7 +9,7 @@ import (
 
 // Release is this host's release, compared with a manifest's min_host. It is raised when a host offers modules something
 // that an earlier one did not.
-const Release = "0.2"
+const Release = "0.3"
 
 // release parses at most three numbers separated by points; missing ones are 0.
 func release(text string) (r [3]int, err error) {

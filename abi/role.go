@@ -35,7 +35,7 @@ func ParseRole(s string) (Role, error) {
 var roleExports = [Roles][]string{
 	RoleEvict:  {ExportEvents, ExportStep},
 	RoleAdmit:  {ExportAdmit},
-	RolePlace:  {ExportPlace, ExportUnplace},
+	RolePlace:  {ExportPlace},
 	RoleLayout: {ExportLayout},
 }
 

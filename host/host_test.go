@@ -104,7 +104,7 @@ func TestStoreRestartLoad(t *testing.T) {
 	metrics := get(t, h, "/metrics")
 	for _, want := range []string{
 		"kvhost_stored_files_total 1", `kvhost_root_entries{root="` + c.Roots[0].Path + `"} 1`, "kvhost_sessions 1",
-		`kvhost_policy_calls_total{digest="native",module="fanout",policy="fanout",role="place",root="",state="acting"}`,
+		`kvhost_policy_calls_total{digest="native",module="fanout",policy="fanout",role="place",root=""}`,
 		`kvhost_transfer_seconds_count{direction="store",gpu="host",root="` + c.Roots[0].Path + `",route="staged"} 1`,
 		`kvhost_transfer_queued{direction="load",gpu="host",root="` + c.Roots[0].Path + `"} 0`,
 		`kvhost_transfer_in_flight{direction="store",gpu="host",root="` + c.Roots[0].Path + `",route="staged"} 0`,

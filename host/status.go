@@ -87,14 +87,12 @@ func routeStatus(t *transfer.Traffic, r *transfer.RouteTraffic) *proto.RouteStat
 
 func policyStatus(p *store.PolicyStats) *proto.PolicyStatus {
 	out := statusOf(&p.Stats, p.Name, p.Version, p.Since)
-	out.Root, out.Entries = p.Root, uint64(p.Files)
+	out.Root = p.Root
 	switch {
 	case p.Quarantine != nil:
 		out.State, out.Reason = proto.PolicyState_POLICY_STATE_QUARANTINE, p.Quarantine.Error()
 	case p.Builtin:
 		out.State = proto.PolicyState_POLICY_STATE_STANDIN
-	case p.Replaced:
-		out.State = proto.PolicyState_POLICY_STATE_DRAINING
 	}
 	return out
 }

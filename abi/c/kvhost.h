@@ -70,7 +70,7 @@ static inline kv_hints kv_hints_of(const kv_event *e) {
 typedef struct {
   uint32_t size, abi;
   uint64_t features;
-  uint32_t event_stride, ask_stride, admit_stride, place_stride, path_stride, plane_stride, root_stride;
+  uint32_t event_stride, ask_stride, admit_stride, place_stride, reserved, plane_stride, root_stride;
   uint32_t max_slots, max_batch, max_victims, max_namespaces, config_len;
   uint64_t capacity, seed;
 } kv_info;
@@ -107,15 +107,6 @@ typedef struct {
 } kv_root_facts;
 
 typedef struct {
-  uint32_t off, len;
-} kv_path_ref;
-
-typedef struct {
-  uint32_t known, namespace, group, rank, key_len, reserved;
-  uint8_t key[KV_KEY_BYTES];
-} kv_path_identity;
-
-typedef struct {
   uint32_t namespace, group, blocks, planes;
 } kv_layout_header;
 
@@ -147,9 +138,6 @@ KV_AT(kv_place_answer, off, 4); KV_AT(kv_place_answer, len, 8);
 KV_SIZE_IS(kv_roots_header, 8);
 KV_SIZE_IS(kv_root_facts, 40);
 KV_AT(kv_root_facts, capacity, 8); KV_AT(kv_root_facts, write_bps, 32);
-KV_SIZE_IS(kv_path_ref, 8);
-KV_SIZE_IS(kv_path_identity, 56);
-KV_AT(kv_path_identity, key_len, 16); KV_AT(kv_path_identity, key, 24);
 KV_SIZE_IS(kv_layout_header, 16);
 KV_SIZE_IS(kv_plane, 16);
 KV_AT(kv_plane, page_bytes, 8);
@@ -327,45 +315,9 @@ __attribute__((unused)) static void kv_put_hex(kv_path *p, const uint8_t *bytes,
   }
 }
 
-/* Reading a path back: each takes what it reads off the front and answers 1, or answers 0. Only what the writers above
- * write is accepted: no leading zeros, small letters. */
-typedef struct {
-  const char *at;
-  uint32_t len;
-} kv_text;
-
-__attribute__((unused)) static int kv_take(kv_text *t, char c) {
-  if (!t->len || *t->at != c) return 0;
-  t->at++, t->len--;
-  return 1;
-}
-
-__attribute__((unused)) static int kv_take_u32(kv_text *t, uint32_t *v) {
-  uint64_t sum = 0;
-  uint32_t i = 0;
-  for (; i < t->len && i < 10 && t->at[i] >= '0' && t->at[i] <= '9'; i++) sum = sum * 10 + (uint64_t)(t->at[i] - '0');
-  if (!i || (t->at[0] == '0' && i > 1) || sum > 0xffffffffu) return 0;
-  *v = (uint32_t)sum;
-  t->at += i, t->len -= i;
-  return 1;
-}
-
-__attribute__((unused)) static int kv_take_hex(kv_text *t, uint8_t *bytes, uint32_t n) {
-  if (t->len / 2 < n) return 0;
-  for (uint32_t i = 0; i < 2 * n; i++) {
-    char c = t->at[i];
-    int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-    if (digit < 0) return 0;
-    bytes[i / 2] = (uint8_t)(i % 2 ? bytes[i / 2] | digit : digit << 4);
-  }
-  t->at += 2 * n, t->len -= 2 * n;
-  return 1;
-}
-
 /* KV_PLACE: place(query, roots, count, path, root) writes the path and may set *root to an index into roots, which is
- * KV_NONE before; it answers a status. unplace(path, len, identity) fills a zeroed identity and answers 1, or answers 0
- * for a path that place would not give. */
-#define KV_PLACE(place, unplace)                                                                                       \
+ * KV_NONE before; it answers a status. Each piece is asked for once, and the name is written down. */
+#define KV_PLACE(place)                                                                                                \
   KV_EXPORT("kv_place") uint64_t kv_export_place(uint32_t n, uint32_t stride) {                                        \
     const kv_place_query *q = kv_records(kv_buffers[KV_BUFFER_ARGS].at, kv_buffers[KV_BUFFER_ARGS].size, n, stride,    \
                                          sizeof(kv_place_query));                                                      \
@@ -387,19 +339,6 @@ __attribute__((unused)) static int kv_take_hex(kv_text *t, uint8_t *bytes, uint3
       if (path.len > path.room) return kv_pack(KV_NO_SPACE, 0);                                                        \
       ((kv_place_answer *)out)[i] = (kv_place_answer){root, off, path.len, 0};                                         \
       off += path.len;                                                                                                 \
-    }                                                                                                                  \
-    return kv_pack(KV_OK, n);                                                                                          \
-  }                                                                                                                    \
-  KV_EXPORT("kv_unplace") uint64_t kv_export_unplace(uint32_t n, uint32_t stride) {                                    \
-    uint8_t *args = kv_buffers[KV_BUFFER_ARGS].at;                                                                     \
-    const kv_path_ref *refs = kv_records(args, kv_buffers[KV_BUFFER_ARGS].size, n, stride, sizeof(kv_path_ref));       \
-    kv_path_identity *out = (kv_path_identity *)kv_buffers[KV_BUFFER_RESULT].at;                                       \
-    if (!refs) return kv_pack(KV_BAD_INPUT, 0);                                                                        \
-    if ((uint64_t)n * sizeof *out > kv_buffers[KV_BUFFER_RESULT].size) return kv_pack(KV_NO_SPACE, 0);                 \
-    for (uint32_t i = 0; i < n; i++) {                                                                                 \
-      if ((uint64_t)refs[i].off + refs[i].len > kv_buffers[KV_BUFFER_ARGS].size) return kv_pack(KV_BAD_INPUT, 0);      \
-      out[i] = (kv_path_identity){0};                                                                                  \
-      out[i].known = unplace((const char *)args + refs[i].off, refs[i].len, &out[i]) ? 1 : 0;                          \
     }                                                                                                                  \
     return kv_pack(KV_OK, n);                                                                                          \
   }

@@ -45,12 +45,10 @@ type Admitter interface {
 	Admit(batch []abi.Candidate, dst []bool)
 }
 
-// Placer names files. Place must be a pure function of the query's identity; Unplace is its inverse.
+// Placer names new pieces. It is asked once for each, and the name is written down.
 type Placer interface {
 	// Place appends the piece's relative path to dst and returns it with the chosen root, or abi.None for the root.
 	Place(q *abi.PlaceQuery, roots []abi.RootFacts, dst []byte) (path []byte, root uint32)
-	// Unplace reads a path back. Known is 0 in the answer when the path is not one of this policy's.
-	Unplace(path []byte) abi.PathIdentity
 }
 
 // Layouter orders the page bytes of a chunk's payload.

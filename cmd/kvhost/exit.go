@@ -14,7 +14,6 @@ import (
 	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/store/fsck"
-	"github.com/kvhost/kvhost/host/store/janitor"
 	"github.com/kvhost/kvhost/host/trace"
 	"github.com/kvhost/kvhost/host/web"
 )
@@ -75,7 +74,7 @@ func exitCode(err error) int {
 		return exitProblems
 	case is(doctor.ErrProblems):
 		return exitCheck
-	case is(store.ErrRootBusy, janitor.ErrInUse):
+	case is(store.ErrRootBusy):
 		return exitRootBusy
 	case is(socket.ErrInUse, web.ErrHTTP):
 		return exitAddress
@@ -89,7 +88,7 @@ func exitCode(err error) int {
 	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
 		return exitTrace
 	case is(errUsage, artifact.ErrReference, web.ErrCredential, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions,
-		store.ErrConfig, janitor.ErrConfig):
+		store.ErrConfig):
 		return exitUsage
 	}
 	return exitFailure

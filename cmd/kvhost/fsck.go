@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math"
 	"os"
 	"os/signal"
@@ -16,10 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/screen"
 	"github.com/kvhost/kvhost/host/store/fsck"
 )
@@ -27,8 +23,6 @@ import (
 type fsckFlags struct {
 	options   fsck.Options
 	readLimit string
-	place     string
-	policyDir string
 	asJSON    bool
 	quiet     bool
 }
@@ -53,7 +47,7 @@ Exit codes:
   8  problems remain: see the report`,
 		Example: `  kvhost fsck /mnt/nvme0/kv
   kvhost fsck --repair --read-limit 500MiB /mnt/nvme0/kv /mnt/nvme1/kv
-  kvhost fsck --quick --json --place fanout.wasm /mnt/nvme0/kv`,
+  kvhost fsck --quick --json /mnt/nvme0/kv`,
 		Args: wantArgs(1, math.MaxInt, "the directory of a root"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -67,10 +61,6 @@ Exit codes:
 	fl.BoolVar(&f.options.Repair, "repair", false, "move damaged files to the quarantine, remove abandoned temporaries")
 	fl.IntVar(&f.options.Workers, "workers", 2*runtime.GOMAXPROCS(0), "files at a time")
 	fl.StringVar(&f.readLimit, "read-limit", "0", "most bytes read per second, 0 for no limit")
-	fl.StringVar(&f.place, "place", "",
-		"place policy that names the files: a .wasm file or the name of an embedded one (default the built-in one)")
-	fl.StringVar(&f.policyDir, "policy-dir", "",
-		"directory that is searched for policies by name before the embedded ones")
 	fl.DurationVar(&f.options.TempAge, "temp-age", time.Hour,
 		"age at which a temporary counts as abandoned, where hosts share the root or nothing is repaired")
 	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array with a report per root instead of text")
@@ -84,14 +74,6 @@ func (f *fsckFlags) run(ctx context.Context, out io.Writer, roots []string) erro
 		return usageError{fmt.Errorf("fsck: --read-limit: %w", err)}
 	}
 	f.options.ReadLimit = limit
-	if f.place != "" {
-		m, closeAll, err := openRole(ctx, f.place, f.policyDir, abi.RolePlace)
-		if err != nil {
-			return err
-		}
-		defer closeAll()
-		f.options.Place = m
-	}
 	var errs, problems []error
 	reports := []*fsck.Report{}
 	for _, root := range roots {
@@ -134,25 +116,4 @@ func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error
 	}
 	defer b.End()
 	return fsck.Check(ctx, root, o)
-}
-
-// openRole opens a policy for one role. The returned function closes it.
-func openRole(ctx context.Context, name, dir string, role abi.Role) (*policy.Module, func(), error) {
-	cache, err := policyset.OpenCache(config.CacheAuto, slog.New(slog.DiscardHandler))
-	if err != nil {
-		return nil, nil, err
-	}
-	m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Cache: cache})
-	if err == nil && !m.Has(role) {
-		err = errors.Join(fmt.Errorf("%w: %s does not have the role %q; it has %v", policyset.ErrPolicy, name, role,
-			m.Manifest().Roles), m.Close(ctx))
-	}
-	if err != nil {
-		return nil, nil, errors.Join(err, cache.Close(ctx))
-	}
-	return m, func() {
-		ctx := context.WithoutCancel(ctx)
-		m.Close(ctx)
-		cache.Close(ctx)
-	}, nil
 }

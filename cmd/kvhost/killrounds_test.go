@@ -16,6 +16,9 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/policy/plugintest/hostile"
+	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 )
@@ -26,8 +29,9 @@ var (
 )
 
 // TestKillRounds kills a real host with SIGKILL while engines store and load, after a random number of pieces, again
-// and again on the same root. No byte that is served is ever wrong; after each restart no temporary is left, and what
-// the host says it holds is what the disk holds.
+// and again on the same root, under another place policy each time: none, one that follows the key, one that names a piece
+// otherwise at each call, or one that traps. No byte that is served is ever wrong; after each restart no temporary is left,
+// and what the host says it holds is what the disk holds.
 func TestKillRounds(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	seed := *killSeed
@@ -37,11 +41,22 @@ func TestKillRounds(t *testing.T) {
 	t.Logf("-kill.seed=%d", seed)
 	rng := rand.New(rand.NewPCG(seed, 9))
 	dir := shortDir(t)
+	call, trap := filepath.Join(dir, "call.wasm"), filepath.Join(dir, "trap.wasm")
+	for _, m := range hostile.Modules() {
+		name := map[string]string{"places/a name for each call": call, "places/later faults now and then": trap}[m.String()]
+		if name == "" {
+			continue
+		}
+		if err := os.WriteFile(name, m.Wasm, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	tally := testenv.NewTally(t, "kills")
 	tally.Add(0, 0, 1)
 	for round := range *killRounds {
 		k := &kill{
 			T: t, dir: dir, round: round, evict: pick(rng, "lru.wasm", "prefix.wasm", "sieve.wasm", "s3fifo.wasm"),
+			place:      pick(rng, "", "llmd.wasm", call, trap),
 			durability: pick(rng, "none", "none", "batch", "strict"), mode: pick(rng, "on-demand", "background"),
 			after: rng.Int64N(800), sessions: 1 + rng.IntN(3),
 		}
@@ -68,14 +83,21 @@ type kill struct {
 	dir                     string
 	round                   int
 	evict, durability, mode string
-	after                   int64 // pieces that the host published before it is killed
+	place                   string // empty: the built-in one
+	after                   int64  // pieces that the host published before it is killed
 	sessions                int
 }
 
 // start starts a host, which finds everything that the last one left, and returns how much that is.
 func (k *kill) start() (address string, held int64, stop func(os.Signal) int) {
-	_, logged, end := startHost(k.T, k.dir, "--policy", k.evict, "--http-listen", anyPort, "--root", "kvhost-data=3MiB",
-		"--store-durability", k.durability, "--store-evict", k.mode, "--policy-cache", filepath.Join(k.dir, "cache"))
+	args := []string{
+		"--policy", k.evict, "--http-listen", anyPort, "--root", "kvhost-data=3MiB", "--store-durability", k.durability,
+		"--store-evict", k.mode, "--policy-cache", filepath.Join(k.dir, "cache"),
+	}
+	if k.place != "" {
+		args = append(args, "--policy", k.place)
+	}
+	_, logged, end := startHost(k.T, k.dir, args...)
 	address = httpAddress(k.T, logged)
 	held = k.recovered(address, logged)
 	return address, held, end
@@ -160,10 +182,19 @@ func (k *kill) recovered(address string, logged func() string) int64 {
 	}
 }
 
+// headerOf reads the header of a piece.
+func headerOf(name string) (h pieceformat.Header, ok bool) {
+	b, err := os.ReadFile(name)
+	if err == nil {
+		h, err = pieceformat.DecodeHeader(b)
+	}
+	return h, err == nil
+}
+
 // disk adds up the blocks of pieces and quarantine. An entry with one of its two pieces reserves the bytes of the
 // other.
 func (k *kill) disk(root string) (held int64, temporaries []string) {
-	lacking := map[string]int64{}
+	lacking := map[chunk.Key]int64{}
 	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // a temporary that is just being swept
@@ -183,11 +214,11 @@ func (k *kill) disk(root string) (held int64, temporaries []string) {
 		if err := syscall.Stat(name, &st); err == nil {
 			size := (st.Blocks*512 + 4095) &^ 4095
 			held += size
-			if at := strings.LastIndex(name, "_r"); at > 0 && strings.HasSuffix(name, ".kv") {
-				if lacking[name[:at]] == 0 {
-					lacking[name[:at]] = size
+			if h, ok := headerOf(name); ok && !own {
+				if lacking[h.Key] == 0 {
+					lacking[h.Key] = size
 				} else {
-					delete(lacking, name[:at])
+					delete(lacking, h.Key)
 				}
 			}
 		}

@@ -131,8 +131,6 @@ func listPolicies(w io.Writer, st *proto.StatusReply) error {
 			}
 		case p.Role == "evict":
 			ratio = share(st.Counters["lookup_hits"], st.Counters["lookup_keys"])
-		case p.Role == "place":
-			where = fmt.Sprintf("%d entries", p.Entries)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", p.Name, p.Role, state, p.Module, p.Version,
 			short(p.Digest),
@@ -234,8 +232,6 @@ func printTaken(w io.Writer, name string, a *proto.SwapPolicyReply) {
 		case "evict":
 			fmt.Fprintf(w, "  evict %s: replaced %s, handover by %s, %d entries, %.3f s\n", t.Root, short(t.From),
 				t.Handover, t.Entries, t.Seconds)
-		case "place":
-			fmt.Fprintf(w, "  place: replaced %s, which still names %d entries\n", short(t.From), t.Entries)
 		default:
 			fmt.Fprintf(w, "  %s: replaced %s\n", t.Role, short(t.From))
 		}

@@ -95,9 +95,6 @@ func (h *served) settled() string {
 		fmt.Fprintln(&b, r.Path, r.Capacity)
 	}
 	for _, p := range st.Policies {
-		if p.State == proto.PolicyState_POLICY_STATE_DRAINING {
-			continue // of an earlier configuration: it ends in the background, when it has no file
-		}
 		fmt.Fprintln(&b, p.Name, p.Role, p.Root, p.Digest, p.State)
 	}
 	_, metrics := h.get("/metrics")

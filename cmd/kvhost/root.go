@@ -33,7 +33,7 @@ Without a command it serves: clients on a Unix socket, probes, metrics and a pag
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
 	}
 	group(root, groupServe, serve, newStatus(), newTop(), newCheck(), newConfig(), newBench())
-	group(root, groupRoots, newFsck(), newJanitor())
+	group(root, groupRoots, newFsck())
 	group(root, groupPolicy, newPolicy(), newSim(), newReplay(), newTrace())
 	group(root, groupOther, newVersion())
 	addHelp(root)

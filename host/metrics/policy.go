@@ -14,8 +14,7 @@ type policyMetric struct {
 	value      func(*store.PolicyStats) float64
 }
 
-// policyMetrics have one series per policy in use: evict by root, and place also for replaced policies that still have
-// files.
+// policyMetrics have one series per policy in use: evict by root.
 var policyMetrics = []policyMetric{
 	{"policy_calls_total", "Calls into a policy.", counter, func(p *store.PolicyStats) float64 { return float64(p.Calls) }},
 	{"policy_records_total", "Records handed to a policy.", counter,
@@ -33,8 +32,6 @@ var policyMetrics = []policyMetric{
 		func(p *store.PolicyStats) float64 { return float64(p.Memory) }},
 	{"policy_since_timestamp_seconds", "When a policy took its role, in seconds since 1970.", gauge,
 		func(p *store.PolicyStats) float64 { return float64(p.Since.Unix()) }},
-	{"policy_entries", "Entries whose files a place policy named.", gauge,
-		func(p *store.PolicyStats) float64 { return float64(p.Files) }},
 }
 
 type shadowMetric struct {
@@ -74,8 +71,8 @@ func boolean(b bool) float64 {
 	return 0
 }
 
-// policyLabels identify a policy in use. state is "acting", or "replaced" for a place policy that still has files.
-var policyLabels = []string{"role", "policy", "module", "digest", "root", "state"}
+// policyLabels identify a policy in use.
+var policyLabels = []string{"role", "policy", "module", "digest", "root"}
 
 // ownCounter is exported once for each module, whatever its roles.
 const ownCounter = "policy_counter"
@@ -83,19 +80,14 @@ const ownCounter = "policy_counter"
 type moduleCounter struct{ digest, counter string }
 
 type policySeries struct {
-	labels [6]string
+	labels [5]string
 	stats  store.PolicyStats
 }
 
-// series groups the policies by their labels. A place policy that was replaced by itself with other settings is listed
-// once for each; those that are replaced are summed.
+// series groups the policies by their labels: one that is bound several times is summed.
 func series(list []store.PolicyStats) (out []policySeries) {
 	for _, p := range list {
-		state := "acting"
-		if p.Replaced {
-			state = "replaced"
-		}
-		labels := [6]string{p.Role.String(), p.Name, p.Module, p.Digest, p.Root, state}
+		labels := [5]string{p.Role.String(), p.Name, p.Module, p.Digest, p.Root}
 		i := slices.IndexFunc(out, func(o policySeries) bool { return o.labels == labels })
 		if i < 0 {
 			out = append(out, policySeries{labels, p})
@@ -107,7 +99,6 @@ func series(list []store.PolicyStats) (out []policySeries) {
 		o.Time += p.Time
 		o.Fuel += p.Fuel
 		o.Faults += p.Faults
-		o.Files += p.Files
 		o.Memory += p.Memory
 		o.Builtin = o.Builtin || p.Builtin
 		if o.Quarantine == nil {

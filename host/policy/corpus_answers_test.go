@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"encoding/binary"
 	"errors"
 	"strings"
 	"testing"
@@ -11,32 +10,6 @@ import (
 )
 
 // Bad guests that return, with answers that nobody must act on.
-
-// A path policy whose inverse is wrong: what it reads out of a path is not believed.
-func TestInverseThatIsNone(t *testing.T) {
-	const args, result = 4096 + 2<<14, 4096 + 3<<14
-	letters := bodyOf(i32(args+24), []byte{0x28, 2, 0}, i32(0x0f0f0f0f), []byte{0x71}, i32(0x61616161), []byte{0x6a}) // of the key
-	a := minimal(abi.RolePlace).
-		with(abi.ExportPlace, "ii>I", store32(result, -1), store32(result+4, 16), store32(result+8, 4), i32(result+16), letters, []byte{0x36, 2, 0}, packed(0, 1)).
-		with(abi.ExportUnplace, "ii>I", store32(result, 1), store32(result+16, 4), store32(result+24, 0x01020304), packed(0, 1))
-	m := open(t, a, Options{})
-	p, err := m.NewPlace(t.Context(), PlaceOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	for key, known := range map[uint32]uint32{0: 0, 0x01020304: 1} {
-		q := abi.PlaceQuery{KeyLen: 4}
-		binary.LittleEndian.PutUint32(q.Key[:], key)
-		path, _, err := p.Path(&q, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if id, err := p.Identity(path); err != nil || id.Known != known {
-			t.Errorf("%s read as %+v, %v", path, id, err)
-		}
-	}
-}
 
 func TestBadPaths(t *testing.T) {
 	const result = 4096 + 3<<21

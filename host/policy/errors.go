@@ -48,8 +48,6 @@ var (
 	ErrQuarantine = errors.New("policy: in quarantine")
 	// ErrClosed means that the role was closed.
 	ErrClosed = sandbox.ErrClosed
-	// ErrImpure means that a place policy gave one piece two names.
-	ErrImpure = errors.New("policy: not a pure function")
 	// ErrNamespace means that the namespace was not announced, or that its id is out of range.
 	ErrNamespace = errors.New("policy: unknown namespace")
 )

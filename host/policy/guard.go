@@ -72,22 +72,6 @@ func (m *Module) Failed(role abi.Role, cause error) (Verdict, time.Duration) {
 	return Restart, pause
 }
 
-// Disqualify puts the module into quarantine at once, because restarts cannot mend what it did.
-func (m *Module) Disqualify(role abi.Role, cause error) {
-	g := &m.guard
-	g.mu.Lock()
-	stopped := g.onFault == Stop
-	if !stopped && g.quarantined == nil {
-		g.quarantined = fmt.Errorf("%w: %s: %w", ErrQuarantine, m.name, cause)
-		m.log.Error("policy is in quarantine: the built-in one answers until the host is restarted", "role", role.String(),
-			"error", cause, "sha256", m.digest)
-	}
-	g.mu.Unlock()
-	if stopped {
-		m.Failed(role, cause)
-	}
-}
-
 // Quarantined is why the module is not started any more, nil while it may be.
 func (m *Module) Quarantined() error {
 	m.guard.mu.Lock()

@@ -63,9 +63,8 @@ type Module struct {
 	pages  uint32 // the operator's limit of memory; 0 for the default
 	memory *sandbox.MemoryBudget
 
-	make   func(guest.Info) (any, error) // native
-	code   *sandbox.Code                 // wasm
-	source source
+	make func(guest.Info) (any, error) // native
+	code *sandbox.Code                 // wasm
 }
 
 // Name is the manifest's name, or the file's.
@@ -102,7 +101,6 @@ func (m *Module) Counters() map[string]int64 {
 
 // Close releases the compiled code. Everything made from the module must have been closed before.
 func (m *Module) Close(ctx context.Context) error {
-	m.source.bytes = nil // a class that has ended keeps its module until another has its number
 	if m.code == nil {
 		return nil
 	}
@@ -123,7 +121,7 @@ const (
 	maxSlots             = 1 << 31
 	maxNamespaceText     = 1 << 20
 	maxConfigText        = 1 << 20
-	maxPathBytes         = 1024
+	MaxPath              = 1024 // bytes of a path below a root
 	maxPathComponents    = 8
 	maxPathComponentSize = 255
 )

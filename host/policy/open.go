@@ -98,9 +98,6 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	if err != nil {
 		return nil, refused(name, err)
 	}
-	if m.roles[abi.RolePlace] {
-		m.source = source{f.bytes, Pin{f.digest, opt.Grants, opt.MemoryPages, opt.Fuel}}
-	}
 	if opt.SkipSelfTest || opt.Cache.SelfTestPassed(m.code) {
 		return m, nil
 	}

@@ -47,8 +47,8 @@ func pathError(path []byte) string {
 	if len(path) == 0 {
 		return "gave an empty path"
 	}
-	if len(path) > maxPathBytes {
-		return fmt.Sprintf("gave a path of %d bytes, at most %d", len(path), maxPathBytes)
+	if len(path) > MaxPath {
+		return fmt.Sprintf("gave a path of %d bytes, at most %d", len(path), MaxPath)
 	}
 	components, start := 1, 0
 	for i := plain(path); i < len(path); i++ {

@@ -10,7 +10,7 @@ import (
 // legalPath has the rules of a path, one after the other.
 func legalPath(path []byte) bool {
 	parts := strings.Split(string(path), "/")
-	if len(path) > maxPathBytes || len(parts) > maxPathComponents {
+	if len(path) > MaxPath || len(parts) > maxPathComponents {
 		return false
 	}
 	for _, part := range parts {

@@ -52,20 +52,6 @@ func TestSelfTestRefuses(t *testing.T) {
 	}
 }
 
-// A path that is not read back is one that a restart loses.
-func TestSelfTestWantsAnInverse(t *testing.T) {
-	const result = 4096 + 3<<14
-	letters := bodyOf(load32(argsAt+24), i32(0x0f0f0f0f), []byte{0x71}, i32(0x61616161), []byte{0x6a})
-	name := bodyOf(load32(argsAt), load32(argsAt+4), i32(1), []byte{0x74, 0x6a}, load32(argsAt+8), i32(2), []byte{0x74, 0x6a}, i32(0x61616161), []byte{0x6a})
-	a := minimal(abi.RolePlace).
-		with(abi.ExportPlace, "ii>I", store32(result, -1), store32(result+4, 16), store32(result+8, 8),
-			i32(result+16), letters, []byte{0x36, 2, 0}, i32(result+20), name, []byte{0x36, 2, 0}, packed(0, 1)).
-		with(abi.ExportUnplace, "ii>I", store32(result, 0), packed(0, 1))
-	if err := tried(t, a, Options{}); !errors.Is(err, ErrSelfTest) || !strings.Contains(err.Error(), "does not read back") {
-		t.Errorf("got %v", err)
-	}
-}
-
 // A role that wants settings is judged where it gets them.
 func TestSelfTestLeavesSettingsToTheRole(t *testing.T) {
 	if err := tried(t, minimal(abi.RoleEvict).with(abi.ExportInit, "i>i", i32(-1)), Options{}); err != nil {

@@ -67,42 +67,24 @@ func recency(b *testing.B, unmetered bool) *Module {
 	return m
 }
 
-// A path, answer checks included: asked for by itself, and with others in one crossing.
+// A path, answer checks included.
 func BenchmarkSpeedOfPlace(b *testing.B) {
-	place := func(m *Module, batch int) func() {
+	place := func(m *Module) func() {
 		p := newPlace(b, m)
 		checkPlace(b, p)
-		queries := make([]abi.PlaceQuery, batch)
-		for i := range queries {
-			queries[i] = *randomQuery(rand.New(rand.NewPCG(1, uint64(i))), 2)
-			queries[i].KeyLen = 32
-		}
+		query := *randomQuery(rand.New(rand.NewPCG(1, 1)), 2)
+		query.KeyLen = 32
 		dst := make([]byte, 0, 256)
-		var names PathList
-		if batch == 1 {
-			return func() {
-				for range 240 {
-					queries[0].Key[0]++
-					if _, _, err := p.Path(&queries[0], dst); err != nil {
-						b.Fatal(err)
-					}
-				}
-			}
-		}
 		return func() {
-			for range 240 / batch {
-				queries[0].Key[0]++
-				if err := p.Paths(queries, &names); err != nil {
+			for range 240 {
+				query.Key[0]++
+				if _, _, err := p.Path(&query, dst); err != nil {
 					b.Fatal(err)
 				}
 			}
 		}
 	}
-	for _, batch := range []int{1, 5, 15} {
-		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {
-			contest(b, 240, side{"native", place(natives["fanout"], batch)}, side{"wasm", place(modules["fanout"], batch)})
-		})
-	}
+	contest(b, 240, side{"native", place(natives["fanout"])}, side{"wasm", place(modules["fanout"])})
 }
 
 // What each store of a full root costs: one entry goes and one comes.

@@ -45,7 +45,6 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 		turn: make(chan struct{}, 1),
 	}
 	p.memory = sandbox.NewMemoryBudget(memoryFor(cfg.PolicyMemory))
-	p.start.Policies.Reopen = policy.Options{Log: log, Cache: cache, Memory: p.memory, Compile: CompileLimits(cfg)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.Close(ctx))

@@ -138,7 +138,7 @@ func (p *Set) swapActive(ctx context.Context, h *policy.Handle, c *config.Policy
 // rolesOf are the roles that the policies of a handle's label have. The handle's module must have them all.
 func (p *Set) rolesOf(h *policy.Handle, c *config.Policy) (roles [abi.Roles]bool, err error) {
 	for _, st := range p.store.Stats().Policies {
-		if st.Name != h.Label || st.Replaced {
+		if st.Name != h.Label {
 			continue
 		}
 		if !h.Module.Has(st.Role) {

@@ -9,7 +9,6 @@ import (
 	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/server/codes"
 	"github.com/kvhost/kvhost/host/store"
-	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -45,9 +44,9 @@ func (x *session) store(j *job, m *proto.Store) error {
 // reserve reserves the chunks' places and submits the job with those that got one.
 func (s *storing) reserve(wants []store.PutRequest, number uint32, spec *transfer.StoreJob) {
 	j := s.job
-	keys, waits := keyHint(wants), s.waits()
+	waits := s.waits()
 	for i, q := range wants {
-		q.Request, q.Prefetch = number, keys
+		q.Request = number
 		put, err := s.reserveOne(q, waits)
 		if err != nil {
 			s.refused(i, err)
@@ -126,14 +125,6 @@ func (x *session) submit(s *storing, spec *transfer.StoreJob) {
 	spec.Held = s.timeline.holds()
 	s.job.run(x.queue.Store(spec))
 	x.timelines.start(s.job, s.timeline, s.freeRoom)
-}
-
-func keyHint(wants []store.PutRequest) *catalog.PathPrefetch {
-	keys := make([]chunk.Key, len(wants))
-	for i := range wants {
-		keys[i] = wants[i].Key
-	}
-	return catalog.PrefetchPaths(keys)
 }
 
 // checkStore reads the chunks of a STORE.

@@ -14,7 +14,6 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
-	"github.com/kvhost/kvhost/plugins/fanout"
 )
 
 // image is everything that a restart must bring back: what stands in each slot, and the account.
@@ -149,13 +148,6 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 				f.Fatal(err)
 			}
 			f.cfg.Roots[0].Shared = false
-		},
-		"another place policy": func(_ *testing.T, f *fixture, _, _ string) {
-			f.cfg.Policies.Place = handle(policy.NativeModule("wide", []abi.Role{abi.RolePlace},
-				func(i guest.Info) (any, error) {
-					i.Config = guest.Config{fanout.ConfigWidths: "1/1/1"}
-					return fanout.New(i)
-				}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -29,10 +29,6 @@ func compressing(t testing.TB, dir string, change ...func(*Config)) *fixture {
 		Roots: []RootConfig{{Path: dir, Capacity: 64 << 20, MaxEntries: 64, Compressed: true}}, Now: fakeClock(),
 		HostID: "testhost",
 	}
-	var err error
-	if f.cfg.Policies.Reopen.Cache, err = compiled(); err != nil {
-		t.Fatal(err)
-	}
 	for _, c := range change {
 		c(&f.cfg)
 	}

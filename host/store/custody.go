@@ -26,7 +26,6 @@ type rules struct {
 	awaits       bool   // a put waits for the removal of its key's entry; otherwise it is refused
 	reusesFiles  bool   // puts can overwrite the files of victims
 	tempsBeside  bool   // temporaries stand beside their targets, in directories that puts make
-	renames      bool   // pieces can be renamed
 	forgets      bool   // the store's own files that this host has no use for are removed
 	// ownsTemp says whether a temporary of an earlier run is this host's to remove.
 	ownsTemp func(host string) bool

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strconv"
 	"testing"
 
@@ -209,11 +208,7 @@ func (f *fixture) benchStart(b *testing.B, entries int) {
 			continue
 		}
 		k := r.Index.Key(slot)
-		rel, _, err := f.store.catalog.Paths.Path(f.space.Class(0), &k, 0, 0, false)
-		if err != nil {
-			b.Fatal(err)
-		}
-		put(b, filepath.Join(r.Path, rel), make([]byte, pieceBytes))
+		put(b, r.path("", f.space.Class(0), &k, 0), make([]byte, pieceBytes))
 	}
 	for b.Loop() {
 		b.StopTimer()

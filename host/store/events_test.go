@@ -225,7 +225,6 @@ func (f admitFunc) Admit(batch []abi.Candidate, dst []bool) {
 }
 
 // TestDetour has a place policy that gives one name to all keys: the first has it, the others get the built-in name.
-// One name that another key has is enough for a policy that is linked in: it is not asked again.
 func TestDetour(t *testing.T) {
 	place := policy.NativeModule("one", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
 		return onePlace{}, nil
@@ -238,7 +237,7 @@ func TestDetour(t *testing.T) {
 		}
 		f.checkUsed()
 		if round == 0 {
-			if got := f.store.Stats().Roots[0].PlaceFaults; got != 1 {
+			if got := f.store.Stats().Roots[0].PlaceFaults; got != 4 {
 				t.Errorf("%d place faults", got)
 			}
 			f.restart()
@@ -268,4 +267,3 @@ type onePlace struct{}
 func (onePlace) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte, uint32) {
 	return fmt.Appendf(dst, "one/r%d", q.Rank), abi.None
 }
-func (onePlace) Unplace([]byte) abi.PathIdentity { return abi.PathIdentity{} }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"github.com/kvhost/kvhost/host/store/capacity"
-	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 )
 
@@ -15,9 +14,6 @@ type evicted struct {
 	behind  bool  // the rest has no copy in the next level yet
 }
 
-// victimBatch is how often a long list of victims is checked for paths that are not known yet.
-const victimBatch = catalog.BatchSize / 4
-
 // evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds turn. reuseFor may get one
 // of the files instead. Only entries of the tenant are evicted, if one is named. Where there is a next level, lossy says
 // that entries may go without a copy there.
@@ -26,26 +22,15 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) 
 	list, behind := r.leaving.Evict(r.evicting[:0], bytes, tenant, lossy)
 	got.behind = behind
 	r.evicting = list
-	paths := &r.victimPaths
-	fresh := len(list) > 0 && paths.collect(list, r.Evictor.Queued)
 	r.Unlock()
 	if len(list) == 0 {
 		return got
-	}
-	if fresh {
-		r.store.catalog.Paths.Resolve(&paths.batch)
 	}
 	var left int64
 	offered := reuseFor != nil && reuseFor.temp == ""
 	for i := range list {
 		v := &list[i]
-		if i > 0 && i%victimBatch == 0 && paths.collect(list[i:], nil) {
-			r.store.catalog.Paths.Resolve(&paths.batch)
-		}
-		v.Paths = &paths.batch
-		pieces := r.offerFile(v, reuseFor)
-		v.Spare = pieces != 0 && pieces == v.Pieces
-		n, err := r.custody.unlink(v, pieces)
+		n, err := r.custody.unlink(v, r.offerFile(v, reuseFor))
 		if left += n; err != nil && got.failed == nil {
 			got.failed = err
 		}
@@ -53,11 +38,6 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) 
 	r.Lock()
 	defer r.Unlock()
 	for i := range list {
-		if v := &list[i]; v.Spare {
-			r.CancelEvict(v)
-			r.WakeJoiners()
-			continue
-		}
 		got.entries++
 		got.freed += r.Index.Bytes(list[i].Slot)
 		r.FinishEvict(&list[i])

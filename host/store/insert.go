@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/moves"
@@ -13,27 +12,8 @@ import (
 
 // insert makes the entry in the nearest level that takes it.
 func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
-	banned := p.class.Place.Policy.Quarantined() || p.class.Place.Policy.Down()
-	var found *catalog.PathQuery
-	if !banned {
-		found = q.Prefetch.Path(s.catalog.Paths, p.query())
-	}
-	var rel string
-	var chosen uint32
+	p.ask()
 	var err error
-	if found != nil {
-		rel, chosen = found.Path, found.Root
-	} else {
-		rel, chosen, err = s.catalog.Paths.Path(p.class, &p.key, p.rank, p.entryBytes(), banned)
-	}
-	if p.fallback = banned; err != nil && !banned {
-		s.log.Error("place policy failed; the built-in name is used", "key", p.key, "error", err)
-		p.fallback = true
-		rel, chosen, err = s.catalog.Paths.Path(p.class, &p.key, p.rank, p.entryBytes(), true)
-	}
-	if err != nil {
-		return err
-	}
 	levels, last := q.levels(s)
 	var behind *level
 	for _, l := range levels {
@@ -44,7 +24,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 				return ErrRefused
 			}
 		}
-		if err = l.insert(ctx, p, q, rel, chosen, true); err == nil || !refusedHere(err) {
+		if err = l.insert(ctx, p, q, true); err == nil || !refusedHere(err) {
 			break
 		}
 		if behind == nil && errors.Is(err, moves.ErrBehind) {
@@ -56,7 +36,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	case err == nil:
 		behind.around.Add(1)
 	case last && refusedHere(err):
-		err = behind.insert(ctx, p, q, rel, chosen, false)
+		err = behind.insert(ctx, p, q, false)
 	}
 	return err
 }
@@ -68,11 +48,10 @@ func refusedHere(err error) bool {
 		errors.Is(err, moves.ErrBehind)
 }
 
-// insert makes the entry in the level. chosen is the root that the place policy named, which counts if it is there. What
-// has no copy in the next level yet is not evicted if spares says so.
-func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, rel string, chosen uint32, spares bool) error {
+// insert makes the entry in the level. The root that the place policy chose counts if it is there. What has no copy in the next level yet is not evicted if spares says so.
+func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) error {
 	tenant := l.store.catalog.Tenants.Number(q.Tenant)
-	r, evicts, err := l.enter(ctx, chosen, tenant, p.entryBytes())
+	r, evicts, err := l.enter(ctx, p.chosen, tenant, p.entryBytes())
 	if err != nil {
 		return err
 	}
@@ -84,7 +63,7 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, rel string, c
 		return err
 	}
 	p.begin(r)
-	p.target = r.Path + "/" + rel
+	p.place()
 	enter := func() error { return p.addEntry(tenant, parent, q) }
 	w := reservation{
 		Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, spares: spares, reuseFor: p, enter: enter,
@@ -106,7 +85,7 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	}
 	slot, err := r.Insert(&entries.New{
 		Fingerprint: p.mark.Fingerprint, Class: p.class, Key: &p.key, Parent: parent, Depth: q.Depth, Tenant: tenant,
-		Rank: p.rank, Reserved: p.reserves(), Stored: p.stamp, FallbackName: p.fallback, Request: q.Request,
+		Rank: p.rank, Reserved: p.reserves(), Stored: p.stamp, Request: q.Request,
 	})
 	if err != nil {
 		return err

@@ -12,7 +12,6 @@ type Inspection struct {
 	Missing  int64 // of those, bytes reserved for pieces that are not there
 	Unsynced int   // entries that wait for a flush
 	InUse    int   // entries that are pinned, being written or being removed
-	Renaming bool  // pieces are being renamed, or looked for, in the background: their entries are in use, too
 }
 
 // Inspect is for tests. It calls visit, unless that is nil, with what it finds in each root; until visit returns no
@@ -31,7 +30,7 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 			err = errors.Join(err, fmt.Errorf("store: root %s contradicts itself: %w", r.Path, rerr))
 		}
 		list[i] = Inspection{
-			Dir: r.Path, Used: r.Account.Used(), Unsynced: len(r.unsynced), Renaming: r.renaming.busy.Load(),
+			Dir: r.Path, Used: r.Account.Used(), Unsynced: len(r.unsynced),
 		}
 		list[i].Missing, list[i].InUse = r.Census()
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/moves"
@@ -23,13 +22,7 @@ type Lease struct {
 	loaded bool                   // something was opened
 	near   map[int]requests.Grant // nearer copies than those granted, by key
 	coming map[int]*moves.Entry   // copies that the lookup has asked for, by key
-
-	pathsMu sync.Mutex
-	paths   map[pathsKey]*catalog.PathBatch // of pieces that are not open yet
 }
-
-// pathsKey is a rank, and the first of a run of keys.
-type pathsKey struct{ rank, first uint32 }
 
 // Hits is the length of the run that was found, or the number of entries where the group is looked up by membership.
 func (l *Lease) Hits() int { return l.hits }
@@ -93,9 +86,6 @@ func (l *Lease) Release() {
 	if over {
 		return
 	}
-	l.pathsMu.Lock()
-	l.paths = nil
-	l.pathsMu.Unlock()
 	now := l.store.seq.Clock()
 	for _, g := range near {
 		r := l.store.roots[g.Root]
@@ -144,11 +134,7 @@ func (l *Lease) open(i int, rank uint32, g requests.Grant) (*Piece, error) {
 	if err := l.hold(p); err != nil {
 		return nil, err
 	}
-	path := ""
-	if g == l.grants[i] {
-		path = l.pathOf(i, p)
-	}
-	if err := p.open(path); err != nil {
+	if err := p.open(); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -173,59 +159,4 @@ func (l *Lease) hold(p *Piece) error {
 	}
 	p.root.Prefetched.Loaded(p.mark.Slot)
 	return nil
-}
-
-// Prepare asks the place policy for the paths of the i-th key's piece and of those after it, before many threads open
-// them. Without it the first Open asks, and all others wait for it and then for each other.
-func (l *Lease) Prepare(i int, rank uint32) {
-	l.pathsMu.Lock()
-	defer l.pathsMu.Unlock()
-	if l.Has(i) {
-		l.pathsFrom(i, rank)
-	}
-}
-
-// pathsFrom is the batch with the path of the i-th key's piece, and the batch's key. pathsMu is held. The paths of the
-// lease's next pieces of the same rank are in it, as they are loaded next.
-func (l *Lease) pathsFrom(i int, rank uint32) (*catalog.PathBatch, pathsKey) {
-	first := i / catalog.BatchSize * catalog.BatchSize
-	k := pathsKey{rank, uint32(first)}
-	b := l.paths[k]
-	if b == nil {
-		b = &catalog.PathBatch{}
-		l.addPieces(b, l.grants[first:min(first+catalog.BatchSize, len(l.grants))], rank)
-		if b.Len() > 1 { // one is asked for by itself
-			l.store.catalog.Paths.Resolve(b)
-			if l.paths == nil {
-				l.paths = map[pathsKey]*catalog.PathBatch{}
-			}
-			l.paths[k] = b
-		}
-	}
-	return b, k
-}
-
-// pathOf is the path of a piece, or empty where none is known. A path is forgotten when it is taken.
-func (l *Lease) pathOf(i int, p *Piece) (path string) {
-	l.pathsMu.Lock()
-	defer l.pathsMu.Unlock()
-	b, k := l.pathsFrom(i, p.rank)
-	path = b.Take(p.class, &p.key, p.rank)
-	if b.Len() == 0 {
-		delete(l.paths, k)
-	}
-	return path
-}
-
-// addPieces adds the pieces of grants that are there.
-func (l *Lease) addPieces(b *catalog.PathBatch, grants []requests.Grant, rank uint32) {
-	for _, g := range grants {
-		r := l.store.roots[g.Root]
-		r.Lock()
-		there := g.Slot != index.None && r.Stands(entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint})
-		if there && r.Index.Pieces(g.Slot)&(1<<rank) != 0 {
-			b.Add(catalog.PathQuery{Class: r.ClassOf(g.Slot), Prefix: r.Slash, Key: r.Index.Key(g.Slot), Rank: rank})
-		}
-		r.Unlock()
-	}
 }

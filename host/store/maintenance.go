@@ -22,7 +22,6 @@ func (r *root) upkeep(ctx context.Context) {
 		freeSpace{r}.watch(ctx)
 		r.sweepExpired(ctx)
 		r.budget.save(true)
-		r.renaming.upkeep(ctx, r)
 		if n%health.MaxPause == 0 && r.Health.Takes() {
 			r.Orphans.Retry(ctx)
 		}

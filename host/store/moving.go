@@ -40,7 +40,7 @@ func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.open(""); err != nil {
+	if err := p.open(); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -56,6 +56,9 @@ type movedTo struct {
 // Decodes says whether compressed pieces come as version 1: in memory they are read in place, and of the hosts that share
 // a root some may not read them.
 func (t movedTo) Decodes() bool { return t.root.cfg.Volatile || t.root.cfg.Shared }
+
+// Name is the one that the place policy gave the copy.
+func (t movedTo) Name() string { return t.Put.name }
 
 func (t movedTo) Commit(ctx context.Context) error { return t.Publish(ctx) }
 

@@ -23,16 +23,3 @@ func (s *Store) Namespace(ctx context.Context, n *chunk.Namespace) (*catalog.Nam
 	}
 	return ns, nil
 }
-
-// Claims says whether a path below a root is one that a policy of this store gives to a piece, or gave once. A scan
-// leaves damaged files with other paths alone and does not count them.
-func (s *Store) Claims(rel string) bool { return s.catalog.Claims(rel) }
-
-// loadGenerations opens the place policies of earlier runs.
-func (s *Store) loadGenerations(ctx context.Context) error {
-	err := s.eachRoot(ctx, func(r *root) error { return r.kept.LoadGenerations(ctx) })
-	if err != nil {
-		return err
-	}
-	return s.catalog.KeepGenerations()
-}

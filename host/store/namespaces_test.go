@@ -8,10 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
@@ -116,51 +113,6 @@ func TestDamagedFileOfDormantNamespace(t *testing.T) {
 	if _, err := f.store.catalog.ClassFor(&pieceformat.Header{Namespace: chunk.Digest{1}}); err == nil {
 		t.Error("a namespace that nobody has kept")
 	}
-}
-
-// meanwhile is a place policy that names nothing; something happens while it is asked whose a path is.
-type meanwhile struct {
-	linkedPlacer
-	happens func()
-}
-
-func (m meanwhile) Unplace([]byte) abi.PathIdentity {
-	m.happens()
-	return abi.PathIdentity{}
-}
-
-// TestDamagedFileWhoseNamespaceIsFound: while a scan asks the policies for a damaged file, another root's scan finds the
-// first piece of its namespace, so that no namespace is without a number when all are to get one.
-func TestDamagedFileWhoseNamespaceIsFound(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 8, 1)
-	other := testNamespace(1)
-	other.Revision = "other"
-	mine := f.ns
-	var err error
-	if f.space, err = f.store.Namespace(t.Context(), other); err != nil {
-		t.Fatal(err)
-	}
-	f.mustPut(0)
-	put(t, f.pieceFile(0, 0), make([]byte, 100))
-	f.ns = mine
-	every, err := chunk.ParsePattern("*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.cfg.Policies.Rules = []catalog.Rule{
-		{Role: abi.RolePlace, Namespaces: []chunk.Pattern{every}, Policy: policy.BuiltinHandle(abi.RolePlace)},
-	}
-	asked := meanwhile{happens: func() { f.store.catalog.RegisterAll() }}
-	f.cfg.Policies.Place = handle(policy.NativeModule("asked", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
-		return asked, nil
-	}))
-	g := f.reopenGated()
-	close(g.gate)
-	<-f.store.ScanDone()
-	if st := f.store.Stats().Roots[0]; st.Quarantined != 1 || st.Foreign != 0 {
-		t.Errorf("%d quarantined, %d foreign", st.Quarantined, st.Foreign)
-	}
-	f.checkUsed()
 }
 
 // TestTemporariesOfMeta leaves some beside the store's own files.

@@ -15,14 +15,6 @@ import (
 // TestStoredAgainWhileStray: a key is stored again before its old file could be removed. The put takes what stands
 // there, or the name once it is free, and the orphan is gone: what is promised now is not unlinked.
 func TestStoredAgainWhileStray(t *testing.T) {
-	t.Run("unnamed", func(t *testing.T) {
-		f, place, _ := moodyFixture(t, 4, 1)
-		f.mustPut(0, 1)
-		place.fails.Store(true)
-		f.store.roots[0].drop(f.markOf(0), 0)
-		place.fails.Store(false)
-		f.storedAgain(false)
-	})
 	for name, gone := range map[string]bool{"there": false, "gone": true} {
 		t.Run("named and "+name, func(t *testing.T) {
 			f, faulty := faultyFixture(t, 4)

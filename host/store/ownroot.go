@@ -20,7 +20,7 @@ import (
 type ownRoot struct{ r *root }
 
 var ownRules = rules{
-	wholeEntries: true, evicts: true, awaits: true, reusesFiles: true, tempsBeside: true, renames: true, forgets: true,
+	wholeEntries: true, evicts: true, awaits: true, reusesFiles: true, tempsBeside: true, forgets: true,
 	ownsTemp: func(string) bool { return true },
 }
 
@@ -56,7 +56,7 @@ func (c ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 	switch cause := fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key); {
 	case damage != nil:
 		c.r.Quarantine.Isolate(p.target, damage)
-	case p.fallback:
+	case p.name == "":
 		c.r.Quarantine.Isolate(p.target, cause)
 	default:
 		return p.leaveName(cause)
@@ -67,31 +67,12 @@ func (c ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
 	r := c.r
 	for rank := range entries.Ranks(pieces) {
-		name, err := r.locateVictim(v, rank)
-		var n int64
-		var removing error
-		if err == nil {
-			n, removing = r.Remove(name, v.Class.FileBytes())
-			if errors.Is(removing, fs.ErrNotExist) && !v.FallbackName {
-				err = r.Missed(v.Class, &v.Key, rank, name) // somebody removed the file, or it has another name
-			}
-		}
-		if err != nil && v.Spare {
-			r.Log.Error("entry not evicted: no policy names its file", "key", v.Key, "error", err)
-			return 0, err
-		}
-		v.Spare = false
-		switch {
-		case err != nil:
-			r.Log.Error("piece not removed: no policy names its file; will retry, its bytes stay in the account",
-				"key", v.Key, "error", err)
-			r.Orphans.AddUnnamed(v.Class, &v.Key, rank, v.FallbackName)
-			n, failed = v.Class.FileBytes(), err
-		case errors.Is(removing, fs.ErrNotExist):
+		n, err := r.Remove(r.Slash+v.Name(rank), v.Class.FileBytes())
+		if errors.Is(err, fs.ErrNotExist) { // somebody has removed it
 			r.Counted(&r.Count.Vanished)
 			r.Quarantine.Recount()
-		case removing != nil:
-			failed = removing
+		} else if err != nil {
+			failed = err
 		}
 		left += n
 	}

@@ -22,18 +22,18 @@ import (
 
 // Piece is a published file, open for reading. It pins its entry until it is closed.
 type Piece struct {
-	root     *root
-	class    *catalog.Class
-	mark     entries.Mark
-	key      chunk.Key
-	rank     uint32
-	fallback bool // it has the built-in name
-	name     string
-	file     staging.File
-	size     int64
-	head     Head
-	isLoad   bool // moves wait while it is open
-	closed   atomic.Bool
+	root   *root
+	class  *catalog.Class
+	mark   entries.Mark
+	key    chunk.Key
+	rank   uint32
+	given  string // its name, if it is not the built-in one
+	name   string // its path
+	file   staging.File
+	size   int64
+	head   Head
+	isLoad bool // moves wait while it is open
+	closed atomic.Bool
 }
 
 // Head is what a reader needs to know of a piece before its payload.
@@ -47,31 +47,22 @@ func (p *Piece) pin() error {
 		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, r.Index.Key(p.mark.Slot))
 	}
 	r.Index.Pin(p.mark.Slot)
-	p.key, p.class, p.fallback = r.Index.Key(p.mark.Slot), r.ClassOf(p.mark.Slot), e.Is(index.FallbackName)
+	p.key, p.class = r.Index.Key(p.mark.Slot), r.ClassOf(p.mark.Slot)
+	if e.Is(index.Named) {
+		p.given = r.Index.NameOf(p.mark.Slot, p.rank)
+	}
 	return nil
 }
 
-// open opens the file, whose name may be known.
-func (p *Piece) open(name string) (err error) {
+// open opens the file.
+func (p *Piece) open() (err error) {
 	r := p.root
-	if p.name, err = r.LocateAt(name, p.class, &p.key, p.rank, p.fallback); err != nil {
-		return err
-	}
+	p.name = r.path(p.given, p.class, &p.key, p.rank)
 	if err = p.openFile(); errors.Is(err, unix.ESTALE) {
 		err = p.openFile() // once: the name may have a new handle
 	}
 	if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE)) && !r.directory.Present() {
 		return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
-	}
-	if missing(err) && p.moved() {
-		if p.name, err = r.Locate(p.class, &p.key, p.rank, true); err != nil {
-			return err
-		}
-		err = p.openFile()
-	}
-	if missing(err) && r.renaming.expects(p) {
-		return fmt.Errorf("store: opening rank %d of %s: its place policy is in quarantine, and it is being renamed: %w",
-			p.rank, p.key, err)
 	}
 	if missing(err) {
 		r.Counted(&r.Count.Vanished)
@@ -106,18 +97,6 @@ func (p *Piece) openFile() error {
 // missing says of an error of opening that there is no such file.
 func missing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) || files.Misled(err)
-}
-
-// moved says whether the piece may have got its built-in name since its own was asked for.
-func (p *Piece) moved() bool {
-	r := p.root
-	r.Lock()
-	defer r.Unlock()
-	if p.fallback || !r.Stands(p.mark) {
-		return false
-	}
-	p.fallback = r.Index.At(p.mark.Slot).Is(index.FallbackName)
-	return p.fallback
 }
 
 // unusable judges an error of opening. One that is this host's own, and passes, changes nothing; after any

@@ -77,12 +77,8 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	defer func() { r.Orphans.Settle(claimed, failed == nil) }()
 	for range maxObstacles {
 		target := p.target
-		list, err := r.Orphans.Claim(p.target, p.class, &p.key, p.rank)
-		if err != nil {
-			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
-		}
-		claimed = append(claimed, list...)
-		err = r.custody.publish(p, info)
+		claimed = append(claimed, r.Orphans.Claim(p.target)...)
+		err := r.custody.publish(p, info)
 		if err == nil {
 			p.temp = ""
 			return info, p.syncName()
@@ -91,6 +87,14 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		if serr == nil && now.Same(info) && !errors.Is(err, shared.ErrFenced) {
 			return info, p.syncName() // it happened all the same, as on a network file system that lost the reply
 		}
+		if files.Misled(err) && p.name != "" {
+			if err = p.leaveName(fmt.Errorf("its name leads through a file: %w", err)); err != nil {
+				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
+			}
+			r.Orphans.Settle(claimed, false)
+			claimed = nil
+			continue
+		}
 		if !errors.Is(err, fs.ErrExist) {
 			r.custody.notPublished(p, info, err, serr)
 			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
@@ -98,7 +102,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 		h, there, herr := r.Look(p.target)
 		switch {
 		case errors.Is(herr, fs.ErrNotExist):
-		case (there.IsDir() || errors.Is(herr, unix.EISDIR)) && !p.fallback:
+		case (there.IsDir() || errors.Is(herr, unix.EISDIR)) && p.name != "":
 			if err := p.leaveName(fmt.Errorf("its name is a directory: %w", err)); err != nil {
 				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 			}
@@ -128,14 +132,12 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 // leaveName switches to the built-in name, in whose directory the temporary must stand. The place policy gave a name
 // that cannot be had, which counts as a fault.
 func (p *Put) leaveName(cause error) error {
-	old := p.target
-	p.class.Place.Policy.Misnamed(cause)
-	if err := p.useFallbackName(cause); err != nil {
-		return err
-	}
-	if p.target == old {
-		p.root.Unblock(p.target, true, cause)
-		return nil
+	p.class.Namespace.Place.Now().Policy.Misnamed(cause)
+	p.useBuiltinName(cause)
+	if p.size > 0 { // the file is whole, and says another name
+		if err := p.renameHead(); err != nil {
+			return err
+		}
 	}
 	return p.root.MakeDir(filepath.Dir(p.target))
 }
@@ -156,13 +158,17 @@ func (p *Put) enter(info staging.Info) error {
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
-	r.Written(p.mark.Slot, p.rank, p.ranks, p.parent, pieceformat.Padded(info.Allocated)-p.class.FileBytes())
+	diff := pieceformat.Padded(info.Allocated) - p.class.FileBytes()
+	wanted := r.Written(p.mark.Slot, p.rank, p.name, p.ranks, p.parent, diff)
 	lost := p.lost() // under the lock: a batch that fails later finds it in unsynced
 	if r.store.cfg.Durability == Batch && lost == nil {
 		r.unsynced = append(r.unsynced, p.mark)
 	}
 	r.Unlock()
 	p.end()
+	if !wanted {
+		r.custody.discard(p.target, p.class.FileBytes())
+	}
 	if lost != nil {
 		r.drop(p.mark, 0)
 	} else {

@@ -31,8 +31,6 @@ type PutRequest struct {
 	Tenant    uint32
 	Continued bool    // the caller puts an entry whose parent it is, too
 	copy      *copyOf // it is a copy of an entry of another level
-	// Prefetch has the keys that the caller puts in the same way; optional.
-	Prefetch *catalog.PathPrefetch
 }
 
 // Put is a reservation: space for a piece that is being written. It ends with Publish or Abort.
@@ -48,7 +46,10 @@ type Put struct {
 	tenant     uint32
 	stamp      int64
 	copy       *copyOf // of an entry of another level
-	fallback   bool    // target is the built-in name
+	name       string  // that its file gets, below the root; empty: the built-in one
+	asked      bool    // the place policy, for the name
+	chosen     uint32  // the root that the policy chose, or none
+	refused    error   // why the policy's name is not used
 	compresses bool    // it writes version 2
 	target     string
 	size       int64 // of the file by its head; 0: it has none yet
@@ -85,7 +86,10 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 		s.renew(p)
 	}
 	for _, r := range s.roots {
-		r.recovery.Seek(p.class, &p.key, p.rank)
+		if r.recovery.Seeks() { // what was stored before may have the name that the policy gives now
+			p.ask()
+			r.recovery.Seek(p.class, &p.key, p.rank, p.class.Builtin(&p.key, p.rank), p.name)
+		}
 	}
 	return s.reserve(ctx, p, &q)
 }
@@ -105,11 +109,9 @@ func (s *Store) reserve(ctx context.Context, p *Put, q *PutRequest) (*Put, error
 		}
 		return p, nil
 	}
-	err = p.name(q.Prefetch)
-	if err == nil {
-		err = p.extend(ctx)
-	}
-	if err != nil {
+	p.ask()
+	p.place()
+	if err = p.extend(ctx); err != nil {
 		p.Abort(err)
 		return nil, err
 	}
@@ -278,10 +280,6 @@ func (p *Put) reserves() uint64 {
 }
 
 func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) * p.class.FileBytes() }
-
-func (p *Put) query() catalog.PathQuery {
-	return catalog.PathQuery{Class: p.class, Key: p.key, Rank: p.rank, Size: p.entryBytes()}
-}
 
 // wakeEvictor wakes what evicts in the background, if it is due: the evictor above the high watermark, or what lets
 // entries leave for the next level. The lock is held.

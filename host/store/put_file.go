@@ -8,9 +8,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/store/catalog"
-	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -18,39 +15,53 @@ import (
 
 // The file that a put writes: its name, and what stands in it before the payload.
 
-// name works out the target of a piece that joined an entry.
-func (p *Put) name(f *catalog.PathPrefetch) error {
-	if p.class.Place.Policy.Quarantined() {
-		return p.useFallbackName(policy.ErrQuarantine)
+// ask has the place policy name the piece, once.
+func (p *Put) ask() {
+	if !p.asked {
+		p.asked = true
+		p.name, p.chosen, p.refused = p.class.Ask(&p.key, p.rank, p.entryBytes())
 	}
-	if found := f.Path(p.root.store.catalog.Paths, p.query()); found != nil {
-		p.target = p.root.Slash + found.Path
-		return nil
-	}
-	target, err := p.root.PathOf(p.class, &p.key, p.rank, false)
-	if err != nil {
-		return p.useFallbackName(err)
-	}
-	p.target = target
-	return nil
 }
 
-// useFallbackName puts the piece under the built-in name because the place policy's cannot be had.
-func (p *Put) useFallbackName(cause error) error {
+// place gives the put the target in its root that its name says.
+func (p *Put) place() {
+	if p.refused != nil {
+		p.useBuiltinName(p.refused)
+		p.refused = nil
+		return
+	}
+	p.target = p.root.path(p.name, p.class, &p.key, p.rank)
+}
+
+// useBuiltinName puts the piece under the built-in name because the place policy's cannot be had.
+func (p *Put) useBuiltinName(cause error) {
 	r := p.root
-	target, err := r.PathOf(p.class, &p.key, p.rank, true)
+	p.name = ""
+	p.target = r.path("", p.class, &p.key, p.rank)
+	r.Log.Error("the built-in name is used", "key", p.key, "target", p.target, "cause", cause)
+	r.Counted(&r.Count.PlaceFaults)
+}
+
+// renameHead writes the put's name into the header page of its file, which is whole and has no name yet.
+func (p *Put) renameHead() error {
+	f, err := p.root.FS.OpenFile(p.temp, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	if !errors.Is(cause, policy.ErrQuarantine) {
-		r.Log.Error("the built-in name is used", "key", p.key, "target", target, "cause", cause)
-		r.Counted(&r.Count.PlaceFaults)
+	f = p.root.custody.guard(p, f)
+	var page [pieceformat.Page]byte
+	if _, err = f.ReadAt(page[:], 0); err == nil {
+		var h pieceformat.Header
+		if h, err = pieceformat.DecodeHeader(page[:]); err == nil {
+			h.Name = p.name
+			h.Encode(page[:])
+			_, err = f.WriteAt(page[:], 0)
+		}
 	}
-	r.Lock()
-	r.Index.At(p.mark.Slot).Set(index.FallbackName)
-	r.Unlock()
-	p.target, p.fallback = target, true
-	return nil
+	if err == nil && p.strict() {
+		err = f.Datasync()
+	}
+	return errors.Join(err, f.Close())
 }
 
 // Root is the directory of the root that the piece goes to.
@@ -147,10 +158,10 @@ func (p *Put) File() (staging.File, error) {
 			return p.file, nil
 		}
 		if errors.Is(err, unix.ENOTDIR) {
-			if r.Unblock(p.target, p.fallback, err) {
+			if r.Unblock(p.target, p.name == "", err) {
 				continue
 			}
-			if !p.fallback {
+			if p.name != "" {
 				err = p.leaveName(fmt.Errorf("its name leads through a file: %w", err))
 				if err == nil {
 					continue
@@ -204,6 +215,6 @@ func (p *Put) header(extents int, compressed bool) pieceformat.Header {
 		Namespace: p.class.Namespace.Digest, Key: p.key, Parent: p.parent, Depth: p.depth, Group: p.class.Group, Rank: p.rank,
 		Blocks: p.class.Plan.Geometry().Blocks, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 		Payload: p.class.Plan.PayloadBytes(), Plan: p.class.Plan.Digest(), Algorithm: chunk.XXH3, Extent: chunk.ExtentBytes,
-		Extents: uint32(extents), DataOffset: pieceformat.DataOffset(extents, compressed),
+		Extents: uint32(extents), DataOffset: pieceformat.DataOffset(extents, compressed), Name: p.name,
 	}
 }

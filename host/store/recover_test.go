@@ -13,7 +13,6 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
-	"github.com/kvhost/kvhost/plugins/fanout"
 )
 
 func put(t testing.TB, name string, data []byte) {
@@ -180,33 +179,6 @@ func TestCapacityShrinks(t *testing.T) {
 		if got, want := f.has(n), n >= 6; got != want {
 			t.Errorf("key %d: hit %t", n, got)
 		}
-	}
-	f.checkUsed()
-}
-
-// TestPlacePolicyChanges finds pieces under the names of an earlier policy, and moves them to their new ones.
-func TestPlacePolicyChanges(t *testing.T) {
-	wide := policy.NativeModule("wide", []abi.Role{abi.RolePlace}, func(i guest.Info) (any, error) {
-		i.Config = guest.Config{fanout.ConfigWidths: "1/1/1"}
-		return fanout.New(i)
-	})
-	f := newFixture(t, t.TempDir(), 10, 2, func(c *Config) { c.Policies.Place = handle(wide) })
-	f.mustPut(0, 1, 2)
-	f.cfg.Policies.Place = nil
-	f.restart()
-	for n := range uint64(3) {
-		f.mustRead(n)
-	}
-	if _, err := os.Stat(f.pieceFile(0, 1)); err != nil {
-		t.Error(err)
-	}
-	st := f.store.Stats().Roots[0]
-	equal(t, "Renamed", st.Renamed, 6)
-	equal(t, "Recovered", st.Recovered, 6)
-	f.cfg.Policies.Place = handle(wide) // the built-in names serve as they are
-	f.restart()
-	for n := range uint64(3) {
-		f.mustRead(n)
 	}
 	f.checkUsed()
 }

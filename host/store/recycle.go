@@ -24,12 +24,9 @@ func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 		return v.Pieces
 	}
 	bit := v.Pieces & -v.Pieces
-	name, err := r.locateVictim(v, uint32(bits.TrailingZeros64(bit)))
-	if err != nil {
-		return v.Pieces
-	}
+	name := r.Slash + v.Name(uint32(bits.TrailingZeros64(bit)))
 	temp := r.store.seq.TempName(reuseFor.target)
-	if err = r.InDir(reuseFor.target, func() error { return r.FS.Rename(name, temp) }); err != nil {
+	if err := r.InDir(reuseFor.target, func() error { return r.FS.Rename(name, temp) }); err != nil {
 		r.Orphans.AddLate(temp, err)
 		r.custody.discard(temp, v.Class.FileBytes()) // a rename can report an error although it happened
 		return v.Pieces

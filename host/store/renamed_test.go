@@ -79,8 +79,7 @@ func TestNameOfAnOrphan(t *testing.T) {
 	equal(t, "Used", f.store.Stats().Roots[0].Used, pieceBytes)
 }
 
-// TestOrphanOfAPutUnderWay: a put has claimed the name of an orphan when the files of its place policy are gone through,
-// as after such a clash. What stands there is in the account once.
+// TestOrphanOfAPutUnderWay: a put has claimed the name of an orphan. What stands there is in the account once.
 func TestOrphanOfAPutUnderWay(t *testing.T) {
 	f, faulty := faultyFixture(t, 4, colliding, func(c *Config) { c.IOTimeout, c.UpkeepEvery = -1, time.Hour })
 	f.mustPut(0)
@@ -96,8 +95,6 @@ func TestOrphanOfAPutUnderWay(t *testing.T) {
 	if !r.Orphans.Has(name) {
 		t.Error("a scan would take the orphan in")
 	}
-	_, _, err := r.recovery.RenamePieces(t.Context(), f.space.Class(0).Place)
-	f.must(err)
 	r.Discard(name, pieceBytes)
 	equal(t, "Used", r.Account.Used(), 2*pieceBytes) // the orphan, and what the put has reserved
 	release()
@@ -133,41 +130,4 @@ func TestQuarantineInDoubt(t *testing.T) {
 	r.Orphans.Retry(t.Context())
 	f.checkUsed()
 	equal(t, "Used", f.store.Stats().Roots[0].Used, pieceBytes)
-}
-
-// TestRenamedWhileItLeaves: an entry that is to leave its root, so that its evict policy has forgotten it, gets its built-in
-// name. It stays, and the policy hears of it before it hears of a pin.
-func TestRenamedWhileItLeaves(t *testing.T) {
-	f, faulty := faultyFixture(t, 4, func(c *Config) {
-		c.Policies.Place = linkedPlacer(func(q *abi.PlaceQuery, dst []byte) []byte {
-			return fmt.Appendf(dst, "at/%x_%d", q.Key[:8], q.Rank)
-		}).use("at")
-		c.IOTimeout, c.UpkeepEvery = -1, time.Hour
-	})
-	f.mustPut(0)
-	r := f.store.roots[0]
-	m := f.markOf(0)
-	r.Lock()
-	leaves := r.Moves.Leave(m.Slot)
-	r.Unlock()
-	if leaves == nil {
-		t.Fatal("it does not leave")
-	}
-	faulty.Set(faultfs.MustRules("publish ** 1st: hang")...)
-	release := sync.OnceFunc(faulty.Release)
-	defer release()
-	renamed := make(chan error, 1)
-	go func() {
-		_, _, err := r.recovery.RenamePieces(t.Context(), f.space.Class(0).Place)
-		renamed <- err
-	}()
-	f.must(faulty.AwaitHanging(t.Context(), 1))
-	r.Lock()
-	err := r.Check(0)
-	r.Unlock()
-	f.must(err)
-	release()
-	f.must(<-renamed)
-	f.mustRead(0)
-	f.checkUsed()
 }

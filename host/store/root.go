@@ -9,8 +9,10 @@ import (
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/store/capacity"
+	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/files"
@@ -38,13 +40,11 @@ type root struct {
 	kept      *recovery.Directory // files that the store keeps for itself
 	recovery  *recovery.Root
 	directory *health.Directory
-	renaming  renaming
 	meter     meter
 
 	turn        *semaphore.Weighted // held by the one reservation that may evict
-	evicting    []entries.Eviction  // of the turn's holder, like victimPaths
-	victimPaths victimPaths
-	evictorWake chan struct{} // wakes the background evictor
+	evicting    []entries.Eviction  // of the turn's holder
+	evictorWake chan struct{}       // wakes the background evictor
 	level       *level
 	origin      moves.Origin // of what is copied to other levels
 	leaving     moves.Leaving
@@ -79,7 +79,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		}),
 	})
 	r.Dir = files.New(files.Config{
-		Path: cfg.Path, Log: log, Account: r.Account, Paths: s.catalog.Paths, Sequence: &s.seq,
+		Path: cfg.Path, Log: log, Account: r.Account, Sequence: &s.seq,
 		Health: health.NewMonitor(health.Config{
 			Dir: cfg.Path, FS: cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
 			Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
@@ -96,7 +96,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	if len(s.levels) > 1 {
 		r.Hits.Start()
 	}
-	r.meter.Now, r.victimPaths.root = s.cfg.Now, r
+	r.meter.Now = s.cfg.Now
 	if cfg.Compressed && s.cfg.Compression.Any(choice.Faster) {
 		r.meter.gain = s.catalog.Compression.Root(&r.meter.Meter, cfg.Speeds, log)
 	}
@@ -174,6 +174,15 @@ func wake(c chan struct{}) {
 func (r *root) invites() bool {
 	_, plenty := r.budget.Left()
 	return plenty && r.Health.State() == health.In
+}
+
+// path is where the file of a piece stands, given its name: empty for the built-in one.
+func (r *root) path(name string, cl *catalog.Class, key *chunk.Key, rank uint32) string {
+	if name != "" {
+		return r.Slash + name
+	}
+	var room [512]byte
+	return string(cl.AppendBuiltin(append(room[:0], r.Slash...), key, rank))
 }
 
 // metered observes a file's transfers where there is a choice to be made by them: of roots, or whether to compress.

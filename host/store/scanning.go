@@ -96,7 +96,6 @@ func (s *Store) scanRoots(ctx context.Context) error {
 				return
 			}
 		}
-		s.catalog.EndScan()
 		countCopies(s)
 		if s.catalog.Lock(s.run) == nil {
 			s.catalog.ForgetUnregistered()

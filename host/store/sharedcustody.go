@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/host/store/shared"
@@ -67,11 +68,15 @@ func (c *sharedRoot) notPublished(*Put, staging.Info, error, error) {} // the ev
 
 func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 	if damage == nil {
-		return fmt.Errorf("the name is of key %s: %w", h.Key, pieceformat.ErrWrongPiece)
+		cause := fmt.Errorf("the name is of key %s: %w", h.Key, pieceformat.ErrWrongPiece)
+		if p.name == "" {
+			return cause
+		}
+		return p.leaveName(cause)
 	}
 	bad := p.record()
 	bad.Pieces, bad.Bytes = 1<<p.rank, 0
-	c.ReportDamaged(bad)
+	c.ReportDamaged(p.class, bad)
 	return fmt.Errorf("a damaged file has the name: %w", damage)
 }
 
@@ -103,9 +108,11 @@ func (c *sharedRoot) stats() *SharedStats               { return c.Stats() }
 
 // record describes the piece for the other hosts.
 func (p *Put) record() shared.Record {
+	var named []names.Name
+	if p.name != "" {
+		named = []names.Name{{Rank: p.rank, Path: p.name}}
+	}
 	return shared.Record{
-		Op: shared.Published, FallbackName: p.fallback, Namespace: p.class.Namespace.Digest,
-		Group: p.class.Group, Rank: p.rank,
-		Key: p.key, Parent: p.parent, Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
+		Op: shared.Published, Names: named, Namespace: p.class.Namespace.Digest, Group: p.class.Group, Rank: p.rank, Key: p.key, Parent: p.parent, Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 	}
 }

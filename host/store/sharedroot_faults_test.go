@@ -5,14 +5,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
@@ -59,28 +55,6 @@ func TestARankIsTriedAgain(t *testing.T) {
 	settled(t, dir, a, b)
 }
 
-// TestAVictimWithoutAName: while the evictor's place policy is down nothing is removed, and nothing counts as removed.
-func TestAVictimWithoutAName(t *testing.T) {
-	dir := t.TempDir()
-	place := &moody{}
-	a := fellow(t, dir, "a", 8, place.names)
-	a.mustPut(0, 1, 2, 3)
-	place.fails.Store(true)
-	for n := uint64(10); n < 30; n++ { // more than fit, by the built-in names
-		if err := a.putUnder(n, n, 0); !errors.Is(err, ErrNoSpace) {
-			a.must(err)
-		}
-	}
-	place.fails.Store(false)
-	settled(t, dir, a)
-	await(t, "it evicts again", func() bool { return a.put(99, 0) == nil })
-	a.mustRead(99)
-	settled(t, dir, a)
-	if used := onDisk(t, dir); used > a.cfg.Roots[0].Capacity {
-		t.Errorf("%d bytes on the disk, capacity %d", used, a.cfg.Roots[0].Capacity)
-	}
-}
-
 // TestATemporaryThatStays: its credit is not given back before it goes, so that all hosts together stay within the
 // capacity; the name of one that was published goes later too.
 func TestATemporaryThatStays(t *testing.T) {
@@ -121,83 +95,6 @@ func TestATemporaryThatStays(t *testing.T) {
 		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free,
 			len(temporaries(dir, "a")))
 	}
-}
-
-// TestAVictimWithAnotherName: a place policy gives other names than before while the evictor removes victims, or while a
-// host drops an entry. What is not where the policy says is not taken for gone.
-func TestAVictimWithAnotherName(t *testing.T) {
-	for _, how := range []string{"evicted", "dropped"} {
-		t.Run(how, func(t *testing.T) {
-			s, place := &turns{T: t, dir: t.TempDir()}, &moody{}
-			a := s.host("a", 24, place.names)
-			s.pass(3)
-			for n := range uint64(12) {
-				a.mustPut(n)
-				s.pass(1)
-			}
-			m := a.markOf(0)
-			place.changes.Add(1)
-			if how == "dropped" {
-				a.store.roots[0].drop(m, 0)
-				s.pass(6)
-				s.within()
-			}
-			for n := range uint64(40) {
-				if err := a.put(100+n, 0); err != nil && !errors.Is(err, ErrNoSpace) {
-					t.Fatal(err)
-				}
-				s.pass(2)
-				s.within()
-			}
-		})
-	}
-}
-
-// TestAPlacePolicyFailsForGood: a shared root that is full of pieces which nobody can name takes others all the same, in
-// what is left, and evicts those. One host that has the root for itself gives the old ones the built-in names: they can
-// be read and evicted.
-func TestAPlacePolicyFailsForGood(t *testing.T) {
-	s, place := &turns{T: t, dir: t.TempDir()}, &moody{}
-	a := s.host("a", 24, place.names)
-	s.pass(3)
-	for n := range uint64(24) {
-		a.mustPut(n)
-		s.pass(1)
-	}
-	place.fails.Store(true)
-	for n := range uint64(30) {
-		a.mustPut(100 + n)
-		s.pass(2)
-		s.within()
-	}
-	var old []uint64
-	for n := range uint64(24) {
-		if a.has(n) {
-			old = append(old, n)
-		}
-	}
-	if len(old) < 8 {
-		t.Errorf("%d pieces have names of the policy that failed", len(old))
-	}
-	a.must(a.store.Close())
-	f := newFixture(t, s.dir, 24, 1, place.names)
-	await(t, "the old pieces have the built-in names", func() bool {
-		return !slices.ContainsFunc(old, func(n uint64) bool { return !f.has(n) })
-	})
-	for _, n := range old {
-		f.mustRead(n)
-	}
-	for n := range uint64(24) {
-		f.mustPut(200 + n)
-	}
-	f.checkUsed()
-}
-
-// names makes the policy that of a store.
-func (m *moody) names(c *Config) {
-	c.Policies.Place = handle(policy.NativeModule("moody", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
-		return m, nil
-	}))
 }
 
 func temporaries(dir, host string) []string {

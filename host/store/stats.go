@@ -75,8 +75,7 @@ func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 		add(p.Handle, p.Since, roots[i].Evict, r.Path)
 	}
 	s.catalog.EachPolicy(func(p catalog.PolicyInfo) {
-		st := add(p.Handle, p.Since, p.Stats, "")
-		st.Files, st.Replaced = p.Entries, p.Replaced
+		add(p.Handle, p.Since, p.Stats, "")
 	})
 	return list
 }
@@ -95,7 +94,7 @@ func (r *root) stats() RootStats {
 		Evictions: c.Evictions, Asks: ev.Asks, BadVictims: ev.BadVictims, Unanswered: ev.Unanswered, EvictFaults: ev.Faults,
 		Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: r.Quarantine.Count(),
 		SyncFails: r.SyncFails.Load(), PlaceFaults: c.PlaceFaults,
-		Scanning: r.Scanning(), Scanned: n.Scanned.Load(), Recovered: c.Recovered, Renamed: n.Renamed.Load(),
+		Scanning: r.Scanning(), Scanned: n.Scanned.Load(), Recovered: c.Recovered,
 		Swept: n.Swept.Load(), Foreign: n.Foreign.Load(), Unclaimed: n.Unclaimed.Load(),
 		Shared: r.custody.stats(), Evict: r.Evictor.Stats(),
 	}

@@ -120,9 +120,6 @@ func (s *Store) openRoots(ctx context.Context) error {
 	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil {
 		return err
 	}
-	if err := s.loadGenerations(ctx); err != nil {
-		return err
-	}
 	if err := s.eachRoot(ctx, func(r *root) error { return r.kept.LoadNamespaces() }); err != nil {
 		return err
 	}

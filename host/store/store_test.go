@@ -70,10 +70,6 @@ func newFixture(t testing.TB, dir string, entries int, ranks int, change ...func
 			{Path: dir, Capacity: int64(entries) * int64(ranks) * pieceBytes, MaxEntries: uint32(entries) * 8},
 		}, Now: fakeClock(), HostID: "testhost", Log: slog.New(slog.DiscardHandler),
 	}
-	var err error
-	if f.cfg.Policies.Reopen.Cache, err = compiled(); err != nil {
-		t.Fatal(err)
-	}
 	for _, c := range change {
 		c(&f.cfg)
 	}
@@ -258,12 +254,15 @@ func (f *fixture) mustRead(n uint64) {
 // pieceFile is the path of a published piece.
 func (f *fixture) pieceFile(n uint64, rank uint32) string {
 	f.Helper()
-	k := testKey(n)
-	rel, _, err := f.store.catalog.Paths.Path(f.space.Class(0), &k, rank, 0, false)
-	if err != nil {
-		f.Fatal(err)
+	k, cl := testKey(n), f.space.Class(0)
+	r := f.store.roots[0]
+	r.Lock()
+	defer r.Unlock()
+	name := ""
+	if slot := r.Index.Find(chunk.Fingerprint(cl.Namespace.Digest, cl.Group, k), cl.Base, &k); slot != index.None {
+		name = r.Index.NameOf(slot, rank)
 	}
-	return filepath.Join(f.cfg.Roots[0].Path, rel)
+	return r.path(name, cl, &k, rank)
 }
 
 // usage adds up the blocks of all files outside the store's metadata, quarantine included.

@@ -33,7 +33,7 @@ func changing(ctx context.Context, s *Store, change func(by *swap.Store) error) 
 }
 
 func swapper(s *Store) *swap.Store {
-	w := &swap.Store{Catalog: s.catalog, Shadows: &s.shadows, Now: s.cfg.Now, TellRoots: s.tellRoots, Evict: s.evictPolicy}
+	w := &swap.Store{Catalog: s.catalog, Shadows: &s.shadows, Now: s.cfg.Now, Evict: s.evictPolicy}
 	for _, r := range s.roots {
 		w.Roots = append(w.Roots, swap.Root{Path: r.Path, Evictor: r.Evictor, Policy: r.Policy, Reach: func() uint32 { return entries.Reach(&r.Set) }})
 	}

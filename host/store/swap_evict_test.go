@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/kvhost/kvhost/host/store/swap"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"unsafe"
+
+	"github.com/kvhost/kvhost/host/store/swap"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"

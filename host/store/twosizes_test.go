@@ -11,8 +11,8 @@ import (
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
-// TestAPieceInTwoSizes: a scan finds a piece twice, under the place policy's name and the built-in one, or an earlier
-// policy's, and one of its files is compressed. The file that loads open stays, and the account has what it takes.
+// TestAPieceInTwoSizes: a scan finds a piece twice, under a place policy's name and the built-in one, or another
+// policy's, and one of its files is compressed. One file stays, and the account has what it takes.
 func TestAPieceInTwoSizes(t *testing.T) {
 	for _, compressed := range []bool{false, true} { // the file under the place policy's name
 		for _, other := range []string{"built-in", "earlier"} {

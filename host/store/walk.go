@@ -26,7 +26,6 @@ type walk struct {
 	open    bool // that root grants
 	owner   uint32
 	fits    bool // entries of owner are of the class
-	lost    bool // nobody can name owner's files at present
 	shadows shadow.Lookup
 	cause   evictor.Cause // of the events; its tenant is owner's
 	ahead   index.Prefetch
@@ -112,7 +111,7 @@ func (w *walk) find(r *root, likely uint32, fp uint64, k *chunk.Key) (uint32, *i
 		e = x.At(slot)
 		w.isOf(r, e)
 	}
-	if !w.open || w.lost && !e.Is(index.FallbackName) || e.Is(index.Evicting) ||
+	if !w.open || e.Is(index.Evicting) ||
 		x.EntryPieces(slot, e)&w.ranks != w.ranks || x.Expiries.Any() && r.Expired(slot, w.second()) {
 		return index.None, nil
 	}
@@ -123,8 +122,7 @@ func (w *walk) find(r *root, likely uint32, fp uint64, k *chunk.Key) (uint32, *i
 func (w *walk) isOf(r *root, e *index.Entry) bool {
 	if id := e.OwnerID(); id != w.owner {
 		o, t := r.Index.Owners()[id], r.store.catalog
-		w.owner, w.fits, w.cause.Tenant, w.lost = id, r.Index.HasBase(e, w.class.Base), t.Tenants.Tenant(o.Tenant),
-			t.Class(o.Class).Place.Policy.Down()
+		w.owner, w.fits, w.cause.Tenant = id, r.Index.HasBase(e, w.class.Base), t.Tenants.Tenant(o.Tenant)
 	}
 	return w.fits
 }

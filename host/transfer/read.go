@@ -40,8 +40,6 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 	spec.Memory = f.flagged(l.Memory)
 	if len(l.Chunks) == 0 {
 		f.cancel()
-	} else {
-		l.Lease.Prepare(l.Chunks[0].Index, l.Rank)
 	}
 	h := &Handle{fence: f}
 	begin := func() {

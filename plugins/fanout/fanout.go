@@ -5,8 +5,7 @@
 //
 // The namespace directory is the first 32 hexadecimal digits of the SHA-256 of the namespace's text; ab and c are the
 // key's first digits. Keys are hashes, so pieces spread evenly; the default of 4,096 directories per namespace keeps
-// each of them small enough to read and few enough to create. The name holds the whole identity, so that the inverse
-// needs no table but the namespaces'.
+// each of them small enough to read and few enough to create. The name holds the whole identity.
 package fanout
 
 import (
@@ -41,15 +40,13 @@ type Policy struct {
 	digits int // sum of widths
 	names  []dirName
 	known  []bool
-	byName map[dirName]uint32
 }
 
 // New reads the widths.
 func New(info guest.Info) (*Policy, error) {
 	p := &Policy{
-		names:  make([]dirName, info.MaxNamespaces),
-		known:  make([]bool, info.MaxNamespaces),
-		byName: make(map[dirName]uint32),
+		names: make([]dirName, info.MaxNamespaces),
+		known: make([]bool, info.MaxNamespaces),
 	}
 	text := info.Config.String(ConfigWidths, defaultWidths)
 	for part := range strings.SplitSeq(text, "/") {
@@ -71,12 +68,8 @@ func (p *Policy) Namespace(id uint32, text string) {
 		return
 	}
 	sum := sha256.Sum256([]byte(text))
-	if p.known[id] {
-		delete(p.byName, p.names[id])
-	}
 	hex.Encode(p.names[id][:], sum[:namespaceDigits/2])
 	p.known[id] = true
-	p.byName[p.names[id]] = id
 }
 
 // longest is more than any path of ours takes, and what is written behind its end.

@@ -47,10 +47,6 @@ func TestPlace(t *testing.T) {
 		if string(path) != "x"+c.want || root != abi.None {
 			t.Errorf("got %s on root %d, want %s", path, root, c.want)
 		}
-		id := p.Unplace(path[1:])
-		if id.Known != 1 || id.Namespace != 1 || id.Group != c.group || id.Rank != c.rank || id.KeyLen != q.KeyLen || id.Key != q.Key {
-			t.Errorf("%s read back as %+v", path[1:], id)
-		}
 	}
 }
 
@@ -71,24 +67,4 @@ func TestBadWidths(t *testing.T) {
 			t.Errorf("%q: %v", w, err)
 		}
 	}
-}
-
-// Whatever Unplace takes, Place gives back to the byte.
-func FuzzUnplace(f *testing.F) {
-	p := newPolicy(f, nil)
-	good, _ := p.Place(query("abcdef0123456789", 1, 2), nil, nil)
-	f.Add(good)
-	for _, s := range []string{"_g01_r2.kv", "_g1_r2", "/../x", "_g4294967296_r0.kv", "AB"} {
-		f.Add([]byte(strings.Replace(string(good), "_g1_r2.kv", s, 1)))
-	}
-	f.Fuzz(func(t *testing.T, path []byte) {
-		id := p.Unplace(path)
-		if id.Known == 0 {
-			return
-		}
-		q := abi.PlaceQuery{Namespace: id.Namespace, Group: id.Group, Rank: id.Rank, KeyLen: id.KeyLen, Key: id.Key}
-		if again, _ := p.Place(&q, nil, nil); string(again) != string(path) {
-			t.Errorf("%q gave %+v, which gives %q", path, id, again)
-		}
-	})
 }

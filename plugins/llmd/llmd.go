@@ -13,7 +13,6 @@
 package llmd
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
@@ -118,39 +117,4 @@ func (p *Policy) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte
 	dst = append(dst, '/')
 	dst = append(dst, key...)
 	return append(dst, suffix...), abi.None
-}
-
-// Unplace reads a path that Place gave, and no other.
-func (p *Policy) Unplace(path []byte) abi.PathIdentity {
-	var none abi.PathIdentity
-	id := abi.PathIdentity{Known: 1}
-	dir, rest, ok := bytes.Cut(path, []byte("/"))
-	at := bytes.LastIndex(dir, []byte("_r"))
-	if !ok || at < 0 {
-		return none
-	}
-	if id.Namespace, ok = p.byBase[string(dir[:at])]; !ok {
-		return none
-	}
-	if id.Rank, ok = keypath.ParseUint(dir[at+2:]); !ok {
-		return none
-	}
-	if len(rest) < len("hhh/hh_g0/") || rest[3] != '/' || string(rest[6:8]) != "_g" {
-		return none
-	}
-	group, file, ok := bytes.Cut(rest[8:], []byte("/"))
-	if !ok {
-		return none
-	}
-	if id.Group, ok = keypath.ParseUint(group); !ok {
-		return none
-	}
-	key, ok := bytes.CutSuffix(file, []byte(suffix))
-	if !ok || !keypath.ParseKey(&id, key) || id.KeyLen < minKey {
-		return none
-	}
-	if !bytes.Equal(key[:3], rest[:3]) || !bytes.Equal(key[3:5], rest[4:6]) {
-		return none
-	}
-	return id
 }

@@ -17,6 +17,6 @@ export * from "./path";
 export { onInit, onNamespace } from "./module";
 export { onEvents, onVictims } from "./evict";
 export { onAdmit } from "./admit";
-export { onPlace, onUnplace } from "./place";
+export { onPlace } from "./place";
 export { onLayout } from "./layout";
 export { onSave, onLoad } from "./state";

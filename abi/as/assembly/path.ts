@@ -1,4 +1,4 @@
-// Writing a path, and reading one back. There is one path at a time: the glue starts it before it calls the policy.
+// Writing a path. There is one at a time: the glue starts it before it calls the policy.
 
 let start: usize = 0;
 let room: u32 = 0;
@@ -30,42 +30,3 @@ export function putHex(p: usize, n: u32): void {
 }
 
 function digit(v: u8): u8 { return v < 10 ? 48 + v : 87 + v; }
-
-// Reading: each take... takes what it reads off the front and answers true, or answers false. Only what the writers above
-// write is accepted: no leading zeros, small letters.
-let next: usize = 0;
-let end: usize = 0;
-
-export function readStart(p: usize, n: u32): void { next = p; end = p + n; }
-export function readRest(): u32 { return <u32>(end - next); }
-
-export function take(c: u8): bool {
-  if (next >= end || load<u8>(next) != c) return false;
-  next++;
-  return true;
-}
-
-export let taken: u32 = 0; // what takeU32 read
-
-export function takeU32(): bool {
-  let v: u64 = 0;
-  let p = next;
-  while (p < end && p < next + 10 && load<u8>(p) >= 48 && load<u8>(p) <= 57) v = v * 10 + (load<u8>(p++) - 48);
-  if (p == next || (load<u8>(next) == 48 && p > next + 1) || v > 0xffffffff) return false;
-  taken = <u32>v;
-  next = p;
-  return true;
-}
-
-export function takeHex(to: usize, n: u32): bool {
-  if (end - next < 2 * n) return false;
-  for (let i: u32 = 0; i < n; i++) {
-    const a = nibble(load<u8>(next + 2 * i)), b = nibble(load<u8>(next + 2 * i + 1));
-    if ((a | b) > 15) return false;
-    store<u8>(to + i, (a << 4) | b);
-  }
-  next += 2 * n;
-  return true;
-}
-
-function nibble(c: u8): u8 { return c >= 48 && c <= 57 ? c - 48 : c >= 97 && c <= 102 ? c - 87 : 255; }

@@ -1,13 +1,11 @@
 // The exports of the role place.
 import {
-  BAD_INPUT, BUFFER_ARGS, BUFFER_RESULT, BUFFER_ROOTS, NONE, NO_SPACE, PathIdentity, PathRef, PlaceAnswer, PlaceQuery, RootFacts,
-  RootsHeader, at,
+  BAD_INPUT, BUFFER_ARGS, BUFFER_RESULT, BUFFER_ROOTS, NONE, NO_SPACE, PlaceAnswer, PlaceQuery, RootFacts, RootsHeader, at,
 } from "./records";
 import { bufferAt, bufferSize, pack, together } from "./memory";
-import { pathLength, pathStart, readStart } from "./path";
+import { pathLength, pathStart } from "./path";
 
 let place: ((q: PlaceQuery, roots: usize, count: u32) => i32) | null = null;
-let unplace: ((path: usize, len: u32, id: PathIdentity) => bool) | null = null;
 
 // chosen is the root for the query: an index into the roots, or NONE, which it is before each.
 export let chosen: u32 = NONE;
@@ -15,8 +13,6 @@ export function choose(root: u32): void { chosen = root; }
 
 // onPlace: writes the path with the put... functions, may choose(root), answers a status. Roots are at<RootFacts>(roots, i).
 export function onPlace(f: (q: PlaceQuery, roots: usize, count: u32) => i32): void { place = f; }
-// onUnplace: reads the path with the take... functions into a zeroed identity; false for one that place would not give.
-export function onUnplace(f: (path: usize, len: u32, id: PathIdentity) => bool): void { unplace = f; }
 
 export function kv_place(n: u32, stride: u32): u64 {
   const f = place, queries = bufferAt(BUFFER_ARGS), out = bufferAt(BUFFER_RESULT), room = bufferSize(BUFFER_RESULT);
@@ -44,20 +40,6 @@ export function kv_place(n: u32, stride: u32): u64 {
     a.len = pathLength();
     a.reserved = 0;
     off += pathLength();
-  }
-  return pack(0, n);
-}
-
-export function kv_unplace(n: u32, stride: u32): u64 {
-  const f = unplace, args = bufferAt(BUFFER_ARGS), out = bufferAt(BUFFER_RESULT);
-  if (!f || !together(args, bufferSize(BUFFER_ARGS), n, stride, offsetof<PathRef>())) return pack(BAD_INPUT, 0);
-  if (<u64>n * offsetof<PathIdentity>() > bufferSize(BUFFER_RESULT)) return pack(NO_SPACE, 0);
-  for (let i: u32 = 0; i < n; i++) {
-    const r = at<PathRef>(args, i), id = at<PathIdentity>(out, i);
-    if (<u64>r.off + r.len > bufferSize(BUFFER_ARGS)) return pack(BAD_INPUT, 0);
-    memory.fill(changetype<usize>(id), 0, offsetof<PathIdentity>());
-    readStart(args + r.off, r.len);
-    id.known = f(args + r.off, r.len, id) ? 1 : 0;
   }
   return pack(0, n);
 }

@@ -64,7 +64,7 @@ export const END_ABORT: u8 = 4;
 }
 @unmanaged export class Info {
   size: u32; abi: u32; features: u64;
-  eventStride: u32; askStride: u32; admitStride: u32; placeStride: u32; pathStride: u32; planeStride: u32; rootStride: u32;
+  eventStride: u32; askStride: u32; admitStride: u32; placeStride: u32; reserved: u32; planeStride: u32; rootStride: u32;
   maxSlots: u32; maxBatch: u32; maxVictims: u32; maxNamespaces: u32; configLen: u32;
   capacity: u64; seed: u64;
 }
@@ -88,13 +88,6 @@ export const END_ABORT: u8 = 4;
 @unmanaged export class RootFacts {
   id: u32; flags: u32; capacity: u64; free: u64; readBps: u64; writeBps: u64;
 }
-@unmanaged export class PathRef {
-  off: u32; len: u32;
-}
-@unmanaged export class PathIdentity {
-  known: u32; namespace: u32; group: u32; rank: u32; keyLen: u32; reserved: u32;
-  key0: u64; key1: u64; key2: u64; key3: u64;
-}
 @unmanaged export class LayoutHeader {
   namespace: u32; group: u32; blocks: u32; planes: u32;
 }
@@ -108,4 +101,3 @@ export const END_ABORT: u8 = 4;
 // @ts-ignore: decorator
 @inline export function keyOf(q: PlaceQuery): usize { return changetype<usize>(q) + offsetof<PlaceQuery>("key0"); }
 // @ts-ignore: decorator
-@inline export function keyOfIdentity(id: PathIdentity): usize { return changetype<usize>(id) + offsetof<PathIdentity>("key0"); }

@@ -165,33 +165,6 @@ pub fn place<P: Place>(policy: &mut Option<P>, args: &mut [u8], roots: &mut [u8]
     pack(0, n as usize)
 }
 
-pub fn unplace<P: Place>(policy: &mut Option<P>, args: &mut [u8], result: &mut [u8], n: u32, stride: u32) -> u64 {
-    let p = match policy {
-        Some(p) => p,
-        None => return pack(BAD_INPUT, 0),
-    };
-    let count = match records::<PathRef>(args, n, stride) {
-        Some(refs) => refs.len(),
-        None => return pack(BAD_INPUT, 0),
-    };
-    let out = array::<PathIdentity>(result);
-    if count > out.len() {
-        return pack(NO_SPACE, 0);
-    }
-    for i in 0..count {
-        let r = array::<PathRef>(args)[i];
-        let end = r.off as u64 + r.len as u64;
-        if end > args.len() as u64 {
-            return pack(BAD_INPUT, 0);
-        }
-        out[i] = match p.unplace(&args[r.off as usize..end as usize]) {
-            None => PathIdentity::default(),
-            Some(id) => PathIdentity { known: 1, ..id },
-        };
-    }
-    pack(0, count)
-}
-
 pub fn layout<P: Layout>(policy: &mut Option<P>, args: &mut [u8], result: &mut [u8], n: u32, stride: u32) -> u64 {
     const HEADER: usize = core::mem::size_of::<LayoutHeader>();
     if args.len() < HEADER {
@@ -314,10 +287,6 @@ macro_rules! export_role {
                 n,
                 stride,
             )
-        }
-        #[no_mangle]
-        pub unsafe extern "C" fn kv_unplace(n: u32, stride: u32) -> u64 {
-            $crate::glue::unplace(kvhost_policy(), kvhost_bytes($crate::buffer::ARGS), kvhost_bytes($crate::buffer::RESULT), n, stride)
         }
     };
     (layout) => {

@@ -154,13 +154,10 @@ pub trait Admit: Policy {
     fn admit(&mut self, batch: &[Candidate], out: &mut [u8]);
 }
 
-/// Names files.
+/// Names new pieces. Each is asked for once, and the name is written down.
 pub trait Place: Policy {
-    /// Writes the path, which follows from namespace text, group, rank and key alone, and answers the root: an index into
-    /// `roots`, or [`NONE`].
+    /// Writes the path and answers the root: an index into `roots`, or [`NONE`].
     fn place(&mut self, query: &PlaceQuery, roots: &[RootFacts], path: &mut Path) -> Result<u32, &'static str>;
-    /// Reads a path back; `None` for one that `place` would not give.
-    fn unplace(&mut self, path: &[u8]) -> Option<PathIdentity>;
 }
 
 /// Orders the page bytes of a chunk's payload.

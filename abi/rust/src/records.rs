@@ -21,7 +21,7 @@ Event, 56, {
 record!(/// What an instance is told at its start. The settings follow: see [`Info::setting`].
 Info, 80, {
     size: u32, abi: u32, features: u64,
-    event_stride: u32, ask_stride: u32, admit_stride: u32, place_stride: u32, path_stride: u32, plane_stride: u32, root_stride: u32,
+    event_stride: u32, ask_stride: u32, admit_stride: u32, place_stride: u32, reserved: u32, plane_stride: u32, root_stride: u32,
     max_slots: u32, max_batch: u32, max_victims: u32, max_namespaces: u32, config_len: u32,
     capacity: u64, seed: u64,
 });
@@ -42,12 +42,6 @@ record!(/// Before the root facts.
 RootsHeader, 8, { count: u32, stride: u32 });
 record!(/// A root as it is now.
 RootFacts, 40, { id: u32, flags: u32, capacity: u64, free: u64, read_bps: u64, write_bps: u64 });
-record!(/// Where a path is in ARGS.
-PathRef, 8, { off: u32, len: u32 });
-record!(/// What a path names.
-PathIdentity, 56, {
-    known: u32, namespace: u32, group: u32, rank: u32, key_len: u32, reserved: u32, key: [u8; 32],
-});
 record!(/// The shape of a chunk.
 LayoutHeader, 16, { namespace: u32, group: u32, blocks: u32, planes: u32 });
 record!(/// One stream of pages.

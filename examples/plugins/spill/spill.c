@@ -2,7 +2,7 @@
  * up they spill to the mount: those that profit least from the fast root first, the large ones, because a large read
  * hides the mount's latency. So the fast root keeps room for what needs it, and evicts later.
  *
- * Facts choose the root, and only the root. The path is
+ * Facts choose the root. The path is
  *
  *     r<rank>/<namespace>/<ab>/<key>.g<group>
  *
@@ -16,11 +16,11 @@ typedef struct {
 
 typedef struct {
   digest name;
-  uint32_t known, next; /* next in the chain of its bucket, or KV_NONE */
+  uint32_t known;
 } space;
 
 static space *spaces;
-static uint32_t most_spaces, buckets, *heads;
+static uint32_t most_spaces;
 static uint64_t room_percent = 20; /* below so much free, entries spill */
 static uint64_t large_mib = 8;     /* an entry of this size spills at once, smaller ones later */
 
@@ -30,11 +30,8 @@ static int32_t init(const kv_info *info) {
   if (!kv_setting_u64(info, "large_mib", &large_mib) || large_mib < 1 || large_mib > 1 << 20)
     return KV_FAIL("large_mib: want 1 to 1048576");
   most_spaces = info->max_namespaces;
-  for (buckets = 1; buckets < most_spaces; buckets *= 2) {}
   spaces = kv_alloc((uint64_t)most_spaces * sizeof(space));
-  heads = kv_alloc((uint64_t)buckets * sizeof *heads);
-  if (!spaces || !heads) return KV_FAIL("no memory for so many namespaces");
-  for (uint32_t i = 0; i < buckets; i++) heads[i] = KV_NONE;
+  if (!spaces) return KV_FAIL("no memory for so many namespaces");
   return KV_OK;
 }
 
@@ -46,7 +43,7 @@ static uint64_t mix(uint64_t z) {
   return z ^ z >> 31;
 }
 
-/* hash folds a text into two lanes that share no constant. The host notices a collision and names that file itself. */
+/* hash folds a text into two lanes that share no constant. The host notices a collision, and gives that piece another name. */
 static digest hash(const char *text, uint32_t len) {
   uint64_t a = mix(len), b = mix(~(uint64_t)len);
   for (uint32_t i = 0; i < len; i++) {
@@ -60,19 +57,11 @@ static digest hash(const char *text, uint32_t len) {
   return d;
 }
 
-static uint32_t bucket(const digest *d) {
-  uint32_t first;
-  kv_copy(&first, d->bytes, 4);
-  return first & (buckets - 1);
-}
-
 static int32_t namespace_text(uint32_t id, const char *text, uint32_t len) {
   if (id >= most_spaces || spaces[id].known) return id < most_spaces ? KV_OK : KV_BAD_INPUT;
   space *s = &spaces[id];
   s->name = hash(text, len);
   s->known = 1;
-  s->next = heads[bucket(&s->name)];
-  heads[bucket(&s->name)] = id;
   return KV_OK;
 }
 
@@ -125,27 +114,7 @@ static int32_t place(const kv_place_query *q, const kv_root_facts *roots, uint32
   return KV_OK;
 }
 
-static int unplace(const char *text, uint32_t len, kv_path_identity *id) {
-  kv_text t = {text, len};
-  digest name;
-  uint8_t first;
-  if (!kv_take(&t, 'r') || !kv_take_u32(&t, &id->rank) || !kv_take(&t, '/')) return 0;
-  if (!kv_take_hex(&t, name.bytes, sizeof name) || !kv_take(&t, '/')) return 0;
-  if (!kv_take_hex(&t, &first, 1) || !kv_take(&t, '/')) return 0;
-  uint32_t key_len = 0;
-  while (key_len < KV_KEY_BYTES && kv_take_hex(&t, id->key + key_len, 1)) key_len++;
-  id->key_len = key_len;
-  if (!key_len || id->key[0] != first) return 0;
-  if (!kv_take(&t, '.') || !kv_take(&t, 'g') || !kv_take_u32(&t, &id->group) || t.len) return 0;
-  for (uint32_t i = heads[bucket(&name)]; i != KV_NONE; i = spaces[i].next)
-    if (kv_same(spaces[i].name.bytes, name.bytes, sizeof name)) {
-      id->namespace = i;
-      return 1;
-    }
-  return 0;
-}
-
 KV_MODULE(init)
 KV_NAMESPACE(namespace_text)
-KV_PLACE(place, unplace)
+KV_PLACE(place)
 KV_MANIFEST_FILE("manifest.json")

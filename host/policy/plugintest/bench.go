@@ -200,16 +200,13 @@ func placeWork(ctx context.Context, m *policy.Module, o Options) ([]work, func()
 	p.SetRoots(facts()[1])
 	rng := rand.New(rand.NewPCG(o.Seed, 61))
 	const n = 1 << 13
-	queries, paths := make([]abi.PlaceQuery, n), make([][]byte, n)
+	queries := make([]abi.PlaceQuery, n)
 	for i := range queries {
 		q := abi.PlaceQuery{KeyLen: 32, Size: 512, Rank: uint32(i % 8)}
 		for j := range q.Key {
 			q.Key[j] = byte(rng.Uint32())
 		}
 		queries[i] = q
-		if err == nil {
-			paths[i], _, err = p.Path(&q, nil)
-		}
 	}
 	buf := make([]byte, 0, mostPath)
 	return []work{
@@ -217,14 +214,6 @@ func placeWork(ctx context.Context, m *policy.Module, o Options) ([]work, func()
 			for i := range queries {
 				if _, _, err := p.Path(&queries[i], buf); err != nil {
 					return err
-				}
-			}
-			return nil
-		}, p.Stats},
-		{"path read back", n, func() error {
-			for i := range paths {
-				if id, err := p.Identity(paths[i]); err != nil || id.Known != 1 {
-					return errors.Join(err, errUnread)
 				}
 			}
 			return nil

@@ -10,7 +10,7 @@ import (
 // What is measured is there for every role; how long it took is nobody's promise.
 func TestBench(t *testing.T) {
 	dir := policytest.Dir(t)
-	for name, kinds := range map[string]int{"lru": 2, "fanout": 2, "blockmajor": 1} {
+	for name, kinds := range map[string]int{"lru": 2, "fanout": 1, "blockmajor": 1} {
 		out, err := Bench(t.Context(), filepath.Join(dir, name+".wasm"), Options{Cache: policytest.Cache(t), Slots: 1 << 10})
 		if err != nil || len(out) != kinds {
 			t.Fatalf("%s: %+v, %v", name, out, err)

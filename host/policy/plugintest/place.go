@@ -1,7 +1,6 @@
 package plugintest
 
 import (
-	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -32,7 +31,7 @@ func (c placeChecks) placer(longer uint32, id func(int) uint32, order []string) 
 		return nil, err
 	}
 	err = c.room(p, map[int]uint32{
-		abi.BufferArgs: max(abi.PlaceQuerySize+longer, abi.PathRefSize+longer+mostPath), abi.BufferResult: placeRoom,
+		abi.BufferArgs: abi.PlaceQuerySize + longer, abi.BufferResult: placeRoom,
 		abi.BufferRoots: abi.RootsHeaderSize + 64*(abi.RootFactsSize+longer),
 	})
 	pl := &placer{c: c.checker, p: p, longer: longer, id: id}
@@ -104,30 +103,6 @@ func (l *placer) path(q abi.PlaceQuery) (path []byte, root uint32, ok bool, err 
 	return path, a.Root, true, nil
 }
 
-// read asks for the inverse of a path.
-func (l *placer) read(path []byte) (id abi.PathIdentity, ok bool, err error) {
-	stride := abi.PathRefSize + l.longer
-	b, err := l.p.Bytes(abi.BufferArgs, stride+uint32(len(path)))
-	if err != nil {
-		return id, false, l.c.fault(abi.ExportUnplace, "ARGS", err)
-	}
-	*(*abi.PathRef)(unsafe.Pointer(&b[0])) = abi.PathRef{Off: stride, Len: uint32(len(path))}
-	copy(b[stride:], path)
-	n, ok, err := l.c.good(l.p, abi.ExportUnplace, 1, uint64(stride), 1)
-	if err != nil || !ok {
-		return id, false, err
-	}
-	if n != 1 {
-		return id, false, l.c.finding(abi.ExportUnplace, fmt.Sprintf("it gives %d answers to 1 path", n),
-			"answer each, and n as the count")
-	}
-	out, err := l.p.Bytes(abi.BufferResult, abi.PathIdentitySize)
-	if err != nil {
-		return id, false, l.c.fault(abi.ExportUnplace, "RESULT", err)
-	}
-	return *(*abi.PathIdentity)(unsafe.Pointer(&out[0])), true, nil
-}
-
 // queries are identities to name: namespaces by text, every length of key, the smallest and largest groups and ranks.
 func (c placeChecks) queries() []abi.PlaceQuery {
 	rng := rand.New(rand.NewPCG(c.o.Seed, 41))
@@ -191,59 +166,44 @@ func (c placeChecks) place() {
 	}
 	defer l.p.Close()
 	queries := c.queries()
-	paths, err := c.distinct(l, queries)
-	if err != nil || paths == nil {
+	names, err := c.distinct(l, queries)
+	if err != nil || !names {
 		c.r.add(err)
 		return
 	}
-	c.r.add(c.inverse(l, queries, paths))
-	c.r.add(c.pure(l, queries, paths))
-	c.r.add(c.many(l))
-	reversed := slices.Clone(texts)
-	slices.Reverse(reversed)
-	for _, o := range []struct {
-		longer  uint32
-		id      func(int) uint32
-		order   []string
-		back    func(int) int
-		how, do string
-	}{
-		{0, identity, texts, func(i int) int { return i }, "another instance",
-			"a path must follow from namespace text, group, rank and key"},
-		{0, turned, reversed, func(i int) int { return len(texts) - 1 - i },
-			"with other ids for the namespaces, announced in another order,", "a path must follow from the namespace's text, " +
-				"not its id"},
-		{8, identity, texts, func(i int) int { return i }, "with records 8 bytes longer",
-			"step by the stride of the call, and read only what you know"},
-	} {
-		c.r.add(c.same(o.longer, o.id, o.order, o.back, queries, paths, o.how, o.do))
+	c.r.add(c.chosen(l, queries))
+	if longer, err := c.placer(8, identity, texts); err != nil {
+		c.r.add(err)
+	} else {
+		if _, err = c.distinct(longer, queries); err != nil {
+			err = fmt.Errorf("with records 8 bytes longer: step by the stride of the call, and read only what you know: %w", err)
+		}
+		c.r.add(err)
+		longer.p.Close()
 	}
 	c.r.Memory = max(c.r.Memory, l.p.MemoryBytes())
-	for _, export := range []string{abi.ExportPlace, abi.ExportUnplace} {
-		if l, err := c.placer(0, identity, texts); err == nil {
-			c.r.add(c.strangers(l, export))
-			c.r.add(c.shortRecords(l.p, export))
-			l.p.Close()
-		}
+	if l, err := c.placer(0, identity, texts); err == nil {
+		c.r.add(c.strangers(l))
+		c.r.add(c.shortRecords(l.p, abi.ExportPlace))
+		l.p.Close()
 	}
 }
 
-// distinct checks that every query gets its own path. paths is nil when the guest leaves naming to the host.
-func (c placeChecks) distinct(l *placer, queries []abi.PlaceQuery) (paths [][]byte, err error) {
+// distinct checks that every query gets its own path. names is false when the guest leaves naming to the host.
+func (c placeChecks) distinct(l *placer, queries []abi.PlaceQuery) (names bool, err error) {
 	whose := map[string]int{}
 	for i, q := range queries {
 		path, _, ok, err := l.path(q)
 		if err != nil || !ok {
-			return nil, err
+			return false, err
 		}
 		if j, taken := whose[string(path)]; taken {
-			return nil, c.finding(abi.ExportPlace, fmt.Sprintf("it gives %q to two: %s and %s", path, spell(&queries[j]),
-				spell(&q)), "put namespace, group, rank and the whole key into the path")
+			return false, c.finding(abi.ExportPlace, fmt.Sprintf("it gives %q to two: %s and %s", path, spell(&queries[j]),
+				spell(&q)), "put namespace, group, rank and the whole key into the path: of two pieces the second gets the built-in name")
 		}
 		whose[string(path)] = i
-		paths = append(paths, path)
 	}
-	return paths, nil
+	return true, nil
 }
 
 func spell(q *abi.PlaceQuery) string {
@@ -251,71 +211,8 @@ func spell(q *abi.PlaceQuery) string {
 		q.Key[:min(q.KeyLen, abi.KeyBytes)])
 }
 
-// inverse reads the paths back, and others that are almost the same.
-func (c placeChecks) inverse(l *placer, queries []abi.PlaceQuery, paths [][]byte) error {
-	rng := rand.New(rand.NewPCG(c.o.Seed, 43))
-	for i, path := range paths {
-		id, ok, err := l.read(path)
-		if err != nil {
-			return err
-		}
-		q := &queries[i]
-		want := abi.PathIdentity{Known: 1, Namespace: q.Namespace, Group: q.Group, Rank: q.Rank, KeyLen: q.KeyLen, Key: q.Key}
-		if !ok || id != want {
-			return c.finding(abi.ExportUnplace, fmt.Sprintf("it reads %q, which kv_place gave to %s, as known %d, namespace "+
-				"%d, group %d, rank %d, key %x", path, spell(q), id.Known, id.Namespace, id.Group, id.Rank, id.Key[:min(id.KeyLen,
-				abi.KeyBytes)]),
-				"it must be the inverse of kv_place: a host finds its files by it after a restart")
-		}
-		for _, other := range nearly(rng, path) {
-			if err := c.foreign(l, other); err != nil {
-				return err
-			}
-		}
-	}
-	for _, odd := range []string{"x", "lost+found", "a/b/c", strings.Repeat("a/", 7) + "b", strings.Repeat("z", 255),
-		"=/=/=", "0/0/0/0"} {
-		if err := c.foreign(l, []byte(odd)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// nearly are paths that differ little from a good one.
-func nearly(rng *rand.Rand, path []byte) [][]byte {
-	at := rng.IntN(len(path))
-	changed := slices.Clone(path)
-	changed[at] = "0123456789abcdefABCDEFgr._-=/"[rng.IntN(29)]
-	return [][]byte{changed, path[:at], slices.Concat(path, []byte("0")), slices.Concat(path[:at], []byte("0"), path[at:]),
-		slices.Concat([]byte("0"), path), bytes.ToUpper(path)}
-}
-
-// foreign checks a path of unknown origin: if the guest reads it as an identity, it must return it for that identity.
-func (c placeChecks) foreign(l *placer, path []byte) error {
-	if policy.CheckPath(path) != nil {
-		return nil
-	}
-	id, ok, err := l.read(path)
-	if err != nil || !ok || id.Known == 0 {
-		return err
-	}
-	do := "known is 1 only when kv_place would give exactly this path"
-	if id.Known > 1 || id.KeyLen == 0 || id.KeyLen > abi.KeyBytes || id.Namespace >= namespaces {
-		return c.finding(abi.ExportUnplace, fmt.Sprintf("it reads %q as known %d, namespace %d, key of %d bytes", path,
-			id.Known, id.Namespace, id.KeyLen), do)
-	}
-	again, _, ok, err := l.path(abi.PlaceQuery{Namespace: id.Namespace, Group: id.Group, Rank: id.Rank, KeyLen: id.KeyLen,
-		Key: id.Key})
-	if err == nil && ok && !bytes.Equal(again, path) {
-		err = c.finding(abi.ExportUnplace, fmt.Sprintf("it takes %q for its own, and gives %q to what it reads there", path,
-			again), do)
-	}
-	return err
-}
-
-// pure asks again under other facts and sizes: only the root may change.
-func (c placeChecks) pure(l *placer, queries []abi.PlaceQuery, paths [][]byte) error {
+// chosen asks again under other facts and sizes: a root that takes no stores must not be chosen.
+func (c placeChecks) chosen(l *placer, queries []abi.PlaceQuery) error {
 	for round, roots := range facts() {
 		if err := l.roots(roots); err != nil {
 			return err
@@ -323,13 +220,9 @@ func (c placeChecks) pure(l *placer, queries []abi.PlaceQuery, paths [][]byte) e
 		writable := slices.ContainsFunc(roots, func(r abi.RootFacts) bool { return r.Flags&abi.RootWritable != 0 })
 		for i, q := range queries {
 			q.Size = uint32(1 + i*round*997)
-			path, root, ok, err := l.path(q)
+			_, root, _, err := l.path(q)
 			if err != nil {
 				return err
-			}
-			if !ok || !bytes.Equal(path, paths[i]) {
-				return c.finding(abi.ExportPlace, fmt.Sprintf("asked again with other roots and another size, it gives %q to %s, "+
-					"before %q", path, spell(&q), paths[i]), "only the root may depend on live facts")
 			}
 			if root != abi.None && writable && roots[root].Flags&abi.RootWritable == 0 {
 				return c.finding(abi.ExportPlace, fmt.Sprintf("it chooses root %d, which takes no stores, of %d", root, len(roots)),
@@ -340,40 +233,10 @@ func (c placeChecks) pure(l *placer, queries []abi.PlaceQuery, paths [][]byte) e
 	return l.roots(nil)
 }
 
-// same checks that another instance returns the same paths.
-func (c placeChecks) same(longer uint32, id func(int) uint32, order []string, back func(int) int,
-	queries []abi.PlaceQuery, paths [][]byte, how, do string) error {
-	l, err := c.placer(longer, id, order)
-	if err != nil {
-		return err
-	}
-	defer l.p.Close()
-	if err := l.roots(facts()[1]); err != nil {
-		return err
-	}
-	for i := range queries {
-		i = len(queries) - 1 - i
-		q := queries[i]
-		q.Namespace = id(back(int(q.Namespace)))
-		path, _, ok, err := l.path(q)
-		if err != nil {
-			return err
-		}
-		if !ok || !bytes.Equal(path, paths[i]) {
-			return c.finding(abi.ExportPlace, fmt.Sprintf("%s it gives %q to %s, the first one %q", how, path,
-				spell(&queries[i]), paths[i]), do)
-		}
-	}
-	return nil
-}
-
 // strangers asks for namespaces that were never announced. Any status is allowed.
-func (c placeChecks) strangers(l *placer, export string) error {
+func (c placeChecks) strangers(l *placer) error {
 	if err := c.strangeNamespace(l.p); err != nil {
 		return err
-	}
-	if export == abi.ExportUnplace {
-		return nil
 	}
 	for _, q := range []abi.PlaceQuery{{Namespace: namespaces - 2, KeyLen: 32}, {Namespace: 0xffffffff, KeyLen: 32},
 		{Namespace: 1}, {Namespace: 1, KeyLen: 0xffffffff}} {
@@ -382,7 +245,7 @@ func (c placeChecks) strangers(l *placer, export string) error {
 			return c.fault(abi.ExportPlace, "ARGS", err)
 		}
 		*(*abi.PlaceQuery)(unsafe.Pointer(&b[0])) = q
-		if _, _, err := c.call(l.p, export, 1, abi.PlaceQuerySize, 1); err != nil {
+		if _, _, err := c.call(l.p, abi.ExportPlace, 1, abi.PlaceQuerySize, 1); err != nil {
 			return c.tolerate(err, fmt.Sprintf("given namespace %d, which was not announced, or a key of %d bytes,", q.Namespace,
 				q.KeyLen))
 		}

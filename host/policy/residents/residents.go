@@ -1,5 +1,5 @@
 // Package residents is the host's side of an evict policy: which entries are resident, in which slots, and the events
-// that tell a policy so. The self-test of modules, shadows and the janitor use it. The store and the simulator keep
+// that tell a policy so. The self-test of modules and shadows use it. The store and the simulator keep
 // tables of their own, because they handle more entries and more events; [Check] holds theirs to the same rules.
 package residents
 

@@ -77,7 +77,7 @@ func (l *FuelLimits) ForExport(name string, records int, slots uint32) uint64 {
 	switch name {
 	case abi.ExportStep:
 		return l.For(records + MaxVictims)
-	case abi.ExportEvents, abi.ExportAdmit, abi.ExportPlace, abi.ExportUnplace:
+	case abi.ExportEvents, abi.ExportAdmit, abi.ExportPlace:
 		return l.For(records)
 	case abi.ExportLayout:
 		return l.ForPages(uint64(records))

@@ -133,9 +133,9 @@ func (in *Instance) start(s *Settings) error {
 		Size:     abi.InfoSize, ABI: abi.Version,
 		EventStride: abi.EventSize + s.ExtraStride, AskStride: abi.AskSize + s.ExtraStride,
 		AdmitStride: abi.CandidateSize + s.ExtraStride, PlaceStride: abi.PlaceQuerySize + s.ExtraStride,
-		PathStride: abi.PathRefSize + s.ExtraStride, PlaneStride: abi.PlaneSize + s.ExtraStride,
-		RootStride: abi.RootFactsSize + s.ExtraStride,
-		MaxSlots:   s.MaxSlots, MaxBatch: MaxBatch, MaxVictims: MaxVictims, MaxNamespaces: s.MaxNamespaces,
+		PlaneStride: abi.PlaneSize + s.ExtraStride,
+		RootStride:  abi.RootFactsSize + s.ExtraStride,
+		MaxSlots:    s.MaxSlots, MaxBatch: MaxBatch, MaxVictims: MaxVictims, MaxNamespaces: s.MaxNamespaces,
 		ConfigLen: uint32(len(s.Config)), Capacity: s.Capacity, Seed: s.Seed,
 	}
 	copy(b[abi.InfoSize:], s.Config)
@@ -157,8 +157,7 @@ func (in *Instance) start(s *Settings) error {
 
 // Export looks up a function of the guest.
 func (in *Instance) Export(name string) Export {
-	timed := name == abi.ExportEvents || name == abi.ExportStep || name == abi.ExportAdmit || name == abi.ExportPlace ||
-		name == abi.ExportUnplace
+	timed := name == abi.ExportEvents || name == abi.ExportStep || name == abi.ExportAdmit || name == abi.ExportPlace
 	fn := in.mod.ExportedFunction(name)
 	return Export{name, fn, timed, stackSize(fn)}
 }

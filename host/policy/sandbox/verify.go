@@ -20,7 +20,6 @@ var exportTypes = map[string]string{
 	abi.ExportStep:       "ii>I",
 	abi.ExportAdmit:      "ii>I",
 	abi.ExportPlace:      "ii>I",
-	abi.ExportUnplace:    "ii>I",
 	abi.ExportLayout:     "ii>I",
 	abi.ExportSave:       "i>I",
 	abi.ExportLoad:       "i>i",

@@ -17,8 +17,6 @@ import (
 type Policies struct {
 	Admit, Place, Layout *policy.Handle
 	Rules                []Rule
-	// Reopen says how modules that named files in an earlier run are opened again.
-	Reopen policy.Options
 }
 
 // Rule binds a policy for admit, place or layout to namespaces.
@@ -51,6 +49,8 @@ func (a *Active[P]) close() error {
 type (
 	// Admission is an admit policy.
 	Admission = Active[*policy.Admit]
+	// Placement is a place policy.
+	Placement = Active[*policy.Place]
 	// Layout is a layout policy.
 	Layout = Active[*policy.Layout]
 )
@@ -124,6 +124,16 @@ func (o *Options) admitOpener(ctx context.Context, state policy.State) func(*pol
 			return nil, err
 		}
 		return &Admission{Handle: h.Acquire(), Policy: p, Since: o.Now()}, nil
+	}
+}
+
+func (o *Options) placeOpener(ctx context.Context) func(*policy.Handle) (*Placement, error) {
+	return func(h *policy.Handle) (*Placement, error) {
+		p, err := h.Module.NewPlace(ctx, policy.PlaceOptions{Seed: o.Seed, Config: h.Config, MaxNamespaces: MaxNamespaces})
+		if err != nil {
+			return nil, err
+		}
+		return &Placement{Handle: h.Acquire(), Policy: p, Since: o.Now()}, nil
 	}
 }
 

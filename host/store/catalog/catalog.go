@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,8 +40,6 @@ type Options struct {
 	Compression choice.Modes
 	Roots       Roots
 	AdmitFault  func(error) // called when an admit policy fails; must not call the catalog
-	// PlaceQuarantined is called when a place policy must not name new pieces any more; it must not call the catalog.
-	PlaceQuarantined func()
 }
 
 // Catalog holds the namespaces of one store. It is safe for concurrent use.
@@ -51,14 +48,14 @@ type Catalog struct {
 	opt     Options
 	log     *slog.Logger
 	Tenants *Tenants
-	Paths   *Paths
 
 	Compression choice.Set
 
 	admit  atomic.Pointer[Bindings[Admission]]
 	layout atomic.Pointer[Bindings[Layout]]
-	place  atomic.Pointer[Bindings[PlaceGeneration]]
-	old    oldGenerations
+	place  atomic.Pointer[Bindings[Placement]]
+
+	facts atomic.Pointer[[]abi.RootFacts] // of the roots; nil before they are open
 
 	opening *semaphore.Weighted // held while namespaces are opened or policies change
 
@@ -66,7 +63,6 @@ type Catalog struct {
 	byDigest     map[chunk.Digest]*Namespace
 	unregistered map[chunk.Digest]string // texts that roots hold, of namespaces without a number
 	unreadable   map[chunk.Digest]error  // why a text that is there is not among those
-	found        []*Class                // by a scan, under place policies of earlier runs
 
 	endedMu sync.Mutex // taken after any other lock
 	ended   []*Class   // without users, to be reaped
@@ -83,44 +79,24 @@ func New(ctx context.Context, opt Options) (_ *Catalog, err error) {
 	c.list.Store(new([]*Class))
 	c.Compression.Modes = opt.Compression
 	p := &opt.Policies
-	builtin, err := policy.Builtin(abi.RolePlace).NewPlace(ctx, policy.PlaceOptions{
-		Seed: opt.Seed, MaxNamespaces: MaxNamespaces,
-	})
-	if err != nil {
-		return nil, err
-	}
-	c.Paths = newPaths(builtin)
 	c.admit.Store(&Bindings[Admission]{})
 	c.layout.Store(&Bindings[Layout]{})
-	c.place.Store(&Bindings[PlaceGeneration]{})
+	c.place.Store(&Bindings[Placement]{})
 	first, err := c.PrepareRebind(ctx, p, 0)
 	if err != nil {
 		first.Abandon()
 		return nil, errors.Join(err, c.Close())
 	}
-	first.Commit(func() {})
+	first.Commit()
 	return c, nil
 }
 
 // Close closes the policies.
 func (c *Catalog) Close() (err error) {
 	c.reapClasses()
-	open := map[*PlaceGeneration]bool{}
-	for _, g := range c.old.all() {
-		open[g] = true // the scan has not ended: it may have files
+	for b := range c.place.Load().Each() {
+		err = errors.Join(err, b.Now().close())
 	}
-	for g := range c.place.Load().Each() {
-		open[g.Now()] = true
-	}
-	for _, cl := range *c.list.Load() {
-		if cl.Place.refs.Load() > 0 {
-			open[cl.Place] = true
-		}
-	}
-	for g := range open {
-		g.close()
-	}
-	err = c.Paths.builtin.Close()
 	for b := range c.layout.Load().Each() {
 		err = errors.Join(err, b.Now().close())
 	}
@@ -150,27 +126,20 @@ func (c *Catalog) Unlock() { c.opening.Release(1) }
 
 // SetRoots gives the place policies fresh facts about the roots.
 func (c *Catalog) SetRoots(facts []abi.RootFacts) {
+	c.facts.Store(&facts)
 	for b := range c.place.Load().Each() {
 		b.Now().Policy.SetRoots(facts)
 	}
 }
 
-// announce tells policies of a namespace, also those of earlier runs, which may have named its files.
+// announce tells policies of a namespace.
 func (c *Catalog) announce(ns *Namespace) error {
-	if err := c.Paths.builtin.Namespace(ns.ID, ns.Text); err != nil {
-		return err
-	}
 	acting := ns.Place.Now()
 	if err := acting.Policy.Namespace(ns.ID, ns.Text); errors.Is(err, policy.ErrNamespace) {
 		return err
 	} else if err != nil { // it is down: new pieces get the built-in names, and its next instance is told
 		c.log.Warn("place policy was not told of a namespace yet", "policy", acting.Label,
 			"namespace", ns.Digest, "error", err)
-	}
-	for _, g := range c.old.all() {
-		if err := g.Policy.Namespace(ns.ID, ns.Text); err != nil {
-			c.log.Warn("earlier place policy refused a namespace", "policy", g.Label, "namespace", ns.Digest, "error", err)
-		}
 	}
 	if err := ns.Admit.Now().Policy.Namespace(ns.ID, ns.Text); err != nil {
 		c.opt.AdmitFault(err)
@@ -180,11 +149,6 @@ func (c *Catalog) announce(ns *Namespace) error {
 
 // Files calls visit for every file that each root must hold, until visit fails. The caller holds Lock.
 func (c *Catalog) Files(visit func(dir, base string, data []byte) error) error {
-	for _, g := range c.Generations() {
-		if err := g.files(visit); err != nil {
-			return err
-		}
-	}
 	for _, ns := range c.Namespaces() {
 		c.mu.Lock()
 		plans := ns.plans()
@@ -199,10 +163,8 @@ func (c *Catalog) Files(visit func(dir, base string, data []byte) error) error {
 // PolicyInfo is a policy that is open, for statistics.
 type PolicyInfo struct {
 	*policy.Handle
-	Since    time.Time
-	Stats    policy.Stats
-	Entries  int64 // of place: those whose files it named
-	Replaced bool  // of place: it names nothing new
+	Since time.Time
+	Stats policy.Stats
 }
 
 // EachPolicy calls visit for each policy: admit, place, layout.
@@ -211,15 +173,9 @@ func (c *Catalog) EachPolicy(visit func(PolicyInfo)) {
 		p := b.Now()
 		visit(PolicyInfo{Handle: p.Handle, Since: p.Since, Stats: p.Policy.Stats()})
 	}
-	var bound []*PlaceGeneration
 	for b := range c.place.Load().Each() {
-		bound = append(bound, b.Now())
-	}
-	for _, g := range c.Generations() {
-		visit(PolicyInfo{
-			Handle: g.Handle, Since: g.Since, Stats: g.Policy.Stats(), Entries: c.Entries(g),
-			Replaced: !slices.Contains(bound, g),
-		})
+		p := b.Now()
+		visit(PolicyInfo{Handle: p.Handle, Since: p.Since, Stats: p.Policy.Stats()})
 	}
 	for b := range c.layout.Load().Each() {
 		p := b.Now()

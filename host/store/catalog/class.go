@@ -10,12 +10,11 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
-// Class is a group of a namespace under one place generation and one layout plan.
+// Class is a group of a namespace under one layout plan.
 type Class struct {
 	ID        uint16
 	Base      uint16 // the ID of the group's first class
 	Namespace *Namespace
-	Place     *PlaceGeneration // named the files
 	Group     uint32
 	Printer   chunk.Printer
 	Lookup    chunk.Lookup
@@ -141,7 +140,7 @@ func (c *Catalog) classOf(ns *Namespace, group uint32) (*Class, error) {
 	if cl := ns.Class(group); cl != nil {
 		return cl, nil
 	}
-	cl, err := c.newClass(ns, group, ns.Place.Now())
+	cl, err := c.newClass(ns, group)
 	if err != nil {
 		return nil, err
 	}
@@ -149,10 +148,9 @@ func (c *Catalog) classOf(ns *Namespace, group uint32) (*Class, error) {
 	return cl, nil
 }
 
-// newClass makes a class with one reference, the caller's. It has the plan of the group's current class: where a session
-// has opened the namespace, a scan may still find pieces of an earlier generation. c.mu is held.
-func (c *Catalog) newClass(ns *Namespace, group uint32, place *PlaceGeneration) (*Class, error) {
-	cl := &Class{Namespace: ns, Group: group, Printer: chunk.PrinterOf(ns.Digest, group), Place: place, catalog: c}
+// newClass makes a class with one reference, the caller's. It has the plan of the group's current class. c.mu is held.
+func (c *Catalog) newClass(ns *Namespace, group uint32) (*Class, error) {
+	cl := &Class{Namespace: ns, Group: group, Printer: chunk.PrinterOf(ns.Digest, group), catalog: c}
 	if err := c.add(cl); err != nil {
 		return nil, err
 	}
@@ -166,7 +164,6 @@ func (c *Catalog) newClass(ns *Namespace, group uint32, place *PlaceGeneration) 
 		cl.setPlan(plan)
 	}
 	cl.refs.Store(1)
-	place.refs.Add(1)
 	ns.classes = append(ns.classes, cl)
 	return cl, nil
 }
@@ -183,7 +180,7 @@ func (c *Catalog) setCurrent(cl *Class) {
 	}
 }
 
-// reapClasses frees the numbers of classes that have ended and closes place generations that have no class left.
+// reapClasses frees the numbers of classes that have ended.
 func (c *Catalog) reapClasses() {
 	c.endedMu.Lock()
 	ended := c.ended
@@ -193,7 +190,6 @@ func (c *Catalog) reapClasses() {
 		c.mu.Lock()
 		c.removeClass(cl)
 		c.mu.Unlock()
-		c.releaseGeneration(cl.Place)
 	}
 }
 

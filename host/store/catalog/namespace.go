@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/codec/choice"
 	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
@@ -27,7 +27,7 @@ type Namespace struct {
 	TTL    time.Duration // of its entries; 0: they do not expire
 	Admit  bound[Admission]
 	Layout bound[Layout]
-	Place  bound[PlaceGeneration]
+	Place  bound[Placement]
 
 	Element     int // size of the numbers in its pages; 0 until a session has opened the namespace
 	Compression *choice.Namespace
@@ -164,8 +164,8 @@ func (ns *Namespace) makePlans(
 	return plans, nil
 }
 
-// complete gives a namespace's classes their plans, also those of earlier place generations: what is missing of their
-// entries is written under today's plan. The caller holds Lock, and nobody else has the namespace open.
+// complete gives a namespace's classes their plans: what is missing of entries that a scan has found is written under
+// today's plan. The caller holds Lock, and no session has the namespace open.
 func (c *Catalog) complete(ns *Namespace, n *chunk.Namespace, plans []*chunk.Plan) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,7 +200,7 @@ func (c *Catalog) assignNumber(digest chunk.Digest, text string) (*Namespace, er
 			len(c.byDigest))
 	}
 	ns := &Namespace{
-		ID: uint32(len(c.byDigest)), Digest: digest, Text: text, KeyLen: keyLenOf(text), TTL: c.opt.Expiry(text),
+		ID: uint32(len(c.byDigest)), Digest: digest, Text: text, KeyLen: names.KeyLen(text), TTL: c.opt.Expiry(text),
 		Compression: c.Compression.Namespace(text),
 	}
 	ns.bind(c)
@@ -218,12 +218,4 @@ func (ns *Namespace) bind(c *Catalog) {
 	ns.Admit.binding.Store(c.admit.Load().of(ns.Text))
 	ns.Layout.binding.Store(c.layout.Load().of(ns.Text))
 	ns.Place.binding.Store(c.place.Load().of(ns.Text))
-}
-
-// keyLenOf reads the length of a namespace's keys from its text.
-func keyLenOf(text string) uint32 {
-	if n, err := strconv.Atoi(chunk.Field(text, "key_bytes")); err == nil && n > 0 && n <= chunk.KeyBytes {
-		return uint32(n)
-	}
-	return chunk.KeyBytes
 }

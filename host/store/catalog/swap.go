@@ -14,7 +14,7 @@ type Swap struct {
 	c         *Catalog
 	admit     rebinding[Admission]
 	layout    rebinding[Layout]
-	place     rebinding[PlaceGeneration]
+	place     rebinding[Placement]
 	made      []*Class
 	seen      map[*Namespace]bool
 	admitKept map[*Admission]bool // took over the state of the policy before
@@ -22,10 +22,9 @@ type Swap struct {
 
 // Swapped is one policy that was replaced.
 type Swapped struct {
-	Role    abi.Role
-	From    string // the module's digest
-	Entries int    // of place: those whose files the replaced policy named
-	Loaded  bool   // of admit: the new policy took over the state
+	Role   abi.Role
+	From   string // the module's digest
+	Loaded bool   // of admit: the new policy took over the state
 }
 
 // PrepareSwap is PrepareRebind for a change that keeps all bindings: the policies of a name are replaced.
@@ -81,8 +80,15 @@ func (c *Catalog) prepare(ctx context.Context, all *[abi.Roles][]wish, maxState 
 	if err != nil {
 		return w, err
 	}
-	w.place, err = rebind(*c.place.Load(), abi.RolePlace, all[abi.RolePlace], (*PlaceGeneration).handle,
-		func(h *policy.Handle, _ *PlaceGeneration) (*PlaceGeneration, error) { return w.openPlace(ctx, h) })
+	name := c.opt.placeOpener(ctx)
+	w.place, err = rebind(*c.place.Load(), abi.RolePlace, all[abi.RolePlace], handleOf[*policy.Place],
+		func(h *policy.Handle, _ *Placement) (*Placement, error) {
+			p, err := name(h)
+			if facts := c.facts.Load(); err == nil && facts != nil {
+				p.Policy.SetRoots(*facts)
+			}
+			return p, err
+		})
 	if err != nil {
 		return w, err
 	}
@@ -112,23 +118,8 @@ func (w *Swap) openAdmit(ctx context.Context, h *policy.Handle, old *Admission, 
 	return p, err
 }
 
-func (w *Swap) openPlace(ctx context.Context, h *policy.Handle) (*PlaceGeneration, error) {
-	g, err := w.c.opt.placeOpener(ctx, w.c.opt.Seed)(h)
-	if err != nil {
-		return nil, err
-	}
-	if len(*w.c.place.Load()) == 0 {
-		return g, nil // the roots are not open yet: see KeepGenerations
-	}
-	if err := g.files(w.c.opt.Roots.Keep); err != nil {
-		w.c.releaseGeneration(g)
-		return nil, err
-	}
-	return g, nil
-}
-
-// prepare tells a namespace's policies of it that do not act for it yet, and makes its new classes where its place or
-// layout changes.
+// prepare tells a namespace's policies of it that do not act for it yet, and makes its new classes where its layout
+// changes.
 func (w *Swap) prepare(ctx context.Context, ns *Namespace) error {
 	if a := w.admit.acting(w.admit.next.of(ns.Text)); a != ns.Admit.Now() {
 		if err := a.Policy.Namespace(ns.ID, ns.Text); err != nil {
@@ -142,36 +133,29 @@ func (w *Swap) prepare(ctx context.Context, ns *Namespace) error {
 			return err
 		}
 	}
-	named := w.place.acting(w.place.next.of(ns.Text))
-	renamed := named != ns.Place.Now()
-	if renamed {
-		if err := named.Policy.Namespace(ns.ID, ns.Text); err != nil {
+	if p := w.place.acting(w.place.next.of(ns.Text)); p != ns.Place.Now() {
+		if err := p.Policy.Namespace(ns.ID, ns.Text); err != nil {
 			return err
 		}
 	}
 	for group, was := range *ns.current.Load() {
-		place, plan := was.Place, was.Plan
-		if renamed {
-			place = named
-		}
+		plan := was.Plan
 		for i := range plans {
 			if ns.groups[i].ID == group && plans[i].Digest() != plan.Digest() {
 				plan = plans[i]
 			}
 		}
-		if place == was.Place && plan == was.Plan {
+		if plan == was.Plan {
 			continue
 		}
 		w.c.mu.Lock()
-		cl, err := w.c.newClass(ns, group, place)
+		cl, err := w.c.newClass(ns, group)
 		w.c.mu.Unlock()
 		if err != nil {
 			return err
 		}
 		w.made = append(w.made, cl)
-		if plan != nil {
-			cl.setPlan(plan)
-		}
+		cl.setPlan(plan)
 	}
 	return nil
 }
@@ -182,7 +166,7 @@ func (w *Swap) Abandon() {
 		cl.Release()
 	}
 	for _, s := range w.place.opened {
-		w.c.releaseGeneration(s.policy)
+		_ = s.policy.close()
 	}
 	for _, s := range w.layout.opened {
 		_ = s.policy.close()
@@ -192,23 +176,20 @@ func (w *Swap) Abandon() {
 	}
 }
 
-// Commit replaces the policies. Pieces that are there keep their names and plans, and the module that named them stays
-// until the last of them is gone. rename is called between the change of place policies and that of the classes, if
-// there is one.
-func (w *Swap) Commit(rename func()) (list []Swapped) {
+// Commit replaces the policies. Pieces that are there keep their names and plans.
+func (w *Swap) Commit() (list []Swapped) {
 	c := w.c
 	admits, layouts, places := w.admit.commit(), w.layout.commit(), w.place.commit()
 	c.admit.Store(&w.admit.next)
 	c.layout.Store(&w.layout.next)
 	c.place.Store(&w.place.next)
-	if len(w.place.opened)+len(places) > 0 {
-		rename()
-	}
 	c.mu.Lock()
 	for _, ns := range c.byDigest {
 		ns.bind(c)
 		if !w.seen[ns] { // a scan, or another host, has found its first piece meanwhile
-			w.adopt(ns)
+			if err := c.announce(ns); err != nil {
+				c.log.Error("policies were not told of a namespace", "namespace", ns.Digest, "error", err)
+			}
 		}
 	}
 	for _, cl := range w.made {
@@ -220,29 +201,12 @@ func (w *Swap) Commit(rename func()) (list []Swapped) {
 		_ = p.old.close()
 	}
 	for _, p := range places {
-		list = append(list, Swapped{Role: abi.RolePlace, From: p.old.Module.Digest(), Entries: int(c.Entries(p.old))})
-		c.releaseGeneration(p.old)
+		list = append(list, Swapped{Role: abi.RolePlace, From: p.old.Module.Digest()})
+		_ = p.old.close()
 	}
 	for _, p := range layouts {
 		list = append(list, Swapped{Role: abi.RoleLayout, From: p.old.Module.Digest()})
 		_ = p.old.close()
 	}
 	return list
-}
-
-// adopt gives a namespace that nobody has prepared its new policies. Catalog.mu is held.
-func (w *Swap) adopt(ns *Namespace) {
-	c := w.c
-	err := c.announce(ns)
-	for group, was := range *ns.current.Load() {
-		if now := ns.Place.Now(); err == nil && was.Place != now {
-			var cl *Class
-			if cl, err = c.newClass(ns, group, now); err == nil {
-				c.setCurrent(cl)
-			}
-		}
-	}
-	if err != nil {
-		c.log.Error("namespace keeps its place policy until the restart", "namespace", ns.Digest, "error", err)
-	}
 }

@@ -52,16 +52,6 @@ func (c *Catalog) resolve(d chunk.Digest) (*Namespace, error) {
 	return ns, err
 }
 
-// RegisterAll gives every unregistered namespace a number, as far as there are any, so that policies know what they
-// have named.
-func (c *Catalog) RegisterAll() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for d := range c.unregistered {
-		_, _ = c.resolve(d) // it logs what it leaves out
-	}
-}
-
 // ForgetUnregistered removes the texts of namespaces that have no piece in any root. All pieces have been found. The
 // caller holds Lock.
 func (c *Catalog) ForgetUnregistered() {

@@ -5,7 +5,6 @@
 //	Join, Extend                 another piece of it is being written
 //	Written, EndWrite            a piece is there, or its put has failed
 //	BeginEvict, FinishEvict      lookups miss, and then its files are unlinked
-//	CancelEvict                  it stays after all
 //
 // After FinishEvict the entry leaves the table as soon as nobody writes to its files. Its bytes and its slot are free
 // when nobody has a pin on it.

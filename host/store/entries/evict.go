@@ -9,18 +9,20 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/evictor"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/names"
 )
 
-// Eviction is an entry that is being removed, with what its files' names are made of.
+// Eviction is an entry that is being removed, and its files.
 type Eviction struct {
-	Slot         uint32
-	Class        *catalog.Class
-	Key          chunk.Key
-	Pieces       uint64
-	FallbackName bool
-	Paths        *catalog.PathBatch // that may have the paths of its pieces; or nil
-	Spare        bool               // it stays if nobody can tell where the first of its files is, and nothing was unlinked
+	Slot   uint32
+	Class  *catalog.Class
+	Key    chunk.Key
+	Pieces uint64
+	Names  []names.Name // of the pieces that have another name than the built-in one
 }
+
+// Name is the path of a rank's file below the root.
+func (v *Eviction) Name(rank uint32) string { return v.Class.NameOf(v.Names, &v.Key, rank) }
 
 // Ranks are the ranks in a set of pieces.
 func Ranks(pieces uint64) iter.Seq[uint32] {
@@ -38,8 +40,7 @@ func Ranks(pieces uint64) iter.Seq[uint32] {
 func (s *Set) BeginEvict(slot uint32) Eviction {
 	e := s.Index.At(slot)
 	v := Eviction{
-		Slot: slot, Class: s.ClassOf(slot), Key: s.Index.Key(slot), Pieces: s.Index.Pieces(slot),
-		FallbackName: e.Is(index.FallbackName),
+		Slot: slot, Class: s.ClassOf(slot), Key: s.Index.Key(slot), Pieces: s.Index.Pieces(slot), Names: s.Index.NamesOf(slot),
 	}
 	if e.Is(index.Moving) {
 		s.Moves.goes(slot)
@@ -61,19 +62,6 @@ func (s *Set) BeginEvict(slot uint32) Eviction {
 		s.Evictor.Tell(abi.OpRemove, slot, s.Index.Fingerprint(slot), 0)
 	}
 	return v
-}
-
-// CancelEvict takes BeginEvict back, when no file of the entry was unlinked.
-func (s *Set) CancelEvict(v *Eviction) {
-	e := s.Index.At(v.Slot)
-	e.Unset(index.Evicting)
-	if e.Is(index.Complete) {
-		s.completed(v.Slot, chunk.Root)
-	}
-	f := s.flights[v.Slot]
-	f.unlinking = false
-	s.flights.set(v.Slot, f)
-	s.Evictor.Announce(abi.OpResident, v.Slot, s.Index.Fingerprint(v.Slot), 0)
 }
 
 // FinishEvict follows BeginEvict once the entry's files are unlinked. What could not be is booked elsewhere by then.

@@ -7,6 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
@@ -58,35 +59,34 @@ func NewScan(s *Set) *Scan { return &Scan{set: s} }
 // NewLateScan begins the record of what is found after the scan.
 func NewLateScan(s *Set) *Scan { return &Scan{set: s, late: true} }
 
-// Conflict is what keeps a piece from being entered: its entry has files that another place policy named, or has this
-// piece already. Class is nil when there is none.
-type Conflict struct {
-	Class        *catalog.Class // the entry's
-	FallbackName bool           // of the entry
-	Twice        bool           // the entry has the piece
+// Twice is a file that was met of a piece that its entry has already. Other is empty unless the entry has it in another
+// file, by its path below the root.
+type Twice struct {
+	Mark
+	Other string
 }
 
-// Add enters a piece. The entry's size is what its pieces take, and what the missing ones that any of them names will.
-// It takes the lock.
-func (c *Scan) Add(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) (found Conflict) {
+// Add enters a piece under a name, which is empty for the built-in one. The entry's size is what its pieces take, and what
+// the missing ones that any of them names will. It takes the lock.
+func (c *Scan) Add(cl *catalog.Class, h *pieceformat.Header, name string, allocated int64) Twice {
 	tenant := c.set.cfg.Catalog.Tenants.Number(h.Tenant)
 	c.set.Lock()
 	defer c.set.Unlock()
-	return c.AddOf(tenant, cl, h, allocated, fallback)
+	return c.AddOf(tenant, cl, h, name, allocated)
 }
 
 // AddOf is Add for a tenant by its number, with the lock held.
 func (c *Scan) AddOf(
-	tenant uint16, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool,
-) (found Conflict) {
+	tenant uint16, cl *catalog.Class, h *pieceformat.Header, name string, allocated int64,
+) (found Twice) {
 	s := c.set
 	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
 	if c.over {
 		return found // the scan has ended meanwhile, and seen everything
 	}
 	slot := s.Index.Find(fp, cl.Base, &h.Key)
-	if slot != index.None && (s.Index.At(slot).Is(index.Evicting) || s.flights[slot].ranks&(1<<h.Rank) != 0) {
-		return found // it goes, or a put that has just given it its name counts it
+	if slot != index.None && s.Index.At(slot).Is(index.Evicting) {
+		return found // it goes
 	}
 	if slot == index.None {
 		parent := chunk.Fingerprint(h.Namespace, h.Group, h.Parent)
@@ -99,8 +99,11 @@ func (c *Scan) AddOf(
 		s.Hits.forget(slot)
 	}
 	e := s.Index.At(slot)
-	if twice := s.Index.Pieces(slot)&(1<<h.Rank) != 0; twice || s.ClassOf(slot).Place != cl.Place {
-		return Conflict{s.ClassOf(slot), e.Is(index.FallbackName), twice}
+	if s.Index.Pieces(slot)&(1<<h.Rank) != 0 {
+		if found.Mark = (Mark{slot, fp}); !s.Index.HasName(slot, h.Rank, name) {
+			found.Other = s.ClassOf(slot).NameOf(s.Index.NamesOf(slot), &h.Key, h.Rank)
+		}
+		return found
 	}
 	fresh := h.Pieces &^ s.Index.Reserved(slot) // h.Rank is among h.Pieces
 	s.Index.ReservePieces(slot, fresh)
@@ -109,8 +112,8 @@ func (c *Scan) AddOf(
 	s.Account.Commit(s.Index.Owner(slot).Tenant, diff*pieceformat.Page)
 	s.Account.Remove(capacity.Unscanned, allocated)
 	s.Index.PieceWritten(slot, h.Rank)
-	if fallback {
-		e.Set(index.FallbackName)
+	if name != "" {
+		s.Index.AddName(slot, names.Name{Rank: h.Rank, Path: name})
 	}
 	if s.Index.Pieces(slot)&h.Pieces == h.Pieces && !e.Is(index.Complete) {
 		e.Set(index.Complete)
@@ -129,6 +132,18 @@ func (c *Scan) AddOf(
 		c.unsure = append(c.unsure, MarkedPiece{Mark{slot, fp}, h.Rank})
 	}
 	return found
+}
+
+// AddFile enters another file of a piece that is there: its bytes are the entry's, and it goes with the entry. The lock is
+// held.
+func (s *Set) AddFile(of Twice, rank uint32, path string, allocated int64) {
+	if _, named := names.Of(s.Index.NamesOf(of.Slot), rank); !named {
+		s.Index.AddName(of.Slot, names.Name{Rank: rank, Path: of.Other}) // the first is the one to read
+	}
+	if s.Index.AddName(of.Slot, names.Name{Rank: rank, Path: path}) {
+		s.Index.Resize(of.Slot, allocated)
+		s.Account.Commit(s.Index.Owner(of.Slot).Tenant, allocated)
+	}
 }
 
 // Overlook notes bytes of a file that the scan could make nothing of. It takes the lock.

@@ -10,21 +10,21 @@ import (
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/names"
 )
 
 // New is an entry to be inserted, with the piece that is written first.
 type New struct {
-	Fingerprint  uint64
-	Class        *catalog.Class
-	Key          *chunk.Key
-	Parent       uint64 // fingerprint
-	Depth        uint32
-	Tenant       uint16 // number
-	Rank         uint32
-	Reserved     uint64 // the ranks that bytes are reserved for
-	Stored       int64  // time of storing
-	FallbackName bool
-	Request      uint32
+	Fingerprint uint64
+	Class       *catalog.Class
+	Key         *chunk.Key
+	Parent      uint64 // fingerprint
+	Depth       uint32
+	Tenant      uint16 // number
+	Rank        uint32
+	Reserved    uint64 // the ranks that bytes are reserved for
+	Stored      int64  // time of storing
+	Request     uint32
 }
 
 // Insert makes an entry, pinned by the put of its first piece. Its bytes are in the account already.
@@ -33,16 +33,12 @@ func (s *Set) Insert(n *New) (slot uint32, err error) {
 	if slot == index.None {
 		return slot, fmt.Errorf("%w: the index cannot tell %s from others", capacity.ErrNoSpace, n.Key)
 	}
-	e := s.Index.At(slot)
 	n.Class.Ref() // the entry's
 	s.Hits.forget(slot)
 	bytes := int64(bits.OnesCount64(n.Reserved)) * n.Class.FileBytes()
 	s.Index.SetUnits(slot, uint32(bytes/abi.SizeUnit))
 	s.Index.ReservePieces(slot, n.Reserved)
 	s.expire(slot, n.Class, n.Stored)
-	if n.FallbackName {
-		e.Set(index.FallbackName)
-	}
 	s.Count.Inserted++
 	s.flights[slot] = flight{ranks: 1 << n.Rank}
 	s.Index.Touch(slot)
@@ -116,10 +112,17 @@ func (s *Set) Unreserve(slot, rank uint32, bytes int64) {
 	s.Account.Release(s.Index.Owner(slot).Tenant, bytes)
 }
 
-// Written enters a piece that is published: it took diff bytes more than were reserved for it. The entry is complete
-// with all of the ranks.
-func (s *Set) Written(slot, rank uint32, ranks uint64, parent chunk.Key, diff int64) {
+// Written enters a piece that is published under a name, which is empty for the built-in one: it took diff bytes more than
+// were reserved for it. The entry is complete with all of the ranks. It is false where a scan has met the piece under
+// another name meanwhile: that file is the entry's, and its bytes are in the account, so the caller removes its own.
+func (s *Set) Written(slot, rank uint32, name string, ranks uint64, parent chunk.Key, diff int64) bool {
 	e := s.Index.At(slot)
+	if s.Index.Pieces(slot)&(1<<rank) != 0 {
+		return s.Index.HasName(slot, rank, name)
+	}
+	if name != "" {
+		s.Index.AddName(slot, names.Name{Rank: rank, Path: name})
+	}
 	s.Index.PieceWritten(slot, rank)
 	if s.Index.Pieces(slot)&ranks == ranks && !e.Is(index.Complete) {
 		e.Set(index.Complete)
@@ -127,6 +130,7 @@ func (s *Set) Written(slot, rank uint32, ranks uint64, parent chunk.Key, diff in
 	}
 	Rebook(s, slot, max(0, s.Index.Bytes(slot)+diff))
 	s.Count.Published++
+	return true
 }
 
 // Rebook gives an entry other bytes in the account than it had.

@@ -36,16 +36,6 @@ func (q *victimQueue) current(v *Evictor) []uint32 {
 	return q.slots
 }
 
-// Queued calls visit with the slots that are expected to be the next victims, best first, until it returns false. There
-// are none where the policy may not name victims before they are needed.
-func (v *Evictor) Queued(visit func(slot uint32) bool) {
-	for _, slot := range v.queue.current(v) {
-		if v.queue.stands(v, slot) && !visit(slot) {
-			return
-		}
-	}
-}
-
 // stands says whether a queued victim can still be evicted in its turn.
 func (q *victimQueue) stands(v *Evictor, slot uint32) bool {
 	return v.Evictable(slot) && v.x.At(slot).LastTouch() <= q.horizon

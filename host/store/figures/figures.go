@@ -56,7 +56,6 @@ type Root struct {
 	Scanning    bool   // the scan at the start has not ended; what it has not come to is a miss
 	Scanned     uint64 // files that it has come to
 	Recovered   uint64 // pieces found at the start
-	Renamed     uint64 // pieces at the start that an earlier place policy had named
 	Swept       uint64 // temporaries removed at the start
 	Foreign     uint64 // files at the start that are not the store's; left alone
 	Unclaimed   uint64 // sound pieces at the start that no name leads to; quarantined
@@ -100,8 +99,6 @@ type Policy struct {
 	Version    string
 	Root       string // of evict
 	Since      time.Time
-	Files      int64            // of place: entries that it named
-	Replaced   bool             // of place: it names nothing new, but files that it named are still there
 	Quarantine error            // why it is not started any more
 	Counters   map[string]int64 // the module's own, of all its instances and roles
 }

@@ -7,13 +7,10 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/capacity"
-	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/sequence"
@@ -27,7 +24,6 @@ type Config struct {
 	Log             *slog.Logger
 	Health          *health.Monitor
 	Account         *capacity.Account
-	Paths           *catalog.Paths
 	Sequence        *sequence.Sequence
 	Strict          bool  // names are made durable
 	Shared          bool  // by other hosts
@@ -47,7 +43,6 @@ type Dir struct {
 	SyncFails  atomic.Uint64
 
 	account  *capacity.Account
-	paths    *catalog.Paths
 	strict   bool
 	shared   bool
 	settling sync.RWMutex // for writing: a directory is made or goes; for reading: names are made durable
@@ -60,68 +55,11 @@ type Dir struct {
 func New(cfg Config) *Dir {
 	d := &Dir{
 		Path: cfg.Path, Slash: cfg.Path + "/", FS: cfg.Health.FS(), Log: cfg.Log, Health: cfg.Health,
-		account: cfg.Account, paths: cfg.Paths, strict: cfg.Strict, shared: cfg.Shared,
+		account: cfg.Account, strict: cfg.Strict, shared: cfg.Shared,
 	}
 	d.Orphans.init(d)
 	d.Quarantine.init(d, cfg)
 	return d
-}
-
-// PathOf is the path of a piece under the place policy's name, or under the built-in one.
-func (d *Dir) PathOf(c *catalog.Class, k *chunk.Key, rank uint32, builtin bool) (string, error) {
-	return d.paths.PathIn(d.Slash, c, k, rank, builtin)
-}
-
-// Locate is the path of a published piece. Only an entry with a fallback can have one under the built-in name, and what
-// stands under the other name may then be somebody else's, which the header tells, or an orphan, which the list tells.
-func (d *Dir) Locate(c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
-	if fallback && c.Place.Policy.Quarantined() { // it need not be asked if the built-in name leads to the piece
-		builtin, err := d.PathOf(c, k, rank, true)
-		if err == nil {
-			if h, _, err := d.Look(builtin); err == nil && c.IsPiece(&h, k, rank) && !d.Orphans.Has(builtin) {
-				return builtin, nil
-			}
-		}
-	}
-	name, err := d.PathOf(c, k, rank, false)
-	switch {
-	case err == nil:
-		return d.LocateAt(name, c, k, rank, fallback)
-	case fallback:
-		return d.PathOf(c, k, rank, true)
-	}
-	return "", err
-}
-
-// LocateAt is Locate with the place policy's name, where it is known: it may be empty.
-func (d *Dir) LocateAt(name string, c *catalog.Class, k *chunk.Key, rank uint32, fallback bool) (string, error) {
-	switch {
-	case name == "":
-		return d.Locate(c, k, rank, fallback)
-	case !fallback:
-		return name, nil
-	}
-	h, _, herr := d.Look(name)
-	if herr == nil && c.IsPiece(&h, k, rank) && !d.Orphans.Has(name) {
-		return name, nil
-	}
-	builtin, err := d.PathOf(c, k, rank, true)
-	if err != nil || herr == nil || errors.Is(herr, fs.ErrNotExist) || Misled(herr) || errors.Is(herr, staging.ErrNotRegular) {
-		return builtin, err
-	}
-	if pieceformat.IsDamage(herr) {
-		if _, herr = d.FS.Stat(builtin); herr == nil {
-			return builtin, nil
-		} else if errors.Is(herr, fs.ErrNotExist) {
-			return name, nil // it was this piece, or what is there is of no use to anybody
-		}
-	}
-	return "", fmt.Errorf("store: cannot tell which of two candidate files holds rank %d of chunk %s: %w", rank, k, herr)
-}
-
-// Missed is [catalog.Paths.Missed] of what [Dir.Locate] said.
-func (d *Dir) Missed(c *catalog.Class, k *chunk.Key, rank uint32, name string) error {
-	return d.paths.Missed(c, k, rank, name[len(d.Slash):])
 }
 
 // Look reads the header of the file under a name.
@@ -150,6 +88,18 @@ func Inspect(f staging.File) (pieceformat.Header, staging.Info, error) {
 		err = fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, info.Size, h.FileBytes())
 	}
 	return h, info, err
+}
+
+// Blank says whether a file has room for a piece and no first page yet.
+func (d *Dir) Blank(name string) bool {
+	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var page, zero [pieceformat.Page]byte
+	n, err := f.ReadAt(page[:], 0)
+	return n == len(page) && (err == nil || err == io.EOF) && page == zero
 }
 
 // Remove unlinks a file. When that fails, it says why, and the file becomes an orphan. left is what it takes (most, if
@@ -215,18 +165,4 @@ func (d *Dir) Unblock(name string, force bool, cause error) (done bool) {
 func (d *Dir) Discard(name string, most int64) (left int64) {
 	left, _ = d.Remove(name, most)
 	return left
-}
-
-// Move gives a piece another name, which must be free.
-func (d *Dir) Move(from, to string) error {
-	if err := d.MakeDir(filepath.Dir(to)); err != nil {
-		return err
-	}
-	claimed := d.Orphans.claim(orphanKey{name: to}) // the name was free
-	err := d.FS.RenameNoReplace(from, to)
-	d.Orphans.Settle(claimed, err == nil)
-	if err != nil {
-		return fmt.Errorf("store: the place policy names it %s: %w", to, err)
-	}
-	return nil
 }

@@ -112,11 +112,8 @@ func (d *Dir) book(more int64) {
 }
 
 // CountDirs counts the directories that are there when the root is opened, while others come and go. Those without others
-// in them, nearly all, are not read where the file system counts a directory's own (as links to it). The place policies that
-// the root keeps count with them, for a module takes as much as hundreds of directories, but not in a root that they would
-// take a good part of.
+// in them, nearly all, are not read where the file system counts a directory's own (as links to it).
 func (d *Dir) CountDirs(ctx context.Context) {
-	kept, policies := int64(0), d.Slash+pieceformat.PoliciesDir
 	pending := []string{d.Path}
 	d.settling.Lock()
 	d.counting.unread = map[string]struct{}{d.Path: {}}
@@ -128,8 +125,7 @@ func (d *Dir) CountDirs(ctx context.Context) {
 		d.settling.Lock()
 		d.counting.reading, d.counting.changes = dir, map[string]bool{}
 		d.settling.Unlock()
-		inside, files := d.read(dir, policies)
-		kept += files
+		inside := d.read(dir)
 		d.settling.Lock()
 		c := &d.counting
 		for name, there := range c.changes {
@@ -148,35 +144,26 @@ func (d *Dir) CountDirs(ctx context.Context) {
 	d.settling.Lock()
 	defer d.settling.Unlock()
 	d.counting = counting{booked: d.counting.booked}
-	if kept*dirBytes <= d.account.Capacity()/policiesShare {
-		d.book(kept)
-	}
 }
 
-// read lists the directories in one, and says how many blocks the files in it take if it is that of place policies.
-func (d *Dir) read(dir, policies string) (inside map[string]struct{}, kept int64) {
-	inside = map[string]struct{}{}
+// read lists the directories in one.
+func (d *Dir) read(dir string) map[string]struct{} {
+	inside := map[string]struct{}{}
 	info, err := d.FS.Stat(dir)
-	if err != nil || !info.IsDir() || info.Links == noneInside && dir != policies {
-		return inside, 0 // it went, or nobody may look into it, or none is in it
+	if err != nil || !info.IsDir() || info.Links == noneInside {
+		return inside // it went, or nobody may look into it, or none is in it
 	}
 	list, err := d.FS.ReadDir(dir)
 	if err != nil {
-		return inside, 0
+		return inside
 	}
 	for _, e := range list {
 		if e.IsDir() {
 			inside[dir+"/"+e.Name()] = struct{}{}
-		} else if dir == policies {
-			info, _ := d.FS.Stat(dir + "/" + e.Name()) // nothing, if it went
-			kept += (info.Size + dirBytes - 1) / dirBytes
 		}
 	}
-	return inside, kept
+	return inside
 }
-
-// policiesShare is the part of a root's capacity that the place policies in it may take and still count.
-const policiesShare = 16
 
 // noneInside is how many links a directory without others in it has: its name, and its own entry for itself.
 const noneInside = 2

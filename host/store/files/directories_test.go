@@ -9,7 +9,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/health"
-	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -23,15 +22,8 @@ func TestDirectoriesAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	policies := root + "/" + pieceformat.PoliciesDir
-	if err := os.MkdirAll(policies, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(policies+"/module.wasm", make([]byte, 2*dirBytes+1), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	account := capacity.New(capacity.Config{Dir: root, Bounds: capacity.Bounds{Capacity: bytes}, Now: time.Now})
-	tolerated := int64(1<<20) - 11*dirBytes // less the root's own, four in it, two of policies with three blocks, and one that comes
+	tolerated := int64(1<<20) - 6*dirBytes // less the root's own, four in it, and one that comes
 	account.Directories(tolerated)
 	d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: staging.OS(), Now: time.Now})})
 	left := func(want int64) {

@@ -7,6 +7,3 @@ var ErrSync = errors.New("store: sync failed")
 
 // ErrBusy says that another host has the root.
 var ErrBusy = errors.New("store: root is in use")
-
-// errLost says that an orphan does not stand where its place policy says.
-var errLost = errors.New("store: file is lost")

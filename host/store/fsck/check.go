@@ -14,12 +14,12 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/policy"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Options of a check. The zero value reads everything with the built-in place policy and changes nothing.
+// Options of a check. The zero value reads everything and changes nothing.
 type Options struct {
 	FS        staging.FS
 	Workers   int           // files at a time; 0: two per processor
@@ -28,11 +28,6 @@ type Options struct {
 	Repair    bool          // see the package comment
 	TempAge   time.Duration // without writes, after which a temporary counts as nobody's; 0: 1 h
 	Most      int           // problems that are listed; 0: 10,000. All are counted, and repaired
-
-	// Place is the policy that names the root's files. With nil the built-in one is asked, and a name that it does not
-	// know is no problem.
-	Place       *policy.Module
-	PlaceConfig policy.Config
 
 	Progress func(files, bytes int64) // called from several goroutines after each file
 }
@@ -67,10 +62,6 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 		return nil, fmt.Errorf("fsck: %w", err)
 	}
 	defer c.slots.Close()
-	if c.names, err = newNames(ctx, &o); err != nil {
-		return nil, err
-	}
-	defer c.names.close()
 	err = c.run(ctx)
 	c.finish()
 	return &c.report, err
@@ -107,11 +98,10 @@ func (o *Options) complete(dir string) {
 type check struct {
 	o     Options
 	dir   string
-	names *names
 	slots *staging.Slots
 	limit *limit
 
-	kept  sync.Mutex              // of the next two, and of what names knows
+	kept  sync.Mutex              // of the next two
 	texts map[chunk.Digest]string // of namespaces
 	plans map[chunk.Digest]*chunk.Plan
 
@@ -270,8 +260,8 @@ func (c *check) file(ctx context.Context, rel string, buf []byte) {
 		return
 	case err == nil:
 		c.sound(&v.header, v.info)
-		if c.names.misnamed(rel) {
-			p.Kind, p.What = Misnamed, "the place policy gives it another name"
+		if v.misnamed {
+			p.Kind, p.What = Misnamed, "its header has another name"
 			c.found(p)
 		}
 		return
@@ -281,7 +271,7 @@ func (c *check) file(ctx context.Context, rel string, buf []byte) {
 		c.mu.Unlock()
 		return
 	case errors.Is(err, pieceformat.ErrNotPiece), errors.Is(err, pieceformat.ErrDamaged) && v.info.Size < pieceformat.Page:
-		if !c.names.claims(rel) {
+		if !names.IsBuiltin([]byte(rel)) && !v.blank {
 			c.foreign(rel)
 			return
 		}
@@ -307,3 +297,6 @@ func (c *check) file(ctx context.Context, rel string, buf []byte) {
 	c.takeOut(&p, v.info)
 	c.found(p)
 }
+
+// modelOf is the model that a namespace's text names.
+func modelOf(text string) string { return chunk.Field(text, "model") }

@@ -15,6 +15,4 @@ var (
 	errChanging = errors.New("fsck: the file changes")
 	// errUnknownNamespace is a piece of a namespace whose text the root does not hold.
 	errUnknownNamespace = errors.New("unknown namespace")
-	// errTooMany is a namespace beyond those that a policy can tell apart.
-	errTooMany = errors.New("too many namespaces")
 )

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -29,37 +28,6 @@ func (c *check) judge(rel string, how func(f io.ReaderAt, size int64) error) {
 		err = how(f, info.Size)
 	}
 	c.judgeMeta(rel, info, err)
-}
-
-// policies reads the place policies that named files: each one's module must be there, and be what it was.
-func (c *check) policies() error {
-	list, err := c.entries(pieceformat.PoliciesDir)
-	if err != nil {
-		return err
-	}
-	for _, e := range list {
-		rel := pieceformat.PoliciesDir + "/" + e.Name()
-		if _, temp := pieceformat.ParseTemp(e.Name()); temp {
-			c.temporary(rel)
-			continue
-		}
-		b, info, err := c.whole(rel, maxModule)
-		if err == nil {
-			var module string
-			if module, err = pieceformat.CheckPolicy(e.Name(), b); module != "" {
-				if _, merr := c.o.FS.Stat(c.dir + "/" + pieceformat.PoliciesDir + "/" + module); errors.Is(merr, fs.ErrNotExist) {
-					err = fmt.Errorf("%w: its module %s is missing; the files that it named get new names at the next start",
-						pieceformat.ErrDamaged, module)
-				}
-			}
-		}
-		if errors.Is(err, pieceformat.ErrNotPiece) {
-			c.foreign(rel)
-			continue
-		}
-		c.judgeMeta(rel, info, err)
-	}
-	return nil
 }
 
 // members looks at what hosts that share the root leave for each other. Nothing of it is ever repaired: they are at

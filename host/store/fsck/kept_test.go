@@ -5,7 +5,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -39,9 +38,6 @@ func TestWhatTheNextStartGoesBy(t *testing.T) {
 	spoil(pieceformat.CheckpointFile, "")
 	spoil(pieceformat.StateFile, "kvstate1 and what is no state")
 	spoil(pieceformat.WrittenFile, "many")
-	spoil(pieceformat.PoliciesDir+"/"+strings.Repeat("ab", 32)+".wasm", "no such module")
-	spoil(pieceformat.PoliciesDir+"/0123.place", `{"name":"x","module":{"sha256":"`+strings.Repeat("cd", 32)+`"}}`)
-	spoil(pieceformat.PoliciesDir+"/4567.place", "{")
 	if got := kinds(r.check(Options{})); !maps.Equal(got, want) {
 		t.Errorf("found %v, want %v", got, want)
 	}

@@ -12,11 +12,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// What is read as a whole: maxMeta bounds a namespace's text and a plan, maxModule a policy.
-const (
-	maxMeta   = 4 << 20
-	maxModule = 256 << 20
-)
+// maxMeta bounds what is read as a whole: a namespace's text, a plan.
+const maxMeta = 4 << 20
 
 // meta reads what the store keeps for itself: everything that it takes to judge pieces, and what the next start goes
 // by.
@@ -40,9 +37,6 @@ func (c *check) meta() error {
 		_, _, err := pieceformat.DecodeWritten(b)
 		c.judgeMeta(pieceformat.WrittenFile, info, err)
 	}
-	if err := c.policies(); err != nil {
-		return err
-	}
 	return c.members()
 }
 
@@ -54,9 +48,6 @@ func (c *check) takeText(d chunk.Digest, b []byte) error {
 	}
 	if _, ok := c.texts[d]; ok {
 		return nil
-	}
-	if err := c.names.namespace(d, string(b)); err != nil {
-		return err
 	}
 	c.texts[d] = string(b)
 	return nil
@@ -76,30 +67,30 @@ func (c *check) takePlan(d chunk.Digest, b []byte) error {
 	return nil
 }
 
-// hasText says whether a namespace is known. One that is not may have been opened since the check began: a host beside
+// text is a namespace's text. A namespace that is not known that is not may have been opened since the check began: a host beside
 // it keeps the text before its first piece, so it is looked for again. One whose text is there and cannot be had is no
 // orphan.
-func (c *check) hasText(d chunk.Digest) error {
-	known := func() bool {
+func (c *check) text(d chunk.Digest) (string, error) {
+	known := func() (string, bool) {
 		c.kept.Lock()
 		defer c.kept.Unlock()
-		_, ok := c.texts[d]
-		return ok
+		text, ok := c.texts[d]
+		return text, ok
 	}
-	if known() {
-		return nil
+	if text, ok := known(); ok {
+		return text, nil
 	}
 	b, err := c.copied(pieceformat.NamespacesDir, d)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: digest %s", errUnknownNamespace, d)
+		return "", fmt.Errorf("%w: digest %s", errUnknownNamespace, d)
 	}
 	if err == nil {
 		err = c.takeText(d, b)
 	}
 	if err != nil {
-		return fmt.Errorf("fsck: the text of its namespace %s: %v", d, err) // not a judgement on the piece, whatever it is
+		return "", fmt.Errorf("fsck: the text of its namespace %s: %v", d, err) // not a judgement on the piece, whatever it is
 	}
-	return nil
+	return string(b), nil
 }
 
 // plan is likewise.

@@ -1,6 +1,8 @@
 package fsck
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/moves"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -16,9 +19,11 @@ import (
 
 // verdict is what a look at a file gave.
 type verdict struct {
-	header pieceformat.Header
-	info   staging.Info
-	read   int64
+	header   pieceformat.Header
+	info     staging.Info
+	read     int64
+	misnamed bool // it does not stand where its header says
+	blank    bool // its first page is all zeros
 }
 
 func (v *verdict) same(o *verdict) bool { return unchanged(v.info, o.info) }
@@ -74,6 +79,7 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 		return v, err
 	}
 	if v.header, err = pieceformat.DecodeHeader(buf[:n]); err != nil {
+		v.blank = n == pieceformat.Page && !bytes.ContainsFunc(buf[:n], func(c rune) bool { return c != 0 })
 		return v, err
 	}
 	h := &v.header
@@ -81,11 +87,14 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 		return v, fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged,
 			v.info.Size, h.FileBytes())
 	}
-	if err := c.names.holds(rel, h); err != nil {
+	text, err := c.text(h.Namespace)
+	if err != nil {
 		return v, err
 	}
-	if err := c.hasText(h.Namespace); err != nil {
-		return v, err
+	builtin := names.AppendBuiltin(nil, h.Namespace, names.KeyLen(text), &h.Key, h.Group, h.Rank)
+	if v.misnamed = rel != cmp.Or(h.Name, string(builtin)); rel != string(builtin) && names.Reserved([]byte(rel)) {
+		return v, fmt.Errorf("%w: key %s of group %d, rank %d, namespace %s under the built-in name of another",
+			pieceformat.ErrWrongPiece, h.Key, h.Group, h.Rank, h.Namespace)
 	}
 	plan, err := c.plan(h.Plan)
 	if err != nil {

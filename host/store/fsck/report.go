@@ -11,7 +11,7 @@ type Kind string
 
 const (
 	Damaged    Kind = "damaged"     // header, table, size or a checksum is not what it should be
-	WrongPiece Kind = "wrong-piece" // a sound piece of another key or rank than its name says
+	WrongPiece Kind = "wrong-piece" // a sound piece under the built-in name of another
 	Orphan     Kind = "orphan"      // a piece of a namespace whose text is missing: no host will find it
 	NoPlan     Kind = "no-plan"     // a piece under a layout plan that is missing: nobody can read it
 	Meta       Kind = "meta"        // a file that the store keeps for itself is damaged
@@ -20,7 +20,7 @@ const (
 	Later      Kind = "later"       // of a format version, flag or algorithm that this kvhost does not know
 	Protocol   Kind = "protocol"    // a file by which hosts that share the root speak to each other is damaged
 	Absent     Kind = "absent"      // a host that shares the root and has not been heard of for long
-	Misnamed   Kind = "misnamed"    // sound, but the place policy leads elsewhere; the next start moves it
+	Misnamed   Kind = "misnamed"    // sound, but renamed since it was stored: its header has another name
 )
 
 // Harmless says that a problem of this kind needs nobody to do anything.
@@ -38,7 +38,7 @@ var advice = map[Kind]string{
 	Later:      "run the kvhost that wrote it, or remove it by hand",
 	Protocol:   "stop the hosts that share the root, remove .kvhost/shared, and start them again",
 	Absent:     "nothing: the host that evicts clears it away, and the next one to start where none runs",
-	Misnamed:   "nothing: the next start with this place policy moves it",
+	Misnamed:   "nothing: a start that scans the root finds it where it is",
 }
 
 // Problem is one thing that is wrong.

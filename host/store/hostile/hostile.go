@@ -45,8 +45,6 @@ func (t *Tree) Places() []Place {
 		{"a temporary of this host", pieceformat.TempName(t.Piece, Host, 7)},
 		{"a temporary of another", pieceformat.TempName(t.Piece, "other", 7)},
 		{"a temporary beside the lock", pieceformat.TempName(pieceformat.LockFile, Host, 8)},
-		{"a place policy", pieceformat.PoliciesDir + "/" + strings.Repeat("ab", 16) + pieceformat.PlaceSuffix},
-		{"a module", pieceformat.PoliciesDir + "/" + strings.Repeat("ab", 32) + pieceformat.ModuleSuffix},
 		{"a quarantined file", pieceformat.QuarantineName(1, 1, "x.kv")},
 		{"a repaired file", pieceformat.QuarantineDir + "/0000000000000001-repair-x.kv"},
 		{"the probe's lock", pieceformat.MetaDir + "/probe.lock"},

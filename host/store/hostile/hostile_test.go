@@ -24,7 +24,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/fsck"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/hostile"
-	"github.com/kvhost/kvhost/host/store/janitor"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/storetest"
 	"github.com/kvhost/kvhost/staging"
@@ -239,7 +238,7 @@ func (s *seed) lost(p hostile.Place) (lost [stored]bool) {
 
 // TestTrees lets every intruder take every place, before a start and under a running host. What is outside is neither
 // served nor changed nor removed; the host starts, serves what it has, stores and evicts within its capacity, and does
-// not take its root out of service. fsck and the janitor come to an end.
+// not take its root out of service. fsck comes to an end.
 func TestTrees(t *testing.T) {
 	slots, err := staging.NewSlots(1, 1<<16)
 	if err != nil {
@@ -326,16 +325,6 @@ func (s *seed) run(t *testing.T, slots *staging.Slots, p hostile.Place, in hosti
 	}
 	r.close()
 	check(true)
-	j, err := janitor.New(t.Context(), tree.Root, janitor.Options{Capacity: 2 * pieceBytes, TempAge: 1})
-	if err == nil {
-		if _, err = j.Round(t.Context()); err != nil {
-			t.Logf("janitor: %v", err)
-		}
-		err = j.Close()
-	}
-	if err != nil {
-		t.Logf("janitor: %v", err)
-	}
 	if after := stagingtest.Sum(t, tree.Outside); after != before {
 		t.Errorf("outside is\n%s\nwas\n%s", after, before)
 	}

@@ -16,6 +16,10 @@ func (x *Index) Check() error {
 			continue
 		}
 		live++
+		key := x.Key(slot)
+		if n := len(x.Names.List(slot, &key)); e.Is(Named) != (n > 0) {
+			return fmt.Errorf("slot %d has %d names, its state is %#x", slot, n, e.State())
+		}
 		missing[x.Owner(slot).Class] += int64(bits.OnesCount64(x.missing[slot]))
 		if e.Is(Detached) {
 			if detached++; e.pins == 0 {
@@ -23,8 +27,7 @@ func (x *Index) Check() error {
 			}
 			continue
 		}
-		k := x.Key(slot)
-		if got := x.Find(x.Fingerprint(slot), x.base(x.Owner(slot).Class), &k); got != slot {
+		if got := x.Find(x.Fingerprint(slot), x.base(x.Owner(slot).Class), &key); got != slot {
 			return fmt.Errorf("the key of slot %d is found in slot %d", slot, got)
 		}
 		if parent := e.Parent(); parent != 0 {

@@ -38,14 +38,14 @@ const None = abi.None
 
 // State bits of an entry.
 const (
-	Live         = 1 << iota // in use
-	Evicting                 // the policy was sent REMOVE and the files are being unlinked; lookups miss
-	Detached                 // no longer found by key; waits for its last pin
-	Complete                 // all pieces that some put or header named are there
-	FallbackName             // some piece has the built-in name
-	Announced                // the evict policy knows it
-	Moving                   // it is copied to another level, or waits for that
-	stateBits    = 0xff
+	Live      = 1 << iota // in use
+	Evicting              // the policy was sent REMOVE and the files are being unlinked; lookups miss
+	Detached              // no longer found by key; waits for its last pin
+	Complete              // all pieces that some put or header named are there
+	Named                 // some piece has another name than the built-in one: see [Index.Names]
+	Announced             // the evict policy knows it
+	Moving                // it is copied to another level, or waits for that
+	stateBits = 0xff
 )
 
 func (e *Entry) word() uint32 { return binary.LittleEndian.Uint32(e.ownerState[:]) }

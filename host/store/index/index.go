@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/names"
 )
 
 // Index holds one root's entries. Its methods must not be called concurrently.
@@ -14,6 +15,7 @@ type Index struct {
 	slab
 	ownerTable
 	Expiries       Expiries
+	Names          names.Table // of pieces of the entries that are [Named]
 	byKey          table
 	families       families
 	pieceSets      pieceSets
@@ -137,6 +139,9 @@ func (x *Index) Release(slot uint32) {
 	x.SetPieces(slot, 0)
 	x.SetUnits(slot, 0)
 	x.setMissing(slot, 0)
+	if x.At(slot).Is(Named) {
+		x.Names.Remove(slot)
+	}
 	x.dealloc(slot)
 }
 
@@ -242,6 +247,6 @@ func (x *Index) Resize(slot uint32, bytes int64) {
 
 // Memory is the bytes that the index takes.
 func (x *Index) Memory() int64 {
-	n := x.slab.memory() + x.byKey.memory() + x.families.memory() + x.Expiries.memory()
+	n := x.slab.memory() + x.byKey.memory() + x.families.memory() + x.Expiries.memory() + x.Names.Memory()
 	return n + int64(len(x.wide)+len(x.missing)+len(x.large)+len(x.pinned))*24
 }

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/names"
 )
 
 // ErrRestore: a record cannot be entered, because its values contradict themselves or what was entered before.
@@ -24,19 +25,24 @@ type Record struct {
 	Missing   uint64
 	Expires   uint32
 	Key       chunk.Key
+	Names     []names.Name // of pieces that have another than the built-in one: those of a state with Named
 }
 
 // RecordState are the state bits that a record keeps.
-const RecordState = Complete | FallbackName
+const RecordState = Complete | Named
 
 // Record returns the entry in a slot.
 func (x *Index) Record(slot uint32) Record {
 	e := x.At(slot)
-	return Record{
+	rec := Record{
 		Slot: slot, OwnerID: e.OwnerID(), State: e.State() & RecordState, Parent: e.Parent(), LastTouch: e.LastTouch(),
 		Units: x.EntryUnits(slot, e), Depth: e.depth, Pieces: x.EntryPieces(slot, e), Missing: x.missing[slot],
 		Expires: x.Expiries.At(slot), Key: x.Key(slot),
 	}
+	if e.Is(Named) {
+		rec.Names = x.Names.List(slot, &rec.Key)
+	}
+	return rec
 }
 
 // Restoring enters records into an empty index. What it does is mostly waiting for memory, so it keeps the last records'
@@ -70,6 +76,8 @@ func (r *Restoring) Enter(rec *Record) error {
 		return fmt.Errorf("%w: slot %d of owner %d of %d", ErrRestore, rec.Slot, rec.OwnerID, len(x.list))
 	case rec.Key == chunk.Root:
 		return fmt.Errorf("%w: slot %d has no key", ErrRestore, rec.Slot)
+	case rec.State&Named != 0 != (len(rec.Names) > 0):
+		return fmt.Errorf("%w: slot %d in state %d has %d names", ErrRestore, rec.Slot, rec.State, len(rec.Names))
 	}
 	slot := rec.Slot
 	x.allocAt(slot, &rec.Key)
@@ -83,6 +91,9 @@ func (r *Restoring) Enter(rec *Record) error {
 	x.SetPieces(slot, rec.Pieces)
 	x.ReservePieces(slot, rec.Missing)
 	x.Expiries.Set(slot, int64(rec.Expires))
+	for _, n := range rec.Names {
+		x.Names.Add(slot, &rec.Key, n)
+	}
 
 	g := &r.groups[r.n/PrefetchStep%2]
 	g.slots[g.n], g.fps[g.n] = slot, x.Fingerprint(slot)

@@ -7,15 +7,16 @@ import (
 	"os"
 	"strings"
 
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
-// foreign adds up damaged files under names that no policy at hand can read back, as after one that is linked in was
-// replaced, or that none could when they were scanned: to a scan they are another program's, left alone and not counted.
+// foreign adds up damaged files that the scan of a start left alone: no piece can be made out in them, and they have names
+// that place policies gave. To a scan they are another program's, and not counted.
 func foreign(n *node, dir string) (bytes int64, err error) {
-	err = eachDamaged(n.r.files, dir, func(name, rel string, info staging.Info) {
-		if ino, left := n.left[name]; left && ino == info.Ino || !n.store.Claims(rel) {
+	err = eachDamaged(n.r.files, dir, func(name, _ string, info staging.Info) {
+		if ino, left := n.left[name]; left && ino == info.Ino {
 			bytes += pieceformat.Padded(info.Allocated)
 		}
 	})
@@ -32,7 +33,7 @@ func noteLeft(n *node) error {
 			n.left = map[string]uint64{}
 		}
 		err := eachDamaged(n.r.files, n.cfg.Roots[i].Path, func(name, rel string, info staging.Info) {
-			if !n.store.Claims(rel) {
+			if !names.IsBuiltin([]byte(rel)) {
 				n.left[name] = info.Ino
 			}
 		})

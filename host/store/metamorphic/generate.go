@@ -129,11 +129,10 @@ func (g *generator) drafts() []draft {
 	} else {
 		list = append(list, draft{3, (*generator).damage})
 	}
-	if g.h.Kind.hosts == 1 { // hosts that share a root have one place policy
-		list = append(list, draft{2, func(g *generator, p *plan) {
-			g.add(p, "Swap", "role", "place", "policy", g.placer())
-		}})
-	} else {
+	list = append(list, draft{2, func(g *generator, p *plan) {
+		g.add(p, "Swap", "role", "place", "policy", g.placer())
+	}})
+	if g.h.Kind.hosts > 1 {
 		list = append(list,
 			draft{30, func(g *generator, p *plan) { g.add(p, "Turns", "n", 1+g.rng.IntN(4)) }},
 			draft{2, func(g *generator, p *plan) { g.add(p, "Sleep", "n", 1+g.rng.IntN(30)) }})
@@ -278,8 +277,8 @@ func (g *generator) evictor() string {
 	return fmt.Sprintf("%s:%d", evictors[g.rng.IntN(len(evictors))], g.rng.Uint64())
 }
 
-// placers are generations of names, one that gives many keys one name, and one that gives none now and then.
-var placers = []string{"1/1/1", "4/4", "2/2", "collider", "mute"}
+// placers are policies that follow the key, and rogues: see roguePlacer.
+var placers = []string{"1/1/1", "4/4", "2/2", "collider", "mute", "fickle", "thief"}
 
 // placer draws no collider where power is lost: a file that is damaged under a name that no policy can read back is a
 // foreign file to a scan, which leaves it alone and does not count it.
@@ -299,7 +298,7 @@ func (g *generator) policies() (args []any) {
 	if g.rng.IntN(2) == 0 {
 		args = append(args, "evict", g.evictor())
 	}
-	if g.h.Kind.hosts == 1 && g.rng.IntN(2) == 0 {
+	if g.rng.IntN(2) == 0 {
 		args = append(args, "place", g.placer())
 	}
 	return args

@@ -106,8 +106,7 @@ func (n *node) idle() error {
 	})
 }
 
-// eventually checks what holds while the store does nothing. Work in the background is given time to end: a background
-// evictor's, and the renaming of pieces.
+// eventually checks what holds while the store does nothing. A background evictor is given time to end.
 func (n *node) eventually(check func([]store.Inspection) error) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -120,12 +119,7 @@ func (n *node) eventually(check func([]store.Inspection) error) error {
 		}
 		var err error
 		atWork := n.EvictMode == store.Background
-		ierr := n.store.Inspect(func(list []store.Inspection) {
-			for _, root := range list {
-				atWork = atWork || root.Renaming
-			}
-			err = check(list)
-		})
+		ierr := n.store.Inspect(func(list []store.Inspection) { err = check(list) })
 		if ierr != nil || err == nil || !atWork && !again || time.Now().After(until) {
 			return errors.Join(ierr, err)
 		}

@@ -40,8 +40,7 @@ type node struct {
 	doubted atomic.Bool // others gave it up, or may have, and it has made no step since
 	inStep  atomic.Bool
 	before  []Entry // hits at the end of the last life
-	// damaged files that a scan left alone, by name: no policy claimed them then. One that claims them later does not count
-	// them before the next scan.
+	// Inodes of damaged files that a scan left alone, by name.
 	left  map[string]uint64
 	owed  durable
 	final Op // the policies of the last life
@@ -168,7 +167,6 @@ func (n *node) choosePolicies(op Op) (release func(), err error) {
 	}
 	p := &n.cfg.Policies
 	*p = store.Policies{Admit: builtin(abi.RoleAdmit), Place: builtin(abi.RolePlace), Layout: builtin(abi.RoleLayout)}
-	p.Reopen.Cache = n.r.policies.opt.Cache
 	if name := op.get(abi.RoleEvict.String()); name != "" {
 		if p.Evict, err = n.r.policies.role(abi.RoleEvict, name, ""); err != nil {
 			return nil, err
@@ -336,8 +334,8 @@ func (n *node) hit(e Entry) (bool, error) {
 }
 
 // kept checks that what was a hit still is one. It need not be with faults or after a loss of power: files whose removal
-// failed, or was lost, come back and push others out. Nor need it be where somebody else evicts, nor in memory, from which
-// modules of earlier place policies are not opened: memory that outlives its host is the model's own.
+// failed, or was lost, come back and push others out. Nor need it be where somebody else evicts, nor in memory:
+// memory that outlives its host is the model's own.
 func (n *node) kept() error {
 	k := &n.r.h.Kind
 	if k.faults != "" || n.armed || k.hosts > 1 || k.memory || n.EvictMode == store.Background {

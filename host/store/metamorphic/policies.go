@@ -1,6 +1,7 @@
 package metamorphic
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ type policySet struct {
 	given   atomic.Int64
 	back    atomic.Int64
 	problem func(error)
+	seed    atomic.Uint64 // of place policies that draw
 }
 
 // role opens the policy of a name for a role. An empty name is the built-in one. The caller must release the handle; an
@@ -162,10 +164,10 @@ func (r *rogue) Load([]byte) error                { return errRogue }
 
 func (s *policySet) placer(name string) (*policy.Module, policy.Config, error) {
 	switch name {
-	case "collider", "mute":
+	case "collider", "mute", "fickle", "thief":
 		return native(name, abi.RolePlace, func(i guest.Info) (any, error) {
 			p, err := fanout.New(i)
-			return &roguePlacer{fanout: p, how: name}, err
+			return &roguePlacer{fanout: p, how: name, rng: rand.New(rand.NewPCG(s.seed.Add(1), 5))}, err
 		}), nil, nil
 	}
 	m, err := s.module("fanout")
@@ -175,23 +177,46 @@ func (s *policySet) placer(name string) (*policy.Module, policy.Config, error) {
 // colliderDir is where a collider puts all pieces.
 const colliderDir = "heap"
 
-// roguePlacer gives some keys the name of others (a collider), or one that leads out of the root (a mute one).
+// roguePlacer gives some keys the name of others (a collider), or one that leads out of the root (a mute one), or a new one
+// each time that it is asked (a fickle one), or one where other pieces have their built-in names (a thief).
 type roguePlacer struct {
-	fanout guest.Placer
+	fanout *fanout.Policy
 	how    string
+	rng    *rand.Rand
 }
 
+// Namespace tells fanout.
+func (r *roguePlacer) Namespace(id uint32, text string) { r.fanout.Namespace(id, text) }
+
 func (r *roguePlacer) Place(q *abi.PlaceQuery, roots []abi.RootFacts, dst []byte) ([]byte, uint32) {
-	if r.how == "collider" {
+	switch r.how {
+	case "collider":
 		return fmt.Appendf(dst, "%s/%02x_r%d.kv", colliderDir, q.Key[0]%8, q.Rank), abi.None
+	case "fickle":
+		for range r.rng.IntN(4) {
+			dst = fmt.Appendf(dst, "%c/", 'a'+r.rng.IntN(3))
+		}
+		return fmt.Appendf(dst, "%x", r.rng.Uint32N(64)), abi.None
+	case "thief":
+		other := *q
+		other.Key[0], other.Rank = byte(r.rng.Uint32()), r.rng.Uint32N(2)
+		path, _ := r.fanout.Place(&other, roots, dst)
+		if cut := r.rng.IntN(4); cut > 0 {
+			at := len(dst)
+			for range cut {
+				if next := bytes.IndexByte(path[at:], '/'); next >= 0 {
+					at += next + 1
+				}
+			}
+			path = path[:at-1]
+		}
+		return path, abi.None
 	}
 	if q.Key[0]%3 == 0 {
 		return append(dst, "../../out.kv"...), abi.None
 	}
 	return r.fanout.Place(q, roots, dst)
 }
-
-func (r *roguePlacer) Unplace([]byte) abi.PathIdentity { return abi.PathIdentity{} }
 
 // admitter refuses part of five keys.
 type admitter struct{ part uint64 }

@@ -34,7 +34,6 @@ type Store interface {
 	Settle(ctx context.Context) error
 	Maintain(ctx context.Context, root int, task store.Task) error
 	Inspect(visit func([]store.Inspection)) error
-	Claims(path string) bool
 	Stats() store.Stats
 	Close() error
 }

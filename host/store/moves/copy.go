@@ -100,6 +100,8 @@ type Target interface {
 	// then writes the head and returns the size of the file, and Encoded enters what it gained.
 	Compresses() bool
 	Element() int
+	// Name is what the header is to have as the piece's name.
+	Name() string
 	HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored) int64
 	Encoded(stored int64, took time.Duration)
 	Commit(ctx context.Context) error
@@ -206,6 +208,10 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 			}
 			if to, err = begin(ctx, &h); err != nil {
 				return 0, err
+			}
+			if name := to.Name(); h.Name != name {
+				h.Name = name
+				h.Encode(part)
 			}
 			if out, err = c.recoder(src, &h, head, to); err != nil {
 				return 0, err

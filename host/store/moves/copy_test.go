@@ -51,12 +51,14 @@ type upload struct {
 	decodes, compresses, headed, committed, aborted bool
 
 	plan    *chunk.Plan // of compresses
+	name    string
 	encoded int64
 }
 
 func (u *upload) Decodes() bool                    { return u.decodes }
 func (u *upload) Compresses() bool                 { return u.compresses }
 func (u *upload) Element() int                     { return 2 }
+func (u *upload) Name() string                     { return u.name }
 func (u *upload) Encoded(n int64, _ time.Duration) { u.encoded += n }
 
 func (u *upload) HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored) int64 {

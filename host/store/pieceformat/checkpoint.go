@@ -8,24 +8,26 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/zeebo/xxh3"
 )
 
-// A checkpoint file, little-endian: a head of 64 bytes; the owners, 64 bytes each; the entries by slot.
+// A checkpoint file, little-endian: a head of 64 bytes; the owners, 32 bytes each; the entries by slot.
 const (
-	checkpointMagic = "kvindex1"
+	checkpointMagic = "kvindex2"
 	checkpointHead  = 64
-	ownerRecord     = 64
-	entryRecord     = 28 // then 16 or 32 bytes of key, then the fields that flags name
+	ownerRecord     = 32
+	entryRecord     = 28 // then 16 or 32 bytes of key, then the fields that flags name, then names
 	checkpointPart  = 1 << 20
+	maxNames        = 1 << 17 // bytes: those of 64 ranks
 	keyHead         = 16
 	keyTail         = chunk.KeyBytes - keyHead
 )
 
 // State bits of an entry.
 const (
-	StateComplete     = 1 << 3 // all pieces that some put or header named are there
-	StateFallbackName = 1 << 4 // some piece has the built-in name
+	StateComplete = 1 << 3 // all pieces that some put or header named are there
+	StateNamed    = 1 << 4 // some piece has another name than the built-in one: the names follow
 )
 
 // Flags of an entry's record.
@@ -53,14 +55,13 @@ type CheckpointOwner struct {
 	Group     uint32
 	Tenant    uint32
 	TTL       time.Duration
-	Place     [32]byte // the identity of the place policy that named the files
 }
 
 // CheckpointEntry is one entry of an index.
 type CheckpointEntry struct {
 	Slot      uint32
 	OwnerID   uint32 // of the checkpoint's owners, by position
-	State     uint8  // StateComplete, StateFallbackName
+	State     uint8  // StateComplete, StateNamed
 	Parent    uint64 // fingerprint
 	LastTouch uint32
 	Units     uint32
@@ -69,6 +70,7 @@ type CheckpointEntry struct {
 	Missing   uint64
 	Expires   uint32 // seconds since 1970; 0: never
 	Key       chunk.Key
+	Names     []names.Name // of a state with StateNamed
 }
 
 func (c *Checkpoint) encode() []byte {
@@ -100,15 +102,13 @@ func (o *CheckpointOwner) append(b []byte) []byte {
 	b = append(b, o.Namespace[:]...)
 	b = le.AppendUint32(b, o.Group)
 	b = le.AppendUint32(b, o.Tenant)
-	b = le.AppendUint64(b, uint64(o.TTL))
-	return append(b, o.Place[:]...)
+	return le.AppendUint64(b, uint64(o.TTL))
 }
 
 func decodeOwner(b []byte) (o CheckpointOwner) {
 	le := binary.LittleEndian
 	copy(o.Namespace[:], b)
 	o.Group, o.Tenant, o.TTL = le.Uint32(b[16:]), le.Uint32(b[20:]), time.Duration(le.Uint64(b[24:]))
-	copy(o.Place[:], b[32:])
 	return o
 }
 
@@ -147,6 +147,10 @@ func (e *CheckpointEntry) append(b []byte) []byte {
 	if flags&recordExpires != 0 {
 		b = le.AppendUint32(b, e.Expires)
 	}
+	if e.State&StateNamed != 0 {
+		b = le.AppendUint32(b, uint32(names.ListBytes(e.Names)))
+		b = names.AppendList(b, e.Names)
+	}
 	return b
 }
 
@@ -165,10 +169,10 @@ func (e *CheckpointEntry) decode(b []byte) (n int, err error) {
 			n += size
 		}
 	}
-	if len(b) < n {
+	word := le.Uint32(b[5:])
+	if uint8(word)&StateNamed != 0 && len(b) < n+4 || len(b) < n {
 		return 0, nil
 	}
-	word := le.Uint32(b[5:])
 	*e = CheckpointEntry{
 		Slot: le.Uint32(b), OwnerID: word >> 8, State: uint8(word), Parent: le.Uint64(b[9:]), LastTouch: le.Uint32(b[17:]),
 		Units: le.Uint32(b[21:]), Depth: le.Uint16(b[25:]), Pieces: uint64(b[27]),
@@ -184,9 +188,22 @@ func (e *CheckpointEntry) decode(b []byte) (n int, err error) {
 		e.Missing, rest = le.Uint64(rest), rest[8:]
 	}
 	if flags&recordExpires != 0 {
-		e.Expires = le.Uint32(rest)
+		e.Expires, rest = le.Uint32(rest), rest[4:]
 	}
-	return n, nil
+	if e.State&StateNamed == 0 {
+		return n, nil
+	}
+	size := int64(le.Uint32(rest))
+	if size > maxNames {
+		return 0, fmt.Errorf("%w: names of %d bytes in a checkpoint record", ErrDamaged, size)
+	}
+	if int64(len(rest)) < 4+size {
+		return 0, nil
+	}
+	if e.Names, err = names.DecodeList(rest[4 : 4+size]); err != nil {
+		return 0, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return n + 4 + int(size), nil
 }
 
 // WriteCheckpoint writes a checkpoint. c need not count owners.
@@ -245,7 +262,7 @@ func ReadCheckpoint(f io.ReaderAt, size int64, v CheckpointVisitor) (Checkpoint,
 		return c, err
 	}
 	r := checkpointReader{head: c, visitor: v}
-	sum, buf, at := xxh3.New(), make([]byte, 0, checkpointPart+entryRecord+64), int64(checkpointHead)
+	sum, buf, at := xxh3.New(), make([]byte, 0, checkpointPart+entryRecord+64+maxNames), int64(checkpointHead)
 	for at < size || len(buf) > 0 {
 		n := min(size-at, int64(checkpointPart))
 		fresh := buf[len(buf) : len(buf)+int(n)]

@@ -3,11 +3,13 @@ package pieceformat
 import (
 	"encoding/hex"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/names"
 )
 
 // file is a file in memory.
@@ -52,13 +54,13 @@ func exampleCheckpoint(t *testing.T) []byte {
 	short := key
 	clear(short[16:])
 	owners := []CheckpointOwner{
-		{Namespace: chunk.Digest{1, 2, 3}, Group: 4, Tenant: 5, TTL: time.Second, Place: [32]byte{6, 7}},
+		{Namespace: chunk.Digest{1, 2, 3}, Group: 4, Tenant: 5, TTL: time.Second},
 	}
 	entries := []*CheckpointEntry{
 		{Slot: 0, State: StateComplete, LastTouch: 9, Units: 10, Depth: 11, Pieces: 3, Key: short},
 		{
-			Slot: 2, State: StateFallbackName, Parent: 0x1112131415161718, LastTouch: 8, Units: 10, Depth: 12, Pieces: 1 << 9,
-			Missing: 2, Expires: 0x21222324, Key: key,
+			Slot: 2, State: StateNamed, Parent: 0x1112131415161718, LastTouch: 8, Units: 10, Depth: 12, Pieces: 1 << 9,
+			Missing: 2, Expires: 0x21222324, Key: key, Names: []names.Name{{Rank: 9, Path: "a/b"}},
 		},
 	}
 	var f file
@@ -103,7 +105,7 @@ func TestDecodeWhatWasEncoded(t *testing.T) {
 		t.Fatalf("%+v, %d owners, %d entries, %v", head, len(c.owners), len(c.entries), err)
 	}
 	if e := c.entries[1]; e.Missing != 2 || e.Expires != 0x21222324 || e.Pieces != 1<<9 || e.Key[31] != 0xbf ||
-		e.State != StateFallbackName {
+		e.State != StateNamed || !slices.Equal(e.Names, []names.Name{{Rank: 9, Path: "a/b"}}) {
 		t.Errorf("%+v", e)
 	}
 	var fps []uint64

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/zeebo/xxh3"
 )
 
@@ -42,6 +43,7 @@ type Header struct {
 	TableSum   uint64 // over the table's bytes
 	DataOffset int64  // where the payload starts
 	Stored     int64  // bytes that the extents take as stored, without padding; 0: version 1
+	Name       string // the path below the root that a place policy gave; empty: the built-in one
 }
 
 // Offsets of the fields, little-endian. All other bytes are zero.
@@ -62,15 +64,19 @@ const (
 	offStoreTime  = 128 // i64
 	offPayload    = 136 // u64
 	offPlan       = 144 // [16]byte
-	offFlags      = 160 // u64, none defined
+	offFlags      = 160 // u64: flagNamed
 	offExtents    = 168 // u32
+	offNameLen    = 172 // u32: with flagNamed, the length of the name
 	offDataOffset = 176 // u64
 	offTableSum   = 184 // u64
 	offSum        = 192 // u64: xxh3-64 of the page with this field zero
 	offEnd        = 200
 	offStored     = 200 // u64, of version 2
-	offStoredEnd  = 208
+	offName       = 208 // with flagNamed; else zero
 )
+
+// flagNamed says that the page has the piece's name, which is not the built-in one.
+const flagNamed = 1
 
 // Padded rounds up to whole pages.
 func Padded(n int64) int64 { return (n + Page - 1) &^ (Page - 1) }
@@ -133,6 +139,11 @@ func (h *Header) Encode(dst []byte) {
 	le.PutUint64(page[offDataOffset:], uint64(h.DataOffset))
 	le.PutUint64(page[offTableSum:], h.TableSum)
 	le.PutUint64(page[offStored:], uint64(h.Stored))
+	if h.Name != "" {
+		le.PutUint64(page[offFlags:], flagNamed)
+		le.PutUint32(page[offNameLen:], uint32(len(h.Name)))
+		copy(page[offName:], h.Name)
+	}
 	le.PutUint64(page[offSum:], xxh3.Hash(page))
 }
 
@@ -151,7 +162,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	switch version {
 	case FormatVersion:
 	case CompressedVersion:
-		unused = page[offStoredEnd:]
+		unused = page[offName:]
 	default:
 		return h, fmt.Errorf("%w: version %d, this host reads %d and %d", ErrUnknownFormat, version, FormatVersion,
 			CompressedVersion)
@@ -159,8 +170,17 @@ func DecodeHeader(b []byte) (Header, error) {
 	if got, want := headerSum(page), le.Uint64(page[offSum:]); got != want {
 		return h, fmt.Errorf("%w: header checksum %016x, the header says %016x", ErrDamaged, got, want)
 	}
-	if f := le.Uint64(page[offFlags:]); f != 0 {
+	switch f, n := le.Uint64(page[offFlags:]), le.Uint32(page[offNameLen:]); {
+	case f&^flagNamed != 0:
 		return h, fmt.Errorf("%w: flags %#x", ErrUnknownFormat, f)
+	case n > names.MaxPath || f == flagNamed && n == 0 || f == 0 && n != 0:
+		return h, fmt.Errorf("%w: header says a name of %d bytes with flags %#x", ErrDamaged, n, f)
+	case f == flagNamed:
+		h.Name = string(page[offName : offName+n])
+		unused = page[offName+n:]
+		if version == FormatVersion && le.Uint64(page[offStored:]) != 0 {
+			return h, fmt.Errorf("%w: stored bytes in version %d", ErrUnknownFormat, version)
+		}
 	}
 	if a := le.Uint32(page[offAlgorithm:]); a != uint32(chunk.XXH3) {
 		return h, fmt.Errorf("%w: checksum algorithm %d", ErrUnknownFormat, a)
@@ -227,6 +247,8 @@ func (h *Header) validate(version uint32) error {
 		return bad("%d extents", h.Extents)
 	case version == CompressedVersion && (h.Stored <= 0 || h.Stored > h.Payload):
 		return bad("%d stored bytes of %d", h.Stored, h.Payload)
+	case h.Name != "" && names.Check(h.Name) != nil:
+		return bad("the name %q, which no piece can have", h.Name)
 	case h.DataOffset != DataOffset(int(h.Extents), version == CompressedVersion):
 		return bad("a payload at %d after %d extents", h.DataOffset, h.Extents)
 	}

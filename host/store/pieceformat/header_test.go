@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
@@ -89,6 +90,24 @@ func resum(page []byte) {
 	binary.LittleEndian.PutUint64(page[offSum:], headerSum(page))
 }
 
+// name gives a page a name.
+func name(page []byte, path string) {
+	page[offFlags], page[offNameLen] = flagNamed, byte(len(path))
+	copy(page[offName:], path)
+	resum(page)
+}
+
+// TestHeaderName: a name stands in the page, and a page without one is what it was before there were any.
+func TestHeaderName(t *testing.T) {
+	h, image := goldenHeader(t)
+	h.Name = "model/" + strings.Repeat("x", 255) + "/a_r1.kv"
+	h.Encode(image)
+	got, err := DecodeHeader(image)
+	if err != nil || got != h {
+		t.Errorf("got %+v, %v, want %+v", got, err, h)
+	}
+}
+
 func TestDecodeHeaderRefuses(t *testing.T) {
 	le := binary.LittleEndian
 	tests := []struct {
@@ -102,6 +121,12 @@ func TestDecodeHeaderRefuses(t *testing.T) {
 		{"other magic", func(p []byte) []byte { p[0] ^= 1; return p }, ErrNotPiece},
 		{"next version", func(p []byte) []byte { le.PutUint32(p[offVersion:], 3); return p }, ErrUnknownFormat},
 		{"unknown flag", func(p []byte) []byte { p[offFlags+7] = 0x80; resum(p); return p }, ErrUnknownFormat},
+		{"a name without its flag", func(p []byte) []byte { p[offNameLen] = 1; resum(p); return p }, ErrDamaged},
+		{"a flag without its name", func(p []byte) []byte { p[offFlags] = flagNamed; resum(p); return p }, ErrDamaged},
+		{"a name out of the root", func(p []byte) []byte { name(p, "../a"); return p }, ErrDamaged},
+		{"a hidden name", func(p []byte) []byte { name(p, ".kvhost/lock"); return p }, ErrDamaged},
+		{"a name that ends early", func(p []byte) []byte { name(p, "a/b"); p[offNameLen] = 2; resum(p); return p }, ErrUnknownFormat},
+		{"a name too long", func(p []byte) []byte { name(p, "a"); p[offNameLen+1] = 16; resum(p); return p }, ErrDamaged},
 		{"unknown algorithm", func(p []byte) []byte { p[offAlgorithm] = 2; resum(p); return p }, ErrUnknownFormat},
 		{"unknown field", func(p []byte) []byte { p[Page-1] = 1; resum(p); return p }, ErrUnknownFormat},
 		{"flipped bit", func(p []byte) []byte { p[offKey+3] ^= 4; return p }, ErrDamaged},
@@ -135,6 +160,9 @@ func FuzzDecodeHeader(f *testing.F) {
 	f.Add(image[:Page], true)
 	f.Add(compressed[:Page], true)
 	f.Add(image[:offEnd], false)
+	named := bytes.Clone(image[:Page])
+	name(named, "a/b.kv")
+	f.Add(named, true)
 	f.Fuzz(func(t *testing.T, b []byte, sign bool) {
 		if sign && len(b) >= Page {
 			resum(b) // or the fuzzer never gets past the checksum

@@ -14,7 +14,6 @@ const (
 	CopyDir       = ".kvhost-copy"          // a second copy of what pieces cannot be understood without: see Copies
 	NamespacesDir = MetaDir + "/namespaces" // texts, each named by its digest
 	PlansDir      = MetaDir + "/plans"      // encoded plans, each named by its digest
-	PoliciesDir   = MetaDir + "/policies"   // place policies that named files, and their modules: see CheckPolicy
 	QuarantineDir = MetaDir + "/quarantine" // damaged files
 	LockFile      = MetaDir + "/lock"       // hosts that share a root lock LockFile.<host id>
 
@@ -28,7 +27,7 @@ const (
 
 // RootDirs are the directories that every root has.
 var RootDirs = [...]string{
-	"", NamespacesDir, PlansDir, PoliciesDir, QuarantineDir, CopyDir + "/namespaces", CopyDir + "/plans",
+	"", NamespacesDir, PlansDir, QuarantineDir, CopyDir + "/namespaces", CopyDir + "/plans",
 }
 
 // RootFiles are the files that a root has once, or hosts that share it have once each.
@@ -41,12 +40,6 @@ func Copies(dir string) []string {
 	}
 	return []string{dir}
 }
-
-// Suffixes of the files in PoliciesDir.
-const (
-	ModuleSuffix = ".wasm"  // after the module's SHA-256
-	PlaceSuffix  = ".place" // after the identity of a place policy
-)
 
 // MaxName is the longest file name that file systems accept.
 const MaxName = 255

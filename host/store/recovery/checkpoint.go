@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -18,14 +19,13 @@ import (
 //
 // A start removes the checkpoint, durably, before it changes anything. So a checkpoint is there only if nobody has used
 // the root since; after a crash there is none, and a scan rebuilds the index. What another program has changed
-// meanwhile shows at a load, which compares header and checksums. Paths follow from the place policy, so a checkpoint
-// holds only under the same one.
+// meanwhile shows at a load, which compares header and checksums. Names that are not built-in ones are in it.
 
 // SampledEntries is how many entries of a checkpoint are compared with their files.
 const SampledEntries = 64
 
 // The state bits of the index and of a checkpoint are the same.
-var _ [index.RecordState]struct{} = [pieceformat.StateComplete | pieceformat.StateFallbackName]struct{}{}
+var _ [index.RecordState]struct{} = [pieceformat.StateComplete | pieceformat.StateNamed]struct{}{}
 
 // SaveCheckpoint writes an index.
 func (d *Directory) SaveCheckpoint(x *index.Index, when int64) error {
@@ -63,7 +63,6 @@ func (d *Directory) owners(x *index.Index) []pieceformat.CheckpointOwner {
 		cl := d.Catalog.Class(o.Class)
 		owners[i] = pieceformat.CheckpointOwner{
 			Namespace: cl.Namespace.Digest, Group: cl.Group, Tenant: d.Catalog.Tenants.Tenant(o.Tenant), TTL: cl.Namespace.TTL,
-			Place: cl.Place.Identity(),
 		}
 	}
 	return owners
@@ -159,13 +158,8 @@ func (d *Directory) owner(o *pieceformat.CheckpointOwner) (index.Owner, error) {
 	if err != nil {
 		return index.Owner{}, err
 	}
-	if cl.Place.Identity() != o.Place {
-		if cl, err = d.Catalog.ClassNamed(cl, o.Place); err != nil {
-			return index.Owner{}, err
-		}
-	}
-	if cl == nil || o.TTL != cl.Namespace.TTL {
-		return index.Owner{}, fmt.Errorf("%w: namespace %s has another place policy or time to live now",
+	if o.TTL != cl.Namespace.TTL {
+		return index.Owner{}, fmt.Errorf("%w: namespace %s has another time to live now",
 			pieceformat.ErrDamaged, o.Namespace)
 	}
 	return index.Owner{Class: cl.ID, Tenant: d.Catalog.Tenants.Number(o.Tenant)}, nil
@@ -176,11 +170,11 @@ func (d *Directory) checkSample(x *index.Index) error {
 	n := max(1, x.High()/SampledEntries)
 	for slot := n - 1; slot < x.High(); slot += n {
 		e := x.At(slot)
-		if !e.Is(index.Live) || e.Is(index.FallbackName) || x.Missing(slot) != 0 {
+		if !e.Is(index.Live) || x.Missing(slot) != 0 {
 			continue
 		}
 		k := x.Key(slot)
-		sum, err := d.allocated(d.Catalog.Class(x.Owner(slot).Class), &k, x.Pieces(slot))
+		sum, err := d.allocated(d.Catalog.Class(x.Owner(slot).Class), &k, x.Pieces(slot), x.NamesOf(slot))
 		if err != nil {
 			return err
 		}
@@ -192,16 +186,12 @@ func (d *Directory) checkSample(x *index.Index) error {
 }
 
 // allocated is the bytes that the files of an entry's pieces take.
-func (d *Directory) allocated(cl *catalog.Class, k *chunk.Key, pieces uint64) (sum int64, err error) {
+func (d *Directory) allocated(cl *catalog.Class, k *chunk.Key, pieces uint64, named []names.Name) (sum int64, err error) {
 	for rank := range uint32(chunk.MaxRanks) {
 		if pieces&(1<<rank) == 0 {
 			continue
 		}
-		name, err := d.Catalog.Paths.PathIn(d.Path+"/", cl, k, rank, false)
-		if err != nil {
-			return 0, err
-		}
-		info, err := d.FS.Stat(name)
+		info, err := d.FS.Stat(d.Slash + cl.NameOf(named, k, rank))
 		if err != nil {
 			return 0, err
 		}

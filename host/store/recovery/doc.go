@@ -1,8 +1,9 @@
 // Package recovery is what a start finds in a root, and what an end keeps for the next start.
 //
 // A clean end writes a checkpoint: the index, with the evict policy's state. Otherwise a scan looks at every file and
-// enters the pieces that it finds ([Root.BeginScan], [Root.Scan]). What becomes of a file that is not a sound piece, or
-// has another name than it should have, the [Judge] of the root says. The order of last touch comes from a list that
+// enters the pieces that it finds ([Root.BeginScan], [Root.Scan]): a file's header says which piece it is, and the walk
+// how it is named. What becomes of a file that is not a sound piece, or of a piece that is there twice, the [Judge] of the
+// root says. The order of last touch comes from a list that
 // is written from time to time.
 //
 // While a root is scanned, the store serves: lookups find what the scan has seen, and what was stored since. Until the

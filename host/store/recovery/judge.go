@@ -3,40 +3,70 @@ package recovery
 import (
 	"errors"
 	"io/fs"
-	"math/bits"
 
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
-	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/files"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
-	"golang.org/x/sys/unix"
 )
 
 // Exclusive is the [Judge] of a root that one host has for itself: what is of no use is moved or removed.
 type Exclusive struct{}
 
 // Found implements [Judge].
-func (j Exclusive) Found(
-	c *Scan, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool,
-) {
-	if found := c.Add(cl, h, allocated, fallback); found.Class != nil {
-		j.resolve(c, found, name, h, allocated)
+func (j Exclusive) Found(c *Scan, rel, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64) {
+	if twice := c.Add(cl, h, name, allocated); twice.Other != "" {
+		j.choose(c, twice, rel, name, cl, h, allocated)
 	}
 }
 
-// Unsound implements [Judge].
+// choose ends a conflict: a piece is there twice, as after a power failure that has undone an unlinking, or where a policy
+// has named it twice. The file goes that stands under another name than its header has, or else the one that was met last.
+func (j Exclusive) choose(
+	c *Scan, twice entries.Twice, rel, given string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
+) {
+	d := c.root.Kept
+	name, other := d.Slash+rel, d.Slash+twice.Other
+	there, info, err := d.Look(other)
+	switch {
+	case err == nil && cl.IsPiece(&there, &h.Key, h.Rank):
+		if was, _ := nameAt(cl, h, twice.Other); h.Name == given && there.Name != was &&
+			j.rename(c, twice.Mark, given, h.Rank, allocated-pieceformat.Padded(info.Allocated), true) {
+			name = other
+		}
+		d.Discard(name, allocated)
+		return
+	case err != nil && pieceformat.IsDamage(err):
+		d.Quarantine.Isolate(other, err)
+	case err != nil && !errors.Is(err, fs.ErrNotExist) && !files.Misled(err):
+		c.Unreadable(name, err)
+		return
+	}
+	j.rename(c, twice.Mark, given, h.Rank, 0, false)
+}
+
+// rename gives a piece of an entry another name and so many more bytes; with unused only if nothing uses the entry.
+func (Exclusive) rename(c *Scan, of entries.Mark, name string, rank uint32, more int64, unused bool) bool {
+	s := c.root.Entries
+	s.Lock()
+	defer s.Unlock()
+	if !s.Stands(of) || s.Index.Pieces(of.Slot)&(1<<rank) == 0 || unused && (s.Busy(of.Slot) || s.Index.At(of.Slot).Pins() > 0) {
+		return false
+	}
+	s.Index.Rename(of.Slot, rank, name)
+	entries.Rebook(s, of.Slot, s.Index.Bytes(of.Slot)+more)
+	return true
+}
+
+// Unsound implements [Judge]. A file that is no piece is the store's by its built-in name, or because a piece's first page
+// is written last: after a power failure it may hold zeros.
 func (j Exclusive) Unsound(c *Scan, name, rel string, info staging.Info, err error) {
 	d := c.root.Kept
 	switch {
 	case errors.Is(err, pieceformat.ErrNotPiece) || errors.Is(err, pieceformat.ErrDamaged) && info.Size < pieceformat.Page:
-		claimed := d.Catalog.Claims(rel)
-		if !claimed { // its namespace may have no piece that was met, or none before another root's scan met one just now
-			d.Catalog.RegisterAll()
-			claimed = d.Catalog.Claims(rel)
-		}
-		if !claimed {
+		if !names.IsBuiltin([]byte(rel)) && !d.Blank(name) {
 			c.root.Count.Foreign.Add(1)
 			return
 		}
@@ -55,132 +85,6 @@ func (j Exclusive) Unknown(c *Scan, name string, _ int64, err error) {
 		c.Unreadable(name, err)
 		return
 	}
-	c.root.unclaimed(name, err)
-}
-
-// Rename implements [Judge]. Where the place policy has no name for the piece, or one that something else has, it gets the
-// built-in one, as in a put.
-func (j Exclusive) Rename(
-	c *Scan, from string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
-) (to string, fallback, ok bool) {
-	d := c.root.Kept
-	var err error
-	for _, fallback = range [...]bool{cl.Place.Policy.Quarantined(), true} {
-		if to, err = d.PathOf(cl, &h.Key, h.Rank, fallback); err != nil {
-			continue
-		}
-		if to == from { // a policy that changes its names
-			return to, fallback, true
-		}
-		err = d.Move(from, to)
-		stands := err != nil && isPiece(d, to, cl, h)
-		if stands {
-			if _, gone := d.FS.Stat(from); errors.Is(gone, fs.ErrNotExist) {
-				err = nil // it happened all the same
-			}
-		}
-		if err == nil {
-			c.root.Count.Renamed.Add(1)
-			return to, fallback, true
-		}
-		if stands || !taken(err) {
-			break
-		}
-	}
-	switch {
-	case !taken(err):
-		c.Unreadable(from, err)
-	case c.root.sameFile(from, to): // another name of a piece, whose bytes are counted once
-		d.Discard(from, 0)
-	default:
-		c.root.unclaimed(from, err)
-	}
-	return "", false, false
-}
-
-// taken says of an error of [files.Dir.Move] that something else has the name, or stands on the way to it.
-func taken(err error) bool { return errors.Is(err, fs.ErrExist) || errors.Is(err, unix.ENOTDIR) }
-
-// isPiece says whether the file with a name is the piece of a header.
-func isPiece(d *Directory, name string, cl *catalog.Class, h *pieceformat.Header) bool {
-	there, _, err := d.Look(name)
-	return err == nil && cl.IsPiece(&there, &h.Key, h.Rank)
-}
-
-func (r *Root) sameFile(a, b string) bool {
-	one, err := r.Kept.FS.Stat(a)
-	if err != nil || one.Links < 2 {
-		return false
-	}
-	other, err := r.Kept.FS.Stat(b)
-	return err == nil && one.Same(other)
-}
-
-func (r *Root) unclaimed(name string, cause error) {
-	r.Count.Unclaimed.Add(1)
-	r.Kept.Quarantine.Isolate(name, cause)
-}
-
-// resolve ends a conflict. A piece that another place policy named than its entry's is moved to where the entry looks
-// for it. Of a piece that is there twice, as after a power failure that has undone an unlinking, the file goes that no
-// load would open.
-func (j Exclusive) resolve(c *Scan, found entries.Conflict, name string, h *pieceformat.Header, allocated int64) {
-	d, cl := c.root.Kept, found.Class
-	builtin, err := d.PathOf(cl, &h.Key, h.Rank, true)
-	opened := ""
-	if err == nil {
-		opened, err = d.Locate(cl, &h.Key, h.Rank, true)
-	}
-	fallback, ok := opened == builtin, true
-	switch {
-	case err != nil:
-		c.Unreadable(name, err)
-	case opened != name && (found.Twice || isPiece(d, opened, cl, h)): // the scan comes to that one, or has
-		d.Discard(name, allocated)
-	case found.Twice: // it was met twice, as when a put took it in before the scan came to it
-		if found.FallbackName && !fallback && isPiece(d, builtin, cl, h) {
-			d.Discard(builtin, allocated)
-			rebook(c, cl, h)
-		}
-	default:
-		if opened != name {
-			_, fallback, ok = j.Rename(c, name, cl, h, allocated)
-		}
-		if ok {
-			c.Add(cl, h, allocated, fallback)
-		}
-	}
-}
-
-// rebook gives the entry of a header the bytes of the files that loads open. Of a piece that was there twice nobody noted
-// which file was booked, and one that is compressed takes less.
-func rebook(c *Scan, cl *catalog.Class, h *pieceformat.Header) {
-	s, d := c.root.Entries, c.root.Kept
-	fp := chunk.Fingerprint(h.Namespace, h.Group, h.Key)
-	s.Lock()
-	slot := s.Index.Find(fp, cl.Base, &h.Key)
-	if slot == index.None {
-		s.Unlock()
-		return
-	}
-	pieces, fallback := s.Index.Pieces(slot), s.Index.At(slot).Is(index.FallbackName)
-	s.Unlock()
-	bytes := int64(0)
-	for rank := range entries.Ranks(pieces) {
-		name, err := d.Locate(cl, &h.Key, rank, fallback)
-		var info staging.Info
-		if err == nil {
-			info, err = d.FS.Stat(name)
-		}
-		if err != nil {
-			c.Unreadable(name, err)
-			return
-		}
-		bytes += pieceformat.Padded(info.Allocated)
-	}
-	s.Lock()
-	defer s.Unlock()
-	if s.Stands(entries.Mark{Slot: slot, Fingerprint: fp}) && s.Index.Pieces(slot) == pieces {
-		entries.Rebook(s, slot, bytes+int64(bits.OnesCount64(s.Index.Reserved(slot)&^pieces))*h.MostBytes())
-	}
+	c.root.Count.Unclaimed.Add(1)
+	c.root.Kept.Quarantine.Isolate(name, err)
 }

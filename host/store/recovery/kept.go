@@ -1,11 +1,9 @@
 package recovery
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"strings"
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
@@ -37,29 +35,6 @@ func (d *Directory) loadNamespace(digest chunk.Digest) {
 		d.Log.Error("namespace left out, its pieces are left alone; run fsck", "namespace", digest, "error", err)
 	}
 	d.Catalog.AddText(digest, string(text), err)
-}
-
-// LoadGenerations opens the place policies of earlier runs that named files in the root. Files of one that cannot be
-// opened get new names.
-func (d *Directory) LoadGenerations(ctx context.Context) error {
-	list, err := d.FS.ReadDir(d.Slash + pieceformat.PoliciesDir)
-	if err != nil {
-		return fmt.Errorf("store: root %s: %w", d.Path, err)
-	}
-	for _, e := range list {
-		id, ok := strings.CutSuffix(e.Name(), pieceformat.PlaceSuffix)
-		if !ok || d.Catalog.HasGeneration(id) || strings.HasPrefix(id, ".") {
-			continue
-		}
-		text, err := d.Read(pieceformat.PoliciesDir + "/" + e.Name())
-		if err == nil {
-			err = d.Catalog.AddOldGeneration(ctx, d.Slash+pieceformat.PoliciesDir, text)
-		}
-		if err != nil {
-			d.Log.Warn("earlier place policy cannot be opened; its files get new names", "policy", id, "error", err)
-		}
-	}
-	return nil
 }
 
 // readTries is how often a namespace's text is read, so that a transient error does not cost what is in the namespace.

@@ -41,17 +41,22 @@ type Counters struct {
 	Scanned   atomic.Uint64 // files that scans have seen
 	Swept     atomic.Uint64 // temporaries removed
 	Foreign   atomic.Uint64 // files that are not the store's
-	Renamed   atomic.Uint64 // pieces moved to the name of today's place policy
-	Unclaimed atomic.Uint64 // sound pieces that no name leads to
+	Unclaimed atomic.Uint64 // sound pieces that are of no namespace that is known, or under a name that none can have
 }
 
-// Seek enters the file of a piece that the scan under way has not come to, if it is there.
-func (r *Root) Seek(cl *catalog.Class, key *chunk.Key, rank uint32) {
+// Seeks says whether a scan is under way that may yet come to the file of a piece.
+func (r *Root) Seeks() bool { return r.current.Load() != nil && r.Kept.Health.Serves() }
+
+// Seek enters the file of a piece that the scan under way has not come to, if it stands under one of these names.
+func (r *Root) Seek(cl *catalog.Class, key *chunk.Key, rank uint32, names ...string) {
 	c, d := r.current.Load(), r.Kept
 	if c == nil || !d.Health.Serves() {
 		return
 	}
-	for _, rel := range d.Catalog.Names(cl, key, rank) {
+	for _, rel := range names {
+		if rel == "" {
+			continue
+		}
 		name := d.Slash + rel
 		if d.Orphans.Has(name) {
 			continue
@@ -67,7 +72,7 @@ func (r *Root) Seek(cl *catalog.Class, key *chunk.Key, rank uint32) {
 func (r *Root) SweepTemps() {
 	d := r.Kept
 	for _, dir := range [...]string{
-		pieceformat.MetaDir, pieceformat.NamespacesDir, pieceformat.PlansDir, pieceformat.PoliciesDir,
+		pieceformat.MetaDir, pieceformat.NamespacesDir, pieceformat.PlansDir,
 		pieceformat.Copies(pieceformat.NamespacesDir)[1], pieceformat.Copies(pieceformat.PlansDir)[1],
 	} {
 		list, err := d.FS.ReadDir(d.Slash + dir)

@@ -3,6 +3,7 @@ package recovery
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math"
 	"os"
@@ -14,20 +15,19 @@ import (
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
 // Judge says what becomes of the files that a scan meets. Its methods are called on several goroutines.
 type Judge interface {
-	// Found enters a piece under its name.
-	Found(c *Scan, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool)
+	// Found enters a piece, given its path below the root and its name: that path, or empty for the built-in one.
+	Found(c *Scan, rel, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64)
 	// Unsound judges a file that is no sound piece.
 	Unsound(c *Scan, name, rel string, info staging.Info, err error)
-	// Unknown judges a piece whose namespace the store does not know.
+	// Unknown judges a piece whose namespace the store does not know, or under a name that no piece can have.
 	Unknown(c *Scan, name string, allocated int64, err error)
-	// Rename gives a piece that nobody has named the name by which it is looked for in its class, if possible.
-	Rename(c *Scan, from string, cl *catalog.Class, h *pieceformat.Header, allocated int64) (to string, fallback, ok bool)
 }
 
 // Scan is one look at every file of a root.
@@ -174,26 +174,34 @@ func (c *Scan) Unreadable(name string, err error) {
 	c.root.Incomplete.Store(true)
 }
 
-// identify takes a sound piece into the index. One that no place policy leads to gets a name first.
+// identify takes a sound piece into the index: the header says what it is, and the walk how it is named.
 func (c *Scan) identify(name, rel string, h *pieceformat.Header, allocated int64) {
 	r, d := c.root, c.root.Kept
-	if d.Orphans.Met(name, h) {
-		return
-	}
 	cl, err := d.Catalog.ClassFor(h)
+	var given string
+	if err == nil {
+		given, err = nameAt(cl, h, rel)
+	}
 	if err != nil {
 		r.Judge.Unknown(c, name, allocated, err)
 		return
 	}
-	id := Identify(d.Catalog, cl, h, rel)
-	defer id.Release()
-	fallback, ok := id.FallbackName, true
-	if id.Unnamed {
-		name, fallback, ok = r.Judge.Rename(c, name, cl, h, allocated)
+	r.Judge.Found(c, rel, given, cl, h, allocated)
+}
+
+// nameAt is a piece's name as its entry has it, by where it stands: empty for the built-in one.
+func nameAt(cl *catalog.Class, h *pieceformat.Header, rel string) (name string, err error) {
+	var room [2 * names.MaxPath]byte
+	if string(cl.AppendBuiltin(room[:0], &h.Key, h.Rank)) == rel {
+		return "", nil
 	}
-	if ok {
-		r.Judge.Found(c, name, id.Class, h, allocated, fallback)
+	if err = names.Check(rel); err == nil && names.Reserved([]byte(rel)) {
+		err = pieceformat.ErrWrongPiece
 	}
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", catalog.ErrAlien, err)
+	}
+	return rel, nil
 }
 
 // settle looks again for files that may have gone with an entry that was removed during the scan, or could not be
@@ -205,19 +213,15 @@ func (c *Scan) settle(unsure []entries.MarkedPiece) {
 		stands := s.Stands(p.Mark)
 		var v entries.Eviction
 		if stands {
-			v = entries.Eviction{
-				Class: s.ClassOf(p.Slot), Key: s.Index.Key(p.Slot), FallbackName: s.Index.At(p.Slot).Is(index.FallbackName),
-			}
+			v = entries.Eviction{Class: s.ClassOf(p.Slot), Key: s.Index.Key(p.Slot), Names: s.Index.NamesOf(p.Slot)}
 		}
 		s.Unlock()
 		if !stands {
 			continue
 		}
-		if name, err := d.Locate(v.Class, &v.Key, p.Rank, v.FallbackName); err == nil {
-			h, _, err := d.Look(name)
-			if errors.Is(err, fs.ErrNotExist) || err == nil && d.Orphans.Met(name, &h) || d.Orphans.Has(name) {
-				c.root.Drop(p.Mark)
-			}
+		name := d.Slash + v.Name(p.Rank)
+		if _, err := d.FS.Stat(name); errors.Is(err, fs.ErrNotExist) || d.Orphans.Has(name) {
+			c.root.Drop(p.Mark)
 		}
 	}
 }

@@ -280,8 +280,6 @@ type Policies struct {
 	Evict, Admit, Place, Layout *policy.Handle
 	Rules                       []catalog.Rule
 	Shadows                     []Shadow
-	// Reopen says how modules that named files in an earlier run are opened again; see [catalog.PlaceGeneration].
-	Reopen policy.Options
 }
 
 // Shadow is an evict policy that decides nothing: it receives all requests and evicts from an imaginary cache.

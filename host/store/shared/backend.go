@@ -34,11 +34,8 @@ type Backend interface {
 	// Used returns the bytes on disk of all known pieces, proposed ones included, and of other files that this host found;
 	// temporaries are excluded.
 	Used() int64
-	// Paths returns a victim's files, in the order of their ranks. A victim whose files cannot be named is spared.
+	// Paths returns a victim's files. A victim whose namespace cannot be read is spared.
 	Paths(v *Victim) ([]string, error)
-	// Missed is told that nothing stands at the k-th of a victim's paths. The error says that the file may have another name,
-	// and the victim is spared.
-	Missed(v *Victim, k int, path string) error
 	// Identify reads which piece a published temporary is; it has a second link. The error is [ErrDamaged] when the bytes
 	// do not say, and the file is emptied then.
 	Identify(temp string, info staging.Info) (Record, error)

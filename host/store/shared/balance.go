@@ -110,7 +110,8 @@ func (t *term) evict(level int64) error {
 	for part := range slices.Chunk(victims, maxBatch) {
 		t.propose(batch{victims: part})
 		for i := range part {
-			if id := part[i].ID(); t.m.forced[id] != (Victim{}) {
+			id := part[i].ID()
+			if _, forced := t.m.forced[id]; forced {
 				delete(t.m.forced, id)
 				t.m.reported[id] = true
 			}

@@ -8,28 +8,30 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/zeebo/xxh3"
 )
 
 func TestRecordRoundTrip(t *testing.T) {
 	for _, r := range []Record{
 		{
-			Op: Published, FallbackName: true, Namespace: chunk.Digest{1, 2}, Group: 3, Rank: 4, Key: chunk.Key{5},
+			Op: Published, Names: []names.Name{{Rank: 4, Path: "a/b"}}, Namespace: chunk.Digest{1, 2}, Group: 3, Rank: 4, Key: chunk.Key{5},
 			Parent: chunk.Key{6}, Depth: 7,
 			Tenant: 8, Pieces: 1<<40 | 1<<4, Bytes: 1 << 33, StoreTime: 1 << 60,
 		},
 		{Op: Damaged, Key: chunk.Key{31: 1}, Pieces: 3},
+		{Op: Damaged, Key: chunk.Key{31: 1}, Pieces: 3, Names: []names.Name{{Path: "a"}, {Path: "b"}, {Rank: 1, Path: "c/d"}}},
 		{Op: Relayed, Key: chunk.Key{1}, Bytes: 4096},
 		{Op: Touched, Fingerprints: []uint64{1, 1 << 63, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}},
 	} {
 		b := r.append(nil)
-		got, err := decodeRecord(b)
-		if err != nil || !reflect.DeepEqual(got, r) {
+		got, n, err := decodeRecord(append(b, b...))
+		if err != nil || !reflect.DeepEqual(got, r) || n != len(b) {
 			t.Errorf("%+v became %+v, %v", r, got, err)
 		}
 		for i := range b {
 			b[i] ^= 1
-			if _, err := decodeRecord(b); !errors.Is(err, ErrDamaged) {
+			if _, _, err := decodeRecord(b); !errors.Is(err, ErrDamaged) {
 				t.Fatalf("a flip of byte %d is not seen: %v", i, err)
 			}
 			b[i] ^= 1
@@ -42,12 +44,14 @@ func FuzzRecord(f *testing.F) {
 	f.Add(r.append(nil))
 	r = Record{Op: Touched, Fingerprints: []uint64{1, 2}}
 	f.Add(r.append(nil))
+	r = Record{Op: Damaged, Key: chunk.Key{1}, Pieces: 1, Names: []names.Name{{Path: "a/b"}}}
+	f.Add(r.append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := decodeRecord(b)
+		r, _, err := decodeRecord(b)
 		if err != nil {
 			return
 		}
-		again, err := decodeRecord(r.append(nil))
+		again, _, err := decodeRecord(r.append(nil))
 		if err != nil || !reflect.DeepEqual(again, r) {
 			t.Errorf("%+v became %+v, %v", r, again, err)
 		}

@@ -51,7 +51,7 @@
 // A piece is published by a hard link. The link fails when another host has published the same piece; the put then ends
 // as resident and its credit returns. After the link the log is appended to, and only then is the temporary's name
 // removed. A temporary with two links was therefore published, whatever happened in between: the evictor that sweeps it
-// accounts for it and tells the others. One whose header is damaged it empties, because nobody could tell the others what
+// reads from its header which piece it is, and its other name, accounts for it and tells the others. One whose header is damaged it empties, because nobody could tell the others what
 // to count.
 //
 // A link that reports an error may have been made. The number of the temporary's names tells; while nobody can look, the
@@ -68,6 +68,9 @@
 // the decision; and the temporaries' names are gone by then, so a victim has no other name. The log of a host that is gone
 // can grow no more before anything is decided without it. So a member first lists the decisions, then reads all logs, and
 // then applies the decisions: it learns nothing of a victim after its removal. When it cannot read a log it applies none.
+// A record of a piece, and a victim, has the names of its files, where they are not the built-in ones. Two hosts may publish
+// a piece at the same time under two names: then every member learns of both, and the victim has both.
+//
 // An entry is in one undecided batch only. Pieces of it that whoever named the victim did not know of stay: each member
 // looks for them again. What a sweep finds among the temporaries of a host that is gone is in its log before any decision
 // that follows, too.
@@ -91,6 +94,5 @@
 //
 // Rename is atomic, also for directories. Link fails when the name exists. A closed file is seen whole by a later open.
 // Other hosts see a created or removed name within a time that is short against Lapse (NFS: mount with actimeo well
-// below it, or lookupcache=none). All hosts use the same place policy. No file lock is used, because its scope is
-// unknown on a network file system.
+// below it, or lookupcache=none). No file lock is used, because its scope is unknown on a network file system.
 package shared

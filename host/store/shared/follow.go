@@ -76,7 +76,7 @@ func (m *Member) learn(r *Record) {
 func (m *Member) noteDamaged(r *Record) {
 	if !m.reported[r.ID()] && len(m.forced) < maxForced {
 		m.forced[r.ID()] = Victim{
-			Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, FallbackName: r.FallbackName, Bytes: r.Bytes,
+			Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Names: r.Names, Bytes: r.Bytes,
 		}
 	}
 }

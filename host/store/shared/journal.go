@@ -35,7 +35,7 @@ func (b *batch) file() batchFile {
 	for i := range b.victims {
 		v := &b.victims[i]
 		r := Record{
-			Op: Damaged, FallbackName: v.FallbackName, Namespace: v.Namespace, Group: v.Group, Key: v.Key, Pieces: v.Pieces,
+			Op: Damaged, Names: v.Names, Namespace: v.Namespace, Group: v.Group, Key: v.Key, Pieces: v.Pieces,
 			Bytes: v.Bytes,
 		}
 		f.Victims = r.append(f.Victims)
@@ -45,13 +45,14 @@ func (b *batch) file() batchFile {
 
 func (f *batchFile) batch() (*batch, error) {
 	b := &batch{forget: f.Forget}
-	for rest := f.Victims; len(rest) > 0; rest = rest[recordBytes:] {
-		r, err := decodeRecord(rest)
+	for rest := f.Victims; len(rest) > 0; {
+		r, n, err := decodeRecord(rest)
 		if err != nil {
 			return nil, err
 		}
+		rest = rest[n:]
 		b.victims = append(b.victims, Victim{
-			Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, FallbackName: r.FallbackName, Bytes: r.Bytes,
+			Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Names: r.Names, Bytes: r.Bytes,
 		})
 	}
 	return b, nil

@@ -15,7 +15,7 @@ import (
 // records. Only the last logKept files are kept; a reader that falls further behind scans the root again.
 
 const (
-	logMagic    = "kvslog1\n"
+	logMagic    = "kvslog2\n"
 	logHead     = 32 // magic, published u64, zero u64, xxh3-64 of what is before
 	logKept     = 4
 	logFull     = 1 << 20
@@ -170,18 +170,22 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 		if err != nil && err != io.EOF {
 			return err
 		}
-		for b := t.part[:n]; len(b) >= recordBytes; b = b[recordBytes:] {
-			r, err := decodeRecord(b)
+		full := n == len(t.part)
+		for b := t.part[:n]; len(b) > 0; {
+			r, size, err := decodeRecord(b)
+			if full && len(b) < size && len(b) < len(t.part) {
+				break // the part ends within the record, which the next one begins with
+			}
 			if err != nil {
 				return nil // being written: read again at the next step
 			}
-			l.at += recordBytes
+			b, l.at = b[size:], l.at+int64(size)
 			if r.Op == Published {
 				l.published += r.Bytes
 			}
 			each(&r)
 		}
-		if n < len(t.part) {
+		if !full {
 			return nil
 		}
 	}

@@ -113,20 +113,12 @@ func (n *node) Used() (sum int64) {
 	return sum
 }
 
-// Paths cannot name a victim now and then, as when a place policy fails.
+// Paths cannot name a victim now and then, as when its namespace cannot be read.
 func (n *node) Paths(v *Victim) ([]string, error) {
 	if n.w.rng.IntN(50) == 0 {
 		return nil, errNameless
 	}
 	return []string{keyPath(v.Key)}, nil
-}
-
-// Missed finds that the file has another name now and then.
-func (n *node) Missed(*Victim, int, string) error {
-	if n.w.rng.IntN(50) == 0 {
-		return errNameless
-	}
-	return nil
 }
 
 var errNameless = errors.New("no name")

@@ -9,6 +9,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvhost/kvhost/host/chunk"
+	"github.com/kvhost/kvhost/host/store/names"
 )
 
 // Op is the kind of a log record.
@@ -23,29 +24,28 @@ const (
 
 // Record is one record of a member's log.
 type Record struct {
-	Op           Op
-	FallbackName bool // the file has the built-in name
-	Namespace    chunk.Digest
-	Group        uint32
-	Rank         uint32
-	Key          chunk.Key
-	Parent       chunk.Key
-	Depth        uint32
-	Tenant       uint32
-	Pieces       uint64 // of Published: ranks that make the entry complete; of Damaged: ranks to remove
-	Bytes        int64  // on disk
-	StoreTime    int64
+	Op        Op
+	Names     []names.Name // of the pieces that it is of, where they are not the built-in ones
+	Namespace chunk.Digest
+	Group     uint32
+	Rank      uint32
+	Key       chunk.Key
+	Parent    chunk.Key
+	Depth     uint32
+	Tenant    uint32
+	Pieces    uint64 // of Published: ranks that make the entry complete; of Damaged: ranks to remove
+	Bytes     int64  // on disk
+	StoreTime int64
 
 	Fingerprints []uint64 // of Touched, at most recordFingerprints; nothing else is set then
 }
 
-// Offsets of a record's fields. Little-endian; other bytes are zero.
+// Offsets of a record's fields, and of the list of names that follows them. Little-endian; other bytes are zero.
 const (
 	recordBytes        = 160
 	recordFingerprints = 16
 
 	recOp           = 0
-	recFallback     = 1
 	recFingerprints = 2 // u8: how many
 	recRank         = 4
 	recGroup        = 8
@@ -58,7 +58,9 @@ const (
 	recNamespace    = 48
 	recKey          = 64
 	recParent       = 96
+	recNames        = 128 // u32: length of the list of names
 	recSum          = 152
+	maxNames        = 1 << 17
 )
 
 // append encodes a record at the end of b.
@@ -72,9 +74,7 @@ func (r *Record) append(b []byte) []byte {
 			le.PutUint64(a[recBody+8*i:], p)
 		}
 	} else {
-		if r.FallbackName {
-			a[recFallback] = 1
-		}
+		le.PutUint32(a[recNames:], uint32(names.ListBytes(r.Names)))
 		le.PutUint32(a[recRank:], r.Rank)
 		le.PutUint32(a[recGroup:], r.Group)
 		le.PutUint32(a[recDepth:], r.Depth)
@@ -86,20 +86,41 @@ func (r *Record) append(b []byte) []byte {
 		copy(a[recKey:], r.Key[:])
 		copy(a[recParent:], r.Parent[:])
 	}
-	le.PutUint64(a[recSum:], xxh3.Hash(a[:recSum]))
-	return append(b, a[:]...)
+	at := len(b)
+	b = names.AppendList(append(b, a[:]...), r.Names)
+	le.PutUint64(b[at+recSum:], recordSum(b[at:]))
+	return b
 }
 
-// decodeRecord decodes one record. A record that is cut off or partly written is ErrDamaged.
-func decodeRecord(a []byte) (Record, error) {
-	var r Record
-	if len(a) < recordBytes {
-		return r, fmt.Errorf("%w: a record of %d bytes", ErrDamaged, len(a))
+// recordSum is the checksum of a record with its names.
+func recordSum(a []byte) uint64 {
+	sum := xxh3.Hash(a[:recSum])
+	if len(a) > recordBytes {
+		sum = xxh3.HashSeed(a[recordBytes:], sum)
 	}
+	return sum
+}
+
+// decodeRecord decodes the first record of a and says how long it is. A record that is cut off or partly written is
+// ErrDamaged.
+func decodeRecord(a []byte) (r Record, n int, err error) {
 	le := binary.LittleEndian
-	if xxh3.Hash(a[:recSum]) != le.Uint64(a[recSum:]) {
-		return r, fmt.Errorf("%w: a record's checksum", ErrDamaged)
+	if n = recordBytes; len(a) >= n && Op(a[recOp]) != Touched {
+		n += int(min(le.Uint32(a[recNames:]), maxNames+1))
 	}
+	if len(a) < n || n > recordBytes+maxNames {
+		return r, n, fmt.Errorf("%w: a record of %d bytes in %d", ErrDamaged, n, len(a))
+	}
+	a = a[:n]
+	if recordSum(a) != le.Uint64(a[recSum:]) {
+		return r, n, fmt.Errorf("%w: a record's checksum", ErrDamaged)
+	}
+	r, err = decodeFields(a)
+	return r, n, err
+}
+
+func decodeFields(a []byte) (r Record, err error) {
+	le := binary.LittleEndian
 	r.Op = Op(a[recOp])
 	switch r.Op {
 	case Touched:
@@ -115,7 +136,6 @@ func decodeRecord(a []byte) (Record, error) {
 	default:
 		return r, fmt.Errorf("%w: a record of kind %d", ErrDamaged, r.Op)
 	}
-	r.FallbackName = a[recFallback] == 1
 	r.Rank, r.Group = le.Uint32(a[recRank:]), le.Uint32(a[recGroup:])
 	r.Depth, r.Tenant = le.Uint32(a[recDepth:]), le.Uint32(a[recTenant:])
 	r.Pieces, r.Bytes, r.StoreTime = le.Uint64(a[recPieces:]), int64(le.Uint64(a[recSize:])), int64(le.Uint64(a[recTime:]))
@@ -125,17 +145,20 @@ func decodeRecord(a []byte) (Record, error) {
 	if r.Bytes < 0 || r.Rank >= chunk.MaxRanks || r.Key == chunk.Root {
 		return r, fmt.Errorf("%w: a record of %d bytes, rank %d, key %s", ErrDamaged, r.Bytes, r.Rank, r.Key)
 	}
+	if r.Names, err = names.DecodeList(a[recordBytes:]); err != nil {
+		return r, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
 	return r, nil
 }
 
 // Victim is an entry to be evicted.
 type Victim struct {
-	Namespace    chunk.Digest `json:"n"`
-	Group        uint32       `json:"g,omitempty"`
-	Key          chunk.Key    `json:"k"`
-	Pieces       uint64       `json:"p"` // ranks whose files to remove
-	FallbackName bool         `json:"d,omitempty"`
-	Bytes        int64        `json:"b"`
+	Namespace chunk.Digest
+	Group     uint32
+	Key       chunk.Key
+	Pieces    uint64       // ranks whose files to remove
+	Names     []names.Name // of their files: all that a rank has, or none where it has the built-in one
+	Bytes     int64
 }
 
 // ID identifies an entry.

@@ -1,7 +1,6 @@
 package shared
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -320,7 +319,6 @@ func (t *term) judge(n uint64, b *proposal) error {
 			trash := fmt.Sprintf("%s/trash/%d-%d-%d", t.dir, n, i, k)
 			err := t.m.fs.Rename(path, trash)
 			if absent(err) { // the file is gone, or this evictor was given up and cannot write the decision
-				unnamed = cmp.Or(unnamed, t.m.back.Missed(&b.victims[i], k, path))
 				continue
 			}
 			if err == nil {

@@ -3,7 +3,6 @@ package sharedroot
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
@@ -11,6 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/index"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
@@ -45,7 +45,7 @@ func (r backend) Learn(rec *shared.Record) bool {
 		Pieces: rec.Pieces, StoreTime: rec.StoreTime, DataOffset: pieceformat.Page,
 		Payload: max(pieceformat.Page, rec.Bytes-pieceformat.Page),
 	}
-	return r.see(cl, &h, rec.Bytes, rec.FallbackName) != awaited
+	return r.see(cl, &h, cl.NameOf(rec.Names, &rec.Key, rec.Rank), rec.Bytes) != awaited
 }
 
 // booked is how the bytes of a piece came into the account.
@@ -57,25 +57,14 @@ const (
 	awaited                // beside an entry of which this host writes or removes some: the caller asks again
 )
 
-// see books a piece that another host stored, or that a scan has found.
-func (r backend) see(cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool) booked {
+// see books a piece that another host stored, or that a scan has found, given its path below the root. All is done under
+// one lock: a put or a removal that came between would leave the piece out of the account, and the evictor would grant its
+// room.
+func (r backend) see(cl *catalog.Class, h *pieceformat.Header, rel string, allocated int64) booked {
 	tenant := r.kept.Catalog.Tenants.Number(h.Tenant)
-	how, clash := r.book(tenant, cl, h, allocated, fallback)
-	if clash {
-		r.kept.Log.Warn("pieces of one entry have names of different place policies; all hosts must have the same",
-			"key", h.Key)
-	}
-	return how
-}
-
-// book does all under one lock: a put or a removal that came between would leave the piece out of the account, and the
-// evictor would grant its room.
-func (r backend) book(
-	tenant uint16, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool,
-) (how booked, clash bool) {
 	h.Pieces = 1 << h.Rank // nothing is reserved for ranks that may be written by others
 	id := shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}
-	at, fp := piece{id, h.Rank}, chunk.Fingerprint(h.Namespace, h.Group, h.Key)
+	at, fp := met{id, rel}, chunk.Fingerprint(h.Namespace, h.Group, h.Key)
 	r.set.Lock()
 	defer r.set.Unlock()
 	d, slot := r.pending[id], r.set.Index.Find(fp, cl.Base, &h.Key)
@@ -86,27 +75,31 @@ func (r backend) book(
 			r.awaited[at] = allocated
 			r.set.Account.Add(capacity.Orphans, allocated)
 		}
-		return awaited, false
+		return awaited
 	}
 	r.set.Account.Remove(capacity.Orphans, r.awaited[at])
 	delete(r.awaited, at)
 	if d != nil {
-		if d.learned&h.Pieces == 0 && !(d.entry && d.Pieces&h.Pieces != 0) {
+		if !d.learned[rel] && !d.has(rel) {
 			d.orphaned += allocated
 			r.set.Account.Add(capacity.Orphans, allocated)
 		}
-		// Also one that the entry has: whoever knows already that it was removed may have stored it again.
-		d.learned |= h.Pieces
-		return withheld, false
+		d.learn(rel) // also one that the entry has: a host that knows of its removal already may have stored it again
+		return withheld
 	}
 	late := r.scans.NewLateScan()
 	sight := r.firstScan
 	if sight == nil {
 		sight = late
 	}
-	if was := sight.AddOf(tenant, cl, h, allocated, fallback); was.Class != nil && !was.Twice {
-		r.bookOverlooked(allocated)
-		return served, true
+	name := rel
+	if rel == cl.Builtin(&h.Key, h.Rank) {
+		name = ""
+	}
+	if twice := sight.AddOf(tenant, cl, h, name, allocated); twice.Other != "" {
+		// Two hosts have stored it under two names at the same time. All learn of both, and both go with the entry.
+		r.set.AddFile(twice, h.Rank, rel, allocated)
+		return served
 	}
 	r.bookOverlooked(late.Orphaned())
 	if slot = r.set.Index.Find(fp, cl.Base, &h.Key); sight == late && slot != index.None &&
@@ -114,7 +107,7 @@ func (r backend) book(
 		r.set.Index.Touch(slot)
 		r.set.Evictor.Announce(abi.OpResident, slot, fp, 0)
 	}
-	return served, false
+	return served
 }
 
 // Touched implements [shared.Backend].
@@ -141,38 +134,31 @@ func (r backend) Used() int64 {
 
 // Paths implements [shared.Backend].
 func (r backend) Paths(v *shared.Victim) ([]string, error) {
-	_, names, err := r.locate(v)
-	return names, err
+	cl, err := r.classOf(v.Namespace, v.Group, &v.Key)
+	if err != nil {
+		return nil, fmt.Errorf("store: a victim has no name: %w", err)
+	}
+	var paths []string
+	for _, rel := range filesOf(cl, &v.Key, v.Pieces, v.Names) {
+		paths = append(paths, r.kept.Slash+rel)
+	}
+	return paths, nil
 }
 
-// Missed implements [shared.Backend].
-func (r backend) Missed(v *shared.Victim, k int, path string) error {
-	cl, _, err := r.locate(v)
-	if err != nil || v.FallbackName {
-		return err
-	}
-	return r.kept.Missed(cl, &v.Key, slices.Collect(entries.Ranks(v.Pieces))[k], path)
-}
-
-// locate names a victim's files, and says of which class they are.
-func (r backend) locate(v *shared.Victim) (cl *catalog.Class, names []string, err error) {
-	cl, err = r.classOf(v.Namespace, v.Group, &v.Key)
-	r.set.Lock()
-	if d := r.pending[v.ID()]; d != nil && d.entry {
-		cl, err = d.Class, nil
-	}
-	r.set.Unlock()
-	for rank := range entries.Ranks(v.Pieces) {
-		var name string
-		if err == nil {
-			name, err = r.kept.Locate(cl, &v.Key, rank, v.FallbackName)
+// filesOf are the paths below the root of an entry's files.
+func filesOf(cl *catalog.Class, key *chunk.Key, pieces uint64, named []names.Name) (list []string) {
+	for rank := range entries.Ranks(pieces) {
+		before := len(list)
+		for _, n := range named {
+			if n.Rank == rank {
+				list = append(list, n.Path)
+			}
 		}
-		if err != nil {
-			return nil, nil, fmt.Errorf("store: a victim has no name: %w", err)
+		if len(list) == before {
+			list = append(list, cl.Builtin(key, rank))
 		}
-		names = append(names, name)
 	}
-	return cl, names, nil
+	return list
 }
 
 // Identify implements [shared.Backend].
@@ -185,8 +171,16 @@ func (r backend) Identify(temp string, info staging.Info) (shared.Record, error)
 	}
 	return shared.Record{
 		Namespace: h.Namespace, Group: h.Group, Rank: h.Rank, Key: h.Key, Parent: h.Parent, Depth: h.Depth, Tenant: h.Tenant,
-		Pieces: h.Pieces, Bytes: pieceformat.Padded(info.Allocated), StoreTime: h.StoreTime,
+		Pieces: h.Pieces, Bytes: pieceformat.Padded(info.Allocated), StoreTime: h.StoreTime, Names: namesOf(h.Rank, h.Name),
 	}, nil
+}
+
+// namesOf is the list of a piece's name, which is empty for the built-in one.
+func namesOf(rank uint32, name string) []names.Name {
+	if name == "" {
+		return nil
+	}
+	return []names.Name{{Rank: rank, Path: name}}
 }
 
 // overlook books a file that is not served. It takes the lock.

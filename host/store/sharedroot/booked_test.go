@@ -72,7 +72,7 @@ func TestAVetoEndsAReport(t *testing.T) {
 	name, h := r.write(1, 0)
 	r.must(os.Truncate(name, pieceformat.Page))
 	taken := func() {
-		r.ReportDamaged(shared.Record{Namespace: h.Namespace, Group: h.Group, Key: h.Key, Pieces: 1})
+		r.ReportDamaged(r.class, shared.Record{Namespace: h.Namespace, Group: h.Group, Key: h.Key, Pieces: 1})
 	}
 	taken()
 	r.pass(4)

@@ -16,29 +16,28 @@ import (
 // judge is the [recovery.Judge] of a shared root: what is of no use to this host is left alone.
 type judge struct{ *Root }
 
-// met is a piece that this host has met while it wrote or removed some of its entry.
-type met struct {
-	name      string
+// sight is a piece that this host has met while it wrote or removed some of its entry.
+type sight struct {
+	rel       string
 	class     *catalog.Class
 	header    pieceformat.Header
 	allocated int64
-	fallback  bool
 }
 
 // Found enters a piece that a scan has met. It may have gone since its header was read; and while the others do not
 // count on this host it may go at any time, without its knowledge. One that cannot be entered now is in the account all
 // the same, because this host may be the evictor next: no record tells it of the piece again.
 func (r judge) Found(
-	_ *recovery.Scan, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64, fallback bool,
+	_ *recovery.Scan, rel, _ string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
 ) {
-	switch backend(r).see(cl, h, allocated, fallback) {
+	switch backend(r).see(cl, h, rel, allocated) {
 	case awaited:
-		r.meet(met{name, cl, *h, allocated, fallback})
+		r.meet(sight{rel, cl, *h, allocated})
 		return
 	case withheld:
 		return
 	}
-	_, err := r.kept.FS.Stat(name)
+	_, err := r.kept.FS.Stat(r.kept.Slash + rel)
 	ticket := r.member.Ticket()
 	here := ticket != 0 && ticket == r.scanned.Load()
 	if here && !errors.Is(err, fs.ErrNotExist) {
@@ -57,7 +56,7 @@ func (r judge) Found(
 }
 
 // meet has lookAgain judge a piece.
-func (r *Root) meet(m met) {
+func (r *Root) meet(m sight) {
 	r.set.Lock()
 	r.met = append(r.met, m)
 	r.set.Unlock()
@@ -71,7 +70,7 @@ func (r *Root) lookAgain() {
 	r.set.Unlock()
 	for i := range list {
 		m := &list[i]
-		judge{r}.Found(nil, m.name, m.class, &m.header, m.allocated, m.fallback)
+		judge{r}.Found(nil, m.rel, "", m.class, &m.header, m.allocated)
 	}
 }
 
@@ -85,16 +84,8 @@ func (r judge) Unsound(c *recovery.Scan, name, _ string, info staging.Info, err 
 }
 
 // Unknown leaves a piece alone: another host may know whose it is.
-func (r judge) Unknown(_ *recovery.Scan, _ string, allocated int64, _ error) {
+func (r judge) Unknown(_ *recovery.Scan, name string, allocated int64, err error) {
+	r.kept.Log.Warn("piece of a shared root left alone", "file", name, "error", err)
 	r.scans.Count.Unclaimed.Add(1)
 	r.overlook(allocated)
-}
-
-func (r judge) Rename(
-	_ *recovery.Scan, from string, _ *catalog.Class, _ *pieceformat.Header, allocated int64,
-) (to string, fallback, ok bool) {
-	r.kept.Log.Warn("piece of a shared root left alone: this host's place policy gives it another name; "+
-		"all hosts must have the same policy", "file", from)
-	r.overlook(allocated)
-	return "", false, false
 }

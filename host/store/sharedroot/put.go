@@ -16,7 +16,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/shared"
-	"github.com/kvhost/kvhost/staging"
 )
 
 const (
@@ -159,40 +158,47 @@ func (r *Root) Unlink(d *entries.Eviction, pieces uint64) {
 	var there uint64
 	var left int64
 	for rank := range entries.Ranks(pieces) {
-		name, err := r.kept.Locate(d.Class, &d.Key, rank, d.FallbackName)
-		if err == nil {
-			var info staging.Info
-			if info, err = r.kept.FS.Stat(name); err == nil {
+		for _, rel := range filesOf(d.Class, &d.Key, 1<<rank, d.Names) {
+			info, err := r.kept.FS.Stat(r.kept.Slash + rel)
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				r.set.Counted(&r.set.Count.Vanished)
+				r.kept.Quarantine.Recount()
+				continue
+			case err != nil:
+				left += d.Class.FileBytes()
+			default:
 				left += pieceformat.Padded(info.Allocated)
 			}
+			there |= 1 << rank
 		}
-		if errors.Is(err, fs.ErrNotExist) && (d.FallbackName || r.kept.Missed(d.Class, &d.Key, rank, name) == nil) {
-			r.set.Counted(&r.set.Count.Vanished)
-			r.kept.Quarantine.Recount()
-			continue
-		}
-		if err != nil {
-			left += d.Class.FileBytes()
-		}
-		there |= 1 << rank
 	}
-	if there != 0 {
-		r.ReportDamaged(shared.Record{
-			FallbackName: d.FallbackName, Namespace: d.Class.Namespace.Digest, Group: d.Class.Group, Key: d.Key,
-			Pieces: there, Bytes: left,
-		})
+	if there == 0 {
+		return
 	}
+	rec := shared.Record{
+		Namespace: d.Class.Namespace.Digest, Group: d.Class.Group, Key: d.Key, Pieces: there, Bytes: left,
+	}
+	for _, n := range d.Names {
+		if there&(1<<n.Rank) != 0 {
+			rec.Names = append(rec.Names, n)
+		}
+	}
+	r.ReportDamaged(d.Class, rec)
 }
 
 // ReportDamaged asks the evictor to remove pieces, and books their bytes as those of orphans.
-func (r *Root) ReportDamaged(rec shared.Record) {
+func (r *Root) ReportDamaged(cl *catalog.Class, rec shared.Record) {
 	r.set.Lock()
 	id := rec.ID()
 	if r.pending[id] == nil {
 		r.pending[id] = &pendingEviction{}
 	}
-	if r.pending[id].orphaned += rec.Bytes; rec.Bytes > 0 {
-		r.pending[id].learned |= rec.Pieces
+	if d := r.pending[id]; rec.Bytes > 0 {
+		d.orphaned += rec.Bytes
+		for _, rel := range filesOf(cl, &rec.Key, rec.Pieces, rec.Names) {
+			d.learn(rel)
+		}
 		r.set.Account.Add(capacity.Orphans, rec.Bytes)
 	}
 	r.set.Unlock()

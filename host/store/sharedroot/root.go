@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -62,29 +63,46 @@ type Root struct {
 
 	firstScan  *recovery.Scan // while it runs: entries are told to the evict policy when all are there
 	pending    map[shared.ID]*pendingEviction
-	awaited    map[piece]int64 // bytes of pieces that others published while this host writes the same
-	met        []met           // what scans have met of entries that this host writes
-	overlooked int64           // bytes of files that the last scan could make nothing of
+	awaited    map[met]int64 // bytes of files that others published while this host writes their pieces
+	met        []sight       // what scans have met of entries that this host writes
+	overlooked int64         // bytes of files that the last scan could make nothing of
 	// bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
 	inFlight int64
 	waiting  int // puts that wait for credit
 }
 
-// piece is one rank of an entry.
-type piece struct {
+// met is a file of an entry, by its path below the root.
+type met struct {
 	shared.ID
-	rank uint32
+	rel string
 }
 
 // pendingEviction is an entry that is in the journal, or that this host wants to have there: it is neither granted nor
 // stored.
 type pendingEviction struct {
 	entries.Eviction
-	entry    bool   // Eviction is of an entry of the index, which is leaving
-	batch    bool   // it is in the journal
-	orphaned int64  // bytes in the account besides the entry's
-	learned  uint64 // ranks that were met since; their bytes are in orphaned, or are the entry's
+	entry    bool            // Eviction is of an entry of the index, which is leaving
+	batch    bool            // it is in the journal
+	orphaned int64           // bytes in the account besides the entry's
+	learned  map[string]bool // files that were met since; their bytes are in orphaned, or are the entry's
 }
+
+func (d *pendingEviction) learn(rel string) {
+	if d.learned == nil {
+		d.learned = map[string]bool{}
+	}
+	d.learned[rel] = true
+}
+
+// files are those of the entry that is leaving.
+func (d *pendingEviction) files() []string {
+	if !d.entry {
+		return nil
+	}
+	return filesOf(d.Class, &d.Key, d.Pieces, d.Names)
+}
+
+func (d *pendingEviction) has(rel string) bool { return slices.Contains(d.files(), rel) }
 
 // joinTimeout is how long a host waits for others that are joining.
 const joinTimeout = 5 * time.Second
@@ -121,7 +139,7 @@ func (r *Root) Join(scans *recovery.Root) error {
 	r.set.Lock()
 	r.set.BeginScan()
 	r.member, r.firstScan, r.ended, r.set.Touched = m, r.scans.NewScan(), make(chan struct{}), m.Touch
-	r.pending, r.awaited, r.met = map[shared.ID]*pendingEviction{}, map[piece]int64{}, nil
+	r.pending, r.awaited, r.met = map[shared.ID]*pendingEviction{}, map[met]int64{}, nil
 	r.overlooked, r.inFlight, r.ticket = 0, 0, 0
 	r.set.Unlock()
 	r.busy.Store(true)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -53,7 +54,7 @@ func newRig(t testing.TB) *rig {
 	dir, log, now := t.TempDir(), slog.New(slog.DiscardHandler), func() time.Time { return time.Unix(1_700_000_000, 0) }
 	c, err := catalog.New(t.Context(), catalog.Options{
 		Log: log, Now: now, Roots: nowhere{}, Expiry: func(string) time.Duration { return 0 },
-		AdmitFault: func(err error) { t.Error(err) }, PlaceQuarantined: func() {},
+		AdmitFault: func(err error) { t.Error(err) },
 		Policies: catalog.Policies{
 			Admit: policy.BuiltinHandle(abi.RoleAdmit), Place: policy.BuiltinHandle(abi.RolePlace),
 			Layout: policy.BuiltinHandle(abi.RoleLayout),
@@ -90,7 +91,7 @@ func newRig(t testing.TB) *rig {
 	var seq sequence.Sequence
 	seq.Init(now, "a")
 	kept := &recovery.Directory{Catalog: c, Sequence: &seq, Dir: files.New(files.Config{
-		Path: dir, Log: log, Health: monitor, Account: account, Paths: c.Paths, Sequence: &seq,
+		Path: dir, Log: log, Health: monitor, Account: account, Sequence: &seq,
 		QuarantineFiles: 4, QuarantineBytes: capacityBytes,
 	})}
 	r.Root = New(Config{
@@ -160,8 +161,7 @@ func keyOf(n uint64) (k chunk.Key) {
 func (r *rig) write(n uint64, rank uint32) (string, *pieceformat.Header) {
 	r.Helper()
 	k := keyOf(n)
-	name, err := r.kept.PathOf(r.class, &k, rank, false)
-	r.must(err)
+	name := r.kept.Slash + r.class.Builtin(&k, rank)
 	plan := r.class.Plan
 	h := &pieceformat.Header{
 		Namespace: r.class.Namespace.Digest, Key: k, Group: r.class.Group, Rank: rank, Blocks: plan.Geometry().Blocks,
@@ -181,7 +181,7 @@ func (r *rig) write(n uint64, rank uint32) (string, *pieceformat.Header) {
 }
 
 func (r *rig) found(name string, h *pieceformat.Header) {
-	r.Judge().Found(nil, name, r.class, h, r.class.FileBytes(), false)
+	r.Judge().Found(nil, strings.TrimPrefix(name, r.kept.Slash), "", r.class, h, r.class.FileBytes())
 }
 
 // stored writes rank 0 of a key's entry, and has this host find it. It returns the file's name.
@@ -368,13 +368,10 @@ func TestLeftAlone(t *testing.T) {
 	j.Unsound(nil, name, "x", info, pieceformat.ErrDamaged)
 	j.Unsound(nil, name, "x", info, fs.ErrNotExist) // it has gone since
 	j.Unknown(nil, name, r.class.FileBytes(), catalog.ErrUnknownNamespace)
-	if _, _, ok := j.Rename(nil, name, nil, nil, r.class.FileBytes()); ok {
-		t.Error("it is renamed")
-	}
 	if left := r.Discard(name, r.class.FileBytes()); left != 0 {
 		t.Errorf("%d bytes are left of a published file", left)
 	}
-	r.expect("left alone", 0, 4)
+	r.expect("left alone", 0, 3)
 	if _, err := os.Stat(name); err != nil {
 		t.Error(err)
 	}

@@ -3,7 +3,8 @@ package sharedroot
 import (
 	"errors"
 	"io/fs"
-	"math/bits"
+	"maps"
+	"slices"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
@@ -50,19 +51,21 @@ func (r backend) Decide(v *shared.Victim, removed bool) {
 		r.set.Unlock()
 		return
 	}
-	rest := d.rest(v, removed)
-	cl, names, err := r.locateUnlocking(&rest)
-	for now := d.rest(v, removed); now != rest; now = d.rest(v, removed) { // a scan has met another
-		rest = now
-		cl, names, err = r.locateUnlocking(&rest)
+	cl, err := d.Class, error(nil)
+	if !d.entry {
+		r.set.Unlock()
+		cl, err = r.classOf(v.Namespace, v.Group, &v.Key)
+		r.set.Lock()
 	}
 	delete(r.pending, v.ID())
 	if err != nil {
-		r.keep(d, v, removed)
+		r.overlooked += d.orphaned // what is there stays in the account until the next scan
+		r.set.WakeJoiners()
 		r.set.Unlock()
 		r.kept.Log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
 		return
 	}
+	rest := d.rest(filesOf(cl, &v.Key, v.Pieces, v.Names), removed)
 	r.set.Account.Remove(capacity.Orphans, d.orphaned)
 	if d.entry {
 		if removed {
@@ -72,35 +75,30 @@ func (r backend) Decide(v *shared.Victim, removed bool) {
 	}
 	r.set.WakeJoiners()
 	r.set.Unlock()
-	for _, name := range names { // it may be granted, if it is there
-		r.look(name, cl.FileBytes(), rest.FallbackName)
+	for _, rel := range rest { // it may be granted, if it is there
+		r.look(rel, cl.FileBytes())
 	}
 }
 
-// rest is what may be left of a victim that is decided, and must be looked for: the pieces of one that was spared, those
+// rest is what may be left of a victim that is decided, and must be looked for: the files of one that was spared, those
 // that were published again, and those that whoever named the victim did not know of.
-func (d *pendingEviction) rest(v *shared.Victim, removed bool) shared.Victim {
-	rest := *v
-	if d.entry {
-		rest.Pieces |= d.Pieces
-		rest.FallbackName = rest.FallbackName || d.FallbackName
+func (d *pendingEviction) rest(victim []string, removed bool) (rest []string) {
+	for _, rel := range d.files() {
+		if !removed || !slices.Contains(victim, rel) {
+			rest = append(rest, rel)
+		}
 	}
-	if removed {
-		rest.Pieces &^= v.Pieces
+	if !removed {
+		rest = append(rest, victim...)
 	}
-	rest.Pieces |= d.learned
-	return rest
-}
-
-// locateUnlocking is locate while the lock is held, which is released meanwhile.
-func (r backend) locateUnlocking(v *shared.Victim) (*catalog.Class, []string, error) {
-	r.set.Unlock()
-	defer r.set.Lock()
-	return r.locate(v)
+	rest = slices.AppendSeq(rest, maps.Keys(d.learned))
+	slices.Sort(rest)
+	return slices.Compact(rest)
 }
 
 // look enters the piece that has a name, if there is one, or books what stands there.
-func (r backend) look(name string, most int64, fallback bool) {
+func (r backend) look(rel string, most int64) {
+	name := r.kept.Slash + rel
 	h, info, err := r.kept.Look(name)
 	var cl *catalog.Class
 	if err == nil {
@@ -114,25 +112,9 @@ func (r backend) look(name string, most int64, fallback bool) {
 	case err != nil:
 		r.kept.Log.Warn("file of a shared root left alone; fsck says more", "file", name, "error", err)
 		r.overlook(most)
-	case r.see(cl, &h, most, fallback) == awaited:
-		r.meet(met{name, cl, h, most, fallback})
+	case r.see(cl, &h, rel, most) == awaited:
+		r.meet(sight{rel, cl, h, most})
 	}
-}
-
-// keep ends a pending eviction whose files cannot be looked at: an entry that was spared is what it was, and what else
-// may be there stays in the account until the next scan. The lock is held.
-func (r backend) keep(d *pendingEviction, v *shared.Victim, removed bool) {
-	r.overlooked += d.orphaned
-	switch {
-	case !d.entry:
-	case removed:
-		r.bookOverlooked(int64(bits.OnesCount64(d.Pieces&(d.learned|^v.Pieces))) * d.Class.FileBytes())
-		r.set.Count.Evictions++
-		r.set.FinishEvict(&d.Eviction)
-	default:
-		r.set.CancelEvict(&d.Eviction)
-	}
-	r.set.WakeJoiners()
 }
 
 // forgetStep is how many slots Fenced looks at under one lock.
@@ -192,11 +174,10 @@ func (r backend) accept(named []uint32, bytes int64) (list []shared.Victim) {
 			r.set.Evictor.BadVictim()
 			continue
 		}
-		e := r.set.Index.At(slot)
 		cl := r.set.ClassOf(slot)
 		list = append(list, shared.Victim{
 			Namespace: cl.Namespace.Digest, Group: cl.Group, Key: r.set.Index.Key(slot), Pieces: r.set.Index.Pieces(slot),
-			FallbackName: e.Is(index.FallbackName), Bytes: r.set.Index.Bytes(slot),
+			Names: r.set.Index.NamesOf(slot), Bytes: r.set.Index.Bytes(slot),
 		})
 		bytes -= r.set.Index.Bytes(slot)
 	}

@@ -24,12 +24,11 @@ type Root struct {
 
 // Store is where policies act. One swap at a time is made in it.
 type Store struct {
-	Roots     []Root
-	Catalog   *catalog.Catalog
-	Shadows   *shadow.Set
-	Now       func() time.Time
-	TellRoots func()                                 // gives place policies facts of the roots
-	Evict     func(h *policy.Handle) *evictor.Policy // takes a reference to a policy that is about to evict
+	Roots   []Root
+	Catalog *catalog.Catalog
+	Shadows *shadow.Set
+	Now     func() time.Time
+	Evict   func(h *policy.Handle) *evictor.Policy // takes a reference to a policy that is about to evict
 }
 
 // Swap is a change of policies while the store is at work.
@@ -45,7 +44,7 @@ type Taken struct {
 	Root     string         // of evict
 	From     string         // the module's digest
 	Handover evictor.Method // how it learned what is there
-	Entries  int            // of the root, or those whose files the replaced place policy named
+	Entries  int            // of the root, of evict
 	Took     time.Duration  // beside the work of all others
 }
 
@@ -87,12 +86,12 @@ func (s *Store) Do(ctx context.Context, w Swap) (taken []Taken, err error) {
 
 // keep ends a change in which policies have taken over their roots.
 func (s *Store) keep(taken []Taken, all []Handover, rest *catalog.Swap, begun time.Time) []Taken {
-	for _, t := range rest.Commit(s.TellRoots) {
+	for _, t := range rest.Commit() {
 		how := evictor.Replayed
 		if t.Loaded {
 			how = evictor.Loaded
 		}
-		taken = append(taken, Taken{Role: t.Role, From: t.From, Handover: how, Entries: t.Entries})
+		taken = append(taken, Taken{Role: t.Role, From: t.From, Handover: how})
 	}
 	for _, c := range all {
 		c.Keep()

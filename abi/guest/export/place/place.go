@@ -66,23 +66,3 @@ func kvPlace(n, stride uint32) uint64 {
 	}
 	return abi.Pack(abi.StatusOK, n)
 }
-
-//go:wasmexport kv_unplace
-func kvUnplace(n, stride uint32) uint64 {
-	args := export.Buffer(abi.BufferArgs)
-	refs, ok := export.Records[abi.PathRef](args, n, stride)
-	if !ok || policy == nil {
-		return abi.Pack(abi.StatusBadInput, 0)
-	}
-	dst := export.Result[abi.PathIdentity]()
-	if uint64(n) > uint64(len(dst)) {
-		return abi.Pack(abi.StatusNoSpace, 0)
-	}
-	for i, r := range refs {
-		if uint64(r.Off)+uint64(r.Len) > uint64(len(args)) {
-			return abi.Pack(abi.StatusBadInput, 0)
-		}
-		dst[i] = policy.Unplace(args[r.Off : r.Off+r.Len])
-	}
-	return abi.Pack(abi.StatusOK, n)
-}

@@ -107,18 +107,11 @@ func places(b *builder) {
 		"too many answers":            packed(0, 1000),
 		"leaves it to the host":       packed(1, 0),
 	} {
-		b.addf(abi.RolePlace, one.with(abi.ExportPlace, code).with(abi.ExportUnplace, packed(0, 1)), "%s", name)
+		b.addf(abi.RolePlace, one.with(abi.ExportPlace, code), "%s", name)
 		b.addf(abi.RolePlace, one.sleeping(abi.ExportPlace, true, code), "later %s", name)
 	}
 	for n := range 3 {
 		b.addf(abi.RolePlace, one.with(abi.ExportNamespace, when(join(local(0), i32(int32(n)), []byte{opEq}), unreachable), i32(0)), "a trap at namespace %d", n)
-	}
-	for name, code := range map[string][]byte{
-		"itself as unknown": packed(0, 0), "a key of 200 bytes": join(store32(resultAt, i32(1)), store32(resultAt+16, i32(200)), packed(0, 1)),
-		"other namespaces": join(store32(resultAt, i32(1)), store32(resultAt+4, i32(-1)), store32(resultAt+16, i32(32)), packed(0, 1)),
-		"a trap":           unreachable,
-	} {
-		b.addf(abi.RolePlace, one.with(abi.ExportPlace, path(keyed("back/xxxxx", 5))).with(abi.ExportUnplace, code), "read back as %s", name)
 	}
 }
 
@@ -163,7 +156,7 @@ func traps(b *builder) {
 		{"an exit", join(i32(3), call(0))},
 	}
 	for _, export := range []string{abi.ExportInitialize, abi.ExportBuffer, abi.ExportInit, abi.ExportNamespace, abi.ExportEvents,
-		abi.ExportStep, abi.ExportAdmit, abi.ExportPlace, abi.ExportUnplace, abi.ExportLayout, abi.ExportSave, abi.ExportLoad} {
+		abi.ExportStep, abi.ExportAdmit, abi.ExportPlace, abi.ExportLayout, abi.ExportSave, abi.ExportLoad} {
 		for _, kind := range kinds {
 			role := roleOf(export)
 			a := minimal(role)

@@ -171,7 +171,7 @@ func bufferBody() []byte {
 
 var signatures = map[string]string{
 	abi.ExportMarker: ">", abi.ExportInitialize: ">", abi.ExportBuffer: "ii>i", abi.ExportInit: "i>i", abi.ExportNamespace: "ii>i",
-	abi.ExportEvents: "ii>i", abi.ExportStep: "ii>I", abi.ExportAdmit: "ii>I", abi.ExportPlace: "ii>I", abi.ExportUnplace: "ii>I",
+	abi.ExportEvents: "ii>i", abi.ExportStep: "ii>I", abi.ExportAdmit: "ii>I", abi.ExportPlace: "ii>I",
 	abi.ExportLayout: "ii>I", abi.ExportSave: "i>I", abi.ExportLoad: "i>i",
 }
 

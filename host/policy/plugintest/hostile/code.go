@@ -83,7 +83,7 @@ func runaways(b *builder) {
 		}
 	}
 	for _, export := range []string{abi.ExportInitialize, abi.ExportBuffer, abi.ExportEvents, abi.ExportNamespace, abi.ExportAdmit,
-		abi.ExportUnplace, abi.ExportLayout, abi.ExportSave, abi.ExportLoad} {
+		abi.ExportLayout, abi.ExportSave, abi.ExportLoad} {
 		role := roleOf(export)
 		a := minimal(role)
 		if export == abi.ExportSave || export == abi.ExportLoad {
@@ -98,7 +98,7 @@ func roleOf(export string) abi.Role {
 	switch export {
 	case abi.ExportAdmit:
 		return abi.RoleAdmit
-	case abi.ExportPlace, abi.ExportUnplace, abi.ExportNamespace:
+	case abi.ExportPlace, abi.ExportNamespace:
 		return abi.RolePlace
 	case abi.ExportLayout:
 		return abi.RoleLayout

@@ -208,7 +208,7 @@ func (u *user) timed(what string, f func() error) error {
 	if took > longestCall {
 		u.Errorf("%s: %s took %v", u.module, what, took)
 	}
-	if err != nil && !errors.Is(err, policy.ErrFault) && !errors.Is(err, policy.ErrQuarantine) && !errors.Is(err, policy.ErrImpure) {
+	if err != nil && !errors.Is(err, policy.ErrFault) && !errors.Is(err, policy.ErrQuarantine) {
 		u.Errorf("%s: %s: %v", u.module, what, err)
 	}
 	u.judge(err)
@@ -275,24 +275,16 @@ func (u *user) exercise(p *policy.Module, role abi.Role) error {
 				u.judge(err)
 			}
 		}
-		var name []byte
 		for i := range uint32(pieces) {
 			q := abi.PlaceQuery{Namespace: i % 3, KeyLen: 32}
 			q.Key[0], q.Key[1] = byte(i), byte(i>>8)
 			err = u.timed("path", func() error {
 				path, _, err := pl.Path(&q, nil)
-				if err == nil {
-					name = path
+				if err == nil && len(path) > 0 {
 					err = policy.CheckPath(path)
 				}
 				return err
 			})
-			if pl.Quarantined() {
-				break
-			}
-		}
-		if name != nil {
-			_ = u.timed("identity", func() error { _, err := pl.Identity(name); return err })
 		}
 		return err
 	case abi.RoleLayout:

@@ -57,20 +57,8 @@ static int32_t place(const kv_place_query *q, const kv_root_facts *roots, uint32
   if (q->namespace >= 64) __builtin_trap();
 #endif
   if (q->namespace >= 64 || !names[q->namespace] || !q->key_len || q->key_len > KV_KEY_BYTES) return KV_FAIL("unknown");
-#ifdef PATH_OF_HISTORY
-  static uint32_t asked;
-  if (++asked == 5000) kv_put(path, 'x');
-#endif
 #ifdef PATH_UP
   kv_put(path, '.'), kv_put(path, '.'), kv_put(path, '/');
-#endif
-#ifdef PATH_OF_FACTS
-  kv_put(path, (char)('a' + count % 26));
-  kv_put(path, '/');
-#endif
-#ifdef PATH_OF_SIZE
-  kv_put_u32(path, q->size);
-  kv_put(path, '/');
 #endif
 #ifdef ROOT_FAR
   *root = 7;
@@ -90,31 +78,8 @@ static int32_t place(const kv_place_query *q, const kv_root_facts *roots, uint32
   return KV_OK;
 }
 
-static int unplace(const char *text, uint32_t len, kv_path_identity *id) {
-  kv_text t = {text, len};
-  uint64_t name;
-#ifdef UNPLACE_NOTHING
-  return 0;
-#endif
-  if (!kv_take_hex(&t, (uint8_t *)&name, 8) || !kv_take(&t, '/')) return 0;
-  while (id->key_len < KV_KEY_BYTES && kv_take_hex(&t, id->key + id->key_len, 1)) id->key_len++;
-  if (!id->key_len || !kv_take(&t, '.') || !kv_take_u32(&t, &id->group) || !kv_take(&t, '.') || !kv_take_u32(&t, &id->rank)) return 0;
-#ifndef UNPLACE_MORE
-  if (t.len) return 0;
-#endif
-#ifdef UNPLACE_SWAPS
-  uint32_t group = id->group;
-  id->group = id->rank, id->rank = group;
-#endif
-  for (uint32_t i = 0; i < 64; i++)
-    if (names[i] == name) {
-      id->namespace = i;
-      return 1;
-    }
-  return 0;
-}
 #ifndef NO_PLACE
-KV_PLACE(place, unplace)
+KV_PLACE(place)
 #endif
 
 static uint32_t layout(const kv_layout_header *h, const kv_plane *planes, kv_segment *out, uint32_t room) {
