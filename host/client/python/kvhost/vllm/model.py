@@ -40,6 +40,9 @@ def plan_groups(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> l
     for name, size in vars(parallel).items():
         if name.endswith("_parallel_size") and name not in _PARALLEL and size > 1:
             raise Refused(f"{name} is {size}, want 1")
+    if not compat.continues(vllm_config):
+        raise Refused("MLA on this processor: vLLM computes other tokens behind a prefix of an earlier step, and turns its own "
+                      "prefix cache off")
     if getattr(parallel, "nnodes_within_dp", 1) > 1:
         raise Refused(f"an engine on {parallel.nnodes_within_dp} nodes: the scheduler asks only its own node's host")
     if not (offloaded := compat.offloaded(kv_cache_config)):

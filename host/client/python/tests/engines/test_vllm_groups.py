@@ -59,7 +59,8 @@ def replayed(window: int = 40) -> KVCacheGroupSpec:
 def plan(*groups: KVCacheGroupSpec, context: int = 1) -> list[GroupPlan]:
     parallel = ParallelConfig(tensor_parallel_size=4, decode_context_parallel_size=context)
     cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=list(groups))
-    return model.plan_groups(Record(parallel_config=parallel), cache, Settings(chunk_tokens=64))
+    config = Record(parallel_config=parallel, model_config=None, device_config=Record(device_type="cuda"))
+    return model.plan_groups(config, cache, Settings(chunk_tokens=64))
 
 
 def test_only_what_the_engine_finds_again_is_offloaded() -> None:

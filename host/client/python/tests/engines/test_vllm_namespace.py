@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace as Record
 from typing import Any
 
 import pytest
+import vllm_model
 from kvhost.shape import Group
 from needs import needs
 
 needs("vllm")
 
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig  # noqa: E402
+
 from kvhost.vllm.groups import GroupPlan  # noqa: E402
-from kvhost.vllm.model import namespace  # noqa: E402
+from kvhost.vllm.model import namespace, plan_groups  # noqa: E402
+from kvhost.vllm.settings import Refused, Settings  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -44,3 +50,19 @@ def test_the_type_of_the_cache_is_told(
     settings: Any = Record(model="", revision="", extra={})
     made = namespace(config, Record(kv_cache_groups=[]), settings, [regions], caches, 0)
     assert (made.dtype, made.page_dtype) == (dtype, page_dtype)
+
+
+@pytest.mark.parametrize("mla", [False, True])
+def test_mla_on_a_processor_is_refused(tmp_path: Path, mla: bool) -> None:
+    """vLLM 0.32 runs it without AMX. After a hit it says other tokens, with its own ExampleConnector too."""
+    kind = vllm_model.mla_config() if mla else vllm_model.config(1)
+    (tmp_path / "config.json").write_text(json.dumps(kind))
+    config = VllmConfig(
+        model_config=ModelConfig(model=str(tmp_path), skip_tokenizer_init=True, dtype="float32"),
+        cache_config=CacheConfig(block_size=16), device_config=DeviceConfig("cpu"),
+    )
+    for own in (True, False):
+        config.cache_config.enable_prefix_caching = own
+        why = "MLA on this processor" if mla and not own else "the model has no KV cache"
+        with pytest.raises(Refused, match=why):
+            plan_groups(config, Record(kv_cache_groups=[]), Settings())

@@ -24,6 +24,16 @@ def config(layers: int, window: int = 0) -> dict[str, Any]:
     return c
 
 
+def mla_config() -> dict[str, Any]:
+    """A DeepSeek whose layers are all dense, with the only sizes that vLLM's kernels for processors know."""
+    return {n: v for n, v in config(2).items() if n != "head_dim"} | {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
+        "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 64,
+        "first_k_dense_replace": 2, "moe_layer_freq": 1, "n_group": 1, "topk_group": 1,
+    }
+
+
 def write(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
     import torch
     from safetensors.torch import save_file
