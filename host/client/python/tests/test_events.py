@@ -352,7 +352,7 @@ def test_an_endpoint_that_is_taken(tmp_path: Path) -> None:
     publisher.close()
 
 
-@pytest.mark.parametrize("wrong", [["--namespace", "xy"], ["--namespace", "00"], ["--events", "lists"]])
+@pytest.mark.parametrize("wrong", [["--namespace", "xy"], ["--namespace", "00"], ["--events", "lists"], ["--medium", "disk"]])
 def test_wrong_arguments(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         arguments(["--topic", "kv@a@b", *wrong])

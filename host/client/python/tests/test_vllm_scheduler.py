@@ -320,7 +320,11 @@ def test_a_window_counts_only_what_is_loaded_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [{"chunk": 1}, {"load_when": "never"}, {"store": "some"}, {"chunk_tokens": 0}, {"load_timeout": -1}]
+    "extra",
+    [
+        {"chunk": 1}, {"load_when": "never"}, {"store": "some"}, {"chunk_tokens": 0}, {"load_timeout": -1},
+        {"events_medium": "disk"},
+    ],
 )
 def test_wrong_settings_are_refused(extra: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(extra))):

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvhost.events import MEDIUMS
+
 
 class Refused(Exception):
     """The connector does not understand a setting, a model or a memory layout. The engine runs without it."""
@@ -40,7 +42,8 @@ class Settings:
         s = Settings(**extra)
         if not s.socket:
             s = dataclasses.replace(s, socket=os.environ.get("KVHOST_SOCKET") or "/run/kvhost/kvhost.sock")
-        for name, values in (("load_when", ("faster", "always")), ("store", ("all", "prompt", "none"))):
+        choices = ("load_when", ("faster", "always")), ("store", ("all", "prompt", "none")), ("events_medium", MEDIUMS)
+        for name, values in choices:
             if getattr(s, name) not in values:
                 raise ValueError(f"kv_connector_extra_config: {name} is {getattr(s, name)!r}, want one of {values}")
         if not isinstance(s.prefetch, bool):
