@@ -66,6 +66,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._link: Link | None = None
         self._handshake: Handshake | None = None
         self._recovery = compat.HybridRecovery()
+        self._clearings = compat.Clearings()
         self._idle = StepOrders()
         self._asleep = False
         self._release: Callable[[], None] = lambda: None  # the memory that the host has mapped
@@ -235,6 +236,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._recovery.find_scheduler()
+        self._clearings.watch(gpu_block_pool)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         self.set_xfer_handshake_metadata_pp_aware({(0, rank): m for rank, m in metadata.items()})
@@ -287,13 +289,17 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         from kvhost.vllm.kvevents import KVEvents  # needs more of vLLM than the rest
 
         hash_tokens = compat.hash_tokens(self._vllm_config, self._kv_cache_config)
+        if not self._clearings.noticed:
+            log.error("kvhost: this vLLM does not show when it empties its prefix cache. Routers forget then what the host "
+                      "has, until it is stored anew")
 
         def open(stage: int, after: Position | None) -> EventStream | None:
             sessions = link.sessions()
             return sessions[stage].events(after) if sessions else None
 
         return KVEvents(
-            plans, hash_tokens, self._settings.events_medium, stages, open, alive=lambda: link.epoch >= 0
+            plans, hash_tokens, self._settings.events_medium, stages, open, alive=lambda: link.epoch >= 0,
+            cleared=self._clearings.happened,
         )
 
     def take_events(self) -> Iterable[KVCacheEvent]:

@@ -128,7 +128,7 @@ class Scheduler:
         there = lookup.hit(len(keys))
         t.stored = max(t.stored, there)
         if self._events is not None:
-            self._events.found(request, keys[:there])
+            self._events.found(keys[:there])
         take = self._worth(lookup, self._before_bad(keys, there), computed)
         if not take:
             lookup.release()
@@ -151,6 +151,8 @@ class Scheduler:
         if not sessions:
             return False
         limit = min(s.limits.keys_per_lookup for s in sessions) or len(keys)
+        if self._events is not None:
+            self._events.describe(t.request, keys, 0, len(keys[:limit]))
         try:
             t.lookup = RequestLookup(
                 sessions, self._groups, keys[:limit], t.number, (1 << self._ranks) - 1, self._settings.prefetch,
@@ -257,6 +259,8 @@ class Scheduler:
         if end <= t.stored:
             return
         keys = t.chain.extend(r.all_token_ids, r.num_tokens)
+        if self._events is not None:
+            self._events.describe(r, keys, t.stored, end)
         groups = []
         for g in self._groups:
             chunks = []
@@ -264,8 +268,6 @@ class Scheduler:
                 blocks = g.chunk_blocks(t.table[g.id], i)
                 if g.storable(i, computed) and NULL_BLOCK not in blocks and len(blocks) == g.blocks:
                     chunks.append(ChunkOrder(i, blocks, keys[i], keys[i - 1] if i else b""))
-                    if self._events is not None:
-                        self._events.ordered(r, g.id, i, keys[i])
             if chunks:
                 groups.append((g.id, chunks))
         self._count("chunks_ordered", end - t.stored)

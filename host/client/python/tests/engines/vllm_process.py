@@ -31,8 +31,8 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             adapter = LoRARequest(*lora) if lora else None
             outs = llm.generate(prompts, params(tokens), use_tqdm=False, lora_request=adapter)
             connection.send([(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outs])
-        elif op == "reset":  # empties the engine's own prefix cache
-            connection.send(llm.reset_prefix_cache())
+        elif op == "reset":  # empties the engine's own prefix cache, and the connector's, too?
+            connection.send(llm.reset_prefix_cache(reset_connector=args[0]))
         elif op == "begin":  # id, prompt: a request that is not waited for
             engine.add_request(args[0], {"prompt_token_ids": args[1]}, params(8))
             connection.send(None)
