@@ -81,16 +81,22 @@ test-python: build .venv/installed ## the Python client's tests against a real h
 	  KVHOST_SOCKET=$$dir/s KVHOST_BIN=$(CURDIR)/bin/kvhost .venv/bin/python -m pytest -q host/client/python
 
 ENGINES     := host/client/python/tests/engines
-ENGINE_TEST := KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=lmcache,sglang,vllm .build/engines/bin/python -m pytest -q $(PYTEST_ARGS)
+ENGINE_TEST := KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_DYNAMO=$(CURDIR)/.build/dynamo/bin/python \
+               KVHOST_REQUIRE_TOOLS=dynamo,lmcache,sglang,vllm .build/engines/bin/python -m pytest -q $(PYTEST_ARGS)
 
 .build/engines/installed: $(wildcard $(ENGINES)/environment/*)
 	python3 $(ENGINES)/environment/install.py .build/engines
 	@touch $@
 
-test-engines: build .build/engines/installed ## real vLLM, LMCache and SGLang with kvhost on the CPU (3.2 GB once); also test-vllm, test-lmcache, test-sglang
+.build/dynamo/installed: $(ENGINES)/environment/dynamo.txt
+	python3 -m venv --clear .build/dynamo
+	.build/dynamo/bin/pip install --quiet --no-deps --no-cache-dir --only-binary=:all: --require-hashes --requirement $<
+	@touch $@
+
+test-engines: build .build/engines/installed .build/dynamo/installed ## real vLLM, LMCache and SGLang with kvhost on the CPU (3.5 GB once); also test-vllm, test-lmcache, test-sglang
 	$(ENGINE_TEST) $(ENGINES)
 
-test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed
+test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed .build/dynamo/installed
 	$(ENGINE_TEST) $(ENGINES)/test_$**.py
 
 # The parts of make torture. A test names its part with testenv.NewTally.
