@@ -82,24 +82,30 @@ test-python: build .venv/installed ## the Python client's tests against a real h
 
 ENGINES     := host/client/python/tests/engines
 ENVIRONMENT := $(ENGINES)/environment
-ALL_ENGINES := lmcache,sglang,vllm
+ALL_ENGINES := dynamo,lmcache,sglang,vllm
+NEWER_VLLM  := dynamo,vllm
 # pytest in an environment: its name, and the engines whose absence is a failure. Each environment keeps its own --last-failed.
-engine_test  = KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=$(2) .build/$(1)/bin/python -m pytest -q \
-  -o cache_dir=$(CURDIR)/.build/$(1)/pytest $(PYTEST_ARGS)
+engine_test  = KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_DYNAMO=$(CURDIR)/.build/dynamo/bin/python KVHOST_REQUIRE_TOOLS=$(2) \
+  .build/$(1)/bin/python -m pytest -q -o cache_dir=$(CURDIR)/.build/$(1)/pytest $(PYTEST_ARGS)
 
 .build/engines/installed .build/engines-0.32/installed: .build/%/installed: $(ENVIRONMENT)/%.txt $(wildcard $(ENVIRONMENT)/*.py)
 	python3 $(ENVIRONMENT)/install.py .build/$*
 	@touch $@
 
-test-engines: test-engines-0.26 test-engines-0.32 ## real vLLM, LMCache and SGLang with kvhost on the CPU (5.6 GB once); also test-vllm, test-lmcache, test-sglang
+.build/dynamo/installed: $(ENVIRONMENT)/dynamo.txt
+	python3 -m venv --clear .build/dynamo
+	.build/dynamo/bin/pip install --quiet --no-deps --no-cache-dir --only-binary=:all: --require-hashes --requirement $<
+	@touch $@
 
-test-engines-0.26: build .build/engines/installed ## vLLM 0.26, LMCache and SGLang
+test-engines: test-engines-0.26 test-engines-0.32 ## real vLLM, LMCache and SGLang with kvhost on the CPU (5.9 GB once); also test-vllm, test-lmcache, test-sglang
+
+test-engines-0.26: build .build/engines/installed .build/dynamo/installed ## vLLM 0.26, LMCache and SGLang
 	$(call engine_test,engines,$(ALL_ENGINES)) $(ENGINES)
 
-test-engines-0.32: build .build/engines-0.32/installed ## vLLM 0.32
-	$(call engine_test,engines-0.32,vllm) $(ENGINES)/test_vllm*.py
+test-engines-0.32: build .build/engines-0.32/installed .build/dynamo/installed ## vLLM 0.32
+	$(call engine_test,engines-0.32,$(NEWER_VLLM)) $(ENGINES)/test_vllm*.py
 
-test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed
+test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed .build/dynamo/installed
 	$(call engine_test,engines,$(ALL_ENGINES)) $(ENGINES)/test_$**.py
 
 # The parts of make torture. A test names its part with testenv.NewTally.

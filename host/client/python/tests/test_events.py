@@ -168,6 +168,26 @@ def test_a_full_reader_can_be_closed() -> None:
     assert not rig.reader._thread.is_alive() and rig.host.streams[0].closed
 
 
+def test_a_restart_begins_with_a_snapshot(rig: Rig) -> None:
+    rig.stream(0).say(*snapshot(event(1)), batch(event(2), at=8))
+    assert rig.read(1) == ["reset"]
+    rig.reader.restart()
+    assert rig.reader.take(10) == [] and rig.stream(0).closed
+    rig.stream(1).say(*snapshot(event(3)))
+    assert rig.read(3) == ["reset", "stored 3", "complete"]
+    assert rig.host.asked == [None, None]
+
+
+def test_a_full_reader_can_be_restarted() -> None:
+    rig = Rig(limit=1)
+    rig.stream(0).say(*snapshot(*map(event, range(10))))
+    until(lambda: len(rig.reader._queue) == 1)
+    rig.reader.restart()
+    rig.stream(1).say(*snapshot(event(3)))
+    assert rig.read(3) == ["reset", "stored 3", "complete"]
+    rig.reader.close()
+
+
 def test_unwanted_keys_are_dropped() -> None:
     rig = Rig(wanted=lambda e: e.key[-1] % 2 == 0)
     rig.stream(0).say(*snapshot(*map(event, range(5))))
@@ -332,7 +352,7 @@ def test_an_endpoint_that_is_taken(tmp_path: Path) -> None:
     publisher.close()
 
 
-@pytest.mark.parametrize("wrong", [["--namespace", "xy"], ["--namespace", "00"], ["--events", "lists"]])
+@pytest.mark.parametrize("wrong", [["--namespace", "xy"], ["--namespace", "00"], ["--events", "lists"], ["--medium", "disk"]])
 def test_wrong_arguments(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         arguments(["--topic", "kv@a@b", *wrong])

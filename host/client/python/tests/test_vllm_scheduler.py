@@ -498,7 +498,7 @@ def test_a_window_counts_only_what_is_loaded_of_it() -> None:
         {"chunk": 1}, {"load_when": "never"}, {"store": "some"}, {"chunk_tokens": 0}, {"chunk_tokens": "256"},
         {"chunk_tokens": 256.0}, {"chunk_tokens": True}, {"load_timeout": -1}, {"load_timeout": "60"},
         {"lookup_wait": float("nan")}, {"prefetch": "true"}, {"prefetch": 1}, {"socket": 7}, {"model": None},
-        {"tenant": -1}, {"tenant": 1 << 32}, {"extra": "text"}, {"extra": {"a": 1}},
+        {"tenant": -1}, {"tenant": 1 << 32}, {"extra": "text"}, {"extra": {"a": 1}}, {"events_medium": "disk"},
     ],
 )
 def test_wrong_settings_are_refused(extra: dict[str, Any]) -> None:

@@ -5,4 +5,9 @@
 from kvhost.events.reader import Change, Changed, EventReader
 from kvhost.events.stream import Event, EventBatch, EventStream, Position
 
-__all__ = ["Change", "Changed", "Event", "EventBatch", "EventReader", "EventStream", "Position"]
+#: Names of tiers below a GPU. Dynamo's indexer drops events with another one, and with these in lower case.
+MEDIUMS = (
+    "CPU", "CPU_PINNED", "CPU_TIER1", "CPU_TIER2", "DISK", "NVME", "STORAGE", "EXTERNAL", "NETWORK", "REMOTE", "SHARED"
+)
+
+__all__ = ["MEDIUMS", "Change", "Changed", "Event", "EventBatch", "EventReader", "EventStream", "Position"]

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from kvhost.events import MEDIUMS
 from kvhost.events.reader import EventReader
 from kvhost.events.stream import EventStream, Position
 
@@ -25,7 +26,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     p.add_argument("--namespace", default="", help="only of the namespace with this digest, in hexadecimal (of all)")
     p.add_argument("--key-bytes", type=int, default=32, help="bytes of the namespace's keys (%(default)s)")
     p.add_argument("--block-size", type=int, default=256, help="tokens of a chunk (%(default)s)")
-    p.add_argument("--medium", default="DISK", help="the tier that events name (%(default)s)")
+    p.add_argument("--medium", default="DISK", choices=MEDIUMS, help="the tier that events name (%(default)s)")
     p.add_argument("--events", choices=("maps", "arrays"), default="maps", help="arrays: as vLLM before 0.24")
     p.add_argument("--hashes", choices=("numbers", "bytes"), default="numbers",
                    help="keys as 64-bit numbers or whole (%(default)s)")

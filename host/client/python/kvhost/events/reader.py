@@ -53,6 +53,8 @@ class EventReader:
         self._wake = threading.Condition()
         self._queue: deque[Change] = deque()
         self._stream: EventStream | None = None
+        self._after: Position | None = None
+        self._life = 0  # counts restarts
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"kvhost-events{name}", daemon=True)
         self._thread.start()
@@ -71,6 +73,17 @@ class EventReader:
         with self._wake:
             return self._wake.wait_for(lambda: self._queue or self._closed, seconds) and bool(self._queue)
 
+    def restart(self) -> None:
+        """Forgets what was read: the next change is the RESET of a new snapshot."""
+        with self._wake:
+            self._life += 1
+            self._after = None
+            self._queue.clear()
+            stream = self._stream
+            self._wake.notify_all()
+        if stream is not None:
+            stream.close()
+
     def close(self) -> None:
         with self._wake:
             self._closed = True
@@ -81,14 +94,15 @@ class EventReader:
         self._thread.join()
 
     def _run(self) -> None:
-        after: Position | None = None
         pause = _FIRST_PAUSE
         while not self._closed:
             began = time.monotonic()
+            with self._wake:
+                life, after = self._life, self._after
             try:
                 stream = self._open(after)
                 if stream is not None:
-                    after = self._read(stream, after, began)
+                    self._read(stream, life, began)
             except (KvhostError, OSError) as e:
                 log.debug("kvhost: events: %s", e)
             if time.monotonic() - began > 1:
@@ -97,13 +111,13 @@ class EventReader:
                 self._wake.wait_for(lambda: self._closed, pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _read(self, stream: EventStream, after: Position | None, opened: float) -> Position | None:
-        """Queues a stream's batches until it ends; returns where to resume."""
+    def _read(self, stream: EventStream, life: int, opened: float) -> None:
+        """Queues a stream's batches until it ends, or the reader is restarted."""
         first = True
         with self._wake:
-            if self._closed:
+            if self._closed or self._life != life:
                 stream.close()
-                return after
+                return
             self._stream = stream
         snapshot = False
         try:
@@ -118,24 +132,32 @@ class EventReader:
                 if batch.snapshot_end:
                     changes.append(Change(Changed.COMPLETE))
                 snapshot = batch.snapshot and not batch.snapshot_end
-                if not self._put(changes):
+                if not self._put(changes, batch.after, life):
                     break
-                after = batch.after  # none within a snapshot: it is read again from its start
         except KvhostError as e:
             log.debug("kvhost: events: %s", e)
         finally:
             with self._wake:
                 self._stream = None
             stream.close()
-        return after
 
-    def _put(self, changes: list[Change]) -> bool:
-        """Queues changes when there is room for them; false when the reader was closed meanwhile."""
+    def _put(self, changes: list[Change], after: Position | None, life: int) -> bool:
+        """Queues changes when there is room for them; false when the reader was closed or restarted. ``after`` is where
+        to resume then, None within a snapshot: it is read again from its start."""
+
+        def over() -> bool:
+            return self._closed or self._life != life
+
         with self._wake:
             for change in changes:
-                self._wake.wait_for(lambda: len(self._queue) < self._limit or self._closed)
-                if self._closed:
+                if len(self._queue) >= self._limit:
+                    self._wake.notify_all()  # or nothing is taken while the rest of the batch waits
+                    self._wake.wait_for(lambda: len(self._queue) < self._limit or over())
+                if over():
                     return False
                 self._queue.append(change)
+            if over():
+                return False
+            self._after = after
             self._wake.notify_all()
         return True

@@ -146,6 +146,32 @@ def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
     return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
 
 
+class Clearings:
+    """Notices that the engine has emptied its prefix cache, and so tells routers to forget the engine.
+
+    Connectors are not told of ``reset_prefix_cache`` unless it empties theirs as well. From then on the block pool has
+    another table of its cached blocks."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+        self._table: Any = None
+
+    def watch(self, block_pool: Any) -> None:
+        """Call from ``bind_gpu_block_pool``."""
+        self._pool = block_pool
+        self.happened()
+
+    @property
+    def noticed(self) -> bool:
+        """Whether they are, in this version."""
+        return self._table is not None
+
+    def happened(self) -> bool:
+        """Since the last call."""
+        last, self._table = self._table, getattr(self._pool, "cached_block_hash_to_block", None)
+        return last is not self._table
+
+
 def event_extra_keys(request: Any, first: int, end: int, block_tokens: int) -> list[tuple[Any, ...] | None] | None:
     """What the engine's hashes of these blocks cover besides tokens, as its own events name it. None if that is
     nothing."""

@@ -77,6 +77,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._generation = b""
         self._failed = compat.FailedLoads(len(kv_cache_config.kv_cache_groups))
         self._block_pool: BlockPool | None = None
+        self._clearings = compat.Clearings()
         self._idle = StepOrders()
         self._asleep = False
         self._release: Callable[[], None] = lambda: None  # the memory that the host has mapped
@@ -238,6 +239,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         self._block_pool = gpu_block_pool
+        self._clearings.watch(gpu_block_pool)
         self._failed.find_scheduler()
         policy = self._kv_transfer_config.kv_load_failure_policy
         if not self._failed.recomputes(policy):
@@ -314,13 +316,17 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         from kvhost.vllm.kvevents import KVEvents  # needs more of vLLM than the rest
 
         hash_tokens = compat.hash_tokens(self._vllm_config, self._kv_cache_config)
+        if not self._clearings.noticed:
+            log.error("kvhost: this vLLM does not show when it empties its prefix cache. Routers forget then what the host "
+                      "has, until it is stored anew")
 
         def open(stage: int, after: Position | None) -> EventStream | None:
             sessions = link.sessions()
             return sessions[stage].events(after) if sessions else None
 
         return KVEvents(
-            plans, hash_tokens, self._settings.events_medium, stages, open, alive=lambda: link.epoch >= 0
+            plans, hash_tokens, self._settings.events_medium, stages, open, alive=lambda: link.epoch >= 0,
+            cleared=self._clearings.happened,
         )
 
     def take_events(self) -> Iterable[KVCacheEvent]:

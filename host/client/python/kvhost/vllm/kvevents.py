@@ -1,51 +1,47 @@
 """vLLM's KV cache events for what kvhost keeps: the host's events, in terms of the engine's block hashes and tokens.
 
 The host knows chunks by the connector's keys. A router knows blocks by the engine's hashes, and by their tokens. The
-scheduler's half tells this module which chunks its requests have; what the host says about other keys is dropped."""
+scheduler's half describes the chunks of its requests; the host's events about other keys are dropped."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 from kvhost.events import Change, Changed, Event, EventReader, EventStream, Position
 from kvhost.vllm import compat
+from kvhost.vllm.chunktree import Chunk, ChunkTree
 from kvhost.vllm.groups import GroupPlan
-
-log = logging.getLogger("vllm.kvhost")
-
-Id = tuple[int, bytes]  # a chunk: its group and key
 
 _OPTIONAL = {"group_idx", "locality"} & set(BlockStored.__struct_fields__) & set(BlockRemoved.__struct_fields__)
 
 
-@dataclass
-class Expected:
-    """A chunk that the host may have soon."""
+class _Hashes(msgspec.Struct):
+    """What a removal needs of an encoded BlockStored."""
 
-    event: BlockStored
-    stages: int = 0  # those that have it, as bits
+    block_hashes: list[int | bytes]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(BlockStored).decode
+_decode_hashes = msgspec.msgpack.Decoder(_Hashes).decode
 
 
 class KVEvents:
     """The events of one engine core. Its methods run on the scheduler's thread, and wait for nothing.
 
-    Only groups of full attention are told of: routers have no use for the others. A chunk counts as stored when all
-    pipeline stages have it."""
+    Only groups of full attention have events: routers have no use for the others. A chunk is announced while all of
+    these groups have it, on all pipeline stages, and every chunk before it."""
 
-    #: Chunks that are described and not stored yet. The oldest are forgotten: the host did not keep them.
-    MOST_EXPECTED = 4096
-    #: Chunks that are announced. Beyond that the oldest are announced as removed.
-    MOST_ANNOUNCED = 1 << 17
-    #: Changes of the host that are taken in a step.
-    MOST_TAKEN = 1024
+    #: Memory of the chunks that can be announced. Above that the oldest are announced as removed.
+    MOST_BYTES = 1 << 28
+    #: Changes of the host that are taken in a step, and events that a step returns.
+    MOST_TAKEN, MOST_SAID = 1024, 256
     #: After so long without a host all that was announced is announced as removed.
     GONE_SECONDS = 30.0
 
@@ -57,17 +53,19 @@ class KVEvents:
         stages: int,
         open: Callable[[int, Position | None], EventStream | None],
         alive: Callable[[], bool],
+        *,
+        cleared: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``hash_tokens`` are those that one of a request's block hashes covers. ``open`` starts a stage's stream."""
-        self._groups = {g.id: g for g in groups if not g.window}
-        self._hash_tokens, self._medium, self._alive, self._clock = hash_tokens, medium, alive, clock
-        self._expected: OrderedDict[Id, Expected] = OrderedDict()
-        self._announced: OrderedDict[Id, tuple[float, list[Any]]] = OrderedDict()  # when, and their block hashes
-        self._resident: dict[int, set[Id]] = {}  # by stage, while its snapshot is read: announced ones that it has
-        self._queue: list[KVCacheEvent] = []
-        self._all_stages = (1 << stages) - 1
-        self._seen = clock()  # when the host was there last
+        """``hash_tokens`` are those that one of a request's block hashes covers. ``open`` starts a stage's stream.
+        ``cleared`` tells whether the engine has made routers forget everything since it was called last."""
+        self._groups = [g for g in groups if not g.window]
+        self._at = {g.id: at for at, g in enumerate(self._groups)}
+        self._hash_tokens, self._medium = hash_tokens, medium
+        self._alive, self._cleared, self._clock = alive, cleared, clock
+        self._tree = ChunkTree(stages * len(self._groups), self.MOST_BYTES)
+        self._snapshots: dict[int, tuple[float, dict[bytes, int]]] = {}  # by stage: since when, and what it has so far
+        self._seen, self._away = clock(), False  # when the host was there last
         self._readers = [
             EventReader(
                 lambda after, stage=stage: open(stage, after),  # type: ignore[misc]
@@ -78,44 +76,38 @@ class KVEvents:
 
     def _wanted(self, e: Event) -> bool:
         """On a reader's thread."""
-        chunk = (e.group, e.key)
-        return chunk in self._expected or chunk in self._announced
+        return e.group in self._at and e.key in self._tree
+
+    def _part(self, stage: int, group: int) -> int:
+        """The bit of a chunk's part in the tree."""
+        return 1 << (stage * len(self._at) + self._at[group])
 
     # ---- what the scheduler knows ------------------------------------------------------------------------------------
 
-    def ordered(self, request: Any, group: int, index: int, key: bytes) -> None:
-        """A chunk of a request is about to be stored."""
-        chunk = (group, key)
-        if chunk in self._announced or chunk in self._expected:
-            return
-        if (event := self._describe(request, group, index)) is None:
-            return
-        self._expected[chunk] = Expected(event)
-        while len(self._expected) > self.MOST_EXPECTED:
-            self._expected.popitem(last=False)
+    def describe(self, request: Any, keys: Sequence[bytes], first: int, end: int) -> None:
+        """A request has these chunks. Call it before they are looked up or stored: the host's events about others are
+        dropped."""
+        for i in range(first, end if self._groups else first):
+            if keys[i] in self._tree:
+                continue
+            events = [e for g in self._groups if (e := self._describe(request, g, i)) is not None]
+            if len(events) < len(self._groups):
+                return
+            chunk = Chunk(keys[i - 1] if i else b"", events[0].block_hashes[-1], [_encode(e) for e in events])
+            self._tree.add(keys[i], chunk)
 
-    def found(self, request: Any, keys: Sequence[bytes]) -> None:
+    def found(self, keys: Sequence[bytes]) -> None:
         """The host has these leading chunks of a request, in all groups."""
-        for group in self._groups:
-            for index, key in enumerate(keys):
-                chunk = (group, key)
-                if chunk in self._announced:
-                    continue
-                expected = self._expected.pop(chunk, None)
-                event = expected.event if expected else self._describe(request, group, index)
-                if event is not None:
-                    self._announce(chunk, event)
+        now = self._clock()
+        for key in keys:
+            self._tree.found(key, now)
 
     def forget(self) -> None:
         """Nothing that was announced can be found any more."""
-        self._expected.clear()
-        for chunk in list(self._announced):
-            self._remove(chunk)
+        self._take_clearing()
+        self._tree.forget()
 
-    def _describe(self, request: Any, group: int, index: int) -> BlockStored | None:
-        g = self._groups.get(group)
-        if g is None:
-            return None
+    def _describe(self, request: Any, g: GroupPlan, index: int) -> BlockStored | None:
         first, end = index * g.chunk_tokens, (index + 1) * g.chunk_tokens
         hashes = request.block_hashes
         if len(hashes) * self._hash_tokens < end:
@@ -126,7 +118,6 @@ class KVEvents:
             for i in range(first // g.block_tokens, end // g.block_tokens)
         ]
         lora = request.lora_request
-        more: dict[str, Any] = {"group_idx": group, "locality": "LOCAL"}
         return BlockStored(
             block_hashes=names,
             parent_block_hash=maybe_convert_block_hash(hashes[first // self._hash_tokens - 1]) if first else None,
@@ -136,68 +127,65 @@ class KVEvents:
             medium=self._medium,
             lora_name=lora.name if lora else None,
             extra_keys=compat.event_extra_keys(request, first, end, g.block_tokens),
-            **{name: more[name] for name in _OPTIONAL},
+            **self._optional(g),
         )
+
+    def _optional(self, g: GroupPlan) -> dict[str, Any]:
+        more: dict[str, Any] = {"group_idx": g.id, "locality": "LOCAL"}
+        return {name: more[name] for name in _OPTIONAL}
 
     # ---- what the host says ------------------------------------------------------------------------------------------
 
     def take(self) -> list[KVCacheEvent]:
-        """The events since the last call."""
+        """Events since the last call. The engine publishes them behind its own: after an AllBlocksCleared that it has
+        made before this call."""
+        self._take_clearing()
         for stage, reader in enumerate(self._readers):
             for change in reader.take(self.MOST_TAKEN):
                 self._apply(stage, change)
+        self._look_for_the_host()
+        gone, come = self._tree.take(self.MOST_SAID)
+        events: list[KVCacheEvent] = [e for chunk in gone for e in self._removed(chunk)]
+        return events + [_decode(e) for chunk in come for e in chunk.events]
+
+    def _take_clearing(self) -> None:
+        if self._cleared():
+            self._tree.untold()
+
+    def _look_for_the_host(self) -> None:
         if self._alive():
-            self._seen = self._clock()
-        elif self._announced and self._clock() - self._seen > self.GONE_SECONDS:
-            self.forget()
-        events, self._queue = self._queue, []
-        return events
+            self._seen, self._away = self._clock(), False
+        elif not self._away and self._clock() - self._seen > self.GONE_SECONDS:
+            self._away = True
+            self._snapshots.clear()
+            self._tree.none()
+            for reader in self._readers:
+                reader.restart()  # what the host has when it is back, a snapshot tells
 
     def _apply(self, stage: int, change: Change) -> None:
         kind, e = change.kind, change.event
         if kind == Changed.RESET:
-            # The reader may have dropped those that were announced since.
-            self._resident[stage] = {c for c, (when, _) in self._announced.items() if when >= change.when}
-            for expected in self._expected.values():
-                expected.stages &= ~(1 << stage)
+            # The reader may have dropped those that were described since: a lookup has found them, or will.
+            self._snapshots[stage] = (change.when, {})
         elif kind == Changed.COMPLETE:
-            there = self._resident.pop(stage, set())
-            for chunk in [c for c in self._announced if c not in there]:
-                self._remove(chunk)
+            since, there = self._snapshots.pop(stage, (0.0, {}))
+            self._tree.only(sum(self._part(stage, group) for group in self._at), there, since)
         else:
             assert e is not None
-            chunk = (e.group, e.key)
-            if kind == Changed.STORED:
-                self._stored(stage, chunk)
-            elif chunk in self._announced:
-                self._remove(chunk)
-            elif chunk in self._expected:
-                self._expected[chunk].stages &= ~(1 << stage)
+            part = self._part(stage, e.group)
+            if kind == Changed.EVICTED:
+                self._tree.evicted(e.key, part)
+                return
+            self._tree.stored(e.key, part)
+            if stage in self._snapshots:
+                _, there = self._snapshots[stage]
+                there[e.key] = there.get(e.key, 0) | part
 
-    def _stored(self, stage: int, chunk: Id) -> None:
-        if stage in self._resident:
-            self._resident[stage].add(chunk)
-        if (expected := self._expected.get(chunk)) is None:
-            return
-        expected.stages |= 1 << stage
-        if expected.stages == self._all_stages:
-            del self._expected[chunk]
-            self._announce(chunk, expected.event)
-
-    def _announce(self, chunk: Id, event: BlockStored) -> None:
-        for resident in self._resident.values():
-            resident.add(chunk)  # newer than the snapshot that is being read
-        self._announced[chunk] = (self._clock(), event.block_hashes)
-        self._queue.append(event)
-        while len(self._announced) > self.MOST_ANNOUNCED:
-            self._remove(next(iter(self._announced)))
-
-    def _remove(self, chunk: Id) -> None:
-        more: dict[str, Any] = {"group_idx": chunk[0], "locality": "LOCAL"}
-        _, hashes = self._announced.pop(chunk)
-        self._queue.append(
-            BlockRemoved(block_hashes=hashes, medium=self._medium, **{name: more[name] for name in _OPTIONAL})
-        )
+    def _removed(self, chunk: Chunk) -> list[BlockRemoved]:
+        return [
+            BlockRemoved(block_hashes=_decode_hashes(e).block_hashes, medium=self._medium, **self._optional(g))
+            for g, e in zip(self._groups, chunk.events, strict=True)
+        ]
 
     def close(self) -> None:
         for reader in self._readers:

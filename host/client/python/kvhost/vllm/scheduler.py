@@ -162,7 +162,7 @@ class Scheduler:
         there = lookup.hit(len(keys))
         t.stored = max(t.stored, there)
         if self._events is not None:
-            self._events.found(request, keys[:there])
+            self._events.found(keys[:there])
         hit = self._before_bad(keys, there)
         room, later = self._room(t, hit) if hit * self._chunk > computed else (hit, hit)
         if room < later and time.monotonic() - t.since < self._settings.lookup_timeout:
@@ -251,6 +251,8 @@ class Scheduler:
         if not sessions:
             return False
         limit = min(s.limits.keys_per_lookup for s in sessions) or len(keys)
+        if self._events is not None:
+            self._events.describe(t.request, keys, 0, len(keys[:limit]))
         try:
             t.lookup = RequestLookup(
                 sessions, self._groups, keys[:limit], t.number, (1 << self._ranks) - 1, self._settings.prefetch,
@@ -400,6 +402,8 @@ class Scheduler:
         if t.end <= t.stored or t.chain is None or self._settings.store == "none" or self._link.epoch < 0:
             return
         keys = t.chain.extend(t.request.all_token_ids, t.request.num_tokens)
+        if self._events is not None:
+            self._events.describe(t.request, keys, t.stored, t.end)
         groups: dict[int, list[ChunkOrder]] = {}
         held: list[int] = []
         first, limit = t.stored, int(self._settings.unread_blocks * self._holds.size)
@@ -411,8 +415,6 @@ class Scheduler:
             held += blocks
             for group, c in chunks:
                 groups.setdefault(group, []).append(c)
-                if self._events is not None:
-                    self._events.ordered(t.request, group, c.index, c.key)
             t.stored += 1
         if not groups:
             return

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvhost.events import MEDIUMS
+
 
 class Refused(Exception):
     """The connector does not understand a setting, a model or a memory layout. The engine runs without it."""
@@ -46,7 +48,8 @@ class Settings:
         s = Settings(**extra)
         if not s.socket:
             s = dataclasses.replace(s, socket=os.environ.get("KVHOST_SOCKET") or "/run/kvhost/kvhost.sock")
-        for name, values in (("load_when", ("faster", "always")), ("store", ("all", "prompt", "none"))):
+        choices = ("load_when", ("faster", "always")), ("store", ("all", "prompt", "none")), ("events_medium", MEDIUMS)
+        for name, values in choices:
             if getattr(s, name) not in values:
                 raise ValueError(f"kv_connector_extra_config: {name} is {getattr(s, name)!r}, want one of {values}")
         if s.chunk_tokens < 1:

@@ -11,8 +11,17 @@ import pytest
 def needs(module: str) -> None:
     """Skips the calling module without a package, by its name. KVHOST_REQUIRE_TOOLS names, with commas, those whose
     absence is a failure."""
-    if importlib.util.find_spec(module) is not None:
-        return
-    if module in os.environ.get("KVHOST_REQUIRE_TOOLS", "").split(","):
-        raise ModuleNotFoundError(f"{module} is not installed, and KVHOST_REQUIRE_TOOLS names it")
-    pytest.skip(f"{module} is not installed", allow_module_level=True)
+    if importlib.util.find_spec(module) is None:
+        _lacks(module, f"{module} is not installed")
+
+
+def needs_program(name: str, variable: str) -> None:
+    """Likewise, without a program that a variable of the environment names."""
+    if not os.path.exists(os.environ.get(variable, "")):
+        _lacks(name, f"{variable} does not name {name}")
+
+
+def _lacks(name: str, why: str) -> None:
+    if name in os.environ.get("KVHOST_REQUIRE_TOOLS", "").split(","):
+        raise ModuleNotFoundError(f"{why}, and KVHOST_REQUIRE_TOOLS names {name}")
+    pytest.skip(why, allow_module_level=True)

@@ -79,8 +79,10 @@ class Router:
     def resident(self, medium: str) -> dict[int, BlockStored]:
         """By block hash: what is announced now."""
         there: dict[int, BlockStored] = {}
-        for e in self.of(medium):
-            for h in e.block_hashes:
+        for e in self.seen:
+            if isinstance(e, AllBlocksCleared):
+                there.clear()
+            for h in e.block_hashes if getattr(e, "medium", None) == medium else ():
                 if isinstance(e, BlockStored):
                     there[h] = e
                 else:
@@ -196,12 +198,22 @@ def test_the_publisher_tells_of_keys(setting: Setting) -> None:
     assert second.parent_block_hash == low_bits(keys(LONG[0])[0]) and second.token_ids == []
 
 
-def test_a_hit_that_is_known_is_not_told_again(setting: Setting) -> None:
+def test_after_a_reset_all_is_told_again(setting: Setting) -> None:
+    """Behind the AllBlocksCleared with which routers forget it. A hit is not told again."""
     before = len(setting.of_engine.seen)
+
+    def of_disk() -> list[Any]:
+        return [e for e in setting.of_engine.seen[before:] if getattr(e, "medium", "") == "DISK"]
+
     setting.engine.reset()
+    setting.settle(lambda: len(of_disk()) == 3 * CHUNKS)
+    cleared = setting.of_engine.seen.index(AllBlocksCleared(), before)
+    assert cleared < setting.of_engine.seen.index(of_disk()[0], before)
+    resident = setting.of_engine.resident("DISK")
+    assert [tokens_of(resident, p) for p in LONG] == [CHUNKS * CHUNK] * 3
     assert [n for _, n in setting.engine.one_by_one(LONG)] == [CHUNKS * CHUNK] * 3
     setting.settle(lambda: True)
-    assert not [e for e in setting.of_engine.seen[before:] if getattr(e, "medium", "") == "DISK"]
+    assert len(of_disk()) == 3 * CHUNKS
 
 
 def test_a_host_that_was_killed_comes_back(setting: Setting) -> None:

@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from test_events import Host, Stream, batch, snapshot  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
-from vllm.distributed.kv_events import BlockRemoved, BlockStored  # noqa: E402
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.utils.hashing import sha256  # noqa: E402
+from vllm.v1.core.block_pool import BlockPool  # noqa: E402
 from vllm.v1.core.kv_cache_utils import (  # noqa: E402
     get_request_block_hasher,
     init_none_hash,
@@ -28,9 +29,10 @@ from vllm.v1.core.kv_cache_utils import (  # noqa: E402
 from vllm.v1.request import Request  # noqa: E402
 
 from kvhost import HostGone  # noqa: E402
-from kvhost.events import Event  # noqa: E402
-from kvhost.vllm.groups import GroupPlan  # noqa: E402
+from kvhost.events import Event, Position  # noqa: E402
 from kvhost.keys import KeyChain  # noqa: E402
+from kvhost.vllm import compat  # noqa: E402
+from kvhost.vllm.groups import GroupPlan  # noqa: E402
 from kvhost.vllm.kvevents import KVEvents  # noqa: E402
 
 HASH, BLOCK, CHUNK = 16, 32, 64
@@ -39,9 +41,9 @@ KEYS = KeyChain(CHUNK).extend(TOKENS)
 init_none_hash(sha256)  # random: once for all requests
 
 
-def request(**options: Any) -> Request:
+def request(tokens: list[int] = TOKENS, **options: Any) -> Request:
     params = SamplingParams(max_tokens=2)
-    return Request("r", TOKENS, params, None, block_hasher=get_request_block_hasher(HASH, sha256), **options)
+    return Request("r", tokens, params, None, block_hasher=get_request_block_hasher(HASH, sha256), **options)
 
 
 def of(key: bytes, stored: bool = True, group: int = 0) -> Event:
@@ -52,15 +54,25 @@ class Rig:
     def __init__(self, stages: int = 1, groups: tuple[GroupPlan, ...] = (GroupPlan(0, BLOCK, CHUNK),)) -> None:
         self.hosts = [Host() for _ in range(stages)]
         self.later, self.alive = 0.0, True
+        self.pool = BlockPool(4, enable_caching=True, hash_block_size=HASH, enable_kv_cache_events=True)
+        clearings = compat.Clearings()
+        clearings.watch(self.pool)
         self.events = KVEvents(
-            groups, HASH, "DISK", stages, lambda stage, after: self.hosts[stage].open(after), lambda: self.alive,
-            clock=lambda: time.monotonic() + self.later,
+            groups, HASH, "DISK", stages, self.open, lambda: self.alive,
+            cleared=clearings.happened, clock=lambda: time.monotonic() + self.later,
         )  # fmt: skip
         self.at = 0
         for stage in range(stages):
             self.stream(stage).say(*snapshot())
             self.settle(stage)
         assert self.events.take() == []
+
+    def open(self, stage: int, after: Position | None) -> Any:
+        return self.hosts[stage].open(after) if self.alive else None
+
+    def found(self, r: Request, count: int) -> None:
+        self.events.describe(r, KEYS, 0, count)
+        self.events.found(KEYS[:count])
 
     def stream(self, stage: int = 0, n: int = 0) -> Stream:
         due = time.monotonic() + 10
@@ -115,118 +127,225 @@ def make() -> Iterator[Callable[..., Rig]]:
 
 def test_a_chunk_is_announced_when_the_host_has_it(make: Callable[..., Rig]) -> None:
     rig, r = make(), request()
-    for i in range(3):
-        rig.events.ordered(r, 0, i, KEYS[i])
+    rig.events.describe(r, KEYS, 0, 3)
     assert rig.take() == []
     rig.say(of(KEYS[1]), of(KEYS[0]), of(b"another engine's".ljust(32)))
-    second, first = taken(rig)
+    first, second = taken(rig)  # whatever came first: routers look for a parent
     hashes = [maybe_convert_block_hash(h) for h in r.block_hashes]
     assert first == BlockStored(
         block_hashes=[hashes[1], hashes[3]], parent_block_hash=None, token_ids=TOKENS[:CHUNK], block_size=BLOCK,
         lora_id=None, medium="DISK", lora_name=None, group_idx=0, locality="LOCAL",
     )  # fmt: skip
     assert second.block_hashes == [hashes[5], hashes[7]] and second.parent_block_hash == hashes[3]
-    rig.say(of(KEYS[0], stored=False), of(KEYS[2], stored=False), of(KEYS[0]))
-    assert rig.take() == ["-0"]  # the third was not there, and the first is not described any more
+    rig.say(of(KEYS[1], stored=False), of(KEYS[2], stored=False))
+    (removed,) = taken(rig)
+    assert removed == BlockRemoved([hashes[5], hashes[7]], "DISK", group_idx=0, locality="LOCAL")
 
 
 def test_what_a_lookup_found_is_announced(make: Callable[..., Rig]) -> None:
     rig, r = make(), request()
-    rig.events.found(r, KEYS[:2])
+    rig.found(r, 2)
     assert rig.take() == ["+0", "+1"]
-    rig.events.found(r, KEYS[:3])
-    rig.events.ordered(r, 0, 2, KEYS[2])
+    rig.found(r, 3)
     assert rig.take() == ["+2"]
-    rig.say(of(KEYS[0], stored=False), of(KEYS[2]))
-    assert rig.take() == ["-0"]
+    rig.say(of(KEYS[1], stored=False), of(KEYS[2]))
+    assert rig.take() == ["-1", "-2"]  # a lookup does not get past the second
+
+
+def test_what_another_engine_stores_is_announced(make: Callable[..., Rig]) -> None:
+    """Of a prompt that this one has looked up: its own store would find it there, and the host would say nothing."""
+    rig, r = make(), request()
+    rig.events.describe(r, KEYS, 0, 2)
+    rig.say(of(KEYS[0]), of(KEYS[1]))
+    assert rig.take() == ["+0", "+1"]
+    rig.say(of(KEYS[0], stored=False))
+    assert rig.take() == ["-0", "-1"]
+    rig.say(of(KEYS[0]))
+    assert rig.take() == ["+0", "+1"]
 
 
 def test_every_pipeline_stage_must_have_it(make: Callable[..., Rig]) -> None:
     rig, r = make(stages=2), request()
-    rig.events.ordered(r, 0, 0, KEYS[0])
-    rig.events.ordered(r, 0, 1, KEYS[1])
+    rig.events.describe(r, KEYS, 0, 2)
     rig.say(of(KEYS[0]), of(KEYS[1]))
-    rig.say(of(KEYS[1]), stage=1)
-    assert rig.take() == ["+1"]
-    rig.say(of(KEYS[0], stored=False))
-    rig.say(of(KEYS[0]), of(KEYS[1], stored=False), stage=1)
-    assert rig.take() == ["-1"]
-    rig.say(of(KEYS[0]))
+    rig.say(of(KEYS[0]), stage=1)
     assert rig.take() == ["+0"]
+    rig.say(of(KEYS[0], stored=False))
+    rig.say(of(KEYS[1]), stage=1)
+    assert rig.take() == ["-0"]
+    rig.say(of(KEYS[0]))
+    assert rig.take() == ["+0", "+1"]
 
 
 def test_a_snapshot_tells_what_is_gone_and_what_came(make: Callable[..., Rig]) -> None:
     rig, r = make(), request()
-    rig.events.found(r, KEYS[:2])
-    rig.events.ordered(r, 0, 2, KEYS[2])
-    assert rig.take() == ["+0", "+1"]
+    rig.found(r, 3)
+    rig.events.describe(r, KEYS, 3, 4)
+    assert rig.take() == ["+0", "+1", "+2"]
     rig.stream().say(HostGone("restarted"))
-    rig.stream(n=1).say(*snapshot(of(KEYS[1]), of(KEYS[2]), epoch=2))
+    rig.stream(n=1).say(*snapshot(of(KEYS[0]), of(KEYS[1]), of(KEYS[3]), epoch=2))
     rig.settle(n=1)
-    rig.events.found(r, KEYS[:1])  # announced already, and gone in the snapshot
-    assert rig.take() == ["+2", "-0"]
+    assert rig.take() == ["-2"]
+    rig.say(of(KEYS[2]), n=1)
+    assert rig.take() == ["+2", "+3"]
 
 
 def test_what_is_announced_while_a_snapshot_is_read_stays(make: Callable[..., Rig]) -> None:
-    """The reader dropped it from the snapshot, because nobody knew it then."""
+    """The reader dropped it from the snapshot, because it was not known then."""
     rig, r = make(), request()
     rig.stream().say(*snapshot(of(KEYS[0])))
     rig.settle()
-    rig.events.found(r, KEYS[:1])
+    rig.found(r, 1)
     assert rig.take() == ["+0"] and rig.take() == []
 
 
-def test_a_host_that_stays_away(make: Callable[..., Rig]) -> None:
+def test_what_is_evicted_while_a_snapshot_is_read_goes(make: Callable[..., Rig]) -> None:
     rig, r = make(), request()
-    rig.events.found(r, KEYS[:2])
+    rig.found(r, 2)
+    assert rig.take() == ["+0", "+1"]
+    first, second, end = snapshot(of(KEYS[0]), of(KEYS[1]), at=9)
+    rig.stream().say(first)
+    rig.settle()
+    assert rig.take() == []
+    rig.stream().say(second, end, batch(of(KEYS[1], stored=False), at=10))  # the host says so behind the snapshot
+    rig.settle()
+    assert rig.take() == ["-1"]
+
+
+def test_routers_that_were_made_to_forget(make: Callable[..., Rig]) -> None:
+    """By the engine's AllBlocksCleared, which is published before what is announced again."""
+    rig, r = make(), request()
+    rig.found(r, 3)
+    assert rig.take() == ["+0", "+1", "+2"]
+    rig.say(of(KEYS[2], stored=False))
+    rig.found(r, 1)
+    assert rig.pool.reset_prefix_cache() and rig.pool.take_events() == [AllBlocksCleared()]
+    assert rig.take() == ["+0", "+1"] and rig.take() == []
+    rig.found(r, 2)
+    assert rig.take() == []
+
+
+def test_a_step_announces_so_many(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVEvents, "MOST_SAID", 2)
+    rig, r = make(), request()
+    rig.found(r, 3)
+    assert [rig.take() for _ in range(3)] == [["+0", "+1"], ["+2"], []]
+    rig.pool.reset_prefix_cache()
+    assert rig.take() == ["+0", "+1"]
+    rig.pool.reset_prefix_cache()
+    assert [rig.take() for _ in range(3)] == [["+0", "+1"], ["+2"], []]
+
+
+def test_a_reset_that_fails_changes_nothing(make: Callable[..., Rig]) -> None:
+    rig, r = make(), request()
+    rig.found(r, 1)
+    assert rig.take() == ["+0"]
+    rig.pool.get_new_blocks(1)
+    assert not rig.pool.reset_prefix_cache() and rig.take() == []
+
+
+def test_a_host_that_stays_away_and_comes_back(make: Callable[..., Rig]) -> None:
+    rig, r = make(), request()
+    rig.found(r, 3)
+    assert rig.take() == ["+0", "+1", "+2"]
+    rig.alive, rig.later = False, 25.0
+    rig.stream().say(HostGone("away"))
+    assert rig.take() == []
+    rig.later = 60.0
+    assert rig.take() == ["-0", "-1", "-2"] and rig.take() == []
+    rig.alive = True
+    rig.stream(n=1).say(*snapshot(of(KEYS[0]), of(KEYS[1])))
+    rig.settle(n=1)
+    assert rig.hosts[0].asked[-1] is None, "the host was asked for what it still has"
+    assert rig.take() == ["+0", "+1"]
+    rig.say(of(KEYS[2]), n=1)
+    assert rig.take() == ["+2"]
+
+
+def test_a_host_that_is_back_soon_announces_nothing(make: Callable[..., Rig]) -> None:
+    rig, r = make(), request()
+    rig.found(r, 2)
+    rig.say()
     assert rig.take() == ["+0", "+1"]
     rig.alive, rig.later = False, 25.0
+    rig.stream().say(HostGone("away"))
     assert rig.take() == []
-    rig.later = 31.0
-    assert rig.take() == ["-0", "-1"] and rig.take() == []
+    rig.alive = True
+    rig.say(of(KEYS[1], stored=False), n=1)
+    assert rig.hosts[0].asked[-1] == Position(1, 1)
+    assert rig.take() == ["-1"]
 
 
 def test_new_weights(make: Callable[..., Rig]) -> None:
     rig, r = make(), request()
-    rig.events.found(r, KEYS[:1])
-    rig.events.ordered(r, 0, 1, KEYS[1])
+    rig.found(r, 1)
+    rig.events.describe(r, KEYS, 1, 2)
+    assert rig.take() == ["+0"]
     rig.events.forget()
     rig.say(of(KEYS[1]))
-    assert rig.take() == ["+0", "-0"]
+    assert rig.take() == ["-0"]
+    rig.found(r, 2)
+    assert rig.take() == ["+0", "+1"]
+    rig.pool.reset_prefix_cache()  # as the engine does it: routers have forgotten all
+    rig.events.forget()
+    assert rig.take() == []
 
 
-def test_the_number_of_chunks_is_bounded(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVEvents, "MOST_EXPECTED", 2)
-    monkeypatch.setattr(KVEvents, "MOST_ANNOUNCED", 2)
-    rig, r = make(), request()
-    for i in range(3):
-        rig.events.ordered(r, 0, i, KEYS[i])
-    rig.say(*(of(k) for k in KEYS[:3]))
-    assert rig.take() == ["+1", "+2"]
-    rig.events.found(r, KEYS[:1])
-    assert rig.take() == ["+0", "-1"]
+def test_the_memory_of_chunks_is_bounded(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVEvents, "MOST_BYTES", 2 * 1500)
+    rig, r, other = make(), request(), request(tokens=TOKENS[1:])
+    rig.found(r, 2)
+    assert rig.take() == ["+0", "+1"]
+    rig.events.describe(other, KeyChain(CHUNK).extend(TOKENS[1:]), 0, 1)
+    assert rig.take() == ["-0", "-1"]  # the second is not found without the first
 
 
 def test_groups_with_a_window_have_no_events(make: Callable[..., Rig]) -> None:
     rig, r = make(groups=(GroupPlan(0, BLOCK, CHUNK), GroupPlan(1, HASH, CHUNK, window=50))), request()
-    rig.events.ordered(r, 1, 0, KEYS[0])
-    rig.events.found(r, KEYS[:1])
+    rig.events.describe(r, KEYS, 0, 1)
     rig.say(of(KEYS[0], group=1))
+    assert rig.take() == []
+    rig.say(of(KEYS[0]))
     assert rig.take() == ["+0"]
+
+
+def test_all_groups_of_full_attention_must_have_it(make: Callable[..., Rig]) -> None:
+    rig, r = make(groups=(GroupPlan(0, BLOCK, CHUNK), GroupPlan(2, HASH, CHUNK))), request()
+    rig.events.describe(r, KEYS, 0, 1)
+    rig.say(of(KEYS[0]))
+    assert rig.take() == []
+    rig.say(of(KEYS[0], group=2))
+    both = taken(rig)
+    assert [(e.group_idx, e.block_size, len(e.block_hashes)) for e in both] == [(0, BLOCK, 2), (2, HASH, 4)]
+    rig.say(of(KEYS[0], stored=False))
+    assert [(e.group_idx, e.block_hashes) for e in taken(rig)] == [(e.group_idx, e.block_hashes) for e in both]
 
 
 def test_what_the_hashes_cover_besides_tokens(make: Callable[..., Rig]) -> None:
     rig = make()
     r = request(lora_request=LoRARequest("tuned", 3, "/lora"), cache_salt="salt")
-    rig.events.found(r, KEYS[:2])
+    rig.found(r, 2)
     first, second = taken(rig)
     assert (first.lora_id, first.lora_name) == (3, "tuned")
     assert first.extra_keys == [("tuned", "salt"), ("tuned",)] and second.extra_keys == [("tuned",), ("tuned",)]
 
 
+def test_an_adapter_that_was_replaced_in_place(make: Callable[..., Rig]) -> None:
+    """The engine's hashes do not tell its KV from the old one's. Routers must not lose it when that goes."""
+    rig, r = make(), request(lora_request=LoRARequest("tuned", 3, "/lora"))
+    rig.found(r, 2)
+    assert len(taken(rig)) == 2
+    keys = [b"new 0".ljust(32), b"new 1".ljust(32)]
+    rig.events.describe(r, keys, 0, 2)
+    rig.say(of(keys[0]), of(keys[1]))
+    assert [type(e) for e in taken(rig)] == [BlockRemoved, BlockRemoved, BlockStored, BlockStored]
+    rig.say(of(KEYS[0], stored=False), of(KEYS[1], stored=False))
+    assert rig.events.take() == []
+
+
 def test_an_engine_that_hashes_nothing(make: Callable[..., Rig]) -> None:
     rig, r = make(), request()
     r.block_hashes.clear()
-    rig.events.found(r, KEYS[:1])
-    rig.events.ordered(r, 0, 1, KEYS[1])
+    rig.found(r, 2)
+    rig.say(of(KEYS[1]))
     assert rig.take() == []

@@ -92,7 +92,7 @@ def test_soak(tmp_path: Path) -> None:
             wrong = [i for i, t in zip(chosen, got, strict=True) if t != want[i]]
             assert not wrong, f"SOAK_SEED={SEED}, round {rounds}: want the reference's tokens, prompts {wrong} have others"
             if rng.random() < 0.5:
-                engine.ask("reset")  # succeeds only where the host holds no block
+                engine.ask("reset", False)  # succeeds only where the host holds no block
     finally:
         engine.kill()
         host.kill()

@@ -91,8 +91,9 @@ class Engine:
     def answer(self) -> Any:
         return self._receive()
 
-    def reset(self) -> None:
-        wait_for("the engine's cache is empty", lambda: self.ask("reset"))
+    def reset(self, *, connector: bool = False) -> None:
+        """``connector``: as for new weights."""
+        wait_for("the engine's cache is empty", lambda: self.ask("reset", connector))
         if self._host is not None and self._host.alive():
             wait_for("the host has published all", self._host.idle)
 

@@ -45,8 +45,8 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             connection.send((list(out.outputs[0].token_ids), out.num_cached_tokens, out.kv_transfer_params))
         elif op == "counters":  # Prometheus' counters by name
             connection.send({m.name: m.value for m in llm.get_metrics() if isinstance(m, Counter)})
-        elif op == "reset":  # empties the engine's own prefix cache
-            connection.send(llm.reset_prefix_cache())
+        elif op == "reset":  # empties the engine's own prefix cache, and the connector's, too?
+            connection.send(llm.reset_prefix_cache(reset_connector=args[0]))
         elif op == "begin":  # id, prompt: a request that is not waited for
             engine.add_request(args[0], {"prompt_token_ids": args[1]}, params(8))
             connection.send(None)
