@@ -87,7 +87,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     epochs: dict[tuple[int, int], int] = field(default_factory=dict)  # (stage, rank): epoch of its session, -1 for none
     read: Counter[int] = field(default_factory=Counter)  # store orders: on how many ranks the blocks were read
     stored: list[bytes] = field(default_factory=list)  # keys that were written anew
-    failed: dict[str, dict[int, bytes]] = field(default_factory=dict)  # request: chunk index: its key if its bytes are bad
+    failed: dict[str, dict[int, bytes]] = field(default_factory=dict)  # request: chunk index: its key if it is bad
     loads: list[tuple[int, float]] = field(default_factory=list)  # (tokens, seconds)
 
     def __bool__(self) -> bool:
