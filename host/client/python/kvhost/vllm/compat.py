@@ -75,22 +75,22 @@ class FailedLoads:
 
 
 def offloaded(kv_cache_config: Any) -> Sequence[int]:
-    """The KV cache groups whose blocks the engine finds again by their tokens. From 0.32 on there are others: scratch of a
-    request, and windows that the engine computes anew after a hit."""
+    """The KV cache groups whose blocks the engine finds again by their tokens. From 0.32 on there are others: a
+    request's scratch, and windows that the engine computes anew after a hit."""
     ids: Sequence[int] | None = getattr(kv_cache_config, "prefix_cacheable_group_ids", None)
     return range(len(kv_cache_config.kv_cache_groups)) if ids is None else ids
 
 
 def continues(vllm_config: Any) -> bool:
-    """Whether the engine computes the same tokens behind a prefix that its cache has already. 0.32 does not where it turns
-    its own prefix cache off, for the latent vectors of MLA on a processor without AMX."""
+    """Whether the engine computes the same tokens behind a prefix that its cache has already. 0.32 does not where it
+    turns its own prefix cache off, for the latent vectors of MLA on a processor without AMX."""
     on_cpu = vllm_config.device_config.device_type == "cpu"
     mla = getattr(vllm_config.model_config, "use_mla", False)
     return not (on_cpu and mla and not vllm_config.cache_config.enable_prefix_caching)
 
 
 def shards(spec: Any, parallel_config: Any) -> int:
-    """Over how many ranks decode context parallelism spreads the tokens of a block. Before 0.32 it spreads all groups."""
+    """Over how many ranks decode context parallelism spreads a block's tokens. Before 0.32 it spreads all groups."""
     return int(parallel_config.decode_context_parallel_size) if getattr(spec, "dcp_sharded", True) else 1
 
 

@@ -18,8 +18,8 @@ from kvhost.vllm.settings import Refused, Settings
 
 log = logging.getLogger("vllm.kvhost")
 
-# Dimensions in which an engine may be parallel. What the ranks hold is in the namespace: the sizes of TP, PP and DCP, and
-# each stage's layers. The ranks of DP and EP hold what one rank without them would hold, and no more is known of others.
+# Dimensions in which an engine may be parallel. The sizes of TP, PP and DCP, and each stage's layers, are in the
+# namespace. With DP and EP a rank holds what it would without.
 _PARALLEL = {
     "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "data_parallel_size",
 }
@@ -38,11 +38,11 @@ def plan_groups(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> l
     """The cache's groups, or why they are not offloaded."""
     parallel = vllm_config.parallel_config
     for name, size in vars(parallel).items():
-        if name.endswith("_parallel_size") and name not in _PARALLEL and size > 1:
+        if name.endswith("_parallel_size") and name not in _PARALLEL and (size or 1) > 1:
             raise Refused(f"{name} is {size}, want 1")
     if not compat.continues(vllm_config):
-        raise Refused("MLA on this processor: vLLM computes other tokens behind a prefix of an earlier step, and turns its own "
-                      "prefix cache off")
+        raise Refused("MLA on this processor: vLLM computes other tokens behind a prefix of an earlier step, and turns "
+                      "its own prefix cache off")
     if getattr(parallel, "nnodes_within_dp", 1) > 1:
         raise Refused(f"an engine on {parallel.nnodes_within_dp} nodes: the scheduler asks only its own node's host")
     if not (offloaded := compat.offloaded(kv_cache_config)):

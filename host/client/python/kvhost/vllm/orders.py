@@ -81,7 +81,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     epochs: dict[tuple[int, int], int] = field(default_factory=dict)  # (stage, rank): epoch of its session, -1 for none
     free: Counter[int] = field(default_factory=Counter)  # orders: on how many ranks the host touches their blocks no more
     stored: list[bytes] = field(default_factory=list)  # keys that were written anew
-    failed: dict[str, dict[int, bytes]] = field(default_factory=dict)  # request: chunk index: its key if its bytes are bad
+    failed: dict[str, dict[int, bytes]] = field(default_factory=dict)  # request: chunk index: its key if it is bad
     abandoned: dict[int, str] = field(default_factory=dict)  # loads that the host neither ends nor cancels: their requests
     dropped: Counter[str] = field(default_factory=Counter)  # chunks that were not sent, by cause
     loads: list[tuple[int, float]] = field(default_factory=list)  # (tokens, seconds)

@@ -138,7 +138,7 @@ def test_a_failed_load_is_computed_and_not_promised_again(make: Callable[..., Co
 def test_a_failed_load_under_the_policy_that_fails(
     make: Callable[..., Core], caplog: pytest.LogCaptureFixture, window: int
 ) -> None:
-    """The engine ends the request, and the chunk is not promised to the next one. 0.26 with several groups computes it."""
+    """The engine ends the request, and the chunk is not promised to the next one. With several groups 0.26 goes on."""
     core = make(on_failure="fail", window=window)
     assert 'add "kv_load_failure_policy":"recompute" to the outermost object of --kv-transfer-config' in caplog.text
     core.session.resident = set(keys(PROMPT))
@@ -167,9 +167,11 @@ def test_a_failed_load_under_the_policy_that_fails(
     core.check_idle()
 
 
-def test_the_policy_that_recomputes_is_not_warned_of(make: Callable[..., Core], caplog: pytest.LogCaptureFixture) -> None:
-    make()
+def test_the_engines_own_policy_counts(make: Callable[..., Core], caplog: pytest.LogCaptureFixture) -> None:
+    """Inside another connector this one's own setting is not the engine's."""
+    core = make(policy="recompute")
     assert "kv_load_failure_policy" not in caplog.text
+    assert core.connector._failed.recomputes("fail") and not compat.FailedLoads(1).recomputes("fail")
 
 
 def test_a_lost_lease_is_computed_and_promised_again(make: Callable[..., Core]) -> None:

@@ -1,5 +1,5 @@
-"""KV cache groups that vLLM from 0.32 on treats in ways of their own: which are offloaded, with which blocks, and what becomes
-of requests of such models."""
+"""KV cache groups that vLLM from 0.32 on treats in ways of their own: which are offloaded, with which blocks, and what
+becomes of requests of such models."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_only_what_the_engine_finds_again_is_offloaded() -> None:
     [
         (lambda: [scratch()], "the model has no KV cache whose blocks the engine finds again by their tokens"),
         (list, "the model has no KV cache whose blocks the engine finds again by their tokens"),
-        (lambda: [full(), group("host", full().kv_cache_spec, host_resident=True)], "KV cache group 1 lies in host memory"),
+        (lambda: [full(), group("host", full().kv_cache_spec, host_resident=True)], "group 1 lies in host memory"),
     ],
 )
 def test_what_is_refused(groups: Callable[[], list[KVCacheGroupSpec]], why: str) -> None:
@@ -88,7 +88,7 @@ def test_what_is_refused(groups: Callable[[], list[KVCacheGroupSpec]], why: str)
 
 
 def test_a_group_that_context_parallelism_leaves_alone_keeps_its_block() -> None:
-    """A draft model's layers: each rank has all their tokens, so a block of theirs holds fewer than one of the model's."""
+    """A draft model's layers: each rank has all their tokens, so a block of theirs holds fewer than the model's."""
     draft = group("draft", FullAttentionSpec(**COMMON, dcp_sharded=False))
     assert plan(full(), draft, context=4) == [GroupPlan(0, 4 * BLOCK, 64), GroupPlan(1, BLOCK, 64)]
 
@@ -152,7 +152,7 @@ def test_a_block_that_becomes_scratch_is_not_read_any_more(make: Callable[..., C
         steps.append(set(orders.reused))
         before_step(orders)
 
-    core._runner.handle_preemptions = noted  # type: ignore[method-assign]
+    core._runner.handle_preemptions = noted  # type: ignore[assignment,method-assign]
     held: dict[str, list[int]] = {}
     taken = 0
     while not all(r.is_finished() for r in requests):

@@ -96,7 +96,8 @@ LAYOUTS = {
     "MLA": Layout(mla(576, BF16), separate((BLOCKS, TOKENS, 576), (0, 1, 2), BF16)),
     "MLA, fp8": Layout(mla(576, U8), separate((BLOCKS, TOKENS, 576), (0, 1, 2), U8), cache_dtype="fp8"),
     "MLA, fp8_ds_mla": Layout(
-        mla(576, U8, 656, cache_dtype_str="fp8_ds_mla"), separate((BLOCKS, TOKENS, 656), (0, 1, 2), U8), cache_dtype="fp8_ds_mla"
+        mla(576, U8, 656, cache_dtype_str="fp8_ds_mla"), separate((BLOCKS, TOKENS, 656), (0, 1, 2), U8),
+        cache_dtype="fp8_ds_mla",
     ),
 }  # fmt: skip
 # K and V of the plain fp8 layout: half as many blocks' bytes each.
@@ -112,7 +113,9 @@ if SAYS:
 class Rig:
     """One worker's connector with a layout's tensors, and a scheduler's session beside it."""
 
-    def __init__(self, folder: Path, host: Host, layout: Layout, name: str, parallel: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, folder: Path, host: Host, layout: Layout, name: str, parallel: dict[str, int] | None = None
+    ) -> None:
         """``parallel`` are sizes of the engine's parallel dimensions, as vLLM names them."""
         self.layout = layout
         path = folder / "model"
@@ -131,7 +134,7 @@ class Rig:
         cast(Any, config.cache_config).cache_dtype = layout.cache_dtype
         for dimension, size in (parallel or {}).items():
             assert hasattr(config.parallel_config, dimension)
-            setattr(config.parallel_config, dimension, size)  # vLLM checks them against the model, which is another one here
+            setattr(config.parallel_config, dimension, size)  # a VllmConfig checks them against the model, a Llama
         groups = [KVCacheGroupSpec(names(), layout.spec)]
         cache = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups)
         self.connector = KvhostConnector(config, KVConnectorRole.WORKER, cache)
@@ -262,7 +265,8 @@ def test_replicated_bytes_are_stored_by_one_rank(make: Callable[..., Rig], monke
 @pytest.mark.skipif(SAYS, reason="the scales of this vLLM are in the cache's pages: see the layout of fp8 with scales")
 def test_scales_beside_the_cache_are_refused(make: Callable[..., Rig]) -> None:
     """Scales per token and head are in tensors that the connector does not get."""
-    rig = make(Layout(full(U8, kv_quant_mode=PER_HEAD), LAYOUTS["fp8"].tensors, dim=1, cache_dtype="fp8_per_token_head"), "scales")
+    spec = full(U8, kv_quant_mode=PER_HEAD)
+    rig = make(Layout(spec, LAYOUTS["fp8"].tensors, dim=1, cache_dtype="fp8_per_token_head"), "scales")
     assert "no dimension counts 24 blocks of" in rig.refusal and names()[0] in rig.refusal
 
 

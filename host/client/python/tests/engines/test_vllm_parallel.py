@@ -1,5 +1,5 @@
-"""What the ranks of a parallel engine hold, by the kind of attention: each rank gets its own bytes back from a real host, and
-bytes that all ranks hold are stored once."""
+"""What the ranks of a parallel engine hold, by the kind of attention: each rank gets its own bytes back from a real
+host, and bytes that all ranks hold are stored once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Row:
         common: dict[str, Any] = {
             "block_size": TOKENS, "num_kv_heads": heads, "head_size": SIZE, "dtype": torch.float32,
         }
-        spec: Any = SlidingWindowSpec(sliding_window=40, **common) if self.attention == "window" else FullAttentionSpec(**common)
+        full, window = FullAttentionSpec(**common), SlidingWindowSpec(sliding_window=40, **common)
+        spec = window if self.attention == "window" else full
         return Layout(spec, lambda: {n: torch.empty(BLOCKS, heads, TOKENS, 2 * SIZE) for n in names()})
 
     def compute(self, rig: Rig, rank: int, blocks: list[int]) -> None:

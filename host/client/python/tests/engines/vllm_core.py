@@ -1,5 +1,5 @@
-"""vLLM's own scheduler with the connector's two halves, and a double of the host. No model runs: every prompt's next token
-is 7. What the worker's half answers reaches the scheduler through the code of vLLM's model runner."""
+"""vLLM's own scheduler with the connector's two halves, and a double of the host. No model runs: every prompt's next
+token is 7. What the worker's half answers reaches the scheduler through the code of vLLM's model runner."""
 
 from __future__ import annotations
 
