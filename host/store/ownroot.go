@@ -67,7 +67,7 @@ func (c ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 func (c ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
 	r := c.r
 	for rank := range entries.Ranks(pieces) {
-		n, err := r.Remove(r.Slash+v.Name(rank), v.Class.FileBytes())
+		n, err := r.Remove(r.victim(v, rank), v.Class.FileBytes())
 		if errors.Is(err, fs.ErrNotExist) { // somebody has removed it
 			r.Counted(&r.Count.Vanished)
 			r.Quarantine.Recount()

@@ -24,7 +24,7 @@ func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 		return v.Pieces
 	}
 	bit := v.Pieces & -v.Pieces
-	name := r.Slash + v.Name(uint32(bits.TrailingZeros64(bit)))
+	name := r.victim(v, uint32(bits.TrailingZeros64(bit)))
 	temp := r.store.seq.TempName(reuseFor.target)
 	if err := r.InDir(reuseFor.target, func() error { return r.FS.Rename(name, temp) }); err != nil {
 		r.Orphans.AddLate(temp, err)

@@ -18,6 +18,7 @@ import (
 	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/moves"
+	"github.com/kvhost/kvhost/host/store/names"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/staging"
@@ -183,6 +184,12 @@ func (r *root) path(name string, cl *catalog.Class, key *chunk.Key, rank uint32)
 	}
 	var room [512]byte
 	return string(cl.AppendBuiltin(append(room[:0], r.Slash...), key, rank))
+}
+
+// victim is where the file of an evicted entry's piece stands.
+func (r *root) victim(v *entries.Eviction, rank uint32) string {
+	name, _ := names.Of(v.Names, rank)
+	return r.path(name, v.Class, &v.Key, rank)
 }
 
 // metered observes a file's transfers where there is a choice to be made by them: of roots, or whether to compress.
