@@ -169,7 +169,7 @@ def test_a_failed_load_under_the_policy_that_fails(
 
 def test_the_engines_own_policy_counts(make: Callable[..., Core], caplog: pytest.LogCaptureFixture) -> None:
     """Inside another connector this one's own setting is not the engine's."""
-    core = make(policy="recompute")
+    core = make(on_failure="recompute")
     assert "kv_load_failure_policy" not in caplog.text
     assert core.connector._failed.recomputes("fail") and not compat.FailedLoads(1).recomputes("fail")
 

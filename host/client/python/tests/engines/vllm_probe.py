@@ -2,14 +2,15 @@
 and can stop the host at the moment a load begins.
 
 PROBE_DIR names a folder that all engines of a test share. Its files ``computed`` and ``loaded`` get lines "group key
-digest", ``preempted`` gets the ids of requests that lost their blocks. A file ``stop`` holds the process id of a
-host to stop when the next load begins."""
+digest", ``preempted`` gets the ids of requests that lost their blocks, ``namespace`` the pickled namespace. A file ``stop``
+holds the process id of a host to stop when the next load begins. PROBE_GONE_SECONDS replaces ``KVEvents.GONE_SECONDS``."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import pathlib
+import pickle
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -25,9 +26,16 @@ DIR = pathlib.Path(os.environ["PROBE_DIR"])
 class ProbeConnector(KvhostConnector):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        assert self._worker is not None, "the connector refused this model"
+        assert self._worker is not None and self._registration is not None, "the connector refused this model"
+        (DIR / "namespace").write_bytes(pickle.dumps(self._registration.namespace))
         groups = [[kv_caches[n] for n in g.layer_names] for g in self._kv_cache_config.kv_cache_groups]
         _probe(self._worker, groups)
+
+    def _kv_events(self, *args: Any) -> Any:
+        events = super()._kv_events(*args)
+        if events is not None:
+            events.GONE_SECONDS = float(os.environ.get("PROBE_GONE_SECONDS", events.GONE_SECONDS))
+        return events
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         for request in scheduler_output.preempted_req_ids or ():
