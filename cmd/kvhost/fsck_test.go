@@ -50,7 +50,7 @@ func TestFsck(t *testing.T) {
 	}{
 		{[]string{"fsck", "--quick", "--json", root}, exitOK, ""},
 		{[]string{"fsck", "--json", root}, exitProblems, "damaged"},
-		{[]string{"fsck", "--json", "--repair", "--place", "fanout.wasm", root}, exitOK, "damaged"},
+		{[]string{"fsck", "--json", "--repair", root}, exitOK, "damaged"},
 		{[]string{"fsck", "--json", root}, exitOK, ""},
 	} {
 		r := finish(t, command(t, dir, c.args...))
