@@ -81,7 +81,7 @@ test-python: build .venv/installed ## the Python client's tests against a real h
 	  KVHOST_SOCKET=$$dir/s KVHOST_BIN=$(CURDIR)/bin/kvhost .venv/bin/python -m pytest -q host/client/python
 
 ENGINES     := host/client/python/tests/engines
-ENGINE_TEST := KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=lmcache,sglang,vllm .build/engines/bin/python -m pytest -q $(PYTEST_ARGS)
+ENGINE_TEST := KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_REQUIRE_TOOLS=lmcache,nixl,sglang,vllm .build/engines/bin/python -m pytest -q $(PYTEST_ARGS)
 
 .build/engines/installed: $(wildcard $(ENGINES)/environment/*)
 	python3 $(ENGINES)/environment/install.py .build/engines

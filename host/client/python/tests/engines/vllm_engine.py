@@ -85,6 +85,9 @@ class Engine:
         """Like ``ask``, but the answer is fetched by ``answer``."""
         self._connection.send((op, *args))
 
+    def answers(self, seconds: float) -> bool:
+        return self._connection.poll(seconds)
+
     def answer(self) -> Any:
         return self._receive()
 
