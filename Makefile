@@ -82,7 +82,7 @@ test-python: build .venv/installed ## the Python client's tests against a real h
 
 ENGINES     := host/client/python/tests/engines
 ENVIRONMENT := $(ENGINES)/environment
-ALL_ENGINES := dynamo,lmcache,sglang,vllm
+ALL_ENGINES := dynamo,lmcache,nixl,sglang,vllm
 NEWER_VLLM  := dynamo,vllm
 # pytest in an environment: its name, and the engines whose absence is a failure. Each environment keeps its own --last-failed.
 engine_test  = KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_DYNAMO=$(CURDIR)/.build/dynamo/bin/python KVHOST_REQUIRE_TOOLS=$(2) \

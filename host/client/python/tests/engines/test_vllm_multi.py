@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,16 +17,16 @@ from typing import Any
 import pytest
 import vllm_model as model
 from needs import needs
-from processes import Host
-from vllm_engine import BLOCK, CHUNK, HERE, Engine, Tokens
+from processes import Host, wait_for
+from vllm_engine import BLOCK, CHUNK, HERE, Answers, Engine, Tokens
 
 needs("vllm")
 
 BLOCKS = 56  # of 128 tokens
 RNG = random.Random(30)
-PROMPTS: list[Tokens] = [[RNG.randrange(3, model.VOCAB) for _ in range(1500)] for _ in range(3)]
-HITS = 1500 // CHUNK * CHUNK
-WHOLE_BLOCKS = 1500 // BLOCK * BLOCK
+PROMPTS: list[Tokens] = [[RNG.randrange(3, model.VOCAB) for _ in range(n)] for n in (1500, 1300, CHUNK - 20)]
+OURS = [len(p) // CHUNK * CHUNK for p in PROMPTS]  # tokens that kvhost keeps: none of the last
+BLOCKS_OF = [len(p) // BLOCK * BLOCK for p in PROMPTS]  # that others keep
 BOTH = pytest.mark.parametrize("first", ["kvhost first", "kvhost last"])
 
 Child = dict[str, Any]
@@ -34,12 +35,18 @@ Child = dict[str, Any]
 class Setting:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.llama = folder / "llama"
+        self.llama, self.hybrid = folder / "llama", folder / "hybrid"
         model.write(self.llama, model.config(3), seed=7)
-        engine = Engine(folder, "reference", self.llama, None, blocks=BLOCKS)
-        self.reference = [t for t, _ in engine.one_by_one(PROMPTS)]
-        engine.stop()
+        model.write(self.hybrid, model.config(4, window=300), seed=8)
+        self.reference = self.alone(self.llama)
         self.started = 0
+
+    def alone(self, path: Path) -> list[Tokens]:
+        """What an engine without connectors says."""
+        engine = Engine(self.folder, f"{path.name}-alone", path, None, blocks=4 * BLOCKS)
+        tokens = [t for t, _ in engine.one_by_one(PROMPTS)]
+        engine.stop()
+        return tokens
 
     def host(self) -> Host:
         """A new one, on a root of its own."""
@@ -51,16 +58,16 @@ class Setting:
         return host
 
     def engine(
-        self, name: str, host: Host, children: list[Child], *, role: str = "kv_both", env: dict[str, str] | None = None,
-        **vllm: Any,
+        self, name: str, host: Host, children: list[Child], *, role: str = "kv_both", path: Path | None = None,
+        env: dict[str, str] | None = None, **vllm: Any,
     ) -> Engine:
         transfer = {
             "kv_connector": "MultiConnector", "kv_role": role, "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"connectors": children},
         }
-        vllm |= {"kv_transfer_config": transfer, "disable_log_stats": False}
+        options = {"kv_transfer_config": transfer, "disable_log_stats": False, **vllm}
         return Engine(
-            self.folder, f"{name}{self.started}", self.llama, host, blocks=BLOCKS, vllm=vllm, env=env
+            self.folder, f"{name}{self.started}", path or self.llama, host, blocks=4 * BLOCKS, vllm=options, env=env
         )
 
 
@@ -83,6 +90,16 @@ def kvhost(host: Host, **more: Any) -> Child:
 
 def ordered(first: str, ours: Child, other: Child) -> list[Child]:
     return [ours, other] if first == "kvhost first" else [other, ours]
+
+
+def hits(first: str) -> list[int]:
+    """How many tokens of each prompt are loaded: by the first connector that has any."""
+    preferred = OURS if first == "kvhost first" else BLOCKS_OF
+    return [n or others for n, others in zip(preferred, BLOCKS_OF, strict=True)]
+
+
+def expected(tokens: list[Tokens], cached: list[int]) -> Answers:
+    return list(zip(tokens, cached, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +131,11 @@ def test_with_a_connector_that_loads_in_the_step(setting: Setting, host: Host, p
     options: Any = {"max_num_batched_tokens": 2048, "disable_hybrid_kv_cache_manager": True}
     engine = setting.engine("example", host, ordered(first, ours, other), env=env, **options)
     try:
-        assert engine.one_by_one(PROMPTS) == [(t, 0) for t in setting.reference]
+        assert engine.one_by_one(PROMPTS) == expected(setting.reference, [0, 0, 0])
         engine.reset()
-        hit = HITS if first == "kvhost first" else WHOLE_BLOCKS
-        assert engine.one_by_one(PROMPTS) == [(t, hit) for t in setting.reference]
+        assert engine.one_by_one(PROMPTS) == expected(setting.reference, hits(first))
         # LLM records statistics of those steps only that gave tokens: loads are in others.
-        assert engine.ask("counters")["vllm:kvhost_chunks_ordered"] == len(PROMPTS) * HITS // CHUNK
+        assert engine.ask("counters")["vllm:kvhost_chunks_ordered"] == sum(OURS) // CHUNK
         engine.stop()
     finally:
         engine.kill()
@@ -136,13 +152,81 @@ def test_with_vllms_offloading(setting: Setting, host: Host, first: str) -> None
     ours = kvhost(host, kv_connector_module_path="kvhost.vllm")
     engine = setting.engine("offloading", host, ordered(first, ours, other))
     try:
-        assert engine.one_by_one(PROMPTS) == [(t, 0) for t in setting.reference]
+        assert engine.one_by_one(PROMPTS) == expected(setting.reference, [0, 0, 0])
         engine.reset()
-        hit = HITS if first == "kvhost first" else WHOLE_BLOCKS
-        assert engine.generate(PROMPTS) == [(t, hit) for t in setting.reference]
+        assert engine.generate(PROMPTS) == expected(setting.reference, hits(first))
         engine.reset()
         host.kill()
-        assert engine.generate(PROMPTS) == [(t, WHOLE_BLOCKS) for t in setting.reference]  # the other has all of it
+        assert engine.generate(PROMPTS) == expected(setting.reference, BLOCKS_OF)  # the other has all of it
         engine.stop()
     finally:
         engine.kill()
+
+
+def nixl(role: str) -> Child:
+    return {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+
+
+def side_channel() -> dict[str, str]:
+    """NIXL's own port, and no network but this machine's."""
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(s.getsockname()[1]), "UCX_NET_DEVICES": "lo"}
+
+
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+@BOTH
+def test_prefill_and_decode_with_nixl(setting: Setting, host: Host, first: str) -> None:
+    needs("nixl")
+    engines = []
+    try:
+        for name, role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
+            children = ordered(first, kvhost(host, kv_connector_module_path="kvhost.vllm"), nixl(role))
+            engines.append(setting.engine(name, host, children, role=role, env=side_channel()))
+        prefill, decode = engines
+        for kept in (False, True):  # whether the prefill engine finds its prompts in kvhost
+            for prompt, tokens, ours in zip(PROMPTS, setting.reference, OURS, strict=True):
+                token, cached, blocks = prefill.ask("transfer", prompt, 1, PREFILL)
+                assert (token, cached) == (tokens[:1], ours if kept else 0)
+                wait_for("the host has published all", host.idle)
+                brought = ours if ours and first == "kvhost first" else len(prompt)
+                assert decode.ask("transfer", prompt, 8, blocks)[:2] == (tokens, brought)
+            for e in engines:
+                e.reset()  # succeeds when both connectors have given all blocks back
+        assert decode.one_by_one(PROMPTS) == expected(setting.reference, OURS)
+        for e in engines:
+            e.stop()
+    finally:
+        for e in engines:
+            e.kill()
+
+
+def test_a_load_whose_prefill_engine_is_gone(setting: Setting, host: Host) -> None:
+    """NIXL cannot tell it that its blocks are not wanted, and says so by a request that kvhost is loading."""
+    needs("nixl")
+    engines = []
+    try:
+        for name, role in (("gone", "kv_producer"), ("left", "kv_consumer")):
+            ours = kvhost(host, kv_connector="ProbeConnector", kv_connector_module_path="vllm_probe")
+            engines.append(
+                setting.engine(
+                    name, host, [ours, nixl(role)], role=role, path=setting.hybrid, env=side_channel(),
+                    disable_log_stats=True,
+                )
+            )
+        prefill, decode = engines
+        _, _, blocks = prefill.ask("transfer", PROMPTS[0], 1, PREFILL)
+        wait_for("the host has published all", host.idle)
+        prefill.kill()
+        (setting.folder / "stop").write_text(str(host.pid()))
+        decode.send("transfer", PROMPTS[0], 8, blocks)
+        wait_for("a load begins", host.hangs)
+        wait_for("NIXL fails", lambda: decode.said("handshake_failed"))
+        assert not decode.answers(1), "computed before the load was over"
+        host.resume()
+        assert decode.answer()[:2] == (setting.alone(setting.hybrid)[0], OURS[0])
+    finally:
+        for e in engines:
+            e.kill()

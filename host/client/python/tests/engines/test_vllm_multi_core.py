@@ -17,7 +17,7 @@ from vllm.config import KVTransferConfig  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload  # noqa: E402
-from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # noqa: E402
 from vllm.v1.request import RequestStatus  # noqa: E402
 from vllm.v1.worker import kv_connector_model_runner_mixin as runner  # noqa: E402
 from vllm_core import BLOCK, CHUNK, Core, keys  # noqa: E402
@@ -55,14 +55,14 @@ class MultiCore(Core):
         half = ours(connector)
         half._worker = None if self._refusal else self.worker
         if self._refusal is not None:
-            half._registration = Registration(self._space, self._refusal)
+            half._registration = Registration(self.space, self._refusal)
         return connector
 
     def _ours(self) -> Any:
         return ours(self.scheduler.connector)
 
     def _report(self, report: WorkerReport) -> None:
-        self._space = report.registered[0, 0].namespace
+        self.space = report.registered[0, 0].namespace
         if self._refusal is None:
             super()._report(report)
 
@@ -117,6 +117,18 @@ def test_the_first_request_hits(make: Callable[..., MultiCore], first: bool) -> 
     assert core.run(a) == [5, 1]
     publish_all(core)
     core.check_idle()
+
+
+def test_nothing_is_promised_before_every_worker_has_reported(make: Callable[..., MultiCore]) -> None:
+    core = make(refusal="")
+    core.connector._vllm_config.parallel_config.tensor_parallel_size = 2
+    core.session.resident = set(keys(PROMPT))
+    a = core.add("a", PROMPT)
+    for _ in range(3):
+        assert core.step() == {} and a.status == RequestStatus.WAITING and not core.session.lookups
+    second = WorkerReport(registered={(0, 1): Registration(core.space)}, epochs={(0, 1): 0})
+    core.connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=second))
+    assert core.step() == {} and a.status == RequestStatus.WAITING_FOR_REMOTE_KVS
 
 
 def test_a_request_waits_no_longer_than_lookup_timeout_for_the_workers(make: Callable[..., MultiCore]) -> None:

@@ -85,7 +85,7 @@ class Engine:
         """Like ``ask``, but the answer is fetched by ``answer``."""
         self._connection.send((op, *args))
 
-    def answers_within(self, seconds: float) -> bool:
+    def answers(self, seconds: float) -> bool:
         return self._connection.poll(seconds)
 
     def answer(self) -> Any:
