@@ -155,7 +155,7 @@ shadow = true
 	}
 	_, logged, stop = startHost(t, dir, "--config", file) // what a command changed is gone, what it named is not
 	list("main evict acting s3fifo")
-	list("names place acting fanout", "entries")
+	list("names place acting fanout")
 	if code := stop(syscall.SIGTERM); code != exitOK {
 		t.Errorf("exit code %d\n%s", code, logged())
 	}
