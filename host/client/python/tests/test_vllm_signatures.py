@@ -20,7 +20,10 @@ OURS = classes(SOURCE.read_text())["KvhostConnector"]["methods"]
 
 #: Methods of the interface that are there in some releases only.
 NOT_IN = {
-    "0.26.0": {"get_transfer_results", "unregister_kv_caches", "restore_kv_caches", "requires_kv_delivery"},
+    "0.26.0": {
+        "get_transfer_results", "unregister_kv_caches", "restore_kv_caches", "requires_kv_delivery",
+        "has_pending_block_frees",
+    },
     "0.32.0": {"register_cross_layers_kv_cache", "unregister_kv_caches", "restore_kv_caches"},
     "0.33.0": {"register_cross_layers_kv_cache"},
 }
