@@ -161,7 +161,6 @@ class Rig:
 
     def _step(self, orders: StepOrders, done: Callable[[set[str], set[str]], bool]) -> None:
         c = self.connector
-        c.handle_preemptions(orders)
         c.bind_connector_metadata(orders)
         c.start_load_kv(cast(Any, None))
         c.wait_for_save()
@@ -174,9 +173,13 @@ class Rig:
             sent, received = sent | (out[0] or set()), received | (out[1] or set())
             c.bind_connector_metadata(StepOrders())
 
-    def store(self, key: bytes, blocks: list[int]) -> None:
+    def order(self) -> int:
+        """The number of the next order."""
         self._orders += 1
-        order = StoreOrder(self._orders, "r", 1, [(0, [ChunkOrder(0, blocks, key)])])
+        return self._orders
+
+    def store(self, key: bytes, blocks: list[int]) -> None:
+        order = StoreOrder(self.order(), "r", 1, [(0, [ChunkOrder(0, blocks, key)])])
         stored: list[bytes] = []
 
         def over(sent: set[str], received: set[str]) -> bool:
@@ -184,7 +187,7 @@ class Rig:
             stored.extend(report.stored if report else ())
             return bool(stored)
 
-        self._step(StepOrders(stores=[order], held=["r"]), over)
+        self._step(StepOrders(stores=[order]), over)
 
     def lookup(self, session: kvhost.Session, key: bytes) -> kvhost.Lookup:
         return session.lookup([key], readers=1)
@@ -192,7 +195,7 @@ class Rig:
     def load(self, session: kvhost.Session, key: bytes, blocks: list[int]) -> set[int]:
         """The blocks that failed."""
         lease = self.lookup(session, key).lease
-        order = LoadOrder("r", 0, CHUNK, [GroupLoad(0, [lease], [ChunkOrder(0, blocks, key)])])
+        order = LoadOrder(self.order(), "r", 0, CHUNK, [GroupLoad(0, [lease], [ChunkOrder(0, blocks, key)])])
         self._step(StepOrders(loads=[order]), lambda sent, received: bool(received))
         return self.connector.get_block_ids_with_load_errors()
 
@@ -284,7 +287,7 @@ def test_a_sleeping_engine_has_its_memory_for_itself(make: Callable[..., Rig]) -
         assert session.status().arena_bytes < mapped
         rig.clear(list(range(BLOCKS)))
         lease = rig.lookup(session, key).lease
-        asleep = LoadOrder("r", 0, CHUNK, [GroupLoad(0, [lease], [ChunkOrder(0, [1, 2], key)])])
+        asleep = LoadOrder(rig.order(), "r", 0, CHUNK, [GroupLoad(0, [lease], [ChunkOrder(0, [1, 2], key)])])
         rig._step(StepOrders(loads=[asleep]), lambda sent, received: bool(received))
         assert rig.connector.get_block_ids_with_load_errors() == {1, 2}  # nothing is loaded meanwhile
         rig.connector.restore_kv_caches()
@@ -301,7 +304,7 @@ def test_an_engine_that_sleeps_in_mid_load(make: Callable[..., Rig], host: Host)
     with rig.scheduler() as session:
         rig.store(key, [3, 7])
         lease = rig.lookup(session, key).lease
-        order = LoadOrder("r", 0, CHUNK, [GroupLoad(0, [lease], [ChunkOrder(0, [1, 2], key)])])
+        order = LoadOrder(rig.order(), "r", 0, CHUNK, [GroupLoad(0, [lease], [ChunkOrder(0, [1, 2], key)])])
         rig.connector.bind_connector_metadata(StepOrders(loads=[order]))
         rig.connector.start_load_kv(cast(Any, None))
         rig.connector.unregister_kv_caches()

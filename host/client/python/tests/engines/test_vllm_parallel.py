@@ -136,7 +136,7 @@ def test_each_rank_gets_its_own_bytes(make: Callable[..., Rig], name: str) -> No
         to = [12, 5][: len(blocks)]
         for rank, rig in enumerate(rigs):
             rig.clear(blocks)
-            load = LoadOrder("r", 0, 1, [GroupLoad(0, [found.lease], [ChunkOrder(0, to, key)])])
+            load = LoadOrder(rig.order(), "r", 0, 1, [GroupLoad(0, [found.lease], [ChunkOrder(0, to, key)])])
             rig._step(StepOrders(loads=[load]), lambda sent, received: bool(received))
             assert rig.connector.get_block_ids_with_load_errors() == set()
             got = [page for b in to for page in rig.block(b)]
