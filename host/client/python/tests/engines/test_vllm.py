@@ -243,11 +243,30 @@ def test_mixed_requests(setting: Setting) -> None:
     setting.check_bytes(100)
 
 
-def test_no_tail_is_lost_in_a_small_pool(setting: Setting) -> None:
-    """Four of these prompts fill the pool, and a quarter of it may be held for the host to read."""
+@pytest.mark.parametrize("paused", [False, True])
+def test_tails_in_a_small_pool_are_stored_or_counted(setting: Setting, paused: bool) -> None:
+    """Four of these prompts fill the pool, and a quarter of it may be held for the host to read. A host that reads more
+    slowly than the engine computes does not get all. The rest is counted, and stored when it is computed again."""
     engine = setting.engine()
-    crowd = [prompt(300 + i, 5 * CHUNK + 20) for i in range(20)]
+    crowd = [prompt(300 + 20 * paused + i, 5 * CHUNK + 20) for i in range(20)]
+
+    def dropped() -> int:
+        return int(engine.ask("counters").get("vllm:kvhost_chunks_dropped", 0))
+
+    before = dropped()
+    if paused:
+        setting.host.hang()
     said = tokens(engine.generate(crowd, 2))
+    if paused:
+        setting.host.resume()
+    again = []
+    for p in crowd:
+        engine.reset()  # and the host has read all
+        again += engine.generate([p], 2)
+    assert tokens(again) == said
+    lost = dropped() - before
+    assert sum(5 - cached // CHUNK for _, cached in again) == lost
+    assert lost > 80 or not paused
     engine.reset()
     assert engine.one_by_one(crowd, 2) == [(t, 5 * CHUNK) for t in said]
 

@@ -65,7 +65,7 @@ class Setting:
             "kv_connector": "MultiConnector", "kv_role": role, "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"connectors": children},
         }
-        options = {"kv_transfer_config": transfer, "disable_log_stats": False, **vllm}
+        options = {"kv_transfer_config": transfer, **vllm}
         return Engine(
             self.folder, f"{name}{self.started}", path or self.llama, host, blocks=4 * BLOCKS, vllm=options, env=env
         )

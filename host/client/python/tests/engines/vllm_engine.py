@@ -41,7 +41,7 @@ class Engine:
         settings: dict[str, Any] = {
             "model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 4096,
             "enforce_eager": True, "seed": 0, "num_gpu_blocks_override": blocks, "max_num_batched_tokens": CHUNK,
-            "max_num_seqs": 8, **(vllm or {}),
+            "max_num_seqs": 8, "disable_log_stats": False, **(vllm or {}),
         }
         if host is not None and "kv_transfer_config" not in settings:
             extra = {"socket": host.socket, "load_when": "always", "lookup_timeout": 5.0, **options}
