@@ -240,7 +240,7 @@ def test_mixed_requests(setting: Setting) -> None:
         assert tokens(answers) == setting.reference.mixed
         engine.reset()
     assert sum(c for _, c in answers) > 0.5 * sum(len(p) for p in MIXED)
-    setting.check_bytes(100)
+    setting.check_bytes(32)  # the fewer, the more of a shared prefix the engine has itself, or the host has not read
 
 
 @pytest.mark.parametrize("paused", [False, True])
