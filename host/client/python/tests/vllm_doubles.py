@@ -9,7 +9,7 @@ from typing import Any
 
 from kvhost import Hints, HostGone, Lookup
 from kvhost.semaphores import Timeline
-from kvhost.session import LoadJob, PendingLookup, Result, StoreJob
+from kvhost.session import NOT_WANTED, LoadJob, PendingLookup, Result, StoreJob
 from kvhost.v1 import kvhost_pb2 as pb
 
 
@@ -63,7 +63,10 @@ class Load(LoadJob):
 
     def finish(self, failures: Sequence[tuple[int, int]] = ()) -> None:
         """``failures`` are (chunk of the load, code)."""
-        failed = [pb.ChunkFailure(chunk=c, code=pb.Code.Name(code), blocks=self.chunks[c].blocks) for c, code in failures]
+        failed = [
+            pb.ChunkFailure(chunk=c, code=pb.Code.Name(code), blocks=[b for b in self.chunks[c].blocks if b != NOT_WANTED])
+            for c, code in failures
+        ]
         self._call(pb.HostMessage(load_done=pb.LoadDone(failures=failed)))
 
     def cancel(self, *, wait: bool = True) -> None:

@@ -61,7 +61,7 @@ class Core:
         self.session = self._session()
         self.link = link = Link(self.session)
         monkeypatch.setattr(connector, "Link", lambda *args, **options: link)
-        settings = {
+        settings: dict[str, Any] = {
             "chunk_tokens": CHUNK, "load_when": "always", "load_in": "beside", "lookup_wait": 0.0, "step_timeout": 0.05, **extra
         }
         config = self._config(folder, blocks, step_tokens, policy, settings, on_failure)
@@ -79,7 +79,7 @@ class Core:
         self._report(WorkerReport(registered={(0, 0): Registration(space)}, epochs={(0, 0): 0}))
         self.worker = Worker(
             Settings(**settings), link, (0, 0), stores=True,  # type: ignore[arg-type]
-            layers=StepLayers(HostGates(0.05), {"full": 0}),
+            layers=StepLayers(HostGates(settings["step_timeout"]), {"full": 0}),
         )
         self._runner = self._make_worker_side(config, cache)
         monkeypatch.setattr(runner, "get_kv_transfer_group", lambda: self._runner)
