@@ -214,15 +214,19 @@ class _Job:
             try:
                 loop.call_soon_threadsafe(over.set)
             except RuntimeError:
-                pass  # the loop was closed: nobody waits
+                pass  # the loop was closed: no task waits
 
-        with self._lock:
-            done = self._over.is_set()
-            if not done:
-                self._wakers.append(wake)
-        if not done:
-            await over.wait()
+        self.when_over(wake)
+        await over.wait()
         return result(0)
+
+    def when_over(self, wake: Callable[[], None]) -> None:
+        """Calls ``wake`` once the job is over: on the receiving thread, or at once. It must be quick."""
+        with self._lock:
+            if not (done := self._over.is_set()):
+                self._wakers.append(wake)
+        if done:
+            wake()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}, {'over' if self.over else 'running'}>"
@@ -231,6 +235,11 @@ class _Job:
     def over(self) -> bool:
         """Whether the job has completed or failed."""
         return self._over.is_set()
+
+    @property
+    def answered(self) -> bool:
+        """Whether the host has ended the job: it touches neither its blocks nor its semaphores any more."""
+        return self._over.is_set() and not isinstance(self._answer, Exception)
 
     def cancel(self, *, wait: bool = True) -> None:
         """Returns when no copy can touch the blocks any more, or at once without ``wait``. The job still completes."""

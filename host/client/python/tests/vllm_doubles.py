@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace as Record
 from typing import Any
 
 from kvhost import Hints, HostGone, Lookup
-from kvhost.session import LoadJob, PendingLookup, Result, StoreJob
+from kvhost.semaphores import Timeline
+from kvhost.session import NOT_WANTED, LoadJob, PendingLookup, Result, StoreJob
 from kvhost.v1 import kvhost_pb2 as pb
 
 
@@ -62,7 +63,10 @@ class Load(LoadJob):
 
     def finish(self, failures: Sequence[tuple[int, int]] = ()) -> None:
         """``failures`` are (chunk of the load, code)."""
-        failed = [pb.ChunkFailure(chunk=c, code=pb.Code.Name(code), blocks=self.chunks[c].blocks) for c, code in failures]
+        failed = [
+            pb.ChunkFailure(chunk=c, code=pb.Code.Name(code), blocks=[b for b in self.chunks[c].blocks if b != NOT_WANTED])
+            for c, code in failures
+        ]
         self._call(pb.HostMessage(load_done=pb.LoadDone(failures=failed)))
 
     def cancel(self, *, wait: bool = True) -> None:
@@ -84,6 +88,7 @@ class DoubleSession:
         self.resident: set[bytes] = set()
         self.membership: set[int] = set()
         self.membership_micros = 0
+        self.in_step: Callable[[Load], None] = lambda load: load.finish()  # the engine waits inside the step
         self.answers = True
         self.frozen = lambda: False  # whether the host's process is stopped: it acknowledges nothing
         self.micros_per_chunk = 0
@@ -125,10 +130,16 @@ class DoubleSession:
         self.stores.append(Store(self, chunks))
         return self.stores[-1]
 
-    def load(self, lookup: Lookup, chunks: Sequence[Any]) -> Load:
+    def load(
+        self, lookup: Lookup, chunks: Sequence[Any], *, on_layer: Callable[[int, list[int]], None] | None = None,
+        timeline: Timeline | None = None,
+    ) -> Load:
         self._alive()
-        self.loads.append(Load(self, lookup.lease, chunks))
-        return self.loads[-1]
+        load = Load(self, lookup.lease, chunks)
+        self.loads.append(load)
+        if on_layer is not None:
+            self.in_step(load)
+        return load
 
     def end_request(self, request: int, hints: Hints | None = None, *, wait: bool) -> None:
         self._alive()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +66,46 @@ class FailedLoads:
         """Whether the engine goes on with a request whose load failed. ``policy`` is what the connector was configured
         with, which is not the engine's own where another connector wraps it."""
         return bool(getattr(self._scheduler, "recompute_kv_load_failures", policy == "recompute"))
+
+    @property
+    def preempts(self) -> bool:
+        """Whether requests that run can be started over, as one must be when a load inside its step has failed."""
+        return self._by_block and all(
+            hasattr(of, name)
+            for of, name in (
+                (self._scheduler, "_preempt_request"),
+                (self._scheduler, "prev_step_scheduled_req_ids"),
+                (getattr(self._scheduler, "kv_cache_manager", None), "evict_blocks"),
+            )
+        )
+
+    def preempt(self, bad: set[int], broken: set[int]) -> None:
+        """Starts the requests over that run with ``bad`` blocks, and has the engine's cache forget the ``broken`` ones: they
+        are bad, or were computed behind bad ones. Call from ``update_connector_output``, in the step with the output of
+        which the engine was told of the bad blocks: it has dropped this output of the requests.
+
+        Left to itself the engine computes the blocks anew, but keeps the token that the next step, which asynchronous
+        scheduling has begun by then, takes from the bad blocks (0.26 and 0.32)."""
+        if not broken:
+            return
+        scheduler, now = self._scheduler, time.monotonic()
+        manager = scheduler.kv_cache_manager
+        for request in list(scheduler.running):
+            (blocks,) = manager.get_block_ids(request.request_id)
+            first = next((i for i, b in enumerate(blocks) if b in bad), None)
+            if first is None:
+                continue
+            broken = broken | set(blocks[first:])
+            scheduler.running.remove(request)
+            if "drop_stale_output" in inspect.signature(scheduler._preempt_request).parameters:
+                scheduler._preempt_request(request, now, drop_stale_output=True)
+            else:
+                scheduler._preempt_request(request, now)
+                sampling = request.num_in_flight_tokens > 0 and not request.is_prefill_chunk
+                request.async_tokens_to_discard = int(sampling)
+                request.num_output_placeholders = 0
+            scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+        manager.evict_blocks(broken)
 
     def restart(self, failed: Sequence[Any], abandoned: Sequence[Any]) -> None:
         """Call from ``update_connector_output``, before the engine takes the requests for loaded."""
@@ -137,6 +179,15 @@ def ranks() -> tuple[int, int]:
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
     return get_pp_group().rank_in_group, get_tp_group().rank_in_group
+
+
+def waits_for_layers(forward_context: Any) -> bool:
+    """Whether the step calls ``wait_for_layer_load`` before each layer's attention, and not one graph for all of them."""
+    if getattr(forward_context, "attn_metadata", None) is None:
+        return False  # the V2 runner's full graphs
+    from vllm.config import CUDAGraphMode
+
+    return bool(forward_context.cudagraph_runtime_mode != CUDAGraphMode.FULL)
 
 
 def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:

@@ -25,6 +25,7 @@ from kvhost.vllm import compat, model, regions, register
 from kvhost.vllm.adapters import Adapters
 from kvhost.vllm.groups import GroupPlan
 from kvhost.vllm.holds import Holds
+from kvhost.vllm.layers import DeviceGates, Gates, HostGates, StepLayers
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import Registration, StepOrders, WorkerReport
 from kvhost.vllm.scheduler import Scheduler
@@ -127,6 +128,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         def register(session: Session) -> None:
             for g in groups:
                 memory.register(session, g)
+            if layers is not None:
+                layers.share(session)
 
         def open(epoch: int) -> list[Session]:
             return open_session(lambda: self._open(epoch, namespace, rank, "worker", memory.device_uuid), register)
@@ -136,11 +139,12 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
                 for g in groups:
                     s.unregister(g.plan.id)
 
+        layers = self._step_layers(groups)
         self._release, self._export = release, memory.export
         self._link = Link(f"worker {rank[0]}.{rank[1]}", self._settings.socket, open, leads=False)
         self._worker = Worker(
             self._settings, self._link, rank, stores=not (namespace.replicated and rank[1]),
-            adapters=compat.loaded_adapters(config),
+            adapters=compat.loaded_adapters(config), layers=layers,
         )
         self._link.start(_FIRST_CONNECT)
         self._registration = Registration(namespace)
@@ -148,6 +152,27 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
                  sum(len(g.planes) for g in groups), sum(g.chunk_bytes for g in groups) / (1 << 20),
                  plans[0].chunk_tokens)
 
+
+    def _step_layers(self, groups: Sequence[regions.GroupRegions]) -> StepLayers | None:
+        if not self._may_load_in_step:
+            return None
+        gates: Gates = HostGates(self._settings.step_timeout)
+        if self._on_gpu:
+            import torch
+
+            gates = DeviceGates(lambda: int(torch.cuda.current_stream().cuda_stream))
+        return StepLayers(gates, groups[0].positions)
+
+    @property
+    def _may_load_in_step(self) -> bool:
+        """Both halves must agree."""
+        config = self._vllm_config
+        return (
+            self._settings.load_in != "beside"
+            and len(self._kv_cache_config.kv_cache_groups) == 1
+            and config.parallel_config.pipeline_parallel_size == 1
+            and config.speculative_config is None  # the draft's layers run after the step's output is made
+        )
 
     def _step(self) -> StepOrders:
         """The step's orders; none while the engine warms up without metadata."""
@@ -159,10 +184,11 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         if self._worker is not None:
-            self._worker.begin(self._step())
+            self._worker.begin(self._step(), compat.waits_for_layers(forward_context))
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        pass  # loads are asynchronous: a request runs when all its layers are there
+        if self._worker is not None:
+            self._worker.wait_for_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
@@ -291,6 +317,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             step_tokens=step_tokens, holds=holds,
             events=self._kv_events(plans, link, stages),
             adapters=Adapters(str(lora.lora_dtype)) if (lora := self._vllm_config.lora_config) else None,
+            in_step=loads and self._may_load_in_step and self._failed.preempts,
         )
         if self._generation:
             self._scheduler.new_generation(self._generation)
@@ -336,7 +363,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return None if self._awaits_workers() else 0, False
         n = self._scheduler.matched(request, num_computed_tokens)
-        return n, bool(n)
+        return n, bool(n) and not self._scheduler.loads_in_step(request)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         if self._scheduler is not None:
@@ -358,6 +385,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         if report is not None:
             self._failed.restart(*self._scheduler.reported(report))
+            self._failed.preempt(report.broken, self._scheduler.broken(report))
         received = self._scheduler.received(report, connector_output.finished_recving or set())
         connector_output.finished_recving = received or None
 

@@ -53,6 +53,7 @@ class LoadOrder:
     tokens: int
     groups: list[GroupLoad]
     adapter: Content | None = None  # likewise
+    in_step: bool = False  # the step that it belongs to computes behind it
 
 
 @dataclass
@@ -82,6 +83,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     free: Counter[int] = field(default_factory=Counter)  # orders: on how many ranks the host touches their blocks no more
     stored: list[bytes] = field(default_factory=list)  # keys that were written anew
     failed: dict[str, dict[int, bytes]] = field(default_factory=dict)  # request: chunk index: its key if it is bad
+    broken: set[int] = field(default_factory=set)  # blocks that a load inside the step was to fill, and has not
     abandoned: dict[int, str] = field(default_factory=dict)  # loads that the host neither ends nor cancels: their requests
     dropped: Counter[str] = field(default_factory=Counter)  # chunks that were not sent, by cause
     loads: list[tuple[int, float]] = field(default_factory=list)  # (tokens, seconds)
@@ -101,6 +103,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             mine = self.failed.setdefault(request, {})
             for i, bad in chunks.items():
                 mine[i] = mine.get(i) or bad
+        self.broken |= other.broken
         self.abandoned |= other.abandoned
         self.dropped += other.dropped
         self.loads += other.loads

@@ -33,11 +33,12 @@ class GroupRegions:
         self.planes: list[Plane] = []
         self.pages: list[LayerPages] = []
         self.layout: list[str] = []  # of each layer's block, in words
-        seen: set[tuple[int, tuple[int, ...]]] = set()
+        self.positions: dict[str, int] = {}  # of the layers, in the order in which a load delivers them
+        seen: dict[tuple[int, tuple[int, ...]], int] = {}
         for at, (name, tensor, block_bytes) in enumerate(layers):
-            if (tensor.data_ptr(), tuple(tensor.stride())) in seen:
+            self.positions[name] = seen.setdefault((tensor.data_ptr(), tuple(tensor.stride())), len(seen))
+            if len(seen) == len(self.layout):
                 continue  # a layer that uses another's cache
-            seen.add((tensor.data_ptr(), tuple(tensor.stride())))
             try:
                 runs = pages_of(tensor.shape, tensor.stride(), tensor.element_size(), blocks, block_bytes)
             except Refused as e:

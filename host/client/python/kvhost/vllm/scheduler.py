@@ -51,6 +51,7 @@ class Tracked:
         self.since = 0.0  # when it was looked up first, since it had blocks last
         self.hit = 0  # chunks that the lookup promised
         self.local = 0  # leading tokens that the engine's own cache has
+        self.in_step = False  # its hit is loaded inside the step that computes behind it
         self.loading = 0  # the order of its load, until it is scheduled
         self.step = 0  # the step that was being scheduled when the engine asked last
         self.may_load = True
@@ -66,14 +67,20 @@ class Scheduler:
     def __init__(
         self, settings: Settings, link: Link, groups: Sequence[GroupPlan], ranks: int, stages: int, *, loads: bool,
         step_tokens: int, holds: Holds, events: KVEvents | None = None, adapters: Adapters | None = None,
+        in_step: bool = False,
     ) -> None:
-        """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load.
+        """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load,
+        ``in_step`` where it could not from one inside a step.
         ``step_tokens`` is the most that the engine computes in a step."""
         self._settings, self._link, self._groups = settings, link, groups
         self._holds = holds
         self._chunk = groups[0].chunk_tokens
         self._ranks, self._stages = ranks, stages
         self._loads_allowed = loads
+        self._in_step_allowed = in_step and settings.load_in != "beside"
+        self._ran: set[str] = set()  # requests of the last step
+        self._loads_in_step: dict[int, tuple[str, list[list[int]]]] = {}  # until their output: (request, its blocks)
+        self._step_seconds: float | None = None  # expected of the loads in the step that is being scheduled, if any
         self._events = events  # None: the engine publishes none
         self._adapters = adapters  # None: the engine has no LoRA
         self._requests: dict[str, Tracked] = {}
@@ -135,7 +142,7 @@ class Scheduler:
         t = self.track(request)
         if t is None:
             return 0
-        t.hit, t.local, t.table, t.end, t.step = 0, computed, [], 0, self._last_step
+        t.hit, t.local, t.table, t.end, t.step, t.in_step = 0, computed, [], 0, self._last_step, False
         self._holds.scheduled(request.request_id)  # it has no blocks
         if not self._ready():
             return None if self._soon_ready() else 0
@@ -164,7 +171,8 @@ class Scheduler:
         if self._events is not None:
             self._events.found(keys[:there])
         hit = self._before_bad(keys, there)
-        room, later = self._room(t, hit) if hit * self._chunk > computed else (hit, hit)
+        t.in_step = hit * self._chunk > computed and self._inside(t, lookup, hit, computed)
+        room, later = self._room(t, hit) if hit * self._chunk > computed and not t.in_step else (hit, hit)
         if room < later and time.monotonic() - t.since < self._settings.lookup_timeout:
             return None  # the blocks that are held now come free soon
         take = self._worth(lookup, hit, room, computed)
@@ -173,7 +181,26 @@ class Scheduler:
             t.lookup = None
             return 0
         t.hit = take
-        return take * self._chunk - computed
+        # A step computes at least one token of each of its requests.
+        end = min(take * self._chunk, request.num_tokens - 1) if t.in_step else take * self._chunk
+        return end - computed
+
+    def loads_in_step(self, request: Any) -> bool:
+        """Whether what :meth:`matched` has promised last is loaded inside the request's next step."""
+        t = self._requests.get(request.request_id)
+        return t is not None and t.in_step
+
+    def _inside(self, t: Tracked, lookup: RequestLookup, hit: int, computed: int) -> bool:
+        """Whether to load inside the step that computes behind the hit.
+
+        That is sooner for the request: the engine notices the end of a load beside its steps a step later. All others in
+        the step wait for the load."""
+        if not self._in_step_allowed or self._settings.load_in == "step":
+            return self._in_step_allowed
+        if self._step_seconds is None and not self._ran - {t.request.request_id}:
+            return True
+        seconds = lookup.parts(computed // self._chunk, hit)[-1][1]
+        return 0 < seconds and (self._step_seconds or 0.0) + seconds <= self._settings.step_delay
 
     def _in_the_way(self, request: Any) -> bool:
         """Whether the engine should look at the requests behind this one.
@@ -294,6 +321,10 @@ class Scheduler:
             return
         assert lookup is not None and t.hit and t.chain is not None
         end = t.local + external  # the engine may want less than it was promised
+        if t.in_step and end == t.request.num_tokens - 1 < t.hit * self._chunk:
+            end += 1  # its last token is computed: the step has to compute one
+        if t.in_step:
+            self._step_seconds = (self._step_seconds or 0.0) + lookup.parts(t.local // self._chunk, t.hit)[-1][1]
         groups, written = [], []
         for at, g in enumerate(self._groups):
             chunks = []
@@ -303,13 +334,20 @@ class Scheduler:
             if chunks:
                 groups.append(GroupLoad(g.id, lookup.leases(at), chunks))
         t.loading = self._next_order()
-        self._loading[request.request_id] = self._ranks * self._stages
+        if t.in_step:
+            self._loads_in_step[t.loading] = request.request_id, t.table
+        else:
+            self._loading[request.request_id] = self._ranks * self._stages
         held = sum(1 for blocks in t.table for b in blocks if b != NULL_BLOCK)
         self._holds.load(
             t.loading, request.request_id, written, held, max(held, self._holds.needs(request.num_tokens))
         )
         self._largest = None
-        self._orders.loads.append(LoadOrder(t.loading, request.request_id, self._link.epoch, external, groups, t.adapter))
+        self._orders.loads.append(
+            LoadOrder(t.loading, request.request_id, self._link.epoch, external, groups, t.adapter, t.in_step)
+        )
+        if t.in_step:
+            self._count("loads_in_step")
         self._count("loads")
         self._count("tokens_loaded", external)
 
@@ -325,6 +363,7 @@ class Scheduler:
         if t is None:
             return
         self._holds.scheduled(request.request_id)
+        self._ran.discard(request.request_id)
         if t.loading:
             self._orders.cancels.append(t.loading)
             self._holds.abandon(request.request_id, t.loading)
@@ -371,6 +410,9 @@ class Scheduler:
                 if proven:
                     self._order_stores(t, scheduled)
         self._largest = None
+        if output.num_scheduled_tokens:
+            self._ran = set(output.num_scheduled_tokens)
+        self._step_seconds = None
         self._last_step += 1
         self._steps.append((time.monotonic(), output.total_num_scheduled_tokens))
         self._stalled = 0 if output.total_num_scheduled_tokens else self._stalled + 1
@@ -476,11 +518,21 @@ class Scheduler:
         abandoned = []
         for order, request_id in report.abandoned.items():
             self._holds.abandon(request_id, order)
-            if (t := self._requests.get(request_id)) is not None:
+            if (t := self._requests.get(request_id)) is not None and order not in self._loads_in_step:
                 abandoned.append(t.request)
         failed = [r for r in self._failed_loads(report) if r not in abandoned]
         self._holds.free_on(report.free.items())
         return failed, abandoned
+
+    def broken(self, report: WorkerReport) -> set[int]:
+        """The cached blocks that a load inside a step has left bad, with those that were computed behind them."""
+        broken = set(report.broken)
+        for order in [*report.free, *report.abandoned]:
+            _, table = self._loads_in_step.pop(order, ("", []))
+            for blocks in table:
+                first = next((i for i, b in enumerate(blocks) if b in report.broken), len(blocks))
+                broken |= set(blocks[first:])
+        return broken - {NULL_BLOCK}
 
     def received(self, report: WorkerReport | None, received: set[str]) -> set[str]:
         """The requests that have received their KV, given those that the engine has counted.

@@ -21,6 +21,9 @@ class Settings:
     socket: str = ""  # empty: $KVHOST_SOCKET, then /run/kvhost/kvhost.sock
     chunk_tokens: int = 256  # rounded up to a multiple of every group's block
     load_when: str = "faster"  # than computing (see rates.py), or "always"
+    load_in: str = "auto"  # "step": that computes behind it; "beside": other steps run until it is over
+    step_delay: float = 0.01  # seconds that loads may add to a step in which other requests run ("auto")
+    step_timeout: float = 2.0  # seconds until a load inside a step is cancelled
     prefetch: bool = True  # with several levels: hits come nearer while their request waits for blocks
     store: str = "all"  # "prompt": not what the engine generates; "none"
     tenant: int = 0
@@ -48,7 +51,7 @@ class Settings:
         s = Settings(**extra)
         if not s.socket:
             s = dataclasses.replace(s, socket=os.environ.get("KVHOST_SOCKET") or "/run/kvhost/kvhost.sock")
-        choices = ("load_when", ("faster", "always")), ("store", ("all", "prompt", "none")), ("events_medium", MEDIUMS)
+        choices = ("load_when", ("faster", "always")), ("load_in", ("auto", "step", "beside")), ("store", ("all", "prompt", "none")), ("events_medium", MEDIUMS)
         for name, values in choices:
             if getattr(s, name) not in values:
                 raise ValueError(f"kv_connector_extra_config: {name} is {getattr(s, name)!r}, want one of {values}")

@@ -13,6 +13,7 @@ COUNTERS = {
     "adapters_not_known": "Requests computed without kvhost, because it was not known what their LoRA adapter holds",
     "hits_not_loaded_whole": "Hits of which all or the end was computed, because that is sooner or to measure the rate",
     "loads": "Requests with a load",
+    "loads_in_step": "Of these, loads inside the step that computes behind the hit",
     "tokens_loaded": "Tokens whose load was ordered",
     "chunks_not_loaded": "Chunks whose load failed; the engine computed them",
     "chunks_ordered": "Chunks offered to kvhost",

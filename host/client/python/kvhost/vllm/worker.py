@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from kvhost.errors import Code, KvhostError
-from kvhost.session import NOT_WANTED, LoadChunk, LoadJob, Result, Session, StoreChunk, StoreJob
+from kvhost.session import NOT_WANTED, LoadChunk, LoadJob, Lookup, Result, Session, StoreChunk, StoreJob
 from kvhost.vllm.adapters import LoadedAdapters
+from kvhost.vllm.layers import Gate, StepLayers
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import ChunkOrder, LoadOrder, StepOrders, StoreOrder, WorkerReport
 from kvhost.vllm.settings import Settings
@@ -27,6 +28,7 @@ _OTHER_ADAPTER = "the engine has loaded other files of the LoRA adapter"
 
 #: Seconds that the host has to end a load after it was asked to cancel it. Then the request starts over without it.
 _CANCEL_SECONDS = 5.0
+_CANCEL_SECONDS_IN_STEP = 1.0  # likewise inside a step, for which all of its requests wait
 
 
 @dataclass
@@ -67,10 +69,15 @@ class _Load:
     cause: str = ""  # why it was not begun
     cancelled: float | None = None  # when
     abandoned: bool = False  # the request goes on without it, and its blocks stay the host's
+    gates: list[tuple[Gate, LoadJob]] = field(default_factory=list)  # of a load inside a step
 
     @property
     def over(self) -> bool:
         return all(j.over for _, j in self.jobs)
+
+    def close(self) -> None:
+        for gate, job in self.gates:
+            gate.close(job)
 
 
 @dataclass
@@ -88,14 +95,18 @@ class Worker:
 
     def __init__(
         self, settings: Settings, link: Link, rank: tuple[int, int], stores: bool, adapters: LoadedAdapters | None = None,
+        layers: StepLayers | None = None,
     ) -> None:
-        """``rank`` is (pipeline stage, rank in the stage); ``stores`` is false when another rank has the same bytes."""
+        """``rank`` is (pipeline stage, rank in the stage); ``stores`` is false when another rank has the same bytes.
+        ``layers`` are those that a step can wait for; None where no load runs inside a step."""
         self._settings, self._link, self._rank = settings, link, rank
         self._stores_here = stores
         self._adapters = adapters  # None: no request with a LoRA adapter is stored or loaded
         self._lock = threading.Lock()
         self._stores: dict[int, _Store] = {}
         self._loads: dict[int, _Load] = {}
+        self._layers = layers
+        self._in_step: list[_Load] = []  # loads that the step which runs waits for
         self._shed: set[str] = set()  # requests that lost a chunk: what follows has no parent
         self._bad_blocks: set[int] = set()
         self._report = WorkerReport()
@@ -106,14 +117,25 @@ class Worker:
 
     # ---- a step, in the order of the engine's calls ------------------------------------------------------------------
 
-    def begin(self, orders: StepOrders) -> None:
-        """Begins the step's loads, and cancels those that are not wanted any more."""
+    def begin(self, orders: StepOrders, layered: bool = False) -> None:
+        """Begins the step's loads, and cancels those that are not wanted any more. ``layered``: the model calls
+        :meth:`wait_for_layer` before each layer's attention."""
         self._link.follow(orders.epoch)
         for id in orders.cancels:
             if (load := self._loads.get(id)) is not None:
                 self._cancel(load)
         for order in orders.loads:
-            self._loads[order.id] = self._begin(order)
+            load = self._begin(order)
+            if order.in_step:
+                self._in_step.append(load)
+            else:
+                self._loads[order.id] = load
+        if self._layers is not None and not layered:
+            self._layers.wait_for_all()
+
+    def wait_for_layer(self, name: str) -> None:
+        if self._layers is not None:
+            self._layers.wait(name)
 
     def store(self, orders: StepOrders, ready: Callable[[], None]) -> None:
         """Begins the step's stores, once; ``ready`` returns when the step's writes to the cache are done."""
@@ -245,11 +267,56 @@ class Worker:
         try:
             for at, g in enumerate(order.groups):
                 leased = sessions[0].leased(g.leases[self._rank[0]])
-                job = sessions[0].load(leased, [LoadChunk(c.index, c.blocks) for c in g.chunks])
+                chunks = [LoadChunk(c.index, c.blocks) for c in g.chunks]
+                job = self._load_layers(sessions[0], leased, chunks, load) if order.in_step else sessions[0].load(leased, chunks)
                 load.jobs.append((at, job))
         except KvhostError as e:
             load.cause = str(e)
         return load
+
+    def _load_layers(self, session: Session, leased: Lookup, chunks: Sequence[LoadChunk], load: _Load) -> LoadJob:
+        assert self._layers is not None
+        gate = self._layers.gate()
+        if gate is None:
+            raise KvhostError("too many loads inside steps have not been answered")
+        job = session.load(leased, chunks, on_layer=gate.landed, timeline=gate.timeline)
+        job.when_over(gate.over)
+        load.gates.append((gate, job))
+        self._layers.add(gate)
+        return job
+
+    def _settle_step(self) -> None:
+        """The step was queued, or has run: waits for its loads, so that their blocks are known to be good or bad with the
+        step's output."""
+        loads, self._in_step = self._in_step, []
+        if not loads or self._layers is None:
+            return
+        waited = self._layers.end()
+        for load in loads:
+            if not waited:
+                load.cause = "the model did not wait for its layers"
+            if not self._over_in_step(load):
+                log.error("kvhost: the host did not end the load of request %s inside a step within %.1f s; its blocks stay "
+                          "unused until it does or ends", load.order.request_id, time.monotonic() - load.began)
+                load.abandoned, load.cause = True, "the host hangs"
+                self._report.abandoned[load.order.id] = load.order.request_id
+                self._loads[load.order.id] = load
+                for gate, _ in load.gates:
+                    gate.give_up()
+            else:
+                self._report.free[load.order.id] += 1
+                load.close()
+            before, self._bad_blocks = self._bad_blocks, set()
+            if self._settle_load(load.order.request_id, load, waited):
+                self._report.loads.append((load.order.tokens, time.monotonic() - load.began))
+            self._report.broken |= self._bad_blocks
+            self._bad_blocks |= before
+
+    def _over_in_step(self, load: _Load) -> bool:
+        if not _over_by(load, load.began + self._settings.step_timeout):
+            self._cancel(load)
+            return _over_by(load, time.monotonic() + _CANCEL_SECONDS_IN_STEP)
+        return True
 
     def _outdated(self, order: LoadOrder) -> bool:
         """Whether the engine computes with another version of the request's LoRA adapter."""
@@ -277,12 +344,14 @@ class Worker:
             return
 
     def _settle_loads(self) -> Finished:
+        self._settle_step()
         done = Finished(set(), set(), set())
         now = time.monotonic()
         for id, load in list(self._loads.items()):
             if load.over:
                 del self._loads[id]
                 self._report.free[id] += 1
+                load.close()
                 if load.abandoned:
                     continue
             elif not self._gives_up(load, now):
@@ -316,18 +385,22 @@ class Worker:
         self._report.abandoned[load.order.id] = load.order.request_id
         return True
 
-    def _settle_load(self, request: str, load: _Load) -> bool:
-        """Notes which blocks and chunks failed; whether none did."""
+    def _settle_load(self, request: str, load: _Load, waited: bool = True) -> bool:
+        """Notes which blocks and chunks failed; whether none did. Without ``waited`` all have: the model computed before
+        they were there."""
         failed: dict[int, bytes] = {}
         if load.abandoned:
             self._report.failed[request] = {c.index: b"" for g in load.order.groups for c in g.chunks}
+            if load.order.in_step:
+                for g in load.order.groups:
+                    self._fail_group(g.chunks)
             return False
         begun = {at for at, _ in load.jobs}
         outdated = self._outdated(load.order)
         if outdated:
             load.cause = _OTHER_ADAPTER
         for at, g in enumerate(load.order.groups):
-            if at not in begun or outdated:
+            if at not in begun or outdated or not waited:
                 failed = self._fail_group(g.chunks) | failed
         for at, job in load.jobs:
             chunks = load.order.groups[at].chunks
@@ -394,6 +467,17 @@ class Worker:
                 work()
             except Exception:
                 log.exception("kvhost: the sending thread's work failed")
+
+
+def _over_by(load: _Load, due: float) -> bool:
+    for _, job in load.jobs:
+        try:
+            job.wait(max(0.0, due - time.monotonic()))
+        except TimeoutError:
+            return False
+        except KvhostError:
+            pass  # it is over, too
+    return True
 
 
 def _ask_to_cancel(job: StoreJob | LoadJob) -> None:

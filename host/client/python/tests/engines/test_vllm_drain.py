@@ -57,8 +57,10 @@ class Schedule:
             window=rng.choice([0, 0, 0, 40]), policy=rng.choice(["fcfs", "fcfs", "priority"]),
             lookup_timeout=rng.choice([0.05, 1.0]), load_timeout=rng.choice([0.2, 2.0]),
             read_timeout=rng.choice([0.2, 2.0]),
-            unread_blocks=rng.choice([0.1, 0.25, 1.0]),
+            unread_blocks=rng.choice([0.1, 0.25, 1.0]), load_in=rng.choice(["beside", "auto", "step"]), step_timeout=0.001,
         )
+        monkeypatch.setattr(worker, "_CANCEL_SECONDS_IN_STEP", 0.001)
+        self.inside: list[Load] = []  # the loads inside the step that runs
         monkeypatch.setattr(self.core.worker, "_wait_for_a_job", lambda seconds: None)
         self.answers = rng.choice([1.0, 0.5, 0.1])  # how likely a lookup is answered in a step
         self.loads = rng.choice([1.0, 0.3, 0.05, 0.0])  # and a load ends; 0: never
@@ -73,6 +75,7 @@ class Schedule:
 
     def _session(self, session: DoubleSession) -> None:
         session.answers = False
+        session.in_step = self._load_in_step
         session.frozen = lambda: self.frozen
 
     @property
@@ -100,6 +103,7 @@ class Schedule:
     def step(self, aborts: float) -> None:
         if self.rng.random() < aborts:
             self.core.abort(self.rng.choice(self.requests).request_id)
+        self.inside = []
         self.core.step(self.check)
         self.clock.now += STEP
         self.host()
@@ -110,7 +114,7 @@ class Schedule:
             if not job.was_read:
                 self._apart(job, written)
         for load in self.session.loads:
-            if not load.over:
+            if not (load.over or load in self.inside):  # whether a step may use what its load left is known at its end
                 self._apart(load, written)
 
     def _apart(self, job: Store | Load, written: dict[int, str]) -> None:
@@ -169,6 +173,11 @@ class Schedule:
         codes = [Code.DAMAGED, Code.LEASE_OVER, Code.IO]
         bad = [i for i in range(len(load.chunks)) if self.rng.random() < self.fails]
         load.finish([(i, self.rng.choice(codes)) for i in bad])
+
+    def _load_in_step(self, load: Load) -> None:
+        self.inside.append(load)
+        if not self.frozen and self.rng.random() < max(0.5, self.loads):
+            self._load(load)
 
     def end(self) -> None:
         """The host does what it was asked to do; then nothing is left of any request."""

@@ -33,6 +33,7 @@ from kvhost.adopted import separate_allocations  # noqa: E402
 from kvhost.keys import KeyChain  # noqa: E402
 from kvhost.shape import Namespace  # noqa: E402
 from kvhost.vllm import connector  # noqa: E402
+from kvhost.vllm.layers import HostGates, StepLayers  # noqa: E402
 from kvhost.vllm.orders import Registration, WorkerReport  # noqa: E402
 from kvhost.vllm.settings import Settings  # noqa: E402
 from kvhost.vllm.worker import Worker  # noqa: E402
@@ -60,7 +61,9 @@ class Core:
         self.session = self._session()
         self.link = link = Link(self.session)
         monkeypatch.setattr(connector, "Link", lambda *args, **options: link)
-        settings = {"chunk_tokens": CHUNK, "load_when": "always", "lookup_wait": 0.0, **extra}
+        settings: dict[str, Any] = {
+            "chunk_tokens": CHUNK, "load_when": "always", "load_in": "beside", "lookup_wait": 0.0, "step_timeout": 0.05, **extra
+        }
         config = self._config(folder, blocks, step_tokens, policy, settings, on_failure)
         options: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 16, "dtype": torch.float32}
         specs = [KVCacheGroupSpec(["full"], FullAttentionSpec(**options))]
@@ -74,7 +77,10 @@ class Core:
         self.connector = self._ours()
         space = Namespace(model="m", dtype="f", key_bytes=32, tokens_per_block=BLOCK, groups=[])
         self._report(WorkerReport(registered={(0, 0): Registration(space)}, epochs={(0, 0): 0}))
-        self.worker = Worker(Settings(**settings), link, (0, 0), stores=True)  # type: ignore[arg-type]
+        self.worker = Worker(
+            Settings(**settings), link, (0, 0), stores=True,  # type: ignore[arg-type]
+            layers=StepLayers(HostGates(settings["step_timeout"]), {"full": 0}),
+        )
         self._runner = self._make_worker_side(config, cache)
         monkeypatch.setattr(runner, "get_kv_transfer_group", lambda: self._runner)
         monkeypatch.setattr(runner, "get_forward_context", lambda: None)

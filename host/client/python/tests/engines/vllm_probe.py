@@ -79,8 +79,8 @@ def _probe(worker: Worker, groups: list[list[Any]]) -> None:
     def whole(chunk: ChunkOrder) -> bool:
         return NOT_WANTED not in chunk.blocks
 
-    def probed_settle(request: str, load: Any) -> bool:
-        good = settle(request, load)
+    def probed_settle(request: str, load: Any, *waited: bool) -> bool:
+        good = settle(request, load, *waited)
         failed = worker._report.failed.get(request, {})
         for g in load.order.groups:
             for c in g.chunks:
