@@ -79,10 +79,10 @@ def test_the_operator_decides(where: str, want: list[bool]) -> None:
     assert [half.promise(id)[1] for id in "ab"] == want
 
 
-def test_a_whole_prompt_leaves_a_token_to_compute() -> None:
+def test_a_whole_prompt_leaves_two_tokens_to_compute() -> None:
     half = Half()
     n, inside, r = half.promise("a", TOKENS[: 4 * CHUNK])
-    assert (n, inside) == (4 * CHUNK - 1, True)
+    assert (n, inside) == (4 * CHUNK - 2, True)
     (order,) = half.step(r).loads
     assert [c.blocks for c in order.groups[0].chunks] == [[1, 2], [3, 4], [5, 6], [7, 8]]
 

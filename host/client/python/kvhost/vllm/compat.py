@@ -84,8 +84,8 @@ class FailedLoads:
         are bad, or were computed behind bad ones. Call from ``update_connector_output``, in the step with the output of
         which the engine was told of the bad blocks: it has dropped this output of the requests.
 
-        Left to itself the engine computes the blocks anew, but keeps the token that the next step, which asynchronous
-        scheduling has begun by then, takes from the bad blocks (0.26 and 0.32)."""
+        Left to itself the engine computes the blocks anew where they are. A host that hangs may still write them, however,
+        and the cache keeps the bad blocks of a request that was aborted, with those computed behind them (0.26 and 0.32)."""
         if not broken:
             return
         scheduler, now = self._scheduler, time.monotonic()

@@ -29,6 +29,9 @@ log = logging.getLogger("vllm.kvhost")
 _REMEMBERED = 1 << 16  # keys whose bytes were bad
 _ALL = 1 << 62  # more chunks than a request has: nothing more of it is stored
 _READ_SOON = 0.25  # seconds in which the host has usually read a store's blocks
+#: Tokens that a step computes at least behind a load inside it. A step in which each request computes one token may run as
+#: one CUDA graph, which waits for the whole load before its first layer.
+_COMPUTED_BEHIND = 2
 _SAY_AGAIN = 60.0  # seconds between two lines of the log on chunks that were not stored
 
 #: Why a chunk that was computed was not offered to the host.
@@ -181,9 +184,12 @@ class Scheduler:
             t.lookup = None
             return 0
         t.hit = take
-        # A step computes at least one token of each of its requests.
-        end = min(take * self._chunk, request.num_tokens - 1) if t.in_step else take * self._chunk
-        return end - computed
+        return self._end(t, take) - computed
+
+    def _end(self, t: Tracked, chunks: int) -> int:
+        """How many leading tokens so many chunks give the engine."""
+        end = chunks * self._chunk
+        return min(end, t.request.num_tokens - _COMPUTED_BEHIND) if t.in_step else end
 
     def loads_in_step(self, request: Any) -> bool:
         """Whether what :meth:`matched` has promised last is loaded inside the request's next step."""
@@ -321,9 +327,9 @@ class Scheduler:
             return
         assert lookup is not None and t.hit and t.chain is not None
         end = t.local + external  # the engine may want less than it was promised
-        if t.in_step and end == t.request.num_tokens - 1 < t.hit * self._chunk:
-            end += 1  # its last token is computed: the step has to compute one
         if t.in_step:
+            if end == self._end(t, t.hit):
+                end = t.hit * self._chunk  # whole chunks are loaded
             self._step_seconds = (self._step_seconds or 0.0) + lookup.parts(t.local // self._chunk, t.hit)[-1][1]
         groups, written = [], []
         for at, g in enumerate(self._groups):

@@ -65,24 +65,25 @@ def test_hits(setting: InStep) -> None:
 
 
 def test_a_whole_prompt(setting: InStep) -> None:
-    """Its last token is computed, in a block that is loaded."""
+    """Its last two tokens are computed, in a block that is loaded."""
     engine, whole = setting.engine(), prompt(70 + setting.asynchronous, 4 * CHUNK)
     want = engine.generate([whole])[0][0]
     engine.reset()
     before = setting.loads()
-    assert engine.generate([whole]) == [(want, len(whole) - 1)]
+    assert engine.generate([whole]) == [(want, len(whole) - 2)]
     assert setting.loads() - before == 1
     assert engine.generate([whole])[0][0] == want
-    (setting.folder / "loaded").write_text("")  # the last chunk with the token that was computed anew
+    (setting.folder / "loaded").write_text("")  # the last chunk with the tokens that were computed anew
 
 
 def test_several_requests_in_a_step(setting: InStep) -> None:
     engine = setting.engine()
+    chosen = [i for i, p in enumerate(MIXED) if len(p) % CHUNK > 1]  # of others the last tokens are computed in loaded blocks
     for _ in range(2):
-        answers = engine.generate(MIXED, 4)
-        assert tokens(answers) == setting.reference.mixed
+        answers = engine.generate([MIXED[i] for i in chosen], 4)
+        assert tokens(answers) == [setting.reference.mixed[i] for i in chosen]
         engine.reset()
-    assert sum(c for _, c in answers) > 0.5 * sum(len(p) for p in MIXED)
+    assert sum(c for _, c in answers) > 0.5 * sum(len(MIXED[i]) for i in chosen)
     setting.check_bytes(32)
 
 
