@@ -418,9 +418,10 @@ class Scheduler:
         self._largest = None
         if output.num_scheduled_tokens:
             self._ran = set(output.num_scheduled_tokens)
+        computed = output.total_num_scheduled_tokens if self._step_seconds is None else 0  # a load says nothing of its rate
+        self._steps.append((time.monotonic(), computed))
         self._step_seconds = None
         self._last_step += 1
-        self._steps.append((time.monotonic(), output.total_num_scheduled_tokens))
         self._stalled = 0 if output.total_num_scheduled_tokens else self._stalled + 1
         orders, self._orders = self._orders, StepOrders()
         orders.epoch = self._link.wanted
