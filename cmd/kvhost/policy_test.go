@@ -86,7 +86,7 @@ func TestPolicySignAndInspect(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	want(t, dir, exitPolicy, "signed other bytes", "policy", "inspect", "--public-key", key, path)
+	want(t, dir, exitPolicy, "which signed other bytes", "policy", "inspect", "--public-key", key, path)
 }
 
 func TestPolicyCheck(t *testing.T) {
