@@ -3,7 +3,6 @@ package host
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/kvhost/kvhost/host/config"
@@ -14,8 +13,7 @@ import (
 
 // openSpans makes the tracer. It is off until a configuration is put in force.
 func (h *Host) openSpans() *traced.Requests {
-	name, _ := os.Hostname()
-	h.spans = spans.New(h.version, spans.Resource(h.version, name, os.Getenv), h.log)
+	h.spans = spans.New(h.version, h.log)
 	levels := map[string]int{}
 	for _, r := range h.cfg.Roots {
 		levels[r.Path] = r.Level

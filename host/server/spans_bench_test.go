@@ -26,7 +26,7 @@ func BenchmarkLookupSpans(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			var requests *traced.Requests
 			if c.ratio > -2 {
-				tracer := spans.New("test", nil, slog.New(slog.DiscardHandler))
+				tracer := spans.New("test", slog.New(slog.DiscardHandler))
 				defer tracer.Close()
 				if c.ratio >= 0 {
 					tracer.Set(spans.Config{Endpoint: collector.URL, Ratio: c.ratio, Timeout: time.Minute})

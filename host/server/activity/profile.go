@@ -3,6 +3,7 @@ package activity
 import (
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	protobuf "google.golang.org/protobuf/proto"
 
 	"github.com/kvhost/kvhost/host/proto"
@@ -14,7 +15,7 @@ import (
 type Profile struct {
 	status *proto.SessionStatus
 	usage  *Usage
-	spans  []byte
+	spans  []attribute.KeyValue
 }
 
 // NewProfile is of a session whose HELLO was accepted. device is empty for host memory.
@@ -29,8 +30,8 @@ func NewProfile(t *Table, number uint64, digest string, m *proto.Hello, device s
 // Status is a copy without what changes: leases and jobs.
 func (p *Profile) Status() *proto.SessionStatus { return protobuf.CloneOf(p.status) }
 
-// Attributes are those of the session's spans, encoded.
-func (p *Profile) Attributes() []byte {
+// Attributes are those of the session's spans.
+func (p *Profile) Attributes() []attribute.KeyValue {
 	if p == nil {
 		return nil
 	}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/spans"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -18,10 +20,9 @@ type Requests struct {
 
 // Request is a request that may have a span. The zero Request has none. It is not safe for concurrent use.
 type Request struct {
-	of    *Requests
-	span  spans.Span
-	began time.Time
-	link  spans.Span // of the LOOKUP, where the client named another parent
+	of   *Requests
+	span spans.Span
+	link spans.Span // of the LOOKUP, where the client named another parent
 	// Reserved is when a STORE had its places, Read when its blocks could be used again.
 	Reserved, Read time.Time
 	Paths          *transfer.Paths // of its pieces; nil without a span
@@ -33,7 +34,7 @@ func (r *Requests) Begin(m *proto.ClientMessage) (q Request) {
 		return q
 	}
 	if q.span = r.Tracer.Begin(m.GetTraceparent()); q.span.On() {
-		q.of, q.began, q.Paths = r, time.Now(), &transfer.Paths{}
+		q.of, q.Paths = r, &transfer.Paths{}
 	}
 	return q
 }
@@ -49,21 +50,21 @@ func (q *Request) Follow(r *Requests, lookup spans.Span, at time.Time) {
 	case !lookup.On():
 		*q = Request{}
 	default:
-		*q = Request{of: r, span: lookup.Child(), began: at, Paths: &transfer.Paths{}}
+		*q = Request{of: r, span: lookup.Child(at), Paths: &transfer.Paths{}}
 	}
 }
 
 // Session prepares what all spans of a session say.
-func Session(number uint64, digest string, m *proto.Hello) []byte {
-	return spans.Encode(
+func Session(number uint64, digest string, m *proto.Hello) []attribute.KeyValue {
+	return []attribute.KeyValue{
 		spans.Text("kvhost.model", m.GetNamespace().GetModel()), spans.Text("kvhost.namespace", digest),
 		spans.Number("kvhost.tenant", m.GetTenant()), spans.Text("kvhost.engine", m.GetEngine()),
 		spans.Number("kvhost.rank", m.GetRank()), spans.Number("kvhost.session", number),
-	)
+	}
 }
 
 // Lookup ends the span of a LOOKUP of so many keys.
-func (q *Request) Lookup(session []byte, m *proto.Lookup, keys int, r *proto.LookupReply) {
+func (q *Request) Lookup(session []attribute.KeyValue, m *proto.Lookup, keys int, r *proto.LookupReply) {
 	if !q.span.On() {
 		return
 	}
@@ -73,7 +74,7 @@ func (q *Request) Lookup(session []byte, m *proto.Lookup, keys int, r *proto.Loo
 	} else if int(r.GetHits()) < keys {
 		outcome = "partial"
 	}
-	list := []spans.Attribute{
+	list := []attribute.KeyValue{
 		spans.Number("kvhost.request", m.GetRequest()), spans.Number("kvhost.group", m.GetGroup()), spans.Number("kvhost.keys", keys),
 		spans.Number("kvhost.hits", r.GetHits()), spans.Number("kvhost.bytes", r.GetBytes()), spans.Text("kvhost.outcome", outcome),
 	}
@@ -82,17 +83,17 @@ func (q *Request) Lookup(session []byte, m *proto.Lookup, keys int, r *proto.Loo
 		for i, l := range r.GetLevels() {
 			levels[i], hits[i] = int64(l.GetLevel()), int64(l.GetChunks())
 		}
-		list = append(list, spans.Numbers("kvhost.levels", levels), spans.Numbers("kvhost.level_hits", hits))
+		list = append(list, attribute.Int64Slice("kvhost.levels", levels), attribute.Int64Slice("kvhost.level_hits", hits))
 	}
-	q.span.End(&spans.Ended{Name: "kvhost.lookup", Kind: spans.Server, From: q.began, To: time.Now(), Encoded: session, Attributes: list})
+	q.span.End(&spans.Ended{Name: "kvhost.lookup", To: time.Now(), Session: session, Attributes: list})
 }
 
 // Load ends the span of a LOAD.
-func (q *Request) Load(session []byte, m *proto.Load, r *proto.LoadDone) {
+func (q *Request) Load(session []attribute.KeyValue, m *proto.Load, r *proto.LoadDone) {
 	if !q.span.On() {
 		return
 	}
-	e := spans.Ended{Name: "kvhost.load", Encoded: session, Link: &q.link, Attributes: []spans.Attribute{
+	e := spans.Ended{Name: "kvhost.load", Session: session, Link: &q.link, Attributes: []attribute.KeyValue{
 		spans.Number("kvhost.chunks", len(m.GetChunks())), spans.Number("kvhost.bytes", r.GetBytes()),
 		outcome(r.GetFailures(), len(m.GetChunks()), r.GetCancelled()),
 	}}
@@ -101,13 +102,13 @@ func (q *Request) Load(session []byte, m *proto.Load, r *proto.LoadDone) {
 }
 
 // Store ends the span of a STORE.
-func (q *Request) Store(session []byte, m *proto.Store, r *proto.StorePublished) {
+func (q *Request) Store(session []attribute.KeyValue, m *proto.Store, r *proto.StorePublished) {
 	if !q.span.On() {
 		return
 	}
-	e := spans.Ended{Name: "kvhost.store", Encoded: session,
+	e := spans.Ended{Name: "kvhost.store", Session: session,
 		Events: []spans.Event{{Name: "reserved", At: q.Reserved}, {Name: "blocks read", At: q.Read}},
-		Attributes: []spans.Attribute{
+		Attributes: []attribute.KeyValue{
 			spans.Number("kvhost.request", m.GetRequest()), spans.Number("kvhost.group", m.GetGroup()),
 			spans.Number("kvhost.chunks", len(m.GetChunks())), spans.Number("kvhost.bytes", r.GetBytes()),
 			outcome(r.GetFailures(), len(m.GetChunks()), r.GetCancelled()),
@@ -135,7 +136,7 @@ var results = [...]string{
 }
 
 // Discard ends the span of a DISCARD.
-func (q *Request) Discard(session []byte, m *proto.Discard, r *proto.DiscardReply) {
+func (q *Request) Discard(session []attribute.KeyValue, m *proto.Discard, r *proto.DiscardReply) {
 	if !q.span.On() {
 		return
 	}
@@ -145,14 +146,14 @@ func (q *Request) Discard(session []byte, m *proto.Discard, r *proto.DiscardRepl
 			removed++
 		}
 	}
-	q.end(&spans.Ended{Name: "kvhost.discard", Encoded: session, Attributes: []spans.Attribute{
+	q.end(&spans.Ended{Name: "kvhost.discard", Session: session, Attributes: []attribute.KeyValue{
 		spans.Number("kvhost.group", m.GetGroup()), spans.Number("kvhost.keys", len(r.GetResults())),
 		spans.Number("kvhost.removed", removed),
 	}}, "")
 }
 
 // Refused makes the span of a message that was answered with an error.
-func (r *Requests) Refused(session []byte, m *proto.ClientMessage, err *proto.Error) {
+func (r *Requests) Refused(session []attribute.KeyValue, m *proto.ClientMessage, err *proto.Error) {
 	if r == nil {
 		return
 	}
@@ -174,15 +175,15 @@ func (r *Requests) Refused(session []byte, m *proto.ClientMessage, err *proto.Er
 		if err.GetField() != "" {
 			text = err.GetField() + ": " + text
 		}
-		q.end(&spans.Ended{Name: name, Encoded: session, Failure: text, Code: code(err.GetCode()),
-			Attributes: []spans.Attribute{spans.Text("kvhost.outcome", "refused")}}, "")
+		q.end(&spans.Ended{Name: name, Session: session, Failure: text, Code: code(err.GetCode()),
+			Attributes: []attribute.KeyValue{spans.Text("kvhost.outcome", "refused")}}, "")
 	}
 }
 
 // end ends a request's span, and those of the paths that its pieces took.
 func (q *Request) end(e *spans.Ended, part string) {
 	for _, use := range q.Paths.List() {
-		piece := spans.Ended{Name: part, Kind: spans.Internal, From: use.Began, To: use.Ended, Attributes: []spans.Attribute{
+		piece := spans.Ended{Name: part, To: use.Ended, Attributes: []attribute.KeyValue{
 			spans.Text("kvhost.root", use.Root), spans.Number("kvhost.level", q.of.Levels[use.Root]),
 			spans.Text("kvhost.route", use.Route), spans.Number("kvhost.pieces", use.Pieces),
 			spans.Number("kvhost.failed", use.Failed), spans.Number("kvhost.bytes", use.Bytes),
@@ -190,14 +191,14 @@ func (q *Request) end(e *spans.Ended, part string) {
 		if use.Failed > 0 && e.Failure != "" {
 			piece.Failure, piece.Code = e.Failure, e.Code
 		}
-		child := q.span.Child()
+		child := q.span.Part(use.Began)
 		child.End(&piece)
 	}
-	e.Kind, e.From, e.To = spans.Server, q.began, time.Now()
+	e.To = time.Now()
 	q.span.End(e)
 }
 
-func outcome(failures []*proto.ChunkFailure, chunks int, cancelled bool) spans.Attribute {
+func outcome(failures []*proto.ChunkFailure, chunks int, cancelled bool) attribute.KeyValue {
 	word := "ok"
 	switch {
 	case cancelled:
