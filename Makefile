@@ -41,9 +41,10 @@ all: build ## the first-party policies, then bin/kvhost with them embedded
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-plugins: ## build every first-party policy to plugins/dist, compressed
+plugins: ## build the first-party policies: those that are embedded to plugins/dist, all of them to bin/policies
 	@echo 'Policies: go fetches and compiles what their builder needs, then compiles each to WebAssembly.'
 	$(GO) run ./plugins/dist/build
+	$(GO) run ./plugins/dist/build -o bin/policies
 
 build: plugins
 	@echo 'Host: go compiles bin/kvhost and all that it needs, which takes minutes the first time.'
@@ -135,6 +136,7 @@ bench: ## benchmarks, each beside its baseline in the same run
 
 curves: build ## redraw the README's miss-ratio curves from the generated trace
 	bin/kvhost sim --quiet --trace examples/traces/mixed.jsonl.zst --capacity 1%,2%,5%,10%,20%,30%,50% --plot examples/curves.svg \
+	  --policy-dir bin/policies \
 	  --policy fifo.wasm --policy lru.wasm --policy arc.wasm --policy prefix.wasm --policy belady
 
 check: generate ## format, vet, staticcheck, vulnerabilities, import direction, tidy and generated files leave a clean tree
