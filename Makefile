@@ -182,8 +182,7 @@ manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernete
 dist: plugins .build/bin/nfpm ## tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
 	$(GO) run ./examples/deploy/dist -version '$(VERSION)' 
 
-kits: ## install what tests need and root is not needed for: npm packages, Rust's wasm target, Python packages
-	@if $(HAS) npm && ! $(HAS) asc; then npm ci --silent --no-audit --no-fund --prefix abi/as || true; fi
+kits: ## install what tests need and root is not needed for: Rust's wasm target, Python packages
 	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi
 	@if $(HAS) python; then $(MAKE) --no-print-directory .venv/installed || true; fi
 	@$(MAKE) --no-print-directory .build/bin/nfpm .build/bin/check-kubernetes || true
@@ -194,4 +193,4 @@ tools: ## install the tools that check and generate need; names what it cannot i
 	@command -v protoc >/dev/null || echo 'missing: protoc (apt-get install protobuf-compiler)'
 
 clean: ## remove what make built
-	rm -rf bin .build .venv abi/as/node_modules plugins/dist/*.wasm plugins/dist/*.wasm.zst
+	rm -rf bin .build .venv plugins/dist/*.wasm plugins/dist/*.wasm.zst
