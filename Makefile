@@ -11,7 +11,7 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 # Packages of host/ whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the
 # race detector, which needs a C compiler.
 SINGLE := chunk config doctor policy/artifact policy/compiler policy/footprint policy/meter policy/plugintest \
-  policy/plugintest/hostile policy/residents proto regular server/access sim store/index store/pieceformat trace
+  policy/plugintest/hostile policy/residents proto regular sim store/index store/pieceformat trace
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/store/metamorphic ./host/store ./host/policy ./host/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.

@@ -19,7 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/server"
-	"github.com/kvhost/kvhost/host/server/traced"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/spans"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -47,7 +47,7 @@ type Host struct {
 	server   *server.Server
 	http     *web.Server // nil when off
 	spans    *spans.Tracer
-	traced   *traced.Requests
+	traced   *activity.Requests
 	version  string
 	speeds   func() choice.Speeds
 

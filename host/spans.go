@@ -7,18 +7,18 @@ import (
 
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/regular"
-	"github.com/kvhost/kvhost/host/server/traced"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/spans"
 )
 
 // openSpans makes the tracer. It is off until a configuration is put in force.
-func (h *Host) openSpans() *traced.Requests {
+func (h *Host) openSpans() *activity.Requests {
 	h.spans = spans.New(h.version, h.log)
 	levels := map[string]int{}
 	for _, r := range h.cfg.Roots {
 		levels[r.Path] = r.Level
 	}
-	return &traced.Requests{Tracer: h.spans, Levels: levels}
+	return &activity.Requests{Tracer: h.spans, Levels: levels}
 }
 
 // spansConfig is a configuration in the form of the tracer.

@@ -3,8 +3,6 @@ package server
 import (
 	"fmt"
 
-	"github.com/kvhost/kvhost/host/server/access"
-	"github.com/kvhost/kvhost/host/server/arriving"
 	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/server/socket"
 )
@@ -21,7 +19,7 @@ func (c *Config) budgets() share.Budgets {
 // still arrive.
 func (s *Server) Reloadable(next Config) error {
 	next = next.orDefaults()
-	if most := arriving.Largest(next.Arriving.Alone()); most < s.cfg.Limits.MessageBytes {
+	if most := socket.LargestMessage(next.Arriving.Alone()); most < s.cfg.Limits.MessageBytes {
 		return fmt.Errorf("%w: messages of %d bytes, which clients were told they may send, would not fit: at most %d",
 			ErrTooSmall, s.cfg.Limits.MessageBytes, most)
 	}
@@ -51,7 +49,7 @@ func (s *Server) Reload(next Config) error {
 // Current is the configuration that new sessions get.
 func (s *Server) Current() Config { return *s.current.Load() }
 
-func (s *Server) rules() access.Rules { return s.current.Load().Rules }
+func (s *Server) rules() socket.Rules { return s.current.Load().Rules }
 
 // listen makes the sockets, and lets Reload change who may connect.
 func (s *Server) listen(path string) (*socket.Pair, error) {

@@ -7,7 +7,6 @@ import (
 	protobuf "google.golang.org/protobuf/proto"
 
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/traced"
 )
 
 // Profile is what HELLO says of a session, and the counters of its model and tenant. A nil Profile, of a session before
@@ -21,7 +20,7 @@ type Profile struct {
 // NewProfile is of a session whose HELLO was accepted. device is empty for host memory.
 func NewProfile(t *Table, number uint64, digest string, m *proto.Hello, device string) *Profile {
 	model := m.GetNamespace().GetModel()
-	return &Profile{usage: t.Of(model, m.GetTenant()), spans: traced.Session(number, digest, m), status: &proto.SessionStatus{
+	return &Profile{usage: t.Of(model, m.GetTenant()), spans: sessionAttributes(number, digest, m), status: &proto.SessionStatus{
 		Number: number, Engine: m.GetEngine(), Role: m.GetRole(), Rank: m.GetRank(), Tenant: m.GetTenant(), Model: model,
 		Device: device, Since: float64(time.Now().UnixMilli()) / 1e3,
 	}}

@@ -1,8 +1,4 @@
-// Package arriving bounds what a gRPC connection makes the host hold before a handler has read it: messages of which a part has
-// come, and whole ones that wait. Handlers see whole messages only, so this follows the frames of the connection. Bytes and
-// frames are charged to the connection's share of a budget, and a connection that exceeds it is closed, with the reason in
-// its last frame.
-package arriving
+package socket
 
 import (
 	"encoding/binary"
@@ -23,13 +19,16 @@ const (
 // whole is what a message takes once all of it is there: at least as much as it took while it came.
 func whole(size int64) int64 { return size + size*frameBytes/perFrame + (fewFrames+1)*frameBytes }
 
-// Largest is the size of the largest message that takes no more than a share.
-func Largest(share int64) int {
+// LargestMessage is the size of the largest message that takes no more than a share.
+func LargestMessage(share int64) int {
 	return int(max(0, share-(fewFrames+1)*frameBytes) * perFrame / (perFrame + frameBytes))
 }
 
-// Conn is the server's end of a connection. It is safe for one reader and one writer.
-type Conn struct {
+// arrivals is the server's end of a connection. It bounds what the connection makes the host hold before a handler has read it:
+// messages of which a part has come, and whole ones that wait. Handlers see whole messages only, so this follows the frames.
+// Bytes and frames are charged to the connection's share of a budget, and a connection that exceeds it is closed, with the
+// reason in its last frame. It is safe for one reader and one writer.
+type arrivals struct {
 	net.Conn
 	holder  *budget.Holder
 	refused func(error)
@@ -59,13 +58,13 @@ type message struct {
 	charged int64
 }
 
-// New charges a connection to a share, and tells of a refusal before it closes the connection.
-func New(c net.Conn, holder *budget.Holder, refused func(error)) *Conn {
-	return &Conn{Conn: c, holder: holder, refused: refused, in: frames{skip: preface}, partial: map[uint32]*message{}}
+// newArrivals charges a connection to a share, and tells of a refusal before it closes the connection.
+func newArrivals(c net.Conn, holder *budget.Holder, refused func(error)) *arrivals {
+	return &arrivals{Conn: c, holder: holder, refused: refused, in: frames{skip: preface}, partial: map[uint32]*message{}}
 }
 
 // Read reads, and charges what has come.
-func (c *Conn) Read(p []byte) (int, error) {
+func (c *arrivals) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n == 0 {
 		return n, err
@@ -83,7 +82,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 }
 
 // arrival is what a connection makes of the frames that come. The connection's mutex is held.
-type arrival Conn
+type arrival arrivals
 
 func (c *arrival) begin() error {
 	c.current, c.data, c.padded = nil, 0, false
@@ -132,7 +131,7 @@ func (c *arrival) payload(p []byte) error {
 			return err
 		}
 		if m.frames > fewFrames+m.have/perFrame {
-			return fmt.Errorf("%w: %d brought %d bytes of a message", ErrFrames, m.frames, m.have)
+			return fmt.Errorf("%w: %d brought %d bytes of a message", errFrames, m.frames, m.have)
 		}
 		if m.got == len(m.head) && m.have == m.size {
 			if err := c.arrived(m); err != nil {
@@ -184,14 +183,14 @@ func (c *arrival) arrived(m *message) error {
 }
 
 // Called notes that a call begins.
-func (c *Conn) Called() {
+func (c *arrivals) Called() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls++
 }
 
 // Received notes that a handler has got a message of so many bytes.
-func (c *Conn) Received(size int) {
+func (c *arrivals) Received(size int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := min(c.unread, whole(int64(size)))
@@ -200,7 +199,7 @@ func (c *Conn) Received(size int) {
 }
 
 // Over notes that a call has ended. After the last one nothing waits that a handler will read.
-func (c *Conn) Over() {
+func (c *arrivals) Over() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.calls--; c.calls == 0 {
@@ -210,7 +209,7 @@ func (c *Conn) Over() {
 }
 
 // Write writes, and notes where a frame ends.
-func (c *Conn) Write(p []byte) (int, error) {
+func (c *arrivals) Write(p []byte) (int, error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	n, err := c.Conn.Write(p)
@@ -225,7 +224,7 @@ func (nothing) payload([]byte) error { return nil }
 func (nothing) end()                 {}
 
 // explain tells the client why the connection is closed, unless a frame is half written.
-func (c *Conn) explain(reason error) {
+func (c *arrivals) explain(reason error) {
 	if !c.writing.TryLock() { // the client reads nothing
 		return
 	}
@@ -237,7 +236,7 @@ func (c *Conn) explain(reason error) {
 }
 
 // Close closes the connection and gives up its share.
-func (c *Conn) Close() error {
+func (c *arrivals) Close() error {
 	c.mu.Lock()
 	if !c.closed {
 		(*arrival)(c).give(c.unread)

@@ -1,4 +1,4 @@
-package access
+package socket
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/socket"
 )
 
 func TestRules(t *testing.T) {
@@ -40,7 +39,7 @@ func TestRules(t *testing.T) {
 // What changes the host is for the operator. So is what tells of all tenants, once they are kept apart.
 func TestOperatorsCalls(t *testing.T) {
 	as := func(uid uint32) context.Context {
-		return peer.NewContext(t.Context(), &peer.Peer{AuthInfo: socket.Peer{UID: uid}})
+		return peer.NewContext(t.Context(), &peer.Peer{AuthInfo: Peer{UID: uid}})
 	}
 	other := uint32(os.Geteuid()) + 1000
 	apart := Rules{{First: 1, Last: 1, Private: true}}

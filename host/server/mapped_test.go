@@ -1,4 +1,4 @@
-package mapped
+package server
 
 import (
 	"os"
@@ -26,7 +26,7 @@ var sink byte
 
 // An access to a missing page of a protected mapping fails and allocates nothing. Other pages are as in any mapping, also those
 // that come and go.
-func TestProtect(t *testing.T) {
+func TestProtectedMapping(t *testing.T) {
 	testenv.Need(t, testenv.UserFaults)
 	page := os.Getpagesize()
 	size := int64(4 * page)
@@ -42,12 +42,12 @@ func TestProtect(t *testing.T) {
 	if err := unix.Fallocate(fd, 0, 0, size/2); err != nil {
 		t.Fatal(err)
 	}
-	data, err := File(f, size)
+	data, err := mapFile(f, size)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(data)
-	if err := Protect(data); err != nil {
+	if err := protect(data); err != nil {
 		t.Fatal(err)
 	}
 	allocated := func() int64 {

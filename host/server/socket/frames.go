@@ -1,4 +1,4 @@
-package arriving
+package socket
 
 import "encoding/binary"
 

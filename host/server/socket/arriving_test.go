@@ -1,4 +1,4 @@
-package arriving
+package socket
 
 import (
 	"bytes"
@@ -48,7 +48,7 @@ func room(t testing.TB, limit int64) *budget.Budget {
 }
 
 // read takes all of a connection's bytes, and returns it with what refused them.
-func read(t testing.TB, b *budget.Budget, part int, data ...[]byte) (*Conn, *input, error) {
+func read(t testing.TB, b *budget.Budget, part int, data ...[]byte) (*arrivals, *input, error) {
 	t.Helper()
 	h, err := b.Join("connection", 0)
 	if err != nil {
@@ -56,7 +56,7 @@ func read(t testing.TB, b *budget.Budget, part int, data ...[]byte) (*Conn, *inp
 	}
 	in := &input{data: append(make([]byte, preface), bytes.Join(data, nil)...), part: part}
 	var refusal error
-	c := New(in, h, func(err error) { refusal = err })
+	c := newArrivals(in, h, func(err error) { refusal = err })
 	if _, err := io.Copy(io.Discard, struct{ io.Reader }{c}); err != nil && !errors.Is(err, refusal) {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestRefusals(t *testing.T) {
 	for range fewFrames + 1 {
 		small = append(small, frame(kindData, 0, 1, 0))
 	}
-	if _, _, err := read(t, room(t, 40<<10), 1000, small...); !errors.Is(err, ErrFrames) {
+	if _, _, err := read(t, room(t, 40<<10), 1000, small...); !errors.Is(err, errFrames) {
 		t.Error(err)
 	}
 	b := room(t, 40<<10)
@@ -136,7 +136,7 @@ func TestRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	in = &input{part: 100}
-	c := New(in, h, func(error) {})
+	c := newArrivals(in, h, func(error) {})
 	for _, p := range [][]byte{frame(4, 0, 0), {0, 0, 5, 0}} {
 		if _, err := c.Write(p); err != nil {
 			t.Fatal(err)
@@ -146,7 +146,7 @@ func TestRefusals(t *testing.T) {
 	if in.sent.Len() != headBytes+4 {
 		t.Errorf("a text within a frame: %q", in.sent.Bytes())
 	}
-	if n := Largest(1 << 20); whole(int64(n)) > 1<<20 || whole(int64(n)+8) <= 1<<20 {
+	if n := LargestMessage(1 << 20); whole(int64(n)) > 1<<20 || whole(int64(n)+8) <= 1<<20 {
 		t.Errorf("%d is not the largest message", n)
 	}
 }

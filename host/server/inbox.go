@@ -1,9 +1,7 @@
-// Package inbox orders the messages of a session.
-package inbox
+package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -15,8 +13,8 @@ import (
 // memory bounds their bytes.
 const backlogSlots = 1 << 12
 
-// Inbox handles a session's ordered messages one at a time: at once while nothing is queued, else on the executor.
-type Inbox struct {
+// inbox handles a session's ordered messages one at a time: at once while nothing is queued, else on the executor.
+type inbox struct {
 	handle func(*proto.ClientMessage)
 	drop   func(*proto.ClientMessage) // instead of handle, once the session has ended
 
@@ -28,14 +26,14 @@ type Inbox struct {
 	ended   atomic.Bool
 }
 
-// New makes an inbox. handle and drop are called with the turn held.
-func New(handle, drop func(*proto.ClientMessage)) *Inbox {
-	return &Inbox{handle: handle, drop: drop, backlog: make(chan *proto.ClientMessage, backlogSlots)}
+// newInbox makes an inbox. handle and drop are called with the turn held.
+func newInbox(handle, drop func(*proto.ClientMessage)) *inbox {
+	return &inbox{handle: handle, drop: drop, backlog: make(chan *proto.ClientMessage, backlogSlots)}
 }
 
 // Submit handles a message at once if nothing is queued before it and it does not wait for storage. Otherwise it
 // queues it.
-func (b *Inbox) Submit(m *proto.ClientMessage) error {
+func (b *inbox) Submit(m *proto.ClientMessage) error {
 	if !slow(m) && b.waiting.Load() == 0 {
 		b.inTurn(m)
 		return nil
@@ -49,12 +47,9 @@ func (b *Inbox) Submit(m *proto.ClientMessage) error {
 		return nil
 	default: // refuse instead of waiting: CANCEL must get through
 		b.waiting.Add(-1)
-		return fmt.Errorf("%w: %d", ErrFull, cap(b.backlog))
+		return fmt.Errorf("%w: %d", errInboxFull, cap(b.backlog))
 	}
 }
-
-// ErrFull means that too many messages wait.
-var ErrFull = errors.New("too many messages of this session are queued already")
 
 // slow says whether a message may wait for storage.
 func slow(m *proto.ClientMessage) bool {
@@ -66,7 +61,7 @@ func slow(m *proto.ClientMessage) bool {
 }
 
 // inTurn handles one message while no other is being handled.
-func (b *Inbox) inTurn(m *proto.ClientMessage) {
+func (b *inbox) inTurn(m *proto.ClientMessage) {
 	b.Turn.Lock()
 	defer b.Turn.Unlock()
 	if b.closed {
@@ -77,7 +72,7 @@ func (b *Inbox) inTurn(m *proto.ClientMessage) {
 }
 
 // Execute handles the queued messages until the context is done.
-func (b *Inbox) Execute(ctx context.Context) {
+func (b *inbox) Execute(ctx context.Context) {
 	for {
 		select {
 		case m := <-b.backlog:
@@ -90,7 +85,7 @@ func (b *Inbox) Execute(ctx context.Context) {
 }
 
 // Close waits for the message being handled. No other will be.
-func (b *Inbox) Close() {
+func (b *inbox) Close() {
 	b.Turn.Lock()
 	defer b.Turn.Unlock()
 	b.closed = true
@@ -98,7 +93,7 @@ func (b *Inbox) Close() {
 	b.dropAll()
 }
 
-func (b *Inbox) dropAll() {
+func (b *inbox) dropAll() {
 	for {
 		select {
 		case m := <-b.backlog:
@@ -110,10 +105,10 @@ func (b *Inbox) dropAll() {
 }
 
 // Waiting says how many messages wait for their turn.
-func (b *Inbox) Waiting() int { return int(b.waiting.Load()) }
+func (b *inbox) Waiting() int { return int(b.waiting.Load()) }
 
 // Drain handles what waits. It is for tests without an executor.
-func (b *Inbox) Drain() {
+func (b *inbox) Drain() {
 	for len(b.backlog) > 0 {
 		b.inTurn(<-b.backlog)
 		b.waiting.Add(-1)

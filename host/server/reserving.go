@@ -1,37 +1,36 @@
-// Package reserving runs a session's reservations one at a time, in the order in which they came.
-package reserving
+package server
 
 import (
 	"container/list"
 	"sync"
 )
 
-// Queue is what is to run. It has a goroutine only while there is something.
-type Queue struct {
+// reserveQueue is what is to run. It has a goroutine only while there is something.
+type reserveQueue struct {
 	start func(func()) // starts the goroutine
 
 	mu      sync.Mutex
-	list    list.List // of item
+	list    list.List // of reservation
 	byID    map[uint64]*list.Element
 	running bool
 	idle    []chan struct{}
 }
 
-type item struct {
+type reservation struct {
 	id  uint64
 	run func()
 }
 
-// New makes a queue whose goroutine is started by start.
-func New(start func(func())) *Queue {
-	return &Queue{start: start, byID: map[uint64]*list.Element{}}
+// newReserveQueue makes a queue whose goroutine is started by start.
+func newReserveQueue(start func(func())) *reserveQueue {
+	return &reserveQueue{start: start, byID: map[uint64]*list.Element{}}
 }
 
 // Add queues a function under the id of its message.
-func (q *Queue) Add(id uint64, run func()) {
+func (q *reserveQueue) Add(id uint64, run func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.byID[id] = q.list.PushBack(item{id, run})
+	q.byID[id] = q.list.PushBack(reservation{id, run})
 	if !q.running {
 		q.running = true
 		q.start(q.execute)
@@ -39,7 +38,7 @@ func (q *Queue) Add(id uint64, run func()) {
 }
 
 // Remove takes a function out of the queue, unless it runs already.
-func (q *Queue) Remove(id uint64) {
+func (q *reserveQueue) Remove(id uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if e := q.byID[id]; e != nil {
@@ -49,7 +48,7 @@ func (q *Queue) Remove(id uint64) {
 }
 
 // Len is how many functions run or are to run.
-func (q *Queue) Len() int {
+func (q *reserveQueue) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n := q.list.Len()
@@ -60,7 +59,7 @@ func (q *Queue) Len() int {
 }
 
 // Idle is closed when nothing runs nor is to run.
-func (q *Queue) Idle() <-chan struct{} {
+func (q *reserveQueue) Idle() <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	c := make(chan struct{})
@@ -72,7 +71,7 @@ func (q *Queue) Idle() <-chan struct{} {
 	return c
 }
 
-func (q *Queue) execute() {
+func (q *reserveQueue) execute() {
 	for {
 		q.mu.Lock()
 		e := q.list.Front()
@@ -85,7 +84,7 @@ func (q *Queue) execute() {
 			q.mu.Unlock()
 			return
 		}
-		next := q.list.Remove(e).(item)
+		next := q.list.Remove(e).(reservation)
 		delete(q.byID, next.id)
 		q.mu.Unlock()
 		next.run()

@@ -1,5 +1,4 @@
-// Package codes says what clients are told of errors.
-package codes
+package server
 
 import (
 	"context"
@@ -10,18 +9,21 @@ import (
 	"github.com/kvhost/kvhost/host/budget"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/inbox"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Of returns the code of an error of what the server is made of.
-func Of(err error) proto.Code {
+// codeOf returns the code of an error that is not the client's fault.
+func codeOf(err error) proto.Code {
 	for _, c := range []struct {
 		is   error
 		code proto.Code
 	}{
+		{errWaited, proto.Code_CODE_LIMIT},
+		{errLeaseOver, proto.Code_CODE_LEASE_OVER},
+		{errLeaseUnknown, proto.Code_CODE_UNKNOWN},
+		{ErrClosing, proto.Code_CODE_CLOSING},
 		{transfer.ErrCancelled, proto.Code_CODE_CANCELLED},
 		{context.Canceled, proto.Code_CODE_CANCELLED},
 		{budget.ErrShare, proto.Code_CODE_LIMIT},
@@ -38,7 +40,7 @@ func Of(err error) proto.Code {
 		{gds.ErrHung, proto.Code_CODE_IO},
 		{store.ErrRootOut, proto.Code_CODE_IO},
 		{transfer.ErrClosed, proto.Code_CODE_CLOSING},
-		{inbox.ErrFull, proto.Code_CODE_LIMIT},
+		{errInboxFull, proto.Code_CODE_LIMIT},
 	} {
 		if errors.Is(err, c.is) {
 			return c.code
@@ -52,8 +54,8 @@ func Of(err error) proto.Code {
 	return proto.Code_CODE_INTERNAL
 }
 
-// Result returns the result of a chunk whose reservation or job ended with err.
-func Result(err error) proto.ChunkResult {
+// resultOf returns the result of a chunk whose reservation or job ended with err.
+func resultOf(err error) proto.ChunkResult {
 	switch {
 	case err == nil:
 		return proto.ChunkResult_CHUNK_RESULT_STORED
@@ -75,8 +77,8 @@ var discardResults = [...]proto.DiscardResult{
 	store.DiscardUnavailable: proto.DiscardResult_DISCARD_RESULT_UNAVAILABLE,
 }
 
-// Discarded is the answer to a DISCARD.
-func Discarded(results []store.DiscardResult) *proto.DiscardReply {
+// discardReply is the answer to a DISCARD.
+func discardReply(results []store.DiscardResult) *proto.DiscardReply {
 	r := &proto.DiscardReply{Results: make([]proto.DiscardResult, len(results))}
 	for i, result := range results {
 		r.Results[i] = discardResults[result]

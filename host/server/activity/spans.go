@@ -1,5 +1,4 @@
-// Package traced says in spans what became of a session's requests: LOOKUP, LOAD, STORE and DISCARD.
-package traced
+package activity
 
 import (
 	"strings"
@@ -54,8 +53,8 @@ func (q *Request) Follow(r *Requests, lookup spans.Span, at time.Time) {
 	}
 }
 
-// Session prepares what all spans of a session say.
-func Session(number uint64, digest string, m *proto.Hello) []attribute.KeyValue {
+// sessionAttributes are what all spans of a session say.
+func sessionAttributes(number uint64, digest string, m *proto.Hello) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		spans.Text("kvhost.model", m.GetNamespace().GetModel()), spans.Text("kvhost.namespace", digest),
 		spans.Number("kvhost.tenant", m.GetTenant()), spans.Text("kvhost.engine", m.GetEngine()),

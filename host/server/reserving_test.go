@@ -1,4 +1,4 @@
-package reserving
+package server
 
 import (
 	"slices"
@@ -7,10 +7,10 @@ import (
 )
 
 // What is queued runs in order, one at a time, unless it is removed; the queue is idle after the last.
-func TestQueue(t *testing.T) {
+func TestReserveQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		goroutines := 0
-		q := New(func(run func()) {
+		q := newReserveQueue(func(run func()) {
 			goroutines++
 			go run()
 		})

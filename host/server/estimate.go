@@ -1,5 +1,4 @@
-// Package estimate says in the answer of a LOOKUP where the hits are, and how long loads of them take.
-package estimate
+package server
 
 import (
 	"sync"
@@ -11,21 +10,21 @@ import (
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
-// Queues are where the ranks of an engine load to. It is safe for concurrent use.
-type Queues struct {
+// rankQueues are where the ranks of an engine load to. It is safe for concurrent use.
+type rankQueues struct {
 	mu   sync.Mutex
 	list [chunk.MaxRanks]*transfer.Queue // by local rank: where its registered memory is
 }
 
 // Set records the queue of a local rank's memory, so that a lookup by another rank can tell how long its load takes.
-func (q *Queues) Set(rank uint32, of *transfer.Queue) {
+func (q *rankQueues) Set(rank uint32, of *transfer.Queue) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.list[rank] = of
 }
 
-// Hits are what a LOOKUP has found.
-type Hits struct {
+// lookupHits are what a LOOKUP has found.
+type lookupHits struct {
 	Lease   *store.Lease
 	Keys    int             // of the lease
 	Readers uint64          // local ranks that will load
@@ -33,8 +32,8 @@ type Hits struct {
 	Own     *transfer.Queue // of the session that asks, for ranks that have registered no memory
 }
 
-// Answer is the answer to a LOOKUP, in one piece.
-type Answer struct {
+// lookupAnswer is the answer to a LOOKUP, in one piece.
+type lookupAnswer struct {
 	Message proto.HostMessage
 	Reply   proto.LookupReply
 	body    proto.HostMessage_Lookup
@@ -42,9 +41,9 @@ type Answer struct {
 	levels  [1]*proto.LevelHits
 }
 
-// New makes an answer to a message.
-func New(id uint64) *Answer {
-	a := &Answer{}
+// newLookupAnswer makes an answer to a message.
+func newLookupAnswer(id uint64) *lookupAnswer {
+	a := &lookupAnswer{}
 	a.body.Lookup = &a.Reply
 	a.Message.Id, a.Message.Body = id, &a.body
 	a.levels[0] = &a.level[0]
@@ -53,7 +52,7 @@ func New(id uint64) *Answer {
 }
 
 // Fill fills in where the hits are, and how long loads of them take: 0 where that was not measured yet.
-func (a *Answer) Fill(h Hits, q *Queues) {
+func (a *lookupAnswer) Fill(h lookupHits, q *rankQueues) {
 	q.mu.Lock()
 	queues := q.list
 	q.mu.Unlock()
@@ -88,7 +87,7 @@ func (a *Answer) Fill(h Hits, q *Queues) {
 }
 
 // longest is the longest time among the readers' queues, 0 where one of them is not known.
-func (h *Hits) longest(
+func (h *lookupHits) longest(
 	queues *[chunk.MaxRanks]*transfer.Queue, of func(q *transfer.Queue, longest time.Duration) time.Duration,
 ) (longest time.Duration) {
 	for rank, q := range queues {
@@ -108,7 +107,7 @@ func (h *Hits) longest(
 }
 
 // grow makes room for the hits of so many levels.
-func (a *Answer) grow(n int) []*proto.LevelHits {
+func (a *lookupAnswer) grow(n int) []*proto.LevelHits {
 	if n <= len(a.levels) {
 		a.Reply.Levels = a.levels[:n]
 		return a.Reply.Levels

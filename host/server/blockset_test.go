@@ -1,4 +1,4 @@
-package blockset
+package server
 
 import (
 	"math/rand/v2"
@@ -6,9 +6,9 @@ import (
 )
 
 // A set finds what a map finds, also when many jobs use it one after the other.
-func TestSet(t *testing.T) {
+func TestBlockSet(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	var set Set
+	var set blockSet
 	for range 200 {
 		n := rng.IntN(3000)
 		set.Begin(n)

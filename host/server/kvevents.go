@@ -1,5 +1,4 @@
-// Package kvevents answers the Events call: it streams what becomes resident in a store and what goes.
-package kvevents
+package server
 
 import (
 	"bytes"
@@ -11,18 +10,18 @@ import (
 	"github.com/kvhost/kvhost/host/store/changelog"
 )
 
-// batch is the most events of one message.
-const batch = 1024
+// eventBatch is the most events of one message.
+const eventBatch = 1024
 
-// Store is what is streamed of [store.Store].
-type Store interface {
+// eventSource is what is streamed of [store.Store].
+type eventSource interface {
 	Changes() *changelog.Log
 	Snapshot(yield func([]changelog.Change) bool)
 }
 
-// Stream is one call of Events.
-type Stream struct {
-	Store Store
+// eventStream is one call of Events.
+type eventStream struct {
+	Store eventSource
 	Epoch uint64 // of this run of the host: positions of another are not resumed
 	Send  func(*proto.EventBatch) error
 
@@ -30,7 +29,7 @@ type Stream struct {
 }
 
 // Run streams until the context ends or sending fails.
-func (s *Stream) Run(ctx context.Context, q *proto.EventsRequest) error {
+func (s *eventStream) Run(ctx context.Context, q *proto.EventsRequest) error {
 	s.namespace = q.GetNamespaceDigest()
 	log, after := s.Store.Changes(), q.GetAfter()
 	start := log.Start()
@@ -40,7 +39,7 @@ func (s *Stream) Run(ctx context.Context, q *proto.EventsRequest) error {
 		}
 		after = start
 	}
-	changes := make([]changelog.Change, 0, batch)
+	changes := make([]changelog.Change, 0, eventBatch)
 	for {
 		got, wake, err := log.Read(after, changes[:0])
 		switch {
@@ -65,7 +64,7 @@ func (s *Stream) Run(ctx context.Context, q *proto.EventsRequest) error {
 }
 
 // snapshot sends what is resident. The changes after seq follow it.
-func (s *Stream) snapshot(seq uint64) (err error) {
+func (s *eventStream) snapshot(seq uint64) (err error) {
 	s.Store.Snapshot(func(list []changelog.Change) bool {
 		err = s.Send(&proto.EventBatch{Snapshot: true, Events: s.events(list)}) // nothing to resume after yet
 		return err == nil
@@ -77,7 +76,7 @@ func (s *Stream) snapshot(seq uint64) (err error) {
 }
 
 // changes sends changes, if any is of the namespace.
-func (s *Stream) changes(seq uint64, list []changelog.Change) error {
+func (s *eventStream) changes(seq uint64, list []changelog.Change) error {
 	events := s.events(list)
 	if len(events) == 0 {
 		return nil
@@ -85,7 +84,7 @@ func (s *Stream) changes(seq uint64, list []changelog.Change) error {
 	return s.Send(&proto.EventBatch{Epoch: s.Epoch, Seq: seq, Events: events})
 }
 
-func (s *Stream) events(list []changelog.Change) (events []*proto.Event) {
+func (s *eventStream) events(list []changelog.Change) (events []*proto.Event) {
 	for i := range list {
 		c := &list[i]
 		if len(s.namespace) > 0 && !bytes.Equal(s.namespace, c.Namespace[:]) {

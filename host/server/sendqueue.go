@@ -1,5 +1,4 @@
-// Package sendqueue queues a session's messages to its client.
-package sendqueue
+package server
 
 import (
 	"context"
@@ -9,16 +8,16 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// Queue holds messages until they are sent. Push never waits. When the queue exceeds its limit, the session's reader
+// sendQueue holds messages until they are sent. Push never waits. When the queue exceeds its limit, the session's reader
 // pauses in WaitRoom, so that only running jobs can add to it. If it stays over the limit for too long, the client is
 // slow.
-type Queue struct {
+type sendQueue struct {
 	limit int
 	slow  *time.Timer
 	gone  func(bytes int64)
 
 	mu     sync.Mutex
-	queue  []Message
+	queue  []outgoing
 	over   bool
 	closed bool
 	wake   chan struct{} // holds a token while the writer has something to do
@@ -26,27 +25,27 @@ type Queue struct {
 	after  time.Duration
 }
 
-// Message is a queued message, and the bytes that are held until it is gone.
-type Message struct {
+// outgoing is a queued message, and the bytes that are held until it is gone.
+type outgoing struct {
 	*proto.HostMessage
 	Bytes int64
 }
 
-// New makes a queue that calls slow when it stays over the limit for after, and gone with the bytes of each message when it
+// newSendQueue makes a queue that calls slow when it stays over the limit for after, and gone with the bytes of each message when it
 // is sent or dropped.
-func New(limit int, after time.Duration, slow func(), gone func(bytes int64)) *Queue {
-	q := &Queue{limit: limit, after: after, gone: gone, wake: make(chan struct{}, 1)}
+func newSendQueue(limit int, after time.Duration, slow func(), gone func(bytes int64)) *sendQueue {
+	q := &sendQueue{limit: limit, after: after, gone: gone, wake: make(chan struct{}, 1)}
 	q.slow = time.AfterFunc(time.Hour, slow)
 	q.slow.Stop()
 	return q
 }
 
 // Push adds a message. After Close it is dropped.
-func (q *Queue) Push(m Message) {
+func (q *sendQueue) Push(m outgoing) {
 	q.mu.Lock()
 	if q.closed {
 		q.mu.Unlock()
-		q.drop([]Message{m})
+		q.drop([]outgoing{m})
 		return
 	}
 	q.queue = append(q.queue, m)
@@ -58,7 +57,7 @@ func (q *Queue) Push(m Message) {
 	q.signal()
 }
 
-func (q *Queue) signal() {
+func (q *sendQueue) signal() {
 	select {
 	case q.wake <- struct{}{}:
 	default:
@@ -66,7 +65,7 @@ func (q *Queue) signal() {
 }
 
 // Close ends the writer after it has sent what is queued.
-func (q *Queue) Close() {
+func (q *sendQueue) Close() {
 	q.mu.Lock()
 	q.closed = true
 	q.slow.Stop()
@@ -75,7 +74,7 @@ func (q *Queue) Close() {
 }
 
 // Take swaps the queue for an empty one. ok is false when the queue is closed and empty.
-func (q *Queue) Take(empty []Message) (batch []Message, ok bool) {
+func (q *sendQueue) Take(empty []outgoing) (batch []outgoing, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	batch, q.queue = q.queue, empty[:0]
@@ -89,7 +88,7 @@ func (q *Queue) Take(empty []Message) (batch []Message, ok bool) {
 }
 
 // WaitRoom returns when the queue is under its limit or the context is done.
-func (q *Queue) WaitRoom(ctx context.Context) {
+func (q *sendQueue) WaitRoom(ctx context.Context) {
 	q.mu.Lock()
 	room := q.room
 	q.mu.Unlock()
@@ -101,7 +100,7 @@ func (q *Queue) WaitRoom(ctx context.Context) {
 	}
 }
 
-func (q *Queue) drop(list []Message) {
+func (q *sendQueue) drop(list []outgoing) {
 	for _, m := range list {
 		if m.Bytes > 0 {
 			q.gone(m.Bytes)
@@ -110,8 +109,8 @@ func (q *Queue) drop(list []Message) {
 }
 
 // Run sends until the queue is closed and empty, or sending fails. Then it drops what was not sent.
-func (q *Queue) Run(send func(*proto.HostMessage) error) error {
-	var batch []Message
+func (q *sendQueue) Run(send func(*proto.HostMessage) error) error {
+	var batch []outgoing
 	for {
 		var ok bool
 		if batch, ok = q.Take(batch); !ok {
@@ -125,7 +124,7 @@ func (q *Queue) Run(send func(*proto.HostMessage) error) error {
 				q.drop(batch)
 				return err
 			}
-			batch[i] = Message{}
+			batch[i] = outgoing{}
 			if m.Bytes > 0 {
 				q.gone(m.Bytes)
 			}

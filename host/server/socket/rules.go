@@ -1,6 +1,4 @@
-// Package access says who may do what on the host's sockets: which users a tenant has, what others see of it, and what is
-// for the operator only.
-package access
+package socket
 
 import (
 	"context"
@@ -14,7 +12,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/socket"
 )
 
 // Tenants is a rule for a range of tenants.
@@ -74,14 +71,14 @@ func (r Rules) isolates() bool {
 	return r.bound() || slices.ContainsFunc(r, func(t Tenants) bool { return t.Private })
 }
 
-// Peer is who makes a call. Without a socket it is the host itself.
-func Peer(ctx context.Context) socket.Peer {
+// Caller is who makes a call. Without a socket it is the host itself.
+func Caller(ctx context.Context) Peer {
 	if p, ok := peer.FromContext(ctx); ok {
-		if u, ok := p.AuthInfo.(socket.Peer); ok {
+		if u, ok := p.AuthInfo.(Peer); ok {
 			return u
 		}
 	}
-	return socket.Peer{UID: uint32(os.Geteuid())}
+	return Peer{UID: uint32(os.Geteuid())}
 }
 
 // check refuses calls that are for the operator: all that changes the host, and, where tenants are isolated, what tells of
@@ -91,15 +88,15 @@ func (r Rules) check(ctx context.Context, method string) error {
 	if all && (method == proto.Host_Session_FullMethodName || !r.isolates()) {
 		return nil
 	}
-	if p := Peer(ctx); !p.Operator() {
+	if p := Caller(ctx); !p.Operator() {
 		return status.Errorf(codes.PermissionDenied, "%s is for root and the host's own user, and this process runs as %d",
 			method, p.UID)
 	}
 	return nil
 }
 
-// Options make a server check every call by the rules of the moment.
-func Options(rules func() Rules) []grpc.ServerOption {
+// Checks make a server check every call by the rules of the moment.
+func Checks(rules func() Rules) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.UnaryInterceptor(func(ctx context.Context, q any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			if err := rules().check(ctx, info.FullMethod); err != nil {

@@ -1,4 +1,4 @@
-package sendqueue
+package server
 
 import (
 	"errors"
@@ -10,14 +10,14 @@ import (
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-func message(id uint64) Message { return Message{&proto.HostMessage{Id: id}, 0} }
+func outgoingOf(id uint64) outgoing { return outgoing{&proto.HostMessage{Id: id}, 0} }
 
 func nothing(int64) {}
 
 // What is queued before Close is sent, in order, and nothing after it.
-func TestRun(t *testing.T) {
+func TestSendQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(100, time.Second, func() { t.Error("the client is slow") }, nothing)
+		q := newSendQueue(100, time.Second, func() { t.Error("the client is slow") }, nothing)
 		var sent []uint64
 		ended := make(chan error, 1)
 		go func() {
@@ -27,36 +27,36 @@ func TestRun(t *testing.T) {
 			})
 		}()
 		for id := range uint64(3) {
-			q.Push(message(id))
+			q.Push(outgoingOf(id))
 		}
 		synctest.Wait()
-		q.Push(message(3))
+		q.Push(outgoingOf(3))
 		q.Close()
-		q.Push(message(4))
+		q.Push(outgoingOf(4))
 		if err := <-ended; err != nil || !slices.Equal(sent, []uint64{0, 1, 2, 3}) {
 			t.Errorf("sent %d, %v", sent, err)
 		}
 	})
 }
 
-func TestRunEndsWhenSendingFails(t *testing.T) {
+func TestSendQueueEndsWhenSendingFails(t *testing.T) {
 	failed := errors.New("broken")
-	q := New(1, time.Hour, func() {}, nothing)
-	q.Push(message(1))
+	q := newSendQueue(1, time.Hour, func() {}, nothing)
+	q.Push(outgoingOf(1))
 	if err := q.Run(func(*proto.HostMessage) error { return failed }); !errors.Is(err, failed) {
 		t.Error(err)
 	}
 }
 
 // Over the limit the reader waits, and a client that reads nothing for too long is slow.
-func TestOverTheLimit(t *testing.T) {
+func TestSendQueueOverTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := 0
-		q := New(2, time.Second, func() { slow++ }, nothing)
+		q := newSendQueue(2, time.Second, func() { slow++ }, nothing)
 		q.WaitRoom(t.Context()) // at once
 		fill := func() {
 			for id := range uint64(3) {
-				q.Push(message(id))
+				q.Push(outgoingOf(id))
 			}
 		}
 		fill()
@@ -89,23 +89,23 @@ func TestOverTheLimit(t *testing.T) {
 }
 
 // What a message holds is given back once: when it is sent, when sending failed before its turn, or when it came too late.
-func TestBytesAreGivenBack(t *testing.T) {
+func TestSendQueueGivesBytesBack(t *testing.T) {
 	var gone []int64
-	q := New(100, time.Hour, func() {}, func(n int64) { gone = append(gone, n) })
+	q := newSendQueue(100, time.Hour, func() {}, func(n int64) { gone = append(gone, n) })
 	for id := range int64(4) {
-		q.Push(Message{&proto.HostMessage{Id: uint64(id)}, id + 1})
+		q.Push(outgoing{&proto.HostMessage{Id: uint64(id)}, id + 1})
 	}
 	failed := errors.New("broken")
 	if err := q.Run(func(m *proto.HostMessage) error {
 		if m.Id == 1 {
-			q.Push(Message{&proto.HostMessage{Id: 4}, 5})
+			q.Push(outgoing{&proto.HostMessage{Id: 4}, 5})
 			return failed
 		}
 		return nil
 	}); !errors.Is(err, failed) {
 		t.Fatal(err)
 	}
-	q.Push(Message{&proto.HostMessage{Id: 5}, 6})
+	q.Push(outgoing{&proto.HostMessage{Id: 5}, 6})
 	if !slices.Equal(gone, []int64{1, 2, 3, 4, 5, 6}) {
 		t.Fatalf("given back: %d", gone)
 	}
