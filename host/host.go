@@ -92,12 +92,9 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		return nil, err
 	}
 	h.devices.OpenRoutes(ctx, h.engine, h.store, fsys)
-	toCollector, err := spansConfig(ctx, h.cfg)
-	if err != nil {
+	if h.traced, err = h.openSpans(ctx); err != nil {
 		return nil, err
 	}
-	h.traced = h.openSpans()
-	h.setSpans(toCollector)
 	sessions, err := h.serverConfig(h.cfg)
 	if err != nil {
 		return nil, err

@@ -25,21 +25,14 @@ func Changes(old, next *Config) (list []Change) {
 		}
 		list = append(list, c)
 	}
-	shared := false
-	for _, r := range old.Roots {
-		shared = shared || r.Shared
-	}
 	for _, k := range keys {
 		if k.text(old) == k.text(next) {
 			continue
 		}
 		add(k.Path(), k.Reload)
-		if last := &list[len(list)-1]; shared && strings.HasSuffix(k.Name, "_watermark") {
-			last.Restart = "needs a restart where a root is shared"
-		}
 	}
 	if !maps.Equal(old.Session.Pins, next.Session.Pins) {
-		add(pinsPath, true)
+		add(pinsPath, false)
 	}
 	if !reflect.DeepEqual(old.Policies, next.Policies) {
 		add("policy", true)
@@ -121,7 +114,7 @@ func ReloadTable() string {
 			}
 		}
 		if section == "session" {
-			list = append(list, Field{"pins", true})
+			list = append(list, Field{"pins", false})
 		}
 		name := "`[" + section + "]`"
 		if section == "" {

@@ -13,8 +13,6 @@ var (
 	ErrClosing = errors.New("server: host is closing")
 	// ErrServing says that Serve was called twice.
 	ErrServing = errors.New("server: already serving")
-	// ErrTooSmall says that a limit cannot be lowered so far while the host runs.
-	ErrTooSmall = errors.New("server: restart needed")
 )
 
 // Causes of a session's end, besides the stream's own errors.

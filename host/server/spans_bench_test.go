@@ -26,11 +26,15 @@ func BenchmarkLookupSpans(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			var requests *activity.Requests
 			if c.ratio > -2 {
-				tracer := spans.New("test", slog.New(slog.DiscardHandler))
-				defer tracer.Close()
-				if c.ratio >= 0 {
-					tracer.Set(spans.Config{Endpoint: collector.URL, Ratio: c.ratio, Timeout: time.Minute})
+				cfg := spans.Config{Endpoint: collector.URL, Ratio: c.ratio, Timeout: time.Minute}
+				if c.ratio < 0 {
+					cfg.Endpoint = ""
 				}
+				tracer, err := spans.New("test", cfg, slog.New(slog.DiscardHandler))
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer tracer.Close()
 				requests = &activity.Requests{Tracer: tracer}
 			}
 			p := newRig(b, func(s *Config, _ *store.Config) { s.Spans = requests }).dial(nil)

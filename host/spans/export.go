@@ -32,56 +32,38 @@ var retries = otlptracehttp.RetryConfig{
 	Enabled: true, InitialInterval: time.Second, MaxInterval: 30 * time.Second, MaxElapsedTime: time.Minute,
 }
 
-// newSettings overrides all that the exporter would read from the environment.
-func newSettings(c Config, client *http.Client) (*settings, error) {
+// newExporter makes an exporter of the SDK, and overrides all that it would read from the environment.
+func newExporter(c Config, client *http.Client) (sdk.SpanExporter, error) {
 	headers := c.Headers
 	if headers == nil {
 		headers = map[string]string{}
 	}
-	e, err := otlptracehttp.New(context.Background(), otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(headers),
+	return otlptracehttp.New(context.Background(), otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(headers),
 		otlptracehttp.WithCompression(otlptracehttp.NoCompression), otlptracehttp.WithEncoding(otlptracehttp.EncodingProtobuf),
-		otlptracehttp.WithTLSClientConfig(nil), otlptracehttp.WithTimeout(c.Timeout),
-		otlptracehttp.WithRetry(retries), otlptracehttp.WithHTTPClient(client))
-	if err != nil {
-		return nil, err
-	}
-	s := &settings{Config: c, exporter: e, client: client}
-	s.replaced, s.replace = context.WithCancel(context.Background())
-	return s, nil
+		otlptracehttp.WithTLSClientConfig(nil), otlptracehttp.WithTimeout(c.Timeout), otlptracehttp.WithRetry(retries),
+		otlptracehttp.WithHTTPClient(client))
 }
 
-// exporter sends batches by the settings that are in force, and counts what becomes of them. The SDK calls it from one goroutine.
+// exporter sends batches, and counts what becomes of them. The SDK calls it from one goroutine.
 type exporter struct {
 	of   *Tracer
+	to   sdk.SpanExporter
 	well bool // the last batch was taken
 }
 
-// ExportSpans sends a batch until the collector takes or refuses it, spans are switched off, or retries are over. Other settings
-// begin anew.
+// ExportSpans sends a batch until the collector takes or refuses it, or retries are over.
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	t := e.of
 	t.waiting.Add(-int64(len(spans)))
-	with := t.current.Load()
-	var err error
-	for ; with != nil; with = t.current.Load() {
-		try, stop := context.WithCancel(ctx)
-		replaced, limit := context.AfterFunc(with.replaced, stop), context.AfterFunc(t.limit, stop)
-		err = with.exporter.ExportSpans(try, spans)
-		replaced()
-		limit()
-		stop()
-		if err == nil || with.replaced.Err() == nil || t.limit.Err() != nil {
-			break
-		}
-	}
-	lost := len(spans)
-	if with != nil {
-		lost = rejected(err, len(spans))
-	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(t.limit, stop)()
+	err := e.to.ExportSpans(ctx, spans)
+	lost := rejected(err, len(spans))
 	t.failed.Add(uint64(lost))
 	t.exported.Add(uint64(len(spans) - lost))
 	switch {
-	case lost > 0 && e.well && err != nil:
+	case lost > 0 && e.well:
 		t.log.Warn("spans are lost", "error", err)
 	case lost == 0 && !e.well:
 		t.log.Info("spans are exported again")
@@ -90,8 +72,8 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	return nil // an error would go to OpenTelemetry's own log
 }
 
-// Shutdown does nothing: what settings hold ends with them.
-func (e *exporter) Shutdown(context.Context) error { return nil }
+// Shutdown ends the exporter.
+func (e *exporter) Shutdown(ctx context.Context) error { return e.to.Shutdown(ctx) }
 
 // partly is how the exporter says that a collector has refused some spans of a batch. The error's type is its own.
 var partly = regexp.MustCompile(`OTLP partial success: .*\((-?\d+) spans rejected\)`)

@@ -32,11 +32,7 @@ type Span struct {
 // Begin decides whether a request gets a span: as its client's span does, or by the sample ratio where the client named none.
 // Without a span it allocates nothing.
 func (t *Tracer) Begin(traceparent string) Span {
-	if t == nil {
-		return Span{}
-	}
-	c := t.current.Load()
-	if c == nil {
+	if t == nil || t.off.Load() {
 		return Span{}
 	}
 	if traceparent != "" {
@@ -47,7 +43,7 @@ func (t *Tracer) Begin(traceparent string) Span {
 			return Span{}
 		}
 	}
-	if rand.Float64() >= c.Ratio {
+	if rand.Float64() >= t.ratio {
 		return Span{}
 	}
 	return t.start(context.Background(), trace.SpanKindServer, time.Now(), false)

@@ -22,19 +22,18 @@ import (
 
 const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-// newTracer sends through a transport that the test gives, or over the network.
-func newTracer(c Config, through http.RoundTripper) *Tracer {
-	t := New("1.2", slog.New(slog.DiscardHandler))
-	set(t, c, through)
-	return t
-}
-
-func set(t *Tracer, c Config, through http.RoundTripper) {
+// traces is a tracer that sends through a transport of the test's, or over the network.
+func traces(t testing.TB, c Config, through http.RoundTripper) *Tracer {
+	t.Helper()
 	client := newClient(c.Timeout)
 	if through != nil {
 		client.Transport = again{through}
 	}
-	t.set(c, client)
+	tr, err := newTracer("1.2", c, client, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr
 }
 
 // A span is what OpenTelemetry's own code reads, whatever the environment says about exporters.
@@ -48,7 +47,7 @@ func TestSpan(t *testing.T) {
 	t.Setenv("OTEL_SERVICE_NAME", "mine")
 	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=other,team=a%20b")
 	c := newCollector(t, nil)
-	tr := newTracer(Config{Endpoint: c.URL, Ratio: 1, Timeout: time.Minute}, nil)
+	tr := traces(t, Config{Endpoint: c.URL, Ratio: 1, Timeout: time.Minute}, nil)
 	s := tr.Begin(traceparent)
 	from := time.Now()
 	part, link := s.Part(from.Add(5)), s.Child(from)
@@ -125,7 +124,7 @@ var idle = transport(func(q *http.Request) (*http.Response, error) {
 // The client's decision counts; without one the ratio does.
 func TestSampling(t *testing.T) {
 	count := func(ratio float64, parent string) (n int) {
-		tr := newTracer(Config{Endpoint: "http://a", Ratio: ratio}, idle)
+		tr := traces(t, Config{Endpoint: "http://a", Ratio: ratio}, idle)
 		defer tr.Close()
 		for range 10000 {
 			if s := tr.Begin(parent); s.On() {
@@ -211,8 +210,8 @@ func TestEndpoint(t *testing.T) {
 
 // A request that gets no span costs nothing.
 func TestWithoutSpanNothingIsAllocated(t *testing.T) {
-	off := New("", slog.New(slog.DiscardHandler))
-	unsampled := newTracer(Config{Endpoint: "http://a", Ratio: 0}, idle)
+	off := traces(t, Config{Ratio: 1}, idle)
+	unsampled := traces(t, Config{Endpoint: "http://a", Ratio: 0}, idle)
 	defer unsampled.Close()
 	for name, tr := range map[string]*Tracer{"off": off, "not sampled": unsampled} {
 		if n := testing.AllocsPerRun(1000, func() {
@@ -281,7 +280,7 @@ func end(tr *Tracer, n int) {
 
 func TestClosingSendsWhatIsQueued(t *testing.T) {
 	c := newCollector(t, nil)
-	tr := newTracer(Config{Endpoint: c.URL + "/v1/traces", Ratio: 1, Timeout: time.Minute, Headers: map[string]string{"X-Tenant": "a"}}, nil)
+	tr := traces(t, Config{Endpoint: c.URL + "/v1/traces", Ratio: 1, Timeout: time.Minute, Headers: map[string]string{"X-Tenant": "a"}}, nil)
 	end(tr, 700)
 	tr.Close()
 	n, h := c.seen()
@@ -291,7 +290,6 @@ func TestClosingSendsWhatIsQueued(t *testing.T) {
 	if s := tr.Stats(); s != (Stats{Exported: 700}) {
 		t.Errorf("%+v", s)
 	}
-	tr.Set(Config{Endpoint: c.URL, Ratio: 1}) // too late
 	if s := tr.Begin(""); s.On() {
 		t.Error("a closed tracer begins spans")
 	}
@@ -312,7 +310,7 @@ func TestRefusedSpansAreCounted(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			col := newCollector(t, c.answer)
-			tr := newTracer(Config{Endpoint: col.URL, Ratio: 1, Timeout: time.Minute}, nil)
+			tr := traces(t, Config{Endpoint: col.URL, Ratio: 1, Timeout: time.Minute}, nil)
 			end(tr, 10)
 			tr.Close()
 			if n, _ := col.seen(); n != 10 || tr.Stats() != c.want {
@@ -342,7 +340,7 @@ func TestRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var at []time.Duration
 		began := time.Now()
-		tr := newTracer(Config{Endpoint: "http://a", Ratio: 1, Timeout: time.Minute}, transport(func(q *http.Request) (*http.Response, error) {
+		tr := traces(t, Config{Endpoint: "http://a", Ratio: 1, Timeout: time.Minute}, transport(func(q *http.Request) (*http.Response, error) {
 			at = append(at, time.Since(began))
 			r := &http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{}, Body: http.NoBody, Request: q}
 			switch len(at) {
@@ -368,12 +366,12 @@ func TestRetries(t *testing.T) {
 	})
 }
 
-// A collector that hangs costs neither requests their time nor the host its memory; what it does not take is counted; and it can
-// be replaced at once.
+// A collector that hangs costs neither requests their time nor the host its memory; what it does not take is counted; and the end of
+// the tracer waits a second for it at most.
 func TestHangingCollector(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := make(chan struct{}, 1)
-		tr := newTracer(Config{Endpoint: "http://hangs", Ratio: 1, Timeout: time.Hour}, transport(func(q *http.Request) (*http.Response, error) {
+		tr := traces(t, Config{Endpoint: "http://hangs", Ratio: 1, Timeout: time.Hour}, transport(func(q *http.Request) (*http.Response, error) {
 			select {
 			case asked <- struct{}{}:
 			default:
@@ -386,21 +384,14 @@ func TestHangingCollector(t *testing.T) {
 		began := time.Now()
 		end(tr, 10*queued)
 		if took := time.Since(began); took != 0 {
-			t.Errorf("requests waited %s", took)
+			t.Errorf("want requests that do not wait, got %s", took)
 		}
 		if s := tr.Stats(); s.Waiting != queued || s.Dropped != 9*queued || s.Exported != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("want %d waiting and %d dropped, got %+v", queued, 9*queued, s)
 		}
-		took := 0
-		set(tr, Config{Endpoint: "http://takes", Ratio: 1, Timeout: time.Second}, transport(func(q *http.Request) (*http.Response, error) {
-			body, err := io.ReadAll(q.Body)
-			took += len(decode(t, body).ResourceSpans[0].ScopeSpans[0].Spans)
-			return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: q}, err
-		}))
-		synctest.Wait()
 		tr.Close()
-		if took != batch+queued || time.Since(began) > closes {
-			t.Errorf("%d spans came after %s", took, time.Since(began))
+		if s := tr.Stats(); s.Waiting != 0 || s.Failed != batch+queued || time.Since(began) > closes {
+			t.Errorf("want %d failed within %s, got %+v after %s", batch+queued, closes, s, time.Since(began))
 		}
 	})
 }
@@ -408,7 +399,7 @@ func TestHangingCollector(t *testing.T) {
 // The end of a host waits a moment for a collector that hangs.
 func TestClosingDoesNotHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tr := newTracer(Config{Endpoint: "http://hangs", Ratio: 1, Timeout: time.Hour}, transport(func(q *http.Request) (*http.Response, error) {
+		tr := traces(t, Config{Endpoint: "http://hangs", Ratio: 1, Timeout: time.Hour}, transport(func(q *http.Request) (*http.Response, error) {
 			<-q.Context().Done()
 			return nil, q.Context().Err()
 		}))
@@ -426,28 +417,6 @@ func TestClosingDoesNotHang(t *testing.T) {
 	})
 }
 
-// Spans that are switched off leave no goroutine and no queue behind.
-func TestSwitchedOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tr := newTracer(Config{Endpoint: "http://hangs", Ratio: 1, Timeout: time.Hour}, transport(func(q *http.Request) (*http.Response, error) {
-			<-q.Context().Done()
-			return nil, q.Context().Err()
-		}))
-		end(tr, batch+10)
-		synctest.Wait()
-		tr.Set(Config{})
-		time.Sleep(2 * delay) // of the bubble
-		synctest.Wait()
-		if s := tr.Stats(); s.Waiting != 0 || s.Failed != batch+10 {
-			t.Errorf("%+v", s)
-		}
-		if s := tr.Begin(""); s.On() {
-			t.Error("a span began")
-		}
-		tr.Close()
-	})
-}
-
 func BenchmarkSpan(b *testing.B) {
 	session := []attribute.KeyValue{Text("kvhost.model", "meta-llama/Llama-3.1-70B"), Text("kvhost.engine", "engine-0"), Number("kvhost.tenant", 1)}
 	for _, c := range []struct {
@@ -455,11 +424,12 @@ func BenchmarkSpan(b *testing.B) {
 		ratio float64
 	}{{"off", -1}, {"ratio=0.01", 0.01}, {"ratio=1", 1}} {
 		b.Run(c.name, func(b *testing.B) {
-			tr := New("", slog.New(slog.DiscardHandler))
-			defer tr.Close()
-			if c.ratio >= 0 {
-				set(tr, Config{Endpoint: "http://a", Ratio: c.ratio}, idle)
+			cfg := Config{Endpoint: "http://a", Ratio: c.ratio}
+			if c.ratio < 0 {
+				cfg.Endpoint = ""
 			}
+			tr := traces(b, cfg, idle)
+			defer tr.Close()
 			b.ReportAllocs()
 			for b.Loop() {
 				if s := tr.Begin(""); s.On() {
