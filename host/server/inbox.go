@@ -103,14 +103,3 @@ func (b *inbox) dropAll() {
 		}
 	}
 }
-
-// Waiting says how many messages wait for their turn.
-func (b *inbox) Waiting() int { return int(b.waiting.Load()) }
-
-// Drain handles what waits. It is for tests without an executor.
-func (b *inbox) Drain() {
-	for len(b.backlog) > 0 {
-		b.inTurn(<-b.backlog)
-		b.waiting.Add(-1)
-	}
-}
