@@ -32,6 +32,9 @@ var retries = otlptracehttp.RetryConfig{
 	Enabled: true, InitialInterval: time.Second, MaxInterval: 30 * time.Second, MaxElapsedTime: time.Minute,
 }
 
+// longestAnswer bounds what is read of a collector's answer, in bytes.
+const longestAnswer = 64 << 10
+
 // newExporter makes an exporter of the SDK, and overrides all that it would read from the environment.
 func newExporter(c Config, client *http.Client) (sdk.SpanExporter, error) {
 	headers := c.Headers
@@ -41,7 +44,7 @@ func newExporter(c Config, client *http.Client) (sdk.SpanExporter, error) {
 	return otlptracehttp.New(context.Background(), otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(headers),
 		otlptracehttp.WithCompression(otlptracehttp.NoCompression), otlptracehttp.WithEncoding(otlptracehttp.EncodingProtobuf),
 		otlptracehttp.WithTLSClientConfig(nil), otlptracehttp.WithTimeout(c.Timeout), otlptracehttp.WithRetry(retries),
-		otlptracehttp.WithHTTPClient(client))
+		otlptracehttp.WithMaxResponseSize(longestAnswer), otlptracehttp.WithHTTPClient(client))
 }
 
 // exporter sends batches, and counts what becomes of them. The SDK calls it from one goroutine.
@@ -64,7 +67,8 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	t.exported.Add(uint64(len(spans) - lost))
 	switch {
 	case lost > 0 && e.well:
-		t.log.Warn("spans are lost", "error", err)
+		text := err.Error()
+		t.log.Warn("spans are lost", "error", valid(text[:min(len(text), longestText)]))
 	case lost == 0 && !e.well:
 		t.log.Info("spans are exported again")
 	}
@@ -76,7 +80,7 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 func (e *exporter) Shutdown(ctx context.Context) error { return e.to.Shutdown(ctx) }
 
 // partly is how the exporter says that a collector has refused some spans of a batch. The error's type is its own.
-var partly = regexp.MustCompile(`OTLP partial success: .*\((-?\d+) spans rejected\)`)
+var partly = regexp.MustCompile(`(?s)OTLP partial success: .*\((-?\d+) spans rejected\)`)
 
 // rejected is how many of so many spans were lost by an error of the exporter. A collector may say any number.
 func rejected(err error, of int) int {

@@ -320,10 +320,28 @@ func TestRefusedSpansAreCounted(t *testing.T) {
 	}
 }
 
+// What a collector answers is in the log, but no more of it than a line.
+func TestLongAnswersAreCut(t *testing.T) {
+	c := newCollector(t, func(w http.ResponseWriter) {
+		w.WriteHeader(http.StatusForbidden)
+		w.Write(bytes.Repeat([]byte("no "), 1<<20))
+	})
+	var log bytes.Buffer
+	tr, err := New("", Config{Endpoint: c.URL, Ratio: 1, Timeout: time.Minute}, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(tr, 1)
+	tr.Close()
+	if s := tr.Stats(); s != (Stats{Failed: 1}) || log.Len() == 0 || log.Len() > 2*longestText {
+		t.Errorf("want a failed span and a line of at most %d bytes, got %+v and %d bytes", 2*longestText, s, log.Len())
+	}
+}
+
 // response is an ExportTraceServiceResponse.
 func response(t *testing.T, rejected int64) []byte {
 	t.Helper()
-	b, err := proto.Marshal(&coltracepb.ExportTraceServiceResponse{PartialSuccess: &coltracepb.ExportTracePartialSuccess{RejectedSpans: rejected, ErrorMessage: "why (2 of them)"}})
+	b, err := proto.Marshal(&coltracepb.ExportTraceServiceResponse{PartialSuccess: &coltracepb.ExportTracePartialSuccess{RejectedSpans: rejected, ErrorMessage: "why (2 of them),\nand how"}})
 	if err != nil {
 		t.Fatal(err)
 	}
