@@ -10,8 +10,8 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 
 # Packages of host/ whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the
 # race detector, which needs a C compiler.
-SINGLE := chunk config doctor policy/artifact policy/compiler policy/footprint policy/meter policy/minisign policy/plugintest \
-  policy/plugintest/hostile policy/residents proto regular server/access sim store/index store/pieceformat trace
+SINGLE := chunk config doctor policy/artifact policy/compiler policy/footprint policy/meter policy/plugintest \
+  policy/plugintest/hostile policy/residents proto regular sim store/index store/pieceformat trace
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/store/metamorphic ./host/store ./host/policy ./host/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
@@ -41,9 +41,10 @@ all: build ## the first-party policies, then bin/kvhost with them embedded
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-plugins: ## build every first-party policy to plugins/dist, compressed
+plugins: ## build the first-party policies: those that are embedded to plugins/dist, all of them to bin/policies
 	@echo 'Policies: go fetches and compiles what their builder needs, then compiles each to WebAssembly.'
 	$(GO) run ./plugins/dist/build
+	$(GO) run ./plugins/dist/build -o bin/policies
 
 build: plugins
 	@echo 'Host: go compiles bin/kvhost and all that it needs, which takes minutes the first time.'
@@ -135,6 +136,7 @@ bench: ## benchmarks, each beside its baseline in the same run
 
 curves: build ## redraw the README's miss-ratio curves from the generated trace
 	bin/kvhost sim --quiet --trace examples/traces/mixed.jsonl.zst --capacity 1%,2%,5%,10%,20%,30%,50% --plot examples/curves.svg \
+	  --policy-dir bin/policies \
 	  --policy fifo.wasm --policy lru.wasm --policy arc.wasm --policy prefix.wasm --policy belady
 
 check: generate ## format, vet, staticcheck, vulnerabilities, import direction, tidy and generated files leave a clean tree
@@ -180,8 +182,7 @@ manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernete
 dist: plugins .build/bin/nfpm ## tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
 	$(GO) run ./examples/deploy/dist -version '$(VERSION)' 
 
-kits: ## install what tests need and root is not needed for: npm packages, Rust's wasm target, Python packages
-	@if $(HAS) npm && ! $(HAS) asc; then npm ci --silent --no-audit --no-fund --prefix abi/as || true; fi
+kits: ## install what tests need and root is not needed for: Rust's wasm target, Python packages
 	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi
 	@if $(HAS) python; then $(MAKE) --no-print-directory .venv/installed || true; fi
 	@$(MAKE) --no-print-directory .build/bin/nfpm .build/bin/check-kubernetes || true
@@ -192,4 +193,4 @@ tools: ## install the tools that check and generate need; names what it cannot i
 	@command -v protoc >/dev/null || echo 'missing: protoc (apt-get install protobuf-compiler)'
 
 clean: ## remove what make built
-	rm -rf bin .build .venv abi/as/node_modules plugins/dist/*.wasm plugins/dist/*.wasm.zst
+	rm -rf bin .build .venv plugins/dist/*.wasm plugins/dist/*.wasm.zst

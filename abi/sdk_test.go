@@ -3,7 +3,6 @@ package abi
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -32,7 +31,6 @@ type sdk struct {
 var sdks = []sdk{
 	{"c", cSource, buildC, testenv.Clang},
 	{"rust", rustSource, buildRust, testenv.Cargo},
-	{"as", asSource, buildAS, testenv.AssemblyScript},
 }
 
 func write(t *testing.T, path, text string) {
@@ -62,19 +60,6 @@ func buildRust(t *testing.T, text, out string) *exec.Cmd {
 	write(t, filepath.Join(dir, "Cargo.toml"), fmt.Sprintf("[package]\nname = \"golden\"\nversion = \"0.0.0\"\nedition = \"2018\"\n"+
 		"[lib]\ncrate-type = [\"cdylib\"]\n[dependencies]\nkvhost = { path = %q }\n[profile.release]\npanic = \"abort\"\n", kit))
 	cmd := exec.Command("sh", "-c", `cargo build --offline --quiet --release --target wasm32-unknown-unknown && cp target/wasm32-unknown-unknown/release/golden.wasm "$0"`, out)
-	cmd.Dir = dir
-	return cmd
-}
-
-// buildAS works beside a copy of the kit: imports are relative paths.
-func buildAS(t *testing.T, text, out string) *exec.Cmd {
-	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, "assembly"), os.DirFS("as/assembly")); err != nil {
-		t.Fatal(err)
-	}
-	source := filepath.Join("golden", "golden.ts")
-	write(t, filepath.Join(dir, source), text)
-	cmd := exec.Command(testenv.CompilerOfAssemblyScript(), source, "-O1", "--runtime", "stub", "-o", out)
 	cmd.Dir = dir
 	return cmd
 }
@@ -183,36 +168,6 @@ func rustSource(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, "#[no_mangle]\npub extern \"C\" fn check_%s(r: &kvhost::%s) -> u32 {\n%s  0\n}\n", name, name, check.String())
 		fmt.Fprintf(b, "#[no_mangle]\npub extern \"C\" fn write_%s(r: &mut kvhost::%s) {\n%s}\n", name, name, write.String())
-	}
-}
-
-func asSource(b *strings.Builder) {
-	b.WriteString("import * as kv from \"../assembly\";\nconst room = memory.data(256, 16);\nexport function scratch(): usize { return room; }\n")
-	for _, n := range names {
-		fmt.Fprintf(b, "if (<i64>kv.%s != %d) unreachable();\n", strings.ToUpper(snake(n.name)), n.value)
-	}
-	for _, r := range records {
-		name := reflect.TypeOf(r.value).Name()
-		_, fields := goldenFields(r.value)
-		var check, write strings.Builder
-		each := func(i int, name string, value uint64) {
-			fmt.Fprintf(&check, "  if (<u64>r.%s != 0x%x) return %d;\n", name, value, i+1)
-			fmt.Fprintf(&write, "  r.%s = 0x%x;\n", name, value)
-		}
-		for i, f := range fields {
-			at := strings.ToLower(f.name[:1]) + f.name[1:]
-			if f.name == "ID" || f.name == "ABI" {
-				at = strings.ToLower(f.name)
-			}
-			if f.bytes == nil {
-				each(i, at, f.value)
-			}
-			for j := 0; j < len(f.bytes); j += 8 { // an array is so many words
-				each(i, fmt.Sprintf("%s%d", at, j/8), binary.LittleEndian.Uint64(f.bytes[j:]))
-			}
-		}
-		fmt.Fprintf(b, "export function check_%s(p: usize): u32 {\n  const r = changetype<kv.%s>(p);\n%s  return 0;\n}\n", name, name, check.String())
-		fmt.Fprintf(b, "export function write_%s(p: usize): void {\n  const r = changetype<kv.%s>(p);\n%s}\n", name, name, write.String())
 	}
 }
 

@@ -142,8 +142,6 @@ func (c *CuFile) Version() (int, error) {
 // Parameters for [CuFile.SetBool] and [CuFile.SetText], by their numbers in cuFile's header.
 const (
 	AllowCompatMode = 1 // bool
-	ForceCompatMode = 2 // bool
-	UsePCIP2PDMA    = 7 // bool
 	StatsLevel      = 0 // size
 	LogDir          = 2 // text
 )

@@ -15,9 +15,6 @@ type asyncCall struct {
 	done      int64 // bytes, or a negative code
 }
 
-// Async reports whether the library has the asynchronous calls.
-func (c *CuFile) Async() bool { return c.fn.readAsync.addr != 0 && c.fn.writeAsync.addr != 0 }
-
 // ReadAsync is Read with a call that is queued on the thread's stream. It waits for the result.
 func (c *CuFile) ReadAsync(t *Thread, handle uintptr, base uint64, size, off, at int64) (int64, error) {
 	return c.queue(t, &c.fn.readAsync, handle, base, size, off, at)

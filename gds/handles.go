@@ -200,13 +200,6 @@ func (c *Handles) Close() {
 	}
 }
 
-// Empty reports whether no file is kept, so that unlinks need not be reported.
-func (c *Handles) Empty() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.files) == 0
-}
-
 // Stats reads the counters.
 func (c *Handles) Stats() HandleStats {
 	c.mu.Lock()

@@ -176,6 +176,3 @@ func (t *Thread) wait() error {
 	}
 	return t.call(&fn.eventSynchronize, t.event)
 }
-
-// GPU returns the device that the thread is bound to.
-func (t *Thread) GPU() *GPU { return t.gpu }

@@ -4,14 +4,13 @@ import (
 	"fmt"
 
 	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/server/access"
 	"github.com/kvhost/kvhost/host/server/socket"
 )
 
 // accessOf are the rules of tenants, and the users who may connect.
-func accessOf(c *config.Config) (rules access.Rules, users socket.Users, err error) {
+func accessOf(c *config.Config) (rules socket.Rules, users socket.Users, err error) {
 	for _, t := range c.Tenants {
-		rules = append(rules, access.Tenants{First: t.First, Last: t.Last, UIDs: t.UIDs, Private: t.Private, Sessions: t.Sessions})
+		rules = append(rules, socket.Tenants{First: t.First, Last: t.Last, UIDs: t.UIDs, Private: t.Private, Sessions: t.Sessions})
 	}
 	if users.UIDs, err = config.IDs(c.SocketUsers); err != nil {
 		return nil, users, fmt.Errorf("socket_users: %w", err)

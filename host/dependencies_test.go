@@ -1,7 +1,6 @@
 package host_test
 
 import (
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +18,7 @@ var (
 )
 
 // What the build, the tests and continuous integration download is named with its version and its hash: Go modules and tools by
-// go.sum, Python packages and npm's by lock files. (`make check` compares the Go modules of this machine with go.sum.)
+// go.sum, Python packages by lock files. (`make check` compares the Go modules of this machine with go.sum.)
 func TestDependenciesArePinned(t *testing.T) {
 	testenv.Need(t, testenv.Git)
 	list, err := exec.Command("git", "-C", "..", "ls-files").Output()
@@ -37,9 +36,6 @@ func TestDependenciesArePinned(t *testing.T) {
 			return string(text)
 		}
 		switch base := filepath.Base(name); {
-		case base == "package-lock.json":
-			locks++
-			npmLock(t, name, read())
 		case base == "engines.txt", base == "requirements.txt":
 			locks++
 			pythonLock(t, name, read())
@@ -47,8 +43,8 @@ func TestDependenciesArePinned(t *testing.T) {
 			downloads(t, name, read())
 		}
 	}
-	if locks < 3 {
-		t.Errorf("%d lock files, want one of npm and two of Python", locks)
+	if locks < 2 {
+		t.Errorf("%d lock files, want two of Python", locks)
 	}
 }
 
@@ -61,9 +57,6 @@ func downloads(t *testing.T, name, text string) {
 		}
 		if strings.Contains(line, "pip install") && !strings.Contains(line, "--require-hashes") && !strings.Contains(line, "--no-deps") {
 			t.Errorf("%s: packages without hashes: %s", name, line)
-		}
-		if strings.Contains(line, "npm install") || strings.Contains(line, "npm i ") {
-			t.Errorf("%s: npm ci takes the locked packages: %s", name, line)
 		}
 	}
 }
@@ -83,26 +76,6 @@ func pythonLock(t *testing.T, name, text string) {
 			hashes = 0
 		case line != "":
 			t.Errorf("%s:%d: neither a version nor a hash: %s", name, n+1, line)
-		}
-	}
-}
-
-func npmLock(t *testing.T, name, text string) {
-	var lock struct {
-		Packages map[string]struct {
-			Version, Integrity string
-			Link               bool
-		}
-	}
-	if err := json.Unmarshal([]byte(text), &lock); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	if len(lock.Packages) < 2 {
-		t.Errorf("%s: %d packages", name, len(lock.Packages))
-	}
-	for path, p := range lock.Packages {
-		if path != "" && (p.Version == "" || !strings.HasPrefix(p.Integrity, "sha512-")) {
-			t.Errorf("%s: %s has no version or no hash", name, path)
 		}
 	}
 }

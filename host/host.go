@@ -19,7 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/policyset"
 	"github.com/kvhost/kvhost/host/server"
-	"github.com/kvhost/kvhost/host/server/traced"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/spans"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
@@ -47,7 +47,7 @@ type Host struct {
 	server   *server.Server
 	http     *web.Server // nil when off
 	spans    *spans.Tracer
-	traced   *traced.Requests
+	traced   *activity.Requests
 	version  string
 	speeds   func() choice.Speeds
 
@@ -92,12 +92,9 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		return nil, err
 	}
 	h.devices.OpenRoutes(ctx, h.engine, h.store, fsys)
-	toCollector, err := spansConfig(ctx, h.cfg)
-	if err != nil {
+	if h.traced, err = h.openSpans(ctx); err != nil {
 		return nil, err
 	}
-	h.traced = h.openSpans()
-	h.setSpans(toCollector)
 	sessions, err := h.serverConfig(h.cfg)
 	if err != nil {
 		return nil, err

@@ -24,7 +24,7 @@ var rows = [][]string{
 	{"plugins"},
 	{"gds", "staging"},
 	{"host/budget", "host/chunk", "host/codec", "host/loglimit", "host/regular", "host/spans", "host/trace"},
-	{"host/codec/choice", "host/policy/artifact", "host/policy/meter", "host/policy/minisign", "host/policy/residents"},
+	{"host/codec/choice", "host/policy/artifact", "host/policy/meter", "host/policy/residents"},
 	{"host/policy/compiler"},
 	{"host/policy/sandbox"},
 	{"host/policy", "host/policy/policytest", "host/policy/registry"},

@@ -12,7 +12,7 @@ func (h *Host) notReady(st *proto.StatusReply) (why []string) {
 	if !st.Serving {
 		why = append(why, "starting: clients cannot connect yet")
 	}
-	rules, in := &h.live.Load().HTTP, 0
+	rules, in := &h.cfg.HTTP, 0
 	var out []string
 	for _, r := range st.Roots {
 		if r.State == proto.RootState_ROOT_STATE_OUT {

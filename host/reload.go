@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/policyset"
-	"github.com/kvhost/kvhost/host/spans"
 )
 
 // ErrRestart means that a running host cannot make a change.
@@ -29,14 +28,7 @@ func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []strin
 	if refused != nil {
 		return nil, fmt.Errorf("%w: %s", ErrRestart, strings.Join(refused, "; "))
 	}
-	sessions, err := h.serverConfig(next)
-	if err == nil {
-		err = h.server.Reloadable(sessions)
-	}
-	toCollector := spans.Config{}
-	if err == nil {
-		toCollector, err = spansConfig(ctx, next)
-	}
+	rules, users, err := accessOf(next)
 	if err != nil {
 		return nil, err
 	}
@@ -52,9 +44,7 @@ func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []strin
 		return nil, err
 	}
 	h.live.Store(next)
-	h.setSpans(toCollector)
-	h.engine.SetWriteQueue(next.Engine.MaxWriteQueue)
-	if err := h.server.Reload(sessions); err != nil { // the file system took the socket away: nobody can connect anyhow
+	if err := h.server.Reload(rules, users, next.Capacity()); err != nil { // the file system took the socket away: nobody can connect anyhow
 		h.log.Error("sockets keep their mode", "error", err)
 	}
 	return changed, nil

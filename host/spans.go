@@ -3,24 +3,31 @@ package host
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/kvhost/kvhost/host/config"
 	"github.com/kvhost/kvhost/host/regular"
-	"github.com/kvhost/kvhost/host/server/traced"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/spans"
 )
 
-// openSpans makes the tracer. It is off until a configuration is put in force.
-func (h *Host) openSpans() *traced.Requests {
-	name, _ := os.Hostname()
-	h.spans = spans.New(h.version, spans.Resource(h.version, name, os.Getenv), h.log)
+// openSpans makes the tracer.
+func (h *Host) openSpans(ctx context.Context) (*activity.Requests, error) {
+	c, err := spansConfig(ctx, h.cfg)
+	if err != nil {
+		return nil, err
+	}
+	if h.spans, err = spans.New(h.version, c, h.log); err != nil {
+		return nil, fmt.Errorf("otlp: %w", err)
+	}
+	if c.Endpoint != "" {
+		h.log.Info("spans are exported", "endpoint", c.Endpoint, "ratio", c.Ratio, "headers", len(c.Headers), "timeout", c.Timeout)
+	}
 	levels := map[string]int{}
 	for _, r := range h.cfg.Roots {
 		levels[r.Path] = r.Level
 	}
-	return &traced.Requests{Tracer: h.spans, Levels: levels}
+	return &activity.Requests{Tracer: h.spans, Levels: levels}, nil
 }
 
 // spansConfig is a configuration in the form of the tracer.
@@ -46,12 +53,4 @@ func spansConfig(ctx context.Context, c *config.Config) (out spans.Config, err e
 		return out, fmt.Errorf("otlp.headers_file: %s: %w", o.HeadersFile, err)
 	}
 	return out, nil
-}
-
-// setSpans puts a configuration of spans in force.
-func (h *Host) setSpans(c spans.Config) {
-	h.spans.Set(c)
-	if c.Endpoint != "" {
-		h.log.Info("spans are exported", "endpoint", c.Endpoint, "ratio", c.Ratio, "headers", len(c.Headers), "timeout", c.Timeout)
-	}
 }

@@ -3,6 +3,7 @@ package host_test
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -306,8 +307,8 @@ func damage(t *testing.T, root string) {
 	}
 }
 
-// A collector that hangs holds up no request and no end of the host. What it does not take is counted. SIGHUP's reload takes another
-// collector, and what it says about headers and ratios counts at once.
+// A collector that hangs holds up no request and no end of the host. What it does not take is counted. Another collector
+// needs a restart.
 func TestHangingCollector(t *testing.T) {
 	hung, asked := make(chan struct{}), make(chan struct{}, 100)
 	slow := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -332,39 +333,9 @@ func TestHangingCollector(t *testing.T) {
 	if dropped := metric("dropped"); dropped == "" || dropped == "0" || metric("exported") != "0" {
 		t.Errorf("%q dropped, %q exported", dropped, metric("exported"))
 	}
-	e := receive(t)
 	next := *c
-	next.OTLP.Endpoint, next.OTLP.SampleRatio = e.URL, 1
-	if err := os.WriteFile(c.OTLP.HeadersFile, []byte("no header\n"), 0o600); err != nil {
-		t.Fatal(err)
+	next.OTLP.Endpoint = "http://127.0.0.1:9"
+	if err := reload(t, h, &next); !errors.Is(err, host.ErrRestart) || !strings.Contains(err.Error(), "otlp.endpoint") {
+		t.Errorf("a reload with another collector: want %v by the key's name, got %v", host.ErrRestart, err)
 	}
-	if err := reload(t, h, &next); err == nil || !strings.Contains(err.Error(), "otlp.headers_file") {
-		t.Errorf("a reload with bad headers: %v", err)
-	}
-	if err := os.WriteFile(c.OTLP.HeadersFile, []byte("X-Tenant: two\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := reload(t, h, &next); err != nil {
-		t.Fatal(err)
-	}
-	if tenant := <-e.tenant; tenant != "two" {
-		t.Errorf("header %q after a reload", tenant)
-	}
-	for range 2 { // the second batch is out of the queue, which was full
-		<-e.came
-	}
-	w.store(t.Context()) // sampled by the ratio
-	store := find(t, e.named("kvhost.store", 1), "kvhost.store")
-	if len(store.ParentSpanId) != 0 || hex.EncodeToString(store.TraceId) == traceID {
-		t.Errorf("the first span of a trace: %v", store)
-	}
-	if n := metric("exported"); n == "0" {
-		t.Error("no span was counted as exported")
-	}
-	off := next
-	off.OTLP.Endpoint = ""
-	if err := reload(t, h, &off); err != nil {
-		t.Fatal(err)
-	}
-	w.lookup(sampled)
 }

@@ -70,7 +70,7 @@ func (b *belowFS) enter(op, name string) (place, error) {
 
 // open opens what is at a place, and no link.
 func (p *place) open(flag int, perm fs.FileMode) (fd int, err error) {
-	return p.top.open(p.dir.fd, p.rel, flag, perm)
+	return openBelow(p.dir.fd, p.rel, flag, perm)
 }
 
 // parent gives the directory in which a place is, as a descriptor, and the name that it has there.
@@ -83,7 +83,7 @@ func (p *place) parent() (at at, done func(), err error) {
 		at.dir, at.name = p.dir.fd, base
 		return at, func() {}, nil
 	}
-	fd, err := p.top.open(p.dir.fd, dir[:len(dir)-1], unix.O_PATH|unix.O_DIRECTORY, 0)
+	fd, err := openBelow(p.dir.fd, dir[:len(dir)-1], unix.O_PATH|unix.O_DIRECTORY, 0)
 	at.dir, at.name = fd, base
 	return at, func() { unix.Close(fd) }, err
 }

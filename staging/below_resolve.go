@@ -15,7 +15,6 @@ import (
 // top is one of the directories of [Below].
 type top struct {
 	path string // clean
-	open func(dir int, rel string, flag int, perm fs.FileMode) (fd int, err error)
 	mu   sync.Mutex
 	now  *atomic.Pointer[openDir]
 }
@@ -28,10 +27,7 @@ type openDir struct {
 }
 
 func newTop(path string) *top {
-	t := &top{path: path, open: openBelow, now: new(atomic.Pointer[openDir])}
-	if !kernelResolves() {
-		t.open = walkBelow
-	}
+	t := &top{path: path, now: new(atomic.Pointer[openDir])}
 	// An FS has no end of its own.
 	runtime.AddCleanup(t, func(now *atomic.Pointer[openDir]) {
 		if dir := now.Load(); dir != nil {
@@ -121,18 +117,6 @@ func (l *topLock) Close() error {
 // resolution is what must not happen on the way to a name.
 const resolution = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 
-// kernelResolves says whether the kernel can open below a directory. Before Linux 5.6, and in some sandboxes, it cannot.
-var kernelResolves = sync.OnceValue(func() bool {
-	fd, err := unix.Openat2(unix.AT_FDCWD, ".", &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolution,
-	})
-	if err != nil {
-		return false
-	}
-	unix.Close(fd)
-	return true
-})
-
 // openBelow opens a file below a directory. ELOOP says that it is a link, ENOTDIR that the way to it leads through one.
 func openBelow(dir int, rel string, flag int, perm fs.FileMode) (fd int, err error) {
 	how := unix.OpenHow{Flags: uint64(flag | unix.O_CLOEXEC), Resolve: resolution}
@@ -145,6 +129,8 @@ func openBelow(dir int, rel string, flag int, perm fs.FileMode) (fd int, err err
 			continue
 		case unix.EXDEV:
 			return -1, unix.ENOTDIR
+		case unix.ENOSYS:
+			return -1, ErrKernel
 		case unix.ELOOP:
 			if strings.Contains(rel, "/") {
 				above, err := openBelow(dir, path.Dir(rel), unix.O_PATH|unix.O_DIRECTORY, 0)
@@ -158,39 +144,5 @@ func openBelow(dir int, rel string, flag int, perm fs.FileMode) (fd int, err err
 			}
 		}
 		return fd, err
-	}
-}
-
-// walkBelow is openBelow without the kernel's help: one directory after the other.
-func walkBelow(dir int, rel string, flag int, perm fs.FileMode) (fd int, err error) {
-	at := dir
-	defer func() {
-		if at != dir {
-			unix.Close(at)
-		}
-	}()
-	step := func(name string, flag int, perm uint32) (fd int, err error) {
-		if name == ".." {
-			return -1, unix.ENOTDIR
-		}
-		err = retry(func() (err error) {
-			fd, err = unix.Openat(at, name, flag|unix.O_NOFOLLOW|unix.O_CLOEXEC, perm)
-			return err
-		})
-		return fd, err
-	}
-	for {
-		name, rest, more := strings.Cut(rel, "/")
-		if !more {
-			return step(name, flag, uint32(perm.Perm()))
-		}
-		next, err := step(name, unix.O_PATH|unix.O_DIRECTORY, 0)
-		if err != nil {
-			return -1, err
-		}
-		if at != dir {
-			unix.Close(at)
-		}
-		at, rel = next, rest
 	}
 }

@@ -23,11 +23,6 @@ func TestBelowInMemory(t *testing.T) {
 	stagingtest.Run(t, staging.Below(t.TempDir(), dir), dir)
 }
 
-func TestBelowWithoutKernel(t *testing.T) {
-	dir := t.TempDir()
-	stagingtest.Run(t, staging.BelowByWalking(dir), dir)
-}
-
 // fortress is a directory with links of every kind that lead out of it, beside what they lead to.
 func fortress(t *testing.T) (dir, outside string) {
 	top := t.TempDir()
@@ -62,102 +57,96 @@ func fortress(t *testing.T) (dir, outside string) {
 
 // TestBelowLeadsNowhere tries every operation on every way out of a directory.
 func TestBelowLeadsNowhere(t *testing.T) {
-	for name, below := range map[string]func(...string) staging.FS{
-		"openat2": staging.Below, "walk": func(dirs ...string) staging.FS { return staging.BelowByWalking(dirs[0]) },
+	dir, outside := fortress(t)
+	before := stagingtest.Sum(t, outside)
+	fsys := staging.Below(dir)
+	for _, n := range []string{
+		"absolute", "relative", "directory", "loop", "magic", "dangling", "unmade", "parent", "fifo", "socket", "real",
 	} {
-		t.Run(name, func(t *testing.T) {
-			dir, outside := fortress(t)
-			before := stagingtest.Sum(t, outside)
-			fsys := below(dir)
-			for _, n := range []string{
-				"absolute", "relative", "directory", "loop", "magic", "dangling", "unmade", "parent", "fifo", "socket", "real",
-			} {
-				for flag, what := range map[int]string{
-					os.O_RDONLY: "reading", os.O_RDWR: "writing", os.O_WRONLY: "writing only",
-					os.O_RDWR | os.O_CREATE: "creating", os.O_WRONLY | os.O_TRUNC: "truncating",
-				} {
-					f, err := fsys.OpenFile(dir+"/"+n, flag, 0o600)
-					if err == nil {
-						f.Close()
-						t.Errorf("%s opened for %s", n, what)
-					} else if !errors.Is(err, staging.ErrNotRegular) {
-						t.Errorf("%s opened for %s: %v", n, what, err)
-					}
-				}
-				if _, err := fsys.Lock(dir + "/" + n); !errors.Is(err, staging.ErrNotRegular) {
-					t.Errorf("lock %s: %v", n, err)
-				}
-			}
-			for _, n := range []string{
-				"directory/file", "directory/new", "parent/outside/file", "inside/file", "loop/file", "plain/file", "directory/sub/file",
-			} {
-				n = dir + "/" + n
-				for _, flag := range []int{os.O_RDONLY, os.O_RDWR | os.O_CREATE, os.O_RDWR | os.O_CREATE | os.O_EXCL} {
-					if _, err := fsys.OpenFile(n, flag, 0o600); !errors.Is(err, unix.ENOTDIR) {
-						t.Errorf("open %s: %v", n, err)
-					}
-				}
-				_, stat := fsys.Stat(n)
-				_, list := fsys.ReadDir(n)
-				_, lock := fsys.Lock(n)
-				_, space := fsys.Statfs(n)
-				for what, err := range map[string]error{
-					"stat": stat, "list": list, "lock": lock, "statfs": space, "remove": fsys.Remove(n), "mkdir": fsys.Mkdir(n, 0o700),
-					"make directories": fsys.MkdirAll(n, 0o700), "rename from": fsys.Rename(n, dir+"/new"),
-					"rename to": fsys.Rename(dir+"/plain", n), "publish": fsys.RenameNoReplace(dir+"/plain", n),
-					"link to": fsys.Link(dir+"/plain", n), "link from": fsys.Link(n, dir+"/new"), "sync": fsys.SyncDir(n),
-					"sync all": fsys.SyncFS(n),
-				} {
-					if !errors.Is(err, unix.ENOTDIR) {
-						t.Errorf("%s %s: %v", what, n, err)
-					}
-				}
-			}
-			for _, n := range []string{outside + "/file", dir + "/../outside/file", dir + "x", "relative", "/"} {
-				_, open := fsys.OpenFile(n, os.O_RDONLY, 0)
-				_, stat := fsys.Stat(n)
-				for what, err := range map[string]error{"open": open, "stat": stat, "remove": fsys.Remove(n)} {
-					if !errors.Is(err, staging.ErrOutside) {
-						t.Errorf("%s %s: %v", what, n, err)
-					}
-				}
-			}
-			for _, n := range []string{"directory", "inside", "parent"} {
-				if _, err := fsys.ReadDir(dir + "/" + n); !errors.Is(err, unix.ENOTDIR) {
-					t.Errorf("list %s: %v", n, err)
-				}
-				if info, err := fsys.Stat(dir + "/" + n); err != nil || info.Mode&fs.ModeSymlink == 0 {
-					t.Errorf("stat %s: %+v, %v", n, info, err)
-				}
-				if err := fsys.MkdirAll(dir+"/"+n, 0o700); !errors.Is(err, unix.ENOTDIR) {
-					t.Errorf("make %s: %v", n, err)
-				}
-			}
-			// A file with two names can be read: what is in it is judged by its bytes.
-			if _, err := fsys.OpenFile(dir+"/hard", os.O_WRONLY|os.O_TRUNC, 0); !errors.Is(err, staging.ErrLinked) {
-				t.Errorf("write to a file of two names: %v", err)
-			}
-			if _, err := fsys.Lock(dir + "/hard"); !errors.Is(err, staging.ErrLinked) {
-				t.Errorf("lock a file of two names: %v", err)
-			}
-			if f, err := fsys.OpenFile(dir+"/hard", os.O_RDONLY, 0); err != nil {
-				t.Error(err)
-			} else {
+		for flag, what := range map[int]string{
+			os.O_RDONLY: "reading", os.O_RDWR: "writing", os.O_WRONLY: "writing only",
+			os.O_RDWR | os.O_CREATE: "creating", os.O_WRONLY | os.O_TRUNC: "truncating",
+		} {
+			f, err := fsys.OpenFile(dir+"/"+n, flag, 0o600)
+			if err == nil {
 				f.Close()
+				t.Errorf("%s opened for %s", n, what)
+			} else if !errors.Is(err, staging.ErrNotRegular) {
+				t.Errorf("%s opened for %s: %v", n, what, err)
 			}
-			// A rename over a link, and an unlinking of one, is of the link.
-			if err := fsys.Rename(dir+"/plain", dir+"/absolute"); err != nil {
-				t.Error(err)
+		}
+		if _, err := fsys.Lock(dir + "/" + n); !errors.Is(err, staging.ErrNotRegular) {
+			t.Errorf("lock %s: %v", n, err)
+		}
+	}
+	for _, n := range []string{
+		"directory/file", "directory/new", "parent/outside/file", "inside/file", "loop/file", "plain/file", "directory/sub/file",
+	} {
+		n = dir + "/" + n
+		for _, flag := range []int{os.O_RDONLY, os.O_RDWR | os.O_CREATE, os.O_RDWR | os.O_CREATE | os.O_EXCL} {
+			if _, err := fsys.OpenFile(n, flag, 0o600); !errors.Is(err, unix.ENOTDIR) {
+				t.Errorf("open %s: %v", n, err)
 			}
-			for _, n := range []string{"relative", "directory", "fifo", "socket", "hard", "loop", "parent"} {
-				if err := fsys.Remove(dir + "/" + n); err != nil {
-					t.Error(err)
-				}
+		}
+		_, stat := fsys.Stat(n)
+		_, list := fsys.ReadDir(n)
+		_, lock := fsys.Lock(n)
+		_, space := fsys.Statfs(n)
+		for what, err := range map[string]error{
+			"stat": stat, "list": list, "lock": lock, "statfs": space, "remove": fsys.Remove(n), "mkdir": fsys.Mkdir(n, 0o700),
+			"make directories": fsys.MkdirAll(n, 0o700), "rename from": fsys.Rename(n, dir+"/new"),
+			"rename to": fsys.Rename(dir+"/plain", n), "publish": fsys.RenameNoReplace(dir+"/plain", n),
+			"link to": fsys.Link(dir+"/plain", n), "link from": fsys.Link(n, dir+"/new"), "sync": fsys.SyncDir(n),
+			"sync all": fsys.SyncFS(n),
+		} {
+			if !errors.Is(err, unix.ENOTDIR) {
+				t.Errorf("%s %s: %v", what, n, err)
 			}
-			if after := stagingtest.Sum(t, outside); after != before {
-				t.Errorf("outside changed:\n%s\nwas\n%s", after, before)
+		}
+	}
+	for _, n := range []string{outside + "/file", dir + "/../outside/file", dir + "x", "relative", "/"} {
+		_, open := fsys.OpenFile(n, os.O_RDONLY, 0)
+		_, stat := fsys.Stat(n)
+		for what, err := range map[string]error{"open": open, "stat": stat, "remove": fsys.Remove(n)} {
+			if !errors.Is(err, staging.ErrOutside) {
+				t.Errorf("%s %s: %v", what, n, err)
 			}
-		})
+		}
+	}
+	for _, n := range []string{"directory", "inside", "parent"} {
+		if _, err := fsys.ReadDir(dir + "/" + n); !errors.Is(err, unix.ENOTDIR) {
+			t.Errorf("list %s: %v", n, err)
+		}
+		if info, err := fsys.Stat(dir + "/" + n); err != nil || info.Mode&fs.ModeSymlink == 0 {
+			t.Errorf("stat %s: %+v, %v", n, info, err)
+		}
+		if err := fsys.MkdirAll(dir+"/"+n, 0o700); !errors.Is(err, unix.ENOTDIR) {
+			t.Errorf("make %s: %v", n, err)
+		}
+	}
+	// A file with two names can be read: what is in it is judged by its bytes.
+	if _, err := fsys.OpenFile(dir+"/hard", os.O_WRONLY|os.O_TRUNC, 0); !errors.Is(err, staging.ErrLinked) {
+		t.Errorf("write to a file of two names: %v", err)
+	}
+	if _, err := fsys.Lock(dir + "/hard"); !errors.Is(err, staging.ErrLinked) {
+		t.Errorf("lock a file of two names: %v", err)
+	}
+	if f, err := fsys.OpenFile(dir+"/hard", os.O_RDONLY, 0); err != nil {
+		t.Error(err)
+	} else {
+		f.Close()
+	}
+	// A rename over a link, and an unlinking of one, is of the link.
+	if err := fsys.Rename(dir+"/plain", dir+"/absolute"); err != nil {
+		t.Error(err)
+	}
+	for _, n := range []string{"relative", "directory", "fifo", "socket", "hard", "loop", "parent"} {
+		if err := fsys.Remove(dir + "/" + n); err != nil {
+			t.Error(err)
+		}
+	}
+	if after := stagingtest.Sum(t, outside); after != before {
+		t.Errorf("outside changed:\n%s\nwas\n%s", after, before)
 	}
 }
 
@@ -242,7 +231,7 @@ func BenchmarkOpen(b *testing.B) {
 	for _, c := range []struct {
 		name string
 		fs   staging.FS
-	}{{"path", staging.OS()}, {"below", staging.Below(dir)}, {"walk", staging.BelowByWalking(dir)}} {
+	}{{"path", staging.OS()}, {"below", staging.Below(dir)}} {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

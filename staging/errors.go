@@ -14,6 +14,8 @@ var (
 	ErrNotRegular = errors.New("staging: not a regular file")
 	// ErrLinked means that a file that was to be written has several names.
 	ErrLinked = errors.New("staging: the file has several names")
+	// ErrKernel means that the kernel, or a sandbox around the process, cannot open files below a directory only.
+	ErrKernel = errors.New("staging: no openat2: want Linux 5.6 or newer, and a sandbox that lets it through")
 	// ErrHung means that an operation exceeded its time limit and was given up; a [HungError] names it.
 	ErrHung = errors.New("staging: no answer")
 )

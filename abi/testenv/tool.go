@@ -68,14 +68,6 @@ var (
 		Name: "cargo with wasm32-unknown-unknown", Tests: "policies in Rust", Packages: "cargo libstd-rust-dev-wasm32",
 		Other: "rustup target add wasm32-unknown-unknown", probe: wasmTarget,
 	}
-	// NPM installs the compiler of policies in AssemblyScript.
-	NPM = &Tool{Name: "npm", Tests: "policies in AssemblyScript", Packages: "npm", probe: commands("node", "npm")}
-	// AssemblyScript compiles policies in AssemblyScript.
-	AssemblyScript = &Tool{
-		Name: "the AssemblyScript compiler", Tests: "policies in AssemblyScript",
-		Other: "`npm ci --prefix abi/as`, with a network (make test does this)", After: NPM,
-		probe: compilerOfAssemblyScript,
-	}
 	// CC links what the race detector needs, and compiles the double of the NVIDIA libraries.
 	CC = &Tool{
 		Name: "a C compiler", Tests: "the race detector (the concurrent packages run without it), the GPU code",
@@ -169,7 +161,7 @@ var (
 )
 
 // Tools are all of them.
-var Tools = []*Tool{Make, Git, CC, Clang, Cargo, NPM, AssemblyScript, Minisign, Python, PythonPackages, Chromium, Promtool, Systemd,
+var Tools = []*Tool{Make, Git, CC, Clang, Cargo, Minisign, Python, PythonPackages, Chromium, Promtool, Systemd,
 	Packages, NFPM, Kubernetes, Debian, Buildah, Mounts, Users, FUSE, DirectIO, Devices, UserFaults, MemoryCgroup}
 
 func commands(names ...string) func() bool {
@@ -210,15 +202,6 @@ func wasmTarget() bool {
 	}
 	_, err = os.Stat(filepath.Join(strings.TrimSpace(string(root)), "lib", "rustlib", "wasm32-unknown-unknown", "lib"))
 	return err == nil
-}
-
-// CompilerOfAssemblyScript is where npm puts asc.
-func CompilerOfAssemblyScript() string {
-	return filepath.Join(Root(), "abi", "as", "node_modules", ".bin", "asc")
-}
-
-func compilerOfAssemblyScript() bool {
-	return commands("node")() && exec.Command(CompilerOfAssemblyScript(), "--version").Run() == nil
 }
 
 // compilesC needs the headers, too: a compiler alone does not link what cgo does.

@@ -33,9 +33,8 @@ import (
 
 // Values of --through.
 const (
-	throughInner  = "inner"
-	throughGo     = "go"
-	throughPython = "python"
+	throughInner = "inner"
+	throughGo    = "go"
 )
 
 // benchOptions are the flags of bench.
@@ -44,7 +43,6 @@ type benchOptions struct {
 	memory, pages  string
 	profiles       string
 	through        string
-	python         string
 	clients        int
 	ranks          bool
 	dtype          string
@@ -63,9 +61,9 @@ func newBench() *cobra.Command {
 engine. Checksums are made and verified, and every byte is compared. Pages are in a GPU's memory or, without
 one, in host memory.
 
-With --through go or python, a client in one process stores and loads through a host in another, as an engine
-does: a job for each prompt of 64 chunks, and a lookup before each load. With --through inner, store and engine
-are called in this process, without a host.
+A client in one process stores and loads through a host in another, as an engine does: a job for each prompt of
+64 chunks, and a lookup before each load. With --through inner, store and transfer engine are called in this
+process, without a host.
 
 Each figure has its ceilings beside it, measured in the same minutes: copies between pages and slots alone, and
 the same number of threads that only write and rename, or read, files of the same size. The first load of a round
@@ -85,10 +83,10 @@ are measured with off alone.
 The roots must exist, with free memory and disk for twice the bytes of all chunks of all clients, and once more for each
 further setting.`,
 		Example: `  kvhost bench --root /mnt/nvme0/kv
-  kvhost bench --root memory: --root /dev/shm --through go
-  kvhost bench --root /mnt/nvme0/kv --root /dev/shm --through go --compression off,huffman,auto --pages llama
-  kvhost bench --root memory: --through go --clients 2 --ranks --pages llama
-  kvhost bench --root /dev/shm --memory host --chunks 16 --pages mla`,
+  kvhost bench --root memory: --root /dev/shm
+  kvhost bench --root /mnt/nvme0/kv --root /dev/shm --compression off,huffman,auto --pages llama
+  kvhost bench --root memory: --clients 2 --ranks --pages llama
+  kvhost bench --through inner --root /dev/shm --memory host --chunks 16 --pages mla`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			loaded, err := s.load()
@@ -105,9 +103,8 @@ further setting.`,
 	f.IntVar(&o.rounds, "rounds", 7, "rounds that count, after one that does not")
 	f.StringVar(&o.memory, "memory", "auto", "memory of the pages: gpu, host, or auto (the first GPU if there is one)")
 	f.StringVar(&o.pages, "pages", "all", "geometry of the pages: llama, mla, fp8 or all")
-	f.StringVar(&o.through, "through", throughInner, "who stores and loads: inner, go or python (see above)")
-	f.StringVar(&o.python, "python", "python3", "the interpreter of --through python, which has the kvhost package")
-	f.IntVar(&o.clients, "clients", 1, "clients of one host at the same time, with --through go")
+	f.StringVar(&o.through, "through", throughGo, "way to the store: go, a client and a host, or inner, the transfer engine alone")
+	f.IntVar(&o.clients, "clients", 1, "clients of one host at the same time")
 	f.BoolVar(&o.ranks, "ranks", false, "the clients are one engine's ranks")
 	f.StringSliceVar(&o.compression, "compression", nil,
 		"settings of store.compression to measure beside each other: off, huffman, auto (default: as configured)")
@@ -155,8 +152,8 @@ func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []pathbench.R
 }
 
 func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []pathbench.Row, err error) {
-	if o.through != throughInner && o.through != throughGo && o.through != throughPython {
-		return nil, usageError{fmt.Errorf("--through %q: want inner, go or python", o.through)}
+	if o.through != throughInner && o.through != throughGo {
+		return nil, usageError{fmt.Errorf("--through %q: want go or inner", o.through)}
 	}
 	if o.compression == nil {
 		o.compression = []string{cfg.Store.Compression}
@@ -321,9 +318,6 @@ func (o *benchOptions) opener(cfg *config.Config, root config.Root,
 		root.Route = config.RouteDirect
 	}
 	through := benchpath.Config{Host: base, Root: root}
-	if o.through == throughPython {
-		through.Python = o.python
-	}
 	return func(ctx context.Context, dir string, shared pathbench.Shared) (pathbench.Path, error) {
 		if !root.InMemory() {
 			through.Root.Path = dir

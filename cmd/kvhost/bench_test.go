@@ -14,7 +14,7 @@ import (
 // bench prints its table for host memory, as text and as JSON, and leaves nothing behind. Figures are not compared.
 func TestBench(t *testing.T) {
 	dir := shortDir(t)
-	args := []string{"bench", "--root", dir, "--memory", "host", "--chunks", "1", "--rounds", "1", "--pages", "mla"}
+	args := []string{"bench", "--through", "inner", "--root", dir, "--memory", "host", "--chunks", "1", "--rounds", "1", "--pages", "mla"}
 	r := finish(t, command(t, dir, args...))
 	if r.code != 0 || strings.Count(r.stdout, "| staged |") != 8 ||
 		strings.Count(r.stdout, "the first layer of all chunks") != 2 {
@@ -32,7 +32,7 @@ func TestBench(t *testing.T) {
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	for _, wrong := range [][]string{{"--plot", "x.png"}, {"--memory", "x"}, {"--pages", "x"}, {"--through", "x"},
+	for _, wrong := range [][]string{{"--plot", "x.png"}, {"--memory", "x"}, {"--pages", "x"}, {"--through", "python"},
 		{"--dtype", "x"}, {"--compression", "off,x"}, {"--clients", "2", "--through", "go", "--compression", "off,auto"}} {
 		if r := finish(t, command(t, dir, append([]string{"bench", "--root", dir}, wrong...)...)); r.code != exitUsage {
 			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)

@@ -55,7 +55,7 @@ func TestKillRounds(t *testing.T) {
 	tally.Add(0, 0, 1)
 	for round := range *killRounds {
 		k := &kill{
-			T: t, dir: dir, round: round, evict: pick(rng, "lru.wasm", "prefix.wasm", "sieve.wasm", "s3fifo.wasm"),
+			T: t, dir: dir, round: round, evict: pick(rng, "lru.wasm", "prefix.wasm", "reuse.wasm", "s3fifo.wasm"),
 			place:      pick(rng, "", "llmd.wasm", call, trap),
 			durability: pick(rng, "none", "none", "batch", "strict"), mode: pick(rng, "on-demand", "background"),
 			after: rng.Int64N(800), sessions: 1 + rng.IntN(3),

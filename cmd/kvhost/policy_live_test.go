@@ -51,7 +51,7 @@ namespaces = ["somebody-else/*"]
 config = {widths = "4/4"}
 [[policy]]
 name = "trial"
-module = "sieve"
+module = "s3fifo"
 shadow = true
 `)
 	cmd, logged, stop := startHost(t, dir, "--config", file)
@@ -91,7 +91,7 @@ shadow = true
 		t.Errorf("%v: %+v", err, text)
 	}
 	list("other names place acting fanout")
-	list("trial evict shadow sieve", "imaginary 4MiB")
+	list("trial evict shadow s3fifo", "imaginary 4MiB")
 
 	if r := policy("swap", "main", fifo); r.code != exitOK || !strings.Contains(r.stdout, "main is fifo") {
 		t.Errorf("swap: %+v", r)
@@ -129,10 +129,10 @@ shadow = true
 	await(t, logged, `"msg":"configuration reloaded"`, nil)
 	list("main evict acting s3fifo")
 
-	if r := policy("promote", "trial"); r.code != exitOK || !strings.Contains(r.stdout, "trial is sieve") {
+	if r := policy("promote", "trial"); r.code != exitOK || !strings.Contains(r.stdout, "trial is s3fifo") {
 		t.Errorf("promote: %+v", r)
 	}
-	list("trial evict acting sieve", "kv")
+	list("trial evict acting s3fifo", "kv")
 
 	if err := client.Wait(); err != nil {
 		t.Fatalf("%v\n%s", err, complaints.String())

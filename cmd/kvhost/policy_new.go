@@ -16,8 +16,7 @@ func newPolicyNew() *cobra.Command {
 		Use:   "new DIR",
 		Short: "Create a project for a new policy, named like its directory",
 		Long: `Creates a project that builds and passes kvhost policy check: a small eviction policy, its
-manifest, a Makefile and a copy of the kit for its language. AssemblyScript also needs its compiler: npm ci
---prefix DIR/kvhost.`,
+manifest, a Makefile and a copy of the kit for its language.`,
 		Example: "  kvhost policy new --lang rust mine && make -C mine check",
 		Args:    wantArgs(1, 1, "one directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -1,15 +1,17 @@
 package main
 
 import (
+	"crypto/rand"
+	"encoding"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
+	"aead.dev/minisign"
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/policy/minisign"
 	"github.com/kvhost/kvhost/host/policy/sandbox"
 	"github.com/kvhost/kvhost/host/regular"
 )
@@ -29,29 +31,33 @@ configuration.`,
 		Example: "  kvhost policy keygen vendor",
 		Args:    wantArgs(1, 1, "one name for the key files"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			key, err := minisign.Generate()
+			public, secret, err := minisign.GenerateKey(rand.Reader)
 			if err != nil {
 				return err
 			}
-			if err := writeNew(args[0]+keySuffix, key.File(), 0o600); err != nil {
+			if err := writeKey(args[0]+keySuffix, secret, 0o600); err != nil {
 				return err
 			}
-			if err := writeNew(args[0]+publicSuffix, key.Public().File(), 0o644); err != nil {
+			if err := writeKey(args[0]+publicSuffix, public, 0o644); err != nil {
 				return errors.Join(err, os.Remove(args[0]+keySuffix)) // half a pair is none
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "public_key = \"%s\"\n", key.Public())
+			fmt.Fprintf(cmd.OutOrStdout(), "public_key = \"%s\"\n", public)
 			return nil
 		},
 	}
 }
 
-// writeNew makes a file that was not there: a key is never overwritten.
-func writeNew(path string, data []byte, mode os.FileMode) error {
+// writeKey makes a file that was not there: a key is never overwritten.
+func writeKey(path string, key encoding.TextMarshaler, mode os.FileMode) error {
+	text, err := key.MarshalText()
+	if err != nil {
+		return err
+	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(data)
+	_, err = f.Write(append(text, '\n'))
 	return errors.Join(err, f.Close())
 }
 
@@ -70,7 +76,7 @@ func newPolicySign() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			key, err := minisign.ParseSecretKey(string(text))
+			key, err := policy.ParseSecretKey(text)
 			if err != nil {
 				return fmt.Errorf("%s: %w", secret, err)
 			}
@@ -86,7 +92,7 @@ func newPolicySign() *cobra.Command {
 				if err := replaceFile(path+policy.SignatureSuffix, signature); err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s, by key %s\n", path+policy.SignatureSuffix, key.Public().ID)
+				fmt.Fprintf(cmd.OutOrStdout(), "%s, by key %s\n", path+policy.SignatureSuffix, policy.KeyID(key.ID()))
 			}
 			return nil
 		},

@@ -101,6 +101,7 @@ func fieldFiles(h *served) map[string]fieldFile {
 		"tenant[0].id":       {h.base() + baseRoots + "[[tenant]]\nid = 7\nsessions = 1\n", true, tenantSessions, ""},
 		"tenant[0].sessions": {h.base() + baseRoots + "[[tenant]]\nid = \"*\"\nsessions = 1\n", true, tenantSessions, ""},
 		"tenant[0].uids": {h.base() + baseRoots + "[[tenant]]\nid = 7\nuids = [12345]\n", true, func(h *served, key string) {
+			mode(0o666)(h, key)
 			if s, err := h.hello(7); err == nil {
 				s.Close()
 				h.Errorf("%s: another user is the tenant", key)

@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,10 +17,10 @@ import (
 // served is a host whose file a test changes.
 type served struct {
 	*testing.T
-	dir, file, http string
-	logged          func() string
-	signal          func(os.Signal)
-	engines         int
+	dir, file string
+	logged    func() string
+	signal    func(os.Signal)
+	engines   int
 }
 
 // base is the file that every change starts from.
@@ -63,20 +61,6 @@ func (h *served) until(what string, done func() bool) {
 	until(h.T, what, done)
 }
 
-func (h *served) get(path string) (int, string) {
-	h.Helper()
-	r, err := http.Get("http://" + h.http + path)
-	if err != nil {
-		h.Fatal(err)
-	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		h.Fatal(err)
-	}
-	return r.StatusCode, string(text)
-}
-
 func (h *served) status() *proto.StatusReply {
 	h.Helper()
 	st, err := ask(h.Context(), &running{socket: filepath.Join(h.dir, "kvhost.sock")}, hostStatus, &proto.StatusRequest{})
@@ -97,20 +81,7 @@ func (h *served) settled() string {
 	for _, p := range st.Policies {
 		fmt.Fprintln(&b, p.Name, p.Role, p.Root, p.Digest, p.State)
 	}
-	_, metrics := h.get("/metrics")
-	limits := regexp.MustCompile(`(?m)^kvhost_limit.*$`).FindAllString(metrics, -1)
-	return fmt.Sprintln(b.String(), st.PolicyMemoryLimit, st.Counters["memory_limit_bytes"], limits)
-}
-
-func (h *served) metric(series string) string {
-	h.Helper()
-	_, text := h.get("/metrics")
-	for line := range strings.Lines(text) {
-		if v, ok := strings.CutPrefix(line, series+" "); ok {
-			return strings.TrimSpace(v)
-		}
-	}
-	return ""
+	return fmt.Sprintln(b.String(), st.PolicyMemoryLimit, st.Counters["memory_limit_bytes"])
 }
 
 func (h *served) hello(tenant uint32) (*client.Session, error) {
@@ -122,15 +93,6 @@ func (h *served) hello(tenant uint32) (*client.Session, error) {
 	})
 }
 
-// greeted is a session that is over, and what its HELLO said.
-func (h *served) greeted() (*client.Session, error) {
-	s, err := h.hello(0)
-	if err == nil {
-		s.Close()
-	}
-	return s, err
-}
-
 // alone is a session that is let in when no other is left.
 func (h *served) alone(tenant uint32) (s *client.Session) {
 	h.Helper()
@@ -140,24 +102,6 @@ func (h *served) alone(tenant uint32) (s *client.Session) {
 		return err == nil
 	})
 	return s
-}
-
-// register opens a session of a tenant, registers 512 KiB of memory, and calls use with the answer.
-func (h *served) register(tenant uint32, use func(*client.Session, error)) {
-	h.Helper()
-	s, err := h.hello(tenant)
-	if err != nil {
-		h.Fatal(err)
-	}
-	defer s.Close()
-	arena, err := s.NewArena(8 * 64 << 10)
-	if err != nil {
-		h.Fatal(err)
-	}
-	defer arena.Close()
-	_, err = s.Register(h.Context(), 0, arena, []client.PlaneRegion{
-		{Offset: 0, Stride: 64 << 10, Blocks: 4}, {Offset: 4 * 64 << 10, Stride: 64 << 10, Blocks: 4}})
-	use(s, err)
 }
 
 // fill stores so many chunks of 256 KiB for a tenant, and returns the number that was refused.
@@ -192,4 +136,22 @@ func (h *served) acting(name string) *proto.PolicyStatus {
 		}
 	}
 	return nil
+}
+
+// register opens a session of a tenant, registers 512 KiB of memory, and calls use with the answer.
+func (h *served) register(tenant uint32, use func(*client.Session, error)) {
+	h.Helper()
+	s, err := h.hello(tenant)
+	if err != nil {
+		h.Fatal(err)
+	}
+	defer s.Close()
+	arena, err := s.NewArena(8 * 64 << 10)
+	if err != nil {
+		h.Fatal(err)
+	}
+	defer arena.Close()
+	_, err = s.Register(h.Context(), 0, arena, []client.PlaneRegion{
+		{Offset: 0, Stride: 64 << 10, Blocks: 4}, {Offset: 4 * 64 << 10, Stride: 64 << 10, Blocks: 4}})
+	use(s, err)
 }

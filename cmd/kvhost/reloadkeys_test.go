@@ -53,6 +53,13 @@ var restarts = map[string]change{
 	"store.host_id":             {value: `"other"`},
 	"session.max_message":       {value: `"1MiB"`},
 	"store.shared_poll":         {value: `"2s"`},
+	"store.high_watermark":      {value: "0.99"},
+	"store.low_watermark":       {value: "0.5"},
+	"otlp.endpoint":             {value: `"http://127.0.0.1:9"`},
+	"otlp.headers_file":         {value: `"headers"`},
+	"socket_users":              {value: `"12345"`},
+	"socket_groups":             {value: `"12345"`},
+	"max_memory":                {value: `"3GiB"`},
 }
 
 // with is the base file with a key changed, and other tables after it.
@@ -104,15 +111,11 @@ func TestReloadOfEachKey(t *testing.T) {
 	if _, err := artifact.Write(t.Context(), filepath.Join(dir, "store"), stored, a, func(string) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "headers"), []byte("X-Tenant: a\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	base := h.base() + baseRoots
 	if err := os.WriteFile(h.file, []byte(base), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cmd, logged, stop := startHost(t, dir, "--config", h.file)
-	h.http = httpAddress(t, logged)
 	h.logged, h.signal = logged, func(s os.Signal) { cmd.Process.Signal(s) }
 	if n := h.fill(0, 80); n > 0 {
 		t.Fatalf("%d of 80 chunks refused", n)

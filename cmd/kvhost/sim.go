@@ -51,7 +51,7 @@ func newSim() *cobra.Command {
 one policy and capacity per core at a time. A hit is a chunk that is resident when it is used, in the order of
 the trace.
 
-A policy is a .wasm file or the name of an embedded one, with settings after a colon (lfu.wasm:aging=false).
+A policy is a .wasm file or the name of an embedded one, with settings after a colon (prefix.wasm).
 There are two baselines: belady, the offline optimum, evicts the chunk whose next use is furthest away; infinite
 never evicts. native:NAME runs a first-party policy without wasm.
 
@@ -64,9 +64,9 @@ have taken less that of the loads.
 
 accesses_per_second counts the policy's loop only. The figure for the whole run includes reading the trace,
 numbering its chunks and compiling the modules.`,
-		Example: `  kvhost sim --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --policy sieve.wasm --policy belady
-  kvhost sim --trace a.jsonl.gz,b.jsonl.zst --policy arc.wasm --capacity 1%,5%,20% --plot curves.svg
-  kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy lfu.wasm:aging=false --order tail-first --json
+		Example: `  kvhost sim --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --policy s3fifo.wasm --policy belady
+  kvhost sim --trace a.jsonl.gz,b.jsonl.zst --policy-dir bin/policies --policy arc.wasm --capacity 1%,5%,20% --plot curves.svg
+  kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy prefix.wasm --order tail-first --json
   kvhost sim --trace a.jsonl.gz --level 0=1%,1=10%,2=100% --cost 0=50,1=5,2=1 --policy lru.wasm --write back,through`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

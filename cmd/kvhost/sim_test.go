@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/host/policy/policytest"
 )
 
 func simTrace(t *testing.T) string {
@@ -172,5 +174,21 @@ func TestSimExitCodes(t *testing.T) {
 				t.Errorf("exit %d, want %d with %q: %s", r.code, c.code, c.says, r.stderr)
 			}
 		})
+	}
+}
+
+// A textbook policy is not in the binary: an error says how to get it, and the directory that it is built to serves sim and a host.
+func TestTextbookPolicies(t *testing.T) {
+	trace := simTrace(t)
+	r := finish(t, command(t, t.TempDir(), "sim", "--quiet", "--trace", trace, "--capacity", "1%", "--policy", "arc.wasm"))
+	if r.code != exitPolicy || !strings.Contains(r.stderr, "make plugins") || !strings.Contains(r.stderr, "policy_dir") {
+		t.Errorf("arc, which is not embedded: want exit code %d and the way to get it, got %d and %q", exitPolicy, r.code, r.stderr)
+	}
+	r = finish(t, command(t, t.TempDir(), "sim", "--quiet", "--trace", trace, "--capacity", "1%", "--policy", "arc.wasm", "--policy-dir", policytest.Dir(t, "arc")))
+	if r.code != exitOK || !strings.Contains(r.stdout, "arc") {
+		t.Errorf("arc, from a directory: want exit code %d and its hit ratio, got %d, %q and %q", exitOK, r.code, r.stdout, r.stderr)
+	}
+	if r := finish(t, command(t, t.TempDir(), "version")); !strings.Contains(r.stdout, "blockmajor fanout fifo layermajor llmd lru prefix reuse s3fifo striped") {
+		t.Errorf("want the ten embedded policies, got %q", r.stdout)
 	}
 }

@@ -234,7 +234,7 @@ func (s *soakSide) comeAndGo(ctx context.Context) {
 
 // swapMain replaces the evict policy of the good root, which must succeed.
 func (s *soakSide) swapMain(_ context.Context, n int) {
-	good := []string{"sieve", "lru", "s3fifo", "prefix"}
+	good := []string{"fifo", "lru", "s3fifo", "prefix"}
 	if out, err := s.command("policy", "swap", "--socket", "s", "main", good[n%len(good)]).CombinedOutput(); err != nil {
 		s.Errorf("%s: swap of main: %v\n%s", s.name, err, out)
 	}

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
-	tea "github.com/charmbracelet/bubbletea"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/screen"
@@ -19,7 +22,7 @@ func newTop() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "top",
 		Short:   "Watch a running host",
-		Long:    `Shows what kvhost status shows and draws it anew each second. Keys: q ends, space pauses, up and down scroll.`,
+		Long:    `Shows on a terminal what kvhost status shows, and draws it anew each second until Ctrl-C.`,
 		Example: `  kvhost top --socket /run/kvhost/kvhost.sock`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -29,16 +32,26 @@ func newTop() *cobra.Command {
 			if _, err := ask(cmd.Context(), &r, hostStatus, &proto.StatusRequest{}); err != nil {
 				return err
 			}
-			_, err := tea.NewProgram(&screen.Top{
+			fd := int(os.Stdout.Fd())
+			if !term.IsTerminal(fd) {
+				return usageError{errors.New("top draws on a terminal, and standard output is none: use kvhost status, or kvhost status --json")}
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			top := screen.Top{
+				Out: os.Stdout,
+				Size: func() (int, int) {
+					if columns, lines, err := term.GetSize(fd); err == nil && columns > 0 && lines > 0 {
+						return columns, lines
+					}
+					return 80, 24
+				},
 				Ask: func(ctx context.Context) (*proto.StatusReply, error) {
 					return ask(ctx, &r, hostStatus, &proto.StatusRequest{})
 				},
 				Every: every,
-			}, tea.WithContext(cmd.Context()), tea.WithAltScreen()).Run()
-			if errors.Is(err, tea.ErrInterrupted) || cmd.Context().Err() != nil {
-				return nil
 			}
-			return err
+			return top.Run(ctx)
 		},
 	}
 	r.addTo(cmd)

@@ -112,9 +112,6 @@ func (j *LoadJob) lost(err error) {
 	close(j.over)
 }
 
-// ID is the job's number in the session and in the host's log.
-func (j *LoadJob) ID() uint64 { return j.id }
-
 // Wait returns when every block was delivered or has failed. After an error that is not the context's, no block of
 // the load is usable.
 func (j *LoadJob) Wait(ctx context.Context) (LoadResult, error) {

@@ -88,9 +88,6 @@ func (l *Lookup) Levels() []LevelHits {
 	return list
 }
 
-// Bits are the hits of a membership group, bit i%8 of byte i/8 for key i; nil for a prefix group.
-func (l *Lookup) Bits() []byte { return l.bits }
-
 // Lease is the lease's number, 0 without hits.
 func (l *Lookup) Lease() uint64 { return l.lease }
 

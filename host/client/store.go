@@ -147,9 +147,6 @@ func storeResult(m *proto.StorePublished) StoreResult {
 	return r
 }
 
-// ID is the job's number in the session and in the host's log.
-func (j *StoreJob) ID() uint64 { return j.id }
-
 // Read returns when the blocks may be reused. Its error says that the whole job failed; Published reports failed
 // chunks.
 func (j *StoreJob) Read(ctx context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -69,7 +70,7 @@ func TestReloadTable(t *testing.T) {
 	if !found || !closed {
 		t.Fatalf("%s has no table between %q and %q", path, begin, end)
 	}
-	want := ReloadTable()
+	want := reloadTable()
 	if *update {
 		if err := os.WriteFile(path, []byte(head+begin+want+end+tail), 0o644); err != nil {
 			t.Fatal(err)
@@ -411,4 +412,41 @@ func TestFileIsRegular(t *testing.T) {
 			t.Errorf("%s is still being read", name)
 		}
 	}
+}
+
+// reloadTable says, in Markdown, which keys SIGHUP changes in a running host.
+func reloadTable() string {
+	var b strings.Builder
+	b.WriteString("| keys | SIGHUP applies | needs a restart |\n|---|---|---|\n")
+	row := func(name string, list []Field) {
+		var cells [2][]string
+		for _, f := range list {
+			at := 1
+			if f.Reload {
+				at = 0
+			}
+			cells[at] = append(cells[at], "`"+f.Name+"`")
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", name, strings.Join(cells[0], ", "), strings.Join(cells[1], ", "))
+	}
+	for _, section := range append([]string{""}, sections()...) {
+		var list []Field
+		for _, k := range keys {
+			if k.Section == section {
+				list = append(list, Field{k.Name, k.Reload})
+			}
+		}
+		if section == "session" {
+			list = append(list, Field{"pins", false})
+		}
+		name := "`[" + section + "]`"
+		if section == "" {
+			name = "top level"
+		}
+		row(name, list)
+	}
+	for _, array := range arrays {
+		row("`[["+array+"]]`", Fields(array))
+	}
+	return b.String()
 }

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"maps"
 	"reflect"
 	"strconv"
@@ -25,21 +24,14 @@ func Changes(old, next *Config) (list []Change) {
 		}
 		list = append(list, c)
 	}
-	shared := false
-	for _, r := range old.Roots {
-		shared = shared || r.Shared
-	}
 	for _, k := range keys {
 		if k.text(old) == k.text(next) {
 			continue
 		}
 		add(k.Path(), k.Reload)
-		if last := &list[len(list)-1]; shared && strings.HasSuffix(k.Name, "_watermark") {
-			last.Restart = "needs a restart where a root is shared"
-		}
 	}
 	if !maps.Equal(old.Session.Pins, next.Session.Pins) {
-		add(pinsPath, true)
+		add(pinsPath, false)
 	}
 	if !reflect.DeepEqual(old.Policies, next.Policies) {
 		add("policy", true)
@@ -97,40 +89,3 @@ func (r *Root) value(key string) any {
 }
 
 func (e *Expiry) value(key string) any { return map[string]any{"model": e.Model, "ttl": e.TTL}[key] }
-
-// ReloadTable says, in Markdown, which keys SIGHUP changes in a running host.
-func ReloadTable() string {
-	var b strings.Builder
-	b.WriteString("| keys | SIGHUP applies | needs a restart |\n|---|---|---|\n")
-	row := func(name string, list []Field) {
-		var cells [2][]string
-		for _, f := range list {
-			at := 1
-			if f.Reload {
-				at = 0
-			}
-			cells[at] = append(cells[at], "`"+f.Name+"`")
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", name, strings.Join(cells[0], ", "), strings.Join(cells[1], ", "))
-	}
-	for _, section := range append([]string{""}, sections()...) {
-		var list []Field
-		for _, k := range keys {
-			if k.Section == section {
-				list = append(list, Field{k.Name, k.Reload})
-			}
-		}
-		if section == "session" {
-			list = append(list, Field{"pins", true})
-		}
-		name := "`[" + section + "]`"
-		if section == "" {
-			name = "top level"
-		}
-		row(name, list)
-	}
-	for _, array := range arrays {
-		row("`[["+array+"]]`", Fields(array))
-	}
-	return b.String()
-}

@@ -279,7 +279,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 func NewRegistry(h Host) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), newCodecCollector(h.Store),
-		newClientCollector(h.Server), buildInfo(h.Version), newMemoryCollector(h.Server.Memory), newLimits(&h), collectors.NewGoCollector(),
+		newClientCollector(h.Server), buildInfo(h.Version), newMemoryCollector(h.Server.Memory), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }

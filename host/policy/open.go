@@ -79,7 +79,8 @@ func read(ctx context.Context, name string, opt *Options) (*file, error) {
 		if n := dist.Names(); len(n) > 0 {
 			names = strings.Join(n, ", ")
 		}
-		return nil, fmt.Errorf("%w: %s is neither a file nor an embedded policy (embedded: %s)", ErrNotFound, name, names)
+		return nil, fmt.Errorf("%w: %s is neither a file nor an embedded policy (embedded: %s); `make plugins` builds others of plugins/ to "+
+			"bin/policies: name that as policy_dir or with --policy-dir", ErrNotFound, name, names)
 	}
 	return nil, fmt.Errorf("%w: no file %s", ErrNotFound, name)
 }

@@ -10,16 +10,12 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/policy/minisign"
 	"golang.org/x/sys/unix"
 )
 
 // What stands at a module's path, or at its signature's, may be no file at all. None of it may hold up who opens it.
 func TestOddFilesAreRefused(t *testing.T) {
-	key, err := minisign.Generate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	key, _ := newKey(t)
 	module := minimal(abi.RoleEvict).bytes()
 	odd := map[string]func(path string) error{
 		"a FIFO":      func(path string) error { return unix.Mkfifo(path, 0o600) },
@@ -54,7 +50,7 @@ func TestOddFilesAreRefused(t *testing.T) {
 					t.Fatal(err)
 				}
 				done := started(func() error {
-					_, err := Open(t.Context(), path, Options{PublicKey: key.Public().String()})
+					_, err := Open(t.Context(), path, Options{PublicKey: key.String()})
 					return err
 				})
 				select {

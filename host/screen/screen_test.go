@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	tea "github.com/charmbracelet/bubbletea"
-
 	"github.com/kvhost/kvhost/host/proto"
 )
 
@@ -41,48 +39,29 @@ func TestScreen(t *testing.T) {
 	}
 }
 
-// TestTop drives the model of kvhost top by its messages.
-func TestTop(t *testing.T) {
-	m := &Top{Every: time.Second}
-	if !strings.Contains(m.View(), "asking") {
-		t.Errorf("before the first answer: %q", m.View())
-	}
-	send := func(msg tea.Msg) tea.Cmd {
-		_, cmd := m.Update(msg)
-		return cmd
-	}
-	status := func(v string) reading {
-		return reading{status: &proto.StatusReply{Version: v, UptimeSeconds: 5, NotReady: strings.Fields(strings.Repeat("why ", 50))}}
-	}
-	send(tea.WindowSizeMsg{Width: 12, Height: 10})
-	if send(status("v1")) == nil {
-		t.Error("nothing follows the first answer")
-	}
-	shows := func(want string) {
-		t.Helper()
-		v := m.View()
-		if !strings.Contains(v, want) || strings.Count(v, "\n") != 9 {
-			t.Errorf("no %q in ten lines:\n%s", want, v)
+// A frame fits the terminal, and says when the host gives no answer.
+func TestFrame(t *testing.T) {
+	top := &Top{Size: func() (int, int) { return 12, 10 }}
+	status := &proto.StatusReply{Version: "v1", UptimeSeconds: 5, NotReady: strings.Fields(strings.Repeat("why ", 50))}
+	for _, c := range []struct {
+		name    string
+		status  *proto.StatusReply
+		failure error
+		lines   int
+		want    []string
+	}{
+		{"long", status, nil, 10, []string{"kvhost v1  u" + restOfLine, "44 more line" + restOfLine}},
+		{"no answer", status, errors.New("gone"), 10, []string{"kvhost v1  u", "no answer: g"}},
+		{"no answer yet", nil, errors.New("host: gone\nlong ago"), 1, []string{"no answer: g"}},
+	} {
+		frame := top.frame(c.status, c.status, c.failure)
+		if got := strings.Count(frame, "\n") + 1; got != c.lines || !strings.HasPrefix(frame, home) || !strings.HasSuffix(frame, restOfScreen) {
+			t.Errorf("%s: want %d lines from the top of a screen whose rest is erased, got %d: %q", c.name, c.lines, got, frame)
 		}
-	}
-	shows("kvhost v1  u\n")
-	send(tea.KeyMsg{Type: tea.KeySpace, Runes: []rune{' '}})
-	send(status("v2"))
-	shows("kvhost v1")
-	shows("PAUSED")
-	send(tea.KeyMsg{Type: tea.KeySpace, Runes: []rune{' '}})
-	send(status("v2"))
-	shows("kvhost v2")
-	for range 1000 {
-		send(tea.KeyMsg{Type: tea.KeyDown})
-	}
-	shows("scroll")
-	if strings.Contains(m.View(), "kvhost v2") {
-		t.Errorf("it did not scroll:\n%s", m.View())
-	}
-	send(reading{err: errors.New("gone")})
-	shows("no answer: gone")
-	if cmd := send(tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune{'q'}}); cmd == nil {
-		t.Error("q does not end it")
+		for _, want := range c.want {
+			if !strings.Contains(frame, want) {
+				t.Errorf("%s: want %q in the frame, got %q", c.name, want, frame)
+			}
+		}
 	}
 }

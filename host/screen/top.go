@@ -2,95 +2,90 @@ package screen
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"strings"
 	"time"
-
-	tea "github.com/charmbracelet/bubbletea"
 
 	"github.com/kvhost/kvhost/host/proto"
 )
 
-// Top is the model of a screen that is drawn again and again, for bubbletea.
+// Escape sequences of ECMA-48 and xterm.
+const (
+	secondScreen = "\x1b[?1049h\x1b[?25l" // enter it, and hide the cursor
+	firstScreen  = "\x1b[?25h\x1b[?1049l"
+	home         = "\x1b[H"
+	restOfLine   = "\x1b[K" // erase it
+	restOfScreen = "\x1b[J"
+)
+
+// Top draws a host's status on a terminal again and again, until ctx ends.
 type Top struct {
+	Out   io.Writer // the terminal
+	Size  func() (columns, lines int)
 	Ask   func(context.Context) (*proto.StatusReply, error)
 	Every time.Duration // between two drawings
-
-	before, now *proto.StatusReply
-	err         error
-	paused      bool
-	line        int // the first that is shown
-	height      int // of the terminal
-	width       int
 }
 
-// reading is a status, or why there is none.
-type reading struct {
-	status *proto.StatusReply
-	err    error
-}
+// longestAnswer bounds the wait for a status.
+const longestAnswer = 5 * time.Second
 
-type tick struct{}
-
-func (t *Top) read() tea.Msg {
-	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
-	defer stop()
-	s, err := t.Ask(ctx)
-	return reading{s, err}
-}
-
-// Init asks for the first status.
-func (t *Top) Init() tea.Cmd { return t.read }
-
-// Update takes a key, a size or a reading.
-func (t *Top) Update(m tea.Msg) (tea.Model, tea.Cmd) {
-	switch m := m.(type) {
-	case reading:
-		if t.err = m.err; m.err == nil && !t.paused {
-			if t.before, t.now = t.now, m.status; t.before == nil {
-				t.before = t.now
+// Run returns nil when ctx ends, and an error when the terminal takes nothing.
+func (t *Top) Run(ctx context.Context) error {
+	_, err := io.WriteString(t.Out, secondScreen)
+	if err != nil {
+		return err
+	}
+	defer io.WriteString(t.Out, firstScreen)
+	again := time.NewTicker(t.Every)
+	defer again.Stop()
+	var before, now *proto.StatusReply
+	for {
+		ask, stop := context.WithTimeout(ctx, longestAnswer)
+		status, err := t.Ask(ask)
+		stop()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == nil {
+			before, now = now, status
+			if before == nil {
+				before = now
 			}
 		}
-		return t, tea.Tick(t.Every, func(time.Time) tea.Msg { return tick{} })
-	case tick:
-		return t, t.read
-	case tea.WindowSizeMsg:
-		t.height, t.width = m.Height, m.Width
-	case tea.KeyMsg:
-		switch m.String() {
-		case "q", "esc", "ctrl+c":
-			return t, tea.Quit
-		case " ":
-			t.paused = !t.paused
-		case "down", "j":
-			t.line++
-		case "up", "k":
-			t.line--
+		if _, err := io.WriteString(t.Out, t.frame(before, now, err)); err != nil {
+			return err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return nil
 		}
 	}
-	return t, nil
 }
 
-// View draws the part of the screen that fits.
-func (t *Top) View() string {
-	if t.now == nil {
-		return "asking the host ..."
+// frame is what fits the terminal of a status, which is nil before the first answer, and of the failure of the last question.
+func (t *Top) frame(before, now *proto.StatusReply, failure error) string {
+	var lines []string
+	if now != nil {
+		lines = strings.Split(strings.TrimRight(Draw(before, now), "\n"), "\n")
 	}
-	text := Draw(t.before, t.now)
-	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	fit := max(1, t.height-1)
-	t.line = max(0, min(t.line, len(lines)-fit))
-	lines = lines[t.line:min(len(lines), t.line+fit)]
-	for i, l := range lines {
-		if r := []rune(l); t.width > 0 && len(r) > t.width {
-			lines[i] = string(r[:t.width])
+	columns, most := t.Size()
+	foot := ""
+	if more := len(lines) - (most - 1); more > 0 {
+		lines = lines[:len(lines)-more]
+		foot = fmt.Sprintf("%d more lines: kvhost status", more)
+	}
+	if failure != nil {
+		foot = "no answer: " + strings.ReplaceAll(Plain(failure), "\n", " ")
+	}
+	var b strings.Builder
+	b.WriteString(home)
+	for _, l := range append(lines, foot) {
+		if r := []rune(l); len(r) > columns {
+			l = string(r[:columns])
 		}
+		b.WriteString(l + restOfLine + "\n")
 	}
-	foot := "q quit  space pause  up/down scroll"
-	switch {
-	case t.err != nil:
-		foot = "no answer: " + t.err.Error()
-	case t.paused:
-		foot += "  PAUSED"
-	}
-	return strings.Join(lines, "\n") + "\n" + foot
+	return strings.TrimSuffix(b.String(), "\n") + restOfScreen
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/server/mapped"
 )
 
 // hostInGroup is the environment variable that makes TestPagesAreTheirClients the host.
@@ -223,7 +222,7 @@ func serveInGroup(t *testing.T) {
 func TestUnprotectedMemoryIsTheOperators(t *testing.T) {
 	r := newRig(t, nil)
 	r.server.mu.Lock()
-	r.server.protect = func([]byte) error { return mapped.ErrUnprotected }
+	r.server.protect = func([]byte) error { return errUnprotected }
 	r.server.mu.Unlock()
 	p := r.dial(nil)
 	p.save(0, 1)

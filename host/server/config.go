@@ -7,10 +7,9 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/budget"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/access"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/server/socket"
-	"github.com/kvhost/kvhost/host/server/traced"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 )
@@ -42,17 +41,17 @@ type Config struct {
 	// Version is the host's version, for HELLO and Status.
 	Version string
 	// Pins are namespace fields, by their names in the namespace's text, that every session must agree with.
-	Pins access.Pins
+	Pins Pins
 	// Info returns the part of Status that the server does not know. Optional.
 	Info func() *proto.StatusReply
 	// Users may connect, besides root and the host's own user.
 	Users socket.Users
 	// Rules say which tenants users may be, and what those see.
-	Rules access.Rules
+	Rules socket.Rules
 	// Admin implements the admin service. Optional.
 	Admin proto.AdminServer
 	// Spans makes spans of requests. Optional.
-	Spans *traced.Requests
+	Spans *activity.Requests
 }
 
 // Limits bound what one client, and all clients together, can make the host hold.

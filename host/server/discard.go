@@ -2,7 +2,6 @@ package server
 
 import (
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/codes"
 	"github.com/kvhost/kvhost/host/store"
 )
 
@@ -37,7 +36,7 @@ func (x *session) discard(message *proto.ClientMessage) error {
 			Namespace: x.engine.space, Group: group.ID, Keys: keys, Tenant: x.tenant,
 		})
 		if err == nil {
-			reply := codes.Discarded(results)
+			reply := discardReply(results)
 			x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Discard{Discard: reply}})
 			span.Discard(x.profile.Load().Attributes(), m, reply)
 		}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/codes"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -123,7 +122,7 @@ func TestDiscardOnAHungDisk(t *testing.T) {
 
 // Every result of the store has its own on the wire.
 func TestDiscardResults(t *testing.T) {
-	reply := codes.Discarded([]store.DiscardResult{store.DiscardAbsent, store.DiscardRemoved, store.DiscardInUse,
+	reply := discardReply([]store.DiscardResult{store.DiscardAbsent, store.DiscardRemoved, store.DiscardInUse,
 		store.DiscardOtherTenant, store.DiscardUnavailable})
 	seen := map[proto.DiscardResult]bool{proto.DiscardResult_DISCARD_RESULT_UNSPECIFIED: true}
 	for _, result := range reply.Results {

@@ -6,7 +6,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/sendqueue"
 )
 
 // receive takes one message from the reader. CANCEL, ADVANCE, FLUSH and PING are handled here, the rest in order.
@@ -14,7 +13,7 @@ func (x *session) receive(m *proto.ClientMessage) {
 	if m.GetId() <= x.lastID {
 		err := invalid("id", "%d does not follow %d", m.GetId(), x.lastID)
 		// not reply: the id may be that of a message which is not answered yet
-		x.out.Push(sendqueue.Message{HostMessage: x.refusal(m.GetId(), err)})
+		x.out.Push(outgoing{HostMessage: x.refusal(m.GetId(), err)})
 		return
 	}
 	x.lastID = m.GetId()

@@ -8,7 +8,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/estimate"
 	"github.com/kvhost/kvhost/host/store/catalog"
 )
 
@@ -25,7 +24,7 @@ type servingEngine struct {
 	leases    map[uint64]*sharedLease
 	lastLease uint64
 	requests  map[uint32]*request
-	queues    estimate.Queues
+	queues    rankQueues
 }
 
 // engineKey names an engine. Tenants do not share names: none can take another's, or learn whether it is taken.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/codes"
 )
 
 // Errors of serving.
@@ -14,8 +13,6 @@ var (
 	ErrClosing = errors.New("server: host is closing")
 	// ErrServing says that Serve was called twice.
 	ErrServing = errors.New("server: already serving")
-	// ErrTooSmall says that a limit cannot be lowered so far while the host runs.
-	ErrTooSmall = errors.New("server: restart needed")
 )
 
 // Causes of a session's end, besides the stream's own errors.
@@ -37,6 +34,17 @@ var (
 // errWaited says that a job waited for a semaphore of its client for too long.
 var errWaited = errors.New("server: the semaphore did not reach wait_value within session.max_wait")
 
+// errInboxFull says that too many messages of a session wait for their turn.
+var errInboxFull = errors.New("too many messages of this session are queued already")
+
+// Files that clients share.
+var (
+	// errNotMapped says that a file cannot be mapped.
+	errNotMapped = errors.New("server: file refused")
+	// errUnprotected says that a mapping would allocate pages, because the kernel gives this process no userfaultfd.
+	errUnprotected = errors.New("server: missing pages cannot be refused")
+)
+
 // fault is wrong input: the answer to one message, with code and field.
 type fault struct {
 	code  proto.Code
@@ -57,21 +65,6 @@ func faultf(code proto.Code, field, format string, args ...any) *fault {
 
 func invalid(field, format string, args ...any) *fault {
 	return faultf(proto.Code_CODE_INVALID, field, format, args...)
-}
-
-// codeOf returns the code of an error that is not the client's fault.
-func codeOf(err error) proto.Code {
-	switch {
-	case errors.Is(err, errWaited):
-		return proto.Code_CODE_LIMIT
-	case errors.Is(err, errLeaseOver):
-		return proto.Code_CODE_LEASE_OVER
-	case errors.Is(err, errLeaseUnknown):
-		return proto.Code_CODE_UNKNOWN
-	case errors.Is(err, ErrClosing):
-		return proto.Code_CODE_CLOSING
-	}
-	return codes.Of(err)
 }
 
 // message converts any error to its wire form.

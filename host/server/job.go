@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/traced"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -18,7 +18,7 @@ type job struct {
 	session *session
 	message *proto.ClientMessage
 	since   time.Time // when the message was received
-	span    traced.Request
+	span    activity.Request
 	ctx     context.Context // done when it is cancelled
 	stop    context.CancelFunc
 	reg     *registration // set before started is closed

@@ -10,13 +10,13 @@ import (
 
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/server/access"
+	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
 )
 
 // learns is all that a tenant hears while it looks, stores, looks again and discards, after others have stored some of its keys.
 func learns(t *testing.T, tenant uint32, private bool, others bool) (heard, files []string) {
-	r := newRig(t, func(c *Config, _ *store.Config) { c.Rules = access.Rules{{First: 7, Last: 8, Private: private}} })
+	r := newRig(t, func(c *Config, _ *store.Config) { c.Rules = socket.Rules{{First: 7, Last: 8, Private: private}} })
 	dial := func(n uint32) *peer {
 		return r.dial(func(h *client.Hello) { h.Tenant, h.Engine = n, fmt.Sprint("engine ", n) })
 	}

@@ -7,7 +7,6 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/server/activity"
-	"github.com/kvhost/kvhost/host/server/blockset"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -85,8 +84,8 @@ func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.Loa
 		return nil, err
 	}
 	chunks := make([]transfer.LoadChunk, len(m.GetChunks()))
-	used := blockset.Get()
-	defer blockset.Put(used)
+	used := newBlockSet()
+	defer putBlockSet(used)
 	ids := 0 // those that came, whatever the group's geometry says
 	for _, c := range m.GetChunks() {
 		ids += len(c.GetBlocks())

@@ -6,7 +6,6 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/server/activity"
-	"github.com/kvhost/kvhost/host/server/estimate"
 	"github.com/kvhost/kvhost/host/store"
 )
 
@@ -25,7 +24,7 @@ func (x *session) lookup(message *proto.ClientMessage) error {
 	if err != nil {
 		return err
 	}
-	reply := estimate.New(message.Id)
+	reply := newLookupAnswer(message.Id)
 	first := int(m.GetFirst())
 	if first < len(keys) {
 		number, err := x.engine.number(x, m.GetRequest())
@@ -55,7 +54,7 @@ func (x *session) lookup(message *proto.ClientMessage) error {
 }
 
 // answer fills the reply and grants the lease, or releases its pins.
-func (x *session) answer(answer *estimate.Answer, g *chunk.Group, l *sharedLease) error {
+func (x *session) answer(answer *lookupAnswer, g *chunk.Group, l *sharedLease) error {
 	hits, reply := l.pins.Hits(), &answer.Reply
 	reply.Hits = uint32(hits)
 	if g.Lookup == chunk.ByMembership {
@@ -70,7 +69,7 @@ func (x *session) answer(answer *estimate.Answer, g *chunk.Group, l *sharedLease
 		l.pins.Release()
 		return nil
 	}
-	answer.Fill(estimate.Hits{
+	answer.Fill(lookupHits{
 		Lease: l.pins, Keys: l.keys - l.first, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
 	}, &x.engine.queues)
 	var err error

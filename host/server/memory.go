@@ -13,7 +13,6 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/mapped"
 	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/transfer"
 )
@@ -36,7 +35,7 @@ type clientMemory struct {
 	gpu      *gds.GPU // with that UUID, nil if this host has none
 
 	regs   map[uint32]*registration // by group
-	files  map[mapped.ID]*mapping
+	files  map[fileID]*mapping
 	mapped int64 // bytes of files
 
 	mu          sync.Mutex
@@ -47,7 +46,7 @@ type clientMemory struct {
 func newClientMemory(s *Server, cfg *Config, sh *share.Share, log *slog.Logger) *clientMemory {
 	return &clientMemory{
 		limits: &cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log, protect: s.protect,
-		regs: map[uint32]*registration{}, files: map[mapped.ID]*mapping{}, descriptors: map[uint64]*os.File{},
+		regs: map[uint32]*registration{}, files: map[fileID]*mapping{}, descriptors: map[uint64]*os.File{},
 	}
 }
 
@@ -126,14 +125,14 @@ func (c *clientMemory) unmap(r *registration) {
 
 // mapping is one client file, mapped once however many regions and groups it serves.
 type mapping struct {
-	file  mapped.ID
+	file  fileID
 	data  []byte
 	users int // registrations
 }
 
 // checkFile identifies a descriptor, or says why its file cannot be mapped.
-func (c *clientMemory) checkFile(f *os.File) (mapped.ID, error) {
-	id, err := mapped.Identify(f, c.unsealed)
+func (c *clientMemory) checkFile(f *os.File) (fileID, error) {
+	id, err := identify(f, c.unsealed)
 	if err != nil {
 		return id, invalid("memfd", "%v", err)
 	}
@@ -173,7 +172,7 @@ func (c *clientMemory) mapFile(f *os.File) (*mapping, error) {
 // mapPages maps a file such that the host allocates none of its pages. Where the kernel lacks what that needs, only the
 // operator's processes may share memory, who could end the host in other ways too.
 func (c *clientMemory) mapPages(f *os.File, size int64) ([]byte, error) {
-	data, err := mapped.File(f, size)
+	data, err := mapFile(f, size)
 	if err != nil {
 		return nil, invalid("memfd", "cannot be mapped for reading and writing: %v", err)
 	}

@@ -1,10 +1,6 @@
 package server
 
 import (
-	"fmt"
-
-	"github.com/kvhost/kvhost/host/server/access"
-	"github.com/kvhost/kvhost/host/server/arriving"
 	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/server/socket"
 )
@@ -17,28 +13,12 @@ func (c *Config) budgets() share.Budgets {
 	}
 }
 
-// Reloadable says whether Reload can take a configuration: clients were told how large a message may be, and that must
-// still arrive.
-func (s *Server) Reloadable(next Config) error {
-	next = next.orDefaults()
-	if most := arriving.Largest(next.Arriving.Alone()); most < s.cfg.Limits.MessageBytes {
-		return fmt.Errorf("%w: messages of %d bytes, which clients were told they may send, would not fit: at most %d",
-			ErrTooSmall, s.cfg.Limits.MessageBytes, most)
-	}
-	return nil
-}
-
-// Reload changes limits, times, pins, rules of tenants, users, capacity and the memory that sessions share to those of
-// another configuration; the rest of it is ignored. Sessions that run keep the limits and the tenant that HELLO gave them,
-// and what they hold. An error is of the sockets' modes: all else was changed.
-func (s *Server) Reload(next Config) error {
-	next = next.orDefaults()
+// Reload changes the rules of tenants, who may connect, and the room that stores share by the capacity of the roots. Sessions
+// that run keep the tenant that HELLO gave them, and what they hold. An error is of the sockets' modes: all else was changed.
+func (s *Server) Reload(rules socket.Rules, users socket.Users, capacity int64) error {
 	cfg := s.cfg
-	cfg.Limits, cfg.LeaseTTL, cfg.MaxWait, cfg.Capacity = next.Limits, next.LeaseTTL, next.MaxWait, next.Capacity
-	cfg.Limits.MessageBytes = s.cfg.Limits.MessageBytes
-	cfg.Pins, cfg.Rules, cfg.Users = next.Pins, next.Rules, next.Users
-	b := next.budgets()
-	s.budgets.DivideAs(&b)
+	cfg.Rules, cfg.Users, cfg.Capacity = rules, users, capacity
+	s.budgets.Room.DivideAs(share.RoomBudget(capacity, cfg.Limits.Sessions))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.current.Store(&cfg)
@@ -48,10 +28,7 @@ func (s *Server) Reload(next Config) error {
 	return s.sockets.SetUsers(cfg.Users)
 }
 
-// Current is the configuration that new sessions get.
-func (s *Server) Current() Config { return *s.current.Load() }
-
-func (s *Server) rules() access.Rules { return s.current.Load().Rules }
+func (s *Server) rules() socket.Rules { return s.current.Load().Rules }
 
 // listen makes the sockets, and lets Reload change who may connect.
 func (s *Server) listen(path string) (*socket.Pair, error) {

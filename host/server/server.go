@@ -14,11 +14,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/access"
 	"github.com/kvhost/kvhost/host/server/activity"
-	"github.com/kvhost/kvhost/host/server/arriving"
-	"github.com/kvhost/kvhost/host/server/kvevents"
-	"github.com/kvhost/kvhost/host/server/mapped"
 	"github.com/kvhost/kvhost/host/server/share"
 	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
@@ -64,7 +60,7 @@ type chunkStore interface {
 	Put(ctx context.Context, q store.PutRequest) (*store.Put, error)
 	Discard(q store.DiscardRequest) ([]store.DiscardResult, error)
 	EndRequest(request uint32, hints abi.Hints)
-	kvevents.Store
+	eventSource
 }
 
 // New makes a server; Serve runs it.
@@ -72,9 +68,9 @@ func New(cfg Config) *Server { return newServer(cfg, cfg.Store) }
 
 func newServer(cfg Config, st chunkStore) *Server {
 	cfg = cfg.orDefaults()
-	cfg.Limits.MessageBytes = min(cfg.Limits.MessageBytes, arriving.Largest(cfg.Arriving.Alone()))
+	cfg.Limits.MessageBytes = min(cfg.Limits.MessageBytes, socket.LargestMessage(cfg.Arriving.Alone()))
 	s := &Server{
-		cfg: cfg, store: st, budgets: cfg.budgets(), protect: mapped.Protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
+		cfg: cfg, store: st, budgets: cfg.budgets(), protect: protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
 		quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
 		engines: map[engineKey]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
 	}
@@ -107,7 +103,7 @@ func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[pr
 		case <-ctx.Done():
 		}
 	}()
-	return (&kvevents.Stream{Store: s.store, Epoch: s.epoch, Send: st.Send}).Run(ctx, q)
+	return (&eventStream{Store: s.store, Epoch: s.epoch, Send: st.Send}).Run(ctx, q)
 }
 
 // Serve listens on a Unix socket at path, and on the descriptor socket beside it, until the context is done or Close is
@@ -134,7 +130,7 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	bounds := socket.Arriving{
 		Budget: s.budgets.Arriving, Closed: func(err error) { s.budgets.Closed(s.cfg.Log, err) },
 	}
-	g := grpc.NewServer(append(append(access.Options(s.rules), bounds.Options()...),
+	g := grpc.NewServer(append(append(socket.Checks(s.rules), bounds.Options()...),
 		grpc.MaxRecvMsgSize(s.cfg.Limits.MessageBytes), grpc.MaxSendMsgSize(s.cfg.Limits.MessageBytes),
 		// Fixed flow-control windows: the estimator that would size them costs round trips, and a local socket has
 		// no delay.

@@ -15,12 +15,9 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/access"
 	"github.com/kvhost/kvhost/host/server/activity"
-	"github.com/kvhost/kvhost/host/server/inbox"
-	"github.com/kvhost/kvhost/host/server/reserving"
-	"github.com/kvhost/kvhost/host/server/sendqueue"
 	"github.com/kvhost/kvhost/host/server/share"
+	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/transfer"
 )
 
@@ -43,8 +40,8 @@ type session struct {
 	nonce  [proto.NonceBytes]byte
 	lastID uint64 // of the reader
 
-	out       *sendqueue.Queue
-	inbox     *inbox.Inbox
+	out       *sendQueue
+	inbox     *inbox
 	jobs      *jobTable
 	memory    *clientMemory
 	timelines *timelines
@@ -62,7 +59,7 @@ type session struct {
 	keys []chunk.Key // scratch of LOOKUP, used with the turn held
 	// reserving has the STOREs that are checked. A reservation outlives its job, and the session, if the job is cancelled
 	// meanwhile; there is one at a time, so that a session leaves no more than one goroutine to a disk that hangs.
-	reserving *reserving.Queue
+	reserving *reserveQueue
 
 	granted granted
 }
@@ -83,14 +80,14 @@ func (s *Server) newSession(st stream) (*session, error) {
 	x := &session{
 		server: s, cfg: cfg, stream: st, number: number, share: sh,
 		jobs: newJobTable(cfg.Limits.Jobs), granted: granted{requests: map[uint32]struct{}{}},
-		reserving: reserving.New(s.work.Go),
+		reserving: newReserveQueue(s.work.Go),
 	}
 	x.log = s.cfg.Log.With("session", x.number)
 	x.ctx, x.end = context.WithCancelCause(st.Context())
-	x.out = sendqueue.New(cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
-	x.inbox = inbox.New(x.handle, x.drop)
+	x.out = newSendQueue(cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
+	x.inbox = newInbox(x.handle, x.drop)
 	x.memory = newClientMemory(s, cfg, sh, x.log)
-	peer := access.Peer(st.Context())
+	peer := socket.Caller(st.Context())
 	x.memory.uid, x.memory.trusted = peer.UID, peer.Operator()
 	x.timelines = &timelines{ctx: x.ctx, log: x.log, memory: x.memory, jobs: x.jobs, limit: cfg.MaxWait}
 	return x, nil
@@ -196,7 +193,7 @@ func (x *session) reply(m *proto.HostMessage) {
 	default:
 		bytes = x.share.Answered(m.Id)
 	}
-	x.out.Push(sendqueue.Message{HostMessage: m, Bytes: bytes})
+	x.out.Push(outgoing{HostMessage: m, Bytes: bytes})
 }
 
 func (x *session) done(id uint64) {

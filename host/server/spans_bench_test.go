@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/server/traced"
+	"github.com/kvhost/kvhost/host/server/activity"
 	"github.com/kvhost/kvhost/host/spans"
 	"github.com/kvhost/kvhost/host/store"
 )
@@ -24,14 +24,18 @@ func BenchmarkLookupSpans(b *testing.B) {
 		ratio float64
 	}{{"none", -2}, {"off", -1}, {"ratio=0.01", 0.01}, {"ratio=1", 1}} {
 		b.Run(c.name, func(b *testing.B) {
-			var requests *traced.Requests
+			var requests *activity.Requests
 			if c.ratio > -2 {
-				tracer := spans.New("test", nil, slog.New(slog.DiscardHandler))
-				defer tracer.Close()
-				if c.ratio >= 0 {
-					tracer.Set(spans.Config{Endpoint: collector.URL, Ratio: c.ratio, Timeout: time.Minute})
+				cfg := spans.Config{Endpoint: collector.URL, Ratio: c.ratio, Timeout: time.Minute}
+				if c.ratio < 0 {
+					cfg.Endpoint = ""
 				}
-				requests = &traced.Requests{Tracer: tracer}
+				tracer, err := spans.New("test", cfg, slog.New(slog.DiscardHandler))
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer tracer.Close()
+				requests = &activity.Requests{Tracer: tracer}
 			}
 			p := newRig(b, func(s *Config, _ *store.Config) { s.Spans = requests }).dial(nil)
 			q := client.LookupRequest{Keys: keys(10)}

@@ -7,7 +7,6 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/proto"
 	"github.com/kvhost/kvhost/host/server/activity"
-	"github.com/kvhost/kvhost/host/server/codes"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/host/transfer"
 )
@@ -52,7 +51,7 @@ func (s *storing) reserve(wants []store.PutRequest, number uint32, spec *transfe
 			s.refused(i, err)
 			continue
 		}
-		s.results[i] = codes.Result(nil)
+		s.results[i] = resultOf(nil)
 		s.index = append(s.index, i)
 		spec.Chunks = append(spec.Chunks, transfer.StoreChunk{Put: put, Blocks: j.message.GetStore().Chunks[i].Blocks})
 	}
@@ -179,7 +178,7 @@ func newStoring(j *job, chunks int) *storing {
 
 // refused records a chunk that was not reserved.
 func (s *storing) refused(i int, err error) {
-	if s.results[i] = codes.Result(err); s.results[i] == proto.ChunkResult_CHUNK_RESULT_FAILED {
+	if s.results[i] = resultOf(err); s.results[i] == proto.ChunkResult_CHUNK_RESULT_FAILED {
 		s.failures = append(s.failures, &proto.ChunkFailure{Chunk: uint32(i), Code: codeOf(err), Message: err.Error()})
 	}
 }
@@ -198,7 +197,7 @@ func (s *storing) published(o transfer.Outcome) {
 		i := s.index[f.Chunk]
 		f.Err = s.job.cause(f.Err)
 		s.results[i] = proto.ChunkResult_CHUNK_RESULT_FAILED
-		if r := codes.Result(f.Err); r != proto.ChunkResult_CHUNK_RESULT_FAILED {
+		if r := resultOf(f.Err); r != proto.ChunkResult_CHUNK_RESULT_FAILED {
 			s.results[i] = r // at publication another piece was there, or the disk was full
 			continue
 		}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/access"
 	"github.com/kvhost/kvhost/host/server/socket"
 	"github.com/kvhost/kvhost/host/store"
 )
@@ -35,7 +34,7 @@ func tenantHello(engine string, tenant uint32) *proto.ClientMessage {
 
 // A user's process is only the tenants that the operator names for the user, and others are refused by name.
 func TestUsersAreTheirTenants(t *testing.T) {
-	s := fakeServer(t, Config{Rules: access.Rules{
+	s := fakeServer(t, Config{Rules: socket.Rules{
 		{First: 7, Last: 7, UIDs: []uint32{1007}, Sessions: 1}, {First: 8, Last: 8, UIDs: []uint32{1008}},
 	}}, &fakeStore{})
 	for _, c := range []struct {
@@ -77,7 +76,7 @@ func TestEnginesAreTheirTenants(t *testing.T) {
 // What a private tenant stored is a miss for all others, what others stored is a miss for it, and it takes its own
 // entries only away. Tenants that are not private share what they store.
 func TestPrivateTenants(t *testing.T) {
-	r := newRig(t, func(c *Config, _ *store.Config) { c.Rules = access.Rules{{First: 7, Last: 8, Private: true}} })
+	r := newRig(t, func(c *Config, _ *store.Config) { c.Rules = socket.Rules{{First: 7, Last: 8, Private: true}} })
 	peers := map[uint32]*peer{}
 	for _, tenant := range []uint32{1, 2, 7, 8} {
 		peers[tenant] = r.dial(func(h *client.Hello) { h.Tenant = tenant })

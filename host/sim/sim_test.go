@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -17,6 +18,19 @@ import (
 	"github.com/kvhost/kvhost/host/policy"
 	"github.com/kvhost/kvhost/host/trace"
 )
+
+// fromRequests is a workload of requests in memory.
+func fromRequests(name string, requests []trace.Request) (*Workload, error) {
+	i := 0
+	return read(context.Background(), name, func(r *trace.Request) error {
+		if i == len(requests) {
+			return io.EOF
+		}
+		*r = requests[i]
+		i++
+		return nil
+	})
+}
 
 // generated is a workload of conversations, agents and one-shot prompts.
 func generated(t testing.TB, requests int) *Workload {
@@ -33,7 +47,7 @@ func generated(t testing.TB, requests int) *Workload {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := FromRequests("generated", all)
+	w, err := fromRequests("generated", all)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +60,7 @@ func workload(t testing.TB, requests ...[]uint64) *Workload {
 	for i, ids := range requests {
 		all = append(all, trace.Request{Timestamp: int64(i), HashIDs: ids})
 	}
-	w, err := FromRequests("made", all)
+	w, err := fromRequests("made", all)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +99,7 @@ func TestWorkload(t *testing.T) {
 	if w.firstChild[1] != 3 || w.sibling[3] != 2 || w.sibling[2] != abi.None {
 		t.Errorf("children %v, siblings %v", w.firstChild, w.sibling)
 	}
-	if _, err := FromRequests("none", []trace.Request{{}}); !errors.Is(err, ErrTrace) {
+	if _, err := fromRequests("none", []trace.Request{{}}); !errors.Is(err, ErrTrace) {
 		t.Errorf("a trace without chunks: %v", err)
 	}
 }

@@ -71,19 +71,6 @@ func traceName(path string) string {
 	return name
 }
 
-// FromRequests prepares requests in memory.
-func FromRequests(name string, requests []trace.Request) (*Workload, error) {
-	i := 0
-	return read(context.Background(), name, func(req *trace.Request) error {
-		if i == len(requests) {
-			return io.EOF
-		}
-		*req = requests[i]
-		i++
-		return nil
-	})
-}
-
 func read(ctx context.Context, name string, next func(*trace.Request) error) (*Workload, error) {
 	w := &Workload{Name: name}
 	var numbers numbering

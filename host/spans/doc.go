@@ -1,7 +1,4 @@
-// Package spans makes OpenTelemetry spans of requests and sends them to a collector by OTLP: protobuf over HTTP. A request
-// never waits for that. What is not sampled costs no memory, and what the collector does not take in time is dropped and
-// counted.
-//
-// The messages of OTLP that a host sends are few, so they are written field by field ([Span.End]); tests decode them with the
-// code that OpenTelemetry generates.
+// Package spans makes OpenTelemetry spans of requests, with OpenTelemetry's SDK, and sends them to a collector by OTLP: protobuf
+// over HTTP. A request never waits for that. A request that is not sampled allocates nothing, and a span for which the queue of
+// the exporter has no room is dropped and counted.
 package spans

@@ -7,6 +7,4 @@ var (
 	ErrEndpoint = errors.New("no endpoint of a collector")
 	// ErrHeaders says that a file of headers cannot be used.
 	ErrHeaders = errors.New("headers")
-
-	errCollector = errors.New("the collector does not take spans")
 )

@@ -1,192 +1,135 @@
 package spans
 
 import (
-	"bytes"
 	"context"
-	"errors"
-	"fmt"
-	"io"
-	"math"
 	"net/http"
+	"regexp"
 	"strconv"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// How long a batch that the collector does not take is tried again.
-const (
-	attempts   = 5
-	firstPause = time.Second // doubled for each further attempt
-	longPause  = 30 * time.Second
-)
+// queue is the SDK's, which drops what it has no room for and does not say so: it gets only what it has room for.
+type queue struct {
+	of *Tracer
+	sdk.SpanProcessor
+}
 
-// export is the tracer's goroutine. It ends with ctx, after what is queued then.
-func (t *Tracer) export(ctx context.Context) {
-	defer close(t.stopped)
-	limit, stop := context.WithCancel(context.Background())
+// OnEnd queues a span.
+func (q *queue) OnEnd(s sdk.ReadOnlySpan) {
+	if q.of.waiting.Add(1) > queued {
+		q.of.waiting.Add(-1)
+		q.of.dropped.Add(1)
+		return
+	}
+	q.SpanProcessor.OnEnd(s)
+}
+
+// retries are those of one batch.
+var retries = otlptracehttp.RetryConfig{
+	Enabled: true, InitialInterval: time.Second, MaxInterval: 30 * time.Second, MaxElapsedTime: time.Minute,
+}
+
+// longestAnswer bounds what is read of a collector's answer, in bytes.
+const longestAnswer = 64 << 10
+
+// newExporter makes an exporter of the SDK, and overrides all that it would read from the environment.
+func newExporter(c Config, client *http.Client) (sdk.SpanExporter, error) {
+	headers := c.Headers
+	if headers == nil {
+		headers = map[string]string{}
+	}
+	return otlptracehttp.New(context.Background(), otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(headers),
+		otlptracehttp.WithCompression(otlptracehttp.NoCompression), otlptracehttp.WithEncoding(otlptracehttp.EncodingProtobuf),
+		otlptracehttp.WithTLSClientConfig(nil), otlptracehttp.WithTimeout(c.Timeout), otlptracehttp.WithRetry(retries),
+		otlptracehttp.WithMaxResponseSize(longestAnswer), otlptracehttp.WithHTTPClient(client))
+}
+
+// exporter sends batches, and counts what becomes of them. The SDK calls it from one goroutine.
+type exporter struct {
+	of   *Tracer
+	to   sdk.SpanExporter
+	well bool // the last batch was taken
+}
+
+// ExportSpans sends a batch until the collector takes or refuses it, or retries are over.
+func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
+	t := e.of
+	t.waiting.Add(-int64(len(spans)))
+	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(closes, stop) })()
-	well := true
-	for last := false; !last; {
-		var spans [][]byte
-		spans, last = t.collect(ctx)
-		rejected, err := t.deliver(ctx, limit, spans)
-		rejected = min(rejected, len(spans)) // a collector may say anything
-		switch {
-		case err != nil:
-			t.failed.Add(uint64(len(spans)))
-			if well {
-				t.log.Warn("spans are lost", "error", err)
-			}
-		default:
-			t.failed.Add(uint64(rejected))
-			t.exported.Add(uint64(len(spans) - rejected))
-			if !well {
-				t.log.Info("spans are exported again")
-			}
-		}
-		well = err == nil
-	}
-}
-
-// collect waits for spans: for the first as long as ctx lasts, for a batch of them a moment. After the end it takes what is
-// queued, the last.
-func (t *Tracer) collect(ctx context.Context) (spans [][]byte, last bool) {
-	var more <-chan time.Time
-	for len(spans) < batch {
-		select {
-		case s := <-t.queue:
-			if spans = append(spans, s); more == nil {
-				timer := time.NewTimer(delay)
-				defer timer.Stop()
-				more = timer.C
-			}
-		case <-more:
-			return spans, false
-		case <-ctx.Done():
-			for {
-				select {
-				case s := <-t.queue:
-					spans = append(spans, s)
-				default:
-					return spans, true
-				}
-			}
-		}
-	}
-	return spans, false
-}
-
-// deliver sends spans until the collector takes or refuses them, spans are switched off, or it was tried often enough. Other
-// settings begin anew. After the end of ctx it tries once more, until limit is done.
-func (t *Tracer) deliver(ctx, limit context.Context, spans [][]byte) (rejected int, err error) {
-	if len(spans) == 0 {
-		return 0, nil
-	}
-	body := data(t.resource, t.version, spans)
-	var with *settings
-	for n := 0; n < attempts; n++ {
-		now := t.current.Load()
-		if now == nil {
-			return len(spans), nil // off since they were made
-		}
-		if now != with {
-			with, n = now, 0
-		}
-		var pause time.Duration
-		if rejected, pause, err = with.post(limit, body); err == nil || pause < 0 || ctx.Err() != nil {
-			return rejected, err
-		}
-		timer := time.NewTimer(min(max(pause, firstPause<<n), longPause))
-		select {
-		case <-timer.C:
-		case <-with.replaced.Done():
-		case <-ctx.Done():
-			n = attempts - 2 // once more
-		}
-		timer.Stop()
-	}
-	return 0, err
-}
-
-// post sends a batch once. pause is how long to wait before the next attempt at least; below 0: there is to be none.
-func (c *settings) post(ctx context.Context, body []byte) (rejected int, pause time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
-	defer context.AfterFunc(c.replaced, cancel)()
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Endpoint, bytes.NewReader(body))
-	if err != nil {
-		return 0, -1, err
-	}
-	for name, values := range c.Headers {
-		q.Header[name] = values
-	}
-	q.Header.Set("Content-Type", "application/x-protobuf")
-	q.Header.Set("User-Agent", "kvhost")
-	r, err := c.client.Do(q)
-	if err != nil {
-		return 0, 0, fmt.Errorf("%w: %w", errCollector, err)
-	}
-	defer r.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(r.Body, 64<<10))
+	defer context.AfterFunc(t.limit, stop)()
+	err := e.to.ExportSpans(ctx, spans)
+	lost := rejected(err, len(spans))
+	t.failed.Add(uint64(lost))
+	t.exported.Add(uint64(len(spans) - lost))
 	switch {
-	case r.StatusCode >= 200 && r.StatusCode < 300:
-		return rejectedOf(answer), 0, nil // it has taken them, whatever became of its answer
-	case r.StatusCode == http.StatusTooManyRequests, r.StatusCode == http.StatusBadGateway,
-		r.StatusCode == http.StatusServiceUnavailable, r.StatusCode == http.StatusGatewayTimeout:
-		pause = retryAfter(r.Header.Get("Retry-After"))
-	default:
-		pause = -1
+	case lost > 0 && e.well:
+		text := err.Error()
+		t.log.Warn("spans are lost", "error", valid(text[:min(len(text), longestText)]))
+	case lost == 0 && !e.well:
+		t.log.Info("spans are exported again")
 	}
-	return 0, pause, errors.Join(fmt.Errorf("%w: %s answers %s", errCollector, c.Endpoint, r.Status), err)
+	e.well = lost == 0
+	return nil // an error would go to OpenTelemetry's own log
 }
 
-// retryAfter reads the seconds of a Retry-After.
-func retryAfter(text string) time.Duration {
-	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil {
+// Shutdown ends the exporter.
+func (e *exporter) Shutdown(ctx context.Context) error { return e.to.Shutdown(ctx) }
+
+// partly is how the exporter says that a collector has refused some spans of a batch. The error's type is its own.
+var partly = regexp.MustCompile(`(?s)OTLP partial success: .*\((-?\d+) spans rejected\)`)
+
+// rejected is how many of so many spans were lost by an error of the exporter. A collector may say any number.
+func rejected(err error, of int) int {
+	if err == nil {
 		return 0
 	}
-	return time.Duration(n) * time.Second
-}
-
-// rejectedOf reads how many spans an ExportTraceServiceResponse says were refused: rejected_spans of partial_success. A
-// response that is none says nothing.
-func rejectedOf(answer []byte) int {
-	var n uint64
-	field := func(b []byte, want protowire.Number, take func([]byte, uint64)) {
-		for len(b) > 0 {
-			f, kind, size := protowire.ConsumeTag(b)
-			if size < 0 {
-				return
-			}
-			b = b[size:]
-			if size = protowire.ConsumeFieldValue(f, kind, b); size < 0 {
-				return
-			}
-			switch {
-			case f != want:
-			case kind == protowire.BytesType:
-				v, _ := protowire.ConsumeBytes(b)
-				take(v, 0)
-			case kind == protowire.VarintType:
-				v, _ := protowire.ConsumeVarint(b)
-				take(nil, v)
-			}
-			b = b[size:]
-		}
+	m := partly.FindStringSubmatch(err.Error())
+	if m == nil {
+		return of
 	}
-	field(answer, 1, func(partial []byte, _ uint64) { field(partial, 1, func(_ []byte, v uint64) { n = v }) })
-	return int(min(n, math.MaxInt32))
+	n, err := strconv.Atoi(m[1])
+	if err != nil {
+		return of
+	}
+	return max(0, min(n, of))
 }
 
 // newClient follows no redirect, which could take the headers elsewhere.
-func newClient() *http.Client {
+func newClient(timeout time.Duration) *http.Client {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxConnsPerHost = 1
 	return &http.Client{
-		Transport:     transport,
+		Transport:     again{transport},
+		Timeout:       timeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// again makes failures of the network temporary, so that the exporter tries again: a collector that starts anew refuses
+// connections for a while.
+type again struct{ http.RoundTripper }
+
+type temporary struct{ error }
+
+func (temporary) Temporary() bool { return true }
+func (t temporary) Unwrap() error { return t.error }
+
+// RoundTrip sends a request.
+func (a again) RoundTrip(q *http.Request) (*http.Response, error) {
+	r, err := a.RoundTripper.RoundTrip(q)
+	if err != nil && q.Context().Err() == nil {
+		err = temporary{err}
+	}
+	return r, err
+}
+
+// CloseIdleConnections is for [http.Client.CloseIdleConnections].
+func (a again) CloseIdleConnections() {
+	if c, ok := a.RoundTripper.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
 	}
 }

@@ -38,8 +38,8 @@ const MaxHeaders = 16 << 10
 
 // Headers reads headers for a collector, one "Name: value" in a line. Empty lines and lines that begin with # say nothing.
 // Errors do not repeat what the file has.
-func Headers(file []byte) (map[string][]string, error) {
-	headers := map[string][]string{}
+func Headers(file []byte) (map[string]string, error) {
+	headers := map[string]string{}
 	lines := bufio.NewScanner(bytes.NewReader(file))
 	lines.Buffer(nil, MaxHeaders+1)
 	for n := 1; lines.Scan(); n++ {
@@ -59,34 +59,13 @@ func Headers(file []byte) (map[string][]string, error) {
 		case "Content-Type", "Content-Length", "Content-Encoding", "Transfer-Encoding", "Host", "Connection", "Trailer":
 			return nil, fmt.Errorf("%w: line %d: %s is the host's own", ErrHeaders, n, name)
 		}
-		headers[name] = append(headers[name], value)
+		if _, twice := headers[name]; twice {
+			return nil, fmt.Errorf("%w: line %d: %s for the second time: put its values into one line, with commas", ErrHeaders, n, name)
+		}
+		headers[name] = value
 	}
 	return headers, lines.Err()
 }
 
 // token has the characters of a header's name.
 const token = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-
-// Resource says whose spans they are. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES of the environment count, as OpenTelemetry
-// defines them: what they say goes before what the host knows.
-func Resource(version, host string, getenv func(string) string) (list []Attribute) {
-	have := map[string]bool{}
-	add := func(key, value string) {
-		if key != "" && value != "" && !have[key] {
-			have[key] = true
-			list = append(list, Text(key, value))
-		}
-	}
-	add("service.name", getenv("OTEL_SERVICE_NAME"))
-	for pair := range strings.SplitSeq(getenv("OTEL_RESOURCE_ATTRIBUTES"), ",") {
-		key, value, ok := strings.Cut(pair, "=")
-		plain, err := url.PathUnescape(strings.TrimSpace(value))
-		if ok && err == nil {
-			add(strings.TrimSpace(key), plain)
-		}
-	}
-	add("service.name", "kvhost")
-	add("service.version", version)
-	add("host.name", host)
-	return list
-}

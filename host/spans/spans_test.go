@@ -2,7 +2,6 @@ package spans
 
 import (
 	"bytes"
-	"context"
 	"encoding/hex"
 	"io"
 	"log/slog"
@@ -10,52 +9,87 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	coltracepb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
 )
 
 const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-func newTracer(c Config) *Tracer {
-	t := New("test", Resource("test", "here", func(string) string { return "" }), slog.New(slog.DiscardHandler))
-	t.Set(c)
-	return t
+// traces is a tracer that sends through a transport of the test's, or over the network.
+func traces(t testing.TB, c Config, through http.RoundTripper) *Tracer {
+	t.Helper()
+	client := newClient(c.Timeout)
+	if through != nil {
+		client.Transport = again{through}
+	}
+	tr, err := newTracer("1.2", c, client, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tr
 }
 
-// A span is what OpenTelemetry's own code reads.
-func TestEncoding(t *testing.T) {
-	tr := New("1.2", nil, slog.New(slog.DiscardHandler))
-	tr.current.Store(&settings{Config: Config{Ratio: 1}})
-	s := tr.Begin(traceparent)
-	from := time.Unix(100, 5)
-	long := strings.Repeat("x", 2*longestText)
-	link := s.Child()
-	got := decode(t, data([]Attribute{Text("service.name", "kvhost")}, "1.2", [][]byte{s.encode(&Ended{
-		Name: "kvhost.load", Kind: Server, From: from, To: from.Add(time.Second), Failure: "bad \xff bytes", Code: "DAMAGED",
-		Attributes: []Attribute{Number("n", -1), Numbers("list", []int64{1, 300, -7}), Text("long", long)},
-		Encoded:    Encode(Text("kvhost.model", "m")), Link: &link,
-		Events: []Event{{Name: "never"}, {Name: "read", At: from.Add(time.Millisecond)}},
-	})}))
-	scope := got.ResourceSpans[0].ScopeSpans[0]
-	if v := got.ResourceSpans[0].Resource.Attributes[0].Value.GetStringValue(); v != "kvhost" || scope.Scope.Version != "1.2" {
-		t.Errorf("resource %q, scope %v", v, scope.Scope)
+// A span is what OpenTelemetry's own code reads, whatever the environment says about exporters.
+func TestSpan(t *testing.T) {
+	for _, name := range []string{"ENDPOINT", "TRACES_ENDPOINT", "HEADERS", "CERTIFICATE", "COMPRESSION", "PROTOCOL", "TIMEOUT"} {
+		t.Setenv("OTEL_EXPORTER_OTLP_"+name, "of-an-engine")
 	}
-	p := scope.Spans[0]
-	if p.Name != "kvhost.load" || p.Kind != tracepb.Span_SPAN_KIND_SERVER || p.StartTimeUnixNano != 100e9+5 || p.EndTimeUnixNano != 101e9+5 {
-		t.Errorf("%v", p)
+	t.Setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1")
+	t.Setenv("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "1")
+	t.Setenv("OTEL_TRACES_SAMPLER", "always_off")
+	t.Setenv("OTEL_SERVICE_NAME", "mine")
+	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=other,team=a%20b")
+	c := newCollector(t, nil)
+	tr := traces(t, Config{Endpoint: c.URL, Ratio: 1, Timeout: time.Minute}, nil)
+	s := tr.Begin(traceparent)
+	from := time.Now()
+	part, link := s.Part(from.Add(5)), s.Child(from)
+	part.End(&Ended{Name: "kvhost.read", To: from.Add(6)})
+	s.End(&Ended{
+		Name: "kvhost.load", To: from.Add(time.Second), Failure: "bad \xff bytes", Code: "DAMAGED",
+		Attributes: []attribute.KeyValue{Number("n", -1), attribute.Int64Slice("list", []int64{1, 300, -7}), Text("long", strings.Repeat("x", 2*longestText)), Text("bad", "\xff")},
+		Session:    []attribute.KeyValue{Text("kvhost.model", "m")}, Link: &link,
+		Events: []Event{{Name: "never"}, {Name: "read", At: from.Add(time.Millisecond)}},
+	})
+	tr.Close()
+	if len(c.sent()) != 1 {
+		t.Fatalf("want one batch, got %d", len(c.sent()))
+	}
+	got := c.sent()[0].ResourceSpans[0]
+	resource := map[string]string{}
+	for _, a := range got.Resource.Attributes {
+		resource[a.Key] = a.Value.GetStringValue()
+	}
+	if resource["service.name"] != "mine" || resource["team"] != "a b" || resource["service.version"] != "1.2" {
+		t.Errorf("want the service mine 1.2 of team a b, got %v", resource)
+	}
+	scope := got.ScopeSpans[0]
+	if scope.Scope.Version != "1.2" || len(scope.Spans) != 2 {
+		t.Fatalf("want two spans of version 1.2, got %v", scope)
+	}
+	child, p := scope.Spans[0], scope.Spans[1]
+	if child.Name != "kvhost.read" || child.Kind != tracepb.Span_SPAN_KIND_INTERNAL || !bytes.Equal(child.ParentSpanId, p.SpanId) ||
+		child.StartTimeUnixNano != uint64(from.UnixNano())+5 || child.EndTimeUnixNano != uint64(from.UnixNano())+6 {
+		t.Errorf("want a part of the request, of a nanosecond, got %v", child)
+	}
+	if p.Name != "kvhost.load" || p.Kind != tracepb.Span_SPAN_KIND_SERVER || p.EndTimeUnixNano != uint64(from.UnixNano())+1e9 || p.StartTimeUnixNano > uint64(from.UnixNano()) {
+		t.Errorf("want kvhost.load of a server, of a second, got %v", p)
 	}
 	if hex.EncodeToString(p.TraceId) != "4bf92f3577b34da6a3ce929d0e0e4736" || hex.EncodeToString(p.ParentSpanId) != "00f067aa0ba902b7" || p.Flags != 0x301 {
-		t.Errorf("trace %x, parent %x, flags %#x", p.TraceId, p.ParentSpanId, p.Flags)
+		t.Errorf("want the client's trace and parent, which is remote, got trace %x, parent %x, flags %#x", p.TraceId, p.ParentSpanId, p.Flags)
 	}
 	if p.Status.GetCode() != tracepb.Status_STATUS_CODE_ERROR || p.Status.GetMessage() != "bad \uFFFD bytes" {
-		t.Errorf("status %v", p.Status)
+		t.Errorf("want an error whose text is UTF-8, got %v", p.Status)
 	}
 	if len(p.Events) != 1 || p.Events[0].Name != "read" || len(p.Links) != 1 || !bytes.Equal(p.Links[0].TraceId, p.TraceId) {
-		t.Errorf("events %v, links %v", p.Events, p.Links)
+		t.Errorf("want one event and one link, got %v and %v", p.Events, p.Links)
 	}
 	at := map[string]int{}
 	for i, a := range p.Attributes {
@@ -65,8 +99,8 @@ func TestEncoding(t *testing.T) {
 	list := p.Attributes[at["list"]].Value.GetArrayValue().GetValues()
 	if p.Attributes[at["n"]].Value.GetIntValue() != -1 || len(list) != 3 || list[2].GetIntValue() != -7 ||
 		len(p.Attributes[at["long"]].Value.GetStringValue()) != longestText || !strings.Contains(value("error.type"), "DAMAGED") ||
-		!strings.Contains(value("kvhost.model"), "m") || len(at) != 5 {
-		t.Errorf("attributes %v", p.Attributes)
+		!strings.Contains(value("kvhost.model"), "m") || p.Attributes[at["bad"]].Value.GetStringValue() != "\uFFFD" || len(at) != 6 {
+		t.Errorf("want six attributes, a long one cut and a bad one mended, got %v", p.Attributes)
 	}
 }
 
@@ -82,11 +116,16 @@ func decode(t *testing.T, body []byte) *tracepb.TracesData {
 	return &got
 }
 
+// idle sends nothing.
+var idle = transport(func(q *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: q}, nil
+})
+
 // The client's decision counts; without one the ratio does.
 func TestSampling(t *testing.T) {
 	count := func(ratio float64, parent string) (n int) {
-		tr := New("", nil, nil)
-		tr.current.Store(&settings{Config: Config{Ratio: ratio}})
+		tr := traces(t, Config{Endpoint: "http://a", Ratio: ratio}, idle)
+		defer tr.Close()
 		for range 10000 {
 			if s := tr.Begin(parent); s.On() {
 				n++
@@ -102,62 +141,17 @@ func TestSampling(t *testing.T) {
 	}{
 		{0, "", 0, 0}, {1, "", 10000, 10000}, {0.1, "", 700, 1300},
 		{0, traceparent, 10000, 10000}, {1, unsampled, 0, 0}, {0, "nonsense", 0, 0}, {1, "nonsense", 10000, 10000},
+		{0, strings.ToUpper(traceparent), 0, 0}, {0, traceparent + "-more", 0, 0}, // version 0 has no more
+		{0, "00-00000000000000000000000000000000-00f067aa0ba902b7-01", 0, 0},
 	} {
 		if n := count(c.ratio, c.parent); n < c.low || n > c.top {
-			t.Errorf("ratio %v, parent %q: %d of 10000, want %d to %d", c.ratio, c.parent, n, c.low, c.top)
+			t.Errorf("ratio %v, parent %q: want %d to %d of 10000, got %d", c.ratio, c.parent, c.low, c.top, n)
 		}
 	}
 	var none *Tracer
 	if s := none.Begin(traceparent); s.On() {
-		t.Error("no tracer makes spans")
+		t.Error("want no span of no tracer, got one")
 	}
-}
-
-func TestTraceparent(t *testing.T) {
-	for text, ok := range map[string]bool{
-		traceparent: true,
-		"":          false,
-		"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7":    false,
-		strings.ToUpper(traceparent):                              false,
-		"ff" + traceparent[2:]:                                    false,
-		traceparent + "-more":                                     false, // version 0 has no more
-		"cc" + traceparent[2:] + "-more":                          true,
-		"cc" + traceparent[2:] + "more":                           false,
-		"00-00000000000000000000000000000000-00f067aa0ba902b7-01": false,
-		"00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01": false,
-		"00-4bf92f3577b34da6a3ce929d0e0e473g-00f067aa0ba902b7-01": false,
-	} {
-		if _, got := parse(text); got != ok {
-			t.Errorf("%q: %v, want %v", text, got, ok)
-		}
-	}
-}
-
-func FuzzTraceparent(f *testing.F) {
-	f.Add(traceparent)
-	f.Fuzz(func(t *testing.T, text string) {
-		p, ok := parse(text)
-		if !ok {
-			return
-		}
-		if !strings.HasPrefix(text[3:], hex.EncodeToString(p.trace[:])+"-"+hex.EncodeToString(p.id[:])+"-") || p.trace == [16]byte{} || p.id == [8]byte{} {
-			t.Errorf("%q became %x and %x", text, p.trace, p.id)
-		}
-	})
-}
-
-func FuzzRejected(f *testing.F) {
-	f.Add(response(3))
-	f.Fuzz(func(t *testing.T, answer []byte) {
-		if n := rejectedOf(answer); n < 0 {
-			t.Errorf("%d rejected", n)
-		}
-	})
-}
-
-// response is an ExportTraceServiceResponse.
-func response(rejected uint64) []byte {
-	return raw(nil, 1, text(number(nil, 1, rejected), 2, "why"))
 }
 
 func FuzzHeaders(f *testing.F) {
@@ -171,7 +165,9 @@ func FuzzHeaders(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		q.Header = headers
+		for name, value := range headers {
+			q.Header.Set(name, value)
+		}
 		if err := q.Write(io.Discard); err != nil {
 			t.Errorf("%q is taken, and cannot be sent: %v", file, err)
 		}
@@ -180,10 +176,10 @@ func FuzzHeaders(f *testing.F) {
 
 func TestHeaders(t *testing.T) {
 	h, err := Headers([]byte("# secrets\nauthorization: Bearer abc:def \n\nX-Scope-OrgID: t\n"))
-	if err != nil || http.Header(h).Get("Authorization") != "Bearer abc:def" || http.Header(h).Get("X-Scope-Orgid") != "t" {
+	if err != nil || h["Authorization"] != "Bearer abc:def" || h["X-Scope-Orgid"] != "t" {
 		t.Errorf("%v, %v", h, err)
 	}
-	for _, text := range []string{"secret", "a b: secret", ": secret", "X: secret\x01", "Host: secret", "content-type: secret"} {
+	for _, text := range []string{"secret", "a b: secret", ": secret", "X: secret\x01", "Host: secret", "content-type: secret", "X: a\nx: secret"} {
 		if _, err := Headers([]byte(text)); err == nil || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%q: %v", text, err)
 		}
@@ -212,35 +208,18 @@ func TestEndpoint(t *testing.T) {
 	}
 }
 
-func TestResource(t *testing.T) {
-	env := map[string]string{"OTEL_SERVICE_NAME": "mine", "OTEL_RESOURCE_ATTRIBUTES": "service.name=other,team=a%20b,bad,x=%zz"}
-	got := map[string]string{}
-	for _, a := range Resource("v", "", func(k string) string { return env[k] }) {
-		got[a.Key] = a.text
-	}
-	if len(got) != 3 || got["service.name"] != "mine" || got["team"] != "a b" || got["service.version"] != "v" {
-		t.Errorf("%v", got)
-	}
-}
-
 // A request that gets no span costs nothing.
-func TestOffAllocatesNothing(t *testing.T) {
-	tr := New("", nil, slog.New(slog.DiscardHandler))
-	begin := func() {
-		s := tr.Begin(traceparent)
-		s.End(&Ended{Name: "x"})
-	}
-	if n := testing.AllocsPerRun(1000, begin); n != 0 {
-		t.Errorf("%v allocations when off", n)
-	}
-	tr.current.Store(&settings{Config: Config{Ratio: 0}})
-	parent := ""
-	begin = func() {
-		s := tr.Begin(parent)
-		s.End(&Ended{Name: "x"})
-	}
-	if n := testing.AllocsPerRun(1000, begin); n != 0 {
-		t.Errorf("%v allocations when not sampled", n)
+func TestWithoutSpanNothingIsAllocated(t *testing.T) {
+	off := traces(t, Config{Ratio: 1}, idle)
+	unsampled := traces(t, Config{Endpoint: "http://a", Ratio: 0}, idle)
+	defer unsampled.Close()
+	for name, tr := range map[string]*Tracer{"off": off, "not sampled": unsampled} {
+		if n := testing.AllocsPerRun(1000, func() {
+			s := tr.Begin("")
+			s.End(&Ended{Name: "x"})
+		}); n != 0 {
+			t.Errorf("%s: want no allocation, got %v", name, n)
+		}
 	}
 }
 
@@ -249,9 +228,10 @@ type collector struct {
 	*httptest.Server
 	answer func(http.ResponseWriter)
 
-	mu     sync.Mutex
-	spans  int
-	header http.Header
+	mu      sync.Mutex
+	batches []*tracepb.TracesData
+	spans   int
+	header  http.Header
 }
 
 func newCollector(t *testing.T, answer func(http.ResponseWriter)) *collector {
@@ -261,16 +241,17 @@ func newCollector(t *testing.T, answer func(http.ResponseWriter)) *collector {
 		if err != nil {
 			return
 		}
-		n := 0
-		for _, rs := range decode(t, body).ResourceSpans {
+		n, data := 0, decode(t, body)
+		for _, rs := range data.ResourceSpans {
 			for _, ss := range rs.ScopeSpans {
 				n += len(ss.Spans)
 			}
 		}
 		c.mu.Lock()
-		c.spans, c.header = c.spans+n, r.Header
+		c.batches, c.spans, c.header = append(c.batches, data), c.spans+n, r.Header
 		c.mu.Unlock()
 		if c.answer != nil {
+			w.Header().Set("Content-Type", "application/x-protobuf")
 			c.answer(w)
 		}
 	}))
@@ -284,16 +265,22 @@ func (c *collector) seen() (int, http.Header) {
 	return c.spans, c.header
 }
 
+func (c *collector) sent() []*tracepb.TracesData {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.batches
+}
+
 func end(tr *Tracer, n int) {
 	for range n {
 		s := tr.Begin("")
-		s.End(&Ended{Name: "x", From: time.Now(), To: time.Now()})
+		s.End(&Ended{Name: "x", To: time.Now()})
 	}
 }
 
 func TestClosingSendsWhatIsQueued(t *testing.T) {
 	c := newCollector(t, nil)
-	tr := newTracer(Config{Endpoint: c.URL + "/v1/traces", Ratio: 1, Timeout: time.Minute, Headers: http.Header{"X-Tenant": {"a"}}})
+	tr := traces(t, Config{Endpoint: c.URL + "/v1/traces", Ratio: 1, Timeout: time.Minute, Headers: map[string]string{"X-Tenant": "a"}}, nil)
 	end(tr, 700)
 	tr.Close()
 	n, h := c.seen()
@@ -303,7 +290,6 @@ func TestClosingSendsWhatIsQueued(t *testing.T) {
 	if s := tr.Stats(); s != (Stats{Exported: 700}) {
 		t.Errorf("%+v", s)
 	}
-	tr.Set(Config{Endpoint: c.URL, Ratio: 1}) // too late
 	if s := tr.Begin(""); s.On() {
 		t.Error("a closed tracer begins spans")
 	}
@@ -317,14 +303,14 @@ func TestRefusedSpansAreCounted(t *testing.T) {
 		want   Stats
 	}{
 		{"a status", func(w http.ResponseWriter) { w.WriteHeader(http.StatusUnauthorized) }, Stats{Failed: 10}},
-		{"some of them", func(w http.ResponseWriter) { w.Write(response(4)) }, Stats{Exported: 6, Failed: 4}},
-		{"more than there are", func(w http.ResponseWriter) { w.Write(response(1 << 60)) }, Stats{Failed: 10}},
+		{"some of them", func(w http.ResponseWriter) { w.Write(response(t, 4)) }, Stats{Exported: 6, Failed: 4}},
+		{"more than there are", func(w http.ResponseWriter) { w.Write(response(t, 1<<60)) }, Stats{Failed: 10}},
 		{"a redirect", func(w http.ResponseWriter) { w.Header().Set("Location", "/x"); w.WriteHeader(http.StatusFound) }, Stats{Failed: 10}},
-		{"nonsense, and takes them", func(w http.ResponseWriter) { w.Write([]byte("\xff\xff")) }, Stats{Exported: 10}},
+		{"nonsense", func(w http.ResponseWriter) { w.Write([]byte("\xff\xff")) }, Stats{Failed: 10}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			col := newCollector(t, c.answer)
-			tr := newTracer(Config{Endpoint: col.URL, Ratio: 1, Timeout: time.Minute})
+			tr := traces(t, Config{Endpoint: col.URL, Ratio: 1, Timeout: time.Minute}, nil)
 			end(tr, 10)
 			tr.Close()
 			if n, _ := col.seen(); n != 10 || tr.Stats() != c.want {
@@ -334,80 +320,96 @@ func TestRefusedSpansAreCounted(t *testing.T) {
 	}
 }
 
+// What a collector answers is in the log, but no more of it than a line.
+func TestLongAnswersAreCut(t *testing.T) {
+	c := newCollector(t, func(w http.ResponseWriter) {
+		w.WriteHeader(http.StatusForbidden)
+		w.Write(bytes.Repeat([]byte("no "), 1<<20))
+	})
+	var log bytes.Buffer
+	tr, err := New("", Config{Endpoint: c.URL, Ratio: 1, Timeout: time.Minute}, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(tr, 1)
+	tr.Close()
+	if s := tr.Stats(); s != (Stats{Failed: 1}) || log.Len() == 0 || log.Len() > 2*longestText {
+		t.Errorf("want a failed span and a line of at most %d bytes, got %+v and %d bytes", 2*longestText, s, log.Len())
+	}
+}
+
+// response is an ExportTraceServiceResponse.
+func response(t *testing.T, rejected int64) []byte {
+	t.Helper()
+	b, err := proto.Marshal(&coltracepb.ExportTraceServiceResponse{PartialSuccess: &coltracepb.ExportTracePartialSuccess{RejectedSpans: rejected, ErrorMessage: "why (2 of them),\nand how"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
 // transport answers without a network, so that time can be a bubble's.
 type transport func(*http.Request) (*http.Response, error)
 
 func (f transport) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
 
-// A collector that is busy is asked again after as long as it wants, and new settings do not wait for that.
+// A collector that is busy is asked again after as long as it wants, and one that cannot be reached after a while.
 func TestRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var at []time.Duration
 		began := time.Now()
-		tr := newTracer(Config{Endpoint: "http://a", Ratio: 1, Timeout: time.Minute})
-		tr.current.Load().client.Transport = transport(func(q *http.Request) (*http.Response, error) {
+		tr := traces(t, Config{Endpoint: "http://a", Ratio: 1, Timeout: time.Minute}, transport(func(q *http.Request) (*http.Response, error) {
 			at = append(at, time.Since(began))
 			r := &http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{}, Body: http.NoBody, Request: q}
 			switch len(at) {
 			case 1:
 				r.Header.Set("Retry-After", "7")
+			case 2:
+				return nil, syscall.ECONNREFUSED
 			case 3:
 				r.StatusCode = http.StatusOK
 			}
 			return r, nil
-		})
+		}))
 		end(tr, 3)
 		time.Sleep(time.Minute) // of the bubble
 		synctest.Wait()
-		if len(at) != 3 || at[0] != delay || at[1] != delay+7*time.Second || at[2] != delay+9*time.Second {
-			t.Errorf("attempts at %v", at)
+		if len(at) != 3 || at[0] != delay || at[1] != delay+7*time.Second || at[2] < at[1]+500*time.Millisecond || at[2] > at[1]+3*time.Second {
+			t.Errorf("want attempts after a second, seven more, and about two more, got %v", at)
 		}
 		if s := tr.Stats(); s.Exported != 3 || s.Failed != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("want 3 exported, got %+v", s)
 		}
 		tr.Close()
 	})
 }
 
-// A collector that hangs costs neither requests their time nor the host its memory; what it does not take is counted; and it can
-// be replaced at once.
+// A collector that hangs costs neither requests their time nor the host its memory; what it does not take is counted; and the end of
+// the tracer waits a second for it at most.
 func TestHangingCollector(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tr := newTracer(Config{Endpoint: "http://hangs", Ratio: 1, Timeout: time.Hour})
 		asked := make(chan struct{}, 1)
-		tr.current.Load().client.Transport = transport(func(q *http.Request) (*http.Response, error) {
+		tr := traces(t, Config{Endpoint: "http://hangs", Ratio: 1, Timeout: time.Hour}, transport(func(q *http.Request) (*http.Response, error) {
 			select {
 			case asked <- struct{}{}:
 			default:
 			}
 			<-q.Context().Done()
 			return nil, q.Context().Err()
-		})
+		}))
 		end(tr, batch)
 		<-asked
 		began := time.Now()
 		end(tr, 10*queued)
 		if took := time.Since(began); took != 0 {
-			t.Errorf("requests waited %s", took)
+			t.Errorf("want requests that do not wait, got %s", took)
 		}
 		if s := tr.Stats(); s.Waiting != queued || s.Dropped != 9*queued || s.Exported != 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("want %d waiting and %d dropped, got %+v", queued, 9*queued, s)
 		}
-		took := 0
-		next := Config{Endpoint: "http://takes", Ratio: 1, Timeout: time.Second}
-		tr.mu.Lock() // as Set, with a transport of the test's
-		s := &settings{Config: next, client: &http.Client{Transport: transport(func(q *http.Request) (*http.Response, error) {
-			body, err := io.ReadAll(q.Body)
-			took += len(decode(t, body).ResourceSpans[0].ScopeSpans[0].Spans)
-			return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: q}, err
-		})}}
-		s.replaced, s.replace = context.WithCancel(context.Background())
-		tr.put(s)
-		tr.mu.Unlock()
-		synctest.Wait()
 		tr.Close()
-		if took != batch+queued || time.Since(began) > closes {
-			t.Errorf("%d spans came after %s", took, time.Since(began))
+		if s := tr.Stats(); s.Waiting != 0 || s.Failed != batch+queued || time.Since(began) > closes {
+			t.Errorf("want %d failed within %s, got %+v after %s", batch+queued, closes, s, time.Since(began))
 		}
 	})
 }
@@ -415,11 +417,10 @@ func TestHangingCollector(t *testing.T) {
 // The end of a host waits a moment for a collector that hangs.
 func TestClosingDoesNotHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		tr := newTracer(Config{Endpoint: "http://hangs", Ratio: 1, Timeout: time.Hour})
-		tr.current.Load().client.Transport = transport(func(q *http.Request) (*http.Response, error) {
+		tr := traces(t, Config{Endpoint: "http://hangs", Ratio: 1, Timeout: time.Hour}, transport(func(q *http.Request) (*http.Response, error) {
 			<-q.Context().Done()
 			return nil, q.Context().Err()
-		})
+		}))
 		end(tr, 2*batch)
 		synctest.Wait()
 		began := time.Now()
@@ -434,56 +435,23 @@ func TestClosingDoesNotHang(t *testing.T) {
 	})
 }
 
-// Spans that are switched off leave no goroutine and no queue behind.
-func TestSwitchedOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tr := newTracer(Config{Endpoint: "http://hangs", Ratio: 1, Timeout: time.Hour})
-		tr.current.Load().client.Transport = transport(func(q *http.Request) (*http.Response, error) {
-			<-q.Context().Done()
-			return nil, q.Context().Err()
-		})
-		end(tr, batch+10)
-		synctest.Wait()
-		tr.Set(Config{})
-		time.Sleep(2 * delay) // of the bubble
-		synctest.Wait()
-		if s := tr.Stats(); s.Waiting != 0 || s.Failed != batch+10 {
-			t.Errorf("%+v", s)
-		}
-		if s := tr.Begin(""); s.On() {
-			t.Error("a span began")
-		}
-		tr.Close()
-	})
-}
-
 func BenchmarkSpan(b *testing.B) {
-	session := Encode(Text("kvhost.model", "meta-llama/Llama-3.1-70B"), Text("kvhost.engine", "engine-0"), Number("kvhost.tenant", 1))
+	session := []attribute.KeyValue{Text("kvhost.model", "meta-llama/Llama-3.1-70B"), Text("kvhost.engine", "engine-0"), Number("kvhost.tenant", 1)}
 	for _, c := range []struct {
 		name  string
 		ratio float64
 	}{{"off", -1}, {"ratio=0.01", 0.01}, {"ratio=1", 1}} {
 		b.Run(c.name, func(b *testing.B) {
-			tr := New("", nil, slog.New(slog.DiscardHandler))
-			if c.ratio >= 0 {
-				tr.current.Store(&settings{Config: Config{Ratio: c.ratio}})
+			cfg := Config{Endpoint: "http://a", Ratio: c.ratio}
+			if c.ratio < 0 {
+				cfg.Endpoint = ""
 			}
-			stop := make(chan struct{})
-			defer close(stop)
-			go func() {
-				for {
-					select {
-					case <-tr.queue:
-					case <-stop:
-						return
-					}
-				}
-			}()
+			tr := traces(b, cfg, idle)
+			defer tr.Close()
 			b.ReportAllocs()
 			for b.Loop() {
 				if s := tr.Begin(""); s.On() {
-					now := time.Now()
-					s.End(&Ended{Name: "kvhost.lookup", Kind: Server, From: now, To: now, Encoded: session, Attributes: []Attribute{
+					s.End(&Ended{Name: "kvhost.lookup", To: time.Now(), Session: session, Attributes: []attribute.KeyValue{
 						Number("kvhost.keys", 128), Number("kvhost.hits", 100), Number("kvhost.bytes", 1<<30), Text("kvhost.outcome", "partial"),
 					}})
 				}

@@ -3,7 +3,7 @@
 //	go run ./abi/testenv/tools    # the list; exit code 1 when something is missing and KVHOST_REQUIRE_TOOLS is 1
 //	go run ./abi/testenv/tools cc # no output; exit code 0 when the machine has it
 //
-// The names are cc, npm, asc, cargo, python and python-packages.
+// The names are cc, cargo, python and python-packages.
 package main
 
 import (
@@ -27,7 +27,7 @@ func main() {
 
 // short are the names for the command line.
 var short = map[string]*testenv.Tool{
-	"cc": testenv.CC, "npm": testenv.NPM, "asc": testenv.AssemblyScript, "cargo": testenv.Cargo,
+	"cc": testenv.CC, "cargo": testenv.Cargo,
 	"python": testenv.Python, "python-packages": testenv.PythonPackages,
 }
 

@@ -1,6 +1,6 @@
 // Package benchpath stores and loads for kvhost bench as engines do: through a client's session with a host that runs in a
 // process of its own, because CUDA does not let a process open the IPC handles of its own memory. The client is the Go one,
-// in this process, or the Python one, in a third.
+// in this process.
 package benchpath
 
 import (
@@ -13,16 +13,15 @@ import (
 
 // Config is a host and its clients.
 type Config struct {
-	Host   *config.Config // of which the socket, the log and the roots are replaced
-	Root   config.Root    // the host's only one
-	Python string         // the interpreter of the Python client; empty: the Go client
+	Host *config.Config // of which the socket, the log and the roots are replaced
+	Root config.Root    // the host's only one
 
 	running map[string]*hostProcess // by its setting of store.compression
 }
 
 // Open connects a client. The first one's host serves the others with its setting of store.compression too, and ends with the
 // last of them.
-func (c *Config) Open(ctx context.Context, shared *pathbench.Shared) (path pathbench.Path, err error) {
+func (c *Config) Open(ctx context.Context, shared *pathbench.Shared) (_ pathbench.Path, err error) {
 	h := c.running[shared.Compression]
 	if h == nil || h.clients == 0 {
 		cfg := c.Host.Clone()
@@ -36,13 +35,9 @@ func (c *Config) Open(ctx context.Context, shared *pathbench.Shared) (path pathb
 		c.running[shared.Compression] = h
 	}
 	h.clients++
-	if c.Python != "" {
-		path, err = newPythonPath(ctx, h, c.Python, shared)
-	} else {
-		path, err = newGoPath(ctx, h, shared)
-	}
+	session, err := newSession(ctx, h, shared)
 	if err != nil {
 		return nil, errors.Join(err, h.leave())
 	}
-	return path, nil
+	return session, nil
 }

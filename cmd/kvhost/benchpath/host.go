@@ -234,13 +234,11 @@ func directRoute(metrics io.Reader) (string, error) {
 	return route, lines.Err()
 }
 
-func (h *hostProcess) processor() time.Duration { return processorOf(h.process.Process.Pid) }
-
-// processorOf is the time that a process has had.
-func processorOf(pid int) time.Duration {
+// processor is the time that the host has had.
+func (h *hostProcess) processor() time.Duration {
 	const scheduled = 2 // CPUCLOCK_SCHED, of a process by its number
 	var t unix.Timespec
-	if unix.ClockGettime(int32(^pid<<3|scheduled), &t) != nil {
+	if unix.ClockGettime(int32(^h.process.Process.Pid<<3|scheduled), &t) != nil {
 		return 0
 	}
 	return time.Duration(t.Nano())

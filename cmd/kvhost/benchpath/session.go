@@ -13,22 +13,22 @@ import (
 	"github.com/kvhost/kvhost/host/transfer/pathbench"
 )
 
-// goPath stores and loads through a session of the Go client, a job for each prompt, all prompts at once.
-type goPath struct {
+// session stores and loads through a session of the Go client, a job for each prompt, all prompts at once.
+type session struct {
 	host    *hostProcess
-	session *client.Session
+	client  *client.Session
 	arena   *client.Arena
 	request uint32
 }
 
-func newGoPath(ctx context.Context, h *hostProcess, shared *pathbench.Shared) (_ *goPath, err error) {
-	p := &goPath{host: h}
+func newSession(ctx context.Context, h *hostProcess, shared *pathbench.Shared) (_ *session, err error) {
+	p := &session{host: h}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.closeSession())
 		}
 	}()
-	if p.session, err = client.Dial(ctx, client.Hello{Socket: h.socket, Engine: shared.Engine, Role: "worker",
+	if p.client, err = client.Dial(ctx, client.Hello{Socket: h.socket, Engine: shared.Engine, Role: "worker",
 		Rank: shared.Rank, LocalRanks: uint32(shared.Namespace.Ranks()), Namespace: shared.Namespace,
 		DeviceUUID: shared.Device}); err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func newGoPath(ctx context.Context, h *hostProcess, shared *pathbench.Shared) (_
 		regions = append(regions, r)
 	}
 	if shared.File == nil {
-		_, err = p.session.RegisterIPC(ctx, 0, shared.Handles, regions)
+		_, err = p.client.RegisterIPC(ctx, 0, shared.Handles, regions)
 		return p, err
 	}
 	fd, err := unix.FcntlInt(shared.File.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -52,11 +52,11 @@ func newGoPath(ctx context.Context, h *hostProcess, shared *pathbench.Shared) (_
 	if p.arena, err = client.OpenArena(os.NewFile(uintptr(fd), shared.File.Name())); err != nil {
 		return nil, err
 	}
-	_, err = p.session.Register(ctx, 0, p.arena, regions)
+	_, err = p.client.Register(ctx, 0, p.arena, regions)
 	return p, err
 }
 
-func (p *goPath) Store(ctx context.Context, chunks []pathbench.Chunk) (time.Duration, error) {
+func (p *session) Store(ctx context.Context, chunks []pathbench.Chunk) (time.Duration, error) {
 	start := time.Now()
 	var jobs []*client.StoreJob
 	for _, prompt := range pathbench.Prompts(chunks) {
@@ -65,7 +65,7 @@ func (p *goPath) Store(ctx context.Context, chunks []pathbench.Chunk) (time.Dura
 			list = append(list, client.StoreChunk{Parent: c.Parent, Key: c.Key, Depth: c.Depth, Blocks: c.Blocks})
 		}
 		p.request++
-		job, err := p.session.Store(ctx, p.request, 0, list)
+		job, err := p.client.Store(ctx, p.request, 0, list)
 		if err != nil {
 			return 0, err
 		}
@@ -85,7 +85,7 @@ func (p *goPath) Store(ctx context.Context, chunks []pathbench.Chunk) (time.Dura
 	return time.Since(start), nil
 }
 
-func (p *goPath) Load(ctx context.Context, chunks []pathbench.Chunk, byLayer bool) (first, whole time.Duration,
+func (p *session) Load(ctx context.Context, chunks []pathbench.Chunk, byLayer bool) (first, whole time.Duration,
 	err error) {
 	start := time.Now()
 	prompts := pathbench.Prompts(chunks)
@@ -93,7 +93,7 @@ func (p *goPath) Load(ctx context.Context, chunks []pathbench.Chunk, byLayer boo
 	var jobs []*client.LoadJob
 	for _, prompt := range prompts {
 		p.request++
-		found, err := p.session.Lookup(ctx, client.LookupRequest{Request: p.request, Keys: pathbench.Keys(prompt)})
+		found, err := p.client.Lookup(ctx, client.LookupRequest{Request: p.request, Keys: pathbench.Keys(prompt)})
 		if err != nil {
 			return 0, 0, err
 		}
@@ -114,7 +114,7 @@ func (p *goPath) Load(ctx context.Context, chunks []pathbench.Chunk, byLayer boo
 				}
 			}
 		}
-		job, err := p.session.Load(ctx, found, list, opt)
+		job, err := p.client.Load(ctx, found, list, opt)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -136,8 +136,8 @@ func (p *goPath) Load(ctx context.Context, chunks []pathbench.Chunk, byLayer boo
 	return first, whole, nil
 }
 
-func (p *goPath) Forget(ctx context.Context, chunks []pathbench.Chunk) error {
-	results, err := p.session.Discard(ctx, 0, pathbench.Keys(chunks))
+func (p *session) Forget(ctx context.Context, chunks []pathbench.Chunk) error {
+	results, err := p.client.Discard(ctx, 0, pathbench.Keys(chunks))
 	for i, r := range results {
 		if r != client.Removed {
 			err = errors.Join(err, fmt.Errorf("%w: chunk %d is %v", pathbench.ErrPath, i, r))
@@ -146,18 +146,18 @@ func (p *goPath) Forget(ctx context.Context, chunks []pathbench.Chunk) error {
 	return err
 }
 
-func (p *goPath) Processor() time.Duration { return p.host.processor() }
+func (p *session) Processor() time.Duration { return p.host.processor() }
 
-func (p *goPath) Used(ctx context.Context) (int64, error) { return p.host.used(ctx) }
+func (p *session) Used(ctx context.Context) (int64, error) { return p.host.used(ctx) }
 
-func (p *goPath) Route(ctx context.Context) (string, error) { return p.host.routeTaken(ctx) }
+func (p *session) Route(ctx context.Context) (string, error) { return p.host.routeTaken(ctx) }
 
-func (p *goPath) Close() error { return errors.Join(p.closeSession(), p.host.leave()) }
+func (p *session) Close() error { return errors.Join(p.closeSession(), p.host.leave()) }
 
-func (p *goPath) closeSession() error {
+func (p *session) closeSession() error {
 	var errs []error
-	if p.session != nil {
-		errs = append(errs, p.session.Close())
+	if p.client != nil {
+		errs = append(errs, p.client.Close())
 	}
 	if p.arena != nil {
 		errs = append(errs, p.arena.Close())

@@ -79,8 +79,6 @@ func Example(t testing.TB, name string) string {
 	switch {
 	case exists(source, "Cargo.toml"):
 		testenv.Need(t, testenv.Cargo)
-	case exists(source, name+".ts"):
-		testenv.Need(t, testenv.AssemblyScript)
 	default:
 		testenv.Need(t, testenv.Clang)
 	}
@@ -114,7 +112,7 @@ func buildExample(name string) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	for _, part := range []string{"abi/c", "abi/rust", "abi/as/assembly", "abi/as/kvhost.mk", target} {
+	for _, part := range []string{"abi/c", "abi/rust", target} {
 		if err := refresh(filepath.Join(testenv.Root(), part), filepath.Join(dir, part)); err != nil {
 			return "", err
 		}
@@ -123,7 +121,7 @@ func buildExample(name string) (string, error) {
 	if err := run(testenv.Root(), []string{"CGO_ENABLED=0"}, "go", "build", "-o", host, "./cmd/kvhost"); err != nil {
 		return "", err
 	}
-	err = run(filepath.Join(dir, target), nil, "make", "ASC="+testenv.CompilerOfAssemblyScript(), "KVHOST="+host)
+	err = run(filepath.Join(dir, target), nil, "make", "KVHOST="+host)
 	if err != nil {
 		return "", err
 	}

@@ -14,7 +14,6 @@ import (
 	"text/template"
 
 	"github.com/kvhost/kvhost/abi"
-	askit "github.com/kvhost/kvhost/abi/as"
 	ckit "github.com/kvhost/kvhost/abi/c"
 	rustkit "github.com/kvhost/kvhost/abi/rust"
 )
@@ -47,7 +46,6 @@ const goModule = "module github.com/kvhost/kvhost\n\ngo 1.26\n"
 var kits = map[string]kit{
 	"c":    {files: ckit.Files, to: asItIs},
 	"rust": {files: rustkit.Files, to: asItIs},
-	"as":   {files: askit.Files, to: asItIs},
 	"go": {files: abi.Sources, extra: map[string]string{"go.mod": goModule}, to: func(file string) string {
 		if strings.HasSuffix(file, "_test.go") || file == "sources.go" {
 			return ""
@@ -57,7 +55,7 @@ var kits = map[string]kit{
 }
 
 // Languages that there are kits for.
-const Languages = "go, c, rust, as"
+const Languages = "go, c, rust"
 
 var goodName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
 

@@ -1,5 +1,6 @@
 // Package activity counts what sessions ask for and how long they wait: a latency histogram for each kind of answer, and
-// keys, hits and bytes for each model and tenant. Recording allocates nothing and takes no lock.
+// keys, hits and bytes for each model and tenant. Recording allocates nothing and takes no lock. Spans say what became of single
+// requests: LOOKUP, LOAD, STORE and DISCARD.
 package activity
 
 import (

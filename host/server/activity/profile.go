@@ -3,10 +3,10 @@ package activity
 import (
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	protobuf "google.golang.org/protobuf/proto"
 
 	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/traced"
 )
 
 // Profile is what HELLO says of a session, and the counters of its model and tenant. A nil Profile, of a session before
@@ -14,13 +14,13 @@ import (
 type Profile struct {
 	status *proto.SessionStatus
 	usage  *Usage
-	spans  []byte
+	spans  []attribute.KeyValue
 }
 
 // NewProfile is of a session whose HELLO was accepted. device is empty for host memory.
 func NewProfile(t *Table, number uint64, digest string, m *proto.Hello, device string) *Profile {
 	model := m.GetNamespace().GetModel()
-	return &Profile{usage: t.Of(model, m.GetTenant()), spans: traced.Session(number, digest, m), status: &proto.SessionStatus{
+	return &Profile{usage: t.Of(model, m.GetTenant()), spans: sessionAttributes(number, digest, m), status: &proto.SessionStatus{
 		Number: number, Engine: m.GetEngine(), Role: m.GetRole(), Rank: m.GetRank(), Tenant: m.GetTenant(), Model: model,
 		Device: device, Since: float64(time.Now().UnixMilli()) / 1e3,
 	}}
@@ -29,8 +29,8 @@ func NewProfile(t *Table, number uint64, digest string, m *proto.Hello, device s
 // Status is a copy without what changes: leases and jobs.
 func (p *Profile) Status() *proto.SessionStatus { return protobuf.CloneOf(p.status) }
 
-// Attributes are those of the session's spans, encoded.
-func (p *Profile) Attributes() []byte {
+// Attributes are those of the session's spans.
+func (p *Profile) Attributes() []attribute.KeyValue {
 	if p == nil {
 		return nil
 	}

@@ -20,14 +20,6 @@ type Budgets struct {
 	said atomic.Int64 // when a refusal was logged last, in nanoseconds
 }
 
-// DivideAs divides what others have, among as many sessions.
-func (b *Budgets) DivideAs(o *Budgets) {
-	b.Memory.DivideAs(o.Memory)
-	b.Descriptors.DivideAs(o.Descriptors)
-	b.Room.DivideAs(o.Room)
-	b.Arriving.DivideAs(o.Arriving)
-}
-
 // Refused logs for the operator who holds most, once a second at most: a client learns its own figures only.
 func (b *Budgets) Refused(log *slog.Logger, err error) {
 	if f := b.Memory.Figures(3); b.says() {

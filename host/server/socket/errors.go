@@ -7,4 +7,6 @@ var (
 	ErrInUse = errors.New("socket: in use")
 	// ErrPath says that the socket cannot be made at its path.
 	ErrPath = errors.New("socket: cannot be made")
+
+	errFrames = errors.New("socket: frames are too small")
 )

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/kvhost/kvhost/host/budget"
-	"github.com/kvhost/kvhost/host/server/arriving"
 )
 
 // Peer is the process at the other end of a connection, as the kernel says.
@@ -27,7 +26,7 @@ type Peer struct {
 	UID    uint32
 	Groups []uint32 // the first one, and the supplementary ones
 
-	arriving *arriving.Conn
+	arriving *arrivals
 }
 
 // AuthType makes it a [credentials.AuthInfo].
@@ -131,7 +130,7 @@ func (a peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.Auth
 		a.Closed(err)
 		return nil, nil, err
 	}
-	p.arriving = arriving.New(c, holder, a.Closed)
+	p.arriving = newArrivals(c, holder, a.Closed)
 	return p.arriving, p, nil
 }
 

@@ -2,10 +2,10 @@
 //
 //	go run ./plugins/dist/build [-v] [-overlay file | -o dir [plugin directory ...]]
 //
-// It takes every plugins/<name> that has a wasm directory. Modules go to plugins/dist, compressed, and the next build
-// of the host embeds them. With -overlay they go beside that file, which tells `go build -overlay` to embed them:
-// nothing is written to the source tree. With -o, all plugins or those named go to another directory, uncompressed,
-// as <name>.wasm.
+// A plugin is a plugins/<name> that has a wasm directory. The modules that an operator would choose go to plugins/dist,
+// compressed, and the next build of the host embeds them. With -overlay they go to the directory of that file, which tells
+// `go build -overlay` to embed them: nothing is written to the source tree. With -o, all plugins or those named go to another
+// directory, uncompressed, as <name>.wasm, for policy_dir.
 //
 // Each module has its manifest as a custom section. A second custom section holds a digest of everything that it was
 // built from (sources, manifest, Go version, flags): a module whose digest is current is not built again, and the
@@ -26,6 +26,14 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist/codec"
 )
 
+// chosen are the policies that an operator would choose, which the host has in it. The base of their compression is the first.
+// The others are textbook policies to compare with.
+var chosen = []string{
+	codec.Base, "fifo", "s3fifo", "prefix", "reuse", // evict
+	"fanout", "striped", "llmd", // place
+	"layermajor", "blockmajor", // layout
+}
+
 func main() {
 	out := flag.String("o", "", "write uncompressed modules to this `directory`")
 	overlay := flag.String("overlay", "",
@@ -45,7 +53,7 @@ func run(ctx context.Context, out, overlay string, verbose bool, dirs []string) 
 		return fmt.Errorf("-o and -overlay are for different uses: name one")
 	}
 	if out == "" && len(dirs) > 0 {
-		return fmt.Errorf("all plugins are embedded together: name directories only with -o")
+		return fmt.Errorf("the chosen plugins are embedded together: name directories only with -o")
 	}
 	root, err := moduleRoot(ctx)
 	if err != nil {
@@ -71,6 +79,9 @@ func run(ctx context.Context, out, overlay string, verbose bool, dirs []string) 
 	var target output = embedded
 	if out != "" {
 		target = plainDir(out)
+	}
+	if out == "" {
+		plugins = slices.DeleteFunc(plugins, func(p plugin) bool { return !slices.Contains(chosen, p.name) })
 	}
 	if err := os.MkdirAll(target.path(), 0o755); err != nil {
 		return err

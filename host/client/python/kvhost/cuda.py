@@ -77,16 +77,6 @@ def synchronize() -> None:
     _check("cuCtxSynchronize")
 
 
-def copy_to_host(to: int, address: int, size: int) -> None:
-    """Copies device memory to an address of this process, and returns when it is done."""
-    _check("cuMemcpyDtoH_v2", C.c_void_p(to), C.c_uint64(address), C.c_size_t(size))
-
-
-def copy_to_device(address: int, source: int, size: int) -> None:
-    """The inverse of ``copy_to_host``."""
-    _check("cuMemcpyHtoD_v2", C.c_uint64(address), C.c_void_p(source), C.c_size_t(size))
-
-
 @dataclass(frozen=True)
 class IpcMemory:
     """Where an address is: the handle of its whole allocation, and how far into it."""

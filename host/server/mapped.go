@@ -1,0 +1,100 @@
+package server
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The kernel's interface, from linux/userfaultfd.h.
+const (
+	uffdAPI          = 0xaa
+	uffdUserModeOnly = 1 // needs no privilege: the host touches client memory in user mode only
+	featureHugetlbfs = 1 << 4
+	featureShmem     = 1 << 5
+	featureSIGBUS    = 1 << 7
+	modeMissing      = 1
+	ioctlAPI         = 0xc018aa3f
+	ioctlRegister    = 0xc020aa00
+)
+
+// fileID identifies a file. One that has grown is another.
+type fileID struct {
+	dev, ino uint64
+	Size     int64
+}
+
+// identify checks that a file is shared memory, with all its pages, that cannot shrink and so take pages from under a job;
+// unsealed allows that it can.
+func identify(f *os.File, unsealed bool) (fileID, error) {
+	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return fileID{}, fmt.Errorf("%w: it is no memfd: it has no seals (%w)", errNotMapped, err)
+	}
+	if seals&unix.F_SEAL_SHRINK == 0 && !unsealed {
+		return fileID{}, fmt.Errorf("%w: it is not sealed against shrinking (F_SEAL_SHRINK)", errNotMapped)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fileID{}, fmt.Errorf("%w: fstat: %w", errNotMapped, err)
+	}
+	if st.Size <= 0 {
+		return fileID{}, fmt.Errorf("%w: it is empty", errNotMapped)
+	}
+	if missing := st.Size - 512*st.Blocks; missing > 0 {
+		return fileID{}, fmt.Errorf("%w: %d of its %d bytes are not allocated, and the host must not be charged for them: call "+
+			"fallocate first", errNotMapped, missing, st.Size)
+	}
+	return fileID{uint64(st.Dev), st.Ino, st.Size}, nil
+}
+
+// mapFile maps all bytes of a file for reading and writing.
+func mapFile(f *os.File, size int64) ([]byte, error) {
+	return unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+}
+
+// protect makes an access to a page that a mapping's file lacks fail with a SIGBUS, so that the host never allocates a page of
+// a client's file. It lasts until the mapping's end.
+//
+// The kernel charges a page to the memory cgroup of the process that touches it first. Without more, a client could register
+// memory that it never touched, or take pages out of it again, and the host would pay for what its jobs read and write there.
+// A userfaultfd with UFFD_FEATURE_SIGBUS makes the kernel raise a SIGBUS instead of allocating. There is no moment in between
+// in which the client could take a page out. Pages that are swapped out come back as always.
+func protect(data []byte) error {
+	fd, err := userfaults()
+	if err != nil {
+		return fmt.Errorf("%w: userfaultfd: %w", errUnprotected, err)
+	}
+	register := struct{ start, length, mode, ioctls uint64 }{
+		uint64(uintptr(unsafe.Pointer(unsafe.SliceData(data)))), uint64(len(data)), modeMissing, 0,
+	}
+	if errno := ioctl(fd, ioctlRegister, unsafe.Pointer(&register)); errno != 0 {
+		return fmt.Errorf("%w: UFFDIO_REGISTER of %d bytes: %w", errUnprotected, len(data), errno)
+	}
+	return nil
+}
+
+// userfaults is the userfaultfd of this process. It is never closed: its end would end the protection.
+var userfaults = sync.OnceValues(func() (int, error) {
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK|uffdUserModeOnly, 0, 0)
+	if errno == unix.EINVAL { // before Linux 5.11
+		fd, _, errno = unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
+	}
+	if errno != 0 {
+		return 0, errno
+	}
+	api := struct{ api, features, ioctls uint64 }{uffdAPI, featureHugetlbfs | featureShmem | featureSIGBUS, 0}
+	if errno := ioctl(int(fd), ioctlAPI, unsafe.Pointer(&api)); errno != 0 {
+		unix.Close(int(fd))
+		return 0, errno
+	}
+	return int(fd), nil
+})
+
+func ioctl(fd int, request uintptr, arg unsafe.Pointer) unix.Errno {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg))
+	return errno
+}
