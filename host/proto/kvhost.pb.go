@@ -389,8 +389,7 @@ const (
 	PolicyState_POLICY_STATE_ACTING     PolicyState = 0
 	PolicyState_POLICY_STATE_STANDIN    PolicyState = 1 // it is down; the host answers in its place until it is restarted
 	PolicyState_POLICY_STATE_QUARANTINE PolicyState = 2 // it is not started any more
-	PolicyState_POLICY_STATE_DRAINING   PolicyState = 3 // place: replaced, but files that it named are still there
-	PolicyState_POLICY_STATE_SHADOW     PolicyState = 4 // it decides nothing
+	PolicyState_POLICY_STATE_SHADOW     PolicyState = 3 // it decides nothing
 )
 
 // Enum value maps for PolicyState.
@@ -399,15 +398,13 @@ var (
 		0: "POLICY_STATE_ACTING",
 		1: "POLICY_STATE_STANDIN",
 		2: "POLICY_STATE_QUARANTINE",
-		3: "POLICY_STATE_DRAINING",
-		4: "POLICY_STATE_SHADOW",
+		3: "POLICY_STATE_SHADOW",
 	}
 	PolicyState_value = map[string]int32{
 		"POLICY_STATE_ACTING":     0,
 		"POLICY_STATE_STANDIN":    1,
 		"POLICY_STATE_QUARANTINE": 2,
-		"POLICY_STATE_DRAINING":   3,
-		"POLICY_STATE_SHADOW":     4,
+		"POLICY_STATE_SHADOW":     3,
 	}
 )
 
@@ -4371,7 +4368,7 @@ type PolicyStatus struct {
 	State         PolicyState            `protobuf:"varint,12,opt,name=state,proto3,enum=kvhost.v1.PolicyState" json:"state,omitempty"`
 	Since         float64                `protobuf:"fixed64,13,opt,name=since,proto3" json:"since,omitempty"`    // when it took its role, in seconds since 1970
 	Reason        string                 `protobuf:"bytes,14,opt,name=reason,proto3" json:"reason,omitempty"`    // of QUARANTINE, or of a shadow's end
-	Entries       uint64                 `protobuf:"varint,15,opt,name=entries,proto3" json:"entries,omitempty"` // whose files it named, of place; of its imaginary cache, of a shadow
+	Entries       uint64                 `protobuf:"varint,15,opt,name=entries,proto3" json:"entries,omitempty"` // of its imaginary cache, of a shadow
 	Trial         *Trial                 `protobuf:"bytes,16,opt,name=trial,proto3" json:"trial,omitempty"`      // of a shadow
 	Memory        uint64                 `protobuf:"varint,17,opt,name=memory,proto3" json:"memory,omitempty"`   // bytes of its instances; 0 when native
 	unknownFields protoimpl.UnknownFields
@@ -4800,7 +4797,7 @@ type PolicyTaken struct {
 	Root          string                 `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"`         // of evict
 	From          string                 `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`         // digest of the module before
 	Handover      string                 `protobuf:"bytes,4,opt,name=handover,proto3" json:"handover,omitempty"` // "state" or "replay", of evict and admit
-	Entries       uint64                 `protobuf:"varint,5,opt,name=entries,proto3" json:"entries,omitempty"`  // resident in the root; of place: that keep the names of the one before
+	Entries       uint64                 `protobuf:"varint,5,opt,name=entries,proto3" json:"entries,omitempty"`  // resident in the root
 	Seconds       float64                `protobuf:"fixed64,6,opt,name=seconds,proto3" json:"seconds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5492,13 +5489,12 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\tEventKind\x12\x1a\n" +
 	"\x16EVENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11EVENT_KIND_STORED\x10\x01\x12\x16\n" +
-	"\x12EVENT_KIND_EVICTED\x10\x02*\x91\x01\n" +
+	"\x12EVENT_KIND_EVICTED\x10\x02*v\n" +
 	"\vPolicyState\x12\x17\n" +
 	"\x13POLICY_STATE_ACTING\x10\x00\x12\x18\n" +
 	"\x14POLICY_STATE_STANDIN\x10\x01\x12\x1b\n" +
-	"\x17POLICY_STATE_QUARANTINE\x10\x02\x12\x19\n" +
-	"\x15POLICY_STATE_DRAINING\x10\x03\x12\x17\n" +
-	"\x13POLICY_STATE_SHADOW\x10\x04*i\n" +
+	"\x17POLICY_STATE_QUARANTINE\x10\x02\x12\x17\n" +
+	"\x13POLICY_STATE_SHADOW\x10\x03*i\n" +
 	"\tRootState\x12\x19\n" +
 	"\x15ROOT_STATE_IN_SERVICE\x10\x00\x12\x13\n" +
 	"\x0fROOT_STATE_FULL\x10\x01\x12\x18\n" +
