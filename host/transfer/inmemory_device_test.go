@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 	"github.com/kvhost/kvhost/staging/memfs"
 )
 
@@ -24,10 +25,11 @@ func newMemoryRig(t testing.TB, geo chunk.Geometry, blocks uint32) (*deviceRig, 
 			t.Error(err)
 		}
 	})
+	faulty := faultfs.New(mem)
 	r := newDeviceRig(t, geo, blocks, 16<<20, func(c *store.Config) {
-		c.FS, c.Roots[0].Path, c.Roots[0].Capacity = mem, "/root", memfs.Usable(128<<20)
+		c.FS, c.Roots[0].Path, c.Roots[0].Capacity = faulty, "/root", memfs.Usable(128<<20)
 	})
-	r.root = "/root"
+	r.root, r.fs = "/root", faulty
 	mem.Start(nil, r.gpu.Pinner())
 	<-mem.Grown()
 	t.Cleanup(func() {
