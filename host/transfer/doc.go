@@ -19,7 +19,7 @@
 // Each way of bytes between pages and a root's files is a route: a root's own memory, cuFile from and to a GPU
 // ([Engine.SetRoute]), or slots and file I/O. The routes are asked in this order, and a piece that the others refuse is
 // staged, as are all loads by layers of files. A direct operation that fails is staged within the same task; a direct route
-// that fails three times in a row is suspended, and probed later with single operations. A GPU codes compressed pieces beside
+// that fails three times in a row is suspended, and probed later with single operations. A GPU codes compressed pieces next to
 // a window, so that only stored bytes cross the bus; of other memory, and where that fails, the processor codes them between
 // the two parts of a slot.
 package transfer

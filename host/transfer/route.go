@@ -21,7 +21,7 @@ import (
 // (reportDamage). A store settles its chunk with the last page that it reads, and cannot refuse the put from then on.
 //
 // Pieces, bytes, errors and times are counted by the task, when it ends, on the route where its span is. A route that takes a
-// piece moves the span to itself; what else it counts is its own.
+// piece moves the span to itself. Its other counters are its own.
 type route interface {
 	// store fills the file of a put, whose head goes last.
 	store(t *storeTask, f staging.File) error
