@@ -98,20 +98,25 @@ func hostBatch(flag *gds.Flag, dir gds.Direction, buffer []byte) func(*gds.Threa
 
 // move copies a range on one of the GPU's threads, with the batch that begin starts on the range's buffer. When it
 // returns, nothing is being copied any more.
-func (m *DeviceMemory) move(begin func(*gds.Thread) gds.Batch, r *ExtentRange) (err error) {
+func (m *DeviceMemory) move(begin func(*gds.Thread) gds.Batch, r *ExtentRange) error {
 	if err := m.check(r.Blocks); err != nil {
 		return err
 	}
-	lost := m.gpu.Do(func(t *gds.Thread) {
+	return deviceError(onGPU(m.gpu, func(t *gds.Thread) error {
 		b := begin(t)
-		if err = m.add(&b, r); err == nil {
-			err = b.Wait()
+		if err := m.add(&b, r); err != nil {
+			return err
 		}
-	})
-	if lost != nil {
-		err = lost
+		return b.Wait()
+	}))
+}
+
+// onGPU runs fn with one of the GPU's threads for copies.
+func onGPU(g *gds.GPU, fn func(*gds.Thread) error) (err error) {
+	if lost := g.Do(func(t *gds.Thread) { err = fn(t) }); lost != nil {
+		return lost
 	}
-	return deviceError(err)
+	return err
 }
 
 // check refuses ids that are out of range.
@@ -186,10 +191,10 @@ const DefaultGPUCopyBytes = 4 << 20
 // ioBuffer is the part of a slot to use between a file and a memory; it holds at least the first head bytes of the
 // file.
 func (e *Engine) ioBuffer(m Memory, slot []byte, f staging.File, head int64) []byte {
-	if _, ok := m.(flaggedMemory); ok && !f.Direct() {
-		return slot[:min(int64(len(slot)), max(int64(e.gpuCopyBytes()), head))]
+	if f.Direct() {
+		return slot
 	}
-	return ioBuffer(slot, f, head)
+	return slot[:min(int64(len(slot)), max(e.memoryPart(m), head))]
 }
 
 // gpuCopyBytes is how much is copied at a time to or from a GPU unless the file is read or written past the page cache.

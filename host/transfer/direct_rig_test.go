@@ -164,12 +164,12 @@ func (r *deviceRig) on(fn func(*gds.Thread) error) {
 	r.t.Fatal(err)
 }
 
-func (r *deviceRig) route(c RouteChoice) *route {
+func (r *deviceRig) route(c RouteChoice) *gpuRoute {
 	if c.Direct == nil {
 		c.Direct = r.direct
 	}
 	r.engine.SetRoute(r.gpu, r.root, c)
-	return r.engine.routes[routeKey{r.gpu, r.root}]
+	return r.engine.direct.choices[routeKey{r.gpu, r.root}]
 }
 
 func deviceKey(n int) (k chunk.Key) {

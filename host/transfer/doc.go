@@ -16,10 +16,10 @@
 // Between a slot and a GPU's pages, bytes pass through a window of device memory, where the GPU computes the
 // checksums; that leaves reads and writes to the CPU. Without a window the CPU computes them.
 //
-// Between a GPU's pages and a root's files there may be a direct route beside the staged one ([Engine.SetRoute]):
-// the file is in device memory, and cuFile moves it. An operation that fails there is staged within the same task. A
-// route that fails three times in a row is suspended, and probed later with single operations. Layer-wise loads are
-// always staged, since they read a file in parts. So are compressed pieces. A GPU codes their extents beside a window, so
-// that only stored bytes cross the bus; of other memory, and where that fails, the processor does between the two parts of
-// a slot.
+// Each way of bytes between pages and a root's files is a route: a root's own memory, cuFile from and to a GPU
+// ([Engine.SetRoute]), or slots and file I/O. The routes are asked in this order, and a piece that the others refuse is
+// staged, as are all loads by layers of files. A direct operation that fails is staged within the same task; a direct route
+// that fails three times in a row is suspended, and probed later with single operations. A GPU codes compressed pieces next to
+// a window, so that only stored bytes cross the bus; of other memory, and where that fails, the processor codes them between
+// the two parts of a slot.
 package transfer

@@ -44,8 +44,8 @@ type Engine struct {
 
 	gathers, scatters staging.Bandwidth // of plain pages of GPUs to and from slots
 
-	routesMu sync.RWMutex
-	routes   map[routeKey]*route
+	routes []route // in the order in which they are asked
+	direct directRoute
 
 	mu     sync.Mutex
 	closed bool
@@ -75,8 +75,9 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
 	}
-	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, routes: map[routeKey]*route{},
-		paced: map[*layered]struct{}{}, traffic: map[path]*traffic{}}
+	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, paced: map[*layered]struct{}{}, traffic: map[path]*traffic{},
+		direct: directRoute{choices: map[routeKey]*gpuRoute{}}}
+	e.routes = []route{memoryRoute{}, &e.direct, stagedRoute{}}
 	e.SetWriteQueue(cfg.WriteQueue)
 	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")
 	e.ctx, e.stop = context.WithCancel(context.Background())

@@ -25,8 +25,8 @@ var (
 	ErrDevice = errors.New("transfer: device memory")
 	// ErrProbe says why the direct route does not work between a GPU and a root.
 	ErrProbe = errors.New("transfer: the direct route does not work here")
-	// errTable says that a piece has another plan than the slot was sized for; it is staged.
-	errTable = errors.New("transfer: the piece is of another plan")
+	// errNotHere says that a route does not take a piece; the next one is asked.
+	errNotHere = errors.New("transfer: the piece takes another route")
 	// errPanicked is the error of a chunk whose task panicked. That is a bug; the log has its stack.
 	errPanicked = errors.New("transfer: internal error, see the log")
 	// ErrConfig refuses a configuration.

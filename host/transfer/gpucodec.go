@@ -222,9 +222,5 @@ func (m flaggedMemory) decode(
 
 // coderFailed is windowFailed for extents that the processor is to code.
 func (m *DeviceMemory) coderFailed(lost, err error) (done bool, _ error) {
-	if lost = errors.Join(lost, m.gpu.Err()); lost != nil || errors.Is(err, gds.ErrStopped) {
-		return true, deviceError(errors.Join(lost, err))
-	}
-	m.gpu.CoderFailed(err)
-	return false, nil
+	return m.failed(lost, err, m.gpu.CoderFailed)
 }

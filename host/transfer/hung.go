@@ -6,10 +6,23 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
+// withSlot runs fn with a slot.
+func (e *Engine) withSlot(fn func(slot []byte) error) (err error) {
+	slot, err := e.slots.Acquire(e.ctx)
+	if err != nil {
+		return ErrClosed
+	}
+	defer func() { e.release(slot, err) }()
+	return fn(slot.Bytes())
+}
+
 // release gives a slot back after its task has ended with err. An abandoned read or write still uses the slot's
 // memory, so that slot is given back when the system call returns. A root that hangs therefore holds slots for as
 // long as it hangs, at most one per worker, because no new operation starts on it.
 func (e *Engine) release(slot *staging.Slot, err error) {
+	if slot == nil { // the task needed none
+		return
+	}
 	var hung *staging.HungError
 	if !errors.As(err, &hung) || hung.Op&(staging.OpRead|staging.OpWrite) == 0 {
 		slot.Release()

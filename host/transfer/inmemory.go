@@ -7,24 +7,28 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// The memory route of a piece: its file is memory of this process, page-locked where there is a GPU. Pages are gathered
-// into the file and scattered from it. No slot and no read or write is between them.
+// memoryRoute takes a piece when its file is memory of this process, page-locked where there is a GPU. Pages are gathered into
+// the file and scattered from it. No slot and no read or write is between them. Compressed pieces are refused.
 //
 //	store:  pages --gather+checksum--> file
 //	load:   file --verify, then scatter--> pages
 //
 // A file has one segment of memory, or a few. An extent that crosses from one to the next goes through a slot.
+type memoryRoute struct{}
 
-// memoryOf returns the memory of a file of so many bytes, or nil if the file is elsewhere, or has its head in pieces.
-func memoryOf(f staging.File, size, head int64) (staging.Segments, error) {
+// inMemory is the memory of a file.
+type inMemory struct{ staging.Segments }
+
+// memoryOf returns the memory of a file of so many bytes. It refuses one that is elsewhere, or has its head in pieces.
+func memoryOf(f staging.File, size, head int64) (inMemory, error) {
 	segments, err := staging.MemoryOf(f, size)
-	if err != nil || len(segments) == 0 || int64(len(segments[0])) < head {
-		return nil, err
+	if err == nil && (len(segments) == 0 || int64(len(segments[0])) < head) {
+		err = errNotHere
 	}
-	return segments, nil
+	return inMemory{segments}, err
 }
 
-// memoryPart is how much of a file's memory is moved at a time.
+// memoryPart is how much of a file that is in this host's memory, or cached there, is moved at a time.
 func (e *Engine) memoryPart(m Memory) int64 {
 	if _, ok := m.(flaggedMemory); ok {
 		return int64(e.gpuCopyBytes())
@@ -32,9 +36,9 @@ func (e *Engine) memoryPart(m Memory) int64 {
 	return cachedIOBytes
 }
 
-// memoryParts calls move for extents [lo, hi) in parts: each is the memory of some extents, and base the payload's
+// parts calls move for extents [lo, hi) in parts: each is the memory of some extents, and base the payload's
 // offset of its first byte. Extents that cross from one segment to the next are left to cross, one at a time.
-func memoryParts(s staging.Segments, head *store.Head, lo, hi int, most int64,
+func (s inMemory) parts(head *store.Head, lo, hi int, most int64,
 	move func(lo, hi int, mem []byte, base int64) error, cross func(x int) error) error {
 	extents := head.Plan.Extents()
 	for lo < hi {
@@ -60,71 +64,52 @@ func memoryParts(s staging.Segments, head *store.Head, lo, hi int, most int64,
 	return nil
 }
 
-// useMemory reads the head of a piece in memory, and prepares r to deliver from there. Without one it returns nil.
-func (r *pieceReader) useMemory() (*store.Head, error) {
-	size := r.piece.Size()
+func (memoryRoute) load(l *loading) error {
+	size := l.piece.Size()
 	if size%4096 != 0 || size < 4096 {
-		return nil, nil // left to the staged route to reject
+		return errNotHere // left to the staged route to reject
 	}
-	segments, err := memoryOf(r.piece.File(), size, 4096)
-	if segments == nil {
-		return nil, err
-	}
-	first := segments[0][:min(int64(len(segments[0])), size)]
-	head, err := r.judge(r.piece.Verify(first))
-	if err == nil && (head.Table == nil || head.Compressed) { // its memory is in pieces, or it has no page bytes
-		return nil, nil
-	}
-	if err == nil && head.DataOffset+head.Plan.PayloadBytes() > size {
-		err = fmt.Errorf("%w: %s ends before its payload does", ErrDamaged, r.piece.File().Name())
-	}
+	memory, err := memoryOf(l.piece.File(), size, 4096)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	r.segments = segments
-	return head, nil
+	first := memory.Segments[0]
+	head, err := l.judge(l.piece.Verify(first[:min(int64(len(first)), size)]))
+	switch {
+	case err != nil:
+		return err
+	case head.Table == nil || head.Compressed: // its memory is in pieces, or it has no page bytes
+		return errNotHere
+	case head.DataOffset+head.Plan.PayloadBytes() > size:
+		return fmt.Errorf("%w: %s ends before its payload does", ErrDamaged, l.piece.File().Name())
+	}
+	l.span.setRoute(byMemory)
+	l.head, l.source = head, memory
+	return nil
 }
 
-// deliver verifies and scatters extents [lo, hi) of a piece in memory.
-func (r *pieceReader) deliver(head *store.Head, lo, hi int) error {
+// bring verifies and scatters extents [lo, hi).
+func (s inMemory) bring(r *pieceReader, head *store.Head, lo, hi int) (last func() error, err error) {
 	move := func(lo, hi int, mem []byte, base int64) error { return r.scatterFrom(mem, head, lo, hi, base) }
 	cross := func(x int) error {
 		extent := head.Plan.Extents()[x]
 		return r.engine.withSlot(func(slot []byte) error {
 			mem := slot[:extent.Len]
-			r.segments.Read(mem, head.DataOffset+extent.Off)
+			s.Read(mem, head.DataOffset+extent.Off)
 			return r.scatterFrom(mem, head, x, x+1, extent.Off)
 		})
 	}
-	return memoryParts(r.segments, head, lo, hi, r.engine.memoryPart(r.memory), move, cross)
+	return nil, s.parts(head, lo, hi, r.engine.memoryPart(r.memory), move, cross)
 }
 
-// withSlot runs fn with a slot.
-func (e *Engine) withSlot(fn func(slot []byte) error) error {
-	slot, err := e.slots.Acquire(e.ctx)
-	if err != nil {
-		return ErrClosed
-	}
-	defer slot.Release()
-	return fn(slot.Bytes())
-}
-
-// readMemory loads a piece in memory. When done, err is the result; otherwise the piece is elsewhere.
-func (t *loadTask) readMemory() (done bool, err error) {
-	r := &pieceReader{engine: t.queue.engine, fence: t.fence, memory: t.spec.Memory, piece: t.piece,
-		ids: t.spec.Chunks[t.index].Blocks}
-	head, err := r.useMemory()
-	if head == nil {
-		return err != nil, err
-	}
-	t.span.setRoute(byMemory)
-	return true, r.deliver(head, 0, len(head.Plan.Extents()))
-}
-
-// writeMemory stores a piece in memory. It settles the chunk as soon as its pages have been read.
-func (t *storeTask) writeMemory(s staging.Segments) error {
+func (memoryRoute) store(t *storeTask, f staging.File) error {
 	q, put := t.queue, t.chunk.Put
 	plan, offset := put.Plan(), put.DataOffset()
+	s, err := memoryOf(f, put.FileBytes(), offset)
+	if err != nil {
+		return err
+	}
+	t.span.setRoute(byMemory)
 	extents := plan.Extents()
 	scratch := q.takeScratch(len(extents))
 	defer q.scratch.Put(scratch)
@@ -147,9 +132,9 @@ func (t *storeTask) writeMemory(s staging.Segments) error {
 	}
 	move := func(lo, hi int, mem []byte, base int64) error { return w.gatherTo(mem, lo, hi, base) }
 	head := store.Head{Plan: plan, DataOffset: offset}
-	if err := memoryParts(s, &head, 0, len(extents), q.engine.memoryPart(t.memory), move, cross); err != nil {
+	if err := s.parts(&head, 0, len(extents), q.engine.memoryPart(t.memory), move, cross); err != nil {
 		return err
 	}
-	put.Head(s[0][:offset], scratch.table)
+	put.Head(s.Segments[0][:offset], scratch.table)
 	return nil
 }

@@ -9,11 +9,13 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 	"github.com/kvhost/kvhost/staging/memfs"
 )
 
 // newMemoryRig is a deviceRig on a root in memory that is registered with the GPU.
-func newMemoryRig(t testing.TB, geo chunk.Geometry, blocks uint32) (*deviceRig, *memfs.FS) {
+func newMemoryRig(
+	t testing.TB, geo chunk.Geometry, blocks uint32, change ...func(*store.Config)) (*deviceRig, *memfs.FS) {
 	t.Helper()
 	mem, err := memfs.New(128<<20, nil)
 	if err != nil {
@@ -24,10 +26,11 @@ func newMemoryRig(t testing.TB, geo chunk.Geometry, blocks uint32) (*deviceRig, 
 			t.Error(err)
 		}
 	})
-	r := newDeviceRig(t, geo, blocks, 16<<20, func(c *store.Config) {
-		c.FS, c.Roots[0].Path, c.Roots[0].Capacity = mem, "/root", memfs.Usable(128<<20)
-	})
-	r.root = "/root"
+	faulty := faultfs.New(mem)
+	r := newDeviceRig(t, geo, blocks, 16<<20, append(change, func(c *store.Config) {
+		c.FS, c.Roots[0].Path, c.Roots[0].Capacity = faulty, "/root", memfs.Usable(128<<20)
+	})...)
+	r.root, r.fs = "/root", faulty
 	mem.Start(nil, r.gpu.Pinner())
 	<-mem.Grown()
 	t.Cleanup(func() {

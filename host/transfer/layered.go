@@ -46,9 +46,8 @@ type layerChunk struct {
 	piece   *store.Piece
 	span    span
 	head    *store.Head
-	failed  error // why there is no head
-
-	segments staging.Segments // of a piece in memory
+	source  source // of the route that opened the piece
+	failed  error  // why there is no head
 
 	// layered.mu guards these.
 	left int // tasks that have not ended
@@ -138,7 +137,8 @@ func (l *layered) advance(n int) {
 type layerTask struct {
 	*layered
 	step, index int
-	slot        *staging.Slot
+	chunk       *layerChunk
+	loading     loading
 }
 
 // run runs the next task: tasks start in the order in which they were queued.
@@ -146,142 +146,55 @@ func (l *layered) run() {
 	l.mu.Lock()
 	t := &layerTask{layered: l, step: l.taken / len(l.chunks), index: l.taken % len(l.chunks)}
 	l.taken++
-	err := l.chunks[t.index].err
+	t.chunk = &l.chunks[t.index]
+	err := t.chunk.err
 	l.mu.Unlock()
+	t.loading = loading{layers: l, step: t.step, pieceReader: newReader(l.queue, l.fence, l.spec, t.index)}
 	if err != nil { // the chunk failed in an earlier step, or its blocks were bad
 		t.end(err)
 		return
 	}
-	fromDevice := func() bool { return l.chunks[t.index].piece.File().Direct() }
-	l.queue.engine.runLoad(t.read, fromDevice, t.end)
+	l.queue.engine.runLoad(t)
 }
 
 // read brings the step's bytes of the chunk and returns the copy of the last of them.
 func (t *layerTask) read() (last func() error, err error) {
-	e, c, chunk := t.queue.engine, &t.spec.Chunks[t.index], &t.chunks[t.index]
-	if err := t.ended(); err != nil {
-		return nil, err
-	}
-	r := &pieceReader{engine: e, fence: t.fence, memory: t.spec.Memory, ids: c.Blocks}
-	done, last, err := t.open(chunk, r)
-	if err != nil {
-		return nil, err
-	}
-	for _, run := range t.runsOf(chunk.head.Plan)[t.step] {
-		lo := max(run.lo, done)
-		if lo >= run.hi {
-			continue
-		}
-		if r.segments != nil {
-			if err = r.deliver(chunk.head, lo, run.hi); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		if last != nil { // the slot is needed for the next run
-			if err = last(); err != nil {
-				return nil, err
-			}
-		}
-		if last, err = r.readRun(chunk.head, lo, run.hi); err != nil {
-			return nil, err
-		}
-	}
-	return last, nil
-}
-
-// ended says whether the load was cancelled or the engine closed, so that the disk can be spared.
-func (t *layerTask) ended() error {
-	switch {
+	switch { // the disk can be spared
 	case t.fence.isShut():
-		return ErrCancelled
+		return nil, ErrCancelled
 	case t.queue.engine.ctx.Err() != nil:
-		return ErrClosed
+		return nil, ErrClosed
 	}
-	return nil
+	if err := t.open(); err != nil {
+		return nil, err
+	}
+	return t.loading.deliver()
 }
 
-// acquire takes a slot for the task.
-func (t *layerTask) acquire(r *pieceReader) (err error) {
-	e := t.queue.engine
-	if t.slot, err = e.slots.Acquire(e.ctx); err != nil {
-		return ErrClosed
-	}
-	r.slot = t.slot.Bytes()
-	return t.ended() // it may have waited
-}
-
-// open reads the piece's head unless another step has, and prepares r, with a slot unless the file is in memory. The
-// read of the head includes the extents of this step if they follow it directly: those below done are delivered,
-// except for what last will do.
-func (t *layerTask) open(c *layerChunk, r *pieceReader) (done int, last func() error, err error) {
+// open opens the piece, unless another step has.
+func (t *layerTask) open() (err error) {
+	c, l := t.chunk, &t.loading
 	c.opening.Lock()
 	defer c.opening.Unlock()
-	if c.failed != nil {
-		return 0, nil, c.failed
-	}
-	e := t.queue.engine
-	if c.head != nil {
-		if r.piece, r.segments = c.piece, c.segments; r.segments != nil {
-			return 0, nil, nil
-		}
-		if err := t.acquire(r); err != nil {
-			return 0, nil, err
-		}
-		r.buf = e.ioBuffer(r.memory, r.slot, c.piece.File(), 0)
-		if c.head.Compressed {
-			r.divide(!hasCoder(r.memory))
-		}
-		return 0, nil, nil
+	if c.failed != nil || c.head != nil {
+		l.piece, l.head, l.source = c.piece, c.head, c.source
+		return c.failed
 	}
 	defer func() { c.failed = err }()
-	piece, err := t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank)
-	if err != nil {
-		return 0, nil, err
+	if l.piece, err = t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank); err != nil {
+		return err
 	}
-	t.layered.mu.Lock()
-	c.piece = piece // a concurrent cancel of another step reads it
-	t.layered.mu.Unlock()
+	t.mu.Lock()
+	c.piece = l.piece // a concurrent cancel of another step reads it
+	t.mu.Unlock()
 	c.span = t.queue.startSpan(c.piece.Root(), staging.Read, t.spec.Paths)
 	if t.spec.Layers.Ahead > 0 {
 		c.span.pace()
 	}
-	r.piece = c.piece
-	if head, err := r.useMemory(); head != nil || err != nil {
-		c.head, c.segments = head, r.segments
-		if err == nil {
-			c.span.setRoute(byMemory)
-		}
-		return 0, nil, err
-	}
-	if err := t.acquire(r); err != nil {
-		return 0, nil, err
-	}
-	want := c.piece.Expected()
-	first := want.DataOffset
-	if !sameShape(want.Plan.Geometry(), r.memory.Geometry()) {
-		return 0, nil, ErrGeometry
-	}
-	if run := t.runsOf(want.Plan)[t.step][0]; run.lo == 0 {
-		first += end(want.Plan.Extents()[run.hi-1])
-	}
-	r.buf = e.ioBuffer(r.memory, r.slot, c.piece.File(), want.DataOffset)
-	head, have, err := r.begin((first + 4095) &^ 4095)
-	if err != nil {
-		return 0, nil, err
-	}
-	c.head = head
-	run := t.runsOf(head.Plan)[t.step][0]
-	if run.lo > 0 {
-		return 0, nil, nil
-	}
-	for done < run.hi && endInFile(head, done) <= have {
-		done++
-	}
-	if done == 0 {
-		return 0, nil, nil
-	}
-	return done, func() error { return r.scatter(head, 0, done, -head.DataOffset) }, nil
+	l.span = &c.span
+	err = l.open()
+	c.head, c.source = l.head, l.source
+	return err
 }
 
 // readRun reads extents [lo, hi), one buffer at a time, and delivers them. It returns the delivery of the last
@@ -312,10 +225,8 @@ func (r *pieceReader) readRun(head *store.Head, lo, hi int) (last func() error, 
 
 // end records the task's result, reports the layers that it completed, and submits what is now due.
 func (t *layerTask) end(err error) {
-	if t.slot != nil {
-		t.layered.queue.engine.release(t.slot, err)
-	}
-	l, c := t.layered, &t.chunks[t.index]
+	t.queue.engine.release(t.loading.held, err)
+	l, c := t.layered, t.chunk
 	l.mu.Lock()
 	first := err != nil && c.err == nil
 	if first {

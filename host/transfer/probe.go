@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -134,7 +135,7 @@ func (p *probe) fill(i int) error {
 		for at := 0; at < len(part); at += gds.MaxExtent {
 			sums = append(sums, chunk.Sum(part[at:min(len(part), at+gds.MaxExtent)]))
 		}
-		return p.onCopy(func(t *gds.Thread) error { return t.Write(slot.Address+uint64(off), part) })
+		return onGPU(p.gpu, func(t *gds.Thread) error { return t.Write(slot.Address+uint64(off), part) })
 	})
 	p.sums[i] = sums
 	for x := range slot.Extents {
@@ -144,23 +145,14 @@ func (p *probe) fill(i int) error {
 	return err
 }
 
-func (p *probe) onCopy(fn func(*gds.Thread) error) (err error) {
-	if lost := p.gpu.Do(func(t *gds.Thread) { err = fn(t) }); lost != nil {
-		return lost
-	}
-	return err
-}
-
 // verify compares the bytes in a slot with the original ones.
 func (p *probe) verify(i int) error {
 	slot := p.slots[i]
-	if err := p.onCopy(func(t *gds.Thread) error { return t.Sum(slot.Address, slot.Extents, slot.Sums) }); err != nil {
+	if err := onGPU(p.gpu, func(t *gds.Thread) error { return t.Sum(slot.Address, slot.Extents, slot.Sums) }); err != nil {
 		return err
 	}
-	for x, want := range p.sums[i] {
-		if slot.Sums[x] != want {
-			return fmt.Errorf("%w: bytes come back wrong", ErrProbe)
-		}
+	if !slices.Equal(slot.Sums[:len(p.sums[i])], p.sums[i]) {
+		return fmt.Errorf("%w: bytes come back wrong", ErrProbe)
 	}
 	return nil
 }
@@ -214,7 +206,7 @@ func (p *probe) measure(ctx context.Context, write, read func(i int) error) (bes
 		best.Write = max(best.Write, total/took.Seconds())
 		p.dirty = true
 		if _, err := p.concurrently(ctx, func(i int) error {
-			return p.onCopy(func(t *gds.Thread) error { return t.Fill(p.slots[i].Address, 0xa5, p.size) })
+			return onGPU(p.gpu, func(t *gds.Thread) error { return t.Fill(p.slots[i].Address, 0xa5, p.size) })
 		}); err != nil {
 			return best, err
 		}
@@ -254,7 +246,7 @@ func (p *probe) concurrently(ctx context.Context, fn func(i int) error) (time.Du
 func (p *probe) stagedWrite(i int) error {
 	return p.parts(func(part []byte, off int64) error {
 		at := p.slots[i].Address + uint64(off)
-		if err := p.onCopy(func(t *gds.Thread) error { return t.Read(part, at) }); err != nil {
+		if err := onGPU(p.gpu, func(t *gds.Thread) error { return t.Read(part, at) }); err != nil {
 			return err
 		}
 		_, err := p.files[i].WriteAt(part, off)
@@ -268,24 +260,20 @@ func (p *probe) stagedRead(i int) error {
 			return err
 		}
 		at := p.slots[i].Address + uint64(off)
-		return p.onCopy(func(t *gds.Thread) error { return t.Write(at, part) })
+		return onGPU(p.gpu, func(t *gds.Thread) error { return t.Write(at, part) })
 	})
 }
 
 // parts calls fn for each slot-sized part of a file.
-func (p *probe) parts(fn func(part []byte, off int64) error) (err error) {
-	stage, err := p.engine.slots.Acquire(p.engine.ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { p.engine.release(stage, err) }()
-	buf := stage.Bytes()
-	for off := int64(0); off < p.size; off += int64(len(buf)) {
-		if err := fn(buf[:min(int64(len(buf)), p.size-off)], off); err != nil {
-			return err
+func (p *probe) parts(fn func(part []byte, off int64) error) error {
+	return p.engine.withSlot(func(buf []byte) error {
+		for off := int64(0); off < p.size; off += int64(len(buf)) {
+			if err := fn(buf[:min(int64(len(buf)), p.size-off)], off); err != nil {
+				return err
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 func (p *probe) close() {

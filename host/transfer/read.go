@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -44,7 +45,7 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 	h := &Handle{fence: f}
 	begin := func() {
 		for i := range spec.Chunks {
-			t := &loadTask{queue: q, fence: f, spec: &spec, index: i}
+			t := &loadTask{queue: q, spec: &spec, index: i, loading: loading{pieceReader: newReader(q, f, &spec, i)}}
 			if err := q.workers.SubmitTo(spec.Lease.Root(spec.Chunks[i].Index), staging.Read, t.run); err != nil {
 				t.end(ErrClosed)
 			}
@@ -64,103 +65,69 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 
 // loadTask loads one chunk of a job.
 type loadTask struct {
+	loading
 	queue *Queue
-	fence *fence
 	spec  *LoadJob
 	index int
-
-	slot    *staging.Slot
-	piece   *store.Piece
-	span    span
-	suspect attempt // the direct route delivered wrong bytes, so the piece was staged
+	on    span
 }
 
-func (t *loadTask) run() { t.queue.engine.runLoad(t.read, t.fromDevice, t.end) }
+func (t *loadTask) run() { t.engine.runLoad(t) }
 
-// fromDevice reports whether the piece was read with direct I/O.
-func (t *loadTask) fromDevice() bool { return t.piece.File().Direct() }
-
-// runLoad runs a task that reads and then copies. read returns the last copy as a function: if the bytes came from a
-// device, the copy runs on the engine's copiers, so that this worker can start the next read and the device always
-// has as many requests as there are workers. Bytes from the page cache are in this CPU's cache and are copied here.
-// end runs exactly once.
-func (e *Engine) runLoad(read func() (func() error, error), fromDevice func() bool, end func(error)) {
+// runLoad runs a task that reads and then copies. If read returns the last copy as a function, it runs on the engine's
+// copiers. end runs exactly once.
+func (e *Engine) runLoad(t interface {
+	read() (last func() error, err error)
+	end(err error)
+}) {
 	err := errPanicked // until the task has run to its end
 	handedOver := false
 	defer func() {
 		if !handedOver {
-			end(err)
+			t.end(err)
 		}
 	}()
-	last, readErr := read()
+	last, readErr := t.read()
 	if last == nil {
 		err = readErr
 		return
 	}
-	if fromDevice() {
-		copying := func() {
-			err := errPanicked
-			defer func() { end(err) }()
-			err = last()
-		}
-		if handedOver = e.copiers.Submit(staging.Read, copying) == nil; handedOver {
-			return
-		}
+	copying := func() {
+		err := errPanicked
+		defer func() { t.end(err) }()
+		err = last()
 	}
-	err = last()
+	if handedOver = e.copiers.Submit(staging.Read, copying) == nil; !handedOver {
+		err = last()
+	}
 }
 
-// read brings the piece into the slot and returns the copy of its last part.
+// read brings the piece to the pages, but for what last does.
 func (t *loadTask) read() (last func() error, err error) {
-	c, e := &t.spec.Chunks[t.index], t.queue.engine
-	if err := checkBlocks(t.spec.Memory, c.Blocks, true); err != nil {
+	if err := checkBlocks(t.memory, t.ids, true); err != nil {
 		return nil, err
 	}
 	if t.fence.isShut() { // cancelled while queued: spare the disk
 		return nil, ErrCancelled
 	}
-	if t.piece, err = t.spec.Lease.Open(c.Index, t.spec.Rank); err != nil {
+	if t.piece, err = t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank); err != nil {
 		return nil, err
 	}
-	t.span = t.queue.startSpan(t.piece.Root(), staging.Read, t.spec.Paths)
-	if done, err := t.readMemory(); done {
+	t.on = t.queue.startSpan(t.piece.Root(), staging.Read, t.spec.Paths)
+	t.span = &t.on
+	if err := t.open(); err != nil {
 		return nil, err
 	}
-	if r := e.direct(t.spec.Memory, t.piece.Root()); r.route != nil {
-		t.span.setRoute(byCuFile)
-		done, suspect, err := t.readDirect(r)
-		if done {
-			return nil, err
-		}
-		t.span.setRoute(byStaging)
-		if suspect {
-			t.suspect = r
-		}
-	}
-	if t.slot, err = e.slots.Acquire(e.ctx); err != nil {
-		return nil, ErrClosed
-	}
-	if t.fence.isShut() {
-		return nil, ErrCancelled
-	}
-	r := &pieceReader{engine: e, fence: t.fence, memory: t.spec.Memory, piece: t.piece, ids: c.Blocks,
-		slot: t.slot.Bytes()}
-	return r.read()
+	return t.deliver()
 }
 
 func (t *loadTask) end(err error) {
-	switch {
-	case t.suspect.route == nil:
-	case err == nil: // the file was right
-		t.suspect.failed(&t.suspect.mismatched, ErrDamaged, true)
-	default:
-		t.suspect.skipped()
+	if t.verdict != nil {
+		t.verdict(err)
 	}
-	t.queue.engine.closePiece(&t.span, t.piece, err)
-	if t.slot != nil {
-		t.queue.engine.release(t.slot, err)
-	}
-	t.fence.endLoad(t.index, t.spec.Memory, err)
+	t.engine.closePiece(&t.on, t.piece, err)
+	t.engine.release(t.held, err)
+	t.fence.endLoad(t.index, t.memory, err)
 }
 
 // closePiece counts the end of a piece's load, reports damage, and closes the piece if it was opened.
@@ -204,42 +171,82 @@ func (f *fence) endLoad(i int, m Memory, err error) {
 	f.taskDone()
 }
 
+// loading is a load of one piece, or of its part in one step of a layer-wise load.
+type loading struct {
+	pieceReader
+	layers *layered // nil: the whole piece
+	step   int
+	all    [1]run
+	span   *span // of the piece
+
+	// A route sets these when it takes the piece, and verdict when it refuses a whole one for its bytes.
+	head    *store.Head
+	source  source
+	done    int          // the extents below are delivered
+	last    func() error // but for what this does. Optional
+	verdict func(error)  // is called with the outcome. Optional
+}
+
+// runs are the extents that are wanted, of a plan.
+func (l *loading) runs(p *chunk.Plan) []run {
+	if l.layers != nil {
+		return l.layers.runsOf(p)[l.step]
+	}
+	l.all[0] = run{0, len(p.Extents())}
+	return l.all[:]
+}
+
+// open opens the piece by the first route that takes it.
+func (l *loading) open() (err error) {
+	for _, way := range l.engine.routes {
+		if err = way.load(l); !errors.Is(err, errNotHere) {
+			break
+		}
+	}
+	return err
+}
+
+// deliver brings the other extents. If they came from a device, the copy of the last is returned for the engine's copiers, so
+// that this worker can start the next read and the device always has as many requests as there are workers. Bytes from the
+// page cache are in this CPU's cache, and are copied here.
+func (l *loading) deliver() (last func() error, err error) {
+	last = l.last
+	for _, run := range l.runs(l.head.Plan) {
+		lo := max(run.lo, l.done)
+		if lo >= run.hi {
+			continue
+		}
+		if last != nil { // the slot is needed for the next run
+			if err = last(); err != nil {
+				return nil, err
+			}
+		}
+		if last, err = l.source.bring(&l.pieceReader, l.head, lo, run.hi); err != nil {
+			return nil, err
+		}
+	}
+	if last != nil && !l.piece.File().Direct() {
+		return nil, last()
+	}
+	return last, nil
+}
+
+// pieceReader delivers extents of a piece to pages.
 type pieceReader struct {
 	engine *Engine
 	fence  *fence
 	memory Memory
 	piece  *store.Piece
 	ids    []uint32
-	slot   []byte
-	buf    []byte // the part of the slot in use
-	pages  []byte // the part for page bytes of a compressed piece
 
-	segments staging.Segments // of a file in memory, which needs no slot
+	held  *staging.Slot // until the task ends; nil if the route needs none
+	slot  []byte
+	buf   []byte // the part of the slot in use
+	pages []byte // the part for page bytes of a compressed piece
 }
 
-// read reads the file one buffer at a time, and delivers the extents that lie wholly within it. The delivery of the last
-// buffer is returned as a function, so that it can run on another thread.
-func (r *pieceReader) read() (last func() error, err error) {
-	r.buf = r.engine.ioBuffer(r.memory, r.slot, r.piece.File(), 0)
-	head, have, err := r.begin(r.piece.Size())
-	if err != nil {
-		return nil, err
-	}
-	extents, first := len(head.Plan.Extents()), 0
-	for first < extents && endInFile(head, first) <= have {
-		first++
-	}
-	last = func() error { return r.scatter(head, 0, first, -head.DataOffset) }
-	switch {
-	case first == extents:
-		return last, nil
-	case first > 0:
-		err = last()
-	}
-	if err != nil {
-		return nil, err
-	}
-	return r.readRun(head, first, extents)
+func newReader(q *Queue, f *fence, l *LoadJob, i int) pieceReader {
+	return pieceReader{engine: q.engine, fence: f, memory: l.Memory, ids: l.Chunks[i].Blocks}
 }
 
 func endInFile(head *store.Head, extent int) int64 {

@@ -1,226 +1,38 @@
 package transfer
 
 import (
-	"errors"
-	"log/slog"
-	"slices"
-	"strings"
-	"sync"
-	"sync/atomic"
-	"time"
-
-	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/store"
 	"github.com/kvhost/kvhost/staging"
 )
 
-// RouteChoice is how the pieces of one root move to and from one GPU.
-type RouteChoice struct {
-	Direct *gds.DirectRoute // nil: staged
-	Submit gds.Submit       // how cuFile is called
-	Always bool             // tried for every piece, however often it fails, unless it hangs
-	Shared bool             // other hosts remove files of the root: none is kept registered
-	Via    string           // the path according to cuFile's statistics
-	Why    string           // the reason for the choice
+// route is a way of bytes between pages and the files of a root. An engine asks its routes in their order, and the first one
+// that takes a piece moves it. Another medium is one more implementation, before the staged route, which takes every piece.
+// The codec is a stage of a route, between the pages and what the route moves; a route without it refuses compressed pieces.
+//
+// A worker calls, and may be blocked for as long as the storage blocks. Block ids have been checked, and for a store the
+// geometry. A load checks geometry and checksums before a byte reaches a page. Pages are touched only inside the task's fence.
+//
+// A refusal is errNotHere. The file of a store, the pages and the fence are as they were, and the route holds nothing for the
+// task any more. Bytes that a load found wrong are a refusal if the route may have made them so: it leaves its verdict with
+// the load of a whole piece, which calls it with the outcome of the routes that are asked next.
+//
+// Any other error is final. The file of a store that failed may hold anything, and is removed. A load that failed has left
+// right bytes or none in each page; its error counts against the piece unless it is the client's, the GPU's or the engine's
+// (reportDamage). A store settles its chunk with the last page that it reads, and cannot refuse the put from then on.
+//
+// Pieces, bytes, errors and times are counted by the task, when it ends, on the route where its span is. A route that takes a
+// piece moves the span to itself. Its other counters are its own.
+type route interface {
+	// store fills the file of a put, whose head goes last.
+	store(t *storeTask, f staging.File) error
+	// load opens a piece and reads its head. It may deliver extents, too, from the first on: those below done, except for
+	// what last will do, which may run on another thread and after the call.
+	load(l *loading) error
 }
 
-// A route that fails this often in a row is suspended. The suspension doubles with every failed probe.
-const (
-	failuresToSuspend = 3
-	firstSuspension   = 10 * time.Second
-	longestSuspension = 10 * time.Minute
-)
-
-// route is a choice and its record. An operation that fails on the direct route is repeated on the staged one within
-// the same task. A route that fails repeatedly is suspended and probed later with one operation.
-type route struct {
-	choice RouteChoice
-	gpu    string
-	root   string
-	log    *slog.Logger
-	now    func() time.Time
-
-	stores, loads, bytes                atomic.Int64
-	storeFallbacks, loadFallbacks, full atomic.Int64
-	storesHung                          atomic.Int64
-	suspended, resumed, mismatched      atomic.Int64
-
-	mu         sync.Mutex
-	fails      int       // in a row
-	until      time.Time // when it may be probed; zero while it is active
-	suspension time.Duration
-	probing    bool // one operation is testing whether the route works again
-}
-
-// attempt is one operation's use of the direct route. One of succeeded, failed and skipped must follow. While the
-// route is suspended only the probe decides about it: an operation that started before proves nothing.
-type attempt struct {
-	*route // nil: the operation is to be staged
-	probe  bool
-}
-
-type routeKey struct {
-	gpu  *gds.GPU
-	root string
-}
-
-// SetRoute sets how the pieces of a root, named by its directory, move to and from a GPU. Without it they are
-// staged.
-func (e *Engine) SetRoute(g *gds.GPU, root string, c RouteChoice) {
-	e.routesMu.Lock()
-	defer e.routesMu.Unlock()
-	e.routes[routeKey{g, root}] = &route{
-		choice: c, gpu: g.UUID.String(), root: root, log: e.cfg.Log.With("gpu", g.UUID.String(), "root", root),
-		now: time.Now,
-	}
-}
-
-// direct returns an attempt on the direct route between a memory and a root, or the zero one where there is none or
-// it is suspended.
-func (e *Engine) direct(m Memory, root string) attempt {
-	d, ok := m.(flaggedMemory)
-	if !ok {
-		return attempt{}
-	}
-	e.routesMu.RLock()
-	r := e.routes[routeKey{d.gpu, root}]
-	e.routesMu.RUnlock()
-	if r == nil || r.choice.Direct == nil {
-		return attempt{}
-	}
-	return r.attempt()
-}
-
-func (r *route) attempt() attempt {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case r.active():
-		return attempt{route: r}
-	case r.probing || r.now().Before(r.until):
-		return attempt{}
-	}
-	r.probing = true
-	return attempt{r, true}
-}
-
-// active reports whether pieces take the direct route now. The caller holds mu.
-func (r *route) active() bool { return r.until.IsZero() }
-
-// succeeded records an operation of the direct route.
-func (a attempt) succeeded(kind *atomic.Int64, bytes int64) {
-	r := a.route
-	kind.Add(1)
-	r.bytes.Add(bytes)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case a.probe:
-		r.until, r.suspension, r.probing, r.fails = time.Time{}, 0, false, 0
-		r.resumed.Add(1)
-		r.log.Info("direct route resumed")
-	case r.active():
-		r.fails = 0
-	}
-}
-
-// forget closes cuFile's handle of a file if other hosts remove files of the root: the handle would keep the file's
-// blocks.
-func (r *route) forget(f staging.File) {
-	if !r.choice.Shared {
-		return
-	}
-	if info, err := f.Stat(); err == nil {
-		r.choice.Direct.Handles.Forget(info.Dev, info.Ino)
-	}
-}
-
-// skipped records that nothing was learned: the operation was not started, or was cancelled.
-func (a attempt) skipped() {
-	if !a.probe {
-		return
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.route.probing = false
-}
-
-// failed records an operation that failed and is repeated on the staged route if possible. bad suspends the route at
-// once. A route that is always wanted is suspended only for an operation that hangs.
-func (a attempt) failed(kind *atomic.Int64, err error, bad bool) {
-	r := a.route
-	kind.Add(1)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !a.probe && !r.active() {
-		return
-	}
-	r.fails++
-	if a.probe || (bad || r.fails >= failuresToSuspend) && (!r.choice.Always || errors.Is(err, gds.ErrHung)) {
-		r.suspension = min(max(2*r.suspension, firstSuspension), longestSuspension)
-		r.until, r.probing, r.fails = r.now().Add(r.suspension), false, 0
-		r.suspended.Add(1)
-		r.log.Warn("direct route suspended, pieces are staged", "for", r.suspension, "error", err)
-		return
-	}
-	if r.fails == 1 {
-		r.log.Warn("direct operation failed, piece is staged", "error", err)
-	}
-}
-
-// RouteStats is one route's state and counters.
-type RouteStats struct {
-	GPU, Root            string
-	Route                string // "direct" or "staged", now
-	Via, Why             string
-	Stores, Loads, Bytes int64           // by the direct route; bytes of files
-	StoreFallbacks       int64           // stores that failed on it and were staged
-	LoadFallbacks        int64           // loads that failed on it and were staged
-	StoresHung           int64           // stores that failed because cuFile hung
-	Hung                 int             // abandoned operations of the GPU that have not returned
-	Full                 int64           // operations that found no slot and were staged
-	Mismatched           int64           // loads whose bytes were wrong by the direct route only
-	Suspended, Resumed   int64           // times that the route was suspended, and resumed
-	SlotsInUse           int             // of the GPU
-	SlotBytes            int64           // of the GPU
-	Handles              gds.HandleStats // of the GPU
-}
-
-// Routes returns the state and counters of all routes, by GPU and root.
-func (e *Engine) Routes() []RouteStats {
-	e.routesMu.RLock()
-	defer e.routesMu.RUnlock()
-	var out []RouteStats
-	direct := map[string]*gds.DirectRoute{} // by GPU: all direct routes of a GPU are the same
-	for _, r := range e.routes {
-		if r.choice.Direct != nil {
-			direct[r.gpu] = r.choice.Direct
-		}
-	}
-	for _, r := range e.routes {
-		s := RouteStats{
-			GPU: r.gpu, Root: r.root, Route: "staged", Via: r.choice.Via, Why: r.choice.Why,
-			Stores: r.stores.Load(), Loads: r.loads.Load(), Bytes: r.bytes.Load(),
-			StoreFallbacks: r.storeFallbacks.Load(), LoadFallbacks: r.loadFallbacks.Load(), Full: r.full.Load(),
-			StoresHung: r.storesHung.Load(), Mismatched: r.mismatched.Load(), Suspended: r.suspended.Load(),
-			Resumed: r.resumed.Load(),
-		}
-		r.mu.Lock()
-		if r.choice.Direct != nil && r.active() {
-			s.Route = "direct"
-		}
-		r.mu.Unlock()
-		if d := direct[r.gpu]; d != nil {
-			s.SlotsInUse, s.SlotBytes = d.Slots()
-			s.Handles = d.Handles.Stats()
-			s.Hung = d.GPU().Hung()
-		}
-		out = append(out, s)
-	}
-	slices.SortFunc(out, func(a, b RouteStats) int {
-		if c := strings.Compare(a.GPU, b.GPU); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Root, b.Root)
-	})
-	return out
+// source is a piece that a route has opened. The steps of a layer-wise load use it at the same time.
+type source interface {
+	// bring delivers extents [lo, hi). The copy of the last of them may be returned as a function, which runs before the
+	// reader's next call, and may run on another thread.
+	bring(r *pieceReader, head *store.Head, lo, hi int) (last func() error, err error)
 }

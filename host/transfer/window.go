@@ -107,9 +107,15 @@ func place(w *gds.Window, extents []chunk.Extent, base int64) int {
 // windowFailed decides what happens to extents that failed in a window: they are copied without one, unless the GPU
 // is lost or the job was cancelled.
 func (m *DeviceMemory) windowFailed(lost, err error) (done bool, _ error) {
+	return m.failed(lost, err, m.gpu.WindowFailed)
+}
+
+// failed reports an error to the part of the GPU that it is of, unless the GPU is lost or the job was cancelled: then it is
+// done, with that error.
+func (m *DeviceMemory) failed(lost, err error, report func(error)) (done bool, _ error) {
 	if lost = errors.Join(lost, m.gpu.Err()); lost != nil || errors.Is(err, gds.ErrStopped) {
 		return true, deviceError(errors.Join(lost, err))
 	}
-	m.gpu.WindowFailed(err)
+	report(err)
 	return false, nil
 }

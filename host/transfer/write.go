@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -103,86 +104,33 @@ func (t *storeTask) run() {
 	}
 }
 
+// writeAndPublish fills the temporary by the first route that takes the put, and publishes it.
 func (t *storeTask) writeAndPublish() error {
+	put := t.chunk.Put
 	if err := checkBlocks(t.memory, t.chunk.Blocks, false); err != nil {
 		return err
 	}
-	if err := t.writePiece(); err != nil {
-		return err
-	}
-	return t.chunk.Put.Publish(t.queue.engine.ctx)
-}
-
-// writePiece fills the temporary. It settles the chunk as soon as its pages have been read.
-func (t *storeTask) writePiece() (err error) {
-	q, put := t.queue, t.chunk.Put
-	plan := put.Plan()
-	if !sameShape(plan.Geometry(), t.memory.Geometry()) {
+	if !sameShape(put.Plan().Geometry(), t.memory.Geometry()) {
 		return ErrGeometry
 	}
 	f, err := put.File()
 	if err != nil {
 		return err
 	}
-	if done, err := t.writeUnstaged(f); done {
+	for _, way := range t.queue.engine.routes {
+		if err = way.store(t, f); !errors.Is(err, errNotHere) {
+			break
+		}
+	}
+	if err != nil {
 		return err
 	}
-	slot, err := q.engine.slots.Acquire(q.engine.ctx)
-	if err != nil {
-		return ErrClosed
-	}
-	defer func() { q.engine.release(slot, err) }()
-	scratch := q.takeScratch(len(plan.Extents()))
-	defer q.scratch.Put(scratch)
-	w := &pieceWriter{task: t, plan: plan, table: scratch.table, file: f}
-	if put.Compresses() {
-		t.size, err = w.compressed(slot.Bytes(), scratch.forStored())
-		return err
-	}
-	w.buf = q.engine.ioBuffer(t.memory, slot.Bytes(), f, put.DataOffset())
-	if put.FileBytes() <= int64(len(w.buf)) {
-		return w.whole()
-	}
-	return w.parts()
-}
-
-// writeUnstaged writes a piece into memory, or by the direct route. When done, err is the result; otherwise the piece is to
-// be staged.
-func (t *storeTask) writeUnstaged(f staging.File) (done bool, err error) {
-	put := t.chunk.Put
-	memory, err := memoryOf(f, put.FileBytes(), put.DataOffset())
-	if err != nil {
-		return true, err
-	}
-	if memory != nil {
-		t.span.setRoute(byMemory)
-		return true, t.writeMemory(memory)
-	}
-	if put.Compresses() && !hasCoder(t.memory) {
-		return false, nil
-	}
-	r := t.queue.engine.direct(t.memory, put.Root())
-	if r.route == nil {
-		return false, nil
-	}
-	t.span.setRoute(byCuFile)
-	if done, err = t.writeDirect(r, f); !done {
-		t.span.setRoute(byStaging)
-	}
-	return done, err
+	return put.Publish(t.queue.engine.ctx)
 }
 
 // cachedIOBytes is how much of a file that lives in the page cache is moved at a time: little enough that the second
 // copy finds the bytes of the first in the CPU's cache. A device, by contrast, wants large requests.
 const cachedIOBytes = 1 << 20
-
-// ioBuffer is the part of a slot to use for a file; it holds at least the first head bytes of it.
-func ioBuffer(slot []byte, f staging.File, head int64) []byte {
-	if f.Direct() {
-		return slot
-	}
-	return slot[:min(int64(len(slot)), max(cachedIOBytes, head))]
-}
 
 type pieceWriter struct {
 	task  *storeTask
