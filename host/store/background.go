@@ -9,14 +9,15 @@ import (
 
 // evictAhead is the background evictor: woken above the high watermark, it evicts down to the low one, and further for
 // puts that wait. It ends with ctx.
-func (r *root) evictAhead(ctx context.Context) {
+func (c *ownRoot) evictAhead(ctx context.Context) {
+	r := c.r
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.evictorWake:
+		case <-c.woken:
 		}
-		if r.turn.Acquire(ctx, 1) != nil {
+		if c.evicting.Acquire(ctx, 1) != nil {
 			return
 		}
 		freed := int64(0)
@@ -25,7 +26,7 @@ func (r *root) evictAhead(ctx context.Context) {
 			if excess <= 0 && !full {
 				break
 			}
-			got := r.evictSome(max(excess, 1), abi.None, nil, true)
+			got := c.evictSome(max(excess, 1), abi.None, nil, true)
 			freed += got.freed
 			if got.freed > 0 || full && got.entries > 0 {
 				continue
@@ -36,7 +37,7 @@ func (r *root) evictAhead(ctx context.Context) {
 			}
 		}
 		r.Account.Round(freed == 0 && (r.Account.Overcommitted() > 0 || r.SlotsFull()))
-		r.turn.Release(1)
+		c.endTurn()
 	}
 }
 

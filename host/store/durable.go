@@ -30,7 +30,7 @@ func (p *Put) syncName() error {
 	}
 	err := p.root.SyncName(filepath.Dir(p.target))
 	if err != nil {
-		p.root.custody.discard(p.target, p.class.FileBytes())
+		p.root.kind.discard(p.target, p.class.FileBytes())
 	}
 	return err
 }

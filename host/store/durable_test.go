@@ -123,7 +123,7 @@ func TestDirectoryThatNobodySynced(t *testing.T) {
 // that all is well.
 func TestBatchFailsWhilePiecesCome(t *testing.T) {
 	f, faulty := faultyFixture(t, 20, func(c *Config) { c.Durability, c.BatchEvery = Batch, time.Hour })
-	r := f.store.roots[0]
+	r := f.root()
 	f.mustPut(0)
 	r.flush()
 	f.mustPut(1)
@@ -176,7 +176,7 @@ func TestStrictPutFindsItsPiece(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f.store.roots[0].drop(f.markOf(3), 0)
+			f.drop(3)
 			if err := machine.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 				t.Fatal(err)
 			}

@@ -14,14 +14,15 @@ type evicted struct {
 	behind  bool  // the rest has no copy in the next level yet
 }
 
-// evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds turn. reuseFor may get one
+// evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds the turn. reuseFor may get one
 // of the files instead. Only entries of the tenant are evicted, if one is named. Where there is a next level, lossy says
 // that entries may go without a copy there.
-func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) (got evicted) {
+func (c *ownRoot) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) (got evicted) {
+	r := c.r
 	r.Lock()
-	list, behind := r.leaving.Evict(r.evicting[:0], bytes, tenant, lossy)
+	list, behind := c.leaving.Evict(c.victims[:0], bytes, tenant, lossy)
 	got.behind = behind
-	r.evicting = list
+	c.victims = list
 	r.Unlock()
 	if len(list) == 0 {
 		return got
@@ -30,7 +31,7 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) 
 	offered := reuseFor != nil && reuseFor.temp == ""
 	for i := range list {
 		v := &list[i]
-		n, err := r.custody.unlink(v, r.offerFile(v, reuseFor))
+		n, err := c.unlink(v, c.offerFile(v, reuseFor))
 		if left += n; err != nil && got.failed == nil {
 			got.failed = err
 		}
@@ -54,14 +55,14 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) 
 // drop removes an entry at once that is not, or no longer, what the index says. keep names ranks whose files the caller
 // removes. The caller does not hold the lock.
 func (r *root) drop(m entries.Mark, keep uint64) {
-	removeEntry(r, m, func(v *entries.Eviction) { _, _ = r.custody.unlink(v, v.Pieces&^keep) }) // it logs what fails, and retries
+	removeEntry(r, m, func(v *entries.Eviction) { _, _ = r.kind.unlink(v, v.Pieces&^keep) }) // it logs what fails, and retries
 }
 
 // dropDamaged removes an entry because of one rank's file, which goes into quarantine.
 func (r *root) dropDamaged(m entries.Mark, rank uint32, name string, cause error) {
 	removeEntry(r, m, func(v *entries.Eviction) {
 		r.Counted(&r.Count.Damaged)
-		r.custody.unlinkDamaged(v, rank, name, cause)
+		r.kind.unlinkDamaged(v, rank, name, cause)
 	})
 }
 

@@ -30,7 +30,7 @@ func (r returning) Probe() (empty bool, err error) {
 	if r.unavailable.Load() {
 		return false, nil // openLate looks at it as at a start
 	}
-	if empty, err = r.custody.identify(); err != nil {
+	if empty, err = r.kind.identify(); err != nil {
 		return false, err
 	}
 	return empty, r.directory.Probe(r.store.seq.TempName(r.Path + "/" + pieceformat.MetaDir + "/probe"))
