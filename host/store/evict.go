@@ -1,6 +1,9 @@
 package store
 
 import (
+	"context"
+
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/entries"
 )
@@ -55,27 +58,47 @@ func (c *ownRoot) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy boo
 // drop removes an entry at once that is not, or no longer, what the index says. keep names ranks whose files the caller
 // removes. The caller does not hold the lock.
 func (r *root) drop(m entries.Mark, keep uint64) {
-	removeEntry(r, m, func(v *entries.Eviction) { _, _ = r.kind.unlink(v, v.Pieces&^keep) }) // it logs what fails, and retries
+	r.Evict(m, func(v *entries.Eviction) { _, _ = r.kind.unlink(v, v.Pieces&^keep) }) // it logs what fails, and retries
 }
 
 // dropDamaged removes an entry because of one rank's file, which goes into quarantine.
 func (r *root) dropDamaged(m entries.Mark, rank uint32, name string, cause error) {
-	removeEntry(r, m, func(v *entries.Eviction) {
+	r.Evict(m, func(v *entries.Eviction) {
 		r.Counted(&r.Count.Damaged)
 		r.kind.unlinkDamaged(v, rank, name, cause)
 	})
 }
 
-func removeEntry(r *root, m entries.Mark, unlink func(*entries.Eviction)) {
-	r.Lock()
-	if !r.Stands(m) {
-		r.Unlock()
-		return
+// evictAhead is the background evictor: woken above the high watermark, it evicts down to the low one, and further for
+// puts that wait. It ends with ctx.
+func (c *ownRoot) evictAhead(ctx context.Context) {
+	r := c.r
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.woken:
+		}
+		if c.evicting.Acquire(ctx, 1) != nil {
+			return
+		}
+		freed := int64(0)
+		for ctx.Err() == nil && r.Health.Takes() && !r.IsScanning() {
+			excess, full := r.Account.Evict(r.store.live.Load().Low), r.SlotsFull()
+			if excess <= 0 && !full {
+				break
+			}
+			got := c.evictSome(max(excess, 1), abi.None, nil, true)
+			freed += got.freed
+			if got.freed > 0 || full && got.entries > 0 {
+				continue
+			}
+			// No victims, or files that cannot be unlinked: more of them would not help.
+			if over := r.Account.Overcommitted(); over <= 0 || !r.Quarantine.Shrink(over) {
+				break
+			}
+		}
+		r.Account.Round(freed == 0 && (r.Account.Overcommitted() > 0 || r.SlotsFull()))
+		c.endTurn()
 	}
-	v := r.BeginEvict(m.Slot)
-	r.Unlock()
-	unlink(&v)
-	r.Lock()
-	r.FinishEvict(&v)
-	r.Unlock()
 }

@@ -61,6 +61,7 @@ type kind interface {
 	leave()
 	// step is for tests: see [Scheduler].
 	step(ctx context.Context)
+	// stats are those of a host among others, or nil.
 	stats() *SharedStats
 
 	// Room.

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/entries"
-	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -34,10 +33,7 @@ func (p movedPiece) Cancelled() bool                         { return p.move.Can
 // openMoved opens a piece of an entry that is pinned.
 func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
 	p := &Piece{root: r, mark: m.Mark, rank: rank}
-	r.Lock()
-	err := p.pin()
-	r.Unlock()
-	if err != nil {
+	if err := p.pin(false); err != nil {
 		return nil, err
 	}
 	if err := p.open(); err != nil {
@@ -100,12 +96,8 @@ func (l *level) ways(e *moves.Entry) []*level {
 func (l *level) DropPart(e *moves.Entry) {
 	for _, way := range l.ways(e) {
 		for _, r := range way.roots {
-			r.Lock()
-			slot := r.Index.FindFingerprint(e.Fingerprint)
-			part := slot != index.None && !r.Index.At(slot).Is(index.Complete) && !r.Busy(slot) && r.Evictor.Evictable(slot)
-			r.Unlock()
-			if part {
-				r.drop(entries.Mark{Slot: slot, Fingerprint: e.Fingerprint}, 0)
+			if m, ok := r.Part(e.Fingerprint); ok {
+				r.drop(m, 0)
 			}
 		}
 	}

@@ -59,10 +59,11 @@ func (c *ownRoot) leave()                                   {}
 func (c *ownRoot) step(context.Context)                     {}
 func (c *ownRoot) stats() *SharedStats                      { return nil }
 func (c *ownRoot) removeTemp(p *Put)                        { c.discard(p.temp, p.class.FileBytes()) }
+func (c *ownRoot) offer()                                   { c.leaving.Step() }
+
 func (c *ownRoot) openTemp(p *Put) (staging.File, error) {
 	return c.r.FS.OpenFile(p.temp, os.O_RDWR, 0)
 }
-func (c *ownRoot) offer() { c.leaving.Step() }
 
 // createTemp implements [kind]: a temporary stands beside its target, in directories that are made for it.
 func (c *ownRoot) createTemp(p *Put) (f staging.File, err error) {
@@ -154,9 +155,7 @@ func (c *ownRoot) unlinkDamaged(v *entries.Eviction, rank uint32, name string, c
 	k, _ := r.Quarantine.Move(name, v.Class.FileBytes(), cause)
 	_, _ = c.unlink(v, v.Pieces&^(1<<rank)) // it logs what fails, and retries
 	r.Lock()
-	n := min(k.Bytes, r.Index.Bytes(v.Slot)) // the entry's no more: the quarantine has them
-	r.Index.Resize(v.Slot, -n)
-	r.Account.Release(r.Index.Owner(v.Slot).Tenant, n)
+	r.Release(v, k.Bytes) // the quarantine has them
 	excess := r.Quarantine.Add(k)
 	r.Unlock()
 	r.Quarantine.Remove(excess)

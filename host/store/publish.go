@@ -153,9 +153,9 @@ func (p *Put) enter(info staging.Info) error {
 	}
 	diff := pieceformat.Padded(info.Allocated) - p.class.FileBytes()
 	wanted := r.Written(p.mark.Slot, p.rank, p.name, p.ranks, p.parent, diff)
-	lost := p.lost() // under the lock: a batch that fails later finds it in unsynced
+	lost := p.lost() // under the lock: a batch that fails later finds the entry
 	if r.store.cfg.Durability == Batch && lost == nil {
-		r.unsynced = append(r.unsynced, p.mark)
+		r.batch.add(p.mark)
 	}
 	r.Unlock()
 	p.end()

@@ -199,7 +199,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 
 // begin notes when the put began in its root.
 func (p *Put) begin(r *root) {
-	p.root, p.stamp, p.outage, p.unsure = r, r.store.seq.Stamp(), r.Health.Returns(), r.unsure.Load()
+	p.root, p.stamp, p.outage, p.unsure = r, r.store.seq.Stamp(), r.Health.Returns(), r.batch.failed.Load()
 	p.compresses = compresses(r, p)
 	if p.copy != nil {
 		p.stamp = p.copy.header.StoreTime // it is not younger than what it is a copy of
@@ -250,20 +250,17 @@ type candidate struct {
 // holds says whether a root in service has an entry in a state.
 func holds(roots []*root, fp uint64, state uint8) bool {
 	for _, r := range roots {
+		if !r.Health.Serves() {
+			continue
+		}
 		r.Lock()
-		there := r.has(fp, state)
+		there := r.Has(fp, state)
 		r.Unlock()
 		if there {
 			return true
 		}
 	}
 	return false
-}
-
-// has says whether the root is in service and has an entry in a state. The lock is held.
-func (r *root) has(fp uint64, state uint8) bool {
-	slot := r.Index.FindFingerprint(fp)
-	return slot != index.None && r.Health.Serves() && r.Index.At(slot).Is(state) && !r.Index.At(slot).Is(index.Evicting)
 }
 
 // entryRanks are the ranks that a new entry gets bytes for: all of them while the put has no root.

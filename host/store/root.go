@@ -48,9 +48,8 @@ type root struct {
 	unavailable atomic.Bool   // it could not be opened: see openLate
 	scanned     chan struct{} // closed when it is known what is there
 
-	unsure   atomic.Uint32  // batches that could not be made durable
-	unsynced []entries.Mark // entries that a batch has yet to make durable; guarded by mu, like the rest
-	suspects []entries.Mark // entries whose files gave no answer
+	batch    batch
+	suspects marks // entries with files that gave no answer
 }
 
 // meter measures the root's files, and whether compression saves time there: gain is nil if nobody asks.
@@ -179,23 +178,6 @@ func (r *root) metered(f staging.File) staging.File {
 		return f
 	}
 	return r.meter.File(f)
-}
-
-// suspect notes an entry whose file gave no answer. The root is out, so nothing is promised of it; the entry is dropped
-// before the root returns.
-func (r *root) suspect(m entries.Mark) {
-	r.Lock()
-	defer r.Unlock()
-	r.suspects = append(r.suspects, m)
-}
-
-// notOfFile says that an error tells nothing about the file of a mark: the root is out, or was taken out for it.
-func (r *root) notOfFile(m entries.Mark, err error) bool {
-	if health.Hung(err) {
-		r.suspect(m)
-		return true
-	}
-	return errors.Is(err, ErrRootOut)
 }
 
 // facts are what the place policy is told.
