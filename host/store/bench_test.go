@@ -18,7 +18,7 @@ func BenchmarkSaveTouches(b *testing.B) {
 	entries := sized(b, "KVHOST_ENTRIES", 1<<18)
 	f := indexOnly(b, entries, 32)
 	f.fill(entries, 32)
-	r := f.store.roots[0]
+	r := f.root()
 	longest := func(during func()) (most time.Duration) {
 		over := make(chan struct{})
 		go func() {
@@ -78,7 +78,7 @@ func BenchmarkRestart(b *testing.B) {
 		}
 	}
 	// else the first durable thing waits for all of them
-	if err := f.store.roots[0].FS.SyncFS(f.cfg.Roots[0].Path); err != nil {
+	if err := f.root().FS.SyncFS(f.cfg.Roots[0].Path); err != nil {
 		b.Fatal(err)
 	}
 	file := filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)

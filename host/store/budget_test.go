@@ -50,7 +50,7 @@ func TestWriteBudget(t *testing.T) {
 	if err := f.putUnder(5004, 5003, 0); !errors.Is(err, ErrRefused) {
 		t.Errorf("beyond the budget: %v", err)
 	}
-	if f.store.roots[0].facts(0).Flags != 0 {
+	if f.root().facts(0).Flags != 0 {
 		t.Error("the place policy is not told")
 	}
 	f.mustRead(5003)

@@ -18,7 +18,7 @@ import (
 
 // image is everything that a restart must bring back: what stands in each slot, and the account.
 func (f *fixture) image() (list []string) {
-	r := f.store.roots[0]
+	r := f.root()
 	r.Lock()
 	defer r.Unlock()
 	r.Index.Each(func(slot uint32, e *index.Entry) {
@@ -51,7 +51,7 @@ func grown(t *testing.T, change ...func(*Config)) *fixture {
 		}
 	}
 	for _, n := range []uint64{2, 11, 29} {
-		f.store.roots[0].drop(f.markOf(n), 0)
+		f.drop(n)
 	}
 	for _, n := range []uint64{16, 4, 9} {
 		f.lookup(n).Release()
@@ -72,7 +72,7 @@ func TestCheckpointBringsBackTheIndex(t *testing.T) {
 	if got := f.image(); !slices.Equal(got, want) {
 		t.Errorf("after the restart\n%v\nbefore\n%v", got, want)
 	}
-	if err := f.store.roots[0].idle(); err != nil {
+	if err := f.idle(); err != nil {
 		t.Error(err)
 	}
 	f.checkUsed()
@@ -161,7 +161,7 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 			if st := f.store.Stats().Roots[0]; st.Scanned == 0 {
 				t.Fatal("it was believed")
 			}
-			if err := f.store.roots[0].idle(); err != nil {
+			if err := f.idle(); err != nil {
 				t.Error(err)
 			}
 			f.mustRead(1)
@@ -184,7 +184,7 @@ func TestPolicyGoesOnFromItsState(t *testing.T) {
 	before := f.store.Stats().Roots[0].Entries
 	told = 0
 	f.restart()
-	r := f.store.roots[0]
+	r := f.root()
 	_ = r.Evictor.Flush()
 	if told != 0 {
 		t.Errorf("the policy was told of %d entries again", told)
@@ -194,7 +194,7 @@ func TestPolicyGoesOnFromItsState(t *testing.T) {
 	}
 	put(t, filepath.Join(r.Path, pieceformat.StateFile), []byte("nonsense"))
 	f.start()
-	_ = f.store.roots[0].Evictor.Flush()
+	_ = f.root().Evictor.Flush()
 	if told != before {
 		t.Errorf("the policy lost its state and was told of %d of %d entries", told, before)
 	}

@@ -7,7 +7,6 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
-	"golang.org/x/sys/unix"
 )
 
 // TestCompressedPiecesAreCopied: a level on a disk gets compressed pieces as they are, one in memory gets their pages.
@@ -29,8 +28,7 @@ func TestCompressedPiecesAreCopied(t *testing.T) {
 			equal(t, "bytes in the account of a level", r.Used, bytes)
 			equal(t, "temporaries", temps, 0)
 		}
-		near := f.store.roots[0]
-		near.Health.TakeOut("test", unix.EIO, "none")
+		f.takeOut(0)
 		for n := range uint64(3) {
 			l := f.lookup(n)
 			defer l.Release()

@@ -163,7 +163,7 @@ func TestPoliciesHearStoredSizes(t *testing.T) {
 	if err := f.storeHalf(0); err != nil {
 		t.Fatal(err)
 	}
-	r := f.store.roots[0]
+	r := f.root()
 	r.Lock()
 	err := r.Evictor.Flush()
 	r.Unlock()
@@ -188,7 +188,7 @@ func TestDailyWritesAreWhatIsWritten(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := f.store.roots[0]
+	r := f.root()
 	equal(t, "bytes written today", r.budget.Spent(), r.Account.Used())
 }
 
@@ -291,7 +291,7 @@ func TestCompressionWhereItSavesTime(t *testing.T) {
 	f.cfg.Roots[0].Speeds = nil
 	f.restart()
 	stored() // the codec's time is not known to the test's own writer
-	if s := f.store.roots[0].meter.gain.Speeds(); s.Write == 0 || s.Encode != 0 {
+	if s := f.root().meter.gain.Speeds(); s.Write == 0 || s.Encode != 0 {
 		t.Errorf("%+v after a piece was written without an engine", s)
 	}
 	p, err := f.store.Put(t.Context(), f.request(41, 41, 0))
@@ -300,7 +300,7 @@ func TestCompressionWhereItSavesTime(t *testing.T) {
 	}
 	defer p.Abort(nil)
 	p.Encoded(page/2, time.Millisecond)
-	if s := f.store.roots[0].meter.gain.Speeds(); s.Encode < page*999 || s.Encode > page*1000 {
+	if s := f.root().meter.gain.Speeds(); s.Encode < page*999 || s.Encode > page*1000 {
 		t.Errorf("%d bytes per second of the codec, want %d", s.Encode, page*1000)
 	}
 }

@@ -48,16 +48,14 @@ func TestManyClients(t *testing.T) {
 					})
 				}
 				clients.Wait()
+				resume := f.rested()
 				for _, r := range f.store.roots {
-					_ = r.turn.Acquire(context.Background(), 1) // the background evictor is not in the middle of something
 					if err := r.idle(); err != nil {
 						t.Error(err)
 					}
 				}
 				f.checkUsed()
-				for _, r := range f.store.roots {
-					r.turn.Release(1)
-				}
+				resume()
 				if hits.Load() == 0 || stores.Load() == 0 {
 					t.Errorf("%d hits, %d stores", hits.Load(), stores.Load())
 				}
@@ -175,7 +173,7 @@ func TestReleaseBesideOpen(t *testing.T) {
 		}
 		both.Wait()
 	}
-	if err := f.store.roots[0].idle(); err != nil {
+	if err := f.idle(); err != nil {
 		t.Error(err)
 	}
 }
@@ -185,12 +183,11 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 4, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	r := f.store.roots[0]
-	_ = r.turn.Acquire(context.Background(), 1)
+	resume := f.rested()
 	if _, err := f.store.Put(ctx, f.request(1, 0, 0)); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	r.turn.Release(1)
+	resume()
 	for _, stripe := range f.store.stripes {
 		_ = stripe.Acquire(context.Background(), 1)
 	}

@@ -42,7 +42,7 @@ func TestEventsKeepTheContract(t *testing.T) {
 		for _, l := range leases {
 			l.Release()
 		}
-		r := f.store.roots[0]
+		r := f.root()
 		r.Lock()
 		err := r.Evictor.Flush()
 		r.Unlock()

@@ -67,7 +67,7 @@ func TestALeftFileIsPublishedAgain(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.FS = fsys })
 	f.mustPut(0)
 	fsys.Set(faultfs.MustRules("remove **.kv: eio")...)
-	f.store.roots[0].drop(f.markOf(0), 0)
+	f.drop(0)
 	p := f.begin(0)
 	f.must(write(p))
 	var err error
@@ -84,7 +84,7 @@ func TestALeftFileGoesBeforeItsEntry(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 4, 2, func(c *Config) { c.FS = fsys })
 	f.mustPut(0)
 	m := f.markOf(0)
-	f.whileHanging(fsys, "remove **_r0.kv 1st: eio\nremove **_r1.kv: hang", func() { f.store.roots[0].drop(m, 0) },
+	f.whileHanging(fsys, "remove **_r0.kv 1st: eio\nremove **_r1.kv: hang", func() { f.root().drop(m, 0) },
 		func() { f.must(f.store.Maintain(t.Context(), 0, RetryRemovals)) })
 	equal(t, "bytes in the account", f.store.Stats().Roots[0].Used, 0)
 	equal(t, "bytes on the disk", onDisk(t, f.cfg.Roots[0].Path), 0)

@@ -79,7 +79,7 @@ func (r *root) discard(c *catalog.Class, keys []chunk.Key, tenant uint32, result
 	r.Count.Discarded += uint64(len(removed))
 	r.Unlock()
 	for i := range removed {
-		_, _ = r.custody.unlink(&removed[i], removed[i].Pieces) // it logs what fails, and retries
+		_, _ = r.kind.unlink(&removed[i], removed[i].Pieces) // it logs what fails, and retries
 	}
 	r.Lock()
 	for i := range removed {
@@ -96,7 +96,7 @@ func (r *root) discardable(slot, tenant uint32) DiscardResult {
 		return DiscardUnavailable
 	case slot == index.None:
 		return DiscardAbsent
-	case !r.Health.Takes() || !r.custody.grants():
+	case !r.Health.Takes() || !r.kind.grants():
 		return DiscardUnavailable
 	case r.TenantOf(slot) != tenant:
 		return DiscardOtherTenant

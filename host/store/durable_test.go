@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -29,9 +30,7 @@ func (f *fixture) kill() {
 	f.Helper()
 	s := f.store
 	for _, r := range s.roots {
-		r.Lock()
-		r.unsynced = nil
-		r.Unlock()
+		r.batch.take()
 	}
 	s.closed.Store(true)
 	s.stop()
@@ -123,7 +122,7 @@ func TestDirectoryThatNobodySynced(t *testing.T) {
 // that all is well.
 func TestBatchFailsWhilePiecesCome(t *testing.T) {
 	f, faulty := faultyFixture(t, 20, func(c *Config) { c.Durability, c.BatchEvery = Batch, time.Hour })
-	r := f.store.roots[0]
+	r := f.root()
 	f.mustPut(0)
 	r.flush()
 	f.mustPut(1)
@@ -164,6 +163,27 @@ func TestBatchFailsWhilePiecesCome(t *testing.T) {
 	f.mustRead(11)
 }
 
+// TestReturnThatIsBrokenOff: a root's return ends early, and a later one drops all that was not durable when it went out.
+func TestReturnThatIsBrokenOff(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) {
+		c.Durability, c.BatchEvery, c.UpkeepEvery = Batch, time.Hour, time.Hour
+	})
+	f.mustPut(0)
+	f.maintain(Flush)
+	f.mustPut(1, 2, 3)
+	f.takeOut(0)
+	early, stop := context.WithCancel(t.Context())
+	stop()
+	if err := f.store.Maintain(early, 0, Probe); !errors.Is(err, context.Canceled) {
+		t.Errorf("a return under a context that is done: got %v, want %v", err, context.Canceled)
+	}
+	f.maintain(Probe)
+	for n := range uint64(4) {
+		equal(t, fmt.Sprintf("key %d is granted", n), f.has(n), n == 0)
+	}
+	f.checkUsed()
+}
+
 // TestStrictPutFindsItsPiece: the piece that a put finds under its name is another host's, of one that syncs nothing.
 // When the put says that it is stored, it is durable.
 func TestStrictPutFindsItsPiece(t *testing.T) {
@@ -176,7 +196,7 @@ func TestStrictPutFindsItsPiece(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f.store.roots[0].drop(f.markOf(3), 0)
+			f.drop(3)
 			if err := machine.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 				t.Fatal(err)
 			}

@@ -122,7 +122,7 @@ func TestDirectoriesStayWithinTheCapacity(t *testing.T) {
 		t.Helper()
 		dirs := directories()
 		await(t, "the account of directories is the disk's", func() bool {
-			return f.store.roots[0].Account.Limit() == root.Capacity-max(0, dirs*block-1<<20)
+			return f.root().Account.Limit() == root.Capacity-max(0, dirs*block-1<<20)
 		})
 	}
 	within := func() {

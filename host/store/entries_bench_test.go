@@ -46,7 +46,7 @@ func indexOnly(b testing.TB, entries, keyBytes int, change ...func(*Config)) *fi
 
 // fill adds chains of 1,000 chunks.
 func (f *fixture) fill(entries, keyBytes int) {
-	r, c := f.store.roots[0], f.space.Class(0)
+	r, c := f.root(), f.space.Class(0)
 	r.Lock()
 	defer r.Unlock()
 	f.store.catalog.Tenants.Number(0)
@@ -167,7 +167,7 @@ func (f *fixture) benchLookups(b *testing.B, entries int, request uint32) {
 }
 
 func (f *fixture) benchWriteCheckpoint(b *testing.B) {
-	r := f.store.roots[0]
+	r := f.root()
 	for b.Loop() {
 		if err := r.kept.SaveCheckpoint(r.Index, 1); err != nil {
 			b.Fatal(err)
@@ -176,7 +176,7 @@ func (f *fixture) benchWriteCheckpoint(b *testing.B) {
 }
 
 func (f *fixture) benchReadCheckpoint(b *testing.B, entries int) {
-	r := f.store.roots[0]
+	r := f.root()
 	file, err := r.FS.OpenFile(r.Path+"/"+pieceformat.CheckpointFile, os.O_RDONLY, 0)
 	if err != nil {
 		b.Fatal(err)
@@ -202,7 +202,7 @@ func (f *fixture) benchReadCheckpoint(b *testing.B, entries int) {
 // benchStart opens the root by its checkpoint, up to the first answer. A start compares a sample of the entries with
 // their files: each of those has one.
 func (f *fixture) benchStart(b *testing.B, entries int) {
-	r := f.store.roots[0]
+	r := f.root()
 	for slot := range r.Index.High() {
 		if (slot+1)%max(1, r.Index.High()/recovery.SampledEntries) != 0 {
 			continue
@@ -236,7 +236,7 @@ func (fileless) Remove(string) error { return nil }
 // benchReserve is a put in a full root, up to its end: admit, place, victim, insert, without files. The keys from n on
 // are new.
 func (f *fixture) benchReserve(b *testing.B, n uint64) {
-	r := f.store.roots[0]
+	r := f.root()
 	r.FS = fileless{r.FS}
 	f.unlinkVictims()
 	ctx := context.Background()

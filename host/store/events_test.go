@@ -50,7 +50,7 @@ func (w *witness) Victims(ask abi.Ask, dst []uint32) int {
 // parent's.
 func (w *witness) told(f *fixture) string {
 	f.Helper()
-	r := f.store.roots[0]
+	r := f.root()
 	r.Lock()
 	err := r.Evictor.Flush()
 	r.Unlock()
@@ -188,7 +188,7 @@ func TestPolicyFault(t *testing.T) {
 	if f.has(1) || !f.has(0) || !f.has(2) || !f.has(5) {
 		t.Error("the built-in policy did not evict the least recently touched")
 	}
-	if err := f.store.roots[0].idle(); err != nil {
+	if err := f.idle(); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,6 +1,9 @@
 package store
 
 import (
+	"context"
+
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/entries"
 )
@@ -14,14 +17,15 @@ type evicted struct {
 	behind  bool  // the rest has no copy in the next level yet
 }
 
-// evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds turn. reuseFor may get one
+// evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds the turn. reuseFor may get one
 // of the files instead. Only entries of the tenant are evicted, if one is named. Where there is a next level, lossy says
 // that entries may go without a copy there.
-func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) (got evicted) {
+func (c *ownRoot) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) (got evicted) {
+	r := c.r
 	r.Lock()
-	list, behind := r.leaving.Evict(r.evicting[:0], bytes, tenant, lossy)
+	list, behind := c.leaving.Evict(c.victims[:0], bytes, tenant, lossy)
 	got.behind = behind
-	r.evicting = list
+	c.victims = list
 	r.Unlock()
 	if len(list) == 0 {
 		return got
@@ -30,7 +34,7 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) 
 	offered := reuseFor != nil && reuseFor.temp == ""
 	for i := range list {
 		v := &list[i]
-		n, err := r.custody.unlink(v, r.offerFile(v, reuseFor))
+		n, err := c.unlink(v, c.offerFile(v, reuseFor))
 		if left += n; err != nil && got.failed == nil {
 			got.failed = err
 		}
@@ -54,27 +58,47 @@ func (r *root) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) 
 // drop removes an entry at once that is not, or no longer, what the index says. keep names ranks whose files the caller
 // removes. The caller does not hold the lock.
 func (r *root) drop(m entries.Mark, keep uint64) {
-	removeEntry(r, m, func(v *entries.Eviction) { _, _ = r.custody.unlink(v, v.Pieces&^keep) }) // it logs what fails, and retries
+	r.Evict(m, func(v *entries.Eviction) { _, _ = r.kind.unlink(v, v.Pieces&^keep) }) // it logs what fails, and retries
 }
 
 // dropDamaged removes an entry because of one rank's file, which goes into quarantine.
 func (r *root) dropDamaged(m entries.Mark, rank uint32, name string, cause error) {
-	removeEntry(r, m, func(v *entries.Eviction) {
+	r.Evict(m, func(v *entries.Eviction) {
 		r.Counted(&r.Count.Damaged)
-		r.custody.unlinkDamaged(v, rank, name, cause)
+		r.kind.unlinkDamaged(v, rank, name, cause)
 	})
 }
 
-func removeEntry(r *root, m entries.Mark, unlink func(*entries.Eviction)) {
-	r.Lock()
-	if !r.Stands(m) {
-		r.Unlock()
-		return
+// evictAhead is the background evictor: woken above the high watermark, it evicts down to the low one, and further for
+// puts that wait. It ends with ctx.
+func (c *ownRoot) evictAhead(ctx context.Context) {
+	r := c.r
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.woken:
+		}
+		if c.evicting.Acquire(ctx, 1) != nil {
+			return
+		}
+		freed := int64(0)
+		for ctx.Err() == nil && r.Health.Takes() && !r.IsScanning() {
+			excess, full := r.Account.Evict(r.store.live.Load().Low), r.SlotsFull()
+			if excess <= 0 && !full {
+				break
+			}
+			got := c.evictSome(max(excess, 1), abi.None, nil, true)
+			freed += got.freed
+			if got.freed > 0 || full && got.entries > 0 {
+				continue
+			}
+			// No victims, or files that cannot be unlinked: more of them would not help.
+			if over := r.Account.Overcommitted(); over <= 0 || !r.Quarantine.Shrink(over) {
+				break
+			}
+		}
+		r.Account.Round(freed == 0 && (r.Account.Overcommitted() > 0 || r.SlotsFull()))
+		c.endTurn()
 	}
-	v := r.BeginEvict(m.Slot)
-	r.Unlock()
-	unlink(&v)
-	r.Lock()
-	r.FinishEvict(&v)
-	r.Unlock()
 }

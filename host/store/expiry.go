@@ -1,11 +1,6 @@
 package store
 
-import (
-	"context"
-
-	"github.com/kvhost/kvhost/host/store/entries"
-	"github.com/kvhost/kvhost/host/store/index"
-)
+import "context"
 
 // sweepExpired removes a bounded number of entries that have expired and that nobody reads.
 func (r *root) sweepExpired(ctx context.Context) {
@@ -26,15 +21,11 @@ func (s *Store) renew(p *Put) {
 		return
 	}
 	for _, r := range s.roots {
-		r.Lock()
-		slot := r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key)
-		old := slot != index.None && r.Health.Serves() && r.Expired(slot, s.cfg.Now().Unix()) && r.Evictor.Evictable(slot)
-		if old {
-			r.Count.Expired++
+		if !r.Health.Serves() {
+			continue
 		}
-		r.Unlock()
-		if old {
-			r.drop(entries.Mark{Slot: slot, Fingerprint: p.mark.Fingerprint}, 0)
+		if m, expired := r.Renew(p.mark.Fingerprint, p.class, &p.key); expired {
+			r.drop(m, 0)
 		}
 	}
 }

@@ -43,12 +43,12 @@ func TestExpiry(t *testing.T) {
 	}
 	f.mustPut(0) // not yet swept
 	f.mustRead(0)
-	f.store.roots[0].sweepExpired(context.Background())
+	f.root().sweepExpired(f.Context())
 	if got := f.store.Stats().Roots[0]; got.Expired != 1 || got.Entries != 3 {
 		t.Errorf("one is stored anew and one is read: %+v", got)
 	}
 	held.Release()
-	f.store.roots[0].sweepExpired(context.Background())
+	f.root().sweepExpired(f.Context())
 	got := f.store.Stats().Roots[0]
 	equal(t, "Expired", got.Expired, 2)
 	equal(t, "Entries", got.Entries, 2)
@@ -119,7 +119,7 @@ func TestExpiryAfterAWrongClock(t *testing.T) {
 			f.mustPut(1)
 			restart(f)
 			f.mustPut(2)
-			f.store.roots[0].sweepExpired(t.Context())
+			f.root().sweepExpired(f.Context())
 			clock.pass(time.Hour + 2*time.Second)
 			for n := range uint64(3) {
 				if f.has(n) {

@@ -102,7 +102,7 @@ func fillDisk(t *testing.T, f *fixture) {
 	for n := uint64(55); n < 60; n++ { // what was stored since, in the place of others
 		f.mustRead(n)
 	}
-	if err := f.store.roots[0].idle(); err != nil {
+	if err := f.idle(); err != nil {
 		t.Error(err)
 	}
 }
@@ -160,11 +160,11 @@ func TestFilesRemovedOutside(t *testing.T) {
 func TestBatchFlushFails(t *testing.T) {
 	f, faulty := faultyFixture(t, 8, func(c *Config) { c.Durability, c.BatchEvery = Batch, time.Hour })
 	f.mustPut(0, 1)
-	f.store.roots[0].flush()
+	f.maintain(Flush)
 	f.mustPut(2, 3)
 	held := f.lookup(3)
 	faulty.Set(faultfs.MustRules("syncfs ** 1st: eio")...)
-	f.store.roots[0].flush()
+	f.maintain(Flush)
 	for n := range uint64(4) {
 		if got, want := f.has(n), n < 2; got != want {
 			t.Errorf("key %d: hit %t", n, got)
@@ -193,14 +193,12 @@ func TestBackgroundEviction(t *testing.T) {
 				t.Fatal(err)
 			}
 			shed++
-			r := f.store.roots[0]
-			f.must(r.turn.Acquire(t.Context(), 1)) // until the evictor has ended its round
-			r.turn.Release(1)
+			f.rested()() // until the evictor has ended its round
 		}
 	}
 	// The evictor ends below the low watermark once it has nothing to wait for.
-	r := f.store.roots[0]
-	wake(r.evictorWake)
+	r := f.root()
+	r.kind.wake()
 	await(t, "it evicts to the low watermark", func() bool { return f.store.Stats().Roots[0].Used <= r.Account.Limit()/2 })
 	f.mustRead(59)
 	f.checkUsed()
@@ -247,7 +245,7 @@ func TestUnlinkFailsForGood(t *testing.T) {
 	if err := f.put(50, 0); !errors.Is(err, ErrNoSpace) || !errors.Is(err, unix.EACCES) {
 		t.Errorf("got %v, want no space because unlinking is not allowed", err)
 	}
-	r := f.store.roots[0]
+	r := f.root()
 	if got := f.store.Stats().Roots[0]; got.Complete < entries-1 || got.Used != got.Capacity ||
 		got.Orphaned != pieceBytes {
 		t.Errorf("%+v", got)
@@ -269,12 +267,11 @@ func TestUnlinkFailsInBackground(t *testing.T) {
 		f.mustPut(n)
 	}
 	faulty.Set(faultfs.MustRules("remove **: erofs")...)
-	r := f.store.roots[0]
-	wake(r.evictorWake)
-	await(t, "the policy is asked", func() bool { return r.stats().Asks > 0 })
-	f.must(r.turn.Acquire(t.Context(), 1)) // the evictor is not in the middle of something
-	defer r.turn.Release(1)
-	got := r.stats()
+	r := f.root()
+	r.kind.wake()
+	await(t, "the policy is asked", func() bool { return f.store.Stats().Roots[0].Asks > 0 })
+	defer f.rested()()
+	got := f.store.Stats().Roots[0]
 	equal(t, "Complete", got.Complete, entries-1)
 	equal(t, "Asks", got.Asks, 1)
 }

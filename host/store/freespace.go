@@ -47,7 +47,5 @@ func (r freeSpace) watch(ctx context.Context) {
 	if r.Account.Retry() {
 		r.Health.Promote(health.Full, health.In)
 	}
-	if r.Account.Excess(1) > 0 {
-		r.shrink(ctx)
-	}
+	r.kind.shrink(ctx)
 }

@@ -56,7 +56,7 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 		return err
 	}
 	if evicts {
-		defer r.turn.Release(1)
+		defer r.kind.endTurn()
 	}
 	parent := chunk.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
 	if err := r.budget.charge(p, p.entryBytes(), parent); err != nil {
@@ -68,7 +68,7 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 	w := reservation{
 		Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, spares: spares, reuseFor: p, enter: enter,
 	}
-	if err := r.custody.reserve(ctx, w); err != nil {
+	if err := r.kind.reserve(ctx, w); err != nil {
 		return p.shed(err)
 	}
 	return nil
@@ -77,7 +77,7 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 // addEntry makes the entry, whose bytes are reserved. The lock is held.
 func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	r := p.root
-	if err := r.custody.mayInsert(p); err != nil {
+	if err := r.kind.mayInsert(p); err != nil {
 		return err
 	}
 	if len(r.store.levels) > 1 && r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key) != index.None {
@@ -85,13 +85,13 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	}
 	slot, err := r.Insert(&entries.New{
 		Fingerprint: p.mark.Fingerprint, Class: p.class, Key: &p.key, Parent: parent, Depth: q.Depth, Tenant: tenant,
-		Rank: p.rank, Reserved: p.reserves(), Stored: p.stamp, Request: q.Request,
+		Rank: p.rank, Reserved: p.entryRanks(), Stored: p.stamp, Request: q.Request,
 	})
 	if err != nil {
 		return err
 	}
 	p.mark.Slot = slot
-	r.wakeEvictor()
+	r.kind.grew()
 	return nil
 }
 
@@ -107,15 +107,12 @@ func (l *level) enter(
 			return nil, false, err
 		}
 		freeSpace{r}.refresh()
-		if !r.evicts(tenant, bytes) {
-			return r, false, nil
-		}
-		if err = r.turn.Acquire(ctx, 1); err != nil {
+		if evicts, err = r.kind.turn(ctx, tenant, bytes); err != nil {
 			return nil, false, err
 		}
-		if r.Health.Takes() {
-			return r, true, nil
+		if !evicts || r.Health.Takes() {
+			return r, evicts, nil
 		}
-		r.turn.Release(1)
+		r.kind.endTurn()
 	}
 }

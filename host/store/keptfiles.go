@@ -1,12 +1,6 @@
 package store
 
-import (
-	"errors"
-	"io/fs"
-
-	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/store/pieceformat"
-)
+import "github.com/kvhost/kvhost/host/chunk"
 
 // keptFiles are the files of the catalog that a store's roots hold.
 type keptFiles struct{ *Store }
@@ -31,13 +25,8 @@ func (k keptFiles) Keep(dir, base string, data []byte) error {
 // Forget removes a file from the roots, except where a scan could not read files that may need it.
 func (k keptFiles) Forget(dir, base string) {
 	for _, r := range k.roots {
-		if !r.rules.forgets || r.recovery.Incomplete.Load() || !r.Health.Takes() {
-			continue
-		}
-		for _, dir := range pieceformat.Copies(dir) {
-			if err := r.FS.Remove(r.Slash + dir + "/" + base); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				r.Log.Warn("file that nothing needs not removed; the next start tries again", "file", base, "error", err)
-			}
+		if !r.recovery.Incomplete.Load() && r.Health.Takes() {
+			r.kind.forget(dir, base)
 		}
 	}
 }

@@ -152,11 +152,5 @@ func (l *Lease) hold(p *Piece) error {
 		return ErrLeaseOver
 	}
 	l.loaded = true
-	p.root.Lock()
-	defer p.root.Unlock()
-	if err := p.pin(); err != nil {
-		return err
-	}
-	p.root.Prefetched.Loaded(p.mark.Slot)
-	return nil
+	return p.pin(true)
 }

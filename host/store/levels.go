@@ -97,9 +97,12 @@ func (l *level) Count() *moves.Counters { return &l.count }
 func (l *level) Family(fp, parent uint64) (flags uint32) {
 	const all = abi.CandidateContinued | abi.CandidateParentResident
 	for _, r := range l.store.roots {
+		serves := r.Health.Serves()
 		r.Lock()
-		r.Index.Children(fp, func(uint32) { flags |= abi.CandidateContinued })
-		if parent != 0 && r.has(parent, index.Live) {
+		if r.Continued(fp) {
+			flags |= abi.CandidateContinued
+		}
+		if parent != 0 && serves && r.Has(parent, index.Live) {
 			flags |= abi.CandidateParentResident
 		}
 		r.Unlock()

@@ -9,7 +9,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/changelog"
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/moves"
-	"golang.org/x/sys/unix"
 )
 
 // twoLevels is a fixture with a root of level 0, which holds so many entries, before one of level 1, which has room.
@@ -44,8 +43,8 @@ func TestNearestLevel(t *testing.T) {
 		equal(t, "root of an entry", f.rootOf(n), 0)
 	}
 	start := log.Start()
-	near := f.store.roots[0]
-	near.Health.TakeOut("test", unix.EIO, "none")
+	near := f.root()
+	f.takeOut(0)
 	equal(t, "state of the near root", near.Health.State() > health.Full, true)
 	equal(t, "root of an entry while its root is out", f.rootOf(0), -1)
 	f.mustPut(0, 3)
@@ -177,7 +176,7 @@ func TestPromotion(t *testing.T) {
 		equal(t, "root of its piece", p.Root(), f.cfg.Roots[0].Path)
 		p.Close()
 	}
-	if r := f.store.roots[0]; r.Evictor.Evictable(r.Index.FindFingerprint(l.grants[0].Fingerprint)) {
+	if r := f.root(); r.Evictor.Evictable(r.Index.FindFingerprint(l.grants[0].Fingerprint)) {
 		t.Error("the copy is not pinned")
 	}
 	l.Release()
@@ -196,7 +195,7 @@ func TestWriteThrough(t *testing.T) {
 	f.mustPut(0, 1, 2)
 	f.settle()
 	equal(t, "copies", f.moved(1, moves.Through).Done.Load(), 3)
-	f.store.roots[0].Health.TakeOut("test", unix.EIO, "none")
+	f.takeOut(0)
 	for n := range uint64(3) {
 		equal(t, "root of an entry", f.rootOf(n), 1)
 		f.mustRead(n)
@@ -230,7 +229,7 @@ func TestOrderlyEnd(t *testing.T) {
 // as if it were alone.
 func TestDemotionThatCannotBe(t *testing.T) {
 	f := twoLevels(t, 8, 64, func(c *Config) { c.UpkeepEvery = time.Hour })
-	f.store.roots[1].Health.TakeOut("test", unix.EIO, "none")
+	f.takeOut(1)
 	for n := range uint64(40) {
 		f.mustPut(n)
 		f.settle()

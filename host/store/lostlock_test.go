@@ -42,7 +42,7 @@ func TestLockIsLost(t *testing.T) {
 			t.Run(name+map[bool]string{true: ", killed"}[killed], func(t *testing.T) {
 				f := newFixture(t, filepath.Join(t.TempDir(), "root"), 40, 1, func(c *Config) { c.UpkeepEvery = time.Hour })
 				f.mustPut(0, 1, 2)
-				r := f.store.roots[0]
+				r := f.root()
 				if err := lose(r.Path); err != nil {
 					t.Fatal(err)
 				}
@@ -126,7 +126,7 @@ func TestDirectoryGoesMeanwhile(t *testing.T) {
 	if err := f.store.Maintain(t.Context(), 0, Probe); err != nil {
 		t.Fatal(err)
 	}
-	if said := f.store.roots[0].Health.Report().Reason; !strings.HasPrefix(said, "its directory is gone") {
+	if said := f.root().Health.Report().Reason; !strings.HasPrefix(said, "its directory is gone") {
 		t.Errorf("the root is out because %s", said)
 	}
 }

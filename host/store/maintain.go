@@ -40,7 +40,7 @@ func (s *Store) Maintain(ctx context.Context, root int, task Task) error {
 		}
 		r.checkHealth(ctx)
 	case Step:
-		r.custody.step(ctx)
+		r.kind.step(ctx)
 	}
 	return nil
 }

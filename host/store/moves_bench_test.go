@@ -52,7 +52,7 @@ func loadsBesideMoves(b *testing.B, near func(*Config)) {
 	done := make(chan struct{})
 	go func() { // the far level has room for a quarter of them: it never has the one that is next
 		defer close(done)
-		from, to := f.store.roots[0], f.store.levels[1]
+		from, to := f.root(), f.store.levels[1]
 		for slot := uint32(0); ctx.Err() == nil; slot = (slot + 1) % (room - 32) {
 			var m *entries.Move
 			if from.Lock(); on.Load() {

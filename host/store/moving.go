@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/entries"
-	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -34,10 +33,7 @@ func (p movedPiece) Cancelled() bool                         { return p.move.Can
 // openMoved opens a piece of an entry that is pinned.
 func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
 	p := &Piece{root: r, mark: m.Mark, rank: rank}
-	r.Lock()
-	err := p.pin()
-	r.Unlock()
-	if err != nil {
+	if err := p.pin(false); err != nil {
 		return nil, err
 	}
 	if err := p.open(); err != nil {
@@ -53,9 +49,8 @@ type movedTo struct {
 	*Put
 }
 
-// Decodes says whether compressed pieces come as version 1: in memory they are read in place, and of the hosts that share
-// a root some may not read them.
-func (t movedTo) Decodes() bool { return t.root.cfg.Volatile || t.root.cfg.Shared }
+// Decodes says whether compressed pieces come as version 1.
+func (t movedTo) Decodes() bool { return t.root.kind.decodes() }
 
 // Name is the one that the place policy gave the copy.
 func (t movedTo) Name() string { return t.Put.name }
@@ -70,7 +65,7 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 	})
 	if errors.Is(err, moves.ErrBehind) { // what it waits for is offered before it is tried again
 		for _, r := range l.roots {
-			r.leaving.Step()
+			r.kind.offer()
 		}
 	}
 	if err != nil {
@@ -101,12 +96,8 @@ func (l *level) ways(e *moves.Entry) []*level {
 func (l *level) DropPart(e *moves.Entry) {
 	for _, way := range l.ways(e) {
 		for _, r := range way.roots {
-			r.Lock()
-			slot := r.Index.FindFingerprint(e.Fingerprint)
-			part := slot != index.None && !r.Index.At(slot).Is(index.Complete) && !r.Busy(slot) && r.Evictor.Evictable(slot)
-			r.Unlock()
-			if part {
-				r.drop(entries.Mark{Slot: slot, Fingerprint: e.Fingerprint}, 0)
+			if m, ok := r.Part(e.Fingerprint); ok {
+				r.drop(m, 0)
 			}
 		}
 	}
@@ -119,12 +110,12 @@ func (s *Store) Settle(ctx context.Context) error {
 	}
 	return s.mover.Settle(ctx, func() {
 		for _, r := range s.roots {
-			r.leaving.Step() // a copy that came may let others leave
+			r.kind.offer() // a copy that came may let others leave
 		}
 	})
 }
 
-// drain copies what volatile roots hold to the next level, within a time, and says what it leaves.
+// drain copies to the next level what roots would lose, within a time.
 func (s *Store) drain(limit time.Duration) {
 	if s.mover == nil || limit <= 0 {
 		return
@@ -133,10 +124,6 @@ func (s *Store) drain(limit time.Duration) {
 	defer cancel()
 	s.mover.Hurry()
 	for _, r := range s.roots {
-		if r.cfg.Volatile && r.leaving.To != nil && r.Health.Serves() {
-			kept, left := r.leaving.Drain(ctx)
-			r.Log.Info("what the root held was copied to the next level", "entries", kept, "left", left, "level",
-				r.leaving.To.Number())
-		}
+		r.kind.drain(ctx)
 	}
 }

@@ -139,7 +139,7 @@ func TestNamesOutliveTheirPolicy(t *testing.T) {
 			f.mustPut(first...)
 			for _, n := range first {
 				k := testKey(n)
-				if own := f.pieceFile(n, 0) != f.store.roots[0].path("", f.space.Class(0), &k, 0); by.own && !own {
+				if own := f.pieceFile(n, 0) != f.builtin(k); by.own && !own {
 					t.Errorf("key %d has the built-in name", n)
 				}
 			}
@@ -216,7 +216,7 @@ func TestAPolicyThatTraps(t *testing.T) {
 	f.mustRead(30)
 	equal(t, "calls of a policy in quarantine", place.Stats().Calls-before, 0)
 	k := testKey(30)
-	equal(t, "name", f.pieceFile(30, 0), f.store.roots[0].path("", f.space.Class(0), &k, 0))
+	equal(t, "name", f.pieceFile(30, 0), f.builtin(k))
 	for n := range uint64(4) {
 		f.mustRead(n)
 	}
@@ -228,7 +228,7 @@ func TestTheHeaderSaysTheName(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 8, 1, colliding)
 	f.mustPut(0, 1)
 	for n, want := range []string{"heap/same.kv", ""} {
-		h, _, err := f.store.roots[0].Look(f.pieceFile(uint64(n), 0))
+		h, _, err := f.root().Look(f.pieceFile(uint64(n), 0))
 		f.must(err)
 		equal(t, fmt.Sprintf("the name in the header of key %d", n), h.Name, want)
 	}
@@ -263,7 +263,7 @@ func TestARenamedPiece(t *testing.T) {
 	f.mustPut(0, 1, 2)
 	root := f.cfg.Roots[0].Path
 	k := testKey(7)
-	taken := f.store.roots[0].path("", f.space.Class(0), &k, 0)
+	taken := f.builtin(k)
 	for n, to := range []string{root + "/elsewhere", root + "/with blanks", taken} {
 		f.must(os.MkdirAll(filepath.Dir(to), 0o700))
 		f.must(os.Rename(f.pieceFile(uint64(n), 0), to))

@@ -42,7 +42,7 @@ func TestNamespacesWithoutEntriesLoseTheirPlace(t *testing.T) {
 				}
 				if n == 1 {
 					f.mustPut(1)
-					f.store.roots[0].drop(f.markOf(1), 0)
+					f.drop(1)
 				}
 			}
 			f.space = mine

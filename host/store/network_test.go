@@ -54,7 +54,7 @@ func TestNetworkFileSystems(t *testing.T) {
 				if err == nil {
 					f.mustRead(3)
 				}
-				f.store.roots[0].Orphans.Retry(context.Background())
+				f.maintain(RetryRemovals)
 				f.checkUsed()
 				if left := f.temporaries(); len(left) > 0 {
 					t.Errorf("temporaries: %v", left)

@@ -45,7 +45,7 @@ func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 
 // reset gives up what opening has begun. Nobody else uses the root yet.
 func (r *root) reset() {
-	r.custody.leave()
+	r.kind.leave()
 	r.Lock()
 	defer r.Unlock()
 	_ = r.directory.Close() // what the lock protects is not used

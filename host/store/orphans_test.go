@@ -20,7 +20,7 @@ func TestStoredAgainWhileStray(t *testing.T) {
 			f, faulty := faultyFixture(t, 4)
 			f.mustPut(0, 1)
 			faulty.Set(faultfs.MustRules("remove **: eacces")...)
-			f.store.roots[0].drop(f.markOf(0), 0)
+			f.drop(0)
 			faulty.Set()
 			f.storedAgain(gone)
 		})
@@ -29,20 +29,19 @@ func TestStoredAgainWhileStray(t *testing.T) {
 		f, faulty := faultyFixture(t, 4)
 		f.mustPut(0, 1)
 		faulty.Set(faultfs.MustRules("remove **: eacces\npublish **: eperm")...)
-		f.store.roots[0].drop(f.markOf(0), 0)
+		f.drop(0)
 		if err := f.put(0, 0); !errors.Is(err, unix.EPERM) {
 			t.Error(err)
 		}
 		faulty.Set()
-		f.store.roots[0].Orphans.Retry(context.Background())
+		f.maintain(RetryRemovals)
 		f.checkUsed()
 	})
 }
 
 func (f *fixture) storedAgain(gone bool) {
 	f.Helper()
-	r := f.store.roots[0]
-	if got := r.stats().Orphaned; got != pieceBytes {
+	if got := f.store.Stats().Roots[0].Orphaned; got != pieceBytes {
 		f.Fatalf("%d bytes of orphans", got)
 	}
 	if gone {
@@ -51,10 +50,10 @@ func (f *fixture) storedAgain(gone bool) {
 		}
 	}
 	f.mustPut(0)
-	if st := r.stats(); st.Orphaned != 0 || st.Used != 2*pieceBytes {
+	if st := f.store.Stats().Roots[0]; st.Orphaned != 0 || st.Used != 2*pieceBytes {
 		f.Errorf("%+v", st)
 	}
-	r.Orphans.Retry(context.Background())
+	f.maintain(RetryRemovals)
 	f.mustRead(0)
 	f.checkUsed()
 }
@@ -71,14 +70,14 @@ func (f *fixture) must(err error) {
 func TestPublishBesideADeletion(t *testing.T) {
 	f, faulty := faultyFixture(t, 8, func(c *Config) { c.IOTimeout, c.UpkeepEvery = -1, time.Hour })
 	f.mustPut(0, 1)
-	r := f.store.roots[0]
+	r := f.root()
 	faulty.Set(faultfs.MustRules("remove **: eacces")...)
 	r.drop(f.markOf(0), 0)
 	faulty.Set(faultfs.MustRules("remove **: hang")...)
 	release := sync.OnceFunc(faulty.Release)
 	defer release()
 	var deleting sync.WaitGroup
-	deleting.Go(func() { r.Orphans.Retry(context.Background()) })
+	deleting.Go(func() { f.maintain(RetryRemovals) })
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	f.must(faulty.AwaitHanging(ctx, 1))
@@ -116,7 +115,7 @@ func TestStraysGo(t *testing.T) {
 		t.Errorf("%d bytes of orphans, and nobody could say that the file is gone", got.Orphaned)
 	}
 	faulty.Set()
-	f.store.roots[0].Orphans.Retry(context.Background())
+	f.maintain(RetryRemovals)
 	if got := f.store.Stats().Roots[0]; got.Orphaned != 0 || got.Used != 3*pieceBytes {
 		t.Errorf("%+v", got)
 	}
@@ -134,7 +133,7 @@ func TestStraysGo(t *testing.T) {
 	l.Release()
 	faulty.Set()
 	f.mustPut(1)
-	f.store.roots[0].Orphans.Retry(context.Background())
+	f.maintain(RetryRemovals)
 	f.mustRead(1)
 	if got := f.store.Stats().Roots[0]; got.Orphaned != 0 {
 		t.Errorf("%+v", got)

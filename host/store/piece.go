@@ -13,7 +13,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/files"
-	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -39,18 +38,13 @@ type Piece struct {
 // Head is what a reader needs to know of a piece before its payload.
 type Head = moves.Head
 
-// pin pins the piece's entry, which has another pin. The root's lock is held.
-func (p *Piece) pin() error {
-	r := p.root
-	e := r.Index.At(p.mark.Slot)
-	if e.Is(index.Evicting) || p.rank >= 64 || r.Index.Pieces(p.mark.Slot)&(1<<p.rank) == 0 {
-		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, r.Index.Key(p.mark.Slot))
+// pin pins the piece's entry, which has another pin. Loads says that the piece is for a load.
+func (p *Piece) pin(loads bool) error {
+	at, ok := p.root.PinPiece(p.mark.Slot, p.rank, loads)
+	if !ok {
+		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, at.Key)
 	}
-	r.Index.Pin(p.mark.Slot)
-	p.key, p.class = r.Index.Key(p.mark.Slot), r.ClassOf(p.mark.Slot)
-	if e.Is(index.Named) {
-		p.given = r.Index.NameOf(p.mark.Slot, p.rank)
-	}
+	p.key, p.class, p.given = at.Key, at.Class, at.Name
 	return nil
 }
 

@@ -77,18 +77,7 @@ func (l *Lease) came(i int, to *level, prefetched bool) bool {
 	fp := l.grants[i].Fingerprint
 	for _, place := range to.places {
 		r := l.store.roots[place]
-		r.Lock()
-		slot := r.Index.FindFingerprint(fp)
-		there := slot != index.None && r.Index.At(slot).Is(index.Complete) && !r.Index.At(slot).Is(index.Evicting)
-		if there && prefetched {
-			r.Prefetched.Add(slot)
-		}
-		if there && !l.over {
-			r.Moves.Granted(slot, r.Index.At(slot), false)
-			r.Evictor.Pin(slot, fp, 0)
-		}
-		r.Unlock()
-		if there && !l.over {
+		if slot, pinned := r.PinCopy(fp, prefetched, !l.over); pinned {
 			if l.near == nil {
 				l.near = map[int]requests.Grant{}
 			}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/store/moves"
-	"golang.org/x/sys/unix"
 )
 
 // gate is a move that keeps the only worker until it is opened.
@@ -180,7 +179,7 @@ func TestPrefetchIsShed(t *testing.T) {
 	l := f.prefetch(0, 1, 2, 3)
 	p := f.moved(0, moves.Prefetch)
 	equal(t, "prefetches that were shed", p.Shed.Load(), 2)
-	r, last := f.store.roots[0], f.lookup(63)
+	r, last := f.root(), f.lookup(63)
 	r.Lock()
 	m := r.Moves.Copy(last.grants[0].Slot)
 	r.Unlock()
@@ -201,7 +200,7 @@ func TestPrefetchIsShed(t *testing.T) {
 // TestPrefetchThatCannotBe: where the near level is out of service a load is served from the far one.
 func TestPrefetchThatCannotBe(t *testing.T) {
 	f := farAway(t, 64)
-	f.store.roots[0].Health.TakeOut("test", unix.EIO, "none")
+	f.takeOut(0)
 	l := f.prefetch(0, 1)
 	f.settle()
 	p := f.moved(0, moves.Prefetch)
@@ -214,7 +213,7 @@ func TestPrefetchThatCannotBe(t *testing.T) {
 	l = f.prefetch(0)
 	f.settle()
 	equal(t, "level of the copy", f.levelOf(l, 0), 0)
-	f.store.roots[0].Health.TakeOut("test", unix.EIO, "none")
+	f.takeOut(0)
 	if p, err := l.Open(0, 0); err != nil { // a file of its own can still be read
 		t.Error(err)
 	} else {

@@ -11,7 +11,6 @@ import (
 	"github.com/kvhost/kvhost/host/store/health"
 	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
-	"github.com/kvhost/kvhost/host/store/shared"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
 )
@@ -78,14 +77,9 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	for range maxObstacles {
 		target := p.target
 		claimed = append(claimed, r.Orphans.Claim(p.target)...)
-		err := r.custody.publish(p, info)
+		err := r.kind.publish(p, info)
 		if err == nil {
-			p.temp = ""
 			return info, p.syncName()
-		}
-		now, serr := r.FS.Stat(p.target)
-		if serr == nil && now.Same(info) && !errors.Is(err, shared.ErrFenced) {
-			return info, p.syncName() // it happened all the same, as on a network file system that lost the reply
 		}
 		if files.Misled(err) && p.name != "" {
 			if err = p.leaveName(fmt.Errorf("its name leads through a file: %w", err)); err != nil {
@@ -96,7 +90,6 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			continue
 		}
 		if !errors.Is(err, fs.ErrExist) {
-			r.custody.notPublished(p, info, err, serr)
 			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 		}
 		h, there, herr := r.Look(p.target)
@@ -117,7 +110,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 			p.removeTemp() // before the account lets go of a file that was left there
 			return there, p.syncName()
 		default:
-			if err := r.custody.nameTaken(p, &h, herr); err != nil {
+			if err := r.kind.nameTaken(p, &h, herr); err != nil {
 				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
 			}
 		}
@@ -146,37 +139,35 @@ func (p *Put) leaveName(cause error) error {
 func (p *Put) enter(info staging.Info) error {
 	r := p.root
 	p.removeTemp()
-	p.giveBack()
+	r.kind.giveBack(p)
 	r.budget.Saved(p.class.FileBytes() - p.size)
 	r.Lock()
 	if e := r.Index.At(p.mark.Slot); e.Is(index.Evicting) || p.copy != nil && p.copy.entry.Gone() {
 		forgotten := e.Is(index.Detached) // with all else; the file is found again
 		r.Unlock()
 		if !forgotten {
-			r.custody.discard(p.target, p.class.FileBytes())
+			r.kind.discard(p.target, p.class.FileBytes())
 		}
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
 	}
 	diff := pieceformat.Padded(info.Allocated) - p.class.FileBytes()
 	wanted := r.Written(p.mark.Slot, p.rank, p.name, p.ranks, p.parent, diff)
-	lost := p.lost() // under the lock: a batch that fails later finds it in unsynced
+	lost := p.lost() // under the lock: a batch that fails later finds the entry
 	if r.store.cfg.Durability == Batch && lost == nil {
-		r.unsynced = append(r.unsynced, p.mark)
+		r.batch.add(p.mark)
 	}
 	r.Unlock()
 	p.end()
 	if !wanted {
-		r.custody.discard(p.target, p.class.FileBytes())
+		r.kind.discard(p.target, p.class.FileBytes())
 	}
 	if lost != nil {
 		r.drop(p.mark, 0)
 	} else {
-		if r.cfg.Through && r.leaving.To != nil {
-			r.leaving.Through(p.mark)
-		}
+		r.kind.published(p.mark)
 	}
-	r.shrinkIfOver()
+	r.kind.shrink(context.Background())
 	return lost
 }
 
@@ -195,8 +186,8 @@ func (p *Put) abort(cause error) {
 	p.over = true
 	_ = p.closeFile()
 	p.removeTemp()
-	p.giveBack()
 	r := p.root
+	r.kind.giveBack(p)
 	if !p.opened && p.charge.Bytes == p.class.FileBytes() {
 		r.budget.Refund(&p.charge) // an entry's may be for others' ranks
 	}
@@ -205,25 +196,19 @@ func (p *Put) abort(cause error) {
 	}
 	r.Lock()
 	r.Count.Aborted++
-	if !r.rules.wholeEntries { // whoever tries again takes credit again
-		r.Unreserve(p.mark.Slot, p.rank, p.class.FileBytes())
-	}
+	r.kind.aborted(p)
 	r.Unlock()
 	r.Log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
 	p.end()
-	r.shrinkIfOver()
+	r.kind.shrink(context.Background())
 }
 
-// removeTemp unlinks the temporary, if there is one. Where it would not go the put's credit stays with it.
+// removeTemp unlinks the temporary, if there is one.
 func (p *Put) removeTemp() {
-	if p.temp == "" {
-		return
+	if p.temp != "" {
+		p.root.kind.removeTemp(p)
+		p.temp = ""
 	}
-	left, credit := p.root.custody.discard(p.temp, p.class.FileBytes()), p.credit
-	if left > 0 && credit.Bytes() > 0 && p.root.Orphans.OnRemoval(p.temp, func() { p.root.custody.giveBack(credit) }) {
-		p.credit = shared.Credit{}
-	}
-	p.temp = ""
 }
 
 // end takes the piece out of flight and lets go of its entry.

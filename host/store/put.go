@@ -188,12 +188,7 @@ func (s *Store) join(ctx context.Context, p *Put, q *PutRequest) (bool, error) {
 func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 	r.Lock()
 	defer r.Unlock()
-	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.key, p.rank, func() error {
-		if r.rules.awaits {
-			return nil
-		}
-		return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, p.key, r.Path)
-	})
+	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.key, p.rank, func() error { return r.kind.mayAwait(p.key) })
 	if err != nil || slot == index.None {
 		return false, err
 	}
@@ -204,7 +199,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 
 // begin notes when the put began in its root.
 func (p *Put) begin(r *root) {
-	p.root, p.stamp, p.outage, p.unsure = r, r.store.seq.Stamp(), r.Health.Returns(), r.unsure.Load()
+	p.root, p.stamp, p.outage, p.unsure = r, r.store.seq.Stamp(), r.Health.Returns(), r.batch.failed.Load()
 	p.compresses = compresses(r, p)
 	if p.copy != nil {
 		p.stamp = p.copy.header.StoreTime // it is not younger than what it is a copy of
@@ -255,8 +250,11 @@ type candidate struct {
 // holds says whether a root in service has an entry in a state.
 func holds(roots []*root, fp uint64, state uint8) bool {
 	for _, r := range roots {
+		if !r.Health.Serves() {
+			continue
+		}
 		r.Lock()
-		there := r.has(fp, state)
+		there := r.Has(fp, state)
 		r.Unlock()
 		if there {
 			return true
@@ -265,37 +263,16 @@ func holds(roots []*root, fp uint64, state uint8) bool {
 	return false
 }
 
-// has says whether the root is in service and has an entry in a state. The lock is held.
-func (r *root) has(fp uint64, state uint8) bool {
-	slot := r.Index.FindFingerprint(fp)
-	return slot != index.None && r.Health.Serves() && r.Index.At(slot).Is(state) && !r.Index.At(slot).Is(index.Evicting)
-}
-
-// reserves are the ranks that a new entry gets bytes for.
-func (p *Put) reserves() uint64 {
-	if p.root == nil || p.root.rules.wholeEntries {
+// entryRanks are the ranks that a new entry gets bytes for: all of them while the put has no root.
+func (p *Put) entryRanks() uint64 {
+	if p.root == nil {
 		return p.ranks
 	}
-	return 1 << p.rank // other hosts may write the others
+	return p.root.kind.entryRanks(p.rank, p.ranks)
 }
 
-func (p *Put) entryBytes() int64 { return int64(bits.OnesCount64(p.reserves())) * p.class.FileBytes() }
-
-// wakeEvictor wakes what evicts in the background, if it is due: the evictor above the high watermark, or what lets
-// entries leave for the next level. The lock is held.
-func (r *root) wakeEvictor() {
-	if r.inBackground() && r.Account.Excess(r.store.live.Load().High) > 0 {
-		wake(r.evictorWake)
-	}
-	r.leaving.Wake()
-}
-
-// inBackground says whether an evictor evicts between the watermarks.
-func (r *root) inBackground() bool { return r.store.cfg.EvictMode == Background && r.leaving.To == nil }
-
-// evicts says whether a reservation of so many bytes is to evict for itself. On a shared root the evictor does.
-func (r *root) evicts(tenant uint16, bytes int64) bool {
-	return r.rules.evicts && (!r.inBackground() || r.Account.OverQuota(r.want(tenant, bytes)))
+func (p *Put) entryBytes() int64 {
+	return int64(bits.OnesCount64(p.entryRanks())) * p.class.FileBytes()
 }
 
 // extend reserves a piece that joined an entry which has no bytes for it. The entry has a pin, so it is no victim.
@@ -310,23 +287,23 @@ func (p *Put) extend(ctx context.Context) error {
 	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // as a continuation of what is there
 		return err
 	}
-	evicts := r.evicts(tenant, need)
+	evicts, err := r.kind.turn(ctx, tenant, need)
+	if err != nil {
+		return err
+	}
 	if evicts {
-		if err := r.turn.Acquire(ctx, 1); err != nil {
-			return err
-		}
-		defer r.turn.Release(1)
+		defer r.kind.endTurn()
 	}
 	enter := func() error {
 		if r.Index.At(slot).Is(index.Evicting) { // while the put waited for room
 			return fmt.Errorf("%w: %s has been dropped from %s", ErrNoSpace, p.key, r.Path)
 		}
 		r.Extend(slot, p.rank, need)
-		r.wakeEvictor()
+		r.kind.grew()
 		return nil
 	}
 	w := reservation{Want: r.want(tenant, need), evicts: evicts, reuseFor: p, enter: enter}
-	if err := r.custody.reserve(ctx, w); err != nil {
+	if err := r.kind.reserve(ctx, w); err != nil {
 		return p.shed(err)
 	}
 	return nil
@@ -339,13 +316,7 @@ func (p *Put) shed(cause error) error {
 		r.Counted(&r.Count.Sheds)
 	}
 	p.removeTemp()
-	p.giveBack()
+	r.kind.giveBack(p)
 	r.budget.Refund(&p.charge)
 	return cause
-}
-
-// giveBack returns the put's credit: nothing that it wrote is on the disk any more.
-func (p *Put) giveBack() {
-	p.root.custody.giveBack(p.credit)
-	p.credit = shared.Credit{}
 }

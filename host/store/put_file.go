@@ -1,10 +1,10 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"time"
 
 	"github.com/kvhost/kvhost/host/chunk"
@@ -44,11 +44,10 @@ func (p *Put) useBuiltinName(cause error) {
 
 // renameHead writes the put's name into the header page of its file, which is whole and has no name yet.
 func (p *Put) renameHead() error {
-	f, err := p.root.FS.OpenFile(p.temp, os.O_RDWR, 0)
+	f, err := p.root.kind.openTemp(p)
 	if err != nil {
 		return err
 	}
-	f = p.root.custody.guard(p, f)
 	var page [pieceformat.Page]byte
 	if _, err = f.ReadAt(page[:], 0); err == nil {
 		var h pieceformat.Header
@@ -120,7 +119,7 @@ func (p *Put) Element() int { return p.class.Namespace.Element }
 // maxObstacles is how often a put tries to get a name that is taken, or that something stands on the way to.
 const maxObstacles = 4
 
-// File is the named temporary, made beside its target at the first call: a victim's file if the put was left one, else
+// File is the named temporary, made at the first call: a victim's file if the put was left one, else
 // a new one. Publish and Abort close it.
 func (p *Put) File() (staging.File, error) {
 	p.mu.Lock()
@@ -140,21 +139,14 @@ func (p *Put) File() (staging.File, error) {
 		}
 		r.Log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
 		p.removeTemp()
-		if !r.shrinkIfOver() {
+		if !r.kind.shrink(context.Background()) {
 			return nil, fmt.Errorf("%w: %s: a victim's file can be neither used nor removed: %w", ErrNoSpace, r.Path, err)
 		}
 	}
-	const flags = os.O_RDWR | os.O_CREATE | os.O_EXCL
 	for range maxObstacles {
-		if err := p.nameTemp(); err != nil {
-			return nil, err
-		}
-		f, err := staging.OpenDirect(r.FS, p.temp, flags, 0o600)
-		if errors.Is(err, fs.ErrNotExist) && r.rules.tempsBeside {
-			err = r.InDir(p.target, func() (err error) { f, err = staging.OpenDirect(r.FS, p.temp, flags, 0o600); return err })
-		}
+		f, err := r.kind.createTemp(p)
 		if err == nil {
-			p.file, p.opened = r.custody.guard(p, r.metered(f)), true
+			p.file, p.opened = f, true
 			return p.file, nil
 		}
 		if errors.Is(err, unix.ENOTDIR) {
@@ -181,14 +173,6 @@ func (p *Put) Temp() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.temp
-}
-
-// nameTemp chooses the temporary: beside its target, or, where others count on finding it, among this host's.
-func (p *Put) nameTemp() (err error) {
-	r := p.root
-	p.temp = r.store.seq.TempName(p.target)
-	p.temp, err = r.custody.temp(p, p.temp)
-	return err
 }
 
 // Head writes the header page and the checksum table of a put that does not compress to dst[:DataOffset()].

@@ -37,7 +37,7 @@ func TestEnginesShareEntries(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 2, 4) // room for 8 pieces
 	within := func(when string) {
 		t.Helper()
-		if err := f.store.roots[0].check(); err != nil {
+		if err := f.check(); err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}
 		f.checkUsed()
@@ -90,7 +90,7 @@ func TestRecoveredEntriesAreReserved(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.crash()
-	r := f.store.roots[0]
+	r := f.root()
 	if used := f.store.Stats().Roots[0].Used; used != 4*pieceBytes {
 		t.Errorf("%d bytes used, the entry will take %d", used, 4*pieceBytes)
 	}
@@ -128,7 +128,7 @@ func TestNoSpaceForAnotherRank(t *testing.T) {
 				t.Error("what was there is gone")
 			}
 			f.checkUsed()
-			if err := f.store.roots[0].idle(); err != nil {
+			if err := f.idle(); err != nil {
 				t.Error(err)
 			}
 		})

@@ -99,7 +99,7 @@ func TestScanOfAMess(t *testing.T) {
 	equal(t, "Swept", st.Swept, 2)
 	equal(t, "Foreign", st.Foreign, 5)
 	equal(t, "Unclaimed", st.Unclaimed, 2)
-	if err := f.store.roots[0].idle(); err != nil {
+	if err := f.idle(); err != nil {
 		t.Error(err)
 	}
 	f.mustPut(1, 2, 3, 4, 5)
@@ -286,7 +286,7 @@ func TestMembershipLookup(t *testing.T) {
 		p.Close()
 		p.Close()
 	}
-	if err := f.store.roots[0].idle(); err != nil {
+	if err := f.idle(); err != nil {
 		t.Error(err)
 	}
 }

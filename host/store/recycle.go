@@ -14,12 +14,13 @@ import (
 // A put that evicts takes over a victim's file where it can: renamed to be the put's temporary and overwritten in place.
 // That spares an unlink, a create and the allocation of blocks, which cost more than the write. A victim has no pins, so
 // nobody in this process has it open; and a file says in its header whose it is, so what a power failure leaves under the
-// victim's name is a miss. A shared root takes no part: another host may be reading the victim.
+// victim's name is a miss. Only a root of one's own does so: where hosts share one, another may be reading the victim.
 
 // offerFile makes the file of one of a victim's pieces the temporary of the put, if it may have the right size, and returns
-// the pieces whose files are still to be unlinked. The caller holds turn, and not mu.
-func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
-	if reuseFor == nil || reuseFor.temp != "" || !r.rules.reusesFiles || v.Pieces == 0 || reuseFor.isStored() ||
+// the pieces whose files are still to be unlinked. The caller holds the turn, and not the root's lock.
+func (c *ownRoot) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
+	r := c.r
+	if reuseFor == nil || reuseFor.temp != "" || c.unlinksAll || v.Pieces == 0 || reuseFor.isStored() ||
 		v.Class.FileBytes() != reuseFor.class.FileBytes() {
 		return v.Pieces
 	}
@@ -28,7 +29,7 @@ func (r *root) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 	temp := r.store.seq.TempName(reuseFor.target)
 	if err := r.InDir(reuseFor.target, func() error { return r.FS.Rename(name, temp) }); err != nil {
 		r.Orphans.AddLate(temp, err)
-		r.custody.discard(temp, v.Class.FileBytes()) // a rename can report an error although it happened
+		c.discard(temp, v.Class.FileBytes()) // a rename can report an error although it happened
 		return v.Pieces
 	}
 	r.Leave(name)

@@ -15,7 +15,7 @@ import (
 )
 
 // unlinkVictims keeps puts from reusing the files of victims, as on a shared root.
-func (f *fixture) unlinkVictims() { f.store.roots[0].rules.reusesFiles = false }
+func (f *fixture) unlinkVictims() { f.own().unlinksAll = true }
 
 func (f *fixture) recycled() uint64 { return f.store.Stats().Roots[0].Recycled }
 
@@ -203,7 +203,7 @@ func TestTakingOverFails(t *testing.T) {
 		if disk, _ := usage(t, f.cfg.Roots[0].Path); f.store.Stats().Roots[0].Used < disk {
 			t.Errorf("%d bytes on disk, the account says %d: put: %v", disk, f.store.Stats().Roots[0].Used, err)
 		}
-		f.store.roots[0].Orphans.Retry(t.Context())
+		f.maintain(RetryRemovals)
 		if left := f.temporaries(); len(left) > 0 {
 			t.Errorf("temporaries: %v", left)
 		}

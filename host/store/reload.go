@@ -49,7 +49,7 @@ func commit(s *Store, next *Config, sizes []evictor.Size) {
 		entries.Raise(&r.Set, sizes[i].Slots)
 		r.Account.SetBounds(live.Roots[i].Bounds())
 		r.Quarantine.SetBytes(live.Roots[i].Capacity / quarantineShare)
-		wake(r.evictorWake)
+		r.kind.wake()
 		wake(r.upkeepWake)
 	}
 }

@@ -26,11 +26,11 @@ func TestPublicationInDoubt(t *testing.T) {
 				t.Fatal(err)
 			}
 			faulty.Set()
-			r := f.store.roots[0]
+			r := f.root()
 			if disk, _ := usage(t, r.Path); disk > 0 != there || r.Account.Used() != pieceBytes {
 				t.Errorf("%d bytes on disk, the account says %d", disk, r.Account.Used())
 			}
-			r.Orphans.Retry(t.Context())
+			f.maintain(RetryRemovals)
 			if disk, _ := usage(t, r.Path); disk != 0 || r.Account.Used() != 0 {
 				t.Errorf("%d bytes on disk, the account says %d, and it was tried again", disk, r.Account.Used())
 			}
@@ -54,11 +54,11 @@ func TestPublicationInDoubtUnderATakenName(t *testing.T) {
 		t.Fatal(err)
 	}
 	faulty.Set()
-	r := f.store.roots[0]
+	r := f.root()
 	if r.Orphans.Has(f.pieceFile(0, 0)) {
 		t.Error("a scan would leave the piece out")
 	}
-	r.Orphans.Retry(t.Context())
+	f.maintain(RetryRemovals)
 	f.mustRead(0)
 	f.checkUsed()
 }
@@ -69,11 +69,11 @@ func TestNameOfAnOrphan(t *testing.T) {
 	f, faulty := faultyFixture(t, 4, colliding)
 	f.mustPut(0)
 	faulty.Set(faultfs.MustRules("remove **: eacces")...)
-	f.store.roots[0].drop(f.markOf(0), 0)
+	f.drop(0)
 	f.must(f.put(1, 0))
 	f.checkUsed()
 	faulty.Set()
-	f.store.roots[0].Orphans.Retry(t.Context())
+	f.maintain(RetryRemovals)
 	f.mustRead(1)
 	f.checkUsed()
 	equal(t, "Used", f.store.Stats().Roots[0].Used, pieceBytes)
@@ -87,7 +87,7 @@ func TestOrphanOfAPutUnderWay(t *testing.T) {
 	faulty.Set(faultfs.MustRules("remove **: eacces\npublish ** 1st: hang")...)
 	release := sync.OnceFunc(faulty.Release)
 	defer release()
-	r := f.store.roots[0]
+	r := f.root()
 	r.drop(f.markOf(0), 0)
 	put := make(chan error, 1)
 	go func() { put <- f.put(1, 0) }()
@@ -101,7 +101,7 @@ func TestOrphanOfAPutUnderWay(t *testing.T) {
 	f.must(<-put)
 	f.checkUsed()
 	faulty.Set()
-	r.Orphans.Retry(t.Context())
+	f.maintain(RetryRemovals)
 	f.mustRead(1)
 	f.checkUsed()
 	equal(t, "Used", r.Account.Used(), pieceBytes)
@@ -123,11 +123,11 @@ func TestQuarantineInDoubt(t *testing.T) {
 		t.Fatal(faulty.Injected(), "faults")
 	}
 	faulty.Set()
-	r := f.store.roots[0]
+	r := f.root()
 	if disk, _ := usage(t, r.Path); r.Account.Used() < disk || disk == pieceBytes {
 		t.Errorf("%d bytes on disk, the account says %d", disk, r.Account.Used())
 	}
-	r.Orphans.Retry(t.Context())
+	f.maintain(RetryRemovals)
 	f.checkUsed()
 	equal(t, "Used", f.store.Stats().Roots[0].Used, pieceBytes)
 }

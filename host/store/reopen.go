@@ -2,17 +2,27 @@ package store
 
 import (
 	"context"
+	"errors"
 	"math"
 
 	"github.com/kvhost/kvhost/host/store/entries"
 	"github.com/kvhost/kvhost/host/store/health"
-	"github.com/kvhost/kvhost/host/store/index"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 )
 
 // A root that was out of service returns in the steps of [health.Monitor].Reopen. What its own part is stands here:
 // files that could not be unlinked are removed, entries are dropped whose files gave no answer, and namespaces are kept
 // that were opened meanwhile.
+
+// notOfFile says that an error tells nothing about the file of a mark: the root is out, or was taken out for it. Nothing is
+// promised of the entry while the root is out, and it is dropped before the root returns.
+func (r *root) notOfFile(m entries.Mark, err error) bool {
+	if health.Hung(err) {
+		r.suspects.add(m)
+		return true
+	}
+	return errors.Is(err, ErrRootOut)
+}
 
 // returning is a root on its way back. It implements [health.Root].
 type returning struct{ *root }
@@ -30,7 +40,7 @@ func (r returning) Probe() (empty bool, err error) {
 	if r.unavailable.Load() {
 		return false, nil // openLate looks at it as at a start
 	}
-	if empty, err = r.custody.identify(); err != nil {
+	if empty, err = r.kind.identify(); err != nil {
 		return false, err
 	}
 	return empty, r.directory.Probe(r.store.seq.TempName(r.Path + "/" + pieceformat.MetaDir + "/probe"))
@@ -52,21 +62,13 @@ func (r returning) Reopen(ctx context.Context, from health.State, empty bool) er
 // refit brings the root up to date before it serves again.
 func (r returning) refit(ctx context.Context, empty bool) error {
 	r.ForgetDirs()
-	r.Lock()
-	lost, suspects := r.unsynced, r.suspects // what a sync would say of them now proves nothing
-	r.unsynced, r.suspects = nil, nil
+	lost := append(r.lostBatch(), r.suspects.take()...) // a sync would prove nothing of them now
 	if empty {
-		lost = lost[:0]
-		r.Index.Each(func(slot uint32, e *index.Entry) {
-			if !e.Is(index.Evicting) {
-				lost = append(lost, entries.Mark{Slot: slot, Fingerprint: r.Index.Fingerprint(slot)})
-			}
-		})
+		lost = r.Marks()
 	}
-	r.Unlock()
-	for _, m := range append(lost, suspects...) {
+	for i, m := range lost {
 		if err := ctx.Err(); err != nil {
-			r.suspect(m)
+			r.suspects.add(lost[i:]...)
 			return err
 		}
 		r.drop(m, 0)

@@ -29,9 +29,9 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	return w
 }
 
-// evicting makes room for what is wanted and books it. It evicts for that, or waits for the background
-// evictor. The lock is not held.
-func (w reservation) evicting(ctx context.Context, r *root) error {
+// reserve implements [kind]: it evicts to make room, or waits for the background evictor.
+func (c *ownRoot) reserve(ctx context.Context, w reservation) error {
+	r := c.r
 	// What cannot fit, whatever is evicted, costs nobody anything.
 	if err := r.Account.Possible(w.Want, r.IsScanning()); err != nil {
 		return err
@@ -71,11 +71,11 @@ func (w reservation) evicting(ctx context.Context, r *root) error {
 		case !w.evicts && short.Quota > 0:
 			return r.Account.QuotaError(w.Want, short.Quota)
 		case !w.evicts:
-			if err := w.await(ctx, r, &wait, short); err != nil {
+			if err := c.await(ctx, &w, &wait, short); err != nil {
 				return fmt.Errorf("%w: %s is %d bytes short: %w", ErrNoSpace, r.Path, short.Bytes, err)
 			}
 		default:
-			if err := w.evict(r, short, noSlot); err != nil {
+			if err := c.evict(&w, short, noSlot); err != nil {
 				return err
 			}
 		}
@@ -96,7 +96,8 @@ func (w *reservation) booked(r *root) error {
 }
 
 // await waits for the background evictor to free something.
-func (w *reservation) await(ctx context.Context, r *root, wait *capacity.Wait, short capacity.Shortage) error {
+func (c *ownRoot) await(ctx context.Context, w *reservation, wait *capacity.Wait, short capacity.Shortage) error {
+	r := c.r
 	if !wait.Begun() {
 		r.Counted(&r.Count.Waits)
 	}
@@ -104,18 +105,19 @@ func (w *reservation) await(ctx context.Context, r *root, wait *capacity.Wait, s
 		if !r.Health.Takes() || r.store.closed.Load() {
 			return ErrRootOut
 		}
-		wake(r.evictorWake)
+		c.wake()
 		return nil
 	})
 }
 
 // evict evicts a part of what a reservation is short of.
-func (w *reservation) evict(r *root, short capacity.Shortage, noSlot bool) error {
+func (c *ownRoot) evict(w *reservation, short capacity.Shortage, noSlot bool) error {
+	r := c.r
 	bytes, tenant := short.Bytes, abi.None
 	if short.Quota > 0 {
 		bytes, tenant = short.Quota, w.ID
 	}
-	got := r.evictSome(max(bytes, 1), tenant, w.reuseFor, !w.spares)
+	got := c.evictSome(max(bytes, 1), tenant, w.reuseFor, !w.spares)
 	w.Taken += got.taken
 	if got.freed > 0 || noSlot && got.entries > 0 {
 		return nil
@@ -138,27 +140,51 @@ func (w *reservation) evict(r *root, short capacity.Shortage, noSlot bool) error
 	return fmt.Errorf("%w: %s is %d bytes short and no entry can be evicted", ErrNoSpace, r.Path, bytes)
 }
 
-// shrink evicts down to the limit: what was reserved took more than it should have.
-func (r *root) shrink(ctx context.Context) {
-	if r.turn.Acquire(ctx, 1) != nil {
+// evictDown evicts down to the limit: what was reserved took more than it should have.
+func (c *ownRoot) evictDown(ctx context.Context) {
+	if c.evicting.Acquire(ctx, 1) != nil {
 		return
 	}
-	defer r.turn.Release(1)
-	if err := r.custody.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
-		r.Log.Warn("root is over its capacity: nothing can be evicted", "used", r.Account.Used(),
-			"capacity", r.Account.Capacity(), "error", err)
+	defer c.endTurn()
+	if err := c.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
+		c.r.Log.Warn("root is over its capacity: nothing can be evicted", "used", c.r.Account.Used(),
+			"capacity", c.r.Account.Capacity(), "error", err)
 	}
 }
 
-// shrinkIfOver evicts when a file that could not be unlinked has put the root over its limit, and says whether it is
-// within it.
-func (r *root) shrinkIfOver() bool {
-	if r.within() {
+// shrink implements [kind]: a file that could not be unlinked, or a file system that others fill, puts a root over its
+// limit.
+func (c *ownRoot) shrink(ctx context.Context) bool {
+	if c.within() {
 		return true
 	}
-	r.shrink(context.Background())
-	return r.within()
+	c.evictDown(ctx)
+	return c.within()
 }
 
-// within says whether the root is within its limit, as far as this host keeps it.
-func (r *root) within() bool { return !r.rules.evicts || r.IsScanning() || r.Account.Excess(1) <= 0 }
+func (c *ownRoot) within() bool { return c.r.IsScanning() || c.r.Account.Excess(1) <= 0 }
+
+// turn implements [kind]: a put evicts where no evictor runs in the background, and for a tenant that is over its quota.
+func (c *ownRoot) turn(ctx context.Context, tenant uint16, bytes int64) (evicts bool, err error) {
+	if c.inBackground() && !c.r.Account.OverQuota(c.r.want(tenant, bytes)) {
+		return false, nil
+	}
+	err = c.evicting.Acquire(ctx, 1)
+	return err == nil, err
+}
+
+func (c *ownRoot) endTurn() { c.evicting.Release(1) }
+
+// inBackground says whether an evictor evicts between the watermarks.
+func (c *ownRoot) inBackground() bool {
+	return c.r.store.cfg.EvictMode == Background && c.leaving.To == nil
+}
+
+func (c *ownRoot) wake() { wake(c.woken) }
+
+func (c *ownRoot) grew() {
+	if c.inBackground() && c.r.Account.Excess(c.r.store.live.Load().High) > 0 {
+		c.wake()
+	}
+	c.leaving.Wake()
+}

@@ -48,7 +48,7 @@ func TestWhatNeverFitsEvictsNothing(t *testing.T) {
 
 // ceiling makes the file system full at so many bytes.
 func (f *fixture) ceiling(bytes int64) {
-	f.store.roots[0].Account.Full(bytes, math.MaxInt64, time.Hour)
+	f.root().Account.Full(bytes, math.MaxInt64, time.Hour)
 }
 
 // putRank stores one piece of an entry that has so many ranks.
@@ -104,7 +104,7 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 	f := newFixture(t, disk.dir, 100, ranks, func(c *Config) {
 		c.Roots[0].MinFree, c.FS, c.UpkeepEvery = keep*pieceBytes, disk, time.Hour
 	})
-	r := f.store.roots[0]
+	r := f.root()
 	for n := range uint64(2) {
 		for rank := range uint32(n + 1) { // of eight
 			if err := f.put(n, rank); err != nil {
@@ -133,7 +133,7 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 		t.Errorf("all written: limit %d", got)
 	}
 	f.crash()
-	if err := f.store.roots[0].check(); err != nil {
+	if err := f.check(); err != nil {
 		t.Error(err)
 	}
 }

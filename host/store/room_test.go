@@ -93,8 +93,7 @@ func TestBurstWaitsForTheEvictor(t *testing.T) {
 	if got := f.store.Stats().Roots[0]; got.Waits == 0 || got.Evictions < 350 {
 		t.Errorf("%+v", got)
 	}
-	_ = f.store.roots[0].turn.Acquire(t.Context(), 1) // the evictor is not in the middle of something
-	defer f.store.roots[0].turn.Release(1)
+	defer f.rested()()
 	f.checkUsed()
 }
 
@@ -126,8 +125,7 @@ func TestWaitForTheEvictorEnds(t *testing.T) {
 	f.store.cfg.EvictPatience = time.Hour // the evictor may have to wait for the processor
 	faulty.Release()
 	f.mustPut(4)
-	_ = f.store.roots[0].turn.Acquire(t.Context(), 1) // the evictor is not in the middle of something
-	defer f.store.roots[0].turn.Release(1)
+	defer f.rested()()
 	f.checkUsed()
 }
 
@@ -254,7 +252,7 @@ func TestReturnOfAFullRoot(t *testing.T) {
 	if got := f.store.Stats().Roots[0]; got.State != health.Full || got.Limit >= got.Capacity {
 		t.Fatalf("%+v", got)
 	}
-	f.store.roots[0].Health.TakeOut("test", unix.EIO, "none")
+	f.takeOut(0)
 	faulty.Set()
 	f.backIn()
 	got := f.store.Stats().Roots[0]

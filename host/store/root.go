@@ -22,41 +22,34 @@ import (
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/host/store/recovery"
 	"github.com/kvhost/kvhost/staging"
-	"golang.org/x/sync/semaphore"
 )
 
 // quarantineShare is the part of a root's capacity, 1/n, that its quarantine may take.
 const quarantineShare = 16
 
-// root is one directory: its entries, its files, and whose it is.
+// root is one directory: its entries, its files, and what kind of root it is.
 type root struct {
 	entries.Set
 	*files.Dir
-	store   *Store
-	cfg     RootConfig
-	custody custody
-	rules   rules
-	budget  writeBudget
+	store  *Store
+	cfg    RootConfig
+	kind   kind
+	budget writeBudget
 
 	kept      *recovery.Directory // files that the store keeps for itself
 	recovery  *recovery.Root
 	directory *health.Directory
 	meter     meter
 
-	turn        *semaphore.Weighted // held by the one reservation that may evict
-	evicting    []entries.Eviction  // of the turn's holder
-	evictorWake chan struct{}       // wakes the background evictor
-	level       *level
-	origin      moves.Origin // of what is copied to other levels
-	leaving     moves.Leaving
-	upkeepWake  chan struct{}
+	level      *level
+	origin     moves.Origin // of what is copied to other levels
+	upkeepWake chan struct{}
 
 	unavailable atomic.Bool   // it could not be opened: see openLate
 	scanned     chan struct{} // closed when it is known what is there
 
-	unsure   atomic.Uint32  // batches that could not be made durable
-	unsynced []entries.Mark // entries that a batch has yet to make durable; guarded by mu, like the rest
-	suspects []entries.Mark // entries whose files gave no answer
+	batch    batch
+	suspects marks // entries with files that gave no answer
 }
 
 // meter measures the root's files, and whether compression saves time there: gain is nil if nobody asks.
@@ -69,9 +62,7 @@ type meter struct {
 func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	log := s.log.With("root", cfg.Path)
 	r := &root{
-		store: s, cfg: cfg, turn: semaphore.NewWeighted(1), evictorWake: make(chan struct{}, 1),
-		upkeepWake: make(chan struct{}, 1), level: levelOf(s, &cfg),
-		scanned: make(chan struct{}),
+		store: s, cfg: cfg, upkeepWake: make(chan struct{}, 1), level: levelOf(s, &cfg), scanned: make(chan struct{}),
 	}
 	r.Init(entries.Config{
 		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Copies: s.copies, Now: s.cfg.Now, Clock: s.seq.Clock,
@@ -83,17 +74,11 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		Path: cfg.Path, Log: log, Account: r.Account, Sequence: &s.seq,
 		Health: health.NewMonitor(health.Config{
 			Dir: cfg.Path, FS: cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
-			Out: func() { wake(r.evictorWake) }, Ended: func() { wake(r.upkeepWake) },
+			Out: func() { r.kind.wake() }, Ended: func() { wake(r.upkeepWake) },
 		}),
-		Strict: s.cfg.Durability == Strict, Shared: cfg.Shared, QuarantineFiles: s.cfg.QuarantineFiles,
-		QuarantineBytes: cfg.Capacity / quarantineShare,
+		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
 	})
 	r.origin = moves.Origin{Set: &r.Set, Level: cfg.Level, Copies: s.copies, Clock: s.seq.Clock, Open: r.openMoved}
-	r.leaving.From, r.leaving.Mover, r.leaving.Takes = &r.origin, s.mover, r.Health.Takes
-	r.leaving.Init()
-	if below := r.level.below(); below != nil && !cfg.Shared { // of a shared root another host may be the evictor
-		r.leaving.To = below
-	}
 	if len(s.levels) > 1 {
 		r.Hits.Start()
 	}
@@ -114,19 +99,14 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.Path, p.Label, err)
 	}
 	r.kept = &recovery.Directory{Dir: r.Dir, Catalog: s.catalog, Sequence: &s.seq}
-	r.custody, r.rules = ownRoot{r}, ownRules
-	if cfg.Shared {
-		r.custody, r.rules = newSharedRoot(r), sharedRules(s.cfg.HostID)
-	}
+	r.kind = newKind(r)
 	r.recovery = &recovery.Root{Config: recovery.Config{
-		Entries: &r.Set, Kept: r.kept, Judge: r.custody.judge(), Workers: s.cfg.ScanWorkers, Capacity: cfg.Capacity,
-		Sync: s.cfg.Durability != None, Now: s.cfg.Now, OwnsTemp: r.rules.ownsTemp, Drop: func(m entries.Mark) {
+		Entries: &r.Set, Kept: r.kept, Judge: r.kind.judge(), Workers: s.cfg.ScanWorkers, Capacity: cfg.Capacity,
+		Sync: s.cfg.Durability != None, Now: s.cfg.Now, OwnsTemp: r.kind.ownsTemp, Drop: func(m entries.Mark) {
 			r.drop(m, 0)
 		},
 	}}
 	r.budget = newWriteBudget(r)
-	lock := r.Path + "/" + pieceformat.LockFile + r.rules.suffix
-	r.directory = health.NewDirectory(r.Health, r.Path, lock, pieceformat.RootDirs[:], !cfg.Shared)
 	return r, nil
 }
 
@@ -143,7 +123,7 @@ func (r *root) take(ctx context.Context) (err error) {
 		return err
 	}
 	for _, file := range pieceformat.RootFiles {
-		if err := health.Clear(r.FS, r.Slash+file+r.rules.suffix, false, r.Log); err != nil {
+		if err := health.Clear(r.FS, r.Slash+r.kind.file(file), false, r.Log); err != nil {
 			return fmt.Errorf("store: root %s: %w", r.Path, err)
 		}
 	}
@@ -155,7 +135,7 @@ func (r *root) take(ctx context.Context) (err error) {
 }
 
 func (r *root) close() error {
-	r.custody.leave()
+	r.kind.leave()
 	r.Lock()
 	defer r.Unlock()
 	err := errors.Join(r.Evictor.Close(), r.directory.Close())
@@ -198,23 +178,6 @@ func (r *root) metered(f staging.File) staging.File {
 		return f
 	}
 	return r.meter.File(f)
-}
-
-// suspect notes an entry whose file gave no answer. The root is out, so nothing is promised of it; the entry is dropped
-// before the root returns.
-func (r *root) suspect(m entries.Mark) {
-	r.Lock()
-	defer r.Unlock()
-	r.suspects = append(r.suspects, m)
-}
-
-// notOfFile says that an error tells nothing about the file of a mark: the root is out, or was taken out for it.
-func (r *root) notOfFile(m entries.Mark, err error) bool {
-	if health.Hung(err) {
-		r.suspect(m)
-		return true
-	}
-	return errors.Is(err, ErrRootOut)
 }
 
 // facts are what the place policy is told.

@@ -22,7 +22,7 @@ func (r *root) lockRoot(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("store: root %s: %w", r.Path, err)
 	}
-	if err = r.custody.lockOut(ctx); err != nil {
+	if err = r.kind.lockOut(ctx); err != nil {
 		return errors.Join(err, r.directory.Close())
 	}
 	return nil

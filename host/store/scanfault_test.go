@@ -195,7 +195,7 @@ func TestPublishWhereSomethingCannotBeRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.store.roots[0].drop(f.markOf(0), 0)
+	f.drop(0)
 	put(t, name, want)
 	faulty.Set(faultfs.MustRules("read **.kv: eio")...)
 	if err := f.put(0, 0); !errors.Is(err, unix.EIO) {
@@ -224,7 +224,7 @@ func TestScanMeetsAnOrphan(t *testing.T) {
 	if err := f.put(0, 0); !errors.Is(err, ErrResident) { // its file is found by its name
 		t.Fatal(err)
 	}
-	r := f.store.roots[0]
+	r := f.root()
 	r.drop(f.markOf(0), 0)
 	release()
 	<-f.store.ScanDone()
@@ -233,7 +233,7 @@ func TestScanMeetsAnOrphan(t *testing.T) {
 		t.Error("what is about to be unlinked is served")
 	}
 	faulty.Set()
-	r.Orphans.Retry(t.Context())
+	f.maintain(RetryRemovals)
 	f.checkUsed()
 	equal(t, "Used", r.Account.Used(), 0)
 }

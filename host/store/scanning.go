@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"time"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
 // recover finds what a root holds. Where a checkpoint tells, it is done with that. Otherwise a scan is due, and until
@@ -11,28 +13,16 @@ func (r *root) recover(ctx context.Context) error {
 	if err := r.Quarantine.Load(); err != nil {
 		return err
 	}
-	if err := r.custody.recover(ctx); err != nil {
-		return err
-	}
-	r.warnOfSpace()
-	if !r.cfg.Shared && !r.cfg.ForPieces {
-		r.store.work.Go(func() { r.CountDirs(r.store.run) })
-	}
-	return nil
+	return r.kind.recover(ctx)
 }
 
-// warnOfSpace says that the file system has less room than the root is to take. Before a scan what is in use counts as
-// the root's own.
-func (r *root) warnOfSpace() {
+// warnOfSpace says that the file system has less room than the root is to take.
+func (r *root) warnOfSpace(room func(staging.Space) int64) {
 	space, err := r.FS.Statfs(r.Path)
-	if err != nil || r.cfg.Volatile {
+	if err != nil {
 		return
 	}
-	has := space.Total // of which other hosts have some in a shared root
-	if !r.cfg.Shared {
-		has = r.Account.Used() + space.Available
-	}
-	if has < r.cfg.Capacity {
+	if has := room(space); has < r.cfg.Capacity {
 		r.Log.Warn("the file system has less room than the root's capacity; stores evict once it is full", "capacity",
 			r.cfg.Capacity, "has", has, "fix", "lower the capacity, or free space")
 	}
@@ -66,7 +56,7 @@ func (r *root) scanAll(ctx context.Context, failed chan<- error) {
 
 func (r *root) scanOnce(ctx context.Context) error {
 	defer r.recovery.Report(ctx)()
-	return r.custody.scan(ctx)
+	return r.kind.scan(ctx)
 }
 
 // ScanDone is closed once every root's scan has ended. It stays open when the store is closed before that.

@@ -67,7 +67,7 @@ func TestServesWhileItScans(t *testing.T) {
 		if disk, _ := usage(t, dir); disk > f.cfg.Roots[0].Capacity {
 			t.Fatalf("%d bytes on disk, of %d", disk, f.cfg.Roots[0].Capacity)
 		}
-		if err := f.store.roots[0].check(); err != nil {
+		if err := f.check(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,14 +100,14 @@ func TestServesWhileItScans(t *testing.T) {
 	if stored == 0 || stored > room-entries {
 		t.Errorf("%d stored beside %d unseen, with room for %d", stored, entries, room)
 	}
-	f.store.roots[0].drop(f.markOf(3), 0) // as of a damaged file
+	f.drop(3) // as of a damaged file
 	close(g.gate)
 	<-f.store.ScanDone()
 	if st := f.store.Stats().Roots[0]; st.Scanning || st.Unscanned != 0 || st.Swept != 0 {
 		t.Errorf("%+v", st)
 	}
 	f.checkUsed()
-	if err := f.store.roots[0].idle(); err != nil {
+	if err := f.idle(); err != nil {
 		t.Error(err)
 	}
 	// The policy knows all of them, what was touched during the scan as the newest.
@@ -143,7 +143,7 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	}).KeepState("keeper/1")
 	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Evict = handle(module) })
 	f.mustPut(0, 1, 2)
-	r := f.store.roots[0]
+	r := f.root()
 	r.Lock()
 	r.BeginScan()
 	r.Index.Each(func(_ uint32, e *index.Entry) { e.Unset(index.Announced) })
@@ -153,7 +153,7 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	r.recovery.NewScan().End(ctx, func(int64) {})
 	told = 0
 	f.restart()
-	_ = f.store.roots[0].Evictor.Flush()
+	_ = f.root().Evictor.Flush()
 	if st := f.store.Stats().Roots[0]; st.Scanned != 3 || told != 3 {
 		t.Errorf("%d files were scanned, and the policy told of %d entries", st.Scanned, told)
 	}

@@ -73,7 +73,7 @@ func TestATemporaryThatStays(t *testing.T) {
 	settled(t, dir, a, b)
 	await(t, "its other name is gone", func() bool { return len(temporaries(dir, "a")) == 0 })
 
-	c := a.store.roots[0].custody.(*sharedRoot)
+	c := a.shared()
 	c.Stop() // what is free changes by its puts alone from now on
 	faulty.Set(faultfs.MustRules("remove **/t/*: eio")...)
 	free := a.fellowStats().Free
@@ -90,7 +90,7 @@ func TestATemporaryThatStays(t *testing.T) {
 			len(temporaries(dir, "a")))
 	}
 	faulty.Set()
-	a.store.roots[0].Orphans.Retry(t.Context())
+	a.maintain(RetryRemovals)
 	if now := a.fellowStats().Free; now != free || len(temporaries(dir, "a")) != 0 {
 		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free,
 			len(temporaries(dir, "a")))
@@ -112,7 +112,7 @@ func TestTornControlFiles(t *testing.T) {
 			for n := range uint64(30) {
 				await(t, "it is stored", func() bool { err := a.put(n, 0); return err == nil || errors.Is(err, ErrResident) })
 			}
-			c := a.store.roots[0].custody.(*sharedRoot)
+			c := a.shared()
 			c.Stop() // its heart stands still
 			list, _ := filepath.Glob(filepath.Join(dir, shared.Dir, "e*", kind))
 			if kind == "grants/*" && len(list) == 0 {
@@ -206,7 +206,7 @@ func TestAVictimHasNoOtherName(t *testing.T) {
 	b.mustPut(1)
 	a.must(write(met))
 	a.must(met.Publish(t.Context())) // it is b's
-	a.store.roots[0].drop(a.markOf(1), 0)
+	a.drop(1)
 	s.paused = []*fixture{b}
 	s.pass(2) // b has yet to acknowledge
 	faulty.Set(faultfs.MustRules("remove **/t/* 1st: hang")...)
@@ -298,7 +298,7 @@ func TestAStaleHandleOfTheHosts(t *testing.T) {
 	}
 	s.pass(6)
 	for _, f := range s.hosts {
-		f.must(f.store.roots[0].idle())
+		f.must(f.idle())
 	}
 }
 
@@ -346,6 +346,6 @@ func TestForgottenWhileItWaits(t *testing.T) {
 	}
 	s.pass(4)
 	equal(t, "bytes that b counts", b.reckons(), onDisk(t, s.dir))
-	b.must(b.store.roots[0].check())
+	b.must(b.check())
 	b.must(b.put(1, 1))
 }

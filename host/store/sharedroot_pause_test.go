@@ -234,7 +234,7 @@ func TestARejoinForgets(t *testing.T) {
 	if there == 0 {
 		t.Fatal("nothing is there")
 	}
-	b.must(b.store.roots[0].check())
+	b.must(b.check())
 	equal(t, "bytes that b counts", b.store.Stats().Roots[0].Used, onDisk(t, s.dir))
 }
 
@@ -271,7 +271,7 @@ func TestASharedPublicationInDoubt(t *testing.T) {
 			}
 			for _, f := range s.hosts {
 				equal(t, f.cfg.HostID+" counts", f.store.Stats().Roots[0].Used, onDisk(t, s.dir))
-				f.must(f.store.roots[0].check())
+				f.must(f.check())
 			}
 			if !made {
 				b.mustPut(1)
@@ -296,15 +296,15 @@ func TestAPieceIsPublishedWhileItIsWritten(t *testing.T) {
 	s.within()
 	equal(t, "a hit", a.has(1), true)
 	equal(t, "bytes that the evictor counts", a.store.Stats().Roots[0].Used, pieceBytes)
-	a.must(a.store.roots[0].check())
+	a.must(a.check())
 }
 
 // reckons is what the evictor takes for the bytes of pieces on disk.
 func (f *fixture) reckons() int64 {
-	r := f.store.roots[0]
+	r := f.root()
 	r.Lock()
 	defer r.Unlock()
-	return r.Account.Used() - r.custody.(*sharedRoot).InFlight()
+	return r.Account.Used() - r.kind.(*sharedRoot).InFlight()
 }
 
 // TestAScanMeetsAPieceThatIsWritten: the evictor scans, as after a log that it has missed, and meets a piece of another
@@ -317,7 +317,7 @@ func TestAScanMeetsAPieceThatIsWritten(t *testing.T) {
 			equal(t, "a is the evictor", a.fellowStats().Evictor, true)
 			p := a.begin(1)
 			b.mustPut(1)
-			a.must(a.store.roots[0].custody.(*sharedRoot).Rescan(t.Context()))
+			a.must(a.shared().Rescan(t.Context()))
 			if got := a.reckons(); got < pieceBytes {
 				t.Errorf("the evictor reckons with %d bytes, %d are on disk", got, pieceBytes)
 			}
@@ -331,7 +331,7 @@ func TestAScanMeetsAPieceThatIsWritten(t *testing.T) {
 			s.pass(2)
 			equal(t, "a hit", a.has(1), true)
 			equal(t, "bytes that the evictor counts", a.reckons(), pieceBytes)
-			a.must(a.store.roots[0].check())
+			a.must(a.check())
 		})
 	}
 }
@@ -347,7 +347,7 @@ func TestAScanMeetsVictims(t *testing.T) {
 	s.pass(3)
 	s.paused = []*fixture{c} // the batch waits for its acknowledgement
 	for n := range uint64(6) {
-		a.store.roots[0].drop(a.markOf(n), 0)
+		a.drop(n)
 	}
 	s.pass(2)
 	b := s.host("b", 24)

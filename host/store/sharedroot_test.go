@@ -97,7 +97,7 @@ func TestOneStoresAnotherLoads(t *testing.T) {
 		t.Errorf("evictors: a %t, b %t", ea, eb)
 	}
 	await(t, "the account is the disk's", func() bool { return a.store.Stats().Roots[0].Used == onDisk(t, dir) })
-	if err := a.store.roots[0].idle(); err != nil {
+	if err := a.idle(); err != nil {
 		t.Error(err)
 	}
 }
@@ -127,7 +127,7 @@ func TestSameKeyTwice(t *testing.T) {
 	}
 	await(t, "nothing is out", func() bool { return a.fellowStats().Unlogged == 0 && b.fellowStats().Unlogged == 0 })
 	for _, f := range []*fixture{a, b} {
-		if c := f.store.roots[0].custody.(*sharedRoot); c.InFlight() != 0 {
+		if c := f.shared(); c.InFlight() != 0 {
 			t.Errorf("%d bytes are in flight for ever", c.InFlight())
 		}
 	}
@@ -200,7 +200,7 @@ func TestCapacityHoldsForAll(t *testing.T) {
 		if f.fellowStats().Evictor {
 			evictors++
 		}
-		if err := f.store.roots[0].check(); err != nil {
+		if err := f.check(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -232,7 +232,7 @@ func TestTheEvictorGoes(t *testing.T) {
 					t.Fatal(err)
 				}
 			} else {
-				c := a.store.roots[0].custody.(*sharedRoot)
+				c := a.shared()
 				c.Stop() // its heart stands still
 			}
 			await(t, "b is the evictor", func() bool {
@@ -339,8 +339,8 @@ func TestNoLinks(t *testing.T) {
 func TestAReservationThatFails(t *testing.T) {
 	a := fellow(t, t.TempDir(), "a", 60)
 	a.mustPut(0)
-	r := a.store.roots[0]
-	c := r.custody.(*sharedRoot)
+	r := a.root()
+	c := r.kind.(*sharedRoot)
 	counted := func() int64 { // as the evictor does
 		r.Lock()
 		defer r.Unlock()

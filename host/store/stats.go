@@ -96,7 +96,7 @@ func (r *root) stats() RootStats {
 		SyncFails: r.SyncFails.Load(), PlaceFaults: c.PlaceFaults,
 		Scanning: r.Scanning(), Scanned: n.Scanned.Load(), Recovered: c.Recovered,
 		Swept: n.Swept.Load(), Foreign: n.Foreign.Load(), Unclaimed: n.Unclaimed.Load(),
-		Shared: r.custody.stats(), Evict: r.Evictor.Stats(),
+		Shared: r.kind.stats(), Evict: r.Evictor.Stats(),
 	}
 	if st.Least = math.Inf(1); r.meter.gain != nil {
 		st.Least, st.Why = r.meter.gain.Least(), r.meter.gain.Why()

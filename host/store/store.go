@@ -100,7 +100,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	for _, r := range s.roots {
 		s.work.Go(func() { r.upkeep(s.run) })
-		r.custody.start()
+		r.kind.start()
 		if cfg.Durability == Batch {
 			s.work.Go(func() { r.flushEvery(s.run, cfg.BatchEvery) })
 		}
@@ -151,7 +151,7 @@ func (s *Store) Close() error {
 		r.Lock()
 		r.Moves.KeepAll()
 		r.Unlock()
-		r.custody.save()
+		r.kind.save()
 	}
 	return errors.Join(s.closeRoots(), s.catalog.Close())
 }

@@ -255,7 +255,7 @@ func (f *fixture) mustRead(n uint64) {
 func (f *fixture) pieceFile(n uint64, rank uint32) string {
 	f.Helper()
 	k, cl := testKey(n), f.space.Class(0)
-	r := f.store.roots[0]
+	r := f.root()
 	r.Lock()
 	defer r.Unlock()
 	name := ""

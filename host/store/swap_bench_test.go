@@ -131,7 +131,7 @@ func BenchmarkTakeOver(b *testing.B) {
 	})
 	b.Run("fault", func(b *testing.B) {
 		report(b, func() { time.Sleep(100 * time.Millisecond) }, func() {
-			r := f.store.roots[0]
+			r := f.root()
 			r.Lock()
 			r.Evictor.Fail(errors.New("a fault, for the figure"))
 			r.Unlock()

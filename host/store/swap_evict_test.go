@@ -246,7 +246,7 @@ func TestUndoHearsAll(t *testing.T) {
 // TestSwapDoesNotWaitForEver ends with its context while a scan, or another swap that waits for one, is under way.
 func TestSwapDoesNotWaitForEver(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 4, 1)
-	r := f.store.roots[0]
+	r := f.root()
 	for name, c := range map[string]struct {
 		lock   func(context.Context) error
 		unlock func()

@@ -32,7 +32,7 @@ func TestMoreTenantsThanNumbers(t *testing.T) {
 	close(g.gate)
 	<-f.store.ScanDone()
 	store(1, 1<<20+1)
-	r := f.store.roots[0]
+	r := f.root()
 	for n := range uint64(2) {
 		slot := f.markOf(n).Slot
 		r.Lock()

@@ -19,7 +19,7 @@ func (f *fixture) order(of int) (list []int) {
 		k := testKey(uint64(n))
 		number[f.space.Class(0).Printer.Print(&k)] = n
 	}
-	for _, e := range f.store.roots[0].Evictor.Snapshot() {
+	for _, e := range f.root().Evictor.Snapshot() {
 		list = append(list, number[e.Fingerprint])
 	}
 	return list
@@ -45,7 +45,7 @@ func testOrderOfTouchAfterACrash(t *testing.T) {
 	var list []byte
 	for size := int64(32 + 5*8); ; time.Sleep(recovery.TouchesEvery) { // the store does it by itself
 		if info, err := os.Stat(name); err == nil && info.Size() == size {
-			f.store.roots[0].recovery.SaveTouches() // the one before may have come between two touches
+			f.root().recovery.SaveTouches() // the one before may have come between two touches
 			if list, err = os.ReadFile(name); err != nil {
 				t.Fatal(err)
 			}
@@ -54,7 +54,7 @@ func testOrderOfTouchAfterACrash(t *testing.T) {
 	}
 	f.mustPut(5, 6)
 	f.lookup(1).Release()
-	f.store.roots[0].drop(f.markOf(4), 0)
+	f.drop(4)
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)
 	}

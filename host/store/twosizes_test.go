@@ -67,8 +67,8 @@ func TestAPieceInTwoSizes(t *testing.T) {
 					for n := range uint64(2) {
 						f.readHalf(n)
 					}
-					f.store.roots[0].drop(f.markOf(0), 0)
-					f.store.roots[0].drop(f.markOf(1), 0)
+					f.drop(0)
+					f.drop(1)
 					equal(t, "bytes in the account of an empty root", f.store.Stats().Roots[0].Used, 0)
 					bytes, _ = usage(t, root)
 					equal(t, "bytes in files of an empty root", bytes, 0)
@@ -85,7 +85,7 @@ func TestStoredAgainInAnotherSize(t *testing.T) {
 		t.Run(fmt.Sprintf("compressed=%t", compressed), func(t *testing.T) {
 			faulty := faultfs.New(staging.OS())
 			f := compressing(t, t.TempDir(), func(c *Config) { c.FS, c.Roots[0].Compressed = faulty, !compressed })
-			r := f.store.roots[0]
+			r := f.root()
 			f.must(f.storeHalf(0))
 			check := func(when string, files int64) {
 				t.Helper()
@@ -101,7 +101,7 @@ func TestStoredAgainInAnotherSize(t *testing.T) {
 			r.cfg.Compressed = compressed
 			f.must(f.storeHalf(0))
 			check("it is stored again", 1)
-			r.Orphans.Retry(t.Context())
+			f.maintain(RetryRemovals)
 			check("tried again", 1)
 			f.readHalf(0)
 			equal(t, "Orphaned", f.store.Stats().Roots[0].Orphaned, 0)

@@ -37,7 +37,7 @@ func newTwin(t *testing.T, evict *policy.Module, mode EvictMode) *twin {
 		c.Quotas = []Quota{{First: 1, Last: 1, Share: 0.3}}
 	})
 	f.unlinkVictims()
-	r := f.store.roots[0]
+	r := f.root()
 	r.FS = fileless{r.FS}
 	return &twin{fixture: f, root: r}
 }

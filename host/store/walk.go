@@ -78,7 +78,7 @@ func (w *walk) seek(n int) {
 	r := w.store.roots[at]
 	r.Lock()
 	w.at, w.locked, w.owner = at, true, index.MaxOwners
-	w.open = r.Health.Serves() && r.custody.grants()
+	w.open = r.Health.Serves() && r.kind.grants()
 }
 
 // second is the time of day, by the clock that entries' ends are of: now counts from the store's start, and is not set

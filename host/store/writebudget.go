@@ -16,7 +16,7 @@ type writeBudget struct {
 }
 
 func newWriteBudget(r *root) writeBudget {
-	file := recovery.BudgetFile{Kept: r.kept, Name: pieceformat.WrittenFile + r.rules.suffix}
+	file := recovery.BudgetFile{Kept: r.kept, Name: r.kind.file(pieceformat.WrittenFile)}
 	return writeBudget{capacity.NewBudget(r.cfg.DailyWrites, r.store.cfg.Now, file), r}
 }
 

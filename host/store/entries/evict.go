@@ -72,6 +72,31 @@ func (s *Set) FinishEvict(v *Eviction) {
 	s.reap(v.Slot)
 }
 
+// Evict removes an entry at once, if a mark still names it: unlink removes its files. It takes the lock, but not while unlink
+// runs.
+func (s *Set) Evict(m Mark, unlink func(*Eviction)) {
+	s.Lock()
+	if !s.Stands(m) {
+		s.Unlock()
+		return
+	}
+	v := s.BeginEvict(m.Slot)
+	s.Unlock()
+	unlink(&v)
+	s.Lock()
+	s.FinishEvict(&v)
+	s.Unlock()
+}
+
+// Release takes bytes of an entry that is being removed out of the account, at most so many, because its file is booked
+// elsewhere. It returns how many.
+func (s *Set) Release(v *Eviction, most int64) int64 {
+	n := min(most, s.Index.Bytes(v.Slot))
+	s.Index.Resize(v.Slot, -n)
+	s.Account.Release(s.Index.Owner(v.Slot).Tenant, n)
+	return n
+}
+
 // Forget takes an entry out of the table at once, whatever happens to its files. Who reads or writes it finds it gone.
 func Forget(s *Set, slot uint32) {
 	e := s.Index.At(slot)

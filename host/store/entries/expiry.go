@@ -3,6 +3,7 @@ package entries
 import (
 	"time"
 
+	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/index"
 )
@@ -26,6 +27,17 @@ func (s *Set) expire(slot uint32, c *catalog.Class, stored int64) {
 // Expired says whether an entry has expired at a time, in seconds since 1970.
 func (s *Set) Expired(slot uint32, now int64) bool {
 	return s.Index.Expiries.Any() && s.Index.Expiries.Expired(slot, now)
+}
+
+// Renew finds the entry of a key, and counts it as expired, where it has expired and nobody reads it. It takes the lock.
+func (s *Set) Renew(fp uint64, cl *catalog.Class, key *chunk.Key) (m Mark, ok bool) {
+	s.Lock()
+	defer s.Unlock()
+	slot := s.Index.Find(fp, cl.Base, key)
+	if ok = slot != index.None && s.Expired(slot, s.cfg.Now().Unix()) && s.Evictor.Evictable(slot); ok {
+		s.Count.Expired++
+	}
+	return Mark{slot, fp}, ok
 }
 
 // SweepExpired finds a bounded number of entries that have expired and that nobody reads. An entry that would expire

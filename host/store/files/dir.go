@@ -26,7 +26,6 @@ type Config struct {
 	Account         *capacity.Account
 	Sequence        *sequence.Sequence
 	Strict          bool  // names are made durable
-	Shared          bool  // by other hosts
 	QuarantineFiles int   // most that the quarantine keeps
 	QuarantineBytes int64 // likewise
 }
@@ -44,7 +43,7 @@ type Dir struct {
 
 	account  *capacity.Account
 	strict   bool
-	shared   bool
+	owned    bool         // see OwnDirs
 	settling sync.RWMutex // for writing: a directory is made or goes; for reading: names are made durable
 	lasting  sync.Map     // directories whose names are durable
 	lastingN atomic.Int64
@@ -55,7 +54,7 @@ type Dir struct {
 func New(cfg Config) *Dir {
 	d := &Dir{
 		Path: cfg.Path, Slash: cfg.Path + "/", FS: cfg.Health.FS(), Log: cfg.Log, Health: cfg.Health,
-		account: cfg.Account, strict: cfg.Strict, shared: cfg.Shared,
+		account: cfg.Account, strict: cfg.Strict,
 	}
 	d.Orphans.init(d)
 	d.Quarantine.init(d, cfg)

@@ -25,12 +25,16 @@ func (d *Dir) InDir(name string, try func() error) error {
 	return err
 }
 
+// OwnDirs says that no other host uses the directories: those that are left empty go, and those that are there count. It is
+// called before the Dir is used.
+func (d *Dir) OwnDirs() { d.owned = true }
+
 // Leave removes the directory that a file was in, and those above it, where nothing is left in them. Each is a block of the
 // file system, which counts to nobody, and a place policy may make one for each piece. A put that found one of them there
 // makes it again (InDir). That costs a put half as much again where each piece has one, so those that are tolerated stay.
-// Other hosts may be older: what they share stays.
+// Directories that are shared stay: other hosts may be older.
 func (d *Dir) Leave(name string) {
-	if d.shared || !d.account.DirectoriesGo() || strings.HasPrefix(name[min(len(d.Slash), len(name)):], pieceformat.MetaDir+"/") {
+	if !d.owned || !d.account.DirectoriesGo() || strings.HasPrefix(name[min(len(d.Slash), len(name)):], pieceformat.MetaDir+"/") {
 		return
 	}
 	for dir := filepath.Dir(name); len(dir) > len(d.Path) && d.drop(dir); dir = filepath.Dir(dir) {
@@ -67,7 +71,7 @@ func (d *Dir) make(dir string) error {
 		missing = append(missing, above)
 	}
 	err := d.FS.MkdirAll(dir, 0o700)
-	if err == nil && !d.shared {
+	if err == nil && d.owned {
 		for _, above := range missing {
 			d.changed(above, true)
 		}

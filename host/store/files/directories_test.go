@@ -26,6 +26,7 @@ func TestDirectoriesAreCounted(t *testing.T) {
 	tolerated := int64(1<<20) - 6*dirBytes // less the root's own, four in it, and one that comes
 	account.Directories(tolerated)
 	d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: staging.OS(), Now: time.Now})})
+	d.OwnDirs()
 	left := func(want int64) {
 		t.Helper()
 		if got := account.Limit(); got != bytes-want*dirBytes {
@@ -76,6 +77,7 @@ func TestToleratedDirectoriesStay(t *testing.T) {
 		account := capacity.New(capacity.Config{Dir: root, Bounds: capacity.Bounds{Capacity: test.capacity}, Now: time.Now})
 		account.Directories(test.others)
 		d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: staging.OS(), Now: time.Now})})
+		d.OwnDirs()
 		file := root + "/a/b/piece"
 		if err := d.MakeDir(filepath.Dir(file)); err != nil {
 			t.Fatal(err)
@@ -115,6 +117,7 @@ func TestDirectoriesChangeWhileCounted(t *testing.T) {
 	account.Directories(2 << 20) // of others
 	fsys := meanwhile{staging.OS(), map[string]func(){}}
 	d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: fsys, Now: time.Now})})
+	d.OwnDirs()
 	comes := func(dir string) {
 		if err := d.MakeDir(root + "/" + dir); err != nil {
 			t.Error(err)
