@@ -113,6 +113,22 @@ def test_what_was_computed_behind_bad_blocks_is_broken_too() -> None:
     assert half.s.matched(again, 0) == CHUNK, "the bad chunk is not promised again"
 
 
+def test_what_a_request_that_has_ended_computed_behind_bad_blocks_is_broken_too() -> None:
+    half = Half()
+    _, _, r = half.promise("a")
+    other = request("b", TOKENS)
+    half.s.matched(other, 36)
+    half.s.allocated(other, [[*range(1, 10), 50]], 0)  # it shares the blocks, since the engine's cache has them at once
+    (order,) = half.step(r, other).loads
+    half.s.step(step({"b": 1}, {"b": ([51],)}))
+    half.s.finished(other)
+    report = WorkerReport(broken={5, 6}, failed={"a": {2: KEYS[2]}})
+    report.free[order.id] = 1
+    half.s.reported(report)
+    assert half.s.broken(report) == {5, 6, 7, 8, 9, 50, 51}
+    assert not half.s._tables
+
+
 # ---- worker ----------------------------------------------------------------------------------------------------------
 
 

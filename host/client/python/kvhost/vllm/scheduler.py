@@ -82,7 +82,8 @@ class Scheduler:
         self._loads_allowed = loads
         self._in_step_allowed = in_step and settings.load_in != "beside"
         self._ran: set[str] = set()  # requests of the last step
-        self._loads_in_step: dict[int, tuple[str, list[list[int]]]] = {}  # until their output: (request, its blocks)
+        self._loads_in_step: set[int] = set()  # orders without output yet
+        self._tables: list[list[list[int]]] = []  # the blocks of requests in the steps since the first of these
         self._step_seconds: float | None = None  # expected of the loads in the step that is being scheduled, if any
         self._events = events  # None: the engine publishes none
         self._adapters = adapters  # None: the engine has no LoRA
@@ -341,7 +342,7 @@ class Scheduler:
                 groups.append(GroupLoad(g.id, lookup.leases(at), chunks))
         t.loading = self._next_order()
         if t.in_step:
-            self._loads_in_step[t.loading] = request.request_id, t.table
+            self._loads_in_step.add(t.loading)
         else:
             self._loading[request.request_id] = self._ranks * self._stages
         held = sum(1 for blocks in t.table for b in blocks if b != NULL_BLOCK)
@@ -413,6 +414,8 @@ class Scheduler:
             self._holds.scheduled(request_id)
             if (t := self._requests.get(request_id)) is not None and t.table:
                 t.loading = 0
+                if self._loads_in_step:
+                    self._tables.append(t.table)
                 if proven:
                     self._order_stores(t, scheduled)
         self._largest = None
@@ -532,13 +535,16 @@ class Scheduler:
         return failed, abandoned
 
     def broken(self, report: WorkerReport) -> set[int]:
-        """The cached blocks that a load inside a step has left bad, with those that were computed behind them."""
+        """The cached blocks that loads inside steps have left bad, with those that were computed behind them: also by
+        requests that shared the bad blocks, and have ended or were preempted by now."""
         broken = set(report.broken)
-        for order in [*report.free, *report.abandoned]:
-            _, table = self._loads_in_step.pop(order, ("", []))
-            for blocks in table:
+        if broken:
+            for blocks in (blocks for table in self._tables for blocks in table):
                 first = next((i for i, b in enumerate(blocks) if b in report.broken), len(blocks))
                 broken |= set(blocks[first:])
+        self._loads_in_step -= report.free.keys() | report.abandoned.keys()
+        if not self._loads_in_step:
+            self._tables = []
         return broken - {NULL_BLOCK}
 
     def received(self, report: WorkerReport | None, received: set[str]) -> set[str]:
