@@ -311,6 +311,33 @@ def test_chunks_of_a_hosts_absence_are_stored_when_it_is_back() -> None:
     assert [i for i, _ in rig.run(r, 16)] == [0, 1, 2, 3]
 
 
+def test_another_host_is_asked_anew() -> None:
+    """Its leases have the same numbers as those of the host that was asked."""
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    rig.session.answers = False
+    assert rig.s.matched(r, 0) is None
+    rig.session.lookups[0].reply()
+    second = DoubleSession()
+    second.resident = set(KEYS[:1])
+    rig.link.up, rig.link.epoch = [second], 1
+    rig.s.reported(WorkerReport(epochs={(0, 0): 1}))
+    assert rig.s.matched(r, 0) == CHUNK, "the second host has one chunk"
+    rig.s.allocated(r, rig.table(36), CHUNK)
+    (order,) = rig.s.step(step({})).loads
+    assert order.epoch == 1 and len(second.lookups) == 1
+
+
+def test_a_promise_does_not_outlive_its_host() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.resident = set(KEYS)
+    n = rig.s.matched(r, 0)
+    rig.link.up, rig.link.epoch = [DoubleSession()], 1
+    rig.s.allocated(r, rig.table(36), n)
+    (order,) = rig.s.step(step({})).loads
+    assert order.epoch == 0, "the workers have no session of it"
+
+
 def test_abort_in_mid_load_cancels() -> None:
     rig, r = Rig(), request("a", TOKENS)
     rig.session.resident = set(KEYS)

@@ -50,6 +50,7 @@ class Tracked:
         self.adapter: Content | None = None
         self.table: list[list[int]] = []  # blocks by group
         self.lookup: RequestLookup | None = None
+        self.epoch = -1  # of the sessions that were asked: another host's leases have the same numbers
         self.waited = False  # the scheduler has waited for the lookup once
         self.since = 0.0  # when it was looked up first, since it had blocks last
         self.hit = 0  # chunks that the lookup promised
@@ -156,7 +157,7 @@ class Scheduler:
         keys = t.chain.extend(request.all_token_ids, request.num_tokens)
         if not keys or not t.may_load or getattr(request, "skip_reading_prefix_cache", False):
             return 0
-        if t.lookup is not None and t.lookup.done() and not t.lookup.fresh:
+        if t.lookup is not None and (t.epoch != self._link.epoch or t.lookup.done() and not t.lookup.fresh):
             t.lookup.release()
             t.lookup = None
         if t.lookup is None and not self._ask(t, keys):
@@ -281,7 +282,8 @@ class Scheduler:
         return now < self._await_until
 
     def _ask(self, t: Tracked, keys: Sequence[bytes]) -> bool:
-        sessions = self._link.sessions()
+        epoch = self._link.epoch
+        sessions = self._link.sessions(epoch)
         if not sessions:
             return False
         limit = min(s.limits.keys_per_lookup for s in sessions) or len(keys)
@@ -294,7 +296,7 @@ class Scheduler:
             )
         except KvhostError:
             return False
-        t.waited = False
+        t.epoch, t.waited = epoch, False
         t.since = t.since or time.monotonic()
         self._count("lookups")
         return True
@@ -351,7 +353,7 @@ class Scheduler:
         )
         self._largest = None
         self._orders.loads.append(
-            LoadOrder(t.loading, request.request_id, self._link.epoch, external, groups, t.adapter, t.in_step)
+            LoadOrder(t.loading, request.request_id, t.epoch, external, groups, t.adapter, t.in_step)
         )
         if t.in_step:
             self._count("loads_in_step")

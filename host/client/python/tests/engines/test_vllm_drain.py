@@ -1,4 +1,4 @@
-"""Schedules of vLLM's own scheduler with the connector: every one of them drains.
+"""Schedules of vLLM's own scheduler with the connector: every one of them drains, and reads the KV of its own tokens alone.
 
 A schedule is a pool of blocks, a mix of requests, and a host that answers lookups and ends loads and stores late or never,
 dies and comes back. All follows from a seed. Time is the schedule's own: a step takes a hundredth of a second. While the
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from vllm_core import BLOCK, CHUNK, Core  # noqa: E402
 from vllm_doubles import DoubleSession, Load, Pending, Store  # noqa: E402
 
 from kvhost import Code  # noqa: E402
+from kvhost.session import NOT_WANTED  # noqa: E402
 from kvhost.vllm import lookups, scheduler, worker  # noqa: E402
 
 #: How many schedules, and the first one's seed. A failure names its seed.
@@ -43,6 +44,50 @@ class Clock:
         return self.now
 
 
+class Memory:
+    """What the blocks hold, and the host: for each block the tokens up to its end, whose KV it has. ``None`` is garbage."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.blocks: dict[int, int | None] = {}
+        self.host: dict[bytes, list[int | None]] = {}  # by key: a chunk's blocks
+
+    def read(self, job: Store) -> None:
+        for c in job.chunks:
+            self.host[c.key] = [self.blocks.get(b) for b in c.blocks]
+
+    def load(self, load: Load, keys: Sequence[bytes], bad: Collection[int]) -> None:
+        for at, c in enumerate(load.chunks):
+            for b, held in zip(c.blocks, self.host[keys[c.index]], strict=True):
+                if b != NOT_WANTED:
+                    self.blocks[b] = None if at in bad else held
+
+    def compute(self, scheduled: dict[str, int]) -> list[tuple[str, int]]:
+        """A step computes so many tokens of each request, with the KV of all before them. The requests that lack some of
+        it, and their first block that does."""
+        wrong = []
+        for id, n in scheduled.items():
+            request = self.core.scheduler.requests[id]
+            (table,) = self.core.scheduler.kv_cache_manager.get_block_ids(id)
+            end, tokens, good = request.num_computed_tokens, list(request.all_token_ids), True
+            begin = end - n
+            for i in range(-(-end // BLOCK)):
+                until = min((i + 1) * BLOCK, end)
+                if i * BLOCK < begin:
+                    there = self.blocks.get(table[i])
+                    has = there in (_kv(tokens[: min(until, begin)]), _kv(tokens[: (i + 1) * BLOCK]))
+                    if good and not has:
+                        wrong.append((id, table[i]))
+                    good = good and has
+                if until > begin:
+                    self.blocks[table[i]] = _kv(tokens[:until]) if good else None
+        return wrong
+
+
+def _kv(tokens: Sequence[int]) -> int:
+    return hash(tuple(tokens))
+
+
 class Schedule:
     """One schedule, from its seed."""
 
@@ -61,6 +106,8 @@ class Schedule:
         )
         monkeypatch.setattr(worker, "_CANCEL_SECONDS_IN_STEP", 0.001)
         self.inside: list[Load] = []  # the loads inside the step that runs
+        self.memory = None if self.core.window else Memory(self.core)
+        self.begun: set[int] = set()  # loads that the host knows
         monkeypatch.setattr(self.core.worker, "_wait_for_a_job", lambda seconds: None)
         self.answers = rng.choice([1.0, 0.5, 0.1])  # how likely a lookup is answered in a step
         self.loads = rng.choice([1.0, 0.3, 0.05, 0.0])  # and a load ends; 0: never
@@ -68,6 +115,7 @@ class Schedule:
         self.fails = rng.choice([0.0, 0.1, 0.5])  # how likely a chunk of a load fails
         self.frozen = False  # the host acknowledges nothing
         self.deaths = rng.choice([0.0, 0.0, 0.01])
+        self.aborts_in_step = rng.choice([0.0, 0.0, 0.05])
         self.freezes = rng.choice([0.0, 0.0, 0.01])
         self.requests: list[Request] = []
         self.down = 0  # steps until a host is there again
@@ -114,8 +162,27 @@ class Schedule:
             if not job.was_read:
                 self._apart(job, written)
         for load in self.session.loads:
+            self._begin(load)
             if not (load.over or load in self.inside):  # whether a step may use what its load left is known at its end
                 self._apart(load, written)
+
+        if self.memory is not None:
+            filled = {b for load in self.inside for c in load.chunks for b in c.blocks}
+            wrong = [w for w in self.memory.compute(self.core.computing) if w[1] not in filled]
+            assert not wrong, f"requests read blocks that hold other KV, or none: {wrong}"
+        if self.aborts_in_step and self.rng.random() < self.aborts_in_step and self.core.computing:
+            self.core.abort(self.rng.choice(list(self.core.computing)))
+
+    def _begin(self, load: Load) -> None:
+        """From now on the blocks hold nothing that counts, until the load has ended well."""
+        if id(load) not in self.begun:
+            self.begun.add(id(load))
+            self._fill(load, range(len(load.chunks)))
+
+    def _fill(self, load: Load, bad: Collection[int]) -> None:
+        if self.memory is not None:
+            leased = {p._answer.lookup.lease: p.keys for p in self.session.lookups if p.done()}
+            self.memory.load(load, leased[load.lease], bad)
 
     def _apart(self, job: Store | Load, written: dict[int, str]) -> None:
         touched = {b for c in job.chunks for b in c.blocks} & written.keys()
@@ -164,6 +231,8 @@ class Schedule:
                 p.reply()
 
     def _store(self, job: Store) -> None:
+        if self.memory is not None and not job.was_read:
+            self.memory.read(job)
         job.finish_reading()
         if self.rng.random() < 0.8:
             job.publish()
@@ -172,10 +241,12 @@ class Schedule:
     def _load(self, load: Load) -> None:
         codes = [Code.DAMAGED, Code.LEASE_OVER, Code.IO]
         bad = [i for i in range(len(load.chunks)) if self.rng.random() < self.fails]
+        self._fill(load, bad)
         load.finish([(i, self.rng.choice(codes)) for i in bad])
 
     def _load_in_step(self, load: Load) -> None:
         self.inside.append(load)
+        self._begin(load)
         if not self.frozen and self.rng.random() < max(0.5, self.loads):
             self._load(load)
 
@@ -194,6 +265,7 @@ class Schedule:
                         job.publish()
             for load in self.session.loads:
                 if not load.over:
+                    self._fill(load, ())
                     load.finish()
             self.core.step(self.check)
         self.core.check_idle()

@@ -165,12 +165,13 @@ class Core:
     def output(self, scheduled: Any, writes: Callable[[dict[int, str]], None] = lambda blocks: None) -> dict[str, int]:
         """Computes what was scheduled."""
         report: KVConnectorOutput
+        self.computing = dict(scheduled.num_scheduled_tokens)
         with self._runs(scheduled) as report:
             writes(self._written(scheduled.num_scheduled_tokens))
         self.invalid |= report.invalid_block_ids
         ids = list(scheduled.num_scheduled_tokens)
-        requests = [self.scheduler.requests[i] for i in ids]
-        sampled = [[7] if r.num_computed_tokens >= r.num_tokens else [] for r in requests]
+        requests = [self.scheduler.requests.get(i) for i in ids]  # None: it was aborted while the step ran
+        sampled = [[7] if r is not None and r.num_computed_tokens >= r.num_tokens else [] for r in requests]
         output = ModelRunnerOutput(
             req_ids=ids, req_id_to_index={i: n for n, i in enumerate(ids)}, sampled_token_ids=sampled,
             kv_connector_output=report,
