@@ -153,6 +153,8 @@ class Schedule:
             self.core.abort(self.rng.choice(self.requests).request_id)
         self.inside = []
         self.core.step(self.check)
+        for load in self.session.loads:
+            self._begin(load)
         self.clock.now += STEP
         self.host()
 
@@ -162,7 +164,6 @@ class Schedule:
             if not job.was_read:
                 self._apart(job, written)
         for load in self.session.loads:
-            self._begin(load)
             if not (load.over or load in self.inside):  # whether a step may use what its load left is known at its end
                 self._apart(load, written)
 
