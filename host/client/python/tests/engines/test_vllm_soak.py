@@ -1,5 +1,5 @@
 """vLLM's own engine with few blocks and a host that is killed, paused and started again: every request is answered, with the
-tokens of an engine without kvhost. SOAK_SECONDS says for how long, SOAK_SEED with which events."""
+tokens of an engine without kvhost. SOAK_SECONDS says for how long, SOAK_SEED with which events, SOAK_LOAD_IN where loads run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ needs("vllm")
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "45"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
+LOAD_IN = os.environ.get("SOAK_LOAD_IN", "auto")
 BLOCKS = 64
 ANSWER = 12
 
@@ -75,7 +76,7 @@ def test_soak(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.start()
     events = Events(rng, host)
-    engine = Engine(tmp_path, "engine", path, host, blocks=BLOCKS, load_timeout=2.0, read_timeout=2.0)
+    engine = Engine(tmp_path, "engine", path, host, blocks=BLOCKS, load_in=LOAD_IN, load_timeout=2.0, read_timeout=2.0)
     end, rounds, answered = time.monotonic() + SECONDS, 0, 0
     try:
         while time.monotonic() < end:
