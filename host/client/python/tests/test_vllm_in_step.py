@@ -30,7 +30,7 @@ class Half:
         self.session.resident, self.session.micros_per_chunk = set(KEYS), 1000
         self.pool = DoublePool()
         self.s = Scheduler(
-            Settings(**{"load_when": "always", "lookup_wait": 0.0, **settings}), DoubleLink(self.session), (FULL,), 1, 1,  # type: ignore[arg-type]
+            Settings(**{"load_when": "always", "load_in": "auto", "lookup_wait": 0.0, **settings}), DoubleLink(self.session), (FULL,), 1, 1,  # type: ignore[arg-type]
             loads=True, step_tokens=1024, holds=Holds(self.pool, [(BLOCK, 0)], 1024, 0, 1), in_step=True,
         )
         self.s.reported(WorkerReport(epochs={(0, 0): 0}))
