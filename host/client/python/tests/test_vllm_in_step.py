@@ -202,6 +202,17 @@ def test_a_layer_that_the_model_did_not_ask_for(rank: Rank) -> None:
     assert rank.end().broken == {1, 2, 3, 4}, "the second layer may have been computed before it was there"
 
 
+def test_a_load_that_ends_well_after_a_layer_was_computed_without_it(rank: Rank) -> None:
+    rank.layers._gates = HostGates(0.0)
+    load = rank.begin()
+    rank.w.wait_for_layer("first")
+    load.finish()
+    rank.w.wait_for_layer("second")
+    report = rank.end()
+    assert report.broken == {1, 2, 3, 4} and report.failed == {"a": {0: b"", 1: b""}}
+    assert dict(report.free) == {1: 1}
+
+
 def test_a_step_that_is_one_graph_waits_for_all(rank: Rank) -> None:
     rank.session.in_step = lambda load: load.finish()
     rank.begin(layered=False)

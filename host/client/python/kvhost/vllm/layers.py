@@ -22,6 +22,7 @@ class Gate(Protocol):
     """The layers of one load. A position counts layers in the order in which the load delivers them."""
 
     timeline: Timeline | None  # for the load's job
+    missed: bool  # compute went on without a layer: the load counts as failed, however it ends
 
     def landed(self, layer: int, failed: list[int]) -> None:
         """The host has said that the next layer landed. On the receiving thread."""
@@ -53,6 +54,7 @@ class HostGate:
     """On a processor."""
 
     timeline = None
+    missed = False
 
     def __init__(self, timeout: float) -> None:
         self._due = time.monotonic() + timeout
@@ -73,7 +75,8 @@ class HostGate:
     def wait(self, position: int) -> None:
         with self._changed:
             left = max(0.0, self._due - time.monotonic())
-            self._changed.wait_for(lambda: self._over or self._landed > position, left)
+            if not self._changed.wait_for(lambda: self._over or self._landed > position, left):
+                self.missed = True
 
     def give_up(self) -> None:
         self.over()
@@ -96,6 +99,8 @@ class HostGates:
 
 class DeviceGate:
     """On a GPU."""
+
+    missed = False  # the stream waits for as long as it takes, or until the load is given up
 
     def __init__(self, gates: DeviceGates, slot: int, timeline: Timeline) -> None:
         self._gates, self._slot = gates, slot

@@ -307,7 +307,10 @@ class Worker:
                 self._report.free[load.order.id] += 1
                 load.close()
             before, self._bad_blocks = self._bad_blocks, set()
-            if self._settle_load(load.order.request_id, load, waited):
+            waited_for_it = waited and not any(gate.missed for gate, _ in load.gates)
+            if not (waited_for_it or load.cause):
+                load.cause = f"its layers had not come within {self._settings.step_timeout} s"
+            if self._settle_load(load.order.request_id, load, waited_for_it):
                 self._report.loads.append((load.order.tokens, time.monotonic() - load.began))
             self._report.broken |= self._bad_blocks
             self._bad_blocks |= before
