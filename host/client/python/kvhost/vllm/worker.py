@@ -75,6 +75,9 @@ class _Load:
     def over(self) -> bool:
         return all(j.over for _, j in self.jobs)
 
+    def over_by(self, due: float) -> bool:
+        return all(_ends_by(due, job.wait) for _, job in self.jobs)
+
     def close(self) -> None:
         for gate, job in self.gates:
             gate.close(job)
@@ -316,10 +319,10 @@ class Worker:
             self._bad_blocks |= before
 
     def _over_in_step(self, load: _Load) -> bool:
-        if not _over_by(load, load.began + self._settings.step_timeout):
-            self._cancel(load)
-            return _over_by(load, time.monotonic() + _CANCEL_SECONDS_IN_STEP)
-        return True
+        if load.over_by(load.began + self._settings.step_timeout):
+            return True
+        self._cancel(load)
+        return load.over_by(time.monotonic() + _CANCEL_SECONDS_IN_STEP)
 
     def _outdated(self, order: LoadOrder) -> bool:
         """Whether the engine computes with another version of the request's LoRA adapter."""
@@ -447,22 +450,14 @@ class Worker:
         due = time.monotonic() + self._settings.shutdown_wait
         self._work.put(None)
         self._thread.join(self._settings.shutdown_wait)
-        late = sum(s.chunks for s in list(self._stores.values()) if not self._over_by(due, s))
+        late = sum(
+            s.chunks for s in list(self._stores.values())
+            if not (all(_ends_by(due, job.published) for job, _ in s.jobs) and s.over)
+        )
         if late:
             log.warning("kvhost: %d chunks may not be stored: the engine ended, and the host had not written them within "
                         "%.1f s (shutdown_wait)", late, self._settings.shutdown_wait)
         self._link.close()
-
-    @staticmethod
-    def _over_by(due: float, store: _Store) -> bool:
-        for job, _ in store.jobs:
-            try:
-                job.published(max(0.0, due - time.monotonic()))
-            except TimeoutError:
-                return False
-            except KvhostError:
-                pass  # it ended
-        return store.over
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -472,14 +467,14 @@ class Worker:
                 log.exception("kvhost: the sending thread's work failed")
 
 
-def _over_by(load: _Load, due: float) -> bool:
-    for _, job in load.jobs:
-        try:
-            job.wait(max(0.0, due - time.monotonic()))
-        except TimeoutError:
-            return False
-        except KvhostError:
-            pass  # it is over, too
+def _ends_by(due: float, wait: Callable[[float], object]) -> bool:
+    """Whether a job ends in time. ``wait`` waits for it for so many seconds."""
+    try:
+        wait(max(0.0, due - time.monotonic()))
+    except TimeoutError:
+        return False
+    except KvhostError:
+        pass  # it ended
     return True
 
 

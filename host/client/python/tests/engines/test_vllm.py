@@ -89,6 +89,28 @@ class Setting:
         assert len(loaded) >= at_least
         (self.folder / "loaded").write_text("")
 
+    def hang_in_mid_load(self) -> None:
+        """LONG is being generated, and the host stops where a load of it begins."""
+        (self.folder / "stop").write_text(str(self.host.pid()))
+        self.engine().send("generate", LONG, 8, None)
+        wait_for("a load begins", self.host.hangs)
+
+    def host_dies_in_mid_load(self) -> None:
+        """The engine answers without the host, and uses it again when it is back."""
+        engine, want = self.engine(), self.reference.long
+        self.hang_in_mid_load()
+        self.host.kill()
+        assert tokens(engine.answer()) == want
+        self.host.start()
+
+        def hits() -> bool:
+            engine.reset()
+            again = engine.one_by_one(LONG[1:2])
+            assert tokens(again) == want[1:2]
+            return again[0][1] == HITS
+
+        wait_for("the engine uses the host again", hits)
+
     def close(self) -> None:
         if self._engine is not None:
             self._engine.kill()
@@ -174,22 +196,8 @@ def test_host_restart(setting: Setting) -> None:
 
 
 def test_host_killed_in_mid_load(setting: Setting) -> None:
-    engine, want = setting.engine(), setting.reference.long
-    engine.reset()
-    (setting.folder / "stop").write_text(str(setting.host.pid()))
-    engine.send("generate", LONG, 8, None)
-    wait_for("a load begins", setting.host.hangs)
-    setting.host.kill()
-    assert tokens(engine.answer()) == want
-    setting.host.start()
-
-    def hits() -> bool:
-        engine.reset()
-        again = engine.one_by_one(LONG[1:2])
-        assert tokens(again) == want[1:2]
-        return again[0][1] == HITS
-
-    wait_for("the engine uses the host again", hits)
+    setting.engine().reset()
+    setting.host_dies_in_mid_load()
 
 
 def test_abort_in_mid_load(setting: Setting) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 from needs import needs
-from processes import wait_for
 from test_vllm import BLOCKS, HITS, LONG, MIXED, Setting, prompt, tokens
 from vllm_engine import CHUNK, Engine
 
@@ -115,9 +114,7 @@ def test_a_host_that_stops(setting: InStep, seconds: float) -> None:
     until the host has ended it."""
     engine, want = setting.engine(), setting.reference.long
     stored(setting)
-    (setting.folder / "stop").write_text(str(setting.host.pid()))
-    engine.send("generate", LONG, 8, None)
-    wait_for("a load begins", setting.host.hangs)
+    setting.hang_in_mid_load()
     timer = threading.Timer(seconds, setting.host.resume)
     timer.start()
     assert tokens(engine.answer()) == want
@@ -129,22 +126,8 @@ def test_a_host_that_stops(setting: InStep, seconds: float) -> None:
 
 
 def test_a_host_that_dies(setting: InStep) -> None:
-    engine, want = setting.engine(), setting.reference.long
     stored(setting)
-    (setting.folder / "stop").write_text(str(setting.host.pid()))
-    engine.send("generate", LONG, 8, None)
-    wait_for("a load begins", setting.host.hangs)
-    setting.host.kill()
-    assert tokens(engine.answer()) == want
-    setting.host.start()
-
-    def hits() -> bool:
-        engine.reset()
-        again = engine.one_by_one(LONG[1:2])
-        assert tokens(again) == want[1:2]
-        return again[0][1] == HITS
-
-    wait_for("the engine uses the host again", hits)
+    setting.host_dies_in_mid_load()
 
 
 def test_an_abort(setting: InStep) -> None:
