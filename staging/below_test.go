@@ -100,7 +100,7 @@ func TestBelowLeadsNowhere(t *testing.T) {
 			"sync all": fsys.SyncFS(n),
 		} {
 			if !errors.Is(err, unix.ENOTDIR) {
-				t.Errorf("%s %s: %v", what, n, err)
+				t.Errorf("%s of %s: got %v, want %v", what, n, err, unix.ENOTDIR)
 			}
 		}
 	}
@@ -109,7 +109,7 @@ func TestBelowLeadsNowhere(t *testing.T) {
 		_, stat := fsys.Stat(n)
 		for what, err := range map[string]error{"open": open, "stat": stat, "remove": fsys.Remove(n)} {
 			if !errors.Is(err, staging.ErrOutside) {
-				t.Errorf("%s %s: %v", what, n, err)
+				t.Errorf("%s of %s: got %v, want %v", what, n, err, staging.ErrOutside)
 			}
 		}
 	}

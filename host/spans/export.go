@@ -11,7 +11,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// queue is the SDK's, which drops what it has no room for and does not say so: it gets only what it has room for.
+// queue is the SDK's. The SDK drops a span that finds no room without counting it, so only spans that fit are passed on.
 type queue struct {
 	of *Tracer
 	sdk.SpanProcessor

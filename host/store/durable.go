@@ -95,9 +95,9 @@ func (r *root) flushEvery(ctx context.Context, every time.Duration) {
 	}
 }
 
-// flush is one such batch. When the file system cannot say that the bytes are on disk, nobody may count on them: the
-// batch's entries are dropped. The kernel says so once, so those go too that were published meanwhile, and pieces that
-// were being written are not published: the next sync would not tell of them.
+// flush makes one batch durable. When a sync fails, the bytes may not be on disk, and the batch's entries are dropped. The
+// kernel reports the failure once and the next sync succeeds, so entries that were published during the sync are dropped
+// too, and pieces that were being written are not published.
 func (r *root) flush() {
 	if !r.Health.Serves() {
 		return // before it comes back, what is not durable goes

@@ -21,7 +21,7 @@ import (
 )
 
 // ownRoot is the [kind] of a directory that this host has for itself: it evicts, gives entries the bytes of all their
-// ranks, hears of everything, and settles a put or an eviction here and now.
+// ranks, needs no records of other hosts, and settles a put or an eviction here and now.
 type ownRoot struct {
 	r *root
 

@@ -29,7 +29,7 @@ func (s *Set) Expired(slot uint32, now int64) bool {
 	return s.Index.Expiries.Any() && s.Index.Expiries.Expired(slot, now)
 }
 
-// Renew finds the entry of a key, and counts it as expired, where it has expired and nobody reads it. It takes the lock.
+// Renew finds the entry of a key, and counts it as expired if it has expired and has no reader. Renew takes the lock.
 func (s *Set) Renew(fp uint64, cl *catalog.Class, key *chunk.Key) (m Mark, ok bool) {
 	s.Lock()
 	defer s.Unlock()
