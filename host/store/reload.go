@@ -28,9 +28,6 @@ func (s *Store) Reload(ctx context.Context, next Config) (taken []Taken, err err
 	return taken, err
 }
 
-// Current is the configuration, with what Reload has changed.
-func (s *Store) Current() *Config { return s.live.Load() }
-
 func setBudgets(s *Store, c *Config) error {
 	for i, r := range s.roots[:min(len(s.roots), len(c.Roots))] {
 		if err := r.budget.SetDaily(c.Roots[i].DailyWrites); err != nil {

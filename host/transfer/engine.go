@@ -40,8 +40,6 @@ type Engine struct {
 	stop      context.CancelFunc
 	stats     counters
 
-	writeQueue atomic.Int64 // as Config.WriteQueue
-
 	gathers, scatters staging.Bandwidth // of plain pages of GPUs to and from slots
 
 	routes []route // in the order in which they are asked
@@ -78,17 +76,10 @@ func New(cfg Config) (*Engine, error) {
 	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, paced: map[*layered]struct{}{}, traffic: map[path]*traffic{},
 		direct: directRoute{choices: map[routeKey]*gpuRoute{}}}
 	e.routes = []route{memoryRoute{}, &e.direct, stagedRoute{}}
-	e.SetWriteQueue(cfg.WriteQueue)
 	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	return e, nil
 }
-
-// WriteQueue is how long a store may wait for a worker; 0: for ever.
-func (e *Engine) WriteQueue() time.Duration { return time.Duration(e.writeQueue.Load()) }
-
-// SetWriteQueue changes [Config].WriteQueue for stores that come from now on.
-func (e *Engine) SetWriteQueue(d time.Duration) { e.writeQueue.Store(int64(d)) }
 
 // Queue returns the named device's queue, and makes it on first use. Host memory is a device too.
 func (e *Engine) Queue(device string) (*Queue, error) {

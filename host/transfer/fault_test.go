@@ -76,21 +76,7 @@ func (b *bench) spread(chunks int) []transfer.LoadChunk {
 func TestDamageFailsItsChunkOnly(t *testing.T) {
 	geo := chunk.Uniform(8, 6, 1, 40000) // 1.9 MiB: two windows
 	flip := func(at int64) func(*testing.T, string) {
-		return func(t *testing.T, path string) {
-			f, err := os.OpenFile(path, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			var one [1]byte
-			if _, err := f.ReadAt(one[:], at); err != nil {
-				t.Fatal(err)
-			}
-			one[0] ^= 0x10
-			if _, err := f.WriteAt(one[:], at); err != nil {
-				t.Fatal(err)
-			}
-		}
+		return func(t *testing.T, path string) { transfer.ChangeByte(t, path, at, 0x10) }
 	}
 	truncate := func(n int64) func(*testing.T, string) {
 		return func(t *testing.T, path string) {

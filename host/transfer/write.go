@@ -46,7 +46,7 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 			f.settle(i, err, 0)
 			f.taskDone()
 		}
-		timeout := newQueueTimeout(len(spec.Chunks), q.engine.WriteQueue(), func(i int) {
+		timeout := newQueueTimeout(len(spec.Chunks), q.engine.cfg.WriteQueue, func(i int) {
 			q.engine.stats.storesShed.Add(1)
 			giveUp(i, ErrShed)
 		})
