@@ -16,7 +16,6 @@ type placer struct {
 	c      *checker
 	p      *policy.Probe
 	longer uint32
-	id     func(int) uint32
 	facts  []abi.RootFacts
 }
 
@@ -25,7 +24,7 @@ const (
 	placeRoom = abi.PlaceAnswerSize + mostPath
 )
 
-func (c placeChecks) placer(longer uint32, id func(int) uint32, order []string) (*placer, error) {
+func (c placeChecks) placer(longer uint32, order []string) (*placer, error) {
 	p, err := c.probe(0, longer)
 	if err != nil {
 		return nil, err
@@ -34,12 +33,12 @@ func (c placeChecks) placer(longer uint32, id func(int) uint32, order []string) 
 		abi.BufferArgs: abi.PlaceQuerySize + longer, abi.BufferResult: placeRoom,
 		abi.BufferRoots: abi.RootsHeaderSize + 64*(abi.RootFactsSize+longer),
 	})
-	pl := &placer{c: c.checker, p: p, longer: longer, id: id}
+	pl := &placer{c: c.checker, p: p, longer: longer}
 	if err == nil {
 		err = pl.roots(nil)
 	}
 	if err == nil {
-		err = c.announce(p, order, id)
+		err = c.announce(p, order)
 	}
 	if err != nil {
 		p.Close()
@@ -159,7 +158,7 @@ type placeChecks struct{ *checker }
 
 // place checks a place policy.
 func (c placeChecks) place() {
-	l, err := c.placer(0, identity, texts)
+	l, err := c.placer(0, texts)
 	if err != nil {
 		c.r.add(err)
 		return
@@ -172,7 +171,7 @@ func (c placeChecks) place() {
 		return
 	}
 	c.r.add(c.chosen(l, queries))
-	if longer, err := c.placer(8, identity, texts); err != nil {
+	if longer, err := c.placer(8, texts); err != nil {
 		c.r.add(err)
 	} else {
 		if _, err = c.distinct(longer, queries); err != nil {
@@ -182,7 +181,7 @@ func (c placeChecks) place() {
 		longer.p.Close()
 	}
 	c.r.Memory = max(c.r.Memory, l.p.MemoryBytes())
-	if l, err := c.placer(0, identity, texts); err == nil {
+	if l, err := c.placer(0, texts); err == nil {
 		c.r.add(c.strangers(l))
 		c.r.add(c.shortRecords(l.p, abi.ExportPlace))
 		l.p.Close()
