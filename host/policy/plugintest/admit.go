@@ -47,7 +47,7 @@ func (c *checker) admissions(longer uint32) ([]byte, error) {
 	if err := c.room(p, map[int]uint32{abi.BufferArgs: fullBatch * stride, abi.BufferResult: fullBatch}); err != nil {
 		return nil, err
 	}
-	if err := c.announce(p, texts); err != nil {
+	if err := c.announce(p); err != nil {
 		return nil, err
 	}
 	rng := rand.New(rand.NewPCG(c.o.Seed, 31))

@@ -105,7 +105,7 @@ func (c *checker) arranger(longer uint32) (*policy.Probe, error) {
 		abi.BufferArgs: abi.LayoutHeaderSize + chunk.MaxPlanes*(abi.PlaneSize+longer), abi.BufferResult: chunk.MaxSegments * abi.SegmentSize,
 	})
 	if err == nil {
-		err = c.announce(p, texts)
+		err = c.announce(p)
 	}
 	if err != nil {
 		p.Close()

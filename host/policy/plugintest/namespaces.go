@@ -20,8 +20,8 @@ var texts = []string{
 	"a=\u00fc\u4e2d\u6587\n", "\xff\x00\xfe",
 }
 
-// announce tells the guest its namespaces, if it exports kv_namespace. A text's id is its place in texts.
-func (c *checker) announce(p *policy.Probe, texts []string) error {
+// announce tells the guest of texts, if it exports kv_namespace. A text's id is its place in texts.
+func (c *checker) announce(p *policy.Probe) error {
 	for i, text := range texts {
 		if err := c.room(p, map[int]uint32{abi.BufferInfo: uint32(len(text))}); err != nil {
 			return err

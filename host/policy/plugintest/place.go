@@ -24,7 +24,7 @@ const (
 	placeRoom = abi.PlaceAnswerSize + mostPath
 )
 
-func (c placeChecks) placer(longer uint32, order []string) (*placer, error) {
+func (c placeChecks) placer(longer uint32) (*placer, error) {
 	p, err := c.probe(0, longer)
 	if err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func (c placeChecks) placer(longer uint32, order []string) (*placer, error) {
 		err = pl.roots(nil)
 	}
 	if err == nil {
-		err = c.announce(p, order)
+		err = c.announce(p)
 	}
 	if err != nil {
 		p.Close()
@@ -158,7 +158,7 @@ type placeChecks struct{ *checker }
 
 // place checks a place policy.
 func (c placeChecks) place() {
-	l, err := c.placer(0, texts)
+	l, err := c.placer(0)
 	if err != nil {
 		c.r.add(err)
 		return
@@ -171,7 +171,7 @@ func (c placeChecks) place() {
 		return
 	}
 	c.r.add(c.chosen(l, queries))
-	if longer, err := c.placer(8, texts); err != nil {
+	if longer, err := c.placer(8); err != nil {
 		c.r.add(err)
 	} else {
 		if _, err = c.distinct(longer, queries); err != nil {
@@ -181,7 +181,7 @@ func (c placeChecks) place() {
 		longer.p.Close()
 	}
 	c.r.Memory = max(c.r.Memory, l.p.MemoryBytes())
-	if l, err := c.placer(0, texts); err == nil {
+	if l, err := c.placer(0); err == nil {
 		c.r.add(c.strangers(l))
 		c.r.add(c.shortRecords(l.p, abi.ExportPlace))
 		l.p.Close()
