@@ -2,10 +2,15 @@ package store
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/store/capacity"
 	"github.com/kvhost/kvhost/host/store/entries"
+	"github.com/kvhost/kvhost/host/store/files"
+	"golang.org/x/sys/unix"
 )
 
 // evicted is what came of a round of eviction.
@@ -67,6 +72,25 @@ func (r *root) dropDamaged(m entries.Mark, rank uint32, name string, cause error
 		r.Counted(&r.Count.Damaged)
 		r.kind.unlinkDamaged(v, rank, name, cause)
 	})
+}
+
+// unopened judges an error of opening the file of a rank. One that is this host's own, and passes, changes nothing; after
+// any other the entry would be promised, and fail, again and again: it is dropped, so that the next lookup misses.
+func (r *root) unopened(m entries.Mark, rank uint32, name string, err error) error {
+	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE)
+	switch {
+	case absent && !r.directory.Present():
+		return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
+	case absent || files.Misled(err):
+		r.Counted(&r.Count.Vanished)
+		r.Quarantine.Recount()
+		r.drop(m, 0)
+	case r.notOfFile(m, err), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
+		return err
+	default:
+		r.dropDamaged(m, rank, name, err)
+	}
+	return fmt.Errorf("%w: %w", ErrGone, err)
 }
 
 // evictAhead is the background evictor: woken above the high watermark, it evicts down to the low one, and further for

@@ -116,20 +116,33 @@ func (l *Lease) Release() {
 	}
 }
 
+// chosen is the copy of the i-th key nearer than the one granted, if the lease has one. A copy that is being made is not
+// waited for, and not wanted any more.
+func (l *Lease) chosen(i int) (near requests.Grant, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if near, ok = l.near[i]; !ok {
+		if v := l.coming[i]; v != nil {
+			v.Cancel()
+		}
+	}
+	return near, ok
+}
+
 // Open opens the piece of the i-th key for reading. The caller closes it.
 func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 	if !l.Has(i) {
 		return nil, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)
 	}
-	if g := l.nearest(i); g != l.grants[i] {
-		if p, err := l.open(i, rank, g); err == nil {
+	if near, ok := l.chosen(i); ok {
+		if p, err := l.open(near, rank); err == nil {
 			return p, nil
 		}
 	}
-	return l.open(i, rank, l.grants[i])
+	return l.open(l.grants[i], rank)
 }
 
-func (l *Lease) open(i int, rank uint32, g requests.Grant) (*Piece, error) {
+func (l *Lease) open(g requests.Grant, rank uint32) (*Piece, error) {
 	p := &Piece{root: l.store.roots[g.Root], mark: entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}, rank: rank}
 	if err := l.hold(p); err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package store
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -12,7 +11,6 @@ import (
 	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/store/catalog"
 	"github.com/kvhost/kvhost/host/store/entries"
-	"github.com/kvhost/kvhost/host/store/files"
 	"github.com/kvhost/kvhost/host/store/moves"
 	"github.com/kvhost/kvhost/host/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -55,17 +53,8 @@ func (p *Piece) open() (err error) {
 	if err = p.openFile(); errors.Is(err, unix.ESTALE) {
 		err = p.openFile() // once: the name may have a new handle
 	}
-	if (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE)) && !r.directory.Present() {
-		return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
-	}
-	if missing(err) {
-		r.Counted(&r.Count.Vanished)
-		r.Quarantine.Recount()
-		r.drop(p.mark, 0)
-		return fmt.Errorf("%w: %w", ErrGone, err)
-	}
 	if err != nil {
-		return p.unusable(err)
+		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, r.unopened(p.mark, p.rank, p.name, err))
 	}
 	p.file = r.metered(p.file)
 	return nil
@@ -86,22 +75,6 @@ func (p *Piece) openFile() error {
 	}
 	p.file, p.size = f, info.Size
 	return nil
-}
-
-// missing says of an error of opening that there is no such file.
-func missing(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE) || files.Misled(err)
-}
-
-// unusable judges an error of opening. One that is this host's own, and passes, changes nothing; after any
-// other the entry would be promised, and fail, again and again: it is dropped, so that the next lookup misses.
-func (p *Piece) unusable(err error) error {
-	if p.root.notOfFile(p.mark, err) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) ||
-		errors.Is(err, unix.ENOMEM) {
-		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, err)
-	}
-	p.root.dropDamaged(p.mark, p.rank, p.name, err)
-	return fmt.Errorf("%w: opening rank %d of %s: %w", ErrGone, p.rank, p.key, err)
 }
 
 // Root is the directory of the root that the piece is in.

@@ -67,17 +67,19 @@ func (l *Lease) endPrefetch(coming map[int]*moves.Entry) {
 	l.store.mover.Prune()
 }
 
-// came pins a copy of the i-th entry in a level for the lease, while that lasts. It says whether there is one.
+// came pins a copy of the i-th entry in a level for the lease, while that lasts and has no nearer one. It says whether it
+// did.
 func (l *Lease) came(i int, to *level, prefetched bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if prefetched {
 		delete(l.coming, i)
 	}
+	_, has := l.near[i]
 	fp := l.grants[i].Fingerprint
 	for _, place := range to.places {
 		r := l.store.roots[place]
-		if slot, pinned := r.PinCopy(fp, prefetched, !l.over); pinned {
+		if slot, pinned := r.PinCopy(fp, prefetched, !l.over && !has); pinned {
 			if l.near == nil {
 				l.near = map[int]requests.Grant{}
 			}
@@ -88,26 +90,16 @@ func (l *Lease) came(i int, to *level, prefetched bool) bool {
 	return false
 }
 
-// nearest is the nearest whole copy of the i-th entry, pinned by the lease. A copy that is being made is not waited for,
-// and not wanted any more.
-func (l *Lease) nearest(i int) requests.Grant {
-	g := l.granted(i)
-	if len(l.store.levels) < 2 || g != l.grants[i] {
-		return g
+// Approach pins the nearest whole copy of the i-th entry, which may have come nearer since the lookup. A load calls it
+// before it opens its pieces: that Root says where they are read, and no Open looks through the levels.
+func (l *Lease) Approach(i int) {
+	if len(l.store.levels) < 2 || !l.Has(i) {
+		return
 	}
-	at := l.store.roots[g.Root].level
+	at := l.store.roots[l.granted(i).Root].level
 	for _, level := range l.store.levels {
-		if level == at {
-			break
-		}
-		if l.came(i, level, false) {
-			return l.granted(i)
+		if level == at || l.came(i, level, false) {
+			return
 		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if v := l.coming[i]; v != nil {
-		v.Cancel()
-	}
-	return g
 }

@@ -61,9 +61,10 @@ func (f *fixture) prefetch(n ...uint64) *Lease {
 // levelOf is the level of the nearest copy that a lease has of a key.
 func (f *fixture) levelOf(l *Lease, i int) int { return f.cfg.Roots[l.granted(i).Root].Level }
 
-// openIn opens a lease's key, and compares the level.
+// openIn opens a lease's key as a load does, and compares the level.
 func (f *fixture) openIn(l *Lease, i, level int) {
 	f.Helper()
+	l.Approach(i)
 	p, err := l.Open(i, 0)
 	if err != nil {
 		f.Fatal(err)

@@ -64,7 +64,6 @@ func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
 	if n == 0 {
 		return l
 	}
-	l.lane = spec.Lease.Root(spec.Chunks[0].Index)
 	l.width = max(2, (2*q.engine.cfg.Threads+n-1)/n)
 	l.parts = partsOf(spec.Memory.Geometry(), l.order, spec.Layers.Ahead,
 		min(q.engine.cfg.SlotBytes, DefaultGPUCopyBytes))
@@ -81,6 +80,12 @@ func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
 
 // begin queues the first steps.
 func (l *layered) begin() {
+	for i := range l.spec.Chunks {
+		l.spec.Lease.Approach(l.spec.Chunks[i].Index)
+	}
+	if len(l.chunks) > 0 {
+		l.lane = l.spec.Lease.Root(l.spec.Chunks[0].Index)
+	}
 	l.mu.Lock()
 	l.begins = true
 	l.mu.Unlock()

@@ -46,6 +46,7 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 	begin := func() {
 		for i := range spec.Chunks {
 			t := &loadTask{queue: q, spec: &spec, index: i, loading: loading{pieceReader: newReader(q, f, &spec, i)}}
+			spec.Lease.Approach(spec.Chunks[i].Index)
 			if err := q.workers.SubmitTo(spec.Lease.Root(spec.Chunks[i].Index), staging.Read, t.run); err != nil {
 				t.end(ErrClosed)
 			}
