@@ -13,10 +13,10 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 SINGLE := chunk config doctor policy/artifact policy/compiler policy/footprint policy/meter policy/plugintest \
   policy/plugintest/hostile policy/residents proto regular sim store/index store/pieceformat trace
 # Those that take longest begin first, so that no core waits for one of them in the end.
-LONG := ./host/store/metamorphic ./host/store ./host/policy ./host/transfer
+LONG := ./host/internal/store/metamorphic ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
 SLOW := ^(TestHostilePolicies|TestClosedModulesLeaveNothing|TestLongCodeGivesControl|TestStacksAreBounded|TestBulkInSlices|TestForetoldVictims.*|TestWords|TestNeedsFollowCapacityAndPolicy|TestHistoriesOnFUSE|TestFindsFaults|TestRepeats)$$
-SLOW_IN := ./host ./host/policy ./host/policy/sandbox ./host/policyset ./host/store ./host/store/metamorphic
+SLOW_IN := ./host ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset ./host/internal/store ./host/internal/store/metamorphic
 # How long a program under the race detector sleeps when it ends, for others to report: each package's tests, and each process that
 # they start. By default it is a second.
 export GORACE ?= atexit_sleep_ms=50
@@ -111,14 +111,14 @@ test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed .buil
 
 # The parts of make torture. A test names its part with testenv.NewTally.
 define TORTURE_PARTS
-histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/store/metamorphic -run TestHistories -time $(TORTURE)
-power-losses $(GO) test -timeout 0 ./host/store/metamorphic -run TestHistories -kind power-losses -time $(TORTURE)
-fuse-histories $(GO) test -timeout 0 ./host/store/metamorphic -run TestHistoriesOnFUSE -time $(TORTURE)
+histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/internal/store/metamorphic -run TestHistories -time $(TORTURE)
+power-losses $(GO) test -timeout 0 ./host/internal/store/metamorphic -run TestHistories -kind power-losses -time $(TORTURE)
+fuse-histories $(GO) test -timeout 0 ./host/internal/store/metamorphic -run TestHistoriesOnFUSE -time $(TORTURE)
 fuse $(GO) test -timeout 0 ./cmd/kvhost -run TestRootOnFUSE -fuse.time $(TORTURE)
-model $(GO) test -timeout 0 ./host/store/shared -run TestModel -model.time $(TORTURE)
+model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
 kills $(GO) test -timeout 0 -run TestKillRounds ./cmd/kvhost -kill.rounds $(KILLS)
-hostile $(GO) test -timeout 0 ./host/policy/plugintest/hostile -hostile.all
-clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/server -run TestHostileClients -hostile.time $(TORTURE)
+hostile $(GO) test -timeout 0 ./host/internal/policy/plugintest/hostile -hostile.all
+clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/internal/server -run TestHostileClients -hostile.time $(TORTURE)
 endef
 export TORTURE_PARTS
 
@@ -165,7 +165,7 @@ vulnerabilities: ## known ones in what the code calls; fails where their databas
 	  *) exit $$code ;; esac
 
 generate: ## regenerate what is generated (protobuf stubs)
-	$(GO) generate ./host/proto/...
+	$(GO) generate ./host/internal/proto/...
 
 .build/bin/nfpm:
 	@mkdir -p $(TOOLS)

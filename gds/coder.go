@@ -15,7 +15,7 @@ import (
 //	store:  pages --gather--> window --checksums, encode--> stored bytes --checksums--> host
 //	load:   host --> stored bytes --checksums, compared--> --decode--> window --checksums, compared--> --scatter--> pages
 //
-// The stored form is that of host/codec: byte planes in Huffman codes. Stored bytes that have another checksum than
+// The stored form is that of host/internal/codec: byte planes in Huffman codes. Stored bytes that have another checksum than
 // expected reach no decoder, and page bytes that have another one reach no page.
 type Coder struct {
 	Stored   []Extent // of the window's extents: their places among the stored bytes, and their codecs

@@ -3,8 +3,8 @@ package host
 import (
 	"fmt"
 
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/server/socket"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/server/socket"
 )
 
 // accessOf are the rules of tenants, and the users who may connect.

@@ -6,9 +6,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/policyset"
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 // admin is the gRPC service that changes a running host.

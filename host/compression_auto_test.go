@@ -14,9 +14,9 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/codec/choice"
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/hosttest"
+	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
 )
 
 // compressionLog keeps the lines that tell of the choice.

@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/chunk/payload"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/hosttest"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/payload"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // compressionRank is one of two ranks of an engine whose cache is bf16: a session, and its pages.
@@ -45,8 +45,8 @@ func dialRank(t *testing.T, h *host.Host, model string, rank int) *compressionRa
 	ctx := context.Background()
 	s, err := client.Dial(ctx, client.Hello{
 		Socket: h.Socket(), Engine: "engine of " + model, Role: "worker", Rank: uint32(rank), LocalRanks: ranks,
-		Namespace: chunk.Namespace{Model: model, DType: "bfloat16", KeyBytes: 32, TokensPerBlock: 16, TensorParallel: ranks,
-			Groups: []chunk.Group{{Geometry: chunk.Uniform(blocks, layers, 2, pageBytes)}}},
+		Namespace: kv.Namespace{Model: model, DType: "bfloat16", KeyBytes: 32, TokensPerBlock: 16, TensorParallel: ranks,
+			Groups: []kv.Group{{Geometry: kv.Uniform(blocks, layers, 2, pageBytes)}}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -81,13 +81,13 @@ func (r *compressionRank) poison() {
 // values is what a page holds: a normal distribution's values in bf16, which follow from where they belong.
 func values(n, rank, plane, block int) []byte {
 	page, key := make([]byte, pageBytes), compressionKey(n)
-	bfloat16.Fill(page, payload.Seed(&key, uint32(rank), chunk.Plane{Layer: uint32(plane)}, uint32(block)))
+	bfloat16.Fill(page, payload.Seed(&key, uint32(rank), kv.Plane{Layer: uint32(plane)}, uint32(block)))
 	return page
 }
 
 var bfloat16, _ = payload.Of(payload.BFloat16)
 
-func compressionKey(n int) (k chunk.Key) {
+func compressionKey(n int) (k kv.Key) {
 	binary.LittleEndian.PutUint64(k[:], uint64(n)+1)
 	k[31] = 9
 	return k
@@ -124,7 +124,7 @@ func (r *compressionRank) store(n int, random *rand.Rand) {
 func (r *compressionRank) load(n int, layerwise bool, random *rand.Rand) bool {
 	r.t.Helper()
 	ctx, at := context.Background(), ids(random)
-	l, err := r.session.Lookup(ctx, client.LookupRequest{Request: uint32(n), Keys: []chunk.Key{compressionKey(n)}})
+	l, err := r.session.Lookup(ctx, client.LookupRequest{Request: uint32(n), Keys: []kv.Key{compressionKey(n)}})
 	if err != nil {
 		r.t.Fatal(err)
 	}

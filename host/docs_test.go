@@ -214,7 +214,7 @@ var linkInText = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
 
 // Links between the documents lead to files.
 func TestLinks(t *testing.T) {
-	texts := []string{"../README.md", "ARCHITECTURE.md", "OPERATIONS.md", "RATIONALE.md", "store/FORMAT.md",
+	texts := []string{"../README.md", "ARCHITECTURE.md", "OPERATIONS.md", "RATIONALE.md", "internal/store/FORMAT.md",
 		"../.github/CONTRIBUTING.md", "../.github/CHANGELOG.md"}
 	for _, text := range texts {
 		for _, m := range linkInText.FindAllStringSubmatch(readText(t, text), -1) {

@@ -11,19 +11,19 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvhost/kvhost/host/codec/choice"
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/devices"
-	"github.com/kvhost/kvhost/host/loglimit"
-	"github.com/kvhost/kvhost/host/metrics"
-	"github.com/kvhost/kvhost/host/policy/sandbox"
-	"github.com/kvhost/kvhost/host/policyset"
-	"github.com/kvhost/kvhost/host/server"
-	"github.com/kvhost/kvhost/host/server/activity"
-	"github.com/kvhost/kvhost/host/spans"
-	"github.com/kvhost/kvhost/host/store"
-	"github.com/kvhost/kvhost/host/transfer"
-	"github.com/kvhost/kvhost/host/web"
+	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/devices"
+	"github.com/kvhost/kvhost/host/internal/loglimit"
+	"github.com/kvhost/kvhost/host/internal/metrics"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/server"
+	"github.com/kvhost/kvhost/host/internal/server/activity"
+	"github.com/kvhost/kvhost/host/internal/spans"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/host/internal/web"
 )
 
 // Config is what [New] makes a host from.

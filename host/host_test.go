@@ -12,14 +12,14 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/hosttest"
-	"github.com/kvhost/kvhost/host/policyset"
-	"github.com/kvhost/kvhost/host/server/socket"
-	"github.com/kvhost/kvhost/host/store"
-	"github.com/kvhost/kvhost/host/web"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/server/socket"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/web"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 func configuration(t *testing.T) *config.Config {
@@ -35,8 +35,8 @@ func dial(t *testing.T, h *host.Host) *client.Session {
 	t.Helper()
 	s, err := client.Dial(context.Background(), client.Hello{
 		Socket: h.Socket(), Engine: "e", Role: "worker", LocalRanks: 1,
-		Namespace: chunk.Namespace{Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
-			Groups: []chunk.Group{{Geometry: chunk.Uniform(2, 2, 1, 8192)}}},
+		Namespace: kv.Namespace{Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
+			Groups: []kv.Group{{Geometry: kv.Uniform(2, 2, 1, 8192)}}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func TestTheLeastSlotsStart(t *testing.T) {
 func TestStoreRestartLoad(t *testing.T) {
 	c := configuration(t)
 	ctx := context.Background()
-	key := chunk.Key{1, 2, 3}
+	key := kv.Key{1, 2, 3}
 	page := func(plane, block int) []byte { return []byte(fmt.Sprintf("plane %d block %d|", plane, block)) }
 
 	h, stop := hosttest.Start(t, c)
@@ -136,7 +136,7 @@ func TestStoreRestartLoad(t *testing.T) {
 	if _, err := s.Register(ctx, 0, arena, planes); err != nil {
 		t.Fatal(err)
 	}
-	l, err := s.Lookup(ctx, client.LookupRequest{Request: 2, Keys: []chunk.Key{key}})
+	l, err := s.Lookup(ctx, client.LookupRequest{Request: 2, Keys: []kv.Key{key}})
 	if err != nil || l.Hits() != 1 {
 		t.Fatalf("lookup after the restart: %+v %v", l, err)
 	}

@@ -17,13 +17,13 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/hosttest"
-	"github.com/kvhost/kvhost/host/policy/plugintest/hostile"
-	"github.com/kvhost/kvhost/host/policy/policytest"
-	"github.com/kvhost/kvhost/host/policyset"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/policy/plugintest/hostile"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 var allHostile = flag.Bool("hostile.all", false, "swap in every hostile module, not a part of each class")
@@ -74,7 +74,7 @@ func newWorker(t *testing.T, h *host.Host) *worker {
 	return w
 }
 
-func workKey(n uint32) (k chunk.Key) {
+func workKey(n uint32) (k kv.Key) {
 	binary.LittleEndian.PutUint32(k[:], n*2654435761)
 	binary.LittleEndian.PutUint32(k[4:], n)
 	k[31] = 1
@@ -111,7 +111,7 @@ func (w *worker) store(ctx context.Context, n uint32) {
 // get looks a key up and loads it, and reports whether it was a hit that came back whole.
 func (w *worker) get(ctx context.Context, n uint32) bool {
 	start := time.Now()
-	l, err := w.s.Lookup(ctx, client.LookupRequest{Request: n, Keys: []chunk.Key{workKey(n)}})
+	l, err := w.s.Lookup(ctx, client.LookupRequest{Request: n, Keys: []kv.Key{workKey(n)}})
 	if err != nil {
 		w.Fatalf("%s: lookup: %v", w.underTest, err)
 	}

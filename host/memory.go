@@ -3,10 +3,10 @@ package host
 import (
 	"fmt"
 
-	"github.com/kvhost/kvhost/host/budget"
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/policyset"
-	"github.com/kvhost/kvhost/host/server/share"
+	"github.com/kvhost/kvhost/host/internal/budget"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/server/share"
 )
 
 // memoryBudgets divides max_memory: staging slots are the host's own, messages that no session has yet have a part, and

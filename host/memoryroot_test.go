@@ -12,10 +12,10 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/hosttest"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // A host with nothing but roots in memory stores and loads through the socket. After a restart they are empty.
@@ -27,9 +27,9 @@ func TestMemoryRoots(t *testing.T) {
 	}
 	ctx := context.Background()
 	planes := []client.PlaneRegion{{Offset: 0, Stride: 8192, Blocks: 8}, {Offset: 8 * 8192, Stride: 8192, Blocks: 8}}
-	var keys []chunk.Key
+	var keys []kv.Key
 	for i := range 4 {
-		keys = append(keys, chunk.Key{byte(i + 1), 2, 3})
+		keys = append(keys, kv.Key{byte(i + 1), 2, 3})
 	}
 	page := func(chunk, plane, block int) []byte {
 		return bytes.Repeat([]byte(fmt.Sprintf("%d %d %d|", chunk, plane, block)), 8192/6)

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/hosttest"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // BenchmarkLoadsBesideCopies loads chunks of 2 MiB from a root in memory, or on a disk, through a session, while another
@@ -86,8 +86,8 @@ func newCopyRig(b *testing.B, roots ...config.Root) *copyRig {
 func openPages(b *testing.B, h *host.Host, engine string) *client.Session {
 	s, err := client.Dial(b.Context(), client.Hello{
 		Socket: h.Socket(), Engine: engine, Role: "worker", LocalRanks: 1,
-		Namespace: chunk.Namespace{Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
-			Groups: []chunk.Group{{Geometry: chunk.Uniform(1, 32, 1, 64<<10)}}},
+		Namespace: kv.Namespace{Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
+			Groups: []kv.Group{{Geometry: kv.Uniform(1, 32, 1, 64<<10)}}},
 	})
 	if err != nil {
 		b.Fatal(err)
@@ -111,7 +111,7 @@ func openPages(b *testing.B, h *host.Host, engine string) *client.Session {
 	return s
 }
 
-func copyKey(n uint64) (k chunk.Key) {
+func copyKey(n uint64) (k kv.Key) {
 	binary.LittleEndian.PutUint64(k[:], n+1)
 	return k
 }
@@ -152,7 +152,7 @@ func (r *copyRig) pause() { r.stop() }
 
 func (r *copyRig) load(b *testing.B, n int) {
 	began := time.Now()
-	l, err := r.reader.Lookup(b.Context(), client.LookupRequest{Request: 1, Keys: []chunk.Key{copyKey(uint64(n))}})
+	l, err := r.reader.Lookup(b.Context(), client.LookupRequest{Request: 1, Keys: []kv.Key{copyKey(uint64(n))}})
 	if err != nil || l.Hits() != 1 {
 		b.Fatalf("chunk %d: %v", n, err)
 	}

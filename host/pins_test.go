@@ -6,10 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/hosttest"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // What the operator pins reaches the sessions.
@@ -20,8 +20,8 @@ func TestPins(t *testing.T) {
 	dial(t, h)
 	s, err := client.Dial(t.Context(), client.Hello{
 		Socket: h.Socket(), Engine: "f", Role: "worker", LocalRanks: 1,
-		Namespace: chunk.Namespace{Model: "m", DType: "fp8", KeyBytes: 32, TokensPerBlock: 16,
-			Groups: []chunk.Group{{Geometry: chunk.Uniform(2, 2, 1, 8192)}}},
+		Namespace: kv.Namespace{Model: "m", DType: "fp8", KeyBytes: 32, TokensPerBlock: 16,
+			Groups: []kv.Group{{Geometry: kv.Uniform(2, 2, 1, 8192)}}},
 	})
 	if err == nil {
 		s.Close()
@@ -34,7 +34,7 @@ func TestPins(t *testing.T) {
 // The configuration knows the fields that a namespace has.
 func TestPinFields(t *testing.T) {
 	var have []string
-	for line := range strings.Lines((&chunk.Namespace{}).Text()) {
+	for line := range strings.Lines((&kv.Namespace{}).Text()) {
 		name, _, _ := strings.Cut(line, "=")
 		have = append(have, name)
 	}

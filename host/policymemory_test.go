@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/hosttest"
-	"github.com/kvhost/kvhost/host/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 )
 
 // The memory of each policy and of all is in the metrics and in the status, beside what all may have.

@@ -3,8 +3,8 @@ package host
 import (
 	"fmt"
 
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 // notReady says why the host is not ready to serve as it is configured to; see the keys http.ready_*.

@@ -3,8 +3,8 @@ package host
 import (
 	"testing"
 
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 // What makes a host not ready follows the keys http.ready_*.

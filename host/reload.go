@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/policyset"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/policyset"
 )
 
 // ErrRestart means that a running host cannot make a change.

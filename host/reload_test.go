@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/hosttest"
-	"github.com/kvhost/kvhost/host/policy/policytest"
-	"github.com/kvhost/kvhost/host/policyset"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/policyset"
 )
 
 // acting is what decides and what looks on, by label: its module and whether it is a shadow.

@@ -14,7 +14,7 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/config"
+	"github.com/kvhost/kvhost/host/internal/config"
 )
 
 // TestRoutesAreChosenAndLogged starts hosts on the double of a GPU, each with something missing, and reads the line

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/regular"
-	"github.com/kvhost/kvhost/host/server/activity"
-	"github.com/kvhost/kvhost/host/spans"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/regular"
+	"github.com/kvhost/kvhost/host/internal/server/activity"
+	"github.com/kvhost/kvhost/host/internal/spans"
 )
 
 // openSpans makes the tracer.

@@ -20,10 +20,10 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/config"
-	"github.com/kvhost/kvhost/host/hosttest"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // exports is a receiver of OTLP: spans as OpenTelemetry's generated code reads them.
@@ -98,7 +98,7 @@ func text(list []*commonpb.KeyValue, key string) string {
 type tracedClient struct {
 	*client.Session
 	*testing.T
-	keys []chunk.Key
+	keys []kv.Key
 }
 
 func work(t *testing.T, h *host.Host) *tracedClient {
@@ -113,7 +113,7 @@ func work(t *testing.T, h *host.Host) *tracedClient {
 		t.Fatal(err)
 	}
 	for i := range 4 {
-		w.keys = append(w.keys, chunk.Key{byte(i + 1), 2, 3})
+		w.keys = append(w.keys, kv.Key{byte(i + 1), 2, 3})
 	}
 	return w
 }

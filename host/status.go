@@ -3,13 +3,13 @@ package host
 import (
 	"time"
 
-	"github.com/kvhost/kvhost/host/metrics"
-	"github.com/kvhost/kvhost/host/policy"
-	"github.com/kvhost/kvhost/host/proto"
-	"github.com/kvhost/kvhost/host/server/activity"
-	"github.com/kvhost/kvhost/host/store"
-	"github.com/kvhost/kvhost/host/store/health"
-	"github.com/kvhost/kvhost/host/transfer"
+	"github.com/kvhost/kvhost/host/internal/metrics"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/activity"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/transfer"
 )
 
 // Status is the part of the Status call that the server cannot answer itself.

@@ -9,11 +9,11 @@
 //   - [Watched] gives up an operation that exceeds its time limit, so that a mount that hangs blocks nothing else.
 //   - [Meter] measures what single transfers of files get, and [Bandwidth] is one direction of it.
 //   - [Slots] is a fixed pool of page-aligned memory outside the Go heap, suitable for O_DIRECT and for pinning.
-//   - [MemoryFile] is a file whose bytes are memory of this process; package staging/memfs has such files.
+//   - [MemoryFile] is a file whose bytes are memory of this process; package host/internal/memfs has such files.
 //   - [Workers] runs blocking calls on a fixed number of goroutines and favours reads over writes by a ratio.
 //   - [Walk] visits the files below a directory on several goroutines.
 //   - [Topology] reads which CPUs and devices are close to each other.
 //
-// The test doubles are packages of their own: staging/faultfs injects errors, staging/crashfs simulates a loss of
+// The test doubles are packages of their own: staging/faultfs injects errors, host/internal/testkit/crashfs simulates a loss of
 // power, and staging/stagingtest is the suite that every [FS] passes.
 package staging

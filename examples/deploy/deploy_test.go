@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/policy/policytest"
 )
 
 // shared is a directory of all tests.
@@ -35,8 +34,14 @@ func testMain(m *testing.M) int {
 	return m.Run()
 }
 
-// overlay gives go build the embedded policies.
-var overlay = sync.OnceValues(policytest.Overlay)
+// overlay gives go build the embedded policies, whatever the checkout has built.
+var overlay = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(shared, "overlay.json")
+	if out, err := exec.Command("go", "run", "../../plugins/dist/build", "-overlay", path).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go run: %w\n%s", err, out)
+	}
+	return path, nil
+})
 
 var built = sync.OnceValues(func() (string, error) {
 	with, err := overlay()

@@ -14,7 +14,7 @@ constexpr unsigned kThreads = 256;       // of a block; the launcher uses the sa
 constexpr unsigned kDecodeThreads = 32;  // of one that decodes: four of them read streams
 constexpr unsigned kStreamThreads = kThreads / 4;
 constexpr unsigned kAll = 0xffffffff;
-constexpr float kUniform = 7.85f;        // bits of entropy from which on a plane is stored as it is, as host/codec has it
+constexpr float kUniform = 7.85f;        // bits of entropy from which on a plane is stored as it is, as host/internal/codec has it
 
 __device__ __forceinline__ kv_u64 offset(const uint4& row) { return static_cast<kv_u64>(row.y) << 32 | row.x; }
 

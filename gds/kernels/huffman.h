@@ -1,4 +1,4 @@
-// The codec of extents, as host/codec has it: byte planes, each coded by zstd's Huffman codes in four streams (RFC 8878,
+// The codec of extents, as host/internal/codec has it: byte planes, each coded by zstd's Huffman codes in four streams (RFC 8878,
 // section 4.2). It is C, so that the kernels (codec.cu) and the double of the driver that tests run on have one arithmetic
 // for what is serial: the lengths of the codes, and the table of them that stands before the streams. What is done by many
 // threads at a time in a kernel, one does here for the double.

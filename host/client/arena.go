@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 // Arena is memory that this process shares with the host.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 // RegisterIPC registers a group's pages on the GPU that Hello named. handles[i] is the result of cuIpcGetMemHandle

@@ -4,8 +4,8 @@ import (
 	"context"
 	"strconv"
 
-	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // DiscardResult says what became of one key of a discard.
@@ -39,7 +39,7 @@ func (r DiscardResult) String() string {
 
 // Discard removes entries that nobody needs any more, with the pieces of every rank, and returns one result for each
 // key. Entries in use and those that another tenant stored stay.
-func (s *Session) Discard(ctx context.Context, group uint32, keys []chunk.Key) ([]DiscardResult, error) {
+func (s *Session) Discard(ctx context.Context, group uint32, keys []kv.Key) ([]DiscardResult, error) {
 	m := &proto.Discard{Group: group, Keys: proto.PackKeys(keys, s.hello.Namespace.KeyBytes)}
 	r, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Discard{Discard: m}})
 	if err != nil {

@@ -3,7 +3,7 @@ package client
 import (
 	"errors"
 
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 // Errors of a session.

@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // Position is where a reader of events is. The zero value starts with a snapshot.
@@ -16,10 +16,10 @@ type Position struct{ Epoch, Seq uint64 }
 // Event says that a chunk became resident, or that it went.
 type Event struct {
 	Evicted   bool
-	Namespace chunk.Digest
+	Namespace kv.Digest
 	Group     uint32
-	Key       chunk.Key
-	Parent    chunk.Key // of a chunk that was stored, chunk.Root where the host does not know it
+	Key       kv.Key
+	Parent    kv.Key // of a chunk that was stored, kv.Root where the host does not know it
 }
 
 // EventBatch is some events, to be applied in order.

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/kvhost/kvhost/host/chunk"
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // The examples' model: 2 layers of K and V pages of 4 KiB, 16 tokens in a block, 2 blocks in a chunk.
@@ -18,10 +18,10 @@ const (
 	planeBytes    = blocks * pageBytes
 )
 
-func namespace() chunk.Namespace {
-	return chunk.Namespace{
+func namespace() kv.Namespace {
+	return kv.Namespace{
 		Model: "example/model", DType: "bf16", Engine: "example", HashAlgorithm: "sha256", KeyBytes: 32, TokensPerBlock: 16,
-		Groups: []chunk.Group{{Geometry: chunk.Uniform(chunkBlocks, layers, parts, pageBytes)}},
+		Groups: []kv.Group{{Geometry: kv.Uniform(chunkBlocks, layers, parts, pageBytes)}},
 	}
 }
 
@@ -60,7 +60,7 @@ func ExampleSession_Store() {
 	defer arena.Close()
 	defer s.Close()
 
-	first, second := chunk.Key{1}, chunk.Key{2} // in practice a hash of the token prefix
+	first, second := kv.Key{1}, kv.Key{2} // in practice a hash of the token prefix
 	job, err := s.Store(ctx, 7, 0, []client.StoreChunk{
 		{Key: first, Blocks: []uint32{0, 1}},
 		{Key: second, Parent: first, Depth: 1, Blocks: []uint32{2, 3}},
@@ -90,7 +90,7 @@ func ExampleSession_Load() {
 	defer arena.Close()
 	defer s.Close()
 
-	hit, err := s.Lookup(ctx, client.LookupRequest{Request: 8, Keys: []chunk.Key{{1}, {2}, {3}}})
+	hit, err := s.Lookup(ctx, client.LookupRequest{Request: 8, Keys: []kv.Key{{1}, {2}, {3}}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func ExampleLoadOptions() {
 	defer arena.Close()
 	defer s.Close()
 
-	hit, err := s.Lookup(ctx, client.LookupRequest{Keys: []chunk.Key{{1}}})
+	hit, err := s.Lookup(ctx, client.LookupRequest{Keys: []kv.Key{{1}}})
 	if err != nil || hit.Hits() == 0 {
 		return
 	}
@@ -165,7 +165,7 @@ func ExampleTimeline() {
 		log.Fatal(err)
 	}
 	order := &client.Timeline{Semaphores: semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2}
-	_, err = s.StoreInOrder(ctx, 0, 0, []client.StoreChunk{{Key: chunk.Key{1}, Blocks: []uint32{0, 1}}}, order)
+	_, err = s.StoreInOrder(ctx, 0, 0, []client.StoreChunk{{Key: kv.Key{1}, Blocks: []uint32{0, 1}}}, order)
 	if err != nil {
 		log.Fatal(err)
 	}

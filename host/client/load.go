@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 // LoadChunk is a chunk to load: the index of its key in the lookup, and a block id for each block of the chunk, or

@@ -4,15 +4,15 @@ import (
 	"context"
 	"time"
 
-	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // LookupRequest asks for keys of a group.
 type LookupRequest struct {
 	Request uint32 // the engine's number; 0: none
 	Group   uint32
-	Keys    []chunk.Key
+	Keys    []kv.Key
 	First   uint32 // keys before it are not needed
 	Readers uint64 // bit i: the engine's i-th local rank will load under the lease; 0: this session's rank
 	// Prefetch says that the load will come later: hits of farther levels are copied to the nearest one meanwhile, as long

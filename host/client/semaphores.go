@@ -7,7 +7,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 // Semaphores are timeline semaphores: 64-bit counters in this process' memory that the host reads and writes too.

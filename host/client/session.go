@@ -14,8 +14,8 @@ import (
 	protobuf "google.golang.org/protobuf/proto"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // Hello identifies a session. Role is for logs. DeviceUUID is empty for host memory.
@@ -25,7 +25,7 @@ type Hello struct {
 	Role       string
 	Rank       uint32
 	LocalRanks uint32 // 0 means 1
-	Namespace  chunk.Namespace
+	Namespace  kv.Namespace
 	Tenant     uint32
 	DeviceUUID string
 	// UnsealedMemory allows arenas of [OpenArena] that are not sealed against shrinking, at the client's own risk.

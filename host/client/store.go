@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/kvhost/kvhost/host/chunk"
-	"github.com/kvhost/kvhost/host/proto"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // StoreChunk is a chunk to store. The zero Parent marks a prefix's first chunk.
 type StoreChunk struct {
-	Parent, Key chunk.Key
+	Parent, Key kv.Key
 	Depth       uint32
 	Blocks      []uint32 // must not change until the job has read them
 }
@@ -75,7 +75,7 @@ func (s *Session) StoreInOrder(ctx context.Context, request, group uint32, chunk
 	for i := range chunks {
 		c := &chunks[i]
 		m.Chunks[i] = &proto.StoreChunk{Key: c.Key[:n], Depth: c.Depth, Blocks: c.Blocks}
-		if c.Parent != chunk.Root {
+		if c.Parent != kv.Root {
 			m.Chunks[i].Parent = c.Parent[:n]
 		}
 	}

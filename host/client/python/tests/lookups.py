@@ -1,4 +1,4 @@
-"""How long lookups take, as BenchmarkLookupAmongMany of host/server tells on standard input: through the client, and the same
+"""How long lookups take, as BenchmarkLookupAmongMany of host/internal/server tells on standard input: through the client, and the same
 messages through bare gRPC, in turns."""
 
 from __future__ import annotations

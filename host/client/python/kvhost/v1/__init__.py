@@ -1,1 +1,1 @@
-"""Generated from kvhost/v1/kvhost.proto by protoc; see host/proto/generate.sh."""
+"""Generated from kvhost/v1/kvhost.proto by protoc; see host/internal/proto/generate.sh."""

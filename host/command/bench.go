@@ -1,0 +1,344 @@
+package command
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/internal/benchpath"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/devices"
+	"github.com/kvhost/kvhost/host/internal/payload"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/host/internal/transfer/pathbench"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Values of --through.
+const (
+	throughInner = "inner"
+	throughGo    = "go"
+)
+
+// benchOptions are the flags of bench.
+type benchOptions struct {
+	chunks, rounds int
+	memory, pages  string
+	profiles       string
+	through        string
+	clients        int
+	ranks          bool
+	dtype          string
+	compression    []string
+	plot           string
+	json           bool
+}
+
+func newBench() *cobra.Command {
+	var s settings
+	var o benchOptions
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure stores and loads beside the limits of the machine, in one run",
+		Long: `Stores and loads chunks in a temporary directory of each root, with the configured store and
+engine. Checksums are made and verified, and every byte is compared. Pages are in a GPU's memory or, without
+one, in host memory.
+
+A client in one process stores and loads through a host in another, as an engine does: a job for each prompt of
+64 chunks, and a lookup before each load. With --through inner, store and transfer engine are called in this
+process, without a host.
+
+Each figure has its ceilings beside it, measured in the same minutes: copies between pages and slots alone, and
+the same number of threads that only write and rename, or read, files of the same size. The first load of a round
+reads files that nobody has read since they were written; so do the threads. Passes alternate. Figures are
+medians over the rounds; the ratio is ours over the smaller ceiling of the same round: median (first to third
+quartile). A root in memory has only the first ceiling.
+
+With --clients 2, two engines, each with the memory of a GPU of its own, store and load through one host: each
+alone, and both at the same time. Without GPUs their pages are in host memory. With --ranks they are the ranks of
+one engine, and each chunk has a piece of each. The ratio is then together over alone, so 2 is all there is.
+
+Pages have values of a normal distribution, as an engine's have, because what compression gains depends on them. With
+--compression off,huffman,auto each setting has a store, or a host, of its own and the same pages, in the same rounds:
+"over off" compares it with off, and "stored" is the bytes of pages over what they take in the root. Roots in memory
+are measured with off alone.
+
+The roots must exist, with free memory and disk for twice the bytes of all chunks of all clients, and once more for each
+further setting.`,
+		Example: `  kvhost bench --root /mnt/nvme0/kv
+  kvhost bench --root memory: --root /dev/shm
+  kvhost bench --root /mnt/nvme0/kv --root /dev/shm --compression off,huffman,auto --pages llama
+  kvhost bench --root memory: --clients 2 --ranks --pages llama
+  kvhost bench --through inner --root /dev/shm --memory host --chunks 16 --pages mla`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			loaded, err := s.load()
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			return bench(ctx, &loaded.Config, &o)
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.chunks, "chunks", 96, "chunks of a pass, of 32, 17 or 16 MiB")
+	f.IntVar(&o.rounds, "rounds", 7, "rounds that count, after one that does not")
+	f.StringVar(&o.memory, "memory", "auto", "memory of the pages: gpu, host, or auto (the first GPU if there is one)")
+	f.StringVar(&o.pages, "pages", "all", "geometry of the pages: llama, mla, fp8 or all")
+	f.StringVar(&o.through, "through", throughGo, "way to the store: go, a client and a host, or inner, the transfer engine alone")
+	f.IntVar(&o.clients, "clients", 1, "clients of one host at the same time")
+	f.BoolVar(&o.ranks, "ranks", false, "the clients are one engine's ranks")
+	f.StringSliceVar(&o.compression, "compression", nil,
+		"settings of store.compression to measure beside each other: off, huffman, auto (default: as configured)")
+	f.StringVar(&o.dtype, "dtype", "", "values of the pages: u8, bfloat16 or fp8 (default: those of the geometry)")
+	f.StringVar(&o.profiles, "cpuprofile", "",
+		"directory for a CPU profile of each of our passes, which slows them a little")
+	f.StringVar(&o.plot, "plot", "", "draw the ratios to this .svg file")
+	f.BoolVar(&o.json, "json", false, "print the rows as JSON")
+	s.addTo(cmd)
+	return cmd
+}
+
+func bench(ctx context.Context, cfg *config.Config, o *benchOptions) error {
+	if o.plot != "" && filepath.Ext(o.plot) != ".svg" {
+		return usageError{fmt.Errorf("--plot %s: want a name ending in .svg", o.plot)}
+	}
+	rows, err := measure(ctx, cfg, o)
+	if err != nil {
+		return err
+	}
+	if o.plot != "" {
+		var chart bytes.Buffer
+		err := pathbench.WriteSVG(&chart, rows)
+		if err := errors.Join(err, os.WriteFile(o.plot, chart.Bytes(), 0o644)); err != nil {
+			return err
+		}
+	}
+	if o.json {
+		return writeJSON(os.Stdout, rows)
+	}
+	return o.write(os.Stdout, cfg, rows)
+}
+
+func writeJSON(w io.Writer, v any) error {
+	out := json.NewEncoder(w)
+	out.SetIndent("", "  ")
+	return out.Encode(v)
+}
+
+// write prints a table.
+func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []pathbench.Row) error {
+	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, %d chunks, %d rounds, through %s. GB/s are medians.\n\n",
+		version, runtime.Version(), runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds, o.through)
+	return pathbench.Write(w, rows)
+}
+
+func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []pathbench.Row, err error) {
+	if o.through != throughInner && o.through != throughGo {
+		return nil, usageError{fmt.Errorf("--through %q: want go or inner", o.through)}
+	}
+	if o.compression == nil {
+		o.compression = []string{cfg.Store.Compression}
+	}
+	for _, setting := range o.compression {
+		if !slices.Contains([]string{config.CompressionOff, config.CompressionHuffman, config.CompressionAuto}, setting) {
+			return nil, usageError{fmt.Errorf("--compression %q: want off, huffman, auto, or some of them", setting)}
+		}
+	}
+	if _, err := payload.Of(o.dtype); o.dtype != "" && err != nil {
+		return nil, usageError{fmt.Errorf("--dtype: %w", err)}
+	}
+	if o.clients > 1 && len(o.compression) > 1 {
+		return nil, usageError{fmt.Errorf("--clients %d: want one setting of --compression", o.clients)}
+	}
+	if o.clients < 1 || o.clients > 1 && o.through != throughGo || o.ranks && o.clients < 2 {
+		return nil, usageError{fmt.Errorf("--clients %d: want one, or some with --through go", o.clients)}
+	}
+	for _, r := range cfg.Roots {
+		if r.InMemory() {
+			continue
+		}
+		if _, err := os.Stat(r.Path); errors.Is(err, fs.ErrNotExist) {
+			return nil, usageError{fmt.Errorf("root %s does not exist: create it first", r.Path)}
+		}
+	}
+	gpus, err := o.open(cfg)
+	if err != nil {
+		return nil, err
+	}
+	var direct *gds.DirectRoute
+	for _, gpu := range gpus {
+		if gpu != nil {
+			defer gpu.Close()
+		}
+	}
+	if gpu := gpus[0]; gpu != nil && o.clients == 1 {
+		if direct, err = devices.OpenDirect(cfg, gpu, pathbench.MaxFile); err != nil {
+			fmt.Fprintf(os.Stderr, "kvhost: the direct route is not measured: %v\n", err)
+		}
+		if direct != nil {
+			defer direct.Close()
+		}
+	}
+	for _, shape := range pathbench.Shapes {
+		if o.pages != "all" && o.pages != shape.Name {
+			continue
+		}
+		shape.DType = cmp.Or(o.dtype, shape.DType)
+		for _, root := range cfg.Roots {
+			got, err := benchRoot(ctx, cfg, o, gpus, direct, root, &shape)
+			if err != nil {
+				return nil, err
+			}
+			for _, r := range got {
+				r.Pages = shape.Title + ", " + shape.DType
+				rows = append(rows, r)
+			}
+		}
+	}
+	if len(rows) == 0 {
+		return nil, usageError{fmt.Errorf("--pages %q: want llama, mla, fp8 or all", o.pages)}
+	}
+	return rows, nil
+}
+
+// open opens the GPU of each client whose memory is measured; nil: host memory.
+func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
+	none := make([]*gds.GPU, o.clients)
+	switch o.memory {
+	case "host":
+		return none, nil
+	case "auto", "gpu":
+	default:
+		return nil, usageError{fmt.Errorf("--memory %q: want gpu, host or auto", o.memory)}
+	}
+	cfg = cfg.Clone()
+	for _, setting := range o.compression {
+		if setting != config.CompressionOff {
+			cfg.Store.Compression = setting // so that the GPU has its codec
+		}
+	}
+	gpus, err := devices.OpenFirst(cfg, o.clients)
+	if err != nil && o.memory == "auto" {
+		return none, nil
+	}
+	return gpus, err
+}
+
+// benchRoot measures every route to a root.
+func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []*gds.GPU, direct *gds.DirectRoute,
+	root config.Root, shape *pathbench.Shape) (rows []pathbench.Row, err error) {
+	e, dir, gpu := cfg.Engine, root.Path, gpus[0]
+	base := pathbench.Config{
+		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: shape.Geometry, DType: shape.DType, Compression: o.compression,
+		Chunks: o.chunks, Rounds: o.rounds,
+		Copiers: runtime.GOMAXPROCS(0),
+		Engine: transfer.Config{
+			Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory,
+			ReadRatio: e.ReadPreferringRatio,
+		},
+	}
+	memory := "host memory"
+	base.Store.IOTimeout = host.IOTimeout(&cfg.Store)
+	if gpu != nil {
+		base.Copiers, memory = e.ThreadsPerGPU, gpu.Name
+	}
+	cached := base
+	cached.FS = staging.Buffered(base.FS)
+	cases := []struct {
+		files string
+		c     pathbench.Config
+	}{{"page cache", cached}}
+	if root.InMemory() {
+		cases[0].files, cases[0].c = "page-locked memory", base
+		cases[0].c.InMemory, cases[0].c.Compression = true, nil
+	} else if cfg.Engine.DirectIO && pathbench.TakesDirectIO(dir) {
+		cases = slices.Insert(cases, 0, cases[0])
+		cases[0].files, cases[0].c = "direct I/O", base
+		if direct != nil {
+			cases = append(cases, cases[0])
+			cases[2].c.Direct = direct
+		}
+	}
+	for i, k := range cases {
+		k.c.Open = o.opener(cfg, root, &k.c)
+		k.c.Profile = o.profiler(fmt.Sprintf("%s-%d", strings.Trim(strings.ReplaceAll(dir, "/", "-"), "-"), i))
+		var got []pathbench.Row
+		var err error
+		if o.clients > 1 {
+			got, err = pathbench.RunTogether(ctx, k.c, pathbench.Clients{GPUs: gpus, Ranks: o.ranks})
+		} else {
+			got, err = pathbench.Run(ctx, k.c)
+		}
+		if err != nil && k.c.Direct != nil && ctx.Err() == nil {
+			fmt.Fprintf(os.Stderr, "kvhost: %s: the direct route is not measured: %v\n", dir, err)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range got {
+			r.Memory, r.Files, r.Through = memory, dir+", "+k.files, o.through
+			rows = append(rows, r)
+		}
+	}
+	return rows, nil
+}
+
+// opener opens the path that --through names: a host in its own process, with one root below the directory that is
+// measured, and a client of it. Nil: the bench's own path.
+func (o *benchOptions) opener(cfg *config.Config, root config.Root,
+	c *pathbench.Config) func(context.Context, string, pathbench.Shared) (pathbench.Path, error) {
+	if o.through == throughInner {
+		return nil
+	}
+	base := cfg.Clone()
+	base.Engine.DirectIO = c.FS == staging.OS()
+	root.Shared, root.Route = false, config.RouteStaged
+	root.Capacity = int64(o.clients)*2*pathbench.MemoryBytes(c.Chunks, &c.Geometry) + 1<<30 // also for probes, and for what is removed late
+	if c.Direct != nil {
+		root.Route = config.RouteDirect
+	}
+	through := benchpath.Config{Host: base, Root: root}
+	return func(ctx context.Context, dir string, shared pathbench.Shared) (pathbench.Path, error) {
+		if !root.InMemory() {
+			through.Root.Path = dir
+		}
+		return through.Open(ctx, &shared)
+	}
+}
+
+// profiler writes each pass of a case to a file of its own.
+func (o *benchOptions) profiler(name string) func(pass string, round int) (func(), error) {
+	if o.profiles == "" {
+		return nil
+	}
+	return func(pass string, round int) (func(), error) {
+		f, err := os.Create(filepath.Join(o.profiles, fmt.Sprintf("%s-%s-%d.pprof", name, pass, round)))
+		if err != nil {
+			return nil, err
+		}
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		return func() { pprof.StopCPUProfile(); f.Close() }, nil
+	}
+}

@@ -1,0 +1,177 @@
+package command
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/gds/gdstest"
+)
+
+// bench prints its table for host memory, as text and as JSON, and leaves nothing behind. Figures are not compared.
+func TestBench(t *testing.T) {
+	dir := shortDir(t)
+	args := []string{"bench", "--through", "inner", "--root", dir, "--memory", "host", "--chunks", "1", "--rounds", "1", "--pages", "mla"}
+	r := finish(t, command(t, dir, args...))
+	if r.code != 0 || strings.Count(r.stdout, "| staged |") != 8 ||
+		strings.Count(r.stdout, "the first layer of all chunks") != 2 {
+		t.Errorf("%d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	chart := filepath.Join(t.TempDir(), "ratios.svg")
+	r = finish(t, command(t, dir, append(args, "--json", "--engine-direct-io=false", "--plot", chart)...))
+	var rows []struct{ Pass string }
+	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 4 {
+		t.Errorf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+	}
+	if svg, err := os.ReadFile(chart); err != nil || strings.Count(string(svg), "<g><title>") != 4 {
+		t.Errorf("%v\n%s", err, svg)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	for _, wrong := range [][]string{{"--plot", "x.png"}, {"--memory", "x"}, {"--pages", "x"}, {"--through", "python"},
+		{"--dtype", "x"}, {"--compression", "off,x"}, {"--clients", "2", "--through", "go", "--compression", "off,auto"}} {
+		if r := finish(t, command(t, dir, append([]string{"bench", "--root", dir}, wrong...)...)); r.code != exitUsage {
+			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)
+		}
+	}
+}
+
+// With --through go a client's session stores and loads through a host in a process of its own: in files and in memory, from
+// host memory and from a GPU's. Every byte is compared, and the host leaves nothing behind.
+func TestBenchThroughClient(t *testing.T) {
+	dir, double := shortDir(t), gdstest.Build(t)
+	for _, memory := range []string{"host", "gpu"} {
+		cmd := command(t, dir, "bench", "--through", "go", "--root", dir, "--root", "memory:", "--memory", memory,
+			"--chunks", "1", "--rounds", "1", "--pages", "fp8", "--json", "--engine-direct-io=false",
+			"--gds-use-cufile=false", "--engine-threads-per-gpu", "2")
+		cmd.Env = append(cmd.Env, "TMPDIR="+dir, "KVHOST_SOCKET=/nowhere")
+		if memory == "gpu" {
+			cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Dir(double.Path))
+		}
+		r := finish(t, cmd)
+		var rows []struct {
+			Pass, Through, Route string
+			Ours, CPU            float64
+		}
+		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 8 {
+			t.Fatalf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+		}
+		for i, row := range rows {
+			if want := []string{"staged", "memory"}[i/4]; row.Route != want || row.Through != "go" || row.Ours <= 0 ||
+				row.CPU <= 0 {
+				t.Errorf("%s: want route %s: %+v", memory, want, row)
+			}
+		}
+		if left, _ := os.ReadDir(dir); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	}
+}
+
+// With --compression each setting has a host of its own: what is compressed takes less room in the root, and a root in memory
+// is measured with compression off.
+func TestBenchCompression(t *testing.T) {
+	dir := shortDir(t)
+	cmd := command(t, dir, "bench", "--through", "go", "--root", dir, "--root", "memory:", "--memory", "host", "--chunks", "1",
+		"--rounds", "1", "--pages", "llama", "--dtype", "fp8", "--compression", "off,huffman,auto", "--json",
+		"--engine-direct-io=false", "--engine-threads-per-gpu", "2")
+	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+	r := finish(t, cmd)
+	var rows []struct {
+		Compression string
+		Stored      float64
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 16 {
+		t.Fatalf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+	}
+	for i, row := range rows {
+		want := []string{"off", "huffman", "auto", "off"}[i/4]
+		if row.Compression != want || want == "off" && (row.Stored < 0.9 || row.Stored > 1) ||
+			want == "huffman" && (row.Stored < 1.15 || row.Stored > 1.3) {
+			t.Errorf("row %d: want %s: %+v", i, want, row)
+		}
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// With --clients 2 two engines, or two ranks of one, store and load through one host at the same time, each with the memory
+// of a GPU of its own. Every byte is compared with what that client stored.
+func TestBenchTogether(t *testing.T) {
+	dir, double := shortDir(t), gdstest.Build(t)
+	bench := func(args ...string) result {
+		cmd := command(t, dir, append([]string{"bench", "--chunks", "1", "--rounds", "1", "--pages", "fp8", "--json",
+			"--engine-direct-io=false", "--gds-use-cufile=false", "--engine-threads-per-gpu", "2", "--through", "go"}, args...)...)
+		cmd.Env = append(cmd.Env, "TMPDIR="+dir, "LD_LIBRARY_PATH="+filepath.Dir(double.Path), "KVHOST_DOUBLE_GPUS=2")
+		return finish(t, cmd)
+	}
+	for _, args := range [][]string{
+		{"--root", "memory:", "--memory", "gpu", "--clients", "2"},
+		{"--root", "memory:", "--memory", "gpu", "--clients", "2", "--ranks"},
+		{"--root", dir, "--memory", "host", "--clients", "2", "--ranks"},
+	} {
+		r := bench(args...)
+		var rows []struct {
+			Pass, Route string
+			Alone       []float64
+			Ours        float64
+		}
+		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 3 {
+			t.Fatalf("%v: %d, %v\n%s%s", args, r.code, err, r.stdout, r.stderr)
+		}
+		want := map[bool]string{true: "staged", false: "memory"}[args[1] == dir]
+		for _, row := range rows {
+			if row.Route != want || len(row.Alone) != 2 || row.Alone[1] <= 0 || row.Ours <= 0 {
+				t.Errorf("%v: want route %s: %+v", args, want, row)
+			}
+		}
+	}
+	for _, wrong := range [][]string{{"--clients", "0"}, {"--ranks"}, {"--clients", "2", "--through", "inner"}} {
+		if r := bench(append(wrong, "--root", dir)...); r.code != exitUsage {
+			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)
+		}
+	}
+	if r := bench("--root", dir, "--memory", "gpu", "--clients", "3"); r.code == 0 || !strings.Contains(r.stderr, "2 GPUs, want 3") {
+		t.Errorf("%d\n%s", r.code, r.stderr)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// The direct route is measured through a client where cuFile takes it, and named by cuFile's statistics. Where the host stages
+// the root, it is left out with the reason, and no staged figure stands in its place.
+func TestBenchThroughClientDirect(t *testing.T) {
+	testenv.Need(t, testenv.DirectIO)
+	dir, double := shortDir(t), gdstest.Build(t)
+	libraries := t.TempDir()
+	for _, name := range []string{"libcuda.so.1", "libcufile.so.0"} {
+		if err := os.Symlink(double.Path, filepath.Join(libraries, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for rule, says := range map[string]string{"": "", "cuFileHandleRegister:code=5019": "INVALID_FILE_OPEN_FLAG"} {
+		cmd := command(t, dir, "bench", "--through", "go", "--root", dir, "--chunks", "1", "--rounds", "1", "--pages", "fp8",
+			"--json", "--engine-threads-per-gpu", "2")
+		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+libraries, "KVHOST_DOUBLE="+rule)
+		r := finish(t, cmd)
+		var rows []struct{ Route string }
+		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 {
+			t.Fatalf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+		}
+		direct := 0
+		for _, row := range rows {
+			if strings.HasPrefix(row.Route, "direct: cuFile") {
+				direct++
+			}
+		}
+		if want := map[bool]int{true: 3}[rule == ""]; direct != want || len(rows) != 8+want || !strings.Contains(r.stderr, says) {
+			t.Errorf("%q: %d of %d rows are direct, want %d\n%s", rule, direct, len(rows), want, r.stderr)
+		}
+	}
+}

@@ -1,0 +1,145 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/devices"
+	"github.com/kvhost/kvhost/host/internal/doctor"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/transfer/pathbench"
+)
+
+func newCheck() *cobra.Command {
+	var s settings
+	var asJSON, measure bool
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Check this machine: which route serves each GPU and root, and why",
+		Long: `Tries what the configuration asks for: the roots (it writes a file with O_DIRECT in each, reads
+it back and removes it), the GPUs, cuFile, the socket's directory and the resource limits. For roots in memory
+it judges memory, huge pages and the limit of locked memory. With store.compression it measures the roots and the
+codec for a moment (64 MiB in each root with 16 threads), and says what would be compressed there. It reports which
+route serves each pair of GPU and root, why, and what would improve it. It changes nothing, works without a GPU,
+and may run beside a host.`,
+		Example: `  kvhost check --config /etc/kvhost.toml
+  kvhost check --root /mnt/nvme0/kv=2TiB --json | jq .verdicts`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			loaded, err := s.load()
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			var o *benchOptions
+			if measure {
+				o = briefly()
+			}
+			return check(ctx, os.Stdout, &loaded.Config, asJSON, o)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print all facts and findings as JSON")
+	cmd.Flags().BoolVar(&measure, "bench", false,
+		"also measure the roots and both routes briefly (see kvhost bench); the roots must exist")
+	s.addTo(cmd)
+	return cmd
+}
+
+// briefly is what check measures.
+func briefly() *benchOptions {
+	return &benchOptions{chunks: 16, rounds: 3, memory: "auto", pages: "llama", through: throughInner, clients: 1}
+}
+
+// check judges the machine. With o it also measures it, unless there are problems. JSON is one document.
+func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool, o *benchOptions) error {
+	w := wanted(cfg)
+	facts, err := doctor.Probe(ctx, w)
+	if err != nil {
+		return err
+	}
+	report := doctor.Judge(version, w, facts)
+	if needs, all, err := policyset.Needs(ctx, cfg); err != nil {
+		report.Findings = append(report.Findings, doctor.Finding{Level: doctor.Problem, About: "policies", Says: err.Error()})
+	} else {
+		report.Needs(needs, all)
+	}
+	if !asJSON {
+		if err := report.Write(out); err != nil {
+			return err
+		}
+	}
+	problems := report.Problems()
+	var rows []pathbench.Row
+	if o != nil && problems == nil {
+		if rows, err = measure(ctx, cfg, o); err != nil {
+			return err
+		}
+	}
+	switch {
+	case asJSON:
+		err = writeJSON(out, struct {
+			*doctor.Report
+			Bench []pathbench.Row `json:"bench,omitempty"`
+		}{report, rows})
+	case len(rows) > 0:
+		fmt.Fprintln(out)
+		err = o.write(out, cfg, rows)
+	}
+	return errors.Join(err, problems)
+}
+
+// wanted is what a configuration asks of the machine.
+func wanted(cfg *config.Config) doctor.Wanted {
+	w := doctor.Wanted{
+		Socket: cfg.Socket, StagingBytes: cfg.Engine.MaxStagingMemory, DirectIO: cfg.Engine.DirectIO,
+		CUDA:   cfg.GDS.CUDA != config.CUDAOff,
+		CuFile: cfg.MayUseCuFile(), DeviceBytes: deviceBytes(cfg),
+	}
+	modes := cfg.Modes()
+	w.Workers, w.Compresses, w.Chooses = cfg.Engine.ThreadsPerGPU, modes.Any(choice.Gaining), modes.Any(choice.Faster)
+	w.Policies, w.PolicyCache, w.NamedCache = len(cfg.Policies), cfg.PolicyCache, true
+	if cfg.PolicyCache == config.CacheAuto {
+		w.PolicyCache, w.NamedCache = sandbox.CacheDir(), false
+	}
+	for _, r := range cfg.Roots {
+		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared,
+			Mount: r.RequireMount, Route: askedRoute(r), Memory: r.InMemory(), Level: r.Level})
+	}
+	return w
+}
+
+// deviceBytes is the GPU memory of the copy threads' windows, their codec, and the direct route's slots.
+func deviceBytes(cfg *config.Config) int64 {
+	if cfg.GDS.CUDA == config.CUDAOff {
+		return 0
+	}
+	use := devices.GPUConfig(cfg)
+	takes := use.DeviceBytes()
+	if slices.ContainsFunc(cfg.Roots, cfg.TriesDirect) {
+		takes += int64(cfg.GDS.BufferMiB) << 20
+	}
+	return takes
+}
+
+// askedRoute is a root's route, unless it is chosen at start.
+func askedRoute(r config.Root) string {
+	switch r.Route {
+	case config.RouteDirect:
+		return doctor.RouteDirect
+	case config.RouteStaged:
+		return doctor.RouteStaged
+	}
+	return ""
+}

@@ -1,0 +1,108 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/doctor"
+)
+
+// check reports what it found, as text and as JSON, leaves nothing behind, and exits with 9 when something cannot work.
+func TestCheck(t *testing.T) {
+	dir := shortDir(t)
+	r := finish(t, command(t, dir, "check", "--root", "kv=1MiB", "--socket", "s", "--store-compression", "auto"))
+	if r.code != 0 || !strings.Contains(r.stdout, "staged") || !strings.Contains(r.stdout, `"auto" would `) || !strings.Contains(r.stdout, "does not exist yet") {
+		t.Errorf("%d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	r = finish(t, command(t, dir, "check", "--json", "--root", dir+"=1MiB", "--socket", "s", "--gds-cuda", "off"))
+	var report struct {
+		Verdicts []struct{ Root, Route string }
+		Facts    struct {
+			Roots []struct{ Writable bool }
+		}
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != 0 ||
+		report.Verdicts[0].Route != "staged" || !report.Facts.Roots[0].Writable {
+		t.Errorf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+	}
+	file := write(t, dir, "file", "")
+	r = finish(t, command(t, dir, "check", "--root", filepath.Join(file, "kv")+"=1MiB", "--socket", "missing/s"))
+	if r.code != exitCheck || strings.Count(r.stdout, "problem") != 2 || !strings.Contains(r.stderr, "cannot work") {
+		t.Errorf("%d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 1 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// With --bench check also measures: a table after the report, or one JSON document with both. It does not measure what
+// cannot work.
+func TestCheckMeasures(t *testing.T) {
+	dir := shortDir(t)
+	cfg := config.Default().Clone()
+	cfg.Roots, cfg.GDS.CUDA, cfg.Socket = []config.Root{{Path: dir, Capacity: 1 << 30}}, config.CUDAOff,
+		filepath.Join(dir, "s")
+	o := briefly()
+	o.chunks, o.rounds, o.pages = 1, 1, "mla"
+	var out bytes.Buffer
+	if err := check(t.Context(), &out, cfg, false, o); err != nil || !strings.Contains(out.String(), "staged") ||
+		!strings.Contains(out.String(), "GB/s are medians") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+	out.Reset()
+	var report struct {
+		Verdicts []struct{ Route string }
+		Bench    []struct{ Pass string }
+	}
+	err := check(t.Context(), &out, cfg, true, o)
+	if err := errors.Join(err, json.Unmarshal(out.Bytes(), &report)); err != nil || len(report.Verdicts) != 1 ||
+		len(report.Bench) == 0 {
+		t.Errorf("%v: %+v\n%s", err, report, out.String())
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	out.Reset()
+	cfg.Socket = filepath.Join(dir, "missing", "s")
+	err = check(t.Context(), &out, cfg, true, o)
+	report.Bench = nil
+	if json.Unmarshal(out.Bytes(), &report) != nil || !errors.Is(err, doctor.ErrProblems) || len(report.Bench) != 0 {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
+
+// A configuration that forbids cuFile forbids it to check: the library is not loaded, and no device memory counts for
+// slots. The memory of the copy threads always counts.
+func TestCheckWantsWhatTheHostTries(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*config.Config)
+		cufile bool
+		direct bool
+		memory int64 // MiB
+	}{
+		"by default":     {func(*config.Config) {}, true, true, 1024 + 96},
+		"use_cufile off": {func(c *config.Config) { c.GDS.UseCuFile = false }, false, false, 96},
+		"no buffer":      {func(c *config.Config) { c.GDS.BufferMiB = 0 }, false, false, 96},
+		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false, 0},
+		"compression": {func(c *config.Config) { c.Store.Compression = config.CompressionAuto }, true, true,
+			1024 + 4*2*96 + 1}, // windows twice as large, three times that beside them, and rows
+		"compression of a shared root": {func(c *config.Config) {
+			c.Store.Compression, c.Roots[0].Shared = config.CompressionAuto, true
+		}, true, true, 1024 + 96},
+		"staged": {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false, 96},
+	} {
+		cfg := config.Default().Clone()
+		cfg.Roots = []config.Root{{Path: "kv", Capacity: 1 << 30}}
+		c.change(cfg)
+		w := wanted(cfg)
+		if w.CuFile != c.cufile || w.DeviceBytes>>20 != c.memory || cfg.TriesDirect(cfg.Roots[0]) != c.direct {
+			t.Errorf("%s: %+v", name, w)
+		}
+	}
+}

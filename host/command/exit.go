@@ -1,0 +1,95 @@
+package command
+
+import (
+	"errors"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/doctor"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policy/artifact"
+	"github.com/kvhost/kvhost/host/internal/policy/compiler"
+	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/replay"
+	"github.com/kvhost/kvhost/host/internal/server/socket"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/fsck"
+	"github.com/kvhost/kvhost/host/internal/trace"
+	"github.com/kvhost/kvhost/host/internal/web"
+)
+
+// Exit codes. They are part of the command's contract; --help-all lists them. 1 and 2 are left to Go's runtime, which
+// ends a process that crashed with 2: a service manager must not take a crash for wrong usage, which no restart mends.
+const (
+	exitOK       = 0
+	exitRootBusy = 3
+	exitAddress  = 4
+	exitPolicy   = 5
+	exitTrace    = 6
+	exitMismatch = 7
+	exitProblems = 8
+	exitCheck    = 9
+	exitGPU      = 10
+	exitFailure  = 11
+	exitUsage    = 12
+)
+
+const exitHelp = `Exit codes:
+  0  success
+  2  kvhost crashed (1 and 2 are those of Go's runtime): please report what is on standard error
+  3  a root is in use by another host
+  4  the socket or the HTTP address is in use
+  5  a policy was refused: not found, not a module, lacking its role, or failing at its start
+  6  a trace cannot be read: missing, damaged, truncated, or not a trace
+  7  wrong bytes were served (replay)
+  8  a root has problems that remain (fsck)
+  9  something configured cannot work on this machine (check)
+ 10  a GPU failed while kvhost ran; only a new process can use it again
+ 11  failure: the reason is on standard error
+ 12  wrong usage or configuration`
+
+// errUsage marks wrong flags and arguments.
+var errUsage = errors.New("usage")
+
+// usageError is an error in flags or arguments.
+type usageError struct{ error }
+
+func (usageError) Is(target error) bool { return target == errUsage }
+
+func exitCode(err error) int {
+	is := func(targets ...error) bool {
+		for _, t := range targets {
+			if errors.Is(err, t) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case err == nil:
+		return exitOK
+	case is(replay.ErrMismatch):
+		return exitMismatch
+	case is(fsck.ErrProblems):
+		return exitProblems
+	case is(doctor.ErrProblems):
+		return exitCheck
+	case is(store.ErrRootBusy):
+		return exitRootBusy
+	case is(socket.ErrInUse, web.ErrHTTP):
+		return exitAddress
+	case is(compiler.ErrCompiler): // killed for want of memory, say: a restart may help
+		return exitFailure
+	case is(policyset.ErrPolicy, policyset.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant,
+		policy.ErrDigest, artifact.ErrAbsent, artifact.ErrDigest, artifact.ErrManifest, policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):
+		return exitPolicy
+	case is(gds.ErrLost):
+		return exitGPU
+	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
+		return exitTrace
+	case is(errUsage, artifact.ErrReference, web.ErrCredential, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions,
+		store.ErrConfig):
+		return exitUsage
+	}
+	return exitFailure
+}

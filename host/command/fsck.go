@@ -1,0 +1,119 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/screen"
+	"github.com/kvhost/kvhost/host/internal/store/fsck"
+)
+
+type fsckFlags struct {
+	options   fsck.Options
+	readLimit string
+	asJSON    bool
+	quiet     bool
+}
+
+func newFsck() *cobra.Command {
+	f := fsckFlags{}
+	cmd := &cobra.Command{
+		Use:   "fsck ROOT...",
+		Short: "Verify every piece of a root by its checksums; report and repair",
+		Long: `Reads every piece of each root and verifies its header, size, checksum table, and each extent of
+up to 64 KiB. It also reports pieces that no host would find, abandoned temporaries, and damage in the store's
+own files.
+
+It is safe beside a running host, which keeps storing and evicting. A repair moves damaged files to the root's
+quarantine, where a running host accounts for them and serves them as misses. It removes temporaries when no
+host uses the root. It never writes to a piece.
+
+Exit codes:
+  0  no problems, or all were repaired
+  1  the check did not finish
+  2  wrong usage
+  8  problems remain: see the report`,
+		Example: `  kvhost fsck /mnt/nvme0/kv
+  kvhost fsck --repair --read-limit 500MiB /mnt/nvme0/kv /mnt/nvme1/kv
+  kvhost fsck --quick --json /mnt/nvme0/kv`,
+		Args: wantArgs(1, math.MaxInt, "the directory of a root"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return f.run(ctx, cmd.OutOrStdout(), args)
+		},
+	}
+	fl := cmd.Flags()
+	fl.SortFlags = false
+	fl.BoolVar(&f.options.Quick, "quick", false, "check headers and sizes only; read no payload")
+	fl.BoolVar(&f.options.Repair, "repair", false, "move damaged files to the quarantine, remove abandoned temporaries")
+	fl.IntVar(&f.options.Workers, "workers", 2*runtime.GOMAXPROCS(0), "files at a time")
+	fl.StringVar(&f.readLimit, "read-limit", "0", "most bytes read per second, 0 for no limit")
+	fl.DurationVar(&f.options.TempAge, "temp-age", time.Hour,
+		"age at which a temporary counts as abandoned, where hosts share the root or nothing is repaired")
+	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array with a report per root instead of text")
+	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
+	return cmd
+}
+
+func (f *fsckFlags) run(ctx context.Context, out io.Writer, roots []string) error {
+	limit, err := config.ParseSize(f.readLimit)
+	if err != nil {
+		return usageError{fmt.Errorf("fsck: --read-limit: %w", err)}
+	}
+	f.options.ReadLimit = limit
+	var errs, problems []error
+	reports := []*fsck.Report{}
+	for _, root := range roots {
+		r, err := f.check(ctx, root)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if r == nil {
+			continue
+		}
+		problems = append(problems, r.Err())
+		reports = append(reports, r)
+		if !f.asJSON {
+			if err := r.WriteText(out); err != nil {
+				return err
+			}
+		}
+	}
+	if f.asJSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		errs = append(errs, e.Encode(reports))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return errors.Join(problems...)
+}
+
+func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error) {
+	o := f.options
+	b := screen.NewProgress("files of "+root, f.quiet)
+	if b.Shown() {
+		n, err := fsck.Files(ctx, root, nil)
+		if err != nil {
+			return nil, err
+		}
+		b.Begin(n)
+		o.Progress = b.OfFiles()
+	}
+	defer b.End()
+	return fsck.Check(ctx, root, o)
+}

@@ -1,0 +1,238 @@
+package command
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/testkit/fusefs"
+)
+
+var (
+	fuseTime = flag.Duration("fuse.time", 0, "continue with misfortunes in other orders for so long")
+	fuseSeed = flag.Uint64("fuse.seed", 0, "their order and their lots; 0 takes a fresh seed")
+)
+
+// misfortunes are what happens to a root below the kernel, with a seed each.
+var misfortunes = []string{
+	"read ** 20%% seed %d: eio",
+	"write ** 20%% seed %d: enospc",
+	"write,allocate **: enospc",
+	"read **.kv 30%% seed %d: torn 4096",
+	"write **.tmp 20%% seed %d: torn 4096",
+	"publish,link ** 30%% seed %d: eio after",
+	"open **_r* 20%% seed %d: estale",
+	"remove ** 30%% seed %d: eio after",
+	"rename,publish ** 30%% seed %d: eio",
+	"close ** 20%% seed %d: eio",
+	"any ** 2%% seed %d: eio",
+	"any ** 10%% seed %d: delay 50ms",
+	"direct **: einval\nwrite ** every 2nd: short\nread ** every 3rd: short",
+	"read **: hang",
+	"write **: hang",
+	"stat,readdir **: hang",
+	"any **: hang",
+	"any **: enotconn",
+}
+
+const fuseCapacity = 12 << 20
+
+// TestRootOnFUSE gives a real host a root on a file system that fails it below the kernel in every way, while an engine
+// compares every byte. Nothing wrong is served, the capacity holds, no call of the engine waits for a hung disk, and when
+// the misfortune is over the root serves again; also after the file system's server was killed and started anew.
+func TestRootOnFUSE(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	testenv.Need(t, testenv.FUSE)
+	seed := *fuseSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-fuse.seed=%d", seed)
+	rng := rand.New(rand.NewPCG(seed, 3))
+	f := &fuseRoot{T: t, under: t.TempDir(), dir: t.TempDir(), tally: testenv.NewTally(t, "fuse")}
+	f.mount()
+	t.Cleanup(func() {
+		if err := f.m.Unmount(); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := shortDir(t)
+	root := filepath.Join(f.dir, "kv")
+	cmd := command(t, dir, "--root", fmt.Sprintf("%s=%d", root, fuseCapacity), "--socket", "s", "--http-listen", anyPort,
+		"--store-io-timeout", "1s", "--policy-cache", filepath.Join(dir, "cache"))
+	cmd.Cancel = func() error { return nil } // a torture takes longer than a test's command may
+	var stop func(os.Signal) int
+	_, f.logged, stop = startCommand(t, cmd)
+	f.address = httpAddress(t, f.logged)
+	var err error
+	if f.engine, err = newHonestEngine(t.Context(), filepath.Join(dir, "s")); err != nil {
+		t.Fatal(err)
+	}
+	f.requests("")
+	start, order := time.Now(), rng.Perm(len(misfortunes))
+	for n := 0; n < 6 || time.Since(start) < *fuseTime && !t.Failed(); n++ { // the short run: some, and others the next time
+		rules := misfortunes[order[n%len(order)]]
+		f.suffer(strings.ReplaceAll(strings.ReplaceAll(rules, "%d", fmt.Sprint(rng.Uint32())), "%%", "%"))
+		f.tally.Add(0, 0, 1)
+		if n%len(order) == 3 {
+			f.restart()
+		}
+	}
+	e := f.engine
+	t.Logf("%d operations, %d of %d keys hit, %d chunks not loaded, %d of %d not stored, %d of %d between misfortunes; "+
+		"%d bytes compared", e.operations(), e.hits, e.keys, e.lost, e.refused, e.refused+e.stored, f.refused,
+		f.refused+f.stored, e.compared)
+	if e.compared == 0 || e.stored == 0 {
+		t.Error("nothing was compared")
+	}
+	e.close()
+	if code := stop(syscall.SIGTERM); code != exitOK {
+		t.Errorf("exit code %d\n%s", code, f.logged())
+	}
+	if r := finish(t, command(t, dir, "fsck", "--quiet", root)); r.code != exitOK && r.code != exitProblems {
+		t.Errorf("fsck: %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+}
+
+type fuseRoot struct {
+	*testing.T
+	under, dir, address string
+	m                   *fusefs.Mount
+	logged              func() string
+	engine              *honestEngine
+	tally               *testenv.Tally
+	stored, refused     int64 // chunks, between the misfortunes
+}
+
+func (f *fuseRoot) mount() {
+	f.Helper()
+	var err error
+	if f.m, err = fusefs.New(f.under, f.dir); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// suffer lets the engine work under rules, and waits until the root is well again.
+func (f *fuseRoot) suffer(rules string) {
+	f.Helper()
+	if err := f.m.Set(rules); err != nil {
+		f.Fatal(err)
+	}
+	f.requests(rules)
+	if err := f.m.Set(""); err != nil {
+		f.Fatal(err)
+	}
+	f.recovers(rules)
+}
+
+// requests are some of the engine, which must be answered.
+func (f *fuseRoot) requests(rules string) {
+	f.Helper()
+	before, wrong := f.engine.operations(), f.engine.wrong
+	for range 12 {
+		if err := f.engine.request(f.Context()); err != nil {
+			f.Fatalf("with %q: %v\n%s", rules, err, f.logged())
+		}
+	}
+	if f.engine.wrong != wrong {
+		f.Fatalf("with %q: %d wrong bytes", rules, f.engine.wrong-wrong)
+	}
+	f.tally.Add(f.engine.operations()-before, 0, 0)
+	if used := f.onDisk(); used > fuseCapacity {
+		f.Fatalf("with %q: %d bytes on disk, of %d", rules, used, fuseCapacity)
+	}
+}
+
+// recovers waits until the root takes stores, which the engine would only be refused until then, and lets it work: nearly
+// all that it offers must be stored. A root that was full takes no more than it had for a minute: there, something must be.
+// Where an operation took longer than it may, as on a busy machine, the root went out of service once more, and tries again.
+func (f *fuseRoot) recovers(rules string) {
+	f.Helper()
+	for range 5 {
+		if f.stores(rules) {
+			return
+		}
+	}
+	f.Errorf("after %q: the root goes out of service again and again\n%s", rules, f.logged())
+}
+
+func (f *fuseRoot) outages() int64 { return gauge(f.T, f.address, "kvhost_root_outages_total") }
+
+// stores waits until the root is in service, lets the engine work, and judges its stores. It is false, and judges nothing, when
+// the root went out of service meanwhile.
+func (f *fuseRoot) stores(rules string) bool {
+	f.Helper()
+	awaitGauge(f.T, f.address, "kvhost_root_stuck_operations", 0, f.logged)
+	outages := f.outages() // read before the state, so that an outage between the two counts
+	for deadline := time.Now().Add(2 * time.Minute); gauge(f.T, f.address, "kvhost_root_state") > int64(health.Full); outages = f.outages() {
+		if time.Now().After(deadline) {
+			f.Fatalf("after %q: the root's state is %d\n%s", rules, gauge(f.T, f.address, "kvhost_root_state"), f.logged())
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	e, full := f.engine, gauge(f.T, f.address, "kvhost_root_state") == int64(health.Full)
+	stored, refused := e.stored, e.refused
+	for range 4 {
+		f.requests("after " + rules)
+	}
+	stored, refused = e.stored-stored, e.refused-refused
+	if f.outages() != outages {
+		return false
+	}
+	if full && stored > 0 {
+		return true
+	}
+	f.stored, f.refused = f.stored+stored, f.refused+refused
+	if stored < 9*refused {
+		f.Errorf("after %q: %d chunks are stored and %d are not, though the root is in service\n%s", rules, stored, refused,
+			f.logged())
+	}
+	return true
+}
+
+// restart kills the file system's server, and mounts again.
+func (f *fuseRoot) restart() {
+	f.Helper()
+	if err := f.m.Kill(); err != nil {
+		f.Fatal(err)
+	}
+	f.requests("a killed server")
+	if err := f.m.Unmount(); err != nil {
+		f.Fatal(err)
+	}
+	f.mount()
+	f.recovers("a killed server")
+	f.tally.Add(0, 1, 0)
+}
+
+// onDisk is what the files below the mount take, seen past it.
+func (f *fuseRoot) onDisk() (bytes int64) {
+	f.Helper()
+	err := filepath.WalkDir(f.under, func(name string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || e.IsDir() || !strings.HasSuffix(name, ".kv") && !strings.HasSuffix(name, ".tmp") {
+			return err
+		}
+		var st syscall.Stat_t
+		if syscall.Lstat(name, &st) == nil {
+			bytes += st.Blocks * 512
+		}
+		return nil
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	return bytes
+}

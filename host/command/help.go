@@ -1,0 +1,228 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+)
+
+// everyday are the settings whose flags a command's help shows. --help-all shows all.
+var everyday = []string{"socket", "http.listen", "log.level"}
+
+const (
+	// sectionOf marks the flag of a setting with its section.
+	sectionOf = "kvhost-section"
+
+	groupServe  = "serve"
+	groupRoots  = "roots"
+	groupPolicy = "policy"
+	groupOther  = "other"
+
+	helpAllFlag = "help-all"
+)
+
+var groups = []struct{ id, title string }{
+	{groupServe, "Serve:"}, {groupRoots, "Look after roots:"}, {groupPolicy, "Choose and write policies:"},
+	{groupOther, "Other:"},
+}
+
+// group adds commands to a root under a heading.
+func group(root *cobra.Command, id string, commands ...*cobra.Command) {
+	for _, c := range commands {
+		c.GroupID = id
+	}
+	root.AddCommand(commands...)
+}
+
+// helpAll is the flag --help-all: it ends the parsing of flags as --help does.
+type helpAll struct{ wanted *bool }
+
+func (h helpAll) String() string   { return "" }
+func (h helpAll) Type() string     { return "bool" }
+func (h helpAll) IsBoolFlag() bool { return true }
+func (h helpAll) Set(string) error {
+	*h.wanted = true
+	return pflag.ErrHelp
+}
+
+// helper prints the help of commands.
+type helper struct {
+	all   bool
+	width int
+}
+
+// addHelp gives the command and those below it their help, with --help-all where a command takes settings.
+func addHelp(root *cobra.Command) {
+	h := &helper{width: 100}
+	if w, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil && w > 40 {
+		h.width = min(w, 120)
+	}
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { h.help(cmd.OutOrStdout(), cmd) })
+	root.SetUsageFunc(func(cmd *cobra.Command) error { h.usage(cmd.OutOrStderr(), cmd); return nil })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if h.all {
+			return pflag.ErrHelp
+		}
+		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) {
+			var names []string
+			cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+			return usageError{fmt.Errorf("%w%s", err, config.Suggest("--"+unknown.GetSpecifiedName(), names))}
+		}
+		return usageError{err}
+	})
+	for _, cmd := range append(root.Commands(), root) {
+		if settingsOf(cmd) > 0 {
+			f := cmd.Flags().VarPF(helpAll{&h.all}, helpAllFlag, "",
+				"print this help with all settings and the exit codes")
+			f.NoOptDefVal = "true"
+		}
+	}
+}
+
+// settingsOf counts the flags of settings that the short help leaves out.
+func settingsOf(cmd *cobra.Command) (n int) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Hidden && f.Annotations[sectionOf] != nil {
+			n++
+		}
+	})
+	return n
+}
+
+func (h *helper) help(w io.Writer, cmd *cobra.Command) {
+	text := cmd.Long
+	if text == "" {
+		text = cmd.Short + "."
+	}
+	fmt.Fprintf(w, "%s\n\n", reflow(text, h.width))
+	h.usage(w, cmd)
+}
+
+// reflow wraps the paragraphs of a text. Lists, whose lines are indented, stay as they are.
+func reflow(text string, width int) string {
+	paragraphs := strings.Split(text, "\n\n")
+	for i, p := range paragraphs {
+		if strings.Contains(p, "\n  ") {
+			continue
+		}
+		var b strings.Builder
+		column := 0
+		for word := range strings.FieldsSeq(p) {
+			switch {
+			case column == 0:
+			case column+1+len(word) > width:
+				b.WriteByte('\n')
+				column = 0
+			default:
+				b.WriteByte(' ')
+				column++
+			}
+			b.WriteString(word)
+			column += len(word)
+		}
+		paragraphs[i] = b.String()
+	}
+	return strings.Join(paragraphs, "\n\n")
+}
+
+func (h *helper) usage(w io.Writer, cmd *cobra.Command) {
+	fmt.Fprintf(w, "Usage:\n")
+	if cmd.Runnable() {
+		fmt.Fprintf(w, "  %s\n", cmd.UseLine())
+	}
+	if cmd.HasAvailableSubCommands() {
+		fmt.Fprintf(w, "  %s COMMAND\n", cmd.CommandPath())
+	}
+	if cmd.Example != "" {
+		fmt.Fprintf(w, "\nExamples:\n%s\n", cmd.Example)
+	}
+	h.commands(w, cmd)
+	h.flags(w, cmd)
+	switch n := settingsOf(cmd); {
+	case n == 0:
+	case h.all:
+		fmt.Fprintf(w, "\n%s\n", exitHelp)
+	default:
+		text := fmt.Sprintf("--%s lists %d more settings and the exit codes; `kvhost config --defaults` explains every setting.",
+			helpAllFlag, n)
+		fmt.Fprintf(w, "\n%s\n", reflow(text, h.width))
+	}
+}
+
+func (h *helper) commands(w io.Writer, cmd *cobra.Command) {
+	if !cmd.HasAvailableSubCommands() {
+		return
+	}
+	list := func(title string, in func(*cobra.Command) bool) {
+		first := true
+		for _, c := range cmd.Commands() {
+			if !c.IsAvailableCommand() || !in(c) {
+				continue
+			}
+			if first {
+				fmt.Fprintf(w, "\n%s\n", title)
+				first = false
+			}
+			fmt.Fprintf(w, "  %-12s%s\n", c.Name(), c.Short)
+		}
+	}
+	if cmd.HasParent() {
+		list("Commands:", func(*cobra.Command) bool { return true })
+		return
+	}
+	for _, g := range groups {
+		list(g.title, func(c *cobra.Command) bool { return c.GroupID == g.id || c.GroupID == "" && g.id == groupOther })
+	}
+}
+
+// flags prints the command's own flags, and the settings by section when all are wanted.
+func (h *helper) flags(w io.Writer, cmd *cobra.Command) {
+	set := func() *pflag.FlagSet {
+		f := pflag.NewFlagSet("", pflag.ContinueOnError)
+		f.SortFlags = false
+		return f
+	}
+	own, settings := set(), map[string]*pflag.FlagSet{}
+	var sections []string
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		section, ok := f.Annotations[sectionOf]
+		if !ok || !f.Hidden {
+			own.AddFlag(f)
+			return
+		}
+		if settings[section[0]] == nil {
+			settings[section[0]] = set()
+			sections = append(sections, section[0])
+		}
+		shown := *f
+		shown.Hidden = false
+		settings[section[0]].AddFlag(&shown)
+	})
+	if own.HasAvailableFlags() {
+		fmt.Fprintf(w, "\nFlags:\n%s", own.FlagUsagesWrapped(h.width))
+	}
+	if !h.all {
+		return
+	}
+	for _, section := range sections {
+		title := "Settings of [" + section + "]"
+		if section == "" {
+			title = "General settings"
+		}
+		fmt.Fprintf(w, "\n%s:\n%s", title, settings[section].FlagUsagesWrapped(h.width))
+	}
+}
+
+// firstSentence is what the short help says of a setting.
+func firstSentence(k *config.Key) string {
+	first, _, _ := strings.Cut(k.Help, ". ")
+	return strings.TrimSuffix(first, ".")
+}

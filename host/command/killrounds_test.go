@@ -1,0 +1,258 @@
+package command
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/policy/plugintest/hostile"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+var (
+	killRounds = flag.Int("kill.rounds", 6, "how often TestKillRounds kills a host")
+	killSeed   = flag.Uint64("kill.seed", 0, "replay the kills of this seed; 0 takes a fresh one")
+)
+
+// TestKillRounds kills a real host with SIGKILL while engines store and load, after a random number of pieces, again
+// and again on the same root, under another place policy each time: none, one that follows the key, one that names a piece
+// otherwise at each call, or one that traps. No byte that is served is ever wrong; after each restart no temporary is left,
+// and what the host says it holds is what the disk holds.
+func TestKillRounds(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	seed := *killSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-kill.seed=%d", seed)
+	rng := rand.New(rand.NewPCG(seed, 9))
+	dir := shortDir(t)
+	call, trap := filepath.Join(dir, "call.wasm"), filepath.Join(dir, "trap.wasm")
+	for _, m := range hostile.Modules() {
+		name := map[string]string{"places/a name for each call": call, "places/later faults now and then": trap}[m.String()]
+		if name == "" {
+			continue
+		}
+		if err := os.WriteFile(name, m.Wasm, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tally := testenv.NewTally(t, "kills")
+	tally.Add(0, 0, 1)
+	for round := range *killRounds {
+		k := &kill{
+			T: t, dir: dir, round: round, evict: pick(rng, "lru.wasm", "prefix.wasm", "reuse.wasm", "s3fifo.wasm"),
+			place:      pick(rng, "", "llmd.wasm", call, trap),
+			durability: pick(rng, "none", "none", "batch", "strict"), mode: pick(rng, "on-demand", "background"),
+			after: rng.Int64N(800), sessions: 1 + rng.IntN(3),
+		}
+		tally.Add(k.run(), 1, 0)
+		if t.Failed() {
+			t.Fatalf("round %d of seed %d: %+v", round, seed, *k)
+		}
+	}
+	if last := (&kill{T: t, dir: dir, round: *killRounds, evict: "lru.wasm", durability: "none", mode: "on-demand",
+		sessions: 1}); !last.served() {
+		t.Error("after all rounds nothing was stored that a host finds, or nothing was a hit: no round has tested anything")
+	}
+	r := finish(t, command(t, dir, "fsck", "--quiet", "kvhost-data"))
+	if r.code != exitOK && strings.Contains(r.stdout, "damaged") {
+		t.Errorf("fsck after all: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+}
+
+func pick(rng *rand.Rand, list ...string) string { return list[rng.IntN(len(list))] }
+
+// kill is one round.
+type kill struct {
+	*testing.T
+	dir                     string
+	round                   int
+	evict, durability, mode string
+	place                   string // empty: the built-in one
+	after                   int64  // pieces that the host published before it is killed
+	sessions                int
+}
+
+// start starts a host, which finds everything that the last one left, and returns how much that is.
+func (k *kill) start() (address string, held int64, stop func(os.Signal) int) {
+	args := []string{
+		"--policy", k.evict, "--http-listen", anyPort, "--root", "kvhost-data=3MiB", "--store-durability", k.durability,
+		"--store-evict", k.mode, "--policy-cache", filepath.Join(k.dir, "cache"),
+	}
+	if k.place != "" {
+		args = append(args, "--policy", k.place)
+	}
+	_, logged, end := startHost(k.T, k.dir, args...)
+	address = httpAddress(k.T, logged)
+	held = k.recovered(address, logged)
+	return address, held, end
+}
+
+// served is a round without a kill. It reports whether a host finds something and serves it.
+func (k *kill) served() bool {
+	address, held, stop := k.start()
+	r := finish(k.T, k.replay())
+	if r.code != exitOK {
+		k.Errorf("replay after all: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	hits := gauge(k.T, address, "kvhost_lookup_hits_total")
+	stop(syscall.SIGTERM)
+	k.Logf("%d bytes found, %d hits", held, hits)
+	return held > 0 && hits > 0
+}
+
+// run is one round. It returns how many pieces the host had published when it was killed.
+func (k *kill) run() (published int64) {
+	address, _, stop := k.start()
+	replay := k.replay()
+	var out strings.Builder
+	replay.Stdout, replay.Stderr = &out, &out
+	if err := replay.Start(); err != nil {
+		k.Fatal(err)
+	}
+	var err error
+	ended := make(chan struct{})
+	go func() { defer close(ended); err = replay.Wait() }()
+	published = k.awaitPieces(address, ended)
+	stop(syscall.SIGKILL)
+	<-ended
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		k.Fatal(err)
+	}
+	if code := replay.ProcessState.ExitCode(); code == exitMismatch || strings.Contains(out.String(), "goroutine ") {
+		k.Errorf("replay under the kill: exit code %d\n%s", code, out.String())
+	}
+	return published
+}
+
+// awaitPieces waits until the host has published as many pieces as the round says, or the replay has ended.
+func (k *kill) awaitPieces(address string, ended <-chan struct{}) (published int64) {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for published = gauge(k.T, address, storedFiles); published < k.after; published = gauge(k.T, address, storedFiles) {
+		select {
+		case <-ended:
+			return published
+		case <-tick.C:
+		}
+	}
+	return published
+}
+
+const storedFiles = "kvhost_stored_files_total"
+
+// replay replays the same requests each time, so that they ask for what earlier rounds left.
+func (k *kill) replay() *exec.Cmd {
+	return command(k.T, k.dir, "replay", "--trace", absolute(k.T, mixedTrace), "--limit", "400", "--chunk-bytes",
+		"16384",
+		"--ranks", "2", "--sessions", fmt.Sprint(k.sessions), "--json")
+}
+
+// recovered waits until a host has found everything that the last one left, and compares its account with the disk.
+func (k *kill) recovered(address string, logged func() string) int64 {
+	root := filepath.Join(k.dir, "kvhost-data")
+	var said, held int64
+	var temporaries []string
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		said = gauge(k.T, address, "kvhost_root_used_bytes")
+		held, temporaries = k.disk(root)
+		if said == held && len(temporaries) == 0 {
+			return held
+		}
+		if time.Now().After(deadline) {
+			k.Fatalf("round %d: the host says it holds %d bytes, the disk holds %d; temporaries: %v\n%s", k.round,
+				said, held, temporaries, logged())
+		}
+	}
+}
+
+// headerOf reads the header of a piece.
+func headerOf(name string) (h pieceformat.Header, ok bool) {
+	b, err := os.ReadFile(name)
+	if err == nil {
+		h, err = pieceformat.DecodeHeader(b)
+	}
+	return h, err == nil
+}
+
+// disk adds up the blocks of pieces and quarantine. An entry with one of its two pieces reserves the bytes of the
+// other.
+func (k *kill) disk(root string) (held int64, temporaries []string) {
+	lacking := map[kv.Key]int64{}
+	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // a temporary that is just being swept
+		}
+		if err != nil || e.IsDir() {
+			return err
+		}
+		if strings.HasSuffix(name, ".tmp") {
+			temporaries = append(temporaries, name)
+		}
+		rel, err := filepath.Rel(root, name)
+		own := strings.HasPrefix(rel, ".kvhost/") || strings.HasPrefix(rel, ".kvhost-copy/")
+		if err != nil || own && !strings.HasPrefix(rel, ".kvhost/quarantine/") {
+			return err
+		}
+		var st syscall.Stat_t
+		if err := syscall.Stat(name, &st); err == nil {
+			size := (st.Blocks*512 + 4095) &^ 4095
+			held += size
+			if h, ok := headerOf(name); ok && !own {
+				if lacking[h.Key] == 0 {
+					lacking[h.Key] = size
+				} else {
+					delete(lacking, h.Key)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil && !os.IsNotExist(err) {
+		k.Fatal(err)
+	}
+	for _, size := range lacking {
+		held += size
+	}
+	return held, temporaries
+}
+
+// gauge is the sum of a metric's series.
+func gauge(t *testing.T, address, name string) int64 {
+	t.Helper()
+	r, err := http.Get("http://" + address + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := families[name]
+	if f == nil {
+		t.Fatalf("no metric %s", name)
+	}
+	sum := 0.0
+	for _, m := range f.Metric {
+		sum += m.GetGauge().GetValue() + m.GetCounter().GetValue()
+	}
+	return int64(sum)
+}

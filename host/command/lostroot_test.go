@@ -1,0 +1,234 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/testkit/fusefs"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// pieceFiles lists the pieces below a root.
+func pieceFiles(t *testing.T, root string) (names []string) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(name string, e os.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err == nil && !e.IsDir() && strings.HasSuffix(name, ".kv") {
+			names = append(names, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// awaitGauge waits for the sum of a metric's series.
+func awaitGauge(t *testing.T, address, name string, want int64, logged func() string) {
+	t.Helper()
+	got := int64(-1)
+	defer func() {
+		if got != want {
+			t.Logf("%s is %d, want %d\n%s", name, got, want, logged())
+		}
+	}()
+	until(t, name, func() bool { got = gauge(t, address, name); return got == want })
+}
+
+func (p *killPeer) hits(t *testing.T, n int) int {
+	t.Helper()
+	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{killKey(n)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release(t.Context())
+	return l.Hits()
+}
+
+// outcome stores chunk n and returns its result.
+func (p *killPeer) outcome(t *testing.T, n int) client.ChunkResult {
+	t.Helper()
+	for i := range p.arena.Bytes()[:killLayers*killBlocks*killPage] {
+		p.arena.Bytes()[i] = byte(i>>12 + n)
+	}
+	job, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(n), Blocks: killIDs(0)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := job.Published(t.Context())
+	if err != nil || len(res.Chunks) != 1 {
+		t.Fatal(res, err)
+	}
+	return res.Chunks[0]
+}
+
+func (p *killPeer) mustStore(t *testing.T, n int) {
+	t.Helper()
+	if got := p.outcome(t, n); got.Result != client.Stored {
+		t.Fatalf("the store of chunk %d %s: %v", n, got.Result, got.Err)
+	}
+}
+
+// awaitHang waits until the file system has let an operation hang.
+func awaitHang(t *testing.T, m *fusefs.Mount) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		n, err := m.Injected()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n > 0 {
+			return
+		}
+	}
+	t.Fatal("nothing hangs")
+}
+
+// TestHungRoot makes system calls of a real host hang, below the kernel: those that open or read a piece's file. The load's cancel is acknowledged at once, its blocks fail, the root goes out of service and the log says
+// why. When the call has returned, the root is back.
+func TestHungRoot(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	testenv.Need(t, testenv.FUSE)
+	dir, mounted := shortDir(t), t.TempDir()
+	m, err := fusefs.New(t.TempDir(), mounted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Unmount(); err != nil {
+			t.Error(err)
+		}
+	})
+	_, logged, stop := startHost(t, dir, "--root", filepath.Join(mounted, "kv")+"=64MiB", "--socket", "s", "--http-listen", anyPort,
+		"--store-io-timeout", "5s")
+	address := httpAddress(t, logged)
+	p, err := dialToKill(t.Context(), filepath.Join(dir, "s"), "e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	p.mustStore(t, 0)
+	if err := m.Set("open,read **.kv: hang"); err != nil {
+		t.Fatal(err)
+	}
+	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{killKey(0)}})
+	if err != nil || l.Hits() != 1 {
+		t.Fatal(l, err)
+	}
+	load, err := p.Load(t.Context(), l, []client.LoadChunk{{Blocks: killIDs(2)}}, client.LoadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitHang(t, m)
+	if err := load.Cancel(t.Context()); err != nil {
+		t.Errorf("the cancel of a load that hangs: %v", err)
+	}
+	awaitGauge(t, address, "kvhost_root_state", 3, logged)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if res, err := load.Wait(ctx); err == nil && !res.Cancelled && len(res.Failed) == 0 {
+		t.Errorf("a load that hangs: %+v", res)
+	}
+	if p.hits(t, 0) != 0 {
+		t.Error("a hit in a root that hangs")
+	}
+	if got := p.outcome(t, 1); got.Result != client.Failed || !strings.Contains(fmt.Sprint(got.Err), "out of service") {
+		t.Errorf("a store to a root that hangs %s: %v", got.Result, got.Err)
+	}
+	if !strings.Contains(logged(), "no answer after") {
+		t.Errorf("the log does not say why:\n%s", logged())
+	}
+	if err := m.Set(""); err != nil {
+		t.Fatal(err)
+	}
+	awaitGauge(t, address, "kvhost_root_state", 0, logged)
+	p.mustStore(t, 1)
+	p.loads(t, 1)
+	if code := stop(syscall.SIGTERM); code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// TestRootDeleted removes one of a host's two root directories. The other root serves and takes the stores, and a new
+// directory is used again.
+func TestRootDeleted(t *testing.T) {
+	dir := shortDir(t)
+	_, logged, stop := startHost(t, dir, "--root", "a=64MiB", "--root", "b=64MiB", "--socket", "s", "--http-listen",
+		anyPort)
+	address := httpAddress(t, logged)
+	p, err := dialToKill(t.Context(), filepath.Join(dir, "s"), "e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	const chunks = 8
+	for n := range chunks {
+		p.mustStore(t, n)
+	}
+	lost := len(pieceFiles(t, filepath.Join(dir, "a")))
+	if lost == 0 || lost == chunks {
+		t.Fatalf("%d of %d chunks are in the first root", lost, chunks)
+	}
+	// To delete it takes time in which the host would make its lock file again, so it goes at once and is deleted then.
+	gone := filepath.Join(dir, "gone")
+	if err := os.Rename(filepath.Join(dir, "a"), gone); err != nil {
+		t.Fatal(err)
+	}
+	awaitGauge(t, address, "kvhost_root_state", 3, logged) // the other's is 0
+	if err := os.RemoveAll(gone); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(logged(), "its directory is gone") {
+		t.Errorf("the log does not say why:\n%s", logged())
+	}
+	kept := 0
+	for n := range chunks {
+		if p.hits(t, n) == 1 {
+			kept++
+		}
+	}
+	if kept != chunks-lost {
+		t.Errorf("%d of %d chunks are hits, %d were in the root that is gone", kept, chunks, lost)
+	}
+	for n := range chunks {
+		p.mustStore(t, n+chunks)
+	}
+	p.loads(t, 2*chunks-1)
+	if _, err := os.Stat(filepath.Join(dir, "a")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the host has made the directory again, wherever that is: %v", err)
+	}
+	held, err := p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(90), Blocks: killIDs(1)}},
+		&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := held.Cancel(t.Context()); err != nil {
+		t.Errorf("cancel: %v", err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "a"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	awaitGauge(t, address, "kvhost_root_state", 0, logged)
+	for n := range chunks {
+		p.mustStore(t, n+2*chunks)
+	}
+	if len(pieceFiles(t, filepath.Join(dir, "a"))) == 0 {
+		t.Error("nothing goes to the root that is back")
+	}
+	if code := stop(syscall.SIGTERM); code != exitOK {
+		t.Errorf("exit code %d", code)
+	}
+}

@@ -1,0 +1,307 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+)
+
+// binary is the built command.
+var binary string
+
+const mixedTrace = "../../examples/traces/mixed.jsonl.zst"
+
+func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+
+func testMain(m *testing.M) int {
+	if who := os.Getenv(soakAttacker); who != "" {
+		return attack(who)
+	}
+	if os.Getenv(clientToKill) != "" { // a client of a host that runs
+		return m.Run()
+	}
+	if binary = os.Getenv("KVHOST_BIN"); binary != "" { // built elsewhere: this machine may have no Go
+		return m.Run()
+	}
+	overlay, err := policytest.Overlay()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	dir, err := os.MkdirTemp("", "kvhost-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "kvhost")
+	build := exec.Command("go", "build", "-overlay", overlay, "-trimpath", "-ldflags=-s -w", "-o", binary, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+// The binary has in it the policies that an operator would choose, and stays small.
+func TestBinarySize(t *testing.T) {
+	info, err := os.Stat(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const limit = 31_600_000 // of which 0.3 MB are the kernels that code extents on a GPU
+	if info.Size() > limit {
+		t.Errorf("the binary has %d bytes, at most %d", info.Size(), limit)
+	}
+}
+
+// command runs the binary in a directory, without KVHOST_ variables of the tester's environment. It is killed when the
+// test ends, and not before: a host or a replay may take minutes on a machine that is busy.
+func command(t *testing.T, dir string, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Dir = dir
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "KVHOST_") {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	return cmd
+}
+
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+func finish(t *testing.T, cmd *exec.Cmd) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if _, exited := err.(*exec.ExitError); err != nil && !exited {
+		t.Fatal(err)
+	}
+	r := result{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+	if strings.Contains(r.stderr, "goroutine ") {
+		t.Errorf("%v panicked:\n%s", cmd.Args, r.stderr)
+	}
+	return r
+}
+
+// shortDir is a directory whose path leaves room for a socket's.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func absolute(t *testing.T, path string) string {
+	t.Helper()
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return abs
+}
+
+func write(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Wrong input has a clear error and its exit code, and never a panic.
+func TestWrongInput(t *testing.T) {
+	dir := shortDir(t)
+	whole, err := os.ReadFile(mixedTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "cut.jsonl.zst", string(whole[:len(whole)/2]))
+	write(t, dir, "bad.jsonl", `{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[1,x]}`+"\n")
+	write(t, dir, "not.wasm", "this is no module")
+	write(t, dir, "syntax.toml", "[log]\nlevel = \n")
+	write(t, dir, "unknown.toml", "[log]\n\nlevle = 'info'\n")
+	write(t, dir, "type.toml", "[engine]\nthreads_per_gpu = 'many'\n")
+	write(t, dir, "role.toml", "[[policy]]\nmodule = 'lru.wasm'\nroles = ['place']\n")
+	write(t, dir, "setting.toml", "[[policy]]\nmodule = 'lru.wasm'\n[policy.config]\nno_such_setting = 1\n")
+	trace := absolute(t, mixedTrace)
+	for _, test := range []struct {
+		name string
+		args []string
+		code int
+		says []string
+	}{
+		{"unknown command", []string{"serv"}, exitUsage, []string{`"serv"`, "serve", "--help"}},
+		{"unknown flag", []string{"--no-such-flag"}, exitUsage, []string{"--no-such-flag", "--help"}},
+		{"misspelled flag", []string{"--polcy", "lru"}, exitUsage, []string{`did you mean "--policy"`}},
+		{"bench of a missing root", []string{"bench", "--root", "nowhere"}, exitUsage,
+			[]string{"nowhere", "create it"}},
+		{"sim without a chunk's size", []string{"sim", "--trace", trace, "--capacity", "10GiB"}, exitUsage,
+			[]string{"10GiB", "--chunk-bytes"}},
+		{"argument", []string{"version", "x"}, exitUsage, []string{"takes no arguments"}},
+		{"bad flag value", []string{"--log-level", "loud"}, exitUsage, []string{"--log-level", "debug, info"}},
+		{"bad number", []string{"replay", "--ranks", "two"}, exitUsage, []string{"--ranks"}},
+		{"missing file", []string{"--config", "none.toml"}, exitUsage, []string{"none.toml"}},
+		{"TOML syntax", []string{"--config", "syntax.toml"}, exitUsage, []string{"syntax.toml:2"}},
+		{"TOML key", []string{"--config", "unknown.toml"}, exitUsage,
+			[]string{"unknown.toml:3", "log.levle", `did you mean "level"`}},
+		{"TOML type", []string{"config", "--config", "type.toml"}, exitUsage,
+			[]string{"type.toml:2", "engine.threads_per_gpu", "whole number"}},
+		{"every interface, unnamed", []string{"--http-listen", ":80"}, exitUsage, []string{"--http-listen", "0.0.0.0"}},
+		{"policy missing", []string{"--policy", "none/such.wasm"}, exitPolicy, []string{"none/such.wasm"}},
+		{"policy name", []string{"--policy", "lur"}, exitPolicy, []string{"lur", "lru"}},
+		{"policy unreadable", []string{"--policy", "/dev/null/x.wasm"}, exitPolicy, []string{"/dev/null/x.wasm"}},
+		{"policy not a module", []string{"--policy", "./not.wasm"}, exitPolicy, []string{"not.wasm", "WebAssembly"}},
+		{"policy without the role", []string{"--config", "role.toml"}, exitPolicy,
+			[]string{"lru.wasm", `"place"`, "evict"}},
+		{"policy setting", []string{"--config", "setting.toml"}, exitPolicy, []string{"no_such_setting"}},
+		{"two of a role", []string{"--policy", "lru.wasm", "--policy", "fifo.wasm"}, exitPolicy,
+			[]string{"lru", "fifo", "evict"}},
+		{"root is a file", []string{"--root", "cut.jsonl.zst", "--http-listen", ""}, exitFailure,
+			[]string{"cut.jsonl.zst"}},
+		{"trace cut", []string{"replay", "--embedded", "--trace", "cut.jsonl.zst"}, exitTrace,
+			[]string{"cut.jsonl.zst:", "ends early"}},
+		{"trace bad", []string{"replay", "--embedded", "--trace", "bad.jsonl"}, exitTrace,
+			[]string{"bad.jsonl:1", "hash id"}},
+		{"trace missing", []string{"replay", "--embedded", "--trace", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
+		{"trace info missing", []string{"trace", "info", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
+		{"trace info of nothing", []string{"trace", "info"}, exitUsage, []string{"want a trace file"}},
+		{"trace alone", []string{"trace"}, exitUsage, []string{"gen or info"}},
+		{"trace gen", []string{"trace", "gen", "--requests", "0"}, exitUsage, []string{"0 requests"}},
+		{"replay without trace", []string{"replay"}, exitUsage, []string{"--trace"}},
+		{"replay shape", []string{"replay", "--embedded", "--trace", trace, "--chunk-bytes", "100", "--page-bytes",
+			"64"}, exitUsage, []string{"pages of 64 bytes"}},
+		{"replay capacity", []string{"replay", "--embedded", "--trace", trace, "--capacity", "lots"}, exitUsage,
+			[]string{"--capacity", "lots"}},
+		{"replay zero capacity", []string{"replay", "--embedded", "--trace", trace, "--capacity", "0"}, exitUsage,
+			[]string{"--capacity"}},
+		{"replay capacity of another's host", []string{"replay", "--trace", trace, "--capacity", "5"}, exitUsage,
+			[]string{"--embedded"}},
+		{"replay without host", []string{"replay", "--trace", trace, "--socket", "none.sock"}, exitFailure,
+			[]string{"none.sock"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := finish(t, command(t, dir, test.args...))
+			if r.code != test.code {
+				t.Errorf("exit code %d, want %d", r.code, test.code)
+			}
+			for _, want := range append(test.says, "kvhost: ") {
+				if !strings.Contains(r.stderr, want) {
+					t.Errorf("standard error does not say %q:\n%s", want, r.stderr)
+				}
+			}
+		})
+	}
+}
+
+func TestHelpers(t *testing.T) {
+	dir := shortDir(t)
+	for _, test := range []struct {
+		args []string
+		says []string
+	}{
+		{[]string{"--help"}, []string{"kvhost --policy lru.wasm", "replay", "--help-all"}},
+		{[]string{"--help-all"}, []string{"Exit codes:", "kvhost --policy lru.wasm", "replay",
+			"--engine-threads-per-gpu"}},
+		{[]string{"serve", "--help-all"}, []string{"Exit codes:", "SIGUSR2", "--engine-threads-per-gpu"}},
+		{[]string{"replay", "--help"}, []string{"Examples:", "--chunk-bytes", "--evict"}},
+		{[]string{"version"}, []string{"policy abi 1", "lru"}},
+		{[]string{"--version"}, []string{"kvhost"}},
+		{[]string{"completion", "bash"}, []string{"__start_kvhost"}},
+		{[]string{"config", "--store-evict", "background"}, []string{`evict = "background" # flag --store-evict`,
+			"# default"}},
+		{[]string{"trace", "info", absolute(t, mixedTrace)}, []string{"infinite cache", "reuse gap"}},
+	} {
+		r := finish(t, command(t, dir, test.args...))
+		if r.code != exitOK {
+			t.Errorf("%v: exit code %d\n%s", test.args, r.code, r.stderr)
+		}
+		for _, want := range test.says {
+			if !strings.Contains(r.stdout, want) {
+				t.Errorf("%v does not say %q:\n%s", test.args, want, r.stdout)
+			}
+		}
+	}
+	if r := finish(t, command(t, dir, "--help")); strings.Count(r.stdout, "\n") > 54 ||
+		strings.Contains(r.stdout, "--engine-threads-per-gpu") {
+		t.Errorf("--help is long:\n%s", r.stdout)
+	}
+	example, err := os.ReadFile("../../examples/kvhost.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := finish(t, command(t, dir, "config", "--defaults")); r.stdout != string(example) {
+		t.Error("config --defaults is not examples/kvhost.toml")
+	}
+	cmd := command(t, dir, "config")
+	cmd.Env = append(cmd.Env, "KVHOST_CONFIG="+absolute(t, "../../examples/kvhost.toml"), "KVHOST_LOG_LEVEL=warn",
+		"KVHOST_LOGLEVEL=x")
+	if r := finish(t, cmd); r.code != exitOK || !strings.Contains(r.stdout, "# env KVHOST_LOG_LEVEL") ||
+		!strings.Contains(r.stdout, "kvhost.toml:") ||
+		!strings.Contains(r.stderr, "KVHOST_LOGLEVEL") {
+		t.Errorf("environment: %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+}
+
+// The documented command generates the committed trace, with any compression.
+func TestTraceGen(t *testing.T) {
+	dir := shortDir(t)
+	for _, name := range []string{"a.jsonl", "a.jsonl.gz", "a.jsonl.zst"} {
+		if r := finish(t, command(t, dir, "trace", "gen", "--out", name)); r.code != exitOK {
+			t.Fatalf("%s: %s", name, r.stderr)
+		}
+	}
+	describe := func(path string) string {
+		r := finish(t, command(t, dir, "trace", "info", "--json", path))
+		var fields map[string]any
+		if err := json.Unmarshal([]byte(r.stdout), &fields); err != nil {
+			t.Fatalf("%s: %v\n%s", path, err, r.stderr)
+		}
+		delete(fields, "trace")
+		return fmt.Sprint(fields)
+	}
+	want := describe(absolute(t, mixedTrace))
+	for _, name := range []string{"a.jsonl", "a.jsonl.gz", "a.jsonl.zst"} {
+		if got := describe(name); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+	plain, err := os.ReadFile(filepath.Join(dir, "a.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := finish(t, command(t, dir, "trace", "gen")); r.stdout != string(plain) {
+		t.Error("standard output and file differ")
+	}
+}
+
+func TestReflow(t *testing.T) {
+	got := reflow("one two three\nfour five\n\nCodes:\n  0  fine\n  1  a longer line than all\n\nlast", 13)
+	want := "one two three\nfour five\n\nCodes:\n  0  fine\n  1  a longer line than all\n\nlast"
+	if got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := reflow("a bb ccc dddd", 4), "a bb\nccc\ndddd"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

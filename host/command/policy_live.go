@@ -1,0 +1,264 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/policy/artifact"
+	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// running finds the host for commands that talk to one.
+type running struct{ socket, file string }
+
+func (r *running) addTo(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&r.socket, "socket", "", "the host's socket (default: the configuration's)")
+	cmd.Flags().StringVarP(&r.file, "config", "c", "",
+		"TOML file that names the socket (default: $"+config.EnvFile+", else none)")
+}
+
+// dial connects to the host.
+func (r *running) dial() (*grpc.ClientConn, error) {
+	socket := r.socket
+	if socket == "" {
+		s := settings{file: r.file}
+		loaded, err := s.load()
+		if err != nil {
+			return nil, err
+		}
+		socket = loaded.Config.Socket
+	}
+	path, err := filepath.Abs(socket)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(path); err != nil {
+		return nil, fmt.Errorf("no host is running: %w", err)
+	}
+	return grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+}
+
+// ask makes one call.
+func ask[Q, A any](ctx context.Context, r *running, call func(*grpc.ClientConn, context.Context, *Q,
+	...grpc.CallOption) (*A, error), q *Q) (*A, error) {
+	c, err := r.dial()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	a, err := call(c, ctx, q)
+	if s, ok := status.FromError(err); ok && err != nil {
+		if s.Code() == codes.FailedPrecondition {
+			return nil, refusedPolicy{errors.New(s.Message())}
+		}
+		return nil, fmt.Errorf("host: %s", s.Message())
+	}
+	return a, err
+}
+
+// refusedPolicy is a running host's refusal of a policy. Its exit code is that of a policy refused at start.
+type refusedPolicy struct{ error }
+
+func (refusedPolicy) Is(target error) bool { return target == policyset.ErrPolicy }
+
+func swapPolicy(c *grpc.ClientConn, ctx context.Context, q *proto.SwapPolicyRequest,
+	o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {
+	return proto.NewAdminClient(c).SwapPolicy(ctx, q, o...)
+}
+
+func promotePolicy(c *grpc.ClientConn, ctx context.Context, q *proto.PromotePolicyRequest,
+	o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {
+	return proto.NewAdminClient(c).PromotePolicy(ctx, q, o...)
+}
+
+func hostStatus(c *grpc.ClientConn, ctx context.Context, q *proto.StatusRequest,
+	o ...grpc.CallOption) (*proto.StatusReply, error) {
+	return proto.NewHostClient(c).Status(ctx, q, o...)
+}
+
+func newPolicyList() *cobra.Command {
+	var r running
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the policies of a running host, and the would-be hit ratios of its shadows",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			st, err := ask(cmd.Context(), &r, hostStatus, &proto.StatusRequest{})
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printStatus(cmd.OutOrStdout(), &proto.StatusReply{Policies: st.Policies,
+					PolicyMemory: st.PolicyMemory, PolicyMemoryLimit: st.PolicyMemoryLimit})
+			}
+			return listPolicies(cmd.OutOrStdout(), st)
+		},
+	}
+	r.addTo(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, as kvhost status --json has it")
+	return cmd
+}
+
+func listPolicies(w io.Writer, st *proto.StatusReply) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t,
+		"POLICY\tROLE\tSTATE\tMODULE\tVERSION\tSHA-256\tSINCE\tCALLS\tFAULTS\tFUEL/RECORD\tMEMORY\tHIT RATIO\tWHERE")
+	for _, p := range st.Policies {
+		state := strings.ToLower(strings.TrimPrefix(p.State.String(), "POLICY_STATE_"))
+		ratio, where := "", p.Root
+		switch {
+		case p.Trial != nil:
+			ratio = fmt.Sprintf("%s, live %s", share(p.Trial.Hits, p.Trial.Keys), share(p.Trial.LiveHits, p.Trial.Keys))
+			where = fmt.Sprintf("an imaginary %s", config.FormatSize(int64(p.Trial.Capacity)))
+			if p.Trial.Dropped > 0 {
+				where += fmt.Sprintf(", %d steps dropped", p.Trial.Dropped)
+			}
+		case p.Role == "evict":
+			ratio = share(st.Counters["lookup_hits"], st.Counters["lookup_keys"])
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", p.Name, p.Role, state, p.Module, p.Version,
+			short(p.Digest),
+			time.UnixMilli(int64(p.Since*1e3)).UTC().Format(time.DateTime), p.Calls, p.Faults, perRecord(p),
+			memoryOf(p), ratio,
+			where)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if st.PolicyMemoryLimit > 0 {
+		fmt.Fprintf(w, "memory of all: %s, at most %s (policy_memory)\n", mebibytes(st.PolicyMemory),
+			mebibytes(st.PolicyMemoryLimit))
+	}
+	for _, p := range st.Policies {
+		if p.Reason != "" {
+			fmt.Fprintf(w, "%s: %s\n", p.Name, p.Reason)
+		}
+	}
+	return nil
+}
+
+func share(part, whole uint64) string {
+	if whole == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.4f", float64(part)/float64(whole))
+}
+
+func perRecord(p *proto.PolicyStatus) string {
+	if p.Fuel == 0 || p.Records == 0 {
+		return "-"
+	}
+	return fmt.Sprint(p.Fuel / p.Records)
+}
+
+// memoryOf is the memory of a policy's instances; a native one has none of its own.
+func memoryOf(p *proto.PolicyStatus) string {
+	if p.Memory == 0 {
+		return "-"
+	}
+	return mebibytes(p.Memory)
+}
+
+func mebibytes(n uint64) string { return fmt.Sprintf("%d MiB", (n+1<<20-1)>>20) }
+
+// short is enough of a digest for people to tell modules apart.
+func short(digest string) string { return digest[:min(len(digest), 12)] }
+
+func newPolicySwap() *cobra.Command {
+	var r running
+	q := &proto.SwapPolicyRequest{}
+	cmd := &cobra.Command{
+		Use:   "swap POLICY [MODULE]",
+		Short: "Replace a policy of a running host, under load",
+		Long: `Replaces the module of a policy, in all its roles, without interrupting sessions. The new module
+is opened and tested first, and learns what is resident. When it is refused or fails, the old one stays and the
+exit code is not 0. POLICY is a name from kvhost policy list. Without MODULE the policy restarts from its file,
+with the settings given.
+
+The change lasts until the host restarts or reloads its configuration (SIGHUP). To keep it, write it to the
+configuration.`,
+		Example: `  kvhost policy swap lru ./mine.wasm --sha256 4f0c...
+  kvhost policy swap prefix --set window=20`,
+		Args: wantArgs(1, 2, "the name of a policy, and a module"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			q.Name = args[0]
+			if len(args) == 2 {
+				q.Module = modulePath(args[1])
+			}
+			a, err := ask(cmd.Context(), &r, swapPolicy, q)
+			if err != nil {
+				return err
+			}
+			printTaken(cmd.OutOrStdout(), args[0], a)
+			return nil
+		},
+	}
+	r.addTo(cmd)
+	cmd.Flags().StringVar(&q.Sha256, "sha256", "", "SHA-256 that the module must have, in hexadecimal")
+	cmd.Flags().StringToStringVar(&q.Config, "set", nil, "a setting of the policy, as key=value; repeatable")
+	return cmd
+}
+
+// modulePath makes a path absolute: the host has another working directory. A name stays a name, and a reference a reference.
+func modulePath(module string) string {
+	if _, err := os.Stat(module); !artifact.Named(module) && (err == nil || filepath.Base(module) != module) {
+		if path, err := filepath.Abs(module); err == nil {
+			return path
+		}
+	}
+	return module
+}
+
+func printTaken(w io.Writer, name string, a *proto.SwapPolicyReply) {
+	fmt.Fprintf(w, "%s is %s, sha256 %s\n", name, a.Module, a.Digest)
+	for _, t := range a.Taken {
+		switch t.Role {
+		case "evict":
+			fmt.Fprintf(w, "  evict %s: replaced %s, handover by %s, %d entries, %.3f s\n", t.Root, short(t.From),
+				t.Handover, t.Entries, t.Seconds)
+		default:
+			fmt.Fprintf(w, "  %s: replaced %s\n", t.Role, short(t.From))
+		}
+	}
+}
+
+func newPolicyPromote() *cobra.Command {
+	var r running
+	q := &proto.PromotePolicyRequest{}
+	cmd := &cobra.Command{
+		Use:   "promote SHADOW",
+		Short: "Make a shadow of a running host its evict policy",
+		Long: `Starts a new instance of the shadow's module, replays every entry to it in order of last touch,
+and lets it evict. The shadow ends. The change lasts until the host restarts or reloads its configuration (SIGHUP).
+To keep it, write it to the configuration.`,
+		Args: wantArgs(1, 1, "the name of one shadow"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			q.Name = args[0]
+			a, err := ask(cmd.Context(), &r, promotePolicy, q)
+			if err != nil {
+				return err
+			}
+			printTaken(cmd.OutOrStdout(), args[0], a)
+			return nil
+		},
+	}
+	r.addTo(cmd)
+	cmd.Flags().StringVar(&q.Root, "root", "", "the root that it evicts from (default: all)")
+	return cmd
+}

@@ -1,0 +1,175 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+)
+
+// module copies a first-party policy to a file.
+func module(t *testing.T, dir, name, policy string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(policytest.Dir(t, policy), policy+".wasm"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return write(t, dir, name, string(b))
+}
+
+// TestLivePolicies changes the policies of a running host in every possible way, while a client stores, loads and
+// compares.
+func TestLivePolicies(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	dir := shortDir(t)
+	module(t, dir, "main.wasm", "lru")
+	fifo := module(t, dir, "second.wasm", "fifo")
+	bad := write(t, dir, "bad.wasm", "not wasm at all")
+	file := write(t, dir, "kvhost.toml", `
+[http]
+listen = "`+anyPort+`"
+[[root]]
+path = "kv"
+capacity = "4MiB"
+evict = "main"
+[[policy]]
+name = "main"
+module = "./main.wasm"
+[[policy]]
+name = "names"
+module = "fanout"
+[[policy]]
+name = "other names"
+module = "fanout"
+namespaces = ["somebody-else/*"]
+config = {widths = "4/4"}
+[[policy]]
+name = "trial"
+module = "s3fifo"
+shadow = true
+`)
+	cmd, logged, stop := startHost(t, dir, "--config", file)
+	client := command(t, dir, "replay", "--trace", absolute(t, mixedTrace), "--sessions", "2", "--chunk-bytes", "8192",
+		"--limit", "800", "--json")
+	var report, complaints bytes.Buffer
+	client.Stdout, client.Stderr = &report, &complaints
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
+	}
+	policy := func(args ...string) result { return finish(t, command(t, dir, append([]string{"policy"}, args...)...)) }
+	list := func(want ...string) {
+		t.Helper()
+		r := policy("list")
+		for line := range strings.Lines(r.stdout) {
+			found := 0
+			for _, w := range want {
+				if strings.Contains(strings.Join(strings.Fields(line), " "), w) {
+					found++
+				}
+			}
+			if found == len(want) {
+				return
+			}
+		}
+		t.Errorf("no line with %q in (%d)\n%s%s", want, r.code, r.stdout, r.stderr)
+	}
+	list("main evict acting lru", "kv")
+	var listed struct {
+		Policies []struct{ Name, Role, State, Module, Digest string }
+	}
+	text := policy("list", "--json")
+	if err := json.Unmarshal([]byte(text.stdout), &listed); err != nil || len(listed.Policies) < 4 || !slices.ContainsFunc(
+		listed.Policies, func(p struct{ Name, Role, State, Module, Digest string }) bool {
+			return p.Name == "main" && p.Role == "evict" && p.State == "acting" && p.Module == "lru" && len(p.Digest) == 64
+		}) {
+		t.Errorf("%v: %+v", err, text)
+	}
+	list("other names place acting fanout")
+	list("trial evict shadow s3fifo", "imaginary 4MiB")
+
+	if r := policy("swap", "main", fifo); r.code != exitOK || !strings.Contains(r.stdout, "main is fifo") {
+		t.Errorf("swap: %+v", r)
+	}
+	list("main evict acting fifo")
+	if r := policy("swap", "names", "--set", "widths=1/1/1"); r.code != exitOK ||
+		!strings.Contains(r.stdout, "place: replaced") {
+		t.Errorf("swap of a place policy: %+v", r)
+	}
+	if r := policy("swap", "names", "--set", "widths=2/1"); r.code != exitOK {
+		t.Errorf("second swap of a place policy: %+v", r)
+	}
+	wrong := strings.Repeat("ab", 32)
+	r := policy("swap", "main", fifo, "--sha256", wrong)
+	if r.code == exitOK || !strings.Contains(r.stderr, wrong) || strings.Count(r.stderr, "SHA-256") != 1 ||
+		len(longestHex(r.stderr)) != 64 {
+		t.Errorf("swap for a module with another digest: %+v", r)
+	}
+	for what, args := range map[string][]string{
+		"a bad module": {"swap", "main", bad}, "no such policy": {"swap", "nobody", fifo},
+		"another role": {"swap", "names", fifo},
+		"no shadow":    {"promote", "main"}, "an unknown setting": {"swap", "main", "--set", "nonsense=1"},
+	} {
+		if r := policy(args...); r.code != exitPolicy || r.stderr == "" {
+			t.Errorf("%s: %+v", what, r)
+		}
+	}
+	list("main evict acting fifo")
+
+	module(t, dir, "next.wasm", "s3fifo")
+	if err := os.Rename(filepath.Join(dir, "next.wasm"), filepath.Join(dir, "main.wasm")); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Process.Signal(syscall.SIGHUP)
+	await(t, logged, `"msg":"configuration reloaded"`, nil)
+	list("main evict acting s3fifo")
+
+	if r := policy("promote", "trial"); r.code != exitOK || !strings.Contains(r.stdout, "trial is s3fifo") {
+		t.Errorf("promote: %+v", r)
+	}
+	list("trial evict acting s3fifo", "kv")
+
+	if err := client.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, complaints.String())
+	}
+	var sum struct {
+		Requests, Hits  int64
+		FailedLoads     int64  `json:"failed_loads"`
+		FailedStores    int64  `json:"failed_stores"`
+		MismatchedBytes *int64 `json:"mismatched_bytes"`
+	}
+	if err := json.Unmarshal(report.Bytes(), &sum); err != nil || sum.Requests != 800 || sum.Hits == 0 ||
+		sum.FailedLoads+sum.FailedStores != 0 || sum.MismatchedBytes == nil || *sum.MismatchedBytes != 0 {
+		t.Errorf("the client: %v\n%s", err, report.String())
+	}
+	if code := stop(syscall.SIGTERM); code != exitOK {
+		t.Errorf("exit code %d\n%s", code, logged())
+	}
+	if strings.Contains(logged(), "panic") {
+		t.Error(logged())
+	}
+	_, logged, stop = startHost(t, dir, "--config", file) // what a command changed is gone, what it named is not
+	list("main evict acting s3fifo")
+	list("names place acting fanout")
+	if code := stop(syscall.SIGTERM); code != exitOK {
+		t.Errorf("exit code %d\n%s", code, logged())
+	}
+}
+
+// longestHex is the longest run of hexadecimal digits.
+func longestHex(text string) (longest string) {
+	for _, run := range strings.FieldsFunc(text, func(r rune) bool {
+		return !strings.ContainsRune("0123456789abcdef",
+			r)
+	}) {
+		if len(run) > len(longest) {
+			longest = run
+		}
+	}
+	return longest
+}

@@ -1,0 +1,37 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host/internal/policy/scaffold"
+)
+
+func newPolicyNew() *cobra.Command {
+	var language string
+	cmd := &cobra.Command{
+		Use:   "new DIR",
+		Short: "Create a project for a new policy, named like its directory",
+		Long: `Creates a project that builds and passes kvhost policy check: a small eviction policy, its
+manifest, a Makefile and a copy of the kit for its language.`,
+		Example: "  kvhost policy new --lang rust mine && make -C mine check",
+		Args:    wantArgs(1, 1, "one directory"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			err := scaffold.New(args[0], language)
+			if errors.Is(err, scaffold.ErrName) || errors.Is(err, scaffold.ErrLanguage) ||
+				errors.Is(err, scaffold.ErrExists) {
+				return usageError{err}
+			}
+			if err == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: make -C %s check\n", filepath.Clean(args[0]),
+					filepath.Clean(args[0]))
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&language, "lang", "go", "language: "+scaffold.Languages)
+	return cmd
+}

@@ -1,0 +1,70 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/regular"
+)
+
+func newPolicyPack() *cobra.Command {
+	var manifest, out string
+	cmd := &cobra.Command{
+		Use:   "pack FILE",
+		Short: "Put a manifest into a module",
+		Long: `Puts a manifest into a module as the custom section ` + abi.ManifestSection + `, replacing an old one: for
+toolchains that cannot write custom sections, and after tools that strip them. The manifest is checked first.`,
+		Example: "  kvhost policy pack mine.wasm --manifest manifest.json",
+		Args:    wantArgs(1, 1, "one .wasm file"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if out == "" {
+				out = args[0]
+			}
+			return pack(cmd.Context(), args[0], manifest, out)
+		},
+	}
+	cmd.Flags().StringVar(&manifest, "manifest", "manifest.json", "the manifest")
+	cmd.Flags().StringVarP(&out, "out", "o", "", "where to write the module (default: in place)")
+	return cmd
+}
+
+func pack(ctx context.Context, path, manifest, out string) error {
+	text, err := regular.ReadFile(ctx, manifest, abi.MaxManifestBytes)
+	if err != nil {
+		return err
+	}
+	if _, err := abi.ParseManifest(text); err != nil {
+		return fmt.Errorf("%s: %w", manifest, err)
+	}
+	module, err := regular.ReadFile(ctx, path, sandbox.MaxModuleBytes)
+	if err != nil {
+		return err
+	}
+	if module, err = abi.WithCustomSection(module, abi.ManifestSection, text); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return replaceFile(out, module)
+}
+
+// replaceFile writes beside the file and renames, so that nobody reads half a module.
+func replaceFile(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".kvhost-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
+)
+
+// lruFile is a first-party module as a file in a new directory.
+func lruFile(t *testing.T) (dir, path string) {
+	t.Helper()
+	dir = t.TempDir()
+	return dir, module(t, dir, "mine.wasm", "lru")
+}
+
+// want runs the command and compares its exit code and its output.
+func want(t *testing.T, dir string, code int, text string, args ...string) string {
+	t.Helper()
+	r := finish(t, command(t, dir, args...))
+	if r.code != code || !strings.Contains(r.stdout+r.stderr, text) {
+		t.Errorf("kvhost %s: code %d, want %d and %q\n%s%s", strings.Join(args, " "), r.code, code, text, r.stdout,
+			r.stderr)
+	}
+	return r.stdout
+}
+
+func TestPolicyPackChangesTheManifest(t *testing.T) {
+	dir, path := lruFile(t)
+	manifest := `{"name":"renamed","version":"9","abi":1,"roles":["evict"],"grants":["wasi-stub"]}`
+	if err := os.WriteFile(filepath.Join(dir, "manifest.json"), []byte(manifest), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	want(t, dir, exitOK, "", "policy", "pack", "mine.wasm")
+	module, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, ok, err := abi.CustomSection(module, abi.ManifestSection); string(text) != manifest || !ok || err != nil {
+		t.Errorf("%q, %v, %v", text, ok, err)
+	}
+	want(t, dir, exitOK, "renamed", "policy", "inspect", "mine.wasm")
+	if err := os.WriteFile(filepath.Join(dir, "bad.json"), []byte(`{"name":"x","abi":2}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	want(t, dir, exitFailure, "made for ABI 2", "policy", "pack", "mine.wasm", "--manifest", "bad.json")
+	want(t, dir, exitUsage, "want one .wasm file", "policy", "pack")
+}
+
+func TestPolicySignAndInspect(t *testing.T) {
+	dir, path := lruFile(t)
+	line := want(t, dir, exitOK, "public_key = ", "policy", "keygen", "vendor")
+	key := strings.Split(line, `"`)[1]
+	if info, err := os.Stat(filepath.Join(dir, "vendor.key")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the secret key: %v, %v", info, err)
+	}
+	want(t, dir, exitFailure, "exists", "policy", "keygen", "vendor")
+	want(t, dir, exitPolicy, "signature", "policy", "inspect", "--public-key", key, path)
+	want(t, dir, exitOK, "mine.wasm.minisig", "policy", "sign", "--key", "vendor.key", "mine.wasm")
+	want(t, dir, exitOK, "evict", "policy", "inspect", "--public-key", key, path)
+	pin := want(t, dir, exitOK, "sha256 = ", "policy", "digest", "mine.wasm")
+	digest, _, _ := strings.Cut(pin, " #")
+	want(t, dir, exitOK, digest, "policy", "digest", "lru") // the embedded one, uncompressed
+	var got inspection
+	if err := json.Unmarshal([]byte(want(t, dir, exitOK, "", "policy", "inspect", "--json", "mine.wasm")),
+		&got); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(pin, got.SHA256) || fmt.Sprint(got.Roles) != "[evict]" || got.FuelCall == 0 ||
+		len(got.Imports) == 0 {
+		t.Errorf("%s: %+v", pin, got)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write([]byte{0, 2, 1, 'x'}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, dir, exitPolicy, "which signed other bytes", "policy", "inspect", "--public-key", key, path)
+}
+
+func TestPolicyCheck(t *testing.T) {
+	dir, path := lruFile(t)
+	want(t, dir, exitOK, "ok: evict;", "policy", "check", "--slots", "4096", "mine.wasm")
+	want(t, dir, exitOK, `"Findings":null`, "policy", "check", "--slots", "4096", "--json", "mine.wasm")
+	want(t, dir, exitUsage, "want key=value", "policy", "check", "--set", "x", "mine.wasm")
+	want(t, dir, exitPolicy, `has no setting "x"`, "policy", "check", "--set", "x=1", "mine.wasm")
+	if err := os.Truncate(path, 1000); err != nil {
+		t.Fatal(err)
+	}
+	want(t, dir, exitPolicy, "mine.wasm: module: a host refuses it", "policy", "check", "mine.wasm")
+	want(t, dir, exitUsage, "unknown command", "policy", "nonsense")
+}
+
+// A new project builds with its own Makefile, in every language, and passes the check unchanged.
+func TestPolicyNew(t *testing.T) {
+	tools := map[string][]*testenv.Tool{
+		"go": {testenv.Make}, "c": {testenv.Make, testenv.Clang}, "rust": {testenv.Make, testenv.Cargo},
+	}
+	for _, language := range []string{"go", "c", "rust"} {
+		t.Run(language, func(t *testing.T) {
+			t.Parallel()
+			testenv.Need(t, tools[language]...)
+			dir := t.TempDir()
+			want(t, dir, exitOK, "make -C mine check", "policy", "new", "--lang", language, "mine")
+			cmd := exec.Command("make", "-C", "mine", "check", "KVHOST="+binary)
+			cmd.Dir = dir
+			cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "CARGO_NET_OFFLINE=true")
+			out, err := cmd.CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "mine.wasm: ok: evict;") {
+				t.Errorf("make check: %v\n%s", err, out)
+			}
+			want(t, dir, exitUsage, "not empty", "policy", "new", "--lang", language, "mine")
+		})
+	}
+	want(t, t.TempDir(), exitUsage, "unknown language", "policy", "new", "--lang", "perl", "mine")
+	want(t, t.TempDir(), exitUsage, "bad name", "policy", "new", "Not-A-Name")
+}

@@ -1,0 +1,157 @@
+package command
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// served is a host whose file a test changes.
+type served struct {
+	*testing.T
+	dir, file string
+	logged    func() string
+	signal    func(os.Signal)
+	engines   int
+}
+
+// base is the file that every change starts from.
+func (h *served) base() string {
+	return fmt.Sprintf(`socket = "kvhost.sock"
+policy_cache = ""
+[http]
+listen = %q
+ready_scan = true
+[log]
+format = "json"
+[store]
+evict = "background"
+[engine]
+max_staging_memory = "16MiB"
+[gds]
+cuda = "off"
+`, anyPort)
+}
+
+const baseRoots = "[[root]]\npath = \"a\"\ncapacity = \"32MiB\"\nwrite = \"through\"\n[[root]]\npath = \"b\"\ncapacity = \"64MiB\"\nlevel = 1\n"
+
+// reload writes a file, sends SIGHUP, and returns the line of the log that says what came of it.
+func (h *served) reload(text string) (ok bool, line string) {
+	h.Helper()
+	if err := os.WriteFile(h.file, []byte(text), 0o600); err != nil {
+		h.Fatal(err)
+	}
+	before := len(h.logged())
+	h.signal(syscall.SIGHUP)
+	end := regexp.MustCompile(`(?m)^.*"msg":"configuration (reloaded|not reloaded: nothing changed)".*$`)
+	h.until("the reload to end", func() bool { line = end.FindString(h.logged()[before:]); return line != "" })
+	return strings.Contains(line, `"configuration reloaded"`), line
+}
+
+func (h *served) until(what string, done func() bool) {
+	h.Helper()
+	until(h.T, what, done)
+}
+
+func (h *served) status() *proto.StatusReply {
+	h.Helper()
+	st, err := ask(h.Context(), &running{socket: filepath.Join(h.dir, "kvhost.sock")}, hostStatus, &proto.StatusRequest{})
+	if err != nil {
+		h.Fatal(err)
+	}
+	return st
+}
+
+// settled is what a refused reload must leave as it was.
+func (h *served) settled() string {
+	h.Helper()
+	var b strings.Builder
+	st := h.status()
+	for _, r := range st.Roots {
+		fmt.Fprintln(&b, r.Path, r.Capacity)
+	}
+	for _, p := range st.Policies {
+		fmt.Fprintln(&b, p.Name, p.Role, p.Root, p.Digest, p.State)
+	}
+	return fmt.Sprintln(b.String(), st.PolicyMemoryLimit, st.Counters["memory_limit_bytes"])
+}
+
+func (h *served) hello(tenant uint32) (*client.Session, error) {
+	h.engines++
+	return client.Dial(h.Context(), client.Hello{
+		Socket: filepath.Join(h.dir, "kvhost.sock"), Engine: fmt.Sprint("e", h.engines), Role: "worker", LocalRanks: 1, Tenant: tenant,
+		Namespace: kv.Namespace{Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
+			Groups: []kv.Group{{Geometry: kv.Uniform(2, 2, 1, 64<<10)}}},
+	})
+}
+
+// alone is a session that is let in when no other is left.
+func (h *served) alone(tenant uint32) (s *client.Session) {
+	h.Helper()
+	h.until("end of all sessions", func() bool {
+		var err error
+		s, err = h.hello(tenant)
+		return err == nil
+	})
+	return s
+}
+
+// fill stores so many chunks of 256 KiB for a tenant, and returns the number that was refused.
+func (h *served) fill(tenant uint32, chunks int) (refused int) {
+	h.Helper()
+	h.register(tenant, func(s *client.Session, err error) {
+		if err != nil {
+			h.Fatal(err)
+		}
+		for range chunks {
+			h.engines++
+			job, err := s.Store(h.Context(), 1, 0, []client.StoreChunk{{Key: kv.Key{byte(h.engines), byte(h.engines >> 8), byte(tenant)}, Blocks: []uint32{0, 1}}})
+			if err != nil {
+				h.Fatal(err)
+			}
+			if r, err := job.Published(h.Context()); err != nil || r.Bytes == 0 {
+				refused++
+			}
+		}
+	})
+	return refused
+}
+
+func (h *served) used(root int) uint64 { return h.status().Roots[root].Used }
+
+// acting is what the status says of a policy, or nil.
+func (h *served) acting(name string) *proto.PolicyStatus {
+	h.Helper()
+	for _, p := range h.status().Policies {
+		if p.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// register opens a session of a tenant, registers 512 KiB of memory, and calls use with the answer.
+func (h *served) register(tenant uint32, use func(*client.Session, error)) {
+	h.Helper()
+	s, err := h.hello(tenant)
+	if err != nil {
+		h.Fatal(err)
+	}
+	defer s.Close()
+	arena, err := s.NewArena(8 * 64 << 10)
+	if err != nil {
+		h.Fatal(err)
+	}
+	defer arena.Close()
+	_, err = s.Register(h.Context(), 0, arena, []client.PlaneRegion{
+		{Offset: 0, Stride: 64 << 10, Blocks: 4}, {Offset: 4 * 64 << 10, Stride: 64 << 10, Blocks: 4}})
+	use(s, err)
+}

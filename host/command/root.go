@@ -1,0 +1,69 @@
+package command
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+)
+
+func newRoot() *cobra.Command {
+	serve := newServe()
+	root := &cobra.Command{
+		Use:   "kvhost",
+		Short: "Host for LLM KV-cache chunks on storage, with its policy in WebAssembly",
+		Long: `kvhost keeps the KV cache of LLM serving engines on storage. Policies decide where chunks go and
+which of them stay: WebAssembly modules, embedded or your own.
+
+Without a command it serves: clients on a Unix socket, probes, metrics and a page over HTTP.`,
+		Example:       serve.Example,
+		Version:       version,
+		Args:          noArgs,
+		RunE:          serve.RunE,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetVersionTemplate("kvhost {{.Version}}\n")
+	root.Flags().SortFlags = false
+	root.Flags().AddFlagSet(serve.Flags())
+	cobra.EnableCommandSorting = false
+	for _, g := range groups {
+		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
+	}
+	group(root, groupServe, serve, newStatus(), newTop(), newCheck(), newConfig(), newBench())
+	group(root, groupRoots, newFsck())
+	group(root, groupPolicy, newPolicy(), newSim(), newReplay(), newTrace())
+	group(root, groupOther, newVersion())
+	addHelp(root)
+	return root
+}
+
+// wantArgs refuses fewer arguments and more, and says what the command wants.
+func wantArgs(least, most int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < least || len(args) > most {
+			return usageError{fmt.Errorf("%s: want %s", cmd.CommandPath(), what)}
+		}
+		return nil
+	}
+}
+
+// noArgs refuses arguments, and suggests the command that was probably meant.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if !cmd.HasSubCommands() {
+		return usageError{fmt.Errorf("%s takes no arguments, not %q", cmd.CommandPath(), args[0])}
+	}
+	if strings.HasSuffix(args[0], ".toml") {
+		return usageError{fmt.Errorf("unknown command %q; a configuration is --config %s", args[0], args[0])}
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	return usageError{fmt.Errorf("unknown command %q%s", args[0], config.Suggest(args[0], names))}
+}

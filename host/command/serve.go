@@ -1,0 +1,90 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/internal/config"
+)
+
+func newServe() *cobra.Command {
+	var s settings
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve clients until SIGINT or SIGTERM (the default)",
+		Long: `Serves clients until SIGINT or SIGTERM, which end it cleanly. SIGHUP reads the configuration
+again and changes the host to it, all of it or nothing. SIGUSR2 switches debug logging on and off.`,
+		Example: `  kvhost --policy lru.wasm
+  kvhost --config /etc/kvhost.toml --log-level debug
+  kvhost --root /mnt/nvme0/kv=2TiB --root /mnt/nvme1/kv=2TiB --policy my-evict.wasm --policy fanout.wasm`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), &s) },
+	}
+	s.addTo(cmd)
+	return cmd
+}
+
+func serve(ctx context.Context, s *settings) error {
+	loaded, err := s.load()
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	// A second signal kills the process, but not within a second of the first: some tools and terminals send two at
+	// once.
+	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
+	log, level := newLog(&loaded.Config.Log)
+	defer toggleDebug(log, level)()
+	for _, w := range loaded.Warnings {
+		log.Warn(w)
+	}
+	logStart(log, s.file, &loaded.Config)
+	h, err := host.New(ctx, host.Config{Config: &loaded.Config, Log: log, Version: version})
+	if err != nil && ctx.Err() != nil {
+		log.Info("stopped while starting", "error", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- h.Run(ctx) }()
+	defer reloadOnHangup(ctx, h, s, log, level)()
+	select {
+	case <-h.Ready():
+		log.Info("ready", "socket", h.Socket(), "http", h.HTTPAddr(), "version", version)
+		h.Policies().LogNeeds(ctx)
+		err = <-ended
+	case err = <-ended:
+	}
+	if err != nil {
+		return fmt.Errorf("host: %w", err)
+	}
+	log.Info("stopped")
+	return nil
+}
+
+// logStart logs what an operator wants to see first: the version, the configuration and the roots.
+func logStart(log *slog.Logger, file string, c *config.Config) {
+	log.Info("starting", "version", version, "pid", os.Getpid(), "config",
+		cmp.Or(file, os.Getenv(config.EnvFile), "none"),
+		"durability", c.Store.Durability, "evict", c.Store.Evict)
+	for _, r := range c.Roots {
+		path, err := filepath.Abs(r.Path)
+		if err != nil || r.InMemory() {
+			path = r.Path
+		}
+		log.Info("root", "path", path, "capacity", config.FormatSize(r.Capacity), "shared", r.Shared)
+	}
+}

@@ -1,0 +1,284 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/config"
+)
+
+// anyPort is an address to listen on. The kernel chooses the port when the host binds it, so that nobody else can take it
+// before.
+const anyPort = "127.0.0.1:0"
+
+// httpAddress is where a host serves HTTP, as its log says.
+func httpAddress(t *testing.T, logged func() string) string {
+	t.Helper()
+	for line := range strings.Lines(logged()) {
+		var ready struct{ Msg, HTTP string }
+		if json.Unmarshal([]byte(line), &ready) == nil && ready.Msg == "ready" {
+			return ready.HTTP
+		}
+	}
+	t.Fatalf("the host is not ready:\n%s", logged())
+	return ""
+}
+
+func healthy(t *testing.T, address string) bool {
+	t.Helper()
+	r, err := http.Get("http://" + address + "/readyz")
+	if err != nil {
+		return false
+	}
+	defer r.Body.Close()
+	return r.StatusCode == http.StatusOK
+}
+
+// startHost starts a host and waits until its log says that it is ready. stop ends it with a signal and returns its
+// exit code.
+func startHost(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, logged func() string,
+	stop func(os.Signal) int) {
+	t.Helper()
+	return startCommand(t, command(t, dir, args...))
+}
+
+func startCommand(t *testing.T, cmd *exec.Cmd) (_ *exec.Cmd, logged func() string, stop func(os.Signal) int) {
+	t.Helper()
+	logged, ended, stop := launch(t, cmd)
+	await(t, logged, `"msg":"ready"`, ended)
+	return cmd, logged, stop
+}
+
+// launch starts a command whose log is read while it runs. ended is closed when it has ended; stop is as of startHost.
+func launch(t *testing.T, cmd *exec.Cmd) (logged func() string, ended <-chan struct{}, stop func(os.Signal) int) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "log")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	cmd.Stderr = file
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end := make(chan struct{})
+	go func() { cmd.Wait(); close(end) }()
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-end
+		if text := logged(); t.Failed() {
+			t.Logf("%s, its log ends with\n%s", cmd.ProcessState, text[max(0, len(text)-4<<10):])
+		}
+	})
+	logged = func() string {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	return logged, end, func(s os.Signal) int {
+		cmd.Process.Signal(s)
+		<-end
+		return cmd.ProcessState.ExitCode()
+	}
+}
+
+// until polls for what has no event of its own in another process.
+func until(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s in a minute", what)
+		}
+	}
+}
+
+func await(t *testing.T, logged func() string, text string, ended <-chan struct{}) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !strings.Contains(logged(), text); time.Sleep(10 * time.Millisecond) {
+		select {
+		case <-ended:
+			t.Fatalf("the host ended:\n%s", logged())
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s in a minute:\n%s", text, logged())
+		}
+	}
+}
+
+// A host starts in an empty directory with only the name of a policy, refuses a second host on its root, socket and
+// address, serves a replay, changes its log level at a signal, and ends cleanly at another.
+func TestServe(t *testing.T) {
+	dir := shortDir(t)
+	cmd, logged, stop := startHost(t, dir, "--policy", "lru.wasm", "--http-listen", anyPort)
+	address := httpAddress(t, logged)
+	if !healthy(t, address) {
+		t.Error("/readyz does not answer 200")
+	}
+	if r := finish(t, command(t, dir, "--socket", "b.sock", "--http-listen", "")); r.code != exitRootBusy ||
+		!strings.Contains(r.stderr, "kvhost-data") {
+		t.Errorf("second host on the root: exit code %d\n%s", r.code, r.stderr)
+	}
+	if r := finish(t, command(t, dir, "--root", "other", "--http-listen", "")); r.code != exitAddress ||
+		!strings.Contains(r.stderr, "kvhost.sock") {
+		t.Errorf("second host on the socket: exit code %d\n%s", r.code, r.stderr)
+	}
+	if r := finish(t, command(t, dir, "--root", "other", "--socket", "b.sock", "--http-listen",
+		address)); r.code != exitAddress || !strings.Contains(r.stderr, address) {
+		t.Errorf("second host on the HTTP address: exit code %d\n%s", r.code, r.stderr)
+	}
+	r := finish(t, command(t, dir, "replay", "--trace", absolute(t, mixedTrace), "--limit", "40", "--sessions", "2",
+		"--ranks", "2", "--chunk-bytes", "8192", "--json"))
+	var report struct {
+		Requests, Hits  int64
+		MismatchedBytes *int64 `json:"mismatched_bytes"`
+		Policies        []struct{ Role, Module, Digest string }
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != exitOK {
+		t.Fatalf("replay: exit code %d, %v\n%s", r.code, err, r.stderr)
+	}
+	if report.Requests != 40 || report.Hits == 0 || report.MismatchedBytes == nil || *report.MismatchedBytes != 0 {
+		t.Errorf("replay: %+v", report)
+	}
+	lru := false
+	for _, p := range report.Policies {
+		lru = lru || p.Role == "evict" && p.Module == "lru" && len(p.Digest) == 64
+	}
+	if !lru {
+		t.Errorf("no lru with its digest among %+v", report.Policies)
+	}
+	for _, level := range []string{"DEBUG", "INFO"} {
+		cmd.Process.Signal(syscall.SIGUSR2)
+		await(t, logged, `"log level switched","to":"`+level, nil)
+	}
+	if code := stop(syscall.SIGTERM); code != exitOK {
+		t.Errorf("SIGTERM: exit code %d\n%s", code, logged())
+	}
+	if _, err := os.Stat(filepath.Join(dir, "kvhost.sock")); !os.IsNotExist(err) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+	_, logged, stop = startHost(t, dir, "--http-listen", "") // and starts again on what it left
+	if code := stop(syscall.SIGINT); code != exitOK {
+		t.Errorf("SIGINT: exit code %d\n%s", code, logged())
+	}
+}
+
+// An embedded replay leaves only the store that it was to keep, and finds that again.
+func TestEmbeddedReplay(t *testing.T) {
+	dir := shortDir(t)
+	args := []string{"replay", "--embedded", "--trace", absolute(t, mixedTrace), "--limit", "30", "--chunk-bytes",
+		"4096",
+		"--store", "kept", "--capacity", "2000", "--policy", "fifo.wasm", "--evict", "background", "--json"}
+	hits := [2]int64{}
+	for i := range hits {
+		cmd := command(t, dir, args...)
+		cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+		r := finish(t, cmd)
+		var report struct{ Hits, Accesses int64 }
+		if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != exitOK {
+			t.Fatalf("exit code %d, %v\n%s", r.code, err, r.stderr)
+		}
+		if hits[i] = report.Hits; i == 1 && report.Hits != report.Accesses {
+			t.Errorf("%d of %d found again", report.Hits, report.Accesses)
+		}
+	}
+	if hits[0] >= hits[1] {
+		t.Errorf("%d hits, then %d", hits[0], hits[1])
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 || entries[0].Name() != "kept" {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
+
+// An embedded replay through configured levels moves chunks between them, and loses none to a slow move: hits are those of
+// the larger root alone.
+func TestReplayThroughLevels(t *testing.T) {
+	dir := shortDir(t)
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	far := "[[root]]\npath = \"far\"\ncapacity = \"64MiB\"\nlevel = 1\n"
+	write("alone.toml", far)
+	write("levels.toml", "[[root]]\npath = \"memory:\"\ncapacity = \"2MiB\"\n"+far+
+		"[[policy]]\nmodule = \"reuse\"\nlevels = [1]\nconfig = { least = 0 }\n")
+	var hits [2]int64
+	for i, config := range []string{"alone.toml", "levels.toml"} {
+		if err := os.RemoveAll(filepath.Join(dir, "far")); err != nil {
+			t.Fatal(err)
+		}
+		r := finish(t, command(t, dir, "replay", "--embedded", "--with-roots", "--config", config, "--trace",
+			absolute(t, mixedTrace), "--limit", "200", "--chunk-bytes", "4096", "--json"))
+		var report struct{ Hits int64 }
+		if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != exitOK {
+			t.Fatalf("exit code %d, %v\n%s", r.code, err, r.stderr)
+		}
+		hits[i] = report.Hits
+	}
+	if hits[0] == 0 || hits[1] < hits[0] {
+		t.Errorf("%d hits in one root, and %d in it behind a smaller one", hits[0], hits[1])
+	}
+	if pieces, err := filepath.Glob(filepath.Join(dir, "far", "*", "*", "*", "*.kv")); err != nil || len(pieces) == 0 {
+		t.Errorf("%d pieces in the farther root, %v", len(pieces), err)
+	}
+}
+
+// A full disk fails the stores that do not fit, by name, and nothing else: what was stored is served correctly.
+func TestFullDisk(t *testing.T) {
+	testenv.Need(t, testenv.Mounts)
+	dir := shortDir(t)
+	script := fmt.Sprintf("mount --make-rprivate / && mount -t tmpfs -o size=4m kvhost-test %s && "+
+		"exec %s replay --embedded --trace %s --limit 40 --store %s --capacity 1GiB --json",
+		dir, binary, absolute(t, mixedTrace), filepath.Join(dir, "s"))
+	cmd := command(t, "/")
+	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", script}
+	cmd.SysProcAttr = testenv.MountNamespace() // the mount ends with the process
+	r := finish(t, cmd)
+	var report struct {
+		Hits, Stored    int64
+		FailedStores    int64 `json:"failed_stores"`
+		FailedLoads     int64 `json:"failed_loads"`
+		MismatchedBytes int64 `json:"mismatched_bytes"`
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil {
+		t.Fatalf("exit code %d, %v\n%s", r.code, err, r.stderr)
+	}
+	if r.code != exitFailure || !strings.Contains(r.stderr, "no space left on device") {
+		t.Errorf("exit code %d\n%s", r.code, r.stderr)
+	}
+	if report.Stored == 0 || report.Hits == 0 || report.FailedStores == 0 || report.FailedLoads != 0 ||
+		report.MismatchedBytes != 0 {
+		t.Errorf("report %+v", report)
+	}
+}
+
+// A signal during the start is no failure, and above all not the policy's.
+func TestStoppedWhileStarting(t *testing.T) {
+	dir := shortDir(t)
+	module := module(t, dir, "mine.wasm", "lru")
+	s := settings{given: []config.Setting{
+		{Key: "policy", Value: module}, {Key: "root", Value: filepath.Join(dir, "kv")},
+		{Key: "policy_cache", Value: ""},
+		{Key: "socket", Value: filepath.Join(dir, "s")}, {Key: "http.listen", Value: ""},
+	}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := serve(ctx, &s); err != nil {
+		t.Errorf("exit code %d: %v", exitCode(err), err)
+	}
+}

@@ -1,0 +1,81 @@
+package command
+
+import (
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+)
+
+// settings are the flags that override the configuration: one per key, besides --config, --policy and --root.
+type settings struct {
+	file  string
+	given []config.Setting
+}
+
+// addTo declares the flags. The help shows the everyday ones; --help-all shows all.
+func (s *settings) addTo(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVarP(&s.file, "config", "c", "", "TOML file (default: $"+config.EnvFile+", else none)")
+	s.flag(f, "root", "path[=capacity]", "directory that holds chunks; repeatable")
+	s.flag(f, "policy", "module",
+		"policy module, a .wasm file or the name of an embedded one; repeatable, one per role")
+	for _, k := range config.Keys() {
+		usage, hidden := k.Usage(), true
+		if slices.Contains(everyday, k.Path()) {
+			usage, hidden = firstSentence(k), false
+		}
+		flag := s.flag(f, k.Path(), kindName(k.Kind), usage)
+		flag.DefValue, flag.Hidden = k.Default, hidden
+		flag.Annotations = map[string][]string{sectionOf: {k.Section}}
+		if k.Kind == config.Flag {
+			flag.NoOptDefVal = "true"
+		}
+		if k.Kind == config.Choice {
+			choices := cobra.FixedCompletions(k.Choices, cobra.ShellCompDirectiveNoFileComp)
+			if err := cmd.RegisterFlagCompletionFunc(flag.Name, choices); err != nil {
+				panic(err) // the flag was declared above
+			}
+		}
+	}
+}
+
+func (s *settings) flag(f *pflag.FlagSet, key, kind, usage string) *pflag.Flag {
+	return f.VarPF(&setting{key: key, kind: kind, into: s}, config.FlagName(key), "", usage)
+}
+
+// load is the effective configuration.
+func (s *settings) load() (*config.Loaded, error) {
+	src := config.Source{File: s.file, Env: os.Environ(), Flags: s.given}
+	if src.File == "" {
+		src.File = os.Getenv(config.EnvFile)
+	}
+	return config.Load(src)
+}
+
+// setting is one flag's value. It is kept as text, and checked together with all the others.
+type setting struct {
+	key, kind string
+	into      *settings
+}
+
+func (v *setting) String() string { return "" }
+func (v *setting) Type() string   { return v.kind }
+func (v *setting) Set(text string) error {
+	v.into.given = append(v.into.given, config.Setting{Key: v.key, Value: text})
+	return nil
+}
+
+func kindName(k config.Kind) string {
+	switch k {
+	case config.Count:
+		return "count"
+	case config.Flag:
+		return "bool"
+	}
+	return k.String()
+}

@@ -1,0 +1,267 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/screen"
+	"github.com/kvhost/kvhost/host/internal/sim"
+)
+
+type simFlags struct {
+	traces     []string
+	policies   []string
+	policyDir  string
+	capacities []string
+	order      string
+	plots      []string
+	asJSON     bool
+	asCSV      bool
+	warmup     string
+	quiet      bool
+	parallel   int
+	chunkBytes string
+	ratio      float64
+	prefill    sim.Prefill
+	seed       uint64
+	levels     levelFlags
+}
+
+func newSim() *cobra.Command {
+	f := simFlags{prefill: sim.DefaultPrefill()}
+	cmd := &cobra.Command{
+		Use:   "sim",
+		Short: "Simulate eviction policies on request traces and draw their miss-ratio curves",
+		Long: `Runs eviction policies, the same modules that a host runs, over traces without touching storage:
+one policy and capacity per core at a time. A hit is a chunk that is resident when it is used, in the order of
+the trace.
+
+A policy is a .wasm file or the name of an embedded one, with settings after a colon (prefix.wasm).
+There are two baselines: belady, the offline optimum, evicts the chunk whose next use is furthest away; infinite
+never evicts. native:NAME runs a first-party policy without wasm.
+
+A capacity is a share of the trace's unique chunks, rounded down (10%), a number of chunks (5000), or a size
+(64GiB), which is divided by --chunk-bytes. Traces joined by + run as one, one after the other.
+
+--level simulates a host with levels instead: a policy for each level, the copies that move between them, and how long
+loads take by --cost. A chunk has a real size then (--chunk-bytes). What is saved is the time that prefill would
+have taken less that of the loads.
+
+accesses_per_second counts the policy's loop only. The figure for the whole run includes reading the trace,
+numbering its chunks and compiling the modules.`,
+		Example: `  kvhost sim --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --policy s3fifo.wasm --policy belady
+  kvhost sim --trace a.jsonl.gz,b.jsonl.zst --policy-dir bin/policies --policy arc.wasm --capacity 1%,5%,20% --plot curves.svg
+  kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy prefix.wasm --order tail-first --json
+  kvhost sim --trace a.jsonl.gz --level 0=1%,1=10%,2=100% --cost 0=50,1=5,2=1 --policy lru.wasm --write back,through`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			if err := f.levels.check(cmd.Flags().Changed); err != nil {
+				return usageError{err}
+			}
+			return f.run(ctx)
+		},
+	}
+	fl := cmd.Flags()
+	fl.SortFlags = false
+	fl.StringSliceVar(&f.traces, "trace", nil,
+		"trace files, separated by commas; repeatable. JSON lines, *.csv or *.oracleGeneral, plain, .gz or .zst")
+	fl.StringArrayVar(&f.policies, "policy", nil, "policy to simulate; repeatable (default lru.wasm and belady)")
+	fl.StringVar(&f.policyDir, "policy-dir", "",
+		"directory that is searched for policies by name before the embedded ones")
+	fl.StringSliceVar(&f.capacities, "capacity", []string{"1%", "5%", "10%", "20%", "50%"},
+		"capacities, separated by commas")
+	fl.StringVar(&f.order, "order", sim.Forward.String(),
+		"order in which a request touches its chunks: forward or tail-first")
+	fl.StringArrayVar(&f.plots, "plot", nil, "draw miss-ratio curves to this .svg or .html file; repeatable")
+	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array instead of tables")
+	fl.BoolVar(&f.asCSV, "csv", false, "print lines of CSV, with the columns of --json, instead of tables")
+	fl.StringVar(&f.warmup, "warmup", "", "requests at the start of a trace that fill the cache and do not count: 10%, or 5000")
+	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
+	fl.IntVar(&f.parallel, "parallel", 0, "runs at a time (default one per core)")
+	fl.StringVar(&f.chunkBytes, "chunk-bytes", "",
+		"size of a chunk, for policies and capacities in bytes, which require it (default 4KiB, with levels 64MiB)")
+	fl.Float64Var(&f.ratio, "compression-ratio", 1, "how many times as many chunks a capacity holds because they are compressed")
+	fl.IntVar(&f.prefill.ChunkTokens, "chunk-tokens", f.prefill.ChunkTokens,
+		"tokens of a chunk, for the cost of recomputing it")
+	fl.Float64Var(&f.prefill.TokensPerSecond, "prefill-rate", f.prefill.TokensPerSecond,
+		"tokens computed per second at the start of a context; 0 for no cost figures")
+	fl.Float64Var(&f.prefill.DoubleAt, "prefill-double-at", f.prefill.DoubleAt,
+		"tokens of context at which a token costs twice as much; 0 for never")
+	fl.Uint64Var(&f.seed, "seed", 1, "seed of randomised policies")
+	f.levels.define(fl)
+	return cmd
+}
+
+func (f *simFlags) run(ctx context.Context) (err error) {
+	started := time.Now()
+	if len(f.traces) == 0 {
+		return usageError{errors.New("sim: want a trace: --trace FILE")}
+	}
+	if len(f.policies) == 0 {
+		if f.policies = []string{"lru.wasm"}; !f.levels.on() {
+			f.policies = append(f.policies, sim.Belady)
+		}
+	}
+	for _, path := range f.plots {
+		if ext := filepath.Ext(path); ext != ".svg" && ext != ".html" {
+			return usageError{fmt.Errorf("sim: --plot %s: want a name ending in .svg or .html", path)}
+		}
+	}
+	g := &sim.Grid{Parallel: f.parallel, Options: sim.Options{Prefill: f.prefill, Seed: f.seed}}
+	if g.Options.Order, err = sim.ParseOrder(f.order); err != nil {
+		return usageError{err}
+	}
+	if g.Options.Warmup, err = sim.ParseWarmup(f.warmup); err != nil {
+		return usageError{err}
+	}
+	if err := f.sizes(g); err != nil {
+		return usageError{err}
+	}
+	cache, err := policyset.OpenCache(config.CacheAuto, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer cache.Close(context.WithoutCancel(ctx))
+	opt := policy.Options{Dir: f.policyDir, Cache: cache}
+	for _, text := range f.policies {
+		p, err := openSimPolicy(ctx, text, opt)
+		if err != nil {
+			return err
+		}
+		defer p.Close(context.WithoutCancel(ctx))
+		g.Policies = append(g.Policies, p)
+	}
+	if err := f.load(ctx, g); err != nil {
+		return err
+	}
+	if f.levels.on() {
+		return f.simulateLevels(ctx, &sim.LevelGrid{
+			Workloads: g.Workloads, Policies: g.Policies, ChunkBytes: g.ChunkBytes, Parallel: g.Parallel, Options: g.Options,
+		}, opt)
+	}
+	loaded := time.Since(started)
+	bar := screen.NewProgress("accesses", f.quiet)
+	bar.Begin(g.Accesses())
+	g.Options.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
+	o, err := g.Run(ctx)
+	bar.End()
+	if errors.Is(err, sim.ErrCapacity) || errors.Is(err, sim.ErrWarmup) {
+		return usageError{err}
+	} else if err != nil {
+		return err
+	}
+	if err := f.draw(o); err != nil {
+		return err
+	}
+	switch {
+	case f.asCSV:
+		return o.WriteCSV(os.Stdout)
+	case f.asJSON:
+		return printJSON(o.Results)
+	}
+	if err := o.WriteTable(os.Stdout); err != nil {
+		return err
+	}
+	total := time.Since(started)
+	fmt.Printf("whole run: %.1f s, of which %.1f s opening policies and reading traces; %.1f M accesses/s overall\n",
+		total.Seconds(), loaded.Seconds(), float64(g.Accesses())/1e6/total.Seconds())
+	return nil
+}
+
+func openSimPolicy(ctx context.Context, text string, opt policy.Options) (*sim.Policy, error) {
+	p, err := sim.OpenPolicy(ctx, text, opt)
+	if errors.Is(err, sim.ErrPolicy) {
+		return nil, usageError{err}
+	}
+	return p, err
+}
+
+// sizes reads the capacities and the chunk's size.
+func (f *simFlags) sizes(g *sim.Grid) error {
+	for _, text := range f.capacities {
+		c, err := sim.ParseCapacity(text)
+		if err == nil {
+			c, err = c.Compressed(f.ratio)
+		}
+		if err != nil {
+			return err
+		}
+		if c.InBytes() && f.chunkBytes == "" {
+			return fmt.Errorf("sim: --capacity %s: want --chunk-bytes, the size of a chunk of the trace", text)
+		}
+		g.Capacities = append(g.Capacities, c)
+	}
+	bytes, units, err := sim.ParseChunkBytes(f.chunkBytesText())
+	if err != nil {
+		return err
+	}
+	g.ChunkBytes, g.Options.ChunkUnits = bytes, units
+	return nil
+}
+
+func (f *simFlags) load(ctx context.Context, g *sim.Grid) error {
+	for _, text := range f.traces {
+		var parts []*sim.Workload
+		for path := range strings.SplitSeq(text, "+") {
+			w, err := sim.Load(ctx, path)
+			if err != nil {
+				return err
+			}
+			parts = append(parts, w)
+		}
+		w := parts[0]
+		if len(parts) > 1 {
+			names := make([]string, len(parts))
+			for i, p := range parts {
+				names[i] = p.Name
+			}
+			w = sim.Concat(strings.Join(names, "+"), parts...)
+		}
+		g.Workloads = append(g.Workloads, w)
+	}
+	return nil
+}
+
+func (f *simFlags) draw(o *sim.Outcome) error {
+	for _, path := range f.plots {
+		write := o.WriteSVG
+		if filepath.Ext(path) == ".html" {
+			write = o.WriteHTML
+		}
+		if err := writeFile(path, write); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func printJSON(results any) error {
+	e := json.NewEncoder(os.Stdout)
+	e.SetIndent("", "  ")
+	return e.Encode(results)
+}
+
+func writeFile(path string, write func(io.Writer) error) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(write(file), file.Close())
+}

@@ -1,0 +1,122 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/pflag"
+
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/screen"
+	"github.com/kvhost/kvhost/host/internal/sim"
+)
+
+// levelFlags are those of a simulation with levels.
+type levelFlags struct {
+	capacities []string
+	costs      []string
+	policies   []string
+	admissions []string
+	writes     []string
+}
+
+func (f *levelFlags) define(fl *pflag.FlagSet) {
+	fl.StringSliceVar(&f.capacities, "level", nil, "simulate levels: their capacities, as 0=1%,1=10%; 0 is the nearest")
+	fl.StringSliceVar(&f.costs, "cost", nil, "how fast each level loads in GB/s, as 0=50,1=5")
+	fl.StringArrayVar(&f.policies, "level-policy", nil,
+		"policy of one level, as 1=x.wasm, in place of those compared; repeatable")
+	fl.StringArrayVar(&f.admissions, "admit", []string{sim.AdmitDefault},
+		"what is stored and moves between levels: default (the host's own rule), all, or an admit policy; repeatable")
+	fl.StringSliceVar(&f.writes, "write", []string{sim.WriteBack.String()},
+		"when the next level gets what is new: back (when it is evicted), through (at once), or both, separated by a comma")
+}
+
+// on says whether levels are simulated.
+func (f *levelFlags) on() bool { return len(f.capacities) > 0 }
+
+// check finds flags that make no sense together. changed tells which were given.
+func (f *levelFlags) check(changed func(string) bool) error {
+	with, without := []string{"cost", "level-policy", "admit", "write"}, []string{"capacity", "plot", "compression-ratio"}
+	if f.on() {
+		for _, name := range without {
+			if changed(name) {
+				return fmt.Errorf("sim: --%s does not go with --level", name)
+			}
+		}
+		return nil
+	}
+	for _, name := range with {
+		if changed(name) {
+			return fmt.Errorf("sim: --%s wants --level", name)
+		}
+	}
+	return nil
+}
+
+// simulateLevels runs the grid with levels and prints what comes of it.
+func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt policy.Options) (err error) {
+	l := &f.levels
+	if g.Levels, err = sim.ParseLevels(l.capacities, l.costs); err != nil {
+		return usageError{err}
+	}
+	for _, text := range l.writes {
+		w, err := sim.ParseWrite(text)
+		if err != nil {
+			return usageError{err}
+		}
+		g.Writes = append(g.Writes, w)
+	}
+	for _, text := range l.policies {
+		n, name, err := sim.OfLevel(text, "1=lru.wasm")
+		if err == nil && n >= len(g.Levels) {
+			err = fmt.Errorf("%w: --level-policy %s: there is no level %d", sim.ErrLevel, text, n)
+		}
+		if err != nil {
+			return usageError{err}
+		}
+		p, err := openSimPolicy(ctx, name, opt)
+		if err != nil {
+			return err
+		}
+		defer p.Close(context.WithoutCancel(ctx))
+		g.Levels[n].Policy = p
+	}
+	for _, text := range l.admissions {
+		a, err := sim.OpenAdmission(ctx, text, opt)
+		if errors.Is(err, sim.ErrPolicy) {
+			return usageError{err}
+		} else if err != nil {
+			return err
+		}
+		defer a.Close(context.WithoutCancel(ctx))
+		g.Admissions = append(g.Admissions, a)
+	}
+	bar := screen.NewProgress("accesses", f.quiet)
+	bar.Begin(g.Accesses())
+	g.Options.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
+	o, err := g.Run(ctx)
+	bar.End()
+	if errors.Is(err, sim.ErrCapacity) || errors.Is(err, sim.ErrPolicy) || errors.Is(err, sim.ErrWarmup) {
+		return usageError{err}
+	} else if err != nil {
+		return err
+	}
+	switch {
+	case f.asCSV:
+		return o.WriteCSV(os.Stdout)
+	case f.asJSON:
+		return printJSON(o.Results)
+	}
+	return o.WriteTable(os.Stdout)
+}
+
+// chunkBytesText is the chunk's size: with levels the time of loads depends on it, so that it must be a real one.
+func (f *simFlags) chunkBytesText() string {
+	if f.levels.on() {
+		return cmp.Or(f.chunkBytes, "64MiB")
+	}
+	return cmp.Or(f.chunkBytes, "4KiB")
+}

@@ -1,0 +1,194 @@
+package command
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+)
+
+func simTrace(t *testing.T) string {
+	t.Helper()
+	path, err := filepath.Abs(mixedTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestSimJSON(t *testing.T) {
+	dir := t.TempDir()
+	r := finish(t, command(t, dir, "sim", "--trace", simTrace(t), "--policy", "lru.wasm", "--policy", "native:lru",
+		"--policy", "belady", "--policy", "infinite", "--capacity", "1%,500", "--json", "--plot", "c.svg", "--plot",
+		"c.html"))
+	if r.code != exitOK {
+		t.Fatalf("exit %d: %s", r.code, r.stderr)
+	}
+	var rows []struct {
+		Trace, Policy            string
+		Capacity, Accesses, Hits int
+		MissRatio                float64 `json:"miss_ratio"`
+		PrefixHitRatio           float64 `json:"prefix_hit_ratio"`
+		AccessesPerSecond        float64 `json:"accesses_per_second"`
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != 8 {
+		t.Fatalf("%d rows", len(rows))
+	}
+	for k := range 2 {
+		wasm, native, belady, infinite := rows[k], rows[2+k], rows[4+k], rows[6+k]
+		if wasm.Policy != "lru.wasm" || native.Policy != "native:lru" || belady.Policy != "belady" ||
+			infinite.Policy != "infinite" {
+			t.Errorf("policies %s, %s, %s, %s", wasm.Policy, native.Policy, belady.Policy, infinite.Policy)
+		}
+		if wasm.Hits != native.Hits || belady.Hits <= wasm.Hits || infinite.Hits < belady.Hits ||
+			wasm.PrefixHitRatio != native.PrefixHitRatio {
+			t.Errorf("hits: %d as a module, %d natively, %d belady, %d infinite", wasm.Hits, native.Hits, belady.Hits,
+				infinite.Hits)
+		}
+		if wasm.Trace != "mixed" || wasm.AccessesPerSecond <= 0 || wasm.MissRatio <= 0 || wasm.MissRatio >= 1 {
+			t.Errorf("%+v", wasm)
+		}
+	}
+	for name, start := range map[string]string{"c.svg": "<svg", "c.html": "<!doctype html>"} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || !strings.HasPrefix(string(text), start) {
+			t.Errorf("%s starts %.20q (%v)", name, text, err)
+		}
+	}
+}
+
+func TestSimTable(t *testing.T) {
+	path := simTrace(t)
+	r := finish(t, command(t, t.TempDir(), "sim", "--trace", path+","+path+"+"+path, "--policy", "native:sieve",
+		"--capacity", "10%", "--order", "tail-first"))
+	if r.code != exitOK {
+		t.Fatalf("exit %d: %s", r.code, r.stderr)
+	}
+	for _, want := range []string{"mixed: ", "mixed+mixed: ", "tail-first", "miss ratio", "prefix hit ratio",
+		"prefill saved", "whole run: "} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in\n%s", want, r.stdout)
+		}
+	}
+}
+
+func TestSimLevels(t *testing.T) {
+	args := []string{"sim", "--trace", simTrace(t), "--level", "0=2%,1=20%", "--cost", "0=50,1=5", "--policy", "lru.wasm",
+		"--policy", "native:lru", "--write", "back,through", "--admit", "all"}
+	r := finish(t, command(t, t.TempDir(), append(args, "--json")...))
+	if r.code != exitOK {
+		t.Fatalf("exit %d: %s", r.code, r.stderr)
+	}
+	var rows []struct {
+		Policy, Write string
+		Loaded        int64   `json:"bytes_loaded"`
+		Saved         float64 `json:"seconds_saved"`
+		Levels        []struct{ Capacity, Hits, New, Demotions int }
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != 4 {
+		t.Fatalf("%d rows", len(rows))
+	}
+	for i, row := range rows {
+		twin := rows[(i+2)%4]
+		if row.Saved <= 0 || row.Loaded != twin.Loaded || !slices.Equal(row.Levels, twin.Levels) || len(row.Levels) != 2 {
+			t.Errorf("%+v\n%+v", row, twin)
+		}
+		if below := row.Levels[1]; (row.Write == "back") != (below.New == 0) || below.Capacity != 1469 {
+			t.Errorf("%+v", row)
+		}
+	}
+	r = finish(t, command(t, t.TempDir(), append(args, "--level-policy", "1=native:fifo")...))
+	for _, want := range []string{"mixed: ", "chunks of 67.11 MB", "lru, through", "level 0: 146 chunks, 50 GB/s", ", fifo (native)"} {
+		if r.code != exitOK || !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in\n%s%s", want, r.stdout, r.stderr)
+		}
+	}
+}
+
+func TestSimCSV(t *testing.T) {
+	r := finish(t, command(t, t.TempDir(), "sim", "--trace", simTrace(t), "--policy", "native:lru", "--capacity", "5%,10%",
+		"--warmup", "10%", "--csv"))
+	lines, err := csv.NewReader(strings.NewReader(r.stdout)).ReadAll()
+	if r.code != exitOK || err != nil || len(lines) != 3 || lines[0][0] != "trace" || lines[2][0] != "mixed" {
+		t.Fatalf("exit %d, %v: %s%s", r.code, err, r.stdout, r.stderr)
+	}
+	if at := slices.Index(lines[0], "warmup"); at < 0 || lines[1][at] != "200" {
+		t.Errorf("%s", r.stdout)
+	}
+}
+
+func TestSimExitCodes(t *testing.T) {
+	path, dir := simTrace(t), t.TempDir()
+	broken := filepath.Join(dir, "broken.jsonl")
+	if err := os.WriteFile(broken, []byte("{\"timestamp\": 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		says string
+	}{
+		{"no trace", nil, exitUsage, "--trace"},
+		{"no such trace", []string{"--trace", "nowhere.jsonl"}, exitTrace, "nowhere.jsonl"},
+		{"a broken trace", []string{"--trace", broken}, exitTrace, "broken.jsonl:1"},
+		{"no such policy", []string{"--trace", path, "--policy", "nothing.wasm"}, exitPolicy, "nothing.wasm"},
+		{"a policy of another role", []string{"--trace", path, "--policy", "fanout.wasm"}, exitPolicy,
+			"does not evict"},
+		{"a setting it does not have", []string{"--trace", path, "--policy", "lru.wasm:speed=9"}, exitPolicy, "speed"},
+		{"no such native policy", []string{"--trace", path, "--policy", "native:nothing"}, exitUsage, "nothing"},
+		{"a bad capacity", []string{"--trace", path, "--capacity", "0%"}, exitUsage, `"0%"`},
+		{"less than a chunk", []string{"--trace", path, "--capacity", "1B", "--chunk-bytes", "4KiB"}, exitUsage,
+			"less than one chunk"},
+		{"a bad ratio", []string{"--trace", path, "--compression-ratio", "0.5"}, exitUsage, "compression ratio 0.5"},
+		{"a bad order", []string{"--trace", path, "--order", "backward"}, exitUsage, "backward"},
+		{"a bad plot", []string{"--trace", path, "--plot", "c.png"}, exitUsage, "c.png"},
+		{"a bad chunk size", []string{"--trace", path, "--chunk-bytes", "none"}, exitUsage, "none"},
+		{"a bad warm-up", []string{"--trace", path, "--warmup", "3GiB"}, exitUsage, `"3GiB"`},
+		{"nothing after the warm-up", []string{"--trace", path, "--warmup", "2000"}, exitUsage, "leaves nothing"},
+		{"a level without a speed", []string{"--trace", path, "--level", "0=2%,1=5%", "--cost", "0=50"}, exitUsage, "level 1 loads at"},
+		{"a speed without a level", []string{"--trace", path, "--cost", "0=50"}, exitUsage, "--cost wants --level"},
+		{"levels and capacities", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--capacity", "5%"}, exitUsage,
+			"--capacity does not go with --level"},
+		{"the optimum in levels", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--policy", "belady"}, exitUsage,
+			"has no levels"},
+		{"a policy of no level", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--level-policy", "1=lru.wasm"},
+			exitUsage, "no level 1"},
+		{"an evict policy that should admit", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--admit", "lru.wasm"},
+			exitPolicy, "does not admit"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := finish(t, command(t, dir, append([]string{"sim"}, c.args...)...))
+			if r.code != c.code || !strings.Contains(r.stderr, c.says) {
+				t.Errorf("exit %d, want %d with %q: %s", r.code, c.code, c.says, r.stderr)
+			}
+		})
+	}
+}
+
+// A textbook policy is not in the binary: an error says how to get it, and the directory that it is built to serves sim and a host.
+func TestTextbookPolicies(t *testing.T) {
+	trace := simTrace(t)
+	r := finish(t, command(t, t.TempDir(), "sim", "--quiet", "--trace", trace, "--capacity", "1%", "--policy", "arc.wasm"))
+	if r.code != exitPolicy || !strings.Contains(r.stderr, "make plugins") || !strings.Contains(r.stderr, "policy_dir") {
+		t.Errorf("arc, which is not embedded: want exit code %d and the way to get it, got %d and %q", exitPolicy, r.code, r.stderr)
+	}
+	r = finish(t, command(t, t.TempDir(), "sim", "--quiet", "--trace", trace, "--capacity", "1%", "--policy", "arc.wasm", "--policy-dir", policytest.Dir(t, "arc")))
+	if r.code != exitOK || !strings.Contains(r.stdout, "arc") {
+		t.Errorf("arc, from a directory: want exit code %d and its hit ratio, got %d, %q and %q", exitOK, r.code, r.stdout, r.stderr)
+	}
+	if r := finish(t, command(t, t.TempDir(), "version")); !strings.Contains(r.stdout, "blockmajor fanout fifo layermajor llmd lru prefix reuse s3fifo striped") {
+		t.Errorf("want the ten embedded policies, got %q", r.stdout)
+	}
+}

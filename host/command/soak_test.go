@@ -1,0 +1,322 @@
+package command
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/policy/plugintest/hostile"
+	"github.com/kvhost/kvhost/host/internal/replay"
+)
+
+var (
+	soakTime  = flag.Duration("soak.time", 6*time.Second, "how long TestSoak runs; from 10m on it judges times and memory too")
+	soakWidth = flag.Int("soak.attackers", 1, "how many clients attack at the same time")
+	soakPhase = flag.Duration("soak.phase", 1500*time.Millisecond, "how long TestSoak works with one host before it turns to the other")
+)
+
+// What a host under attack may cost an honest client, beside a host without attackers.
+const (
+	soakJudges   = 10 * time.Minute // shorter soaks only judge bytes
+	soakSlower   = 2.0              // 99th percentile of lookups, loads and stores
+	soakLeast    = 0.9              // share of hits
+	soakGrowth   = 0.10             // of memory, from the second quarter to the last
+	soakGrowthBy = 16 << 20         // bytes that are nothing
+)
+
+// TestSoak runs two hosts with the same configuration, in turns, so that what else the machine does meets both. With each
+// works an honest client, whose times are measured and whose every byte is compared, beside sessions that come and go; its
+// evict policy is swapped again and again. One host is attacked in its turns: by clients of another process, and by modules
+// that are swapped in as policies beside the good ones.
+func TestSoak(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	tally := testenv.NewTally(t, "soak")
+	sides := []*soakSide{newSoakSide(t, "control", false), newSoakSide(t, "attacked", true)}
+	start := time.Now()
+	for n := 0; n < 2 || time.Since(start) < *soakTime; n++ {
+		for i := range sides {
+			s := sides[(i+n)%2]
+			before := s.engine.operations()
+			s.phase(n, *soakPhase)
+			tally.Add(s.engine.operations()-before, 0, 0)
+			if t.Failed() {
+				return
+			}
+		}
+		if n%10 == 9 || time.Since(start) >= *soakTime {
+			t.Logf("after %v:\n%s", time.Since(start).Round(time.Second), soakTable(sides))
+		}
+	}
+	for _, s := range sides {
+		s.end()
+	}
+	judgeSoak(t, sides, *soakTime >= soakJudges)
+}
+
+// soakSide is one of the two hosts, with what works on it.
+type soakSide struct {
+	*testing.T
+	name     string
+	attacked bool
+	dir      string
+	address  string // of its metrics
+	pid      int
+	logged   func() string
+	stop     func(os.Signal) int
+	engine   *honestEngine
+	modules  []hostile.Module
+	samples  []soakSample
+	start    time.Time
+
+	swaps, intruders, refused, guests, attacks int
+}
+
+// soakSample is what a host takes after a phase, when nobody works with it.
+type soakSample struct {
+	at                          time.Duration
+	resident, goroutines, files int64
+}
+
+const soakConfig = `
+socket = "s"
+policy_memory = "256MiB"
+[http]
+listen = "%s"
+[[tenant]]
+id = "%d"
+quota = "60%%"
+[[tenant]]
+id = "*"
+quota = "15%%"
+[[root]]
+path = "good"
+capacity = "48MiB"
+evict = "main"
+[[root]]
+path = "beside"
+capacity = "48MiB"
+evict = "beside-evict"
+[[policy]]
+name = "main"
+module = "lru"
+[[policy]]
+name = "beside-evict"
+module = "lru"
+[[policy]]
+name = "beside-admit"
+module = "harmless.wasm"
+namespaces = ["hostile/*"]
+[[policy]]
+name = "beside-place"
+module = "fanout"
+namespaces = ["hostile/*"]
+[[policy]]
+name = "beside-layout"
+module = "layermajor"
+namespaces = ["hostile/*"]
+`
+
+func newSoakSide(t *testing.T, name string, attacked bool) *soakSide {
+	t.Helper()
+	s := &soakSide{T: t, name: name, attacked: attacked, dir: shortDir(t), start: time.Now()}
+	if err := os.WriteFile(filepath.Join(s.dir, "harmless.wasm"), hostile.Harmless(abi.RoleAdmit), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write(t, s.dir, "kvhost.toml", fmt.Sprintf(soakConfig, anyPort, honestTenant))
+	cmd := s.command("--config", "kvhost.toml", "--policy-cache", filepath.Join(s.dir, "cache"))
+	_, s.logged, s.stop = startCommand(t, cmd)
+	s.pid, s.address = cmd.Process.Pid, httpAddress(t, s.logged)
+	var err error
+	if s.engine, err = newHonestEngine(t.Context(), filepath.Join(s.dir, "s")); err != nil {
+		t.Fatal(err)
+	}
+	if attacked {
+		for i, all := 0, hostile.Modules(); i < len(all); i++ {
+			s.modules = append(s.modules, all[i*263%len(all)]) // of all classes, in a mixed order
+		}
+	}
+	return s
+}
+
+// command is the binary without a time limit.
+func (s *soakSide) command(args ...string) *exec.Cmd {
+	cmd := exec.Command(binary, args...)
+	cmd.Dir = s.dir
+	return cmd
+}
+
+// phase works with the host for a time.
+func (s *soakSide) phase(n int, d time.Duration) {
+	ctx, cancel := context.WithTimeout(s.Context(), d)
+	defer cancel()
+	var all sync.WaitGroup
+	var attackers *exec.Cmd
+	all.Go(func() { s.honest(ctx) })
+	all.Go(func() { s.comeAndGo(ctx) })
+	all.Go(func() { s.swapMain(ctx, n) })
+	if s.attacked {
+		attackers = startAttackers(s.T, filepath.Join(s.dir, "s"), uint64(n))
+		all.Go(func() { s.intrude(ctx) })
+	}
+	all.Wait()
+	if attackers != nil {
+		s.ended(attackers)
+	}
+	if strings.Contains(s.logged(), "goroutine ") {
+		s.Errorf("%s: the host panicked:\n%s", s.name, s.logged())
+	}
+	s.sample()
+}
+
+// ended ends the attackers, who must not have ended before, and counts what they did.
+func (s *soakSide) ended(attackers *exec.Cmd) {
+	attackers.Process.Kill()
+	_ = attackers.Wait()
+	said := attackers.Stdout.(*strings.Builder).String()
+	if status := attackers.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != syscall.SIGKILL {
+		s.Errorf("the attackers ended: %v\n%s", attackers.ProcessState, said)
+	}
+	for line := range strings.Lines(said) {
+		if strings.HasPrefix(line, "attack ") {
+			s.attacks++
+		}
+		if strings.Contains(line, "not a name") || strings.Contains(line, "client: host: limits") {
+			s.Errorf("an attack that is none: %s", line)
+		}
+	}
+}
+
+func (s *soakSide) honest(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := s.engine.request(s.Context()); err != nil { // not ended by the phase: a request is one
+			s.Errorf("%s: %v\n%s", s.name, err, s.logged())
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(honestPause):
+		}
+	}
+}
+
+// comeAndGo is one session after the other, each with another engine's requests, every byte of which is compared.
+func (s *soakSide) comeAndGo(ctx context.Context) {
+	for ctx.Err() == nil {
+		report, err := replay.Run(s.Context(), replay.Options{
+			Trace: mixedTrace, Socket: filepath.Join(s.dir, "s"), Limit: 12, Memory: 2 << 20,
+			Shape: replay.Shape{Ranks: 2, ChunkBytes: 16 << 10},
+		})
+		if err == nil && report.MismatchedBytes > 0 {
+			err = report.Err()
+		}
+		if err != nil {
+			s.Errorf("%s: a session that came and went: %v", s.name, err)
+			return
+		}
+		s.guests++
+		select {
+		case <-ctx.Done():
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+// swapMain replaces the evict policy of the good root, which must succeed.
+func (s *soakSide) swapMain(_ context.Context, n int) {
+	good := []string{"fifo", "lru", "s3fifo", "prefix"}
+	if out, err := s.command("policy", "swap", "--socket", "s", "main", good[n%len(good)]).CombinedOutput(); err != nil {
+		s.Errorf("%s: swap of main: %v\n%s", s.name, err, out)
+	}
+	s.swaps++
+}
+
+// intrude replaces policies beside the good ones by hostile modules, one after the other.
+func (s *soakSide) intrude(ctx context.Context) {
+	for ctx.Err() == nil {
+		s.swapBeside(ctx)
+		select {
+		case <-ctx.Done():
+		case <-time.After(intruderStays):
+		}
+	}
+}
+
+// intruderStays is how long a hostile module is left to do what it does.
+const intruderStays = 4 * time.Second
+
+// swapBeside swaps the next hostile module in. It may be refused.
+func (s *soakSide) swapBeside(ctx context.Context) {
+	m := s.modules[0]
+	s.modules = append(s.modules[1:], m)
+	if err := os.WriteFile(filepath.Join(s.dir, "hostile.wasm"), m.Wasm, 0o600); err != nil {
+		s.Error(err)
+		return
+	}
+	cmd := exec.CommandContext(ctx, binary, "policy", "swap", "--socket", "s", "beside-"+m.Role.String(), "hostile.wasm")
+	cmd.Dir = s.dir
+	if cmd.Run() != nil {
+		s.refused++
+		return
+	}
+	s.intruders++
+}
+
+// sample waits until the host has no session but the engine's, and looks at what it takes.
+func (s *soakSide) sample() {
+	for deadline := time.Now().Add(time.Minute); gauge(s.T, s.address, "kvhost_sessions") > honestRanks; {
+		if time.Now().After(deadline) {
+			s.Errorf("%s: sessions are left", s.name)
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.pid))
+	if err != nil {
+		s.Error(err)
+		return
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.pid))
+	if err != nil {
+		s.Error(err)
+		return
+	}
+	x := soakSample{at: time.Since(s.start), files: int64(len(files)), goroutines: gauge(s.T, s.address, "go_goroutines")}
+	for line := range strings.Lines(string(text)) {
+		var kib int64
+		if _, err := fmt.Sscanf(line, "VmRSS: %d kB", &kib); err == nil {
+			x.resident = kib << 10
+		}
+	}
+	s.samples = append(s.samples, x)
+}
+
+func (s *soakSide) end() {
+	s.engine.close()
+	if code := s.stop(syscall.SIGTERM); code != exitOK {
+		s.Errorf("%s: exit code %d\n%s", s.name, code, s.logged())
+	}
+}
+
+// quarter is the middle of what samples of one quarter say, from 0.
+func (s *soakSide) quarter(q int, of func(soakSample) int64) int64 {
+	n := len(s.samples)
+	var list []int64
+	for _, x := range s.samples[q*n/4 : max((q+1)*n/4, q*n/4+1)] {
+		list = append(list, of(x))
+	}
+	slices.Sort(list)
+	return list[len(list)/2]
+}
+
+func residentBytes(x soakSample) int64 { return x.resident }

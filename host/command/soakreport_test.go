@@ -1,0 +1,132 @@
+package command
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"text/tabwriter"
+)
+
+// soakTable is what the hosts did, side by side.
+func soakTable(sides []*soakSide) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	row := func(name string, cell func(*soakSide) string) {
+		fmt.Fprintf(w, "%s", name)
+		for _, s := range sides {
+			fmt.Fprintf(w, "\t%s", cell(s))
+		}
+		fmt.Fprintln(w)
+	}
+	row("", func(s *soakSide) string { return s.name })
+	for i, op := range honestOps {
+		row(op+" p50, p99, longest (ms)", func(s *soakSide) string {
+			h := s.engine.times[i]
+			return fmt.Sprintf("%.2f  %.2f  %.0f", millis(h.Quantile(0.5)), millis(h.Quantile(0.99)), millis(h.Max()))
+		})
+	}
+	row("operations", func(s *soakSide) string { return fmt.Sprint(s.engine.operations()) })
+	row("hits of keys", func(s *soakSide) string {
+		return fmt.Sprintf("%.2f %% of %d", 100*s.engine.share(), s.engine.keys)
+	})
+	row("bytes compared, wrong", func(s *soakSide) string { return fmt.Sprintf("%d  %d", s.engine.compared, s.engine.wrong) })
+	row("chunks not loaded, not stored", func(s *soakSide) string {
+		return fmt.Sprintf("%d  %d of %d", s.engine.lost, s.engine.refused, s.engine.stored+s.engine.refused)
+	})
+	row("why", func(s *soakSide) string {
+		var list []string
+		for _, why := range slices.Sorted(maps.Keys(s.engine.why)) {
+			list = append(list, fmt.Sprintf("%d %.60s", s.engine.why[why], why))
+		}
+		return strings.Join(list, ", ")
+	})
+	row("found no room, unanswered, faults of evict policies", func(s *soakSide) string {
+		var list []string
+		for _, name := range []string{"kvhost_root_sheds_total", "kvhost_root_unanswered_total", "kvhost_root_evict_faults_total"} {
+			list = append(list, fmt.Sprint(gauge(s.T, s.address, name)))
+		}
+		return strings.Join(list, "  ")
+	})
+	row("sessions come and gone", func(s *soakSide) string { return fmt.Sprint(s.guests) })
+	row("swaps of good policies", func(s *soakSide) string { return fmt.Sprint(s.swaps) })
+	row("hostile modules swapped in, refused", func(s *soakSide) string { return fmt.Sprintf("%d  %d", s.intruders, s.refused) })
+	row("attacks by clients", func(s *soakSide) string { return fmt.Sprint(s.attacks) })
+	row("resident MiB by quarter", func(s *soakSide) string {
+		var q []string
+		for i := range 4 {
+			q = append(q, fmt.Sprint(s.quarter(i, residentBytes)>>20))
+		}
+		return strings.Join(q, " ")
+	})
+	row("resident MiB per hour", func(s *soakSide) string { return fmt.Sprintf("%+.1f", s.slope()/(1<<20)) })
+	row("goroutines, files, first to last", func(s *soakSide) string {
+		a, z := s.samples[0], s.samples[len(s.samples)-1]
+		return fmt.Sprintf("%d-%d  %d-%d", a.goroutines, z.goroutines, a.files, z.files)
+	})
+	w.Flush()
+	return b.String()
+}
+
+func millis(ns uint64) float64 { return float64(ns) / 1e6 }
+
+// slope is by how many bytes an hour the resident memory grows, by least squares over all but the first quarter.
+func (s *soakSide) slope() float64 {
+	list := s.samples[len(s.samples)/4:]
+	var x, y, xx, xy float64
+	for _, v := range list {
+		at := v.at.Hours()
+		x, y, xx, xy = x+at, y+float64(v.resident), xx+at*at, xy+at*float64(v.resident)
+	}
+	n := float64(len(list))
+	if d := n*xx - x*x; d > 0 {
+		return (n*xy - x*y) / d
+	}
+	return 0
+}
+
+// judgeSoak compares the hosts. Times and memory mean something only after a while.
+func judgeSoak(t *testing.T, sides []*soakSide, all bool) {
+	t.Helper()
+	control, attacked := sides[0], sides[1]
+	for _, s := range sides {
+		if e := s.engine; e.wrong > 0 || e.compared == 0 || e.hits == 0 || e.stored == 0 || s.guests == 0 || s.swaps == 0 {
+			t.Errorf("%s: %d wrong bytes of %d, %d hits, %d stored, %d sessions, %d swaps", s.name, e.wrong, e.compared, e.hits, e.stored,
+				s.guests, s.swaps)
+		}
+	}
+	if attacked.attacks == 0 || attacked.intruders+attacked.refused == 0 {
+		t.Errorf("%d attacks, %d modules: nobody attacked", attacked.attacks, attacked.intruders+attacked.refused)
+	}
+	var line strings.Builder
+	for i, op := range honestOps {
+		a, c := attacked.engine.times[i].Quantile(0.99), control.engine.times[i].Quantile(0.99)
+		ratio := float64(a) / float64(max(1, c))
+		fmt.Fprintf(&line, "%s_p99_ratio=%.2f ", op, ratio)
+		if all && ratio > soakSlower {
+			t.Errorf("%s: 99th percentile %.2f ms, %.2f ms without attackers", op, millis(a), millis(c))
+		}
+	}
+	hits := attacked.engine.share() / control.engine.share()
+	from, to := attacked.quarter(1, residentBytes), attacked.quarter(3, residentBytes)
+	t.Logf("%shits_ratio=%.3f wrong_bytes=%d resident_from=%d resident_to=%d resident_per_hour=%.0f", line.String(), hits,
+		control.engine.wrong+attacked.engine.wrong, from, to, attacked.slope())
+	if !all {
+		return
+	}
+	if hits < soakLeast {
+		t.Errorf("%.3f of the control's hits", hits)
+	}
+	if float64(to-from) > soakGrowth*float64(from)+soakGrowthBy {
+		t.Errorf("memory grew from %d to %d MiB", from>>20, to>>20)
+	}
+	for what, of := range map[string]func(soakSample) int64{
+		"goroutines":  func(x soakSample) int64 { return x.goroutines },
+		"descriptors": func(x soakSample) int64 { return x.files },
+	} {
+		if from, to := attacked.quarter(1, of), attacked.quarter(3, of); to > from+from/4+8 {
+			t.Errorf("%s grew from %d to %d", what, from, to)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/screen"
+)
+
+func newStatus() *cobra.Command {
+	var r running
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show what a running host does",
+		Long: `Shows a running host on one screen: whether it is ready and why not, hits, roots, policies, routes,
+latencies and sessions. Rates are those of one second, which the command waits for. With --json it prints the same
+document as GET /status, at once.`,
+		Example: `  kvhost status --socket /run/kvhost/kvhost.sock
+  kvhost status --json | jq '.roots[] | {path, state, used}'`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			before, err := ask(cmd.Context(), &r, hostStatus, &proto.StatusRequest{})
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printStatus(cmd.OutOrStdout(), before)
+			}
+			if err := pause(cmd.Context(), time.Second); err != nil {
+				return err
+			}
+			now, err := ask(cmd.Context(), &r, hostStatus, &proto.StatusRequest{})
+			if err != nil {
+				return err
+			}
+			_, err = io.WriteString(cmd.OutOrStdout(), screen.Draw(before, now))
+			return err
+		},
+	}
+	r.addTo(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func printStatus(w io.Writer, st *proto.StatusReply) error {
+	b, err := proto.JSON(st)
+	if err == nil {
+		_, err = fmt.Fprintf(w, "%s\n", b)
+	}
+	return err
+}
+
+// pause waits, unless the context ends first.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,70 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// Compression is how the chunks of some namespaces are stored.
+type Compression struct {
+	Namespaces []string // patterns as of [kv.ParsePattern]; any of them
+	Mode       string   // CompressionOff, CompressionAuto or CompressionHuffman
+}
+
+func (m *Compression) set(key string, value any) (err error) {
+	switch key {
+	case "namespaces":
+		m.Namespaces, err = asTexts("compression.namespaces", value)
+	case "mode":
+		m.Mode, err = asText("compression.mode", value)
+	default:
+		err = fmt.Errorf("%w: compression.%s%s", ErrKey, key, Suggest(key, names(compressionKeys)))
+	}
+	return err
+}
+
+func (m *Compression) value(key string) any {
+	return map[string]any{"namespaces": m.Namespaces, "mode": m.Mode}[key]
+}
+
+func (c *Config) validateCompression(bad func(path, format string, args ...any)) {
+	choices := byPath["store.compression"].Choices
+	for i, m := range c.Compressions {
+		at := "compression[" + strconv.Itoa(i) + "]"
+		if len(m.Namespaces) == 0 {
+			bad(at+".namespaces", "none: want patterns such as [\"meta-llama/*\"]; store.compression is for all others")
+		}
+		if _, err := kv.ParsePatterns(m.Namespaces); err != nil {
+			bad(at+".namespaces", "%v", err)
+		}
+		if !slices.Contains(choices, m.Mode) {
+			bad(at+".mode", "%q, want one of %s%s", m.Mode, strings.Join(choices, ", "), Suggest(m.Mode, choices))
+		}
+	}
+}
+
+var modes = map[string]choice.Mode{
+	CompressionOff: choice.Never, CompressionAuto: choice.Faster, CompressionHuffman: choice.Gaining,
+}
+
+// Modes says which chunks are compressed.
+func (c *Config) Modes() choice.Modes {
+	out := choice.Modes{Rest: modes[c.Store.Compression]}
+	for _, m := range c.Compressions {
+		patterns, _ := kv.ParsePatterns(m.Namespaces) // validated
+		out.Rules = append(out.Rules, choice.Rule{Namespaces: patterns, Mode: modes[m.Mode]})
+	}
+	return out
+}
+
+// Compresses says whether pieces in a root may be compressed: other hosts of a shared root may not read them, and those in
+// memory are read in place.
+func (c *Config) Compresses(r Root) bool {
+	m := c.Modes()
+	return (m.Any(choice.Gaining) || m.Any(choice.Faster)) && !r.InMemory() && !r.Shared
+}

@@ -1,0 +1,452 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/regular"
+	"golang.org/x/sys/unix"
+)
+
+var update = flag.Bool("update", false, "write examples/kvhost.toml")
+
+const examplePath = "../../../examples/kvhost.toml"
+
+// The example file lists exactly the known keys, each at its default.
+func TestExampleFile(t *testing.T) {
+	var want bytes.Buffer
+	if err := Example(&want); err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(examplePath, want.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(examplePath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want.Bytes()) {
+		t.Fatalf("%s is not what kvhost config --defaults prints: go test ./host/internal/config -update", examplePath)
+	}
+	l, err := Load(Source{File: examplePath})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(&l.Config, Default()) {
+		t.Errorf("the example says %+v, the defaults are %+v", l.Config, *Default())
+	}
+	for _, k := range Keys() {
+		if l.Origins[k.Path()].From != FromFile {
+			t.Errorf("the example does not set %s", k.Path())
+		}
+	}
+	for _, name := range append(names(policyKeys), names(rootKeys)...) {
+		if !strings.Contains(string(got), name) {
+			t.Errorf("the example does not mention %s", name)
+		}
+	}
+}
+
+// OPERATIONS.md has the table of keys that a reload changes.
+func TestReloadTable(t *testing.T) {
+	const path, begin, end = "../../OPERATIONS.md", "<!-- reload: go test ./host/internal/config -update -->\n", "<!-- end of reload -->"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, found := strings.Cut(string(text), begin)
+	have, tail, closed := strings.Cut(rest, end)
+	if !found || !closed {
+		t.Fatalf("%s has no table between %q and %q", path, begin, end)
+	}
+	want := reloadTable()
+	if *update {
+		if err := os.WriteFile(path, []byte(head+begin+want+end+tail), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if have != want {
+		t.Errorf("%s has another table than the keys: go test ./host/internal/config -update", path)
+	}
+}
+
+// The commented [[policy]] block is valid configuration.
+func TestExamplePolicyBlock(t *testing.T) {
+	var text strings.Builder
+	if err := Example(&text); err != nil {
+		t.Fatal(err)
+	}
+	_, block, _ := strings.Cut(text.String(), "#\n# [[policy]]\n")
+	block, _, _ = strings.Cut(block, "\n\n")
+	l := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
+	if err := l.applyText("example", "[[policy]]\n"+strings.ReplaceAll("\n"+block, "\n# ", "\n")); err != nil {
+		t.Fatal(err)
+	}
+	if len(l.Config.Policies) != 1 || l.Config.Policies[0].Module != "lru.wasm" {
+		t.Fatalf("policies %+v", l.Config.Policies)
+	}
+}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "k.toml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestPrecedence(t *testing.T) {
+	file := write(t, `
+socket = "from-file.sock"
+[log]
+level = "warn"
+format = "json"
+[engine]
+slot_bytes = 1048576
+max_staging_memory = "1GiB"
+[session]
+lease_ttl = "5s"
+[[policy]]
+module = "a.wasm"
+roles = ["evict"]
+[policy.config]
+window = 3
+[policy.config.deep]
+on = true
+[[policy]]
+module = "b.wasm"
+[[root]]
+path = "/data/0"
+capacity = "1.5GiB"
+shared = true
+`)
+	l, err := Load(Source{
+		File: file,
+		Env: []string{"KVHOST_LOG_LEVEL=debug", "KVHOST_LOG_FORMAT=text", "HOME=/root",
+			"KVHOST_SERVICE_HOST=10.0.0.1"},
+		Flags: []Setting{{"log.level", "error"}, {"policy", "a.wasm"}, {"policy", "c.wasm"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := l.Config
+	if c.Socket != "from-file.sock" || c.Log.Level != "error" || c.Log.Format != "text" ||
+		c.Engine.SlotBytes != 1<<20 || c.Engine.MaxStagingMemory != 1<<30 || c.Session.LeaseTTL != 5*time.Second {
+		t.Errorf("got %+v", c)
+	}
+	wantPolicies := []Policy{
+		{Module: "a.wasm", Roles: []string{"evict"}, Config: map[string]string{"window": "3", "deep.on": "true"}},
+		{Module: "c.wasm"},
+	}
+	if !reflect.DeepEqual(c.Policies, wantPolicies) {
+		t.Errorf("policies %+v, want %+v", c.Policies, wantPolicies)
+	}
+	if want := []Root{{Path: "/data/0", Capacity: 3 << 29, Shared: true,
+		Route: RouteAuto}}; !reflect.DeepEqual(c.Roots, want) {
+		t.Errorf("roots %+v, want %+v", c.Roots, want)
+	}
+	for path, want := range map[string]string{
+		"socket":              "file " + file + ":2",
+		"session.lease_ttl":   "file " + file + ":10",
+		"log.level":           "flag --log-level",
+		"log.format":          "env KVHOST_LOG_FORMAT",
+		"http.listen":         "default",
+		"policy[1]":           "flag --policy",
+		"root[0]":             "file " + file + ":20",
+		"session.max_message": "default",
+	} {
+		if got := l.Origins[path].String(); got != want {
+			t.Errorf("origin of %s is %q, want %q", path, got, want)
+		}
+	}
+	if len(l.Warnings) != 1 || !strings.Contains(l.Warnings[0], "KVHOST_SERVICE_HOST") {
+		t.Errorf("warnings %q", l.Warnings)
+	}
+}
+
+func TestListsFromEnvironmentAndFlags(t *testing.T) {
+	l, err := Load(Source{
+		Env:   []string{"KVHOST_POLICY=lru.wasm, fanout.wasm", "KVHOST_ROOT=/a=1GB,/b"},
+		Flags: []Setting{{"root", "/c=16KiB"}, {"root", "/d"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := l.Config.Policies; len(got) != 2 || got[0].Module != "lru.wasm" || got[1].Module != "fanout.wasm" {
+		t.Errorf("policies %+v", got)
+	}
+	if want := []Root{{Path: "/c", Capacity: 16 << 10, Route: RouteAuto},
+		{Path: "/d", Capacity: 10 << 30, Route: RouteAuto}}; !reflect.DeepEqual(l.Config.Roots, want) {
+		t.Errorf("roots %+v, want %+v", l.Config.Roots, want)
+	}
+}
+
+// Sizes may be written as other tools take them, and a capacity as a part of its file system.
+func TestSizesAndParts(t *testing.T) {
+	for text, want := range map[string]int64{"10G": 10 << 30, "10g": 10 << 30, "3T": 3 << 40, "64k": 64 << 10, "2GB": 2e9, "1.5M": 3 << 19} {
+		if n, err := ParseSize(text); err != nil || n != want {
+			t.Errorf("%s is %d: %v", text, n, err)
+		}
+	}
+	dir := t.TempDir()
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		t.Fatal(err)
+	}
+	l, err := Load(Source{File: write(t, "[[root]]\npath = '"+dir+"'\ncapacity = '50%'\n[[root]]\npath = '"+dir+"/new'\ncapacity = '25%'\n")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := int64(s.Blocks) * int64(s.Bsize)
+	if a, b := l.Config.Roots[0].Capacity, l.Config.Roots[1].Capacity; a != total/2>>20<<20 || b != total/4>>20<<20 {
+		t.Errorf("%d and %d of %d", a, b, total)
+	}
+	for text, says := range map[string]string{"kv=": "capacity of kv", "kv=2": "at least 8KiB", "kv=2TX": "capacity of kv", "memory:=50%": "no file system",
+		"/nowhere/at/all=5%": "no such file"} {
+		if _, err := Load(Source{Flags: []Setting{{"root", text}}}); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", text, err, says)
+		}
+	}
+}
+
+// What nobody has set is marked, line for line.
+func TestPrintMarksDefaults(t *testing.T) {
+	l, err := Load(Source{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := l.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if strings.TrimSpace(line) != "" && !strings.HasSuffix(line, "# default\n") {
+			t.Errorf("%q", line)
+		}
+	}
+}
+
+// The printed configuration reads back as the same, and says where each value comes from.
+func TestPrintReadsBack(t *testing.T) {
+	file := write(t,
+		"[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9, time = \"7ms\"}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\nrequire_mount = true\nmin_free = \"2.5%\"\ndaily_writes = \"3GiB\"\n[[tenant]]\nid = \"3-9\"\nquota = \"20%\"\n[[tenant]]\nid = \"*\"\nquota = \"1GiB\"\n[[tenant]]\nid = 4\nuids = [1001, 1002]\nprivate = true\nsessions = 3\n[[expiry]]\nmodel = \"a/*\"\nttl = \"36h\"\n[[compression]]\nnamespaces = [\"a/*\", \"dtype=bf16\"]\nmode = \"auto\"\n")
+	l, err := Load(Source{File: file, Env: []string{"KVHOST_STORE_EVICT=background"},
+		Flags: []Setting{{"session.lease_ttl", "90s"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := l.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"lease_ttl = \"1m30s\" # flag --session-lease-ttl", "evict = \"background\" # env KVHOST_STORE_EVICT",
+		"listen = \"\" # file " + file + ":2", "seed = 1 # default",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	again, err := Load(Source{File: write(t, out.String())})
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, out.String())
+	}
+	if !reflect.DeepEqual(again.Config, l.Config) {
+		t.Errorf("read back %+v, want %+v", again.Config, l.Config)
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]int64{
+		"0": 0, "4096": 4096, "64KiB": 65536, "1.5 GiB": 3 << 29, "2GB": 2e9, "10 B": 10, " 7 ": 7,
+		"100GiB": 100 << 30, "9223372036854775807": 1<<63 - 1,
+	} {
+		if got, err := ParseSize(text); err != nil || got != want {
+			t.Errorf("ParseSize(%q) = %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "-1", "x", "1.5", "KiB", "1e3", "0x10", "9223372036854775808", "9000PiB",
+		"nanGiB", "infGB", "1 2KiB"} {
+		if got, err := ParseSize(text); !errors.Is(err, ErrValue) {
+			t.Errorf("ParseSize(%q) = %d, %v; want an error", text, got, err)
+		}
+	}
+	for _, n := range []int64{0, 1, 1023, 1 << 10, 3 << 29, 1 << 40, 1<<63 - 1} {
+		if got, err := ParseSize(FormatSize(n)); err != nil || got != n {
+			t.Errorf("ParseSize(FormatSize(%d)) = %d, %v", n, got, err)
+		}
+	}
+}
+
+func TestDistance(t *testing.T) {
+	for _, test := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"level", "level", 0}, {"levle", "level", 1}, {"lvl", "level", 2}, {"", "abc", 3},
+		{"socket", "root", 4}} {
+		if got := distance(test.a, test.b); got != test.want {
+			t.Errorf("distance(%q, %q) = %d, want %d", test.a, test.b, got, test.want)
+		}
+	}
+}
+
+func TestCloneSharesNothing(t *testing.T) {
+	c := Default()
+	c.Policies = []Policy{{Module: "a", Roles: []string{"evict"}, Config: map[string]string{"k": "v"}}}
+	d := c.Clone()
+	d.Roots[0].Path, d.Policies[0].Roles[0], d.Policies[0].Config["k"] = "x", "x", "x"
+	if c.Roots[0].Path != defaultRoot || c.Policies[0].Roles[0] != "evict" || c.Policies[0].Config["k"] != "v" {
+		t.Errorf("the original changed: %+v", c)
+	}
+}
+
+// No text makes the reader panic or hang. An accepted text prints and reads back as the same configuration.
+func TestPositions(t *testing.T) {
+	got := positions(`socket = "s" # not = a key
+[log]
+ level = "a\"b#c"
+'quoted'."key.2" = """
+format = "inside a string"
+"""
+[[policy]]
+module = '''
+x = 1'''
+roles = [
+  "evict", # ]
+  "place",
+]
+fuel = {call = 1}
+[policy.config]
+a.b = 3
+[[policy]] # the second
+module = 2
+`)
+	want := map[string]int{
+		"socket": 1, "log": 2, "log.level": 3, "log.quoted": 4, "log.quoted.key.2": 4,
+		"policy": 7, "policy[0]": 7, "policy[0].module": 8, "policy[0].roles": 10, "policy[0].fuel": 14,
+		"policy[0].config": 15, "policy[0].config.a": 16, "policy[0].config.a.b": 16, "policy[1]": 17,
+		"policy[1].module": 18,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+func FuzzFile(f *testing.F) {
+	var example strings.Builder
+	if err := Example(&example); err != nil {
+		f.Fatal(err)
+	}
+	for _, seed := range []string{
+		example.String(), "[[policy]]\nmodule='a'\n[policy.config]\nx={y=1}\n", "a=[[[",
+		"[a.b]\nc=\"\"\"x\\\"\"\"\"\"\n", "x={a=1,b=[{c=2}]}",
+		"'q.k'.\"d\"=1", "[[root]]\npath='''x'''\ncapacity='1GiB'",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		positions(text)
+		l := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
+		if l.applyText("f", text) != nil || l.validate() != nil {
+			return
+		}
+		var out bytes.Buffer
+		if err := l.Print(&out); err != nil {
+			t.Fatal(err)
+		}
+		again := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
+		if err := again.applyText("f", out.String()); err != nil {
+			t.Fatalf("%v reading back\n%s", err, out.String())
+		}
+		var twice bytes.Buffer
+		if err := again.Print(&twice); err != nil {
+			t.Fatal(err)
+		}
+		if strip(out.String()) != strip(twice.String()) {
+			t.Fatalf("printed\n%s\nand then\n%s", out.String(), twice.String())
+		}
+	})
+}
+
+// strip removes the origin comments.
+func strip(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if i := strings.LastIndex(line, " # "); i >= 0 {
+			line = line[:i] + "\n"
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+// A configuration that is a FIFO, as a mistaken path or somebody's trap, must not hang a start or a reload.
+func TestFileIsRegular(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "kvhost.toml")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{fifo, "/dev/zero", t.TempDir()} {
+		done := make(chan error, 1)
+		go func() {
+			_, err := Load(Source{File: name})
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if !errors.Is(err, ErrFile) || !errors.Is(err, regular.ErrNotRegular) {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(time.Minute):
+			t.Errorf("%s is still being read", name)
+		}
+	}
+}
+
+// reloadTable says, in Markdown, which keys SIGHUP changes in a running host.
+func reloadTable() string {
+	var b strings.Builder
+	b.WriteString("| keys | SIGHUP applies | needs a restart |\n|---|---|---|\n")
+	row := func(name string, list []Field) {
+		var cells [2][]string
+		for _, f := range list {
+			at := 1
+			if f.Reload {
+				at = 0
+			}
+			cells[at] = append(cells[at], "`"+f.Name+"`")
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", name, strings.Join(cells[0], ", "), strings.Join(cells[1], ", "))
+	}
+	for _, section := range append([]string{""}, sections()...) {
+		var list []Field
+		for _, k := range keys {
+			if k.Section == section {
+				list = append(list, Field{k.Name, k.Reload})
+			}
+		}
+		if section == "session" {
+			list = append(list, Field{"pins", false})
+		}
+		name := "`[" + section + "]`"
+		if section == "" {
+			name = "top level"
+		}
+		row(name, list)
+	}
+	for _, array := range arrays {
+		row("`[["+array+"]]`", Fields(array))
+	}
+	return b.String()
+}

@@ -1,0 +1,217 @@
+package config
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/spans"
+)
+
+// maxSocketPath is the limit of a sockaddr_un, without the suffix ".fd" of the descriptor socket.
+const maxSocketPath = 107 - len(".fd")
+
+// Problem is an invalid value, or one that contradicts another.
+type Problem struct {
+	Path string // of the key
+	Text string
+}
+
+func (p *Problem) Error() string { return p.Path + ": " + p.Text }
+func (p *Problem) Unwrap() error { return ErrValue }
+
+// Validate reports everything that is wrong. Single values were checked when they were set; it checks how they fit
+// together.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(path, format string, args ...any) {
+		errs = append(errs, &Problem{Path: path, Text: fmt.Sprintf(format, args...)})
+	}
+	switch {
+	case c.Socket == "":
+		bad("socket", "no path")
+	case len(c.Socket) > maxSocketPath:
+		bad("socket", "%d bytes long, but the path of a Unix socket has at most %d", len(c.Socket), maxSocketPath)
+	}
+	c.HTTP.validate(bad)
+	if _, err := spans.Endpoint(c.OTLP.Endpoint); err != nil && c.OTLP.Endpoint != "" {
+		bad("otlp.endpoint", "%v", err)
+	}
+	if c.Store.LowWatermark > c.Store.HighWatermark {
+		bad("store.low_watermark", "%v is above store.high_watermark %v", c.Store.LowWatermark, c.Store.HighWatermark)
+	}
+	if c.Store.HighWatermark == 0 {
+		bad("store.high_watermark", "0 would keep nothing")
+	}
+	if c.Engine.SlotBytes%4096 != 0 {
+		bad("engine.slot_bytes", "%d is not a multiple of 4KiB", c.Engine.SlotBytes)
+	}
+	if c.Engine.MaxStagingMemory < c.Engine.SlotBytes {
+		bad("engine.max_staging_memory", "%s is less than one slot (engine.slot_bytes %s)",
+			FormatSize(c.Engine.MaxStagingMemory), FormatSize(c.Engine.SlotBytes))
+	}
+	c.validateRoots(bad)
+	if s := &c.Store; s.SharedLapse < 4*s.SharedPoll {
+		bad("store.shared_lapse", "%s, want at least four times shared_poll, %s", s.SharedLapse, 4*s.SharedPoll)
+	}
+	if id := c.Store.HostID; strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") != "" || len(id) > 32 {
+		bad("store.host_id", "%q, want at most 32 of a-z and 0-9", id)
+	}
+	c.validateLimits(bad)
+	c.validateCompression(bad)
+	c.validatePins(bad)
+	c.validatePolicies(bad)
+	return errors.Join(errs...)
+}
+
+func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
+	if len(c.Roots) == 0 {
+		bad("root", "no roots: a host needs at least one directory")
+	}
+	for i, r := range c.Roots {
+		at := "root[" + strconv.Itoa(i) + "]"
+		if r.Path == "" {
+			bad(at+".path", "no path")
+		}
+		if r.Capacity < smallestRoot {
+			bad(at+".capacity", "%d bytes: a root needs at least %s, such as \"100GiB\" or \"80%%\" of its file system", r.Capacity,
+				FormatSize(smallestRoot))
+		}
+		if r.Level < 0 || r.Level > maxLevel {
+			bad(at+".level", "%d, want 0 (nearest) to %d", r.Level, maxLevel)
+		}
+		if farther := func(o Root) bool { return o.Level > r.Level }; r.Through && !slices.ContainsFunc(c.Roots, farther) {
+			bad(at+".write", "through, but no root has a higher level than %d", r.Level)
+		}
+		switch r.Route {
+		case RouteAuto, RouteStaged, "":
+		case RouteDirect:
+			if !c.MayUseCuFile() {
+				bad(at+".route", "%q, which gds.use_cufile, gds.buffer_mib or gds.cuda forbids", r.Route)
+			}
+		default:
+			bad(at+".route", "%q, want one of %s, %s, %s", r.Route, RouteAuto, RouteDirect, RouteStaged)
+		}
+		if r.MinFree.Bytes < 0 || r.MinFree.Part >= 1 {
+			bad(at+".min_free", "%s: want bytes, or a part of the file system below 100%%", r.MinFree)
+		}
+		if r.DailyWrites < 0 {
+			bad(at+".daily_writes", "%d: want bytes such as \"2TiB\", or 0 for no budget", r.DailyWrites)
+		}
+		if r.InMemory() {
+			r.validateMemory(at, bad)
+		}
+		same := func(o Root) bool { return r.Path != "" && filepath.Clean(o.Path) == filepath.Clean(r.Path) }
+		if slices.ContainsFunc(c.Roots[:i], same) {
+			bad(at+".path", "%q twice", r.Path)
+		}
+	}
+}
+
+// smallestRoot is the least capacity of a root: one piece of one page.
+const smallestRoot = 8 << 10
+
+// maxLevel is the highest level of a root.
+const maxLevel = 7
+
+// smallestMemory is the least capacity of a root in memory.
+const smallestMemory = 1 << 20
+
+// validateMemory refuses what has no meaning for a root in memory, which is this process's and ends with it.
+func (r Root) validateMemory(at string, bad func(path, format string, args ...any)) {
+	name := strings.TrimPrefix(r.Path, MemoryPrefix)
+	if strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" || len(name) > 32 {
+		bad(at+".path", "%q: want memory: or memory:name, the name of at most 32 of a-z, 0-9, - and _", r.Path)
+	}
+	if r.Capacity > 0 && r.Capacity < smallestMemory {
+		bad(at+".capacity", "%s, want at least %s", FormatSize(r.Capacity), FormatSize(smallestMemory))
+	}
+	if r.Shared {
+		bad(at+".shared", "a root in memory is this host's alone")
+	}
+	if r.RequireMount {
+		bad(at+".require_mount", "a root in memory has no mount")
+	}
+	if r.Route == RouteDirect {
+		bad(at+".route", "%q: pieces in memory need neither cuFile nor staging", r.Route)
+	}
+	if !r.MinFree.zero() {
+		bad(at+".min_free", "%s: the root has its own memory, so lower its capacity instead", r.MinFree)
+	}
+	if r.DailyWrites > 0 {
+		bad(at+".daily_writes", "memory does not wear")
+	}
+}
+
+const publicKeyBytes = 2 + 8 + 32 // algorithm, id, key
+
+func (p *Policy) validate(at string, bad func(path, format string, args ...any)) {
+	if p.SHA256 != "" {
+		if b, err := hex.DecodeString(p.SHA256); err != nil || len(b) != sha256.Size {
+			bad(at+".sha256", "%q is not a SHA-256 in hexadecimal", p.SHA256)
+		}
+	}
+	if p.PublicKey != "" {
+		if b, err := base64.StdEncoding.DecodeString(p.PublicKey); err != nil || len(b) != publicKeyBytes {
+			bad(at+".public_key",
+				"%q is not a public key of minisign: want its line of base64, not the comment nor a path", p.PublicKey)
+		}
+	}
+	if choices := []string{OnFaultBuiltin, OnFaultStop}; p.OnFault != "" && !slices.Contains(choices, p.OnFault) {
+		bad(at+".on_fault", "%q: want builtin or stop%s", p.OnFault, Suggest(p.OnFault, choices))
+	}
+	if p.MemoryPages > abi.MaxMemoryPages {
+		bad(at+".memory_pages", "%d, at most %d", p.MemoryPages, abi.MaxMemoryPages)
+	}
+}
+
+var grants = []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom, abi.GrantWASIStub}
+
+func roleNames() []string {
+	var names []string
+	for r := range abi.Roles {
+		names = append(names, r.String())
+	}
+	return names
+}
+
+// validate adds the origin of the value to each problem.
+func (l *Loaded) validate() error {
+	err := l.Config.Validate()
+	if err == nil {
+		return nil
+	}
+	var errs []error
+	for _, e := range err.(interface{ Unwrap() []error }).Unwrap() {
+		where := ""
+		if p := (*Problem)(nil); errors.As(e, &p) {
+			where = l.where(p.Path)
+		}
+		if where == "" {
+			errs = append(errs, fmt.Errorf("%w: %s", ErrValue, e))
+			continue
+		}
+		errs = append(errs, fmt.Errorf("%s: %w: %s", where, ErrValue, e))
+	}
+	return errors.Join(errs...)
+}
+
+// where is the origin of a key, or of the array element that it belongs to.
+func (l *Loaded) where(path string) string {
+	if o, ok := l.Origins[path]; ok {
+		return o.Where
+	}
+	for i := len(path) - 1; i > 0; i-- {
+		if path[i] == ']' {
+			return l.Origins[path[:i+1]].Where
+		}
+	}
+	return ""
+}

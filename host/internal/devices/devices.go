@@ -1,0 +1,129 @@
+package devices
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Devices are the GPUs of a host. The zero number of GPUs is normal: the host then serves host memory.
+type Devices struct {
+	cfg    *config.Config
+	log    *slog.Logger
+	driver *gds.Driver // nil without GPUs
+	gpus   []*gds.GPU
+	cufile *gds.CuFile       // nil: everything is staged
+	memory map[int]*memfs.FS // of roots in memory
+
+	mu     sync.Mutex
+	direct []*gds.DirectRoute // of GPUs
+}
+
+// Open maps the memory of the roots in memory, and loads the CUDA driver. It logs when there is none.
+func Open(cfg *config.Config, log *slog.Logger) (*Devices, error) {
+	d := &Devices{cfg: cfg, log: log}
+	if err := d.openMemory(); err != nil {
+		return nil, errors.Join(err, d.CloseMemory())
+	}
+	if cfg.GDS.CUDA == config.CUDAOff {
+		return d, nil
+	}
+	driver, err := gds.Open(log)
+	if err != nil {
+		log.Info("no GPU in use; clients can register host memory only", "reason", err)
+		return d, nil
+	}
+	d.driver = driver
+	return d, nil
+}
+
+// GPUs are the GPUs in use.
+func (d *Devices) GPUs() []*gds.GPU { return d.gpus }
+
+// OpenGPUs takes the machine's GPUs into use and adds them to the engine. One that cannot be used is logged and left
+// out. Then it page-locks the memory of roots for them.
+func (d *Devices) OpenGPUs(engine *transfer.Engine) error {
+	if d.driver == nil {
+		d.startMemory(nil)
+		return nil
+	}
+	devices, err := d.driver.Devices()
+	if err != nil {
+		return fmt.Errorf("list GPUs: %w", err)
+	}
+	places, nodes := d.numaNodes(staging.SystemTopology(), devices)
+	d.placeStaging(engine, nodes)
+	for _, dev := range devices {
+		place, ok := places[dev.UUID]
+		if !ok {
+			place.ID = staging.NoNode
+		}
+		use := GPUConfig(d.cfg)
+		use.CPUs = place.CPUs
+		g, err := d.driver.OpenGPU(dev.UUID, use)
+		if err != nil {
+			d.log.Warn("GPU cannot be used", "gpu", dev.UUID.String(), "name", dev.Name, "error", err)
+			continue
+		}
+		d.gpus = append(d.gpus, g)
+		if err := engine.AddGPU(g); err != nil {
+			d.log.Warn("copies to and from GPU will be slow", "gpu", dev.UUID.String(), "error", err)
+		}
+		d.log.Info("GPU in use", "gpu", dev.UUID.String(), "name", dev.Name, "pci", dev.PCI, "memory", dev.Memory,
+			"cuda", d.driver.Version(), "copies", g.Mode().String(), "numa_node", place.ID)
+	}
+	d.startMemory(nodes)
+	return nil
+}
+
+// maxWindow is the largest window of a copy thread. Larger slots are no faster and take device memory from the model.
+const maxWindow = 16 << 20
+
+// GPUConfig is how a configuration uses a GPU.
+func GPUConfig(c *config.Config) gds.Config {
+	use := gds.Config{
+		Threads: c.Engine.ThreadsPerGPU, Files: c.GDS.MaxConcurrentOps, Blocks: c.GDS.CopyBlocks,
+		Window: int(c.Engine.SlotBytes), Codec: slices.ContainsFunc(c.Roots, c.Compresses),
+	}
+	if use.Codec {
+		use.Window *= 2 // so that all that a slot has is decoded at a time: it takes hardly longer than half of it
+	}
+	use.Window = min(use.Window, maxWindow)
+	return use
+}
+
+// Lost is why GPUs went out of service; nil while all are in service.
+func (d *Devices) Lost() error {
+	var errs []error
+	for _, g := range d.gpus {
+		errs = append(errs, g.Err())
+	}
+	return errors.Join(errs...)
+}
+
+// Close closes cuFile and then the GPUs. Nothing may use them any more. The memory of roots remains until CloseMemory.
+func (d *Devices) Close() error {
+	errs := []error{d.unlockMemory(), d.closeDirect()}
+	for _, g := range d.gpus {
+		errs = append(errs, d.unlessHung(g.Close()))
+	}
+	return errors.Join(errs...)
+}
+
+// unlessHung logs the error of a GPU that hung storage keeps in use. The storage failed, not the host, and the memory
+// goes with the process, so the host still closes without an error.
+func (d *Devices) unlessHung(err error) error {
+	if !errors.Is(err, gds.ErrHung) {
+		return err
+	}
+	d.log.Warn("GPU left open: hung storage still uses its memory", "error", err)
+	return nil
+}

@@ -1,0 +1,58 @@
+package devices
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/internal/config"
+)
+
+// OpenFirst opens the first n GPUs alone, as a configuration uses them.
+func OpenFirst(c *config.Config, n int) (opened []*gds.GPU, err error) {
+	if c.GDS.CUDA == config.CUDAOff {
+		return nil, fmt.Errorf("%w: gds.cuda is off", gds.ErrNoDriver)
+	}
+	driver, err := gds.Open(nil)
+	if err != nil {
+		return nil, err
+	}
+	list, err := driver.Devices()
+	if err != nil {
+		return nil, err
+	}
+	if len(list) < n {
+		return nil, fmt.Errorf("%w: the machine has %d GPUs, want %d", gds.ErrNoGPU, len(list), n)
+	}
+	for _, dev := range list[:n] {
+		g, err := driver.OpenGPU(dev.UUID, GPUConfig(c))
+		if err != nil {
+			for _, g := range opened {
+				err = errors.Join(err, g.Close())
+			}
+			return nil, err
+		}
+		opened = append(opened, g)
+	}
+	return opened, nil
+}
+
+// OpenDirect loads cuFile for a GPU alone. Each thread has a slot of device memory for files of so many bytes, so that none
+// is staged for lack of one. Where the configuration forbids cuFile there is no route.
+func OpenDirect(c *config.Config, gpu *gds.GPU, fileBytes int64) (*gds.DirectRoute, error) {
+	if !c.GDS.UseCuFile {
+		return nil, nil
+	}
+	lib, err := gds.LoadCuFile()
+	if err != nil {
+		return nil, err
+	}
+	_ = lib.Configure(os.TempDir()) // an older cuFile keeps its own configuration
+	if lost := gpu.DoFile(func(t *gds.Thread) { err = lib.Open(t) }); lost != nil || err != nil {
+		return nil, errors.Join(lost, err)
+	}
+	_ = lib.StartStats() // an older cuFile has none; then the route is not named
+	room := max(int64(c.GDS.BufferMiB)<<20, int64(c.Engine.ThreadsPerGPU)*fileBytes)
+	return gds.NewDirectRoute(gpu, lib, gds.DirectConfig{BufferBytes: room, Handles: c.GDS.HandleCache})
+}

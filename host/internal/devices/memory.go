@@ -1,0 +1,80 @@
+package devices
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// openMemory makes the memory of the roots in memory. Its first step is mapped, and nothing is page-locked.
+func (d *Devices) openMemory() error {
+	d.memory = map[int]*memfs.FS{}
+	for i, r := range d.cfg.Roots {
+		if !r.InMemory() {
+			continue
+		}
+		fsys, err := memfs.New(r.Capacity, d.log.With("root", r.Path))
+		if err != nil {
+			return fmt.Errorf("root %s: %w", r.Path, err)
+		}
+		d.memory[i] = fsys
+	}
+	return nil
+}
+
+// startMemory page-locks the memory of roots for the GPUs that are in use, near them. Each root can be used when its
+// first step is ready; the rest follows in the background.
+func (d *Devices) startMemory(nodes []int) {
+	var pinners []staging.Pinner
+	for _, g := range d.gpus {
+		pinners = append(pinners, g.Pinner())
+	}
+	for i, r := range d.cfg.Roots {
+		if fsys := d.memory[i]; fsys != nil {
+			fsys.Start(nodes, pinners...)
+			s := fsys.Stats()
+			d.log.Info("memory root", "root", r.Path, "bytes", s.Wanted, "ready", s.Ready, "pages", string(s.Pages),
+				"gpus", len(pinners), "numa_nodes", nodes)
+		}
+	}
+}
+
+// Memory returns the memory of roots in memory, by path.
+func (d *Devices) Memory() map[string]*memfs.FS {
+	out := map[string]*memfs.FS{}
+	for i, fsys := range d.memory {
+		out[d.cfg.Roots[i].Path] = fsys
+	}
+	return out
+}
+
+// RootFS returns the file system of a root that has one of its own, and the bytes that its pieces may take; else fsys
+// and the root's capacity, without what probes may write.
+func (d *Devices) RootFS(i int, r config.Root, fsys staging.FS) (staging.FS, int64) {
+	if m := d.memory[i]; m != nil {
+		return m, memfs.Usable(r.Capacity)
+	}
+	return fsys, r.Capacity - d.probeBytes(r)
+}
+
+// unlockMemory ends the page-locking, which needs the GPUs.
+func (d *Devices) unlockMemory() error {
+	var errs []error
+	for _, fsys := range d.memory {
+		errs = append(errs, fsys.Unlock())
+	}
+	return errors.Join(errs...)
+}
+
+// CloseMemory frees the memory of roots. No store may use it any more.
+func (d *Devices) CloseMemory() error {
+	var errs []error
+	for _, fsys := range d.memory {
+		errs = append(errs, fsys.Close())
+	}
+	d.memory = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,342 @@
+package policy
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// openBytes loads a hand-made module without its self-test, by default from the cache of all tests.
+func openBytes(t testing.TB, b []byte, opt Options) (*Module, error) {
+	t.Helper()
+	opt.SkipSelfTest = true
+	if opt.Cache == nil {
+		opt.Cache = policytest.Cache(t)
+	}
+	m, err := load(t.Context(), "bad.wasm", newFile("", b), opt)
+	if err == nil {
+		t.Cleanup(func() { m.Close(t.Context()) })
+	}
+	return m, err
+}
+
+// open loads a hand-made module, which must be a good one.
+func open(t testing.TB, a assembly, opt Options) *Module {
+	t.Helper()
+	m, err := openBytes(t, a.bytes(), opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// Each of these is refused when it is opened, in words that name the module and say what to do.
+func TestRefusedModules(t *testing.T) {
+	evict := minimal(abi.RoleEvict)
+	manifest := func(s string) assembly { a := evict; a.manifest = s; return a }
+	change := func(f func(a *assembly)) assembly { a := evict; f(&a); return a }
+	for _, c := range []struct {
+		name string
+		mod  []byte
+		is   error
+		says string
+	}{
+		{"empty", nil, ErrBadModule, "not a WebAssembly module"},
+		{"text", []byte("(module)"), ErrBadModule, "not a WebAssembly module"},
+		{"component", []byte("\x00asm\x0d\x00\x01\x00"), ErrBadModule, "build a core module"},
+		{"truncated", evict.bytes()[:40], ErrBadModule, "ends early"},
+		{"no marker", evict.without(abi.ExportMarker).bytes(), ErrBadModule, "does not export kvhost_abi_1"},
+		{"another version", evict.without(abi.ExportMarker).with("kvhost_abi_2", ">").bytes(), ErrBadModule, "made for ABI 2, this host speaks 1"},
+		{"command", evict.with("_start", ">").bytes(), ErrBadModule, "-buildmode=c-shared"},
+		{"bare command", assembly{funcs: []function{{"_start", ">", nil}}}.bytes(), ErrBadModule, "-buildmode=c-shared"},
+		{"start section", change(func(a *assembly) { a.start = true }).bytes(), ErrBadModule, "do that work in _initialize"},
+		{"no memory", change(func(a *assembly) { a.noMemory = true }).bytes(), ErrBadModule, `one memory, exported as "memory"`},
+		{"no buffers", evict.without(abi.ExportBuffer).bytes(), ErrBadModule, "does not export kv_buffer"},
+		{"wrong signature", evict.with(abi.ExportStep, "ii>i", i32(0)).bytes(), ErrBadModule, "its kv_step is (i32, i32) -> i32, want (i32, i32) -> i64"},
+		{"half a role", evict.without(abi.ExportStep).bytes(), ErrBadModule, "kv_step is missing"},
+		{"no role", evict.without(abi.ExportStep).without(abi.ExportEvents).bytes(), ErrBadModule, "no role"},
+		{"save only", evict.with(abi.ExportSave, "i>I", i64(0)).bytes(), ErrBadModule, "only one of kv_save and kv_load"},
+		{"unknown import", evict.importing("env", "abort", "iiii>").bytes(), ErrBadModule, "imports env.abort, which this host does not have"},
+		{"import type", evict.importing(abi.ImportModule, abi.ImportFail, "i>").bytes(), ErrBadModule, "kvhost_1.fail as (i32), it is (i32, i32)"},
+		{"ungranted", evict.importing(abi.ImportModule, abi.ImportNow, ">I").bytes(), ErrGrant, `the grant "clock"; its manifest`},
+		{"wasi without manifest", evict.importing(abi.ImportWASI, "sched_yield", ">i").bytes(), ErrGrant, `the grant "wasi-stub"`},
+		{"manifest asks, configuration does not", func() []byte {
+			a := evict.importing(abi.ImportModule, abi.ImportNow, ">I")
+			a.manifest = `{"name":"x","abi":1,"version":"1","roles":["evict"],"grants":["clock"]}`
+			return a.bytes()
+		}(), ErrGrant, "add it to the policy's grants"},
+		{"manifest text", manifest(`{"name":`).bytes(), ErrBadModule, "manifest"},
+		{"manifest ABI", manifest(`{"name":"x","version":"1","abi":9,"roles":["evict"]}`).bytes(), ErrBadModule, "made for ABI 9"},
+		{"manifest role", manifest(`{"name":"x","version":"1","abi":1,"roles":["place"]}`).bytes(), ErrBadModule, "names role place"},
+		{"manifest lacks a role", func() []byte {
+			a := evict.with(abi.ExportAdmit, "ii>I", i64(0))
+			a.manifest = `{"name":"x","version":"1","abi":1,"roles":["evict"]}`
+			return a.bytes()
+		}(), ErrBadModule, "its exports have evict, admit"},
+		{"memory", change(func(a *assembly) { a.pages = 5000 }).bytes(), ErrBadModule, "raise memory_pages"},
+		{"invalid code", evict.with(abi.ExportInit, "i>i").bytes(), ErrBadModule, "kv_init"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := openBytes(t, c.mod, Options{})
+			if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "bad.wasm") {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+// Each of these starts, or fails to, with a fault that names the export; afterwards the instance is dead.
+func TestFaultyEvict(t *testing.T) {
+	evict := minimal(abi.RoleEvict)
+	for _, c := range []struct {
+		name   string
+		mod    assembly
+		export string
+		says   string
+	}{
+		{"trap", evict.with(abi.ExportStep, "ii>I", unreachable), abi.ExportStep, "unreachable"},
+		{"trap in events", evict.with(abi.ExportEvents, "ii>i", unreachable), abi.ExportEvents, "unreachable"},
+		{"status", evict.with(abi.ExportStep, "ii>I", packed(abi.StatusInternal, 0)), abi.ExportStep, "status -3"},
+		{"events status", evict.with(abi.ExportEvents, "ii>i", i32(-2)), abi.ExportEvents, "status -2"},
+		{"unknown status", evict.with(abi.ExportStep, "ii>I", packed(-77, 0)), abi.ExportStep, "status -77"},
+		{"too many", evict.with(abi.ExportStep, "ii>I", packed(0, 9)), abi.ExportStep, "answered 9 victims when asked for at most 4"},
+		{"far too many", evict.with(abi.ExportStep, "ii>I", packed(0, 0xffffffff)), abi.ExportStep, "at most 4"},
+		{"slot out of range", evict.with(abi.ExportStep, "ii>I", store32(4096+3<<14, 100), packed(0, 1)), abi.ExportStep, "slot 100, slots are below 100"},
+		{"twice", evict.with(abi.ExportStep, "ii>I", packed(0, 2)), abi.ExportStep, "slot 0 twice"},
+		{"null buffer", evict.with(abi.ExportBuffer, "ii>i", i32(0)), abi.ExportBuffer, "no room"},
+		{"unaligned buffer", evict.with(abi.ExportBuffer, "ii>i", i32(4104)), abi.ExportBuffer, "multiple of 16"},
+		{"buffer outside", evict.with(abi.ExportBuffer, "ii>i", i32(2<<16)), abi.ExportBuffer, "outside its memory of 131072 bytes"},
+		{"buffer across the end", evict.with(abi.ExportBuffer, "ii>i", i32(2<<16-16)), abi.ExportBuffer, "outside its memory"},
+		{"negative buffer", evict.with(abi.ExportBuffer, "ii>i", i32(-16)), abi.ExportBuffer, "outside its memory"},
+		{"overlap", evict.with(abi.ExportBuffer, "ii>i", i32(4096)), abi.ExportBuffer, "overlap those of kind"},
+		{"refuses", evict.with(abi.ExportInit, "i>i", i32(-1)), abi.ExportInit, "refused its settings with status -1"},
+		{"initialize traps", evict.with(abi.ExportInitialize, ">", unreachable), abi.ExportInitialize, "unreachable"},
+		{"recursion", evict.with(abi.ExportStep, "ii>I", i32(0), i32(0), call(4)), abi.ExportStep, "used up its fuel"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := open(t, c.mod, Options{Fuel: sandbox.Fuel{Time: time.Hour}}) // a stack that grows under the race detector takes its time
+			e, err := m.NewEvict(t.Context(), EvictOptions{MaxSlots: 100})
+			if err == nil {
+				_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: 1})
+				if c.export == abi.ExportEvents {
+					err = e.Flush()
+				} else {
+					_, err = e.Victims(abi.Ask{Bytes: 1, MaxVictims: 4, Tenant: abi.None}, make([]uint32, 8))
+				}
+			}
+			var f *Fault
+			if !errors.As(err, &f) || !errors.Is(err, ErrFault) || f.Export != c.export || f.Module != "bad" || !strings.Contains(err.Error(), c.says) {
+				t.Fatalf("got %v, want %q of %s", err, c.says, c.export)
+			}
+			if e == nil {
+				return
+			}
+			for range 2 * sandbox.MaxBatch { // events of a dead instance go nowhere, and say so
+				err = e.Event(abi.Event{Op: abi.OpTouch, Slot: 1})
+			}
+			if !errors.Is(err, ErrFault) || !errors.Is(e.Flush(), ErrFault) {
+				t.Errorf("a dead instance took events: %v", err)
+			}
+			if _, err := e.Victims(abi.Ask{}, nil); !errors.Is(err, ErrFault) {
+				t.Errorf("a dead instance answered: %v", err)
+			}
+			if s := e.Stats(); s.Faults != 1 {
+				t.Errorf("%d faults counted", s.Faults)
+			}
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestGuestWordsAndStackAreInTheFault(t *testing.T) {
+	a := minimal(abi.RoleEvict).importing(abi.ImportModule, abi.ImportFail, "ii>")
+	a = a.with(abi.ExportStep, "ii>I", store32(64, 0x21736f6e), i32(64), i32(4), call(0), unreachable)
+	m := open(t, a, Options{})
+	e := newEvict(t, m, 10)
+	_, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, make([]uint32, 1))
+	var f *Fault
+	if !errors.As(err, &f) || f.Text != "nos!" || !strings.Contains(f.Stack, "$") { // by number: it has no names
+		t.Errorf("got %+v", f)
+	}
+}
+
+func TestFaultyPlace(t *testing.T) {
+	const result, path = 4096 + 3<<14, 4096 + 3<<14 + 16
+	answer := func(root, off, n int32, text int32) assembly {
+		return minimal(abi.RolePlace).with(abi.ExportPlace, "ii>I",
+			store32(result, root), store32(result+4, off), store32(result+8, n), store32(path, text), packed(0, 1))
+	}
+	const abcd, dots, slash = 0x64636261, 0x2f2e2e2f, 0x2f636261
+	for _, c := range []struct {
+		name string
+		mod  assembly
+		says string
+	}{
+		{"no path", answer(-1, 16, 0, abcd), "empty path"},
+		{"outside", answer(-1, 1<<20, 4, abcd), "outside its buffer"},
+		{"wraps", answer(-1, -4, 8, abcd), "outside its buffer"},
+		{"parent", answer(-1, 16, 4, dots), "component"},
+		{"trailing slash", answer(-1, 16, 4, slash), "component"},
+		{"binary", answer(-1, 16, 4, 0x00ff0061), "not one of"},
+		{"root", answer(2, 16, 4, abcd), "chose root 2 of 2"},
+		{"count", minimal(abi.RolePlace).with(abi.ExportPlace, "ii>I", packed(0, 2)), "gave 2 answers to 1 query"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := open(t, c.mod, Options{})
+			p, err := m.NewPlace(t.Context(), PlaceOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			p.SetRoots(make([]abi.RootFacts, 2))
+			path, root, err := p.Path(&abi.PlaceQuery{KeyLen: 16}, []byte("kept"))
+			if !errors.Is(err, ErrFault) || !strings.Contains(err.Error(), c.says) || string(path) != "kept" || root != abi.None {
+				t.Fatalf("got %q on %d, %v, want %q", path, root, err, c.says)
+			}
+			if path, root, err = p.Path(&abi.PlaceQuery{KeyLen: 16}, []byte("kept")); string(path) != "kept" || root != abi.None || err != nil {
+				t.Errorf("without a guest it gives %q on %d, %v, want the built-in name", path, root, err)
+			}
+			if s := p.Stats(); s.Faults != 1 || !s.Builtin {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+	t.Run("good", func(t *testing.T) {
+		m := open(t, answer(1, 16, 4, abcd), Options{})
+		p, err := m.NewPlace(t.Context(), PlaceOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		p.SetRoots(make([]abi.RootFacts, 2))
+		if path, root, err := p.Path(&abi.PlaceQuery{KeyLen: 16}, nil); string(path) != "abcd" || root != 1 || err != nil {
+			t.Errorf("%q %d %v", path, root, err)
+		}
+	})
+}
+
+func TestGuestThatLeavesItToTheHost(t *testing.T) {
+	a := minimal(abi.RolePlace).with(abi.ExportPlace, "ii>I", packed(abi.StatusDefault, 0)).
+		with(abi.ExportLayout, "ii>I", packed(abi.StatusDefault, 0)).
+		with(abi.ExportAdmit, "ii>I", packed(abi.StatusDefault, 0)).
+		with(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, i32(21), []byte{0x74}, i32(4096), []byte{0x6a})
+	a.pages = 200
+	m := open(t, a, Options{})
+	p, err := m.NewPlace(t.Context(), PlaceOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if path, root, err := p.Path(&abi.PlaceQuery{KeyLen: 16}, nil); len(path) != 0 || root != abi.None || err != nil {
+		t.Errorf("got the path %q on root %d, %v, want the built-in name", path, root, err)
+	}
+	l, err := m.NewLayout(t.Context(), LayoutOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if plan, err := l.Plan(0, 0, "model=a\n", kv.Uniform(4, 2, 2, 4096)); err != nil || len(plan.Segments()) != 4 {
+		t.Errorf("%v", err)
+	}
+	ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ad.Close()
+	dst := make([]bool, 600)
+	if err := ad.Admit(make([]abi.Candidate, 600), dst); err != nil || !dst[599] {
+		t.Errorf("%v %v", dst[599], err)
+	}
+}
+
+func TestBadLayoutAndAdmission(t *testing.T) {
+	a := minimal(abi.RoleLayout).with(abi.ExportLayout, "ii>I", packed(0, 3)).
+		with(abi.ExportAdmit, "ii>I", []byte{0x20, 0, 0xad}). // answers n, but with what stands in RESULT
+		with(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, i32(21), []byte{0x74}, i32(4096), []byte{0x6a})
+	a.pages = 200
+	m := open(t, a, Options{})
+	l, err := m.NewLayout(t.Context(), LayoutOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	plan, err := l.Plan(0, 0, "", kv.Uniform(4, 2, 2, 4096))
+	if err != nil || len(plan.Segments()) != 4 {
+		t.Errorf("the built-in layout did not answer: %v", err)
+	}
+	if s := l.Stats(); s.Faults != 1 || !s.Builtin {
+		t.Errorf("%+v", s)
+	}
+	ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ad.Close()
+	dst := []bool{true, true}
+	if err := ad.Admit(make([]abi.Candidate, 2), dst); err != nil || dst[0] || dst[1] {
+		t.Errorf("%v %v", dst, err)
+	}
+	if err := ad.Namespace(5000, ""); !errors.Is(err, ErrNamespace) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestOpenByName(t *testing.T) {
+	if _, err := Open(t.Context(), "no-such-policy", Options{}); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "no-such-policy") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := Open(t.Context(), "./no/such.wasm", Options{}); !errors.Is(err, ErrNotFound) {
+		t.Errorf("got %v", err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "mine.wasm"), minimal(abi.RoleEvict).bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"mine", "mine.wasm", filepath.Join(dir, "mine.wasm")} {
+		m, err := Open(t.Context(), name, Options{Dir: dir, Cache: policytest.Cache(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Name() != "mine" || len(m.Digest()) != 64 || !m.Has(abi.RoleEvict) || m.Has(abi.RolePlace) {
+			t.Errorf("%s: %s %s", name, m.Name(), m.Digest())
+		}
+		if _, err := m.NewPlace(t.Context(), PlaceOptions{}); !errors.Is(err, ErrRole) {
+			t.Errorf("got %v", err)
+		}
+		m.Close(t.Context())
+	}
+}
+
+func TestSettings(t *testing.T) {
+	for _, c := range []struct {
+		config Config
+		says   string
+	}{
+		{Config{"width": "2/1"}, `fanout has no setting "width" (it has widths)`},
+		{Config{"widths": "9"}, "want one to four levels"},
+	} {
+		_, err := modules["fanout"].NewPlace(t.Context(), PlaceOptions{Config: c.config})
+		if !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("got %v, want %q", err, c.says)
+		}
+	}
+	for kind, value := range map[string]string{"int": "1.5", "float": "x", "bool": "maybe"} {
+		err := Config{"k": value}.check("m", map[string]abi.Option{"k": {Type: kind}})
+		if !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "want type "+kind) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if _, err := (Config{"a=b": ""}).text(); !errors.Is(err, ErrConfig) {
+		t.Errorf("got %v", err)
+	}
+}

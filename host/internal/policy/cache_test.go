@@ -1,0 +1,267 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+)
+
+func openCache(t testing.TB, dir string) *sandbox.Cache {
+	t.Helper()
+	c, err := sandbox.OpenCache(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(context.Background()) })
+	return c
+}
+
+func only(t testing.TB, pattern string) string {
+	t.Helper()
+	names, err := filepath.Glob(pattern)
+	if err != nil || len(names) != 1 {
+		t.Fatalf("%s: %v %v", pattern, names, err)
+	}
+	return names[0]
+}
+
+// A module that was compiled before is taken from the cache, works, and is compiled anew when what was kept is damaged.
+func TestCacheKeepsModules(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	use := func() {
+		t.Helper()
+		m, err := openBytes(t, minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", unreachable).bytes(), Options{Cache: openCache(t, dir)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := newEvict(t, m, 10)
+		if err := e.Event(abi.Event{}); err != nil {
+			t.Error(err)
+		}
+		if _, err := e.Victims(abi.Ask{MaxVictims: 1}, make([]uint32, 1)); !errors.Is(err, ErrFault) {
+			t.Error(err)
+		}
+		if e.Stats().Fuel == 0 {
+			t.Error("not metered")
+		}
+	}
+	use()
+	verdict, machine := only(t, dir+"/*.module/verdict"), only(t, dir+"/*.module/wazero-*/*")
+	info, err := os.Stat(verdict)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Error(info.Mode(), err)
+	}
+	use()
+	again, err := os.Stat(verdict)
+	if err != nil || again.ModTime() != info.ModTime() {
+		t.Error("the verdict was made anew", err)
+	}
+	for _, name := range []string{verdict, machine} {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, at := range []int{0, len(b) / 2, len(b) - 1} {
+			bad := append([]byte{}, b...)
+			bad[at] ^= 1
+			if name == machine && at == len(b)/2 {
+				bad = bad[:at]
+			}
+			if err := os.WriteFile(name, bad, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			use()
+		}
+	}
+}
+
+func TestCacheKeepsRefusals(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "c")
+	var texts []string
+	for range 2 {
+		_, err := openBytes(t, minimal(abi.RoleEvict).with(abi.ExportInit, "i>i").bytes(), Options{Cache: openCache(t, dir)})
+		if !errors.Is(err, ErrBadModule) {
+			t.Fatal(err)
+		}
+		texts = append(texts, err.Error())
+	}
+	if texts[0] != texts[1] || !strings.Contains(texts[0], "kv_init") {
+		t.Errorf("%q", texts)
+	}
+	if b, err := os.ReadFile(only(t, dir+"/*.module/verdict")); err != nil || !strings.Contains(string(b), "kv_init") {
+		t.Errorf("%q %v", b, err)
+	}
+}
+
+// A start that is cancelled does not blame the module.
+func TestCancelledCompilation(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := load(ctx, "x.wasm", newFile("", minimal(abi.RoleEvict).bytes()), Options{})
+	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), "x.wasm") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCacheMustBePrivate(t *testing.T) {
+	open := t.TempDir()
+	if err := os.Chmod(open, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(open, link); err != nil {
+		t.Fatal(err)
+	}
+	for dir, says := range map[string]string{open: "chmod 700", link: "not a directory", file: "not a directory", file + "/x": ""} {
+		if _, err := sandbox.OpenCache(dir); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	if os.Geteuid() == 0 {
+		other := filepath.Join(t.TempDir(), "other")
+		if err := errors.Join(os.Mkdir(other, 0o700), os.Chown(other, 12345, 12345)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := sandbox.OpenCache(other); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), "another user") {
+			t.Error(err)
+		}
+	}
+}
+
+// A module that passed its self-test is not tested again by the same host under the same limits. One that failed is.
+func TestCacheRecordsSelfTests(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "c")
+	tries := func(a assembly, fuel sandbox.Fuel) (passed int, err error) {
+		m, err := load(t.Context(), "x.wasm", newFile("", a.bytes()), Options{Cache: openCache(t, dir), Fuel: fuel})
+		if err == nil {
+			m.Close(t.Context())
+		}
+		files, globErr := filepath.Glob(dir + "/*.selftest")
+		if globErr != nil {
+			t.Fatal(globErr)
+		}
+		return len(files), err
+	}
+	var first time.Time
+	written := func() time.Time {
+		info, err := os.Stat(only(t, dir+"/*.selftest"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.ModTime()
+	}
+	evict := minimal(abi.RoleEvict)
+	for i, c := range []struct {
+		what string
+		mod  assembly
+		fuel sandbox.Fuel
+		want int // self-tests passed so far
+	}{
+		{"for the first time", evict, sandbox.Fuel{}, 1},
+		{"again", evict, sandbox.Fuel{}, 1},
+		{"with other limits", evict, sandbox.Fuel{Call: 400_000}, 2},
+		{"with more time", evict, sandbox.Fuel{Time: time.Second}, 3},
+		{"another module", evict.with("more", ">"), sandbox.Fuel{}, 4},
+	} {
+		if n, err := tries(c.mod, c.fuel); n != c.want || err != nil {
+			t.Errorf("%d, %s: %d, %v", i, c.what, n, err)
+		}
+		if i == 0 {
+			first = written()
+		} else if i == 1 && !written().Equal(first) {
+			t.Error("tested twice")
+		}
+	}
+	if _, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); !errors.Is(err, ErrSelfTest) {
+		t.Errorf("got %v", err)
+	}
+	if n, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); n != 4 || !errors.Is(err, ErrSelfTest) {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// A cache has the code of modules that are open, and on disk that of others: a host that swaps for years keeps no more.
+func TestClosedModulesLeaveNothing(t *testing.T) {
+	for _, dir := range []string{"", filepath.Join(t.TempDir(), "c")} {
+		cache := openCache(t, dir)
+		code := func() (bytes uint64) { // it is mapped, and nothing else that may be executed has no file
+			for range 4 {
+				runtime.GC()
+				time.Sleep(10 * time.Millisecond)
+			}
+			b, err := os.ReadFile("/proc/self/maps")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(b)) {
+				var from, to uint64
+				if f := strings.Fields(line); len(f) == 5 && strings.Contains(f[1], "x") {
+					if _, err := fmt.Sscanf(f[0], "%x-%x", &from, &to); err != nil {
+						t.Fatal(err)
+					}
+					bytes += to - from
+				}
+			}
+			return bytes
+		}
+		open := func(n int) {
+			a := minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", i32(int32(n)), drop, i64(0))
+			m, err := load(t.Context(), "x.wasm", newFile("", a.bytes()), Options{Cache: cache})
+			if err == nil {
+				err = m.Close(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		open(0)
+		before := code()
+		const n = 60
+		for i := range n {
+			open(i + 1)
+		}
+		if after := code(); after > before+n/3*4096 {
+			t.Errorf("cache %q: %d bytes of code, %d after %d modules more were opened and closed", dir, before, after, n)
+		}
+	}
+}
+
+// What loading costs a host: a Go guest of 2 MB and one of a few hundred bytes, each with a cache that knows it.
+func BenchmarkLoad(b *testing.B) {
+	lru, err := os.ReadFile(filepath.Join(distDir, "lru.wasm"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	dir := filepath.Join(b.TempDir(), "c")
+	start := func(wasm []byte) func() {
+		return func() {
+			cache, err := sandbox.OpenCache(dir)
+			if err != nil {
+				b.Fatal(err)
+			}
+			m, err := load(b.Context(), "x.wasm", newFile("", wasm), Options{Cache: cache})
+			if err != nil {
+				b.Fatal(err)
+			}
+			m.Close(b.Context())
+			cache.Close(b.Context())
+		}
+	}
+	big, small := start(lru), start(minimal(abi.RoleEvict).bytes())
+	big()
+	small()
+	contest(b, 1, side{"go", big}, side{"small", small})
+}

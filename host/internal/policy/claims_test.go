@@ -1,0 +1,155 @@
+package policy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+)
+
+func uleb(v uint64) []byte { return binary.AppendUvarint(nil, v) }
+
+func custom(name string, body ...[]byte) []byte {
+	return wasmSection(0, append(wasmString(name), bodyOf(body...)...))
+}
+
+// insert puts a section in front of the first one with an id that is not lower.
+func insert(module []byte, before byte, section []byte) []byte {
+	at := 8
+	for at < len(module) && (module[at] == 0 || module[at] < before) {
+		n, k := binary.Uvarint(module[at+1:])
+		at += 1 + k + int(n)
+	}
+	return bodyOf(module[:at], section, module[at:])
+}
+
+// A decoder must not reserve memory for what a module only claims to have. Each module here claims 2^22 of something in
+// a few bytes; more would end the test process where the claim is believed.
+func TestClaimsReserveNothing(t *testing.T) {
+	const claim = 1 << 22
+	evict := minimal(abi.RoleEvict).bytes()
+	end := byte(255)
+	named := func(id byte, sub ...[]byte) []byte {
+		return insert(evict, end, custom("name", []byte{id}, uleb(uint64(len(bodyOf(sub...)))), bodyOf(sub...)))
+	}
+	for _, c := range []struct {
+		name   string
+		module []byte
+		loads  bool
+	}{
+		{"function names", named(1, uleb(claim)), true},
+		{"functions with local names", named(2, uleb(claim)), true},
+		{"local names", named(2, uleb(1), uleb(0), uleb(claim)), true},
+		{"a function's name", named(1, uleb(1), uleb(0), uleb(claim)), true},
+		{"the module's name", named(0, uleb(claim)), true},
+		{"a name subsection", insert(evict, end, custom("name", []byte{9}, uleb(1<<32-1))), true},
+		{"a custom section's name", insert(evict, end, wasmSection(0, uleb(claim))), false},
+		{"types", insert(evict, 1, wasmSection(1, uleb(claim))), false},
+		{"parameters", insert(evict, 1, wasmSection(1, bodyOf(uleb(1), []byte{0x60}, uleb(claim)))), false},
+		{"results", insert(evict, 1, wasmSection(1, bodyOf(uleb(1), []byte{0x60, 0}, uleb(claim)))), false},
+		{"imports", insert(evict, 2, wasmSection(2, uleb(claim))), false},
+		{"an import's name", insert(evict, 2, wasmSection(2, bodyOf(uleb(1), uleb(claim)))), false},
+		{"functions", insert(evict, 3, wasmSection(3, uleb(claim))), false},
+		{"tables", insert(evict, 4, wasmSection(4, uleb(claim))), false},
+		{"memories", insert(evict, 5, wasmSection(5, uleb(claim))), false},
+		{"globals", insert(evict, 6, wasmSection(6, uleb(claim))), false},
+		{"exports", insert(evict, 7, wasmSection(7, uleb(claim))), false},
+		{"elements", insert(evict, 9, wasmSection(9, uleb(claim))), false},
+		{"an element's functions", insert(evict, 9, wasmSection(9, bodyOf(uleb(1), []byte{1, 0}, uleb(claim)))), false},
+		{"an element's expressions", insert(evict, 9, wasmSection(9, bodyOf(uleb(1), []byte{5, 0x70}, uleb(claim)))), false},
+		{"bodies", insert(evict, 10, wasmSection(10, uleb(claim))), false},
+		{"a body", insert(evict, 10, wasmSection(10, bodyOf(uleb(1), uleb(claim)))), false},
+		{"data", insert(evict, 11, wasmSection(11, uleb(claim))), false},
+		{"a data segment", insert(evict, 11, wasmSection(11, bodyOf(uleb(1), []byte{1}, uleb(claim)))), false},
+		{"a section", bodyOf(evict, []byte{0}, uleb(claim)), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			m, err := openBytes(t, c.module, Options{Cache: &sandbox.Cache{}})
+			runtime.ReadMemStats(&after)
+			if n := after.TotalAlloc - before.TotalAlloc; n > 2<<20 {
+				t.Errorf("a module of %d bytes took %d bytes of memory", len(c.module), n)
+			}
+			if (err == nil) != c.loads || err != nil && !errors.Is(err, ErrBadModule) {
+				t.Errorf("got %v, %v", m, err)
+			}
+		})
+	}
+}
+
+// Few bytes of a module must not become many times as much in a decoder.
+func TestManySmallItemsAreRefused(t *testing.T) {
+	evict := minimal(abi.RoleEvict).bytes()
+	many := func(n int, item ...byte) []byte { return append(uleb(uint64(n)), bytes.Repeat(item, n)...) }
+	for _, c := range []struct {
+		name   string
+		module []byte
+	}{
+		{"data segments", insert(evict, 11, wasmSection(11, many(1<<20, 1, 0)))},
+		{"element segments", insert(evict, 9, wasmSection(9, many(1<<20, 1, 0, 0)))},
+		{"elements", insert(evict, 9, wasmSection(9, append([]byte{1, 1, 0}, many(2<<20, 0)...)))},
+		{"parameters", insert(evict, 1, wasmSection(1, append([]byte{1, 0x60}, append(many(1<<20, 0x7f), 0)...)))},
+		{"custom sections", append(evict, bytes.Repeat([]byte{0, 1, 0}, 1<<20)...)},
+		{"exports", insert(evict, 7, wasmSection(7, many(1<<20, 0, 0, 0)))},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, err := openBytes(t, c.module, Options{Cache: &sandbox.Cache{}})
+			runtime.ReadMemStats(&after)
+			if n := after.TotalAlloc - before.TotalAlloc; n > 2<<20 {
+				t.Errorf("a module of %d bytes took %d bytes of memory", len(c.module), n)
+			}
+			if !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), "at most") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// A guest's names are shown to people: in a stack, in a refusal, in `kvhost policy inspect`.
+func TestNamesAreFitForPeople(t *testing.T) {
+	const evil = "\x1b]0;owned\a\r\n\x00\u202e"
+	fit := func(t *testing.T, text string) {
+		t.Helper()
+		if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) || len(text) > 4096 {
+			t.Errorf("%d bytes: %.300q", len(text), text)
+		}
+	}
+	long := evil + strings.Repeat("x", 50_000)
+	a := minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", unreachable)
+	var names []byte
+	for i := range a.funcs {
+		names = append(append(names, byte(i)), wasmString(long)...)
+	}
+	names = append(uleb(uint64(len(a.funcs))), names...)
+	module := insert(a.bytes(), 255, custom("name", []byte{1}, uleb(uint64(len(names))), names))
+	m, err := openBytes(t, module, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = newEvict(t, m, 10).Victims(abi.Ask{Bytes: 1, MaxVictims: 1, Tenant: abi.None}, make([]uint32, 1))
+	if err == nil || !strings.Contains(err.Error(), "xxxx") {
+		t.Errorf("no function name in %v", err)
+	}
+	fit(t, err.Error())
+
+	_, err = openBytes(t, minimal(abi.RoleEvict).importing(evil, strings.Repeat("y", 900), ">").bytes(), Options{})
+	fit(t, err.Error())
+	_, err = openBytes(t, minimal(abi.RoleEvict).without(abi.ExportMarker).with("kvhost_abi_"+evil, ">").bytes(), Options{})
+	fit(t, err.Error())
+	s, err := sandbox.ScanModule(insert(a.bytes(), 255, custom(evil+strings.Repeat("z", 900))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, section := range s.Sections() {
+		fit(t, section.Name)
+	}
+}

@@ -1,0 +1,308 @@
+package policy
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+)
+
+// EvictOptions bind an eviction policy to one root.
+type EvictOptions struct {
+	MaxSlots uint32 // slots are below this
+	Capacity uint64 // bytes the root may hold
+	Seed     uint64
+	Config   Config
+	// State of an earlier instance. A state that the policy cannot use is ignored: see [Evict.Loaded].
+	State State
+}
+
+// Evict is the evict policy of one root. It is for one goroutine at a time, except for Stats.
+type Evict struct {
+	m        *Module
+	usage    sandbox.Usage
+	queue    []abi.Event // events to be delivered: the first n < len(queue)
+	n        int
+	batch    int // most events in one call
+	maxSlots uint32
+	seen     duplicates
+	guest    guest.Evictor     // native
+	in       *sandbox.Instance // wasm
+	events   sandbox.Export
+	step     sandbox.Export
+	loaded   bool
+	left     bool  // the last answer left the question to the host
+	silences int   // in a row: see Unanswered
+	err      error // why the policy ended
+}
+
+// NewEvict starts an instance, from o.State if it can use that and otherwise with empty slots.
+func (m *Module) NewEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
+	e, err := m.newEvict(ctx, o)
+	if err != nil || !m.acceptsState(&o.State, o.MaxSlots) {
+		return e, err
+	}
+	if e.in == nil {
+		e.loaded = m.loadNative(e.guest, &o.State)
+		return e, nil
+	}
+	ok, err := e.in.Load(o.State.Data, o.MaxSlots)
+	if err == nil {
+		e.loaded = ok
+		return e, nil
+	}
+	m.logUnusable(err)
+	e.in.Close()
+	return m.newEvict(ctx, o) // nothing of the failed attempt remains, not even its fault count
+}
+
+func (m *Module) newEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
+	s := settings{role: abi.RoleEvict, config: o.Config}
+	s.MaxSlots, s.Capacity, s.Seed = o.MaxSlots, o.Capacity, o.Seed
+	if err := m.prepare(&s); err != nil {
+		return nil, err
+	}
+	e := &Evict{m: m, maxSlots: o.MaxSlots, batch: sandbox.MaxBatch, queue: make([]abi.Event, eventQueue),
+		usage: sandbox.Usage{Sampled: true}}
+	var err error
+	if m.code == nil {
+		if e.guest, err = native[guest.Evictor](m, &s); err != nil {
+			return nil, err
+		}
+		return e, nil
+	}
+	e.batch = m.code.Limits().Batch()
+	if e.in, err = m.instantiate(ctx, &s, &e.usage); err != nil {
+		return nil, err
+	}
+	if err := e.bind(); err != nil {
+		e.in.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// bind requests the guest's buffers and looks up the role's exports.
+func (e *Evict) bind() error {
+	for kind, size := range map[int]uint32{
+		abi.BufferEvents: sandbox.MaxBatch * abi.EventSize, abi.BufferArgs: abi.AskSize, abi.BufferResult: sandbox.MaxVictims * 4,
+	} {
+		if err := e.in.RequireBuffer(kind, size); err != nil {
+			return err
+		}
+	}
+	e.events, e.step = e.in.Export(abi.ExportEvents), e.in.Export(abi.ExportStep)
+	return nil
+}
+
+// eventQueue is how many events wait at most: those of several calls. A call made long after the last one finds neither
+// its code nor the policy's tables in the CPU caches, and costs 20 times as much as one right after another.
+const eventQueue = 4 * sandbox.MaxBatch
+
+// Event queues an event. It is delivered with others: when the queue is full, by Victims, or by Flush.
+//
+// Event is just small enough to be inlined, which saves a copy of the event. The queue always has room for one.
+func (e *Evict) Event(ev abi.Event) error {
+	e.queue[e.n] = ev
+	if e.n++; e.n == len(e.queue) {
+		return e.Flush()
+	}
+	return nil
+}
+
+// Next is where to write all fields of the next event, which Commit then queues. It saves a copy where events come by
+// the thousand.
+func (e *Evict) Next() *abi.Event { return &e.queue[e.n] }
+
+// Commit queues the event that was written to Next.
+func (e *Evict) Commit() error {
+	if e.n++; e.n == len(e.queue) {
+		return e.Flush()
+	}
+	return nil
+}
+
+// Flush delivers the queued events.
+func (e *Evict) Flush() error {
+	if e.err != nil {
+		e.n = len(e.queue) - 1 // so that the next event calls Flush again
+		return e.err
+	}
+	if err := e.deliver(e.queue[:e.n]); err != nil {
+		return e.drop(err)
+	}
+	e.n = 0
+	return nil
+}
+
+// deliver calls the guest as often as it takes.
+func (e *Evict) deliver(events []abi.Event) error {
+	for len(events) > 0 {
+		n := min(len(events), e.batch)
+		if err := e.cross(events[:n]); err != nil {
+			return err
+		}
+		events = events[n:]
+	}
+	return nil
+}
+
+func (e *Evict) cross(events []abi.Event) error {
+	if e.in == nil {
+		start := e.usage.Begin(len(events))
+		e.guest.Events(events)
+		e.usage.End(start)
+		return nil
+	}
+	n, err := e.write(events)
+	if err != nil {
+		return err
+	}
+	_, err = e.in.Status(&e.events, n, abi.EventSize, len(events), e.m.code.Limits().For(len(events)))
+	return err
+}
+
+// write copies events to where the guest reads them.
+func (e *Evict) write(events []abi.Event) (n uint64, err error) {
+	if len(events) == 0 {
+		return 0, nil
+	}
+	to, err := sandbox.Records[abi.Event](e.in, abi.BufferEvents, uint32(len(events)))
+	copy(to, events)
+	e.in.SetNow(events[len(events)-1].Time)
+	return uint64(len(events)), err
+}
+
+// Victims delivers the queued events and asks for victims, in one call. It writes slots to dst, best victim first, and
+// returns how many: as many as would free ask.Bytes, or fewer. Slots are in range and distinct. The caller checks that
+// they are resident and not pinned.
+func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
+	if e.err != nil {
+		return 0, e.err
+	}
+	ask.MaxVictims = min(ask.MaxVictims, uint32(min(len(dst), sandbox.MaxVictims)))
+	dst, e.left = dst[:ask.MaxVictims], false
+	n, err := e.ask(ask, dst)
+	if err == nil {
+		err = e.judge(dst, n)
+	}
+	if err != nil {
+		return 0, e.drop(err)
+	}
+	return n, nil
+}
+
+func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
+	last := e.queue[:e.n]
+	if e.n > e.batch {
+		last = e.queue[(e.n-1)/e.batch*e.batch : e.n]
+	}
+	if err := e.deliver(e.queue[:e.n-len(last)]); err != nil {
+		return 0, err
+	}
+	e.n = 0
+	if e.in == nil {
+		start := e.usage.Begin(len(last))
+		if len(last) > 0 {
+			e.guest.Events(last)
+		}
+		n := e.guest.Victims(ask, dst)
+		e.usage.End(start)
+		return n, nil
+	}
+	args, err := sandbox.Records[abi.Ask](e.in, abi.BufferArgs, 1)
+	if err != nil {
+		return 0, err
+	}
+	args[0] = ask
+	events, err := e.write(last)
+	if err != nil {
+		return 0, err
+	}
+	// What an answer takes follows from what it must pass over, not from how much is asked for.
+	n, ok, err := e.in.Count(&e.step, events, abi.EventSize, len(last),
+		e.m.code.Limits().For(len(last)+sandbox.MaxVictims))
+	if err != nil || !ok {
+		e.left = true // the host decides by last touch
+		return 0, err
+	}
+	if n > uint32(len(dst)) {
+		return int(n), nil
+	}
+	victims, err := sandbox.Records[uint32](e.in, abi.BufferResult, n)
+	copy(dst, victims)
+	return int(n), err
+}
+
+// MaxSilences is how many answers in a row may name nobody who can go although somebody can. One more is a fault.
+const MaxSilences = 64
+
+// Unanswered is called when the last answer named nobody who can go although somebody can. It returns a fault when that
+// has lasted, and the policy has ended then. To leave the question to the host is no fault.
+func (e *Evict) Unanswered() error {
+	if e.left {
+		return nil
+	}
+	if e.silences++; e.silences <= MaxSilences {
+		return nil
+	}
+	return e.drop(e.bad("named no entry that can go in %d questions in a row, although there were some", e.silences))
+}
+
+// Answered is called when an entry went that the policy had named.
+func (e *Evict) Answered() { e.silences = 0 }
+
+// VictimsAhead is how many victims may be named before they are needed, by the manifest: 0 for a policy that must be
+// asked each time.
+func (e *Evict) VictimsAhead() int { return int(e.m.manifest.VictimsAhead) }
+
+// judge checks an answer of n victims.
+func (e *Evict) judge(dst []uint32, n int) error {
+	if n < 0 || n > len(dst) {
+		return e.bad("answered %d victims when asked for at most %d", n, len(dst))
+	}
+	for _, slot := range dst[:n] {
+		if slot >= e.maxSlots {
+			return e.bad("named slot %d, slots are below %d", slot, e.maxSlots)
+		}
+	}
+	if slot, twice := e.seen.find(dst[:n]); twice {
+		return e.bad("named slot %d twice", slot)
+	}
+	return nil
+}
+
+// Ended says whether the policy has failed or was closed: every call returns an error.
+func (e *Evict) Ended() bool { return e.err != nil }
+
+// Close ends the policy.
+func (e *Evict) Close() error {
+	if e.err == nil {
+		e.drop(ErrClosed)
+	}
+	return nil
+}
+
+func (e *Evict) bad(format string, args ...any) error {
+	reason := fmt.Sprintf(format, args...)
+	if e.in != nil {
+		return e.in.Fault(abi.ExportStep, reason, nil)
+	}
+	e.usage.Faults.Add(1)
+	return &Fault{Module: e.m.name, Export: abi.ExportStep, Reason: reason}
+}
+
+// drop ends the instance. Every later call returns err.
+func (e *Evict) drop(err error) error {
+	if e.in != nil {
+		e.in.Close()
+	}
+	e.err, e.guest = err, nil
+	e.n = len(e.queue) - 1 // later events are discarded
+	return err
+}
+
+// Stats may be called at any time.
+func (e *Evict) Stats() Stats { return stats(&e.usage, e.m, abi.RoleEvict) }

@@ -1,0 +1,79 @@
+package policy
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+)
+
+// An instance that runs out dies with a fault that says so and names the guest's functions; what it used is counted.
+func TestOutOfFuel(t *testing.T) {
+	m, err := Open(t.Context(), "lru", Options{
+		Dir: distDir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 2000, Record: 1}, SkipSelfTest: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close(t.Context())
+	e := newEvict(t, m, 1000)
+	before := e.Stats().Fuel
+	for slot := range uint32(eventQueue) {
+		err = e.Event(abi.Event{Op: abi.OpInsert, Slot: slot, Parent: abi.None, Size: 1})
+	}
+	var f *Fault
+	if !errors.As(err, &f) || !errors.Is(err, ErrFuel) || f.Reason != "used up its fuel of 2256" || f.Export != abi.ExportEvents || !strings.Contains(f.Stack, "lru.") {
+		t.Errorf("got %v", err)
+	}
+	if s := e.Stats(); s.Fuel-before != 2256 || s.Faults != 1 || before == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The same events cost the same fuel.
+func TestFuelIsDeterministic(t *testing.T) {
+	var used [2]uint64
+	for i := range used {
+		e := newEvict(t, modules["lru"], 500)
+		s := newStream(9, 500)
+		for range 5000 {
+			if err := e.Event(s.next()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		used[i] = e.Stats().Fuel
+	}
+	if used[0] != used[1] || used[0] == 0 {
+		t.Errorf("%d", used)
+	}
+}
+
+// What counting costs: the same module with and without, in one run.
+func BenchmarkMetering(b *testing.B) {
+	for _, kind := range []string{"plain", "metered"} {
+		b.Run("events/"+kind, func(b *testing.B) {
+			m, err := Open(b.Context(), "lru", Options{Dir: distDir, unmetered: kind == "plain"})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer m.Close(b.Context())
+			const size = 4096
+			e := newEvict(b, m, size)
+			for slot := range uint32(size) {
+				_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: slot, Parent: abi.None, Size: 1})
+			}
+			_ = e.Flush()
+			slot := uint32(1)
+			b.ReportAllocs()
+			for b.Loop() {
+				slot = slot*1664525 + 1013904223
+				if err := e.Event(abi.Event{Op: abi.OpTouch, Slot: slot % size, Parent: abi.None, Size: 1}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

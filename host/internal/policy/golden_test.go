@@ -1,0 +1,101 @@
+package policy
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
+
+// decisions runs a seeded stream and logs each answer: what a policy decides is part of its version.
+func decisions(t *testing.T, m *Module) []byte {
+	t.Helper()
+	const slots = 300
+	e := newEvict(t, m, slots)
+	s := newStream(42, slots)
+	var b bytes.Buffer
+	var dst [16]uint32
+	for range 150 {
+		for range 1 + s.rng.IntN(20) {
+			if err := e.Event(s.next()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ask := s.ask()
+		n, err := e.Victims(ask, dst[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&b, "bytes %d most %d tenant %d: %d\n", ask.Bytes, ask.MaxVictims, int32(ask.Tenant), dst[:n])
+		for _, v := range dst[:n] {
+			if s.at[v] >= 0 {
+				_ = e.Event(s.remove(v))
+			}
+		}
+	}
+	return b.Bytes()
+}
+
+func TestGoldenDecisions(t *testing.T) {
+	for _, name := range []string{"lru", "fifo"} {
+		path := "testdata/" + name + ".decisions"
+		got := decisions(t, natives[name])
+		if *rewrite {
+			if err := os.WriteFile(path, got, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s: decisions differ from %s; if that is meant, raise the policy's version and run with -rewrite", name, path)
+		}
+		if !bytes.Equal(decisions(t, modules[name]), want) {
+			t.Errorf("%s: the module's decisions differ from %s", name, path)
+		}
+	}
+}
+
+// The scan reads whatever an operator hands over.
+func FuzzScan(f *testing.F) {
+	for r := range abi.Roles {
+		a := minimal(r).importing(abi.ImportModule, abi.ImportFail, "ii>")
+		a.manifest = `{"name":"x","version":"1","abi":1,"roles":["evict"]}`
+		f.Add(a.bytes())
+	}
+	f.Add([]byte("\x00asm\x01\x00\x00\x00\x01\xff\xff\xff\xff\x0f"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := sandbox.ScanModule(b)
+		if err != nil {
+			return
+		}
+		if _, err := s.Verify(); err == nil {
+			_ = s.CheckGrants(abi.Manifest{}, nil)
+		}
+		if again, err := sandbox.ScanModule(s.Compilable()); err != nil || len(again.Sections()) > 13 {
+			t.Errorf("what compilers get cannot be read: %v", err)
+		}
+	})
+}
+
+func FuzzPathRules(f *testing.F) {
+	for _, p := range []string{"a/b", "../..", "a//b", "/a", "a/", "a/.b", "a b"} {
+		f.Add([]byte(p))
+	}
+	f.Fuzz(func(t *testing.T, p []byte) {
+		if pathError(p) != "" {
+			return
+		}
+		if len(p) == 0 || p[0] == '/' || bytes.Contains(p, []byte("../..")) && bytes.Contains(append([]byte("/"), p...), []byte("/.")) || bytes.Contains(p, []byte("//")) {
+			t.Errorf("%q passed", p)
+		}
+	})
+}

@@ -1,0 +1,95 @@
+package policy
+
+import (
+	"context"
+	"slices"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/artifact"
+	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+)
+
+// Inspection is what can be learned about a module without running it.
+type Inspection struct {
+	Name     string // the manifest's, or the file's
+	Path     string // where it was found; empty when it is embedded in the host
+	Digest   string // SHA-256 of its bytes in hexadecimal
+	Bytes    int
+	Manifest *abi.Manifest // nil when it has none
+	Roles    []abi.Role    // those whose functions it exports
+	Imports  []sandbox.Import
+	Sections []sandbox.Section
+	Counts   []metering.Count // its size in everything that is limited
+
+	MemoryPages, MostPages uint32       // of 64 KiB: at its start, and the most it may grow to
+	Fuel                   sandbox.Fuel // what a call of its roles gets, and what on top for a record
+	MostFuel               uint64       // for one call whatever the records
+	Batch                  int          // events in one call
+	StateFormat            string       // of what kv_save gives; empty when it keeps none
+
+	// Refused is why the module would not be loaded with these options. It is nil if no reason was found; the code was
+	// neither validated nor run.
+	Refused error
+}
+
+// Inspect reads a module as [Open] would, by path or name, and runs nothing. It returns an error only if the module
+// cannot be read at all; one that would be refused is described as far as possible.
+func Inspect(ctx context.Context, name string, opt Options) (*Inspection, error) {
+	f, err := read(ctx, name, &opt)
+	if err != nil {
+		return nil, err
+	}
+	m, _, pages, err := examine(ctx, name, f, &opt)
+	i := &Inspection{Path: f.path, Digest: f.digest, Bytes: len(f.bytes), MostPages: pages}
+	s, scanErr := sandbox.ScanModule(f.bytes)
+	if scanErr != nil {
+		i.Name, i.Refused = artifact.Label(name), refused(name, err)
+		return i, nil
+	}
+	i.Sections, i.Imports = s.Sections(), s.Imports()
+	i.MemoryPages = uint32(min(s.MinPages(), abi.MaxMemoryPages))
+	if err != nil { // describe it as far as possible
+		m = &Module{name: artifact.Label(name)}
+		m.roles, _ = s.Verify()
+		_ = m.describe(s)
+		i.MostPages = memoryPages(m.manifest, opt.MemoryPages)
+	}
+	i.Name, i.StateFormat = m.name, m.manifest.StateFormat
+	if m.known {
+		i.Manifest = &m.manifest
+	}
+	for r, has := range m.roles {
+		if has {
+			i.Roles = append(i.Roles, abi.Role(r))
+		}
+	}
+	l := opt.Fuel.Limits(m.manifest.Fuel)
+	i.Fuel, i.MostFuel, i.Batch = sandbox.Fuel{Call: l.Call, Record: l.Record, Time: l.CPUTime}, l.Max, l.Batch()
+	counts, limit := metering.Measure(s.Compilable(), metering.DefaultLimits())
+	for k := range counts {
+		if counts[k].What == metering.ModuleBytes {
+			counts[k].Got = uint64(len(f.bytes))
+		}
+	}
+	i.Counts = counts
+	if err == nil {
+		err = limit
+	}
+	if err != nil {
+		i.Refused = refused(name, err)
+	}
+	return i, nil
+}
+
+// Grants are those that the module's imports need, sorted.
+func (i *Inspection) Grants() []string {
+	var grants []string
+	for _, im := range i.Imports {
+		if im.Grant != "" {
+			grants = append(grants, im.Grant)
+		}
+	}
+	slices.Sort(grants)
+	return slices.Compact(grants)
+}

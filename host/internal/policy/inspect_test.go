@@ -1,0 +1,76 @@
+package policy
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+)
+
+func inspect(t *testing.T, b []byte, opt Options) *Inspection {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "m.wasm")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	i, err := Inspect(t.Context(), path, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i.Path != path || i.Digest != digestOf(b) || i.Bytes != len(b) {
+		t.Errorf("%+v", i)
+	}
+	return i
+}
+
+func TestInspect(t *testing.T) {
+	a := keeper(abi.RoleEvict, "k/1").importing(abi.ImportModule, abi.ImportNow, ">I").importing(abi.ImportModule, abi.ImportFail, "ii>").importing("env", "x", ">")
+	a.manifest = `{"name":"mine","version":"1","abi":1,"roles":["evict"],"grants":["clock"],"state_format":"k/1","memory_pages":7,"fuel":{"call":1000000,"record":2}}`
+	i := inspect(t, a.bytes(), Options{Grants: []string{"clock"}})
+	if i.Name != "mine" || i.Manifest == nil || i.StateFormat != "k/1" || !reflect.DeepEqual(i.Roles, []abi.Role{abi.RoleEvict}) ||
+		i.MemoryPages != 2 || i.MostPages != 7 || i.Fuel != (sandbox.Fuel{Call: 1_500_000, Record: 2_000, Time: 3 * time.Millisecond}) || i.Batch == 0 {
+		t.Errorf("%+v", i)
+	}
+	want := []sandbox.Import{
+		{Module: abi.ImportModule, Name: abi.ImportNow, Type: "() -> i64", Grant: abi.GrantClock, Known: true},
+		{Module: abi.ImportModule, Name: abi.ImportFail, Type: "(i32, i32)", Known: true}, {Module: "env", Name: "x", Type: "()"},
+	}
+	if !reflect.DeepEqual(i.Imports, want) || !reflect.DeepEqual(i.Grants(), []string{abi.GrantClock}) {
+		t.Errorf("%+v", i.Imports)
+	}
+	if !errors.Is(i.Refused, ErrBadModule) {
+		t.Errorf("an unknown import: %v", i.Refused)
+	}
+	if s := i.Sections[len(i.Sections)-1]; s.Name != "custom "+abi.ManifestSection || s.Bytes < len(a.manifest) {
+		t.Errorf("%+v", i.Sections)
+	}
+	for _, c := range i.Counts {
+		if c.What == "functions" && c.Got != uint64(len(a.funcs)+len(a.imports)) || c.Most == 0 {
+			t.Errorf("%+v", c)
+		}
+	}
+	if i := inspect(t, minimal(abi.RoleLayout).bytes(), Options{}); i.Refused != nil || i.Manifest != nil || i.Name != "m" {
+		t.Errorf("%+v", i)
+	}
+	if i := inspect(t, []byte("no module"), Options{}); !errors.Is(i.Refused, ErrBadModule) {
+		t.Errorf("%+v", i)
+	}
+	if i := inspect(t, a.bytes(), Options{SHA256: "ab"}); !errors.Is(i.Refused, ErrDigest) || i.Name != "mine" {
+		t.Errorf("%+v", i)
+	}
+	if i := inspect(t, minimal(abi.RoleEvict).with(metering.Global, ">").bytes(), Options{}); !errors.Is(i.Refused, metering.ErrReserved) {
+		t.Errorf("%+v", i)
+	}
+	if _, err := Inspect(t.Context(), "no-such-policy", Options{}); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+	if i, err := Inspect(t.Context(), "lru", Options{Dir: distDir}); err != nil || i.Refused != nil || i.Digest != modules["lru"].Digest() {
+		t.Errorf("%+v %v", i, err)
+	}
+}

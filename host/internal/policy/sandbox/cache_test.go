@@ -1,0 +1,205 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/policy/compiler"
+)
+
+// sourceOf is a module of one exported function whose code is given, without the final end.
+func sourceOf(t *testing.T, cache *Cache, code ...byte) *Source {
+	t.Helper()
+	lengths := func(b []byte) []byte { // with a length of four bytes
+		n := len(b)
+		return append([]byte{byte(n) | 0x80, byte(n>>7) | 0x80, byte(n>>14) | 0x80, byte(n >> 21)}, b...)
+	}
+	body := lengths(append(append([]byte{0}, code...), 0x0b))
+	wasm := slices.Concat([]byte("\x00asm\x01\x00\x00\x00"), []byte{1, 4, 1, 0x60, 0, 0}, []byte{3, 2, 1, 0},
+		[]byte{7, 5, 1, 1, 'f', 0, 0}, []byte{10}, lengths(append([]byte{1}, body...)))
+	scan, err := ScanModule(wasm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Source{
+		Name: "m", Digest: fmt.Sprintf("%x", code[:min(len(code), 8)]), Bytes: wasm, Scan: scan, Pages: 1,
+		Log: slog.New(slog.DiscardHandler), Cache: cache,
+	}
+}
+
+// bomb is code that takes minutes to compile.
+func bomb() []byte {
+	const depth = 100_000
+	code := make([]byte, 0, 3*depth)
+	for range depth {
+		code = append(code, 0x02, 0x40)
+	}
+	for range depth {
+		code = append(code, 0x0b)
+	}
+	return code
+}
+
+// A module that is compiled for minutes delays neither other modules nor other hosts with the same cache, and can be
+// cancelled.
+func TestCompilingDelaysNobody(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "c")
+	a, errA := OpenCache(dir)
+	b, errB := OpenCache(dir) // as another host would
+	if err := errors.Join(errA, errB); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := Compile(ctx, sourceOf(t, a, bomb()...))
+		ended <- err
+	}()
+	working := func() int {
+		names, err := filepath.Glob(filepath.Join(dir, workPrefix+"*"))
+		if err != nil {
+			t.Error(err)
+		}
+		return len(names)
+	}
+	for working() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	for i, cache := range []*Cache{a, b} {
+		c, err := Compile(t.Context(), sourceOf(t, cache, 0x41, byte(i), 0x1a))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("the module was compiled before the others: %v", err)
+	default:
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if working() != 0 {
+		t.Error("a directory was left")
+	}
+}
+
+// What is in the cache needs no child process, and thus no time.
+func TestCachedModulesNeedNoCompiler(t *testing.T) {
+	cache, err := OpenCache(filepath.Join(t.TempDir(), "c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	compile := func(most time.Duration) error {
+		src := sourceOf(t, cache, 0x41, 7, 0x1a)
+		src.Compile = compiler.Limits{Time: most}
+		c, err := Compile(t.Context(), src)
+		if err != nil {
+			return err
+		}
+		return c.Close(t.Context())
+	}
+	if err := compile(1); !errors.Is(err, compiler.ErrLimit) { // no child is so quick
+		t.Errorf("got %v", err)
+	}
+	if err := compile(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := compile(1); err != nil {
+		t.Errorf("it was compiled again: %v", err)
+	}
+}
+
+// A host compiles where it can write.
+func TestWorkDirectories(t *testing.T) {
+	writable := t.TempDir()
+	t.Setenv("TMPDIR", "/proc/none")
+	for _, c := range []struct{ dir, in string }{{"", "/dev/shm"}, {"/proc", "/dev/shm"}, {writable, ""}} {
+		cache := &Cache{dir: c.dir}
+		dir, err := cache.workDir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.RemoveAll(dir)
+		if in := filepath.Dir(dir); in != c.in && in != c.dir {
+			t.Errorf("cache %q: %s", c.dir, dir)
+		}
+		if err := private(dir); err != nil { // it holds code that will run
+			t.Error(err)
+		}
+	}
+	code, err := Compile(t.Context(), sourceOf(t, &Cache{dir: "/proc"}, 0x41, 9, 0x1a))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := code.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A killed host leaves its directory, which a later one removes.
+func TestPruneRemovesOldCompilations(t *testing.T) {
+	dir := t.TempDir()
+	old, recent := filepath.Join(dir, workPrefix+"1"), filepath.Join(dir, workPrefix+"2")
+	long := time.Now().Add(-2 * workAge)
+	if err := errors.Join(os.Mkdir(old, 0o700), os.Mkdir(recent, 0o700), os.WriteFile(filepath.Join(old, "x"), nil, 0o600),
+		os.Chtimes(old, long, long), os.Chmod(dir, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenCache(dir); err != nil {
+		t.Fatal(err)
+	}
+	names, err := filepath.Glob(dir + "/*")
+	if err != nil || len(names) != 1 || !strings.HasSuffix(names[0], "2") {
+		t.Errorf("left: %v, %v", names, err)
+	}
+}
+
+// The compiler, which has read a module, hands over the machine code of that module alone.
+func TestForeignCodeIsNotTaken(t *testing.T) {
+	cache, err := OpenCache(filepath.Join(t.TempDir(), "c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, other := cache.entry(sourceOf(t, cache, 1)), cache.entry(sourceOf(t, cache, 2))
+	if mine == other {
+		t.Fatal("two modules have one entry")
+	}
+	work, err := cache.workDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := filepath.Join(work, "wazero-x")
+	if err := errors.Join(os.Mkdir(code, 0o700), os.WriteFile(filepath.Join(code, "a"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	if err := os.WriteFile(filepath.Join(code, "b"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if mine.takeCode(work, log) {
+		t.Error("took two files")
+	}
+	if err := os.Remove(filepath.Join(code, "b")); err != nil {
+		t.Fatal(err)
+	}
+	if !mine.takeCode(work, log) {
+		t.Error("did not take one")
+	}
+	names, err := filepath.Glob(filepath.Join(cache.dir, "*", "*", "*"))
+	if err != nil || len(names) != 1 || !strings.HasPrefix(names[0], mine.dir) {
+		t.Errorf("%v, %v", names, err)
+	}
+}

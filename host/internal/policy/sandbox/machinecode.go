@@ -1,0 +1,141 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvhost/kvhost/host/internal/policy/compiler"
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
+)
+
+// machineCode is a module's compiled form in a runtime of its own. Loading it decodes and validates the module, which
+// takes milliseconds; all that open the same module with one [Cache] at the same time share it.
+type machineCode struct {
+	runtime  wazero.Runtime
+	compiled wazero.CompiledModule
+	cache    wazero.CompilationCache
+	shared   *sharedCode
+	key      codeKey
+	users    int // guarded by shared
+}
+
+// codeKey is what a module's machine code depends on.
+type codeKey struct {
+	digest    string
+	pages     uint32
+	unmetered bool
+}
+
+func (s *Source) key() codeKey { return codeKey{s.Digest, s.Pages, s.Unmetered} }
+
+// sharedCode is the machine code that is in use.
+type sharedCode struct {
+	mu    sync.Mutex
+	inUse map[codeKey]*machineCode
+}
+
+// share gives the machine code in use, or else what load makes. It must be given back. Two callers may load the same
+// code; the first that has it shares it.
+func (s *sharedCode) share(key codeKey, load func() (*machineCode, error)) (*machineCode, error) {
+	if m := s.take(key, nil); m != nil {
+		return m, nil
+	}
+	loaded, err := load()
+	if err != nil {
+		return nil, err
+	}
+	m := s.take(key, loaded)
+	if m != loaded {
+		if err := loaded.release(context.Background()); err != nil {
+			return nil, errors.Join(err, m.give(context.Background()))
+		}
+	}
+	return m, nil
+}
+
+// take gives the machine code in use, which is loaded if there was none.
+func (s *sharedCode) take(key codeKey, loaded *machineCode) *machineCode {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.inUse[key]
+	if m == nil && loaded != nil {
+		m = loaded
+		m.shared, m.key = s, key
+		if s.inUse == nil {
+			s.inUse = map[codeKey]*machineCode{}
+		}
+		s.inUse[key] = m
+	}
+	if m != nil {
+		m.users++
+	}
+	return m
+}
+
+// give gives the machine code back. The last that does so releases it.
+func (m *machineCode) give(ctx context.Context) error {
+	s := m.shared
+	s.mu.Lock()
+	m.users--
+	last := m.users == 0
+	if last {
+		delete(s.inUse, m.key)
+	}
+	s.mu.Unlock()
+	if !last {
+		return nil
+	}
+	return m.release(ctx)
+}
+
+func (m *machineCode) release(ctx context.Context) error {
+	return errors.Join(m.runtime.Close(ctx), m.cache.Close(ctx))
+}
+
+// newMachineCode loads a module's machine code from a directory into a runtime of its own, because modules must not see
+// each other's memory and exports. wazero keeps what it compiled in memory for as long as its cache is open, so each
+// module has a cache of its own, too. Nothing is compiled here.
+func newMachineCode(ctx context.Context, src *Source, bytes []byte, dir string) (*machineCode, error) {
+	m := &machineCode{}
+	var err error
+	if m.cache, err = wazero.NewCompilationCacheWithDir(dir); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCache, err)
+	}
+	m.runtime = wazero.NewRuntimeWithConfig(ctx, compiler.Config(src.Pages).WithCompilationCache(m.cache))
+	if err = m.link(ctx, src.Scan); err == nil {
+		cached := compiler.WithoutCompiling(compiler.WithRefuelListener(ctx, refueler{}))
+		m.compiled, err = m.runtime.CompileModule(cached, bytes)
+	}
+	if err != nil {
+		_ = m.release(ctx) // the first error is the one that matters
+		return nil, err
+	}
+	return m, nil
+}
+
+// link provides the functions that the module imports. They were checked before.
+func (m *machineCode) link(ctx context.Context, scan *Scan) error {
+	builders := map[string]wazero.HostModuleBuilder{}
+	done := map[[2]string]bool{}
+	for _, i := range scan.imports {
+		if done[[2]string{i.module, i.name}] {
+			continue
+		}
+		done[[2]string{i.module, i.name}] = true
+		if builders[i.module] == nil {
+			builders[i.module] = m.runtime.NewHostModuleBuilder(i.module)
+		}
+		f := hostFunctions[i.module][i.name]
+		builders[i.module].NewFunctionBuilder().
+			WithGoModuleFunction(api.GoModuleFunc(f.Call), wasmTypes(f.params), wasmTypes(f.results)).Export(i.name)
+	}
+	for module, b := range builders {
+		if _, err := b.Instantiate(ctx); err != nil {
+			return fmt.Errorf("cannot provide %s: %w", module, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+)
+
+// tried is a hand-made module loaded as a host would.
+func tried(t testing.TB, a assembly, opt Options) error {
+	t.Helper()
+	opt.Cache = policytest.Cache(t)
+	m, err := load(t.Context(), "bad.wasm", newFile("", a.bytes()), opt)
+	if err == nil {
+		m.Close(context.Background())
+	}
+	return err
+}
+
+// What cannot do its work is refused when it is loaded, and the reason is named.
+func TestSelfTestRefuses(t *testing.T) {
+	evict, place := minimal(abi.RoleEvict), mortal().without(abi.ExportAdmit).without(abi.ExportLayout)
+	pages := func(a assembly) assembly { a.pages = 200; return a }
+	const result = 4096 + 3<<14
+	onePath := bodyOf(store32(result, -1), store32(result+4, 16), store32(result+8, 4), store32(result+16, 0x64636261), packed(0, 1))
+	for name, c := range map[string]struct {
+		mod  assembly
+		says string
+	}{
+		"trap":                    {evict.with(abi.ExportEvents, "ii>i", unreachable), "as evict: policy: fault: bad: kv_events"},
+		"trap at an ask":          {evict.with(abi.ExportStep, "ii>I", unreachable), "kv_step"},
+		"loop":                    {evict.with(abi.ExportStep, "ii>I", loopOf(), i64(0)), "used up its fuel"},
+		"does not start":          {evict.with(abi.ExportInitialize, ">", unreachable), "_initialize"},
+		"no buffers":              {evict.with(abi.ExportBuffer, "ii>i", i32(0)), "kv_buffer"},
+		"a slot that cannot be":   {evict.with(abi.ExportStep, "ii>I", store32(result, 5000), packed(0, 1)), "slot 5000"},
+		"place: trap":             {place.with(abi.ExportPlace, "ii>I", unreachable), "as place"},
+		"place: no answer":        {place.with(abi.ExportPlace, "ii>I", packed(0, 0)), "gave 0 answers"},
+		"place: one path for all": {place.with(abi.ExportPlace, "ii>I", onePath), "twice: for namespace 0, group 0, rank 0"},
+		"admit: trap":             {pages(minimal(abi.RoleAdmit).with(abi.ExportAdmit, "ii>I", unreachable)), "as admit"},
+		"layout: nothing":         {roomy(abi.RoleLayout), "as layout"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := tried(t, c.mod, Options{})
+			if !errors.Is(err, ErrSelfTest) || !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "bad.wasm") {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+}
+
+// A role that wants settings is judged where it gets them.
+func TestSelfTestLeavesSettingsToTheRole(t *testing.T) {
+	if err := tried(t, minimal(abi.RoleEvict).with(abi.ExportInit, "i>i", i32(-1)), Options{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Counters of the self-test are discarded.
+func TestSelfTestLeavesNoTrace(t *testing.T) {
+	a := minimal(abi.RoleEvict).importing(abi.ImportModule, abi.ImportCounterAdd, "iI>").importing(abi.ImportModule, abi.ImportLog, "iii>")
+	a = a.with(abi.ExportStep, "ii>I", i32(0), i64(1), call(0), i32(3), i32(64), i32(4), call(1), i64(0))
+	a.manifest = `{"name":"m","version":"1","abi":1,"roles":["evict"],"grants":["metrics"],"counters":["steps"]}`
+	var said lines
+	m, err := load(t.Context(), "m.wasm", newFile("", a.bytes()), Options{Grants: []string{"metrics"}, Log: logTo(&said)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close(t.Context())
+	if n := m.Counters()["steps"]; n != 0 || said.n != 0 || m.Quarantined() != nil {
+		t.Errorf("%d counted, %d lines", n, said.n)
+	}
+	for range 2 { // instances share what they count
+		e := newEvict(t, m, 10)
+		for range 3 {
+			if _, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, make([]uint32, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n := m.Counters()["steps"]; n != 6 {
+		t.Errorf("%d counted of 6", n)
+	}
+}
+
+// The cost of the self-test, on top of a load from a warm cache.
+func BenchmarkSelfTest(b *testing.B) {
+	var sides []side
+	for _, name := range []string{"lru", "fanout", "layermajor"} {
+		sides = append(sides, side{name, func() {
+			if err := modules[name].selfTest(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}})
+	}
+	contest(b, 1, sides...)
+}

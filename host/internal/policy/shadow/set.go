@@ -1,0 +1,146 @@
+package shadow
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/policy"
+)
+
+// Running is a shadow with its policy.
+type Running struct {
+	*Shadow
+	*policy.Handle
+	Since    time.Time
+	capacity uint64
+}
+
+// Wish is a shadow that is to run. The handle is borrowed.
+type Wish struct {
+	Policy  *policy.Handle
+	Options policy.EvictOptions
+}
+
+// Change is a change of all shadows, ready to be committed.
+type Change struct {
+	set     *Set
+	next    []*Running
+	started []*Running
+}
+
+// Prepare starts the shadows that are to run and do not. Commit or Abandon must follow, also when there is an error.
+func (s *Set) Prepare(ctx context.Context, list []Wish, since time.Time) (*Change, error) {
+	c := &Change{set: s}
+	for _, w := range list {
+		i := s.index(w.Policy.Label)
+		if i >= 0 && s.List()[i].Handle == w.Policy && s.List()[i].capacity == w.Options.Capacity {
+			c.next = append(c.next, s.List()[i])
+			continue
+		}
+		started, err := Start(ctx, w.Policy.Module, w.Options)
+		if err != nil {
+			return c, fmt.Errorf("shadow %s: %w", w.Policy.Label, err)
+		}
+		r := &Running{started, w.Policy.Acquire(), since, w.Options.Capacity}
+		c.next, c.started = append(c.next, r), append(c.started, r)
+	}
+	return c, nil
+}
+
+// Commit lets those that were started receive requests, and ends those that are not to run any more.
+func (c *Change) Commit() {
+	before := c.set.List()
+	c.set.running.Store(&c.next)
+	for _, r := range c.started {
+		c.set.Add(r.Shadow)
+	}
+	for _, r := range before {
+		if !slices.Contains(c.next, r) {
+			c.set.end(r)
+		}
+	}
+}
+
+// Abandon ends those that were started.
+func (c *Change) Abandon() {
+	for _, r := range c.started {
+		r.Close()
+		r.Release()
+	}
+}
+
+// Set is the shadows of one cache, by the names of their policies, with the stream of requests that they receive. Its
+// list is changed by one caller at a time.
+type Set struct {
+	Stream
+	running atomic.Pointer[[]*Running] // replaced, never changed
+}
+
+// List returns the running shadows. The caller must not change it.
+func (s *Set) List() []*Running {
+	if list := s.running.Load(); list != nil {
+		return *list
+	}
+	return nil
+}
+
+// Has says whether a shadow has this name.
+func (s *Set) Has(name string) bool { return s.index(name) >= 0 }
+
+func (s *Set) index(name string) int {
+	return slices.IndexFunc(s.List(), func(r *Running) bool { return r.Label == name })
+}
+
+// Start starts a shadow, in place of the one that has its name if there is one. It takes over the caller's reference to
+// the policy. When that fails the old shadow keeps running.
+func (s *Set) Start(ctx context.Context, h *policy.Handle, since time.Time, o policy.EvictOptions) error {
+	started, err := Start(ctx, h.Module, o)
+	if err != nil {
+		h.Release()
+		return err
+	}
+	next, list := &Running{started, h, since, o.Capacity}, slices.Clone(s.List())
+	i := s.index(h.Label)
+	if i < 0 {
+		list = append(list, next)
+	} else {
+		next, list[i] = list[i], next
+	}
+	s.running.Store(&list)
+	s.Add(started)
+	if i >= 0 {
+		s.end(next) // the old one
+	}
+	return nil
+}
+
+// End ends a shadow. It is false when there is none of that name.
+func (s *Set) End(name string) bool {
+	i := s.index(name)
+	if i < 0 {
+		return false
+	}
+	list := slices.Clone(s.List())
+	removed := list[i]
+	list = slices.Delete(list, i, i+1)
+	s.running.Store(&list)
+	s.end(removed)
+	return true
+}
+
+func (s *Set) end(r *Running) {
+	s.Remove(r.Shadow)
+	r.Close()
+	r.Release()
+}
+
+// Close ends all shadows.
+func (s *Set) Close() {
+	for _, r := range s.List() {
+		s.end(r)
+	}
+	s.running.Store(nil)
+}

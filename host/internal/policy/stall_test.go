@@ -1,0 +1,119 @@
+package policy
+
+import (
+	"errors"
+	"maps"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+)
+
+// Guests that are made to take as long as they can for their fuel. A little more memory than caches have, and buffers
+// before it.
+const (
+	vastAt    = 128 << 10
+	vastPages = 1000
+	vastBytes = vastPages<<16 - vastAt
+	vastLines = 1 << 20 // at 56 bytes each
+)
+
+const (
+	localGet, localSet, localTee = 0x20, 0x21, 0x22
+	i32Add, i32Mul, i32And       = 0x6a, 0x6c, 0x71
+)
+
+func vast(step ...[]byte) assembly {
+	a := minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", append(step, i64(0))...)
+	a.pages = vastPages
+	return a
+}
+
+// nextLine makes a line's number of local 0 the number of another one; all have their turn.
+func nextLine() []byte {
+	return bodyOf([]byte{localGet, 0}, i32(1664525), []byte{i32Mul}, i32(1013904223), []byte{i32Add}, i32(vastLines-1), []byte{i32And})
+}
+
+func lineAt(line []byte) []byte {
+	return bodyOf(line, i32(56), []byte{i32Mul}, i32(vastAt), []byte{i32Add})
+}
+
+// chaser follows a chain of addresses through all lines: each load waits for the one before. kv_init lays it.
+func chaser() assembly {
+	lay := loopOf(lineAt([]byte{localGet, 0}), lineAt(nextLine()), []byte{0x36, 2, 0}, nextLine(), []byte{localTee, 0, 0x45, 0x0d, 1}) // until it is 0 again
+	a := vast(lineAt([]byte{localGet, 0}), []byte{localSet, 0},
+		loopOf([]byte{localGet, 0}, slices.Repeat([]byte{0x28, 2, 0}, 100), []byte{localSet, 0}))
+	return a.with(abi.ExportInit, "i>i", i32(0), []byte{localSet, 0, 0x02, 0x40}, lay, []byte{0x0b}, i32(0))
+}
+
+// marcher does something to a MiB after the other.
+func marcher(do ...[]byte) assembly {
+	return vast(loopOf([]byte{localGet, 0}, i32(vastAt), []byte{i32Add, localSet, 1}, bodyOf(do...),
+		[]byte{localGet, 0}, i32(1<<20), []byte{i32Add}, i32(1<<25-1), []byte{i32And, localSet, 0}))
+}
+
+var stallers = map[string]assembly{
+	"loop":   vast(loopOf()),
+	"chase":  chaser(),
+	"store":  vast(loopOf(slices.Repeat(bodyOf(nextLine(), []byte{localTee, 0}, i32(56), []byte{i32Mul, localGet, 1, 0x36, 2, 0}), 50))),
+	"fill":   marcher([]byte{localGet, 1}, i32(1), i32(1<<20), []byte{0xfc, 11, 0}),
+	"copy":   marcher([]byte{localGet, 1}, i32(1<<24), []byte{i32Add, localGet, 1}, i32(1<<20), []byte{0xfc, 10, 0, 0}),
+	"touch":  vast(loopOf([]byte{localGet, 1}, i32(4096), []byte{i32Add, localTee, 1}, i32(vastBytes), []byte{0x70, localTee, 1}, i32(1), []byte{0x36, 2, 0})), // every page for the first time
+	"divide": vast(loopOf(slices.Repeat(bodyOf([]byte{localGet, 0}, i32(1), []byte{0x72, localSet, 0}, i32(-1), []byte{localGet, 0, 0x6e, localSet, 0}), 50))),
+	"recursion": func() assembly {
+		a := vast()
+		again := bodyOf(i32(0), i32(0), call(uint64(len(a.funcs)-1)), drop)
+		return a.with(abi.ExportStep, "ii>I", again, again, i64(0))
+	}(),
+}
+
+// stall is one call of such a guest, until it is ended: the processor's time of it.
+func stall(b *testing.B, m *Module) (took time.Duration, fuel uint64) {
+	e := newEvict(b, m, 10)
+	before := e.Stats().Fuel
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	start := sandbox.ThreadCPUTime()
+	_, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1, Tenant: abi.None}, make([]uint32, 1))
+	took = sandbox.ThreadCPUTime() - start
+	if !errors.Is(err, ErrFuel) && !errors.Is(err, ErrTime) {
+		b.Fatal(err)
+	}
+	return took, e.Stats().Fuel - before
+}
+
+// The longest that a call can hold its root up, with the fuel of a module that says nothing and with all that a
+// manifest can ask for: in processor time, which a busy machine does not stretch but by what others do to its caches.
+func BenchmarkLongestStall(b *testing.B) {
+	for _, name := range slices.Sorted(maps.Keys(stallers)) {
+		for _, manifest := range []string{"", `{"name":"x","version":"1","abi":1,"roles":["evict"],"fuel":{"call":6000000}}`} {
+			a, kind := stallers[name], "default"
+			if a.manifest = manifest; manifest != "" {
+				kind = "most"
+			}
+			m, err := openBytes(b, a.bytes(), Options{})
+			if err != nil {
+				b.Fatal(name, err)
+			}
+			b.Run(name+"/"+kind, func(b *testing.B) {
+				var took []time.Duration
+				var fuel uint64
+				for b.Loop() {
+					var t time.Duration
+					t, fuel = stall(b, m)
+					took = append(took, t)
+				}
+				slices.Sort(took)
+				ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+				b.ReportMetric(ms(took[0]), "best-ms")
+				b.ReportMetric(ms(took[len(took)/2]), "median-ms")
+				b.ReportMetric(ms(took[len(took)-1]), "worst-ms")
+				b.ReportMetric(float64(fuel)/1e6, "Mfuel")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}

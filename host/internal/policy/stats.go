@@ -1,0 +1,29 @@
+package policy
+
+import (
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+)
+
+// Stats count the calls into a role's guests and what they cost.
+type Stats struct {
+	Role    abi.Role
+	Module  string
+	Digest  string
+	Calls   uint64        // into the guest
+	Records uint64        // events, candidates, queries or planes handed over
+	Time    time.Duration // spent in the guest; short calls are sampled
+	Fuel    uint64        // about one unit per instruction; 0 for a native guest
+	Faults  uint64
+	Memory  uint64 // bytes that its guests have now; 0 when native
+	Builtin bool   // the built-in policy answers now
+}
+
+func stats(u *sandbox.Usage, m *Module, role abi.Role) Stats {
+	return Stats{
+		Role: role, Module: m.name, Digest: m.digest, Calls: u.Calls(), Records: u.Records(), Time: u.Time(), Fuel: u.Fuel(),
+		Faults: u.Faults.Load(), Memory: u.Memory(), Builtin: u.Builtin.Load(),
+	}
+}

@@ -1,0 +1,80 @@
+package policyset
+
+import (
+	"context"
+	"errors"
+	"reflect"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/policy"
+)
+
+// Reload makes the policies those of a configuration. All modules are opened and tested first. A policy whose module and
+// settings are as before goes on. apply gets what has which role then, and makes the store do that, or leaves all as it
+// is.
+func (p *Set) Reload(ctx context.Context, cfg *config.Config, apply func(*Bound) error) error {
+	handles, err := p.openAll(ctx, cfg)
+	defer func() {
+		for _, h := range handles {
+			h.Release()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	return p.locked(ctx, func() error {
+		for i, h := range handles {
+			if now := p.active[h.Label]; now != nil && p.acts(now, h, &cfg.Policies[i]) {
+				handles[i] = now.Acquire()
+				h.Release()
+			}
+		}
+		b := &Bound{Roots: make([]*policy.Handle, len(cfg.Roots)), cfg: cfg}
+		for i, h := range handles {
+			if err := b.bind(h, i); err != nil {
+				return err
+			}
+		}
+		before := p.memory.Limit()
+		p.memory.SetLimit(max(before, memoryFor(cfg.PolicyMemory))) // for both, while one follows the other
+		if err := apply(b); err != nil {
+			p.memory.SetLimit(before)
+			return err
+		}
+		p.memory.SetLimit(memoryFor(cfg.PolicyMemory))
+		for label := range p.active {
+			p.clearActive(label)
+		}
+		for _, h := range handles {
+			p.active[h.Label] = h.Acquire()
+		}
+		p.cfg = cfg
+		return nil
+	})
+}
+
+// acts says whether a module that was opened again, as of a policy of the next configuration, is the one that acts under
+// its label, with the same settings. The file of a module may have changed under the same name.
+func (p *Set) acts(now, opened *policy.Handle, next *config.Policy) bool {
+	instance := func(c config.Policy) config.Policy { // without what only says where it acts
+		c.Name, c.Roles, c.Namespaces, c.Shadow, c.Capacity = "", nil, nil, false, 0
+		return c
+	}
+	old := p.cfg.Labelled(opened.Label)
+	return old != nil && now.Module.Digest() == opened.Module.Digest() && reflect.DeepEqual(instance(*old), instance(*next))
+}
+
+// openAll opens the modules of a configuration. The caller releases the handles, also after an error.
+func (p *Set) openAll(ctx context.Context, cfg *config.Config) (handles []*policy.Handle, err error) {
+	var errs []error
+	for i := range cfg.Policies {
+		h, err := p.open(ctx, cfg, cfg.Label(i), &cfg.Policies[i])
+		if err != nil {
+			p.log.Warn("policy module refused", "policy", cfg.Label(i), "error", err)
+			errs = append(errs, err)
+			continue
+		}
+		handles = append(handles, h)
+	}
+	return handles, errors.Join(errs...)
+}

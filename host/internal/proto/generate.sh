@@ -1,0 +1,14 @@
+#!/bin/sh
+# Generates the Go and Python code of kvhost/v1/kvhost.proto. Needs protoc (3.21 made what is committed); the Go plugins are
+# those of .ci/tools.
+set -eu
+cd "$(dirname "$0")"
+bin=$(mktemp -d)
+trap 'rm -rf "$bin"' EXIT
+GOBIN=$bin go -C ../../../.ci/tools install -mod=readonly google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+protoc -I . --plugin="$bin/protoc-gen-go" --plugin="$bin/protoc-gen-go-grpc" \
+  --go_out=. --go_opt=module=github.com/kvhost/kvhost/host/internal/proto \
+  --go-grpc_out=. --go-grpc_opt=module=github.com/kvhost/kvhost/host/internal/proto \
+  kvhost/v1/kvhost.proto
+python=../../client/python
+protoc -I . --python_out="$python" --pyi_out="$python" kvhost/v1/kvhost.proto

@@ -1,0 +1,277 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/trace"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// engine is one session of a replay: a serving engine with the ranks of the shape. One goroutine runs it.
+type engine struct {
+	ranks  []*rank
+	window int // most chunks in one message, and in one rank's pages
+	tally  tally
+	keys   []kv.Key // of the request being played
+	again  []int    // its chunks that were hit but could not be loaded
+}
+
+// rank is one client session of an engine.
+type rank struct {
+	session *client.Session
+	pages   *pages
+}
+
+// dial opens the sessions of one engine.
+func dial(ctx context.Context, o *Options, name string) (*engine, error) {
+	ns, err := o.Shape.Namespace()
+	if err != nil {
+		return nil, err
+	}
+	filling, err := o.Shape.content()
+	if err != nil {
+		return nil, err
+	}
+	g := ns.Groups[0].Geometry
+	e := &engine{tally: newTally(), window: int(max(1, min(o.Memory/int64(ns.Ranks())/g.PageBytes(), 1<<20)))}
+	for r := range uint32(ns.Ranks()) {
+		s, err := client.Dial(ctx, client.Hello{
+			Socket: o.Socket, Engine: name, Role: "worker", Rank: r, LocalRanks: uint32(ns.Ranks()), Namespace: *ns,
+		})
+		if err != nil {
+			return nil, errors.Join(err, e.close())
+		}
+		e.ranks = append(e.ranks, &rank{session: s})
+		limits := s.Host().Limits
+		for _, n := range []uint32{limits.GetKeysPerLookup(), limits.GetChunksPerJob()} {
+			if n > 0 {
+				e.window = min(e.window, int(n))
+			}
+		}
+		if n := limits.GetArenaBytes(); n > 0 {
+			e.window = max(1, min(e.window, int(n/uint64(g.PageBytes()))-2))
+		}
+	}
+	for r, x := range e.ranks {
+		p, err := newPages(x.session, uint32(r), g, filling, e.window)
+		if err == nil {
+			x.pages = p
+			err = p.register(ctx, x.session)
+		}
+		if err != nil {
+			return nil, errors.Join(err, e.close())
+		}
+	}
+	return e, nil
+}
+
+func (e *engine) close() error {
+	var errs []error
+	for _, x := range e.ranks {
+		errs = append(errs, x.session.Close())
+		if x.pages != nil {
+			errs = append(errs, x.pages.arena.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// each calls do for every rank concurrently.
+func (e *engine) each(ctx context.Context, do func(context.Context, *rank) error) error {
+	if len(e.ranks) == 1 {
+		return do(ctx, e.ranks[0])
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, x := range e.ranks {
+		group.Go(func() error { return do(ctx, x) })
+	}
+	return group.Wait()
+}
+
+// play replays one request. After an error the session cannot be used any more.
+func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (Request, error) {
+	before := e.tally
+	e.keys = ChainKeys(e.keys[:0], req.HashIDs)
+	e.again = e.again[:0]
+	hits := 0
+	for hits < len(e.keys) {
+		want := min(len(e.keys)-hits, e.window)
+		n, err := e.load(ctx, number, hits, want)
+		if err != nil {
+			return Request{}, err
+		}
+		hits += n
+		if n < want {
+			break
+		}
+	}
+	rest := e.again
+	for i := hits; i < len(e.keys); i++ {
+		rest = append(rest, i)
+	}
+	e.again = rest
+	for len(rest) > 0 {
+		n := min(len(rest), e.window)
+		if err := e.store(ctx, number, rest[:n]); err != nil {
+			return Request{}, err
+		}
+		rest = rest[n:]
+	}
+	if len(e.keys) > 0 {
+		if err := e.each(ctx, func(ctx context.Context, x *rank) error {
+			return x.session.EndRequest(ctx, number, req.Hints())
+		}); err != nil {
+			return Request{}, err
+		}
+	}
+	t := &e.tally
+	t.requests++
+	t.accesses += int64(len(e.keys))
+	return Request{
+		Accesses: len(e.keys), Hits: int(t.hits - before.hits),
+		Loaded: t.bytesLoaded - before.bytesLoaded, Stored: t.bytesStored - before.bytesStored,
+	}, nil
+}
+
+// announce looks a request up that has to wait, so that its hits come nearer. Its lease ends with the request.
+func (e *engine) announce(ctx context.Context, number uint32, req *trace.Request) error {
+	e.keys = ChainKeys(e.keys[:0], req.HashIDs)
+	if len(e.keys) == 0 {
+		return nil
+	}
+	_, err := e.ranks[0].session.Lookup(ctx, client.LookupRequest{
+		Request: number, Group: groupID, Keys: e.keys[:min(len(e.keys), e.window)], Readers: 1<<len(e.ranks) - 1,
+		Prefetch: true,
+	})
+	if err != nil {
+		return fmt.Errorf("replay: lookup: %w", err)
+	}
+	return nil
+}
+
+// load looks up the first want keys, loads the hits, and returns their number.
+func (e *engine) load(ctx context.Context, number uint32, first, want int) (int, error) {
+	start := time.Now()
+	found, err := e.ranks[0].session.Lookup(ctx, client.LookupRequest{
+		Request: number, Group: groupID, Keys: e.keys[first : first+want], Readers: 1<<len(e.ranks) - 1,
+	})
+	e.tally.lookups.Record(nanoseconds(start))
+	if err != nil {
+		return 0, fmt.Errorf("replay: lookup: %w", err)
+	}
+	hits := found.Hits()
+	if hits == 0 {
+		return 0, nil
+	}
+	if hits > want {
+		return 0, fmt.Errorf("%w: the host grants %d hits for %d keys", ErrMismatch, hits, want)
+	}
+	outcomes := make([]loaded, len(e.ranks))
+	for r, x := range e.ranks {
+		outcomes[r].drawn = x.pages.draw(hits)
+		x.pages.poison(outcomes[r].drawn)
+	}
+	start = time.Now()
+	if err := e.each(ctx, func(ctx context.Context, x *rank) error {
+		return x.load(ctx, found, hits, &outcomes[x.pages.rank])
+	}); err != nil {
+		return 0, err
+	}
+	e.tally.loads.Record(nanoseconds(start))
+	if err := e.each(ctx, func(ctx context.Context, x *rank) error {
+		x.verify(e.keys[first:first+hits], &outcomes[x.pages.rank])
+		return nil
+	}); err != nil {
+		return 0, err
+	}
+	e.again = e.tally.loaded(outcomes, hits, first, e.again)
+	return hits, nil
+}
+
+// loaded is the outcome of one rank's load.
+type loaded struct {
+	drawn  []uint32
+	result client.LoadResult
+	failed []bool  // by chunk: the host says so
+	wrong  []int64 // by chunk: bytes that are not what they should be
+}
+
+func (x *rank) load(ctx context.Context, found *client.Lookup, hits int, out *loaded) error {
+	chunks := make([]client.LoadChunk, hits)
+	for i := range chunks {
+		chunks[i] = client.LoadChunk{Index: i, Blocks: x.pages.of(out.drawn, i)}
+	}
+	lease := found
+	if x.pages.rank != 0 {
+		lease = x.session.Leased(groupID, found.Lease())
+	}
+	job, err := x.session.Load(ctx, lease, chunks, client.LoadOptions{})
+	if err == nil {
+		out.result, err = job.Wait(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("replay: rank %d: load: %w", x.pages.rank, err)
+	}
+	return nil
+}
+
+// verify compares every byte of the chunks that the host reports as loaded.
+func (x *rank) verify(keys []kv.Key, out *loaded) {
+	out.failed, out.wrong = make([]bool, len(keys)), make([]int64, len(keys))
+	for _, f := range out.result.Failed {
+		if f.Chunk < len(keys) {
+			out.failed[f.Chunk] = true
+		}
+	}
+	for i := range keys {
+		if !out.failed[i] {
+			out.wrong[i] = x.pages.check(&keys[i], x.pages.of(out.drawn, i))
+		}
+	}
+}
+
+// store stores chunks of the request, by their index, and waits until they are published.
+func (e *engine) store(ctx context.Context, number uint32, which []int) error {
+	results := make([]client.StoreResult, len(e.ranks))
+	elapsed := make([]time.Duration, len(e.ranks))
+	err := e.each(ctx, func(ctx context.Context, x *rank) error {
+		drawn := x.pages.draw(len(which))
+		chunks := make([]client.StoreChunk, len(which))
+		for at, i := range which {
+			blocks := x.pages.of(drawn, at)
+			x.pages.fill(&e.keys[i], blocks)
+			chunks[at] = client.StoreChunk{Key: e.keys[i], Depth: uint32(i), Blocks: blocks}
+			if i > 0 {
+				chunks[at].Parent = e.keys[i-1]
+			}
+		}
+		start := time.Now()
+		job, err := x.session.Store(ctx, number, groupID, chunks)
+		if err == nil {
+			results[x.pages.rank], err = job.Published(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("replay: rank %d: store: %w", x.pages.rank, err)
+		}
+		elapsed[x.pages.rank] = time.Since(start)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	var longest time.Duration
+	for _, d := range elapsed {
+		longest = max(longest, d)
+	}
+	e.tally.stores.Record(uint64(longest))
+	e.tally.stored(results)
+	return nil
+}
+
+func nanoseconds(since time.Time) uint64 { return uint64(time.Since(since)) }

@@ -1,0 +1,83 @@
+package replay_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/replay"
+	"github.com/kvhost/kvhost/host/internal/trace"
+)
+
+// start runs a host on a real socket with one root, until the test or the returned function ends it.
+func start(t *testing.T, root string, capacity int64, change ...func(*config.Config)) (socket string, stop func()) {
+	t.Helper()
+	c := hosttest.Configuration(t, config.Root{Path: root, Capacity: capacity, ForPieces: true})
+	c.Engine.ThreadsPerGPU = 4
+	for _, f := range change {
+		f(c)
+	}
+	h, stop := hosttest.Start(t, c)
+	return h.Socket(), stop
+}
+
+func write(t *testing.T, requests [][]uint64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "t.jsonl")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	w, err := trace.NewWriter(f, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, ids := range requests {
+		if err := w.Write(&trace.Request{Timestamp: int64(i), InputLength: int64(len(ids)), HashIDs: ids}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func mixture(t *testing.T, requests int) [][]uint64 {
+	t.Helper()
+	m := trace.DefaultMix()
+	m.Requests, m.Seed, m.GapMillis = requests, 5, 20_000
+	var all [][]uint64
+	if err := trace.Generate(m, func(r *trace.Request) error {
+		all = append(all, append([]uint64{}, r.HashIDs...))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func entryBytes(t *testing.T, s replay.Shape) int64 {
+	t.Helper()
+	n, err := s.EntryBytes(t.Context(), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// play replays without errors.
+func play(t *testing.T, o replay.Options) *replay.Report {
+	t.Helper()
+	r, err := replay.Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}

@@ -1,0 +1,33 @@
+package replay
+
+import (
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// A policy that was swapped during a replay does not give negative counts.
+func TestPolicyCountsAfterASwap(t *testing.T) {
+	status := func(policies ...*proto.PolicyStatus) *proto.StatusReply {
+		return &proto.StatusReply{Policies: policies}
+	}
+	of := func(module string, calls uint64, seconds float64) *proto.PolicyStatus {
+		return &proto.PolicyStatus{Role: "evict", Module: module, Calls: calls, Records: 2 * calls, Seconds: seconds}
+	}
+	var r Report
+	r.addPolicies(status(of("lru", 100, 3), of("fifo", 50, 1), of("sieve", 7, 1), of("sieve", 3, 1)),
+		status(of("fifo", 20, 0.5), of("prefix", 30, 2), of("sieve", 17, 1.5), of("sieve", 3, 1)))
+	want := []PolicyReport{
+		{Role: "evict", Module: "fifo", Calls: 20, Records: 40, Seconds: 0.5},  // restarted
+		{Role: "evict", Module: "prefix", Calls: 30, Records: 60, Seconds: 2},  // new
+		{Role: "evict", Module: "sieve", Calls: 10, Records: 20, Seconds: 0.5}, // two roots
+	}
+	if len(r.Policies) != len(want) {
+		t.Fatalf("%+v", r.Policies)
+	}
+	for i, w := range want {
+		if got := r.Policies[i]; got != w {
+			t.Errorf("got %+v, want %+v", got, w)
+		}
+	}
+}

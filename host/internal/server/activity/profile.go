@@ -1,0 +1,60 @@
+package activity
+
+import (
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	protobuf "google.golang.org/protobuf/proto"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// Profile is what HELLO says of a session, and the counters of its model and tenant. A nil Profile, of a session before
+// HELLO, counts nothing.
+type Profile struct {
+	status *proto.SessionStatus
+	usage  *Usage
+	spans  []attribute.KeyValue
+}
+
+// NewProfile is of a session whose HELLO was accepted. device is empty for host memory.
+func NewProfile(t *Table, number uint64, digest string, m *proto.Hello, device string) *Profile {
+	model := m.GetNamespace().GetModel()
+	return &Profile{usage: t.Of(model, m.GetTenant()), spans: sessionAttributes(number, digest, m), status: &proto.SessionStatus{
+		Number: number, Engine: m.GetEngine(), Role: m.GetRole(), Rank: m.GetRank(), Tenant: m.GetTenant(), Model: model,
+		Device: device, Since: float64(time.Now().UnixMilli()) / 1e3,
+	}}
+}
+
+// Status is a copy without what changes: leases and jobs.
+func (p *Profile) Status() *proto.SessionStatus { return protobuf.CloneOf(p.status) }
+
+// Attributes are those of the session's spans.
+func (p *Profile) Attributes() []attribute.KeyValue {
+	if p == nil {
+		return nil
+	}
+	return p.spans
+}
+
+// LookedUp counts keys of a lookup, and those of them that were granted.
+func (p *Profile) LookedUp(keys, hits int) {
+	if p != nil {
+		p.usage.Keys.Add(uint64(keys))
+		p.usage.Hits.Add(uint64(hits))
+	}
+}
+
+// Loaded counts bytes of pages that were delivered.
+func (p *Profile) Loaded(bytes uint64) {
+	if p != nil {
+		p.usage.LoadedBytes.Add(bytes)
+	}
+}
+
+// Stored counts bytes of pages that were published.
+func (p *Profile) Stored(bytes uint64) {
+	if p != nil {
+		p.usage.StoredBytes.Add(bytes)
+	}
+}

@@ -1,0 +1,151 @@
+package server
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/share"
+	"github.com/kvhost/kvhost/host/internal/store"
+)
+
+// wire is a connection whose client writes HTTP/2 frames itself.
+type wire struct {
+	net.Conn
+	t testing.TB
+}
+
+func (r *rig) wire() *wire {
+	r.t.Helper()
+	c, err := net.Dial("unix", r.socket)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { c.Close() })
+	w := &wire{c, r.t}
+	w.write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+	w.frame(4, 0, 0, nil) // SETTINGS
+	return w
+}
+
+// write reports whether the host still takes what the client writes.
+func (w *wire) write(p []byte) bool {
+	w.SetWriteDeadline(time.Now().Add(boundedWait))
+	_, err := w.Write(p)
+	return err == nil
+}
+
+func (w *wire) frame(kind, flags byte, stream uint32, payload []byte) bool {
+	head := []byte{byte(len(payload) >> 16), byte(len(payload) >> 8), byte(len(payload)), kind, flags}
+	return w.write(append(binary.BigEndian.AppendUint32(head, stream), payload...))
+}
+
+// call begins a call with HEADERS.
+func (w *wire) call(stream uint32, method string) bool {
+	var block []byte
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "localhost"},
+		{"content-type", "application/grpc"}, {"te", "trailers"}} {
+		block = append(block, 0, byte(len(h[0]))) // a literal that is not indexed
+		block = append(append(append(block, h[0]...), byte(len(h[1]))), h[1]...)
+	}
+	return w.frame(1, 4, stream, block) // END_HEADERS
+}
+
+// begin sends a message's head, and its first bytes in frames of a size.
+func (w *wire) begin(stream, message uint32, bytes, frame int) bool {
+	payload := append(binary.BigEndian.AppendUint32([]byte{0}, message), make([]byte, bytes)...)
+	for len(payload) > 0 {
+		n := min(len(payload), frame)
+		if !w.frame(0, 0, stream, payload[:n]) {
+			return false
+		}
+		payload = payload[n:]
+	}
+	return true
+}
+
+// Parts of messages on many streams and connections take no more than their part of the memory, however they are cut into
+// frames. The connections that exceed it are told why, others are served, and all is given back.
+func TestPartsOfMessagesAreBounded(t *testing.T) {
+	const limit, message, bytes, connections = 8 << 20, 800 << 10, 200 << 10, 16
+	arriving := share.ArrivingBudget(limit, 32)
+	r := newRig(t, func(c *Config, _ *store.Config) {
+		c.Limits.Sessions, c.Limits.MessageBytes, c.Arriving = 32, message, arriving
+	})
+	p := r.dial(func(h *client.Hello) { h.Engine = "honest" })
+	p.save(0, 4)
+	before := heap()
+	var list []*wire
+	for range connections {
+		w := r.wire()
+		list = append(list, w)
+		for i := range uint32(16) {
+			method := []string{proto.Host_Session_FullMethodName, proto.Host_Status_FullMethodName}[i%2]
+			if !w.call(2*i+1, method) || !w.begin(2*i+1, message, bytes, 16<<10) {
+				break
+			}
+		}
+	}
+	until(t, "connections are closed", func() bool { return arriving.Figures(0).Refused > 0 })
+	if f := arriving.Figures(0); f.Held > limit {
+		t.Errorf("%+v", f)
+	}
+	if grown := heap() - before; grown > 4*limit { // a session takes more than its messages, and some are refused late
+		t.Errorf("%d MiB more are in use", grown>>20)
+	}
+	p.check(4)
+	closed := 0
+	for _, w := range list {
+		w.SetReadDeadline(time.Now().Add(boundedWait))
+		_ = w.frame(6, 0, 0, make([]byte, 8)) // PING, whose answer ends what can be read
+		text, err := readUntilPong(w)
+		if err != nil && strings.Contains(text, "memory of messages") && strings.Contains(text, "max_memory") {
+			closed++
+		}
+		w.Close()
+	}
+	if closed == 0 {
+		t.Error("no connection was told why it is closed")
+	}
+	until(t, "all is given back", func() bool { return arriving.Figures(0).Held == 0 })
+
+	w := r.wire()
+	w.call(1, proto.Host_Session_FullMethodName)
+	w.begin(1, message, 100, 1) // of one byte each
+	w.SetReadDeadline(time.Now().Add(boundedWait))
+	if text, err := io.ReadAll(w); !strings.Contains(string(text), "frames are too small") {
+		t.Errorf("%q, %v", text, err)
+	}
+	until(t, "all is given back", func() bool { return arriving.Figures(0).Held == 0 })
+	p.check(4)
+	many := keys(message/32 - 100) // nearly the largest message, ten times
+	for range 10 {
+		if _, err := p.Lookup(t.Context(), client.LookupRequest{Keys: many}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "all is given back", func() bool { return arriving.Figures(0).Held == 0 })
+}
+
+// readUntilPong reads frames until the answer to a PING, or the end.
+func readUntilPong(r io.Reader) (text string, err error) {
+	for {
+		var head [9]byte
+		if _, err := io.ReadFull(r, head[:]); err != nil {
+			return text, err
+		}
+		payload := make([]byte, int(head[0])<<16|int(head[1])<<8|int(head[2]))
+		if _, err := io.ReadFull(r, payload); err != nil {
+			return text, err
+		}
+		text += string(payload)
+		if head[3] == 6 && head[4] == 1 {
+			return text, nil
+		}
+	}
+}

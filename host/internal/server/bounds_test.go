@@ -1,0 +1,100 @@
+package server
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// What waits behind a DISCARD, which waits for a STORE that makes room, is bounded in bytes, and CANCEL is heard still.
+func TestBacklogIsBounded(t *testing.T) {
+	b := &fakeStore{hold: make(chan struct{})}
+	s := fakeServer(t, Config{Memory: memoryOf(t, 64<<20, 4), Limits: Limits{Sessions: 4}}, b)
+	w := newTalk(t, s, greeting("a"))
+	x := only(s)
+	pagesFor(t, x)
+	job := w.say(storeOf(1))
+	discard := proto.PackKeys(keys(1), 32)
+	w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Discard{Discard: &proto.Discard{Keys: discard}}})
+	until(t, "the store makes room", func() bool { return x.reserving.Len() > 0 })
+	limits := DefaultLimits()
+	for field, m := range map[string]*proto.ClientMessage{
+		"keys": {Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: make([]byte,
+			(limits.KeysPerLookup+1)*32)}}},
+		"chunks": storeOf(limits.ChunksPerJob + 1),
+	} {
+		if e := w.ask(m).GetError(); e.GetCode() != proto.Code_CODE_LIMIT || e.GetField() != field {
+			t.Errorf("%s: %v", field, e)
+		}
+	}
+	packed := proto.PackKeys(keys(limits.KeysPerLookup), 32)
+	var last uint64
+	waits := 0
+	const may = 16 << 20 // a quarter of the memory is set aside for it, and it borrows a quarter of the other half
+	for ; waits < 2*may/len(packed) && len(w.out) == 0; waits++ {
+		last = w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: packed}}})
+		w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Release{}})
+	}
+	if a := <-w.out; a.GetError().GetCode() != proto.Code_CODE_LIMIT || a.Id > last+1 {
+		t.Fatalf("after %d: %v", waits, a)
+	}
+	if n := x.share.Held(); n > may || n < may/2 {
+		t.Fatalf("the session holds %d bytes", n)
+	}
+	w.say(cancelOf(job))
+	until(t, "all that waits is handled", func() bool { return x.inbox.Waiting() == 0 })
+	until(t, "the memory is given back", func() bool { return x.share.Held() < 1<<20 })
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// CANCELs and FLUSHes that wait are bounded as jobs are.
+func TestWaitersAreBounded(t *testing.T) {
+	b := &fakeStore{hold: make(chan struct{})}
+	s := fakeServer(t, Config{Limits: Limits{Jobs: 2}}, b)
+	w := newTalk(t, s, greeting("a"))
+	pagesFor(t, only(s))
+	job := w.say(storeOf(1))
+	flush := func(jobs ...uint64) *proto.ClientMessage {
+		return &proto.ClientMessage{Body: &proto.ClientMessage_Flush{Flush: &proto.Flush{Jobs: jobs}}}
+	}
+	if e := w.ask(flush(job, job, job)).GetError(); e.GetCode() != proto.Code_CODE_LIMIT || e.GetField() != "jobs" {
+		t.Fatal(e)
+	}
+	waiting := []uint64{w.say(flush()), w.say(flush(job))}
+	if e := w.ask(flush()).GetError(); e.GetCode() != proto.Code_CODE_LIMIT {
+		t.Fatal(e)
+	}
+	cancel := w.say(cancelOf(job)) // never refused where nothing is to be waited for
+	done := map[uint64]bool{}
+	for len(done) < 3 {
+		if a := <-w.out; a.GetDone() != nil {
+			done[a.Id] = true
+		} else if a.Id != job {
+			t.Fatal(a)
+		}
+	}
+	if !done[cancel] || !done[waiting[0]] || !done[waiting[1]] {
+		t.Fatalf("done: %v", done)
+	}
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A queue is never given up, so what a client says of its device makes none.
+func TestUnknownDevicesMakeNoQueues(t *testing.T) {
+	s := fakeServer(t, Config{}, &fakeStore{})
+	for i := range 3 {
+		m := greeting("a")
+		m.GetHello().DeviceUuid = fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", i)
+		if err := newTalk(t, s, m).close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if queues := s.cfg.Engine.Queues(); len(queues) != 1 || queues[0].Device != "" {
+		t.Fatalf("queues %+v", queues)
+	}
+}

@@ -1,0 +1,100 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/socket"
+)
+
+// giveDescriptor gives a descriptor that came on the descriptor socket to its session.
+func (s *Server) giveDescriptor(p socket.Peer, nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error {
+	x := s.byNonce(nonce)
+	if x == nil || x.memory.uid != p.UID {
+		return errors.New("the nonce names no session of this user")
+	}
+	// With a GPU the descriptor may be of its memory, which only REGISTER can tell. REGISTER checks again in any case.
+	if x.memory.gpu == nil {
+		if _, err := x.memory.checkFile(f); err != nil {
+			return err
+		}
+	}
+	return x.memory.giveDescriptor(tag, f)
+}
+
+// descriptors are the files that a message has used up, by tag.
+type descriptors map[uint64]*os.File
+
+func (d descriptors) close() {
+	for _, f := range d {
+		f.Close()
+	}
+}
+
+// giveDescriptor keeps a descriptor until a message names its tag.
+func (c *clientMemory) giveDescriptor(tag uint64, f *os.File) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return ErrClosing
+	case c.descriptors[tag] != nil:
+		return fmt.Errorf("tag %d is taken", tag)
+	case len(c.descriptors) >= c.limits.Descriptors:
+		return fmt.Errorf("%d descriptors wait for a REGISTER already", len(c.descriptors))
+	}
+	if err := c.share.Descriptor(); err != nil {
+		return err
+	}
+	c.descriptors[tag] = f
+	return nil
+}
+
+// takeDescriptor hands a descriptor out, once.
+func (c *clientMemory) takeDescriptor(tag uint64) *os.File {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.descriptors[tag]
+	if f != nil {
+		delete(c.descriptors, tag)
+		c.share.DescriptorsGone(1)
+	}
+	return f
+}
+
+// takeDescriptors takes the descriptors that regions name, as far as they came.
+func (c *clientMemory) takeDescriptors(regions []*proto.Region) descriptors {
+	files := descriptors{}
+	take := func(tag uint64) {
+		if files[tag] == nil {
+			if f := c.takeDescriptor(tag); f != nil {
+				files[tag] = f
+			}
+		}
+	}
+	for _, r := range regions {
+		switch h := r.GetHandle().(type) {
+		case *proto.Region_Memfd:
+			take(h.Memfd)
+		case *proto.Region_CudaVmm:
+			for _, s := range h.CudaVmm.GetSegments() {
+				take(s.GetTag())
+			}
+		}
+	}
+	return files
+}
+
+// closeDescriptors closes the descriptors that no message has named, and refuses others.
+func (c *clientMemory) closeDescriptors() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for _, f := range c.descriptors {
+		f.Close()
+	}
+	c.share.DescriptorsGone(len(c.descriptors))
+	c.descriptors = nil
+}

@@ -1,0 +1,362 @@
+package server
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/gds/gdstest"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// gpuRig is a rig whose host uses the double of a GPU.
+type gpuRig struct {
+	*rig
+	gpu    *gds.GPU
+	double *gdstest.Double
+}
+
+func newGPURig(t *testing.T) *gpuRig {
+	t.Helper()
+	double := gdstest.Build(t)
+	d, err := gds.Open(nil, double.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uuid, err := gds.ParseUUID(gdstest.UUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := d.OpenGPU(uuid, gds.Config{Threads: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		double.Rules("")
+		if err := g.Close(); err != nil {
+			t.Errorf("close the GPU: %v", err)
+		}
+		double.Forget()
+	})
+	r := newRig(t, func(c *Config, _ *store.Config) { c.GPUs = []*gds.GPU{g} })
+	if err := r.engine.AddGPU(g); err != nil {
+		t.Fatal(err)
+	}
+	return &gpuRig{r, g, double}
+}
+
+const deviceBytes = planes * arenaBlocks * pageBytes
+
+// dialGPU opens a session that has registered nothing.
+func (r *gpuRig) dialGPU(uuid string) *client.Session {
+	r.t.Helper()
+	h := r.hello()
+	h.DeviceUUID = uuid
+	s, err := client.Dial(r.t.Context(), h)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func deviceRegions(offset int64) (regions []client.PlaneRegion) {
+	for pl := range planes {
+		regions = append(regions, client.PlaneRegion{Offset: offset + base(0, pl), Stride: pageBytes,
+			Blocks: arenaBlocks})
+	}
+	return regions
+}
+
+// device is client memory on the GPU: how to read and write it, and how it was registered.
+type device struct {
+	r       *gpuRig
+	address uint64
+}
+
+func (d device) do(fn func(*gds.Thread) error) {
+	d.r.t.Helper()
+	var err error
+	if e := d.r.gpu.Do(func(t *gds.Thread) { err = fn(t) }); e != nil || err != nil {
+		d.r.t.Fatal(e, err)
+	}
+}
+
+func (d device) page(plane int, block uint32) uint64 {
+	return d.address + uint64(base(0, plane)) + uint64(block)*pageBytes
+}
+
+func (d device) fill(n int, blocks []uint32) {
+	for pl := range planes {
+		for i, b := range blocks {
+			d.do(func(t *gds.Thread) error { return t.Write(d.page(pl, b), deviceContent(n, pl, i)) })
+		}
+	}
+}
+
+func (d device) check(n int, blocks []uint32) {
+	d.r.t.Helper()
+	got := make([]byte, pageBytes)
+	for pl := range planes {
+		for i, b := range blocks {
+			d.do(func(t *gds.Thread) error { return t.Read(got, d.page(pl, b)) })
+			if !bytes.Equal(got, deviceContent(n, pl, i)) {
+				d.r.t.Fatalf("chunk %d plane %d block %d differs", n, pl, i)
+			}
+		}
+	}
+}
+
+func deviceContent(n, plane, block int) []byte {
+	return bytes.Repeat([]byte{byte(n*31 + plane*7 + block + 1), byte(n), byte(plane), byte(block)}, pageBytes/4)
+}
+
+// vmm makes memory of two segments and maps it for the client's part of the test.
+func (r *gpuRig) vmm() ([]client.Segment, device) {
+	r.t.Helper()
+	const seg = 2 << 20
+	var files []client.Segment
+	var list []gds.Segment
+	for range 2 {
+		f, err := r.gpu.NewSegment(seg)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.t.Cleanup(func() { f.Close() })
+		files = append(files, client.Segment{File: f, Bytes: seg})
+		list = append(list, gds.Segment{FD: int(f.Fd()), Size: seg})
+	}
+	m, err := r.gpu.ImportVMM(list)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { m.Close() })
+	return files, device{r, m.Base}
+}
+
+func (r *gpuRig) ipc() ([][]byte, device) {
+	r.t.Helper()
+	b, err := r.gpu.Alloc(deviceBytes)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { b.Free() })
+	h, err := b.IPCHandle()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	handles := make([][]byte, planes)
+	for i := range handles {
+		handles[i] = h
+	}
+	return handles, device{r, b.Address}
+}
+
+func TestDeviceMemoryRoundTrip(t *testing.T) {
+	r := newGPURig(t)
+	for _, kind := range []string{"ipc", "vmm"} {
+		s := r.dialGPU(strings.ToUpper(strings.TrimPrefix(gdstest.UUID, "GPU-")))
+		var d device
+		var reg *client.Registration
+		var err error
+		var handles [][]byte
+		var files []client.Segment
+		if kind == "ipc" {
+			handles, d = r.ipc()
+			reg, err = s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0))
+		} else {
+			files, d = r.vmm()
+			d.address += 1 << 20 // the planes straddle the segments
+			reg, err = s.RegisterVMM(t.Context(), 0, files, deviceRegions(1<<20))
+		}
+		if err != nil {
+			t.Fatal(kind, err)
+		}
+		first := 10
+		if kind == "vmm" {
+			first = 20
+		}
+		var chunks []client.StoreChunk
+		for n := range 8 {
+			blocks := []uint32{uint32(2*n + 1), uint32(2 * n)}
+			d.fill(first+n, blocks)
+			c := client.StoreChunk{Key: key(first + n), Depth: uint32(n), Blocks: blocks}
+			if n > 0 {
+				c.Parent = key(first + n - 1)
+			}
+			chunks = append(chunks, c)
+		}
+		job, err := s.Store(t.Context(), 1, 0, chunks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res, err := job.Published(t.Context()); err != nil || res.Bytes != 8*chunkBytes {
+			t.Fatalf("%s: %+v, %v", kind, res, err)
+		}
+		d.do(func(th *gds.Thread) error { return th.Fill(d.address, 0xee, deviceBytes) })
+		var keys []kv.Key
+		for n := range 8 {
+			keys = append(keys, key(first+n))
+		}
+		hit, err := s.Lookup(t.Context(), client.LookupRequest{Request: 2, Keys: keys})
+		if err != nil || hit.Hits() != 8 {
+			t.Fatalf("%s: %+v, %v", kind, hit, err)
+		}
+		var loads []client.LoadChunk
+		for n := range 8 {
+			loads = append(loads, client.LoadChunk{Index: n, Blocks: []uint32{uint32(63 - 2*n), uint32(31 - n)}})
+		}
+		lj, err := s.Load(t.Context(), hit, loads, client.LoadOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res, err := lj.Wait(t.Context()); err != nil || len(res.Failed) != 0 || res.Bytes != 8*chunkBytes {
+			t.Fatalf("%s: %+v, %v", kind, res, err)
+		}
+		for n := range 8 {
+			d.check(first+n, loads[n].Blocks)
+		}
+		untouched := make([]byte, pageBytes)
+		d.do(func(th *gds.Thread) error { return th.Read(untouched, d.page(1, 40)) })
+		if !bytes.Equal(untouched, bytes.Repeat([]byte{0xee}, pageBytes)) {
+			t.Errorf("%s: a block that no chunk went to was written", kind)
+		}
+		calls := map[string]string{"ipc": "cuIpcCloseMemHandle", "vmm": "cuMemUnmap"}[kind]
+		before := r.double.Calls(calls)
+		if err := reg.Unregister(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n := r.double.Calls(calls) - before; n != 1 {
+			t.Errorf("%s: unregistered with %d %s, want 1", kind, n, calls)
+		}
+		s.Close()
+	}
+}
+
+func TestDeviceRegionsAreRefusedByName(t *testing.T) {
+	r := newGPURig(t)
+	handles, _ := r.ipc()
+	garbage := [][]byte{make([]byte, 64), make([]byte, 64), make([]byte, 64), make([]byte, 64)}
+	other := "GPU-ffffffff-0000-0000-0000-000000000000"
+	past := deviceRegions(0)
+	past[3].Offset++
+	for _, c := range []struct {
+		name, uuid string
+		handles    [][]byte
+		regions    []client.PlaneRegion
+		code       proto.Code
+		field      string
+	}{
+		{"no GPU named", "", handles, deviceRegions(0), proto.Code_CODE_UNKNOWN, "regions[0].cuda_ipc"},
+		{"another GPU", other, handles, deviceRegions(0), proto.Code_CODE_UNKNOWN, "regions[0].cuda_ipc"},
+		{"garbage", gdstest.UUID, garbage, deviceRegions(0), proto.Code_CODE_INVALID, "regions[0].cuda_ipc"},
+		{"short handle", gdstest.UUID, [][]byte{handles[0], handles[0][:8], nil, nil}, deviceRegions(0),
+			proto.Code_CODE_INVALID, "regions[1].cuda_ipc"},
+		{"past the end", gdstest.UUID, handles, past, proto.Code_CODE_INVALID, "regions[3].blocks"},
+	} {
+		s := r.dialGPU(c.uuid)
+		_, err := s.RegisterIPC(t.Context(), 0, c.handles, c.regions)
+		var refused *client.HostError
+		if !errors.As(err, &refused) || refused.Code != c.code || refused.Field != c.field {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if c.name == "another GPU" && !strings.Contains(err.Error(), gdstest.UUID) {
+			t.Errorf("the answer does not say which GPUs there are: %v", err)
+		}
+		if _, err := s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0)); c.uuid == gdstest.UUID && err != nil {
+			t.Errorf("%s: a right one afterwards: %v", c.name, err)
+		}
+		s.Close()
+	}
+	if open, closed := r.double.Calls("cuIpcOpenMemHandle_v2"), r.double.Calls("cuIpcCloseMemHandle"); open == 0 {
+		t.Errorf("opened %d, closed %d", open, closed)
+	}
+	s := r.dialGPU(gdstest.UUID)
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	_, err = s.RegisterVMM(t.Context(), 0, []client.Segment{{File: null, Bytes: 2 << 20}}, deviceRegions(0))
+	var refused *client.HostError
+	if !errors.As(err, &refused) || refused.Field != "regions[0].cuda_vmm" {
+		t.Errorf("a descriptor of something else: %v", err)
+	}
+}
+
+// A GPU's error fails the blocks it concerns, and the stored piece stays good.
+func TestDeviceErrorIsNotTheFiles(t *testing.T) {
+	r := newGPURig(t)
+	s := r.dialGPU(gdstest.UUID)
+	handles, d := r.ipc()
+	if _, err := s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0)); err != nil {
+		t.Fatal(err)
+	}
+	d.fill(1, []uint32{4, 5})
+	job, err := s.Store(t.Context(), 1, 0, []client.StoreChunk{{Key: key(1), Blocks: []uint32{4, 5}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := job.Published(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	load := func() (client.LoadResult, error) {
+		hit, err := s.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{key(1)}})
+		if err != nil || hit.Hits() != 1 {
+			t.Fatalf("%+v, %v", hit, err)
+		}
+		lj, err := s.Load(t.Context(), hit, []client.LoadChunk{{Blocks: []uint32{8, 9}}}, client.LoadOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lj.Wait(t.Context())
+	}
+	r.double.Rules("cuLaunchKernel:code=1,cuMemcpyBatchAsync_v2:code=1,cuMemcpyAsync:code=1")
+	if res, err := load(); err != nil || len(res.Failed) != 2 || res.Bytes != 0 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	r.double.Rules("")
+	if res, err := load(); err != nil || len(res.Failed) != 0 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	d.check(1, []uint32{8, 9})
+	r.double.Rules("cuLaunchKernel:code=719,cuMemcpyAsync:code=719") // whichever way pages are copied by now
+	for range 2 {                                                    // the second finds the GPU out of service
+		if res, err := load(); err != nil || len(res.Failed) != 2 {
+			t.Fatalf("%+v, %v", res, err)
+		}
+	}
+}
+
+// A client that goes away while the GPU copies for it: its memory is unmapped after the copy's end and not before.
+func TestClientGoneMidCopy(t *testing.T) {
+	r := newGPURig(t)
+	s := r.dialGPU(gdstest.UUID)
+	handles, d := r.ipc()
+	if _, err := s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0)); err != nil {
+		t.Fatal(err)
+	}
+	d.fill(1, []uint32{4, 5})
+	r.double.Rules("page:nth=3:hang")
+	if _, err := s.Store(t.Context(), 1, 0, []client.StoreChunk{{Key: key(1), Blocks: []uint32{4, 5}}}); err != nil {
+		t.Fatal(err)
+	}
+	for r.double.Calls("page") < 3 {
+	}
+	s.Close()
+	if err := r.dialGPU("").Ping(t.Context()); err != nil { // the host goes on
+		t.Fatal(err)
+	}
+	if n := r.double.Calls("cuIpcCloseMemHandle"); n != 0 {
+		t.Fatalf("unmapped under the copy")
+	}
+	r.double.Rules("")
+	for r.double.Calls("cuIpcCloseMemHandle") == 0 {
+	}
+}

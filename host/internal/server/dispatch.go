@@ -1,0 +1,256 @@
+package server
+
+import (
+	"strconv"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// receive takes one message from the reader. CANCEL, ADVANCE, FLUSH and PING are handled here, the rest in order.
+func (x *session) receive(m *proto.ClientMessage) {
+	if m.GetId() <= x.lastID {
+		err := invalid("id", "%d does not follow %d", m.GetId(), x.lastID)
+		// not reply: the id may be that of a message which is not answered yet
+		x.out.Push(outgoing{HostMessage: x.refusal(m.GetId(), err)})
+		return
+	}
+	x.lastID = m.GetId()
+	limits := &x.cfg.Limits
+	if err := x.share.Received(m); err != nil {
+		x.server.budgets.Refused(x.log, err)
+		x.fail(m.Id, err)
+		return
+	}
+	var err error
+	switch b := m.GetBody().(type) {
+	case *proto.ClientMessage_Ping:
+		x.done(m.Id)
+	case *proto.ClientMessage_Cancel:
+		err = x.cancelJob(m.Id, b.Cancel)
+	case *proto.ClientMessage_Advance:
+		err = x.advance(m.Id, b.Advance)
+	case *proto.ClientMessage_Flush:
+		err = x.flush(m.Id, b.Flush)
+	case *proto.ClientMessage_Store:
+		err = x.receiveJob(m, len(b.Store.GetChunks()))
+	case *proto.ClientMessage_Load:
+		err = x.receiveJob(m, len(b.Load.GetChunks()))
+	case *proto.ClientMessage_Lookup:
+		if err = limits.checkKeys(len(b.Lookup.GetKeys()) / kv.KeyBytes); err == nil {
+			err = x.inbox.Submit(m)
+		}
+	case *proto.ClientMessage_Discard:
+		if err = limits.checkKeys(len(b.Discard.GetKeys()) / kv.KeyBytes); err == nil {
+			err = x.inbox.Submit(m)
+		}
+	case nil:
+		err = invalid("body", "none that this host knows")
+	default:
+		err = x.inbox.Submit(m)
+	}
+	if err != nil {
+		x.refuse(m, err)
+	}
+}
+
+// receiveJob enters a job and submits its message. A message over the limits is refused before it is queued.
+func (x *session) receiveJob(m *proto.ClientMessage, chunks int) error {
+	if chunks > 0 { // no chunks are wrong too, but a missing HELLO is reported first
+		if err := x.cfg.Limits.checkChunks(chunks); err != nil {
+			return err
+		}
+	}
+	j, err := x.newJob(m)
+	if err != nil {
+		return err
+	}
+	if err = x.inbox.Submit(m); err != nil && !j.refuse() {
+		return nil
+	}
+	return err
+}
+
+// handle handles one ordered message. The inbox calls it with the turn held.
+func (x *session) handle(m *proto.ClientMessage) {
+	if x.ctx.Err() != nil {
+		x.drop(m)
+		return
+	}
+	var j *job
+	switch m.Body.(type) {
+	case *proto.ClientMessage_Store, *proto.ClientMessage_Load:
+		if j = x.jobs.get(m.Id); j == nil { // cancelled, and so completed
+			x.useUpLease(m.GetLoad())
+			return
+		}
+	}
+	hello, isHello := m.Body.(*proto.ClientMessage_Hello)
+	if isHello != (x.engine == nil) {
+		x.outOfPlace(m.Id, j, isHello)
+		return
+	}
+	if isHello {
+		if err := x.hello(m.Id, hello.Hello); err != nil {
+			x.fail(m.Id, err)
+			x.end(errRefused)
+		}
+		return
+	}
+	if err := x.handleGreeted(j, m); err != nil && j.refuse() {
+		x.refuse(m, err)
+	}
+}
+
+// drop gives up a message of a session that has ended. The session's end cancels jobs.
+func (x *session) drop(m *proto.ClientMessage) {
+	switch m.Body.(type) {
+	case *proto.ClientMessage_Store, *proto.ClientMessage_Load:
+	default:
+		x.share.Unanswered(m.Id)
+	}
+}
+
+// handleGreeted handles an ordered message after HELLO; j is the job of a STORE or LOAD.
+func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
+	switch b := m.Body.(type) {
+	case *proto.ClientMessage_Register:
+		err := x.memory.register(x.ns, b.Register)
+		if err == nil {
+			x.engine.queues.Set(x.rank-x.engine.facts.firstRank, x.queue)
+		}
+		return x.doneUnless(m.Id, err)
+	case *proto.ClientMessage_Semaphores:
+		return x.doneUnless(m.Id, x.timelines.share(b.Semaphores))
+	case *proto.ClientMessage_Unregister:
+		return x.unregister(m.Id, b.Unregister)
+	case *proto.ClientMessage_Lookup:
+		return x.lookup(m)
+	case *proto.ClientMessage_Release:
+		return x.doneUnless(m.Id, x.release(b.Release))
+	case *proto.ClientMessage_Discard:
+		return x.discard(m)
+	case *proto.ClientMessage_EndRequest:
+		x.engine.endLeases(x, b.EndRequest.GetRequest(), false)
+		end := x.engine.endRequest(x, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))
+		// Policies hear of the end after the request's stores, unless very much is queued.
+		if n := x.reserving.Len(); n > 0 && n < x.cfg.Limits.Jobs {
+			x.reserving.Add(m.Id, end)
+		} else {
+			end()
+		}
+		x.done(m.Id)
+	case *proto.ClientMessage_Store:
+		return x.store(j, b.Store)
+	case *proto.ClientMessage_Load:
+		return x.load(j, b.Load)
+	}
+	return nil
+}
+
+// hintsOf reads the hints of an END_REQUEST. The reasons have the same numbers in the policy contract.
+func hintsOf(m *proto.EndRequest) abi.Hints {
+	reason := m.GetReason()
+	if reason < 0 || reason > proto.EndReason_END_REASON_ABORT { // of a newer client
+		reason = proto.EndReason_END_REASON_UNKNOWN
+	}
+	return abi.Hints{
+		Reason: abi.EndReason(reason), TokensIn: m.GetTokensIn(), TokensOut: m.GetTokensOut(),
+		Priority: m.GetPriority(), ReturnMS: m.GetReturnMillis(),
+	}
+}
+
+// outOfPlace refuses a second HELLO, and anything before the first.
+func (x *session) outOfPlace(id uint64, j *job, hello bool) {
+	if hello {
+		x.fail(id, invalid("hello", "the session has sent HELLO already"))
+		return
+	}
+	if j.refuse() {
+		x.fail(id, invalid("body", "a session's first message is HELLO"))
+	}
+	x.end(errRefused)
+}
+
+// cancelJob is CANCEL.
+func (x *session) cancelJob(id uint64, m *proto.Cancel) error {
+	if m.GetJob() == 0 || m.GetJob() >= id {
+		return faultf(proto.Code_CODE_UNKNOWN, "job", "%d was never sent", m.GetJob())
+	}
+	j := x.jobs.get(m.GetJob())
+	if j == nil {
+		x.done(id)
+		return nil
+	}
+	j.cancel()
+	return x.jobs.acknowledge([]*job{j}, func() { x.done(id) })
+}
+
+// advance is ADVANCE.
+func (x *session) advance(id uint64, m *proto.Advance) error {
+	if m.GetJob() == 0 || m.GetJob() >= id {
+		return faultf(proto.Code_CODE_UNKNOWN, "job", "%d was never sent", m.GetJob())
+	}
+	if j := x.jobs.get(m.GetJob()); j != nil {
+		j.advance(m.GetLayers())
+	}
+	x.done(id)
+	return nil
+}
+
+// flush is FLUSH.
+func (x *session) flush(id uint64, m *proto.Flush) error {
+	jobs, err := x.jobs.named(id, m)
+	if err != nil {
+		return err
+	}
+	return x.jobs.acknowledge(jobs, func() { x.done(id) })
+}
+
+// unregister is UNREGISTER. Its last part runs when the jobs are fenced, and takes the turn again.
+func (x *session) unregister(id uint64, m *proto.Unregister) error {
+	r, err := x.memory.registered(m.GetGroup())
+	if err != nil {
+		return err
+	}
+	forget := func() {
+		x.memory.unregister(r)
+		x.done(id)
+	}
+	jobs := x.jobs.list(func(j *job) bool { return j.reg == r }) // none starts meanwhile: this holds the turn
+	if len(jobs) == 0 {
+		forget()
+		return nil
+	}
+	r.closing = true
+	if !x.jobs.wait(func() {
+		for _, j := range jobs {
+			j.waitFenced()
+		}
+		x.inbox.Turn.Lock()
+		defer x.inbox.Turn.Unlock()
+		forget()
+	}) {
+		return ErrClosing
+	}
+	return nil
+}
+
+// groupOf finds a group of a namespace.
+func groupOf(ns *kv.Namespace, id uint32) (*kv.Group, error) {
+	g, ok := ns.Group(id)
+	if !ok {
+		return nil, faultf(proto.Code_CODE_UNKNOWN, "group", "the namespace has no group %d", id)
+	}
+	return g, nil
+}
+
+// at names an element of a repeated field: chunks[3].blocks.
+func at(list string, i int, field string) string {
+	s := list + "[" + strconv.Itoa(i) + "]"
+	if field != "" {
+		s += "." + field
+	}
+	return s
+}

@@ -1,0 +1,207 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// childSocket makes this test binary a client that stores, loads and waits to be killed.
+const childSocket = "KVHOST_TEST_CHILD_SOCKET"
+
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(childSocket); socket != "" {
+		victim(socket)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func victim(socket string) {
+	ctx := context.Background()
+	fail := func(err error) {
+		if err != nil {
+			println(err.Error())
+			os.Exit(1)
+		}
+	}
+	s, err := client.Dial(ctx, client.Hello{Socket: socket, Engine: "victim", Namespace: testNamespace()})
+	fail(err)
+	arena, err := s.NewArena(planes * arenaBlocks * pageBytes)
+	fail(err)
+	var regions []client.PlaneRegion
+	for pl := range planes {
+		regions = append(regions, client.PlaneRegion{Offset: base(0, pl), Stride: pageBytes, Blocks: arenaBlocks})
+	}
+	_, err = s.Register(ctx, 0, arena, regions)
+	fail(err)
+	l, err := s.Lookup(ctx, client.LookupRequest{Request: 1, Keys: keys(2)})
+	fail(err)
+	_, err = s.Lookup(ctx, client.LookupRequest{Request: 2, Keys: keys(2)}) // a lease that nobody ends
+	fail(err)
+	_, err = s.Load(ctx, l, []client.LoadChunk{{Index: 0, Blocks: blocks(0)}, {Index: 1, Blocks: blocks(1)}},
+		client.LoadOptions{})
+	fail(err)
+	_, err = s.Store(ctx, 3, 0, []client.StoreChunk{chunkOf(20, 2), chunkOf(21, 3)})
+	fail(err)
+	select {}
+}
+
+func TestKilledClientLeavesNothing(t *testing.T) {
+	r := newRig(t, nil)
+	p := r.dial(nil)
+	p.save(0, 2)
+	mapped, before := mappings(t), r.server.Stats()
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead | staging.OpWrite, Path: "*", Fault: faultfs.Fault{Hang: true}})
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), childSocket+"="+r.socket)
+	child.Stderr = os.Stderr
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.faults.AwaitHanging(t.Context(), 4); err != nil { // two loads and two stores
+		t.Fatal(err)
+	}
+	if st := r.server.Stats(); st.Sessions != 2 || st.Leases != 1 || st.Jobs != 2 || mappings(t) != mapped+1 {
+		t.Fatalf("%+v, %d mappings", st, mappings(t)-mapped)
+	}
+	child.Process.Kill()
+	child.Wait()
+	// The I/O under its jobs still hangs; its memory is gone from here all the same.
+	until(t, "the session is gone", func() bool { return r.server.Stats().Sessions == 1 })
+	if st := r.server.Stats(); st.Leases != 0 || st.Engines != 1 || st.ArenaBytes != before.ArenaBytes ||
+		mappings(t) != mapped {
+		t.Fatalf("%+v, %d mappings", st, mappings(t)-mapped)
+	}
+	if err := p.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.faults.Release()
+	r.faults.Set()
+	until(t, "its jobs are over", func() bool { return r.server.Stats().Jobs == 0 })
+	if list := r.temporaries(); len(list) != 0 {
+		t.Fatalf("temporaries: %v", list)
+	}
+	p.check(2)
+}
+
+// A client that closes its session is not taken for one that died.
+func TestClosedSessionCancelsItsJobs(t *testing.T) {
+	var log bytes.Buffer
+	r := newRig(t, func(c *Config, _ *store.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	p := r.dial(nil)
+	p.save(0, 2)
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
+	job := p.loads(p.look(2), 2)
+	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+	if _, err := job.Wait(t.Context()); !errors.Is(err, client.ErrClosed) {
+		t.Errorf("%v", err)
+	}
+	if err := p.Ping(t.Context()); !errors.Is(err, client.ErrClosed) {
+		t.Errorf("%v", err)
+	}
+	until(t, "all is given up", func() bool {
+		st := r.server.Stats()
+		return st.Sessions == 0 && st.Engines == 0 && st.Leases == 0 && st.ArenaBytes == 0
+	})
+	r.faults.Release()
+	r.stop()
+	if err := <-r.served; err != nil {
+		t.Fatal(err)
+	}
+	r.served <- nil
+	if s := log.String(); strings.Count(s, "session ended") != 1 || !strings.Contains(s, errClientDone.Error()) {
+		t.Errorf("the log says\n%s", s)
+	}
+}
+
+func TestHostGoesDown(t *testing.T) {
+	r := newRig(t, nil)
+	p := r.dial(nil)
+	p.save(0, 2)
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
+	job := p.loads(p.look(2), 2)
+	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	r.stop()
+	<-p.Ended()
+	// The load's last answer may have come through before the end; either way it has one.
+	if res, err := job.Wait(t.Context()); err == nil && len(res.Failed) != 4 || err != nil &&
+		!errors.Is(err, client.ErrHostGone) {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if err := p.Ping(t.Context()); !errors.Is(err, client.ErrHostGone) {
+		t.Errorf("%v", err)
+	}
+	r.faults.Release()
+	if err := <-r.served; err != nil {
+		t.Fatal(err)
+	}
+	r.served <- nil
+	if _, err := client.Dial(t.Context(), r.hello()); !errors.Is(err, client.ErrHostGone) {
+		t.Errorf("%v", err)
+	}
+	for _, name := range []string{r.socket, r.socket + ".fd", r.socket + ".lock"} {
+		if _, err := os.Lstat(name); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", name, err)
+		}
+	}
+	if err := r.server.Serve(t.Context(), r.socket); !errors.Is(err, ErrClosing) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestSlowClientLosesItsSession(t *testing.T) {
+	r := newRig(t, func(c *Config, _ *store.Config) { c.Limits.Outgoing, c.SlowTimeout = 16, 50*time.Millisecond })
+	p := r.dial(nil)
+	w := r.raw()
+	w.say(r.greeting())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for id := uint64(2); ; id++ { // never reads
+			if w.stream.Send(&proto.ClientMessage{Id: id, Body: &proto.ClientMessage_Ping{}}) != nil {
+				return
+			}
+		}
+	}()
+	until(t, "the slow session ends", func() bool {
+		if err := p.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return r.server.Stats().Sessions == 1
+	})
+	w.conn.Close()
+	<-ended
+}
+
+// A session may end, and give its pages up, while one of its STOREs waits for space. The race detector judges.
+func TestEndWhileAStoreReserves(t *testing.T) {
+	b := &fakeStore{hold: make(chan struct{}), deaf: true}
+	s := fakeServer(t, Config{}, b)
+	w := newTalk(t, s, greeting("a"))
+	x := only(s)
+	pagesFor(t, x)
+	w.say(storeOf(1))
+	until(t, "the store reserves", func() bool { return x.reserving.Len() > 0 })
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+	close(b.hold)
+}

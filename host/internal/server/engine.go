@@ -1,0 +1,162 @@
+package server
+
+import (
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// servingEngine is what the sessions with one engine id share. It lives as long as any of them.
+type servingEngine struct {
+	server *Server
+	key    engineKey
+	facts  facts
+	space  *catalog.Namespace
+
+	sessions int // the server's mutex guards it
+
+	mu        sync.Mutex
+	leases    map[uint64]*sharedLease
+	lastLease uint64
+	requests  map[uint32]*request
+	queues    rankQueues
+}
+
+// engineKey names an engine. Tenants do not share names: none can take another's, or learn whether it is taken.
+type engineKey struct {
+	tenant uint32
+	id     string
+}
+
+// facts are what all sessions of an engine must agree on.
+type facts struct {
+	namespace  *kv.Namespace
+	localRanks uint32
+	firstRank  uint32 // of this node's ranks
+	pieces     uint64 // pieces that make an entry complete on this node
+}
+
+// agree refuses facts that differ from those of the engine's other sessions. The error names the first field, and
+// both values.
+func (f *facts) agree(with *facts) error {
+	disagree := func(field string, mine, theirs uint32) error {
+		return faultf(proto.Code_CODE_DISAGREEMENT, field, "%q against %q of the engine's other sessions",
+			strconv.FormatUint(uint64(mine), 10), strconv.FormatUint(uint64(theirs), 10))
+	}
+	switch {
+	case f.localRanks != with.localRanks:
+		return disagree("local_ranks", f.localRanks, with.localRanks)
+	case f.firstRank != with.firstRank:
+		return faultf(proto.Code_CODE_DISAGREEMENT, "rank",
+			"this node's ranks start at %d, by the engine's other sessions at %d",
+			f.firstRank, with.firstRank)
+	}
+	if diff := f.namespace.Diff(with.namespace); diff != "" {
+		return faultf(proto.Code_CODE_DISAGREEMENT, "namespace", "%s of the engine's other sessions", diff)
+	}
+	return nil
+}
+
+// place returns the piece of a rank, the first rank of this node, and the pieces of this node.
+func place(ns *kv.Namespace, rank, local uint32) (piece, first uint32, pieces uint64, err error) {
+	perStage := uint32(max(1, ns.TensorParallel) * max(1, ns.ContextParallel))
+	ranks := perStage * uint32(max(1, ns.PipelineStages))
+	switch {
+	case rank >= ranks:
+		return 0, 0, 0, invalid("rank", "%d, the namespace's parallel sizes make %d ranks", rank, ranks)
+	case local == 0 || local > kv.MaxRanks:
+		return 0, 0, 0, invalid("local_ranks", "%d, want 1 to %d", local, kv.MaxRanks)
+	}
+	first = rank / local * local
+	if first+local > ranks {
+		return 0, 0, 0, invalid("local_ranks", "%d from rank %d on, the namespace's parallel sizes make %d ranks",
+			local, first, ranks)
+	}
+	pieceOf := func(r uint32) uint32 {
+		if ns.Replicated {
+			return r / perStage
+		}
+		return r
+	}
+	for r := first; r < first+local; r++ {
+		pieces |= 1 << pieceOf(r)
+	}
+	return pieceOf(rank), first, pieces, nil
+}
+
+// request is one request of the engine and its number in the store: engines choose their numbers freely, the store
+// counts its own.
+type request struct {
+	number   uint32
+	hints    abi.Hints  // of the session that gave some last
+	sessions []*session // that have named it and not ended it
+}
+
+// number returns the store's number for a request of this engine, 0 for none.
+func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
+	if id == 0 {
+		return 0, nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.requests[id]
+	if r != nil && slices.Contains(r.sessions, x) {
+		return r.number, nil
+	}
+	if limit := x.cfg.Limits.Requests; len(x.granted.requests) >= limit {
+		return 0, faultf(proto.Code_CODE_LIMIT, "request",
+			"%d requests of this session are not ended, END_REQUEST is due", limit)
+	}
+	if err := x.share.Request(); err != nil {
+		return 0, err
+	}
+	if r == nil {
+		r = &request{number: e.server.nextRequest()}
+		e.requests[id] = r
+	}
+	r.sessions = append(r.sessions, x)
+	x.granted.requests[id] = struct{}{}
+	return r.number, nil
+}
+
+// endRequest ends a session's part in a request. What it returns ends the store's request after the last part.
+func (e *servingEngine) endRequest(x *session, id uint32, hints abi.Hints) func() {
+	e.mu.Lock()
+	r := e.requests[id]
+	if r == nil || !slices.Contains(r.sessions, x) {
+		e.mu.Unlock()
+		return func() {}
+	}
+	if hints != (abi.Hints{}) {
+		r.hints = hints
+	}
+	delete(x.granted.requests, id)
+	x.share.RequestOver()
+	r.sessions = slices.DeleteFunc(r.sessions, func(o *session) bool { return o == x })
+	last := len(r.sessions) == 0
+	if last {
+		delete(e.requests, id)
+	}
+	e.mu.Unlock()
+	if !last {
+		return func() {}
+	}
+	return func() { e.server.store.EndRequest(r.number, r.hints) }
+}
+
+// requestsOf lists the requests that a session has not ended.
+func (e *servingEngine) requestsOf(x *session) []uint32 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	ids := make([]uint32, 0, len(x.granted.requests))
+	for id := range x.granted.requests {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}

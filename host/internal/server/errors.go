@@ -1,0 +1,77 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// Errors of serving.
+var (
+	// ErrClosing says that the host is going down.
+	ErrClosing = errors.New("server: host is closing")
+	// ErrServing says that Serve was called twice.
+	ErrServing = errors.New("server: already serving")
+)
+
+// Causes of a session's end, besides the stream's own errors.
+var (
+	errClientDone = errors.New("server: client closed the session")
+	// errStreamOver says that the stream broke before the client ended it.
+	errStreamOver = errors.New("server: the connection broke: the client died, or did not close its session")
+	errRefused    = errors.New("server: HELLO was refused")
+	errNoHello    = errors.New("server: no HELLO in time")
+	errSlow       = errors.New("server: client does not read its messages")
+)
+
+// Reasons why a lease cannot be loaded.
+var (
+	errLeaseUnknown = errors.New("server: lease was never given")
+	errLeaseOver    = errors.New("server: lease is over: released, used or expired")
+)
+
+// errWaited says that a job waited for a semaphore of its client for too long.
+var errWaited = errors.New("server: the semaphore did not reach wait_value within session.max_wait")
+
+// errInboxFull says that too many messages of a session wait for their turn.
+var errInboxFull = errors.New("too many messages of this session are queued already")
+
+// Files that clients share.
+var (
+	// errNotMapped says that a file cannot be mapped.
+	errNotMapped = errors.New("server: file refused")
+	// errUnprotected says that a mapping would allocate pages, because the kernel gives this process no userfaultfd.
+	errUnprotected = errors.New("server: missing pages cannot be refused")
+)
+
+// fault is wrong input: the answer to one message, with code and field.
+type fault struct {
+	code  proto.Code
+	field string
+	text  string
+}
+
+func (f *fault) Error() string {
+	if f.field == "" {
+		return f.text
+	}
+	return f.field + ": " + f.text
+}
+
+func faultf(code proto.Code, field, format string, args ...any) *fault {
+	return &fault{code, field, fmt.Sprintf(format, args...)}
+}
+
+func invalid(field, format string, args ...any) *fault {
+	return faultf(proto.Code_CODE_INVALID, field, format, args...)
+}
+
+// message converts any error to its wire form.
+func message(err error) *proto.Error {
+	var f *fault
+	if errors.As(err, &f) {
+		return &proto.Error{Code: f.code, Field: f.field, Message: f.text}
+	}
+	return &proto.Error{Code: codeOf(err), Message: err.Error()}
+}

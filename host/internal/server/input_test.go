@@ -1,0 +1,188 @@
+package server
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+func TestWrongInputIsAnsweredByField(t *testing.T) {
+	r := newRig(t, func(c *Config, _ *store.Config) { c.Limits.KeysPerLookup, c.Limits.ChunksPerJob = 8, 4 })
+	p := r.dial(nil)
+	p.save(0, 2)
+	w := r.raw()
+	w.say(r.greeting())
+	lookup := func(m *proto.Lookup) *proto.ClientMessage {
+		return &proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: m}}
+	}
+	load := func(m *proto.Load) *proto.ClientMessage {
+		return &proto.ClientMessage{Body: &proto.ClientMessage_Load{Load: m}}
+	}
+	save := func(m *proto.Store) *proto.ClientMessage {
+		return &proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: m}}
+	}
+	packed := proto.PackKeys(keys(2), 32)
+	one := key(0)
+	chunks := []*proto.StoreChunk{{Key: one[:], Blocks: []uint32{0, 1}}}
+	for name, c := range map[string]struct {
+		m     *proto.ClientMessage
+		code  proto.Code
+		field string
+	}{
+		"no body": {&proto.ClientMessage{}, proto.Code_CODE_INVALID, "body"},
+		"id again": {&proto.ClientMessage{Id: 1, Body: &proto.ClientMessage_Ping{}}, proto.Code_CODE_INVALID,
+			"id"},
+		"second hello": {r.greeting(), proto.Code_CODE_INVALID, "hello"},
+		"lookup group": {lookup(&proto.Lookup{Group: 4}), proto.Code_CODE_UNKNOWN, "group"},
+		"key length":   {lookup(&proto.Lookup{Keys: packed[:63]}), proto.Code_CODE_INVALID, "keys"},
+		"zero key":     {lookup(&proto.Lookup{Keys: make([]byte, 32)}), proto.Code_CODE_INVALID, "keys"},
+		"keys":         {lookup(&proto.Lookup{Keys: make([]byte, 9*32)}), proto.Code_CODE_LIMIT, "keys"},
+		"first":        {lookup(&proto.Lookup{Keys: packed, First: 3}), proto.Code_CODE_INVALID, "first"},
+		"readers":      {lookup(&proto.Lookup{Keys: packed, Readers: 2}), proto.Code_CODE_INVALID, "readers"},
+		"nil lookup":   {&proto.ClientMessage{Body: &proto.ClientMessage_Lookup{}}, 0, ""},
+		"release":      {&proto.ClientMessage{Body: &proto.ClientMessage_Release{Release: &proto.Release{Lease: 77}}}, proto.Code_CODE_UNKNOWN, "lease"},
+		"release none": {&proto.ClientMessage{Body: &proto.ClientMessage_Release{}}, proto.Code_CODE_UNKNOWN,
+			"lease"},
+		"load nothing": {load(&proto.Load{}), proto.Code_CODE_INVALID, "chunks"},
+		"load lease": {load(&proto.Load{Lease: 77, Chunks: []*proto.LoadChunk{{}}}), proto.Code_CODE_UNKNOWN,
+			"lease"},
+		"load chunks":       {load(&proto.Load{Chunks: make([]*proto.LoadChunk, 5)}), proto.Code_CODE_LIMIT, "chunks"},
+		"store unmapped":    {save(&proto.Store{Chunks: chunks}), proto.Code_CODE_UNKNOWN, "group"},
+		"store group":       {save(&proto.Store{Group: 4, Chunks: chunks}), proto.Code_CODE_UNKNOWN, "group"},
+		"cancel never sent": {&proto.ClientMessage{Body: &proto.ClientMessage_Cancel{Cancel: &proto.Cancel{Job: 1 << 40}}}, proto.Code_CODE_UNKNOWN, "job"},
+		"cancel nothing": {&proto.ClientMessage{Body: &proto.ClientMessage_Cancel{}}, proto.Code_CODE_UNKNOWN,
+			"job"},
+		"flush never sent": {&proto.ClientMessage{Body: &proto.ClientMessage_Flush{Flush: &proto.Flush{Jobs: []uint64{1 << 40}}}}, proto.Code_CODE_UNKNOWN, "jobs[0]"},
+		"unregister":       {&proto.ClientMessage{Body: &proto.ClientMessage_Unregister{Unregister: &proto.Unregister{Group: 5}}}, proto.Code_CODE_UNKNOWN, "group"},
+		"register nothing": {&proto.ClientMessage{Body: &proto.ClientMessage_Register{}}, proto.Code_CODE_INVALID,
+			"regions"},
+		"end unknown": {&proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: &proto.EndRequest{Request: 12345}}}, 0, ""},
+		"nil ping":    {&proto.ClientMessage{Body: &proto.ClientMessage_Ping{}}, 0, ""},
+	} {
+		a := w.say(c.m)
+		if e := a.GetError(); e.GetCode() != c.code || e.GetField() != c.field {
+			t.Errorf("%s: %v", name, a)
+		}
+	}
+
+	// The same with pages registered, through the client.
+	for name, c := range map[string]struct {
+		chunk client.StoreChunk
+		field string
+	}{
+		"few blocks":   {client.StoreChunk{Key: key(8), Blocks: []uint32{0}}, "chunks[0].blocks"},
+		"out of range": {client.StoreChunk{Key: key(8), Blocks: []uint32{0, arenaBlocks}}, "chunks[0].blocks"},
+		"hole":         {client.StoreChunk{Key: key(8), Blocks: []uint32{0, 0xffffffff}}, "chunks[0].blocks"},
+		"zero key":     {client.StoreChunk{Blocks: blocks(0)}, "chunks[0].key"},
+		"own parent":   {client.StoreChunk{Key: key(8), Parent: key(8), Blocks: blocks(0)}, "chunks[0].parent"},
+	} {
+		job, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{c.chunk})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = job.Published(t.Context())
+		var refused *client.HostError
+		if !errors.As(err, &refused) || refused.Field != c.field {
+			t.Errorf("%s: %v", name, err)
+		}
+		if rerr := job.Read(t.Context()); !errors.Is(rerr, err) {
+			t.Errorf("%s: read: %v", name, rerr)
+		}
+	}
+	for name, c := range map[string]struct {
+		chunks []client.LoadChunk
+		field  string
+	}{
+		"not granted": {[]client.LoadChunk{{Index: 2, Blocks: blocks(0)}}, "chunks[0].index"},
+		"far":         {[]client.LoadChunk{{Index: 1 << 30, Blocks: blocks(0)}}, "chunks[0].index"},
+		"block twice": {[]client.LoadChunk{{Index: 0, Blocks: []uint32{3, 3}}}, "chunks[0].blocks"},
+		"across chunks": {[]client.LoadChunk{{Index: 0, Blocks: blocks(0)}, {Index: 1, Blocks: []uint32{9, 1}}},
+			"chunks[1].blocks"},
+		"out of range":   {[]client.LoadChunk{{Index: 0, Blocks: []uint32{0, arenaBlocks}}}, "chunks[0].blocks"},
+		"too few blocks": {[]client.LoadChunk{{Index: 0}}, "chunks[0].blocks"},
+	} {
+		l := p.look(3)
+		job, err := p.Load(t.Context(), l, c.chunks, client.LoadOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = job.Wait(t.Context())
+		var refused *client.HostError
+		if !errors.As(err, &refused) || refused.Field != c.field {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Errorf("%s: nothing was done, so the lease is there: %v", name, err)
+		}
+	}
+	if st := r.server.Stats(); st.Leases != 0 || st.Jobs != 0 || st.Sessions != 2 {
+		t.Errorf("left behind: %+v", st)
+	}
+	p.check(2)
+}
+
+func TestLimits(t *testing.T) {
+	r := newRig(t, func(c *Config, _ *store.Config) {
+		c.Limits.Sessions, c.Limits.Leases, c.Limits.Requests, c.Limits.Jobs = 2, 1, 1, 1
+		c.Limits.SessionArena, c.Limits.MessageBytes = 2*planes*arenaBlocks*pageBytes, 64<<10
+	})
+	p, q := r.dial(nil), r.dial(nil)
+	if _, err := client.Dial(t.Context(), r.hello()); err == nil || !strings.Contains(err.Error(), "2 sessions") {
+		t.Errorf("sessions: %v", err)
+	}
+	p.save(0, 2)
+	l := p.look(1)
+	if _, err := p.Lookup(t.Context(), client.LookupRequest{Keys: keys(1)}); !errors.Is(err, client.ErrLimit) {
+		t.Errorf("leases: %v", err)
+	}
+	l.Release(t.Context())
+	look := func(request uint32) error {
+		l, err := p.Lookup(t.Context(), client.LookupRequest{Request: request, Keys: keys(1)})
+		if err == nil {
+			l.Release(t.Context())
+		}
+		return err
+	}
+	if err := errors.Join(look(1), look(1)); err != nil {
+		t.Errorf("one request: %v", err)
+	}
+	if err := look(2); !errors.Is(err, client.ErrLimit) {
+		t.Errorf("requests: %v", err)
+	}
+	if err := p.EndRequest(t.Context(), 1, client.Hints{}); err != nil {
+		t.Error(err)
+	}
+	if err := look(2); err != nil {
+		t.Errorf("after the end of the first: %v", err)
+	}
+	if _, err := p.Lookup(t.Context(), client.LookupRequest{Keys: keys(3000)}); !errors.Is(err, client.ErrLimit) {
+		t.Errorf("message: %v", err)
+	}
+	if err := q.regs[0].Unregister(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	big, err := q.NewArena(3 * planes * arenaBlocks * pageBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer big.Close()
+	if _, err := q.Register(t.Context(), 0, big, make([]client.PlaneRegion, planes)); !errors.Is(err, client.ErrLimit) {
+		t.Errorf("arena: %v", err)
+	}
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
+	job := p.loads(p.look(1), 1)
+	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.store([]client.StoreChunk{chunkOf(3, 3)}); !errors.Is(err, client.ErrLimit) {
+		t.Errorf("jobs: %v", err)
+	}
+	r.faults.Release()
+	p.loaded(job)
+}

@@ -1,0 +1,183 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/activity"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+)
+
+// job is a STORE or LOAD from the moment it is received. CANCEL may find it while it is queued, or while a STORE
+// waits for space. Whoever claims it first decides its outcome: copies, refusal, or cancellation.
+type job struct {
+	id      uint64
+	session *session
+	message *proto.ClientMessage
+	since   time.Time // when the message was received
+	span    activity.Request
+	ctx     context.Context // done when it is cancelled
+	stop    context.CancelFunc
+	reg     *registration // set before started is closed
+
+	cancelled atomic.Bool
+	expired   atomic.Bool // the semaphore that it waits for came too late
+	claimed   atomic.Bool
+	consumed  atomic.Uint32 // layers, of a LOAD with a prefetch
+	// started is closed after the claim: handle is set, or no copy will ever start and the job's semaphores are
+	// written.
+	started chan struct{}
+	handle  *transfer.Handle // nil when no copy was started
+}
+
+// newJob enters a job in the session's table.
+func (x *session) newJob(m *proto.ClientMessage) (*job, error) {
+	j := &job{id: m.GetId(), session: x, message: m, since: time.Now(), started: make(chan struct{})}
+	j.span = x.server.cfg.Spans.Begin(m)
+	j.ctx, j.stop = context.WithCancel(x.ctx)
+	if err := x.jobs.add(j); err != nil {
+		j.stop()
+		return nil, err
+	}
+	return j, nil
+}
+
+// claim reports whether the caller is the first. Then run or neverRun must follow.
+func (j *job) claim() bool { return j.claimed.CompareAndSwap(false, true) }
+
+// run records the handle of a job whose copies were submitted.
+func (j *job) run(h *transfer.Handle) {
+	j.handle = h
+	close(j.started)
+	if n := j.consumed.Load(); n > 0 {
+		h.Advance(int(n))
+	}
+	if j.cancelled.Load() { // cancelled while it was being started
+		h.Cancel()
+	}
+}
+
+// neverRun records that no copy was or will be started. The job must have written the client's semaphores by then,
+// because the session may unmap them next.
+func (j *job) neverRun() { close(j.started) }
+
+// running returns the handle, nil before run.
+func (j *job) running() *transfer.Handle {
+	select {
+	case <-j.started:
+		return j.handle
+	default:
+		return nil
+	}
+}
+
+// advance records how far the consumer of a layer-wise load has come, also before the load has started.
+func (j *job) advance(layers uint32) {
+	for have := j.consumed.Load(); have < layers && !j.consumed.CompareAndSwap(have, layers); have = j.consumed.Load() {
+	}
+	if h := j.running(); h != nil { // otherwise run passes it on
+		h.Advance(int(j.consumed.Load()))
+	}
+}
+
+// cancel asks for the end and does not wait. A job that nobody has claimed completes here, whatever the store is doing.
+func (j *job) cancel() {
+	j.cancelled.Store(true)
+	if j.claim() {
+		j.session.reserving.Remove(j.id)
+		j.abandon()
+		j.neverRun()
+		return
+	}
+	j.stop()
+	if h := j.running(); h != nil { // otherwise run cancels it
+		h.Cancel()
+	}
+}
+
+// expire ends a job that is held and waits for its semaphore for too long.
+func (j *job) expire() {
+	j.expired.Store(true)
+	j.handle.Cancel()
+}
+
+// cause is why a chunk of the job failed.
+func (j *job) cause(err error) error {
+	if j.expired.Load() && !j.cancelled.Load() && errors.Is(err, transfer.ErrCancelled) {
+		return errWaited
+	}
+	return err
+}
+
+// waitFenced returns when no copy of the job can touch its blocks.
+func (j *job) waitFenced() {
+	<-j.started
+	if j.handle != nil {
+		<-j.handle.Fenced()
+	}
+}
+
+// fenced reports whether no copy of the job can touch its blocks.
+func (j *job) fenced() bool {
+	select {
+	case <-j.started:
+	default:
+		return false
+	}
+	if j.handle == nil {
+		return true
+	}
+	select {
+	case <-j.handle.Fenced():
+		return true
+	default:
+		return false
+	}
+}
+
+// abandon completes a job that was cancelled before any of it ran: all its chunks are cancelled.
+func (j *job) abandon() {
+	x := j.session
+	switch {
+	case x.ctx.Err() != nil: // the client is gone
+		j.finish()
+		x.share.Unanswered(j.id)
+	case j.message.GetLoad() != nil:
+		s := &loading{job: j, chunks: j.message.GetLoad().GetChunks()}
+		if x.engine != nil {
+			_ = s.readTimeline(j.message.GetLoad()) // a bad timeline has no semaphores to write
+		}
+		s.failed(transfer.ErrCancelled)
+	default:
+		s := newStoring(j, len(j.message.GetStore().GetChunks()))
+		s.timeline, _ = x.timelines.of(j.message.GetStore().GetTimeline(), 0)
+		for i := range s.results {
+			s.refused(i, transfer.ErrCancelled)
+		}
+		s.read(transfer.Outcome{})
+		s.published(transfer.Outcome{})
+	}
+}
+
+// refuse takes a job off the table before any of it started; j is nil for other messages. It reports whether to
+// answer with the refusal: not if the job was cancelled meanwhile, which completed it.
+func (j *job) refuse() bool {
+	if j == nil {
+		return true
+	}
+	if !j.claim() {
+		return false
+	}
+	j.neverRun()
+	j.finish()
+	return true
+}
+
+// finish takes a completed job off the table.
+func (j *job) finish() {
+	j.stop()
+	j.session.jobs.remove(j.id)
+}

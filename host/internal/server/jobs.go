@@ -1,0 +1,144 @@
+package server
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// jobTable holds a session's jobs, and the goroutines that the session's end waits for.
+type jobTable struct {
+	limit int
+
+	mu      sync.Mutex
+	ended   bool // no job is added, no goroutine started
+	jobs    map[uint64]*job
+	waiters sync.WaitGroup // added to under mu while not ended
+
+	unacknowledged atomic.Int64 // CANCELs and FLUSHes that a waiter will answer
+}
+
+func newJobTable(limit int) *jobTable { return &jobTable{limit: limit, jobs: map[uint64]*job{}} }
+
+// add enters a job, so that CANCEL, FLUSH and the session's end find it.
+func (t *jobTable) add(j *job) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended {
+		return ErrClosing
+	}
+	if len(t.jobs) >= t.limit {
+		return faultf(proto.Code_CODE_LIMIT, "job", "%d jobs of this session run, at most %d", len(t.jobs), t.limit)
+	}
+	t.jobs[j.id] = j
+	return nil
+}
+
+// get returns a job, nil when it has completed.
+func (t *jobTable) get(id uint64) *job {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.jobs[id]
+}
+
+func (t *jobTable) len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.jobs)
+}
+
+func (t *jobTable) remove(id uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.jobs, id)
+}
+
+// list returns the jobs for which keep is true.
+func (t *jobTable) list(keep func(*job) bool) (list []*job) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, j := range t.jobs {
+		if keep(j) {
+			list = append(list, j)
+		}
+	}
+	return list
+}
+
+// end refuses new jobs and waiters, and returns the jobs that are left.
+func (t *jobTable) end() []*job {
+	t.mu.Lock()
+	t.ended = true
+	t.mu.Unlock()
+	return t.list(func(*job) bool { return true })
+}
+
+// hold makes the session's end wait until waiters.Done is called. It reports false once the end has begun.
+func (t *jobTable) hold() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended {
+		return false
+	}
+	t.waiters.Add(1)
+	return true
+}
+
+// wait runs fn on a goroutine that the session's end waits for. It reports false once the end has begun.
+func (t *jobTable) wait(fn func()) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended {
+		return false
+	}
+	t.waiters.Go(fn)
+	return true
+}
+
+// named returns the jobs that a FLUSH with this id names, all of them if it names none.
+func (t *jobTable) named(id uint64, m *proto.Flush) ([]*job, error) {
+	names := m.GetJobs()
+	if len(names) > t.limit {
+		return nil, faultf(proto.Code_CODE_LIMIT, "jobs", "%d, a session has at most %d", len(names), t.limit)
+	}
+	if len(names) == 0 {
+		return t.list(func(*job) bool { return true }), nil
+	}
+	var jobs []*job
+	for i, n := range names {
+		if n == 0 || n >= id {
+			return nil, faultf(proto.Code_CODE_UNKNOWN, at("jobs", i, ""), "%d was never sent", n)
+		}
+		if j := t.get(n); j != nil {
+			jobs = append(jobs, j)
+		}
+	}
+	return jobs, nil
+}
+
+// acknowledge calls done once the jobs are fenced: at once, or on a goroutine that waits for them. Only the reader
+// calls it.
+func (t *jobTable) acknowledge(jobs []*job, done func()) error {
+	jobs = slices.DeleteFunc(jobs, (*job).fenced)
+	if len(jobs) == 0 {
+		done()
+		return nil
+	}
+	if t.unacknowledged.Load() >= int64(t.limit) {
+		return faultf(proto.Code_CODE_LIMIT, "", "%d messages of this session wait for fences, that is the limit",
+			t.limit)
+	}
+	t.unacknowledged.Add(1)
+	if !t.wait(func() {
+		for _, j := range jobs {
+			j.waitFenced()
+		}
+		t.unacknowledged.Add(-1)
+		done()
+	}) {
+		return ErrClosing
+	}
+	return nil
+}

@@ -1,0 +1,153 @@
+package server
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/spans"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// sharedLease keeps a lookup's entries pinned for the ranks that will load them. The engine's mutex guards it.
+type sharedLease struct {
+	id      uint64
+	owner   *session // the session that looked up
+	request uint32   // the client's number
+	group   uint32
+	keys    int // of the LOOKUP
+	first   int // its first needed key: pins are indexed from there
+	pins    *store.Lease
+	readers uint64 // local ranks that have not loaded yet; 0 when it is over
+	loading int
+	timer   *time.Timer
+	span    spans.Span // of the LOOKUP
+}
+
+// release gives back the pins of a lease that was granted, and its memory.
+func (l *sharedLease) release() {
+	l.pins.Release()
+	l.owner.share.LeaseOver(l.keys - l.first)
+}
+
+// The low bits of a lease's number are its group's place in the namespace. So the layers of a load are known even
+// when its lease is over, and all of its semaphores can be written.
+const groupBits = 8
+
+var _ [1<<groupBits - proto.MaxGroups]struct{} // every group's place fits
+
+// granted reports whether key i of the LOOKUP may be loaded.
+func (l *sharedLease) granted(i int) bool { return i >= l.first && i < l.keys && l.pins.Has(i-l.first) }
+
+// grant registers a lease that has hits, and returns its number.
+func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if limit := l.owner.cfg.Limits.Leases; l.owner.granted.leases >= limit {
+		return 0, faultf(proto.Code_CODE_LIMIT, "lease", "%d leases of this session are not over", limit)
+	}
+	if err := l.owner.share.Lease(l.keys - l.first); err != nil {
+		return 0, err
+	}
+	e.lastLease++
+	place := slices.IndexFunc(e.facts.namespace.Groups, func(g kv.Group) bool { return g.ID == l.group })
+	l.id = e.lastLease<<groupBits | uint64(place)
+	e.leases[l.id] = l
+	l.owner.granted.leases++
+	l.timer = time.AfterFunc(l.owner.cfg.LeaseTTL, func() { e.endLease(l) })
+	return l.id, nil
+}
+
+// find looks up a lease. A number that was granted once and is gone is over; any other was never granted.
+func (e *servingEngine) find(id uint64) (*sharedLease, error) {
+	if l := e.leases[id]; l != nil {
+		return l, nil
+	}
+	if n := id >> groupBits; n == 0 || n > e.lastLease {
+		return nil, errLeaseUnknown
+	}
+	return nil, errLeaseOver
+}
+
+// leased returns the group of a lease's number, nil if no group has it.
+func (e *servingEngine) leased(id uint64) *kv.Group {
+	groups := e.facts.namespace.Groups
+	if place := id & (1<<groupBits - 1); place < uint64(len(groups)) {
+		return &groups[place]
+	}
+	return nil
+}
+
+// peek finds a lease without using it up.
+func (e *servingEngine) peek(id uint64) (*sharedLease, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.find(id)
+}
+
+// take uses up one reader's share of a lease. loaded must follow.
+func (e *servingEngine) take(l *sharedLease, reader uint64) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if l.readers&reader == 0 {
+		return errLeaseOver
+	}
+	l.readers &^= reader
+	l.loading++
+	if l.readers == 0 {
+		e.remove(l)
+	}
+	return nil
+}
+
+// loaded ends one reader's load.
+func (e *servingEngine) loaded(l *sharedLease) {
+	e.mu.Lock()
+	l.loading--
+	last := l.loading == 0 && l.readers == 0
+	e.mu.Unlock()
+	if last {
+		l.release()
+	}
+}
+
+// endLease releases or expires a lease: no further load starts, and running loads keep their pins.
+func (e *servingEngine) endLease(l *sharedLease) {
+	e.mu.Lock()
+	live := l.readers != 0
+	if live {
+		l.readers = 0
+		e.remove(l)
+	}
+	release := live && l.loading == 0
+	e.mu.Unlock()
+	if release {
+		l.release()
+	}
+}
+
+// remove takes a lease off the table.
+func (e *servingEngine) remove(l *sharedLease) {
+	l.timer.Stop()
+	delete(e.leases, l.id)
+	l.owner.granted.leases--
+}
+
+// endLeases ends the leases of a session, those of one request unless all is set.
+func (e *servingEngine) endLeases(x *session, request uint32, all bool) {
+	e.mu.Lock()
+	var list []*sharedLease
+	for _, l := range e.leases {
+		if l.owner == x && (all || l.request == request) {
+			list = append(list, l)
+		}
+	}
+	e.mu.Unlock()
+	// policies get the unpins in order
+	slices.SortFunc(list, func(a, b *sharedLease) int { return cmp.Compare(a.id, b.id) })
+	for _, l := range list {
+		e.endLease(l)
+	}
+}

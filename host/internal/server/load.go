@@ -1,0 +1,208 @@
+package server
+
+import (
+	"errors"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/activity"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// load is LOAD. Wrong input is an error. A lease that is over fails all blocks instead, since that is not the
+// client's fault.
+func (x *session) load(j *job, m *proto.Load) error {
+	if err := x.cfg.Limits.checkChunks(len(m.GetChunks())); err != nil {
+		return err
+	}
+	s := &loading{job: j, chunks: m.GetChunks()}
+	if err := s.readTimeline(m); err != nil {
+		return err
+	}
+	l, err := x.engine.peek(m.GetLease())
+	switch {
+	case errors.Is(err, errLeaseOver):
+		s.failAll(err)
+		return nil
+	case err != nil:
+		return faultf(proto.Code_CODE_UNKNOWN, "lease", "%d was never granted", m.GetLease())
+	}
+	reg, err := x.memory.registered(l.group)
+	if err != nil {
+		return err
+	}
+	spec := transfer.LoadJob{Lease: l.pins, Rank: x.piece, Memory: reg.memory, Done: s.done}
+	if spec.Chunks, err = checkLoad(m, l, reg); err != nil {
+		return err
+	}
+	if err := x.engine.take(l, x.reader()); err != nil { // this rank has loaded already, or the lease just expired
+		s.failAll(err)
+		return nil
+	}
+	if !j.claim() { // cancelled
+		x.engine.loaded(l)
+		return nil
+	}
+	s.lease, j.reg = l, reg
+	j.span.Follow(x.server.cfg.Spans, l.span, j.since)
+	spec.Paths = j.span.Paths
+	if m.GetLayers() {
+		spec.Layers = &transfer.Layers{Order: m.GetOrder(), Ahead: int(m.GetPrefetch()), Landed: s.layer}
+	}
+	spec.Held = s.timeline.holds()
+	x.server.begin()
+	j.run(x.queue.Load(&spec))
+	x.timelines.start(j, s.timeline, func() {})
+	return nil
+}
+
+// readTimeline reads the LOAD's timeline, which has status semaphores for every layer.
+func (s *loading) readTimeline(m *proto.Load) (err error) {
+	x, layers := s.job.session, 0
+	if g := x.engine.leased(m.GetLease()); g != nil && m.GetLayers() {
+		layers = len(transfer.LayersOf(g.Geometry))
+	}
+	s.timeline, err = x.timelines.of(m.GetTimeline(), layers)
+	return err
+}
+
+// useUpLease takes this rank's share of the lease of a LOAD that was cancelled while it was queued, as every LOAD
+// does. m is nil for a STORE.
+func (x *session) useUpLease(m *proto.Load) {
+	if m == nil || x.engine == nil {
+		return
+	}
+	if l, err := x.engine.peek(m.GetLease()); err == nil && x.engine.take(l, x.reader()) == nil {
+		x.engine.loaded(l)
+	}
+}
+
+// checkLoad reads the chunks of a LOAD.
+func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.LoadChunk, error) {
+	if err := checkOrder(m, reg.group); err != nil {
+		return nil, err
+	}
+	chunks := make([]transfer.LoadChunk, len(m.GetChunks()))
+	used := newBlockSet()
+	defer putBlockSet(used)
+	ids := 0 // those that came, whatever the group's geometry says
+	for _, c := range m.GetChunks() {
+		ids += len(c.GetBlocks())
+	}
+	used.Begin(ids)
+	for i, c := range m.GetChunks() {
+		if !l.granted(int(c.GetIndex())) {
+			return nil, invalid(at("chunks", i, "index"), "the lease does not hold key %d of its LOOKUP", c.GetIndex())
+		}
+		if err := reg.checkBlocks(i, c.GetBlocks(), true); err != nil {
+			return nil, err
+		}
+		for _, b := range c.GetBlocks() {
+			if b != abi.None && !used.Add(b) {
+				return nil, invalid(at("chunks", i, "blocks"), "block %d twice in one LOAD", b)
+			}
+		}
+		chunks[i] = transfer.LoadChunk{Index: int(c.GetIndex()) - l.first, Blocks: c.GetBlocks()}
+	}
+	return chunks, nil
+}
+
+// checkOrder checks the layers that a LOAD names.
+func checkOrder(m *proto.Load, g *kv.Group) error {
+	switch {
+	case !m.GetLayers() && len(m.GetOrder()) > 0:
+		return invalid("order", "the LOAD is not layer-wise")
+	case !m.GetLayers() && m.GetPrefetch() > 0:
+		return invalid("prefetch", "the LOAD is not layer-wise")
+	case len(m.GetOrder()) == 0:
+		return nil
+	}
+	left := map[uint32]bool{}
+	for _, p := range g.Geometry.Planes {
+		left[p.Layer] = true
+	}
+	for i, layer := range m.GetOrder() {
+		if !left[layer] {
+			return invalid(at("order", i, ""), "layer %d is not one of group %d, or came before", layer, g.ID)
+		}
+		delete(left, layer)
+	}
+	if len(left) > 0 {
+		return invalid("order", "%d layers of group %d are missing", len(left), g.ID)
+	}
+	return nil
+}
+
+// loading collects a LOAD's answer.
+type loading struct {
+	job      *job
+	chunks   []*proto.LoadChunk
+	lease    *sharedLease // taken, or nil
+	timeline *timeline
+}
+
+func (s *loading) layer(layer uint32, failed []int) {
+	m := &proto.LoadLayer{Layer: layer}
+	for _, i := range failed {
+		m.Failed = append(m.Failed, uint32(i))
+	}
+	s.timeline.layer(len(failed) > 0)
+	s.job.session.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadLayer{LoadLayer: m}})
+}
+
+// done is called by the engine.
+func (s *loading) done(o transfer.Outcome) {
+	s.complete(o)
+	s.job.session.server.finish()
+}
+
+// failAll completes a LOAD of which no copy will start, unless CANCEL has completed it.
+func (s *loading) failAll(err error) {
+	if s.job.claim() {
+		s.failed(err)
+		s.job.neverRun()
+	}
+}
+
+// failed completes a LOAD of which nothing was delivered.
+func (s *loading) failed(err error) {
+	o := transfer.Outcome{Failed: make([]transfer.ChunkError, len(s.chunks))}
+	for i := range s.chunks {
+		o.Failed[i] = transfer.ChunkError{Chunk: i, Err: err}
+	}
+	s.complete(o)
+}
+
+func (s *loading) complete(o transfer.Outcome) {
+	x := s.job.session
+	if s.lease != nil {
+		x.engine.loaded(s.lease)
+	}
+	s.timeline.over(len(o.Failed) > 0)
+	reply := &proto.LoadDone{Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load()}
+	for _, f := range o.Failed {
+		f.Err = s.job.cause(f.Err)
+		reply.Failures = append(reply.Failures, &proto.ChunkFailure{
+			Chunk: uint32(f.Chunk), Code: codeOf(f.Err), Message: f.Err.Error(),
+			Blocks: wanted(s.chunks[f.Chunk].GetBlocks()),
+		})
+	}
+	s.job.finish()
+	x.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadDone{LoadDone: reply}})
+	x.server.latencies.Observe(activity.Load, s.job.since)
+	profile := x.profile.Load()
+	profile.Loaded(reply.Bytes)
+	s.job.span.Load(profile.Attributes(), s.job.message.GetLoad(), reply)
+}
+
+// wanted drops the holes.
+func wanted(blocks []uint32) []uint32 {
+	out := make([]uint32, 0, len(blocks))
+	for _, b := range blocks {
+		if b != abi.None {
+			out = append(out, b)
+		}
+	}
+	return out
+}

@@ -1,0 +1,124 @@
+package server
+
+import (
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/activity"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// lookup is LOOKUP.
+func (x *session) lookup(message *proto.ClientMessage) error {
+	since, m, span := time.Now(), message.GetLookup(), x.server.cfg.Spans.Begin(message)
+	group, err := groupOf(x.ns, m.GetGroup())
+	if err != nil {
+		return err
+	}
+	keys, err := x.lookupKeys(m)
+	if err != nil {
+		return err
+	}
+	readers, err := x.readers(m.GetReaders())
+	if err != nil {
+		return err
+	}
+	reply := newLookupAnswer(message.Id)
+	first := int(m.GetFirst())
+	if first < len(keys) {
+		number, err := x.engine.number(x, m.GetRequest())
+		if err != nil {
+			return err
+		}
+		l, err := x.server.store.Lookup(store.LookupRequest{
+			Namespace: x.engine.space, Group: group.ID, Keys: keys[first:], Ranks: x.engine.facts.pieces, Request: number,
+			Tenant: x.tenant, Prefetch: m.GetPrefetch(),
+		})
+		if err != nil {
+			return err
+		}
+		if err := x.answer(reply, group, &sharedLease{
+			owner: x, request: m.GetRequest(), group: group.ID, keys: len(keys), first: first, pins: l,
+			readers: readers, span: span.Span(),
+		}); err != nil {
+			return err
+		}
+	}
+	x.reply(&reply.Message)
+	x.server.latencies.Observe(activity.Lookup, since)
+	asked, profile := len(keys)-min(first, len(keys)), x.profile.Load()
+	profile.LookedUp(asked, int(reply.Reply.Hits))
+	span.Lookup(profile.Attributes(), m, asked, &reply.Reply)
+	return nil
+}
+
+// answer fills the reply and grants the lease, or releases its pins.
+func (x *session) answer(answer *lookupAnswer, g *kv.Group, l *sharedLease) error {
+	hits, reply := l.pins.Hits(), &answer.Reply
+	reply.Hits = uint32(hits)
+	if g.Lookup == kv.ByMembership {
+		reply.Bits = make([]byte, (l.keys+7)/8)
+		for i := l.first; i < l.keys; i++ {
+			if l.pins.Has(i - l.first) {
+				reply.Bits[i/8] |= 1 << (i % 8)
+			}
+		}
+	}
+	if hits == 0 {
+		l.pins.Release()
+		return nil
+	}
+	answer.Fill(lookupHits{
+		Lease: l.pins, Keys: l.keys - l.first, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
+	}, &x.engine.queues)
+	var err error
+	if reply.Lease, err = x.engine.grant(l); err != nil {
+		l.pins.Release()
+	}
+	return err
+}
+
+// lookupKeys reads the keys into the session's scratch memory: the store does not keep them.
+func (x *session) lookupKeys(m *proto.Lookup) ([]kv.Key, error) {
+	n := len(m.GetKeys()) / x.ns.KeyBytes
+	if err := x.cfg.Limits.checkKeys(n); err != nil {
+		return nil, err
+	}
+	if int64(m.GetFirst()) > int64(n) {
+		return nil, invalid("first", "%d of %d keys", m.GetFirst(), n)
+	}
+	var err error
+	if x.keys, err = proto.ParseKeys(x.keys[:0], m.GetKeys(), x.ns.KeyBytes); err != nil {
+		return nil, invalid("keys", "%v", err)
+	}
+	return x.keys, nil
+}
+
+// readers returns the local ranks that may load, as bits.
+func (x *session) readers(mask uint64) (uint64, error) {
+	local := x.engine.facts.localRanks
+	if local < 64 && mask>>local != 0 {
+		return 0, invalid("readers", "%#x, the engine has %d local ranks", mask, local)
+	}
+	if mask == 0 {
+		return x.reader(), nil
+	}
+	return mask, nil
+}
+
+// reader returns this session's local rank as a bit.
+func (x *session) reader() uint64 { return 1 << (x.rank - x.engine.facts.firstRank) }
+
+// release is RELEASE.
+func (x *session) release(m *proto.Release) error {
+	l, err := x.engine.peek(m.GetLease())
+	switch err {
+	case nil:
+		x.engine.endLease(l)
+		return nil
+	case errLeaseOver:
+		return nil
+	}
+	return faultf(proto.Code_CODE_UNKNOWN, "lease", "%d was never granted", m.GetLease())
+}

@@ -1,0 +1,267 @@
+package server
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/share"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// clientMemory is what a session has mapped of its client's memory: files, and allocations of a GPU. It is used with
+// the session's turn held, except for the descriptors, which arrive on another socket.
+type clientMemory struct {
+	limits *Limits
+	total  *atomic.Int64 // bytes mapped by all sessions
+	gpus   []*gds.GPU    // of this host
+	share  *share.Share
+	log    *slog.Logger
+	// protect keeps the host from allocating pages of a mapping.
+	protect func([]byte) error
+
+	uid      uint32   // of the client's process: descriptors come from its user only
+	trusted  bool     // that process is the operator's
+	unsealed bool     // HELLO allows memory that can shrink
+	device   string   // UUID of the client's GPU, or whatever HELLO said
+	gpu      *gds.GPU // with that UUID, nil if this host has none
+
+	regs   map[uint32]*registration // by group
+	files  map[fileID]*mapping
+	mapped int64 // bytes of files
+
+	mu          sync.Mutex
+	closed      bool
+	descriptors map[uint64]*os.File // received, not named by a message yet
+}
+
+func newClientMemory(s *Server, cfg *Config, sh *share.Share, log *slog.Logger) *clientMemory {
+	return &clientMemory{
+		limits: &cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log, protect: s.protect,
+		regs: map[uint32]*registration{}, files: map[fileID]*mapping{}, descriptors: map[uint64]*os.File{},
+	}
+}
+
+// registration is a group's pages in a session. Its fields are set before it is in the session's table.
+type registration struct {
+	group   *kv.Group
+	memory  transfer.Memory
+	maps    []*mapping
+	imports []*gds.Import // of a GPU's memory
+	tables  int           // regions that the session holds memory for
+	closing bool          // being unregistered
+}
+
+// register maps what a REGISTER names. It uses up the descriptors that it names, even when it fails.
+func (c *clientMemory) register(ns *kv.Namespace, m *proto.Register) error {
+	files := c.takeDescriptors(m.GetRegions())
+	defer files.close()
+	group, err := groupOf(ns, m.GetGroup())
+	if err != nil {
+		return err
+	}
+	if r := c.regs[group.ID]; r != nil {
+		return faultf(proto.Code_CODE_BUSY, "group", "%d is registered already", group.ID)
+	}
+	r := &registration{group: group}
+	if err := c.share.Regions(len(m.GetRegions())); err != nil {
+		return err
+	}
+	r.tables = len(m.GetRegions())
+	if r.memory, err = c.mapRegions(group, m.GetRegions(), files, r); err != nil {
+		c.unmap(r)
+		return err
+	}
+	c.regs[group.ID] = r
+	return nil
+}
+
+// registered finds a group's pages.
+func (c *clientMemory) registered(group uint32) (*registration, error) {
+	r := c.regs[group]
+	switch {
+	case r == nil:
+		return nil, faultf(proto.Code_CODE_UNKNOWN, "group", "%d is not registered", group)
+	case r.closing:
+		return nil, faultf(proto.Code_CODE_BUSY, "group", "%d is being unregistered", group)
+	}
+	return r, nil
+}
+
+// unregister unmaps a registration. No copy can touch its pages any more.
+func (c *clientMemory) unregister(r *registration) {
+	delete(c.regs, r.group.ID)
+	c.unmap(r)
+}
+
+// close unmaps all registrations. No copy can touch their pages any more.
+func (c *clientMemory) close() {
+	for _, r := range c.regs {
+		c.unregister(r)
+	}
+}
+
+// unmap gives up a registration's mappings.
+func (c *clientMemory) unmap(r *registration) {
+	for _, m := range r.maps {
+		c.unmapFile(m)
+	}
+	for _, m := range r.imports {
+		if err := m.Close(); err != nil {
+			c.log.Error("cannot unmap device memory", "error", err)
+		}
+	}
+	c.share.RegionsGone(r.tables)
+	r.maps, r.imports, r.memory, r.tables = nil, nil, nil, 0
+}
+
+// mapping is one client file, mapped once however many regions and groups it serves.
+type mapping struct {
+	file  fileID
+	data  []byte
+	users int // registrations
+}
+
+// checkFile identifies a descriptor, or says why its file cannot be mapped.
+func (c *clientMemory) checkFile(f *os.File) (fileID, error) {
+	id, err := identify(f, c.unsealed)
+	if err != nil {
+		return id, invalid("memfd", "%v", err)
+	}
+	return id, nil
+}
+
+// mapFile maps a descriptor for this session, or finds its mapping, and counts one user.
+func (c *clientMemory) mapFile(f *os.File) (*mapping, error) {
+	id, err := c.checkFile(f)
+	if err != nil {
+		return nil, err
+	}
+	if m := c.files[id]; m != nil {
+		m.users++
+		return m, nil
+	}
+	if c.mapped+id.Size > c.limits.SessionArena {
+		return nil, faultf(proto.Code_CODE_LIMIT, "memfd", "%d bytes more, the session has mapped %d of at most %d",
+			id.Size, c.mapped, c.limits.SessionArena)
+	}
+	if total := c.total.Add(id.Size); total > c.limits.ArenaBytes {
+		c.total.Add(-id.Size)
+		return nil, faultf(proto.Code_CODE_LIMIT, "memfd", "%d bytes more, all sessions have mapped %d of at most %d",
+			id.Size, total-id.Size, c.limits.ArenaBytes)
+	}
+	data, err := c.mapPages(f, id.Size)
+	if err != nil {
+		c.total.Add(-id.Size)
+		return nil, err
+	}
+	m := &mapping{file: id, data: data, users: 1}
+	c.files[id] = m
+	c.mapped += id.Size
+	return m, nil
+}
+
+// mapPages maps a file such that the host allocates none of its pages. Where the kernel lacks what that needs, only the
+// operator's processes may share memory, who could end the host in other ways too.
+func (c *clientMemory) mapPages(f *os.File, size int64) ([]byte, error) {
+	data, err := mapFile(f, size)
+	if err != nil {
+		return nil, invalid("memfd", "cannot be mapped for reading and writing: %v", err)
+	}
+	if err := c.protect(data); err != nil {
+		const advice = "allow kvhost the system call userfaultfd"
+		if !c.trusted {
+			_ = unix.Munmap(data) // cannot fail: it was mapped just now
+			return nil, faultf(proto.Code_CODE_DENIED, "memfd", "the host would be charged for pages of user %d: %v: %s, or run the "+
+				"client as the host's user", c.uid, err, advice)
+		}
+		c.log.Warn("host is charged for pages that this client takes out of its memory", "error", err, "advice", advice)
+	}
+	return data, nil
+}
+
+// unmapFile removes one user and unmaps after the last. Nothing can touch the bytes any more.
+func (c *clientMemory) unmapFile(m *mapping) {
+	if m.users--; m.users > 0 {
+		return
+	}
+	delete(c.files, m.file)
+	c.mapped -= m.file.Size
+	c.total.Add(-m.file.Size)
+	if err := unix.Munmap(m.data); err != nil {
+		c.log.Error("cannot unmap client memory", "error", err)
+	}
+	m.data = nil
+}
+
+// setDevice records the GPU that HELLO names.
+func (c *clientMemory) setDevice(uuid string) {
+	c.device = uuid
+	if u, err := gds.ParseUUID(uuid); err == nil {
+		c.device = u.String()
+	}
+	for _, g := range c.gpus {
+		if g.UUID.String() == c.device {
+			c.gpu = g
+		}
+	}
+}
+
+// noGPU says why device memory cannot be registered.
+func (c *clientMemory) noGPU(field string) error {
+	if c.device == "" {
+		return faultf(proto.Code_CODE_UNKNOWN, field, "memory of a GPU, and HELLO named none (device_uuid)")
+	}
+	var have []string
+	for _, g := range c.gpus {
+		have = append(have, g.UUID.String())
+	}
+	if len(have) == 0 {
+		return faultf(proto.Code_CODE_UNKNOWN, field, "memory of %s, and this host uses no GPU", c.device)
+	}
+	return faultf(proto.Code_CODE_UNKNOWN, field, "memory of %s, this host has %s", c.device, strings.Join(have, ", "))
+}
+
+// importHandle imports one allocation, or finds it among known, and adds it to r.
+func (c *clientMemory) importHandle(
+	field string, m *proto.Region, files descriptors, known map[string]*gds.Import, r *registration,
+) (*gds.Import, error) {
+	name := "ipc " + string(m.GetCudaIpc())
+	segments := m.GetCudaVmm().GetSegments()
+	if m.GetCudaVmm() != nil {
+		name = fmt.Sprint("vmm ", segments)
+	}
+	if mem := known[name]; mem != nil {
+		return mem, nil
+	}
+	var mem *gds.Import
+	var err error
+	if m.GetCudaVmm() == nil {
+		mem, err = c.gpu.ImportIPC(m.GetCudaIpc())
+	} else {
+		list := make([]gds.Segment, len(segments))
+		for k, s := range segments {
+			f := files[s.GetTag()]
+			if f == nil {
+				return nil, faultf(proto.Code_CODE_UNKNOWN, field, "segments[%d]: no descriptor came under tag %d", k,
+					s.GetTag())
+			}
+			list[k] = gds.Segment{FD: int(f.Fd()), Size: int64(min(s.GetBytes(), 1<<62))}
+		}
+		mem, err = c.gpu.ImportVMM(list)
+	}
+	if err != nil {
+		return nil, invalid(field, "%v", err)
+	}
+	known[name] = mem
+	r.imports = append(r.imports, mem)
+	return mem, nil
+}

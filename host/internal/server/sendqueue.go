@@ -1,0 +1,136 @@
+package server
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// sendQueue holds messages until they are sent. Push never waits. When the queue exceeds its limit, the session's reader
+// pauses in WaitRoom, so that only running jobs can add to it. If it stays over the limit for too long, the client is
+// slow.
+type sendQueue struct {
+	limit int
+	slow  *time.Timer
+	gone  func(bytes int64)
+
+	mu     sync.Mutex
+	queue  []outgoing
+	over   bool
+	closed bool
+	wake   chan struct{} // holds a token while the writer has something to do
+	room   chan struct{} // closed when the queue falls under its limit again; nil while it is
+	after  time.Duration
+}
+
+// outgoing is a queued message, and the bytes that are held until it is gone.
+type outgoing struct {
+	*proto.HostMessage
+	Bytes int64
+}
+
+// newSendQueue makes a queue that calls slow when it stays over the limit for after, and gone with the bytes of each message when it
+// is sent or dropped.
+func newSendQueue(limit int, after time.Duration, slow func(), gone func(bytes int64)) *sendQueue {
+	q := &sendQueue{limit: limit, after: after, gone: gone, wake: make(chan struct{}, 1)}
+	q.slow = time.AfterFunc(time.Hour, slow)
+	q.slow.Stop()
+	return q
+}
+
+// Push adds a message. After Close it is dropped.
+func (q *sendQueue) Push(m outgoing) {
+	q.mu.Lock()
+	if q.closed {
+		q.mu.Unlock()
+		q.drop([]outgoing{m})
+		return
+	}
+	q.queue = append(q.queue, m)
+	if len(q.queue) > q.limit && !q.over {
+		q.over, q.room = true, make(chan struct{})
+		q.slow.Reset(q.after)
+	}
+	q.mu.Unlock()
+	q.signal()
+}
+
+func (q *sendQueue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Close ends the writer after it has sent what is queued.
+func (q *sendQueue) Close() {
+	q.mu.Lock()
+	q.closed = true
+	q.slow.Stop()
+	q.mu.Unlock()
+	q.signal()
+}
+
+// Take swaps the queue for an empty one. ok is false when the queue is closed and empty.
+func (q *sendQueue) Take(empty []outgoing) (batch []outgoing, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	batch, q.queue = q.queue, empty[:0]
+	if q.over {
+		q.over = false
+		q.slow.Stop()
+		close(q.room)
+		q.room = nil
+	}
+	return batch, len(batch) > 0 || !q.closed
+}
+
+// WaitRoom returns when the queue is under its limit or the context is done.
+func (q *sendQueue) WaitRoom(ctx context.Context) {
+	q.mu.Lock()
+	room := q.room
+	q.mu.Unlock()
+	if room != nil {
+		select {
+		case <-room:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (q *sendQueue) drop(list []outgoing) {
+	for _, m := range list {
+		if m.Bytes > 0 {
+			q.gone(m.Bytes)
+		}
+	}
+}
+
+// Run sends until the queue is closed and empty, or sending fails. Then it drops what was not sent.
+func (q *sendQueue) Run(send func(*proto.HostMessage) error) error {
+	var batch []outgoing
+	for {
+		var ok bool
+		if batch, ok = q.Take(batch); !ok {
+			return nil
+		}
+		for i, m := range batch {
+			if err := send(m.HostMessage); err != nil {
+				q.drop(batch[i:])
+				q.Close()
+				batch, _ = q.Take(nil)
+				q.drop(batch)
+				return err
+			}
+			batch[i] = outgoing{}
+			if m.Bytes > 0 {
+				q.gone(m.Bytes)
+			}
+		}
+		if len(batch) == 0 {
+			<-q.wake
+		}
+	}
+}

@@ -1,0 +1,271 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/activity"
+	"github.com/kvhost/kvhost/host/internal/server/share"
+	"github.com/kvhost/kvhost/host/internal/server/socket"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// Server serves sessions on one socket.
+type Server struct {
+	cfg     Config
+	current atomic.Pointer[Config] // cfg with what Reload has changed; sessions keep what they began with
+	store   chunkStore
+	started time.Time
+	epoch   uint64 // of this run, for readers of events
+
+	budgets share.Budgets
+
+	mapped  atomic.Int64 // bytes of all mappings
+	protect func([]byte) error
+	jobs    atomic.Int64
+	request atomic.Uint32
+	number  atomic.Uint64
+	work    sync.WaitGroup // readers, writers, jobs
+
+	latencies activity.Latencies
+	usage     activity.Table
+
+	mu       sync.Mutex
+	sockets  *socket.Pair // while they are open
+	path     string
+	closing  bool
+	quit     chan struct{} // closed by Close
+	ready    chan struct{} // closed once clients can connect
+	served   chan struct{} // closed when Serve has returned; nil before Serve
+	engines  map[engineKey]*servingEngine
+	sessions map[[proto.NonceBytes]byte]*session
+	empty    chan struct{} // closed when closing and the last session is gone
+}
+
+// chunkStore is what sessions use of [store.Store]. Tests wrap it to inject what a disk rarely does.
+type chunkStore interface {
+	Namespace(ctx context.Context, ns *kv.Namespace) (*catalog.Namespace, error)
+	Lookup(q store.LookupRequest) (*store.Lease, error)
+	Put(ctx context.Context, q store.PutRequest) (*store.Put, error)
+	Discard(q store.DiscardRequest) ([]store.DiscardResult, error)
+	EndRequest(request uint32, hints abi.Hints)
+	eventSource
+}
+
+// New makes a server; Serve runs it.
+func New(cfg Config) *Server { return newServer(cfg, cfg.Store) }
+
+func newServer(cfg Config, st chunkStore) *Server {
+	cfg = cfg.orDefaults()
+	cfg.Limits.MessageBytes = min(cfg.Limits.MessageBytes, socket.LargestMessage(cfg.Arriving.Alone()))
+	s := &Server{
+		cfg: cfg, store: st, budgets: cfg.budgets(), protect: protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
+		quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
+		engines: map[engineKey]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
+	}
+	s.current.Store(&cfg)
+	return s
+}
+
+// ioBuffer holds a LOOKUP of several thousand keys, which is then read with one system call.
+const ioBuffer = 128 << 10
+
+// service implements the gRPC service.
+type service struct {
+	proto.UnimplementedHostServer
+	*Server
+}
+
+// Session runs one session.
+func (s service) Session(st grpc.BidiStreamingServer[proto.ClientMessage, proto.HostMessage]) error {
+	return s.serve(st)
+}
+
+// Events streams what becomes resident and what goes.
+func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[proto.EventBatch]) error {
+	ctx, end := context.WithCancelCause(st.Context())
+	defer end(nil)
+	go func() {
+		select {
+		case <-s.quit:
+			end(status.Error(codes.Unavailable, ErrClosing.Error()))
+		case <-ctx.Done():
+		}
+	}()
+	return (&eventStream{Store: s.store, Epoch: s.epoch, Send: st.Send}).Run(ctx, q)
+}
+
+// Serve listens on a Unix socket at path, and on the descriptor socket beside it, until the context is done or Close is
+// called. Then it ends every session, waits for their jobs, and removes the sockets.
+func (s *Server) Serve(ctx context.Context, path string) error {
+	s.mu.Lock()
+	switch {
+	case s.closing:
+		s.mu.Unlock()
+		return ErrClosing
+	case s.served != nil:
+		s.mu.Unlock()
+		return ErrServing
+	}
+	s.served, s.path = make(chan struct{}), path
+	s.mu.Unlock()
+	defer close(s.served)
+
+	socks, err := s.listen(path)
+	if err != nil {
+		return err
+	}
+	defer s.unlisten(socks)
+	bounds := socket.Arriving{
+		Budget: s.budgets.Arriving, Closed: func(err error) { s.budgets.Closed(s.cfg.Log, err) },
+	}
+	g := grpc.NewServer(append(append(socket.Checks(s.rules), bounds.Options()...),
+		grpc.MaxRecvMsgSize(s.cfg.Limits.MessageBytes), grpc.MaxSendMsgSize(s.cfg.Limits.MessageBytes),
+		// Fixed flow-control windows: the estimator that would size them costs round trips, and a local socket has
+		// no delay.
+		grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(4<<20),
+		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer),
+		grpc.WaitForHandlers(true),
+	)...)
+	proto.RegisterHostServer(g, service{Server: s})
+	if s.cfg.Admin != nil {
+		proto.RegisterAdminServer(g, s.cfg.Admin)
+	}
+	s.cfg.Log.Info("serving", "socket", path)
+	close(s.ready)
+
+	failed := make(chan error, 1)
+	var accepting sync.WaitGroup
+	accepting.Go(func() { failed <- g.Serve(socks.Sessions) })
+	descriptors := &socket.Descriptors{Give: s.giveDescriptor, Log: s.cfg.Log}
+	accepting.Go(func() { descriptors.Serve(socks.Descriptors) })
+	select {
+	case <-ctx.Done():
+	case <-s.quit:
+	case err = <-failed:
+	}
+	socks.Descriptors.Close()
+	s.endSessions()
+	g.Stop()
+	accepting.Wait()
+	s.work.Wait()
+	s.cfg.Log.Info("stopped serving", "socket", path)
+	return err
+}
+
+// Ready is closed once clients can connect.
+func (s *Server) Ready() <-chan struct{} { return s.ready }
+
+// Close ends Serve and waits until it has returned.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.shut()
+	served := s.served
+	s.mu.Unlock()
+	if served != nil {
+		<-served
+	}
+	return nil
+}
+
+// shut makes the server admit no more sessions. The caller holds the mutex.
+func (s *Server) shut() {
+	if s.closing {
+		return
+	}
+	s.closing = true
+	close(s.quit)
+	if len(s.sessions) == 0 {
+		close(s.empty)
+	}
+}
+
+// endSessions ends all sessions, admits no more, and waits until each has given up what it holds.
+func (s *Server) endSessions() {
+	s.mu.Lock()
+	s.shut()
+	for _, x := range s.sessions {
+		x.end(ErrClosing)
+	}
+	s.mu.Unlock()
+	<-s.empty
+}
+
+// admit makes a session for a new stream.
+func (s *Server) admit(st stream) (*session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closing:
+		return nil, status.Error(codes.Unavailable, ErrClosing.Error())
+	case len(s.sessions) >= s.current.Load().Limits.Sessions:
+		return nil, status.Errorf(codes.ResourceExhausted, "%d sessions, that is the limit", len(s.sessions))
+	}
+	x, err := s.newSession(st)
+	if err != nil {
+		return nil, status.Error(codes.ResourceExhausted, err.Error())
+	}
+	rand.Read(x.nonce[:]) // never fails
+	s.sessions[x.nonce] = x
+	return x, nil
+}
+
+// dismiss removes a session after its teardown.
+func (s *Server) dismiss(x *session) {
+	x.share.Leave()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := x.engine; e != nil {
+		if e.sessions--; e.sessions == 0 {
+			delete(s.engines, e.key)
+		}
+	}
+	delete(s.sessions, x.nonce)
+	if s.closing && len(s.sessions) == 0 {
+		close(s.empty)
+	}
+}
+
+// byNonce finds a descriptor's session.
+func (s *Server) byNonce(nonce [proto.NonceBytes]byte) *session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sessions[nonce]
+}
+
+func (s *Server) descriptorPath() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.path + proto.DescriptorSuffix
+}
+
+// nextRequest returns the store's next request number, which is never 0.
+func (s *Server) nextRequest() uint32 {
+	for {
+		if n := s.request.Add(1); n != 0 {
+			return n
+		}
+	}
+}
+
+// begin and finish count a job from its start to its completion, which may be after its session's end.
+func (s *Server) begin() {
+	s.work.Add(1)
+	s.jobs.Add(1)
+}
+
+func (s *Server) finish() {
+	s.jobs.Add(-1)
+	s.work.Done()
+}

@@ -1,0 +1,196 @@
+package socket
+
+import (
+	"container/list"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// Bounds of the connections of the descriptor socket.
+const (
+	DescriptorTimeout  = 5 * time.Second // for one descriptor to arrive after its connection, or the one before
+	MaxDescriptorConns = 64              // open at a time
+)
+
+// connections are the open connections of the descriptor socket, the one that has been silent longest first. A
+// client sends its descriptor as soon as it is connected. So when there are too many connections one is closed: of the
+// process that has most of them, the one that was silent longest. Those that send nothing cannot keep others out, and a
+// crowd cannot push out what another process has just sent.
+type connections struct {
+	mu   sync.Mutex
+	list list.List // of connection
+}
+
+type connection struct {
+	io.Closer
+	pid int32 // of the process that opened it
+}
+
+// add enters a connection, and makes room if there are too many.
+func (d *connections) add(c io.Closer, pid int32) *list.Element {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.list.Len() >= MaxDescriptorConns {
+		d.list.Remove(d.displaced()).(connection).Close()
+	}
+	return d.list.PushBack(connection{c, pid})
+}
+
+// displaced is the first connection of the process that has most.
+func (d *connections) displaced() *list.Element {
+	count, first := map[int32]int{}, map[int32]*list.Element{}
+	most := int32(0)
+	for e := d.list.Front(); e != nil; e = e.Next() {
+		pid := e.Value.(connection).pid
+		if count[pid]++; count[pid] == 1 {
+			first[pid] = e
+		}
+		if count[pid] > count[most] {
+			most = pid
+		}
+	}
+	return first[most]
+}
+
+// heard notes that a connection is not silent.
+func (d *connections) heard(e *list.Element) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.list.MoveToBack(e) // no effect if it was removed
+}
+
+func (d *connections) remove(e *list.Element) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.list.Remove(e)
+}
+
+// Descriptors serves the descriptor socket: it gives each descriptor that comes to its session.
+type Descriptors struct {
+	// Give takes a descriptor, unless it returns an error.
+	Give func(p Peer, nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error
+	Log  *slog.Logger
+}
+
+// Serve accepts connections until the listener is closed, and waits for their end.
+func (d *Descriptors) Serve(l *Listener) {
+	var work sync.WaitGroup
+	defer work.Wait()
+	var open connections
+	for {
+		c, p, err := l.AcceptPeer()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // out of descriptors, most likely
+			d.Log.Error("cannot accept on the descriptor socket", "error", err)
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		e := open.add(c, p.PID)
+		work.Go(func() {
+			defer open.remove(e)
+			defer c.Close()
+			d.serve(c, p, func() { open.heard(e) })
+		})
+	}
+}
+
+// serve takes descriptors from one connection, and calls heard after each.
+func (d *Descriptors) serve(c *net.UnixConn, p Peer, heard func()) {
+	for {
+		c.SetDeadline(time.Now().Add(DescriptorTimeout))
+		err := d.takeOne(c, p)
+		if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
+			return
+		}
+		heard()
+		var answer []byte
+		if err != nil {
+			text := err.Error()
+			text = text[:min(len(text), proto.DescriptorMaxText)]
+			answer = binary.LittleEndian.AppendUint32(answer, uint32(len(text)))
+			answer = append(answer, text...)
+		} else {
+			answer = make([]byte, 4)
+		}
+		if _, werr := c.Write(answer); werr != nil || err != nil {
+			return // after a refusal the stream's framing is not reliable
+		}
+	}
+}
+
+// takeOne receives one message with one descriptor and gives it to its session.
+func (d *Descriptors) takeOne(c *net.UnixConn, p Peer) error {
+	files, body, err := receive(c)
+	defer func() {
+		for _, f := range files {
+			if f != nil {
+				f.Close()
+			}
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	nonce, tag, err := proto.ParseDescriptor(body)
+	if err != nil {
+		return err
+	}
+	if len(files) != 1 {
+		return fmt.Errorf("%d descriptors came, want exactly 1", len(files))
+	}
+	if err := d.Give(p, nonce, tag, files[0]); err != nil {
+		return err
+	}
+	files[0] = nil // the session's now
+	return nil
+}
+
+// receive reads one whole message and the descriptors attached to any part of it.
+func receive(c *net.UnixConn) (files []*os.File, body []byte, err error) {
+	body = make([]byte, proto.DescriptorBytes)
+	oob := make([]byte, unix.CmsgSpace(8*4))
+	for got := 0; got < len(body); {
+		n, oobn, flags, _, err := c.ReadMsgUnix(body[got:], oob)
+		files = append(files, parseRights(oob[:oobn])...)
+		switch {
+		case errors.Is(err, io.EOF) && got > 0:
+			return files, nil, io.ErrUnexpectedEOF
+		case err != nil:
+			return files, nil, err
+		case flags&unix.MSG_CTRUNC != 0:
+			return files, nil, errors.New("too many descriptors came at once")
+		}
+		got += n
+	}
+	return files, body, nil
+}
+
+func parseRights(oob []byte) (files []*os.File) {
+	list, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	for i := range list {
+		fds, err := unix.ParseUnixRights(&list[i])
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "client memory"))
+		}
+	}
+	return files
+}

@@ -1,0 +1,173 @@
+package socket
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/stats"
+
+	"github.com/kvhost/kvhost/host/internal/budget"
+)
+
+// Peer is the process at the other end of a connection, as the kernel says.
+type Peer struct {
+	credentials.CommonAuthInfo
+	PID    int32
+	UID    uint32
+	Groups []uint32 // the first one, and the supplementary ones
+
+	arriving *arrivals
+}
+
+// AuthType makes it a [credentials.AuthInfo].
+func (Peer) AuthType() string { return "unix" }
+
+// Operator says whether it runs as root or as the host's own user.
+func (p Peer) Operator() bool { return p.UID == 0 || p.UID == uint32(os.Geteuid()) }
+
+// Users are those that may connect, besides root and the host's own user.
+type Users struct {
+	UIDs, GIDs []uint32
+}
+
+// None says that there are no others.
+func (u *Users) None() bool { return len(u.UIDs) == 0 && len(u.GIDs) == 0 }
+
+// Allow says whether a peer may connect.
+func (u *Users) Allow(p Peer) bool {
+	return p.Operator() || slices.Contains(u.UIDs, p.UID) ||
+		slices.ContainsFunc(p.Groups, func(g uint32) bool { return slices.Contains(u.GIDs, g) })
+}
+
+// peerOf asks the kernel.
+func peerOf(c *net.UnixConn) (p Peer, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return p, err
+	}
+	var cred *unix.Ucred
+	var got error
+	if err := raw.Control(func(fd uintptr) {
+		if cred, got = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); got == nil {
+			p.Groups, got = peerGroups(int(fd))
+		}
+	}); err != nil {
+		return p, err
+	}
+	if got != nil {
+		return p, got
+	}
+	p.PID, p.UID, p.Groups = cred.Pid, cred.Uid, append([]uint32{cred.Gid}, p.Groups...)
+	return p, nil
+}
+
+// peerGroups are the supplementary groups. A kernel without the call names none.
+func peerGroups(fd int) ([]uint32, error) {
+	for size := uint32(4 * 64); ; {
+		buf := make([]byte, size)
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+			uintptr(unsafe.Pointer(&buf[0])), uintptr(unsafe.Pointer(&size)), 0)
+		switch {
+		case errno == unix.ERANGE && int(size) > len(buf):
+			continue // size says how much it takes
+		case errno == unix.ENOPROTOOPT:
+			return nil, nil
+		case errno != 0:
+			return nil, fmt.Errorf("getsockopt SO_PEERGROUPS: %w", errno)
+		}
+		var groups []uint32
+		for buf = buf[:size]; len(buf) >= 4; buf = buf[4:] {
+			groups = append(groups, binary.NativeEndian.Uint32(buf))
+		}
+		return groups, nil
+	}
+}
+
+// Arriving bounds what connections make the host hold before a handler has it.
+type Arriving struct {
+	Budget *budget.Budget
+	Closed func(error) // is told why a connection is closed
+}
+
+// Options make a gRPC server tell handlers who their peers are (their AuthInfo is a [Peer]), and bound what arrives.
+// Connections are of a [Listener].
+func (a Arriving) Options() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.Creds(peerCredentials{a}), grpc.StatsHandler(calls{}),
+		grpc.MaxHeaderListSize(maxHeader), grpc.MaxConcurrentStreams(connStreams),
+	}
+}
+
+const (
+	maxHeader   = 64 << 10
+	connStreams = 16 // most calls at a time on one connection
+)
+
+type peerCredentials struct{ Arriving }
+
+func (a peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil, nil, fmt.Errorf("%w: a connection of %T has no peer", ErrPath, c)
+	}
+	p, err := peerOf(u)
+	if err != nil {
+		return nil, nil, err
+	}
+	p.CommonAuthInfo = credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}
+	holder, err := a.Budget.Join(fmt.Sprintf("connection of process %d", p.PID), p.UID)
+	if err != nil {
+		a.Closed(err)
+		return nil, nil, err
+	}
+	p.arriving = newArrivals(c, holder, a.Closed)
+	return p.arriving, p, nil
+}
+
+// calls tells connections which calls run on them, and what those have received.
+type calls struct{}
+
+func (calls) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	p, _ := peer.FromContext(ctx)
+	if p == nil {
+		return
+	}
+	u, _ := p.AuthInfo.(Peer)
+	if u.arriving == nil {
+		return
+	}
+	switch s := s.(type) {
+	case *stats.Begin:
+		u.arriving.Called()
+	case *stats.InPayload:
+		u.arriving.Received(s.Length)
+	case *stats.End:
+		u.arriving.Over()
+	}
+}
+
+func (calls) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (calls) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (calls) HandleConn(context.Context, stats.ConnStats)                       {}
+
+func (peerCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.ErrUnsupported
+}
+
+func (peerCredentials) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "unix"}
+}
+
+func (c peerCredentials) Clone() credentials.TransportCredentials { return c }
+
+func (peerCredentials) OverrideServerName(string) error { return errors.ErrUnsupported }

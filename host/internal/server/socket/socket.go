@@ -1,0 +1,191 @@
+package socket
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// maxPath is the longest Unix address, less the descriptor socket's suffix.
+const maxPath = 107 - len(proto.DescriptorSuffix)
+
+// Pair is the two listening sockets of a server, and the lock of their path.
+type Pair struct {
+	path        string
+	lock        *os.File
+	Sessions    *Listener
+	Descriptors *Listener
+}
+
+// Listen claims path and makes both sockets, for these users, root and the host's own. It replaces the sockets of a dead process and refuses those of a live one.
+func Listen(path string, users Users, log *slog.Logger) (*Pair, error) {
+	if err := checkDirectory(path, log); err != nil {
+		return nil, err
+	}
+	lock, err := claim(path + ".lock")
+	if err != nil {
+		return nil, err
+	}
+	s := &Pair{path: path, lock: lock}
+	if s.Sessions, err = listenUnix(path, users, log); err == nil {
+		s.Descriptors, err = listenUnix(path+proto.DescriptorSuffix, users, log)
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// SetUsers changes who may connect. Connections that are there stay.
+func (s *Pair) SetUsers(users Users) error {
+	return errors.Join(s.Sessions.setUsers(users), s.Descriptors.setUsers(users))
+}
+
+// Close closes the sockets and removes them and the lock.
+func (s *Pair) Close() {
+	for _, l := range []*Listener{s.Sessions, s.Descriptors} {
+		if l != nil {
+			l.Close()
+			os.Remove(l.path)
+		}
+	}
+	os.Remove(s.lock.Name()) // while it is held: see claim
+	s.lock.Close()
+}
+
+func checkDirectory(path string, log *slog.Logger) error {
+	if path == "" || len(path) > maxPath {
+		return fmt.Errorf("%w: path %q has %d bytes, a Unix socket's path here has 1 to %d", ErrPath, path, len(path),
+			maxPath)
+	}
+	dir := filepath.Dir(path)
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("%w: %s: directory %s does not exist; make it with: mkdir -m 0700 %s", ErrPath, path, dir,
+			dir)
+	case err != nil:
+		return fmt.Errorf("%w: %s: %w", ErrPath, path, err)
+	case !info.IsDir():
+		return fmt.Errorf("%w: %s: %s is not a directory", ErrPath, path, dir)
+	case info.Mode()&0o002 != 0 && info.Mode()&os.ModeSticky == 0:
+		log.Warn("socket can be replaced by any user: its directory is writable for all and not sticky", "directory", dir)
+	}
+	return nil
+}
+
+// claim locks a file for the life of the server. A server removes the file while it holds the lock, so a lock counts
+// only while the path names the locked file.
+func claim(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w; its directory must be writable for the user of kvhost", ErrPath, err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, fmt.Errorf("%w: another host holds %s; another path is --socket", ErrInUse, path)
+			}
+			return nil, fmt.Errorf("%w: lock %s: %w", ErrPath, path, err)
+		}
+		held, err := f.Stat()
+		if err == nil {
+			if named, err := os.Stat(path); err == nil && os.SameFile(held, named) {
+				return f, nil
+			}
+		}
+		f.Close()
+	}
+}
+
+func listenUnix(path string, users Users, log *slog.Logger) (*Listener, error) {
+	switch info, err := os.Lstat(path); {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", ErrPath, err)
+	case info.Mode().Type() != os.ModeSocket:
+		return nil, fmt.Errorf("%w: %s exists and is not a socket", ErrPath, path)
+	default:
+		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+			c.Close()
+			return nil, fmt.Errorf("%w: a process answers on %s; another path is --socket", ErrInUse, path)
+		} else if !errors.Is(err, unix.ECONNREFUSED) {
+			return nil, fmt.Errorf("%w: %s: %w", ErrInUse, path, err)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("%w: stale socket: %w", ErrPath, err)
+		}
+		log.Info("stale socket removed", "path", path)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrPath, err)
+	}
+	l.SetUnlinkOnClose(false) // Close removes it under the lock
+	listener := &Listener{UnixListener: l, path: path, log: log, peer: peerOf}
+	// Between bind and chmod, the check of the peer below keeps others out.
+	if err := listener.setUsers(users); err != nil {
+		l.Close()
+		os.Remove(path)
+		return nil, err
+	}
+	return listener, nil
+}
+
+// setUsers changes who may connect.
+func (l *Listener) setUsers(users Users) error {
+	l.users.Store(&users)
+	mode := os.FileMode(0o600)
+	if !users.None() {
+		mode = 0o666 // who they are is checked at each connection
+	}
+	if err := os.Chmod(l.path, mode); err != nil {
+		return fmt.Errorf("%w: %w", ErrPath, err)
+	}
+	return nil
+}
+
+// Listener accepts connections of those users only that may connect.
+type Listener struct {
+	*net.UnixListener
+	path  string
+	log   *slog.Logger
+	users atomic.Pointer[Users]
+	peer  func(*net.UnixConn) (Peer, error) // peerOf, except in tests
+}
+
+// Accept closes connections of other users and waits for the next.
+func (l *Listener) Accept() (net.Conn, error) {
+	c, _, err := l.AcceptPeer()
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// AcceptPeer is Accept for callers that need the Unix connection, and whose it is.
+func (l *Listener) AcceptPeer() (*net.UnixConn, Peer, error) {
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return nil, Peer{}, err
+		}
+		p, err := l.peer(c)
+		if err == nil && l.users.Load().Allow(p) {
+			return c, p, nil
+		}
+		l.log.Warn("connection of another user refused", "socket", l.path, "uid", p.UID, "error", err)
+		c.Close()
+	}
+}

@@ -1,0 +1,69 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/server/socket"
+)
+
+func TestSockets(t *testing.T) {
+	r := newRig(t, nil)
+	serve := func(path string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		s := New(Config{})
+		go func() {
+			select {
+			case <-s.Ready():
+				s.Close()
+			case <-ctx.Done():
+			}
+		}()
+		return s.Serve(ctx, path)
+	}
+	if err := serve(r.socket); !errors.Is(err, socket.ErrInUse) || !strings.Contains(err.Error(), r.socket) {
+		t.Errorf("in use: %v", err)
+	}
+	if err := r.dial(nil).Ping(t.Context()); err != nil {
+		t.Errorf("the first host suffers: %v", err)
+	}
+	for _, name := range []string{r.socket, r.socket + ".fd"} {
+		if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+		}
+	}
+
+	foreign := r.dir + "/foreign"
+	l, err := net.Listen("unix", foreign)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := serve(foreign); !errors.Is(err, socket.ErrInUse) {
+		t.Errorf("somebody else's: %v", err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close()
+	if err := serve(foreign); err != nil {
+		t.Errorf("stale: %v", err)
+	}
+	file := r.dir + "/file"
+	os.WriteFile(file, []byte("precious"), 0o600)
+	if err := serve(file); !errors.Is(err, socket.ErrPath) {
+		t.Errorf("a file: %v", err)
+	}
+	if b, _ := os.ReadFile(file); string(b) != "precious" {
+		t.Error("the file was touched")
+	}
+	if err := serve(r.dir + "/none/s"); !errors.Is(err, socket.ErrPath) || !strings.Contains(err.Error(), "mkdir") {
+		t.Errorf("no directory: %v", err)
+	}
+	if err := serve("/" + strings.Repeat("x", 110)); !errors.Is(err, socket.ErrPath) {
+		t.Errorf("long: %v", err)
+	}
+}

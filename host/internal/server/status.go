@@ -1,0 +1,95 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/budget"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/activity"
+)
+
+// maxListed bounds the sessions of one Status reply.
+const maxListed = 256
+
+// Status answers the Status call.
+func (s service) Status(context.Context, *proto.StatusRequest) (*proto.StatusReply, error) {
+	return s.Server.Status(), nil
+}
+
+// Status returns the state of the host: what the server knows, added to what Config.Info returns.
+func (s *Server) Status() *proto.StatusReply {
+	r := &proto.StatusReply{}
+	if s.cfg.Info != nil {
+		if info := s.cfg.Info(); info != nil {
+			r = info
+		}
+	}
+	st := s.Stats()
+	r.Version = s.cfg.Version
+	r.UptimeSeconds = time.Since(s.started).Seconds()
+	r.Sessions, r.Engines = uint32(st.Sessions), uint32(st.Engines)
+	r.Leases, r.Jobs, r.ArenaBytes = uint64(st.Leases), uint64(st.Jobs), uint64(st.ArenaBytes)
+	r.SessionList = s.listSessions()
+	return r
+}
+
+// listSessions returns the oldest sessions that have sent HELLO.
+func (s *Server) listSessions() (list []*proto.SessionStatus) {
+	s.mu.Lock()
+	sessions := make([]*session, 0, len(s.sessions))
+	for _, x := range s.sessions {
+		if x.profile.Load() != nil {
+			sessions = append(sessions, x)
+		}
+	}
+	s.mu.Unlock()
+	slices.SortFunc(sessions, func(a, b *session) int { return cmp.Compare(a.number, b.number) })
+	for _, x := range sessions[:min(len(sessions), maxListed)] {
+		st := x.profile.Load().Status()
+		st.Jobs = uint32(x.jobs.len())
+		x.engine.mu.Lock() // set before the profile
+		st.Leases = uint32(x.granted.leases)
+		x.engine.mu.Unlock()
+		list = append(list, st)
+	}
+	return list
+}
+
+// Latencies are how long clients waited for answers.
+func (s *Server) Latencies() []activity.Latency { return s.latencies.Read() }
+
+// Usage is what clients asked for, by model and tenant.
+func (s *Server) Usage() []*activity.Usage { return s.usage.List() }
+
+// Memory is what sessions make the host hold, and the holders of most of it.
+func (s *Server) Memory(most int) budget.Figures {
+	f, arriving := s.cfg.Memory.Figures(most), s.budgets.Arriving.Figures(0)
+	f.Own = max(0, f.Own-arriving.Limit)
+	f.Parts["arriving"] = arriving.Held
+	f.Held += arriving.Held
+	f.Refused += arriving.Refused
+	return f
+}
+
+// Stats counts what clients make the host hold now.
+type Stats struct {
+	Sessions, Engines, Leases, Jobs int
+	ArenaBytes                      int64
+}
+
+// Stats reads the counters.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Stats{Sessions: len(s.sessions), Engines: len(s.engines), Jobs: int(s.jobs.Load()),
+		ArenaBytes: s.mapped.Load()}
+	for _, e := range s.engines {
+		e.mu.Lock()
+		st.Leases += len(e.leases)
+		e.mu.Unlock()
+	}
+	return st
+}

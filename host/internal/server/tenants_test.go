@@ -1,0 +1,118 @@
+package server
+
+import (
+	"strings"
+	"testing"
+
+	grpcpeer "google.golang.org/grpc/peer"
+
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/socket"
+	"github.com/kvhost/kvhost/host/internal/store"
+)
+
+// asUser begins a session of a process of another user and returns the answer to its HELLO.
+func asUser(t *testing.T, s *Server, uid uint32, hello *proto.ClientMessage) (*proto.HostMessage, func()) {
+	t.Helper()
+	in, out, end := make(chan *proto.ClientMessage), make(chan *proto.HostMessage, 16), make(chan error, 1)
+	ctx := grpcpeer.NewContext(t.Context(), &grpcpeer.Peer{AuthInfo: socket.Peer{UID: uid}})
+	go func() { end <- s.serve(&fakeStream{ctx: ctx, in: in, seen: func(m *proto.HostMessage) { out <- m }}) }()
+	hello.Id = 1
+	in <- hello
+	return <-out, func() {
+		close(in)
+		<-end
+	}
+}
+
+func tenantHello(engine string, tenant uint32) *proto.ClientMessage {
+	m := greeting(engine)
+	m.GetHello().Tenant = tenant
+	return m
+}
+
+// A user's process is only the tenants that the operator names for the user, and others are refused by name.
+func TestUsersAreTheirTenants(t *testing.T) {
+	s := fakeServer(t, Config{Rules: socket.Rules{
+		{First: 7, Last: 7, UIDs: []uint32{1007}, Sessions: 1}, {First: 8, Last: 8, UIDs: []uint32{1008}},
+	}}, &fakeStore{})
+	for _, c := range []struct {
+		uid, tenant uint32
+		may         bool
+	}{{1007, 7, true}, {1007, 8, false}, {1008, 7, false}, {1008, 8, true}, {1007, 0, false}} {
+		a, end := asUser(t, s, c.uid, tenantHello("e", c.tenant))
+		if e := a.GetError(); c.may != (a.GetHello() != nil) || !c.may && (e.GetCode() != proto.Code_CODE_DENIED || e.GetField() != "tenant") {
+			t.Errorf("user %d as tenant %d: %v", c.uid, c.tenant, a)
+		}
+		end()
+	}
+	_, end := asUser(t, s, 1007, tenantHello("e", 7))
+	a, endSecond := asUser(t, s, 1007, tenantHello("f", 7))
+	if a.GetError().GetCode() != proto.Code_CODE_LIMIT || !strings.Contains(a.GetError().GetMessage(), "1 sessions") {
+		t.Errorf("a session above the tenant's limit: %v", a)
+	}
+	endSecond()
+	end()
+}
+
+// The name of an engine is its tenant's own: another tenant can neither take it, nor learn from it that there is one.
+func TestEnginesAreTheirTenants(t *testing.T) {
+	s := fakeServer(t, Config{}, &fakeStore{})
+	w := newTalk(t, s, tenantHello("vllm", 1))
+	other := tenantHello("vllm", 2)
+	other.GetHello().Namespace.Model = "another model"
+	o := newTalk(t, s, other)
+	if st := s.Stats(); st.Engines != 2 {
+		t.Errorf("%+v", st)
+	}
+	for _, w := range []*talk{w, o} {
+		if err := w.close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What a private tenant stored is a miss for all others, what others stored is a miss for it, and it takes its own
+// entries only away. Tenants that are not private share what they store.
+func TestPrivateTenants(t *testing.T) {
+	r := newRig(t, func(c *Config, _ *store.Config) { c.Rules = socket.Rules{{First: 7, Last: 8, Private: true}} })
+	peers := map[uint32]*peer{}
+	for _, tenant := range []uint32{1, 2, 7, 8} {
+		peers[tenant] = r.dial(func(h *client.Hello) { h.Tenant = tenant })
+	}
+	peers[7].save(0, 2)
+	for tenant, hits := range map[uint32]int{1: 0, 2: 0, 7: 2, 8: 0} {
+		if n := peers[tenant].look(2).Hits(); n != hits {
+			t.Errorf("of what tenant 7 stored, tenant %d finds %d", tenant, n)
+		}
+	}
+	peers[1].save(0, 1)
+	for tenant, hits := range map[uint32]int{1: 1, 2: 1, 7: 2, 8: 0} {
+		if n := peers[tenant].look(2).Hits(); n != hits {
+			t.Errorf("after tenant 1 stored, tenant %d finds %d", tenant, n)
+		}
+	}
+	forged := r.hello()
+	forged.Namespace.Extra = map[string]string{privateField: "7"}
+	if _, err := client.Dial(t.Context(), forged); err == nil || !strings.Contains(err.Error(), privateField) {
+		t.Errorf("a session names the field of private tenants: %v", err)
+	}
+}
+
+// A descriptor comes from a process of its session's user, even if another knows the nonce.
+func TestDescriptorsOfOtherUsers(t *testing.T) {
+	s := fakeServer(t, Config{}, &fakeStore{})
+	w := newTalk(t, s, greeting("e"))
+	x := only(s)
+	f := memfd(t, 4096, 2)
+	if err := s.giveDescriptor(socket.Peer{UID: x.memory.uid + 1}, x.nonce, 1, f); err == nil {
+		t.Error("another user's descriptor was taken")
+	}
+	if err := s.giveDescriptor(socket.Peer{UID: x.memory.uid}, x.nonce, 1, f); err != nil {
+		t.Error(err)
+	}
+	if err := w.close(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,175 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/policy"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func grid(t testing.TB, workloads ...*Workload) *Grid {
+	t.Helper()
+	g := &Grid{Workloads: workloads, ChunkBytes: 4096, Options: Options{Prefill: DefaultPrefill()}}
+	for _, text := range []string{"native:lru", "native:sieve", "native:arc", Belady, Infinite} {
+		p, err := OpenPolicy(context.Background(), text, policy.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Policies = append(g.Policies, p)
+	}
+	for _, text := range []string{"2%", "10%", "50%"} {
+		c, err := ParseCapacity(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Capacities = append(g.Capacities, c)
+	}
+	return g
+}
+
+func outcome(t testing.TB, g *Grid) *Outcome {
+	t.Helper()
+	o, err := g.Run(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func TestGrid(t *testing.T) {
+	w := generated(t, 400)
+	g := grid(t, w, workload(t, []uint64{1, 2, 3, 4}, []uint64{1, 2, 3, 4}, []uint64{9, 8, 7, 6, 5, 4, 3, 2, 1}))
+	if _, err := g.Run(context.Background()); !errors.Is(err, ErrCapacity) {
+		t.Errorf("2 %% of nine chunks: %v", err)
+	}
+	g.Workloads = g.Workloads[:1]
+	var seen atomic.Int64
+	g.Options.Progress = func(n int) { seen.Add(int64(n)) }
+	o := outcome(t, g)
+	if seen.Load() != g.Accesses() {
+		t.Errorf("progress counted %d accesses of %d", seen.Load(), g.Accesses())
+	}
+	for j, p := range g.Policies {
+		for k := range g.Capacities {
+			r := o.At(0, j, k)
+			if r.Policy != p.Text || r.Trace != w.Name || r.Accesses != w.Accesses() || r.Hits == 0 ||
+				r.AccessesPerSecond <= 0 {
+				t.Errorf("%s at %s: %+v", p.Label, g.Capacities[k], r)
+			}
+			if r.PrefixHits > r.Hits || r.SavedRatio > r.PrefixHitRatio*2 {
+				t.Errorf("%s at %s: %d hits of which %d in prefixes; %.3f saved", p.Label, g.Capacities[k], r.Hits,
+					r.PrefixHits, r.SavedRatio)
+			}
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	g.Workloads[0] = generated(t, 3000)
+	if _, err := g.Run(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("after cancelling: %v", err)
+	}
+}
+
+func TestJSONFields(t *testing.T) {
+	text, err := json.Marshal(Result{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(text, &fields); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{
+		"trace", "policy", "capacity", "accesses", "hits", "miss_ratio", "prefix_hit_ratio", "evictions",
+		"accesses_per_second",
+		"recompute_seconds", "recompute_seconds_saved",
+	} {
+		if _, ok := fields[name]; !ok {
+			t.Errorf("no field %s", name)
+		}
+	}
+}
+
+// speeds are the only part of a table that differs between two runs.
+var speeds = regexp.MustCompile(`(?s)M accesses/s.*?\n\n`)
+
+func TestGoldenTableAndPlot(t *testing.T) {
+	o := outcome(t, grid(t, generated(t, 400), Concat("twice", generated(t, 100), generated(t, 120))))
+	var table, svg bytes.Buffer
+	if err := o.WriteTable(&table); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.WriteSVG(&svg); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "testdata/table.txt", speeds.ReplaceAll(table.Bytes(), nil))
+	golden(t, "testdata/curves.svg", svg.Bytes())
+}
+
+func golden(t *testing.T, file string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s: run with -update if this is meant:\n%s", file, got)
+	}
+}
+
+func TestPagesStandAlone(t *testing.T) {
+	o := outcome(t, grid(t, generated(t, 200)))
+	var svg, page strings.Builder
+	if err := o.WriteSVG(&svg); err != nil {
+		t.Fatal(err)
+	}
+	d := xml.NewDecoder(strings.NewReader(svg.String()))
+	for {
+		if _, err := d.Token(); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatalf("the plot is not XML: %v", err)
+		}
+	}
+	if err := o.WriteHTML(&page); err != nil {
+		t.Fatal(err)
+	}
+	for _, outside := range []string{"<script src", "<link", "@import", "url("} {
+		if strings.Contains(page.String(), outside) {
+			t.Errorf("the page needs something else: %s", outside)
+		}
+	}
+	if strings.Contains(svg.String(), "NaN") || strings.Contains(svg.String(), "Inf") {
+		t.Error("the plot has a coordinate that is no number")
+	}
+}
+
+// One capacity, one policy, no hits: nothing to scale by.
+func TestPlotOfNothing(t *testing.T) {
+	g := grid(t, workload(t, []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}))
+	g.Capacities, g.Policies = g.Capacities[2:], g.Policies[:1]
+	var svg strings.Builder
+	if err := outcome(t, g).WriteSVG(&svg); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(svg.String(), "NaN") || strings.Contains(svg.String(), "Inf") {
+		t.Errorf("the plot has a coordinate that is no number:\n%s", svg.String())
+	}
+}

@@ -1,0 +1,243 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy"
+)
+
+// LevelResult is the outcome of one policy, one admission and one way to write on one workload.
+type LevelResult struct {
+	Trace          string  `json:"trace"`
+	Policy         string  `json:"policy"`
+	Admit          string  `json:"admit"`
+	Write          string  `json:"write"`
+	Order          string  `json:"order"`
+	ChunkBytes     int64   `json:"chunk_bytes"`
+	Warmup         int     `json:"warmup"` // requests before those that count
+	Accesses       int     `json:"accesses"`
+	Hits           int     `json:"hits"` // in any level
+	MissRatio      float64 `json:"miss_ratio"`
+	PrefixHits     int     `json:"prefix_hits"` // contiguous from a request's start: these are loaded
+	PrefixHitRatio float64 `json:"prefix_hit_ratio"`
+	Refused        int     `json:"refused"` // new chunks that the admit policy did not want
+	BytesLoaded    int64   `json:"bytes_loaded"`
+	BytesWritten   int64   `json:"bytes_written"` // in all levels
+
+	RecomputeSeconds float64 `json:"recompute_seconds"`     // prefill of everything
+	PrefillSeconds   float64 `json:"prefill_seconds_saved"` // prefill of what is loaded instead
+	LoadSeconds      float64 `json:"load_seconds"`          // what the loads take
+	SavedSeconds     float64 `json:"seconds_saved"`         // prefill saved, less the loads
+	// What the loads would take from the farthest level, less what they do take.
+	FartherSeconds float64 `json:"farthest_seconds_saved"`
+	Seconds        float64 `json:"seconds"` // that the simulation took
+
+	Levels []LevelFigures `json:"levels"`
+}
+
+// LevelFigures are what happened in one level. What came into it: New, Demotions, Promotions; each was written.
+type LevelFigures struct {
+	Level        int   `json:"level"`
+	Capacity     int   `json:"capacity"` // chunks
+	Hits         int   `json:"hits"`
+	Loads        int   `json:"loads"` // hits that continue a prefix
+	New          int   `json:"new"`
+	Demotions    int   `json:"demotions"`
+	Promotions   int   `json:"promotions"`
+	Covered      int   `json:"covered"` // evicted, while the next level had a copy
+	Drops        int   `json:"drops"`   // evicted, and not demoted
+	Shed         int   `json:"shed"`    // not stored, because the policy freed too little
+	BytesLoaded  int64 `json:"bytes_loaded"`
+	BytesWritten int64 `json:"bytes_written"`
+}
+
+// LevelGrid is every policy with every admission and way to write, on every workload.
+type LevelGrid struct {
+	Workloads  []*Workload
+	Policies   []*Policy
+	Admissions []*Admission
+	Writes     []Write
+	Levels     []Level
+	ChunkBytes int64
+	Parallel   int // runs at a time; 0 means one per core
+	Options    Options
+}
+
+// rows are the runs on one workload.
+func (g *LevelGrid) rows() int { return len(g.Policies) * len(g.Admissions) * len(g.Writes) }
+
+// Accesses is the number of accesses of all runs together.
+func (g *LevelGrid) Accesses() (n int64) {
+	for _, w := range g.Workloads {
+		n += int64(w.Accesses())
+	}
+	return n * int64(g.rows())
+}
+
+// LevelOutcome is a grid's results.
+type LevelOutcome struct {
+	Results []LevelResult // by workload, then policy, then admission, then way to write
+	grid    *LevelGrid
+}
+
+// Run does all runs, one per core at a time. The first error ends them.
+func (g *LevelGrid) Run(ctx context.Context) (*LevelOutcome, error) {
+	for _, p := range g.Policies {
+		if p.module == nil {
+			return nil, fmt.Errorf("%w: %s knows the future or needs no room, and has no levels", ErrPolicy, p.Text)
+		}
+	}
+	o := &LevelOutcome{grid: g, Results: make([]LevelResult, len(g.Workloads)*g.rows())}
+	parallel := g.Parallel
+	if parallel <= 0 {
+		parallel = runtime.GOMAXPROCS(0)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(parallel)
+	at := 0
+	for _, w := range g.Workloads {
+		for _, p := range g.Policies {
+			for _, a := range g.Admissions {
+				for _, write := range g.Writes {
+					r := &o.Results[at]
+					at++
+					group.Go(func() (err error) {
+						*r, err = g.run(ctx, w, p, a, write)
+						return err
+					})
+				}
+			}
+		}
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Admission, write Write) (LevelResult, error) {
+	r := LevelResult{
+		Trace: w.Name, Policy: p.Text, Admit: a.Text, Write: write.String(), Order: g.Options.Order.String(),
+		ChunkBytes: g.ChunkBytes,
+	}
+	started := time.Now()
+	h, err := g.open(ctx, w, p, a, write)
+	if err != nil {
+		return r, err
+	}
+	defer h.close()
+	first, err := g.Options.Warmup.Requests(w)
+	if err != nil {
+		return r, err
+	}
+	costs := g.Options.Prefill.upTo(w.longest)
+	lo, done := 0, 0
+	for i, end := range w.ends {
+		if i == first {
+			h.restart()
+			r.PrefixHits, r.PrefillSeconds = 0, 0
+		}
+		prefix, err := h.request(w.ids[lo:end], uint32(i)+1, w.times[i], w.hints[i], g.Options.Order)
+		if err != nil {
+			return r, fmt.Errorf("sim: %s: request %d: %w", r.Policy, i+1, err)
+		}
+		r.PrefixHits += prefix
+		r.PrefillSeconds += costs[prefix]
+		if lo = int(end); lo-done >= progressStep || i+1 == len(w.ends) {
+			if g.Options.Progress != nil {
+				g.Options.Progress(lo - done)
+			}
+			if done = lo; ctx.Err() != nil {
+				return r, ctx.Err()
+			}
+		}
+	}
+	for n := range h.levels {
+		if err := h.levels[n].e.Flush(); err != nil {
+			return r, fmt.Errorf("sim: %s: level %d: %w", r.Policy, n, err)
+		}
+	}
+	r.Warmup, r.Accesses, r.RecomputeSeconds = first, w.accessesFrom(first), g.Options.Prefill.total(w, first)
+	r.count(h, g)
+	r.Seconds = time.Since(started).Seconds()
+	return r, nil
+}
+
+// count adds up what the levels counted.
+func (r *LevelResult) count(h *hierarchy, g *LevelGrid) {
+	slowest := g.Levels[len(g.Levels)-1].BytesPerSecond
+	r.Refused = h.refused
+	for n := range h.levels {
+		f := h.levels[n].figures
+		f.Shed = h.levels[n].shed
+		f.BytesLoaded = int64(f.Loads) * g.ChunkBytes
+		f.BytesWritten = int64(f.New+f.Demotions+f.Promotions) * g.ChunkBytes
+		r.Hits += f.Hits
+		r.BytesLoaded += f.BytesLoaded
+		r.BytesWritten += f.BytesWritten
+		r.LoadSeconds += float64(f.BytesLoaded) / g.Levels[n].BytesPerSecond
+		r.Levels = append(r.Levels, f)
+	}
+	r.MissRatio = 1 - float64(r.Hits)/float64(r.Accesses)
+	r.PrefixHitRatio = float64(r.PrefixHits) / float64(r.Accesses)
+	r.SavedSeconds = r.PrefillSeconds - r.LoadSeconds
+	r.FartherSeconds = float64(r.BytesLoaded)/slowest - r.LoadSeconds
+}
+
+// open starts an instance of the policy for each level, and one that admits.
+func (g *LevelGrid) open(ctx context.Context, w *Workload, p *Policy, a *Admission, write Write) (h *hierarchy,
+	err error) {
+	h = &hierarchy{w: w, through: write == WriteThrough, levels: make([]simLevel, 0, len(g.Levels))}
+	defer func() {
+		if err != nil {
+			h.close()
+			h = nil
+		}
+	}()
+	units := max(1, g.Options.ChunkUnits)
+	var all uint64
+	for n, l := range g.Levels {
+		capacity, err := l.Capacity.Chunks(w, g.ChunkBytes)
+		if err != nil {
+			return h, fmt.Errorf("%w (level %d)", err, n)
+		}
+		capacity = min(capacity, len(w.keys))
+		evicts := p
+		if l.Policy != nil {
+			evicts = l.Policy
+		}
+		bytes := uint64(capacity) * uint64(units) * abi.SizeUnit
+		all += bytes
+		e, err := evicts.module.NewEvict(ctx, policy.EvictOptions{
+			MaxSlots: uint32(capacity), Capacity: bytes, Seed: g.Options.Seed, Config: evicts.config,
+		})
+		if err != nil {
+			return h, err
+		}
+		c := newCache(w, e, capacity, units)
+		c.evicted = func(slot, id, number uint32, now uint64) error { return h.evictedFrom(n, slot, id, number, now) }
+		h.levels = append(h.levels, simLevel{
+			cache: c, grants: make([]uint32, capacity), figures: LevelFigures{Level: n, Capacity: capacity},
+		})
+	}
+	h.admit, err = a.module.NewAdmit(ctx, policy.AdmitOptions{Capacity: all, Seed: g.Options.Seed, Config: a.config})
+	if err != nil {
+		return h, err
+	}
+	return h, h.admit.Namespace(0, "model="+w.Name+"\n")
+}
+
+func (h *hierarchy) close() {
+	for _, l := range h.levels {
+		_ = l.e.Close() // it never fails
+	}
+	if h.admit != nil {
+		_ = h.admit.Close()
+	}
+}

@@ -1,0 +1,169 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/internal/policy"
+)
+
+// maxLevels is how many levels a host may have.
+const maxLevels = 8
+
+// Level is one level of a simulated host: a root's capacity, and how fast it loads. The first is the nearest.
+type Level struct {
+	Capacity       Capacity
+	BytesPerSecond float64
+	Policy         *Policy // evicts there, whatever evicts in the other levels; nil: the policy that is compared
+}
+
+// ParseLevels reads capacities and speeds such as "0=1%" and "0=50", the latter in GB/s. Each level has both.
+func ParseLevels(capacities, costs []string) ([]Level, error) {
+	texts, err := byLevel(capacities, "1=10%")
+	if err != nil {
+		return nil, err
+	}
+	speeds, err := byLevel(costs, "1=5")
+	if err != nil {
+		return nil, err
+	}
+	levels := make([]Level, len(texts))
+	for n := range levels {
+		text, ok := texts[n]
+		if !ok {
+			return nil, fmt.Errorf("%w: there is no level %d: want levels without gaps, from 0 on", ErrLevel, n)
+		}
+		if levels[n].Capacity, err = ParseCapacity(text); err != nil {
+			return nil, err
+		}
+		speed, err := strconv.ParseFloat(speeds[n], 64)
+		if err != nil || !(speed > 0) || math.IsInf(speed, 0) {
+			return nil, fmt.Errorf("%w: level %d loads at %q GB/s, want a number above 0", ErrLevel, n, speeds[n])
+		}
+		levels[n].BytesPerSecond = speed * 1e9
+	}
+	for n := range speeds {
+		if n >= len(levels) {
+			return nil, fmt.Errorf("%w: a speed for level %d, which has no capacity", ErrLevel, n)
+		}
+	}
+	return levels, nil
+}
+
+// byLevel splits "0=a", "1=b".
+func byLevel(list []string, example string) (map[int]string, error) {
+	texts := map[int]string{}
+	for _, item := range list {
+		n, text, err := OfLevel(item, example)
+		if err != nil {
+			return nil, err
+		}
+		if _, twice := texts[n]; twice {
+			return nil, fmt.Errorf("%w: level %d twice", ErrLevel, n)
+		}
+		texts[n] = text
+	}
+	return texts, nil
+}
+
+// OfLevel splits "LEVEL=TEXT"; example is one, for an error.
+func OfLevel(item, example string) (n int, text string, err error) {
+	number, text, ok := strings.Cut(item, "=")
+	if n, err = strconv.Atoi(number); !ok || err != nil || n < 0 || n >= maxLevels {
+		return 0, "", fmt.Errorf("%w: %q: want a level from 0 to %d and what it has, such as %s", ErrLevel, item,
+			maxLevels-1, example)
+	}
+	return n, text, nil
+}
+
+// Write is when a farther level gets what is new.
+type Write uint8
+
+const (
+	WriteBack    Write = iota // when the level before it evicts
+	WriteThrough              // at once
+)
+
+func (w Write) String() string {
+	if w == WriteThrough {
+		return "through"
+	}
+	return "back"
+}
+
+// ParseWrite is the inverse of String.
+func ParseWrite(s string) (Write, error) {
+	for _, w := range []Write{WriteBack, WriteThrough} {
+		if s == w.String() {
+			return w, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: write %q (back, through)", ErrLevel, s)
+}
+
+// Admission decides what is stored and what moves between levels.
+type Admission struct {
+	Text   string // as written
+	Label  string
+	module *policy.Module
+	config policy.Config
+}
+
+// Admissions that are no modules.
+const (
+	AdmitDefault = "default" // the host's own rule
+	AdmitAll     = "all"     // all demotions, and promotion at the first load, as by a policy that knows nothing of levels
+)
+
+// OpenAdmission opens AdmitDefault, AdmitAll, or an admit policy as [OpenPolicy] opens evict policies.
+func OpenAdmission(ctx context.Context, text string, opt policy.Options) (*Admission, error) {
+	switch text {
+	case AdmitDefault:
+		return &Admission{Text: text, Label: text, module: policy.Builtin(abi.RoleAdmit)}, nil
+	case AdmitAll:
+		return AdmissionFrom(policy.NativeModule(text, []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
+			return admitsAll{}, nil
+		}), nil), nil
+	}
+	name, native := strings.CutPrefix(text, nativePrefix)
+	name, config, err := settings(name)
+	if err != nil {
+		return nil, err
+	}
+	a := &Admission{Text: text, Label: label(name, config, text), config: config}
+	if native {
+		a.Label += " (native)"
+		a.module, err = nativeAdmit(name)
+	} else {
+		a.module, err = policy.Open(ctx, name, opt)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !a.module.Has(abi.RoleAdmit) {
+		_ = a.module.Close(ctx)
+		return nil, fmt.Errorf("%w: %s does not admit", policy.ErrRole, name)
+	}
+	return a, nil
+}
+
+// AdmissionFrom is an open module.
+func AdmissionFrom(m *policy.Module, config policy.Config) *Admission {
+	return &Admission{Text: m.Name(), Label: m.Name(), module: m, config: config}
+}
+
+// Close releases the module.
+func (a *Admission) Close(ctx context.Context) error { return a.module.Close(ctx) }
+
+type admitsAll struct{}
+
+func (admitsAll) Admit(batch []abi.Candidate, dst []bool) {
+	for i := range batch {
+		dst[i] = true
+	}
+}

@@ -1,0 +1,98 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy"
+)
+
+// Policy is something to simulate: a module with its settings, or a baseline.
+type Policy struct {
+	Text   string // as written
+	Label  string // short, for tables and plots
+	module *policy.Module
+	config policy.Config
+}
+
+// nativePrefix stands for the linked Go policy, without wasm.
+const nativePrefix = "native:"
+
+// OpenPolicy parses "name", "path/to.wasm", "native:name", "belady" or "infinite", with settings after a colon:
+// "lfu.wasm:aging=false", "s3fifo:small=20,moveat=1".
+func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, error) {
+	if text == Belady || text == Infinite {
+		return &Policy{Text: text, Label: text}, nil
+	}
+	name, native := strings.CutPrefix(text, nativePrefix)
+	name, config, err := settings(name)
+	if err != nil {
+		return nil, err
+	}
+	p := &Policy{Text: text, Label: label(name, config, text), config: config}
+	if native {
+		p.Label += " (native)"
+		p.module, err = Native(name)
+	} else {
+		p.module, err = policy.Open(ctx, name, opt)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !p.module.Has(abi.RoleEvict) {
+		return nil, fmt.Errorf("%w: %s does not evict", policy.ErrRole, name)
+	}
+	return p, nil
+}
+
+// label is the name of a policy with its settings, for tables.
+func label(name string, config policy.Config, text string) string {
+	short := strings.TrimSuffix(filepath.Base(name), ".wasm")
+	if len(config) > 0 {
+		short += " " + text[strings.LastIndexByte(text, ':')+1:]
+	}
+	return short
+}
+
+// settings splits "name:key=value,key=value". A colon without a '=' after it belongs to the name.
+func settings(text string) (name string, config policy.Config, err error) {
+	at := strings.LastIndexByte(text, ':')
+	if at < 0 || !strings.Contains(text[at:], "=") {
+		return text, nil, nil
+	}
+	config = policy.Config{}
+	for part := range strings.SplitSeq(text[at+1:], ",") {
+		key, value, ok := strings.Cut(part, "=")
+		if !ok || key == "" {
+			return "", nil, fmt.Errorf("%w: %q: want settings as key=value, separated by commas", ErrPolicy, text)
+		}
+		config[key] = value
+	}
+	return text[:at], config, nil
+}
+
+// Close releases the module.
+func (p *Policy) Close(ctx context.Context) error {
+	if p.module == nil {
+		return nil
+	}
+	return p.module.Close(ctx)
+}
+
+// run is one cell of the table.
+func (p *Policy) run(ctx context.Context, w *Workload, capacity int, o Options) (r Result, err error) {
+	switch {
+	case p.module != nil:
+		r, err = w.Run(ctx, p.module, p.config, capacity, o)
+	case p.Text == Belady:
+		r, err = w.RunBelady(ctx, capacity, o)
+	default:
+		r, err = w.RunInfinite(ctx, o)
+		r.Capacity = capacity
+	}
+	r.Policy = p.Text
+	return r, err
+}

@@ -1,0 +1,141 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy"
+)
+
+// Order is the order in which a request's chunks are looked up.
+type Order uint8
+
+const (
+	Forward   Order = iota // from the prefix's root on
+	TailFirst              // from its end, so that a prefix ages from its tail
+)
+
+func (o Order) String() string {
+	if o == TailFirst {
+		return "tail-first"
+	}
+	return "forward"
+}
+
+// ParseOrder is the inverse of String.
+func ParseOrder(s string) (Order, error) {
+	for _, o := range []Order{Forward, TailFirst} {
+		if s == o.String() {
+			return o, nil
+		}
+	}
+	return 0, fmt.Errorf("sim: unknown order %q (forward, tail-first)", s)
+}
+
+// Options of a run.
+type Options struct {
+	Order      Order
+	ChunkUnits uint32 // size of a chunk in units of 4 KiB; 0 means 1
+	Prefill    Prefill
+	Seed       uint64
+	Warmup     Warmup // requests that fill the root before anything is counted
+	// Progress, when set, is called every few thousand accesses with their number.
+	Progress func(accesses int)
+}
+
+// Result is the outcome of one policy at one capacity on one workload.
+type Result struct {
+	Trace          string  `json:"trace"`
+	Policy         string  `json:"policy"`
+	Capacity       int     `json:"capacity"` // chunks
+	Accesses       int     `json:"accesses"`
+	Hits           int     `json:"hits"`
+	MissRatio      float64 `json:"miss_ratio"`
+	PrefixHitRatio float64 `json:"prefix_hit_ratio"` // what is contiguous from a request's start
+	Evictions      int     `json:"evictions"`
+	// Of the policy's loop: not reading the trace, nor numbering its chunks
+	AccessesPerSecond float64 `json:"accesses_per_second"`
+	RecomputeSeconds  float64 `json:"recompute_seconds"` // prefill of everything
+	SavedSeconds      float64 `json:"recompute_seconds_saved"`
+	SavedRatio        float64 `json:"recompute_saved_ratio"`
+	Shed              int     `json:"shed"` // chunks not stored because the policy freed too little
+	Order             string  `json:"order"`
+
+	Seconds    float64 `json:"seconds"` // of the policy's loop
+	PrefixHits int     `json:"prefix_hits"`
+	Warmup     int     `json:"warmup"` // requests before those that count
+}
+
+// finish fills in what follows from the counts. first is the first request that counts.
+func (r *Result) finish(w *Workload, o *Options, first int, started time.Time) {
+	r.Trace, r.Accesses, r.Order, r.Warmup = w.Name, w.accessesFrom(first), o.Order.String(), first
+	r.Seconds = time.Since(started).Seconds()
+	r.MissRatio = 1 - float64(r.Hits)/float64(r.Accesses)
+	r.PrefixHitRatio = float64(r.PrefixHits) / float64(r.Accesses)
+	r.AccessesPerSecond = float64(len(w.ids)) / r.Seconds
+	r.RecomputeSeconds = o.Prefill.total(w, first)
+	if r.RecomputeSeconds > 0 {
+		r.SavedRatio = r.SavedSeconds / r.RecomputeSeconds
+	}
+}
+
+// progressStep is the number of accesses between two checks of the context.
+const progressStep = 1 << 16
+
+// Run simulates a root of capacity chunks under an eviction policy.
+func (w *Workload) Run(ctx context.Context, m *policy.Module, config policy.Config, capacity int, o Options) (Result,
+	error) {
+	r := Result{Policy: m.Name(), Capacity: capacity}
+	if capacity < 1 {
+		return r, fmt.Errorf("%w: %d chunks", ErrCapacity, capacity)
+	}
+	first, err := o.Warmup.Requests(w)
+	if err != nil {
+		return r, err
+	}
+	capacity = min(capacity, len(w.keys))
+	o.ChunkUnits = max(1, o.ChunkUnits)
+	e, err := m.NewEvict(ctx, policy.EvictOptions{
+		MaxSlots: uint32(capacity), Capacity: uint64(capacity) * uint64(o.ChunkUnits) * abi.SizeUnit,
+		Seed: o.Seed, Config: config,
+	})
+	if err != nil {
+		return r, err
+	}
+	defer e.Close()
+	c := newCache(w, e, capacity, o.ChunkUnits)
+	costs := o.Prefill.upTo(w.longest)
+	started := time.Now()
+	lo, done := 0, 0
+	for i, end := range w.ends {
+		if i == first {
+			r, c.hits, c.evictions, c.shed = Result{Policy: r.Policy, Capacity: r.Capacity}, 0, 0, 0
+		}
+		ids := w.ids[lo:end]
+		prefix, err := c.request(ids, uint32(i)+1, w.times[i], w.hints[i], o.Order)
+		if err != nil {
+			return r, fmt.Errorf("sim: %s: request %d: %w", r.Policy, i+1, err)
+		}
+		r.PrefixHits += prefix
+		r.SavedSeconds += costs[prefix]
+		if lo = int(end); lo-done >= progressStep {
+			if o.Progress != nil {
+				o.Progress(lo - done)
+			}
+			if done = lo; ctx.Err() != nil {
+				return r, ctx.Err()
+			}
+		}
+	}
+	if err := e.Flush(); err != nil {
+		return r, fmt.Errorf("sim: %s: %w", r.Policy, err)
+	}
+	r.Hits, r.Evictions, r.Shed = c.hits, c.evictions, c.shed
+	r.finish(w, &o, first, started)
+	if o.Progress != nil {
+		o.Progress(lo - done)
+	}
+	return r, nil
+}

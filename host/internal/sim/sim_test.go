@@ -1,0 +1,420 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/trace"
+)
+
+// fromRequests is a workload of requests in memory.
+func fromRequests(name string, requests []trace.Request) (*Workload, error) {
+	i := 0
+	return read(context.Background(), name, func(r *trace.Request) error {
+		if i == len(requests) {
+			return io.EOF
+		}
+		*r = requests[i]
+		i++
+		return nil
+	})
+}
+
+// generated is a workload of conversations, agents and one-shot prompts.
+func generated(t testing.TB, requests int) *Workload {
+	t.Helper()
+	mix := trace.DefaultMix()
+	mix.Requests = requests
+	var all []trace.Request
+	err := trace.Generate(mix, func(r *trace.Request) error {
+		copied := *r
+		copied.HashIDs = slices.Clone(r.HashIDs)
+		all = append(all, copied)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := fromRequests("generated", all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func workload(t testing.TB, requests ...[]uint64) *Workload {
+	t.Helper()
+	var all []trace.Request
+	for i, ids := range requests {
+		all = append(all, trace.Request{Timestamp: int64(i), HashIDs: ids})
+	}
+	w, err := fromRequests("made", all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func native(t testing.TB, name string) *policy.Module {
+	t.Helper()
+	m, err := Native(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func run(t testing.TB, w *Workload, m *policy.Module, capacity int, o Options) Result {
+	t.Helper()
+	r, err := w.Run(context.Background(), m, nil, capacity, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestWorkload(t *testing.T) {
+	w := workload(t, []uint64{1, 2, 3}, nil, []uint64{1, 2, 1 << 40}, []uint64{7})
+	if w.Requests() != 4 || w.Accesses() != 7 || w.Unique() != 5 {
+		t.Errorf("%d requests, %d accesses, %d chunks", w.Requests(), w.Accesses(), w.Unique())
+	}
+	if !slices.Equal(w.ids, []uint32{0, 1, 2, 0, 1, 3, 4}) || !slices.Equal(w.depths, []uint32{0, 1, 2, 2, 0}) {
+		t.Errorf("ids %v, depths %v", w.ids, w.depths)
+	}
+	if !slices.Equal(w.parents, []uint32{abi.None, 0, 1, 1, abi.None}) {
+		t.Errorf("parents %v", w.parents)
+	}
+	if w.firstChild[1] != 3 || w.sibling[3] != 2 || w.sibling[2] != abi.None {
+		t.Errorf("children %v, siblings %v", w.firstChild, w.sibling)
+	}
+	if _, err := fromRequests("none", []trace.Request{{}}); !errors.Is(err, ErrTrace) {
+		t.Errorf("a trace without chunks: %v", err)
+	}
+}
+
+func TestConcat(t *testing.T) {
+	a, b := workload(t, []uint64{1, 2}, []uint64{1}), workload(t, []uint64{1, 3})
+	w := Concat("a+b", a, b)
+	if w.Requests() != 3 || w.Unique() != 4 || !slices.Equal(w.ids, []uint32{0, 1, 0, 2, 3}) ||
+		!slices.IsSorted(w.times) {
+		t.Errorf("ids %v, times %v", w.ids, w.times)
+	}
+	if !slices.Equal(w.parents, []uint32{abi.None, 0, abi.None, 2}) {
+		t.Errorf("parents %v", w.parents)
+	}
+	seen := map[uint64]bool{}
+	for _, k := range w.keys {
+		if seen[k] {
+			t.Error("two chunks have one fingerprint")
+		}
+		seen[k] = true
+	}
+}
+
+// One request after the other by hand: LRU of three chunks.
+func TestCounts(t *testing.T) {
+	w := workload(t, []uint64{1, 2, 3}, []uint64{1, 2}, []uint64{1, 4}, []uint64{2, 3}, []uint64{1, 2, 3})
+	r := run(t, w, native(t, "lru"), 3, Options{Prefill: Prefill{TokensPerSecond: 1, ChunkTokens: 1}})
+	// 1 2 3 miss; 1 2 hit; 1 hits, 4 evicts 3; 2 hits, 3 evicts 1; 1 evicts 4, 2 3 hit.
+	if r.Hits != 4+2 || r.Evictions != 3 || r.Accesses != 12 {
+		t.Errorf("%d hits, %d evictions, %d accesses", r.Hits, r.Evictions, r.Accesses)
+	}
+	if r.PrefixHits != 4 || r.SavedSeconds != 4 || r.RecomputeSeconds != 12 {
+		t.Errorf("%d prefix hits, %.0f s of %.0f s saved", r.PrefixHits, r.SavedSeconds, r.RecomputeSeconds)
+	}
+	if math.Abs(r.MissRatio-0.5) > 1e-12 || math.Abs(r.PrefixHitRatio-4.0/12) > 1e-12 {
+		t.Errorf("miss ratio %f, prefix hit ratio %f", r.MissRatio, r.PrefixHitRatio)
+	}
+}
+
+func TestPrefillModel(t *testing.T) {
+	costs := Prefill{TokensPerSecond: 100, DoubleAt: 1000, ChunkTokens: 500}.upTo(2)
+	// The mean token of the first 500 stands at 250, of the second at 750.
+	if want := 5 * 1.25; math.Abs(costs[1]-want) > 1e-9 {
+		t.Errorf("the first chunk costs %f s, want %f", costs[1], want)
+	}
+	if want := 5 * 1.75; math.Abs(costs[2]-costs[1]-want) > 1e-9 {
+		t.Errorf("the second chunk costs %f s, want %f", costs[2]-costs[1], want)
+	}
+}
+
+// recorder records the events of a policy.
+type recorder struct {
+	log     *[]string
+	victims []uint32
+}
+
+func (r *recorder) Events(batch []abi.Event) {
+	for i := range batch {
+		e := &batch[i]
+		*r.log = append(*r.log, fmt.Sprintf("%s slot %d parent %d depth %d request %d", e.Op, int32(e.Slot),
+			int32(e.Parent), e.Depth, e.Request))
+	}
+}
+
+func (r *recorder) Victims(ask abi.Ask, dst []uint32) int {
+	*r.log = append(*r.log, fmt.Sprintf("ask %d bytes", ask.Bytes))
+	n := copy(dst, r.victims)
+	r.victims = r.victims[n:]
+	return n
+}
+
+func record(t *testing.T, w *Workload, capacity int, o Options, victims ...uint32) (Result, []string) {
+	t.Helper()
+	var log []string
+	m := policy.NativeModule("recorder", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
+		return &recorder{&log, victims}, nil
+	})
+	return run(t, w, m, capacity, o), log
+}
+
+func TestEventOrder(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		w       *Workload
+		o       Options
+		victims []uint32
+		shed    int
+		want    []string
+	}{
+		{"forward", workload(t, []uint64{1, 2}, []uint64{1, 3}), Options{ChunkUnits: 4}, []uint32{1}, 0, []string{
+			"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
+			"request_end slot -1 parent -1 depth 0 request 1",
+			"touch slot 0 parent -1 depth 0 request 2", "ask 16384 bytes", "remove slot 1 parent -1 depth 1 request 2",
+			"insert slot 1 parent 0 depth 1 request 2", "request_end slot -1 parent -1 depth 0 request 2",
+		}},
+		{"tail first", workload(t, []uint64{1, 2}, []uint64{1, 2}), Options{Order: TailFirst}, nil, 0, []string{
+			"insert slot 0 parent -1 depth 1 request 1", "insert slot 1 parent -1 depth 0 request 1",
+			"link slot 0 parent 1 depth 1 request 1",
+			"request_end slot -1 parent -1 depth 0 request 1",
+			"touch slot 0 parent 1 depth 1 request 2", "touch slot 1 parent -1 depth 0 request 2",
+			"request_end slot -1 parent -1 depth 0 request 2",
+		}},
+		{"the parent makes room and comes back", workload(t, []uint64{1, 2}, []uint64{3}, []uint64{1, 2}), Options{},
+			[]uint32{0, 0}, 0, []string{
+				"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
+				"request_end slot -1 parent -1 depth 0 request 1",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2",
+				"insert slot 0 parent -1 depth 0 request 2",
+				"request_end slot -1 parent -1 depth 0 request 2",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 3",
+				"insert slot 0 parent -1 depth 0 request 3",
+				"link slot 1 parent 0 depth 1 request 3",
+				"touch slot 1 parent 0 depth 1 request 3", "request_end slot -1 parent -1 depth 0 request 3",
+			}},
+		{"the chunk before makes room", workload(t, []uint64{1, 2}, []uint64{3, 4}), Options{}, []uint32{0, 0}, 0,
+			[]string{
+				"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
+				"request_end slot -1 parent -1 depth 0 request 1",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2",
+				"insert slot 0 parent -1 depth 0 request 2",
+				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2",
+				"insert slot 0 parent -1 depth 1 request 2",
+				"request_end slot -1 parent -1 depth 0 request 2",
+			}},
+		{"nothing to free", workload(t, []uint64{1, 2}, []uint64{3}, []uint64{2}), Options{}, nil, 1, []string{
+			"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
+			"request_end slot -1 parent -1 depth 0 request 1",
+			"ask 4096 bytes", "request_end slot -1 parent -1 depth 0 request 2",
+			"touch slot 1 parent -1 depth 0 request 3", "request_end slot -1 parent -1 depth 0 request 3",
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, log := record(t, c.w, 2, c.o, c.victims...)
+			if !slices.Equal(log, c.want) {
+				for i, line := range log {
+					t.Logf("%d %s", i, line)
+				}
+				t.Error("not what was expected")
+			}
+			if r.Shed != c.shed {
+				t.Errorf("%d shed", r.Shed)
+			}
+		})
+	}
+}
+
+func TestBeladyIsTheBest(t *testing.T) {
+	w := generated(t, 400)
+	ctx := context.Background()
+	for _, capacity := range []int{50, 500, w.Unique(), 2 * w.Unique()} {
+		best, err := w.RunBelady(ctx, capacity, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range Natives() {
+			if r := run(t, w, native(t, name), capacity, Options{}); r.Hits > best.Hits {
+				t.Errorf("%s hits %d times at %d chunks, belady %d", name, r.Hits, capacity, best.Hits)
+			}
+		}
+		if all, _ := w.RunInfinite(ctx, Options{}); best.Hits > all.Hits || capacity >= w.Unique() &&
+			best.Hits != all.Hits || all.Hits != w.Accesses()-w.Unique() {
+			t.Errorf("belady hits %d times at %d chunks, without limit there are %d hits", best.Hits, capacity,
+				all.Hits)
+		}
+	}
+}
+
+// Belady equals a search for each next use.
+func TestBeladyAgainstLookingAhead(t *testing.T) {
+	w := generated(t, 60)
+	const capacity = 40
+	resident := map[uint32]bool{}
+	hits := 0
+	for i, id := range w.ids {
+		if resident[id] {
+			hits++
+			continue
+		}
+		if len(resident) == capacity {
+			victim, farthest := uint32(0), -1
+			for r := range resident {
+				next := len(w.ids) + int(r)
+				for j, later := range w.ids[i:] {
+					if later == r {
+						next = i + j
+						break
+					}
+				}
+				if next > farthest {
+					victim, farthest = r, next
+				}
+			}
+			delete(resident, victim)
+		}
+		resident[id] = true
+	}
+	r, err := w.RunBelady(context.Background(), capacity, Options{})
+	if err != nil || r.Hits != hits {
+		t.Errorf("%d hits, want %d (%v)", r.Hits, hits, err)
+	}
+}
+
+func TestTailFirstKeepsPrefixes(t *testing.T) {
+	w := generated(t, 800)
+	forward := run(t, w, native(t, "lru"), 400, Options{})
+	tail := run(t, w, native(t, "lru"), 400, Options{Order: TailFirst})
+	if tail.PrefixHits <= forward.PrefixHits {
+		t.Errorf("%d prefix hits tail first, %d forward", tail.PrefixHits, forward.PrefixHits)
+	}
+}
+
+func TestCapacities(t *testing.T) {
+	w := workload(t, []uint64{1, 2, 3, 4, 5, 6, 7}, []uint64{8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19})
+	for text, want := range map[string]int{
+		"10%": 1, "50%": 9, "100%": 19, "99.999%": 18, "5": 5, "1000": 1000, "64KiB": 4, "1MiB": 64, "70000B": 4,
+		"0.5MiB": 32,
+	} {
+		c, err := ParseCapacity(text)
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		if got, err := c.Chunks(w, 16<<10); got != want || err != nil || c.String() != text {
+			t.Errorf("%s is %d chunks, want %d (%v)", text, got, want, err)
+		}
+	}
+	for _, text := range []string{"", "%", "0%", "-1%", "1/3%", "1e3%", "0", "-4", "x", "4x", "1.5", "-1GiB", "NaNGiB",
+		"99999999999999TiB", "5000000000"} {
+		if _, err := ParseCapacity(text); !errors.Is(err, ErrCapacity) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	for _, text := range []string{"1%", "4KiB"} {
+		c, err := ParseCapacity(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Chunks(w, 16<<10); !errors.Is(err, ErrCapacity) {
+			t.Errorf("%s of 19 chunks: %v", text, err)
+		}
+	}
+	for text, want := range map[string]int{"50%": 12, "100%": 26, "5": 7, "64KiB": 5} {
+		c, err := ParseCapacity(text)
+		if err == nil {
+			c, err = c.Compressed(1.4)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.Chunks(w, 16<<10); got != want || err != nil {
+			t.Errorf("%s at a ratio of 1.4 is %d chunks, want %d (%v)", text, got, want, err)
+		}
+	}
+	for _, ratio := range []float64{0, 0.9, 101, math.NaN(), math.Inf(1)} {
+		if _, err := (Capacity{}).Compressed(ratio); !errors.Is(err, ErrCapacity) {
+			t.Errorf("a ratio of %g: %v", ratio, err)
+		}
+	}
+	if bytes, units, err := ParseChunkBytes("16.5KiB"); bytes != 16896 || units != 5 || err != nil {
+		t.Errorf("16.5KiB is %d bytes, %d units (%v)", bytes, units, err)
+	}
+	if _, _, err := ParseChunkBytes("10%"); !errors.Is(err, ErrCapacity) {
+		t.Errorf("a share as a chunk's size: %v", err)
+	}
+}
+
+func TestOpenPolicy(t *testing.T) {
+	ctx := context.Background()
+	for text, label := range map[string]string{
+		"belady": "belady", "infinite": "infinite", "native:lru": "lru (native)",
+		"native:lfu:aging=false": "lfu aging=false (native)",
+	} {
+		p, err := OpenPolicy(ctx, text, policy.Options{})
+		if err != nil || p.Label != label || p.Text != text {
+			t.Errorf("%s: %+v, %v", text, p, err)
+		}
+	}
+	for _, text := range []string{"native:nothing", "native:lfu:aging=false,x", "native:lfu:=1"} {
+		if _, err := OpenPolicy(ctx, text, policy.Options{}); !errors.Is(err, ErrPolicy) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if _, err := OpenPolicy(ctx, "no such policy", policy.Options{}); err == nil {
+		t.Error("a policy that is not there was opened")
+	}
+}
+
+func TestLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.jsonl")
+	text := `{"timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [4, 5]}` + "\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w, err := Load(context.Background(), path)
+	if err != nil || w.Name != "a" || w.Unique() != 2 || w.times[0] != 5e6 {
+		t.Errorf("%+v, %v", w, err)
+	}
+	for name, text := range map[string]string{
+		"b.csv": "0,4\n1,4\n", "b.oracleGeneral": strings.Repeat("\x01\x00\x00\x00"+strings.Repeat("\x04", 20), 2),
+	} {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w, err := Load(context.Background(), path)
+		if err != nil || w.Name != "b" || w.Unique() != 1 || w.Accesses() != 2 || w.times[1] != 1e9 {
+			t.Errorf("%s: %+v, %v", name, w, err)
+		}
+	}
+	if _, err := Load(context.Background(), path+".gz"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a file that is not there: %v", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := Load(ctx, path); !errors.Is(err, context.Canceled) {
+		t.Errorf("after cancelling: %v", err)
+	}
+}

@@ -1,0 +1,105 @@
+package sim
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+)
+
+// decisions is a digest of every victim that a policy names on a workload, in order, with its position.
+func decisions(t testing.TB, w *Workload, m *policy.Module, config policy.Config, capacity int) (digest uint64,
+	evictions int) {
+	t.Helper()
+	e, err := m.NewEvict(context.Background(), policy.EvictOptions{
+		MaxSlots: uint32(capacity), Capacity: uint64(capacity) * abi.SizeUnit, Seed: 1, Config: config,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	h := fnv.New64a()
+	c := newCache(w, e, capacity, 1)
+	lo := 0
+	for i, end := range w.ends {
+		before := slices.Clone(c.chunkOf)
+		if _, err := c.request(w.ids[lo:end], uint32(i)+1, w.times[i], w.hints[i], Forward); err != nil {
+			t.Fatal(err)
+		}
+		for slot, chunk := range c.chunkOf {
+			if before[slot] != chunk {
+				h.Write(binary.LittleEndian.AppendUint64(nil, uint64(slot)<<32|uint64(chunk)))
+			}
+		}
+		lo = int(end)
+	}
+	return h.Sum64(), c.evictions
+}
+
+// Each first-party policy, linked natively and as a module, names the same victims at the same time.
+func TestWasmDecidesAsNative(t *testing.T) {
+	ctx := context.Background()
+	dir := policytest.Dir(t, Natives()...)
+	w := generated(t, 500)
+	configs := map[string][]policy.Config{
+		"lfu":      {{"aging": "false"}},
+		"gdsf":     {{"depth_cost": "64"}},
+		"twoq":     {{"in": "50", "out": "100"}},
+		"s3fifo":   {{"small": "25", "moveat": "1"}},
+		"wtinylfu": {{"sample": "1", "window": "10"}, {"adapt": "false"}},
+		"lirs":     {{"hir": "10"}},
+	}
+	for _, name := range Natives() {
+		t.Run(name, func(t *testing.T) {
+			// What decisions cost is not what this test is about.
+			m, err := policy.Open(ctx, name, policy.Options{
+				Dir: dir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close(ctx)
+			for _, config := range append([]policy.Config{nil}, configs[name]...) {
+				for _, capacity := range []int{7, 300} {
+					want, evictions := decisions(t, w, native(t, name), config, capacity)
+					got, wasmEvictions := decisions(t, w, m, config, capacity)
+					if got != want || evictions != wasmEvictions || evictions == 0 {
+						t.Errorf("%v, %d chunks: %d evictions, natively %d; decisions %x, natively %x", config,
+							capacity, wasmEvictions, evictions, got, want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// The cost of a policy, natively and as a module, on conversations and agents at a tenth of their chunks.
+func BenchmarkPolicies(b *testing.B) {
+	ctx := context.Background()
+	dir := policytest.Dir(b, Natives()...)
+	w := generated(b, 5000)
+	for _, name := range Natives() {
+		m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Cache: policytest.Cache(b)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for kind, m := range map[string]*policy.Module{"native": native(b, name), "wasm": m} {
+			b.Run(fmt.Sprintf("%s/%s", name, kind), func(b *testing.B) {
+				for b.Loop() {
+					if _, err := w.Run(ctx, m, nil, w.Unique()/10, Options{}); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(float64(b.N)*float64(w.Accesses())/1e6/b.Elapsed().Seconds(), "M_accesses/s")
+			})
+		}
+		m.Close(ctx)
+	}
+}

@@ -1,0 +1,221 @@
+package catalog
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// Namespace is a namespace that has a number, and the policies that it is bound to. Policies are told of a namespace
+// once, by its number, and may keep that for as long as they run. So a number is never used again within a run.
+type Namespace struct {
+	ID     uint32
+	Digest kv.Digest
+	Text   string
+	KeyLen uint32
+	TTL    time.Duration // of its entries; 0: they do not expire
+	Admit  bound[Admission]
+	Layout bound[Layout]
+	Place  bound[Placement]
+
+	Element     int // size of the numbers in its pages; 0 until a session has opened the namespace
+	Compression *choice.Namespace
+
+	current atomic.Pointer[map[uint32]*Class] // for new pieces; complete once a session has opened the namespace
+	classes []*Class                          // those of earlier policies too; guarded by Catalog.mu
+	groups  []kv.Group                        // nil until a session has opened the namespace; guarded by Catalog.opening
+}
+
+// Class is the class that new pieces of a group get, or nil.
+func (ns *Namespace) Class(group uint32) *Class { return (*ns.current.Load())[group] }
+
+// OpenClass is Class for a group that a session has opened.
+func (ns *Namespace) OpenClass(group uint32) (*Class, error) {
+	if ns == nil {
+		return nil, fmt.Errorf("%w: no namespace", ErrUnknownNamespace)
+	}
+	cl := ns.Class(group)
+	if cl == nil || cl.Plan == nil {
+		return nil, fmt.Errorf("%w: group %d", ErrUnknownNamespace, group)
+	}
+	return cl, nil
+}
+
+// AcquireClass is OpenClass with a reference.
+func (ns *Namespace) AcquireClass(group uint32) (*Class, error) {
+	for {
+		cl, err := ns.OpenClass(group)
+		if err != nil || cl.Acquire() {
+			return cl, err
+		}
+	}
+}
+
+// Plan is the layout plan that new pieces of a group are written with; nil for a group that the namespace lacks.
+func (ns *Namespace) Plan(group uint32) *kv.Plan {
+	if cl := ns.Class(group); cl != nil {
+		return cl.Plan
+	}
+	return nil
+}
+
+// Admits asks the namespace's admit policy. When that was closed by a swap, its successor is asked.
+func (ns *Namespace) Admits(ask []abi.Candidate, answer []bool) error {
+	for {
+		a := ns.Admit.Now()
+		if err := a.Policy.Admit(ask, answer); !errors.Is(err, policy.ErrClosed) || ns.Admit.Now() == a {
+			return err
+		}
+	}
+}
+
+func (ns *Namespace) files(visit func(dir, base string, data []byte) error, plans []*kv.Plan) error {
+	if err := visit(pieceformat.NamespacesDir, ns.Digest.String(), []byte(ns.Text)); err != nil {
+		return err
+	}
+	for _, p := range plans {
+		if err := visit(pieceformat.PlansDir, p.Digest().String(), p.Encoded()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Namespaces are those that have a number, in order.
+func (c *Catalog) Namespaces() (list []*Namespace) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, ns := range c.byDigest {
+		list = append(list, ns)
+	}
+	slices.SortFunc(list, func(a, b *Namespace) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}
+
+// plans are the plans of a namespace's classes. Catalog.mu is held.
+func (ns *Namespace) plans() (plans []*kv.Plan) {
+	for _, cl := range ns.classes {
+		if cl.Plan != nil {
+			plans = append(plans, cl.Plan)
+		}
+	}
+	return plans
+}
+
+// Open returns a namespace with a class for each of its groups. The same namespace gives the same pointer. Before it
+// returns, the text and the plans are durable in every root, because a restart can make nothing of a piece without
+// them.
+func (c *Catalog) Open(ctx context.Context, n *kv.Namespace) (*Namespace, error) {
+	if err := c.Lock(ctx); err != nil {
+		return nil, err
+	}
+	defer c.Unlock()
+	ns, err := c.register(n.Digest(), n.Text())
+	if err != nil {
+		return nil, err
+	}
+	if ns.groups != nil {
+		return ns, nil
+	}
+	plans, err := ns.makePlans(ctx, c.opt.Roots, n.Groups, ns.Layout.Now())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", n.Model, err)
+	}
+	if err := c.opt.Roots.Keep(pieceformat.NamespacesDir, ns.Digest.String(), []byte(ns.Text)); err != nil {
+		return nil, err
+	}
+	if err := c.complete(ns, n, plans); err != nil {
+		return nil, err
+	}
+	return ns, nil
+}
+
+// makePlans asks for the layout of groups and keeps the plans: a piece can be read only with the plan that it was
+// written under.
+func (ns *Namespace) makePlans(
+	ctx context.Context, roots Roots, groups []kv.Group, layout *Layout,
+) ([]*kv.Plan, error) {
+	plans := make([]*kv.Plan, len(groups))
+	for i, g := range groups {
+		var err error
+		if plans[i], err = layout.Policy.Plan(ns.ID, g.ID, ns.Text, g.Geometry); err != nil {
+			return nil, fmt.Errorf("group %d: %w", g.ID, err)
+		}
+	}
+	for _, p := range plans {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if err := roots.Keep(pieceformat.PlansDir, p.Digest().String(), p.Encoded()); err != nil {
+			return nil, err
+		}
+	}
+	return plans, nil
+}
+
+// complete gives a namespace's classes their plans: what is missing of entries that a scan has found is written under
+// today's plan. The caller holds Lock, and no session has the namespace open.
+func (c *Catalog) complete(ns *Namespace, n *kv.Namespace, plans []*kv.Plan) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, g := range n.Groups {
+		if _, err := c.classOf(ns, g.ID); err != nil {
+			return err
+		}
+		for _, cl := range ns.classes {
+			if cl.Group == g.ID {
+				cl.Lookup, cl.Ranks = g.Lookup, 1<<n.Ranks()-1
+				cl.setPlan(plans[i])
+			}
+		}
+	}
+	ns.groups, ns.Element = n.Groups, n.Element()
+	return nil
+}
+
+func (c *Catalog) register(digest kv.Digest, text string) (*Namespace, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ns := c.byDigest[digest]; ns != nil {
+		return ns, nil
+	}
+	return c.assignNumber(digest, text)
+}
+
+// assignNumber makes a namespace known to the store and to the policies. c.mu is held.
+func (c *Catalog) assignNumber(digest kv.Digest, text string) (*Namespace, error) {
+	if len(c.byDigest) >= MaxNamespaces {
+		return nil, fmt.Errorf("%w: %d namespaces; a restart makes room for those that have entries", ErrTooMany,
+			len(c.byDigest))
+	}
+	ns := &Namespace{
+		ID: uint32(len(c.byDigest)), Digest: digest, Text: text, KeyLen: names.KeyLen(text), TTL: c.opt.Expiry(text),
+		Compression: c.Compression.Namespace(text),
+	}
+	ns.bind(c)
+	ns.current.Store(&map[uint32]*Class{})
+	if err := c.announce(ns); err != nil {
+		return nil, err
+	}
+	c.byDigest[digest] = ns
+	delete(c.unregistered, digest)
+	return ns, nil
+}
+
+// bind gives a namespace the policies that the rules have for it. Catalog.mu is held.
+func (ns *Namespace) bind(c *Catalog) {
+	ns.Admit.binding.Store(c.admit.Load().of(ns.Text))
+	ns.Layout.binding.Store(c.layout.Load().of(ns.Text))
+	ns.Place.binding.Store(c.place.Load().of(ns.Text))
+}

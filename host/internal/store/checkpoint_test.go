@@ -1,0 +1,215 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+)
+
+// image is everything that a restart must bring back: what stands in each slot, and the account.
+func (f *fixture) image() (list []string) {
+	r := f.root()
+	r.Lock()
+	defer r.Unlock()
+	r.Index.Each(func(slot uint32, e *index.Entry) {
+		list = append(list, fmt.Sprintf("%d %s parent %016x tick %d units %d depth %d ranks %x owed %x state %x tenant %d",
+			slot, r.Index.Key(slot), e.Parent(), e.LastTouch(), r.Index.Units(slot), e.Depth(), r.Index.Pieces(slot),
+			r.Index.Missing(slot),
+			e.State()&^index.Announced, r.TenantOf(slot)))
+	})
+	return append(list, fmt.Sprintf("used %d complete %d high %d", r.Account.Used(), r.Complete(), r.Index.High()))
+}
+
+// grown is a root with entries of several tenants, sizes and sets of ranks, some of them incomplete, with free slots
+// between.
+func grown(t *testing.T, change ...func(*Config)) *fixture {
+	f := newFixture(t, t.TempDir(), 40, 2, change...)
+	for n := range uint64(30) {
+		for rank := range uint32(2) {
+			if n%7 == 3 && rank == 1 {
+				continue
+			}
+			q := f.request(n, n-1, rank)
+			q.Tenant = uint32(n % 3)
+			p, err := f.store.Put(context.Background(), q)
+			if err == nil {
+				err = cmp.Or(write(p), p.Publish(context.Background()))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, n := range []uint64{2, 11, 29} {
+		f.drop(n)
+	}
+	for _, n := range []uint64{16, 4, 9} {
+		f.lookup(n).Release()
+	}
+	return f
+}
+
+// TestCheckpointBringsBackTheIndex compares the index before and after a restart that reads no piece: each entry in its
+// slot, and the account as a scan finds it.
+func TestCheckpointBringsBackTheIndex(t *testing.T) {
+	f := grown(t)
+	want := f.image()
+	f.restart()
+	st := f.store.Stats().Roots[0]
+	if st.Scanned != 0 || st.Recovered == 0 {
+		t.Fatalf("%d files scanned, %d pieces recovered", st.Scanned, st.Recovered)
+	}
+	if got := f.image(); !slices.Equal(got, want) {
+		t.Errorf("after the restart\n%v\nbefore\n%v", got, want)
+	}
+	if err := f.idle(); err != nil {
+		t.Error(err)
+	}
+	f.checkUsed()
+	for _, n := range []uint64{0, 1, 4, 16, 28} {
+		f.mustRead(n)
+	}
+	f.crash()
+	scanned := f.store.Stats().Roots[0]
+	if scanned.Scanned == 0 || scanned.Used != st.Used || scanned.Entries != st.Entries ||
+		scanned.Complete != st.Complete {
+		t.Errorf("the scan finds %+v, the checkpoint said %+v", scanned, st)
+	}
+}
+
+// crash closes the store and makes it look as if it had not been.
+func (f *fixture) crash() {
+	f.Helper()
+	if err := f.store.Close(); err != nil {
+		f.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)); err != nil {
+		f.Fatal(err)
+	}
+	f.start()
+}
+
+// TestCheckpointIsUsedOnce looks for the file while the store is open: after a crash there must be none.
+func TestCheckpointIsUsedOnce(t *testing.T) {
+	f := grown(t)
+	name := filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)
+	for range 2 {
+		if _, err := os.Stat(name); err == nil {
+			t.Fatal("there is a checkpoint while the store is open")
+		}
+		if err := f.store.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(name); err != nil {
+			t.Fatal(err)
+		}
+		f.start()
+	}
+}
+
+// TestCheckpointIsNotBelieved restarts with checkpoints that must not be gone by. The scan then finds what is there.
+func TestCheckpointIsNotBelieved(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, f *fixture, file, piece string){
+		"a bit": func(t *testing.T, _ *fixture, file, _ string) {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b[len(b)/2] ^= 4
+			put(t, file, b)
+		},
+		"cut": func(t *testing.T, _ *fixture, file, _ string) {
+			if err := os.Truncate(file, 300); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a file is gone": func(t *testing.T, _ *fixture, _, piece string) {
+			if err := os.Remove(piece); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"fewer slots": func(_ *testing.T, f *fixture, _, _ string) { f.cfg.Roots[0].MaxEntries = 28 },
+		"now shared":  func(_ *testing.T, f *fixture, _, _ string) { f.cfg.Roots[0].Shared = true },
+		"shared meanwhile": func(_ *testing.T, f *fixture, _, _ string) {
+			f.cfg.Roots[0].Shared = true
+			f.start()
+			f.mustPut(34, 35)
+			if err := f.store.Close(); err != nil {
+				f.Fatal(err)
+			}
+			f.cfg.Roots[0].Shared = false
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := grown(t)
+			piece := f.pieceFile(0, 0)
+			if err := f.store.Close(); err != nil {
+				t.Fatal(err)
+			}
+			spoil(t, f, filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile), piece)
+			f.start()
+			if st := f.store.Stats().Roots[0]; st.Scanned == 0 {
+				t.Fatal("it was believed")
+			}
+			if err := f.idle(); err != nil {
+				t.Error(err)
+			}
+			f.mustRead(1)
+			if name == "shared meanwhile" {
+				f.mustRead(35)
+				f.checkUsed()
+			}
+		})
+	}
+}
+
+// TestPolicyGoesOnFromItsState restarts under a policy that keeps the order of storing, which no order of touches
+// tells.
+func TestPolicyGoesOnFromItsState(t *testing.T) {
+	told := 0
+	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
+		return &keeper{told: &told}, nil
+	}).KeepState("keeper/1")
+	f := grown(t, func(c *Config) { c.Policies.Evict = handle(module) })
+	before := f.store.Stats().Roots[0].Entries
+	told = 0
+	f.restart()
+	r := f.root()
+	_ = r.Evictor.Flush()
+	if told != 0 {
+		t.Errorf("the policy was told of %d entries again", told)
+	}
+	if err := f.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(r.Path, pieceformat.StateFile), []byte("nonsense"))
+	f.start()
+	_ = f.root().Evictor.Flush()
+	if told != before {
+		t.Errorf("the policy lost its state and was told of %d of %d entries", told, before)
+	}
+}
+
+// keeper counts what it is told of, and says that it kept it.
+type keeper struct{ told *int }
+
+func (k *keeper) Events(batch []abi.Event) {
+	for _, ev := range batch {
+		if ev.Op == abi.OpResident {
+			*k.told++
+		}
+	}
+}
+func (k *keeper) Victims(abi.Ask, []uint32) int              { return 0 }
+func (k *keeper) Save(dst []byte, limit int) ([]byte, error) { return append(dst, "kept"...), nil }
+func (k *keeper) Load(b []byte) error                        { return nil }

@@ -1,0 +1,332 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/codec"
+	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/storetest"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// compressing is a fixture whose chunks are large enough to be compressed: 3 extents of 64 KiB in each of 2 layers.
+func compressing(t testing.TB, dir string, change ...func(*Config)) *fixture {
+	t.Helper()
+	f := &fixture{TB: t, ns: testNamespace(1)}
+	f.ns.DType = "bf16"
+	f.ns.Groups[0].Geometry = kv.Uniform(3, 2, 1, kv.ExtentBytes)
+	f.cfg = Config{
+		Roots: []RootConfig{{Path: dir, Capacity: 64 << 20, MaxEntries: 64, Compressed: true}}, Now: fakeClock(),
+		HostID: "testhost",
+	}
+	for _, c := range change {
+		c(&f.cfg)
+	}
+	f.start()
+	return f
+}
+
+// storeHalf stores a piece of which every second extent is one repeated byte.
+func (f *fixture) storeHalf(n uint64) error { return f.storeHalfOf(n, 0) }
+
+func (f *fixture) storeHalfOf(n uint64, rank uint32) error {
+	p, err := f.store.Put(context.Background(), f.request(n, n, rank))
+	if err != nil {
+		return err
+	}
+	pool, err := staging.NewSlots(1, int(p.FileBytes()))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return storetest.Store(context.Background(), pool, p, half(p.Plan(), p.key, rank))
+}
+
+// half is a payload of which every second extent is one repeated byte.
+func half(plan *kv.Plan, key kv.Key, rank uint32) []byte {
+	data := payload(plan, key, rank)
+	for i, e := range plan.Extents() {
+		if i%2 == 1 {
+			for j := range e.Len {
+				data[e.Off+int64(j)] = byte(i)
+			}
+		}
+	}
+	return data
+}
+
+// TestCompressedPiecesAreBookedAsTheyAre stores pieces that take half of what was reserved for them. The account has what the
+// files take, at once, after a checkpoint and after a scan, with compression on and off.
+func TestCompressedPiecesAreBookedAsTheyAre(t *testing.T) {
+	f := compressing(t, t.TempDir())
+	const stored = 3*kv.ExtentBytes + 3*8
+	want := 2*pieceformat.Page + pieceformat.Padded(stored)
+	for n := range uint64(3) {
+		if err := f.storeHalf(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(when string) {
+		t.Helper()
+		bytes, temps := usage(t, f.cfg.Roots[0].Path)
+		equal(t, when+": bytes in files", bytes, 3*want)
+		equal(t, when+": bytes in the account", f.store.Stats().Roots[0].Used, 3*want)
+		equal(t, when+": temporaries", temps, 0)
+		l := f.lookup(0, 1, 2)
+		defer l.Release()
+		equal(t, when+": hits", l.Hits(), 3)
+		p, err := l.Open(1, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		expected := p.Expected()
+		image := make([]byte, p.Size())
+		if _, err := p.File().ReadAt(image, 0); err != nil {
+			t.Fatal(err)
+		}
+		head, err := p.Verify(image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !head.Compressed || !expected.Compressed || head.DataOffset != expected.DataOffset || len(head.Offsets) != 7 ||
+			head.Offsets[6] != stored || head.Stored[1].Codec != uint8(codec.Planes) || head.Stored[2].Codec != uint8(codec.Raw) {
+			t.Errorf("%s: %+v", when, head)
+		}
+	}
+	check("stored")
+	f.restart()
+	check("after a checkpoint")
+	if err := f.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(f.cfg.Roots[0].Path + "/" + pieceformat.CheckpointFile); err != nil {
+		t.Fatal(err)
+	}
+	f.start()
+	check("after a scan")
+	f.cfg.Roots[0].Compressed = false
+	f.restart()
+	check("with compression off")
+}
+
+// TestPutSaysWhatItWrites compares puts with and without compression.
+func TestPutSaysWhatItWrites(t *testing.T) {
+	f := compressing(t, t.TempDir())
+	put := func(group uint32) *Put {
+		q := f.request(1, 1, 0)
+		q.Group = group
+		p, err := f.store.Put(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	p := put(0)
+	plan := p.Plan()
+	if !p.Compresses() || p.Element() != 2 || p.DataOffset() != pieceformat.DataOffset(6, true) ||
+		p.FileBytes() != pieceformat.MostBytes(plan) {
+		t.Errorf("compresses %t, elements of %d bytes, data at %d, %d bytes", p.Compresses(), p.Element(), p.DataOffset(), p.FileBytes())
+	}
+	f2, err := p.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f2.WriteAt(make([]byte, 4*pieceformat.Page), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Publish(t.Context()); !errors.Is(err, ErrShort) {
+		t.Errorf("a piece without a head was published: %v", err)
+	}
+	small := put(1)
+	defer small.Abort(nil)
+	if small.Compresses() || small.FileBytes() != pieceformat.FileBytes(small.Plan()) {
+		t.Errorf("a payload of %d bytes is compressed", small.Plan().PayloadBytes())
+	}
+	equal(t, "in use after all", f.store.Stats().Roots[0].Used, pieceformat.MostBytes(small.Plan()))
+}
+
+// TestPoliciesHearStoredSizes: INSERT has the size that was reserved, and the UNPIN that ends the writing what it takes.
+func TestPoliciesHearStoredSizes(t *testing.T) {
+	w := &witness{}
+	f := compressing(t, t.TempDir(), func(c *Config) { c.Policies.Evict = handle(w.module()) })
+	if err := f.storeHalf(0); err != nil {
+		t.Fatal(err)
+	}
+	r := f.root()
+	r.Lock()
+	err := r.Evictor.Flush()
+	r.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := map[abi.Op]int64{}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, ev := range w.events {
+		size[ev.Op] = int64(ev.Size) * abi.SizeUnit
+	}
+	equal(t, "size of INSERT", size[abi.OpInsert], pieceformat.MostBytes(f.space.Plan(0)))
+	equal(t, "size of UNPIN", size[abi.OpUnpin], f.store.Stats().Roots[0].Used)
+}
+
+// TestDailyWritesAreWhatIsWritten: the daily budget counts what compressed pieces take.
+func TestDailyWritesAreWhatIsWritten(t *testing.T) {
+	f := compressing(t, t.TempDir(), func(c *Config) { c.Roots[0].DailyWrites = 1 << 40 })
+	for n := range uint64(2) {
+		if err := f.storeHalf(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := f.root()
+	equal(t, "bytes written today", r.budget.Spent(), r.Account.Used())
+}
+
+// TestWhatDoesNotGainIsStoredPlain: a namespace whose pieces gain nothing gets no more of them compressed, but for one from
+// time to time, beside another namespace that gains. Both are readable.
+func TestWhatDoesNotGainIsStoredPlain(t *testing.T) {
+	f := compressing(t, t.TempDir(), func(c *Config) { c.Roots[0].MaxEntries = 1024 })
+	const extent, gains, pieces = 16 << 10, 10, choice.Trial + 10
+	random := *f.ns
+	random.Model, random.Groups = "random", []kv.Group{{Geometry: kv.Uniform(1, 2, 1, extent)}}
+	half := random
+	half.Model = "half"
+	f.ns = &half
+	f.restart()
+	for n := range uint64(gains) {
+		if err := f.storeHalf(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	if f.space, err = f.store.Namespace(t.Context(), &random); err != nil {
+		t.Fatal(err)
+	}
+	compressed := 0
+	for n := range uint64(pieces) {
+		p, err := f.store.Put(t.Context(), f.request(n, n, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Compresses() {
+			compressed++
+		} else if p.FileBytes() != pieceformat.FileBytes(p.Plan()) {
+			t.Fatalf("a file of %d bytes, plain it has %d", p.FileBytes(), pieceformat.FileBytes(p.Plan()))
+		}
+		if err := write(p); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Publish(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if compressed != 4 {
+		t.Errorf("%d of %d pieces that gain nothing were compressed, want the first and three trials", compressed, pieces)
+	}
+	l := f.lookup(0, 1, pieces-1)
+	defer l.Release()
+	equal(t, "hits of what gains nothing", l.Hits(), 3)
+	for i := range l.Hits() {
+		if _, err := read(l, i, 0); err != nil {
+			t.Error(err)
+		}
+	}
+	equal(t, "models", len(f.store.Compression()), 2)
+	for _, m := range f.store.Compression() {
+		want := choice.Figures{Model: "half", Encoded: choice.Flow{Pages: gains * 2 * extent, Stored: gains * (extent + 8)}}
+		if m.Model == "random" {
+			want = choice.Figures{Model: "random", Encoded: choice.Flow{Pages: 8 * extent, Stored: 8 * extent},
+				Plain: (pieces - 4) * 2 * extent}
+		}
+		equal(t, "figures", m, want)
+	}
+}
+
+// TestCompressionWhereItSavesTime: pieces are compressed while the speeds say that it saves time, as much as their namespace
+// gains, and the speeds are measured as pieces are stored.
+func TestCompressionWhereItSavesTime(t *testing.T) {
+	var now choice.Speeds
+	f := compressing(t, t.TempDir(), func(c *Config) {
+		c.Compression.Rest, c.Roots[0].Speeds = choice.Faster, func() choice.Speeds { return now }
+	})
+	n := uint64(0)
+	stored := func() (encoded int64) {
+		t.Helper()
+		before := f.store.Compression()[0].Encoded.Pages
+		if n++; n > 40 {
+			t.Fatal("too many")
+		}
+		if err := f.storeHalf(n); err != nil {
+			t.Fatal(err)
+		}
+		return f.store.Compression()[0].Encoded.Pages - before
+	}
+	const page = 6 * kv.ExtentBytes
+	for range choice.First - 1 {
+		equal(t, "compressed of the first pieces", stored(), 0)
+	}
+	equal(t, "compressed of the first trial", stored(), page)
+	equal(t, "compressed while nothing is known", stored(), 0)
+	slow, fast := choice.Speeds{Write: 2e8, Read: 2e8, Encode: 1e9, Decode: 1e9}, choice.Speeds{Write: 4e9, Read: 4e9, Encode: 1e9, Decode: 1e9}
+	now = slow
+	equal(t, "compressed on a slow root", stored(), page)
+	now = fast
+	equal(t, "compressed on a fast root", stored(), 0)
+	if st := f.store.Stats().Roots[0]; !math.IsInf(st.Least, 1) || !strings.Contains(st.Why, "writes 4.00") {
+		t.Errorf("from %g on: %s", st.Least, st.Why)
+	}
+	now = slow
+	equal(t, "compressed on a slow root again", stored(), page)
+
+	f.cfg.Roots[0].Speeds = nil
+	f.restart()
+	stored() // the codec's time is not known to the test's own writer
+	if s := f.root().meter.gain.Speeds(); s.Write == 0 || s.Encode != 0 {
+		t.Errorf("%+v after a piece was written without an engine", s)
+	}
+	p, err := f.store.Put(t.Context(), f.request(41, 41, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Abort(nil)
+	p.Encoded(page/2, time.Millisecond)
+	if s := f.root().meter.gain.Speeds(); s.Encode < page*999 || s.Encode > page*1000 {
+		t.Errorf("%d bytes per second of the codec, want %d", s.Encode, page*1000)
+	}
+}
+
+// TestDamageAtAStartCostsNoOtherEntry: the scan of a full root finds a damaged file. What its entry then lacks is reserved
+// at the size of a piece that cannot be compressed, and the damaged file is kept. Neither is at the cost of another entry.
+func TestDamageAtAStartCostsNoOtherEntry(t *testing.T) {
+	for _, compressed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("compressed=%t", compressed), func(t *testing.T) {
+			f := compressing(t, t.TempDir(), func(c *Config) { c.Roots[0].Compressed = compressed })
+			f.ns.TensorParallel = 2
+			f.restart()
+			for n := range uint64(4) {
+				f.must(f.storeHalfOf(n, 0))
+				f.must(f.storeHalfOf(n, 1))
+			}
+			f.cfg.Roots[0].Capacity = f.store.Stats().Roots[0].Used
+			f.must(os.Truncate(f.pieceFile(3, 1), 2*pieceformat.Page))
+			f.crash()
+			for n := range uint64(4) {
+				equal(t, fmt.Sprintf("key %d is a hit", n), f.has(n), n != 3)
+			}
+			equal(t, "Evictions", f.store.Stats().Roots[0].Evictions, 0)
+			if st := f.store.Stats().Roots[0]; st.Used > st.Capacity {
+				t.Errorf("%d bytes used of %d", st.Used, st.Capacity)
+			}
+		})
+	}
+}

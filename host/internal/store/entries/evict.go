@@ -1,0 +1,157 @@
+package entries
+
+import (
+	"iter"
+	"math/bits"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/evictor"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// Eviction is an entry that is being removed, and its files.
+type Eviction struct {
+	Slot   uint32
+	Class  *catalog.Class
+	Key    kv.Key
+	Pieces uint64
+	Names  []names.Name // of the pieces that have another name than the built-in one
+}
+
+// Name is the path of a rank's file below the root.
+func (v *Eviction) Name(rank uint32) string { return v.Class.NameOf(v.Names, &v.Key, rank) }
+
+// Ranks are the ranks in a set of pieces.
+func Ranks(pieces uint64) iter.Seq[uint32] {
+	return func(yield func(uint32) bool) {
+		for ; pieces != 0; pieces &= pieces - 1 {
+			if !yield(uint32(bits.TrailingZeros64(pieces))) {
+				return
+			}
+		}
+	}
+}
+
+// BeginEvict begins to remove an entry: the policy hears of it and lookups miss. FinishEvict ends it, after the files
+// are unlinked.
+func (s *Set) BeginEvict(slot uint32) Eviction {
+	e := s.Index.At(slot)
+	v := Eviction{
+		Slot: slot, Class: s.ClassOf(slot), Key: s.Index.Key(slot), Pieces: s.Index.Pieces(slot), Names: s.Index.NamesOf(slot),
+	}
+	if e.Is(index.Moving) {
+		s.Moves.goes(slot)
+	}
+	s.Prefetched.goes(slot)
+	announced := e.Is(index.Announced)
+	e.Set(index.Evicting)
+	e.Unset(index.Announced)
+	if e.Is(index.Complete) {
+		s.uncompleted(slot)
+	}
+	if s.scanning {
+		s.removed[s.Index.Fingerprint(slot)] = struct{}{}
+	}
+	f := s.flights[slot]
+	f.unlinking = true
+	s.flights[slot] = f
+	if announced { // else a scan has found it, and the policy does not know it yet
+		s.Evictor.Tell(abi.OpRemove, slot, s.Index.Fingerprint(slot), 0)
+	}
+	return v
+}
+
+// FinishEvict follows BeginEvict once the entry's files are unlinked. What could not be is booked elsewhere by then.
+func (s *Set) FinishEvict(v *Eviction) {
+	f := s.flights[v.Slot]
+	f.unlinking = false
+	s.flights.set(v.Slot, f)
+	s.reap(v.Slot)
+}
+
+// Evict removes an entry at once, if a mark still names it: unlink removes its files. It takes the lock, but not while unlink
+// runs.
+func (s *Set) Evict(m Mark, unlink func(*Eviction)) {
+	s.Lock()
+	if !s.Stands(m) {
+		s.Unlock()
+		return
+	}
+	v := s.BeginEvict(m.Slot)
+	s.Unlock()
+	unlink(&v)
+	s.Lock()
+	s.FinishEvict(&v)
+	s.Unlock()
+}
+
+// Release takes bytes of an entry that is being removed out of the account, at most so many, because its file is booked
+// elsewhere. It returns how many.
+func (s *Set) Release(v *Eviction, most int64) int64 {
+	n := min(most, s.Index.Bytes(v.Slot))
+	s.Index.Resize(v.Slot, -n)
+	s.Account.Release(s.Index.Owner(v.Slot).Tenant, n)
+	return n
+}
+
+// Forget takes an entry out of the table at once, whatever happens to its files. Who reads or writes it finds it gone.
+func Forget(s *Set, slot uint32) {
+	e := s.Index.At(slot)
+	if !e.Is(index.Evicting) {
+		v := s.BeginEvict(slot)
+		f := s.flights[slot]
+		f.unlinking = false
+		s.flights.set(v.Slot, f)
+	}
+	if !e.Is(index.Detached) {
+		s.Index.Detach(slot)
+		s.reaped.Broadcast()
+	}
+	if !s.flights[slot].unlinking { // else FinishEvict does
+		s.reap(slot)
+	}
+}
+
+// reap ends an evicted entry as far as possible: it leaves the table when nothing happens to its files any more, and
+// its bytes and slot are free when nobody has a pin on it (unlinked files take space while they are open).
+func (s *Set) reap(slot uint32) {
+	e := s.Index.At(slot)
+	if !e.Is(index.Evicting) {
+		return
+	}
+	if !e.Is(index.Detached) {
+		if s.Busy(slot) {
+			return
+		}
+		s.Index.Detach(slot)
+		s.reaped.Broadcast()
+	}
+	if e.Pins() == 0 {
+		s.Account.Release(s.Index.Owner(slot).Tenant, s.Index.Bytes(slot))
+		s.ClassOf(slot).Release()
+		s.Index.Release(slot)
+		s.reaped.Broadcast()
+	}
+}
+
+// WakeJoiners wakes the puts that wait in Join for an entry to leave the table.
+func (s *Set) WakeJoiners() { s.reaped.Broadcast() }
+
+// Unpin gives a pin of an entry back.
+func (s *Set) Unpin(m Mark) { s.UnpinAt(m.Slot, m.Fingerprint, s.cfg.Clock()) }
+
+// UnpinAt is Unpin with the time given.
+func (s *Set) UnpinAt(slot uint32, fp, now uint64) {
+	if !s.Index.Unpin(slot) {
+		return
+	}
+	e := s.Index.At(slot)
+	if e.Is(index.Evicting) {
+		s.reap(slot)
+		return
+	}
+	s.Evictor.Post(abi.OpUnpin, slot, e, fp, &evictor.Cause{Tenant: s.TenantOf(slot), Time: now})
+}

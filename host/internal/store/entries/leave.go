@@ -1,0 +1,253 @@
+package entries
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/store/evictor"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+)
+
+// An entry can be copied to another level while it is served. One that is to leave its root is named by the evict
+// policy ahead of need: the policy forgets it, and it waits, still served, until its bytes are needed or somebody asks
+// for it again, in which case it stays and the policy is told of it anew. So a put that needs room waits for no copy:
+// what has its copy goes, and where nothing has one yet the put goes to the next level itself.
+
+// Move is an entry that is copied, or waits for that.
+type Move struct {
+	Mark
+	gone    atomic.Bool
+	ended   atomic.Bool // whoever asked for it does not want it any more
+	leaves  bool        // it is to go, and the policy does not know it any more
+	settled bool        // of one that leaves: nothing more is done with it before it goes
+	reading bool        // its copy is being made, which has a pin
+	bytes   int64
+}
+
+// Gone says that the entry is not there any more: nobody wants a copy. It needs no lock.
+func (m *Move) Gone() bool { return m.gone.Load() }
+
+// Cancel says that whoever asked for the copy does not want it any more. It needs no lock.
+func (m *Move) Cancel() { m.ended.Store(true) }
+
+// Cancelled says that nobody wants the copy. It needs no lock.
+func (m *Move) Cancelled() bool { return m.ended.Load() || m.Gone() }
+
+// Moves are those of a set's entries. The set's lock guards them.
+type Moves struct {
+	*Set
+	of      map[uint32]*Move // by slot
+	leaving []*Move          // in the policy's order; those that stay after all are still in it
+	bytes   int64            // of those that leave
+	settled int              // how many of them
+}
+
+// Leave makes an entry one that leaves, which the policy has named. It returns nil when that cannot be now, as while it
+// is copied for another reason: it could go before it was copied for this one.
+func (s *Moves) Leave(slot uint32) *Move {
+	e := s.Index.At(slot)
+	if e.Any(index.Evicting|index.Moving) || e.Pins() != 0 || s.Busy(slot) {
+		return nil
+	}
+	m := s.begin(slot)
+	m.leaves, m.bytes = true, s.Index.Bytes(slot)
+	s.leaving = append(s.leaving, m)
+	s.bytes += m.bytes
+	if e.Is(index.Announced) {
+		e.Unset(index.Announced)
+		s.Evictor.Tell(abi.OpRemove, slot, m.Fingerprint, 0)
+	}
+	return m
+}
+
+// Copy makes an entry one that is copied and stays. It returns nil when it is being copied already, or is not whole.
+func (s *Moves) Copy(slot uint32) *Move {
+	e := s.Index.At(slot)
+	if e.Any(index.Moving|index.Evicting) || !e.Is(index.Complete) {
+		return nil
+	}
+	return s.begin(slot)
+}
+
+func (s *Moves) begin(slot uint32) *Move {
+	m := &Move{Mark: Mark{slot, s.Index.Fingerprint(slot)}}
+	if s.of == nil {
+		s.of = map[uint32]*Move{}
+	}
+	s.of[slot] = m
+	s.Index.At(slot).Set(index.Moving)
+	return m
+}
+
+// BeginCopy pins a move's entry for its copy. It says false when the entry has gone, was asked for again before its
+// copy began, or is not whole.
+func (s *Moves) BeginCopy(m *Move) bool {
+	if s.of[m.Slot] != m || m.gone.Load() || m.reading || s.Busy(m.Slot) ||
+		!s.Index.At(m.Slot).Is(index.Complete) {
+		return false
+	}
+	m.reading = true
+	if m.leaves {
+		s.Index.Pin(m.Slot)
+	} else {
+		s.Evictor.Pin(m.Slot, m.Fingerprint, 0)
+	}
+	return true
+}
+
+// EndCopy ends a move, after BeginCopy or without. An entry that leaves can go now.
+func (s *Moves) EndCopy(m *Move) {
+	if m.leaves && !m.gone.Load() {
+		m.settled = true
+		s.settled++
+	} else {
+		s.forget(m)
+	}
+	s.PauseCopy(m)
+}
+
+// PauseCopy takes BeginCopy back: the move goes on.
+func (s *Moves) PauseCopy(m *Move) {
+	was := m.reading
+	m.reading = false
+	switch {
+	case !was:
+	case m.leaves && !s.Index.At(m.Slot).Is(index.Evicting):
+		s.Index.Unpin(m.Slot) // the policy knows of no pin
+	default:
+		s.Unpin(m.Mark)
+	}
+}
+
+// Stay keeps an entry that is being copied, or left, because somebody wants it.
+func (s *Moves) Stay(slot uint32) {
+	m := s.of[slot]
+	if m == nil || !m.leaves {
+		return
+	}
+	s.stop(m)
+	m.leaves = false
+	e := s.Index.At(slot)
+	if !e.Is(index.Announced) {
+		s.Evictor.Announce(abi.OpResident, slot, m.Fingerprint, 0)
+	}
+	if e.Pins() > 0 {
+		s.Evictor.Post(abi.OpPin, slot, e, m.Fingerprint, &evictor.Cause{Tenant: s.TenantOf(slot), Time: s.cfg.Clock()})
+	}
+	if !m.reading {
+		s.forget(m)
+	}
+}
+
+// forget lets go of a move's entry, unless another move has it.
+func (s *Moves) forget(m *Move) {
+	if s.of[m.Slot] == m {
+		delete(s.of, m.Slot)
+		s.Index.At(m.Slot).Unset(index.Moving)
+	}
+}
+
+// goes cancels the move of an entry that is being removed.
+func (s *Moves) goes(slot uint32) {
+	m := s.of[slot]
+	m.gone.Store(true)
+	if m.leaves {
+		s.stop(m)
+	}
+	s.forget(m)
+}
+
+// stop takes a move that leaves out of the account.
+func (s *Moves) stop(m *Move) {
+	s.bytes -= m.bytes
+	if m.settled {
+		s.settled--
+	}
+}
+
+// KeepAll keeps what was to leave.
+func (s *Moves) KeepAll() {
+	for _, m := range s.leaving {
+		if s.of[m.Slot] == m {
+			s.Stay(m.Slot)
+		}
+	}
+	s.leaving = nil
+}
+
+// Leaving is the bytes of entries that leave.
+func (s *Moves) Leaving() int64 { return s.bytes }
+
+// LeavingOf is the bytes of a tenant's entries that leave.
+func (s *Moves) LeavingOf(tenant uint32) (bytes int64) {
+	for _, m := range s.leaving {
+		if s.leaves(m) && s.TenantOf(m.Slot) == tenant {
+			bytes += m.bytes
+		}
+	}
+	return bytes
+}
+
+// NextLeaving is the entry that goes first among those that leave and are settled, or None; only of the tenant, if one
+// is named. With lossy it can be one that is not settled, unless it is being read: its copy is lost.
+func (s *Moves) NextLeaving(tenant uint32, lossy bool) (slot uint32, settled bool) {
+	for len(s.leaving) > 0 && !s.leaves(s.leaving[0]) {
+		s.leaving = s.leaving[1:]
+	}
+	if s.settled == 0 && !lossy {
+		return index.None, false
+	}
+	for i, m := range s.leaving {
+		if !s.leaves(m) || m.reading || !m.settled && !lossy || s.Index.At(m.Slot).Pins() != 0 ||
+			tenant != abi.None && s.TenantOf(m.Slot) != tenant {
+			continue
+		}
+		if i == 0 {
+			s.leaving = s.leaving[1:]
+		}
+		return m.Slot, m.settled
+	}
+	return index.None, false
+}
+
+func (s *Moves) leaves(m *Move) bool { return m.leaves && s.of[m.Slot] == m }
+
+// check compares the moves with the entries.
+func (s *Moves) check() error {
+	var leaving int64
+	settled := 0
+	for slot, m := range s.of {
+		if m.leaves {
+			leaving += m.bytes
+		}
+		if m.settled {
+			settled++
+		}
+		if e := s.Index.At(slot); m.Slot != slot || m.gone.Load() || !e.Is(index.Live|index.Moving) || e.Is(index.Evicting) ||
+			m.leaves && !m.reading && e.Pins() > 0 {
+			return fmt.Errorf("slot %d has %d pins and a move that is none: %+v", slot, e.Pins(), m.Mark)
+		}
+	}
+	if leaving != s.bytes || settled != s.settled {
+		return fmt.Errorf("%d bytes leave and %d entries are settled, the account says %d and %d", leaving, settled, s.bytes,
+			s.settled)
+	}
+	return nil
+}
+
+// Granted follows the grant of an entry to a lookup, before its pin; first says that its request has not asked before.
+func (s *Moves) Granted(slot uint32, e *index.Entry, first bool) {
+	if s.Hits.of != nil { // there are levels: nothing moves without them
+		s.granted(slot, e, first)
+	}
+}
+
+func (s *Moves) granted(slot uint32, e *index.Entry, first bool) {
+	if e.Is(index.Moving) {
+		s.Stay(slot)
+	}
+	if first {
+		s.Hits.add(slot, s.Index.High())
+	}
+}

@@ -1,0 +1,189 @@
+package entries
+
+import (
+	"math/bits"
+
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// While a root is scanned its entries are served: lookups find what the scan has seen and what was stored since. The
+// evict policy is told nothing until the scan ends.
+
+// firstLive is the clock's start during a scan: what the scan finds gets older ticks.
+const firstLive = 1 << 30
+
+// BeginScan prepares the set for a scan.
+func (s *Set) BeginScan() {
+	s.scanning, s.removed = true, map[uint64]struct{}{}
+	s.Evictor.SetScanning(true)
+	s.Index.AdvanceClock(firstLive)
+}
+
+// EndScan follows the scan: its order of last touch is known.
+func (s *Set) EndScan() { s.scanning, s.removed = false, nil }
+
+// Scanning says whether a scan is under way.
+func (s *Set) Scanning() bool { return s.scanning }
+
+// IsScanning is Scanning, and takes the lock.
+func (s *Set) IsScanning() bool {
+	s.Lock()
+	defer s.Unlock()
+	return s.scanning
+}
+
+// Scan is what one scan has found. It belongs to its set's lock.
+type Scan struct {
+	set      *Set
+	stamps   []int64 // by slot: the newest store time of its pieces
+	late     bool    // the order is known: what is found is the newest
+	over     bool
+	orphaned int64 // bytes of files that could not be read, or have no place in the index
+	unsure   []MarkedPiece
+}
+
+// MarkedPiece is a piece of an entry.
+type MarkedPiece struct {
+	Mark
+	Rank uint32
+}
+
+// NewScan begins a scan's record.
+func NewScan(s *Set) *Scan { return &Scan{set: s} }
+
+// NewLateScan begins the record of what is found after the scan.
+func NewLateScan(s *Set) *Scan { return &Scan{set: s, late: true} }
+
+// Twice is a file that was met of a piece that its entry has already. Other is empty unless the entry has it in another
+// file, by its path below the root.
+type Twice struct {
+	Mark
+	Other string
+}
+
+// Add enters a piece under a name, which is empty for the built-in one. The entry's size is what its pieces take, and what
+// the missing ones that any of them names will. It takes the lock.
+func (c *Scan) Add(cl *catalog.Class, h *pieceformat.Header, name string, allocated int64) Twice {
+	tenant := c.set.cfg.Catalog.Tenants.Number(h.Tenant)
+	c.set.Lock()
+	defer c.set.Unlock()
+	return c.AddOf(tenant, cl, h, name, allocated)
+}
+
+// AddOf is Add for a tenant by its number, with the lock held.
+func (c *Scan) AddOf(
+	tenant uint16, cl *catalog.Class, h *pieceformat.Header, name string, allocated int64,
+) (found Twice) {
+	s := c.set
+	fp := kv.Fingerprint(h.Namespace, h.Group, h.Key)
+	if c.over {
+		return found // the scan has ended meanwhile, and seen everything
+	}
+	slot := s.Index.Find(fp, cl.Base, &h.Key)
+	if slot != index.None && s.Index.At(slot).Is(index.Evicting) {
+		return found // it goes
+	}
+	if slot == index.None {
+		parent := kv.Fingerprint(h.Namespace, h.Group, h.Parent)
+		slot = s.Index.Add(fp, index.Owner{Class: cl.ID, Tenant: tenant}, &h.Key, parent, h.Depth)
+		if slot == index.None {
+			c.orphaned += allocated // more entries than slots: the bytes are there all the same
+			return found
+		}
+		cl.Ref()
+		s.Hits.forget(slot)
+	}
+	e := s.Index.At(slot)
+	if s.Index.Pieces(slot)&(1<<h.Rank) != 0 {
+		if found.Mark = (Mark{slot, fp}); !s.Index.HasName(slot, h.Rank, name) {
+			found.Other = s.ClassOf(slot).NameOf(s.Index.NamesOf(slot), &h.Key, h.Rank)
+		}
+		return found
+	}
+	fresh := h.Pieces &^ s.Index.Reserved(slot) // h.Rank is among h.Pieces
+	s.Index.ReservePieces(slot, fresh)
+	diff := (int64(bits.OnesCount64(fresh)-1)*h.MostBytes() + allocated) / pieceformat.Page
+	s.Index.Resize(slot, diff*pieceformat.Page)
+	s.Account.Commit(s.Index.Owner(slot).Tenant, diff*pieceformat.Page)
+	s.Account.Remove(capacity.Unscanned, allocated)
+	s.Index.PieceWritten(slot, h.Rank)
+	if name != "" {
+		s.Index.AddName(slot, names.Name{Rank: h.Rank, Path: name})
+	}
+	if s.Index.Pieces(slot)&h.Pieces == h.Pieces && !e.Is(index.Complete) {
+		e.Set(index.Complete)
+		s.completed(slot, h.Parent)
+	}
+	s.expire(slot, cl, h.StoreTime)
+	if !c.late {
+		for uint32(len(c.stamps)) <= slot {
+			c.stamps = append(c.stamps, 0)
+		}
+		c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
+	}
+	s.Count.Recovered++
+	if _, ok := s.removed[fp]; ok {
+		// An entry of this key was dropped after the scan began, and this file may have gone with it.
+		c.unsure = append(c.unsure, MarkedPiece{Mark{slot, fp}, h.Rank})
+	}
+	return found
+}
+
+// AddFile enters another file of a piece that is there: its bytes are the entry's, and it goes with the entry. The lock is
+// held.
+func (s *Set) AddFile(of Twice, rank uint32, path string, allocated int64) {
+	if _, named := names.Of(s.Index.NamesOf(of.Slot), rank); !named {
+		s.Index.AddName(of.Slot, names.Name{Rank: rank, Path: of.Other}) // the first is the one to read
+	}
+	if s.Index.AddName(of.Slot, names.Name{Rank: rank, Path: path}) {
+		s.Index.Resize(of.Slot, allocated)
+		s.Account.Commit(s.Index.Owner(of.Slot).Tenant, allocated)
+	}
+}
+
+// Overlook notes bytes of a file that the scan could make nothing of. It takes the lock.
+func (c *Scan) Overlook(bytes int64) {
+	c.set.Lock()
+	defer c.set.Unlock()
+	c.orphaned += bytes
+}
+
+// Orphaned is the bytes of files that could not be read, or have no place in the index.
+func (c *Scan) Orphaned() int64 { return c.orphaned }
+
+// Stored is when the newest piece of an entry was stored, 0 when the scan has not seen it.
+func (c *Scan) Stored(slot uint32) int64 {
+	if int(slot) < len(c.stamps) {
+		return c.stamps[slot]
+	}
+	return 0
+}
+
+// Close ends the record: what is added later is ignored. It returns pieces whose files may have gone with an entry that
+// was removed during the scan. It takes the lock.
+func (c *Scan) Close() (unsure []MarkedPiece) {
+	c.set.Lock()
+	defer c.set.Unlock()
+	c.over = true
+	return c.unsure
+}
+
+// Restore replaces an empty index by that of a checkpoint, with the evict policy's state.
+func (s *Set) Restore(x *index.Index) {
+	s.Index = x
+	s.Evictor.SetIndex(x)
+	x.Each(func(slot uint32, e *index.Entry) {
+		s.ClassOf(slot).Ref()
+		s.Account.Commit(x.Owner(slot).Tenant, x.Bytes(slot))
+		if e.Is(index.Complete) {
+			s.complete++
+		}
+		s.Count.Recovered += uint64(bits.OnesCount64(x.Pieces(slot)))
+	})
+	s.cfg.Changes.Reset() // a root that is opened late brings entries that no change told of
+}

@@ -1,0 +1,154 @@
+package entries
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// New is an entry to be inserted, with the piece that is written first.
+type New struct {
+	Fingerprint uint64
+	Class       *catalog.Class
+	Key         *kv.Key
+	Parent      uint64 // fingerprint
+	Depth       uint32
+	Tenant      uint16 // number
+	Rank        uint32
+	Reserved    uint64 // the ranks that bytes are reserved for
+	Stored      int64  // time of storing
+	Request     uint32
+}
+
+// Insert makes an entry, pinned by the put of its first piece. Its bytes are in the account already.
+func (s *Set) Insert(n *New) (slot uint32, err error) {
+	slot = s.Index.Add(n.Fingerprint, index.Owner{Class: n.Class.ID, Tenant: n.Tenant}, n.Key, n.Parent, n.Depth)
+	if slot == index.None {
+		return slot, fmt.Errorf("%w: the index cannot tell %s from others", capacity.ErrNoSpace, n.Key)
+	}
+	n.Class.Ref() // the entry's
+	s.Hits.forget(slot)
+	bytes := int64(bits.OnesCount64(n.Reserved)) * n.Class.FileBytes()
+	s.Index.SetUnits(slot, uint32(bytes/abi.SizeUnit))
+	s.Index.ReservePieces(slot, n.Reserved)
+	s.expire(slot, n.Class, n.Stored)
+	s.Count.Inserted++
+	s.flights[slot] = flight{ranks: 1 << n.Rank}
+	s.Index.Touch(slot)
+	s.Evictor.Announce(abi.OpInsert, slot, n.Fingerprint, n.Request)
+	s.Evictor.Pin(slot, n.Fingerprint, n.Request)
+	return slot, nil
+}
+
+// Join adds a piece to the entry of its key and pins it; slot is [index.None] when there is no entry. The error is
+// [ErrResident] when the piece is there or is being written. It waits until an entry that is being evicted has left
+// the table, unless leaving forbids that; the lock is released meanwhile.
+func (s *Set) Join(
+	ctx context.Context, fp uint64, cl *catalog.Class, key *kv.Key, rank uint32, leaving func() error,
+) (slot uint32, err error) {
+	var unwatch func() bool
+	defer func() {
+		if unwatch != nil {
+			unwatch()
+		}
+	}()
+	for {
+		slot := s.Index.Find(fp, cl.Base, key)
+		if slot == index.None {
+			return slot, nil
+		}
+		e, f := s.Index.At(slot), s.flights[slot]
+		if e.Is(index.Evicting) && f.ranks == 0 {
+			if err := ctx.Err(); err != nil {
+				return index.None, err
+			}
+			if err := leaving(); err != nil {
+				return index.None, err
+			}
+			if unwatch == nil {
+				unwatch = context.AfterFunc(ctx, func() {
+					s.Lock() // not between the look at ctx and the wait
+					defer s.Unlock()
+					s.reaped.Broadcast()
+				})
+			}
+			s.reaped.Wait() // its files are being unlinked
+			continue
+		}
+		if e.Is(index.Evicting) || (s.Index.Pieces(slot)|f.ranks)&(1<<rank) != 0 {
+			return index.None, ErrResident
+		}
+		if e.Is(index.Moving) {
+			s.Moves.Stay(slot)
+		}
+		f.ranks |= 1 << rank
+		s.flights[slot] = f
+		s.Evictor.Pin(slot, fp, 0)
+		return slot, nil
+	}
+}
+
+// Extend reserves another piece of an entry, whose bytes are in the account already.
+func (s *Set) Extend(slot, rank uint32, bytes int64) {
+	s.Index.Resize(slot, bytes)
+	s.Index.ReservePieces(slot, 1<<rank)
+}
+
+// Unreserve gives up the bytes of a piece that will not be written.
+func (s *Set) Unreserve(slot, rank uint32, bytes int64) {
+	if s.Index.Missing(slot)&(1<<rank) == 0 || s.Index.Pieces(slot)&(1<<rank) != 0 {
+		return
+	}
+	s.Index.UnreservePiece(slot, rank)
+	bytes = min(bytes, s.Index.Bytes(slot))
+	s.Index.Resize(slot, -bytes)
+	s.Account.Release(s.Index.Owner(slot).Tenant, bytes)
+}
+
+// Written enters a piece that is published under a name, which is empty for the built-in one: it took diff bytes more than
+// were reserved for it. The entry is complete with all of the ranks. It is false where a scan has met the piece under
+// another name meanwhile: that file is the entry's, and its bytes are in the account, so the caller removes its own.
+func (s *Set) Written(slot, rank uint32, name string, ranks uint64, parent kv.Key, diff int64) bool {
+	e := s.Index.At(slot)
+	if s.Index.Pieces(slot)&(1<<rank) != 0 {
+		return s.Index.HasName(slot, rank, name)
+	}
+	if name != "" {
+		s.Index.AddName(slot, names.Name{Rank: rank, Path: name})
+	}
+	s.Index.PieceWritten(slot, rank)
+	if s.Index.Pieces(slot)&ranks == ranks && !e.Is(index.Complete) {
+		e.Set(index.Complete)
+		s.completed(slot, parent)
+	}
+	Rebook(s, slot, max(0, s.Index.Bytes(slot)+diff))
+	s.Count.Published++
+	return true
+}
+
+// Rebook gives an entry other bytes in the account than it had.
+func Rebook(s *Set, slot uint32, bytes int64) {
+	diff := bytes - s.Index.Bytes(slot)
+	s.Index.Resize(slot, diff)
+	s.Account.Commit(s.Index.Owner(slot).Tenant, diff)
+}
+
+// EndWrite ends the writing of a piece, and its put's pin. An entry that has no piece, and gets none, goes.
+func (s *Set) EndWrite(m Mark, rank uint32) {
+	f := s.flights[m.Slot]
+	f.ranks &^= 1 << rank
+	s.flights.set(m.Slot, f)
+	s.reap(m.Slot) // a reader may have a pin for long; whoever wants to store the key again need not wait for that
+	if e := s.Index.At(m.Slot); !e.Is(index.Evicting) && f.ranks == 0 && s.Index.Pieces(m.Slot) == 0 {
+		v := s.BeginEvict(m.Slot)
+		s.FinishEvict(&v)
+	}
+	s.Unpin(m)
+}

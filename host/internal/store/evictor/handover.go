@@ -1,0 +1,349 @@
+package evictor
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+)
+
+// Method is how an evict policy learned what is in its root.
+type Method uint8
+
+const (
+	// Replayed: it was told of every entry, in order of the last touch.
+	Replayed Method = iota
+	// Loaded: it took over the state of the policy before it.
+	Loaded
+)
+
+func (m Method) String() string {
+	if m == Loaded {
+		return "state"
+	}
+	return "replay"
+}
+
+// MaxHandoverState bounds the state that is taken over: it is copied under the root's lock, and no session may wait for
+// long. lru takes 3 ms for so much, as a Go module. A policy that keeps more is told of the entries instead, in slices.
+const MaxHandoverState = 2 << 20
+
+// Handover is a change of a root's evict policy under way. There is one at a time.
+type Handover struct {
+	v        *Evictor
+	ctx      context.Context
+	to, from *Policy
+	size     Size
+	next     *candidate
+	method   Method
+	before   activePolicy
+}
+
+// activePolicy is who decides in a root, and its figures.
+type activePolicy struct {
+	size     Size
+	policy   *policy.Evict
+	fallback *recency
+	active   *Policy
+	past     policy.Stats
+}
+
+// HoldHandovers keeps handovers from the root, as during a scan, until AllowHandovers.
+func (v *Evictor) HoldHandovers(ctx context.Context) error { return v.handover.Acquire(ctx, 1) }
+
+// AllowHandovers ends HoldHandovers.
+func (v *Evictor) AllowHandovers() { v.handover.Release(1) }
+
+// Prepare starts a policy beside the active one, from, and tells it what is here. Finish or Abandon must follow when
+// there is no error; or Take, and then Keep or Undo. Like all methods of a handover, it takes the lock.
+func (v *Evictor) Prepare(ctx context.Context, to, from *Policy) (*Handover, error) {
+	return PrepareSize(ctx, v, to, from, nil)
+}
+
+// PrepareSize is Prepare for a root whose size changes with the policy, unless size is nil. Both may be the same policy, in
+// a new instance.
+func PrepareSize(ctx context.Context, v *Evictor, to, from *Policy, size *Size) (*Handover, error) {
+	if err := v.HoldHandovers(ctx); err != nil { // a scan may hold it for long
+		return nil, err
+	}
+	h := &Handover{v: v, ctx: ctx, to: to, from: from, size: SizeOf(v)}
+	if size != nil {
+		h.size = *size
+	}
+	err := h.inherit()
+	if err == nil && h.next == nil {
+		err = h.learn()
+	}
+	if err != nil {
+		h.Abandon()
+		return nil, err
+	}
+	return h, nil
+}
+
+// To is the policy that takes over.
+func (h *Handover) To() *Policy { return h.to }
+
+// From is the policy that is replaced.
+func (h *Handover) From() *Policy { return h.from }
+
+// Method is how the policy learned what is here.
+func (h *Handover) Method() Method { return h.method }
+
+// inherit takes over the active policy's state, if both keep the same. The events that come until that is done are held
+// back for it.
+func (h *Handover) inherit() error {
+	v, format := h.v, h.to.Module.StateFormat()
+	if format == "" || format != h.from.Module.StateFormat() {
+		return nil
+	}
+	next := &candidate{whole: true}
+	v.mu.Lock()
+	var state policy.State
+	ok := false
+	if v.active == h.from && v.fallback == nil {
+		var err error
+		if state, ok, err = v.policy.Save(MaxHandoverState); err != nil {
+			v.Fail(err)
+		}
+	}
+	if ok {
+		v.candidate = next
+	}
+	v.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	p, err := v.start(h.ctx, h.to, h.size, state)
+	if err == nil && p.Loaded() {
+		h.next, h.method = next, Loaded
+		return h.catchUp(p)
+	}
+	v.setCandidate(nil)
+	if err == nil {
+		err = p.Close()
+	}
+	return err
+}
+
+func (v *Evictor) setCandidate(c *candidate) {
+	v.mu.Lock()
+	v.candidate = c
+	v.mu.Unlock()
+}
+
+// catchUp delivers the events that were held back, a slice at a time.
+func (h *Handover) catchUp(p *policy.Evict) error {
+	v, next := h.v, h.next
+	v.mu.Lock()
+	next.policy = p
+	v.mu.Unlock()
+	for {
+		v.mu.Lock()
+		n := min(len(next.held), slice)
+		for _, ev := range next.held[:n] {
+			if next.err == nil {
+				next.err = p.Event(ev)
+			}
+		}
+		next.held = next.held[n:]
+		left, err := len(next.held), next.err
+		v.mu.Unlock()
+		if left == 0 || err != nil {
+			return cmp.Or(err, h.ctx.Err())
+		}
+	}
+}
+
+// learn tells the policy of all entries in order of the last touch.
+func (h *Handover) learn() error {
+	v := h.v
+	p, err := v.start(h.ctx, h.to, h.size, policy.State{})
+	if err != nil {
+		return err
+	}
+	h.next = &candidate{policy: p}
+	v.mu.Lock()
+	superseded := v.active != h.from
+	if !superseded {
+		v.candidate = h.next
+	}
+	v.mu.Unlock()
+	if superseded {
+		return ErrSuperseded
+	}
+	return v.tell(h.ctx, h.next)
+}
+
+// tell goes through all entries in order of the last touch, with the lock for a slice of them at a time.
+func (v *Evictor) tell(ctx context.Context, c *candidate) error {
+	for order := v.Snapshot(); len(order) > 0; {
+		if err := cmp.Or(ctx.Err(), v.cfg.Run.Err()); err != nil {
+			return err
+		}
+		n, start := min(len(order), slice), time.Now()
+		v.mu.Lock()
+		for i := range order[:n] {
+			if m := &order[i]; v.current(m) && !c.knows(m.Slot) {
+				c.announce(v, m.Slot, m.Fingerprint)
+			}
+		}
+		err := c.err
+		v.mu.Unlock()
+		if order = order[n:]; err != nil {
+			return err
+		}
+		yield(start)
+	}
+	return nil
+}
+
+// Abandon leaves the active policy where it is.
+func (h *Handover) Abandon() {
+	h.v.setCandidate(nil)
+	if h.next != nil && h.next.policy != nil {
+		_ = h.next.policy.Close()
+	}
+	h.v.AllowHandovers()
+}
+
+// Finish lets the policy take over, unless it fails at the last moment, and returns the number of entries.
+func (h *Handover) Finish() (entries int, err error) {
+	if entries, err = h.Take(); err == nil {
+		h.Keep()
+	}
+	return entries, err
+}
+
+// Take lets the policy decide, unless it fails at the last moment. The policy before it keeps hearing of everything, so
+// that Undo can restore it.
+func (h *Handover) Take() (entries int, err error) {
+	v, next := h.v, h.next
+	v.mu.Lock()
+	if next.err == nil {
+		next.err = next.policy.Flush()
+	}
+	if next.err == nil {
+		next.err = v.cfg.Run.Err()
+	}
+	if next.err != nil {
+		v.mu.Unlock()
+		h.Abandon()
+		return 0, next.err
+	}
+	h.before = activePolicy{v.size, v.policy, v.fallback, v.active, v.past}
+	v.size, v.policy, v.fallback, v.candidate = h.size, next.policy, nil, nil
+	if h.before.fallback == nil {
+		v.candidate = &candidate{policy: h.before.policy, whole: true}
+	}
+	if h.to == h.from {
+		v.past = addStats(v.past, h.before.policy.Stats())
+	} else {
+		h.to.Acquire()
+		v.active, v.past = h.to, policy.Stats{}
+	}
+	entries = int(v.x.Len())
+	v.mu.Unlock()
+	return entries, nil
+}
+
+// Keep releases the policy before.
+func (h *Handover) Keep() {
+	h.v.setCandidate(nil)
+	h.v.AllowHandovers()
+	h.v.cfg.Log.Info("evict policy took over", "policy", h.to.Label, "sha256", h.to.Module.Digest(),
+		"from", h.from.Label, "by", h.method)
+	_ = h.before.policy.Close() // without the lock: to return memory takes time
+	if h.to != h.from {
+		h.from.Release()
+	}
+}
+
+// Undo restores the previous policy. It kept receiving events; if one of them faulted, that fault is now reported.
+func (h *Handover) Undo() {
+	v := h.v
+	v.mu.Lock()
+	old := v.candidate
+	v.size, v.policy, v.fallback = h.before.size, h.before.policy, h.before.fallback
+	v.active, v.past, v.candidate = h.before.active, h.before.past, nil
+	if old != nil && old.err != nil {
+		v.Fail(old.err)
+	}
+	v.mu.Unlock()
+	v.AllowHandovers()
+	_ = h.next.policy.Close()
+	if h.to != h.from {
+		h.to.Release()
+	}
+}
+
+// SetScanning says that a scan runs, while which the policy is told nothing.
+func (v *Evictor) SetScanning(on bool) { v.scanning = on }
+
+// EndScan tells the policy of everything that a scan has found, in order of the last touch, and calls end with the lock
+// held when it knows all. It takes the lock. When ctx ends before all is told, the scan has not ended and the error
+// says so: else the policy's state would be kept, and what it lacks would never be a victim.
+func (v *Evictor) EndScan(ctx context.Context, end func()) error {
+	v.mu.Lock()
+	c := &candidate{policy: v.policy}
+	v.candidate = c
+	v.mu.Unlock()
+	told := v.tell(ctx, c)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.candidate = nil
+	if told != nil && c.err == nil {
+		return told
+	}
+	v.x.Each(func(slot uint32, e *index.Entry) {
+		if e.Is(index.Evicting) {
+			return
+		}
+		if !c.knows(slot) && c.err == nil { // another host's, from the last moment
+			if e.LastTouch() == 0 {
+				v.x.TouchEntry(e)
+			}
+			c.announce(v, slot, v.x.Fingerprint(slot))
+		}
+		e.Set(index.Announced)
+	})
+	v.scanning = false
+	if c.err != nil {
+		v.Fail(c.err)
+	}
+	end()
+	return nil
+}
+
+// Resume lets the policy continue from a state, or else tells it what is here, at the start, when nobody waits.
+func (v *Evictor) Resume(ctx context.Context, state policy.State) {
+	if state.Format != "" {
+		next, err := v.start(ctx, v.active, v.size, state)
+		if err == nil && next.Loaded() {
+			_ = v.policy.Close()
+			v.policy = next
+			v.x.Each(func(_ uint32, e *index.Entry) { e.Set(index.Announced) })
+			return
+		}
+		if err == nil {
+			err = next.Close()
+		}
+		if err != nil {
+			v.cfg.Log.Warn("evict policy's saved state not used: it is told of all entries instead", "error", err)
+		}
+	}
+	for _, slot := range v.x.ByLastTouch() {
+		if v.fallback != nil { // it failed; the next one is told of all
+			v.x.At(slot).Set(index.Announced)
+			continue
+		}
+		fp := v.x.Fingerprint(slot)
+		v.Announce(abi.OpResident, slot, fp, 0)
+		if v.x.At(slot).Pins() > 0 {
+			v.Tell(abi.OpPin, slot, fp, 0)
+		}
+	}
+}

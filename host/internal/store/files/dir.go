@@ -1,0 +1,167 @@
+package files
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/sequence"
+	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
+)
+
+// Config makes a Dir.
+type Config struct {
+	Path            string // absolute
+	Log             *slog.Logger
+	Health          *health.Monitor
+	Account         *capacity.Account
+	Sequence        *sequence.Sequence
+	Strict          bool  // names are made durable
+	QuarantineFiles int   // most that the quarantine keeps
+	QuarantineBytes int64 // likewise
+}
+
+// Dir is the directory of one root. It is safe for concurrent use.
+type Dir struct {
+	Path       string // absolute
+	Slash      string // Path and a slash
+	FS         staging.FS
+	Log        *slog.Logger
+	Health     *health.Monitor
+	Orphans    Orphans
+	Quarantine Quarantine
+	SyncFails  atomic.Uint64
+
+	account  *capacity.Account
+	strict   bool
+	owned    bool         // see OwnDirs
+	settling sync.RWMutex // for writing: a directory is made or goes; for reading: names are made durable
+	lasting  sync.Map     // directories whose names are durable
+	lastingN atomic.Int64
+	counting counting
+}
+
+// New makes a Dir. Nothing is looked at yet.
+func New(cfg Config) *Dir {
+	d := &Dir{
+		Path: cfg.Path, Slash: cfg.Path + "/", FS: cfg.Health.FS(), Log: cfg.Log, Health: cfg.Health,
+		account: cfg.Account, strict: cfg.Strict,
+	}
+	d.Orphans.init(d)
+	d.Quarantine.init(d, cfg)
+	return d
+}
+
+// Look reads the header of the file under a name.
+func (d *Dir) Look(name string) (pieceformat.Header, staging.Info, error) {
+	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return pieceformat.Header{}, staging.Info{}, err
+	}
+	defer f.Close()
+	return Inspect(f)
+}
+
+// Inspect decodes the header of an open file and compares it with the file's size.
+func Inspect(f staging.File) (pieceformat.Header, staging.Info, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return pieceformat.Header{}, info, err
+	}
+	var page [pieceformat.Page]byte
+	n, err := f.ReadAt(page[:min(info.Size, pieceformat.Page)], 0)
+	if err != nil && n < pieceformat.Page && err != io.EOF {
+		return pieceformat.Header{}, info, err // which says nothing of what is in the file
+	}
+	h, err := pieceformat.DecodeHeader(page[:n])
+	if err == nil && h.FileBytes() != info.Size {
+		err = fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, info.Size, h.FileBytes())
+	}
+	return h, info, err
+}
+
+// Blank says whether a file has room for a piece and no first page yet.
+func (d *Dir) Blank(name string) bool {
+	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var page, zero [pieceformat.Page]byte
+	n, err := f.ReadAt(page[:], 0)
+	return n == len(page) && (err == nil || err == io.EOF) && page == zero
+}
+
+// Remove unlinks a file. When that fails, it says why, and the file becomes an orphan. left is what it takes (most, if
+// nobody can tell) and the account had not yet from an earlier try. The error is [fs.ErrNotExist] when there was no file.
+// An unlink can report an error although it happened, so the name is looked up again.
+func (d *Dir) Remove(name string, most int64) (left int64, err error) {
+	if err = d.FS.Remove(name); err == nil {
+		d.Leave(name)
+		return 0, nil
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, err
+	}
+	info, serr := d.FS.Stat(name)
+	switch {
+	case errors.Is(serr, fs.ErrNotExist):
+		return 0, nil
+	case Misled(serr), serr == nil && info.IsDir():
+		return 0, fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
+	if left = most; serr == nil {
+		left = pieceformat.Padded(info.Allocated)
+	}
+	d.Log.Error("file not unlinked; will retry, its bytes stay in the account", "file", name, "error", err)
+	return d.Orphans.again(name, left), err
+}
+
+// Misled says of an error that no file can have the name: something that is no directory stands on the way to it, or a
+// directory has it.
+func Misled(err error) bool { return errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EISDIR) }
+
+// Unblock frees the way to a name: a link, pipe, socket or device that stands where a directory should be is removed. With
+// force, all else that stands there, or under the name itself, goes too: a file into quarantine, a directory to another
+// name. It says whether it has done something.
+func (d *Dir) Unblock(name string, force bool, cause error) (done bool) {
+	for end := len(d.Slash); end < len(name); end++ {
+		if name[end] != '/' {
+			continue
+		}
+		info, err := d.FS.Stat(name[:end])
+		switch {
+		case err != nil:
+			return false
+		case info.IsDir():
+		case force || !info.Mode.IsRegular():
+			d.Quarantine.Isolate(name[:end], cause)
+			return true
+		default:
+			return false
+		}
+	}
+	if !force {
+		return false
+	}
+	if info, err := d.FS.Stat(name); err == nil && info.IsDir() {
+		return health.Clear(d.FS, name, false, d.Log) == nil
+	}
+	d.Quarantine.Isolate(name, cause)
+	return true
+}
+
+// Discard is Remove where it does not matter why.
+func (d *Dir) Discard(name string, most int64) (left int64) {
+	left, _ = d.Remove(name, most)
+	return left
+}

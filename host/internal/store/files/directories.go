@@ -1,0 +1,173 @@
+package files
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+)
+
+// maxMade is how often an operation makes the directory that it needs. Somebody may remove it each time before it is used.
+const maxMade = 4
+
+// InDir tries an operation that gives a file the name, and tries again with the directory made where that is not there.
+func (d *Dir) InDir(name string, try func() error) error {
+	err := try()
+	for n := 0; n < maxMade && errors.Is(err, fs.ErrNotExist); n++ {
+		if err := d.MakeDir(filepath.Dir(name)); err != nil {
+			return err
+		}
+		err = try()
+	}
+	return err
+}
+
+// OwnDirs says that no other host uses the directories: those that are left empty go, and those that are there count. It is
+// called before the Dir is used.
+func (d *Dir) OwnDirs() { d.owned = true }
+
+// Leave removes the directory that a file was in, and those above it, where nothing is left in them. Each is a block of the
+// file system, which counts to nobody, and a place policy may make one for each piece. A put that found one of them there
+// makes it again (InDir). That costs a put half as much again where each piece has one, so those that are tolerated stay.
+// Directories that are shared stay: other hosts may be older.
+func (d *Dir) Leave(name string) {
+	if !d.owned || !d.account.DirectoriesGo() || strings.HasPrefix(name[min(len(d.Slash), len(name)):], pieceformat.MetaDir+"/") {
+		return
+	}
+	for dir := filepath.Dir(name); len(dir) > len(d.Path) && d.drop(dir); dir = filepath.Dir(dir) {
+	}
+}
+
+// drop removes a directory that is empty, while no name is made durable: nobody may take its name for durable who does not
+// see it go.
+func (d *Dir) drop(dir string) bool {
+	d.settling.Lock()
+	defer d.settling.Unlock()
+	if d.FS.Remove(dir) != nil {
+		return false
+	}
+	d.lasting.Delete(dir)
+	d.changed(dir, false)
+	return true
+}
+
+// dirBytes is what a directory takes: a block. One with many names takes more, less than half of what is tolerated for
+// each of them.
+const dirBytes = 4096
+
+// make makes a directory and those above it that are missing, and counts them.
+func (d *Dir) make(dir string) error {
+	d.settling.Lock()
+	defer d.settling.Unlock()
+	var missing []string
+	for above := dir; len(above) > len(d.Path); above = filepath.Dir(above) {
+		if _, err := d.FS.Stat(above); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		d.lasting.Delete(above) // the name is a new one
+		missing = append(missing, above)
+	}
+	err := d.FS.MkdirAll(dir, 0o700)
+	if err == nil && d.owned {
+		for _, above := range missing {
+			d.changed(above, true)
+		}
+	}
+	return err
+}
+
+// counting is the state of a count of directories. It is guarded by settling.
+type counting struct {
+	booked  int64               // what is in the account: a count finds it again
+	unread  map[string]struct{} // directories that are not read yet: those inside them are left to the count
+	reading string              // the one of them that is being read
+	changes map[string]bool     // what came (true) or went in it meanwhile
+}
+
+// changed books a directory that came or went, unless a count has yet to find it so. The caller holds settling.
+func (d *Dir) changed(dir string, came bool) {
+	c := &d.counting
+	above := filepath.Dir(dir)
+	if len(c.unread) > 0 && above == c.reading {
+		c.changes[dir] = came
+		return
+	}
+	for len(c.unread) > 0 && len(above) >= len(d.Path) {
+		if _, ok := c.unread[above]; ok {
+			return
+		}
+		above = filepath.Dir(above)
+	}
+	if came {
+		d.book(1)
+	} else {
+		d.book(-1)
+	}
+}
+
+// book puts so many more directories into the account. The caller holds settling.
+func (d *Dir) book(more int64) {
+	before := d.counting.booked
+	d.counting.booked = max(0, before+more*dirBytes)
+	d.account.Directories(d.counting.booked - before)
+}
+
+// CountDirs counts the directories that are there when the root is opened, while others come and go. Those without others
+// in them, nearly all, are not read where the file system counts a directory's own (as links to it).
+func (d *Dir) CountDirs(ctx context.Context) {
+	pending := []string{d.Path}
+	d.settling.Lock()
+	d.counting.unread = map[string]struct{}{d.Path: {}}
+	d.book(1 - d.counting.booked/dirBytes)
+	d.settling.Unlock()
+	for len(pending) > 0 && ctx.Err() == nil {
+		dir := pending[len(pending)-1]
+		pending = pending[:len(pending)-1]
+		d.settling.Lock()
+		d.counting.reading, d.counting.changes = dir, map[string]bool{}
+		d.settling.Unlock()
+		inside := d.read(dir)
+		d.settling.Lock()
+		c := &d.counting
+		for name, there := range c.changes {
+			if delete(inside, name); there {
+				inside[name] = struct{}{}
+			}
+		}
+		delete(c.unread, dir)
+		for name := range inside {
+			c.unread[name] = struct{}{}
+			pending = append(pending, name)
+		}
+		d.book(int64(len(inside)))
+		d.settling.Unlock()
+	}
+	d.settling.Lock()
+	defer d.settling.Unlock()
+	d.counting = counting{booked: d.counting.booked}
+}
+
+// read lists the directories in one.
+func (d *Dir) read(dir string) map[string]struct{} {
+	inside := map[string]struct{}{}
+	info, err := d.FS.Stat(dir)
+	if err != nil || !info.IsDir() || info.Links == noneInside {
+		return inside // it went, or nobody may look into it, or none is in it
+	}
+	list, err := d.FS.ReadDir(dir)
+	if err != nil {
+		return inside
+	}
+	for _, e := range list {
+		if e.IsDir() {
+			inside[dir+"/"+e.Name()] = struct{}{}
+		}
+	}
+	return inside
+}
+
+// noneInside is how many links a directory without others in it has: its name, and its own entry for itself.
+const noneInside = 2

@@ -1,0 +1,158 @@
+package files
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// What a root may take for pieces is less by its directories beyond what is tolerated: those that are there at the start,
+// those that are made, and not those that have gone.
+func TestDirectoriesAreCounted(t *testing.T) {
+	const bytes = 100 << 20
+	root := filepath.Join(t.TempDir(), "kv")
+	for _, dir := range []string{"a/b/c", "a/d"} {
+		if err := os.MkdirAll(root+"/"+dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	account := capacity.New(capacity.Config{Dir: root, Bounds: capacity.Bounds{Capacity: bytes}, Now: time.Now})
+	tolerated := int64(1<<20) - 6*dirBytes // less the root's own, four in it, and one that comes
+	account.Directories(tolerated)
+	d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: staging.OS(), Now: time.Now})})
+	d.OwnDirs()
+	left := func(want int64) {
+		t.Helper()
+		if got := account.Limit(); got != bytes-want*dirBytes {
+			t.Fatalf("%d bytes are left for pieces, want %d less %d directories", got, bytes, want)
+		}
+	}
+	d.CountDirs(t.Context())
+	left(0)
+	file := root + "/a/b/x/y/z"
+	if err := d.MakeDir(filepath.Dir(file)); err != nil { // two of them are new
+		t.Fatal(err)
+	}
+	left(1)
+	if err := d.MakeDir(filepath.Dir(file)); err != nil {
+		t.Fatal(err)
+	}
+	left(1)
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.Leave(file) // the file is in it
+	left(1)
+	if _, err := d.Remove(file, 0); err != nil {
+		t.Fatal(err)
+	}
+	left(0)
+	account.SetBounds(capacity.Bounds{Capacity: bytes, ForPieces: true})
+	account.Directories(2 << 20)
+	left(0)
+	if account.DirectoriesGo() {
+		t.Error("directories go where they are not counted")
+	}
+	if _, err := os.Stat(root + "/a/b/c"); err != nil {
+		t.Error("a directory went in which another is: ", err)
+	}
+	if _, err := os.Stat(root + "/a/b/x"); !os.IsNotExist(err) {
+		t.Error("an empty directory stayed: ", err)
+	}
+}
+
+// An empty directory stays while directories take no more than what is tolerated, but in a small root, where that is much.
+func TestToleratedDirectoriesStay(t *testing.T) {
+	for _, test := range []struct {
+		capacity, others int64
+		goes             bool
+	}{{1 << 40, 0, false}, {1 << 40, 1 << 40 / 256, true}, {100 << 20, 0, true}} {
+		root := filepath.Join(t.TempDir(), "kv")
+		account := capacity.New(capacity.Config{Dir: root, Bounds: capacity.Bounds{Capacity: test.capacity}, Now: time.Now})
+		account.Directories(test.others)
+		d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: staging.OS(), Now: time.Now})})
+		d.OwnDirs()
+		file := root + "/a/b/piece"
+		if err := d.MakeDir(filepath.Dir(file)); err != nil {
+			t.Fatal(err)
+		}
+		d.Leave(file)
+		if _, err := os.Stat(root + "/a"); os.IsNotExist(err) != test.goes {
+			t.Errorf("of %d bytes, with %d of other directories: %v", test.capacity, test.others, err)
+		}
+	}
+}
+
+// meanwhile lets directories come and go after a directory is listed and before the count has the list.
+type meanwhile struct {
+	staging.FS
+	then map[string]func()
+}
+
+func (m meanwhile) ReadDir(dir string) ([]fs.DirEntry, error) {
+	list, err := m.FS.ReadDir(dir)
+	if then := m.then[dir]; then != nil {
+		delete(m.then, dir)
+		then()
+	}
+	return list, err
+}
+
+// Directories that come and go while they are counted are in the account as often as they are on the disk.
+func TestDirectoriesChangeWhileCounted(t *testing.T) {
+	const bytes = 100 << 20
+	root := filepath.Join(t.TempDir(), "kv")
+	for _, dir := range []string{"a/b/c", "a/d", "e/f/g", "h", "i/j", "k/l"} {
+		if err := os.MkdirAll(root+"/"+dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	account := capacity.New(capacity.Config{Dir: root, Bounds: capacity.Bounds{Capacity: bytes}, Now: time.Now})
+	account.Directories(2 << 20) // of others
+	fsys := meanwhile{staging.OS(), map[string]func(){}}
+	d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: fsys, Now: time.Now})})
+	d.OwnDirs()
+	comes := func(dir string) {
+		if err := d.MakeDir(root + "/" + dir); err != nil {
+			t.Error(err)
+		}
+	}
+	goes := func(dir string) { d.Leave(root + "/" + dir + "/piece") }
+	fsys.then[root] = func() {
+		comes("m/n") // in what is being read, with one in it
+		goes("h")
+		goes("a/d") // in what is not read yet
+		comes("i/o")
+		goes("k/l") // and with it k
+		comes("k/p/q")
+	}
+	fsys.then[root+"/e"] = func() {
+		goes("e/f/g") // and with it e/f and e
+		comes("e/r")
+		comes("s")
+		comes("m/t")
+	}
+	comes("a/u") // before the count
+	d.CountDirs(t.Context())
+	d.CountDirs(t.Context()) // as of a root that is opened again
+	comes("v")
+	goes("v")
+	want := int64(0)
+	if err := filepath.WalkDir(root, func(_ string, e fs.DirEntry, err error) error {
+		if want++; e == nil || !e.IsDir() {
+			want--
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got := (bytes - account.Limit() - 1<<20) / dirBytes; got != want || len(fsys.then) > 0 {
+		t.Errorf("%d directories in the account, %d on the disk; %d were not read", got, want, len(fsys.then))
+	}
+}

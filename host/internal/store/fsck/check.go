@@ -1,0 +1,302 @@
+package fsck
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Options of a check. The zero value reads everything and changes nothing.
+type Options struct {
+	FS        staging.FS
+	Workers   int           // files at a time; 0: two per processor
+	ReadLimit int64         // bytes per second over all workers; 0: none
+	Quick     bool          // headers and sizes only
+	Repair    bool          // see the package comment
+	TempAge   time.Duration // without writes, after which a temporary counts as nobody's; 0: 1 h
+	Most      int           // problems that are listed; 0: 10,000. All are counted, and repaired
+
+	Progress func(files, bytes int64) // called from several goroutines after each file
+}
+
+const (
+	defaultMost    = 10_000
+	defaultTempAge = time.Hour
+	slotBytes      = 4 << 20
+)
+
+// Check verifies a root. The report holds what was found up to then also when the error is not nil; problems are no
+// error, see [Report.Err].
+func Check(ctx context.Context, dir string, o Options) (*Report, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrRoot, dir, err)
+	}
+	o.complete(dir)
+	c := &check{
+		o: o, dir: dir, limit: newLimit(o.ReadLimit), texts: map[kv.Digest]string{}, plans: map[kv.Digest]*kv.Plan{},
+		linked: map[inode]bool{},
+		report: Report{Root: dir, Quick: o.Quick, Namespaces: map[kv.Digest]*Usage{}, Found: map[Kind]*Usage{}},
+	}
+	if info, err := o.FS.Stat(dir); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("%w: %s: %w", ErrRoot, dir, cmp.Or(err, fs.ErrInvalid))
+	}
+	if info, err := o.FS.Stat(dir + "/" + pieceformat.MetaDir); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("%w: %s has no directory %s: %w", ErrRoot, dir, pieceformat.MetaDir,
+			cmp.Or(err, fs.ErrInvalid))
+	}
+	if c.slots, err = staging.NewSlots(o.Workers, slotBytes); err != nil {
+		return nil, fmt.Errorf("fsck: %w", err)
+	}
+	defer c.slots.Close()
+	err = c.run(ctx)
+	c.finish()
+	return &c.report, err
+}
+
+// Files counts the files that a check of the root will go through: names only.
+func Files(ctx context.Context, dir string, fsys staging.FS) (int64, error) {
+	if fsys == nil {
+		fsys = staging.Below(dir)
+	}
+	var mu sync.Mutex
+	var n int64
+	count := func(string, fs.DirEntry) { mu.Lock(); n++; mu.Unlock() }
+	err := staging.Walk(ctx, fsys, dir, runtime.GOMAXPROCS(0), count, func(string, error) {})
+	return n, err
+}
+
+func (o *Options) complete(dir string) {
+	if o.FS == nil {
+		o.FS = staging.Below(dir)
+	}
+	if o.Workers <= 0 {
+		o.Workers = 2 * runtime.GOMAXPROCS(0)
+	}
+	if o.TempAge <= 0 {
+		o.TempAge = defaultTempAge
+	}
+	if o.Most <= 0 {
+		o.Most = defaultMost
+	}
+}
+
+// check is one run over one root.
+type check struct {
+	o     Options
+	dir   string
+	slots *staging.Slots
+	limit *limit
+
+	kept  sync.Mutex           // of the next two
+	texts map[kv.Digest]string // of namespaces
+	plans map[kv.Digest]*kv.Plan
+
+	mu     sync.Mutex // of what follows
+	report Report
+	linked map[inode]bool // files with several names that have been counted
+	temps  []temporary
+}
+
+func (c *check) run(ctx context.Context) error {
+	if err := c.meta(); err != nil {
+		return err
+	}
+	files := make(chan string, 64)
+	var workers sync.WaitGroup
+	for range c.o.Workers {
+		workers.Go(func() {
+			slot, err := c.slots.Acquire(ctx)
+			if err != nil {
+				for range files { // the walk must not wait for anybody
+				}
+				return
+			}
+			defer slot.Release()
+			for rel := range files {
+				if ctx.Err() == nil {
+					c.file(ctx, rel, slot.Bytes())
+				}
+			}
+		})
+	}
+	visit := func(rel string, e fs.DirEntry) {
+		switch _, temp := pieceformat.ParseTemp(filepath.Base(rel)); {
+		case temp:
+			c.temporary(rel)
+		case !e.Type().IsRegular() || filepath.Base(rel)[0] == '.':
+			c.foreign(rel)
+		default:
+			files <- rel
+			return
+		}
+		c.progress(0)
+	}
+	err := staging.Walk(ctx, c.o.FS, c.dir, c.o.Workers, visit, func(rel string, err error) {
+		c.found(Problem{Path: rel, Kind: Unreadable, What: err.Error()})
+	})
+	close(files)
+	workers.Wait()
+	if err != nil {
+		return fmt.Errorf("fsck: %s: %w", c.dir, err)
+	}
+	c.sweep()
+	return c.quarantine()
+}
+
+func (c *check) progress(bytes int64) {
+	if c.o.Progress != nil {
+		c.o.Progress(1, bytes)
+	}
+}
+
+// found enters a problem, repaired or not.
+func (c *check) found(p Problem) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := &c.report
+	if r.Found[p.Kind] == nil {
+		r.Found[p.Kind] = &Usage{}
+	}
+	r.Found[p.Kind].add(p.Bytes)
+	switch {
+	case p.Done != "":
+		r.Repaired++
+	case !p.Kind.Harmless():
+		r.Remaining++
+	}
+	if p.Done == "" {
+		p.Advice = advice[p.Kind]
+	}
+	if len(r.Problems) == c.o.Most {
+		r.Left++
+		return
+	}
+	r.Problems = append(r.Problems, p)
+}
+
+// inode is a file, whatever its names are.
+type inode struct{ dev, ino uint64 }
+
+// taken is the bytes that a file takes, if it has not been counted under another name. c.mu is held.
+func (c *check) taken(info staging.Info) int64 {
+	if info.Links > 1 {
+		at := inode{info.Dev, info.Ino}
+		if c.linked[at] {
+			return 0
+		}
+		c.linked[at] = true
+	}
+	return info.Allocated
+}
+
+func (c *check) foreign(rel string) {
+	info, err := c.o.FS.Stat(c.dir + "/" + rel)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var bytes int64
+	if err == nil && info.Mode.IsRegular() {
+		bytes = c.taken(info)
+	}
+	c.report.Foreign.add(bytes)
+}
+
+func (c *check) sound(h *pieceformat.Header, info staging.Info) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	allocated := c.taken(info)
+	c.report.Pieces.add(allocated)
+	if h.Version() == pieceformat.CompressedVersion {
+		c.report.Compressed.add(allocated)
+		c.report.Compressed.Payload += h.Payload
+	}
+	u := c.report.Namespaces[h.Namespace]
+	if u == nil {
+		u = &Usage{}
+		c.report.Namespaces[h.Namespace] = u
+	}
+	u.add(allocated)
+}
+
+// finish puts the report into an order that does not depend on who was first.
+func (c *check) finish() {
+	r := &c.report
+	r.Read = c.limit.read.Load()
+	slices.SortFunc(r.Problems, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind))
+	})
+	for d, u := range r.Namespaces {
+		r.Spaces = append(r.Spaces, SpaceUsage{Namespace: d.String(), Model: modelOf(c.texts[d]), Usage: *u})
+	}
+	slices.SortFunc(r.Spaces, func(a, b SpaceUsage) int {
+		return cmp.Or(-cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.Namespace, b.Namespace))
+	})
+	r.Plans = len(c.plans)
+}
+
+// Kinds are the kinds of problems that were found, in order.
+func (r *Report) Kinds() []Kind { return slices.Sorted(maps.Keys(r.Found)) }
+
+// file judges a file that is not a temporary and, if it is bad, takes it out.
+func (c *check) file(ctx context.Context, rel string, buf []byte) {
+	v, err := c.settled(ctx, rel, buf)
+	c.progress(v.read)
+	p := Problem{Path: rel, Bytes: v.info.Allocated}
+	switch {
+	case ctx.Err() != nil, errors.Is(err, fs.ErrNotExist):
+		return
+	case err == nil:
+		c.sound(&v.header, v.info)
+		if v.misnamed {
+			p.Kind, p.What = Misnamed, "its header has another name"
+			c.found(p)
+		}
+		return
+	case errors.Is(err, errChanging):
+		c.mu.Lock()
+		c.report.Changing++
+		c.mu.Unlock()
+		return
+	case errors.Is(err, pieceformat.ErrNotPiece), errors.Is(err, pieceformat.ErrDamaged) && v.info.Size < pieceformat.Page:
+		if !names.IsBuiltin([]byte(rel)) && !v.blank {
+			c.foreign(rel)
+			return
+		}
+		p.Kind = Damaged
+	case errors.Is(err, pieceformat.ErrUnknownFormat):
+		p.Kind, p.What = Later, err.Error()
+		c.found(p)
+		return
+	case errors.Is(err, pieceformat.ErrWrongPiece):
+		p.Kind = WrongPiece
+	case errors.Is(err, errUnknownNamespace):
+		p.Kind = Orphan
+	case errors.Is(err, pieceformat.ErrUnknownPlan):
+		p.Kind = NoPlan
+	case pieceformat.IsDamage(err), errors.Is(err, kv.ErrChecksum):
+		p.Kind = Damaged
+	default:
+		p.Kind, p.What = Unreadable, err.Error()
+		c.found(p)
+		return
+	}
+	p.What = err.Error()
+	c.takeOut(&p, v.info)
+	c.found(p)
+}
+
+// modelOf is the model that a namespace's text names.
+func modelOf(text string) string { return kv.Field(text, "model") }

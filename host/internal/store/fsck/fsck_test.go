@@ -1,0 +1,398 @@
+package fsck
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+func TestSoundRoot(t *testing.T) {
+	r := newRig(t, 1<<30)
+	r.mustPut(1, 2, 3)
+	var files atomic.Int64
+	report := r.check(Options{Progress: func(n, _ int64) { files.Add(n) }})
+	if report.Err() != nil || report.Pieces.Files != 3 || len(report.Problems) != 0 || len(report.Spaces) != 1 ||
+		report.Spaces[0].Model != "test/model" {
+		t.Errorf("%+v", report)
+	}
+	if n, err := Files(context.Background(), r.dir, nil); err != nil || n != files.Load() {
+		t.Errorf("%d files counted, %d gone through, %v", n, files.Load(), err)
+	}
+	if used := r.store.Stats().Roots[0].Used; report.Pieces.Bytes != used {
+		t.Errorf("%d bytes, the host's account says %d", report.Pieces.Bytes, used)
+	}
+	quick := r.check(Options{Quick: true})
+	if quick.Err() != nil || quick.Pieces != report.Pieces || quick.Read != 3*pieceformat.Page {
+		t.Errorf("quick: %+v", quick)
+	}
+}
+
+// TestEachKindOfDamage has a file of each kind, judges them, and repairs them.
+func TestEachKindOfDamage(t *testing.T) {
+	r := newRig(t, 1<<30)
+	const most = 12
+	for n := range uint64(most) {
+		r.mustPut(n)
+	}
+	names := r.pieces(most)
+	r.store.Close()
+	want := map[string]Kind{}
+	spoil := func(n uint64, kind Kind, how func(b []byte) []byte) {
+		r.change(names[n], how)
+		want[names[n]] = kind
+	}
+	spoil(1, Damaged, func(b []byte) []byte { return b[:100] })
+	spoil(2, Damaged, func(b []byte) []byte { return b[:len(b)-pieceformat.Page] })
+	spoil(3, Damaged, func(b []byte) []byte { b[96] ^= 1; return b })               // header
+	spoil(4, Damaged, func(b []byte) []byte { b[pieceformat.Page] ^= 1; return b }) // table
+	// last byte of some extent
+	spoil(5, Damaged, func(b []byte) []byte { b[2*pieceformat.Page+79_999] ^= 1; return b })
+	spoil(6, Later, func(b []byte) []byte { b[8] = 9; return b })                                 // version
+	spoil(7, Orphan, func(b []byte) []byte { copy(b[16:], "another space..."); return resum(b) }) // namespace
+	spoil(8, NoPlan, func(b []byte) []byte { copy(b[144:], "another plan...."); return resum(b) })
+	nine, err := os.ReadFile(names[9])
+	if err != nil {
+		t.Fatal(err)
+	}
+	spoil(10, WrongPiece, func([]byte) []byte { return slices.Clone(nine) })
+	orphan := filepath.Join(r.dir, "stray-piece")
+	put := func(name string, b []byte) {
+		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stranger := slices.Clone(nine)
+	copy(stranger[16:], "another space...")
+	put(orphan, resum(stranger))
+	want[orphan] = Orphan
+	put(filepath.Join(r.dir, "README.txt"), []byte("notes"))
+	temp := filepath.Join(filepath.Dir(names[1]), ".x.kv."+hostID+".1f.tmp")
+	put(temp, make([]byte, 5000))
+	for _, dir := range []string{pieceformat.NamespacesDir, pieceformat.PlansDir} {
+		name := filepath.Join(r.dir, dir, strings.Repeat("ab", 16))
+		put(name, []byte("junk"))
+		want[name] = Meta
+	}
+	touches := filepath.Join(r.dir, pieceformat.TouchesFile)
+	r.change(touches, func(b []byte) []byte { b[len(b)-1] ^= 1; return b })
+	want[touches] = Meta
+
+	before := r.check(Options{})
+	if got := kinds(before); !maps.Equal(got, want) {
+		t.Errorf("found %v, want %v", got, want)
+	}
+	if !errors.Is(before.Err(), ErrProblems) || before.Remaining != int64(len(want)) || before.Foreign.Files != 1 ||
+		before.Temporaries.Files != 1 || before.Pieces.Files != 3 {
+		t.Errorf("%+v", before)
+	}
+	if again := r.check(Options{}); !maps.Equal(kinds(again), want) {
+		t.Error("a check changed something")
+	}
+	quick := r.check(Options{Quick: true})
+	headers := maps.Clone(want)
+	delete(headers, names[4])
+	delete(headers, names[5])
+	if got := kinds(quick); !maps.Equal(got, headers) {
+		t.Errorf("by headers only: %v, want %v", got, headers)
+	}
+	if stale := r.check(Options{TempAge: 1}); kinds(stale)[temp] != Stale {
+		t.Errorf("an old temporary is no problem: %v", kinds(stale))
+	}
+
+	fixed := r.check(Options{Repair: true})
+	for _, p := range fixed.Problems {
+		if (p.Done == "") != (p.Kind == Later) || p.Failed != "" {
+			t.Errorf("%+v", p)
+		}
+	}
+	if fixed.Repaired != int64(len(want)) || fixed.Remaining != 1 {
+		t.Errorf("%d repaired and %d remain", fixed.Repaired, fixed.Remaining)
+	}
+	if _, err := os.Stat(temp); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the temporary: %v", err)
+	}
+	if after := r.check(Options{}); after.Remaining != 1 || after.Quarantine.Files != int64(len(want)-1) ||
+		after.Pieces != before.Pieces {
+		t.Errorf("after the repair: %+v", after)
+	}
+	r.open(1 << 30)
+	for n := range uint64(most) {
+		if got, want := r.hit(n), n == 0 || n == 9 || n == 11; got != want {
+			t.Errorf("key %d: hit %t", n, got)
+		}
+	}
+}
+
+// TestRepairBesideIdleHost: a host that is told nothing finds a quarantined file gone, and accounts for it.
+func TestRepairBesideIdleHost(t *testing.T) {
+	r := newRig(t, 1<<30)
+	r.mustPut(1, 2, 3)
+	names := r.pieces(4)
+	r.change(names[2], func(b []byte) []byte { b[len(b)-pieceformat.Page] ^= 1; return b })
+	temp := filepath.Join(filepath.Dir(names[1]), ".x.kv."+hostID+".1f.tmp")
+	if err := os.WriteFile(temp, make([]byte, 5000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	used := r.store.Stats().Roots[0].Used
+	report := r.check(Options{Repair: true, TempAge: 1})
+	if report.Repaired != 1 || report.Remaining != 0 || !report.InUse {
+		t.Errorf("%+v", report)
+	}
+	if _, err := os.Stat(temp); err != nil {
+		t.Errorf("a temporary that its host may be writing: %v", err)
+	}
+	for range 2 { // when its file is met gone, and when that is known
+		if r.hit(2) || !r.hit(1) {
+			t.Error("the damaged piece is a hit, or a sound one is not")
+		}
+	}
+	st := r.store.Stats().Roots[0]
+	if st.Used != used || st.Held == 0 || st.Vanished == 0 {
+		t.Errorf("%d bytes used before, now %+v", used, st)
+	}
+	r.mustPut(2)
+	if !r.hit(2) {
+		t.Error("stored again, and a miss")
+	}
+}
+
+// TestBesideBusyHost repairs again and again while a host stores, evicts and takes victims' files over. Nothing is
+// damaged, so nothing may be found.
+func TestBesideBusyHost(t *testing.T) {
+	r := newRig(t, 64*(50<<12))
+	done := make(chan error, 1)
+	var puts atomic.Int64
+	go func() {
+		g := rand.New(rand.NewPCG(1, 1))
+		for puts.Add(1) < 200 {
+			if err := r.put(g.Uint64N(200)); err != nil && !errors.Is(err, store.ErrResident) {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	for puts.Load() < 200 && !t.Failed() {
+		report := r.check(Options{Repair: true, TempAge: 1, Workers: 4})
+		if len(report.Problems) != 0 || report.Remaining != 0 {
+			t.Errorf("%+v", report.Problems)
+		}
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	st := r.store.Stats().Roots[0]
+	if st.Vanished != 0 || st.Damaged != 0 || st.Recycled == 0 || st.Evictions == 0 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// TestSharedTemporaries: where hosts share a root a young temporary is left alone although no lock is held.
+func TestSharedTemporaries(t *testing.T) {
+	r := newRig(t, 1<<30)
+	r.mustPut(1)
+	r.store.Close()
+	young, old := filepath.Join(r.dir, ".a.kv.other.1.tmp"), filepath.Join(r.dir, ".b.kv.other.2.tmp")
+	for _, name := range []string{young, old, filepath.Join(r.dir, pieceformat.LockFile+".other")} {
+		if err := os.WriteFile(name, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	then := time.Now().Add(-2 * time.Hour)
+	if err := os.Chtimes(old, then, then); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := staging.OS().Lock(filepath.Join(r.dir, pieceformat.LockFile+".other"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report := r.check(Options{Repair: true}); report.Repaired != 0 || !report.InUse {
+		t.Errorf("its owner lives: %+v", report)
+	}
+	lock.Close()
+	report := r.check(Options{Repair: true})
+	if _, err := os.Stat(young); err != nil || report.Repaired != 1 {
+		t.Errorf("%v, %+v", err, report)
+	}
+	if _, err := os.Stat(old); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the old one: %v", err)
+	}
+}
+
+// TestUnreadable: an error of the device is no damage.
+func TestUnreadable(t *testing.T) {
+	r := newRig(t, 1<<30)
+	r.mustPut(1, 2)
+	names := r.pieces(3)
+	faulty := faultfs.New(staging.OS(), faultfs.MustRules("read **"+filepath.Base(names[1])+": eio")...)
+	report := r.check(Options{FS: faulty, Repair: true})
+	if got := kinds(report); len(got) != 1 || got[names[1]] != Unreadable || report.Remaining != 1 ||
+		report.Repaired != 0 {
+		t.Errorf("%v, %+v", got, report)
+	}
+	if _, err := os.Stat(names[1]); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReplacedUnderTheRepair gives the name to another file between the check and the rename. It stays where its host
+// counts it: a host that missed it meanwhile would not count it under its name.
+func TestReplacedUnderTheRepair(t *testing.T) {
+	r := newRig(t, 1<<30)
+	r.mustPut(1)
+	name := r.pieces(2)[1]
+	sound, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.change(name, func(b []byte) []byte { b[len(b)-pieceformat.Page] ^= 1; return b })
+	fsys := &replacing{FS: staging.OS(), before: func() {
+		if err := os.Remove(name); err != nil {
+			t.Error(err)
+		}
+		if err := os.WriteFile(name+".new", sound, 0o600); err != nil {
+			t.Error(err)
+		}
+		if err := os.Rename(name+".new", name); err != nil {
+			t.Error(err)
+		}
+	}}
+	report := r.check(Options{FS: fsys, Repair: true})
+	if report.Repaired != 1 || report.Quarantine.Files != 1 {
+		t.Errorf("%+v", report)
+	}
+	if r.hit(1) {
+		t.Error("a file that is in quarantine is served")
+	}
+	if used := r.store.Stats().Roots[0].Used; used != report.Quarantine.Bytes {
+		t.Errorf("the host's account says %d bytes, the quarantine has %d", used, report.Quarantine.Bytes)
+	}
+}
+
+// replacing runs a function before the first rename.
+type replacing struct {
+	staging.FS
+	before func()
+}
+
+func (f *replacing) RenameNoReplace(from, to string) error {
+	if f.before != nil {
+		f.before()
+		f.before = nil
+	}
+	return f.FS.RenameNoReplace(from, to)
+}
+
+func TestNotARoot(t *testing.T) {
+	for _, dir := range []string{t.TempDir(), filepath.Join(t.TempDir(), "missing")} {
+		if _, err := Check(context.Background(), dir, Options{}); !errors.Is(err, ErrRoot) ||
+			!strings.Contains(err.Error(), dir) {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := newRig(t, 1<<30)
+	r.mustPut(1)
+	cancel()
+	if _, err := Check(ctx, r.dir, Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// meanwhile is a file system on which something happens when a directory is listed.
+type meanwhile struct {
+	staging.FS
+	dir  string
+	then func()
+	once sync.Once
+}
+
+func (m *meanwhile) ReadDir(name string) ([]fs.DirEntry, error) {
+	if filepath.Clean(name) == m.dir {
+		m.once.Do(m.then)
+	}
+	return m.FS.ReadDir(name)
+}
+
+// TestNamespaceOpenedMeanwhile has a host open its first namespace when the check has read what is kept and goes for
+// the pieces. They are sound, and stay.
+func TestNamespaceOpenedMeanwhile(t *testing.T) {
+	r := newRig(t, 1<<30)
+	ctx := context.Background()
+	report := r.check(Options{Repair: true, FS: &meanwhile{FS: staging.OS(), dir: r.dir, then: func() {
+		ns := &kv.Namespace{
+			Model: "test/other", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
+			TokensPerBlock: 16,
+			TensorParallel: 1, Groups: []kv.Group{{ID: 0, Geometry: kv.Uniform(2, 4, 2, 5000)}},
+		}
+		var err error
+		if r.space, err = r.store.Namespace(ctx, ns); err != nil {
+			t.Fatal(err)
+		}
+		r.mustPut(1, 2, 3)
+	}}})
+	if len(report.Problems) != 0 || report.Pieces.Files != 3 {
+		t.Errorf("%+v", report)
+	}
+	for n := range uint64(3) {
+		if !r.hit(n + 1) {
+			t.Errorf("key %d is a miss", n+1)
+		}
+	}
+}
+
+// TestTextCannotBeRead: pieces of a namespace whose text gives an error are nobody's orphans.
+func TestTextCannotBeRead(t *testing.T) {
+	for _, dir := range []string{pieceformat.NamespacesDir, pieceformat.PlansDir} {
+		r := newRig(t, 1<<30)
+		r.mustPut(1, 2, 3)
+		faulty := faultfs.New(staging.OS())
+		faulty.Set(faultfs.MustRules("read **/.kvhost**/" + path.Base(dir) + "/*: eio")...)
+		report := r.check(Options{Repair: true, FS: faulty})
+		if u := report.Found[Unreadable]; len(report.Found) != 1 || u == nil || u.Files != 5 || report.Repaired != 0 {
+			t.Errorf("%s: %+v", dir, report)
+		}
+		for n := range uint64(3) {
+			if !r.hit(n + 1) {
+				t.Errorf("%s: key %d is a miss", dir, n+1)
+			}
+		}
+	}
+}
+
+// TestLinkedFilesCountOnce gives a piece two more names: one among the pieces and one among files of others.
+func TestLinkedFilesCountOnce(t *testing.T) {
+	r := newRig(t, 1<<30)
+	r.mustPut(1, 2)
+	want := r.check(Options{})
+	for _, name := range []string{"another.kv", "other/notes"} {
+		name = filepath.Join(r.dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.Link(r.pieces(3)[1], name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := r.check(Options{})
+	if bytes := got.Pieces.Bytes + got.Foreign.Bytes; bytes != want.Pieces.Bytes || got.Pieces.Files+got.Foreign.Files != 4 {
+		t.Errorf("%+v and %+v, want %d bytes", got.Pieces, got.Foreign, want.Pieces.Bytes)
+	}
+}

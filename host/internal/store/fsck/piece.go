@@ -1,0 +1,175 @@
+package fsck
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
+)
+
+// verdict is what a look at a file gave.
+type verdict struct {
+	header   pieceformat.Header
+	info     staging.Info
+	read     int64
+	misnamed bool // it does not stand where its header says
+	blank    bool // its first page is all zeros
+}
+
+func (v *verdict) same(o *verdict) bool { return unchanged(v.info, o.info) }
+
+// unchanged says that two looks were at one file, and that nobody wrote to it between them.
+func unchanged(a, b staging.Info) bool {
+	return a.Same(b) && a.Size == b.Size && a.ModTime.Equal(b.ModTime)
+}
+
+// settled verifies a file until it is sound, or bad twice and the same both times.
+func (c *check) settled(ctx context.Context, rel string, buf []byte) (verdict, error) {
+	last, err := c.verify(ctx, rel, buf)
+	for range 3 {
+		if err == nil || !bad(err) || ctx.Err() != nil {
+			return last, err
+		}
+		v, again := c.verify(ctx, rel, buf)
+		if bad(again) && v.same(&last) {
+			return v, again
+		}
+		last, err = v, again
+	}
+	if bad(err) {
+		err = errChanging
+	}
+	return last, err
+}
+
+// bad says that an error is a judgement on a file, which a repair may act upon.
+func bad(err error) bool {
+	for _, e := range [...]error{
+		pieceformat.ErrWrongPiece, kv.ErrChecksum, errUnknownNamespace, pieceformat.ErrUnknownPlan,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return pieceformat.IsDamage(err)
+}
+
+// verify reads a file from its header to its last extent.
+func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, err error) {
+	f, err := staging.OpenDirect(c.o.FS, c.dir+"/"+rel, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return v, err
+	}
+	defer f.Close()
+	if v.info, err = f.Stat(); err != nil {
+		return v, err
+	}
+	n, err := c.read(ctx, f, buf[:pieceformat.Page], 0, &v)
+	if err != nil {
+		return v, err
+	}
+	if v.header, err = pieceformat.DecodeHeader(buf[:n]); err != nil {
+		v.blank = n == pieceformat.Page && !bytes.ContainsFunc(buf[:n], func(c rune) bool { return c != 0 })
+		return v, err
+	}
+	h := &v.header
+	if h.FileBytes() != v.info.Size {
+		return v, fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged,
+			v.info.Size, h.FileBytes())
+	}
+	text, err := c.text(h.Namespace)
+	if err != nil {
+		return v, err
+	}
+	builtin := names.AppendBuiltin(nil, h.Namespace, names.KeyLen(text), &h.Key, h.Group, h.Rank)
+	if v.misnamed = rel != cmp.Or(h.Name, string(builtin)); rel != string(builtin) && names.Reserved([]byte(rel)) {
+		return v, fmt.Errorf("%w: key %s of group %d, rank %d, namespace %s under the built-in name of another",
+			pieceformat.ErrWrongPiece, h.Key, h.Group, h.Rank, h.Namespace)
+	}
+	plan, err := c.plan(h.Plan)
+	if err != nil {
+		return v, err
+	}
+	if g := plan.Geometry(); h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) ||
+		h.Blocks != g.Blocks || h.Extent != kv.ExtentBytes {
+		return v, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d",
+			pieceformat.ErrDamaged, h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
+	}
+	if c.o.Quick {
+		return v, nil
+	}
+	return v, c.payload(ctx, f, plan, buf, &v)
+}
+
+// payload reads the table and holds each extent against it: what is stored, and the pages that it is decoded to.
+func (c *check) payload(ctx context.Context, f staging.File, plan *kv.Plan, buf []byte, v *verdict) error {
+	h := &v.header
+	n, err := c.read(ctx, f, buf[:h.DataOffset], 0, v)
+	if err != nil {
+		return err
+	}
+	var head moves.Head
+	if err := head.Read(h, plan, buf[:n]); err != nil {
+		return err
+	}
+	if head.Table == nil {
+		return fmt.Errorf("%w: it ends at byte %d", pieceformat.ErrDamaged, n)
+	}
+	var page []byte // of a compressed extent
+	if head.Compressed {
+		page = make([]byte, kv.ExtentBytes)
+	}
+	extents := plan.Extents()
+	for lo := 0; lo < len(extents); {
+		start, end := head.At(lo)
+		base := start &^ (staging.Align - 1)
+		hi := lo + 1 // an extent is far smaller than the buffer
+		for ; hi < len(extents); hi++ {
+			_, next := head.At(hi)
+			if pieceformat.Padded(next)-base > int64(len(buf)) {
+				break
+			}
+			end = next
+		}
+		part := buf[:pieceformat.Padded(end)-base]
+		if n, err = c.read(ctx, f, part, base, v); err != nil {
+			return err
+		}
+		if n < len(part) {
+			return fmt.Errorf("%w: it ends at byte %d", pieceformat.ErrDamaged, base+int64(n))
+		}
+		if err := head.Verify(lo, hi, part, base); err != nil {
+			return err
+		}
+		for ; lo < hi; lo++ {
+			if from, to := head.At(lo); head.Compressed {
+				if err := head.Decode(lo, page[:extents[lo].Len], part[from-base:to-base]); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (c *check) read(ctx context.Context, f staging.File, p []byte, off int64, v *verdict) (int, error) {
+	if err := c.limit.wait(ctx, len(p)); err != nil {
+		return 0, err
+	}
+	n, err := f.ReadAt(p, off)
+	v.read += int64(n)
+	if err == io.EOF {
+		err = nil
+	}
+	return n, err
+}

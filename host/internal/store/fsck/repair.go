@@ -1,0 +1,197 @@
+package fsck
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// takeOut moves a bad file into quarantine, if this is a repair and it is still the file that was judged.
+func (c *check) takeOut(p *Problem, judged staging.Info) {
+	if !c.o.Repair {
+		return
+	}
+	name := c.dir + "/" + p.Path
+	now, err := c.o.FS.Stat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		p.Done = "gone by itself"
+		return
+	case err != nil:
+		p.Failed = err.Error()
+		return
+	case !unchanged(now, judged):
+		p.Done = "replaced by its host meanwhile"
+		return
+	}
+	away := c.dir + "/" + pieceformat.RepairName(time.Now(), filepath.Base(p.Path))
+	if err := c.o.FS.MkdirAll(filepath.Dir(away), 0o700); err != nil {
+		p.Failed = err.Error()
+		return
+	}
+	if p.Path == pieceformat.CheckpointFile {
+		if err := c.o.FS.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			p.Failed = err.Error()
+			return
+		}
+		p.Done = "removed: the next start scans the root"
+		return
+	}
+	// The next start must not go by an account that has this file in it.
+	if err := c.o.FS.Remove(c.dir + "/" + pieceformat.CheckpointFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		p.Failed = err.Error()
+		return
+	}
+	if err := c.o.FS.RenameNoReplace(name, away); err != nil {
+		p.Failed = err.Error()
+		return
+	}
+	if now, err := c.o.FS.Stat(away); err == nil && !unchanged(now, judged) {
+		// A host gave the name to another file between the look and the rename. Its host misses that one now, finds it in
+		// quarantine and counts it there. Under its name again it would be in nobody's account.
+		p.Done = "replaced by its host meanwhile, and moved to " + strings.TrimPrefix(away, c.dir+"/")
+		return
+	}
+	p.Done = "moved to " + strings.TrimPrefix(away, c.dir+"/")
+}
+
+// temporary is one that the walk has met.
+type temporary struct {
+	rel, owner string
+	info       staging.Info
+}
+
+func (c *check) temporary(rel string) {
+	temp, _ := pieceformat.ParseTemp(filepath.Base(rel))
+	info, err := c.o.FS.Stat(c.dir + "/" + rel)
+	if err != nil {
+		return // published or removed meanwhile
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.report.Temporaries.add(info.Allocated)
+	c.temps = append(c.temps, temporary{rel, temp.Host, info})
+}
+
+// sweep judges the temporaries, and removes those of dead owners when this is a repair.
+func (c *check) sweep() {
+	if len(c.temps) == 0 {
+		return
+	}
+	now := c.fileTime()
+	old := func(t temporary) bool { return now.Sub(t.info.ModTime) >= c.o.TempAge }
+	if !c.o.Repair {
+		for _, t := range c.temps {
+			if old(t) {
+				c.found(t.problem(fmt.Sprintf("of host %s, not written to for %s", t.owner,
+					now.Sub(t.info.ModTime).Round(time.Second))))
+			}
+		}
+		return
+	}
+	locks, err := health.Lock(c.o.FS, c.dir, c.dir+"/"+pieceformat.LockFile, true, nil)
+	if err != nil {
+		c.report.InUse = errors.Is(err, staging.ErrLocked)
+		return
+	}
+	defer health.Unlock(locks)
+	shared := c.shared()
+	for owner, list := range c.byOwner() {
+		var held io.Closer
+		name := c.dir + "/" + pieceformat.LockFile + "." + owner
+		if _, err := c.o.FS.Stat(name); err == nil {
+			if held, err = c.o.FS.Lock(name); err != nil {
+				c.report.InUse = true
+				continue
+			}
+		}
+		for _, t := range list {
+			if shared && !old(t) {
+				continue // a lock may not reach as far as its owner
+			}
+			p := t.problem("of host " + owner + ", which does not run")
+			if err := c.o.FS.Remove(c.dir + "/" + t.rel); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				p.Failed = err.Error()
+			} else {
+				p.Done = "removed"
+			}
+			c.found(p)
+		}
+		if held != nil {
+			held.Close()
+		}
+	}
+}
+
+func (t *temporary) problem(what string) Problem {
+	return Problem{Path: t.rel, Kind: Stale, What: what, Bytes: t.info.Allocated}
+}
+
+func (c *check) byOwner() map[string][]temporary {
+	m := map[string][]temporary{}
+	for _, t := range c.temps {
+		m[t.owner] = append(m[t.owner], t)
+	}
+	return m
+}
+
+// shared says that hosts have shared the root at some time: each left its own lock file.
+func (c *check) shared() bool {
+	list, err := c.o.FS.ReadDir(c.dir + "/" + filepath.Dir(pieceformat.LockFile))
+	if err != nil {
+		return true // nobody can say
+	}
+	for _, e := range list {
+		if strings.HasPrefix(e.Name(), filepath.Base(pieceformat.LockFile)+".") {
+			return true
+		}
+	}
+	return false
+}
+
+// fileTime is the time by the file system's clock, which is the one that its files' times are of; by this machine's
+// when no file can be made.
+func (c *check) fileTime() time.Time {
+	now := time.Now()
+	if !c.o.Repair {
+		return now // a check writes nothing
+	}
+	name := fmt.Sprintf("%s/%s/.fsck-%d", c.dir, pieceformat.MetaDir, os.Getpid())
+	f, err := c.o.FS.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return now
+	}
+	defer c.o.FS.Remove(name)
+	defer f.Close()
+	if _, err := f.WriteAt([]byte("\n"), 0); err != nil {
+		return now
+	}
+	if info, err := f.Stat(); err == nil {
+		return info.ModTime
+	}
+	return now
+}
+
+// quarantine accounts for what is there.
+func (c *check) quarantine() error {
+	list, err := c.entries(pieceformat.QuarantineDir)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		if info, err := c.o.FS.Stat(c.dir + "/" + pieceformat.QuarantineDir + "/" + e.Name()); err == nil &&
+			info.Mode.IsRegular() {
+			c.report.Quarantine.add(info.Allocated)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package fsck
+
+import (
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// Kind is what is wrong with a file.
+type Kind string
+
+const (
+	Damaged    Kind = "damaged"     // header, table, size or a checksum is not what it should be
+	WrongPiece Kind = "wrong-piece" // a sound piece under the built-in name of another
+	Orphan     Kind = "orphan"      // a piece of a namespace whose text is missing: no host will find it
+	NoPlan     Kind = "no-plan"     // a piece under a layout plan that is missing: nobody can read it
+	Meta       Kind = "meta"        // a file that the store keeps for itself is damaged
+	Stale      Kind = "stale"       // a temporary that nobody writes
+	Unreadable Kind = "unreadable"  // a file or directory that could not be read just now
+	Later      Kind = "later"       // of a format version, flag or algorithm that this kvhost does not know
+	Protocol   Kind = "protocol"    // a file by which hosts that share the root speak to each other is damaged
+	Absent     Kind = "absent"      // a host that shares the root and has not been heard of for long
+	Misnamed   Kind = "misnamed"    // sound, but renamed since it was stored: its header has another name
+)
+
+// Harmless says that a problem of this kind needs nobody to do anything.
+func (k Kind) Harmless() bool { return k == Misnamed || k == Absent }
+
+// advice is what to do about each kind when it was not repaired.
+var advice = map[Kind]string{
+	Damaged:    "repair moves it to quarantine; its next lookup misses",
+	WrongPiece: "repair moves it to quarantine; its next lookup misses",
+	Orphan:     "put the namespace's text back, or let repair move it to quarantine",
+	NoPlan:     "put the plan back, or let repair move it to quarantine",
+	Meta:       "repair moves it to quarantine; the store writes it again when it needs it",
+	Stale:      "repair removes it, and so does the next start of its host",
+	Unreadable: "see the error; check the device, the mount and the permissions",
+	Later:      "run the kvhost that wrote it, or remove it by hand",
+	Protocol:   "stop the hosts that share the root, remove .kvhost/shared, and start them again",
+	Absent:     "nothing: the host that evicts clears it away, and the next one to start where none runs",
+	Misnamed:   "nothing: a start that scans the root finds it where it is",
+}
+
+// Problem is one thing that is wrong.
+type Problem struct {
+	Path   string `json:"path"`
+	Kind   Kind   `json:"kind"`
+	What   string `json:"what"`
+	Bytes  int64  `json:"bytes"`            // on disk
+	Done   string `json:"done,omitempty"`   // by a repair
+	Failed string `json:"failed,omitempty"` // why a repair did not help
+	Advice string `json:"advice,omitempty"` // when nothing was done
+}
+
+// Usage is a number of files and the bytes that they take on disk.
+type Usage struct {
+	Files int64 `json:"files"`
+	Bytes int64 `json:"bytes"`
+}
+
+func (u *Usage) add(bytes int64) {
+	u.Files++
+	u.Bytes += bytes
+}
+
+// Compressed is what compressed pieces take, and the bytes of their payloads.
+type Compressed struct {
+	Usage
+	Payload int64 `json:"payload_bytes"`
+}
+
+// Report is the state of one root.
+type Report struct {
+	Root        string               `json:"root"`
+	Quick       bool                 `json:"quick"`
+	InUse       bool                 `json:"in_use"`      // a host had the root while it was repaired
+	Pieces      Usage                `json:"pieces"`      // sound ones
+	Compressed  Compressed           `json:"compressed"`  // of Pieces
+	Temporaries Usage                `json:"temporaries"` // the stale ones are problems besides
+	Quarantine  Usage                `json:"quarantine"`  // afterwards
+	Foreign     Usage                `json:"foreign"`     // not the store's
+	Changing    int64                `json:"changing"`    // files that a host was at work on; they are not judged
+	Read        int64                `json:"read_bytes"`
+	Namespaces  map[kv.Digest]*Usage `json:"-"`
+	Spaces      []SpaceUsage         `json:"namespaces"`
+	Plans       int                  `json:"plans"`
+	Found       map[Kind]*Usage      `json:"found"`    // problems by kind, repaired ones too
+	Repaired    int64                `json:"repaired"` // problems
+	Remaining   int64                `json:"remaining"`
+	Problems    []Problem            `json:"problems"`
+	Left        int64                `json:"problems_left_out,omitempty"` // beyond the most that are listed
+}
+
+// SpaceUsage is what the pieces of one namespace take.
+type SpaceUsage struct {
+	Namespace string `json:"namespace"` // digest
+	Model     string `json:"model,omitempty"`
+	Usage
+}
+
+// Err is ErrProblems when something is wrong that was not repaired.
+func (r *Report) Err() error {
+	if r.Remaining == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %d in %s", ErrProblems, r.Remaining, r.Root)
+}

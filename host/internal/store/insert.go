@@ -1,0 +1,118 @@
+package store
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// insert makes the entry in the nearest level that takes it.
+func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
+	p.ask()
+	var err error
+	levels, last := q.levels(s)
+	var behind *level
+	for _, l := range levels {
+		if behind != nil && q.copy == nil { // this level would judge it later, when it was demoted
+			c := l.candidate(p, q)
+			if admitted, asked := l.Admits(&c, p.class.Namespace); asked && !admitted {
+				s.count.refused.Add(1)
+				return ErrRefused
+			}
+		}
+		if err = l.insert(ctx, p, q, true); err == nil || !refusedHere(err) {
+			break
+		}
+		if behind == nil && errors.Is(err, moves.ErrBehind) {
+			behind = l
+		}
+	}
+	switch {
+	case behind == nil:
+	case err == nil:
+		behind.around.Add(1)
+	case last && refusedHere(err):
+		err = behind.insert(ctx, p, q, false)
+	}
+	return err
+}
+
+// refusedHere says of an error that another root may take the entry: this one is out of service, has no room, has none
+// without loss, or has used up its write budget.
+func refusedHere(err error) bool {
+	return errors.Is(err, ErrNoSpace) || errors.Is(err, ErrRootOut) || errors.Is(err, ErrRefused) ||
+		errors.Is(err, moves.ErrBehind)
+}
+
+// insert makes the entry in the level. The root that the place policy chose counts if it is there. What has no copy in the next level yet is not evicted if spares says so.
+func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) error {
+	tenant := l.store.catalog.Tenants.Number(q.Tenant)
+	r, evicts, err := l.enter(ctx, p.chosen, tenant, p.entryBytes())
+	if err != nil {
+		return err
+	}
+	if evicts {
+		defer r.kind.endTurn()
+	}
+	parent := kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
+	if err := r.budget.charge(p, p.entryBytes(), parent); err != nil {
+		return err
+	}
+	p.begin(r)
+	p.place()
+	enter := func() error { return p.addEntry(tenant, parent, q) }
+	w := reservation{
+		Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, spares: spares, reuseFor: p, enter: enter,
+	}
+	if err := r.kind.reserve(ctx, w); err != nil {
+		return p.shed(err)
+	}
+	return nil
+}
+
+// addEntry makes the entry, whose bytes are reserved. The lock is held.
+func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
+	r := p.root
+	if err := r.kind.mayInsert(p); err != nil {
+		return err
+	}
+	if len(r.store.levels) > 1 && r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key) != index.None {
+		return ErrResident // a copy and a put of its key are made at the same time
+	}
+	slot, err := r.Insert(&entries.New{
+		Fingerprint: p.mark.Fingerprint, Class: p.class, Key: &p.key, Parent: parent, Depth: q.Depth, Tenant: tenant,
+		Rank: p.rank, Reserved: p.entryRanks(), Stored: p.stamp, Request: q.Request,
+	})
+	if err != nil {
+		return err
+	}
+	p.mark.Slot = slot
+	r.kind.grew()
+	return nil
+}
+
+// enter chooses the root of a new entry and, if the entry's put may evict, takes the root's turn: that is where no
+// evictor runs in the background, and for a tenant whose quota is used up. A root can be taken out while the turn is
+// waited for; then another is chosen.
+func (l *level) enter(
+	ctx context.Context, chosen uint32, tenant uint16, bytes int64,
+) (r *root, evicts bool, err error) {
+	refreshFacts(l.store)
+	for {
+		if r, err = l.choose(chosen); err != nil {
+			return nil, false, err
+		}
+		freeSpace{r}.refresh()
+		if evicts, err = r.kind.turn(ctx, tenant, bytes); err != nil {
+			return nil, false, err
+		}
+		if !evicts || r.Health.Takes() {
+			return r, evicts, nil
+		}
+		r.kind.endTurn()
+	}
+}

@@ -1,0 +1,24 @@
+package metamorphic_test
+
+import (
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/store/metamorphic"
+)
+
+// FuzzParse reads histories, and writes them again.
+func FuzzParse(f *testing.F) {
+	for seed := range uint64(6) {
+		f.Add(metamorphic.Generate(seed, 6).String())
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		h, err := metamorphic.Parse(text)
+		if err != nil {
+			return
+		}
+		again, err := metamorphic.Parse(h.String())
+		if err != nil || again.String() != h.String() {
+			t.Fatalf("read back: %v\n%s\n%s", err, h, again)
+		}
+	})
+}

@@ -1,0 +1,212 @@
+package metamorphic
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// ErrSyntax is a history that cannot be read.
+var ErrSyntax = errors.New("metamorphic: bad history")
+
+// History is a list of operations and the settings of the hosts that they run on.
+type History struct {
+	Kind   Kind
+	Seed   uint64
+	Hosts  []Host
+	Faults []string // rules of package faultfs that hold in every life of every host
+	Ops    []Op
+}
+
+// Host is what stays the same in all lives of a host.
+type Host struct {
+	ID         string
+	Durability store.Durability
+	EvictMode  store.EvictMode
+}
+
+// Op is one operation: a verb on a host, with arguments.
+type Op struct {
+	Host string
+	Verb string
+	Args []Arg
+}
+
+// Arg is an argument of an operation.
+type Arg struct{ Name, Value string }
+
+func newOp(host, verb string, args ...any) Op {
+	op := Op{Host: host, Verb: verb}
+	for i := 0; i < len(args); i += 2 {
+		op.Args = append(op.Args, Arg{args[i].(string), fmt.Sprint(args[i+1])})
+	}
+	return op
+}
+
+func (o Op) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s.%s(", o.Host, o.Verb)
+	for i, a := range o.Args {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(a.Name + "=" + a.Value)
+	}
+	b.WriteByte(')')
+	return b.String()
+}
+
+// get returns an argument's value, or an empty string.
+func (o Op) get(name string) string {
+	for _, a := range o.Args {
+		if a.Name == name {
+			return a.Value
+		}
+	}
+	return ""
+}
+
+func (o Op) has(name string) bool { return o.get(name) != "" }
+
+// number returns a number among the arguments; one that is not there is 0.
+func (o Op) number(name string) uint64 {
+	n, _ := strconv.ParseUint(o.get(name), 10, 64) // parseOp has seen it
+	return n
+}
+
+// String is the history's text. [Parse] reads it back.
+func (h *History) String() string { return h.text(nil) }
+
+// text is the history's text, with what came of its first operations.
+func (h *History) text(results []string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "kind %s\nseed %d\n", h.Kind.Name, h.Seed)
+	for _, host := range h.Hosts {
+		fmt.Fprintf(&b, "host %s %s %s\n", host.ID, host.Durability, host.EvictMode)
+	}
+	for _, rule := range h.Faults {
+		fmt.Fprintf(&b, "fault %s\n", rule)
+	}
+	b.WriteByte('\n')
+	for i, op := range h.Ops {
+		if i < len(results) {
+			fmt.Fprintf(&b, "%-56s // %s\n", op, strings.ReplaceAll(results[i], "\n", " "))
+		} else {
+			fmt.Fprintln(&b, op)
+		}
+	}
+	return b.String()
+}
+
+// Parse reads a history's text. It skips empty lines and what follows "//".
+func Parse(text string) (*History, error) {
+	h := &History{}
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		line, _, _ = strings.Cut(line, "//")
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		if err := h.parseLine(line); err != nil {
+			return nil, fmt.Errorf("%w: line %d: %q: %w", ErrSyntax, n, line, err)
+		}
+	}
+	if h.Kind.Name == "" || len(h.Hosts) != h.Kind.hosts {
+		return nil, fmt.Errorf("%w: %d hosts of kind %q", ErrSyntax, len(h.Hosts), h.Kind.Name)
+	}
+	for _, op := range h.Ops {
+		if h.host(op.Host) < 0 {
+			return nil, fmt.Errorf("%w: %s: no such host", ErrSyntax, op)
+		}
+	}
+	return h, nil
+}
+
+func (h *History) parseLine(line string) (err error) {
+	word, rest, _ := strings.Cut(line, " ")
+	switch word {
+	case "kind":
+		h.Kind, err = kindNamed(rest)
+	case "seed":
+		h.Seed, err = strconv.ParseUint(rest, 10, 64)
+	case "host":
+		var host Host
+		host, err = parseHost(rest)
+		h.Hosts = append(h.Hosts, host)
+	case "fault":
+		_, err = faultfs.ParseRules(rest)
+		h.Faults = append(h.Faults, rest)
+	default:
+		var op Op
+		op, err = parseOp(line)
+		h.Ops = append(h.Ops, op)
+	}
+	return err
+}
+
+func parseHost(text string) (Host, error) {
+	words := strings.Fields(text)
+	if len(words) != 3 {
+		return Host{}, errors.New("want an id, a durability and an evict mode")
+	}
+	h := Host{ID: words[0]}
+	for _, d := range [...]store.Durability{store.None, store.Batch, store.Strict} {
+		for _, m := range [...]store.EvictMode{store.OnDemand, store.Background} {
+			if d.String() == words[1] && m.String() == words[2] {
+				h.Durability, h.EvictMode = d, m
+				return h, nil
+			}
+		}
+	}
+	return h, errors.New("no such durability or evict mode")
+}
+
+func (h *History) host(id string) int {
+	for i := range h.Hosts {
+		if h.Hosts[i].ID == id {
+			return i
+		}
+	}
+	return -1
+}
+
+// parseOp reads HOST.VERB(NAME=VALUE, ...).
+func parseOp(line string) (Op, error) {
+	head, tail, ok := strings.Cut(line, "(")
+	host, name, dotted := strings.Cut(head, ".")
+	tail, closed := strings.CutSuffix(tail, ")")
+	if !ok || !dotted || !closed {
+		return Op{}, errors.New("want host.Verb(name=value, ...)")
+	}
+	op := Op{Host: host, Verb: name}
+	v, known := verbs[name]
+	if !known {
+		return op, errors.New("no such verb")
+	}
+	for text := range strings.SplitSeq(tail, ",") {
+		if text = strings.TrimSpace(text); text == "" {
+			continue
+		}
+		arg, value, _ := strings.Cut(text, "=")
+		i := slices.IndexFunc(v.args, func(a argument) bool { return a.name == arg })
+		if i < 0 {
+			return op, fmt.Errorf("%s has no argument %q", name, arg)
+		}
+		if !v.args[i].valid(value) {
+			return op, fmt.Errorf("bad value of argument %q", text)
+		}
+		op.Args = append(op.Args, Arg{arg, value})
+	}
+	for _, a := range v.args {
+		if !a.optional && !op.has(a.name) {
+			return op, fmt.Errorf("%s needs an argument %s", name, a.name)
+		}
+	}
+	return op, nil
+}

@@ -1,0 +1,231 @@
+package moves
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// Origin is where entries come from: a root.
+type Origin struct {
+	*entries.Set
+	Level  int
+	Copies *entries.Copies
+	Clock  func() uint64 // the time of events
+	// Open opens a piece of an entry that is pinned.
+	Open func(m *entries.Move, rank uint32) (Piece, error)
+}
+
+// Piece is a [Source] that is closed at the end. Bad says that its bytes are not what was stored.
+type Piece interface {
+	Source
+	Bad(cause error)
+	Close()
+}
+
+// Level is where they go.
+type Level interface {
+	Number() int
+	Count() *Counters
+	// Holds says whether the level has a whole copy of an entry.
+	Holds(fp uint64) bool
+	// Family is the flags of a candidate: whether any level has its parent, and an entry whose parent it is.
+	Family(fp, parent uint64) uint32
+	// Admits asks the level's admit policy; asked is false where there is none.
+	Admits(c *abi.Candidate, ns *catalog.Namespace) (admitted, asked bool)
+	// Begin makes the target of a piece with this header. The error is [entries.ErrResident] if it is there.
+	Begin(ctx context.Context, e *Entry, h *pieceformat.Header) (Target, error)
+	// DropPart removes what a copy that failed has left.
+	DropPart(e *Entry)
+	// Log logs why an entry was not copied.
+	Log(e *Entry, cause error)
+}
+
+// Counters count moves to one level, by kind.
+type Counters [Kinds]Counter
+
+// Counter counts moves.
+type Counter struct {
+	Done, Bytes atomic.Uint64 // copied
+	Shed        atomic.Uint64 // dropped, because too many were waiting or there was no time
+	Refused     atomic.Uint64 // not wanted by the policy of the level
+	Cancelled   atomic.Uint64 // not wanted any more, or there already
+	Failed      atomic.Uint64 // faults, and no room
+}
+
+// Entry is an entry that is to be copied. It is a [Move].
+type Entry struct {
+	*entries.Move
+	Kind  Kind
+	From  *Origin
+	To    Level
+	Then  func() // called when the copy is there
+	Ended func() // called with the lock of the set when the move is over
+
+	Namespace *catalog.Namespace
+	Pieces    uint64
+	size      int64
+	tries     int
+}
+
+// mostTries bounds how often a move looks for room.
+const mostTries = 8
+
+// Offer asks whether the level wants the entry, and queues the move. An entry that leaves can go when it is not.
+func (v *Entry) Offer(m *Mover) (queued bool) {
+	n := &v.To.Count()[v.Kind]
+	switch wanted, known := v.wanted(); {
+	case !known:
+		n.Cancelled.Add(1)
+	case !wanted:
+		n.Refused.Add(1)
+	case m.Offer(v):
+		return true
+	default:
+		n.Shed.Add(1)
+	}
+	v.end()
+	return false
+}
+
+// wanted asks the level. known says that the entry is here, and has no copy there yet.
+func (v *Entry) wanted() (wanted, known bool) {
+	r := v.From
+	r.Lock()
+	e := r.Index.At(v.Slot)
+	if v.Gone() || !e.Is(index.Complete) {
+		r.Unlock()
+		return false, false
+	}
+	class := r.ClassOf(v.Slot)
+	v.Namespace, v.size = class.Namespace, r.Index.Bytes(v.Slot)
+	c := abi.Candidate{
+		Key: v.Fingerprint, ParentKey: e.Parent(), Namespace: class.Namespace.ID, Group: class.Group,
+		Size: r.Index.EntryUnits(v.Slot, e), Depth: e.Depth(), Tenant: r.TenantOf(v.Slot), Time: r.Clock(),
+		Kind: v.Kind.record(), From: uint8(r.Level), To: uint8(v.To.Number()), Hits: r.Hits.Of(v.Slot),
+	}
+	r.Unlock()
+	if v.To.Holds(v.Fingerprint) {
+		return false, false
+	}
+	c.Flags = v.To.Family(v.Fingerprint, c.ParentKey)
+	if admitted, asked := v.To.Admits(&c, v.Namespace); asked {
+		return admitted, true
+	}
+	return v.Kind == Prefetch || policy.AdmitsByDefault(&c), true
+}
+
+// record is the kind as policies get it. What is written through has just been stored.
+func (k Kind) record() abi.CandidateKind {
+	return [Kinds]abi.CandidateKind{abi.KindDemotion, abi.KindPromotion, abi.KindNew, abi.KindPromotion}[k]
+}
+
+// Bytes implements [Move].
+func (v *Entry) Bytes() int64 { return v.size }
+
+// Yields implements [Move]: without a prefetch a load takes longer, without another move a copy may be lost.
+func (v *Entry) Yields() bool { return v.Kind == Prefetch }
+
+// Leaves implements [Move].
+func (v *Entry) Leaves() bool { return v.Kind == Demotion }
+
+// Shed implements [Move].
+func (v *Entry) Shed() {
+	if n := &v.To.Count()[v.Kind]; v.Cancelled() {
+		n.Cancelled.Add(1)
+	} else {
+		n.Shed.Add(1)
+	}
+	v.end()
+}
+
+func (v *Entry) end() {
+	v.From.Lock()
+	defer v.From.Unlock()
+	v.From.Moves.EndCopy(v.Move)
+	if v.Ended != nil {
+		v.Ended()
+	}
+}
+
+// Run implements [Move]: it copies the pieces one after the other. What the level has no room for without loss is tried
+// again when another move has ended.
+func (v *Entry) Run(ctx context.Context, c *Copier) (again bool) {
+	defer func() {
+		if again {
+			v.pause()
+		} else {
+			v.end()
+		}
+	}()
+	r, n := v.From, &v.To.Count()[v.Kind]
+	r.Lock()
+	begun := !v.Cancelled() && r.Moves.BeginCopy(v.Move)
+	if begun {
+		v.Pieces = r.Index.Pieces(v.Slot)
+		r.Copies.Watch(v.Fingerprint)
+		defer r.Copies.Unwatch(v.Fingerprint)
+	}
+	r.Unlock()
+	if !begun {
+		n.Cancelled.Add(1)
+		return false
+	}
+	for rank := range entries.Ranks(v.Pieces) {
+		err := v.copyPiece(ctx, c, rank)
+		if err == nil || errors.Is(err, entries.ErrResident) {
+			continue
+		}
+		v.To.DropPart(v)
+		if v.Cancelled() || errors.Is(err, ErrCancelled) || ctx.Err() != nil {
+			n.Cancelled.Add(1)
+			return false
+		}
+		if errors.Is(err, ErrBehind) {
+			if v.tries++; v.tries < mostTries {
+				return true
+			}
+			n.Shed.Add(1)
+			return false
+		}
+		n.Failed.Add(1)
+		v.To.Log(v, err)
+		return false
+	}
+	if v.Then != nil {
+		v.Then()
+	}
+	n.Done.Add(1)
+	n.Bytes.Add(uint64(v.size))
+	return false
+}
+
+// pause ends a copy that will be made anew.
+func (v *Entry) pause() {
+	v.From.Lock()
+	defer v.From.Unlock()
+	v.From.Moves.PauseCopy(v.Move)
+}
+
+func (v *Entry) copyPiece(ctx context.Context, c *Copier, rank uint32) error {
+	p, err := v.From.Open(v.Move, rank)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	_, err = c.Copy(ctx, p, func(ctx context.Context, h *pieceformat.Header) (Target, error) {
+		return v.To.Begin(ctx, v, h)
+	})
+	if pieceformat.IsDamage(err) || errors.Is(err, kv.ErrChecksum) || errors.Is(err, pieceformat.ErrWrongPiece) {
+		p.Bad(err)
+	}
+	return err
+}

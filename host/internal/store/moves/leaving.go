@@ -1,0 +1,160 @@
+package moves
+
+import (
+	"context"
+	"sync"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+)
+
+// Leaving lets entries of a root leave for the next level. The root evicts ahead of need: what its policy names is
+// copied there meanwhile, is served as before, and goes when a put needs its bytes. A put never waits for a copy: it goes
+// to the next level itself when nothing has one, and only if no level takes it an entry goes without.
+type Leaving struct {
+	From  *Origin
+	To    Level // nil: what is evicted is dropped
+	Mover *Mover
+	Takes func() bool // the root is in service
+
+	wake   chan struct{}
+	turn   sync.Mutex       // held while entries are offered
+	wanted map[uint32]int64 // bytes that should leave soon, by tenant or for any; the set's lock guards it
+}
+
+// leavingAhead is the part of a root, 1/n, that is kept free or for entries that leave.
+const leavingAhead = 16
+
+// Init prepares for Run.
+func (l *Leaving) Init() { l.wake, l.wanted = make(chan struct{}, 1), map[uint32]int64{} }
+
+// due is how many bytes of entries should leave now. The set's lock is held.
+func (l *Leaving) due() int64 {
+	if !l.can() {
+		return 0
+	}
+	return max(0, max(l.wanted[abi.None], l.From.Account.Excess(1-1.0/leavingAhead))-l.From.Moves.Leaving())
+}
+
+// can says whether entries can leave at present. The set's lock is held.
+func (l *Leaving) can() bool { return l.To != nil && !l.From.Scanning() && l.Takes() }
+
+// Wake lets entries leave if that is due. The set's lock is held.
+func (l *Leaving) Wake() {
+	if len(l.wanted) > 0 || l.due() > 0 {
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Run lets entries leave until the context is done.
+func (l *Leaving) Run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.wake:
+			l.Step()
+		}
+	}
+}
+
+// Step lets entries leave as far as is due and moves may wait, and offers them to the next level.
+func (l *Leaving) Step() {
+	l.turn.Lock()
+	defer l.turn.Unlock()
+	var list []*entries.Move
+	s := l.From.Set
+	s.Lock()
+	room := l.Mover.Room()
+	leave := func(bytes int64, tenant uint32) {
+		if bytes = min(bytes, room); bytes <= 0 {
+			return
+		}
+		s.Evictor.Victims(bytes, tenant, func(slot uint32) {
+			if m := s.Moves.Leave(slot); m != nil {
+				list = append(list, m)
+				room -= s.Index.Bytes(slot)
+			}
+		})
+	}
+	for tenant, bytes := range l.wanted {
+		if tenant != abi.None && l.can() {
+			leave(bytes-s.Moves.LeavingOf(tenant), tenant)
+		}
+	}
+	leave(l.due(), abi.None)
+	clear(l.wanted)
+	s.Unlock()
+	for _, m := range list {
+		(&Entry{Move: m, Kind: Demotion, From: l.From, To: l.To, Ended: l.Wake}).Offer(l.Mover)
+	}
+}
+
+// Through offers an entry that was just stored to the next level. Nothing is done where it is not whole yet.
+func (l *Leaving) Through(m entries.Mark) {
+	var v *entries.Move
+	s := l.From.Set
+	s.Lock()
+	if s.Stands(m) {
+		v = s.Moves.Copy(m.Slot)
+	}
+	s.Unlock()
+	if v != nil {
+		(&Entry{Move: v, Kind: Through, From: l.From, To: l.To}).Offer(l.Mover)
+	}
+}
+
+// Evict begins to evict entries, up to the bytes wanted; only those of the tenant, if one is named. Those that leave and
+// are settled go first. The rest goes without a copy if lossy says so, and else it is behind: something will be settled
+// soon. The set's lock is held.
+func (l *Leaving) Evict(list []entries.Eviction, bytes int64, tenant uint32, lossy bool) (
+	begun []entries.Eviction, behind bool,
+) {
+	s := l.From.Set
+	if l.To == nil {
+		return l.dropVictims(list, bytes, tenant), false
+	}
+	l.want(bytes, tenant)
+	for bytes > 0 {
+		slot, settled := s.Moves.NextLeaving(tenant, lossy)
+		if slot == index.None {
+			break
+		}
+		if !settled {
+			l.To.Count()[Demotion].Shed.Add(1)
+		}
+		bytes -= s.Index.Bytes(slot)
+		list = append(list, s.BeginEvict(slot))
+	}
+	if bytes > 0 && !lossy {
+		l.Wake()
+		return list, true
+	}
+	return l.dropVictims(list, bytes, tenant), false
+}
+
+// want lets as much leave as goes now, also where the root is not full, as for a tenant at its quota.
+func (l *Leaving) want(bytes int64, tenant uint32) {
+	if tenant != abi.None || bytes > l.From.Moves.Leaving() {
+		l.wanted[tenant] = max(l.wanted[tenant], bytes)
+	}
+}
+
+// dropVictims begins to evict what the policy names.
+func (l *Leaving) dropVictims(list []entries.Eviction, bytes int64, tenant uint32) []entries.Eviction {
+	if bytes <= 0 {
+		return list
+	}
+	s := l.From.Set
+	s.Evictor.Victims(bytes, tenant, func(slot uint32) {
+		if l.To != nil {
+			l.To.Count()[Demotion].Shed.Add(1)
+		}
+		list = append(list, s.BeginEvict(slot))
+	})
+	return list
+}

@@ -1,0 +1,145 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// kept are the namespaces that the root has kept.
+func (f *fixture) kept() int {
+	f.Helper()
+	list, err := os.ReadDir(filepath.Join(f.cfg.Roots[0].Path, pieceformat.NamespacesDir))
+	if err != nil {
+		f.Fatal(err)
+	}
+	return len(list)
+}
+
+func numbered(s *Store) int { return len(s.catalog.Namespaces()) }
+
+// TestNamespacesWithoutEntriesLoseTheirPlace opens two more namespaces, one of which has an entry for a while, and
+// starts again by either way.
+func TestNamespacesWithoutEntriesLoseTheirPlace(t *testing.T) {
+	for _, how := range []string{"checkpoint", "scan"} {
+		t.Run(how, func(t *testing.T) {
+			f := newFixture(t, t.TempDir(), 8, 1)
+			f.mustPut(0)
+			mine := f.space
+			for n := range 2 {
+				other := testNamespace(1)
+				other.Revision = fmt.Sprint("other ", n)
+				var err error
+				if f.space, err = f.store.Namespace(context.Background(), other); err != nil {
+					t.Fatal(err)
+				}
+				if n == 1 {
+					f.mustPut(1)
+					f.drop(1)
+				}
+			}
+			f.space = mine
+			if numbered(f.store) != 3 || f.kept() != 3 {
+				t.Fatalf("%d have a number, %d are kept", numbered(f.store), f.kept())
+			}
+			if how == "scan" {
+				f.crash()
+			} else {
+				f.restart()
+			}
+			<-f.store.ScanDone()
+			if numbered(f.store) != 1 || f.kept() != 1 {
+				t.Fatalf("%d have a number, %d are kept", numbered(f.store), f.kept())
+			}
+			f.mustRead(0)
+		})
+	}
+}
+
+// TestMoreNamespacesKeptThanPlaces starts on a root that has kept more namespaces than there are places for.
+func TestMoreNamespacesKeptThanPlaces(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 8, 1)
+	f.mustPut(0)
+	if err := f.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for n := range catalog.MaxNamespaces + 10 {
+		other := testNamespace(1)
+		other.Revision = fmt.Sprint("other ", n)
+		put(t, filepath.Join(f.cfg.Roots[0].Path, pieceformat.NamespacesDir, other.Digest().String()), []byte(other.Text()))
+	}
+	f.start()
+	<-f.store.ScanDone()
+	f.mustRead(0)
+	f.mustPut(1)
+	if f.kept() != 1 {
+		t.Errorf("%d namespaces are kept", f.kept())
+	}
+}
+
+// TestDamagedFileOfDormantNamespace: a file is known by its path to be the store's although no sound piece says whose
+// it is.
+func TestDamagedFileOfDormantNamespace(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 8, 1)
+	other := testNamespace(1)
+	other.Revision = "other"
+	mine := f.ns
+	var err error
+	if f.space, err = f.store.Namespace(context.Background(), other); err != nil {
+		t.Fatal(err)
+	}
+	f.mustPut(0)
+	name := f.pieceFile(0, 0)
+	f.ns = mine
+	if err := f.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)); err != nil {
+		t.Fatal(err)
+	}
+	put(t, name, make([]byte, pieceformat.Page))
+	f.start()
+	<-f.store.ScanDone()
+	if st := f.store.Stats().Roots[0]; st.Quarantined != 1 || st.Foreign != 0 {
+		t.Errorf("%d quarantined, %d foreign", st.Quarantined, st.Foreign)
+	}
+	if _, err := f.store.catalog.ClassFor(&pieceformat.Header{Namespace: kv.Digest{1}}); err == nil {
+		t.Error("a namespace that nobody has kept")
+	}
+}
+
+// TestTemporariesOfMeta leaves some beside the store's own files.
+func TestTemporariesOfMeta(t *testing.T) {
+	dir := t.TempDir()
+	f := newFixture(t, dir, 4, 1)
+	f.mustPut(0)
+	mine := func(d string) string { return pieceformat.TempName(filepath.Join(dir, d, "x"), "testhost", 7) }
+	others := pieceformat.TempName(filepath.Join(dir, pieceformat.MetaDir, "x"), "otherhost", 7)
+	for _, shared := range []bool{true, false} {
+		f.store.Close()
+		for _, name := range []string{
+			mine(pieceformat.MetaDir), mine(pieceformat.NamespacesDir), mine(pieceformat.PlansDir), others,
+		} {
+			put(t, name, []byte("left"))
+		}
+		f.cfg.Roots[0].Shared = shared
+		f.start()
+		for _, name := range []string{
+			mine(pieceformat.MetaDir), mine(pieceformat.NamespacesDir), mine(pieceformat.PlansDir),
+		} {
+			if _, err := os.Stat(name); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("shared %t: %s: %v", shared, name, err)
+			}
+		}
+		if _, err := os.Stat(others); (err == nil) != shared {
+			t.Errorf("shared %t: another host's: %v", shared, err)
+		}
+	}
+}

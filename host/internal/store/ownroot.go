@@ -1,0 +1,238 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/files"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/recovery"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sync/semaphore"
+)
+
+// ownRoot is the [kind] of a directory that this host has for itself: it evicts, gives entries the bytes of all their
+// ranks, needs no records of other hosts, and settles a put or an eviction here and now.
+type ownRoot struct {
+	r *root
+
+	evicting *semaphore.Weighted // the turn: held by the one reservation that may evict
+	victims  []entries.Eviction  // of the turn's holder
+	woken    chan struct{}       // wakes the background evictor
+	leaving  moves.Leaving       // for the next level
+	// unlinksAll is for tests: no put gets a victim's file.
+	unlinksAll bool
+}
+
+func newOwnRoot(r *root) *ownRoot {
+	c := &ownRoot{r: r, evicting: semaphore.NewWeighted(1), woken: make(chan struct{}, 1)}
+	c.leaving.From, c.leaving.Mover, c.leaving.Takes = &r.origin, r.store.mover, r.Health.Takes
+	c.leaving.Init()
+	if below := r.level.below(); below != nil {
+		c.leaving.To = below
+	}
+	r.OwnDirs()
+	r.guardDirectory(c, true)
+	return c
+}
+
+func (c *ownRoot) file(base string) string                  { return base }
+func (c *ownRoot) ownsTemp(string) bool                     { return true }
+func (c *ownRoot) mayInsert(*Put) error                     { return nil }
+func (c *ownRoot) mayAwait(kv.Key) error                    { return nil }
+func (c *ownRoot) entryRanks(_ uint32, ranks uint64) uint64 { return ranks }
+func (c *ownRoot) aborted(*Put)                             {} // the entry keeps the bytes for a put that tries again
+func (c *ownRoot) giveBack(*Put)                            {}
+func (c *ownRoot) grants() bool                             { return true }
+func (c *ownRoot) decodes() bool                            { return false }
+func (c *ownRoot) drain(context.Context)                    {}
+func (c *ownRoot) leave()                                   {}
+func (c *ownRoot) step(context.Context)                     {}
+func (c *ownRoot) stats() *SharedStats                      { return nil }
+func (c *ownRoot) removeTemp(p *Put)                        { c.discard(p.temp, p.class.FileBytes()) }
+func (c *ownRoot) offer()                                   { c.leaving.Step() }
+
+func (c *ownRoot) openTemp(p *Put) (staging.File, error) {
+	return c.r.FS.OpenFile(p.temp, os.O_RDWR, 0)
+}
+
+// createTemp implements [kind]: a temporary stands beside its target, in directories that are made for it.
+func (c *ownRoot) createTemp(p *Put) (f staging.File, err error) {
+	p.temp = c.r.store.seq.TempName(p.target)
+	f, err = staging.OpenDirect(c.r.FS, p.temp, newTemp, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		f, err = c.createInDir(p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.r.metered(f), nil
+}
+
+func (c *ownRoot) createInDir(p *Put) (f staging.File, err error) {
+	err = c.r.InDir(p.target, func() (err error) {
+		f, err = staging.OpenDirect(c.r.FS, p.temp, newTemp, 0o600)
+		return err
+	})
+	return f, err
+}
+
+func (c *ownRoot) publish(p *Put, info staging.Info) error {
+	// Its directory may have gone since, if the put got another name.
+	err := c.r.InDir(p.target, func() error { return c.r.FS.RenameNoReplace(p.temp, p.target) })
+	if err == nil {
+		p.temp = ""
+		return nil
+	}
+	now, look := c.r.FS.Stat(p.target)
+	switch {
+	case look == nil && now.Same(info): // it happened all the same, as on a network file system that lost the reply
+		return nil
+	case errors.Is(err, fs.ErrExist), files.Misled(err) && p.name != "": // as another file is there, or on the way
+	case look != nil && !errors.Is(look, fs.ErrNotExist):
+		c.r.Log.Error("publication failed, perhaps after the rename; will look again, its bytes stay in the account",
+			"file", p.target, "error", err, "look", look)
+		c.r.Orphans.AddRenamed(p.target, info, pieceformat.Padded(info.Allocated))
+	case health.Hung(err):
+		c.r.Orphans.AddRenamed(p.target, info, 0)
+	}
+	return err
+}
+
+func (c *ownRoot) published(m entries.Mark) {
+	if c.r.cfg.Through && c.leaving.To != nil {
+		c.leaving.Through(m)
+	}
+}
+
+// forget implements [kind]. A file that stays is tried again at the next start.
+func (c *ownRoot) forget(dir, base string) {
+	for _, dir := range pieceformat.Copies(dir) {
+		if err := c.r.FS.Remove(c.r.Slash + dir + "/" + base); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			c.r.Log.Warn("file that nothing needs not removed; the next start tries again", "file", base, "error", err)
+		}
+	}
+}
+
+func (c *ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
+	switch cause := fmt.Errorf("%w: key %s", pieceformat.ErrWrongPiece, h.Key); {
+	case damage != nil:
+		c.r.Quarantine.Isolate(p.target, damage)
+	case p.name == "":
+		c.r.Quarantine.Isolate(p.target, cause)
+	default:
+		return p.leaveName(cause)
+	}
+	return nil
+}
+
+func (c *ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
+	r := c.r
+	for rank := range entries.Ranks(pieces) {
+		n, err := r.Remove(r.victim(v, rank), v.Class.FileBytes())
+		if errors.Is(err, fs.ErrNotExist) { // somebody has removed it
+			r.Counted(&r.Count.Vanished)
+			r.Quarantine.Recount()
+		} else if err != nil {
+			failed = err
+		}
+		left += n
+	}
+	return left, failed
+}
+
+func (c *ownRoot) unlinkDamaged(v *entries.Eviction, rank uint32, name string, cause error) {
+	r := c.r
+	k, _ := r.Quarantine.Move(name, v.Class.FileBytes(), cause)
+	_, _ = c.unlink(v, v.Pieces&^(1<<rank)) // it logs what fails, and retries
+	r.Lock()
+	r.Release(v, k.Bytes) // the quarantine has them
+	excess := r.Quarantine.Add(k)
+	r.Unlock()
+	r.Quarantine.Remove(excess)
+}
+
+func (c *ownRoot) discard(name string, most int64) (left int64) { return c.r.Discard(name, most) }
+func (c *ownRoot) lockOut(context.Context) error                { return c.unshared() }
+func (c *ownRoot) identify() (empty bool, err error)            { return c.r.directory.Adopt() }
+func (c *ownRoot) judge() recovery.Judge                        { return recovery.Exclusive{} }
+
+func (c *ownRoot) recover(ctx context.Context) error {
+	if err := c.find(ctx); err != nil {
+		return err
+	}
+	c.r.warnOfSpace(func(s staging.Space) int64 { // before a scan what is in use counts as the root's own
+		return c.r.Account.Used() + s.Available
+	})
+	return nil
+}
+
+// find takes what a checkpoint tells, or begins a scan, and counts directories where they count.
+func (c *ownRoot) find(ctx context.Context) error {
+	r := c.r
+	ok, err := r.recovery.TakeCheckpoint(ctx)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		err = r.recovery.BeginScan()
+	} else {
+		c.evictDown(ctx)
+		close(r.scanned)
+		err = ctx.Err()
+	}
+	if err == nil && !r.cfg.ForPieces {
+		r.store.work.Go(func() { r.CountDirs(r.store.run) })
+	}
+	return err
+}
+
+func (c *ownRoot) scan(ctx context.Context) error {
+	if err := c.r.recovery.Scan(ctx); err != nil {
+		return err
+	}
+	c.evictDown(ctx)
+	return ctx.Err()
+}
+
+func (c *ownRoot) start() {
+	r, s := c.r, c.r.store
+	s.work.Go(func() { r.recovery.SaveTouchesEvery(s.run, recovery.TouchesEvery) })
+	if c.leaving.To != nil {
+		s.work.Go(func() { c.leaving.Run(s.run) })
+	}
+	if c.inBackground() {
+		s.work.Go(func() { c.evictAhead(s.run) })
+	}
+}
+
+func (c *ownRoot) save() {
+	c.r.recovery.SaveTouches()
+	c.r.recovery.SaveCheckpoint()
+}
+
+// unshared says who shares a root that this host wants for itself.
+func (c *ownRoot) unshared() error {
+	entries, err := c.r.FS.ReadDir(c.r.Path + "/" + shared.Dir + "/hosts")
+	if errors.Is(err, fs.ErrNotExist) || files.Misled(err) || err == nil && len(entries) == 0 {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("store: root %s: %w", c.r.Path, err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return fmt.Errorf("%w: %s is shared by %s: stop them, or set shared = true here too; "+
+		"remove what is in %s/hosts of hosts that were killed",
+		ErrRootBusy, c.r.Path, strings.Join(names, ", "), c.r.Path+"/"+shared.Dir)
+}

@@ -1,0 +1,175 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
+)
+
+// Piece is a published file, open for reading. It pins its entry until it is closed.
+type Piece struct {
+	root   *root
+	class  *catalog.Class
+	mark   entries.Mark
+	key    kv.Key
+	rank   uint32
+	given  string // its name, if it is not the built-in one
+	name   string // its path
+	file   staging.File
+	size   int64
+	head   Head
+	isLoad bool // moves wait while it is open
+	closed atomic.Bool
+}
+
+// Head is what a reader needs to know of a piece before its payload.
+type Head = moves.Head
+
+// pin pins the piece's entry, which has another pin. Loads says that the piece is for a load.
+func (p *Piece) pin(loads bool) error {
+	at, ok := p.root.PinPiece(p.mark.Slot, p.rank, loads)
+	if !ok {
+		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, at.Key)
+	}
+	p.key, p.class, p.given = at.Key, at.Class, at.Name
+	return nil
+}
+
+// open opens the file.
+func (p *Piece) open() (err error) {
+	r := p.root
+	p.name = r.path(p.given, p.class, &p.key, p.rank)
+	if err = p.openFile(); errors.Is(err, unix.ESTALE) {
+		err = p.openFile() // once: the name may have a new handle
+	}
+	if err != nil {
+		return fmt.Errorf("store: opening rank %d of %s: %w", p.rank, p.key, r.unopened(p.mark, p.rank, p.name, err))
+	}
+	p.file = r.metered(p.file)
+	return nil
+}
+
+// openFile opens the file under the piece's name. A directory there is no file: it must not be taken for a damaged one.
+func (p *Piece) openFile() error {
+	f, err := staging.OpenDirect(p.root.FS, p.name, os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err == nil && info.IsDir() {
+		err = fmt.Errorf("%s: %w", p.name, unix.EISDIR)
+	}
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	p.file, p.size = f, info.Size
+	return nil
+}
+
+// Root is the directory of the root that the piece is in.
+func (p *Piece) Root() string { return p.root.Path }
+
+// Size is the size of the file.
+func (p *Piece) Size() int64 { return p.size }
+
+// Expected is what the head of a piece that is written now is like, without its table: most likely this one's. Verify
+// says what it is.
+func (p *Piece) Expected() Head {
+	plan := p.class.Plan
+	compressed := p.size != pieceformat.FileBytes(plan)
+	return Head{Plan: plan, DataOffset: pieceformat.DataOffset(len(plan.Extents()), compressed), Compressed: compressed}
+}
+
+// Decoded enters what was decompressed of the piece, and the time of the codec.
+func (p *Piece) Decoded(pages, stored int64, took time.Duration) {
+	p.class.Namespace.Compression.Decoded(pages, stored, took)
+}
+
+// File is the open file. The piece closes it.
+func (p *Piece) File() staging.File { return p.file }
+
+// Verify judges the file by its first bytes, at least one [pieceformat.Page] of them: that it is the piece it should
+// be, all of it, and how to read it. When fewer than Head.DataOffset bytes were given the table is left out: call again
+// with more. The Head is the piece's and valid until Close.
+func (p *Piece) Verify(head []byte) (*Head, error) {
+	h, err := pieceformat.DecodeHeader(head)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.expects(&h); err != nil {
+		return nil, err
+	}
+	plan := p.class.Plan
+	if h.Plan != plan.Digest() {
+		if plan, err = p.root.plan(h.Plan); err != nil {
+			return nil, err
+		}
+		if now := p.class.Plan.Geometry(); plan.Geometry().Blocks != now.Blocks ||
+			!slices.Equal(plan.Geometry().Planes, now.Planes) {
+			return nil, fmt.Errorf("%w: plan %s is of another geometry", pieceformat.ErrWrongPiece, h.Plan)
+		}
+	}
+	g := plan.Geometry()
+	if h.Payload != plan.PayloadBytes() || int(h.Extents) != len(plan.Extents()) || h.Blocks != g.Blocks {
+		return nil, fmt.Errorf("%w: %d payload bytes, %d extents and %d blocks under a plan of %d, %d and %d",
+			pieceformat.ErrDamaged, h.Payload, h.Extents, h.Blocks, plan.PayloadBytes(), len(plan.Extents()), g.Blocks)
+	}
+	if err := p.head.Read(&h, plan, head); err != nil {
+		return nil, err
+	}
+	return &p.head, nil
+}
+
+// expects compares a header with what the index says the file is.
+func (p *Piece) expects(h *pieceformat.Header) error {
+	c := p.class
+	switch {
+	case h.Namespace != c.Namespace.Digest:
+		return fmt.Errorf("%w: of namespace %s, want %s", pieceformat.ErrWrongPiece, h.Namespace, c.Namespace.Digest)
+	case h.Key != p.key:
+		return fmt.Errorf("%w: of key %s, want %s", pieceformat.ErrWrongPiece, h.Key, p.key)
+	case h.Group != c.Group || h.Rank != p.rank:
+		return fmt.Errorf("%w: group %d rank %d, want %d and %d", pieceformat.ErrWrongPiece, h.Group, h.Rank, c.Group, p.rank)
+	case h.Extent != kv.ExtentBytes:
+		return fmt.Errorf("%w: extents of %d bytes", pieceformat.ErrUnknownFormat, h.Extent)
+	case h.FileBytes() != p.size:
+		return fmt.Errorf("%w: the file has %d bytes, its header says %d", pieceformat.ErrDamaged, p.size, h.FileBytes())
+	}
+	return nil
+}
+
+// Bad says that the piece's bytes are not what was stored. Its entry is dropped at once, so that the next lookup
+// misses, and the file goes into quarantine.
+func (p *Piece) Bad(cause error) {
+	if p.root.notOfFile(p.mark, cause) {
+		return
+	}
+	p.root.dropDamaged(p.mark, p.rank, p.name, cause)
+}
+
+// Close closes the file and gives the pin back. It may be called again.
+func (p *Piece) Close() {
+	if p.closed.Swap(true) {
+		return
+	}
+	if p.file != nil {
+		_ = p.file.Close() // it was only read
+	}
+	p.root.Lock()
+	p.root.Unpin(p.mark)
+	p.root.Unlock()
+	if p.isLoad {
+		p.root.store.loads.End()
+	}
+}

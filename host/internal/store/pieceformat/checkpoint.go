@@ -1,0 +1,348 @@
+package pieceformat
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"iter"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/zeebo/xxh3"
+)
+
+// A checkpoint file, little-endian: a head of 64 bytes; the owners, 32 bytes each; the entries by slot.
+const (
+	checkpointMagic = "kvindex2"
+	checkpointHead  = 64
+	ownerRecord     = 32
+	entryRecord     = 28 // then 16 or 32 bytes of key, then the fields that flags name, then names
+	checkpointPart  = 1 << 20
+	maxNames        = 1 << 17 // bytes: those of 64 ranks
+	keyHead         = 16
+	keyTail         = kv.KeyBytes - keyHead
+)
+
+// State bits of an entry.
+const (
+	StateComplete = 1 << 3 // all pieces that some put or header named are there
+	StateNamed    = 1 << 4 // some piece has another name than the built-in one: the names follow
+)
+
+// Flags of an entry's record.
+const (
+	recordLongKey = 1 << iota // a key of 32 bytes
+	recordWide                // 8 bytes: the set of pieces, where it does not fit one byte
+	recordMissing             // 8 bytes: ranks that bytes are reserved for and whose pieces are not there
+	recordExpires             // 4 bytes: when it expires
+	recordFlags   = 1<<iota - 1
+)
+
+// Checkpoint is the head of a checkpoint.
+type Checkpoint struct {
+	Time    int64  // a store time: later ones are greater
+	High    uint32 // one more than the highest slot ever used
+	Clock   uint32 // the last tick given out
+	Entries uint32
+	Owners  uint32
+	body    uint64 // xxh3-64 of what follows
+}
+
+// CheckpointOwner is what many entries have in common. One that no entry has any more is zero.
+type CheckpointOwner struct {
+	Namespace kv.Digest
+	Group     uint32
+	Tenant    uint32
+	TTL       time.Duration
+}
+
+// CheckpointEntry is one entry of an index.
+type CheckpointEntry struct {
+	Slot      uint32
+	OwnerID   uint32 // of the checkpoint's owners, by position
+	State     uint8  // StateComplete, StateNamed
+	Parent    uint64 // fingerprint
+	LastTouch uint32
+	Units     uint32
+	Depth     uint16
+	Pieces    uint64
+	Missing   uint64
+	Expires   uint32 // seconds since 1970; 0: never
+	Key       kv.Key
+	Names     []names.Name // of a state with StateNamed
+}
+
+func (c *Checkpoint) encode() []byte {
+	le, b := binary.LittleEndian, make([]byte, 0, checkpointHead)
+	b = append(b, checkpointMagic...)
+	b = le.AppendUint64(b, uint64(c.Time))
+	b = le.AppendUint32(b, c.High)
+	b = le.AppendUint32(b, c.Clock)
+	b = le.AppendUint32(b, c.Entries)
+	b = le.AppendUint32(b, c.Owners)
+	b = append(b, make([]byte, 16)...)
+	b = le.AppendUint64(b, c.body)
+	return le.AppendUint64(b, xxh3.Hash(b))
+}
+
+func decodeCheckpoint(b []byte) (c Checkpoint, err error) {
+	le := binary.LittleEndian
+	if len(b) < checkpointHead || string(b[:8]) != checkpointMagic || le.Uint64(b[56:]) != xxh3.Hash(b[:56]) {
+		return c, fmt.Errorf("%w: not a checkpoint of this version", ErrDamaged)
+	}
+	return Checkpoint{
+		Time: int64(le.Uint64(b[8:])), High: le.Uint32(b[16:]), Clock: le.Uint32(b[20:]), Entries: le.Uint32(b[24:]),
+		Owners: le.Uint32(b[28:]), body: le.Uint64(b[48:]),
+	}, nil
+}
+
+func (o *CheckpointOwner) append(b []byte) []byte {
+	le := binary.LittleEndian
+	b = append(b, o.Namespace[:]...)
+	b = le.AppendUint32(b, o.Group)
+	b = le.AppendUint32(b, o.Tenant)
+	return le.AppendUint64(b, uint64(o.TTL))
+}
+
+func decodeOwner(b []byte) (o CheckpointOwner) {
+	le := binary.LittleEndian
+	copy(o.Namespace[:], b)
+	o.Group, o.Tenant, o.TTL = le.Uint32(b[16:]), le.Uint32(b[20:]), time.Duration(le.Uint64(b[24:]))
+	return o
+}
+
+func (e *CheckpointEntry) append(b []byte) []byte {
+	le, flags := binary.LittleEndian, byte(0)
+	if [keyTail]byte(e.Key[keyHead:]) != [keyTail]byte{} {
+		flags |= recordLongKey
+	}
+	if e.Pieces > 0xff {
+		flags |= recordWide
+	}
+	if e.Missing != 0 {
+		flags |= recordMissing
+	}
+	if e.Expires != 0 {
+		flags |= recordExpires
+	}
+	b = le.AppendUint32(b, e.Slot)
+	b = append(b, flags)
+	b = le.AppendUint32(b, e.OwnerID<<8|uint32(e.State))
+	b = le.AppendUint64(b, e.Parent)
+	b = le.AppendUint32(b, e.LastTouch)
+	b = le.AppendUint32(b, e.Units)
+	b = le.AppendUint16(b, e.Depth)
+	b = append(b, byte(e.Pieces))
+	b = append(b, e.Key[:keyHead]...)
+	if flags&recordLongKey != 0 {
+		b = append(b, e.Key[keyHead:]...)
+	}
+	if flags&recordWide != 0 {
+		b = le.AppendUint64(b, e.Pieces)
+	}
+	if flags&recordMissing != 0 {
+		b = le.AppendUint64(b, e.Missing)
+	}
+	if flags&recordExpires != 0 {
+		b = le.AppendUint32(b, e.Expires)
+	}
+	if e.State&StateNamed != 0 {
+		b = le.AppendUint32(b, uint32(names.ListBytes(e.Names)))
+		b = names.AppendList(b, e.Names)
+	}
+	return b
+}
+
+// decode reads a record and returns its length; 0 when b has only a part of it.
+func (e *CheckpointEntry) decode(b []byte) (n int, err error) {
+	n = entryRecord + keyHead
+	if len(b) < n {
+		return 0, nil
+	}
+	le, flags := binary.LittleEndian, b[4]
+	if flags > recordFlags {
+		return 0, fmt.Errorf("%w: checkpoint record with flags %#x", ErrDamaged, flags)
+	}
+	for i, size := range [...]int{keyTail, 8, 8, 4} {
+		if flags>>i&1 != 0 {
+			n += size
+		}
+	}
+	word := le.Uint32(b[5:])
+	if uint8(word)&StateNamed != 0 && len(b) < n+4 || len(b) < n {
+		return 0, nil
+	}
+	*e = CheckpointEntry{
+		Slot: le.Uint32(b), OwnerID: word >> 8, State: uint8(word), Parent: le.Uint64(b[9:]), LastTouch: le.Uint32(b[17:]),
+		Units: le.Uint32(b[21:]), Depth: le.Uint16(b[25:]), Pieces: uint64(b[27]),
+	}
+	rest := b[entryRecord+copy(e.Key[:], b[entryRecord:entryRecord+keyHead]):]
+	if flags&recordLongKey != 0 {
+		rest = rest[copy(e.Key[keyHead:], rest[:keyTail]):]
+	}
+	if flags&recordWide != 0 {
+		e.Pieces, rest = le.Uint64(rest), rest[8:]
+	}
+	if flags&recordMissing != 0 {
+		e.Missing, rest = le.Uint64(rest), rest[8:]
+	}
+	if flags&recordExpires != 0 {
+		e.Expires, rest = le.Uint32(rest), rest[4:]
+	}
+	if e.State&StateNamed == 0 {
+		return n, nil
+	}
+	size := int64(le.Uint32(rest))
+	if size > maxNames {
+		return 0, fmt.Errorf("%w: names of %d bytes in a checkpoint record", ErrDamaged, size)
+	}
+	if int64(len(rest)) < 4+size {
+		return 0, nil
+	}
+	if e.Names, err = names.DecodeList(rest[4 : 4+size]); err != nil {
+		return 0, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return n + 4 + int(size), nil
+}
+
+// WriteCheckpoint writes a checkpoint. c need not count owners.
+func WriteCheckpoint(w io.WriterAt, c Checkpoint, owners []CheckpointOwner, entries iter.Seq[*CheckpointEntry]) error {
+	sum, at, part := xxh3.New(), int64(checkpointHead), []byte(nil)
+	flush := func(most int) error {
+		if len(part) <= most {
+			return nil
+		}
+		_, _ = sum.Write(part)
+		_, err := w.WriteAt(part, at)
+		at += int64(len(part))
+		part = part[:0]
+		return err
+	}
+	for i := range owners {
+		part = owners[i].append(part)
+	}
+	for e := range entries {
+		part = e.append(part)
+		if err := flush(checkpointPart); err != nil {
+			return err
+		}
+	}
+	if err := flush(0); err != nil {
+		return err
+	}
+	c.Owners, c.body = uint32(len(owners)), sum.Sum64()
+	_, err := w.WriteAt(c.encode(), 0)
+	return err
+}
+
+// CheckpointVisitor takes in a checkpoint as it is read: the head, the owners by number, the entries by slot. An error
+// ends the reading.
+type CheckpointVisitor interface {
+	Head(c Checkpoint) error
+	Owner(o *CheckpointOwner) error
+	Entry(e *CheckpointEntry) error
+}
+
+// ReadCheckpoint reads a checkpoint. What the visitor was given holds only if there is no error: the checksum is known
+// at the end.
+func ReadCheckpoint(f io.ReaderAt, size int64, v CheckpointVisitor) (Checkpoint, error) {
+	head := make([]byte, min(size, checkpointHead))
+	if _, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
+		return Checkpoint{}, err
+	}
+	c, err := decodeCheckpoint(head)
+	switch {
+	case err != nil:
+		return c, err
+	case size < checkpointHead+int64(c.Owners)*ownerRecord+int64(c.Entries)*(entryRecord+keyHead) || c.Entries > c.High:
+		return c, fmt.Errorf("%w: a checkpoint of %d entries in %d bytes", ErrDamaged, c.Entries, size)
+	}
+	if err := v.Head(c); err != nil {
+		return c, err
+	}
+	r := checkpointReader{head: c, visitor: v}
+	sum, buf, at := xxh3.New(), make([]byte, 0, checkpointPart+entryRecord+64+maxNames), int64(checkpointHead)
+	for at < size || len(buf) > 0 {
+		n := min(size-at, int64(checkpointPart))
+		fresh := buf[len(buf) : len(buf)+int(n)]
+		if _, err := f.ReadAt(fresh, at); err != nil && err != io.EOF {
+			return c, err
+		}
+		_, _ = sum.Write(fresh)
+		at += n
+		left, err := r.read(buf[:len(buf)+int(n)])
+		if err != nil {
+			return c, err
+		}
+		if n == 0 && len(left) > 0 {
+			return c, fmt.Errorf("%w: the checkpoint ends within a record", ErrDamaged)
+		}
+		buf = append(buf[:0], left...)
+	}
+	if got := sum.Sum64(); got != c.body || r.entries != c.Entries || r.high > c.High {
+		return c, fmt.Errorf("%w: the checkpoint has %d entries and checksum %016x, its head says %d and %016x",
+			ErrDamaged, r.entries, got, c.Entries, c.body)
+	}
+	return c, nil
+}
+
+// checkpointReader is how far the records of a checkpoint have been read.
+type checkpointReader struct {
+	head            Checkpoint
+	visitor         CheckpointVisitor
+	owners, entries uint32
+	high            uint32
+}
+
+// read reads the whole records in b and returns the rest.
+func (r *checkpointReader) read(b []byte) ([]byte, error) {
+	for r.owners < r.head.Owners && len(b) >= ownerRecord {
+		o := decodeOwner(b)
+		if err := r.visitor.Owner(&o); err != nil {
+			return nil, err
+		}
+		r.owners, b = r.owners+1, b[ownerRecord:]
+	}
+	var e CheckpointEntry
+	for r.owners == r.head.Owners && len(b) > 0 {
+		n, err := e.decode(b)
+		switch {
+		case err != nil:
+			return nil, err
+		case n == 0:
+			return b, nil
+		case e.Slot < r.high || e.OwnerID >= r.head.Owners:
+			return nil, fmt.Errorf("%w: slot %d of owner %d after slot %d", ErrDamaged, e.Slot, e.OwnerID, r.high)
+		}
+		if err := r.visitor.Entry(&e); err != nil {
+			return nil, err
+		}
+		r.high, r.entries, b = e.Slot+1, r.entries+1, b[n:]
+	}
+	return b, nil
+}
+
+// CheckCheckpoint compares a checkpoint with its checksums.
+func CheckCheckpoint(f io.ReaderAt, size int64) error {
+	head := make([]byte, checkpointHead)
+	if _, err := f.ReadAt(head, 0); err != nil && err != io.EOF {
+		return err
+	}
+	c, err := decodeCheckpoint(head)
+	if err != nil {
+		return err
+	}
+	return checkBody(f, checkpointHead, size, c.body)
+}
+
+func checkBody(f io.ReaderAt, from, size int64, want uint64) error {
+	sum := xxh3.New()
+	if _, err := io.Copy(sum, io.NewSectionReader(f, from, size-from)); err != nil {
+		return err
+	}
+	if got := sum.Sum64(); got != want {
+		return fmt.Errorf("%w: checksum %016x, its head says %016x", ErrDamaged, got, want)
+	}
+	return nil
+}

@@ -1,0 +1,219 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/kvhost/kvhost/host/internal/store/files"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
+)
+
+// Publish makes the piece visible under its name, and its entry resident when it is the last one missing. The order is:
+// bytes durable (Strict), no replacing rename, name durable (Strict), index. When it fails the put is aborted.
+func (p *Put) Publish(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return ErrPutOver
+	}
+	err := ctx.Err()
+	var info staging.Info
+	if err == nil {
+		info, err = p.finish()
+	}
+	if err == nil {
+		info, err = p.link(info)
+	}
+	if err != nil {
+		p.abort(err)
+		return err
+	}
+	p.over = true
+	return p.enter(info)
+}
+
+// finish makes sure that the temporary is whole, and closes it.
+func (p *Put) finish() (staging.Info, error) {
+	if p.file == nil {
+		return staging.Info{}, fmt.Errorf("%w: nothing at all", ErrShort)
+	}
+	if err := p.lost(); err != nil {
+		return staging.Info{}, err
+	}
+	if p.strict() {
+		if err := p.file.Datasync(); err != nil {
+			return staging.Info{}, p.root.SyncFailed(err)
+		}
+	}
+	info, err := p.file.Stat()
+	if err == nil && (p.size == 0 || info.Size != p.size) {
+		err = fmt.Errorf("%w: %d of %d bytes", ErrShort, info.Size, p.size)
+	}
+	return info, errors.Join(err, p.closeFile())
+}
+
+func (p *Put) closeFile() error {
+	if p.file == nil {
+		return nil
+	}
+	err := p.file.Close()
+	p.file = nil
+	return err
+}
+
+// link gives the temporary its name. A name that is taken is looked into: the same piece may stand there already, or a
+// damaged file, or, when the place policy gives one name to two keys, somebody else's piece.
+func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
+	r := p.root
+	var claimed []*files.Orphan
+	defer func() { r.Orphans.Settle(claimed, failed == nil) }()
+	for range maxObstacles {
+		target := p.target
+		claimed = append(claimed, r.Orphans.Claim(p.target)...)
+		err := r.kind.publish(p, info)
+		if err == nil {
+			return info, p.syncName()
+		}
+		if files.Misled(err) && p.name != "" {
+			if err = p.leaveName(fmt.Errorf("its name leads through a file: %w", err)); err != nil {
+				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
+			}
+			r.Orphans.Settle(claimed, false)
+			claimed = nil
+			continue
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
+		}
+		h, there, herr := r.Look(p.target)
+		switch {
+		case errors.Is(herr, fs.ErrNotExist):
+		case (there.IsDir() || errors.Is(herr, unix.EISDIR)) && p.name != "":
+			if err := p.leaveName(fmt.Errorf("its name is a directory: %w", err)); err != nil {
+				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
+			}
+		case herr != nil && !pieceformat.IsDamage(herr) && !errors.Is(herr, staging.ErrNotRegular):
+			return info, fmt.Errorf("store: publishing %s, where something stands: %w", p.target, herr)
+		case herr == nil && p.class.IsPiece(&h, &p.key, p.rank):
+			if p.strict() {
+				if err := r.SyncBytes(p.target); err != nil {
+					return info, err
+				}
+			}
+			p.removeTemp() // before the account lets go of a file that was left there
+			return there, p.syncName()
+		default:
+			if err := r.kind.nameTaken(p, &h, herr); err != nil {
+				return info, fmt.Errorf("store: publishing %s: %w", p.target, err)
+			}
+		}
+		if p.target != target { // what has the old name is still there
+			r.Orphans.Settle(claimed, false)
+			claimed = nil
+		}
+	}
+	return info, fmt.Errorf("store: publishing %s: the name is taken again and again", p.target)
+}
+
+// leaveName switches to the built-in name, in whose directory the temporary must stand. The place policy gave a name
+// that cannot be had, which counts as a fault.
+func (p *Put) leaveName(cause error) error {
+	p.class.Namespace.Place.Now().Policy.Misnamed(cause)
+	p.useBuiltinName(cause)
+	if p.size > 0 { // the file is whole, and says another name
+		if err := p.renameHead(); err != nil {
+			return err
+		}
+	}
+	return p.root.MakeDir(filepath.Dir(p.target))
+}
+
+// enter puts the published piece into the index.
+func (p *Put) enter(info staging.Info) error {
+	r := p.root
+	p.removeTemp()
+	r.kind.giveBack(p)
+	r.budget.Saved(p.class.FileBytes() - p.size)
+	r.Lock()
+	if e := r.Index.At(p.mark.Slot); e.Is(index.Evicting) || p.copy != nil && p.copy.entry.Gone() {
+		forgotten := e.Is(index.Detached) // with all else; the file is found again
+		r.Unlock()
+		if !forgotten {
+			r.kind.discard(p.target, p.class.FileBytes())
+		}
+		p.end()
+		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)
+	}
+	diff := pieceformat.Padded(info.Allocated) - p.class.FileBytes()
+	wanted := r.Written(p.mark.Slot, p.rank, p.name, p.ranks, p.parent, diff)
+	lost := p.lost() // under the lock: a batch that fails later finds the entry
+	if r.store.cfg.Durability == Batch && lost == nil {
+		r.batch.add(p.mark)
+	}
+	r.Unlock()
+	p.end()
+	if !wanted {
+		r.kind.discard(p.target, p.class.FileBytes())
+	}
+	if lost != nil {
+		r.drop(p.mark, 0)
+	} else {
+		r.kind.published(p.mark)
+	}
+	r.kind.shrink(context.Background())
+	return lost
+}
+
+// Abort gives the reservation up and removes what was written. It may be called again, and after Publish, when it does
+// nothing.
+func (p *Put) Abort(cause error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.abort(cause)
+}
+
+func (p *Put) abort(cause error) {
+	if p.over {
+		return
+	}
+	p.over = true
+	_ = p.closeFile()
+	p.removeTemp()
+	r := p.root
+	r.kind.giveBack(p)
+	if !p.opened && p.charge.Bytes == p.class.FileBytes() {
+		r.budget.Refund(&p.charge) // an entry's may be for others' ranks
+	}
+	if health.NoSpace(cause) {
+		freeSpace{r}.full(p.entryBytes(), cause)
+	}
+	r.Lock()
+	r.Count.Aborted++
+	r.kind.aborted(p)
+	r.Unlock()
+	r.Log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
+	p.end()
+	r.kind.shrink(context.Background())
+}
+
+// removeTemp unlinks the temporary, if there is one.
+func (p *Put) removeTemp() {
+	if p.temp != "" {
+		p.root.kind.removeTemp(p)
+		p.temp = ""
+	}
+}
+
+// end takes the piece out of flight and lets go of its entry.
+func (p *Put) end() {
+	p.root.Lock()
+	defer p.root.Unlock()
+	p.root.EndWrite(p.mark, p.rank)
+}

@@ -1,0 +1,204 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
+)
+
+// The file that a put writes: its name, and what stands in it before the payload.
+
+// ask has the place policy name the piece, once.
+func (p *Put) ask() {
+	if !p.asked {
+		p.asked = true
+		p.name, p.chosen, p.refused = p.class.Ask(&p.key, p.rank, p.entryBytes())
+	}
+}
+
+// place gives the put the target in its root that its name says.
+func (p *Put) place() {
+	if p.refused != nil {
+		p.useBuiltinName(p.refused)
+		p.refused = nil
+		return
+	}
+	p.target = p.root.path(p.name, p.class, &p.key, p.rank)
+}
+
+// useBuiltinName puts the piece under the built-in name because the place policy's cannot be had.
+func (p *Put) useBuiltinName(cause error) {
+	r := p.root
+	p.name = ""
+	p.target = r.path("", p.class, &p.key, p.rank)
+	r.Log.Error("the built-in name is used", "key", p.key, "target", p.target, "cause", cause)
+	r.Counted(&r.Count.PlaceFaults)
+}
+
+// renameHead writes the put's name into the header page of its file, which is whole and has no name yet.
+func (p *Put) renameHead() error {
+	f, err := p.root.kind.openTemp(p)
+	if err != nil {
+		return err
+	}
+	var page [pieceformat.Page]byte
+	if _, err = f.ReadAt(page[:], 0); err == nil {
+		var h pieceformat.Header
+		if h, err = pieceformat.DecodeHeader(page[:]); err == nil {
+			h.Name = p.name
+			h.Encode(page[:])
+			_, err = f.WriteAt(page[:], 0)
+		}
+	}
+	if err == nil && p.strict() {
+		err = f.Datasync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// Root is the directory of the root that the piece goes to.
+func (p *Put) Root() string { return p.root.Path }
+
+// Plan is the layout of the payload.
+func (p *Put) Plan() *kv.Plan { return p.class.Plan }
+
+// Compresses says whether the put writes version 2: extents that are stored as package codec encodes them, in the plan's
+// order and without gaps, under a head that [Put.HeadStored] writes when their lengths are known.
+func (p *Put) Compresses() bool { return p.compresses }
+
+// compresses says whether a put that begins in a root is to compress.
+func compresses(r *root, p *Put) bool {
+	plan := p.class.Plan
+	copied := p.copy != nil && p.copy.header.Version() == pieceformat.CompressedVersion // it is copied as it is
+	if !r.cfg.Compressed || copied || plan.PayloadBytes() < leastCompressed || len(plan.Extents()) > mostExtents {
+		return false
+	}
+	g := plan.Geometry()
+	return p.class.Namespace.Compression.Compresses(r.meter.gain, g.PageBytes())
+}
+
+// Encoded enters what the put's compression has gained, and the time of the codec.
+func (p *Put) Encoded(stored int64, took time.Duration) {
+	g := p.class.Plan.Geometry()
+	p.class.Namespace.Compression.Encoded(g.PageBytes(), stored, took)
+}
+
+// isStored says whether the file is of version 2, so that its size is not known before it is written.
+func (p *Put) isStored() bool {
+	return p.Compresses() || p.copy != nil && p.copy.header.Version() == pieceformat.CompressedVersion
+}
+
+const (
+	// leastCompressed is the least payload that is compressed: less does not save a page often enough.
+	leastCompressed = 16 << 10
+	// mostExtents is the most extents of a payload that is compressed: who reads the piece has a slot of 1 MiB for its head.
+	mostExtents = 32 << 10
+)
+
+// DataOffset is where the payload starts in the file.
+func (p *Put) DataOffset() int64 {
+	return pieceformat.DataOffset(len(p.class.Plan.Extents()), p.Compresses())
+}
+
+// FileBytes is the size of the whole file: header, table and payload, each padded to whole pages. If the put compresses
+// it is the most that the file can have.
+func (p *Put) FileBytes() int64 {
+	return p.DataOffset() + pieceformat.Padded(p.class.Plan.PayloadBytes())
+}
+
+// Element is the size of the numbers in the pages, as far as it matters to a codec: 2 for floats of 16 bits, else 1.
+func (p *Put) Element() int { return p.class.Namespace.Element }
+
+// maxObstacles is how often a put tries to get a name that is taken, or that something stands on the way to.
+const maxObstacles = 4
+
+// File is the named temporary, made at the first call: a victim's file if the put was left one, else
+// a new one. Publish and Abort close it.
+func (p *Put) File() (staging.File, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return nil, ErrPutOver
+	}
+	if p.file != nil {
+		return p.file, nil
+	}
+	r := p.root
+	if p.temp != "" {
+		f, err := p.reuseFile()
+		if err == nil {
+			p.file, p.opened = r.metered(f), true
+			return p.file, nil
+		}
+		r.Log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
+		p.removeTemp()
+		if !r.kind.shrink(context.Background()) {
+			return nil, fmt.Errorf("%w: %s: a victim's file can be neither used nor removed: %w", ErrNoSpace, r.Path, err)
+		}
+	}
+	for range maxObstacles {
+		f, err := r.kind.createTemp(p)
+		if err == nil {
+			p.file, p.opened = f, true
+			return p.file, nil
+		}
+		if errors.Is(err, unix.ENOTDIR) {
+			if r.Unblock(p.target, p.name == "", err) {
+				continue
+			}
+			if p.name != "" {
+				err = p.leaveName(fmt.Errorf("its name leads through a file: %w", err))
+				if err == nil {
+					continue
+				}
+			}
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			p.removeTemp() // an open can fail after the file was made
+			return nil, fmt.Errorf("store: %s: %w", p.target, err)
+		}
+	}
+	return nil, fmt.Errorf("store: %s: no free name for a temporary", p.target)
+}
+
+// Temp is the name of the temporary, or empty when there is none yet, or none any more.
+func (p *Put) Temp() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.temp
+}
+
+// Head writes the header page and the checksum table of a put that does not compress to dst[:DataOffset()].
+func (p *Put) Head(dst []byte, table []uint64) {
+	h := p.header(len(table), false)
+	h.TableSum = pieceformat.PutTable(dst[pieceformat.Page:], table)
+	h.Encode(dst)
+	p.size = h.FileBytes()
+}
+
+// HeadStored is Head for a put that compresses: stored says of each extent how it stands in the file. It returns the
+// size that the file must have when it is published.
+func (p *Put) HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored) int64 {
+	h := p.header(len(table), true)
+	h.Stored = pieceformat.StoredBytes(stored)
+	h.TableSum = pieceformat.PutStored(dst[pieceformat.Page:], table, stored)
+	h.Encode(dst)
+	p.size = h.FileBytes()
+	return p.size
+}
+
+func (p *Put) header(extents int, compressed bool) pieceformat.Header {
+	return pieceformat.Header{
+		Namespace: p.class.Namespace.Digest, Key: p.key, Parent: p.parent, Depth: p.depth, Group: p.class.Group, Rank: p.rank,
+		Blocks: p.class.Plan.Geometry().Blocks, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
+		Payload: p.class.Plan.PayloadBytes(), Plan: p.class.Plan.Digest(), Algorithm: kv.XXH3, Extent: kv.ExtentBytes,
+		Extents: uint32(extents), DataOffset: pieceformat.DataOffset(extents, compressed), Name: p.name,
+	}
+}

@@ -1,0 +1,196 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"sync/atomic"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/evictor"
+	"github.com/kvhost/kvhost/host/internal/store/files"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/recovery"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// quarantineShare is the part of a root's capacity, 1/n, that its quarantine may take.
+const quarantineShare = 16
+
+// root is one directory: its entries, its files, and what kind of root it is.
+type root struct {
+	entries.Set
+	*files.Dir
+	store  *Store
+	cfg    RootConfig
+	kind   kind
+	budget writeBudget
+
+	kept      *recovery.Directory // files that the store keeps for itself
+	recovery  *recovery.Root
+	directory *health.Directory
+	meter     meter
+
+	level      *level
+	origin     moves.Origin // of what is copied to other levels
+	upkeepWake chan struct{}
+
+	unavailable atomic.Bool   // it could not be opened: see openLate
+	scanned     chan struct{} // closed when it is known what is there
+
+	batch    batch
+	suspects marks // entries with files that gave no answer
+}
+
+// meter measures the root's files, and whether compression saves time there: gain is nil if nobody asks.
+type meter struct {
+	staging.Meter
+	gain *choice.Root
+}
+
+// openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.
+func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
+	log := s.log.With("root", cfg.Path)
+	r := &root{
+		store: s, cfg: cfg, upkeepWake: make(chan struct{}, 1), level: levelOf(s, &cfg), scanned: make(chan struct{}),
+	}
+	r.Init(entries.Config{
+		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Copies: s.copies, Now: s.cfg.Now, Clock: s.seq.Clock,
+		Account: capacity.New(capacity.Config{
+			Dir: cfg.Path, Bounds: cfg.Bounds(), Now: s.cfg.Now,
+		}),
+	})
+	r.Dir = files.New(files.Config{
+		Path: cfg.Path, Log: log, Account: r.Account, Sequence: &s.seq,
+		Health: health.NewMonitor(health.Config{
+			Dir: cfg.Path, FS: cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
+			Out: func() { r.kind.wake() }, Ended: func() { wake(r.upkeepWake) },
+		}),
+		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
+	})
+	r.origin = moves.Origin{Set: &r.Set, Level: cfg.Level, Copies: s.copies, Clock: s.seq.Clock, Open: r.openMoved}
+	if len(s.levels) > 1 {
+		r.Hits.Start()
+	}
+	r.meter.Now = s.cfg.Now
+	if cfg.Compressed && s.cfg.Compression.Any(choice.Faster) {
+		r.meter.gain = s.catalog.Compression.Root(&r.meter.Meter, cfg.Speeds, log)
+	}
+	h := s.cfg.Policies.Evict
+	if cfg.Evict != nil {
+		h = cfg.Evict
+	}
+	p := s.evictPolicy(h)
+	defer p.Release() // the evictor has its own reference
+	if err := r.StartEvictor(ctx, evictor.Config{
+		Policy: p, Run: s.run, Work: &s.work, Size: evictor.Size{Capacity: cfg.Capacity}, Seed: s.cfg.Seed, Log: r.Log,
+	}); err != nil {
+		r.Health.Close()
+		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.Path, p.Label, err)
+	}
+	r.kept = &recovery.Directory{Dir: r.Dir, Catalog: s.catalog, Sequence: &s.seq}
+	r.kind = newKind(r)
+	r.recovery = &recovery.Root{Config: recovery.Config{
+		Entries: &r.Set, Kept: r.kept, Judge: r.kind.judge(), Workers: s.cfg.ScanWorkers, Capacity: cfg.Capacity,
+		Sync: s.cfg.Durability != None, Now: s.cfg.Now, OwnsTemp: r.kind.ownsTemp, Drop: func(m entries.Mark) {
+			r.drop(m, 0)
+		},
+	}}
+	r.budget = newWriteBudget(r)
+	return r, nil
+}
+
+// take makes the directories and takes the lock. No piece is looked at yet.
+func (r *root) take(ctx context.Context) (err error) {
+	if err := health.MakeRoot(r.FS, r.Path, r.cfg.RequireMount); err != nil {
+		return fmt.Errorf("store: root %s: %w", r.Path, err)
+	}
+	// What the root holds is only as durable as its own name.
+	if err := r.FS.SyncDir(filepath.Dir(r.Path)); err != nil && !errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("store: root %s: %w: %w", r.Path, ErrSync, err)
+	}
+	if err := r.lockRoot(ctx); err != nil {
+		return err
+	}
+	for _, file := range pieceformat.RootFiles {
+		if err := health.Clear(r.FS, r.Slash+r.kind.file(file), false, r.Log); err != nil {
+			return fmt.Errorf("store: root %s: %w", r.Path, err)
+		}
+	}
+	r.recovery.SweepTemps()
+	if err := r.budget.Load(); err != nil {
+		return fmt.Errorf("store: root %s: %w", r.Path, err)
+	}
+	return nil
+}
+
+func (r *root) close() error {
+	r.kind.leave()
+	r.Lock()
+	defer r.Unlock()
+	err := errors.Join(r.Evictor.Close(), r.directory.Close())
+	r.Health.Close()
+	return err
+}
+
+// wake wakes whoever waits for a channel of one element.
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// invites says whether stores should go to the root.
+func (r *root) invites() bool {
+	_, plenty := r.budget.Left()
+	return plenty && r.Health.State() == health.In
+}
+
+// path is where the file of a piece stands, given its name: empty for the built-in one.
+func (r *root) path(name string, cl *catalog.Class, key *kv.Key, rank uint32) string {
+	if name != "" {
+		return r.Slash + name
+	}
+	var room [512]byte
+	return string(cl.AppendBuiltin(append(room[:0], r.Slash...), key, rank))
+}
+
+// victim is where the file of an evicted entry's piece stands.
+func (r *root) victim(v *entries.Eviction, rank uint32) string {
+	name, _ := names.Of(v.Names, rank)
+	return r.path(name, v.Class, &v.Key, rank)
+}
+
+// metered observes a file's transfers where there is a choice to be made by them: of roots, or whether to compress.
+func (r *root) metered(f staging.File) staging.File {
+	if len(r.store.roots) < 2 && r.meter.gain == nil {
+		return f
+	}
+	return r.meter.File(f)
+}
+
+// facts are what the place policy is told.
+func (r *root) facts(id int) abi.RootFacts {
+	r.Lock()
+	defer r.Unlock()
+	a := r.Account.Figures()
+	var flags uint32
+	if left, _ := r.budget.Left(); left && r.Health.Takes() {
+		flags = abi.RootWritable
+	}
+	return abi.RootFacts{
+		ID: uint32(id), Flags: flags, Capacity: uint64(a.Capacity), Free: uint64(max(0, a.Limit-a.Used)),
+		ReadBps: r.meter.Reads.BytesPerSecond(), WriteBps: r.meter.Writes.BytesPerSecond(),
+	}
+}

@@ -1,0 +1,117 @@
+package shared
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/zeebo/xxh3"
+)
+
+func TestRecordRoundTrip(t *testing.T) {
+	for _, r := range []Record{
+		{
+			Op: Published, Names: []names.Name{{Rank: 4, Path: "a/b"}}, Namespace: kv.Digest{1, 2}, Group: 3, Rank: 4, Key: kv.Key{5},
+			Parent: kv.Key{6}, Depth: 7,
+			Tenant: 8, Pieces: 1<<40 | 1<<4, Bytes: 1 << 33, StoreTime: 1 << 60,
+		},
+		{Op: Damaged, Key: kv.Key{31: 1}, Pieces: 3},
+		{Op: Damaged, Key: kv.Key{31: 1}, Pieces: 3, Names: []names.Name{{Path: "a"}, {Path: "b"}, {Rank: 1, Path: "c/d"}}},
+		{Op: Relayed, Key: kv.Key{1}, Bytes: 4096},
+		{Op: Touched, Fingerprints: []uint64{1, 1 << 63, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}},
+	} {
+		b := r.append(nil)
+		got, n, err := decodeRecord(append(b, b...))
+		if err != nil || !reflect.DeepEqual(got, r) || n != len(b) {
+			t.Errorf("%+v became %+v, %v", r, got, err)
+		}
+		for i := range b {
+			b[i] ^= 1
+			if _, _, err := decodeRecord(b); !errors.Is(err, ErrDamaged) {
+				t.Fatalf("a flip of byte %d is not seen: %v", i, err)
+			}
+			b[i] ^= 1
+		}
+	}
+}
+
+func FuzzRecord(f *testing.F) {
+	r := Record{Op: Published, Key: kv.Key{1}, Bytes: 4096}
+	f.Add(r.append(nil))
+	r = Record{Op: Touched, Fingerprints: []uint64{1, 2}}
+	f.Add(r.append(nil))
+	r = Record{Op: Damaged, Key: kv.Key{1}, Pieces: 1, Names: []names.Name{{Path: "a/b"}}}
+	f.Add(r.append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, _, err := decodeRecord(b)
+		if err != nil {
+			return
+		}
+		again, _, err := decodeRecord(r.append(nil))
+		if err != nil || !reflect.DeepEqual(again, r) {
+			t.Errorf("%+v became %+v, %v", r, again, err)
+		}
+	})
+}
+
+func FuzzControl(f *testing.F) {
+	for _, v := range []any{status{Beat: 1, Vetoes: map[uint64][]int{3: {1, 2}}}, grantFile{7}, batchFile{Forget: "a.1"}} {
+		b, err := encodeControl(v)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var s status
+		if decodeControl(b, &s) == nil {
+			if _, err := encodeControl(s); err != nil {
+				t.Error(err)
+			}
+		}
+		var batch batchFile
+		if decodeControl(b, &batch) == nil {
+			_, _ = batch.batch()
+		}
+		_, _ = decodeLogHead(b)
+	})
+}
+
+func TestControlSeesDamage(t *testing.T) {
+	b, err := encodeControl(grantFile{12345})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g grantFile
+	if err := decodeControl(b, &g); err != nil || g.Granted != 12345 {
+		t.Errorf("%+v, %v", g, err)
+	}
+	for i := range b {
+		cut := bytes.Clone(b)
+		cut[i] ^= 1
+		if err := decodeControl(cut, &g); !errors.Is(err, ErrDamaged) {
+			t.Errorf("a flip of byte %d is not seen: %v", i, err)
+		}
+		if err := decodeControl(b[:i], &g); !errors.Is(err, ErrDamaged) {
+			t.Errorf("cut at %d: %v", i, err)
+		}
+	}
+}
+
+// FuzzLogHead reads heads with the right checksum, and writes them again.
+func FuzzLogHead(f *testing.F) {
+	f.Add(encodeLogHead(1 << 40))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) >= logHead {
+			binary.LittleEndian.PutUint64(b[24:], xxh3.Hash(b[:24]))
+		}
+		published, err := decodeLogHead(b)
+		if err == nil && published < 0 {
+			t.Fatalf("a log of %d bytes", published)
+		}
+	})
+}

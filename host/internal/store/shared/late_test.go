@@ -1,0 +1,190 @@
+package shared
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// hands are three hosts whose steps a test orders: a is the evictor.
+type hands struct {
+	*world
+	t       *testing.T
+	a, b, c *node
+	fails   map[*node]func(name string) error // of opening a file
+}
+
+// damagedBackend cannot read a temporary that was published.
+type damagedBackend struct{ *node }
+
+func (damagedBackend) Identify(string, staging.Info) (Record, error) { return Record{}, ErrDamaged }
+
+type failingFS struct {
+	hostFS
+	s *hands
+}
+
+func (f failingFS) OpenFile(name string, flag int, perm os.FileMode) (staging.File, error) {
+	if fail := f.s.fails[f.proc.(*node)]; fail != nil {
+		if err := fail(name); err != nil {
+			return nil, err
+		}
+	}
+	return f.hostFS.OpenFile(name, flag, perm)
+}
+
+// byHand runs a test's history with hosts that have met.
+func byHand(t *testing.T, history func(s *hands)) {
+	t.Helper()
+	s := &hands{world: newWorld(1), t: t, fails: map[*node]func(string) error{}}
+	s.dirs["/r/p"] = true
+	s.start("test", nil, func(*host) error {
+		s.a, s.b, s.c = s.boot("a"), s.boot("b"), s.boot("c")
+		for s.a.Stats().State != Active {
+			s.round(s.a)
+		}
+		for s.b.Stats().State != Active || s.c.Stats().State != Active {
+			s.round(s.a, s.b, s.c)
+		}
+		credit, ok := s.c.Take(3 * 4096)
+		for ; !ok; credit, ok = s.c.Take(3 * 4096) {
+			s.round(s.a, s.b, s.c)
+		}
+		s.c.Give(credit)
+		if !s.a.Stats().Evictor {
+			t.Error("the first host is not the evictor")
+		}
+		history(s)
+		return nil
+	})
+	for s.step() {
+	}
+	if s.fault != nil {
+		t.Error(s.fault)
+	}
+}
+
+func (s *hands) boot(id string) *node {
+	n := &node{w: s.world, index: map[kv.Key]*item{}}
+	n.fs = hostFS{n, s.world}
+	unique := uint64(id[0]) << 32
+	var err error
+	n.Member, err = New(Config{
+		Dir: "/r", Host: id, Capacity: modelCapacity, Lapse: modelLapse, FS: failingFS{n.fs, s},
+		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return s.now },
+	}, damagedBackend{n})
+	if err != nil {
+		s.t.Error(err)
+	}
+	return n
+}
+
+// round lets hosts make a step, one after the other. What a host would grant must be there.
+func (s *hands) round(list ...*node) {
+	s.now += modelPoll
+	for _, n := range list {
+		_ = n.Step()
+		if t := n.Ticket(); t != 0 && t != n.ticket {
+			n.scan(t)
+		}
+		for k, i := range n.index {
+			if n.listed() && i.grantable() && s.files[keyPath(k)] == nil {
+				s.t.Errorf("%s would grant %d, which is gone", n.name, k[0])
+			}
+		}
+	}
+}
+
+// before calls do once, before an operation on a name that ends like this.
+func (s *hands) before(op, suffix string, do func()) {
+	s.check = func(_ *host, is string, names ...string) error {
+		if is == op && strings.HasSuffix(names[0], suffix) {
+			s.check = nil
+			do()
+		}
+		return nil
+	}
+}
+
+// store has a host publish an entry that it has not logged yet.
+func (s *hands) store(n *node, k kv.Key) {
+	if err := n.put(k); err != nil || s.files[keyPath(k)] == nil {
+		s.t.Errorf("%s cannot store: %v", n.name, err)
+	}
+}
+
+// condemn has the evictor propose an entry, which it need not know.
+func (s *hands) condemn(k kv.Key) {
+	s.a.ReportDamaged(Record{Key: k, Pieces: 1})
+	s.round(s.a)
+}
+
+// until makes rounds until an entry is gone.
+func (s *hands) until(k kv.Key, list ...*node) {
+	for rounds := 0; s.files[keyPath(k)] != nil; rounds++ {
+		if s.round(list...); rounds > 100 {
+			s.t.Fatal("the victim is not removed")
+		}
+	}
+}
+
+// TestVictimIsNotLearnedLate: no host takes a victim that was removed for one that is there, however late it hears that
+// it was published.
+func TestVictimIsNotLearnedLate(t *testing.T) {
+	k := modelKey(46)
+	t.Run("a log cannot be read for a while", func(t *testing.T) {
+		byHand(t, func(s *hands) {
+			s.store(s.c, k)
+			s.round(s.c)
+			s.condemn(k)
+			s.fails[s.b] = func(name string) error {
+				if strings.HasPrefix(name, s.c.dir+"/log") {
+					return pathErr("open", name, unix.ESTALE)
+				}
+				return nil
+			}
+			for range 3 {
+				s.round(s.b, s.c, s.a)
+			}
+			s.fails[s.b] = nil
+			s.until(k, s.b, s.c, s.a)
+			s.round(s.b, s.c, s.a)
+		})
+	})
+	t.Run("its host was paused while it wrote the log", func(t *testing.T) {
+		byHand(t, func(s *hands) {
+			s.store(s.c, k)
+			s.condemn(k)
+			s.before("write", "/log.0", func() { s.until(k, s.a, s.b) })
+			s.round(s.c) // ends with a write to a file that it had opened before it was given up
+			s.round(s.b, s.a)
+		})
+	})
+	t.Run("its host died before it acknowledged", func(t *testing.T) {
+		byHand(t, func(s *hands) {
+			s.store(s.c, k)
+			s.condemn(k)
+			for range 5 { // c falls silent first
+				s.round(s.b, s.a)
+			}
+			s.before("readdir", "/journal", func() {
+				s.fails[s.c] = func(name string) error {
+					if strings.HasSuffix(name, "/status.new") {
+						return pathErr("open", name, unix.EIO)
+					}
+					return nil
+				}
+				s.round(s.c)
+				s.until(k, s.a)
+			})
+			s.round(s.b)
+			s.round(s.b)
+		})
+	})
+}

@@ -1,0 +1,370 @@
+package sharedroot
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/files"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/recovery"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Config makes a Root.
+type Config struct {
+	Entries   *entries.Set
+	Kept      *recovery.Directory
+	Host      string
+	Capacity  int64
+	High, Low float64       // watermarks, as parts of the capacity
+	Poll      time.Duration // how soon the hosts see what others have stored
+	Lapse     time.Duration // how long a host can be silent before the others give it up
+	Now       func() time.Time
+	Scheduler *Scheduler // in tests, else nil
+}
+
+// Scheduler is for tests. It replaces the clock and the timers of a shared root, so that what its hosts do to each
+// other repeats from a seed: a host makes a step when [Root.Step] is called, and never beside another.
+type Scheduler struct {
+	Now func() time.Duration
+	// Wait is called where the host would wait for others. It lets each of them make a step, and the caller by step.
+	Wait func(step func())
+}
+
+// Root is one host's part in a shared root.
+type Root struct {
+	cfg   Config
+	kept  *recovery.Directory
+	scans *recovery.Root
+	began time.Time
+
+	member *shared.Member
+	ended  chan struct{} // closed when the steps have ended
+	stop   context.CancelFunc
+	gate   []io.Closer // held until this host has joined the others
+
+	busy    atomic.Bool   // the first scan is under way
+	ticket  uint64        // of the last scan that was begun: Scan's, and then steps'
+	scanned atomic.Uint64 // likewise, for its judge
+
+	set *entries.Set // its lock guards the rest
+
+	firstScan  *recovery.Scan // while it runs: entries are told to the evict policy when all are there
+	pending    map[shared.ID]*pendingEviction
+	awaited    map[met]int64 // bytes of files that others published while this host writes their pieces
+	met        []sight       // what scans have met of entries that this host writes
+	overlooked int64         // bytes of files that the last scan could make nothing of
+	// bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
+	inFlight int64
+	waiting  int // puts that wait for credit
+}
+
+// met is a file of an entry, by its path below the root.
+type met struct {
+	shared.ID
+	rel string
+}
+
+// pendingEviction is an entry that is in the journal, or that this host wants to have there: it is neither granted nor
+// stored.
+type pendingEviction struct {
+	entries.Eviction
+	entry    bool            // Eviction is of an entry of the index, which is leaving
+	batch    bool            // it is in the journal
+	orphaned int64           // bytes in the account besides the entry's
+	learned  map[string]bool // files that were met since; their bytes are in orphaned, or are the entry's
+}
+
+func (d *pendingEviction) learn(rel string) {
+	if d.learned == nil {
+		d.learned = map[string]bool{}
+	}
+	d.learned[rel] = true
+}
+
+// files are those of the entry that is leaving.
+func (d *pendingEviction) files() []string {
+	if !d.entry {
+		return nil
+	}
+	return filesOf(d.Class, &d.Key, d.Pieces, d.Names)
+}
+
+func (d *pendingEviction) has(rel string) bool { return slices.Contains(d.files(), rel) }
+
+// joinTimeout is how long a host waits for others that are joining.
+const joinTimeout = 5 * time.Second
+
+// New makes the part of a host that has not joined.
+func New(cfg Config) *Root {
+	return &Root{cfg: cfg, kept: cfg.Kept, set: cfg.Entries, began: cfg.Now(), pending: map[shared.ID]*pendingEviction{}}
+}
+
+func (r *Root) newMember() (*shared.Member, error) {
+	return shared.New(shared.Config{
+		Dir: r.kept.Path, Host: r.cfg.Host, Capacity: r.cfg.Capacity, High: r.cfg.High, Low: r.cfg.Low, Lapse: r.cfg.Lapse,
+		FS: r.kept.FS, Log: r.kept.Log,
+		Unique: func() uint64 {
+			var b [8]byte
+			_, _ = rand.Read(b[:]) // it never fails
+			return binary.LittleEndian.Uint64(b[:])
+		},
+		Now: r.clock,
+	}, backend{r})
+}
+
+// Join joins the others, and makes steps until [Root.Leave]. What is there a scan finds, while sessions use the root:
+// scans has the judge of [Root.Judge].
+func (r *Root) Join(scans *recovery.Root) error {
+	r.scans = scans
+	if err := r.kept.RemoveCheckpoint(); err != nil { // of a run that had the root to itself
+		return err
+	}
+	m, err := r.newMember()
+	if err != nil {
+		return err
+	}
+	r.set.Lock()
+	r.set.BeginScan()
+	r.member, r.firstScan, r.ended, r.set.Touched = m, r.scans.NewScan(), make(chan struct{}), m.Touch
+	r.pending, r.awaited, r.met = map[shared.ID]*pendingEviction{}, map[met]int64{}, nil
+	r.overlooked, r.inFlight, r.ticket = 0, 0, 0
+	r.set.Unlock()
+	r.busy.Store(true)
+	err = r.member.Step()
+	r.unlockJoin()
+	if errors.Is(err, shared.ErrLinks) {
+		return fmt.Errorf("store: root %s cannot be shared: %w", r.kept.Path, err)
+	}
+	run, stop := context.WithCancel(context.Background())
+	r.stop = stop
+	if r.cfg.Scheduler == nil {
+		go r.steps(run)
+	} else {
+		close(r.ended)
+	}
+	return nil
+}
+
+// Scan waits until this host is admitted, and looks at what is there. Until all was seen, the evict policy is told
+// nothing.
+func (r *Root) Scan(ctx context.Context) error {
+	if err := r.admission(ctx); err != nil {
+		return err
+	}
+	r.ticket = r.member.Ticket()
+	if err := r.Rescan(ctx); err != nil {
+		return err
+	}
+	if !r.kept.Health.Serves() {
+		return r.kept.Health.OutError()
+	}
+	first := r.firstScan
+	first.Order()
+	first.End(ctx, func(booked int64) { // it has learned of other hosts' pieces until now
+		r.set.Account.Add(capacity.Orphans, first.Orphaned()-booked)
+		r.overlooked += first.Orphaned()
+		r.firstScan = nil
+	})
+	r.member.Scanned(r.ticket)
+	r.busy.Store(false)
+	return nil
+}
+
+// admission waits for an evictor to take this host in.
+func (r *Root) admission(ctx context.Context) error {
+	tick := time.NewTicker(r.cfg.Poll / 8)
+	defer tick.Stop()
+	for r.member.Ticket() == 0 {
+		if d := r.cfg.Scheduler; d != nil {
+			d.Wait(func() { r.Step(ctx) })
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("store: root %s: no evictor has admitted this host: %w", r.kept.Path, ctx.Err())
+		case <-tick.C:
+			r.member.Wake()
+		}
+	}
+	return nil
+}
+
+// Step makes one step under a [Scheduler], with the scan if one is due.
+func (r *Root) Step(ctx context.Context) {
+	r.lookAgain()
+	_ = r.member.Step()
+	if t := r.member.Ticket(); t != 0 && !r.busy.Load() && t != r.ticket {
+		r.ticket = 1
+		if r.Rescan(ctx) == nil {
+			r.ticket = t
+			r.member.Scanned(t)
+		}
+	}
+}
+
+func (r *Root) clock() time.Duration {
+	if d := r.cfg.Scheduler; d != nil {
+		return d.Now()
+	}
+	return r.cfg.Now().Sub(r.began)
+}
+
+// Rescan looks at every file again, as a host does that was given up and has joined again.
+func (r *Root) Rescan(ctx context.Context) error {
+	r.scanned.Store(r.member.Ticket())
+	r.set.Lock()
+	r.set.Account.Remove(capacity.Orphans, r.overlooked)
+	r.overlooked = 0
+	r.set.Unlock()
+	found := r.scans.NewScan()
+	err := found.Walk(ctx)
+	r.overlook(found.Orphaned())
+	return err
+}
+
+// Leave ends the host's part. Nothing else uses the root any more.
+func (r *Root) Leave() {
+	defer r.unlockJoin()
+	if r.stop == nil {
+		return
+	}
+	r.Stop()
+	if err := r.member.Leave(); err != nil {
+		r.kept.Log.Warn("shared root left without notice; the other hosts will give this one up", "error", err)
+	}
+	r.stop = nil
+}
+
+// Stop ends the steps. To the other hosts this one looks as if it had been killed.
+func (r *Root) Stop() {
+	r.stop()
+	<-r.ended
+}
+
+// steps does the member's work until the context is done.
+func (r *Root) steps(ctx context.Context) {
+	defer close(r.ended)
+	var scans chan error
+	last := fmt.Sprint(error(nil))
+	tick := time.NewTicker(r.cfg.Poll)
+	defer tick.Stop()
+	for {
+		r.lookAgain()
+		err := r.member.Step()
+		if text := fmt.Sprint(err); text != last {
+			last = text
+			r.kept.Log.Log(ctx, level(err), "step among the hosts that share this root", "error", err)
+		}
+		if t := r.member.Ticket(); t != 0 && !r.busy.Load() && t != r.ticket && scans == nil {
+			r.ticket = t
+			done := make(chan error, 1)
+			scans = done
+			go func() { done <- r.Rescan(ctx) }()
+		}
+		var kicked <-chan struct{}
+		pause := time.NewTimer(r.cfg.Poll / 8) // the most that kicks hurry it
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		case <-pause.C:
+			kicked = r.member.Wakeups()
+		}
+		pause.Stop()
+		if kicked != nil {
+			select {
+			case <-ctx.Done():
+			case <-tick.C:
+			case <-kicked:
+			}
+		}
+		select {
+		case err := <-scans:
+			scans = nil
+			if err == nil {
+				r.member.Scanned(r.ticket)
+			} else {
+				r.ticket = 1 // never a member's: again
+			}
+		default:
+		}
+		if ctx.Err() != nil {
+			if scans != nil {
+				<-scans
+			}
+			return
+		}
+	}
+}
+
+func level(err error) slog.Level {
+	if err == nil {
+		return slog.LevelInfo // after an error
+	}
+	return slog.LevelWarn
+}
+
+// LockOut takes the lock of a host that has the root for itself, until this one has joined. The lock of this host's own
+// name is held.
+func (r *Root) LockOut(ctx context.Context) (err error) {
+	for begun := r.cfg.Now(); ; {
+		r.gate, err = health.Lock(r.kept.FS, r.kept.Path, r.kept.Path+"/"+pieceformat.LockFile, true, nil)
+		if !errors.Is(err, staging.ErrLocked) {
+			break
+		}
+		if r.cfg.Now().Sub(begun) > joinTimeout {
+			return fmt.Errorf("%w: %s: %w; a host has it for itself: stop it, or set shared = true there too", files.ErrBusy,
+				r.kept.Path, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %s: %w", files.ErrBusy, r.kept.Path, ctx.Err())
+		case <-time.After(joinTimeout / 100):
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("store: root %s: %w", r.kept.Path, err)
+	}
+	return nil
+}
+
+// unlockJoin lets other hosts join.
+func (r *Root) unlockJoin() {
+	_ = health.Unlock(r.gate) // the locks go with the descriptors
+	r.gate = nil
+}
+
+// Identify fails unless the directory is the one that was there when this host joined.
+func (r *Root) Identify(d *health.Directory) error {
+	if err := d.Same(); err != nil {
+		return fmt.Errorf("%w, and shared: restart kvhost to join it", err)
+	}
+	return nil
+}
+
+// Fresh says whether lookups may grant entries.
+func (r *Root) Fresh() bool { return r.member.Fresh() }
+
+// Judge judges what a scan meets.
+func (r *Root) Judge() recovery.Judge { return judge{r} }
+
+// Stats are the member's, nil before this host has joined.
+func (r *Root) Stats() *shared.Stats {
+	if r.member == nil {
+		return nil
+	}
+	s := r.member.Stats()
+	return &s
+}

@@ -1,0 +1,460 @@
+package sharedroot
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/changelog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/evictor"
+	"github.com/kvhost/kvhost/host/internal/store/files"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/recovery"
+	"github.com/kvhost/kvhost/host/internal/store/sequence"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// rig is the only host of a shared root, and so its evictor. It makes a step when it is told to.
+type rig struct {
+	*Root
+	testing.TB
+	b      backend
+	class  *catalog.Class
+	now    time.Duration
+	faults *faultfs.FS
+}
+
+// nowhere keeps no files.
+type nowhere struct{}
+
+func (nowhere) Keep(string, string, []byte) error { return nil }
+func (nowhere) Forget(string, string)             {}
+
+const capacityBytes = 64 * pieceformat.Page
+
+func newRig(t testing.TB) *rig {
+	r := &rig{TB: t, now: time.Hour, faults: faultfs.New(staging.OS())}
+	dir, log, now := t.TempDir(), slog.New(slog.DiscardHandler), func() time.Time { return time.Unix(1_700_000_000, 0) }
+	c, err := catalog.New(t.Context(), catalog.Options{
+		Log: log, Now: now, Roots: nowhere{}, Expiry: func(string) time.Duration { return 0 },
+		AdmitFault: func(err error) { t.Error(err) },
+		Policies: catalog.Policies{
+			Admit: policy.BuiltinHandle(abi.RoleAdmit), Place: policy.BuiltinHandle(abi.RolePlace),
+			Layout: policy.BuiltinHandle(abi.RoleLayout),
+		},
+	})
+	r.must(err)
+	ns, err := c.Open(t.Context(), &kv.Namespace{
+		Model: "test", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
+		TokensPerBlock: 16, TensorParallel: 2,
+		Groups: []kv.Group{{Lookup: kv.ByPrefix, Geometry: kv.Uniform(2, 2, 2, 1000)}},
+	})
+	r.must(err)
+	r.class, err = ns.OpenClass(0)
+	r.must(err)
+	c.Tenants.Number(0) // of all entries here
+	for _, d := range pieceformat.RootDirs {
+		r.must(os.MkdirAll(filepath.Join(dir, d), 0o700))
+	}
+	account := capacity.New(capacity.Config{Dir: dir, Bounds: capacity.Bounds{Capacity: capacityBytes}, Now: now})
+	set := &entries.Set{}
+	clock := uint64(0)
+	set.Init(entries.Config{
+		MaxEntries: 64, Catalog: c, Changes: changelog.New(16), Now: now, Clock: func() uint64 { clock++; return clock },
+		Account: account,
+	})
+	var work sync.WaitGroup
+	p := &evictor.Policy{Handle: policy.BuiltinHandle(abi.RoleEvict), Since: now()}
+	r.must(set.StartEvictor(t.Context(), evictor.Config{
+		Policy: p, Run: t.Context(), Work: &work, Size: evictor.Size{Capacity: capacityBytes}, Log: log,
+	}))
+	monitor := health.NewMonitor(health.Config{
+		Dir: dir, FS: r.faults, Limit: -1, Every: time.Hour, Now: now, Log: log, Out: func() {}, Ended: func() {},
+	})
+	var seq sequence.Sequence
+	seq.Init(now, "a")
+	kept := &recovery.Directory{Catalog: c, Sequence: &seq, Dir: files.New(files.Config{
+		Path: dir, Log: log, Health: monitor, Account: account, Sequence: &seq,
+		QuarantineFiles: 4, QuarantineBytes: capacityBytes,
+	})}
+	r.Root = New(Config{
+		Entries: set, Kept: kept, Host: "a", Capacity: capacityBytes, High: 0.9, Low: 0.8, Poll: time.Second,
+		Lapse: 10 * time.Second, Now: now,
+		Scheduler: &Scheduler{Now: func() time.Duration { return r.now }, Wait: func(step func()) { r.now += time.Second; step() }},
+	})
+	r.b = backend{r.Root}
+	r.must(r.Join(&recovery.Root{Config: recovery.Config{
+		Entries: set, Kept: kept, Judge: r.Judge(), Workers: 1, Capacity: capacityBytes, Now: now,
+		OwnsTemp: func(host string) bool { return host == "a" }, Drop: func(m entries.Mark) { r.drop(m) },
+	}}))
+	r.must(r.Scan(t.Context()))
+	r.pass(4)
+	t.Cleanup(func() {
+		r.Leave()
+		set.Lock()
+		err := set.Evictor.Close()
+		set.Unlock()
+		p.Release()
+		monitor.Close()
+		if err := errors.Join(err, c.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// drop removes an entry whose file is not what the index says, as a store does.
+func (r *rig) drop(m entries.Mark) {
+	v := r.leave(m.Slot)
+	r.set.Lock()
+	r.set.FinishEvict(&v)
+	r.set.Unlock()
+}
+
+// leave has an entry leave as far as its files.
+func (r *rig) leave(slot uint32) entries.Eviction {
+	r.set.Lock()
+	v := r.set.BeginEvict(slot)
+	r.set.Unlock()
+	r.Unlink(&v, v.Pieces)
+	return v
+}
+
+// pass makes so many steps.
+func (r *rig) pass(n int) {
+	for range n {
+		r.now += time.Second
+		r.Step(r.Context())
+	}
+}
+
+func keyOf(n uint64) (k kv.Key) {
+	k[0], k[1] = byte(n), 1
+	return k
+}
+
+// write makes the file of a piece, as another host does, and returns its name and header.
+func (r *rig) write(n uint64, rank uint32) (string, *pieceformat.Header) {
+	r.Helper()
+	k := keyOf(n)
+	name := r.kept.Slash + r.class.Builtin(&k, rank)
+	plan := r.class.Plan
+	h := &pieceformat.Header{
+		Namespace: r.class.Namespace.Digest, Key: k, Group: r.class.Group, Rank: rank, Blocks: plan.Geometry().Blocks,
+		Pieces: 3, StoreTime: 1, Payload: plan.PayloadBytes(), Plan: plan.Digest(), Algorithm: kv.XXH3,
+		Extent: kv.ExtentBytes, Extents: uint32((plan.PayloadBytes() + kv.ExtentBytes - 1) / kv.ExtentBytes),
+		DataOffset: pieceformat.DataOffset(len(plan.Extents()), false),
+	}
+	b := make([]byte, h.FileBytes())
+	for i := range b {
+		b[i] = 1 // no holes
+	}
+	h.TableSum = pieceformat.PutTable(b[pieceformat.Page:], make([]uint64, h.Extents))
+	h.Encode(b)
+	r.must(os.MkdirAll(filepath.Dir(name), 0o700))
+	r.must(os.WriteFile(name, b, 0o600))
+	return name, h
+}
+
+func (r *rig) found(name string, h *pieceformat.Header) {
+	r.Judge().Found(nil, strings.TrimPrefix(name, r.kept.Slash), "", r.class, h, r.class.FileBytes())
+}
+
+// stored writes rank 0 of a key's entry, and has this host find it. It returns the file's name.
+func (r *rig) stored(n uint64) string {
+	r.Helper()
+	name, h := r.write(n, 0)
+	r.found(name, h)
+	return name
+}
+
+// victim names rank 0 of a key's entry.
+func (r *rig) victim(n uint64) *shared.Victim {
+	return &shared.Victim{
+		Namespace: r.class.Namespace.Digest, Group: r.class.Group, Key: keyOf(n), Pieces: 1, Bytes: r.class.FileBytes(),
+	}
+}
+
+// proposed is a victim that this host does not veto.
+func (r *rig) proposed(n uint64) *shared.Victim {
+	r.Helper()
+	v := r.victim(n)
+	if !r.b.Propose(v) {
+		r.Fatal("an entry that nobody uses is vetoed")
+	}
+	return v
+}
+
+// expect compares what the account has, in pieces: entries, and what else this host counts.
+func (r *rig) expect(when string, entries, orphans int64) {
+	r.Helper()
+	size, f := r.class.FileBytes(), r.set.Account.Figures()
+	if f.Entries != entries*size || f.Orphans != orphans*size {
+		r.Errorf("%s: entries take %d bytes and others %d, want %d and %d pieces of %d", when, f.Entries, f.Orphans,
+			entries, orphans, size)
+	}
+}
+
+func (r *rig) slot(n uint64) uint32 {
+	r.set.Lock()
+	defer r.set.Unlock()
+	k := keyOf(n)
+	return r.set.Index.Find(kv.Fingerprint(r.class.Namespace.Digest, r.class.Group, k), r.class.Base, &k)
+}
+
+// begin reserves a piece of a new entry.
+func (r *rig) begin(n uint64, credit *shared.Credit) (m entries.Mark, err error) {
+	k := keyOf(n)
+	m.Fingerprint = kv.Fingerprint(r.class.Namespace.Digest, r.class.Group, k)
+	err = r.Reserve(r.Context(), capacity.Want{Bytes: r.class.FileBytes()}, credit, func() (err error) {
+		if err = r.MayInsert(r.class, &k, m.Fingerprint); err != nil {
+			r.set.Account.Release(0, r.class.FileBytes()) // as a reservation does that fails
+			return err
+		}
+		m.Slot, err = r.set.Insert(&entries.New{Fingerprint: m.Fingerprint, Class: r.class, Key: &k, Reserved: 1})
+		return err
+	})
+	return m, err
+}
+
+// end ends a put that has written nothing.
+func (r *rig) end(m entries.Mark, credit shared.Credit) {
+	r.Return(credit)
+	r.set.Lock()
+	defer r.set.Unlock()
+	r.set.Unreserve(m.Slot, 0, r.class.FileBytes())
+	r.set.EndWrite(m, 0)
+}
+
+// TestReserve: bytes are taken against credit, and both are given back when no entry can be made.
+func TestReserve(t *testing.T) {
+	r := newRig(t)
+	free := r.Stats().Free
+	var credit, none shared.Credit
+	m, err := r.begin(1, &credit)
+	r.must(err)
+	r.expect("reserved", 1, 0)
+	if r.InFlight() != r.class.FileBytes() || credit.Bytes() != r.class.FileBytes() {
+		t.Errorf("%d bytes are in flight, the credit is of %d", r.InFlight(), credit.Bytes())
+	}
+	if _, err := r.begin(1, &none); !errors.Is(err, entries.ErrResident) {
+		t.Errorf("a second entry of the key: %v", err)
+	}
+	if none.Bytes() != 0 || r.InFlight() != r.class.FileBytes() {
+		t.Errorf("a put that failed keeps credit of %d bytes, %d are in flight", none.Bytes(), r.InFlight())
+	}
+	r.end(m, credit)
+	r.expect("given up", 0, 0)
+	r.pass(2)
+	if r.InFlight() != 0 || r.Stats().Free < free {
+		t.Errorf("%d bytes are in flight, credit of %d is free, %d before", r.InFlight(), r.Stats().Free, free)
+	}
+}
+
+// TestNoCreditIsNoSpace: a put that the evictor gives no credit fails, and leaves nothing in the account.
+func TestNoCreditIsNoSpace(t *testing.T) {
+	r := newRig(t)
+	var held []shared.Credit
+	for n := uint64(1); ; n++ {
+		var credit shared.Credit
+		if _, err := r.begin(n, &credit); errors.Is(err, capacity.ErrNoSpace) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, credit)
+	}
+	r.expect("full", int64(len(held)), 0)
+	if used := r.set.Account.Used(); used > capacityBytes || len(held) < 2 {
+		t.Errorf("%d puts have %d bytes of %d", len(held), used, capacityBytes)
+	}
+}
+
+// TestFound: what a scan meets is in the account once: as an entry, beside a put of the same entry, or beside a victim
+// in the journal.
+func TestFound(t *testing.T) {
+	t.Run("a piece", func(t *testing.T) {
+		r := newRig(t)
+		name, h := r.write(1, 0)
+		r.found(name, h)
+		r.found(name, h)
+		r.expect("found twice", 1, 0)
+	})
+	t.Run("a piece that has gone", func(t *testing.T) {
+		r := newRig(t)
+		name, h := r.write(1, 0)
+		r.must(os.Remove(name))
+		r.found(name, h)
+		r.expect("gone", 0, 0)
+	})
+	t.Run("by a scan of an earlier incarnation", func(t *testing.T) {
+		r := newRig(t)
+		name, h := r.write(1, 0)
+		r.scanned.Add(1)
+		r.found(name, h)
+		if r.slot(1) != index.None {
+			t.Error("it is served")
+		}
+	})
+	t.Run("a piece that this host writes", func(t *testing.T) {
+		r := newRig(t)
+		var credit shared.Credit
+		m, err := r.begin(1, &credit)
+		r.must(err)
+		name, h := r.write(1, 0)
+		r.found(name, h)
+		r.pass(2)
+		r.expect("while it is written", 1, 1)
+		if used := r.b.Used(); used != r.class.FileBytes() {
+			t.Errorf("as the evictor it reckons with %d bytes", used)
+		}
+		r.end(m, credit)
+		r.pass(1)
+		r.expect("the put has come to nothing", 1, 0)
+	})
+	for removed, left := range map[bool]int64{true: 0, false: 1} {
+		t.Run(map[bool]string{true: "a victim that goes", false: "a victim that stays"}[removed], func(t *testing.T) {
+			r := newRig(t)
+			name, h := r.write(1, 0)
+			v := r.proposed(1)
+			r.found(name, h)
+			r.found(name, h)
+			r.expect("proposed", 0, 1)
+			var credit shared.Credit
+			if _, err := r.begin(1, &credit); !errors.Is(err, capacity.ErrNoSpace) {
+				t.Errorf("a put of a victim: %v", err)
+			}
+			if removed {
+				r.must(os.Remove(name))
+			}
+			r.b.Decide(v, removed)
+			r.expect("decided", left, 0)
+		})
+	}
+}
+
+// TestLeftAlone: what is of no use to this host stays where it is, and is in the account until the next scan, which
+// counts it again.
+func TestLeftAlone(t *testing.T) {
+	r := newRig(t)
+	name, _ := r.write(1, 0)
+	info, err := r.kept.FS.Stat(name)
+	r.must(err)
+	j := r.Judge()
+	j.Unsound(nil, name, "x", info, pieceformat.ErrDamaged)
+	j.Unsound(nil, name, "x", info, fs.ErrNotExist) // it has gone since
+	j.Unknown(nil, name, r.class.FileBytes(), catalog.ErrUnknownNamespace)
+	if left := r.Discard(name, r.class.FileBytes()); left != 0 {
+		t.Errorf("%d bytes are left of a published file", left)
+	}
+	r.expect("left alone", 0, 3)
+	if _, err := os.Stat(name); err != nil {
+		t.Error(err)
+	}
+	r.must(os.Truncate(name, 0))
+	r.must(r.Rescan(t.Context()))
+	r.expect("after a scan of an empty file", 0, 0)
+}
+
+// TestCannotBeRead: a file of which a scan cannot learn even the size at first is in the account.
+func TestCannotBeRead(t *testing.T) {
+	for _, fault := range []string{"stat **_r0.kv 1st: eio", "open **_r0.kv 1st: emfile", "read **_r0.kv 1st: eio"} {
+		r := newRig(t)
+		r.write(1, 0)
+		rules, err := faultfs.ParseRules(fault)
+		r.must(err)
+		r.faults.Set(rules...)
+		r.must(r.Rescan(t.Context()))
+		r.expect(fault, 0, 1)
+	}
+}
+
+// TestProposeAndFence: an entry that is written or leased is vetoed, one that is not leaves at once, and a host that is
+// given up forgets all of them with their bytes.
+func TestProposeAndFence(t *testing.T) {
+	r := newRig(t)
+	var credit shared.Credit
+	m, err := r.begin(1, &credit)
+	r.must(err)
+	r.stored(1)
+	r.stored(2)
+	r.expect("a piece that is written, and is there, beside another", 2, 1)
+	if r.b.Propose(r.victim(1)) {
+		t.Error("an entry that is being written is not vetoed")
+	}
+	r.proposed(2)
+	r.stored(3)
+	r.Unlink(&entries.Eviction{Class: r.class, Key: keyOf(4), Pieces: 1}, 1) // there is no file
+	if got := r.set.Count.Vanished; got != 1 {
+		t.Errorf("%d have vanished, want 1", got)
+	}
+	r.b.Fenced()
+	r.end(m, credit)
+	r.expect("forgotten", 0, 0)
+	if len(r.pending)+len(r.awaited)+len(r.met) != 0 || r.set.Index.Len() != 0 {
+		t.Errorf("%d victims, %d awaited, %d met and %d entries are left", len(r.pending), len(r.awaited), len(r.met),
+			r.set.Index.Len())
+	}
+}
+
+// TestGuard: a file cannot be written once the credit that it was made with is void.
+func TestGuard(t *testing.T) {
+	r := newRig(t)
+	var credit shared.Credit
+	_, err := r.begin(1, &credit)
+	r.must(err)
+	temp, err := r.Temp("x", credit)
+	r.must(err)
+	r.must(os.MkdirAll(filepath.Dir(temp), 0o700))
+	under, err := staging.OS().OpenFile(temp, os.O_RDWR|os.O_CREATE, 0o600)
+	r.must(err)
+	f := r.Guard(under, credit)
+	defer f.Close()
+	if _, err := f.WriteAt([]byte("a"), 0); err != nil {
+		t.Error(err)
+	}
+	r.must(os.RemoveAll(filepath.Dir(filepath.Dir(temp)))) // as whoever gives it up does
+	r.pass(3)
+	if _, err := f.WriteAt([]byte("b"), 0); !errors.Is(err, shared.ErrFenced) {
+		t.Errorf("writing: %v", err)
+	}
+	if err := f.Allocate(1); !errors.Is(err, shared.ErrFenced) {
+		t.Errorf("allocating: %v", err)
+	}
+}
+
+// TestAdmissionEnds: a scan that no evictor admits ends with its context.
+func TestAdmissionEnds(t *testing.T) {
+	r := newRig(t)
+	r.Leave()
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	r.cfg.Scheduler = nil
+	if err := r.Scan(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,356 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// fellow opens one of several hosts on a directory.
+func fellow(t *testing.T, dir, id string, entries int, change ...func(*Config)) *fixture {
+	t.Helper()
+	return fellowOf(t, dir, id, entries, 1, change...)
+}
+
+func fellowOf(t *testing.T, dir, id string, entries, ranks int, change ...func(*Config)) *fixture {
+	t.Helper()
+	return newFixture(t, dir, entries, ranks, append([]func(*Config){func(c *Config) {
+		c.HostID, c.Now = id, time.Now
+		c.Roots[0].Shared, c.Roots[0].Poll, c.Roots[0].Lapse = true, 20*time.Millisecond, time.Second
+	}}, change...)...)
+}
+
+// patient is for hosts of which none may be given up: on a busy machine a heartbeat can be late by more than a second.
+func patient(c *Config) { c.Roots[0].Lapse = time.Hour }
+
+// await waits until something holds: how long that takes depends on the machine.
+func await(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(60 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+func (f *fixture) fellowStats() shared.Stats { return *f.store.Stats().Roots[0].Shared }
+
+// onDisk adds up pieces, temporaries and what is on its way out, each file once.
+func onDisk(t testing.TB, dir string) (bytes int64) {
+	t.Helper()
+	seen := map[uint64]bool{}
+	err := filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || e.IsDir() {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, name)
+		if strings.HasPrefix(rel, pieceformat.MetaDir) &&
+			!strings.Contains(rel, "/t/") && !strings.Contains(rel, "/trash/") &&
+			!strings.HasPrefix(rel, pieceformat.QuarantineDir) {
+			return nil
+		}
+		if info, err := staging.OS().Stat(name); err == nil && !seen[info.Ino] {
+			seen[info.Ino] = true
+			bytes += pieceformat.Padded(info.Allocated)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes
+}
+
+// TestOneStoresAnotherLoads: what one host publishes another can load without being told by anybody.
+func TestOneStoresAnotherLoads(t *testing.T) {
+	dir := t.TempDir()
+	a, b := fellow(t, dir, "a", 100, patient), fellow(t, dir, "b", 100, patient)
+	a.mustPut(0, 1, 2, 3)
+	await(t, "b sees what a stored", func() bool { return b.has(3) })
+	for n := range uint64(4) {
+		b.mustRead(n)
+	}
+	if err := b.put(2, 0); !errors.Is(err, ErrResident) {
+		t.Errorf("b stores it again: %v", err)
+	}
+	b.mustPut(10, 11)
+	await(t, "a sees what b stored", func() bool { return a.has(11) })
+	a.mustRead(10)
+	// Roles: one of them is the evictor, and knows all bytes.
+	if ea, eb := a.fellowStats().Evictor, b.fellowStats().Evictor; ea == eb {
+		t.Errorf("evictors: a %t, b %t", ea, eb)
+	}
+	await(t, "the account is the disk's", func() bool { return a.store.Stats().Roots[0].Used == onDisk(t, dir) })
+	if err := a.idle(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSameKeyTwice: two hosts store the same keys at the same time; the file of one stands, and no credit is lost.
+func TestSameKeyTwice(t *testing.T) {
+	dir := t.TempDir()
+	a, b := fellow(t, dir, "a", 200, patient), fellow(t, dir, "b", 200, patient)
+	var both sync.WaitGroup
+	for _, f := range []*fixture{a, b} {
+		both.Go(func() {
+			for n := range uint64(30) {
+				if err := f.put(n, 0); err != nil && !errors.Is(err, ErrResident) {
+					t.Errorf("put %d: %v", n, err)
+				}
+			}
+		})
+	}
+	both.Wait()
+	await(t, "both have all", func() bool { return a.lookup(0, 1, 2, 29).Hits() == 4 && b.has(29) })
+	for n := range uint64(30) {
+		a.mustRead(n)
+		b.mustRead(n)
+	}
+	if disk := onDisk(t, dir); disk != 30*pieceBytes {
+		t.Errorf("%d bytes on disk of 30 pieces", disk)
+	}
+	await(t, "nothing is out", func() bool { return a.fellowStats().Unlogged == 0 && b.fellowStats().Unlogged == 0 })
+	for _, f := range []*fixture{a, b} {
+		if c := f.shared(); c.InFlight() != 0 {
+			t.Errorf("%d bytes are in flight for ever", c.InFlight())
+		}
+	}
+}
+
+// TestCapacityHoldsForAll: three hosts store and load without end, and at no time is there more than the capacity.
+func TestCapacityHoldsForAll(t *testing.T) {
+	dir := t.TempDir()
+	const entries = 60
+	var all []*fixture
+	for _, id := range []string{"a", "b", "c"} {
+		all = append(all, fellow(t, dir, id, entries, patient))
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	var mu sync.Mutex
+	stored := 0
+	for i, f := range all {
+		work.Go(func() {
+			g := rand.New(rand.NewPCG(uint64(i), 1))
+			var held []*Lease // a lease keeps what it is on from being evicted, by whichever host
+			end := func(l *Lease) {
+				if _, err := read(l, 0, 0); err != nil {
+					t.Errorf("a lease, and no load: %v", err)
+				}
+				l.Release()
+			}
+			defer func() {
+				for _, l := range held {
+					end(l)
+				}
+			}()
+			for ctx.Err() == nil {
+				n := g.Uint64N(300)
+				switch err := f.put(n, 0); {
+				case err == nil:
+					mu.Lock()
+					stored++
+					mu.Unlock()
+				case !errors.Is(err, ErrResident) && !errors.Is(err, ErrNoSpace):
+					t.Errorf("put: %v", err)
+					return
+				}
+				l := f.lookup(g.Uint64N(300))
+				if l.Hits() == 0 {
+					l.Release()
+					continue
+				}
+				if held = append(held, l); len(held) > g.IntN(6) { // over a few puts
+					end(held[0])
+					held = held[1:]
+				}
+			}
+		})
+	}
+	most := int64(0)
+	await(t, "a few capacities were stored", func() bool {
+		most = max(most, onDisk(t, dir))
+		mu.Lock()
+		defer mu.Unlock()
+		return stored > 3*entries || t.Failed()
+	})
+	stop()
+	work.Wait()
+	if capacity := all[0].cfg.Roots[0].Capacity; most > capacity || most < capacity/2 {
+		t.Errorf("%d bytes on disk at most, the capacity is %d", most, capacity)
+	}
+	evictors := 0
+	for _, f := range all {
+		if f.fellowStats().Evictor {
+			evictors++
+		}
+		if err := f.check(); err != nil {
+			t.Error(err)
+		}
+	}
+	if evictors != 1 {
+		t.Errorf("%d evictors", evictors)
+	}
+}
+
+// TestTheEvictorGoes: it leaves in order, or without a word, with a put half done; another host takes over.
+func TestTheEvictorGoes(t *testing.T) {
+	for _, how := range []string{"in order", "without a word"} {
+		t.Run(how, func(t *testing.T) {
+			dir := t.TempDir()
+			a, b := fellow(t, dir, "a", 60), fellow(t, dir, "b", 60)
+			if !a.fellowStats().Evictor {
+				t.Fatal("the first host is not the evictor")
+			}
+			a.mustPut(0, 1, 2)
+			half, err := a.store.Put(context.Background(), a.request(5, 4, 0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := write(half); err != nil {
+				t.Fatal(err)
+			}
+			if how == "in order" {
+				half.Abort(nil)
+				if err := a.store.Close(); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				c := a.shared()
+				c.Stop() // its heart stands still
+			}
+			await(t, "b is the evictor", func() bool {
+				return b.fellowStats().Evictor && b.fellowStats().State == shared.Active
+			})
+			await(t, "what a left is cleared away", func() bool {
+				gone, err := os.ReadDir(filepath.Join(dir, shared.Dir, "gone"))
+				return err == nil && len(gone) == 0
+			})
+			if how != "in order" {
+				if err := half.Publish(context.Background()); !errors.Is(err, shared.ErrFenced) {
+					t.Errorf("a host that was given up publishes: %v", err)
+				}
+				if a.has(1) {
+					t.Error("a host that was given up grants a lookup")
+				}
+			}
+			for n := uint64(100); n < 220; n++ {
+				if err := b.put(n, 0); err != nil && !errors.Is(err, ErrNoSpace) {
+					t.Fatal(err)
+				}
+			}
+			if disk, capacity := onDisk(t, dir), b.cfg.Roots[0].Capacity; disk > capacity || disk < capacity/2 {
+				t.Errorf("%d bytes on disk, the capacity is %d", disk, capacity)
+			}
+			b.mustPut(1000)
+			b.mustRead(1000)
+		})
+	}
+}
+
+// TestDamageInASharedRoot: the host that finds it asks the evictor to remove the file; then it can be stored again.
+func TestDamageInASharedRoot(t *testing.T) {
+	dir := t.TempDir()
+	a, b := fellow(t, dir, "a", 60, patient), fellow(t, dir, "b", 60, patient)
+	a.mustPut(0, 1, 2)
+	await(t, "b sees it", func() bool { return b.has(2) })
+	name := a.pieceFile(1, 0)
+	image, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image[3*pieceformat.Page] ^= 1
+	put(t, name, image)
+	l := b.lookup(1)
+	if _, err := read(l, 0, 0); err == nil {
+		t.Error("a damaged piece was read")
+	}
+	l.Release()
+	if b.has(1) {
+		t.Error("still a hit")
+	}
+	await(t, "the file is gone", func() bool { _, err := os.Stat(name); return errors.Is(err, fs.ErrNotExist) })
+	await(t, "it can be stored again", func() bool { return a.put(1, 0) == nil })
+	await(t, "b sees the new one", func() bool { return b.has(1) })
+	b.mustRead(1)
+	await(t, "the accounts are the disk's", func() bool {
+		return a.store.Stats().Roots[0].Used == onDisk(t, dir) && b.store.Stats().Roots[0].Used == onDisk(t, dir)
+	})
+}
+
+// TestRestartOfASharedRoot: hosts come and go, also by being killed, and what is there is found.
+func TestRestartOfASharedRoot(t *testing.T) {
+	dir := t.TempDir()
+	a := fellow(t, dir, "a", 60)
+	a.mustPut(0, 1, 2)
+	if err := a.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a = fellow(t, dir, "a", 60)
+	for n := range uint64(3) {
+		a.mustRead(n)
+	}
+	b := fellow(t, dir, "b", 60)
+	for n := range uint64(3) {
+		b.mustRead(n)
+	}
+	_, err := Open(context.Background(), b.cfg)
+	if !errors.Is(err, ErrRootBusy) {
+		t.Errorf("two hosts of one id: %v", err)
+	}
+	if err := errors.Join(a.store.Close(), b.store.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, shared.Dir, "hosts")); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestNoLinks: a file system that refuses hard links cannot be shared, and says so.
+func TestNoLinks(t *testing.T) {
+	f := &fixture{TB: t, ns: testNamespace(1)}
+	f.cfg = Config{
+		Roots: []RootConfig{{Path: t.TempDir(), Capacity: 1 << 20, Shared: true}}, HostID: "a",
+		FS: faultfs.New(staging.OS(), faultfs.MustRules("link **: eperm")...),
+	}
+	if _, err := Open(context.Background(), f.cfg); !errors.Is(err, shared.ErrLinks) {
+		t.Errorf("%v", fmt.Sprint(err))
+	}
+}
+
+// TestAReservationThatFails: what leaves the account of a shared root leaves what is in flight at the same time. Else
+// the evictor would hand the same bytes out twice.
+func TestAReservationThatFails(t *testing.T) {
+	a := fellow(t, t.TempDir(), "a", 60)
+	a.mustPut(0)
+	r := a.root()
+	c := r.kind.(*sharedRoot)
+	counted := func() int64 { // as the evictor does
+		r.Lock()
+		defer r.Unlock()
+		return r.Account.Used() - c.InFlight()
+	}
+	before, taken := counted(), errors.New("another host was faster")
+	w := reservation{Want: r.want(0, pieceBytes), reuseFor: new(Put), enter: func() error { return taken }}
+	if err := c.reserve(t.Context(), w); !errors.Is(err, taken) {
+		t.Fatalf("reserving: %v, want %v", err, taken)
+	}
+	equal(t, "bytes that the evictor counts", counted(), before)
+	equal(t, "bytes in flight", c.InFlight(), 0)
+}

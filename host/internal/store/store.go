@@ -1,0 +1,214 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/shadow"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/changelog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/requests"
+	"github.com/kvhost/kvhost/host/internal/store/sequence"
+	"golang.org/x/sync/semaphore"
+)
+
+// Store is one host's chunks on disk. It is safe for concurrent use.
+type Store struct {
+	cfg     Config
+	live    atomic.Pointer[Config] // cfg with what Reload has changed
+	log     *slog.Logger
+	catalog *catalog.Catalog
+	roots   []*root
+	levels  []*level // nearest first
+
+	swapping *semaphore.Weighted // held while policies change
+	shadows  shadow.Set
+	plans    sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
+
+	stripes    [1024]*semaphore.Weighted // by fingerprint: a key is reserved once, in one root
+	requests   *requests.Record
+	candidates sync.Pool    // of *candidate
+	factsAt    atomic.Int64 // when the place policy was last told of the roots
+
+	changes  *changelog.Log
+	copies   *entries.Copies // nil: there is one root
+	mover    *moves.Mover    // nil: there is one level
+	loads    moves.Loads
+	seq      sequence.Sequence
+	scanDone chan struct{}
+	opened   atomic.Bool // roots is complete
+	closed   atomic.Bool
+	run      context.Context // of the store's own work
+	stop     context.CancelFunc
+	work     sync.WaitGroup
+	count    storeCounters
+}
+
+// Open locks the roots, finds what they hold, and starts. When it fails, nothing is left locked.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	if err := cfg.Complete(); err != nil {
+		return nil, err
+	}
+	s := &Store{
+		cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: changelog.New(keptChanges),
+		requests: requests.NewRecord(),
+	}
+	s.live.Store(&s.cfg)
+	if len(cfg.Roots) > 1 {
+		s.copies = entries.NewCopies()
+	}
+	s.levels = levelsOf(s)
+	s.seq.Init(cfg.Now, cfg.HostID)
+	for i := range s.stripes {
+		s.stripes[i] = semaphore.NewWeighted(1)
+	}
+	s.scanDone = make(chan struct{})
+	s.candidates.New = func() any { return new(candidate) }
+	if err := s.openCatalog(ctx); err != nil {
+		return nil, err
+	}
+	if len(s.levels) > 1 {
+		var err error
+		if s.mover, err = moves.New(cfg.Moves.Of(&s.loads)); err != nil {
+			return nil, errors.Join(err, s.catalog.Close())
+		}
+	}
+	s.run, s.stop = context.WithCancel(context.Background())
+	if err := s.openRoots(ctx); err != nil {
+		s.stop()
+		s.work.Wait()
+		return nil, errors.Join(err, s.closeRoots(), s.catalog.Close())
+	}
+	for _, h := range cfg.Policies.Shadows {
+		if err := swapper(s).AddShadow(ctx, cfg.Wish(h)); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	s.tellRoots()
+	s.opened.Store(true)
+	s.work.Go(func() { s.catalog.Run(s.run) })
+	if s.mover != nil {
+		s.work.Go(func() { s.mover.Run(s.run) })
+	}
+	for _, r := range s.roots {
+		s.work.Go(func() { r.upkeep(s.run) })
+		r.kind.start()
+		if cfg.Durability == Batch {
+			s.work.Go(func() { r.flushEvery(s.run, cfg.BatchEvery) })
+		}
+	}
+	return s, nil
+}
+
+func (s *Store) openRoots(ctx context.Context) error {
+	for _, cfg := range s.cfg.Roots {
+		r, err := openRoot(ctx, s, cfg)
+		if err != nil {
+			return err
+		}
+		s.roots = append(s.roots, r)
+		r.level.roots = append(r.level.roots, r)
+	}
+	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil {
+		return err
+	}
+	if err := s.eachRoot(ctx, func(r *root) error { return r.kept.LoadNamespaces() }); err != nil {
+		return err
+	}
+	if err := s.eachRoot(ctx, func(r *root) error { return r.recover(ctx) }); err != nil {
+		return err
+	}
+	return s.scanRoots(ctx)
+}
+
+// Close ends the store's own work and gives the roots back. Puts and leases that are still out are the caller's bug:
+// what they do afterwards fails, and their temporaries are swept at the next start.
+func (s *Store) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	s.drain(s.live.Load().Moves.Shutdown)
+	s.stop()
+	s.work.Wait()
+	_ = s.swapping.Acquire(context.Background(), 1) // never ends
+	s.shadows.Close()
+	s.swapping.Release(1)
+	for _, r := range s.roots {
+		if r.unavailable.Load() {
+			continue // nothing is known of it
+		}
+		if err := r.budget.saveExact(); err != nil {
+			s.log.Warn("write budget not saved: after a crash the count is too high", "root", r.Path, "error", err)
+		}
+		r.Lock()
+		r.Moves.KeepAll()
+		r.Unlock()
+		r.kind.save()
+	}
+	return errors.Join(s.closeRoots(), s.catalog.Close())
+}
+
+func (s *Store) closeRoots() (err error) {
+	if s.mover != nil {
+		err = s.mover.Close()
+	}
+	for _, r := range s.roots {
+		err = errors.Join(err, r.close())
+	}
+	return err
+}
+
+// ScratchName names a file for a test in a root, given by its directory. It counts as one of this host's temporaries,
+// so a host that opens the root removes what a host that was killed has left there. The root's capacity does not
+// include its bytes.
+func (s *Store) ScratchName(root, what string) string {
+	return s.seq.TempName(root + "/" + pieceformat.MetaDir + "/" + what)
+}
+
+// tellRoots gives the place policy fresh facts.
+func (s *Store) tellRoots() {
+	facts := make([]abi.RootFacts, len(s.roots))
+	for i, r := range s.roots {
+		facts[i] = r.facts(i)
+	}
+	s.catalog.SetRoots(facts)
+}
+
+// factsEvery is how old the place policy's facts may get.
+const factsEvery = int64(time.Second)
+
+// refreshFacts gives the place policy fresh facts when it has old ones.
+func refreshFacts(s *Store) {
+	if now, last := int64(s.seq.Clock()), s.factsAt.Load(); len(s.roots) > 1 && now-last >= factsEvery &&
+		s.factsAt.CompareAndSwap(last, now) {
+		s.tellRoots()
+	}
+}
+
+// EndRequest tells the evict policies that a request is over, and what its engine hints.
+func (s *Store) EndRequest(request uint32, hints abi.Hints) {
+	if s.closed.Load() || request == 0 {
+		return
+	}
+	s.requests.End(request)
+	now := s.seq.Clock()
+	s.shadows.Tell(shadow.EndStep(request, hints, now))
+	for _, r := range s.roots {
+		r.Evictor.EndRequest(request, hints, now)
+	}
+}
+
+// admissionFault counts a failure of the admit policy; everything is admitted then.
+func (s *Store) admissionFault(err error) {
+	if s.count.admitFaults.Add(1) == 1 {
+		s.log.Error("admit policy failed; everything is admitted", "error", err)
+	}
+}

@@ -1,0 +1,224 @@
+package transfer
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/codec"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// A compressed piece is coded by the GPU that its pages are on (gpucodec.go), or else it is staged and its extents are coded
+// by the processor, between the two parts of a slot.
+//
+//	store:  pages --gather+checksum--> end of the slot --encode--> its front --WriteAt--> temporary
+//	load:   piece --ReadAt--> front --verify, decode--> end of the slot --verify, then scatter--> pages
+//
+// What a decoder is given has the checksum that the table has for it, and what it made is verified as the page bytes of
+// any other piece are, so an error of a codec is found too.
+
+// divide is a slot in two parts: one for extents as they are stored, and its end for page bytes.
+func (e *Engine) divide(m Memory, slot []byte) (stored, pages []byte) {
+	at := (len(slot) - min(int(e.memoryPart(m)), len(slot)/2)) &^ (pieceformat.Page - 1)
+	return slot[:at], slot[at:]
+}
+
+// fitting is the end of the extents from lo on, up to hi, whose page bytes fit a part of a slot, and the payload offset of
+// the part's first byte.
+func fitting(extents []kv.Extent, lo, hi int, part []byte) (mid int, base int64) {
+	mid, base = lo, extents[lo].Off&^(pieceformat.Page-1)
+	for mid < hi && end(extents[mid])-base <= int64(len(part)) {
+		mid++
+	}
+	return mid, base
+}
+
+// compressedWriter writes a file of compressed extents: whole pages as they are filled, the head last.
+type compressedWriter struct {
+	*pieceWriter
+	buf    []byte
+	start  int   // buf[start:filled] is to be written
+	filled int   // a head that has room before it is written with the rest, by one call
+	at     int64 // where buf[start] goes in the file
+	stored []pieceformat.Stored
+	took   time.Duration // of the codec
+}
+
+// compressed stores the piece, and returns the size of its file.
+func (w *pieceWriter) compressed(slot []byte, stored []pieceformat.Stored) (int64, error) {
+	put, e := w.task.chunk.Put, w.task.queue.engine
+	extents, head := w.plan.Extents(), put.DataOffset()
+	c := &compressedWriter{pieceWriter: w, at: head, stored: stored}
+	c.buf = e.ioBuffer(w.task.memory, slot, w.file, head)
+	if head <= int64(len(c.buf))/4 {
+		c.start = int(head)
+	}
+	c.filled = c.start
+	for lo := 0; lo < len(extents); {
+		hi, err := c.byGPU(lo)
+		if err == nil && hi == lo {
+			hi, err = c.byProcessor(slot, lo)
+		}
+		if err != nil {
+			return 0, err
+		}
+		lo = hi
+	}
+	size, err := c.end(slot, stored)
+	if err == nil {
+		put.Encoded(pieceformat.StoredBytes(stored), c.took)
+	}
+	return size, err
+}
+
+// byProcessor gathers extents from lo on into the end of the slot and encodes them into its front, up to hi.
+func (c *compressedWriter) byProcessor(slot []byte, lo int) (hi int, err error) {
+	front, pages := c.task.queue.engine.divide(c.task.memory, slot)
+	if c.filled > len(front) {
+		if err := c.flush(); err != nil {
+			return lo, err
+		}
+	}
+	c.buf = c.buf[:min(len(c.buf), len(front))]
+	extents, element := c.plan.Extents(), c.task.chunk.Put.Element()
+	hi, base := fitting(extents, lo, len(extents), pages)
+	if err := c.gatherTo(pages, lo, hi, base); err != nil {
+		return lo, err
+	}
+	for x := lo; x < hi; x++ {
+		n := int(extents[x].Len)
+		if c.filled+n > len(c.buf) {
+			if err := c.flush(); err != nil {
+				return lo, err
+			}
+		}
+		began := time.Now()
+		c.stored[x] = encode(c.buf[c.filled:c.filled+n], pages[extents[x].Off-base:][:n], element, c.table[x])
+		c.took += time.Since(began)
+		c.filled += int(c.stored[x].Len)
+	}
+	return hi, nil
+}
+
+// encode writes an extent, whose checksum is sum, to dst as it is stored.
+func encode(dst, page []byte, element int, sum uint64) pieceformat.Stored {
+	n, by := codec.Encode(dst, page, element)
+	if by != codec.Raw {
+		sum = kv.Sum(dst[:n])
+	}
+	return pieceformat.Stored{Sum: sum, Len: uint32(n), Codec: uint8(by)}
+}
+
+// flush writes what fills whole pages, and brings the rest to the front.
+func (c *compressedWriter) flush() error {
+	n := (c.filled - c.start) &^ (pieceformat.Page - 1)
+	if n > 0 {
+		if _, err := c.file.WriteAt(c.buf[c.start:c.start+n], c.at); err != nil {
+			return err
+		}
+	}
+	c.at += int64(n)
+	c.filled = copy(c.buf, c.buf[c.start+n:c.filled])
+	c.start = 0
+	return nil
+}
+
+// end writes the last pages and then the head, by one call if nothing was written before.
+func (c *compressedWriter) end(slot []byte, stored []pieceformat.Stored) (size int64, err error) {
+	put := c.task.chunk.Put
+	head := put.DataOffset()
+	last := int(pieceformat.Padded(int64(c.filled)))
+	clear(c.buf[c.filled:last])
+	if int64(c.start) == head {
+		size = put.HeadStored(c.buf[:head], c.table, stored)
+		_, err = c.file.WriteAt(c.buf[:last], 0)
+		return size, err
+	}
+	if _, err := c.file.WriteAt(c.buf[:last], c.at); err != nil {
+		return 0, err
+	}
+	size = put.HeadStored(slot[:head], c.table, stored)
+	_, err = c.file.WriteAt(slot[:head], 0)
+	return size, err
+}
+
+// divide leaves the end of the slot to page bytes for the processor. A GPU decodes what the whole slot has.
+func (r *pieceReader) divide(processor bool) {
+	if processor {
+		var front []byte
+		front, r.pages = r.engine.divide(r.memory, r.slot)
+		r.buf = r.buf[:min(len(r.buf), len(front))]
+	}
+}
+
+// scatterCompressed decodes and delivers extents [lo, hi), which begin in buf at base of what is stored. What the GPU does
+// not decode is read again for the processor. Where the GPU finds something wrong, the processor judges whether that is the
+// file's fault.
+func (r *pieceReader) scatterCompressed(head *store.Head, lo, hi int, base int64) error {
+	if r.pages != nil {
+		return r.byProcessor(head, lo, hi, base)
+	}
+	for lo < hi {
+		mid, done, doubt, err := r.byGPU(head, lo, hi, image{host: r.buf}, base)
+		if err == nil && !done {
+			mid, err = hi, r.again(head, lo, hi, doubt)
+		}
+		if err != nil {
+			return err
+		}
+		lo = mid
+	}
+	return nil
+}
+
+// again reads extents [lo, hi) into a part of the slot, and delivers them by the processor. If that succeeds, what the GPU
+// found wrong was its own fault.
+func (r *pieceReader) again(head *store.Head, lo, hi int, doubt error) error {
+	buf := r.buf
+	defer func() { r.buf, r.pages = buf, nil }()
+	r.divide(true)
+	last, err := r.readRun(head, lo, hi)
+	if err == nil {
+		err = last()
+	}
+	if err == nil && doubt != nil {
+		r.memory.(flaggedMemory).gpu.CoderFailed(doubt)
+	}
+	return err
+}
+
+// byProcessor is scatterCompressed through the end of the slot.
+func (r *pieceReader) byProcessor(head *store.Head, lo, hi int, base int64) error {
+	extents := head.Plan.Extents()
+	for lo < hi {
+		mid, from := fitting(extents, lo, hi, r.pages)
+		var pages, stored int64
+		began := time.Now()
+		for x := lo; x < mid; x++ {
+			if err := r.decode(r.pages[extents[x].Off-from:][:extents[x].Len], head, x, base); err != nil {
+				return fmt.Errorf("%w: extent %d of %s: %w", ErrDamaged, x, r.piece.File().Name(), err)
+			}
+			pages, stored = pages+int64(extents[x].Len), stored+int64(head.Stored[x].Len)
+		}
+		r.piece.Decoded(pages, stored, time.Since(began))
+		if err := r.scatterFrom(r.pages, head, lo, mid, from); err != nil {
+			return err
+		}
+		lo = mid
+	}
+	return nil
+}
+
+// decode writes the page bytes of an extent to dst. One that is stored as it is is verified by whoever delivers it, since
+// both its checksums are the same.
+func (r *pieceReader) decode(dst []byte, head *store.Head, x int, base int64) error {
+	by := codec.Codec(head.Stored[x].Codec)
+	if by != codec.Raw {
+		if err := head.Verify(x, x+1, r.buf, head.DataOffset+base); err != nil {
+			return err
+		}
+	}
+	return codec.Decode(dst, r.buf[head.Offsets[x]-base:head.Offsets[x+1]-base], by)
+}

@@ -1,0 +1,316 @@
+package transfer_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/codec"
+	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/plugins/blockmajor"
+)
+
+// compress turns compression on.
+func compress(c *store.Config) { c.Roots[0].Compressed = true }
+
+// newCompressed is a bench whose pieces are compressed, and whose pages hold what gains by it.
+func newCompressed(t testing.TB, geo kv.Geometry, blocks uint32, change ...func(*store.Config)) *bench {
+	b := newBench(t, geo, blocks, append(change, compress)...)
+	b.fill = fillNarrow
+	return b
+}
+
+// fillNarrow is fillPage with few values at odd offsets, as floats of a narrow range have them: quick to make.
+func fillNarrow(page []byte, key kv.Key, plane, block int) {
+	fillPage(page, key, plane, block)
+	for i := 1; i < len(page); i += 2 {
+		page[i] = 0x3c + page[i]%4
+	}
+}
+
+// fillFloats writes a normal distribution's values as 16-bit floats, as KV pages in bf16 hold them.
+func fillFloats(page []byte, key kv.Key, plane, block int) {
+	seed := binary.LittleEndian.Uint64(key[:]) ^ uint64(plane)<<32 ^ uint64(block)
+	r := rand.New(rand.NewPCG(seed, seed^0x9e3779b97f4a7c15))
+	for i := range page {
+		if i%2 == 0 {
+			v := math.Float32bits(float32(r.NormFloat64()))
+			page[i] = byte(v >> 16)
+			if i+1 < len(page) {
+				page[i+1] = byte(v >> 24)
+			}
+		}
+	}
+}
+
+// fillMixed writes floats to every second block, and random bytes to the others.
+func fillMixed(page []byte, key kv.Key, plane, block int) {
+	if block%2 == 0 {
+		fillFloats(page, key, plane, block)
+	} else {
+		fillPage(page, key, plane, block)
+	}
+}
+
+// What is stored compressed takes as much less as the codec's figures say, is counted so, and stays readable when
+// compression is off. What would gain nothing is stored as it is.
+func TestCompressedSizes(t *testing.T) {
+	geo := kv.Uniform(16, 8, 2, 16384) // 4 MiB: four slots
+	for _, c := range []struct {
+		name string
+		fill func(page []byte, key kv.Key, plane, block int)
+		low  float64 // bounds of the ratio
+		high float64
+		of   int64 // the chunks are compressed; the first shows whether that pays
+	}{
+		{"floats", fillFloats, 1.4, 1.6, 3},
+		{"floats and random bytes", fillMixed, 1.1, 1.2, 3},
+		{"random bytes", fillPage, 0.99, 1, 1},
+		{"zeros", func(page []byte, _ kv.Key, _, _ int) { clear(page) }, 100, 1e6, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, geo, geo.Blocks*3, compress)
+			b.fill = c.fill
+			b.storeChunks(3)
+			var size, allocated int64
+			for _, path := range b.pieces() {
+				info, err := os.Stat(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				size += info.Size()
+				allocated += info.Sys().(*syscall.Stat_t).Blocks * 512 // a fragmented file has a block for its map
+			}
+			if ratio := float64(3*geo.PageBytes()) / float64(size); ratio < c.low || ratio > c.high {
+				t.Errorf("files of %d bytes for %d: ratio %.3f, want %.2f to %.2f", size, 3*geo.PageBytes(), ratio, c.low,
+					c.high)
+			}
+			if used := b.store.Stats().Roots[0].Used; used != allocated {
+				t.Errorf("%d bytes in the account, the files take %d", used, allocated)
+			}
+			load := func() {
+				t.Helper()
+				b.poison()
+				l := b.lease(0, 1, 2)
+				defer l.Release()
+				loads := b.spread(3)
+				if out := b.load(l, loads, nil); len(out.Failed) > 0 {
+					t.Fatal(out.Failed)
+				}
+				for n, c := range loads {
+					if err := b.checkPages(n, c.Blocks); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			load()
+			s := b.engine.Stats()
+			if s.StoredBytes != size || s.LoadedBytes != size {
+				t.Errorf("%d bytes stored and %d loaded, the files have %d", s.StoredBytes, s.LoadedBytes, size)
+			}
+			codec := b.codec()
+			for what, got := range map[string]choice.Flow{"encoded": codec.Encoded, "decoded": codec.Decoded} {
+				if got.Pages != c.of*geo.PageBytes() || got.Stored < size*c.of/3-3*16384 || got.Stored > size || got.Took <= 0 {
+					t.Errorf("%s: %+v", what, got)
+				}
+			}
+			if err := b.store.Close(); err != nil {
+				t.Fatal(err)
+			}
+			b.config.Roots[0].Compressed = false
+			b.open()
+			load()
+		})
+	}
+}
+
+// codec is what compression took and gained: all namespaces of a bench have the same model.
+func (b *bench) codec() choice.Figures { return b.store.Compression()[0] }
+
+// rewrite changes the stored extents of chunk n's piece in place, and makes the checksums of table and header fit.
+func (b *bench) rewrite(n int, change func(x int, stored []byte)) {
+	b.t.Helper()
+	transfer.RewritePiece(b.t, b.pieceOf(n), b.plan(n), change)
+}
+
+// plan is the layout of chunk n's piece.
+func (b *bench) plan(n int) *kv.Plan {
+	l := b.lease(n)
+	defer l.Release()
+	p, err := l.Open(0, 0)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer p.Close()
+	return p.Expected().Plan
+}
+
+// failsAlone loads three chunks, whole or layer-wise, and says how chunk 1 failed, which no other may do.
+func (b *bench) failsAlone(layers bool) error {
+	b.t.Helper()
+	l := b.lease(0, 1, 2)
+	defer l.Release()
+	b.poison()
+	loads := b.spread(3)
+	var by *transfer.Layers
+	if layers {
+		by = &transfer.Layers{}
+	}
+	out := b.load(l, loads, by)
+	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 {
+		b.t.Fatalf("failed: %+v", out.Failed)
+	}
+	for _, n := range []int{0, 2} {
+		if err := b.checkPages(n, loads[n].Blocks); err != nil {
+			b.t.Error(err)
+		}
+	}
+	if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
+		b.t.Error(err)
+	}
+	again := b.lease(0, 1, 2)
+	defer again.Release()
+	if again.Hits() != 1 {
+		b.t.Errorf("the next lookup still grants %d of the prefix, want 1", again.Hits())
+	}
+	if q := b.store.Stats().Roots[0].Quarantined; q != 1 {
+		b.t.Errorf("%d files in quarantine, want 1", q)
+	}
+	return out.Failed[0].Err
+}
+
+// Flipped bits anywhere in a compressed piece fail its chunk, and none reaches a decoder: the error is of a checksum.
+func TestDamagedCompressedPiece(t *testing.T) {
+	geo := kv.Uniform(8, 6, 1, 40000) // 1.9 MiB: several slots' parts
+	for _, layers := range []bool{false, true} {
+		for name, at := range map[string]func(size int64) int64{
+			"version":             func(int64) int64 { return 8 },
+			"header":              func(int64) int64 { return 100 },
+			"stored bytes":        func(int64) int64 { return 200 },
+			"table: page sum":     func(int64) int64 { return 4096 },
+			"table: stored sum":   func(int64) int64 { return 4096 + 24 + 8 },
+			"table: length":       func(int64) int64 { return 4096 + 24 + 16 },
+			"table: codec":        func(int64) int64 { return 4096 + 24 + 20 },
+			"first stored extent": func(int64) int64 { return 8192 },
+			"its codes":           func(int64) int64 { return 8192 + 20000 },
+			"middle":              func(size int64) int64 { return size / 2 },
+			"last stored extent":  func(size int64) int64 { return size - 4097 },
+		} {
+			t.Run(name, func(t *testing.T) {
+				b := newCompressed(t, geo, geo.Blocks*3)
+				b.storeChunks(3)
+				path := b.pieceOf(1)
+				image, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				image[at(int64(len(image)))] ^= 0x10
+				if err := os.WriteFile(path, image, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				if err := b.failsAlone(layers); errors.Is(err, codec.ErrCorrupt) {
+					t.Errorf("a decoder was given damaged bytes: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// Garbage under checksums that fit it reaches a decoder. It returns an error, or bytes that are not those of the pages:
+// both fail the chunk alone, and no wrong byte reaches a page.
+func TestGarbageUnderFittingChecksums(t *testing.T) {
+	geo := kv.Uniform(8, 6, 1, 40000)
+	r := rand.New(rand.NewPCG(5, 5))
+	for name, c := range map[string]struct {
+		change func(x int, stored []byte)
+		want   error
+	}{
+		"random bytes": {func(x int, stored []byte) {
+			if x == 7 {
+				for i := range stored {
+					stored[i] = byte(r.Uint32())
+				}
+			}
+		}, codec.ErrCorrupt},
+		"a method that is not known": {func(x int, stored []byte) {
+			if x == 7 {
+				stored[1] = 3
+			}
+		}, codec.ErrCorrupt},
+		"another value in a raw plane": {func(x int, stored []byte) {
+			if x == 7 {
+				stored[100] ^= 1
+			}
+		}, kv.ErrChecksum},
+		"other codes": {func(x int, stored []byte) {
+			if x == 7 {
+				stored[len(stored)-900] ^= 1
+			}
+		}, nil},
+	} {
+		for _, layers := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				b := newCompressed(t, geo, geo.Blocks*3)
+				b.storeChunks(3)
+				b.rewrite(1, c.change)
+				if err := b.failsAlone(layers); c.want != nil && !errors.Is(err, c.want) {
+					t.Errorf("%v, want %v", err, c.want)
+				}
+			})
+		}
+	}
+}
+
+// A table of many extents fills most of a slot of the least size. One that no slot holds is not written.
+func TestCompressedPieceOfManyExtents(t *testing.T) {
+	for _, c := range []struct {
+		layers     uint32
+		compresses bool
+	}{{120, true}, {140, false}} {
+		geo := kv.Uniform(256, c.layers, 1, 64) // each page a segment, so an extent
+		b := newCompressed(t, geo, 3*geo.Blocks, func(c *store.Config) {
+			c.Policies.Layout = native("blockmajor", abi.RoleLayout, blockmajor.New)
+		})
+		b.storeChunks(3)
+		b.poison()
+		l := b.lease(0, 1, 2)
+		defer l.Release()
+		loads := b.spread(3)
+		if out := b.load(l, loads, nil); len(out.Failed) > 0 {
+			t.Fatal(out)
+		}
+		for n := range loads {
+			if err := b.checkPages(n, loads[n].Blocks); err != nil {
+				t.Error(err)
+			}
+		}
+		if got := b.codec().Decoded.Pages; (got == geo.PageBytes()) != c.compresses { // it gains nothing
+			t.Errorf("%d extents: %d bytes were decoded", 256*c.layers, got)
+		}
+	}
+}
+
+// Blocks that are not wanted are left alone.
+func TestUnwantedBlocksOfACompressedPiece(t *testing.T) {
+	geo := kv.Uniform(4, 2, 1, 50000)
+	b := newCompressed(t, geo, 8)
+	b.storeAll(b.put(0, []uint32{0, 1, 2, 3}))
+	b.poison()
+	l := b.lease(0)
+	defer l.Release()
+	ids := []uint32{abi.None, 6, abi.None, 2}
+	if out := b.load(l, []transfer.LoadChunk{{Blocks: ids}}, nil); len(out.Failed) > 0 {
+		t.Fatal(out)
+	}
+	if err := errors.Join(b.checkPages(0, ids), b.checkUntouched([]uint32{0, 1, 3, 4, 5, 7})); err != nil {
+		t.Error(err)
+	}
+}

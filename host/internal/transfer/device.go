@@ -1,0 +1,203 @@
+package transfer
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// DeviceRegion is the memory of one plane on a GPU: page i is at Base+Offset+i*Stride of an allocation of Bytes
+// bytes that is mapped at Base.
+type DeviceRegion struct {
+	Base   uint64
+	Bytes  int64
+	Offset int64
+	Stride int64
+	Blocks uint32
+}
+
+// DeviceMemory is [Memory] on a GPU: a client's allocations, imported here. Its addresses never leave it. Callers
+// name pages by plane and block id, and ids are checked before any copy starts.
+type DeviceMemory struct {
+	gpu      *gds.GPU
+	geometry kv.Geometry
+	regions  []DeviceRegion // by plane
+	blocks   uint32
+}
+
+// NewDeviceMemory checks that regions, one per plane of g in its order, hold their pages.
+func NewDeviceMemory(gpu *gds.GPU, g kv.Geometry, regions []DeviceRegion) (*DeviceMemory, error) {
+	shapes := make([]regionShape, len(regions))
+	for i, r := range regions {
+		shapes[i] = regionShape{size: r.Bytes, offset: r.Offset, stride: r.Stride, blocks: r.Blocks}
+	}
+	blocks, err := checkRegions(&g, shapes)
+	if err != nil {
+		return nil, err
+	}
+	return &DeviceMemory{gpu: gpu, geometry: g, regions: regions, blocks: blocks}, nil
+}
+
+// Geometry returns the shape of a chunk in this memory.
+func (m *DeviceMemory) Geometry() kv.Geometry { return m.geometry }
+
+// Blocks returns the number of blocks.
+func (m *DeviceMemory) Blocks() uint32 { return m.blocks }
+
+// Gather copies pages to dst, which is fast when dst is registered with the GPU. The GPU computes the checksums in a
+// window on the way; without a window the CPU computes them from dst.
+func (m *DeviceMemory) Gather(r ExtentRange, dst []byte) error { return m.gather(nil, r, dst) }
+
+func (m *DeviceMemory) gather(flag *gds.Flag, r ExtentRange, dst []byte) error {
+	if done, err := m.gatherWindow(flag, &r, dst); done {
+		return err
+	}
+	if err := m.move(hostBatch(flag, gds.Gather, dst), &r); err != nil {
+		return err
+	}
+	r.sum(dst)
+	return nil
+}
+
+// Scatter verifies all of src, in a window of the GPU or else by the CPU, before any of it reaches a page.
+func (m *DeviceMemory) Scatter(r ExtentRange, src []byte) error { return m.scatter(nil, r, src) }
+
+func (m *DeviceMemory) scatter(flag *gds.Flag, r ExtentRange, src []byte) error {
+	verified := false
+	for range windowTries {
+		done, mismatch, err := m.scatterWindow(flag, &r, src)
+		if done {
+			return err
+		}
+		if mismatch == nil {
+			break
+		}
+		if err := r.verify(src); err != nil {
+			return err
+		}
+		verified = true
+		m.gpu.WindowFailed(mismatch) // the slot's bytes are right, the window's were not
+	}
+	if !verified {
+		if err := r.verify(src); err != nil {
+			return err
+		}
+	}
+	return m.move(hostBatch(flag, gds.Scatter, src), &r)
+}
+
+// hostBatch starts a batch between pages and a buffer of this process.
+func hostBatch(flag *gds.Flag, dir gds.Direction, buffer []byte) func(*gds.Thread) gds.Batch {
+	return func(t *gds.Thread) gds.Batch { return t.Begin(dir, buffer, flag) }
+}
+
+// move copies a range on one of the GPU's threads, with the batch that begin starts on the range's buffer. When it
+// returns, nothing is being copied any more.
+func (m *DeviceMemory) move(begin func(*gds.Thread) gds.Batch, r *ExtentRange) error {
+	if err := m.check(r.Blocks); err != nil {
+		return err
+	}
+	return deviceError(onGPU(m.gpu, func(t *gds.Thread) error {
+		b := begin(t)
+		if err := m.add(&b, r); err != nil {
+			return err
+		}
+		return b.Wait()
+	}))
+}
+
+// onGPU runs fn with one of the GPU's threads for copies.
+func onGPU(g *gds.GPU, fn func(*gds.Thread) error) (err error) {
+	if lost := g.Do(func(t *gds.Thread) { err = fn(t) }); lost != nil {
+		return lost
+	}
+	return err
+}
+
+// check refuses ids that are out of range.
+func (m *DeviceMemory) check(ids []uint32) error {
+	for _, id := range ids {
+		if id != abi.None && id >= m.blocks {
+			return fmt.Errorf("%w: id %d, the memory has %d blocks", ErrBlocks, id, m.blocks)
+		}
+	}
+	return nil
+}
+
+// add adds the spans of a range to a batch on the range's buffer.
+func (m *DeviceMemory) add(b *gds.Batch, r *ExtentRange) error {
+	for c := r.Plan.Spans(r.Lo, r.Hi); c.Next(); {
+		id := r.Blocks[c.Span.Block]
+		if id == abi.None {
+			continue
+		}
+		region := &m.regions[c.Span.Plane]
+		page := region.Base + uint64(region.Offset+int64(id)*region.Stride+int64(c.Span.PageOff))
+		if err := b.Add(page, int(c.Span.Off-r.Base), int(c.Span.Len)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flaggedMemory is device memory as one job sees it: its copies stop when the job's cancel sets the flag.
+type flaggedMemory struct {
+	*DeviceMemory
+	flag *gds.Flag
+}
+
+func (g flaggedMemory) Gather(r ExtentRange, dst []byte) error { return g.gather(g.flag, r, dst) }
+
+func (g flaggedMemory) Scatter(r ExtentRange, src []byte) error { return g.scatter(g.flag, r, src) }
+
+// flagged ties copies of device memory to the fence's stop flag, which is released when the fence closes.
+func (f *fence) flagged(m Memory) Memory {
+	d, ok := m.(*DeviceMemory)
+	if !ok {
+		return m
+	}
+	f.flag = d.gpu.NewFlag()
+	return flaggedMemory{d, f.flag}
+}
+
+// AddGPU registers the engine's staging slots with a GPU, which then copies to and from them at full speed. Close
+// the GPU after the engine. Without this, copies go through the driver's own buffers and are slower.
+func (e *Engine) AddGPU(g *gds.GPU) error {
+	if err := e.slots.Register(g.Pinner()); err != nil {
+		return fmt.Errorf("%w: page-lock the staging slots for %s: %w", ErrDevice, g.UUID, err)
+	}
+	return nil
+}
+
+// deviceError marks an error as the GPU's, so that no piece file is reported as damaged for it.
+func deviceError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, gds.ErrStopped):
+		return ErrCancelled
+	}
+	return fmt.Errorf("%w: %w", ErrDevice, err)
+}
+
+// DefaultGPUCopyBytes keeps the bus busy for the length of a launch: on an H200, copies of 1 MiB moved a third less.
+const DefaultGPUCopyBytes = 4 << 20
+
+// ioBuffer is the part of a slot to use between a file and a memory; it holds at least the first head bytes of the
+// file.
+func (e *Engine) ioBuffer(m Memory, slot []byte, f staging.File, head int64) []byte {
+	if f.Direct() {
+		return slot
+	}
+	return slot[:min(int64(len(slot)), max(e.memoryPart(m), head))]
+}
+
+// gpuCopyBytes is how much is copied at a time to or from a GPU unless the file is read or written past the page cache.
+func (e *Engine) gpuCopyBytes() int {
+	return min(cmp.Or(e.cfg.GPUCopyBytes, DefaultGPUCopyBytes), e.cfg.SlotBytes)
+}

@@ -1,0 +1,83 @@
+package transfer
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// TestFlightIsToldByRoute: a piece on its way is counted on the route where it is, also when it changes that.
+func TestFlightIsToldByRoute(t *testing.T) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	r := newDeviceRig(t, kv.Uniform(2, 2, 1, 4096), 16, 8<<20)
+	r.route(RouteChoice{})
+	ids := r.shuffled(1)
+	if _, out := r.storeAll(r.put(0, ids[0])); len(out.Failed) > 0 {
+		t.Fatal(out)
+	}
+	inFlight := func() map[string]int {
+		out := map[string]int{}
+		for _, f := range r.engine.Traffic() {
+			for _, m := range f.Routes {
+				if f.Kind == staging.Read {
+					out[m.Route] = m.InFlight
+				}
+			}
+		}
+		return out
+	}
+	done := make(chan Outcome, 1)
+	r.double.Rules("cuFileRead:hang")
+	go func() { done <- r.load([]int{0}, ids) }()
+	for r.double.Calls("cuFileRead") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if got := inFlight(); got["direct"] != 1 || got["staged"] != 0 {
+		t.Errorf("while cuFile reads: %v", got)
+	}
+	r.double.Rules("")
+	if out := <-done; len(out.Failed) > 0 {
+		t.Fatal(out)
+	}
+	r.double.Rules("cuFileRead:code=5030")
+	r.fs.Set(faultfs.MustRules("read **.kv: hang")...)
+	go func() { done <- r.load([]int{0}, ids) }()
+	if err := r.fs.AwaitHanging(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if got := inFlight(); got["direct"] != 0 || got["staged"] != 1 {
+		t.Errorf("while it is staged instead: %v", got)
+	}
+	r.fs.Release()
+	r.fs.Set()
+	if out := <-done; len(out.Failed) > 0 {
+		t.Fatal(out)
+	}
+	if got, took := inFlight(), r.took(); got["direct"]+got["staged"] != 0 || took["direct"] != 2 ||
+		took["staged"] != 1 {
+		t.Errorf("at the end: %v, booked %v", got, took)
+	}
+}
+
+// TestGPUStatsAreOfAllItsRoots: what is told of a GPU does not depend on which of its roots comes first and is staged.
+func TestGPUStatsAreOfAllItsRoots(t *testing.T) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	r := newDeviceRig(t, kv.Uniform(2, 2, 1, 4096), 16, 8<<20)
+	r.engine.SetRoute(r.gpu, "/", RouteChoice{Why: "as configured"})
+	r.route(RouteChoice{})
+	if _, out := r.storeAll(r.put(0, r.shuffled(1)[0])); len(out.Failed) > 0 {
+		t.Fatal(out)
+	}
+	list := r.engine.Routes()
+	if len(list) != 2 || list[0].Root != "/" || list[0].Route != "staged" || list[1].Route != "direct" {
+		t.Fatalf("%+v", list)
+	}
+	for _, s := range list {
+		if s.SlotBytes == 0 || s.Handles.Misses == 0 {
+			t.Errorf("%+v", s)
+		}
+	}
+}

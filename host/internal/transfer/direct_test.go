@@ -1,0 +1,381 @@
+package transfer
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+var deviceShapes = map[string]kv.Geometry{
+	"small pages":     kv.Uniform(4, 3, 2, 4096),
+	"odd pages":       kv.Uniform(3, 2, 1, 5000),
+	"tiny pages":      kv.Uniform(2, 2, 1, 16),
+	"larger than one": kv.Uniform(4, 4, 1, 100_000),
+	"many windows":    kv.Uniform(3, 9, 1, 300_000),
+}
+
+func TestDirectStoresAndLoads(t *testing.T) {
+	for name, geo := range deviceShapes {
+		for _, submit := range []gds.Submit{gds.Sync, gds.Async} {
+			t.Run(name+" "+submit.String(), func(t *testing.T) {
+				r := newDeviceRig(t, geo, 64, 32<<20)
+				r.route(RouteChoice{Submit: submit})
+				const n = 5
+				var chunks []StoreChunk
+				from := r.shuffled(n)
+				for c := range n {
+					chunks = append(chunks, r.put(c, from[c]))
+				}
+				if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
+					t.Fatal(read, out)
+				}
+				check := func(what string) {
+					t.Helper()
+					r.poison()
+					ids := r.shuffled(n)
+					if out := r.load([]int{0, 1, 2, 3, 4}, ids); len(out.Failed) > 0 {
+						t.Fatal(what, out.Failed)
+					}
+					for c := range n {
+						if err := r.holds(c, ids[c], false); err != nil {
+							t.Error(what, err)
+						}
+					}
+				}
+				check("direct")
+				for range 2 { // the second finds the file registered, whatever the order of the others was
+					if out := r.load([]int{0}, from); len(out.Failed) > 0 {
+						t.Fatal(out.Failed)
+					}
+				}
+				if s := r.stats(); s.Stores != n || s.Loads != n+2 || s.Route != "direct" || s.SlotsInUse != 0 ||
+					s.Handles.Hits == 0 {
+					t.Errorf("%+v", s)
+				}
+				r.engine.SetRoute(r.gpu, r.root, RouteChoice{}) // what went direct is an ordinary file
+				check("staged")
+				if s := r.stats(); s.Loads != 0 || s.Route != "staged" {
+					t.Errorf("%+v", s)
+				}
+			})
+		}
+	}
+}
+
+// TestDirectFaultsAreStaged: whatever cuFile does wrong, the bytes arrive, and the counters say how.
+func TestDirectFaultsAreStaged(t *testing.T) {
+	for _, c := range []struct {
+		name, store, load string // rules
+		submit            gds.Submit
+	}{
+		{name: "registration", store: "cuFileHandleRegister:code=5027", load: "cuFileHandleRegister:code=5027"},
+		{name: "internal", store: "cuFileWrite:code=5030", load: "cuFileRead:code=5030"},
+		{name: "EIO", store: "cuFileWrite:errno=5", load: "cuFileRead:errno=5"},
+		{name: "code as errno", store: "cuFileWrite:errno=5030", load: "cuFileRead:errno=5030"},
+		{name: "short", store: "cuFileWrite:short=8192", load: "cuFileRead:short=8192"},
+		{name: "nothing", store: "cuFileWrite:short=0", load: "cuFileRead:short=0"},
+		{name: "negative count", store: "cuFileWrite:code=5030", load: "cuFileRead:errno=5", submit: gds.Async},
+		{name: "async refused", store: "cuFileWriteAsync:code=5038", load: "cuFileReadAsync:code=5011:errno=2",
+			submit: gds.Async},
+		{name: "checksums", store: "sums:code=701", load: "sums:code=701"},
+		{name: "no slot", store: "cuMemAlloc_v2:code=2", load: "cuMemAlloc_v2:code=2"},
+	} {
+		directFault := func(t *testing.T, r *deviceRig) {
+			r.route(RouteChoice{Submit: c.submit, Always: true})
+			from := r.shuffled(3)
+			chunks := []StoreChunk{r.put(0, from[0]), r.put(1, from[1]), r.put(2, from[2])}
+			r.double.Rules(c.store)
+			if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
+				t.Fatal(read, out)
+			}
+			r.double.Rules(c.load)
+			r.direct.Handles.Close() // so that the files are registered again
+			r.direct.Handles = gds.NewHandles(r.gpu, r.direct.CuFile(), 4)
+			ids := r.shuffled(3)
+			r.double.Rules("")
+			r.poison()
+			r.double.Rules(c.load)
+			if out := r.load([]int{0, 1, 2}, ids); len(out.Failed) > 0 {
+				t.Fatal(out.Failed)
+			}
+			r.double.Rules("")
+			for n := range 3 {
+				if err := r.holds(n, ids[n], false); err != nil {
+					t.Error(err)
+				}
+			}
+			s := r.stats()
+			if c.name == "no slot" {
+				if s.Full != 6 || s.StoreFallbacks+s.LoadFallbacks != 0 {
+					t.Errorf("%+v", s)
+				}
+			} else if took := r.took(); took["staged"] != 6 || took["direct"] != 0 {
+				t.Errorf("pieces by route: %v", took)
+			} else if coder := c.name == "checksums" && r.float; !coder && (s.StoreFallbacks != 3 || s.LoadFallbacks != 3) ||
+				s.Stores+s.Loads != 0 {
+				t.Errorf("%+v", s)
+			}
+			if s.SlotsInUse != 0 || r.engine.Stats().SlotsInUse != 0 {
+				t.Errorf("slots are held: %+v", s)
+			}
+		}
+		geo := kv.Uniform(4, 4, 1, 100_000)
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("KVHOST_TEST_GPU", "")
+			directFault(t, newDeviceRig(t, geo, 64, 32<<20))
+		})
+		t.Run(c.name+", compressed", func(t *testing.T) {
+			t.Setenv("KVHOST_TEST_GPU", "")
+			directFault(t, newCompressedRig(t, "bf16", geo, 64))
+		})
+	}
+}
+
+// TestRouteIsSuspendedAndResumed walks a route through failures, trials and recovery.
+func TestRouteIsSuspendedAndResumed(t *testing.T) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	r := newDeviceRig(t, kv.Uniform(2, 2, 1, 4096), 16, 8<<20)
+	way := r.route(RouteChoice{})
+	now := time.Unix(1000, 0)
+	way.now = func() time.Time { return now }
+	ids := r.shuffled(1)
+	if _, out := r.storeAll(r.put(0, ids[0])); len(out.Failed) > 0 {
+		t.Fatal(out)
+	}
+	load := func(rules string) {
+		t.Helper()
+		r.double.Rules("")
+		r.poison()
+		r.double.Rules(rules)
+		if out := r.load([]int{0}, ids); len(out.Failed) > 0 {
+			t.Fatal(out.Failed)
+		}
+		r.double.Rules("")
+		if err := r.holds(0, ids[0], false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const broken = "cuFileRead:code=5030"
+	load(broken)
+	load("") // not three in a row
+	load(broken)
+	load(broken)
+	if s := r.stats(); s.Suspended != 0 || s.Route != "direct" || s.LoadFallbacks != 3 {
+		t.Fatalf("%+v", s)
+	}
+	load(broken)
+	load(broken) // not tried
+	if s := r.stats(); s.Suspended != 1 || s.Route != "staged" || s.LoadFallbacks != 4 {
+		t.Fatalf("%+v", s)
+	}
+	now = now.Add(firstSuspension)
+	load(broken) // a probe
+	load(broken)
+	if s := r.stats(); s.Suspended != 2 || s.LoadFallbacks != 5 {
+		t.Fatalf("%+v", s)
+	}
+	now = now.Add(firstSuspension)
+	load("") // twice as long now
+	if s := r.stats(); s.Resumed != 0 || s.Loads != 1 {
+		t.Fatalf("%+v", s)
+	}
+	now = now.Add(firstSuspension)
+	load("")
+	if s := r.stats(); s.Resumed != 1 || s.Loads != 2 || s.Route != "direct" {
+		t.Fatalf("%+v", s)
+	}
+}
+
+// TestDirectLiesAreFoundOut: bytes that are wrong by the direct route alone are staged, and the route is left at
+// once; a file that is damaged is damaged by either.
+func TestDirectLiesAreFoundOut(t *testing.T) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	r := newDeviceRig(t, kv.Uniform(4, 4, 1, 100_000), 64, 32<<20)
+	way := r.route(RouteChoice{})
+	now := time.Unix(1000, 0)
+	way.now = func() time.Time { return now }
+	from := r.shuffled(2)
+	if _, out := r.storeAll(r.put(0, from[0]), r.put(1, from[1])); len(out.Failed) > 0 {
+		t.Fatal(out)
+	}
+	ids := r.shuffled(2)
+	for lie := range int64(4) { // a probe that lies is a probe that failed, so the next is twice as far
+		r.poison()
+		r.double.Rules("cuFileRead:flip=500000")
+		for range 2 { // the second is staged
+			if out := r.load([]int{0}, ids[:1]); len(out.Failed) > 0 {
+				t.Fatal(out.Failed)
+			}
+		}
+		r.double.Rules("")
+		if err := r.holds(0, ids[0], false); err != nil {
+			t.Error(err)
+		}
+		if s := r.stats(); s.Mismatched != lie+1 || s.Suspended != lie+1 || s.Route != "staged" || s.Loads != 0 ||
+			way.suspension != firstSuspension<<lie {
+			t.Errorf("%+v, left for %v", s, way.suspension)
+		}
+		now = now.Add(way.suspension)
+	}
+	r.route(RouteChoice{})
+	var damaged string
+	if err := filepath.WalkDir(r.root, func(path string, d os.DirEntry, err error) error {
+		if err == nil && strings.Contains(path, deviceKey(1).String()) && d.Type().IsRegular() {
+			damaged = path
+		}
+		return err
+	}); err != nil || damaged == "" {
+		t.Fatal(damaged, err)
+	}
+	f, err := os.OpenFile(damaged, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte{1, 2, 3}, 700_001); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	r.poison()
+	out := r.load([]int{0, 1}, ids)
+	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, kv.ErrChecksum) {
+		t.Fatal(out)
+	}
+	if err := errors.Join(r.holds(0, ids[0], false), r.holds(1, ids[1], true)); err != nil {
+		t.Error(err)
+	}
+	if s := r.stats(); s.Mismatched != 0 || s.Suspended != 0 || s.Route != "direct" {
+		t.Errorf("a damaged file is blamed on the route: %+v", s)
+	}
+}
+
+// TestCancelNeedsNoCuFile: cuFile hangs under a load; the cancel completes it all the same, and what comes late goes
+// nowhere. A store whose pages were read completes its first half while cuFile hangs.
+func TestCancelNeedsNoCuFile(t *testing.T) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	r := newDeviceRig(t, kv.Uniform(2, 2, 1, 4096), 16, 8<<20)
+	r.route(RouteChoice{})
+	from := r.shuffled(2)
+	first := r.put(0, from[0])
+	r.double.Rules("cuFileWrite:hang")
+	read, published := make(chan Outcome, 1), make(chan Outcome, 1)
+	r.queue.Store(&StoreJob{Memory: r.memory, Chunks: []StoreChunk{first}, Read: func(o Outcome) { read <- o },
+		Published: func(o Outcome) { published <- o }})
+	if o := <-read; len(o.Failed) > 0 {
+		t.Fatal(o)
+	}
+	r.double.Rules("")
+	if o := <-published; len(o.Failed) > 0 {
+		t.Fatal(o)
+	}
+	r.poison()
+	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []kv.Key{deviceKey(0)}, Ranks: 1})
+	if err != nil || l.Hits() != 1 {
+		t.Fatal(err)
+	}
+	defer l.Release()
+	done := make(chan Outcome, 2)
+	r.double.Rules("cuFileRead:hang")
+	h := r.queue.Load(&LoadJob{Lease: l, Memory: r.memory, Chunks: []LoadChunk{{Blocks: from[1]}},
+		Done: func(o Outcome) { done <- o }})
+	for r.double.Calls("cuFileRead") == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	h.Cancel()
+	<-h.Fenced()
+	if o := <-done; len(o.Failed) != 1 || !errors.Is(o.Failed[0].Err, ErrCancelled) {
+		t.Errorf("%+v", o)
+	}
+	r.double.Rules("")
+	if err := r.engine.Close(); err != nil { // waits for the late read
+		t.Fatal(err)
+	}
+	for plane, p := range r.planes {
+		got := make([]byte, p.Size)
+		r.on(func(t *gds.Thread) error { return t.Read(got, p.Address) })
+		if i := bytes.IndexFunc(got, func(c rune) bool { return c != 0xfffd }); i >= 0 && got[i] != devicePoison {
+			t.Errorf("plane %d was touched after the fence", plane)
+		}
+	}
+}
+
+// TestLostGPUOnTheDirectRoute: a sticky error fails what needs the GPU, and blames no file.
+func TestLostGPUOnTheDirectRoute(t *testing.T) {
+	t.Setenv("KVHOST_TEST_GPU", "")
+	r := newDeviceRig(t, kv.Uniform(2, 2, 1, 4096), 16, 8<<20)
+	r.route(RouteChoice{})
+	from := r.shuffled(2)
+	if _, out := r.storeAll(r.put(0, from[0])); len(out.Failed) > 0 {
+		t.Fatal(out)
+	}
+	last := r.put(1, from[1])
+	r.double.Rules("sums:code=719")
+	if out := r.load([]int{0}, from); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrDevice) {
+		t.Fatal(out)
+	}
+	if _, out := r.storeAll(last); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrDevice) {
+		t.Fatal(out)
+	}
+	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []kv.Key{deviceKey(0)}, Ranks: 1})
+	if err != nil || l.Hits() != 1 {
+		t.Error("the file was blamed", err)
+	}
+	l.Release()
+}
+
+// TestStagedWindows takes files of many windows the staged way, each window copied while the next one is read or
+// written: whole, with too few slots to overlap, and with a disk that fails on the way.
+func TestStagedWindows(t *testing.T) {
+	r := newDeviceRig(t, deviceShapes["many windows"], 64, 8<<20)
+	const n = 4
+	var chunks []StoreChunk
+	for c, ids := range r.shuffled(n) {
+		chunks = append(chunks, r.put(c, ids))
+	}
+	if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
+		t.Fatal(read, out)
+	}
+	r.poison()
+	ids := r.shuffled(n)
+	if out := r.load([]int{0, 1, 2, 3}, ids); len(out.Failed) > 0 {
+		t.Fatal(out.Failed)
+	}
+	for c := range n {
+		if err := r.holds(c, ids[c], false); err != nil {
+			t.Error(err)
+		}
+	}
+	if in := r.engine.Stats().SlotsInUse; in != 0 {
+		t.Errorf("%d slots are held", in)
+	}
+	ids = r.shuffled(n)
+	r.poison()
+	r.fs.Set(faultfs.MustRules("read **" + deviceKey(2).String() + "** 4th: eio")...)
+	out := r.load([]int{0, 1, 2, 3}, ids)
+	r.fs.Set()
+	if len(out.Failed) != 1 || out.Failed[0].Chunk != 2 {
+		t.Fatal(out.Failed)
+	}
+	for c := range n {
+		if err := r.holds(c, ids[c], c == 2); err != nil {
+			t.Error(err)
+		}
+	}
+	last := r.put(5, ids[0])
+	r.fs.Set(faultfs.MustRules("write ** 4th: enospc")...)
+	if _, out := r.storeAll(last); len(out.Failed) != 1 {
+		t.Errorf("%+v", out)
+	}
+	r.fs.Set()
+	if in := r.engine.Stats().SlotsInUse; in != 0 {
+		t.Errorf("%d slots are held", in)
+	}
+}

@@ -1,0 +1,455 @@
+package transfer
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"os"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// routeRig is a rig where pieces take one route.
+type routeRig struct {
+	*deviceRig
+	route, layered string                         // which pieces are to take: loaded whole, and by layers
+	breakStores    string                         // a rule that fails them
+	change         func(n int, at int64, by byte) // changes one byte of chunk n's piece
+
+	from  Memory
+	queue *Queue
+	host  func(plane int, id uint32) []byte // the page, if pages are in host memory
+}
+
+// everyRoute runs a test on each route, with and without the codec, and with pages of each kind that takes it.
+func everyRoute(t *testing.T, test func(t *testing.T, r *routeRig)) {
+	geo := kv.Uniform(4, 4, 1, 100_000) // larger than a slot, and pages that are not aligned
+	const blocks = 24
+	inMemory := func(t *testing.T) *routeRig {
+		r, mem := newMemoryRig(t, geo, blocks)
+		out := &routeRig{deviceRig: r, route: "memory", layered: "memory", breakStores: "allocate **: eio"}
+		out.change = func(n int, at int64, by byte) { r.memoryFile(mem, n).From(at)[0] ^= by }
+		return out
+	}
+	onFile := func(route string, compressed bool) func(t *testing.T) *routeRig {
+		return func(t *testing.T) *routeRig {
+			var r *deviceRig
+			if compressed {
+				r = newCompressedRig(t, "bf16", geo, blocks)
+			} else {
+				r = newDeviceRig(t, geo, blocks, 32<<20)
+			}
+			if route == "direct" {
+				r.route(RouteChoice{})
+			}
+			out := &routeRig{deviceRig: r, route: route, layered: "staged", breakStores: "write **: eio"}
+			out.change = func(n int, at int64, by byte) { changeByte(t, r.path(n), at, by) }
+			return out
+		}
+	}
+	byProcessor := func(make func(t *testing.T) *routeRig) func(t *testing.T) *routeRig {
+		return func(t *testing.T) *routeRig {
+			r := make(t)
+			r.disableCodec()
+			return r
+		}
+	}
+	inHost := func(make func(t *testing.T) *routeRig) func(t *testing.T) *routeRig {
+		return func(t *testing.T) *routeRig {
+			r := make(t)
+			r.from, r.queue, r.host = r.hostMemory()
+			return r
+		}
+	}
+	for name, make := range map[string]func(t *testing.T) *routeRig{
+		"memory":                            inMemory,
+		"memory, host pages":                inHost(inMemory),
+		"direct":                            onFile("direct", false),
+		"direct, compressed":                onFile("direct", true),
+		"staged":                            onFile("staged", false),
+		"staged, host pages":                inHost(onFile("staged", false)),
+		"staged, compressed":                onFile("staged", true),
+		"staged, compressed on a processor": byProcessor(onFile("staged", true)),
+		"staged, compressed, host pages":    inHost(onFile("staged", true)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := make(t)
+			if r.host == nil {
+				r.from, r.queue = r.memory, r.deviceRig.queue
+			}
+			test(t, r)
+		})
+	}
+}
+
+func changeByte(t *testing.T, path string, at int64, by byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var one [1]byte
+	if _, err := f.ReadAt(one[:], at); err != nil {
+		t.Fatal(err)
+	}
+	one[0] ^= by
+	if _, err := f.WriteAt(one[:], at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// put fills the pages of chunk n, wherever they are, and reserves its place.
+func (r *routeRig) put(n int, ids []uint32) StoreChunk {
+	r.t.Helper()
+	if r.host != nil {
+		for plane := range r.geo.Planes {
+			for i, id := range ids {
+				copy(r.host(plane, id), r.content(n, plane, i))
+			}
+		}
+	}
+	return r.deviceRig.put(n, ids)
+}
+
+func (r *routeRig) poison() {
+	r.deviceRig.poison()
+	if r.host == nil {
+		return
+	}
+	for plane := range r.geo.Planes {
+		for id := range r.memory.Blocks() {
+			page := r.host(plane, id)
+			for i := range page {
+				page[i] = devicePoison
+			}
+		}
+	}
+}
+
+// store stores chunks 0 to n-1 from shuffled blocks, and poisons all pages.
+func (r *routeRig) store(n int) {
+	r.t.Helper()
+	var chunks []StoreChunk
+	for c, ids := range r.shuffled(n) {
+		chunks = append(chunks, r.put(c, ids))
+	}
+	if read, out := r.storeFrom(r.queue, r.from, chunks...); len(read.Failed)+len(out.Failed) > 0 {
+		r.t.Fatalf("stored %d chunks: %+v, %+v; want no failure", n, read.Failed, out.Failed)
+	}
+	r.poison()
+}
+
+// plane is all memory of a plane, and where page id begins in it.
+func (r *routeRig) plane(plane int) (all []byte, page func(id uint32) int) {
+	bytes := int(r.geo.Planes[plane].PageBytes)
+	if r.host != nil {
+		for id := range r.memory.Blocks() {
+			all = append(all, r.host(plane, id)...)
+		}
+		return all, func(id uint32) int { return int(id) * bytes }
+	}
+	all = make([]byte, r.planes[plane].Size)
+	r.on(func(t *gds.Thread) error { return t.Read(all, r.planes[plane].Address) })
+	return all, func(id uint32) int { return 32 + int(id)*(bytes+64) }
+}
+
+// hold checks all memory of the pages: each chunk's blocks hold its content, those of partial chunks content or poison, and
+// the rest is poison.
+func (r *routeRig) hold(chunks map[int][]uint32, partial map[int][]uint32) {
+	r.t.Helper()
+	for plane := range r.geo.Planes {
+		got, page := r.plane(plane)
+		want := bytes.Repeat([]byte{devicePoison}, len(got))
+		place := func(n int, ids []uint32, put func(at int, content []byte)) {
+			for i, id := range ids {
+				if id != abi.None {
+					put(page(id), r.content(n, plane, i))
+				}
+			}
+		}
+		for n, ids := range chunks {
+			place(n, ids, func(at int, content []byte) { copy(want[at:], content) })
+		}
+		for n, ids := range partial {
+			place(n, ids, func(at int, content []byte) {
+				for i, b := range content {
+					if got[at+i] == b {
+						want[at+i] = b
+					}
+				}
+			})
+		}
+		if !bytes.Equal(got, want) {
+			at := 0
+			for got[at] == want[at] {
+				at++
+			}
+			r.t.Errorf("plane %d: byte %d of %d is %#x, want %#x", plane, at, len(got), got[at], want[at])
+		}
+	}
+}
+
+// moved is what the routes have moved in a direction, and what failed on them.
+func (r *routeRig) moved(kind staging.Kind) (files, failed map[string]int64, bytes int64) {
+	files, failed = map[string]int64{}, map[string]int64{}
+	for _, path := range r.engine.Traffic() {
+		if path.Kind != kind {
+			continue
+		}
+		if path.InFlight != 0 {
+			r.t.Errorf("%d pieces are in flight after the job's end, want none", path.InFlight)
+		}
+		for _, m := range path.Routes {
+			bytes += m.Bytes
+			if m.Files > 0 {
+				files[m.Route] += m.Files
+			}
+			if m.Errors > 0 {
+				failed[m.Route] += m.Errors
+			}
+		}
+	}
+	return files, failed, bytes
+}
+
+func (r *routeRig) wantMoved(kind staging.Kind, files, failed map[string]int64) {
+	r.t.Helper()
+	gotFiles, gotFailed, _ := r.moved(kind)
+	if !maps.Equal(gotFiles, files) || !maps.Equal(gotFailed, failed) {
+		r.t.Errorf("kind %v: %v moved and %v failed, want %v and %v", kind, gotFiles, gotFailed, files, failed)
+	}
+}
+
+// idle checks that no slot is held.
+func (r *routeRig) idle() {
+	r.t.Helper()
+	if n := r.engine.Stats().SlotsInUse; n != 0 {
+		r.t.Errorf("%d staging slots are in use, want none", n)
+	}
+	for _, s := range r.engine.Routes() {
+		if s.SlotsInUse != 0 {
+			r.t.Errorf("%d slots of the direct route are in use, want none", s.SlotsInUse)
+		}
+	}
+}
+
+// hits is how many chunks from n on the store has.
+func (r *routeRig) hits(n int) int {
+	r.t.Helper()
+	l := r.lookup(n)
+	defer l.Release()
+	return l.Hits()
+}
+
+// routeBy is the route of loads, whole or by layers.
+func (r *routeRig) routeBy(layers *Layers) string {
+	if layers != nil {
+		return r.layered
+	}
+	return r.route
+}
+
+// Chunks go out from shuffled blocks and come back to others: each byte is right, none beyond the blocks that are wanted is
+// touched, and pieces, bytes and errors are counted on the route that was taken.
+func TestEveryRouteMovesPieces(t *testing.T) {
+	everyRoute(t, func(t *testing.T, r *routeRig) {
+		const n = 3
+		r.store(n)
+		r.wantMoved(staging.Write, map[string]int64{r.route: n}, nil)
+		loaded := map[string]int64{}
+		for _, by := range []*Layers{nil, {}} {
+			r.poison()
+			ids := r.shuffled(n)
+			ids[1][2], ids[2][0] = abi.None, abi.None
+			if out := r.loadTo(r.queue, r.from, []int{0, 1, 2}, ids, by); len(out.Failed) > 0 ||
+				out.Bytes != n*r.geo.PageBytes() {
+				t.Fatalf("loaded %d bytes, %+v failed; want %d and none", out.Bytes, out.Failed, n*r.geo.PageBytes())
+			}
+			r.hold(map[int][]uint32{0: ids[0], 1: ids[1], 2: ids[2]}, nil)
+			loaded[r.routeBy(by)] += n
+			r.wantMoved(staging.Read, loaded, nil)
+		}
+		s := r.engine.Stats()
+		_, _, stored := r.moved(staging.Write)
+		_, _, read := r.moved(staging.Read)
+		if s.StoredFiles != n || s.LoadedFiles != 2*n || s.StoredBytes != stored || s.LoadedBytes != read || read != 2*stored ||
+			s.StoreErrors+s.LoadErrors != 0 {
+			t.Errorf("counted %+v, want %d files of %d bytes stored and twice as many loaded", s, n, stored)
+		}
+		if r.route == "direct" {
+			if d := r.stats(); d.Stores != n || d.Loads != n || d.Bytes != 2*stored ||
+				d.StoreFallbacks+d.LoadFallbacks+d.Full+d.Mismatched+d.Suspended != 0 {
+				t.Errorf("the direct route counted %+v, want %d stores, %d loads and %d bytes", d, n, n, 2*stored)
+			}
+		}
+		r.idle()
+	})
+}
+
+// A byte of a piece that changed fails its chunk alone, as damage of the file and not of the route, whatever the byte is of:
+// header, table, or payload. The chunk is not promised again.
+func TestEveryRouteFindsDamage(t *testing.T) {
+	for _, part := range []struct {
+		name string
+		at   int64
+	}{{"header", 100}, {"table", 4096 + 8}, {"payload", 8192 + 40_000}} {
+		for _, by := range []*Layers{nil, {}} {
+			name := part.name
+			if by != nil {
+				name += " by layers"
+			}
+			t.Run(name, func(t *testing.T) {
+				everyRoute(t, func(t *testing.T, r *routeRig) {
+					r.store(3)
+					r.change(1, part.at, 0x10)
+					ids := r.shuffled(3)
+					out := r.loadTo(r.queue, r.from, []int{0, 1, 2}, ids, by)
+					if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, ErrDamaged) &&
+						!errors.Is(out.Failed[0].Err, kv.ErrChecksum) {
+						t.Fatalf("failed: %+v, want chunk 1 alone for its bytes", out.Failed)
+					}
+					r.hold(map[int][]uint32{0: ids[0], 2: ids[2]}, map[int][]uint32{1: ids[1]})
+					if r.hits(0) != 1 || r.hits(1) != 0 || r.hits(2) != 1 {
+						t.Errorf("hits of the three chunks are %d, %d and %d, want 1, 0, 1", r.hits(0), r.hits(1), r.hits(2))
+					}
+					if q := r.deviceRig.store.Stats().Roots[0].Quarantined; q != 1 {
+						t.Errorf("%d files in quarantine, want 1", q)
+					}
+					failed := "staged"                                 // the route that has the last word
+					if r.route == "memory" && part.name == "payload" { // its head says that it is memory
+						failed = "memory"
+					}
+					r.wantMoved(staging.Read, map[string]int64{r.routeBy(by): 2}, map[string]int64{failed: 1})
+					if r.route == "direct" {
+						if d := r.stats(); d.Mismatched+d.Suspended+d.LoadFallbacks != 0 || d.Route != "direct" {
+							t.Errorf("the direct route counted %+v, want no fault of its own", d)
+						}
+					}
+					r.idle()
+				})
+			})
+		}
+	}
+}
+
+// Memory of another shape is refused in both directions: nothing is written to it, and no piece is dropped for it.
+func TestEveryRouteRefusesOtherShapes(t *testing.T) {
+	everyRoute(t, func(t *testing.T, r *routeRig) {
+		r.store(1)
+		other := r.otherShape()
+		for _, by := range []*Layers{nil, {}} {
+			out := r.loadTo(r.queue, other, []int{0}, [][]uint32{{0, 1, 2, 3}}, by)
+			if len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrGeometry) {
+				t.Errorf("a load failed with %+v, want %v", out.Failed, ErrGeometry)
+			}
+		}
+		r.hold(nil, nil)
+		if r.hits(0) != 1 {
+			t.Error("the piece is dropped, want it kept")
+		}
+		put := r.put(1, r.shuffled(1)[0])
+		if _, out := r.storeFrom(r.queue, other, put); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrGeometry) {
+			t.Errorf("a store failed with %+v, want %v", out.Failed, ErrGeometry)
+		}
+		if r.hits(1) != 0 {
+			t.Error("a piece of another shape is published, want none")
+		}
+		r.idle()
+	})
+}
+
+// otherShape is the same memory, as pages of half the size.
+func (r *routeRig) otherShape() Memory {
+	r.t.Helper()
+	geo := kv.Uniform(r.geo.Blocks, uint32(len(r.geo.Planes)), 1, r.geo.Planes[0].PageBytes/2)
+	if r.host != nil {
+		var regions []HostRegion
+		for plane := range r.geo.Planes {
+			first := r.host(plane, 0)
+			regions = append(regions, HostRegion{Data: first[:cap(first)], Stride: int64(len(first)), Blocks: r.memory.Blocks()})
+		}
+		m, err := NewHostMemory(geo, regions)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		return m
+	}
+	var regions []DeviceRegion
+	for plane, p := range r.planes {
+		regions = append(regions, DeviceRegion{Base: p.Address, Bytes: p.Size, Offset: 32,
+			Stride: int64(r.geo.Planes[plane].PageBytes + 64), Blocks: r.memory.Blocks()})
+	}
+	m, err := NewDeviceMemory(r.gpu, geo, regions)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return m
+}
+
+// A job that is cancelled before it begins touches no page and no piece, and counts neither as moved nor as failed.
+func TestEveryRouteSparesCancelledJobs(t *testing.T) {
+	everyRoute(t, func(t *testing.T, r *routeRig) {
+		r.store(1)
+		l := r.lookup(0)
+		defer l.Release()
+		for _, by := range []*Layers{nil, {}} {
+			done := make(chan Outcome, 1)
+			h := r.queue.Load(&LoadJob{Lease: l, Memory: r.from, Held: true, Layers: by,
+				Chunks: []LoadChunk{{Blocks: r.shuffled(1)[0]}}, Done: func(o Outcome) { done <- o }})
+			h.Cancel()
+			if out := <-done; len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrCancelled) {
+				t.Errorf("a load failed with %+v, want %v", out.Failed, ErrCancelled)
+			}
+			<-h.Fenced()
+		}
+		r.hold(nil, nil)
+		r.wantMoved(staging.Read, nil, nil)
+		put := r.put(1, r.shuffled(1)[0])
+		published := make(chan Outcome, 1)
+		h := r.queue.Store(&StoreJob{Memory: r.from, Held: true, Chunks: []StoreChunk{put}, Read: func(Outcome) {},
+			Published: func(o Outcome) { published <- o }})
+		h.Cancel()
+		if out := <-published; len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrCancelled) {
+			t.Errorf("a store failed with %+v, want %v", out.Failed, ErrCancelled)
+		}
+		r.wantMoved(staging.Write, map[string]int64{r.route: 1}, nil)
+		if r.hits(0) != 1 || r.hits(1) != 0 {
+			t.Errorf("%d and %d hits, want the first piece alone", r.hits(0), r.hits(1))
+		}
+		r.idle()
+	})
+}
+
+// A root that takes no bytes fails the store and leaves no piece. The route is not to blame, and the chunk can be stored again.
+func TestEveryRouteFailsStoresOfTheRoot(t *testing.T) {
+	everyRoute(t, func(t *testing.T, r *routeRig) {
+		chunks := []StoreChunk{r.put(0, r.shuffled(1)[0])}
+		r.fs.Set(faultfs.MustRules(r.breakStores)...)
+		_, out := r.storeFrom(r.queue, r.from, chunks...)
+		r.fs.Set()
+		if len(out.Failed) != 1 {
+			t.Fatalf("failed: %+v, want the chunk", out.Failed)
+		}
+		if r.hits(0) != 0 {
+			t.Error("a piece is published, want none")
+		}
+		failed := r.route
+		if failed == "memory" {
+			failed = "staged" // it was not seen to be memory
+		}
+		r.wantMoved(staging.Write, nil, map[string]int64{failed: 1})
+		if r.route == "direct" {
+			if d := r.stats(); d.StoreFallbacks+d.Suspended+d.Stores != 0 {
+				t.Errorf("the direct route counted %+v, want no fault of its own", d)
+			}
+		}
+		r.idle()
+		r.store(1)
+	})
+}

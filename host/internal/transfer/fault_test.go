@@ -1,0 +1,327 @@
+package transfer_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// pieces are the piece files under the root.
+func (b *bench) pieces() []string {
+	b.t.Helper()
+	var out []string
+	err := filepath.WalkDir(b.root, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() && strings.HasSuffix(path, ".kv") &&
+			!strings.Contains(path, "/.kvhost") {
+			out = append(out, path)
+		}
+		return err
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return out
+}
+
+func (b *bench) pieceOf(n int) string {
+	b.t.Helper()
+	for _, p := range b.pieces() {
+		if strings.Contains(p, key(n).String()) {
+			return p
+		}
+	}
+	b.t.Fatalf("no piece of chunk %d", n)
+	return ""
+}
+
+// storeChunks stores chunks 0 to n-1, each over all of its own blocks, and poisons the pages.
+func (b *bench) storeChunks(n int) {
+	b.t.Helper()
+	for i := range n {
+		ids := make([]uint32, b.geo.Blocks)
+		for k := range ids {
+			ids[k] = uint32(k)
+		}
+		if _, out := b.storeAll(b.put(i, ids)); len(out.Failed) > 0 {
+			b.t.Fatal(out.Failed[0].Err)
+		}
+	}
+	b.poison()
+}
+
+// spread gives chunk n the blocks [n*Blocks, (n+1)*Blocks).
+func (b *bench) spread(chunks int) []transfer.LoadChunk {
+	out := make([]transfer.LoadChunk, chunks)
+	for n := range out {
+		out[n].Index = n
+		for k := range b.geo.Blocks {
+			out[n].Blocks = append(out[n].Blocks, uint32(n)*b.geo.Blocks+k)
+		}
+	}
+	return out
+}
+
+// TestDamageFailsItsChunkOnly damages one of three pieces in every way a disk can and sees that exactly this chunk
+// fails, that none of its pages got a wrong byte, and that the next lookup misses it.
+func TestDamageFailsItsChunkOnly(t *testing.T) {
+	geo := kv.Uniform(8, 6, 1, 40000) // 1.9 MiB: two windows
+	flip := func(at int64) func(*testing.T, string) {
+		return func(t *testing.T, path string) { transfer.ChangeByte(t, path, at, 0x10) }
+	}
+	truncate := func(n int64) func(*testing.T, string) {
+		return func(t *testing.T, path string) {
+			if err := os.Truncate(path, n); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for name, damage := range map[string]func(*testing.T, string){
+		"header":         flip(100),
+		"checksum table": flip(4096 + 8),
+		"first page":     flip(8192),
+		"middle":         flip(8192 + 1<<20),
+		"last extent":    flip(8192 + 8*6*40000 - 1),
+		"cut in half":    truncate(1 << 20),
+		"not aligned":    truncate(1<<20 + 17),
+		"header only":    truncate(4096),
+		"empty":          truncate(0),
+		"gone": func(t *testing.T, path string) {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, geo, geo.Blocks*3)
+			b.storeChunks(3)
+			damage(t, b.pieceOf(1))
+			l := b.lease(0, 1, 2)
+			defer l.Release()
+			loads := b.spread(3)
+			out := b.load(l, loads, nil)
+			if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 {
+				t.Fatalf("failed: %+v", out.Failed)
+			}
+			for _, n := range []int{0, 2} {
+				if err := b.checkPages(n, loads[n].Blocks); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
+				t.Fatal(err)
+			}
+			again := b.lease(0, 1, 2)
+			defer again.Release()
+			if again.Hits() != 1 {
+				t.Errorf("the next lookup still grants %d of the prefix, want 1", again.Hits())
+			}
+		})
+	}
+}
+
+func TestReadErrorDropsTheEntry(t *testing.T) {
+	geo := kv.Uniform(2, 2, 1, 4096)
+	b := newBench(t, geo, 6)
+	b.storeChunks(3)
+	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(2) + ": eio")...)
+	l := b.lease(0, 1, 2)
+	defer l.Release()
+	out := b.load(l, b.spread(3), nil)
+	if len(out.Failed) != 1 || out.Failed[0].Chunk != 2 || !errors.Is(out.Failed[0].Err, unix.EIO) {
+		t.Fatalf("failed: %+v", out.Failed)
+	}
+	b.fs.Set()
+	again := b.lease(0, 1, 2)
+	defer again.Release()
+	if again.Hits() != 2 {
+		t.Errorf("%d hits after the error, want 2", again.Hits())
+	}
+}
+
+func TestWriteErrorsFailTheirChunkAndLeaveNothing(t *testing.T) {
+	geo := kv.Uniform(4, 4, 1, 100_000) // two windows and a header written apart
+	for name, rule := range map[string]string{
+		"no space":               "write ** 1st: enospc",
+		"no space, later window": "write ** 2nd: enospc",
+		"i/o error on header":    "write ** 3rd: eio",
+		"torn":                   "write ** 2nd: torn 5000",
+		"cannot create":          "open **.tmp 1st: eacces",
+		"cannot publish":         "publish,rename,link **.tmp: eio",
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, geo, 4)
+			b.fs.Set(faultfs.MustRules(rule)...)
+			read, published := b.storeAll(b.put(0, []uint32{0, 1, 2, 3}))
+			if len(published.Failed) != 1 {
+				t.Fatalf("outcomes %+v %+v; injected %d", read, published, b.fs.Injected())
+			}
+			b.fs.Set()
+			if files := b.pieces(); len(files) > 0 {
+				t.Errorf("left %v", files)
+			}
+			if st := b.store.Stats().Roots[0]; st.Used != 0 || st.Entries != 0 {
+				t.Errorf("%d bytes and %d entries are still counted", st.Used, st.Entries)
+			}
+			// and the same chunk can be stored again
+			if _, out := b.storeAll(b.put(0, []uint32{0, 1, 2, 3})); len(out.Failed) > 0 {
+				t.Errorf("second try: %v", out.Failed[0].Err)
+			}
+		})
+	}
+}
+
+func TestBlockIdsAreCheckedBeforeAnythingMoves(t *testing.T) {
+	geo := kv.Uniform(2, 1, 1, 4096)
+	for name, ids := range map[string][]uint32{
+		"out of range": {0, 4},
+		"far out":      {0, abi.None - 1},
+		"too few":      {0},
+		"too many":     {0, 1, 2},
+		"none":         nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, geo, 4)
+			b.storeChunks(1)
+			l := b.lease(0)
+			defer l.Release()
+			out := b.load(l, []transfer.LoadChunk{{Blocks: ids}}, nil)
+			if len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrBlocks) {
+				t.Errorf("load: %+v", out)
+			}
+			if err := b.checkUntouched([]uint32{0, 1, 2, 3}); err != nil {
+				t.Error(err)
+			}
+			c := b.put(1, []uint32{0, 1})
+			c.Blocks = ids
+			if _, out := b.storeAll(c); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrBlocks) {
+				t.Errorf("store: %+v", out)
+			}
+		})
+	}
+	t.Run("a store has no holes", func(t *testing.T) {
+		b := newBench(t, geo, 4)
+		c := b.put(0, []uint32{0, 1})
+		c.Blocks = []uint32{0, abi.None}
+		if _, out := b.storeAll(c); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrBlocks) {
+			t.Errorf("store: %+v", out)
+		}
+	})
+}
+
+func TestRegionsAreChecked(t *testing.T) {
+	geo := kv.Uniform(2, 2, 1, 4096)
+	ok := transfer.HostRegion{Data: make([]byte, 4*5000), Stride: 5000, Blocks: 4}
+	for name, change := range map[string]func(*transfer.HostRegion){
+		"no blocks":         func(r *transfer.HostRegion) { r.Blocks = 0 },
+		"pages overlap":     func(r *transfer.HostRegion) { r.Stride = 4095 },
+		"negative offset":   func(r *transfer.HostRegion) { r.Offset = -1 },
+		"starts too late":   func(r *transfer.HostRegion) { r.Offset = 4 * 5000 },
+		"last page is cut":  func(r *transfer.HostRegion) { r.Data = r.Data[:3*5000+4095] },
+		"wraps":             func(r *transfer.HostRegion) { r.Stride = 1 << 62 },
+		"another count":     func(r *transfer.HostRegion) { r.Blocks = 3 },
+		"endless count":     func(r *transfer.HostRegion) { r.Blocks = 0xffffffff },
+		"offset near limit": func(r *transfer.HostRegion) { r.Offset = 1<<63 - 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad := ok
+			change(&bad)
+			if _, err := transfer.NewHostMemory(geo, []transfer.HostRegion{ok, bad}); !errors.Is(err,
+				transfer.ErrRegion) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	if _, err := transfer.NewHostMemory(geo, []transfer.HostRegion{ok, ok}); err != nil {
+		t.Errorf("a sound pair: %v", err)
+	}
+	if _, err := transfer.NewHostMemory(geo, []transfer.HostRegion{ok}); !errors.Is(err, transfer.ErrRegion) {
+		t.Errorf("one region for two planes: %v", err)
+	}
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	good := transfer.Config{Threads: 1, SlotBytes: transfer.MinSlotBytes, MaxStaging: transfer.MinSlotBytes}
+	for name, change := range map[string]func(*transfer.Config){
+		"threads":   func(c *transfer.Config) { c.Threads = 0 },
+		"slot":      func(c *transfer.Config) { c.SlotBytes = 4096 },
+		"alignment": func(c *transfer.Config) { c.SlotBytes++ },
+		"staging":   func(c *transfer.Config) { c.MaxStaging-- },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := good
+			change(&c)
+			if _, err := transfer.New(c); !errors.Is(err, transfer.ErrConfig) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// TestStoresThatWaitTooLongAreShed: with every worker held by the disk, what waits behind is given up, its blocks
+// are free, and a load that waits is not.
+func TestStoresThatWaitTooLongAreShed(t *testing.T) {
+	geo := kv.Uniform(2, 2, 1, 4096)
+	b := newBench(t, geo, 32)
+	b.storeChunks(1)
+	engine, err := transfer.New(transfer.Config{
+		Threads: 2, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	queue, err := engine.Queue("host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.fs.Set(faultfs.MustRules("write **: hang")...)
+	store := func(from, to int) (read, published chan transfer.Outcome) {
+		var chunks []transfer.StoreChunk
+		for n := from; n < to; n++ {
+			chunks = append(chunks, b.put(n+1, []uint32{uint32(2 * n), uint32(2*n + 1)}))
+		}
+		read, published = make(chan transfer.Outcome, 1), make(chan transfer.Outcome, 1)
+		queue.Store(&transfer.StoreJob{Memory: b.memory, Chunks: chunks, Read: func(o transfer.Outcome) { read <- o },
+			Published: func(o transfer.Outcome) { published <- o }})
+		return read, published
+	}
+	_, first := store(0, 2)
+	if err := b.fs.AwaitHanging(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	engine.SetWriteQueue(50 * time.Millisecond)
+	read, second := store(2, 6)
+	if o := <-read; len(o.Failed) != 4 || !errors.Is(o.Failed[0].Err, transfer.ErrShed) ||
+		engine.Stats().StoresShed != 4 {
+		t.Fatalf("%+v, %+v", o, engine.Stats())
+	}
+	l := b.lease(0)
+	defer l.Release()
+	done := make(chan transfer.Outcome, 1)
+	queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(1),
+		Done: func(o transfer.Outcome) { done <- o }})
+	b.fs.Release()
+	b.fs.Set()
+	if o := <-done; len(o.Failed) > 0 {
+		t.Errorf("%+v", o)
+	}
+	if o := <-first; len(o.Failed) > 0 {
+		t.Errorf("%+v", o)
+	}
+	if o := <-second; len(o.Failed) != 4 {
+		t.Errorf("%+v", o)
+	}
+	if st := b.store.Stats().Roots[0]; st.Writing != 0 || st.Entries != 3 {
+		t.Errorf("%d bytes are being written, %d entries", st.Writing, st.Entries)
+	}
+}

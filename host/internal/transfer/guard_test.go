@@ -1,0 +1,118 @@
+package transfer
+
+import (
+	"errors"
+	"os"
+	"runtime/debug"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// shared maps a file of shared memory that can shrink.
+func shared(t *testing.T, size int) (*os.File, []byte) {
+	t.Helper()
+	fd, err := unix.MemfdCreate("guard", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "guard")
+	if err := f.Truncate(int64(size)); err != nil {
+		t.Fatal(err)
+	}
+	data, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { errors.Join(unix.Munmap(data), f.Close()) })
+	return f, data
+}
+
+// A file that shrinks before or during a copy fails the copy, and nothing else.
+func TestShrinkingMemory(t *testing.T) {
+	const page, blocks = 1 << 20, 64
+	geo := kv.Uniform(blocks, 1, 1, page)
+	f, data := shared(t, page*blocks)
+	m, err := NewHostMemory(geo, []HostRegion{{Data: data, Stride: page, Blocks: blocks}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := kv.NewPlan(geo, []abi.Segment{{Blocks: blocks, PageLen: page}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := ExtentRange{Plan: plan, Hi: len(plan.Extents()), Table: make([]uint64, len(plan.Extents()))}
+	for i := range uint32(blocks) {
+		r.Blocks = append(r.Blocks, i)
+	}
+	buf := make([]byte, plan.PayloadBytes())
+	copies := map[string]func() error{
+		"gather":  func() error { return m.Gather(r, buf) },
+		"scatter": func() error { return m.Scatter(r, buf) },
+	}
+	for name, copying := range copies {
+		if err := m.Gather(r, buf); err != nil { // a scatter needs its checksums
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := copying(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := f.Truncate(page * blocks / 2); err != nil {
+			t.Fatal(err)
+		}
+		if err := copying(); !errors.Is(err, ErrMemory) {
+			t.Errorf("%s of memory that is gone: %v", name, err)
+		}
+		if err := f.Truncate(page * blocks); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Gather(r, buf); err != nil { // the sums are those of zeros now
+			t.Errorf("%s of memory that is back: %v", name, err)
+		}
+		failed := 0
+		for range 200 {
+			done := make(chan error, 1)
+			go func() { done <- copying() }()
+			err := f.Truncate(0)
+			if got := <-done; errors.Is(got, ErrMemory) {
+				failed++
+			} else if got != nil {
+				t.Fatalf("%s: %v", name, got)
+			}
+			if err := errors.Join(err, f.Truncate(page*blocks)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if failed == 0 {
+			t.Errorf("%s: no copy met the end of its memory", name)
+		}
+	}
+	if debug.SetPanicOnFault(false) {
+		t.Error("faults of this goroutine still panic")
+	}
+}
+
+// A fault elsewhere is a bug, not the client's.
+func TestGuardPassesOtherPanics(t *testing.T) {
+	f, elsewhere := shared(t, 4096)
+	if err := f.Truncate(0); err != nil {
+		t.Fatal(err)
+	}
+	_, mine := shared(t, 4096)
+	for name, fn := range map[string]func() error{
+		"fault": func() error { elsewhere[0] = 1; return nil },
+		"panic": func() error { panic("oops") },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: swallowed", name)
+				}
+			}()
+			t.Errorf("%s: returned %v", name, Guard([][]byte{mine}, fn))
+		}()
+	}
+}

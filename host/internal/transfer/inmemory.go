@@ -1,0 +1,140 @@
+package transfer
+
+import (
+	"fmt"
+
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// memoryRoute takes a piece when its file is memory of this process, page-locked where there is a GPU. Pages are gathered into
+// the file and scattered from it. No slot and no read or write is between them. Compressed pieces are refused.
+//
+//	store:  pages --gather+checksum--> file
+//	load:   file --verify, then scatter--> pages
+//
+// A file has one segment of memory, or a few. An extent that crosses from one to the next goes through a slot.
+type memoryRoute struct{}
+
+// inMemory is the memory of a file.
+type inMemory struct{ staging.Segments }
+
+// memoryOf returns the memory of a file of so many bytes. It refuses one that is elsewhere, or has its head in pieces.
+func memoryOf(f staging.File, size, head int64) (inMemory, error) {
+	segments, err := staging.MemoryOf(f, size)
+	if err == nil && (len(segments) == 0 || int64(len(segments[0])) < head) {
+		err = errNotHere
+	}
+	return inMemory{segments}, err
+}
+
+// memoryPart is how much of a file that is in this host's memory, or cached there, is moved at a time.
+func (e *Engine) memoryPart(m Memory) int64 {
+	if _, ok := m.(flaggedMemory); ok {
+		return int64(e.gpuCopyBytes())
+	}
+	return cachedIOBytes
+}
+
+// parts calls move for extents [lo, hi) in parts: each is the memory of some extents, and base the payload's
+// offset of its first byte. Extents that cross from one segment to the next are left to cross, one at a time.
+func (s inMemory) parts(head *store.Head, lo, hi int, most int64,
+	move func(lo, hi int, mem []byte, base int64) error, cross func(x int) error) error {
+	extents := head.Plan.Extents()
+	for lo < hi {
+		start := (head.DataOffset + extents[lo].Off) &^ 4095
+		base, mem := start-head.DataOffset, s.From(start)
+		mem = mem[:min(int64(len(mem)), max(most, end(extents[lo])-base))]
+		mid := lo
+		for mid < hi && end(extents[mid])-base <= int64(len(mem)) {
+			mid++
+		}
+		var err error
+		if mid == lo {
+			err = cross(lo)
+			mid++
+		} else {
+			err = move(lo, mid, mem, base)
+		}
+		if err != nil {
+			return err
+		}
+		lo = mid
+	}
+	return nil
+}
+
+func (memoryRoute) load(l *loading) error {
+	size := l.piece.Size()
+	if size%4096 != 0 || size < 4096 {
+		return errNotHere // left to the staged route to reject
+	}
+	memory, err := memoryOf(l.piece.File(), size, 4096)
+	if err != nil {
+		return err
+	}
+	first := memory.Segments[0]
+	head, err := l.judge(l.piece.Verify(first[:min(int64(len(first)), size)]))
+	switch {
+	case err != nil:
+		return err
+	case head.Table == nil || head.Compressed: // its memory is in pieces, or it has no page bytes
+		return errNotHere
+	case head.DataOffset+head.Plan.PayloadBytes() > size:
+		return fmt.Errorf("%w: %s ends before its payload does", ErrDamaged, l.piece.File().Name())
+	}
+	l.span.setRoute(byMemory)
+	l.head, l.source = head, memory
+	return nil
+}
+
+// bring verifies and scatters extents [lo, hi).
+func (s inMemory) bring(r *pieceReader, head *store.Head, lo, hi int) (last func() error, err error) {
+	move := func(lo, hi int, mem []byte, base int64) error { return r.scatterFrom(mem, head, lo, hi, base) }
+	cross := func(x int) error {
+		extent := head.Plan.Extents()[x]
+		return r.engine.withSlot(func(slot []byte) error {
+			mem := slot[:extent.Len]
+			s.Read(mem, head.DataOffset+extent.Off)
+			return r.scatterFrom(mem, head, x, x+1, extent.Off)
+		})
+	}
+	return nil, s.parts(head, lo, hi, r.engine.memoryPart(r.memory), move, cross)
+}
+
+func (memoryRoute) store(t *storeTask, f staging.File) error {
+	q, put := t.queue, t.chunk.Put
+	plan, offset := put.Plan(), put.DataOffset()
+	s, err := memoryOf(f, put.FileBytes(), offset)
+	if err != nil {
+		return err
+	}
+	t.span.setRoute(byMemory)
+	extents := plan.Extents()
+	scratch := q.takeScratch(len(extents))
+	defer q.scratch.Put(scratch)
+	var from int64
+	for _, e := range extents {
+		s.Clear(offset+from, offset+e.Off) // gaps
+		from = end(e)
+	}
+	s.Clear(offset+from, put.FileBytes())
+	w := &pieceWriter{task: t, plan: plan, table: scratch.table}
+	cross := func(x int) error {
+		return q.engine.withSlot(func(slot []byte) error {
+			mem := slot[:extents[x].Len]
+			err := w.gatherTo(mem, x, x+1, extents[x].Off)
+			if err == nil {
+				s.Write(mem, offset+extents[x].Off)
+			}
+			return err
+		})
+	}
+	move := func(lo, hi int, mem []byte, base int64) error { return w.gatherTo(mem, lo, hi, base) }
+	head := store.Head{Plan: plan, DataOffset: offset}
+	if err := s.parts(&head, 0, len(extents), q.engine.memoryPart(t.memory), move, cross); err != nil {
+		return err
+	}
+	put.Head(s.Segments[0][:offset], scratch.table)
+	return nil
+}

@@ -1,0 +1,394 @@
+package transfer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// newMemoryBench is a bench on a root in memory. With holes > 1 all but one of so many pages are taken, so that
+// pieces are in many segments.
+func newMemoryBench(t testing.TB, geo kv.Geometry, blocks uint32, holes int, change ...func(*store.Config)) (*bench,
+	*memfs.FS) {
+	t.Helper()
+	mem, err := memfs.New(64<<20, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := mem.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	mem.Start(nil)
+	if holes > 1 {
+		fragment(t, mem, holes)
+	}
+	faulty := faultfs.New(mem)
+	b := newBench(t, geo, blocks, append([]func(*store.Config){func(c *store.Config) {
+		c.FS, c.Roots[0].Path = faulty, "/root"
+	}}, change...)...)
+	b.fs, b.root = faulty, "/root"
+	return b, mem
+}
+
+// fragment takes all pages of a file system, and gives back runs of random lengths, one page of so many.
+func fragment(t testing.TB, mem *memfs.FS, of int) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(1, 1))
+	if err := mem.Mkdir("/taken", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for err := error(nil); err == nil; {
+		var f staging.File
+		name := fmt.Sprint("/taken/", len(names))
+		if f, err = mem.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600); err == nil {
+			names = append(names, name)
+			_, err = staging.MemoryOf(f, int64(1+rng.IntN(20))*4096)
+			f.Close()
+		}
+	}
+	for i, name := range names {
+		if i%of == 0 {
+			if err := mem.Remove(name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// byMemory says whether all pieces that moved took the memory route.
+func (b *bench) byMemory() error {
+	for _, path := range b.engine.Traffic() {
+		for _, r := range path.Routes {
+			if r.Route != "memory" {
+				return fmt.Errorf("%d pieces were %s, %d failed", r.Files, r.Route, r.Errors)
+			}
+		}
+	}
+	return nil
+}
+
+// Chunks of all shapes are stored in memory and loaded to other blocks, whole and by layer, from pieces in one segment
+// and in many.
+func TestMemoryRoundTrip(t *testing.T) {
+	for name, geo := range geometries {
+		for _, holes := range []int{1, 2} {
+			t.Run(fmt.Sprintf("%s/%d", name, holes), func(t *testing.T) {
+				const chunks = 3
+				per := int(geo.Blocks)
+				b, _ := newMemoryBench(t, geo, geo.Blocks*chunks+3, holes)
+				b.poison()
+				ids := b.shuffled(per * chunks)
+				var stores []transfer.StoreChunk
+				for n := range chunks {
+					stores = append(stores, b.put(n, ids[n*per:(n+1)*per]))
+				}
+				if read, out := b.storeAll(stores...); len(read.Failed)+len(out.Failed) > 0 {
+					t.Fatalf("store: %+v, %+v", read, out)
+				}
+				l := b.lease(0, 1, 2)
+				defer l.Release()
+				for _, layers := range []*transfer.Layers{nil, {}} {
+					b.poison()
+					ids = b.shuffled(per * chunks)
+					var loads []transfer.LoadChunk
+					for n := range chunks {
+						loads = append(loads, transfer.LoadChunk{Index: n, Blocks: ids[n*per : (n+1)*per]})
+					}
+					if out := b.load(l, loads, layers); len(out.Failed) > 0 {
+						t.Fatalf("load: %+v", out)
+					}
+					for n, c := range loads {
+						if err := b.checkPages(n, c.Blocks); err != nil {
+							t.Error(err)
+						}
+					}
+					if err := b.checkBetween(); err != nil {
+						t.Error(err)
+					}
+				}
+				if err := b.byMemory(); err != nil && (holes == 1 || b.engine.Stats().LoadErrors > 0) {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// memoryPieces lists the files of pieces.
+func memoryPieces(t testing.TB, fsys staging.FS, dir string) (names []string) {
+	t.Helper()
+	list, err := fsys.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list {
+		switch name := dir + "/" + e.Name(); {
+		case !e.IsDir() && strings.HasSuffix(name, ".kv"):
+			names = append(names, name)
+		case e.IsDir() && e.Name()[0] != '.':
+			names = append(names, memoryPieces(t, fsys, name)...)
+		}
+	}
+	return names
+}
+
+// A byte of a piece in memory that changed fails that chunk alone. It is never promised again, and its file is kept in
+// the quarantine.
+func TestMemoryDamageFailsItsChunkOnly(t *testing.T) {
+	geo := kv.Uniform(8, 6, 1, 40000)
+	for _, at := range []int64{100, 4096 + 8, 8192, 8192 + 1<<20, 8192 + 8*6*40000 - 1} {
+		for _, layers := range []*transfer.Layers{nil, {}} {
+			b, mem := newMemoryBench(t, geo, geo.Blocks*3, 1)
+			b.storeChunks(3)
+			var name string
+			for _, n := range memoryPieces(t, mem, "/root") {
+				if strings.Contains(n, key(1).String()) {
+					name = n
+				}
+			}
+			f, err := mem.OpenFile(name, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytes, err := staging.MemoryOf(f, at+1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytes.From(at)[0] ^= 0x10
+			f.Close()
+			l := b.lease(0, 1, 2)
+			loads := b.spread(3)
+			out := b.load(l, loads, layers)
+			l.Release()
+			if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrDamaged) &&
+				!errors.Is(out.Failed[0].Err, kv.ErrChecksum) {
+				t.Fatalf("byte %d: failed: %+v", at, out.Failed)
+			}
+			for _, n := range []int{0, 2} {
+				if err := b.checkPages(n, loads[n].Blocks); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
+				t.Error(err)
+			}
+			l = b.lease(0, 1, 2)
+			if l.Hits() != 1 {
+				t.Errorf("%d hits after the damage", l.Hits())
+			}
+			l.Release()
+			if list, err := mem.ReadDir("/root/.kvhost/quarantine"); err != nil || len(list) != 1 {
+				t.Errorf("%d files in the quarantine: %v", len(list), err)
+			}
+		}
+	}
+}
+
+// An allocation that fails fails its chunk, and leaves nothing behind.
+func TestMemoryFaultFailsItsChunkOnly(t *testing.T) {
+	geo := kv.Uniform(4, 3, 2, 4096)
+	b, mem := newMemoryBench(t, geo, geo.Blocks*3, 1)
+	b.fs.Set(faultfs.MustRules("allocate **" + key(1).String() + "**: eio")...)
+	b.poison()
+	loads := b.spread(3)
+	var stores []transfer.StoreChunk
+	for n := range 3 {
+		stores = append(stores, b.put(n, loads[n].Blocks))
+	}
+	_, out := b.storeAll(stores...)
+	b.fs.Set()
+	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, unix.EIO) {
+		t.Fatalf("%+v", out.Failed)
+	}
+	if got := len(memoryPieces(t, mem, "/root")); got != 2 {
+		t.Errorf("%d pieces", got)
+	}
+}
+
+// A load whose piece is removed, and whose memory others want, still delivers right bytes: the open file keeps it.
+func TestMemoryIsKeptForLoads(t *testing.T) {
+	geo := kv.Uniform(4, 4, 1, 64<<10)
+	const chunks = 8
+	b, mem := newMemoryBench(t, geo, geo.Blocks*chunks, 1)
+	b.storeChunks(chunks)
+	l := b.lease(0, 1, 2, 3, 4, 5, 6, 7)
+	defer l.Release()
+	var open []*store.Piece
+	for i := range chunks {
+		p, err := l.Open(i, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, p)
+	}
+	for _, name := range memoryPieces(t, mem, "/root") {
+		if err := mem.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other, err := mem.OpenFile("/other", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	ones := make([]byte, 1<<20)
+	for i := range ones {
+		ones[i] = 0xff
+	}
+	for at := int64(0); err == nil; at += int64(len(ones)) {
+		_, err = other.WriteAt(ones, at)
+	}
+	for i, p := range open {
+		memory, err := staging.MemoryOf(p.File(), p.Size())
+		if err != nil || memory == nil {
+			t.Fatal(memory == nil, err)
+		}
+		head, err := p.Verify(memory[0])
+		if err != nil {
+			t.Fatalf("piece %d: %v", i, err)
+		}
+		if err := kv.VerifyExtents(head.Plan, 0, len(head.Plan.Extents()), memory[0][head.DataOffset:], 0,
+			head.Table); err != nil {
+			t.Fatalf("piece %d: %v", i, err)
+		}
+		p.Close()
+	}
+}
+
+// Stores and loads run beside each other on a root that evicts all the time. What is loaded is right; what is not
+// there is a miss.
+func TestMemoryUnderEviction(t *testing.T) {
+	geo := kv.Uniform(4, 3, 1, 20000)
+	const sets, keys = 4, 64
+	b, mem := newMemoryBench(t, geo, geo.Blocks*sets, 1, func(c *store.Config) { c.Roots[0].Capacity = 4 << 20 })
+	var wg sync.WaitGroup
+	loaded := make([]int, sets)
+	for s := range sets {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(s), 3))
+			blocks := make([]uint32, geo.Blocks)
+			for i := range blocks {
+				blocks[i] = uint32(s)*geo.Blocks + uint32(i)
+			}
+			for range 300 {
+				n := rng.IntN(keys)
+				l, err := b.store.Lookup(store.LookupRequest{Namespace: b.space, Keys: []kv.Key{key(n)}, Ranks: 1})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if l.Hits() == 1 {
+					for plane := range geo.Planes {
+						for _, id := range blocks {
+							clear(b.page(plane, id))
+						}
+					}
+					if out := b.load(l, []transfer.LoadChunk{{Blocks: blocks}}, nil); len(out.Failed) > 0 {
+						t.Errorf("chunk %d: %v", n, out.Failed)
+					} else if err := b.checkPages(n, blocks); err != nil {
+						t.Error(err)
+					}
+					loaded[s]++
+					l.Release()
+					continue
+				}
+				l.Release()
+				for plane := range geo.Planes {
+					for i, id := range blocks {
+						b.fill(b.page(plane, id), key(n), plane, i)
+					}
+				}
+				p, err := b.store.Put(context.Background(), store.PutRequest{Namespace: b.space, Key: key(n), Ranks: 1})
+				if err != nil {
+					continue // another is storing it, or everything is pinned
+				}
+				b.storeAll(transfer.StoreChunk{Put: p, Blocks: blocks})
+			}
+		})
+	}
+	wg.Wait()
+	if most := memfs.Usable(64 << 20); mem.Stats().Used > most {
+		t.Errorf("%d bytes in use, at most %d", mem.Stats().Used, most)
+	}
+	if used := mem.Stats().Used; used > 4<<20+64<<10 {
+		t.Errorf("%d bytes in use in a root of 4 MiB", used)
+	}
+	if err := b.byMemory(); err != nil {
+		t.Error(err)
+	}
+	for s, n := range loaded {
+		if n == 0 {
+			t.Errorf("goroutine %d loaded nothing", s)
+		}
+	}
+}
+
+// After a restart a memory root is empty, and works.
+func TestMemoryIsEmptyAfterRestart(t *testing.T) {
+	geo := kv.Uniform(4, 3, 2, 4096)
+	b, _ := newMemoryBench(t, geo, geo.Blocks*3, 1)
+	b.storeChunks(3)
+	mem, err := memfs.New(8<<20, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := mem.Stat("/root"); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	if err := b.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.config.FS = mem
+	b.open()
+	t.Cleanup(func() {
+		if err := errors.Join(b.store.Close(), mem.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	l := b.lease(0, 1, 2)
+	if l.Hits() != 0 {
+		t.Errorf("%d hits", l.Hits())
+	}
+	l.Release()
+	b.storeChunks(3)
+}
+
+// Storing and loading a chunk in memory allocates no more than doing so in a file.
+func TestMemoryAllocatesNoMore(t *testing.T) {
+	geo := kv.Uniform(16, 8, 1, 64<<10)
+	allocations := func(b *bench) float64 {
+		b.storeChunks(1)
+		l := b.lease(0)
+		defer l.Release()
+		loads := b.spread(1)
+		return testing.AllocsPerRun(20, func() {
+			if out := b.load(l, loads, nil); len(out.Failed) > 0 {
+				t.Fatal(out)
+			}
+		})
+	}
+	inMemory, _ := newMemoryBench(t, geo, geo.Blocks, 1)
+	memory, files := allocations(inMemory), allocations(newBench(t, geo, geo.Blocks))
+	if memory > files {
+		t.Errorf("%.1f allocations in memory, %.1f in a file", memory, files)
+	}
+	t.Logf("%.1f allocations in memory, %.1f in a file", memory, files)
+}

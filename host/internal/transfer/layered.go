@@ -1,0 +1,323 @@
+package transfer
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// layered is a layer-wise load. A step is a few layers, the first layer always alone; a task brings one step of one
+// chunk. Tasks are queued step by step, and a step is queued only when an earlier step, width before it, has landed.
+// So enough tasks are queued to keep every worker busy, and few enough that another load's first layer is not
+// delayed by all of this load.
+type layered struct {
+	queue *Queue
+	fence *fence
+	spec  *LoadJob
+	order []uint32
+	parts []run // each step's layers, as a range of the order
+	width int   // steps that may be in flight
+
+	mu         sync.Mutex
+	taken      int // tasks started: they start in the order in which they were queued
+	begun      int // steps queued
+	landed     int // steps reported
+	consumed   int
+	begins     bool // the load is not held any more
+	submitting bool
+	reporting  bool
+	open       int         // chunks that have not ended
+	steps      []layerStep // by part
+	chunks     []layerChunk
+	runs       map[*kv.Plan][][]run
+	lane       string // the first chunk's root: most of a prefix is in one root
+}
+
+type layerStep struct {
+	left   int // tasks that have not ended
+	failed []int
+}
+
+type layerChunk struct {
+	opening sync.Mutex // held while the head is read
+	piece   *store.Piece
+	span    span
+	head    *store.Head
+	source  source // of the route that opened the piece
+	failed  error  // why there is no head
+
+	// layered.mu guards these.
+	left int // tasks that have not ended
+	err  error
+}
+
+// loadLayers makes a layer-wise load without starting it.
+func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
+	l := &layered{queue: q, fence: j, spec: spec, order: spec.Layers.Order, runs: map[*kv.Plan][][]run{}}
+	if l.order == nil {
+		l.order = LayersOf(spec.Memory.Geometry())
+	}
+	n := len(spec.Chunks)
+	if n == 0 {
+		return l
+	}
+	l.width = max(2, (2*q.engine.cfg.Threads+n-1)/n)
+	l.parts = partsOf(spec.Memory.Geometry(), l.order, spec.Layers.Ahead,
+		min(q.engine.cfg.SlotBytes, DefaultGPUCopyBytes))
+	l.steps, l.chunks = make([]layerStep, len(l.parts)), make([]layerChunk, n)
+	l.open = n
+	for i := range l.steps {
+		l.steps[i].left = n
+	}
+	for i := range l.chunks { // a chunk with bad block ids fails before its first step
+		l.chunks[i].left, l.chunks[i].err = len(l.steps), checkBlocks(spec.Memory, spec.Chunks[i].Blocks, true)
+	}
+	return l
+}
+
+// begin queues the first steps.
+func (l *layered) begin() {
+	for i := range l.spec.Chunks {
+		l.spec.Lease.Approach(l.spec.Chunks[i].Index)
+	}
+	if len(l.chunks) > 0 {
+		l.lane = l.spec.Lease.Root(l.spec.Chunks[0].Index)
+	}
+	l.mu.Lock()
+	l.begins = true
+	l.mu.Unlock()
+	if l.spec.Layers.Ahead > 0 && len(l.chunks) > 0 {
+		l.queue.engine.pace(l)
+	}
+	l.submitDue()
+}
+
+// due reports whether another step may start. After a cancel all may: their tasks notice it and end. The caller
+// holds mu.
+func (l *layered) due() bool {
+	switch ahead := l.spec.Layers.Ahead; {
+	case !l.begins || l.begun == len(l.steps):
+		return false
+	case l.fence.isShut(), l.queue.engine.ctx.Err() != nil:
+		return true
+	case ahead > 0 && l.parts[l.begun].hi > l.consumed+ahead:
+		return false
+	}
+	return l.begun < l.landed+l.width
+}
+
+// submitDue queues the steps that are due.
+func (l *layered) submitDue() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.submitting { // the goroutine that is submitting will look again
+		return
+	}
+	l.submitting = true
+	for l.due() {
+		l.begun++
+		l.mu.Unlock()
+		for range l.chunks {
+			if l.queue.workers.SubmitTo(l.lane, staging.Read, l.run) != nil {
+				l.run() // the engine is closed; the task notices and ends
+			}
+		}
+		l.mu.Lock()
+	}
+	l.submitting = false
+}
+
+// advance records that the first n layers are consumed.
+func (l *layered) advance(n int) {
+	l.mu.Lock()
+	l.consumed = max(l.consumed, min(n, len(l.order)))
+	l.mu.Unlock()
+	l.submitDue()
+}
+
+// layerTask is one step of one chunk.
+type layerTask struct {
+	*layered
+	step, index int
+	chunk       *layerChunk
+	loading     loading
+}
+
+// run runs the next task: tasks start in the order in which they were queued.
+func (l *layered) run() {
+	l.mu.Lock()
+	t := &layerTask{layered: l, step: l.taken / len(l.chunks), index: l.taken % len(l.chunks)}
+	l.taken++
+	t.chunk = &l.chunks[t.index]
+	err := t.chunk.err
+	l.mu.Unlock()
+	t.loading = loading{layers: l, step: t.step, pieceReader: newReader(l.queue, l.fence, l.spec, t.index)}
+	if err != nil { // the chunk failed in an earlier step, or its blocks were bad
+		t.end(err)
+		return
+	}
+	l.queue.engine.runLoad(t)
+}
+
+// read brings the step's bytes of the chunk and returns the copy of the last of them.
+func (t *layerTask) read() (last func() error, err error) {
+	switch { // the disk can be spared
+	case t.fence.isShut():
+		return nil, ErrCancelled
+	case t.queue.engine.ctx.Err() != nil:
+		return nil, ErrClosed
+	}
+	if err := t.open(); err != nil {
+		return nil, err
+	}
+	return t.loading.deliver()
+}
+
+// open opens the piece, unless another step has.
+func (t *layerTask) open() (err error) {
+	c, l := t.chunk, &t.loading
+	c.opening.Lock()
+	defer c.opening.Unlock()
+	if c.failed != nil || c.head != nil {
+		l.piece, l.head, l.source = c.piece, c.head, c.source
+		return c.failed
+	}
+	defer func() { c.failed = err }()
+	if l.piece, err = t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	c.piece = l.piece // a concurrent cancel of another step reads it
+	t.mu.Unlock()
+	c.span = t.queue.startSpan(c.piece.Root(), staging.Read, t.spec.Paths)
+	if t.spec.Layers.Ahead > 0 {
+		c.span.pace()
+	}
+	l.span = &c.span
+	err = l.open()
+	c.head, c.source = l.head, l.source
+	return err
+}
+
+// readRun reads extents [lo, hi), one buffer at a time, and delivers them. It returns the delivery of the last
+// buffer.
+func (r *pieceReader) readRun(head *store.Head, lo, hi int) (last func() error, err error) {
+	for lo < hi {
+		start, _ := head.At(lo)
+		start &^= 4095
+		base := start - head.DataOffset
+		stop := func(x int) int64 { return (endInFile(head, x) + 4095) &^ 4095 }
+		mid := lo + 1
+		for mid < hi && stop(mid)-start <= int64(len(r.buf)) {
+			mid++
+		}
+		if _, err := r.fill(0, start, stop(mid-1)); err != nil {
+			return nil, err
+		}
+		if mid == hi {
+			return func() error { return r.scatter(head, lo, hi, base) }, nil
+		}
+		if err := r.scatter(head, lo, mid, base); err != nil {
+			return nil, err
+		}
+		lo = mid
+	}
+	return nil, nil
+}
+
+// end records the task's result, reports the layers that it completed, and submits what is now due.
+func (t *layerTask) end(err error) {
+	t.queue.engine.release(t.loading.held, err)
+	l, c := t.layered, t.chunk
+	l.mu.Lock()
+	first := err != nil && c.err == nil
+	if first {
+		c.err = err
+	}
+	s := &l.steps[t.step]
+	if err != nil {
+		s.failed = append(s.failed, t.index)
+	}
+	s.left--
+	l.report()
+	piece := c.piece
+	l.mu.Unlock()
+	if first {
+		reportDamage(piece, err)
+	}
+	l.submitDue()
+	// Last, so that all layers are reported before the job ends.
+	l.mu.Lock()
+	c.left--
+	over, err := c.left == 0, c.err
+	l.mu.Unlock()
+	if over {
+		l.endChunk(t.index, err)
+	}
+}
+
+func (l *layered) endChunk(i int, err error) {
+	c, e := &l.chunks[i], l.queue.engine
+	if err == nil {
+		e.stats.loaded(c.piece.Size())
+	} else {
+		e.stats.loadErrors.Add(1)
+	}
+	if c.piece != nil {
+		c.span.finish(c.piece.Size(), err)
+		c.piece.Close()
+	}
+	l.mu.Lock()
+	l.open--
+	last := l.open == 0
+	l.mu.Unlock()
+	if last {
+		e.unpace(l)
+	}
+	l.fence.endLoad(i, l.spec.Memory, err)
+}
+
+// report reports landed layers in order. The caller holds mu, which is released during the callbacks.
+func (l *layered) report() {
+	for !l.reporting && l.landed < len(l.steps) && l.steps[l.landed].left == 0 {
+		l.reporting = true
+		at := l.landed
+		if at > 0 { // a failed chunk stays failed, even if a later step of it succeeded
+			l.steps[at].failed = append(l.steps[at].failed, l.steps[at-1].failed...)
+		}
+		slices.Sort(l.steps[at].failed)
+		l.steps[at].failed = slices.Compact(l.steps[at].failed)
+		failed := l.steps[at].failed
+		l.mu.Unlock()
+		l.notify(at, failed)
+		l.mu.Lock()
+		l.reporting = false
+		l.landed++
+	}
+}
+
+// notify reports a step's layers, unless the fence is closed. It cannot close meanwhile.
+func (l *layered) notify(step int, failed []int) {
+	if l.spec.Layers.Landed == nil || !l.fence.enter() {
+		return
+	}
+	defer l.fence.leave()
+	for _, layer := range l.order[l.parts[step].lo:l.parts[step].hi] {
+		l.spec.Layers.Landed(layer, failed)
+	}
+}
+
+// runsOf returns where the steps' layers are under a plan.
+func (l *layered) runsOf(p *kv.Plan) [][]run {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	runs := l.runs[p]
+	if runs == nil {
+		runs = runsOf(p, l.order, l.parts)
+		l.runs[p] = runs
+	}
+	return runs
+}

@@ -1,0 +1,302 @@
+package transfer_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/plugins/blockmajor"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// layerState says of a layer's pages, in all the chunks of a load but those left out, whether they hold what they
+// should, and whether they are as poison left them.
+func (b *bench) layerState(layer uint32, loads []transfer.LoadChunk, but []int) (right, untouched bool) {
+	right, untouched = true, true
+	for n, c := range loads {
+		if slices.Contains(but, n) {
+			continue
+		}
+		for plane, p := range b.geo.Planes {
+			if p.Layer != layer {
+				continue
+			}
+			for i, id := range c.Blocks {
+				right = right && bytes.Equal(b.page(plane, id), b.wanted(c.Index, plane, i))
+				untouched = untouched && bytes.Count(b.page(plane, id), []byte{poison}) == int(p.PageBytes)
+			}
+		}
+	}
+	return right, untouched
+}
+
+// wanted is what a page must hold; it is made once.
+func (b *bench) wanted(chunk, plane, block int) []byte {
+	at := [3]int{chunk, plane, block}
+	if b.pageBytes == nil {
+		b.pageBytes = map[[3]int][]byte{}
+	}
+	want := b.pageBytes[at]
+	if want == nil {
+		want = make([]byte, b.geo.Planes[plane].PageBytes)
+		b.fill(want, key(chunk), plane, block)
+		b.pageBytes[at] = want
+	}
+	return want
+}
+
+func (b *bench) layerIDs() (list []uint32) {
+	for _, p := range b.geo.Planes {
+		if !slices.Contains(list, p.Layer) {
+			list = append(list, p.Layer)
+		}
+	}
+	return list
+}
+
+// Layers land in the order asked for, each whole when it is told of, whatever the geometry and the layout.
+func TestLayersLandInOrder(t *testing.T) {
+	blockMajor := func(c *store.Config) { c.Policies.Layout = native("blockmajor", abi.RoleLayout, blockmajor.New) }
+	type maker = func(t testing.TB, geo kv.Geometry, blocks uint32) *bench
+	layouts := map[string]maker{
+		"layer major": func(t testing.TB, geo kv.Geometry, blocks uint32) *bench { return newBench(t, geo, blocks) },
+		"block major": func(t testing.TB, geo kv.Geometry, blocks uint32) *bench {
+			return newBench(t, geo, blocks, blockMajor)
+		},
+		"compressed": func(t testing.TB, geo kv.Geometry, blocks uint32) *bench { return newCompressed(t, geo, blocks) },
+		"block major, compressed": func(t testing.TB, geo kv.Geometry, blocks uint32) *bench {
+			return newCompressed(t, geo, blocks, blockMajor)
+		},
+	}
+	for layout, open := range layouts {
+		for name, geo := range geometries {
+			if most := int64(1 << 20); strings.HasPrefix(layout, "block major") && geo.PageBytes() > most ||
+				layout == "compressed" && geo.PageBytes() > 4*most {
+				continue // the smaller ones have all its cases
+			}
+			t.Run(layout+"/"+name, func(t *testing.T) {
+				const chunks = 9 // more than the threads: two steps at a time are under way
+				b := open(t, geo, geo.Blocks*chunks)
+				b.storeChunks(chunks)
+				for _, reverse := range []bool{false, true} {
+					order := b.layerIDs()
+					if reverse {
+						slices.Reverse(order)
+					}
+					l := b.lease(0, 1, 2, 3, 4, 5, 6, 7, 8)
+					b.poison()
+					loads := b.spread(chunks)
+					var told []uint32
+					out := b.load(l, loads, &transfer.Layers{Order: order, Landed: func(layer uint32, failed []int) {
+						if len(failed) > 0 {
+							t.Errorf("layer %d failed for chunks %v", layer, failed)
+						}
+						at := len(told)
+						told = append(told, layer)
+						if right, _ := b.layerState(layer, loads, nil); !right {
+							t.Errorf("layer %d was told of, and is not what it should be", layer)
+						}
+						// Two parts are under way at a time, and none has more layers than came before it.
+						for _, later := range order[min(max(2, 4*at), len(order)):] {
+							if _, untouched := b.layerState(later, loads, nil); !untouched {
+								t.Errorf("layer %d has bytes before layer %d is told of", later, layer)
+							}
+						}
+					}})
+					l.Release()
+					if len(out.Failed) > 0 || out.Bytes != chunks*geo.PageBytes() {
+						t.Fatalf("load: %+v", out)
+					}
+					if !slices.Equal(told, order) {
+						t.Fatalf("told of layers %v, want %v", told, order)
+					}
+					for n, c := range loads {
+						if err := b.checkPages(n, c.Blocks); err != nil {
+							t.Error(err)
+						}
+					}
+					if err := b.checkBetween(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Without an order layers come as the geometry has them; blocks that are not wanted are left alone.
+func TestLayersOfPartOfAChunk(t *testing.T) {
+	geo := kv.Uniform(4, 3, 2, 5000)
+	b := newBench(t, geo, 8)
+	b.storeAll(b.put(0, []uint32{0, 1, 2, 3}))
+	b.poison()
+	l := b.lease(0)
+	defer l.Release()
+	var told []uint32
+	ids := []uint32{abi.None, 6, abi.None, 2}
+	out := b.load(l, []transfer.LoadChunk{{Blocks: ids}},
+		&transfer.Layers{Landed: func(layer uint32, _ []int) { told = append(told, layer) }})
+	if len(out.Failed) > 0 || !slices.Equal(told, []uint32{0, 1, 2}) {
+		t.Fatal(out, told)
+	}
+	if err := errors.Join(b.checkPages(0, ids), b.checkUntouched([]uint32{0, 1, 3, 4, 5, 7})); err != nil {
+		t.Error(err)
+	}
+}
+
+// A chunk that is damaged in one layer fails from there on, and no other does.
+func TestDamagedLayerFailsItsChunk(t *testing.T) {
+	geo := kv.Uniform(4, 6, 1, 20000)
+	b := newBench(t, geo, geo.Blocks*3)
+	b.storeChunks(3)
+	f, err := os.OpenFile(b.pieceOf(1), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte("damage"), 8192+2*4*20000+70000); err != nil { // in layer 2, its second extent
+		t.Fatal(err)
+	}
+	f.Close()
+	l := b.lease(0, 1, 2)
+	defer l.Release()
+	loads := b.spread(3)
+	out := b.load(l, loads, &transfer.Layers{Landed: func(layer uint32, failed []int) {
+		if want := []int{1}; layer < 2 && len(failed) > 0 || layer >= 2 && !slices.Equal(failed, want) {
+			t.Errorf("layer %d failed for chunks %v", layer, failed)
+		}
+		if right, _ := b.layerState(layer, loads, failed); !right {
+			t.Errorf("layer %d is not what it should be", layer)
+		}
+	}})
+	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, kv.ErrChecksum) {
+		t.Fatalf("failed: %+v", out.Failed)
+	}
+	if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
+		t.Fatal(err)
+	}
+	again := b.lease(0, 1, 2)
+	defer again.Release()
+	if again.Hits() != 1 {
+		t.Errorf("the next lookup grants %d of the prefix, want 1", again.Hits())
+	}
+}
+
+// The load stays within what its consumer allows, goes on as that advances, and ends when it is cancelled instead.
+func TestLayersAheadOfTheConsumer(t *testing.T) {
+	geo := kv.Uniform(2, 6, 1, 4096)
+	b := newBench(t, geo, geo.Blocks*3)
+	b.storeChunks(3)
+	for _, finish := range []bool{true, false} {
+		l := b.lease(0, 1, 2)
+		b.poison()
+		loads := b.spread(3)
+		told := make(chan uint32, 6)
+		done := make(chan transfer.Outcome, 1)
+		h := b.queue.Load(&transfer.LoadJob{
+			Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o },
+			Layers: &transfer.Layers{Ahead: 2, Landed: func(layer uint32, _ []int) { told <- layer }},
+		})
+		for consumed := range 4 {
+			if consumed == 0 {
+				<-told
+			} else {
+				h.Advance(consumed)
+			}
+			if layer := <-told; layer != uint32(consumed+1) {
+				t.Fatalf("layer %d after %d were consumed", layer, consumed)
+			}
+			for later := uint32(consumed + 2); later < 6; later++ {
+				if _, untouched := b.layerState(later, loads, nil); !untouched {
+					t.Fatalf("layer %d has bytes after %d were consumed", later, consumed)
+				}
+			}
+		}
+		if !finish {
+			h.Cancel()
+			<-h.Fenced()
+			if out := <-done; len(out.Failed) != 3 || !errors.Is(out.Failed[0].Err, transfer.ErrCancelled) {
+				t.Fatalf("%+v", out)
+			}
+			if _, untouched := b.layerState(5, loads, nil); !untouched {
+				t.Fatal("the last layer has bytes after the cancel")
+			}
+		} else {
+			h.Advance(100) // all of it
+			if out := <-done; len(out.Failed) > 0 || len(told) != 1 {
+				t.Fatalf("%+v, %d layers told", out, len(told))
+			}
+		}
+		l.Release()
+	}
+	// A cancelled task gives its slot back after the job is over.
+	for due := time.Now().Add(time.Minute); b.engine.Stats().SlotsInUse != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(due) {
+			t.Fatalf("%d slots in use", b.engine.Stats().SlotsInUse)
+		}
+	}
+}
+
+// A read that hangs in one layer holds up neither a cancel nor the engine's other work; what it brings goes nowhere.
+func TestCancelOfALayerThatHangs(t *testing.T) {
+	geo := kv.Uniform(2, 4, 1, 70000)
+	b := newBench(t, geo, geo.Blocks*3)
+	b.storeChunks(3)
+	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(1) + ": hang")...)
+	l := b.lease(0, 1, 2)
+	defer l.Release()
+	loads := b.spread(3)
+	done := make(chan transfer.Outcome, 2)
+	h := b.queue.Load(&transfer.LoadJob{
+		Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o },
+		Layers: &transfer.Layers{Landed: func(layer uint32, _ []int) { t.Errorf("layer %d landed", layer) }},
+	})
+	if err := b.fs.AwaitHanging(context.Background(), 1); err != nil {
+		t.Fatal(err)
+	}
+	h.Cancel()
+	<-h.Fenced()
+	out := <-done // chunks of which each layer was there already did not fail
+	if !slices.ContainsFunc(out.Failed, func(f transfer.ChunkError) bool { return f.Chunk == 1 }) {
+		t.Errorf("%+v", out)
+	}
+	b.poison()
+	b.fs.Release()
+	b.fs.Set()
+	if err := b.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.checkUntouched([]uint32{0, 1, 2, 3, 4, 5}); err != nil {
+		t.Errorf("after the fence: %v", err)
+	}
+}
+
+// An engine that is closed does not wait for a consumer that never comes.
+func TestCloseEndsAPacedLoad(t *testing.T) {
+	geo := kv.Uniform(2, 40, 1, 4096)
+	b := newBench(t, geo, geo.Blocks*3)
+	b.storeChunks(3)
+	l := b.lease(0, 1, 2)
+	defer l.Release()
+	told, done := make(chan uint32, 40), make(chan transfer.Outcome, 1)
+	b.queue.Load(&transfer.LoadJob{
+		Lease: l, Memory: b.memory, Chunks: b.spread(3), Done: func(o transfer.Outcome) { done <- o },
+		Layers: &transfer.Layers{Ahead: 1, Landed: func(layer uint32, _ []int) { told <- layer }},
+	})
+	<-told
+	if err := b.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if out := <-done; len(out.Failed) != 3 || !errors.Is(out.Failed[0].Err, transfer.ErrClosed) {
+		t.Fatalf("%+v", out)
+	}
+	b.stillThere(0, 1, 2)
+}

@@ -1,0 +1,287 @@
+package transfer
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// ProbeRequest names the direct route of a GPU and a root to be probed together.
+type ProbeRequest struct {
+	Direct *gds.DirectRoute
+	FS     staging.FS
+	Name   func() string // returns a new file name with each call; the directory exists
+	Bytes  int64         // most bytes of all files while the probe runs
+	Always bool          // choose the direct route if it works at all
+
+	now func() time.Time // of a test; time.Now without it
+}
+
+// Speed is a route's throughput in bytes per second.
+type Speed struct{ Write, Read float64 }
+
+// cost is the time of a byte that is written once and read twice.
+func (s Speed) cost() float64 { return 1/s.Write + 2/s.Read }
+
+func (s Speed) String() string {
+	return fmt.Sprintf("writes %.1f and reads %.1f GB/s", s.Write/1e9, s.Read/1e9)
+}
+
+const (
+	probeFiles  = 4
+	probeMost   = 16 << 20 // most bytes of one file
+	probeRounds = 2        // the faster counts: the first of a process is slow
+)
+
+// What a route must save to be preferred. Where cuFile itself copies through host memory it uses as much CPU as the
+// staged route, which then is preferred at equal speed.
+const (
+	compatMargin = 1.05
+	realMargin   = 0.95
+)
+
+// Probe writes files by both routes, reads them back, compares them, and measures both. The choice names the route
+// and the reason. The files are removed. The context is checked between operations.
+func (e *Engine) Probe(ctx context.Context, q ProbeRequest) RouteChoice {
+	p := &probe{ProbeRequest: q, engine: e, gpu: q.Direct.GPU()}
+	defer p.close()
+	if p.now == nil {
+		p.now = time.Now
+	}
+	if err := p.open(ctx); err != nil {
+		return RouteChoice{Why: err.Error()}
+	}
+	best, via, err := p.fastest(ctx)
+	if err != nil {
+		return RouteChoice{Why: err.Error()}
+	}
+	out := RouteChoice{Direct: q.Direct, Submit: best.submit, Always: q.Always, Via: via}
+	staged, err := p.measure(ctx, p.stagedWrite, p.stagedRead)
+	if err != nil {
+		out.Why = fmt.Sprintf("direct %s (%s, %s); staged failed: %v", best.speed, via, best.submit, err)
+		return out
+	}
+	out.Why = fmt.Sprintf("direct %s (%s, %s), staged %s", best.speed, via, best.submit, staged)
+	margin := realMargin
+	if via == gds.ByCompatibility {
+		margin = compatMargin
+	}
+	if !q.Always && best.speed.cost()*margin > staged.cost() {
+		out.Direct = nil
+	}
+	return out
+}
+
+// probe is a running probe: some files and slots, each file with different bytes.
+type probe struct {
+	ProbeRequest
+	engine *Engine
+	gpu    *gds.GPU
+	size   int64
+	slots  []*gds.DirectSlot
+	files  []staging.File
+	sums   [][]uint64
+	seed   uint64
+	dirty  bool // the slots do not hold their original bytes
+}
+
+func (p *probe) open(ctx context.Context) error {
+	p.size = min(p.Bytes/probeFiles, probeMost) &^ (staging.Align - 1)
+	if p.size < staging.Align {
+		return fmt.Errorf("%w: no room for a probe", ErrProbe)
+	}
+	extents := int((p.size + gds.MaxExtent - 1) / gds.MaxExtent)
+	p.seed = uint64(time.Now().UnixNano())
+	for i := range probeFiles {
+		slot, err := p.Direct.Acquire(p.size, staging.Align, extents)
+		if err != nil {
+			if i > 0 {
+				break // fewer files will do
+			}
+			return fmt.Errorf("%w: %w", ErrProbe, err)
+		}
+		p.slots = append(p.slots, slot)
+		p.sums = append(p.sums, nil)
+		if err := p.fill(i); err != nil {
+			return fmt.Errorf("%w: %w", ErrProbe, err)
+		}
+		f, err := staging.OpenDirect(p.FS, p.Name(), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrProbe, err)
+		}
+		p.files = append(p.files, f)
+	}
+	return nil
+}
+
+// fill writes the file's bytes to its slot and records their checksums, computed by the CPU.
+func (p *probe) fill(i int) error {
+	slot, sums := p.slots[i], p.sums[i][:0]
+	random := rand.NewPCG(p.seed, uint64(i))
+	err := p.parts(func(part []byte, off int64) error {
+		for k := 0; k < len(part); k += 8 {
+			binary.LittleEndian.PutUint64(part[k:], random.Uint64())
+		}
+		for at := 0; at < len(part); at += gds.MaxExtent {
+			sums = append(sums, kv.Sum(part[at:min(len(part), at+gds.MaxExtent)]))
+		}
+		return onGPU(p.gpu, func(t *gds.Thread) error { return t.Write(slot.Address+uint64(off), part) })
+	})
+	p.sums[i] = sums
+	for x := range slot.Extents {
+		at := int64(x) * gds.MaxExtent
+		slot.Extents[x] = gds.Extent{Offset: uint64(at), Len: uint32(min(gds.MaxExtent, p.size-at))}
+	}
+	return err
+}
+
+// verify compares the bytes in a slot with the original ones.
+func (p *probe) verify(i int) error {
+	slot := p.slots[i]
+	if err := onGPU(p.gpu, func(t *gds.Thread) error { return t.Sum(slot.Address, slot.Extents, slot.Sums) }); err != nil {
+		return err
+	}
+	if !slices.Equal(slot.Sums[:len(p.sums[i])], p.sums[i]) {
+		return fmt.Errorf("%w: bytes come back wrong", ErrProbe)
+	}
+	return nil
+}
+
+// direct is the speed of one way to call cuFile.
+type direct struct {
+	submit gds.Submit
+	speed  Speed
+}
+
+// fastest measures each way to call cuFile.
+func (p *probe) fastest(ctx context.Context) (best direct, via string, err error) {
+	before, statErr := p.Direct.CuFile().Stats()
+	var errs []error
+	for _, submit := range [...]gds.Submit{gds.Sync, gds.Async} {
+		speed, err := p.measure(ctx,
+			func(i int) error { return p.slots[i].Write(submit, int(p.files[i].Fd()), 0, p.size) },
+			func(i int) error { return p.slots[i].Read(submit, int(p.files[i].Fd()), p.size) })
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", submit, err))
+			continue
+		}
+		if best.speed.Read == 0 || speed.cost() < best.speed.cost() {
+			best = direct{submit, speed}
+		}
+	}
+	if best.speed.Read == 0 {
+		return best, "", fmt.Errorf("%w: %w", ErrProbe, errors.Join(errs...))
+	}
+	after, err := p.Direct.CuFile().Stats()
+	if statErr != nil || err != nil {
+		return best, "cuFile, route unknown", nil
+	}
+	return best, after.Since(before).String(), nil
+}
+
+// measure times the writes of all files together, then their reads into cleared slots, and verifies the result.
+func (p *probe) measure(ctx context.Context, write, read func(i int) error) (best Speed, err error) {
+	total := float64(p.size) * float64(len(p.files))
+	if p.dirty {
+		if _, err := p.concurrently(ctx, p.fill); err != nil {
+			return best, err
+		}
+		p.dirty = false
+	}
+	for range probeRounds {
+		took, err := p.concurrently(ctx, write)
+		if err != nil {
+			return best, err
+		}
+		best.Write = max(best.Write, total/took.Seconds())
+		p.dirty = true
+		if _, err := p.concurrently(ctx, func(i int) error {
+			return onGPU(p.gpu, func(t *gds.Thread) error { return t.Fill(p.slots[i].Address, 0xa5, p.size) })
+		}); err != nil {
+			return best, err
+		}
+		if took, err = p.concurrently(ctx, read); err != nil {
+			return best, err
+		}
+		best.Read = max(best.Read, total/took.Seconds())
+		if _, err := p.concurrently(ctx, p.verify); err != nil {
+			return best, err
+		}
+		p.dirty = false
+	}
+	return best, nil
+}
+
+// concurrently runs fn for every file at once.
+func (p *probe) concurrently(ctx context.Context, fn func(i int) error) (time.Duration, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	errs := make([]error, len(p.files))
+	start := p.now()
+	var work sync.WaitGroup
+	for i := range p.files {
+		work.Go(func() { errs[i] = fn(i) })
+	}
+	work.Wait()
+	took := max(p.now().Sub(start), time.Microsecond)
+	for _, err := range errs {
+		if err != nil { // the other errors are most likely the same
+			return took, err
+		}
+	}
+	return took, nil
+}
+
+func (p *probe) stagedWrite(i int) error {
+	return p.parts(func(part []byte, off int64) error {
+		at := p.slots[i].Address + uint64(off)
+		if err := onGPU(p.gpu, func(t *gds.Thread) error { return t.Read(part, at) }); err != nil {
+			return err
+		}
+		_, err := p.files[i].WriteAt(part, off)
+		return err
+	})
+}
+
+func (p *probe) stagedRead(i int) error {
+	return p.parts(func(part []byte, off int64) error {
+		if _, err := p.files[i].ReadAt(part, off); err != nil {
+			return err
+		}
+		at := p.slots[i].Address + uint64(off)
+		return onGPU(p.gpu, func(t *gds.Thread) error { return t.Write(at, part) })
+	})
+}
+
+// parts calls fn for each slot-sized part of a file.
+func (p *probe) parts(fn func(part []byte, off int64) error) error {
+	return p.engine.withSlot(func(buf []byte) error {
+		for off := int64(0); off < p.size; off += int64(len(buf)) {
+			if err := fn(buf[:min(int64(len(buf)), p.size-off)], off); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (p *probe) close() {
+	for _, f := range p.files {
+		f.Close()
+		_ = p.FS.Remove(f.Name())
+	}
+	for _, s := range p.slots {
+		s.Release()
+	}
+}

@@ -1,0 +1,336 @@
+package transfer
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// LoadJob reads leased chunks back.
+type LoadJob struct {
+	Lease  *store.Lease
+	Rank   uint32
+	Memory Memory
+	Chunks []LoadChunk
+	// Held keeps the load from starting before Handle.Begin is called.
+	Held bool
+	// Layers makes the load layer-wise. Optional.
+	Layers *Layers
+	// Done runs once. Every chunk that was not delivered and verified in full is in Failed.
+	Done func(Outcome)
+	// Paths collects where the pieces came from. Optional.
+	Paths *Paths
+}
+
+// LoadChunk is one entry of the lease and the blocks that it fills.
+type LoadChunk struct {
+	Index  int      // within the lease
+	Blocks []uint32 // the client's block id for each block of the chunk; abi.None for one that is not wanted
+}
+
+// Load queues a job.
+func (q *Queue) Load(l *LoadJob) *Handle {
+	f := newFence(len(l.Chunks), l.Done, nil)
+	spec := *l
+	spec.Memory = f.flagged(l.Memory)
+	if len(l.Chunks) == 0 {
+		f.cancel()
+	}
+	h := &Handle{fence: f}
+	begin := func() {
+		for i := range spec.Chunks {
+			t := &loadTask{queue: q, spec: &spec, index: i, loading: loading{pieceReader: newReader(q, f, &spec, i)}}
+			spec.Lease.Approach(spec.Chunks[i].Index)
+			if err := q.workers.SubmitTo(spec.Lease.Root(spec.Chunks[i].Index), staging.Read, t.run); err != nil {
+				t.end(ErrClosed)
+			}
+		}
+	}
+	if l.Layers != nil {
+		h.layered = q.loadLayers(f, &spec)
+		begin = h.layered.begin
+	}
+	if l.Held {
+		h.begin = sync.OnceFunc(begin)
+	} else {
+		begin()
+	}
+	return h
+}
+
+// loadTask loads one chunk of a job.
+type loadTask struct {
+	loading
+	queue *Queue
+	spec  *LoadJob
+	index int
+	on    span
+}
+
+func (t *loadTask) run() { t.engine.runLoad(t) }
+
+// runLoad runs a task that reads and then copies. If read returns the last copy as a function, it runs on the engine's
+// copiers. end runs exactly once.
+func (e *Engine) runLoad(t interface {
+	read() (last func() error, err error)
+	end(err error)
+}) {
+	err := errPanicked // until the task has run to its end
+	handedOver := false
+	defer func() {
+		if !handedOver {
+			t.end(err)
+		}
+	}()
+	last, readErr := t.read()
+	if last == nil {
+		err = readErr
+		return
+	}
+	copying := func() {
+		err := errPanicked
+		defer func() { t.end(err) }()
+		err = last()
+	}
+	if handedOver = e.copiers.Submit(staging.Read, copying) == nil; !handedOver {
+		err = last()
+	}
+}
+
+// read brings the piece to the pages, but for what last does.
+func (t *loadTask) read() (last func() error, err error) {
+	if err := checkBlocks(t.memory, t.ids, true); err != nil {
+		return nil, err
+	}
+	if t.fence.isShut() { // cancelled while queued: spare the disk
+		return nil, ErrCancelled
+	}
+	if t.piece, err = t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank); err != nil {
+		return nil, err
+	}
+	t.on = t.queue.startSpan(t.piece.Root(), staging.Read, t.spec.Paths)
+	t.span = &t.on
+	if err := t.open(); err != nil {
+		return nil, err
+	}
+	return t.deliver()
+}
+
+func (t *loadTask) end(err error) {
+	if t.verdict != nil {
+		t.verdict(err)
+	}
+	t.engine.closePiece(&t.on, t.piece, err)
+	t.engine.release(t.held, err)
+	t.fence.endLoad(t.index, t.memory, err)
+}
+
+// closePiece counts the end of a piece's load, reports damage, and closes the piece if it was opened.
+func (e *Engine) closePiece(on *span, p *store.Piece, err error) {
+	if p != nil {
+		on.finish(p.Size(), err)
+	}
+	if err != nil {
+		e.stats.loadErrors.Add(1)
+		reportDamage(p, err)
+	} else {
+		e.stats.loaded(p.Size())
+	}
+	if p != nil {
+		p.Close()
+	}
+}
+
+// reportDamage makes the store drop an entry whose piece could not be read: an entry that failed once must not be
+// promised again. Errors of the client, its memory, its GPU or a closing engine say nothing about the piece.
+func reportDamage(p *store.Piece, err error) {
+	if p == nil {
+		return
+	}
+	for _, other := range [...]error{ErrCancelled, ErrMemory, ErrDevice, ErrClosed, ErrBlocks, ErrGeometry} {
+		if errors.Is(err, other) {
+			return
+		}
+	}
+	p.Bad(err)
+}
+
+// endLoad ends chunk i of a load.
+func (f *fence) endLoad(i int, m Memory, err error) {
+	var bytes int64
+	if err == nil {
+		g := m.Geometry()
+		bytes = g.PageBytes()
+	}
+	f.settle(i, err, bytes)
+	f.taskDone()
+}
+
+// loading is a load of one piece, or of its part in one step of a layer-wise load.
+type loading struct {
+	pieceReader
+	layers *layered // nil: the whole piece
+	step   int
+	all    [1]run
+	span   *span // of the piece
+
+	// A route sets these when it takes the piece, and verdict when it refuses a whole one for its bytes.
+	head    *store.Head
+	source  source
+	done    int          // the extents below are delivered
+	last    func() error // but for what this does. Optional
+	verdict func(error)  // is called with the outcome. Optional
+}
+
+// runs are the extents that are wanted, of a plan.
+func (l *loading) runs(p *kv.Plan) []run {
+	if l.layers != nil {
+		return l.layers.runsOf(p)[l.step]
+	}
+	l.all[0] = run{0, len(p.Extents())}
+	return l.all[:]
+}
+
+// open opens the piece by the first route that takes it.
+func (l *loading) open() (err error) {
+	for _, way := range l.engine.routes {
+		if err = way.load(l); !errors.Is(err, errNotHere) {
+			break
+		}
+	}
+	return err
+}
+
+// deliver brings the other extents. If they came from a device, the copy of the last is returned for the engine's copiers, so
+// that this worker can start the next read and the device always has as many requests as there are workers. Bytes from the
+// page cache are in this CPU's cache, and are copied here.
+func (l *loading) deliver() (last func() error, err error) {
+	last = l.last
+	for _, run := range l.runs(l.head.Plan) {
+		lo := max(run.lo, l.done)
+		if lo >= run.hi {
+			continue
+		}
+		if last != nil { // the slot is needed for the next run
+			if err = last(); err != nil {
+				return nil, err
+			}
+		}
+		if last, err = l.source.bring(&l.pieceReader, l.head, lo, run.hi); err != nil {
+			return nil, err
+		}
+	}
+	if last != nil && !l.piece.File().Direct() {
+		return nil, last()
+	}
+	return last, nil
+}
+
+// pieceReader delivers extents of a piece to pages.
+type pieceReader struct {
+	engine *Engine
+	fence  *fence
+	memory Memory
+	piece  *store.Piece
+	ids    []uint32
+
+	held  *staging.Slot // until the task ends; nil if the route needs none
+	slot  []byte
+	buf   []byte // the part of the slot in use
+	pages []byte // the part for page bytes of a compressed piece
+}
+
+func newReader(q *Queue, f *fence, l *LoadJob, i int) pieceReader {
+	return pieceReader{engine: q.engine, fence: f, memory: l.Memory, ids: l.Chunks[i].Blocks}
+}
+
+func endInFile(head *store.Head, extent int) int64 {
+	_, end := head.At(extent)
+	return end
+}
+
+// begin reads the first bytes of the file, at most first and as many as buf holds, and verifies its head.
+func (r *pieceReader) begin(first int64) (head *store.Head, have int64, err error) {
+	size := r.piece.Size()
+	if size%4096 != 0 || size < 4096 {
+		return nil, 0, fmt.Errorf("%w: %s is %d bytes long", ErrDamaged, r.piece.File().Name(), size)
+	}
+	if r.piece.Expected().Compressed {
+		r.divide(!hasCoder(r.memory))
+	}
+	if have, err = r.fill(0, 0, min(size, first)); err != nil {
+		return nil, 0, err
+	}
+	head, err = r.piece.Verify(r.buf[:have])
+	if err == nil && head.DataOffset > have { // the table is longer than expected, or of another plan
+		r.buf = r.slot
+		var more int64
+		if more, err = r.fill(have, have, size); err != nil {
+			return nil, 0, err
+		}
+		have += more
+		head, err = r.piece.Verify(r.buf[:have])
+	}
+	if head, err = r.judge(head, err); err == nil && head.Table == nil {
+		err = fmt.Errorf("%w: %s has a checksum table that no slot holds", ErrDamaged, r.piece.File().Name())
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	if head.Compressed {
+		r.divide(!hasCoder(r.memory))
+		have = min(have, int64(len(r.buf)))
+	}
+	return head, have, nil
+}
+
+// judge says whether a head that was verified, or the error of that, is of a piece for the memory.
+func (r *pieceReader) judge(head *store.Head, err error) (*store.Head, error) {
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	case !sameShape(head.Plan.Geometry(), r.memory.Geometry()):
+		return nil, ErrGeometry
+	}
+	return head, nil
+}
+
+// fill reads from file offset off to buf[at:], as much as there is room for.
+func (r *pieceReader) fill(at, off, size int64) (int64, error) {
+	want := min(int64(len(r.buf))-at, size-off)
+	if want <= 0 {
+		return 0, fmt.Errorf("%w: %s ends before its payload does", ErrDamaged, r.piece.File().Name())
+	}
+	n, err := r.piece.File().ReadAt(r.buf[at:at+want], off)
+	if int64(n) == want {
+		return want, nil
+	}
+	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return 0, fmt.Errorf("%w: %s: %d of %d bytes at %d", ErrDamaged, r.piece.File().Name(), n, want, off)
+	}
+	return 0, err
+}
+
+// scatter verifies and delivers extents [lo, hi), inside the fence.
+func (r *pieceReader) scatter(head *store.Head, lo, hi int, base int64) error {
+	if head.Compressed {
+		return r.scatterCompressed(head, lo, hi, base)
+	}
+	return r.scatterFrom(r.buf, head, lo, hi, base)
+}
+
+func (r *pieceReader) scatterFrom(src []byte, head *store.Head, lo, hi int, base int64) error {
+	if !r.fence.enter() {
+		return ErrCancelled
+	}
+	defer r.fence.leave() // also when the copy panics: the fence must be able to close
+	x := ExtentRange{Plan: head.Plan, Lo: lo, Hi: hi, Blocks: r.ids, Base: base, Table: head.Table}
+	defer observe(&r.engine.scatters, r.memory, x.extents(), time.Now())
+	return r.memory.Scatter(x, src)
+}

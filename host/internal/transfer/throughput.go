@@ -1,0 +1,139 @@
+package transfer
+
+import (
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// throughput estimates the bytes per second of a path from the pieces that finish on it. It rises at once and falls slowly,
+// since a load of few pieces does not reach what the path can do.
+type throughput struct {
+	perSecond float64 // 0: unknown
+	bytes     int64   // of the sample being taken
+	from      time.Duration
+	partial   bool // pieces were in flight when the sample began
+	paced     int  // pieces in flight that wait for their consumers, whose time says nothing
+}
+
+// A sample ends after this much busy time, or when the path falls idle and was idle when it began: pieces that were in
+// flight then would make a short sample look fast.
+const sampleTime = 50 * time.Millisecond
+
+// add counts a piece that has finished at busy, the path's busy time. idle says that none is left in flight.
+func (r *throughput) add(bytes int64, busy time.Duration, idle bool) {
+	r.bytes += bytes
+	took := busy - r.from
+	if r.paced == 0 {
+		if took <= 0 || took < sampleTime && (!idle || r.partial) {
+			return
+		}
+		if v := float64(r.bytes) / took.Seconds(); v > r.perSecond {
+			r.perSecond = v
+		} else {
+			r.perSecond += (v - r.perSecond) / 8
+		}
+	}
+	r.bytes, r.from, r.partial = 0, busy, !idle
+}
+
+// sampledKeys bounds the keys whose roots are looked up for an estimate: most of a prefix is in one root.
+const sampledKeys = 16
+
+// LoadPart is the leading part of a load: its first keys, and how long they take.
+type LoadPart struct {
+	Keys int
+	Time time.Duration
+}
+
+// LoadTime estimates how long a load of a lease's first keys would take if it were queued now, at the throughput measured
+// from each root to the queue's device and behind the loads that are queued already. bytes is the size of one piece. 0 means
+// that nothing has been loaded that way yet. If the keys are in several roots, it appends to parts those leading parts that
+// end where the root changes.
+func (q *Queue) LoadTime(l *store.Lease, keys int, bytes int64, parts []LoadPart) (time.Duration, []LoadPart) {
+	var roots [sampledKeys]string
+	var at [sampledKeys]int
+	step := max(1, keys/sampledKeys)
+	sampled := 0
+	for n := range min(keys, sampledKeys) {
+		i := n*step + n%step // not in step with roots that take turns
+		if root := l.Root(i); root != "" {
+			roots[sampled], at[sampled] = root, i
+			sampled++
+		}
+	}
+	if sampled == 0 {
+		return 0, parts
+	}
+	each := float64(l.Hits()) / float64(sampled) * float64(bytes)
+	whole := q.rootsTime(roots[:sampled], each, float64(bytes))
+	if whole == 0 {
+		return 0, parts
+	}
+	for n := 1; n < sampled; n++ {
+		if roots[n] == roots[n-1] {
+			continue
+		}
+		change := at[n-1] + 1
+		for change < at[n] && l.Root(change) == roots[n-1] {
+			change++
+		}
+		parts = append(parts, LoadPart{change, q.rootsTime(roots[:n], each, float64(bytes))})
+	}
+	return whole, parts
+}
+
+// LevelTime estimates likewise how long a load of only the keys that were found in one level would take.
+func (q *Queue) LevelTime(l *store.Lease, in store.LevelHits, bytes int64) time.Duration {
+	var roots [sampledKeys]string
+	n := l.Sample(in, roots[:])
+	if n == 0 {
+		return 0
+	}
+	return q.rootsTime(roots[:n], float64(in.Hits)/float64(n)*float64(bytes), float64(bytes))
+}
+
+// rootsTime estimates the time of a load of each bytes from every one of the roots, behind queued pieces.
+func (q *Queue) rootsTime(roots []string, each, piece float64) (longest time.Duration) {
+	waiting := q.workers.Stats().Lanes
+	for i, root := range roots {
+		share := 0
+		first := true
+		for k, other := range roots {
+			if other == root {
+				share++
+				first = first && k >= i
+			}
+		}
+		if !first {
+			continue
+		}
+		perSecond, inFlight := q.throughputOf(root)
+		if perSecond == 0 {
+			return 0
+		}
+		wait := float64(inFlight) / 2
+		for _, lane := range waiting {
+			if lane.Name == root {
+				wait += float64(lane.QueuedRead)
+			}
+		}
+		longest = max(longest, time.Duration((float64(share)*each+wait*piece)/perSecond*float64(time.Second)))
+	}
+	return longest
+}
+
+// throughputOf returns the measured throughput of loads from a root, and the pieces in flight from it.
+func (q *Queue) throughputOf(root string) (perSecond float64, inFlight int) {
+	e := q.engine
+	e.trafficMu.RLock()
+	t := e.traffic[path{q.device, root, staging.Read}]
+	e.trafficMu.RUnlock()
+	if t == nil {
+		return 0, 0
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.rate.perSecond, t.all.inFlight
+}

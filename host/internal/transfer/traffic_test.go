@@ -1,0 +1,87 @@
+package transfer_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// Pieces are counted by root, direction and route, whole and layer by layer, those that fail apart from those that
+// arrive.
+func TestTrafficIsCounted(t *testing.T) {
+	geo := kv.Uniform(2, 3, 1, 4096)
+	b := newBench(t, geo, geo.Blocks*4)
+	b.storeChunks(4)
+	for _, layers := range []*transfer.Layers{nil, {}} {
+		l := b.lease(0, 1, 2)
+		if out := b.load(l, b.spread(3), layers); len(out.Failed) > 0 {
+			t.Fatal(out.Failed)
+		}
+		l.Release()
+	}
+	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(3) + ": eio")...)
+	l := b.lease(0, 1, 2, 3)
+	if out := b.load(l, b.spread(4)[3:], nil); len(out.Failed) != 1 {
+		t.Fatal(out)
+	}
+	l.Release()
+	list := b.engine.Traffic()
+	if len(list) != 2 || list[0].Kind != staging.Read || list[1].Kind != staging.Write {
+		t.Fatalf("%+v", list)
+	}
+	for i, want := range []transfer.RouteTraffic{{Files: 6, Errors: 1}, {Files: 4}} {
+		got := list[i]
+		if got.Device != "host" || got.Root != b.root || got.InFlight != 0 || got.Busy <= 0 || len(got.Routes) != 1 {
+			t.Fatalf("%+v", got)
+		}
+		m := got.Routes[0]
+		var counted int64
+		for _, n := range m.Buckets {
+			counted += n
+		}
+		if m.Route != "staged" || m.Files != want.Files || m.Errors != want.Errors ||
+			m.Bytes != m.Files*(8192+2*3*4096) || counted != m.Files || m.Took <= 0 {
+			t.Errorf("%s: %+v", got.Kind, m)
+		}
+	}
+	if q := b.engine.Queues(); len(q) != 1 || q[0].Device != "host" || q[0].DoneWrite != 4 {
+		t.Errorf("%+v", q)
+	}
+}
+
+// Time is busy while a piece is on its way, however many are.
+func TestBusyIsWhileAnythingMoves(t *testing.T) {
+	geo := kv.Uniform(2, 1, 1, 4096)
+	b := newBench(t, geo, geo.Blocks*2)
+	b.storeChunks(2)
+	b.fs.Set(faultfs.MustRules("read *: hang")...)
+	l := b.lease(0, 1)
+	defer l.Release()
+	done := make(chan transfer.Outcome, 1)
+	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(2),
+		Done: func(o transfer.Outcome) { done <- o }})
+	if err := b.fs.AwaitHanging(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	first := b.engine.Traffic()[0]
+	for first.Busy == b.engine.Traffic()[0].Busy {
+		time.Sleep(time.Millisecond)
+	}
+	if first.InFlight != 2 || len(first.Routes) != 1 || first.Routes[0].InFlight != 2 || first.Routes[0].Busy <= 0 {
+		t.Errorf("%+v", first)
+	}
+	h.Cancel()
+	<-done
+	b.fs.Release()
+	b.fs.Set()
+	if err := b.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if now := b.engine.Traffic()[0]; now.InFlight != 0 || len(now.Routes) != 0 {
+		t.Errorf("what was cancelled is counted: %+v", now)
+	}
+}

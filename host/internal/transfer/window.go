@@ -1,0 +1,121 @@
+package transfer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// On the way between a slot and a GPU's pages, bytes pass through device memory, the window of the thread that
+// copies:
+//
+//	load:   slot --copy engine--> window --checksums, compared--> --scatter--> pages
+//	store:  pages --gather--> window --checksums--> --copy engine--> slot
+//
+// The GPU computes the checksums from the bytes that have crossed the bus. The CPU compares them before any byte
+// reaches a page. Ranges that do not fit a window, or all of them while windows do not work, go without: a kernel
+// copies between slot and pages, and the CPU computes the checksums from the slot.
+
+// windowTries is how often bytes that are right in the slot are uploaded to a window: a bus error may not repeat,
+// and only in a window can it be detected.
+const windowTries = 2
+
+// scatterWindow is scatter through a window. When done, err is the result. Otherwise nothing reached a page, and
+// mismatch is the wrong checksum, if that is the reason.
+func (m *DeviceMemory) scatterWindow(flag *gds.Flag, r *ExtentRange, src []byte) (done bool, mismatch, err error) {
+	extents := r.extents()
+	if !m.fitsWindow(extents, r.Base) {
+		return false, nil, nil
+	}
+	if err := m.check(r.Blocks); err != nil {
+		return true, nil, err
+	}
+	from, to := extents[0].Off-r.Base, end(extents[len(extents)-1])-r.Base
+	lost := m.gpu.Do(func(t *gds.Thread) {
+		w := t.Window()
+		n := place(w, extents, r.Base)
+		copy(w.Expected, r.Table[r.Lo:r.Hi])
+		b := w.Begin(gds.Scatter, flag)
+		if err = w.Upload(&b, src[from:to], int(from), n); err == nil {
+			err = m.add(&b, r)
+		}
+		if err == nil {
+			err = b.Wait()
+		}
+		if err != nil {
+			err = errors.Join(err, w.Sync())
+			return
+		}
+		done = true
+		if x := w.Differs(n); x >= 0 { // and nothing was scattered
+			done = false
+			mismatch = fmt.Errorf("%w: extent %d has sum %016x in a window, the table says %016x",
+				kv.ErrChecksum, r.Lo+x, w.Sums[x], w.Expected[x])
+		}
+	})
+	if done {
+		m.gpu.WindowSucceeded()
+	}
+	if lost == nil && (done || mismatch != nil) {
+		return done, mismatch, nil
+	}
+	done, err = m.windowFailed(lost, err)
+	return done, nil, err
+}
+
+// gatherWindow is gather through a window. When done, err is the result.
+func (m *DeviceMemory) gatherWindow(flag *gds.Flag, r *ExtentRange, dst []byte) (done bool, err error) {
+	extents := r.extents()
+	if !m.fitsWindow(extents, r.Base) {
+		return false, nil
+	}
+	if err := m.check(r.Blocks); err != nil {
+		return true, err
+	}
+	lost := m.gpu.Do(func(t *gds.Thread) {
+		w := t.Window()
+		n := place(w, extents, r.Base)
+		b := w.Begin(gds.Gather, flag)
+		if err = m.add(&b, r); err != nil {
+			return
+		}
+		if err = w.Collect(&b, n, dst); err == nil {
+			copy(r.Table[r.Lo:r.Hi], w.Sums)
+		}
+	})
+	if lost == nil && err == nil {
+		m.gpu.WindowSucceeded()
+		return true, nil
+	}
+	return m.windowFailed(lost, err)
+}
+
+func (m *DeviceMemory) fitsWindow(extents []kv.Extent, base int64) bool {
+	return len(extents) > 0 && m.gpu.FitsWindow(end(extents[len(extents)-1])-base, len(extents))
+}
+
+// place writes the extents' places in a window to it, and returns their number.
+func place(w *gds.Window, extents []kv.Extent, base int64) int {
+	for i, e := range extents {
+		w.Extents[i] = gds.Extent{Offset: uint64(e.Off - base), Len: uint32(e.Len)}
+	}
+	return len(extents)
+}
+
+// windowFailed decides what happens to extents that failed in a window: they are copied without one, unless the GPU
+// is lost or the job was cancelled.
+func (m *DeviceMemory) windowFailed(lost, err error) (done bool, _ error) {
+	return m.failed(lost, err, m.gpu.WindowFailed)
+}
+
+// failed reports an error to the part of the GPU that it is of, unless the GPU is lost or the job was cancelled: then it is
+// done, with that error.
+func (m *DeviceMemory) failed(lost, err error, report func(error)) (done bool, _ error) {
+	if lost = errors.Join(lost, m.gpu.Err()); lost != nil || errors.Is(err, gds.ErrStopped) {
+		return true, deviceError(errors.Join(lost, err))
+	}
+	report(err)
+	return false, nil
+}

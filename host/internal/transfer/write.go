@@ -1,0 +1,230 @@
+package transfer
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// StoreJob writes chunks whose places are reserved.
+type StoreJob struct {
+	Memory Memory
+	Chunks []StoreChunk
+	// Held keeps the store from starting before Handle.Begin is called.
+	Held bool
+	// Read runs once, when no task will read the pages any more: the client may reuse its blocks. Failed lists what is
+	// known to have failed by then.
+	Read func(Outcome)
+	// Published runs once, after Read, when every chunk is published at the configured durability or has failed.
+	Published func(Outcome)
+	// Paths collects where the pieces went. Optional.
+	Paths *Paths
+}
+
+// StoreChunk is one piece of a StoreJob. The job owns Put and always publishes or aborts it.
+type StoreChunk struct {
+	Put    *store.Put
+	Blocks []uint32 // the client's block id for each block of the chunk
+}
+
+// Store queues a job. The job owns every Put, even if the engine is closed.
+func (q *Queue) Store(s *StoreJob) *Handle {
+	f := newFence(len(s.Chunks), s.Read, s.Published)
+	spec := *s
+	spec.Memory = f.flagged(s.Memory)
+	if len(s.Chunks) == 0 {
+		f.cancel()
+	}
+	begin := func() {
+		giveUp := func(i int, err error) {
+			spec.Chunks[i].Put.Abort(err)
+			f.settle(i, err, 0)
+			f.taskDone()
+		}
+		timeout := newQueueTimeout(len(spec.Chunks), q.engine.cfg.WriteQueue, func(i int) {
+			q.engine.stats.storesShed.Add(1)
+			giveUp(i, ErrShed)
+		})
+		for i := range spec.Chunks {
+			t := &storeTask{queue: q, fence: f, memory: spec.Memory, chunk: &spec.Chunks[i], index: i, paths: spec.Paths}
+			run := func() {
+				if timeout.claim(i) {
+					t.run()
+				}
+			}
+			if err := q.workers.SubmitTo(t.chunk.Put.Root(), staging.Write, run); err != nil && timeout.claim(i) {
+				giveUp(i, ErrClosed)
+			}
+		}
+	}
+	h := &Handle{fence: f}
+	if s.Held {
+		h.begin = sync.OnceFunc(begin)
+	} else {
+		begin()
+	}
+	return h
+}
+
+// storeTask stores one chunk of a job.
+type storeTask struct {
+	queue  *Queue
+	fence  *fence
+	memory Memory
+	chunk  *StoreChunk
+	index  int
+	paths  *Paths
+	span   span
+	size   int64 // of the file
+}
+
+func (t *storeTask) run() {
+	put, e := t.chunk.Put, t.queue.engine
+	err := errPanicked // until the task has run to its end
+	t.span, t.size = t.queue.startSpan(put.Root(), staging.Write, t.paths), put.FileBytes()
+	defer func() {
+		t.span.finish(t.size, err)
+		if err != nil {
+			put.Abort(err)
+			t.fence.settle(t.index, err, 0)
+			t.fence.fail(t.index, err)
+			e.stats.storeErrors.Add(1)
+		} else {
+			e.stats.stored(t.size)
+		}
+		t.fence.taskDone()
+	}()
+	if err = t.writeAndPublish(); err != nil && e.ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", ErrClosed, err)
+	}
+}
+
+// writeAndPublish fills the temporary by the first route that takes the put, and publishes it.
+func (t *storeTask) writeAndPublish() error {
+	put := t.chunk.Put
+	if err := checkBlocks(t.memory, t.chunk.Blocks, false); err != nil {
+		return err
+	}
+	if !sameShape(put.Plan().Geometry(), t.memory.Geometry()) {
+		return ErrGeometry
+	}
+	f, err := put.File()
+	if err != nil {
+		return err
+	}
+	for _, way := range t.queue.engine.routes {
+		if err = way.store(t, f); !errors.Is(err, errNotHere) {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return put.Publish(t.queue.engine.ctx)
+}
+
+// cachedIOBytes is how much of a file that lives in the page cache is moved at a time: little enough that the second
+// copy finds the bytes of the first in the CPU's cache. A device, by contrast, wants large requests.
+const cachedIOBytes = 1 << 20
+
+type pieceWriter struct {
+	task  *storeTask
+	plan  *kv.Plan
+	table []uint64
+	file  staging.File
+	buf   []byte
+}
+
+// whole writes the file's image with one call: no byte of the header reaches the file before the payload's does.
+func (w *pieceWriter) whole() error {
+	put := w.task.chunk.Put
+	head := put.DataOffset()
+	image := w.buf[:put.FileBytes()]
+	extents := w.plan.Extents()
+	if err := w.gather(0, len(extents), image[head:], 0); err != nil {
+		return err
+	}
+	clear(image[head+w.plan.PayloadBytes():])
+	put.Head(image[:head], w.table)
+	_, err := w.file.WriteAt(image, 0)
+	return err
+}
+
+// parts writes a payload that is larger than the buffer, one buffer at a time, each starting at a 4 KiB boundary of
+// the file: the bytes beyond the last boundary move to the front of the buffer for the next write. Header and table
+// go last.
+func (w *pieceWriter) parts() error {
+	put := w.task.chunk.Put
+	head := put.DataOffset()
+	extents := w.plan.Extents()
+	base := int64(0) // payload offset of buf[0], always aligned
+	for lo := 0; lo < len(extents); {
+		hi := lo
+		for hi < len(extents) && end(extents[hi])-base <= int64(len(w.buf)) {
+			hi++
+		}
+		if err := w.gather(lo, hi, w.buf, base); err != nil {
+			return err
+		}
+		filled := end(extents[hi-1]) - base
+		n := filled &^ 4095
+		if hi == len(extents) {
+			n = (filled + 4095) &^ 4095
+			clear(w.buf[filled:n])
+		}
+		if _, err := w.file.WriteAt(w.buf[:n], head+base); err != nil {
+			return err
+		}
+		copy(w.buf, w.buf[n:max(n, filled)])
+		base += n
+		lo = hi
+	}
+	put.Head(w.buf[:head], w.table)
+	_, err := w.file.WriteAt(w.buf[:head], 0)
+	return err
+}
+
+// gather copies extents [lo, hi) from the pages, inside the fence, and zeroes the gaps before them.
+func (w *pieceWriter) gather(lo, hi int, dst []byte, base int64) error {
+	extents := w.plan.Extents()
+	for x := lo; x < hi; x++ {
+		var before int64
+		if x > 0 {
+			before = end(extents[x-1])
+		}
+		clear(dst[before-base : extents[x].Off-base])
+	}
+	return w.gatherTo(dst, lo, hi, base)
+}
+
+// gatherTo is gather that leaves the gaps alone.
+func (w *pieceWriter) gatherTo(dst []byte, lo, hi int, base int64) error {
+	_, err := w.fenced(lo, hi, base, func(r ExtentRange) (bool, error) {
+		defer observe(&w.task.queue.engine.gathers, w.task.memory, r.extents(), time.Now())
+		return true, w.task.memory.Gather(r, dst)
+	})
+	return err
+}
+
+// fenced calls read, which reads the pages of extents [lo, hi), inside the fence. Once the last pages are read, which read
+// says, the chunk is settled.
+func (w *pieceWriter) fenced(lo, hi int, base int64, read func(ExtentRange) (done bool, err error)) (done bool, err error) {
+	t := w.task
+	if !t.fence.enter() {
+		return false, ErrCancelled
+	}
+	defer t.fence.leave() // also when the copy panics: the fence must be able to close
+	done, err = read(ExtentRange{Plan: w.plan, Lo: lo, Hi: hi, Blocks: t.chunk.Blocks, Base: base, Table: w.table})
+	if done && err == nil && hi == len(w.plan.Extents()) {
+		g := w.plan.Geometry()
+		t.fence.settle(t.index, nil, g.PageBytes())
+	}
+	return done, err
+}
+
+func end(e kv.Extent) int64 { return e.Off + int64(e.Len) }

@@ -1,0 +1,85 @@
+package kv
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Plane is one stream of pages of a group: a layer's K, its V, or both where the engine keeps them in one page.
+type Plane struct {
+	Layer     uint32
+	Part      uint32 // 0 for K or a fused page, 1 for V, more for auxiliary caches
+	PageBytes uint32
+}
+
+// Geometry is the shape of one rank's chunk: Blocks blocks, each with one page in every plane.
+type Geometry struct {
+	Blocks uint32
+	Planes []Plane
+}
+
+// Bounds of a geometry. A chunk larger than MaxPayload is refused: files stay in the range that I/O likes.
+const (
+	MaxBlocks  = 4096
+	MaxPlanes  = 4096
+	MaxPayload = 1 << 30
+)
+
+// Validate says what is wrong with it, if anything.
+func (g *Geometry) Validate() error {
+	if g.Blocks == 0 || g.Blocks > MaxBlocks {
+		return fmt.Errorf("%w: %d blocks per chunk, want 1 to %d", ErrGeometry, g.Blocks, MaxBlocks)
+	}
+	if len(g.Planes) == 0 || len(g.Planes) > MaxPlanes {
+		return fmt.Errorf("%w: %d planes, want 1 to %d", ErrGeometry, len(g.Planes), MaxPlanes)
+	}
+	seen := make(map[[2]uint32]bool, len(g.Planes))
+	for i, p := range g.Planes {
+		if p.PageBytes == 0 {
+			return fmt.Errorf("%w: plane %d has empty pages", ErrGeometry, i)
+		}
+		if seen[[2]uint32{p.Layer, p.Part}] {
+			return fmt.Errorf("%w: layer %d part %d twice", ErrGeometry, p.Layer, p.Part)
+		}
+		seen[[2]uint32{p.Layer, p.Part}] = true
+	}
+	if n := g.payload(); n > MaxPayload {
+		return fmt.Errorf("%w: %d bytes per chunk and rank, at most %d", ErrGeometry, n, MaxPayload)
+	}
+	return nil
+}
+
+func (g *Geometry) payload() uint64 {
+	var n uint64
+	for _, p := range g.Planes {
+		n += uint64(p.PageBytes)
+	}
+	return n * uint64(g.Blocks)
+}
+
+// PageBytes is the sum of all page bytes of one rank's chunk, without gaps.
+func (g *Geometry) PageBytes() int64 { return int64(g.payload()) }
+
+// Uniform is a geometry with parts pages of pageBytes in each of layers layers.
+func Uniform(blocks, layers, parts, pageBytes uint32) Geometry {
+	g := Geometry{Blocks: blocks}
+	for l := range layers {
+		for p := range parts {
+			g.Planes = append(g.Planes, Plane{Layer: l, Part: p, PageBytes: pageBytes})
+		}
+	}
+	return g
+}
+
+// text is "blocks=16 planes=0.0:65536,0.1:65536,...", runs of equal page sizes spelled out: it is hashed, not read.
+func (g *Geometry) text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "blocks=%d planes=", g.Blocks)
+	for i, p := range g.Planes {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, "%d.%d:%d", p.Layer, p.Part, p.PageBytes)
+	}
+	return b.String()
+}

@@ -1,0 +1,225 @@
+package kv
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Digest is the first 16 bytes of a SHA-256: of a namespace's text, or of a plan.
+type Digest [16]byte
+
+// String is the digest in hexadecimal.
+func (d Digest) String() string { return hex.EncodeToString(d[:]) }
+
+// ParseDigest is the inverse of String.
+func ParseDigest(s string) (Digest, error) {
+	var d Digest
+	b, err := hex.DecodeString(s)
+	if err != nil || len(b) != len(d) {
+		return d, fmt.Errorf("%w: digest %q is not 32 hexadecimal digits", ErrNamespace, s)
+	}
+	if copy(d[:], b); d.String() != s { // upper case would be a second name
+		return Digest{}, fmt.Errorf("%w: digest %q is not in lower case", ErrNamespace, s)
+	}
+	return d, nil
+}
+
+func digest(text []byte) Digest {
+	sum := sha256.Sum256(text)
+	return Digest(sum[:16])
+}
+
+// Lookup is how a group's keys are asked for.
+type Lookup uint8
+
+const (
+	ByPrefix     Lookup = iota // a hit is a contiguous run from the first key
+	ByMembership               // each key is asked for by itself
+)
+
+func (l Lookup) String() string {
+	if l == ByMembership {
+		return "membership"
+	}
+	return "prefix"
+}
+
+// Group is one KV-cache group of the engine: the pages that one chunk of it is made of.
+type Group struct {
+	ID       uint32
+	Lookup   Lookup
+	Geometry Geometry
+}
+
+// Namespace is all that must agree, besides tokens and rank, for one engine's bytes to be another's: two namespaces
+// that differ in any field but PageDType never share a file. Fields beyond those named here go into Extra.
+type Namespace struct {
+	Model           string
+	Revision        string
+	DType           string // of the KV cache, with its scale scheme
+	Engine          string
+	HashAlgorithm   string
+	HashSeed        string // what makes chains comparable, e.g. NONE_HASH
+	KeyBytes        int    // length of the engine's hashes, 8 to 32
+	TokensPerBlock  int
+	TensorParallel  int
+	PipelineStages  int
+	ContextParallel int
+	Replicated      bool // every rank holds the same bytes (MLA): one piece serves all
+	Groups          []Group
+	Extra           map[string]string
+	PageDType       string // what the pages hold, if DType does not say it: a hint to compression
+}
+
+// Ranks is how many ranks hold different bytes of a chunk.
+func (n *Namespace) Ranks() int {
+	if n.Replicated {
+		return max(1, n.PipelineStages)
+	}
+	return max(1, n.TensorParallel) * max(1, n.PipelineStages) * max(1, n.ContextParallel)
+}
+
+// Element is the size in bytes of the numbers in its pages, as far as it matters to a codec: 2 for floats of 16 bits, else
+// 1. Engines give the cache's type, or, where that is "auto", the model's behind it ("auto/bfloat16").
+func (n *Namespace) Element() int {
+	kind, model, _ := strings.Cut(strings.ToLower(cmp.Or(n.PageDType, n.DType)), "/")
+	if kind == "auto" {
+		kind = model
+	}
+	switch strings.TrimPrefix(kind, "torch.") {
+	case "bf16", "bfloat16", "fp16", "f16", "float16", "half":
+		return 2
+	}
+	return 1
+}
+
+// MaxRanks bounds Ranks: piece presence is one word.
+const MaxRanks = 64
+
+// Validate says what is wrong with it, if anything.
+func (n *Namespace) Validate() error {
+	switch {
+	case n.Model == "":
+		return fmt.Errorf("%w: no model", ErrNamespace)
+	case n.DType == "":
+		return fmt.Errorf("%w: no dtype", ErrNamespace)
+	case n.KeyBytes < 8 || n.KeyBytes > KeyBytes:
+		return fmt.Errorf("%w: key_bytes %d, want 8 to %d", ErrNamespace, n.KeyBytes, KeyBytes)
+	case n.TokensPerBlock < 1:
+		return fmt.Errorf("%w: tokens_per_block %d", ErrNamespace, n.TokensPerBlock)
+	case n.TensorParallel < 0 || n.PipelineStages < 0 || n.ContextParallel < 0:
+		return fmt.Errorf("%w: a parallel size is negative", ErrNamespace)
+	case n.Ranks() > MaxRanks:
+		return fmt.Errorf("%w: %d ranks, at most %d", ErrNamespace, n.Ranks(), MaxRanks)
+	case len(n.Groups) == 0:
+		return fmt.Errorf("%w: no groups", ErrNamespace)
+	}
+	for i, g := range n.Groups {
+		if slices.ContainsFunc(n.Groups[:i], func(o Group) bool { return o.ID == g.ID }) {
+			return fmt.Errorf("%w: group %d twice", ErrNamespace, g.ID)
+		}
+		if err := g.Geometry.Validate(); err != nil {
+			return fmt.Errorf("group %d: %w", g.ID, err)
+		}
+	}
+	return n.validateText()
+}
+
+func (n *Namespace) validateText() error {
+	named := map[string]string{
+		"model": n.Model, "revision": n.Revision, "dtype": n.DType, "engine": n.Engine,
+		"hash_algorithm": n.HashAlgorithm, "hash_seed": n.HashSeed, "page_dtype": n.PageDType,
+	}
+	for k, v := range n.Extra {
+		if k == "" || strings.ContainsAny(k, "=\n\r\x00") {
+			return fmt.Errorf("%w: extra key %q", ErrNamespace, k)
+		}
+		named["extra."+k] = v
+	}
+	for k, v := range named {
+		if strings.ContainsAny(v, "\n\r\x00") {
+			return fmt.Errorf("%w: %s holds a line break or NUL", ErrNamespace, k)
+		}
+		if len(v) > 1024 {
+			return fmt.Errorf("%w: %s is %d bytes long, at most 1024", ErrNamespace, k, len(v))
+		}
+	}
+	return nil
+}
+
+// Group finds a group by id.
+func (n *Namespace) Group(id uint32) (*Group, bool) {
+	for i := range n.Groups {
+		if n.Groups[i].ID == id {
+			return &n.Groups[i], true
+		}
+	}
+	return nil, false
+}
+
+// Text is the canonical form: sorted lines "key=value\n". Its digest is the namespace's identity on disk.
+func (n *Namespace) Text() string {
+	lines := []string{
+		"model=" + n.Model,
+		"revision=" + n.Revision,
+		"dtype=" + n.DType,
+		"engine=" + n.Engine,
+		"hash_algorithm=" + n.HashAlgorithm,
+		"hash_seed=" + n.HashSeed,
+		"key_bytes=" + strconv.Itoa(n.KeyBytes),
+		"tokens_per_block=" + strconv.Itoa(n.TokensPerBlock),
+		"tensor_parallel=" + strconv.Itoa(max(1, n.TensorParallel)),
+		"pipeline_stages=" + strconv.Itoa(max(1, n.PipelineStages)),
+		"context_parallel=" + strconv.Itoa(max(1, n.ContextParallel)),
+		"replicated=" + strconv.FormatBool(n.Replicated),
+	}
+	for _, g := range n.Groups {
+		lines = append(lines, fmt.Sprintf("group.%d=%s %s", g.ID, g.Lookup, g.Geometry.text()))
+	}
+	for k, v := range n.Extra {
+		lines = append(lines, "extra."+k+"="+v)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// Digest identifies the namespace.
+func (n *Namespace) Digest() Digest { return TextDigest([]byte(n.Text())) }
+
+// TextDigest is the digest of the namespace with this text.
+func TextDigest(text []byte) Digest { return digest(text) }
+
+// Diff names the first field in which two namespaces disagree, with both values; empty when they agree.
+func (n *Namespace) Diff(o *Namespace) string {
+	a, b := fields(n.Text()), fields(o.Text())
+	keys := make([]string, 0, len(a)+len(b))
+	for k := range a {
+		keys = append(keys, k)
+	}
+	for k := range b {
+		if _, ok := a[k]; !ok {
+			keys = append(keys, k)
+		}
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		if a[k] != b[k] {
+			return fmt.Sprintf("%s: %q against %q", k, a[k], b[k])
+		}
+	}
+	return ""
+}
+
+func fields(text string) map[string]string {
+	m := map[string]string{}
+	for line := range strings.Lines(text) {
+		k, v, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+		m[k] = v
+	}
+	return m
+}

@@ -1,0 +1,137 @@
+package kv
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+func example() Namespace {
+	return Namespace{
+		Model: "meta-llama/Llama-3.1-8B", Revision: "0e9e39f", DType: "bf16", Engine: "vllm",
+		HashAlgorithm: "sha256_cbor", HashSeed: "4e1195df", KeyBytes: 32, TokensPerBlock: 16, TensorParallel: 2,
+		Groups: []Group{{ID: 0, Geometry: Uniform(16, 32, 2, 32768)}},
+		Extra:  map[string]string{"layout": "NHD"},
+	}
+}
+
+// Each of these changes makes other bytes, so each must make another namespace, and Diff must name the field.
+func TestEveryFieldSeparates(t *testing.T) {
+	base := example()
+	for field, change := range map[string]func(*Namespace){
+		"model":            func(n *Namespace) { n.Model += "x" },
+		"revision":         func(n *Namespace) { n.Revision = "" },
+		"dtype":            func(n *Namespace) { n.DType = "fp8" },
+		"engine":           func(n *Namespace) { n.Engine = "sglang" },
+		"hash_algorithm":   func(n *Namespace) { n.HashAlgorithm = "sha256" },
+		"hash_seed":        func(n *Namespace) { n.HashSeed = "1" },
+		"key_bytes":        func(n *Namespace) { n.KeyBytes = 16 },
+		"tokens_per_block": func(n *Namespace) { n.TokensPerBlock = 32 },
+		"tensor_parallel":  func(n *Namespace) { n.TensorParallel = 4 },
+		"pipeline_stages":  func(n *Namespace) { n.PipelineStages = 2 },
+		"context_parallel": func(n *Namespace) { n.ContextParallel = 2 },
+		"replicated":       func(n *Namespace) { n.Replicated = true },
+		"group.0":          func(n *Namespace) { n.Groups = []Group{{Geometry: Uniform(16, 32, 2, 16384)}} },
+		"group.1":          func(n *Namespace) { n.Groups = append(n.Groups[:1:1], Group{ID: 1, Geometry: Uniform(1, 1, 1, 64)}) },
+		"extra.layout":     func(n *Namespace) { n.Extra = map[string]string{"layout": "HND"} },
+		"extra.lora":       func(n *Namespace) { n.Extra = map[string]string{"layout": "NHD", "lora": "a"} },
+	} {
+		t.Run(field, func(t *testing.T) {
+			other := example()
+			change(&other)
+			if other.Digest() == base.Digest() {
+				t.Fatal("same digest")
+			}
+			if diff := base.Diff(&other); !strings.HasPrefix(diff, field+":") {
+				t.Errorf("Diff says %q, want the field %s", diff, field)
+			}
+		})
+	}
+	same := example()
+	if same.Digest() != base.Digest() || base.Diff(&same) != "" {
+		t.Error("equal namespaces differ")
+	}
+}
+
+func TestNamespaceRefusals(t *testing.T) {
+	for name, change := range map[string]func(*Namespace){
+		"no model":          func(n *Namespace) { n.Model = "" },
+		"no dtype":          func(n *Namespace) { n.DType = "" },
+		"line break":        func(n *Namespace) { n.Revision = "a\nmodel=b" },
+		"NUL":               func(n *Namespace) { n.Extra["x"] = "\x00" },
+		"extra key with =":  func(n *Namespace) { n.Extra["a=b"] = "c" },
+		"endless text":      func(n *Namespace) { n.Model = strings.Repeat("m", 2000) },
+		"key bytes":         func(n *Namespace) { n.KeyBytes = 33 },
+		"tokens per block":  func(n *Namespace) { n.TokensPerBlock = 0 },
+		"too many ranks":    func(n *Namespace) { n.TensorParallel = 65 },
+		"negative parallel": func(n *Namespace) { n.TensorParallel = -1 },
+		"no groups":         func(n *Namespace) { n.Groups = nil },
+		"group twice":       func(n *Namespace) { n.Groups = append(n.Groups, n.Groups[0]) },
+		"no blocks":         func(n *Namespace) { n.Groups = []Group{{Geometry: Uniform(0, 1, 1, 64)}} },
+		"no planes":         func(n *Namespace) { n.Groups = []Group{{Geometry: Geometry{Blocks: 1}}} },
+		"empty pages":       func(n *Namespace) { n.Groups = []Group{{Geometry: Uniform(1, 1, 1, 0)}} },
+		"layer twice":       func(n *Namespace) { n.Groups = []Group{{Geometry: Geometry{1, []Plane{{0, 0, 8}, {0, 0, 8}}}}} },
+		"huge chunk":        func(n *Namespace) { n.Groups = []Group{{Geometry: Uniform(4096, 64, 2, 1<<20)}} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := example()
+			change(&n)
+			err := n.Validate()
+			if !errors.Is(err, ErrNamespace) && !errors.Is(err, ErrGeometry) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	n := example()
+	if err := n.Validate(); err != nil {
+		t.Errorf("the example is refused: %v", err)
+	}
+}
+
+func TestRanks(t *testing.T) {
+	for _, c := range []struct {
+		n    Namespace
+		want int
+	}{
+		{Namespace{}, 1},
+		{Namespace{TensorParallel: 8}, 8},
+		{Namespace{TensorParallel: 8, PipelineStages: 2}, 16},
+		{Namespace{TensorParallel: 8, Replicated: true}, 1},
+		{Namespace{TensorParallel: 8, PipelineStages: 2, Replicated: true}, 2},
+	} {
+		if got := c.n.Ranks(); got != c.want {
+			t.Errorf("%+v: %d ranks, want %d", c.n, got, c.want)
+		}
+	}
+}
+
+func TestDigestText(t *testing.T) {
+	n := example()
+	d, err := ParseDigest(n.Digest().String())
+	if err != nil || d != n.Digest() {
+		t.Errorf("round trip: %v %v", d, err)
+	}
+	for _, bad := range []string{"", "00", strings.Repeat("g", 32), strings.Repeat("0", 34)} {
+		if _, err := ParseDigest(bad); !errors.Is(err, ErrNamespace) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestElement(t *testing.T) {
+	for dtype, want := range map[string]int{
+		"bf16": 2, "bfloat16": 2, "torch.float16": 2, "auto/bfloat16": 2, "Half": 2, "float16": 2,
+		"fp8": 1, "fp8_e4m3/bfloat16": 1, "auto/float32": 1, "auto": 1, "opaque": 1, "u8": 1, "float32": 1,
+	} {
+		if got := (&Namespace{DType: dtype}).Element(); got != want {
+			t.Errorf("%q: %d bytes, want %d", dtype, got, want)
+		}
+		hinted := Namespace{DType: "opaque", PageDType: dtype}
+		if got := hinted.Element(); got != want {
+			t.Errorf("%q behind opaque: %d bytes, want %d", dtype, got, want)
+		}
+		if plain := (&Namespace{DType: "opaque"}); hinted.Text() != plain.Text() || hinted.Diff(plain) != "" {
+			t.Errorf("%q: the hint changes the namespace to %q", dtype, hinted.Text())
+		}
+	}
+}

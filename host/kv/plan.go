@@ -1,0 +1,300 @@
+package kv
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sort"
+
+	"github.com/kvhost/kvhost/abi"
+)
+
+// ExtentBytes is the most bytes that one checksum covers. Extents restart at every segment, so that a segment can be
+// verified, and a layer signalled, as it lands.
+const ExtentBytes = 64 << 10
+
+// Extent is a run of payload bytes under one checksum.
+type Extent struct {
+	Off     int64 // within the payload
+	Len     int32
+	Segment int32
+}
+
+// Span is the part of one page that lies contiguously in the payload.
+type Span struct {
+	Off     int64  // within the payload
+	Plane   uint32 // index into Geometry.Planes
+	Block   uint32 // within the chunk
+	PageOff uint32
+	Len     uint32
+}
+
+// Plan orders a chunk's page bytes in a payload. It is immutable; its digest names it on disk, so that a file written
+// under one layout policy stays readable under the next.
+type Plan struct {
+	geometry Geometry
+	segments []abi.Segment
+	offsets  []int64 // of each segment's first byte, after its gap
+	extents  []Extent
+	firstExt []int32 // of each segment
+	payload  int64
+	digest   Digest
+	encoded  []byte
+}
+
+// MaxSegments bounds a plan.
+const MaxSegments = 1 << 16
+
+// MinGaps is how many gap bytes any plan may have. One whose pages have more bytes may have as many gap bytes as those:
+// gaps never more than double a piece of 64 KiB or more.
+const MinGaps = 64 << 10
+
+// NewPlan checks that the segments cover each byte of each page exactly once and works out the offsets.
+func NewPlan(g Geometry, segments []abi.Segment) (*Plan, error) {
+	if err := g.Validate(); err != nil {
+		return nil, err
+	}
+	if len(segments) == 0 || len(segments) > MaxSegments {
+		return nil, fmt.Errorf("%w: %d segments, want 1 to %d", ErrPlan, len(segments), MaxSegments)
+	}
+	p := &Plan{
+		geometry: Geometry{Blocks: g.Blocks, Planes: slices.Clone(g.Planes)},
+		segments: slices.Clone(segments),
+		offsets:  make([]int64, len(segments)),
+		firstExt: make([]int32, len(segments)+1),
+	}
+	gaps, most := int64(0), max(p.geometry.PageBytes(), MinGaps)
+	for i, s := range segments {
+		if err := p.geometry.holds(s); err != nil {
+			return nil, fmt.Errorf("%w: segment %d %s", ErrPlan, i, err)
+		}
+		if gaps += int64(s.Gap); gaps > most {
+			return nil, fmt.Errorf("%w: more than %d bytes of gaps up to segment %d", ErrPlan, most, i)
+		}
+		p.payload += int64(s.Gap)
+		p.offsets[i] = p.payload
+		n := segmentBytes(s)
+		for off := int64(0); off < n; off += ExtentBytes {
+			p.extents = append(p.extents, Extent{Off: p.payload + off, Len: int32(min(ExtentBytes, n-off)), Segment: int32(i)})
+		}
+		p.payload += n
+		p.firstExt[i+1] = int32(len(p.extents))
+	}
+	if err := p.geometry.partitioned(segments); err != nil {
+		return nil, fmt.Errorf("%w: %s", ErrPlan, err)
+	}
+	p.encoded = p.encode()
+	p.digest = digest(p.encoded)
+	return p, nil
+}
+
+func segmentBytes(s abi.Segment) int64 { return int64(s.Blocks) * int64(s.PageLen) }
+
+func (g *Geometry) holds(s abi.Segment) error {
+	switch {
+	case uint64(s.Plane) >= uint64(len(g.Planes)):
+		return fmt.Errorf("names plane %d of %d", s.Plane, len(g.Planes))
+	case s.Blocks == 0 || uint64(s.Block)+uint64(s.Blocks) > uint64(g.Blocks):
+		return fmt.Errorf("covers blocks %d to %d of %d", s.Block, uint64(s.Block)+uint64(s.Blocks), g.Blocks)
+	case s.PageLen == 0 || uint64(s.PageOff)+uint64(s.PageLen) > uint64(g.Planes[s.Plane].PageBytes):
+		return fmt.Errorf("covers page bytes %d to %d of %d", s.PageOff, uint64(s.PageOff)+uint64(s.PageLen), g.Planes[s.Plane].PageBytes)
+	case s.Gap >= 4096:
+		return fmt.Errorf("has a gap of %d bytes, at most 4095", s.Gap)
+	}
+	return nil
+}
+
+// partitioned checks that segments (each already within bounds) cover every page byte exactly once: rectangles in the
+// (block, byte) grid of their plane that do not overlap and whose areas sum to the plane's.
+func (g *Geometry) partitioned(segments []abi.Segment) error {
+	byPlane := make([][]abi.Segment, len(g.Planes))
+	for _, s := range segments {
+		byPlane[s.Plane] = append(byPlane[s.Plane], s)
+	}
+	for plane, list := range byPlane {
+		var area uint64
+		for _, s := range list {
+			area += uint64(s.Blocks) * uint64(s.PageLen)
+		}
+		if want := uint64(g.Blocks) * uint64(g.Planes[plane].PageBytes); area != want {
+			return fmt.Errorf("plane %d: segments hold %d bytes, its pages %d", plane, area, want)
+		}
+		if err := disjoint(list, g.Blocks); err != nil {
+			return fmt.Errorf("plane %d: %w", plane, err)
+		}
+	}
+	return nil
+}
+
+// disjoint walks the blocks and checks, for each, that the byte ranges covering it do not overlap.
+func disjoint(list []abi.Segment, blocks uint32) error {
+	starts := slices.Clone(list)
+	sort.Slice(starts, func(i, j int) bool { return starts[i].Block < starts[j].Block })
+	var live []abi.Segment
+	for b := uint32(0); b < blocks; b++ {
+		n := len(live)
+		live = slices.DeleteFunc(live, func(s abi.Segment) bool { return b >= s.Block+s.Blocks })
+		changed := len(live) != n
+		for len(starts) > 0 && starts[0].Block == b {
+			live = append(live, starts[0])
+			starts = starts[1:]
+			changed = true
+		}
+		if !changed {
+			continue
+		}
+		sort.Slice(live, func(i, j int) bool { return live[i].PageOff < live[j].PageOff })
+		for i := 1; i < len(live); i++ {
+			if live[i-1].PageOff+live[i-1].PageLen > live[i].PageOff {
+				return fmt.Errorf("block %d: page byte %d twice", b, live[i].PageOff)
+			}
+		}
+	}
+	return nil
+}
+
+// Geometry is the shape that the plan orders.
+func (p *Plan) Geometry() Geometry { return p.geometry }
+
+// Digest names the plan.
+func (p *Plan) Digest() Digest { return p.digest }
+
+// PayloadBytes is the payload's length, gaps included.
+func (p *Plan) PayloadBytes() int64 { return p.payload }
+
+// Segments are the plan's segments in payload order. The slice is the plan's.
+func (p *Plan) Segments() []abi.Segment { return p.segments }
+
+// SegmentOffset is where segment i's first byte stands in the payload.
+func (p *Plan) SegmentOffset(i int) int64 { return p.offsets[i] }
+
+// Extents are the checksummed runs in payload order. The slice is the plan's.
+func (p *Plan) Extents() []Extent { return p.extents }
+
+// SegmentExtents is the range [lo, hi) of segment i's extents.
+func (p *Plan) SegmentExtents(i int) (lo, hi int) { return int(p.firstExt[i]), int(p.firstExt[i+1]) }
+
+// Cursor walks the spans of a range of extents in payload order without allocating:
+//
+//	for c := p.Spans(lo, hi); c.Next(); {
+//		use(c.Span)
+//	}
+type Cursor struct {
+	Span Span
+	plan *Plan
+	ext  int
+	hi   int
+	rel  int64 // within the segment
+	left int64 // of the extent
+}
+
+// Spans is a cursor over extents [lo, hi).
+func (p *Plan) Spans(lo, hi int) Cursor { return Cursor{plan: p, ext: lo - 1, hi: hi} }
+
+// Next moves to the next span, and says whether there is one.
+func (c *Cursor) Next() bool {
+	p := c.plan
+	if c.left == 0 {
+		if c.ext+1 >= c.hi {
+			return false
+		}
+		c.ext++
+		e := &p.extents[c.ext]
+		c.rel, c.left = e.Off-p.offsets[e.Segment], int64(e.Len)
+	}
+	i := p.extents[c.ext].Segment
+	s := &p.segments[i]
+	block, in := c.rel/int64(s.PageLen), c.rel%int64(s.PageLen)
+	n := min(c.left, int64(s.PageLen)-in)
+	c.Span = Span{
+		Off: p.offsets[i] + c.rel, Plane: s.Plane, Block: s.Block + uint32(block),
+		PageOff: s.PageOff + uint32(in), Len: uint32(n),
+	}
+	c.rel += n
+	c.left -= n
+	return true
+}
+
+// Extent is the index of the extent that the current span belongs to.
+func (c *Cursor) Extent() int { return c.ext }
+
+// planMagic starts an encoded plan.
+const planMagic = "kvplan01"
+
+func (p *Plan) encode() []byte {
+	b := make([]byte, 0, 16+12*len(p.geometry.Planes)+abi.SegmentSize*len(p.segments))
+	b = append(b, planMagic...)
+	le := binary.LittleEndian
+	b = le.AppendUint32(b, p.geometry.Blocks)
+	b = le.AppendUint32(b, uint32(len(p.geometry.Planes)))
+	for _, pl := range p.geometry.Planes {
+		b = le.AppendUint32(b, pl.Layer)
+		b = le.AppendUint32(b, pl.Part)
+		b = le.AppendUint32(b, pl.PageBytes)
+	}
+	b = le.AppendUint32(b, uint32(len(p.segments)))
+	for _, s := range p.segments {
+		for _, v := range [...]uint32{s.Plane, s.Block, s.Blocks, s.PageOff, s.PageLen, s.Gap} {
+			b = le.AppendUint32(b, v)
+		}
+	}
+	return b
+}
+
+// Encoded is the plan's form on disk. The slice is the plan's.
+func (p *Plan) Encoded() []byte { return p.encoded }
+
+// DecodePlan reads what Encoded gave, checking all of it.
+func DecodePlan(b []byte) (*Plan, error) {
+	d := decoder{b: b}
+	if string(d.take(len(planMagic))) != planMagic {
+		return nil, fmt.Errorf("%w: not a plan", ErrPlan)
+	}
+	g := Geometry{Blocks: d.u32()}
+	planes := d.count(MaxPlanes)
+	for range planes {
+		g.Planes = append(g.Planes, Plane{Layer: d.u32(), Part: d.u32(), PageBytes: d.u32()})
+	}
+	var segments []abi.Segment
+	for range d.count(MaxSegments) {
+		segments = append(segments, abi.Segment{
+			Plane: d.u32(), Block: d.u32(), Blocks: d.u32(), PageOff: d.u32(), PageLen: d.u32(), Gap: d.u32(),
+		})
+	}
+	if d.short || len(d.b) != 0 {
+		return nil, fmt.Errorf("%w: wrong length", ErrPlan)
+	}
+	return NewPlan(g, segments)
+}
+
+type decoder struct {
+	b     []byte
+	short bool
+}
+
+func (d *decoder) take(n int) []byte {
+	if len(d.b) < n {
+		d.short, d.b = true, nil
+		return nil
+	}
+	out := d.b[:n]
+	d.b = d.b[n:]
+	return out
+}
+
+func (d *decoder) u32() uint32 {
+	if b := d.take(4); b != nil {
+		return binary.LittleEndian.Uint32(b)
+	}
+	return 0
+}
+
+// count reads a length that must not exceed limit; a wrong one reads as 0 and marks the input short.
+func (d *decoder) count(limit int) int {
+	n := int(d.u32())
+	if n > limit || n > len(d.b) {
+		d.short = true
+		return 0
+	}
+	return n
+}
