@@ -8,10 +8,10 @@ STATICCHECK := $(TOOLS)/staticcheck
 GOVULNCHECK := $(TOOLS)/govulncheck
 LDFLAGS     := -s -w -X main.version=$(VERSION)
 
-# Packages of host/ whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the
-# race detector, which needs a C compiler.
-SINGLE := chunk config doctor policy/artifact policy/compiler policy/footprint policy/meter policy/plugintest \
-  policy/plugintest/hostile policy/residents proto regular sim store/index store/pieceformat trace
+# Packages whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the race
+# detector, which needs a C compiler.
+SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/artifact policy/compiler policy/footprint policy/meter \
+  policy/plugintest policy/plugintest/hostile policy/residents proto regular sim store/index store/pieceformat trace) ./host/command
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/internal/store/metamorphic ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
@@ -63,10 +63,10 @@ test-go: ## the Go tests, concurrent packages under the race detector where ther
 	$(GO) vet ./...
 	@# The first compiles the first-party policies for all: under the race detector that takes twenty times as long. go vet has
 	@# looked at everything, so go test does not, for each package and once more for the race detector.
-	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m ./cmd/... ./examples/... $(SINGLE:%=./host/%) ./abi/... ./plugins/...
+	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m ./cmd/... ./examples/... $(SINGLE) ./abi/... ./plugins/...
 	CGO_ENABLED=0 $(GO) test -vet=off -tags invariants -timeout 30m -run '$(SLOW)' $(SLOW_IN)
 	@race=; export CGO_ENABLED=0; if $(HAS) cc; then race=-race; CGO_ENABLED=1; fi; \
-	  packages=$$($(GO) list ./gds/... ./staging/... ./host/... | grep -vxF "$$($(GO) list $(SINGLE:%=./host/%))"); set -x; \
+	  packages=$$($(GO) list ./gds/... ./staging/... ./host/... | grep -vxF "$$($(GO) list $(SINGLE))"); set -x; \
 	  $(GO) test $$race -vet=off -tags invariants -timeout 30m -skip '$(SLOW)' $(LONG) $$packages
 
 .venv/installed: host/client/python/pyproject.toml host/client/python/tests/requirements.txt
