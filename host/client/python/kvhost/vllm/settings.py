@@ -21,7 +21,7 @@ class Settings:
     socket: str = ""  # empty: $KVHOST_SOCKET, then /run/kvhost/kvhost.sock
     chunk_tokens: int = 256  # rounded up to a multiple of every group's block
     load_when: str = "faster"  # than computing (see rates.py), or "always"
-    load_in: str = "beside"  # the steps, which go on until it is over; "step": inside that computes behind it; "auto"
+    load_in: str = "auto"  # "step": inside the one that computes behind the hit; "beside": the steps go on; or by request
     step_delay: float = 0.01  # seconds that loads may add to a step in which other requests run ("auto")
     step_timeout: float = 2.0  # seconds until a load inside a step is cancelled
     prefetch: bool = True  # with several levels: hits come nearer while their request waits for blocks

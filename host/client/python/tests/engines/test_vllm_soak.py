@@ -17,7 +17,7 @@ needs("vllm")
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "45"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
-LOAD_IN = os.environ.get("SOAK_LOAD_IN", "beside")
+LOAD_IN = os.environ.get("SOAK_LOAD_IN", "auto")
 BLOCKS = 64
 ANSWER = 12
 
