@@ -8,6 +8,9 @@ type MemoryFile interface {
 	// writing is made n bytes long if it is shorter; its new bytes are undefined until the caller has written them.
 	// The memory is nil if the file's bytes are elsewhere.
 	Memory(n int64) (Segments, error)
+	// Shrink gives back the memory of a file that is open for writing from byte n on. Its size becomes n, if it was larger.
+	// What Memory has returned of the first n bytes stays valid.
+	Shrink(n int64) error
 }
 
 // MemoryOf returns the memory of at least the first n bytes of a file, or nil if its bytes are elsewhere: see
@@ -18,6 +21,14 @@ func MemoryOf(f File, n int64) (Segments, error) {
 		return nil, nil
 	}
 	return m.Memory(n)
+}
+
+// Shrink is [MemoryFile].Shrink of a file whose memory [MemoryOf] has returned.
+func Shrink(f File, n int64) error {
+	if m, ok := f.(MemoryFile); ok {
+		return m.Shrink(n)
+	}
+	return nil
 }
 
 // Segments is the memory of a file: runs of memory in the order of the file's bytes, none of them empty. They start and

@@ -69,5 +69,20 @@ func (f meteredFile) WriteAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// Memory implements [MemoryFile]. What moves there is not observed.
+// Memory implements [MemoryFile]. [Moved] enters what moves there.
 func (f meteredFile) Memory(n int64) (Segments, error) { return MemoryOf(f.File, n) }
+
+// Shrink implements [MemoryFile].
+func (f meteredFile) Shrink(n int64) error { return Shrink(f.File, n) }
+
+// Moved enters a transfer of n bytes between a file's memory and pages, in place of a read or a write.
+func Moved(f File, kind Kind, n int64, took time.Duration) {
+	m, ok := f.(meteredFile)
+	switch {
+	case !ok:
+	case kind == Write:
+		m.meter.Writes.Observe(n, took)
+	default:
+		m.meter.Reads.Observe(n, took)
+	}
+}

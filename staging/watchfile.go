@@ -69,6 +69,9 @@ func (f *watchedFile) Memory(n int64) (Segments, error) {
 	return segments, err
 }
 
+// Shrink implements [MemoryFile].
+func (f *watchedFile) Shrink(n int64) error { return Shrink(f.File, n) }
+
 // Stat implements [File].
 func (f *watchedFile) Stat() (Info, error) { return watched(f.fs, OpStat, f.Name(), nil, f.File.Stat) }
 

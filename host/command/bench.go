@@ -77,8 +77,7 @@ one engine, and each chunk has a piece of each. The ratio is then together over 
 
 Pages have values of a normal distribution, as an engine's have, because what compression gains depends on them. With
 --compression off,huffman,auto each setting has a store, or a host, of its own and the same pages, in the same rounds:
-"over off" compares it with off, and "stored" is the bytes of pages over what they take in the root. Roots in memory
-are measured with off alone.
+"over off" compares it with off, and "stored" is the bytes of pages over what they take in the root.
 
 The roots must exist, with free memory and disk for twice the bytes of all chunks of all clients, and once more for each
 further setting.`,
@@ -269,7 +268,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []
 	}{{"page cache", cached}}
 	if root.InMemory() {
 		cases[0].files, cases[0].c = "page-locked memory", base
-		cases[0].c.InMemory, cases[0].c.Compression = true, nil
+		cases[0].c.InMemory = true
 	} else if cfg.Engine.DirectIO && pathbench.TakesDirectIO(dir) {
 		cases = slices.Insert(cases, 0, cases[0])
 		cases[0].files, cases[0].c = "direct I/O", base

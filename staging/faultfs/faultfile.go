@@ -123,6 +123,9 @@ func (f *faultFile) Allocate(n int64) error {
 	return f.fs.call(staging.OpAllocate, f.Name(), "", func() error { return f.File.Allocate(n) })
 }
 
+// Shrink implements [staging.MemoryFile].
+func (f *faultFile) Shrink(n int64) error { return staging.Shrink(f.File, n) }
+
 // Memory implements [staging.MemoryFile]. To rules it is an allocation.
 func (f *faultFile) Memory(n int64) (segments staging.Segments, err error) {
 	err = f.fs.call(staging.OpAllocate, f.Name(), "", func() (err error) {

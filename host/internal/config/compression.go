@@ -62,9 +62,8 @@ func (c *Config) Modes() choice.Modes {
 	return out
 }
 
-// Compresses says whether pieces in a root may be compressed: other hosts of a shared root may not read them, and those in
-// memory are read in place.
+// Compresses says whether pieces in a root may be compressed: other hosts of a shared root may not read them.
 func (c *Config) Compresses(r Root) bool {
 	m := c.Modes()
-	return (m.Any(choice.Gaining) || m.Any(choice.Faster)) && !r.InMemory() && !r.Shared
+	return (m.Any(choice.Gaining) || m.Any(choice.Faster)) && !r.Shared
 }

@@ -35,9 +35,7 @@ const (
 )
 
 // compresses says whether a root may hold compressed chunks.
-func (w *Wanted) compresses(r *WantedRoot) bool {
-	return (w.Compresses || w.Chooses) && !r.Memory && !r.Shared
-}
+func (w *Wanted) compresses(r *WantedRoot) bool { return (w.Compresses || w.Chooses) && !r.Shared }
 
 // measureCodec runs the codec in so many workers.
 func measureCodec(workers int) CodecFacts {
@@ -140,7 +138,12 @@ func (r *Report) judgeCompression(w Wanted, f *Facts) {
 		some = some || w.compresses(&w.Roots[i])
 		switch {
 		case !w.compresses(&w.Roots[i]):
-			r.find(Note, about, "", "roots in memory and shared roots are never compressed")
+			r.find(Note, about, "", "shared roots are never compressed")
+			continue
+		case root.Memory && !w.Compresses:
+			r.find(Note, about, "", `"auto" compresses chunks once the codec is seen to take no more than a plain copy, as a GPU's does`)
+			continue
+		case root.Memory:
 			continue
 		case root.unusable() != "":
 			continue

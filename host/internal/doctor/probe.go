@@ -44,7 +44,7 @@ func probe(ctx context.Context, w Wanted, s system, libcuda, libcufile []string)
 		}
 		f.Roots = append(f.Roots, root)
 	}
-	if slices.ContainsFunc(w.Roots, func(r WantedRoot) bool { return w.compresses(&r) }) {
+	if slices.ContainsFunc(w.Roots, func(r WantedRoot) bool { return w.compresses(&r) && !r.Memory }) {
 		f.Codec = measureCodec(w.Workers)
 	}
 	return f, nil

@@ -48,6 +48,37 @@ func (c *content) truncate(a *arena) {
 	c.resize(0)
 }
 
+// shrink frees the memory of all pages beyond the first n bytes, and makes the file so long if it was longer.
+func (c *content) shrink(a *arena, n int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n >= c.size {
+		return
+	}
+	stop := (n + page - 1) &^ (page - 1)
+	kept := c.parts[:0]
+	for _, p := range c.parts {
+		if free := p.end() - max(p.off, stop); free > 0 {
+			pages := uint32(free / page)
+			p.e.n -= pages
+			a.release(extent{p.e.step, p.e.at + p.e.n, pages})
+			p.mem = p.mem[:int64(len(p.mem))-free]
+			c.allocated.Add(-free)
+		}
+		if len(p.mem) > 0 {
+			kept = append(kept, p)
+		}
+	}
+	clear(c.parts[len(kept):])
+	c.parts, c.segments = kept, nil
+	if n < stop && len(kept) > 0 {
+		if last := &kept[len(kept)-1]; last.off <= n && n < last.end() {
+			clear(last.mem[n-last.off:])
+		}
+	}
+	c.resize(n)
+}
+
 // fill allocates the holes of the pages [lo, hi). In new pages, bytes within [off, end) are undefined and all others
 // zero. The caller holds mu.
 func (c *content) fill(a *arena, lo, hi, off, end int64) error {

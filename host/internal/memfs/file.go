@@ -108,6 +108,20 @@ func (f *file) Memory(n int64) (staging.Segments, error) {
 	return segments, nil
 }
 
+// Shrink implements [staging.MemoryFile].
+func (f *file) Shrink(n int64) error {
+	if err := f.enter("truncate"); err != nil {
+		return err
+	}
+	defer f.leave()
+	if err := f.check("truncate", f.writes, n); err != nil {
+		return err
+	}
+	f.node.shrink(f.fs.arena, n)
+	f.node.modified.Store(now())
+	return nil
+}
+
 // Allocate implements [staging.File].
 func (f *file) Allocate(n int64) error {
 	if err := f.enter("allocate"); err != nil {

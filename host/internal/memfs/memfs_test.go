@@ -112,6 +112,60 @@ func TestMemoryIsKeptWhileInUse(t *testing.T) {
 }
 
 // Memory that another file had before reads as zeros wherever a file was not written.
+// TestShrink: a file gives back the pages beyond its new end, in whatever extents they are, and keeps the bytes before it.
+// What it grows by again is zero up to a page's end, as after any write.
+func TestShrink(t *testing.T) {
+	for _, holes := range []bool{false, true} {
+		for _, n := range []int64{0, 1, page - 1, page, 5*page + 7, 9 * page, 10 * page, 20 * page} {
+			f := newFS(t, 2<<20)
+			if holes { // runs of two pages
+				for i := range 2 << 20 / page / 2 {
+					taken := create(t, f, fmt.Sprint("/taken", i))
+					_, err := staging.MemoryOf(taken, 2*page)
+					if err = errors.Join(err, taken.Close()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for i := 0; i < 2<<20/page/2; i += 2 {
+					if err := f.Remove(fmt.Sprint("/taken", i)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			file := create(t, f, "/a")
+			others := f.Stats().Used
+			mem, err := staging.MemoryOf(file, 10*page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := make([]byte, 10*page)
+			for i := range want {
+				want[i] = byte(i/page + 1)
+			}
+			mem.Write(want, 0)
+			if err := staging.Shrink(file, n); err != nil {
+				t.Fatal(err)
+			}
+			size := min(n, 10*page)
+			if got, pages := f.Stats().Used-others, (size+page-1)/page*page; got != pages {
+				t.Errorf("holes %t, %d bytes: %d bytes are in use, want %d", holes, n, got, pages)
+			}
+			clear(want[size:])
+			got := make([]byte, 10*page)
+			if info, err := file.Stat(); err != nil || info.Size != size {
+				t.Errorf("holes %t: the size is %d, %v, want %d", holes, info.Size, err, size)
+			}
+			if err := file.Allocate(10 * page); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := file.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("holes %t, %d bytes: the file has other bytes, %v", holes, n, err)
+			}
+			file.Close()
+		}
+	}
+}
+
 func TestHolesAreZero(t *testing.T) {
 	f := newFS(t, 1<<20)
 	dirty := create(t, f, "/dirty")

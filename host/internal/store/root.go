@@ -84,7 +84,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	}
 	r.meter.Now = s.cfg.Now
 	if cfg.Compressed && s.cfg.Compression.Any(choice.Faster) {
-		r.meter.gain = s.catalog.Compression.Root(&r.meter.Meter, cfg.Speeds, log)
+		r.meter.gain = s.catalog.Compression.Root(&r.meter.Meter, cfg.Volatile, cfg.Speeds, log)
 	}
 	h := s.cfg.Policies.Evict
 	if cfg.Evict != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // TestTenThousandCompressedOperations stores, loads whole and by layers, and deletes compressed chunks of a GPU, ten
-// thousand in all, for three models, with the direct route configured and without, while calls fail. No byte that is
+// thousand on each route, of three models, while calls fail. No byte that is
 // delivered is wrong, and a chunk fails only if the GPU's calls do, however it is tried. With KVHOST_TEST_GPU set the
 // faults are those of a proxy before the library; pages then have the sizes of models.
 func TestTenThousandCompressedOperations(t *testing.T) {
@@ -29,24 +29,27 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 		"MLA":   {"bf16", kv.Uniform(4, 12, 1, 18432), kv.Uniform(2, 3, 1, 4608)},
 		"fp8":   {"fp8_e4m3", kv.Uniform(4, 8, 2, 16<<10), kv.Uniform(2, 2, 2, 2304)},
 	} {
-		for _, direct := range []bool{true, false} {
-			route := "staged"
-			if direct {
-				route = "direct"
-			}
+		for _, route := range []string{"direct", "staged", "memory"} {
 			t.Run(name+" "+route, func(t *testing.T) {
 				const batch = 6
 				geo := model.small
 				if os.Getenv("KVHOST_TEST_GPU") != "" {
 					geo = model.geo
 				}
-				r := newCompressedRig(t, model.dtype, geo, 2*geo.Blocks*batch)
-				if direct {
+				var r *deviceRig
+				switch blocks := 2 * geo.Blocks * batch; route {
+				case "direct":
+					r = newCompressedRig(t, model.dtype, geo, blocks)
 					r.route(RouteChoice{Always: true})
+				case "staged":
+					r = newCompressedRig(t, model.dtype, geo, blocks)
+				case "memory":
+					r, _ = newMemoryRigOf(t, model.dtype, geo, blocks, compressed)
+					r.float = true
 				}
 				var list []int
 				operations, failed := 0, 0
-				for round := 0; operations < 10_000/6; round++ {
+				for round := 0; operations < 10_000/3; round++ {
 					fault := faults[r.rng.IntN(len(faults))]
 					if round%3 == 0 { // new chunks in place of the old
 						operations += len(list) + batch
@@ -96,8 +99,8 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 				s, took := r.store.Compression()[0], r.took()
 				t.Logf("%d operations, %d chunks failed; %d page bytes encoded to %d, %d decoded; by route %v; the GPU's codec is still used: %v",
 					operations, failed, s.Encoded.Pages, s.Encoded.Stored, s.Decoded.Pages, took, r.gpu.FitsCoder(1, 1))
-				if direct && took["direct"] == 0 {
-					t.Error("no piece took the direct route")
+				if took[route] == 0 {
+					t.Errorf("by route %v, want some by %s", took, route)
 				}
 				if failed > operations/20 {
 					t.Errorf("%d of %d operations failed", failed, operations)

@@ -36,6 +36,20 @@ func everyRoute(t *testing.T, test func(t *testing.T, r *routeRig)) {
 		out.change = func(n int, at int64, by byte) { r.memoryFile(mem, n).From(at)[0] ^= by }
 		return out
 	}
+	coded := func(t *testing.T) *routeRig { // holes leave extents that cross from one segment to the next
+		r, mem := newMemoryRig(t, geo, blocks, compressed)
+		Fragment(t, mem, 9)
+		r.float = true
+		out := &routeRig{deviceRig: r, route: "memory", layered: "memory", breakStores: "allocate **: eio"}
+		out.change = func(n int, at int64, by byte) { r.memoryFile(mem, n).From(at)[0] ^= by }
+		return out
+	}
+	noCodec := func(t *testing.T) *routeRig {
+		r := coded(t)
+		r.disableCodec()
+		r.route, r.layered, r.breakStores = "staged", "staged", "write **: eio"
+		return r
+	}
 	onFile := func(route string, compressed bool) func(t *testing.T) *routeRig {
 		return func(t *testing.T) *routeRig {
 			var r *deviceRig
@@ -69,6 +83,8 @@ func everyRoute(t *testing.T, test func(t *testing.T, r *routeRig)) {
 	for name, make := range map[string]func(t *testing.T) *routeRig{
 		"memory":                            inMemory,
 		"memory, host pages":                inHost(inMemory),
+		"memory, compressed":                coded,
+		"memory, compressed on a processor": noCodec,
 		"direct":                            onFile("direct", false),
 		"direct, compressed":                onFile("direct", true),
 		"staged":                            onFile("staged", false),

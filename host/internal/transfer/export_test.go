@@ -1,9 +1,44 @@
 package transfer
 
-import "time"
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/staging"
+)
 
 // SetWriteQueue changes [Config].WriteQueue for stores that come from now on.
 func (e *Engine) SetWriteQueue(d time.Duration) { e.cfg.WriteQueue = d }
 
 // ChangeByte is changeByte for the package's outside tests.
 var ChangeByte = changeByte
+
+// Fragment takes all pages of a file system, and gives back runs of random lengths, one page of so many.
+func Fragment(t testing.TB, mem *memfs.FS, of int) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(1, 1))
+	if err := mem.Mkdir("/taken", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for err := error(nil); err == nil; {
+		var f staging.File
+		name := fmt.Sprint("/taken/", len(names))
+		if f, err = mem.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600); err == nil {
+			names = append(names, name)
+			_, err = staging.MemoryOf(f, int64(1+rng.IntN(20))*4096)
+			f.Close()
+		}
+	}
+	for i, name := range names {
+		if i%of == 0 {
+			if err := mem.Remove(name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}

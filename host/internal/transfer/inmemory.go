@@ -1,19 +1,24 @@
 package transfer
 
 import (
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
 // memoryRoute takes a piece when its file is memory of this process, page-locked where there is a GPU. Pages are gathered into
-// the file and scattered from it. No slot and no read or write is between them. Compressed pieces are refused.
+// the file and scattered from it. No slot and no read or write is between them. Compressed pieces are refused unless the pages
+// are on a GPU that codes them.
 //
 //	store:  pages --gather+checksum--> file
 //	load:   file --verify, then scatter--> pages
 //
-// A file has one segment of memory, or a few. An extent that crosses from one to the next goes through a slot.
+// A file has one segment of memory, or a few. An extent that crosses from one to the next goes through a slot. A file that
+// is compressed into has room for the piece as it is, and gives back the memory that remains.
 type memoryRoute struct{}
 
 // inMemory is the memory of a file.
@@ -78,9 +83,9 @@ func (memoryRoute) load(l *loading) error {
 	switch {
 	case err != nil:
 		return err
-	case head.Table == nil || head.Compressed: // its memory is in pieces, or it has no page bytes
+	case head.Table == nil, head.Compressed && !hasCoder(l.memory): // the memory of its head is in pieces, or it needs a slot
 		return errNotHere
-	case head.DataOffset+head.Plan.PayloadBytes() > size:
+	case !head.Compressed && head.DataOffset+head.Plan.PayloadBytes() > size:
 		return fmt.Errorf("%w: %s ends before its payload does", ErrDamaged, l.piece.File().Name())
 	}
 	l.span.setRoute(byMemory)
@@ -90,6 +95,15 @@ func (memoryRoute) load(l *loading) error {
 
 // bring verifies and scatters extents [lo, hi).
 func (s inMemory) bring(r *pieceReader, head *store.Head, lo, hi int) (last func() error, err error) {
+	if head.Compressed {
+		return nil, s.decode(r, head, lo, hi)
+	}
+	began := time.Now()
+	defer func() {
+		if err == nil {
+			staging.Moved(r.piece.File(), staging.Read, pageBytes(head.Plan.Extents()[lo:hi]), time.Since(began))
+		}
+	}()
 	move := func(lo, hi int, mem []byte, base int64) error { return r.scatterFrom(mem, head, lo, hi, base) }
 	cross := func(x int) error {
 		extent := head.Plan.Extents()[x]
@@ -102,9 +116,53 @@ func (s inMemory) bring(r *pieceReader, head *store.Head, lo, hi int) (last func
 	return nil, s.parts(head, lo, hi, r.engine.memoryPart(r.memory), move, cross)
 }
 
+// decode brings extents [lo, hi) of a compressed piece from where they are stored.
+func (s inMemory) decode(r *pieceReader, head *store.Head, lo, hi int) error {
+	for lo < hi {
+		at := head.Offsets[lo]
+		mem := s.From(head.DataOffset + at)
+		mid := lo
+		for mid < hi && head.Offsets[mid+1]-at <= int64(len(mem)) {
+			mid++
+		}
+		if mid == lo { // it crosses
+			if err := r.useSlot(); err != nil {
+				return err
+			}
+			mid, mem = lo+1, r.slot[:head.Stored[lo].Len]
+			s.Read(mem, head.DataOffset+at)
+		}
+		end, done, doubt, err := r.byGPU(head, lo, mid, image{host: mem}, at)
+		if err == nil && !done {
+			if err = r.useSlot(); err == nil {
+				end, err = mid, r.again(head, lo, mid, doubt)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		lo = end
+	}
+	return nil
+}
+
+// useSlot takes a slot for what the file's memory is not used for.
+func (r *pieceReader) useSlot() error {
+	if r.slot == nil {
+		if err := r.acquire(); err != nil {
+			return err
+		}
+	}
+	r.buf = r.slot
+	return nil
+}
+
 func (memoryRoute) store(t *storeTask, f staging.File) error {
 	q, put := t.queue, t.chunk.Put
 	plan, offset := put.Plan(), put.DataOffset()
+	if put.Compresses() && !hasCoder(t.memory) {
+		return errNotHere
+	}
 	s, err := memoryOf(f, put.FileBytes(), offset)
 	if err != nil {
 		return err
@@ -113,6 +171,11 @@ func (memoryRoute) store(t *storeTask, f staging.File) error {
 	extents := plan.Extents()
 	scratch := q.takeScratch(len(extents))
 	defer q.scratch.Put(scratch)
+	if put.Compresses() {
+		w := &pieceWriter{task: t, plan: plan, table: scratch.table, file: f}
+		return w.encodeInto(s, scratch.forStored())
+	}
+	began := time.Now()
 	var from int64
 	for _, e := range extents {
 		s.Clear(offset+from, offset+e.Off) // gaps
@@ -136,5 +199,57 @@ func (memoryRoute) store(t *storeTask, f staging.File) error {
 		return err
 	}
 	put.Head(s.Segments[0][:offset], scratch.table)
+	staging.Moved(f, staging.Write, plan.PayloadBytes(), time.Since(began))
 	return nil
+}
+
+// encodeInto has the GPU write the piece's extents to the file's memory as they are stored. It refuses the piece while the
+// pages are still needed, and leaves an empty file then.
+func (w *pieceWriter) encodeInto(s inMemory, stored []pieceformat.Stored) (err error) {
+	put, e := w.task.chunk.Put, w.task.queue.engine
+	defer func() {
+		if errors.Is(err, errNotHere) {
+			if gone := staging.Shrink(w.file, 0); gone != nil {
+				err = gone
+			}
+		}
+	}()
+	m, extents := w.task.memory.(flaggedMemory), w.plan.Extents()
+	at := put.DataOffset()
+	var took time.Duration
+	for lo := 0; lo < len(extents); {
+		encode := func(mem []byte, most int) (n, hi int, err error) {
+			hi, base := coded(m, extents, lo, most, int64(len(mem)))
+			if hi == lo {
+				return 0, hi, nil
+			}
+			done, err := w.fenced(lo, hi, base, func(r ExtentRange) (done bool, err error) {
+				var part time.Duration
+				n, part, done, err = m.encode(&r, image{host: mem}, stored)
+				took += beyond(&e.gathers, pageBytes(r.extents()), part)
+				return done, err
+			})
+			return n, hi, refused(done, err)
+		}
+		n, hi, err := encode(s.From(at), len(extents))
+		if err == nil && hi == lo { // it may cross
+			err = e.withSlot(func(slot []byte) (err error) {
+				if n, hi, err = encode(slot, lo+1); err == nil {
+					s.Write(slot[:n], at)
+				}
+				return err
+			})
+			if err == nil && hi == lo {
+				err = errNotHere
+			}
+		}
+		if err != nil {
+			return err
+		}
+		lo, at = hi, at+int64(n)
+	}
+	s.Clear(at, pieceformat.Padded(at))
+	put.Encoded(pieceformat.StoredBytes(stored), took)
+	w.task.size = put.HeadStored(s.Segments[0][:put.DataOffset()], w.table, stored)
+	return staging.Shrink(w.file, w.task.size)
 }

@@ -17,6 +17,13 @@ import (
 func newMemoryRig(
 	t testing.TB, geo kv.Geometry, blocks uint32, change ...func(*store.Config)) (*deviceRig, *memfs.FS) {
 	t.Helper()
+	return newMemoryRigOf(t, "bf16", geo, blocks, change...)
+}
+
+// newMemoryRigOf is newMemoryRig for pages of a dtype.
+func newMemoryRigOf(
+	t testing.TB, dtype string, geo kv.Geometry, blocks uint32, change ...func(*store.Config)) (*deviceRig, *memfs.FS) {
+	t.Helper()
 	mem, err := memfs.New(128<<20, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -27,7 +34,7 @@ func newMemoryRig(
 		}
 	})
 	faulty := faultfs.New(mem)
-	r := newDeviceRig(t, geo, blocks, 16<<20, append(change, func(c *store.Config) {
+	r := newDeviceRigOf(t, dtype, geo, blocks, 16<<20, append(change, func(c *store.Config) {
 		c.FS, c.Roots[0].Path, c.Roots[0].Capacity = faulty, "/root", memfs.Usable(128<<20)
 	})...)
 	r.root, r.fs = "/root", faulty

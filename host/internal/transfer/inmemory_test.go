@@ -37,7 +37,7 @@ func newMemoryBench(t testing.TB, geo kv.Geometry, blocks uint32, holes int, cha
 	})
 	mem.Start(nil)
 	if holes > 1 {
-		fragment(t, mem, holes)
+		transfer.Fragment(t, mem, holes)
 	}
 	faulty := faultfs.New(mem)
 	b := newBench(t, geo, blocks, append([]func(*store.Config){func(c *store.Config) {
@@ -45,32 +45,6 @@ func newMemoryBench(t testing.TB, geo kv.Geometry, blocks uint32, holes int, cha
 	}}, change...)...)
 	b.fs, b.root = faulty, "/root"
 	return b, mem
-}
-
-// fragment takes all pages of a file system, and gives back runs of random lengths, one page of so many.
-func fragment(t testing.TB, mem *memfs.FS, of int) {
-	t.Helper()
-	rng := rand.New(rand.NewPCG(1, 1))
-	if err := mem.Mkdir("/taken", 0o700); err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for err := error(nil); err == nil; {
-		var f staging.File
-		name := fmt.Sprint("/taken/", len(names))
-		if f, err = mem.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600); err == nil {
-			names = append(names, name)
-			_, err = staging.MemoryOf(f, int64(1+rng.IntN(20))*4096)
-			f.Close()
-		}
-	}
-	for i, name := range names {
-		if i%of == 0 {
-			if err := mem.Remove(name); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
 }
 
 // byMemory says whether all pieces that moved took the memory route.

@@ -164,20 +164,20 @@ func TestDirectRefusesWithCleanPages(t *testing.T) {
 	}
 }
 
-// A compressed piece in memory, which another level may have sent there, is read through slots: the memory route has no codec.
-func TestMemoryRefusesCompressedPieces(t *testing.T) {
+// A compressed piece that was written to memory by parts, as another level sends it there, is decoded from where it is.
+func TestMemoryTakesPiecesThatOthersCompressed(t *testing.T) {
 	d, _ := newMemoryRig(t, kv.Uniform(4, 4, 1, 100_000), 24, compressed)
 	d.float = true
 	r := &routeRig{deviceRig: d, from: d.memory, queue: d.queue}
 	routes := r.engine.routes
-	r.engine.routes = routes[1:] // a put to memory does not compress
+	r.engine.routes = routes[1:]
 	r.store(2)
 	r.engine.routes = routes
 	if s := r.deviceRig.store.Compression()[0]; s.Encoded.Pages != 2*r.geo.PageBytes() {
 		t.Fatalf("%d page bytes are compressed, want %d", s.Encoded.Pages, 2*r.geo.PageBytes())
 	}
 	log := r.watchRoutes(func(string) { r.hold(nil, nil) })
-	want := []string{"memory refuses", "direct refuses", "staged takes"}
+	want := []string{"memory takes"}
 	for _, by := range []*Layers{nil, {}} {
 		r.poison()
 		ids := r.shuffled(1)

@@ -10,16 +10,24 @@ import (
 )
 
 // Speeds are bytes per second that one worker gets beside the others: of files to and from a root, and of pages through
-// the codec. 0 is not measured yet.
-type Speeds struct{ Write, Read, Encode, Decode uint64 }
+// the codec. 0 is not measured yet. Those of memory are of plain copies between it and pages: what the codec takes beyond
+// them is all that a compressed piece takes longer, because the bytes that the bus is spared are in it.
+type Speeds struct {
+	Write, Read, Encode, Decode uint64
+	Memory                      bool
+}
 
 // What compression must save before it is begun. It goes on for as long as it saves anything.
 const margin = 0.95
+
+// spare is what the codec may take of a plain copy's time in memory, for a third more chunks.
+const spare = 0.05
 
 // Root decides for one root how much a chunk must gain to be compressed, by what is measured as chunks are stored and loaded.
 type Root struct {
 	Speeds func() Speeds
 	Log    *slog.Logger
+	Memory bool // its files are this host's memory
 
 	state atomic.Int32 // of bf16
 }
@@ -31,8 +39,9 @@ const (
 	compressed
 )
 
-// Root is that of a root whose files are measured. If speeds is not nil it is asked instead of them and of the codec.
-func (s *Set) Root(files *staging.Meter, speeds func() Speeds, log *slog.Logger) *Root {
+// Root is that of a root whose files, or copies between its memory and pages, are measured. If speeds is not nil it is asked
+// instead of them and of the codec.
+func (s *Set) Root(files *staging.Meter, memory bool, speeds func() Speeds, log *slog.Logger) *Root {
 	if speeds == nil {
 		speeds = func() (now Speeds) {
 			now.Write, now.Read = files.Speeds()
@@ -40,13 +49,13 @@ func (s *Set) Root(files *staging.Meter, speeds func() Speeds, log *slog.Logger)
 			return now
 		}
 	}
-	return &Root{Speeds: speeds, Log: log}
+	return &Root{Speeds: speeds, Log: log, Memory: memory}
 }
 
 // Least is the ratio from which on a chunk is to be compressed now; infinite if none is. It logs what changes for chunks of
 // the usual ratio.
 func (r *Root) Least() float64 {
-	s, was := r.Speeds(), r.state.Load()
+	s, was := r.speeds(), r.state.Load()
 	least, known := s.Least(was == compressed)
 	now := int32(plain)
 	switch {
@@ -61,8 +70,14 @@ func (r *Root) Least() float64 {
 	return least
 }
 
+func (r *Root) speeds() Speeds {
+	s := r.Speeds()
+	s.Memory = r.Memory
+	return s
+}
+
 // Why says what was measured, and what follows.
-func (r *Root) Why() string { return r.Speeds().Says(r.state.Load() == compressed) }
+func (r *Root) Why() string { return r.speeds().Says(r.state.Load() == compressed) }
 
 // Says tells the speeds, and what follows.
 func (s Speeds) Says(begun bool) string {
@@ -73,6 +88,8 @@ func (s Speeds) Says(begun bool) string {
 	switch {
 	case !known:
 		return "not measured yet"
+	case s.Memory && least == Always:
+		return figures + ": the codec takes no more than a plain copy"
 	case math.IsInf(least, 1):
 		return figures + ": the codec takes longer than it saves"
 	}
@@ -95,6 +112,9 @@ func (s Speeds) times() (file, codec float64) {
 // Takes is the time of such a byte when it is compressed by a ratio, over its time as it is.
 func (s Speeds) Takes(ratio float64) float64 {
 	file, codec := s.times()
+	if s.Memory {
+		return (codec + file) / file
+	}
 	return (codec + file/ratio) / file
 }
 
@@ -102,6 +122,12 @@ func (s Speeds) Takes(ratio float64) float64 {
 // once a direction counts.
 func (s Speeds) Least(begun bool) (ratio float64, known bool) {
 	file, codec := s.times()
+	if s.Memory {
+		if file > 0 && codec <= spare*file {
+			return Always, true
+		}
+		return math.Inf(1), file > 0
+	}
 	most := file
 	if !begun {
 		most *= margin

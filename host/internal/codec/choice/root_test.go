@@ -13,7 +13,14 @@ import (
 
 // speeds are GB/s.
 func speeds(write, read, encode, decode float64) Speeds {
-	return Speeds{uint64(write * 1e9), uint64(read * 1e9), uint64(encode * 1e9), uint64(decode * 1e9)}
+	return Speeds{Write: uint64(write * 1e9), Read: uint64(read * 1e9), Encode: uint64(encode * 1e9), Decode: uint64(decode * 1e9)}
+}
+
+// inMemory are speeds of copies between pages and a root in memory.
+func inMemory(write, read, encode, decode float64) Speeds {
+	s := speeds(write, read, encode, decode)
+	s.Memory = true
+	return s
 }
 
 // What a ratio must be for compression to save time follows from the speeds.
@@ -36,6 +43,10 @@ func TestLeastRatio(t *testing.T) {
 		{"tmpfs", speeds(4, 5, 0.8, 1.1), false, math.Inf(1), true},
 		{"tmpfs where it was begun", speeds(4, 5, 0.8, 1.1), true, math.Inf(1), true},
 		{"as fast as the codec", speeds(1, 1, 1, 1), true, math.Inf(1), true},
+		{"memory, nothing compressed", inMemory(2, 2, 0, 0), false, math.Inf(1), false},
+		{"memory, a codec within the bus", inMemory(2, 2, 1e9, 1e9), false, Always, true},
+		{"memory, a codec that takes a tenth", inMemory(2, 2, 20, 20), true, math.Inf(1), true},
+		{"memory, a processor's codec", inMemory(10, 10, 1, 1), true, math.Inf(1), true},
 		{"a floppy disk", speeds(1e-5, 1e-5, 1, 1), true, Always, true},
 	} {
 		if takes := c.s.Takes(c.want); c.begun && c.known && c.want > Always && !math.IsInf(c.want, 1) && math.Abs(takes-1) > 1e-3 {
@@ -90,15 +101,15 @@ func TestSpeedsAreMeasured(t *testing.T) {
 	var files staging.Meter
 	files.Writes.Observe(piece, time.Second)
 	files.Reads.Observe(2*piece, time.Second)
-	r := s.Root(&files, nil, slog.New(slog.DiscardHandler))
+	r := s.Root(&files, false, nil, slog.New(slog.DiscardHandler))
 	a, b := s.Namespace("model=a\n"), s.Namespace("model=b\n")
 	a.Encoded(100, 50, time.Second) // too little
-	if got, want := r.Speeds(), (Speeds{piece, 2 * piece, 0, 0}); got != want {
+	if got, want := r.Speeds(), (Speeds{Write: piece, Read: 2 * piece}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	a.Encoded(piece, piece/2, time.Second/4)
 	b.Decoded(piece, piece/2, time.Second)
-	if got, want := r.Speeds(), (Speeds{piece, 2 * piece, 4 * piece, piece}); got != want {
+	if got, want := r.Speeds(), (Speeds{Write: piece, Read: 2 * piece, Encode: 4 * piece, Decode: piece}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }

@@ -45,7 +45,7 @@ func (b *bench) openInner(ctx context.Context, compression string) (_ Path, err 
 	}()
 	cfg := b.Store
 	cfg.FS, cfg.Roots = b.FS, []store.RootConfig{{Path: p.root, Capacity: capacity, MaxEntries: 1 << 16,
-		Compressed: compression != off}}
+		Compressed: compression != off, Volatile: b.InMemory}}
 	if compression == auto {
 		cfg.Compression.Rest = choice.Faster
 	}

@@ -250,7 +250,7 @@ func (b *bench) openMemory() (err error) {
 	if b.Open != nil { // it has memory of its own
 		return nil
 	}
-	if b.inMem, err = memfs.New(MemoryBytes(b.Chunks, &b.Geometry), b.Store.Log); err != nil {
+	if b.inMem, err = memfs.New(int64(len(b.Compression))*MemoryBytes(b.Chunks, &b.Geometry), b.Store.Log); err != nil {
 		return err
 	}
 	if b.GPU != nil {
