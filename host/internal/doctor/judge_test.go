@@ -141,9 +141,12 @@ func machines() map[string]struct {
 		}
 		f.Roots[0].Unmeasured = "16 MiB are free, and the measurement takes 64 MiB"
 	})
-	add("compression-nowhere", func(w *Wanted, f *Facts) {
+	add("compression-in-memory", func(w *Wanted, f *Facts) {
 		inMemory(1<<30)(w, f)
 		w.Roots, f.Roots, w.Chooses = w.Roots[1:], f.Roots[1:], true
+	})
+	add("compression-nowhere", func(w *Wanted, f *Facts) {
+		w.Roots[0].Shared, w.Chooses = true, true
 	})
 	add("memory-limits", func(w *Wanted, f *Facts) {
 		inMemory(400<<30)(w, f)
