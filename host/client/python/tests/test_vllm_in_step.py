@@ -100,6 +100,21 @@ def test_nothing_computed_behind_a_load_is_stored_before_its_result() -> None:
     assert [c.index for c in store.chunks[0][1]] == [2, 3]
 
 
+@pytest.mark.parametrize(("status", "want"), [("FINISHED_LENGTH_CAPPED", [2, 3]), ("FINISHED_ABORTED", None)])
+def test_a_request_that_ends_with_the_step_of_its_load_is_stored(status: str, want: list[int] | None) -> None:
+    """The engine ends it with the step's output, before the connector has that: the load has not failed."""
+    half = Half()
+    half.session.resident = set(KEYS[:2])
+    n, _, r = half.promise("a")
+    r.num_computed_tokens = n
+    assert not half.s.step(step({"a": 20})).stores
+    r.num_computed_tokens, r.status = 36, status
+    half.s.finished(r)
+    half.s.output()
+    stores = half.s.step(step({})).stores
+    assert ([c.index for c in stores[0].chunks[0][1]] if stores else None) == want
+
+
 def test_what_was_computed_behind_bad_blocks_is_broken_too() -> None:
     half = Half()
     _, _, r = half.promise("a")

@@ -32,6 +32,9 @@ _READ_SOON = 0.25  # seconds in which the host has usually read a store's blocks
 #: Tokens that a step computes at least behind a load inside it. A step in which each request computes one token may run as
 #: one CUDA graph, which waits for the whole load before its first layer.
 _COMPUTED_BEHIND = 2
+#: States of a request that has ended with the output of a step, which tells whether the loads inside that step failed: the
+#: engine would have computed it again. What it has computed is stored, also by the step that loaded its hit.
+_ANSWERED = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
 _SAY_AGAIN = 60.0  # seconds between two lines of the log on chunks that were not stored
 
 #: Why a chunk that was computed was not offered to the host.
@@ -376,7 +379,10 @@ class Scheduler:
         if t.loading:
             self._orders.cancels.append(t.loading)
             self._holds.abandon(request.request_id, t.loading)
-        t.end = min(t.end, request.num_computed_tokens // self._chunk)
+        if t.table and str(request.status) in _ANSWERED:
+            t.end = self._complete(request, request.num_computed_tokens)
+        else:
+            t.end = min(t.end, request.num_computed_tokens // self._chunk)
         self._order_chunks(t, request.num_computed_tokens)
         self._drop(AWAY if self._link.epoch < 0 else NO_ROOM, t.end - t.stored)
         self._orders.ended.append((request.request_id, t.number))
@@ -444,11 +450,14 @@ class Scheduler:
         return self._last_step - len(self._steps) > self._unproven
 
     def _order_stores(self, t: Tracked, scheduled: int) -> None:
-        """Orders the chunks that this step completes. Only final tokens count: no drafts, no placeholders."""
-        r = t.request
+        """Orders the chunks that this step completes."""
+        t.end = self._complete(t.request, t.request.num_computed_tokens + scheduled)
+        self._order_chunks(t, t.request.num_computed_tokens)
+
+    def _complete(self, r: Any, computed: int) -> int:
+        """How many chunks so many tokens complete. Only final tokens count: no drafts, no placeholders."""
         final = r.num_tokens if self._settings.store == "all" else r.num_prompt_tokens
-        t.end = min(r.num_computed_tokens + scheduled, final) // self._chunk
-        self._order_chunks(t, r.num_computed_tokens)
+        return int(min(computed, final) // self._chunk)
 
     def _order_chunks(self, t: Tracked, computed: int) -> None:
         """Orders the request's chunks that are complete, in their order, as far as there is room to hold their blocks.

@@ -75,6 +75,19 @@ def test_a_whole_prompt(setting: InStep) -> None:
     (setting.folder / "loaded").write_text("")  # the last chunk with the tokens that were computed anew
 
 
+def test_an_answer_of_one_token(setting: InStep) -> None:
+    """The request ends with the step that loads its hit. What that step has computed is stored."""
+    engine = setting.engine()
+    longer = prompt(80 + setting.asynchronous, 6 * CHUNK + 7)
+    engine.generate([longer[: 2 * CHUNK + 1]], 1)
+    engine.reset()
+    before = setting.loads()
+    (want, cached), = engine.generate([longer], 1)
+    assert (cached, setting.loads() - before) == (2 * CHUNK, 1)
+    engine.reset()
+    assert engine.generate([longer], 1) == [(want, 6 * CHUNK)]
+
+
 def test_several_requests_in_a_step(setting: InStep) -> None:
     engine = setting.engine()
     chosen = [i for i, p in enumerate(MIXED) if len(p) % CHUNK > 1]  # of others the last tokens are computed in loaded blocks
