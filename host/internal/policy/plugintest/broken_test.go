@@ -22,7 +22,7 @@ func compile(t *testing.T, source, manifest string, macros ...string) string {
 	}
 	out := filepath.Join(dir, "module.wasm")
 	args := []string{
-		"--target=wasm32", "-O1", "-mbulk-memory", "-nostdlib", "-ffreestanding", "-fno-builtin", "-I../../../abi/c", "-Wl,--no-entry",
+		"--target=wasm32", "-O1", "-mbulk-memory", "-nostdlib", "-ffreestanding", "-fno-builtin", "-I../../../../abi/c", "-Wl,--no-entry",
 		"-DMANIFEST=\"" + text + "\"", "-o", out, filepath.Join("testdata", source),
 	}
 	for _, m := range macros {
