@@ -14,7 +14,7 @@ var (
 	testFunc  = regexp.MustCompile(`(?m)^func (Test[A-Z][A-Za-z0-9]*)\(`)
 )
 
-// The tests that stand beside promises and claims exist, and each row of the table of what tenants can do to each other has one.
+// The tests that promises and claims name exist, and each row of the table of what tenants can do to each other has one.
 func TestClaimsHaveTests(t *testing.T) {
 	testenv.Need(t, testenv.Git)
 	list, err := exec.Command("git", "-C", "..", "ls-files", "*_test.go").Output()
@@ -27,7 +27,7 @@ func TestClaimsHaveTests(t *testing.T) {
 			have[m[1]] = true
 		}
 	}
-	for _, file := range []string{"../README.md", "../.github/SECURITY.md", "ARCHITECTURE.md", "OPERATIONS.md"} {
+	for _, file := range []string{"../README.md", "../.github/SECURITY.md", "docs/design.md", "docs/operate.md", "docs/formats.md", "../.github/CONTRIBUTING.md"} {
 		for _, m := range namedTest.FindAllStringSubmatch(readText(t, file), -1) {
 			if !have[m[1]] {
 				t.Errorf("%s names %s, which is no test", file, m[1])
@@ -42,7 +42,7 @@ func TestClaimsHaveTests(t *testing.T) {
 		case strings.HasSuffix(line, "| test |"):
 			table = true
 		case table && !strings.HasPrefix(line, "|---") && !strings.HasPrefix(line, "| operator:") && !namedTest.MatchString(line):
-			t.Errorf("no test is named beside: %s", line)
+			t.Errorf("a row names no test: %s", line)
 		}
 	}
 }

@@ -58,9 +58,9 @@ func TestExampleFile(t *testing.T) {
 	}
 }
 
-// OPERATIONS.md has the table of keys that a reload changes.
+// docs/reference.md has the table of keys that a reload changes.
 func TestReloadTable(t *testing.T) {
-	const path, begin, end = "../../OPERATIONS.md", "<!-- reload: go test ./host/internal/config -update -->\n", "<!-- end of reload -->"
+	const path, begin, end = "../../docs/reference.md", "<!-- reload: go test ./host/internal/config -update -->\n", "<!-- end of reload -->"
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -22,10 +22,10 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 	return copy((*f)[off:], p), nil
 }
 
-// TestFormatDocument compares the examples in FORMAT.md with what is written. A difference is a new format: see the
+// TestFormatDocument compares the examples in docs/formats.md with what is written. A difference is a new format: see the
 // section on how to change one.
 func TestFormatDocument(t *testing.T) {
-	text, err := os.ReadFile("../FORMAT.md")
+	text, err := os.ReadFile("../../../docs/formats.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestFormatDocument(t *testing.T) {
 		"plan":       goldenPlan(t).Encoded(),
 	} {
 		if dump := hex.Dump(image); !strings.Contains(string(text), "```\n"+dump+"```") {
-			t.Errorf("%s: FORMAT.md does not have this example:\n%s", name, dump)
+			t.Errorf("%s: docs/formats.md does not have this example:\n%s", name, dump)
 		}
 	}
 }
