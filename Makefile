@@ -34,7 +34,7 @@ SOAK    ?= 1h
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves check vulnerabilities generate tools manifests dist clean
+.PHONY: all help plugins kits build run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -139,7 +139,10 @@ curves: build ## redraw the README's miss-ratio curves from the generated trace
 	  --policy-dir bin/policies \
 	  --policy fifo.wasm --policy lru.wasm --policy arc.wasm --policy prefix.wasm --policy belady
 
-check: generate ## format, vet, staticcheck, vulnerabilities, import direction, tidy and generated files leave a clean tree
+figures: ## write host/docs/figures.md and the README's numbers from host/docs/figures.json
+	$(GO) test ./host -count=1 -run '^TestFigures$$' -update-figures
+
+check: generate figures ## format, vet, staticcheck, vulnerabilities, import direction, tidy, figures and generated files leave a clean tree
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'gofmt these files'; exit 1; }
 	$(GO) vet ./...
 	GOOS=wasip1 GOARCH=wasm $(GO) vet ./abi/guest/... ./plugins/...
