@@ -34,7 +34,7 @@ SOAK    ?= 1h
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist clean
+.PHONY: all help plugins kits build run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -189,6 +189,9 @@ kits: ## install what tests need and root is not needed for: Rust's wasm target,
 	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi
 	@if $(HAS) python; then $(MAKE) --no-print-directory .venv/installed || true; fi
 	@$(MAKE) --no-print-directory .build/bin/nfpm .build/bin/check-kubernetes || true
+
+hooks: ## switch the hooks of .github/hooks on in this clone
+	git config core.hooksPath .github/hooks
 
 tools: ## install the tools that check and generate need; names what it cannot install
 	@mkdir -p $(TOOLS)
