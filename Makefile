@@ -15,7 +15,7 @@ SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/artifact p
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/internal/store/metamorphic ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
-SLOW := ^(TestHostilePolicies|TestClosedModulesLeaveNothing|TestLongCodeGivesControl|TestStacksAreBounded|TestBulkInSlices|TestForetoldVictims.*|TestWords|TestNeedsFollowCapacityAndPolicy|TestHistoriesOnFUSE|TestFindsFaults|TestRepeats)$$
+SLOW := ^(TestHostilePolicies|TestClosedModulesLeaveNothing|TestLongCodeGivesControl|TestStacksAreBounded|TestBulkInSlices|TestForetoldVictims.*|TestNeedsFollowCapacityAndPolicy|TestHistoriesOnFUSE|TestFindsFaults|TestRepeats)$$
 SLOW_IN := ./host ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset ./host/internal/store ./host/internal/store/metamorphic
 # How long a program under the race detector sleeps when it ends, for others to report: each package's tests, and each process that
 # they start. By default it is a second.
@@ -142,12 +142,12 @@ curves: build ## redraw the README's miss-ratio curves from the generated trace
 figures: ## write host/docs/figures.md and the README's numbers from host/docs/figures.json
 	$(GO) test ./host -count=1 -run '^TestFigures$$' -update-figures
 
-check: generate figures ## format, vet, staticcheck, vulnerabilities, import direction, tidy, figures and generated files leave a clean tree
+check: generate figures ## format, vet, staticcheck, vulnerabilities, import direction, prose, tidy, figures and generated files leave a clean tree
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'gofmt these files'; exit 1; }
 	$(GO) vet ./...
 	GOOS=wasip1 GOARCH=wasm $(GO) vet ./abi/guest/... ./plugins/...
 	$(STATICCHECK) ./...
-	$(GO) test -run 'TestImportDirection|TestTopLevel' ./host
+	$(GO) test -run 'TestImportDirection|TestTopLevel|TestProse' ./host
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) build ./...
 	$(GO) mod tidy -diff
 	$(GO) mod verify
