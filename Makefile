@@ -114,9 +114,9 @@ define TORTURE_PARTS
 histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/internal/store/metamorphic -run TestHistories -time $(TORTURE)
 power-losses $(GO) test -timeout 0 ./host/internal/store/metamorphic -run TestHistories -kind power-losses -time $(TORTURE)
 fuse-histories $(GO) test -timeout 0 ./host/internal/store/metamorphic -run TestHistoriesOnFUSE -time $(TORTURE)
-fuse $(GO) test -timeout 0 ./cmd/kvhost -run TestRootOnFUSE -fuse.time $(TORTURE)
+fuse $(GO) test -timeout 0 ./host/command -run TestRootOnFUSE -fuse.time $(TORTURE)
 model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
-kills $(GO) test -timeout 0 -run TestKillRounds ./cmd/kvhost -kill.rounds $(KILLS)
+kills $(GO) test -timeout 0 -run TestKillRounds ./host/command -kill.rounds $(KILLS)
 hostile $(GO) test -timeout 0 ./host/internal/policy/plugintest/hostile -hostile.all
 clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/internal/server -run TestHostileClients -hostile.time $(TORTURE)
 endef
@@ -129,7 +129,7 @@ fuzz: ## every fuzz target for FUZZ (1m); what fails is kept in testdata/fuzz
 	.ci/fuzz $(FUZZ)
 
 soak: ## two hosts for SOAK (1h), one of them attacked by clients and policies: times, memory and bytes beside the other's
-	$(GO) test -timeout 0 -v -run TestSoak ./cmd/kvhost -soak.time $(SOAK) -soak.phase 30s
+	$(GO) test -timeout 0 -v -run TestSoak ./host/command -soak.time $(SOAK) -soak.phase 30s
 
 bench: ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...

@@ -2,7 +2,9 @@ package host_test
 
 import (
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -44,5 +46,37 @@ func TestClaimsHaveTests(t *testing.T) {
 		case table && !strings.HasPrefix(line, "|---") && !strings.HasPrefix(line, "| operator:") && !namedTest.MatchString(line):
 			t.Errorf("a row names no test: %s", line)
 		}
+	}
+}
+
+var (
+	testCommand   = regexp.MustCompile("(?:\\bgo|\\$\\(GO\\)) test [^`\n]*")
+	namedPackage  = regexp.MustCompile(` (\./\S*)`)
+	namedInOption = regexp.MustCompile(` -run '?\^?(Test[A-Za-z0-9]+)`)
+)
+
+// A command of the Makefile or a document that runs one test names a package that has it: go test takes none for success.
+func TestCommandsNameTheirTests(t *testing.T) {
+	commands := 0
+	for _, path := range append(documents(t), "../Makefile") {
+		for _, command := range testCommand.FindAllString(readText(t, path), -1) {
+			in, test := namedPackage.FindStringSubmatch(command), namedInOption.FindStringSubmatch(command)
+			if in == nil || test == nil {
+				continue
+			}
+			commands++
+			files, err := filepath.Glob("../" + in[1] + "/*_test.go")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.ContainsFunc(files, func(file string) bool {
+				return strings.Contains(readText(t, file), "\nfunc "+test[1])
+			}) {
+				t.Errorf("%s: no test %s is in %s: %s", path, test[1], in[1], command)
+			}
+		}
+	}
+	if commands < 8 {
+		t.Errorf("only %d commands were found", commands)
 	}
 }
