@@ -15,7 +15,7 @@ SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/artifact p
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/internal/store/metamorphic ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
-SLOW := ^(TestHostilePolicies|TestClosedModulesLeaveNothing|TestLongCodeGivesControl|TestStacksAreBounded|TestBulkInSlices|TestForetoldVictims.*|TestWords|TestNeedsFollowCapacityAndPolicy|TestHistoriesOnFUSE|TestFindsFaults|TestRepeats)$$
+SLOW := ^(TestHostilePolicies|TestClosedModulesLeaveNothing|TestLongCodeGivesControl|TestStacksAreBounded|TestBulkInSlices|TestForetoldVictims.*|TestNeedsFollowCapacityAndPolicy|TestHistoriesOnFUSE|TestFindsFaults|TestRepeats)$$
 SLOW_IN := ./host ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset ./host/internal/store ./host/internal/store/metamorphic
 # How long a program under the race detector sleeps when it ends, for others to report: each package's tests, and each process that
 # they start. By default it is a second.
@@ -34,7 +34,7 @@ SOAK    ?= 1h
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves check vulnerabilities generate tools manifests dist clean
+.PHONY: all help plugins kits build run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -114,9 +114,9 @@ define TORTURE_PARTS
 histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/internal/store/metamorphic -run TestHistories -time $(TORTURE)
 power-losses $(GO) test -timeout 0 ./host/internal/store/metamorphic -run TestHistories -kind power-losses -time $(TORTURE)
 fuse-histories $(GO) test -timeout 0 ./host/internal/store/metamorphic -run TestHistoriesOnFUSE -time $(TORTURE)
-fuse $(GO) test -timeout 0 ./cmd/kvhost -run TestRootOnFUSE -fuse.time $(TORTURE)
+fuse $(GO) test -timeout 0 ./host/command -run TestRootOnFUSE -fuse.time $(TORTURE)
 model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
-kills $(GO) test -timeout 0 -run TestKillRounds ./cmd/kvhost -kill.rounds $(KILLS)
+kills $(GO) test -timeout 0 -run TestKillRounds ./host/command -kill.rounds $(KILLS)
 hostile $(GO) test -timeout 0 ./host/internal/policy/plugintest/hostile -hostile.all
 clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/internal/server -run TestHostileClients -hostile.time $(TORTURE)
 endef
@@ -129,7 +129,7 @@ fuzz: ## every fuzz target for FUZZ (1m); what fails is kept in testdata/fuzz
 	.ci/fuzz $(FUZZ)
 
 soak: ## two hosts for SOAK (1h), one of them attacked by clients and policies: times, memory and bytes beside the other's
-	$(GO) test -timeout 0 -v -run TestSoak ./cmd/kvhost -soak.time $(SOAK) -soak.phase 30s
+	$(GO) test -timeout 0 -v -run TestSoak ./host/command -soak.time $(SOAK) -soak.phase 30s
 
 bench: ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
@@ -139,12 +139,15 @@ curves: build ## redraw the README's miss-ratio curves from the generated trace
 	  --policy-dir bin/policies \
 	  --policy fifo.wasm --policy lru.wasm --policy arc.wasm --policy prefix.wasm --policy belady
 
-check: generate ## format, vet, staticcheck, vulnerabilities, import direction, tidy and generated files leave a clean tree
+figures: ## write host/docs/figures.md and the README's numbers from host/docs/figures.json
+	$(GO) test ./host -count=1 -run '^TestFigures$$' -update-figures
+
+check: generate figures ## format, vet, staticcheck, vulnerabilities, import direction, prose, tidy, figures and generated files leave a clean tree
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'gofmt these files'; exit 1; }
 	$(GO) vet ./...
 	GOOS=wasip1 GOARCH=wasm $(GO) vet ./abi/guest/... ./plugins/...
 	$(STATICCHECK) ./...
-	$(GO) test -run 'TestImportDirection|TestTopLevel' ./host
+	$(GO) test -run 'TestImportDirection|TestTopLevel|TestProse' ./host
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) build ./...
 	$(GO) mod tidy -diff
 	$(GO) mod verify
@@ -186,6 +189,9 @@ kits: ## install what tests need and root is not needed for: Rust's wasm target,
 	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi
 	@if $(HAS) python; then $(MAKE) --no-print-directory .venv/installed || true; fi
 	@$(MAKE) --no-print-directory .build/bin/nfpm .build/bin/check-kubernetes || true
+
+hooks: ## switch the hooks of .github/hooks on in this clone
+	git config core.hooksPath .github/hooks
 
 tools: ## install the tools that check and generate need; names what it cannot install
 	@mkdir -p $(TOOLS)

@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/gds/kernels"
 )
 
-// Coder is device memory of a copy thread beside its [Window]. There the GPU encodes extents between the window and
+// Coder is device memory that a copy thread has with its [Window]. There the GPU encodes extents between the window and
 // what is stored of them, so that only stored bytes cross the bus:
 //
 //	store:  pages --gather--> window --checksums, encode--> stored bytes --checksums--> host
@@ -195,7 +195,7 @@ func (c *Coder) Decode(b *Batch, from uint64, n int) error {
 	return err
 }
 
-// Check says why a batch after [Coder.Decode] scattered nothing: the first extent whose stored bytes, or page bytes,
+// Check says why a batch after [Coder.Decode] scattered nothing: the first extent of which the stored bytes, or page bytes,
 // have another checksum ([ErrSum]), or that no encoder wrote ([ErrCodec]). It is nil if the batch scattered. Call it
 // after the batch has ended.
 func (c *Coder) Check(n int) error {

@@ -18,7 +18,7 @@
 //
 // Staged bytes pass through a [Window] of device memory between a slot and the pages. There the GPU computes the
 // checksums from the bytes that have crossed the bus, and a window with a wrong checksum reaches no page.
-// Beside it stands a [Coder], where compressed extents are encoded and decoded, so that only stored bytes cross the bus.
+// With it goes a [Coder], where compressed extents are encoded and decoded, so that only stored bytes cross the bus.
 //
 // [DirectRoute] moves whole files by cuFile, between storage and slots of device memory that are registered with it.
 // Its calls run on separate threads ([GPU.DoFile]), and files stay registered in a bounded cache, [Handles]. Package

@@ -128,7 +128,7 @@ func (p *filePool) add(t *Thread) {
 	p.idle <- t
 }
 
-// abandon counts a thread whose call was abandoned, and starts a replacement.
+// abandon counts a thread with an abandoned call, and starts a replacement.
 func (p *filePool) abandon() {
 	p.mu.Lock()
 	p.abandoned++

@@ -49,7 +49,7 @@ type Device struct {
 type Config struct {
 	Threads int // for copies; one more serves imports
 	Files   int // more threads, for cuFile calls, which take as long as the storage does
-	// Blocks is the number of thread blocks of all copy kernels together: what the engine's compute gives up. A
+	// Blocks is the number of thread blocks of all copy kernels together: what the engine's compute goes without. A
 	// kernel on a window takes half.
 	Blocks int
 	Window int   // bytes of device memory per thread for copies; 0: none. See [Window]

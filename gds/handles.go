@@ -137,7 +137,7 @@ func (c *Handles) end(t *Thread, h *Handle) {
 	c.close(h)
 }
 
-// close closes a handle that is deregistered, or whose GPU is lost.
+// close closes a handle that is deregistered, or of a lost GPU.
 func (c *Handles) close(h *Handle) {
 	unix.Close(h.fd)
 	c.mu.Lock()

@@ -26,7 +26,7 @@ func (g *GPU) ImportIPC(handle []byte) (*Import, error) {
 		return nil, fmt.Errorf("%w: a CUDA IPC handle has %d bytes, not %d", ErrImport, ipcHandleBytes, len(handle))
 	}
 	m := &Import{gpu: g, users: 1, handle: [ipcHandleBytes]byte(handle)}
-	err := g.Control(func(t *Thread) error { // one at a time: no other call opens the same handle meanwhile
+	err := g.Control(func(t *Thread) error { // one at a time: no other call opens the same handle at that time
 		g.mu.Lock()
 		have := g.imports[m.handle]
 		if have != nil {

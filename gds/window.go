@@ -11,7 +11,7 @@ import (
 // Window is device memory of a copy thread, which staged bytes pass through between the host's slot and the pages.
 // The GPU computes the checksums there, from the bytes that have crossed the bus, so that only reads and writes are
 // left to the CPU. Also, the copy engines move a slot as one piece, which is faster than a kernel that reaches over
-// the bus. A thread uses its window within one task only, so nobody waits for a window.
+// the bus. A thread uses its window within one task only, so no task waits for a window.
 type Window struct {
 	Extents  []Extent // to be summed: places in the window
 	Sums     []uint64 // of each extent
@@ -41,7 +41,7 @@ func (m *threadMemory) succeeded() {
 // windowExtents is the most extents that a window sums at a time. 4 MiB have 64, unless pages are tiny.
 const windowExtents = 2048
 
-// windowTables is the page-locked memory beside a window.
+// windowTables is the page-locked memory of a window.
 const windowTables = windowExtents * int(unsafe.Sizeof(Extent{})+2*8)
 
 // divide lays out page-locked memory of windowTables bytes.

@@ -6,8 +6,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func readText(t *testing.T, path string) string {
@@ -28,7 +31,7 @@ var (
 // exportedMetrics are the names of all metrics in the source, without the prefix.
 func exportedMetrics(t *testing.T) map[string]bool {
 	t.Helper()
-	files, err := filepath.Glob("metrics/*.go")
+	files, err := filepath.Glob("internal/metrics/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,24 +47,29 @@ func exportedMetrics(t *testing.T) map[string]bool {
 	}
 	exported["build_info"] = true // with its own constructor
 	if len(exported) < 80 {
-		t.Fatalf("only %d metrics were found in metrics/*.go", len(exported))
+		t.Fatalf("only %d metrics were found in internal/metrics/*.go", len(exported))
 	}
 	return exported
 }
 
-// OPERATIONS.md lists every metric, and no other.
-func TestOperationsListMetrics(t *testing.T) {
+// The reference lists every metric, and no other.
+func TestReferenceListsMetrics(t *testing.T) {
 	exported := exportedMetrics(t)
 	listed := map[string]bool{}
-	for _, m := range metricInText.FindAllStringSubmatch(readText(t, "OPERATIONS.md"), -1) {
+	for _, m := range metricInText.FindAllStringSubmatch(readText(t, "docs/reference.md"), -1) {
 		listed[m[1]] = true
 		if !exported[m[1]] {
-			t.Errorf("OPERATIONS.md names kvhost_%s, which no host exports", m[1])
+			t.Errorf("docs/reference.md names kvhost_%s, which no host exports", m[1])
 		}
 	}
 	for name := range exported {
 		if !listed[name] {
-			t.Errorf("OPERATIONS.md does not name kvhost_%s", name)
+			t.Errorf("docs/reference.md does not name kvhost_%s", name)
+		}
+	}
+	for _, m := range metricInQuery.FindAllStringSubmatch(readText(t, "docs/operate.md"), -1) {
+		if !exported[m[2]] && !exported[histogramPart.ReplaceAllString(m[2], "_seconds")] {
+			t.Errorf("docs/operate.md names kvhost_%s, which no host exports", m[2])
 		}
 	}
 }
@@ -142,36 +150,61 @@ func TestReadmePolicy(t *testing.T) {
 }
 
 var (
-	codeInText  = regexp.MustCompile("`([^`]+)`")
-	packageRows = regexp.MustCompile(`(?s)## Packages\n(.*?)\n## `)
+	codeInText   = regexp.MustCompile("`([^`\n]+)`")
+	pathInText   = regexp.MustCompile(`^[a-zA-Z0-9_./]+\.(go|md|proto|json)$`)
+	memberInText = regexp.MustCompile(`^([A-Z][A-Za-z]+|[a-z]+[A-Z][A-Za-z]*|marks|fence)\.([A-Za-z]+)$`)
+	packageRows  = regexp.MustCompile(`(?s)## Packages\n(.*?)\n## `)
 )
 
-// Every path in ARCHITECTURE.md exists.
-func TestArchitecturePaths(t *testing.T) {
-	n := 0
-	for _, m := range codeInText.FindAllStringSubmatch(readText(t, "ARCHITECTURE.md"), -1) {
-		path := m[1]
-		if !regexp.MustCompile(`^[a-zA-Z0-9_./]+\.(go|md|proto)$`).MatchString(path) {
-			continue
-		}
-		n++
-		if _, err := os.Stat(path); err == nil {
-			continue
-		}
-		if _, err := os.Stat(filepath.Join("..", path)); err != nil {
-			t.Errorf("ARCHITECTURE.md names %s, which does not exist", path)
+// inTree says where a path of design.md is.
+func inTree(path string) (string, bool) {
+	for _, dir := range []string{"internal/", "../"} {
+		if _, err := os.Stat(dir + path); err == nil {
+			return dir + path, true
 		}
 	}
-	if n < 50 {
-		t.Errorf("only %d paths were found", n)
+	return "", false
+}
+
+// Every path and every member of a type in design.md exists.
+func TestDesignNames(t *testing.T) {
+	var code strings.Builder
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
+			code.WriteString(readText(t, path))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths, members := 0, 0
+	for _, m := range codeInText.FindAllStringSubmatch(readText(t, "docs/design.md"), -1) {
+		if pathInText.MatchString(m[1]) {
+			paths++
+			if _, found := inTree(m[1]); !found {
+				t.Errorf("design.md names %s, which does not exist", m[1])
+			}
+		}
+		if of := memberInText.FindStringSubmatch(m[1]); of != nil {
+			members++
+			method := regexp.MustCompile(`func \(\w* ?\*?` + of[1] + `\) ` + of[2] + `\(`)
+			fields := regexp.MustCompile(`(?s)\btype `+of[1]+` struct \{.*?\n\}`).FindAllString(code.String(), -1)
+			if !method.MatchString(code.String()) && !regexp.MustCompile(`\b`+of[2]+`\b`).MatchString(strings.Join(fields, "")) {
+				t.Errorf("design.md names %s: want a method or field of that type, got neither", m[1])
+			}
+		}
+	}
+	if paths < 15 || members < 20 {
+		t.Errorf("only %d paths and %d members were found in design.md", paths, members)
 	}
 }
 
 // Every package is in the table of packages, and every package there exists.
-func TestArchitecturePackages(t *testing.T) {
-	table := packageRows.FindStringSubmatch(readText(t, "ARCHITECTURE.md"))
+func TestDesignPackages(t *testing.T) {
+	table := packageRows.FindStringSubmatch(readText(t, "docs/design.md"))
 	if table == nil {
-		t.Fatal("there is no table of packages")
+		t.Fatal("design.md has no table of packages")
 	}
 	var listed []string
 	for line := range strings.Lines(table[1]) {
@@ -181,56 +214,118 @@ func TestArchitecturePackages(t *testing.T) {
 		}
 		for _, m := range codeInText.FindAllStringSubmatch(cells[1], -1) {
 			listed = append(listed, m[1])
+			if _, found := inTree(strings.TrimSuffix(m[1], "/...")); !found {
+				t.Errorf("design.md lists %s, which is no package", m[1])
+			}
 		}
 	}
 	out, err := exec.Command("go", "list", module+"/...").Output()
 	if err != nil {
 		t.Fatalf("go list: %v", err)
 	}
-	used := map[string]bool{}
 	for path := range strings.FieldsSeq(string(out)) {
 		rel := strings.TrimPrefix(path, module+"/")
-		found := false
-		for _, l := range listed {
+		if !slices.ContainsFunc(listed, func(l string) bool {
 			prefix, tree := strings.CutSuffix(l, "/...")
-			for _, full := range []string{prefix, "host/" + prefix} {
-				if rel == full || tree && strings.HasPrefix(rel, full+"/") || strings.HasPrefix(rel, "examples/") {
-					found, used[l] = true, true
-				}
-			}
-		}
-		if !found {
-			t.Errorf("ARCHITECTURE.md does not list the package %s", rel)
-		}
-	}
-	for _, l := range listed {
-		if _, err := os.Stat(l); err != nil && !used[l] {
-			t.Errorf("ARCHITECTURE.md lists %s, which is no package", l)
+			return slices.ContainsFunc([]string{prefix, "host/internal/" + prefix}, func(full string) bool {
+				return rel == full || tree && strings.HasPrefix(rel, full+"/")
+			})
+		}) {
+			t.Errorf("design.md does not list the package %s", rel)
 		}
 	}
 }
 
-var linkInText = regexp.MustCompile(`\]\(([^)#\s]+)(#[^)]*)?\)`)
+// documents are all Markdown files, by their paths from here.
+func documents(t *testing.T) (paths []string) {
+	t.Helper()
+	testenv.Need(t, testenv.Git)
+	list, err := exec.Command("git", "-C", "..", "ls-files", "--cached", "--others", "--exclude-standard", "*.md").Output()
+	if err != nil {
+		t.Fatalf("git ls-files: %v", err)
+	}
+	for name := range strings.Lines(string(list)) {
+		if path := "../" + strings.TrimSpace(name); exists(path) {
+			paths = append(paths, path)
+		}
+	}
+	if len(paths) < 15 {
+		t.Fatalf("git knows only %d documents", len(paths))
+	}
+	return paths
+}
 
-// Links between the documents lead to files.
+func exists(path string) bool { _, err := os.Stat(path); return err == nil }
+
+var (
+	linkInText = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)]*))?\)`)
+	heading    = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	nameInText = regexp.MustCompile(`<a name="([^"]+)">`)
+	notInSlugs = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
+// anchors are the places in a document that a link can name.
+func anchors(text string) map[string]bool {
+	places := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(text, -1) {
+		title := regexp.MustCompile(`\]\([^)]*\)`).ReplaceAllString(m[1], "")
+		places[strings.ReplaceAll(notInSlugs.ReplaceAllString(strings.ToLower(title), ""), " ", "-")] = true
+	}
+	for _, m := range nameInText.FindAllStringSubmatch(text, -1) {
+		places[m[1]] = true
+	}
+	return places
+}
+
+// Links between the documents lead to files and headings.
 func TestLinks(t *testing.T) {
-	texts := []string{"../README.md", "ARCHITECTURE.md", "OPERATIONS.md", "RATIONALE.md", "internal/store/FORMAT.md",
-		"../.github/CONTRIBUTING.md", "../.github/CHANGELOG.md"}
-	for _, text := range texts {
-		for _, m := range linkInText.FindAllStringSubmatch(readText(t, text), -1) {
-			if strings.Contains(m[1], "://") {
+	for _, path := range documents(t) {
+		for _, m := range linkInText.FindAllStringSubmatch(readText(t, path), -1) {
+			if strings.Contains(m[0], "://") || m[1] == "" && m[2] == "" {
 				continue
 			}
-			if _, err := os.Stat(filepath.Join(filepath.Dir(text), m[1])); err != nil {
-				t.Errorf("%s: %v", text, err)
+			target := path
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(path), m[1])
+			}
+			if !exists(target) {
+				t.Errorf("%s links to %s, which does not exist", path, m[1])
+			} else if m[2] != "" && !anchors(readText(t, target))[m[2]] {
+				t.Errorf("%s links to %s#%s, and there is no such heading", path, m[1], m[2])
 			}
 		}
+	}
+}
+
+var commitInText = regexp.MustCompile(`\b[0-9a-f]{7}\b`)
+
+// Every commit that a document cites exists.
+func TestCommits(t *testing.T) {
+	docs := documents(t)
+	if out, err := exec.Command("git", "-C", "..", "rev-parse", "--is-shallow-repository").Output(); err != nil ||
+		strings.TrimSpace(string(out)) != "false" {
+		t.Skip("not a whole clone: git does not have the commits that the documents cite")
+	}
+	cited := 0
+	for _, path := range append(docs, "docs/figures.json") {
+		for _, hash := range commitInText.FindAllString(readText(t, path), -1) {
+			if !strings.ContainsAny(hash, "abcdef") || !strings.ContainsAny(hash, "0123456789") {
+				continue
+			}
+			cited++
+			if err := exec.Command("git", "-C", "..", "cat-file", "-e", hash+"^{commit}").Run(); err != nil {
+				t.Errorf("%s cites the commit %s, which does not exist", path, hash)
+			}
+		}
+	}
+	if cited < 10 {
+		t.Errorf("only %d commits were found", cited)
 	}
 }
 
 // The messages in the troubleshooting table are in the code.
 func TestTroubleshootingMessages(t *testing.T) {
-	_, table, found := strings.Cut(readText(t, "OPERATIONS.md"), "## Troubleshooting")
+	_, table, found := strings.Cut(readText(t, "docs/operate.md"), "## Troubleshooting")
 	if !found {
 		t.Fatal("there is no troubleshooting table")
 	}
@@ -256,7 +351,7 @@ func TestTroubleshootingMessages(t *testing.T) {
 			}
 			n++
 			if !strings.Contains(code.String(), m[1]) {
-				t.Errorf("OPERATIONS.md names the message %q, which the code does not have", m[1])
+				t.Errorf("docs/operate.md names the message %q, which the code does not have", m[1])
 			}
 		}
 	}

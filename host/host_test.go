@@ -16,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
 	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/web"
@@ -118,7 +119,7 @@ func TestStoreRestartLoad(t *testing.T) {
 			t.Errorf("%s says %q", probe, got)
 		}
 	}
-	st, err := s.Status(ctx)
+	st, err := proto.Status(ctx, h.Socket())
 	if err != nil || st.Counters["stored_files"] != 1 || len(st.Policies) != 4 || st.Roots[0].Entries != 1 {
 		t.Errorf("status %v: %v", st, err)
 	}

@@ -44,7 +44,7 @@ func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []strin
 		return nil, err
 	}
 	h.live.Store(next)
-	if err := h.server.Reload(rules, users, next.Capacity()); err != nil { // the file system took the socket away: nobody can connect anyhow
+	if err := h.server.Reload(rules, users, next.Capacity()); err != nil { // the file system took the socket away: no client can connect anyhow
 		h.log.Error("sockets keep their mode", "error", err)
 	}
 	return changed, nil

@@ -106,7 +106,7 @@ func (f *IO) Open(name string, flag int, perm os.FileMode) (*File, error) {
 	return d, nil
 }
 
-// openRegular waits for nobody: neither for the other end of a pipe nor for a device.
+// openRegular never waits, neither for the other end of a pipe nor for a device.
 func openRegular(name string, flag int, perm os.FileMode) (*os.File, error) {
 	file, err := os.OpenFile(name, flag&^os.O_TRUNC|unix.O_NONBLOCK|unix.O_NOCTTY, perm)
 	if err != nil {

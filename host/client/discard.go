@@ -13,12 +13,12 @@ type DiscardResult uint8
 
 // The results, with the numbers of the protocol.
 const (
-	Removed     = DiscardResult(proto.DiscardResult_DISCARD_RESULT_REMOVED)
-	Absent      = DiscardResult(proto.DiscardResult_DISCARD_RESULT_ABSENT)
-	InUse       = DiscardResult(proto.DiscardResult_DISCARD_RESULT_IN_USE)       // leased, or being loaded or stored
-	OtherTenant = DiscardResult(proto.DiscardResult_DISCARD_RESULT_OTHER_TENANT) // another tenant stored it
+	Removed     DiscardResult = 1
+	Absent      DiscardResult = 2
+	InUse       DiscardResult = 3 // leased, or being loaded or stored
+	OtherTenant DiscardResult = 4 // another tenant stored it
 	// Unavailable keys are, or may be, in a root that cannot be written to or is still being scanned.
-	Unavailable = DiscardResult(proto.DiscardResult_DISCARD_RESULT_UNAVAILABLE)
+	Unavailable DiscardResult = 5
 )
 
 func (r DiscardResult) String() string {
@@ -37,7 +37,7 @@ func (r DiscardResult) String() string {
 	return "result " + strconv.Itoa(int(r))
 }
 
-// Discard removes entries that nobody needs any more, with the pieces of every rank, and returns one result for each
+// Discard removes entries that are needed no more, with the pieces of every rank, and returns one result for each
 // key. Entries in use and those that another tenant stored stay.
 func (s *Session) Discard(ctx context.Context, group uint32, keys []kv.Key) ([]DiscardResult, error) {
 	m := &proto.Discard{Group: group, Keys: proto.PackKeys(keys, s.hello.Namespace.KeyBytes)}

@@ -12,7 +12,7 @@
 //	result, err := job.Wait(ctx)
 //
 // A request that has to wait can be looked up with [LookupRequest.Prefetch]: on a host with levels its hits come to the
-// nearest one meanwhile, and [Lookup.Levels] says where they were.
+// nearest one, and [Lookup.Levels] says where they were.
 //
 // A load can be layer-wise ([LoadOptions]). Jobs can be ordered with the client's compute by timeline semaphores in
 // shared memory ([Timeline]), which are advanced even when a job fails or the host dies.

@@ -40,6 +40,8 @@ var (
 	ErrDenied = errors.New("client: host denies it to this user")
 	// ErrClosing says that the host is shutting down.
 	ErrClosing = errors.New("client: host is closing")
+	// ErrInternal says that the host failed in a way that is its own fault.
+	ErrInternal = errors.New("client: host failed")
 )
 
 var byCode = map[proto.Code]error{
@@ -53,12 +55,13 @@ var byCode = map[proto.Code]error{
 	proto.Code_CODE_IO:           ErrIO,
 	proto.Code_CODE_CANCELLED:    ErrCancelled,
 	proto.Code_CODE_CLOSING:      ErrClosing,
+	proto.Code_CODE_INTERNAL:     ErrInternal,
 	proto.Code_CODE_DENIED:       ErrDenied,
 }
 
 // HostError is the host's refusal of one message, or the failure of one chunk.
 type HostError struct {
-	Code    proto.Code
+	Kind    error  // one of the refusals above; nil for a code that this client does not know
 	Field   string // of the message, if one was wrong
 	Message string
 }
@@ -70,9 +73,13 @@ func (e *HostError) Error() string {
 	return "client: host: " + e.Field + ": " + e.Message
 }
 
-// Is matches the sentinel of the error's code.
-func (e *HostError) Is(target error) bool { return byCode[e.Code] == target && target != nil }
+// Unwrap returns Kind.
+func (e *HostError) Unwrap() error { return e.Kind }
 
 func refusal(e *proto.Error) error {
-	return &HostError{Code: e.GetCode(), Field: e.GetField(), Message: e.GetMessage()}
+	return &HostError{Kind: byCode[e.GetCode()], Field: e.GetField(), Message: e.GetMessage()}
+}
+
+func failure(code proto.Code, message string) error {
+	return &HostError{Kind: byCode[code], Message: message}
 }

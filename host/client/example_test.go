@@ -165,7 +165,7 @@ func ExampleTimeline() {
 		log.Fatal(err)
 	}
 	order := &client.Timeline{Semaphores: semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2}
-	_, err = s.StoreInOrder(ctx, 0, 0, []client.StoreChunk{{Key: kv.Key{1}, Blocks: []uint32{0, 1}}}, order)
+	_, err = s.Store(ctx, 0, 0, []client.StoreChunk{{Key: kv.Key{1}, Blocks: []uint32{0, 1}}}, client.WithTimeline(order))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -8,8 +8,11 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
+// NotWanted stands for a block that a load leaves out.
+const NotWanted uint32 = 1<<32 - 1
+
 // LoadChunk is a chunk to load: the index of its key in the lookup, and a block id for each block of the chunk, or
-// abi.None for one that is not wanted.
+// NotWanted.
 type LoadChunk struct {
 	Index  int
 	Blocks []uint32
@@ -91,7 +94,7 @@ func (j *LoadJob) answer(m *proto.HostMessage) bool {
 	case *proto.HostMessage_LoadDone:
 		j.result = LoadResult{Bytes: int64(b.LoadDone.GetBytes()), Cancelled: b.LoadDone.GetCancelled()}
 		for _, f := range b.LoadDone.GetFailures() {
-			err := &HostError{Code: f.GetCode(), Message: f.GetMessage()}
+			err := failure(f.GetCode(), f.GetMessage())
 			for _, block := range f.GetBlocks() {
 				j.result.Failed = append(j.result.Failed, BlockError{Block: block, Chunk: int(f.GetChunk()), Err: err})
 			}

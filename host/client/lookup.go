@@ -15,8 +15,8 @@ type LookupRequest struct {
 	Keys    []kv.Key
 	First   uint32 // keys before it are not needed
 	Readers uint64 // bit i: the engine's i-th local rank will load under the lease; 0: this session's rank
-	// Prefetch says that the load will come later: hits of farther levels are copied to the nearest one meanwhile, as long
-	// as the lease lasts. It has no effect on a host with one level (Host.Levels).
+	// Prefetch says that the load will come later: hits of farther levels are copied to the nearest one, as long as
+	// the lease lasts. It has no effect on a host with one level (Host.Levels).
 	Prefetch bool
 }
 

@@ -13,21 +13,20 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	protobuf "google.golang.org/protobuf/proto"
 
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Hello identifies a session. Role is for logs. DeviceUUID is empty for host memory.
+// Hello identifies a session.
 type Hello struct {
-	Socket     string
-	Engine     string
-	Role       string
-	Rank       uint32
-	LocalRanks uint32 // 0 means 1
+	Socket     string // its path
+	Engine     string // names all sessions of one engine, one for each of its ranks
+	Role       string // for logs
+	Rank       uint32 // of all ranks of the namespace
+	LocalRanks uint32 // ranks on this machine; 0 means 1
 	Namespace  kv.Namespace
-	Tenant     uint32
-	DeviceUUID string
+	Tenant     uint32 // the tenant that is charged for what the session stores
+	DeviceUUID string // the GPU with the engine's pages; empty for host memory
 	// UnsealedMemory allows arenas of [OpenArena] that are not sealed against shrinking, at the client's own risk.
 	UnsealedMemory bool
 }
@@ -36,9 +35,18 @@ type Hello struct {
 type Host struct {
 	Version  string
 	LeaseTTL time.Duration
-	Limits   *proto.Limits
+	Limits   Limits
 	Session  uint64 // the session's number in the host's log
 	Levels   int    // levels of roots
+}
+
+// Limits are what the host takes of one session; 0: it does not say.
+type Limits struct {
+	KeysPerLookup, ChunksPerJob int
+	MessageBytes                int
+	Jobs, Leases                int // at a time
+	Requests                    int // between their first message and EndRequest
+	ArenaBytes                  int64
 }
 
 // Session is a session with a host. It is safe for concurrent use.
@@ -151,7 +159,12 @@ func (s *Session) greet(ctx context.Context) error {
 	s.nonce, s.descriptors = r.GetNonce(), h.Socket+proto.DescriptorSuffix
 	s.host = Host{
 		Version: r.GetVersion(), Levels: int(r.GetLevels()), LeaseTTL: time.Duration(r.GetLeaseMillis()) * time.Millisecond,
-		Limits: r.GetLimits(), Session: r.GetSession(),
+		Session: r.GetSession(),
+	}
+	l := r.GetLimits()
+	s.host.Limits = Limits{
+		KeysPerLookup: int(l.GetKeysPerLookup()), ChunksPerJob: int(l.GetChunksPerJob()), MessageBytes: int(l.GetMessageBytes()),
+		Jobs: int(l.GetJobs()), Leases: int(l.GetLeases()), Requests: int(l.GetRequests()), ArenaBytes: int64(l.GetArenaBytes()),
 	}
 	return nil
 }
@@ -263,7 +276,7 @@ func (s *Session) start(m *proto.ClientMessage, c call) (uint64, error) {
 
 // maxMessage is the largest message that the host reads. It is unknown before HELLO is answered.
 func (s *Session) maxMessage() int {
-	if n := int(s.host.Limits.GetMessageBytes()); n > 0 {
+	if n := s.host.Limits.MessageBytes; n > 0 {
 		return min(n, maxMessage)
 	}
 	return maxMessage
@@ -319,23 +332,4 @@ func (s *Session) Ping(ctx context.Context) error {
 func (s *Session) Flush(ctx context.Context) error {
 	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Flush{Flush: &proto.Flush{}}})
 	return err
-}
-
-// EndRequest ends a request and releases its leases. The hints tell policies what the request did; the zero value tells
-// nothing.
-func (s *Session) EndRequest(ctx context.Context, request uint32, hints Hints) error {
-	m := &proto.EndRequest{
-		Request: request, Reason: proto.EndReason(hints.Reason), TokensIn: hints.TokensIn, TokensOut: hints.TokensOut,
-		Priority: hints.Priority, ReturnMillis: hints.ReturnMS,
-	}
-	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: m}})
-	return err
-}
-
-// Hints are what an engine tells about a request when it ends.
-type Hints = abi.Hints
-
-// Status returns the host's status.
-func (s *Session) Status(ctx context.Context) (*proto.StatusReply, error) {
-	return s.stub.Status(ctx, &proto.StatusRequest{})
 }

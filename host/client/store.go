@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/kv"
@@ -19,18 +20,30 @@ type StoreChunk struct {
 // Result is what happened to one chunk of a store.
 type Result uint8
 
-// Results.
+// The results, with the numbers of the protocol.
 const (
-	Failed   Result = iota // see Err
-	Stored                 // published
-	Resident               // stored already, or being written by another session
-	Refused                // by the admission policy
-	Shed                   // no space
+	Stored   Result = 1 // published
+	Resident Result = 2 // stored already, or being written by another session
+	Refused  Result = 3 // by the admission policy
+	Shed     Result = 4 // no space
+	Failed   Result = 5 // see Err
 )
 
-var resultNames = [...]string{"failed", "stored", "resident", "refused", "shed"}
-
-func (r Result) String() string { return resultNames[r] }
+func (r Result) String() string {
+	switch r {
+	case Stored:
+		return "stored"
+	case Resident:
+		return "resident"
+	case Refused:
+		return "refused"
+	case Shed:
+		return "shed"
+	case Failed:
+		return "failed"
+	}
+	return "result " + strconv.Itoa(int(r))
+}
 
 // ChunkResult is one chunk's result.
 type ChunkResult struct {
@@ -58,14 +71,22 @@ type StoreJob struct {
 	err       error
 }
 
-// Store starts to store chunks. All are reserved, in order, before any of them is read.
-func (s *Session) Store(ctx context.Context, request, group uint32, chunks []StoreChunk) (*StoreJob, error) {
-	return s.StoreInOrder(ctx, request, group, chunks, nil)
-}
+// StoreOption is an option of a store.
+type StoreOption func(*storeOptions)
 
-// StoreInOrder is Store, ordered by semaphores.
-func (s *Session) StoreInOrder(ctx context.Context, request, group uint32, chunks []StoreChunk,
-	order *Timeline) (*StoreJob, error) {
+type storeOptions struct{ order *Timeline }
+
+// WithTimeline orders a store by semaphores.
+func WithTimeline(t *Timeline) StoreOption { return func(o *storeOptions) { o.order = t } }
+
+// Store starts to store chunks. All are reserved, in order, before any of them is read.
+func (s *Session) Store(ctx context.Context, request, group uint32, chunks []StoreChunk,
+	options ...StoreOption) (*StoreJob, error) {
+	var o storeOptions
+	for _, set := range options {
+		set(&o)
+	}
+	order := o.order
 	if err := errors.Join(ctx.Err(), order.check()); err != nil {
 		return nil, err
 	}
@@ -128,20 +149,11 @@ func storeResult(m *proto.StorePublished) StoreResult {
 	r := StoreResult{Chunks: make([]ChunkResult, len(m.GetResults())), Bytes: int64(m.GetBytes()),
 		Cancelled: m.GetCancelled()}
 	for i, c := range m.GetResults() {
-		switch c {
-		case proto.ChunkResult_CHUNK_RESULT_STORED:
-			r.Chunks[i].Result = Stored
-		case proto.ChunkResult_CHUNK_RESULT_RESIDENT:
-			r.Chunks[i].Result = Resident
-		case proto.ChunkResult_CHUNK_RESULT_REFUSED:
-			r.Chunks[i].Result = Refused
-		case proto.ChunkResult_CHUNK_RESULT_SHED:
-			r.Chunks[i].Result = Shed
-		}
+		r.Chunks[i].Result = Result(c)
 	}
 	for _, f := range m.GetFailures() {
 		if int(f.GetChunk()) < len(r.Chunks) {
-			r.Chunks[f.GetChunk()].Err = &HostError{Code: f.GetCode(), Message: f.GetMessage()}
+			r.Chunks[f.GetChunk()].Err = failure(f.GetCode(), f.GetMessage())
 		}
 	}
 	return r

@@ -83,7 +83,7 @@ func TestServiceUnit(t *testing.T) {
 func TestExitCodes(t *testing.T) {
 	codes := []int{exitRootBusy, exitAddress, exitPolicy, exitTrace, exitMismatch, exitProblems, exitCheck, exitGPU,
 		exitFailure, exitUsage}
-	manual, err := os.ReadFile("../OPERATIONS.md")
+	manual, err := os.ReadFile("../docs/reference.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestExitCodes(t *testing.T) {
 		}
 		if strings.Count(exitHelp, fmt.Sprintf("\n%3d  ", code)) != 1 ||
 			strings.Count(string(manual), fmt.Sprintf("\n| %d | ", code)) != 1 {
-			t.Errorf("code %d is not documented once in the help and once in OPERATIONS.md", code)
+			t.Errorf("code %d is not documented once in the help and once in docs/reference.md", code)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -94,8 +95,8 @@ func TestHostKilledUnderWaiters(t *testing.T) {
 	if err := p.store(ctx, 0); err != nil {
 		t.Fatal(err)
 	}
-	held, err := p.StoreInOrder(ctx, 0, 0, []client.StoreChunk{{Key: killKey(1), Blocks: killIDs(1)}},
-		&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2})
+	held, err := p.Store(ctx, 0, 0, []client.StoreChunk{{Key: killKey(1), Blocks: killIDs(1)}},
+		client.WithTimeline(&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,8 +175,8 @@ func TestClientKilledMidTransfer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(99), Blocks: killIDs(3)}},
-			&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: -1})
+		_, err = p.Store(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(99), Blocks: killIDs(3)}},
+			client.WithTimeline(&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: -1}))
 		for n := 100; err == nil; n++ {
 			if err = p.store(t.Context(), n%20+100); err == nil && n == 103 {
 				os.Stdout.WriteString("under way\n")
@@ -217,7 +218,7 @@ func TestClientKilledMidTransfer(t *testing.T) {
 		live.loads(t, 0)
 	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		st, err := live.Status(t.Context())
+		st, err := proto.Status(t.Context(), socket)
 		if err != nil {
 			t.Fatal(err)
 		}

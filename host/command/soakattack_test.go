@@ -358,9 +358,9 @@ func (a *attacker) waitForWords(ctx context.Context) error {
 	defer arena.Close()
 	words, err := s.ShareSemaphores(ctx, memory, 0, 1024)
 	for n := 0; err == nil && n < 300; n++ {
-		_, err = s.StoreInOrder(ctx, uint32(n), 0, a.chunks(60), &client.Timeline{
+		_, err = s.Store(ctx, uint32(n), 0, a.chunks(60), client.WithTimeline(&client.Timeline{
 			Semaphores: words, Wait: 0, WaitValue: 1, Done: 1 + 2*n, DoneValue: 1, Status: 2 + 2*n,
-		})
+		}))
 	}
 	<-ctx.Done()
 	return err

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sort"
-
-	"github.com/kvhost/kvhost/abi"
 )
 
 // ExtentBytes is the most bytes that one checksum covers. Extents restart at every segment, so that a segment can be
@@ -29,11 +27,29 @@ type Span struct {
 	Len     uint32
 }
 
+// Segment is a run of a payload: the byte range [PageOff, PageOff+PageLen) of the pages of Blocks consecutive blocks of one
+// plane, one after the other, preceded by Gap zero bytes.
+type Segment struct {
+	Plane   uint32 // index into Geometry.Planes
+	Block   uint32 // first block within the chunk
+	Blocks  uint32
+	PageOff uint32
+	PageLen uint32
+	Gap     uint32
+}
+
+const segmentSize = 24 // in an encoded plan
+
+// AnySegment is a [Segment] or a record with its fields, as the policy ABI has one.
+type AnySegment interface {
+	~struct{ Plane, Block, Blocks, PageOff, PageLen, Gap uint32 }
+}
+
 // Plan orders a chunk's page bytes in a payload. It is immutable; its digest names it on disk, so that a file written
 // under one layout policy stays readable under the next.
 type Plan struct {
 	geometry Geometry
-	segments []abi.Segment
+	segments []Segment
 	offsets  []int64 // of each segment's first byte, after its gap
 	extents  []Extent
 	firstExt []int32 // of each segment
@@ -50,16 +66,20 @@ const MaxSegments = 1 << 16
 const MinGaps = 64 << 10
 
 // NewPlan checks that the segments cover each byte of each page exactly once and works out the offsets.
-func NewPlan(g Geometry, segments []abi.Segment) (*Plan, error) {
+func NewPlan[S AnySegment](g Geometry, records []S) (*Plan, error) {
 	if err := g.Validate(); err != nil {
 		return nil, err
 	}
-	if len(segments) == 0 || len(segments) > MaxSegments {
-		return nil, fmt.Errorf("%w: %d segments, want 1 to %d", ErrPlan, len(segments), MaxSegments)
+	if len(records) == 0 || len(records) > MaxSegments {
+		return nil, fmt.Errorf("%w: %d segments, want 1 to %d", ErrPlan, len(records), MaxSegments)
+	}
+	segments := make([]Segment, len(records))
+	for i, r := range records {
+		segments[i] = Segment(r)
 	}
 	p := &Plan{
 		geometry: Geometry{Blocks: g.Blocks, Planes: slices.Clone(g.Planes)},
-		segments: slices.Clone(segments),
+		segments: segments,
 		offsets:  make([]int64, len(segments)),
 		firstExt: make([]int32, len(segments)+1),
 	}
@@ -88,9 +108,9 @@ func NewPlan(g Geometry, segments []abi.Segment) (*Plan, error) {
 	return p, nil
 }
 
-func segmentBytes(s abi.Segment) int64 { return int64(s.Blocks) * int64(s.PageLen) }
+func segmentBytes(s Segment) int64 { return int64(s.Blocks) * int64(s.PageLen) }
 
-func (g *Geometry) holds(s abi.Segment) error {
+func (g *Geometry) holds(s Segment) error {
 	switch {
 	case uint64(s.Plane) >= uint64(len(g.Planes)):
 		return fmt.Errorf("names plane %d of %d", s.Plane, len(g.Planes))
@@ -106,8 +126,8 @@ func (g *Geometry) holds(s abi.Segment) error {
 
 // partitioned checks that segments (each already within bounds) cover every page byte exactly once: rectangles in the
 // (block, byte) grid of their plane that do not overlap and whose areas sum to the plane's.
-func (g *Geometry) partitioned(segments []abi.Segment) error {
-	byPlane := make([][]abi.Segment, len(g.Planes))
+func (g *Geometry) partitioned(segments []Segment) error {
+	byPlane := make([][]Segment, len(g.Planes))
 	for _, s := range segments {
 		byPlane[s.Plane] = append(byPlane[s.Plane], s)
 	}
@@ -127,13 +147,13 @@ func (g *Geometry) partitioned(segments []abi.Segment) error {
 }
 
 // disjoint walks the blocks and checks, for each, that the byte ranges covering it do not overlap.
-func disjoint(list []abi.Segment, blocks uint32) error {
+func disjoint(list []Segment, blocks uint32) error {
 	starts := slices.Clone(list)
 	sort.Slice(starts, func(i, j int) bool { return starts[i].Block < starts[j].Block })
-	var live []abi.Segment
+	var live []Segment
 	for b := uint32(0); b < blocks; b++ {
 		n := len(live)
-		live = slices.DeleteFunc(live, func(s abi.Segment) bool { return b >= s.Block+s.Blocks })
+		live = slices.DeleteFunc(live, func(s Segment) bool { return b >= s.Block+s.Blocks })
 		changed := len(live) != n
 		for len(starts) > 0 && starts[0].Block == b {
 			live = append(live, starts[0])
@@ -163,7 +183,7 @@ func (p *Plan) Digest() Digest { return p.digest }
 func (p *Plan) PayloadBytes() int64 { return p.payload }
 
 // Segments are the plan's segments in payload order. The slice is the plan's.
-func (p *Plan) Segments() []abi.Segment { return p.segments }
+func (p *Plan) Segments() []Segment { return p.segments }
 
 // SegmentOffset is where segment i's first byte stands in the payload.
 func (p *Plan) SegmentOffset(i int) int64 { return p.offsets[i] }
@@ -222,7 +242,7 @@ func (c *Cursor) Extent() int { return c.ext }
 const planMagic = "kvplan01"
 
 func (p *Plan) encode() []byte {
-	b := make([]byte, 0, 16+12*len(p.geometry.Planes)+abi.SegmentSize*len(p.segments))
+	b := make([]byte, 0, 16+12*len(p.geometry.Planes)+segmentSize*len(p.segments))
 	b = append(b, planMagic...)
 	le := binary.LittleEndian
 	b = le.AppendUint32(b, p.geometry.Blocks)
@@ -255,9 +275,9 @@ func DecodePlan(b []byte) (*Plan, error) {
 	for range planes {
 		g.Planes = append(g.Planes, Plane{Layer: d.u32(), Part: d.u32(), PageBytes: d.u32()})
 	}
-	var segments []abi.Segment
+	var segments []Segment
 	for range d.count(MaxSegments) {
-		segments = append(segments, abi.Segment{
+		segments = append(segments, Segment{
 			Plane: d.u32(), Block: d.u32(), Blocks: d.u32(), PageOff: d.u32(), PageLen: d.u32(), Gap: d.u32(),
 		})
 	}

@@ -5,15 +5,13 @@ import (
 	"errors"
 	"math/rand/v2"
 	"testing"
-
-	"github.com/kvhost/kvhost/abi"
 )
 
 // tiles cuts every plane's (block, byte) grid into random rectangles and shuffles them: any such list is a plan.
-func tiles(r *rand.Rand, g Geometry) []abi.Segment {
-	var out []abi.Segment
-	var cut func(s abi.Segment, depth int)
-	cut = func(s abi.Segment, depth int) {
+func tiles(r *rand.Rand, g Geometry) []Segment {
+	var out []Segment
+	var cut func(s Segment, depth int)
+	cut = func(s Segment, depth int) {
 		switch {
 		case depth > 0 && s.Blocks > 1 && r.IntN(2) == 0:
 			n := 1 + r.Uint32N(s.Blocks-1)
@@ -35,7 +33,7 @@ func tiles(r *rand.Rand, g Geometry) []abi.Segment {
 		}
 	}
 	for i, p := range g.Planes {
-		cut(abi.Segment{Plane: uint32(i), Blocks: g.Blocks, PageLen: p.PageBytes}, 4)
+		cut(Segment{Plane: uint32(i), Blocks: g.Blocks, PageLen: p.PageBytes}, 4)
 	}
 	r.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
 	gaps := max(g.PageBytes(), MinGaps)
@@ -112,8 +110,8 @@ func TestSpansCoverEveryPageByteOnce(t *testing.T) {
 
 func TestPlanRefusals(t *testing.T) {
 	g := Uniform(4, 1, 1, 100)
-	whole := abi.Segment{Blocks: 4, PageLen: 100}
-	for name, segments := range map[string][]abi.Segment{
+	whole := Segment{Blocks: 4, PageLen: 100}
+	for name, segments := range map[string][]Segment{
 		"nothing":             nil,
 		"a byte missing":      {{Blocks: 4, PageLen: 99}},
 		"a block missing":     {{Blocks: 3, PageLen: 100}},
@@ -211,9 +209,9 @@ func FuzzDecodePlan(f *testing.F) {
 
 func BenchmarkSpans(b *testing.B) {
 	g := Uniform(16, 32, 1, 65536)
-	var segments []abi.Segment
+	var segments []Segment
 	for i := range g.Planes {
-		segments = append(segments, abi.Segment{Plane: uint32(i), Blocks: 16, PageLen: 65536})
+		segments = append(segments, Segment{Plane: uint32(i), Blocks: 16, PageLen: 65536})
 	}
 	p, err := NewPlan(g, segments)
 	if err != nil {
@@ -242,11 +240,11 @@ func TestGapsAreBounded(t *testing.T) {
 		{1, 1 << 12, 64 << 10, true}, {1, 1 << 12, 64<<10 + 1, false}, {1 << 10, 1 << 12, 4 << 20, true}, {1 << 10, 1 << 12, 4<<20 + 1, false},
 	} {
 		left := c.gaps
-		var segments []abi.Segment
+		var segments []Segment
 		for block := range c.blocks {
 			gap := min(left, 4095)
 			left -= gap
-			segments = append(segments, abi.Segment{Block: block, Blocks: 1, PageLen: c.pageBytes, Gap: uint32(gap)})
+			segments = append(segments, Segment{Block: block, Blocks: 1, PageLen: c.pageBytes, Gap: uint32(gap)})
 		}
 		p, err := NewPlan(Uniform(c.blocks, 1, 1, c.pageBytes), segments)
 		if left != 0 || (err == nil) != c.ok || err != nil && !errors.Is(err, ErrPlan) {

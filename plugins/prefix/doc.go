@@ -27,6 +27,6 @@
 //
 // Related work: the Gittins index as an eviction rule and hit density over age (Beckmann, Chen, Cidon: LHD, NSDI 2018);
 // proportional hazards (Cox 1972) with frailty (Vaupel 1979); per-category reuse probability of KV blocks (KVCache Cache
-// in the Wild, ATC 2025); learned continuation probability (LPC, NeurIPS 2025); ghosts (ARC, FAST 2003). EXPERIMENTS.md,
-// one directory up, says what was tried and what each part gives.
+// in the Wild, ATC 2025); learned continuation probability (LPC, NeurIPS 2025); ghosts (ARC, FAST 2003).
+// host/docs/lab/2026-11-prefix.md says what was tried and what each part gives.
 package prefix

@@ -154,9 +154,9 @@ func (r *release) packages(ctx context.Context, arch, base, binary string) error
 	return nil
 }
 
-// inTarball are the files beside the binary.
+// inTarball are the files that go with the binary.
 var inTarball = []string{
-	"LICENSE", "README.md", "host/OPERATIONS.md", "examples/kvhost.toml", "examples/deploy/kvhost.toml",
+	"LICENSE", "README.md", "host/docs/operate.md", "host/docs/reference.md", "examples/kvhost.toml", "examples/deploy/kvhost.toml",
 	"examples/deploy/systemd/kvhost.service", "examples/deploy/systemd/kvhost@.service", "examples/monitoring/alerts.yml",
 	"examples/monitoring/dashboard.json",
 }

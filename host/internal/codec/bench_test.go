@@ -21,7 +21,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// pages are what the figures in BENCHMARKS.md are of.
+// pages are what the figures in host/docs/figures.md are of.
 type pages struct {
 	name    string
 	extents [][]byte

@@ -3,7 +3,7 @@
 // Values of KV pages in 16-bit floats are near normal: their signs and exponents repeat, their mantissas do not. So
 // an extent is divided into byte planes, all first bytes of its elements and then all second bytes, and each plane
 // is coded on its own, by Huffman codes with the plane's own table. Matches, as zstd looks for them, do not occur.
-// BENCHMARKS.md has both side by side.
+// host/docs/lab has both side by side.
 //
 // An extent that is stored by [Huffman] or [Planes] is, little-endian:
 //

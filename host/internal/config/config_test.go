@@ -58,9 +58,9 @@ func TestExampleFile(t *testing.T) {
 	}
 }
 
-// OPERATIONS.md has the table of keys that a reload changes.
+// docs/reference.md has the table of keys that a reload changes.
 func TestReloadTable(t *testing.T) {
-	const path, begin, end = "../../OPERATIONS.md", "<!-- reload: go test ./host/internal/config -update -->\n", "<!-- end of reload -->"
+	const path, begin, end = "../../docs/reference.md", "<!-- reload: go test ./host/internal/config -update -->\n", "<!-- end of reload -->"
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -417,17 +417,17 @@ func TestFileIsRegular(t *testing.T) {
 // reloadTable says, in Markdown, which keys SIGHUP changes in a running host.
 func reloadTable() string {
 	var b strings.Builder
-	b.WriteString("| keys | SIGHUP applies | needs a restart |\n|---|---|---|\n")
+	b.WriteString("| keys | SIGHUP applies |\n|---|---|\n")
 	row := func(name string, list []Field) {
-		var cells [2][]string
+		var applied []string
 		for _, f := range list {
-			at := 1
 			if f.Reload {
-				at = 0
+				applied = append(applied, "`"+f.Name+"`")
 			}
-			cells[at] = append(cells[at], "`"+f.Name+"`")
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s |\n", name, strings.Join(cells[0], ", "), strings.Join(cells[1], ", "))
+		if len(applied) > 0 {
+			fmt.Fprintf(&b, "| %s | %s |\n", name, strings.Join(applied, ", "))
+		}
 	}
 	for _, section := range append([]string{""}, sections()...) {
 		var list []Field
@@ -435,9 +435,6 @@ func reloadTable() string {
 			if k.Section == section {
 				list = append(list, Field{k.Name, k.Reload})
 			}
-		}
-		if section == "session" {
-			list = append(list, Field{"pins", false})
 		}
 		name := "`[" + section + "]`"
 		if section == "" {

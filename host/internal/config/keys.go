@@ -208,7 +208,7 @@ var keys = []*Key{
 		field: func(c *Config) any { return &c.Move.Shutdown }},
 
 	// On an H200 with 16 cores, 24 workers loaded 4 to 20 % more than 16, with compression 15 to 20 %, and stored as much. 32
-	// load no more (gds/BENCHMARKS.md).
+	// load no more (host/docs/lab).
 	{Section: "engine", Name: "threads_per_gpu", Kind: Count, Default: "24", Unit: "threads", Min: 1, Max: 1024,
 		Help: "Workers per GPU, or for all host memory together, that copy and do file I/O. About three for two CPUs, " +
 			"since each waits for its GPU or its disk part of the time.",

@@ -49,13 +49,13 @@ func dial(ctx context.Context, o *Options, name string) (*engine, error) {
 		}
 		e.ranks = append(e.ranks, &rank{session: s})
 		limits := s.Host().Limits
-		for _, n := range []uint32{limits.GetKeysPerLookup(), limits.GetChunksPerJob()} {
+		for _, n := range []int{limits.KeysPerLookup, limits.ChunksPerJob} {
 			if n > 0 {
-				e.window = min(e.window, int(n))
+				e.window = min(e.window, n)
 			}
 		}
-		if n := limits.GetArenaBytes(); n > 0 {
-			e.window = max(1, min(e.window, int(n/uint64(g.PageBytes()))-2))
+		if n := limits.ArenaBytes; n > 0 {
+			e.window = max(1, min(e.window, int(n/g.PageBytes())-2))
 		}
 	}
 	for r, x := range e.ranks {
@@ -125,7 +125,7 @@ func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (R
 	}
 	if len(e.keys) > 0 {
 		if err := e.each(ctx, func(ctx context.Context, x *rank) error {
-			return x.session.EndRequest(ctx, number, req.Hints())
+			return x.session.EndRequest(ctx, number, hintsOf(req))
 		}); err != nil {
 			return Request{}, err
 		}
@@ -137,6 +137,15 @@ func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (R
 		Accesses: len(e.keys), Hits: int(t.hits - before.hits),
 		Loaded: t.bytesLoaded - before.bytesLoaded, Stored: t.bytesStored - before.bytesStored,
 	}, nil
+}
+
+// hintsOf are what a trace tells about a request, as a client says it.
+func hintsOf(req *trace.Request) client.Hints {
+	h := req.Hints()
+	return client.Hints{
+		Reason: client.EndReason(h.Reason), TokensIn: h.TokensIn, TokensOut: h.TokensOut, Priority: h.Priority,
+		Return: time.Duration(h.ReturnMS) * time.Millisecond,
+	}
 }
 
 // announce looks a request up that has to wait, so that its hits come nearer. Its lease ends with the request.

@@ -46,7 +46,7 @@ func run(ctx context.Context, o *Options, requests int) (*Report, error) {
 	}
 	before := &proto.StatusReply{} // a host of our own has done nothing but for us: the layouts of our namespaces count
 	if o.Start == nil {
-		if before, err = engines[0].ranks[0].session.Status(ctx); err != nil {
+		if before, err = proto.Status(ctx, o.Socket); err != nil {
 			return nil, errors.Join(fmt.Errorf("replay: status: %w", err), closeAll(engines))
 		}
 	}
@@ -60,7 +60,7 @@ func run(ctx context.Context, o *Options, requests int) (*Report, error) {
 		total.merge(&e.tally)
 	}
 	report := newReport(o, &total, elapsed)
-	if after, err := engines[0].ranks[0].session.Status(context.WithoutCancel(ctx)); err == nil {
+	if after, err := proto.Status(context.WithoutCancel(ctx), o.Socket); err == nil {
 		report.addPolicies(before, after)
 		report.addLevels(before, after)
 	} else if failure == nil {

@@ -64,7 +64,7 @@ func (t *tally) loaded(outcomes []loaded, hits, first int, again []int) []int {
 // stored counts a store: a chunk by the worst result of its ranks.
 func (t *tally) stored(results []client.StoreResult) {
 	for i := range results[0].Chunks {
-		seen := [5]bool{}
+		var seen [client.Failed + 1]bool
 		for _, r := range results {
 			c := r.Chunks[i]
 			seen[c.Result] = true

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -96,7 +97,7 @@ func TestSessionIsSafeForConcurrentUse(t *testing.T) {
 		})
 	}
 	work.Wait()
-	if st, err := p.Status(t.Context()); err != nil || st.Sessions != 1 || st.Leases != 0 || st.Jobs != 0 {
+	if st, err := proto.Status(t.Context(), r.socket); err != nil || st.Sessions != 1 || st.Leases != 0 || st.Jobs != 0 {
 		t.Errorf("%v, %v", st, err)
 	}
 }

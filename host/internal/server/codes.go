@@ -54,7 +54,7 @@ func codeOf(err error) proto.Code {
 	return proto.Code_CODE_INTERNAL
 }
 
-// resultOf returns the result of a chunk whose reservation or job ended with err.
+// resultOf returns the result of a chunk after its reservation or job ended with err.
 func resultOf(err error) proto.ChunkResult {
 	switch {
 	case err == nil:

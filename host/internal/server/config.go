@@ -18,7 +18,7 @@ import (
 type Config struct {
 	Store  *store.Store
 	Engine *transfer.Engine
-	// GPUs are the GPUs whose memory sessions may register. The engine knows them too. They outlive the server.
+	// GPUs are those of which sessions may register memory. The engine knows them too. They outlive the server.
 	GPUs   []*gds.GPU
 	Log    *slog.Logger
 	Limits Limits

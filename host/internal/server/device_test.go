@@ -10,7 +10,6 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -250,20 +249,20 @@ func TestDeviceRegionsAreRefusedByName(t *testing.T) {
 		name, uuid string
 		handles    [][]byte
 		regions    []client.PlaneRegion
-		code       proto.Code
+		kind       error
 		field      string
 	}{
-		{"no GPU named", "", handles, deviceRegions(0), proto.Code_CODE_UNKNOWN, "regions[0].cuda_ipc"},
-		{"another GPU", other, handles, deviceRegions(0), proto.Code_CODE_UNKNOWN, "regions[0].cuda_ipc"},
-		{"garbage", gdstest.UUID, garbage, deviceRegions(0), proto.Code_CODE_INVALID, "regions[0].cuda_ipc"},
+		{"no GPU named", "", handles, deviceRegions(0), client.ErrUnknown, "regions[0].cuda_ipc"},
+		{"another GPU", other, handles, deviceRegions(0), client.ErrUnknown, "regions[0].cuda_ipc"},
+		{"garbage", gdstest.UUID, garbage, deviceRegions(0), client.ErrInvalid, "regions[0].cuda_ipc"},
 		{"short handle", gdstest.UUID, [][]byte{handles[0], handles[0][:8], nil, nil}, deviceRegions(0),
-			proto.Code_CODE_INVALID, "regions[1].cuda_ipc"},
-		{"past the end", gdstest.UUID, handles, past, proto.Code_CODE_INVALID, "regions[3].blocks"},
+			client.ErrInvalid, "regions[1].cuda_ipc"},
+		{"past the end", gdstest.UUID, handles, past, client.ErrInvalid, "regions[3].blocks"},
 	} {
 		s := r.dialGPU(c.uuid)
 		_, err := s.RegisterIPC(t.Context(), 0, c.handles, c.regions)
 		var refused *client.HostError
-		if !errors.As(err, &refused) || refused.Code != c.code || refused.Field != c.field {
+		if !errors.As(err, &refused) || refused.Kind != c.kind || refused.Field != c.field {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		if c.name == "another GPU" && !strings.Contains(err.Error(), gdstest.UUID) {

@@ -103,7 +103,7 @@ func (x *session) handle(m *proto.ClientMessage) {
 	}
 }
 
-// drop gives up a message of a session that has ended. The session's end cancels jobs.
+// drop discards a message of a session that has ended. The session's end cancels jobs.
 func (x *session) drop(m *proto.ClientMessage) {
 	switch m.Body.(type) {
 	case *proto.ClientMessage_Store, *proto.ClientMessage_Load:
@@ -134,7 +134,7 @@ func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 	case *proto.ClientMessage_EndRequest:
 		x.engine.endLeases(x, b.EndRequest.GetRequest(), false)
 		end := x.engine.endRequest(x, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))
-		// Policies hear of the end after the request's stores, unless very much is queued.
+		// Policies learn the end after the request's stores, unless very much is queued.
 		if n := x.reserving.Len(); n > 0 && n < x.cfg.Limits.Jobs {
 			x.reserving.Add(m.Id, end)
 		} else {
@@ -218,7 +218,7 @@ func (x *session) unregister(id uint64, m *proto.Unregister) error {
 		x.memory.unregister(r)
 		x.done(id)
 	}
-	jobs := x.jobs.list(func(j *job) bool { return j.reg == r }) // none starts meanwhile: this holds the turn
+	jobs := x.jobs.list(func(j *job) bool { return j.reg == r }) // none starts now: this holds the turn
 	if len(jobs) == 0 {
 		forget()
 		return nil

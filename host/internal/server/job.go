@@ -48,7 +48,7 @@ func (x *session) newJob(m *proto.ClientMessage) (*job, error) {
 // claim reports whether the caller is the first. Then run or neverRun must follow.
 func (j *job) claim() bool { return j.claimed.CompareAndSwap(false, true) }
 
-// run records the handle of a job whose copies were submitted.
+// run records the handle of a job after its copies were submitted.
 func (j *job) run(h *transfer.Handle) {
 	j.handle = h
 	close(j.started)
@@ -83,7 +83,7 @@ func (j *job) advance(layers uint32) {
 	}
 }
 
-// cancel asks for the end and does not wait. A job that nobody has claimed completes here, whatever the store is doing.
+// cancel asks for the end and does not wait. A job without a claim completes here, whatever the store is doing.
 func (j *job) cancel() {
 	j.cancelled.Store(true)
 	if j.claim() {
@@ -163,7 +163,7 @@ func (j *job) abandon() {
 }
 
 // refuse takes a job off the table before any of it started; j is nil for other messages. It reports whether to
-// answer with the refusal: not if the job was cancelled meanwhile, which completed it.
+// answer with the refusal: not if a cancel has completed the job.
 func (j *job) refuse() bool {
 	if j == nil {
 		return true

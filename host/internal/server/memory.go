@@ -109,7 +109,7 @@ func (c *clientMemory) close() {
 	}
 }
 
-// unmap gives up a registration's mappings.
+// unmap releases a registration's mappings.
 func (c *clientMemory) unmap(r *registration) {
 	for _, m := range r.maps {
 		c.unmapFile(m)

@@ -21,7 +21,7 @@ type reservation struct {
 	run func()
 }
 
-// newReserveQueue makes a queue whose goroutine is started by start.
+// newReserveQueue makes a queue; start starts its goroutine.
 func newReserveQueue(start func(func())) *reserveQueue {
 	return &reserveQueue{start: start, byID: map[uint64]*list.Element{}}
 }

@@ -50,9 +50,9 @@ func TestSemaphoresPutJobsInOrder(t *testing.T) {
 	p := r.dial(nil)
 	w := p.share()
 	ctx := t.Context()
-	job, err := p.StoreInOrder(ctx, 0, 0, []client.StoreChunk{chunkOf(0, 0)}, &client.Timeline{
+	job, err := p.Store(ctx, 0, 0, []client.StoreChunk{chunkOf(0, 0)}, client.WithTimeline(&client.Timeline{
 		Semaphores: w, Wait: 0, WaitValue: 7, Done: 1, DoneValue: 10, Status: 2,
-	})
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,8 +184,8 @@ func TestSemaphoresOfJobsThatFail(t *testing.T) {
 	}
 	other := r.dial(nil)
 	k := key(50)
-	_, err := other.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{{Key: k, Blocks: blocks(0)}},
-		&client.Timeline{DoneValue: 1})
+	_, err := other.Store(t.Context(), 0, 0, []client.StoreChunk{{Key: k, Blocks: blocks(0)}},
+		client.WithTimeline(&client.Timeline{DoneValue: 1}))
 	if !errors.Is(err, client.ErrInvalid) {
 		t.Errorf("no semaphores: %v", err)
 	}
@@ -206,8 +206,8 @@ func TestSemaphoresWhenTheHostDies(t *testing.T) {
 	r.faults.Set(faultfs.MustRules("read *: hang")...)
 	load := p.loadInOrder(p.look(2), 2, &client.Timeline{Semaphores: w, Done: 1, DoneValue: 100, Status: 2,
 		Layers: layers})
-	held, err := p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)},
-		&client.Timeline{Semaphores: w, WaitValue: 9, Done: 8, DoneValue: 5, Status: 9})
+	held, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)},
+		client.WithTimeline(&client.Timeline{Semaphores: w, WaitValue: 9, Done: 8, DoneValue: 5, Status: 9}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,8 +277,8 @@ func TestSemaphoresOnAGPUOfARefusedJob(t *testing.T) {
 	})
 	wrong := chunkOf(0, 0)
 	wrong.Blocks = []uint32{0, 1 << 20} // there is no such block
-	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{wrong},
-		&client.Timeline{Semaphores: w, Done: 1, DoneValue: 2, Status: 3})
+	job, err := s.Store(t.Context(), 0, 0, []client.StoreChunk{wrong},
+		client.WithTimeline(&client.Timeline{Semaphores: w, Done: 1, DoneValue: 2, Status: 3}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,8 +301,8 @@ func TestSemaphoresOnAGPU(t *testing.T) {
 		})
 	}
 	d.fill(3, blocks(0))
-	job, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(0, 0)},
-		&client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 2, Status: -1})
+	job, err := s.Store(t.Context(), 0, 0, []client.StoreChunk{chunkOf(0, 0)},
+		client.WithTimeline(&client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 2, Status: -1}))
 	if err != nil {
 		t.Fatal(err)
 	}

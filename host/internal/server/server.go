@@ -106,7 +106,7 @@ func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[pr
 	return (&eventStream{Store: s.store, Epoch: s.epoch, Send: st.Send}).Run(ctx, q)
 }
 
-// Serve listens on a Unix socket at path, and on the descriptor socket beside it, until the context is done or Close is
+// Serve listens on a Unix socket at path, and on its descriptor socket, until the context is done or Close is
 // called. Then it ends every session, waits for their jobs, and removes the sockets.
 func (s *Server) Serve(ctx context.Context, path string) error {
 	s.mu.Lock()

@@ -57,14 +57,14 @@ type session struct {
 	profile atomic.Pointer[activity.Profile] // nil before HELLO
 
 	keys []kv.Key // scratch of LOOKUP, used with the turn held
-	// reserving has the STOREs that are checked. A reservation outlives its job, and the session, if the job is cancelled
-	// meanwhile; there is one at a time, so that a session leaves no more than one goroutine to a disk that hangs.
+	// reserving has the STOREs that are checked. A reservation outlives its job, and the session, if the job is
+	// cancelled; there is one at a time, so that a session leaves no more than one goroutine to a disk that hangs.
 	reserving *reserveQueue
 
 	granted granted
 }
 
-// granted is what a session has of its engine, whose mutex guards it.
+// granted is what a session has of its engine; the engine's mutex guards it.
 type granted struct {
 	requests map[uint32]struct{}
 	leases   int
@@ -163,7 +163,7 @@ func (x *session) read() {
 	}
 }
 
-// teardown gives up everything that the session holds, in the only safe order.
+// teardown releases everything that the session holds, in the only safe order.
 func (x *session) teardown() {
 	x.inbox.Close()
 	jobs := x.jobs.end()

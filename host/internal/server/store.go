@@ -69,7 +69,7 @@ func (s *storing) waits() bool {
 	return err == nil && !reached
 }
 
-// reserveOne reserves one chunk's place, unless the job was cancelled meanwhile. What a job has reserved that waits for a
+// reserveOne reserves one chunk's place, unless the job was cancelled. What a job has reserved that waits for a
 // semaphore is kept from all others for nothing, so it is bounded.
 func (s *storing) reserveOne(q store.PutRequest, waits bool) (*store.Put, error) {
 	j := s.job
@@ -99,7 +99,7 @@ func (s *storing) freeRoom() {
 	}
 }
 
-// submit starts a STORE's I/O, or gives up its reservations if the job was cancelled meanwhile. The session's end
+// submit starts a STORE's I/O, or drops its reservations if the job has been cancelled. The session's end
 // does not wait for a reservation, but it waits for this, which reads and writes the client's semaphores.
 func (x *session) submit(s *storing, spec *transfer.StoreJob) {
 	held := x.jobs.hold()

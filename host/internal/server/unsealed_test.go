@@ -77,8 +77,8 @@ func TestUnsealedMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held, err := s.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)},
-		&client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2})
+	held, err := s.Store(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)},
+		client.WithTimeline(&client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +122,7 @@ func TestSemaphoresInMemoryThatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	order := &client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 1, Status: -1}
-	job, err := p.StoreInOrder(t.Context(), 0, 0, []client.StoreChunk{chunkOf(0, 0)}, order)
+	job, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{chunkOf(0, 0)}, client.WithTimeline(order))
 	if err != nil {
 		t.Fatal(err)
 	}

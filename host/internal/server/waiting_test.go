@@ -16,9 +16,9 @@ func (p *peer) storeHeld(w *client.Semaphores, done, from, to int) *client.Store
 	for n := from; n < to; n++ {
 		list = append(list, client.StoreChunk{Key: key(n), Blocks: blocks(n % 8)})
 	}
-	job, err := p.StoreInOrder(p.t.Context(), 0, 0, list, &client.Timeline{
+	job, err := p.Store(p.t.Context(), 0, 0, list, client.WithTimeline(&client.Timeline{
 		Semaphores: w, Wait: 0, WaitValue: 1, Done: done, DoneValue: 1, Status: -1,
-	})
+	}))
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -8,7 +8,7 @@
 // The packages below this one own a root's parts: entries (the index and the life of each entry), files (its
 // directory), recovery (scans and checkpoints), sharedroot (the part of one host among several), each with its data and
 // its lock. A root puts them together; what differs between a root of one host and one that several share is a
-// kind. Failing roots, the order of locks and the goroutines are in ARCHITECTURE.md.
+// kind. Failing roots, the order of locks and the goroutines are in host/docs/design.md.
 //
 // # Life of an entry
 //

@@ -25,7 +25,7 @@ func (e *Engine) divide(m Memory, slot []byte) (stored, pages []byte) {
 	return slot[:at], slot[at:]
 }
 
-// fitting is the end of the extents from lo on, up to hi, whose page bytes fit a part of a slot, and the payload offset of
+// fitting is the end of the extents from lo on, up to hi, with page bytes that fit a part of a slot, and the payload offset of
 // the part's first byte.
 func fitting(extents []kv.Extent, lo, hi int, part []byte) (mid int, base int64) {
 	mid, base = lo, extents[lo].Off&^(pieceformat.Page-1)
@@ -102,7 +102,7 @@ func (c *compressedWriter) byProcessor(slot []byte, lo int) (hi int, err error) 
 	return hi, nil
 }
 
-// encode writes an extent, whose checksum is sum, to dst as it is stored.
+// encode writes an extent with the checksum sum to dst as it is stored.
 func encode(dst, page []byte, element int, sum uint64) pieceformat.Stored {
 	n, by := codec.Encode(dst, page, element)
 	if by != codec.Raw {

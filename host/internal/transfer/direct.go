@@ -42,7 +42,7 @@ func (d *directRoute) attempt(m Memory, root string) attempt {
 	return r.attempt()
 }
 
-// load delivers all of a piece. It refuses loads by layers, which read a file in parts, and pieces whose bytes are wrong: the
+// load delivers all of a piece. It refuses loads by layers, which read a file in parts, and pieces with wrong bytes: the
 // staged route tells whether the file is.
 func (d *directRoute) load(l *loading) error {
 	if l.layers != nil {

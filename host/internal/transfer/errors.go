@@ -4,13 +4,13 @@ import "errors"
 
 // Errors of a job's chunks and of building its memory.
 var (
-	// ErrCancelled is the error of a chunk whose job was cancelled before the chunk was done.
+	// ErrCancelled is the error of a chunk when its job was cancelled before it was done.
 	ErrCancelled = errors.New("transfer: cancelled")
 	// ErrShed is the error of a chunk that was queued to be stored for too long.
 	ErrShed = errors.New("transfer: waited too long to be stored")
 	// ErrClosed says that the engine is closed.
 	ErrClosed = errors.New("transfer: engine is closed")
-	// ErrBlocks refuses a job whose block ids do not fit its memory; no byte was touched.
+	// ErrBlocks refuses a job with block ids that do not fit its memory; no byte was touched.
 	ErrBlocks = errors.New("transfer: bad block ids")
 	// ErrRegion refuses a region that does not hold the pages it promises.
 	ErrRegion = errors.New("transfer: bad region")
@@ -27,7 +27,7 @@ var (
 	ErrProbe = errors.New("transfer: the direct route does not work here")
 	// errNotHere says that a route does not take a piece; the next one is asked.
 	errNotHere = errors.New("transfer: the piece takes another route")
-	// errPanicked is the error of a chunk whose task panicked. That is a bug; the log has its stack.
+	// errPanicked is the error of a chunk when its task panicked. That is a bug; the log has its stack.
 	errPanicked = errors.New("transfer: internal error, see the log")
 	// ErrConfig refuses a configuration.
 	ErrConfig = errors.New("transfer: bad configuration")

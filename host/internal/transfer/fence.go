@@ -74,7 +74,7 @@ func (f *fence) settle(i int, err error, bytes int64) {
 	f.unlockAndFence()
 }
 
-// fail records an error of a settled chunk: a store whose pages were read but whose file failed.
+// fail records an error of a settled chunk: a store that read its pages and failed to write its file.
 func (f *fence) fail(i int, err error) {
 	f.mu.Lock()
 	if c := &f.chunks[i]; c.err == nil {

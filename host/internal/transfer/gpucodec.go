@@ -11,7 +11,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Extents of a GPU's pages are coded in the memory beside a window, so that only what is stored of them crosses the bus:
+// Extents of a GPU's pages are coded in the memory of a window's coder, so that only what is stored of them crosses the bus:
 //
 //	store:  pages --gather--> window --checksums, encode, checksums--> --copy engine--> slot --WriteAt--> temporary
 //	load:   piece --ReadAt--> slot --copy engine--> --checksums, decode, checksums--> window --scatter--> pages

@@ -162,7 +162,7 @@ type RouteStats struct {
 	StoresHung           int64           // stores that failed because cuFile hung
 	Hung                 int             // abandoned operations of the GPU that have not returned
 	Full                 int64           // operations that found no slot and were staged
-	Mismatched           int64           // loads whose bytes were wrong by the direct route only
+	Mismatched           int64           // loads with bytes that were wrong by the direct route only
 	Suspended, Resumed   int64           // times that the route was suspended, and resumed
 	SlotsInUse           int             // of the GPU
 	SlotBytes            int64           // of the GPU

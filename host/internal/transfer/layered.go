@@ -299,7 +299,7 @@ func (l *layered) report() {
 	}
 }
 
-// notify reports a step's layers, unless the fence is closed. It cannot close meanwhile.
+// notify reports a step's layers, unless the fence is closed. It cannot close until then.
 func (l *layered) notify(step int, failed []int) {
 	if l.spec.Layers.Landed == nil || !l.fence.enter() {
 		return

@@ -17,7 +17,7 @@ type Memory interface {
 	// Gather copies extents from pages to dst and writes their checksums to the range's table.
 	Gather(r ExtentRange, dst []byte) error
 	// Scatter copies extents from src to pages. No byte of an extent reaches a page before the extent is verified
-	// against the range's table. Blocks whose id is abi.None are verified and not copied.
+	// against the range's table. Blocks with the id abi.None are verified and not copied.
 	Scatter(r ExtentRange, src []byte) error
 }
 

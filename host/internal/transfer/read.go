@@ -147,7 +147,7 @@ func (e *Engine) closePiece(on *span, p *store.Piece, err error) {
 	}
 }
 
-// reportDamage makes the store drop an entry whose piece could not be read: an entry that failed once must not be
+// reportDamage makes the store drop an entry with a piece that could not be read: an entry that failed once must not be
 // promised again. Errors of the client, its memory, its GPU or a closing engine say nothing about the piece.
 func reportDamage(p *store.Piece, err error) {
 	if p == nil {

@@ -23,7 +23,7 @@ import (
 // Pieces, bytes, errors and times are counted by the task, when it ends, on the route where its span is. A route that takes a
 // piece moves the span to itself. Its other counters are its own.
 type route interface {
-	// store fills the file of a put, whose head goes last.
+	// store fills the file of a put, its head last.
 	store(t *storeTask, f staging.File) error
 	// load opens a piece and reads its head. It may deliver extents, too, from the first on: those below done, except for
 	// what last will do, which may run on another thread and after the call.

@@ -14,7 +14,7 @@ type throughput struct {
 	bytes     int64   // of the sample being taken
 	from      time.Duration
 	partial   bool // pieces were in flight when the sample began
-	paced     int  // pieces in flight that wait for their consumers, whose time says nothing
+	paced     int  // pieces in flight that wait for their consumers: their time says nothing
 }
 
 // A sample ends after this much busy time, or when the path falls idle and was idle when it began: pieces that were in
@@ -38,7 +38,7 @@ func (r *throughput) add(bytes int64, busy time.Duration, idle bool) {
 	r.bytes, r.from, r.partial = 0, busy, !idle
 }
 
-// sampledKeys bounds the keys whose roots are looked up for an estimate: most of a prefix is in one root.
+// sampledKeys bounds the keys that an estimate looks up the roots of: most of a prefix is in one root.
 const sampledKeys = 16
 
 // LoadPart is the leading part of a load: its first keys, and how long they take.

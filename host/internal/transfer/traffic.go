@@ -80,7 +80,7 @@ type span struct {
 	paths *Paths
 }
 
-// startSpan starts a span on the staged route. paths, if any, is told of its end.
+// startSpan starts a span on the staged route. paths, if any, records its end.
 func (q *Queue) startSpan(root string, kind staging.Kind, paths *Paths) span {
 	e, key := q.engine, path{q.device, root, kind}
 	e.trafficMu.RLock()
@@ -167,7 +167,7 @@ type Traffic struct {
 }
 
 // RouteTraffic counts the pieces that took a route. Times are from a piece's opening to its delivery or publication.
-// A piece in flight is counted on its present route: one whose direct operation failed moves to the staged route.
+// A piece in flight is counted on its present route: after a failed direct operation it moves to the staged route.
 type RouteTraffic struct {
 	Route                string
 	InFlight             int

@@ -11,7 +11,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// StoreJob writes chunks whose places are reserved.
+// StoreJob writes chunks with reserved places.
 type StoreJob struct {
 	Memory Memory
 	Chunks []StoreChunk

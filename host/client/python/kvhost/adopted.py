@@ -23,7 +23,7 @@ _PROT_READ, _PROT_WRITE, _MAP_SHARED, _MAP_FIXED = 1, 2, 1, 0x10
 class AdoptedMemory:
     """Spans of this process' memory, backed by one sealed memfd. Their addresses and contents stay.
 
-    The pages under the spans are replaced by a shared mapping of the memfd. A write to them by another thread meanwhile
+    The pages under the spans are replaced by a shared mapping of the memfd. A write to them by another thread at that time
     is lost, so nothing else may lie on these pages: see :func:`separate_allocations`. The mapping outlives this object."""
 
     def __init__(self, spans: Iterable[tuple[int, int]]) -> None:

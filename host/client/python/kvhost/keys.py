@@ -27,7 +27,7 @@ _U32 = "I" if array("I").itemsize == 4 else "L"
 
 @dataclass(frozen=True)
 class Item:
-    """A multimodal item of a prompt: placeholder tokens whose KV depends on the item's content."""
+    """A multimodal item of a prompt: placeholder tokens with KV that depends on the item's content."""
 
     start: int  # token position
     length: int  # tokens

@@ -158,7 +158,7 @@ class Lookup:
 
 
 class PendingLookup:
-    """A lookup whose answer may not be here yet."""
+    """A lookup that may not be answered yet."""
 
     def __init__(self, session: Session, first: int) -> None:
         self._session = session
@@ -340,7 +340,7 @@ class Session:
         unsealed_memory: bool = False,
         timeout: float = 30.0,
     ) -> None:
-        """``device_uuid`` is the GPU whose memory is registered, None for host memory. ``unsealed_memory`` allows :class:`kvhost.SharedMemory` that is not sealed against shrinking, at the client's own
+        """``device_uuid`` is the GPU of the registered memory, None for host memory. ``unsealed_memory`` allows :class:`kvhost.SharedMemory` that is not sealed against shrinking, at the client's own
         risk: a job that finds pages missing fails."""
         self._socket = socket
         self._timeout = timeout
@@ -459,7 +459,7 @@ class Session:
         traceparent: str = "",
     ) -> Lookup:
         """Asks what can be loaded, and pins it for a while. ``prefetch`` says that the load comes later: hits of farther
-        levels are copied to the nearest one meanwhile, as long as the lease lasts. No load waits for that.
+        levels are copied to the nearest one, as long as the lease lasts. No load waits for that.
 
         ``traceparent`` (W3C) names the span that asks: the host's spans of the lookup, and of loads under it, become its
         children."""
@@ -567,7 +567,7 @@ class Session:
         return job
 
     def discard(self, keys: Sequence[bytes], *, group: int = 0, traceparent: str = "") -> list[DiscardResult]:
-        """Removes chunks that nobody needs any more, with the pieces of every rank. Chunks in use and those that another
+        """Removes chunks that are needed no more, with the pieces of every rank. Chunks in use and those that another
         tenant stored stay."""
         reply = self._ask(traceparent=traceparent, discard=pb.Discard(group=group, keys=self._packed(keys)))
         return [DiscardResult(r) for r in reply.discard.results]

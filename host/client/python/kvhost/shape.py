@@ -72,7 +72,7 @@ class Namespace:
 
 
 def page_dtype(dtypes: Iterable[object]) -> str:
-    """The name of the floating type that all of torch's are. Empty where they differ, and for integers: nobody knows what
+    """The name of the floating type that all of torch's are. Empty where they differ, and for integers: it is unknown what
     raw bytes hold."""
     names = {str(d).removeprefix("torch.") for d in dtypes}
     name = names.pop() if len(names) == 1 else ""

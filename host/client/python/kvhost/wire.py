@@ -16,7 +16,7 @@ from kvhost.errors import HostError, HostGone
 from kvhost.events.stream import EventStream, Position
 from kvhost.v1 import kvhost_pb2 as pb
 
-# A call is told of every message under its id, on the receiving thread, and says whether it is complete. An exception
+# A call gets every message under its id, on the receiving thread, and says whether it is complete. An exception
 # stands for the answers that will not come.
 Call = Callable[[Any], bool]
 

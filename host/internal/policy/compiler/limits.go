@@ -12,7 +12,7 @@ type Limits struct {
 	Time   time.Duration // elapsed
 }
 
-// The defaults are several times what the largest first-party policy needs, see host/internal/policy/BENCHMARKS.md.
+// The defaults are several times what the largest first-party policy needs, see host/docs/lab.
 const (
 	DefaultMemory = 2 << 30
 	DefaultCPU    = 60 * time.Second

@@ -17,7 +17,7 @@ type Profile struct {
 	spans  []attribute.KeyValue
 }
 
-// NewProfile is of a session whose HELLO was accepted. device is empty for host memory.
+// NewProfile is of a session after its HELLO was accepted. device is empty for host memory.
 func NewProfile(t *Table, number uint64, digest string, m *proto.Hello, device string) *Profile {
 	model := m.GetNamespace().GetModel()
 	return &Profile{usage: t.Of(model, m.GetTenant()), spans: sessionAttributes(number, digest, m), status: &proto.SessionStatus{

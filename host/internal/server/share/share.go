@@ -45,7 +45,7 @@ func (b *Budgets) New(session uint64) (_ *Share, err error) {
 	return h, h.memory.Take(partSessions, sessionBytes)
 }
 
-// Greeted takes the memory of what HELLO says, which is kept as long as the session, and tells the budgets whose it is.
+// Greeted takes the memory of what HELLO says, which is kept as long as the session, and tells the budgets which session it is.
 func (h *Share) Greeted(session uint64, m *proto.Hello) error {
 	name := fmt.Sprintf("session %d (%s)", session, m.GetEngine())
 	for _, holder := range []*budget.Holder{h.memory, h.descriptors, h.room} {
@@ -59,7 +59,7 @@ func (h *Share) Greeted(session uint64, m *proto.Hello) error {
 	return nil
 }
 
-// Leave gives up what the session itself holds. What its jobs hold counts until they are over.
+// Leave releases what the session itself holds. What its jobs hold counts until they are over.
 func (h *Share) Leave() {
 	h.memory.Give(partSessions, sessionBytes+h.namespace)
 	h.memory.Leave()

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	frameBytes = 128 // what gRPC takes for a frame beside its bytes
+	frameBytes = 128 // what gRPC takes for a frame on top of its bytes
 	fewFrames  = 4   // that a message may have, and one more for each so many bytes of it:
 	perFrame   = 512
 )
@@ -235,7 +235,7 @@ func (c *arrivals) explain(reason error) {
 	}
 }
 
-// Close closes the connection and gives up its share.
+// Close closes the connection and releases its share.
 func (c *arrivals) Close() error {
 	c.mu.Lock()
 	if !c.closed {

@@ -30,7 +30,7 @@ func (f *frames) length() int    { return int(f.head[0])<<16 | int(f.head[1])<<8
 // between says whether the next byte is a frame's first.
 func (f *frames) between() bool { return f.skip == 0 && f.got == 0 }
 
-// visitor is told of frames.
+// visitor gets frames.
 type visitor interface {
 	begin() error // after the head
 	payload(p []byte) error

@@ -17,8 +17,8 @@ import (
 // Tenants is a rule for a range of tenants.
 type Tenants struct {
 	First, Last uint32
-	UIDs        []uint32 // users whose processes may be these tenants; nil: any
-	Private     bool     // they see their own entries only, and nobody else sees those
+	UIDs        []uint32 // users with processes that may be these tenants; nil: any
+	Private     bool     // they see their own entries only, and no other tenant sees those
 	Sessions    int      // most sessions of each; 0: no limit of its own
 }
 

@@ -174,7 +174,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// AcceptPeer is Accept for callers that need the Unix connection, and whose it is.
+// AcceptPeer is Accept for callers that need the Unix connection and its peer.
 func (l *Listener) AcceptPeer() (*net.UnixConn, Peer, error) {
 	for {
 		c, err := l.AcceptUnix()

@@ -22,10 +22,10 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 	return copy((*f)[off:], p), nil
 }
 
-// TestFormatDocument compares the examples in FORMAT.md with what is written. A difference is a new format: see the
+// TestFormatExamples compares the examples of docs/formats.md with what is written. A difference is a new format: see the
 // section on how to change one.
-func TestFormatDocument(t *testing.T) {
-	text, err := os.ReadFile("../FORMAT.md")
+func TestFormatExamples(t *testing.T) {
+	text, err := os.ReadFile("testdata/examples.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,8 +40,8 @@ func TestFormatDocument(t *testing.T) {
 		"written":    EncodeWritten(20_000, 4096),
 		"plan":       goldenPlan(t).Encoded(),
 	} {
-		if dump := hex.Dump(image); !strings.Contains(string(text), "```\n"+dump+"```") {
-			t.Errorf("%s: FORMAT.md does not have this example:\n%s", name, dump)
+		if dump := hex.Dump(image); !strings.Contains("\n"+string(text)+"\n", "\n"+name+"\n"+dump+"\n") {
+			t.Errorf("testdata/examples.txt does not have this as %s:\n%s", name, dump)
 		}
 	}
 }

@@ -148,7 +148,7 @@ func (p *inner) remember() error {
 	}, func(string, error) {})
 }
 
-// Forget removes the last round's files behind the store's back: files that stay are written back beside what is timed.
+// Forget removes the last round's files behind the store's back: files that stay are written back while others are timed.
 // What the store thinks of past rounds does not matter here.
 func (p *inner) Forget(context.Context, []Chunk) error {
 	for _, name := range p.files {

@@ -21,13 +21,13 @@ import (
 
 // Config is one case.
 type Config struct {
-	GPU      *gds.GPU   // whose memory; nil: host memory
+	GPU      *gds.GPU   // the GPU with the memory; nil: host memory
 	FS       staging.FS // the files'; unused with InMemory
 	Dir      string     // an existing directory; what is made in it is removed; unused with InMemory
 	InMemory bool       // the root is page-locked memory: the copy alone is the only ceiling
 	Geometry kv.Geometry
 	DType    string // of the pages' values, one of package payload's: what compression gains depends on it
-	// Compression has the settings of store.compression that are measured beside each other, each with a root of its own.
+	// Compression has the settings of store.compression that are compared, each with a root of its own.
 	// None: off alone.
 	Compression []string
 	Chunks      int
@@ -125,7 +125,7 @@ func (b *bench) begin(ctx context.Context) error {
 		b.Compression = []string{off}
 	}
 	b.rng = rand.New(rand.NewPCG(1, 1+uint64(b.client)))
-	if b.Direct != nil { // cuFile keeps files open, whose blocks are not free before it lets go of them
+	if b.Direct != nil { // cuFile keeps files open, and their blocks are not free before it closes them
 		b.FS = staging.OnRemove(b.FS, b.Direct.Handles.Forget)
 	}
 	if b.InMemory {

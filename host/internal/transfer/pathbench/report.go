@@ -21,7 +21,7 @@ func spread(list []float64) Spread {
 
 func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Mid, s.Low, s.High) }
 
-// Row is one pass beside its ceilings. Rates are medians in GB/s of page bytes.
+// Row is one pass and its ceilings. Rates are medians in GB/s of page bytes.
 type Row struct {
 	Pages   string `json:"pages"`
 	Memory  string `json:"memory"`

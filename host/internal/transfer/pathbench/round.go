@@ -25,7 +25,7 @@ type pass struct {
 }
 
 // round makes every pass once with each setting, in an order that alternates. All load what the round's store wrote, so the first load finds
-// files that nobody has read. The plain threads read their own files as often.
+// files that have not been read. The plain threads read their own files as often.
 func (b *bench) round(ctx context.Context, round int, r *results) error {
 	if err := b.forget(ctx); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 
 // Clients are several clients of one host, each with its own pages.
 type Clients struct {
-	GPUs []*gds.GPU // whose memory; nil: host memory
+	GPUs []*gds.GPU // the GPU with the memory; nil: host memory
 	// Ranks makes them the ranks of one engine: each chunk is an entry with a piece of every client. Otherwise each is an
 	// engine with chunks of its own.
 	Ranks bool

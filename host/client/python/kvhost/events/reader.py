@@ -36,7 +36,7 @@ class EventReader:
     """Reads a host's events in a thread of its own until it is closed.
 
     It resumes after the last batch that it queued. If the host does not hold what follows any more, or has restarted,
-    the host sends a snapshot. When the queue is full the reader stops reading. If the host's log overflows meanwhile, the
+    the host sends a snapshot. When the queue is full the reader stops reading. If the host's log overflows by then, the
     host sends a snapshot, too. So neither side holds more than its bound, and nothing is lost unnoticed."""
 
     def __init__(

@@ -3,7 +3,7 @@
     --l2-adapter '{"type":"plugin","module_path":"kvhost.lmcache","class_name":"KvhostL2Adapter",
       "adapter_params":{"socket":"..."}}'
 
-``README.md`` beside this file says what the parameters are.
+``README.md`` in this directory says what the parameters are.
 """
 
 from __future__ import annotations

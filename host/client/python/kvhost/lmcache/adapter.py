@@ -265,7 +265,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         return members
 
     def _kind(self, key: ObjectKey, size: int) -> Kind | None:
-        """None while nobody has said how large such objects are."""
+        """None while it is unknown how large such objects are."""
         if size == 0:
             return None
         group = (("object_group", str(key.object_group_id)),)

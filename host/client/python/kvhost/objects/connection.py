@@ -46,7 +46,7 @@ class _Open:
 class Connection:
     """The sessions with one run of the host, one for each kind of object, and the arena that they share.
 
-    When one session is lost all are, and the arena with them: nobody can say whether a copy of a job that was under way
+    When one session is lost all are, and the arena with them: it is unknown whether a copy of a job that was under way
     still touches it."""
 
     def __init__(self, options: Options, engine: str) -> None:
@@ -116,7 +116,7 @@ class Connection:
         return [self._open.pop(key).session for key in keys]
 
     def _unused(self) -> list[Session]:
-        """Takes out what nobody uses any more once the connection is lost, and with the last of it the arena."""
+        """Takes out what is used no more once the connection is lost, and with the last of it the arena."""
         if not self._lost:
             return []
         keys = [key for key, o in self._open.items() if o.users == 0]
@@ -211,7 +211,7 @@ class Connector:
             log.warning("host %s: %s's memory cannot be shared, objects are copied: %s", self.socket, kind.engine, why)
 
     def _fence(self, connection: Connection, place: Place, why: Exception) -> None:
-        """Waits for the end of copies that nobody asks for any more. There is no new connection before: its sessions
+        """Waits for the end of copies that are not wanted any more. There is no new connection before: its sessions
         would map the memory again."""
         with self._lock:
             self._fences += 1
@@ -229,7 +229,7 @@ class Connector:
 
     @property
     def gone(self) -> bool:
-        """Whether the last attempt failed. Before the first one nobody knows."""
+        """Whether the last attempt failed. Before the first one it is unknown."""
         with self._lock:
             return self._connection is None and self._pause > 0
 

@@ -73,7 +73,7 @@ class Place:
         return cls(mapping, ((address, stride),), (size - object_bytes) // stride + 1)
 
     def block(self, pages: Sequence[int]) -> int | None:
-        """The block whose pages these are, if they are one's."""
+        """The block of these pages, if they are one's."""
         address, stride = self.planes[0]
         n, rest = divmod(pages[0] - address, stride)
         if rest or not 0 <= n < self.blocks or len(pages) != len(self.planes):

@@ -14,7 +14,7 @@ class Kind:
     """All that must agree for objects to share a session: the fields of a namespace with one group, and the tenant."""
 
     model: str
-    engine: str  # whose bytes these are: no other engine's objects have the same keys
+    engine: str  # the engine of these bytes: no other engine's objects have the same keys
     pages: tuple[int, ...]  # bytes of each run of memory that an object is made of, in the order of its addresses
     tenant: int = 0
     dtype: str = "opaque"

@@ -51,7 +51,7 @@ class Locks:
             return best.hit
 
     def drop(self, keys: Sequence[bytes]) -> list[Hit]:
-        """Unlocks keys once each. Returns the hits whose lease is to be released: nothing of theirs is locked any
+        """Unlocks keys once each. Returns the hits with a lease to be released: nothing of theirs is locked any
         more."""
         rest = set(keys)
         released: list[Hit] = []

@@ -17,7 +17,7 @@ class Space:
 
     def take(self, stride: int, most: int, timeout: float) -> list[int]:
         """Waits until a block is free and takes at least one, at most ``most``: their numbers, counted in strides.
-        Nobody may wait here while holding blocks."""
+        No thread may wait here while it holds blocks."""
         if stride > self.size:
             raise ValueError(f"an object needs {stride} bytes, the arena has {self.size}: raise arena_bytes")
         with self._changed:

@@ -25,7 +25,7 @@ Addresses = Sequence[int]
 class StoreObject:
     key: bytes
     pages: Addresses
-    parent: bytes = b""  # of the object whose tokens come before, where the engine says so
+    parent: bytes = b""  # of the object with the tokens before, where the engine says so
     depth: int = 0
 
 
@@ -104,7 +104,7 @@ class ObjectStore:
         return loaded
 
     def discard(self, kind: Kind, keys: Sequence[bytes]) -> list[DiscardResult]:
-        """Removes objects that nobody needs any more. Returns what became of each."""
+        """Removes objects that are needed no more. Returns what became of each."""
 
         def discard(place: Place | None, blocks: Sequence[int]) -> list[DiscardResult]:
             results: list[DiscardResult] = []

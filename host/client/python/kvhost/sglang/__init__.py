@@ -3,7 +3,7 @@
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{"backend_name":"kvhost",
       "module_path":"kvhost.sglang","class_name":"KvhostStorage","interface_v1":1,"kvhost":{"socket":"..."}}'
 
-``README.md`` beside this file says what else there is.
+``README.md`` in this directory says what else there is.
 """
 
 from __future__ import annotations

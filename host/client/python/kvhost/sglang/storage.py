@@ -42,7 +42,7 @@ class StorageOptions(Options):
 class KvhostStorage(HiCacheStorage):
     """Pages of SGLang's host pools in a kvhost on this machine.
 
-    While the host is gone nothing is found, stores fail, and nobody waits; it is used again when it is back. Errors
+    While the host is gone nothing is found, stores fail, and no call waits; it is used again when it is back. Errors
     of a batch go to the pages that they concern. What ``batch_exists`` has found stays until it was read, or its
     lease is over.
 

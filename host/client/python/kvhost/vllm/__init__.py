@@ -1,4 +1,4 @@
-"""vLLM connector of kvhost: ``KvhostConnector``, for ``--kv-transfer-config`` (see README.md beside this file).
+"""vLLM connector of kvhost: ``KvhostConnector``, for ``--kv-transfer-config`` (see README.md in this directory).
 
 The connector translates between vLLM and a kvhost session; the host decides what to keep. The modules that know vLLM
 are ``connector``, ``model``, ``stats`` and ``compat``; the others work without vLLM.

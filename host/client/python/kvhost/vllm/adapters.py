@@ -131,7 +131,7 @@ class Adapters:
         self._readers = ThreadPoolExecutor(_READERS, "kvhost-lora")
         self._loaded: dict[Rank, Mapping[int, Loaded]] = {}
         self._names: dict[int, set[str]] = {}  # that requests gave a number
-        self._blocks: dict[str, bytes] = {}  # version whose KV the engine's own cache has by name; empty: of several
+        self._blocks: dict[str, bytes] = {}  # version of which the engine's own cache has KV by name; empty: of several
         self._said: set[str] = set()
 
     def ask(self, lora: Any) -> Asked:

@@ -30,7 +30,7 @@ class FailedLoads:
 
     A load that was abandoned is told as with several groups, since its request must take other blocks. The request counts
     as received in each case. 0.32 starts a request over that is named, whatever its blocks say, and
-    raises when several groups name blocks. 0.26 can be told of blocks only, and only with one group. Its scheduler
+    raises when several groups name blocks. 0.26 takes blocks only, and only with one group. Its scheduler
     restarts the requests in its ``failed_recving_kv_req_ids``, however, whatever the number of groups. This class finds
     the scheduler when it hands its block pool to the connector, and adds the requests."""
 
@@ -44,7 +44,7 @@ class FailedLoads:
         return bad if self._by_block else set()
 
     def requests(self, failed: set[str], abandoned: set[str]) -> set[str]:
-        """The requests to name, where the engine can be told of them. Those whose load was abandoned have failed, too."""
+        """The requests to name, where the engine takes them. Those with an abandoned load have failed, too."""
         return abandoned if self._by_block else failed
 
     def find_scheduler(self) -> None:
@@ -63,7 +63,7 @@ class FailedLoads:
         return TransferResults is not None or self._scheduler is not None
 
     def recomputes(self, policy: str) -> bool:
-        """Whether the engine goes on with a request whose load failed. ``policy`` is what the connector was configured
+        """Whether the engine goes on with a request after a failed load. ``policy`` is what the connector was configured
         with, which is not the engine's own where another connector wraps it."""
         return bool(getattr(self._scheduler, "recompute_kv_load_failures", policy == "recompute"))
 
@@ -82,7 +82,7 @@ class FailedLoads:
     def preempt(self, bad: set[int], broken: set[int]) -> None:
         """Starts the requests over that run with ``bad`` blocks, and has the engine's cache forget the ``broken`` ones: they
         are bad, or were computed behind bad ones. Call from ``update_connector_output``, in the step with the output of
-        which the engine was told of the bad blocks: it has dropped this output of the requests.
+        which the engine learned the bad blocks: it has dropped this output of the requests.
 
         Left to itself the engine computes the blocks anew where they are. A host that hangs may still write them, however,
         and the cache keeps the bad blocks of a request that was aborted, with those computed behind them (0.26 and 0.32)."""
@@ -117,7 +117,7 @@ class FailedLoads:
 
 
 def offloaded(kv_cache_config: Any) -> Sequence[int]:
-    """The KV cache groups whose blocks the engine finds again by their tokens. From 0.32 on there are others: a
+    """The KV cache groups with blocks that the engine finds again by their tokens. From 0.32 on there are others: a
     request's scratch, and windows that the engine computes anew after a hit."""
     ids: Sequence[int] | None = getattr(kv_cache_config, "prefix_cacheable_group_ids", None)
     return range(len(kv_cache_config.kv_cache_groups)) if ids is None else ids
@@ -200,7 +200,7 @@ def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
 class Clearings:
     """Notices that the engine has emptied its prefix cache, and so tells routers to forget the engine.
 
-    Connectors are not told of ``reset_prefix_cache`` unless it empties theirs as well. From then on the block pool has
+    Connectors do not see ``reset_prefix_cache`` unless it empties theirs as well. From then on the block pool has
     another table of its cached blocks."""
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._first = WorkerReport()  # what workers had reported before all of them had
         self._wait_until = 0.0  # requests wait so long for the workers' reports
         self._out = False  # a worker has refused, or the reports did not come in time
-        self._unseen = 0  # steps from before the reports whose output has not come
+        self._unseen = 0  # steps from before the reports, with output to come
         self._generation = b""
         self._failed = compat.FailedLoads(len(kv_cache_config.kv_cache_groups))
         self._block_pool: BlockPool | None = None

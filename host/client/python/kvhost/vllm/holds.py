@@ -8,7 +8,7 @@ A block that is held is one that the engine cannot compute in, and a request tha
 being able to run. vLLM schedules its queue in order and stops at the first request that finds no blocks. So the holds are
 bounded such that, once all that runs has ended,
 
-* every request whose load was ordered finds the blocks for the rest of its tokens, and
+* every request with an ordered load finds the blocks for the rest of its tokens, and
 * the largest of the other requests finds all of its blocks, even if no load ever ends.
 """
 
@@ -39,7 +39,7 @@ class Holds:
         self._groups, self._step_tokens, self._lookahead, self._ranks = groups, step_tokens, lookahead, ranks
         self._holds: dict[int, _Hold] = {}
         self._stores: dict[int, int] = {}  # blocks by store order
-        self._waiting: dict[str, tuple[int, int]] = {}  # requests whose load was ordered: (held, needed) blocks
+        self._waiting: dict[str, tuple[int, int]] = {}  # requests with an ordered load: (held, needed) blocks
         self._abandoned: dict[int, int] = {}  # blocks by load order
 
     @property
@@ -92,7 +92,7 @@ class Holds:
         self._waiting.pop(request, None)
 
     def abandon(self, request: str, order: int) -> None:
-        """The request gives up its blocks, and the host may still write them."""
+        """The request leaves its blocks, and the host may still write them."""
         self.scheduled(request)
         if order in self._holds:
             self._abandoned[order] = len(self._holds[order].blocks)

@@ -102,7 +102,7 @@ class Part:
 
 
 class LoadOrCompute:
-    """Chooses the leading part of a hit whose load saves most time."""
+    """Chooses the leading part of a hit that saves most time."""
 
     FULL_TOKENS = 1024  # a step with so many tokens keeps a GPU busy
     RETRY_SECONDS = 30.0
@@ -152,7 +152,7 @@ class LoadOrCompute:
 
 
 def _best(parts: Sequence[Part], each: float) -> int:
-    """The tokens of the part whose load saves most when a token takes so long to compute; 0 if none saves any."""
+    """The tokens of the part that saves most when a token takes so long to compute; 0 if none saves any."""
     if each == math.inf:
         return parts[-1].tokens
     best = max(parts, key=lambda p: p.tokens * each - p.seconds)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.kvhost")
 
-_REMEMBERED = 1 << 16  # keys whose bytes were bad
+_REMEMBERED = 1 << 16  # keys with bad bytes
 _ALL = 1 << 62  # more chunks than a request has: nothing more of it is stored
 _READ_SOON = 0.25  # seconds in which the host has usually read a store's blocks
 #: Tokens that a step computes at least behind a load inside it. A step in which each request computes one token may run as
@@ -119,7 +119,7 @@ class Scheduler:
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def track(self, request: Any) -> Tracked | None:
-        """None for a request whose KV its token ids do not determine."""
+        """None for a request with KV that its token ids do not determine."""
         if getattr(request, "prompt_embeds", None) is not None:
             return None
         t = self._requests.get(request.request_id)
@@ -204,7 +204,7 @@ class Scheduler:
     def _inside(self, t: Tracked, lookup: RequestLookup, hit: int, computed: int) -> bool:
         """Whether to load inside the step that computes behind the hit.
 
-        That is sooner for the request: the engine notices the end of a load beside its steps a step later. All others in
+        That is sooner for the request: the engine notices the end of a load between steps a step later. All others in
         the step wait for the load."""
         if not self._in_step_allowed or self._settings.load_in == "step":
             return self._in_step_allowed
@@ -414,7 +414,7 @@ class Scheduler:
             new = cached.new_block_ids[at]
             t = self._requests.get(request_id)
             if t is None or new is None or request_id in cached.resumed_req_ids:
-                continue  # allocated() has told of the blocks of a resumed one
+                continue  # allocated() has named the blocks of a resumed one
             for g, blocks in enumerate(new):
                 t.table[g] += blocks
         proven = self._proven(output)
@@ -441,7 +441,7 @@ class Scheduler:
 
     def _proven(self, output: Any) -> bool:
         """Whether no step without output loads KV. Loads here run between steps, but another connector's may run in a
-        step, whose output tells whether they failed. Until then neither they nor what was computed with them is stored."""
+        step; its output tells whether they failed. Until then neither they nor what was computed with them is stored."""
         if getattr(output, "has_sync_kv_loads", True):  # 0.26 does not say
             for request_id in output.num_scheduled_tokens:
                 t = self._requests.get(request_id)
@@ -520,7 +520,7 @@ class Scheduler:
         self._last_output = now
 
     def reported(self, report: WorkerReport) -> tuple[list[Any], list[Any]]:
-        """Takes note of what the workers did; returns the requests whose loads failed, and those whose loads the host does
+        """Takes note of what the workers did; returns the requests with failed loads, and those with loads that the host does
         not end. The latter must start over with other blocks."""
         if report.epochs:
             self._worker_epochs |= report.epochs

@@ -85,9 +85,9 @@ class _Load:
 
 @dataclass
 class Finished:
-    received: set[str]  # requests whose load is over, or abandoned
+    received: set[str]  # requests with a load that is over, or abandoned
     failed: set[str]  # those of them that lack a block
-    abandoned: set[str]  # those of them whose load may still write its blocks
+    abandoned: set[str]  # those of them with a load that may still write its blocks
 
 
 class Worker:
