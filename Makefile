@@ -7,6 +7,8 @@ TOOLS       := $(CURDIR)/.build/bin
 STATICCHECK := $(TOOLS)/staticcheck
 GOVULNCHECK := $(TOOLS)/govulncheck
 LDFLAGS     := -s -w -X main.version=$(VERSION)
+# Without it gRPC links a page of traces, and with it html/template, for which the linker keeps every exported method.
+TAGS        := grpcnotrace
 
 # Packages whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the race
 # detector, which needs a C compiler.
@@ -48,7 +50,7 @@ plugins: ## build the first-party policies: those that are embedded to plugins/d
 
 build: plugins
 	@echo 'Host: go compiles bin/kvhost and all that it needs, which takes minutes the first time.'
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvhost ./cmd/kvhost
+	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/kvhost ./cmd/kvhost
 
 run: build ## replay a trace through a real host: real socket, evict policy in wasm, chunks on disk
 	bin/kvhost replay --embedded --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --capacity 1000 --sessions 2

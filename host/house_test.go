@@ -30,7 +30,7 @@ var rows = [][]string{
 	{"host/internal/policy/compiler"},
 	{"host/internal/policy/sandbox"},
 	{"host/internal/policy", "host/internal/policy/policytest", "host/internal/policy/registry"},
-	{"host/internal/policy/footprint", "host/internal/policy/plugintest", "host/internal/policy/scaffold", "host/internal/policy/shadow"},
+	{"host/internal/policy/footprint", "host/internal/policy/plugintest", "host/internal/policy/shadow"},
 	{"host/internal/store/names"},
 	{"host/internal/store/capacity", "host/internal/store/changelog", "host/internal/store/health", "host/internal/store/index",
 		"host/internal/store/pieceformat", "host/internal/store/shared"},

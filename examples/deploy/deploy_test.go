@@ -49,7 +49,8 @@ var built = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(shared, "kvhost")
-	build := exec.Command("go", "build", "-overlay", with, "-trimpath", "-ldflags=-s -w", "-o", path, "../../cmd/kvhost")
+	build := exec.Command("go", "build", "-overlay", with, "-trimpath", "-tags=grpcnotrace",
+		"-ldflags=-s -w", "-o", path, "../../cmd/kvhost")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)

@@ -7,9 +7,7 @@ import (
 	"os/signal"
 	"sync/atomic"
 	"syscall"
-	"time"
 
-	"github.com/lmittmann/tint"
 	"golang.org/x/term"
 
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -24,12 +22,11 @@ var levels = map[string]slog.Level{
 func newLog(c *config.Log) (*slog.Logger, *logLevel) {
 	level := &logLevel{}
 	level.configure(levels[c.Level])
-	terminal := term.IsTerminal(int(os.Stderr.Fd()))
-	if c.Format == config.FormatText || (c.Format == config.FormatAuto && terminal) {
-		return slog.New(tint.NewTextHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly,
-			NoColor: !terminal})), level
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: asText}
+	if c.Format == config.FormatText || c.Format == config.FormatAuto && term.IsTerminal(int(os.Stderr.Fd())) {
+		return slog.New(slog.NewTextHandler(os.Stderr, options)), level
 	}
-	return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level, ReplaceAttr: asText})), level
+	return slog.New(slog.NewJSONHandler(os.Stderr, options)), level
 }
 
 // asText gives what has a text as that text: in JSON a duration would be nanoseconds, and an enumeration a number.

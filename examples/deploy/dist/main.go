@@ -121,7 +121,7 @@ func (r *release) arch(ctx context.Context, arch, work string) error {
 
 // build makes the binary of an architecture.
 func (r *release) build(ctx context.Context, arch, binary string) error {
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-overlay", r.overlay,
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags=grpcnotrace", "-buildvcs=false", "-overlay", r.overlay,
 		"-ldflags", "-s -w -X main.version="+r.version, "-o", binary, "./cmd/kvhost")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	if out, err := build.CombinedOutput(); err != nil {
