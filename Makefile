@@ -45,8 +45,8 @@ help: ## list the targets
 
 plugins: ## build the first-party policies: those that are embedded to plugins/dist, all of them to bin/policies
 	@echo 'Policies: go fetches and compiles what their builder needs, then compiles each to WebAssembly.'
-	$(GO) run ./plugins/dist/build
-	$(GO) run ./plugins/dist/build -o bin/policies
+	$(GO) run ./plugins/internal/build
+	$(GO) run ./plugins/internal/build -o bin/policies
 
 build: plugins
 	@echo 'Host: go compiles bin/kvhost and all that it needs, which takes minutes the first time.'

@@ -37,7 +37,7 @@ func testMain(m *testing.M) int {
 // overlay gives go build the embedded policies, whatever the checkout has built.
 var overlay = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(shared, "overlay.json")
-	if out, err := exec.Command("go", "run", "../../plugins/dist/build", "-overlay", path).CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "run", "../../plugins/internal/build", "-overlay", path).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go run: %w\n%s", err, out)
 	}
 	return path, nil

@@ -3,7 +3,7 @@ package arc
 import (
 	"testing"
 
-	"github.com/kvhost/kvhost/plugins/policytest"
+	"github.com/kvhost/kvhost/plugins/internal/policytest"
 )
 
 // The paper, but with REPLACE before the new entry is known.

@@ -3,7 +3,7 @@ package gdsf
 import (
 	"testing"
 
-	"github.com/kvhost/kvhost/plugins/policytest"
+	"github.com/kvhost/kvhost/plugins/internal/policytest"
 )
 
 // With entries of one size and cost, GDSF is LFU-DA.

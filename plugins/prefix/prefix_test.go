@@ -3,7 +3,7 @@ package prefix
 import (
 	"testing"
 
-	"github.com/kvhost/kvhost/plugins/policytest"
+	"github.com/kvhost/kvhost/plugins/internal/policytest"
 )
 
 func TestContract(t *testing.T) { policytest.Abuse(t, policytest.Of(New), nil) }

@@ -3,7 +3,7 @@ package s3fifo
 import (
 	"testing"
 
-	"github.com/kvhost/kvhost/plugins/policytest"
+	"github.com/kvhost/kvhost/plugins/internal/policytest"
 )
 
 func TestTextbook(t *testing.T) { policytest.Compare(t, policytest.Of(New), nil, policytest.S3FIFO) }

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/plugins/policytest"
+	"github.com/kvhost/kvhost/plugins/internal/policytest"
 )
 
 type testSketch struct{ s sketch }

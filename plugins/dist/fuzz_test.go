@@ -1,4 +1,4 @@
-package codec
+package dist
 
 import (
 	"bytes"

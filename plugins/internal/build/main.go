@@ -1,6 +1,6 @@
 // Command build compiles the policies under plugins/ to wasm.
 //
-//	go run ./plugins/dist/build [-v] [-overlay file | -o dir [plugin directory ...]]
+//	go run ./plugins/internal/build [-v] [-overlay file | -o dir [plugin directory ...]]
 //
 // A plugin is a plugins/<name> that has a wasm directory. The modules that an operator would choose go to plugins/dist,
 // compressed, and the next build of the host embeds them. With -overlay they go to the directory of that file, which tells
@@ -23,13 +23,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvhost/kvhost/plugins/dist/codec"
+	"github.com/kvhost/kvhost/plugins/dist"
 )
 
 // chosen are the policies that an operator would choose, which the host has in it. The base of their compression is the first.
 // The others are textbook policies to compare with.
 var chosen = []string{
-	codec.Base, "fifo", "s3fifo", "prefix", "reuse", // evict
+	dist.Base, "fifo", "s3fifo", "prefix", "reuse", // evict
 	"fanout", "striped", "llmd", // place
 	"layermajor", "blockmajor", // layout
 }
@@ -148,7 +148,7 @@ func find(root string, dirs []string) ([]plugin, error) {
 			return nil, fmt.Errorf("%s: no wasm directory with the plugin's main package", d)
 		}
 		p := plugin{name: filepath.Base(abs), dir: abs}
-		if p.name == codec.Base {
+		if p.name == dist.Base {
 			plugins = slices.Insert(plugins, 0, p)
 		} else {
 			plugins = append(plugins, p)

@@ -1,17 +1,15 @@
 package slots
 
-import "github.com/kvhost/kvhost/plugins/paged"
-
 // links are one node's neighbours in the circular list that it is part of.
 type links struct{ prev, next uint32 }
 
 // Ring threads any number of circular lists through one array of nodes. A list is known by a node that stands for both
 // of its ends: next of it is the front, prev of it is the back. A node is part of one list at a time. Node numbers are
 // not checked: see [Table].
-type Ring struct{ nodes paged.Array[links] } // by how much a neighbour's number is greater, so that a blank node is alone
+type Ring struct{ nodes Array[links] } // by how much a neighbour's number is greater, so that a blank node is alone
 
 // NewRing makes n nodes, each a list of itself.
-func NewRing(n uint32) Ring { return Ring{paged.New(n, links{})} }
+func NewRing(n uint32) Ring { return Ring{NewArray(n, links{})} }
 
 func (r *Ring) join(prev, next uint32) {
 	r.nodes.Make(prev).next = next - prev

@@ -1,5 +1,4 @@
-// Package keypath writes numbers and keys into paths.
-package keypath
+package llmd
 
 import (
 	"encoding/hex"
@@ -7,8 +6,8 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// AppendUint writes a decimal number.
-func AppendUint(dst []byte, v uint32) []byte {
+// appendUint writes a decimal number.
+func appendUint(dst []byte, v uint32) []byte {
 	if v < 10 {
 		return append(dst, '0'+byte(v))
 	}
@@ -21,8 +20,8 @@ func AppendUint(dst []byte, v uint32) []byte {
 	return append(dst, b[i:]...)
 }
 
-// AppendKey writes a query's key in hexadecimal. It appends nothing when the key's length is wrong.
-func AppendKey(dst []byte, q *abi.PlaceQuery) []byte {
+// appendKey writes a query's key in hexadecimal. It appends nothing when the key's length is wrong.
+func appendKey(dst []byte, q *abi.PlaceQuery) []byte {
 	if q.KeyLen > abi.KeyBytes {
 		return dst
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/plugins/paged"
 )
 
 // Entry is what is known about one slot, or about one ghost.
@@ -44,7 +43,7 @@ type sum struct {
 // the table's own, and a slot in an event is compared with the number of slots by [Table.Resident] or [Table.Insert]
 // before anything else is done with it.
 type Table struct {
-	nodes paged.Array[node] // of all slots, ghosts and lists' ends
+	nodes Array[node] // of all slots, ghosts and lists' ends
 	slots uint32
 	ends  uint32 // node of list 0's ends; list l's are l further
 	asks  uint32
@@ -67,7 +66,7 @@ func NewTable(maxSlots, maxGhosts uint32, lists List) (*Table, error) {
 		return nil, fmt.Errorf("slots: %d lists are too many", lists)
 	}
 	t := &Table{slots: maxSlots, ends: maxSlots + maxGhosts}
-	t.nodes = paged.New(t.ends+uint32(lists)+1, node{})
+	t.nodes = NewArray(t.ends+uint32(lists)+1, node{})
 	for end := t.ends; end < t.nodes.Len(); end++ {
 		t.nodes.Make(end).links = links{end, end}
 	}

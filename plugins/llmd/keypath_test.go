@@ -1,4 +1,4 @@
-package keypath
+package llmd
 
 import (
 	"math"
@@ -10,7 +10,7 @@ import (
 
 func TestUint(t *testing.T) {
 	for _, v := range []uint32{0, 1, 9, 10, 99, 4096, math.MaxUint32} {
-		if got, want := string(AppendUint([]byte("x"), v)), "x"+strconv.FormatUint(uint64(v), 10); got != want {
+		if got, want := string(appendUint([]byte("x"), v)), "x"+strconv.FormatUint(uint64(v), 10); got != want {
 			t.Errorf("%d was spelled %s, want %s", v, got, want)
 		}
 	}
@@ -18,11 +18,11 @@ func TestUint(t *testing.T) {
 
 func TestKey(t *testing.T) {
 	q := &abi.PlaceQuery{KeyLen: 4, Key: [abi.KeyBytes]byte{0xab, 0, 1, 0xff}}
-	text := AppendKey(nil, q)
+	text := appendKey(nil, q)
 	if string(text) != "ab0001ff" {
 		t.Fatalf("spelled %s", text)
 	}
-	if got := AppendKey(nil, &abi.PlaceQuery{KeyLen: abi.KeyBytes + 1}); len(got) != 0 {
+	if got := appendKey(nil, &abi.PlaceQuery{KeyLen: abi.KeyBytes + 1}); len(got) != 0 {
 		t.Errorf("a key that is too long was spelled %s", got)
 	}
 }

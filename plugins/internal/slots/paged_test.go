@@ -1,4 +1,4 @@
-package paged
+package slots
 
 import (
 	"math/rand/v2"
@@ -7,7 +7,7 @@ import (
 
 func TestArrayGrowsWithWhatIsMade(t *testing.T) {
 	const n = 10*PageLen + 7
-	a := New[uint64](n, 42)
+	a := NewArray[uint64](n, 42)
 	if a.Len() != n || a.Made() != 0 || *a.At(0) != 42 || *a.At(n - 1) != 42 {
 		t.Fatalf("a new array: %d elements, %d made, %d and %d", a.Len(), a.Made(), *a.At(0), *a.At(n - 1))
 	}
@@ -34,7 +34,7 @@ func TestArrayGrowsWithWhatIsMade(t *testing.T) {
 	if made := testing.AllocsPerRun(1, func() { a.Make(5 * PageLen) }); made != 0 {
 		t.Errorf("a page that is there was made again: %v allocations", made)
 	}
-	if made := testing.AllocsPerRun(1, func() { b := New[[64]byte](PageLen*1000, [64]byte{}); b.Make(0) }); made > 3 {
+	if made := testing.AllocsPerRun(1, func() { b := NewArray[[64]byte](PageLen*1000, [64]byte{}); b.Make(0) }); made > 3 {
 		t.Errorf("%v allocations for one page of a thousand", made)
 	}
 }

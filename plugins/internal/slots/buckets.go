@@ -1,4 +1,4 @@
-package paged
+package slots
 
 // Buckets are the heads of a hash table's chains. There is one more with each [Buckets.Add], so that a table grows with what
 // is in it, by a step at a time (W. Litwin, Linear Hashing, VLDB 1980). The chains are the caller's.
@@ -10,7 +10,7 @@ type Buckets struct {
 
 // NewBuckets makes one bucket, of at most n, whose head is blank.
 func NewBuckets(n, blank uint32) Buckets {
-	b := Buckets{heads: New(max(n, 1), blank), n: 1, whole: 1}
+	b := Buckets{heads: NewArray(max(n, 1), blank), n: 1, whole: 1}
 	b.heads.Make(0)
 	return b
 }

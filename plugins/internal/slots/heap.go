@@ -1,7 +1,5 @@
 package slots
 
-import "github.com/kvhost/kvhost/plugins/paged"
-
 // Rank orders a heap: the lowest priority first, among equals the one that got it first.
 type Rank struct{ Priority, Order uint64 }
 
@@ -19,8 +17,8 @@ type item struct {
 // A question for victims looks at one slot after the other in order of rank, without changing the heap: [Heap.Lowest] keeps
 // the edge of what was looked at, at most maxWalk places, which is itself a heap.
 type Heap struct {
-	items paged.Array[item]
-	place paged.Array[uint32] // by slot, where its item is; None when absent
+	items Array[item]
+	place Array[uint32] // by slot, where its item is; None when absent
 	n     uint32
 	edge  [maxWalk]uint32
 	wide  uint32
@@ -32,7 +30,7 @@ const maxWalk = 1024
 
 // NewHeap makes room for slots below maxSlots.
 func NewHeap(maxSlots uint32) *Heap {
-	return &Heap{items: paged.New(maxSlots, item{}), place: paged.New(maxSlots, None)}
+	return &Heap{items: NewArray(maxSlots, item{}), place: NewArray(maxSlots, None)}
 }
 
 func (h *Heap) at(i uint32) *item { return h.items.At(i) }

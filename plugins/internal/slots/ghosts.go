@@ -1,18 +1,16 @@
 package slots
 
-import "github.com/kvhost/kvhost/plugins/paged"
-
 // ghosts are the table's nodes above the slots: a list of free ones, threaded through their links, and chains of those
 // with the same hash of their fingerprint.
 type ghosts struct {
 	free   uint32 // first of the nodes that were ghosts once, None for none
 	fresh  uint32 // first of those that never were
 	left   uint32 // free nodes, of both kinds
-	chains paged.Buckets
+	chains Buckets
 }
 
 func (g *ghosts) init(first, n uint32) {
-	g.free, g.fresh, g.left, g.chains = None, first, n, paged.NewBuckets(n, None)
+	g.free, g.fresh, g.left, g.chains = None, first, n, NewBuckets(n, None)
 }
 
 // home is the hash of a fingerprint. Fingerprints are hashes already; the multiplication guards against a host, or a

@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/kvhost/kvhost/plugins/dist/codec"
+	"github.com/kvhost/kvhost/plugins/dist"
 )
 
 // output is where modules go.
@@ -49,13 +49,13 @@ type embedDir struct {
 
 func openEmbedDir(dir string) *embedDir {
 	d := &embedDir{dir: dir}
-	d.oldBase = d.read(codec.Base)
+	d.oldBase = d.read(dist.Base)
 	return d
 }
 
 func (d *embedDir) path() string { return d.dir }
 
-func (d *embedDir) file(name string) string { return filepath.Join(d.dir, name+codec.Suffix) }
+func (d *embedDir) file(name string) string { return filepath.Join(d.dir, name+dist.Suffix) }
 
 func (d *embedDir) read(name string) []byte {
 	packed, err := os.ReadFile(d.file(name))
@@ -63,28 +63,28 @@ func (d *embedDir) read(name string) []byte {
 		return nil
 	}
 	base := d.oldBase
-	if name == codec.Base {
+	if name == dist.Base {
 		base = nil
 	}
-	module, _ := codec.Decode(packed, base) // what cannot be read is written again
+	module, _ := dist.Decode(packed, base) // what cannot be read is written again
 	return module
 }
 
 func (d *embedDir) write(name string, module []byte) (string, error) {
-	if name == codec.Base {
+	if name == dist.Base {
 		d.base = module
 	} else if d.base == nil {
-		return "", fmt.Errorf("the base %q is not written yet", codec.Base)
+		return "", fmt.Errorf("the base %q is not written yet", dist.Base)
 	}
 	unchanged := bytes.Equal(d.base, d.oldBase) && bytes.Equal(d.read(name), module)
 	if unchanged {
 		return d.file(name), nil
 	}
 	base := d.base
-	if name == codec.Base {
+	if name == dist.Base {
 		base = nil
 	}
-	packed, err := codec.Encode(module, base)
+	packed, err := dist.Encode(module, base)
 	if err != nil {
 		return "", err
 	}
@@ -97,7 +97,7 @@ func (d *embedDir) sweep(plugins []plugin) error {
 	for _, p := range plugins {
 		keep[d.file(p.name)] = true
 	}
-	for _, pattern := range []string{"*.wasm", "*" + codec.Suffix} {
+	for _, pattern := range []string{"*.wasm", "*" + dist.Suffix} {
 		found, err := filepath.Glob(filepath.Join(d.dir, pattern))
 		if err != nil {
 			return err
@@ -115,11 +115,11 @@ func (d *embedDir) sweep(plugins []plugin) error {
 }
 
 // writeOverlay tells the go command to find the modules beside the overlay where dist embeds them.
-func writeOverlay(overlay, dist string, plugins []plugin) error {
+func writeOverlay(overlay, dir string, plugins []plugin) error {
 	files := map[string]string{}
 	for _, p := range plugins {
-		name := p.name + codec.Suffix
-		files[filepath.Join(dist, name)] = filepath.Join(filepath.Dir(overlay), name)
+		name := p.name + dist.Suffix
+		files[filepath.Join(dir, name)] = filepath.Join(filepath.Dir(overlay), name)
 	}
 	text, err := json.MarshalIndent(map[string]any{"Replace": files}, "", "\t")
 	if err != nil {

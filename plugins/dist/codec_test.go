@@ -1,4 +1,4 @@
-package codec
+package dist
 
 import (
 	"bytes"
@@ -48,7 +48,7 @@ func TestRefused(t *testing.T) {
 		"a bare module": {[]byte("\x00asm\x01\x00\x00\x00"), nil},
 		"nothing":       {nil, nil},
 	} {
-		if got, err := Decode(c.packed, c.base); !errors.Is(err, ErrModule) {
+		if got, err := Decode(c.packed, c.base); !errors.Is(err, errModule) {
 			t.Errorf("%s: %d bytes, %v", what, len(got), err)
 		}
 	}

@@ -6,6 +6,6 @@
 // ghosts, is a list like any other. [Naming] does the bookkeeping of one question for
 // victims. [Heap] orders slots by priority.
 //
-// Memory comes with the slots and ghosts that are used, a page at a time, and stays (package paged). Sizes are in units of 4 KiB, as in events, and
-// where a paper counts pages the policies count units.
+// Memory comes with the slots and ghosts that are used, a page at a time, and stays ([Array]). Sizes are in
+// units of 4 KiB, as in events, and where a paper counts pages the policies count units.
 package slots

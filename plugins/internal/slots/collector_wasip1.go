@@ -1,4 +1,4 @@
-package paged
+package slots
 
 import "runtime/debug"
 

@@ -1,8 +1,4 @@
-// Package codec compresses policy modules for embedding, and decompresses them when they are used.
-//
-// Most of a module that was built by Go is the Go runtime, which is nearly the same in each. So one module, the base,
-// is compressed as it is, and serves as the dictionary of all others: they shrink to a tenth instead of a quarter.
-package codec
+package dist
 
 import (
 	"crypto/sha256"
@@ -20,8 +16,8 @@ const (
 	Base = "lru"
 )
 
-// ErrModule is returned for bytes that no module was compressed to, or that were compressed with another base.
-var ErrModule = errors.New("codec: not a compressed module, or its base was rebuilt since: run `make plugins`")
+// errModule is returned for bytes that no module was compressed to, or that were compressed with another base.
+var errModule = errors.New("dist: not a compressed module, or its base was rebuilt since: run `make plugins`")
 
 // maxModule bounds what is decompressed.
 const maxModule = 64 << 20
@@ -34,7 +30,9 @@ func dictionary(base []byte) uint32 {
 	return binary.LittleEndian.Uint32(sum[:])&0x3fffffff | 1<<16
 }
 
-// Encode compresses a module. The base itself is encoded with a nil base.
+// Encode compresses a module for embedding. Most of one that was built by Go is the Go runtime, which is nearly the same in
+// each: so one module, the base, is compressed as it is (a nil base), and serves as the dictionary of all others, which
+// shrink to a tenth instead of a quarter.
 func Encode(module, base []byte) ([]byte, error) {
 	options := []zstd.EOption{
 		zstd.WithEncoderLevel(zstd.SpeedBestCompression), zstd.WithWindowSize(8 << 20), zstd.WithEncoderConcurrency(1),
@@ -44,7 +42,7 @@ func Encode(module, base []byte) ([]byte, error) {
 	}
 	e, err := zstd.NewWriter(nil, options...)
 	if err != nil {
-		return nil, fmt.Errorf("codec: %w", err)
+		return nil, fmt.Errorf("dist: %w", err)
 	}
 	return e.EncodeAll(module, nil), nil
 }
@@ -57,15 +55,15 @@ func Decode(packed, base []byte) ([]byte, error) {
 	}
 	d, err := zstd.NewReader(nil, options...)
 	if err != nil {
-		return nil, fmt.Errorf("codec: %w", err)
+		return nil, fmt.Errorf("dist: %w", err)
 	}
 	defer d.Close()
 	module, err := d.DecodeAll(packed, nil)
 	if err != nil {
-		return nil, fmt.Errorf("%w (%w)", ErrModule, err)
+		return nil, fmt.Errorf("%w (%w)", errModule, err)
 	}
 	if len(module) == 0 {
-		return nil, ErrModule
+		return nil, errModule
 	}
 	return module, nil
 }

@@ -1,10 +1,4 @@
-// Package paged has arrays by slot whose memory comes with the slots that are used.
-//
-// A host names entries by dense numbers: it uses a slot again before it takes one above all that it has used. So a
-// policy that is told of many slots needs memory for few of them until the root is full. An [Array] makes a page of
-// elements when the first of them is needed. Elements of pages that were not made read as the array's blank one, so
-// that reading needs no check.
-package paged
+package slots
 
 import "unsafe"
 
@@ -14,7 +8,12 @@ const (
 	PageLen = 1 << pageBits
 )
 
-// Array is n elements, of which those are in memory whose pages were made. T has no pointers.
+// Array is n elements by slot, of which those are in memory whose pages were made. T has no pointers.
+//
+// A host names entries by dense numbers: it uses a slot again before it takes one above all that it has used. So a
+// policy that is told of many slots needs memory for few of them until the root is full. An [Array] makes a page of
+// elements when the first of them is needed. Elements of pages that were not made read as the array's blank one, so
+// that reading needs no check.
 //
 // Elements are reached without the checks of a slice: in a Go guest each check is a possible call, and each call a
 // branch table, which costs more than the work. So indices must be below n.
@@ -25,8 +24,8 @@ type Array[T any] struct {
 	n     uint32
 }
 
-// New makes an array of n elements that read as blank.
-func New[T any](n uint32, blank T) Array[T] {
+// NewArray makes an array of n elements that read as blank.
+func NewArray[T any](n uint32, blank T) Array[T] {
 	a := Array[T]{blank: new([PageLen]T), n: n}
 	fill(a.blank[:], blank)
 	pages := make([]*[PageLen]T, (uint64(n)+PageLen-1)>>pageBits)
