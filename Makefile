@@ -23,7 +23,7 @@ SLOW_IN := ./host ./host/internal/policy ./host/internal/policy/sandbox ./host/i
 # they start. By default it is a second.
 export GORACE ?= atexit_sleep_ms=50
 # Says which tools the tests lack, or whether the machine has one.
-TOOLS_LEFT_OUT := $(GO) run ./abi/testenv/tools
+TOOLS_LEFT_OUT := $(GO) run ./abi/testenv/internal/tools
 HAS := $(TOOLS_LEFT_OUT) 2>/dev/null
 # How long each part of make torture runs, and how many rounds of kill -9.
 TORTURE ?= 10m
@@ -182,7 +182,7 @@ manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernete
 	$< -update examples/deploy/kubernetes
 
 dist: plugins .build/bin/nfpm ## tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
-	$(GO) run ./examples/deploy/dist -version '$(VERSION)' 
+	$(GO) run ./examples/deploy/internal/dist -version '$(VERSION)' 
 
 kits: ## install what tests need and root is not needed for: Rust's wasm target, Python packages
 	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi

@@ -1,7 +1,7 @@
 // Command dist writes what a release consists of: for each architecture a tarball, a deb and an rpm, and a bill of the
 // materials in the binary; and their checksums. Two runs on one commit write the same bytes.
 //
-//	go run ./examples/deploy/dist -version 1.2.3 -nfpm .build/bin/nfpm   # in the top directory
+//	go run ./examples/deploy/internal/dist -version 1.2.3 -nfpm .build/bin/nfpm   # in the top directory
 package main
 
 import (

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Generates pages.ptx, sums.ptx and codec.ptx from their sources; needs nvcc (any from 11 on) and no GPU. Run after every change of one:
-#   gds/kernels/generate.sh [DIRECTORY FOR THE OUTPUT]
+#   gds/internal/kernels/generate.sh [DIRECTORY FOR THE OUTPUT]
 # The PTX is written for the lowest version that its instructions need, so that old drivers load it, and for the lowest
 # architecture that kvhost supports: drivers compile it for newer ones. ptxas checks that the result still assembles.
 set -eu

@@ -1,7 +1,7 @@
 // Command tools lists the tools that this machine lacks, what the tests leave out without each, and how to get it.
 //
-//	go run ./abi/testenv/tools    # the list; exit code 1 when something is missing and KVHOST_REQUIRE_TOOLS is 1
-//	go run ./abi/testenv/tools cc # no output; exit code 0 when the machine has it
+//	go run ./abi/testenv/internal/tools    # the list; exit code 1 when something is missing and KVHOST_REQUIRE_TOOLS is 1
+//	go run ./abi/testenv/internal/tools cc # no output; exit code 0 when the machine has it
 //
 // The names are cc, cargo, python and python-packages.
 package main

@@ -1,4 +1,4 @@
-package monitoring
+package deploy
 
 import (
 	"encoding/json"
@@ -13,20 +13,14 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 )
 
+// monitoring is the directory of the rules and the dashboard.
+const monitoring = "../monitoring/"
+
 func promtool(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	testenv.Need(t, testenv.Promtool)
 	out, err := exec.Command("promtool", args...).CombinedOutput()
 	return string(out), err
-}
-
-func read(t *testing.T, name string) string {
-	t.Helper()
-	text, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }
 
 var (
@@ -36,14 +30,14 @@ var (
 
 // Every alert fires when it should and not when it should not, and no rule can be changed without a test that fails.
 func TestAlerts(t *testing.T) {
-	if out, err := promtool(t, "test", "rules", "alerts_test.yml"); err != nil {
+	if out, err := promtool(t, "test", "rules", monitoring+"alerts_test.yml"); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 	tested := map[string]bool{}
-	for _, m := range testOfAlert.FindAllStringSubmatch(read(t, "alerts_test.yml"), -1) {
+	for _, m := range testOfAlert.FindAllStringSubmatch(read(t, monitoring+"alerts_test.yml"), -1) {
 		tested[m[1]+" "+m[2]] = true
 	}
-	alerts := alertInRules.FindAllStringSubmatch(read(t, "alerts.yml"), -1)
+	alerts := alertInRules.FindAllStringSubmatch(read(t, monitoring+"alerts.yml"), -1)
 	if len(alerts) < 15 {
 		t.Errorf("only %d alerts were found", len(alerts))
 	}
@@ -56,7 +50,7 @@ func TestAlerts(t *testing.T) {
 
 // A rule that says something else fails its test.
 func TestAlertsAreTested(t *testing.T) {
-	rules := read(t, "alerts.yml")
+	rules := read(t, monitoring+"alerts.yml")
 	for from, to := range map[string]string{
 		"kvhost_root_state == 3":   "kvhost_root_state == 4",
 		"> 0.1\n":                  "> 10\n",
@@ -67,7 +61,7 @@ func TestAlertsAreTested(t *testing.T) {
 		if changed == rules {
 			t.Fatalf("no rule has %q", from)
 		}
-		for name, text := range map[string]string{"alerts.yml": changed, "alerts_test.yml": read(t, "alerts_test.yml")} {
+		for name, text := range map[string]string{"alerts.yml": changed, "alerts_test.yml": read(t, monitoring+"alerts_test.yml")} {
 			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -92,7 +86,7 @@ func TestDashboard(t *testing.T) {
 		}
 		Templating struct{ List []struct{ Name string } }
 	}
-	if err := json.Unmarshal([]byte(read(t, "dashboard.json")), &dashboard); err != nil {
+	if err := json.Unmarshal([]byte(read(t, monitoring+"dashboard.json")), &dashboard); err != nil {
 		t.Fatal(err)
 	}
 	if len(dashboard.Panels) < 20 || len(dashboard.Templating.List) != 2 {
