@@ -1,4 +1,4 @@
-package footprint
+package policyset
 
 import (
 	"path/filepath"
@@ -49,7 +49,7 @@ func TestMemoryComesWithEntries(t *testing.T) {
 			if err := e.Flush(); err != nil {
 				t.Fatal(err)
 			}
-			f, err := Of(t.Context(), m, policy.EvictOptions{MaxSlots: slots, Capacity: slots << 20, Seed: 1})
+			f, err := footprintOf(t.Context(), m, policy.EvictOptions{MaxSlots: slots, Capacity: slots << 20, Seed: 1})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,5 +1,4 @@
-// Package policyregistry has the commands that bring policies to registries and from there.
-package policyregistry
+package command
 
 import (
 	"context"
@@ -13,26 +12,25 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/artifact"
-	"github.com/kvhost/kvhost/host/internal/policy/registry"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
-// command is what both commands have.
-type command struct {
-	registry.Options
+// registryFlags are those of push and pull.
+type registryFlags struct {
+	artifact.Options
 	timeout   time.Duration
 	publicKey string
 }
 
-func (c *command) flags(cmd *cobra.Command) {
+func (c *registryFlags) flags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&c.PlainHTTP, "plain-http", false, "no TLS, and so no credentials; a registry on loopback needs no flag")
 	cmd.Flags().DurationVar(&c.timeout, "timeout", 2*time.Minute, "for all of it")
 	cmd.Flags().StringVar(&c.publicKey, "public-key", "", "refuse a module without a signature by this minisign key")
 }
 
 // check is what a host checks before it compiles a module from a file.
-func (c *command) check(ctx context.Context, path string) error {
+func (c *registryFlags) check(ctx context.Context, path string) error {
 	i, err := policy.Inspect(ctx, path, policy.Options{
 		PublicKey: c.publicKey, Grants: []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom},
 	})
@@ -42,26 +40,15 @@ func (c *command) check(ctx context.Context, path string) error {
 	return err
 }
 
-// wants refuses a command line with another number of arguments.
-func wants(n int, what string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != n {
-			return fmt.Errorf("%w: %s: want %s", artifact.ErrReference, cmd.CommandPath(), what)
-		}
-		return nil
-	}
-}
-
-// Push is `kvhost policy push`.
-func Push(version string) *cobra.Command {
-	c := command{Options: registry.Options{Version: version}}
+func newPolicyPush() *cobra.Command {
+	c := registryFlags{Options: artifact.Options{Version: version}}
 	cmd := &cobra.Command{
 		Use:   "push FILE oci://REGISTRY/NAME[:TAG]",
 		Short: "Push a module, and the signature beside it, to an OCI registry",
 		Long: `Pushes a module to an OCI registry, with FILE` + policy.SignatureSuffix + ` if that is there, and prints the reference that pins both. Credentials
 are those of docker login.`,
 		Example: "  kvhost policy push mine.wasm oci://registry.example.com/policies/mine:1.2",
-		Args:    wants(2, "a .wasm file and a reference"),
+		Args:    wantArgs(2, 2, "a .wasm file and a reference"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := context.WithTimeout(cmd.Context(), c.timeout)
 			defer stop()
@@ -87,19 +74,18 @@ are those of docker login.`,
 			if err != nil {
 				return err
 			}
-			if err := registry.Push(ctx, r, a, c.Options); err != nil {
+			if err := artifact.Push(ctx, r, a, c.Options); err != nil {
 				return err
 			}
-			return tell(cmd, r, a)
+			return printPin(cmd, r, a)
 		},
 	}
 	c.flags(cmd)
 	return cmd
 }
 
-// Pull is `kvhost policy pull`.
-func Pull(version string) *cobra.Command {
-	c := command{Options: registry.Options{Version: version}}
+func newPolicyPull() *cobra.Command {
+	c := registryFlags{Options: artifact.Options{Version: version}}
 	var store string
 	cmd := &cobra.Command{
 		Use:   "pull oci://REGISTRY/NAME@sha256:DIGEST",
@@ -108,7 +94,7 @@ func Pull(version string) *cobra.Command {
 what to write into the configuration. With :TAG it says which digest the tag has now. Credentials are those of docker login.`,
 		Example: `  kvhost policy pull oci://registry.example.com/policies/mine:1.2
   kvhost policy pull --public-key RWQ... oci://registry.example.com/policies/mine@sha256:...`,
-		Args: wants(1, "a reference"),
+		Args: wantArgs(1, 1, "a reference"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := context.WithTimeout(cmd.Context(), c.timeout)
 			defer stop()
@@ -116,7 +102,7 @@ what to write into the configuration. With :TAG it says which digest the tag has
 			if err != nil {
 				return err
 			}
-			a, err := registry.Pull(ctx, r, sandbox.MaxModuleBytes, c.Options)
+			a, err := artifact.Pull(ctx, r, sandbox.MaxModuleBytes, c.Options)
 			if err != nil {
 				return err
 			}
@@ -125,7 +111,7 @@ what to write into the configuration. With :TAG it says which digest the tag has
 				return err
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "in %s\n", path)
-			return tell(cmd, r, a)
+			return printPin(cmd, r, a)
 		},
 	}
 	c.flags(cmd)
@@ -133,8 +119,8 @@ what to write into the configuration. With :TAG it says which digest the tag has
 	return cmd
 }
 
-// tell prints what pins an artifact in the configuration.
-func tell(cmd *cobra.Command, r artifact.Reference, a *artifact.Artifact) error {
+// printPin prints what pins an artifact in the configuration.
+func printPin(cmd *cobra.Command, r artifact.Reference, a *artifact.Artifact) error {
 	signed := "no signature"
 	if a.Signature != nil {
 		signed = "signed"

@@ -1,6 +1,4 @@
-// Package registry pushes policies to OCI registries and pulls them. Only commands use it: a host starts from the local store of
-// package artifact, and never asks a registry.
-package registry
+package artifact
 
 import (
 	"bytes"
@@ -17,12 +15,10 @@ import (
 	"oras.land/oras-go/v2/registry/remote"
 	"oras.land/oras-go/v2/registry/remote/auth"
 	"oras.land/oras-go/v2/registry/remote/credentials"
-
-	"github.com/kvhost/kvhost/host/internal/policy/artifact"
 )
 
-// ErrRegistry means that a registry could not be asked, or refused.
-var ErrRegistry = errors.New("policy: registry")
+// errRegistry means that a registry could not be asked, or refused.
+var errRegistry = errors.New("policy: registry")
 
 // Options say how a registry is spoken to.
 type Options struct {
@@ -33,10 +29,10 @@ type Options struct {
 }
 
 // open makes a repository's client. Credentials are those of `docker login`, also from its helpers.
-func open(r artifact.Reference, opt Options) (*remote.Repository, error) {
+func open(r Reference, opt Options) (*remote.Repository, error) {
 	repo, err := remote.NewRepository(r.Registry + "/" + r.Repository)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", artifact.ErrReference, err)
+		return nil, fmt.Errorf("%w: %w", ErrReference, err)
 	}
 	local := loopback(r.Registry)
 	repo.PlainHTTP = opt.PlainHTTP || local
@@ -47,7 +43,7 @@ func open(r artifact.Reference, opt Options) (*remote.Repository, error) {
 	if !repo.PlainHTTP || local {
 		store, err := credentials.NewStoreFromDocker(credentials.StoreOptions{})
 		if err != nil {
-			return nil, fmt.Errorf("%w: docker's configuration, which may have its credentials: %w", ErrRegistry, err)
+			return nil, fmt.Errorf("%w: docker's configuration, which may have its credentials: %w", errRegistry, err)
 		}
 		client.Credential = credentials.Credential(store)
 	}
@@ -76,13 +72,14 @@ func redirect(q *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// Push brings an artifact to a registry. With a tag that comes to mean it.
-func Push(ctx context.Context, r artifact.Reference, a *artifact.Artifact, opt Options) error {
+// Push brings an artifact to a registry. Only commands call it and Pull: a host starts from the local store, and never asks a
+// registry. With a tag that comes to mean it.
+func Push(ctx context.Context, r Reference, a *Artifact, opt Options) error {
 	repo, err := open(r, opt)
 	if err != nil {
 		return err
 	}
-	for _, b := range [][]byte{artifact.Empty, a.Module, a.Signature} {
+	for _, b := range [][]byte{Empty, a.Module, a.Signature} {
 		if b == nil {
 			continue
 		}
@@ -91,37 +88,37 @@ func Push(ctx context.Context, r artifact.Reference, a *artifact.Artifact, opt O
 			continue
 		}
 		if err := repo.Blobs().Push(ctx, d, bytes.NewReader(b)); err != nil {
-			return fmt.Errorf("%w: push to %s: %w", ErrRegistry, r, err)
+			return fmt.Errorf("%w: push to %s: %w", errRegistry, r, err)
 		}
 	}
-	d := ocispec.Descriptor{MediaType: artifact.ManifestType, Digest: digest.Digest(a.Digest), Size: int64(len(a.Manifest))}
+	d := ocispec.Descriptor{MediaType: manifestType, Digest: digest.Digest(a.Digest), Size: int64(len(a.Manifest))}
 	if err := repo.Manifests().PushReference(ctx, d, bytes.NewReader(a.Manifest), cmp.Or(r.Tag, a.Digest)); err != nil {
-		return fmt.Errorf("%w: push to %s: %w", ErrRegistry, r, err)
+		return fmt.Errorf("%w: push to %s: %w", errRegistry, r, err)
 	}
 	return nil
 }
 
 // Pull brings an artifact, whose module has at most maxModule bytes, from a registry. Its bytes are those that the digest names; a tag
 // names what it means now.
-func Pull(ctx context.Context, r artifact.Reference, maxModule int64, opt Options) (*artifact.Artifact, error) {
+func Pull(ctx context.Context, r Reference, maxModule int64, opt Options) (*Artifact, error) {
 	repo, err := open(r, opt)
 	if err != nil {
 		return nil, err
 	}
 	of, body, err := repo.Manifests().FetchReference(ctx, cmp.Or(r.Digest, r.Tag, "latest"))
 	if err != nil {
-		return nil, fmt.Errorf("%w: pull %s: %w", ErrRegistry, r, err)
+		return nil, fmt.Errorf("%w: pull %s: %w", errRegistry, r, err)
 	}
-	text, err := read(body, artifact.MaxManifest)
+	text, err := read(body, maxManifest)
 	if err != nil {
-		return nil, fmt.Errorf("%w: pull %s: manifest: %w", ErrRegistry, r, err)
+		return nil, fmt.Errorf("%w: pull %s: manifest: %w", errRegistry, r, err)
 	}
 	named := cmp.Or(r.Digest, of.Digest.String()) // or what the registry says that the tag means
-	module, signature, err := artifact.Layers(named, text, maxModule)
+	module, signature, err := Layers(named, text, maxModule)
 	if err != nil {
 		return nil, fmt.Errorf("pull %s: %w", r, err)
 	}
-	a := &artifact.Artifact{Digest: named, Manifest: text}
+	a := &Artifact{Digest: named, Manifest: text}
 	if a.Module, err = blob(ctx, repo, "module", module); err == nil && signature != nil {
 		a.Signature, err = blob(ctx, repo, "signature", signature)
 	}
@@ -132,14 +129,14 @@ func Pull(ctx context.Context, r artifact.Reference, maxModule int64, opt Option
 }
 
 // blob fetches what a descriptor names, and no more.
-func blob(ctx context.Context, repo *remote.Repository, what string, d *artifact.Descriptor) ([]byte, error) {
+func blob(ctx context.Context, repo *remote.Repository, what string, d *Descriptor) ([]byte, error) {
 	body, err := repo.Blobs().Fetch(ctx, ocispec.Descriptor{MediaType: d.MediaType, Digest: digest.Digest(d.Digest), Size: d.Size})
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrRegistry, what, err)
+		return nil, fmt.Errorf("%w: %s: %w", errRegistry, what, err)
 	}
 	b, err := read(body, d.Size)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrRegistry, what, err)
+		return nil, fmt.Errorf("%w: %s: %w", errRegistry, what, err)
 	}
 	return b, d.Check(what, b)
 }

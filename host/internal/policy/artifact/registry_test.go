@@ -1,4 +1,4 @@
-package registry
+package artifact
 
 import (
 	"bytes"
@@ -18,14 +18,12 @@ import (
 	real "github.com/google/go-containerregistry/pkg/registry"
 	"oras.land/oras-go/v2/registry/remote"
 	"oras.land/oras-go/v2/registry/remote/auth"
-
-	"github.com/kvhost/kvhost/host/internal/policy/artifact"
 )
 
 const most = 1 << 20
 
 // serve runs a registry, whose answers pass through a filter.
-func serve(t *testing.T, filter func(next http.Handler) http.Handler) artifact.Reference {
+func serve(t *testing.T, filter func(next http.Handler) http.Handler) Reference {
 	t.Helper()
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	var h http.Handler = real.New(real.Logger(log.New(io.Discard, "", 0)))
@@ -34,42 +32,42 @@ func serve(t *testing.T, filter func(next http.Handler) http.Handler) artifact.R
 	}
 	s := httptest.NewServer(h)
 	t.Cleanup(s.Close)
-	return artifact.Reference{Registry: strings.TrimPrefix(s.URL, "http://"), Repository: "policies/lru", Tag: "1"}
+	return Reference{Registry: strings.TrimPrefix(s.URL, "http://"), Repository: "policies/lru", Tag: "1"}
 }
 
-func pack(t *testing.T, signature []byte) *artifact.Artifact {
+func pack(t *testing.T, signature []byte) *Artifact {
 	t.Helper()
-	a, err := artifact.Pack("lru", bytes.Repeat([]byte("module"), 10000), signature)
+	a, err := Pack("lru", bytes.Repeat([]byte("module"), 10000), signature)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return a
 }
 
-func same(a, b *artifact.Artifact) bool {
+func same(a, b *Artifact) bool {
 	return a.Digest == b.Digest && bytes.Equal(a.Manifest, b.Manifest) && bytes.Equal(a.Module, b.Module) && bytes.Equal(a.Signature, b.Signature)
 }
 
 // What was pushed comes back, by its digest and by its tag, which may move.
 func TestPushAndPull(t *testing.T) {
 	r := serve(t, nil)
-	for _, a := range []*artifact.Artifact{pack(t, []byte("signature")), pack(t, nil)} {
+	for _, a := range []*Artifact{pack(t, []byte("signature")), pack(t, nil)} {
 		for range 2 { // the second push finds everything there
 			if err := Push(t.Context(), r, a, Options{}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		for _, r := range []artifact.Reference{r, r.At(a.Digest)} {
+		for _, r := range []Reference{r, r.At(a.Digest)} {
 			got, err := Pull(t.Context(), r, most, Options{})
 			if err != nil || !same(a, got) {
 				t.Errorf("%s: %v", r, err)
 			}
 		}
-		if _, err := Pull(t.Context(), r, int64(len(a.Module)-1), Options{}); !errors.Is(err, artifact.ErrManifest) {
+		if _, err := Pull(t.Context(), r, int64(len(a.Module)-1), Options{}); !errors.Is(err, ErrManifest) {
 			t.Errorf("a module above the limit: %v", err)
 		}
 	}
-	if _, err := Pull(t.Context(), r.At("sha256:"+strings.Repeat("0", 64)), most, Options{}); !errors.Is(err, ErrRegistry) {
+	if _, err := Pull(t.Context(), r.At("sha256:"+strings.Repeat("0", 64)), most, Options{}); !errors.Is(err, errRegistry) {
 		t.Errorf("a digest that is not there: %v", err)
 	}
 }
@@ -162,7 +160,7 @@ func TestCredentials(t *testing.T) {
 		})
 	})
 	a := pack(t, nil)
-	if err := Push(t.Context(), r, a, Options{}); !errors.Is(err, ErrRegistry) {
+	if err := Push(t.Context(), r, a, Options{}); !errors.Is(err, errRegistry) {
 		t.Errorf("without credentials: %v", err)
 	}
 	file := fmt.Sprintf(`{"auths": {%q: {"auth": %q}}}`, r.Registry, base64.StdEncoding.EncodeToString([]byte("me:secret")))
@@ -189,7 +187,7 @@ func TestPlainHTTP(t *testing.T) {
 		{"registry.example.com", false, false, true}, {"registry.example.com:5000", true, true, false},
 		{"localhost.example.com", false, false, true}, {"10.0.0.1:5000", false, false, true},
 	} {
-		repo, err := open(artifact.Reference{Registry: c.registry, Repository: "x"}, Options{PlainHTTP: c.flag})
+		repo, err := open(Reference{Registry: c.registry, Repository: "x"}, Options{PlainHTTP: c.flag})
 		if err != nil {
 			t.Fatal(err)
 		}

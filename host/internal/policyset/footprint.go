@@ -1,5 +1,4 @@
-// Package footprint measures the memory that evict policies take.
-package footprint
+package policyset
 
 import (
 	"context"
@@ -10,15 +9,15 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 )
 
-// Footprint is the memory that an instance of an evict policy takes for n entries: about Start + n·Entry bytes. Limit is
+// footprint is the memory that an instance of an evict policy takes for n entries: about Start + n·Entry bytes. Limit is
 // the most that it may have.
-type Footprint struct{ Start, Entry, Limit uint64 }
+type footprint struct{ Start, Entry, Limit uint64 }
 
 // For is the memory for so many entries.
-func (f Footprint) For(entries uint32) uint64 { return f.Start + uint64(entries)*f.Entry }
+func (f footprint) For(entries uint32) uint64 { return f.Start + uint64(entries)*f.Entry }
 
 // Fits is how many of a root's entries an instance has room for.
-func (f Footprint) Fits(entries uint32) uint32 {
+func (f footprint) Fits(entries uint32) uint32 {
 	if f.Entry == 0 || f.For(entries) <= f.Limit {
 		return entries
 	}
@@ -33,25 +32,25 @@ const (
 	nativeEntry             = 16
 )
 
-// Of measures instances of an evict policy in full roots from which each entry has been evicted once, so that it
+// footprintOf measures instances of an evict policy in full roots from which each entry has been evicted once, so that it
 // holds what it remembers of those. A module that takes memory for the slots that it is told of counts the same, because
 // these roots have no more slots than entries. Limit is that of a root of o.MaxSlots. The built-in policy
 // has 16 bytes for an entry, of the host's memory.
-func Of(ctx context.Context, m *policy.Module, o policy.EvictOptions) (Footprint, error) {
+func footprintOf(ctx context.Context, m *policy.Module, o policy.EvictOptions) (footprint, error) {
 	limit, ok := m.MemoryLimit(o.MaxSlots)
 	if !ok {
-		return Footprint{Entry: nativeEntry, Limit: math.MaxUint64}, nil
+		return footprint{Entry: nativeEntry, Limit: math.MaxUint64}, nil
 	}
 	few, err := fullSize(ctx, m, o, fewEntries)
 	if err != nil {
-		return Footprint{}, err
+		return footprint{}, err
 	}
 	many, err := fullSize(ctx, m, o, manyEntries)
 	if err != nil {
-		return Footprint{}, err
+		return footprint{}, err
 	}
 	entry := (max(many, few) - few + growth) / (manyEntries - fewEntries)
-	return Footprint{Start: few - min(few, entry*fewEntries), Entry: entry, Limit: limit}, nil
+	return footprint{Start: few - min(few, entry*fewEntries), Entry: entry, Limit: limit}, nil
 }
 
 func fullSize(ctx context.Context, m *policy.Module, o policy.EvictOptions, slots uint32) (_ uint64, err error) {
