@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/doctor"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/artifact"
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/replay"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
@@ -78,7 +78,7 @@ func exitCode(err error) int {
 		return exitRootBusy
 	case is(socket.ErrInUse, web.ErrHTTP):
 		return exitAddress
-	case is(compiler.ErrCompiler): // killed for want of memory, say: a restart may help
+	case is(sandbox.ErrCompiler): // killed for want of memory, say: a restart may help
 		return exitFailure
 	case is(policyset.ErrPolicy, policyset.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant,
 		policy.ErrDigest, artifact.ErrAbsent, artifact.ErrDigest, artifact.ErrManifest, policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):

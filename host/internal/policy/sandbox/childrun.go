@@ -1,4 +1,4 @@
-package compiler
+package sandbox
 
 import (
 	"bytes"
@@ -19,17 +19,17 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/meter"
 )
 
-// Job is one module to compile.
-type Job struct {
+// compileJob is one module to compile.
+type compileJob struct {
 	Wasm      []byte
 	Pages     uint32 // most pages of memory, of 64 KiB
 	Unmetered bool   // inject no fuel counting; for benchmarks
-	Limits    Limits
+	Limits    CompileLimits
 }
 
-// Run compiles a module in a child process and returns its metered form. Dir must be an empty directory of this user
-// alone; it then has a cache of wazero with the machine code. A [*Refusal] is final; see [IsFinal].
-func Run(ctx context.Context, job *Job, dir string) (metered []byte, err error) {
+// runCompiler compiles a module in a child process and returns its metered form. Dir must be an empty directory of this user
+// alone; it then has a cache of wazero with the machine code. A [*Refusal] is final; see [isFinal].
+func runCompiler(ctx context.Context, job *compileJob, dir string) (metered []byte, err error) {
 	limits := job.Limits.withDefaults()
 	answer, err := runChild(ctx, &request{
 		Dir: dir, Bytes: len(job.Wasm), Pages: job.Pages, Unmetered: job.Unmetered, Limits: limits,
@@ -41,7 +41,7 @@ func Run(ctx context.Context, job *Job, dir string) (metered []byte, err error) 
 	case answer.Error != "":
 		return nil, fmt.Errorf("%w: %s", ErrCompiler, answer.Error)
 	case answer.Refused != "":
-		return nil, NewRefusal(answer.Refused)
+		return nil, newRefusal(answer.Refused)
 	case answer.Costly != "":
 		return nil, fmt.Errorf("%w: %s", ErrLimit, answer.Costly)
 	}
@@ -105,7 +105,7 @@ func runChild(ctx context.Context, r *request, wasm []byte) (*reply, error) {
 }
 
 // ended is why a child process ended without an answer.
-func ended(err error, state *os.ProcessState, words string, l *Limits) error {
+func ended(err error, state *os.ProcessState, words string, l *CompileLimits) error {
 	status, _ := state.Sys().(syscall.WaitStatus)
 	used := state.UserTime() + state.SystemTime()
 	first, _, _ := strings.Cut(strings.TrimSpace(words), "\n")
@@ -153,9 +153,9 @@ type Refusal struct {
 	kind error
 }
 
-// NewRefusal is the refusal with a text of this package. It matches the error of package meter that the text begins
+// newRefusal is the refusal with a text of this package. It matches the error of package meter that the text begins
 // with.
-func NewRefusal(text string) *Refusal {
+func newRefusal(text string) *Refusal {
 	for _, kind := range []error{meter.ErrMalformed, meter.ErrOpcode, meter.ErrReserved, meter.ErrStart, meter.ErrLimit} {
 		if strings.Contains(text, kind.Error()) {
 			return &Refusal{text, kind}
@@ -169,8 +169,8 @@ func (r *Refusal) Error() string { return r.text }
 // Unwrap makes errors.Is find the kind.
 func (r *Refusal) Unwrap() error { return r.kind }
 
-// IsFinal reports whether compiling the module again would end in the same way.
-func IsFinal(err error) bool {
+// isFinal reports whether compiling the module again would end in the same way.
+func isFinal(err error) bool {
 	var r *Refusal
 	return errors.As(err, &r)
 }

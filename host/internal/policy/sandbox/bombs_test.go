@@ -1,4 +1,4 @@
-package compiler
+package sandbox
 
 import (
 	"bytes"
@@ -6,22 +6,6 @@ import (
 )
 
 // Modules that are made to exhaust a compiler. All are valid and within the limits of sizes and counts.
-
-func leb(n int) []byte {
-	var b []byte
-	for n >= 0x80 {
-		b, n = append(b, byte(n)|0x80), n>>7
-	}
-	return append(b, byte(n))
-}
-
-func sleb(n int) []byte { // of numbers that are not negative
-	var b []byte
-	for n >= 0x40 {
-		b, n = append(b, byte(n)|0x80), n>>7
-	}
-	return append(b, byte(n))
-}
 
 func vector(items ...[]byte) []byte { return append(leb(len(items)), slices.Concat(items...)...) }
 
@@ -50,9 +34,9 @@ func module(bodies [][]byte, types ...[]byte) []byte {
 func times(n int, b ...byte) []byte { return bytes.Repeat(b, n) }
 
 const (
-	opBlock, opLoop, opIf, opEnd = 0x02, 0x03, 0x04, 0x0b
-	opBrIf, opBrTable            = 0x0d, 0x0e
-	empty                        = 0x40
+	opBlock, opIf     = 0x02, 0x04
+	opBrIf, opBrTable = 0x0d, 0x0e
+	empty             = 0x40
 )
 
 // locals: many functions with many locals, each with a branch, so that they are merged.

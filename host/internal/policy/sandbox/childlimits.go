@@ -1,12 +1,12 @@
-package compiler
+package sandbox
 
 import (
 	"cmp"
 	"time"
 )
 
-// Limits bound the compilation of one module. Zero fields have a default.
-type Limits struct {
+// CompileLimits bound the compilation of one module. Zero fields have a default.
+type CompileLimits struct {
 	Memory int64         // bytes
 	CPU    time.Duration // processor time of all threads, in whole seconds
 	Time   time.Duration // elapsed
@@ -19,13 +19,13 @@ const (
 	DefaultTime   = 5 * time.Minute
 )
 
-// load is what a module may cost the host when its compiled form is loaded.
-type load struct {
+// loadLimits is what a module may cost the host when its compiled form is loaded.
+type loadLimits struct {
 	Bytes uint64
 	Time  time.Duration // of processor time
 }
 
-var maxLoad = load{512 << 20, 3 * time.Second}
+var maxLoad = loadLimits{512 << 20, 3 * time.Second}
 
 const (
 	// maxCodeBytes bounds each file that a compilation writes.
@@ -36,11 +36,11 @@ const (
 	maxWorkers = 8
 )
 
-func (l Limits) withDefaults() Limits {
-	return Limits{
+func (l CompileLimits) withDefaults() CompileLimits {
+	return CompileLimits{
 		Memory: cmp.Or(l.Memory, DefaultMemory), CPU: cmp.Or(l.CPU, DefaultCPU), Time: cmp.Or(l.Time, DefaultTime),
 	}
 }
 
 // cpuSeconds is the limit as the kernel takes it.
-func (l Limits) cpuSeconds() uint64 { return uint64(max(1, (l.CPU+time.Second-1)/time.Second)) }
+func (l CompileLimits) cpuSeconds() uint64 { return uint64(max(1, (l.CPU+time.Second-1)/time.Second)) }

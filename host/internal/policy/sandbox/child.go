@@ -1,4 +1,4 @@
-package compiler
+package sandbox
 
 import (
 	"bufio"
@@ -32,8 +32,8 @@ type request struct {
 	Bytes     int    // of the module
 	Pages     uint32
 	Unmetered bool
-	Limits    Limits
-	Load      load
+	Limits    CompileLimits
+	Load      loadLimits
 }
 
 // reply is what the child answers.
@@ -90,7 +90,7 @@ func endWithParent(in io.Reader) {
 }
 
 // confine limits this process.
-func confine(l Limits) error {
+func confine(l CompileLimits) error {
 	data, err := dataBytes()
 	if err != nil {
 		return err
@@ -153,7 +153,7 @@ func compile(ctx context.Context, r *request, wasm []byte) (reply, error) {
 	if err := os.WriteFile(filepath.Join(r.Dir, meteredFile), metered, 0o600); err != nil {
 		return reply{}, err
 	}
-	ctx = WithRefuelListener(ctx, noListener{})
+	ctx = withRefuelListener(ctx, noListener{})
 	workers := experimental.WithCompilationWorkers(ctx, min(runtime.GOMAXPROCS(0), maxWorkers))
 	if err := throughCache(workers, r, metered); err != nil {
 		return refused(err)
@@ -184,7 +184,7 @@ func throughCache(ctx context.Context, r *request, wasm []byte) error {
 	if err != nil {
 		return err
 	}
-	err = throughRuntime(ctx, Config(r.Pages).WithCompilationCache(cache), wasm)
+	err = throughRuntime(ctx, runtimeConfig(r.Pages).WithCompilationCache(cache), wasm)
 	return errors.Join(err, cache.Close(context.WithoutCancel(ctx)))
 }
 
@@ -194,7 +194,7 @@ func rehearse(ctx context.Context, r *request, wasm []byte) (reply, error) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	start := processorTime()
-	err := throughCache(WithoutCompiling(ctx), r, wasm)
+	err := throughCache(withoutCompiling(ctx), r, wasm)
 	took := processorTime() - start
 	runtime.ReadMemStats(&after)
 	switch bytes := after.TotalAlloc - before.TotalAlloc; {

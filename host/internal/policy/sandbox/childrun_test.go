@@ -1,4 +1,4 @@
-package compiler
+package sandbox
 
 import (
 	"bytes"
@@ -17,11 +17,13 @@ import (
 	"github.com/tetratelabs/wazero"
 )
 
-func job(wasm []byte, l Limits) *Job { return &Job{Wasm: wasm, Pages: 1, Limits: l} }
+func job(wasm []byte, l CompileLimits) *compileJob {
+	return &compileJob{Wasm: wasm, Pages: 1, Limits: l}
+}
 
 // Each bomb ends, within the limits or by one of them, and takes no memory of this process.
 func TestBombs(t *testing.T) {
-	limits := Limits{Memory: 128 << 20, CPU: time.Second}
+	limits := CompileLimits{Memory: 128 << 20, CPU: time.Second}
 	for _, c := range []struct {
 		name string
 		wasm []byte
@@ -35,7 +37,7 @@ func TestBombs(t *testing.T) {
 		{"labels", labels(100_000, 1000)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := Run(t.Context(), job(c.wasm, limits), t.TempDir())
+			_, err := runCompiler(t.Context(), job(c.wasm, limits), t.TempDir())
 			if !errors.Is(err, ErrLimit) {
 				t.Errorf("got %v", err)
 			}
@@ -49,15 +51,15 @@ func TestLimits(t *testing.T) {
 	slow, large := nested(100_000, opBlock, empty), manyLocals(49_000, 1000)
 	for _, c := range []struct {
 		wasm   []byte
-		limits Limits
+		limits CompileLimits
 		says   string
 	}{
-		{slow, Limits{CPU: 1500 * time.Millisecond}, "over 1.5s of processor time"},
-		{slow, Limits{Time: 200 * time.Millisecond}, "over 200ms"},
-		{large, Limits{Memory: 100 << 20, CPU: time.Hour}, "over 100 MiB of memory"},
+		{slow, CompileLimits{CPU: 1500 * time.Millisecond}, "over 1.5s of processor time"},
+		{slow, CompileLimits{Time: 200 * time.Millisecond}, "over 200ms"},
+		{large, CompileLimits{Memory: 100 << 20, CPU: time.Hour}, "over 100 MiB of memory"},
 	} {
-		_, err := Run(t.Context(), job(c.wasm, c.limits), t.TempDir())
-		if !errors.Is(err, ErrLimit) || IsFinal(err) || !strings.Contains(err.Error(), c.says) {
+		_, err := runCompiler(t.Context(), job(c.wasm, c.limits), t.TempDir())
+		if !errors.Is(err, ErrLimit) || isFinal(err) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%q: got %v", c.says, err)
 		}
 	}
@@ -65,13 +67,13 @@ func TestLimits(t *testing.T) {
 
 // What a module costs when it is loaded is limited too: the host cannot be protected from that.
 func TestLoadingIsRehearsed(t *testing.T) {
-	for says, l := range map[string]load{
+	for says, l := range map[string]loadLimits{
 		"0 MiB of memory to load":   {Bytes: 1, Time: time.Hour},
 		"of processor time to load": {Bytes: 1 << 40, Time: 1},
 	} {
 		wasm := manyLocals(100, 10)
 		answer, err := runChild(t.Context(), &request{
-			Dir: t.TempDir(), Bytes: len(wasm), Pages: 1, Limits: Limits{}.withDefaults(), Load: l,
+			Dir: t.TempDir(), Bytes: len(wasm), Pages: 1, Limits: CompileLimits{}.withDefaults(), Load: l,
 		}, wasm)
 		if err != nil || !strings.Contains(answer.Costly, says) {
 			t.Errorf("%q: got %+v, %v", says, answer, err)
@@ -83,7 +85,7 @@ func TestLoadingIsRehearsed(t *testing.T) {
 func TestResultIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	wasm := manyLocals(3, 2)
-	metered, err := Run(t.Context(), job(wasm, Limits{}), dir)
+	metered, err := runCompiler(t.Context(), job(wasm, CompileLimits{}), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,13 +99,13 @@ func TestResultIsComplete(t *testing.T) {
 			return err
 		}
 		defer cache.Close(context.Background())
-		ctx := WithoutCompiling(WithRefuelListener(t.Context(), noListener{}))
-		return throughRuntime(ctx, Config(1).WithCompilationCache(cache), metered)
+		ctx := withoutCompiling(withRefuelListener(t.Context(), noListener{}))
+		return throughRuntime(ctx, runtimeConfig(1).WithCompilationCache(cache), metered)
 	}
 	if err := load(dir); err != nil {
 		t.Errorf("with the result: %v", err)
 	}
-	if err := load(t.TempDir()); !errors.Is(err, ErrNotCached) {
+	if err := load(t.TempDir()); !errors.Is(err, errNotCached) {
 		t.Errorf("without it: %v", err)
 	}
 }
@@ -118,8 +120,8 @@ func TestRefusals(t *testing.T) {
 		{module([][]byte{body(0, []byte{0xfe, 0, 0})}), meter.ErrOpcode, "0xfe"},
 		{module([][]byte{body(0, []byte{0x6a})}), nil, "i32.add"},
 	} {
-		_, err := Run(t.Context(), job(c.wasm, Limits{}), t.TempDir())
-		if !IsFinal(err) || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
+		_, err := runCompiler(t.Context(), job(c.wasm, CompileLimits{}), t.TempDir())
+		if !isFinal(err) || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%q: got %v", c.says, err)
 		}
 	}
@@ -138,7 +140,7 @@ func TestCancel(t *testing.T) {
 		}
 		cancel()
 	}()
-	_, err := Run(ctx, job(phis(20_000, 5000), Limits{CPU: time.Hour, Time: time.Hour}), dir)
+	_, err := runCompiler(ctx, job(phis(20_000, 5000), CompileLimits{CPU: time.Hour, Time: time.Hour}), dir)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
@@ -147,7 +149,7 @@ func TestCancel(t *testing.T) {
 // A child outlives its parent no longer than it takes to notice.
 func TestChildEndsWithItsParent(t *testing.T) {
 	wasm := nested(100_000, opBlock, empty)
-	limits := Limits{CPU: time.Hour, Memory: DefaultMemory}
+	limits := CompileLimits{CPU: time.Hour, Memory: DefaultMemory}
 	head, err := json.Marshal(&request{Dir: t.TempDir(), Bytes: len(wasm), Pages: 1, Limits: limits})
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package compiler
+package sandbox
 
 import (
 	"context"
@@ -10,15 +10,15 @@ import (
 	"github.com/tetratelabs/wazero/experimental"
 )
 
-// Config is the configuration of a runtime for a module with so many pages of memory. Child and parent must use the
+// runtimeConfig is the configuration of a runtime for a module with so many pages of memory. Child and parent must use the
 // same one, because the machine code depends on it.
-func Config(pages uint32) wazero.RuntimeConfig {
+func runtimeConfig(pages uint32) wazero.RuntimeConfig {
 	return wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false)
 }
 
-// WithRefuelListener makes compiled code call l where a guest has used up its fuel. The machine code has these calls,
+// withRefuelListener makes compiled code call l where a guest has used up its fuel. The machine code has these calls,
 // so child and parent must both use it.
-func WithRefuelListener(ctx context.Context, l experimental.FunctionListener) context.Context {
+func withRefuelListener(ctx context.Context, l experimental.FunctionListener) context.Context {
 	return experimental.WithFunctionListenerFactory(ctx, experimental.FunctionListenerFactoryFunc(
 		func(f api.FunctionDefinition) experimental.FunctionListener {
 			if slices.Contains(f.ExportNames(), meter.Refuel) {
@@ -28,11 +28,11 @@ func WithRefuelListener(ctx context.Context, l experimental.FunctionListener) co
 		}))
 }
 
-// WithoutCompiling is a context with which CompileModule takes machine code from its cache or fails: wazero's parallel
+// withoutCompiling is a context with which CompileModule takes machine code from its cache or fails: wazero's parallel
 // compiler looks at its context before each function, and the cache does not.
-func WithoutCompiling(ctx context.Context) context.Context {
+func withoutCompiling(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	cancel(ErrNotCached)
+	cancel(errNotCached)
 	return experimental.WithCompilationWorkers(ctx, 2)
 }
 
