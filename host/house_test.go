@@ -49,7 +49,7 @@ var rows = [][]string{
 	{"host/internal/config", "host/internal/sim", "host/internal/replay", "host/internal/doctor"},
 	{"host/internal/devices", "host/internal/metrics", "host/internal/policyset", "host/internal/screen", "host/internal/web"},
 	{"host"},
-	{"host/internal/benchpath", "host/internal/hosttest"},
+	{"host/internal/bench", "host/internal/hosttest"},
 	{"host/command"},
 	{"cmd", "examples"},
 }

@@ -12,13 +12,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvhost/kvhost/host/internal/bench"
 	"github.com/kvhost/kvhost/host/internal/codec/choice"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/doctor"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
-	"github.com/kvhost/kvhost/host/internal/transfer/pathbench"
 )
 
 func newCheck() *cobra.Command {
@@ -81,7 +81,7 @@ func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool, 
 		}
 	}
 	problems := report.Problems()
-	var rows []pathbench.Row
+	var rows []bench.Row
 	if o != nil && problems == nil {
 		if rows, err = measure(ctx, cfg, o); err != nil {
 			return err
@@ -91,7 +91,7 @@ func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool, 
 	case asJSON:
 		err = writeJSON(out, struct {
 			*doctor.Report
-			Bench []pathbench.Row `json:"bench,omitempty"`
+			Bench []bench.Row `json:"bench,omitempty"`
 		}{report, rows})
 	case len(rows) > 0:
 		fmt.Fprintln(out)

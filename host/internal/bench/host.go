@@ -1,4 +1,4 @@
-package benchpath
+package bench
 
 import (
 	"bufio"
@@ -22,7 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/transfer/pathbench"
 )
 
 // hostProcess is a host in a process of its own, with one root.
@@ -140,12 +139,12 @@ func (h *hostProcess) wait(ctx context.Context) error {
 			return nil
 		}
 		if short {
-			return fmt.Errorf("%w: too little memory for its root:\n%s", ErrHost, h.log())
+			return fmt.Errorf("%w: too little memory for its root:\n%s", errHost, h.log())
 		}
 		select {
 		case <-h.more:
 		case <-h.ended:
-			return fmt.Errorf("%w: it has ended:\n%s", ErrHost, h.log())
+			return fmt.Errorf("%w: it has ended:\n%s", errHost, h.log())
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -164,7 +163,7 @@ func (h *hostProcess) checkRoute() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.root.Route == config.RouteDirect && h.route != config.RouteDirect {
-		return fmt.Errorf("%w: its root is staged: %s", ErrHost, h.why)
+		return fmt.Errorf("%w: its root is staged: %s", errHost, h.why)
 	}
 	return nil
 }
@@ -191,7 +190,7 @@ func (h *hostProcess) metrics(ctx context.Context) ([]byte, error) {
 	}
 	r, err := http.DefaultClient.Do(q)
 	if err != nil {
-		return nil, fmt.Errorf("%w: its metrics: %w", ErrHost, err)
+		return nil, fmt.Errorf("%w: its metrics: %w", errHost, err)
 	}
 	defer r.Body.Close()
 	return io.ReadAll(r.Body)
@@ -209,7 +208,7 @@ func (h *hostProcess) used(ctx context.Context) (int64, error) {
 			return int64(used), err
 		}
 	}
-	return 0, fmt.Errorf("%w: its metrics lack kvhost_root_used_bytes", ErrHost)
+	return 0, fmt.Errorf("%w: its metrics lack kvhost_root_used_bytes", errHost)
 }
 
 // directRoute reads in metrics which way cuFile took, by its own statistics. Pieces that were staged in its place would
@@ -223,7 +222,7 @@ func directRoute(metrics io.Reader) (string, error) {
 		switch name {
 		case "kvhost_route_fallbacks_total", "kvhost_route_full_total":
 			if value != "0" {
-				return "", fmt.Errorf("%w: %s pieces of the direct route were staged", pathbench.ErrPath, value)
+				return "", fmt.Errorf("%w: %s pieces of the direct route were staged", ErrPath, value)
 			}
 		case "kvhost_route_direct":
 			if _, via, ok := strings.Cut(labels, `via="`); ok {
@@ -259,7 +258,7 @@ func (h *hostProcess) close() error {
 		h.stop()
 		<-h.ended
 		if err := h.process.Wait(); err != nil && !errors.Is(err, context.Canceled) {
-			errs = append(errs, fmt.Errorf("%w: %w:\n%s", ErrHost, err, h.log()))
+			errs = append(errs, fmt.Errorf("%w: %w:\n%s", errHost, err, h.log()))
 		}
 	}
 	if h.stop != nil {

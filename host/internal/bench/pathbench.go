@@ -1,4 +1,4 @@
-package pathbench
+package bench
 
 import (
 	"context"
@@ -136,7 +136,7 @@ func (b *bench) begin(ctx context.Context) error {
 	if b.FS != nil { // of another process' root in memory there is nothing to see here
 		dir := filepath.Join(b.Dir, fmt.Sprintf(".kvhost-bench-%d-%d", os.Getpid(), time.Now().UnixNano()))
 		if err := b.FS.Mkdir(dir, 0o700); err != nil {
-			return fmt.Errorf("pathbench: %w", err)
+			return fmt.Errorf("bench: %w", err)
 		}
 		b.Dir, b.made = dir, true
 	}

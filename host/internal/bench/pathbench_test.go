@@ -1,4 +1,4 @@
-package pathbench_test
+package bench_test
 
 import (
 	"context"
@@ -10,16 +10,16 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
+	"github.com/kvhost/kvhost/host/internal/bench"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/internal/transfer"
-	"github.com/kvhost/kvhost/host/internal/transfer/pathbench"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
-func small(t *testing.T) pathbench.Config {
-	return pathbench.Config{
+func small(t *testing.T) bench.Config {
+	return bench.Config{
 		FS: staging.OS(), Dir: t.TempDir(), Geometry: kv.Uniform(4, 5, 2, 18432), DType: payload.BFloat16, Chunks: 3, Rounds: 2, Copiers: 2,
 		Engine: transfer.Config{Threads: 2, SlotBytes: 1 << 20, MaxStaging: 8 << 20, ReadRatio: 0.75},
 	}
@@ -34,7 +34,7 @@ func TestRowsAreFilled(t *testing.T) {
 		if k.onGPU {
 			c.GPU = doubleGPU(t)
 		}
-		rows, err := pathbench.Run(t.Context(), c)
+		rows, err := bench.Run(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -50,7 +50,7 @@ func TestRowsAreFilled(t *testing.T) {
 			}
 		}
 		var b strings.Builder
-		if err := pathbench.Write(&b, rows); err != nil || strings.Count(b.String(), "\n") != 8 {
+		if err := bench.Write(&b, rows); err != nil || strings.Count(b.String(), "\n") != 8 {
 			t.Errorf("%v\n%s", err, b.String())
 		}
 		if left, _ := os.ReadDir(c.Dir); len(left) > 0 {
@@ -72,7 +72,7 @@ func TestCompressionBesideOff(t *testing.T) {
 		if k.onGPU {
 			c.GPU = doubleGPU(t)
 		}
-		rows, err := pathbench.Run(t.Context(), c)
+		rows, err := bench.Run(t.Context(), c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -144,7 +144,7 @@ func TestDirectLetsGoOfWhatIsRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Direct.Close()
-	if _, err := pathbench.Run(t.Context(), c); err != nil {
+	if _, err := bench.Run(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	if s := c.Direct.Handles.Stats(); s.Open != 0 || s.Misses == 0 {
@@ -155,22 +155,22 @@ func TestDirectLetsGoOfWhatIsRemoved(t *testing.T) {
 func TestBenchFails(t *testing.T) {
 	c := small(t)
 	c.Chunks = 0
-	if _, err := pathbench.Run(t.Context(), c); !errors.Is(err, pathbench.ErrConfig) {
+	if _, err := bench.Run(t.Context(), c); !errors.Is(err, bench.ErrConfig) {
 		t.Error(err)
 	}
 	c = small(t)
 	c.DType = "fp4"
-	if _, err := pathbench.Run(t.Context(), c); !errors.Is(err, pathbench.ErrConfig) {
+	if _, err := bench.Run(t.Context(), c); !errors.Is(err, bench.ErrConfig) {
 		t.Error(err)
 	}
 	c = small(t)
 	c.FS = faultfs.New(staging.OS(), faultfs.MustRules("write *.kv* 5th-: eio")...)
-	if _, err := pathbench.Run(t.Context(), c); !errors.Is(err, pathbench.ErrPath) {
+	if _, err := bench.Run(t.Context(), c); !errors.Is(err, bench.ErrPath) {
 		t.Error(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if _, err := pathbench.Run(ctx, small(t)); err == nil {
+	if _, err := bench.Run(ctx, small(t)); err == nil {
 		t.Error("it ran")
 	}
 }
@@ -217,7 +217,7 @@ func TestFirstLoadReadsFreshFiles(t *testing.T) {
 		}
 		return func() {}, nil
 	}
-	if _, err := pathbench.Run(t.Context(), c); err != nil {
+	if _, err := bench.Run(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	if n := strings.Count(strings.Join(passes, " "), "store load-first load-again layers"); n != c.Rounds+1 {

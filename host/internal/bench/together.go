@@ -1,4 +1,4 @@
-package pathbench
+package bench
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package pathbench
+package bench
 
 import (
 	"github.com/kvhost/kvhost/host/internal/payload"

@@ -1,4 +1,4 @@
-package pathbench
+package bench
 
 import (
 	"bytes"
@@ -84,7 +84,7 @@ func newHostPages(g kv.Geometry, blocks int) (_ *hostPages, err error) {
 	}()
 	fd, err := unix.MemfdCreate("kvhost-bench", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return h, fmt.Errorf("pathbench: memory of the pages: %w", err)
+		return h, fmt.Errorf("bench: memory of the pages: %w", err)
 	}
 	h.file = os.NewFile(uintptr(fd), "kvhost-bench")
 	size := int64(blocks) * g.PageBytes() / int64(g.Blocks)
@@ -93,10 +93,10 @@ func newHostPages(g kv.Geometry, blocks int) (_ *hostPages, err error) {
 	}
 	if _, err := unix.FcntlInt(h.file.Fd(), unix.F_ADD_SEALS,
 		unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return h, fmt.Errorf("pathbench: seal the memory of the pages: %w", err)
+		return h, fmt.Errorf("bench: seal the memory of the pages: %w", err)
 	}
 	if h.all, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		return h, fmt.Errorf("pathbench: map the memory of the pages: %w", err)
+		return h, fmt.Errorf("bench: map the memory of the pages: %w", err)
 	}
 	var regions []transfer.HostRegion
 	rest := h.all
@@ -228,7 +228,7 @@ func (d *devicePages) share(to *Shared) error {
 	for _, p := range d.planes {
 		handle, err := p.IPCHandle()
 		if err != nil {
-			return fmt.Errorf("pathbench: share device memory: %w", err)
+			return fmt.Errorf("bench: share device memory: %w", err)
 		}
 		to.Handles = append(to.Handles, handle)
 	}
@@ -255,7 +255,7 @@ func compare(p pages, g kv.Geometry, image, got [][]byte, from, to []Chunk) erro
 			for i := range from[c].Blocks {
 				f, t := int(from[c].Blocks[i])*page, int(to[c].Blocks[i])*page
 				if !bytes.Equal(got[t:t+page], image[plane][f:f+page]) {
-					return fmt.Errorf("%w: plane %d, chunk %d, block %d", ErrBytes, plane, c, i)
+					return fmt.Errorf("%w: plane %d, chunk %d, block %d", errBytes, plane, c, i)
 				}
 			}
 		}

@@ -1,4 +1,4 @@
-// Package pathbench measures the whole path of stores and loads beside its ceilings, in one run.
+// Package bench measures the whole path of stores and loads beside its ceilings, in one run.
 //
 // The one idea: a figure of ours stands beside what the same machine gave, in the same minutes, to code that does only one
 // part of the work. A pass stores or loads all chunks, checksums made and verified; the ceilings move the same bytes by the
@@ -18,4 +18,4 @@
 // Several clients of one host, each with a GPU of its own, are measured alone and at the same time, in the same rounds.
 //
 // A [Path] is what stores and loads: store and engine in this process, or a client and a host in processes of their own.
-package pathbench
+package bench

@@ -1,4 +1,4 @@
-package benchpath
+package bench
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/internal/transfer/pathbench"
 )
 
 // session stores and loads through a session of the Go client, a job for each prompt, all prompts at once.
@@ -21,7 +20,7 @@ type session struct {
 	request uint32
 }
 
-func newSession(ctx context.Context, h *hostProcess, shared *pathbench.Shared) (_ *session, err error) {
+func newSession(ctx context.Context, h *hostProcess, shared *Shared) (_ *session, err error) {
 	p := &session{host: h}
 	defer func() {
 		if err != nil {
@@ -56,10 +55,10 @@ func newSession(ctx context.Context, h *hostProcess, shared *pathbench.Shared) (
 	return p, err
 }
 
-func (p *session) Store(ctx context.Context, chunks []pathbench.Chunk) (time.Duration, error) {
+func (p *session) Store(ctx context.Context, chunks []Chunk) (time.Duration, error) {
 	start := time.Now()
 	var jobs []*client.StoreJob
-	for _, prompt := range pathbench.Prompts(chunks) {
+	for _, prompt := range Prompts(chunks) {
 		var list []client.StoreChunk
 		for _, c := range prompt {
 			list = append(list, client.StoreChunk{Parent: c.Parent, Key: c.Key, Depth: c.Depth, Blocks: c.Blocks})
@@ -78,27 +77,27 @@ func (p *session) Store(ctx context.Context, chunks []pathbench.Chunk) (time.Dur
 		}
 		for i, c := range r.Chunks {
 			if c.Result != client.Stored {
-				return 0, fmt.Errorf("%w: chunk %d: %v: %w", pathbench.ErrPath, i, c.Result, c.Err)
+				return 0, fmt.Errorf("%w: chunk %d: %v: %w", ErrPath, i, c.Result, c.Err)
 			}
 		}
 	}
 	return time.Since(start), nil
 }
 
-func (p *session) Load(ctx context.Context, chunks []pathbench.Chunk, byLayer bool) (first, whole time.Duration,
+func (p *session) Load(ctx context.Context, chunks []Chunk, byLayer bool) (first, whole time.Duration,
 	err error) {
 	start := time.Now()
-	prompts := pathbench.Prompts(chunks)
+	prompts := Prompts(chunks)
 	landed := make(chan time.Duration, len(prompts)) // of each prompt's first layer
 	var jobs []*client.LoadJob
 	for _, prompt := range prompts {
 		p.request++
-		found, err := p.client.Lookup(ctx, client.LookupRequest{Request: p.request, Keys: pathbench.Keys(prompt)})
+		found, err := p.client.Lookup(ctx, client.LookupRequest{Request: p.request, Keys: Keys(prompt)})
 		if err != nil {
 			return 0, 0, err
 		}
 		if found.Hits() != len(prompt) {
-			return 0, 0, fmt.Errorf("%w: %d of %d are there", pathbench.ErrPath, found.Hits(), len(prompt))
+			return 0, 0, fmt.Errorf("%w: %d of %d are there", ErrPath, found.Hits(), len(prompt))
 		}
 		list := make([]client.LoadChunk, len(prompt))
 		for i, c := range prompt {
@@ -126,7 +125,7 @@ func (p *session) Load(ctx context.Context, chunks []pathbench.Chunk, byLayer bo
 			return 0, 0, err
 		}
 		if len(r.Failed) > 0 {
-			return 0, 0, fmt.Errorf("%w: block %d: %w", pathbench.ErrPath, r.Failed[0].Block, r.Failed[0].Err)
+			return 0, 0, fmt.Errorf("%w: block %d: %w", ErrPath, r.Failed[0].Block, r.Failed[0].Err)
 		}
 	}
 	whole = time.Since(start)
@@ -136,11 +135,11 @@ func (p *session) Load(ctx context.Context, chunks []pathbench.Chunk, byLayer bo
 	return first, whole, nil
 }
 
-func (p *session) Forget(ctx context.Context, chunks []pathbench.Chunk) error {
-	results, err := p.client.Discard(ctx, 0, pathbench.Keys(chunks))
+func (p *session) Forget(ctx context.Context, chunks []Chunk) error {
+	results, err := p.client.Discard(ctx, 0, Keys(chunks))
 	for i, r := range results {
 		if r != client.Removed {
-			err = errors.Join(err, fmt.Errorf("%w: chunk %d is %v", pathbench.ErrPath, i, r))
+			err = errors.Join(err, fmt.Errorf("%w: chunk %d is %v", ErrPath, i, r))
 		}
 	}
 	return err
