@@ -47,7 +47,7 @@ var rows = [][]string{
 	{"host/internal/proto"},
 	{"host/internal/server", "host/client"},
 	{"host/internal/config", "host/internal/sim", "host/internal/replay", "host/internal/doctor"},
-	{"host/internal/devices", "host/internal/metrics", "host/internal/policyset", "host/internal/screen", "host/internal/web"},
+	{"host/internal/devices", "host/internal/observe", "host/internal/policyset"},
 	{"host"},
 	{"host/internal/bench", "host/internal/hosttest"},
 	{"host/command"},

@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/screen"
 	"github.com/kvhost/kvhost/host/internal/store/fsck"
 )
 
@@ -105,7 +104,7 @@ func (f *fsckFlags) run(ctx context.Context, out io.Writer, roots []string) erro
 
 func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error) {
 	o := f.options
-	b := screen.NewProgress("files of "+root, f.quiet)
+	b := newProgress("files of "+root, f.quiet)
 	if b.Shown() {
 		n, err := fsck.Files(ctx, root, nil)
 		if err != nil {

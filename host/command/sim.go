@@ -19,7 +19,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policyset"
-	"github.com/kvhost/kvhost/host/internal/screen"
 	"github.com/kvhost/kvhost/host/internal/sim"
 )
 
@@ -157,7 +156,7 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		}, opt)
 	}
 	loaded := time.Since(started)
-	bar := screen.NewProgress("accesses", f.quiet)
+	bar := newProgress("accesses", f.quiet)
 	bar.Begin(g.Accesses())
 	g.Options.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
 	o, err := g.Run(ctx)

@@ -1,4 +1,4 @@
-package screen
+package command
 
 import (
 	"strings"
@@ -9,7 +9,7 @@ import (
 func TestProgress(t *testing.T) {
 	var out strings.Builder
 	now := time.Unix(1000, 0)
-	p := &Progress{out: &out, unit: "files", width: 60, now: func() time.Time { return now }}
+	p := &progress{out: &out, unit: "files", width: 60, now: func() time.Time { return now }}
 	expect := func(what, want string) {
 		t.Helper()
 		if got := strings.TrimSpace(strings.TrimPrefix(out.String(), "\r")); got != want {
@@ -40,7 +40,7 @@ func TestProgress(t *testing.T) {
 
 // Without a terminal nothing is written, and nothing fails.
 func TestProgressWithoutTerminal(t *testing.T) {
-	p := NewProgress("files", true)
+	p := newProgress("files", true)
 	p.Begin(1)
 	p.Step(1, "x")
 	p.End()

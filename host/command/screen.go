@@ -1,5 +1,5 @@
 // Package screen draws a host's status for a terminal: once, or again and again as kvhost top does.
-package screen
+package command
 
 import (
 	"cmp"
@@ -17,8 +17,8 @@ import (
 // mostListed bounds the rows of a table on the screen.
 const mostListed = 12
 
-// Draw draws a host's status. before is an earlier one of the same host, for rates.
-func Draw(before, now *proto.StatusReply) string {
+// drawScreen draws a host's status. before is an earlier one of the same host, for rates.
+func drawScreen(before, now *proto.StatusReply) string {
 	var b strings.Builder
 	since := now.UptimeSeconds - before.UptimeSeconds
 	perSecond := func(read func(*proto.StatusReply) uint64) float64 {
@@ -40,7 +40,7 @@ func Draw(before, now *proto.StatusReply) string {
 		percent(hits(now), keys(now)), percent(hits(now)-min(hits(now), hits(before)), keys(now)-min(keys(now), keys(before))),
 		perSecond(count("lookups")), perSecondBytes(perSecond(moved("load"))), perSecondBytes(perSecond(moved("store"))))
 	fmt.Fprintf(&b, "sessions %d of %d engines  leases %d  jobs %d  client memory %s\n\n", now.Sessions, now.Engines, now.Leases,
-		now.Jobs, Size(now.ArenaBytes))
+		now.Jobs, sizeText(now.ArenaBytes))
 
 	table(&b, "ROOT\tSTATE\tFILL\tUSED\tCAPACITY\tENTRIES\tEVICTIONS\tSHEDS\tDAMAGED\tOUTAGES", now.Roots,
 		func(w io.Writer, r *proto.RootStatus) {
@@ -48,12 +48,12 @@ func Draw(before, now *proto.StatusReply) string {
 			if r.Scanning {
 				state += ", scanning"
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n", r.Path, state, bar(r.Used, r.Capacity), Size(r.Used),
-				Size(r.Capacity), r.Entries, r.Evictions, r.Sheds, r.Damaged, r.Outages)
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n", r.Path, state, bar(r.Used, r.Capacity), sizeText(r.Used),
+				sizeText(r.Capacity), r.Entries, r.Evictions, r.Sheds, r.Damaged, r.Outages)
 		})
-	table(&b, "LEVEL\tHITS\tLOADED\tDEMOTED TO\tPROMOTED TO\tPREFETCHED\tUSED\tAROUND\tSHED", levels(now), func(w io.Writer, n int) {
+	table(&b, "LEVEL\tHITS\tLOADED\tDEMOTED TO\tPROMOTED TO\tPREFETCHED\tUSED\tAROUND\tSHED", levelsOf(now), func(w io.Writer, n int) {
 		at := func(name string) uint64 { return now.Counters[fmt.Sprintf("level%d_%s", n, name)] }
-		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", n, at("hits"), Size(at("loaded_bytes")), at("demotion"), at("promotion"),
+		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", n, at("hits"), sizeText(at("loaded_bytes")), at("demotion"), at("promotion"),
 			at("prefetch"), at("prefetch_used"), at("around"), at("demotion_shed")+at("promotion_shed")+at("prefetch_shed"))
 	})
 	table(&b, "POLICY\tROLE\tSTATE\tMODULE\tCALLS\tNS/RECORD\tFAULTS\tHIT RATIO\tROOT", now.Policies,
@@ -87,11 +87,11 @@ func Draw(before, now *proto.StatusReply) string {
 			return n
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%d\t%d\n", r.Gpu, r.Root, r.Route, r.Direction, perSecondBytes(perSecond(bytes)),
-			r.Files, Size(r.Bytes), r.InFlight, r.Errors)
+			r.Files, sizeText(r.Bytes), r.InFlight, r.Errors)
 	})
 	table(&b, "MODEL\tTENANT\tKEYS\tHIT RATIO\tLOADED\tSTORED", busiest(now.Usage), func(w io.Writer, u *proto.UsageStatus) {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\n", cmp.Or(u.Model, "-"), u.Tenant, u.Keys, percent(u.Hits, u.Keys), Size(u.LoadedBytes),
-			Size(u.StoredBytes))
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\n", cmp.Or(u.Model, "-"), u.Tenant, u.Keys, percent(u.Hits, u.Keys), sizeText(u.LoadedBytes),
+			sizeText(u.StoredBytes))
 	})
 	table(&b, "SESSION\tENGINE\tROLE\tRANK\tMODEL\tLEASES\tJOBS\tFOR", now.SessionList, func(w io.Writer, x *proto.SessionStatus) {
 		age := time.Since(time.UnixMilli(int64(x.Since * 1e3))).Round(time.Second)
@@ -121,8 +121,8 @@ func table[R any](b *strings.Builder, heading string, rows []R, row func(io.Writ
 // mostLevels is more than a host can have.
 const mostLevels = 8
 
-// levels are those that a host has, if it has several.
-func levels(s *proto.StatusReply) (list []int) {
+// levelsOf are those that a host has, if it has several.
+func levelsOf(s *proto.StatusReply) (list []int) {
 	for n := range mostLevels {
 		if _, has := s.Counters[fmt.Sprintf("level%d_hits", n)]; has {
 			list = append(list, n)
@@ -194,8 +194,8 @@ func perSecondBytes(n float64) string {
 	return fmt.Sprintf("%.0f B/s", n)
 }
 
-// Size writes bytes with one digit after the point.
-func Size(n uint64) string {
+// sizeText writes bytes with one digit after the point.
+func sizeText(n uint64) string {
 	const units = "KMGTPE"
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)

@@ -1,4 +1,4 @@
-package screen
+package command
 
 import "regexp"
 
@@ -6,5 +6,5 @@ import "regexp"
 var packages = regexp.MustCompile(`(^|[:;] |\n)(?:(?:bench|budget|capacity|catalog|chunk|client|config|doctor|fsck|gds|host|` +
 	`kvhost|meter|minisign|policy|regular|replay|sandbox|server|sim|staging|store|trace|transfer|web): )+`)
 
-// Plain is an error's text without the names of packages.
-func Plain(err error) string { return packages.ReplaceAllString(err.Error(), "$1") }
+// plainError is an error's text without the names of packages.
+func plainError(err error) string { return packages.ReplaceAllString(err.Error(), "$1") }

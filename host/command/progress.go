@@ -1,4 +1,4 @@
-package screen
+package command
 
 import (
 	"fmt"
@@ -15,9 +15,9 @@ import (
 // redraw is how often a progress line is drawn anew.
 const redraw = 100 * time.Millisecond
 
-// Progress is a line on a terminal that shows how far a long command is. Elsewhere it does nothing. Its methods may be
+// progress is a line on a terminal that shows how far a long command is. Elsewhere it does nothing. Its methods may be
 // called concurrently.
-type Progress struct {
+type progress struct {
 	out   io.Writer // nil when nothing is shown
 	unit  string    // what is counted
 	now   func() time.Time
@@ -30,9 +30,9 @@ type Progress struct {
 	note        string
 }
 
-// NewProgress shows nothing when quiet, or when standard error is not a terminal.
-func NewProgress(unit string, quiet bool) *Progress {
-	p := &Progress{unit: unit, now: time.Now}
+// newProgress shows nothing when quiet, or when standard error is not a terminal.
+func newProgress(unit string, quiet bool) *progress {
+	p := &progress{unit: unit, now: time.Now}
 	if fd := int(os.Stderr.Fd()); !quiet && term.IsTerminal(fd) {
 		p.out, p.width = os.Stderr, 80
 		if w, _, err := term.GetSize(fd); err == nil && w > 20 {
@@ -43,17 +43,17 @@ func NewProgress(unit string, quiet bool) *Progress {
 }
 
 // Shown says whether there is a terminal to draw on.
-func (p *Progress) Shown() bool { return p.out != nil }
+func (p *progress) Shown() bool { return p.out != nil }
 
 // Begin starts a count to total.
-func (p *Progress) Begin(total int64) {
+func (p *progress) Begin(total int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.started, p.drawn, p.done, p.total, p.note = p.now(), time.Time{}, 0, total, ""
 }
 
 // Step counts n more; note, when it is not empty, replaces what stands beside the count.
-func (p *Progress) Step(n int64, note string) {
+func (p *progress) Step(n int64, note string) {
 	if p.out == nil {
 		return
 	}
@@ -70,7 +70,7 @@ func (p *Progress) Step(n int64, note string) {
 }
 
 // OfFiles is Step for a walk over files.
-func (p *Progress) OfFiles() func(files, bytes int64) {
+func (p *progress) OfFiles() func(files, bytes int64) {
 	var sum atomic.Int64
 	return func(files, bytes int64) {
 		p.Step(files, fmt.Sprintf("%.2f GB", float64(sum.Add(bytes))/1e9))
@@ -78,7 +78,7 @@ func (p *Progress) OfFiles() func(files, bytes int64) {
 }
 
 // End removes the line.
-func (p *Progress) End() {
+func (p *progress) End() {
 	if p.out == nil {
 		return
 	}
@@ -90,7 +90,7 @@ func (p *Progress) End() {
 }
 
 // draw is called with mu held.
-func (p *Progress) draw(now time.Time) {
+func (p *progress) draw(now time.Time) {
 	const cells = 20
 	share := 0.0
 	if p.total > 0 {

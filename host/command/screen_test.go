@@ -1,4 +1,4 @@
-package screen
+package command
 
 import (
 	"errors"
@@ -26,7 +26,7 @@ func TestScreen(t *testing.T) {
 	for range mostListed + 2 {
 		now.SessionList = append(now.SessionList, &proto.SessionStatus{Engine: "e", Since: float64(time.Now().Unix())})
 	}
-	text := Draw(before, now)
+	text := drawScreen(before, now)
 	for _, want := range []string{"up 12s  NOT READY", "  because", "hit ratio 62.5% (now 25.0%)  lookups 10/s  loads 1.50 GB/s",
 		"read only, scanning  [###.......]  1.0 GiB  4.0 GiB", "<10ms  <10ms  <10ms  5ms", "... and 2 more",
 		"0      7     0 B", "2      5     1.0 GiB  11          0            0           0     0       3"} {
@@ -34,14 +34,14 @@ func TestScreen(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
-	if text := Draw(now, before); !strings.Contains(text, "loads 0 B/s") { // the host was restarted
+	if text := drawScreen(now, before); !strings.Contains(text, "loads 0 B/s") { // the host was restarted
 		t.Errorf("a restarted host:\n%s", text)
 	}
 }
 
 // A frame fits the terminal, and says when the host gives no answer.
 func TestFrame(t *testing.T) {
-	top := &Top{Size: func() (int, int) { return 12, 10 }}
+	top := &topScreen{size: func() (int, int) { return 12, 10 }}
 	status := &proto.StatusReply{Version: "v1", UptimeSeconds: 5, NotReady: strings.Fields(strings.Repeat("why ", 50))}
 	for _, c := range []struct {
 		name    string

@@ -1,5 +1,6 @@
-// Package web serves a host's read-only HTTP interface: probes, metrics, the status as JSON, and a page that shows it.
-// Nothing here can change the host.
+// Package observe shows a host: to Prometheus, to probes, and to people in a page, by a read-only HTTP interface. Nothing here
+// can change the host, and nothing is counted here: a collector reads the statistics of the store, the transfer engine and
+// the server when it is scraped.
 //
 //	GET /          the page
 //	GET /livez     200 while the process answers
@@ -9,7 +10,7 @@
 //	GET /debug/pprof/...  profiles of the process, when switched on
 //
 // With a token, all but the probes want it as "Authorization: Bearer ...".
-package web
+package observe
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package screen
+package command
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ func TestPlain(t *testing.T) {
 		"/srv/store: is a file":                  "/srv/store: is a file",
 		"f.toml:3: config: bad value: log.level": "f.toml:3: bad value: log.level",
 	} {
-		if got := Plain(errors.New(text)); got != want {
+		if got := plainError(errors.New(text)); got != want {
 			t.Errorf("%q is printed as %q, want %q", text, got, want)
 		}
 	}
