@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -92,9 +91,7 @@ func (f *fsckFlags) run(ctx context.Context, out io.Writer, roots []string) erro
 		}
 	}
 	if f.asJSON {
-		e := json.NewEncoder(out)
-		e.SetIndent("", "  ")
-		errs = append(errs, e.Encode(reports))
+		errs = append(errs, writeJSON(out, reports))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err

@@ -103,11 +103,8 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 	} else if err != nil {
 		return err
 	}
-	switch {
-	case f.asCSV:
-		return o.WriteCSV(os.Stdout)
-	case f.asJSON:
-		return printJSON(o.Results)
+	if f.asJSON {
+		return writeJSON(os.Stdout, o.Results)
 	}
 	return o.WriteTable(os.Stdout)
 }
