@@ -13,7 +13,7 @@ TAGS        := grpcnotrace
 # Packages whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the race
 # detector, which needs a C compiler.
 SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/artifact policy/meter \
-  policy/plugintest policy/plugintest/hostile policy/residents proto regular sim store/index store/pieceformat trace) ./host/command
+  policy/plugintest policy/plugintest/hostile proto regular sim store/index store/pieceformat trace) ./host/command
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/internal/store/metamorphic ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.

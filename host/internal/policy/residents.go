@@ -1,23 +1,20 @@
-// Package residents is the host's side of an evict policy: which entries are resident, in which slots, and the events
-// that tell a policy so. The self-test of modules and shadows use it. The store and the simulator keep
-// tables of their own, because they handle more entries and more events; [Check] holds theirs to the same rules.
-package residents
+package policy
 
 import "github.com/kvhost/kvhost/abi"
 
-// Policy is told what happens; [policy.Evict] is one.
-type Policy interface {
+// eventSink is told what happens; [Evict] is one.
+type eventSink interface {
 	Event(abi.Event) error
 }
 
-// Evictor also names victims.
-type Evictor interface {
-	Policy
+// victimSource also names victims.
+type victimSource interface {
+	eventSink
 	Victims(ask abi.Ask, dst []uint32) (int, error)
 }
 
-// Entry describes a resident entry.
-type Entry struct {
+// Resident describes a resident entry.
+type Resident struct {
 	Key    uint64 // fingerprint
 	Parent uint64 // fingerprint; 0 for the first chunk of a prefix
 	Size   uint32 // in abi.SizeUnit
@@ -31,10 +28,12 @@ type Cause struct {
 	Time    uint64
 }
 
-// Set is the resident entries of one root. Its methods change the set first and then tell the policy; an error is the
+// Residents is the host's side of an evict policy: the resident entries of one root, in which slots they are, and the events
+// that tell a policy so. The self-test of modules and shadows use it. The store and the simulator keep tables of their own,
+// because they handle more entries and more events. Its methods change the set first and then tell the policy; an error is the
 // policy's.
-type Set struct {
-	policy     Policy
+type Residents struct {
+	policy     eventSink
 	slots      []slot
 	free       []uint32
 	slotOf     map[uint64]uint32 // by key
@@ -43,51 +42,51 @@ type Set struct {
 }
 
 type slot struct {
-	Entry
+	Resident
 	next, prev uint32 // among the children of the parent
 	pins       uint32
 	resident   bool
 }
 
-// New returns an empty set.
-func New(p Policy) *Set {
-	return &Set{policy: p, slotOf: map[uint64]uint32{}, firstChild: map[uint64]uint32{}}
+// NewResidents returns an empty set.
+func NewResidents(p eventSink) *Residents {
+	return &Residents{policy: p, slotOf: map[uint64]uint32{}, firstChild: map[uint64]uint32{}}
 }
 
 // Len is the number of entries.
-func (s *Set) Len() int { return len(s.slotOf) }
+func (s *Residents) Len() int { return len(s.slotOf) }
 
 // Used is the bytes of all entries.
-func (s *Set) Used() int64 { return s.used }
+func (s *Residents) Used() int64 { return s.used }
 
 // Find returns the slot of a key.
-func (s *Set) Find(key uint64) (slot uint32, ok bool) {
+func (s *Residents) Find(key uint64) (slot uint32, ok bool) {
 	slot, ok = s.slotOf[key]
 	return slot, ok
 }
 
 // At returns the entry in a slot. ok is false when the slot is empty or out of range.
-func (s *Set) At(slot uint32) (e Entry, ok bool) {
+func (s *Residents) At(slot uint32) (e Resident, ok bool) {
 	if uint64(slot) >= uint64(len(s.slots)) || !s.slots[slot].resident {
-		return Entry{}, false
+		return Resident{}, false
 	}
-	return s.slots[slot].Entry, true
+	return s.slots[slot].Resident, true
 }
 
 // Evictable reports whether a slot may be a victim: there is an entry in it, and it is not pinned.
-func (s *Set) Evictable(slot uint32) bool {
+func (s *Residents) Evictable(slot uint32) bool {
 	return uint64(slot) < uint64(len(s.slots)) && s.slots[slot].resident && s.slots[slot].pins == 0
 }
 
 // Insert adds an entry whose key is not resident. op is INSERT or RESIDENT. Resident children of the entry are linked.
-func (s *Set) Insert(op abi.Op, e Entry, c Cause) (at uint32, err error) {
+func (s *Residents) Insert(op abi.Op, e Resident, c Cause) (at uint32, err error) {
 	at = uint32(len(s.slots))
 	if n := len(s.free); n > 0 {
 		at, s.free = s.free[n-1], s.free[:n-1]
 	} else {
 		s.slots = append(s.slots, slot{})
 	}
-	s.slots[at] = slot{Entry: e, next: abi.None, prev: abi.None, resident: true}
+	s.slots[at] = slot{Resident: e, next: abi.None, prev: abi.None, resident: true}
 	s.slotOf[e.Key] = at
 	s.used += int64(e.Size) * abi.SizeUnit
 	parent := abi.None
@@ -114,10 +113,10 @@ func (s *Set) Insert(op abi.Op, e Entry, c Cause) (at uint32, err error) {
 }
 
 // Touch tells that a request was granted the entry in a slot.
-func (s *Set) Touch(slot uint32, c Cause) error { return s.send(abi.OpTouch, slot, abi.None, c) }
+func (s *Residents) Touch(slot uint32, c Cause) error { return s.send(abi.OpTouch, slot, abi.None, c) }
 
 // Pin keeps the entry in a slot from being a victim until as many calls of Unpin.
-func (s *Set) Pin(slot uint32, c Cause) error {
+func (s *Residents) Pin(slot uint32, c Cause) error {
 	if s.slots[slot].pins++; s.slots[slot].pins > 1 {
 		return nil
 	}
@@ -125,7 +124,7 @@ func (s *Set) Pin(slot uint32, c Cause) error {
 }
 
 // Unpin undoes a Pin.
-func (s *Set) Unpin(slot uint32, c Cause) error {
+func (s *Residents) Unpin(slot uint32, c Cause) error {
 	if s.slots[slot].pins--; s.slots[slot].pins > 0 {
 		return nil
 	}
@@ -133,10 +132,10 @@ func (s *Set) Unpin(slot uint32, c Cause) error {
 }
 
 // Pinned reports whether the entry in a slot is pinned.
-func (s *Set) Pinned(slot uint32) bool { return s.slots[slot].pins > 0 }
+func (s *Residents) Pinned(slot uint32) bool { return s.slots[slot].pins > 0 }
 
 // Remove takes the entry out of a slot.
-func (s *Set) Remove(at uint32, c Cause) error {
+func (s *Residents) Remove(at uint32, c Cause) error {
 	e := &s.slots[at]
 	if e.Parent != 0 {
 		switch {
@@ -159,12 +158,12 @@ func (s *Set) Remove(at uint32, c Cause) error {
 }
 
 // EndRequest tells that a request is over, and what its engine hints.
-func (s *Set) EndRequest(tenant uint32, h abi.Hints, c Cause) error {
+func (s *Residents) EndRequest(tenant uint32, h abi.Hints, c Cause) error {
 	return s.policy.Event(abi.RequestEnd(c.Request, tenant, h, c.Time))
 }
 
 // Evict asks for victims and removes those that may go, until enough is true. It returns how many were removed.
-func (s *Set) Evict(p Evictor, ask abi.Ask, dst []uint32, c Cause, enough func() bool) (removed int, err error) {
+func (s *Residents) Evict(p victimSource, ask abi.Ask, dst []uint32, c Cause, enough func() bool) (removed int, err error) {
 	n, err := p.Victims(ask, dst)
 	if err != nil {
 		return 0, err
@@ -185,8 +184,8 @@ func (s *Set) Evict(p Evictor, ask abi.Ask, dst []uint32, c Cause, enough func()
 }
 
 // send tells the policy about the entry in a slot.
-func (s *Set) send(op abi.Op, at, parent uint32, c Cause) error {
-	e := &s.slots[at].Entry
+func (s *Residents) send(op abi.Op, at, parent uint32, c Cause) error {
+	e := &s.slots[at].Resident
 	return s.policy.Event(abi.Event{
 		Op: op, Slot: at, Parent: parent, Key: e.Key, ParentKey: e.Parent, Size: e.Size, Depth: e.Depth, Tenant: e.Tenant,
 		Request: c.Request, Time: c.Time,

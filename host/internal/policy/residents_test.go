@@ -1,4 +1,4 @@
-package residents
+package policy_test
 
 import (
 	"errors"
@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 )
 
 // tape records events, and names the slots in answer as victims.
@@ -27,11 +29,11 @@ func TestSetKeepsTheContract(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		p := &tape{}
-		s := New(p)
+		s := policy.NewResidents(p)
 		for i := range 400 {
 			key := 1 + rng.Uint64N(30)
-			e := Entry{Key: key, Parent: key / 2, Size: uint32(key), Depth: uint32(key / 2)}
-			c := Cause{Request: uint32(i), Time: uint64(i)}
+			e := policy.Resident{Key: key, Parent: key / 2, Size: uint32(key), Depth: uint32(key / 2)}
+			c := policy.Cause{Request: uint32(i), Time: uint64(i)}
 			slot, ok := s.Find(key)
 			if !ok {
 				if _, err := s.Insert(abi.OpInsert, e, c); err != nil {
@@ -60,10 +62,10 @@ func TestSetKeepsTheContract(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := s.EndRequest(0, abi.Hints{}, Cause{}); err != nil {
+		if err := s.EndRequest(0, abi.Hints{}, policy.Cause{}); err != nil {
 			t.Fatal(err)
 		}
-		if err := Check(p.events); err != nil {
+		if err := policytest.CheckEvents(p.events); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		var used int64
@@ -81,45 +83,23 @@ func TestSetKeepsTheContract(t *testing.T) {
 
 func TestEvictStopsWhenItIsEnough(t *testing.T) {
 	p := &tape{}
-	s := New(p)
+	s := policy.NewResidents(p)
 	for key := range uint64(4) {
-		slot, err := s.Insert(abi.OpResident, Entry{Key: key + 1, Size: 1}, Cause{})
+		slot, err := s.Insert(abi.OpResident, policy.Resident{Key: key + 1, Size: 1}, policy.Cause{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		p.answer = append(p.answer, slot)
 	}
-	if err := s.Pin(p.answer[0], Cause{}); err != nil {
+	if err := s.Pin(p.answer[0], policy.Cause{}); err != nil {
 		t.Fatal(err)
 	}
-	n, err := s.Evict(p, abi.Ask{}, make([]uint32, 4), Cause{}, func() bool { return s.Len() <= 2 })
+	n, err := s.Evict(p, abi.Ask{}, make([]uint32, 4), policy.Cause{}, func() bool { return s.Len() <= 2 })
 	if n != 2 || err != nil || s.Len() != 2 || !s.Pinned(p.answer[0]) {
 		t.Errorf("removed %d, %d left, %v", n, s.Len(), err)
 	}
 	p.err = errors.New("fault")
-	if n, err := s.Evict(p, abi.Ask{}, make([]uint32, 4), Cause{}, func() bool { return false }); n != 0 || err == nil {
+	if n, err := s.Evict(p, abi.Ask{}, make([]uint32, 4), policy.Cause{}, func() bool { return false }); n != 0 || err == nil {
 		t.Errorf("removed %d after a fault: %v", n, err)
-	}
-}
-
-func TestCheckFinds(t *testing.T) {
-	insert := func(slot uint32, key, parent uint64, at uint32) abi.Event {
-		return abi.Event{Op: abi.OpInsert, Slot: slot, Key: key, ParentKey: parent, Parent: at}
-	}
-	for what, events := range map[string][]abi.Event{
-		"slot in use":      {insert(1, 1, 0, abi.None), insert(1, 2, 0, abi.None)},
-		"key twice":        {insert(1, 1, 0, abi.None), insert(2, 1, 0, abi.None)},
-		"parent left out":  {insert(1, 1, 0, abi.None), insert(2, 2, 1, abi.None)},
-		"wrong parent":     {insert(1, 1, 0, abi.None), insert(2, 2, 1, 7)},
-		"child not linked": {insert(2, 2, 1, abi.None), insert(1, 1, 0, abi.None)},
-		"empty slot":       {{Op: abi.OpTouch, Slot: 3, Parent: abi.None}},
-		"changed entry":    {insert(1, 1, 0, abi.None), {Op: abi.OpTouch, Slot: 1, Key: 2, Parent: abi.None}},
-		"link of no child": {insert(1, 1, 0, abi.None), {Op: abi.OpLink, Slot: 1, Key: 1, Parent: 1}},
-		"unpin":            {insert(1, 1, 0, abi.None), {Op: abi.OpUnpin, Slot: 1, Key: 1, Parent: abi.None}},
-		"unknown op":       {{Op: 200}},
-	} {
-		if err := Check(events); !errors.Is(err, ErrEvents) {
-			t.Errorf("%s: %v", what, err)
-		}
 	}
 }

@@ -1,24 +1,28 @@
-package residents
+package policytest
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Check checks the events that a host sent to one evict policy, from its start on: slots are used by one entry at a
+// errEvents means that a sequence of events breaks the contract between a host and an evict policy.
+var errEvents = errors.New("policytest: events break the contract")
+
+// CheckEvents checks the events that a host sent to one evict policy, from its start on: slots are used by one entry at a
 // time, an entry's key, parent, size and depth do not change, parents are the slots that hold them, and children that
 // are resident are linked when their parent arrives.
-func Check(events []abi.Event) error {
+func CheckEvents(events []abi.Event) error {
 	c := checker{at: map[uint32]*abi.Event{}, slotOf: map[uint64]uint32{}, pinned: map[uint32]bool{},
 		due: map[uint32]uint32{}}
 	for i := range events {
 		if what := c.event(&events[i]); what != "" {
-			return fmt.Errorf("%w: event %d, %s of slot %d: %s", ErrEvents, i, events[i].Op, events[i].Slot, what)
+			return fmt.Errorf("%w: event %d, %s of slot %d: %s", errEvents, i, events[i].Op, events[i].Slot, what)
 		}
 	}
 	if len(c.due) > 0 {
-		return fmt.Errorf("%w: %d children of the last entry were not linked", ErrEvents, len(c.due))
+		return fmt.Errorf("%w: %d children of the last entry were not linked", errEvents, len(c.due))
 	}
 	return nil
 }
