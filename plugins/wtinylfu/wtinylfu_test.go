@@ -19,10 +19,6 @@ func TestTextbook(t *testing.T) {
 		policytest.WTinyLFU(func(capacity int) policytest.Sketch { return &testSketch{newSketch(uint32(capacity))} }))
 }
 
-func TestContract(t *testing.T) { policytest.Abuse(t, policytest.Of(New), nil) }
-
-func TestAllocatesNothing(t *testing.T) { policytest.AllocatesNothing(t, policytest.Of(New), nil) }
-
 // A count is never below the true one while nothing faded, up to its limit.
 func TestSketchCountsFromAbove(t *testing.T) {
 	s := newSketch(64)

@@ -76,14 +76,3 @@ func TestFigures(t *testing.T) {
 		}
 	}
 }
-
-func TestTextbookQueues(t *testing.T) {
-	policytest.Compare(t, policytest.Of(lru.New), nil, policytest.LRU)
-	policytest.Compare(t, policytest.Of(fifo.New), nil, policytest.FIFO)
-}
-
-func TestContractOfQueues(t *testing.T) {
-	for _, m := range []policytest.Make{policytest.Of(lru.New), policytest.Of(fifo.New)} {
-		policytest.AllocatesNothing(t, m, nil)
-	}
-}
