@@ -7,11 +7,13 @@ TOOLS       := $(CURDIR)/.build/bin
 STATICCHECK := $(TOOLS)/staticcheck
 GOVULNCHECK := $(TOOLS)/govulncheck
 LDFLAGS     := -s -w -X main.version=$(VERSION)
+# Without it gRPC links a page of traces, and with it html/template, for which the linker keeps every exported method.
+TAGS        := grpcnotrace
 
 # Packages whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the race
 # detector, which needs a C compiler.
-SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/artifact policy/compiler policy/footprint policy/meter \
-  policy/plugintest policy/plugintest/hostile policy/residents proto regular sim store/index store/pieceformat trace) ./host/command
+SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/artifact policy/meter \
+  policy/plugintest policy/plugintest/hostile proto regular sim store/index store/pieceformat trace) ./host/command
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/internal/store/metamorphic ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
@@ -21,7 +23,7 @@ SLOW_IN := ./host ./host/internal/policy ./host/internal/policy/sandbox ./host/i
 # they start. By default it is a second.
 export GORACE ?= atexit_sleep_ms=50
 # Says which tools the tests lack, or whether the machine has one.
-TOOLS_LEFT_OUT := $(GO) run ./abi/testenv/tools
+TOOLS_LEFT_OUT := $(GO) run ./abi/testenv/internal/tools
 HAS := $(TOOLS_LEFT_OUT) 2>/dev/null
 # How long each part of make torture runs, and how many rounds of kill -9.
 TORTURE ?= 10m
@@ -43,12 +45,12 @@ help: ## list the targets
 
 plugins: ## build the first-party policies: those that are embedded to plugins/dist, all of them to bin/policies
 	@echo 'Policies: go fetches and compiles what their builder needs, then compiles each to WebAssembly.'
-	$(GO) run ./plugins/dist/build
-	$(GO) run ./plugins/dist/build -o bin/policies
+	$(GO) run ./plugins/internal/build
+	$(GO) run ./plugins/internal/build -o bin/policies
 
 build: plugins
 	@echo 'Host: go compiles bin/kvhost and all that it needs, which takes minutes the first time.'
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvhost ./cmd/kvhost
+	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/kvhost ./cmd/kvhost
 
 run: build ## replay a trace through a real host: real socket, evict policy in wasm, chunks on disk
 	bin/kvhost replay --embedded --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --capacity 1000 --sessions 2
@@ -183,7 +185,7 @@ manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernete
 	$< -update examples/deploy/kubernetes
 
 dist: plugins .build/bin/nfpm ## tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
-	$(GO) run ./examples/deploy/dist -version '$(VERSION)' 
+	$(GO) run ./examples/deploy/internal/dist -version '$(VERSION)' 
 
 kits: ## install what tests need and root is not needed for: Rust's wasm target, Python packages
 	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi

@@ -4,8 +4,8 @@ package abi
 
 import "embed"
 
-// Sources are the source files of this package and of the Go kit, which a host hands out with the kits for other
-// languages. Guests do not embed them.
+// Sources are the kits for policies, as a host hands them out: this package and the Go kit, C's header and Rust's crate,
+// each in its directory. Guests do not embed them.
 //
-//go:embed *.go guest
+//go:embed *.go guest c/kvhost.h c/kvhost.mk rust/Cargo.toml rust/kvhost.mk rust/src
 var Sources embed.FS

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/kvhost/kvhost/gds/kernels"
+	"github.com/kvhost/kvhost/gds/internal/kernels"
 )
 
 // Mode is how pages are copied.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/kvhost/kvhost/gds/kernels"
+	"github.com/kvhost/kvhost/gds/internal/kernels"
 )
 
 // Coder is device memory that a copy thread has with its [Window]. There the GPU encodes extents between the window and

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/kvhost/kvhost/gds/kernels"
+	"github.com/kvhost/kvhost/gds/internal/kernels"
 )
 
 // kernel is a function of a loaded module. Both are 0 if it could not be loaded.

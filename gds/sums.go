@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/kvhost/kvhost/gds/kernels"
+	"github.com/kvhost/kvhost/gds/internal/kernels"
 )
 
 // Extent is a run of a device buffer that has its own checksum. The layout is the kernel's.

@@ -31,7 +31,7 @@ var (
 // exportedMetrics are the names of all metrics in the source, without the prefix.
 func exportedMetrics(t *testing.T) map[string]bool {
 	t.Helper()
-	files, err := filepath.Glob("internal/metrics/*.go")
+	files, err := filepath.Glob("internal/observe/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func exportedMetrics(t *testing.T) map[string]bool {
 	}
 	exported["build_info"] = true // with its own constructor
 	if len(exported) < 80 {
-		t.Fatalf("only %d metrics were found in internal/metrics/*.go", len(exported))
+		t.Fatalf("only %d metrics were found in internal/observe/*.go", len(exported))
 	}
 	return exported
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/loglimit"
-	"github.com/kvhost/kvhost/host/internal/metrics"
+	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/server"
@@ -23,7 +23,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/spans"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
-	"github.com/kvhost/kvhost/host/internal/web"
 )
 
 // Config is what [New] makes a host from.
@@ -45,7 +44,7 @@ type Host struct {
 	store    *store.Store
 	engine   *transfer.Engine
 	server   *server.Server
-	http     *web.Server // nil when off
+	http     *observe.Server // nil when off
 	spans    *spans.Tracer
 	traced   *activity.Requests
 	version  string
@@ -101,11 +100,11 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	}
 	h.server = server.New(sessions)
 	if h.cfg.HTTP.Listen != "" {
-		registry := metrics.NewRegistry(metrics.Host{Store: h.store, Engine: h.engine, Server: h.server,
+		registry := observe.NewRegistry(observe.Host{Store: h.store, Engine: h.engine, Server: h.server,
 			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), PolicyMemory: h.policies.Memory(),
 			Version: cfg.Version, Spans: h.spans})
 		w := h.cfg.HTTP
-		if h.http, err = web.Listen(web.Config{
+		if h.http, err = observe.Listen(observe.Config{
 			Listen: w.Listen, CertFile: w.TLSCert, KeyFile: w.TLSKey, TokenFile: w.TokenFile, Profiles: w.Profiles,
 			Registry: registry, Status: h.server.Status, Log: h.log,
 		}); err != nil {

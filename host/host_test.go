@@ -15,11 +15,11 @@ import (
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/host/internal/web"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -172,8 +172,8 @@ func TestRefusals(t *testing.T) {
 		"policy is not wasm":   {func(c *config.Config) { c.Policies = []config.Policy{{Module: notWasm}} }, policyset.ErrPolicy},
 		"policy is not there":  {func(c *config.Config) { c.Policies = []config.Policy{{Module: "nowhere.wasm"}} }, policyset.ErrPolicy},
 		"root in use":          {func(c *config.Config) { c.Roots = other.Roots }, store.ErrRootBusy},
-		"http address in use":  {func(c *config.Config) { c.HTTP.Listen = running.HTTPAddr() }, web.ErrHTTP},
-		"http token too short": {func(c *config.Config) { c.HTTP.TokenFile = notWasm }, web.ErrCredential},
+		"http address in use":  {func(c *config.Config) { c.HTTP.Listen = running.HTTPAddr() }, observe.ErrHTTP},
+		"http token too short": {func(c *config.Config) { c.HTTP.TokenFile = notWasm }, observe.ErrCredential},
 		"root cannot be made":  {func(c *config.Config) { c.Roots[0].Path = "/proc/nowhere" }, os.ErrNotExist},
 	} {
 		t.Run(name, func(t *testing.T) {

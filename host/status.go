@@ -3,7 +3,7 @@ package host
 import (
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/metrics"
+	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/activity"
@@ -42,7 +42,7 @@ func (h *Host) Status() *proto.StatusReply {
 			LoadedBytes: u.LoadedBytes.Load(), StoredBytes: u.StoredBytes.Load(),
 		})
 	}
-	out.Counters = metrics.Counters(&st, h.engine.Stats())
+	out.Counters = observe.Counters(&st, h.engine.Stats())
 	memory := h.server.Memory(0)
 	out.Counters["memory_limit_bytes"], out.Counters["memory_refusals"] = uint64(memory.Limit), memory.Refused
 	out.Counters["memory_bytes"] = uint64(memory.Own + memory.Held)
@@ -80,7 +80,7 @@ func rootStatus(r *store.RootStats) *proto.RootStatus {
 
 func routeStatus(t *transfer.Traffic, r *transfer.RouteTraffic) *proto.RouteStatus {
 	return &proto.RouteStatus{
-		Gpu: metrics.GPULabel(t.Device), Root: t.Root, Route: r.Route, Direction: metrics.Direction(t.Kind), Files: uint64(r.Files),
+		Gpu: observe.GPULabel(t.Device), Root: t.Root, Route: r.Route, Direction: observe.Direction(t.Kind), Files: uint64(r.Files),
 		Bytes: uint64(r.Bytes), Errors: uint64(r.Errors), InFlight: uint32(r.InFlight), BusySeconds: r.Busy.Seconds(),
 	}
 }

@@ -1,9 +1,25 @@
 // Package guest is the Go kit for kvhost policies.
 //
 // A policy is an ordinary Go type with the methods of its roles ([Evictor], [Admitter], [Placer], [Layouter]). The same
-// source is built to a wasm module (a five-line main passes the constructor to a package under abi/guest/export), linked
-// into the host as the native fallback, and run natively in tests that compare its decisions with those of its wasm
-// build.
+// source is built to a wasm module, linked into the host as the native fallback, and run natively in tests that compare
+// its decisions with those of its wasm build.
+//
+// The roles of a module are its exports, so each role has a package under abi/guest/export, and a module exports only the
+// functions of the packages that it imports. Its main package is five lines:
+//
+//	package main
+//
+//	import (
+//		"example.com/mypolicy"
+//		"github.com/kvhost/kvhost/abi/guest/export/evict"
+//	)
+//
+//	func init() { evict.Export(mypolicy.New) }
+//
+//	func main() {}
+//
+// Build it with GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared. Registration happens in init because main does not
+// run in such a module. A module may take several roles, each with its own value.
 //
 // A policy is single-threaded: the host makes one call at a time per instance. It should allocate in its constructor
 // only, and bound its memory by [Info].MaxSlots.

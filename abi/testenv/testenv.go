@@ -2,7 +2,7 @@
 // it.
 //
 // A test calls [Need] before it uses a tool. Without the tool the test is skipped, and says so. With [Require] set to
-// 1, as continuous integration does, it fails. `go run ./abi/testenv/tools` lists what this machine lacks.
+// 1, as continuous integration does, it fails. `go run ./abi/testenv/internal/tools` lists what this machine lacks.
 package testenv
 
 import (

@@ -37,7 +37,7 @@ func testMain(m *testing.M) int {
 // overlay gives go build the embedded policies, whatever the checkout has built.
 var overlay = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(shared, "overlay.json")
-	if out, err := exec.Command("go", "run", "../../plugins/dist/build", "-overlay", path).CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "run", "../../plugins/internal/build", "-overlay", path).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go run: %w\n%s", err, out)
 	}
 	return path, nil
@@ -49,7 +49,8 @@ var built = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(shared, "kvhost")
-	build := exec.Command("go", "build", "-overlay", with, "-trimpath", "-ldflags=-s -w", "-o", path, "../../cmd/kvhost")
+	build := exec.Command("go", "build", "-overlay", with, "-trimpath", "-tags=grpcnotrace",
+		"-ldflags=-s -w", "-o", path, "../../cmd/kvhost")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)

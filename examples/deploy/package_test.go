@@ -25,7 +25,7 @@ func dist(out string, archs string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "run", "./examples/deploy/dist", "-version", "v"+distVersion, "-out", out, "-arch", archs,
+	cmd := exec.Command("go", "run", "./examples/deploy/internal/dist", "-version", "v"+distVersion, "-out", out, "-arch", archs,
 		"-overlay", with)
 	cmd.Dir = testenv.Root()
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000")

@@ -19,7 +19,7 @@ import (
 	"github.com/ebitengine/purego"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/gds/kernels"
+	"github.com/kvhost/kvhost/gds/internal/kernels"
 )
 
 //go:embed c

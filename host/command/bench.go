@@ -1,7 +1,6 @@
 package command
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -22,12 +21,11 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/internal/benchpath"
+	"github.com/kvhost/kvhost/host/internal/bench"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/internal/transfer"
-	"github.com/kvhost/kvhost/host/internal/transfer/pathbench"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -47,7 +45,6 @@ type benchOptions struct {
 	ranks          bool
 	dtype          string
 	compression    []string
-	plot           string
 	json           bool
 }
 
@@ -94,7 +91,7 @@ further setting.`,
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			return bench(ctx, &loaded.Config, &o)
+			return runBench(ctx, &loaded.Config, &o)
 		},
 	}
 	f := cmd.Flags()
@@ -110,26 +107,15 @@ further setting.`,
 	f.StringVar(&o.dtype, "dtype", "", "values of the pages: u8, bfloat16 or fp8 (default: those of the geometry)")
 	f.StringVar(&o.profiles, "cpuprofile", "",
 		"directory for a CPU profile of each of our passes, which slows them a little")
-	f.StringVar(&o.plot, "plot", "", "draw the ratios to this .svg file")
 	f.BoolVar(&o.json, "json", false, "print the rows as JSON")
 	s.addTo(cmd)
 	return cmd
 }
 
-func bench(ctx context.Context, cfg *config.Config, o *benchOptions) error {
-	if o.plot != "" && filepath.Ext(o.plot) != ".svg" {
-		return usageError{fmt.Errorf("--plot %s: want a name ending in .svg", o.plot)}
-	}
+func runBench(ctx context.Context, cfg *config.Config, o *benchOptions) error {
 	rows, err := measure(ctx, cfg, o)
 	if err != nil {
 		return err
-	}
-	if o.plot != "" {
-		var chart bytes.Buffer
-		err := pathbench.WriteSVG(&chart, rows)
-		if err := errors.Join(err, os.WriteFile(o.plot, chart.Bytes(), 0o644)); err != nil {
-			return err
-		}
 	}
 	if o.json {
 		return writeJSON(os.Stdout, rows)
@@ -144,13 +130,13 @@ func writeJSON(w io.Writer, v any) error {
 }
 
 // write prints a table.
-func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []pathbench.Row) error {
+func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []bench.Row) error {
 	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, %d chunks, %d rounds, through %s. GB/s are medians.\n\n",
 		version, runtime.Version(), runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds, o.through)
-	return pathbench.Write(w, rows)
+	return bench.Write(w, rows)
 }
 
-func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []pathbench.Row, err error) {
+func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []bench.Row, err error) {
 	if o.through != throughInner && o.through != throughGo {
 		return nil, usageError{fmt.Errorf("--through %q: want go or inner", o.through)}
 	}
@@ -190,14 +176,14 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []p
 		}
 	}
 	if gpu := gpus[0]; gpu != nil && o.clients == 1 {
-		if direct, err = devices.OpenDirect(cfg, gpu, pathbench.MaxFile); err != nil {
+		if direct, err = devices.OpenDirect(cfg, gpu, bench.MaxFile); err != nil {
 			fmt.Fprintf(os.Stderr, "kvhost: the direct route is not measured: %v\n", err)
 		}
 		if direct != nil {
 			defer direct.Close()
 		}
 	}
-	for _, shape := range pathbench.Shapes {
+	for _, shape := range bench.Shapes {
 		if o.pages != "all" && o.pages != shape.Name {
 			continue
 		}
@@ -244,9 +230,9 @@ func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
 
 // benchRoot measures every route to a root.
 func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []*gds.GPU, direct *gds.DirectRoute,
-	root config.Root, shape *pathbench.Shape) (rows []pathbench.Row, err error) {
+	root config.Root, shape *bench.Shape) (rows []bench.Row, err error) {
 	e, dir, gpu := cfg.Engine, root.Path, gpus[0]
-	base := pathbench.Config{
+	base := bench.Config{
 		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: shape.Geometry, DType: shape.DType, Compression: o.compression,
 		Chunks: o.chunks, Rounds: o.rounds,
 		Copiers: runtime.GOMAXPROCS(0),
@@ -264,12 +250,12 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []
 	cached.FS = staging.Buffered(base.FS)
 	cases := []struct {
 		files string
-		c     pathbench.Config
+		c     bench.Config
 	}{{"page cache", cached}}
 	if root.InMemory() {
 		cases[0].files, cases[0].c = "page-locked memory", base
 		cases[0].c.InMemory = true
-	} else if cfg.Engine.DirectIO && pathbench.TakesDirectIO(dir) {
+	} else if cfg.Engine.DirectIO && bench.TakesDirectIO(dir) {
 		cases = slices.Insert(cases, 0, cases[0])
 		cases[0].files, cases[0].c = "direct I/O", base
 		if direct != nil {
@@ -280,12 +266,12 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []
 	for i, k := range cases {
 		k.c.Open = o.opener(cfg, root, &k.c)
 		k.c.Profile = o.profiler(fmt.Sprintf("%s-%d", strings.Trim(strings.ReplaceAll(dir, "/", "-"), "-"), i))
-		var got []pathbench.Row
+		var got []bench.Row
 		var err error
 		if o.clients > 1 {
-			got, err = pathbench.RunTogether(ctx, k.c, pathbench.Clients{GPUs: gpus, Ranks: o.ranks})
+			got, err = bench.RunTogether(ctx, k.c, bench.Clients{GPUs: gpus, Ranks: o.ranks})
 		} else {
-			got, err = pathbench.Run(ctx, k.c)
+			got, err = bench.Run(ctx, k.c)
 		}
 		if err != nil && k.c.Direct != nil && ctx.Err() == nil {
 			fmt.Fprintf(os.Stderr, "kvhost: %s: the direct route is not measured: %v\n", dir, err)
@@ -305,19 +291,19 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []
 // opener opens the path that --through names: a host in its own process, with one root below the directory that is
 // measured, and a client of it. Nil: the bench's own path.
 func (o *benchOptions) opener(cfg *config.Config, root config.Root,
-	c *pathbench.Config) func(context.Context, string, pathbench.Shared) (pathbench.Path, error) {
+	c *bench.Config) func(context.Context, string, bench.Shared) (bench.Path, error) {
 	if o.through == throughInner {
 		return nil
 	}
 	base := cfg.Clone()
 	base.Engine.DirectIO = c.FS == staging.OS()
 	root.Shared, root.Route = false, config.RouteStaged
-	root.Capacity = int64(o.clients)*2*pathbench.MemoryBytes(c.Chunks, &c.Geometry) + 1<<30 // also for probes, and for what is removed late
+	root.Capacity = int64(o.clients)*2*bench.MemoryBytes(c.Chunks, &c.Geometry) + 1<<30 // also for probes, and for what is removed late
 	if c.Direct != nil {
 		root.Route = config.RouteDirect
 	}
-	through := benchpath.Config{Host: base, Root: root}
-	return func(ctx context.Context, dir string, shared pathbench.Shared) (pathbench.Path, error) {
+	through := bench.Through{Host: base, Root: root}
+	return func(ctx context.Context, dir string, shared bench.Shared) (bench.Path, error) {
 		if !root.InMemory() {
 			through.Root.Path = dir
 		}

@@ -3,7 +3,6 @@ package command
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -18,12 +17,11 @@ import (
 	"github.com/kvhost/kvhost/host/internal/doctor"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
-	"github.com/kvhost/kvhost/host/internal/transfer/pathbench"
 )
 
 func newCheck() *cobra.Command {
 	var s settings
-	var asJSON, measure bool
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Check this machine: which route serves each GPU and root, and why",
@@ -43,27 +41,16 @@ and may run beside a host.`,
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			var o *benchOptions
-			if measure {
-				o = briefly()
-			}
-			return check(ctx, os.Stdout, &loaded.Config, asJSON, o)
+			return check(ctx, os.Stdout, &loaded.Config, asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all facts and findings as JSON")
-	cmd.Flags().BoolVar(&measure, "bench", false,
-		"also measure the roots and both routes briefly (see kvhost bench); the roots must exist")
 	s.addTo(cmd)
 	return cmd
 }
 
-// briefly is what check measures.
-func briefly() *benchOptions {
-	return &benchOptions{chunks: 16, rounds: 3, memory: "auto", pages: "llama", through: throughInner, clients: 1}
-}
-
-// check judges the machine. With o it also measures it, unless there are problems. JSON is one document.
-func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool, o *benchOptions) error {
+// check judges the machine.
+func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool) error {
 	w := wanted(cfg)
 	facts, err := doctor.Probe(ctx, w)
 	if err != nil {
@@ -75,29 +62,12 @@ func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool, 
 	} else {
 		report.Needs(needs, all)
 	}
-	if !asJSON {
-		if err := report.Write(out); err != nil {
-			return err
-		}
+	if asJSON {
+		err = writeJSON(out, report)
+	} else {
+		err = report.Write(out)
 	}
-	problems := report.Problems()
-	var rows []pathbench.Row
-	if o != nil && problems == nil {
-		if rows, err = measure(ctx, cfg, o); err != nil {
-			return err
-		}
-	}
-	switch {
-	case asJSON:
-		err = writeJSON(out, struct {
-			*doctor.Report
-			Bench []pathbench.Row `json:"bench,omitempty"`
-		}{report, rows})
-	case len(rows) > 0:
-		fmt.Fprintln(out)
-		err = o.write(out, cfg, rows)
-	}
-	return errors.Join(err, problems)
+	return errors.Join(err, report.Problems())
 }
 
 // wanted is what a configuration asks of the machine.

@@ -1,16 +1,13 @@
 package command
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/doctor"
 )
 
 // check reports what it found, as text and as JSON, leaves nothing behind, and exits with 9 when something cannot work.
@@ -38,42 +35,6 @@ func TestCheck(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("left behind: %v", left)
-	}
-}
-
-// With --bench check also measures: a table after the report, or one JSON document with both. It does not measure what
-// cannot work.
-func TestCheckMeasures(t *testing.T) {
-	dir := shortDir(t)
-	cfg := config.Default().Clone()
-	cfg.Roots, cfg.GDS.CUDA, cfg.Socket = []config.Root{{Path: dir, Capacity: 1 << 30}}, config.CUDAOff,
-		filepath.Join(dir, "s")
-	o := briefly()
-	o.chunks, o.rounds, o.pages = 1, 1, "mla"
-	var out bytes.Buffer
-	if err := check(t.Context(), &out, cfg, false, o); err != nil || !strings.Contains(out.String(), "staged") ||
-		!strings.Contains(out.String(), "GB/s are medians") {
-		t.Errorf("%v\n%s", err, out.String())
-	}
-	out.Reset()
-	var report struct {
-		Verdicts []struct{ Route string }
-		Bench    []struct{ Pass string }
-	}
-	err := check(t.Context(), &out, cfg, true, o)
-	if err := errors.Join(err, json.Unmarshal(out.Bytes(), &report)); err != nil || len(report.Verdicts) != 1 ||
-		len(report.Bench) == 0 {
-		t.Errorf("%v: %+v\n%s", err, report, out.String())
-	}
-	if left, _ := os.ReadDir(dir); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
-	}
-	out.Reset()
-	cfg.Socket = filepath.Join(dir, "missing", "s")
-	err = check(t.Context(), &out, cfg, true, o)
-	report.Bench = nil
-	if json.Unmarshal(out.Bytes(), &report) != nil || !errors.Is(err, doctor.ErrProblems) || len(report.Bench) != 0 {
-		t.Errorf("%v\n%s", err, out.String())
 	}
 }
 

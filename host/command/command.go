@@ -6,8 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-
-	"github.com/kvhost/kvhost/host/internal/screen"
 )
 
 // version is what the linker has set.
@@ -25,7 +23,7 @@ func run(ctx context.Context, args []string) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(err)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "kvhost: %s\n", screen.Plain(err))
+		fmt.Fprintf(os.Stderr, "kvhost: %s\n", plainError(err))
 	}
 	if code == exitUsage {
 		fmt.Fprintf(os.Stderr, "kvhost: see %s --help\n", cmd.CommandPath())

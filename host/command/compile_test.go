@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 )
 
@@ -99,7 +99,7 @@ func TestCompileLimits(t *testing.T) {
 
 // A service manager tries again when the compiler was killed, and not when the module is to blame.
 func TestExitCodeOfCompiler(t *testing.T) {
-	for err, want := range map[error]int{compiler.ErrCompiler: exitFailure, compiler.ErrLimit: exitPolicy} {
+	for err, want := range map[error]int{sandbox.ErrCompiler: exitFailure, sandbox.ErrLimit: exitPolicy} {
 		if code := exitCode(fmt.Errorf("%w: x: %w", policyset.ErrPolicy, err)); code != want {
 			t.Errorf("%v: exit code %d, want %d", err, code, want)
 		}

@@ -6,16 +6,16 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/doctor"
+	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/artifact"
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/replay"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/fsck"
 	"github.com/kvhost/kvhost/host/internal/trace"
-	"github.com/kvhost/kvhost/host/internal/web"
 )
 
 // Exit codes. They are part of the command's contract; --help-all lists them. 1 and 2 are left to Go's runtime, which
@@ -76,9 +76,9 @@ func exitCode(err error) int {
 		return exitCheck
 	case is(store.ErrRootBusy):
 		return exitRootBusy
-	case is(socket.ErrInUse, web.ErrHTTP):
+	case is(socket.ErrInUse, observe.ErrHTTP):
 		return exitAddress
-	case is(compiler.ErrCompiler): // killed for want of memory, say: a restart may help
+	case is(sandbox.ErrCompiler): // killed for want of memory, say: a restart may help
 		return exitFailure
 	case is(policyset.ErrPolicy, policyset.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant,
 		policy.ErrDigest, artifact.ErrAbsent, artifact.ErrDigest, artifact.ErrManifest, policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):
@@ -87,7 +87,7 @@ func exitCode(err error) int {
 		return exitGPU
 	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
 		return exitTrace
-	case is(errUsage, artifact.ErrReference, web.ErrCredential, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions,
+	case is(errUsage, artifact.ErrReference, observe.ErrCredential, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions,
 		store.ErrConfig):
 		return exitUsage
 	}

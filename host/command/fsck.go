@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/screen"
 	"github.com/kvhost/kvhost/host/internal/store/fsck"
 )
 
@@ -93,9 +91,7 @@ func (f *fsckFlags) run(ctx context.Context, out io.Writer, roots []string) erro
 		}
 	}
 	if f.asJSON {
-		e := json.NewEncoder(out)
-		e.SetIndent("", "  ")
-		errs = append(errs, e.Encode(reports))
+		errs = append(errs, writeJSON(out, reports))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -105,7 +101,7 @@ func (f *fsckFlags) run(ctx context.Context, out io.Writer, roots []string) erro
 
 func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error) {
 	o := f.options
-	b := screen.NewProgress("files of "+root, f.quiet)
+	b := newProgress("files of "+root, f.quiet)
 	if b.Shown() {
 		n, err := fsck.Files(ctx, root, nil)
 		if err != nil {

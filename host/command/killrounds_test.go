@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bufio"
 	"errors"
 	"flag"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,8 +21,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/plugintest/hostile"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 )
 
 var (
@@ -241,18 +241,20 @@ func gauge(t *testing.T, address, name string) int64 {
 		t.Fatal(err)
 	}
 	defer r.Body.Close()
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(r.Body)
-	if err != nil {
-		t.Fatal(err)
+	sum, series := 0.0, 0
+	for lines := bufio.NewScanner(r.Body); lines.Scan(); {
+		rest, ok := strings.CutPrefix(lines.Text(), name)
+		if !ok || !strings.HasPrefix(rest, " ") && !strings.HasPrefix(rest, "{") {
+			continue
+		}
+		v, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
+		if err != nil {
+			t.Fatalf("metric %s: %v", name, err)
+		}
+		sum, series = sum+v, series+1
 	}
-	f := families[name]
-	if f == nil {
+	if series == 0 {
 		t.Fatalf("no metric %s", name)
-	}
-	sum := 0.0
-	for _, m := range f.Metric {
-		sum += m.GetGauge().GetValue() + m.GetCounter().GetValue()
 	}
 	return int64(sum)
 }

@@ -25,7 +25,7 @@ func newLog(c *config.Log) (*slog.Logger, *logLevel) {
 	level := &logLevel{}
 	level.configure(levels[c.Level])
 	terminal := term.IsTerminal(int(os.Stderr.Fd()))
-	if c.Format == config.FormatText || (c.Format == config.FormatAuto && terminal) {
+	if c.Format == config.FormatText || c.Format == config.FormatAuto && terminal {
 		return slog.New(tint.NewTextHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly,
 			NoColor: !terminal})), level
 	}

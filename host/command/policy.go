@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
-	"github.com/kvhost/kvhost/host/internal/policyregistry"
 	"github.com/kvhost/kvhost/host/internal/regular"
 	"github.com/kvhost/kvhost/plugins/dist"
 )
@@ -27,7 +26,7 @@ func newPolicy() *cobra.Command {
 	}
 	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyBench(), newPolicyNew(), newPolicyPack(),
 		newPolicyDigest(), newPolicySign(), newPolicyKeygen())
-	cmd.AddCommand(policyregistry.Push(version), policyregistry.Pull(version))
+	cmd.AddCommand(newPolicyPush(), newPolicyPull())
 	cmd.AddCommand(newPolicyList(), newPolicySwap(), newPolicyPromote())
 	return cmd
 }

@@ -1,13 +1,11 @@
 package command
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
-
-	"github.com/kvhost/kvhost/host/internal/policy/scaffold"
 )
 
 func newPolicyNew() *cobra.Command {
@@ -20,18 +18,13 @@ manifest, a Makefile and a copy of the kit for its language.`,
 		Example: "  kvhost policy new --lang rust mine && make -C mine check",
 		Args:    wantArgs(1, 1, "one directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := scaffold.New(args[0], language)
-			if errors.Is(err, scaffold.ErrName) || errors.Is(err, scaffold.ErrLanguage) ||
-				errors.Is(err, scaffold.ErrExists) {
-				return usageError{err}
+			if err := newProject(args[0], language); err != nil {
+				return err
 			}
-			if err == nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: make -C %s check\n", filepath.Clean(args[0]),
-					filepath.Clean(args[0]))
-			}
-			return err
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: make -C %s check\n", filepath.Clean(args[0]), filepath.Clean(args[0]))
+			return nil
 		},
 	}
-	cmd.Flags().StringVar(&language, "lang", "go", "language: "+scaffold.Languages)
+	cmd.Flags().StringVar(&language, "lang", "go", "language: "+strings.Join(policyLanguages, ", "))
 	return cmd
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/internal/replay"
-	"github.com/kvhost/kvhost/host/internal/screen"
 )
 
 // replayFlags are the flags of replay and the configuration's.
@@ -100,7 +99,7 @@ func (r *replayFlags) run(ctx context.Context) error {
 }
 
 func (r *replayFlags) play(ctx context.Context) error {
-	bar := screen.NewProgress("requests", false)
+	bar := newProgress("requests", false)
 	r.options.Begin, r.options.Step = func(requests int) { bar.Begin(int64(requests)) }, countRequests(bar)
 	report, err := replay.Run(ctx, r.options)
 	bar.End()
@@ -180,7 +179,7 @@ func (r *replayFlags) capacityBytes(entry func() (int64, error)) (int64, error) 
 }
 
 // countRequests steps a progress line with each request of a replay.
-func countRequests(p *screen.Progress) func(replay.Request) {
+func countRequests(p *progress) func(replay.Request) {
 	var accesses, hits, bytes atomic.Int64
 	return func(r replay.Request) {
 		ratio := float64(hits.Add(int64(r.Hits))) / float64(max(1, accesses.Add(int64(r.Accesses))))

@@ -11,6 +11,7 @@ import (
 
 func newRoot() *cobra.Command {
 	serve := newServe()
+	var showVersion bool
 	root := &cobra.Command{
 		Use:   "kvhost",
 		Short: "Host for LLM KV-cache chunks on storage, with its policy in WebAssembly",
@@ -18,16 +19,22 @@ func newRoot() *cobra.Command {
 which of them stay: WebAssembly modules, embedded or your own.
 
 Without a command it serves: clients on a Unix socket, probes, metrics and a page over HTTP.`,
-		Example:       serve.Example,
-		Version:       version,
-		Args:          noArgs,
-		RunE:          serve.RunE,
+		Example: serve.Example,
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if showVersion {
+				fmt.Fprintln(cmd.OutOrStdout(), "kvhost", version)
+				return nil
+			}
+			return serve.RunE(cmd, args)
+		},
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.SetVersionTemplate("kvhost {{.Version}}\n")
 	root.Flags().SortFlags = false
 	root.Flags().AddFlagSet(serve.Flags())
+	// Not cobra's own: its template keeps text/template in the program, and that every exported method.
+	root.Flags().BoolVarP(&showVersion, "version", "v", false, "version for kvhost")
 	cobra.EnableCommandSorting = false
 	for _, g := range groups {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})

@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +18,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policyset"
-	"github.com/kvhost/kvhost/host/internal/screen"
 	"github.com/kvhost/kvhost/host/internal/sim"
 )
 
@@ -31,7 +29,6 @@ type simFlags struct {
 	order      string
 	plots      []string
 	asJSON     bool
-	asCSV      bool
 	warmup     string
 	quiet      bool
 	parallel   int
@@ -89,9 +86,8 @@ numbering its chunks and compiling the modules.`,
 		"capacities, separated by commas")
 	fl.StringVar(&f.order, "order", sim.Forward.String(),
 		"order in which a request touches its chunks: forward or tail-first")
-	fl.StringArrayVar(&f.plots, "plot", nil, "draw miss-ratio curves to this .svg or .html file; repeatable")
+	fl.StringArrayVar(&f.plots, "plot", nil, "draw miss-ratio curves to this .svg file; repeatable")
 	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array instead of tables")
-	fl.BoolVar(&f.asCSV, "csv", false, "print lines of CSV, with the columns of --json, instead of tables")
 	fl.StringVar(&f.warmup, "warmup", "", "requests at the start of a trace that fill the cache and do not count: 10%, or 5000")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	fl.IntVar(&f.parallel, "parallel", 0, "runs at a time (default one per core)")
@@ -120,8 +116,8 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		}
 	}
 	for _, path := range f.plots {
-		if ext := filepath.Ext(path); ext != ".svg" && ext != ".html" {
-			return usageError{fmt.Errorf("sim: --plot %s: want a name ending in .svg or .html", path)}
+		if filepath.Ext(path) != ".svg" {
+			return usageError{fmt.Errorf("sim: --plot %s: want a name ending in .svg", path)}
 		}
 	}
 	g := &sim.Grid{Parallel: f.parallel, Options: sim.Options{Prefill: f.prefill, Seed: f.seed}}
@@ -157,7 +153,7 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		}, opt)
 	}
 	loaded := time.Since(started)
-	bar := screen.NewProgress("accesses", f.quiet)
+	bar := newProgress("accesses", f.quiet)
 	bar.Begin(g.Accesses())
 	g.Options.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
 	o, err := g.Run(ctx)
@@ -170,11 +166,8 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	if err := f.draw(o); err != nil {
 		return err
 	}
-	switch {
-	case f.asCSV:
-		return o.WriteCSV(os.Stdout)
-	case f.asJSON:
-		return printJSON(o.Results)
+	if f.asJSON {
+		return writeJSON(os.Stdout, o.Results)
 	}
 	if err := o.WriteTable(os.Stdout); err != nil {
 		return err
@@ -241,21 +234,11 @@ func (f *simFlags) load(ctx context.Context, g *sim.Grid) error {
 
 func (f *simFlags) draw(o *sim.Outcome) error {
 	for _, path := range f.plots {
-		write := o.WriteSVG
-		if filepath.Ext(path) == ".html" {
-			write = o.WriteHTML
-		}
-		if err := writeFile(path, write); err != nil {
+		if err := writeFile(path, o.WriteSVG); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func printJSON(results any) error {
-	e := json.NewEncoder(os.Stdout)
-	e.SetIndent("", "  ")
-	return e.Encode(results)
 }
 
 func writeFile(path string, write func(io.Writer) error) error {

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/screen"
 	"github.com/kvhost/kvhost/host/internal/sim"
 )
 
@@ -94,7 +93,7 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 		defer a.Close(context.WithoutCancel(ctx))
 		g.Admissions = append(g.Admissions, a)
 	}
-	bar := screen.NewProgress("accesses", f.quiet)
+	bar := newProgress("accesses", f.quiet)
 	bar.Begin(g.Accesses())
 	g.Options.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
 	o, err := g.Run(ctx)
@@ -104,11 +103,8 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 	} else if err != nil {
 		return err
 	}
-	switch {
-	case f.asCSV:
-		return o.WriteCSV(os.Stdout)
-	case f.asJSON:
-		return printJSON(o.Results)
+	if f.asJSON {
+		return writeJSON(os.Stdout, o.Results)
 	}
 	return o.WriteTable(os.Stdout)
 }

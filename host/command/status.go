@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/screen"
 )
 
 func newStatus() *cobra.Command {
@@ -39,7 +38,7 @@ document as GET /status, at once.`,
 			if err != nil {
 				return err
 			}
-			_, err = io.WriteString(cmd.OutOrStdout(), screen.Draw(before, now))
+			_, err = io.WriteString(cmd.OutOrStdout(), drawScreen(before, now))
 			return err
 		},
 	}

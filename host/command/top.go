@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -13,7 +15,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/screen"
 )
 
 func newTop() *cobra.Command {
@@ -38,23 +39,103 @@ func newTop() *cobra.Command {
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			top := screen.Top{
-				Out: os.Stdout,
-				Size: func() (int, int) {
+			top := topScreen{
+				out: os.Stdout,
+				size: func() (int, int) {
 					if columns, lines, err := term.GetSize(fd); err == nil && columns > 0 && lines > 0 {
 						return columns, lines
 					}
 					return 80, 24
 				},
-				Ask: func(ctx context.Context) (*proto.StatusReply, error) {
+				ask: func(ctx context.Context) (*proto.StatusReply, error) {
 					return ask(ctx, &r, hostStatus, &proto.StatusRequest{})
 				},
-				Every: every,
+				every: every,
 			}
-			return top.Run(ctx)
+			return top.run(ctx)
 		},
 	}
 	r.addTo(cmd)
 	cmd.Flags().DurationVar(&every, "every", every, "time between two drawings")
 	return cmd
+}
+
+// Escape sequences of ECMA-48 and xterm.
+const (
+	secondScreen = "\x1b[?1049h\x1b[?25l" // enter it, and hide the cursor
+	firstScreen  = "\x1b[?25h\x1b[?1049l"
+	home         = "\x1b[H"
+	restOfLine   = "\x1b[K" // erase it
+	restOfScreen = "\x1b[J"
+)
+
+// topScreen draws a host's status on a terminal again and again, until ctx ends.
+type topScreen struct {
+	out   io.Writer // the terminal
+	size  func() (columns, lines int)
+	ask   func(context.Context) (*proto.StatusReply, error)
+	every time.Duration // between two drawings
+}
+
+// longestAnswer bounds the wait for a status.
+const longestAnswer = 5 * time.Second
+
+// run returns nil when ctx ends, and an error when the terminal takes nothing.
+func (t *topScreen) run(ctx context.Context) error {
+	_, err := io.WriteString(t.out, secondScreen)
+	if err != nil {
+		return err
+	}
+	defer io.WriteString(t.out, firstScreen)
+	again := time.NewTicker(t.every)
+	defer again.Stop()
+	var before, now *proto.StatusReply
+	for {
+		ask, stop := context.WithTimeout(ctx, longestAnswer)
+		status, err := t.ask(ask)
+		stop()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == nil {
+			before, now = now, status
+			if before == nil {
+				before = now
+			}
+		}
+		if _, err := io.WriteString(t.out, t.frame(before, now, err)); err != nil {
+			return err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// frame is what fits the terminal of a status, which is nil before the first answer, and of the failure of the last question.
+func (t *topScreen) frame(before, now *proto.StatusReply, failure error) string {
+	var lines []string
+	if now != nil {
+		lines = strings.Split(strings.TrimRight(drawScreen(before, now), "\n"), "\n")
+	}
+	columns, most := t.size()
+	foot := ""
+	if more := len(lines) - (most - 1); more > 0 {
+		lines = lines[:len(lines)-more]
+		foot = fmt.Sprintf("%d more lines: kvhost status", more)
+	}
+	if failure != nil {
+		foot = "no answer: " + strings.ReplaceAll(plainError(failure), "\n", " ")
+	}
+	var b strings.Builder
+	b.WriteString(home)
+	for _, l := range append(lines, foot) {
+		if r := []rune(l); len(r) > columns {
+			l = string(r[:columns])
+		}
+		b.WriteString(l + restOfLine + "\n")
+	}
+	return strings.TrimSuffix(b.String(), "\n") + restOfScreen
 }

@@ -14,7 +14,7 @@ package arc
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/plugins/slots"
+	"github.com/kvhost/kvhost/plugins/internal/slots"
 )
 
 const (

@@ -3,7 +3,7 @@
 // Whatever *.wasm.zst is in this directory when the host is compiled is embedded. Nothing needs to be built first:
 // without any, the host still builds, and uses the native policies. Build them with
 //
-//	go run ./plugins/dist/build
+//	go run ./plugins/internal/build
 package dist
 
 import (
@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
-
-	"github.com/kvhost/kvhost/plugins/dist/codec"
 )
 
 // The pattern takes the whole directory, because "*.zst" would be an error before the first build.
@@ -25,7 +23,7 @@ func Names() []string {
 	var names []string
 	entries, _ := files.ReadDir(".") // an embedded root is always readable
 	for _, e := range entries {
-		if name, ok := strings.CutSuffix(e.Name(), codec.Suffix); ok && !e.IsDir() {
+		if name, ok := strings.CutSuffix(e.Name(), Suffix); ok && !e.IsDir() {
 			names = append(names, name)
 		}
 	}
@@ -35,17 +33,17 @@ func Names() []string {
 // Read decompresses a policy by name, with or without ".wasm". The error matches [fs.ErrNotExist] when it is not there.
 func Read(name string) ([]byte, error) {
 	name = strings.TrimSuffix(name, ".wasm")
-	packed, err := files.ReadFile(name + codec.Suffix)
+	packed, err := files.ReadFile(name + Suffix)
 	if err != nil {
 		return nil, fmt.Errorf("dist: no embedded policy %q: %w", name, fs.ErrNotExist)
 	}
 	var base []byte
-	if name != codec.Base {
-		if base, err = Read(codec.Base); err != nil {
+	if name != Base {
+		if base, err = Read(Base); err != nil {
 			return nil, err
 		}
 	}
-	module, err := codec.Decode(packed, base)
+	module, err := Decode(packed, base)
 	if err != nil {
 		return nil, fmt.Errorf("dist: embedded policy %q: %w", name, err)
 	}

@@ -16,8 +16,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/plugins/paged"
-	"github.com/kvhost/kvhost/plugins/slots"
+	"github.com/kvhost/kvhost/plugins/internal/slots"
 )
 
 // ConfigDepthCost is the configuration key of the cost of depth, in 1/1024 of a first chunk's cost per chunk of depth.
@@ -35,7 +34,7 @@ const (
 type Policy struct {
 	t         *slots.Table
 	heap      *slots.Heap
-	facts     paged.Array[fact] // by slot
+	facts     slots.Array[fact] // by slot
 	order     uint64
 	age       uint64 // priority of the last victim
 	depthCost uint64
@@ -56,7 +55,7 @@ func New(info guest.Info) (*Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Policy{t: t, heap: slots.NewHeap(info.MaxSlots), facts: paged.New(info.MaxSlots, fact{}), depthCost: uint64(depthCost)}, nil
+	return &Policy{t: t, heap: slots.NewHeap(info.MaxSlots), facts: slots.NewArray(info.MaxSlots, fact{}), depthCost: uint64(depthCost)}, nil
 }
 
 // Events applies a batch.

@@ -11,8 +11,7 @@ package lfu
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/plugins/paged"
-	"github.com/kvhost/kvhost/plugins/slots"
+	"github.com/kvhost/kvhost/plugins/internal/slots"
 )
 
 // ConfigAging switches dynamic aging.
@@ -24,7 +23,7 @@ const all slots.List = 1
 type Policy struct {
 	t     *slots.Table
 	heap  *slots.Heap
-	uses  paged.Array[uint32] // by slot
+	uses  slots.Array[uint32] // by slot
 	order uint64
 	age   uint64 // priority of the last victim, 0 without aging
 	aging bool
@@ -40,7 +39,7 @@ func New(info guest.Info) (*Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Policy{t: t, heap: slots.NewHeap(info.MaxSlots), uses: paged.New(info.MaxSlots, uint32(0)), aging: aging}, nil
+	return &Policy{t: t, heap: slots.NewHeap(info.MaxSlots), uses: slots.NewArray(info.MaxSlots, uint32(0)), aging: aging}, nil
 }
 
 // Events applies a batch.

@@ -19,7 +19,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/plugins/slots"
+	"github.com/kvhost/kvhost/plugins/internal/slots"
 )
 
 // ConfigHIR is the share of HIR entries, in percent of the capacity.

@@ -19,7 +19,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/plugins/keypath"
 )
 
 const (
@@ -104,16 +103,16 @@ func (p *Policy) Place(q *abi.PlaceQuery, _ []abi.RootFacts, dst []byte) ([]byte
 		return dst, abi.None
 	}
 	var digits [2 * abi.KeyBytes]byte
-	key := keypath.AppendKey(digits[:0], q)
+	key := appendKey(digits[:0], q)
 	dst = append(dst, p.bases[q.Namespace]...)
 	dst = append(dst, "_r"...)
-	dst = keypath.AppendUint(dst, q.Rank)
+	dst = appendUint(dst, q.Rank)
 	dst = append(dst, '/')
 	dst = append(dst, key[:3]...)
 	dst = append(dst, '/')
 	dst = append(dst, key[3:5]...)
 	dst = append(dst, "_g"...)
-	dst = keypath.AppendUint(dst, q.Group)
+	dst = appendUint(dst, q.Group)
 	dst = append(dst, '/')
 	dst = append(dst, key...)
 	return append(dst, suffix...), abi.None

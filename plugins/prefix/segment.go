@@ -1,6 +1,6 @@
 package prefix
 
-import "github.com/kvhost/kvhost/plugins/paged"
+import "github.com/kvhost/kvhost/plugins/internal/slots"
 
 // segment is a run of chunks that one request touched last, or the ghost of one that was evicted.
 type segment struct {
@@ -40,25 +40,25 @@ func (s *segment) any(bits uint8) bool { return s.state&bits != 0 }
 // pool holds the slots, the segments that their chunks belong to, and the ghosts of evicted segments. It keeps the lists
 // and the hash table, and decides nothing.
 type pool struct {
-	slots            paged.Array[slot]
-	segs             paged.Array[segment]
+	slots            slots.Array[slot]
+	segs             slots.Array[segment]
 	used             uint32        // segments that were ever in use
 	most             uint32        // segments that there may be for the slots whose memory came
 	free             uint32        // segments that were in use once, linked by right
-	hash             paged.Buckets // ghosts by key, chained by right
+	hash             slots.Buckets // ghosts by key, chained by right
 	oldest, youngest uint32        // ghosts
 }
 
 // segmentsFor is how many segments a pool has, so many slots given.
 func segmentsFor(slots uint32) uint32 { return slots/8*5 + 64 }
 
-func (p *pool) init(slots uint32) {
-	most := segmentsFor(slots)
-	p.slots = paged.New(slots, slot{seg: none, parent: none})
-	p.segs = paged.New(most, segment{})
-	p.hash = paged.NewBuckets(most, none)
+func (p *pool) init(maxSlots uint32) {
+	most := segmentsFor(maxSlots)
+	p.slots = slots.NewArray(maxSlots, slot{seg: none, parent: none})
+	p.segs = slots.NewArray(most, segment{})
+	p.hash = slots.NewBuckets(most, none)
 	p.free, p.oldest, p.youngest = none, none, none
-	p.most = segmentsFor(min(slots, paged.PageLen))
+	p.most = segmentsFor(min(maxSlots, slots.PageLen))
 }
 
 // room makes a slot's memory, and lets there be as many more segments.

@@ -12,7 +12,7 @@ package sieve
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/plugins/slots"
+	"github.com/kvhost/kvhost/plugins/internal/slots"
 )
 
 const queue slots.List = 1

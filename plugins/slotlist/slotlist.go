@@ -9,7 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/plugins/paged"
+	"github.com/kvhost/kvhost/plugins/internal/slots"
 )
 
 // Bits of node.state. The rest of it is the entry's size in abi.SizeUnit, which saturates.
@@ -30,7 +30,7 @@ type node struct {
 // List is an order over the slots below the number given to [New]. Slots out of range, and operations on a slot that
 // is not in the list, are ignored: the host is trusted to order its events, not relied on for memory safety.
 type List struct {
-	nodes paged.Array[node] // the last one is the root: its older is the newest slot, its newer the oldest
+	nodes slots.Array[node] // the last one is the root: its older is the newest slot, its newer the oldest
 	root  uint32
 	ready uint32 // slots below have memory
 	top   uint32 // no slot from here on was ever in the list
@@ -39,7 +39,7 @@ type List struct {
 
 // New makes an empty list for slots below maxSlots.
 func New(maxSlots uint32) List {
-	l := List{nodes: paged.New(maxSlots+1, node{}), root: maxSlots, done: maxSlots}
+	l := List{nodes: slots.NewArray(maxSlots+1, node{}), root: maxSlots, done: maxSlots}
 	*l.nodes.Make(maxSlots) = node{newer: maxSlots, older: maxSlots}
 	return l
 }
@@ -112,7 +112,7 @@ func (n *node) link(newer, older uint32) {
 }
 
 // at is node i, which the caller has compared with the root or found as a link.
-func at(base unsafe.Pointer, i uint32) *node { return paged.At[node](base, i) }
+func at(base unsafe.Pointer, i uint32) *node { return slots.At[node](base, i) }
 
 func (l *List) apply(ev *abi.Event, touch bool) {
 	switch ev.Op {
@@ -147,7 +147,7 @@ func (l *List) PushFront(slot, size, tenant uint32) {
 func (l *List) grown(slot uint32) *node {
 	n := l.nodes.Make(slot)
 	for l.ready < l.root && l.nodes.Has(l.ready) {
-		l.ready = min(l.root, l.ready+paged.PageLen)
+		l.ready = min(l.root, l.ready+slots.PageLen)
 	}
 	l.top = max(l.top, l.ready, slot+1)
 	return n

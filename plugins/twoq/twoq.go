@@ -17,7 +17,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/plugins/slots"
+	"github.com/kvhost/kvhost/plugins/internal/slots"
 )
 
 // Config keys, in percent of the capacity.

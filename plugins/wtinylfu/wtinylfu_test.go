@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/plugins/policytest"
+	"github.com/kvhost/kvhost/plugins/internal/policytest"
 )
 
 type testSketch struct{ s sketch }
@@ -18,10 +18,6 @@ func TestTextbook(t *testing.T) {
 	policytest.Compare(t, policytest.Of(New), guest.Config{ConfigAdapt: "false", ConfigWindow: "1", ConfigSample: "10"},
 		policytest.WTinyLFU(func(capacity int) policytest.Sketch { return &testSketch{newSketch(uint32(capacity))} }))
 }
-
-func TestContract(t *testing.T) { policytest.Abuse(t, policytest.Of(New), nil) }
-
-func TestAllocatesNothing(t *testing.T) { policytest.AllocatesNothing(t, policytest.Of(New), nil) }
 
 // A count is never below the true one while nothing faded, up to its limit.
 func TestSketchCountsFromAbove(t *testing.T) {

@@ -28,7 +28,7 @@ type gpuCodec struct{ encode, decode, sum uintptr }
 func newGPUCodec(t *testing.T) *gpuCodec {
 	testenv.Need(t, testenv.Clang)
 	path := filepath.Join(t.TempDir(), "kernels.so")
-	text, err := exec.Command("clang++", "-std=c++17", "-O2", "-shared", "-fPIC", "-I../../../gds/kernels", "-o", path,
+	text, err := exec.Command("clang++", "-std=c++17", "-O2", "-shared", "-fPIC", "-I../../../gds/internal/kernels", "-o", path,
 		"testdata/kernels.cpp", "-lpthread").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)

@@ -3,12 +3,12 @@ package config
 import (
 	"testing"
 
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
 // Tools that read no configuration compile with the same limits.
 func TestCompileDefaults(t *testing.T) {
-	want := PolicyCompile{compiler.DefaultMemory, compiler.DefaultCPU, compiler.DefaultTime}
+	want := PolicyCompile{sandbox.DefaultMemory, sandbox.DefaultCPU, sandbox.DefaultTime}
 	if got := Default().PolicyCompile; got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}

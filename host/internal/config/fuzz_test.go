@@ -13,8 +13,8 @@ func FuzzValues(f *testing.F) {
 				t.Errorf("%q is %d, written %q, read %d, %v", text, n, FormatSize(n), again, err)
 			}
 		}
-		if a, err := ParseAmount(text); err == nil {
-			if again, err := ParseAmount(a.String()); a.Bytes < 0 || !(a.Part >= 0 && a.Part <= 1) || err != nil || a.Part == 0 && again != a {
+		if a, err := parseAmount(text); err == nil {
+			if again, err := parseAmount(a.String()); a.Bytes < 0 || !(a.Part >= 0 && a.Part <= 1) || err != nil || a.Part == 0 && again != a {
 				t.Errorf("%q is %+v, written %q, read %+v, %v", text, a, a.String(), again, err)
 			}
 		}

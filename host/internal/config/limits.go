@@ -15,8 +15,8 @@ type Amount struct {
 	Part  float64 // 0 to 1; 0: Bytes counts
 }
 
-// ParseAmount reads a size, or a percentage such as "5%".
-func ParseAmount(text string) (Amount, error) {
+// parseAmount reads a size, or a percentage such as "5%".
+func parseAmount(text string) (Amount, error) {
 	number, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
 	if !percent {
 		n, err := ParseSize(text)
@@ -43,7 +43,7 @@ func asAmount(path string, value any) (Amount, error) {
 	case int64:
 		return Amount{Bytes: v}, nil
 	case string:
-		return ParseAmount(v)
+		return parseAmount(v)
 	}
 	return Amount{}, fmt.Errorf("%w: %s is %s, want bytes, or text such as \"100GiB\" or \"5%%\"", ErrValue, path,
 		typeName(value))

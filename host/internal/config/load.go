@@ -184,7 +184,7 @@ func (l *Loaded) add(array, text string, origin Origin) error {
 	path, size, given := strings.Cut(text, "=")
 	root := Root{Path: path, Capacity: defaultCapacity, Route: RouteAuto}
 	if given {
-		a, err := ParseAmount(size)
+		a, err := parseAmount(size)
 		if err != nil {
 			return fmt.Errorf("capacity of %s: %w", path, err)
 		}

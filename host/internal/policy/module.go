@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
@@ -40,7 +39,7 @@ type Options struct {
 	// Cache stores compiled code; optional.
 	Cache *sandbox.Cache
 	// Compile limits the compilation.
-	Compile compiler.Limits
+	Compile sandbox.CompileLimits
 
 	// SkipSelfTest loads a module without running it. It is for programs that judge modules themselves.
 	SkipSelfTest bool

@@ -14,7 +14,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy/artifact"
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/regular"
 	"github.com/kvhost/kvhost/plugins/dist"
@@ -111,7 +110,7 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 
 // refused is why a module is not loaded. It is not the module's fault when the compiler was ended, or could not start.
 func refused(name string, err error) error {
-	if errors.Is(err, compiler.ErrCompiler) || errors.Is(err, context.Canceled) {
+	if errors.Is(err, sandbox.ErrCompiler) || errors.Is(err, context.Canceled) {
 		return fmt.Errorf("policy: %s not compiled: %w", name, err)
 	}
 	err = sandbox.Shorten(err)

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/residents"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -50,7 +49,7 @@ func testEvict(ctx context.Context, m *Module) error {
 		return err
 	}
 	defer e.Close()
-	r := &testRoot{e: e, set: residents.New(e)}
+	r := &testRoot{e: e, set: NewResidents(e)}
 	for n := range uint32(testSlots) { // the first chain was resident before
 		op := abi.OpInsert
 		if n < testChain {
@@ -74,20 +73,20 @@ func testEvict(ctx context.Context, m *Module) error {
 // testRoot is the host's side of the root. Its chunks are numbered.
 type testRoot struct {
 	e    *Evict
-	set  *residents.Set
-	last residents.Cause
+	set  *Residents
+	last Cause
 }
 
 func testKey(n uint32) uint64 { return uint64(n+1) * 0x9e3779b97f4a7c15 }
 
 // now is the cause of the next event: later than the last one, for the same request.
-func (r *testRoot) now() residents.Cause {
+func (r *testRoot) now() Cause {
 	r.last.Time += 1_000_000
 	return r.last
 }
 
 func (r *testRoot) insert(op abi.Op, n uint32) error {
-	e := residents.Entry{Key: testKey(n), Size: testSize, Depth: n % testChain}
+	e := Resident{Key: testKey(n), Size: testSize, Depth: n % testChain}
 	if e.Depth > 0 {
 		e.Parent = testKey(n - 1)
 	}

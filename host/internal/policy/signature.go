@@ -25,8 +25,8 @@ const digestField = "sha256:"
 // maxSignature is more than a signature file can have.
 const maxSignature = 64 << 10
 
-// ParsePublicKey parses a public key in minisign's format: its line of base64, or the whole file.
-func ParsePublicKey(text string) (key minisign.PublicKey, err error) {
+// parsePublicKey parses a public key in minisign's format: its line of base64, or the whole file.
+func parsePublicKey(text string) (key minisign.PublicKey, err error) {
 	err = key.UnmarshalText([]byte(strings.TrimSpace(text)))
 	return key, err
 }
@@ -62,7 +62,7 @@ func Sign(key minisign.PrivateKey, name string, module []byte) ([]byte, error) {
 // verifySignature checks the signature file next to a module with the operator's key. An embedded module has no
 // signature.
 func verifySignature(ctx context.Context, publicKey string, f *file) error {
-	key, err := ParsePublicKey(publicKey)
+	key, err := parsePublicKey(publicKey)
 	if err != nil {
 		return fmt.Errorf("%w: public_key: %w", ErrSignature, err)
 	}

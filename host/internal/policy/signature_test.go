@@ -261,11 +261,11 @@ func FuzzSignature(f *testing.F) {
 func FuzzPublicKey(f *testing.F) {
 	f.Add(toolKey)
 	f.Fuzz(func(t *testing.T, text string) {
-		key, err := ParsePublicKey(text)
+		key, err := parsePublicKey(text)
 		if err != nil {
 			return
 		}
-		if again, err := ParsePublicKey(key.String()); err != nil || !again.Equal(key) {
+		if again, err := parsePublicKey(key.String()); err != nil || !again.Equal(key) {
 			t.Errorf("want key %s read back, got %s and %v", key, again, err)
 		}
 	})

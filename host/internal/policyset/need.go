@@ -10,7 +10,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/doctor"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/footprint"
 	"github.com/kvhost/kvhost/host/internal/store/settings"
 )
 
@@ -31,13 +30,13 @@ func (p *Set) needs(ctx context.Context) (needs []doctor.Need, err error) {
 	if err != nil {
 		return nil, err
 	}
-	measured := map[*policy.Module]footprint.Footprint{}
+	measured := map[*policy.Module]footprint{}
 	for i, h := range evicts {
 		root := &p.start.cfg.Roots[i]
 		o := policy.EvictOptions{MaxSlots: settings.SlotsFor(root.Capacity), Config: h.Config}
 		f, ok := measured[h.Module]
 		if !ok && err == nil {
-			if f, err = footprint.Of(ctx, h.Module, o); err != nil {
+			if f, err = footprintOf(ctx, h.Module, o); err != nil {
 				err = fmt.Errorf("%w: the memory of %s cannot be measured: %w", ErrPolicy, h.Label, err)
 			}
 			measured[h.Module] = f

@@ -9,7 +9,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/store"
 )
@@ -150,9 +149,9 @@ func Options(cfg *config.Config, c *config.Policy, cache *sandbox.Cache, log *sl
 }
 
 // CompileLimits are the limits of compiling a policy, by the configuration.
-func CompileLimits(cfg *config.Config) compiler.Limits {
+func CompileLimits(cfg *config.Config) sandbox.CompileLimits {
 	c := &cfg.PolicyCompile
-	return compiler.Limits{Memory: c.Memory, CPU: c.CPU, Time: c.Time}
+	return sandbox.CompileLimits{Memory: c.Memory, CPU: c.CPU, Time: c.Time}
 }
 
 // OpenCache opens the cache of compiled policies that the configuration names. A named one that cannot be used is an

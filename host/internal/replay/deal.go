@@ -1,11 +1,11 @@
 package replay
 
-// Dealer deals the requests of a trace to N sessions so that a conversation stays in one session, in order.
+// dealer deals the requests of a trace to N sessions so that a conversation stays in one session, in order.
 //
 // A request goes to the session that first had the deepest of its known leading blocks, unless that block is a shared
 // prompt: one that already has sharedBy different successors. Then, or when no block is known, the request starts a
 // new conversation, and goes to the session with the least work so far.
-type Dealer struct {
+type dealer struct {
 	blocks map[uint64]dealt
 	work   []int64
 }
@@ -18,13 +18,13 @@ type dealt struct {
 // sharedBy is how many different successors make a block part of a shared prompt.
 const sharedBy = 4
 
-// NewDealer deals to n sessions.
-func NewDealer(n int) *Dealer {
-	return &Dealer{blocks: map[uint64]dealt{}, work: make([]int64, n)}
+// newDealer deals to n sessions.
+func newDealer(n int) *dealer {
+	return &dealer{blocks: map[uint64]dealt{}, work: make([]int64, n)}
 }
 
 // Deal returns the session of the next request.
-func (d *Dealer) Deal(ids []uint64) int {
+func (d *dealer) Deal(ids []uint64) int {
 	if len(d.work) == 1 {
 		return 0
 	}

@@ -8,7 +8,7 @@ import (
 
 // A conversation stays with its session, though it shares a system prompt with all others.
 func TestConversationsStayTogether(t *testing.T) {
-	d := NewDealer(4)
+	d := newDealer(4)
 	next := uint64(1000)
 	var talks [40][]uint64
 	for i := range talks {
@@ -41,7 +41,7 @@ func TestConversationsStayTogether(t *testing.T) {
 // On a real mixture every session gets work. A single session gets all of it.
 func TestWorkIsSpread(t *testing.T) {
 	for _, n := range []int{1, 3, 8} {
-		d := NewDealer(n)
+		d := newDealer(n)
 		work := make([]int, n)
 		total := 0
 		if err := trace.Generate(trace.DefaultMix(), func(r *trace.Request) error {
@@ -57,7 +57,7 @@ func TestWorkIsSpread(t *testing.T) {
 			}
 		}
 	}
-	d := NewDealer(2)
+	d := newDealer(2)
 	for range 3 {
 		d.Deal(nil) // a prompt shorter than a block
 	}

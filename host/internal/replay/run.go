@@ -184,7 +184,7 @@ func deal(ctx context.Context, o *Options, queues []chan numbered) error {
 		return err
 	}
 	defer r.Close()
-	dealer := NewDealer(len(queues))
+	dealer := newDealer(len(queues))
 	start := time.Now()
 	var origin int64
 	for n := 1; o.Limit == 0 || n <= o.Limit; n++ {

@@ -6,7 +6,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/residents"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/plugins/lru"
 )
 
@@ -37,7 +37,7 @@ func TestEventsKeepTheContract(t *testing.T) {
 		if res.Evictions == 0 || len(r.events) == 0 {
 			t.Fatalf("order %d: %d evictions, %d events: nothing to check", order, res.Evictions, len(r.events))
 		}
-		if err := residents.Check(r.events); err != nil {
+		if err := policytest.CheckEvents(r.events); err != nil {
 			t.Errorf("order %d: %v", order, err)
 		}
 	}

@@ -134,9 +134,9 @@ func golden(t *testing.T, file string, got []byte) {
 	}
 }
 
-func TestPagesStandAlone(t *testing.T) {
+func TestPlotIsXML(t *testing.T) {
 	o := outcome(t, grid(t, generated(t, 200)))
-	var svg, page strings.Builder
+	var svg strings.Builder
 	if err := o.WriteSVG(&svg); err != nil {
 		t.Fatal(err)
 	}
@@ -146,14 +146,6 @@ func TestPagesStandAlone(t *testing.T) {
 			break
 		} else if err != nil {
 			t.Fatalf("the plot is not XML: %v", err)
-		}
-	}
-	if err := o.WriteHTML(&page); err != nil {
-		t.Fatal(err)
-	}
-	for _, outside := range []string{"<script src", "<link", "@import", "url("} {
-		if strings.Contains(page.String(), outside) {
-			t.Errorf("the page needs something else: %s", outside)
 		}
 	}
 	if strings.Contains(svg.String(), "NaN") || strings.Contains(svg.String(), "Inf") {

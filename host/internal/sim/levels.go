@@ -126,7 +126,7 @@ func OpenAdmission(ctx context.Context, text string, opt policy.Options) (*Admis
 	case AdmitDefault:
 		return &Admission{Text: text, Label: text, module: policy.Builtin(abi.RoleAdmit)}, nil
 	case AdmitAll:
-		return AdmissionFrom(policy.NativeModule(text, []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
+		return admissionFrom(policy.NativeModule(text, []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
 			return admitsAll{}, nil
 		}), nil), nil
 	}
@@ -152,8 +152,8 @@ func OpenAdmission(ctx context.Context, text string, opt policy.Options) (*Admis
 	return a, nil
 }
 
-// AdmissionFrom is an open module.
-func AdmissionFrom(m *policy.Module, config policy.Config) *Admission {
+// admissionFrom is an open module.
+func admissionFrom(m *policy.Module, config policy.Config) *Admission {
 	return &Admission{Text: m.Name(), Label: m.Name(), module: m, config: config}
 }
 

@@ -154,7 +154,7 @@ func TestCandidatesOfPrefixes(t *testing.T) {
 	})
 	w := workload(t, []uint64{1, 2, 3}, []uint64{4, 5, 6})
 	g := levelGrid(t, w, "native:lru", "3", "6", "6")
-	g.Admissions = []*Admission{AdmissionFrom(m, nil)}
+	g.Admissions = []*Admission{admissionFrom(m, nil)}
 	moves := func(kind abi.CandidateKind) (list []string) {
 		for _, c := range seen {
 			if c.Kind == kind && c.From != abi.NoLevel {
@@ -187,7 +187,7 @@ func TestCandidatesOfLevels(t *testing.T) {
 	})
 	w := workload(t, []uint64{1, 2}, []uint64{1}, []uint64{3}, []uint64{4}, []uint64{1}, []uint64{1, 2})
 	g := levelGrid(t, w, "native:lru", "2", "2")
-	g.Admissions = []*Admission{AdmissionFrom(m, nil)}
+	g.Admissions = []*Admission{admissionFrom(m, nil)}
 	levelOutcome(t, g)
 	var got []string
 	chunk := map[uint64]int{0: 0}

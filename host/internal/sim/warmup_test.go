@@ -1,12 +1,7 @@
 package sim
 
 import (
-	"bytes"
-	"encoding/csv"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"strings"
 	"testing"
 )
 
@@ -53,64 +48,4 @@ func TestWarmup(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-}
-
-// Lines of CSV say what JSON says.
-func TestCSVIsAsJSON(t *testing.T) {
-	w := generated(t, 100)
-	one := outcome(t, grid(t, w))
-	levels := levelOutcome(t, levelGrid(t, w, "native:lru", "2%", "20%"))
-	var oneText, levelText bytes.Buffer
-	if err := errors.Join(one.WriteCSV(&oneText), levels.WriteCSV(&levelText)); err != nil {
-		t.Fatal(err)
-	}
-	compare := func(text string, row int, prefix string, result any) {
-		t.Helper()
-		lines, err := csv.NewReader(strings.NewReader(text)).ReadAll()
-		if err != nil {
-			t.Fatal(err)
-		}
-		marshalled, err := json.Marshal(result)
-		if err != nil {
-			t.Fatal(err)
-		}
-		d := json.NewDecoder(bytes.NewReader(marshalled))
-		d.UseNumber()
-		var want map[string]any
-		if err := d.Decode(&want); err != nil {
-			t.Fatal(err)
-		}
-		got := map[string]string{}
-		for i, name := range lines[0] {
-			if _, twice := got[name]; twice {
-				t.Errorf("column %s twice", name)
-			}
-			got[name] = lines[row+1][i]
-		}
-		for name, value := range want {
-			if _, list := value.([]any); list {
-				continue
-			}
-			if name != "level" {
-				name = prefix + name
-			}
-			if text := fmt.Sprint(value); got[name] != text && !sameNumber(got[name], text) {
-				t.Errorf("row %d: %s is %q, want %q", row, name, got[name], text)
-			}
-		}
-	}
-	for i := range one.Results {
-		compare(oneText.String(), i, "", one.Results[i])
-	}
-	for n, f := range levels.Results[0].Levels {
-		compare(levelText.String(), n, "", levels.Results[0])
-		compare(levelText.String(), n, "level_", f)
-	}
-}
-
-func sameNumber(a, b string) bool {
-	var x, y float64
-	_, err := fmt.Sscan(a, &x)
-	_, other := fmt.Sscan(b, &y)
-	return err == nil && other == nil && x == y
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/residents"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 )
 
 // The store has other tables for the host's side of an evict policy. Its events keep the contract all the same,
@@ -56,7 +56,7 @@ func TestEventsKeepTheContract(t *testing.T) {
 		if len(events) < 60 {
 			t.Fatalf("%d events: nothing to check", len(events))
 		}
-		if err := residents.Check(events); err != nil {
+		if err := policytest.CheckEvents(events); err != nil {
 			t.Fatal(err)
 		}
 		f.restart()

@@ -7,7 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
-	"github.com/kvhost/kvhost/abi/guest/export"
+	"github.com/kvhost/kvhost/abi/guest/internal/export"
 )
 
 var policy guest.Layouter

@@ -1,6 +1,9 @@
 //go:build ignore
 
-// Command check: see doc.go.
+// Command check renders the Helm chart and judges it: every object is decoded strictly into the types of Kubernetes, the
+// parts of each fit together, and the plain manifests are what the chart gives with its defaults. No package has it:
+// `make .build/bin/check-kubernetes` builds it, with the requirements of check.mod, so that kvhost does not depend on
+// Kubernetes.
 //
 //	check-kubernetes [-update] [-config] DIRECTORY   # which has chart/, kvhost.yaml and vllm.yaml
 package main

@@ -10,11 +10,11 @@ import (
 	"testing"
 )
 
-const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+const pinned = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 func TestReferences(t *testing.T) {
 	for _, text := range []string{
-		"oci://registry.example.com/lru", "oci://localhost:5000/policies/lru:1.2", "oci://[::1]:5000/a/b_c/d-e@" + digest, "oci://r/x@" + digest,
+		"oci://registry.example.com/lru", "oci://localhost:5000/policies/lru:1.2", "oci://[::1]:5000/a/b_c/d-e@" + pinned, "oci://r/x@" + pinned,
 	} {
 		r, err := Parse(text)
 		if err != nil || r.String() != text {
@@ -22,9 +22,9 @@ func TestReferences(t *testing.T) {
 		}
 	}
 	for _, text := range []string{
-		"", "lru", "oci://", "oci://lru", "oci:///lru", "oci://r/", "oci://r/X", "oci://r/x:", "oci://r/x@sha256:0", "oci://r/x:1@" + digest,
-		"oci://r/x@" + strings.ToUpper(digest), "oci://u:p@r/x", "oci://r:port/x", "oci://r/../x", "oci://r/x/", "oci://r/x?y", "https://r/x",
-		"oci://r/x@sha512:" + digest[7:], "oci://r/" + strings.Repeat("x", 2000), "oci://r/x\n",
+		"", "lru", "oci://", "oci://lru", "oci:///lru", "oci://r/", "oci://r/X", "oci://r/x:", "oci://r/x@sha256:0", "oci://r/x:1@" + pinned,
+		"oci://r/x@" + strings.ToUpper(pinned), "oci://u:p@r/x", "oci://r:port/x", "oci://r/../x", "oci://r/x/", "oci://r/x?y", "https://r/x",
+		"oci://r/x@sha512:" + pinned[7:], "oci://r/" + strings.Repeat("x", 2000), "oci://r/x\n",
 	} {
 		if r, err := Parse(text); !errors.Is(err, ErrReference) {
 			t.Errorf("%q became %+v: %v", text, r, err)
@@ -33,7 +33,7 @@ func TestReferences(t *testing.T) {
 	if _, err := Pinned("oci://r/x:1"); !errors.Is(err, ErrReference) || !strings.Contains(err.Error(), "kvhost policy pull oci://r/x:1") {
 		t.Errorf("a tag: %v", err)
 	}
-	for module, label := range map[string]string{"oci://r/a/lru@" + digest: "lru", "/x/lru.wasm": "lru", "lru": "lru"} {
+	for module, label := range map[string]string{"oci://r/a/lru@" + pinned: "lru", "/x/lru.wasm": "lru", "lru": "lru"} {
 		if got := Label(module); got != label {
 			t.Errorf("%s is called %s, want %s", module, got, label)
 		}
@@ -42,7 +42,7 @@ func TestReferences(t *testing.T) {
 
 func FuzzReference(f *testing.F) {
 	f.Add("oci://localhost:5000/policies/lru:1.2")
-	f.Add("oci://r/x@" + digest)
+	f.Add("oci://r/x@" + pinned)
 	f.Fuzz(func(t *testing.T, text string) {
 		if r, err := Parse(text); err == nil && r.String() != text {
 			t.Errorf("%q became %q", text, r)
@@ -92,7 +92,7 @@ func TestManifests(t *testing.T) {
 		"an index":        func(m *manifest) { m.MediaType = "application/vnd.oci.image.index.v1+json" },
 		"an image":        func(m *manifest) { m.ArtifactType = "" },
 		"no module":       func(m *manifest) { m.Layers = m.Layers[1:] },
-		"two modules":     func(m *manifest) { m.Layers[1].MediaType = ModuleType },
+		"two modules":     func(m *manifest) { m.Layers[1].MediaType = moduleType },
 		"another layer":   func(m *manifest) { m.Layers[1].MediaType = "text/plain" },
 		"a large module":  func(m *manifest) { m.Layers[0].Size = 7 },
 		"an empty one":    func(m *manifest) { m.Layers[0].Size = 0 },

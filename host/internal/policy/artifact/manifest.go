@@ -10,11 +10,11 @@ import (
 
 // Media types. A module's is the one that registries know for WebAssembly.
 const (
-	ManifestType  = "application/vnd.oci.image.manifest.v1+json"
+	manifestType  = "application/vnd.oci.image.manifest.v1+json"
 	ArtifactType  = "application/vnd.kvhost.policy.v1"
-	ModuleType    = "application/wasm"
-	SignatureType = "application/vnd.kvhost.policy.signature.v1+minisign"
-	EmptyType     = "application/vnd.oci.empty.v1+json"
+	moduleType    = "application/wasm"
+	signatureType = "application/vnd.kvhost.policy.signature.v1+minisign"
+	emptyType     = "application/vnd.oci.empty.v1+json"
 )
 
 // Empty is the configuration that a manifest must have, and a policy has no use for.
@@ -22,7 +22,7 @@ var Empty = []byte("{}")
 
 // Limits of what a registry sends. A module's is the host's, given by the caller.
 const (
-	MaxManifest  = 64 << 10
+	maxManifest  = 64 << 10
 	MaxSignature = 64 << 10
 )
 
@@ -34,8 +34,8 @@ type Descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// Describe is the descriptor of bytes.
-func Describe(mediaType string, b []byte) Descriptor {
+// describe is the descriptor of bytes.
+func describe(mediaType string, b []byte) Descriptor {
 	return Descriptor{MediaType: mediaType, Digest: digestOf(b), Size: int64(len(b))}
 }
 
@@ -71,15 +71,15 @@ const titleKey = "org.opencontainers.image.title"
 
 // Pack makes an artifact. The same bytes make the same manifest.
 func Pack(name string, module, signature []byte) (*Artifact, error) {
-	m := manifest{SchemaVersion: 2, MediaType: ManifestType, ArtifactType: ArtifactType, Config: Describe(EmptyType, Empty)}
+	m := manifest{SchemaVersion: 2, MediaType: manifestType, ArtifactType: ArtifactType, Config: describe(emptyType, Empty)}
 	add := func(mediaType, title string, b []byte) {
-		d := Describe(mediaType, b)
+		d := describe(mediaType, b)
 		d.Annotations = map[string]string{titleKey: title}
 		m.Layers = append(m.Layers, d)
 	}
-	add(ModuleType, name+".wasm", module)
+	add(moduleType, name+".wasm", module)
 	if signature != nil {
-		add(SignatureType, name+".wasm.minisig", signature)
+		add(signatureType, name+".wasm.minisig", signature)
 	}
 	b, err := json.Marshal(&m)
 	if err != nil {
@@ -102,15 +102,15 @@ func Layers(digest string, b []byte, maxModule int64) (module, signature *Descri
 	if err := d.Decode(&m); err != nil || d.More() {
 		return bad("no JSON object alone: %v", err)
 	}
-	if m.SchemaVersion != 2 || m.MediaType != ManifestType || m.ArtifactType != ArtifactType {
-		return bad("%.100q of type %.100q, want %s of type %s", m.MediaType, m.ArtifactType, ManifestType, ArtifactType)
+	if m.SchemaVersion != 2 || m.MediaType != manifestType || m.ArtifactType != ArtifactType {
+		return bad("%.100q of type %.100q, want %s of type %s", m.MediaType, m.ArtifactType, manifestType, ArtifactType)
 	}
 	for i := range m.Layers {
 		l, limit := &m.Layers[i], maxModule
 		to := &module
 		switch l.MediaType {
-		case ModuleType:
-		case SignatureType:
+		case moduleType:
+		case signatureType:
 			to, limit = &signature, MaxSignature
 		default:
 			return bad("a layer of type %.100q", l.MediaType)
@@ -126,7 +126,7 @@ func Layers(digest string, b []byte, maxModule int64) (module, signature *Descri
 		*to = l
 	}
 	if module == nil {
-		return bad("no layer of type %s", ModuleType)
+		return bad("no layer of type %s", moduleType)
 	}
 	return module, signature, nil
 }

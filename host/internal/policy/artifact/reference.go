@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Scheme begins every reference.
-const Scheme = "oci://"
+// scheme begins every reference.
+const scheme = "oci://"
 
 // Reference names an artifact in a registry: by its digest, or by a tag, which may come to mean another.
 type Reference struct {
@@ -18,7 +18,7 @@ type Reference struct {
 }
 
 // Named reports whether a module is named by a reference, and not by a path or a name.
-func Named(module string) bool { return strings.HasPrefix(module, Scheme) }
+func Named(module string) bool { return strings.HasPrefix(module, scheme) }
 
 // As the OCI distribution specification defines them.
 var (
@@ -35,7 +35,7 @@ func Parse(text string) (r Reference, err error) {
 	bad := func(why string) (Reference, error) {
 		return Reference{}, fmt.Errorf("%w: %.200q: %s", ErrReference, text, why)
 	}
-	rest, ok := strings.CutPrefix(text, Scheme)
+	rest, ok := strings.CutPrefix(text, scheme)
 	if !ok || len(text) > longestReference {
 		return bad("want oci://registry/name@sha256:..., of at most 1024 bytes")
 	}
@@ -85,7 +85,7 @@ func (r Reference) At(digest string) Reference {
 }
 
 func (r Reference) String() string {
-	s := Scheme + r.Registry + "/" + r.Repository
+	s := scheme + r.Registry + "/" + r.Repository
 	switch {
 	case r.Digest != "":
 		return s + "@" + r.Digest

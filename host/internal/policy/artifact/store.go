@@ -43,7 +43,7 @@ func Read(ctx context.Context, store string, r Reference, maxModule int64) (path
 		}
 		return b
 	}
-	b := read(manifestFile, MaxManifest)
+	b := read(manifestFile, maxManifest)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil, fmt.Errorf("%w: %s has no %s: `kvhost policy pull %s` brings it", ErrAbsent, store, r.Digest, r)
 	}

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/residents"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 )
 
 // The world has its own tables, because it does more than hosts do. Its events keep the contract all the same.
@@ -28,7 +28,7 @@ func TestWorldKeepsTheContract(t *testing.T) {
 		if len(events) < 1000 || w.named == 0 {
 			t.Fatalf("seed %d: %d events, %d victims: nothing to check", seed, len(events), w.named)
 		}
-		if err := residents.Check(events); err != nil {
+		if err := policytest.CheckEvents(events); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 	}

@@ -46,7 +46,7 @@ func Build(names ...string) (string, error) {
 	if built[key] {
 		return dir, nil
 	}
-	args := []string{"run", "./plugins/dist/build", "-o", dir}
+	args := []string{"run", "./plugins/internal/build", "-o", dir}
 	for _, n := range names {
 		args = append(args, filepath.Join("plugins", n))
 	}
@@ -67,7 +67,7 @@ func Overlay() (string, error) {
 		return "", err
 	}
 	overlay := filepath.Join(dir, "overlay.json")
-	return overlay, run(testenv.Root(), nil, "go", "run", "./plugins/dist/build", "-overlay", overlay)
+	return overlay, run(testenv.Root(), nil, "go", "run", "./plugins/internal/build", "-overlay", overlay)
 }
 
 // Example builds a plugin of examples/plugins with its own Makefile, and returns the path of its module. The test is

@@ -19,7 +19,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
 )
 
@@ -202,7 +201,7 @@ func (e entry) verdict() (wasm []byte, refused error, ok bool) {
 	}
 	b = b[sha256.Size:]
 	if b[0] == 0 && !bytes.HasPrefix(b, []byte("\x00asm")) {
-		return nil, compiler.NewRefusal(string(b[1:])), true
+		return nil, newRefusal(string(b[1:])), true
 	}
 	return b, nil, true
 }

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
 )
 
 // sourceOf is a module of one exported function whose code is given, without the final end.
@@ -104,14 +102,14 @@ func TestCachedModulesNeedNoCompiler(t *testing.T) {
 	}
 	compile := func(most time.Duration) error {
 		src := sourceOf(t, cache, 0x41, 7, 0x1a)
-		src.Compile = compiler.Limits{Time: most}
+		src.Compile = CompileLimits{Time: most}
 		c, err := Compile(t.Context(), src)
 		if err != nil {
 			return err
 		}
 		return c.Close(t.Context())
 	}
-	if err := compile(1); !errors.Is(err, compiler.ErrLimit) { // no child is so quick
+	if err := compile(1); !errors.Is(err, ErrLimit) { // no child is so quick
 		t.Errorf("got %v", err)
 	}
 	if err := compile(0); err != nil {

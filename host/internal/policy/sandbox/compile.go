@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
 )
 
 // Source is a module as [Compile] takes it: scanned, checked, and with its limits resolved.
@@ -21,11 +20,11 @@ type Source struct {
 	Scan     *Scan
 	Roles    [abi.Roles]bool
 	Pages    uint32 // most pages of memory, of 64 KiB
-	Limits   FuelLimits
+	Limits   fuelLimits
 	Counters int // that the manifest names
 	Log      *slog.Logger
-	Cache    *Cache          // optional
-	Compile  compiler.Limits // of compiling
+	Cache    *Cache        // optional
+	Compile  CompileLimits // of compiling
 
 	Unmetered bool                 // count no fuel; for benchmarks, as the baseline
 	CPUClock  func() time.Duration // CPU time of the thread; nil for the real one
@@ -37,7 +36,7 @@ type Code struct {
 	name, digest string
 	roles        [abi.Roles]bool
 	pages        uint32
-	limits       FuelLimits
+	limits       fuelLimits
 	counters     []atomic.Int64
 	log          *slog.Logger
 	lines        logLimit
@@ -95,10 +94,10 @@ func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*machin
 	}()
 	src.Log.Info("compiling policy", "bytes", len(src.Bytes), "cached", entry.dir != "", "memory", src.Compile.Memory,
 		"cpu", src.Compile.CPU.String(), "time", src.Compile.Time.String())
-	wasm, err := compiler.Run(ctx, &compiler.Job{
+	wasm, err := runCompiler(ctx, &compileJob{
 		Wasm: src.Bytes, Pages: src.Pages, Unmetered: src.Unmetered, Limits: src.Compile,
 	}, dir)
-	if compiler.IsFinal(err) {
+	if isFinal(err) {
 		entry.keep(nil, err, src.Log)
 	}
 	if err != nil {
@@ -122,7 +121,7 @@ func (c *Code) Scratch() *Code {
 }
 
 // Limits are the fuel limits of the module's calls.
-func (c *Code) Limits() *FuelLimits { return &c.limits }
+func (c *Code) Limits() *fuelLimits { return &c.limits }
 
 // Counter is the sum that the module's instances reported for its i-th counter.
 func (c *Code) Counter(i int) int64 { return c.counters[i].Load() }

@@ -74,10 +74,22 @@
 // wazero runs start functions while it instantiates. A module's first code is guest code like any other and is called
 // in the same way. A start section, which cannot be held back, is refused.
 //
-// # Nothing is compiled here
+// # A child process compiles
 //
-// A child process validates, meters and compiles: see package compiler. Its results stand in the [Cache], or in a
-// temporary directory when there is none. This process only loads machine code, and fails where wazero would compile.
+// A module of 700 kB can make a compiler use 17 GiB, or run for minutes, and no limit on sizes and counts tells it from
+// an honest one. A goroutine cannot be stopped, and its memory cannot be limited; a process can be killed. So a child
+// validates, meters and compiles. It is this executable, started again with another name as its first argument
+// ([processName]): the package's init recognizes the name and compiles instead of running the program, so that every
+// program that links the package, tests and embedders included, can compile without a line of its own.
+//
+// The child limits itself before it reads the module: memory by RLIMIT_DATA, processor time by RLIMIT_CPU, file sizes by
+// RLIMIT_FSIZE, no core dumps. It asks to be the first that the kernel kills when memory is short. The parent limits
+// the elapsed time, and kills the child when the context ends. The child ends when the parent does.
+//
+// The result is in the [Cache], or in a temporary directory when there is none: the metered module, and wazero's cache
+// file with the machine code. The parent loads that file and never compiles ([withoutCompiling]). The load repeats the
+// validation in the parent, which a module can make slow too. So the child rehearses the load and refuses a module that
+// costs too much.
 //
 // # Sections are read before the module is compiled
 //

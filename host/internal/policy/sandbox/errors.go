@@ -16,6 +16,16 @@ var (
 	ErrConfig = errors.New("policy: bad setting")
 )
 
+// Errors of compiling.
+var (
+	// ErrLimit means that a module took more memory or time to compile than it may.
+	ErrLimit = errors.New("compiling took too much")
+	// ErrCompiler means that the compiler failed, by itself or because of the module.
+	ErrCompiler = errors.New("compiler failed")
+	// errNotCached means that the machine code of a module is not in the cache, or cannot be used.
+	errNotCached = errors.New("machine code not cached")
+)
+
 // Errors of calls.
 var (
 	// ErrFault means that the guest trapped, returned a negative status, or gave an answer that breaks the contract.
@@ -25,8 +35,8 @@ var (
 	ErrFuel = errors.New("policy: out of fuel")
 	// ErrTime means that the call took longer than sessions may wait for it. It comes in a [Fault].
 	ErrTime = errors.New("policy: took too long")
-	// ErrStack means that the call nested too deeply. It comes in a [Fault].
-	ErrStack = errors.New("policy: stack too large")
+	// errStack means that the call nested too deeply. It comes in a [Fault].
+	errStack = errors.New("policy: stack too large")
 	// ErrClosed means that the instance or the role was closed.
 	ErrClosed = errors.New("policy: closed")
 )

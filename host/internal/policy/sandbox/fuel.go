@@ -38,8 +38,8 @@ func stateFuel(bytes, slots uint32) uint64 {
 	return setupFuel + slotSetupFuel*uint64(slots) + stateByteFuel*uint64(bytes)
 }
 
-// FuelLimits are a module's limits after defaults, manifest and configuration.
-type FuelLimits struct {
+// fuelLimits are a module's limits after defaults, manifest and configuration.
+type fuelLimits struct {
 	Call, Record uint64
 	Max          uint64 // of one call, whatever its records
 	CPUTime      time.Duration
@@ -47,8 +47,8 @@ type FuelLimits struct {
 
 // Limits resolves f with the hints of a manifest. The operator's values win. A manifest may ask for more than the
 // defaults, up to maxFuel, and gets half as much again, because its author stated what was observed.
-func (f Fuel) Limits(hint *abi.FuelHints) FuelLimits {
-	l := FuelLimits{defaultCallFuel, defaultRecordFuel, maxFuel, cmp.Or(f.Time, defaultCPULimit)}
+func (f Fuel) Limits(hint *abi.FuelHints) fuelLimits {
+	l := fuelLimits{defaultCallFuel, defaultRecordFuel, maxFuel, cmp.Or(f.Time, defaultCPULimit)}
 	if hint != nil {
 		l.Call = max(l.Call, min(hint.Call, maxFuel)*3/2)
 		l.Record = max(l.Record, min(hint.Record, maxFuel)*3/2)
@@ -66,14 +66,14 @@ func (f Fuel) Limits(hint *abi.FuelHints) FuelLimits {
 }
 
 // For is the fuel of a call with n records.
-func (l *FuelLimits) For(n int) uint64 { return min(l.Call+l.Record*uint64(n), l.Max) }
+func (l *fuelLimits) For(n int) uint64 { return min(l.Call+l.Record*uint64(n), l.Max) }
 
 // ForPages is the fuel of a layout of n pages.
-func (l *FuelLimits) ForPages(n uint64) uint64 { return l.Max + pageFuel*n }
+func (l *fuelLimits) ForPages(n uint64) uint64 { return l.Max + pageFuel*n }
 
 // ForExport is the fuel of a call of an export by name. records counts those of a batch, the pages of a layout, or the
 // bytes of a text or a state.
-func (l *FuelLimits) ForExport(name string, records int, slots uint32) uint64 {
+func (l *fuelLimits) ForExport(name string, records int, slots uint32) uint64 {
 	switch name {
 	case abi.ExportStep:
 		return l.For(records + MaxVictims)
@@ -90,7 +90,7 @@ func (l *FuelLimits) ForExport(name string, records int, slots uint32) uint64 {
 }
 
 // Batch is how many events one call can carry.
-func (l *FuelLimits) Batch() int {
+func (l *fuelLimits) Batch() int {
 	if l.Call >= l.Max {
 		return 1
 	}

@@ -212,10 +212,10 @@ func TestStacksAreBounded(t *testing.T) {
 		is        error
 	}{
 		{"few small frames", 100, 0, 1 << 40, nil},
-		{"many small frames", 1_000_000, 0, 1 << 40, ErrStack},
+		{"many small frames", 1_000_000, 0, 1 << 40, errStack},
 		{"few large frames", 20, 5000, 1 << 40, nil},
-		{"many large frames", 1500, 5000, 1 << 40, ErrStack},
-		{"with the fuel of a call", 1500, 5000, maxFuel, ErrStack},
+		{"many large frames", 1500, 5000, 1 << 40, errStack},
+		{"with the fuel of a call", 1500, 5000, maxFuel, errStack},
 	} {
 		g := times(c.n, c.values)
 		in := g.instance(t, g.compiled(t, 1, func() time.Duration { return 0 }))

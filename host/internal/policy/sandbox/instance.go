@@ -189,7 +189,7 @@ func (in *Instance) Call(f *Export, a, b uint64, records int, fuel uint64) error
 		return in.trap(f.Name, err)
 	}
 	if *f.stack > maxStack {
-		return in.Fault(f.Name, stackTooLarge(*f.stack).Error(), ErrStack)
+		return in.Fault(f.Name, stackTooLarge(*f.stack).Error(), errStack)
 	}
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 )
@@ -104,9 +103,9 @@ func newMachineCode(ctx context.Context, src *Source, bytes []byte, dir string) 
 	if m.cache, err = wazero.NewCompilationCacheWithDir(dir); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCache, err)
 	}
-	m.runtime = wazero.NewRuntimeWithConfig(ctx, compiler.Config(src.Pages).WithCompilationCache(m.cache))
+	m.runtime = wazero.NewRuntimeWithConfig(ctx, runtimeConfig(src.Pages).WithCompilationCache(m.cache))
 	if err = m.link(ctx, src.Scan); err == nil {
-		cached := compiler.WithoutCompiling(compiler.WithRefuelListener(ctx, refueler{}))
+		cached := withoutCompiling(withRefuelListener(ctx, refueler{}))
 		m.compiled, err = m.runtime.CompileModule(cached, bytes)
 	}
 	if err != nil {

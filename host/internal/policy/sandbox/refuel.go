@@ -122,7 +122,7 @@ func (in *Instance) exhausted(name string, fuel uint64, err error) error {
 	cause := in.budget.aborted
 	in.budget.aborted = nil
 	reason := fmt.Sprintf("used up its fuel of %d", fuel)
-	if errors.Is(cause, ErrTime) || errors.Is(cause, ErrStack) {
+	if errors.Is(cause, ErrTime) || errors.Is(cause, errStack) {
 		reason = cause.Error()
 	} else {
 		cause = ErrFuel

@@ -28,5 +28,5 @@ func stackSize(fn api.Function) *int {
 }
 
 func stackTooLarge(size int) error {
-	return fmt.Errorf("%w: %d KiB, at most %d KiB", ErrStack, size>>10, maxStack>>10)
+	return fmt.Errorf("%w: %d KiB, at most %d KiB", errStack, size>>10, maxStack>>10)
 }

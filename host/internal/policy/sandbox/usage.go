@@ -27,31 +27,31 @@ const (
 
 var epoch = time.Now()
 
-// Nanotime is the monotonic clock. It is cheaper than time.Now, which reads two clocks.
-func Nanotime() int64 { return int64(time.Since(epoch)) }
+// nanotime is the monotonic clock. It is cheaper than time.Now, which reads two clocks.
+func nanotime() int64 { return int64(time.Since(epoch)) }
 
-// Timing is a call in progress. Weight 0 means that it is not timed.
-type Timing struct{ start, weight int64 }
+// timing is a call in progress. Weight 0 means that it is not timed.
+type timing struct{ start, weight int64 }
 
 // Begin counts a call with so many records, or [Setup], and starts to time it.
-func (u *Usage) Begin(records int) Timing {
+func (u *Usage) Begin(records int) timing {
 	calls := u.calls.Add(1)
 	if records > 0 {
 		u.records.Add(uint64(records))
 	}
 	if !u.Sampled || records == Setup || records >= fewRecords {
-		return Timing{Nanotime(), 1}
+		return timing{nanotime(), 1}
 	}
 	if calls%sampleEvery == 0 {
-		return Timing{Nanotime(), sampleEvery}
+		return timing{nanotime(), sampleEvery}
 	}
-	return Timing{}
+	return timing{}
 }
 
 // End adds the time of a call.
-func (u *Usage) End(t Timing) {
+func (u *Usage) End(t timing) {
 	if t.weight > 0 {
-		u.nanos.Add(max(0, Nanotime()-t.start-clockCost) * t.weight)
+		u.nanos.Add(max(0, nanotime()-t.start-clockCost) * t.weight)
 	}
 }
 
@@ -60,8 +60,8 @@ func (u *Usage) End(t Timing) {
 var clockCost = func() int64 {
 	least := int64(1000)
 	for range 64 {
-		start := Nanotime()
-		least = min(least, Nanotime()-start)
+		start := nanotime()
+		least = min(least, nanotime()-start)
 	}
 	return least
 }()

@@ -3,13 +3,12 @@ package shadow
 import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/residents"
 )
 
 // cache is the imaginary cache of a shadow.
 type cache struct {
 	evict    *policy.Evict
-	set      *residents.Set
+	set      *policy.Residents
 	capacity int64
 	max      int      // entries
 	touched  []uint32 // by slot: the request that touched the entry last
@@ -20,7 +19,7 @@ type cache struct {
 }
 
 func newCache(e *policy.Evict, capacity int64, max uint32) *cache {
-	return &cache{evict: e, set: residents.New(e), capacity: capacity, max: int(max)}
+	return &cache{evict: e, set: policy.NewResidents(e), capacity: capacity, max: int(max)}
 }
 
 // step applies one step of the live cache. An error is the end of the policy.
@@ -56,7 +55,7 @@ func (c *cache) step(s *Step) error {
 	return nil // it is offered if the engine computes it
 }
 
-func (s *Step) cause() residents.Cause { return residents.Cause{Request: s.Request, Time: s.Time} }
+func (s *Step) cause() policy.Cause { return policy.Cause{Request: s.Request, Time: s.Time} }
 
 func (c *cache) touch(slot uint32, s *Step) error {
 	if s.Request != 0 && c.touched[slot] == s.Request {
@@ -70,7 +69,7 @@ func (c *cache) insert(s *Step) error {
 	if ok, err := c.makeRoom(int64(s.Size)*abi.SizeUnit, s); err != nil || !ok {
 		return err
 	}
-	e := residents.Entry{Key: s.Key, Parent: s.Parent, Size: s.Size, Depth: s.Depth, Tenant: s.Tenant}
+	e := policy.Resident{Key: s.Key, Parent: s.Parent, Size: s.Size, Depth: s.Depth, Tenant: s.Tenant}
 	slot, err := c.set.Insert(abi.OpInsert, e, s.cause())
 	for uint32(len(c.touched)) <= slot {
 		c.touched = append(c.touched, 0)

@@ -17,7 +17,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/compiler"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/kv"
 	"golang.org/x/sys/unix"
@@ -160,7 +159,7 @@ func (u *user) use(m *Module) {
 	said := &counted{}
 	opt := policy.Options{
 		Log: slog.New(said), Memory: u.budget, Cache: u.cache, Grants: []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom},
-		Compile: compiler.Limits{Memory: 512 << 20, CPU: 2 * time.Second, Time: 30 * time.Second},
+		Compile: sandbox.CompileLimits{Memory: 512 << 20, CPU: 2 * time.Second, Time: 30 * time.Second},
 	}
 	p, err := policy.Open(u.Context(), u.path, opt)
 	if errors.Is(err, policy.ErrSelfTest) { // it shows at once what it is: see what it would do later

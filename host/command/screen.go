@@ -1,0 +1,208 @@
+// Package screen draws a host's status for a terminal: once, or again and again as kvhost top does.
+package command
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/activity"
+)
+
+// mostListed bounds the rows of a table on the screen.
+const mostListed = 12
+
+// drawScreen draws a host's status. before is an earlier one of the same host, for rates.
+func drawScreen(before, now *proto.StatusReply) string {
+	var b strings.Builder
+	since := now.UptimeSeconds - before.UptimeSeconds
+	perSecond := func(read func(*proto.StatusReply) uint64) float64 {
+		if since <= 0 || read(now) < read(before) { // another process
+			return 0
+		}
+		return float64(read(now)-read(before)) / since
+	}
+	ready := "ready"
+	if len(now.NotReady) > 0 {
+		ready = "NOT READY"
+	}
+	fmt.Fprintf(&b, "kvhost %s  up %s  %s\n", now.Version, (time.Duration(now.UptimeSeconds) * time.Second).String(), ready)
+	for _, why := range now.NotReady {
+		fmt.Fprintf(&b, "  %s\n", why)
+	}
+	keys, hits := count("lookup_keys"), count("lookup_hits")
+	fmt.Fprintf(&b, "hit ratio %s (now %s)  lookups %.0f/s  loads %s  stores %s\n",
+		percent(hits(now), keys(now)), percent(hits(now)-min(hits(now), hits(before)), keys(now)-min(keys(now), keys(before))),
+		perSecond(count("lookups")), perSecondBytes(perSecond(moved("load"))), perSecondBytes(perSecond(moved("store"))))
+	fmt.Fprintf(&b, "sessions %d of %d engines  leases %d  jobs %d  client memory %s\n\n", now.Sessions, now.Engines, now.Leases,
+		now.Jobs, sizeText(now.ArenaBytes))
+
+	table(&b, "ROOT\tSTATE\tFILL\tUSED\tCAPACITY\tENTRIES\tEVICTIONS\tSHEDS\tDAMAGED\tOUTAGES", now.Roots,
+		func(w io.Writer, r *proto.RootStatus) {
+			state := word(r.State.String(), "ROOT_STATE_")
+			if r.Scanning {
+				state += ", scanning"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n", r.Path, state, bar(r.Used, r.Capacity), sizeText(r.Used),
+				sizeText(r.Capacity), r.Entries, r.Evictions, r.Sheds, r.Damaged, r.Outages)
+		})
+	table(&b, "LEVEL\tHITS\tLOADED\tDEMOTED TO\tPROMOTED TO\tPREFETCHED\tUSED\tAROUND\tSHED", levelsOf(now), func(w io.Writer, n int) {
+		at := func(name string) uint64 { return now.Counters[fmt.Sprintf("level%d_%s", n, name)] }
+		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", n, at("hits"), sizeText(at("loaded_bytes")), at("demotion"), at("promotion"),
+			at("prefetch"), at("prefetch_used"), at("around"), at("demotion_shed")+at("promotion_shed")+at("prefetch_shed"))
+	})
+	table(&b, "POLICY\tROLE\tSTATE\tMODULE\tCALLS\tNS/RECORD\tFAULTS\tHIT RATIO\tROOT", now.Policies,
+		func(w io.Writer, p *proto.PolicyStatus) {
+			ratio, cost := "-", "-"
+			if p.Trial != nil {
+				ratio = percent(p.Trial.Hits, p.Trial.Keys) + ", live " + percent(p.Trial.LiveHits, p.Trial.Keys)
+			}
+			if p.Records > 0 {
+				cost = fmt.Sprintf("%.0f", 1e9*p.Seconds/float64(p.Records))
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%d\t%s\t%s\n", p.Name, p.Role, word(p.State.String(), "POLICY_STATE_"), p.Module,
+				p.Calls, cost, p.Faults, ratio, p.Root)
+		})
+	table(&b, "ANSWER\tCOUNT\tP50\tP90\tP99\tMEAN", now.Latencies, func(w io.Writer, l *proto.LatencyStatus) {
+		mean := time.Duration(0)
+		if l.Count > 0 {
+			mean = time.Duration(1e9 * l.Seconds / float64(l.Count))
+		}
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", l.Answer, l.Count, quantile(l, 0.5), quantile(l, 0.9), quantile(l, 0.99),
+			mean.Round(max(1, mean/100)))
+	})
+	routes := slices.DeleteFunc(slices.Clone(now.Routes), func(r *proto.RouteStatus) bool { return r.Files+r.Errors == 0 })
+	table(&b, "MEMORY\tROOT\tROUTE\tDIRECTION\tNOW\tPIECES\tBYTES\tIN FLIGHT\tERRORS", routes, func(w io.Writer, r *proto.RouteStatus) {
+		bytes := func(s *proto.StatusReply) (n uint64) {
+			for _, o := range s.Routes {
+				if o.Gpu == r.Gpu && o.Root == r.Root && o.Route == r.Route && o.Direction == r.Direction {
+					n += o.Bytes
+				}
+			}
+			return n
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%d\t%d\n", r.Gpu, r.Root, r.Route, r.Direction, perSecondBytes(perSecond(bytes)),
+			r.Files, sizeText(r.Bytes), r.InFlight, r.Errors)
+	})
+	table(&b, "MODEL\tTENANT\tKEYS\tHIT RATIO\tLOADED\tSTORED", busiest(now.Usage), func(w io.Writer, u *proto.UsageStatus) {
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\n", cmp.Or(u.Model, "-"), u.Tenant, u.Keys, percent(u.Hits, u.Keys), sizeText(u.LoadedBytes),
+			sizeText(u.StoredBytes))
+	})
+	table(&b, "SESSION\tENGINE\tROLE\tRANK\tMODEL\tLEASES\tJOBS\tFOR", now.SessionList, func(w io.Writer, x *proto.SessionStatus) {
+		age := time.Since(time.UnixMilli(int64(x.Since * 1e3))).Round(time.Second)
+		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%s\t%d\t%d\t%s\n", x.Number, x.Engine, cmp.Or(x.Role, "-"), x.Rank, cmp.Or(x.Model, "-"), x.Leases,
+			x.Jobs, age)
+	})
+	return b.String()
+}
+
+// table writes rows under a heading, and nothing when there are none.
+func table[R any](b *strings.Builder, heading string, rows []R, row func(io.Writer, R)) {
+	if len(rows) == 0 {
+		return
+	}
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, heading)
+	for _, r := range rows[:min(len(rows), mostListed)] {
+		row(t, r)
+	}
+	t.Flush()
+	if more := len(rows) - mostListed; more > 0 {
+		fmt.Fprintf(b, "... and %d more: kvhost status --json\n", more)
+	}
+	b.WriteByte('\n')
+}
+
+// mostLevels is more than a host can have.
+const mostLevels = 8
+
+// levelsOf are those that a host has, if it has several.
+func levelsOf(s *proto.StatusReply) (list []int) {
+	for n := range mostLevels {
+		if _, has := s.Counters[fmt.Sprintf("level%d_hits", n)]; has {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// busiest sorts by keys, most first.
+func busiest(list []*proto.UsageStatus) []*proto.UsageStatus {
+	return slices.SortedStableFunc(slices.Values(list), func(a, b *proto.UsageStatus) int { return cmp.Compare(b.Keys, a.Keys) })
+}
+
+// count reads a counter.
+func count(name string) func(*proto.StatusReply) uint64 {
+	return func(s *proto.StatusReply) uint64 { return s.Counters[name] }
+}
+
+// moved reads the bytes that moved in a direction.
+func moved(direction string) func(*proto.StatusReply) uint64 {
+	return func(s *proto.StatusReply) (n uint64) {
+		for _, r := range s.Routes {
+			if r.Direction == direction {
+				n += r.Bytes
+			}
+		}
+		return n
+	}
+}
+
+func quantile(l *proto.LatencyStatus, q float64) string {
+	s := activity.Quantile(q, l.Bounds, l.Buckets)
+	if s == 0 {
+		return "-"
+	}
+	return "<" + time.Duration(1e9*s).String()
+}
+
+// bar draws ten characters of which a part is full.
+func bar(part, whole uint64) string {
+	n := 0
+	if whole > 0 {
+		n = int(min(10, (10*part+whole/2)/whole))
+	}
+	return "[" + strings.Repeat("#", n) + strings.Repeat(".", 10-n) + "]"
+}
+
+func percent(part, whole uint64) string {
+	if whole == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
+}
+
+// word turns ROOT_STATE_READ_ONLY into "read only".
+func word(value, prefix string) string {
+	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(value, prefix), "_", " "))
+}
+
+func perSecondBytes(n float64) string {
+	for _, u := range []struct {
+		bytes float64
+		name  string
+	}{{1e9, "GB/s"}, {1e6, "MB/s"}, {1e3, "kB/s"}} {
+		if n >= u.bytes {
+			return fmt.Sprintf("%.2f %s", n/u.bytes, u.name)
+		}
+	}
+	return fmt.Sprintf("%.0f B/s", n)
+}
+
+// sizeText writes bytes with one digit after the point.
+func sizeText(n uint64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, i := float64(n)/1024, 0
+	for v >= 1024 && i < len(units)-1 {
+		v, i = v/1024, i+1
+	}
+	return fmt.Sprintf("%.1f %ciB", v, units[i])
+}

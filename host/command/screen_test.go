@@ -1,0 +1,67 @@
+package command
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+func TestScreen(t *testing.T) {
+	roots := func(used uint64) []*proto.RootStatus {
+		return []*proto.RootStatus{{Path: "/a", Used: used, Capacity: 4 << 30, State: proto.RootState_ROOT_STATE_READ_ONLY, Scanning: true}}
+	}
+	route := func(bytes uint64) []*proto.RouteStatus {
+		return []*proto.RouteStatus{{Gpu: "host", Root: "/a", Route: "staged", Direction: "load", Bytes: bytes, Files: 1}}
+	}
+	before := &proto.StatusReply{UptimeSeconds: 10, Counters: map[string]uint64{"lookup_keys": 100, "lookup_hits": 100, "lookups": 10}, Routes: route(0)}
+	now := &proto.StatusReply{
+		Version: "v1", UptimeSeconds: 12, Roots: roots(1 << 30), Routes: route(3e9), NotReady: []string{"because"},
+		Counters: map[string]uint64{"lookup_keys": 200, "lookup_hits": 125, "lookups": 30, "level0_hits": 7, "level2_hits": 5,
+			"level2_loaded_bytes": 1 << 30, "level2_demotion": 11, "level2_demotion_shed": 1, "level2_promotion_shed": 2},
+		Latencies: []*proto.LatencyStatus{{Answer: "load", Count: 4, Seconds: 0.02, Bounds: []float64{0.001, 0.01}, Buckets: []uint64{1, 3, 0}}},
+	}
+	for range mostListed + 2 {
+		now.SessionList = append(now.SessionList, &proto.SessionStatus{Engine: "e", Since: float64(time.Now().Unix())})
+	}
+	text := drawScreen(before, now)
+	for _, want := range []string{"up 12s  NOT READY", "  because", "hit ratio 62.5% (now 25.0%)  lookups 10/s  loads 1.50 GB/s",
+		"read only, scanning  [###.......]  1.0 GiB  4.0 GiB", "<10ms  <10ms  <10ms  5ms", "... and 2 more",
+		"0      7     0 B", "2      5     1.0 GiB  11          0            0           0     0       3"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if text := drawScreen(now, before); !strings.Contains(text, "loads 0 B/s") { // the host was restarted
+		t.Errorf("a restarted host:\n%s", text)
+	}
+}
+
+// A frame fits the terminal, and says when the host gives no answer.
+func TestFrame(t *testing.T) {
+	top := &topScreen{size: func() (int, int) { return 12, 10 }}
+	status := &proto.StatusReply{Version: "v1", UptimeSeconds: 5, NotReady: strings.Fields(strings.Repeat("why ", 50))}
+	for _, c := range []struct {
+		name    string
+		status  *proto.StatusReply
+		failure error
+		lines   int
+		want    []string
+	}{
+		{"long", status, nil, 10, []string{"kvhost v1  u" + restOfLine, "44 more line" + restOfLine}},
+		{"no answer", status, errors.New("gone"), 10, []string{"kvhost v1  u", "no answer: g"}},
+		{"no answer yet", nil, errors.New("host: gone\nlong ago"), 1, []string{"no answer: g"}},
+	} {
+		frame := top.frame(c.status, c.status, c.failure)
+		if got := strings.Count(frame, "\n") + 1; got != c.lines || !strings.HasPrefix(frame, home) || !strings.HasSuffix(frame, restOfScreen) {
+			t.Errorf("%s: want %d lines from the top of a screen whose rest is erased, got %d: %q", c.name, c.lines, got, frame)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(frame, want) {
+				t.Errorf("%s: want %q in the frame, got %q", c.name, want, frame)
+			}
+		}
+	}
+}

@@ -1,0 +1,268 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+)
+
+// hostProcess is a host in a process of its own, with one root.
+type hostProcess struct {
+	root    config.Root
+	dir     string // of its socket and configuration
+	socket  string
+	clients int // that use it
+	process *exec.Cmd
+	stop    context.CancelFunc
+	ended   chan struct{} // closed when its log has ended
+
+	mu    sync.Mutex
+	seen  map[string]bool // messages of its log
+	http  string          // its address of metrics
+	route string          // that it chose for its root
+	why   string
+	last  []string      // lines of its log
+	more  chan struct{} // has a token when its log has more
+}
+
+// startHost starts a host of a configuration with one root, and waits until clients can connect and all
+// memory of its root is there.
+func startHost(ctx context.Context, c *config.Config) (_ *hostProcess, err error) {
+	dir, err := os.MkdirTemp("", "kvhost-bench-")
+	if err != nil {
+		return nil, err
+	}
+	h := &hostProcess{root: c.Roots[0], dir: dir, socket: filepath.Join(dir, "s"), ended: make(chan struct{}), seen: map[string]bool{},
+		more: make(chan struct{}, 1)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.close())
+		}
+	}()
+	c.Socket, c.HTTP.Listen = h.socket, "127.0.0.1:0"
+	c.Log.Level, c.Log.Format = config.LevelInfo, config.FormatJSON
+	var text bytes.Buffer
+	if err := (&config.Loaded{Config: *c}).Print(&text); err != nil {
+		return nil, err
+	}
+	file := filepath.Join(dir, "kvhost.toml")
+	if err := os.WriteFile(file, text.Bytes(), 0o600); err != nil {
+		return nil, err
+	}
+	binary, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	run, stop := context.WithCancel(context.WithoutCancel(ctx)) // it outlives the sessions, also after an interrupt
+	h.stop = stop
+	h.process = exec.CommandContext(run, binary, "serve", "--config", file)
+	h.process.Env = withoutSettings(os.Environ())
+	h.process.Cancel = func() error { return h.process.Process.Signal(syscall.SIGTERM) }
+	h.process.WaitDelay = 30 * time.Second
+	log, err := h.process.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := h.process.Start(); err != nil {
+		h.process = nil
+		return nil, err
+	}
+	go h.read(log)
+	if err := h.wait(ctx); err != nil {
+		return nil, err
+	}
+	return h, h.checkRoute()
+}
+
+// withoutSettings is an environment that leaves every setting to the configuration file.
+func withoutSettings(environ []string) []string {
+	settings := map[string]bool{config.EnvFile: true, config.EnvName("policy"): true, config.EnvName("root"): true}
+	for _, k := range config.Keys() {
+		settings[config.EnvName(k.Path())] = true
+	}
+	return slices.DeleteFunc(environ, func(pair string) bool {
+		name, _, _ := strings.Cut(pair, "=")
+		return settings[name]
+	})
+}
+
+// read follows the host's log.
+func (h *hostProcess) read(log io.Reader) {
+	defer close(h.ended)
+	lines := bufio.NewScanner(log)
+	for lines.Scan() {
+		var line struct{ Msg, Route, Why, HTTP string }
+		_ = json.Unmarshal(lines.Bytes(), &line) // other output has no message
+		h.mu.Lock()
+		h.seen[line.Msg] = true
+		switch line.Msg {
+		case "route chosen":
+			h.route, h.why = line.Route, line.Why
+		case "ready":
+			h.http = line.HTTP
+		}
+		h.last = append(h.last[max(0, len(h.last)-19):], lines.Text())
+		h.mu.Unlock()
+		select {
+		case h.more <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// wait returns when the host is ready.
+func (h *hostProcess) wait(ctx context.Context) error {
+	for {
+		h.mu.Lock()
+		ready := h.seen["ready"] && (!h.root.InMemory() || h.seen["all memory is there"])
+		short := h.seen["memory is smaller than configured"]
+		h.mu.Unlock()
+		if ready {
+			return nil
+		}
+		if short {
+			return fmt.Errorf("%w: too little memory for its root:\n%s", errHost, h.log())
+		}
+		select {
+		case <-h.more:
+		case <-h.ended:
+			return fmt.Errorf("%w: it has ended:\n%s", errHost, h.log())
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// log is the end of the host's log.
+func (h *hostProcess) log() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return strings.Join(h.last, "\n")
+}
+
+// checkRoute fails unless the host chose the route that its root is to have.
+func (h *hostProcess) checkRoute() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.root.Route == config.RouteDirect && h.route != config.RouteDirect {
+		return fmt.Errorf("%w: its root is staged: %s", errHost, h.why)
+	}
+	return nil
+}
+
+// routeTaken is the route of all bytes. For files and host memory there is none to choose.
+func (h *hostProcess) routeTaken(ctx context.Context) (string, error) {
+	if h.root.InMemory() {
+		return "memory", nil
+	}
+	if h.root.Route != config.RouteDirect {
+		return "staged", nil
+	}
+	text, err := h.metrics(ctx)
+	if err != nil {
+		return "", err
+	}
+	return directRoute(bytes.NewReader(text))
+}
+
+func (h *hostProcess) metrics(ctx context.Context) ([]byte, error) {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+h.http+"/metrics", nil)
+	if err != nil {
+		return nil, err
+	}
+	r, err := http.DefaultClient.Do(q)
+	if err != nil {
+		return nil, fmt.Errorf("%w: its metrics: %w", errHost, err)
+	}
+	defer r.Body.Close()
+	return io.ReadAll(r.Body)
+}
+
+// used is how many bytes its root takes.
+func (h *hostProcess) used(ctx context.Context) (int64, error) {
+	text, err := h.metrics(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for line := range bytes.Lines(text) {
+		if series, value, _ := bytes.Cut(bytes.TrimSpace(line), []byte("} ")); bytes.HasPrefix(series, []byte("kvhost_root_used_bytes{")) {
+			used, err := strconv.ParseFloat(string(value), 64)
+			return int64(used), err
+		}
+	}
+	return 0, fmt.Errorf("%w: its metrics lack kvhost_root_used_bytes", errHost)
+}
+
+// directRoute reads in metrics which way cuFile took, by its own statistics. Pieces that were staged in its place would
+// spoil the figures.
+func directRoute(metrics io.Reader) (string, error) {
+	route := "direct"
+	lines := bufio.NewScanner(metrics)
+	for lines.Scan() {
+		name, labels, _ := strings.Cut(lines.Text(), "{")
+		labels, value, _ := strings.Cut(labels, "} ")
+		switch name {
+		case "kvhost_route_fallbacks_total", "kvhost_route_full_total":
+			if value != "0" {
+				return "", fmt.Errorf("%w: %s pieces of the direct route were staged", ErrPath, value)
+			}
+		case "kvhost_route_direct":
+			if _, via, ok := strings.Cut(labels, `via="`); ok {
+				route = "direct: " + strings.TrimSuffix(via, `"`)
+			}
+		}
+	}
+	return route, lines.Err()
+}
+
+// processor is the time that the host has had.
+func (h *hostProcess) processor() time.Duration {
+	const scheduled = 2 // CPUCLOCK_SCHED, of a process by its number
+	var t unix.Timespec
+	if unix.ClockGettime(int32(^h.process.Process.Pid<<3|scheduled), &t) != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
+// leave ends the host with its last client.
+func (h *hostProcess) leave() error {
+	if h.clients--; h.clients > 0 {
+		return nil
+	}
+	return h.close()
+}
+
+// close ends the host and removes its directory.
+func (h *hostProcess) close() error {
+	var errs []error
+	if h.process != nil {
+		h.stop()
+		<-h.ended
+		if err := h.process.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+			errs = append(errs, fmt.Errorf("%w: %w:\n%s", errHost, err, h.log()))
+		}
+	}
+	if h.stop != nil {
+		h.stop()
+	}
+	return errors.Join(append(errs, os.RemoveAll(h.dir))...)
+}

@@ -1,0 +1,264 @@
+package bench
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/internal/payload"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// Poison is what pages hold before a load.
+const poison = 0xa5
+
+// pages are a client's memory: one allocation per plane.
+type pages interface {
+	memory() transfer.Memory
+	// set fills all of a plane with what its image says, or with poison.
+	set(plane int, image []byte) error
+	// get reads a plane into dst.
+	get(plane int, dst []byte) error
+	// copy moves pages to or from a slot.
+	copy(dir gds.Direction, slot []byte, moves []move) error
+	// share says how another process registers it.
+	share(to *Shared) error
+	close() error
+}
+
+// move is one page and its place in a slot.
+type move struct {
+	plane, block, at int
+}
+
+// image is what a client's planes hold before a store, or, without content, room for it. Bytes are a function of the client,
+// the plane and the offset.
+func image(g kv.Geometry, blocks, client int, content payload.Content) [][]byte {
+	out := make([][]byte, len(g.Planes))
+	_ = planes(g, func(i int) error {
+		page := int(g.Planes[i].PageBytes)
+		mem := make([]byte, blocks*page)
+		for block := range blocks {
+			if content != nil {
+				content.Fill(mem[block*page:][:page], payload.Seed(&kv.Root, uint32(client), kv.Plane{Layer: uint32(i)}, uint32(block)))
+			}
+		}
+		out[i] = mem
+		return nil
+	})
+	return out
+}
+
+// planes runs fn for each plane, as many at a time as there are processors.
+func planes(g kv.Geometry, fn func(plane int) error) error {
+	var work errgroup.Group
+	work.SetLimit(runtime.GOMAXPROCS(0))
+	for i := range g.Planes {
+		work.Go(func() error { return fn(i) })
+	}
+	return work.Wait()
+}
+
+// hostPages are memory that this process can share with others.
+type hostPages struct {
+	geometry kv.Geometry
+	file     *os.File
+	all      []byte
+	planes   [][]byte
+	mem      *transfer.HostMemory
+}
+
+func newHostPages(g kv.Geometry, blocks int) (_ *hostPages, err error) {
+	h := &hostPages{geometry: g}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.close())
+		}
+	}()
+	fd, err := unix.MemfdCreate("kvhost-bench", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return h, fmt.Errorf("bench: memory of the pages: %w", err)
+	}
+	h.file = os.NewFile(uintptr(fd), "kvhost-bench")
+	size := int64(blocks) * g.PageBytes() / int64(g.Blocks)
+	if err := h.file.Truncate(size); err != nil {
+		return h, err
+	}
+	if _, err := unix.FcntlInt(h.file.Fd(), unix.F_ADD_SEALS,
+		unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return h, fmt.Errorf("bench: seal the memory of the pages: %w", err)
+	}
+	if h.all, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return h, fmt.Errorf("bench: map the memory of the pages: %w", err)
+	}
+	var regions []transfer.HostRegion
+	rest := h.all
+	for _, p := range g.Planes {
+		n := blocks * int(p.PageBytes)
+		mem := rest[:n:n]
+		rest = rest[n:]
+		h.planes = append(h.planes, mem)
+		regions = append(regions, transfer.HostRegion{Data: mem, Stride: int64(p.PageBytes), Blocks: uint32(blocks)})
+	}
+	h.mem, err = transfer.NewHostMemory(g, regions)
+	return h, err
+}
+
+func (h *hostPages) memory() transfer.Memory { return h.mem }
+
+func (h *hostPages) set(plane int, image []byte) error {
+	if image != nil {
+		copy(h.planes[plane], image)
+		return nil
+	}
+	for i := range h.planes[plane] {
+		h.planes[plane][i] = poison
+	}
+	return nil
+}
+
+func (h *hostPages) get(plane int, dst []byte) error {
+	copy(dst, h.planes[plane])
+	return nil
+}
+
+func (h *hostPages) copy(dir gds.Direction, slot []byte, moves []move) error {
+	for _, m := range moves {
+		n := int(h.geometry.Planes[m.plane].PageBytes)
+		page := h.planes[m.plane][m.block*n : (m.block+1)*n]
+		if dir == gds.Gather {
+			copy(slot[m.at:], page)
+		} else {
+			copy(page, slot[m.at:])
+		}
+	}
+	return nil
+}
+
+func (h *hostPages) share(to *Shared) error {
+	to.File = h.file
+	return nil
+}
+
+func (h *hostPages) close() error {
+	var errs []error
+	if h.all != nil {
+		errs = append(errs, unix.Munmap(h.all))
+	}
+	if h.file != nil {
+		errs = append(errs, h.file.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// devicePages are memory of a GPU.
+type devicePages struct {
+	gpu      *gds.GPU
+	geometry kv.Geometry
+	planes   []*gds.Buffer
+	mem      *transfer.DeviceMemory
+}
+
+func newDevicePages(gpu *gds.GPU, g kv.Geometry, blocks int) (_ *devicePages, err error) {
+	d := &devicePages{gpu: gpu, geometry: g}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.close())
+		}
+	}()
+	var regions []transfer.DeviceRegion
+	for _, p := range g.Planes {
+		n := int64(blocks) * int64(p.PageBytes)
+		buf, err := gpu.Alloc(n)
+		if err != nil {
+			return d, err
+		}
+		d.planes = append(d.planes, buf)
+		regions = append(regions, transfer.DeviceRegion{Base: buf.Address, Bytes: n, Stride: int64(p.PageBytes),
+			Blocks: uint32(blocks)})
+	}
+	d.mem, err = transfer.NewDeviceMemory(gpu, g, regions)
+	return d, err
+}
+
+func (d *devicePages) memory() transfer.Memory { return d.mem }
+
+// on runs fn on one of the GPU's threads.
+func (d *devicePages) on(fn func(*gds.Thread) error) (err error) {
+	lost := d.gpu.Do(func(t *gds.Thread) { err = fn(t) })
+	return errors.Join(lost, err)
+}
+
+func (d *devicePages) set(plane int, image []byte) error {
+	b := d.planes[plane]
+	return d.on(func(t *gds.Thread) error {
+		if image != nil {
+			return t.Write(b.Address, image)
+		}
+		return t.Fill(b.Address, poison, b.Size)
+	})
+}
+
+func (d *devicePages) get(plane int, dst []byte) error {
+	return d.on(func(t *gds.Thread) error { return t.Read(dst, d.planes[plane].Address) })
+}
+
+func (d *devicePages) copy(dir gds.Direction, slot []byte, moves []move) error {
+	return d.on(func(t *gds.Thread) error {
+		b := t.Begin(dir, slot, nil)
+		for _, m := range moves {
+			n := int(d.geometry.Planes[m.plane].PageBytes)
+			if err := b.Add(d.planes[m.plane].Address+uint64(m.block*n), m.at, n); err != nil {
+				return err
+			}
+		}
+		return b.Wait()
+	})
+}
+
+func (d *devicePages) share(to *Shared) error {
+	to.Device = d.gpu.UUID.String()
+	for _, p := range d.planes {
+		handle, err := p.IPCHandle()
+		if err != nil {
+			return fmt.Errorf("bench: share device memory: %w", err)
+		}
+		to.Handles = append(to.Handles, handle)
+	}
+	return nil
+}
+
+func (d *devicePages) close() error {
+	var errs []error
+	for _, p := range d.planes {
+		errs = append(errs, p.Free())
+	}
+	return errors.Join(errs...)
+}
+
+// compare holds every page against what was stored from another block. got is room for all of them.
+func compare(p pages, g kv.Geometry, image, got [][]byte, from, to []Chunk) error {
+	return planes(g, func(plane int) error {
+		got := got[plane]
+		if err := p.get(plane, got); err != nil {
+			return err
+		}
+		page := int(g.Planes[plane].PageBytes)
+		for c := range from {
+			for i := range from[c].Blocks {
+				f, t := int(from[c].Blocks[i])*page, int(to[c].Blocks[i])*page
+				if !bytes.Equal(got[t:t+page], image[plane][f:f+page]) {
+					return fmt.Errorf("%w: plane %d, chunk %d, block %d", errBytes, plane, c, i)
+				}
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,291 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/host/internal/payload"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/transfer"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Config is one case.
+type Config struct {
+	GPU      *gds.GPU   // the GPU with the memory; nil: host memory
+	FS       staging.FS // the files'; unused with InMemory
+	Dir      string     // an existing directory; what is made in it is removed; unused with InMemory
+	InMemory bool       // the root is page-locked memory: the copy alone is the only ceiling
+	Geometry kv.Geometry
+	DType    string // of the pages' values, one of package payload's: what compression gains depends on it
+	// Compression has the settings of store.compression that are compared, each with a root of its own.
+	// None: off alone.
+	Compression []string
+	Chunks      int
+	Rounds      int // counted
+	Engine      transfer.Config
+	// of which the bench fills in the files and the roots
+	Store   store.Config
+	Copiers int                                                   // goroutines of the copy alone
+	Direct  *gds.DirectRoute                                      // by which all pieces go; nil: they are staged
+	Submit  gds.Submit                                            // how cuFile is asked then
+	Profile func(pass string, round int) (stop func(), err error) // around what is timed of ours; optional
+	// Open makes the path. Its files are to be below root, which does not exist yet, unless InMemory. Nil: store and
+	// engine in this process.
+	Open func(ctx context.Context, root string, shared Shared) (Path, error)
+}
+
+// bench is a case under way.
+type bench struct {
+	Config
+	pages  pages
+	image  [][]byte
+	got    [][]byte       // what was loaded
+	paths  []Path         // of each setting
+	stored []Chunk        // of the last round
+	slots  *staging.Slots // of the ceilings
+	rng    *rand.Rand
+	inMem  *memfs.FS // of a root in memory in this process
+	made   bool      // Dir is one of its own
+	client int       // which of several it is
+	ranks  int       // how many clients are one engine's ranks; 0: none
+}
+
+// Settings of store.compression.
+const (
+	off  = "off"
+	auto = "auto"
+)
+
+// figures of one pass with one setting, by round.
+type figures struct{ ours, cpu, stored, first, firstMS, wholeMS []float64 }
+
+// ceilings are those of one pass, by round.
+type ceilings struct{ copy, plain, plainCPU []float64 }
+
+// passNames are the passes. Layer-wise loads are always staged, and have the ceilings of later loads.
+var passNames = [...]string{"store", "load, first", "load, again", "load, by layer"}
+
+const (
+	stores = iota
+	freshLoads
+	laterLoads
+	layerLoads
+)
+
+// results are the figures of all passes; those of ours by setting.
+type results struct {
+	ours     [][len(passNames)]figures
+	ceilings [layerLoads]ceilings
+}
+
+// Run measures stores, first and later loads, and layer-wise loads, and fills a row for each but for its names.
+func Run(ctx context.Context, c Config) (_ []Row, err error) {
+	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 {
+		return nil, fmt.Errorf("%w: %d chunks, %d rounds, %d copiers", ErrConfig, c.Chunks, c.Rounds, c.Copiers)
+	}
+	b := &bench{Config: c}
+	defer func() { err = errors.Join(err, b.end()) }()
+	if err := b.begin(ctx); err != nil {
+		return nil, err
+	}
+	var r results
+	r.ours = slices.Grow(r.ours, len(b.paths))[:len(b.paths)]
+	for round := range c.Rounds + 1 {
+		if err := b.round(ctx, round, &r); err != nil {
+			return nil, err
+		}
+	}
+	var rows []Row
+	for i, path := range b.paths {
+		route, err := path.Route(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range r.rows(i, slices.Index(b.Compression, off), b.Direct == nil) {
+			row.Route, row.Compression = route, b.Compression[i]
+			rows = append(rows, row)
+		}
+	}
+	return rows, nil
+}
+
+// begin makes the directory, the pages and the path. end must follow, also after an error.
+func (b *bench) begin(ctx context.Context) error {
+	if len(b.Compression) == 0 {
+		b.Compression = []string{off}
+	}
+	b.rng = rand.New(rand.NewPCG(1, 1+uint64(b.client)))
+	if b.Direct != nil { // cuFile keeps files open, and their blocks are not free before it closes them
+		b.FS = staging.OnRemove(b.FS, b.Direct.Handles.Forget)
+	}
+	if b.InMemory {
+		if err := b.openMemory(); err != nil {
+			return err
+		}
+	}
+	if b.FS != nil { // of another process' root in memory there is nothing to see here
+		dir := filepath.Join(b.Dir, fmt.Sprintf(".kvhost-bench-%d-%d", os.Getpid(), time.Now().UnixNano()))
+		if err := b.FS.Mkdir(dir, 0o700); err != nil {
+			return fmt.Errorf("bench: %w", err)
+		}
+		b.Dir, b.made = dir, true
+	}
+	return b.open(ctx)
+}
+
+// end closes and removes what begin made.
+func (b *bench) end() error {
+	err := b.close()
+	if b.made {
+		err = errors.Join(err, b.remove(b.Dir))
+	}
+	return errors.Join(err, b.closeMemory())
+}
+
+// rows are those of a setting. plain is which setting is off, -1 if none is.
+func (r *results) rows(setting, plain int, layers bool) (rows []Row) {
+	for i := range r.ours[setting] {
+		if i == layerLoads && !layers {
+			break
+		}
+		f := &r.ours[setting][i]
+		row := f.row(passNames[i], &r.ceilings[min(i, laterLoads)])
+		row.Stored = spread(r.ours[setting][stores].stored).Mid
+		if plain >= 0 && plain != setting {
+			gain := spread(quotients(f.ours, r.ours[plain][i].ours))
+			row.Gain = &gain
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func quotients(a, b []float64) []float64 {
+	q := slices.Clone(a)
+	for i := range q {
+		q[i] /= b[i]
+	}
+	return q
+}
+
+func (f *figures) row(pass string, c *ceilings) Row {
+	least := slices.Clone(c.copy)
+	for i, plain := range c.plain {
+		least[i] = min(least[i], plain)
+	}
+	ratio := spread(quotients(f.ours, least))
+	r := Row{Pass: pass, Copy: spread(c.copy).Mid, Ours: spread(f.ours).Mid, Ratio: ratio, CPU: spread(f.cpu).Mid}
+	if len(c.plain) > 0 {
+		r.Plain, r.PlainCPU = spread(c.plain).Mid, spread(c.plainCPU).Mid
+	}
+	if len(f.first) > 0 {
+		first := spread(f.first)
+		r.First, r.FirstMS, r.WholeMS = &first, spread(f.firstMS).Mid, spread(f.wholeMS).Mid
+	}
+	return r
+}
+
+func (b *bench) open(ctx context.Context) (err error) {
+	if b.slots, err = staging.NewSlots(max(b.Engine.Threads, b.Copiers), b.Engine.SlotBytes); err != nil {
+		return err
+	}
+	blocks := b.Chunks * int(b.Geometry.Blocks)
+	if b.GPU != nil {
+		if err = b.slots.Register(b.GPU.Pinner()); err != nil {
+			return err
+		}
+		b.pages, err = newDevicePages(b.GPU, b.Geometry, blocks)
+	} else {
+		b.pages, err = newHostPages(b.Geometry, blocks)
+	}
+	if err != nil {
+		return err
+	}
+	content, err := payload.Of(b.DType)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	b.image, b.got = image(b.Geometry, blocks, b.client, content), image(b.Geometry, blocks, b.client, nil)
+	if b.Open == nil {
+		for _, setting := range b.Compression {
+			path, err := b.openInner(ctx, setting)
+			if err != nil {
+				return err
+			}
+			b.paths = append(b.paths, path)
+		}
+		return nil
+	}
+	shared := Shared{Namespace: b.namespace(), Engine: fmt.Sprint("bench", b.client), Blocks: uint32(blocks)}
+	if b.ranks > 0 {
+		shared.Engine, shared.Rank = "bench", uint32(b.client)
+	}
+	if err = b.pages.share(&shared); err != nil {
+		return err
+	}
+	for _, setting := range b.Compression {
+		shared.Compression = setting
+		path, err := b.Open(ctx, filepath.Join(b.Dir, setting), shared)
+		if err != nil {
+			return err
+		}
+		b.paths = append(b.paths, path)
+	}
+	return nil
+}
+
+// openMemory makes the memory that the files of a round take, page-locked for the GPU.
+func (b *bench) openMemory() (err error) {
+	b.FS, b.Dir = nil, ""
+	if b.Open != nil { // it has memory of its own
+		return nil
+	}
+	if b.inMem, err = memfs.New(int64(len(b.Compression))*MemoryBytes(b.Chunks, &b.Geometry), b.Store.Log); err != nil {
+		return err
+	}
+	if b.GPU != nil {
+		b.inMem.Start(nil, b.GPU.Pinner())
+	} else {
+		b.inMem.Start(nil)
+	}
+	b.FS, b.Dir = b.inMem, "/"
+	<-b.inMem.Grown()
+	return b.inMem.Stats().Short
+}
+
+// MemoryBytes is enough memory for a root that holds so many chunks.
+func MemoryBytes(chunks int, g *kv.Geometry) int64 {
+	need := int64(chunks) * (g.PageBytes() + 64<<10)
+	return need + need/16 + 64<<20
+}
+
+func (b *bench) closeMemory() error {
+	if b.inMem == nil {
+		return nil
+	}
+	return errors.Join(b.inMem.Unlock(), b.inMem.Close())
+}
+
+func (b *bench) close() error {
+	var errs []error
+	for _, path := range b.paths {
+		errs = append(errs, path.Close())
+	}
+	if b.slots != nil {
+		errs = append(errs, b.slots.Close())
+	}
+	if b.pages != nil {
+		errs = append(errs, b.pages.close())
+	}
+	return errors.Join(errs...)
+}

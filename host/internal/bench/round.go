@@ -1,0 +1,214 @@
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// pass is one thing that is timed.
+type pass struct {
+	name  string // of ours
+	ready func() error
+	run   func() (time.Duration, error) // 0: the bench takes the time
+	check func() error
+	rate  *[]float64
+	cpu   *[]float64
+}
+
+// round makes every pass once with each setting, in an order that alternates. All load what the round's store wrote, so the first load finds
+// files that have not been read. The plain threads read their own files as often.
+func (b *bench) round(ctx context.Context, round int, r *results) error {
+	if err := b.forget(ctx); err != nil {
+		return err
+	}
+	b.stored = b.chunks(round)
+	read, write := func() error { return b.readFiles(ctx, round) }, func() error { return b.writeFiles(ctx, round) }
+	groups := [len(passNames)][]pass{
+		stores:     b.ceilings(ctx, gds.Gather, write, &r.ceilings[stores]),
+		freshLoads: b.ceilings(ctx, gds.Scatter, read, &r.ceilings[freshLoads]),
+		laterLoads: b.ceilings(ctx, gds.Scatter, read, &r.ceilings[laterLoads]),
+	}
+	for i, path := range b.paths {
+		f := &r.ours[i]
+		groups[stores] = append(groups[stores], b.storePass(ctx, path, &f[stores], round))
+		for pass, name := range map[int]string{freshLoads: "load-first", laterLoads: "load-again", layerLoads: "layers"} {
+			if pass != layerLoads || b.Direct == nil {
+				groups[pass] = append(groups[pass], b.loadPass(ctx, path, name, pass == layerLoads, &f[pass], round))
+			}
+		}
+	}
+	for _, passes := range groups {
+		if round%2 == 1 {
+			slices.Reverse(passes)
+		}
+		for _, p := range passes {
+			if err := b.time(ctx, &p, round); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ceilings are the copy alone and the plain threads. Of a root in memory there are no plain threads: they would measure
+// another copy.
+func (b *bench) ceilings(ctx context.Context, dir gds.Direction, plain func() error, c *ceilings) []pass {
+	list := []pass{{run: func() (time.Duration, error) { return 0, b.copyAll(ctx, dir) }, rate: &c.copy}}
+	if b.InMemory {
+		return list
+	}
+	return append(list, pass{run: func() (time.Duration, error) { return 0, plain() }, rate: &c.plain, cpu: &c.plainCPU})
+}
+
+func (b *bench) storePass(ctx context.Context, path Path, f *figures, round int) pass {
+	var before int64
+	return pass{name: "store", rate: &f.ours, cpu: &f.cpu,
+		ready: func() (err error) {
+			if before, err = path.Used(ctx); err != nil {
+				return err
+			}
+			return planes(b.Geometry, func(i int) error { return b.pages.set(i, b.image[i]) })
+		},
+		run: func() (time.Duration, error) { return path.Store(ctx, b.stored) },
+		check: func() error {
+			after, err := path.Used(ctx)
+			if round > 0 {
+				f.stored = append(f.stored, float64(b.pageBytes())/float64(after-before))
+			}
+			return err
+		},
+	}
+}
+
+// pageBytes are those of all chunks.
+func (b *bench) pageBytes() int64 { return int64(b.Chunks) * b.Geometry.PageBytes() }
+
+// loadPass loads into other blocks than were stored from.
+func (b *bench) loadPass(ctx context.Context, path Path, name string, byLayer bool, f *figures, round int) pass {
+	back := slices.Clone(b.stored)
+	for i, ids := range b.shuffle() {
+		back[i].Blocks = ids
+	}
+	return pass{name: name, rate: &f.ours, cpu: &f.cpu,
+		ready: func() error { return planes(b.Geometry, func(i int) error { return b.pages.set(i, nil) }) },
+		run: func() (time.Duration, error) {
+			first, whole, err := path.Load(ctx, back, byLayer)
+			if byLayer && round > 0 && err == nil {
+				f.first = append(f.first, first.Seconds()/whole.Seconds())
+				f.firstMS = append(f.firstMS, 1e3*first.Seconds())
+				f.wholeMS = append(f.wholeMS, 1e3*whole.Seconds())
+			}
+			return whole, err
+		},
+		check: func() error { return compare(b.pages, b.Geometry, b.image, b.got, b.stored, back) },
+	}
+}
+
+// time runs a pass, and keeps its figures unless the round does not count.
+func (b *bench) time(ctx context.Context, p *pass, round int) (err error) {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if p.ready != nil {
+		if err := p.ready(); err != nil {
+			return err
+		}
+	}
+	stop := func() {}
+	if b.Profile != nil && p.name != "" {
+		if stop, err = b.Profile(p.name, round); err != nil {
+			return err
+		}
+	}
+	before, start := b.processor(), time.Now()
+	took, err := p.run()
+	if took == 0 {
+		took = time.Since(start)
+	}
+	used := b.processor() - before
+	stop()
+	if err != nil {
+		return err
+	}
+	if round > 0 {
+		gb := float64(b.pageBytes()) / 1e9
+		*p.rate = append(*p.rate, gb/took.Seconds())
+		if p.cpu != nil {
+			*p.cpu = append(*p.cpu, used.Seconds()/gb)
+		}
+	}
+	if p.check != nil {
+		return p.check()
+	}
+	return nil
+}
+
+// processor is the time that this process and those of the path have had.
+func (b *bench) processor() time.Duration {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	all := time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	for _, path := range b.paths {
+		all += path.Processor()
+	}
+	return all
+}
+
+// chunks are those that a round stores: prompts, from blocks that are dealt anew.
+func (b *bench) chunks(round int) []Chunk {
+	out := make([]Chunk, b.Chunks)
+	for n, ids := range b.shuffle() {
+		c := &out[n]
+		c.Blocks, c.Depth = ids, uint32(n%promptChunks)
+		binary.LittleEndian.PutUint64(c.Key[:], uint64(round*b.Chunks+n)*0x9e3779b97f4a7c15+1)
+		c.Key[31] = 1
+		if b.ranks == 0 { // engines do not store each other's chunks
+			c.Key[31] += byte(b.client)
+		}
+		c.Parent = kv.Root
+		if c.Depth > 0 {
+			c.Parent = out[n-1].Key
+		}
+	}
+	return out
+}
+
+// shuffle deals all blocks to the chunks.
+func (b *bench) shuffle() [][]uint32 {
+	per := int(b.Geometry.Blocks)
+	perm := b.rng.Perm(b.Chunks * per)
+	out := make([][]uint32, b.Chunks)
+	for c := range out {
+		for i := range per {
+			out[c] = append(out[c], uint32(perm[c*per+i]))
+		}
+	}
+	return out
+}
+
+// forget removes what the last round wrote, so that this round's takes the same memory: memory that the machine has not
+// used before costs its first user more.
+func (b *bench) forget(ctx context.Context) error {
+	if b.stored == nil {
+		return nil
+	}
+	var err error
+	for _, path := range b.paths {
+		err = errors.Join(err, path.Forget(ctx, b.stored))
+	}
+	if !b.InMemory {
+		err = errors.Join(err, b.remove(filepath.Join(b.Dir, "plain")))
+	}
+	return err
+}

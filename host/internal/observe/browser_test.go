@@ -1,0 +1,222 @@
+package observe
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/activity"
+)
+
+var screenshots = flag.String("screenshots", "", "directory for pictures of the page")
+
+// browser is a Chromium that is driven by WebDriver (https://www.w3.org/TR/webdriver2/).
+type browser struct {
+	t       *testing.T
+	session string // URL
+}
+
+var driverPort = regexp.MustCompile(`started successfully on port (\d+)`)
+
+// openBrowser starts Chromium with a window of this size. It ends with the test.
+func openBrowser(t *testing.T, width, height int, scheme string) *browser {
+	t.Helper()
+	testenv.Need(t, testenv.Chromium)
+	cmd := exec.Command("chromedriver", "--port=0")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	b := &browser{t: t}
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if m := driverPort.FindStringSubmatch(lines.Text()); m != nil {
+			b.session = "http://127.0.0.1:" + m[1] + "/session"
+			break
+		}
+	}
+	if b.session == "" {
+		t.Fatal("chromedriver did not start")
+	}
+	made := b.ask("POST", "", map[string]any{"capabilities": map[string]any{"alwaysMatch": map[string]any{
+		"goog:loggingPrefs": map[string]string{"browser": "ALL"},
+		"goog:chromeOptions": map[string]any{"args": []string{"--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+			"--hide-scrollbars", "--user-data-dir=" + t.TempDir()}},
+	}}})
+	b.session += "/" + made.(map[string]any)["sessionId"].(string)
+	t.Cleanup(func() { b.ask("DELETE", "", nil) })
+	b.devtools("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600})
+	b.devtools("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}})
+	return b
+}
+
+// ask makes a WebDriver call and returns its value.
+func (b *browser) ask(method, path string, body any) any {
+	b.t.Helper()
+	var payload bytes.Buffer
+	if body != nil {
+		if err := json.NewEncoder(&payload).Encode(body); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	q, err := http.NewRequest(method, b.session+path, &payload)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	r, err := http.DefaultClient.Do(q)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer r.Body.Close()
+	var answer struct{ Value any }
+	if err := json.NewDecoder(r.Body).Decode(&answer); err != nil {
+		b.t.Fatal(err)
+	}
+	if r.StatusCode != http.StatusOK {
+		b.t.Fatalf("%s %s: %v", method, path, answer.Value)
+	}
+	return answer.Value
+}
+
+func (b *browser) devtools(command string, params any) {
+	b.t.Helper()
+	b.ask("POST", "/goog/cdp/execute", map[string]any{"cmd": command, "params": params})
+}
+
+func (b *browser) open(url string) { b.ask("POST", "/url", map[string]any{"url": url}) }
+
+// eval runs a script in the page and returns its value.
+func (b *browser) eval(script string) any {
+	b.t.Helper()
+	return b.ask("POST", "/execute/sync", map[string]any{"script": script, "args": []any{}})
+}
+
+// wait runs a script until it is true. The test's own time limit ends a wait that never is.
+func (b *browser) wait(script string) {
+	b.t.Helper()
+	b.ask("POST", "/timeouts", map[string]any{"script": 60000})
+	b.ask("POST", "/execute/async", map[string]any{"args": []any{}, "script": `const done = arguments[0];
+		const look = () => { if (` + script + `) done(true); else setTimeout(look, 20); }; look();`})
+}
+
+// picture writes a screenshot of the whole page when pictures were asked for.
+func (b *browser) picture(name string) {
+	b.t.Helper()
+	if *screenshots == "" {
+		return
+	}
+	got := b.ask("POST", "/goog/cdp/execute", map[string]any{"cmd": "Page.captureScreenshot", "params": map[string]any{"captureBeyondViewport": true}})
+	png, err := base64.StdEncoding.DecodeString(got.(map[string]any)["data"].(string))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(*screenshots, name+".png"), png, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// complaints are what the browser's console has of errors, refused content among them.
+func (b *browser) complaints() (list []string) {
+	for _, e := range b.ask("POST", "/se/log", map[string]any{"type": "browser"}).([]any) {
+		entry := e.(map[string]any)
+		if text := entry["message"].(string); entry["level"] == "SEVERE" && !strings.Contains(text, "401") {
+			list = append(list, text)
+		}
+	}
+	return list
+}
+
+// status is a host's status with something of everything in it. Its figures grow with each call.
+func status(n uint64) *proto.StatusReply {
+	load := make([]uint64, 21)
+	load[10], load[12] = 5*n, n
+	return &proto.StatusReply{
+		Version: "v1.2.3", UptimeSeconds: float64(n), Sessions: 2, Engines: 1, Serving: true,
+		NotReady: []string{"root /mnt/nvme1/kv is out of service: input/output error"},
+		Counters: map[string]uint64{"lookups": 9 * n, "lookup_keys": 100 * n, "lookup_hits": 75 * n,
+			"level0_hits": 51 * n, "level0_loaded_bytes": n << 30, "level0_around": 7, "level1_hits": 24 * n, "level1_loaded_bytes": n << 30,
+			"level1_demotion": 4321, "level1_demotion_shed": 11, "level0_prefetch": 8, "level0_prefetch_used": 2},
+		Roots: []*proto.RootStatus{
+			{Path: "/mnt/nvme0/kv", Capacity: 2 << 40, Used: 1 << 40, Entries: 123456, Evictions: n},
+			{Path: "/mnt/nvme1/kv", Capacity: 2 << 40, State: proto.RootState_ROOT_STATE_OUT, Reason: "<b>input/output error</b>", Outages: 1},
+		},
+		Policies: []*proto.PolicyStatus{
+			{Name: "main", Role: "evict", Module: "prefix.wasm", Calls: n, Records: 100 * n, Seconds: 1e-5 * float64(n), Fuel: 7000 * n},
+			{Name: "next", Role: "evict", Module: "lru.wasm", State: proto.PolicyState_POLICY_STATE_SHADOW,
+				Trial: &proto.Trial{Keys: 100 * n, Hits: 60 * n, LiveHits: 75 * n}},
+			{Name: "bad", Role: "place", Module: "x.wasm", State: proto.PolicyState_POLICY_STATE_QUARANTINE, Faults: 6, Reason: "trap: unreachable"},
+		},
+		Routes:      []*proto.RouteStatus{{Gpu: "host", Root: "/mnt/nvme0/kv", Route: "staged", Direction: "load", Bytes: n << 30, Files: n}},
+		Latencies:   []*proto.LatencyStatus{{Answer: "load", Count: 6 * n, Bounds: bounds[:], Buckets: load}},
+		Usage:       []*proto.UsageStatus{{Model: "meta-llama/Llama-3.1-8B", Tenant: 7, Keys: 100 * n, Hits: 75 * n}},
+		SessionList: []*proto.SessionStatus{{Number: 1, Engine: "vllm-0", Role: "worker", Model: "meta-llama/Llama-3.1-8B", Since: 1.7e9}},
+	}
+}
+
+var bounds = activity.Bounds
+
+// TestPage looks at the page in a real browser: what it shows, that it fits its window, and that nothing is refused.
+func TestPage(t *testing.T) {
+	const token = "0123456789abcdef"
+	var readings atomic.Uint64
+	s := serve(t, Config{Status: func() *proto.StatusReply { return status(readings.Add(1)) }, TokenFile: write(t, token)})
+	for _, c := range []struct {
+		width  int
+		scheme string
+	}{{1280, "light"}, {1280, "dark"}, {400, "light"}, {400, "dark"}} {
+		t.Run(fmt.Sprintf("%d %s", c.width, c.scheme), func(t *testing.T) {
+			b := openBrowser(t, c.width, 900, c.scheme)
+			b.open("http://" + s.Addr() + "/")
+			b.wait(`!document.getElementById('login').hidden`)
+			b.eval(`document.getElementById('token').value = '` + token + `'; document.querySelector('form').requestSubmit()`)
+			b.wait(`history.length > 2 || document.querySelectorAll('#roots tr').length > 2 && !document.querySelector('#throughput-key').textContent.includes('–')`)
+			text := b.eval(`return document.body.innerText`).(string)
+			for _, want := range []string{"v1.2.3", "not ready", "root /mnt/nvme1/kv is out of service", "75.0 %", "/mnt/nvme0/kv", "1.0 TiB",
+				"<b>input/output error</b>", "shadow next", "60.0 %", "quarantine", "trap: unreachable", "Llama-3.1-8B", "vllm-0", "p99 100 ms"} {
+				if !strings.Contains(text, want) {
+					t.Errorf("the page lacks %q:\n%s", want, text)
+				}
+			}
+			row := `return [...document.querySelectorAll('#levels tr')].map(r => [...r.cells].map(c => c.innerText).join('|'))`
+			levels := fmt.Sprint(b.eval(row))
+			for _, want := range []string{"level|hits|loaded|of all", "GiB|50.0 %|", "|8|25.0 %|7|0", "|4.3 k|0|0|–|0|11"} {
+				if !strings.Contains(levels, want) {
+					t.Errorf("the table of levels lacks %q: %s", want, levels)
+				}
+			}
+			if !b.eval(`levels({counters: {}}); return document.getElementById('levels').closest('section').hidden`).(bool) {
+				t.Error("levels are shown of a host that has one")
+			}
+			if wide := b.eval(`return document.documentElement.scrollWidth - window.innerWidth`).(float64); wide > 0 {
+				t.Errorf("the page is %v pixels wider than its window", wide)
+			}
+			dark := b.eval(`const c = getComputedStyle(document.body).backgroundColor.match(/\d+/g).map(Number); return c[0] + c[1] + c[2] < 384`).(bool)
+			if dark != (c.scheme == "dark") {
+				t.Errorf("dark is %v in scheme %s", dark, c.scheme)
+			}
+			if list := b.complaints(); len(list) > 0 {
+				t.Errorf("the console says %q", list)
+			}
+			b.picture(fmt.Sprintf("page-%d-%s", c.width, c.scheme))
+		})
+	}
+}

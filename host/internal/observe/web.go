@@ -1,0 +1,136 @@
+// Package observe shows a host: to Prometheus, to probes, and to people in a page, by a read-only HTTP interface. Nothing here
+// can change the host, and nothing is counted here: a collector reads the statistics of the store, the transfer engine and
+// the server when it is scraped.
+//
+//	GET /          the page
+//	GET /livez     200 while the process answers
+//	GET /readyz    200 when the host is ready, else 503 with a reason in each line
+//	GET /metrics   for Prometheus
+//	GET /status    proto.StatusReply as JSON
+//	GET /debug/pprof/...  profiles of the process, when switched on
+//
+// With a token, all but the probes want it as "Authorization: Bearer ...".
+package observe
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// Config is what [Listen] needs.
+type Config struct {
+	Listen    string // host:port
+	CertFile  string // PEM; empty: no TLS
+	KeyFile   string
+	TokenFile string // what clients must present; empty: nothing
+	Profiles  bool   // serve /debug/pprof/
+
+	Registry *prometheus.Registry
+	Status   func() *proto.StatusReply // with NotReady
+	Log      *slog.Logger
+}
+
+// Server is a bound listener.
+type Server struct {
+	listener net.Listener
+	server   http.Server
+}
+
+// Listen binds the address. Nothing is served before [Server.Serve].
+func Listen(cfg Config) (*Server, error) {
+	guard, err := newGuard(cfg.TokenFile)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCredential, err)
+	}
+	var certificate *certificate
+	if cfg.CertFile != "" {
+		if certificate, err = loadCertificate(cfg.CertFile, cfg.KeyFile); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrCredential, err)
+		}
+	}
+	l, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w; another address is --http-listen", ErrHTTP, cfg.Listen, err)
+	}
+	s := &Server{listener: l, server: http.Server{
+		Handler: handler(cfg, guard), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+	}}
+	if certificate != nil {
+		s.listener = tls.NewListener(l, &tls.Config{GetCertificate: certificate.get, MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"h2", "http/1.1"}})
+	}
+	if ip := l.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() && (cfg.TokenFile == "" || cfg.CertFile == "") {
+		cfg.Log.Warn("the HTTP address is not on loopback, and clients need no token or can be listened to: "+
+			"set http.token_file, http.tls_cert and http.tls_key, or keep strangers off the network",
+			"address", l.Addr().String(), "token", cfg.TokenFile != "", "tls", cfg.CertFile != "")
+	}
+	return s, nil
+}
+
+func handler(cfg Config, guard *guard) http.Handler {
+	mux, guarded := http.NewServeMux(), http.NewServeMux()
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if why := cfg.Status().GetNotReady(); len(why) > 0 {
+			http.Error(w, strings.Join(why, "\n"), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	guarded.Handle("GET /metrics", promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{}))
+	guarded.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+		body, err := proto.JSON(cfg.Status())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(append(body, '\n'))
+	})
+	if cfg.Profiles {
+		guarded.HandleFunc("GET /debug/pprof/", pprof.Index)
+		guarded.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		guarded.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		guarded.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		guarded.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	mux.Handle("/", guard.protect(guarded))
+	servePage(mux) // it has no figures: it asks for them with the token
+	return mux
+}
+
+// Addr is the address that it listens on.
+func (s *Server) Addr() string { return s.listener.Addr().String() }
+
+// Serve serves until the context is done.
+func (s *Server) Serve(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { s.server.Close() })
+	defer stop()
+	if err := s.server.Serve(s.listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("%w: %s: %w", ErrHTTP, s.Addr(), err)
+	}
+	return nil
+}
+
+// Close ends Serve and every connection.
+func (s *Server) Close() error {
+	err := s.server.Close()
+	if cerr := s.listener.Close(); cerr != nil && !errors.Is(cerr, net.ErrClosed) {
+		err = errors.Join(err, cerr)
+	}
+	return err
+}

@@ -1,0 +1,259 @@
+package observe
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// serve starts a server that ends with the test.
+func serve(t *testing.T, cfg Config) *Server {
+	t.Helper()
+	cfg.Listen = "127.0.0.1:0"
+	if cfg.Registry == nil {
+		cfg.Registry = prometheus.NewRegistry()
+		cfg.Registry.MustRegister(collectors.NewGoCollector())
+	}
+	if cfg.Status == nil {
+		cfg.Status = func() *proto.StatusReply { return &proto.StatusReply{Version: "v7"} }
+	}
+	cfg.Log = slog.New(slog.DiscardHandler)
+	s, err := Listen(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func get(t *testing.T, c *http.Client, url, token string) (code int, body string, h http.Header) {
+	t.Helper()
+	q, err := http.NewRequest("GET", url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token != "" {
+		q.Header.Set("Authorization", token)
+	}
+	r, err := c.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.StatusCode, string(b), r.Header
+}
+
+func TestProbes(t *testing.T) {
+	var why atomic.Pointer[[]string]
+	why.Store(&[]string{"root /a is out of service: gone", "starting"})
+	s := serve(t, Config{Status: func() *proto.StatusReply { return &proto.StatusReply{NotReady: *why.Load()} }})
+	base := "http://" + s.Addr()
+	if code, body, _ := get(t, http.DefaultClient, base+"/livez", ""); code != 200 || body != "ok\n" {
+		t.Errorf("/livez: %d %q", code, body)
+	}
+	if code, body, _ := get(t, http.DefaultClient, base+"/readyz", ""); code != 503 || body != "root /a is out of service: gone\nstarting\n" {
+		t.Errorf("/readyz: %d %q", code, body)
+	}
+	why.Store(&[]string{})
+	if code, body, _ := get(t, http.DefaultClient, base+"/readyz", ""); code != 200 || body != "ok\n" {
+		t.Errorf("/readyz: %d %q", code, body)
+	}
+}
+
+func TestPaths(t *testing.T) {
+	s := serve(t, Config{})
+	for path, want := range map[string]struct {
+		code int
+		text string
+	}{
+		"/":                {200, "<title>kvhost"},
+		"/page.js":         {200, "/status"},
+		"/page.css":        {200, "color-scheme"},
+		"/metrics":         {200, "go_goroutines"},
+		"/status":          {200, `"version":"v7"`},
+		"/page/index.html": {404, ""},
+		"/debug/pprof/":    {404, ""},
+		"/healthz":         {404, ""},
+	} {
+		code, body, h := get(t, http.DefaultClient, "http://"+s.Addr()+path, "")
+		if code != want.code || !strings.Contains(body, want.text) {
+			t.Errorf("%s: %d, want %d with %q", path, code, want.code, want.text)
+		}
+		if path == "/" && !strings.Contains(h.Get("Content-Security-Policy"), "default-src 'none'") {
+			t.Errorf("%s: no content security policy in %v", path, h)
+		}
+	}
+	r, err := http.Post("http://"+s.Addr()+"/status", "text/plain", strings.NewReader("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Body.Close()
+	if r.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %d, want 405", r.StatusCode)
+	}
+	_, body, _ := get(t, http.DefaultClient, "http://"+s.Addr()+"/status", "")
+	if !json.Valid([]byte(body)) {
+		t.Errorf("/status is not JSON: %q", body)
+	}
+}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestToken(t *testing.T) {
+	const token = "0123456789abcdef-secret"
+	s := serve(t, Config{TokenFile: write(t, token+"\n"), Profiles: true})
+	base := "http://" + s.Addr()
+	for _, path := range []string{"/metrics", "/status", "/debug/pprof/cmdline"} {
+		for _, c := range []struct {
+			header string
+			code   int
+		}{{"", 401}, {"Bearer ", 401}, {"Bearer " + token + "x", 401}, {"Basic " + token, 401}, {token, 401}, {"Bearer " + token, 200}} {
+			if code, body, _ := get(t, http.DefaultClient, base+path, c.header); code != c.code || strings.Contains(body, token) {
+				t.Errorf("%s with %q: %d, want %d", path, c.header, code, c.code)
+			}
+		}
+	}
+	for _, path := range []string{"/livez", "/readyz", "/"} {
+		if code, _, _ := get(t, http.DefaultClient, base+path, ""); code != 200 {
+			t.Errorf("%s without a token: %d", path, code)
+		}
+	}
+}
+
+// pair writes a certificate for 127.0.0.1 with this serial number.
+func pair(t *testing.T, dir string, serial int64) (cert, key string) {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{{127, 0, 0, 1}}}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, &k.PublicKey, k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := x509.MarshalPKCS8PrivateKey(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for name, b := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: raw}} {
+		if err := os.WriteFile(name, pem.EncodeToMemory(b), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert, key
+}
+
+// TestCertificate serves with TLS, refuses plain connections, and takes a renewed certificate without a restart.
+func TestCertificate(t *testing.T) {
+	dir := t.TempDir()
+	cert, key := pair(t, dir, 1)
+	s := serve(t, Config{CertFile: cert, KeyFile: key})
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	if code, body, _ := get(t, client, "https://"+s.Addr()+"/livez", ""); code != 200 || body != "ok\n" {
+		t.Fatalf("%d %q", code, body)
+	}
+	if code, _, _ := get(t, http.DefaultClient, "http://"+s.Addr()+"/status", ""); code != http.StatusBadRequest {
+		t.Errorf("plain HTTP: %d, want 400", code)
+	}
+
+	c, err := loadCertificate(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serial := func() int64 {
+		got, err := c.get(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.Leaf.SerialNumber.Int64()
+	}
+	renewed := func(name string) {
+		later := time.Now().Add(time.Hour)
+		if err := os.Chtimes(name, later, later); err != nil {
+			t.Fatal(err)
+		}
+		c.checked = time.Time{}
+	}
+	if err := os.WriteFile(cert, []byte("half writ"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	renewed(cert)
+	if serial() != 1 {
+		t.Error("the old certificate was not kept while the new one is half written")
+	}
+	pair(t, dir, 2)
+	renewed(key)
+	if serial() != 2 {
+		t.Error("the renewed certificate is not used")
+	}
+}
+
+func TestListenErrors(t *testing.T) {
+	running := serve(t, Config{})
+	cert, key := pair(t, t.TempDir(), 1)
+	for name, c := range map[string]struct {
+		cfg  Config
+		want error
+	}{
+		"in use":         {Config{Listen: running.Addr()}, ErrHTTP},
+		"no such token":  {Config{Listen: "127.0.0.1:0", TokenFile: "/nonexistent"}, ErrCredential},
+		"short token":    {Config{Listen: "127.0.0.1:0", TokenFile: write(t, "0123")}, ErrCredential},
+		"token a fifo":   {Config{Listen: "127.0.0.1:0", TokenFile: "/dev/zero"}, ErrCredential},
+		"no certificate": {Config{Listen: "127.0.0.1:0", CertFile: "/nonexistent", KeyFile: key}, ErrCredential},
+		"key mixed up":   {Config{Listen: "127.0.0.1:0", CertFile: key, KeyFile: cert}, ErrCredential},
+	} {
+		c.cfg.Log = slog.New(slog.DiscardHandler)
+		if s, err := Listen(c.cfg); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+			if err == nil {
+				s.Close()
+			}
+		}
+	}
+}

@@ -1,0 +1,193 @@
+package policy
+
+import "github.com/kvhost/kvhost/abi"
+
+// eventSink is told what happens; [Evict] is one.
+type eventSink interface {
+	Event(abi.Event) error
+}
+
+// victimSource also names victims.
+type victimSource interface {
+	eventSink
+	Victims(ask abi.Ask, dst []uint32) (int, error)
+}
+
+// Resident describes a resident entry.
+type Resident struct {
+	Key    uint64 // fingerprint
+	Parent uint64 // fingerprint; 0 for the first chunk of a prefix
+	Size   uint32 // in abi.SizeUnit
+	Depth  uint32
+	Tenant uint32
+}
+
+// Cause is when an event happens and for which request; 0 for none.
+type Cause struct {
+	Request uint32
+	Time    uint64
+}
+
+// Residents is the host's side of an evict policy: the resident entries of one root, in which slots they are, and the events
+// that tell a policy so. The self-test of modules and shadows use it. The store and the simulator keep tables of their own,
+// because they handle more entries and more events. Its methods change the set first and then tell the policy; an error is the
+// policy's.
+type Residents struct {
+	policy     eventSink
+	slots      []slot
+	free       []uint32
+	slotOf     map[uint64]uint32 // by key
+	firstChild map[uint64]uint32 // by parent: the first of a list of children
+	used       int64
+}
+
+type slot struct {
+	Resident
+	next, prev uint32 // among the children of the parent
+	pins       uint32
+	resident   bool
+}
+
+// NewResidents returns an empty set.
+func NewResidents(p eventSink) *Residents {
+	return &Residents{policy: p, slotOf: map[uint64]uint32{}, firstChild: map[uint64]uint32{}}
+}
+
+// Len is the number of entries.
+func (s *Residents) Len() int { return len(s.slotOf) }
+
+// Used is the bytes of all entries.
+func (s *Residents) Used() int64 { return s.used }
+
+// Find returns the slot of a key.
+func (s *Residents) Find(key uint64) (slot uint32, ok bool) {
+	slot, ok = s.slotOf[key]
+	return slot, ok
+}
+
+// At returns the entry in a slot. ok is false when the slot is empty or out of range.
+func (s *Residents) At(slot uint32) (e Resident, ok bool) {
+	if uint64(slot) >= uint64(len(s.slots)) || !s.slots[slot].resident {
+		return Resident{}, false
+	}
+	return s.slots[slot].Resident, true
+}
+
+// Evictable reports whether a slot may be a victim: there is an entry in it, and it is not pinned.
+func (s *Residents) Evictable(slot uint32) bool {
+	return uint64(slot) < uint64(len(s.slots)) && s.slots[slot].resident && s.slots[slot].pins == 0
+}
+
+// Insert adds an entry whose key is not resident. op is INSERT or RESIDENT. Resident children of the entry are linked.
+func (s *Residents) Insert(op abi.Op, e Resident, c Cause) (at uint32, err error) {
+	at = uint32(len(s.slots))
+	if n := len(s.free); n > 0 {
+		at, s.free = s.free[n-1], s.free[:n-1]
+	} else {
+		s.slots = append(s.slots, slot{})
+	}
+	s.slots[at] = slot{Resident: e, next: abi.None, prev: abi.None, resident: true}
+	s.slotOf[e.Key] = at
+	s.used += int64(e.Size) * abi.SizeUnit
+	parent := abi.None
+	if e.Parent != 0 {
+		if p, ok := s.slotOf[e.Parent]; ok {
+			parent = p
+		}
+		if first, ok := s.firstChild[e.Parent]; ok {
+			s.slots[at].next, s.slots[first].prev = first, at
+		}
+		s.firstChild[e.Parent] = at
+	}
+	if err := s.send(op, at, parent, c); err != nil {
+		return at, err
+	}
+	child, ok := s.firstChild[e.Key]
+	for ok && child != abi.None {
+		if err := s.send(abi.OpLink, child, at, c); err != nil {
+			return at, err
+		}
+		child = s.slots[child].next
+	}
+	return at, nil
+}
+
+// Touch tells that a request was granted the entry in a slot.
+func (s *Residents) Touch(slot uint32, c Cause) error { return s.send(abi.OpTouch, slot, abi.None, c) }
+
+// Pin keeps the entry in a slot from being a victim until as many calls of Unpin.
+func (s *Residents) Pin(slot uint32, c Cause) error {
+	if s.slots[slot].pins++; s.slots[slot].pins > 1 {
+		return nil
+	}
+	return s.send(abi.OpPin, slot, abi.None, c)
+}
+
+// Unpin undoes a Pin.
+func (s *Residents) Unpin(slot uint32, c Cause) error {
+	if s.slots[slot].pins--; s.slots[slot].pins > 0 {
+		return nil
+	}
+	return s.send(abi.OpUnpin, slot, abi.None, c)
+}
+
+// Pinned reports whether the entry in a slot is pinned.
+func (s *Residents) Pinned(slot uint32) bool { return s.slots[slot].pins > 0 }
+
+// Remove takes the entry out of a slot.
+func (s *Residents) Remove(at uint32, c Cause) error {
+	e := &s.slots[at]
+	if e.Parent != 0 {
+		switch {
+		case e.prev != abi.None:
+			s.slots[e.prev].next = e.next
+		case e.next != abi.None:
+			s.firstChild[e.Parent] = e.next
+		default:
+			delete(s.firstChild, e.Parent)
+		}
+		if e.next != abi.None {
+			s.slots[e.next].prev = e.prev
+		}
+	}
+	delete(s.slotOf, e.Key)
+	e.resident = false
+	s.used -= int64(e.Size) * abi.SizeUnit
+	s.free = append(s.free, at)
+	return s.send(abi.OpRemove, at, abi.None, c)
+}
+
+// EndRequest tells that a request is over, and what its engine hints.
+func (s *Residents) EndRequest(tenant uint32, h abi.Hints, c Cause) error {
+	return s.policy.Event(abi.RequestEnd(c.Request, tenant, h, c.Time))
+}
+
+// Evict asks for victims and removes those that may go, until enough is true. It returns how many were removed.
+func (s *Residents) Evict(p victimSource, ask abi.Ask, dst []uint32, c Cause, enough func() bool) (removed int, err error) {
+	n, err := p.Victims(ask, dst)
+	if err != nil {
+		return 0, err
+	}
+	for _, slot := range dst[:n] {
+		if !s.Evictable(slot) {
+			continue // it changed since: no fault
+		}
+		if removed > 0 && enough() {
+			break
+		}
+		if err := s.Remove(slot, c); err != nil {
+			return removed, err
+		}
+		removed++
+	}
+	return removed, nil
+}
+
+// send tells the policy about the entry in a slot.
+func (s *Residents) send(op abi.Op, at, parent uint32, c Cause) error {
+	e := &s.slots[at].Resident
+	return s.policy.Event(abi.Event{
+		Op: op, Slot: at, Parent: parent, Key: e.Key, ParentKey: e.Parent, Size: e.Size, Depth: e.Depth, Tenant: e.Tenant,
+		Request: c.Request, Time: c.Time,
+	})
+}

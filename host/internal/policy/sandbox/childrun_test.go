@@ -1,0 +1,164 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/policy/meter"
+	"github.com/tetratelabs/wazero"
+)
+
+func job(wasm []byte, l CompileLimits) *compileJob {
+	return &compileJob{Wasm: wasm, Pages: 1, Limits: l}
+}
+
+// Each bomb ends, within the limits or by one of them, and takes no memory of this process.
+func TestBombs(t *testing.T) {
+	limits := CompileLimits{Memory: 128 << 20, CPU: time.Second}
+	for _, c := range []struct {
+		name string
+		wasm []byte
+	}{
+		{"functions with locals", manyLocals(49_000, 1000)},
+		{"block parameters", blockParams(170_000, 30)},
+		{"blocks", nested(100_000, opBlock, empty)},
+		{"ifs", nested(100_000, 0x20, 0, opIf, empty)},
+		{"loops", nested(100_000, opLoop, empty)},
+		{"phis", phis(20_000, 5000)},
+		{"labels", labels(100_000, 1000)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := runCompiler(t.Context(), job(c.wasm, limits), t.TempDir())
+			if !errors.Is(err, ErrLimit) {
+				t.Errorf("got %v", err)
+			}
+			t.Logf("%d bytes: %v", len(c.wasm), err)
+		})
+	}
+}
+
+// Each limit is reported by its name and value.
+func TestLimits(t *testing.T) {
+	slow, large := nested(100_000, opBlock, empty), manyLocals(49_000, 1000)
+	for _, c := range []struct {
+		wasm   []byte
+		limits CompileLimits
+		says   string
+	}{
+		{slow, CompileLimits{CPU: 1500 * time.Millisecond}, "over 1.5s of processor time"},
+		{slow, CompileLimits{Time: 200 * time.Millisecond}, "over 200ms"},
+		{large, CompileLimits{Memory: 100 << 20, CPU: time.Hour}, "over 100 MiB of memory"},
+	} {
+		_, err := runCompiler(t.Context(), job(c.wasm, c.limits), t.TempDir())
+		if !errors.Is(err, ErrLimit) || isFinal(err) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q: got %v", c.says, err)
+		}
+	}
+}
+
+// What a module costs when it is loaded is limited too: the host cannot be protected from that.
+func TestLoadingIsRehearsed(t *testing.T) {
+	for says, l := range map[string]loadLimits{
+		"0 MiB of memory to load":   {Bytes: 1, Time: time.Hour},
+		"of processor time to load": {Bytes: 1 << 40, Time: 1},
+	} {
+		wasm := manyLocals(100, 10)
+		answer, err := runChild(t.Context(), &request{
+			Dir: t.TempDir(), Bytes: len(wasm), Pages: 1, Limits: CompileLimits{}.withDefaults(), Load: l,
+		}, wasm)
+		if err != nil || !strings.Contains(answer.Costly, says) {
+			t.Errorf("%q: got %+v, %v", says, answer, err)
+		}
+	}
+}
+
+// The result is what the parent needs, so that it compiles nothing; without it loading fails.
+func TestResultIsComplete(t *testing.T) {
+	dir := t.TempDir()
+	wasm := manyLocals(3, 2)
+	metered, err := runCompiler(t.Context(), job(wasm, CompileLimits{}), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := meter.Inject(wasm, meter.DefaultLimits())
+	if err != nil || !bytes.Equal(metered, want) {
+		t.Errorf("the metered module differs: %v", err)
+	}
+	load := func(dir string) error {
+		cache, err := wazero.NewCompilationCacheWithDir(dir)
+		if err != nil {
+			return err
+		}
+		defer cache.Close(context.Background())
+		ctx := withoutCompiling(withRefuelListener(t.Context(), noListener{}))
+		return throughRuntime(ctx, runtimeConfig(1).WithCompilationCache(cache), metered)
+	}
+	if err := load(dir); err != nil {
+		t.Errorf("with the result: %v", err)
+	}
+	if err := load(t.TempDir()); !errors.Is(err, errNotCached) {
+		t.Errorf("without it: %v", err)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for _, c := range []struct {
+		wasm []byte
+		is   error
+		says string
+	}{
+		{[]byte("(module)"), meter.ErrMalformed, "header"},
+		{module([][]byte{body(0, []byte{0xfe, 0, 0})}), meter.ErrOpcode, "0xfe"},
+		{module([][]byte{body(0, []byte{0x6a})}), nil, "i32.add"},
+	} {
+		_, err := runCompiler(t.Context(), job(c.wasm, CompileLimits{}), t.TempDir())
+		if !isFinal(err) || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q: got %v", c.says, err)
+		}
+	}
+}
+
+func TestCancel(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	dir := t.TempDir()
+	go func() {
+		compiling := func() bool {
+			_, err := os.Stat(filepath.Join(dir, meteredFile))
+			return err == nil
+		}
+		for !compiling() {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+	}()
+	_, err := runCompiler(ctx, job(phis(20_000, 5000), CompileLimits{CPU: time.Hour, Time: time.Hour}), dir)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A child outlives its parent no longer than it takes to notice.
+func TestChildEndsWithItsParent(t *testing.T) {
+	wasm := nested(100_000, opBlock, empty)
+	limits := CompileLimits{CPU: time.Hour, Memory: DefaultMemory}
+	head, err := json.Marshal(&request{Dir: t.TempDir(), Bytes: len(wasm), Pages: 1, Limits: limits})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = []string{processName}
+	// It is closed after the module, as when the parent ends.
+	cmd.Stdin = io.MultiReader(bytes.NewReader(append(head, '\n')), bytes.NewReader(wasm))
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,158 @@
+// Command build compiles the policies under plugins/ to wasm.
+//
+//	go run ./plugins/internal/build [-v] [-overlay file | -o dir [plugin directory ...]]
+//
+// A plugin is a plugins/<name> that has a wasm directory. The modules that an operator would choose go to plugins/dist,
+// compressed, and the next build of the host embeds them. With -overlay they go to the directory of that file, which tells
+// `go build -overlay` to embed them: nothing is written to the source tree. With -o, all plugins or those named go to another
+// directory, uncompressed, as <name>.wasm, for policy_dir.
+//
+// Each module has its manifest as a custom section. A second custom section holds a digest of everything that it was
+// built from (sources, manifest, Go version, flags): a module whose digest is current is not built again, and the
+// same inputs give the same bytes.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kvhost/kvhost/plugins/dist"
+)
+
+// chosen are the policies that an operator would choose, which the host has in it. The base of their compression is the first.
+// The others are textbook policies to compare with.
+var chosen = []string{
+	dist.Base, "fifo", "s3fifo", "prefix", "reuse", // evict
+	"fanout", "striped", "llmd", // place
+	"layermajor", "blockmajor", // layout
+}
+
+func main() {
+	out := flag.String("o", "", "write uncompressed modules to this `directory`")
+	overlay := flag.String("overlay", "",
+		"write compressed modules beside this `file`, and the file for go build -overlay")
+	verbose := flag.Bool("v", false, "also print what is up to date")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, *out, *overlay, *verbose, flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "build:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, out, overlay string, verbose bool, dirs []string) error {
+	if out != "" && overlay != "" {
+		return fmt.Errorf("-o and -overlay are for different uses: name one")
+	}
+	if out == "" && len(dirs) > 0 {
+		return fmt.Errorf("the chosen plugins are embedded together: name directories only with -o")
+	}
+	root, err := moduleRoot(ctx)
+	if err != nil {
+		return err
+	}
+	plugins, err := find(root, dirs)
+	if err != nil {
+		return err
+	}
+	b := &builder{root: root}
+	if err := b.list(ctx, plugins); err != nil {
+		return err
+	}
+	dist := filepath.Join(root, "plugins", "dist")
+	inTree := openEmbedDir(dist)
+	embedded := inTree
+	if overlay != "" {
+		if overlay, err = filepath.Abs(overlay); err != nil {
+			return err
+		}
+		embedded = openEmbedDir(filepath.Dir(overlay))
+	}
+	var target output = embedded
+	if out != "" {
+		target = plainDir(out)
+	}
+	if out == "" {
+		plugins = slices.DeleteFunc(plugins, func(p plugin) bool { return !slices.Contains(chosen, p.name) })
+	}
+	if err := os.MkdirAll(target.path(), 0o755); err != nil {
+		return err
+	}
+	for _, p := range plugins {
+		module, built, err := b.build(ctx, p, target.read(p.name), inTree.read(p.name))
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		path, err := target.write(p.name, module)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		if built {
+			fmt.Printf("built %s\n", path)
+		} else if verbose {
+			fmt.Printf("%s is up to date\n", path)
+		}
+	}
+	if out != "" {
+		return nil
+	}
+	if err := embedded.sweep(plugins); err != nil || overlay == "" {
+		return err
+	}
+	return writeOverlay(overlay, dist, plugins)
+}
+
+func moduleRoot(ctx context.Context) (string, error) {
+	text, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	mod := strings.TrimSpace(string(text))
+	if filepath.Base(mod) != "go.mod" {
+		return "", fmt.Errorf("not inside a Go module")
+	}
+	return filepath.Dir(mod), nil
+}
+
+type plugin struct {
+	name string
+	dir  string // absolute; holds manifest.json and wasm/
+}
+
+// find takes the directories named, or every plugin of the module. The base comes first: others are compressed with it.
+func find(root string, dirs []string) ([]plugin, error) {
+	if len(dirs) == 0 {
+		found, err := filepath.Glob(filepath.Join(root, "plugins", "*", "wasm"))
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range found {
+			dirs = append(dirs, filepath.Dir(d))
+		}
+	}
+	var plugins []plugin
+	for _, d := range dirs {
+		abs, err := filepath.Abs(d)
+		if err != nil {
+			return nil, err
+		}
+		if s, err := os.Stat(filepath.Join(abs, "wasm")); err != nil || !s.IsDir() {
+			return nil, fmt.Errorf("%s: no wasm directory with the plugin's main package", d)
+		}
+		p := plugin{name: filepath.Base(abs), dir: abs}
+		if p.name == dist.Base {
+			plugins = slices.Insert(plugins, 0, p)
+		} else {
+			plugins = append(plugins, p)
+		}
+	}
+	return plugins, nil
+}
