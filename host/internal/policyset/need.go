@@ -11,7 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/doctor"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/footprint"
-	"github.com/kvhost/kvhost/host/internal/store/settings"
+	"github.com/kvhost/kvhost/host/internal/store"
 )
 
 // Needs is the memory that a configuration's roots need when they are full, and what its policies may have together. It
@@ -34,7 +34,7 @@ func (p *Set) needs(ctx context.Context) (needs []doctor.Need, err error) {
 	measured := map[*policy.Module]footprint.Footprint{}
 	for i, h := range evicts {
 		root := &p.start.cfg.Roots[i]
-		o := policy.EvictOptions{MaxSlots: settings.SlotsFor(root.Capacity), Config: h.Config}
+		o := policy.EvictOptions{MaxSlots: store.SlotsFor(root.Capacity), Config: h.Config}
 		f, ok := measured[h.Module]
 		if !ok && err == nil {
 			if f, err = footprint.Of(ctx, h.Module, o); err != nil {

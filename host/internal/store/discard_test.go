@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kvhost/kvhost/host/internal/store/changelog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -42,13 +42,13 @@ func TestDiscard(t *testing.T) {
 	st := f.store.Stats().Roots[0]
 	equal(t, "entries", st.Entries, 3)
 	equal(t, "discarded", st.Discarded, 2)
-	changes, _, err := f.store.Changes().Read(at, make([]changelog.Change, 0, 8))
+	changes, _, err := f.store.Changes().Read(at, make([]entries.Change, 0, 8))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var gone []uint64
 	for _, c := range changes {
-		if c.Kind == changelog.Evicted {
+		if c.Kind == entries.Evicted {
 			gone = append(gone, uint64(slices.Index(keys(0, 1, 2, 3, 4), c.Key)))
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/store/changelog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
@@ -67,12 +67,12 @@ func TestNearestLevel(t *testing.T) {
 		equal(t, "root of a discarded entry", f.rootOf([]uint64{0, 3}[i]), -1)
 	}
 	gone := map[string]int{}
-	changes, _, err := log.Read(start, make([]changelog.Change, 0, 16))
+	changes, _, err := log.Read(start, make([]entries.Change, 0, 16))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range changes {
-		if c.Kind == changelog.Evicted {
+		if c.Kind == entries.Evicted {
 			gone[c.Key.String()]++
 		}
 	}

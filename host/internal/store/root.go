@@ -17,7 +17,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/kv"
@@ -67,7 +66,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	r.Init(entries.Config{
 		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Copies: s.copies, Now: s.cfg.Now, Clock: s.seq.Clock,
 		Account: capacity.New(capacity.Config{
-			Dir: cfg.Path, Bounds: cfg.Bounds(), Now: s.cfg.Now,
+			Dir: cfg.Path, Bounds: cfg.bounds(), Now: s.cfg.Now,
 		}),
 	})
 	r.Dir = files.New(files.Config{
@@ -168,7 +167,7 @@ func (r *root) path(name string, cl *catalog.Class, key *kv.Key, rank uint32) st
 
 // victim is where the file of an evicted entry's piece stands.
 func (r *root) victim(v *entries.Eviction, rank uint32) string {
-	name, _ := names.Of(v.Names, rank)
+	name, _ := pieceformat.NameOf(v.Names, rank)
 	return r.path(name, v.Class, &v.Key, rank)
 }
 

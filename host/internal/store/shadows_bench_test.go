@@ -24,8 +24,8 @@ func BenchmarkLookupWithShadows(b *testing.B) {
 		b.Run(shadows, func(b *testing.B) {
 			if shadows != "none" {
 				// there from the run before
-				if err := swapper(f.store).AddShadow(b.Context(),
-					f.store.cfg.Wish(Shadow{Policy: policy.NewHandle(policy.Builtin(abi.RoleEvict), shadows, nil, nil)})); err != nil &&
+				if err := f.store.addShadow(b.Context(),
+					Shadow{Policy: policy.NewHandle(policy.Builtin(abi.RoleEvict), shadows, nil, nil)}); err != nil &&
 					!errors.Is(err, ErrConfig) {
 					b.Fatal(err)
 				}

@@ -57,8 +57,8 @@ func TestShadow(t *testing.T) {
 	if small.Hits != 4 || small.LiveHits != 8 || small.Entries != 2 || small.Evictions != 6 || small.Dropped != 0 {
 		t.Errorf("small: %+v", small)
 	}
-	if err := swapper(f.store).AddShadow(t.Context(),
-		f.store.cfg.Wish(Shadow{Policy: policy.NewHandle(builtin, "twin", nil, nil)})); !errors.Is(err, ErrConfig) {
+	if err := f.store.addShadow(t.Context(),
+		Shadow{Policy: policy.NewHandle(builtin, "twin", nil, nil)}); !errors.Is(err, ErrConfig) {
 		t.Error(err)
 	}
 	refuses := policy.NativeModule("refuses", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {

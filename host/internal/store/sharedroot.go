@@ -7,11 +7,8 @@ import (
 	"os"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
-	"github.com/kvhost/kvhost/host/internal/store/sharedroot"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -19,20 +16,17 @@ import (
 // SharedStats is a root's part among the hosts that share it.
 type SharedStats = shared.Stats
 
-// Scheduler is for tests. A host that has one makes a step when [Store.Maintain] says so.
-type Scheduler = sharedroot.Scheduler
-
 // sharedRoot is the [kind] of a directory that several hosts share. One of them evicts for all, which lends the others
 // credit for what they write and removes what they report. An entry gets bytes rank by rank, because other hosts may write
 // the other ranks, and nothing is granted while this host may have missed a removal.
 type sharedRoot struct {
-	*sharedroot.Root
+	*membership
 	root *root
 }
 
 func newSharedRoot(r *root) *sharedRoot {
 	s := r.store
-	c := &sharedRoot{root: r, Root: sharedroot.New(sharedroot.Config{
+	c := &sharedRoot{root: r, membership: newMembership(membershipConfig{
 		Entries: &r.Set, Kept: r.kept, Host: s.cfg.HostID, Capacity: r.cfg.Capacity, High: s.cfg.High, Low: s.cfg.Low,
 		Poll: r.cfg.Poll, Lapse: r.cfg.Lapse, Now: s.cfg.Now, Scheduler: r.cfg.Scheduler,
 	})}
@@ -45,7 +39,7 @@ func (c *sharedRoot) ownsTemp(host string) bool               { return host == c
 func (c *sharedRoot) forget(string, string)                   {} // another host may have use for it
 func (c *sharedRoot) entryRanks(rank uint32, _ uint64) uint64 { return 1 << rank }
 func (c *sharedRoot) decodes() bool                           { return true } // some hosts may not read the other version
-func (c *sharedRoot) mayInsert(p *Put) error                  { return c.MayInsert(p.class, &p.key, p.mark.Fingerprint) }
+func (c *sharedRoot) mayInsert(p *Put) error                  { return c.mayEnter(p.class, &p.key, p.mark.Fingerprint) }
 
 // The evictor makes room, ahead of need too, and no entry leaves for a lower level: this host may not be the evictor.
 
@@ -63,7 +57,7 @@ func (c *sharedRoot) reserve(ctx context.Context, w reservation) error {
 	if w.reuseFor != nil {
 		credit = &w.reuseFor.credit
 	}
-	return c.Reserve(ctx, w.Want, credit, func() error { return w.booked(c.root) })
+	return c.reserveCredit(ctx, w.Want, credit, func() error { return w.booked(c.root) })
 }
 
 // mayAwait implements [kind]: the removal may wait for hosts that are silent.
@@ -76,7 +70,7 @@ func (c *sharedRoot) aborted(p *Put) { c.root.Unreserve(p.mark.Slot, p.rank, p.c
 
 // createTemp implements [kind]: a temporary stands among this host's, where the others find it.
 func (c *sharedRoot) createTemp(p *Put) (staging.File, error) {
-	temp, err := c.Temp(c.root.store.seq.TempName(p.target), p.credit)
+	temp, err := c.tempName(c.root.store.seq.TempName(p.target), p.credit)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +79,7 @@ func (c *sharedRoot) createTemp(p *Put) (staging.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.Guard(c.root.metered(f), p.credit), nil
+	return c.guard(c.root.metered(f), p.credit), nil
 }
 
 func (c *sharedRoot) openTemp(p *Put) (staging.File, error) {
@@ -93,14 +87,14 @@ func (c *sharedRoot) openTemp(p *Put) (staging.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.Guard(f, p.credit), nil
+	return c.guard(f, p.credit), nil
 }
 
 // publish implements [kind]. After an error the evictor clears the temporary.
 func (c *sharedRoot) publish(p *Put, info staging.Info) error {
 	rec := p.record()
 	rec.Bytes = pieceformat.Padded(info.Allocated)
-	err := c.Publish(p.temp, p.target, rec, &p.credit)
+	err := c.publishRecord(p.temp, p.target, rec, &p.credit)
 	if err == nil || errors.Is(err, shared.ErrDoubt) {
 		p.temp = "" // the member's
 	}
@@ -115,14 +109,14 @@ func (c *sharedRoot) publish(p *Put, info staging.Info) error {
 
 // removeTemp implements [kind]. Where the temporary would not go the put's credit stays with it.
 func (c *sharedRoot) removeTemp(p *Put) {
-	left, credit := c.Discard(p.temp, p.class.FileBytes()), p.credit
-	if left > 0 && credit.Bytes() > 0 && c.root.Orphans.OnRemoval(p.temp, func() { c.Return(credit) }) {
+	left, credit := c.discard(p.temp, p.class.FileBytes()), p.credit
+	if left > 0 && credit.Bytes() > 0 && c.root.Orphans.OnRemoval(p.temp, func() { c.returnCredit(credit) }) {
 		p.credit = shared.Credit{}
 	}
 }
 
 func (c *sharedRoot) giveBack(p *Put) {
-	c.Return(p.credit)
+	c.returnCredit(p.credit)
 	p.credit = shared.Credit{}
 }
 
@@ -136,35 +130,33 @@ func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) erro
 	}
 	bad := p.record()
 	bad.Pieces, bad.Bytes = 1<<p.rank, 0
-	c.ReportDamaged(p.class, bad)
+	c.reportDamaged(p.class, bad)
 	return fmt.Errorf("a damaged file has the name: %w", damage)
 }
 
 func (c *sharedRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
-	c.Unlink(v, pieces)
+	c.propose(v, pieces)
 	return 0, nil
 }
 
 func (c *sharedRoot) unlinkDamaged(v *entries.Eviction, _ uint32, name string, cause error) {
 	c.root.Log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
-	c.Unlink(v, v.Pieces)
+	c.propose(v, v.Pieces)
 }
 
-func (c *sharedRoot) discard(name string, most int64) (left int64) { return c.Discard(name, most) }
+// identify implements [kind]. It fails unless the directory is the one that was there when this host joined.
+func (c *sharedRoot) identify() (empty bool, err error) {
+	if err := c.root.directory.Same(); err != nil {
+		return false, fmt.Errorf("%w, and shared: restart kvhost to join it", err)
+	}
+	return false, nil
+}
 
-func (c *sharedRoot) lockOut(ctx context.Context) error { return c.LockOut(ctx) }
-func (c *sharedRoot) identify() (empty bool, err error) { return false, c.Identify(c.root.directory) }
-func (c *sharedRoot) scan(ctx context.Context) error    { return c.Scan(ctx) }
-func (c *sharedRoot) judge() recovery.Judge             { return c.Judge() }
-func (c *sharedRoot) grants() bool                      { return c.Fresh() }
-func (c *sharedRoot) start()                            {}
-func (c *sharedRoot) save()                             {}
-func (c *sharedRoot) leave()                            { c.Leave() }
-func (c *sharedRoot) step(ctx context.Context)          { c.Step(ctx) }
-func (c *sharedRoot) stats() *SharedStats               { return c.Stats() }
+func (c *sharedRoot) start() {}
+func (c *sharedRoot) save()  {}
 
 func (c *sharedRoot) recover(context.Context) error {
-	if err := c.Join(c.root.recovery); err != nil {
+	if err := c.join(c.root.recovery); err != nil {
 		return err
 	}
 	c.root.warnOfSpace(func(s staging.Space) int64 { return s.Total }) // of which other hosts have some
@@ -173,9 +165,9 @@ func (c *sharedRoot) recover(context.Context) error {
 
 // record describes the piece for the other hosts.
 func (p *Put) record() shared.Record {
-	var named []names.Name
+	var named []pieceformat.Name
 	if p.name != "" {
-		named = []names.Name{{Rank: p.rank, Path: p.name}}
+		named = []pieceformat.Name{{Rank: p.rank, Path: p.name}}
 	}
 	return shared.Record{
 		Op: shared.Published, Names: named, Namespace: p.class.Namespace.Digest, Group: p.class.Group, Rank: p.rank, Key: p.key, Parent: p.parent, Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,

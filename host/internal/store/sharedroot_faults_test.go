@@ -74,7 +74,7 @@ func TestATemporaryThatStays(t *testing.T) {
 	await(t, "its other name is gone", func() bool { return len(temporaries(dir, "a")) == 0 })
 
 	c := a.shared()
-	c.Stop() // what is free changes by its puts alone from now on
+	c.silence() // what is free changes by its puts alone from now on
 	faulty.Set(faultfs.MustRules("remove **/t/*: eio")...)
 	free := a.fellowStats().Free
 	p, err := a.store.Put(t.Context(), a.request(1, 0, 0))
@@ -113,7 +113,7 @@ func TestTornControlFiles(t *testing.T) {
 				await(t, "it is stored", func() bool { err := a.put(n, 0); return err == nil || errors.Is(err, ErrResident) })
 			}
 			c := a.shared()
-			c.Stop() // its heart stands still
+			c.silence() // its heart stands still
 			list, _ := filepath.Glob(filepath.Join(dir, shared.Dir, "e*", kind))
 			if kind == "grants/*" && len(list) == 0 {
 				t.Fatal("no grants")

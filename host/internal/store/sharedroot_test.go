@@ -127,8 +127,8 @@ func TestSameKeyTwice(t *testing.T) {
 	}
 	await(t, "nothing is out", func() bool { return a.fellowStats().Unlogged == 0 && b.fellowStats().Unlogged == 0 })
 	for _, f := range []*fixture{a, b} {
-		if c := f.shared(); c.InFlight() != 0 {
-			t.Errorf("%d bytes are in flight for ever", c.InFlight())
+		if c := f.shared(); c.inFlight != 0 {
+			t.Errorf("%d bytes are in flight for ever", c.inFlight)
 		}
 	}
 }
@@ -233,7 +233,7 @@ func TestTheEvictorGoes(t *testing.T) {
 				}
 			} else {
 				c := a.shared()
-				c.Stop() // its heart stands still
+				c.silence() // its heart stands still
 			}
 			await(t, "b is the evictor", func() bool {
 				return b.fellowStats().Evictor && b.fellowStats().State == shared.Active
@@ -344,7 +344,7 @@ func TestAReservationThatFails(t *testing.T) {
 	counted := func() int64 { // as the evictor does
 		r.Lock()
 		defer r.Unlock()
-		return r.Account.Used() - c.InFlight()
+		return r.Account.Used() - c.inFlight
 	}
 	before, taken := counted(), errors.New("another host was faster")
 	w := reservation{Want: r.want(0, pieceBytes), reuseFor: new(Put), enter: func() error { return taken }}
@@ -352,5 +352,5 @@ func TestAReservationThatFails(t *testing.T) {
 		t.Fatalf("reserving: %v, want %v", err, taken)
 	}
 	equal(t, "bytes that the evictor counts", counted(), before)
-	equal(t, "bytes in flight", c.InFlight(), 0)
+	equal(t, "bytes in flight", c.inFlight, 0)
 }

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/kvhost/kvhost/host/internal/store/swap"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
@@ -153,7 +151,7 @@ func TestSwapUndone(t *testing.T) {
 	var done atomic.Int32
 	h := policy.NewHandle(openFrail(t), "frail", nil, func(*policy.Module, error) { done.Add(1) })
 	b := f.store.evictPolicy(h)
-	changes, err := swapper(f.store).PrepareEvict(t.Context(), &Swap{From: "lru"}, b)
+	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
 	if err != nil || len(changes) != 2 {
 		t.Fatal(len(changes), err)
 	}
@@ -166,7 +164,7 @@ func TestSwapUndone(t *testing.T) {
 		}
 		l.Release()
 	}
-	if _, err := swap.TakeAll(changes); !errors.Is(err, policy.ErrFuel) ||
+	if _, err := takeAll(changes); !errors.Is(err, policy.ErrFuel) ||
 		!strings.Contains(err.Error(), f.store.roots[1].Path) {
 		t.Fatal(err)
 	}
@@ -225,11 +223,11 @@ func TestUndoHearsAll(t *testing.T) {
 	f.mustPut(0, 1, 2, 3)
 	b := f.store.evictPolicy(use(t, "fifo", nil, nil))
 	defer b.Release()
-	changes, err := swapper(f.store).PrepareEvict(t.Context(), &Swap{From: "lru"}, b)
+	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := swap.TakeAll(changes); err != nil {
+	if _, err := takeAll(changes); err != nil {
 		t.Fatal(err)
 	}
 	f.lookup(1).Release()

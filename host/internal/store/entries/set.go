@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
-	"github.com/kvhost/kvhost/host/internal/store/changelog"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 )
@@ -18,7 +17,7 @@ type Config struct {
 	MaxEntries uint32
 	Account    *capacity.Account
 	Catalog    *catalog.Catalog
-	Changes    *changelog.Log
+	Changes    *ChangeLog
 	Copies     *Copies // of all roots; nil: there is only one
 	Now        func() time.Time
 	Clock      func() uint64 // the time of events

@@ -13,7 +13,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
-	"github.com/kvhost/kvhost/host/internal/store/changelog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/internal/store/index"
@@ -64,7 +63,7 @@ func newSet(t testing.TB) *set {
 	}
 	s.tenant = c.Tenants.Number(0)
 	s.Init(entries.Config{
-		MaxEntries: slots, Catalog: c, Changes: changelog.New(16), Now: now,
+		MaxEntries: slots, Catalog: c, Changes: entries.NewChangeLog(16), Now: now,
 		Clock:   func() uint64 { s.clock++; return s.clock },
 		Account: capacity.New(capacity.Config{Dir: "/r", Bounds: capacity.Bounds{Capacity: 1 << 30}, Now: now}),
 	})

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -271,7 +270,7 @@ func (c *check) file(ctx context.Context, rel string, buf []byte) {
 		c.mu.Unlock()
 		return
 	case errors.Is(err, pieceformat.ErrNotPiece), errors.Is(err, pieceformat.ErrDamaged) && v.info.Size < pieceformat.Page:
-		if !names.IsBuiltin([]byte(rel)) && !v.blank {
+		if !pieceformat.IsBuiltin([]byte(rel)) && !v.blank {
 			c.foreign(rel)
 			return
 		}

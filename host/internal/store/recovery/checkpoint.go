@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/index"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -186,7 +185,7 @@ func (d *Directory) checkSample(x *index.Index) error {
 }
 
 // allocated is the bytes that the files of an entry's pieces take.
-func (d *Directory) allocated(cl *catalog.Class, k *kv.Key, pieces uint64, named []names.Name) (sum int64, err error) {
+func (d *Directory) allocated(cl *catalog.Class, k *kv.Key, pieces uint64, named []pieceformat.Name) (sum int64, err error) {
 	for rank := range uint32(kv.MaxRanks) {
 		if pieces&(1<<rank) == 0 {
 			continue

@@ -12,7 +12,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/sequence"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -20,7 +19,7 @@ import (
 type Directory struct {
 	*files.Dir
 	Catalog  *catalog.Catalog
-	Sequence *sequence.Sequence
+	Sequence *files.Sequence
 }
 
 // maxFile bounds what Read reads.

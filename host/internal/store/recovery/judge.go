@@ -7,7 +7,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/files"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -66,7 +65,7 @@ func (j Exclusive) Unsound(c *Scan, name, rel string, info staging.Info, err err
 	d := c.root.Kept
 	switch {
 	case errors.Is(err, pieceformat.ErrNotPiece) || errors.Is(err, pieceformat.ErrDamaged) && info.Size < pieceformat.Page:
-		if !names.IsBuiltin([]byte(rel)) && !d.Blank(name) {
+		if !pieceformat.IsBuiltin([]byte(rel)) && !d.Blank(name) {
 			c.root.Count.Foreign.Add(1)
 			return
 		}

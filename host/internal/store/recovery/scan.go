@@ -15,7 +15,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/index"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -191,11 +190,11 @@ func (c *Scan) identify(name, rel string, h *pieceformat.Header, allocated int64
 
 // nameAt is a piece's name as its entry has it, by where it stands: empty for the built-in one.
 func nameAt(cl *catalog.Class, h *pieceformat.Header, rel string) (name string, err error) {
-	var room [2 * names.MaxPath]byte
+	var room [2 * pieceformat.MaxPath]byte
 	if string(cl.AppendBuiltin(room[:0], &h.Key, h.Rank)) == rel {
 		return "", nil
 	}
-	if err = names.Check(rel); err == nil && names.Reserved([]byte(rel)) {
+	if err = pieceformat.CheckName(rel); err == nil && pieceformat.Reserved([]byte(rel)) {
 		err = pieceformat.ErrWrongPiece
 	}
 	if err != nil {

@@ -1,4 +1,4 @@
-package sharedroot
+package store
 
 import (
 	"context"
@@ -72,7 +72,7 @@ func TestAVetoEndsAReport(t *testing.T) {
 	name, h := r.write(1, 0)
 	r.must(os.Truncate(name, pieceformat.Page))
 	taken := func() {
-		r.ReportDamaged(r.class, shared.Record{Namespace: h.Namespace, Group: h.Group, Key: h.Key, Pieces: 1})
+		r.reportDamaged(r.class, shared.Record{Namespace: h.Namespace, Group: h.Group, Key: h.Key, Pieces: 1})
 	}
 	taken()
 	r.pass(4)
@@ -101,7 +101,7 @@ func TestASparedVictimIsDamaged(t *testing.T) {
 	r.must(f.Close())
 	r.b.Decide(v, false)
 	r.expect("spared", 0, 1)
-	r.must(r.Rescan(t.Context()))
+	r.must(r.rescan(t.Context()))
 	r.expect("after a scan", 0, 1)
 }
 

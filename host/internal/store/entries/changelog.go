@@ -1,4 +1,4 @@
-package changelog
+package entries
 
 import (
 	"errors"
@@ -8,18 +8,18 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Kind is what happened to an entry.
-type Kind uint8
+// ChangeKind is what happened to an entry.
+type ChangeKind uint8
 
 const (
-	Stored  Kind = 1 // all its pieces are there
-	Evicted Kind = 2 // it cannot be loaded any more
+	Stored  ChangeKind = 1 // all its pieces are there
+	Evicted ChangeKind = 2 // it cannot be loaded any more
 )
 
 // Change is one record.
 type Change struct {
 	Seq       uint64 // 0 in a snapshot
-	Kind      Kind
+	Kind      ChangeKind
 	Group     uint32
 	Namespace kv.Digest
 	Key       kv.Key
@@ -27,11 +27,12 @@ type Change struct {
 }
 
 // ErrLost says that the log does not hold what follows a sequence number any more, or was reset.
-var ErrLost = errors.New("changelog: changes were lost")
+var ErrLost = errors.New("entries: changes were lost")
 
-// Log is a ring of changes. It records nothing, and costs nothing, until Start is called. It is safe for concurrent
-// use.
-type Log struct {
+// ChangeLog is the bounded log of what becomes resident in a store and what goes. A reader resumes after a sequence number as long
+// as the log still holds what follows; otherwise it starts again from a snapshot. It records nothing, and costs nothing,
+// until Start is called. It is safe for concurrent use.
+type ChangeLog struct {
 	size int
 	on   atomic.Bool
 
@@ -42,15 +43,17 @@ type Log struct {
 	wake  chan struct{} // closed when a change is added
 }
 
-// New makes a log that holds at most size changes.
-func New(size int) *Log { return &Log{size: size, first: 1, next: 1, wake: make(chan struct{})} }
+// NewChangeLog makes a log that holds at most size changes.
+func NewChangeLog(size int) *ChangeLog {
+	return &ChangeLog{size: size, first: 1, next: 1, wake: make(chan struct{})}
+}
 
 // On reports whether changes are recorded.
-func (l *Log) On() bool { return l.on.Load() }
+func (l *ChangeLog) On() bool { return l.on.Load() }
 
 // Start begins to record, if the log does not yet, and returns the number of the latest change. Take a snapshot after
 // it, and read the changes that follow the number.
-func (l *Log) Start() uint64 {
+func (l *ChangeLog) Start() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ring == nil {
@@ -61,7 +64,7 @@ func (l *Log) Start() uint64 {
 }
 
 // Add records a change.
-func (l *Log) Add(c Change) {
+func (l *ChangeLog) Add(c Change) {
 	if !l.on.Load() {
 		return
 	}
@@ -75,7 +78,7 @@ func (l *Log) Add(c Change) {
 }
 
 // Reset forgets all changes: every reader has to take a new snapshot.
-func (l *Log) Reset() {
+func (l *ChangeLog) Reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.next++
@@ -83,14 +86,14 @@ func (l *Log) Reset() {
 	l.notify()
 }
 
-func (l *Log) notify() {
+func (l *ChangeLog) notify() {
 	close(l.wake)
 	l.wake = make(chan struct{})
 }
 
 // Read appends the changes after a sequence number to dst, as many as fit its capacity. Without any, wake is closed
 // when there is one.
-func (l *Log) Read(after uint64, dst []Change) (_ []Change, wake <-chan struct{}, err error) {
+func (l *ChangeLog) Read(after uint64, dst []Change) (_ []Change, wake <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ring == nil || after+1 < l.first || after >= l.next {

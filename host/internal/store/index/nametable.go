@@ -1,15 +1,16 @@
-package names
+package index
 
 import (
 	"bytes"
 	"encoding/binary"
 
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Table is the names of a root's pieces, by the slots of their entries. A piece that is not in it has the built-in name.
-// The zero Table is empty. It is not safe for concurrent use.
-type Table struct {
+// nameTable is the names of a root's pieces, by the slots of their entries. A piece that is not in it has the built-in name.
+// The zero value is empty. It is not safe for concurrent use.
+type nameTable struct {
 	heads []*[headSlots]uint32 // by slot: the first record's cell; nil: none of so many slots has one
 	cells cells
 	dirs  directories
@@ -28,7 +29,7 @@ const (
 )
 
 // Add appends a name to those of an entry, given the entry's key. The path is a legal one.
-func (t *Table) Add(slot uint32, key *kv.Key, n Name) {
+func (t *nameTable) Add(slot uint32, key *kv.Key, n pieceformat.Name) {
 	for uint32(len(t.heads)) <= slot/headSlots {
 		t.heads = append(t.heads, nil)
 	}
@@ -36,7 +37,7 @@ func (t *Table) Add(slot uint32, key *kv.Key, n Name) {
 	if *block == nil {
 		*block = new([headSlots]uint32)
 	}
-	var room [2 * MaxPath]byte
+	var room [2 * pieceformat.MaxPath]byte
 	d := digits(key)
 	path := append(room[:0], n.Path...)
 	cut := bytes.LastIndexByte(path, '/') + 1
@@ -65,7 +66,7 @@ func (t *Table) Add(slot uint32, key *kv.Key, n Name) {
 	}
 }
 
-func (t *Table) first(slot uint32) uint32 {
+func (t *nameTable) first(slot uint32) uint32 {
 	if i := slot / headSlots; i < uint32(len(t.heads)) && t.heads[i] != nil {
 		return t.heads[i][slot%headSlots]
 	}
@@ -74,7 +75,7 @@ func (t *Table) first(slot uint32) uint32 {
 
 // AppendPath appends the path of an entry's piece, given the entry's key. ok is false when the piece has the built-in
 // name.
-func (t *Table) AppendPath(dst []byte, slot uint32, key *kv.Key, rank uint32) (path []byte, ok bool) {
+func (t *nameTable) AppendPath(dst []byte, slot uint32, key *kv.Key, rank uint32) (path []byte, ok bool) {
 	for at := t.first(slot); at != 0; {
 		r := t.cells.at(at)
 		if uint32(r[recRank]) == rank {
@@ -85,25 +86,25 @@ func (t *Table) AppendPath(dst []byte, slot uint32, key *kv.Key, rank uint32) (p
 	return dst, false
 }
 
-func (t *Table) expand(dst, rec []byte, key *kv.Key) []byte {
+func (t *nameTable) expand(dst, rec []byte, key *kv.Key) []byte {
 	dst, cursor := expand(dst, t.dirs.list[binary.LittleEndian.Uint32(rec[recDir:])].text, key, 0)
 	dst, _ = expand(dst, rec[recordTop:recordTop+int(rec[recLen])], key, cursor)
 	return dst
 }
 
 // List is the names of an entry, in the order in which they were added.
-func (t *Table) List(slot uint32, key *kv.Key) (list []Name) {
-	var room [MaxPath]byte
+func (t *nameTable) List(slot uint32, key *kv.Key) (list []pieceformat.Name) {
+	var room [pieceformat.MaxPath]byte
 	for at := t.first(slot); at != 0; {
 		r := t.cells.at(at)
-		list = append(list, Name{uint32(r[recRank]), string(t.expand(room[:0], r, key))})
+		list = append(list, pieceformat.Name{Rank: uint32(r[recRank]), Path: string(t.expand(room[:0], r, key))})
 		at = binary.LittleEndian.Uint32(r[recNext:])
 	}
 	return list
 }
 
 // Remove removes the names of an entry.
-func (t *Table) Remove(slot uint32) {
+func (t *nameTable) Remove(slot uint32) {
 	at := t.first(slot)
 	if at == 0 {
 		return
@@ -119,7 +120,7 @@ func (t *Table) Remove(slot uint32) {
 }
 
 // Memory is the bytes that the table takes.
-func (t *Table) Memory() int64 {
+func (t *nameTable) Memory() int64 {
 	n := int64(cap(t.heads)) * 8
 	for _, b := range t.heads {
 		if b != nil {

@@ -1,4 +1,4 @@
-package names
+package pieceformat
 
 import (
 	"bytes"
@@ -39,7 +39,7 @@ func Reserved(path []byte) bool {
 		parts[n], rest, more = bytes.Cut(rest, []byte("/"))
 	}
 	for i, digits := range [...]int{digestDigits, 2, 1} {
-		if len(parts[i]) != digits || bytes.ContainsFunc(parts[i], func(c rune) bool { return c > 'f' || !isDigit(byte(c)) }) {
+		if len(parts[i]) != digits || len(bytes.Trim(parts[i], "0123456789abcdef")) > 0 {
 			return false
 		}
 		if n == i+1 {

@@ -1,26 +1,25 @@
-// Package requests remembers which entries each request has touched, so that the evict policy gets one TOUCH per
-// request and entry, however often the request asks again.
-package requests
+package store
 
 import "sync"
 
-// Grant is an entry that a lookup found.
-type Grant struct {
+// grant is an entry that a lookup found.
+type grant struct {
 	Fingerprint uint64
 	Slot        uint32
 	Root        uint32 // by its place in the configuration
 }
 
-// Record is what the requests that have not ended have touched. It is safe for concurrent use; its locks are taken with
-// no other one held and nothing is called under them.
-type Record struct {
+// touchRecord is what the requests that have not ended have touched: the evict policy gets one TOUCH per request and entry,
+// however often the request asks again. It is safe for concurrent use; its locks are taken with no other one held and nothing
+// is called under them.
+type touchRecord struct {
 	mu   sync.Mutex
 	seen map[uint32]*touches
 	kept int // grants in all of seen
 }
 
-// NewRecord makes an empty record.
-func NewRecord() *Record { return &Record{seen: map[uint32]*touches{}} }
+// newTouchRecord makes an empty record.
+func newTouchRecord() *touchRecord { return &touchRecord{seen: map[uint32]*touches{}} }
 
 // A client may never end its requests, or use one number for all of them. Beyond these bounds requests are forgotten,
 // in no order. A forgotten request touches its entries once more; it costs nothing else.
@@ -32,35 +31,35 @@ const (
 // touches are the entries that one request has touched.
 type touches struct {
 	mu      sync.Mutex
-	list    []Grant             // in order of touch; only appended to
+	list    []grant             // in order of touch; only appended to
 	set     map[uint64]struct{} // fingerprints of list[:indexed]; nil until the order does not tell
 	indexed int
 }
 
-// Log is a lookup's part of a record: what its request had touched before, and what it touches itself.
-type Log struct {
-	before []Grant
+// touchLog is a lookup's part of a record: what its request had touched before, and what it touches itself.
+type touchLog struct {
+	before []grant
 	of     *touches // nil: the request has touched nothing yet
 	any    bool     // this lookup touched something for the first time
 	fresh  []uint32 // which of its keys, where of is not nil
 }
 
 // Begin begins a lookup's log.
-func (q *Record) Begin(request uint32) Log {
+func (q *touchRecord) Begin(request uint32) touchLog {
 	if request == 0 {
-		return Log{}
+		return touchLog{}
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t := q.seen[request]
 	if t == nil {
-		return Log{}
+		return touchLog{}
 	}
-	return Log{before: t.list, of: t}
+	return touchLog{before: t.list, of: t}
 }
 
 // Keep records what a lookup with these grants has touched for the first time. The grants are not changed any more.
-func (q *Record) Keep(request uint32, l *Log, grants []Grant) {
+func (q *touchRecord) Keep(request uint32, l *touchLog, grants []grant) {
 	if request == 0 || len(grants) == 0 || !l.any {
 		return
 	}
@@ -89,21 +88,21 @@ func (q *Record) Keep(request uint32, l *Log, grants []Grant) {
 }
 
 // Len is how many requests are remembered, and how many touches of theirs.
-func (q *Record) Len() (requests, touches int) {
+func (q *touchRecord) Len() (requests, touches int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.seen), q.kept
 }
 
 // forgetOne makes room for a request. The caller holds q.mu.
-func (q *Record) forgetOne() {
+func (q *touchRecord) forgetOne() {
 	for request := range q.seen {
 		q.forget(request)
 		return
 	}
 }
 
-func (q *Record) forget(request uint32) {
+func (q *touchRecord) forget(request uint32) {
 	if t := q.seen[request]; t != nil {
 		q.kept -= len(t.list)
 		delete(q.seen, request)
@@ -111,7 +110,7 @@ func (q *Record) forget(request uint32) {
 }
 
 // End forgets a request.
-func (q *Record) End(request uint32) {
+func (q *touchRecord) End(request uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.forget(request)
@@ -119,22 +118,22 @@ func (q *Record) End(request uint32) {
 
 // Has says whether the i-th key of a lookup was touched before. An engine that asks again mostly asks for the same keys
 // in the same order, so a key's own place is looked at first.
-func (l *Log) Has(i int, fp uint64) bool {
+func (l *touchLog) Has(i int, fp uint64) bool {
 	if l.of == nil {
 		return false
 	}
 	return i < len(l.before) && l.before[i].Fingerprint == fp || l.of.has(fp)
 }
 
-// Touch notes that the lookup touches its i-th key for the first time.
-func (l *Log) Touch(i int) {
+// touch notes that the lookup touches its i-th key for the first time.
+func (l *touchLog) touch(i int) {
 	l.any = true
 	if l.of != nil {
 		l.fresh = append(l.fresh, uint32(i))
 	}
 }
 
-func (t *touches) add(grants []Grant) {
+func (t *touches) add(grants []grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.list = append(t.list, grants...)

@@ -1,4 +1,4 @@
-package names
+package index
 
 import "github.com/kvhost/kvhost/host/kv"
 

@@ -1,6 +1,4 @@
-// Package sequence gives out what must never repeat or go back: the times of events, the times of storing and the
-// numbers of temporaries. A [Sequence] has no lock.
-package sequence
+package files
 
 import (
 	"sync/atomic"
@@ -9,7 +7,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
-// Sequence is one store's. It is safe for concurrent use.
+// Sequence gives out what must never repeat or go back: the times of events, the times of storing and the numbers of
+// temporaries. It is one store's, safe for concurrent use, and has no lock.
 type Sequence struct {
 	now       func() time.Time
 	host      string

@@ -1,4 +1,4 @@
-package sharedroot
+package store
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 )
 
 // judge is the [recovery.Judge] of a shared root: what is of no use to this host is left alone.
-type judge struct{ *Root }
+type judge struct{ *membership }
 
 // sight is a piece that this host has met while it wrote or removed some of its entry.
 type sight struct {
@@ -56,14 +56,14 @@ func (r judge) Found(
 }
 
 // meet has lookAgain judge a piece.
-func (r *Root) meet(m sight) {
+func (r *membership) meet(m sight) {
 	r.set.Lock()
 	r.met = append(r.met, m)
 	r.set.Unlock()
 }
 
 // lookAgain judges again what was met too early. It comes before each step: what is proposed there was known.
-func (r *Root) lookAgain() {
+func (r *membership) lookAgain() {
 	r.set.Lock()
 	list := r.met
 	r.met = nil

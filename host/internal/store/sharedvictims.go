@@ -1,4 +1,4 @@
-package sharedroot
+package store
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package names
+package pieceformat
 
 import (
 	"encoding/binary"
@@ -17,15 +17,15 @@ type Name struct {
 // MaxPath is the longest path of a name in bytes.
 const MaxPath = policy.MaxPath
 
-// Check returns an error for a path that no name can have: one that leads out of the root or to a hidden file, is too
+// CheckName returns an error for a path that no name can have: one that leads out of the root or to a hidden file, is too
 // long, or holds bytes that some file system refuses.
-func Check(path string) error { return policy.CheckPath([]byte(path)) }
+func CheckName(path string) error { return policy.CheckPath([]byte(path)) }
 
 // A list of names is encoded as, for each, its rank (1 byte), the path's length (2) and the path.
 const listHead = 3
 
-// AppendList encodes names.
-func AppendList(b []byte, list []Name) []byte {
+// AppendNames encodes names.
+func AppendNames(b []byte, list []Name) []byte {
 	for _, n := range list {
 		b = append(b, byte(n.Rank))
 		b = binary.LittleEndian.AppendUint16(b, uint16(len(n.Path)))
@@ -34,16 +34,16 @@ func AppendList(b []byte, list []Name) []byte {
 	return b
 }
 
-// ListBytes is how long an encoded list is.
-func ListBytes(list []Name) (n int) {
+// NamesBytes is how long an encoded list is.
+func NamesBytes(list []Name) (n int) {
 	for i := range list {
 		n += listHead + len(list[i].Path)
 	}
 	return n
 }
 
-// DecodeList decodes names, and refuses a list with a path that no name can have.
-func DecodeList(b []byte) (list []Name, err error) {
+// DecodeNames decodes names, and refuses a list with a path that no name can have.
+func DecodeNames(b []byte) (list []Name, err error) {
 	for len(b) > 0 {
 		if len(b) < listHead {
 			return nil, fmt.Errorf("a list of names ends after %d bytes of a name", len(b))
@@ -61,9 +61,9 @@ func DecodeList(b []byte) (list []Name, err error) {
 	return list, nil
 }
 
-// Of is the path of a rank's name in a list; ok is false for a piece with the built-in name. A piece can have several
+// NameOf is the path of a rank's name in a list; ok is false for a piece with the built-in name. A piece can have several
 // names where hosts stored it at the same time: the first is the one to read.
-func Of(list []Name, rank uint32) (path string, ok bool) {
+func NameOf(list []Name, rank uint32) (path string, ok bool) {
 	for i := range list {
 		if list[i].Rank == rank {
 			return list[i].Path, true

@@ -1,4 +1,4 @@
-package sharedroot
+package store
 
 import (
 	"errors"
@@ -9,7 +9,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/kv"
@@ -17,7 +16,7 @@ import (
 )
 
 // backend is what a root's member asks of this host; see [shared.Backend].
-type backend struct{ *Root }
+type backend struct{ *membership }
 
 func (r backend) classOf(ns kv.Digest, group uint32, key *kv.Key) (*catalog.Class, error) {
 	h := pieceformat.Header{Namespace: ns, Group: group, Key: *key}
@@ -146,7 +145,7 @@ func (r backend) Paths(v *shared.Victim) ([]string, error) {
 }
 
 // filesOf are the paths below the root of an entry's files.
-func filesOf(cl *catalog.Class, key *kv.Key, pieces uint64, named []names.Name) (list []string) {
+func filesOf(cl *catalog.Class, key *kv.Key, pieces uint64, named []pieceformat.Name) (list []string) {
 	for rank := range entries.Ranks(pieces) {
 		before := len(list)
 		for _, n := range named {
@@ -176,21 +175,21 @@ func (r backend) Identify(temp string, info staging.Info) (shared.Record, error)
 }
 
 // namesOf is the list of a piece's name, which is empty for the built-in one.
-func namesOf(rank uint32, name string) []names.Name {
+func namesOf(rank uint32, name string) []pieceformat.Name {
 	if name == "" {
 		return nil
 	}
-	return []names.Name{{Rank: rank, Path: name}}
+	return []pieceformat.Name{{Rank: rank, Path: name}}
 }
 
 // overlook books a file that is not served. It takes the lock.
-func (r *Root) overlook(bytes int64) {
+func (r *membership) overlook(bytes int64) {
 	r.set.Lock()
 	defer r.set.Unlock()
 	r.bookOverlooked(bytes)
 }
 
-func (r *Root) bookOverlooked(bytes int64) {
+func (r *membership) bookOverlooked(bytes int64) {
 	r.set.Account.Add(capacity.Orphans, bytes)
 	r.overlooked += bytes
 }

@@ -1,4 +1,4 @@
-package sharedroot
+package store
 
 import (
 	"context"
@@ -22,8 +22,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Config makes a Root.
-type Config struct {
+// membershipConfig makes a [membership].
+type membershipConfig struct {
 	Entries   *entries.Set
 	Kept      *recovery.Directory
 	Host      string
@@ -36,16 +36,24 @@ type Config struct {
 }
 
 // Scheduler is for tests. It replaces the clock and the timers of a shared root, so that what its hosts do to each
-// other repeats from a seed: a host makes a step when [Root.Step] is called, and never beside another.
+// other repeats from a seed: a host makes a step when [Store.Maintain] says so, one host at a time.
 type Scheduler struct {
 	Now func() time.Duration
 	// Wait is called where the host would wait for others. It lets each of them make a step, and the caller by step.
 	Wait func(step func())
 }
 
-// Root is one host's part in a shared root.
-type Root struct {
-	cfg   Config
+// membership is the part of one host in a root that several hosts share. It connects the entries and files of the root with a
+// member of the protocol in package shared, which says why the protocol holds.
+//
+// A piece is written against credit, and nothing is reserved for the ranks of an entry that other hosts may write. Temporaries
+// are in the directory of the member. No host takes a name away because its file is damaged or unwanted: it proposes that
+// ([membership.propose], [membership.reportDamaged]), and the evictor removes the file when no host has it leased.
+//
+// The counts of a membership are guarded by the lock of its entries. No file is touched and no member is asked to write under
+// it.
+type membership struct {
+	cfg   membershipConfig
 	kept  *recovery.Directory
 	scans *recovery.Root
 	began time.Time
@@ -107,12 +115,12 @@ func (d *pendingEviction) has(rel string) bool { return slices.Contains(d.files(
 // joinTimeout is how long a host waits for others that are joining.
 const joinTimeout = 5 * time.Second
 
-// New makes the part of a host that has not joined.
-func New(cfg Config) *Root {
-	return &Root{cfg: cfg, kept: cfg.Kept, set: cfg.Entries, began: cfg.Now(), pending: map[shared.ID]*pendingEviction{}}
+// newMembership makes the part of a host that has not joined.
+func newMembership(cfg membershipConfig) *membership {
+	return &membership{cfg: cfg, kept: cfg.Kept, set: cfg.Entries, began: cfg.Now(), pending: map[shared.ID]*pendingEviction{}}
 }
 
-func (r *Root) newMember() (*shared.Member, error) {
+func (r *membership) newMember() (*shared.Member, error) {
 	return shared.New(shared.Config{
 		Dir: r.kept.Path, Host: r.cfg.Host, Capacity: r.cfg.Capacity, High: r.cfg.High, Low: r.cfg.Low, Lapse: r.cfg.Lapse,
 		FS: r.kept.FS, Log: r.kept.Log,
@@ -125,9 +133,9 @@ func (r *Root) newMember() (*shared.Member, error) {
 	}, backend{r})
 }
 
-// Join joins the others, and makes steps until [Root.Leave]. What is there a scan finds, while sessions use the root:
-// scans has the judge of [Root.Judge].
-func (r *Root) Join(scans *recovery.Root) error {
+// join joins the others, and makes steps until [membership.leave]. What is there a scan finds, while sessions use the root:
+// scans has the judge of [membership.judge].
+func (r *membership) join(scans *recovery.Root) error {
 	r.scans = scans
 	if err := r.kept.RemoveCheckpoint(); err != nil { // of a run that had the root to itself
 		return err
@@ -158,14 +166,14 @@ func (r *Root) Join(scans *recovery.Root) error {
 	return nil
 }
 
-// Scan waits until this host is admitted, and looks at what is there. Until all was seen, the evict policy is told
+// scan waits until this host is admitted, and looks at what is there. Until all was seen, the evict policy is told
 // nothing.
-func (r *Root) Scan(ctx context.Context) error {
+func (r *membership) scan(ctx context.Context) error {
 	if err := r.admission(ctx); err != nil {
 		return err
 	}
 	r.ticket = r.member.Ticket()
-	if err := r.Rescan(ctx); err != nil {
+	if err := r.rescan(ctx); err != nil {
 		return err
 	}
 	if !r.kept.Health.Serves() {
@@ -184,12 +192,12 @@ func (r *Root) Scan(ctx context.Context) error {
 }
 
 // admission waits for an evictor to take this host in.
-func (r *Root) admission(ctx context.Context) error {
+func (r *membership) admission(ctx context.Context) error {
 	tick := time.NewTicker(r.cfg.Poll / 8)
 	defer tick.Stop()
 	for r.member.Ticket() == 0 {
 		if d := r.cfg.Scheduler; d != nil {
-			d.Wait(func() { r.Step(ctx) })
+			d.Wait(func() { r.step(ctx) })
 			continue
 		}
 		select {
@@ -202,28 +210,28 @@ func (r *Root) admission(ctx context.Context) error {
 	return nil
 }
 
-// Step makes one step under a [Scheduler], with the scan if one is due.
-func (r *Root) Step(ctx context.Context) {
+// step makes one step under a [Scheduler], with the scan if one is due.
+func (r *membership) step(ctx context.Context) {
 	r.lookAgain()
 	_ = r.member.Step()
 	if t := r.member.Ticket(); t != 0 && !r.busy.Load() && t != r.ticket {
 		r.ticket = 1
-		if r.Rescan(ctx) == nil {
+		if r.rescan(ctx) == nil {
 			r.ticket = t
 			r.member.Scanned(t)
 		}
 	}
 }
 
-func (r *Root) clock() time.Duration {
+func (r *membership) clock() time.Duration {
 	if d := r.cfg.Scheduler; d != nil {
 		return d.Now()
 	}
 	return r.cfg.Now().Sub(r.began)
 }
 
-// Rescan looks at every file again, as a host does that was given up and has joined again.
-func (r *Root) Rescan(ctx context.Context) error {
+// rescan looks at every file again, as a host does that was given up and has joined again.
+func (r *membership) rescan(ctx context.Context) error {
 	r.scanned.Store(r.member.Ticket())
 	r.set.Lock()
 	r.set.Account.Remove(capacity.Orphans, r.overlooked)
@@ -235,27 +243,27 @@ func (r *Root) Rescan(ctx context.Context) error {
 	return err
 }
 
-// Leave ends the host's part. Nothing else uses the root any more.
-func (r *Root) Leave() {
+// leave ends the host's part. Nothing else uses the root any more.
+func (r *membership) leave() {
 	defer r.unlockJoin()
 	if r.stop == nil {
 		return
 	}
-	r.Stop()
+	r.silence()
 	if err := r.member.Leave(); err != nil {
 		r.kept.Log.Warn("shared root left without notice; the other hosts will give this one up", "error", err)
 	}
 	r.stop = nil
 }
 
-// Stop ends the steps. To the other hosts this one looks as if it had been killed.
-func (r *Root) Stop() {
+// silence ends the steps. To the other hosts this one looks as if it had been killed.
+func (r *membership) silence() {
 	r.stop()
 	<-r.ended
 }
 
 // steps does the member's work until the context is done.
-func (r *Root) steps(ctx context.Context) {
+func (r *membership) steps(ctx context.Context) {
 	defer close(r.ended)
 	var scans chan error
 	last := fmt.Sprint(error(nil))
@@ -266,13 +274,13 @@ func (r *Root) steps(ctx context.Context) {
 		err := r.member.Step()
 		if text := fmt.Sprint(err); text != last {
 			last = text
-			r.kept.Log.Log(ctx, level(err), "step among the hosts that share this root", "error", err)
+			r.kept.Log.Log(ctx, stepLevel(err), "step among the hosts that share this root", "error", err)
 		}
 		if t := r.member.Ticket(); t != 0 && !r.busy.Load() && t != r.ticket && scans == nil {
 			r.ticket = t
 			done := make(chan error, 1)
 			scans = done
-			go func() { done <- r.Rescan(ctx) }()
+			go func() { done <- r.rescan(ctx) }()
 		}
 		var kicked <-chan struct{}
 		pause := time.NewTimer(r.cfg.Poll / 8) // the most that kicks hurry it
@@ -309,16 +317,16 @@ func (r *Root) steps(ctx context.Context) {
 	}
 }
 
-func level(err error) slog.Level {
+func stepLevel(err error) slog.Level {
 	if err == nil {
 		return slog.LevelInfo // after an error
 	}
 	return slog.LevelWarn
 }
 
-// LockOut takes the lock of a host that has the root for itself, until this one has joined. The lock of this host's own
+// lockOut takes the lock of a host that has the root for itself, until this one has joined. The lock of this host's own
 // name is held.
-func (r *Root) LockOut(ctx context.Context) (err error) {
+func (r *membership) lockOut(ctx context.Context) (err error) {
 	for begun := r.cfg.Now(); ; {
 		r.gate, err = health.Lock(r.kept.FS, r.kept.Path, r.kept.Path+"/"+pieceformat.LockFile, true, nil)
 		if !errors.Is(err, staging.ErrLocked) {
@@ -341,27 +349,19 @@ func (r *Root) LockOut(ctx context.Context) (err error) {
 }
 
 // unlockJoin lets other hosts join.
-func (r *Root) unlockJoin() {
+func (r *membership) unlockJoin() {
 	_ = health.Unlock(r.gate) // the locks go with the descriptors
 	r.gate = nil
 }
 
-// Identify fails unless the directory is the one that was there when this host joined.
-func (r *Root) Identify(d *health.Directory) error {
-	if err := d.Same(); err != nil {
-		return fmt.Errorf("%w, and shared: restart kvhost to join it", err)
-	}
-	return nil
-}
+// grants says whether lookups may grant entries.
+func (r *membership) grants() bool { return r.member.Fresh() }
 
-// Fresh says whether lookups may grant entries.
-func (r *Root) Fresh() bool { return r.member.Fresh() }
+// judge judges what a scan meets.
+func (r *membership) judge() recovery.Judge { return judge{r} }
 
-// Judge judges what a scan meets.
-func (r *Root) Judge() recovery.Judge { return judge{r} }
-
-// Stats are the member's, nil before this host has joined.
-func (r *Root) Stats() *shared.Stats {
+// stats are the member's, nil before this host has joined.
+func (r *membership) stats() *shared.Stats {
 	if r.member == nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package sharedroot
+package store
 
 import (
 	"context"
@@ -16,7 +16,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
-	"github.com/kvhost/kvhost/host/internal/store/changelog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/internal/store/files"
@@ -24,7 +23,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/recovery"
-	"github.com/kvhost/kvhost/host/internal/store/sequence"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -33,7 +31,7 @@ import (
 
 // rig is the only host of a shared root, and so its evictor. It makes a step when it is told to.
 type rig struct {
-	*Root
+	*membership
 	testing.TB
 	b      backend
 	class  *catalog.Class
@@ -77,7 +75,7 @@ func newRig(t testing.TB) *rig {
 	set := &entries.Set{}
 	clock := uint64(0)
 	set.Init(entries.Config{
-		MaxEntries: 64, Catalog: c, Changes: changelog.New(16), Now: now, Clock: func() uint64 { clock++; return clock },
+		MaxEntries: 64, Catalog: c, Changes: entries.NewChangeLog(16), Now: now, Clock: func() uint64 { clock++; return clock },
 		Account: account,
 	})
 	var work sync.WaitGroup
@@ -88,26 +86,26 @@ func newRig(t testing.TB) *rig {
 	monitor := health.NewMonitor(health.Config{
 		Dir: dir, FS: r.faults, Limit: -1, Every: time.Hour, Now: now, Log: log, Out: func() {}, Ended: func() {},
 	})
-	var seq sequence.Sequence
+	var seq files.Sequence
 	seq.Init(now, "a")
 	kept := &recovery.Directory{Catalog: c, Sequence: &seq, Dir: files.New(files.Config{
 		Path: dir, Log: log, Health: monitor, Account: account, Sequence: &seq,
 		QuarantineFiles: 4, QuarantineBytes: capacityBytes,
 	})}
-	r.Root = New(Config{
+	r.membership = newMembership(membershipConfig{
 		Entries: set, Kept: kept, Host: "a", Capacity: capacityBytes, High: 0.9, Low: 0.8, Poll: time.Second,
 		Lapse: 10 * time.Second, Now: now,
 		Scheduler: &Scheduler{Now: func() time.Duration { return r.now }, Wait: func(step func()) { r.now += time.Second; step() }},
 	})
-	r.b = backend{r.Root}
-	r.must(r.Join(&recovery.Root{Config: recovery.Config{
-		Entries: set, Kept: kept, Judge: r.Judge(), Workers: 1, Capacity: capacityBytes, Now: now,
+	r.b = backend{r.membership}
+	r.must(r.join(&recovery.Root{Config: recovery.Config{
+		Entries: set, Kept: kept, Judge: r.judge(), Workers: 1, Capacity: capacityBytes, Now: now,
 		OwnsTemp: func(host string) bool { return host == "a" }, Drop: func(m entries.Mark) { r.drop(m) },
 	}}))
-	r.must(r.Scan(t.Context()))
+	r.must(r.scan(t.Context()))
 	r.pass(4)
 	t.Cleanup(func() {
-		r.Leave()
+		r.membership.leave()
 		set.Lock()
 		err := set.Evictor.Close()
 		set.Unlock()
@@ -140,7 +138,7 @@ func (r *rig) leave(slot uint32) entries.Eviction {
 	r.set.Lock()
 	v := r.set.BeginEvict(slot)
 	r.set.Unlock()
-	r.Unlink(&v, v.Pieces)
+	r.propose(&v, v.Pieces)
 	return v
 }
 
@@ -148,7 +146,7 @@ func (r *rig) leave(slot uint32) entries.Eviction {
 func (r *rig) pass(n int) {
 	for range n {
 		r.now += time.Second
-		r.Step(r.Context())
+		r.step(r.Context())
 	}
 }
 
@@ -181,7 +179,7 @@ func (r *rig) write(n uint64, rank uint32) (string, *pieceformat.Header) {
 }
 
 func (r *rig) found(name string, h *pieceformat.Header) {
-	r.Judge().Found(nil, strings.TrimPrefix(name, r.kept.Slash), "", r.class, h, r.class.FileBytes())
+	r.judge().Found(nil, strings.TrimPrefix(name, r.kept.Slash), "", r.class, h, r.class.FileBytes())
 }
 
 // stored writes rank 0 of a key's entry, and has this host find it. It returns the file's name.
@@ -230,8 +228,8 @@ func (r *rig) slot(n uint64) uint32 {
 func (r *rig) begin(n uint64, credit *shared.Credit) (m entries.Mark, err error) {
 	k := keyOf(n)
 	m.Fingerprint = kv.Fingerprint(r.class.Namespace.Digest, r.class.Group, k)
-	err = r.Reserve(r.Context(), capacity.Want{Bytes: r.class.FileBytes()}, credit, func() (err error) {
-		if err = r.MayInsert(r.class, &k, m.Fingerprint); err != nil {
+	err = r.reserveCredit(r.Context(), capacity.Want{Bytes: r.class.FileBytes()}, credit, func() (err error) {
+		if err = r.mayEnter(r.class, &k, m.Fingerprint); err != nil {
 			r.set.Account.Release(0, r.class.FileBytes()) // as a reservation does that fails
 			return err
 		}
@@ -243,7 +241,7 @@ func (r *rig) begin(n uint64, credit *shared.Credit) (m entries.Mark, err error)
 
 // end ends a put that has written nothing.
 func (r *rig) end(m entries.Mark, credit shared.Credit) {
-	r.Return(credit)
+	r.returnCredit(credit)
 	r.set.Lock()
 	defer r.set.Unlock()
 	r.set.Unreserve(m.Slot, 0, r.class.FileBytes())
@@ -253,25 +251,25 @@ func (r *rig) end(m entries.Mark, credit shared.Credit) {
 // TestReserve: bytes are taken against credit, and both are given back when no entry can be made.
 func TestReserve(t *testing.T) {
 	r := newRig(t)
-	free := r.Stats().Free
+	free := r.stats().Free
 	var credit, none shared.Credit
 	m, err := r.begin(1, &credit)
 	r.must(err)
 	r.expect("reserved", 1, 0)
-	if r.InFlight() != r.class.FileBytes() || credit.Bytes() != r.class.FileBytes() {
-		t.Errorf("%d bytes are in flight, the credit is of %d", r.InFlight(), credit.Bytes())
+	if r.inFlight != r.class.FileBytes() || credit.Bytes() != r.class.FileBytes() {
+		t.Errorf("%d bytes are in flight, the credit is of %d", r.inFlight, credit.Bytes())
 	}
 	if _, err := r.begin(1, &none); !errors.Is(err, entries.ErrResident) {
 		t.Errorf("a second entry of the key: %v", err)
 	}
-	if none.Bytes() != 0 || r.InFlight() != r.class.FileBytes() {
-		t.Errorf("a put that failed keeps credit of %d bytes, %d are in flight", none.Bytes(), r.InFlight())
+	if none.Bytes() != 0 || r.inFlight != r.class.FileBytes() {
+		t.Errorf("a put that failed keeps credit of %d bytes, %d are in flight", none.Bytes(), r.inFlight)
 	}
 	r.end(m, credit)
 	r.expect("given up", 0, 0)
 	r.pass(2)
-	if r.InFlight() != 0 || r.Stats().Free < free {
-		t.Errorf("%d bytes are in flight, credit of %d is free, %d before", r.InFlight(), r.Stats().Free, free)
+	if r.inFlight != 0 || r.stats().Free < free {
+		t.Errorf("%d bytes are in flight, credit of %d is free, %d before", r.inFlight, r.stats().Free, free)
 	}
 }
 
@@ -364,11 +362,11 @@ func TestLeftAlone(t *testing.T) {
 	name, _ := r.write(1, 0)
 	info, err := r.kept.FS.Stat(name)
 	r.must(err)
-	j := r.Judge()
+	j := r.judge()
 	j.Unsound(nil, name, "x", info, pieceformat.ErrDamaged)
 	j.Unsound(nil, name, "x", info, fs.ErrNotExist) // it has gone since
 	j.Unknown(nil, name, r.class.FileBytes(), catalog.ErrUnknownNamespace)
-	if left := r.Discard(name, r.class.FileBytes()); left != 0 {
+	if left := r.discard(name, r.class.FileBytes()); left != 0 {
 		t.Errorf("%d bytes are left of a published file", left)
 	}
 	r.expect("left alone", 0, 3)
@@ -376,7 +374,7 @@ func TestLeftAlone(t *testing.T) {
 		t.Error(err)
 	}
 	r.must(os.Truncate(name, 0))
-	r.must(r.Rescan(t.Context()))
+	r.must(r.rescan(t.Context()))
 	r.expect("after a scan of an empty file", 0, 0)
 }
 
@@ -388,7 +386,7 @@ func TestCannotBeRead(t *testing.T) {
 		rules, err := faultfs.ParseRules(fault)
 		r.must(err)
 		r.faults.Set(rules...)
-		r.must(r.Rescan(t.Context()))
+		r.must(r.rescan(t.Context()))
 		r.expect(fault, 0, 1)
 	}
 }
@@ -408,7 +406,7 @@ func TestProposeAndFence(t *testing.T) {
 	}
 	r.proposed(2)
 	r.stored(3)
-	r.Unlink(&entries.Eviction{Class: r.class, Key: keyOf(4), Pieces: 1}, 1) // there is no file
+	r.propose(&entries.Eviction{Class: r.class, Key: keyOf(4), Pieces: 1}, 1) // there is no file
 	if got := r.set.Count.Vanished; got != 1 {
 		t.Errorf("%d have vanished, want 1", got)
 	}
@@ -427,12 +425,12 @@ func TestGuard(t *testing.T) {
 	var credit shared.Credit
 	_, err := r.begin(1, &credit)
 	r.must(err)
-	temp, err := r.Temp("x", credit)
+	temp, err := r.tempName("x", credit)
 	r.must(err)
 	r.must(os.MkdirAll(filepath.Dir(temp), 0o700))
 	under, err := staging.OS().OpenFile(temp, os.O_RDWR|os.O_CREATE, 0o600)
 	r.must(err)
-	f := r.Guard(under, credit)
+	f := r.guard(under, credit)
 	defer f.Close()
 	if _, err := f.WriteAt([]byte("a"), 0); err != nil {
 		t.Error(err)
@@ -450,11 +448,11 @@ func TestGuard(t *testing.T) {
 // TestAdmissionEnds: a scan that no evictor admits ends with its context.
 func TestAdmissionEnds(t *testing.T) {
 	r := newRig(t)
-	r.Leave()
+	r.membership.leave()
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	r.cfg.Scheduler = nil
-	if err := r.Scan(ctx); !errors.Is(err, context.Canceled) {
+	if err := r.scan(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package sharedroot
+package store
 
 import (
 	"context"
@@ -28,14 +28,14 @@ const (
 	mostWaiting = 64
 )
 
-// Temp is the name of a put's temporary, given the one that it would have beside its target.
-func (r *Root) Temp(beside string, credit shared.Credit) (string, error) {
+// tempName is the name of a put's temporary, given the one that it would have beside its target.
+func (r *membership) tempName(beside string, credit shared.Credit) (string, error) {
 	return r.member.Temp(filepath.Base(beside), credit)
 }
 
-// Reserve books a put's bytes against credit, if the put can take any, and calls enter with the lock held. The evictor
+// reserveCredit books a put's bytes against credit, if the put can take any, and calls enter with the lock held. The evictor
 // makes room for the bytes. When enter fails it has released them. It takes the lock.
-func (r *Root) Reserve(ctx context.Context, w capacity.Want, credit *shared.Credit, enter func() error) error {
+func (r *membership) reserveCredit(ctx context.Context, w capacity.Want, credit *shared.Credit, enter func() error) error {
 	r.set.Lock()
 	defer r.set.Unlock()
 	if credit != nil && w.Bytes > 0 {
@@ -55,7 +55,7 @@ func (r *Root) Reserve(ctx context.Context, w capacity.Want, credit *shared.Cred
 }
 
 // takeCreditUnlocking gets credit, and waits for it for a while. The lock is held, and released meanwhile.
-func (r *Root) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, bytes int64) error {
+func (r *membership) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, bytes int64) error {
 	var over <-chan time.Time
 	for passed := 0; ; passed++ {
 		more := r.member.More()
@@ -77,7 +77,7 @@ func (r *Root) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, b
 		r.set.Unlock()
 		var err error
 		if d := r.cfg.Scheduler; d != nil {
-			if d.Wait(func() { r.Step(ctx) }); passed == creditPolls {
+			if d.Wait(func() { r.step(ctx) }); passed == creditPolls {
 				err = r.noCredit(bytes)
 			}
 		} else {
@@ -96,13 +96,13 @@ func (r *Root) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, b
 	}
 }
 
-func (r *Root) noCredit(bytes int64) error {
+func (r *membership) noCredit(bytes int64) error {
 	return fmt.Errorf("%w: %s: the evictor of the hosts that share it has given this one no credit for %d bytes",
 		capacity.ErrNoSpace, r.kept.Path, bytes)
 }
 
-// Return gives credit back: nothing that was written on it is on the disk any more. It takes the lock.
-func (r *Root) Return(credit shared.Credit) {
+// returnCredit gives credit back: nothing that was written on it is on the disk any more. It takes the lock.
+func (r *membership) returnCredit(credit shared.Credit) {
 	if credit.Bytes() == 0 {
 		return
 	}
@@ -112,9 +112,9 @@ func (r *Root) Return(credit shared.Credit) {
 	r.member.Give(credit)
 }
 
-// Publish gives a temporary its name, and spends its credit. Before the evictor can hear of the piece it counts as one
+// publishRecord gives a temporary its name, and spends its credit. Before the evictor can hear of the piece it counts as one
 // that is there.
-func (r *Root) Publish(temp, target string, rec shared.Record, credit *shared.Credit) error {
+func (r *membership) publishRecord(temp, target string, rec shared.Record, credit *shared.Credit) error {
 	bytes := credit.Bytes()
 	r.set.Lock()
 	r.inFlight -= bytes
@@ -138,8 +138,8 @@ func (r *Root) Publish(temp, target string, rec shared.Record, credit *shared.Cr
 	return nil
 }
 
-// MayInsert says why no entry of a key can be made now, if so. The lock is held.
-func (r *Root) MayInsert(cl *catalog.Class, key *kv.Key, fp uint64) error {
+// mayEnter says why no entry of a key can be made now, if so. The lock is held.
+func (r *membership) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
 	if r.pending[shared.ID{Namespace: cl.Namespace.Digest, Group: cl.Group, Key: *key}] != nil {
 		return fmt.Errorf("%w: %s is being evicted from %s", capacity.ErrNoSpace, key, r.kept.Path)
 	}
@@ -149,12 +149,9 @@ func (r *Root) MayInsert(cl *catalog.Class, key *kv.Key, fp uint64) error {
 	return nil
 }
 
-// InFlight is the bytes of the account that are covered by credit. The lock is held.
-func (r *Root) InFlight() int64 { return r.inFlight }
-
-// Unlink tells the evictor that pieces of an entry that leaves this host's index are to go. Their bytes are in the account
+// propose tells the evictor that pieces of an entry that leaves this host's index are to go. Their bytes are in the account
 // until they do, beside the entry's. It takes the lock.
-func (r *Root) Unlink(d *entries.Eviction, pieces uint64) {
+func (r *membership) propose(d *entries.Eviction, pieces uint64) {
 	var there uint64
 	var left int64
 	for rank := range entries.Ranks(pieces) {
@@ -184,11 +181,11 @@ func (r *Root) Unlink(d *entries.Eviction, pieces uint64) {
 			rec.Names = append(rec.Names, n)
 		}
 	}
-	r.ReportDamaged(d.Class, rec)
+	r.reportDamaged(d.Class, rec)
 }
 
-// ReportDamaged asks the evictor to remove pieces, and books their bytes as those of orphans.
-func (r *Root) ReportDamaged(cl *catalog.Class, rec shared.Record) {
+// reportDamaged asks the evictor to remove pieces, and books their bytes as those of orphans.
+func (r *membership) reportDamaged(cl *catalog.Class, rec shared.Record) {
 	r.set.Lock()
 	id := rec.ID()
 	if r.pending[id] == nil {
@@ -205,9 +202,9 @@ func (r *Root) ReportDamaged(cl *catalog.Class, rec shared.Record) {
 	r.member.ReportDamaged(rec)
 }
 
-// Discard removes a file of a put that failed, and returns the bytes of it that are left. A file that was published may
+// discard removes a file of a put that failed, and returns the bytes of it that are left. A file that was published may
 // be in use by other hosts: it stays, and is booked as one that is not served.
-func (r *Root) Discard(name string, most int64) (left int64) {
+func (r *membership) discard(name string, most int64) (left int64) {
 	if !strings.HasPrefix(name, r.kept.Slash+pieceformat.MetaDir) {
 		r.overlook(most) // published: others may have it
 		return 0

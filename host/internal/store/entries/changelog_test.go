@@ -1,4 +1,4 @@
-package changelog
+package entries
 
 import (
 	"errors"
@@ -6,7 +6,7 @@ import (
 )
 
 func TestLog(t *testing.T) {
-	l := New(4)
+	l := NewChangeLog(4)
 	l.Add(Change{Group: 1}) // not recorded: nobody reads
 	if _, _, err := l.Read(0, nil); l.On() || !errors.Is(err, ErrLost) {
 		t.Fatalf("before Start: %v", err)

@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -33,7 +32,7 @@ func noteLeft(n *node) error {
 			n.left = map[string]uint64{}
 		}
 		err := eachDamaged(n.r.files, n.cfg.Roots[i].Path, func(name, rel string, info staging.Info) {
-			if !names.IsBuiltin([]byte(rel)) {
+			if !pieceformat.IsBuiltin([]byte(rel)) {
 				n.left[name] = info.Ino
 			}
 		})

@@ -1,4 +1,4 @@
-package sharedroot
+package store
 
 import (
 	"fmt"
@@ -7,16 +7,16 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Guard makes a file that fails with [shared.ErrFenced] once its put's credit is void. The file has no name then, and
+// guard makes a file that fails with [shared.ErrFenced] once its put's credit is void. The file has no name then, and
 // nobody counts what is written to it.
-func (r *Root) Guard(f staging.File, credit shared.Credit) staging.File {
+func (r *membership) guard(f staging.File, credit shared.Credit) staging.File {
 	return &guarded{File: f, root: r, credit: credit}
 }
 
 // guarded is a temporary that is being written.
 type guarded struct {
 	staging.File
-	root   *Root
+	root   *membership
 	credit shared.Credit
 }
 
