@@ -39,7 +39,7 @@ var rows = [][]string{
 	{"host/internal/store/recovery"},
 	{"host/internal/store/moves"},
 	{"host/internal/store"},
-	{"host/internal/store/fsck", "host/internal/store/hostile", "host/internal/store/metamorphic"},
+	{"host/internal/store/fsck", "host/internal/store/metamorphic"},
 	{"host/internal/transfer"},
 	{"host/internal/proto"},
 	{"host/internal/server", "host/client"},

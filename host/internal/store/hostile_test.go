@@ -1,4 +1,4 @@
-package hostile_test
+package store_test
 
 import (
 	"bytes"
@@ -22,7 +22,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/fsck"
 	"github.com/kvhost/kvhost/host/internal/store/health"
-	"github.com/kvhost/kvhost/host/internal/store/hostile"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/storetest"
 	"github.com/kvhost/kvhost/host/kv"
@@ -61,7 +60,7 @@ func (r *rig) open() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	s, err := store.Open(ctx, store.Config{
-		Roots: []store.RootConfig{{Path: r.dir, Capacity: capacity}}, HostID: hostile.Host, ScanWorkers: 1, ScanWait: time.Minute,
+		Roots: []store.RootConfig{{Path: r.dir, Capacity: capacity}}, HostID: treeHost, ScanWorkers: 1, ScanWait: time.Minute,
 		UpkeepEvery: time.Hour, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -181,7 +180,7 @@ func used(t testing.TB, dir string) (bytes int64) {
 // seed is a root that intruders come to, as it is after a clean end and after a kill.
 type seed struct {
 	clean, killed string
-	tree          hostile.Tree
+	tree          tree
 	piece         []byte
 	paths         [stored]string // below the root
 }
@@ -211,7 +210,7 @@ func newSeed(t *testing.T, slots *staging.Slots) *seed {
 	for n := range s.paths {
 		s.paths[n] = path(uint64(n))
 	}
-	s.tree = hostile.Tree{
+	s.tree = tree{
 		Piece: s.paths[0], Free: path(stored), Text: namespace.Digest().String(), Plan: r.space.Plan(0).Digest().String(),
 	}
 	if _, err := r.store.Discard(store.DiscardRequest{Namespace: r.space, Keys: []kv.Key{key(stored)}}); err != nil {
@@ -229,7 +228,7 @@ func newSeed(t *testing.T, slots *staging.Slots) *seed {
 }
 
 // lost says which keys an intruder takes away with a place.
-func (s *seed) lost(p hostile.Place) (lost [stored]bool) {
+func (s *seed) lost(p place) (lost [stored]bool) {
 	for n, path := range s.paths {
 		lost[n] = path == p.Path || strings.HasPrefix(path, p.Path+"/")
 	}
@@ -246,8 +245,8 @@ func TestTrees(t *testing.T) {
 	}
 	t.Cleanup(func() { slots.Close() })
 	s := newSeed(t, slots)
-	for i, p := range s.tree.Places() {
-		for j, in := range hostile.Intruders() {
+	for i, p := range s.tree.places() {
+		for j, in := range intruders() {
 			name := in.Name + " for " + p.Name
 			if !strings.Contains(name, *only) || !*all && *only == "" && (i+5*j)%6 != 0 {
 				continue
@@ -262,7 +261,7 @@ func TestTrees(t *testing.T) {
 }
 
 // run has an intruder come before a start that finds a checkpoint, before one that scans, or to a running host.
-func (s *seed) run(t *testing.T, slots *staging.Slots, p hostile.Place, in hostile.Intruder, when int) {
+func (s *seed) run(t *testing.T, slots *staging.Slots, p place, in intruder, when int) {
 	top := t.TempDir()
 	tree := s.tree
 	tree.Root, tree.Outside = filepath.Join(top, "root"), filepath.Join(top, "outside")
@@ -270,7 +269,7 @@ func (s *seed) run(t *testing.T, slots *staging.Slots, p hostile.Place, in hosti
 	if when == 1 {
 		from = s.killed
 	}
-	err := errors.Join(os.CopyFS(tree.Root, os.DirFS(from)), tree.MakeOutside(s.piece))
+	err := errors.Join(os.CopyFS(tree.Root, os.DirFS(from)), tree.makeOutside(s.piece))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,4 +330,4 @@ func (s *seed) run(t *testing.T, slots *staging.Slots, p hostile.Place, in hosti
 }
 
 // foreign is what an intruder takes itself, where it is no piece and nobody's to count.
-func foreign(in hostile.Intruder) int64 { return 8192 + pieceBytes }
+func foreign(in intruder) int64 { return 8192 + pieceBytes }

@@ -1,7 +1,4 @@
-// Package hostile makes file trees as somebody would who can write into a root and wants the host to serve, change or
-// remove what is outside, or to stop: every intruder in every place. The trees are made by construction, so that a new
-// place or a new intruder meets all of the other kind.
-package hostile
+package store_test
 
 import (
 	"fmt"
@@ -14,25 +11,27 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
-// Tree is a root with pieces, beside a directory that nothing in the root may reach.
-type Tree struct {
+// tree is a root with pieces, next to a directory that nothing in the root may reach. It is as an attacker makes it who can
+// write into a root and wants the host to serve, change or remove a file that is outside, or to stop: every intruder in every
+// place. Trees are made by construction, so that a new place or a new intruder meets all of the other kind.
+type tree struct {
 	Root    string
-	Outside string // see [MakeOutside]
+	Outside string // see [makeOutside]
 	Piece   string // of the root: a piece, as a path below it
 	Free    string // the name of a piece that is not there
 	Text    string // digest of the namespace
 	Plan    string // digest of the plan
 }
 
-// Place is a name in a root.
-type Place struct {
+// place is a name in a root.
+type place struct {
 	Name string
 	Path string // below the root
 }
 
-// Places are the names that intruders take.
-func (t *Tree) Places() []Place {
-	places := []Place{
+// places are the names that intruders take.
+func (t *tree) places() []place {
+	places := []place{
 		{"a piece", t.Piece},
 		{"the name of a piece to come", t.Free},
 		{"the directory of a piece", filepath.Dir(t.Piece)},
@@ -42,9 +41,9 @@ func (t *Tree) Places() []Place {
 		{"a name that sorts first", "!"},
 		{"a name of 255 bytes", strings.Repeat("n", 255)},
 		{"a hidden name", ".hidden"},
-		{"a temporary of this host", pieceformat.TempName(t.Piece, Host, 7)},
+		{"a temporary of this host", pieceformat.TempName(t.Piece, treeHost, 7)},
 		{"a temporary of another", pieceformat.TempName(t.Piece, "other", 7)},
-		{"a temporary beside the lock", pieceformat.TempName(pieceformat.LockFile, Host, 8)},
+		{"a temporary beside the lock", pieceformat.TempName(pieceformat.LockFile, treeHost, 8)},
 		{"a quarantined file", pieceformat.QuarantineName(1, 1, "x.kv")},
 		{"a repaired file", pieceformat.QuarantineDir + "/0000000000000001-repair-x.kv"},
 		{"the probe's lock", pieceformat.MetaDir + "/probe.lock"},
@@ -54,88 +53,88 @@ func (t *Tree) Places() []Place {
 		{"the copies' directory", pieceformat.CopyDir},
 	}
 	for _, file := range pieceformat.RootFiles {
-		places = append(places, Place{file, file})
+		places = append(places, place{file, file})
 	}
 	for _, dir := range pieceformat.RootDirs[1:] {
-		places = append(places, Place{dir, dir})
+		places = append(places, place{dir, dir})
 	}
 	for _, dir := range pieceformat.Copies(pieceformat.NamespacesDir) {
-		places = append(places, Place{"a text in " + dir, dir + "/" + t.Text}, Place{"another text in " + dir, dir + "/" + strings.Repeat("cd", 16)})
+		places = append(places, place{"a text in " + dir, dir + "/" + t.Text}, place{"another text in " + dir, dir + "/" + strings.Repeat("cd", 16)})
 	}
 	for _, dir := range pieceformat.Copies(pieceformat.PlansDir) {
-		places = append(places, Place{"a plan in " + dir, dir + "/" + t.Plan})
+		places = append(places, place{"a plan in " + dir, dir + "/" + t.Plan})
 	}
 	return places
 }
 
-// Host is the id of the host that the trees are made for.
-const Host = "hostilehost"
+// treeHost is the id of the host that the trees are made for.
+const treeHost = "hostilehost"
 
-// Intruder is something that takes a name.
-type Intruder struct {
+// intruder is something that takes a name.
+type intruder struct {
 	Name string
 	// Make makes it under a name of the tree. The error is unix.EPERM where this user may not.
-	Make func(t *Tree, name string) error
+	Make func(t *tree, name string) error
 }
 
-func link(to func(t *Tree, name string) string) func(*Tree, string) error {
-	return func(t *Tree, name string) error { return os.Symlink(to(t, name), name) }
+func link(to func(t *tree, name string) string) func(*tree, string) error {
+	return func(t *tree, name string) error { return os.Symlink(to(t, name), name) }
 }
 
-func outside(rel string) func(*Tree, string) error {
-	return link(func(t *Tree, _ string) string { return filepath.Join(t.Outside, rel) })
+func outside(rel string) func(*tree, string) error {
+	return link(func(t *tree, _ string) string { return filepath.Join(t.Outside, rel) })
 }
 
-func device(kind, major, minor uint32) func(*Tree, string) error {
-	return func(_ *Tree, name string) error {
+func device(kind, major, minor uint32) func(*tree, string) error {
+	return func(_ *tree, name string) error {
 		return unix.Mknod(name, kind|0o600, int(unix.Mkdev(major, minor)))
 	}
 }
 
-// Intruders are all kinds.
-func Intruders() []Intruder {
-	return []Intruder{
+// intruders are all kinds.
+func intruders() []intruder {
+	return []intruder{
 		{"a link to a file outside", outside("file")},
 		{"a link to a piece outside", outside("piece.kv")},
 		{"a link to a directory outside", outside("dir")},
 		{"a link to a pipe outside", outside("pipe")},
 		{"a link to nothing outside", outside("dir/unmade")},
-		{"a relative link outside", link(func(t *Tree, name string) string {
+		{"a relative link outside", link(func(t *tree, name string) string {
 			rel, _ := filepath.Rel(filepath.Dir(name), filepath.Join(t.Outside, "piece.kv"))
 			return rel
 		})},
-		{"a link to itself", link(func(_ *Tree, name string) string { return filepath.Base(name) })},
-		{"a link to the root", link(func(t *Tree, _ string) string { return t.Root })},
-		{"a link to a descriptor", link(func(*Tree, string) string { return "/proc/self/fd/0" })},
-		{"a link to the host's memory", link(func(*Tree, string) string { return "/proc/self/mem" })},
-		{"a second name of a file outside", func(t *Tree, name string) error {
+		{"a link to itself", link(func(_ *tree, name string) string { return filepath.Base(name) })},
+		{"a link to the root", link(func(t *tree, _ string) string { return t.Root })},
+		{"a link to a descriptor", link(func(*tree, string) string { return "/proc/self/fd/0" })},
+		{"a link to the host's memory", link(func(*tree, string) string { return "/proc/self/mem" })},
+		{"a second name of a file outside", func(t *tree, name string) error {
 			return os.Link(filepath.Join(t.Outside, "file"), name)
 		}},
-		{"a second name of a piece outside", func(t *Tree, name string) error {
+		{"a second name of a piece outside", func(t *tree, name string) error {
 			return os.Link(filepath.Join(t.Outside, "piece.kv"), name)
 		}},
-		{"a pipe", func(_ *Tree, name string) error { return unix.Mkfifo(name, 0o600) }},
-		{"a socket", func(_ *Tree, name string) error { return unix.Mknod(name, unix.S_IFSOCK|0o600, 0) }},
+		{"a pipe", func(_ *tree, name string) error { return unix.Mkfifo(name, 0o600) }},
+		{"a socket", func(_ *tree, name string) error { return unix.Mknod(name, unix.S_IFSOCK|0o600, 0) }},
 		{"a device without end", device(unix.S_IFCHR, 1, 5)},
 		{"a device that is not there", device(unix.S_IFBLK, 254, 254)},
-		{"an empty directory", func(_ *Tree, name string) error { return os.Mkdir(name, 0o700) }},
-		{"a directory with a file", func(_ *Tree, name string) error {
+		{"an empty directory", func(_ *tree, name string) error { return os.Mkdir(name, 0o700) }},
+		{"a directory with a file", func(_ *tree, name string) error {
 			if err := os.Mkdir(name, 0o700); err != nil {
 				return err
 			}
 			return os.WriteFile(filepath.Join(name, "file"), []byte("content"), 0o600)
 		}},
-		{"a directory that nobody may read", func(_ *Tree, name string) error { return os.Mkdir(name, 0) }},
-		{"an empty file", func(_ *Tree, name string) error { return os.WriteFile(name, nil, 0o600) }},
-		{"a file of zeros", func(_ *Tree, name string) error { return os.WriteFile(name, make([]byte, 8192), 0o600) }},
-		{"a file that nobody may read", func(_ *Tree, name string) error { return os.WriteFile(name, []byte("content"), 0) }},
-		{"another user's file", func(_ *Tree, name string) error {
+		{"a directory that nobody may read", func(_ *tree, name string) error { return os.Mkdir(name, 0) }},
+		{"an empty file", func(_ *tree, name string) error { return os.WriteFile(name, nil, 0o600) }},
+		{"a file of zeros", func(_ *tree, name string) error { return os.WriteFile(name, make([]byte, 8192), 0o600) }},
+		{"a file that nobody may read", func(_ *tree, name string) error { return os.WriteFile(name, []byte("content"), 0) }},
+		{"another user's file", func(_ *tree, name string) error {
 			if err := os.WriteFile(name, []byte("content"), 0o600); err != nil {
 				return err
 			}
 			return os.Chown(name, 12345, 12345)
 		}},
-		{"a sparse giant", func(_ *Tree, name string) error {
+		{"a sparse giant", func(_ *tree, name string) error {
 			if err := os.WriteFile(name, nil, 0o600); err != nil {
 				return err
 			}
@@ -145,7 +144,7 @@ func Intruders() []Intruder {
 }
 
 // Put gives a name of the root to an intruder, in the place of what has it.
-func (t *Tree) Put(p Place, in Intruder) error {
+func (t *tree) Put(p place, in intruder) error {
 	name := filepath.Join(t.Root, p.Path)
 	if err := os.RemoveAll(name); err != nil {
 		return err
@@ -159,8 +158,8 @@ func (t *Tree) Put(p Place, in Intruder) error {
 	return nil
 }
 
-// MakeOutside fills the directory outside: piece is the bytes of a sound piece.
-func (t *Tree) MakeOutside(piece []byte) error {
+// makeOutside fills the directory outside: piece is the bytes of a sound piece.
+func (t *tree) makeOutside(piece []byte) error {
 	if err := os.MkdirAll(filepath.Join(t.Outside, "dir", "sub"), 0o700); err != nil {
 		return err
 	}
