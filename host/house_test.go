@@ -24,7 +24,7 @@ var rows = [][]string{
 	{"plugins"},
 	{"gds", "staging"},
 	{"host/kv"},
-	{"host/internal/budget", "host/internal/codec", "host/internal/loglimit", "host/internal/memfs", "host/internal/payload",
+	{"host/internal/budget", "host/internal/codec", "host/internal/memfs", "host/internal/payload",
 		"host/internal/regular", "host/internal/spans", "host/internal/testkit", "host/internal/trace"},
 	{"host/internal/codec/choice", "host/internal/policy/artifact", "host/internal/policy/meter", "host/internal/policy/residents"},
 	{"host/internal/policy/compiler"},

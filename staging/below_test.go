@@ -7,20 +7,19 @@ import (
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/stagingtest"
+	"github.com/kvhost/kvhost/staging/faultfs"
+	"golang.org/x/sys/unix"
 )
 
 func TestBelowOnDisk(t *testing.T) {
 	dir := t.TempDir()
-	stagingtest.Run(t, staging.Below(dir), dir)
+	faultfs.RunSuite(t, staging.Below(dir), dir)
 }
 
 func TestBelowInMemory(t *testing.T) {
 	dir := memoryDir(t)
-	stagingtest.Run(t, staging.Below(t.TempDir(), dir), dir)
+	faultfs.RunSuite(t, staging.Below(t.TempDir(), dir), dir)
 }
 
 // fortress is a directory with links of every kind that lead out of it, beside what they lead to.
@@ -58,7 +57,7 @@ func fortress(t *testing.T) (dir, outside string) {
 // TestBelowLeadsNowhere tries every operation on every way out of a directory.
 func TestBelowLeadsNowhere(t *testing.T) {
 	dir, outside := fortress(t)
-	before := stagingtest.Sum(t, outside)
+	before := faultfs.SumTree(t, outside)
 	fsys := staging.Below(dir)
 	for _, n := range []string{
 		"absolute", "relative", "directory", "loop", "magic", "dangling", "unmade", "parent", "fifo", "socket", "real",
@@ -145,7 +144,7 @@ func TestBelowLeadsNowhere(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if after := stagingtest.Sum(t, outside); after != before {
+	if after := faultfs.SumTree(t, outside); after != before {
 		t.Errorf("outside changed:\n%s\nwas\n%s", after, before)
 	}
 }

@@ -11,11 +11,9 @@ import (
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
-	"github.com/kvhost/kvhost/staging/stagingtest"
+	"golang.org/x/sys/unix"
 )
 
 func newFS(t testing.TB, size int64) *FS {
@@ -35,7 +33,7 @@ func newFS(t testing.TB, size int64) *FS {
 func TestSuite(t *testing.T) {
 	f := newFS(t, 64<<20)
 	f.Start(nil)
-	stagingtest.Run(t, f, "/")
+	faultfs.RunSuite(t, f, "/")
 	used := f.Stats().Used
 	if err := removeAll(f, "/"); err != nil {
 		t.Fatal(err)
@@ -47,7 +45,7 @@ func TestSuite(t *testing.T) {
 
 func TestSuiteWatchedAndFaulty(t *testing.T) {
 	f := newFS(t, 64<<20)
-	stagingtest.Run(t, staging.Watched(faultfs.New(f), staging.Watch{Limit: 1e10}), "/")
+	faultfs.RunSuite(t, staging.Watched(faultfs.New(f), staging.Watch{Limit: 1e10}), "/")
 }
 
 func removeAll(f *FS, dir string) error {

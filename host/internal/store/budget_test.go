@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/testkit/crashfs"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // TestWriteBudget spends a day's budget: freely, then for what deserves it, then not at all; the next day begins anew.
@@ -101,7 +101,7 @@ func TestBudgetOutlivesACrash(t *testing.T) {
 				}
 				f.kill()
 				var err error
-				if machine, err = crashfs.New(staging.OS(), t.TempDir()); err != nil {
+				if machine, err = faultfs.NewMachine(staging.OS(), t.TempDir()); err != nil {
 					t.Fatal(err)
 				}
 				f.cfg.FS = machine

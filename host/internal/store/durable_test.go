@@ -9,15 +9,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/testkit/crashfs"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // onMachine is a fixture on a machine that can lose its power, and the next machine, for after that.
-func onMachine(t *testing.T, entries int, change ...func(*Config)) (f *fixture, machine *crashfs.FS) {
+func onMachine(t *testing.T, entries int, change ...func(*Config)) (f *fixture, machine *faultfs.Machine) {
 	base := t.TempDir()
-	machine, err := crashfs.New(staging.OS(), filepath.Join(base, "grave"))
+	machine, err := faultfs.NewMachine(staging.OS(), filepath.Join(base, "grave"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +38,7 @@ func (f *fixture) kill() {
 }
 
 // afterPowerLoss starts the store on what the machine left.
-func (f *fixture) afterPowerLoss(machine *crashfs.FS, seed uint64) {
+func (f *fixture) afterPowerLoss(machine *faultfs.Machine, seed uint64) {
 	f.Helper()
 	if err := machine.PowerLoss(seed); err != nil {
 		f.Fatal(err)

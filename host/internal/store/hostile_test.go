@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
@@ -26,7 +24,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/storetest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/stagingtest"
+	"github.com/kvhost/kvhost/staging/faultfs"
+	"golang.org/x/sys/unix"
 )
 
 var (
@@ -288,7 +287,7 @@ func (s *seed) run(t *testing.T, slots *staging.Slots, p place, in intruder, whe
 	} else {
 		come()
 	}
-	before := stagingtest.Sum(t, tree.Outside)
+	before := faultfs.SumTree(t, tree.Outside)
 	check := func(repair bool) {
 		if _, err := fsck.Check(t.Context(), tree.Root, fsck.Options{Repair: repair, Workers: 1}); err != nil {
 			t.Logf("fsck: %v", err)
@@ -324,7 +323,7 @@ func (s *seed) run(t *testing.T, slots *staging.Slots, p place, in intruder, whe
 	}
 	r.close()
 	check(true)
-	if after := stagingtest.Sum(t, tree.Outside); after != before {
+	if after := faultfs.SumTree(t, tree.Outside); after != before {
 		t.Errorf("outside is\n%s\nwas\n%s", after, before)
 	}
 }

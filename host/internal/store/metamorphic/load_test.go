@@ -6,7 +6,6 @@ import (
 	"io/fs"
 
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/host/internal/testkit/crashfs"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
@@ -119,7 +118,7 @@ func (n *node) judge(l *lease, of Piece, payload []byte, failed error) error {
 		return nil
 	}
 	if k.lives {
-		excused := isAny(failed, crashfs.ErrPowerLost, fs.ErrNotExist)
+		excused := isAny(failed, faultfs.ErrPowerLost, fs.ErrNotExist)
 		if n.owed.owes(of.Entry) && !excused {
 			return fmt.Errorf("piece %s was durable, and loading it fails: %w", of, failed)
 		}

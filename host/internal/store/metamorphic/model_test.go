@@ -10,7 +10,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
-	"github.com/kvhost/kvhost/host/internal/testkit/crashfs"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -121,7 +120,7 @@ func (m *model) setDamaged(e Entry, damaged bool) {
 // acceptable says whether a put may end in an error.
 func acceptable(err error) bool {
 	return err == nil || isAny(err, store.ErrResident, store.ErrNoSpace, store.ErrRefused, store.ErrGone, store.ErrRootOut,
-		faultfs.ErrInjected, crashfs.ErrPowerLost, shared.ErrFenced, shared.ErrDoubt)
+		faultfs.ErrInjected, faultfs.ErrPowerLost, shared.ErrFenced, shared.ErrDoubt)
 }
 
 // isLoss says that an error ends what was known of a piece: its bytes are bad or gone.

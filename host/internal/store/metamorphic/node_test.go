@@ -16,7 +16,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/testkit/crashfs"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -27,11 +26,11 @@ type node struct {
 	r       *runner
 	cfg     store.Config
 	dir     string
-	store   Store       // nil while it is closed
-	faults  *faultfs.FS // of this life
-	machine *crashfs.FS // nil: its power never fails
-	lost    bool        // the machine lost its power
-	armed   bool        // the process or its machine ends at some call
+	store   Store            // nil while it is closed
+	faults  *faultfs.FS      // of this life
+	machine *faultfs.Machine // nil: its power never fails
+	lost    bool             // the machine lost its power
+	armed   bool             // the process or its machine ends at some call
 
 	puts   map[uint64]*put
 	leases map[uint64]*lease
@@ -113,7 +112,7 @@ func (n *node) open(op Op) (err error) {
 	under := n.r.files
 	if n.r.h.Kind.power {
 		if n.machine == nil || n.lost {
-			if n.machine, err = crashfs.New(staging.OS(), n.trash()); err != nil {
+			if n.machine, err = faultfs.NewMachine(staging.OS(), n.trash()); err != nil {
 				return err
 			}
 		}
@@ -136,7 +135,7 @@ func (n *node) open(op Op) (err error) {
 	s, err := n.r.opt.Open(context.Background(), n.cfg, n.r.slots)
 	release()
 	if err != nil {
-		if n.armed && errors.Is(err, crashfs.ErrPowerLost) {
+		if n.armed && errors.Is(err, faultfs.ErrPowerLost) {
 			n.lost, n.before = true, nil
 			return nil
 		}
@@ -206,7 +205,7 @@ func (n *node) powerLost() bool {
 		return false
 	}
 	_, err := n.machine.Stat(n.dir)
-	return errors.Is(err, crashfs.ErrPowerLost)
+	return errors.Is(err, faultfs.ErrPowerLost)
 }
 
 // letGo releases leases and aborts puts.

@@ -1,4 +1,4 @@
-package crashfs
+package faultfs
 
 import (
 	"errors"
@@ -6,15 +6,14 @@ import (
 	"os"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // PowerLoss cuts the power. Every later operation fails with [ErrPowerLost], all locks are released, and the
-// directories are reset to a state that depends on the seed. To continue, call [New] again. A second PowerLoss does
+// directories are reset to a state that depends on the seed. To continue, call [NewMachine] again. A second PowerLoss does
 // nothing.
-func (v *FS) PowerLoss(seed uint64) error {
+func (v *Machine) PowerLoss(seed uint64) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.down {
@@ -39,7 +38,7 @@ func (v *FS) PowerLoss(seed uint64) error {
 }
 
 // ordered lists the kept files in the order in which they were kept, so that a seed always has the same effect.
-func (v *FS) ordered() []*keptFile {
+func (v *Machine) ordered() []*keptFile {
 	var list []*keptFile
 	for _, k := range v.files {
 		list = append(list, k)
@@ -54,7 +53,7 @@ func (v *FS) ordered() []*keptFile {
 }
 
 // loseNames undoes changes, the latest first. If a change in a directory is lost, all later ones there are lost too.
-func (v *FS) loseNames(rng *rand.Rand, share float64) (err error) {
+func (v *Machine) loseNames(rng *rand.Rand, share float64) (err error) {
 	cut := map[string]bool{}
 	var lost []*nameChange
 	for _, c := range v.names {
@@ -77,7 +76,7 @@ func (v *FS) loseNames(rng *rand.Rand, share float64) (err error) {
 }
 
 // losePages restores the durable content of some pages, and perhaps the durable length.
-func (v *FS) losePages(k *keptFile, rng *rand.Rand, share float64) error {
+func (v *Machine) losePages(k *keptFile, rng *rand.Rand, share float64) error {
 	f, err := v.inner.OpenFile(k.link, os.O_RDWR, 0)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package stagingtest
+package faultfs
 
 import (
 	"crypto/sha256"
@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sum describes everything in a directory: names, kinds, modes, names of links, and bytes. Whether something was read
+// SumTree describes everything in a directory: names, kinds, modes, names of links, and bytes. Whether something was read
 // shows where times of access are kept.
-func Sum(t testing.TB, dir string) string {
+func SumTree(t testing.TB, dir string) string {
 	t.Helper()
 	var b strings.Builder
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {

@@ -1,4 +1,4 @@
-package stagingtest
+package faultfs
 
 import (
 	"errors"

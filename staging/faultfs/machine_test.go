@@ -1,4 +1,4 @@
-package crashfs_test
+package faultfs_test
 
 import (
 	"bytes"
@@ -9,16 +9,14 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/kvhost/kvhost/host/internal/testkit/crashfs"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
-	"github.com/kvhost/kvhost/staging/stagingtest"
 )
 
 // machine returns an FS and a directory on it.
-func machine(t testing.TB) (*crashfs.FS, string) {
+func machine(t testing.TB) (*faultfs.Machine, string) {
 	base := t.TempDir()
-	v, err := crashfs.New(staging.OS(), filepath.Join(base, "trash"))
+	v, err := faultfs.NewMachine(staging.OS(), filepath.Join(base, "trash"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +29,7 @@ func machine(t testing.TB) (*crashfs.FS, string) {
 
 func TestVolatileWithPower(t *testing.T) {
 	v, dir := machine(t)
-	stagingtest.Run(t, v, dir)
+	faultfs.RunSuite(t, v, dir)
 	if err := v.SyncFS(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -72,55 +70,55 @@ func TestPowerLossOutcomes(t *testing.T) {
 	old, fresh := bytes.Repeat([]byte("o"), 3*staging.Align), bytes.Repeat([]byte("n"), 3*staging.Align)
 	for _, c := range []struct {
 		name string
-		do   func(t testing.TB, v *crashfs.FS, dir string)
+		do   func(t testing.TB, v *faultfs.Machine, dir string)
 		want []string // every one is seen, and nothing else
 	}{
-		{"synced file, synced name", func(t testing.TB, v *crashfs.FS, dir string) {
+		{"synced file, synced name", func(t testing.TB, v *faultfs.Machine, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, fresh, true)
 			must(t, v.SyncDir(dir))
 		}, []string{"new"}},
-		{"synced file, name not synced", func(t testing.TB, v *crashfs.FS, dir string) {
+		{"synced file, name not synced", func(t testing.TB, v *faultfs.Machine, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, fresh, true)
 		}, []string{"new", "absent"}},
-		{"name synced, bytes not", func(t testing.TB, v *crashfs.FS, dir string) {
+		{"name synced, bytes not", func(t testing.TB, v *faultfs.Machine, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, fresh, false)
 			must(t, v.SyncDir(dir))
 		}, []string{"new", "mixed", "zero", "empty"}},
-		{"overwritten in place", func(t testing.TB, v *crashfs.FS, dir string) {
+		{"overwritten in place", func(t testing.TB, v *faultfs.Machine, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, old, true)
 			must(t, v.SyncDir(dir))
 			put(t, v, dir+"/x", 0, fresh, false)
 		}, []string{"new", "old", "mixed"}},
-		{"truncated", func(t testing.TB, v *crashfs.FS, dir string) {
+		{"truncated", func(t testing.TB, v *faultfs.Machine, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, old, true)
 			must(t, v.SyncDir(dir))
 			put(t, v, dir+"/x", os.O_TRUNC, nil, false)
 		}, []string{"old", "empty"}},
-		{"replaced by a synced file", func(t testing.TB, v *crashfs.FS, dir string) {
+		{"replaced by a synced file", func(t testing.TB, v *faultfs.Machine, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, old, true)
 			must(t, v.SyncDir(dir))
 			put(t, v, dir+"/t", os.O_CREATE, fresh, true)
 			must(t, v.Rename(dir+"/t", dir+"/x"))
 		}, []string{"new", "old"}},
-		{"removed", func(t testing.TB, v *crashfs.FS, dir string) {
+		{"removed", func(t testing.TB, v *faultfs.Machine, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, old, true)
 			must(t, v.SyncDir(dir))
 			must(t, v.Remove(dir+"/x"))
 		}, []string{"old", "absent"}},
-		{"removed and synced", func(t testing.TB, v *crashfs.FS, dir string) {
+		{"removed and synced", func(t testing.TB, v *faultfs.Machine, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, old, true)
 			must(t, v.SyncDir(dir))
 			must(t, v.Remove(dir+"/x"))
 			must(t, v.SyncDir(dir))
 		}, []string{"absent"}},
-		{"moved from another directory, that one synced", func(t testing.TB, v *crashfs.FS, dir string) {
+		{"moved from another directory, that one synced", func(t testing.TB, v *faultfs.Machine, dir string) {
 			must(t, v.Mkdir(dir+"/d", 0o700))
 			must(t, v.SyncDir(dir))
 			put(t, v, dir+"/d/x", os.O_CREATE, fresh, true)
 			must(t, v.RenameNoReplace(dir+"/d/x", dir+"/x"))
 			must(t, v.SyncDir(dir+"/d"))
 		}, []string{"new"}},
-		{"all flushed", func(t testing.TB, v *crashfs.FS, dir string) {
+		{"all flushed", func(t testing.TB, v *faultfs.Machine, dir string) {
 			put(t, v, dir+"/x", os.O_CREATE, fresh, false)
 			must(t, v.SyncFS(dir))
 		}, []string{"new"}},
@@ -131,7 +129,7 @@ func TestPowerLossOutcomes(t *testing.T) {
 				v, dir := machine(t)
 				c.do(t, v, dir)
 				must(t, v.PowerLoss(seed))
-				if _, err := v.Stat(dir); !errors.Is(err, crashfs.ErrPowerLost) {
+				if _, err := v.Stat(dir); !errors.Is(err, faultfs.ErrPowerLost) {
 					t.Fatalf("seed %d: works on without power: %v", seed, err)
 				}
 				seen[outcome(t, dir+"/x", old, fresh)] = true
@@ -197,7 +195,7 @@ func TestPowerLossKeepsWhatWasSynced(t *testing.T) {
 }
 
 // work changes a few files at random and tells those that nothing happened to since they were durable.
-func work(t testing.TB, v *crashfs.FS, dir string, rng *rand.Rand) map[string][]byte {
+func work(t testing.TB, v *faultfs.Machine, dir string, rng *rand.Rand) map[string][]byte {
 	durable, named := map[string][]byte{}, map[string][]byte{}
 	for range 60 {
 		name := fmt.Sprintf("%s/%d", dir, rng.IntN(6))
@@ -238,10 +236,10 @@ func TestPowerRule(t *testing.T) {
 	put(t, f, dir+"/x", os.O_CREATE, []byte("one"), false)
 	file, err := f.OpenFile(dir+"/x", os.O_RDWR, 0)
 	must(t, err)
-	if _, err := file.WriteAt([]byte("two"), 0); !errors.Is(err, crashfs.ErrPowerLost) || !errors.Is(err, faultfs.ErrInjected) {
+	if _, err := file.WriteAt([]byte("two"), 0); !errors.Is(err, faultfs.ErrPowerLost) || !errors.Is(err, faultfs.ErrInjected) {
 		t.Fatalf("the write that lost the power: %v", err)
 	}
-	if _, err := f.Stat(dir); !errors.Is(err, crashfs.ErrPowerLost) {
+	if _, err := f.Stat(dir); !errors.Is(err, faultfs.ErrPowerLost) {
 		t.Fatalf("after it: %v", err)
 	}
 	must(t, file.Close())

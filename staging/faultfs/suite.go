@@ -1,5 +1,4 @@
-// Package stagingtest says what a [staging.FS] is, as tests that every implementation runs.
-package stagingtest
+package faultfs
 
 import (
 	"bytes"
@@ -11,13 +10,12 @@ import (
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
-// Run tests an FS in dir, which it may fill and which must be empty.
-func Run(t *testing.T, fsys staging.FS, dir string) {
+// RunSuite tests an FS in dir, which it may fill and which must be empty.
+func RunSuite(t *testing.T, fsys staging.FS, dir string) {
 	t.Helper()
 	for _, c := range []struct {
 		name string

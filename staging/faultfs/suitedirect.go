@@ -1,4 +1,4 @@
-package stagingtest
+package faultfs
 
 import (
 	"bytes"
@@ -6,9 +6,8 @@ import (
 	"io"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 func (s *suite) memory(bytes int) []byte {

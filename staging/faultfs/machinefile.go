@@ -1,11 +1,11 @@
-package crashfs
+package faultfs
 
 import "github.com/kvhost/kvhost/staging"
 
 // crashFile records the durable content of what it overwrites.
 type crashFile struct {
 	staging.File
-	fs   *FS
+	fs   *Machine
 	kept *keptFile // nil when it cannot write, and once it is closed
 }
 

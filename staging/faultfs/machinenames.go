@@ -1,4 +1,4 @@
-package crashfs
+package faultfs
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 )
 
 // changed records a change of names in directories.
-func (v *FS) changed(kept *keptFile, undo func() error, dirs ...string) {
+func (v *Machine) changed(kept *keptFile, undo func() error, dirs ...string) {
 	for i, d := range dirs {
 		dirs[i] = filepath.Clean(d)
 	}
@@ -18,7 +18,7 @@ func (v *FS) changed(kept *keptFile, undo func() error, dirs ...string) {
 }
 
 // forgetDurable drops the records of durable changes.
-func (v *FS) forgetDurable() (err error) {
+func (v *Machine) forgetDurable() (err error) {
 	left := v.names[:0]
 	for _, c := range v.names {
 		if !c.durable {
@@ -33,7 +33,7 @@ func (v *FS) forgetDurable() (err error) {
 }
 
 // remove unlinks a name after keeping its file.
-func (v *FS) remove(name string) error {
+func (v *Machine) remove(name string) error {
 	info, err := v.inner.Stat(name)
 	if err == nil && info.IsDir() {
 		if err := v.inner.Remove(name); err != nil {
@@ -58,7 +58,7 @@ func (v *FS) remove(name string) error {
 }
 
 // Remove implements [staging.FS].
-func (v *FS) Remove(name string) error {
+func (v *Machine) Remove(name string) error {
 	err := v.begin(staging.OpRemove, name)
 	defer v.mu.Unlock()
 	if err != nil {
@@ -68,7 +68,7 @@ func (v *FS) Remove(name string) error {
 }
 
 // Rename implements [staging.FS]. It is one change: after a crash a replaced file is the old one or the new one.
-func (v *FS) Rename(oldname, newname string) error {
+func (v *Machine) Rename(oldname, newname string) error {
 	err := v.begin(staging.OpRename, oldname)
 	defer v.mu.Unlock()
 	if err != nil {
@@ -96,7 +96,7 @@ func (v *FS) Rename(oldname, newname string) error {
 }
 
 // RenameNoReplace implements [staging.FS].
-func (v *FS) RenameNoReplace(oldname, newname string) error {
+func (v *Machine) RenameNoReplace(oldname, newname string) error {
 	err := v.begin(staging.OpPublish, oldname)
 	defer v.mu.Unlock()
 	if err != nil {
@@ -110,7 +110,7 @@ func (v *FS) RenameNoReplace(oldname, newname string) error {
 }
 
 // Link implements [staging.FS].
-func (v *FS) Link(oldname, newname string) error {
+func (v *Machine) Link(oldname, newname string) error {
 	err := v.begin(staging.OpLink, oldname)
 	defer v.mu.Unlock()
 	if err != nil {
@@ -124,7 +124,7 @@ func (v *FS) Link(oldname, newname string) error {
 }
 
 // Mkdir implements [staging.FS].
-func (v *FS) Mkdir(name string, perm fs.FileMode) error {
+func (v *Machine) Mkdir(name string, perm fs.FileMode) error {
 	err := v.begin(staging.OpMkdir, name)
 	defer v.mu.Unlock()
 	if err != nil {
@@ -133,7 +133,7 @@ func (v *FS) Mkdir(name string, perm fs.FileMode) error {
 	return v.mkdir(name, perm)
 }
 
-func (v *FS) mkdir(name string, perm fs.FileMode) error {
+func (v *Machine) mkdir(name string, perm fs.FileMode) error {
 	if err := v.inner.Mkdir(name, perm); err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (v *FS) mkdir(name string, perm fs.FileMode) error {
 }
 
 // MkdirAll implements [staging.FS].
-func (v *FS) MkdirAll(name string, perm fs.FileMode) error {
+func (v *Machine) MkdirAll(name string, perm fs.FileMode) error {
 	err := v.begin(staging.OpMkdir, name)
 	defer v.mu.Unlock()
 	if err != nil {
@@ -165,7 +165,7 @@ func (v *FS) MkdirAll(name string, perm fs.FileMode) error {
 }
 
 // SyncDir implements [staging.FS].
-func (v *FS) SyncDir(name string) error {
+func (v *Machine) SyncDir(name string) error {
 	err := v.begin(staging.OpSyncDir, name)
 	defer v.mu.Unlock()
 	if err != nil {

@@ -1,4 +1,4 @@
-package crashfs
+package faultfs
 
 import (
 	"errors"
@@ -10,12 +10,11 @@ import (
 	"strconv"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
-// FS is a [staging.FS] over another FS, on a machine that can lose power: [FS.PowerLoss] resets the directories to a
+// Machine is a [staging.FS] over another one, on a machine that can lose power: [Machine.PowerLoss] resets the directories to a
 // state that a crash might have left.
 //
 // Synced data survives. Of data that was not synced, any page of a file may be lost, even if later pages survived, and
@@ -23,10 +22,10 @@ import (
 // random number. This loses more than any single file system would: a name can survive without its bytes, bytes without
 // their name, and a synced file is lost with its unsynced name.
 //
-// FS keeps what it may have to restore until the change is synced: the old content of overwritten pages, and the files
+// A Machine keeps what it may have to restore until the change is synced: the old content of overwritten pages, and the files
 // of removed names, as links in the trash directory. Directories must not be renamed, and no other process may change
 // the files meanwhile.
-type FS struct {
+type Machine struct {
 	inner staging.FS
 	trash string
 	modes staging.DirectModes
@@ -57,22 +56,22 @@ type nameChange struct {
 	kept    *keptFile // whose name it took away, or nil
 }
 
-// New wraps inner. The trash is a directory on the same file system for FS alone. It is made if missing, and emptied.
-func New(inner staging.FS, trash string) (*FS, error) {
+// NewMachine wraps inner. The trash is a directory on the same file system for the Machine alone. It is made if missing, and emptied.
+func NewMachine(inner staging.FS, trash string) (*Machine, error) {
 	if err := os.RemoveAll(trash); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(trash, 0o700); err != nil {
 		return nil, err
 	}
-	return &FS{inner: inner, trash: trash, files: map[fileID]*keptFile{}, locks: map[io.Closer]struct{}{}}, nil
+	return &Machine{inner: inner, trash: trash, files: map[fileID]*keptFile{}, locks: map[io.Closer]struct{}{}}, nil
 }
 
 // DirectModes makes v an FS with its own memory of which devices take direct I/O; see [staging.OpenDirect].
-func (v *FS) DirectModes() *staging.DirectModes { return &v.modes }
+func (v *Machine) DirectModes() *staging.DirectModes { return &v.modes }
 
 // begin takes the lock. The caller releases it, also after an error.
-func (v *FS) begin(op staging.Op, name string) error {
+func (v *Machine) begin(op staging.Op, name string) error {
 	v.mu.Lock()
 	if v.down {
 		return &fs.PathError{Op: op.String(), Path: name, Err: ErrPowerLost}
@@ -80,13 +79,13 @@ func (v *FS) begin(op staging.Op, name string) error {
 	return nil
 }
 
-func (v *FS) trashName() string {
+func (v *Machine) trashName() string {
 	v.seq++
 	return filepath.Join(v.trash, strconv.FormatUint(v.seq, 10))
 }
 
 // keep makes sure that the file at name can be restored, and takes a reference.
-func (v *FS) keep(name string) (*keptFile, error) {
+func (v *Machine) keep(name string) (*keptFile, error) {
 	info, err := v.inner.Stat(name)
 	if err != nil {
 		return nil, err
@@ -105,7 +104,7 @@ func (v *FS) keep(name string) (*keptFile, error) {
 }
 
 // drop releases a reference. A file that has nothing left to lose, or no name any more, is forgotten.
-func (v *FS) drop(k *keptFile) error {
+func (v *Machine) drop(k *keptFile) error {
 	if k.refs--; k.refs > 0 {
 		return nil
 	}
@@ -127,7 +126,7 @@ func (k *keptFile) synced(size int64) {
 }
 
 // before saves the durable content of the pages of [off, off+n), which are about to change.
-func (v *FS) before(k *keptFile, off, n int64) error {
+func (v *Machine) before(k *keptFile, off, n int64) error {
 	var f staging.File
 	defer func() {
 		if f != nil {
@@ -158,7 +157,7 @@ func (v *FS) before(k *keptFile, off, n int64) error {
 }
 
 // OpenFile implements [staging.FS].
-func (v *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
+func (v *Machine) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
 	err := v.begin(staging.OpOpen, name)
 	defer v.mu.Unlock()
 	if err != nil {
@@ -190,12 +189,12 @@ func (v *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, er
 }
 
 // ReadDir implements [staging.FS].
-func (v *FS) ReadDir(name string) ([]fs.DirEntry, error) {
+func (v *Machine) ReadDir(name string) ([]fs.DirEntry, error) {
 	return ask(v, staging.OpReadDir, name, v.inner.ReadDir)
 }
 
 // Stat implements [staging.FS].
-func (v *FS) Stat(name string) (staging.Info, error) {
+func (v *Machine) Stat(name string) (staging.Info, error) {
 	return ask(v, staging.OpStat, name, func(name string) (staging.Info, error) {
 		info, err := v.inner.Stat(name)
 		return v.visible(info), err
@@ -203,7 +202,7 @@ func (v *FS) Stat(name string) (staging.Info, error) {
 }
 
 // visible subtracts the link in the trash from the link count.
-func (v *FS) visible(info staging.Info) staging.Info {
+func (v *Machine) visible(info staging.Info) staging.Info {
 	if v.files[fileID{info.Dev, info.Ino}] != nil && info.Links > 0 {
 		info.Links--
 	}
@@ -211,11 +210,11 @@ func (v *FS) visible(info staging.Info) staging.Info {
 }
 
 // Statfs implements [staging.FS].
-func (v *FS) Statfs(name string) (staging.Space, error) {
+func (v *Machine) Statfs(name string) (staging.Space, error) {
 	return ask(v, staging.OpStatfs, name, v.inner.Statfs)
 }
 
-func ask[T any](v *FS, op staging.Op, name string, do func(string) (T, error)) (told T, err error) {
+func ask[T any](v *Machine, op staging.Op, name string, do func(string) (T, error)) (told T, err error) {
 	err = v.begin(op, name)
 	defer v.mu.Unlock()
 	if err != nil {
@@ -225,7 +224,7 @@ func ask[T any](v *FS, op staging.Op, name string, do func(string) (T, error)) (
 }
 
 // SyncFS implements [staging.FS].
-func (v *FS) SyncFS(name string) error {
+func (v *Machine) SyncFS(name string) error {
 	err := v.begin(staging.OpSyncFS, name)
 	defer v.mu.Unlock()
 	if err != nil {
@@ -252,7 +251,7 @@ func (v *FS) SyncFS(name string) error {
 }
 
 // Lock implements [staging.FS].
-func (v *FS) Lock(name string) (io.Closer, error) {
+func (v *Machine) Lock(name string) (io.Closer, error) {
 	err := v.begin(staging.OpLock, name)
 	defer v.mu.Unlock()
 	if err != nil {
@@ -269,7 +268,7 @@ func (v *FS) Lock(name string) (io.Closer, error) {
 
 // crashLock is released by a loss of power.
 type crashLock struct {
-	fs *FS
+	fs *Machine
 	io.Closer
 }
 
