@@ -1,4 +1,4 @@
-package loglimit
+package host
 
 import (
 	"context"
@@ -23,9 +23,9 @@ func (l lines) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-func TestLimits(t *testing.T) {
+func TestLogLimits(t *testing.T) {
 	var got []string
-	h := New(lines{&got}, "limited already")
+	h := limitLog(lines{&got}, "limited already")
 	now := time.Unix(1, 0)
 	say := func(h slog.Handler, level slog.Level, text string, n int) {
 		for range n {
@@ -52,17 +52,17 @@ func TestLimits(t *testing.T) {
 	if count("limited already") != 300 {
 		t.Errorf("%d lines of an exception", count("limited already"))
 	}
-	if count("failed") != 2*Burst || count("started") != 5 || count("detail") != 500 {
+	if count("failed") != 2*logBurst || count("started") != 5 || count("detail") != 500 {
 		t.Errorf("%d, %d, %d lines", count("failed"), count("started"), count("detail"))
 	}
-	now = now.Add(Every)
+	now = now.Add(logEvery)
 	say(h, slog.LevelError, "failed", 10)
-	if count("failed suppressed=980") != 1 || count("failed") != 2*Burst {
+	if count("failed suppressed=980") != 1 || count("failed") != 2*logBurst {
 		t.Errorf("after a pause: %v", got[len(got)-2:])
 	}
 	now = now.Add(time.Hour)
-	say(h, slog.LevelError, "failed", Burst+1)
-	if count("failed suppressed=9") != 1 || count("failed") != 3*Burst-1 {
+	say(h, slog.LevelError, "failed", logBurst+1)
+	if count("failed suppressed=9") != 1 || count("failed") != 3*logBurst-1 {
 		t.Errorf("after an hour: %d lines", count("failed"))
 	}
 }
@@ -70,13 +70,13 @@ func TestLimits(t *testing.T) {
 // Messages that differ each time share one limit in the end, and take no memory.
 func TestManyMessages(t *testing.T) {
 	var got []string
-	h := New(lines{&got}).(*handler)
-	for i := range 10 * maxMessages {
+	h := limitLog(lines{&got}).(*logLimit)
+	for i := range 10 * maxLogMessages {
 		if err := h.Handle(t.Context(), slog.NewRecord(time.Unix(1, 0), slog.LevelWarn, fmt.Sprint(i), 0)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if len(got) != maxMessages+Burst || len(h.messages) > maxMessages+1 || !slices.Contains(got, "0") {
+	if len(got) != maxLogMessages+logBurst || len(h.messages) > maxLogMessages+1 || !slices.Contains(got, "0") {
 		t.Errorf("%d lines, %d messages kept", len(got), len(h.messages))
 	}
 }
