@@ -11,9 +11,7 @@ import (
 // memoryDir is a directory on the memory file system, removed at the end.
 func memoryDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("/dev/shm", "kvhost-staging-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -43,11 +41,17 @@ func TestBufferedNeverGoesDirect(t *testing.T) {
 	fsys := staging.Buffered(f)
 	faultfs.RunSuite(t, fsys, t.TempDir())
 	file, err := staging.OpenDirect(fsys, t.TempDir()+"/plain", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer file.Close()
 	if file.Direct() {
 		t.Error("opened past the page cache")
+	}
+}
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -70,13 +70,9 @@ func tree(t *testing.T, files map[string]string) Topology {
 	root := t.TempDir()
 	for name, text := range files {
 		name = filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(name), 0o700))
 		if len(text) > 2 && text[:2] == "->" {
-			if err := os.Symlink(filepath.Join(root, text[2:]), name); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Symlink(filepath.Join(root, text[2:]), name))
 			continue
 		}
 		put(t, name, text)

@@ -186,9 +186,7 @@ func (c *Config) complete() error {
 			return fmt.Errorf("%w: root %q twice", ErrConfig, abs)
 		}
 		seen[abs], r.Path = true, abs
-		if r.MaxEntries == 0 {
-			r.MaxEntries = SlotsFor(r.Capacity)
-		}
+		r.MaxEntries = cmp.Or(r.MaxEntries, SlotsFor(r.Capacity))
 		r.Poll, r.Lapse = cmp.Or(r.Poll, defaultPoll), cmp.Or(r.Lapse, defaultLapse)
 		if r.Shared && (r.Poll < 0 || r.Lapse < 4*r.Poll) {
 			return fmt.Errorf("%w: root %q: a lapse of %s with a poll of %s, want at least four polls", ErrConfig, r.Path,
@@ -197,18 +195,13 @@ func (c *Config) complete() error {
 		roots[i] = r
 	}
 	c.Roots = roots
-	if c.High == 0 {
-		c.High = defaultHigh
-	}
-	if c.Low == 0 {
-		c.Low = min(defaultLow, c.High)
-	}
+	c.High = cmp.Or(c.High, defaultHigh)
+	c.Low = cmp.Or(c.Low, min(defaultLow, c.High))
 	if !(0 < c.Low && c.Low <= c.High && c.High <= 1) {
 		return fmt.Errorf("%w: watermarks %g and %g, want 0 < low <= high <= 1", ErrConfig, c.Low, c.High)
 	}
-	if c.IOTimeout == 0 {
-		c.IOTimeout = 30 * time.Second
-	}
+	c.IOTimeout, c.ScanWait = cmp.Or(c.IOTimeout, 30*time.Second), cmp.Or(c.ScanWait, time.Second)
+	c.QuarantineFiles, c.HostID = cmp.Or(c.QuarantineFiles, defaultKept), cmp.Or(c.HostID, machineID())
 	if c.EvictPatience <= 0 {
 		c.EvictPatience = 5 * time.Second
 	}
@@ -226,12 +219,6 @@ func (c *Config) complete() error {
 	if c.BatchEvery <= 0 {
 		c.BatchEvery = time.Second
 	}
-	if c.QuarantineFiles == 0 {
-		c.QuarantineFiles = defaultKept
-	}
-	if c.ScanWait == 0 {
-		c.ScanWait = time.Second
-	}
 	if c.ScanWorkers <= 0 {
 		c.ScanWorkers = defaultScanners
 	}
@@ -240,9 +227,6 @@ func (c *Config) complete() error {
 	}
 	if c.Now == nil {
 		c.Now = time.Now
-	}
-	if c.HostID == "" {
-		c.HostID = machineID()
 	}
 	if !pieceformat.ValidHostID(c.HostID) {
 		return fmt.Errorf("%w: host id %q, want 1 to 32 of [a-z0-9]", ErrConfig, c.HostID)

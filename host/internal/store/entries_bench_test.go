@@ -58,18 +58,14 @@ func (f *fixture) fill(entries, keyBytes int) {
 			e.Parent = 0
 		}
 		e.Slot, e.LastTouch, e.Depth, e.Key = n, n+1, uint16(n%1000), hashKey(uint64(n), keyBytes)
-		if err := restoring.Enter(&e); err != nil {
-			f.Fatal(err)
-		}
+		must(f, restoring.Enter(&e))
 		e.Parent = r.Index.Fingerprint(n)
 		c.Ref()
 		r.Account.Commit(0, pieceBytes)
 		r.Index.At(n).Set(index.Announced)
 		r.Evictor.Tell(abi.OpInsert, n, e.Parent, 0)
 	}
-	if err := restoring.End(uint32(entries), uint32(entries)); err != nil {
-		f.Fatal(err)
-	}
+	must(f, restoring.End(uint32(entries), uint32(entries)))
 }
 
 // sized reads a size from the environment: benchmarks are short unless told otherwise.
@@ -79,9 +75,7 @@ func sized(b *testing.B, name string, short int) int {
 		return short
 	}
 	n, err := strconv.Atoi(v)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	return n
 }
 
@@ -169,23 +163,17 @@ func (f *fixture) benchLookups(b *testing.B, entries int, request uint32) {
 func (f *fixture) benchWriteCheckpoint(b *testing.B) {
 	r := f.root()
 	for b.Loop() {
-		if err := r.kept.SaveCheckpoint(r.Index, 1); err != nil {
-			b.Fatal(err)
-		}
+		must(b, r.kept.SaveCheckpoint(r.Index, 1))
 	}
 }
 
 func (f *fixture) benchReadCheckpoint(b *testing.B, entries int) {
 	r := f.root()
 	file, err := r.FS.OpenFile(r.Path+"/"+pieceformat.CheckpointFile, os.O_RDONLY, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	defer file.Close()
 	info, err := file.Stat()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	for b.Loop() {
 		x := index.New(r.cfg.MaxEntries, f.store.catalog.Fingerprint, f.store.catalog.Base)
 		owner := func(o *pieceformat.CheckpointOwner) (index.Owner, error) {
@@ -212,9 +200,7 @@ func (f *fixture) benchStart(b *testing.B, entries int) {
 	}
 	for b.Loop() {
 		b.StopTimer()
-		if err := f.store.Close(); err != nil {
-			b.Fatal(err)
-		}
+		must(b, f.store.Close())
 		b.StartTimer()
 		f.start()
 		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: []kv.Key{hashKey(0, 32)}})
@@ -245,9 +231,7 @@ func (f *fixture) benchReserve(b *testing.B, n uint64) {
 		k := hashKey(n, 32)
 		n++
 		p, err := f.store.Put(ctx, PutRequest{Namespace: f.space, Key: k, Parent: hashKey(n-2, 32), Depth: 1})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		// Resident without a file: what publication does to the index.
 		r.Lock()
 		r.Index.SetPieces(p.mark.Slot, 1)

@@ -1,14 +1,11 @@
-package store_test
+package store
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"flag"
 	"io"
 	"io/fs"
-	"log/slog"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,103 +13,38 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/fsck"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/storetest"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
 )
 
 var (
-	only = flag.String("hostile.only", "", "run the cases whose name contains this")
-	all  = flag.Bool("hostile.all", false, "run every case, not one in six")
+	onlyTrees = flag.String("hostile.only", "", "run the cases whose name contains this")
+	allTrees  = flag.Bool("hostile.all", false, "run every case, not one in six")
 )
 
 const (
-	stored   = 4 // pieces that are in the root when the intruder comes
-	capacity = 6 * pieceBytes
-	// pieceBytes is the size of a piece: header, table, and a page of payload.
-	pieceBytes = 3 * pieceformat.Page
+	planted  = 4 // pieces that are in the root when the intruder comes
+	treeRoom = 6 // pieces that the root has room for
+	// foreign is what an intruder takes itself, where it is no piece and in no account.
+	foreign = 8192 + pieceBytes
 )
 
-var namespace = &kv.Namespace{
-	Model: "test/model", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
-	TokensPerBlock: 16, TensorParallel: 1, Groups: []kv.Group{{ID: 0, Geometry: kv.Uniform(1, 2, 1, 1000)}},
-}
-
-// rig is a store on a root.
-type rig struct {
-	testing.TB
-	dir   string
-	store *store.Store
-	space *catalog.Namespace
-	page  *staging.Slots
-}
-
-func (r *rig) open() {
-	r.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	s, err := store.Open(ctx, store.Config{
-		Roots: []store.RootConfig{{Path: r.dir, Capacity: capacity}}, HostID: treeHost, ScanWorkers: 1, ScanWait: time.Minute,
-		UpkeepEvery: time.Hour, Log: slog.New(slog.DiscardHandler),
+// inTree is a store on a root of a tree.
+func inTree(t *testing.T, dir string) *fixture {
+	return newFixture(t, dir, treeRoom, 1, func(c *Config) {
+		c.HostID, c.ScanWorkers, c.ScanWait, c.UpkeepEvery, c.Now = treeHost, 1, time.Minute, time.Hour, nil
+		c.Roots[0].MaxEntries = 0
 	})
-	if err != nil {
-		r.Fatalf("the host does not start: %v", err)
-	}
-	r.store = s
-	<-s.ScanDone()
-	if r.space, err = s.Namespace(ctx, namespace); err != nil {
-		r.Fatalf("the namespace cannot be opened: %v", err)
-	}
 }
 
-func (r *rig) close() {
-	r.Helper()
-	if err := r.store.Close(); err != nil {
-		r.Errorf("close: %v", err)
-	}
-}
-
-func key(n uint64) (k kv.Key) {
-	g := rand.New(rand.NewPCG(n, 3))
-	for i := range k {
-		k[i] = byte(g.Uint32())
-	}
-	return k
-}
-
-// payload is the bytes of a key's piece.
-func payload(n uint64, size int64) []byte {
-	b := make([]byte, size)
-	g := rand.New(rand.NewPCG(n, 4))
-	for i := range b {
-		b[i] = byte(g.Uint32())
-	}
-	return b
-}
-
-func (r *rig) put(n uint64) error {
-	ctx := context.Background()
-	p, err := r.store.Put(ctx, store.PutRequest{Namespace: r.space, Key: key(n)})
-	if err != nil {
-		return err
-	}
-	return storetest.Store(ctx, r.page, p, payload(n, p.Plan().PayloadBytes()))
-}
-
-// load reads a key's piece as a load does; false is a miss.
-func (r *rig) load(n uint64) bool {
-	r.Helper()
-	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []kv.Key{key(n)}})
-	if err != nil {
-		r.Fatal(err)
-	}
+// loads reads a key's piece as a load does; false is a miss.
+func (f *fixture) loads(n uint64) bool {
+	f.Helper()
+	l := f.lookup(n)
 	defer l.Release()
 	if l.Hits() == 0 {
 		return false
@@ -122,28 +54,24 @@ func (r *rig) load(n uint64) bool {
 		return false
 	}
 	defer p.Close()
-	slot, err := r.page.Acquire(context.Background())
-	if err != nil {
-		r.Fatal(err)
-	}
-	defer slot.Release()
-	image := slot.Bytes()[:pieceBytes]
+	image := make([]byte, pieceBytes)
 	got, err := p.File().ReadAt(image, 0)
-	if err != nil && err != io.EOF {
-		p.Bad(err)
-		return false
+	if err == io.EOF {
+		err = nil
 	}
-	head, err := p.Verify(image[:got])
+	var head *Head
 	if err == nil {
-		data := image[head.DataOffset:got]
-		err = kv.VerifyExtents(head.Plan, 0, len(head.Plan.Extents()), data, 0, head.Table)
+		head, err = p.Verify(image[:got])
+	}
+	if err == nil {
+		err = kv.VerifyExtents(head.Plan, 0, len(head.Plan.Extents()), image[head.DataOffset:got], 0, head.Table)
 	}
 	if err != nil {
 		p.Bad(err)
 		return false
 	}
-	if want := payload(n, head.Plan.PayloadBytes()); !bytes.Equal(image[head.DataOffset:][:len(want)], want) {
-		r.Errorf("key %d: wrong bytes", n)
+	if want := payload(head.Plan, testKey(n), 0); !bytes.Equal(image[head.DataOffset:][:len(want)], want) {
+		f.Errorf("key %d: wrong bytes", n)
 	}
 	return true
 }
@@ -170,64 +98,44 @@ func used(t testing.TB, dir string) (bytes int64) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return bytes
 }
 
-// seed is a root that intruders come to, as it is after a clean end and after a kill.
-type seed struct {
+// seedling is a root that intruders come to, as it is after a clean end and after a kill.
+type seedling struct {
 	clean, killed string
 	tree          tree
 	piece         []byte
-	paths         [stored]string // below the root
+	paths         [planted]string // below the root
 }
 
-func newSeed(t *testing.T, slots *staging.Slots) *seed {
-	s := &seed{clean: filepath.Join(t.TempDir(), "clean"), killed: filepath.Join(t.TempDir(), "killed")}
-	r := &rig{TB: t, dir: s.clean, page: slots}
-	r.open()
-	for n := range uint64(stored + 1) {
-		if err := r.put(n); err != nil {
-			t.Fatal(err)
-		}
-	}
+func newSeedling(t *testing.T) *seedling {
+	s := &seedling{clean: filepath.Join(t.TempDir(), "clean"), killed: filepath.Join(t.TempDir(), "killed")}
+	f := inTree(t, s.clean)
 	path := func(n uint64) string {
-		found := ""
-		_ = filepath.WalkDir(s.clean, func(name string, e fs.DirEntry, err error) error {
-			if k := key(n); err == nil && strings.HasPrefix(e.Name(), k.String()) && !e.IsDir() {
-				found, _ = filepath.Rel(s.clean, name)
-			}
-			return nil
-		})
-		if found == "" {
-			t.Fatalf("key %d has no file", n)
-		}
-		return found
+		must(t, f.putUnder(n, n, 0))
+		rel, err := filepath.Rel(s.clean, f.pieceFile(n, 0))
+		must(t, err)
+		return rel
 	}
 	for n := range s.paths {
 		s.paths[n] = path(uint64(n))
 	}
 	s.tree = tree{
-		Piece: s.paths[0], Free: path(stored), Text: namespace.Digest().String(), Plan: r.space.Plan(0).Digest().String(),
+		Piece: s.paths[0], Free: path(planted), Text: f.ns.Digest().String(), Plan: f.space.Plan(0).Digest().String(),
 	}
-	if _, err := r.store.Discard(store.DiscardRequest{Namespace: r.space, Keys: []kv.Key{key(stored)}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.CopyFS(s.killed, os.DirFS(s.clean)); err != nil {
-		t.Fatal(err)
-	}
-	r.close()
-	var err error
-	if s.piece, err = os.ReadFile(filepath.Join(s.clean, s.tree.Piece)); err != nil {
-		t.Fatal(err)
-	}
+	_, err := f.store.Discard(DiscardRequest{Namespace: f.space, Keys: keys(planted)})
+	must(t, err)
+	must(t, os.CopyFS(s.killed, os.DirFS(s.clean)))
+	must(t, f.store.Close())
+	s.piece, err = os.ReadFile(filepath.Join(s.clean, s.tree.Piece))
+	must(t, err)
 	return s
 }
 
 // lost says which keys an intruder takes away with a place.
-func (s *seed) lost(p place) (lost [stored]bool) {
+func (s *seedling) lost(p place) (lost [planted]bool) {
 	for n, path := range s.paths {
 		lost[n] = path == p.Path || strings.HasPrefix(path, p.Path+"/")
 	}
@@ -238,21 +146,16 @@ func (s *seed) lost(p place) (lost [stored]bool) {
 // served nor changed nor removed; the host starts, serves what it has, stores and evicts within its capacity, and does
 // not take its root out of service. fsck comes to an end.
 func TestTrees(t *testing.T) {
-	slots, err := staging.NewSlots(1, 1<<16)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { slots.Close() })
-	s := newSeed(t, slots)
+	s := newSeedling(t)
 	for i, p := range s.tree.places() {
 		for j, in := range intruders() {
 			name := in.Name + " for " + p.Name
-			if !strings.Contains(name, *only) || !*all && *only == "" && (i+5*j)%6 != 0 {
+			if !strings.Contains(name, *onlyTrees) || !*allTrees && *onlyTrees == "" && (i+5*j)%6 != 0 {
 				continue
 			}
 			for when, how := range []string{", after a clean end", ", after a kill", ", beside the host"} {
-				if *all || *only != "" || i < 2 || when == (i+j)%3 {
-					t.Run(name+how, func(t *testing.T) { s.run(t, slots, p, in, when) })
+				if *allTrees || *onlyTrees != "" || i < 2 || when == (i+j)%3 {
+					t.Run(name+how, func(t *testing.T) { s.run(t, p, in, when) })
 				}
 			}
 		}
@@ -260,7 +163,7 @@ func TestTrees(t *testing.T) {
 }
 
 // run has an intruder come before a start that finds a checkpoint, before one that scans, or to a running host.
-func (s *seed) run(t *testing.T, slots *staging.Slots, p place, in intruder, when int) {
+func (s *seedling) run(t *testing.T, p place, in intruder, when int) {
 	top := t.TempDir()
 	tree := s.tree
 	tree.Root, tree.Outside = filepath.Join(top, "root"), filepath.Join(top, "outside")
@@ -268,25 +171,19 @@ func (s *seed) run(t *testing.T, slots *staging.Slots, p place, in intruder, whe
 	if when == 1 {
 		from = s.killed
 	}
-	err := errors.Join(os.CopyFS(tree.Root, os.DirFS(from)), tree.makeOutside(s.piece))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.CopyFS(tree.Root, os.DirFS(from)), tree.makeOutside(s.piece)))
 	come := func() {
-		if err := tree.Put(p, in); errors.Is(err, unix.EPERM) {
+		err := tree.Put(p, in)
+		if errors.Is(err, unix.EPERM) {
 			testenv.Need(t, testenv.Devices)
-			t.Fatal(err)
-		} else if err != nil {
-			t.Fatal(err)
 		}
+		must(t, err)
 	}
-	r := &rig{TB: t, dir: tree.Root, page: slots}
+	var f *fixture
 	if when == 2 {
-		r.open()
-		come()
-	} else {
-		come()
+		f = inTree(t, tree.Root)
 	}
+	come()
 	before := faultfs.SumTree(t, tree.Outside)
 	check := func(repair bool) {
 		if _, err := fsck.Check(t.Context(), tree.Root, fsck.Options{Repair: repair, Workers: 1}); err != nil {
@@ -295,38 +192,34 @@ func (s *seed) run(t *testing.T, slots *staging.Slots, p place, in intruder, whe
 	}
 	if when != 2 {
 		check(false)
-		r.open()
+		f = inTree(t, tree.Root)
 	}
 	lost := s.lost(p)
-	for n := range uint64(stored) {
-		if hit := r.load(n); !hit && !lost[n] {
+	for n := range uint64(planted) {
+		if hit := f.loads(n); !hit && !lost[n] {
 			t.Errorf("key %d is lost", n)
 		}
 	}
-	for n := uint64(stored); n < 3*stored; n++ {
-		if err := r.put(n); err != nil {
+	for n := uint64(planted); n < 3*planted; n++ {
+		if err := f.putUnder(n, n, 0); err != nil {
 			t.Errorf("store of key %d: %v", n, err)
-		} else if !r.load(n) {
+		} else if !f.loads(n) {
 			t.Errorf("key %d is not there after it was stored", n)
 		}
-		if bytes := used(t, tree.Root); bytes > capacity+foreign(in) {
-			t.Errorf("%d bytes of %d after key %d", bytes, capacity, n)
+		if bytes := used(t, tree.Root); bytes > treeRoom*pieceBytes+foreign {
+			t.Errorf("%d bytes of %d after key %d", bytes, f.cfg.Roots[0].Capacity, n)
 		}
 	}
-	if st := r.store.Stats().Roots[0]; st.State != health.In || st.Outages != 0 {
+	if st := f.store.Stats().Roots[0]; st.State != health.In || st.Outages != 0 {
 		t.Errorf("the root is %s after %d outages: %s", st.State, st.Outages, st.Reason)
 	}
-	r.close()
-	r.open()
-	if !r.load(3*stored - 1) {
+	f.restart()
+	if !f.loads(3*planted - 1) {
 		t.Errorf("the last key is lost with a start")
 	}
-	r.close()
+	noError(t, f.store.Close())
 	check(true)
 	if after := faultfs.SumTree(t, tree.Outside); after != before {
 		t.Errorf("outside is\n%s\nwas\n%s", after, before)
 	}
 }
-
-// foreign is what an intruder takes itself, where it is no piece and nobody's to count.
-func foreign(in intruder) int64 { return 8192 + pieceBytes }

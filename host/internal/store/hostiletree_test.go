@@ -1,4 +1,4 @@
-package store_test
+package store
 
 import (
 	"fmt"
@@ -6,9 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"golang.org/x/sys/unix"
 )
 
 // tree is a root with pieces, next to a directory that nothing in the root may reach. It is as an attacker makes it who can

@@ -171,7 +171,7 @@ func (c *ownRoot) recover(ctx context.Context) error {
 		return err
 	}
 	c.r.warnOfSpace(func(s staging.Space) int64 { // before a scan what is in use counts as the root's own
-		return c.r.Account.Used() + s.Available
+		return c.r.Account.Figures().Used + s.Available
 	})
 	return nil
 }

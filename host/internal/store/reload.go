@@ -12,8 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 )
 
-// Reload takes policies, shadows, quotas, watermarks, limits of moves and bounds of roots from another configuration, or
-// nothing. A root that is too small then stores nothing until its own work has evicted what is too much. Reload waits for
+// Reload takes policies, shadows, quotas and bounds of roots from another configuration, or nothing. A root that is too small then stores nothing until its own work has evicted what is too much. Reload waits for
 // scans, until the context is done.
 func (s *Store) Reload(ctx context.Context, next Config) (taken []Taken, err error) {
 	if err := next.complete(); err != nil {
@@ -130,9 +129,8 @@ func (s *Store) setBudgets(c *Config) error {
 
 func (s *Store) commit(next *Config, sizes []evictor.Size) {
 	live := s.cfg
-	live.Roots, live.Quotas, live.High, live.Low, live.Moves = next.Roots, next.Quotas, next.High, next.Low, next.Moves
+	live.Roots, live.Quotas = next.Roots, next.Quotas
 	s.live.Store(&live)
-	s.mover.SetLimits(live.Moves.Bandwidth, live.Moves.Waiting)
 	for i, r := range s.roots {
 		entries.Raise(&r.Set, sizes[i].Slots)
 		r.Account.SetBounds(live.Roots[i].bounds())

@@ -16,7 +16,7 @@ import (
 )
 
 // backend is what a root's member asks of this host; see [shared.Backend].
-type backend struct{ *membership }
+type backend struct{ *sharedRoot }
 
 func (r backend) classOf(ns kv.Digest, group uint32, key *kv.Key) (*catalog.Class, error) {
 	h := pieceformat.Header{Namespace: ns, Group: group, Key: *key}
@@ -127,8 +127,8 @@ func (r backend) Touched(prints []uint64) {
 func (r backend) Used() int64 {
 	r.set.Lock()
 	defer r.set.Unlock()
-	others := max(0, r.cfg.Capacity-r.set.Account.Limit()) // what is to be left free, and is not
-	return r.set.Account.Used() - r.inFlight + others
+	others := max(0, r.root.cfg.Capacity-r.set.Account.Figures().Limit) // what is to be left free, and is not
+	return r.set.Account.Figures().Used - r.inFlight + others
 }
 
 // Paths implements [shared.Backend].
@@ -183,13 +183,13 @@ func namesOf(rank uint32, name string) []pieceformat.Name {
 }
 
 // overlook books a file that is not served. It takes the lock.
-func (r *membership) overlook(bytes int64) {
+func (r *sharedRoot) overlook(bytes int64) {
 	r.set.Lock()
 	defer r.set.Unlock()
 	r.bookOverlooked(bytes)
 }
 
-func (r *membership) bookOverlooked(bytes int64) {
+func (r *sharedRoot) bookOverlooked(bytes int64) {
 	r.set.Account.Add(capacity.Orphans, bytes)
 	r.overlooked += bytes
 }

@@ -9,14 +9,14 @@ import (
 
 // guard makes a file that fails with [shared.ErrFenced] once its put's credit is void. The file has no name then, and
 // nobody counts what is written to it.
-func (r *membership) guard(f staging.File, credit shared.Credit) staging.File {
+func (r *sharedRoot) guard(f staging.File, credit shared.Credit) staging.File {
 	return &guarded{File: f, root: r, credit: credit}
 }
 
 // guarded is a temporary that is being written.
 type guarded struct {
 	staging.File
-	root   *membership
+	root   *sharedRoot
 	credit shared.Credit
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // judge is the [recovery.Judge] of a shared root: what is of no use to this host is left alone.
-type judge struct{ *membership }
+type judge struct{ *sharedRoot }
 
 // sight is a piece that this host has met while it wrote or removed some of its entry.
 type sight struct {
@@ -56,14 +56,14 @@ func (r judge) Found(
 }
 
 // meet has lookAgain judge a piece.
-func (r *membership) meet(m sight) {
+func (r *sharedRoot) meet(m sight) {
 	r.set.Lock()
 	r.met = append(r.met, m)
 	r.set.Unlock()
 }
 
 // lookAgain judges again what was met too early. It comes before each step: what is proposed there was known.
-func (r *membership) lookAgain() {
+func (r *sharedRoot) lookAgain() {
 	r.set.Lock()
 	list := r.met
 	r.met = nil

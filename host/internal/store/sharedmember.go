@@ -22,19 +22,6 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// membershipConfig makes a [membership].
-type membershipConfig struct {
-	Entries   *entries.Set
-	Kept      *recovery.Directory
-	Host      string
-	Capacity  int64
-	High, Low float64       // watermarks, as parts of the capacity
-	Poll      time.Duration // how soon the hosts see what others have stored
-	Lapse     time.Duration // how long a host can be silent before the others give it up
-	Now       func() time.Time
-	Scheduler *Scheduler // in tests, else nil
-}
-
 // Scheduler is for tests. It replaces the clock and the timers of a shared root, so that what its hosts do to each
 // other repeats from a seed: a host makes a step when [Store.Maintain] says so, one host at a time.
 type Scheduler struct {
@@ -43,17 +30,18 @@ type Scheduler struct {
 	Wait func(step func())
 }
 
-// membership is the part of one host in a root that several hosts share. It connects the entries and files of the root with a
-// member of the protocol in package shared, which says why the protocol holds.
+// sharedRoot is the [kind] of a directory that several hosts share. One of them evicts for all, which lends the others
+// credit for what they write and removes what they report. An entry gets bytes rank by rank, because other hosts may write
+// the other ranks, and nothing is granted while this host may have missed a removal.
 //
-// A piece is written against credit, and nothing is reserved for the ranks of an entry that other hosts may write. Temporaries
-// are in the directory of the member. No host takes a name away because its file is damaged or unwanted: it proposes that
-// ([membership.propose], [membership.reportDamaged]), and the evictor removes the file when no host has it leased.
+// A sharedRoot connects the entries and files of its root with a member of the protocol in package shared, which says why the
+// protocol holds. A piece is written against credit. Temporaries are in the directory of the member. No host takes a name away
+// because its file is damaged or unwanted: it proposes that (propose, reportDamaged), and the evictor removes the file when no
+// host has it leased.
 //
-// The counts of a membership are guarded by the lock of its entries. No file is touched and no member is asked to write under
-// it.
-type membership struct {
-	cfg   membershipConfig
+// The lock of the entries guards the counts. No file is touched and no member is asked to write under it.
+type sharedRoot struct {
+	root  *root
 	kept  *recovery.Directory
 	scans *recovery.Root
 	began time.Time
@@ -115,14 +103,9 @@ func (d *pendingEviction) has(rel string) bool { return slices.Contains(d.files(
 // joinTimeout is how long a host waits for others that are joining.
 const joinTimeout = 5 * time.Second
 
-// newMembership makes the part of a host that has not joined.
-func newMembership(cfg membershipConfig) *membership {
-	return &membership{cfg: cfg, kept: cfg.Kept, set: cfg.Entries, began: cfg.Now(), pending: map[shared.ID]*pendingEviction{}}
-}
-
-func (r *membership) newMember() (*shared.Member, error) {
+func (r *sharedRoot) newMember() (*shared.Member, error) {
 	return shared.New(shared.Config{
-		Dir: r.kept.Path, Host: r.cfg.Host, Capacity: r.cfg.Capacity, High: r.cfg.High, Low: r.cfg.Low, Lapse: r.cfg.Lapse,
+		Dir: r.kept.Path, Host: r.root.store.cfg.HostID, Capacity: r.root.cfg.Capacity, High: r.root.store.cfg.High, Low: r.root.store.cfg.Low, Lapse: r.root.cfg.Lapse,
 		FS: r.kept.FS, Log: r.kept.Log,
 		Unique: func() uint64 {
 			var b [8]byte
@@ -133,9 +116,9 @@ func (r *membership) newMember() (*shared.Member, error) {
 	}, backend{r})
 }
 
-// join joins the others, and makes steps until [membership.leave]. What is there a scan finds, while sessions use the root:
-// scans has the judge of [membership.judge].
-func (r *membership) join(scans *recovery.Root) error {
+// join joins the others, and makes steps until [sharedRoot.leave]. What is there a scan finds, while sessions use the root:
+// scans has the judge of [sharedRoot.judge].
+func (r *sharedRoot) join(scans *recovery.Root) error {
 	r.scans = scans
 	if err := r.kept.RemoveCheckpoint(); err != nil { // of a run that had the root to itself
 		return err
@@ -158,7 +141,7 @@ func (r *membership) join(scans *recovery.Root) error {
 	}
 	run, stop := context.WithCancel(context.Background())
 	r.stop = stop
-	if r.cfg.Scheduler == nil {
+	if r.root.cfg.Scheduler == nil {
 		go r.steps(run)
 	} else {
 		close(r.ended)
@@ -168,7 +151,7 @@ func (r *membership) join(scans *recovery.Root) error {
 
 // scan waits until this host is admitted, and looks at what is there. Until all was seen, the evict policy is told
 // nothing.
-func (r *membership) scan(ctx context.Context) error {
+func (r *sharedRoot) scan(ctx context.Context) error {
 	if err := r.admission(ctx); err != nil {
 		return err
 	}
@@ -192,11 +175,11 @@ func (r *membership) scan(ctx context.Context) error {
 }
 
 // admission waits for an evictor to take this host in.
-func (r *membership) admission(ctx context.Context) error {
-	tick := time.NewTicker(r.cfg.Poll / 8)
+func (r *sharedRoot) admission(ctx context.Context) error {
+	tick := time.NewTicker(r.root.cfg.Poll / 8)
 	defer tick.Stop()
 	for r.member.Ticket() == 0 {
-		if d := r.cfg.Scheduler; d != nil {
+		if d := r.root.cfg.Scheduler; d != nil {
 			d.Wait(func() { r.step(ctx) })
 			continue
 		}
@@ -211,7 +194,7 @@ func (r *membership) admission(ctx context.Context) error {
 }
 
 // step makes one step under a [Scheduler], with the scan if one is due.
-func (r *membership) step(ctx context.Context) {
+func (r *sharedRoot) step(ctx context.Context) {
 	r.lookAgain()
 	_ = r.member.Step()
 	if t := r.member.Ticket(); t != 0 && !r.busy.Load() && t != r.ticket {
@@ -223,15 +206,15 @@ func (r *membership) step(ctx context.Context) {
 	}
 }
 
-func (r *membership) clock() time.Duration {
-	if d := r.cfg.Scheduler; d != nil {
+func (r *sharedRoot) clock() time.Duration {
+	if d := r.root.cfg.Scheduler; d != nil {
 		return d.Now()
 	}
-	return r.cfg.Now().Sub(r.began)
+	return r.root.store.cfg.Now().Sub(r.began)
 }
 
 // rescan looks at every file again, as a host does that was given up and has joined again.
-func (r *membership) rescan(ctx context.Context) error {
+func (r *sharedRoot) rescan(ctx context.Context) error {
 	r.scanned.Store(r.member.Ticket())
 	r.set.Lock()
 	r.set.Account.Remove(capacity.Orphans, r.overlooked)
@@ -244,7 +227,7 @@ func (r *membership) rescan(ctx context.Context) error {
 }
 
 // leave ends the host's part. Nothing else uses the root any more.
-func (r *membership) leave() {
+func (r *sharedRoot) leave() {
 	defer r.unlockJoin()
 	if r.stop == nil {
 		return
@@ -257,17 +240,17 @@ func (r *membership) leave() {
 }
 
 // silence ends the steps. To the other hosts this one looks as if it had been killed.
-func (r *membership) silence() {
+func (r *sharedRoot) silence() {
 	r.stop()
 	<-r.ended
 }
 
 // steps does the member's work until the context is done.
-func (r *membership) steps(ctx context.Context) {
+func (r *sharedRoot) steps(ctx context.Context) {
 	defer close(r.ended)
 	var scans chan error
 	last := fmt.Sprint(error(nil))
-	tick := time.NewTicker(r.cfg.Poll)
+	tick := time.NewTicker(r.root.cfg.Poll)
 	defer tick.Stop()
 	for {
 		r.lookAgain()
@@ -283,7 +266,7 @@ func (r *membership) steps(ctx context.Context) {
 			go func() { done <- r.rescan(ctx) }()
 		}
 		var kicked <-chan struct{}
-		pause := time.NewTimer(r.cfg.Poll / 8) // the most that kicks hurry it
+		pause := time.NewTimer(r.root.cfg.Poll / 8) // the most that kicks hurry it
 		select {
 		case <-ctx.Done():
 		case <-tick.C:
@@ -326,13 +309,13 @@ func stepLevel(err error) slog.Level {
 
 // lockOut takes the lock of a host that has the root for itself, until this one has joined. The lock of this host's own
 // name is held.
-func (r *membership) lockOut(ctx context.Context) (err error) {
-	for begun := r.cfg.Now(); ; {
+func (r *sharedRoot) lockOut(ctx context.Context) (err error) {
+	for begun := r.root.store.cfg.Now(); ; {
 		r.gate, err = health.Lock(r.kept.FS, r.kept.Path, r.kept.Path+"/"+pieceformat.LockFile, true, nil)
 		if !errors.Is(err, staging.ErrLocked) {
 			break
 		}
-		if r.cfg.Now().Sub(begun) > joinTimeout {
+		if r.root.store.cfg.Now().Sub(begun) > joinTimeout {
 			return fmt.Errorf("%w: %s: %w; a host has it for itself: stop it, or set shared = true there too", files.ErrBusy,
 				r.kept.Path, err)
 		}
@@ -349,19 +332,19 @@ func (r *membership) lockOut(ctx context.Context) (err error) {
 }
 
 // unlockJoin lets other hosts join.
-func (r *membership) unlockJoin() {
+func (r *sharedRoot) unlockJoin() {
 	_ = health.Unlock(r.gate) // the locks go with the descriptors
 	r.gate = nil
 }
 
 // grants says whether lookups may grant entries.
-func (r *membership) grants() bool { return r.member.Fresh() }
+func (r *sharedRoot) grants() bool { return r.member.Fresh() }
 
 // judge judges what a scan meets.
-func (r *membership) judge() recovery.Judge { return judge{r} }
+func (r *sharedRoot) judge() recovery.Judge { return judge{r} }
 
 // stats are the member's, nil before this host has joined.
-func (r *membership) stats() *shared.Stats {
+func (r *sharedRoot) stats() *shared.Stats {
 	if r.member == nil {
 		return nil
 	}

@@ -4,25 +4,17 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
-	"github.com/kvhost/kvhost/host/internal/store/evictor"
-	"github.com/kvhost/kvhost/host/internal/store/files"
-	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -31,7 +23,7 @@ import (
 
 // rig is the only host of a shared root, and so its evictor. It makes a step when it is told to.
 type rig struct {
-	*membership
+	*sharedRoot
 	testing.TB
 	b      backend
 	class  *catalog.Class
@@ -39,98 +31,29 @@ type rig struct {
 	faults *faultfs.FS
 }
 
-// nowhere keeps no files.
-type nowhere struct{}
-
-func (nowhere) Keep(string, string, []byte) error { return nil }
-func (nowhere) Forget(string, string)             {}
-
 const capacityBytes = 64 * pieceformat.Page
 
 func newRig(t testing.TB) *rig {
 	r := &rig{TB: t, now: time.Hour, faults: faultfs.New(staging.OS())}
-	dir, log, now := t.TempDir(), slog.New(slog.DiscardHandler), func() time.Time { return time.Unix(1_700_000_000, 0) }
-	c, err := catalog.New(t.Context(), catalog.Options{
-		Log: log, Now: now, Roots: nowhere{}, Expiry: func(string) time.Duration { return 0 },
-		AdmitFault: func(err error) { t.Error(err) },
-		Policies: catalog.Policies{
-			Admit: policy.BuiltinHandle(abi.RoleAdmit), Place: policy.BuiltinHandle(abi.RolePlace),
-			Layout: policy.BuiltinHandle(abi.RoleLayout),
-		},
-	})
-	r.must(err)
-	ns, err := c.Open(t.Context(), &kv.Namespace{
-		Model: "test", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
-		TokensPerBlock: 16, TensorParallel: 2,
-		Groups: []kv.Group{{Lookup: kv.ByPrefix, Geometry: kv.Uniform(2, 2, 2, 1000)}},
-	})
-	r.must(err)
-	r.class, err = ns.OpenClass(0)
-	r.must(err)
-	c.Tenants.Number(0) // of all entries here
-	for _, d := range pieceformat.RootDirs {
-		r.must(os.MkdirAll(filepath.Join(dir, d), 0o700))
-	}
-	account := capacity.New(capacity.Config{Dir: dir, Bounds: capacity.Bounds{Capacity: capacityBytes}, Now: now})
-	set := &entries.Set{}
-	clock := uint64(0)
-	set.Init(entries.Config{
-		MaxEntries: 64, Catalog: c, Changes: entries.NewChangeLog(16), Now: now, Clock: func() uint64 { clock++; return clock },
-		Account: account,
-	})
-	var work sync.WaitGroup
-	p := &evictor.Policy{Handle: policy.BuiltinHandle(abi.RoleEvict), Since: now()}
-	r.must(set.StartEvictor(t.Context(), evictor.Config{
-		Policy: p, Run: t.Context(), Work: &work, Size: evictor.Size{Capacity: capacityBytes}, Log: log,
-	}))
-	monitor := health.NewMonitor(health.Config{
-		Dir: dir, FS: r.faults, Limit: -1, Every: time.Hour, Now: now, Log: log, Out: func() {}, Ended: func() {},
-	})
-	var seq files.Sequence
-	seq.Init(now, "a")
-	kept := &recovery.Directory{Catalog: c, Sequence: &seq, Dir: files.New(files.Config{
-		Path: dir, Log: log, Health: monitor, Account: account, Sequence: &seq,
-		QuarantineFiles: 4, QuarantineBytes: capacityBytes,
-	})}
-	r.membership = newMembership(membershipConfig{
-		Entries: set, Kept: kept, Host: "a", Capacity: capacityBytes, High: 0.9, Low: 0.8, Poll: time.Second,
-		Lapse: 10 * time.Second, Now: now,
-		Scheduler: &Scheduler{Now: func() time.Duration { return r.now }, Wait: func(step func()) { r.now += time.Second; step() }},
-	})
-	r.b = backend{r.membership}
-	r.must(r.join(&recovery.Root{Config: recovery.Config{
-		Entries: set, Kept: kept, Judge: r.judge(), Workers: 1, Capacity: capacityBytes, Now: now,
-		OwnsTemp: func(host string) bool { return host == "a" }, Drop: func(m entries.Mark) { r.drop(m) },
-	}}))
-	r.must(r.scan(t.Context()))
-	r.pass(4)
-	t.Cleanup(func() {
-		r.membership.leave()
-		set.Lock()
-		err := set.Evictor.Close()
-		set.Unlock()
-		p.Release()
-		monitor.Close()
-		if err := errors.Join(err, c.Close()); err != nil {
-			t.Error(err)
+	f := newFixture(t, t.TempDir(), 1, 2, func(c *Config) {
+		c.FS, c.Now, c.HostID = r.faults, func() time.Time { return time.Unix(1_700_000_000, 0) }, "a"
+		c.IOTimeout, c.UpkeepEvery, c.ScanWorkers, c.High, c.Low = -1, time.Hour, 1, 0.9, 0.8
+		root := &c.Roots[0]
+		root.Capacity, root.MaxEntries, root.Shared = capacityBytes, 64, true
+		root.Scheduler = &Scheduler{
+			Now: func() time.Duration { return r.now }, Wait: func(step func()) { r.now += time.Second; step() },
 		}
 	})
+	r.sharedRoot, r.class = f.shared(), f.space.Class(0)
+	r.b = backend{r.sharedRoot}
+	r.kept.Catalog.Tenants.Number(0) // of all entries here
+	r.pass(4)
 	return r
 }
 
 func (r *rig) must(err error) {
 	r.Helper()
-	if err != nil {
-		r.Fatal(err)
-	}
-}
-
-// drop removes an entry whose file is not what the index says, as a store does.
-func (r *rig) drop(m entries.Mark) {
-	v := r.leave(m.Slot)
-	r.set.Lock()
-	r.set.FinishEvict(&v)
-	r.set.Unlock()
+	must(r, err)
 }
 
 // leave has an entry leave as far as its files.
@@ -287,7 +210,7 @@ func TestNoCreditIsNoSpace(t *testing.T) {
 		held = append(held, credit)
 	}
 	r.expect("full", int64(len(held)), 0)
-	if used := r.set.Account.Used(); used > capacityBytes || len(held) < 2 {
+	if used := r.set.Account.Figures().Used; used > capacityBytes || len(held) < 2 {
 		t.Errorf("%d puts have %d bytes of %d", len(held), used, capacityBytes)
 	}
 }
@@ -448,10 +371,10 @@ func TestGuard(t *testing.T) {
 // TestAdmissionEnds: a scan that no evictor admits ends with its context.
 func TestAdmissionEnds(t *testing.T) {
 	r := newRig(t)
-	r.membership.leave()
+	r.sharedRoot.leave()
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	r.cfg.Scheduler = nil
+	r.root.cfg.Scheduler = nil
 	if err := r.scan(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}

@@ -29,13 +29,13 @@ const (
 )
 
 // tempName is the name of a put's temporary, given the one that it would have beside its target.
-func (r *membership) tempName(beside string, credit shared.Credit) (string, error) {
+func (r *sharedRoot) tempName(beside string, credit shared.Credit) (string, error) {
 	return r.member.Temp(filepath.Base(beside), credit)
 }
 
 // reserveCredit books a put's bytes against credit, if the put can take any, and calls enter with the lock held. The evictor
 // makes room for the bytes. When enter fails it has released them. It takes the lock.
-func (r *membership) reserveCredit(ctx context.Context, w capacity.Want, credit *shared.Credit, enter func() error) error {
+func (r *sharedRoot) reserveCredit(ctx context.Context, w capacity.Want, credit *shared.Credit, enter func() error) error {
 	r.set.Lock()
 	defer r.set.Unlock()
 	if credit != nil && w.Bytes > 0 {
@@ -55,7 +55,7 @@ func (r *membership) reserveCredit(ctx context.Context, w capacity.Want, credit 
 }
 
 // takeCreditUnlocking gets credit, and waits for it for a while. The lock is held, and released meanwhile.
-func (r *membership) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, bytes int64) error {
+func (r *sharedRoot) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, bytes int64) error {
 	var over <-chan time.Time
 	for passed := 0; ; passed++ {
 		more := r.member.More()
@@ -70,13 +70,13 @@ func (r *membership) takeCreditUnlocking(ctx context.Context, credit *shared.Cre
 			}
 			r.waiting++
 			defer func() { r.waiting-- }()
-			t := time.NewTimer(max(creditPolls*r.cfg.Poll, leastWait))
+			t := time.NewTimer(max(creditPolls*r.root.cfg.Poll, leastWait))
 			defer t.Stop()
 			over = t.C
 		}
 		r.set.Unlock()
 		var err error
-		if d := r.cfg.Scheduler; d != nil {
+		if d := r.root.cfg.Scheduler; d != nil {
 			if d.Wait(func() { r.step(ctx) }); passed == creditPolls {
 				err = r.noCredit(bytes)
 			}
@@ -96,13 +96,13 @@ func (r *membership) takeCreditUnlocking(ctx context.Context, credit *shared.Cre
 	}
 }
 
-func (r *membership) noCredit(bytes int64) error {
+func (r *sharedRoot) noCredit(bytes int64) error {
 	return fmt.Errorf("%w: %s: the evictor of the hosts that share it has given this one no credit for %d bytes",
 		capacity.ErrNoSpace, r.kept.Path, bytes)
 }
 
 // returnCredit gives credit back: nothing that was written on it is on the disk any more. It takes the lock.
-func (r *membership) returnCredit(credit shared.Credit) {
+func (r *sharedRoot) returnCredit(credit shared.Credit) {
 	if credit.Bytes() == 0 {
 		return
 	}
@@ -114,7 +114,7 @@ func (r *membership) returnCredit(credit shared.Credit) {
 
 // publishRecord gives a temporary its name, and spends its credit. Before the evictor can hear of the piece it counts as one
 // that is there.
-func (r *membership) publishRecord(temp, target string, rec shared.Record, credit *shared.Credit) error {
+func (r *sharedRoot) publishRecord(temp, target string, rec shared.Record, credit *shared.Credit) error {
 	bytes := credit.Bytes()
 	r.set.Lock()
 	r.inFlight -= bytes
@@ -139,7 +139,7 @@ func (r *membership) publishRecord(temp, target string, rec shared.Record, credi
 }
 
 // mayEnter says why no entry of a key can be made now, if so. The lock is held.
-func (r *membership) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
+func (r *sharedRoot) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
 	if r.pending[shared.ID{Namespace: cl.Namespace.Digest, Group: cl.Group, Key: *key}] != nil {
 		return fmt.Errorf("%w: %s is being evicted from %s", capacity.ErrNoSpace, key, r.kept.Path)
 	}
@@ -151,7 +151,7 @@ func (r *membership) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
 
 // propose tells the evictor that pieces of an entry that leaves this host's index are to go. Their bytes are in the account
 // until they do, beside the entry's. It takes the lock.
-func (r *membership) propose(d *entries.Eviction, pieces uint64) {
+func (r *sharedRoot) propose(d *entries.Eviction, pieces uint64) {
 	var there uint64
 	var left int64
 	for rank := range entries.Ranks(pieces) {
@@ -185,7 +185,7 @@ func (r *membership) propose(d *entries.Eviction, pieces uint64) {
 }
 
 // reportDamaged asks the evictor to remove pieces, and books their bytes as those of orphans.
-func (r *membership) reportDamaged(cl *catalog.Class, rec shared.Record) {
+func (r *sharedRoot) reportDamaged(cl *catalog.Class, rec shared.Record) {
 	r.set.Lock()
 	id := rec.ID()
 	if r.pending[id] == nil {
@@ -204,7 +204,7 @@ func (r *membership) reportDamaged(cl *catalog.Class, rec shared.Record) {
 
 // discard removes a file of a put that failed, and returns the bytes of it that are left. A file that was published may
 // be in use by other hosts: it stays, and is booked as one that is not served.
-func (r *membership) discard(name string, most int64) (left int64) {
+func (r *sharedRoot) discard(name string, most int64) (left int64) {
 	if !strings.HasPrefix(name, r.kept.Slash+pieceformat.MetaDir) {
 		r.overlook(most) // published: others may have it
 		return 0

@@ -75,9 +75,7 @@ func (s *turns) resume() { s.paused = nil }
 func (f *fixture) begin(n uint64) *Put {
 	f.Helper()
 	p, err := f.store.Put(f.Context(), f.request(n, 0, 0))
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	return p
 }
 
@@ -304,7 +302,7 @@ func (f *fixture) reckons() int64 {
 	r := f.root()
 	r.Lock()
 	defer r.Unlock()
-	return r.Account.Used() - r.kind.(*sharedRoot).inFlight
+	return r.Account.Figures().Used - r.kind.(*sharedRoot).inFlight
 }
 
 // TestAScanMeetsAPieceThatIsWritten: the evictor scans, as after a log that it has missed, and meets a piece of another

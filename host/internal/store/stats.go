@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
@@ -36,29 +37,16 @@ type RootStats struct {
 	MaxEntries uint32
 	IndexBytes int64
 
-	Inserted    uint64 // entries reserved
-	Published   uint64 // pieces
-	Expired     uint64 // entries removed because their time was over
-	Discarded   uint64 // entries that clients discarded
-	OverBudget  uint64 // puts refused for the daily write budget
+	entries.Counters
 	Written     int64  // bytes counted today against the daily write budget; 0 without one
-	Aborted     uint64 // pieces
-	Recycled    uint64 // victims' files that became the temporaries of puts
-	Evictions   uint64 // entries
 	Asks        uint64 // times that victims were asked for
 	BadVictims  uint64 // named by the policy although pinned, in flight or gone
 	Unanswered  uint64 // questions in which the policy named nobody who can go, although somebody could
-	Waits       uint64 // puts that waited for the background evictor
-	Sheds       uint64 // puts that found no space
-	Damaged     uint64 // entries dropped because a file was not what it should be
-	Vanished    uint64 // files removed by somebody else
 	Quarantined uint64 // files
 	SyncFails   uint64
-	PlaceFaults uint64 // names that another key's file held
 	EvictFaults uint64 // evict policies replaced
 	Scanning    bool   // the scan at the start has not ended; what it has not come to is a miss
 	Scanned     uint64 // files that it has come to
-	Recovered   uint64 // pieces found at the start
 	Swept       uint64 // temporaries removed at the start
 	Foreign     uint64 // files at the start that are not the store's; left alone
 	Unclaimed   uint64 // sound pieces at the start that no name leads to; quarantined
@@ -193,18 +181,15 @@ func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 func (r *root) stats() RootStats {
 	r.Lock()
 	defer r.Unlock()
-	c, n, a, ev := &r.Count, &r.recovery.Count, r.Account.Figures(), r.Evictor.Counts()
+	n, a, ev := &r.recovery.Count, r.Account.Figures(), r.Evictor.Counts()
 	st := RootStats{
 		Path: r.Path, Capacity: a.Capacity, Limit: a.Limit,
 		Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned,
 		Entries: int(r.Index.Len()), Complete: r.Complete(), Slots: r.Index.High(), MaxEntries: r.Index.Max(),
 		IndexBytes: r.Index.Memory(),
-		Inserted:   c.Inserted, Published: c.Published, Aborted: c.Aborted, Recycled: c.Recycled,
-		Expired: c.Expired, Discarded: c.Discarded, OverBudget: c.OverBudget, Waits: c.Waits, Sheds: c.Sheds,
-		Evictions: c.Evictions, Asks: ev.Asks, BadVictims: ev.BadVictims, Unanswered: ev.Unanswered, EvictFaults: ev.Faults,
-		Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: r.Quarantine.Count(),
-		SyncFails: r.SyncFails.Load(), PlaceFaults: c.PlaceFaults,
-		Scanning: r.Scanning(), Scanned: n.Scanned.Load(), Recovered: c.Recovered,
+		Counters:   r.Count, Asks: ev.Asks, BadVictims: ev.BadVictims, Unanswered: ev.Unanswered, EvictFaults: ev.Faults,
+		Quarantined: r.Quarantine.Count(), SyncFails: r.SyncFails.Load(),
+		Scanning: r.Scanning(), Scanned: n.Scanned.Load(),
 		Swept: n.Swept.Load(), Foreign: n.Foreign.Load(), Unclaimed: n.Unclaimed.Load(),
 		Shared: r.kind.stats(), Evict: r.Evictor.Stats(),
 	}

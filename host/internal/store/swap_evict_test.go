@@ -52,13 +52,9 @@ func TestSwapEvict(t *testing.T) {
 	builtin := func() *policy.Module { return policy.Builtin(abi.RoleEvict) }
 	wasm := func() *policy.Module {
 		opt, err := workshop()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		m, err := policy.Open(t.Context(), "lru", opt)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return m
 	}
 	for name, c := range map[string]struct {
@@ -159,9 +155,7 @@ func TestSwapUndone(t *testing.T) {
 	for range 10_000 { // more events than it has fuel for
 		request++
 		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(late), Request: request})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		l.Release()
 	}
 	if _, err := takeAll(changes); !errors.Is(err, policy.ErrFuel) ||
@@ -224,9 +218,7 @@ func TestUndoHearsAll(t *testing.T) {
 	b := f.store.evictPolicy(use(t, "fifo", nil, nil))
 	defer b.Release()
 	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := takeAll(changes); err != nil {
 		t.Fatal(err)
 	}
@@ -255,9 +247,7 @@ func TestSwapDoesNotWaitForEver(t *testing.T) {
 			func() { f.store.swapping.Release(1) },
 		},
 	} {
-		if err := c.lock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.lock(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
 		var done atomic.Int32
 		ended := make(chan error)

@@ -55,12 +55,8 @@ func testOrderOfTouchAfterACrash(t *testing.T) {
 	f.mustPut(5, 6)
 	f.lookup(1).Release()
 	f.drop(4)
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
+	must(t, os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)))
 	put(t, name, list)
 	f.start()
 	<-f.store.ScanDone()

@@ -155,17 +155,17 @@ func TestForget(t *testing.T) {
 	s.sound()
 	s.EndWrite(second, 1)
 	s.sound()
-	if used := s.Account.Used(); used != 3*s.class.FileBytes() {
+	if used := s.Account.Figures().Used; used != 3*s.class.FileBytes() {
 		t.Errorf("%d bytes are in use while a lease is on the entry", used)
 	}
 	s.Unpin(m)
 	s.sound()
-	if used := s.Account.Used(); used != s.class.FileBytes() || s.Index.Len() != 1 {
+	if used := s.Account.Figures().Used; used != s.class.FileBytes() || s.Index.Len() != 1 {
 		t.Errorf("%d bytes and %d slots are in use when only the new one is there", used, s.Index.Len())
 	}
 	s.EndWrite(again, 0)
 	s.sound()
-	if used := s.Account.Used(); used != 0 || s.Index.Len() != 0 || s.InFlight() != 0 {
+	if used := s.Account.Figures().Used; used != 0 || s.Index.Len() != 0 || s.InFlight() != 0 {
 		t.Errorf("at the end %d bytes, %d slots and %d flights are in use", used, s.Index.Len(), s.InFlight())
 	}
 }
@@ -305,7 +305,7 @@ func TestLives(t *testing.T) {
 		for _, slot := range live() {
 			entries.Forget(&s.Set, slot)
 		}
-		if used := s.Account.Used(); used != 0 || s.Index.Len() != 0 || s.InFlight() != 0 {
+		if used := s.Account.Figures().Used; used != 0 || s.Index.Len() != 0 || s.InFlight() != 0 {
 			t.Errorf("seed %d: at the end %d bytes, %d slots and %d flights are in use", seed, used, s.Index.Len(), s.InFlight())
 		}
 		s.Unlock()

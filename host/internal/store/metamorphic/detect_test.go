@@ -177,9 +177,7 @@ func TestFindsFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			opt, err := policies()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			open := func(ctx context.Context, cfg store.Config, slots *staging.Slots) (Store, error) {
 				if c.cfg != nil {
 					c.cfg(&cfg)
@@ -197,13 +195,9 @@ func TestFindsFaults(t *testing.T) {
 					continue
 				}
 				dir, err := os.MkdirTemp("", "kvhost-history")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				_, found = Run(h, Options{Dir: dir, Policies: opt, Open: open})
-				if err := os.RemoveAll(dir); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.RemoveAll(dir))
 			}
 			if found == nil || !strings.Contains(found.Error(), c.want) {
 				t.Errorf("the histories found %v, want %q", found, c.want)

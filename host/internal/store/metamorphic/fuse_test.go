@@ -27,9 +27,7 @@ func TestHistoriesOnFUSE(t *testing.T) {
 	kinds := slices.DeleteFunc(Kinds(), func(k Kind) bool { return k.Name == "memory" })
 	tally := testenv.NewTally(t, "fuse-histories")
 	m, err := fusefs.New(t.TempDir(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() {
 		if err := m.Unmount(); err != nil {
 			t.Error(err)
@@ -47,9 +45,7 @@ func TestHistoriesOnFUSE(t *testing.T) {
 			continue
 		}
 		rules := lesser[i%uint64(len(lesser))]
-		if err := m.Set(rules); err != nil {
-			t.Fatal(err)
-		}
+		must(t, m.Set(rules))
 		res, err := runIn(t, h, m.Dir)
 		tally.Add(int64(len(res.Results)), res.Killed, 1)
 		n, ierr := m.Injected()

@@ -49,13 +49,9 @@ func TestHistories(t *testing.T) {
 	switch {
 	case *replay != "":
 		text, err := os.ReadFile(*replay)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		h, err := Parse(string(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		run(t, h)
 		return
 	case *seed != 0:
@@ -125,9 +121,7 @@ func run(t *testing.T, h *History) (res *Result) {
 		save(t, file, h.String()) // a panic elsewhere, or a hang, leaves it there
 		var err error
 		if res, err = runOnce(t, h); err == nil {
-			if err := os.Remove(file); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(file))
 			return
 		}
 		save(t, file, res.Text())
@@ -146,13 +140,9 @@ func runOnce(t *testing.T, h *History) (*Result, error) {
 // runIn is runOnce with the directory below another.
 func runIn(t *testing.T, h *History, above string) (*Result, error) {
 	opt, err := policies()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir, err := os.MkdirTemp(above, "kvhost-history")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer os.RemoveAll(dir)
 	return Run(h, Options{Dir: dir, Policies: opt})
 }
@@ -180,7 +170,13 @@ func shorten(t *testing.T, h *History, file string) {
 
 func save(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	must(t, os.WriteFile(file, []byte(text), 0o600))
+}
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
 		t.Fatal(err)
 	}
 }

@@ -76,12 +76,7 @@ type Mover struct {
 
 // New makes a mover. Its memory is touched when the first moves are run.
 func New(cfg Config) (*Mover, error) {
-	if cfg.Workers == 0 {
-		cfg.Workers = defaultWorkers
-	}
-	if cfg.Waiting == 0 {
-		cfg.Waiting = defaultWaiting
-	}
+	cfg.Workers, cfg.Waiting = cmp.Or(cfg.Workers, defaultWorkers), cmp.Or(cfg.Waiting, defaultWaiting)
 	if cfg.Loads == nil {
 		cfg.Loads = &Loads{}
 	}
@@ -89,28 +84,9 @@ func New(cfg Config) (*Mover, error) {
 	if err != nil {
 		return nil, fmt.Errorf("store: buffers of moves: %w", err)
 	}
-	m := &Mover{cfg: cfg, slots: slots, budget: budget{loads: cfg.Loads}}
-	m.budget.perSecond.Store(cfg.Bandwidth)
+	m := &Mover{cfg: cfg, slots: slots, budget: budget{loads: cfg.Loads, perSecond: cfg.Bandwidth}}
 	m.changed.L = &m.mu
 	return m, nil
-}
-
-// SetLimits changes the bandwidth and how many bytes may wait. What waits already is not shed for that. A nil mover has none.
-func (m *Mover) SetLimits(bandwidth, waiting int64) {
-	if m == nil {
-		return
-	}
-	m.budget.perSecond.Store(bandwidth)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.cfg.Waiting = cmp.Or(waiting, defaultWaiting)
-}
-
-// Limits are the bandwidth, and how many bytes may wait.
-func (m *Mover) Limits() (bandwidth, waiting int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.budget.perSecond.Load(), m.cfg.Waiting
 }
 
 // Room is how many bytes of moves that do not yield may be offered before too many wait: one move more, when none waits.

@@ -25,9 +25,7 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 // section on how to change one.
 func TestFormatDocument(t *testing.T) {
 	text, err := os.ReadFile("../FORMAT.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, piece := goldenHeader(t)
 	_, compressed := goldenCompressed(t)
 	for name, image := range map[string][]byte{
@@ -71,17 +69,13 @@ func exampleCheckpoint(t *testing.T) []byte {
 				}
 			}
 		})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return f
 }
 
 func exampleTouches(t *testing.T) []byte {
 	var f file
-	if err := WriteTouches(&f, 7, 2, func(i int) uint64 { return uint64(i + 1) }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, WriteTouches(&f, 7, 2, func(i int) uint64 { return uint64(i + 1) }))
 	return f
 }
 

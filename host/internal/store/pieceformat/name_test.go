@@ -23,9 +23,7 @@ func keyOf(r *rand.Rand, bytes int) (k kv.Key) {
 func TestBuiltin(t *testing.T) {
 	const text = "model=a\n"
 	p, err := fanout.New(guest.Info{MaxNamespaces: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p.Namespace(0, text)
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range 200 {
