@@ -6,9 +6,9 @@
 // says; where it cannot, the entry goes at once and the next lookup misses. So a cache may forget, and never lies.
 //
 // The packages below this one own a root's parts: entries (the index and the life of each entry), files (its
-// directory), recovery (scans and checkpoints), sharedroot (the part of one host among several), each with its data and
-// its lock. A root puts them together; what differs between a root of one host and one that several share is a
-// kind. Failing roots, the order of locks and the goroutines are in ARCHITECTURE.md.
+// directory), recovery (scans and checkpoints), each with its data and its lock. A root puts them together; what differs
+// between a root of one host, one in memory and one that several hosts share is a kind. Failing roots, the order of locks
+// and the goroutines are in ARCHITECTURE.md.
 //
 // # Life of an entry
 //

@@ -55,7 +55,7 @@ func (ns *Namespace) OpenClass(group uint32) (*Class, error) {
 func (ns *Namespace) AcquireClass(group uint32) (*Class, error) {
 	for {
 		cl, err := ns.OpenClass(group)
-		if err != nil || cl.Acquire() {
+		if err != nil || cl.acquire() {
 			return cl, err
 		}
 	}

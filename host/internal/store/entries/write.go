@@ -86,7 +86,7 @@ func (s *Set) Join(
 			return index.None, ErrResident
 		}
 		if e.Is(index.Moving) {
-			s.Moves.Stay(slot)
+			s.Moves.stay(slot)
 		}
 		f.ranks |= 1 << rank
 		s.flights[slot] = f

@@ -46,7 +46,7 @@ func (x *Index) Rename(slot, rank uint32, path string) {
 func (x *Index) NameOf(slot, rank uint32) string {
 	var room [pieceformat.MaxPath]byte
 	key := x.Key(slot)
-	path, _ := x.Names.AppendPath(room[:0], slot, &key, rank)
+	path, _ := x.Names.appendPath(room[:0], slot, &key, rank)
 	return string(path)
 }
 

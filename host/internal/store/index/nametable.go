@@ -73,9 +73,9 @@ func (t *nameTable) first(slot uint32) uint32 {
 	return 0
 }
 
-// AppendPath appends the path of an entry's piece, given the entry's key. ok is false when the piece has the built-in
+// appendPath appends the path of an entry's piece, given the entry's key. ok is false when the piece has the built-in
 // name.
-func (t *nameTable) AppendPath(dst []byte, slot uint32, key *kv.Key, rank uint32) (path []byte, ok bool) {
+func (t *nameTable) appendPath(dst []byte, slot uint32, key *kv.Key, rank uint32) (path []byte, ok bool) {
 	for at := t.first(slot); at != 0; {
 		r := t.cells.at(at)
 		if uint32(r[recRank]) == rank {

@@ -60,7 +60,7 @@ func TestTable(t *testing.T) {
 			t.Fatalf("slot %d has the names %v, want %v", slot, got, want[slot])
 		}
 		for rank := range uint32(64) {
-			got, ok := table.AppendPath(nil, slot, &k, rank)
+			got, ok := table.appendPath(nil, slot, &k, rank)
 			if path, named := pieceformat.NameOf(want[slot], rank); ok != named || string(got) != path {
 				t.Fatalf("slot %d, rank %d: got the path %q (%t), want %q (%t)", slot, rank, got, ok, path, named)
 			}
@@ -107,6 +107,6 @@ func BenchmarkPath(b *testing.B) {
 	var room [pieceformat.MaxPath]byte
 	b.ReportAllocs()
 	for b.Loop() {
-		table.AppendPath(room[:0], 7, &k, 1)
+		table.appendPath(room[:0], 7, &k, 1)
 	}
 }

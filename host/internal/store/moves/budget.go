@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Patience is how long a part waits for loads at most, so that moves come to an end under any load.
-const Patience = 20 * time.Millisecond
+// patience is how long a part waits for loads at most, so that moves come to an end under any load.
+const patience = 20 * time.Millisecond
 
 // Loads counts the loads that are under way. It is safe for concurrent use.
 type Loads struct {
@@ -66,7 +66,7 @@ const burst = 50 * time.Millisecond
 func (b *budget) yield(ctx context.Context) error {
 	if !b.hurry.Load() {
 		if idle := b.loads.none(); idle != nil {
-			return wait(ctx, Patience, idle)
+			return wait(ctx, patience, idle)
 		}
 	}
 	return ctx.Err()

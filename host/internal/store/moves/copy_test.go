@@ -326,7 +326,7 @@ func TestCopyOfManyExtents(t *testing.T) {
 func TestCopyIsCancelled(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	p, u := newPiece(t, r), &upload{}
-	for p.Size() < 3*PartBytes {
+	for p.Size() < 3*partBytes {
 		p = newPiece(t, r)
 	}
 	p.cancelled = func(reads int) bool { return reads == 2 }
@@ -371,7 +371,7 @@ func TestBudget(t *testing.T) {
 		b.perSecond = 100 << 20
 		start := time.Now()
 		for range 400 {
-			must(t, b.take(t.Context(), PartBytes))
+			must(t, b.take(t.Context(), partBytes))
 		}
 		if took := time.Since(start); took < 900*time.Millisecond || took > 1100*time.Millisecond {
 			t.Errorf("100 MiB at 100 MiB/s took %s", took)
@@ -380,18 +380,18 @@ func TestBudget(t *testing.T) {
 		c.budget.loads.Begin()
 		start = time.Now()
 		for range 8 { // small pieces, which are a part together
-			if err := c.take(t.Context(), PartBytes/8); err != nil || time.Since(start) != Patience {
-				t.Errorf("%v after %s beside a load, want %s", err, time.Since(start), Patience)
+			if err := c.take(t.Context(), partBytes/8); err != nil || time.Since(start) != patience {
+				t.Errorf("%v after %s beside a load, want %s", err, time.Since(start), patience)
 			}
 		}
 		go func() { time.Sleep(time.Millisecond); c.budget.loads.End() }()
 		start = time.Now()
-		if err := c.take(t.Context(), PartBytes); err != nil || time.Since(start) != time.Millisecond {
+		if err := c.take(t.Context(), partBytes); err != nil || time.Since(start) != time.Millisecond {
 			t.Errorf("%v after %s, the load had ended after 1ms", err, time.Since(start))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := c.take(ctx, PartBytes); !errors.Is(err, context.Canceled) {
+		if err := c.take(ctx, partBytes); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 	})

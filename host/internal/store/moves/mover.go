@@ -89,8 +89,8 @@ func New(cfg Config) (*Mover, error) {
 	return m, nil
 }
 
-// Room is how many bytes of moves that do not yield may be offered before too many wait: one move more, when none waits.
-func (m *Mover) Room() int64 {
+// room is how many bytes of moves that do not yield may be offered before too many wait: one move more, when none waits.
+func (m *Mover) room() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -248,8 +248,8 @@ func (m *Mover) ended(v Move, began uint64, again bool) {
 // Hurry lifts the limits of bandwidth: nobody loads any more.
 func (m *Mover) Hurry() { m.budget.hurry.Store(true) }
 
-// Wait waits until no move waits or runs, or until at most so many bytes wait.
-func (m *Mover) Wait(ctx context.Context, waiting int64) error {
+// wait waits until no move waits or runs, or until at most so many bytes wait.
+func (m *Mover) wait(ctx context.Context, waiting int64) error {
 	stop := context.AfterFunc(ctx, func() {
 		m.mu.Lock() // not between the look at ctx and the wait
 		defer m.mu.Unlock()
@@ -274,7 +274,7 @@ func (m *Mover) Settle(ctx context.Context, step func()) error {
 		if n, _ := m.InFlight(); n == 0 {
 			return nil
 		}
-		if err := m.Wait(ctx, 0); err != nil {
+		if err := m.wait(ctx, 0); err != nil {
 			return err
 		}
 	}

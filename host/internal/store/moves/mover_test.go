@@ -60,8 +60,8 @@ func TestMoverIsBounded(t *testing.T) {
 			t.Errorf("move %d: got %v, want %v", i, got, want)
 		}
 	}
-	if n, bytes := m.InFlight(); n != 4 || bytes != 10 || m.Room() != 0 {
-		t.Errorf("%d moves and %d bytes in flight, and room for %d bytes", n, bytes, m.Room())
+	if n, bytes := m.InFlight(); n != 4 || bytes != 10 || m.room() != 0 {
+		t.Errorf("%d moves and %d bytes in flight, and room for %d bytes", n, bytes, m.room())
 	}
 	if !m.Offer(&task{bytes: 1, begun: begun, end: end, run: &run, shed: &shed, leaves: true}) { // it was given room before
 		t.Error("an entry that leaves was refused")
@@ -138,7 +138,7 @@ func TestMoveAgain(t *testing.T) {
 				v.runs.Load(), v.shed.Load(), n, bytes)
 		}
 		end <- struct{}{}
-		must(t, m.Wait(t.Context(), 0))
+		must(t, m.wait(t.Context(), 0))
 		stop()
 		if v.runs.Load() != 2 || v.shed.Load() != 1 {
 			t.Errorf("run %d times and shed %d times, want 2 and 1", v.runs.Load(), v.shed.Load())
@@ -173,7 +173,7 @@ func TestMoveThatEndedMeanwhile(t *testing.T) {
 			synctest.Wait()
 		}}
 		m.Offer(v)
-		must(t, m.Wait(t.Context(), 0))
+		must(t, m.wait(t.Context(), 0))
 		if runs, n := v.runs.Load(), v.shed.Load(); runs != 2 || n != 0 || run.Load() != 1 {
 			t.Errorf("it ran %d times and was shed %d times, the other ran %d times", runs, n, run.Load())
 		}

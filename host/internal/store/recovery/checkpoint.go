@@ -29,12 +29,12 @@ var _ [index.RecordState]struct{} = [pieceformat.StateComplete | pieceformat.Sta
 // SaveCheckpoint writes an index.
 func (d *Directory) SaveCheckpoint(x *index.Index, when int64) error {
 	return d.Replace(pieceformat.CheckpointFile, func(f staging.File) error {
-		return WriteCheckpoint(f, x, when, d.owners(x))
+		return writeCheckpoint(f, x, when, d.owners(x))
 	})
 }
 
-// WriteCheckpoint writes an index whose owners have been described.
-func WriteCheckpoint(f io.WriterAt, x *index.Index, when int64, owners []pieceformat.CheckpointOwner) error {
+// writeCheckpoint writes an index whose owners have been described.
+func writeCheckpoint(f io.WriterAt, x *index.Index, when int64, owners []pieceformat.CheckpointOwner) error {
 	head := pieceformat.Checkpoint{Time: when, High: x.High(), Clock: x.Clock(), Entries: x.Len()}
 	return pieceformat.WriteCheckpoint(f, head, owners, func(yield func(*pieceformat.CheckpointEntry) bool) {
 		var e pieceformat.CheckpointEntry

@@ -23,7 +23,7 @@ func FuzzCheckpoint(f *testing.F) {
 		x.Touch(slot)
 	}
 	var file memory
-	if err := WriteCheckpoint(&file, x, 9, []pieceformat.CheckpointOwner{{Group: 1}}); err != nil {
+	if err := writeCheckpoint(&file, x, 9, []pieceformat.CheckpointOwner{{Group: 1}}); err != nil {
 		f.Fatal(err)
 	}
 	f.Add([]byte(file))

@@ -121,8 +121,8 @@ func (d *Directory) keep(dir, base string, data []byte) error {
 	return d.syncNames(dir)
 }
 
-// Kept reads a file that Keep has written, and judges it. A copy that is missing or damaged is written again.
-func (d *Directory) Kept(dir, base string, judge func([]byte) error) (data []byte, err error) {
+// kept reads a file that Keep has written, and judges it. A copy that is missing or damaged is written again.
+func (d *Directory) kept(dir, base string, judge func([]byte) error) (data []byte, err error) {
 	for _, dir := range pieceformat.Copies(dir) {
 		b, bad := d.Read(dir + "/" + base)
 		if bad == nil {

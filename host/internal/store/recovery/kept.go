@@ -43,7 +43,7 @@ const readTries = 3
 // text reads the text of a namespace.
 func (d *Directory) text(digest kv.Digest) (text []byte, err error) {
 	for range readTries {
-		text, err = d.Kept(pieceformat.NamespacesDir, digest.String(), func(b []byte) error {
+		text, err = d.kept(pieceformat.NamespacesDir, digest.String(), func(b []byte) error {
 			if kv.TextDigest(b) != digest {
 				return fmt.Errorf("%w: its digest is another", pieceformat.ErrDamaged)
 			}
@@ -59,7 +59,7 @@ func (d *Directory) text(digest kv.Digest) (text []byte, err error) {
 // Plan reads the plan with a digest, for pieces written under an earlier layout.
 func (d *Directory) Plan(digest kv.Digest) (*kv.Plan, error) {
 	var plan *kv.Plan
-	_, err := d.Kept(pieceformat.PlansDir, digest.String(), func(b []byte) error {
+	_, err := d.kept(pieceformat.PlansDir, digest.String(), func(b []byte) error {
 		p, err := kv.DecodePlan(b)
 		switch {
 		case err != nil:

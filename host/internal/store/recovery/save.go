@@ -59,7 +59,7 @@ func (r *Root) SaveCheckpoint() {
 
 // saveState writes the state of the acting policy. Pins are no part of what the next run begins with. The lock is held.
 func (r *Root) saveState(when int64) error {
-	r.Kept.RemoveState()
+	r.Kept.removeState()
 	if r.pinned() {
 		return nil
 	}
@@ -71,7 +71,7 @@ func (r *Root) saveState(when int64) error {
 	if err != nil || !ok {
 		return nil
 	}
-	return r.Kept.SaveState(s, when)
+	return r.Kept.saveState(s, when)
 }
 
 func (r *Root) pinned() (any bool) {
@@ -91,7 +91,7 @@ func (r *Root) TakeCheckpoint(ctx context.Context) (ok bool, err error) {
 		return false, nil
 	}
 	d.Sequence.StampsFrom(when)
-	state := d.LoadState(when)
+	state := d.loadState(when)
 	s.Lock()
 	defer s.Unlock()
 	s.Restore(x)
@@ -139,7 +139,7 @@ func (r *Root) loadTouches() (place []uint64, when int64) {
 	place = make([]uint64, s.Index.High())
 	s.Unlock()
 	n := uint64(1)
-	when, ok := r.Kept.LoadTouches(func(fingerprints []uint64) {
+	when, ok := r.Kept.loadTouches(func(fingerprints []uint64) {
 		s.Lock()
 		defer s.Unlock()
 		for _, fp := range fingerprints {

@@ -245,7 +245,7 @@ func (c *Scan) Order() {
 		list = append(list, f)
 	})
 	s.Unlock()
-	ByLastTouch(list)
+	byLastTouch(list)
 	s.Lock()
 	for i, f := range list {
 		if e := s.Index.At(f.Slot); e.Is(index.Live) && e.LastTouch() == 0 {

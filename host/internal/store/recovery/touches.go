@@ -22,9 +22,9 @@ func (d *Directory) SaveTouches(when int64, n int, fingerprint func(i int) uint6
 	})
 }
 
-// LoadTouches calls visit with the fingerprints of the list, a part at a time, and returns its time. ok is false when
+// loadTouches calls visit with the fingerprints of the list, a part at a time, and returns its time. ok is false when
 // there is no list that holds: forget what visit was given.
-func (d *Directory) LoadTouches(visit func(fingerprints []uint64)) (when int64, ok bool) {
+func (d *Directory) loadTouches(visit func(fingerprints []uint64)) (when int64, ok bool) {
 	err := d.read(pieceformat.TouchesFile, func(f staging.File, size int64) (err error) {
 		when, err = pieceformat.ReadTouches(f, size, visit)
 		return err
@@ -45,9 +45,9 @@ type Found struct {
 	Time  int64  // the newest store time of its pieces
 }
 
-// ByLastTouch sorts entries from the least recently touched on: those of the list in its order, then the others by
+// byLastTouch sorts entries from the least recently touched on: those of the list in its order, then the others by
 // store time.
-func ByLastTouch(list []Found) {
+func byLastTouch(list []Found) {
 	slices.SortFunc(list, func(a, b Found) int {
 		// Place 0 wraps to the largest number: behind everything that has a place.
 		return cmp.Or(cmp.Compare(a.Place-1, b.Place-1), cmp.Compare(a.Time, b.Time), cmp.Compare(a.Slot, b.Slot))
