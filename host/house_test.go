@@ -36,7 +36,6 @@ var rows = [][]string{
 	{"host/internal/store/catalog"},
 	{"host/internal/store/evictor"},
 	{"host/internal/store/entries", "host/internal/store/files"},
-	{"host/internal/store/recovery"},
 	{"host/internal/store/moves"},
 	{"host/internal/store", "host/internal/store/fsck"},
 	{"host/internal/store/metamorphic"},

@@ -45,7 +45,7 @@ func BenchmarkSaveTouches(b *testing.B) {
 	var with, without time.Duration
 	for b.Loop() {
 		start := time.Now()
-		with = max(with, longest(r.recovery.SaveTouches))
+		with = max(with, longest(r.recovery.saveTouches))
 		took := time.Since(start)
 		b.StopTimer()
 		without = max(without, longest(func() { time.Sleep(took) }))

@@ -14,7 +14,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/zeebo/xxh3"
@@ -163,7 +162,9 @@ func (f *fixture) benchLookups(b *testing.B, entries int, request uint32) {
 func (f *fixture) benchWriteCheckpoint(b *testing.B) {
 	r := f.root()
 	for b.Loop() {
-		must(b, r.kept.SaveCheckpoint(r.Index, 1))
+		must(b, r.kept.Replace(pieceformat.CheckpointFile, func(f staging.File) error {
+			return writeCheckpoint(f, r.Index, 1, r.kept.owners(r.Index))
+		}))
 	}
 }
 
@@ -180,7 +181,7 @@ func (f *fixture) benchReadCheckpoint(b *testing.B, entries int) {
 			cl, err := f.store.catalog.ClassFor(&pieceformat.Header{Namespace: o.Namespace, Group: o.Group})
 			return index.Owner{Class: cl.ID}, err
 		}
-		if _, err := recovery.ReadCheckpoint(file, info.Size, x, owner); err != nil || x.Len() != r.Index.Len() {
+		if _, err := readCheckpoint(file, info.Size, x, owner); err != nil || x.Len() != r.Index.Len() {
 			b.Fatal(err)
 		}
 	}
@@ -192,7 +193,7 @@ func (f *fixture) benchReadCheckpoint(b *testing.B, entries int) {
 func (f *fixture) benchStart(b *testing.B, entries int) {
 	r := f.root()
 	for slot := range r.Index.High() {
-		if (slot+1)%max(1, r.Index.High()/recovery.SampledEntries) != 0 {
+		if (slot+1)%max(1, r.Index.High()/SampledEntries) != 0 {
 			continue
 		}
 		k := r.Index.Key(slot)

@@ -18,7 +18,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -35,8 +34,8 @@ type root struct {
 	kind   kind
 	budget writeBudget
 
-	kept      *recovery.Directory // files that the store keeps for itself
-	recovery  *recovery.Root
+	kept      *keptDir // files that the store keeps for itself
+	recovery  *recovery
 	directory *health.Directory
 	meter     meter
 
@@ -97,14 +96,9 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		r.Health.Close()
 		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.Path, p.Label, err)
 	}
-	r.kept = &recovery.Directory{Dir: r.Dir, Catalog: s.catalog, Sequence: &s.seq}
+	r.kept = &keptDir{Dir: r.Dir, Catalog: s.catalog, Sequence: &s.seq}
 	r.kind = newKind(r)
-	r.recovery = &recovery.Root{Config: recovery.Config{
-		Entries: &r.Set, Kept: r.kept, Judge: r.kind.judge(), Workers: s.cfg.ScanWorkers, Capacity: cfg.Capacity,
-		Sync: s.cfg.Durability != None, Now: s.cfg.Now, OwnsTemp: r.kind.ownsTemp, Drop: func(m entries.Mark) {
-			r.drop(m, 0)
-		},
-	}}
+	r.recovery = &recovery{root: r, kept: r.kept, set: &r.Set}
 	r.budget = newWriteBudget(r)
 	return r, nil
 }
@@ -126,7 +120,7 @@ func (r *root) take(ctx context.Context) (err error) {
 			return fmt.Errorf("store: root %s: %w", r.Path, err)
 		}
 	}
-	r.recovery.SweepTemps()
+	r.recovery.sweepTemps()
 	if err := r.budget.Load(); err != nil {
 		return fmt.Errorf("store: root %s: %w", r.Path, err)
 	}

@@ -140,7 +140,7 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	r.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	r.recovery.NewScan().End(ctx, func(int64) {})
+	r.recovery.newScan().End(ctx, func(int64) {})
 	told = 0
 	f.restart()
 	_ = f.root().Evictor.Flush()

@@ -22,7 +22,7 @@ func (r backend) classOf(ns kv.Digest, group uint32, key *kv.Key) (*catalog.Clas
 	h := pieceformat.Header{Namespace: ns, Group: group, Key: *key}
 	cl, err := r.kept.Catalog.ClassFor(&h)
 	if errors.Is(err, catalog.ErrUnknownNamespace) {
-		if err = r.kept.LoadNamespaces(); err == nil { // an engine of another host's has opened it
+		if err = r.kept.loadNamespaces(); err == nil { // an engine of another host's has opened it
 			cl, err = r.kept.Catalog.ClassFor(&h)
 		}
 	}
@@ -86,7 +86,7 @@ func (r backend) see(cl *catalog.Class, h *pieceformat.Header, rel string, alloc
 		d.learn(rel) // also one that the entry has: a host that knows of its removal already may have stored it again
 		return withheld
 	}
-	late := r.scans.NewLateScan()
+	late := r.scans.newLateScan()
 	sight := r.firstScan
 	if sight == nil {
 		sight = late

@@ -8,12 +8,11 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
 
-// judge is the [recovery.Judge] of a shared root: what is of no use to this host is left alone.
+// judge is the [scanJudge] of a shared root: what is of no use to this host is left alone.
 type judge struct{ *sharedRoot }
 
 // sight is a piece that this host has met while it wrote or removed some of its entry.
@@ -28,7 +27,7 @@ type sight struct {
 // count on this host it may go at any time, without its knowledge. One that cannot be entered now is in the account all
 // the same, because this host may be the evictor next: no record tells it of the piece again.
 func (r judge) Found(
-	_ *recovery.Scan, rel, _ string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
+	_ *scan, rel, _ string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
 ) {
 	switch backend(r).see(cl, h, rel, allocated) {
 	case awaited:
@@ -51,7 +50,7 @@ func (r judge) Found(
 	}
 	r.set.Unlock()
 	if slot != index.None && here {
-		r.scans.Drop(entries.Mark{Slot: slot, Fingerprint: fp})
+		r.root.drop(entries.Mark{Slot: slot, Fingerprint: fp}, 0)
 	}
 }
 
@@ -74,9 +73,9 @@ func (r *sharedRoot) lookAgain() {
 	}
 }
 
-func (r judge) Unsound(c *recovery.Scan, name, _ string, info staging.Info, err error) {
+func (r judge) Unsound(c *scan, name, _ string, info staging.Info, err error) {
 	if !pieceformat.IsDamage(err) { // info may be that of no file
-		c.Unreadable(name, err)
+		c.unreadable(name, err)
 		return
 	}
 	r.kept.Log.Warn("file of a shared root left alone; fsck says more", "file", name, "error", err)
@@ -84,8 +83,8 @@ func (r judge) Unsound(c *recovery.Scan, name, _ string, info staging.Info, err 
 }
 
 // Unknown leaves a piece alone: another host may know whose it is.
-func (r judge) Unknown(_ *recovery.Scan, name string, allocated int64, err error) {
+func (r judge) Unknown(_ *scan, name string, allocated int64, err error) {
 	r.kept.Log.Warn("piece of a shared root left alone", "file", name, "error", err)
-	r.scans.Count.Unclaimed.Add(1)
+	r.scans.count.Unclaimed.Add(1)
 	r.overlook(allocated)
 }

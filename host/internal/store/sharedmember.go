@@ -17,7 +17,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -42,8 +41,8 @@ type Scheduler struct {
 // The lock of the entries guards the counts. No file is touched and no member is asked to write under it.
 type sharedRoot struct {
 	root  *root
-	kept  *recovery.Directory
-	scans *recovery.Root
+	kept  *keptDir
+	scans *recovery
 	began time.Time
 
 	member *shared.Member
@@ -57,7 +56,7 @@ type sharedRoot struct {
 
 	set *entries.Set // its lock guards the rest
 
-	firstScan  *recovery.Scan // while it runs: entries are told to the evict policy when all are there
+	firstScan  *scan // while it runs: entries are told to the evict policy when all are there
 	pending    map[shared.ID]*pendingEviction
 	awaited    map[met]int64 // bytes of files that others published while this host writes their pieces
 	met        []sight       // what scans have met of entries that this host writes
@@ -118,9 +117,9 @@ func (r *sharedRoot) newMember() (*shared.Member, error) {
 
 // join joins the others, and makes steps until [sharedRoot.leave]. What is there a scan finds, while sessions use the root:
 // scans has the judge of [sharedRoot.judge].
-func (r *sharedRoot) join(scans *recovery.Root) error {
+func (r *sharedRoot) join(scans *recovery) error {
 	r.scans = scans
-	if err := r.kept.RemoveCheckpoint(); err != nil { // of a run that had the root to itself
+	if err := r.kept.removeCheckpoint(); err != nil { // of a run that had the root to itself
 		return err
 	}
 	m, err := r.newMember()
@@ -129,7 +128,7 @@ func (r *sharedRoot) join(scans *recovery.Root) error {
 	}
 	r.set.Lock()
 	r.set.BeginScan()
-	r.member, r.firstScan, r.ended, r.set.Touched = m, r.scans.NewScan(), make(chan struct{}), m.Touch
+	r.member, r.firstScan, r.ended, r.set.Touched = m, r.scans.newScan(), make(chan struct{}), m.Touch
 	r.pending, r.awaited, r.met = map[shared.ID]*pendingEviction{}, map[met]int64{}, nil
 	r.overlooked, r.inFlight, r.ticket = 0, 0, 0
 	r.set.Unlock()
@@ -163,7 +162,7 @@ func (r *sharedRoot) scan(ctx context.Context) error {
 		return r.kept.Health.OutError()
 	}
 	first := r.firstScan
-	first.Order()
+	first.order()
 	first.End(ctx, func(booked int64) { // it has learned of other hosts' pieces until now
 		r.set.Account.Add(capacity.Orphans, first.Orphaned()-booked)
 		r.overlooked += first.Orphaned()
@@ -220,8 +219,8 @@ func (r *sharedRoot) rescan(ctx context.Context) error {
 	r.set.Account.Remove(capacity.Orphans, r.overlooked)
 	r.overlooked = 0
 	r.set.Unlock()
-	found := r.scans.NewScan()
-	err := found.Walk(ctx)
+	found := r.scans.newScan()
+	err := found.walk(ctx)
 	r.overlook(found.Orphaned())
 	return err
 }
@@ -341,7 +340,7 @@ func (r *sharedRoot) unlockJoin() {
 func (r *sharedRoot) grants() bool { return r.member.Fresh() }
 
 // judge judges what a scan meets.
-func (r *sharedRoot) judge() recovery.Judge { return judge{r} }
+func (r *sharedRoot) judge() scanJudge { return judge{r} }
 
 // stats are the member's, nil before this host has joined.
 func (r *sharedRoot) stats() *shared.Stats {

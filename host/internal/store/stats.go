@@ -181,7 +181,7 @@ func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 func (r *root) stats() RootStats {
 	r.Lock()
 	defer r.Unlock()
-	n, a, ev := &r.recovery.Count, r.Account.Figures(), r.Evictor.Counts()
+	n, a, ev := &r.recovery.count, r.Account.Figures(), r.Evictor.Counts()
 	st := RootStats{
 		Path: r.Path, Capacity: a.Capacity, Limit: a.Limit,
 		Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned,

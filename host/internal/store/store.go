@@ -118,7 +118,7 @@ func (s *Store) openRoots(ctx context.Context) error {
 	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil {
 		return err
 	}
-	if err := s.eachRoot(ctx, func(r *root) error { return r.kept.LoadNamespaces() }); err != nil {
+	if err := s.eachRoot(ctx, func(r *root) error { return r.kept.loadNamespaces() }); err != nil {
 		return err
 	}
 	if err := s.eachRoot(ctx, func(r *root) error { return r.recover(ctx) }); err != nil {

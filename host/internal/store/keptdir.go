@@ -1,4 +1,4 @@
-package recovery
+package store
 
 import (
 	"bytes"
@@ -15,8 +15,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Directory is the files in a root that the store keeps for itself.
-type Directory struct {
+// keptDir is the files in a root that the store keeps for itself.
+type keptDir struct {
 	*files.Dir
 	Catalog  *catalog.Catalog
 	Sequence *files.Sequence
@@ -26,7 +26,7 @@ type Directory struct {
 const maxFile = 4 << 20
 
 // Read reads a whole file, given by its path below the root.
-func (d *Directory) Read(rel string) ([]byte, error) {
+func (d *keptDir) Read(rel string) ([]byte, error) {
 	f, err := d.FS.OpenFile(d.Path+"/"+rel, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func (d *Directory) Read(rel string) ([]byte, error) {
 }
 
 // Replace replaces a file, durably, name included.
-func (d *Directory) Replace(rel string, write func(staging.File) error) error {
+func (d *keptDir) Replace(rel string, write func(staging.File) error) error {
 	if err := d.replace(rel, write); err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (d *Directory) Replace(rel string, write func(staging.File) error) error {
 }
 
 // replace is Replace, but for the durability of the name.
-func (d *Directory) replace(rel string, write func(staging.File) error) error {
+func (d *keptDir) replace(rel string, write func(staging.File) error) error {
 	name := d.Path + "/" + rel
 	temp := d.Sequence.TempName(name)
 	f, err := d.FS.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -79,7 +79,7 @@ func (d *Directory) replace(rel string, write func(staging.File) error) error {
 }
 
 // read opens a file and gives it to read, with its size.
-func (d *Directory) read(rel string, read func(f staging.File, size int64) error) error {
+func (d *keptDir) read(rel string, read func(f staging.File, size int64) error) error {
 	f, err := d.FS.OpenFile(d.Path+"/"+rel, os.O_RDONLY, 0)
 	if err != nil {
 		return err
@@ -92,7 +92,7 @@ func (d *Directory) read(rel string, read func(f staging.File, size int64) error
 }
 
 // Keep writes a file with these bytes into a directory below the root, and its copy, durably, unless they are there.
-func (d *Directory) Keep(dir, base string, data []byte) error {
+func (d *keptDir) Keep(dir, base string, data []byte) error {
 	for _, dir := range pieceformat.Copies(dir) {
 		if err := d.keep(dir, base, data); err != nil {
 			return err
@@ -101,7 +101,7 @@ func (d *Directory) Keep(dir, base string, data []byte) error {
 	return nil
 }
 
-func (d *Directory) keep(dir, base string, data []byte) error {
+func (d *keptDir) keep(dir, base string, data []byte) error {
 	name := d.Slash + dir + "/" + base
 	if old, err := d.Read(dir + "/" + base); err == nil && bytes.Equal(old, data) {
 		return d.syncNames(dir) // whoever wrote it may have been killed before that
@@ -122,7 +122,7 @@ func (d *Directory) keep(dir, base string, data []byte) error {
 }
 
 // kept reads a file that Keep has written, and judges it. A copy that is missing or damaged is written again.
-func (d *Directory) kept(dir, base string, judge func([]byte) error) (data []byte, err error) {
+func (d *keptDir) kept(dir, base string, judge func([]byte) error) (data []byte, err error) {
 	for _, dir := range pieceformat.Copies(dir) {
 		b, bad := d.Read(dir + "/" + base)
 		if bad == nil {
@@ -147,7 +147,7 @@ func (d *Directory) kept(dir, base string, judge func([]byte) error) (data []byt
 	return data, nil
 }
 
-func (d *Directory) write(name string, data []byte) error {
+func (d *keptDir) write(name string, data []byte) error {
 	f, err := d.FS.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func (d *Directory) write(name string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-func (d *Directory) syncNames(dir string) error {
+func (d *keptDir) syncNames(dir string) error {
 	if err := d.FS.SyncDir(d.Slash + dir); err != nil {
 		return fmt.Errorf("store: root %s: keeping %s: %w: %w", d.Path, dir, files.ErrSync, err)
 	}

@@ -1,4 +1,4 @@
-package recovery
+package store
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // A checkpoint is written only when the account is exact: nothing in flight, no entry being evicted, no orphan, the
@@ -14,8 +15,8 @@ import (
 // power failure the names of files that were unlinked would come back, and be in nobody's account.
 
 // unsettled says why the account is not exact, if it is not. The lock is held.
-func (r *Root) unsettled() (why string) {
-	s := r.Entries
+func (r *recovery) unsettled() (why string) {
+	s := r.set
 	switch {
 	case s.Scanning():
 		return "the scan at the start has not ended"
@@ -23,7 +24,7 @@ func (r *Root) unsettled() (why string) {
 		return "entries are in flight"
 	case s.Account.Figures().Orphans != 0:
 		return "files would not go"
-	case !r.Kept.Health.Serves():
+	case !r.kept.Health.Serves():
 		return "the root is out"
 	}
 	s.Index.Each(func(_ uint32, e *index.Entry) {
@@ -34,10 +35,10 @@ func (r *Root) unsettled() (why string) {
 	return why
 }
 
-// SaveCheckpoint writes the index and the evict policy's state, if the account is exact. Nothing else uses the root any
+// saveCheckpoint writes the index and the evict policy's state, if the account is exact. Nothing else uses the root any
 // more. It takes the lock.
-func (r *Root) SaveCheckpoint() {
-	s, d := r.Entries, r.Kept
+func (r *recovery) saveCheckpoint() {
+	s, d := r.set, r.kept
 	s.Lock()
 	defer s.Unlock()
 	if why := r.unsettled(); why != "" {
@@ -50,7 +51,9 @@ func (r *Root) SaveCheckpoint() {
 		err = r.saveState(when)
 	}
 	if err == nil {
-		err = d.SaveCheckpoint(s.Index, when)
+		err = d.Replace(pieceformat.CheckpointFile, func(f staging.File) error {
+			return writeCheckpoint(f, s.Index, when, d.owners(s.Index))
+		})
 	}
 	if err != nil {
 		d.Log.Warn("checkpoint not written; the next start scans", "error", err)
@@ -58,32 +61,32 @@ func (r *Root) SaveCheckpoint() {
 }
 
 // saveState writes the state of the acting policy. Pins are no part of what the next run begins with. The lock is held.
-func (r *Root) saveState(when int64) error {
-	r.Kept.removeState()
+func (r *recovery) saveState(when int64) error {
+	r.kept.removeState()
 	if r.pinned() {
 		return nil
 	}
-	limit := uint32(min(pieceformat.MaxState, 1<<20+256*int64(r.Entries.Index.High())))
-	s, ok, err := r.Entries.Evictor.Save(limit)
+	limit := uint32(min(pieceformat.MaxState, 1<<20+256*int64(r.set.Index.High())))
+	s, ok, err := r.set.Evictor.Save(limit)
 	if err != nil {
-		r.Kept.Log.Warn("evict policy's state not kept; the next start tells it every entry", "error", err)
+		r.kept.Log.Warn("evict policy's state not kept; the next start tells it every entry", "error", err)
 	}
 	if err != nil || !ok {
 		return nil
 	}
-	return r.Kept.saveState(s, when)
+	return r.kept.saveState(s, when)
 }
 
-func (r *Root) pinned() (any bool) {
-	r.Entries.Index.Each(func(_ uint32, e *index.Entry) { any = any || e.Pins() > 0 })
+func (r *recovery) pinned() (any bool) {
+	r.set.Index.Each(func(_ uint32, e *index.Entry) { any = any || e.Pins() > 0 })
 	return any
 }
 
-// TakeCheckpoint enters the checkpoint, if there is one that holds, and the evict policy's state. It takes the lock.
-func (r *Root) TakeCheckpoint(ctx context.Context) (ok bool, err error) {
-	s, d := r.Entries, r.Kept
+// takeCheckpoint enters the checkpoint, if there is one that holds, and the evict policy's state. It takes the lock.
+func (r *recovery) takeCheckpoint(ctx context.Context) (ok bool, err error) {
+	s, d := r.set, r.kept
 	x := index.New(s.Index.Max(), d.Catalog.Fingerprint, d.Catalog.Base)
-	when, ok, err := d.TakeCheckpoint(x)
+	when, ok, err := d.takeCheckpoint(x)
 	if err != nil {
 		return false, fmt.Errorf("store: %w", err)
 	}
@@ -99,20 +102,23 @@ func (r *Root) TakeCheckpoint(ctx context.Context) (ok bool, err error) {
 	return true, nil
 }
 
-// TouchesEvery is how often the list of touches is written.
-const TouchesEvery = 5 * time.Minute
+// touchesEvery is how often the list of touches is written.
+const touchesEvery = 5 * time.Minute
 
-// SaveTouches writes the list of touches. It takes the lock for a tenth of a millisecond at a time.
-func (r *Root) SaveTouches() {
-	when := r.Kept.Sequence.Stamp() // what is stored from now on is newer
-	order := r.Entries.Evictor.Snapshot()
-	if err := r.Kept.SaveTouches(when, len(order), func(i int) uint64 { return order[i].Fingerprint }); err != nil {
-		r.Kept.Log.Warn("order of last touch not kept", "error", err)
+// saveTouches writes the list of touches. It takes the lock for a tenth of a millisecond at a time.
+func (r *recovery) saveTouches() {
+	when := r.kept.Sequence.Stamp() // what is stored from now on is newer
+	order := r.set.Evictor.Snapshot()
+	err := r.kept.replace(pieceformat.TouchesFile, func(f staging.File) error {
+		return pieceformat.WriteTouches(f, when, len(order), func(i int) uint64 { return order[i].Fingerprint })
+	})
+	if err != nil {
+		r.kept.Log.Warn("order of last touch not kept", "error", err)
 	}
 }
 
-// SaveTouchesEvery writes the list periodically, if it has changed, until ctx ends.
-func (r *Root) SaveTouchesEvery(ctx context.Context, every time.Duration) {
+// saveTouchesEvery writes the list periodically, if it has changed, until ctx ends.
+func (r *recovery) saveTouchesEvery(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for last := uint32(0); ; {
@@ -121,25 +127,25 @@ func (r *Root) SaveTouchesEvery(ctx context.Context, every time.Duration) {
 			return
 		case <-tick.C:
 		}
-		r.Entries.Lock()
-		now, scanning := r.Entries.Index.Clock(), r.Entries.Scanning()
-		r.Entries.Unlock()
-		if now != last && !scanning && r.Kept.Health.Takes() { // during a scan the last run's list is still to be read
+		r.set.Lock()
+		now, scanning := r.set.Index.Clock(), r.set.Scanning()
+		r.set.Unlock()
+		if now != last && !scanning && r.kept.Health.Takes() { // during a scan the last run's list is still to be read
 			last = now
-			r.SaveTouches()
+			r.saveTouches()
 		}
 	}
 }
 
 // loadTouches returns the place of each slot in the list, from 1 on, and the time of the list; nil when there is no
 // list. It takes the lock.
-func (r *Root) loadTouches() (place []uint64, when int64) {
-	s := r.Entries
+func (r *recovery) loadTouches() (place []uint64, when int64) {
+	s := r.set
 	s.Lock()
 	place = make([]uint64, s.Index.High())
 	s.Unlock()
 	n := uint64(1)
-	when, ok := r.Kept.loadTouches(func(fingerprints []uint64) {
+	when, ok := r.kept.loadTouches(func(fingerprints []uint64) {
 		s.Lock()
 		defer s.Unlock()
 		for _, fp := range fingerprints {

@@ -1,4 +1,4 @@
-package recovery
+package store
 
 import (
 	"context"
@@ -19,80 +19,80 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Judge says what becomes of the files that a scan meets. Its methods are called on several goroutines.
-type Judge interface {
+// scanJudge says what becomes of the files that a scan meets. Its methods are called on several goroutines.
+type scanJudge interface {
 	// Found enters a piece, given its path below the root and its name: that path, or empty for the built-in one.
-	Found(c *Scan, rel, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64)
+	Found(c *scan, rel, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64)
 	// Unsound judges a file that is no sound piece.
-	Unsound(c *Scan, name, rel string, info staging.Info, err error)
+	Unsound(c *scan, name, rel string, info staging.Info, err error)
 	// Unknown judges a piece whose namespace the store does not know, or under a name that no piece can have.
-	Unknown(c *Scan, name string, allocated int64, err error)
+	Unknown(c *scan, name string, allocated int64, err error)
 }
 
-// Scan is one look at every file of a root.
-type Scan struct {
+// scan is one look at every file of a root.
+type scan struct {
 	*entries.Scan
-	root *Root
+	by *recovery
 }
 
-// NewScan prepares a scan.
-func (r *Root) NewScan() *Scan { return &Scan{entries.NewScan(r.Entries), r} }
+// newScan prepares a scan.
+func (r *recovery) newScan() *scan { return &scan{entries.NewScan(r.set), r} }
 
-// NewLateScan prepares the record of a piece that is found after the scan.
-func (r *Root) NewLateScan() *Scan { return &Scan{entries.NewLateScan(r.Entries), r} }
+// newLateScan prepares the record of a piece that is found after the scan.
+func (r *recovery) newLateScan() *scan { return &scan{entries.NewLateScan(r.set), r} }
 
-// BeginScan makes the root ready to be used while it is scanned. What is in use on the file system is an upper bound of
+// beginScan makes the root ready to be used while it is scanned. What is in use on the file system is an upper bound of
 // the bytes that the scan will find.
-func (r *Root) BeginScan() error {
-	d := r.Kept
+func (r *recovery) beginScan() error {
+	d := r.kept
 	if _, err := d.FS.ReadDir(d.Path); err != nil {
 		return err
 	}
 	// What is found counts as stored. Who wrote it may have been killed before it was durable.
-	if r.Sync {
+	if r.root.store.cfg.Durability != None {
 		if err := d.FS.SyncFS(d.Path); err != nil {
 			return d.SyncFailed(err)
 		}
 	}
-	r.Entries.Lock()
-	defer r.Entries.Unlock()
-	r.Entries.BeginScan()
-	unscanned := r.Capacity
+	r.set.Lock()
+	defer r.set.Unlock()
+	r.set.BeginScan()
+	unscanned := r.root.cfg.Capacity
 	if space, err := d.FS.Statfs(d.Path); err == nil {
 		unscanned = max(0, space.Total-space.Free)
 	}
-	r.Entries.Account.Add(capacity.Unscanned, unscanned)
-	r.current.Store(r.NewScan()) // before the first put, which looks for its file itself
+	r.set.Account.Add(capacity.Unscanned, unscanned)
+	r.current.Store(r.newScan()) // before the first put, which looks for its file itself
 	return nil
 }
 
-// Scan scans until everything was seen once, after BeginScan.
-func (r *Root) Scan(ctx context.Context) error {
-	start, c := r.Now(), r.current.Load()
-	err := c.Walk(ctx)
-	if err == nil && !r.Kept.Health.Serves() {
-		err = r.Kept.Health.OutError() // half a scan is no account of what is there
+// scan scans until everything was seen once, after beginScan.
+func (r *recovery) scan(ctx context.Context) error {
+	start, c := r.root.store.cfg.Now(), r.current.Load()
+	err := c.walk(ctx)
+	if err == nil && !r.kept.Health.Serves() {
+		err = r.kept.Health.OutError() // half a scan is no account of what is there
 	}
 	if err != nil {
-		r.current.Store(r.NewScan()) // of the next attempt
+		r.current.Store(r.newScan()) // of the next attempt
 		return err
 	}
 	r.current.Store(nil)
 	c.settle(c.Close())
-	c.Order()
+	c.order()
 	c.End(ctx, func(int64) {})
 	r.makeRoom()
-	if took := r.Now().Sub(start); took > time.Second {
-		r.Kept.Log.Info("scanned", "files", r.Count.Scanned.Load(), "took", took)
+	if took := r.root.store.cfg.Now().Sub(start); took > time.Second {
+		r.kept.Log.Info("scanned", "files", r.count.Scanned.Load(), "took", took)
 	}
 	return nil
 }
 
 // makeRoom is for a root that a scan finds over its limit. Damaged files go, and entries that lack pieces, for which bytes
 // are reserved: else entries that are hits would pay for them.
-func (r *Root) makeRoom() {
-	s := r.Entries
-	r.Kept.Quarantine.Shrink(s.Account.Excess(1))
+func (r *recovery) makeRoom() {
+	s := r.set
+	r.kept.Quarantine.Shrink(s.Account.Excess(1))
 	if s.Account.Excess(1) <= 0 {
 		return
 	}
@@ -108,34 +108,34 @@ func (r *Root) makeRoom() {
 		if s.Account.Excess(1) <= 0 {
 			break
 		}
-		r.Drop(m)
+		r.root.drop(m, 0)
 	}
 }
 
-// Walk looks at every file.
-func (c *Scan) Walk(ctx context.Context) error {
-	d := c.root.Kept
-	return staging.Walk(ctx, d.FS, d.Path, c.root.Workers, c.file, c.skipped)
+// walk looks at every file.
+func (c *scan) walk(ctx context.Context) error {
+	d := c.by.kept
+	return staging.Walk(ctx, d.FS, d.Path, c.by.root.store.cfg.ScanWorkers, c.file, c.skipped)
 }
 
 // file judges one file. rel is its path below the root.
-func (c *Scan) file(rel string, e fs.DirEntry) {
-	r, d := c.root, c.root.Kept
-	r.Count.Scanned.Add(1)
+func (c *scan) file(rel string, e fs.DirEntry) {
+	r, d := c.by, c.by.kept
+	r.count.Scanned.Add(1)
 	name := d.Slash + rel
 	if temp, ok := pieceformat.ParseTemp(filepath.Base(rel)); ok {
 		if d.Sequence.Wrote(temp) {
 			return
 		}
-		if r.OwnsTemp(temp.Host) {
+		if r.root.kind.ownsTemp(temp.Host) {
 			if err := r.sweep(name); err != nil {
-				c.Unreadable(name, err)
+				c.unreadable(name, err)
 			}
 		}
 		return
 	}
 	if !e.Type().IsRegular() || filepath.Base(rel)[0] == '.' {
-		r.Count.Foreign.Add(1)
+		r.count.Foreign.Add(1)
 		return
 	}
 	if d.Orphans.Has(name) {
@@ -143,7 +143,7 @@ func (c *Scan) file(rel string, e fs.DirEntry) {
 	}
 	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
-		c.Unreadable(name, err)
+		c.unreadable(name, err)
 		return
 	}
 	h, info, err := files.Inspect(f)
@@ -151,41 +151,41 @@ func (c *Scan) file(rel string, e fs.DirEntry) {
 	if err == nil {
 		c.identify(name, rel, &h, pieceformat.Padded(info.Allocated))
 	} else {
-		r.Judge.Unsound(c, name, rel, info, err)
+		r.root.kind.judge().Unsound(c, name, rel, info, err)
 	}
 }
 
-func (c *Scan) skipped(rel string, err error) {
-	c.root.Incomplete.Store(true)
-	c.root.Kept.Log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
+func (c *scan) skipped(rel string, err error) {
+	c.by.incomplete.Store(true)
+	c.by.kept.Log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
 }
 
-// Unreadable leaves a file alone that could not be read just now.
-func (c *Scan) Unreadable(name string, err error) {
+// unreadable leaves a file alone that could not be read just now.
+func (c *scan) unreadable(name string, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	d := c.root.Kept
+	d := c.by.kept
 	d.Log.Warn("a file could not be read; it is left out until the next start", "file", name, "error", err)
 	if info, err := d.FS.Stat(name); err == nil {
 		c.Overlook(pieceformat.Padded(info.Allocated))
 	}
-	c.root.Incomplete.Store(true)
+	c.by.incomplete.Store(true)
 }
 
 // identify takes a sound piece into the index: the header says what it is, and the walk how it is named.
-func (c *Scan) identify(name, rel string, h *pieceformat.Header, allocated int64) {
-	r, d := c.root, c.root.Kept
+func (c *scan) identify(name, rel string, h *pieceformat.Header, allocated int64) {
+	r, d := c.by, c.by.kept
 	cl, err := d.Catalog.ClassFor(h)
 	var given string
 	if err == nil {
 		given, err = nameAt(cl, h, rel)
 	}
 	if err != nil {
-		r.Judge.Unknown(c, name, allocated, err)
+		r.root.kind.judge().Unknown(c, name, allocated, err)
 		return
 	}
-	r.Judge.Found(c, rel, given, cl, h, allocated)
+	r.root.kind.judge().Found(c, rel, given, cl, h, allocated)
 }
 
 // nameAt is a piece's name as its entry has it, by where it stands: empty for the built-in one.
@@ -205,8 +205,8 @@ func nameAt(cl *catalog.Class, h *pieceformat.Header, rel string) (name string, 
 
 // settle looks again for files that may have gone with an entry that was removed during the scan, or could not be
 // unlinked then.
-func (c *Scan) settle(unsure []entries.MarkedPiece) {
-	s, d := c.root.Entries, c.root.Kept
+func (c *scan) settle(unsure []entries.MarkedPiece) {
+	s, d := c.by.set, c.by.kept
 	for _, p := range unsure {
 		s.Lock()
 		stands := s.Stands(p.Mark)
@@ -220,24 +220,24 @@ func (c *Scan) settle(unsure []entries.MarkedPiece) {
 		}
 		name := d.Slash + v.Name(p.Rank)
 		if _, err := d.FS.Stat(name); errors.Is(err, fs.ErrNotExist) || d.Orphans.Has(name) {
-			c.root.Drop(p.Mark)
+			c.by.root.drop(p.Mark, 0)
 		}
 	}
 }
 
-// Order gives what the scan found, and nobody has touched since, its last touch: in the order of the list of touches
+// order gives what the scan found, and nobody has touched since, its last touch: in the order of the list of touches
 // what stands there, unless it was stored later, and then the rest by the time of storing.
-func (c *Scan) Order() {
-	s := c.root.Entries
-	place, when := c.root.loadTouches()
-	var list []Found
+func (c *scan) order() {
+	s := c.by.set
+	place, when := c.by.loadTouches()
+	var list []foundEntry
 	newest := when
 	s.Lock()
 	s.Index.Each(func(slot uint32, e *index.Entry) {
 		if e.LastTouch() != 0 {
 			return
 		}
-		f := Found{Slot: slot, Time: c.Stored(slot)}
+		f := foundEntry{Slot: slot, Time: c.Stored(slot)}
 		if int(slot) < len(place) && f.Time <= when {
 			f.Place = place[slot]
 		}
@@ -254,14 +254,14 @@ func (c *Scan) Order() {
 	}
 	s.Index.AdvanceClock(uint32(len(list)))
 	s.Unlock()
-	c.root.Kept.Sequence.StampsFrom(newest)
+	c.by.kept.Sequence.StampsFrom(newest)
 }
 
 // End replaces the bound by the account and tells the evict policy what is here. When the store is closed before all
 // is told, the scan has not ended: else the policy's state would be kept, and what it lacks would never be a victim.
 // ended is called with the lock held, and gets the bytes that were booked as orphans.
-func (c *Scan) End(ctx context.Context, ended func(booked int64)) {
-	s := c.root.Entries
+func (c *scan) End(ctx context.Context, ended func(booked int64)) {
+	s := c.by.set
 	s.Lock()
 	booked := c.Orphaned()
 	s.Account.Add(capacity.Orphans, booked)

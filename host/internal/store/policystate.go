@@ -1,4 +1,4 @@
-package recovery
+package store
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 )
 
 // saveState writes an evict policy's state for the checkpoint of a time.
-func (d *Directory) saveState(s policy.State, when int64) error {
+func (d *keptDir) saveState(s policy.State, when int64) error {
 	kept := pieceformat.State{Time: when, Slots: s.Slots, Format: s.Format, Data: s.Data}
 	return d.Replace(pieceformat.StateFile, func(f staging.File) error {
 		_, err := f.WriteAt(kept.Encode(), 0)
@@ -21,10 +21,10 @@ func (d *Directory) saveState(s policy.State, when int64) error {
 
 // removeState removes the state of an earlier checkpoint. If it stays, its time tells that it does not belong to the
 // next one.
-func (d *Directory) removeState() { _ = d.FS.Remove(d.Path + "/" + pieceformat.StateFile) }
+func (d *keptDir) removeState() { _ = d.FS.Remove(d.Path + "/" + pieceformat.StateFile) }
 
 // loadState reads the state that belongs to the checkpoint of a time, or the zero State when there is none.
-func (d *Directory) loadState(when int64) policy.State {
+func (d *keptDir) loadState(when int64) policy.State {
 	var s pieceformat.State
 	err := d.read(pieceformat.StateFile, func(f staging.File, size int64) (err error) {
 		b := make([]byte, min(size, pieceformat.MaxStateFile))

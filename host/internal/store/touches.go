@@ -1,4 +1,4 @@
-package recovery
+package store
 
 import (
 	"cmp"
@@ -15,16 +15,9 @@ import (
 // Without a list the order of storing is used. After a crash the policy does not get its slots and its state back: it
 // is told of the entries in the order of the list.
 
-// SaveTouches writes the list of a time.
-func (d *Directory) SaveTouches(when int64, n int, fingerprint func(i int) uint64) error {
-	return d.replace(pieceformat.TouchesFile, func(f staging.File) error {
-		return pieceformat.WriteTouches(f, when, n, fingerprint)
-	})
-}
-
 // loadTouches calls visit with the fingerprints of the list, a part at a time, and returns its time. ok is false when
 // there is no list that holds: forget what visit was given.
-func (d *Directory) loadTouches(visit func(fingerprints []uint64)) (when int64, ok bool) {
+func (d *keptDir) loadTouches(visit func(fingerprints []uint64)) (when int64, ok bool) {
 	err := d.read(pieceformat.TouchesFile, func(f staging.File, size int64) (err error) {
 		when, err = pieceformat.ReadTouches(f, size, visit)
 		return err
@@ -38,8 +31,8 @@ func (d *Directory) loadTouches(visit func(fingerprints []uint64)) (when int64, 
 	return 0, false
 }
 
-// Found is an entry that a scan found and that nobody has touched since.
-type Found struct {
+// foundEntry is an entry that a scan found and that nobody has touched since.
+type foundEntry struct {
 	Slot  uint32
 	Place uint64 // in the list of touches, from 1 on; 0: it is not there, or was stored later
 	Time  int64  // the newest store time of its pieces
@@ -47,8 +40,8 @@ type Found struct {
 
 // byLastTouch sorts entries from the least recently touched on: those of the list in its order, then the others by
 // store time.
-func byLastTouch(list []Found) {
-	slices.SortFunc(list, func(a, b Found) int {
+func byLastTouch(list []foundEntry) {
+	slices.SortFunc(list, func(a, b foundEntry) int {
 		// Place 0 wraps to the largest number: behind everything that has a place.
 		return cmp.Or(cmp.Compare(a.Place-1, b.Place-1), cmp.Compare(a.Time, b.Time), cmp.Compare(a.Slot, b.Slot))
 	})

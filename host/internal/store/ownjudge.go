@@ -1,4 +1,4 @@
-package recovery
+package store
 
 import (
 	"errors"
@@ -11,11 +11,11 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Exclusive is the [Judge] of a root that one host has for itself: what is of no use is moved or removed.
-type Exclusive struct{}
+// ownJudge is the [scanJudge] of a root that one host has for itself: what is of no use is moved or removed.
+type ownJudge struct{}
 
-// Found implements [Judge].
-func (j Exclusive) Found(c *Scan, rel, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64) {
+// Found implements [scanJudge].
+func (j ownJudge) Found(c *scan, rel, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64) {
 	if twice := c.Add(cl, h, name, allocated); twice.Other != "" {
 		j.choose(c, twice, rel, name, cl, h, allocated)
 	}
@@ -23,10 +23,10 @@ func (j Exclusive) Found(c *Scan, rel, name string, cl *catalog.Class, h *piecef
 
 // choose ends a conflict: a piece is there twice, as after a power failure that has undone an unlinking, or where a policy
 // has named it twice. The file goes that stands under another name than its header has, or else the one that was met last.
-func (j Exclusive) choose(
-	c *Scan, twice entries.Twice, rel, given string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
+func (j ownJudge) choose(
+	c *scan, twice entries.Twice, rel, given string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
 ) {
-	d := c.root.Kept
+	d := c.by.kept
 	name, other := d.Slash+rel, d.Slash+twice.Other
 	there, info, err := d.Look(other)
 	switch {
@@ -40,15 +40,15 @@ func (j Exclusive) choose(
 	case err != nil && pieceformat.IsDamage(err):
 		d.Quarantine.Isolate(other, err)
 	case err != nil && !errors.Is(err, fs.ErrNotExist) && !files.Misled(err):
-		c.Unreadable(name, err)
+		c.unreadable(name, err)
 		return
 	}
 	j.rename(c, twice.Mark, given, h.Rank, 0, false)
 }
 
 // rename gives a piece of an entry another name and so many more bytes; with unused only if nothing uses the entry.
-func (Exclusive) rename(c *Scan, of entries.Mark, name string, rank uint32, more int64, unused bool) bool {
-	s := c.root.Entries
+func (ownJudge) rename(c *scan, of entries.Mark, name string, rank uint32, more int64, unused bool) bool {
+	s := c.by.set
 	s.Lock()
 	defer s.Unlock()
 	if !s.Stands(of) || s.Index.Pieces(of.Slot)&(1<<rank) == 0 || unused && (s.Busy(of.Slot) || s.Index.At(of.Slot).Pins() > 0) {
@@ -59,31 +59,31 @@ func (Exclusive) rename(c *Scan, of entries.Mark, name string, rank uint32, more
 	return true
 }
 
-// Unsound implements [Judge]. A file that is no piece is the store's by its built-in name, or because a piece's first page
+// Unsound implements [scanJudge]. A file that is no piece is the store's by its built-in name, or because a piece's first page
 // is written last: after a power failure it may hold zeros.
-func (j Exclusive) Unsound(c *Scan, name, rel string, info staging.Info, err error) {
-	d := c.root.Kept
+func (j ownJudge) Unsound(c *scan, name, rel string, info staging.Info, err error) {
+	d := c.by.kept
 	switch {
 	case errors.Is(err, pieceformat.ErrNotPiece) || errors.Is(err, pieceformat.ErrDamaged) && info.Size < pieceformat.Page:
 		if !pieceformat.IsBuiltin([]byte(rel)) && !d.Blank(name) {
-			c.root.Count.Foreign.Add(1)
+			c.by.count.Foreign.Add(1)
 			return
 		}
 		d.Quarantine.Isolate(name, err)
 	case pieceformat.IsDamage(err):
 		d.Quarantine.Isolate(name, err)
 	default:
-		c.Unreadable(name, err)
+		c.unreadable(name, err)
 	}
 }
 
-// Unknown implements [Judge]. A file that will never have a class, because there is no text of its namespace or because
+// Unknown implements [scanJudge]. A file that will never have a class, because there is no text of its namespace or because
 // it cannot be of it, is moved away.
-func (j Exclusive) Unknown(c *Scan, name string, _ int64, err error) {
+func (j ownJudge) Unknown(c *scan, name string, _ int64, err error) {
 	if !errors.Is(err, catalog.ErrUnknownNamespace) && !errors.Is(err, catalog.ErrAlien) {
-		c.Unreadable(name, err)
+		c.unreadable(name, err)
 		return
 	}
-	c.root.Count.Unclaimed.Add(1)
-	c.root.Kept.Quarantine.Isolate(name, err)
+	c.by.count.Unclaimed.Add(1)
+	c.by.kept.Quarantine.Isolate(name, err)
 }

@@ -1,4 +1,4 @@
-package recovery
+package store
 
 import (
 	"errors"
@@ -26,13 +26,6 @@ const SampledEntries = 64
 // The state bits of the index and of a checkpoint are the same.
 var _ [index.RecordState]struct{} = [pieceformat.StateComplete | pieceformat.StateNamed]struct{}{}
 
-// SaveCheckpoint writes an index.
-func (d *Directory) SaveCheckpoint(x *index.Index, when int64) error {
-	return d.Replace(pieceformat.CheckpointFile, func(f staging.File) error {
-		return writeCheckpoint(f, x, when, d.owners(x))
-	})
-}
-
 // writeCheckpoint writes an index whose owners have been described.
 func writeCheckpoint(f io.WriterAt, x *index.Index, when int64, owners []pieceformat.CheckpointOwner) error {
 	head := pieceformat.Checkpoint{Time: when, High: x.High(), Clock: x.Clock(), Entries: x.Len()}
@@ -51,7 +44,7 @@ func writeCheckpoint(f io.WriterAt, x *index.Index, when int64, owners []piecefo
 }
 
 // owners describes the owners so that the next run can resolve them.
-func (d *Directory) owners(x *index.Index) []pieceformat.CheckpointOwner {
+func (d *keptDir) owners(x *index.Index) []pieceformat.CheckpointOwner {
 	owners := make([]pieceformat.CheckpointOwner, len(x.Owners()))
 	has := make([]bool, len(owners))
 	x.Each(func(_ uint32, e *index.Entry) { has[e.OwnerID()] = true })
@@ -67,12 +60,12 @@ func (d *Directory) owners(x *index.Index) []pieceformat.CheckpointOwner {
 	return owners
 }
 
-// TakeCheckpoint reads the checkpoint into an empty index and removes it. ok is false when there is none that holds;
+// takeCheckpoint reads the checkpoint into an empty index and removes it. ok is false when there is none that holds;
 // the index is of no use then. An error says that the checkpoint could not be removed.
-func (d *Directory) TakeCheckpoint(x *index.Index) (when int64, ok bool, err error) {
+func (d *keptDir) takeCheckpoint(x *index.Index) (when int64, ok bool, err error) {
 	var c pieceformat.Checkpoint
 	err = d.read(pieceformat.CheckpointFile, func(f staging.File, size int64) (err error) {
-		c, err = ReadCheckpoint(f, size, x, d.owner)
+		c, err = readCheckpoint(f, size, x, d.owner)
 		return err
 	})
 	if errors.Is(err, fs.ErrNotExist) {
@@ -81,7 +74,7 @@ func (d *Directory) TakeCheckpoint(x *index.Index) (when int64, ok bool, err err
 	if err == nil {
 		err = d.checkSample(x)
 	}
-	if gone := d.RemoveCheckpoint(); gone != nil {
+	if gone := d.removeCheckpoint(); gone != nil {
 		return 0, false, gone
 	}
 	if err != nil {
@@ -91,8 +84,8 @@ func (d *Directory) TakeCheckpoint(x *index.Index) (when int64, ok bool, err err
 	return c.Time, true, nil
 }
 
-// RemoveCheckpoint removes the checkpoint, durably, before anything changes that it describes.
-func (d *Directory) RemoveCheckpoint() error {
+// removeCheckpoint removes the checkpoint, durably, before anything changes that it describes.
+func (d *keptDir) removeCheckpoint() error {
 	err := d.FS.Remove(d.Path + "/" + pieceformat.CheckpointFile)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		err = d.FS.SyncDir(d.Path + "/" + pieceformat.MetaDir)
@@ -103,8 +96,8 @@ func (d *Directory) RemoveCheckpoint() error {
 	return nil
 }
 
-// ReadCheckpoint fills an empty index. After an error the index is of no use.
-func ReadCheckpoint(f io.ReaderAt, size int64, x *index.Index,
+// readCheckpoint fills an empty index. After an error the index is of no use.
+func readCheckpoint(f io.ReaderAt, size int64, x *index.Index,
 	owner func(*pieceformat.CheckpointOwner) (index.Owner, error)) (pieceformat.Checkpoint, error) {
 	l := &loader{x: x, owner: owner}
 	c, err := pieceformat.ReadCheckpoint(f, size, l)
@@ -152,7 +145,7 @@ func (l *loader) Entry(e *pieceformat.CheckpointEntry) error {
 }
 
 // owner finds the owner that a checkpoint describes.
-func (d *Directory) owner(o *pieceformat.CheckpointOwner) (index.Owner, error) {
+func (d *keptDir) owner(o *pieceformat.CheckpointOwner) (index.Owner, error) {
 	cl, err := d.Catalog.ClassFor(&pieceformat.Header{Namespace: o.Namespace, Group: o.Group})
 	if err != nil {
 		return index.Owner{}, err
@@ -165,7 +158,7 @@ func (d *Directory) owner(o *pieceformat.CheckpointOwner) (index.Owner, error) {
 }
 
 // checkSample compares some entries with their files.
-func (d *Directory) checkSample(x *index.Index) error {
+func (d *keptDir) checkSample(x *index.Index) error {
 	n := max(1, x.High()/SampledEntries)
 	for slot := n - 1; slot < x.High(); slot += n {
 		e := x.At(slot)
@@ -185,7 +178,7 @@ func (d *Directory) checkSample(x *index.Index) error {
 }
 
 // allocated is the bytes that the files of an entry's pieces take.
-func (d *Directory) allocated(cl *catalog.Class, k *kv.Key, pieces uint64, named []pieceformat.Name) (sum int64, err error) {
+func (d *keptDir) allocated(cl *catalog.Class, k *kv.Key, pieces uint64, named []pieceformat.Name) (sum int64, err error) {
 	for rank := range uint32(kv.MaxRanks) {
 		if pieces&(1<<rank) == 0 {
 			continue

@@ -1,4 +1,4 @@
-package recovery
+package store
 
 import (
 	"bytes"
@@ -34,7 +34,7 @@ func FuzzCheckpoint(f *testing.F) {
 		}
 		y := plain()
 		owner := func(*pieceformat.CheckpointOwner) (index.Owner, error) { return index.Owner{Class: 5}, nil }
-		c, err := ReadCheckpoint(bytes.NewReader(b), int64(len(b)), y, owner)
+		c, err := readCheckpoint(bytes.NewReader(b), int64(len(b)), y, owner)
 		if err != nil {
 			return
 		}

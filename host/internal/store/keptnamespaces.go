@@ -1,4 +1,4 @@
-package recovery
+package store
 
 import (
 	"errors"
@@ -10,8 +10,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// LoadNamespaces gives the catalog the texts of namespaces that the root holds.
-func (d *Directory) LoadNamespaces() error {
+// loadNamespaces gives the catalog the texts of namespaces that the root holds.
+func (d *keptDir) loadNamespaces() error {
 	for _, dir := range pieceformat.Copies(pieceformat.NamespacesDir) {
 		list, err := d.FS.ReadDir(d.Slash + dir)
 		if err != nil {
@@ -26,7 +26,7 @@ func (d *Directory) LoadNamespaces() error {
 	return nil
 }
 
-func (d *Directory) loadNamespace(digest kv.Digest) {
+func (d *keptDir) loadNamespace(digest kv.Digest) {
 	text, err := d.text(digest)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -41,7 +41,7 @@ func (d *Directory) loadNamespace(digest kv.Digest) {
 const readTries = 3
 
 // text reads the text of a namespace.
-func (d *Directory) text(digest kv.Digest) (text []byte, err error) {
+func (d *keptDir) text(digest kv.Digest) (text []byte, err error) {
 	for range readTries {
 		text, err = d.kept(pieceformat.NamespacesDir, digest.String(), func(b []byte) error {
 			if kv.TextDigest(b) != digest {
@@ -57,7 +57,7 @@ func (d *Directory) text(digest kv.Digest) (text []byte, err error) {
 }
 
 // Plan reads the plan with a digest, for pieces written under an earlier layout.
-func (d *Directory) Plan(digest kv.Digest) (*kv.Plan, error) {
+func (d *keptDir) Plan(digest kv.Digest) (*kv.Plan, error) {
 	var plan *kv.Plan
 	_, err := d.kept(pieceformat.PlansDir, digest.String(), func(b []byte) error {
 		p, err := kv.DecodePlan(b)
@@ -76,14 +76,14 @@ func (d *Directory) Plan(digest kv.Digest) (*kv.Plan, error) {
 	return plan, err
 }
 
-// BudgetFile keeps the count of a root's write budget. It implements [capacity.BudgetFile].
-type BudgetFile struct {
-	Kept *Directory
+// budgetFile keeps the count of a root's write budget. It implements [capacity.BudgetFile].
+type budgetFile struct {
+	Kept *keptDir
 	Name string
 }
 
 // Load reads the count, zeros when there is none.
-func (f BudgetFile) Load() (day, bytes int64, err error) {
+func (f budgetFile) Load() (day, bytes int64, err error) {
 	text, err := f.Kept.Read(f.Name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, 0, nil
@@ -99,7 +99,7 @@ func (f BudgetFile) Load() (day, bytes int64, err error) {
 }
 
 // Save replaces the count.
-func (f BudgetFile) Save(day, bytes int64) error {
+func (f budgetFile) Save(day, bytes int64) error {
 	return f.Kept.Replace(f.Name, func(file staging.File) error {
 		_, err := file.WriteAt(pieceformat.EncodeWritten(day, bytes), 0)
 		return err
