@@ -14,7 +14,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/codec/choice"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
-	"github.com/kvhost/kvhost/host/internal/loglimit"
 	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
@@ -62,7 +61,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
-	h.log = slog.New(loglimit.New(h.log.Handler(), sandbox.LogMessage))
+	h.log = slog.New(limitLog(h.log.Handler(), sandbox.LogMessage))
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.Close())

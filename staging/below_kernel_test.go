@@ -8,9 +8,8 @@ import (
 	"testing"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // withoutOpenat2 is set for the process that must do without it.
@@ -27,9 +26,7 @@ func TestKernelWithoutOpenat2(t *testing.T) {
 		return
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(dir+"/file", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(dir+"/file", nil, 0o600))
 	forbidOpenat2(t)
 	_, err := staging.Below(dir).OpenFile(dir+"/file", os.O_RDONLY, 0)
 	if !errors.Is(err, staging.ErrKernel) {
@@ -49,9 +46,7 @@ func forbidOpenat2(t *testing.T) {
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
 		uintptr(unsafe.Pointer(&program))); errno != 0 {
 		t.Fatal(errno)

@@ -7,20 +7,19 @@ import (
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/stagingtest"
+	"github.com/kvhost/kvhost/staging/faultfs"
+	"golang.org/x/sys/unix"
 )
 
 func TestBelowOnDisk(t *testing.T) {
 	dir := t.TempDir()
-	stagingtest.Run(t, staging.Below(dir), dir)
+	faultfs.RunSuite(t, staging.Below(dir), dir)
 }
 
 func TestBelowInMemory(t *testing.T) {
 	dir := memoryDir(t)
-	stagingtest.Run(t, staging.Below(t.TempDir(), dir), dir)
+	faultfs.RunSuite(t, staging.Below(t.TempDir(), dir), dir)
 }
 
 // fortress is a directory with links of every kind that lead out of it, beside what they lead to.
@@ -29,9 +28,7 @@ func fortress(t *testing.T) (dir, outside string) {
 	dir, outside = filepath.Join(top, "root"), filepath.Join(top, "outside")
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	for _, d := range []string{dir + "/real", outside + "/sub"} {
 		must(os.MkdirAll(d, 0o700))
@@ -58,7 +55,7 @@ func fortress(t *testing.T) (dir, outside string) {
 // TestBelowLeadsNowhere tries every operation on every way out of a directory.
 func TestBelowLeadsNowhere(t *testing.T) {
 	dir, outside := fortress(t)
-	before := stagingtest.Sum(t, outside)
+	before := faultfs.SumTree(t, outside)
 	fsys := staging.Below(dir)
 	for _, n := range []string{
 		"absolute", "relative", "directory", "loop", "magic", "dangling", "unmade", "parent", "fifo", "socket", "real",
@@ -145,7 +142,7 @@ func TestBelowLeadsNowhere(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if after := stagingtest.Sum(t, outside); after != before {
+	if after := faultfs.SumTree(t, outside); after != before {
 		t.Errorf("outside changed:\n%s\nwas\n%s", after, before)
 	}
 }
@@ -154,28 +151,20 @@ func TestBelowLeadsNowhere(t *testing.T) {
 func TestBelowFollowsItsDirectory(t *testing.T) {
 	top := t.TempDir()
 	for _, d := range []string{"one", "two"} {
-		if err := os.Mkdir(filepath.Join(top, d), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(top, d, "name"), []byte(d), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(filepath.Join(top, d), 0o700))
+		must(t, os.WriteFile(filepath.Join(top, d, "name"), []byte(d), 0o600))
 	}
 	dir := filepath.Join(top, "dir")
 	lead := func(to string) {
 		t.Helper()
 		_ = os.Remove(dir)
-		if err := os.Symlink(to, dir); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(to, dir))
 	}
 	fsys := staging.Below(dir)
 	is := func(want string) {
 		t.Helper()
 		f, err := fsys.OpenFile(dir+"/name", os.O_RDONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer f.Close()
 		var got [3]byte
 		if _, err := f.ReadAt(got[:], 0); err != nil || string(got[:]) != want {
@@ -191,9 +180,7 @@ func TestBelowFollowsItsDirectory(t *testing.T) {
 	}
 	is("two")
 	lock, err := fsys.Lock(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := staging.Below(dir).Lock(dir); !errors.Is(err, staging.ErrLocked) {
 		t.Fatalf("locked twice: %v", err)
 	}
@@ -203,13 +190,9 @@ func TestBelowFollowsItsDirectory(t *testing.T) {
 	}
 	is("two") // where the lock is
 	next, err := fsys.Lock(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	is("one")
-	if err := errors.Join(lock.Close(), next.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(lock.Close(), next.Close()))
 	is("one")
 	again, err := staging.Below(dir).Lock(dir)
 	if err != nil {
@@ -222,12 +205,8 @@ func TestBelowFollowsItsDirectory(t *testing.T) {
 func BenchmarkOpen(b *testing.B) {
 	dir := b.TempDir()
 	name := filepath.Join(dir, "0123456789abcdef0123456789abcdef/ab/c/0123456789abcdef0123456789abcdef_g0_r0.kv")
-	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-		b.Fatal(err)
-	}
-	if err := os.WriteFile(name, make([]byte, 1<<16), 0o600); err != nil {
-		b.Fatal(err)
-	}
+	must(b, os.MkdirAll(filepath.Dir(name), 0o700))
+	must(b, os.WriteFile(name, make([]byte, 1<<16), 0o600))
 	for _, c := range []struct {
 		name string
 		fs   staging.FS
@@ -236,9 +215,7 @@ func BenchmarkOpen(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				f, err := staging.OpenDirect(c.fs, name, os.O_RDONLY, 0)
-				if err != nil {
-					b.Fatal(err)
-				}
+				must(b, err)
 				if _, err := f.Stat(); err != nil {
 					b.Fatal(err)
 				}
@@ -255,9 +232,7 @@ func BenchmarkOpen(b *testing.B) {
 		b.Run(c.name+"/publish", func(b *testing.B) {
 			other := name + ".2"
 			for b.Loop() {
-				if err := errors.Join(c.fs.RenameNoReplace(name, other), c.fs.RenameNoReplace(other, name)); err != nil {
-					b.Fatal(err)
-				}
+				must(b, errors.Join(c.fs.RenameNoReplace(name, other), c.fs.RenameNoReplace(other, name)))
 			}
 		})
 	}

@@ -4,9 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,9 +17,7 @@ func BenchmarkSlots(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			m, err := s.Acquire(ctx)
-			if err != nil {
-				b.Fatal(err)
-			}
+			must(b, err)
 			m.Release()
 		}
 	})
@@ -50,9 +46,7 @@ func BenchmarkWorkers(b *testing.B) {
 		task := func() {}
 		b.ReportAllocs()
 		for b.Loop() {
-			if err := w.Submit(Read, task); err != nil {
-				b.Fatal(err)
-			}
+			must(b, w.Submit(Read, task))
 		}
 		w.Close()
 	})
@@ -62,88 +56,18 @@ func BenchmarkWorkers(b *testing.B) {
 		task := func() { done <- struct{}{} }
 		b.ReportAllocs()
 		for b.Loop() {
-			if err := w.Submit(Read, task); err != nil {
-				b.Fatal(err)
-			}
+			must(b, w.Submit(Read, task))
 			<-done
 		}
 		w.Close()
 	})
 }
 
-// BenchmarkDirect writes and reads back 2 MiB, through this package and by the plain system calls in turns, and gives
-// the median of each and of the pairs' quotients (above 1: this package is faster).
-func BenchmarkDirect(b *testing.B) {
-	b.Run("disk", func(b *testing.B) { direct(b, b.TempDir()) })
-	b.Run("memory", func(b *testing.B) {
-		dir, err := os.MkdirTemp("/dev/shm", "kvhost-bench-")
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer os.RemoveAll(dir)
-		direct(b, dir)
-	})
-}
-
-func direct(b *testing.B, dir string) {
-	const size = 2 << 20
-	f, err := OpenDirect(OS(), filepath.Join(dir, "piece"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer f.Close()
-	mem, fd := slot(b, size), int(f.Fd())
-	ours := func() {
-		if _, err := f.WriteAt(mem, 0); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := f.ReadAt(mem, 0); err != nil {
-			b.Fatal(err)
-		}
-	}
-	plain := func() {
-		if n, err := unix.Pwrite(fd, mem, 0); n != size || err != nil {
-			b.Fatal(n, err)
-		}
-		if n, err := unix.Pread(fd, mem, 0); n != size || err != nil {
-			b.Fatal(n, err)
-		}
-	}
-	ours() // allocates the file's blocks
-	var file, base, quotient []float64
-	b.ReportAllocs()
-	for b.Loop() {
-		first, second := ours, plain
-		if len(file)%2 == 1 {
-			first, second = plain, ours
-		}
-		start := time.Now()
-		first()
-		mid := time.Now()
-		second()
-		t, u := float64(mid.Sub(start)), float64(time.Since(mid))
-		if len(file)%2 == 1 {
-			t, u = u, t
-		}
-		file, base, quotient = append(file, t), append(base, u), append(quotient, u/t)
-	}
-	b.ReportMetric(median(file), "file-ns")
-	b.ReportMetric(median(base), "plain-ns")
-	b.ReportMetric(median(quotient), "plain/file")
-}
-
-func median(v []float64) float64 {
-	slices.Sort(v)
-	return v[len(v)/2]
-}
-
 // BenchmarkSmall is the cost around a transfer, where the transfer costs next to nothing.
 func BenchmarkSmall(b *testing.B) {
 	name := filepath.Join(b.TempDir(), "a")
 	f, err := OS().OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	defer f.Close()
 	p := make([]byte, 64)
 	if _, err := f.WriteAt(p, 0); err != nil {
@@ -170,9 +94,7 @@ func BenchmarkSmall(b *testing.B) {
 		other := name + "2"
 		b.ReportAllocs()
 		for b.Loop() {
-			if err := OS().RenameNoReplace(name, other); err != nil {
-				b.Fatal(err)
-			}
+			must(b, OS().RenameNoReplace(name, other))
 			name, other = other, name
 		}
 	})

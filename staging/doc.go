@@ -14,6 +14,5 @@
 //   - [Walk] visits the files below a directory on several goroutines.
 //   - [Topology] reads which CPUs and devices are close to each other.
 //
-// The test doubles are packages of their own: staging/faultfs injects errors, host/internal/testkit/crashfs simulates a loss of
-// power, and staging/stagingtest is the suite that every [FS] passes.
+// Package faultfs has its test doubles, which inject errors and simulate a loss of power, and the suite that every [FS] passes.
 package staging

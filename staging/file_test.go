@@ -104,25 +104,19 @@ func TestAlignErrorAdvice(t *testing.T) {
 // then.
 func TestCloseUnderWay(t *testing.T) {
 	f, err := OS().OpenFile(filepath.Join(t.TempDir(), "a"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	of := f.(*osFile)
 	if !of.enter() {
 		t.Fatal("open and not to be entered")
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.Close())
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil {
 		t.Fatalf("the descriptor went under an operation: %v", err)
 	}
 	if of.enter() {
 		t.Fatal("entered after Close")
 	}
-	if err := of.leave(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, of.leave())
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != unix.EBADF {
 		t.Fatalf("the descriptor stayed: %v", err)
 	}
@@ -130,9 +124,7 @@ func TestCloseUnderWay(t *testing.T) {
 
 func TestNoSpace(t *testing.T) {
 	f, err := OS().OpenFile("/dev/full", os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	n, err := f.WriteAt(make([]byte, 8192), 0)
 	var pe *fs.PathError
@@ -143,18 +135,12 @@ func TestNoSpace(t *testing.T) {
 
 func TestAllocateWithoutSpace(t *testing.T) {
 	dir, err := os.MkdirTemp("/dev/shm", "kvhost-staging-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer os.RemoveAll(dir)
 	space, err := OS().Statfs(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f, err := OS().OpenFile(filepath.Join(dir, "a"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	if err := f.Allocate(2 * space.Total); !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("reserved twice of what there is: %v", err)
@@ -170,35 +156,14 @@ func TestAllocateWithoutSpace(t *testing.T) {
 func TestLockNamesHolder(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "lock")
 	held, err := OS().Lock(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer held.Close()
 	_, err = OS().Lock(name)
 	if want := fmt.Sprintf("%s (process %d)", name, os.Getpid()); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), want) {
 		t.Fatalf("%v, want %q in it", err, want)
 	}
-	if err := os.WriteFile(name, bytes.Repeat([]byte("x"), 100), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(name, bytes.Repeat([]byte("x"), 100), 0o600))
 	if _, err := OS().Lock(name); !errors.Is(err, ErrLocked) {
 		t.Fatal(err)
 	}
-}
-
-// slot is aligned memory for the length of a test.
-func slot(t testing.TB, bytes int) []byte {
-	t.Helper()
-	s, err := NewSlots(1, bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil && !errors.Is(err, ErrSlotsOut) {
-			t.Error(err)
-		}
-	})
-	m, _ := s.TryAcquire()
-	t.Cleanup(m.Release)
-	return m.Bytes()
 }

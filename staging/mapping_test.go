@@ -81,9 +81,7 @@ func TestSlotsNear(t *testing.T) {
 		t.Errorf("policy %d before anything was asked for", mode)
 	}
 	const preferred = 1
-	if err := s.Near(0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Near(0))
 	if mode, nodes := policyOf(t, s.mem); mode != preferred || nodes != 1 {
 		t.Errorf("policy %d, nodes %#x", mode, nodes)
 	}

@@ -19,14 +19,10 @@ func TestOnRemoveTellsWhatWasRemoved(t *testing.T) {
 	dir := t.TempDir()
 	name := filepath.Join(dir, "f")
 	f, err := staging.OpenDirect(fsys, name, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	info, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	inner.Set(faultfs.MustRules("remove **: eio")...)
 	if err := fsys.Remove(name); err == nil || len(told) > 0 {
 		t.Errorf("%v, told of %v", err, told)

@@ -86,9 +86,7 @@ func TestNoReplaceFallbacks(t *testing.T) {
 			if get(t, a) != "A" || get(t, taken) != "T" {
 				t.Fatal("the refusal changed something")
 			}
-			if err := r.noReplaceByPath(a, b); err != nil {
-				t.Fatal(err)
-			}
+			must(t, r.noReplaceByPath(a, b))
 			if _, err := os.Lstat(a); !os.IsNotExist(err) {
 				t.Fatalf("the old name is there: %v", err)
 			}
@@ -128,9 +126,7 @@ func TestNoReplaceLeavesOldName(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	put(t, a, "A")
-	if err := r.noReplaceByPath(a, b); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.noReplaceByPath(a, b))
 	if get(t, b) != "A" {
 		t.Fatal("not published")
 	}
@@ -149,9 +145,7 @@ func TestReplaceReportedAndDone(t *testing.T) {
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	put(t, a, "A")
 	put(t, b, "B")
-	if err := r.replaceByPath(a, b); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.replaceByPath(a, b))
 	if get(t, b) != "A" {
 		t.Fatal("another content")
 	}
@@ -198,16 +192,12 @@ func interruptedStat(do func(at, *unix.Stat_t) error) func(at, *unix.Stat_t) err
 
 func put(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(name, []byte(content), 0o600))
 }
 
 func get(t *testing.T, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(b)
 }

@@ -97,8 +97,8 @@ func (s *Slots) Near(nodes ...int) error {
 // Capacity is the number of slots.
 func (s *Slots) Capacity() int { return len(s.slots) }
 
-// SlotBytes is the size of a slot.
-func (s *Slots) SlotBytes() int { return s.bytes }
+// slotBytes is the size of a slot.
+func (s *Slots) slotBytes() int { return s.bytes }
 
 // InUse is the number of slots in use.
 func (s *Slots) InUse() int {

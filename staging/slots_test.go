@@ -15,9 +15,7 @@ import (
 func newSlots(t testing.TB, count, bytes int) *Slots {
 	t.Helper()
 	s, err := NewSlots(count, bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -40,8 +38,8 @@ func until(cond func() bool) {
 func TestSlotsShape(t *testing.T) {
 	for _, c := range []struct{ count, bytes, want int }{{1, 1, 4096}, {3, 4096, 4096}, {2, 4097, 8192}, {4, 3 << 20, 3 << 20}} {
 		s := newSlots(t, c.count, c.bytes)
-		if s.Capacity() != c.count || s.SlotBytes() != c.want || s.InUse() != 0 {
-			t.Fatalf("%+v: capacity %d, slot %d, in use %d", c, s.Capacity(), s.SlotBytes(), s.InUse())
+		if s.Capacity() != c.count || s.slotBytes() != c.want || s.InUse() != 0 {
+			t.Fatalf("%+v: capacity %d, slot %d, in use %d", c, s.Capacity(), s.slotBytes(), s.InUse())
 		}
 		if total := c.count * c.want; total >= hugePage && address(s.mem)%hugePage != 0 {
 			t.Errorf("%+v: starts at %#x, not on a huge page", c, address(s.mem))
@@ -64,9 +62,7 @@ func TestSlotsShape(t *testing.T) {
 			}
 			m.Release()
 		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Close())
 	}
 	for _, bad := range [][2]int{{0, 1}, {1, 0}, {-1, 4096}, {1, -4096}, {1 << 50, 1 << 30}, {1, 1 << 62}} {
 		if _, err := NewSlots(bad[0], bad[1]); err == nil {
@@ -254,9 +250,7 @@ func TestSlotsPinners(t *testing.T) {
 	errUn := errors.New("unpin")
 	a, b := &pins{log: &log, name: "a", ungrace: errUn}, &pins{log: &log, name: "b"}
 	for _, p := range []*pins{a, b} {
-		if err := s.Register(p); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Register(p))
 	}
 	if len(a.held) != 2<<20 {
 		t.Fatalf("%d bytes registered", len(a.held))
@@ -303,7 +297,5 @@ func TestSlotsHammer(t *testing.T) {
 	if s.InUse() != 0 || s.waiting() != 0 {
 		t.Fatalf("%d in use, %d wait", s.InUse(), s.waiting())
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 }

@@ -54,8 +54,8 @@ func (t Topology) Near(address string) (node Node, ok bool, err error) {
 // maxCPUs bounds a CPU list: more than any kernel supports.
 const maxCPUs = 1 << 16
 
-// ParseCPUList parses a list such as "0-3,8,10-11" into ascending numbers without duplicates.
-func ParseCPUList(text string) ([]int, error) {
+// parseCPUList parses a list such as "0-3,8,10-11" into ascending numbers without duplicates.
+func parseCPUList(text string) ([]int, error) {
 	var cpus []int
 	text = strings.TrimSpace(text)
 	if text == "" {
@@ -79,9 +79,9 @@ func ParseCPUList(text string) ([]int, error) {
 	return slices.Compact(cpus), nil
 }
 
-// ParsePCIAddress checks a PCI address and returns the form of the kernel's tree, "0000:3b:00.0": lower case, with a
+// parsePCIAddress checks a PCI address and returns the form of the kernel's tree, "0000:3b:00.0": lower case, with a
 // domain of at least four digits. CUDA writes eight digits, and lspci may omit the domain.
-func ParsePCIAddress(text string) (string, error) {
+func parsePCIAddress(text string) (string, error) {
 	parts := strings.Split(strings.ToLower(strings.TrimSpace(text)), ":")
 	if len(parts) == 2 {
 		parts = append([]string{"0"}, parts...)
@@ -133,12 +133,12 @@ func readCPUs(name string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ParseCPUList(string(text))
+	return parseCPUList(string(text))
 }
 
 // NodeOfPCI is the node of a PCI device, or NoNode if it is unknown.
 func (t Topology) NodeOfPCI(address string) (int, error) {
-	address, err := ParsePCIAddress(address)
+	address, err := parsePCIAddress(address)
 	if err != nil {
 		return NoNode, err
 	}

@@ -24,7 +24,7 @@ func TestParseCPUList(t *testing.T) {
 		{text: "3-1", bad: true}, {text: "a", bad: true}, {text: "1,", bad: true}, {text: "-1", bad: true},
 		{text: "1-", bad: true}, {text: "0-9999999999", bad: true}, {text: "65536", bad: true}, {text: strings.Repeat("0-65535,", 99) + "1", bad: true}, {text: "0-3:1/2", bad: true},
 	} {
-		got, err := ParseCPUList(c.text)
+		got, err := parseCPUList(c.text)
 		if (err != nil) != c.bad || !slices.Equal(got, c.want) {
 			t.Errorf("%q: %v %v", c.text, got, err)
 		}
@@ -34,7 +34,7 @@ func TestParseCPUList(t *testing.T) {
 func FuzzParseCPUList(f *testing.F) {
 	f.Add("0-3,8,10-11\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		cpus, err := ParseCPUList(text)
+		cpus, err := parseCPUList(text)
 		if err != nil && cpus != nil || !slices.IsSorted(cpus) || len(cpus) > maxCPUs {
 			t.Fatalf("%d CPUs, %v", len(cpus), err)
 		}
@@ -57,7 +57,7 @@ func TestParsePCIAddress(t *testing.T) {
 		"100000000:00:00.0":  "",
 		"0000:3b:00.0/../..": "",
 	} {
-		got, err := ParsePCIAddress(text)
+		got, err := parsePCIAddress(text)
 		if got != want || (err == nil) != (want != "") {
 			t.Errorf("%q: %q %v, want %q", text, got, err, want)
 		}
@@ -70,13 +70,9 @@ func tree(t *testing.T, files map[string]string) Topology {
 	root := t.TempDir()
 	for name, text := range files {
 		name = filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(name), 0o700))
 		if len(text) > 2 && text[:2] == "->" {
-			if err := os.Symlink(filepath.Join(root, text[2:]), name); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Symlink(filepath.Join(root, text[2:]), name))
 			continue
 		}
 		put(t, name, text)

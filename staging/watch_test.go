@@ -11,10 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
+	"golang.org/x/sys/unix"
 )
 
 // TestWatchedGivesUp lets each kind of operation hang. The caller gets its error, what comes late is undone, and the
@@ -31,9 +30,7 @@ func TestWatchedGivesUp(t *testing.T) {
 	defer w.Close()
 	name := filepath.Join(dir, "f")
 	file, err := w.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	page := make([]byte, 8)
 	n := int64(0)
 	for _, c := range []struct {
@@ -96,9 +93,7 @@ func TestWatchedGivesUp(t *testing.T) {
 		t.Error(err)
 	}
 	links, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, l := range links {
 		if to, _ := os.Readlink("/proc/self/fd/" + l.Name()); filepath.Dir(to) == dir {
 			t.Errorf("%s is still open", to)
@@ -122,9 +117,7 @@ func TestWatchedAdmits(t *testing.T) {
 	defer w.Close()
 	name := filepath.Join(t.TempDir(), "f")
 	f, err := staging.OpenDirect(w, name, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := w.Stat(name + "2"); !errors.Is(err, fs.ErrNotExist) || seen.Load() != 1 {
 		t.Error(err)
 	}
@@ -148,9 +141,7 @@ func TestWatchedTransfers(t *testing.T) {
 	for _, limit := range []time.Duration{0, time.Minute} {
 		w := staging.Watched(staging.OS(), staging.Watch{Limit: limit})
 		f, err := w.OpenFile(filepath.Join(t.TempDir(), "f"), os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		done := make(chan error)
 		for g := range 8 {
 			go func() {
@@ -184,13 +175,9 @@ func TestWatchedTransfers(t *testing.T) {
 // BenchmarkWatched is what the limit costs an operation, beside the operation itself.
 func BenchmarkWatched(b *testing.B) {
 	name := filepath.Join(b.TempDir(), "f")
-	if err := os.WriteFile(name, make([]byte, 2<<20), 0o600); err != nil {
-		b.Fatal(err)
-	}
+	must(b, os.WriteFile(name, make([]byte, 2<<20), 0o600))
 	page, err := unix.Mmap(-1, 0, 2<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	defer unix.Munmap(page)
 	for _, c := range []struct {
 		name string
@@ -199,9 +186,7 @@ func BenchmarkWatched(b *testing.B) {
 		for _, size := range []int{4 << 10, 2 << 20} {
 			b.Run(c.name+"/read-"+map[int]string{4 << 10: "4KiB", 2 << 20: "2MiB"}[size], func(b *testing.B) {
 				f, err := c.fs.OpenFile(name, os.O_RDONLY, 0)
-				if err != nil {
-					b.Fatal(err)
-				}
+				must(b, err)
 				defer f.Close()
 				b.ReportAllocs()
 				for b.Loop() {

@@ -56,9 +56,7 @@ func TestWorkersTurns(t *testing.T) {
 
 func submit(t testing.TB, w *Workers, kind Kind, task func()) {
 	t.Helper()
-	if err := w.Submit(kind, task); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Submit(kind, task))
 }
 
 func TestWorkersClose(t *testing.T) {
@@ -222,16 +220,12 @@ func TestLanes(t *testing.T) {
 		hold := make(chan struct{})
 		var begun atomic.Int32
 		for n := range 3 * c.workers {
-			if err := w.SubmitTo("hung", Kind(n%2), func() { begun.Add(1); <-hold }); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.SubmitTo("hung", Kind(n%2), func() { begun.Add(1); <-hold }))
 		}
 		if c.lanes > 1 {
 			done := make(chan struct{})
 			for n := range 100 {
-				if err := w.SubmitTo("well", Kind(n%2), func() { done <- struct{}{} }); err != nil {
-					t.Fatal(err)
-				}
+				must(t, w.SubmitTo("well", Kind(n%2), func() { done <- struct{}{} }))
 			}
 			for range 100 {
 				<-done
@@ -247,5 +241,13 @@ func TestLanes(t *testing.T) {
 		if got := begun.Load(); got != int32(3*c.workers) {
 			t.Errorf("%+v: %d tasks ran, want %d", c, got, 3*c.workers)
 		}
+	}
+}
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

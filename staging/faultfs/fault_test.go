@@ -10,9 +10,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 func TestFaultEveryOperation(t *testing.T) {
@@ -20,9 +19,7 @@ func TestFaultEveryOperation(t *testing.T) {
 	f := New(staging.OS())
 	name := filepath.Join(dir, "a")
 	file, err := f.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer file.Close()
 	ops := map[string]func() error{
 		"open":     func() error { _, err := f.OpenFile(name, os.O_RDONLY, 0); return err },
@@ -103,9 +100,7 @@ func TestFaultAfter(t *testing.T) {
 		}
 	}
 	file, err := f.OpenFile(b, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer file.Close()
 	if n, err := file.WriteAt([]byte("B"), 0); n != 0 || !errors.Is(err, unix.ENOSPC) || get(t, b) != "B" {
 		t.Fatalf("%d %v, content %q", n, err, get(t, b))
@@ -153,9 +148,7 @@ func TestFaultTransfers(t *testing.T) {
 				}
 			}
 			file, err := open(name, os.O_RDWR|os.O_CREATE, 0o600)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer file.Close()
 			if file.Direct() != c.direct {
 				t.Log("no direct I/O in the temporary directory")
@@ -197,9 +190,7 @@ func TestFaultHang(t *testing.T) {
 	put(t, name, "A")
 	f := New(staging.OS(), MustRules("read ** 1st-2nd: hang\nread ** 2nd: eio\nstat **: hang enotconn")...)
 	file, err := f.OpenFile(name, os.O_RDONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer file.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer context.AfterFunc(ctx, f.Release)()
@@ -212,9 +203,7 @@ func TestFaultHang(t *testing.T) {
 	}
 	statErr := make(chan error, 1)
 	go func() { _, err := f.Stat(name); statErr <- err }()
-	if err := f.AwaitHanging(t.Context(), 3); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.AwaitHanging(t.Context(), 3))
 	if f.Hanging() != 3 || len(errs) != 0 {
 		t.Fatalf("%d hang", f.Hanging())
 	}
@@ -242,13 +231,9 @@ func TestFaultHang(t *testing.T) {
 	}
 	f.Set(MustRules("stat **: hang")...)
 	go func() { _, err := f.Stat(name); statErr <- err }()
-	if err := f.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.AwaitHanging(t.Context(), 1))
 	f.Set() // new rules let the calls of the old ones go
-	if err := <-statErr; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-statErr)
 	if err := f.AwaitHanging(t.Context(), 1); err == nil {
 		t.Fatal("waited for a hang without rules")
 	}
@@ -307,9 +292,7 @@ func TestOpenDirectLearns(t *testing.T) {
 	open := func(name string) staging.File {
 		t.Helper()
 		file, err := staging.OpenDirect(f, filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { file.Close() })
 		return file
 	}
@@ -329,9 +312,7 @@ func TestOpenDirectLearns(t *testing.T) {
 		t.Fatal(err)
 	}
 	elsewhere, err := staging.OpenDirect(staging.OS(), filepath.Join(dir, "c"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer elsewhere.Close()
 	if !elsewhere.Direct() {
 		t.Fatal("what a faultfs.FS learned reached the real one")
@@ -342,9 +323,7 @@ func TestOpenDirectLearns(t *testing.T) {
 func slot(t testing.TB, bytes int) []byte {
 	t.Helper()
 	s, err := staging.NewSlots(1, bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil && !errors.Is(err, staging.ErrSlotsOut) {
 			t.Error(err)
@@ -357,16 +336,20 @@ func slot(t testing.TB, bytes int) []byte {
 
 func put(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(name, []byte(content), 0o600))
 }
 
 func get(t *testing.T, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(name)
+	must(t, err)
+	return string(b)
+}
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(b)
 }

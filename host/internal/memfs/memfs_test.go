@@ -11,19 +11,15 @@ import (
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
-	"github.com/kvhost/kvhost/staging/stagingtest"
+	"golang.org/x/sys/unix"
 )
 
 func newFS(t testing.TB, size int64) *FS {
 	t.Helper()
 	f, err := New(size, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := f.Close(); err != nil {
 			t.Error(err)
@@ -35,11 +31,9 @@ func newFS(t testing.TB, size int64) *FS {
 func TestSuite(t *testing.T) {
 	f := newFS(t, 64<<20)
 	f.Start(nil)
-	stagingtest.Run(t, f, "/")
+	faultfs.RunSuite(t, f, "/")
 	used := f.Stats().Used
-	if err := removeAll(f, "/"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, removeAll(f, "/"))
 	if left := f.Stats().Used; left != 0 || used == 0 {
 		t.Errorf("%d bytes in use, %d after all files were removed", used, left)
 	}
@@ -47,7 +41,7 @@ func TestSuite(t *testing.T) {
 
 func TestSuiteWatchedAndFaulty(t *testing.T) {
 	f := newFS(t, 64<<20)
-	stagingtest.Run(t, staging.Watched(faultfs.New(f), staging.Watch{Limit: 1e10}), "/")
+	faultfs.RunSuite(t, staging.Watched(faultfs.New(f), staging.Watch{Limit: 1e10}), "/")
 }
 
 func removeAll(f *FS, dir string) error {
@@ -65,9 +59,7 @@ func removeAll(f *FS, dir string) error {
 func create(t testing.TB, f staging.FS, name string) staging.File {
 	t.Helper()
 	file, err := f.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return file
 }
 
@@ -83,12 +75,8 @@ func TestMemoryIsKeptWhileInUse(t *testing.T) {
 		mem[0][i] = 7
 	}
 	reader, err := f.OpenFile("/a", os.O_RDONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(file.Close(), f.Remove("/a")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errors.Join(file.Close(), f.Remove("/a")))
 	again, err := staging.MemoryOf(reader, 1<<20)
 	if err != nil || &again[0][0] != &mem[0][0] {
 		t.Fatal("an open file has other memory than before", err)
@@ -97,15 +85,11 @@ func TestMemoryIsKeptWhileInUse(t *testing.T) {
 	if _, err := staging.MemoryOf(other, 1<<20+1); !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("memory of an open file was free: %v", err)
 	}
-	if err := errors.Join(other.Close(), f.Remove("/b")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(other.Close(), f.Remove("/b")))
 	if !bytes.Equal(mem[0], bytes.Repeat([]byte{7}, 1<<20)) {
 		t.Fatal("the bytes of an open file changed")
 	}
-	if err := reader.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, reader.Close())
 	if used := f.Stats().Used; used != 0 {
 		t.Fatalf("%d bytes in use after the last close", used)
 	}
@@ -172,9 +156,7 @@ func TestHolesAreZero(t *testing.T) {
 	if _, err := dirty.WriteAt(bytes.Repeat([]byte{0xff}, 1<<20), 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(dirty.Close(), f.Remove("/dirty")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(dirty.Close(), f.Remove("/dirty")))
 	rng := rand.New(rand.NewPCG(1, 1))
 	for round := range 200 {
 		file := create(t, f, "/a")
@@ -194,9 +176,7 @@ func TestHolesAreZero(t *testing.T) {
 			}
 			if rng.IntN(8) == 0 {
 				size = max(size, off)
-				if err := file.Allocate(int64(off)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, file.Allocate(int64(off)))
 			}
 		}
 		got := bytes.Repeat([]byte{0xee}, size)
@@ -213,9 +193,7 @@ func TestHolesAreZero(t *testing.T) {
 				t.Fatalf("round %d: the memory holds other bytes than the file", round)
 			}
 		}
-		if err := errors.Join(file.Close(), f.Remove("/a")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(file.Close(), f.Remove("/a")))
 	}
 }
 
@@ -232,9 +210,7 @@ func TestSegments(t *testing.T) {
 		files = append(files, file)
 	}
 	for i := int64(0); i < total; i += 2 {
-		if err := errors.Join(files[i].Close(), f.Remove(fmt.Sprint("/", i))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(files[i].Close(), f.Remove(fmt.Sprint("/", i))))
 	}
 	file := create(t, f, "/many")
 	defer file.Close()
@@ -306,9 +282,7 @@ func TestGrowth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := New(200<<20, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			pinners := []*pinner{{held: map[*byte]int{}, left: c.steps[0]}, {held: map[*byte]int{}, left: c.steps[1]}}
 			f.Start(nil, pinners[0], pinners[1])
 			<-f.Grown()
@@ -368,9 +342,7 @@ func TestWriteWaitsForMemory(t *testing.T) {
 	default:
 	}
 	p.next <- struct{}{}
-	if err := <-got; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-got)
 	third := create(t, f, "/c")
 	defer third.Close()
 	if _, err := staging.MemoryOf(third, 100<<20); !errors.Is(err, unix.ENOSPC) {
@@ -383,9 +355,7 @@ func TestWriteWaitsForMemory(t *testing.T) {
 func TestConcurrent(t *testing.T) {
 	f := newFS(t, 8<<20)
 	f.Start(nil)
-	if err := f.MkdirAll("/x/y", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.MkdirAll("/x/y", 0o700))
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
@@ -431,9 +401,7 @@ func TestConcurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if err := removeAll(f, "/x"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, removeAll(f, "/x"))
 	if s := f.Stats(); s.Used != 0 {
 		t.Errorf("%d bytes in use after all files were removed", s.Used)
 	}
@@ -444,9 +412,7 @@ func TestErrors(t *testing.T) {
 	if _, err := New(0, nil); !errors.Is(err, ErrConfig) {
 		t.Error(err)
 	}
-	if err := f.MkdirAll("/a/b", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.MkdirAll("/a/b", 0o700))
 	file := create(t, f, "/a/file")
 	defer file.Close()
 	for name, c := range map[string]struct{ err, want error }{
@@ -470,3 +436,11 @@ func TestErrors(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/doctor"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/store/settings"
+	"github.com/kvhost/kvhost/host/internal/store"
 )
 
 // Needs is the memory that a configuration's roots need when they are full, and what its policies may have together. It
@@ -33,7 +33,7 @@ func (p *Set) needs(ctx context.Context) (needs []doctor.Need, err error) {
 	measured := map[*policy.Module]footprint{}
 	for i, h := range evicts {
 		root := &p.start.cfg.Roots[i]
-		o := policy.EvictOptions{MaxSlots: settings.SlotsFor(root.Capacity), Config: h.Config}
+		o := policy.EvictOptions{MaxSlots: store.SlotsFor(root.Capacity), Config: h.Config}
 		f, ok := measured[h.Module]
 		if !ok && err == nil {
 			if f, err = footprintOf(ctx, h.Module, o); err != nil {

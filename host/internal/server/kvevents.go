@@ -6,7 +6,7 @@ import (
 	"errors"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/store/changelog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -15,8 +15,8 @@ const eventBatch = 1024
 
 // eventSource is what is streamed of [store.Store].
 type eventSource interface {
-	Changes() *changelog.Log
-	Snapshot(yield func([]changelog.Change) bool)
+	Changes() *entries.ChangeLog
+	Snapshot(yield func([]entries.Change) bool)
 }
 
 // eventStream is one call of Events.
@@ -39,11 +39,11 @@ func (s *eventStream) Run(ctx context.Context, q *proto.EventsRequest) error {
 		}
 		after = start
 	}
-	changes := make([]changelog.Change, 0, eventBatch)
+	changes := make([]entries.Change, 0, eventBatch)
 	for {
 		got, wake, err := log.Read(after, changes[:0])
 		switch {
-		case errors.Is(err, changelog.ErrLost):
+		case errors.Is(err, entries.ErrLost):
 			after = log.Start()
 			if err := s.snapshot(after); err != nil {
 				return err
@@ -65,7 +65,7 @@ func (s *eventStream) Run(ctx context.Context, q *proto.EventsRequest) error {
 
 // snapshot sends what is resident. The changes after seq follow it.
 func (s *eventStream) snapshot(seq uint64) (err error) {
-	s.Store.Snapshot(func(list []changelog.Change) bool {
+	s.Store.Snapshot(func(list []entries.Change) bool {
 		err = s.Send(&proto.EventBatch{Snapshot: true, Events: s.events(list)}) // nothing to resume after yet
 		return err == nil
 	})
@@ -76,7 +76,7 @@ func (s *eventStream) snapshot(seq uint64) (err error) {
 }
 
 // changes sends changes, if any is of the namespace.
-func (s *eventStream) changes(seq uint64, list []changelog.Change) error {
+func (s *eventStream) changes(seq uint64, list []entries.Change) error {
 	events := s.events(list)
 	if len(events) == 0 {
 		return nil
@@ -84,7 +84,7 @@ func (s *eventStream) changes(seq uint64, list []changelog.Change) error {
 	return s.Send(&proto.EventBatch{Epoch: s.Epoch, Seq: seq, Events: events})
 }
 
-func (s *eventStream) events(list []changelog.Change) (events []*proto.Event) {
+func (s *eventStream) events(list []entries.Change) (events []*proto.Event) {
 	for i := range list {
 		c := &list[i]
 		if len(s.namespace) > 0 && !bytes.Equal(s.namespace, c.Namespace[:]) {

@@ -20,7 +20,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -179,7 +178,7 @@ func manyRig(b *testing.B, entries int) *rig {
 	}
 	r := newRig(b, at)
 	p := r.dial(nil)
-	step := entries / recovery.SampledEntries
+	step := entries / store.SampledEntries
 	for n := step - 1; n < entries; n += step {
 		p.fill(n, 0)
 		if res, err := p.store([]client.StoreChunk{{Key: key(n), Blocks: blocks(0)}}); err != nil || res.Chunks[0].Result != client.Stored {

@@ -18,9 +18,7 @@ func slowMoves(c *Config) { c.Moves.Bandwidth = 1 }
 // put is never refused for a slow move.
 func TestWriteAround(t *testing.T) {
 	f := twoLevels(t, 16, 256, slowMoves)
-	for n := range uint64(64) {
-		f.mustPut(n)
-	}
+	f.mustPut(upTo(64)...)
 	near := 0
 	for n := range uint64(64) {
 		switch f.rootOf(n) {
@@ -40,9 +38,7 @@ func TestWriteAround(t *testing.T) {
 	f.checkUsed()
 
 	f = twoLevels(t, 16, 8, slowMoves, func(c *Config) { c.Roots[1].DailyWrites = 4 * pieceBytes })
-	for n := range uint64(64) {
-		f.mustPut(n)
-	}
+	f.mustPut(upTo(64)...)
 	for n := uint64(50); n < 64; n++ {
 		equal(t, "root of a late entry", f.rootOf(n), 0)
 	}
@@ -53,9 +49,7 @@ func TestWriteAround(t *testing.T) {
 // TestPromotionBehind: what is loaded from the far level costs no entry of the near one its copy.
 func TestPromotionBehind(t *testing.T) {
 	f := twoLevels(t, 16, 256, slowMoves)
-	for n := range uint64(64) {
-		f.mustPut(n)
-	}
+	f.mustPut(upTo(64)...)
 	equal(t, "root of the last entry", f.rootOf(63), 1)
 	for range 3 {
 		f.mustRead(63)
@@ -75,9 +69,7 @@ func TestQuotaLeaves(t *testing.T) {
 	f := twoLevels(t, 64, 256, func(c *Config) { c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 40 * pieceBytes}} })
 	last := 0
 	for n := range uint64(40) {
-		if err := f.putOf(7, n); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.putOf(7, n))
 		f.settle()
 		if f.rootOf(n) == 0 {
 			last = int(n)
@@ -119,13 +111,10 @@ func TestAdmitsMoves(t *testing.T) {
 			f.settle()
 		}
 		if !c.demotions {
-			f.mustRead(0)
-			f.mustRead(0)
+			f.mustRead(0, 0)
 			f.settle()
 		}
-		if err := f.store.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.store.Close())
 		equal(t, "demotions that the policy was asked about", p.asked[abi.KindDemotion] > 20, c.demotions)
 		equal(t, "demotions made", f.moved(1, moves.Demotion).Done.Load() > 20, !c.demotions)
 		if !c.demotions {

@@ -45,7 +45,7 @@ func BenchmarkSaveTouches(b *testing.B) {
 	var with, without time.Duration
 	for b.Loop() {
 		start := time.Now()
-		with = max(with, longest(r.recovery.SaveTouches))
+		with = max(with, longest(r.recovery.saveTouches))
 		took := time.Since(start)
 		b.StopTimer()
 		without = max(without, longest(func() { time.Sleep(took) }))
@@ -61,42 +61,30 @@ func BenchmarkRestart(b *testing.B) {
 	f := newFixture(b, b.TempDir(), files+8, 1, func(c *Config) { c.ScanWait = time.Hour })
 	f.mustPut(0)
 	page, err := os.ReadFile(f.pieceFile(0, 0))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	h, err := pieceformat.DecodeHeader(page)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	for n := range uint64(files - 1) {
 		h.Parent, h.Key, h.Depth, h.StoreTime = h.Key, testKey(n+1), uint32(n+1), h.StoreTime+1
 		h.Encode(page)
 		name := f.pieceFile(n+1, 0)
 		put(b, name, page[:pieceformat.Page])
-		if err := os.Truncate(name, h.FileBytes()); err != nil {
-			b.Fatal(err)
-		}
+		must(b, os.Truncate(name, h.FileBytes()))
 	}
 	// else the first durable thing waits for all of them
-	if err := f.root().FS.SyncFS(f.cfg.Roots[0].Path); err != nil {
-		b.Fatal(err)
-	}
+	must(b, f.root().FS.SyncFS(f.cfg.Roots[0].Path))
 	file := filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)
 	for _, how := range []string{"scan", "checkpoint"} {
 		b.Run(fmt.Sprintf("files=%d/%s", files, how), func(b *testing.B) {
 			if how == "checkpoint" { // of what a scan has found
-				if err := f.store.Close(); err != nil {
-					b.Fatal(err)
-				}
+				must(b, f.store.Close())
 				_ = os.Remove(file)
 				f.start()
 			}
 			var cpu time.Duration
 			for b.Loop() {
 				b.StopTimer()
-				if err := f.store.Close(); err != nil {
-					b.Fatal(err)
-				}
+				must(b, f.store.Close())
 				if how == "scan" {
 					_ = os.Remove(file)
 				}

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/testkit/crashfs"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // TestWriteBudget spends a day's budget: freely, then for what deserves it, then not at all; the next day begins anew.
@@ -43,9 +43,7 @@ func TestWriteBudget(t *testing.T) {
 		t.Errorf("%d bytes after an orderly end", got)
 	}
 	for n := uint64(5002); n < 5004; n++ {
-		if err := f.putUnder(n, n-1, 0); err != nil {
-			t.Error(err)
-		}
+		noError(t, f.putUnder(n, n-1, 0))
 	}
 	if err := f.putUnder(5004, 5003, 0); !errors.Is(err, ErrRefused) {
 		t.Errorf("beyond the budget: %v", err)
@@ -55,9 +53,7 @@ func TestWriteBudget(t *testing.T) {
 	}
 	f.mustRead(5003)
 	clock.pass(5 * time.Hour) // the next day
-	if err := lone(7000); err != nil {
-		t.Error(err)
-	}
+	noError(t, lone(7000))
 	f.checkUsed()
 }
 
@@ -96,12 +92,10 @@ func TestBudgetOutlivesACrash(t *testing.T) {
 				f.kill()
 				f.start()
 			} else {
-				if err := machine.PowerLoss(seed); err != nil {
-					t.Fatal(err)
-				}
+				must(t, machine.PowerLoss(seed))
 				f.kill()
 				var err error
-				if machine, err = crashfs.New(staging.OS(), t.TempDir()); err != nil {
+				if machine, err = faultfs.NewMachine(staging.OS(), t.TempDir()); err != nil {
 					t.Fatal(err)
 				}
 				f.cfg.FS = machine
@@ -131,9 +125,7 @@ func TestBudgetCountsWhatIsWritten(t *testing.T) {
 	}
 	l.Release()
 	p, err := f.store.Put(t.Context(), f.request(3, 3, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p.Abort(errors.New("the client has gone"))
 	if got := f.written(); got != 2 {
 		t.Errorf("%d pieces are counted, and one put came to nothing", got)
@@ -141,9 +133,7 @@ func TestBudgetCountsWhatIsWritten(t *testing.T) {
 	if p, err = f.store.Put(t.Context(), f.request(3, 3, 0)); err == nil {
 		err = write(p)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p.Abort(errors.New("the client has gone later"))
 	if got := f.written(); got != 3 {
 		t.Errorf("%d pieces are counted, and what was written of one counts", got)
@@ -151,9 +141,7 @@ func TestBudgetCountsWhatIsWritten(t *testing.T) {
 
 	f = newFixture(t, t.TempDir(), 4, 2, withClock(newAt("2026-11-21 10:00:00")), withBudget(2))
 	for rank := range uint32(2) {
-		if err := f.putRank(0, 0, rank, 1<<rank); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.putRank(0, 0, rank, 1<<rank))
 		if got, want := f.written(), int64(rank+1); got != want {
 			t.Errorf("%d pieces are counted, want %d", got, want)
 		}
@@ -175,9 +163,7 @@ func TestBudgetAfterAClockStep(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 100, 1, withClock(clock), withBudget(10))
 	const wrong = 30 * 24 * time.Hour
 	clock.pass(wrong)
-	for n := range uint64(8) {
-		f.mustPut(n)
-	}
+	f.mustPut(upTo(8)...)
 	clock.pass(-wrong)
 	for n := uint64(10); n < 18; n++ {
 		f.mustPut(n)
@@ -207,18 +193,14 @@ func TestBudgetsOfHostsThatShare(t *testing.T) {
 		c.Roots[0].Shared = true
 	})
 	f.mustPut(0, 1, 2)
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
 	f.cfg.HostID = "otherhost"
 	f.start()
 	if got := f.written(); got != 0 {
 		t.Errorf("the other host begins with %d pieces", got)
 	}
 	f.mustPut(3)
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
 	f.cfg.HostID = "testhost"
 	f.start()
 	if got := f.written(); got != 3 {

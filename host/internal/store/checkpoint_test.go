@@ -27,7 +27,7 @@ func (f *fixture) image() (list []string) {
 			r.Index.Missing(slot),
 			e.State()&^index.Announced, r.TenantOf(slot)))
 	})
-	return append(list, fmt.Sprintf("used %d complete %d high %d", r.Account.Used(), r.Complete(), r.Index.High()))
+	return append(list, fmt.Sprintf("used %d complete %d high %d", r.Account.Figures().Used, r.Complete(), r.Index.High()))
 }
 
 // grown is a root with entries of several tenants, sizes and sets of ranks, some of them incomplete, with free slots
@@ -45,9 +45,7 @@ func grown(t *testing.T, change ...func(*Config)) *fixture {
 			if err == nil {
 				err = cmp.Or(write(p), p.Publish(context.Background()))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		}
 	}
 	for _, n := range []uint64{2, 11, 29} {
@@ -72,9 +70,7 @@ func TestCheckpointBringsBackTheIndex(t *testing.T) {
 	if got := f.image(); !slices.Equal(got, want) {
 		t.Errorf("after the restart\n%v\nbefore\n%v", got, want)
 	}
-	if err := f.idle(); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.idle())
 	f.checkUsed()
 	for _, n := range []uint64{0, 1, 4, 16, 28} {
 		f.mustRead(n)
@@ -90,12 +86,8 @@ func TestCheckpointBringsBackTheIndex(t *testing.T) {
 // crash closes the store and makes it look as if it had not been.
 func (f *fixture) crash() {
 	f.Helper()
-	if err := f.store.Close(); err != nil {
-		f.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)); err != nil {
-		f.Fatal(err)
-	}
+	must(f, f.store.Close())
+	must(f, os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)))
 	f.start()
 }
 
@@ -107,9 +99,7 @@ func TestCheckpointIsUsedOnce(t *testing.T) {
 		if _, err := os.Stat(name); err == nil {
 			t.Fatal("there is a checkpoint while the store is open")
 		}
-		if err := f.store.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.store.Close())
 		if _, err := os.Stat(name); err != nil {
 			t.Fatal(err)
 		}
@@ -122,21 +112,15 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, f *fixture, file, piece string){
 		"a bit": func(t *testing.T, _ *fixture, file, _ string) {
 			b, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			b[len(b)/2] ^= 4
 			put(t, file, b)
 		},
 		"cut": func(t *testing.T, _ *fixture, file, _ string) {
-			if err := os.Truncate(file, 300); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Truncate(file, 300))
 		},
 		"a file is gone": func(t *testing.T, _ *fixture, _, piece string) {
-			if err := os.Remove(piece); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(piece))
 		},
 		"fewer slots": func(_ *testing.T, f *fixture, _, _ string) { f.cfg.Roots[0].MaxEntries = 28 },
 		"now shared":  func(_ *testing.T, f *fixture, _, _ string) { f.cfg.Roots[0].Shared = true },
@@ -144,26 +128,20 @@ func TestCheckpointIsNotBelieved(t *testing.T) {
 			f.cfg.Roots[0].Shared = true
 			f.start()
 			f.mustPut(34, 35)
-			if err := f.store.Close(); err != nil {
-				f.Fatal(err)
-			}
+			must(f, f.store.Close())
 			f.cfg.Roots[0].Shared = false
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := grown(t)
 			piece := f.pieceFile(0, 0)
-			if err := f.store.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.store.Close())
 			spoil(t, f, filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile), piece)
 			f.start()
 			if st := f.store.Stats().Roots[0]; st.Scanned == 0 {
 				t.Fatal("it was believed")
 			}
-			if err := f.idle(); err != nil {
-				t.Error(err)
-			}
+			noError(t, f.idle())
 			f.mustRead(1)
 			if name == "shared meanwhile" {
 				f.mustRead(35)
@@ -189,9 +167,7 @@ func TestPolicyGoesOnFromItsState(t *testing.T) {
 	if told != 0 {
 		t.Errorf("the policy was told of %d entries again", told)
 	}
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
 	put(t, filepath.Join(r.Path, pieceformat.StateFile), []byte("nonsense"))
 	f.start()
 	_ = f.root().Evictor.Flush()

@@ -24,9 +24,7 @@ func TestNamespaceOpensBesideEviction(t *testing.T) {
 	})
 	both.Go(func() {
 		for n := range uint64(6) {
-			if err := f.put(100+n, 0); err != nil {
-				t.Error(err)
-			}
+			noError(t, f.put(100+n, 0))
 			f.store.Stats()
 		}
 	})
@@ -42,9 +40,7 @@ func TestLeaseKeepsWhatItGrants(t *testing.T) {
 		list = append(list, testKey(1000+n))
 	}
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: list})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Release()
 	if l.Hits() != 1 || cap(l.grants) > 8 {
 		t.Errorf("%d hits, room for %d", l.Hits(), cap(l.grants))

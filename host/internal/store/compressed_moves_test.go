@@ -18,9 +18,7 @@ func TestCompressedPiecesAreCopied(t *testing.T) {
 			c.Roots = append(c.Roots, RootConfig{Path: far, Capacity: 64 << 20, MaxEntries: 64, Level: 1, Volatile: volatile})
 		})
 		for n := range uint64(3) {
-			if err := f.storeHalf(n); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.storeHalf(n))
 		}
 		f.settle()
 		for i, r := range f.store.Stats().Roots {
@@ -34,22 +32,16 @@ func TestCompressedPiecesAreCopied(t *testing.T) {
 			defer l.Release()
 			equal(t, "hits of a copy", l.Hits(), 1)
 			p, err := l.Open(0, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer p.Close()
 			image := make([]byte, p.Size())
 			if _, err := p.File().ReadAt(image, 0); err != nil {
 				t.Fatal(err)
 			}
 			head, err := p.Verify(image)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			equal(t, "a copy is compressed", head.Compressed, !volatile)
-			if err := head.Verify(0, len(head.Table), image, 0); err != nil {
-				t.Error(err)
-			}
+			noError(t, head.Verify(0, len(head.Table), image, 0))
 			if want := pieceformat.FileBytes(head.Plan); volatile != (p.Size() == want) {
 				t.Errorf("volatile %t: a copy of %d bytes, without compression it has %d", volatile, p.Size(), want)
 			}

@@ -72,9 +72,7 @@ func TestCompressedPiecesAreBookedAsTheyAre(t *testing.T) {
 	const stored = 3*kv.ExtentBytes + 3*8
 	want := 2*pieceformat.Page + pieceformat.Padded(stored)
 	for n := range uint64(3) {
-		if err := f.storeHalf(n); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.storeHalf(n))
 	}
 	check := func(when string) {
 		t.Helper()
@@ -86,9 +84,7 @@ func TestCompressedPiecesAreBookedAsTheyAre(t *testing.T) {
 		defer l.Release()
 		equal(t, when+": hits", l.Hits(), 3)
 		p, err := l.Open(1, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer p.Close()
 		expected := p.Expected()
 		image := make([]byte, p.Size())
@@ -96,9 +92,7 @@ func TestCompressedPiecesAreBookedAsTheyAre(t *testing.T) {
 			t.Fatal(err)
 		}
 		head, err := p.Verify(image)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !head.Compressed || !expected.Compressed || head.DataOffset != expected.DataOffset || len(head.Offsets) != 7 ||
 			head.Offsets[6] != stored || head.Stored[1].Codec != uint8(codec.Planes) || head.Stored[2].Codec != uint8(codec.Raw) {
 			t.Errorf("%s: %+v", when, head)
@@ -107,12 +101,8 @@ func TestCompressedPiecesAreBookedAsTheyAre(t *testing.T) {
 	check("stored")
 	f.restart()
 	check("after a checkpoint")
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(f.cfg.Roots[0].Path + "/" + pieceformat.CheckpointFile); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
+	must(t, os.Remove(f.cfg.Roots[0].Path+"/"+pieceformat.CheckpointFile))
 	f.start()
 	check("after a scan")
 	f.cfg.Roots[0].Compressed = false
@@ -127,9 +117,7 @@ func TestPutSaysWhatItWrites(t *testing.T) {
 		q := f.request(1, 1, 0)
 		q.Group = group
 		p, err := f.store.Put(t.Context(), q)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return p
 	}
 	p := put(0)
@@ -139,9 +127,7 @@ func TestPutSaysWhatItWrites(t *testing.T) {
 		t.Errorf("compresses %t, elements of %d bytes, data at %d, %d bytes", p.Compresses(), p.Element(), p.DataOffset(), p.FileBytes())
 	}
 	f2, err := p.File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := f2.WriteAt(make([]byte, 4*pieceformat.Page), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -160,16 +146,12 @@ func TestPutSaysWhatItWrites(t *testing.T) {
 func TestPoliciesHearStoredSizes(t *testing.T) {
 	w := &witness{}
 	f := compressing(t, t.TempDir(), func(c *Config) { c.Policies.Evict = handle(w.module()) })
-	if err := f.storeHalf(0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.storeHalf(0))
 	r := f.root()
 	r.Lock()
 	err := r.Evictor.Flush()
 	r.Unlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	size := map[abi.Op]int64{}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -184,12 +166,10 @@ func TestPoliciesHearStoredSizes(t *testing.T) {
 func TestDailyWritesAreWhatIsWritten(t *testing.T) {
 	f := compressing(t, t.TempDir(), func(c *Config) { c.Roots[0].DailyWrites = 1 << 40 })
 	for n := range uint64(2) {
-		if err := f.storeHalf(n); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.storeHalf(n))
 	}
 	r := f.root()
-	equal(t, "bytes written today", r.budget.Spent(), r.Account.Used())
+	equal(t, "bytes written today", r.budget.Spent(), r.Account.Figures().Used)
 }
 
 // TestWhatDoesNotGainIsStoredPlain: a namespace whose pieces gain nothing gets no more of them compressed, but for one from
@@ -204,9 +184,7 @@ func TestWhatDoesNotGainIsStoredPlain(t *testing.T) {
 	f.ns = &half
 	f.restart()
 	for n := range uint64(gains) {
-		if err := f.storeHalf(n); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.storeHalf(n))
 	}
 	var err error
 	if f.space, err = f.store.Namespace(t.Context(), &random); err != nil {
@@ -215,20 +193,14 @@ func TestWhatDoesNotGainIsStoredPlain(t *testing.T) {
 	compressed := 0
 	for n := range uint64(pieces) {
 		p, err := f.store.Put(t.Context(), f.request(n, n, 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if p.Compresses() {
 			compressed++
 		} else if p.FileBytes() != pieceformat.FileBytes(p.Plan()) {
 			t.Fatalf("a file of %d bytes, plain it has %d", p.FileBytes(), pieceformat.FileBytes(p.Plan()))
 		}
-		if err := write(p); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Publish(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, write(p))
+		must(t, p.Publish(t.Context()))
 	}
 	if compressed != 4 {
 		t.Errorf("%d of %d pieces that gain nothing were compressed, want the first and three trials", compressed, pieces)
@@ -266,9 +238,7 @@ func TestCompressionWhereItSavesTime(t *testing.T) {
 		if n++; n > 40 {
 			t.Fatal("too many")
 		}
-		if err := f.storeHalf(n); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.storeHalf(n))
 		return f.store.Compression()[0].Encoded.Pages - before
 	}
 	const page = 6 * kv.ExtentBytes
@@ -295,9 +265,7 @@ func TestCompressionWhereItSavesTime(t *testing.T) {
 		t.Errorf("%+v after a piece was written without an engine", s)
 	}
 	p, err := f.store.Put(t.Context(), f.request(41, 41, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer p.Abort(nil)
 	p.Encoded(page/2, time.Millisecond)
 	if s := f.root().meter.gain.Speeds(); s.Encode < page*999 || s.Encode > page*1000 {

@@ -50,9 +50,7 @@ func TestManyClients(t *testing.T) {
 				clients.Wait()
 				resume := f.rested()
 				for _, r := range f.store.roots {
-					if err := r.idle(); err != nil {
-						t.Error(err)
-					}
+					noError(t, r.idle())
 				}
 				f.checkUsed()
 				resume()
@@ -173,9 +171,7 @@ func TestReleaseBesideOpen(t *testing.T) {
 		}
 		both.Wait()
 	}
-	if err := f.idle(); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.idle())
 }
 
 // TestWaitingEndsWithTheContext lets puts wait for the turn and for a key's stripe.

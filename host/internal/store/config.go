@@ -1,29 +1,299 @@
 package store
 
-import "github.com/kvhost/kvhost/host/internal/store/settings"
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"os"
+	"path"
+	"path/filepath"
+	"time"
 
-// How a store is configured.
-type (
-	Config     = settings.Config
-	RootConfig = settings.RootConfig
-	Policies   = settings.Policies
-	Shadow     = settings.Shadow
-	Quota      = settings.Quota
-	Expiry     = settings.Expiry
-	Moves      = settings.Moves
-	EvictMode  = settings.EvictMode
-	Durability = settings.Durability
-)
-
-// When entries are evicted, and what a publication survives.
-const (
-	OnDemand   = settings.OnDemand
-	Background = settings.Background
-
-	None   = settings.None
-	Batch  = settings.Batch
-	Strict = settings.Strict
+	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policy/shadow"
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // MaxLevels is one more than the highest level of a root.
-const MaxLevels = settings.MaxLevels
+const MaxLevels = 8
+
+// EvictMode says when entries are evicted.
+type EvictMode uint8
+
+const (
+	// OnDemand evicts just enough for a put that does not fit, in the caller's order, before the put continues.
+	OnDemand EvictMode = iota
+	// Background evicts ahead of need, between two watermarks. A put that does not fit all the same waits for it.
+	Background
+)
+
+func (m EvictMode) String() string {
+	if m == Background {
+		return "background"
+	}
+	return "on-demand"
+}
+
+// Durability says what a published piece has survived.
+type Durability uint8
+
+const (
+	// None: a crash of the machine may lose it, or leave a file that its checksums refuse.
+	None Durability = iota
+	// Batch: as None, until the next periodic flush of the root's file system.
+	Batch
+	// Strict: its bytes and its name are durable before it is resident.
+	Strict
+)
+
+func (d Durability) String() string {
+	switch d {
+	case Batch:
+		return "batch"
+	case Strict:
+		return "strict"
+	}
+	return "none"
+}
+
+// RootConfig is one directory that holds pieces.
+type RootConfig struct {
+	Path         string         // made when missing, with mode 0700, in a directory that is there
+	FS           staging.FS     // whose directory it is; nil: Config.FS
+	Capacity     int64          // bytes that pieces, temporaries and quarantine may take together
+	Through      bool           // what is stored is copied to the next level at once
+	Compressed   bool           // pieces that are stored here are compressed, as Config.Compression says; not of Shared
+	Volatile     bool           // it is empty after a start: an orderly end copies what it holds to the next level
+	Level        int            // 0 is nearest: entries are stored there, and looked for there first
+	Shared       bool           // other hosts use it too: no exclusive lock
+	RequireMount bool           // it must not be on the file system of /
+	MaxEntries   uint32         // most entries there can be; 0: by capacity
+	DailyWrites  int64          // bytes that may be written in a day (UTC); 0: as many as come
+	ForPieces    bool           // Capacity is for pieces alone: directories come on top
+	MinFree      int64          // bytes that are left free on the file system, for others; it counts what others take
+	MinFreePart  float64        // the same as a part of the file system; the larger of the two holds
+	Evict        *policy.Handle // borrowed; nil: as Policies says
+
+	Poll      time.Duration        // of Shared: how soon the hosts see what others have stored: 1 s
+	Lapse     time.Duration        // of Shared: how long a host can be silent before the others give it up: 10 s
+	Scheduler *Scheduler           // of Shared, in tests
+	Speeds    func() choice.Speeds // of Compressed, in tests
+}
+
+// bounds are what the root may take.
+func (r *RootConfig) bounds() capacity.Bounds {
+	return capacity.Bounds{Capacity: r.Capacity, ForPieces: r.ForPieces, MinFree: r.MinFree, MinFreePart: r.MinFreePart}
+}
+
+// Moves bounds the copies between levels. Zero is a default of [moves.Config].
+type Moves struct {
+	Workers   int
+	Bandwidth int64         // bytes per second
+	Waiting   int64         // bytes of moves that may wait
+	Shutdown  time.Duration // how long Close may take to copy what volatile roots hold; 0: it copies nothing
+}
+
+// of is the configuration of the mover.
+func (m Moves) of(loads *moves.Loads) moves.Config {
+	return moves.Config{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Loads: loads}
+}
+
+// Quota bounds what the entries of one tenant may take.
+type Quota = capacity.Quota
+
+// Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.
+type Config struct {
+	Roots      []RootConfig
+	EvictMode  EvictMode
+	High, Low  float64 // watermarks of Background, as parts of a root's capacity: 0.95 and 0.90
+	Durability Durability
+	BatchEvery time.Duration // between flushes of Batch: 1 s
+	Policies   Policies
+	FS         staging.FS // of roots without one; nil: the operating system's below each root
+	Log        *slog.Logger
+	Seed       uint64
+	Now        func() time.Time
+	HostID     string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
+
+	Compression   choice.Modes  // of RootConfig.Compressed
+	Expiries      []Expiry      // of entries by their model, the first that fits; none: they do not expire
+	Quotas        []Quota       // the first that fits a tenant is the tenant's
+	EvictPatience time.Duration // how long a put waits for the background evictor: 5 s
+
+	IOTimeout   time.Duration // of an operation on files; its root is taken out then. 0: 30 s, negative: none
+	UpkeepEvery time.Duration // between looks at each root; the unit of the pauses between probes: 1 s
+
+	Moves Moves // between levels
+
+	QuarantineFiles int           // most damaged files kept per root; 0: 64, negative: none
+	ScanWorkers     int           // readers of the scan at Open, per root: 8
+	ScanWait        time.Duration // how long Open waits for scans, which continue afterwards: 1 s; negative: not at all
+}
+
+const (
+	maxRoots        = 64
+	defaultSlots    = 1 << 21
+	smallestEntry   = 2 * pieceformat.Page
+	usualEntry      = 1 << 20
+	defaultHigh     = 0.95
+	defaultLow      = 0.90
+	defaultKept     = 64
+	defaultScanners = 8
+	defaultPoll     = time.Second
+	defaultLapse    = 10 * time.Second
+)
+
+// complete checks the settings and fills in the defaults.
+func (c *Config) complete() error {
+	if len(c.Roots) == 0 || len(c.Roots) > maxRoots {
+		return fmt.Errorf("%w: %d roots, want 1 to %d", ErrConfig, len(c.Roots), maxRoots)
+	}
+	roots := make([]RootConfig, len(c.Roots))
+	seen := map[string]bool{}
+	for i, r := range c.Roots {
+		if r.Path == "" || r.Capacity < smallestEntry {
+			return fmt.Errorf("%w: root %q with a capacity of %d bytes", ErrConfig, r.Path, r.Capacity)
+		}
+		if r.DailyWrites < 0 || r.MinFree < 0 || !(r.MinFreePart >= 0 && r.MinFreePart < 1) {
+			return fmt.Errorf("%w: root %q is to leave %d bytes or %g of its file system free, "+
+				"and %d bytes are to be written a day", ErrConfig, r.Path, r.MinFree, r.MinFreePart, r.DailyWrites)
+		}
+		if r.Level < 0 || r.Level >= MaxLevels {
+			return fmt.Errorf("%w: root %q has the level %d, want 0 to %d", ErrConfig, r.Path, r.Level, MaxLevels-1)
+		}
+		if r.Compressed && r.Shared {
+			return fmt.Errorf("%w: root %q is shared, and its pieces are to be compressed: other hosts may not read them",
+				ErrConfig, r.Path)
+		}
+		abs, err := r.Path, error(nil)
+		if r.FS == nil {
+			abs, err = filepath.Abs(r.Path)
+			if r.FS = c.FS; r.FS == nil {
+				r.FS = staging.Below(abs)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("%w: root %q: %w", ErrConfig, r.Path, err)
+		}
+		if seen[abs] {
+			return fmt.Errorf("%w: root %q twice", ErrConfig, abs)
+		}
+		seen[abs], r.Path = true, abs
+		r.MaxEntries = cmp.Or(r.MaxEntries, SlotsFor(r.Capacity))
+		r.Poll, r.Lapse = cmp.Or(r.Poll, defaultPoll), cmp.Or(r.Lapse, defaultLapse)
+		if r.Shared && (r.Poll < 0 || r.Lapse < 4*r.Poll) {
+			return fmt.Errorf("%w: root %q: a lapse of %s with a poll of %s, want at least four polls", ErrConfig, r.Path,
+				r.Lapse, r.Poll)
+		}
+		roots[i] = r
+	}
+	c.Roots = roots
+	c.High = cmp.Or(c.High, defaultHigh)
+	c.Low = cmp.Or(c.Low, min(defaultLow, c.High))
+	if !(0 < c.Low && c.Low <= c.High && c.High <= 1) {
+		return fmt.Errorf("%w: watermarks %g and %g, want 0 < low <= high <= 1", ErrConfig, c.Low, c.High)
+	}
+	c.IOTimeout, c.ScanWait = cmp.Or(c.IOTimeout, 30*time.Second), cmp.Or(c.ScanWait, time.Second)
+	c.QuarantineFiles, c.HostID = cmp.Or(c.QuarantineFiles, defaultKept), cmp.Or(c.HostID, machineID())
+	if c.EvictPatience <= 0 {
+		c.EvictPatience = 5 * time.Second
+	}
+	for _, e := range c.Expiries {
+		if _, err := path.Match(e.Model, ""); err != nil || e.TTL <= 0 {
+			return fmt.Errorf("%w: entries of %q are to expire after %s", ErrConfig, e.Model, e.TTL)
+		}
+	}
+	if err := capacity.Quotas(c.Quotas).Check(); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if c.UpkeepEvery <= 0 {
+		c.UpkeepEvery = time.Second
+	}
+	if c.BatchEvery <= 0 {
+		c.BatchEvery = time.Second
+	}
+	if c.ScanWorkers <= 0 {
+		c.ScanWorkers = defaultScanners
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if !pieceformat.ValidHostID(c.HostID) {
+		return fmt.Errorf("%w: host id %q, want 1 to 32 of [a-z0-9]", ErrConfig, c.HostID)
+	}
+	return nil
+}
+
+// SlotsFor is the most entries that so many bytes are expected to hold.
+func SlotsFor(capacity int64) uint32 {
+	return uint32(max(min(capacity/smallestEntry+1, defaultSlots), min(capacity/usualEntry, 1<<30)))
+}
+
+// machineID is the same after a restart of the host and differs between machines.
+func machineID() string {
+	id, err := os.ReadFile("/etc/machine-id")
+	if err != nil || len(id) == 0 {
+		name, _ := os.Hostname()
+		id = []byte(name)
+	}
+	h := fnv.New64a()
+	h.Write(id)
+	return fmt.Sprintf("%016x", h.Sum64())
+}
+
+// Policies say who decides. Evict is bound to roots, the other roles to namespaces: a namespace gets the policy of the
+// first rule with the role that matches it, and the role's own field where none does. The handles are borrowed until
+// Open returns; a nil handle is the built-in policy.
+type Policies struct {
+	Evict, Admit, Place, Layout *policy.Handle
+	Rules                       []catalog.Rule
+	Shadows                     []Shadow
+}
+
+// Shadow is an evict policy that decides nothing: it receives all requests and evicts from an imaginary cache.
+type Shadow struct {
+	Policy   *policy.Handle // borrowed
+	Capacity int64          // of the imaginary cache; 0: of the roots together
+}
+
+// Capacity is that of all roots.
+func (c *Config) Capacity() (all int64) {
+	for i := range c.Roots {
+		all += c.Roots[i].Capacity
+	}
+	return all
+}
+
+// wish is how a shadow runs next to these roots.
+func (c *Config) wish(h Shadow) shadow.Wish {
+	capacity := cmp.Or(h.Capacity, c.Capacity())
+	return shadow.Wish{Policy: h.Policy, Options: policy.EvictOptions{
+		MaxSlots: SlotsFor(capacity), Capacity: uint64(capacity), Seed: c.Seed, Config: h.Policy.Config,
+	}}
+}
+
+// Expiry is how long entries of some models are served.
+type Expiry struct {
+	Model string // a pattern as of [path.Match], for the namespace's model
+	TTL   time.Duration
+}
+
+// ttl is the time to live of a namespace's entries, 0 for none: the first pattern that fits counts.
+func (c *Config) ttl(text string) time.Duration {
+	for _, e := range c.Expiries {
+		if fits, _ := path.Match(e.Model, kv.Field(text, "model")); fits {
+			return e.TTL
+		}
+	}
+	return 0
+}

@@ -46,9 +46,7 @@ func TestEventsKeepTheContract(t *testing.T) {
 		r.Lock()
 		err := r.Evictor.Flush()
 		r.Unlock()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w.mu.Lock()
 		events := w.events
 		w.events = nil
@@ -56,9 +54,7 @@ func TestEventsKeepTheContract(t *testing.T) {
 		if len(events) < 60 {
 			t.Fatalf("%d events: nothing to check", len(events))
 		}
-		if err := policytest.CheckEvents(events); err != nil {
-			t.Fatal(err)
-		}
+		must(t, policytest.CheckEvents(events))
 		f.restart()
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kvhost/kvhost/host/internal/store/changelog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -15,9 +15,7 @@ import (
 func (f *fixture) discards(ns []uint64, want ...DiscardResult) {
 	f.Helper()
 	got, err := f.store.Discard(DiscardRequest{Namespace: f.space, Keys: keys(ns...)})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	if !slices.Equal(got, want) {
 		f.Errorf("discard of %d: %d, want %d", ns, got, want)
 	}
@@ -42,13 +40,11 @@ func TestDiscard(t *testing.T) {
 	st := f.store.Stats().Roots[0]
 	equal(t, "entries", st.Entries, 3)
 	equal(t, "discarded", st.Discarded, 2)
-	changes, _, err := f.store.Changes().Read(at, make([]changelog.Change, 0, 8))
-	if err != nil {
-		t.Fatal(err)
-	}
+	changes, _, err := f.store.Changes().Read(at, make([]entries.Change, 0, 8))
+	must(t, err)
 	var gone []uint64
 	for _, c := range changes {
-		if c.Kind == changelog.Evicted {
+		if c.Kind == entries.Evicted {
 			gone = append(gone, uint64(slices.Index(keys(0, 1, 2, 3, 4), c.Key)))
 		}
 	}
@@ -71,22 +67,16 @@ func TestDiscardInUse(t *testing.T) {
 	l := f.lookup(0)
 	f.discards([]uint64{0}, DiscardInUse)
 	p, err := l.Open(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.Release()
 	f.discards([]uint64{0}, DiscardInUse)
 	p.Close()
 	f.discards([]uint64{0}, DiscardRemoved)
 
 	put, err := f.store.Put(t.Context(), f.request(1, 1, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f.discards([]uint64{1}, DiscardInUse)
-	if err := errors.Join(write(put), put.Publish(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(write(put), put.Publish(t.Context())))
 	f.mustRead(1)
 	f.discards([]uint64{1}, DiscardRemoved)
 	f.checkUsed()
@@ -128,9 +118,7 @@ func TestDiscardThatCannotUnlink(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 10, 1, func(c *Config) { c.FS = faults })
 	f.mustPut(0)
 	rules, err := faultfs.ParseRules("remove **: eio")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	faults.Set(rules...)
 	f.discards([]uint64{0}, DiscardRemoved)
 	if f.has(0) {
@@ -138,9 +126,7 @@ func TestDiscardThatCannotUnlink(t *testing.T) {
 	}
 	f.checkUsed()
 	faults.Set()
-	if err := f.store.Maintain(t.Context(), 0, RetryRemovals); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Maintain(t.Context(), 0, RetryRemovals))
 	equal(t, "used", f.store.Stats().Roots[0].Used, 0)
 	f.checkUsed()
 }

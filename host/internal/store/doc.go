@@ -5,10 +5,10 @@
 // root's capacity is a promise and not a goal. A file proves by its header and checksums that it is what the index
 // says; where it cannot, the entry goes at once and the next lookup misses. So a cache may forget, and never lies.
 //
-// The packages below this one own a root's parts: entries (the index and the life of each entry), files (its
-// directory), recovery (scans and checkpoints), sharedroot (the part of one host among several), each with its data and
-// its lock. A root puts them together; what differs between a root of one host and one that several share is a
-// kind. Failing roots, the order of locks and the goroutines are in host/docs/design.md.
+// The packages below this one own a root's parts: entries (the index and the life of each entry) and files (its
+// directory), each with its data and its lock. A root puts them together, with a recovery (scans and checkpoints); what
+// differs between a root of one host, one in memory and one that several hosts share is a kind. Failing roots, the order
+// of locks and the goroutines are in host/docs/design.md.
 //
 // # Life of an entry
 //

@@ -9,18 +9,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/testkit/crashfs"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // onMachine is a fixture on a machine that can lose its power, and the next machine, for after that.
-func onMachine(t *testing.T, entries int, change ...func(*Config)) (f *fixture, machine *crashfs.FS) {
+func onMachine(t *testing.T, entries int, change ...func(*Config)) (f *fixture, machine *faultfs.Machine) {
 	base := t.TempDir()
-	machine, err := crashfs.New(staging.OS(), filepath.Join(base, "grave"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	machine, err := faultfs.NewMachine(staging.OS(), filepath.Join(base, "grave"))
+	must(t, err)
 	f = newFixture(t, filepath.Join(base, "kv"), entries, 1, append(change, func(c *Config) { c.FS = machine })...)
 	return f, machine
 }
@@ -39,11 +36,9 @@ func (f *fixture) kill() {
 }
 
 // afterPowerLoss starts the store on what the machine left.
-func (f *fixture) afterPowerLoss(machine *crashfs.FS, seed uint64) {
+func (f *fixture) afterPowerLoss(machine *faultfs.Machine, seed uint64) {
 	f.Helper()
-	if err := machine.PowerLoss(seed); err != nil {
-		f.Fatal(err)
-	}
+	must(f, machine.PowerLoss(seed))
 	_ = f.store.Close()
 	f.cfg.FS = staging.OS()
 	f.start()
@@ -57,20 +52,12 @@ func TestPowerLossAfterAnOrderlyEnd(t *testing.T) {
 		for seed := range uint64(8) {
 			t.Run(fmt.Sprintf("%s/%d", durability, seed), func(t *testing.T) {
 				f, machine := onMachine(t, 6, func(c *Config) { c.Durability = durability })
-				for n := range uint64(20) {
-					f.mustPut(n)
-				}
+				f.mustPut(upTo(20)...)
 				left, err := f.store.Put(t.Context(), f.request(50, 0, 0))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := write(left); err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
+				must(t, write(left))
 				left.Abort(nil)
-				if err := f.store.Close(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, f.store.Close())
 				f.afterPowerLoss(machine, seed)
 				if f.store.Stats().Roots[0].Scanned == 0 {
 					believed++
@@ -90,9 +77,7 @@ func TestNoCheckpointWithoutItsFiles(t *testing.T) {
 	f, faulty := faultyFixture(t, 4)
 	f.mustPut(0, 1)
 	faulty.Set(faultfs.MustRules("syncfs **: eio")...)
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
 	faulty.Set()
 	f.start()
 	if got := f.store.Stats().Roots[0]; got.Scanned != 2 {
@@ -107,9 +92,7 @@ func TestDirectoryThatNobodySynced(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			f, machine := onMachine(t, 6, func(c *Config) { c.Durability = Strict })
-			if err := machine.MkdirAll(filepath.Dir(f.pieceFile(3, 0)), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, machine.MkdirAll(filepath.Dir(f.pieceFile(3, 0)), 0o700))
 			f.mustPut(3)
 			f.afterPowerLoss(machine, seed)
 			f.mustRead(3)
@@ -132,21 +115,15 @@ func TestBatchFailsWhilePiecesCome(t *testing.T) {
 		if err == nil {
 			err = write(p)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		writing[i] = p
 	}
 	faulty.Set(faultfs.MustRules("syncfs ** 1st: hang eio")...)
 	done := make(chan struct{})
 	go func() { r.flush(); close(done) }()
-	if err := faulty.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, faulty.AwaitHanging(t.Context(), 1))
 	f.mustPut(2)
-	if err := writing[0].Publish(t.Context()); err != nil {
-		t.Error(err)
-	}
+	noError(t, writing[0].Publish(t.Context()))
 	faulty.Release()
 	<-done
 	if err := writing[1].Publish(t.Context()); !errors.Is(err, ErrSync) {
@@ -193,21 +170,13 @@ func TestStrictPutFindsItsPiece(t *testing.T) {
 			f.mustPut(3)
 			name := f.pieceFile(3, 0)
 			image, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			f.drop(3)
-			if err := machine.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, machine.MkdirAll(filepath.Dir(name), 0o700))
 			other, err := machine.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o600)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			_, err = other.WriteAt(image, 0)
-			if err := errors.Join(err, other.Close()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(err, other.Close()))
 			f.mustPut(3)
 			f.afterPowerLoss(machine, seed)
 			f.mustRead(3)

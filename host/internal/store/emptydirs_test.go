@@ -31,9 +31,7 @@ func (f *fixture) emptyDirs() (empty []string) {
 		}
 		return err
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	return empty
 }
 
@@ -113,16 +111,14 @@ func TestDirectoriesStayWithinTheCapacity(t *testing.T) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return dirs
 	}
 	counted := func() { // in the background after a start; until then they leave too much for pieces
 		t.Helper()
 		dirs := directories()
 		await(t, "the account of directories is the disk's", func() bool {
-			return f.root().Account.Limit() == root.Capacity-max(0, dirs*block-1<<20)
+			return f.root().Account.Figures().Limit == root.Capacity-max(0, dirs*block-1<<20)
 		})
 	}
 	within := func() {
@@ -135,9 +131,7 @@ func TestDirectoriesStayWithinTheCapacity(t *testing.T) {
 			t.Errorf("%d bytes of pieces and %d directories: %d bytes too many for %d", pieces, dirs, over, root.Capacity)
 		}
 	}
-	for n := range uint64(2 * entries) {
-		f.mustPut(n)
-	}
+	f.mustPut(upTo(2 * entries)...)
 	within()
 	f.cfg.Policies.Place = alone.use("alone") // the fixture released it
 	f.restart()

@@ -14,7 +14,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/zeebo/xxh3"
@@ -58,18 +57,14 @@ func (f *fixture) fill(entries, keyBytes int) {
 			e.Parent = 0
 		}
 		e.Slot, e.LastTouch, e.Depth, e.Key = n, n+1, uint16(n%1000), hashKey(uint64(n), keyBytes)
-		if err := restoring.Enter(&e); err != nil {
-			f.Fatal(err)
-		}
+		must(f, restoring.Enter(&e))
 		e.Parent = r.Index.Fingerprint(n)
 		c.Ref()
 		r.Account.Commit(0, pieceBytes)
 		r.Index.At(n).Set(index.Announced)
 		r.Evictor.Tell(abi.OpInsert, n, e.Parent, 0)
 	}
-	if err := restoring.End(uint32(entries), uint32(entries)); err != nil {
-		f.Fatal(err)
-	}
+	must(f, restoring.End(uint32(entries), uint32(entries)))
 }
 
 // sized reads a size from the environment: benchmarks are short unless told otherwise.
@@ -79,9 +74,7 @@ func sized(b *testing.B, name string, short int) int {
 		return short
 	}
 	n, err := strconv.Atoi(v)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	return n
 }
 
@@ -169,30 +162,26 @@ func (f *fixture) benchLookups(b *testing.B, entries int, request uint32) {
 func (f *fixture) benchWriteCheckpoint(b *testing.B) {
 	r := f.root()
 	for b.Loop() {
-		if err := r.kept.SaveCheckpoint(r.Index, 1); err != nil {
-			b.Fatal(err)
-		}
+		must(b, r.kept.Replace(pieceformat.CheckpointFile, func(f staging.File) error {
+			return writeCheckpoint(f, r.Index, 1, r.kept.owners(r.Index))
+		}))
 	}
 }
 
 func (f *fixture) benchReadCheckpoint(b *testing.B, entries int) {
 	r := f.root()
 	file, err := r.FS.OpenFile(r.Path+"/"+pieceformat.CheckpointFile, os.O_RDONLY, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	defer file.Close()
 	info, err := file.Stat()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	for b.Loop() {
 		x := index.New(r.cfg.MaxEntries, f.store.catalog.Fingerprint, f.store.catalog.Base)
 		owner := func(o *pieceformat.CheckpointOwner) (index.Owner, error) {
 			cl, err := f.store.catalog.ClassFor(&pieceformat.Header{Namespace: o.Namespace, Group: o.Group})
 			return index.Owner{Class: cl.ID}, err
 		}
-		if _, err := recovery.ReadCheckpoint(file, info.Size, x, owner); err != nil || x.Len() != r.Index.Len() {
+		if _, err := readCheckpoint(file, info.Size, x, owner); err != nil || x.Len() != r.Index.Len() {
 			b.Fatal(err)
 		}
 	}
@@ -204,7 +193,7 @@ func (f *fixture) benchReadCheckpoint(b *testing.B, entries int) {
 func (f *fixture) benchStart(b *testing.B, entries int) {
 	r := f.root()
 	for slot := range r.Index.High() {
-		if (slot+1)%max(1, r.Index.High()/recovery.SampledEntries) != 0 {
+		if (slot+1)%max(1, r.Index.High()/SampledEntries) != 0 {
 			continue
 		}
 		k := r.Index.Key(slot)
@@ -212,9 +201,7 @@ func (f *fixture) benchStart(b *testing.B, entries int) {
 	}
 	for b.Loop() {
 		b.StopTimer()
-		if err := f.store.Close(); err != nil {
-			b.Fatal(err)
-		}
+		must(b, f.store.Close())
 		b.StartTimer()
 		f.start()
 		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: []kv.Key{hashKey(0, 32)}})
@@ -245,9 +232,7 @@ func (f *fixture) benchReserve(b *testing.B, n uint64) {
 		k := hashKey(n, 32)
 		n++
 		p, err := f.store.Put(ctx, PutRequest{Namespace: f.space, Key: k, Parent: hashKey(n-2, 32), Depth: 1})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		// Resident without a file: what publication does to the index.
 		r.Lock()
 		r.Index.SetPieces(p.mark.Slot, 1)

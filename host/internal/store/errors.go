@@ -8,7 +8,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/health"
-	"github.com/kvhost/kvhost/host/internal/store/settings"
 )
 
 // A store is not made.
@@ -42,7 +41,7 @@ var (
 	// ErrRootBusy says that another host has the root.
 	ErrRootBusy = files.ErrBusy
 	// ErrConfig is a configuration that cannot be.
-	ErrConfig = settings.ErrConfig
+	ErrConfig = errors.New("store: bad configuration")
 	// ErrUnknownNamespace is a request for a namespace that was not opened, or for a group or rank that the namespace
 	// lacks.
 	ErrUnknownNamespace = catalog.ErrUnknownNamespace

@@ -54,9 +54,7 @@ func (w *witness) told(f *fixture) string {
 	r.Lock()
 	err := r.Evictor.Flush()
 	r.Unlock()
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	number := map[uint64]uint64{}
 	for n := range uint64(20) {
 		number[kv.Fingerprint(f.space.Digest, 0, testKey(n))] = n
@@ -188,9 +186,7 @@ func TestPolicyFault(t *testing.T) {
 	if f.has(1) || !f.has(0) || !f.has(2) || !f.has(5) {
 		t.Error("the built-in policy did not evict the least recently touched")
 	}
-	if err := f.idle(); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.idle())
 }
 
 func TestAdmission(t *testing.T) {
@@ -232,9 +228,7 @@ func TestDetour(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 8, 2, func(c *Config) { c.Policies.Place = handle(place) })
 	f.mustPut(0, 1, 2)
 	for round := range 2 {
-		for n := range uint64(3) {
-			f.mustRead(n)
-		}
+		f.mustRead(upTo(3)...)
 		f.checkUsed()
 		if round == 0 {
 			if got := f.store.Stats().Roots[0].PlaceFaults; got != 4 {
@@ -245,14 +239,11 @@ func TestDetour(t *testing.T) {
 	}
 	l := f.lookup(0)
 	p, err := l.Open(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p.Bad(errors.New("on purpose"))
 	p.Close()
 	l.Release()
-	f.mustRead(1)
-	f.mustRead(2)
+	f.mustRead(1, 2)
 	f.mustPut(0)
 	f.mustRead(0)
 	f.checkUsed()

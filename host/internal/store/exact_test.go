@@ -71,9 +71,7 @@ func TestTextbookOrder(t *testing.T) {
 						}
 						continue
 					}
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					book.insert(n)
 				}
 				if request%60 == 59 && book.recency {

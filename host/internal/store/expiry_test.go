@@ -86,8 +86,7 @@ func TestNoExpiryForOthers(t *testing.T) {
 	}
 	f.mustPut(2, 3)
 	clock.pass(2 * time.Hour)
-	f.mustRead(2)
-	f.mustRead(3)
+	f.mustRead(2, 3)
 }
 
 // TestExpiryAfterTheClockIsSetBack: what lookups go by is the clock that gave entries their end. The store counts the

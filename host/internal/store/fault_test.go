@@ -102,17 +102,13 @@ func fillDisk(t *testing.T, f *fixture) {
 	for n := uint64(55); n < 60; n++ { // what was stored since, in the place of others
 		f.mustRead(n)
 	}
-	if err := f.idle(); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.idle())
 }
 
 func TestFilesRemovedOutside(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 3, 2)
 	f.mustPut(0, 1, 2)
-	if err := os.Remove(f.pieceFile(1, 1)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(f.pieceFile(1, 1)))
 	l := f.lookup(0, 1, 2)
 	if _, err := l.Open(1, 1); !errors.Is(err, ErrGone) {
 		t.Errorf("open of a removed file: %v", err)
@@ -126,9 +122,7 @@ func TestFilesRemovedOutside(t *testing.T) {
 	}
 	f.checkUsed()
 	f.mustPut(1)
-	if err := os.RemoveAll(f.cfg.Roots[0].Path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(f.cfg.Roots[0].Path))
 	l = f.lookup(0)
 	if _, err := l.Open(0, 0); !errors.Is(err, ErrRootOut) {
 		t.Errorf("open in a removed root: %v", err)
@@ -143,9 +137,7 @@ func TestFilesRemovedOutside(t *testing.T) {
 	if _, err := os.Stat(f.cfg.Roots[0].Path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the root was made again, wherever that is: %v", err)
 	}
-	if err := os.Mkdir(f.cfg.Roots[0].Path, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(f.cfg.Roots[0].Path, 0o700))
 	f.backIn()
 	if got := f.store.Stats().Roots[0]; got.Entries != 0 || got.Used != 0 {
 		t.Errorf("in a root made anew: %+v", got)
@@ -199,7 +191,7 @@ func TestBackgroundEviction(t *testing.T) {
 	// The evictor ends below the low watermark once it has nothing to wait for.
 	r := f.root()
 	r.kind.wake()
-	await(t, "it evicts to the low watermark", func() bool { return f.store.Stats().Roots[0].Used <= r.Account.Limit()/2 })
+	await(t, "it evicts to the low watermark", func() bool { return f.store.Stats().Roots[0].Used <= r.Account.Figures().Limit/2 })
 	f.mustRead(59)
 	f.checkUsed()
 	t.Logf("%d puts shed", shed)
@@ -215,9 +207,7 @@ func TestHungUnlink(t *testing.T) {
 	go func() { done <- f.put(2, 0) }()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := faulty.AwaitHanging(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, faulty.AwaitHanging(ctx, 1))
 	if f.has(0) {
 		t.Error("a hit on an entry that is being unlinked")
 	}
@@ -226,9 +216,7 @@ func TestHungUnlink(t *testing.T) {
 		t.Errorf("%d bytes used while the unlink hangs", got)
 	}
 	faulty.Release()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-done)
 	f.mustRead(2)
 	f.checkUsed()
 }
@@ -238,9 +226,7 @@ func TestUnlinkFailsForGood(t *testing.T) {
 	const entries = 10
 	f, faulty := faultyFixture(t, entries)
 	f.unlinkVictims()
-	for n := range uint64(entries) {
-		f.mustPut(n)
-	}
+	f.mustPut(upTo(entries)...)
 	faulty.Set(faultfs.MustRules("remove **: eacces")...)
 	if err := f.put(50, 0); !errors.Is(err, ErrNoSpace) || !errors.Is(err, unix.EACCES) {
 		t.Errorf("got %v, want no space because unlinking is not allowed", err)
@@ -250,9 +236,7 @@ func TestUnlinkFailsForGood(t *testing.T) {
 		got.Orphaned != pieceBytes {
 		t.Errorf("%+v", got)
 	}
-	if err := r.idle(); err != nil {
-		t.Error(err)
-	}
+	noError(t, r.idle())
 	faulty.Set()
 	f.mustPut(51)
 	f.mustRead(51)
@@ -263,9 +247,7 @@ func TestUnlinkFailsForGood(t *testing.T) {
 func TestUnlinkFailsInBackground(t *testing.T) {
 	const entries = 10
 	f, faulty := faultyFixture(t, entries, func(c *Config) { c.EvictMode, c.High, c.Low = Background, 1, 0.9 })
-	for n := range uint64(entries) {
-		f.mustPut(n)
-	}
+	f.mustPut(upTo(entries)...)
 	faulty.Set(faultfs.MustRules("remove **: erofs")...)
 	r := f.root()
 	r.kind.wake()

@@ -120,9 +120,7 @@ func TestHungRoot(t *testing.T) {
 				f.mustPut(n)
 				f.mustRead(n)
 			}
-			for _, n := range good {
-				f.mustRead(n)
-			}
+			f.mustRead(good...)
 			other := testNamespace(1)
 			other.Revision = "opened meanwhile"
 			if _, err := f.store.Namespace(context.Background(), other); err != nil {
@@ -153,9 +151,7 @@ func TestHungRoot(t *testing.T) {
 			}
 			f.checkUsed()
 			f.restart()
-			for _, n := range good {
-				f.mustRead(n)
-			}
+			f.mustRead(good...)
 			if got := f.store.Stats().Roots[1]; got.Swept != 0 {
 				t.Errorf("%d temporaries were left", got.Swept)
 			}
@@ -227,7 +223,6 @@ func testLoneRootHangs(t *testing.T) {
 	}
 	faulty.Set()
 	f.start()
-	f.mustRead(0)
-	f.mustRead(2)
+	f.mustRead(0, 2)
 	f.checkUsed()
 }

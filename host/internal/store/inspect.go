@@ -30,7 +30,7 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 			err = errors.Join(err, fmt.Errorf("store: root %s contradicts itself: %w", r.Path, rerr))
 		}
 		list[i] = Inspection{
-			Dir: r.Path, Used: r.Account.Used(), Unsynced: r.batch.len(),
+			Dir: r.Path, Used: r.Account.Figures().Used, Unsynced: r.batch.len(),
 		}
 		list[i].Missing, list[i].InUse = r.Census()
 	}

@@ -25,7 +25,7 @@ func (k keptFiles) Keep(dir, base string, data []byte) error {
 // Forget removes a file from the roots, except where a scan could not read files that may need it.
 func (k keptFiles) Forget(dir, base string) {
 	for _, r := range k.roots {
-		if !r.recovery.Incomplete.Load() && r.Health.Takes() {
+		if !r.recovery.incomplete.Load() && r.Health.Takes() {
 			r.kind.forget(dir, base)
 		}
 	}

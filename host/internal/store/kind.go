@@ -7,7 +7,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -46,7 +45,7 @@ type kind interface {
 	// scan looks at every file, once.
 	scan(ctx context.Context) error
 	// judge judges what a scan meets.
-	judge() recovery.Judge
+	judge() scanJudge
 	// ownsTemp says whether a temporary of an earlier run of a host is this host's to remove.
 	ownsTemp(host string) bool
 	// forget removes a file of the catalog that this host has no use for.

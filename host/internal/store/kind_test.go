@@ -136,9 +136,7 @@ func (k *kindOfRoot) removal(t *testing.T) {
 		t.Error(err)
 	}
 	await(t, "it can be stored again", func() bool { return f.has(1) || f.put(1, 0) == nil })
-	for n := range uint64(3) {
-		f.mustRead(n)
-	}
+	f.mustRead(upTo(3)...)
 	f.accountIs(3)
 }
 
@@ -146,9 +144,7 @@ func (k *kindOfRoot) restart(t *testing.T) {
 	f := k.open(t, 8, 2)
 	f.mustPut(0, 1, 2)
 	f.restart()
-	for n := range uint64(3) {
-		f.mustRead(n)
-	}
+	f.mustRead(upTo(3)...)
 	f.accountIs(6)
 }
 

@@ -7,21 +7,20 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
-	"github.com/kvhost/kvhost/host/internal/store/requests"
 )
 
 // Lease is a pin on the entries that a lookup found. It is safe for concurrent use.
 type Lease struct {
 	store  *Store
 	hits   int
-	grants []requests.Grant  // by key; a slot of none was not granted
+	grants []grant           // by key; a slot of none was not granted
 	found  [MaxLevels]uint32 // hits by level, nearest first
 
 	mu     sync.Mutex
 	over   bool
-	loaded bool                   // something was opened
-	near   map[int]requests.Grant // nearer copies than those granted, by key
-	coming map[int]*moves.Entry   // copies that the lookup has asked for, by key
+	loaded bool                 // something was opened
+	near   map[int]grant        // nearer copies than those granted, by key
+	coming map[int]*moves.Entry // copies that the lookup has asked for, by key
 }
 
 // Hits is the length of the run that was found, or the number of entries where the group is looked up by membership.
@@ -68,7 +67,7 @@ func (l *Lease) Sample(in LevelHits, roots []string) (n int) {
 }
 
 // granted is the nearest copy that the lease has.
-func (l *Lease) granted(i int) requests.Grant {
+func (l *Lease) granted(i int) grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if g, ok := l.near[i]; ok {
@@ -118,7 +117,7 @@ func (l *Lease) Release() {
 
 // chosen is the copy of the i-th key nearer than the one granted, if the lease has one. A copy that is being made is not
 // waited for, and not wanted any more.
-func (l *Lease) chosen(i int) (near requests.Grant, ok bool) {
+func (l *Lease) chosen(i int) (near grant, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if near, ok = l.near[i]; !ok {
@@ -142,7 +141,7 @@ func (l *Lease) Open(i int, rank uint32) (*Piece, error) {
 	return l.open(l.grants[i], rank)
 }
 
-func (l *Lease) open(g requests.Grant, rank uint32) (*Piece, error) {
+func (l *Lease) open(g grant, rank uint32) (*Piece, error) {
 	p := &Piece{root: l.store.roots[g.Root], mark: entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}, rank: rank}
 	if err := l.hold(p); err != nil {
 		return nil, err

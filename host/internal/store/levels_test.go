@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/store/changelog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
@@ -50,29 +50,23 @@ func TestNearestLevel(t *testing.T) {
 	f.mustPut(0, 3)
 	equal(t, "root of an entry that was stored again", f.rootOf(0), 1)
 	equal(t, "root of an entry that was stored meanwhile", f.rootOf(3), 1)
-	if err := f.store.Maintain(t.Context(), 0, Probe); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Maintain(t.Context(), 0, Probe))
 	equal(t, "the nearest of two copies", f.rootOf(0), 0)
 	equal(t, "the only copy", f.rootOf(3), 1)
 	if err := f.put(3, 0); err == nil {
 		t.Error("an entry of the far level was stored a second time")
 	}
 	results, err := f.store.Discard(DiscardRequest{Namespace: f.space, Keys: keys(0, 3)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i, r := range results {
 		equal(t, "result of DISCARD", r, DiscardRemoved)
 		equal(t, "root of a discarded entry", f.rootOf([]uint64{0, 3}[i]), -1)
 	}
 	gone := map[string]int{}
-	changes, _, err := log.Read(start, make([]changelog.Change, 0, 16))
-	if err != nil {
-		t.Fatal(err)
-	}
+	changes, _, err := log.Read(start, make([]entries.Change, 0, 16))
+	must(t, err)
 	for _, c := range changes {
-		if c.Kind == changelog.Evicted {
+		if c.Kind == entries.Evicted {
 			gone[c.Key.String()]++
 		}
 	}
@@ -84,9 +78,7 @@ func TestNearestLevel(t *testing.T) {
 // settle waits until no entry moves, and what leaves has been offered.
 func (f *fixture) settle() {
 	f.Helper()
-	if err := f.store.Settle(f.Context()); err != nil {
-		f.Fatal(err)
-	}
+	must(f, f.store.Settle(f.Context()))
 }
 
 // moved are the moves of one kind to a level.
@@ -124,9 +116,7 @@ func TestDemotion(t *testing.T) {
 	written := f.store.Stats().Roots[1].Published
 	equal(t, "copies", d.Done.Load(), written)
 	for n := uint64(100); n < 140; n++ { // chunks that nothing continues
-		if err := f.putUnder(n, n, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.putUnder(n, n, 0))
 		f.settle()
 	}
 	equal(t, "entries that were refused", d.Refused.Load() > 20, true)
@@ -134,9 +124,7 @@ func TestDemotion(t *testing.T) {
 	f.mustPut(200)
 	f.lookup(200).Release()
 	for n := uint64(300); n < 320; n++ {
-		if err := f.putUnder(n, n, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.putUnder(n, n, 0))
 		f.settle()
 	}
 	equal(t, "an entry that was hit", f.rootOf(200), 1)
@@ -163,16 +151,12 @@ func TestPromotion(t *testing.T) {
 	f.mustRead(0)
 
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(2, 3), Prefetch: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f.settle()
 	for i := range 2 {
 		equal(t, "level of a hit that was asked for", f.levelOf(l, i), 0)
 		p, err := l.Open(i, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		equal(t, "root of its piece", p.Root(), f.cfg.Roots[0].Path)
 		p.Close()
 	}
@@ -211,12 +195,8 @@ func TestOrderlyEnd(t *testing.T) {
 	}{{time.Minute, 9}, {0, 0}} {
 		f := twoLevels(t, 64, 256, func(cfg *Config) { cfg.Roots[0].Volatile, cfg.Moves.Shutdown = true, c.limit })
 		f.mustPut(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
-		if err := f.store.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.RemoveAll(f.cfg.Roots[0].Path); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.store.Close())
+		must(t, os.RemoveAll(f.cfg.Roots[0].Path))
 		f.start()
 		l := f.lookup(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 		equal(t, "hits after the restart", l.Hits(), c.want) // nothing continues the last one
@@ -257,9 +237,7 @@ func TestDiscardWhileItMoves(t *testing.T) {
 	for n := range uint64(60) {
 		f.mustPut(n)
 		results, err := f.store.Discard(DiscardRequest{Namespace: f.space, Keys: keys(n)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		f.settle()
 		if at := f.rootOf(n); results[0] == DiscardRemoved && at >= 0 {
 			t.Fatalf("entry %d was discarded, and is in root %d", n, at)

@@ -15,15 +15,10 @@ func TestSecondNameOfAPiece(t *testing.T) {
 	f.mustPut(0, 1)
 	name := f.pieceFile(0, 0)
 	dir := filepath.Join(f.cfg.Roots[0].Path, "backup")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Link(name, filepath.Join(dir, filepath.Base(name))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, os.Link(name, filepath.Join(dir, filepath.Base(name))))
 	f.crash()
-	f.mustRead(0)
-	f.mustRead(1)
+	f.mustRead(0, 1)
 	f.checkUsed()
 	var st unix.Stat_t
 	if err := unix.Stat(name, &st); err != nil || st.Nlink != 1 {

@@ -4,7 +4,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
-	"github.com/kvhost/kvhost/host/internal/store/requests"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -33,7 +32,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if q.Ranks == 0 {
 		q.Ranks = c.Ranks
 	}
-	l := &Lease{store: s, grants: make([]requests.Grant, 0, len(q.Keys))}
+	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
 	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, touches: s.requests.Begin(q.Request)}
 	w.cause = evictor.Cause{Request: q.Request, Time: s.seq.Clock()}
 	w.shadows = s.shadows.Lookup(shadow.Step{
@@ -55,7 +54,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		w.endShadows(q.Keys[asked:])
 	}
 	if len(l.grants) < cap(l.grants)/2 {
-		l.grants = append([]requests.Grant(nil), l.grants...) // a lease, and its request, may last
+		l.grants = append([]grant(nil), l.grants...) // a lease, and its request, may last
 	}
 	for n, level := range s.levels {
 		if w.hits[n] > 0 {

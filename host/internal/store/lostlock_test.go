@@ -43,9 +43,7 @@ func TestLockIsLost(t *testing.T) {
 				f := newFixture(t, filepath.Join(t.TempDir(), "root"), 40, 1, func(c *Config) { c.UpkeepEvery = time.Hour })
 				f.mustPut(0, 1, 2)
 				r := f.root()
-				if err := lose(r.Path); err != nil {
-					t.Fatal(err)
-				}
+				must(t, lose(r.Path))
 				f.mustPut(3)
 				if other, err := Open(context.Background(), f.cfg); !errors.Is(err, ErrRootBusy) {
 					if err == nil {
@@ -68,15 +66,11 @@ func TestLockIsLost(t *testing.T) {
 						t.Fatalf("another host starts later: %v", err)
 					}
 				}
-				for n := range uint64(4) {
-					f.mustRead(n)
-				}
+				f.mustRead(upTo(4)...)
 				f.mustPut(4)
 				f.checkUsed()
 				f.restart()
-				for n := range uint64(5) {
-					f.mustRead(n)
-				}
+				f.mustRead(upTo(5)...)
 			})
 		}
 	}
@@ -88,9 +82,7 @@ func TestLostLockIsNoticed(t *testing.T) {
 		f := newFixture(t, t.TempDir(), 40, 1, func(c *Config) { c.Now = time.Now })
 		defer f.store.Close()
 		f.mustPut(0)
-		if err := lockLosses["its directory"](f.cfg.Roots[0].Path); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lockLosses["its directory"](f.cfg.Roots[0].Path))
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if f.store.Stats().Roots[0].Outages == 0 {
@@ -123,9 +115,7 @@ func TestDirectoryGoesMeanwhile(t *testing.T) {
 	fsys := &leaving{FS: staging.OS(), root: root}
 	f := newFixture(t, root, 40, 1, func(c *Config) { c.FS, c.UpkeepEvery = fsys, time.Hour })
 	fsys.left.Store(true)
-	if err := f.store.Maintain(t.Context(), 0, Probe); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Maintain(t.Context(), 0, Probe))
 	if said := f.root().Health.Report().Reason; !strings.HasPrefix(said, "its directory is gone") {
 		t.Errorf("the root is out because %s", said)
 	}

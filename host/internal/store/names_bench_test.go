@@ -19,9 +19,7 @@ func BenchmarkOpen(b *testing.B) {
 		b.Run("open/"+by, func(b *testing.B) {
 			const keys = 64
 			f := newFixture(b, b.TempDir(), 2*keys, 1, named)
-			for n := range uint64(keys) {
-				f.mustPut(n)
-			}
+			f.mustPut(upTo(keys)...)
 			leases := make([]*Lease, keys)
 			for n := range leases {
 				leases[n] = f.lookup(uint64(n))
@@ -30,9 +28,7 @@ func BenchmarkOpen(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				p, err := leases[i%keys].Open(0, 0)
-				if err != nil {
-					b.Fatal(err)
-				}
+				must(b, err)
 				p.Close()
 			}
 		})
@@ -41,15 +37,9 @@ func BenchmarkOpen(b *testing.B) {
 			b.ReportAllocs()
 			for n := uint64(0); b.Loop(); n++ {
 				p, err := f.store.Put(b.Context(), f.request(n, n, 0))
-				if err != nil {
-					b.Fatal(err)
-				}
-				if err := write(p); err != nil {
-					b.Fatal(err)
-				}
-				if err := p.Publish(b.Context()); err != nil {
-					b.Fatal(err)
-				}
+				must(b, err)
+				must(b, write(p))
+				must(b, p.Publish(b.Context()))
 			}
 		})
 	}

@@ -190,9 +190,7 @@ func TestNamesOutliveTheirPolicy(t *testing.T) {
 // get the built-in names.
 func TestAPolicyThatTraps(t *testing.T) {
 	m, err := policy.Open(t.Context(), "fanout", policy.Options{Dir: policytest.Dir(t, "fanout"), Cache: policytest.Cache(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer m.Close(context.Background())
 	f := newFixture(t, t.TempDir(), 40, 2, func(c *Config) {
 		h := policy.NewHandle(m, "", policy.Config{fanout.ConfigWidths: "1/1"}, func(*policy.Module, error) {})
@@ -204,9 +202,7 @@ func TestAPolicyThatTraps(t *testing.T) {
 		if _, _, err := place.Path(&abi.PlaceQuery{KeyLen: 200}, nil); err == nil { // no key has 200 bytes
 			continue // it is down
 		}
-		for old := range uint64(4) {
-			f.mustRead(old)
-		}
+		f.mustRead(upTo(4)...)
 		f.mustPut(n)
 		f.mustRead(n)
 		n++
@@ -217,9 +213,7 @@ func TestAPolicyThatTraps(t *testing.T) {
 	equal(t, "calls of a policy in quarantine", place.Stats().Calls-before, 0)
 	k := testKey(30)
 	equal(t, "name", f.pieceFile(30, 0), f.builtin(k))
-	for n := range uint64(4) {
-		f.mustRead(n)
-	}
+	f.mustRead(upTo(4)...)
 	f.checkUsed()
 }
 
@@ -248,8 +242,7 @@ func TestAPieceTwice(t *testing.T) {
 				put(t, filepath.Join(f.cfg.Roots[0].Path, other), image)
 				f.cfg.Policies.Place = nil
 				f.crash()
-				f.mustRead(0)
-				f.mustRead(1)
+				f.mustRead(0, 1)
 				f.accounts("after the scan", 4)
 			})
 		}

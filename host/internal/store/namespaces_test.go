@@ -17,9 +17,7 @@ import (
 func (f *fixture) kept() int {
 	f.Helper()
 	list, err := os.ReadDir(filepath.Join(f.cfg.Roots[0].Path, pieceformat.NamespacesDir))
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	return len(list)
 }
 
@@ -67,9 +65,7 @@ func TestNamespacesWithoutEntriesLoseTheirPlace(t *testing.T) {
 func TestMoreNamespacesKeptThanPlaces(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 8, 1)
 	f.mustPut(0)
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
 	for n := range catalog.MaxNamespaces + 10 {
 		other := testNamespace(1)
 		other.Revision = fmt.Sprint("other ", n)
@@ -98,12 +94,8 @@ func TestDamagedFileOfDormantNamespace(t *testing.T) {
 	f.mustPut(0)
 	name := f.pieceFile(0, 0)
 	f.ns = mine
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
+	must(t, os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)))
 	put(t, name, make([]byte, pieceformat.Page))
 	f.start()
 	<-f.store.ScanDone()

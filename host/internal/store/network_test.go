@@ -96,9 +96,7 @@ func TestNothingOfAnotherKind(t *testing.T) {
 	f := newFixture(t, dir, 400, 1)
 	f.mustPut(0)
 	image, err := os.ReadFile(f.pieceFile(0, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, change := range map[string]func(*kv.Namespace){
 		"revision":        func(n *kv.Namespace) { n.Revision = "2" },
 		"dtype":           func(n *kv.Namespace) { n.DType = "bf16" },

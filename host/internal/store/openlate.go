@@ -59,7 +59,7 @@ func (r *root) reset() {
 func (r *root) openLate(ctx context.Context) error {
 	err := r.take(ctx)
 	if err == nil {
-		err = r.kept.LoadNamespaces()
+		err = r.kept.loadNamespaces()
 	}
 	if err == nil {
 		err = r.recover(ctx)

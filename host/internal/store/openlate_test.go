@@ -37,17 +37,11 @@ func TestOneRootCannotBeOpened(t *testing.T) {
 			if len(there) == 0 || len(there) == 20 {
 				t.Fatalf("%d of 20 are in the second root", len(there))
 			}
-			if err := f.store.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.store.Close())
 			if how == "scan" {
-				if err := os.Remove(filepath.Join(second, pieceformat.CheckpointFile)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Remove(filepath.Join(second, pieceformat.CheckpointFile)))
 			}
-			if err := os.Rename(second, second+".gone"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Rename(second, second+".gone"))
 			put(t, second, nil)
 			f.cfg.ScanWait = -1
 			f.open()
@@ -60,25 +54,17 @@ func TestOneRootCannotBeOpened(t *testing.T) {
 				}
 			}
 			f.mustPut(100)
-			if err := os.Remove(second); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Rename(second+".gone", second); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(second))
+			must(t, os.Rename(second+".gone", second))
 			await(t, "the second root is opened", func() bool { return f.store.Stats().Roots[1].State == health.In })
 			<-f.store.ScanDone()
-			for n := range uint64(20) {
-				f.mustRead(n)
-			}
+			f.mustRead(upTo(20)...)
 			f.mustRead(100)
 			if st := f.store.Stats().Roots[1]; (st.Scanned == 0) != (how == "checkpoint") {
 				t.Errorf("%d files were scanned", st.Scanned)
 			}
 			f.restart()
-			for n := range uint64(20) {
-				f.mustRead(n)
-			}
+			f.mustRead(upTo(20)...)
 		})
 	}
 }
@@ -87,9 +73,7 @@ func TestOneRootCannotBeOpened(t *testing.T) {
 func TestNoRootCanBeOpened(t *testing.T) {
 	dir := t.TempDir()
 	f := newFixture(t, dir, 4, 1)
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
 	c := f.cfg
 	c.Roots = append(slices.Clone(c.Roots), c.Roots[0])
 	for i := range c.Roots {

@@ -45,9 +45,7 @@ func (f *fixture) storedAgain(gone bool) {
 		f.Fatalf("%d bytes of orphans", got)
 	}
 	if gone {
-		if err := os.Remove(f.pieceFile(0, 0)); err != nil {
-			f.Fatal(err)
-		}
+		must(f, os.Remove(f.pieceFile(0, 0)))
 	}
 	f.mustPut(0)
 	if st := f.store.Stats().Roots[0]; st.Orphaned != 0 || st.Used != 2*pieceBytes {
@@ -60,9 +58,7 @@ func (f *fixture) storedAgain(gone bool) {
 
 func (f *fixture) must(err error) {
 	f.Helper()
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 }
 
 // TestPublishBesideADeletion: the unlinking of one orphan hangs. Other keys are published meanwhile, and scanned files
@@ -97,8 +93,7 @@ func TestPublishBesideADeletion(t *testing.T) {
 	release()
 	f.must(<-same)
 	deleting.Wait()
-	f.mustRead(0)
-	f.mustRead(2)
+	f.mustRead(0, 2)
 	f.checkUsed()
 }
 
@@ -125,9 +120,7 @@ func TestStraysGo(t *testing.T) {
 	faulty.Set(faultfs.MustRules("remove **: eacces")...)
 	l := f.lookup(1)
 	p, err := l.Open(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p.Bad(errors.New("on purpose"))
 	p.Close()
 	l.Release()

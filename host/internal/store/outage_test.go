@@ -36,9 +36,7 @@ func testRootFails(t *testing.T) {
 	}
 	faulty.Set()
 	f.awaitState(1, health.In)
-	for _, n := range good {
-		f.mustRead(n)
-	}
+	f.mustRead(good...)
 	kept := 0
 	for _, n := range bad {
 		if f.has(n) {
@@ -67,9 +65,7 @@ func testRootTurnsReadOnly(t *testing.T) {
 	for n := uint64(1000); n < 1020; n++ {
 		f.mustPut(n)
 	}
-	for _, n := range bad {
-		f.mustRead(n)
-	}
+	f.mustRead(bad...)
 	facts := f.store.roots[1].facts(1)
 	if facts.Flags != 0 {
 		t.Errorf("the place policy is told %+v", facts)
@@ -85,18 +81,14 @@ func TestAnotherFileSystemAtTheRoot(t *testing.T) { synctest.Test(t, testAnother
 func testAnotherFileSystemAtTheRoot(t *testing.T) {
 	base := t.TempDir()
 	root := filepath.Join(base, "root")
-	if err := os.Mkdir(root, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(root, 0o700))
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, "size=4m"); err != nil {
 		t.Skipf("missing: the right to mount (%v): run as root with CAP_SYS_ADMIN", err)
 	}
 	t.Cleanup(func() { unix.Unmount(root, unix.MNT_DETACH) })
 	f := newFixture(t, root, 10, 1, func(c *Config) { c.UpkeepEvery = 5 * time.Millisecond })
 	f.mustPut(0, 1)
-	if err := unix.Unmount(root, unix.MNT_DETACH); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Unmount(root, unix.MNT_DETACH))
 	f.awaitState(0, health.Out)
 	if f.has(0) {
 		t.Error("a hit where nothing is mounted")
@@ -119,9 +111,7 @@ func TestRootsSpeedsReachThePlacePolicy(t *testing.T) {
 		second.Path = filepath.Join(dir, "b")
 		c.Roots = append(c.Roots, second)
 	})
-	for n := range uint64(20) {
-		f.mustPut(n)
-	}
+	f.mustPut(upTo(20)...)
 	for i, r := range f.store.roots {
 		if facts := r.facts(i); facts.WriteBps == 0 {
 			t.Errorf("root %d: nobody measured its writes", i)

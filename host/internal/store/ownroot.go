@@ -13,7 +13,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -164,14 +163,14 @@ func (c *ownRoot) unlinkDamaged(v *entries.Eviction, rank uint32, name string, c
 func (c *ownRoot) discard(name string, most int64) (left int64) { return c.r.Discard(name, most) }
 func (c *ownRoot) lockOut(context.Context) error                { return c.unshared() }
 func (c *ownRoot) identify() (empty bool, err error)            { return c.r.directory.Adopt() }
-func (c *ownRoot) judge() recovery.Judge                        { return recovery.Exclusive{} }
+func (c *ownRoot) judge() scanJudge                             { return ownJudge{} }
 
 func (c *ownRoot) recover(ctx context.Context) error {
 	if err := c.find(ctx); err != nil {
 		return err
 	}
 	c.r.warnOfSpace(func(s staging.Space) int64 { // before a scan what is in use counts as the root's own
-		return c.r.Account.Used() + s.Available
+		return c.r.Account.Figures().Used + s.Available
 	})
 	return nil
 }
@@ -179,12 +178,12 @@ func (c *ownRoot) recover(ctx context.Context) error {
 // find takes what a checkpoint tells, or begins a scan, and counts directories where they count.
 func (c *ownRoot) find(ctx context.Context) error {
 	r := c.r
-	ok, err := r.recovery.TakeCheckpoint(ctx)
+	ok, err := r.recovery.takeCheckpoint(ctx)
 	if err != nil {
 		return err
 	}
 	if !ok {
-		err = r.recovery.BeginScan()
+		err = r.recovery.beginScan()
 	} else {
 		c.evictDown(ctx)
 		close(r.scanned)
@@ -197,7 +196,7 @@ func (c *ownRoot) find(ctx context.Context) error {
 }
 
 func (c *ownRoot) scan(ctx context.Context) error {
-	if err := c.r.recovery.Scan(ctx); err != nil {
+	if err := c.r.recovery.scan(ctx); err != nil {
 		return err
 	}
 	c.evictDown(ctx)
@@ -206,7 +205,7 @@ func (c *ownRoot) scan(ctx context.Context) error {
 
 func (c *ownRoot) start() {
 	r, s := c.r, c.r.store
-	s.work.Go(func() { r.recovery.SaveTouchesEvery(s.run, recovery.TouchesEvery) })
+	s.work.Go(func() { r.recovery.saveTouchesEvery(s.run, touchesEvery) })
 	if c.leaving.To != nil {
 		s.work.Go(func() { c.leaving.Run(s.run) })
 	}
@@ -216,8 +215,8 @@ func (c *ownRoot) start() {
 }
 
 func (c *ownRoot) save() {
-	c.r.recovery.SaveTouches()
-	c.r.recovery.SaveCheckpoint()
+	c.r.recovery.saveTouches()
+	c.r.recovery.saveCheckpoint()
 }
 
 // unshared says who shares a root that this host wants for itself.

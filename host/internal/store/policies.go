@@ -23,7 +23,7 @@ func (s *Store) evictPolicy(h *policy.Handle) *evictor.Policy {
 func (s *Store) openCatalog(ctx context.Context) (err error) {
 	p := &s.cfg.Policies
 	s.catalog, err = catalog.New(ctx, catalog.Options{
-		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: uint64(s.cfg.Capacity()), Expiry: s.cfg.TTL, Roots: keptFiles{s},
+		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: uint64(s.cfg.Capacity()), Expiry: s.cfg.ttl, Roots: keptFiles{s},
 		Compression: s.cfg.Compression, AdmitFault: s.admissionFault,
 		Policies: catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules},
 	})

@@ -3,7 +3,6 @@ package store
 import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
-	"github.com/kvhost/kvhost/host/internal/store/requests"
 )
 
 // offer offers a copy of the i-th entry of a lease to the nearest level, unless it is from there, or moves already.
@@ -81,9 +80,9 @@ func (l *Lease) came(i int, to *level, prefetched bool) bool {
 		r := l.store.roots[place]
 		if slot, pinned := r.PinCopy(fp, prefetched, !l.over && !has); pinned {
 			if l.near == nil {
-				l.near = map[int]requests.Grant{}
+				l.near = map[int]grant{}
 			}
-			l.near[i] = requests.Grant{Fingerprint: fp, Slot: slot, Root: place}
+			l.near[i] = grant{Fingerprint: fp, Slot: slot, Root: place}
 			return true
 		}
 	}

@@ -51,9 +51,7 @@ func (f *fixture) shut() (open func()) {
 func (f *fixture) prefetch(n ...uint64) *Lease {
 	f.Helper()
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n...), Prefetch: true})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	equal(f, "hits", l.Hits(), len(n))
 	return l
 }
@@ -66,9 +64,7 @@ func (f *fixture) openIn(l *Lease, i, level int) {
 	f.Helper()
 	l.Approach(i)
 	p, err := l.Open(i, 0)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	equal(f, "root of a piece", p.Root(), f.cfg.Roots[level].Path)
 	p.Close()
 }
@@ -121,9 +117,7 @@ func TestPrefetchEndsWithItsLease(t *testing.T) {
 	equal(t, "level of the copy", f.levelOf(l, 0), 0)
 	l.Release()
 	for n := uint64(100); n < 140; n++ {
-		if err := f.putUnder(n, n, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.putUnder(n, n, 0))
 		f.settle()
 	}
 	equal(t, "root of what nobody has loaded", f.rootOf(3), 1)

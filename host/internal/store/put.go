@@ -86,9 +86,9 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 		s.renew(p)
 	}
 	for _, r := range s.roots {
-		if r.recovery.Seeks() { // what was stored before may have the name that the policy gives now
+		if r.recovery.seeks() { // what was stored before may have the name that the policy gives now
 			p.ask()
-			r.recovery.Seek(p.class, &p.key, p.rank, p.class.Builtin(&p.key, p.rank), p.name)
+			r.recovery.seek(p.class, &p.key, p.rank, p.class.Builtin(&p.key, p.rank), p.name)
 		}
 	}
 	return s.reserve(ctx, p, &q)

@@ -24,9 +24,7 @@ func (f *fixture) putRanks(n uint64, rank uint32, ranks uint64) error {
 func (f *fixture) hasRanks(n, ranks uint64) bool {
 	f.Helper()
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n), Ranks: ranks})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	defer l.Release()
 	return l.Hits() == 1
 }
@@ -45,9 +43,7 @@ func TestEnginesShareEntries(t *testing.T) {
 	const low, high = 0b0011, 0b1100
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	for n := range uint64(4) {
 		must(f.putRanks(n, 0, low))
@@ -86,17 +82,13 @@ func TestEnginesShareEntries(t *testing.T) {
 // TestRecoveredEntriesAreReserved finds pieces of two engines at the start, each with one rank missing.
 func TestRecoveredEntriesAreReserved(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 1, 4)
-	if err := errors.Join(f.putRanks(1, 0, 0b0011), f.putRanks(1, 2, 0b1100)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(f.putRanks(1, 0, 0b0011), f.putRanks(1, 2, 0b1100)))
 	f.crash()
 	r := f.root()
 	if used := f.store.Stats().Roots[0].Used; used != 4*pieceBytes {
 		t.Errorf("%d bytes used, the entry will take %d", used, 4*pieceBytes)
 	}
-	if err := errors.Join(f.putRanks(1, 3, 0b1100), f.putRanks(1, 1, 0b0011)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(f.putRanks(1, 3, 0b1100), f.putRanks(1, 1, 0b0011)))
 	if !f.hasRanks(1, 0) || len(r.Index.MissingByClass()) != 0 {
 		t.Errorf("the entry is not whole; %v are missing", r.Index.MissingByClass())
 	}
@@ -108,9 +100,7 @@ func TestNoSpaceForAnotherRank(t *testing.T) {
 	for _, mode := range []EvictMode{OnDemand, Background} {
 		t.Run(mode.String(), func(t *testing.T) {
 			f := newFixture(t, t.TempDir(), 1, 2, func(c *Config) { c.EvictMode, c.High, c.Low = mode, 1, 1 })
-			if err := errors.Join(f.putRanks(1, 0, 0b01), f.putRanks(2, 0, 0b01)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(f.putRanks(1, 0, 0b01), f.putRanks(2, 0, 0b01)))
 			l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(1), Ranks: 1})
 			if err != nil || l.Hits() != 1 {
 				t.Fatal(l, err)
@@ -128,9 +118,7 @@ func TestNoSpaceForAnotherRank(t *testing.T) {
 				t.Error("what was there is gone")
 			}
 			f.checkUsed()
-			if err := f.idle(); err != nil {
-				t.Error(err)
-			}
+			noError(t, f.idle())
 		})
 	}
 }

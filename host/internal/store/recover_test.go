@@ -17,12 +17,8 @@ import (
 
 func put(t testing.TB, name string, data []byte) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(name), 0o700))
+	must(t, os.WriteFile(name, data, 0o600))
 }
 
 // TestScanOfAMess opens a root in which crashes, other programs and a careless operator have left what they leave.
@@ -36,15 +32,11 @@ func TestScanOfAMess(t *testing.T) {
 	}
 	image := func(n uint64) []byte {
 		b, err := os.ReadFile(names[n])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return b
 	}
 	change := func(n uint64, how func(b []byte) []byte) { put(t, names[n], how(image(n))) }
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
 	change(1, func(b []byte) []byte { return b[:100] })                          // truncated header
 	change(2, func(b []byte) []byte { return b[:2*pieceformat.Page] })           // truncated payload
 	change(3, func(b []byte) []byte { b[96] ^= 1; return b })                    // flipped bit in the depth
@@ -57,9 +49,7 @@ func TestScanOfAMess(t *testing.T) {
 	for name, text := range foreign {
 		put(t, filepath.Join(dir, name), []byte(text))
 	}
-	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "link")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "link")))
 	temps := []string{
 		filepath.Join(filepath.Dir(names[0]), ".x.kv.testhost.1f.tmp"), filepath.Join(dir, ".y.otherhost.2.tmp"),
 	}
@@ -68,9 +58,7 @@ func TestScanOfAMess(t *testing.T) {
 	}
 	stranger := image(6)
 	h, err := pieceformat.DecodeHeader(stranger)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h.Namespace = kv.Digest([]byte("some other space"))
 	h.Encode(stranger)
 	put(t, filepath.Join(dir, "stranger"), stranger)
@@ -81,8 +69,7 @@ func TestScanOfAMess(t *testing.T) {
 			t.Errorf("key %d: hit %t", n, got)
 		}
 	}
-	f.mustRead(0)
-	f.mustRead(6)
+	f.mustRead(0, 6)
 	for name, text := range foreign {
 		if b, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(b) != text {
 			t.Errorf("foreign file %s: %v", name, err)
@@ -99,13 +86,9 @@ func TestScanOfAMess(t *testing.T) {
 	equal(t, "Swept", st.Swept, 2)
 	equal(t, "Foreign", st.Foreign, 5)
 	equal(t, "Unclaimed", st.Unclaimed, 2)
-	if err := f.idle(); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.idle())
 	f.mustPut(1, 2, 3, 4, 5)
-	for n := range uint64(7) {
-		f.mustRead(n)
-	}
+	f.mustRead(upTo(7)...)
 }
 
 // TestQuarantineIsBounded damages piece after piece.
@@ -114,9 +97,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 	for n := range uint64(6) {
 		f.mustPut(n)
 		b, err := os.ReadFile(f.pieceFile(n, 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b[3*pieceformat.Page] ^= 1
 		put(t, f.pieceFile(n, 0), b)
 		l := f.lookup(n)
@@ -202,13 +183,9 @@ func TestLayoutPolicyChanges(t *testing.T) {
 	} {
 		l := f.lookup(n)
 		p, err := l.Open(0, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b, err := os.ReadFile(p.File().Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if h, err := p.Verify(b); err != nil || h.Plan.Digest().String() != want {
 			t.Errorf("key %d: %v", n, err)
 		}
@@ -239,9 +216,7 @@ func TestNamespacesDoNotMix(t *testing.T) {
 	other := *f.ns
 	other.Revision = "2"
 	space, err := f.store.Namespace(context.Background(), &other)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if space.ID == f.space.ID || space.Digest == f.space.Digest {
 		t.Error("two namespaces are one")
 	}
@@ -262,15 +237,9 @@ func TestMembershipLookup(t *testing.T) {
 		q := f.request(n, n, 0)
 		q.Group = 1
 		p, err := f.store.Put(context.Background(), q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := write(p); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Publish(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, write(p))
+		must(t, p.Publish(context.Background()))
 	}
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Group: 1, Keys: keys(0, 1, 2, 3, 4)})
 	if err != nil || l.Hits() != 2 || l.Has(0) || !l.Has(1) || l.Has(2) || !l.Has(3) || l.Has(4) {
@@ -286,7 +255,5 @@ func TestMembershipLookup(t *testing.T) {
 		p.Close()
 		p.Close()
 	}
-	if err := f.idle(); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.idle())
 }

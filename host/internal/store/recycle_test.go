@@ -27,9 +27,7 @@ func (f *fixture) temporaries() (found []string) {
 		}
 		return err
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	return found
 }
 
@@ -102,17 +100,11 @@ func TestWhatIsNotTakenOver(t *testing.T) {
 		f.mustPut(0)
 		l := f.lookup(0)
 		p, err := l.Open(0, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		other := filepath.Join(t.TempDir(), "backup")
-		if err := os.Link(p.File().Name(), other); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Link(p.File().Name(), other))
 		before, err := os.ReadFile(other)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		p.Close()
 		l.Release()
 		f.mustPut(1)
@@ -141,12 +133,8 @@ func TestWhatIsNotTakenOver(t *testing.T) {
 		q := f.request(0, 0, 0)
 		q.Group = 1 // larger files
 		p, err := f.store.Put(context.Background(), q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(write(p), p.Publish(context.Background())); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, errors.Join(write(p), p.Publish(context.Background())))
 		f.mustPut(1, 2)
 		f.mustHold(1)
 		f.mustHold(2)
@@ -213,9 +201,7 @@ func TestTakingOverFails(t *testing.T) {
 		f := newFixture(t, t.TempDir(), 1, 1)
 		f.mustPut(0)
 		p, err := f.store.Put(context.Background(), f.request(1, 1, 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		p.Abort(errors.New("no longer wanted"))
 		if left := f.temporaries(); len(left) > 0 {
 			t.Errorf("temporaries: %v", left)

@@ -27,12 +27,12 @@ func TestPublicationInDoubt(t *testing.T) {
 			}
 			faulty.Set()
 			r := f.root()
-			if disk, _ := usage(t, r.Path); disk > 0 != there || r.Account.Used() != pieceBytes {
-				t.Errorf("%d bytes on disk, the account says %d", disk, r.Account.Used())
+			if disk, _ := usage(t, r.Path); disk > 0 != there || r.Account.Figures().Used != pieceBytes {
+				t.Errorf("%d bytes on disk, the account says %d", disk, r.Account.Figures().Used)
 			}
 			f.maintain(RetryRemovals)
-			if disk, _ := usage(t, r.Path); disk != 0 || r.Account.Used() != 0 {
-				t.Errorf("%d bytes on disk, the account says %d, and it was tried again", disk, r.Account.Used())
+			if disk, _ := usage(t, r.Path); disk != 0 || r.Account.Figures().Used != 0 {
+				t.Errorf("%d bytes on disk, the account says %d, and it was tried again", disk, r.Account.Figures().Used)
 			}
 		})
 	}
@@ -96,7 +96,7 @@ func TestOrphanOfAPutUnderWay(t *testing.T) {
 		t.Error("a scan would take the orphan in")
 	}
 	r.Discard(name, pieceBytes)
-	equal(t, "Used", r.Account.Used(), 2*pieceBytes) // the orphan, and what the put has reserved
+	equal(t, "Used", r.Account.Figures().Used, 2*pieceBytes) // the orphan, and what the put has reserved
 	release()
 	f.must(<-put)
 	f.checkUsed()
@@ -104,7 +104,7 @@ func TestOrphanOfAPutUnderWay(t *testing.T) {
 	f.maintain(RetryRemovals)
 	f.mustRead(1)
 	f.checkUsed()
-	equal(t, "Used", r.Account.Used(), pieceBytes)
+	equal(t, "Used", r.Account.Figures().Used, pieceBytes)
 }
 
 // TestQuarantineInDoubt: nobody can say whether a damaged piece was moved into quarantine.
@@ -124,8 +124,8 @@ func TestQuarantineInDoubt(t *testing.T) {
 	}
 	faulty.Set()
 	r := f.root()
-	if disk, _ := usage(t, r.Path); r.Account.Used() < disk || disk == pieceBytes {
-		t.Errorf("%d bytes on disk, the account says %d", disk, r.Account.Used())
+	if disk, _ := usage(t, r.Path); r.Account.Figures().Used < disk || disk == pieceBytes {
+		t.Errorf("%d bytes on disk, the account says %d", disk, r.Account.Figures().Used)
 	}
 	f.maintain(RetryRemovals)
 	f.checkUsed()

@@ -24,7 +24,7 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	w := capacity.Want{Bytes: bytes, Tenant: tenant, Quota: -1}
 	if live := r.store.live.Load(); len(live.Quotas) > 0 {
 		w.ID = r.store.catalog.Tenants.Tenant(tenant)
-		w.Quota = capacity.Quotas(live.Quotas).Of(w.ID, r.Account.Capacity(), live.Capacity())
+		w.Quota = capacity.Quotas(live.Quotas).Of(w.ID, r.Account.Figures().Capacity, live.Capacity())
 	}
 	return w
 }
@@ -147,8 +147,8 @@ func (c *ownRoot) evictDown(ctx context.Context) {
 	}
 	defer c.endTurn()
 	if err := c.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
-		c.r.Log.Warn("root is over its capacity: nothing can be evicted", "used", c.r.Account.Used(),
-			"capacity", c.r.Account.Capacity(), "error", err)
+		c.r.Log.Warn("root is over its capacity: nothing can be evicted", "used", c.r.Account.Figures().Used,
+			"capacity", c.r.Account.Figures().Capacity, "error", err)
 	}
 }
 

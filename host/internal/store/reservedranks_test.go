@@ -70,9 +70,7 @@ func (f *fixture) mustPutRanks(tenant uint32, n uint64, ranks uint64) {
 	f.Helper()
 	for rank := range uint32(4) {
 		if ranks&(1<<rank) != 0 {
-			if err := f.putRank(tenant, n, rank, ranks); err != nil {
-				f.Fatal(err)
-			}
+			must(f, f.putRank(tenant, n, rank, ranks))
 		}
 	}
 }
@@ -107,9 +105,7 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 	r := f.root()
 	for n := range uint64(2) {
 		for rank := range uint32(n + 1) { // of eight
-			if err := f.put(n, rank); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.put(n, rank))
 		}
 	}
 	freeSpace{r}.measure()
@@ -124,16 +120,12 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 	r.Account.Retry()
 	r.drop(entries.Mark{Slot: 1, Fingerprint: r.Index.Fingerprint(1)}, 0)
 	for rank := uint32(1); rank < ranks; rank++ {
-		if err := f.put(0, rank); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.put(0, rank))
 	}
 	freeSpace{r}.measure()
 	if got := f.store.Stats().Roots[0].Limit; got != (all-keep)*pieceBytes {
 		t.Errorf("all written: limit %d", got)
 	}
 	f.crash()
-	if err := f.check(); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.check())
 }

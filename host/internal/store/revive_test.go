@@ -24,9 +24,7 @@ func openFrail(t *testing.T) *policy.Module {
 	m, err := policy.Open(t.Context(), "lru", policy.Options{
 		Dir: policytest.Dir(t, "lru"), Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 50_000, Record: 1},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return m
 }
 
@@ -37,9 +35,7 @@ func (f *fixture) fail(n uint64, request *uint32) {
 	for f.store.Stats().Roots[0].EvictFaults == before {
 		*request++
 		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n), Request: *request})
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		l.Release()
 	}
 }

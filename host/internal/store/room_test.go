@@ -31,9 +31,7 @@ func TestFloor(t *testing.T) {
 	})
 	free := func() int64 {
 		space, err := staging.OS().Statfs(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return space.Available
 	}
 	for n := range uint64(200) {
@@ -46,9 +44,7 @@ func TestFloor(t *testing.T) {
 	if got := f.store.Stats().Roots[0]; got.Evictions == 0 || got.Limit >= got.Capacity || got.Used > got.Limit {
 		t.Errorf("%+v", got)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "others"), make([]byte, 600<<10), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "others"), make([]byte, 600<<10), 0o600))
 	await(t, "room is made for others", func() bool { return free() >= keep })
 	if f.store.Stats().Roots[0].Entries == 0 {
 		t.Error("everything went")
@@ -111,9 +107,7 @@ func TestWaitForTheEvictorEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { _, err := f.store.Put(ctx, f.request(2, 0, 0)); done <- err }()
-	if err := faulty.AwaitHanging(context.Background(), 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, faulty.AwaitHanging(context.Background(), 1))
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Error(err)
@@ -183,9 +177,7 @@ func TestQuotas(t *testing.T) {
 			defer l.Release()
 			p, err := f.store.Put(context.Background(),
 				func() PutRequest { q := f.request(400, 400, 0); q.Tenant = abi.None; return q }())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			p.Abort(errors.New("history"))
 			f.checkUsed()
 			f.restart()
@@ -200,20 +192,14 @@ func TestQuotas(t *testing.T) {
 		})
 	}
 	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Quotas = []Quota{{Last: abi.None, Bytes: pieceBytes}} })
-	if err := f.putOf(3, 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.putOf(3, 1))
 	l := f.lookup(1)
 	if err := f.putOf(3, 2); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("with all of the quota pinned: %v", err)
 	}
 	l.Release()
-	if err := f.putOf(3, 2); err != nil {
-		t.Error(err)
-	}
-	if err := f.putOf(4, 3); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.putOf(3, 2))
+	noError(t, f.putOf(4, 3))
 	f.checkUsed()
 }
 
@@ -231,9 +217,7 @@ func TestFullRootOfTwo(t *testing.T) {
 	for n := uint64(1000); n < 1010; n++ {
 		f.mustPut(n)
 	}
-	for _, n := range bad {
-		f.mustRead(n)
-	}
+	f.mustRead(bad...)
 	faulty.Set()
 	f.awaitState(1, health.In)
 	got := f.store.Stats().Roots[1]
@@ -293,9 +277,7 @@ func TestSlotsAreOut(t *testing.T) {
 func damage(t *testing.T, name string) {
 	t.Helper()
 	b, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b[2*pieceformat.Page] ^= 1
 	put(t, name, b)
 }

@@ -17,9 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -36,8 +34,8 @@ type root struct {
 	kind   kind
 	budget writeBudget
 
-	kept      *recovery.Directory // files that the store keeps for itself
-	recovery  *recovery.Root
+	kept      *keptDir // files that the store keeps for itself
+	recovery  *recovery
 	directory *health.Directory
 	meter     meter
 
@@ -67,7 +65,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	r.Init(entries.Config{
 		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Copies: s.copies, Now: s.cfg.Now, Clock: s.seq.Clock,
 		Account: capacity.New(capacity.Config{
-			Dir: cfg.Path, Bounds: cfg.Bounds(), Now: s.cfg.Now,
+			Dir: cfg.Path, Bounds: cfg.bounds(), Now: s.cfg.Now,
 		}),
 	})
 	r.Dir = files.New(files.Config{
@@ -98,14 +96,9 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		r.Health.Close()
 		return nil, fmt.Errorf("store: root %s: policy %s: %w", r.Path, p.Label, err)
 	}
-	r.kept = &recovery.Directory{Dir: r.Dir, Catalog: s.catalog, Sequence: &s.seq}
+	r.kept = &keptDir{Dir: r.Dir, Catalog: s.catalog, Sequence: &s.seq}
 	r.kind = newKind(r)
-	r.recovery = &recovery.Root{Config: recovery.Config{
-		Entries: &r.Set, Kept: r.kept, Judge: r.kind.judge(), Workers: s.cfg.ScanWorkers, Capacity: cfg.Capacity,
-		Sync: s.cfg.Durability != None, Now: s.cfg.Now, OwnsTemp: r.kind.ownsTemp, Drop: func(m entries.Mark) {
-			r.drop(m, 0)
-		},
-	}}
+	r.recovery = &recovery{root: r, kept: r.kept, set: &r.Set}
 	r.budget = newWriteBudget(r)
 	return r, nil
 }
@@ -127,7 +120,7 @@ func (r *root) take(ctx context.Context) (err error) {
 			return fmt.Errorf("store: root %s: %w", r.Path, err)
 		}
 	}
-	r.recovery.SweepTemps()
+	r.recovery.sweepTemps()
 	if err := r.budget.Load(); err != nil {
 		return fmt.Errorf("store: root %s: %w", r.Path, err)
 	}
@@ -168,7 +161,7 @@ func (r *root) path(name string, cl *catalog.Class, key *kv.Key, rank uint32) st
 
 // victim is where the file of an evicted entry's piece stands.
 func (r *root) victim(v *entries.Eviction, rank uint32) string {
-	name, _ := names.Of(v.Names, rank)
+	name, _ := pieceformat.NameOf(v.Names, rank)
 	return r.path(name, v.Class, &v.Key, rank)
 }
 

@@ -17,9 +17,7 @@ import (
 func TestParentIsNotMade(t *testing.T) {
 	dir := t.TempDir()
 	f := newFixture(t, filepath.Join(dir, "kv"), 4, 1)
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
 	c := f.cfg
 	c.Roots[0].Path = filepath.Join(dir, "mnt", "kv")
 	s, err := Open(t.Context(), c)
@@ -46,9 +44,7 @@ func TestPromisedCapacityIsJudged(t *testing.T) {
 			cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 			cfg.Roots[0].Capacity, cfg.Roots[0].MaxEntries = c.capacity, 64
 		})
-		if err := f.store.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.store.Close())
 		if warned := strings.Contains(log.String(), says); warned != c.warns {
 			t.Errorf("capacity %d: warned %v\n%s", c.capacity, warned, log.String())
 		}

@@ -22,9 +22,7 @@ import (
 func quarantined(t *testing.T, dir string) int {
 	t.Helper()
 	list, err := os.ReadDir(filepath.Join(dir, pieceformat.QuarantineDir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return len(list)
 }
 
@@ -37,13 +35,9 @@ func TestScanErrorsAreNoDamage(t *testing.T) {
 		t.Run(rule, func(t *testing.T) {
 			f, faulty := faultyFixture(t, 200)
 			f.mustPut(0, 1, 2, 3, 4, 5)
-			if err := f.store.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.store.Close())
 			dir := f.cfg.Roots[0].Path
-			if err := os.Remove(filepath.Join(dir, pieceformat.CheckpointFile)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(filepath.Join(dir, pieceformat.CheckpointFile)))
 			faulty.Set(faultfs.MustRules(rule)...)
 			f.start()
 			if faulty.Injected() == 0 {
@@ -57,9 +51,7 @@ func TestScanErrorsAreNoDamage(t *testing.T) {
 			}
 			faulty.Set()
 			f.restart()
-			for n := range uint64(6) {
-				f.mustRead(n)
-			}
+			f.mustRead(upTo(6)...)
 			f.checkUsed()
 		})
 	}
@@ -103,20 +95,14 @@ func testScanHangsIsNoDamage(t *testing.T) {
 	})
 	t.Cleanup(faulty.Release)
 	f.mustPut(0, 1, 2)
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
+	must(t, os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)))
 	faulty.Set(faultfs.MustRules("read **.kv 2nd: hang")...)
 	f.open()
 	f.awaitState(0, health.Out)
 	faulty.Release()
 	<-f.store.ScanDone()
-	for n := range uint64(3) {
-		f.mustRead(n)
-	}
+	f.mustRead(upTo(3)...)
 	f.checkUsed()
 }
 
@@ -141,17 +127,13 @@ func TestNamespaceIsDamaged(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFixture(t, t.TempDir(), 200, 1)
 			f.mustPut(0, 1, 2)
-			if err := f.store.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.store.Close())
 			dir := f.cfg.Roots[0].Path
 			err := os.Remove(filepath.Join(dir, pieceformat.CheckpointFile))
 			for _, d := range c.dirs {
 				err = errors.Join(err, c.spoil(filepath.Join(dir, d, f.ns.Digest().String())))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			f.start()
 			if got, want := quarantined(t, dir), map[bool]int{true: 3}[c.lost]; got != want {
 				t.Errorf("%d files in quarantine, want %d", got, want)
@@ -192,9 +174,7 @@ func TestPublishWhereSomethingCannotBeRead(t *testing.T) {
 	f.mustPut(0)
 	name := f.pieceFile(0, 0)
 	want, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f.drop(0)
 	put(t, name, want)
 	faulty.Set(faultfs.MustRules("read **.kv: eio")...)
@@ -235,5 +215,5 @@ func TestScanMeetsAnOrphan(t *testing.T) {
 	faulty.Set()
 	f.maintain(RetryRemovals)
 	f.checkUsed()
-	equal(t, "Used", r.Account.Used(), 0)
+	equal(t, "Used", r.Account.Figures().Used, 0)
 }

@@ -55,7 +55,7 @@ func (r *root) scanAll(ctx context.Context, failed chan<- error) {
 }
 
 func (r *root) scanOnce(ctx context.Context) error {
-	defer r.recovery.Report(ctx)()
+	defer r.recovery.report(ctx)()
 	return r.kind.scan(ctx)
 }
 

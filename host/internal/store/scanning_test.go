@@ -29,9 +29,7 @@ type gated struct {
 // reopenGated closes the store, ruins its checkpoint and opens it again. The scan waits until the gate opens.
 func (f *fixture) reopenGated() *gated {
 	f.Helper()
-	if err := f.store.Close(); err != nil {
-		f.Fatal(err)
-	}
+	must(f, f.store.Close())
 	dir := f.cfg.Roots[0].Path
 	put(f, dir+"/"+pieceformat.CheckpointFile, []byte("no checkpoint"))
 	used, _ := usage(f, dir)
@@ -57,9 +55,7 @@ func (g *gated) Statfs(string) (staging.Space, error) {
 func TestServesWhileItScans(t *testing.T) {
 	const entries, room = 20, 30
 	f := newFixture(t, t.TempDir(), room, 1)
-	for n := range uint64(entries) {
-		f.mustPut(n)
-	}
+	f.mustPut(upTo(entries)...)
 	dir := f.cfg.Roots[0].Path
 	g := f.reopenGated()
 	within := func() {
@@ -67,9 +63,7 @@ func TestServesWhileItScans(t *testing.T) {
 		if disk, _ := usage(t, dir); disk > f.cfg.Roots[0].Capacity {
 			t.Fatalf("%d bytes on disk, of %d", disk, f.cfg.Roots[0].Capacity)
 		}
-		if err := f.check(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.check())
 	}
 	select {
 	case <-f.store.ScanDone():
@@ -90,9 +84,7 @@ func TestServesWhileItScans(t *testing.T) {
 		if errors.Is(err, ErrNoSpace) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		stored++
 		f.mustRead(n)
 		within()
@@ -107,9 +99,7 @@ func TestServesWhileItScans(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 	f.checkUsed()
-	if err := f.idle(); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.idle())
 	// The policy knows all of them, what was touched during the scan as the newest.
 	for n := range uint64(4) {
 		f.mustPut(200 + n)
@@ -150,7 +140,7 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	r.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	r.recovery.NewScan().End(ctx, func(int64) {})
+	r.recovery.newScan().End(ctx, func(int64) {})
 	told = 0
 	f.restart()
 	_ = f.root().Evictor.Flush()

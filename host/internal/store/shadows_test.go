@@ -39,9 +39,7 @@ func TestShadow(t *testing.T) {
 	ask := func(n ...uint64) {
 		t.Helper()
 		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n...), Request: uint32(n[0]) + 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		l.Release()
 	}
 	ask(0, 1, 2)    // misses: nothing is there
@@ -57,8 +55,8 @@ func TestShadow(t *testing.T) {
 	if small.Hits != 4 || small.LiveHits != 8 || small.Entries != 2 || small.Evictions != 6 || small.Dropped != 0 {
 		t.Errorf("small: %+v", small)
 	}
-	if err := swapper(f.store).AddShadow(t.Context(),
-		f.store.cfg.Wish(Shadow{Policy: policy.NewHandle(builtin, "twin", nil, nil)})); !errors.Is(err, ErrConfig) {
+	if err := f.store.addShadow(t.Context(),
+		Shadow{Policy: policy.NewHandle(builtin, "twin", nil, nil)}); !errors.Is(err, ErrConfig) {
 		t.Error(err)
 	}
 	refuses := policy.NativeModule("refuses", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
@@ -80,9 +78,7 @@ func TestShadow(t *testing.T) {
 	if after := f.shadowStats("small", 0); before.Keys == 0 || after.Keys != 0 || len(f.store.Stats().Shadows) == 0 {
 		t.Errorf("a shadow that was swapped has %d keys, it had %d before", after.Keys, before.Keys)
 	}
-	if err := f.store.RemoveShadow("small"); err != nil {
-		t.Error(err)
-	}
+	noError(t, f.store.RemoveShadow("small"))
 	if err := f.store.RemoveShadow("small"); !errors.Is(err, ErrNoPolicy) {
 		t.Error(err)
 	}

@@ -7,11 +7,8 @@ import (
 	"os"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
-	"github.com/kvhost/kvhost/host/internal/store/sharedroot"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -19,114 +16,101 @@ import (
 // SharedStats is a root's part among the hosts that share it.
 type SharedStats = shared.Stats
 
-// Scheduler is for tests. A host that has one makes a step when [Store.Maintain] says so.
-type Scheduler = sharedroot.Scheduler
-
-// sharedRoot is the [kind] of a directory that several hosts share. One of them evicts for all, which lends the others
-// credit for what they write and removes what they report. An entry gets bytes rank by rank, because other hosts may write
-// the other ranks, and nothing is granted while this host may have missed a removal.
-type sharedRoot struct {
-	*sharedroot.Root
-	root *root
-}
-
 func newSharedRoot(r *root) *sharedRoot {
-	s := r.store
-	c := &sharedRoot{root: r, Root: sharedroot.New(sharedroot.Config{
-		Entries: &r.Set, Kept: r.kept, Host: s.cfg.HostID, Capacity: r.cfg.Capacity, High: s.cfg.High, Low: s.cfg.Low,
-		Poll: r.cfg.Poll, Lapse: r.cfg.Lapse, Now: s.cfg.Now, Scheduler: r.cfg.Scheduler,
-	})}
+	c := &sharedRoot{
+		root: r, kept: r.kept, set: &r.Set, began: r.store.cfg.Now(), pending: map[shared.ID]*pendingEviction{},
+	}
 	r.guardDirectory(c, false)
 	return c
 }
 
-func (c *sharedRoot) file(base string) string                 { return base + "." + c.root.store.cfg.HostID }
-func (c *sharedRoot) ownsTemp(host string) bool               { return host == c.root.store.cfg.HostID }
-func (c *sharedRoot) forget(string, string)                   {} // another host may have use for it
-func (c *sharedRoot) entryRanks(rank uint32, _ uint64) uint64 { return 1 << rank }
-func (c *sharedRoot) decodes() bool                           { return true } // some hosts may not read the other version
-func (c *sharedRoot) mayInsert(p *Put) error                  { return c.MayInsert(p.class, &p.key, p.mark.Fingerprint) }
+func (r *sharedRoot) file(base string) string                 { return base + "." + r.root.store.cfg.HostID }
+func (r *sharedRoot) ownsTemp(host string) bool               { return host == r.root.store.cfg.HostID }
+func (r *sharedRoot) forget(string, string)                   {} // another host may have use for it
+func (r *sharedRoot) entryRanks(rank uint32, _ uint64) uint64 { return 1 << rank }
+func (r *sharedRoot) decodes() bool                           { return true } // some hosts may not read the other version
+func (r *sharedRoot) mayInsert(p *Put) error                  { return r.mayEnter(p.class, &p.key, p.mark.Fingerprint) }
 
 // The evictor makes room, ahead of need too, and no entry leaves for a lower level: this host may not be the evictor.
 
-func (c *sharedRoot) turn(context.Context, uint16, int64) (bool, error) { return false, nil }
-func (c *sharedRoot) endTurn()                                          {}
-func (c *sharedRoot) grew()                                             {}
-func (c *sharedRoot) wake()                                             {}
-func (c *sharedRoot) shrink(context.Context) bool                       { return true }
-func (c *sharedRoot) published(entries.Mark)                            {}
-func (c *sharedRoot) offer()                                            {}
-func (c *sharedRoot) drain(context.Context)                             {}
+func (r *sharedRoot) turn(context.Context, uint16, int64) (bool, error) { return false, nil }
+func (r *sharedRoot) endTurn()                                          {}
+func (r *sharedRoot) grew()                                             {}
+func (r *sharedRoot) wake()                                             {}
+func (r *sharedRoot) shrink(context.Context) bool                       { return true }
+func (r *sharedRoot) published(entries.Mark)                            {}
+func (r *sharedRoot) offer()                                            {}
+func (r *sharedRoot) drain(context.Context)                             {}
 
-func (c *sharedRoot) reserve(ctx context.Context, w reservation) error {
+func (r *sharedRoot) reserve(ctx context.Context, w reservation) error {
 	var credit *shared.Credit
 	if w.reuseFor != nil {
 		credit = &w.reuseFor.credit
 	}
-	return c.Reserve(ctx, w.Want, credit, func() error { return w.booked(c.root) })
+	return r.reserveCredit(ctx, w.Want, credit, func() error { return w.booked(r.root) })
 }
 
 // mayAwait implements [kind]: the removal may wait for hosts that are silent.
-func (c *sharedRoot) mayAwait(key kv.Key) error {
-	return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, key, c.root.Path)
+func (r *sharedRoot) mayAwait(key kv.Key) error {
+	return fmt.Errorf("%w: %s is being evicted from %s", ErrNoSpace, key, r.root.Path)
 }
 
 // aborted implements [kind]: a put that tries again takes credit again.
-func (c *sharedRoot) aborted(p *Put) { c.root.Unreserve(p.mark.Slot, p.rank, p.class.FileBytes()) }
+func (r *sharedRoot) aborted(p *Put) { r.root.Unreserve(p.mark.Slot, p.rank, p.class.FileBytes()) }
 
 // createTemp implements [kind]: a temporary stands among this host's, where the others find it.
-func (c *sharedRoot) createTemp(p *Put) (staging.File, error) {
-	temp, err := c.Temp(c.root.store.seq.TempName(p.target), p.credit)
+func (r *sharedRoot) createTemp(p *Put) (staging.File, error) {
+	temp, err := r.tempName(r.root.store.seq.TempName(p.target), p.credit)
 	if err != nil {
 		return nil, err
 	}
 	p.temp = temp
-	f, err := staging.OpenDirect(c.root.FS, p.temp, newTemp, 0o600)
+	f, err := staging.OpenDirect(r.root.FS, p.temp, newTemp, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	return c.Guard(c.root.metered(f), p.credit), nil
+	return r.guard(r.root.metered(f), p.credit), nil
 }
 
-func (c *sharedRoot) openTemp(p *Put) (staging.File, error) {
-	f, err := c.root.FS.OpenFile(p.temp, os.O_RDWR, 0)
+func (r *sharedRoot) openTemp(p *Put) (staging.File, error) {
+	f, err := r.root.FS.OpenFile(p.temp, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
-	return c.Guard(f, p.credit), nil
+	return r.guard(f, p.credit), nil
 }
 
 // publish implements [kind]. After an error the evictor clears the temporary.
-func (c *sharedRoot) publish(p *Put, info staging.Info) error {
+func (r *sharedRoot) publish(p *Put, info staging.Info) error {
 	rec := p.record()
 	rec.Bytes = pieceformat.Padded(info.Allocated)
-	err := c.Publish(p.temp, p.target, rec, &p.credit)
+	err := r.publishRecord(p.temp, p.target, rec, &p.credit)
 	if err == nil || errors.Is(err, shared.ErrDoubt) {
 		p.temp = "" // the member's
 	}
 	if err == nil || errors.Is(err, shared.ErrFenced) {
 		return err
 	}
-	if now, look := c.root.FS.Stat(p.target); look == nil && now.Same(info) {
+	if now, look := r.root.FS.Stat(p.target); look == nil && now.Same(info) {
 		return nil // it happened all the same
 	}
 	return err
 }
 
 // removeTemp implements [kind]. Where the temporary would not go the put's credit stays with it.
-func (c *sharedRoot) removeTemp(p *Put) {
-	left, credit := c.Discard(p.temp, p.class.FileBytes()), p.credit
-	if left > 0 && credit.Bytes() > 0 && c.root.Orphans.OnRemoval(p.temp, func() { c.Return(credit) }) {
+func (r *sharedRoot) removeTemp(p *Put) {
+	left, credit := r.discard(p.temp, p.class.FileBytes()), p.credit
+	if left > 0 && credit.Bytes() > 0 && r.root.Orphans.OnRemoval(p.temp, func() { r.returnCredit(credit) }) {
 		p.credit = shared.Credit{}
 	}
 }
 
-func (c *sharedRoot) giveBack(p *Put) {
-	c.Return(p.credit)
+func (r *sharedRoot) giveBack(p *Put) {
+	r.returnCredit(p.credit)
 	p.credit = shared.Credit{}
 }
 
-func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
+func (r *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 	if damage == nil {
 		cause := fmt.Errorf("the name is of key %s: %w", h.Key, pieceformat.ErrWrongPiece)
 		if p.name == "" {
@@ -136,46 +120,44 @@ func (c *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) erro
 	}
 	bad := p.record()
 	bad.Pieces, bad.Bytes = 1<<p.rank, 0
-	c.ReportDamaged(p.class, bad)
+	r.reportDamaged(p.class, bad)
 	return fmt.Errorf("a damaged file has the name: %w", damage)
 }
 
-func (c *sharedRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
-	c.Unlink(v, pieces)
+func (r *sharedRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
+	r.propose(v, pieces)
 	return 0, nil
 }
 
-func (c *sharedRoot) unlinkDamaged(v *entries.Eviction, _ uint32, name string, cause error) {
-	c.root.Log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
-	c.Unlink(v, v.Pieces)
+func (r *sharedRoot) unlinkDamaged(v *entries.Eviction, _ uint32, name string, cause error) {
+	r.root.Log.Warn("damaged piece: the evictor is asked to remove it", "file", name, "cause", cause)
+	r.propose(v, v.Pieces)
 }
 
-func (c *sharedRoot) discard(name string, most int64) (left int64) { return c.Discard(name, most) }
+// identify implements [kind]. It fails unless the directory is the one that was there when this host joined.
+func (r *sharedRoot) identify() (empty bool, err error) {
+	if err := r.root.directory.Same(); err != nil {
+		return false, fmt.Errorf("%w, and shared: restart kvhost to join it", err)
+	}
+	return false, nil
+}
 
-func (c *sharedRoot) lockOut(ctx context.Context) error { return c.LockOut(ctx) }
-func (c *sharedRoot) identify() (empty bool, err error) { return false, c.Identify(c.root.directory) }
-func (c *sharedRoot) scan(ctx context.Context) error    { return c.Scan(ctx) }
-func (c *sharedRoot) judge() recovery.Judge             { return c.Judge() }
-func (c *sharedRoot) grants() bool                      { return c.Fresh() }
-func (c *sharedRoot) start()                            {}
-func (c *sharedRoot) save()                             {}
-func (c *sharedRoot) leave()                            { c.Leave() }
-func (c *sharedRoot) step(ctx context.Context)          { c.Step(ctx) }
-func (c *sharedRoot) stats() *SharedStats               { return c.Stats() }
+func (r *sharedRoot) start() {}
+func (r *sharedRoot) save()  {}
 
-func (c *sharedRoot) recover(context.Context) error {
-	if err := c.Join(c.root.recovery); err != nil {
+func (r *sharedRoot) recover(context.Context) error {
+	if err := r.join(r.root.recovery); err != nil {
 		return err
 	}
-	c.root.warnOfSpace(func(s staging.Space) int64 { return s.Total }) // of which other hosts have some
+	r.root.warnOfSpace(func(s staging.Space) int64 { return s.Total }) // of which other hosts have some
 	return nil
 }
 
 // record describes the piece for the other hosts.
 func (p *Put) record() shared.Record {
-	var named []names.Name
+	var named []pieceformat.Name
 	if p.name != "" {
-		named = []names.Name{{Rank: p.rank, Path: p.name}}
+		named = []pieceformat.Name{{Rank: p.rank, Path: p.name}}
 	}
 	return shared.Record{
 		Op: shared.Published, Names: named, Namespace: p.class.Namespace.Digest, Group: p.class.Group, Rank: p.rank, Key: p.key, Parent: p.parent, Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,

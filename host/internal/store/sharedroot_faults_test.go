@@ -34,22 +34,16 @@ func settled(t *testing.T, dir string, hosts ...*fixture) {
 func TestARankIsTriedAgain(t *testing.T) {
 	dir := t.TempDir()
 	a, b := fellowOf(t, dir, "a", 60, 2, patient), fellowOf(t, dir, "b", 60, 2, patient)
-	if err := a.put(1, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.put(1, 0))
 	for range 3 {
 		p, err := a.store.Put(t.Context(), a.request(1, 0, 1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		p.Abort(context.Canceled)
 	}
 	if used := a.store.Stats().Roots[0].Used; used != pieceBytes {
 		t.Errorf("%d bytes are accounted for one piece of %d", used, int64(pieceBytes))
 	}
-	if err := a.put(1, 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.put(1, 1))
 	await(t, "b knows both pieces", func() bool { return b.has(1) })
 	await(t, "temporaries' names are gone", func() bool { return len(temporaries(dir, "a")) == 0 })
 	settled(t, dir, a, b)
@@ -74,16 +68,12 @@ func TestATemporaryThatStays(t *testing.T) {
 	await(t, "its other name is gone", func() bool { return len(temporaries(dir, "a")) == 0 })
 
 	c := a.shared()
-	c.Stop() // what is free changes by its puts alone from now on
+	c.silence() // what is free changes by its puts alone from now on
 	faulty.Set(faultfs.MustRules("remove **/t/*: eio")...)
 	free := a.fellowStats().Free
 	p, err := a.store.Put(t.Context(), a.request(1, 0, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := write(p); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, write(p))
 	p.Abort(context.Canceled)
 	if now := a.fellowStats().Free; now != free-pieceBytes || len(temporaries(dir, "a")) != 1 {
 		t.Errorf("%d bytes of credit are free, %d before, and %d temporaries are there", now, free,
@@ -113,15 +103,13 @@ func TestTornControlFiles(t *testing.T) {
 				await(t, "it is stored", func() bool { err := a.put(n, 0); return err == nil || errors.Is(err, ErrResident) })
 			}
 			c := a.shared()
-			c.Stop() // its heart stands still
+			c.silence() // its heart stands still
 			list, _ := filepath.Glob(filepath.Join(dir, shared.Dir, "e*", kind))
 			if kind == "grants/*" && len(list) == 0 {
 				t.Fatal("no grants")
 			}
 			for _, name := range list {
-				if err := os.Truncate(name, 0); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Truncate(name, 0))
 			}
 			if len(list) == 0 { // none was under way just then
 				epochs, _ := filepath.Glob(filepath.Join(dir, shared.Dir, "e*", "journal"))
@@ -147,9 +135,7 @@ func TestAFailedProposal(t *testing.T) {
 	a.mustPut(0, 1)
 	name := a.pieceFile(1, 0)
 	image, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	image[3*pieceformat.Page] ^= 1
 	put(t, name, image)
 	faulty.Set(faultfs.MustRules("write **/journal/*: eio")...)
@@ -178,9 +164,7 @@ func TestOneHostOrSeveral(t *testing.T) {
 		}
 		t.Errorf("alone beside a host that shares the root: %v", err)
 	}
-	if err := a.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.store.Close())
 	s, err := Open(t.Context(), alone)
 	if err != nil {
 		t.Fatalf("alone after the others left: %v", err)

@@ -75,9 +75,7 @@ func (s *turns) resume() { s.paused = nil }
 func (f *fixture) begin(n uint64) *Put {
 	f.Helper()
 	p, err := f.store.Put(f.Context(), f.request(n, 0, 0))
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	return p
 }
 
@@ -304,7 +302,7 @@ func (f *fixture) reckons() int64 {
 	r := f.root()
 	r.Lock()
 	defer r.Unlock()
-	return r.Account.Used() - r.kind.(*sharedRoot).InFlight()
+	return r.Account.Figures().Used - r.kind.(*sharedRoot).inFlight
 }
 
 // TestAScanMeetsAPieceThatIsWritten: the evictor scans, as after a log that it has missed, and meets a piece of another
@@ -317,7 +315,7 @@ func TestAScanMeetsAPieceThatIsWritten(t *testing.T) {
 			equal(t, "a is the evictor", a.fellowStats().Evictor, true)
 			p := a.begin(1)
 			b.mustPut(1)
-			a.must(a.shared().Rescan(t.Context()))
+			a.must(a.shared().rescan(t.Context()))
 			if got := a.reckons(); got < pieceBytes {
 				t.Errorf("the evictor reckons with %d bytes, %d are on disk", got, pieceBytes)
 			}

@@ -71,9 +71,7 @@ func onDisk(t testing.TB, dir string) (bytes int64) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return bytes
 }
 
@@ -97,9 +95,7 @@ func TestOneStoresAnotherLoads(t *testing.T) {
 		t.Errorf("evictors: a %t, b %t", ea, eb)
 	}
 	await(t, "the account is the disk's", func() bool { return a.store.Stats().Roots[0].Used == onDisk(t, dir) })
-	if err := a.idle(); err != nil {
-		t.Error(err)
-	}
+	noError(t, a.idle())
 }
 
 // TestSameKeyTwice: two hosts store the same keys at the same time; the file of one stands, and no credit is lost.
@@ -127,8 +123,8 @@ func TestSameKeyTwice(t *testing.T) {
 	}
 	await(t, "nothing is out", func() bool { return a.fellowStats().Unlogged == 0 && b.fellowStats().Unlogged == 0 })
 	for _, f := range []*fixture{a, b} {
-		if c := f.shared(); c.InFlight() != 0 {
-			t.Errorf("%d bytes are in flight for ever", c.InFlight())
+		if c := f.shared(); c.inFlight != 0 {
+			t.Errorf("%d bytes are in flight for ever", c.inFlight)
 		}
 	}
 }
@@ -200,9 +196,7 @@ func TestCapacityHoldsForAll(t *testing.T) {
 		if f.fellowStats().Evictor {
 			evictors++
 		}
-		if err := f.check(); err != nil {
-			t.Error(err)
-		}
+		noError(t, f.check())
 	}
 	if evictors != 1 {
 		t.Errorf("%d evictors", evictors)
@@ -220,20 +214,14 @@ func TestTheEvictorGoes(t *testing.T) {
 			}
 			a.mustPut(0, 1, 2)
 			half, err := a.store.Put(context.Background(), a.request(5, 4, 0))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := write(half); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			must(t, write(half))
 			if how == "in order" {
 				half.Abort(nil)
-				if err := a.store.Close(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, a.store.Close())
 			} else {
 				c := a.shared()
-				c.Stop() // its heart stands still
+				c.silence() // its heart stands still
 			}
 			await(t, "b is the evictor", func() bool {
 				return b.fellowStats().Evictor && b.fellowStats().State == shared.Active
@@ -272,9 +260,7 @@ func TestDamageInASharedRoot(t *testing.T) {
 	await(t, "b sees it", func() bool { return b.has(2) })
 	name := a.pieceFile(1, 0)
 	image, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	image[3*pieceformat.Page] ^= 1
 	put(t, name, image)
 	l := b.lookup(1)
@@ -299,9 +285,7 @@ func TestRestartOfASharedRoot(t *testing.T) {
 	dir := t.TempDir()
 	a := fellow(t, dir, "a", 60)
 	a.mustPut(0, 1, 2)
-	if err := a.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.store.Close())
 	a = fellow(t, dir, "a", 60)
 	for n := range uint64(3) {
 		a.mustRead(n)
@@ -314,9 +298,7 @@ func TestRestartOfASharedRoot(t *testing.T) {
 	if !errors.Is(err, ErrRootBusy) {
 		t.Errorf("two hosts of one id: %v", err)
 	}
-	if err := errors.Join(a.store.Close(), b.store.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(a.store.Close(), b.store.Close()))
 	if left, err := os.ReadDir(filepath.Join(dir, shared.Dir, "hosts")); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
@@ -344,7 +326,7 @@ func TestAReservationThatFails(t *testing.T) {
 	counted := func() int64 { // as the evictor does
 		r.Lock()
 		defer r.Unlock()
-		return r.Account.Used() - c.InFlight()
+		return r.Account.Figures().Used - c.inFlight
 	}
 	before, taken := counted(), errors.New("another host was faster")
 	w := reservation{Want: r.want(0, pieceBytes), reuseFor: new(Put), enter: func() error { return taken }}
@@ -352,5 +334,5 @@ func TestAReservationThatFails(t *testing.T) {
 		t.Fatalf("reserving: %v, want %v", err, taken)
 	}
 	equal(t, "bytes that the evictor counts", counted(), before)
-	equal(t, "bytes in flight", c.InFlight(), 0)
+	equal(t, "bytes in flight", c.inFlight, 0)
 }

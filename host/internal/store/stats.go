@@ -7,17 +7,115 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/codec/choice"
 	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
-	"github.com/kvhost/kvhost/host/internal/store/figures"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
 )
 
-// What a store tells about itself.
-type (
-	RootStats   = figures.Root
-	Stats       = figures.Store
-	ShadowStats = figures.Shadow
-	PolicyStats = figures.Policy
-)
+// RootStats is the state of one root. What counts up does so since the store was opened.
+type RootStats struct {
+	Path      string
+	State     health.State
+	Reason    string    // why it is not in
+	Since     time.Time // that it is in this state; zero from the start
+	Outages   uint64    // times that it was taken out
+	Stuck     int       // operations that were given up and have not ended
+	Capacity  int64
+	Limit     int64 // what it may take at present: less than Capacity by directories, and where the file system has less
+	Used      int64 // all of the following, and entries on their way out
+	Writing   int64 // reserved by pieces in flight: temporaries
+	Held      int64 // of quarantine
+	Orphaned  int64 // of files that could not be unlinked
+	Unscanned int64 // most that files may take which the scan has not come to
+
+	Entries    int // in the index, complete or not
+	Complete   int64
+	Slots      uint32 // ever used
+	MaxEntries uint32
+	IndexBytes int64
+
+	entries.Counters
+	Written     int64  // bytes counted today against the daily write budget; 0 without one
+	Asks        uint64 // times that victims were asked for
+	BadVictims  uint64 // named by the policy although pinned, in flight or gone
+	Unanswered  uint64 // questions in which the policy named nobody who can go, although somebody could
+	Quarantined uint64 // files
+	SyncFails   uint64
+	EvictFaults uint64 // evict policies replaced
+	Scanning    bool   // the scan at the start has not ended; what it has not come to is a miss
+	Scanned     uint64 // files that it has come to
+	Swept       uint64 // temporaries removed at the start
+	Foreign     uint64 // files at the start that are not the store's; left alone
+	Unclaimed   uint64 // sound pieces at the start that no name leads to; quarantined
+
+	Least float64 // ratio from which on chunks are compressed; infinite: none is
+	Why   string  // what that was measured by; empty: nothing is measured
+
+	Shared *shared.Stats // nil unless hosts share the root
+
+	Evict policy.Stats
+}
+
+// Stats is the state of a store.
+type Stats struct {
+	Roots    []RootStats
+	Levels   []LevelStats // nearest first
+	Refused  uint64       // puts that admission refused
+	Resident uint64       // puts of what was there already
+	Lookups  uint64
+	Keys     uint64 // looked up
+	Hits     uint64 // keys granted
+
+	AdmitFaults uint64
+
+	Policies []PolicyStats // those that act, by role
+	Shadows  []ShadowStats
+}
+
+// ShadowStats describes a shadow policy.
+type ShadowStats struct {
+	shadow.Stats
+	Name    string
+	Version string
+	Since   time.Time
+}
+
+// PolicyStats is a policy that is in use.
+type PolicyStats struct {
+	policy.Stats
+	Name       string
+	Version    string
+	Root       string // of evict
+	Since      time.Time
+	Quarantine error            // why it is not started any more
+	Counters   map[string]int64 // the module's own, of all its instances and roles
+}
+
+// LevelStats is what a level tells: what lookups found there, and what was copied there from other levels.
+type LevelStats struct {
+	Level  int
+	Hits   uint64 // keys granted
+	Loaded uint64 // bytes of pieces that were opened for loads
+	Around uint64 // entries that went to the next level because demotions from this one were behind
+	Moves  [moves.Kinds]MoveStats
+
+	Published        uint64 // pieces, new ones and copies
+	PrefetchesUsed   uint64 // copies that a lookup asked for, and that were loaded afterwards
+	PrefetchesWasted uint64 // copies that went without
+}
+
+// MoveStats are the copies of one kind to a level.
+type MoveStats struct {
+	Done      uint64
+	Bytes     uint64
+	Shed      uint64 // not made, because too many were waiting or there was no time
+	Refused   uint64 // not wanted
+	Cancelled uint64 // not wanted any more, or there already
+	Failed    uint64 // faults, and no room
+}
 
 // storeCounters are the store's own.
 type storeCounters struct {
@@ -35,7 +133,7 @@ func (s *Store) Stats() Stats {
 		st.Roots = append(st.Roots, r.stats())
 	}
 	for _, l := range s.levels {
-		f := figures.Level{Level: l.number, Hits: l.hits.Load(), Loaded: l.loaded.Load(), Around: l.around.Load()}
+		f := LevelStats{Level: l.number, Hits: l.hits.Load(), Loaded: l.loaded.Load(), Around: l.around.Load()}
 		for i, r := range l.roots {
 			f.Published += st.Roots[l.places[i]].Published
 			f.PrefetchesUsed += r.Prefetched.Used.Load()
@@ -43,7 +141,7 @@ func (s *Store) Stats() Stats {
 		}
 		for kind := range l.count {
 			c := &l.count[kind]
-			f.Moves[kind] = figures.Moves{
+			f.Moves[kind] = MoveStats{
 				Done: c.Done.Load(), Bytes: c.Bytes.Load(), Shed: c.Shed.Load(), Refused: c.Refused.Load(),
 				Cancelled: c.Cancelled.Load(), Failed: c.Failed.Load(),
 			}
@@ -83,18 +181,15 @@ func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 func (r *root) stats() RootStats {
 	r.Lock()
 	defer r.Unlock()
-	c, n, a, ev := &r.Count, &r.recovery.Count, r.Account.Figures(), r.Evictor.Counts()
+	n, a, ev := &r.recovery.count, r.Account.Figures(), r.Evictor.Counts()
 	st := RootStats{
 		Path: r.Path, Capacity: a.Capacity, Limit: a.Limit,
 		Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned,
 		Entries: int(r.Index.Len()), Complete: r.Complete(), Slots: r.Index.High(), MaxEntries: r.Index.Max(),
 		IndexBytes: r.Index.Memory(),
-		Inserted:   c.Inserted, Published: c.Published, Aborted: c.Aborted, Recycled: c.Recycled,
-		Expired: c.Expired, Discarded: c.Discarded, OverBudget: c.OverBudget, Waits: c.Waits, Sheds: c.Sheds,
-		Evictions: c.Evictions, Asks: ev.Asks, BadVictims: ev.BadVictims, Unanswered: ev.Unanswered, EvictFaults: ev.Faults,
-		Damaged: c.Damaged, Vanished: c.Vanished, Quarantined: r.Quarantine.Count(),
-		SyncFails: r.SyncFails.Load(), PlaceFaults: c.PlaceFaults,
-		Scanning: r.Scanning(), Scanned: n.Scanned.Load(), Recovered: c.Recovered,
+		Counters:   r.Count, Asks: ev.Asks, BadVictims: ev.BadVictims, Unanswered: ev.Unanswered, EvictFaults: ev.Faults,
+		Quarantined: r.Quarantine.Count(), SyncFails: r.SyncFails.Load(),
+		Scanning: r.Scanning(), Scanned: n.Scanned.Load(),
 		Swept: n.Swept.Load(), Foreign: n.Foreign.Load(), Unclaimed: n.Unclaimed.Load(),
 		Shared: r.kind.stats(), Evict: r.Evictor.Stats(),
 	}

@@ -11,12 +11,10 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
-	"github.com/kvhost/kvhost/host/internal/store/changelog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/requests"
-	"github.com/kvhost/kvhost/host/internal/store/sequence"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -34,15 +32,15 @@ type Store struct {
 	plans    sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
 
 	stripes    [1024]*semaphore.Weighted // by fingerprint: a key is reserved once, in one root
-	requests   *requests.Record
+	requests   *touchRecord
 	candidates sync.Pool    // of *candidate
 	factsAt    atomic.Int64 // when the place policy was last told of the roots
 
-	changes  *changelog.Log
+	changes  *entries.ChangeLog
 	copies   *entries.Copies // nil: there is one root
 	mover    *moves.Mover    // nil: there is one level
 	loads    moves.Loads
-	seq      sequence.Sequence
+	seq      files.Sequence
 	scanDone chan struct{}
 	opened   atomic.Bool // roots is complete
 	closed   atomic.Bool
@@ -54,12 +52,12 @@ type Store struct {
 
 // Open locks the roots, finds what they hold, and starts. When it fails, nothing is left locked.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
-	if err := cfg.Complete(); err != nil {
+	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
 	s := &Store{
-		cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: changelog.New(keptChanges),
-		requests: requests.NewRecord(),
+		cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: entries.NewChangeLog(keptChanges),
+		requests: newTouchRecord(),
 	}
 	s.live.Store(&s.cfg)
 	if len(cfg.Roots) > 1 {
@@ -77,7 +75,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	if len(s.levels) > 1 {
 		var err error
-		if s.mover, err = moves.New(cfg.Moves.Of(&s.loads)); err != nil {
+		if s.mover, err = moves.New(cfg.Moves.of(&s.loads)); err != nil {
 			return nil, errors.Join(err, s.catalog.Close())
 		}
 	}
@@ -88,7 +86,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, errors.Join(err, s.closeRoots(), s.catalog.Close())
 	}
 	for _, h := range cfg.Policies.Shadows {
-		if err := swapper(s).AddShadow(ctx, cfg.Wish(h)); err != nil {
+		if err := s.addShadow(ctx, h); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
 	}
@@ -120,7 +118,7 @@ func (s *Store) openRoots(ctx context.Context) error {
 	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil {
 		return err
 	}
-	if err := s.eachRoot(ctx, func(r *root) error { return r.kept.LoadNamespaces() }); err != nil {
+	if err := s.eachRoot(ctx, func(r *root) error { return r.kept.loadNamespaces() }); err != nil {
 		return err
 	}
 	if err := s.eachRoot(ctx, func(r *root) error { return r.recover(ctx) }); err != nil {

@@ -90,9 +90,7 @@ func (f *fixture) start() {
 func (f *fixture) open() {
 	f.Helper()
 	s, err := Open(context.Background(), f.cfg)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	f.store = s
 	f.Cleanup(func() { s.Close() })
 	if f.space, err = s.Namespace(context.Background(), f.ns); err != nil {
@@ -102,9 +100,7 @@ func (f *fixture) open() {
 
 func (f *fixture) restart() {
 	f.Helper()
-	if err := f.store.Close(); err != nil {
-		f.Fatal(err)
-	}
+	must(f, f.store.Close())
 	f.start()
 }
 
@@ -187,9 +183,7 @@ func keys(ns ...uint64) []kv.Key {
 func (f *fixture) lookup(ns ...uint64) *Lease {
 	f.Helper()
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(ns...)})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	return l
 }
 
@@ -233,7 +227,14 @@ func read(l *Lease, i int, rank uint32) ([]byte, error) {
 	return data, nil
 }
 
-func (f *fixture) mustRead(n uint64) {
+func (f *fixture) mustRead(ns ...uint64) {
+	f.Helper()
+	for _, n := range ns {
+		f.readWhole(n)
+	}
+}
+
+func (f *fixture) readWhole(n uint64) {
 	f.Helper()
 	l := f.lookup(n)
 	defer l.Release()
@@ -283,9 +284,7 @@ func usage(t testing.TB, dir string) (bytes int64, temporaries int) {
 		bytes += pieceformat.Padded(info.Allocated)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return bytes, temporaries
 }
 
@@ -315,4 +314,29 @@ func (f *fixture) checkUsed() {
 			f.Errorf("%d bytes used of %d", r.Used, r.Capacity)
 		}
 	}
+}
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// noError reports what failed, and lets the test go on.
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// upTo are the keys from 0 to n-1.
+func upTo(n int) []uint64 {
+	list := make([]uint64, n)
+	for i := range list {
+		list[i] = uint64(i)
+	}
+	return list
 }

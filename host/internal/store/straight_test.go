@@ -14,9 +14,7 @@ func TestStoreAndLoad(t *testing.T) {
 		t.Fatalf("payload of %d bytes", got)
 	}
 	f.mustPut(0, 1, 2)
-	for n := range uint64(3) {
-		f.mustRead(n)
-	}
+	f.mustRead(upTo(3)...)
 	if l := f.lookup(0, 1, 9, 2); l.Hits() != 2 || !l.Has(1) || l.Has(2) || l.Has(3) {
 		t.Errorf("%d hits", l.Hits())
 	} else {
@@ -31,17 +29,13 @@ func TestStoreAndLoad(t *testing.T) {
 	}
 	f.checkUsed()
 	f.restart()
-	for n := range uint64(3) {
-		f.mustRead(n)
-	}
+	f.mustRead(upTo(3)...)
 	f.checkUsed()
 }
 
 func TestEntryNeedsAllPieces(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 8, 2)
-	if err := f.put(0, 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.put(0, 1))
 	if f.has(0) {
 		t.Error("a hit with one of two pieces")
 	}
@@ -57,9 +51,7 @@ func TestEntryNeedsAllPieces(t *testing.T) {
 	if f.has(0) {
 		t.Error("a hit with one of two pieces after a restart")
 	}
-	if err := f.put(0, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.put(0, 0))
 	f.mustRead(0)
 	f.checkUsed()
 }
@@ -68,18 +60,14 @@ func TestAbort(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 1, 1)
 	ctx := context.Background()
 	p, err := f.store.Put(ctx, f.request(0, 0, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := f.store.Put(ctx, f.request(0, 0, 0)); !errors.Is(err, ErrResident) {
 		t.Errorf("a second put of a piece in flight: %v", err)
 	}
 	if _, err := f.store.Put(ctx, f.request(1, 0, 0)); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("a put beside the one that fills the root: %v", err)
 	}
-	if err := write(p); err != nil {
-		t.Fatal(err)
-	}
+	must(t, write(p))
 	p.Abort(errors.New("on purpose"))
 	p.Abort(errors.New("again"))
 	if err := p.Publish(ctx); !errors.Is(err, ErrPutOver) {
@@ -99,16 +87,10 @@ func TestAfterClose(t *testing.T) {
 	f.mustPut(0, 1)
 	l := f.lookup(0)
 	piece, err := l.Open(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p, err := f.store.Put(context.Background(), f.request(2, 1, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, f.store.Close())
 	p.Abort(errors.New("the session ended"))
 	piece.Close()
 	l.Release()
@@ -123,7 +105,6 @@ func TestAfterClose(t *testing.T) {
 		t.Errorf("%d evict policies replaced", got)
 	}
 	f.start()
-	f.mustRead(0)
-	f.mustRead(1)
+	f.mustRead(0, 1)
 	f.checkUsed()
 }

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/kvhost/kvhost/host/internal/store/swap"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
@@ -54,13 +52,9 @@ func TestSwapEvict(t *testing.T) {
 	builtin := func() *policy.Module { return policy.Builtin(abi.RoleEvict) }
 	wasm := func() *policy.Module {
 		opt, err := workshop()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		m, err := policy.Open(t.Context(), "lru", opt)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return m
 	}
 	for name, c := range map[string]struct {
@@ -153,7 +147,7 @@ func TestSwapUndone(t *testing.T) {
 	var done atomic.Int32
 	h := policy.NewHandle(openFrail(t), "frail", nil, func(*policy.Module, error) { done.Add(1) })
 	b := f.store.evictPolicy(h)
-	changes, err := swapper(f.store).PrepareEvict(t.Context(), &Swap{From: "lru"}, b)
+	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
 	if err != nil || len(changes) != 2 {
 		t.Fatal(len(changes), err)
 	}
@@ -161,12 +155,10 @@ func TestSwapUndone(t *testing.T) {
 	for range 10_000 { // more events than it has fuel for
 		request++
 		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(late), Request: request})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		l.Release()
 	}
-	if _, err := swap.TakeAll(changes); !errors.Is(err, policy.ErrFuel) ||
+	if _, err := takeAll(changes); !errors.Is(err, policy.ErrFuel) ||
 		!strings.Contains(err.Error(), f.store.roots[1].Path) {
 		t.Fatal(err)
 	}
@@ -225,11 +217,9 @@ func TestUndoHearsAll(t *testing.T) {
 	f.mustPut(0, 1, 2, 3)
 	b := f.store.evictPolicy(use(t, "fifo", nil, nil))
 	defer b.Release()
-	changes, err := swapper(f.store).PrepareEvict(t.Context(), &Swap{From: "lru"}, b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := swap.TakeAll(changes); err != nil {
+	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
+	must(t, err)
+	if _, err := takeAll(changes); err != nil {
 		t.Fatal(err)
 	}
 	f.lookup(1).Release()
@@ -257,9 +247,7 @@ func TestSwapDoesNotWaitForEver(t *testing.T) {
 			func() { f.store.swapping.Release(1) },
 		},
 	} {
-		if err := c.lock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.lock(t.Context()))
 		ctx, cancel := context.WithCancel(t.Context())
 		var done atomic.Int32
 		ended := make(chan error)

@@ -13,9 +13,7 @@ import (
 func TestSwapWhilePut(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 6, 2)
 	first, err := f.store.Put(t.Context(), f.request(1, 1, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) {
 		return blockMajor{}, nil
 	})
@@ -32,20 +30,13 @@ func TestSwapWhilePut(t *testing.T) {
 	if f.space.Plan(0).Digest() == plan.Digest() {
 		t.Error("the layout is the old one")
 	}
-	if err := write(first); err != nil {
-		t.Fatal(err)
-	}
-	if err := first.Publish(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.putUnder(1, 1, 1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, write(first))
+	must(t, first.Publish(t.Context()))
+	must(t, f.putUnder(1, 1, 1))
 	f.mustRead(1)
 	f.mustPut(2)
 	f.mustRead(2)
 	f.restart()
-	f.mustRead(1)
-	f.mustRead(2)
+	f.mustRead(1, 2)
 	f.checkUsed()
 }

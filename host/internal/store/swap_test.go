@@ -46,13 +46,9 @@ func handle(m *policy.Module) *policy.Handle {
 func use(t testing.TB, name string, closed *atomic.Int32, config policy.Config) *policy.Handle {
 	t.Helper()
 	opt, err := workshop()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m, err := policy.Open(context.Background(), name, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h := policy.NewHandle(m, "", config, func(_ *policy.Module, err error) {
 		if err != nil {
 			t.Error(err)
@@ -88,9 +84,7 @@ func (f *fixture) files() (list []string) {
 		}
 		return err
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	must(f, err)
 	return list
 }
 
@@ -201,8 +195,6 @@ func lines(t *testing.T, name string) int {
 		return len(list)
 	}
 	b, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return strings.Count(string(b), "\n")
 }

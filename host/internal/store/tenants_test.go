@@ -14,15 +14,9 @@ func TestMoreTenantsThanNumbers(t *testing.T) {
 		q := f.request(n, n, 0)
 		q.Tenant = tenant
 		p, err := f.store.Put(t.Context(), q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := write(p); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Publish(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, write(p))
+		must(t, p.Publish(t.Context()))
 	}
 	store(0, 1<<20)
 	g := f.reopenGated()

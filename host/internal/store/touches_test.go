@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 )
 
 // order is the keys by their last touch.
@@ -43,9 +42,9 @@ func testOrderOfTouchAfterACrash(t *testing.T) {
 		t.Fatalf("%v, want %v", got, want)
 	}
 	var list []byte
-	for size := int64(32 + 5*8); ; time.Sleep(recovery.TouchesEvery) { // the store does it by itself
+	for size := int64(32 + 5*8); ; time.Sleep(touchesEvery) { // the store does it by itself
 		if info, err := os.Stat(name); err == nil && info.Size() == size {
-			f.root().recovery.SaveTouches() // the one before may have come between two touches
+			f.root().recovery.saveTouches() // the one before may have come between two touches
 			if list, err = os.ReadFile(name); err != nil {
 				t.Fatal(err)
 			}
@@ -55,12 +54,8 @@ func testOrderOfTouchAfterACrash(t *testing.T) {
 	f.mustPut(5, 6)
 	f.lookup(1).Release()
 	f.drop(4)
-	if err := f.store.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.store.Close())
+	must(t, os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)))
 	put(t, name, list)
 	f.start()
 	<-f.store.ScanDone()

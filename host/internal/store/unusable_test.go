@@ -43,22 +43,16 @@ func TestUnusableFiles(t *testing.T) {
 // TestPutBesideACondemnedEntrysReader has a reader stay on an entry that was condemned while a piece of it was written.
 func TestPutBesideACondemnedEntrysReader(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 4, 2)
-	if err := f.put(1, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.put(1, 0))
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(1), Ranks: 1})
 	if err != nil || l.Hits() != 1 {
 		t.Fatal(l, err)
 	}
 	defer l.Release()
 	p, err := f.store.Put(context.Background(), f.request(1, 0, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	piece, err := l.Open(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	piece.Bad(errors.New("on purpose"))
 	piece.Close()
 	p.Abort(errors.New("on purpose"))
@@ -77,9 +71,7 @@ func testPutHonoursItsContext(t *testing.T) {
 	faulty.Set(faultfs.MustRules("rename,publish,remove ** 1st: hang")...)
 	defer faulty.Release()
 	p, err := l.Open(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	bad := make(chan struct{})
 	go func() { p.Bad(unix.EIO); close(bad) }()
 	f.must(faulty.AwaitHanging(t.Context(), 1))

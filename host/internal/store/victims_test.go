@@ -129,9 +129,7 @@ func compareForetold(t *testing.T, others func() []*twin) {
 					l, err := w.store.Lookup(LookupRequest{Namespace: w.space, Group: group, Request: request, Keys: []kv.Key{
 						hashKey(uint64(key), 32), hashKey(uint64((key+1)%keys), 32),
 					}})
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					said = append(said, fmt.Sprint(l.Hits()))
 					w.leases = append(w.leases, l)
 				case what < 18 && leased:

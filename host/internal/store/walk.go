@@ -6,7 +6,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/internal/store/index"
-	"github.com/kvhost/kvhost/host/internal/store/requests"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -17,7 +16,7 @@ type walk struct {
 	class   *catalog.Class
 	keys    []kv.Key
 	ranks   uint64
-	touches requests.Log
+	touches touchLog
 	seconds int64          // since 1970, see second
 	at      int            // the root that is locked, if locked
 	last    [MaxLevels]int // where in each level the last key was found
@@ -32,7 +31,7 @@ type walk struct {
 }
 
 // grant pins and touches the entry of the i-th key, wherever it is.
-func (w *walk) grant(i int, g *requests.Grant) bool {
+func (w *walk) grant(i int, g *grant) bool {
 	if i%index.PrefetchStep == 0 {
 		w.seek(0)
 		w.ahead.Run(w.store.roots[w.at].Index, w.at, &w.class.Printer, w.keys, i)
@@ -54,7 +53,7 @@ func (w *walk) grant(i int, g *requests.Grant) bool {
 					w.shadows.Hit(fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth())
 				}
 				w.hits[n]++
-				*g = requests.Grant{Fingerprint: fp, Slot: slot, Root: uint32(w.at)}
+				*g = grant{Fingerprint: fp, Slot: slot, Root: uint32(w.at)}
 				return true
 			}
 			if len(level.roots) > 1 {
@@ -132,7 +131,7 @@ func (w *walk) touch(r *root, i int, slot uint32, e *index.Entry, fp uint64) {
 	first := !w.touches.Has(i, fp)
 	r.Moves.Granted(slot, e, first)
 	if first {
-		w.touches.Touch(i)
+		w.touches.touch(i)
 		r.Index.TouchEntry(e)
 		r.Evictor.Post(abi.OpTouch, slot, e, fp, &w.cause)
 		if r.Touched != nil {

@@ -62,9 +62,7 @@ func TestLookupReadsAhead(t *testing.T) {
 			}
 			for from := range 70 {
 				l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Group: 1, Keys: keys[from:]})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				for i := range keys[from:] {
 					at, there := want[from+i]
 					if l.Has(i) != there || there && int(l.grants[i].Root) != at {

@@ -6,7 +6,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/recovery"
 )
 
 // writeBudget is the daily budget of a root.
@@ -16,7 +15,7 @@ type writeBudget struct {
 }
 
 func newWriteBudget(r *root) writeBudget {
-	file := recovery.BudgetFile{Kept: r.kept, Name: r.kind.file(pieceformat.WrittenFile)}
+	file := budgetFile{Kept: r.kept, Name: r.kind.file(pieceformat.WrittenFile)}
 	return writeBudget{capacity.NewBudget(r.cfg.DailyWrites, r.store.cfg.Now, file), r}
 }
 

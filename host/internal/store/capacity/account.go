@@ -61,7 +61,8 @@ type Account struct {
 	fruitless uint64 // rounds in which the background evictor freed nothing
 }
 
-// Figures are an account at one moment.
+// Figures are an account at one moment: what the owner of the root allows, the bytes in use, reserved ones included, what the
+// root may take now, and the parts of what is in use.
 type Figures struct {
 	Capacity, Used, Limit                   int64
 	Entries, Quarantine, Orphans, Unscanned int64
@@ -83,32 +84,11 @@ func (a *Account) SetBounds(b Bounds) {
 	a.wake()
 }
 
-// Capacity is what the root's owner allows.
-func (a *Account) Capacity() int64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.bounds.Capacity
-}
-
 // Figures are the account's.
 func (a *Account) Figures() Figures {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return Figures{a.bounds.Capacity, a.used, a.limit(), a.part[Entries], a.part[Quarantine], a.part[Orphans], a.part[Unscanned]}
-}
-
-// Used is the bytes in use, reserved ones included.
-func (a *Account) Used() int64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.used
-}
-
-// Limit is what the root may take now.
-func (a *Account) Limit() int64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.limit()
 }
 
 // Excess is how much more than a part of the limit is in use; negative when less is.

@@ -35,8 +35,8 @@ func (cl *Class) IsPiece(h *pieceformat.Header, k *kv.Key, rank uint32) bool {
 	return h.IsOf(cl.Namespace.Digest, cl.Group, k, rank)
 }
 
-// Acquire takes a reference. It is false when the class has ended.
-func (cl *Class) Acquire() bool {
+// acquire takes a reference. It is false when the class has ended.
+func (cl *Class) acquire() bool {
 	for {
 		n := cl.refs.Load()
 		if n == 0 {

@@ -7,13 +7,13 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
 // AppendBuiltin appends the built-in name of a piece: its path below the root.
 func (cl *Class) AppendBuiltin(dst []byte, key *kv.Key, rank uint32) []byte {
-	return names.AppendBuiltin(dst, cl.Namespace.Digest, cl.Namespace.KeyLen, key, cl.Group, rank)
+	return pieceformat.AppendBuiltin(dst, cl.Namespace.Digest, cl.Namespace.KeyLen, key, cl.Group, rank)
 }
 
 // Builtin is the built-in name of a piece.
@@ -23,8 +23,8 @@ func (cl *Class) Builtin(key *kv.Key, rank uint32) string {
 }
 
 // NameOf is the name of a piece, given those of its entry that are not built-in ones.
-func (cl *Class) NameOf(list []names.Name, key *kv.Key, rank uint32) string {
-	if path, ok := names.Of(list, rank); ok {
+func (cl *Class) NameOf(list []pieceformat.Name, key *kv.Key, rank uint32) string {
+	if path, ok := pieceformat.NameOf(list, rank); ok {
 		return path
 	}
 	return cl.Builtin(key, rank)
@@ -39,7 +39,7 @@ type asking struct {
 	path  []byte
 }
 
-var askings = sync.Pool{New: func() any { return &asking{path: make([]byte, 0, names.MaxPath)} }}
+var askings = sync.Pool{New: func() any { return &asking{path: make([]byte, 0, pieceformat.MaxPath)} }}
 
 // Ask asks the namespace's place policy to name a piece that is about to be stored, of an entry of so many bytes. The name
 // is empty where the piece gets the built-in one, which it does with every error, too. root is the one that the policy
@@ -65,7 +65,7 @@ func (cl *Class) Ask(key *kv.Key, rank uint32, size int64) (name string, root ui
 	switch {
 	case string(w.path) == string(cl.AppendBuiltin(room[:0], key, rank)):
 		return "", root, nil
-	case names.Reserved(w.path):
+	case pieceformat.Reserved(w.path):
 		err := fmt.Errorf("%w: it gave the path %q, where built-in names of pieces are", policy.ErrFault, w.path)
 		ns.Place.Now().Policy.Misnamed(err)
 		return "", root, err

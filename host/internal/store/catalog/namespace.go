@@ -12,7 +12,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/codec/choice"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -56,7 +55,7 @@ func (ns *Namespace) OpenClass(group uint32) (*Class, error) {
 func (ns *Namespace) AcquireClass(group uint32) (*Class, error) {
 	for {
 		cl, err := ns.OpenClass(group)
-		if err != nil || cl.Acquire() {
+		if err != nil || cl.acquire() {
 			return cl, err
 		}
 	}
@@ -200,7 +199,7 @@ func (c *Catalog) assignNumber(digest kv.Digest, text string) (*Namespace, error
 			len(c.byDigest))
 	}
 	ns := &Namespace{
-		ID: uint32(len(c.byDigest)), Digest: digest, Text: text, KeyLen: names.KeyLen(text), TTL: c.opt.Expiry(text),
+		ID: uint32(len(c.byDigest)), Digest: digest, Text: text, KeyLen: pieceformat.KeyLen(text), TTL: c.opt.Expiry(text),
 		Compression: c.Compression.Namespace(text),
 	}
 	ns.bind(c)

@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/internal/store/index"
-	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -18,7 +18,7 @@ type Eviction struct {
 	Class  *catalog.Class
 	Key    kv.Key
 	Pieces uint64
-	Names  []names.Name // of the pieces that have another name than the built-in one
+	Names  []pieceformat.Name // of the pieces that have another name than the built-in one
 }
 
 // Name is the path of a rank's file below the root.

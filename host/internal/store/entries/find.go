@@ -58,7 +58,7 @@ func (s *Set) PinPiece(slot, rank uint32, loads bool) (p Pinned, ok bool) {
 	}
 	s.Index.Pin(slot)
 	if loads {
-		s.Prefetched.Loaded(slot)
+		s.Prefetched.loaded(slot)
 	}
 	p.Class = s.ClassOf(slot)
 	if e.Is(index.Named) {

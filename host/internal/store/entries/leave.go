@@ -120,8 +120,8 @@ func (s *Moves) PauseCopy(m *Move) {
 	}
 }
 
-// Stay keeps an entry that is being copied, or left, because somebody wants it.
-func (s *Moves) Stay(slot uint32) {
+// stay keeps an entry that is being copied, or left, because somebody wants it.
+func (s *Moves) stay(slot uint32) {
 	m := s.of[slot]
 	if m == nil || !m.leaves {
 		return
@@ -170,7 +170,7 @@ func (s *Moves) stop(m *Move) {
 func (s *Moves) KeepAll() {
 	for _, m := range s.leaving {
 		if s.of[m.Slot] == m {
-			s.Stay(m.Slot)
+			s.stay(m.Slot)
 		}
 	}
 	s.leaving = nil
@@ -245,7 +245,7 @@ func (s *Moves) Granted(slot uint32, e *index.Entry, first bool) {
 
 func (s *Moves) granted(slot uint32, e *index.Entry, first bool) {
 	if e.Is(index.Moving) {
-		s.Stay(slot)
+		s.stay(slot)
 	}
 	if first {
 		s.Hits.add(slot, s.Index.High())

@@ -19,8 +19,8 @@ func (p *Prefetched) Add(slot uint32) {
 	p.of[slot] = struct{}{}
 }
 
-// Loaded says that an entry is loaded.
-func (p *Prefetched) Loaded(slot uint32) { p.end(slot, &p.Used) }
+// loaded says that an entry is loaded.
+func (p *Prefetched) loaded(slot uint32) { p.end(slot, &p.Used) }
 
 // goes says that an entry is removed.
 func (p *Prefetched) goes(slot uint32) { p.end(slot, &p.Wasted) }

@@ -6,7 +6,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/index"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -113,7 +112,7 @@ func (c *Scan) AddOf(
 	s.Account.Remove(capacity.Unscanned, allocated)
 	s.Index.PieceWritten(slot, h.Rank)
 	if name != "" {
-		s.Index.AddName(slot, names.Name{Rank: h.Rank, Path: name})
+		s.Index.AddName(slot, pieceformat.Name{Rank: h.Rank, Path: name})
 	}
 	if s.Index.Pieces(slot)&h.Pieces == h.Pieces && !e.Is(index.Complete) {
 		e.Set(index.Complete)
@@ -137,10 +136,10 @@ func (c *Scan) AddOf(
 // AddFile enters another file of a piece that is there: its bytes are the entry's, and it goes with the entry. The lock is
 // held.
 func (s *Set) AddFile(of Twice, rank uint32, path string, allocated int64) {
-	if _, named := names.Of(s.Index.NamesOf(of.Slot), rank); !named {
-		s.Index.AddName(of.Slot, names.Name{Rank: rank, Path: of.Other}) // the first is the one to read
+	if _, named := pieceformat.NameOf(s.Index.NamesOf(of.Slot), rank); !named {
+		s.Index.AddName(of.Slot, pieceformat.Name{Rank: rank, Path: of.Other}) // the first is the one to read
 	}
-	if s.Index.AddName(of.Slot, names.Name{Rank: rank, Path: path}) {
+	if s.Index.AddName(of.Slot, pieceformat.Name{Rank: rank, Path: path}) {
 		s.Index.Resize(of.Slot, allocated)
 		s.Account.Commit(s.Index.Owner(of.Slot).Tenant, allocated)
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
-	"github.com/kvhost/kvhost/host/internal/store/changelog"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 )
@@ -18,7 +17,7 @@ type Config struct {
 	MaxEntries uint32
 	Account    *capacity.Account
 	Catalog    *catalog.Catalog
-	Changes    *changelog.Log
+	Changes    *ChangeLog
 	Copies     *Copies // of all roots; nil: there is only one
 	Now        func() time.Time
 	Clock      func() uint64 // the time of events
@@ -49,10 +48,20 @@ type Set struct {
 
 // Counters count since the store was opened.
 type Counters struct {
-	Inserted, Published, Aborted, Recycled       uint64
-	Evictions, Sheds, Waits, Expired, OverBudget uint64
-	Damaged, Vanished, PlaceFaults, Recovered    uint64
-	Discarded                                    uint64
+	Inserted    uint64 // entries reserved
+	Published   uint64 // pieces
+	Aborted     uint64 // pieces
+	Recycled    uint64 // files of victims that became the temporaries of puts
+	Expired     uint64 // entries removed because their time was over
+	Discarded   uint64 // entries that clients discarded
+	OverBudget  uint64 // puts refused for the daily write budget
+	Evictions   uint64 // entries
+	Waits       uint64 // puts that waited for the background evictor
+	Sheds       uint64 // puts that found no space
+	Damaged     uint64 // entries dropped because a file was not what it should be
+	Vanished    uint64 // files removed by another program
+	PlaceFaults uint64 // names that the file of another key held
+	Recovered   uint64 // pieces found at the start
 }
 
 // flight is what happens to an entry's files now.
@@ -97,7 +106,7 @@ type evictorHost struct{ *Set }
 
 func (h evictorHost) Tenant(number uint16) uint32 { return h.cfg.Catalog.Tenants.Tenant(number) }
 func (h evictorHost) Clock() uint64               { return h.cfg.Clock() }
-func (h evictorHost) Used() int64                 { return h.Account.Used() }
+func (h evictorHost) Used() int64                 { return h.Account.Figures().Used }
 
 // Counted adds one to a counter. It takes the lock.
 func (s *Set) Counted(n *uint64) {

@@ -13,7 +13,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
-	"github.com/kvhost/kvhost/host/internal/store/changelog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/internal/store/index"
@@ -64,7 +63,7 @@ func newSet(t testing.TB) *set {
 	}
 	s.tenant = c.Tenants.Number(0)
 	s.Init(entries.Config{
-		MaxEntries: slots, Catalog: c, Changes: changelog.New(16), Now: now,
+		MaxEntries: slots, Catalog: c, Changes: entries.NewChangeLog(16), Now: now,
 		Clock:   func() uint64 { s.clock++; return s.clock },
 		Account: capacity.New(capacity.Config{Dir: "/r", Bounds: capacity.Bounds{Capacity: 1 << 30}, Now: now}),
 	})
@@ -156,17 +155,17 @@ func TestForget(t *testing.T) {
 	s.sound()
 	s.EndWrite(second, 1)
 	s.sound()
-	if used := s.Account.Used(); used != 3*s.class.FileBytes() {
+	if used := s.Account.Figures().Used; used != 3*s.class.FileBytes() {
 		t.Errorf("%d bytes are in use while a lease is on the entry", used)
 	}
 	s.Unpin(m)
 	s.sound()
-	if used := s.Account.Used(); used != s.class.FileBytes() || s.Index.Len() != 1 {
+	if used := s.Account.Figures().Used; used != s.class.FileBytes() || s.Index.Len() != 1 {
 		t.Errorf("%d bytes and %d slots are in use when only the new one is there", used, s.Index.Len())
 	}
 	s.EndWrite(again, 0)
 	s.sound()
-	if used := s.Account.Used(); used != 0 || s.Index.Len() != 0 || s.InFlight() != 0 {
+	if used := s.Account.Figures().Used; used != 0 || s.Index.Len() != 0 || s.InFlight() != 0 {
 		t.Errorf("at the end %d bytes, %d slots and %d flights are in use", used, s.Index.Len(), s.InFlight())
 	}
 }
@@ -306,7 +305,7 @@ func TestLives(t *testing.T) {
 		for _, slot := range live() {
 			entries.Forget(&s.Set, slot)
 		}
-		if used := s.Account.Used(); used != 0 || s.Index.Len() != 0 || s.InFlight() != 0 {
+		if used := s.Account.Figures().Used; used != 0 || s.Index.Len() != 0 || s.InFlight() != 0 {
 			t.Errorf("seed %d: at the end %d bytes, %d slots and %d flights are in use", seed, used, s.Index.Len(), s.InFlight())
 		}
 		s.Unlock()

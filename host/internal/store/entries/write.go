@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/index"
-	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -86,7 +86,7 @@ func (s *Set) Join(
 			return index.None, ErrResident
 		}
 		if e.Is(index.Moving) {
-			s.Moves.Stay(slot)
+			s.Moves.stay(slot)
 		}
 		f.ranks |= 1 << rank
 		s.flights[slot] = f
@@ -121,7 +121,7 @@ func (s *Set) Written(slot, rank uint32, name string, ranks uint64, parent kv.Ke
 		return s.Index.HasName(slot, rank, name)
 	}
 	if name != "" {
-		s.Index.AddName(slot, names.Name{Rank: rank, Path: name})
+		s.Index.AddName(slot, pieceformat.Name{Rank: rank, Path: name})
 	}
 	s.Index.PieceWritten(slot, rank)
 	if s.Index.Pieces(slot)&ranks == ranks && !e.Is(index.Complete) {

@@ -13,7 +13,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/sequence"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
 )
@@ -24,7 +23,7 @@ type Config struct {
 	Log             *slog.Logger
 	Health          *health.Monitor
 	Account         *capacity.Account
-	Sequence        *sequence.Sequence
+	Sequence        *Sequence
 	Strict          bool  // names are made durable
 	QuarantineFiles int   // most that the quarantine keeps
 	QuarantineBytes int64 // likewise

@@ -29,7 +29,7 @@ func TestDirectoriesAreCounted(t *testing.T) {
 	d.OwnDirs()
 	left := func(want int64) {
 		t.Helper()
-		if got := account.Limit(); got != bytes-want*dirBytes {
+		if got := account.Figures().Limit; got != bytes-want*dirBytes {
 			t.Fatalf("%d bytes are left for pieces, want %d less %d directories", got, bytes, want)
 		}
 	}
@@ -152,7 +152,7 @@ func TestDirectoriesChangeWhileCounted(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if got := (bytes - account.Limit() - 1<<20) / dirBytes; got != want || len(fsys.then) > 0 {
+	if got := (bytes - account.Figures().Limit - 1<<20) / dirBytes; got != want || len(fsys.then) > 0 {
 		t.Errorf("%d directories in the account, %d on the disk; %d were not read", got, want, len(fsys.then))
 	}
 }

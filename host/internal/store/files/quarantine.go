@@ -10,13 +10,12 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/sequence"
 )
 
 // Quarantine is the damaged files that a root keeps for somebody to look at: the newest few.
 type Quarantine struct {
 	dir      *Dir
-	sequence *sequence.Sequence
+	sequence *Sequence
 	maxFiles int // 0: none are kept
 	maxBytes int64
 

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -175,7 +174,7 @@ func (c *check) found(p Problem) {
 	switch {
 	case p.Done != "":
 		r.Repaired++
-	case !p.Kind.Harmless():
+	case !p.Kind.harmless():
 		r.Remaining++
 	}
 	if p.Done == "" {
@@ -247,8 +246,8 @@ func (c *check) finish() {
 	r.Plans = len(c.plans)
 }
 
-// Kinds are the kinds of problems that were found, in order.
-func (r *Report) Kinds() []Kind { return slices.Sorted(maps.Keys(r.Found)) }
+// kinds are the kinds of problems that were found, in order.
+func (r *Report) kinds() []Kind { return slices.Sorted(maps.Keys(r.Found)) }
 
 // file judges a file that is not a temporary and, if it is bad, takes it out.
 func (c *check) file(ctx context.Context, rel string, buf []byte) {
@@ -271,7 +270,7 @@ func (c *check) file(ctx context.Context, rel string, buf []byte) {
 		c.mu.Unlock()
 		return
 	case errors.Is(err, pieceformat.ErrNotPiece), errors.Is(err, pieceformat.ErrDamaged) && v.info.Size < pieceformat.Page:
-		if !names.IsBuiltin([]byte(rel)) && !v.blank {
+		if !pieceformat.IsBuiltin([]byte(rel)) && !v.blank {
 			c.foreign(rel)
 			return
 		}

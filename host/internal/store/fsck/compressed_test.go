@@ -23,14 +23,10 @@ func TestCompressedPieces(t *testing.T) {
 	const most = 8
 	for n := range uint64(most) {
 		p, err := r.store.Put(context.Background(), store.PutRequest{Namespace: r.space, Key: key(n)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		payload := []byte(strings.Repeat("KV", int(p.Plan().PayloadBytes()/2)))
 		payload[n*50+7]++ // or its planes repeat one byte
-		if err := storetest.Store(context.Background(), r.slots, p, payload); err != nil {
-			t.Fatal(err)
-		}
+		must(t, storetest.Store(context.Background(), r.slots, p, payload))
 	}
 	names := r.pieces(most)
 	report := r.check(Options{})
@@ -45,9 +41,7 @@ func TestCompressedPieces(t *testing.T) {
 	spoil := func(n uint64, kind Kind, how func(b []byte, h *pieceformat.Header)) {
 		r.change(names[n], func(b []byte) []byte {
 			h, err := pieceformat.DecodeHeader(b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			how(b, &h)
 			return b
 		})

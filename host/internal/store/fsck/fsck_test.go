@@ -68,18 +68,12 @@ func TestEachKindOfDamage(t *testing.T) {
 	spoil(7, Orphan, func(b []byte) []byte { copy(b[16:], "another space..."); return resum(b) }) // namespace
 	spoil(8, NoPlan, func(b []byte) []byte { copy(b[144:], "another plan...."); return resum(b) })
 	nine, err := os.ReadFile(names[9])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	spoil(10, WrongPiece, func([]byte) []byte { return slices.Clone(nine) })
 	orphan := filepath.Join(r.dir, "stray-piece")
 	put := func(name string, b []byte) {
-		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(name), 0o700))
+		must(t, os.WriteFile(name, b, 0o600))
 	}
 	stranger := slices.Clone(nine)
 	copy(stranger[16:], "another space...")
@@ -150,9 +144,7 @@ func TestRepairBesideIdleHost(t *testing.T) {
 	names := r.pieces(4)
 	r.change(names[2], func(b []byte) []byte { b[len(b)-pieceformat.Page] ^= 1; return b })
 	temp := filepath.Join(filepath.Dir(names[1]), ".x.kv."+hostID+".1f.tmp")
-	if err := os.WriteFile(temp, make([]byte, 5000), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(temp, make([]byte, 5000), 0o600))
 	used := r.store.Stats().Roots[0].Used
 	report := r.check(Options{Repair: true, TempAge: 1})
 	if report.Repaired != 1 || report.Remaining != 0 || !report.InUse {
@@ -198,9 +190,7 @@ func TestBesideBusyHost(t *testing.T) {
 			t.Errorf("%+v", report.Problems)
 		}
 	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-done)
 	st := r.store.Stats().Roots[0]
 	if st.Vanished != 0 || st.Damaged != 0 || st.Recycled == 0 || st.Evictions == 0 {
 		t.Errorf("%+v", st)
@@ -214,18 +204,12 @@ func TestSharedTemporaries(t *testing.T) {
 	r.store.Close()
 	young, old := filepath.Join(r.dir, ".a.kv.other.1.tmp"), filepath.Join(r.dir, ".b.kv.other.2.tmp")
 	for _, name := range []string{young, old, filepath.Join(r.dir, pieceformat.LockFile+".other")} {
-		if err := os.WriteFile(name, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(name, nil, 0o600))
 	}
 	then := time.Now().Add(-2 * time.Hour)
-	if err := os.Chtimes(old, then, then); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chtimes(old, then, then))
 	lock, err := staging.OS().Lock(filepath.Join(r.dir, pieceformat.LockFile+".other"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if report := r.check(Options{Repair: true}); report.Repaired != 0 || !report.InUse {
 		t.Errorf("its owner lives: %+v", report)
 	}
@@ -262,9 +246,7 @@ func TestReplacedUnderTheRepair(t *testing.T) {
 	r.mustPut(1)
 	name := r.pieces(2)[1]
 	sound, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.change(name, func(b []byte) []byte { b[len(b)-pieceformat.Page] ^= 1; return b })
 	fsys := &replacing{FS: staging.OS(), before: func() {
 		if err := os.Remove(name); err != nil {
@@ -387,9 +369,7 @@ func TestLinkedFilesCountOnce(t *testing.T) {
 	want := r.check(Options{})
 	for _, name := range []string{"another.kv", "other/notes"} {
 		name = filepath.Join(r.dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.Link(r.pieces(3)[1], name)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.Link(r.pieces(3)[1], name)))
 	}
 	got := r.check(Options{})
 	if bytes := got.Pieces.Bytes + got.Foreign.Bytes; bytes != want.Pieces.Bytes || got.Pieces.Files+got.Foreign.Files != 4 {

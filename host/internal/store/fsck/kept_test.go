@@ -18,9 +18,7 @@ import (
 func TestWhatTheNextStartGoesBy(t *testing.T) {
 	r := newRig(t, 1<<30)
 	r.mustPut(1, 2, 3)
-	if err := r.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.store.Close())
 	if report := r.check(Options{}); len(report.Problems) != 0 {
 		t.Fatalf("before: %+v", report.Problems)
 	}
@@ -65,9 +63,7 @@ func TestMembersOfASharedRoot(t *testing.T) {
 			{Path: r.dir, Capacity: 1 << 30, Shared: true, Poll: 20 * time.Millisecond, Lapse: time.Hour},
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	for range 20 { // beside the host, which replaces its files all the time
 		if report := r.check(Options{}); len(report.Problems) != 0 {
@@ -81,17 +77,11 @@ func TestMembersOfASharedRoot(t *testing.T) {
 	status := filepath.Join(base, "hosts", "y.1", "status")
 	beat := filepath.Join(base, "e99", "beat")
 	for _, name := range []string{status, beat} {
-		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte("kvshare1 0000000000000000\n{}"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(name), 0o700))
+		must(t, os.WriteFile(name, []byte("kvshare1 0000000000000000\n{}"), 0o600))
 	}
 	then := time.Now().Add(-48 * time.Hour)
-	if err := os.Chtimes(status, then, then); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chtimes(status, then, then))
 	want := map[string]Kind{status: Protocol, beat: Protocol, filepath.Dir(status): Absent}
 	for _, repair := range []bool{false, true, false} { // a repair leaves them alone
 		report := r.check(Options{Repair: repair})

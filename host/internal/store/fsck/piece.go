@@ -10,7 +10,6 @@ import (
 	"os"
 
 	"github.com/kvhost/kvhost/host/internal/store/moves"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -91,8 +90,8 @@ func (c *check) verify(ctx context.Context, rel string, buf []byte) (v verdict, 
 	if err != nil {
 		return v, err
 	}
-	builtin := names.AppendBuiltin(nil, h.Namespace, names.KeyLen(text), &h.Key, h.Group, h.Rank)
-	if v.misnamed = rel != cmp.Or(h.Name, string(builtin)); rel != string(builtin) && names.Reserved([]byte(rel)) {
+	builtin := pieceformat.AppendBuiltin(nil, h.Namespace, pieceformat.KeyLen(text), &h.Key, h.Group, h.Rank)
+	if v.misnamed = rel != cmp.Or(h.Name, string(builtin)); rel != string(builtin) && pieceformat.Reserved([]byte(rel)) {
 		return v, fmt.Errorf("%w: key %s of group %d, rank %d, namespace %s under the built-in name of another",
 			pieceformat.ErrWrongPiece, h.Key, h.Group, h.Rank, h.Namespace)
 	}

@@ -23,8 +23,8 @@ const (
 	Misnamed   Kind = "misnamed"    // sound, but renamed since it was stored: its header has another name
 )
 
-// Harmless says that a problem of this kind needs nobody to do anything.
-func (k Kind) Harmless() bool { return k == Misnamed || k == Absent }
+// harmless says that a problem of this kind needs nobody to do anything.
+func (k Kind) harmless() bool { return k == Misnamed || k == Absent }
 
 // advice is what to do about each kind when it was not repaired.
 var advice = map[Kind]string{

@@ -88,18 +88,14 @@ func (r *rig) put(n uint64) error {
 func (r *rig) mustPut(ns ...uint64) {
 	r.Helper()
 	for _, n := range ns {
-		if err := r.put(n); err != nil {
-			r.Fatal(err)
-		}
+		must(r, r.put(n))
 	}
 }
 
 func (r *rig) hit(n uint64) bool {
 	r.Helper()
 	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []kv.Key{key(n)}})
-	if err != nil {
-		r.Fatal(err)
-	}
+	must(r, err)
 	defer l.Release()
 	if l.Hits() == 0 {
 		return false
@@ -133,9 +129,7 @@ func (r *rig) pieces(most uint64) map[uint64]string {
 		}
 		return nil
 	})
-	if err != nil {
-		r.Fatal(err)
-	}
+	must(r, err)
 	return found
 }
 
@@ -145,17 +139,13 @@ func (r *rig) change(name string, how func(b []byte) []byte) {
 	if err == nil {
 		err = os.WriteFile(name, how(b), 0o600)
 	}
-	if err != nil {
-		r.Fatal(err)
-	}
+	must(r, err)
 }
 
 func (r *rig) check(o Options) *Report {
 	r.Helper()
 	report, err := Check(context.Background(), r.dir, o)
-	if err != nil {
-		r.Fatal(err)
-	}
+	must(r, err)
 	return report
 }
 
@@ -176,4 +166,12 @@ func kinds(r *Report) map[string]Kind {
 		m[filepath.Join(r.Root, p.Path)] = p.Kind
 	}
 	return m
+}
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -37,7 +37,7 @@ func (r *Report) WriteText(out io.Writer) error {
 	usage("temporaries", r.Temporaries)
 	usage("quarantine", r.Quarantine)
 	usage("foreign", r.Foreign)
-	for _, k := range r.Kinds() {
+	for _, k := range r.kinds() {
 		usage(string(k), *r.Found[k])
 	}
 	if r.Changing > 0 {

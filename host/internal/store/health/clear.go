@@ -38,14 +38,14 @@ func Clear(fsys staging.FS, name string, directory bool, log *slog.Logger) error
 	return err
 }
 
-// MakeOwn makes a directory that the store keeps for itself below the root, and clears what is in its way.
-func MakeOwn(fsys staging.FS, root, dir string, log *slog.Logger) error {
+// makeOwn makes a directory that the store keeps for itself below the root, and clears what is in its way.
+func makeOwn(fsys staging.FS, root, dir string, log *slog.Logger) error {
 	err := fsys.MkdirAll(root+"/"+dir, 0o700)
 	if !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	if above := filepath.Dir(dir); above != "." {
-		if err := MakeOwn(fsys, root, above, log); err != nil {
+		if err := makeOwn(fsys, root, above, log); err != nil {
 			return err
 		}
 	}

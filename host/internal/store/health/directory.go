@@ -86,7 +86,7 @@ func (d *Directory) makeOwn() error {
 	bare, log := d.monitor.bare, d.monitor.cfg.Log
 	synced := []string{d.path}
 	for _, own := range d.own {
-		if err := MakeOwn(bare, d.path, own, log); err != nil {
+		if err := makeOwn(bare, d.path, own, log); err != nil {
 			return err
 		}
 		if above := filepath.Join(d.path, filepath.Dir(own)); !slices.Contains(synced, above) {

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -15,7 +14,7 @@ type Index struct {
 	slab
 	ownerTable
 	Expiries       Expiries
-	Names          names.Table // of pieces of the entries that are [Named]
+	Names          nameTable // of pieces of the entries that are [Named]
 	byKey          table
 	families       families
 	pieceSets      pieceSets

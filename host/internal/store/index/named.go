@@ -3,11 +3,11 @@ package index
 import (
 	"slices"
 
-	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
 // AddName notes a name of an entry's piece. It is false when the piece has it already.
-func (x *Index) AddName(slot uint32, n names.Name) bool {
+func (x *Index) AddName(slot uint32, n pieceformat.Name) bool {
 	key, e := x.Key(slot), x.At(slot)
 	if e.Is(Named) && slices.Contains(x.Names.List(slot, &key), n) {
 		return false
@@ -21,9 +21,9 @@ func (x *Index) AddName(slot uint32, n names.Name) bool {
 func (x *Index) HasName(slot, rank uint32, path string) bool {
 	list := x.NamesOf(slot)
 	if path != "" {
-		return slices.Contains(list, names.Name{Rank: rank, Path: path})
+		return slices.Contains(list, pieceformat.Name{Rank: rank, Path: path})
 	}
-	_, named := names.Of(list, rank)
+	_, named := pieceformat.NameOf(list, rank)
 	return !named
 }
 
@@ -38,20 +38,20 @@ func (x *Index) Rename(slot, rank uint32, path string) {
 		}
 	}
 	if path != "" {
-		x.AddName(slot, names.Name{Rank: rank, Path: path})
+		x.AddName(slot, pieceformat.Name{Rank: rank, Path: path})
 	}
 }
 
 // NameOf is the name of a piece, empty for the built-in one.
 func (x *Index) NameOf(slot, rank uint32) string {
-	var room [names.MaxPath]byte
+	var room [pieceformat.MaxPath]byte
 	key := x.Key(slot)
-	path, _ := x.Names.AppendPath(room[:0], slot, &key, rank)
+	path, _ := x.Names.appendPath(room[:0], slot, &key, rank)
 	return string(path)
 }
 
 // NamesOf are the names of an entry's pieces that have another one than the built-in.
-func (x *Index) NamesOf(slot uint32) []names.Name {
+func (x *Index) NamesOf(slot uint32) []pieceformat.Name {
 	if !x.At(slot).Is(Named) {
 		return nil
 	}

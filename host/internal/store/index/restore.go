@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -25,7 +25,7 @@ type Record struct {
 	Missing   uint64
 	Expires   uint32
 	Key       kv.Key
-	Names     []names.Name // of pieces that have another than the built-in one: those of a state with Named
+	Names     []pieceformat.Name // of pieces that have another than the built-in one: those of a state with Named
 }
 
 // RecordState are the state bits that a record keeps.

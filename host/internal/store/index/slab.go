@@ -71,9 +71,6 @@ func (s *slab) High() uint32 { return s.high }
 // Max is the most entries that there may be.
 func (s *slab) Max() uint32 { return s.max }
 
-// Full says whether there is no free slot.
-func (s *slab) Full() bool { return s.used == s.max }
-
 // alloc returns the slot of a zeroed entry with this key, or None when all slots are in use.
 func (s *slab) alloc(k *kv.Key) uint32 {
 	slot := s.free

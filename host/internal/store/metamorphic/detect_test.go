@@ -1,4 +1,4 @@
-package metamorphic_test
+package metamorphic
 
 import (
 	"context"
@@ -9,19 +9,18 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/host/internal/store/metamorphic"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
 // broken is a store with a fault that histories must find.
 type broken struct {
-	metamorphic.Store
-	put   func(metamorphic.Put) metamorphic.Put
-	lease func(metamorphic.Lease) metamorphic.Lease
+	Store
+	put   func(Put) Put
+	lease func(Lease) Lease
 }
 
-func (b *broken) Begin(ctx context.Context, of metamorphic.Piece) (metamorphic.Put, error) {
+func (b *broken) Begin(ctx context.Context, of Piece) (Put, error) {
 	p, err := b.Store.Begin(ctx, of)
 	if err == nil && b.put != nil {
 		p = b.put(p)
@@ -29,7 +28,7 @@ func (b *broken) Begin(ctx context.Context, of metamorphic.Piece) (metamorphic.P
 	return p, err
 }
 
-func (b *broken) Lookup(space int, keys []uint64, ranks uint64) (metamorphic.Lease, error) {
+func (b *broken) Lookup(space int, keys []uint64, ranks uint64) (Lease, error) {
 	l, err := b.Store.Lookup(space, keys, ranks)
 	if err == nil && b.lease != nil {
 		l = b.lease(l)
@@ -39,7 +38,7 @@ func (b *broken) Lookup(space int, keys []uint64, ranks uint64) (metamorphic.Lea
 
 // stale serves the bytes that it served first, whatever is asked for.
 type stale struct {
-	metamorphic.Lease
+	Lease
 	first *[]byte
 }
 
@@ -52,22 +51,22 @@ func (s stale) Load(i int, rank uint32) ([]byte, error) {
 }
 
 // leaky never releases.
-type leaky struct{ metamorphic.Lease }
+type leaky struct{ Lease }
 
 func (leaky) Release() {}
 
 // forgetful misses everything.
-type forgetful struct{ metamorphic.Lease }
+type forgetful struct{ Lease }
 
 func (forgetful) Hits() int { return 0 }
 
 // gone fails loads of pieces that nothing happened to.
-type gone struct{ metamorphic.Lease }
+type gone struct{ Lease }
 
 func (gone) Load(int, uint32) ([]byte, error) { return nil, store.ErrGone }
 
 // keeper discards nothing.
-type keeper struct{ metamorphic.Store }
+type keeper struct{ Store }
 
 func (keeper) Discard(_ int, keys []uint64) ([]store.DiscardResult, error) {
 	results := make([]store.DiscardResult, len(keys))
@@ -78,7 +77,7 @@ func (keeper) Discard(_ int, keys []uint64) ([]store.DiscardResult, error) {
 }
 
 // short counts a page less than there is.
-type short struct{ metamorphic.Store }
+type short struct{ Store }
 
 func (s short) Stats() store.Stats {
 	st := s.Store.Stats()
@@ -88,12 +87,12 @@ func (s short) Stats() store.Stats {
 }
 
 // careless never aborts.
-type careless struct{ metamorphic.Put }
+type careless struct{ Put }
 
 func (careless) Abort(error) {}
 
 // torn writes half of a payload as zeros.
-type torn struct{ metamorphic.Put }
+type torn struct{ Put }
 
 func (p torn) Write(content func(int64) []byte) error {
 	return p.Put.Write(func(size int64) []byte { b := content(size); clear(b[size/2:]); return b })
@@ -106,14 +105,14 @@ func (unsynced) SyncDir(string) error { return nil }
 func (unsynced) SyncFS(string) error  { return nil }
 
 // leases breaks a store's leases, and puts its puts.
-func leases(change func(metamorphic.Lease) metamorphic.Lease) func(metamorphic.Store) metamorphic.Store {
-	return func(s metamorphic.Store) metamorphic.Store {
+func leases(change func(Lease) Lease) func(Store) Store {
+	return func(s Store) Store {
 		return &broken{Store: s, lease: change}
 	}
 }
 
-func puts(change func(metamorphic.Put) metamorphic.Put) func(metamorphic.Store) metamorphic.Store {
-	return func(s metamorphic.Store) metamorphic.Store { return &broken{Store: s, put: change} }
+func puts(change func(Put) Put) func(Store) Store {
+	return func(s Store) Store { return &broken{Store: s, put: change} }
 }
 
 // TestFindsFaults: histories fail when a store breaks one of its promises.
@@ -123,45 +122,45 @@ func TestFindsFaults(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind  string
 		want  string // part of the error
-		store func(metamorphic.Store) metamorphic.Store
+		store func(Store) Store
 		cfg   func(*store.Config)
 	}{
 		"stale bytes": {
 			kind: "clean", want: "never offered",
-			store: leases(func(l metamorphic.Lease) metamorphic.Lease { return stale{l, first} }),
+			store: leases(func(l Lease) Lease { return stale{l, first} }),
 		},
 		"torn bytes": {
 			kind: "clean", want: "are not those of version",
-			store: puts(func(p metamorphic.Put) metamorphic.Put { return torn{p} }),
+			store: puts(func(p Put) Put { return torn{p} }),
 		},
 		"failing loads": {
 			kind: "clean", want: "entry is gone",
-			store: leases(func(l metamorphic.Lease) metamorphic.Lease { return gone{l} }),
+			store: leases(func(l Lease) Lease { return gone{l} }),
 		},
 		"a discard that removes nothing": {
 			kind: "clean", want: "was discarded and is a hit",
-			store: func(s metamorphic.Store) metamorphic.Store { return keeper{s} },
+			store: func(s Store) Store { return keeper{s} },
 		},
 		"a leaked lease": {
 			kind: "clean", want: "in use",
-			store: leases(func(l metamorphic.Lease) metamorphic.Lease { return leaky{l} }),
+			store: leases(func(l Lease) Lease { return leaky{l} }),
 		},
 		"a put that is not aborted": {
 			kind:  "clean",
-			store: puts(func(p metamorphic.Put) metamorphic.Put { return careless{p} }),
+			store: puts(func(p Put) Put { return careless{p} }),
 		},
 		"a hit that is lost in a restart": {
 			kind: "clean", want: "was a hit before the restart",
-			store: func(s metamorphic.Store) metamorphic.Store {
+			store: func(s Store) Store {
 				if lives++; lives%2 == 1 {
 					return s
 				}
-				return leases(func(l metamorphic.Lease) metamorphic.Lease { return forgetful{l} })(s)
+				return leases(func(l Lease) Lease { return forgetful{l} })(s)
 			},
 		},
 		"a host that misses a page of a shared root": {
 			kind: "shared", want: " counts ",
-			store: func(s metamorphic.Store) metamorphic.Store { return short{s} },
+			store: func(s Store) Store { return short{s} },
 		},
 		"syncs that do nothing": {
 			kind: "power-losses", want: "of the durable entries",
@@ -178,14 +177,12 @@ func TestFindsFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			opt, err := policies()
-			if err != nil {
-				t.Fatal(err)
-			}
-			open := func(ctx context.Context, cfg store.Config, slots *staging.Slots) (metamorphic.Store, error) {
+			must(t, err)
+			open := func(ctx context.Context, cfg store.Config, slots *staging.Slots) (Store, error) {
 				if c.cfg != nil {
 					c.cfg(&cfg)
 				}
-				s, err := metamorphic.OpenStore(ctx, cfg, slots)
+				s, err := OpenStore(ctx, cfg, slots)
 				if err == nil && c.store != nil {
 					s = c.store(s)
 				}
@@ -193,18 +190,14 @@ func TestFindsFaults(t *testing.T) {
 			}
 			var found error
 			for seed := uint64(0); seed < 400 && found == nil; seed++ {
-				h := metamorphic.Generate(seed, 120)
+				h := Generate(seed, 120)
 				if h.Kind.Name != c.kind {
 					continue
 				}
 				dir, err := os.MkdirTemp("", "kvhost-history")
-				if err != nil {
-					t.Fatal(err)
-				}
-				_, found = metamorphic.Run(h, metamorphic.Options{Dir: dir, Policies: opt, Open: open})
-				if err := os.RemoveAll(dir); err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
+				_, found = Run(h, Options{Dir: dir, Policies: opt, Open: open})
+				must(t, os.RemoveAll(dir))
 			}
 			if found == nil || !strings.Contains(found.Error(), c.want) {
 				t.Errorf("the histories found %v, want %q", found, c.want)
@@ -215,15 +208,15 @@ func TestFindsFaults(t *testing.T) {
 
 // TestShorten: what is left of a history that fails because of one operation is little more than that one.
 func TestShorten(t *testing.T) {
-	h := metamorphic.Generate(0, 200)
-	fails := func(h *metamorphic.History) bool {
+	h := Generate(0, 200)
+	fails := func(h *History) bool {
 		text := h.String()
 		return strings.Contains(text, "Lookup(") && strings.Contains(text, "Store(")
 	}
 	if !fails(h) {
 		t.Fatalf("the history lacks an operation:\n%s", h)
 	}
-	if short := metamorphic.Shorten(h, fails, time.Now().Add(time.Hour)); len(short.Ops) != 2 || !fails(short) {
+	if short := Shorten(h, fails, time.Now().Add(time.Hour)); len(short.Ops) != 2 || !fails(short) {
 		t.Errorf("%d operations are left, want 2:\n%s", len(short.Ops), short)
 	}
 }

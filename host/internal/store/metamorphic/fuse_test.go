@@ -1,4 +1,4 @@
-package metamorphic_test
+package metamorphic
 
 import (
 	"cmp"
@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/store/metamorphic"
 	"github.com/kvhost/kvhost/host/internal/testkit/fusefs"
 )
 
@@ -25,12 +24,10 @@ var lesser = []string{
 // kernel. Everything must hold as on any other, with faults of the histories' own on top.
 func TestHistoriesOnFUSE(t *testing.T) {
 	testenv.Need(t, testenv.FUSE)
-	kinds := slices.DeleteFunc(metamorphic.Kinds(), func(k metamorphic.Kind) bool { return k.Name == "memory" })
+	kinds := slices.DeleteFunc(Kinds(), func(k Kind) bool { return k.Name == "memory" })
 	tally := testenv.NewTally(t, "fuse-histories")
 	m, err := fusefs.New(t.TempDir(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() {
 		if err := m.Unmount(); err != nil {
 			t.Error(err)
@@ -43,14 +40,12 @@ func TestHistoriesOnFUSE(t *testing.T) {
 	}
 	var injected uint64
 	for i := uint64(0); (i < seeds || time.Since(start) < *histories) && !t.Failed(); i++ {
-		h := metamorphic.Generate(cmp.Or(*seed, first+i*7+1), length)
-		if !slices.ContainsFunc(kinds, func(k metamorphic.Kind) bool { return k.Name == h.Kind.Name }) {
+		h := Generate(cmp.Or(*seed, first+i*7+1), length)
+		if !slices.ContainsFunc(kinds, func(k Kind) bool { return k.Name == h.Kind.Name }) {
 			continue
 		}
 		rules := lesser[i%uint64(len(lesser))]
-		if err := m.Set(rules); err != nil {
-			t.Fatal(err)
-		}
+		must(t, m.Set(rules))
 		res, err := runIn(t, h, m.Dir)
 		tally.Add(int64(len(res.Results)), res.Killed, 1)
 		n, ierr := m.Injected()

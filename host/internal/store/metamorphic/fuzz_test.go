@@ -1,22 +1,20 @@
-package metamorphic_test
+package metamorphic
 
 import (
 	"testing"
-
-	"github.com/kvhost/kvhost/host/internal/store/metamorphic"
 )
 
 // FuzzParse reads histories, and writes them again.
 func FuzzParse(f *testing.F) {
 	for seed := range uint64(6) {
-		f.Add(metamorphic.Generate(seed, 6).String())
+		f.Add(Generate(seed, 6).String())
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		h, err := metamorphic.Parse(text)
+		h, err := Parse(text)
 		if err != nil {
 			return
 		}
-		again, err := metamorphic.Parse(h.String())
+		again, err := Parse(h.String())
 		if err != nil || again.String() != h.String() {
 			t.Fatalf("read back: %v\n%s\n%s", err, h, again)
 		}

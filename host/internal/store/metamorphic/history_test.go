@@ -1,18 +1,16 @@
-package metamorphic_test
+package metamorphic
 
 import (
 	"errors"
 	"strings"
 	"testing"
-
-	"github.com/kvhost/kvhost/host/internal/store/metamorphic"
 )
 
 // TestText: a history's text reads back as the same history.
 func TestText(t *testing.T) {
 	for seed := range uint64(40) {
-		h := metamorphic.Generate(seed, 300)
-		again, err := metamorphic.Parse(h.String())
+		h := Generate(seed, 300)
+		again, err := Parse(h.String())
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -41,7 +39,7 @@ func TestBadText(t *testing.T) {
 		head + "a.Store(entry=0/1, twice=true)\n",
 		head + "a.Open(unplug=1)\n",
 	} {
-		if h, err := metamorphic.Parse(text); !errors.Is(err, metamorphic.ErrSyntax) {
+		if h, err := Parse(text); !errors.Is(err, ErrSyntax) {
 			t.Errorf("%q is read as %v, error %v", text, h, err)
 		}
 	}
@@ -50,7 +48,7 @@ func TestBadText(t *testing.T) {
 // TestRepeats: a history has the same results each time, but for names of directories.
 func TestRepeats(t *testing.T) {
 	for _, seed := range []uint64{1, 3, 5, 9, 11, 13} {
-		h := metamorphic.Generate(seed, 120)
+		h := Generate(seed, 120)
 		var texts [2]string
 		for i := range texts {
 			res, err := runOnce(t, h)

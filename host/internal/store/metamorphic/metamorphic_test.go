@@ -1,4 +1,4 @@
-package metamorphic_test
+package metamorphic
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
-	"github.com/kvhost/kvhost/host/internal/store/metamorphic"
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
@@ -50,13 +49,9 @@ func TestHistories(t *testing.T) {
 	switch {
 	case *replay != "":
 		text, err := os.ReadFile(*replay)
-		if err != nil {
-			t.Fatal(err)
-		}
-		h, err := metamorphic.Parse(string(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		h, err := Parse(string(text))
+		must(t, err)
 		run(t, h)
 		return
 	case *seed != 0:
@@ -67,14 +62,14 @@ func TestHistories(t *testing.T) {
 		run(t, h)
 		return
 	}
-	var all metamorphic.Result
+	var all Result
 	count := 0
 	part := "histories"
 	if *kind != "" {
 		part = *kind
 	}
 	tally := testenv.NewTally(t, part)
-	play := func(h *metamorphic.History) {
+	play := func(h *History) {
 		if *kind != "" && h.Kind.Name != *kind {
 			return
 		}
@@ -88,7 +83,7 @@ func TestHistories(t *testing.T) {
 		all.Loads += res.Loads
 		all.Hits += res.Hits
 	}
-	kinds := uint64(len(metamorphic.Kinds()))
+	kinds := uint64(len(Kinds()))
 	for seed := uint64(1); seed <= kinds; seed++ {
 		play(generate(seed))
 	}
@@ -107,28 +102,26 @@ func TestHistories(t *testing.T) {
 
 const replayCommand = "go test ./host/internal/store/metamorphic -run TestHistories -replay %s"
 
-func generate(seed uint64) *metamorphic.History { return metamorphic.Generate(seed, *ops) }
+func generate(seed uint64) *History { return Generate(seed, *ops) }
 
 // generateKind makes the history of a seed, of the kind of this name.
-func generateKind(t *testing.T, name string, seed uint64) *metamorphic.History {
-	for _, k := range metamorphic.Kinds() {
+func generateKind(t *testing.T, name string, seed uint64) *History {
+	for _, k := range Kinds() {
 		if k.Name == name {
-			return metamorphic.GenerateKind(k, seed, *ops)
+			return GenerateKind(k, seed, *ops)
 		}
 	}
 	t.Fatalf("no such kind of history: %q", name)
 	return nil
 }
 
-func run(t *testing.T, h *metamorphic.History) (res *metamorphic.Result) {
+func run(t *testing.T, h *History) (res *Result) {
 	t.Run(fmt.Sprintf("seed=%d/%s", h.Seed, h.Kind.Name), func(t *testing.T) {
 		file := filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-history-%d-%d.ops", h.Seed, os.Getpid()))
 		save(t, file, h.String()) // a panic elsewhere, or a hang, leaves it there
 		var err error
 		if res, err = runOnce(t, h); err == nil {
-			if err := os.Remove(file); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(file))
 			return
 		}
 		save(t, file, res.Text())
@@ -140,31 +133,27 @@ func run(t *testing.T, h *metamorphic.History) (res *metamorphic.Result) {
 }
 
 // runOnce runs a history in a fresh directory.
-func runOnce(t *testing.T, h *metamorphic.History) (*metamorphic.Result, error) {
+func runOnce(t *testing.T, h *History) (*Result, error) {
 	return runIn(t, h, "")
 }
 
 // runIn is runOnce with the directory below another.
-func runIn(t *testing.T, h *metamorphic.History, above string) (*metamorphic.Result, error) {
+func runIn(t *testing.T, h *History, above string) (*Result, error) {
 	opt, err := policies()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir, err := os.MkdirTemp(above, "kvhost-history")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer os.RemoveAll(dir)
-	return metamorphic.Run(h, metamorphic.Options{Dir: dir, Policies: opt})
+	return Run(h, Options{Dir: dir, Policies: opt})
 }
 
-func shorten(t *testing.T, h *metamorphic.History, file string) {
+func shorten(t *testing.T, h *History, file string) {
 	if *shortenFor <= 0 {
 		return
 	}
-	var last *metamorphic.Result
+	var last *Result
 	var cause error
-	metamorphic.Shorten(h, func(try *metamorphic.History) bool {
+	Shorten(h, func(try *History) bool {
 		res, err := runOnce(t, try)
 		if err != nil {
 			last, cause = res, err
@@ -181,7 +170,13 @@ func shorten(t *testing.T, h *metamorphic.History, file string) {
 
 func save(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	must(t, os.WriteFile(file, []byte(text), 0o600))
+}
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
 		t.Fatal(err)
 	}
 }

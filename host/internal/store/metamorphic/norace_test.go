@@ -1,5 +1,5 @@
 //go:build !race
 
-package metamorphic_test
+package metamorphic
 
 const defaultOps = 300

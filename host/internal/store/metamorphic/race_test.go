@@ -1,6 +1,6 @@
 //go:build race
 
-package metamorphic_test
+package metamorphic
 
 // defaultOps is fewer where everything takes longer.
 const defaultOps = 150

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Patience is how long a part waits for loads at most, so that moves come to an end under any load.
-const Patience = 20 * time.Millisecond
+// patience is how long a part waits for loads at most, so that moves come to an end under any load.
+const patience = 20 * time.Millisecond
 
 // Loads counts the loads that are under way. It is safe for concurrent use.
 type Loads struct {
@@ -52,8 +52,8 @@ func (l *Loads) none() <-chan struct{} {
 // budget is what moves may take of the machine.
 type budget struct {
 	loads     *Loads
-	perSecond atomic.Int64 // bytes; 0: as many as go
-	hurry     atomic.Bool  // nobody loads any more: there is no other limit than time
+	perSecond int64       // bytes; 0: as many as go
+	hurry     atomic.Bool // no more loads come: there is no other limit than time
 
 	mu   sync.Mutex
 	free time.Time // when what was taken has been paid for
@@ -66,7 +66,7 @@ const burst = 50 * time.Millisecond
 func (b *budget) yield(ctx context.Context) error {
 	if !b.hurry.Load() {
 		if idle := b.loads.none(); idle != nil {
-			return wait(ctx, Patience, idle)
+			return wait(ctx, patience, idle)
 		}
 	}
 	return ctx.Err()
@@ -74,22 +74,21 @@ func (b *budget) yield(ctx context.Context) error {
 
 // take waits until so many bytes may be moved.
 func (b *budget) take(ctx context.Context, n int) error {
-	perSecond := b.perSecond.Load()
-	if b.hurry.Load() || perSecond == 0 {
+	if b.hurry.Load() || b.perSecond == 0 {
 		return ctx.Err()
 	}
-	return wait(ctx, b.pay(time.Now(), n, perSecond), nil)
+	return wait(ctx, b.pay(time.Now(), n), nil)
 }
 
 // pay books bytes and returns how long they have to wait.
-func (b *budget) pay(now time.Time, n int, perSecond int64) time.Duration {
+func (b *budget) pay(now time.Time, n int) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if earliest := now.Add(-burst); b.free.Before(earliest) {
 		b.free = earliest
 	}
 	due := b.free
-	b.free = b.free.Add(time.Duration(float64(n) / float64(perSecond) * float64(time.Second)))
+	b.free = b.free.Add(time.Duration(float64(n) / float64(b.perSecond) * float64(time.Second)))
 	return due.Sub(now)
 }
 

@@ -139,11 +139,11 @@ type Copier struct {
 }
 
 const (
-	// PartBytes is how much is copied at a time.
-	PartBytes = 256 << 10
+	// partBytes is how much is copied at a time.
+	partBytes = 256 << 10
 	// Most bytes of a part that are verified with the next one: those of an extent, and up to the page before it.
 	carried     = kv.ExtentBytes + pieceformat.Page
-	bufferBytes = PartBytes + carried
+	bufferBytes = partBytes + carried
 )
 
 // recoded is the buffer for what is written in another version.
@@ -160,7 +160,7 @@ func (c *Copier) take(ctx context.Context, n int) error {
 		if err := c.budget.yield(ctx); err != nil {
 			return err
 		}
-		c.clear = PartBytes
+		c.clear = partBytes
 	}
 	c.clear -= n
 	return c.budget.take(ctx, n)
@@ -184,7 +184,7 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 	next := 0               // the first extent that is not verified
 	kept, at := 0, int64(0) // buf[:kept] is what was read before at
 	for at < size {
-		n := int(min(PartBytes, size-at))
+		n := int(min(partBytes, size-at))
 		if err := c.take(ctx, n); err != nil {
 			return at, err
 		}

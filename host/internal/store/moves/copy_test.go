@@ -103,9 +103,7 @@ func newPiece(t testing.TB, r *rand.Rand) *piece {
 		}
 	}
 	plan, err := kv.NewPlan(g, segments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return pieceOf(plan, r)
 }
 
@@ -201,9 +199,7 @@ func TestCopyOfCompressed(t *testing.T) {
 				t.Fatalf("seed %d: the copy differs, decoded: %t", seed, decodes)
 			}
 			h, err := pieceformat.DecodeHeader(v2.b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			bad := &piece{b: bytes.Clone(v2.b), plan: v2.plan}
 			bad.b[h.DataOffset+r.Int64N(h.Stored)] ^= 1 << r.IntN(8)
 			u = &upload{decodes: decodes}
@@ -263,9 +259,7 @@ func TestCopyOfGarbage(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 2))
 	_, v2 := newPiece(t, r).compressed(r)
 	h, err := pieceformat.DecodeHeader(v2.b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	table, stored, err := h.ReadStored(v2.b[pieceformat.Page:], v2.plan.Extents(), nil, nil)
 	if err != nil || stored[0].Codec == 0 {
 		t.Fatalf("%+v, %v", stored[0], err)
@@ -284,7 +278,7 @@ func TestCopyOfGarbage(t *testing.T) {
 
 func newCopier(perSecond int64) *Copier {
 	b := &budget{loads: &Loads{}}
-	b.perSecond.Store(perSecond)
+	b.perSecond = perSecond
 	return &Copier{buf: make([]byte, bufferBytes), budget: b}
 }
 
@@ -317,9 +311,7 @@ func TestCopyOfManyExtents(t *testing.T) {
 		segments[i] = abi.Segment{Blocks: 1, PageOff: uint32(i), PageLen: 1}
 	}
 	plan, err := kv.NewPlan(kv.Uniform(1, 1, 1, bytes), segments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = newCopier(0).Copy(t.Context(), pieceOf(plan, rand.New(rand.NewPCG(1, 3))),
 		func(context.Context, *pieceformat.Header) (Target, error) {
 			t.Error("its copy was begun")
@@ -334,7 +326,7 @@ func TestCopyOfManyExtents(t *testing.T) {
 func TestCopyIsCancelled(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	p, u := newPiece(t, r), &upload{}
-	for p.Size() < 3*PartBytes {
+	for p.Size() < 3*partBytes {
 		p = newPiece(t, r)
 	}
 	p.cancelled = func(reads int) bool { return reads == 2 }
@@ -376,12 +368,10 @@ func FuzzCopy(f *testing.F) {
 func TestBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &budget{loads: &Loads{}}
-		b.perSecond.Store(100 << 20)
+		b.perSecond = 100 << 20
 		start := time.Now()
 		for range 400 {
-			if err := b.take(t.Context(), PartBytes); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.take(t.Context(), partBytes))
 		}
 		if took := time.Since(start); took < 900*time.Millisecond || took > 1100*time.Millisecond {
 			t.Errorf("100 MiB at 100 MiB/s took %s", took)
@@ -390,18 +380,18 @@ func TestBudget(t *testing.T) {
 		c.budget.loads.Begin()
 		start = time.Now()
 		for range 8 { // small pieces, which are a part together
-			if err := c.take(t.Context(), PartBytes/8); err != nil || time.Since(start) != Patience {
-				t.Errorf("%v after %s beside a load, want %s", err, time.Since(start), Patience)
+			if err := c.take(t.Context(), partBytes/8); err != nil || time.Since(start) != patience {
+				t.Errorf("%v after %s beside a load, want %s", err, time.Since(start), patience)
 			}
 		}
 		go func() { time.Sleep(time.Millisecond); c.budget.loads.End() }()
 		start = time.Now()
-		if err := c.take(t.Context(), PartBytes); err != nil || time.Since(start) != time.Millisecond {
+		if err := c.take(t.Context(), partBytes); err != nil || time.Since(start) != time.Millisecond {
 			t.Errorf("%v after %s, the load had ended after 1ms", err, time.Since(start))
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := c.take(ctx, PartBytes); !errors.Is(err, context.Canceled) {
+		if err := c.take(ctx, partBytes); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 	})

@@ -15,7 +15,7 @@ func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
 	before := count[Demotion].Done.Load() + count[Demotion].Cancelled.Load()
 	offered := 0
 	for _, slot := range l.order() {
-		if _, waiting := l.Mover.Limits(); l.Mover.Wait(ctx, waiting/2) != nil {
+		if l.Mover.wait(ctx, l.Mover.cfg.Waiting/2) != nil {
 			left++
 			continue
 		}
@@ -29,7 +29,7 @@ func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
 			offered++
 		}
 	}
-	_ = l.Mover.Wait(ctx, 0)
+	_ = l.Mover.wait(ctx, 0)
 	waiting, _ := l.Mover.InFlight()
 	after := count[Demotion].Done.Load() + count[Demotion].Cancelled.Load()
 	return int(after - before), left + min(waiting, offered)

@@ -69,7 +69,7 @@ func (l *Leaving) Step() {
 	var list []*entries.Move
 	s := l.From.Set
 	s.Lock()
-	room := l.Mover.Room()
+	room := l.Mover.room()
 	leave := func(bytes int64, tenant uint32) {
 		if bytes = min(bytes, room); bytes <= 0 {
 			return

@@ -76,12 +76,7 @@ type Mover struct {
 
 // New makes a mover. Its memory is touched when the first moves are run.
 func New(cfg Config) (*Mover, error) {
-	if cfg.Workers == 0 {
-		cfg.Workers = defaultWorkers
-	}
-	if cfg.Waiting == 0 {
-		cfg.Waiting = defaultWaiting
-	}
+	cfg.Workers, cfg.Waiting = cmp.Or(cfg.Workers, defaultWorkers), cmp.Or(cfg.Waiting, defaultWaiting)
 	if cfg.Loads == nil {
 		cfg.Loads = &Loads{}
 	}
@@ -89,32 +84,13 @@ func New(cfg Config) (*Mover, error) {
 	if err != nil {
 		return nil, fmt.Errorf("store: buffers of moves: %w", err)
 	}
-	m := &Mover{cfg: cfg, slots: slots, budget: budget{loads: cfg.Loads}}
-	m.budget.perSecond.Store(cfg.Bandwidth)
+	m := &Mover{cfg: cfg, slots: slots, budget: budget{loads: cfg.Loads, perSecond: cfg.Bandwidth}}
 	m.changed.L = &m.mu
 	return m, nil
 }
 
-// SetLimits changes the bandwidth and how many bytes may wait. What waits already is not shed for that. A nil mover has none.
-func (m *Mover) SetLimits(bandwidth, waiting int64) {
-	if m == nil {
-		return
-	}
-	m.budget.perSecond.Store(bandwidth)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.cfg.Waiting = cmp.Or(waiting, defaultWaiting)
-}
-
-// Limits are the bandwidth, and how many bytes may wait.
-func (m *Mover) Limits() (bandwidth, waiting int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.budget.perSecond.Load(), m.cfg.Waiting
-}
-
-// Room is how many bytes of moves that do not yield may be offered before too many wait: one move more, when none waits.
-func (m *Mover) Room() int64 {
+// room is how many bytes of moves that do not yield may be offered before too many wait: one move more, when none waits.
+func (m *Mover) room() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -272,8 +248,8 @@ func (m *Mover) ended(v Move, began uint64, again bool) {
 // Hurry lifts the limits of bandwidth: nobody loads any more.
 func (m *Mover) Hurry() { m.budget.hurry.Store(true) }
 
-// Wait waits until no move waits or runs, or until at most so many bytes wait.
-func (m *Mover) Wait(ctx context.Context, waiting int64) error {
+// wait waits until no move waits or runs, or until at most so many bytes wait.
+func (m *Mover) wait(ctx context.Context, waiting int64) error {
 	stop := context.AfterFunc(ctx, func() {
 		m.mu.Lock() // not between the look at ctx and the wait
 		defer m.mu.Unlock()
@@ -298,7 +274,7 @@ func (m *Mover) Settle(ctx context.Context, step func()) error {
 		if n, _ := m.InFlight(); n == 0 {
 			return nil
 		}
-		if err := m.Wait(ctx, 0); err != nil {
+		if err := m.wait(ctx, 0); err != nil {
 			return err
 		}
 	}

@@ -34,9 +34,7 @@ func (v *task) Run(context.Context, *Copier) bool {
 func started(t *testing.T, c Config) (m *Mover, end func()) {
 	t.Helper()
 	m, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { m.Close() })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -62,8 +60,8 @@ func TestMoverIsBounded(t *testing.T) {
 			t.Errorf("move %d: got %v, want %v", i, got, want)
 		}
 	}
-	if n, bytes := m.InFlight(); n != 4 || bytes != 10 || m.Room() != 0 {
-		t.Errorf("%d moves and %d bytes in flight, and room for %d bytes", n, bytes, m.Room())
+	if n, bytes := m.InFlight(); n != 4 || bytes != 10 || m.room() != 0 {
+		t.Errorf("%d moves and %d bytes in flight, and room for %d bytes", n, bytes, m.room())
 	}
 	if !m.Offer(&task{bytes: 1, begun: begun, end: end, run: &run, shed: &shed, leaves: true}) { // it was given room before
 		t.Error("an entry that leaves was refused")
@@ -82,9 +80,7 @@ func TestMoverIsBounded(t *testing.T) {
 // takes nobody's, and what is cancelled while it waits goes at once.
 func TestPrefetchesAreShedFirst(t *testing.T) {
 	m, err := New(Config{Workers: 1, Waiting: 10})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer m.Close()
 	var run, shed, shedPrefetches atomic.Int64
 	move := func(bytes int64) *task { return &task{bytes: bytes, run: &run, shed: &shed} }
@@ -142,9 +138,7 @@ func TestMoveAgain(t *testing.T) {
 				v.runs.Load(), v.shed.Load(), n, bytes)
 		}
 		end <- struct{}{}
-		if err := m.Wait(t.Context(), 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, m.wait(t.Context(), 0))
 		stop()
 		if v.runs.Load() != 2 || v.shed.Load() != 1 {
 			t.Errorf("run %d times and shed %d times, want 2 and 1", v.runs.Load(), v.shed.Load())
@@ -179,12 +173,18 @@ func TestMoveThatEndedMeanwhile(t *testing.T) {
 			synctest.Wait()
 		}}
 		m.Offer(v)
-		if err := m.Wait(t.Context(), 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, m.wait(t.Context(), 0))
 		if runs, n := v.runs.Load(), v.shed.Load(); runs != 2 || n != 0 || run.Load() != 1 {
 			t.Errorf("it ran %d times and was shed %d times, the other ran %d times", runs, n, run.Load())
 		}
 		stop()
 	})
+}
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

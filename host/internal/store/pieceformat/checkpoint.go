@@ -7,7 +7,6 @@ import (
 	"iter"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/zeebo/xxh3"
 )
@@ -70,7 +69,7 @@ type CheckpointEntry struct {
 	Missing   uint64
 	Expires   uint32 // seconds since 1970; 0: never
 	Key       kv.Key
-	Names     []names.Name // of a state with StateNamed
+	Names     []Name // of a state with StateNamed
 }
 
 func (c *Checkpoint) encode() []byte {
@@ -148,8 +147,8 @@ func (e *CheckpointEntry) append(b []byte) []byte {
 		b = le.AppendUint32(b, e.Expires)
 	}
 	if e.State&StateNamed != 0 {
-		b = le.AppendUint32(b, uint32(names.ListBytes(e.Names)))
-		b = names.AppendList(b, e.Names)
+		b = le.AppendUint32(b, uint32(NamesBytes(e.Names)))
+		b = AppendNames(b, e.Names)
 	}
 	return b
 }
@@ -200,7 +199,7 @@ func (e *CheckpointEntry) decode(b []byte) (n int, err error) {
 	if int64(len(rest)) < 4+size {
 		return 0, nil
 	}
-	if e.Names, err = names.DecodeList(rest[4 : 4+size]); err != nil {
+	if e.Names, err = DecodeNames(rest[4 : 4+size]); err != nil {
 		return 0, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return n + 4 + int(size), nil

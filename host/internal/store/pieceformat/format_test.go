@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -26,9 +25,7 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 // section on how to change one.
 func TestFormatExamples(t *testing.T) {
 	text, err := os.ReadFile("testdata/examples.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, piece := goldenHeader(t)
 	_, compressed := goldenCompressed(t)
 	for name, image := range map[string][]byte{
@@ -60,7 +57,7 @@ func exampleCheckpoint(t *testing.T) []byte {
 		{Slot: 0, State: StateComplete, LastTouch: 9, Units: 10, Depth: 11, Pieces: 3, Key: short},
 		{
 			Slot: 2, State: StateNamed, Parent: 0x1112131415161718, LastTouch: 8, Units: 10, Depth: 12, Pieces: 1 << 9,
-			Missing: 2, Expires: 0x21222324, Key: key, Names: []names.Name{{Rank: 9, Path: "a/b"}},
+			Missing: 2, Expires: 0x21222324, Key: key, Names: []Name{{Rank: 9, Path: "a/b"}},
 		},
 	}
 	var f file
@@ -72,17 +69,13 @@ func exampleCheckpoint(t *testing.T) []byte {
 				}
 			}
 		})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return f
 }
 
 func exampleTouches(t *testing.T) []byte {
 	var f file
-	if err := WriteTouches(&f, 7, 2, func(i int) uint64 { return uint64(i + 1) }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, WriteTouches(&f, 7, 2, func(i int) uint64 { return uint64(i + 1) }))
 	return f
 }
 
@@ -105,7 +98,7 @@ func TestDecodeWhatWasEncoded(t *testing.T) {
 		t.Fatalf("%+v, %d owners, %d entries, %v", head, len(c.owners), len(c.entries), err)
 	}
 	if e := c.entries[1]; e.Missing != 2 || e.Expires != 0x21222324 || e.Pieces != 1<<9 || e.Key[31] != 0xbf ||
-		e.State != StateNamed || !slices.Equal(e.Names, []names.Name{{Rank: 9, Path: "a/b"}}) {
+		e.State != StateNamed || !slices.Equal(e.Names, []Name{{Rank: 9, Path: "a/b"}}) {
 		t.Errorf("%+v", e)
 	}
 	var fps []uint64

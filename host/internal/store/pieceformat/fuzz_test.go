@@ -22,9 +22,7 @@ func (b *buffer) WriteAt(p []byte, off int64) (int, error) {
 // FuzzTouches reads lists with the right checksum, and writes them again.
 func FuzzTouches(f *testing.F) {
 	var file buffer
-	if err := WriteTouches(&file, 7, 3, func(i int) uint64 { return uint64(i) << 40 }); err != nil {
-		f.Fatal(err)
-	}
+	must(f, WriteTouches(&file, 7, 3, func(i int) uint64 { return uint64(i) << 40 }))
 	f.Add([]byte(file))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) >= touchesHead {

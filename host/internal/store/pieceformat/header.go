@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/store/names"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/zeebo/xxh3"
 )
@@ -173,7 +172,7 @@ func DecodeHeader(b []byte) (Header, error) {
 	switch f, n := le.Uint64(page[offFlags:]), le.Uint32(page[offNameLen:]); {
 	case f&^flagNamed != 0:
 		return h, fmt.Errorf("%w: flags %#x", ErrUnknownFormat, f)
-	case n > names.MaxPath || f == flagNamed && n == 0 || f == 0 && n != 0:
+	case n > MaxPath || f == flagNamed && n == 0 || f == 0 && n != 0:
 		return h, fmt.Errorf("%w: header says a name of %d bytes with flags %#x", ErrDamaged, n, f)
 	case f == flagNamed:
 		h.Name = string(page[offName : offName+n])
@@ -247,7 +246,7 @@ func (h *Header) validate(version uint32) error {
 		return bad("%d extents", h.Extents)
 	case version == CompressedVersion && (h.Stored <= 0 || h.Stored > h.Payload):
 		return bad("%d stored bytes of %d", h.Stored, h.Payload)
-	case h.Name != "" && names.Check(h.Name) != nil:
+	case h.Name != "" && CheckName(h.Name) != nil:
 		return bad("the name %q, which no piece can have", h.Name)
 	case h.DataOffset != DataOffset(int(h.Extents), version == CompressedVersion):
 		return bad("a payload at %d after %d extents", h.DataOffset, h.Extents)

@@ -21,9 +21,7 @@ func goldenPlan(t testing.TB) *kv.Plan {
 	p, err := kv.NewPlan(kv.Uniform(2, 1, 2, 300), []abi.Segment{
 		{Plane: 0, Blocks: 2, PageLen: 300}, {Plane: 1, Blocks: 2, PageLen: 300, Gap: 424},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p
 }
 
@@ -51,14 +49,10 @@ func goldenHeader(t testing.TB) (Header, []byte) {
 func pinned(t *testing.T, name string, image []byte) []byte {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(name, image, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(name, image, 0o644))
 	}
 	want, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !bytes.Equal(image, want) {
 		t.Error("the format changed: a new layout needs a new version")
 	}
@@ -77,9 +71,7 @@ func TestGoldenFile(t *testing.T) {
 		t.Errorf("a file of %d bytes says %d", len(want), got.FileBytes())
 	}
 	table, err := got.ReadTable(want[Page:], nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := kv.VerifyExtents(goldenPlan(t), 0, len(table), want[got.DataOffset:], 0, table); err != nil {
 		t.Error(err)
 	}
@@ -192,5 +184,13 @@ func TestHeaderSumCoversThePage(t *testing.T) {
 	clear(page[offSum : offSum+8])
 	if xxh3.Hash(page) != sum {
 		t.Error("the checksum is not that of the page with a zero field")
+	}
+}
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -41,8 +41,8 @@ func Copies(dir string) []string {
 	return []string{dir}
 }
 
-// MaxName is the longest file name that file systems accept.
-const MaxName = 255
+// maxName is the longest file name that file systems accept.
+const maxName = 255
 
 // ValidHostID says whether a host's id can be part of a file name.
 func ValidHostID(id string) bool {
@@ -61,7 +61,7 @@ func ValidHostID(id string) bool {
 func TempName(target, host string, seq uint64) string {
 	dir, base := filepath.Split(target)
 	tail := fmt.Sprintf(".%s.%x.tmp", host, seq)
-	base = base[:min(len(base), MaxName-1-len(tail))]
+	base = base[:min(len(base), maxName-1-len(tail))]
 	return dir + "." + base + tail
 }
 
@@ -110,5 +110,5 @@ func RepairName(when time.Time, base string) string {
 func IsRepairName(base string) bool { return strings.Contains(base, repairMark) }
 
 func quarantineName(head, base string) string {
-	return QuarantineDir + "/" + head + base[:min(len(base), MaxName-len(head))]
+	return QuarantineDir + "/" + head + base[:min(len(base), maxName-len(head))]
 }

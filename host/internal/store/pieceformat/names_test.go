@@ -13,14 +13,14 @@ func FuzzParseTemp(f *testing.F) {
 }
 
 func TestTempNames(t *testing.T) {
-	long := make([]byte, MaxName)
+	long := make([]byte, maxName)
 	for i := range long {
 		long[i] = 'a'
 	}
 	for _, base := range []string{"x", "a.b.c", string(long)} {
 		name := TempName("/root/dir/"+base, "host1", 1<<63)
 		temp := name[len("/root/dir/"):]
-		if got, ok := ParseTemp(temp); !ok || got != (Temp{"host1", 1 << 63}) || len(temp) > MaxName {
+		if got, ok := ParseTemp(temp); !ok || got != (Temp{"host1", 1 << 63}) || len(temp) > maxName {
 			t.Errorf("%q: %+v, %t", temp, got, ok)
 		}
 	}

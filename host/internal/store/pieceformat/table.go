@@ -12,7 +12,7 @@ import (
 
 // The table of a piece says of each extent of its plan what its bytes must be, and in version 2 how they are stored.
 
-// PutTable writes a checksum table to dst, Padded with zeros to whole pages, and returns its checksum.
+// PutTable writes a checksum table to dst, padded with zeros to whole pages, and returns its checksum.
 func PutTable(dst []byte, table []uint64) uint64 {
 	for i, v := range table {
 		binary.LittleEndian.PutUint64(dst[8*i:], v)

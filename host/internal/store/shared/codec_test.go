@@ -7,7 +7,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/zeebo/xxh3"
 )
@@ -15,12 +15,12 @@ import (
 func TestRecordRoundTrip(t *testing.T) {
 	for _, r := range []Record{
 		{
-			Op: Published, Names: []names.Name{{Rank: 4, Path: "a/b"}}, Namespace: kv.Digest{1, 2}, Group: 3, Rank: 4, Key: kv.Key{5},
+			Op: Published, Names: []pieceformat.Name{{Rank: 4, Path: "a/b"}}, Namespace: kv.Digest{1, 2}, Group: 3, Rank: 4, Key: kv.Key{5},
 			Parent: kv.Key{6}, Depth: 7,
 			Tenant: 8, Pieces: 1<<40 | 1<<4, Bytes: 1 << 33, StoreTime: 1 << 60,
 		},
 		{Op: Damaged, Key: kv.Key{31: 1}, Pieces: 3},
-		{Op: Damaged, Key: kv.Key{31: 1}, Pieces: 3, Names: []names.Name{{Path: "a"}, {Path: "b"}, {Rank: 1, Path: "c/d"}}},
+		{Op: Damaged, Key: kv.Key{31: 1}, Pieces: 3, Names: []pieceformat.Name{{Path: "a"}, {Path: "b"}, {Rank: 1, Path: "c/d"}}},
 		{Op: Relayed, Key: kv.Key{1}, Bytes: 4096},
 		{Op: Touched, Fingerprints: []uint64{1, 1 << 63, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}},
 	} {
@@ -44,7 +44,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add(r.append(nil))
 	r = Record{Op: Touched, Fingerprints: []uint64{1, 2}}
 	f.Add(r.append(nil))
-	r = Record{Op: Damaged, Key: kv.Key{1}, Pieces: 1, Names: []names.Name{{Path: "a/b"}}}
+	r = Record{Op: Damaged, Key: kv.Key{1}, Pieces: 1, Names: []pieceformat.Name{{Path: "a/b"}}}
 	f.Add(r.append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, _, err := decodeRecord(b)

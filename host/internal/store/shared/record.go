@@ -6,10 +6,9 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/zeebo/xxh3"
-
-	"github.com/kvhost/kvhost/host/internal/store/names"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
+	"github.com/zeebo/xxh3"
 )
 
 // Op is the kind of a log record.
@@ -25,7 +24,7 @@ const (
 // Record is one record of a member's log.
 type Record struct {
 	Op        Op
-	Names     []names.Name // of the pieces that it is of, where they are not the built-in ones
+	Names     []pieceformat.Name // of the pieces that it is of, where they are not the built-in ones
 	Namespace kv.Digest
 	Group     uint32
 	Rank      uint32
@@ -74,7 +73,7 @@ func (r *Record) append(b []byte) []byte {
 			le.PutUint64(a[recBody+8*i:], p)
 		}
 	} else {
-		le.PutUint32(a[recNames:], uint32(names.ListBytes(r.Names)))
+		le.PutUint32(a[recNames:], uint32(pieceformat.NamesBytes(r.Names)))
 		le.PutUint32(a[recRank:], r.Rank)
 		le.PutUint32(a[recGroup:], r.Group)
 		le.PutUint32(a[recDepth:], r.Depth)
@@ -87,7 +86,7 @@ func (r *Record) append(b []byte) []byte {
 		copy(a[recParent:], r.Parent[:])
 	}
 	at := len(b)
-	b = names.AppendList(append(b, a[:]...), r.Names)
+	b = pieceformat.AppendNames(append(b, a[:]...), r.Names)
 	le.PutUint64(b[at+recSum:], recordSum(b[at:]))
 	return b
 }
@@ -145,7 +144,7 @@ func decodeFields(a []byte) (r Record, err error) {
 	if r.Bytes < 0 || r.Rank >= kv.MaxRanks || r.Key == kv.Root {
 		return r, fmt.Errorf("%w: a record of %d bytes, rank %d, key %s", ErrDamaged, r.Bytes, r.Rank, r.Key)
 	}
-	if r.Names, err = names.DecodeList(a[recordBytes:]); err != nil {
+	if r.Names, err = pieceformat.DecodeNames(a[recordBytes:]); err != nil {
 		return r, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return r, nil
@@ -156,8 +155,8 @@ type Victim struct {
 	Namespace kv.Digest
 	Group     uint32
 	Key       kv.Key
-	Pieces    uint64       // ranks whose files to remove
-	Names     []names.Name // of their files: all that a rank has, or none where it has the built-in one
+	Pieces    uint64             // ranks whose files to remove
+	Names     []pieceformat.Name // of their files: all that a rank has, or none where it has the built-in one
 	Bytes     int64
 }
 

@@ -8,12 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/testkit/fusefs"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/stagingtest"
+	"github.com/kvhost/kvhost/staging/faultfs"
+	"golang.org/x/sys/unix"
 )
 
 func mount(t *testing.T, rules string) *fusefs.Mount {
@@ -57,7 +56,7 @@ func TestLegal(t *testing.T) {
 		} {
 			t.Run(name+"/"+way, func(t *testing.T) {
 				m := mount(t, rules)
-				stagingtest.Run(t, open(m.Dir), m.Dir)
+				faultfs.RunSuite(t, open(m.Dir), m.Dir)
 				if n, err := m.Injected(); err != nil || n == 0 && rules != "" && name != "no direct" {
 					t.Errorf("%d faults, %v", n, err)
 				}

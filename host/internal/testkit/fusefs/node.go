@@ -19,6 +19,11 @@ type node struct {
 	rules *faultfs.FS
 }
 
+// WrapChild makes the nodes below this one nodes of this package: the operations of a loopback node follow from its place.
+func (n *node) WrapChild(context.Context, fs.InodeEmbedder) fs.InodeEmbedder {
+	return &node{LoopbackNode: fs.LoopbackNode{RootData: n.RootData}, rules: n.rules}
+}
+
 func (n *node) name(child ...string) string {
 	return path.Join("/", n.Path(n.Root()), path.Join(child...))
 }

@@ -36,9 +36,6 @@ func serve(under, dir string) error {
 		return fmt.Errorf("%s: %w", under, err)
 	}
 	root := &fs.LoopbackRoot{Path: under, Dev: uint64(st.Dev)}
-	root.NewNode = func(r *fs.LoopbackRoot, _ *fs.Inode, _ string, _ *syscall.Stat_t) fs.InodeEmbedder {
-		return &node{LoopbackNode: fs.LoopbackNode{RootData: r}, rules: rules}
-	}
 	top := &node{LoopbackNode: fs.LoopbackNode{RootData: root}, rules: rules}
 	root.RootNode = top
 	server, err := fs.Mount(dir, top, &fs.Options{

@@ -1,0 +1,113 @@
+package pieceformat
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/plugins/fanout"
+)
+
+func keyOf(r *rand.Rand, bytes int) (k kv.Key) {
+	for i := range bytes {
+		k[i] = byte(r.Uint32())
+	}
+	return k
+}
+
+// TestBuiltin: the built-in name is what fanout without settings answers.
+func TestBuiltin(t *testing.T) {
+	const text = "model=a\n"
+	p, err := fanout.New(guest.Info{MaxNamespaces: 1})
+	must(t, err)
+	p.Namespace(0, text)
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range 200 {
+		q := abi.PlaceQuery{KeyLen: []uint32{16, 32, 20}[i%3], Group: r.Uint32N(20), Rank: r.Uint32N(64)}
+		k := keyOf(r, int(q.KeyLen))
+		q.Key = k
+		want, _ := p.Place(&q, nil, nil)
+		got := AppendBuiltin([]byte("x"), kv.TextDigest([]byte(text)), q.KeyLen, &k, q.Group, q.Rank)
+		if string(got) != "x"+string(want) {
+			t.Fatalf("got the built-in name %s, want %s", got, want)
+		}
+		if !IsBuiltin(want) {
+			t.Errorf("%s is not read as a built-in name", want)
+		}
+	}
+}
+
+func TestIsBuiltin(t *testing.T) {
+	ns := strings.Repeat("0123456789abcdef", 2)
+	for path, want := range map[string]bool{
+		ns + "/ab/c/abcdef0123456789_g0_r0.kv":  true,
+		ns + "/ab/d/abcdef0123456789_g0_r0.kv":  false,
+		ns + "/ab/c/ABCDEF0123456789_g0_r0.kv":  false,
+		ns + "/ab/c/abcdef0123456789_g00_r0.kv": false,
+		ns + "/ab/c/abcdef0123456789_g0_r0.kvx": false,
+		ns + "/ab/c/abcdef0123456789_g0.kv":     false,
+		ns + "/ab/c/_g0_r0.kv":                  false,
+		ns + "/ab/c/":                           false,
+		"":                                      false,
+		"a":                                     false,
+	} {
+		if got := IsBuiltin([]byte(path)); got != want {
+			t.Errorf("got %t for %q, want %t", got, path, want)
+		}
+	}
+}
+
+func TestReserved(t *testing.T) {
+	ns := strings.Repeat("0123456789abcdef", 2)
+	for path, want := range map[string]bool{
+		ns:                                       true,
+		ns + "/ab":                               true,
+		ns + "/ab/c":                             true,
+		ns + "/ab/c/abcdef0123456789_g0_r0.kv":   true,
+		ns + "/ab/c/abcdef0123456789_g0_r0.kv/x": true,
+		ns + "/ab/c/abcdef0123456789_g0_r0":      false,
+		ns + "/abc/abcdef0123456789_g0_r0.kv":    false,
+		ns + "/abcd":                             false,
+		ns[1:] + "/ab":                           false,
+		"model/ab/c":                             false,
+		"a":                                      false,
+	} {
+		if got := Reserved([]byte(path)); got != want {
+			t.Errorf("got %t for %q, want %t", got, path, want)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	want := []Name{{3, "a/b"}, {0, "c"}, {3, "d"}}
+	b := AppendNames(nil, want)
+	if got, err := DecodeNames(b); err != nil || !slices.Equal(got, want) || len(b) != NamesBytes(want) {
+		t.Errorf("got %v, %v from %d bytes, want %v from %d", got, err, len(b), want, NamesBytes(want))
+	}
+	for _, bad := range [][]Name{{{64, "a"}}, {{0, "../a"}}, {{0, "/a"}}, {{0, ""}}, {{0, ".kvhost/lock"}}, {{0, "a b"}}} {
+		if got, err := DecodeNames(AppendNames(nil, bad)); err == nil {
+			t.Errorf("a list with %v is read as %v", bad, got)
+		}
+	}
+	for n := 1; n < len(b); n++ {
+		if n != 6 && n != 10 { // where a name ends
+			if got, err := DecodeNames(b[:n]); err == nil {
+				t.Errorf("%d of %d bytes are read as %v", n, len(b), got)
+			}
+		}
+	}
+}
+
+func FuzzDecodeList(f *testing.F) {
+	f.Add(AppendNames(nil, []Name{{3, "a/b"}, {0, "c"}}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		list, err := DecodeNames(b)
+		if err == nil && string(AppendNames(nil, list)) != string(b) {
+			t.Errorf("%x is read as %v, which is written in another way", b, list)
+		}
+	})
+}

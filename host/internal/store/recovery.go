@@ -1,0 +1,130 @@
+package store
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// recovery is what a start finds in a root, and what an end keeps for the next start: scans, checkpoint, list of touches.
+//
+// A clean end writes a checkpoint: the index, with the evict policy's state. Otherwise a scan looks at every file and enters
+// the pieces that it finds (beginScan, scan): the header of a file says which piece it is, and the walk how it is named.
+// What becomes of a file that is not a sound piece, or of a piece that is there twice, the [scanJudge] of the root says. The
+// order of last touch comes from a list that is written from time to time.
+//
+// While a root is scanned, the store serves: lookups find what the scan has seen, and what was stored since. Until the scan
+// has ended,
+//
+//   - the account has, on top of the entries seen, an upper bound of the bytes that the others take: all that is in use on
+//     the file system. A put that does not fit is shed, and nothing is evicted, because the oldest entry is not known yet.
+//   - a put first looks whether its file is there already, unseen (seek): then it is taken into the index, and the put fails
+//     as resident.
+//   - the evict policy gets no event. At the end it gets everything in order of last touch, what was touched since the scan
+//     began last, a slice at a time.
+type recovery struct {
+	root  *root
+	kept  *keptDir
+	set   *entries.Set
+	count scanCounters
+	// incomplete is set when a scan could not read something.
+	incomplete atomic.Bool
+
+	current atomic.Pointer[scan] // the first scan while it is under way, or nil
+}
+
+// scanCounters count since the store was opened.
+type scanCounters struct {
+	Scanned   atomic.Uint64 // files that scans have seen
+	Swept     atomic.Uint64 // temporaries removed
+	Foreign   atomic.Uint64 // files that are not the store's
+	Unclaimed atomic.Uint64 // sound pieces that are of no namespace that is known, or under a name that none can have
+}
+
+// seeks says whether a scan is under way that may yet come to the file of a piece.
+func (r *recovery) seeks() bool { return r.current.Load() != nil && r.kept.Health.Serves() }
+
+// seek enters the file of a piece that the scan under way has not come to, if it stands under one of these names.
+func (r *recovery) seek(cl *catalog.Class, key *kv.Key, rank uint32, names ...string) {
+	c, d := r.current.Load(), r.kept
+	if c == nil || !d.Health.Serves() {
+		return
+	}
+	for _, rel := range names {
+		if rel == "" {
+			continue
+		}
+		name := d.Slash + rel
+		if d.Orphans.Has(name) {
+			continue
+		}
+		if h, info, err := d.Look(name); err == nil && cl.IsPiece(&h, key, rank) {
+			c.identify(name, rel, &h, pieceformat.Padded(info.Allocated))
+			return
+		}
+	}
+}
+
+// sweepTemps removes temporaries that an earlier run left among the store's own files.
+func (r *recovery) sweepTemps() {
+	d := r.kept
+	for _, dir := range [...]string{
+		pieceformat.MetaDir, pieceformat.NamespacesDir, pieceformat.PlansDir,
+		pieceformat.Copies(pieceformat.NamespacesDir)[1], pieceformat.Copies(pieceformat.PlansDir)[1],
+	} {
+		list, err := d.FS.ReadDir(d.Slash + dir)
+		if err != nil {
+			d.Log.Warn("a directory could not be read; temporaries in it are left", "directory", dir, "error", err)
+		}
+		for _, e := range list {
+			if temp, ok := pieceformat.ParseTemp(e.Name()); ok && r.root.kind.ownsTemp(temp.Host) {
+				if err := r.sweep(d.Slash + dir + "/" + e.Name()); err != nil {
+					d.Log.Warn("a temporary is left", "directory", dir, "file", e.Name(), "error", err)
+				}
+			}
+		}
+	}
+}
+
+func (r *recovery) sweep(name string) error {
+	if err := r.kept.FS.Remove(name); err != nil {
+		return err
+	}
+	r.count.Swept.Add(1)
+	return nil
+}
+
+// scanReport is how often the log hears of a scan.
+const scanReport = 5 * time.Second
+
+// report tells the log how far a scan has come, until end is called.
+func (r *recovery) report(ctx context.Context) (end func()) {
+	ctx, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(scanReport)
+		defer tick.Stop()
+		for start := r.root.store.cfg.Now(); ; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				r.set.Lock()
+				entries := r.set.Index.Len()
+				r.set.Unlock()
+				r.kept.Log.Info("the scan goes on", "files", r.count.Scanned.Load(), "entries", entries,
+					"for", r.root.store.cfg.Now().Sub(start).Round(time.Second))
+			}
+		}
+	}()
+	return func() {
+		stop()
+		<-ended
+	}
+}

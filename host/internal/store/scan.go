@@ -1,0 +1,274 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/files"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// scanJudge says what becomes of the files that a scan meets. Its methods are called on several goroutines.
+type scanJudge interface {
+	// Found enters a piece, given its path below the root and its name: that path, or empty for the built-in one.
+	Found(c *scan, rel, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64)
+	// Unsound judges a file that is no sound piece.
+	Unsound(c *scan, name, rel string, info staging.Info, err error)
+	// Unknown judges a piece whose namespace the store does not know, or under a name that no piece can have.
+	Unknown(c *scan, name string, allocated int64, err error)
+}
+
+// scan is one look at every file of a root.
+type scan struct {
+	*entries.Scan
+	by *recovery
+}
+
+// newScan prepares a scan.
+func (r *recovery) newScan() *scan { return &scan{entries.NewScan(r.set), r} }
+
+// newLateScan prepares the record of a piece that is found after the scan.
+func (r *recovery) newLateScan() *scan { return &scan{entries.NewLateScan(r.set), r} }
+
+// beginScan makes the root ready to be used while it is scanned. What is in use on the file system is an upper bound of
+// the bytes that the scan will find.
+func (r *recovery) beginScan() error {
+	d := r.kept
+	if _, err := d.FS.ReadDir(d.Path); err != nil {
+		return err
+	}
+	// What is found counts as stored. Who wrote it may have been killed before it was durable.
+	if r.root.store.cfg.Durability != None {
+		if err := d.FS.SyncFS(d.Path); err != nil {
+			return d.SyncFailed(err)
+		}
+	}
+	r.set.Lock()
+	defer r.set.Unlock()
+	r.set.BeginScan()
+	unscanned := r.root.cfg.Capacity
+	if space, err := d.FS.Statfs(d.Path); err == nil {
+		unscanned = max(0, space.Total-space.Free)
+	}
+	r.set.Account.Add(capacity.Unscanned, unscanned)
+	r.current.Store(r.newScan()) // before the first put, which looks for its file itself
+	return nil
+}
+
+// scan scans until everything was seen once, after beginScan.
+func (r *recovery) scan(ctx context.Context) error {
+	start, c := r.root.store.cfg.Now(), r.current.Load()
+	err := c.walk(ctx)
+	if err == nil && !r.kept.Health.Serves() {
+		err = r.kept.Health.OutError() // half a scan is no account of what is there
+	}
+	if err != nil {
+		r.current.Store(r.newScan()) // of the next attempt
+		return err
+	}
+	r.current.Store(nil)
+	c.settle(c.Close())
+	c.order()
+	c.End(ctx, func(int64) {})
+	r.makeRoom()
+	if took := r.root.store.cfg.Now().Sub(start); took > time.Second {
+		r.kept.Log.Info("scanned", "files", r.count.Scanned.Load(), "took", took)
+	}
+	return nil
+}
+
+// makeRoom is for a root that a scan finds over its limit. Damaged files go, and entries that lack pieces, for which bytes
+// are reserved: else entries that are hits would pay for them.
+func (r *recovery) makeRoom() {
+	s := r.set
+	r.kept.Quarantine.Shrink(s.Account.Excess(1))
+	if s.Account.Excess(1) <= 0 {
+		return
+	}
+	var parts []entries.Mark
+	s.Lock()
+	s.Index.Each(func(slot uint32, e *index.Entry) {
+		if !e.Any(index.Complete|index.Evicting) && !s.Busy(slot) && e.Pins() == 0 {
+			parts = append(parts, entries.Mark{Slot: slot, Fingerprint: s.Index.Fingerprint(slot)})
+		}
+	})
+	s.Unlock()
+	for _, m := range parts {
+		if s.Account.Excess(1) <= 0 {
+			break
+		}
+		r.root.drop(m, 0)
+	}
+}
+
+// walk looks at every file.
+func (c *scan) walk(ctx context.Context) error {
+	d := c.by.kept
+	return staging.Walk(ctx, d.FS, d.Path, c.by.root.store.cfg.ScanWorkers, c.file, c.skipped)
+}
+
+// file judges one file. rel is its path below the root.
+func (c *scan) file(rel string, e fs.DirEntry) {
+	r, d := c.by, c.by.kept
+	r.count.Scanned.Add(1)
+	name := d.Slash + rel
+	if temp, ok := pieceformat.ParseTemp(filepath.Base(rel)); ok {
+		if d.Sequence.Wrote(temp) {
+			return
+		}
+		if r.root.kind.ownsTemp(temp.Host) {
+			if err := r.sweep(name); err != nil {
+				c.unreadable(name, err)
+			}
+		}
+		return
+	}
+	if !e.Type().IsRegular() || filepath.Base(rel)[0] == '.' {
+		r.count.Foreign.Add(1)
+		return
+	}
+	if d.Orphans.Has(name) {
+		return // an entry was dropped meanwhile, and it is counted
+	}
+	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		c.unreadable(name, err)
+		return
+	}
+	h, info, err := files.Inspect(f)
+	f.Close()
+	if err == nil {
+		c.identify(name, rel, &h, pieceformat.Padded(info.Allocated))
+	} else {
+		r.root.kind.judge().Unsound(c, name, rel, info, err)
+	}
+}
+
+func (c *scan) skipped(rel string, err error) {
+	c.by.incomplete.Store(true)
+	c.by.kept.Log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
+}
+
+// unreadable leaves a file alone that could not be read just now.
+func (c *scan) unreadable(name string, err error) {
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	d := c.by.kept
+	d.Log.Warn("a file could not be read; it is left out until the next start", "file", name, "error", err)
+	if info, err := d.FS.Stat(name); err == nil {
+		c.Overlook(pieceformat.Padded(info.Allocated))
+	}
+	c.by.incomplete.Store(true)
+}
+
+// identify takes a sound piece into the index: the header says what it is, and the walk how it is named.
+func (c *scan) identify(name, rel string, h *pieceformat.Header, allocated int64) {
+	r, d := c.by, c.by.kept
+	cl, err := d.Catalog.ClassFor(h)
+	var given string
+	if err == nil {
+		given, err = nameAt(cl, h, rel)
+	}
+	if err != nil {
+		r.root.kind.judge().Unknown(c, name, allocated, err)
+		return
+	}
+	r.root.kind.judge().Found(c, rel, given, cl, h, allocated)
+}
+
+// nameAt is a piece's name as its entry has it, by where it stands: empty for the built-in one.
+func nameAt(cl *catalog.Class, h *pieceformat.Header, rel string) (name string, err error) {
+	var room [2 * pieceformat.MaxPath]byte
+	if string(cl.AppendBuiltin(room[:0], &h.Key, h.Rank)) == rel {
+		return "", nil
+	}
+	if err = pieceformat.CheckName(rel); err == nil && pieceformat.Reserved([]byte(rel)) {
+		err = pieceformat.ErrWrongPiece
+	}
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", catalog.ErrAlien, err)
+	}
+	return rel, nil
+}
+
+// settle looks again for files that may have gone with an entry that was removed during the scan, or could not be
+// unlinked then.
+func (c *scan) settle(unsure []entries.MarkedPiece) {
+	s, d := c.by.set, c.by.kept
+	for _, p := range unsure {
+		s.Lock()
+		stands := s.Stands(p.Mark)
+		var v entries.Eviction
+		if stands {
+			v = entries.Eviction{Class: s.ClassOf(p.Slot), Key: s.Index.Key(p.Slot), Names: s.Index.NamesOf(p.Slot)}
+		}
+		s.Unlock()
+		if !stands {
+			continue
+		}
+		name := d.Slash + v.Name(p.Rank)
+		if _, err := d.FS.Stat(name); errors.Is(err, fs.ErrNotExist) || d.Orphans.Has(name) {
+			c.by.root.drop(p.Mark, 0)
+		}
+	}
+}
+
+// order gives what the scan found, and nobody has touched since, its last touch: in the order of the list of touches
+// what stands there, unless it was stored later, and then the rest by the time of storing.
+func (c *scan) order() {
+	s := c.by.set
+	place, when := c.by.loadTouches()
+	var list []foundEntry
+	newest := when
+	s.Lock()
+	s.Index.Each(func(slot uint32, e *index.Entry) {
+		if e.LastTouch() != 0 {
+			return
+		}
+		f := foundEntry{Slot: slot, Time: c.Stored(slot)}
+		if int(slot) < len(place) && f.Time <= when {
+			f.Place = place[slot]
+		}
+		newest = max(newest, f.Time)
+		list = append(list, f)
+	})
+	s.Unlock()
+	byLastTouch(list)
+	s.Lock()
+	for i, f := range list {
+		if e := s.Index.At(f.Slot); e.Is(index.Live) && e.LastTouch() == 0 {
+			e.SetLastTouch(uint32(i + 1))
+		}
+	}
+	s.Index.AdvanceClock(uint32(len(list)))
+	s.Unlock()
+	c.by.kept.Sequence.StampsFrom(newest)
+}
+
+// End replaces the bound by the account and tells the evict policy what is here. When the store is closed before all
+// is told, the scan has not ended: else the policy's state would be kept, and what it lacks would never be a victim.
+// ended is called with the lock held, and gets the bytes that were booked as orphans.
+func (c *scan) End(ctx context.Context, ended func(booked int64)) {
+	s := c.by.set
+	s.Lock()
+	booked := c.Orphaned()
+	s.Account.Add(capacity.Orphans, booked)
+	s.Account.Remove(capacity.Unscanned, math.MaxInt64)
+	s.Unlock()
+	_ = s.Evictor.EndScan(ctx, func() { // what fails is the store being closed
+		ended(booked)
+		s.EndScan()
+	})
+}

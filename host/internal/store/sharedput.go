@@ -1,0 +1,213 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+const (
+	// creditPolls is how long a put waits for credit, in polls: the evictor has to see that it is wanted, propose victims,
+	// and hear from everybody.
+	creditPolls = 6
+	leastWait   = 2 * time.Second
+	// mostWaiting puts wait for credit, the others are shed at once: each keeps others from storing what has its key's
+	// stripe.
+	mostWaiting = 64
+)
+
+// tempName is the name of a put's temporary, given the one that it would have beside its target.
+func (r *sharedRoot) tempName(beside string, credit shared.Credit) (string, error) {
+	return r.member.Temp(filepath.Base(beside), credit)
+}
+
+// reserveCredit books a put's bytes against credit, if the put can take any, and calls enter with the lock held. The evictor
+// makes room for the bytes. When enter fails it has released them. It takes the lock.
+func (r *sharedRoot) reserveCredit(ctx context.Context, w capacity.Want, credit *shared.Credit, enter func() error) error {
+	r.set.Lock()
+	defer r.set.Unlock()
+	if credit != nil && w.Bytes > 0 {
+		if err := r.takeCreditUnlocking(ctx, credit, w.Bytes); err != nil {
+			return err
+		}
+	}
+	r.set.Account.Commit(w.Tenant, w.Bytes)
+	err := enter()
+	if err != nil && credit != nil {
+		// The bytes have left the account; the evictor, which subtracts those in flight, must not see one without the other.
+		r.inFlight -= credit.Bytes()
+		r.member.Give(*credit)
+		*credit = shared.Credit{}
+	}
+	return err
+}
+
+// takeCreditUnlocking gets credit, and waits for it for a while. The lock is held, and released meanwhile.
+func (r *sharedRoot) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, bytes int64) error {
+	var over <-chan time.Time
+	for passed := 0; ; passed++ {
+		more := r.member.More()
+		if taken, ok := r.member.Take(bytes); ok {
+			*credit = taken
+			r.inFlight += bytes
+			return nil
+		}
+		if over == nil {
+			if r.waiting == mostWaiting {
+				return r.noCredit(bytes)
+			}
+			r.waiting++
+			defer func() { r.waiting-- }()
+			t := time.NewTimer(max(creditPolls*r.root.cfg.Poll, leastWait))
+			defer t.Stop()
+			over = t.C
+		}
+		r.set.Unlock()
+		var err error
+		if d := r.root.cfg.Scheduler; d != nil {
+			if d.Wait(func() { r.step(ctx) }); passed == creditPolls {
+				err = r.noCredit(bytes)
+			}
+		} else {
+			select {
+			case <-more:
+			case <-over:
+				err = r.noCredit(bytes)
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+		}
+		r.set.Lock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (r *sharedRoot) noCredit(bytes int64) error {
+	return fmt.Errorf("%w: %s: the evictor of the hosts that share it has given this one no credit for %d bytes",
+		capacity.ErrNoSpace, r.kept.Path, bytes)
+}
+
+// returnCredit gives credit back: nothing that was written on it is on the disk any more. It takes the lock.
+func (r *sharedRoot) returnCredit(credit shared.Credit) {
+	if credit.Bytes() == 0 {
+		return
+	}
+	r.set.Lock()
+	r.inFlight -= credit.Bytes()
+	r.set.Unlock()
+	r.member.Give(credit)
+}
+
+// publishRecord gives a temporary its name, and spends its credit. Before the evictor can hear of the piece it counts as one
+// that is there.
+func (r *sharedRoot) publishRecord(temp, target string, rec shared.Record, credit *shared.Credit) error {
+	bytes := credit.Bytes()
+	r.set.Lock()
+	r.inFlight -= bytes
+	r.set.Unlock()
+	err := r.member.Publish(temp, target, rec, credit)
+	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, shared.ErrFenced) {
+		if err = r.kept.MakeDir(filepath.Dir(target)); err == nil {
+			err = r.member.Publish(temp, target, rec, credit)
+		}
+	}
+	if errors.Is(err, shared.ErrDoubt) {
+		return err // the member keeps the credit
+	}
+	if err != nil {
+		r.set.Lock()
+		r.inFlight += bytes
+		r.set.Unlock()
+		return err
+	}
+	*credit = shared.Credit{}
+	return nil
+}
+
+// mayEnter says why no entry of a key can be made now, if so. The lock is held.
+func (r *sharedRoot) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
+	if r.pending[shared.ID{Namespace: cl.Namespace.Digest, Group: cl.Group, Key: *key}] != nil {
+		return fmt.Errorf("%w: %s is being evicted from %s", capacity.ErrNoSpace, key, r.kept.Path)
+	}
+	if r.set.Index.Find(fp, cl.Base, key) != index.None {
+		return fmt.Errorf("%w: another host has just stored %s", entries.ErrResident, key)
+	}
+	return nil
+}
+
+// propose tells the evictor that pieces of an entry that leaves this host's index are to go. Their bytes are in the account
+// until they do, beside the entry's. It takes the lock.
+func (r *sharedRoot) propose(d *entries.Eviction, pieces uint64) {
+	var there uint64
+	var left int64
+	for rank := range entries.Ranks(pieces) {
+		for _, rel := range filesOf(d.Class, &d.Key, 1<<rank, d.Names) {
+			info, err := r.kept.FS.Stat(r.kept.Slash + rel)
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				r.set.Counted(&r.set.Count.Vanished)
+				r.kept.Quarantine.Recount()
+				continue
+			case err != nil:
+				left += d.Class.FileBytes()
+			default:
+				left += pieceformat.Padded(info.Allocated)
+			}
+			there |= 1 << rank
+		}
+	}
+	if there == 0 {
+		return
+	}
+	rec := shared.Record{
+		Namespace: d.Class.Namespace.Digest, Group: d.Class.Group, Key: d.Key, Pieces: there, Bytes: left,
+	}
+	for _, n := range d.Names {
+		if there&(1<<n.Rank) != 0 {
+			rec.Names = append(rec.Names, n)
+		}
+	}
+	r.reportDamaged(d.Class, rec)
+}
+
+// reportDamaged asks the evictor to remove pieces, and books their bytes as those of orphans.
+func (r *sharedRoot) reportDamaged(cl *catalog.Class, rec shared.Record) {
+	r.set.Lock()
+	id := rec.ID()
+	if r.pending[id] == nil {
+		r.pending[id] = &pendingEviction{}
+	}
+	if d := r.pending[id]; rec.Bytes > 0 {
+		d.orphaned += rec.Bytes
+		for _, rel := range filesOf(cl, &rec.Key, rec.Pieces, rec.Names) {
+			d.learn(rel)
+		}
+		r.set.Account.Add(capacity.Orphans, rec.Bytes)
+	}
+	r.set.Unlock()
+	r.member.ReportDamaged(rec)
+}
+
+// discard removes a file of a put that failed, and returns the bytes of it that are left. A file that was published may
+// be in use by other hosts: it stays, and is booked as one that is not served.
+func (r *sharedRoot) discard(name string, most int64) (left int64) {
+	if !strings.HasPrefix(name, r.kept.Slash+pieceformat.MetaDir) {
+		r.overlook(most) // published: others may have it
+		return 0
+	}
+	return r.kept.Discard(name, most)
+}
