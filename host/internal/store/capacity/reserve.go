@@ -26,12 +26,14 @@ type Shortage struct {
 // Possible says why a reservation could not fit even in an empty root, if so. Bytes of a scan that has not ended do not
 // count.
 func (a *Account) Possible(w Want, scanning bool) error {
-	f := a.Figures()
-	if w.Bytes > f.Capacity {
-		return fmt.Errorf("%w: %d bytes in a root of %d", ErrNoSpace, w.Bytes, f.Capacity)
+	a.mu.Lock()
+	all, limit := a.bounds.Capacity, a.limit()
+	a.mu.Unlock()
+	if w.Bytes > all {
+		return fmt.Errorf("%w: %d bytes in a root of %d", ErrNoSpace, w.Bytes, all)
 	}
-	if w.Bytes > 0 && w.Bytes > f.Limit && !scanning {
-		return fmt.Errorf("%w: an entry of %d bytes in %s, which may take %d now", ErrNoSpace, w.Bytes, a.dir, f.Limit)
+	if w.Bytes > 0 && w.Bytes > limit && !scanning {
+		return fmt.Errorf("%w: an entry of %d bytes in %s, which may take %d now", ErrNoSpace, w.Bytes, a.dir, limit)
 	}
 	if w.Quota >= 0 && w.Bytes > w.Quota {
 		return fmt.Errorf("%w: an entry of %d bytes is over the quota of tenant %d in %s, %d bytes", ErrNoSpace, w.Bytes,
