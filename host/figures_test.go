@@ -43,7 +43,7 @@ func (t *figureTable) write(b *strings.Builder) {
 	}
 }
 
-// cell returns a figure without what it has in brackets.
+// cell returns a figure without its brackets.
 func (f *figures) cell(table, labels, column string) (string, error) {
 	for _, t := range f.Tables {
 		for _, row := range t.Rows {

@@ -10,8 +10,8 @@ const keptChanges = 1 << 16
 // is out of service, or its root is shared, it may be recorded twice.
 func (s *Store) Changes() *entries.ChangeLog { return s.changes }
 
-// Snapshot calls yield with the entries that are resident, as changes without a number, until it returns false. What
-// changes meanwhile may be missing or not: the log tells, from a [entries.Log.Start] before the call on.
+// Snapshot calls yield with the entries that are resident, as changes without a number, until it returns false. Changes
+// during the call may be missing or not: the log has them, from an [entries.ChangeLog.Start] before the call on.
 func (s *Store) Snapshot(yield func([]entries.Change) bool) {
 	batch := make([]entries.Change, 0, entries.SnapshotStep)
 	for _, r := range s.roots {

@@ -234,7 +234,7 @@ type slotWriter struct {
 // fill brings the pages to the slot as the file is to have them, and settles the chunk: its pages are not needed any more.
 func (w *slotWriter) fill() error {
 	if w.task.chunk.Put.Compresses() {
-		return w.encode()
+		return w.fillEncoded()
 	}
 	put, g := w.task.chunk.Put, w.plan.Geometry()
 	w.size = put.FileBytes()

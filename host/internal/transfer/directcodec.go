@@ -14,9 +14,9 @@ import (
 //	store:  pages --gather--> window --checksums, encode--> slot --checksums--> --cuFile--> payload of the temporary
 //	load:   piece --cuFile--> slot --checksums, decode--> window --checksums, then scatter--> pages
 
-// encode is fill for a piece that is compressed. It refuses the piece while the pages are still needed.
-func (w *slotWriter) encode() error {
-	put, e := w.task.chunk.Put, w.task.queue.engine
+// fillEncoded is fill for a piece that is compressed. It refuses the piece while the pages are still needed.
+func (w *slotWriter) fillEncoded() error {
+	put := w.task.chunk.Put
 	extents, most, head := w.plan.Extents(), put.FileBytes(), put.DataOffset()
 	if err := w.clear(most - head); err != nil {
 		return refused(w.memory.coderFailed(nil, err))
@@ -29,15 +29,11 @@ func (w *slotWriter) encode() error {
 		if hi == lo {
 			return errNotHere
 		}
-		done, err := w.fenced(lo, hi, base, func(r ExtentRange) (done bool, err error) {
-			n, part, done, err := w.memory.encode(&r, image{device: w.slot.Address + uint64(size)}, w.stored)
-			size, took = size+int64(n), took+beyond(&e.gathers, pageBytes(r.extents()), part)
-			return done, err
-		})
-		if err != nil || !done {
-			return refused(done, err)
+		n, part, err := w.encode(lo, hi, base, image{device: w.slot.Address + uint64(size)}, w.stored)
+		if err != nil {
+			return err
 		}
-		lo = hi
+		lo, size, took = hi, size+int64(n), took+part
 	}
 	put.Encoded(size-head, took)
 	w.size = head + pieceformat.Padded(size-head)

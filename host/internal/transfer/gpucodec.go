@@ -96,19 +96,29 @@ func (c *compressedWriter) byGPU(lo int) (hi int, err error) {
 	if hi == lo {
 		return lo, nil
 	}
-	m := c.task.memory.(flaggedMemory)
-	n := 0
-	done, err := c.fenced(lo, hi, base, func(r ExtentRange) (done bool, err error) {
-		var took time.Duration
-		n, took, done, err = m.encode(&r, image{host: c.buf[c.filled:]}, c.stored)
-		c.took += beyond(&c.task.queue.engine.gathers, pageBytes(r.extents()), took)
-		return done, err
-	})
-	if err != nil || !done {
+	n, took, err := c.encode(lo, hi, base, image{host: c.buf[c.filled:]}, c.stored)
+	c.took += took
+	switch {
+	case errors.Is(err, errNotHere):
+		return lo, nil
+	case err != nil:
 		return lo, err
 	}
 	c.filled += n
 	return hi, nil
+}
+
+// encode has the GPU write extents [lo, hi) to an image, inside the fence, and returns the bytes there and the codec's time.
+// It refuses what the coder does not do: that is left to the processor.
+func (w *pieceWriter) encode(
+	lo, hi int, base int64, to image, stored []pieceformat.Stored,
+) (n int, took time.Duration, err error) {
+	done, err := w.fenced(lo, hi, base, func(r ExtentRange) (done bool, err error) {
+		n, took, done, err = w.task.memory.(flaggedMemory).encode(&r, to, stored)
+		took = beyond(&w.task.queue.engine.gathers, pageBytes(r.extents()), took)
+		return done, err
+	})
+	return n, took, refused(done, err)
 }
 
 // encode gathers the range's pages, writes what is stored of them to an image, without gaps, and their rows to stored. When

@@ -214,34 +214,29 @@ func (w *pieceWriter) encodeInto(s inMemory, stored []pieceformat.Stored) (err e
 			}
 		}
 	}()
-	m, extents := w.task.memory.(flaggedMemory), w.plan.Extents()
-	at := put.DataOffset()
+	extents, at := w.plan.Extents(), put.DataOffset()
 	var took time.Duration
-	for lo := 0; lo < len(extents); {
-		encode := func(mem []byte, most int) (n, hi int, err error) {
-			hi, base := coded(m, extents, lo, most, int64(len(mem)))
-			if hi == lo {
-				return 0, hi, nil
-			}
-			done, err := w.fenced(lo, hi, base, func(r ExtentRange) (done bool, err error) {
-				var part time.Duration
-				n, part, done, err = m.encode(&r, image{host: mem}, stored)
-				took += beyond(&e.gathers, pageBytes(r.extents()), part)
-				return done, err
-			})
-			return n, hi, refused(done, err)
+	encode := func(mem []byte, lo, most int) (n, hi int, err error) {
+		hi, base := coded(w.task.memory, extents, lo, most, int64(len(mem)))
+		if hi == lo {
+			return 0, hi, errNotHere
 		}
-		n, hi, err := encode(s.From(at), len(extents))
-		if err == nil && hi == lo { // it may cross
+		n, part, err := w.encode(lo, hi, base, image{host: mem}, stored)
+		took += part
+		return n, hi, err
+	}
+	for lo := 0; lo < len(extents); {
+		var n, hi int
+		mem := s.From(at)
+		if mid, _ := fitting(extents, lo, lo+1, mem); mid > lo {
+			n, hi, err = encode(mem, lo, len(extents))
+		} else { // it may cross
 			err = e.withSlot(func(slot []byte) (err error) {
-				if n, hi, err = encode(slot, lo+1); err == nil {
+				if n, hi, err = encode(slot, lo, lo+1); err == nil {
 					s.Write(slot[:n], at)
 				}
 				return err
 			})
-			if err == nil && hi == lo {
-				err = errNotHere
-			}
 		}
 		if err != nil {
 			return err

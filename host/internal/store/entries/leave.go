@@ -120,7 +120,7 @@ func (s *Moves) PauseCopy(m *Move) {
 	}
 }
 
-// stay keeps an entry that is being copied, or left, because somebody wants it.
+// stay keeps an entry that is being copied, or left, because it is wanted.
 func (s *Moves) stay(slot uint32) {
 	m := s.of[slot]
 	if m == nil || !m.leaves {

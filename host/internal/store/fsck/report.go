@@ -23,7 +23,7 @@ const (
 	Misnamed   Kind = "misnamed"    // sound, but renamed since it was stored: its header has another name
 )
 
-// harmless says that a problem of this kind needs nobody to do anything.
+// harmless says that a problem of this kind needs no action.
 func (k Kind) harmless() bool { return k == Misnamed || k == Absent }
 
 // advice is what to do about each kind when it was not repaired.

@@ -33,7 +33,7 @@ _READ_SOON = 0.25  # seconds in which the host has usually read a store's blocks
 #: one CUDA graph, which waits for the whole load before its first layer.
 _COMPUTED_BEHIND = 2
 #: States of a request that has ended with the output of a step, which tells whether the loads inside that step failed: the
-#: engine would have computed it again. What it has computed is stored, also by the step that loaded its hit.
+#: engine would have computed it again. Its chunks are stored, also those of the step that loaded its hit.
 _ANSWERED = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
 _SAY_AGAIN = 60.0  # seconds between two lines of the log on chunks that were not stored
 
