@@ -6,6 +6,7 @@ VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 
 TOOLS       := $(CURDIR)/.build/bin
 STATICCHECK := $(TOOLS)/staticcheck
 GOVULNCHECK := $(TOOLS)/govulncheck
+BUF         := $(TOOLS)/buf
 LDFLAGS     := -s -w -X main.version=$(VERSION)
 # Without it gRPC links a page of traces, and with it html/template, for which the linker keeps every exported method.
 TAGS        := grpcnotrace
@@ -144,11 +145,12 @@ curves: build ## redraw the README's miss-ratio curves from the generated trace
 figures: ## write host/docs/figures.md and the README's numbers from host/docs/figures.json
 	$(GO) test ./host -count=1 -run '^TestFigures$$' -update-figures
 
-check: generate figures ## format, vet, staticcheck, vulnerabilities, import direction, prose, tidy, figures and generated files leave a clean tree
+check: generate figures ## format, vet, staticcheck, buf lint, vulnerabilities, import direction, prose, tidy, figures and generated files leave a clean tree
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'gofmt these files'; exit 1; }
 	$(GO) vet ./...
 	GOOS=wasip1 GOARCH=wasm $(GO) vet ./abi/guest/... ./plugins/...
 	$(STATICCHECK) ./...
+	$(BUF) lint host/internal/proto
 	$(GO) test -run 'TestImportDirection|TestTopLevel|TestProse' ./host
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) build ./...
 	$(GO) mod tidy -diff

@@ -24,68 +24,56 @@ type Driver struct {
 
 // cudaFunctions are the functions in use, by subject.
 type cudaFunctions struct {
-	init, driverGetVersion                                         function
-	deviceGetCount, deviceGet, deviceGetName, deviceGetUUID        function
-	deviceGetAttribute, deviceTotalMem, deviceGetPCIBusID          function
-	primaryCtxRetain, primaryCtxRelease, ctxSetCurrent             function
-	streamWriteValue64                                             function
-	streamCreate, streamDestroy                                    function
-	eventCreate, eventDestroy, eventRecord, eventSynchronize       function
-	memAlloc, memFree, memGetAddressRange, pointerGetAttribute     function
-	memHostRegister, memHostUnregister, memHostGetDevicePointer    function
-	memcpyAsync, memcpyBatchV2, memcpyBatch, memsetD8Async         function
-	moduleLoadData, moduleGetFunction, moduleUnload, launchKernel  function
-	ipcGetMemHandle, ipcOpenMemHandle, ipcCloseMemHandle           function
-	memImport, memExport, memCreate, memRelease, memGranularity    function
-	memAddressReserve, memAddressFree, memMap, memUnmap, memAccess function
+	init, driverGetVersion                                        function
+	deviceGetCount, deviceGet, deviceGetName, deviceGetUUID       function
+	deviceGetAttribute, deviceTotalMem, deviceGetPCIBusID         function
+	primaryCtxRetain, primaryCtxRelease, ctxSetCurrent            function
+	streamWriteValue64                                            function
+	streamCreate, streamDestroy                                   function
+	eventCreate, eventDestroy, eventRecord, eventSynchronize      function
+	memAlloc, memFree, memGetAddressRange, pointerGetAttribute    function
+	memHostRegister, memHostUnregister, memHostGetDevicePointer   function
+	memcpyAsync, memcpyBatchV2, memcpyBatch, memsetD8Async        function
+	moduleLoadData, moduleGetFunction, moduleUnload, launchKernel function
+	ipcGetMemHandle, ipcOpenMemHandle, ipcCloseMemHandle          function
 }
 
 func (c *cudaFunctions) required() map[string]*function {
 	return map[string]*function{
-		"cuInit":                         &c.init,
-		"cuDriverGetVersion":             &c.driverGetVersion,
-		"cuDeviceGetCount":               &c.deviceGetCount,
-		"cuDeviceGet":                    &c.deviceGet,
-		"cuDeviceGetName":                &c.deviceGetName,
-		"cuDeviceGetUuid_v2":             &c.deviceGetUUID,
-		"cuDeviceGetAttribute":           &c.deviceGetAttribute,
-		"cuDeviceTotalMem_v2":            &c.deviceTotalMem,
-		"cuDeviceGetPCIBusId":            &c.deviceGetPCIBusID,
-		"cuDevicePrimaryCtxRetain":       &c.primaryCtxRetain,
-		"cuDevicePrimaryCtxRelease_v2":   &c.primaryCtxRelease,
-		"cuCtxSetCurrent":                &c.ctxSetCurrent,
-		"cuStreamCreate":                 &c.streamCreate,
-		"cuStreamDestroy_v2":             &c.streamDestroy,
-		"cuEventCreate":                  &c.eventCreate,
-		"cuEventDestroy_v2":              &c.eventDestroy,
-		"cuEventRecord":                  &c.eventRecord,
-		"cuEventSynchronize":             &c.eventSynchronize,
-		"cuMemAlloc_v2":                  &c.memAlloc,
-		"cuMemFree_v2":                   &c.memFree,
-		"cuMemGetAddressRange_v2":        &c.memGetAddressRange,
-		"cuPointerGetAttribute":          &c.pointerGetAttribute,
-		"cuMemHostRegister_v2":           &c.memHostRegister,
-		"cuMemHostUnregister":            &c.memHostUnregister,
-		"cuMemHostGetDevicePointer_v2":   &c.memHostGetDevicePointer,
-		"cuMemcpyAsync":                  &c.memcpyAsync,
-		"cuMemsetD8Async":                &c.memsetD8Async,
-		"cuModuleLoadData":               &c.moduleLoadData,
-		"cuModuleGetFunction":            &c.moduleGetFunction,
-		"cuModuleUnload":                 &c.moduleUnload,
-		"cuLaunchKernel":                 &c.launchKernel,
-		"cuIpcGetMemHandle":              &c.ipcGetMemHandle,
-		"cuIpcOpenMemHandle_v2":          &c.ipcOpenMemHandle,
-		"cuIpcCloseMemHandle":            &c.ipcCloseMemHandle,
-		"cuMemImportFromShareableHandle": &c.memImport,
-		"cuMemExportToShareableHandle":   &c.memExport,
-		"cuMemCreate":                    &c.memCreate,
-		"cuMemRelease":                   &c.memRelease,
-		"cuMemGetAllocationGranularity":  &c.memGranularity,
-		"cuMemAddressReserve":            &c.memAddressReserve,
-		"cuMemAddressFree":               &c.memAddressFree,
-		"cuMemMap":                       &c.memMap,
-		"cuMemUnmap":                     &c.memUnmap,
-		"cuMemSetAccess":                 &c.memAccess,
+		"cuInit":                       &c.init,
+		"cuDriverGetVersion":           &c.driverGetVersion,
+		"cuDeviceGetCount":             &c.deviceGetCount,
+		"cuDeviceGet":                  &c.deviceGet,
+		"cuDeviceGetName":              &c.deviceGetName,
+		"cuDeviceGetUuid_v2":           &c.deviceGetUUID,
+		"cuDeviceGetAttribute":         &c.deviceGetAttribute,
+		"cuDeviceTotalMem_v2":          &c.deviceTotalMem,
+		"cuDeviceGetPCIBusId":          &c.deviceGetPCIBusID,
+		"cuDevicePrimaryCtxRetain":     &c.primaryCtxRetain,
+		"cuDevicePrimaryCtxRelease_v2": &c.primaryCtxRelease,
+		"cuCtxSetCurrent":              &c.ctxSetCurrent,
+		"cuStreamCreate":               &c.streamCreate,
+		"cuStreamDestroy_v2":           &c.streamDestroy,
+		"cuEventCreate":                &c.eventCreate,
+		"cuEventDestroy_v2":            &c.eventDestroy,
+		"cuEventRecord":                &c.eventRecord,
+		"cuEventSynchronize":           &c.eventSynchronize,
+		"cuMemAlloc_v2":                &c.memAlloc,
+		"cuMemFree_v2":                 &c.memFree,
+		"cuMemGetAddressRange_v2":      &c.memGetAddressRange,
+		"cuPointerGetAttribute":        &c.pointerGetAttribute,
+		"cuMemHostRegister_v2":         &c.memHostRegister,
+		"cuMemHostUnregister":          &c.memHostUnregister,
+		"cuMemHostGetDevicePointer_v2": &c.memHostGetDevicePointer,
+		"cuMemcpyAsync":                &c.memcpyAsync,
+		"cuMemsetD8Async":              &c.memsetD8Async,
+		"cuModuleLoadData":             &c.moduleLoadData,
+		"cuModuleGetFunction":          &c.moduleGetFunction,
+		"cuModuleUnload":               &c.moduleUnload,
+		"cuLaunchKernel":               &c.launchKernel,
+		"cuIpcGetMemHandle":            &c.ipcGetMemHandle,
+		"cuIpcOpenMemHandle_v2":        &c.ipcOpenMemHandle,
+		"cuIpcCloseMemHandle":          &c.ipcCloseMemHandle,
 	}
 }
 

@@ -363,7 +363,7 @@ func (t *Thread) release() error {
 	g.mu.Unlock()
 	var errs []error
 	for _, m := range left {
-		errs = append(errs, t.unmap(m))
+		errs = append(errs, t.call(&g.driver.fn.ipcCloseMemHandle, uintptr(m.Base)))
 	}
 	for _, at := range [...]uint64{g.haltedAt, g.windows.at, g.coders.at} {
 		if at != 0 {

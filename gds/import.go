@@ -14,8 +14,7 @@ type Import struct {
 	Size int64
 
 	gpu    *GPU
-	handle [ipcHandleBytes]byte // of legacy IPC
-	vmm    bool
+	handle [ipcHandleBytes]byte
 	users  int // guarded by gpu.mu
 }
 
@@ -92,79 +91,6 @@ func (t *Thread) checkOwner(address uint64) error {
 	return nil
 }
 
-// Segment is a part of VMM memory: a descriptor of cuMemExportToShareableHandle and its bytes.
-type Segment struct {
-	FD   int
-	Size int64
-}
-
-// MaxSegments bounds one import.
-const MaxSegments = 1 << 14
-
-// ImportVMM maps exported allocations one after the other. The caller keeps the descriptors. Memory of another GPU
-// is refused.
-func (g *GPU) ImportVMM(segments []Segment) (*Import, error) {
-	if len(segments) == 0 || len(segments) > MaxSegments {
-		return nil, fmt.Errorf("%w: %d segments, want 1 to %d", ErrImport, len(segments), MaxSegments)
-	}
-	m := &Import{gpu: g, users: 1, vmm: true}
-	for i, s := range segments {
-		if s.Size <= 0 || s.Size > 1<<46 {
-			return nil, fmt.Errorf("%w: segment %d of %d bytes", ErrImport, i, s.Size)
-		}
-		m.Size += s.Size
-	}
-	err := g.Control(func(t *Thread) error { return t.mapSegments(m, segments) })
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrImport, err)
-	}
-	return m, nil
-}
-
-func (t *Thread) mapSegments(m *Import, segments []Segment) (err error) {
-	fn := &t.gpu.driver.fn
-	if err := t.call(&fn.memAddressReserve, t.outAt(0), uintptr(m.Size), 0, 0, 0); err != nil {
-		return err
-	}
-	m.Base = t.out[0]
-	mapped := int64(0)
-	defer func() {
-		if err != nil {
-			if mapped > 0 {
-				_ = t.call(&fn.memUnmap, uintptr(m.Base), uintptr(mapped))
-			}
-			_ = t.call(&fn.memAddressFree, uintptr(m.Base), uintptr(m.Size))
-		}
-	}()
-	for _, s := range segments {
-		if err := t.call(&fn.memImport, t.outAt(0), uintptr(s.FD), handleDescriptor); err != nil {
-			return err
-		}
-		handle := uintptr(t.out[0])
-		err := t.call(&fn.memMap, uintptr(m.Base)+uintptr(mapped), uintptr(s.Size), 0, handle, 0)
-		if released := t.call(&fn.memRelease, handle); err == nil { // the mapping keeps the memory
-			err = released
-		}
-		if err != nil {
-			return err
-		}
-		mapped += s.Size
-	}
-	t.access = memAccessDesc{memLocation{locationDevice, int32(t.gpu.Ordinal)}, accessReadWrite}
-	if err := t.call(&fn.memAccess, uintptr(m.Base), uintptr(m.Size), uintptr(unsafe.Pointer(&t.access)),
-		1); err != nil {
-		return err
-	}
-	at := m.Base
-	for i, s := range segments {
-		if err := t.checkOwner(at); err != nil {
-			return fmt.Errorf("segment %d: %w", i, err)
-		}
-		at += uint64(s.Size)
-	}
-	return nil
-}
-
 // Close closes one import, and unmaps the memory after the last. Nothing may be able to touch it any more.
 func (m *Import) Close() error {
 	g := m.gpu
@@ -175,24 +101,13 @@ func (m *Import) Close() error {
 		g.mu.Lock()
 		m.users--
 		last := m.users == 0
-		if last && !m.vmm {
+		if last {
 			delete(g.imports, m.handle)
 		}
 		g.mu.Unlock()
 		if !last {
 			return nil
 		}
-		return t.unmap(m)
+		return t.call(&g.driver.fn.ipcCloseMemHandle, uintptr(m.Base))
 	})
-}
-
-func (t *Thread) unmap(m *Import) error {
-	fn := &t.gpu.driver.fn
-	if !m.vmm {
-		return t.call(&fn.ipcCloseMemHandle, uintptr(m.Base))
-	}
-	if err := t.call(&fn.memUnmap, uintptr(m.Base), uintptr(m.Size)); err != nil {
-		return err
-	}
-	return t.call(&fn.memAddressFree, uintptr(m.Base), uintptr(m.Size))
 }

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 func handleOf(t testing.TB, b *Buffer) []byte {
@@ -83,80 +81,4 @@ func TestImportIPCRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Close()
-}
-
-// exported makes VMM memory in this process and gives a descriptor of it.
-func exported(t testing.TB, g *GPU, size int64) int {
-	t.Helper()
-	f, err := g.NewSegment(size)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	return int(f.Fd())
-}
-
-func TestImportVMM(t *testing.T) {
-	g, _ := open(t, Config{Threads: 1})
-	const seg = 2 << 20
-	segments := []Segment{{exported(t, g, seg), seg}, {exported(t, g, 2*seg), 2 * seg}}
-	a, err := g.ImportVMM(segments)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := g.ImportVMM(segments) // the same memory at another address
-	if err != nil || a.Base == b.Base || a.Size != 3*seg {
-		t.Fatalf("%+v, %+v: %v", a, b, err)
-	}
-	want, got := random(3*seg), make([]byte, 3*seg)
-	on(t, g, func(th *Thread) error {
-		if err := th.Write(a.Base, want); err != nil {
-			return err
-		}
-		return th.Read(got, b.Base)
-	})
-	if !bytes.Equal(got, want) {
-		t.Error("two imports of the same memory differ")
-	}
-	for _, m := range []*Import{a, b} {
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-func TestImportVMMRefusals(t *testing.T) {
-	g, double := doubled(t, Config{Threads: 1})
-	const seg = 2 << 20
-	fd := exported(t, g, seg)
-	plain, err := unix.MemfdCreate("plain", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(plain)
-	for name, c := range map[string]struct {
-		segments []Segment
-		rules    string
-	}{
-		"none":          {nil, ""},
-		"empty":         {[]Segment{{fd, 0}}, ""},
-		"negative":      {[]Segment{{fd, -1}}, ""},
-		"wrong size":    {[]Segment{{fd, 2 * seg}}, ""},
-		"not ours":      {[]Segment{{plain, seg}}, ""},
-		"no descriptor": {[]Segment{{-1, seg}}, ""},
-		"second fails":  {[]Segment{{fd, seg}, {plain, seg}}, ""},
-		"no access":     {[]Segment{{fd, seg}}, "cuMemSetAccess:code=101"},
-		"no room":       {[]Segment{{fd, seg}}, "cuMemAddressReserve:code=2"},
-		"another GPU's": {[]Segment{{fd, seg}}, "cuPointerGetAttribute:answer=1"},
-		"in part":       {[]Segment{{fd, seg}, {fd, seg}}, "cuPointerGetAttribute:answer=1:nth=2"},
-		"whose unknown": {[]Segment{{fd, seg}}, "cuPointerGetAttribute:code=1"},
-	} {
-		double.Rules(c.rules)
-		if _, err := g.ImportVMM(c.segments); !errors.Is(err, ErrImport) {
-			t.Errorf("%s: %v", name, err)
-		}
-		if double.Calls("cuMemMap") > 0 && double.Calls("cuMemAddressFree") != 1 {
-			t.Errorf("%s: its addresses were not given back", name)
-		}
-	}
 }

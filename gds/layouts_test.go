@@ -42,8 +42,6 @@ func checkLayout(t *testing.T, version int, header map[string]uintptr) {
 	var d cuFileDescr
 	var p cuFileProperties
 	var at memLocation
-	var prop memAllocationProp
-	var access memAccessDesc
 	var copied memcpyAttributes
 	for name, have := range map[string]uintptr{
 		"CUfileError_t.size": 8, "CUfileError_t.err": 0, "CUfileError_t.cu_err": 4,
@@ -72,22 +70,13 @@ func checkLayout(t *testing.T, version int, header map[string]uintptr) {
 		"CUfilePerGpuStats_t.n_total_writes": totalWrites, "CUfilePerGpuStats_t.n_p2p_writes": totalWrites + 8,
 		"CUfilePerGpuStats_t.n_nvfs_writes": totalWrites + 16, "CUfilePerGpuStats_t.n_posix_writes": totalWrites + 24,
 		"CUmemLocation.size": unsafe.Sizeof(at), "CUmemLocation.type": unsafe.Offsetof(at.Type),
-		"CUmemLocation.id":         unsafe.Offsetof(at.ID),
-		"CUmemAllocationProp.size": unsafe.Sizeof(prop), "CUmemAllocationProp.type": unsafe.Offsetof(prop.Type),
-		"CUmemAllocationProp.requestedHandleTypes": unsafe.Offsetof(prop.HandleTypes),
-		"CUmemAllocationProp.location":             unsafe.Offsetof(prop.Location),
-		"CUmemAllocationProp.allocFlags":           unsafe.Offsetof(prop.Flags),
-		"CUmemAccessDesc.size":                     unsafe.Sizeof(access),
-		"CUmemAccessDesc.location":                 unsafe.Offsetof(access.Location),
-		"CUmemAccessDesc.flags":                    unsafe.Offsetof(access.Flags),
-		"CUmemcpyAttributes.size":                  unsafe.Sizeof(copied),
-		"CUmemcpyAttributes.srcAccessOrder":        unsafe.Offsetof(copied.SourceOrder),
-		"CUmemcpyAttributes.srcLocHint":            unsafe.Offsetof(copied.From),
-		"CUmemcpyAttributes.dstLocHint":            unsafe.Offsetof(copied.To),
-		"CUmemcpyAttributes.flags":                 unsafe.Offsetof(copied.Flags), "CUipcMemHandle.size": ipcHandleBytes,
-		"CUuuid.size":                   unsafe.Sizeof(UUID{}),
-		"CU_MEM_ALLOCATION_TYPE_PINNED": allocationPinned, "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR": handleDescriptor,
-		"CU_MEM_LOCATION_TYPE_DEVICE": locationDevice, "CU_MEM_ACCESS_FLAGS_PROT_READWRITE": accessReadWrite,
+		"CUmemLocation.id":                  unsafe.Offsetof(at.ID),
+		"CUmemcpyAttributes.size":           unsafe.Sizeof(copied),
+		"CUmemcpyAttributes.srcAccessOrder": unsafe.Offsetof(copied.SourceOrder),
+		"CUmemcpyAttributes.srcLocHint":     unsafe.Offsetof(copied.From),
+		"CUmemcpyAttributes.dstLocHint":     unsafe.Offsetof(copied.To),
+		"CUmemcpyAttributes.flags":          unsafe.Offsetof(copied.Flags), "CUipcMemHandle.size": ipcHandleBytes,
+		"CUuuid.size":                         unsafe.Sizeof(UUID{}),
 		"CU_MEMCPY_SRC_ACCESS_ORDER_STREAM":   sourceInStreamOrder,
 		"CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL": attributeDeviceOrdinal,
 		"CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS":  ipcLazyPeerAccess,

@@ -16,12 +16,10 @@ import (
 // for imports is an operating system thread of its own, near the GPU. Use it only inside the function that it was passed to.
 type Thread struct {
 	gpu      *GPU
-	tasks    chan task   // received by a thread of its own; nil: it has none
-	args     [24]uintptr // of the call in progress
-	out      [4]uint64   // results of calls
-	handle   [8]uint64   // an IPC handle
-	access   memAccessDesc
-	prop     memAllocationProp
+	tasks    chan task    // received by a thread of its own; nil: it has none
+	args     [24]uintptr  // of the call in progress
+	out      [4]uint64    // results of calls
+	handle   [8]uint64    // an IPC handle
 	stream   uintptr      // this thread's own
 	event    uintptr      // this thread's own
 	pieces   []Piece      // page-locked: read by a kernel

@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policyset"
@@ -13,29 +14,33 @@ import (
 
 // admin is the gRPC service that changes a running host.
 type admin struct {
-	proto.UnimplementedAdminServer
+	proto.UnimplementedAdminServiceServer
 	policies *policyset.Set
 }
 
-func (a admin) SwapPolicy(ctx context.Context, q *proto.SwapPolicyRequest) (*proto.SwapPolicyReply, error) {
+func (a admin) SwapPolicy(ctx context.Context, q *proto.SwapPolicyRequest) (*proto.SwapPolicyResponse, error) {
 	s, err := a.policies.Swap(ctx, q.Name, config.Policy{Module: q.Module, SHA256: q.Sha256, Config: q.Config})
-	return swapReply(s, err)
-}
-
-func (a admin) PromotePolicy(ctx context.Context, q *proto.PromotePolicyRequest) (*proto.SwapPolicyReply, error) {
-	s, err := a.policies.Promote(ctx, q.Name, q.Root)
-	return swapReply(s, err)
-}
-
-func swapReply(s policyset.Swapped, err error) (*proto.SwapPolicyReply, error) {
 	if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
-	out := &proto.SwapPolicyReply{Module: s.Module, Digest: s.Digest}
+	return &proto.SwapPolicyResponse{Swap: swapMessage(&s)}, nil
+}
+
+func (a admin) PromotePolicy(ctx context.Context, q *proto.PromotePolicyRequest) (*proto.PromotePolicyResponse, error) {
+	s, err := a.policies.Promote(ctx, q.Name, q.Root)
+	if err != nil {
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
+	}
+	return &proto.PromotePolicyResponse{Swap: swapMessage(&s)}, nil
+}
+
+func swapMessage(s *policyset.Swapped) *proto.Swap {
+	out := &proto.Swap{Module: s.Module, Digest: digestOf(s.Digest)}
 	for _, t := range s.Taken {
 		out.Taken = append(out.Taken, &proto.PolicyTaken{
-			Role: t.Role.String(), Root: t.Root, From: t.From, Handover: t.Handover.String(), Entries: uint64(t.Entries), Seconds: t.Took.Seconds(),
+			Role: proto.Value[proto.PolicyRole](t.Role.String()), Root: t.Root, From: digestOf(t.From),
+			Handover: proto.Value[proto.Handover](t.Handover.String()), Entries: uint64(t.Entries), Time: durationpb.New(t.Took),
 		})
 	}
-	return out, nil
+	return out
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // notReady says why the host is not ready to serve as it is configured to; see the keys http.ready_*.
-func (h *Host) notReady(st *proto.StatusReply) (why []string) {
+func (h *Host) notReady(st *proto.StatusResponse) (why []string) {
 	if !st.Serving {
 		why = append(why, "starting: clients cannot connect yet")
 	}

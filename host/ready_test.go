@@ -9,7 +9,7 @@ import (
 
 // What makes a host not ready follows the keys http.ready_*.
 func TestReady(t *testing.T) {
-	st := &proto.StatusReply{
+	st := &proto.StatusResponse{
 		Serving:  true,
 		Roots:    []*proto.RootStatus{{Path: "a", Scanning: true}},
 		Policies: []*proto.PolicyStatus{{Name: "p", State: proto.PolicyState_POLICY_STATE_QUARANTINE}},

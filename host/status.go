@@ -3,6 +3,9 @@ package host
 import (
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/proto"
@@ -13,10 +16,10 @@ import (
 )
 
 // Status is the part of the Status call that the server cannot answer itself.
-func (h *Host) Status() *proto.StatusReply {
+func (h *Host) Status() *proto.StatusResponse {
 	st := h.store.Stats()
 	policies := h.policies.Memory()
-	out := &proto.StatusReply{PolicyMemory: policies.Used(), PolicyMemoryLimit: policies.Limit()}
+	out := &proto.StatusResponse{PolicyMemory: policies.Used(), PolicyMemoryLimit: policies.Limit()}
 	for i := range st.Policies {
 		out.Policies = append(out.Policies, policyStatus(&st.Policies[i]))
 	}
@@ -31,9 +34,14 @@ func (h *Host) Status() *proto.StatusReply {
 			out.Routes = append(out.Routes, routeStatus(&t, &t.Routes[i]))
 		}
 	}
+	var bounds []*durationpb.Duration
+	for _, seconds := range activity.Bounds {
+		bounds = append(bounds, durationpb.New(time.Duration(seconds*1e9)))
+	}
 	for _, l := range h.server.Latencies() {
 		out.Latencies = append(out.Latencies, &proto.LatencyStatus{
-			Answer: l.Answer.String(), Count: l.Count, Seconds: l.Sum.Seconds(), Bounds: activity.Bounds[:], Buckets: l.Buckets[:],
+			Answer: proto.Value[proto.Answer](l.Answer.String()), Count: l.Count, Sum: durationpb.New(l.Sum), Bounds: bounds,
+			Buckets: l.Buckets[:],
 		})
 	}
 	for _, u := range h.server.Usage() {
@@ -63,7 +71,7 @@ func rootStatus(r *store.RootStats) *proto.RootStatus {
 		Compression: r.Why,
 	}
 	if !r.Since.IsZero() {
-		out.Since = float64(r.Since.UnixMilli()) / 1e3
+		out.Since = timestamppb.New(r.Since)
 	}
 	switch r.State {
 	case health.In:
@@ -80,14 +88,15 @@ func rootStatus(r *store.RootStats) *proto.RootStatus {
 
 func routeStatus(t *transfer.Traffic, r *transfer.RouteTraffic) *proto.RouteStatus {
 	return &proto.RouteStatus{
-		Gpu: observe.GPULabel(t.Device), Root: t.Root, Route: r.Route, Direction: observe.Direction(t.Kind), Files: uint64(r.Files),
-		Bytes: uint64(r.Bytes), Errors: uint64(r.Errors), InFlight: uint32(r.InFlight), BusySeconds: r.Busy.Seconds(),
+		Gpu: observe.GPULabel(t.Device), Root: t.Root, Route: proto.Value[proto.Route](r.Route),
+		Direction: proto.Value[proto.Direction](observe.Direction(t.Kind)), Files: uint64(r.Files),
+		Bytes: uint64(r.Bytes), Errors: uint64(r.Errors), InFlight: uint32(r.InFlight), Busy: durationpb.New(r.Busy),
 	}
 }
 
 func policyStatus(p *store.PolicyStats) *proto.PolicyStatus {
 	out := statusOf(&p.Stats, p.Name, p.Version, p.Since)
-	out.Root = p.Root
+	out.Root, out.State = p.Root, proto.PolicyState_POLICY_STATE_ACTING
 	switch {
 	case p.Quarantine != nil:
 		out.State, out.Reason = proto.PolicyState_POLICY_STATE_QUARANTINE, p.Quarantine.Error()
@@ -111,8 +120,17 @@ func shadowStatus(p *store.ShadowStats) *proto.PolicyStatus {
 
 func statusOf(p *policy.Stats, name, version string, since time.Time) *proto.PolicyStatus {
 	return &proto.PolicyStatus{
-		Name: name, Version: version, Since: float64(since.UnixMilli()) / 1e3, Role: p.Role.String(), Module: p.Module, Digest: p.Digest,
-		Calls: p.Calls, Records: p.Records, Seconds: p.Time.Seconds(), Faults: p.Faults, Fuel: p.Fuel,
+		Name: name, Version: version, Since: timestamppb.New(since), Role: proto.Value[proto.PolicyRole](p.Role.String()), Module: p.Module,
+		Digest: digestOf(p.Digest),
+		Calls:  p.Calls, Records: p.Records, Time: durationpb.New(p.Time), Faults: p.Faults, Fuel: p.Fuel,
 		Memory: p.Memory,
 	}
+}
+
+// digestOf is a module's digest, empty for one that is built in.
+func digestOf(digest string) string {
+	if digest == "native" {
+		return ""
+	}
+	return digest
 }

@@ -1,6 +1,6 @@
 """Moves KV pages of a PyTorch process through a running kvhost, and compares every byte.
 
-    python torch_demo.py /run/kvhost/kvhost.sock --shape llama --memory ipc --operations 1000
+    python torch_demo.py /run/kvhost/kvhost.sock --shape llama --operations 1000
 
 Chunks with known bytes are stored from the GPU, blocks are shuffled and poisoned before each load, and each load is
 compared on the GPU. Exits with 1 if any byte differs or any operation fails.
@@ -37,25 +37,14 @@ POISON = 0xA5
 class Pages:
     """One tensor per layer, pages of blocks one after the other, as engines keep them."""
 
-    def __init__(self, memory: str, layers: int, page: int, blocks: int) -> None:
+    def __init__(self, layers: int, page: int, blocks: int) -> None:
         self.page, self.blocks = page, blocks
-        if memory == "ipc":
-            self.layers = [torch.empty(blocks * page, dtype=torch.uint8, device="cuda") for _ in range(layers)]
-        else:
-            self.vmm = cuda.VmmMemory(layers * blocks * page, segment_bytes=20 << 20)
-            flat = torch.as_tensor(self.vmm, device="cuda")
-            self.layers = [flat[i * blocks * page : (i + 1) * blocks * page] for i in range(layers)]
+        self.layers = [torch.empty(blocks * page, dtype=torch.uint8, device="cuda") for _ in range(layers)]
         self.view = [t.view(blocks, page) for t in self.layers]
 
-    def register(self, host: kvhost.Session, memory: str) -> None:
-        if memory == "ipc":
-            where = [cuda.export_ipc(t.data_ptr()) for t in self.layers]
-            host.register_ipc(0, [w.handle for w in where], [kvhost.Region(w.offset, self.page, self.blocks) for w in where])
-        else:
-            plane = self.blocks * self.page
-            host.register_vmm(
-                0, self.vmm.segments, [kvhost.Region(i * plane, self.page, self.blocks) for i in range(len(self.layers))]
-            )
+    def register(self, host: kvhost.Session) -> None:
+        where = [cuda.export_ipc(t.data_ptr()) for t in self.layers]
+        host.register(0, [w.handle for w in where], [kvhost.Region(w.offset, self.page, self.blocks) for w in where])
 
     def write(self, ids: torch.Tensor, chunks: torch.Tensor) -> None:
         """Fills blocks, as many for each chunk, with what the chunks hold."""
@@ -99,8 +88,8 @@ class Demo:
         self.host, self.a = host, a
         self.layers, self.page, self.per_chunk = SHAPES[a.shape]
         self.blocks = 2 * a.batch * self.per_chunk
-        self.pages = Pages(a.memory, self.layers, self.page, self.blocks)
-        self.pages.register(host, a.memory)
+        self.pages = Pages(self.layers, self.page, self.blocks)
+        self.pages.register(host)
         self.keys = [hashlib.sha256(b"0").digest()]
         while len(self.keys) < a.chunks:
             self.keys.append(hashlib.sha256(self.keys[-1]).digest())
@@ -292,7 +281,7 @@ class Demo:
         print(f"host killed: the waiting stream went on after {1e3 * (time.perf_counter() - start):.1f} ms, status {held.statuses()}")
         try:
             job.wait(30)
-        except kvhost.HostGone:
+        except kvhost.HostGoneError:
             raise SystemExit(0 if 2 in held.statuses() and 0 not in held.statuses() else 1) from None
         raise SystemExit(1)
 
@@ -301,7 +290,6 @@ def main() -> None:
     args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     args.add_argument("socket")
     args.add_argument("--shape", choices=SHAPES, default="llama")
-    args.add_argument("--memory", choices=["ipc", "vmm"], default="ipc")
     args.add_argument("--order", choices=["wait", "timeline", "layers"], default="wait")
     args.add_argument("--chunks", type=int, default=64, help="distinct chunks")
     args.add_argument("--operations", type=int, default=256, help="chunks stored and loaded, all in all")
@@ -332,7 +320,7 @@ def main() -> None:
         return d.bytes[what] / d.seconds[what] / 1e9 if d.seconds[what] else 0
 
     print(
-        f"{a.shape} {a.memory} {a.order}: {done} chunk operations, {a.chunks} distinct; stored {rate('store'):.1f} GB/s, "
+        f"{a.shape} {a.order}: {done} chunk operations, {a.chunks} distinct; stored {rate('store'):.1f} GB/s, "
         f"loaded {rate('load'):.1f} GB/s of {d.bytes['load'] >> 20} MiB; missed {d.missed}, failed stores {d.failed}, "
         f"failed loads {d.damaged} (blocks by code {d.why}), bytes that differ {d.wrong}"
     )

@@ -61,15 +61,6 @@ int main(void) {
   SIZE(CUmemLocation);
   AT(CUmemLocation, type);
   AT(CUmemLocation, id);
-  SIZE(CUmemAllocationProp);
-  AT(CUmemAllocationProp, type);
-  AT(CUmemAllocationProp, requestedHandleTypes);
-  AT(CUmemAllocationProp, location);
-  AT(CUmemAllocationProp, win32HandleMetaData);
-  AT(CUmemAllocationProp, allocFlags);
-  SIZE(CUmemAccessDesc);
-  AT(CUmemAccessDesc, location);
-  AT(CUmemAccessDesc, flags);
   SIZE(CUmemcpyAttributes);
   AT(CUmemcpyAttributes, srcAccessOrder);
   AT(CUmemcpyAttributes, srcLocHint);
@@ -77,10 +68,6 @@ int main(void) {
   AT(CUmemcpyAttributes, flags);
   SIZE(CUipcMemHandle);
   SIZE(CUuuid);
-  VALUE(CU_MEM_ALLOCATION_TYPE_PINNED);
-  VALUE(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-  VALUE(CU_MEM_LOCATION_TYPE_DEVICE);
-  VALUE(CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   VALUE(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
   VALUE(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
   VALUE(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);

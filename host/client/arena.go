@@ -149,7 +149,7 @@ func (s *Session) register(ctx context.Context, group uint32, planes []PlaneRegi
 		r.Plane, r.Offset, r.Stride, r.Blocks = uint32(i), uint64(p.Offset), uint64(p.Stride), p.Blocks
 		m.Regions = append(m.Regions, r)
 	}
-	if _, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Register{Register: m}}); err != nil {
+	if _, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Register{Register: m}}); err != nil {
 		return nil, err
 	}
 	return &Registration{s, group}, nil
@@ -158,7 +158,7 @@ func (s *Session) register(ctx context.Context, group uint32, planes []PlaneRegi
 // Unregister returns when the host can no longer touch the pages. It waits for the jobs that use them.
 func (r *Registration) Unregister(ctx context.Context) error {
 	_, err := r.session.ask(ctx,
-		&proto.ClientMessage{Body: &proto.ClientMessage_Unregister{Unregister: &proto.Unregister{Group: r.group}}})
+		&proto.SessionRequest{Body: &proto.SessionRequest_Unregister{Unregister: &proto.Unregister{Group: r.group}}})
 	return err
 }
 

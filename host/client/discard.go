@@ -41,7 +41,7 @@ func (r DiscardResult) String() string {
 // key. Entries in use and those that another tenant stored stay.
 func (s *Session) Discard(ctx context.Context, group uint32, keys []kv.Key) ([]DiscardResult, error) {
 	m := &proto.Discard{Group: group, Keys: proto.PackKeys(keys, s.hello.Namespace.KeyBytes)}
-	r, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Discard{Discard: m}})
+	r, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Discard{Discard: m}})
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ type EventBatch struct {
 
 // Events is a stream of events.
 type Events struct {
-	stream grpc.ServerStreamingClient[proto.EventBatch]
+	stream grpc.ServerStreamingClient[proto.EventsResponse]
 }
 
 // Events streams what becomes resident in the host and what goes, of the session's namespace or of all, until the context

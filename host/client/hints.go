@@ -2,8 +2,9 @@ package client
 
 import (
 	"context"
-	"math"
 	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -35,8 +36,8 @@ type Hints struct {
 func (s *Session) EndRequest(ctx context.Context, request uint32, hints Hints) error {
 	m := &proto.EndRequest{
 		Request: request, Reason: proto.EndReason(hints.Reason), TokensIn: hints.TokensIn, TokensOut: hints.TokensOut,
-		Priority: hints.Priority, ReturnMillis: uint32(min(max(hints.Return.Milliseconds(), 0), math.MaxUint32)),
+		Priority: hints.Priority, ReturnAfter: durationpb.New(hints.Return),
 	}
-	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: m}})
+	_, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_EndRequest{EndRequest: m}})
 	return err
 }

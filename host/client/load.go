@@ -74,15 +74,15 @@ func (s *Session) Load(ctx context.Context, l *Lookup, chunks []LoadChunk, opt L
 	}
 	j := &LoadJob{session: s, chunks: len(chunks), layers: opt.Layers, order: opt.Timeline, over: make(chan struct{})}
 	var err error
-	if j.id, err = s.start(&proto.ClientMessage{Traceparent: traceparentOf(ctx), Body: &proto.ClientMessage_Load{Load: m}}, j); err != nil {
+	if j.id, err = s.start(&proto.SessionRequest{Traceparent: traceparentOf(ctx), Body: &proto.SessionRequest_Load{Load: m}}, j); err != nil {
 		return nil, err
 	}
 	return j, nil
 }
 
-func (j *LoadJob) answer(m *proto.HostMessage) bool {
+func (j *LoadJob) answer(m *proto.SessionResponse) bool {
 	switch b := m.GetBody().(type) {
-	case *proto.HostMessage_LoadLayer:
+	case *proto.SessionResponse_LoadLayer:
 		if j.layers != nil {
 			failed := make([]int, len(b.LoadLayer.GetFailed()))
 			for i, c := range b.LoadLayer.GetFailed() {
@@ -91,7 +91,7 @@ func (j *LoadJob) answer(m *proto.HostMessage) bool {
 			j.layers(b.LoadLayer.GetLayer(), failed)
 		}
 		return false
-	case *proto.HostMessage_LoadDone:
+	case *proto.SessionResponse_LoadDone:
 		j.result = LoadResult{Bytes: int64(b.LoadDone.GetBytes()), Cancelled: b.LoadDone.GetCancelled()}
 		for _, f := range b.LoadDone.GetFailures() {
 			err := failure(f.GetCode(), f.GetMessage())
@@ -99,7 +99,7 @@ func (j *LoadJob) answer(m *proto.HostMessage) bool {
 				j.result.Failed = append(j.result.Failed, BlockError{Block: block, Chunk: int(f.GetChunk()), Err: err})
 			}
 		}
-	case *proto.HostMessage_Error:
+	case *proto.SessionResponse_Error:
 		j.err = refusal(b.Error)
 		j.order.abandon()
 	default:
@@ -132,6 +132,6 @@ func (j *LoadJob) Cancel(ctx context.Context) error { return j.session.cancelJob
 // Advance reports that the first n layers of the order are consumed. It has an effect on loads with a Prefetch.
 func (j *LoadJob) Advance(ctx context.Context, n uint32) error {
 	_, err := j.session.ask(ctx,
-		&proto.ClientMessage{Body: &proto.ClientMessage_Advance{Advance: &proto.Advance{Job: j.id, Layers: n}}})
+		&proto.SessionRequest{Body: &proto.SessionRequest_Advance{Advance: &proto.Advance{Job: j.id, Layers: n}}})
 	return err
 }

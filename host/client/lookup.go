@@ -51,13 +51,13 @@ func (s *Session) Lookup(ctx context.Context, q LookupRequest) (*Lookup, error) 
 		Request: q.Request, Group: q.Group, First: q.First, Readers: q.Readers, Prefetch: q.Prefetch,
 		Keys: proto.PackKeys(q.Keys, s.hello.Namespace.KeyBytes),
 	}
-	r, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: m}})
+	r, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Lookup{Lookup: m}})
 	if err != nil {
 		return nil, err
 	}
 	a := r.GetLookup()
 	return &Lookup{session: s, group: q.Group, lease: a.GetLease(), first: int(q.First), hits: int(a.GetHits()),
-		bits: a.GetBits(), Bytes: int64(a.GetBytes()), LoadTime: time.Duration(a.GetLoadMicros()) * time.Microsecond,
+		bits: a.GetBits(), Bytes: int64(a.GetBytes()), LoadTime: a.GetLoadTime().AsDuration(),
 		levels: a.GetLevels()}, nil
 }
 
@@ -82,8 +82,7 @@ func (l *Lookup) Has(i int) bool {
 func (l *Lookup) Levels() []LevelHits {
 	list := make([]LevelHits, len(l.levels))
 	for i, in := range l.levels {
-		list[i] = LevelHits{int(in.GetLevel()), int(in.GetChunks()), int64(in.GetBytes()),
-			time.Duration(in.GetMicros()) * time.Microsecond}
+		list[i] = LevelHits{int(in.GetLevel()), int(in.GetChunks()), int64(in.GetBytes()), in.GetLoadTime().AsDuration()}
 	}
 	return list
 }
@@ -97,6 +96,6 @@ func (l *Lookup) Release(ctx context.Context) error {
 		return nil
 	}
 	_, err := l.session.ask(ctx,
-		&proto.ClientMessage{Body: &proto.ClientMessage_Release{Release: &proto.Release{Lease: l.lease}}})
+		&proto.SessionRequest{Body: &proto.SessionRequest_Release{Release: &proto.Release{Lease: l.lease}}})
 	return err
 }

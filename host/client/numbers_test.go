@@ -27,7 +27,7 @@ func TestNumbersAreTheProtocols(t *testing.T) {
 		}
 	}
 	for own, wire := range map[EndReason]proto.EndReason{
-		EndUnknown: proto.EndReason_END_REASON_UNKNOWN, EndStop: proto.EndReason_END_REASON_STOP,
+		EndUnknown: proto.EndReason_END_REASON_UNSPECIFIED, EndStop: proto.EndReason_END_REASON_STOP,
 		EndLength: proto.EndReason_END_REASON_LENGTH, EndToolCall: proto.EndReason_END_REASON_TOOL_CALL,
 		EndAbort: proto.EndReason_END_REASON_ABORT,
 	} {

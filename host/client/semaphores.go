@@ -31,24 +31,18 @@ func (s *Session) ShareSemaphores(ctx context.Context, a *Arena, offset int64, c
 		return nil, err
 	}
 	m := &proto.Semaphores{Handle: &proto.Semaphores_Memfd{Memfd: tag}, Offset: uint64(offset), Count: uint32(count)}
-	if _, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Semaphores{Semaphores: m}}); err != nil {
+	if _, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Semaphores{Semaphores: m}}); err != nil {
 		return nil, err
 	}
 	return &Semaphores{values: unsafe.Slice((*uint64)(unsafe.Pointer(&a.data[offset])), count)}, nil
 }
 
-// ShareDeviceSemaphores shares semaphores in memory of cuMemCreate on the session's GPU, at an offset in its
-// segments. Timelines name them, but this package cannot reach them without [Semaphores.Access]: the caller then
+// ShareDeviceSemaphores shares semaphores in memory of the session's GPU: the result of cuIpcGetMemHandle, and an offset in
+// its allocation. Timelines name them, but this package cannot reach them without [Semaphores.Access]: the caller then
 // must write the semaphores of a refused job, and after the host's death (see Session.Ended) those of all jobs.
-func (s *Session) ShareDeviceSemaphores(ctx context.Context, segments []Segment, offset int64,
-	count int) (*Semaphores, error) {
-	vmm, err := s.passSegments(ctx, segments)
-	if err != nil {
-		return nil, err
-	}
-	m := &proto.Semaphores{Handle: &proto.Semaphores_CudaVmm{CudaVmm: vmm}, Offset: uint64(offset),
-		Count: uint32(count)}
-	if _, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Semaphores{Semaphores: m}}); err != nil {
+func (s *Session) ShareDeviceSemaphores(ctx context.Context, handle []byte, offset int64, count int) (*Semaphores, error) {
+	m := &proto.Semaphores{Handle: &proto.Semaphores_CudaIpc{CudaIpc: handle}, Offset: uint64(offset), Count: uint32(count)}
+	if _, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Semaphores{Semaphores: m}}); err != nil {
 		return nil, err
 	}
 	return &Semaphores{}, nil
@@ -123,7 +117,11 @@ func (t *Timeline) message() *proto.Timeline {
 	if t == nil {
 		return nil
 	}
-	m := &proto.Timeline{Wait: uint32(t.Wait), WaitValue: t.WaitValue, Done: uint32(t.Done), DoneValue: t.DoneValue}
+	m := &proto.Timeline{Done: uint32(t.Done), DoneValue: t.DoneValue}
+	if t.WaitValue != 0 {
+		wait := uint32(t.Wait)
+		m.Wait, m.WaitValue = &wait, t.WaitValue
+	}
 	if t.Status >= 0 {
 		status := uint32(t.Status)
 		m.Status = &status

@@ -54,8 +54,8 @@ type Session struct {
 	hello  Hello
 	host   Host
 	conn   *grpc.ClientConn
-	stub   proto.HostClient
-	stream grpc.BidiStreamingClient[proto.ClientMessage, proto.HostMessage]
+	stub   proto.EngineServiceClient
+	stream grpc.BidiStreamingClient[proto.SessionRequest, proto.SessionResponse]
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when the receiver has ended and every call has been answered
 
@@ -74,7 +74,7 @@ type Session struct {
 // call receives every message under its id, on the receiver's goroutine.
 type call interface {
 	// answer reports whether the call is complete.
-	answer(*proto.HostMessage) bool
+	answer(*proto.SessionResponse) bool
 	// lost is called instead of the answers that will not come.
 	lost(error)
 }
@@ -107,7 +107,7 @@ func Dial(ctx context.Context, h Hello) (*Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrHostGone, h.Socket, err)
 	}
-	s := &Session{hello: h, conn: conn, stub: proto.NewHostClient(conn), calls: map[uint64]call{},
+	s := &Session{hello: h, conn: conn, stub: proto.NewEngineServiceClient(conn), calls: map[uint64]call{},
 		ended: make(chan struct{})}
 	streamCtx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
@@ -143,7 +143,7 @@ func (s *Session) dialError(ctx context.Context, err error) error {
 
 func (s *Session) greet(ctx context.Context) error {
 	h := &s.hello
-	m, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Hello{Hello: &proto.Hello{
+	m, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Hello{Hello: &proto.Hello{
 		Protocol: proto.Protocol, Engine: h.Engine, Role: h.Role, Rank: h.Rank, LocalRanks: h.LocalRanks,
 		DeviceUuid: h.DeviceUUID, Namespace: proto.FromNamespace(&h.Namespace), Tenant: h.Tenant,
 		UnsealedMemory: h.UnsealedMemory,
@@ -158,7 +158,7 @@ func (s *Session) greet(ctx context.Context) error {
 	}
 	s.nonce, s.descriptors = r.GetNonce(), h.Socket+proto.DescriptorSuffix
 	s.host = Host{
-		Version: r.GetVersion(), Levels: int(r.GetLevels()), LeaseTTL: time.Duration(r.GetLeaseMillis()) * time.Millisecond,
+		Version: r.GetVersion(), Levels: int(r.GetLevels()), LeaseTTL: r.GetLeaseTime().AsDuration(),
 		Session: r.GetSession(),
 	}
 	l := r.GetLimits()
@@ -250,7 +250,7 @@ func (s *Session) drop(id uint64) {
 }
 
 // start sends a message and enters its call under its id.
-func (s *Session) start(m *proto.ClientMessage, c call) (uint64, error) {
+func (s *Session) start(m *proto.SessionRequest, c call) (uint64, error) {
 	s.send.Lock()
 	defer s.send.Unlock()
 	s.lastID++
@@ -286,11 +286,11 @@ func (s *Session) maxMessage() int {
 type one chan reply
 
 type reply struct {
-	m   *proto.HostMessage
+	m   *proto.SessionResponse
 	err error
 }
 
-func (o one) answer(m *proto.HostMessage) bool {
+func (o one) answer(m *proto.SessionResponse) bool {
 	if l := m.GetLookup(); l.GetPending() {
 		return false // the final answer follows
 	}
@@ -305,7 +305,7 @@ func (o one) answer(m *proto.HostMessage) bool {
 func (o one) lost(err error) { o <- reply{err: err} }
 
 // ask sends a message and waits for its one answer.
-func (s *Session) ask(ctx context.Context, m *proto.ClientMessage) (*proto.HostMessage, error) {
+func (s *Session) ask(ctx context.Context, m *proto.SessionRequest) (*proto.SessionResponse, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -324,12 +324,12 @@ func (s *Session) ask(ctx context.Context, m *proto.ClientMessage) (*proto.HostM
 
 // Ping returns when the host has answered.
 func (s *Session) Ping(ctx context.Context) error {
-	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Ping{Ping: &proto.Ping{}}})
+	_, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Ping{Ping: &proto.Ping{}}})
 	return err
 }
 
-// Flush returns when no copy of the jobs sent so far can touch their blocks any more. The jobs keep running.
-func (s *Session) Flush(ctx context.Context) error {
-	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Flush{Flush: &proto.Flush{}}})
+// AwaitCopies returns when no copy of the jobs sent so far can touch their blocks any more. The jobs keep running.
+func (s *Session) AwaitCopies(ctx context.Context) error {
+	_, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_AwaitCopies{AwaitCopies: &proto.AwaitCopies{}}})
 	return err
 }

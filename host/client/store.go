@@ -103,24 +103,24 @@ func (s *Session) Store(ctx context.Context, request, group uint32, chunks []Sto
 	j := &StoreJob{session: s, order: order, chunks: len(chunks), read: make(chan struct{}),
 		published: make(chan struct{})}
 	var err error
-	ask := &proto.ClientMessage{Traceparent: traceparentOf(ctx), Body: &proto.ClientMessage_Store{Store: m}}
+	ask := &proto.SessionRequest{Traceparent: traceparentOf(ctx), Body: &proto.SessionRequest_Store{Store: m}}
 	if j.id, err = s.start(ask, j); err != nil {
 		return nil, err
 	}
 	return j, nil
 }
 
-func (j *StoreJob) answer(m *proto.HostMessage) bool {
+func (j *StoreJob) answer(m *proto.SessionResponse) bool {
 	switch b := m.GetBody().(type) {
-	case *proto.HostMessage_StoreRead:
+	case *proto.SessionResponse_StoreRead:
 		j.freed()
 		return false
-	case *proto.HostMessage_StorePublished:
+	case *proto.SessionResponse_StorePublished:
 		j.result = storeResult(b.StorePublished)
 		if len(j.result.Chunks) != j.chunks {
 			j.err = fmt.Errorf("%w: %d results for %d chunks", ErrHostGone, len(j.result.Chunks), j.chunks)
 		}
-	case *proto.HostMessage_Error:
+	case *proto.SessionResponse_Error:
 		j.err = refusal(b.Error)
 		j.order.abandon()
 	default:
@@ -189,6 +189,6 @@ func (j *StoreJob) Published(ctx context.Context) (StoreResult, error) {
 func (j *StoreJob) Cancel(ctx context.Context) error { return j.session.cancelJob(ctx, j.id) }
 
 func (s *Session) cancelJob(ctx context.Context, id uint64) error {
-	_, err := s.ask(ctx, &proto.ClientMessage{Body: &proto.ClientMessage_Cancel{Cancel: &proto.Cancel{Job: id}}})
+	_, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Cancel{Cancel: &proto.Cancel{Job: id}}})
 	return err
 }

@@ -1,13 +1,13 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -77,18 +77,18 @@ type refusedPolicy struct{ error }
 func (refusedPolicy) Is(target error) bool { return target == policyset.ErrPolicy }
 
 func swapPolicy(c *grpc.ClientConn, ctx context.Context, q *proto.SwapPolicyRequest,
-	o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {
-	return proto.NewAdminClient(c).SwapPolicy(ctx, q, o...)
+	o ...grpc.CallOption) (*proto.SwapPolicyResponse, error) {
+	return proto.NewAdminServiceClient(c).SwapPolicy(ctx, q, o...)
 }
 
 func promotePolicy(c *grpc.ClientConn, ctx context.Context, q *proto.PromotePolicyRequest,
-	o ...grpc.CallOption) (*proto.SwapPolicyReply, error) {
-	return proto.NewAdminClient(c).PromotePolicy(ctx, q, o...)
+	o ...grpc.CallOption) (*proto.PromotePolicyResponse, error) {
+	return proto.NewAdminServiceClient(c).PromotePolicy(ctx, q, o...)
 }
 
 func hostStatus(c *grpc.ClientConn, ctx context.Context, q *proto.StatusRequest,
-	o ...grpc.CallOption) (*proto.StatusReply, error) {
-	return proto.NewHostClient(c).Status(ctx, q, o...)
+	o ...grpc.CallOption) (*proto.StatusResponse, error) {
+	return proto.NewStatusServiceClient(c).Status(ctx, q, o...)
 }
 
 func newPolicyList() *cobra.Command {
@@ -104,7 +104,7 @@ func newPolicyList() *cobra.Command {
 				return err
 			}
 			if asJSON {
-				return printStatus(cmd.OutOrStdout(), &proto.StatusReply{Policies: st.Policies,
+				return printStatus(cmd.OutOrStdout(), &proto.StatusResponse{Policies: st.Policies,
 					PolicyMemory: st.PolicyMemory, PolicyMemoryLimit: st.PolicyMemoryLimit})
 			}
 			return listPolicies(cmd.OutOrStdout(), st)
@@ -115,12 +115,12 @@ func newPolicyList() *cobra.Command {
 	return cmd
 }
 
-func listPolicies(w io.Writer, st *proto.StatusReply) error {
+func listPolicies(w io.Writer, st *proto.StatusResponse) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t,
 		"POLICY\tROLE\tSTATE\tMODULE\tVERSION\tSHA-256\tSINCE\tCALLS\tFAULTS\tFUEL/RECORD\tMEMORY\tHIT RATIO\tWHERE")
 	for _, p := range st.Policies {
-		state := strings.ToLower(strings.TrimPrefix(p.State.String(), "POLICY_STATE_"))
+		state := proto.Word(p.State)
 		ratio, where := "", p.Root
 		switch {
 		case p.Trial != nil:
@@ -129,14 +129,11 @@ func listPolicies(w io.Writer, st *proto.StatusReply) error {
 			if p.Trial.Dropped > 0 {
 				where += fmt.Sprintf(", %d steps dropped", p.Trial.Dropped)
 			}
-		case p.Role == "evict":
+		case p.Role == proto.PolicyRole_POLICY_ROLE_EVICT:
 			ratio = share(st.Counters["lookup_hits"], st.Counters["lookup_keys"])
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", p.Name, p.Role, state, p.Module, p.Version,
-			short(p.Digest),
-			time.UnixMilli(int64(p.Since*1e3)).UTC().Format(time.DateTime), p.Calls, p.Faults, perRecord(p),
-			memoryOf(p), ratio,
-			where)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\n", p.Name, proto.Word(p.Role), state, p.Module, p.Version,
+			short(p.Digest), p.Since.AsTime().Format(time.DateTime), p.Calls, p.Faults, perRecord(p), memoryOf(p), ratio, where)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -178,7 +175,7 @@ func memoryOf(p *proto.PolicyStatus) string {
 func mebibytes(n uint64) string { return fmt.Sprintf("%d MiB", (n+1<<20-1)>>20) }
 
 // short is enough of a digest for people to tell modules apart.
-func short(digest string) string { return digest[:min(len(digest), 12)] }
+func short(digest string) string { return cmp.Or(digest[:min(len(digest), 12)], "built in") }
 
 func newPolicySwap() *cobra.Command {
 	var r running
@@ -205,7 +202,7 @@ configuration.`,
 			if err != nil {
 				return err
 			}
-			printTaken(cmd.OutOrStdout(), args[0], a)
+			printTaken(cmd.OutOrStdout(), args[0], a.Swap)
 			return nil
 		},
 	}
@@ -225,15 +222,15 @@ func modulePath(module string) string {
 	return module
 }
 
-func printTaken(w io.Writer, name string, a *proto.SwapPolicyReply) {
+func printTaken(w io.Writer, name string, a *proto.Swap) {
 	fmt.Fprintf(w, "%s is %s, sha256 %s\n", name, a.Module, a.Digest)
 	for _, t := range a.Taken {
 		switch t.Role {
-		case "evict":
+		case proto.PolicyRole_POLICY_ROLE_EVICT:
 			fmt.Fprintf(w, "  evict %s: replaced %s, handover by %s, %d entries, %.3f s\n", t.Root, short(t.From),
-				t.Handover, t.Entries, t.Seconds)
+				proto.Word(t.Handover), t.Entries, t.Time.AsDuration().Seconds())
 		default:
-			fmt.Fprintf(w, "  %s: replaced %s\n", t.Role, short(t.From))
+			fmt.Fprintf(w, "  %s: replaced %s\n", proto.Word(t.Role), short(t.From))
 		}
 	}
 }
@@ -254,7 +251,7 @@ To keep it, write it to the configuration.`,
 			if err != nil {
 				return err
 			}
-			printTaken(cmd.OutOrStdout(), args[0], a)
+			printTaken(cmd.OutOrStdout(), args[0], a.Swap)
 			return nil
 		},
 	}

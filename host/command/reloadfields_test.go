@@ -20,7 +20,7 @@ type fieldFile struct {
 // took checks that a policy of this name acts as a role, from a module.
 func took(name, role, module string) func(*served, string) {
 	return func(h *served, key string) {
-		if p := h.acting(name); p == nil || p.Role != role || p.Module != module || p.State != proto.PolicyState_POLICY_STATE_ACTING {
+		if p := h.acting(name); p == nil || proto.Word(p.Role) != role || p.Module != module || p.State != proto.PolicyState_POLICY_STATE_ACTING {
 			h.Errorf("%s: %v", key, h.status().Policies)
 		}
 	}

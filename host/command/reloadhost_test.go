@@ -61,7 +61,7 @@ func (h *served) until(what string, done func() bool) {
 	until(h.T, what, done)
 }
 
-func (h *served) status() *proto.StatusReply {
+func (h *served) status() *proto.StatusResponse {
 	h.Helper()
 	st, err := ask(h.Context(), &running{socket: filepath.Join(h.dir, "kvhost.sock")}, hostStatus, &proto.StatusRequest{})
 	if err != nil {

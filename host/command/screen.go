@@ -1,4 +1,3 @@
-// Package screen draws a host's status for a terminal: once, or again and again as kvhost top does.
 package command
 
 import (
@@ -10,6 +9,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/activity"
 )
@@ -18,10 +19,10 @@ import (
 const mostListed = 12
 
 // drawScreen draws a host's status. before is an earlier one of the same host, for rates.
-func drawScreen(before, now *proto.StatusReply) string {
+func drawScreen(before, now *proto.StatusResponse) string {
 	var b strings.Builder
-	since := now.UptimeSeconds - before.UptimeSeconds
-	perSecond := func(read func(*proto.StatusReply) uint64) float64 {
+	since := (now.Uptime.AsDuration() - before.Uptime.AsDuration()).Seconds()
+	perSecond := func(read func(*proto.StatusResponse) uint64) float64 {
 		if since <= 0 || read(now) < read(before) { // another process
 			return 0
 		}
@@ -31,20 +32,20 @@ func drawScreen(before, now *proto.StatusReply) string {
 	if len(now.NotReady) > 0 {
 		ready = "NOT READY"
 	}
-	fmt.Fprintf(&b, "kvhost %s  up %s  %s\n", now.Version, (time.Duration(now.UptimeSeconds) * time.Second).String(), ready)
+	fmt.Fprintf(&b, "kvhost %s  up %s  %s\n", now.Version, now.Uptime.AsDuration().Truncate(time.Second), ready)
 	for _, why := range now.NotReady {
 		fmt.Fprintf(&b, "  %s\n", why)
 	}
 	keys, hits := count("lookup_keys"), count("lookup_hits")
 	fmt.Fprintf(&b, "hit ratio %s (now %s)  lookups %.0f/s  loads %s  stores %s\n",
 		percent(hits(now), keys(now)), percent(hits(now)-min(hits(now), hits(before)), keys(now)-min(keys(now), keys(before))),
-		perSecond(count("lookups")), perSecondBytes(perSecond(moved("load"))), perSecondBytes(perSecond(moved("store"))))
+		perSecond(count("lookups")), perSecondBytes(perSecond(moved(proto.Direction_DIRECTION_LOAD))), perSecondBytes(perSecond(moved(proto.Direction_DIRECTION_STORE))))
 	fmt.Fprintf(&b, "sessions %d of %d engines  leases %d  jobs %d  client memory %s\n\n", now.Sessions, now.Engines, now.Leases,
 		now.Jobs, sizeText(now.ArenaBytes))
 
 	table(&b, "ROOT\tSTATE\tFILL\tUSED\tCAPACITY\tENTRIES\tEVICTIONS\tSHEDS\tDAMAGED\tOUTAGES", now.Roots,
 		func(w io.Writer, r *proto.RootStatus) {
-			state := word(r.State.String(), "ROOT_STATE_")
+			state := word(r.State)
 			if r.Scanning {
 				state += ", scanning"
 			}
@@ -63,22 +64,22 @@ func drawScreen(before, now *proto.StatusReply) string {
 				ratio = percent(p.Trial.Hits, p.Trial.Keys) + ", live " + percent(p.Trial.LiveHits, p.Trial.Keys)
 			}
 			if p.Records > 0 {
-				cost = fmt.Sprintf("%.0f", 1e9*p.Seconds/float64(p.Records))
+				cost = fmt.Sprintf("%.0f", float64(p.Time.AsDuration())/float64(p.Records))
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%d\t%s\t%s\n", p.Name, p.Role, word(p.State.String(), "POLICY_STATE_"), p.Module,
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%d\t%s\t%s\n", p.Name, word(p.Role), word(p.State), p.Module,
 				p.Calls, cost, p.Faults, ratio, p.Root)
 		})
 	table(&b, "ANSWER\tCOUNT\tP50\tP90\tP99\tMEAN", now.Latencies, func(w io.Writer, l *proto.LatencyStatus) {
 		mean := time.Duration(0)
 		if l.Count > 0 {
-			mean = time.Duration(1e9 * l.Seconds / float64(l.Count))
+			mean = l.Sum.AsDuration() / time.Duration(l.Count)
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", l.Answer, l.Count, quantile(l, 0.5), quantile(l, 0.9), quantile(l, 0.99),
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", proto.Word(l.Answer), l.Count, quantile(l, 0.5), quantile(l, 0.9), quantile(l, 0.99),
 			mean.Round(max(1, mean/100)))
 	})
 	routes := slices.DeleteFunc(slices.Clone(now.Routes), func(r *proto.RouteStatus) bool { return r.Files+r.Errors == 0 })
 	table(&b, "MEMORY\tROOT\tROUTE\tDIRECTION\tNOW\tPIECES\tBYTES\tIN FLIGHT\tERRORS", routes, func(w io.Writer, r *proto.RouteStatus) {
-		bytes := func(s *proto.StatusReply) (n uint64) {
+		bytes := func(s *proto.StatusResponse) (n uint64) {
 			for _, o := range s.Routes {
 				if o.Gpu == r.Gpu && o.Root == r.Root && o.Route == r.Route && o.Direction == r.Direction {
 					n += o.Bytes
@@ -86,7 +87,7 @@ func drawScreen(before, now *proto.StatusReply) string {
 			}
 			return n
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%d\t%d\n", r.Gpu, r.Root, r.Route, r.Direction, perSecondBytes(perSecond(bytes)),
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%d\t%d\n", r.Gpu, r.Root, word(r.Route), word(r.Direction), perSecondBytes(perSecond(bytes)),
 			r.Files, sizeText(r.Bytes), r.InFlight, r.Errors)
 	})
 	table(&b, "MODEL\tTENANT\tKEYS\tHIT RATIO\tLOADED\tSTORED", busiest(now.Usage), func(w io.Writer, u *proto.UsageStatus) {
@@ -94,7 +95,7 @@ func drawScreen(before, now *proto.StatusReply) string {
 			sizeText(u.StoredBytes))
 	})
 	table(&b, "SESSION\tENGINE\tROLE\tRANK\tMODEL\tLEASES\tJOBS\tFOR", now.SessionList, func(w io.Writer, x *proto.SessionStatus) {
-		age := time.Since(time.UnixMilli(int64(x.Since * 1e3))).Round(time.Second)
+		age := time.Since(x.Since.AsTime()).Round(time.Second)
 		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%s\t%d\t%d\t%s\n", x.Number, x.Engine, cmp.Or(x.Role, "-"), x.Rank, cmp.Or(x.Model, "-"), x.Leases,
 			x.Jobs, age)
 	})
@@ -122,7 +123,7 @@ func table[R any](b *strings.Builder, heading string, rows []R, row func(io.Writ
 const mostLevels = 8
 
 // levelsOf are those that a host has, if it has several.
-func levelsOf(s *proto.StatusReply) (list []int) {
+func levelsOf(s *proto.StatusResponse) (list []int) {
 	for n := range mostLevels {
 		if _, has := s.Counters[fmt.Sprintf("level%d_hits", n)]; has {
 			list = append(list, n)
@@ -137,13 +138,13 @@ func busiest(list []*proto.UsageStatus) []*proto.UsageStatus {
 }
 
 // count reads a counter.
-func count(name string) func(*proto.StatusReply) uint64 {
-	return func(s *proto.StatusReply) uint64 { return s.Counters[name] }
+func count(name string) func(*proto.StatusResponse) uint64 {
+	return func(s *proto.StatusResponse) uint64 { return s.Counters[name] }
 }
 
 // moved reads the bytes that moved in a direction.
-func moved(direction string) func(*proto.StatusReply) uint64 {
-	return func(s *proto.StatusReply) (n uint64) {
+func moved(direction proto.Direction) func(*proto.StatusResponse) uint64 {
+	return func(s *proto.StatusResponse) (n uint64) {
 		for _, r := range s.Routes {
 			if r.Direction == direction {
 				n += r.Bytes
@@ -154,7 +155,11 @@ func moved(direction string) func(*proto.StatusReply) uint64 {
 }
 
 func quantile(l *proto.LatencyStatus, q float64) string {
-	s := activity.Quantile(q, l.Bounds, l.Buckets)
+	bounds := make([]float64, len(l.Bounds))
+	for i, b := range l.Bounds {
+		bounds[i] = b.AsDuration().Seconds()
+	}
+	s := activity.Quantile(q, bounds, l.Buckets)
 	if s == 0 {
 		return "-"
 	}
@@ -178,9 +183,7 @@ func percent(part, whole uint64) string {
 }
 
 // word turns ROOT_STATE_READ_ONLY into "read only".
-func word(value, prefix string) string {
-	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(value, prefix), "_", " "))
-}
+func word(e protoreflect.Enum) string { return strings.ReplaceAll(proto.Word(e), "_", " ") }
 
 func perSecondBytes(n float64) string {
 	for _, u := range []struct {

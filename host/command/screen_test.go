@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
@@ -14,17 +17,18 @@ func TestScreen(t *testing.T) {
 		return []*proto.RootStatus{{Path: "/a", Used: used, Capacity: 4 << 30, State: proto.RootState_ROOT_STATE_READ_ONLY, Scanning: true}}
 	}
 	route := func(bytes uint64) []*proto.RouteStatus {
-		return []*proto.RouteStatus{{Gpu: "host", Root: "/a", Route: "staged", Direction: "load", Bytes: bytes, Files: 1}}
+		return []*proto.RouteStatus{{Gpu: "host", Root: "/a", Route: proto.Route_ROUTE_STAGED, Direction: proto.Direction_DIRECTION_LOAD, Bytes: bytes, Files: 1}}
 	}
-	before := &proto.StatusReply{UptimeSeconds: 10, Counters: map[string]uint64{"lookup_keys": 100, "lookup_hits": 100, "lookups": 10}, Routes: route(0)}
-	now := &proto.StatusReply{
-		Version: "v1", UptimeSeconds: 12, Roots: roots(1 << 30), Routes: route(3e9), NotReady: []string{"because"},
+	before := &proto.StatusResponse{Uptime: durationpb.New(10 * time.Second), Counters: map[string]uint64{"lookup_keys": 100, "lookup_hits": 100, "lookups": 10}, Routes: route(0)}
+	now := &proto.StatusResponse{
+		Version: "v1", Uptime: durationpb.New(12 * time.Second), Roots: roots(1 << 30), Routes: route(3e9), NotReady: []string{"because"},
 		Counters: map[string]uint64{"lookup_keys": 200, "lookup_hits": 125, "lookups": 30, "level0_hits": 7, "level2_hits": 5,
 			"level2_loaded_bytes": 1 << 30, "level2_demotion": 11, "level2_demotion_shed": 1, "level2_promotion_shed": 2},
-		Latencies: []*proto.LatencyStatus{{Answer: "load", Count: 4, Seconds: 0.02, Bounds: []float64{0.001, 0.01}, Buckets: []uint64{1, 3, 0}}},
+		Latencies: []*proto.LatencyStatus{{Answer: proto.Answer_ANSWER_LOAD, Count: 4, Sum: durationpb.New(20 * time.Millisecond),
+			Bounds: []*durationpb.Duration{{Nanos: 1e6}, {Nanos: 10e6}}, Buckets: []uint64{1, 3, 0}}},
 	}
 	for range mostListed + 2 {
-		now.SessionList = append(now.SessionList, &proto.SessionStatus{Engine: "e", Since: float64(time.Now().Unix())})
+		now.SessionList = append(now.SessionList, &proto.SessionStatus{Engine: "e", Since: timestamppb.Now()})
 	}
 	text := drawScreen(before, now)
 	for _, want := range []string{"up 12s  NOT READY", "  because", "hit ratio 62.5% (now 25.0%)  lookups 10/s  loads 1.50 GB/s",
@@ -42,10 +46,10 @@ func TestScreen(t *testing.T) {
 // A frame fits the terminal, and says when the host gives no answer.
 func TestFrame(t *testing.T) {
 	top := &topScreen{size: func() (int, int) { return 12, 10 }}
-	status := &proto.StatusReply{Version: "v1", UptimeSeconds: 5, NotReady: strings.Fields(strings.Repeat("why ", 50))}
+	status := &proto.StatusResponse{Version: "v1", Uptime: durationpb.New(5 * time.Second), NotReady: strings.Fields(strings.Repeat("why ", 50))}
 	for _, c := range []struct {
 		name    string
-		status  *proto.StatusReply
+		status  *proto.StatusResponse
 		failure error
 		lines   int
 		want    []string

@@ -166,7 +166,7 @@ func (a *attacker) floodLookups(ctx context.Context) error {
 }
 
 // raw opens a stream that says what it likes.
-func (a *attacker) raw(ctx context.Context) (grpc.BidiStreamingClient[proto.ClientMessage, proto.HostMessage], *grpc.ClientConn, error) {
+func (a *attacker) raw(ctx context.Context) (grpc.BidiStreamingClient[proto.SessionRequest, proto.SessionResponse], *grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", a.socket)
@@ -174,7 +174,7 @@ func (a *attacker) raw(ctx context.Context) (grpc.BidiStreamingClient[proto.Clie
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := proto.NewHostClient(conn).Session(ctx)
+	s, err := proto.NewEngineServiceClient(conn).Session(ctx)
 	if err != nil {
 		conn.Close()
 	}
@@ -186,22 +186,22 @@ type anyBytes struct{}
 
 func (anyBytes) Name() string { return "proto" }
 func (anyBytes) Marshal(m any) ([]byte, error) {
-	if x := m.(*proto.ClientMessage); x.GetBody() == nil {
+	if x := m.(*proto.SessionRequest); x.GetBody() == nil {
 		return x.ProtoReflect().GetUnknown(), nil
 	}
 	return protobuf.Marshal(m.(protobuf.Message))
 }
 func (anyBytes) Unmarshal(b []byte, m any) error { return protobuf.Unmarshal(b, m.(protobuf.Message)) }
 
-func (a *attacker) greeting() *proto.ClientMessage {
+func (a *attacker) greeting() *proto.SessionRequest {
 	h, space := a.hello(), a.namespace()
-	return &proto.ClientMessage{Id: 1, Body: &proto.ClientMessage_Hello{Hello: &proto.Hello{
+	return &proto.SessionRequest{Id: 1, Body: &proto.SessionRequest_Hello{Hello: &proto.Hello{
 		Protocol: proto.Protocol, Engine: h.Engine, Role: h.Role, LocalRanks: 1, Namespace: proto.FromNamespace(&space), Tenant: h.Tenant,
 	}}}
 }
 
-func (a *attacker) lookup(id uint64, keys []kv.Key) *proto.ClientMessage {
-	return &proto.ClientMessage{Id: id, Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: proto.PackKeys(keys, 32)}}}
+func (a *attacker) lookup(id uint64, keys []kv.Key) *proto.SessionRequest {
+	return &proto.SessionRequest{Id: id, Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: proto.PackKeys(keys, 32)}}}
 }
 
 // readNothing asks and asks, and never reads an answer.
@@ -234,10 +234,10 @@ func (a *attacker) breakMessages(ctx context.Context) error {
 			err = s.Send(a.greeting())
 		}
 		for id := uint64(2); err == nil && id < 200; id++ {
-			store := &proto.ClientMessage{Id: id, Body: &proto.ClientMessage_Store{Store: &proto.Store{
+			store := &proto.SessionRequest{Id: id, Body: &proto.SessionRequest_Store{Store: &proto.Store{
 				Chunks: []*proto.StoreChunk{{Key: make([]byte, a.rng.IntN(40)), Blocks: []uint32{a.rng.Uint32(), 0, 1}}}}}}
-			valid := []*proto.ClientMessage{a.lookup(id, a.keys(3)), store,
-				{Id: id, Body: &proto.ClientMessage_Load{Load: &proto.Load{Lease: a.rng.Uint64N(50), Layers: true}}}}
+			valid := []*proto.SessionRequest{a.lookup(id, a.keys(3)), store,
+				{Id: id, Body: &proto.SessionRequest_Load{Load: &proto.Load{Lease: a.rng.Uint64N(50), Layers: true}}}}
 			b, merr := protobuf.Marshal(valid[a.rng.IntN(len(valid))])
 			if merr != nil {
 				return merr
@@ -245,7 +245,7 @@ func (a *attacker) breakMessages(ctx context.Context) error {
 			for range a.rng.IntN(4) {
 				b[a.rng.IntN(len(b))] ^= 1 << a.rng.IntN(8)
 			}
-			m := &proto.ClientMessage{}
+			m := &proto.SessionRequest{}
 			m.ProtoReflect().SetUnknown(b[:len(b)-a.rng.IntN(3)])
 			err = s.Send(m)
 		}

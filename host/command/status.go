@@ -47,7 +47,7 @@ document as GET /status, at once.`,
 	return cmd
 }
 
-func printStatus(w io.Writer, st *proto.StatusReply) error {
+func printStatus(w io.Writer, st *proto.StatusResponse) error {
 	b, err := proto.JSON(st)
 	if err == nil {
 		_, err = fmt.Fprintf(w, "%s\n", b)

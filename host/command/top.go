@@ -47,7 +47,7 @@ func newTop() *cobra.Command {
 					}
 					return 80, 24
 				},
-				ask: func(ctx context.Context) (*proto.StatusReply, error) {
+				ask: func(ctx context.Context) (*proto.StatusResponse, error) {
 					return ask(ctx, &r, hostStatus, &proto.StatusRequest{})
 				},
 				every: every,
@@ -73,7 +73,7 @@ const (
 type topScreen struct {
 	out   io.Writer // the terminal
 	size  func() (columns, lines int)
-	ask   func(context.Context) (*proto.StatusReply, error)
+	ask   func(context.Context) (*proto.StatusResponse, error)
 	every time.Duration // between two drawings
 }
 
@@ -89,7 +89,7 @@ func (t *topScreen) run(ctx context.Context) error {
 	defer io.WriteString(t.out, firstScreen)
 	again := time.NewTicker(t.every)
 	defer again.Stop()
-	var before, now *proto.StatusReply
+	var before, now *proto.StatusResponse
 	for {
 		ask, stop := context.WithTimeout(ctx, longestAnswer)
 		status, err := t.ask(ask)
@@ -115,7 +115,7 @@ func (t *topScreen) run(ctx context.Context) error {
 }
 
 // frame is what fits the terminal of a status, which is nil before the first answer, and of the failure of the last question.
-func (t *topScreen) frame(before, now *proto.StatusReply, failure error) string {
+func (t *topScreen) frame(before, now *proto.StatusResponse, failure error) string {
 	var lines []string
 	if now != nil {
 		lines = strings.Split(strings.TrimRight(drawScreen(before, now), "\n"), "\n")

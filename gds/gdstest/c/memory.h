@@ -2,7 +2,6 @@
 
 typedef struct { char* at; size_t size; int fd, users; } area;         // device memory
 typedef struct { char* at; size_t size; } range;                       // registered host memory
-typedef struct { uint64_t magic; size_t size; int fd, users; } share;  // a VMM handle
 typedef struct { uint64_t magic; pid_t pid; int fd; uint64_t size, start; char rest[32]; } ipc;
 _Static_assert(sizeof(ipc) == 64, "an IPC handle has 64 bytes");
 #define MAGIC 0x656c62756f64766bull

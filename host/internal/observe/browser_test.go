@@ -15,6 +15,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
@@ -146,39 +150,44 @@ func (b *browser) complaints() (list []string) {
 }
 
 // status is a host's status with something of everything in it. Its figures grow with each call.
-func status(n uint64) *proto.StatusReply {
+func status(n uint64) *proto.StatusResponse {
 	load := make([]uint64, 21)
 	load[10], load[12] = 5*n, n
-	return &proto.StatusReply{
-		Version: "v1.2.3", UptimeSeconds: float64(n), Sessions: 2, Engines: 1, Serving: true,
+	var bounds []*durationpb.Duration
+	for _, seconds := range activity.Bounds {
+		bounds = append(bounds, durationpb.New(time.Duration(seconds*1e9)))
+	}
+	return &proto.StatusResponse{
+		Version: "v1.2.3", Uptime: durationpb.New(time.Duration(n) * time.Second), Sessions: 2, Engines: 1, Serving: true,
 		NotReady: []string{"root /mnt/nvme1/kv is out of service: input/output error"},
 		Counters: map[string]uint64{"lookups": 9 * n, "lookup_keys": 100 * n, "lookup_hits": 75 * n,
 			"level0_hits": 51 * n, "level0_loaded_bytes": n << 30, "level0_around": 7, "level1_hits": 24 * n, "level1_loaded_bytes": n << 30,
 			"level1_demotion": 4321, "level1_demotion_shed": 11, "level0_prefetch": 8, "level0_prefetch_used": 2},
 		Roots: []*proto.RootStatus{
-			{Path: "/mnt/nvme0/kv", Capacity: 2 << 40, Used: 1 << 40, Entries: 123456, Evictions: n},
+			{Path: "/mnt/nvme0/kv", Capacity: 2 << 40, Used: 1 << 40, Entries: 123456, Evictions: n,
+				State: proto.RootState_ROOT_STATE_IN_SERVICE},
 			{Path: "/mnt/nvme1/kv", Capacity: 2 << 40, State: proto.RootState_ROOT_STATE_OUT, Reason: "<b>input/output error</b>", Outages: 1},
 		},
 		Policies: []*proto.PolicyStatus{
-			{Name: "main", Role: "evict", Module: "prefix.wasm", Calls: n, Records: 100 * n, Seconds: 1e-5 * float64(n), Fuel: 7000 * n},
-			{Name: "next", Role: "evict", Module: "lru.wasm", State: proto.PolicyState_POLICY_STATE_SHADOW,
+			{Name: "main", Role: proto.PolicyRole_POLICY_ROLE_EVICT, State: proto.PolicyState_POLICY_STATE_ACTING, Module: "prefix.wasm",
+				Calls: n, Records: 100 * n, Time: durationpb.New(time.Duration(n) * 10 * time.Microsecond), Fuel: 7000 * n},
+			{Name: "next", Role: proto.PolicyRole_POLICY_ROLE_EVICT, Module: "lru.wasm", State: proto.PolicyState_POLICY_STATE_SHADOW,
 				Trial: &proto.Trial{Keys: 100 * n, Hits: 60 * n, LiveHits: 75 * n}},
-			{Name: "bad", Role: "place", Module: "x.wasm", State: proto.PolicyState_POLICY_STATE_QUARANTINE, Faults: 6, Reason: "trap: unreachable"},
+			{Name: "bad", Role: proto.PolicyRole_POLICY_ROLE_PLACE, Module: "x.wasm", State: proto.PolicyState_POLICY_STATE_QUARANTINE, Faults: 6, Reason: "trap: unreachable"},
 		},
-		Routes:      []*proto.RouteStatus{{Gpu: "host", Root: "/mnt/nvme0/kv", Route: "staged", Direction: "load", Bytes: n << 30, Files: n}},
-		Latencies:   []*proto.LatencyStatus{{Answer: "load", Count: 6 * n, Bounds: bounds[:], Buckets: load}},
+		Routes: []*proto.RouteStatus{{Gpu: "host", Root: "/mnt/nvme0/kv", Route: proto.Route_ROUTE_STAGED,
+			Direction: proto.Direction_DIRECTION_LOAD, Bytes: n << 30, Files: n}},
+		Latencies:   []*proto.LatencyStatus{{Answer: proto.Answer_ANSWER_LOAD, Count: 6 * n, Bounds: bounds, Buckets: load}},
 		Usage:       []*proto.UsageStatus{{Model: "meta-llama/Llama-3.1-8B", Tenant: 7, Keys: 100 * n, Hits: 75 * n}},
-		SessionList: []*proto.SessionStatus{{Number: 1, Engine: "vllm-0", Role: "worker", Model: "meta-llama/Llama-3.1-8B", Since: 1.7e9}},
+		SessionList: []*proto.SessionStatus{{Number: 1, Engine: "vllm-0", Role: "worker", Model: "meta-llama/Llama-3.1-8B", Since: &timestamppb.Timestamp{Seconds: 1.7e9}}},
 	}
 }
-
-var bounds = activity.Bounds
 
 // TestPage looks at the page in a real browser: what it shows, that it fits its window, and that nothing is refused.
 func TestPage(t *testing.T) {
 	const token = "0123456789abcdef"
 	var readings atomic.Uint64
-	s := serve(t, Config{Status: func() *proto.StatusReply { return status(readings.Add(1)) }, TokenFile: write(t, token)})
+	s := serve(t, Config{Status: func() *proto.StatusResponse { return status(readings.Add(1)) }, TokenFile: write(t, token)})
 	for _, c := range []struct {
 		width  int
 		scheme string

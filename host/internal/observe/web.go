@@ -6,7 +6,7 @@
 //	GET /livez     200 while the process answers
 //	GET /readyz    200 when the host is ready, else 503 with a reason in each line
 //	GET /metrics   for Prometheus
-//	GET /status    proto.StatusReply as JSON
+//	GET /status    proto.StatusResponse as JSON
 //	GET /debug/pprof/...  profiles of the process, when switched on
 //
 // With a token, all but the probes want it as "Authorization: Bearer ...".
@@ -39,7 +39,7 @@ type Config struct {
 	Profiles  bool   // serve /debug/pprof/
 
 	Registry *prometheus.Registry
-	Status   func() *proto.StatusReply // with NotReady
+	Status   func() *proto.StatusResponse // with NotReady
 	Log      *slog.Logger
 }
 

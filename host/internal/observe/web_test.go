@@ -37,7 +37,7 @@ func serve(t *testing.T, cfg Config) *Server {
 		cfg.Registry.MustRegister(collectors.NewGoCollector())
 	}
 	if cfg.Status == nil {
-		cfg.Status = func() *proto.StatusReply { return &proto.StatusReply{Version: "v7"} }
+		cfg.Status = func() *proto.StatusResponse { return &proto.StatusResponse{Version: "v7"} }
 	}
 	cfg.Log = slog.New(slog.DiscardHandler)
 	s, err := Listen(cfg)
@@ -83,7 +83,7 @@ func get(t *testing.T, c *http.Client, url, token string) (code int, body string
 func TestProbes(t *testing.T) {
 	var why atomic.Pointer[[]string]
 	why.Store(&[]string{"root /a is out of service: gone", "starting"})
-	s := serve(t, Config{Status: func() *proto.StatusReply { return &proto.StatusReply{NotReady: *why.Load()} }})
+	s := serve(t, Config{Status: func() *proto.StatusResponse { return &proto.StatusResponse{NotReady: *why.Load()} }})
 	base := "http://" + s.Addr()
 	if code, body, _ := get(t, http.DefaultClient, base+"/livez", ""); code != 200 || body != "ok\n" {
 		t.Errorf("/livez: %d %q", code, body)

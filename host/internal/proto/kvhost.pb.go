@@ -9,13 +9,13 @@
 // One bidirectional stream per client process is the session. When it ends, for whatever reason, the host cancels the
 // session's jobs, waits until no copy can touch its memory, and only then unmaps that memory.
 //
-// Ids. Every ClientMessage carries an id that is larger than all earlier ones of the session. Every message is answered
+// Ids. Every SessionRequest carries an id that is larger than all earlier ones of the session. Every message is answered
 // under its id: once, unless stated otherwise below. The id of a STORE or LOAD also names its job.
 //
 // Order. LOOKUP, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take effect in the
 // order in which they were sent. A STORE is checked in that order, too, but it may wait for room afterwards, and only what
 // must come after it waits with it: other STOREs, DISCARDs and what follows those. A LOOKUP finds what was published before
-// it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, ADVANCE, FLUSH and PING wait for nothing.
+// it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, ADVANCE, AWAIT_COPIES and PING wait for nothing.
 //
 // Errors. Wrong input is answered by an Error that names the field. It does not end the session, and nothing of the
 // message was done. There are two exceptions: a refused HELLO ends the stream, and so does a message above
@@ -26,6 +26,8 @@ package proto
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -120,19 +122,22 @@ func (Code) EnumDescriptor() ([]byte, []int) {
 type LookupKind int32
 
 const (
-	LookupKind_LOOKUP_KIND_PREFIX     LookupKind = 0 // a hit is a contiguous run from the first needed key
-	LookupKind_LOOKUP_KIND_MEMBERSHIP LookupKind = 1 // each key is asked for by itself
+	LookupKind_LOOKUP_KIND_UNSPECIFIED LookupKind = 0
+	LookupKind_LOOKUP_KIND_PREFIX      LookupKind = 1 // a hit is a contiguous run from the first needed key
+	LookupKind_LOOKUP_KIND_MEMBERSHIP  LookupKind = 2 // each key is asked for by itself
 )
 
 // Enum value maps for LookupKind.
 var (
 	LookupKind_name = map[int32]string{
-		0: "LOOKUP_KIND_PREFIX",
-		1: "LOOKUP_KIND_MEMBERSHIP",
+		0: "LOOKUP_KIND_UNSPECIFIED",
+		1: "LOOKUP_KIND_PREFIX",
+		2: "LOOKUP_KIND_MEMBERSHIP",
 	}
 	LookupKind_value = map[string]int32{
-		"LOOKUP_KIND_PREFIX":     0,
-		"LOOKUP_KIND_MEMBERSHIP": 1,
+		"LOOKUP_KIND_UNSPECIFIED": 0,
+		"LOOKUP_KIND_PREFIX":      1,
+		"LOOKUP_KIND_MEMBERSHIP":  2,
 	}
 )
 
@@ -282,28 +287,28 @@ func (DiscardResult) EnumDescriptor() ([]byte, []int) {
 type EndReason int32
 
 const (
-	EndReason_END_REASON_UNKNOWN   EndReason = 0
-	EndReason_END_REASON_STOP      EndReason = 1 // the model stopped
-	EndReason_END_REASON_LENGTH    EndReason = 2 // the limit of output tokens was reached
-	EndReason_END_REASON_TOOL_CALL EndReason = 3 // the model called a tool
-	EndReason_END_REASON_ABORT     EndReason = 4 // the client went away
+	EndReason_END_REASON_UNSPECIFIED EndReason = 0
+	EndReason_END_REASON_STOP        EndReason = 1 // the model stopped
+	EndReason_END_REASON_LENGTH      EndReason = 2 // the limit of output tokens was reached
+	EndReason_END_REASON_TOOL_CALL   EndReason = 3 // the model called a tool
+	EndReason_END_REASON_ABORT       EndReason = 4 // the client went away
 )
 
 // Enum value maps for EndReason.
 var (
 	EndReason_name = map[int32]string{
-		0: "END_REASON_UNKNOWN",
+		0: "END_REASON_UNSPECIFIED",
 		1: "END_REASON_STOP",
 		2: "END_REASON_LENGTH",
 		3: "END_REASON_TOOL_CALL",
 		4: "END_REASON_ABORT",
 	}
 	EndReason_value = map[string]int32{
-		"END_REASON_UNKNOWN":   0,
-		"END_REASON_STOP":      1,
-		"END_REASON_LENGTH":    2,
-		"END_REASON_TOOL_CALL": 3,
-		"END_REASON_ABORT":     4,
+		"END_REASON_UNSPECIFIED": 0,
+		"END_REASON_STOP":        1,
+		"END_REASON_LENGTH":      2,
+		"END_REASON_TOOL_CALL":   3,
+		"END_REASON_ABORT":       4,
 	}
 )
 
@@ -383,28 +388,242 @@ func (EventKind) EnumDescriptor() ([]byte, []int) {
 	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{5}
 }
 
+type Answer int32
+
+const (
+	Answer_ANSWER_UNSPECIFIED     Answer = 0
+	Answer_ANSWER_LOOKUP          Answer = 1
+	Answer_ANSWER_LOAD            Answer = 2
+	Answer_ANSWER_STORE_READ      Answer = 3
+	Answer_ANSWER_STORE_PUBLISHED Answer = 4
+)
+
+// Enum value maps for Answer.
+var (
+	Answer_name = map[int32]string{
+		0: "ANSWER_UNSPECIFIED",
+		1: "ANSWER_LOOKUP",
+		2: "ANSWER_LOAD",
+		3: "ANSWER_STORE_READ",
+		4: "ANSWER_STORE_PUBLISHED",
+	}
+	Answer_value = map[string]int32{
+		"ANSWER_UNSPECIFIED":     0,
+		"ANSWER_LOOKUP":          1,
+		"ANSWER_LOAD":            2,
+		"ANSWER_STORE_READ":      3,
+		"ANSWER_STORE_PUBLISHED": 4,
+	}
+)
+
+func (x Answer) Enum() *Answer {
+	p := new(Answer)
+	*p = x
+	return p
+}
+
+func (x Answer) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Answer) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvhost_v1_kvhost_proto_enumTypes[6].Descriptor()
+}
+
+func (Answer) Type() protoreflect.EnumType {
+	return &file_kvhost_v1_kvhost_proto_enumTypes[6]
+}
+
+func (x Answer) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Answer.Descriptor instead.
+func (Answer) EnumDescriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{6}
+}
+
+type Route int32
+
+const (
+	Route_ROUTE_UNSPECIFIED Route = 0
+	Route_ROUTE_DIRECT      Route = 1 // by cuFile
+	Route_ROUTE_STAGED      Route = 2 // through page-locked buffers
+	Route_ROUTE_MEMORY      Route = 3 // in place
+)
+
+// Enum value maps for Route.
+var (
+	Route_name = map[int32]string{
+		0: "ROUTE_UNSPECIFIED",
+		1: "ROUTE_DIRECT",
+		2: "ROUTE_STAGED",
+		3: "ROUTE_MEMORY",
+	}
+	Route_value = map[string]int32{
+		"ROUTE_UNSPECIFIED": 0,
+		"ROUTE_DIRECT":      1,
+		"ROUTE_STAGED":      2,
+		"ROUTE_MEMORY":      3,
+	}
+)
+
+func (x Route) Enum() *Route {
+	p := new(Route)
+	*p = x
+	return p
+}
+
+func (x Route) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Route) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvhost_v1_kvhost_proto_enumTypes[7].Descriptor()
+}
+
+func (Route) Type() protoreflect.EnumType {
+	return &file_kvhost_v1_kvhost_proto_enumTypes[7]
+}
+
+func (x Route) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Route.Descriptor instead.
+func (Route) EnumDescriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{7}
+}
+
+type Direction int32
+
+const (
+	Direction_DIRECTION_UNSPECIFIED Direction = 0
+	Direction_DIRECTION_LOAD        Direction = 1
+	Direction_DIRECTION_STORE       Direction = 2
+)
+
+// Enum value maps for Direction.
+var (
+	Direction_name = map[int32]string{
+		0: "DIRECTION_UNSPECIFIED",
+		1: "DIRECTION_LOAD",
+		2: "DIRECTION_STORE",
+	}
+	Direction_value = map[string]int32{
+		"DIRECTION_UNSPECIFIED": 0,
+		"DIRECTION_LOAD":        1,
+		"DIRECTION_STORE":       2,
+	}
+)
+
+func (x Direction) Enum() *Direction {
+	p := new(Direction)
+	*p = x
+	return p
+}
+
+func (x Direction) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Direction) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvhost_v1_kvhost_proto_enumTypes[8].Descriptor()
+}
+
+func (Direction) Type() protoreflect.EnumType {
+	return &file_kvhost_v1_kvhost_proto_enumTypes[8]
+}
+
+func (x Direction) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Direction.Descriptor instead.
+func (Direction) EnumDescriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{8}
+}
+
+type PolicyRole int32
+
+const (
+	PolicyRole_POLICY_ROLE_UNSPECIFIED PolicyRole = 0
+	PolicyRole_POLICY_ROLE_EVICT       PolicyRole = 1
+	PolicyRole_POLICY_ROLE_ADMIT       PolicyRole = 2
+	PolicyRole_POLICY_ROLE_PLACE       PolicyRole = 3
+	PolicyRole_POLICY_ROLE_LAYOUT      PolicyRole = 4
+)
+
+// Enum value maps for PolicyRole.
+var (
+	PolicyRole_name = map[int32]string{
+		0: "POLICY_ROLE_UNSPECIFIED",
+		1: "POLICY_ROLE_EVICT",
+		2: "POLICY_ROLE_ADMIT",
+		3: "POLICY_ROLE_PLACE",
+		4: "POLICY_ROLE_LAYOUT",
+	}
+	PolicyRole_value = map[string]int32{
+		"POLICY_ROLE_UNSPECIFIED": 0,
+		"POLICY_ROLE_EVICT":       1,
+		"POLICY_ROLE_ADMIT":       2,
+		"POLICY_ROLE_PLACE":       3,
+		"POLICY_ROLE_LAYOUT":      4,
+	}
+)
+
+func (x PolicyRole) Enum() *PolicyRole {
+	p := new(PolicyRole)
+	*p = x
+	return p
+}
+
+func (x PolicyRole) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PolicyRole) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvhost_v1_kvhost_proto_enumTypes[9].Descriptor()
+}
+
+func (PolicyRole) Type() protoreflect.EnumType {
+	return &file_kvhost_v1_kvhost_proto_enumTypes[9]
+}
+
+func (x PolicyRole) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PolicyRole.Descriptor instead.
+func (PolicyRole) EnumDescriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{9}
+}
+
 type PolicyState int32
 
 const (
-	PolicyState_POLICY_STATE_ACTING     PolicyState = 0
-	PolicyState_POLICY_STATE_STANDIN    PolicyState = 1 // it is down; the host answers in its place until it is restarted
-	PolicyState_POLICY_STATE_QUARANTINE PolicyState = 2 // it is not started any more
-	PolicyState_POLICY_STATE_SHADOW     PolicyState = 3 // it decides nothing
+	PolicyState_POLICY_STATE_UNSPECIFIED PolicyState = 0
+	PolicyState_POLICY_STATE_ACTING      PolicyState = 1
+	PolicyState_POLICY_STATE_STANDIN     PolicyState = 2 // it is down; the host answers in its place until it is restarted
+	PolicyState_POLICY_STATE_QUARANTINE  PolicyState = 3 // it is not started any more
+	PolicyState_POLICY_STATE_SHADOW      PolicyState = 4 // it decides nothing
 )
 
 // Enum value maps for PolicyState.
 var (
 	PolicyState_name = map[int32]string{
-		0: "POLICY_STATE_ACTING",
-		1: "POLICY_STATE_STANDIN",
-		2: "POLICY_STATE_QUARANTINE",
-		3: "POLICY_STATE_SHADOW",
+		0: "POLICY_STATE_UNSPECIFIED",
+		1: "POLICY_STATE_ACTING",
+		2: "POLICY_STATE_STANDIN",
+		3: "POLICY_STATE_QUARANTINE",
+		4: "POLICY_STATE_SHADOW",
 	}
 	PolicyState_value = map[string]int32{
-		"POLICY_STATE_ACTING":     0,
-		"POLICY_STATE_STANDIN":    1,
-		"POLICY_STATE_QUARANTINE": 2,
-		"POLICY_STATE_SHADOW":     3,
+		"POLICY_STATE_UNSPECIFIED": 0,
+		"POLICY_STATE_ACTING":      1,
+		"POLICY_STATE_STANDIN":     2,
+		"POLICY_STATE_QUARANTINE":  3,
+		"POLICY_STATE_SHADOW":      4,
 	}
 )
 
@@ -419,11 +638,11 @@ func (x PolicyState) String() string {
 }
 
 func (PolicyState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvhost_v1_kvhost_proto_enumTypes[6].Descriptor()
+	return file_kvhost_v1_kvhost_proto_enumTypes[10].Descriptor()
 }
 
 func (PolicyState) Type() protoreflect.EnumType {
-	return &file_kvhost_v1_kvhost_proto_enumTypes[6]
+	return &file_kvhost_v1_kvhost_proto_enumTypes[10]
 }
 
 func (x PolicyState) Number() protoreflect.EnumNumber {
@@ -432,31 +651,34 @@ func (x PolicyState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PolicyState.Descriptor instead.
 func (PolicyState) EnumDescriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{6}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{10}
 }
 
 type RootState int32
 
 const (
-	RootState_ROOT_STATE_IN_SERVICE RootState = 0
-	RootState_ROOT_STATE_FULL       RootState = 1
-	RootState_ROOT_STATE_READ_ONLY  RootState = 2
-	RootState_ROOT_STATE_OUT        RootState = 3
+	RootState_ROOT_STATE_UNSPECIFIED RootState = 0
+	RootState_ROOT_STATE_IN_SERVICE  RootState = 1
+	RootState_ROOT_STATE_FULL        RootState = 2
+	RootState_ROOT_STATE_READ_ONLY   RootState = 3
+	RootState_ROOT_STATE_OUT         RootState = 4
 )
 
 // Enum value maps for RootState.
 var (
 	RootState_name = map[int32]string{
-		0: "ROOT_STATE_IN_SERVICE",
-		1: "ROOT_STATE_FULL",
-		2: "ROOT_STATE_READ_ONLY",
-		3: "ROOT_STATE_OUT",
+		0: "ROOT_STATE_UNSPECIFIED",
+		1: "ROOT_STATE_IN_SERVICE",
+		2: "ROOT_STATE_FULL",
+		3: "ROOT_STATE_READ_ONLY",
+		4: "ROOT_STATE_OUT",
 	}
 	RootState_value = map[string]int32{
-		"ROOT_STATE_IN_SERVICE": 0,
-		"ROOT_STATE_FULL":       1,
-		"ROOT_STATE_READ_ONLY":  2,
-		"ROOT_STATE_OUT":        3,
+		"ROOT_STATE_UNSPECIFIED": 0,
+		"ROOT_STATE_IN_SERVICE":  1,
+		"ROOT_STATE_FULL":        2,
+		"ROOT_STATE_READ_ONLY":   3,
+		"ROOT_STATE_OUT":         4,
 	}
 )
 
@@ -471,11 +693,11 @@ func (x RootState) String() string {
 }
 
 func (RootState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvhost_v1_kvhost_proto_enumTypes[7].Descriptor()
+	return file_kvhost_v1_kvhost_proto_enumTypes[11].Descriptor()
 }
 
 func (RootState) Type() protoreflect.EnumType {
-	return &file_kvhost_v1_kvhost_proto_enumTypes[7]
+	return &file_kvhost_v1_kvhost_proto_enumTypes[11]
 }
 
 func (x RootState) Number() protoreflect.EnumNumber {
@@ -484,51 +706,101 @@ func (x RootState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RootState.Descriptor instead.
 func (RootState) EnumDescriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{7}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{11}
 }
 
-type ClientMessage struct {
+// Handover is how a policy of evict or admit learned what its predecessor knew.
+type Handover int32
+
+const (
+	Handover_HANDOVER_UNSPECIFIED Handover = 0
+	Handover_HANDOVER_STATE       Handover = 1 // from its saved state
+	Handover_HANDOVER_REPLAY      Handover = 2 // from the entries, most recent last
+)
+
+// Enum value maps for Handover.
+var (
+	Handover_name = map[int32]string{
+		0: "HANDOVER_UNSPECIFIED",
+		1: "HANDOVER_STATE",
+		2: "HANDOVER_REPLAY",
+	}
+	Handover_value = map[string]int32{
+		"HANDOVER_UNSPECIFIED": 0,
+		"HANDOVER_STATE":       1,
+		"HANDOVER_REPLAY":      2,
+	}
+)
+
+func (x Handover) Enum() *Handover {
+	p := new(Handover)
+	*p = x
+	return p
+}
+
+func (x Handover) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Handover) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvhost_v1_kvhost_proto_enumTypes[12].Descriptor()
+}
+
+func (Handover) Type() protoreflect.EnumType {
+	return &file_kvhost_v1_kvhost_proto_enumTypes[12]
+}
+
+func (x Handover) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Handover.Descriptor instead.
+func (Handover) EnumDescriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{12}
+}
+
+type SessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	// traceparent of a LOOKUP, LOAD, STORE or DISCARD is the W3C trace context of what asks for it: the host's spans of the
 	// message become children of that span, if it is sampled. Without one, a LOAD belongs to the trace of its LOOKUP. What is
 	// malformed is ignored.
-	Traceparent string `protobuf:"bytes,16,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Traceparent string `protobuf:"bytes,2,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	// Types that are valid to be assigned to Body:
 	//
-	//	*ClientMessage_Hello
-	//	*ClientMessage_Register
-	//	*ClientMessage_Unregister
-	//	*ClientMessage_Lookup
-	//	*ClientMessage_Release
-	//	*ClientMessage_Store
-	//	*ClientMessage_Load
-	//	*ClientMessage_Cancel
-	//	*ClientMessage_Flush
-	//	*ClientMessage_EndRequest
-	//	*ClientMessage_Ping
-	//	*ClientMessage_Advance
-	//	*ClientMessage_Semaphores
-	//	*ClientMessage_Discard
-	Body          isClientMessage_Body `protobuf_oneof:"body"`
+	//	*SessionRequest_Hello
+	//	*SessionRequest_Register
+	//	*SessionRequest_Unregister
+	//	*SessionRequest_Lookup
+	//	*SessionRequest_Release
+	//	*SessionRequest_Store
+	//	*SessionRequest_Load
+	//	*SessionRequest_Discard
+	//	*SessionRequest_Cancel
+	//	*SessionRequest_Advance
+	//	*SessionRequest_AwaitCopies
+	//	*SessionRequest_EndRequest
+	//	*SessionRequest_Ping
+	//	*SessionRequest_Semaphores
+	Body          isSessionRequest_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ClientMessage) Reset() {
-	*x = ClientMessage{}
+func (x *SessionRequest) Reset() {
+	*x = SessionRequest{}
 	mi := &file_kvhost_v1_kvhost_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ClientMessage) String() string {
+func (x *SessionRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ClientMessage) ProtoMessage() {}
+func (*SessionRequest) ProtoMessage() {}
 
-func (x *ClientMessage) ProtoReflect() protoreflect.Message {
+func (x *SessionRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_kvhost_v1_kvhost_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -540,279 +812,279 @@ func (x *ClientMessage) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ClientMessage.ProtoReflect.Descriptor instead.
-func (*ClientMessage) Descriptor() ([]byte, []int) {
+// Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
+func (*SessionRequest) Descriptor() ([]byte, []int) {
 	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{0}
 }
 
-func (x *ClientMessage) GetId() uint64 {
+func (x *SessionRequest) GetId() uint64 {
 	if x != nil {
 		return x.Id
 	}
 	return 0
 }
 
-func (x *ClientMessage) GetTraceparent() string {
+func (x *SessionRequest) GetTraceparent() string {
 	if x != nil {
 		return x.Traceparent
 	}
 	return ""
 }
 
-func (x *ClientMessage) GetBody() isClientMessage_Body {
+func (x *SessionRequest) GetBody() isSessionRequest_Body {
 	if x != nil {
 		return x.Body
 	}
 	return nil
 }
 
-func (x *ClientMessage) GetHello() *Hello {
+func (x *SessionRequest) GetHello() *Hello {
 	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Hello); ok {
+		if x, ok := x.Body.(*SessionRequest_Hello); ok {
 			return x.Hello
 		}
 	}
 	return nil
 }
 
-func (x *ClientMessage) GetRegister() *Register {
+func (x *SessionRequest) GetRegister() *Register {
 	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Register); ok {
+		if x, ok := x.Body.(*SessionRequest_Register); ok {
 			return x.Register
 		}
 	}
 	return nil
 }
 
-func (x *ClientMessage) GetUnregister() *Unregister {
+func (x *SessionRequest) GetUnregister() *Unregister {
 	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Unregister); ok {
+		if x, ok := x.Body.(*SessionRequest_Unregister); ok {
 			return x.Unregister
 		}
 	}
 	return nil
 }
 
-func (x *ClientMessage) GetLookup() *Lookup {
+func (x *SessionRequest) GetLookup() *Lookup {
 	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Lookup); ok {
+		if x, ok := x.Body.(*SessionRequest_Lookup); ok {
 			return x.Lookup
 		}
 	}
 	return nil
 }
 
-func (x *ClientMessage) GetRelease() *Release {
+func (x *SessionRequest) GetRelease() *Release {
 	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Release); ok {
+		if x, ok := x.Body.(*SessionRequest_Release); ok {
 			return x.Release
 		}
 	}
 	return nil
 }
 
-func (x *ClientMessage) GetStore() *Store {
+func (x *SessionRequest) GetStore() *Store {
 	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Store); ok {
+		if x, ok := x.Body.(*SessionRequest_Store); ok {
 			return x.Store
 		}
 	}
 	return nil
 }
 
-func (x *ClientMessage) GetLoad() *Load {
+func (x *SessionRequest) GetLoad() *Load {
 	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Load); ok {
+		if x, ok := x.Body.(*SessionRequest_Load); ok {
 			return x.Load
 		}
 	}
 	return nil
 }
 
-func (x *ClientMessage) GetCancel() *Cancel {
+func (x *SessionRequest) GetDiscard() *Discard {
 	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Cancel); ok {
-			return x.Cancel
-		}
-	}
-	return nil
-}
-
-func (x *ClientMessage) GetFlush() *Flush {
-	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Flush); ok {
-			return x.Flush
-		}
-	}
-	return nil
-}
-
-func (x *ClientMessage) GetEndRequest() *EndRequest {
-	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_EndRequest); ok {
-			return x.EndRequest
-		}
-	}
-	return nil
-}
-
-func (x *ClientMessage) GetPing() *Ping {
-	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Ping); ok {
-			return x.Ping
-		}
-	}
-	return nil
-}
-
-func (x *ClientMessage) GetAdvance() *Advance {
-	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Advance); ok {
-			return x.Advance
-		}
-	}
-	return nil
-}
-
-func (x *ClientMessage) GetSemaphores() *Semaphores {
-	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Semaphores); ok {
-			return x.Semaphores
-		}
-	}
-	return nil
-}
-
-func (x *ClientMessage) GetDiscard() *Discard {
-	if x != nil {
-		if x, ok := x.Body.(*ClientMessage_Discard); ok {
+		if x, ok := x.Body.(*SessionRequest_Discard); ok {
 			return x.Discard
 		}
 	}
 	return nil
 }
 
-type isClientMessage_Body interface {
-	isClientMessage_Body()
+func (x *SessionRequest) GetCancel() *Cancel {
+	if x != nil {
+		if x, ok := x.Body.(*SessionRequest_Cancel); ok {
+			return x.Cancel
+		}
+	}
+	return nil
 }
 
-type ClientMessage_Hello struct {
-	Hello *Hello `protobuf:"bytes,2,opt,name=hello,proto3,oneof"`
+func (x *SessionRequest) GetAdvance() *Advance {
+	if x != nil {
+		if x, ok := x.Body.(*SessionRequest_Advance); ok {
+			return x.Advance
+		}
+	}
+	return nil
 }
 
-type ClientMessage_Register struct {
-	Register *Register `protobuf:"bytes,3,opt,name=register,proto3,oneof"`
+func (x *SessionRequest) GetAwaitCopies() *AwaitCopies {
+	if x != nil {
+		if x, ok := x.Body.(*SessionRequest_AwaitCopies); ok {
+			return x.AwaitCopies
+		}
+	}
+	return nil
 }
 
-type ClientMessage_Unregister struct {
-	Unregister *Unregister `protobuf:"bytes,4,opt,name=unregister,proto3,oneof"`
+func (x *SessionRequest) GetEndRequest() *EndRequest {
+	if x != nil {
+		if x, ok := x.Body.(*SessionRequest_EndRequest); ok {
+			return x.EndRequest
+		}
+	}
+	return nil
 }
 
-type ClientMessage_Lookup struct {
-	Lookup *Lookup `protobuf:"bytes,5,opt,name=lookup,proto3,oneof"`
+func (x *SessionRequest) GetPing() *Ping {
+	if x != nil {
+		if x, ok := x.Body.(*SessionRequest_Ping); ok {
+			return x.Ping
+		}
+	}
+	return nil
 }
 
-type ClientMessage_Release struct {
-	Release *Release `protobuf:"bytes,6,opt,name=release,proto3,oneof"`
+func (x *SessionRequest) GetSemaphores() *Semaphores {
+	if x != nil {
+		if x, ok := x.Body.(*SessionRequest_Semaphores); ok {
+			return x.Semaphores
+		}
+	}
+	return nil
 }
 
-type ClientMessage_Store struct {
-	Store *Store `protobuf:"bytes,7,opt,name=store,proto3,oneof"`
+type isSessionRequest_Body interface {
+	isSessionRequest_Body()
 }
 
-type ClientMessage_Load struct {
-	Load *Load `protobuf:"bytes,8,opt,name=load,proto3,oneof"`
+type SessionRequest_Hello struct {
+	Hello *Hello `protobuf:"bytes,3,opt,name=hello,proto3,oneof"`
 }
 
-type ClientMessage_Cancel struct {
-	Cancel *Cancel `protobuf:"bytes,9,opt,name=cancel,proto3,oneof"`
+type SessionRequest_Register struct {
+	Register *Register `protobuf:"bytes,4,opt,name=register,proto3,oneof"`
 }
 
-type ClientMessage_Flush struct {
-	Flush *Flush `protobuf:"bytes,10,opt,name=flush,proto3,oneof"`
+type SessionRequest_Unregister struct {
+	Unregister *Unregister `protobuf:"bytes,5,opt,name=unregister,proto3,oneof"`
 }
 
-type ClientMessage_EndRequest struct {
-	EndRequest *EndRequest `protobuf:"bytes,11,opt,name=end_request,json=endRequest,proto3,oneof"`
+type SessionRequest_Lookup struct {
+	Lookup *Lookup `protobuf:"bytes,6,opt,name=lookup,proto3,oneof"`
 }
 
-type ClientMessage_Ping struct {
-	Ping *Ping `protobuf:"bytes,12,opt,name=ping,proto3,oneof"`
+type SessionRequest_Release struct {
+	Release *Release `protobuf:"bytes,7,opt,name=release,proto3,oneof"`
 }
 
-type ClientMessage_Advance struct {
-	Advance *Advance `protobuf:"bytes,13,opt,name=advance,proto3,oneof"`
+type SessionRequest_Store struct {
+	Store *Store `protobuf:"bytes,8,opt,name=store,proto3,oneof"`
 }
 
-type ClientMessage_Semaphores struct {
-	Semaphores *Semaphores `protobuf:"bytes,14,opt,name=semaphores,proto3,oneof"`
+type SessionRequest_Load struct {
+	Load *Load `protobuf:"bytes,9,opt,name=load,proto3,oneof"`
 }
 
-type ClientMessage_Discard struct {
-	Discard *Discard `protobuf:"bytes,15,opt,name=discard,proto3,oneof"`
+type SessionRequest_Discard struct {
+	Discard *Discard `protobuf:"bytes,10,opt,name=discard,proto3,oneof"`
 }
 
-func (*ClientMessage_Hello) isClientMessage_Body() {}
+type SessionRequest_Cancel struct {
+	Cancel *Cancel `protobuf:"bytes,11,opt,name=cancel,proto3,oneof"`
+}
 
-func (*ClientMessage_Register) isClientMessage_Body() {}
+type SessionRequest_Advance struct {
+	Advance *Advance `protobuf:"bytes,12,opt,name=advance,proto3,oneof"`
+}
 
-func (*ClientMessage_Unregister) isClientMessage_Body() {}
+type SessionRequest_AwaitCopies struct {
+	AwaitCopies *AwaitCopies `protobuf:"bytes,13,opt,name=await_copies,json=awaitCopies,proto3,oneof"`
+}
 
-func (*ClientMessage_Lookup) isClientMessage_Body() {}
+type SessionRequest_EndRequest struct {
+	EndRequest *EndRequest `protobuf:"bytes,14,opt,name=end_request,json=endRequest,proto3,oneof"`
+}
 
-func (*ClientMessage_Release) isClientMessage_Body() {}
+type SessionRequest_Ping struct {
+	Ping *Ping `protobuf:"bytes,15,opt,name=ping,proto3,oneof"`
+}
 
-func (*ClientMessage_Store) isClientMessage_Body() {}
+type SessionRequest_Semaphores struct {
+	Semaphores *Semaphores `protobuf:"bytes,16,opt,name=semaphores,proto3,oneof"`
+}
 
-func (*ClientMessage_Load) isClientMessage_Body() {}
+func (*SessionRequest_Hello) isSessionRequest_Body() {}
 
-func (*ClientMessage_Cancel) isClientMessage_Body() {}
+func (*SessionRequest_Register) isSessionRequest_Body() {}
 
-func (*ClientMessage_Flush) isClientMessage_Body() {}
+func (*SessionRequest_Unregister) isSessionRequest_Body() {}
 
-func (*ClientMessage_EndRequest) isClientMessage_Body() {}
+func (*SessionRequest_Lookup) isSessionRequest_Body() {}
 
-func (*ClientMessage_Ping) isClientMessage_Body() {}
+func (*SessionRequest_Release) isSessionRequest_Body() {}
 
-func (*ClientMessage_Advance) isClientMessage_Body() {}
+func (*SessionRequest_Store) isSessionRequest_Body() {}
 
-func (*ClientMessage_Semaphores) isClientMessage_Body() {}
+func (*SessionRequest_Load) isSessionRequest_Body() {}
 
-func (*ClientMessage_Discard) isClientMessage_Body() {}
+func (*SessionRequest_Discard) isSessionRequest_Body() {}
 
-type HostMessage struct {
+func (*SessionRequest_Cancel) isSessionRequest_Body() {}
+
+func (*SessionRequest_Advance) isSessionRequest_Body() {}
+
+func (*SessionRequest_AwaitCopies) isSessionRequest_Body() {}
+
+func (*SessionRequest_EndRequest) isSessionRequest_Body() {}
+
+func (*SessionRequest_Ping) isSessionRequest_Body() {}
+
+func (*SessionRequest_Semaphores) isSessionRequest_Body() {}
+
+type SessionResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the ClientMessage that this answers
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the SessionRequest that this answers
 	// Types that are valid to be assigned to Body:
 	//
-	//	*HostMessage_Error
-	//	*HostMessage_Hello
-	//	*HostMessage_Done
-	//	*HostMessage_Lookup
-	//	*HostMessage_StoreRead
-	//	*HostMessage_StorePublished
-	//	*HostMessage_LoadLayer
-	//	*HostMessage_LoadDone
-	//	*HostMessage_Discard
-	Body          isHostMessage_Body `protobuf_oneof:"body"`
+	//	*SessionResponse_Error
+	//	*SessionResponse_Hello
+	//	*SessionResponse_Done
+	//	*SessionResponse_Lookup
+	//	*SessionResponse_StoreRead
+	//	*SessionResponse_StorePublished
+	//	*SessionResponse_LoadLayer
+	//	*SessionResponse_LoadDone
+	//	*SessionResponse_Discard
+	Body          isSessionResponse_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *HostMessage) Reset() {
-	*x = HostMessage{}
+func (x *SessionResponse) Reset() {
+	*x = SessionResponse{}
 	mi := &file_kvhost_v1_kvhost_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *HostMessage) String() string {
+func (x *SessionResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*HostMessage) ProtoMessage() {}
+func (*SessionResponse) ProtoMessage() {}
 
-func (x *HostMessage) ProtoReflect() protoreflect.Message {
+func (x *SessionResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_kvhost_v1_kvhost_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -824,163 +1096,163 @@ func (x *HostMessage) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use HostMessage.ProtoReflect.Descriptor instead.
-func (*HostMessage) Descriptor() ([]byte, []int) {
+// Deprecated: Use SessionResponse.ProtoReflect.Descriptor instead.
+func (*SessionResponse) Descriptor() ([]byte, []int) {
 	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *HostMessage) GetId() uint64 {
+func (x *SessionResponse) GetId() uint64 {
 	if x != nil {
 		return x.Id
 	}
 	return 0
 }
 
-func (x *HostMessage) GetBody() isHostMessage_Body {
+func (x *SessionResponse) GetBody() isSessionResponse_Body {
 	if x != nil {
 		return x.Body
 	}
 	return nil
 }
 
-func (x *HostMessage) GetError() *Error {
+func (x *SessionResponse) GetError() *Error {
 	if x != nil {
-		if x, ok := x.Body.(*HostMessage_Error); ok {
+		if x, ok := x.Body.(*SessionResponse_Error); ok {
 			return x.Error
 		}
 	}
 	return nil
 }
 
-func (x *HostMessage) GetHello() *HelloReply {
+func (x *SessionResponse) GetHello() *HelloReply {
 	if x != nil {
-		if x, ok := x.Body.(*HostMessage_Hello); ok {
+		if x, ok := x.Body.(*SessionResponse_Hello); ok {
 			return x.Hello
 		}
 	}
 	return nil
 }
 
-func (x *HostMessage) GetDone() *Done {
+func (x *SessionResponse) GetDone() *Done {
 	if x != nil {
-		if x, ok := x.Body.(*HostMessage_Done); ok {
+		if x, ok := x.Body.(*SessionResponse_Done); ok {
 			return x.Done
 		}
 	}
 	return nil
 }
 
-func (x *HostMessage) GetLookup() *LookupReply {
+func (x *SessionResponse) GetLookup() *LookupReply {
 	if x != nil {
-		if x, ok := x.Body.(*HostMessage_Lookup); ok {
+		if x, ok := x.Body.(*SessionResponse_Lookup); ok {
 			return x.Lookup
 		}
 	}
 	return nil
 }
 
-func (x *HostMessage) GetStoreRead() *StoreRead {
+func (x *SessionResponse) GetStoreRead() *StoreRead {
 	if x != nil {
-		if x, ok := x.Body.(*HostMessage_StoreRead); ok {
+		if x, ok := x.Body.(*SessionResponse_StoreRead); ok {
 			return x.StoreRead
 		}
 	}
 	return nil
 }
 
-func (x *HostMessage) GetStorePublished() *StorePublished {
+func (x *SessionResponse) GetStorePublished() *StorePublished {
 	if x != nil {
-		if x, ok := x.Body.(*HostMessage_StorePublished); ok {
+		if x, ok := x.Body.(*SessionResponse_StorePublished); ok {
 			return x.StorePublished
 		}
 	}
 	return nil
 }
 
-func (x *HostMessage) GetLoadLayer() *LoadLayer {
+func (x *SessionResponse) GetLoadLayer() *LoadLayer {
 	if x != nil {
-		if x, ok := x.Body.(*HostMessage_LoadLayer); ok {
+		if x, ok := x.Body.(*SessionResponse_LoadLayer); ok {
 			return x.LoadLayer
 		}
 	}
 	return nil
 }
 
-func (x *HostMessage) GetLoadDone() *LoadDone {
+func (x *SessionResponse) GetLoadDone() *LoadDone {
 	if x != nil {
-		if x, ok := x.Body.(*HostMessage_LoadDone); ok {
+		if x, ok := x.Body.(*SessionResponse_LoadDone); ok {
 			return x.LoadDone
 		}
 	}
 	return nil
 }
 
-func (x *HostMessage) GetDiscard() *DiscardReply {
+func (x *SessionResponse) GetDiscard() *DiscardReply {
 	if x != nil {
-		if x, ok := x.Body.(*HostMessage_Discard); ok {
+		if x, ok := x.Body.(*SessionResponse_Discard); ok {
 			return x.Discard
 		}
 	}
 	return nil
 }
 
-type isHostMessage_Body interface {
-	isHostMessage_Body()
+type isSessionResponse_Body interface {
+	isSessionResponse_Body()
 }
 
-type HostMessage_Error struct {
+type SessionResponse_Error struct {
 	Error *Error `protobuf:"bytes,2,opt,name=error,proto3,oneof"`
 }
 
-type HostMessage_Hello struct {
+type SessionResponse_Hello struct {
 	Hello *HelloReply `protobuf:"bytes,3,opt,name=hello,proto3,oneof"`
 }
 
-type HostMessage_Done struct {
-	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, SEMAPHORES, RELEASE, CANCEL, ADVANCE, FLUSH, END_REQUEST, PING
+type SessionResponse_Done struct {
+	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, SEMAPHORES, RELEASE, CANCEL, ADVANCE, AWAIT_COPIES, END_REQUEST, PING
 }
 
-type HostMessage_Lookup struct {
+type SessionResponse_Lookup struct {
 	Lookup *LookupReply `protobuf:"bytes,5,opt,name=lookup,proto3,oneof"`
 }
 
-type HostMessage_StoreRead struct {
+type SessionResponse_StoreRead struct {
 	StoreRead *StoreRead `protobuf:"bytes,6,opt,name=store_read,json=storeRead,proto3,oneof"`
 }
 
-type HostMessage_StorePublished struct {
+type SessionResponse_StorePublished struct {
 	StorePublished *StorePublished `protobuf:"bytes,7,opt,name=store_published,json=storePublished,proto3,oneof"`
 }
 
-type HostMessage_LoadLayer struct {
+type SessionResponse_LoadLayer struct {
 	LoadLayer *LoadLayer `protobuf:"bytes,8,opt,name=load_layer,json=loadLayer,proto3,oneof"`
 }
 
-type HostMessage_LoadDone struct {
+type SessionResponse_LoadDone struct {
 	LoadDone *LoadDone `protobuf:"bytes,9,opt,name=load_done,json=loadDone,proto3,oneof"`
 }
 
-type HostMessage_Discard struct {
+type SessionResponse_Discard struct {
 	Discard *DiscardReply `protobuf:"bytes,10,opt,name=discard,proto3,oneof"`
 }
 
-func (*HostMessage_Error) isHostMessage_Body() {}
+func (*SessionResponse_Error) isSessionResponse_Body() {}
 
-func (*HostMessage_Hello) isHostMessage_Body() {}
+func (*SessionResponse_Hello) isSessionResponse_Body() {}
 
-func (*HostMessage_Done) isHostMessage_Body() {}
+func (*SessionResponse_Done) isSessionResponse_Body() {}
 
-func (*HostMessage_Lookup) isHostMessage_Body() {}
+func (*SessionResponse_Lookup) isSessionResponse_Body() {}
 
-func (*HostMessage_StoreRead) isHostMessage_Body() {}
+func (*SessionResponse_StoreRead) isSessionResponse_Body() {}
 
-func (*HostMessage_StorePublished) isHostMessage_Body() {}
+func (*SessionResponse_StorePublished) isSessionResponse_Body() {}
 
-func (*HostMessage_LoadLayer) isHostMessage_Body() {}
+func (*SessionResponse_LoadLayer) isSessionResponse_Body() {}
 
-func (*HostMessage_LoadDone) isHostMessage_Body() {}
+func (*SessionResponse_LoadDone) isSessionResponse_Body() {}
 
-func (*HostMessage_Discard) isHostMessage_Body() {}
+func (*SessionResponse_Discard) isSessionResponse_Body() {}
 
 // Done acknowledges.
 type Done struct {
@@ -1083,7 +1355,7 @@ type Hello struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Protocol uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"` // 1
 	Engine   string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`      // id of the serving engine: sessions with the same id are its ranks
-	Role     string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`          // "worker" or "scheduler"; free text for logs otherwise
+	Role     string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`          // of this process, as "worker" or "scheduler": free text for logs
 	Rank     uint32                 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`         // of this process in the whole engine, from 0
 	// ranks of the engine on this node. Ranks are placed in runs: this node has the run holding rank
 	LocalRanks uint32     `protobuf:"varint,5,opt,name=local_ranks,json=localRanks,proto3" json:"local_ranks,omitempty"`
@@ -1400,7 +1672,7 @@ func (x *Group) GetLookup() LookupKind {
 	if x != nil {
 		return x.Lookup
 	}
-	return LookupKind_LOOKUP_KIND_PREFIX
+	return LookupKind_LOOKUP_KIND_UNSPECIFIED
 }
 
 func (x *Group) GetBlocks() uint32 {
@@ -1484,8 +1756,8 @@ type HelloReply struct {
 	Nonce           []byte                 `protobuf:"bytes,3,opt,name=nonce,proto3" json:"nonce,omitempty"`                        // 16 bytes: names the session on the descriptor socket. Keep it secret
 	KeyBytes        uint32                 `protobuf:"varint,4,opt,name=key_bytes,json=keyBytes,proto3" json:"key_bytes,omitempty"` // length of every key in this session, as registered
 	Limits          *Limits                `protobuf:"bytes,5,opt,name=limits,proto3" json:"limits,omitempty"`
-	LeaseMillis     uint64                 `protobuf:"varint,6,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"` // leases expire this long after their LOOKUP was answered
-	Descriptors     string                 `protobuf:"bytes,7,opt,name=descriptors,proto3" json:"descriptors,omitempty"`                     // path of the descriptor socket
+	LeaseTime       *durationpb.Duration   `protobuf:"bytes,6,opt,name=lease_time,json=leaseTime,proto3" json:"lease_time,omitempty"` // leases expire this long after their LOOKUP was answered
+	Descriptors     string                 `protobuf:"bytes,7,opt,name=descriptors,proto3" json:"descriptors,omitempty"`              // path of the descriptor socket
 	NamespaceDigest []byte                 `protobuf:"bytes,8,opt,name=namespace_digest,json=namespaceDigest,proto3" json:"namespace_digest,omitempty"`
 	Session         uint64                 `protobuf:"varint,9,opt,name=session,proto3" json:"session,omitempty"` // a number for logs
 	Levels          uint32                 `protobuf:"varint,10,opt,name=levels,proto3" json:"levels,omitempty"`  // of roots that the host has. With more than one Lookup.prefetch has an effect
@@ -1558,11 +1830,11 @@ func (x *HelloReply) GetLimits() *Limits {
 	return nil
 }
 
-func (x *HelloReply) GetLeaseMillis() uint64 {
+func (x *HelloReply) GetLeaseTime() *durationpb.Duration {
 	if x != nil {
-		return x.LeaseMillis
+		return x.LeaseTime
 	}
-	return 0
+	return nil
 }
 
 func (x *HelloReply) GetDescriptors() string {
@@ -1692,7 +1964,7 @@ func (x *Limits) GetArenaBytes() uint64 {
 // The host answers 4 bytes (u32, little-endian): 0, or the length of an error text that follows. A tag is valid for one
 // REGISTER, even if that is refused. A file may be sent again under another tag.
 //
-// Memory of a GPU is registered by handles that CUDA exports. HELLO names the GPU by its UUID; the host refuses memory
+// Memory of a GPU is registered by the handles that CUDA exports of cudaMalloc's allocations. HELLO names the GPU by its UUID; the host refuses memory
 // of any other. All regions of a group are of one kind: host memory or a GPU's.
 type Register struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1754,11 +2026,10 @@ type Region struct {
 	//
 	//	*Region_Memfd
 	//	*Region_CudaIpc
-	//	*Region_CudaVmm
 	Handle        isRegion_Handle `protobuf_oneof:"handle"`
-	Offset        uint64          `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
-	Stride        uint64          `protobuf:"varint,4,opt,name=stride,proto3" json:"stride,omitempty"` // at least the plane's page_bytes
-	Blocks        uint32          `protobuf:"varint,5,opt,name=blocks,proto3" json:"blocks,omitempty"` // the same in all regions of a group
+	Offset        uint64          `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
+	Stride        uint64          `protobuf:"varint,5,opt,name=stride,proto3" json:"stride,omitempty"` // at least the plane's page_bytes
+	Blocks        uint32          `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"` // the same in all regions of a group
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1825,15 +2096,6 @@ func (x *Region) GetCudaIpc() []byte {
 	return nil
 }
 
-func (x *Region) GetCudaVmm() *CudaVmm {
-	if x != nil {
-		if x, ok := x.Handle.(*Region_CudaVmm); ok {
-			return x.CudaVmm
-		}
-	}
-	return nil
-}
-
 func (x *Region) GetOffset() uint64 {
 	if x != nil {
 		return x.Offset
@@ -1865,115 +2127,12 @@ type Region_Memfd struct {
 }
 
 type Region_CudaIpc struct {
-	CudaIpc []byte `protobuf:"bytes,6,opt,name=cuda_ipc,json=cudaIpc,proto3,oneof"` // 64 bytes of cuIpcGetMemHandle; offset counts from the start of the allocation it is in
-}
-
-type Region_CudaVmm struct {
-	CudaVmm *CudaVmm `protobuf:"bytes,7,opt,name=cuda_vmm,json=cudaVmm,proto3,oneof"` // offset counts from the start of the first segment
+	CudaIpc []byte `protobuf:"bytes,3,opt,name=cuda_ipc,json=cudaIpc,proto3,oneof"` // 64 bytes of cuIpcGetMemHandle; offset counts from the start of the allocation it is in
 }
 
 func (*Region_Memfd) isRegion_Handle() {}
 
 func (*Region_CudaIpc) isRegion_Handle() {}
-
-func (*Region_CudaVmm) isRegion_Handle() {}
-
-// CudaVmm is memory of cuMemCreate, its segments one after the other. Regions with the same segments share one mapping.
-type CudaVmm struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Segments      []*CudaVmmSegment      `protobuf:"bytes,1,rep,name=segments,proto3" json:"segments,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CudaVmm) Reset() {
-	*x = CudaVmm{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[12]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CudaVmm) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CudaVmm) ProtoMessage() {}
-
-func (x *CudaVmm) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[12]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CudaVmm.ProtoReflect.Descriptor instead.
-func (*CudaVmm) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{12}
-}
-
-func (x *CudaVmm) GetSegments() []*CudaVmmSegment {
-	if x != nil {
-		return x.Segments
-	}
-	return nil
-}
-
-type CudaVmmSegment struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tag           uint64                 `protobuf:"varint,1,opt,name=tag,proto3" json:"tag,omitempty"`     // of a descriptor of cuMemExportToShareableHandle
-	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"` // all of the segment, as it was created
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CudaVmmSegment) Reset() {
-	*x = CudaVmmSegment{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[13]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CudaVmmSegment) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CudaVmmSegment) ProtoMessage() {}
-
-func (x *CudaVmmSegment) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[13]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CudaVmmSegment.ProtoReflect.Descriptor instead.
-func (*CudaVmmSegment) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{13}
-}
-
-func (x *CudaVmmSegment) GetTag() uint64 {
-	if x != nil {
-		return x.Tag
-	}
-	return 0
-}
-
-func (x *CudaVmmSegment) GetBytes() uint64 {
-	if x != nil {
-		return x.Bytes
-	}
-	return 0
-}
 
 // Unregister is acknowledged when no copy can touch the group's pages any more and they are unmapped. It waits for the
 // jobs that use them (CANCEL ends those early) and refuses new ones.
@@ -1986,7 +2145,7 @@ type Unregister struct {
 
 func (x *Unregister) Reset() {
 	*x = Unregister{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[14]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +2157,7 @@ func (x *Unregister) String() string {
 func (*Unregister) ProtoMessage() {}
 
 func (x *Unregister) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[14]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +2170,7 @@ func (x *Unregister) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unregister.ProtoReflect.Descriptor instead.
 func (*Unregister) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{14}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Unregister) GetGroup() uint32 {
@@ -2036,17 +2195,16 @@ type Semaphores struct {
 	//
 	//	*Semaphores_Memfd
 	//	*Semaphores_CudaIpc
-	//	*Semaphores_CudaVmm
 	Handle        isSemaphores_Handle `protobuf_oneof:"handle"`
-	Offset        uint64              `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"` // of the first semaphore in the file or allocation, a multiple of 8
-	Count         uint32              `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`   // 8 bytes each, little-endian
+	Offset        uint64              `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"` // of the first semaphore in the file or allocation, a multiple of 8
+	Count         uint32              `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`   // 8 bytes each, little-endian
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Semaphores) Reset() {
 	*x = Semaphores{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2216,7 @@ func (x *Semaphores) String() string {
 func (*Semaphores) ProtoMessage() {}
 
 func (x *Semaphores) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2229,7 @@ func (x *Semaphores) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Semaphores.ProtoReflect.Descriptor instead.
 func (*Semaphores) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{15}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Semaphores) GetHandle() isSemaphores_Handle {
@@ -2094,15 +2252,6 @@ func (x *Semaphores) GetCudaIpc() []byte {
 	if x != nil {
 		if x, ok := x.Handle.(*Semaphores_CudaIpc); ok {
 			return x.CudaIpc
-		}
-	}
-	return nil
-}
-
-func (x *Semaphores) GetCudaVmm() *CudaVmm {
-	if x != nil {
-		if x, ok := x.Handle.(*Semaphores_CudaVmm); ok {
-			return x.CudaVmm
 		}
 	}
 	return nil
@@ -2134,29 +2283,23 @@ type Semaphores_CudaIpc struct {
 	CudaIpc []byte `protobuf:"bytes,2,opt,name=cuda_ipc,json=cudaIpc,proto3,oneof"`
 }
 
-type Semaphores_CudaVmm struct {
-	CudaVmm *CudaVmm `protobuf:"bytes,3,opt,name=cuda_vmm,json=cudaVmm,proto3,oneof"`
-}
-
 func (*Semaphores_Memfd) isSemaphores_Handle() {}
 
 func (*Semaphores_CudaIpc) isSemaphores_Handle() {}
-
-func (*Semaphores_CudaVmm) isSemaphores_Handle() {}
 
 // Timeline orders one job by the session's semaphores, which are named by index. Two jobs in flight have different done
 // and status semaphores. The client resets the status semaphores before it sends the job.
 type Timeline struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Wait  uint32                 `protobuf:"varint,1,opt,name=wait,proto3" json:"wait,omitempty"`
-	// No copy of the job starts before semaphore wait reaches this value; 0: start at once. A job fails with LIMIT if that takes
+	// No copy of the job starts before semaphore wait reaches wait_value. Without wait it starts at once. A job fails with LIMIT if that takes
 	// longer than the host allows (session.max_wait), and so do chunks of a STORE that waits for which its session's share of
 	// the room does not suffice.
-	WaitValue uint64 `protobuf:"varint,2,opt,name=wait_value,json=waitValue,proto3" json:"wait_value,omitempty"`
-	Done      uint32 `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`
+	Wait      *uint32 `protobuf:"varint,1,opt,name=wait,proto3,oneof" json:"wait,omitempty"`
+	WaitValue uint64  `protobuf:"varint,2,opt,name=wait_value,json=waitValue,proto3" json:"wait_value,omitempty"`
 	// The host writes done_value to semaphore done when no copy of the job can touch its blocks any more, whether the job
 	// succeeded, failed or was cancelled. A layer-wise LOAD of n layers writes done_value - n + i when layer i (from 0,
 	// in its order) has landed.
+	Done      uint32 `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`
 	DoneValue uint64 `protobuf:"varint,4,opt,name=done_value,json=doneValue,proto3" json:"done_value,omitempty"`
 	// The host writes semaphore status before semaphore done: 1 when all blocks were read or delivered, 2 when some were
 	// not (the job's answer names them). A layer-wise LOAD has one status semaphore per layer, in its order, starting
@@ -2168,7 +2311,7 @@ type Timeline struct {
 
 func (x *Timeline) Reset() {
 	*x = Timeline{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2180,7 +2323,7 @@ func (x *Timeline) String() string {
 func (*Timeline) ProtoMessage() {}
 
 func (x *Timeline) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2193,12 +2336,12 @@ func (x *Timeline) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timeline.ProtoReflect.Descriptor instead.
 func (*Timeline) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{16}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Timeline) GetWait() uint32 {
-	if x != nil {
-		return x.Wait
+	if x != nil && x.Wait != nil {
+		return *x.Wait
 	}
 	return 0
 }
@@ -2239,8 +2382,8 @@ type Lookup struct {
 	Keys    []byte                 `protobuf:"bytes,3,opt,name=keys,proto3" json:"keys,omitempty"`        // HelloReply.key_bytes each, one after the other
 	First   uint32                 `protobuf:"varint,4,opt,name=first,proto3" json:"first,omitempty"`     // index of the first key that is needed; earlier ones are not looked up
 	Readers uint64                 `protobuf:"varint,5,opt,name=readers,proto3" json:"readers,omitempty"` // bit i: the engine's i-th local rank will LOAD under this lease. 0: only this session's rank
-	// prefetch: the LOAD will come later, and hits of farther levels are to be copied to the nearest one meanwhile, behind
-	// everything else, while the lease lasts. A LOAD waits for no copy. Without levels it has no effect.
+	// prefetch: the LOAD will come later, and hits of farther levels are copied to the nearest one while the lease
+	// lasts, behind everything else. A LOAD waits for no copy. Without levels it has no effect.
 	Prefetch      bool `protobuf:"varint,6,opt,name=prefetch,proto3" json:"prefetch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2248,7 +2391,7 @@ type Lookup struct {
 
 func (x *Lookup) Reset() {
 	*x = Lookup{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2403,7 @@ func (x *Lookup) String() string {
 func (*Lookup) ProtoMessage() {}
 
 func (x *Lookup) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2416,7 @@ func (x *Lookup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lookup.ProtoReflect.Descriptor instead.
 func (*Lookup) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{17}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Lookup) GetRequest() uint32 {
@@ -2327,10 +2470,10 @@ type LookupReply struct {
 	Bits    []byte                 `protobuf:"bytes,3,opt,name=bits,proto3" json:"bits,omitempty"`    // membership groups: bit i%8 of byte i/8 is key i
 	Lease   uint64                 `protobuf:"varint,4,opt,name=lease,proto3" json:"lease,omitempty"` // 0 without hits. Valid in all sessions of the engine
 	Bytes   uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"` // pages that one reader's LOAD of all hits delivers
-	// load_micros is how long such LOADs by all readers would take if they were sent now: at the bandwidth measured so
-	// far from each root to each reader's device, behind the loads that are queued already. 0: nothing was measured yet.
-	LoadMicros uint64 `protobuf:"varint,6,opt,name=load_micros,json=loadMicros,proto3" json:"load_micros,omitempty"`
-	// load_parts, if the hits are in roots of different speed: load_micros of leading parts of the hits, in ascending order.
+	// load_time is how long such LOADs by all readers would take if they were sent now: at the bandwidth measured so
+	// far from each root to each reader's device, behind the loads that are queued already. Absent: nothing was measured yet.
+	LoadTime *durationpb.Duration `protobuf:"bytes,6,opt,name=load_time,json=loadTime,proto3" json:"load_time,omitempty"`
+	// load_parts, if the hits are in roots of different speed: load_time of leading parts of the hits, in ascending order.
 	LoadParts     []*LoadPart  `protobuf:"bytes,7,rep,name=load_parts,json=loadParts,proto3" json:"load_parts,omitempty"`
 	Levels        []*LevelHits `protobuf:"bytes,8,rep,name=levels,proto3" json:"levels,omitempty"` // where the hits are now: the levels that have any, nearest first
 	unknownFields protoimpl.UnknownFields
@@ -2339,7 +2482,7 @@ type LookupReply struct {
 
 func (x *LookupReply) Reset() {
 	*x = LookupReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2351,7 +2494,7 @@ func (x *LookupReply) String() string {
 func (*LookupReply) ProtoMessage() {}
 
 func (x *LookupReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2364,7 +2507,7 @@ func (x *LookupReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupReply.ProtoReflect.Descriptor instead.
 func (*LookupReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{18}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LookupReply) GetPending() bool {
@@ -2402,11 +2545,11 @@ func (x *LookupReply) GetBytes() uint64 {
 	return 0
 }
 
-func (x *LookupReply) GetLoadMicros() uint64 {
+func (x *LookupReply) GetLoadTime() *durationpb.Duration {
 	if x != nil {
-		return x.LoadMicros
+		return x.LoadTime
 	}
-	return 0
+	return nil
 }
 
 func (x *LookupReply) GetLoadParts() []*LoadPart {
@@ -2428,15 +2571,15 @@ type LevelHits struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Level         uint32                 `protobuf:"varint,1,opt,name=level,proto3" json:"level,omitempty"` // as configured; 0 is the nearest
 	Chunks        uint32                 `protobuf:"varint,2,opt,name=chunks,proto3" json:"chunks,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`   // pages that one reader's LOAD of them delivers
-	Micros        uint64                 `protobuf:"varint,4,opt,name=micros,proto3" json:"micros,omitempty"` // how long LOADs of them alone by all readers would take, as load_micros
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                      // pages that one reader's LOAD of them delivers
+	LoadTime      *durationpb.Duration   `protobuf:"bytes,4,opt,name=load_time,json=loadTime,proto3" json:"load_time,omitempty"` // of LOADs of them alone by all readers, as LookupReply.load_time
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LevelHits) Reset() {
 	*x = LevelHits{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2448,7 +2591,7 @@ func (x *LevelHits) String() string {
 func (*LevelHits) ProtoMessage() {}
 
 func (x *LevelHits) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2461,7 +2604,7 @@ func (x *LevelHits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LevelHits.ProtoReflect.Descriptor instead.
 func (*LevelHits) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LevelHits) GetLevel() uint32 {
@@ -2485,25 +2628,25 @@ func (x *LevelHits) GetBytes() uint64 {
 	return 0
 }
 
-func (x *LevelHits) GetMicros() uint64 {
+func (x *LevelHits) GetLoadTime() *durationpb.Duration {
 	if x != nil {
-		return x.Micros
+		return x.LoadTime
 	}
-	return 0
+	return nil
 }
 
 // LoadPart is how long the LOADs of those hits would take that are among the first so many keys of the lookup.
 type LoadPart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Keys          uint32                 `protobuf:"varint,1,opt,name=keys,proto3" json:"keys,omitempty"` // counted from Lookup.first
-	Micros        uint64                 `protobuf:"varint,2,opt,name=micros,proto3" json:"micros,omitempty"`
+	LoadTime      *durationpb.Duration   `protobuf:"bytes,2,opt,name=load_time,json=loadTime,proto3" json:"load_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LoadPart) Reset() {
 	*x = LoadPart{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2515,7 +2658,7 @@ func (x *LoadPart) String() string {
 func (*LoadPart) ProtoMessage() {}
 
 func (x *LoadPart) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2528,7 +2671,7 @@ func (x *LoadPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadPart.ProtoReflect.Descriptor instead.
 func (*LoadPart) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LoadPart) GetKeys() uint32 {
@@ -2538,11 +2681,11 @@ func (x *LoadPart) GetKeys() uint32 {
 	return 0
 }
 
-func (x *LoadPart) GetMicros() uint64 {
+func (x *LoadPart) GetLoadTime() *durationpb.Duration {
 	if x != nil {
-		return x.Micros
+		return x.LoadTime
 	}
-	return 0
+	return nil
 }
 
 // Release ends a lease before its expiry. It is no error if the lease is over already.
@@ -2555,7 +2698,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2710,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2580,7 +2723,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Release) GetLease() uint64 {
@@ -2605,7 +2748,7 @@ type Store struct {
 
 func (x *Store) Reset() {
 	*x = Store{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2617,7 +2760,7 @@ func (x *Store) String() string {
 func (*Store) ProtoMessage() {}
 
 func (x *Store) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2630,7 +2773,7 @@ func (x *Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Store.ProtoReflect.Descriptor instead.
 func (*Store) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Store) GetRequest() uint32 {
@@ -2673,7 +2816,7 @@ type StoreChunk struct {
 
 func (x *StoreChunk) Reset() {
 	*x = StoreChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +2828,7 @@ func (x *StoreChunk) String() string {
 func (*StoreChunk) ProtoMessage() {}
 
 func (x *StoreChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +2841,7 @@ func (x *StoreChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreChunk.ProtoReflect.Descriptor instead.
 func (*StoreChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StoreChunk) GetKey() []byte {
@@ -2737,7 +2880,7 @@ type StoreRead struct {
 
 func (x *StoreRead) Reset() {
 	*x = StoreRead{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2749,7 +2892,7 @@ func (x *StoreRead) String() string {
 func (*StoreRead) ProtoMessage() {}
 
 func (x *StoreRead) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2762,7 +2905,7 @@ func (x *StoreRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreRead.ProtoReflect.Descriptor instead.
 func (*StoreRead) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
 }
 
 type StorePublished struct {
@@ -2777,7 +2920,7 @@ type StorePublished struct {
 
 func (x *StorePublished) Reset() {
 	*x = StorePublished{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +2932,7 @@ func (x *StorePublished) String() string {
 func (*StorePublished) ProtoMessage() {}
 
 func (x *StorePublished) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +2945,7 @@ func (x *StorePublished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorePublished.ProtoReflect.Descriptor instead.
 func (*StorePublished) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StorePublished) GetResults() []ChunkResult {
@@ -2845,7 +2988,7 @@ type ChunkFailure struct {
 
 func (x *ChunkFailure) Reset() {
 	*x = ChunkFailure{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2857,7 +3000,7 @@ func (x *ChunkFailure) String() string {
 func (*ChunkFailure) ProtoMessage() {}
 
 func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2870,7 +3013,7 @@ func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChunkFailure.ProtoReflect.Descriptor instead.
 func (*ChunkFailure) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ChunkFailure) GetChunk() uint32 {
@@ -2916,15 +3059,15 @@ type Load struct {
 	Chunks        []*LoadChunk           `protobuf:"bytes,2,rep,name=chunks,proto3" json:"chunks,omitempty"`
 	Layers        bool                   `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`      // layer-wise: LoadLayer comes for each layer, in order, unless the LOAD is cancelled
 	Order         []uint32               `protobuf:"varint,4,rep,packed,name=order,proto3" json:"order,omitempty"` // of the layers: each of the group's once. Empty: as the group's planes name them
-	Timeline      *Timeline              `protobuf:"bytes,6,opt,name=timeline,proto3" json:"timeline,omitempty"`   // optional
-	Prefetch      uint32                 `protobuf:"varint,5,opt,name=prefetch,proto3" json:"prefetch,omitempty"`  // not 0: only so many layers are begun beyond those that ADVANCE has said are consumed
+	Timeline      *Timeline              `protobuf:"bytes,5,opt,name=timeline,proto3" json:"timeline,omitempty"`   // optional
+	Prefetch      uint32                 `protobuf:"varint,6,opt,name=prefetch,proto3" json:"prefetch,omitempty"`  // not 0: only so many layers are begun beyond those that ADVANCE has said are consumed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2936,7 +3079,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2949,7 +3092,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Load) GetLease() uint64 {
@@ -3005,7 +3148,7 @@ type LoadChunk struct {
 
 func (x *LoadChunk) Reset() {
 	*x = LoadChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3017,7 +3160,7 @@ func (x *LoadChunk) String() string {
 func (*LoadChunk) ProtoMessage() {}
 
 func (x *LoadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3030,7 +3173,7 @@ func (x *LoadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadChunk.ProtoReflect.Descriptor instead.
 func (*LoadChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LoadChunk) GetIndex() uint32 {
@@ -3059,7 +3202,7 @@ type LoadLayer struct {
 
 func (x *LoadLayer) Reset() {
 	*x = LoadLayer{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3214,7 @@ func (x *LoadLayer) String() string {
 func (*LoadLayer) ProtoMessage() {}
 
 func (x *LoadLayer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3227,7 @@ func (x *LoadLayer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadLayer.ProtoReflect.Descriptor instead.
 func (*LoadLayer) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LoadLayer) GetLayer() uint32 {
@@ -3112,7 +3255,7 @@ type LoadDone struct {
 
 func (x *LoadDone) Reset() {
 	*x = LoadDone{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3124,7 +3267,7 @@ func (x *LoadDone) String() string {
 func (*LoadDone) ProtoMessage() {}
 
 func (x *LoadDone) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3137,7 +3280,7 @@ func (x *LoadDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadDone.ProtoReflect.Descriptor instead.
 func (*LoadDone) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LoadDone) GetBytes() uint64 {
@@ -3161,7 +3304,7 @@ func (x *LoadDone) GetCancelled() bool {
 	return false
 }
 
-// Discard removes entries that nobody needs any more, with the pieces of every rank. Only entries of the session's
+// Discard removes entries that are needed no more, with the pieces of every rank. Only entries of the session's
 // namespace that its own tenant stored are removed, and none that is in use: such a key stays, and the client may ask
 // again. A removed key can be stored again at once.
 type Discard struct {
@@ -3174,7 +3317,7 @@ type Discard struct {
 
 func (x *Discard) Reset() {
 	*x = Discard{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3329,7 @@ func (x *Discard) String() string {
 func (*Discard) ProtoMessage() {}
 
 func (x *Discard) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3342,7 @@ func (x *Discard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Discard.ProtoReflect.Descriptor instead.
 func (*Discard) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Discard) GetGroup() uint32 {
@@ -3225,7 +3368,7 @@ type DiscardReply struct {
 
 func (x *DiscardReply) Reset() {
 	*x = DiscardReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3237,7 +3380,7 @@ func (x *DiscardReply) String() string {
 func (*DiscardReply) ProtoMessage() {}
 
 func (x *DiscardReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3250,7 +3393,7 @@ func (x *DiscardReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardReply.ProtoReflect.Descriptor instead.
 func (*DiscardReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DiscardReply) GetResults() []DiscardResult {
@@ -3272,7 +3415,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3284,7 +3427,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3297,7 +3440,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Cancel) GetJob() uint64 {
@@ -3318,7 +3461,7 @@ type Advance struct {
 
 func (x *Advance) Reset() {
 	*x = Advance{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3330,7 +3473,7 @@ func (x *Advance) String() string {
 func (*Advance) ProtoMessage() {}
 
 func (x *Advance) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3343,7 +3486,7 @@ func (x *Advance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Advance.ProtoReflect.Descriptor instead.
 func (*Advance) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Advance) GetJob() uint64 {
@@ -3360,30 +3503,30 @@ func (x *Advance) GetLayers() uint32 {
 	return 0
 }
 
-// Flush is acknowledged when no copy of the named jobs can touch their blocks any more: stores have read theirs, loads
+// AwaitCopies is acknowledged when no copy of the named jobs can touch their blocks any more: stores have read theirs, loads
 // have delivered. It neither cancels the jobs nor waits for publication.
-type Flush struct {
+type AwaitCopies struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Jobs          []uint64               `protobuf:"varint,1,rep,packed,name=jobs,proto3" json:"jobs,omitempty"` // empty: all jobs sent so far
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Flush) Reset() {
-	*x = Flush{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+func (x *AwaitCopies) Reset() {
+	*x = AwaitCopies{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Flush) String() string {
+func (x *AwaitCopies) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Flush) ProtoMessage() {}
+func (*AwaitCopies) ProtoMessage() {}
 
-func (x *Flush) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+func (x *AwaitCopies) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3394,12 +3537,12 @@ func (x *Flush) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Flush.ProtoReflect.Descriptor instead.
-func (*Flush) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
+// Deprecated: Use AwaitCopies.ProtoReflect.Descriptor instead.
+func (*AwaitCopies) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
 }
 
-func (x *Flush) GetJobs() []uint64 {
+func (x *AwaitCopies) GetJobs() []uint64 {
 	if x != nil {
 		return x.Jobs
 	}
@@ -3415,17 +3558,17 @@ type EndRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       uint32                 `protobuf:"varint,1,opt,name=request,proto3" json:"request,omitempty"`
 	Reason        EndReason              `protobuf:"varint,2,opt,name=reason,proto3,enum=kvhost.v1.EndReason" json:"reason,omitempty"`
-	TokensIn      uint32                 `protobuf:"varint,3,opt,name=tokens_in,json=tokensIn,proto3" json:"tokens_in,omitempty"`             // of the prompt
-	TokensOut     uint32                 `protobuf:"varint,4,opt,name=tokens_out,json=tokensOut,proto3" json:"tokens_out,omitempty"`          // generated
-	Priority      int32                  `protobuf:"zigzag32,5,opt,name=priority,proto3" json:"priority,omitempty"`                           // as the engine schedules: lower goes first
-	ReturnMillis  uint32                 `protobuf:"varint,6,opt,name=return_millis,json=returnMillis,proto3" json:"return_millis,omitempty"` // until the prefix is expected to be used again
+	TokensIn      uint32                 `protobuf:"varint,3,opt,name=tokens_in,json=tokensIn,proto3" json:"tokens_in,omitempty"`         // of the prompt
+	TokensOut     uint32                 `protobuf:"varint,4,opt,name=tokens_out,json=tokensOut,proto3" json:"tokens_out,omitempty"`      // generated
+	Priority      int32                  `protobuf:"zigzag32,5,opt,name=priority,proto3" json:"priority,omitempty"`                       // as the engine schedules: lower goes first
+	ReturnAfter   *durationpb.Duration   `protobuf:"bytes,6,opt,name=return_after,json=returnAfter,proto3" json:"return_after,omitempty"` // until the prefix is expected to be used again
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EndRequest) Reset() {
 	*x = EndRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3580,7 @@ func (x *EndRequest) String() string {
 func (*EndRequest) ProtoMessage() {}
 
 func (x *EndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3593,7 @@ func (x *EndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
 func (*EndRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EndRequest) GetRequest() uint32 {
@@ -3464,7 +3607,7 @@ func (x *EndRequest) GetReason() EndReason {
 	if x != nil {
 		return x.Reason
 	}
-	return EndReason_END_REASON_UNKNOWN
+	return EndReason_END_REASON_UNSPECIFIED
 }
 
 func (x *EndRequest) GetTokensIn() uint32 {
@@ -3488,11 +3631,11 @@ func (x *EndRequest) GetPriority() int32 {
 	return 0
 }
 
-func (x *EndRequest) GetReturnMillis() uint32 {
+func (x *EndRequest) GetReturnAfter() *durationpb.Duration {
 	if x != nil {
-		return x.ReturnMillis
+		return x.ReturnAfter
 	}
-	return 0
+	return nil
 }
 
 type Ping struct {
@@ -3503,7 +3646,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3515,7 +3658,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3528,7 +3671,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
 }
 
 type EventsRequest struct {
@@ -3544,7 +3687,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3556,7 +3699,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3569,7 +3712,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EventsRequest) GetNamespaceDigest() []byte {
@@ -3593,8 +3736,8 @@ func (x *EventsRequest) GetAfter() uint64 {
 	return 0
 }
 
-// EventBatch: apply its events in order. What a snapshot says may be said again, or taken back, by the events after it.
-type EventBatch struct {
+// EventsResponse is a batch: apply its events in order. What a snapshot says may be said again, or taken back, by the events after it.
+type EventsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Epoch uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"` // of this run of the host; 0 within a snapshot, which cannot be resumed
 	Seq   uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`     // resume after this one
@@ -3607,21 +3750,21 @@ type EventBatch struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *EventBatch) Reset() {
-	*x = EventBatch{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+func (x *EventsResponse) Reset() {
+	*x = EventsResponse{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *EventBatch) String() string {
+func (x *EventsResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*EventBatch) ProtoMessage() {}
+func (*EventsResponse) ProtoMessage() {}
 
-func (x *EventBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+func (x *EventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3632,40 +3775,40 @@ func (x *EventBatch) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use EventBatch.ProtoReflect.Descriptor instead.
-func (*EventBatch) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
+// Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
+func (*EventsResponse) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
 }
 
-func (x *EventBatch) GetEpoch() uint64 {
+func (x *EventsResponse) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
 	}
 	return 0
 }
 
-func (x *EventBatch) GetSeq() uint64 {
+func (x *EventsResponse) GetSeq() uint64 {
 	if x != nil {
 		return x.Seq
 	}
 	return 0
 }
 
-func (x *EventBatch) GetSnapshot() bool {
+func (x *EventsResponse) GetSnapshot() bool {
 	if x != nil {
 		return x.Snapshot
 	}
 	return false
 }
 
-func (x *EventBatch) GetSnapshotEnd() bool {
+func (x *EventsResponse) GetSnapshotEnd() bool {
 	if x != nil {
 		return x.SnapshotEnd
 	}
 	return false
 }
 
-func (x *EventBatch) GetEvents() []*Event {
+func (x *EventsResponse) GetEvents() []*Event {
 	if x != nil {
 		return x.Events
 	}
@@ -3685,7 +3828,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3697,7 +3840,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3710,7 +3853,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Event) GetKind() EventKind {
@@ -3756,7 +3899,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3768,7 +3911,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3781,13 +3924,13 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
 }
 
-type StatusReply struct {
+type StatusResponse struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
 	Version           string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	UptimeSeconds     float64                `protobuf:"fixed64,2,opt,name=uptime_seconds,json=uptimeSeconds,proto3" json:"uptime_seconds,omitempty"`
+	Uptime            *durationpb.Duration   `protobuf:"bytes,2,opt,name=uptime,proto3" json:"uptime,omitempty"`
 	Sessions          uint32                 `protobuf:"varint,3,opt,name=sessions,proto3" json:"sessions,omitempty"`
 	Engines           uint32                 `protobuf:"varint,4,opt,name=engines,proto3" json:"engines,omitempty"`
 	Leases            uint64                 `protobuf:"varint,5,opt,name=leases,proto3" json:"leases,omitempty"`
@@ -3808,21 +3951,21 @@ type StatusReply struct {
 	sizeCache         protoimpl.SizeCache
 }
 
-func (x *StatusReply) Reset() {
-	*x = StatusReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+func (x *StatusResponse) Reset() {
+	*x = StatusResponse{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *StatusReply) String() string {
+func (x *StatusResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*StatusReply) ProtoMessage() {}
+func (*StatusResponse) ProtoMessage() {}
 
-func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+func (x *StatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3833,131 +3976,131 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
-func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
+// Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
+func (*StatusResponse) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
 }
 
-func (x *StatusReply) GetVersion() string {
+func (x *StatusResponse) GetVersion() string {
 	if x != nil {
 		return x.Version
 	}
 	return ""
 }
 
-func (x *StatusReply) GetUptimeSeconds() float64 {
+func (x *StatusResponse) GetUptime() *durationpb.Duration {
 	if x != nil {
-		return x.UptimeSeconds
+		return x.Uptime
 	}
-	return 0
+	return nil
 }
 
-func (x *StatusReply) GetSessions() uint32 {
+func (x *StatusResponse) GetSessions() uint32 {
 	if x != nil {
 		return x.Sessions
 	}
 	return 0
 }
 
-func (x *StatusReply) GetEngines() uint32 {
+func (x *StatusResponse) GetEngines() uint32 {
 	if x != nil {
 		return x.Engines
 	}
 	return 0
 }
 
-func (x *StatusReply) GetLeases() uint64 {
+func (x *StatusResponse) GetLeases() uint64 {
 	if x != nil {
 		return x.Leases
 	}
 	return 0
 }
 
-func (x *StatusReply) GetJobs() uint64 {
+func (x *StatusResponse) GetJobs() uint64 {
 	if x != nil {
 		return x.Jobs
 	}
 	return 0
 }
 
-func (x *StatusReply) GetArenaBytes() uint64 {
+func (x *StatusResponse) GetArenaBytes() uint64 {
 	if x != nil {
 		return x.ArenaBytes
 	}
 	return 0
 }
 
-func (x *StatusReply) GetPolicies() []*PolicyStatus {
+func (x *StatusResponse) GetPolicies() []*PolicyStatus {
 	if x != nil {
 		return x.Policies
 	}
 	return nil
 }
 
-func (x *StatusReply) GetRoots() []*RootStatus {
+func (x *StatusResponse) GetRoots() []*RootStatus {
 	if x != nil {
 		return x.Roots
 	}
 	return nil
 }
 
-func (x *StatusReply) GetCounters() map[string]uint64 {
+func (x *StatusResponse) GetCounters() map[string]uint64 {
 	if x != nil {
 		return x.Counters
 	}
 	return nil
 }
 
-func (x *StatusReply) GetPolicyMemory() uint64 {
+func (x *StatusResponse) GetPolicyMemory() uint64 {
 	if x != nil {
 		return x.PolicyMemory
 	}
 	return 0
 }
 
-func (x *StatusReply) GetPolicyMemoryLimit() uint64 {
+func (x *StatusResponse) GetPolicyMemoryLimit() uint64 {
 	if x != nil {
 		return x.PolicyMemoryLimit
 	}
 	return 0
 }
 
-func (x *StatusReply) GetSessionList() []*SessionStatus {
+func (x *StatusResponse) GetSessionList() []*SessionStatus {
 	if x != nil {
 		return x.SessionList
 	}
 	return nil
 }
 
-func (x *StatusReply) GetLatencies() []*LatencyStatus {
+func (x *StatusResponse) GetLatencies() []*LatencyStatus {
 	if x != nil {
 		return x.Latencies
 	}
 	return nil
 }
 
-func (x *StatusReply) GetRoutes() []*RouteStatus {
+func (x *StatusResponse) GetRoutes() []*RouteStatus {
 	if x != nil {
 		return x.Routes
 	}
 	return nil
 }
 
-func (x *StatusReply) GetUsage() []*UsageStatus {
+func (x *StatusResponse) GetUsage() []*UsageStatus {
 	if x != nil {
 		return x.Usage
 	}
 	return nil
 }
 
-func (x *StatusReply) GetNotReady() []string {
+func (x *StatusResponse) GetNotReady() []string {
 	if x != nil {
 		return x.NotReady
 	}
 	return nil
 }
 
-func (x *StatusReply) GetServing() bool {
+func (x *StatusResponse) GetServing() bool {
 	if x != nil {
 		return x.Serving
 	}
@@ -3973,7 +4116,7 @@ type SessionStatus struct {
 	Tenant        uint32                 `protobuf:"varint,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Model         string                 `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
 	Device        string                 `protobuf:"bytes,7,opt,name=device,proto3" json:"device,omitempty"` // UUID; empty: host memory
-	Since         float64                `protobuf:"fixed64,8,opt,name=since,proto3" json:"since,omitempty"` // seconds since 1970
+	Since         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
 	Leases        uint32                 `protobuf:"varint,9,opt,name=leases,proto3" json:"leases,omitempty"`
 	Jobs          uint32                 `protobuf:"varint,10,opt,name=jobs,proto3" json:"jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3982,7 +4125,7 @@ type SessionStatus struct {
 
 func (x *SessionStatus) Reset() {
 	*x = SessionStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3994,7 +4137,7 @@ func (x *SessionStatus) String() string {
 func (*SessionStatus) ProtoMessage() {}
 
 func (x *SessionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4007,7 +4150,7 @@ func (x *SessionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStatus.ProtoReflect.Descriptor instead.
 func (*SessionStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SessionStatus) GetNumber() uint64 {
@@ -4059,11 +4202,11 @@ func (x *SessionStatus) GetDevice() string {
 	return ""
 }
 
-func (x *SessionStatus) GetSince() float64 {
+func (x *SessionStatus) GetSince() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Since
 	}
-	return 0
+	return nil
 }
 
 func (x *SessionStatus) GetLeases() uint32 {
@@ -4083,10 +4226,10 @@ func (x *SessionStatus) GetJobs() uint32 {
 // LatencyStatus is how long clients waited for one kind of answer, from the receipt of the message.
 type LatencyStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Answer        string                 `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"` // "lookup", "load", "store_read" or "store_published"
+	Answer        Answer                 `protobuf:"varint,1,opt,name=answer,proto3,enum=kvhost.v1.Answer" json:"answer,omitempty"`
 	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
-	Seconds       float64                `protobuf:"fixed64,3,opt,name=seconds,proto3" json:"seconds,omitempty"`       // sum
-	Bounds        []float64              `protobuf:"fixed64,4,rep,packed,name=bounds,proto3" json:"bounds,omitempty"`  // upper bounds of the buckets, in seconds
+	Sum           *durationpb.Duration   `protobuf:"bytes,3,opt,name=sum,proto3" json:"sum,omitempty"`
+	Bounds        []*durationpb.Duration `protobuf:"bytes,4,rep,name=bounds,proto3" json:"bounds,omitempty"`           // upper bounds of the buckets
 	Buckets       []uint64               `protobuf:"varint,5,rep,packed,name=buckets,proto3" json:"buckets,omitempty"` // one more than bounds; not cumulative
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4094,7 +4237,7 @@ type LatencyStatus struct {
 
 func (x *LatencyStatus) Reset() {
 	*x = LatencyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +4249,7 @@ func (x *LatencyStatus) String() string {
 func (*LatencyStatus) ProtoMessage() {}
 
 func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4119,14 +4262,14 @@ func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyStatus.ProtoReflect.Descriptor instead.
 func (*LatencyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
 }
 
-func (x *LatencyStatus) GetAnswer() string {
+func (x *LatencyStatus) GetAnswer() Answer {
 	if x != nil {
 		return x.Answer
 	}
-	return ""
+	return Answer_ANSWER_UNSPECIFIED
 }
 
 func (x *LatencyStatus) GetCount() uint64 {
@@ -4136,14 +4279,14 @@ func (x *LatencyStatus) GetCount() uint64 {
 	return 0
 }
 
-func (x *LatencyStatus) GetSeconds() float64 {
+func (x *LatencyStatus) GetSum() *durationpb.Duration {
 	if x != nil {
-		return x.Seconds
+		return x.Sum
 	}
-	return 0
+	return nil
 }
 
-func (x *LatencyStatus) GetBounds() []float64 {
+func (x *LatencyStatus) GetBounds() []*durationpb.Duration {
 	if x != nil {
 		return x.Bounds
 	}
@@ -4162,20 +4305,20 @@ type RouteStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Gpu           string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"` // "host" for host memory
 	Root          string                 `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"`
-	Route         string                 `protobuf:"bytes,3,opt,name=route,proto3" json:"route,omitempty"`         // "direct", "staged" or "memory"
-	Direction     string                 `protobuf:"bytes,4,opt,name=direction,proto3" json:"direction,omitempty"` // "load" or "store"
+	Route         Route                  `protobuf:"varint,3,opt,name=route,proto3,enum=kvhost.v1.Route" json:"route,omitempty"`
+	Direction     Direction              `protobuf:"varint,4,opt,name=direction,proto3,enum=kvhost.v1.Direction" json:"direction,omitempty"`
 	Files         uint64                 `protobuf:"varint,5,opt,name=files,proto3" json:"files,omitempty"`
 	Bytes         uint64                 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Errors        uint64                 `protobuf:"varint,7,opt,name=errors,proto3" json:"errors,omitempty"`
 	InFlight      uint32                 `protobuf:"varint,8,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
-	BusySeconds   float64                `protobuf:"fixed64,9,opt,name=busy_seconds,json=busySeconds,proto3" json:"busy_seconds,omitempty"`
+	Busy          *durationpb.Duration   `protobuf:"bytes,9,opt,name=busy,proto3" json:"busy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RouteStatus) Reset() {
 	*x = RouteStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4187,7 +4330,7 @@ func (x *RouteStatus) String() string {
 func (*RouteStatus) ProtoMessage() {}
 
 func (x *RouteStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4200,7 +4343,7 @@ func (x *RouteStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteStatus.ProtoReflect.Descriptor instead.
 func (*RouteStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RouteStatus) GetGpu() string {
@@ -4217,18 +4360,18 @@ func (x *RouteStatus) GetRoot() string {
 	return ""
 }
 
-func (x *RouteStatus) GetRoute() string {
+func (x *RouteStatus) GetRoute() Route {
 	if x != nil {
 		return x.Route
 	}
-	return ""
+	return Route_ROUTE_UNSPECIFIED
 }
 
-func (x *RouteStatus) GetDirection() string {
+func (x *RouteStatus) GetDirection() Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return ""
+	return Direction_DIRECTION_UNSPECIFIED
 }
 
 func (x *RouteStatus) GetFiles() uint64 {
@@ -4259,11 +4402,11 @@ func (x *RouteStatus) GetInFlight() uint32 {
 	return 0
 }
 
-func (x *RouteStatus) GetBusySeconds() float64 {
+func (x *RouteStatus) GetBusy() *durationpb.Duration {
 	if x != nil {
-		return x.BusySeconds
+		return x.Busy
 	}
-	return 0
+	return nil
 }
 
 // UsageStatus counts what the sessions of one model and tenant asked for. The 64 first pairs have one each; what came
@@ -4282,7 +4425,7 @@ type UsageStatus struct {
 
 func (x *UsageStatus) Reset() {
 	*x = UsageStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4437,7 @@ func (x *UsageStatus) String() string {
 func (*UsageStatus) ProtoMessage() {}
 
 func (x *UsageStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4450,7 @@ func (x *UsageStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageStatus.ProtoReflect.Descriptor instead.
 func (*UsageStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *UsageStatus) GetModel() string {
@@ -4354,30 +4497,30 @@ func (x *UsageStatus) GetStoredBytes() uint64 {
 
 type PolicyStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Role          PolicyRole             `protobuf:"varint,1,opt,name=role,proto3,enum=kvhost.v1.PolicyRole" json:"role,omitempty"`
 	Module        string                 `protobuf:"bytes,2,opt,name=module,proto3" json:"module,omitempty"`
-	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"` // SHA-256 of the module, "native" for a built-in one
+	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"` // SHA-256 of the module; empty for a built-in one
 	Calls         uint64                 `protobuf:"varint,4,opt,name=calls,proto3" json:"calls,omitempty"`
 	Records       uint64                 `protobuf:"varint,5,opt,name=records,proto3" json:"records,omitempty"`
-	Seconds       float64                `protobuf:"fixed64,6,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	Time          *durationpb.Duration   `protobuf:"bytes,6,opt,name=time,proto3" json:"time,omitempty"` // in its calls
 	Faults        uint64                 `protobuf:"varint,7,opt,name=faults,proto3" json:"faults,omitempty"`
-	Fuel          uint64                 `protobuf:"varint,8,opt,name=fuel,proto3" json:"fuel,omitempty"` // used so far, about a unit per instruction; 0 when native
+	Fuel          uint64                 `protobuf:"varint,8,opt,name=fuel,proto3" json:"fuel,omitempty"` // used so far, about a unit per instruction; 0 when built in
 	Name          string                 `protobuf:"bytes,9,opt,name=name,proto3" json:"name,omitempty"`  // the operator's
 	Version       string                 `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
 	Root          string                 `protobuf:"bytes,11,opt,name=root,proto3" json:"root,omitempty"` // of evict
 	State         PolicyState            `protobuf:"varint,12,opt,name=state,proto3,enum=kvhost.v1.PolicyState" json:"state,omitempty"`
-	Since         float64                `protobuf:"fixed64,13,opt,name=since,proto3" json:"since,omitempty"`    // when it took its role, in seconds since 1970
+	Since         *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=since,proto3" json:"since,omitempty"`      // when it took its role
 	Reason        string                 `protobuf:"bytes,14,opt,name=reason,proto3" json:"reason,omitempty"`    // of QUARANTINE, or of a shadow's end
 	Entries       uint64                 `protobuf:"varint,15,opt,name=entries,proto3" json:"entries,omitempty"` // of its imaginary cache, of a shadow
 	Trial         *Trial                 `protobuf:"bytes,16,opt,name=trial,proto3" json:"trial,omitempty"`      // of a shadow
-	Memory        uint64                 `protobuf:"varint,17,opt,name=memory,proto3" json:"memory,omitempty"`   // bytes of its instances; 0 when native
+	Memory        uint64                 `protobuf:"varint,17,opt,name=memory,proto3" json:"memory,omitempty"`   // bytes of its instances; 0 when built in
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4389,7 +4532,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4402,14 +4545,14 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
 }
 
-func (x *PolicyStatus) GetRole() string {
+func (x *PolicyStatus) GetRole() PolicyRole {
 	if x != nil {
 		return x.Role
 	}
-	return ""
+	return PolicyRole_POLICY_ROLE_UNSPECIFIED
 }
 
 func (x *PolicyStatus) GetModule() string {
@@ -4440,11 +4583,11 @@ func (x *PolicyStatus) GetRecords() uint64 {
 	return 0
 }
 
-func (x *PolicyStatus) GetSeconds() float64 {
+func (x *PolicyStatus) GetTime() *durationpb.Duration {
 	if x != nil {
-		return x.Seconds
+		return x.Time
 	}
-	return 0
+	return nil
 }
 
 func (x *PolicyStatus) GetFaults() uint64 {
@@ -4486,14 +4629,14 @@ func (x *PolicyStatus) GetState() PolicyState {
 	if x != nil {
 		return x.State
 	}
-	return PolicyState_POLICY_STATE_ACTING
+	return PolicyState_POLICY_STATE_UNSPECIFIED
 }
 
-func (x *PolicyStatus) GetSince() float64 {
+func (x *PolicyStatus) GetSince() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Since
 	}
-	return 0
+	return nil
 }
 
 func (x *PolicyStatus) GetReason() string {
@@ -4527,10 +4670,10 @@ func (x *PolicyStatus) GetMemory() uint64 {
 // Trial is what a shadow would have done.
 type Trial struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Keys          uint64                 `protobuf:"varint,1,opt,name=keys,proto3" json:"keys,omitempty"`                         // looked up, and heard of
+	Keys          uint64                 `protobuf:"varint,1,opt,name=keys,proto3" json:"keys,omitempty"`                         // of the lookups that it was shown
 	Hits          uint64                 `protobuf:"varint,2,opt,name=hits,proto3" json:"hits,omitempty"`                         // of those, what it would have granted
 	LiveHits      uint64                 `protobuf:"varint,3,opt,name=live_hits,json=liveHits,proto3" json:"live_hits,omitempty"` // of those, what was granted
-	Dropped       uint64                 `protobuf:"varint,4,opt,name=dropped,proto3" json:"dropped,omitempty"`                   // steps that it was too slow to hear of
+	Dropped       uint64                 `protobuf:"varint,4,opt,name=dropped,proto3" json:"dropped,omitempty"`                   // steps that it was too slow to take
 	Capacity      uint64                 `protobuf:"varint,5,opt,name=capacity,proto3" json:"capacity,omitempty"`                 // bytes of the imaginary cache
 	Used          uint64                 `protobuf:"varint,6,opt,name=used,proto3" json:"used,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -4539,7 +4682,7 @@ type Trial struct {
 
 func (x *Trial) Reset() {
 	*x = Trial{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4551,7 +4694,7 @@ func (x *Trial) String() string {
 func (*Trial) ProtoMessage() {}
 
 func (x *Trial) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4564,7 +4707,7 @@ func (x *Trial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trial.ProtoReflect.Descriptor instead.
 func (*Trial) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Trial) GetKeys() uint64 {
@@ -4609,272 +4752,6 @@ func (x *Trial) GetUsed() uint64 {
 	return 0
 }
 
-type SwapPolicyRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the policy that is replaced
-	// absolute path on the host's machine, or the name of one that the host knows. Empty: the same again
-	Module        string            `protobuf:"bytes,2,opt,name=module,proto3" json:"module,omitempty"`
-	Sha256        string            `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`                                                                           // that it must have, in hexadecimal; empty for any
-	Config        map[string]string `protobuf:"bytes,4,rep,name=config,proto3" json:"config,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // settings that change; the others stay
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SwapPolicyRequest) Reset() {
-	*x = SwapPolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SwapPolicyRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SwapPolicyRequest) ProtoMessage() {}
-
-func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
-func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
-}
-
-func (x *SwapPolicyRequest) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *SwapPolicyRequest) GetModule() string {
-	if x != nil {
-		return x.Module
-	}
-	return ""
-}
-
-func (x *SwapPolicyRequest) GetSha256() string {
-	if x != nil {
-		return x.Sha256
-	}
-	return ""
-}
-
-func (x *SwapPolicyRequest) GetConfig() map[string]string {
-	if x != nil {
-		return x.Config
-	}
-	return nil
-}
-
-type PromotePolicyRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the shadow
-	Root          string                 `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"` // where it is to evict; empty for all
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PromotePolicyRequest) Reset() {
-	*x = PromotePolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PromotePolicyRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PromotePolicyRequest) ProtoMessage() {}
-
-func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
-func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
-}
-
-func (x *PromotePolicyRequest) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *PromotePolicyRequest) GetRoot() string {
-	if x != nil {
-		return x.Root
-	}
-	return ""
-}
-
-type SwapPolicyReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Taken         []*PolicyTaken         `protobuf:"bytes,1,rep,name=taken,proto3" json:"taken,omitempty"`
-	Module        string                 `protobuf:"bytes,2,opt,name=module,proto3" json:"module,omitempty"`
-	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SwapPolicyReply) Reset() {
-	*x = SwapPolicyReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SwapPolicyReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SwapPolicyReply) ProtoMessage() {}
-
-func (x *SwapPolicyReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SwapPolicyReply.ProtoReflect.Descriptor instead.
-func (*SwapPolicyReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
-}
-
-func (x *SwapPolicyReply) GetTaken() []*PolicyTaken {
-	if x != nil {
-		return x.Taken
-	}
-	return nil
-}
-
-func (x *SwapPolicyReply) GetModule() string {
-	if x != nil {
-		return x.Module
-	}
-	return ""
-}
-
-func (x *SwapPolicyReply) GetDigest() string {
-	if x != nil {
-		return x.Digest
-	}
-	return ""
-}
-
-// PolicyTaken is one place that a policy took over.
-type PolicyTaken struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
-	Root          string                 `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"`         // of evict
-	From          string                 `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`         // digest of the module before
-	Handover      string                 `protobuf:"bytes,4,opt,name=handover,proto3" json:"handover,omitempty"` // "state" or "replay", of evict and admit
-	Entries       uint64                 `protobuf:"varint,5,opt,name=entries,proto3" json:"entries,omitempty"`  // resident in the root
-	Seconds       float64                `protobuf:"fixed64,6,opt,name=seconds,proto3" json:"seconds,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PolicyTaken) Reset() {
-	*x = PolicyTaken{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PolicyTaken) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PolicyTaken) ProtoMessage() {}
-
-func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
-func (*PolicyTaken) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
-}
-
-func (x *PolicyTaken) GetRole() string {
-	if x != nil {
-		return x.Role
-	}
-	return ""
-}
-
-func (x *PolicyTaken) GetRoot() string {
-	if x != nil {
-		return x.Root
-	}
-	return ""
-}
-
-func (x *PolicyTaken) GetFrom() string {
-	if x != nil {
-		return x.From
-	}
-	return ""
-}
-
-func (x *PolicyTaken) GetHandover() string {
-	if x != nil {
-		return x.Handover
-	}
-	return ""
-}
-
-func (x *PolicyTaken) GetEntries() uint64 {
-	if x != nil {
-		return x.Entries
-	}
-	return 0
-}
-
-func (x *PolicyTaken) GetSeconds() float64 {
-	if x != nil {
-		return x.Seconds
-	}
-	return 0
-}
-
 type RootStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -4883,7 +4760,7 @@ type RootStatus struct {
 	Entries       uint64                 `protobuf:"varint,4,opt,name=entries,proto3" json:"entries,omitempty"`
 	State         RootState              `protobuf:"varint,5,opt,name=state,proto3,enum=kvhost.v1.RootState" json:"state,omitempty"`
 	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`    // why it is not in service
-	Since         float64                `protobuf:"fixed64,7,opt,name=since,proto3" json:"since,omitempty"`    // of the state, in seconds since 1970; 0: since the start
+	Since         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`      // of the state; absent: since the start
 	Writing       uint64                 `protobuf:"varint,8,opt,name=writing,proto3" json:"writing,omitempty"` // bytes reserved by stores in flight
 	Quarantine    uint64                 `protobuf:"varint,9,opt,name=quarantine,proto3" json:"quarantine,omitempty"`
 	Orphaned      uint64                 `protobuf:"varint,10,opt,name=orphaned,proto3" json:"orphaned,omitempty"`
@@ -4901,7 +4778,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4913,7 +4790,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4926,7 +4803,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{53}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -4961,7 +4838,7 @@ func (x *RootStatus) GetState() RootState {
 	if x != nil {
 		return x.State
 	}
-	return RootState_ROOT_STATE_IN_SERVICE
+	return RootState_ROOT_STATE_UNSPECIFIED
 }
 
 func (x *RootStatus) GetReason() string {
@@ -4971,11 +4848,11 @@ func (x *RootStatus) GetReason() string {
 	return ""
 }
 
-func (x *RootStatus) GetSince() float64 {
+func (x *RootStatus) GetSince() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Since
 	}
-	return 0
+	return nil
 }
 
 func (x *RootStatus) GetWriting() uint64 {
@@ -5055,36 +4932,391 @@ func (x *RootStatus) GetCompression() string {
 	return ""
 }
 
+type SwapPolicyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the policy that is replaced
+	// absolute path on the host's machine, or the name of one that the host knows. Empty: the same again
+	Module        string            `protobuf:"bytes,2,opt,name=module,proto3" json:"module,omitempty"`
+	Sha256        string            `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`                                                                           // that it must have, in hexadecimal; empty for any
+	Config        map[string]string `protobuf:"bytes,4,rep,name=config,proto3" json:"config,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // settings that change; the others stay
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwapPolicyRequest) Reset() {
+	*x = SwapPolicyRequest{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwapPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwapPolicyRequest) ProtoMessage() {}
+
+func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
+func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *SwapPolicyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SwapPolicyRequest) GetModule() string {
+	if x != nil {
+		return x.Module
+	}
+	return ""
+}
+
+func (x *SwapPolicyRequest) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *SwapPolicyRequest) GetConfig() map[string]string {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+type SwapPolicyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Swap          *Swap                  `protobuf:"bytes,1,opt,name=swap,proto3" json:"swap,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SwapPolicyResponse) Reset() {
+	*x = SwapPolicyResponse{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SwapPolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SwapPolicyResponse) ProtoMessage() {}
+
+func (x *SwapPolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SwapPolicyResponse.ProtoReflect.Descriptor instead.
+func (*SwapPolicyResponse) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *SwapPolicyResponse) GetSwap() *Swap {
+	if x != nil {
+		return x.Swap
+	}
+	return nil
+}
+
+type PromotePolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the shadow
+	Root          string                 `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"` // where it is to evict; empty for all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromotePolicyRequest) Reset() {
+	*x = PromotePolicyRequest{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromotePolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromotePolicyRequest) ProtoMessage() {}
+
+func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
+func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *PromotePolicyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PromotePolicyRequest) GetRoot() string {
+	if x != nil {
+		return x.Root
+	}
+	return ""
+}
+
+type PromotePolicyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Swap          *Swap                  `protobuf:"bytes,1,opt,name=swap,proto3" json:"swap,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromotePolicyResponse) Reset() {
+	*x = PromotePolicyResponse{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromotePolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromotePolicyResponse) ProtoMessage() {}
+
+func (x *PromotePolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromotePolicyResponse.ProtoReflect.Descriptor instead.
+func (*PromotePolicyResponse) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *PromotePolicyResponse) GetSwap() *Swap {
+	if x != nil {
+		return x.Swap
+	}
+	return nil
+}
+
+// Swap is a module that took over.
+type Swap struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Taken         []*PolicyTaken         `protobuf:"bytes,1,rep,name=taken,proto3" json:"taken,omitempty"`
+	Module        string                 `protobuf:"bytes,2,opt,name=module,proto3" json:"module,omitempty"`
+	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Swap) Reset() {
+	*x = Swap{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Swap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Swap) ProtoMessage() {}
+
+func (x *Swap) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Swap.ProtoReflect.Descriptor instead.
+func (*Swap) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *Swap) GetTaken() []*PolicyTaken {
+	if x != nil {
+		return x.Taken
+	}
+	return nil
+}
+
+func (x *Swap) GetModule() string {
+	if x != nil {
+		return x.Module
+	}
+	return ""
+}
+
+func (x *Swap) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+// PolicyTaken is one place that a policy took over.
+type PolicyTaken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Role          PolicyRole             `protobuf:"varint,1,opt,name=role,proto3,enum=kvhost.v1.PolicyRole" json:"role,omitempty"`
+	Root          string                 `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"` // of evict
+	From          string                 `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"` // digest of the module before; empty for a built-in one
+	Handover      Handover               `protobuf:"varint,4,opt,name=handover,proto3,enum=kvhost.v1.Handover" json:"handover,omitempty"`
+	Entries       uint64                 `protobuf:"varint,5,opt,name=entries,proto3" json:"entries,omitempty"` // resident in the root
+	Time          *durationpb.Duration   `protobuf:"bytes,6,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyTaken) Reset() {
+	*x = PolicyTaken{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyTaken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyTaken) ProtoMessage() {}
+
+func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
+func (*PolicyTaken) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *PolicyTaken) GetRole() PolicyRole {
+	if x != nil {
+		return x.Role
+	}
+	return PolicyRole_POLICY_ROLE_UNSPECIFIED
+}
+
+func (x *PolicyTaken) GetRoot() string {
+	if x != nil {
+		return x.Root
+	}
+	return ""
+}
+
+func (x *PolicyTaken) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *PolicyTaken) GetHandover() Handover {
+	if x != nil {
+		return x.Handover
+	}
+	return Handover_HANDOVER_UNSPECIFIED
+}
+
+func (x *PolicyTaken) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *PolicyTaken) GetTime() *durationpb.Duration {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
 var File_kvhost_v1_kvhost_proto protoreflect.FileDescriptor
 
 const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\n" +
-	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\"\xde\x05\n" +
-	"\rClientMessage\x12\x0e\n" +
+	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x05\n" +
+	"\x0eSessionRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12 \n" +
-	"\vtraceparent\x18\x10 \x01(\tR\vtraceparent\x12(\n" +
-	"\x05hello\x18\x02 \x01(\v2\x10.kvhost.v1.HelloH\x00R\x05hello\x121\n" +
-	"\bregister\x18\x03 \x01(\v2\x13.kvhost.v1.RegisterH\x00R\bregister\x127\n" +
+	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12(\n" +
+	"\x05hello\x18\x03 \x01(\v2\x10.kvhost.v1.HelloH\x00R\x05hello\x121\n" +
+	"\bregister\x18\x04 \x01(\v2\x13.kvhost.v1.RegisterH\x00R\bregister\x127\n" +
 	"\n" +
-	"unregister\x18\x04 \x01(\v2\x15.kvhost.v1.UnregisterH\x00R\n" +
+	"unregister\x18\x05 \x01(\v2\x15.kvhost.v1.UnregisterH\x00R\n" +
 	"unregister\x12+\n" +
-	"\x06lookup\x18\x05 \x01(\v2\x11.kvhost.v1.LookupH\x00R\x06lookup\x12.\n" +
-	"\arelease\x18\x06 \x01(\v2\x12.kvhost.v1.ReleaseH\x00R\arelease\x12(\n" +
-	"\x05store\x18\a \x01(\v2\x10.kvhost.v1.StoreH\x00R\x05store\x12%\n" +
-	"\x04load\x18\b \x01(\v2\x0f.kvhost.v1.LoadH\x00R\x04load\x12+\n" +
-	"\x06cancel\x18\t \x01(\v2\x11.kvhost.v1.CancelH\x00R\x06cancel\x12(\n" +
-	"\x05flush\x18\n" +
-	" \x01(\v2\x10.kvhost.v1.FlushH\x00R\x05flush\x128\n" +
-	"\vend_request\x18\v \x01(\v2\x15.kvhost.v1.EndRequestH\x00R\n" +
+	"\x06lookup\x18\x06 \x01(\v2\x11.kvhost.v1.LookupH\x00R\x06lookup\x12.\n" +
+	"\arelease\x18\a \x01(\v2\x12.kvhost.v1.ReleaseH\x00R\arelease\x12(\n" +
+	"\x05store\x18\b \x01(\v2\x10.kvhost.v1.StoreH\x00R\x05store\x12%\n" +
+	"\x04load\x18\t \x01(\v2\x0f.kvhost.v1.LoadH\x00R\x04load\x12.\n" +
+	"\adiscard\x18\n" +
+	" \x01(\v2\x12.kvhost.v1.DiscardH\x00R\adiscard\x12+\n" +
+	"\x06cancel\x18\v \x01(\v2\x11.kvhost.v1.CancelH\x00R\x06cancel\x12.\n" +
+	"\aadvance\x18\f \x01(\v2\x12.kvhost.v1.AdvanceH\x00R\aadvance\x12;\n" +
+	"\fawait_copies\x18\r \x01(\v2\x16.kvhost.v1.AwaitCopiesH\x00R\vawaitCopies\x128\n" +
+	"\vend_request\x18\x0e \x01(\v2\x15.kvhost.v1.EndRequestH\x00R\n" +
 	"endRequest\x12%\n" +
-	"\x04ping\x18\f \x01(\v2\x0f.kvhost.v1.PingH\x00R\x04ping\x12.\n" +
-	"\aadvance\x18\r \x01(\v2\x12.kvhost.v1.AdvanceH\x00R\aadvance\x127\n" +
+	"\x04ping\x18\x0f \x01(\v2\x0f.kvhost.v1.PingH\x00R\x04ping\x127\n" +
 	"\n" +
-	"semaphores\x18\x0e \x01(\v2\x15.kvhost.v1.SemaphoresH\x00R\n" +
-	"semaphores\x12.\n" +
-	"\adiscard\x18\x0f \x01(\v2\x12.kvhost.v1.DiscardH\x00R\adiscardB\x06\n" +
-	"\x04body\"\xf4\x03\n" +
-	"\vHostMessage\x12\x0e\n" +
+	"semaphores\x18\x10 \x01(\v2\x15.kvhost.v1.SemaphoresH\x00R\n" +
+	"semaphoresB\x06\n" +
+	"\x04body\"\xf8\x03\n" +
+	"\x0fSessionResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
 	"\x05error\x18\x02 \x01(\v2\x10.kvhost.v1.ErrorH\x00R\x05error\x12-\n" +
 	"\x05hello\x18\x03 \x01(\v2\x15.kvhost.v1.HelloReplyH\x00R\x05hello\x12%\n" +
@@ -5149,15 +5381,16 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05layer\x18\x01 \x01(\rR\x05layer\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\rR\x04part\x12\x1d\n" +
 	"\n" +
-	"page_bytes\x18\x03 \x01(\rR\tpageBytes\"\xc2\x02\n" +
+	"page_bytes\x18\x03 \x01(\rR\tpageBytes\"\xd9\x02\n" +
 	"\n" +
 	"HelloReply\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x14\n" +
 	"\x05nonce\x18\x03 \x01(\fR\x05nonce\x12\x1b\n" +
 	"\tkey_bytes\x18\x04 \x01(\rR\bkeyBytes\x12)\n" +
-	"\x06limits\x18\x05 \x01(\v2\x11.kvhost.v1.LimitsR\x06limits\x12!\n" +
-	"\flease_millis\x18\x06 \x01(\x04R\vleaseMillis\x12 \n" +
+	"\x06limits\x18\x05 \x01(\v2\x11.kvhost.v1.LimitsR\x06limits\x128\n" +
+	"\n" +
+	"lease_time\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\tleaseTime\x12 \n" +
 	"\vdescriptors\x18\a \x01(\tR\vdescriptors\x12)\n" +
 	"\x10namespace_digest\x18\b \x01(\fR\x0fnamespaceDigest\x12\x18\n" +
 	"\asession\x18\t \x01(\x04R\asession\x12\x16\n" +
@@ -5174,40 +5407,34 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"arenaBytes\"M\n" +
 	"\bRegister\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12+\n" +
-	"\aregions\x18\x02 \x03(\v2\x11.kvhost.v1.RegionR\aregions\"\xd6\x01\n" +
+	"\aregions\x18\x02 \x03(\v2\x11.kvhost.v1.RegionR\aregions\"\xa5\x01\n" +
 	"\x06Region\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\rR\x05plane\x12\x16\n" +
 	"\x05memfd\x18\x02 \x01(\x04H\x00R\x05memfd\x12\x1b\n" +
-	"\bcuda_ipc\x18\x06 \x01(\fH\x00R\acudaIpc\x12/\n" +
-	"\bcuda_vmm\x18\a \x01(\v2\x12.kvhost.v1.CudaVmmH\x00R\acudaVmm\x12\x16\n" +
-	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x16\n" +
-	"\x06stride\x18\x04 \x01(\x04R\x06stride\x12\x16\n" +
-	"\x06blocks\x18\x05 \x01(\rR\x06blocksB\b\n" +
-	"\x06handle\"@\n" +
-	"\aCudaVmm\x125\n" +
-	"\bsegments\x18\x01 \x03(\v2\x19.kvhost.v1.CudaVmmSegmentR\bsegments\"8\n" +
-	"\x0eCudaVmmSegment\x12\x10\n" +
-	"\x03tag\x18\x01 \x01(\x04R\x03tag\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\"\n" +
+	"\bcuda_ipc\x18\x03 \x01(\fH\x00R\acudaIpc\x12\x16\n" +
+	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x16\n" +
+	"\x06stride\x18\x05 \x01(\x04R\x06stride\x12\x16\n" +
+	"\x06blocks\x18\x06 \x01(\rR\x06blocksB\b\n" +
+	"\x06handle\"\"\n" +
 	"\n" +
 	"Unregister\x12\x14\n" +
-	"\x05group\x18\x01 \x01(\rR\x05group\"\xaa\x01\n" +
+	"\x05group\x18\x01 \x01(\rR\x05group\"y\n" +
 	"\n" +
 	"Semaphores\x12\x16\n" +
 	"\x05memfd\x18\x01 \x01(\x04H\x00R\x05memfd\x12\x1b\n" +
-	"\bcuda_ipc\x18\x02 \x01(\fH\x00R\acudaIpc\x12/\n" +
-	"\bcuda_vmm\x18\x03 \x01(\v2\x12.kvhost.v1.CudaVmmH\x00R\acudaVmm\x12\x16\n" +
-	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x14\n" +
-	"\x05count\x18\x05 \x01(\rR\x05countB\b\n" +
-	"\x06handle\"\x98\x01\n" +
-	"\bTimeline\x12\x12\n" +
-	"\x04wait\x18\x01 \x01(\rR\x04wait\x12\x1d\n" +
+	"\bcuda_ipc\x18\x02 \x01(\fH\x00R\acudaIpc\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x14\n" +
+	"\x05count\x18\x04 \x01(\rR\x05countB\b\n" +
+	"\x06handle\"\xa6\x01\n" +
+	"\bTimeline\x12\x17\n" +
+	"\x04wait\x18\x01 \x01(\rH\x00R\x04wait\x88\x01\x01\x12\x1d\n" +
 	"\n" +
 	"wait_value\x18\x02 \x01(\x04R\twaitValue\x12\x12\n" +
 	"\x04done\x18\x03 \x01(\rR\x04done\x12\x1d\n" +
 	"\n" +
 	"done_value\x18\x04 \x01(\x04R\tdoneValue\x12\x1b\n" +
-	"\x06status\x18\x05 \x01(\rH\x00R\x06status\x88\x01\x01B\t\n" +
+	"\x06status\x18\x05 \x01(\rH\x01R\x06status\x88\x01\x01B\a\n" +
+	"\x05_waitB\t\n" +
 	"\a_status\"\x98\x01\n" +
 	"\x06Lookup\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\rR\arequest\x12\x14\n" +
@@ -5215,26 +5442,25 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x04keys\x18\x03 \x01(\fR\x04keys\x12\x14\n" +
 	"\x05first\x18\x04 \x01(\rR\x05first\x12\x18\n" +
 	"\areaders\x18\x05 \x01(\x04R\areaders\x12\x1a\n" +
-	"\bprefetch\x18\x06 \x01(\bR\bprefetch\"\xfe\x01\n" +
+	"\bprefetch\x18\x06 \x01(\bR\bprefetch\"\x95\x02\n" +
 	"\vLookupReply\x12\x18\n" +
 	"\apending\x18\x01 \x01(\bR\apending\x12\x12\n" +
 	"\x04hits\x18\x02 \x01(\rR\x04hits\x12\x12\n" +
 	"\x04bits\x18\x03 \x01(\fR\x04bits\x12\x14\n" +
 	"\x05lease\x18\x04 \x01(\x04R\x05lease\x12\x14\n" +
-	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12\x1f\n" +
-	"\vload_micros\x18\x06 \x01(\x04R\n" +
-	"loadMicros\x122\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x126\n" +
+	"\tload_time\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\bloadTime\x122\n" +
 	"\n" +
 	"load_parts\x18\a \x03(\v2\x13.kvhost.v1.LoadPartR\tloadParts\x12,\n" +
-	"\x06levels\x18\b \x03(\v2\x14.kvhost.v1.LevelHitsR\x06levels\"g\n" +
+	"\x06levels\x18\b \x03(\v2\x14.kvhost.v1.LevelHitsR\x06levels\"\x87\x01\n" +
 	"\tLevelHits\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\x12\x16\n" +
 	"\x06chunks\x18\x02 \x01(\rR\x06chunks\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x16\n" +
-	"\x06micros\x18\x04 \x01(\x04R\x06micros\"6\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x126\n" +
+	"\tload_time\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bloadTime\"V\n" +
 	"\bLoadPart\x12\x12\n" +
-	"\x04keys\x18\x01 \x01(\rR\x04keys\x12\x16\n" +
-	"\x06micros\x18\x02 \x01(\x04R\x06micros\"\x1f\n" +
+	"\x04keys\x18\x01 \x01(\rR\x04keys\x126\n" +
+	"\tload_time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bloadTime\"\x1f\n" +
 	"\aRelease\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\"\x97\x01\n" +
 	"\x05Store\x12\x18\n" +
@@ -5264,8 +5490,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x06chunks\x18\x02 \x03(\v2\x14.kvhost.v1.LoadChunkR\x06chunks\x12\x16\n" +
 	"\x06layers\x18\x03 \x01(\bR\x06layers\x12\x14\n" +
 	"\x05order\x18\x04 \x03(\rR\x05order\x12/\n" +
-	"\btimeline\x18\x06 \x01(\v2\x13.kvhost.v1.TimelineR\btimeline\x12\x1a\n" +
-	"\bprefetch\x18\x05 \x01(\rR\bprefetch\"9\n" +
+	"\btimeline\x18\x05 \x01(\v2\x13.kvhost.v1.TimelineR\btimeline\x12\x1a\n" +
+	"\bprefetch\x18\x06 \x01(\rR\bprefetch\"9\n" +
 	"\tLoadChunk\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
 	"\x06blocks\x18\x02 \x03(\rR\x06blocks\"9\n" +
@@ -5285,9 +5511,9 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\x04R\x03job\"3\n" +
 	"\aAdvance\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
-	"\x06layers\x18\x02 \x01(\rR\x06layers\"\x1b\n" +
-	"\x05Flush\x12\x12\n" +
-	"\x04jobs\x18\x01 \x03(\x04R\x04jobs\"\xd1\x01\n" +
+	"\x06layers\x18\x02 \x01(\rR\x06layers\"!\n" +
+	"\vAwaitCopies\x12\x12\n" +
+	"\x04jobs\x18\x01 \x03(\x04R\x04jobs\"\xea\x01\n" +
 	"\n" +
 	"EndRequest\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\rR\arequest\x12,\n" +
@@ -5295,15 +5521,14 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\ttokens_in\x18\x03 \x01(\rR\btokensIn\x12\x1d\n" +
 	"\n" +
 	"tokens_out\x18\x04 \x01(\rR\ttokensOut\x12\x1a\n" +
-	"\bpriority\x18\x05 \x01(\x11R\bpriority\x12#\n" +
-	"\rreturn_millis\x18\x06 \x01(\rR\freturnMillis\"\x06\n" +
+	"\bpriority\x18\x05 \x01(\x11R\bpriority\x12<\n" +
+	"\freturn_after\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\vreturnAfter\"\x06\n" +
 	"\x04Ping\"f\n" +
 	"\rEventsRequest\x12)\n" +
 	"\x10namespace_digest\x18\x01 \x01(\fR\x0fnamespaceDigest\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +
-	"\x05after\x18\x03 \x01(\x04R\x05after\"\x9d\x01\n" +
-	"\n" +
-	"EventBatch\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\x04R\x05after\"\xa1\x01\n" +
+	"\x0eEventsResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x1a\n" +
 	"\bsnapshot\x18\x03 \x01(\bR\bsnapshot\x12!\n" +
@@ -5315,10 +5540,10 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05group\x18\x03 \x01(\rR\x05group\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\fR\x03key\x12\x16\n" +
 	"\x06parent\x18\x05 \x01(\fR\x06parent\"\x0f\n" +
-	"\rStatusRequest\"\x91\x06\n" +
-	"\vStatusReply\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\tR\aversion\x12%\n" +
-	"\x0euptime_seconds\x18\x02 \x01(\x01R\ruptimeSeconds\x12\x1a\n" +
+	"\rStatusRequest\"\xa3\x06\n" +
+	"\x0eStatusResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x121\n" +
+	"\x06uptime\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06uptime\x12\x1a\n" +
 	"\bsessions\x18\x03 \x01(\rR\bsessions\x12\x18\n" +
 	"\aengines\x18\x04 \x01(\rR\aengines\x12\x16\n" +
 	"\x06leases\x18\x05 \x01(\x04R\x06leases\x12\x12\n" +
@@ -5326,9 +5551,9 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\varena_bytes\x18\a \x01(\x04R\n" +
 	"arenaBytes\x123\n" +
 	"\bpolicies\x18\b \x03(\v2\x17.kvhost.v1.PolicyStatusR\bpolicies\x12+\n" +
-	"\x05roots\x18\t \x03(\v2\x15.kvhost.v1.RootStatusR\x05roots\x12@\n" +
+	"\x05roots\x18\t \x03(\v2\x15.kvhost.v1.RootStatusR\x05roots\x12C\n" +
 	"\bcounters\x18\n" +
-	" \x03(\v2$.kvhost.v1.StatusReply.CountersEntryR\bcounters\x12#\n" +
+	" \x03(\v2'.kvhost.v1.StatusResponse.CountersEntryR\bcounters\x12#\n" +
 	"\rpolicy_memory\x18\v \x01(\x04R\fpolicyMemory\x12.\n" +
 	"\x13policy_memory_limit\x18\f \x01(\x04R\x11policyMemoryLimit\x12;\n" +
 	"\fsession_list\x18\r \x03(\v2\x18.kvhost.v1.SessionStatusR\vsessionList\x126\n" +
@@ -5339,7 +5564,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\aserving\x18\x12 \x01(\bR\aserving\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xef\x01\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x8b\x02\n" +
 	"\rSessionStatus\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -5347,49 +5572,49 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x04rank\x18\x04 \x01(\rR\x04rank\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\rR\x06tenant\x12\x14\n" +
 	"\x05model\x18\x06 \x01(\tR\x05model\x12\x16\n" +
-	"\x06device\x18\a \x01(\tR\x06device\x12\x14\n" +
-	"\x05since\x18\b \x01(\x01R\x05since\x12\x16\n" +
+	"\x06device\x18\a \x01(\tR\x06device\x120\n" +
+	"\x05since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06leases\x18\t \x01(\rR\x06leases\x12\x12\n" +
 	"\x04jobs\x18\n" +
-	" \x01(\rR\x04jobs\"\x89\x01\n" +
-	"\rLatencyStatus\x12\x16\n" +
-	"\x06answer\x18\x01 \x01(\tR\x06answer\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x18\n" +
-	"\aseconds\x18\x03 \x01(\x01R\aseconds\x12\x16\n" +
-	"\x06bounds\x18\x04 \x03(\x01R\x06bounds\x12\x18\n" +
-	"\abuckets\x18\x05 \x03(\x04R\abuckets\"\xeb\x01\n" +
+	" \x01(\rR\x04jobs\"\xca\x01\n" +
+	"\rLatencyStatus\x12)\n" +
+	"\x06answer\x18\x01 \x01(\x0e2\x11.kvhost.v1.AnswerR\x06answer\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\x12+\n" +
+	"\x03sum\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03sum\x121\n" +
+	"\x06bounds\x18\x04 \x03(\v2\x19.google.protobuf.DurationR\x06bounds\x12\x18\n" +
+	"\abuckets\x18\x05 \x03(\x04R\abuckets\"\x9f\x02\n" +
 	"\vRouteStatus\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x12\n" +
-	"\x04root\x18\x02 \x01(\tR\x04root\x12\x14\n" +
-	"\x05route\x18\x03 \x01(\tR\x05route\x12\x1c\n" +
-	"\tdirection\x18\x04 \x01(\tR\tdirection\x12\x14\n" +
+	"\x04root\x18\x02 \x01(\tR\x04root\x12&\n" +
+	"\x05route\x18\x03 \x01(\x0e2\x10.kvhost.v1.RouteR\x05route\x122\n" +
+	"\tdirection\x18\x04 \x01(\x0e2\x14.kvhost.v1.DirectionR\tdirection\x12\x14\n" +
 	"\x05files\x18\x05 \x01(\x04R\x05files\x12\x14\n" +
 	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\x12\x16\n" +
 	"\x06errors\x18\a \x01(\x04R\x06errors\x12\x1b\n" +
-	"\tin_flight\x18\b \x01(\rR\binFlight\x12!\n" +
-	"\fbusy_seconds\x18\t \x01(\x01R\vbusySeconds\"\xa9\x01\n" +
+	"\tin_flight\x18\b \x01(\rR\binFlight\x12-\n" +
+	"\x04busy\x18\t \x01(\v2\x19.google.protobuf.DurationR\x04busy\"\xa9\x01\n" +
 	"\vUsageStatus\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\rR\x06tenant\x12\x12\n" +
 	"\x04keys\x18\x03 \x01(\x04R\x04keys\x12\x12\n" +
 	"\x04hits\x18\x04 \x01(\x04R\x04hits\x12!\n" +
 	"\floaded_bytes\x18\x05 \x01(\x04R\vloadedBytes\x12!\n" +
-	"\fstored_bytes\x18\x06 \x01(\x04R\vstoredBytes\"\xc0\x03\n" +
-	"\fPolicyStatus\x12\x12\n" +
-	"\x04role\x18\x01 \x01(\tR\x04role\x12\x16\n" +
+	"\fstored_bytes\x18\x06 \x01(\x04R\vstoredBytes\"\x88\x04\n" +
+	"\fPolicyStatus\x12)\n" +
+	"\x04role\x18\x01 \x01(\x0e2\x15.kvhost.v1.PolicyRoleR\x04role\x12\x16\n" +
 	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
 	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x14\n" +
 	"\x05calls\x18\x04 \x01(\x04R\x05calls\x12\x18\n" +
-	"\arecords\x18\x05 \x01(\x04R\arecords\x12\x18\n" +
-	"\aseconds\x18\x06 \x01(\x01R\aseconds\x12\x16\n" +
+	"\arecords\x18\x05 \x01(\x04R\arecords\x12-\n" +
+	"\x04time\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04time\x12\x16\n" +
 	"\x06faults\x18\a \x01(\x04R\x06faults\x12\x12\n" +
 	"\x04fuel\x18\b \x01(\x04R\x04fuel\x12\x12\n" +
 	"\x04name\x18\t \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\n" +
 	" \x01(\tR\aversion\x12\x12\n" +
 	"\x04root\x18\v \x01(\tR\x04root\x12,\n" +
-	"\x05state\x18\f \x01(\x0e2\x16.kvhost.v1.PolicyStateR\x05state\x12\x14\n" +
-	"\x05since\x18\r \x01(\x01R\x05since\x12\x16\n" +
+	"\x05state\x18\f \x01(\x0e2\x16.kvhost.v1.PolicyStateR\x05state\x120\n" +
+	"\x05since\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
 	"\x06reason\x18\x0e \x01(\tR\x06reason\x12\x18\n" +
 	"\aentries\x18\x0f \x01(\x04R\aentries\x12&\n" +
 	"\x05trial\x18\x10 \x01(\v2\x10.kvhost.v1.TrialR\x05trial\x12\x16\n" +
@@ -5400,29 +5625,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\tlive_hits\x18\x03 \x01(\x04R\bliveHits\x12\x18\n" +
 	"\adropped\x18\x04 \x01(\x04R\adropped\x12\x1a\n" +
 	"\bcapacity\x18\x05 \x01(\x04R\bcapacity\x12\x12\n" +
-	"\x04used\x18\x06 \x01(\x04R\x04used\"\xd4\x01\n" +
-	"\x11SwapPolicyRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
-	"\x06sha256\x18\x03 \x01(\tR\x06sha256\x12@\n" +
-	"\x06config\x18\x04 \x03(\v2(.kvhost.v1.SwapPolicyRequest.ConfigEntryR\x06config\x1a9\n" +
-	"\vConfigEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\">\n" +
-	"\x14PromotePolicyRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04root\x18\x02 \x01(\tR\x04root\"o\n" +
-	"\x0fSwapPolicyReply\x12,\n" +
-	"\x05taken\x18\x01 \x03(\v2\x16.kvhost.v1.PolicyTakenR\x05taken\x12\x16\n" +
-	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\tR\x06digest\"\x99\x01\n" +
-	"\vPolicyTaken\x12\x12\n" +
-	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
-	"\x04root\x18\x02 \x01(\tR\x04root\x12\x12\n" +
-	"\x04from\x18\x03 \x01(\tR\x04from\x12\x1a\n" +
-	"\bhandover\x18\x04 \x01(\tR\bhandover\x12\x18\n" +
-	"\aentries\x18\x05 \x01(\x04R\aentries\x12\x18\n" +
-	"\aseconds\x18\x06 \x01(\x01R\aseconds\"\xee\x03\n" +
+	"\x04used\x18\x06 \x01(\x04R\x04used\"\x8a\x04\n" +
 	"\n" +
 	"RootStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1a\n" +
@@ -5430,8 +5633,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x04used\x18\x03 \x01(\x04R\x04used\x12\x18\n" +
 	"\aentries\x18\x04 \x01(\x04R\aentries\x12*\n" +
 	"\x05state\x18\x05 \x01(\x0e2\x14.kvhost.v1.RootStateR\x05state\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05since\x18\a \x01(\x01R\x05since\x12\x18\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x120\n" +
+	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x18\n" +
 	"\awriting\x18\b \x01(\x04R\awriting\x12\x1e\n" +
 	"\n" +
 	"quarantine\x18\t \x01(\x04R\n" +
@@ -5445,7 +5648,33 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\aoutages\x18\x0f \x01(\x04R\aoutages\x12\x18\n" +
 	"\adamaged\x18\x10 \x01(\x04R\adamaged\x12\x16\n" +
 	"\x06shared\x18\x11 \x01(\bR\x06shared\x12 \n" +
-	"\vcompression\x18\x12 \x01(\tR\vcompression*\xf4\x01\n" +
+	"\vcompression\x18\x12 \x01(\tR\vcompression\"\xd4\x01\n" +
+	"\x11SwapPolicyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
+	"\x06sha256\x18\x03 \x01(\tR\x06sha256\x12@\n" +
+	"\x06config\x18\x04 \x03(\v2(.kvhost.v1.SwapPolicyRequest.ConfigEntryR\x06config\x1a9\n" +
+	"\vConfigEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"9\n" +
+	"\x12SwapPolicyResponse\x12#\n" +
+	"\x04swap\x18\x01 \x01(\v2\x0f.kvhost.v1.SwapR\x04swap\">\n" +
+	"\x14PromotePolicyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04root\x18\x02 \x01(\tR\x04root\"<\n" +
+	"\x15PromotePolicyResponse\x12#\n" +
+	"\x04swap\x18\x01 \x01(\v2\x0f.kvhost.v1.SwapR\x04swap\"d\n" +
+	"\x04Swap\x12,\n" +
+	"\x05taken\x18\x01 \x03(\v2\x16.kvhost.v1.PolicyTakenR\x05taken\x12\x16\n" +
+	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
+	"\x06digest\x18\x03 \x01(\tR\x06digest\"\xda\x01\n" +
+	"\vPolicyTaken\x12)\n" +
+	"\x04role\x18\x01 \x01(\x0e2\x15.kvhost.v1.PolicyRoleR\x04role\x12\x12\n" +
+	"\x04root\x18\x02 \x01(\tR\x04root\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12/\n" +
+	"\bhandover\x18\x04 \x01(\x0e2\x13.kvhost.v1.HandoverR\bhandover\x12\x18\n" +
+	"\aentries\x18\x05 \x01(\x04R\aentries\x12-\n" +
+	"\x04time\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04time*\xf4\x01\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x15\n" +
@@ -5461,11 +5690,12 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\fCODE_CLOSING\x10\n" +
 	"\x12\x11\n" +
 	"\rCODE_INTERNAL\x10\v\x12\x0f\n" +
-	"\vCODE_DENIED\x10\f*@\n" +
+	"\vCODE_DENIED\x10\f*]\n" +
 	"\n" +
-	"LookupKind\x12\x16\n" +
-	"\x12LOOKUP_KIND_PREFIX\x10\x00\x12\x1a\n" +
-	"\x16LOOKUP_KIND_MEMBERSHIP\x10\x01*\xa9\x01\n" +
+	"LookupKind\x12\x1b\n" +
+	"\x17LOOKUP_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12LOOKUP_KIND_PREFIX\x10\x01\x12\x1a\n" +
+	"\x16LOOKUP_KIND_MEMBERSHIP\x10\x02*\xa9\x01\n" +
 	"\vChunkResult\x12\x1c\n" +
 	"\x18CHUNK_RESULT_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13CHUNK_RESULT_STORED\x10\x01\x12\x19\n" +
@@ -5479,9 +5709,9 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x15DISCARD_RESULT_ABSENT\x10\x02\x12\x19\n" +
 	"\x15DISCARD_RESULT_IN_USE\x10\x03\x12\x1f\n" +
 	"\x1bDISCARD_RESULT_OTHER_TENANT\x10\x04\x12\x1e\n" +
-	"\x1aDISCARD_RESULT_UNAVAILABLE\x10\x05*\x7f\n" +
-	"\tEndReason\x12\x16\n" +
-	"\x12END_REASON_UNKNOWN\x10\x00\x12\x13\n" +
+	"\x1aDISCARD_RESULT_UNAVAILABLE\x10\x05*\x83\x01\n" +
+	"\tEndReason\x12\x1a\n" +
+	"\x16END_REASON_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fEND_REASON_STOP\x10\x01\x12\x15\n" +
 	"\x11END_REASON_LENGTH\x10\x02\x12\x18\n" +
 	"\x14END_REASON_TOOL_CALL\x10\x03\x12\x14\n" +
@@ -5489,25 +5719,54 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\tEventKind\x12\x1a\n" +
 	"\x16EVENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11EVENT_KIND_STORED\x10\x01\x12\x16\n" +
-	"\x12EVENT_KIND_EVICTED\x10\x02*v\n" +
-	"\vPolicyState\x12\x17\n" +
-	"\x13POLICY_STATE_ACTING\x10\x00\x12\x18\n" +
-	"\x14POLICY_STATE_STANDIN\x10\x01\x12\x1b\n" +
-	"\x17POLICY_STATE_QUARANTINE\x10\x02\x12\x17\n" +
-	"\x13POLICY_STATE_SHADOW\x10\x03*i\n" +
-	"\tRootState\x12\x19\n" +
-	"\x15ROOT_STATE_IN_SERVICE\x10\x00\x12\x13\n" +
-	"\x0fROOT_STATE_FULL\x10\x01\x12\x18\n" +
-	"\x14ROOT_STATE_READ_ONLY\x10\x02\x12\x12\n" +
-	"\x0eROOT_STATE_OUT\x10\x032\xc0\x01\n" +
-	"\x04Host\x12?\n" +
-	"\aSession\x12\x18.kvhost.v1.ClientMessage\x1a\x16.kvhost.v1.HostMessage(\x010\x01\x12:\n" +
-	"\x06Status\x12\x18.kvhost.v1.StatusRequest\x1a\x16.kvhost.v1.StatusReply\x12;\n" +
-	"\x06Events\x12\x18.kvhost.v1.EventsRequest\x1a\x15.kvhost.v1.EventBatch0\x012\x9d\x01\n" +
-	"\x05Admin\x12F\n" +
+	"\x12EVENT_KIND_EVICTED\x10\x02*w\n" +
+	"\x06Answer\x12\x16\n" +
+	"\x12ANSWER_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rANSWER_LOOKUP\x10\x01\x12\x0f\n" +
+	"\vANSWER_LOAD\x10\x02\x12\x15\n" +
+	"\x11ANSWER_STORE_READ\x10\x03\x12\x1a\n" +
+	"\x16ANSWER_STORE_PUBLISHED\x10\x04*T\n" +
+	"\x05Route\x12\x15\n" +
+	"\x11ROUTE_UNSPECIFIED\x10\x00\x12\x10\n" +
+	"\fROUTE_DIRECT\x10\x01\x12\x10\n" +
+	"\fROUTE_STAGED\x10\x02\x12\x10\n" +
+	"\fROUTE_MEMORY\x10\x03*O\n" +
+	"\tDirection\x12\x19\n" +
+	"\x15DIRECTION_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eDIRECTION_LOAD\x10\x01\x12\x13\n" +
+	"\x0fDIRECTION_STORE\x10\x02*\x86\x01\n" +
 	"\n" +
-	"SwapPolicy\x12\x1c.kvhost.v1.SwapPolicyRequest\x1a\x1a.kvhost.v1.SwapPolicyReply\x12L\n" +
-	"\rPromotePolicy\x12\x1f.kvhost.v1.PromotePolicyRequest\x1a\x1a.kvhost.v1.SwapPolicyReplyB4Z2github.com/kvhost/kvhost/host/internal/proto;protob\x06proto3"
+	"PolicyRole\x12\x1b\n" +
+	"\x17POLICY_ROLE_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11POLICY_ROLE_EVICT\x10\x01\x12\x15\n" +
+	"\x11POLICY_ROLE_ADMIT\x10\x02\x12\x15\n" +
+	"\x11POLICY_ROLE_PLACE\x10\x03\x12\x16\n" +
+	"\x12POLICY_ROLE_LAYOUT\x10\x04*\x94\x01\n" +
+	"\vPolicyState\x12\x1c\n" +
+	"\x18POLICY_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13POLICY_STATE_ACTING\x10\x01\x12\x18\n" +
+	"\x14POLICY_STATE_STANDIN\x10\x02\x12\x1b\n" +
+	"\x17POLICY_STATE_QUARANTINE\x10\x03\x12\x17\n" +
+	"\x13POLICY_STATE_SHADOW\x10\x04*\x85\x01\n" +
+	"\tRootState\x12\x1a\n" +
+	"\x16ROOT_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15ROOT_STATE_IN_SERVICE\x10\x01\x12\x13\n" +
+	"\x0fROOT_STATE_FULL\x10\x02\x12\x18\n" +
+	"\x14ROOT_STATE_READ_ONLY\x10\x03\x12\x12\n" +
+	"\x0eROOT_STATE_OUT\x10\x04*M\n" +
+	"\bHandover\x12\x18\n" +
+	"\x14HANDOVER_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eHANDOVER_STATE\x10\x01\x12\x13\n" +
+	"\x0fHANDOVER_REPLAY\x10\x022\x96\x01\n" +
+	"\rEngineService\x12D\n" +
+	"\aSession\x12\x19.kvhost.v1.SessionRequest\x1a\x1a.kvhost.v1.SessionResponse(\x010\x01\x12?\n" +
+	"\x06Events\x12\x18.kvhost.v1.EventsRequest\x1a\x19.kvhost.v1.EventsResponse0\x012N\n" +
+	"\rStatusService\x12=\n" +
+	"\x06Status\x12\x18.kvhost.v1.StatusRequest\x1a\x19.kvhost.v1.StatusResponse2\xad\x01\n" +
+	"\fAdminService\x12I\n" +
+	"\n" +
+	"SwapPolicy\x12\x1c.kvhost.v1.SwapPolicyRequest\x1a\x1d.kvhost.v1.SwapPolicyResponse\x12R\n" +
+	"\rPromotePolicy\x12\x1f.kvhost.v1.PromotePolicyRequest\x1a .kvhost.v1.PromotePolicyResponseB4Z2github.com/kvhost/kvhost/host/internal/proto;protob\x06proto3"
 
 var (
 	file_kvhost_v1_kvhost_proto_rawDescOnce sync.Once
@@ -5521,151 +5780,177 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 	return file_kvhost_v1_kvhost_proto_rawDescData
 }
 
-var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
 var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
-	(Code)(0),                    // 0: kvhost.v1.Code
-	(LookupKind)(0),              // 1: kvhost.v1.LookupKind
-	(ChunkResult)(0),             // 2: kvhost.v1.ChunkResult
-	(DiscardResult)(0),           // 3: kvhost.v1.DiscardResult
-	(EndReason)(0),               // 4: kvhost.v1.EndReason
-	(EventKind)(0),               // 5: kvhost.v1.EventKind
-	(PolicyState)(0),             // 6: kvhost.v1.PolicyState
-	(RootState)(0),               // 7: kvhost.v1.RootState
-	(*ClientMessage)(nil),        // 8: kvhost.v1.ClientMessage
-	(*HostMessage)(nil),          // 9: kvhost.v1.HostMessage
-	(*Done)(nil),                 // 10: kvhost.v1.Done
-	(*Error)(nil),                // 11: kvhost.v1.Error
-	(*Hello)(nil),                // 12: kvhost.v1.Hello
-	(*Namespace)(nil),            // 13: kvhost.v1.Namespace
-	(*Group)(nil),                // 14: kvhost.v1.Group
-	(*Plane)(nil),                // 15: kvhost.v1.Plane
-	(*HelloReply)(nil),           // 16: kvhost.v1.HelloReply
-	(*Limits)(nil),               // 17: kvhost.v1.Limits
-	(*Register)(nil),             // 18: kvhost.v1.Register
-	(*Region)(nil),               // 19: kvhost.v1.Region
-	(*CudaVmm)(nil),              // 20: kvhost.v1.CudaVmm
-	(*CudaVmmSegment)(nil),       // 21: kvhost.v1.CudaVmmSegment
-	(*Unregister)(nil),           // 22: kvhost.v1.Unregister
-	(*Semaphores)(nil),           // 23: kvhost.v1.Semaphores
-	(*Timeline)(nil),             // 24: kvhost.v1.Timeline
-	(*Lookup)(nil),               // 25: kvhost.v1.Lookup
-	(*LookupReply)(nil),          // 26: kvhost.v1.LookupReply
-	(*LevelHits)(nil),            // 27: kvhost.v1.LevelHits
-	(*LoadPart)(nil),             // 28: kvhost.v1.LoadPart
-	(*Release)(nil),              // 29: kvhost.v1.Release
-	(*Store)(nil),                // 30: kvhost.v1.Store
-	(*StoreChunk)(nil),           // 31: kvhost.v1.StoreChunk
-	(*StoreRead)(nil),            // 32: kvhost.v1.StoreRead
-	(*StorePublished)(nil),       // 33: kvhost.v1.StorePublished
-	(*ChunkFailure)(nil),         // 34: kvhost.v1.ChunkFailure
-	(*Load)(nil),                 // 35: kvhost.v1.Load
-	(*LoadChunk)(nil),            // 36: kvhost.v1.LoadChunk
-	(*LoadLayer)(nil),            // 37: kvhost.v1.LoadLayer
-	(*LoadDone)(nil),             // 38: kvhost.v1.LoadDone
-	(*Discard)(nil),              // 39: kvhost.v1.Discard
-	(*DiscardReply)(nil),         // 40: kvhost.v1.DiscardReply
-	(*Cancel)(nil),               // 41: kvhost.v1.Cancel
-	(*Advance)(nil),              // 42: kvhost.v1.Advance
-	(*Flush)(nil),                // 43: kvhost.v1.Flush
-	(*EndRequest)(nil),           // 44: kvhost.v1.EndRequest
-	(*Ping)(nil),                 // 45: kvhost.v1.Ping
-	(*EventsRequest)(nil),        // 46: kvhost.v1.EventsRequest
-	(*EventBatch)(nil),           // 47: kvhost.v1.EventBatch
-	(*Event)(nil),                // 48: kvhost.v1.Event
-	(*StatusRequest)(nil),        // 49: kvhost.v1.StatusRequest
-	(*StatusReply)(nil),          // 50: kvhost.v1.StatusReply
-	(*SessionStatus)(nil),        // 51: kvhost.v1.SessionStatus
-	(*LatencyStatus)(nil),        // 52: kvhost.v1.LatencyStatus
-	(*RouteStatus)(nil),          // 53: kvhost.v1.RouteStatus
-	(*UsageStatus)(nil),          // 54: kvhost.v1.UsageStatus
-	(*PolicyStatus)(nil),         // 55: kvhost.v1.PolicyStatus
-	(*Trial)(nil),                // 56: kvhost.v1.Trial
-	(*SwapPolicyRequest)(nil),    // 57: kvhost.v1.SwapPolicyRequest
-	(*PromotePolicyRequest)(nil), // 58: kvhost.v1.PromotePolicyRequest
-	(*SwapPolicyReply)(nil),      // 59: kvhost.v1.SwapPolicyReply
-	(*PolicyTaken)(nil),          // 60: kvhost.v1.PolicyTaken
-	(*RootStatus)(nil),           // 61: kvhost.v1.RootStatus
-	nil,                          // 62: kvhost.v1.Namespace.ExtraEntry
-	nil,                          // 63: kvhost.v1.StatusReply.CountersEntry
-	nil,                          // 64: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(Code)(0),                     // 0: kvhost.v1.Code
+	(LookupKind)(0),               // 1: kvhost.v1.LookupKind
+	(ChunkResult)(0),              // 2: kvhost.v1.ChunkResult
+	(DiscardResult)(0),            // 3: kvhost.v1.DiscardResult
+	(EndReason)(0),                // 4: kvhost.v1.EndReason
+	(EventKind)(0),                // 5: kvhost.v1.EventKind
+	(Answer)(0),                   // 6: kvhost.v1.Answer
+	(Route)(0),                    // 7: kvhost.v1.Route
+	(Direction)(0),                // 8: kvhost.v1.Direction
+	(PolicyRole)(0),               // 9: kvhost.v1.PolicyRole
+	(PolicyState)(0),              // 10: kvhost.v1.PolicyState
+	(RootState)(0),                // 11: kvhost.v1.RootState
+	(Handover)(0),                 // 12: kvhost.v1.Handover
+	(*SessionRequest)(nil),        // 13: kvhost.v1.SessionRequest
+	(*SessionResponse)(nil),       // 14: kvhost.v1.SessionResponse
+	(*Done)(nil),                  // 15: kvhost.v1.Done
+	(*Error)(nil),                 // 16: kvhost.v1.Error
+	(*Hello)(nil),                 // 17: kvhost.v1.Hello
+	(*Namespace)(nil),             // 18: kvhost.v1.Namespace
+	(*Group)(nil),                 // 19: kvhost.v1.Group
+	(*Plane)(nil),                 // 20: kvhost.v1.Plane
+	(*HelloReply)(nil),            // 21: kvhost.v1.HelloReply
+	(*Limits)(nil),                // 22: kvhost.v1.Limits
+	(*Register)(nil),              // 23: kvhost.v1.Register
+	(*Region)(nil),                // 24: kvhost.v1.Region
+	(*Unregister)(nil),            // 25: kvhost.v1.Unregister
+	(*Semaphores)(nil),            // 26: kvhost.v1.Semaphores
+	(*Timeline)(nil),              // 27: kvhost.v1.Timeline
+	(*Lookup)(nil),                // 28: kvhost.v1.Lookup
+	(*LookupReply)(nil),           // 29: kvhost.v1.LookupReply
+	(*LevelHits)(nil),             // 30: kvhost.v1.LevelHits
+	(*LoadPart)(nil),              // 31: kvhost.v1.LoadPart
+	(*Release)(nil),               // 32: kvhost.v1.Release
+	(*Store)(nil),                 // 33: kvhost.v1.Store
+	(*StoreChunk)(nil),            // 34: kvhost.v1.StoreChunk
+	(*StoreRead)(nil),             // 35: kvhost.v1.StoreRead
+	(*StorePublished)(nil),        // 36: kvhost.v1.StorePublished
+	(*ChunkFailure)(nil),          // 37: kvhost.v1.ChunkFailure
+	(*Load)(nil),                  // 38: kvhost.v1.Load
+	(*LoadChunk)(nil),             // 39: kvhost.v1.LoadChunk
+	(*LoadLayer)(nil),             // 40: kvhost.v1.LoadLayer
+	(*LoadDone)(nil),              // 41: kvhost.v1.LoadDone
+	(*Discard)(nil),               // 42: kvhost.v1.Discard
+	(*DiscardReply)(nil),          // 43: kvhost.v1.DiscardReply
+	(*Cancel)(nil),                // 44: kvhost.v1.Cancel
+	(*Advance)(nil),               // 45: kvhost.v1.Advance
+	(*AwaitCopies)(nil),           // 46: kvhost.v1.AwaitCopies
+	(*EndRequest)(nil),            // 47: kvhost.v1.EndRequest
+	(*Ping)(nil),                  // 48: kvhost.v1.Ping
+	(*EventsRequest)(nil),         // 49: kvhost.v1.EventsRequest
+	(*EventsResponse)(nil),        // 50: kvhost.v1.EventsResponse
+	(*Event)(nil),                 // 51: kvhost.v1.Event
+	(*StatusRequest)(nil),         // 52: kvhost.v1.StatusRequest
+	(*StatusResponse)(nil),        // 53: kvhost.v1.StatusResponse
+	(*SessionStatus)(nil),         // 54: kvhost.v1.SessionStatus
+	(*LatencyStatus)(nil),         // 55: kvhost.v1.LatencyStatus
+	(*RouteStatus)(nil),           // 56: kvhost.v1.RouteStatus
+	(*UsageStatus)(nil),           // 57: kvhost.v1.UsageStatus
+	(*PolicyStatus)(nil),          // 58: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                 // 59: kvhost.v1.Trial
+	(*RootStatus)(nil),            // 60: kvhost.v1.RootStatus
+	(*SwapPolicyRequest)(nil),     // 61: kvhost.v1.SwapPolicyRequest
+	(*SwapPolicyResponse)(nil),    // 62: kvhost.v1.SwapPolicyResponse
+	(*PromotePolicyRequest)(nil),  // 63: kvhost.v1.PromotePolicyRequest
+	(*PromotePolicyResponse)(nil), // 64: kvhost.v1.PromotePolicyResponse
+	(*Swap)(nil),                  // 65: kvhost.v1.Swap
+	(*PolicyTaken)(nil),           // 66: kvhost.v1.PolicyTaken
+	nil,                           // 67: kvhost.v1.Namespace.ExtraEntry
+	nil,                           // 68: kvhost.v1.StatusResponse.CountersEntry
+	nil,                           // 69: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 71: google.protobuf.Timestamp
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
-	12, // 0: kvhost.v1.ClientMessage.hello:type_name -> kvhost.v1.Hello
-	18, // 1: kvhost.v1.ClientMessage.register:type_name -> kvhost.v1.Register
-	22, // 2: kvhost.v1.ClientMessage.unregister:type_name -> kvhost.v1.Unregister
-	25, // 3: kvhost.v1.ClientMessage.lookup:type_name -> kvhost.v1.Lookup
-	29, // 4: kvhost.v1.ClientMessage.release:type_name -> kvhost.v1.Release
-	30, // 5: kvhost.v1.ClientMessage.store:type_name -> kvhost.v1.Store
-	35, // 6: kvhost.v1.ClientMessage.load:type_name -> kvhost.v1.Load
-	41, // 7: kvhost.v1.ClientMessage.cancel:type_name -> kvhost.v1.Cancel
-	43, // 8: kvhost.v1.ClientMessage.flush:type_name -> kvhost.v1.Flush
-	44, // 9: kvhost.v1.ClientMessage.end_request:type_name -> kvhost.v1.EndRequest
-	45, // 10: kvhost.v1.ClientMessage.ping:type_name -> kvhost.v1.Ping
-	42, // 11: kvhost.v1.ClientMessage.advance:type_name -> kvhost.v1.Advance
-	23, // 12: kvhost.v1.ClientMessage.semaphores:type_name -> kvhost.v1.Semaphores
-	39, // 13: kvhost.v1.ClientMessage.discard:type_name -> kvhost.v1.Discard
-	11, // 14: kvhost.v1.HostMessage.error:type_name -> kvhost.v1.Error
-	16, // 15: kvhost.v1.HostMessage.hello:type_name -> kvhost.v1.HelloReply
-	10, // 16: kvhost.v1.HostMessage.done:type_name -> kvhost.v1.Done
-	26, // 17: kvhost.v1.HostMessage.lookup:type_name -> kvhost.v1.LookupReply
-	32, // 18: kvhost.v1.HostMessage.store_read:type_name -> kvhost.v1.StoreRead
-	33, // 19: kvhost.v1.HostMessage.store_published:type_name -> kvhost.v1.StorePublished
-	37, // 20: kvhost.v1.HostMessage.load_layer:type_name -> kvhost.v1.LoadLayer
-	38, // 21: kvhost.v1.HostMessage.load_done:type_name -> kvhost.v1.LoadDone
-	40, // 22: kvhost.v1.HostMessage.discard:type_name -> kvhost.v1.DiscardReply
+	17, // 0: kvhost.v1.SessionRequest.hello:type_name -> kvhost.v1.Hello
+	23, // 1: kvhost.v1.SessionRequest.register:type_name -> kvhost.v1.Register
+	25, // 2: kvhost.v1.SessionRequest.unregister:type_name -> kvhost.v1.Unregister
+	28, // 3: kvhost.v1.SessionRequest.lookup:type_name -> kvhost.v1.Lookup
+	32, // 4: kvhost.v1.SessionRequest.release:type_name -> kvhost.v1.Release
+	33, // 5: kvhost.v1.SessionRequest.store:type_name -> kvhost.v1.Store
+	38, // 6: kvhost.v1.SessionRequest.load:type_name -> kvhost.v1.Load
+	42, // 7: kvhost.v1.SessionRequest.discard:type_name -> kvhost.v1.Discard
+	44, // 8: kvhost.v1.SessionRequest.cancel:type_name -> kvhost.v1.Cancel
+	45, // 9: kvhost.v1.SessionRequest.advance:type_name -> kvhost.v1.Advance
+	46, // 10: kvhost.v1.SessionRequest.await_copies:type_name -> kvhost.v1.AwaitCopies
+	47, // 11: kvhost.v1.SessionRequest.end_request:type_name -> kvhost.v1.EndRequest
+	48, // 12: kvhost.v1.SessionRequest.ping:type_name -> kvhost.v1.Ping
+	26, // 13: kvhost.v1.SessionRequest.semaphores:type_name -> kvhost.v1.Semaphores
+	16, // 14: kvhost.v1.SessionResponse.error:type_name -> kvhost.v1.Error
+	21, // 15: kvhost.v1.SessionResponse.hello:type_name -> kvhost.v1.HelloReply
+	15, // 16: kvhost.v1.SessionResponse.done:type_name -> kvhost.v1.Done
+	29, // 17: kvhost.v1.SessionResponse.lookup:type_name -> kvhost.v1.LookupReply
+	35, // 18: kvhost.v1.SessionResponse.store_read:type_name -> kvhost.v1.StoreRead
+	36, // 19: kvhost.v1.SessionResponse.store_published:type_name -> kvhost.v1.StorePublished
+	40, // 20: kvhost.v1.SessionResponse.load_layer:type_name -> kvhost.v1.LoadLayer
+	41, // 21: kvhost.v1.SessionResponse.load_done:type_name -> kvhost.v1.LoadDone
+	43, // 22: kvhost.v1.SessionResponse.discard:type_name -> kvhost.v1.DiscardReply
 	0,  // 23: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
-	13, // 24: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
-	14, // 25: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	62, // 26: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	18, // 24: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
+	19, // 25: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
+	67, // 26: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
 	1,  // 27: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
-	15, // 28: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
-	17, // 29: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	19, // 30: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	20, // 31: kvhost.v1.Region.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	21, // 32: kvhost.v1.CudaVmm.segments:type_name -> kvhost.v1.CudaVmmSegment
-	20, // 33: kvhost.v1.Semaphores.cuda_vmm:type_name -> kvhost.v1.CudaVmm
-	28, // 34: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
-	27, // 35: kvhost.v1.LookupReply.levels:type_name -> kvhost.v1.LevelHits
-	31, // 36: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	24, // 37: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
-	2,  // 38: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	34, // 39: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
-	0,  // 40: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	36, // 41: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	24, // 42: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
-	34, // 43: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
-	3,  // 44: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
-	4,  // 45: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
-	48, // 46: kvhost.v1.EventBatch.events:type_name -> kvhost.v1.Event
-	5,  // 47: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
-	55, // 48: kvhost.v1.StatusReply.policies:type_name -> kvhost.v1.PolicyStatus
-	61, // 49: kvhost.v1.StatusReply.roots:type_name -> kvhost.v1.RootStatus
-	63, // 50: kvhost.v1.StatusReply.counters:type_name -> kvhost.v1.StatusReply.CountersEntry
-	51, // 51: kvhost.v1.StatusReply.session_list:type_name -> kvhost.v1.SessionStatus
-	52, // 52: kvhost.v1.StatusReply.latencies:type_name -> kvhost.v1.LatencyStatus
-	53, // 53: kvhost.v1.StatusReply.routes:type_name -> kvhost.v1.RouteStatus
-	54, // 54: kvhost.v1.StatusReply.usage:type_name -> kvhost.v1.UsageStatus
-	6,  // 55: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	56, // 56: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	64, // 57: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	60, // 58: kvhost.v1.SwapPolicyReply.taken:type_name -> kvhost.v1.PolicyTaken
-	7,  // 59: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
-	8,  // 60: kvhost.v1.Host.Session:input_type -> kvhost.v1.ClientMessage
-	49, // 61: kvhost.v1.Host.Status:input_type -> kvhost.v1.StatusRequest
-	46, // 62: kvhost.v1.Host.Events:input_type -> kvhost.v1.EventsRequest
-	57, // 63: kvhost.v1.Admin.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	58, // 64: kvhost.v1.Admin.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	9,  // 65: kvhost.v1.Host.Session:output_type -> kvhost.v1.HostMessage
-	50, // 66: kvhost.v1.Host.Status:output_type -> kvhost.v1.StatusReply
-	47, // 67: kvhost.v1.Host.Events:output_type -> kvhost.v1.EventBatch
-	59, // 68: kvhost.v1.Admin.SwapPolicy:output_type -> kvhost.v1.SwapPolicyReply
-	59, // 69: kvhost.v1.Admin.PromotePolicy:output_type -> kvhost.v1.SwapPolicyReply
-	65, // [65:70] is the sub-list for method output_type
-	60, // [60:65] is the sub-list for method input_type
-	60, // [60:60] is the sub-list for extension type_name
-	60, // [60:60] is the sub-list for extension extendee
-	0,  // [0:60] is the sub-list for field type_name
+	20, // 28: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
+	22, // 29: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
+	70, // 30: kvhost.v1.HelloReply.lease_time:type_name -> google.protobuf.Duration
+	24, // 31: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
+	70, // 32: kvhost.v1.LookupReply.load_time:type_name -> google.protobuf.Duration
+	31, // 33: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
+	30, // 34: kvhost.v1.LookupReply.levels:type_name -> kvhost.v1.LevelHits
+	70, // 35: kvhost.v1.LevelHits.load_time:type_name -> google.protobuf.Duration
+	70, // 36: kvhost.v1.LoadPart.load_time:type_name -> google.protobuf.Duration
+	34, // 37: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	27, // 38: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
+	2,  // 39: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
+	37, // 40: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	0,  // 41: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
+	39, // 42: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	27, // 43: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
+	37, // 44: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	3,  // 45: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
+	4,  // 46: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
+	70, // 47: kvhost.v1.EndRequest.return_after:type_name -> google.protobuf.Duration
+	51, // 48: kvhost.v1.EventsResponse.events:type_name -> kvhost.v1.Event
+	5,  // 49: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
+	70, // 50: kvhost.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	58, // 51: kvhost.v1.StatusResponse.policies:type_name -> kvhost.v1.PolicyStatus
+	60, // 52: kvhost.v1.StatusResponse.roots:type_name -> kvhost.v1.RootStatus
+	68, // 53: kvhost.v1.StatusResponse.counters:type_name -> kvhost.v1.StatusResponse.CountersEntry
+	54, // 54: kvhost.v1.StatusResponse.session_list:type_name -> kvhost.v1.SessionStatus
+	55, // 55: kvhost.v1.StatusResponse.latencies:type_name -> kvhost.v1.LatencyStatus
+	56, // 56: kvhost.v1.StatusResponse.routes:type_name -> kvhost.v1.RouteStatus
+	57, // 57: kvhost.v1.StatusResponse.usage:type_name -> kvhost.v1.UsageStatus
+	71, // 58: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
+	6,  // 59: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
+	70, // 60: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
+	70, // 61: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
+	7,  // 62: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
+	8,  // 63: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
+	70, // 64: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
+	9,  // 65: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
+	70, // 66: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
+	10, // 67: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	71, // 68: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
+	59, // 69: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	11, // 70: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
+	71, // 71: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
+	69, // 72: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	65, // 73: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
+	65, // 74: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
+	66, // 75: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
+	9,  // 76: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
+	12, // 77: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
+	70, // 78: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
+	13, // 79: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
+	49, // 80: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
+	52, // 81: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
+	61, // 82: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	63, // 83: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	14, // 84: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
+	50, // 85: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
+	53, // 86: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
+	62, // 87: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
+	64, // 88: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
+	84, // [84:89] is the sub-list for method output_type
+	79, // [79:84] is the sub-list for method input_type
+	79, // [79:79] is the sub-list for extension type_name
+	79, // [79:79] is the sub-list for extension extendee
+	0,  // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -5674,52 +5959,50 @@ func file_kvhost_v1_kvhost_proto_init() {
 		return
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[0].OneofWrappers = []any{
-		(*ClientMessage_Hello)(nil),
-		(*ClientMessage_Register)(nil),
-		(*ClientMessage_Unregister)(nil),
-		(*ClientMessage_Lookup)(nil),
-		(*ClientMessage_Release)(nil),
-		(*ClientMessage_Store)(nil),
-		(*ClientMessage_Load)(nil),
-		(*ClientMessage_Cancel)(nil),
-		(*ClientMessage_Flush)(nil),
-		(*ClientMessage_EndRequest)(nil),
-		(*ClientMessage_Ping)(nil),
-		(*ClientMessage_Advance)(nil),
-		(*ClientMessage_Semaphores)(nil),
-		(*ClientMessage_Discard)(nil),
+		(*SessionRequest_Hello)(nil),
+		(*SessionRequest_Register)(nil),
+		(*SessionRequest_Unregister)(nil),
+		(*SessionRequest_Lookup)(nil),
+		(*SessionRequest_Release)(nil),
+		(*SessionRequest_Store)(nil),
+		(*SessionRequest_Load)(nil),
+		(*SessionRequest_Discard)(nil),
+		(*SessionRequest_Cancel)(nil),
+		(*SessionRequest_Advance)(nil),
+		(*SessionRequest_AwaitCopies)(nil),
+		(*SessionRequest_EndRequest)(nil),
+		(*SessionRequest_Ping)(nil),
+		(*SessionRequest_Semaphores)(nil),
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[1].OneofWrappers = []any{
-		(*HostMessage_Error)(nil),
-		(*HostMessage_Hello)(nil),
-		(*HostMessage_Done)(nil),
-		(*HostMessage_Lookup)(nil),
-		(*HostMessage_StoreRead)(nil),
-		(*HostMessage_StorePublished)(nil),
-		(*HostMessage_LoadLayer)(nil),
-		(*HostMessage_LoadDone)(nil),
-		(*HostMessage_Discard)(nil),
+		(*SessionResponse_Error)(nil),
+		(*SessionResponse_Hello)(nil),
+		(*SessionResponse_Done)(nil),
+		(*SessionResponse_Lookup)(nil),
+		(*SessionResponse_StoreRead)(nil),
+		(*SessionResponse_StorePublished)(nil),
+		(*SessionResponse_LoadLayer)(nil),
+		(*SessionResponse_LoadDone)(nil),
+		(*SessionResponse_Discard)(nil),
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[11].OneofWrappers = []any{
 		(*Region_Memfd)(nil),
 		(*Region_CudaIpc)(nil),
-		(*Region_CudaVmm)(nil),
 	}
-	file_kvhost_v1_kvhost_proto_msgTypes[15].OneofWrappers = []any{
+	file_kvhost_v1_kvhost_proto_msgTypes[13].OneofWrappers = []any{
 		(*Semaphores_Memfd)(nil),
 		(*Semaphores_CudaIpc)(nil),
-		(*Semaphores_CudaVmm)(nil),
 	}
-	file_kvhost_v1_kvhost_proto_msgTypes[16].OneofWrappers = []any{}
+	file_kvhost_v1_kvhost_proto_msgTypes[14].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
-			NumEnums:      8,
+			NumEnums:      13,
 			NumMessages:   57,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_kvhost_v1_kvhost_proto_goTypes,
 		DependencyIndexes: file_kvhost_v1_kvhost_proto_depIdxs,

@@ -9,13 +9,13 @@
 // One bidirectional stream per client process is the session. When it ends, for whatever reason, the host cancels the
 // session's jobs, waits until no copy can touch its memory, and only then unmaps that memory.
 //
-// Ids. Every ClientMessage carries an id that is larger than all earlier ones of the session. Every message is answered
+// Ids. Every SessionRequest carries an id that is larger than all earlier ones of the session. Every message is answered
 // under its id: once, unless stated otherwise below. The id of a STORE or LOAD also names its job.
 //
 // Order. LOOKUP, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take effect in the
 // order in which they were sent. A STORE is checked in that order, too, but it may wait for room afterwards, and only what
 // must come after it waits with it: other STOREs, DISCARDs and what follows those. A LOOKUP finds what was published before
-// it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, ADVANCE, FLUSH and PING wait for nothing.
+// it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, ADVANCE, AWAIT_COPIES and PING wait for nothing.
 //
 // Errors. Wrong input is answered by an Error that names the field. It does not end the session, and nothing of the
 // message was done. There are two exceptions: a refused HELLO ends the stream, and so does a message above
@@ -36,61 +36,50 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Host_Session_FullMethodName = "/kvhost.v1.Host/Session"
-	Host_Status_FullMethodName  = "/kvhost.v1.Host/Status"
-	Host_Events_FullMethodName  = "/kvhost.v1.Host/Events"
+	EngineService_Session_FullMethodName = "/kvhost.v1.EngineService/Session"
+	EngineService_Events_FullMethodName  = "/kvhost.v1.EngineService/Events"
 )
 
-// HostClient is the client API for Host service.
+// EngineServiceClient is the client API for EngineService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
-type HostClient interface {
+//
+// EngineService is what an engine uses.
+type EngineServiceClient interface {
 	// Session is the stream of one client process. Its first message is HELLO.
-	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ClientMessage, HostMessage], error)
-	// Status returns the state of the host. It changes nothing.
-	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
+	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionRequest, SessionResponse], error)
 	// Events says what becomes resident and what goes, until the client ends the call. Any number of calls may run.
-	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventBatch], error)
+	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventsResponse], error)
 }
 
-type hostClient struct {
+type engineServiceClient struct {
 	cc grpc.ClientConnInterface
 }
 
-func NewHostClient(cc grpc.ClientConnInterface) HostClient {
-	return &hostClient{cc}
+func NewEngineServiceClient(cc grpc.ClientConnInterface) EngineServiceClient {
+	return &engineServiceClient{cc}
 }
 
-func (c *hostClient) Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ClientMessage, HostMessage], error) {
+func (c *engineServiceClient) Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionRequest, SessionResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Host_ServiceDesc.Streams[0], Host_Session_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &EngineService_ServiceDesc.Streams[0], EngineService_Session_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[ClientMessage, HostMessage]{ClientStream: stream}
+	x := &grpc.GenericClientStream[SessionRequest, SessionResponse]{ClientStream: stream}
 	return x, nil
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Host_SessionClient = grpc.BidiStreamingClient[ClientMessage, HostMessage]
+type EngineService_SessionClient = grpc.BidiStreamingClient[SessionRequest, SessionResponse]
 
-func (c *hostClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error) {
+func (c *engineServiceClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(StatusReply)
-	err := c.cc.Invoke(ctx, Host_Status_FullMethodName, in, out, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &EngineService_ServiceDesc.Streams[1], EngineService_Events_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	return out, nil
-}
-
-func (c *hostClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[EventBatch], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Host_ServiceDesc.Streams[1], Host_Events_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[EventsRequest, EventBatch]{ClientStream: stream}
+	x := &grpc.GenericClientStream[EventsRequest, EventsResponse]{ClientStream: stream}
 	if err := x.ClientStream.SendMsg(in); err != nil {
 		return nil, err
 	}
@@ -101,116 +90,90 @@ func (c *hostClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Host_EventsClient = grpc.ServerStreamingClient[EventBatch]
+type EngineService_EventsClient = grpc.ServerStreamingClient[EventsResponse]
 
-// HostServer is the server API for Host service.
-// All implementations must embed UnimplementedHostServer
+// EngineServiceServer is the server API for EngineService service.
+// All implementations must embed UnimplementedEngineServiceServer
 // for forward compatibility.
-type HostServer interface {
+//
+// EngineService is what an engine uses.
+type EngineServiceServer interface {
 	// Session is the stream of one client process. Its first message is HELLO.
-	Session(grpc.BidiStreamingServer[ClientMessage, HostMessage]) error
-	// Status returns the state of the host. It changes nothing.
-	Status(context.Context, *StatusRequest) (*StatusReply, error)
+	Session(grpc.BidiStreamingServer[SessionRequest, SessionResponse]) error
 	// Events says what becomes resident and what goes, until the client ends the call. Any number of calls may run.
-	Events(*EventsRequest, grpc.ServerStreamingServer[EventBatch]) error
-	mustEmbedUnimplementedHostServer()
+	Events(*EventsRequest, grpc.ServerStreamingServer[EventsResponse]) error
+	mustEmbedUnimplementedEngineServiceServer()
 }
 
-// UnimplementedHostServer must be embedded to have
+// UnimplementedEngineServiceServer must be embedded to have
 // forward compatible implementations.
 //
 // NOTE: this should be embedded by value instead of pointer to avoid a nil
 // pointer dereference when methods are called.
-type UnimplementedHostServer struct{}
+type UnimplementedEngineServiceServer struct{}
 
-func (UnimplementedHostServer) Session(grpc.BidiStreamingServer[ClientMessage, HostMessage]) error {
+func (UnimplementedEngineServiceServer) Session(grpc.BidiStreamingServer[SessionRequest, SessionResponse]) error {
 	return status.Error(codes.Unimplemented, "method Session not implemented")
 }
-func (UnimplementedHostServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
-}
-func (UnimplementedHostServer) Events(*EventsRequest, grpc.ServerStreamingServer[EventBatch]) error {
+func (UnimplementedEngineServiceServer) Events(*EventsRequest, grpc.ServerStreamingServer[EventsResponse]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
 }
-func (UnimplementedHostServer) mustEmbedUnimplementedHostServer() {}
-func (UnimplementedHostServer) testEmbeddedByValue()              {}
+func (UnimplementedEngineServiceServer) mustEmbedUnimplementedEngineServiceServer() {}
+func (UnimplementedEngineServiceServer) testEmbeddedByValue()                       {}
 
-// UnsafeHostServer may be embedded to opt out of forward compatibility for this service.
-// Use of this interface is not recommended, as added methods to HostServer will
+// UnsafeEngineServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to EngineServiceServer will
 // result in compilation errors.
-type UnsafeHostServer interface {
-	mustEmbedUnimplementedHostServer()
+type UnsafeEngineServiceServer interface {
+	mustEmbedUnimplementedEngineServiceServer()
 }
 
-func RegisterHostServer(s grpc.ServiceRegistrar, srv HostServer) {
-	// If the following call panics, it indicates UnimplementedHostServer was
+func RegisterEngineServiceServer(s grpc.ServiceRegistrar, srv EngineServiceServer) {
+	// If the following call panics, it indicates UnimplementedEngineServiceServer was
 	// embedded by pointer and is nil.  This will cause panics if an
 	// unimplemented method is ever invoked, so we test this at initialization
 	// time to prevent it from happening at runtime later due to I/O.
 	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
 		t.testEmbeddedByValue()
 	}
-	s.RegisterService(&Host_ServiceDesc, srv)
+	s.RegisterService(&EngineService_ServiceDesc, srv)
 }
 
-func _Host_Session_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(HostServer).Session(&grpc.GenericServerStream[ClientMessage, HostMessage]{ServerStream: stream})
+func _EngineService_Session_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(EngineServiceServer).Session(&grpc.GenericServerStream[SessionRequest, SessionResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Host_SessionServer = grpc.BidiStreamingServer[ClientMessage, HostMessage]
+type EngineService_SessionServer = grpc.BidiStreamingServer[SessionRequest, SessionResponse]
 
-func _Host_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(StatusRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(HostServer).Status(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Host_Status_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(HostServer).Status(ctx, req.(*StatusRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _Host_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
+func _EngineService_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(EventsRequest)
 	if err := stream.RecvMsg(m); err != nil {
 		return err
 	}
-	return srv.(HostServer).Events(m, &grpc.GenericServerStream[EventsRequest, EventBatch]{ServerStream: stream})
+	return srv.(EngineServiceServer).Events(m, &grpc.GenericServerStream[EventsRequest, EventsResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Host_EventsServer = grpc.ServerStreamingServer[EventBatch]
+type EngineService_EventsServer = grpc.ServerStreamingServer[EventsResponse]
 
-// Host_ServiceDesc is the grpc.ServiceDesc for Host service.
+// EngineService_ServiceDesc is the grpc.ServiceDesc for EngineService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
-var Host_ServiceDesc = grpc.ServiceDesc{
-	ServiceName: "kvhost.v1.Host",
-	HandlerType: (*HostServer)(nil),
-	Methods: []grpc.MethodDesc{
-		{
-			MethodName: "Status",
-			Handler:    _Host_Status_Handler,
-		},
-	},
+var EngineService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "kvhost.v1.EngineService",
+	HandlerType: (*EngineServiceServer)(nil),
+	Methods:     []grpc.MethodDesc{},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Session",
-			Handler:       _Host_Session_Handler,
+			Handler:       _EngineService_Session_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},
 		{
 			StreamName:    "Events",
-			Handler:       _Host_Events_Handler,
+			Handler:       _EngineService_Events_Handler,
 			ServerStreams: true,
 		},
 	},
@@ -218,149 +181,257 @@ var Host_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Admin_SwapPolicy_FullMethodName    = "/kvhost.v1.Admin/SwapPolicy"
-	Admin_PromotePolicy_FullMethodName = "/kvhost.v1.Admin/PromotePolicy"
+	StatusService_Status_FullMethodName = "/kvhost.v1.StatusService/Status"
 )
 
-// AdminClient is the client API for Admin service.
+// StatusServiceClient is the client API for StatusService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Admin changes how the host runs. It has the sessions' socket: mode 0600, and only for the host's own user and root.
-type AdminClient interface {
-	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or fails
-	// before it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
-	SwapPolicy(ctx context.Context, in *SwapPolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error)
-	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
-	PromotePolicy(ctx context.Context, in *PromotePolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error)
+// StatusService is for operators and their tools. It changes nothing.
+type StatusServiceClient interface {
+	// Status returns the state of the host.
+	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 }
 
-type adminClient struct {
+type statusServiceClient struct {
 	cc grpc.ClientConnInterface
 }
 
-func NewAdminClient(cc grpc.ClientConnInterface) AdminClient {
-	return &adminClient{cc}
+func NewStatusServiceClient(cc grpc.ClientConnInterface) StatusServiceClient {
+	return &statusServiceClient{cc}
 }
 
-func (c *adminClient) SwapPolicy(ctx context.Context, in *SwapPolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error) {
+func (c *statusServiceClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SwapPolicyReply)
-	err := c.cc.Invoke(ctx, Admin_SwapPolicy_FullMethodName, in, out, cOpts...)
+	out := new(StatusResponse)
+	err := c.cc.Invoke(ctx, StatusService_Status_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *adminClient) PromotePolicy(ctx context.Context, in *PromotePolicyRequest, opts ...grpc.CallOption) (*SwapPolicyReply, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SwapPolicyReply)
-	err := c.cc.Invoke(ctx, Admin_PromotePolicy_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-// AdminServer is the server API for Admin service.
-// All implementations must embed UnimplementedAdminServer
+// StatusServiceServer is the server API for StatusService service.
+// All implementations must embed UnimplementedStatusServiceServer
 // for forward compatibility.
 //
-// Admin changes how the host runs. It has the sessions' socket: mode 0600, and only for the host's own user and root.
-type AdminServer interface {
-	// SwapPolicy puts a module in the place of a policy. Sessions go on meanwhile. When the module is refused, or fails
-	// before it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
-	SwapPolicy(context.Context, *SwapPolicyRequest) (*SwapPolicyReply, error)
-	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
-	PromotePolicy(context.Context, *PromotePolicyRequest) (*SwapPolicyReply, error)
-	mustEmbedUnimplementedAdminServer()
+// StatusService is for operators and their tools. It changes nothing.
+type StatusServiceServer interface {
+	// Status returns the state of the host.
+	Status(context.Context, *StatusRequest) (*StatusResponse, error)
+	mustEmbedUnimplementedStatusServiceServer()
 }
 
-// UnimplementedAdminServer must be embedded to have
+// UnimplementedStatusServiceServer must be embedded to have
 // forward compatible implementations.
 //
 // NOTE: this should be embedded by value instead of pointer to avoid a nil
 // pointer dereference when methods are called.
-type UnimplementedAdminServer struct{}
+type UnimplementedStatusServiceServer struct{}
 
-func (UnimplementedAdminServer) SwapPolicy(context.Context, *SwapPolicyRequest) (*SwapPolicyReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method SwapPolicy not implemented")
+func (UnimplementedStatusServiceServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
 }
-func (UnimplementedAdminServer) PromotePolicy(context.Context, *PromotePolicyRequest) (*SwapPolicyReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method PromotePolicy not implemented")
-}
-func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
-func (UnimplementedAdminServer) testEmbeddedByValue()               {}
+func (UnimplementedStatusServiceServer) mustEmbedUnimplementedStatusServiceServer() {}
+func (UnimplementedStatusServiceServer) testEmbeddedByValue()                       {}
 
-// UnsafeAdminServer may be embedded to opt out of forward compatibility for this service.
-// Use of this interface is not recommended, as added methods to AdminServer will
+// UnsafeStatusServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to StatusServiceServer will
 // result in compilation errors.
-type UnsafeAdminServer interface {
-	mustEmbedUnimplementedAdminServer()
+type UnsafeStatusServiceServer interface {
+	mustEmbedUnimplementedStatusServiceServer()
 }
 
-func RegisterAdminServer(s grpc.ServiceRegistrar, srv AdminServer) {
-	// If the following call panics, it indicates UnimplementedAdminServer was
+func RegisterStatusServiceServer(s grpc.ServiceRegistrar, srv StatusServiceServer) {
+	// If the following call panics, it indicates UnimplementedStatusServiceServer was
 	// embedded by pointer and is nil.  This will cause panics if an
 	// unimplemented method is ever invoked, so we test this at initialization
 	// time to prevent it from happening at runtime later due to I/O.
 	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
 		t.testEmbeddedByValue()
 	}
-	s.RegisterService(&Admin_ServiceDesc, srv)
+	s.RegisterService(&StatusService_ServiceDesc, srv)
 }
 
-func _Admin_SwapPolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _StatusService_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StatusServiceServer).Status(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: StatusService_Status_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StatusServiceServer).Status(ctx, req.(*StatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// StatusService_ServiceDesc is the grpc.ServiceDesc for StatusService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var StatusService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "kvhost.v1.StatusService",
+	HandlerType: (*StatusServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Status",
+			Handler:    _StatusService_Status_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "kvhost/v1/kvhost.proto",
+}
+
+const (
+	AdminService_SwapPolicy_FullMethodName    = "/kvhost.v1.AdminService/SwapPolicy"
+	AdminService_PromotePolicy_FullMethodName = "/kvhost.v1.AdminService/PromotePolicy"
+)
+
+// AdminServiceClient is the client API for AdminService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// AdminService changes how the host runs. It has the sessions' socket: mode 0600, and only for the host's own user and root.
+type AdminServiceClient interface {
+	// SwapPolicy puts a module in the place of a policy. Sessions go on at the same time. When the module is refused, or fails
+	// before it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
+	SwapPolicy(ctx context.Context, in *SwapPolicyRequest, opts ...grpc.CallOption) (*SwapPolicyResponse, error)
+	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
+	PromotePolicy(ctx context.Context, in *PromotePolicyRequest, opts ...grpc.CallOption) (*PromotePolicyResponse, error)
+}
+
+type adminServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewAdminServiceClient(cc grpc.ClientConnInterface) AdminServiceClient {
+	return &adminServiceClient{cc}
+}
+
+func (c *adminServiceClient) SwapPolicy(ctx context.Context, in *SwapPolicyRequest, opts ...grpc.CallOption) (*SwapPolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SwapPolicyResponse)
+	err := c.cc.Invoke(ctx, AdminService_SwapPolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) PromotePolicy(ctx context.Context, in *PromotePolicyRequest, opts ...grpc.CallOption) (*PromotePolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PromotePolicyResponse)
+	err := c.cc.Invoke(ctx, AdminService_PromotePolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// AdminServiceServer is the server API for AdminService service.
+// All implementations must embed UnimplementedAdminServiceServer
+// for forward compatibility.
+//
+// AdminService changes how the host runs. It has the sessions' socket: mode 0600, and only for the host's own user and root.
+type AdminServiceServer interface {
+	// SwapPolicy puts a module in the place of a policy. Sessions go on at the same time. When the module is refused, or fails
+	// before it has taken over, the policy stays: the error is FAILED_PRECONDITION and says why.
+	SwapPolicy(context.Context, *SwapPolicyRequest) (*SwapPolicyResponse, error)
+	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
+	PromotePolicy(context.Context, *PromotePolicyRequest) (*PromotePolicyResponse, error)
+	mustEmbedUnimplementedAdminServiceServer()
+}
+
+// UnimplementedAdminServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedAdminServiceServer struct{}
+
+func (UnimplementedAdminServiceServer) SwapPolicy(context.Context, *SwapPolicyRequest) (*SwapPolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SwapPolicy not implemented")
+}
+func (UnimplementedAdminServiceServer) PromotePolicy(context.Context, *PromotePolicyRequest) (*PromotePolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PromotePolicy not implemented")
+}
+func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
+func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
+
+// UnsafeAdminServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AdminServiceServer will
+// result in compilation errors.
+type UnsafeAdminServiceServer interface {
+	mustEmbedUnimplementedAdminServiceServer()
+}
+
+func RegisterAdminServiceServer(s grpc.ServiceRegistrar, srv AdminServiceServer) {
+	// If the following call panics, it indicates UnimplementedAdminServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&AdminService_ServiceDesc, srv)
+}
+
+func _AdminService_SwapPolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SwapPolicyRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).SwapPolicy(ctx, in)
+		return srv.(AdminServiceServer).SwapPolicy(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_SwapPolicy_FullMethodName,
+		FullMethod: AdminService_SwapPolicy_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).SwapPolicy(ctx, req.(*SwapPolicyRequest))
+		return srv.(AdminServiceServer).SwapPolicy(ctx, req.(*SwapPolicyRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Admin_PromotePolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+func _AdminService_PromotePolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(PromotePolicyRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServer).PromotePolicy(ctx, in)
+		return srv.(AdminServiceServer).PromotePolicy(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Admin_PromotePolicy_FullMethodName,
+		FullMethod: AdminService_PromotePolicy_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServer).PromotePolicy(ctx, req.(*PromotePolicyRequest))
+		return srv.(AdminServiceServer).PromotePolicy(ctx, req.(*PromotePolicyRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-// Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
+// AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
-var Admin_ServiceDesc = grpc.ServiceDesc{
-	ServiceName: "kvhost.v1.Admin",
-	HandlerType: (*AdminServer)(nil),
+var AdminService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "kvhost.v1.AdminService",
+	HandlerType: (*AdminServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
 			MethodName: "SwapPolicy",
-			Handler:    _Admin_SwapPolicy_Handler,
+			Handler:    _AdminService_SwapPolicy_Handler,
 		},
 		{
 			MethodName: "PromotePolicy",
-			Handler:    _Admin_PromotePolicy_Handler,
+			Handler:    _AdminService_PromotePolicy_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

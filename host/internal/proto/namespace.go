@@ -24,7 +24,7 @@ func FromNamespace(n *kv.Namespace) *Namespace {
 		Replicated: n.Replicated, Extra: maps.Clone(n.Extra), PageDtype: n.PageDType,
 	}
 	for _, g := range n.Groups {
-		out := &Group{Id: g.ID, Blocks: g.Geometry.Blocks}
+		out := &Group{Id: g.ID, Blocks: g.Geometry.Blocks, Lookup: LookupKind_LOOKUP_KIND_PREFIX}
 		if g.Lookup == kv.ByMembership {
 			out.Lookup = LookupKind_LOOKUP_KIND_MEMBERSHIP
 		}

@@ -10,7 +10,7 @@ import (
 const maxLevels = 64
 
 // addLevels counts what came from each level between two Status replies.
-func (r *Report) addLevels(before, after *proto.StatusReply) {
+func (r *Report) addLevels(before, after *proto.StatusResponse) {
 	for n := range uint64(maxLevels) {
 		since := func(what string) uint64 {
 			name := fmt.Sprintf("level%d_%s", n, what)

@@ -114,7 +114,7 @@ func (r *Report) Err() error {
 
 // addPolicies counts what policies did between two Status replies. Instances of a module in one role (one per root)
 // are one line. A policy that was replaced in between counts from its last start, and one that is gone does not count.
-func (r *Report) addPolicies(before, after *proto.StatusReply) {
+func (r *Report) addPolicies(before, after *proto.StatusResponse) {
 	earlier := policySums(before)
 	for name, sum := range policySums(after) {
 		p := *sum
@@ -133,19 +133,20 @@ func (r *Report) addPolicies(before, after *proto.StatusReply) {
 }
 
 // policySums adds up the instances of each module in each role.
-func policySums(s *proto.StatusReply) map[string]*PolicyReport {
+func policySums(s *proto.StatusResponse) map[string]*PolicyReport {
 	sums := map[string]*PolicyReport{}
 	for _, p := range s.GetPolicies() {
-		name := p.GetRole() + "\x00" + p.GetModule() + "\x00" + p.GetDigest()
+		role := proto.Word(p.GetRole())
+		name := role + "\x00" + p.GetModule() + "\x00" + p.GetDigest()
 		q := sums[name]
 		if q == nil {
-			q = &PolicyReport{Role: p.GetRole(), Module: p.GetModule(), Digest: p.GetDigest()}
+			q = &PolicyReport{Role: role, Module: p.GetModule(), Digest: p.GetDigest()}
 			sums[name] = q
 		}
 		q.Calls += p.GetCalls()
 		q.Records += p.GetRecords()
 		q.Faults += p.GetFaults()
-		q.Seconds += p.GetSeconds()
+		q.Seconds += p.GetTime().AsDuration().Seconds()
 	}
 	return sums
 }

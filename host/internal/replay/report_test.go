@@ -2,17 +2,21 @@ package replay
 
 import (
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 // A policy that was swapped during a replay does not give negative counts.
 func TestPolicyCountsAfterASwap(t *testing.T) {
-	status := func(policies ...*proto.PolicyStatus) *proto.StatusReply {
-		return &proto.StatusReply{Policies: policies}
+	status := func(policies ...*proto.PolicyStatus) *proto.StatusResponse {
+		return &proto.StatusResponse{Policies: policies}
 	}
 	of := func(module string, calls uint64, seconds float64) *proto.PolicyStatus {
-		return &proto.PolicyStatus{Role: "evict", Module: module, Calls: calls, Records: 2 * calls, Seconds: seconds}
+		return &proto.PolicyStatus{Role: proto.PolicyRole_POLICY_ROLE_EVICT, Module: module, Calls: calls, Records: 2 * calls,
+			Time: durationpb.New(time.Duration(seconds * 1e9))}
 	}
 	var r Report
 	r.addPolicies(status(of("lru", 100, 3), of("fifo", 50, 1), of("sieve", 7, 1), of("sieve", 3, 1)),

@@ -44,7 +44,7 @@ func run(ctx context.Context, o *Options, requests int) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	before := &proto.StatusReply{} // a host of our own has done nothing but for us: the layouts of our namespaces count
+	before := &proto.StatusResponse{} // a host of our own has done nothing but for us: the layouts of our namespaces count
 	if o.Start == nil {
 		if before, err = proto.Status(ctx, o.Socket); err != nil {
 			return nil, errors.Join(fmt.Errorf("replay: status: %w", err), closeAll(engines))

@@ -85,7 +85,7 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 		w := r.wire()
 		list = append(list, w)
 		for i := range uint32(16) {
-			method := []string{proto.Host_Session_FullMethodName, proto.Host_Status_FullMethodName}[i%2]
+			method := []string{proto.EngineService_Session_FullMethodName, proto.StatusService_Status_FullMethodName}[i%2]
 			if !w.call(2*i+1, method) || !w.begin(2*i+1, message, bytes, 16<<10) {
 				break
 			}
@@ -115,7 +115,7 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 	until(t, "all is given back", func() bool { return arriving.Figures(0).Held == 0 })
 
 	w := r.wire()
-	w.call(1, proto.Host_Session_FullMethodName)
+	w.call(1, proto.EngineService_Session_FullMethodName)
 	w.begin(1, message, 100, 1) // of one byte each
 	w.SetReadDeadline(time.Now().Add(boundedWait))
 	if text, err := io.ReadAll(w); !strings.Contains(string(text), "frames are too small") {

@@ -112,7 +112,7 @@ func BenchmarkBesideAFlood(b *testing.B) {
 		beside = append(beside, measure()...)
 		stop()
 		flooding.Wait()
-		if err := flood.Flush(b.Context()); err != nil {
+		if err := flood.AwaitCopies(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 	}

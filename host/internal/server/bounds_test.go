@@ -16,11 +16,11 @@ func TestBacklogIsBounded(t *testing.T) {
 	pagesFor(t, x)
 	job := w.say(storeOf(1))
 	discard := proto.PackKeys(keys(1), 32)
-	w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Discard{Discard: &proto.Discard{Keys: discard}}})
+	w.say(&proto.SessionRequest{Body: &proto.SessionRequest_Discard{Discard: &proto.Discard{Keys: discard}}})
 	until(t, "the store makes room", func() bool { return x.reserving.Len() > 0 })
 	limits := DefaultLimits()
-	for field, m := range map[string]*proto.ClientMessage{
-		"keys": {Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: make([]byte,
+	for field, m := range map[string]*proto.SessionRequest{
+		"keys": {Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: make([]byte,
 			(limits.KeysPerLookup+1)*32)}}},
 		"chunks": storeOf(limits.ChunksPerJob + 1),
 	} {
@@ -33,8 +33,8 @@ func TestBacklogIsBounded(t *testing.T) {
 	waits := 0
 	const may = 16 << 20 // a quarter of the memory is set aside for it, and it borrows a quarter of the other half
 	for ; waits < 2*may/len(packed) && len(w.out) == 0; waits++ {
-		last = w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: packed}}})
-		w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Release{}})
+		last = w.say(&proto.SessionRequest{Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: packed}}})
+		w.say(&proto.SessionRequest{Body: &proto.SessionRequest_Release{}})
 	}
 	if a := <-w.out; a.GetError().GetCode() != proto.Code_CODE_LIMIT || a.Id > last+1 {
 		t.Fatalf("after %d: %v", waits, a)
@@ -50,21 +50,21 @@ func TestBacklogIsBounded(t *testing.T) {
 	}
 }
 
-// CANCELs and FLUSHes that wait are bounded as jobs are.
+// CANCEL and AWAIT_COPIES that wait are bounded as jobs are.
 func TestWaitersAreBounded(t *testing.T) {
 	b := &fakeStore{hold: make(chan struct{})}
 	s := fakeServer(t, Config{Limits: Limits{Jobs: 2}}, b)
 	w := newTalk(t, s, greeting("a"))
 	pagesFor(t, only(s))
 	job := w.say(storeOf(1))
-	flush := func(jobs ...uint64) *proto.ClientMessage {
-		return &proto.ClientMessage{Body: &proto.ClientMessage_Flush{Flush: &proto.Flush{Jobs: jobs}}}
+	await := func(jobs ...uint64) *proto.SessionRequest {
+		return &proto.SessionRequest{Body: &proto.SessionRequest_AwaitCopies{AwaitCopies: &proto.AwaitCopies{Jobs: jobs}}}
 	}
-	if e := w.ask(flush(job, job, job)).GetError(); e.GetCode() != proto.Code_CODE_LIMIT || e.GetField() != "jobs" {
+	if e := w.ask(await(job, job, job)).GetError(); e.GetCode() != proto.Code_CODE_LIMIT || e.GetField() != "jobs" {
 		t.Fatal(e)
 	}
-	waiting := []uint64{w.say(flush()), w.say(flush(job))}
-	if e := w.ask(flush()).GetError(); e.GetCode() != proto.Code_CODE_LIMIT {
+	waiting := []uint64{w.say(await()), w.say(await(job))}
+	if e := w.ask(await()).GetError(); e.GetCode() != proto.Code_CODE_LIMIT {
 		t.Fatal(e)
 	}
 	cancel := w.say(cancelOf(job)) // never refused where nothing is to be waited for

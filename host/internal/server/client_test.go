@@ -32,8 +32,8 @@ func TestContextsEndTheWaiting(t *testing.T) {
 	if _, err := p.Lookup(over, client.LookupRequest{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("lookup: %v", err)
 	}
-	if err := p.Flush(shortly(t)); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("flush: %v", err)
+	if err := p.AwaitCopies(shortly(t)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("await copies: got %v, want the deadline", err)
 	}
 	r.faults.Release()
 	r.faults.Set()

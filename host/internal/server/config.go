@@ -43,13 +43,13 @@ type Config struct {
 	// Pins are namespace fields, by their names in the namespace's text, that every session must agree with.
 	Pins Pins
 	// Info returns the part of Status that the server does not know. Optional.
-	Info func() *proto.StatusReply
+	Info func() *proto.StatusResponse
 	// Users may connect, besides root and the host's own user.
 	Users socket.Users
 	// Rules say which tenants users may be, and what those see.
 	Rules socket.Rules
 	// Admin implements the admin service. Optional.
-	Admin proto.AdminServer
+	Admin proto.AdminServiceServer
 	// Spans makes spans of requests. Optional.
 	Spans *activity.Requests
 }

@@ -15,11 +15,8 @@ func (s *Server) giveDescriptor(p socket.Peer, nonce [proto.NonceBytes]byte, tag
 	if x == nil || x.memory.uid != p.UID {
 		return errors.New("the nonce names no session of this user")
 	}
-	// With a GPU the descriptor may be of its memory, which only REGISTER can tell. REGISTER checks again in any case.
-	if x.memory.gpu == nil {
-		if _, err := x.memory.checkFile(f); err != nil {
-			return err
-		}
+	if _, err := x.memory.checkFile(f); err != nil { // REGISTER checks again
+		return err
 	}
 	return x.memory.giveDescriptor(tag, f)
 }
@@ -67,20 +64,10 @@ func (c *clientMemory) takeDescriptor(tag uint64) *os.File {
 // takeDescriptors takes the descriptors that regions name, as far as they came.
 func (c *clientMemory) takeDescriptors(regions []*proto.Region) descriptors {
 	files := descriptors{}
-	take := func(tag uint64) {
-		if files[tag] == nil {
-			if f := c.takeDescriptor(tag); f != nil {
-				files[tag] = f
-			}
-		}
-	}
 	for _, r := range regions {
-		switch h := r.GetHandle().(type) {
-		case *proto.Region_Memfd:
-			take(h.Memfd)
-		case *proto.Region_CudaVmm:
-			for _, s := range h.CudaVmm.GetSegments() {
-				take(s.GetTag())
+		if h, ok := r.GetHandle().(*proto.Region_Memfd); ok && files[h.Memfd] == nil {
+			if f := c.takeDescriptor(h.Memfd); f != nil {
+				files[h.Memfd] = f
 			}
 		}
 	}

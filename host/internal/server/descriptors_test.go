@@ -147,7 +147,7 @@ func TestDescriptorAbuse(t *testing.T) {
 			reg.Regions = append(reg.Regions, &proto.Region{Plane: pl, Handle: &proto.Region_Memfd{Memfd: fd},
 				Stride: pageBytes, Blocks: 1})
 		}
-		a := w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Register{Register: reg}})
+		a := w.say(&proto.SessionRequest{Body: &proto.SessionRequest_Register{Register: reg}})
 		if f := a.GetError().GetField(); !strings.Contains(f, "memfd") {
 			t.Errorf("%s: %v", name, a)
 		}

@@ -3,7 +3,6 @@ package server
 import (
 	"bytes"
 	"errors"
-	"os"
 	"strings"
 	"testing"
 
@@ -116,29 +115,6 @@ func deviceContent(n, plane, block int) []byte {
 	return bytes.Repeat([]byte{byte(n*31 + plane*7 + block + 1), byte(n), byte(plane), byte(block)}, pageBytes/4)
 }
 
-// vmm makes memory of two segments and maps it for the client's part of the test.
-func (r *gpuRig) vmm() ([]client.Segment, device) {
-	r.t.Helper()
-	const seg = 2 << 20
-	var files []client.Segment
-	var list []gds.Segment
-	for range 2 {
-		f, err := r.gpu.NewSegment(seg)
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		r.t.Cleanup(func() { f.Close() })
-		files = append(files, client.Segment{File: f, Bytes: seg})
-		list = append(list, gds.Segment{FD: int(f.Fd()), Size: seg})
-	}
-	m, err := r.gpu.ImportVMM(list)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(func() { m.Close() })
-	return files, device{r, m.Base}
-}
-
 func (r *gpuRig) ipc() ([][]byte, device) {
 	r.t.Helper()
 	b, err := r.gpu.Alloc(deviceBytes)
@@ -159,82 +135,64 @@ func (r *gpuRig) ipc() ([][]byte, device) {
 
 func TestDeviceMemoryRoundTrip(t *testing.T) {
 	r := newGPURig(t)
-	for _, kind := range []string{"ipc", "vmm"} {
-		s := r.dialGPU(strings.ToUpper(strings.TrimPrefix(gdstest.UUID, "GPU-")))
-		var d device
-		var reg *client.Registration
-		var err error
-		var handles [][]byte
-		var files []client.Segment
-		if kind == "ipc" {
-			handles, d = r.ipc()
-			reg, err = s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0))
-		} else {
-			files, d = r.vmm()
-			d.address += 1 << 20 // the planes straddle the segments
-			reg, err = s.RegisterVMM(t.Context(), 0, files, deviceRegions(1<<20))
+	s := r.dialGPU(strings.ToUpper(strings.TrimPrefix(gdstest.UUID, "GPU-")))
+	handles, d := r.ipc()
+	reg, err := s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const first = 10
+	var chunks []client.StoreChunk
+	for n := range 8 {
+		blocks := []uint32{uint32(2*n + 1), uint32(2 * n)}
+		d.fill(first+n, blocks)
+		c := client.StoreChunk{Key: key(first + n), Depth: uint32(n), Blocks: blocks}
+		if n > 0 {
+			c.Parent = key(first + n - 1)
 		}
-		if err != nil {
-			t.Fatal(kind, err)
-		}
-		first := 10
-		if kind == "vmm" {
-			first = 20
-		}
-		var chunks []client.StoreChunk
-		for n := range 8 {
-			blocks := []uint32{uint32(2*n + 1), uint32(2 * n)}
-			d.fill(first+n, blocks)
-			c := client.StoreChunk{Key: key(first + n), Depth: uint32(n), Blocks: blocks}
-			if n > 0 {
-				c.Parent = key(first + n - 1)
-			}
-			chunks = append(chunks, c)
-		}
-		job, err := s.Store(t.Context(), 1, 0, chunks)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if res, err := job.Published(t.Context()); err != nil || res.Bytes != 8*chunkBytes {
-			t.Fatalf("%s: %+v, %v", kind, res, err)
-		}
-		d.do(func(th *gds.Thread) error { return th.Fill(d.address, 0xee, deviceBytes) })
-		var keys []kv.Key
-		for n := range 8 {
-			keys = append(keys, key(first+n))
-		}
-		hit, err := s.Lookup(t.Context(), client.LookupRequest{Request: 2, Keys: keys})
-		if err != nil || hit.Hits() != 8 {
-			t.Fatalf("%s: %+v, %v", kind, hit, err)
-		}
-		var loads []client.LoadChunk
-		for n := range 8 {
-			loads = append(loads, client.LoadChunk{Index: n, Blocks: []uint32{uint32(63 - 2*n), uint32(31 - n)}})
-		}
-		lj, err := s.Load(t.Context(), hit, loads, client.LoadOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if res, err := lj.Wait(t.Context()); err != nil || len(res.Failed) != 0 || res.Bytes != 8*chunkBytes {
-			t.Fatalf("%s: %+v, %v", kind, res, err)
-		}
-		for n := range 8 {
-			d.check(first+n, loads[n].Blocks)
-		}
-		untouched := make([]byte, pageBytes)
-		d.do(func(th *gds.Thread) error { return th.Read(untouched, d.page(1, 40)) })
-		if !bytes.Equal(untouched, bytes.Repeat([]byte{0xee}, pageBytes)) {
-			t.Errorf("%s: a block that no chunk went to was written", kind)
-		}
-		calls := map[string]string{"ipc": "cuIpcCloseMemHandle", "vmm": "cuMemUnmap"}[kind]
-		before := r.double.Calls(calls)
-		if err := reg.Unregister(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if n := r.double.Calls(calls) - before; n != 1 {
-			t.Errorf("%s: unregistered with %d %s, want 1", kind, n, calls)
-		}
-		s.Close()
+		chunks = append(chunks, c)
+	}
+	job, err := s.Store(t.Context(), 1, 0, chunks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := job.Published(t.Context()); err != nil || res.Bytes != 8*chunkBytes {
+		t.Fatalf("published: %+v, %v", res, err)
+	}
+	d.do(func(th *gds.Thread) error { return th.Fill(d.address, 0xee, deviceBytes) })
+	var keys []kv.Key
+	for n := range 8 {
+		keys = append(keys, key(first+n))
+	}
+	hit, err := s.Lookup(t.Context(), client.LookupRequest{Request: 2, Keys: keys})
+	if err != nil || hit.Hits() != 8 {
+		t.Fatalf("lookup: %+v, %v, want 8 hits", hit, err)
+	}
+	var loads []client.LoadChunk
+	for n := range 8 {
+		loads = append(loads, client.LoadChunk{Index: n, Blocks: []uint32{uint32(63 - 2*n), uint32(31 - n)}})
+	}
+	lj, err := s.Load(t.Context(), hit, loads, client.LoadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := lj.Wait(t.Context()); err != nil || len(res.Failed) != 0 || res.Bytes != 8*chunkBytes {
+		t.Fatalf("load: %+v, %v", res, err)
+	}
+	for n := range 8 {
+		d.check(first+n, loads[n].Blocks)
+	}
+	untouched := make([]byte, pageBytes)
+	d.do(func(th *gds.Thread) error { return th.Read(untouched, d.page(1, 40)) })
+	if !bytes.Equal(untouched, bytes.Repeat([]byte{0xee}, pageBytes)) {
+		t.Error("a block that no chunk went to was written")
+	}
+	before := r.double.Calls("cuIpcCloseMemHandle")
+	if err := reg.Unregister(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := r.double.Calls("cuIpcCloseMemHandle") - before; n != 1 {
+		t.Errorf("unregistered with %d cuIpcCloseMemHandle, want 1", n)
 	}
 }
 
@@ -275,17 +233,6 @@ func TestDeviceRegionsAreRefusedByName(t *testing.T) {
 	}
 	if open, closed := r.double.Calls("cuIpcOpenMemHandle_v2"), r.double.Calls("cuIpcCloseMemHandle"); open == 0 {
 		t.Errorf("opened %d, closed %d", open, closed)
-	}
-	s := r.dialGPU(gdstest.UUID)
-	null, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	_, err = s.RegisterVMM(t.Context(), 0, []client.Segment{{File: null, Bytes: 2 << 20}}, deviceRegions(0))
-	var refused *client.HostError
-	if !errors.As(err, &refused) || refused.Field != "regions[0].cuda_vmm" {
-		t.Errorf("a descriptor of something else: %v", err)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 
 // discard is DISCARD. Stores that came before it are reserved first: a key that is being stored is in use. Files may be on
 // a disk that hangs, so their removal has its own goroutine: if the session ends, the turn passes on.
-func (x *session) discard(message *proto.ClientMessage) error {
+func (x *session) discard(message *proto.SessionRequest) error {
 	id, m, span := message.Id, message.GetDiscard(), x.server.cfg.Spans.Begin(message)
 	group, err := groupOf(x.ns, m.GetGroup())
 	if err != nil {
@@ -37,7 +37,7 @@ func (x *session) discard(message *proto.ClientMessage) error {
 		})
 		if err == nil {
 			reply := discardReply(results)
-			x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Discard{Discard: reply}})
+			x.reply(&proto.SessionResponse{Id: id, Body: &proto.SessionResponse_Discard{Discard: reply}})
 			span.Discard(x.profile.Load().Attributes(), m, reply)
 		}
 		done <- err

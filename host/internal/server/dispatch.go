@@ -1,6 +1,7 @@
 package server
 
 import (
+	"math"
 	"strconv"
 
 	"github.com/kvhost/kvhost/abi"
@@ -8,12 +9,12 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// receive takes one message from the reader. CANCEL, ADVANCE, FLUSH and PING are handled here, the rest in order.
-func (x *session) receive(m *proto.ClientMessage) {
+// receive takes one message from the reader. CANCEL, ADVANCE, AWAIT_COPIES and PING are handled here, the rest in order.
+func (x *session) receive(m *proto.SessionRequest) {
 	if m.GetId() <= x.lastID {
 		err := invalid("id", "%d does not follow %d", m.GetId(), x.lastID)
 		// not reply: the id may be that of a message which is not answered yet
-		x.out.Push(outgoing{HostMessage: x.refusal(m.GetId(), err)})
+		x.out.Push(outgoing{SessionResponse: x.refusal(m.GetId(), err)})
 		return
 	}
 	x.lastID = m.GetId()
@@ -25,23 +26,23 @@ func (x *session) receive(m *proto.ClientMessage) {
 	}
 	var err error
 	switch b := m.GetBody().(type) {
-	case *proto.ClientMessage_Ping:
+	case *proto.SessionRequest_Ping:
 		x.done(m.Id)
-	case *proto.ClientMessage_Cancel:
+	case *proto.SessionRequest_Cancel:
 		err = x.cancelJob(m.Id, b.Cancel)
-	case *proto.ClientMessage_Advance:
+	case *proto.SessionRequest_Advance:
 		err = x.advance(m.Id, b.Advance)
-	case *proto.ClientMessage_Flush:
-		err = x.flush(m.Id, b.Flush)
-	case *proto.ClientMessage_Store:
+	case *proto.SessionRequest_AwaitCopies:
+		err = x.awaitCopies(m.Id, b.AwaitCopies)
+	case *proto.SessionRequest_Store:
 		err = x.receiveJob(m, len(b.Store.GetChunks()))
-	case *proto.ClientMessage_Load:
+	case *proto.SessionRequest_Load:
 		err = x.receiveJob(m, len(b.Load.GetChunks()))
-	case *proto.ClientMessage_Lookup:
+	case *proto.SessionRequest_Lookup:
 		if err = limits.checkKeys(len(b.Lookup.GetKeys()) / kv.KeyBytes); err == nil {
 			err = x.inbox.Submit(m)
 		}
-	case *proto.ClientMessage_Discard:
+	case *proto.SessionRequest_Discard:
 		if err = limits.checkKeys(len(b.Discard.GetKeys()) / kv.KeyBytes); err == nil {
 			err = x.inbox.Submit(m)
 		}
@@ -56,7 +57,7 @@ func (x *session) receive(m *proto.ClientMessage) {
 }
 
 // receiveJob enters a job and submits its message. A message over the limits is refused before it is queued.
-func (x *session) receiveJob(m *proto.ClientMessage, chunks int) error {
+func (x *session) receiveJob(m *proto.SessionRequest, chunks int) error {
 	if chunks > 0 { // no chunks are wrong too, but a missing HELLO is reported first
 		if err := x.cfg.Limits.checkChunks(chunks); err != nil {
 			return err
@@ -73,20 +74,20 @@ func (x *session) receiveJob(m *proto.ClientMessage, chunks int) error {
 }
 
 // handle handles one ordered message. The inbox calls it with the turn held.
-func (x *session) handle(m *proto.ClientMessage) {
+func (x *session) handle(m *proto.SessionRequest) {
 	if x.ctx.Err() != nil {
 		x.drop(m)
 		return
 	}
 	var j *job
 	switch m.Body.(type) {
-	case *proto.ClientMessage_Store, *proto.ClientMessage_Load:
+	case *proto.SessionRequest_Store, *proto.SessionRequest_Load:
 		if j = x.jobs.get(m.Id); j == nil { // cancelled, and so completed
 			x.useUpLease(m.GetLoad())
 			return
 		}
 	}
-	hello, isHello := m.Body.(*proto.ClientMessage_Hello)
+	hello, isHello := m.Body.(*proto.SessionRequest_Hello)
 	if isHello != (x.engine == nil) {
 		x.outOfPlace(m.Id, j, isHello)
 		return
@@ -104,34 +105,34 @@ func (x *session) handle(m *proto.ClientMessage) {
 }
 
 // drop discards a message of a session that has ended. The session's end cancels jobs.
-func (x *session) drop(m *proto.ClientMessage) {
+func (x *session) drop(m *proto.SessionRequest) {
 	switch m.Body.(type) {
-	case *proto.ClientMessage_Store, *proto.ClientMessage_Load:
+	case *proto.SessionRequest_Store, *proto.SessionRequest_Load:
 	default:
 		x.share.Unanswered(m.Id)
 	}
 }
 
 // handleGreeted handles an ordered message after HELLO; j is the job of a STORE or LOAD.
-func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
+func (x *session) handleGreeted(j *job, m *proto.SessionRequest) error {
 	switch b := m.Body.(type) {
-	case *proto.ClientMessage_Register:
+	case *proto.SessionRequest_Register:
 		err := x.memory.register(x.ns, b.Register)
 		if err == nil {
 			x.engine.queues.Set(x.rank-x.engine.facts.firstRank, x.queue)
 		}
 		return x.doneUnless(m.Id, err)
-	case *proto.ClientMessage_Semaphores:
+	case *proto.SessionRequest_Semaphores:
 		return x.doneUnless(m.Id, x.timelines.share(b.Semaphores))
-	case *proto.ClientMessage_Unregister:
+	case *proto.SessionRequest_Unregister:
 		return x.unregister(m.Id, b.Unregister)
-	case *proto.ClientMessage_Lookup:
+	case *proto.SessionRequest_Lookup:
 		return x.lookup(m)
-	case *proto.ClientMessage_Release:
+	case *proto.SessionRequest_Release:
 		return x.doneUnless(m.Id, x.release(b.Release))
-	case *proto.ClientMessage_Discard:
+	case *proto.SessionRequest_Discard:
 		return x.discard(m)
-	case *proto.ClientMessage_EndRequest:
+	case *proto.SessionRequest_EndRequest:
 		x.engine.endLeases(x, b.EndRequest.GetRequest(), false)
 		end := x.engine.endRequest(x, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))
 		// Policies learn the end after the request's stores, unless very much is queued.
@@ -141,9 +142,9 @@ func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 			end()
 		}
 		x.done(m.Id)
-	case *proto.ClientMessage_Store:
+	case *proto.SessionRequest_Store:
 		return x.store(j, b.Store)
-	case *proto.ClientMessage_Load:
+	case *proto.SessionRequest_Load:
 		return x.load(j, b.Load)
 	}
 	return nil
@@ -153,11 +154,11 @@ func (x *session) handleGreeted(j *job, m *proto.ClientMessage) error {
 func hintsOf(m *proto.EndRequest) abi.Hints {
 	reason := m.GetReason()
 	if reason < 0 || reason > proto.EndReason_END_REASON_ABORT { // of a newer client
-		reason = proto.EndReason_END_REASON_UNKNOWN
+		reason = proto.EndReason_END_REASON_UNSPECIFIED
 	}
 	return abi.Hints{
 		Reason: abi.EndReason(reason), TokensIn: m.GetTokensIn(), TokensOut: m.GetTokensOut(),
-		Priority: m.GetPriority(), ReturnMS: m.GetReturnMillis(),
+		Priority: m.GetPriority(), ReturnMS: uint32(min(max(m.GetReturnAfter().AsDuration().Milliseconds(), 0), math.MaxUint32)),
 	}
 }
 
@@ -199,8 +200,8 @@ func (x *session) advance(id uint64, m *proto.Advance) error {
 	return nil
 }
 
-// flush is FLUSH.
-func (x *session) flush(id uint64, m *proto.Flush) error {
+// awaitCopies is AWAIT_COPIES.
+func (x *session) awaitCopies(id uint64, m *proto.AwaitCopies) error {
 	jobs, err := x.jobs.named(id, m)
 	if err != nil {
 		return err

@@ -176,7 +176,7 @@ func TestSlowClientLosesItsSession(t *testing.T) {
 	go func() {
 		defer close(ended)
 		for id := uint64(2); ; id++ { // never reads
-			if w.stream.Send(&proto.ClientMessage{Id: id, Body: &proto.ClientMessage_Ping{}}) != nil {
+			if w.stream.Send(&proto.SessionRequest{Id: id, Body: &proto.SessionRequest_Ping{}}) != nil {
 				return
 			}
 		}

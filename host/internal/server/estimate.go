@@ -4,6 +4,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -34,11 +36,12 @@ type lookupHits struct {
 
 // lookupAnswer is the answer to a LOOKUP, in one piece.
 type lookupAnswer struct {
-	Message proto.HostMessage
+	Message proto.SessionResponse
 	Reply   proto.LookupReply
-	body    proto.HostMessage_Lookup
+	body    proto.SessionResponse_Lookup
 	level   [1]proto.LevelHits // most hits are in one level
 	levels  [1]*proto.LevelHits
+	times   [2]durationpb.Duration // of all hits, and of those in level
 }
 
 // newLookupAnswer makes an answer to a message.
@@ -65,11 +68,11 @@ func (a *lookupAnswer) Fill(h lookupHits, q *rankQueues) {
 		}
 		return took
 	})
-	a.Reply.LoadMicros = uint64(took.Microseconds())
 	if took > 0 {
+		a.Reply.LoadTime = setDuration(&a.times[0], took)
 		for _, part := range parts {
 			a.Reply.LoadParts = append(a.Reply.LoadParts,
-				&proto.LoadPart{Keys: uint32(part.Keys), Micros: uint64(part.Time.Microseconds())})
+				&proto.LoadPart{Keys: uint32(part.Keys), LoadTime: durationpb.New(part.Time)})
 		}
 	}
 	var found [store.MaxLevels]store.LevelHits
@@ -82,8 +85,20 @@ func (a *lookupAnswer) Fill(h lookupHits, q *rankQueues) {
 			})
 		}
 		r.Level, r.Chunks = uint32(in.Level), uint32(in.Hits)
-		r.Bytes, r.Micros = uint64(in.Hits)*uint64(h.Bytes), uint64(took.Microseconds())
+		r.Bytes = uint64(in.Hits) * uint64(h.Bytes)
+		switch {
+		case took > 0 && len(list) == 1:
+			r.LoadTime = setDuration(&a.times[1], took)
+		case took > 0:
+			r.LoadTime = durationpb.New(took)
+		}
 	}
+}
+
+// setDuration sets a duration that is a part of a larger allocation.
+func setDuration(m *durationpb.Duration, d time.Duration) *durationpb.Duration {
+	m.Seconds, m.Nanos = int64(d/time.Second), int32(d%time.Second)
+	return m
 }
 
 // longest is the longest time among the readers' queues, 0 where one of them is not known.

@@ -112,20 +112,20 @@ func fakeServer(t testing.TB, cfg Config, b *fakeStore) *Server {
 // fakeStream feeds a session with messages, then ends. Answers are given to seen.
 type fakeStream struct {
 	ctx  context.Context
-	in   chan *proto.ClientMessage
-	seen func(*proto.HostMessage)
+	in   chan *proto.SessionRequest
+	seen func(*proto.SessionResponse)
 }
 
 func (f *fakeStream) Context() context.Context { return f.ctx }
 
-func (f *fakeStream) Send(m *proto.HostMessage) error {
+func (f *fakeStream) Send(m *proto.SessionResponse) error {
 	if f.seen != nil {
 		f.seen(m)
 	}
 	return nil
 }
 
-func (f *fakeStream) Recv() (*proto.ClientMessage, error) {
+func (f *fakeStream) Recv() (*proto.SessionRequest, error) {
 	select {
 	case m, ok := <-f.in:
 		if !ok {
@@ -140,16 +140,16 @@ func (f *fakeStream) Recv() (*proto.ClientMessage, error) {
 // talk is a session on a fake stream; the answers come on a channel.
 type talk struct {
 	t   testing.TB
-	in  chan *proto.ClientMessage
-	out chan *proto.HostMessage
+	in  chan *proto.SessionRequest
+	out chan *proto.SessionResponse
 	end chan error
 	id  uint64
 }
 
-func newTalk(t testing.TB, s *Server, hello *proto.ClientMessage) *talk {
-	w := &talk{t: t, in: make(chan *proto.ClientMessage), out: make(chan *proto.HostMessage, 1024),
+func newTalk(t testing.TB, s *Server, hello *proto.SessionRequest) *talk {
+	w := &talk{t: t, in: make(chan *proto.SessionRequest), out: make(chan *proto.SessionResponse, 1024),
 		end: make(chan error, 1)}
-	st := &fakeStream{ctx: t.Context(), in: w.in, seen: func(m *proto.HostMessage) { w.out <- m }}
+	st := &fakeStream{ctx: t.Context(), in: w.in, seen: func(m *proto.SessionResponse) { w.out <- m }}
 	go func() { w.end <- s.serve(st) }()
 	if a := w.ask(hello); a.GetHello() == nil {
 		t.Fatal(a)
@@ -157,14 +157,14 @@ func newTalk(t testing.TB, s *Server, hello *proto.ClientMessage) *talk {
 	return w
 }
 
-func (w *talk) say(m *proto.ClientMessage) uint64 {
+func (w *talk) say(m *proto.SessionRequest) uint64 {
 	w.id++
 	m.Id = w.id
 	w.in <- m
 	return w.id
 }
 
-func (w *talk) ask(m *proto.ClientMessage) *proto.HostMessage {
+func (w *talk) ask(m *proto.SessionRequest) *proto.SessionResponse {
 	w.t.Helper()
 	id := w.say(m)
 	a := <-w.out
@@ -179,34 +179,34 @@ func (w *talk) close() error {
 	return <-w.end
 }
 
-func greeting(engine string) *proto.ClientMessage {
+func greeting(engine string) *proto.SessionRequest {
 	ns := testNamespace()
-	return &proto.ClientMessage{Body: &proto.ClientMessage_Hello{Hello: &proto.Hello{
+	return &proto.SessionRequest{Body: &proto.SessionRequest_Hello{Hello: &proto.Hello{
 		Protocol: proto.Protocol, Engine: engine, LocalRanks: 1, Namespace: proto.FromNamespace(&ns),
 	}}}
 }
 
-func lookupOf(request uint32) *proto.ClientMessage {
-	return &proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{
+func lookupOf(request uint32) *proto.SessionRequest {
+	return &proto.SessionRequest{Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{
 		Request: request, Keys: proto.PackKeys(keys(1), 32),
 	}}}
 }
 
-func endOf(request uint32) *proto.ClientMessage {
-	return &proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: &proto.EndRequest{Request: request}}}
+func endOf(request uint32) *proto.SessionRequest {
+	return &proto.SessionRequest{Body: &proto.SessionRequest_EndRequest{EndRequest: &proto.EndRequest{Request: request}}}
 }
 
-func storeOf(chunks int) *proto.ClientMessage {
+func storeOf(chunks int) *proto.SessionRequest {
 	m := &proto.Store{}
 	for i := range chunks {
 		k := key(i)
 		m.Chunks = append(m.Chunks, &proto.StoreChunk{Key: k[:], Blocks: blocks(0)})
 	}
-	return &proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: m}}
+	return &proto.SessionRequest{Body: &proto.SessionRequest_Store{Store: m}}
 }
 
-func cancelOf(job uint64) *proto.ClientMessage {
-	return &proto.ClientMessage{Body: &proto.ClientMessage_Cancel{Cancel: &proto.Cancel{Job: job}}}
+func cancelOf(job uint64) *proto.SessionRequest {
+	return &proto.SessionRequest{Body: &proto.SessionRequest_Cancel{Cancel: &proto.Cancel{Job: job}}}
 }
 
 // pagesFor registers pages of the first group, without a client.
@@ -265,10 +265,10 @@ func TestReaderDoesNotWaitForRoom(t *testing.T) {
 	if w.ask(lookupOf(1)).GetLookup() == nil || w.ask(endOf(1)).GetDone() == nil {
 		t.Fatal("the lookup or the end of its request waits for the stores")
 	}
-	discard := w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Discard{Discard: &proto.Discard{
+	discard := w.say(&proto.SessionRequest{Body: &proto.SessionRequest_Discard{Discard: &proto.Discard{
 		Keys: proto.PackKeys(keys(1), 32)}}})
 	look := w.say(lookupOf(2))
-	w.ask(&proto.ClientMessage{Body: &proto.ClientMessage_Ping{}})
+	w.ask(&proto.SessionRequest{Body: &proto.SessionRequest_Ping{}})
 	if len(b.ended) != 0 {
 		t.Error("policies heard of the end of a request before its stores")
 	}

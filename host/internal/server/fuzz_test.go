@@ -15,21 +15,21 @@ import (
 func FuzzMessages(f *testing.F) {
 	k := key(1)
 	packed := proto.PackKeys(keys(3), 32)
-	for _, m := range []*proto.ClientMessage{
+	for _, m := range []*proto.SessionRequest{
 		{}, greeting("f"), lookupOf(1), endOf(1),
-		{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: packed, First: 1, Group: 5, Readers: 1}}},
-		{Body: &proto.ClientMessage_Release{Release: &proto.Release{Lease: 1}}},
-		{Body: &proto.ClientMessage_Load{Load: &proto.Load{Lease: 1, Layers: true,
+		{Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: packed, First: 1, Group: 5, Readers: 1}}},
+		{Body: &proto.SessionRequest_Release{Release: &proto.Release{Lease: 1}}},
+		{Body: &proto.SessionRequest_Load{Load: &proto.Load{Lease: 1, Layers: true,
 			Chunks: []*proto.LoadChunk{{Blocks: blocks(0)}}}}},
-		{Body: &proto.ClientMessage_Store{Store: &proto.Store{Request: 2,
+		{Body: &proto.SessionRequest_Store{Store: &proto.Store{Request: 2,
 			Chunks: []*proto.StoreChunk{{Key: k[:], Parent: packed[:32], Blocks: blocks(1)}}}}},
-		{Body: &proto.ClientMessage_Discard{Discard: &proto.Discard{Keys: packed}}},
-		{Body: &proto.ClientMessage_Cancel{Cancel: &proto.Cancel{Job: 2}}},
-		{Body: &proto.ClientMessage_Flush{Flush: &proto.Flush{Jobs: []uint64{1, 2}}}},
-		{Body: &proto.ClientMessage_Register{Register: &proto.Register{Group: 5,
+		{Body: &proto.SessionRequest_Discard{Discard: &proto.Discard{Keys: packed}}},
+		{Body: &proto.SessionRequest_Cancel{Cancel: &proto.Cancel{Job: 2}}},
+		{Body: &proto.SessionRequest_AwaitCopies{AwaitCopies: &proto.AwaitCopies{Jobs: []uint64{1, 2}}}},
+		{Body: &proto.SessionRequest_Register{Register: &proto.Register{Group: 5,
 			Regions: []*proto.Region{{Handle: &proto.Region_Memfd{Memfd: 1}}}}}},
-		{Body: &proto.ClientMessage_Unregister{Unregister: &proto.Unregister{}}},
-		{Body: &proto.ClientMessage_Ping{}},
+		{Body: &proto.SessionRequest_Unregister{Unregister: &proto.Unregister{}}},
+		{Body: &proto.SessionRequest_Ping{}},
 	} {
 		b, err := protobuf.Marshal(m)
 		if err != nil {
@@ -45,7 +45,7 @@ func FuzzMessages(f *testing.F) {
 		s := newServer(server.cfg, b)
 		fuzzed := newFuzzed(t, s, data)
 		for i, raw := range [][]byte{first, second, third} {
-			m := &proto.ClientMessage{}
+			m := &proto.SessionRequest{}
 			if protobuf.Unmarshal(raw, m) != nil {
 				continue
 			}
@@ -85,7 +85,7 @@ func newFuzzed(t *testing.T, s *Server, pages []byte) *fuzzed {
 }
 
 // say gives the session a message and handles what it queues.
-func (f *fuzzed) say(t *testing.T, m *proto.ClientMessage) {
+func (f *fuzzed) say(t *testing.T, m *proto.SessionRequest) {
 	f.x.receive(m)
 	f.x.inbox.Drain()
 }
@@ -97,7 +97,7 @@ func (f *fuzzed) end(t *testing.T) {
 	f.s.dismiss(f.x)
 	f.s.work.Wait()
 	f.x.out.Close()
-	if err := f.x.out.Run(func(*proto.HostMessage) error { return nil }); err != nil {
+	if err := f.x.out.Run(func(*proto.SessionResponse) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if left := f.s.Stats(); left != (Stats{}) {
@@ -116,7 +116,7 @@ func answered(x *session, id uint64) (found bool) {
 	for _, m := range queued {
 		x.share.Sent(m.Bytes)
 		switch m.Body.(type) {
-		case *proto.HostMessage_StoreRead, *proto.HostMessage_LoadLayer:
+		case *proto.SessionResponse_StoreRead, *proto.SessionResponse_LoadLayer:
 		default:
 			found = found || m.Id == id
 		}
@@ -136,7 +136,7 @@ func storeKeys(t testing.TB, s *Server, n int) {
 				break
 			}
 		}
-		found := w.ask(&proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{
+		found := w.ask(&proto.SessionRequest{Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{
 			Keys: proto.PackKeys(keys(n), 32),
 		}}})
 		if stored = int(found.GetLookup().GetHits()); id > 100 {

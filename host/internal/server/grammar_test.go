@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/rand/v2"
 
+	protobuf "google.golang.org/protobuf/proto"
+
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -91,7 +93,7 @@ func (g *grammar) timeline() *proto.Timeline {
 	if g.pick(3) > 0 {
 		return nil
 	}
-	t := &proto.Timeline{Wait: uint32(g.odd()), WaitValue: uint64(g.pick(3)), Done: uint32(g.odd()), DoneValue: g.odd()}
+	t := &proto.Timeline{Wait: protobuf.Uint32(uint32(g.odd())), WaitValue: uint64(g.pick(3)), Done: uint32(g.odd()), DoneValue: g.odd()}
 	if g.pick(3) == 0 {
 		status := uint32(g.odd())
 		t.Status = &status
@@ -123,8 +125,6 @@ func (g *grammar) register() *proto.Register {
 		case 4:
 			r.Handle = &proto.Region_CudaIpc{CudaIpc: make([]byte, g.pick(80))}
 		case 5:
-			r.Handle = &proto.Region_CudaVmm{CudaVmm: &proto.CudaVmm{Segments: []*proto.CudaVmmSegment{{Tag: tag, Bytes: g.odd()}}}}
-		case 6:
 			r.Handle = nil
 		}
 		m.Regions = append(m.Regions, r)
@@ -139,11 +139,11 @@ func region(plane int, tag uint64) *proto.Region {
 }
 
 // next is the next message.
-func (g *grammar) next() *proto.ClientMessage {
+func (g *grammar) next() *proto.SessionRequest {
 	if g.id++; g.pick(50) == 0 {
-		return &proto.ClientMessage{Id: g.earlier()} // an id that was there, and nothing else
+		return &proto.SessionRequest{Id: g.earlier()} // an id that was there, and nothing else
 	}
-	m := &proto.ClientMessage{Id: g.id}
+	m := &proto.SessionRequest{Id: g.id}
 	switch g.pick(24) {
 	case 0, 1, 2, 3, 4:
 		b := &proto.Store{Request: uint32(g.pick(4)), Group: g.group(), Timeline: g.timeline()}
@@ -154,7 +154,7 @@ func (g *grammar) next() *proto.ClientMessage {
 			}
 			b.Chunks = append(b.Chunks, c)
 		}
-		m.Body = &proto.ClientMessage_Store{Store: b}
+		m.Body = &proto.SessionRequest_Store{Store: b}
 	case 5, 6, 7, 8:
 		b := &proto.Load{Lease: g.odd()<<groupBits | uint64(g.pick(3)), Timeline: g.timeline(), Layers: g.pick(3) == 0,
 			Prefetch: uint32(g.pick(3))}
@@ -164,39 +164,39 @@ func (g *grammar) next() *proto.ClientMessage {
 		for range g.pick(4) {
 			b.Order = append(b.Order, uint32(g.odd()))
 		}
-		m.Body = &proto.ClientMessage_Load{Load: b}
+		m.Body = &proto.SessionRequest_Load{Load: b}
 	case 9, 10, 11, 12:
-		m.Body = &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Request: uint32(g.pick(4)), Group: g.group(), Keys: g.keys(),
+		m.Body = &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Request: uint32(g.pick(4)), Group: g.group(), Keys: g.keys(),
 			First: uint32(g.odd()), Readers: uint64(g.pick(3)), Prefetch: g.pick(2) == 1}}
 	case 13:
-		m.Body = &proto.ClientMessage_Release{Release: &proto.Release{Lease: g.odd()<<groupBits | uint64(g.pick(3))}}
+		m.Body = &proto.SessionRequest_Release{Release: &proto.Release{Lease: g.odd()<<groupBits | uint64(g.pick(3))}}
 	case 14:
-		m.Body = &proto.ClientMessage_Discard{Discard: &proto.Discard{Group: g.group(), Keys: g.keys()}}
+		m.Body = &proto.SessionRequest_Discard{Discard: &proto.Discard{Group: g.group(), Keys: g.keys()}}
 	case 15, 16:
-		m.Body = &proto.ClientMessage_Cancel{Cancel: &proto.Cancel{Job: g.earlier()}}
+		m.Body = &proto.SessionRequest_Cancel{Cancel: &proto.Cancel{Job: g.earlier()}}
 	case 17:
-		b := &proto.Flush{}
+		b := &proto.AwaitCopies{}
 		for range g.pick(4) {
 			b.Jobs = append(b.Jobs, g.earlier())
 		}
-		m.Body = &proto.ClientMessage_Flush{Flush: b}
+		m.Body = &proto.SessionRequest_AwaitCopies{AwaitCopies: b}
 	case 18:
-		m.Body = &proto.ClientMessage_EndRequest{EndRequest: &proto.EndRequest{Request: uint32(g.pick(4)),
+		m.Body = &proto.SessionRequest_EndRequest{EndRequest: &proto.EndRequest{Request: uint32(g.pick(4)),
 			Reason: proto.EndReason(g.odd()), Priority: int32(g.odd())}}
 	case 19:
-		m.Body = &proto.ClientMessage_Register{Register: g.register()}
+		m.Body = &proto.SessionRequest_Register{Register: g.register()}
 	case 20:
-		m.Body = &proto.ClientMessage_Unregister{Unregister: &proto.Unregister{Group: g.group()}}
+		m.Body = &proto.SessionRequest_Unregister{Unregister: &proto.Unregister{Group: g.group()}}
 	case 21:
 		b := &proto.Semaphores{Offset: g.odd(), Count: uint32(g.odd()), Handle: &proto.Semaphores_Memfd{Memfd: g.tag}}
 		if g.pick(2) == 0 {
 			b.Offset, b.Count = 64, 16
 		}
-		m.Body = &proto.ClientMessage_Semaphores{Semaphores: b}
+		m.Body = &proto.SessionRequest_Semaphores{Semaphores: b}
 	case 22:
-		m.Body = &proto.ClientMessage_Advance{Advance: &proto.Advance{Job: g.earlier(), Layers: uint32(g.odd())}}
+		m.Body = &proto.SessionRequest_Advance{Advance: &proto.Advance{Job: g.earlier(), Layers: uint32(g.odd())}}
 	default:
-		m.Body = &proto.ClientMessage_Ping{Ping: &proto.Ping{}}
+		m.Body = &proto.SessionRequest_Ping{Ping: &proto.Ping{}}
 		if g.pick(8) == 0 {
 			m.Body = greeting("again").Body
 		}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/kv"
@@ -62,7 +64,7 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	x.log.Info("session started", "namespace", ns.Digest().String(), "model", ns.Model, "local_ranks",
 		m.GetLocalRanks())
 	x.profile.Store(activity.NewProfile(&x.server.usage, x.number, ns.Digest().String(), m, queue))
-	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Hello{Hello: x.server.welcome(x)}})
+	x.reply(&proto.SessionResponse{Id: id, Body: &proto.SessionResponse_Hello{Hello: x.server.welcome(x)}})
 	return nil
 }
 
@@ -74,7 +76,7 @@ func (s *Server) welcome(x *session) *proto.HelloReply {
 		Version:         s.cfg.Version,
 		Nonce:           x.nonce[:],
 		KeyBytes:        uint32(x.ns.KeyBytes),
-		LeaseMillis:     uint64(x.cfg.LeaseTTL.Milliseconds()),
+		LeaseTime:       durationpb.New(x.cfg.LeaseTTL),
 		Descriptors:     s.descriptorPath(),
 		NamespaceDigest: digest[:],
 		Session:         x.number,

@@ -66,7 +66,7 @@ func TestHelloIsRefusedByField(t *testing.T) {
 type raw struct {
 	t      *testing.T
 	conn   *grpc.ClientConn
-	stream grpc.BidiStreamingClient[proto.ClientMessage, proto.HostMessage]
+	stream grpc.BidiStreamingClient[proto.SessionRequest, proto.SessionResponse]
 	id     uint64
 }
 
@@ -77,14 +77,14 @@ func (r *rig) raw() *raw {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	st, err := proto.NewHostClient(conn).Session(t.Context())
+	st, err := proto.NewEngineServiceClient(conn).Session(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return &raw{t: t, conn: conn, stream: st}
 }
 
-func (w *raw) say(m *proto.ClientMessage) *proto.HostMessage {
+func (w *raw) say(m *proto.SessionRequest) *proto.SessionResponse {
 	w.t.Helper()
 	if m.Id == 0 {
 		w.id++
@@ -103,9 +103,9 @@ func (w *raw) say(m *proto.ClientMessage) *proto.HostMessage {
 	return a
 }
 
-func (r *rig) greeting() *proto.ClientMessage {
+func (r *rig) greeting() *proto.SessionRequest {
 	ns := testNamespace()
-	return &proto.ClientMessage{Body: &proto.ClientMessage_Hello{Hello: &proto.Hello{
+	return &proto.SessionRequest{Body: &proto.SessionRequest_Hello{Hello: &proto.Hello{
 		Protocol: proto.Protocol, Engine: "e", LocalRanks: 1, Namespace: proto.FromNamespace(&ns),
 	}}}
 }
@@ -115,12 +115,12 @@ func TestFirstMessageIsHello(t *testing.T) {
 	other := r.dial(nil)
 	bad := r.greeting()
 	bad.GetHello().Protocol = 99
-	for name, m := range map[string]*proto.ClientMessage{
-		"lookup":      {Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{}}},
-		"store":       {Body: &proto.ClientMessage_Store{Store: &proto.Store{}}},
+	for name, m := range map[string]*proto.SessionRequest{
+		"lookup":      {Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{}}},
+		"store":       {Body: &proto.SessionRequest_Store{Store: &proto.Store{}}},
 		"protocol":    bad,
-		"empty hello": {Body: &proto.ClientMessage_Hello{}},
-		"nil name space": {Body: &proto.ClientMessage_Hello{Hello: &proto.Hello{Protocol: 1, Engine: "x",
+		"empty hello": {Body: &proto.SessionRequest_Hello{}},
+		"nil name space": {Body: &proto.SessionRequest_Hello{Hello: &proto.Hello{Protocol: 1, Engine: "x",
 			LocalRanks: 1}}},
 	} {
 		w := r.raw()

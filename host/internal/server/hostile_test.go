@@ -158,7 +158,7 @@ func (h *hostile) attack(ctx context.Context) (sent int) {
 	defer conn.Close()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	st, err := proto.NewHostClient(conn).Session(ctx)
+	st, err := proto.NewEngineServiceClient(conn).Session(ctx)
 	if err != nil {
 		return 0
 	}
@@ -195,7 +195,7 @@ func (h *hostile) attack(ctx context.Context) (sent int) {
 				m.Regions = append(m.Regions, region(pl, g.tag))
 			}
 			g.id++
-			if st.Send(&proto.ClientMessage{Id: g.id, Body: &proto.ClientMessage_Register{Register: m}}) != nil {
+			if st.Send(&proto.SessionRequest{Id: g.id, Body: &proto.SessionRequest_Register{Register: m}}) != nil {
 				break
 			}
 		}

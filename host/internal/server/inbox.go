@@ -15,25 +15,25 @@ const backlogSlots = 1 << 12
 
 // inbox handles a session's ordered messages one at a time: at once while nothing is queued, else on the executor.
 type inbox struct {
-	handle func(*proto.ClientMessage)
-	drop   func(*proto.ClientMessage) // instead of handle, once the session has ended
+	handle func(*proto.SessionRequest)
+	drop   func(*proto.SessionRequest) // instead of handle, once the session has ended
 
 	Turn   sync.Mutex // held while a message is handled; also guards what only such messages change
 	closed bool       // under Turn: no message is handled any more
 
-	backlog chan *proto.ClientMessage
+	backlog chan *proto.SessionRequest
 	waiting atomic.Int64 // messages given to the executor and not handled yet
 	ended   atomic.Bool
 }
 
 // newInbox makes an inbox. handle and drop are called with the turn held.
-func newInbox(handle, drop func(*proto.ClientMessage)) *inbox {
-	return &inbox{handle: handle, drop: drop, backlog: make(chan *proto.ClientMessage, backlogSlots)}
+func newInbox(handle, drop func(*proto.SessionRequest)) *inbox {
+	return &inbox{handle: handle, drop: drop, backlog: make(chan *proto.SessionRequest, backlogSlots)}
 }
 
 // Submit handles a message at once if nothing is queued before it and it does not wait for storage. Otherwise it
 // queues it.
-func (b *inbox) Submit(m *proto.ClientMessage) error {
+func (b *inbox) Submit(m *proto.SessionRequest) error {
 	if !slow(m) && b.waiting.Load() == 0 {
 		b.inTurn(m)
 		return nil
@@ -52,16 +52,16 @@ func (b *inbox) Submit(m *proto.ClientMessage) error {
 }
 
 // slow says whether a message may wait for storage.
-func slow(m *proto.ClientMessage) bool {
+func slow(m *proto.SessionRequest) bool {
 	switch m.Body.(type) {
-	case *proto.ClientMessage_Discard:
+	case *proto.SessionRequest_Discard:
 		return true
 	}
 	return false
 }
 
 // inTurn handles one message while no other is being handled.
-func (b *inbox) inTurn(m *proto.ClientMessage) {
+func (b *inbox) inTurn(m *proto.SessionRequest) {
 	b.Turn.Lock()
 	defer b.Turn.Unlock()
 	if b.closed {

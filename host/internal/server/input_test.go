@@ -18,25 +18,25 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 	p.save(0, 2)
 	w := r.raw()
 	w.say(r.greeting())
-	lookup := func(m *proto.Lookup) *proto.ClientMessage {
-		return &proto.ClientMessage{Body: &proto.ClientMessage_Lookup{Lookup: m}}
+	lookup := func(m *proto.Lookup) *proto.SessionRequest {
+		return &proto.SessionRequest{Body: &proto.SessionRequest_Lookup{Lookup: m}}
 	}
-	load := func(m *proto.Load) *proto.ClientMessage {
-		return &proto.ClientMessage{Body: &proto.ClientMessage_Load{Load: m}}
+	load := func(m *proto.Load) *proto.SessionRequest {
+		return &proto.SessionRequest{Body: &proto.SessionRequest_Load{Load: m}}
 	}
-	save := func(m *proto.Store) *proto.ClientMessage {
-		return &proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: m}}
+	save := func(m *proto.Store) *proto.SessionRequest {
+		return &proto.SessionRequest{Body: &proto.SessionRequest_Store{Store: m}}
 	}
 	packed := proto.PackKeys(keys(2), 32)
 	one := key(0)
 	chunks := []*proto.StoreChunk{{Key: one[:], Blocks: []uint32{0, 1}}}
 	for name, c := range map[string]struct {
-		m     *proto.ClientMessage
+		m     *proto.SessionRequest
 		code  proto.Code
 		field string
 	}{
-		"no body": {&proto.ClientMessage{}, proto.Code_CODE_INVALID, "body"},
-		"id again": {&proto.ClientMessage{Id: 1, Body: &proto.ClientMessage_Ping{}}, proto.Code_CODE_INVALID,
+		"no body": {&proto.SessionRequest{}, proto.Code_CODE_INVALID, "body"},
+		"id again": {&proto.SessionRequest{Id: 1, Body: &proto.SessionRequest_Ping{}}, proto.Code_CODE_INVALID,
 			"id"},
 		"second hello": {r.greeting(), proto.Code_CODE_INVALID, "hello"},
 		"lookup group": {lookup(&proto.Lookup{Group: 4}), proto.Code_CODE_UNKNOWN, "group"},
@@ -45,9 +45,9 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 		"keys":         {lookup(&proto.Lookup{Keys: make([]byte, 9*32)}), proto.Code_CODE_LIMIT, "keys"},
 		"first":        {lookup(&proto.Lookup{Keys: packed, First: 3}), proto.Code_CODE_INVALID, "first"},
 		"readers":      {lookup(&proto.Lookup{Keys: packed, Readers: 2}), proto.Code_CODE_INVALID, "readers"},
-		"nil lookup":   {&proto.ClientMessage{Body: &proto.ClientMessage_Lookup{}}, 0, ""},
-		"release":      {&proto.ClientMessage{Body: &proto.ClientMessage_Release{Release: &proto.Release{Lease: 77}}}, proto.Code_CODE_UNKNOWN, "lease"},
-		"release none": {&proto.ClientMessage{Body: &proto.ClientMessage_Release{}}, proto.Code_CODE_UNKNOWN,
+		"nil lookup":   {&proto.SessionRequest{Body: &proto.SessionRequest_Lookup{}}, 0, ""},
+		"release":      {&proto.SessionRequest{Body: &proto.SessionRequest_Release{Release: &proto.Release{Lease: 77}}}, proto.Code_CODE_UNKNOWN, "lease"},
+		"release none": {&proto.SessionRequest{Body: &proto.SessionRequest_Release{}}, proto.Code_CODE_UNKNOWN,
 			"lease"},
 		"load nothing": {load(&proto.Load{}), proto.Code_CODE_INVALID, "chunks"},
 		"load lease": {load(&proto.Load{Lease: 77, Chunks: []*proto.LoadChunk{{}}}), proto.Code_CODE_UNKNOWN,
@@ -55,15 +55,15 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 		"load chunks":       {load(&proto.Load{Chunks: make([]*proto.LoadChunk, 5)}), proto.Code_CODE_LIMIT, "chunks"},
 		"store unmapped":    {save(&proto.Store{Chunks: chunks}), proto.Code_CODE_UNKNOWN, "group"},
 		"store group":       {save(&proto.Store{Group: 4, Chunks: chunks}), proto.Code_CODE_UNKNOWN, "group"},
-		"cancel never sent": {&proto.ClientMessage{Body: &proto.ClientMessage_Cancel{Cancel: &proto.Cancel{Job: 1 << 40}}}, proto.Code_CODE_UNKNOWN, "job"},
-		"cancel nothing": {&proto.ClientMessage{Body: &proto.ClientMessage_Cancel{}}, proto.Code_CODE_UNKNOWN,
+		"cancel never sent": {&proto.SessionRequest{Body: &proto.SessionRequest_Cancel{Cancel: &proto.Cancel{Job: 1 << 40}}}, proto.Code_CODE_UNKNOWN, "job"},
+		"cancel nothing": {&proto.SessionRequest{Body: &proto.SessionRequest_Cancel{}}, proto.Code_CODE_UNKNOWN,
 			"job"},
-		"flush never sent": {&proto.ClientMessage{Body: &proto.ClientMessage_Flush{Flush: &proto.Flush{Jobs: []uint64{1 << 40}}}}, proto.Code_CODE_UNKNOWN, "jobs[0]"},
-		"unregister":       {&proto.ClientMessage{Body: &proto.ClientMessage_Unregister{Unregister: &proto.Unregister{Group: 5}}}, proto.Code_CODE_UNKNOWN, "group"},
-		"register nothing": {&proto.ClientMessage{Body: &proto.ClientMessage_Register{}}, proto.Code_CODE_INVALID,
+		"copies of a job never sent": {&proto.SessionRequest{Body: &proto.SessionRequest_AwaitCopies{AwaitCopies: &proto.AwaitCopies{Jobs: []uint64{1 << 40}}}}, proto.Code_CODE_UNKNOWN, "jobs[0]"},
+		"unregister":                 {&proto.SessionRequest{Body: &proto.SessionRequest_Unregister{Unregister: &proto.Unregister{Group: 5}}}, proto.Code_CODE_UNKNOWN, "group"},
+		"register nothing": {&proto.SessionRequest{Body: &proto.SessionRequest_Register{}}, proto.Code_CODE_INVALID,
 			"regions"},
-		"end unknown": {&proto.ClientMessage{Body: &proto.ClientMessage_EndRequest{EndRequest: &proto.EndRequest{Request: 12345}}}, 0, ""},
-		"nil ping":    {&proto.ClientMessage{Body: &proto.ClientMessage_Ping{}}, 0, ""},
+		"end unknown": {&proto.SessionRequest{Body: &proto.SessionRequest_EndRequest{EndRequest: &proto.EndRequest{Request: 12345}}}, 0, ""},
+		"nil ping":    {&proto.SessionRequest{Body: &proto.SessionRequest_Ping{}}, 0, ""},
 	} {
 		a := w.say(c.m)
 		if e := a.GetError(); e.GetCode() != c.code || e.GetField() != c.field {

@@ -16,7 +16,7 @@ import (
 type job struct {
 	id      uint64
 	session *session
-	message *proto.ClientMessage
+	message *proto.SessionRequest
 	since   time.Time // when the message was received
 	span    activity.Request
 	ctx     context.Context // done when it is cancelled
@@ -34,7 +34,7 @@ type job struct {
 }
 
 // newJob enters a job in the session's table.
-func (x *session) newJob(m *proto.ClientMessage) (*job, error) {
+func (x *session) newJob(m *proto.SessionRequest) (*job, error) {
 	j := &job{id: m.GetId(), session: x, message: m, since: time.Now(), started: make(chan struct{})}
 	j.span = x.server.cfg.Spans.Begin(m)
 	j.ctx, j.stop = context.WithCancel(x.ctx)

@@ -17,12 +17,12 @@ type jobTable struct {
 	jobs    map[uint64]*job
 	waiters sync.WaitGroup // added to under mu while not ended
 
-	unacknowledged atomic.Int64 // CANCELs and FLUSHes that a waiter will answer
+	unacknowledged atomic.Int64 // CANCEL and AWAIT_COPIES messages that a waiter will answer
 }
 
 func newJobTable(limit int) *jobTable { return &jobTable{limit: limit, jobs: map[uint64]*job{}} }
 
-// add enters a job, so that CANCEL, FLUSH and the session's end find it.
+// add enters a job, so that CANCEL, AWAIT_COPIES and the session's end find it.
 func (t *jobTable) add(j *job) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -97,8 +97,8 @@ func (t *jobTable) wait(fn func()) bool {
 	return true
 }
 
-// named returns the jobs that a FLUSH with this id names, all of them if it names none.
-func (t *jobTable) named(id uint64, m *proto.Flush) ([]*job, error) {
+// named returns the jobs that an AWAIT_COPIES with this id names, all of them if it names none.
+func (t *jobTable) named(id uint64, m *proto.AwaitCopies) ([]*job, error) {
 	names := m.GetJobs()
 	if len(names) > t.limit {
 		return nil, faultf(proto.Code_CODE_LIMIT, "jobs", "%d, a session has at most %d", len(names), t.limit)

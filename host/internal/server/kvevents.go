@@ -23,7 +23,7 @@ type eventSource interface {
 type eventStream struct {
 	Store eventSource
 	Epoch uint64 // of this run of the host: positions of another are not resumed
-	Send  func(*proto.EventBatch) error
+	Send  func(*proto.EventsResponse) error
 
 	namespace []byte // empty: all
 }
@@ -66,13 +66,13 @@ func (s *eventStream) Run(ctx context.Context, q *proto.EventsRequest) error {
 // snapshot sends what is resident. The changes after seq follow it.
 func (s *eventStream) snapshot(seq uint64) (err error) {
 	s.Store.Snapshot(func(list []entries.Change) bool {
-		err = s.Send(&proto.EventBatch{Snapshot: true, Events: s.events(list)}) // nothing to resume after yet
+		err = s.Send(&proto.EventsResponse{Snapshot: true, Events: s.events(list)}) // nothing to resume after yet
 		return err == nil
 	})
 	if err != nil {
 		return err
 	}
-	return s.Send(&proto.EventBatch{Epoch: s.Epoch, Seq: seq, Snapshot: true, SnapshotEnd: true})
+	return s.Send(&proto.EventsResponse{Epoch: s.Epoch, Seq: seq, Snapshot: true, SnapshotEnd: true})
 }
 
 // changes sends changes, if any is of the namespace.
@@ -81,7 +81,7 @@ func (s *eventStream) changes(seq uint64, list []entries.Change) error {
 	if len(events) == 0 {
 		return nil
 	}
-	return s.Send(&proto.EventBatch{Epoch: s.Epoch, Seq: seq, Events: events})
+	return s.Send(&proto.EventsResponse{Epoch: s.Epoch, Seq: seq, Events: events})
 }
 
 func (s *eventStream) events(list []entries.Change) (events []*proto.Event) {

@@ -148,7 +148,7 @@ func (s *loading) layer(layer uint32, failed []int) {
 		m.Failed = append(m.Failed, uint32(i))
 	}
 	s.timeline.layer(len(failed) > 0)
-	s.job.session.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadLayer{LoadLayer: m}})
+	s.job.session.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_LoadLayer{LoadLayer: m}})
 }
 
 // done is called by the engine.
@@ -189,7 +189,7 @@ func (s *loading) complete(o transfer.Outcome) {
 		})
 	}
 	s.job.finish()
-	x.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_LoadDone{LoadDone: reply}})
+	x.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_LoadDone{LoadDone: reply}})
 	x.server.latencies.Observe(activity.Load, s.job.since)
 	profile := x.profile.Load()
 	profile.Loaded(reply.Bytes)

@@ -10,7 +10,7 @@ import (
 )
 
 // lookup is LOOKUP.
-func (x *session) lookup(message *proto.ClientMessage) error {
+func (x *session) lookup(message *proto.SessionRequest) error {
 	since, m, span := time.Now(), message.GetLookup(), x.server.cfg.Spans.Begin(message)
 	group, err := groupOf(x.ns, m.GetGroup())
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
@@ -122,7 +123,7 @@ func bareLookups(b *testing.B, lists [][]kv.Key) {
 	}
 	g := grpc.NewServer(grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(4<<20), grpc.ReadBufferSize(ioBuffer),
 		grpc.WriteBufferSize(ioBuffer))
-	proto.RegisterHostServer(g, canned{})
+	proto.RegisterEngineServiceServer(g, canned{})
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(l) }()
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -136,14 +137,14 @@ func bareLookups(b *testing.B, lists [][]kv.Key) {
 		g.Stop()
 		<-served
 	}()
-	stream, err := proto.NewHostClient(conn).Session(b.Context())
+	stream, err := proto.NewEngineServiceClient(conn).Session(b.Context())
 	if err != nil {
 		b.Fatal(err)
 	}
 	percentiles(b, func(n int) time.Duration {
 		keys := proto.PackKeys(lists[n%len(lists)], kv.KeyBytes)
 		began := time.Now()
-		err := stream.Send(&proto.ClientMessage{Id: uint64(n), Body: &proto.ClientMessage_Lookup{Lookup: &proto.Lookup{Keys: keys}}})
+		err := stream.Send(&proto.SessionRequest{Id: uint64(n), Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: keys}}})
 		if err == nil {
 			_, err = stream.Recv()
 		}
@@ -155,16 +156,18 @@ func bareLookups(b *testing.B, lists [][]kv.Key) {
 }
 
 // canned is a host that answers each lookup alike.
-type canned struct{ proto.UnimplementedHostServer }
+type canned struct {
+	proto.UnimplementedEngineServiceServer
+}
 
-func (canned) Session(s grpc.BidiStreamingServer[proto.ClientMessage, proto.HostMessage]) error {
+func (canned) Session(s grpc.BidiStreamingServer[proto.SessionRequest, proto.SessionResponse]) error {
 	for {
 		m, err := s.Recv()
 		if err != nil {
 			return nil
 		}
-		reply := &proto.LookupReply{Hits: 1000, Lease: m.Id, Bytes: 1 << 30, LoadMicros: 1000}
-		if err := s.Send(&proto.HostMessage{Id: m.Id, Body: &proto.HostMessage_Lookup{Lookup: reply}}); err != nil {
+		reply := &proto.LookupReply{Hits: 1000, Lease: m.Id, Bytes: 1 << 30, LoadTime: durationpb.New(time.Millisecond)}
+		if err := s.Send(&proto.SessionResponse{Id: m.Id, Body: &proto.SessionResponse_Lookup{Lookup: reply}}); err != nil {
 			return nil
 		}
 	}

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"fmt"
 	"log/slog"
 	"os"
 	"strings"
@@ -232,36 +231,16 @@ func (c *clientMemory) noGPU(field string) error {
 
 // importHandle imports one allocation, or finds it among known, and adds it to r.
 func (c *clientMemory) importHandle(
-	field string, m *proto.Region, files descriptors, known map[string]*gds.Import, r *registration,
+	field string, handle []byte, known map[string]*gds.Import, r *registration,
 ) (*gds.Import, error) {
-	name := "ipc " + string(m.GetCudaIpc())
-	segments := m.GetCudaVmm().GetSegments()
-	if m.GetCudaVmm() != nil {
-		name = fmt.Sprint("vmm ", segments)
-	}
-	if mem := known[name]; mem != nil {
+	if mem := known[string(handle)]; mem != nil {
 		return mem, nil
 	}
-	var mem *gds.Import
-	var err error
-	if m.GetCudaVmm() == nil {
-		mem, err = c.gpu.ImportIPC(m.GetCudaIpc())
-	} else {
-		list := make([]gds.Segment, len(segments))
-		for k, s := range segments {
-			f := files[s.GetTag()]
-			if f == nil {
-				return nil, faultf(proto.Code_CODE_UNKNOWN, field, "segments[%d]: no descriptor came under tag %d", k,
-					s.GetTag())
-			}
-			list[k] = gds.Segment{FD: int(f.Fd()), Size: int64(min(s.GetBytes(), 1<<62))}
-		}
-		mem, err = c.gpu.ImportVMM(list)
-	}
+	mem, err := c.gpu.ImportIPC(handle)
 	if err != nil {
 		return nil, invalid(field, "%v", err)
 	}
-	known[name] = mem
+	known[string(handle)] = mem
 	r.imports = append(r.imports, mem)
 	return mem, nil
 }

@@ -11,11 +11,8 @@ import (
 
 // onDevice reports whether a region is in a GPU's memory, and names its field.
 func onDevice(i int, m *proto.Region) (field string, ok bool) {
-	switch m.GetHandle().(type) {
-	case *proto.Region_CudaIpc:
+	if _, ok := m.GetHandle().(*proto.Region_CudaIpc); ok {
 		return at("regions", i, "cuda_ipc"), true
-	case *proto.Region_CudaVmm:
-		return at("regions", i, "cuda_vmm"), true
 	}
 	return at("regions", i, "handle"), false
 }
@@ -29,7 +26,7 @@ func (c *clientMemory) mapRegions(
 		return nil, invalid("regions", "%d, group %d has %d planes", len(regions), g.ID, len(planes))
 	}
 	if _, device := onDevice(0, regions[0]); device {
-		return c.importRegions(g, regions, files, r)
+		return c.importRegions(g, regions, r)
 	}
 	byTag := map[uint64]*mapping{}
 	out := make([]transfer.HostRegion, len(planes))
@@ -74,7 +71,7 @@ func (c *clientMemory) mapRegions(
 
 // importRegions imports the allocations of a REGISTER, each once.
 func (c *clientMemory) importRegions(
-	g *kv.Group, regions []*proto.Region, files descriptors, r *registration,
+	g *kv.Group, regions []*proto.Region, r *registration,
 ) (transfer.Memory, error) {
 	planes := g.Geometry.Planes
 	known := map[string]*gds.Import{}
@@ -90,7 +87,7 @@ func (c *clientMemory) importRegions(
 		if err := checkPlane(i, m, g, func(p uint32) bool { return out[p].Blocks != 0 }); err != nil {
 			return nil, err
 		}
-		mem, err := c.importHandle(field, m, files, known, r)
+		mem, err := c.importHandle(field, m.GetCudaIpc(), known, r)
 		if err != nil {
 			return nil, err
 		}

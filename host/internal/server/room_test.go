@@ -61,7 +61,7 @@ func TestNothingWaitsForRoom(t *testing.T) {
 		!errors.Is(res.Chunks[0].Err, client.ErrCancelled) {
 		t.Fatalf("%+v, %v", res, err)
 	}
-	if err := errors.Join(p.Flush(t.Context()), p.regs[0].Unregister(t.Context())); err != nil {
+	if err := errors.Join(p.AwaitCopies(t.Context()), p.regs[0].Unregister(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the load has used its lease up", func() bool { return r.server.Stats().Leases == 0 })

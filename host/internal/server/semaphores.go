@@ -56,8 +56,6 @@ func (c *clientMemory) mapSemaphores(m *proto.Semaphores) (*sharedSemaphores, er
 		region.Handle = &proto.Region_Memfd{Memfd: h.Memfd}
 	case *proto.Semaphores_CudaIpc:
 		region.Handle = &proto.Region_CudaIpc{CudaIpc: h.CudaIpc}
-	case *proto.Semaphores_CudaVmm:
-		region.Handle = &proto.Region_CudaVmm{CudaVmm: h.CudaVmm}
 	}
 	files := c.takeDescriptors([]*proto.Region{region})
 	defer files.close()
@@ -95,12 +93,12 @@ func (c *clientMemory) mapInto(s *sharedSemaphores, r *proto.Region, files descr
 		values := unsafe.Slice((*uint64)(unsafe.Pointer(&data[off])), s.count)
 		s.semaphores = hostSemaphores{values: values, memory: [][]byte{data}}
 		return nil
-	case *proto.Region_CudaIpc, *proto.Region_CudaVmm:
+	case *proto.Region_CudaIpc:
 		if c.gpu == nil {
 			return c.noGPU("handle")
 		}
 		s.keep = &registration{}
-		mem, err := c.importHandle("handle", r, files, map[string]*gds.Import{}, s.keep)
+		mem, err := c.importHandle("handle", h.CudaIpc, map[string]*gds.Import{}, s.keep)
 		if err != nil {
 			return err
 		}

@@ -233,22 +233,30 @@ func TestSemaphoresWhenTheHostDies(t *testing.T) {
 	}
 }
 
-// gpuSemaphores is a session with pages on a GPU and semaphores behind them, which are 0, as the client reaches them
+// gpuSemaphores is a session with pages and semaphores on a GPU, which are 0, as the client reaches them
 // and as a test does.
 func gpuSemaphores(t *testing.T) (*client.Session, *client.Semaphores, *gds.Semaphores, device) {
 	t.Helper()
 	r := newGPURig(t)
 	s := r.dialGPU(gdstest.UUID)
-	files, d := r.vmm()
-	if _, err := s.RegisterVMM(t.Context(), 0, files, deviceRegions(0)); err != nil {
+	handles, d := r.ipc()
+	if _, err := s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0)); err != nil {
 		t.Fatal(err)
 	}
-	at := d.address + 4<<20 - 4096 // behind the pages
-	w, err := s.ShareDeviceSemaphores(t.Context(), files, 4<<20-4096, 16)
+	b, err := r.gpu.Alloc(8192)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine, err := r.gpu.NewSemaphores(at, 16)
+	t.Cleanup(func() { b.Free() })
+	handle, err := b.IPCHandle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := s.ShareDeviceSemaphores(t.Context(), handle, 4096, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, err := r.gpu.NewSemaphores(b.Address+4096, 16)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ type sendQueue struct {
 
 // outgoing is a queued message, and the bytes that are held until it is gone.
 type outgoing struct {
-	*proto.HostMessage
+	*proto.SessionResponse
 	Bytes int64
 }
 
@@ -109,7 +109,7 @@ func (q *sendQueue) drop(list []outgoing) {
 }
 
 // Run sends until the queue is closed and empty, or sending fails. Then it drops what was not sent.
-func (q *sendQueue) Run(send func(*proto.HostMessage) error) error {
+func (q *sendQueue) Run(send func(*proto.SessionResponse) error) error {
 	var batch []outgoing
 	for {
 		var ok bool
@@ -117,7 +117,7 @@ func (q *sendQueue) Run(send func(*proto.HostMessage) error) error {
 			return nil
 		}
 		for i, m := range batch {
-			if err := send(m.HostMessage); err != nil {
+			if err := send(m.SessionResponse); err != nil {
 				q.drop(batch[i:])
 				q.Close()
 				batch, _ = q.Take(nil)

@@ -10,7 +10,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-func outgoingOf(id uint64) outgoing { return outgoing{&proto.HostMessage{Id: id}, 0} }
+func outgoingOf(id uint64) outgoing { return outgoing{&proto.SessionResponse{Id: id}, 0} }
 
 func nothing(int64) {}
 
@@ -21,7 +21,7 @@ func TestSendQueue(t *testing.T) {
 		var sent []uint64
 		ended := make(chan error, 1)
 		go func() {
-			ended <- q.Run(func(m *proto.HostMessage) error {
+			ended <- q.Run(func(m *proto.SessionResponse) error {
 				sent = append(sent, m.Id)
 				return nil
 			})
@@ -43,7 +43,7 @@ func TestSendQueueEndsWhenSendingFails(t *testing.T) {
 	failed := errors.New("broken")
 	q := newSendQueue(1, time.Hour, func() {}, nothing)
 	q.Push(outgoingOf(1))
-	if err := q.Run(func(*proto.HostMessage) error { return failed }); !errors.Is(err, failed) {
+	if err := q.Run(func(*proto.SessionResponse) error { return failed }); !errors.Is(err, failed) {
 		t.Error(err)
 	}
 }
@@ -93,19 +93,19 @@ func TestSendQueueGivesBytesBack(t *testing.T) {
 	var gone []int64
 	q := newSendQueue(100, time.Hour, func() {}, func(n int64) { gone = append(gone, n) })
 	for id := range int64(4) {
-		q.Push(outgoing{&proto.HostMessage{Id: uint64(id)}, id + 1})
+		q.Push(outgoing{&proto.SessionResponse{Id: uint64(id)}, id + 1})
 	}
 	failed := errors.New("broken")
-	if err := q.Run(func(m *proto.HostMessage) error {
+	if err := q.Run(func(m *proto.SessionResponse) error {
 		if m.Id == 1 {
-			q.Push(outgoing{&proto.HostMessage{Id: 4}, 5})
+			q.Push(outgoing{&proto.SessionResponse{Id: 4}, 5})
 			return failed
 		}
 		return nil
 	}); !errors.Is(err, failed) {
 		t.Fatal(err)
 	}
-	q.Push(outgoing{&proto.HostMessage{Id: 5}, 6})
+	q.Push(outgoing{&proto.SessionResponse{Id: 5}, 6})
 	if !slices.Equal(gone, []int64{1, 2, 3, 4, 5, 6}) {
 		t.Fatalf("given back: %d", gone)
 	}

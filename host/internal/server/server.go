@@ -81,19 +81,20 @@ func newServer(cfg Config, st chunkStore) *Server {
 // ioBuffer holds a LOOKUP of several thousand keys, which is then read with one system call.
 const ioBuffer = 128 << 10
 
-// service implements the gRPC service.
+// service implements the gRPC services.
 type service struct {
-	proto.UnimplementedHostServer
+	proto.UnimplementedEngineServiceServer
+	proto.UnimplementedStatusServiceServer
 	*Server
 }
 
 // Session runs one session.
-func (s service) Session(st grpc.BidiStreamingServer[proto.ClientMessage, proto.HostMessage]) error {
+func (s service) Session(st grpc.BidiStreamingServer[proto.SessionRequest, proto.SessionResponse]) error {
 	return s.serve(st)
 }
 
 // Events streams what becomes resident and what goes.
-func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[proto.EventBatch]) error {
+func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[proto.EventsResponse]) error {
 	ctx, end := context.WithCancelCause(st.Context())
 	defer end(nil)
 	go func() {
@@ -138,9 +139,10 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer),
 		grpc.WaitForHandlers(true),
 	)...)
-	proto.RegisterHostServer(g, service{Server: s})
+	proto.RegisterEngineServiceServer(g, service{Server: s})
+	proto.RegisterStatusServiceServer(g, service{Server: s})
 	if s.cfg.Admin != nil {
-		proto.RegisterAdminServer(g, s.cfg.Admin)
+		proto.RegisterAdminServiceServer(g, s.cfg.Admin)
 	}
 	s.cfg.Log.Info("serving", "socket", path)
 	close(s.ready)

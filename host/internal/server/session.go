@@ -24,8 +24,8 @@ import (
 // stream is the server's end of the gRPC stream.
 type stream interface {
 	Context() context.Context
-	Send(*proto.HostMessage) error
-	Recv() (*proto.ClientMessage, error)
+	Send(*proto.SessionResponse) error
+	Recv() (*proto.SessionRequest, error)
 }
 
 // session is one client process.
@@ -186,18 +186,18 @@ func (x *session) teardown() {
 }
 
 // reply queues an answer.
-func (x *session) reply(m *proto.HostMessage) {
+func (x *session) reply(m *proto.SessionResponse) {
 	var bytes int64
 	switch m.Body.(type) {
-	case *proto.HostMessage_StoreRead, *proto.HostMessage_LoadLayer: // more answers follow
+	case *proto.SessionResponse_StoreRead, *proto.SessionResponse_LoadLayer: // more answers follow
 	default:
 		bytes = x.share.Answered(m.Id)
 	}
-	x.out.Push(outgoing{HostMessage: m, Bytes: bytes})
+	x.out.Push(outgoing{SessionResponse: m, Bytes: bytes})
 }
 
 func (x *session) done(id uint64) {
-	x.reply(&proto.HostMessage{Id: id, Body: &proto.HostMessage_Done{Done: &proto.Done{}}})
+	x.reply(&proto.SessionResponse{Id: id, Body: &proto.SessionResponse_Done{Done: &proto.Done{}}})
 }
 
 // doneUnless answers Done unless err is set, which it returns.
@@ -211,14 +211,14 @@ func (x *session) doneUnless(id uint64, err error) error {
 func (x *session) fail(id uint64, err error) { x.reply(x.refusal(id, err)) }
 
 // refuse is fail, for a message that may have a span.
-func (x *session) refuse(m *proto.ClientMessage, err error) {
+func (x *session) refuse(m *proto.SessionRequest, err error) {
 	x.fail(m.Id, err)
 	x.server.cfg.Spans.Refused(x.profile.Load().Attributes(), m, message(err))
 }
 
-func (x *session) refusal(id uint64, err error) *proto.HostMessage {
+func (x *session) refusal(id uint64, err error) *proto.SessionResponse {
 	x.log.Debug("message refused", "id", id, "error", err)
-	return &proto.HostMessage{Id: id, Body: &proto.HostMessage_Error{Error: message(err)}}
+	return &proto.SessionResponse{Id: id, Body: &proto.SessionResponse_Error{Error: message(err)}}
 }
 
 func (x *session) helloTimeout() {

@@ -35,7 +35,7 @@ func TestSessionsShareTheMemory(t *testing.T) {
 		pagesFor(t, engineOf(s, hello.GetHello().Engine))
 		for refused := false; !refused; {
 			store := w.say(storeOf(1000))
-			ping := w.say(&proto.ClientMessage{Body: &proto.ClientMessage_Ping{}})
+			ping := w.say(&proto.SessionRequest{Body: &proto.SessionRequest_Ping{}})
 			a := <-w.out
 			if refused = a.Id == store && a.GetError().GetCode() == proto.Code_CODE_LIMIT; refused {
 				a = <-w.out

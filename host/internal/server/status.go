@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/activity"
@@ -15,13 +17,13 @@ import (
 const maxListed = 256
 
 // Status answers the Status call.
-func (s service) Status(context.Context, *proto.StatusRequest) (*proto.StatusReply, error) {
+func (s service) Status(context.Context, *proto.StatusRequest) (*proto.StatusResponse, error) {
 	return s.Server.Status(), nil
 }
 
 // Status returns the state of the host: what the server knows, added to what Config.Info returns.
-func (s *Server) Status() *proto.StatusReply {
-	r := &proto.StatusReply{}
+func (s *Server) Status() *proto.StatusResponse {
+	r := &proto.StatusResponse{}
 	if s.cfg.Info != nil {
 		if info := s.cfg.Info(); info != nil {
 			r = info
@@ -29,7 +31,7 @@ func (s *Server) Status() *proto.StatusReply {
 	}
 	st := s.Stats()
 	r.Version = s.cfg.Version
-	r.UptimeSeconds = time.Since(s.started).Seconds()
+	r.Uptime = durationpb.New(time.Since(s.started))
 	r.Sessions, r.Engines = uint32(st.Sessions), uint32(st.Engines)
 	r.Leases, r.Jobs, r.ArenaBytes = uint64(st.Leases), uint64(st.Jobs), uint64(st.ArenaBytes)
 	r.SessionList = s.listSessions()

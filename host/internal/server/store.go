@@ -185,8 +185,8 @@ func (s *storing) refused(i int, err error) {
 
 func (s *storing) read(o transfer.Outcome) {
 	s.timeline.over(len(o.Failed)+len(s.failures) > 0)
-	s.job.session.reply(&proto.HostMessage{Id: s.job.id,
-		Body: &proto.HostMessage_StoreRead{StoreRead: &proto.StoreRead{}}})
+	s.job.session.reply(&proto.SessionResponse{Id: s.job.id,
+		Body: &proto.SessionResponse_StoreRead{StoreRead: &proto.StoreRead{}}})
 	s.job.session.server.latencies.Observe(activity.StoreRead, s.job.since)
 	s.job.span.Read = time.Now()
 }
@@ -207,7 +207,7 @@ func (s *storing) published(o transfer.Outcome) {
 	x := s.job.session
 	s.job.finish()
 	reply := &proto.StorePublished{Results: s.results, Failures: s.failures, Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load()}
-	x.reply(&proto.HostMessage{Id: s.job.id, Body: &proto.HostMessage_StorePublished{StorePublished: reply}})
+	x.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_StorePublished{StorePublished: reply}})
 	x.server.latencies.Observe(activity.StorePublished, s.job.since)
 	profile := x.profile.Load()
 	profile.Stored(reply.Bytes)

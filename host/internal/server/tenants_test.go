@@ -13,11 +13,13 @@ import (
 )
 
 // asUser begins a session of a process of another user and returns the answer to its HELLO.
-func asUser(t *testing.T, s *Server, uid uint32, hello *proto.ClientMessage) (*proto.HostMessage, func()) {
+func asUser(t *testing.T, s *Server, uid uint32, hello *proto.SessionRequest) (*proto.SessionResponse, func()) {
 	t.Helper()
-	in, out, end := make(chan *proto.ClientMessage), make(chan *proto.HostMessage, 16), make(chan error, 1)
+	in, out, end := make(chan *proto.SessionRequest), make(chan *proto.SessionResponse, 16), make(chan error, 1)
 	ctx := grpcpeer.NewContext(t.Context(), &grpcpeer.Peer{AuthInfo: socket.Peer{UID: uid}})
-	go func() { end <- s.serve(&fakeStream{ctx: ctx, in: in, seen: func(m *proto.HostMessage) { out <- m }}) }()
+	go func() {
+		end <- s.serve(&fakeStream{ctx: ctx, in: in, seen: func(m *proto.SessionResponse) { out <- m }})
+	}()
 	hello.Id = 1
 	in <- hello
 	return <-out, func() {
@@ -26,7 +28,7 @@ func asUser(t *testing.T, s *Server, uid uint32, hello *proto.ClientMessage) (*p
 	}
 }
 
-func tenantHello(engine string, tenant uint32) *proto.ClientMessage {
+func tenantHello(engine string, tenant uint32) *proto.SessionRequest {
 	m := greeting(engine)
 	m.GetHello().Tenant = tenant
 	return m

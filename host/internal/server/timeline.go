@@ -62,8 +62,10 @@ func (s *timelines) of(m *proto.Timeline, layers int) (*timeline, error) {
 		return nil, faultf(proto.Code_CODE_UNKNOWN, "timeline", "the session has shared no semaphores")
 	}
 	t := &timeline{
-		log: s.log, semaphores: shared, wait: int(m.GetWait()), waitValue: m.GetWaitValue(),
-		done: int(m.GetDone()), doneValue: m.GetDoneValue(), status: -1, layers: layers,
+		log: s.log, semaphores: shared, done: int(m.GetDone()), doneValue: m.GetDoneValue(), status: -1, layers: layers,
+	}
+	if m.Wait != nil {
+		t.wait, t.waitValue = int(m.GetWait()), m.GetWaitValue()
 	}
 	switch {
 	case t.wait >= shared.count:

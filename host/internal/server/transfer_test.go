@@ -309,7 +309,7 @@ func TestCancelDoesNotWaitForTheDisk(t *testing.T) {
 	}
 	r.faults.Release()
 	r.faults.Set()
-	p.Flush(t.Context())
+	p.AwaitCopies(t.Context())
 	for i := range 3 {
 		if p.holds(i, i) {
 			t.Errorf("chunk %d was written after its cancel", i)
@@ -321,7 +321,7 @@ func TestCancelDoesNotWaitForTheDisk(t *testing.T) {
 	p.check(3)
 }
 
-func TestFlushWaitsForTheBlocksOnly(t *testing.T) {
+func TestAwaitCopiesWaitsForTheBlocksOnly(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 1)
@@ -334,7 +334,7 @@ func TestFlushWaitsForTheBlocksOnly(t *testing.T) {
 	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Flush(t.Context()); err != nil {
+	if err := p.AwaitCopies(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := job.Read(t.Context()); err != nil {

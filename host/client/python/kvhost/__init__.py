@@ -7,30 +7,31 @@ sealed memfd that both processes map, and stores and loads name blocks in it.
 from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
 from kvhost.errors import (
-    Cancelled,
+    CancelledError,
     Code,
-    Damaged,
-    Denied,
-    Disagreement,
+    DamagedError,
+    DeniedError,
+    DisagreementError,
     HostError,
-    HostGone,
-    Invalid,
+    HostGoneError,
+    InvalidError,
     KvhostError,
-    LeaseOver,
-    OverLimit,
-    StorageFailed,
+    LeaseOverError,
+    LimitError,
+    StorageError,
 )
 from kvhost.events import Event, EventBatch, EventStream, Position
 from kvhost.keys import KeyChain
 from kvhost.semaphores import ArenaSemaphores, Semaphores, Timeline
 from kvhost.session import (
     NOT_WANTED,
-    BlockError,
+    BlockFailure,
     ChunkResult,
     DiscardResult,
     EndReason,
     Hints,
     LevelHits,
+    Limits,
     LoadChunk,
     LoadJob,
     LoadResult,
@@ -45,10 +46,10 @@ from kvhost.session import (
 from kvhost.shape import Group, Namespace, Plane, Region
 
 __all__ = [
-    "NOT_WANTED", "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockError", "Cancelled", "ChunkResult", "Code",
-    "Damaged", "Denied", "Disagreement", "DiscardResult", "EndReason", "Event", "EventBatch", "EventStream",
-    "Group", "Hints", "HostError", "HostGone", "Invalid", "KeyChain", "KvhostError", "LeaseOver", "LevelHits",
-    "LoadChunk", "LoadJob", "LoadResult", "Lookup", "Namespace", "OverLimit", "PendingLookup", "Plane", "Position",
-    "Region", "Result", "Semaphores", "Session", "SharedMemory", "StorageFailed", "StoreChunk", "StoreJob",
-    "StoreResult", "Timeline",
+    "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockFailure", "CancelledError", "ChunkResult", "Code",
+    "DamagedError", "DeniedError", "DisagreementError", "DiscardResult", "EndReason", "Event", "EventBatch",
+    "EventStream", "Group", "Hints", "HostError", "HostGoneError", "InvalidError", "KeyChain", "KvhostError",
+    "LeaseOverError", "LevelHits", "LimitError", "Limits", "LoadChunk", "LoadJob", "LoadResult", "Lookup",
+    "NOT_WANTED", "Namespace", "PendingLookup", "Plane", "Position", "Region", "Result", "Semaphores", "Session",
+    "SharedMemory", "StorageError", "StoreChunk", "StoreJob", "StoreResult", "Timeline",
 ]

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import math
 import mmap
 import os
-import threading
-import weakref
-from collections.abc import Sequence
-from typing import Any
 
 # Of Linux; the fcntl module names them only where it was built against recent headers.
 _F_ADD_SEALS = 1033
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
 _ALLOCATE = 64 << 20
-_ALIGN = 4096  # of tensors
-
-_open: weakref.WeakSet[Arena] = weakref.WeakSet()
 
 
 def seal(fd: int) -> None:
@@ -81,46 +73,6 @@ class Arena:
         self.size = size
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._used = 0  # bytes that tensors and arrays have
-        self._lock = threading.Lock()
-        _open.add(self)
-
-    @staticmethod
-    def around(address: int, size: int) -> tuple[Arena, int] | None:
-        """The open arena that so many bytes at an address are in, and their offset in it."""
-        for arena in list(_open):
-            if arena.fd >= 0 and arena.address <= address and address + size <= arena.address + arena.size:
-                return arena, address - arena.address
-        return None
-
-    def tensor(self, shape: Sequence[int], dtype: Any, offset: int | None = None) -> Any:
-        """A tensor of torch in this memory: at ``offset``, or in the next bytes that no tensor or array was given.
-        ``dtype`` is torch's, or its name."""
-        import torch
-
-        if isinstance(dtype, str):
-            dtype = getattr(torch, dtype)
-        size = math.prod(shape) * dtype.itemsize
-        part = torch.frombuffer(self._part(size, offset), dtype=torch.uint8)
-        return part.view(dtype).view(*shape)
-
-    def array(self, shape: Sequence[int], dtype: Any, offset: int | None = None) -> Any:
-        """An array of numpy in this memory, likewise."""
-        import numpy
-
-        kind = numpy.dtype(dtype)
-        return numpy.frombuffer(self._part(math.prod(shape) * kind.itemsize, offset), kind).reshape(shape)
-
-    def _part(self, size: int, offset: int | None) -> memoryview:
-        if self.fd < 0:
-            raise ValueError("the arena is closed")
-        with self._lock:
-            at = self._used if offset is None else offset
-            if size < 1 or at < 0 or at + size > self.size:
-                raise ValueError(f"{size} bytes at offset {at} of an arena of {self.size} bytes")
-            if offset is None:
-                self._used = -(-(at + size) // _ALIGN) * _ALIGN
-        return self.view[at : at + size]
 
     def close(self) -> None:
         """Unmaps the memory here once no view of it is left. The host keeps its mapping until it is unregistered."""

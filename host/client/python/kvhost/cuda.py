@@ -1,9 +1,8 @@
-"""GPU memory for kvhost, by ctypes on the CUDA driver alone: what to tell the host of memory that this process owns."""
+"""GPU memory for kvhost, by ctypes on the CUDA driver alone: what the host must know of memory that this process owns."""
 
 from __future__ import annotations
 
 import ctypes as C
-import os
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -21,25 +20,6 @@ class _Handle(C.Structure):
     _fields_ = [("bytes", C.c_ubyte * 64)]
 
 
-class _Location(C.Structure):
-    _fields_ = [("type", C.c_int), ("id", C.c_int)]
-
-
-class _AllocationProp(C.Structure):
-    _fields_ = [
-        ("type", C.c_int),
-        ("handle_types", C.c_int),
-        ("location", _Location),
-        ("win32", C.c_void_p),
-        ("flags", C.c_ubyte * 8),
-    ]
-
-
-class _AccessDesc(C.Structure):
-    _fields_ = [("location", _Location), ("flags", C.c_int)]
-
-
-_PINNED, _POSIX_FD, _ON_DEVICE, _READ_WRITE, _GRANULARITY_MINIMUM = 1, 1, 1, 3, 0
 _driver: Any = None
 
 
@@ -93,43 +73,6 @@ def export_ipc(address: int) -> IpcMemory:
     return IpcMemory(bytes(handle.bytes), address - base.value)
 
 
-class VmmMemory:
-    """Device memory made with cuMemCreate, in segments that are mapped one after the other here as in the host."""
-
-    def __init__(self, size: int, *, ordinal: int = 0, segment_bytes: int = 0) -> None:
-        prop = _AllocationProp(type=_PINNED, handle_types=_POSIX_FD, location=_Location(_ON_DEVICE, ordinal))
-        unit = C.c_size_t()
-        _check("cuMemGetAllocationGranularity", C.byref(unit), C.byref(prop), _GRANULARITY_MINIMUM)
-        step = -(-(segment_bytes or size) // unit.value) * unit.value
-        self.size = -(-size // step) * step
-        self.segments: list[tuple[int, int]] = []  # (descriptor, bytes)
-        address = C.c_uint64()
-        _check("cuMemAddressReserve", C.byref(address), C.c_size_t(self.size), C.c_size_t(0), C.c_uint64(0), C.c_uint64(0))
-        self.address: int = address.value
-        for at in range(0, self.size, step):
-            handle, fd = C.c_uint64(), C.c_int()
-            _check("cuMemCreate", C.byref(handle), C.c_size_t(step), C.byref(prop), C.c_uint64(0))
-            _check("cuMemExportToShareableHandle", C.byref(fd), handle, _POSIX_FD, C.c_uint64(0))
-            _check("cuMemMap", C.c_uint64(self.address + at), C.c_size_t(step), C.c_size_t(0), handle, C.c_uint64(0))
-            _check("cuMemRelease", handle)
-            self.segments.append((fd.value, step))
-        access = _AccessDesc(_Location(_ON_DEVICE, ordinal), _READ_WRITE)
-        _check("cuMemSetAccess", C.c_uint64(self.address), C.c_size_t(self.size), C.byref(access), C.c_size_t(1))
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """So that ``torch.as_tensor(memory, device="cuda")`` shares it, as bytes."""
-        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 2}
-
-    def close(self) -> None:
-        """Gives the memory up here. The host's mapping keeps it until it is unregistered."""
-        for fd, _ in self.segments:
-            os.close(fd)
-        self.segments = []
-        _check("cuMemUnmap", C.c_uint64(self.address), C.c_size_t(self.size))
-        _check("cuMemAddressFree", C.c_uint64(self.address), C.c_size_t(self.size))
-
-
 class DeviceSemaphores:
     """64-bit semaphores in device memory: streams wait for them and write them, as the host does."""
 
@@ -172,6 +115,6 @@ class DeviceSemaphores:
         _check("cuStreamWaitValue64_v2", C.c_void_p(stream), C.c_uint64(self.address + 8 * i), C.c_uint64(value), 0)
 
     def close(self) -> None:
-        """Gives the semaphores up. No session may share them any more."""
+        """Frees the semaphores. No session may share them any more."""
         _check("cuStreamDestroy_v2", self._stream)
         _check("cuMemFree_v2", C.c_uint64(self.address))

@@ -31,7 +31,7 @@ class KvhostError(Exception):
     """The base of all errors here."""
 
 
-class HostGone(KvhostError):
+class HostGoneError(KvhostError):
     """No host answers, or the session with it is over. Connecting again is the caller's business."""
 
 
@@ -47,40 +47,40 @@ class HostError(KvhostError):
         self.field = field
 
 
-class OverLimit(HostError):
+class LimitError(HostError):
     """A limit of the host, or the session's share of its memory, descriptors or room, is used up. Try again when less is
     in flight."""
 
 
-class Denied(HostError):
+class DeniedError(HostError):
     """This process's user may not do that, as to be the tenant that HELLO names."""
 
 
-class Invalid(HostError):
+class InvalidError(HostError):
     """A field of the message has a bad value, or memory of this process is gone."""
 
 
-class Disagreement(HostError):
+class DisagreementError(HostError):
     """HELLO contradicts the engine's other sessions, or what the operator has pinned."""
 
 
-class LeaseOver(HostError):
+class LeaseOverError(HostError):
     """The lease was released, used or has expired. Look up again."""
 
 
-class Damaged(HostError):
+class DamagedError(HostError):
     """The stored bytes did not verify, or are gone. The next lookup misses."""
 
 
-class StorageFailed(HostError):
+class StorageError(HostError):
     """The storage failed."""
 
 
-class Cancelled(HostError):
+class CancelledError(HostError):
     """The job was cancelled."""
 
 
 _BY_CODE = {
-    Code.INVALID: Invalid, Code.DISAGREEMENT: Disagreement, Code.LIMIT: OverLimit, Code.LEASE_OVER: LeaseOver,
-    Code.DAMAGED: Damaged, Code.IO: StorageFailed, Code.CANCELLED: Cancelled, Code.DENIED: Denied,
+    Code.INVALID: InvalidError, Code.DISAGREEMENT: DisagreementError, Code.LIMIT: LimitError, Code.LEASE_OVER: LeaseOverError,
+    Code.DAMAGED: DamagedError, Code.IO: StorageError, Code.CANCELLED: CancelledError, Code.DENIED: DeniedError,
 }  # fmt: skip

@@ -9,14 +9,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kvhost import cuda
+from google.protobuf.duration_pb2 import Duration
+
 from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
 from kvhost.errors import HostError
 from kvhost.events import EventStream, Position
 from kvhost.semaphores import ArenaSemaphores, Timeline
 from kvhost.shape import Namespace, Region
-from kvhost.tensors import planes_pages
 from kvhost.v1 import kvhost_pb2 as pb
 from kvhost.wire import Stream, checked, send_descriptor
 
@@ -53,7 +53,7 @@ class DiscardResult(enum.IntEnum):
 class EndReason(enum.IntEnum):
     """Why a request ended; the numbers of the protocol."""
 
-    UNKNOWN = 0
+    UNSPECIFIED = 0
     STOP = 1
     LENGTH = 2
     TOOL_CALL = 3
@@ -62,13 +62,26 @@ class EndReason(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Hints:
-    """What the engine knows about a request when it ends, for policies. The defaults tell nothing."""
+    """What the engine knows about a request when it ends, for policies. The defaults are unknown."""
 
-    reason: EndReason = EndReason.UNKNOWN
+    reason: EndReason = EndReason.UNSPECIFIED
     tokens_in: int = 0
     tokens_out: int = 0
     priority: int = 0  # as the engine schedules: lower goes first
     return_seconds: float = 0  # until the prefix is expected to be used again
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the host takes of one session."""
+
+    keys_per_lookup: int
+    chunks_per_job: int
+    message_bytes: int
+    jobs: int  # at a time
+    leases: int  # at a time
+    requests: int  # between their first message and ``end_request``
+    arena_bytes: int  # registered
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ class LoadChunk:
 
 
 @dataclass(frozen=True)
-class BlockError:
+class BlockFailure:
     block: int
     chunk: int  # index into the load's chunks
     error: HostError
@@ -108,7 +121,7 @@ class BlockError:
 @dataclass(frozen=True)
 class LoadResult:
     bytes: int
-    failed: list[BlockError]  # no other block was not delivered and verified
+    failed: list[BlockFailure]  # no other block was not delivered and verified
     cancelled: bool
 
 
@@ -122,10 +135,18 @@ class LevelHits:
     load_seconds: float | None  # of loads of them alone, as :attr:`Lookup.load_seconds`
 
 
+def _seconds(m: Any, field: str) -> float | None:
+    """A duration of a message, None where it is absent."""
+    if not m.HasField(field):
+        return None
+    d = getattr(m, field)
+    return float(d.seconds + d.nanos / 1e9)
+
+
 class Lookup:
     """What is there, and the lease that keeps it there for a while."""
 
-    def __init__(self, session: Session, first: int, reply: Any) -> None:
+    def __init__(self, session: Session, first: int, reply: pb.LookupReply) -> None:
         self._session = session
         self._first = first
         self.hits: int = reply.hits
@@ -135,12 +156,12 @@ class Lookup:
         self.bytes: int = reply.bytes
         #: The host's estimate of how long the readers' loads of all hits take if they start now, at its measured
         #: bandwidth and with its queue. None before it has measured anything.
-        self.load_seconds: float | None = reply.load_micros / 1e6 if reply.load_micros else None
+        self.load_seconds: float | None = _seconds(reply, "load_time")
         #: Where roots of different speed hold the hits: the same estimate for leading parts, as (keys, seconds).
-        self.load_parts: list[tuple[int, float]] = [(p.keys, p.micros / 1e6) for p in reply.load_parts]
+        self.load_parts: list[tuple[int, float]] = [(p.keys, _seconds(p, "load_time") or 0.0) for p in reply.load_parts]
         #: Where the hits were found, nearest first.
         self.levels: list[LevelHits] = [
-            LevelHits(at.level, at.chunks, at.bytes, at.micros / 1e6 if at.micros else None) for at in reply.levels
+            LevelHits(at.level, at.chunks, at.bytes, _seconds(at, "load_time")) for at in reply.levels
         ]
 
     def __repr__(self) -> str:
@@ -310,11 +331,11 @@ class LoadJob(_Job):
         return self._awaited(self.wait).__await__()
 
     def wait(self, timeout: float | None = None) -> LoadResult:
-        """Returns when every block was delivered or has failed. When it raises :class:`HostGone` or
+        """Returns when every block was delivered or has failed. When it raises :class:`HostGoneError` or
         :class:`HostError`, no block of the load is to be used."""
         m = self._wait(timeout).load_done
         failed = [
-            BlockError(block, f.chunk, HostError(f.code, "", f.message)) for f in m.failures for block in f.blocks
+            BlockFailure(block, f.chunk, HostError(f.code, "", f.message)) for f in m.failures for block in f.blocks
         ]
         return LoadResult(m.bytes, failed, m.cancelled)
 
@@ -340,8 +361,8 @@ class Session:
         unsealed_memory: bool = False,
         timeout: float = 30.0,
     ) -> None:
-        """``device_uuid`` is the GPU of the registered memory, None for host memory. ``unsealed_memory`` allows :class:`kvhost.SharedMemory` that is not sealed against shrinking, at the client's own
-        risk: a job that finds pages missing fails."""
+        """``device_uuid`` is the GPU of the registered memory, None for host memory. ``unsealed_memory`` allows
+        :class:`kvhost.SharedMemory` that is not sealed against shrinking, at the client's own risk: a job that finds pages missing fails."""
         self._socket = socket
         self._timeout = timeout
         self._namespace = namespace
@@ -361,8 +382,11 @@ class Session:
         self._nonce: bytes = hello.nonce
         self.namespace_digest: bytes = hello.namespace_digest  # the namespace's name in events and on disk
         self.version: str = hello.version
-        self.lease_seconds: float = hello.lease_millis / 1000
-        self.limits: Any = hello.limits
+        self.lease_seconds: float = _seconds(hello, "lease_time") or 0.0
+        l = hello.limits
+        self.limits = Limits(
+            l.keys_per_lookup, l.chunks_per_job, l.message_bytes, l.jobs, l.leases, l.requests, l.arena_bytes
+        )
         self.levels: int = hello.levels or 1  # of the host's roots
 
     def _ask(self, **body: Any) -> Any:
@@ -382,66 +406,36 @@ class Session:
         """Set once the session is over, by either side: its jobs have failed by then."""
         return self._stream.ended
 
-    def register(self, group: int, arena: Arena | AdoptedMemory | SharedMemory, regions: Sequence[Region]) -> None:
-        """Tells the host where a group's pages are: one region per plane of the group, in its order."""
-        if not isinstance(getattr(arena, "fd", None), int):
-            raise TypeError(
-                f"{type(arena).__name__} is no memory that can be shared: see register_tensors and Arena.tensor"
+    def register(
+        self, group: int, memory: Arena | AdoptedMemory | SharedMemory | Sequence[bytes], regions: Sequence[Region]
+    ) -> None:
+        """Tells the host where a group's pages are: one region per plane of the group, in its order. ``memory`` is shared
+        host memory, or for memory of the session's GPU the handle of each plane's allocation
+        (:func:`kvhost.cuda.export_ipc`), in which the region counts from the start."""
+        handles: list[dict[str, Any]]
+        if isinstance(memory, (Arena, AdoptedMemory, SharedMemory)):
+            if memory.fd < 0:
+                raise ValueError("the memory is closed")
+            handles = [{"memfd": self._send(memory.fd)}] * len(regions)
+        elif isinstance(memory, Sequence) and not isinstance(memory, (bytes, bytearray, str)):
+            handles = [{"cuda_ipc": handle} for handle in memory]
+        else:
+            raise TypeError(f"{type(memory).__name__} is no memory that can be shared: see Arena and SharedMemory")
+        self._ask(
+            register=pb.Register(
+                group=group,
+                regions=[
+                    pb.Region(plane=i, offset=r.offset, stride=r.stride, blocks=r.blocks, **handle)
+                    for i, (handle, r) in enumerate(zip(handles, regions, strict=True))
+                ],
             )
-        if arena.fd < 0:
-            raise ValueError("the arena is closed")
-        tag = self._send(arena.fd)
-        self._register(group, [self._region(i, r, memfd=tag) for i, r in enumerate(regions)])
-
-    def register_tensors(self, group: int, tensors: Sequence[Any]) -> None:
-        """Tells the host where a group's pages are: in tensors of torch or arrays of numpy, one for each plane of the
-        group, in its order. Their first dimension is blocks. They are in arenas (:meth:`kvhost.Arena.tensor`), or all
-        on the session's GPU in memory of cudaMalloc (PyTorch's own, with expandable segments off)."""
-        planes = next((g.planes for g in self._namespace.groups if g.id == group), None)
-        if planes is None:
-            raise ValueError(f"the session's namespace has no group {group}")
-        pages = planes_pages(tensors, planes)
-        if pages and pages[0].on_gpu:
-            where = [cuda.export_ipc(p.address) for p in pages]
-            regions = [p.region(w.offset) for p, w in zip(pages, where, strict=True)]
-            self.register_ipc(group, [w.handle for w in where], regions)
-            return
-        found = [Arena.around(p.address, p.stride * (p.blocks - 1) + p.page_bytes) for p in pages]
-        placed = [at for at in found if at is not None]
-        if len(placed) < len(found):
-            raise ValueError(
-                f"tensor {found.index(None)} is in no open Arena, so the host cannot map it: make it with Arena.tensor "
-                "or Arena.array"
-            )
-        tags = {arena: self._send(arena.fd) for arena in dict.fromkeys(arena for arena, _ in placed)}
-        regions = [p.region(offset) for p, (_, offset) in zip(pages, placed, strict=True)]
-        self._register(group, [self._region(i, r, memfd=tags[placed[i][0]]) for i, r in enumerate(regions)])
-
-    def register_ipc(self, group: int, handles: Sequence[bytes], regions: Sequence[Region]) -> None:
-        """Tells the host where a group's pages are on the session's GPU: per plane, the handle of the allocation that it
-        is in (:func:`kvhost.cuda.export_ipc`), and where in that allocation."""
-        placed = enumerate(zip(handles, regions, strict=True))
-        self._register(group, [self._region(i, r, cuda_ipc=handle) for i, (handle, r) in placed])
-
-    def register_vmm(self, group: int, segments: Sequence[tuple[int, int]], regions: Sequence[Region]) -> None:
-        """Tells the host where a group's pages are in memory of cuMemCreate: the segments as (descriptor, bytes), one after
-        the other, and the planes in them (:class:`kvhost.cuda.VmmMemory`)."""
-        parts = [pb.CudaVmmSegment(tag=self._send(fd), bytes=size) for fd, size in segments]
-        memory = pb.CudaVmm(segments=parts)
-        self._register(group, [self._region(i, r, cuda_vmm=memory) for i, r in enumerate(regions)])
+        )
 
     def _send(self, fd: int) -> int:
         """Hands a descriptor to the host; returns the tag that names it in messages."""
         tag = next(self._tags)
         send_descriptor(self._socket + ".fd", self._nonce, tag, fd, self._timeout)
         return tag
-
-    @staticmethod
-    def _region(plane: int, r: Region, **memory: Any) -> Any:
-        return pb.Region(plane=plane, offset=r.offset, stride=r.stride, blocks=r.blocks, **memory)
-
-    def _register(self, group: int, regions: Sequence[Any]) -> None:
-        self._ask(register=pb.Register(group=group, regions=regions))
 
     def unregister(self, group: int) -> None:
         """Returns when the host can touch the group's pages no more."""
@@ -579,13 +573,13 @@ class Session:
             wait,
             end_request=pb.EndRequest(
                 request=request, reason="END_REASON_" + h.reason.name, tokens_in=h.tokens_in, tokens_out=h.tokens_out,
-                priority=h.priority, return_millis=round(h.return_seconds * 1000),
+                priority=h.priority, return_after=Duration(seconds=int(h.return_seconds), nanos=int(h.return_seconds % 1 * 1e9)),
             ),
         )
 
-    def flush(self, jobs: Sequence[StoreJob | LoadJob] = ()) -> None:
+    def await_copies(self, jobs: Sequence[StoreJob | LoadJob] = ()) -> None:
         """Returns when no copy of the jobs, or of all sent so far, can touch their blocks any more."""
-        self._ask(flush=pb.Flush(jobs=[j.id for j in jobs]))
+        self._ask(await_copies=pb.AwaitCopies(jobs=[j.id for j in jobs]))
 
     def events(self, after: Position | None = None, *, all_namespaces: bool = False) -> EventStream:
         """Streams what becomes resident and what goes, of the session's namespace or of all. It resumes after a position
@@ -596,8 +590,8 @@ class Session:
     def ping(self) -> None:
         self._ask(ping=pb.Ping())
 
-    def status(self) -> Any:
-        """What the host is doing, as a ``StatusReply``."""
+    def status(self) -> pb.StatusResponse:
+        """What the host is doing."""
         return self._stream.status(self._timeout)
 
     def close(self, wait: float | None = 5.0) -> None:

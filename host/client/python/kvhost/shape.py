@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvhost.v1 import kvhost_pb2 as pb
 
@@ -53,7 +52,7 @@ class Namespace:
     #: What the pages hold, where ``dtype`` does not say it: a hint to the host's compression, not to be agreed on.
     page_dtype: str = ""
 
-    def message(self) -> Any:
+    def message(self) -> pb.Namespace:
         return pb.Namespace(
             model=self.model, revision=self.revision, dtype=self.dtype, engine=self.engine,
             hash_algorithm=self.hash_algorithm, hash_seed=self.hash_seed, key_bytes=self.key_bytes,

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from kvhost.errors import HostError, HostGone
+from kvhost.errors import HostError, HostGoneError
 from kvhost.events.stream import EventStream, Position
 from kvhost.v1 import kvhost_pb2 as pb
 
@@ -40,9 +40,9 @@ class Stream:
         self._cause: Exception | None = None
         self.ended = threading.Event()  # set when no answer will come any more
         session = self._channel.stream_stream(
-            "/kvhost.v1.Host/Session",
-            request_serializer=pb.ClientMessage.SerializeToString,
-            response_deserializer=pb.HostMessage.FromString,
+            "/kvhost.v1.EngineService/Session",
+            request_serializer=pb.SessionRequest.SerializeToString,
+            response_deserializer=pb.SessionResponse.FromString,
         )
         self._responses: Any = session(iter(self._requests()))
         self._receiver = threading.Thread(target=self._receive, name="kvhost-receive", daemon=True)
@@ -53,7 +53,7 @@ class Stream:
             yield m
 
     def _receive(self) -> None:
-        why: Exception = HostGone("the host ended the session")
+        why: Exception = HostGoneError("the host ended the session")
         try:
             for m in self._responses:
                 with self._lock:
@@ -73,8 +73,8 @@ class Stream:
             self._out.put(None)
             self.ended.set()
 
-    def _gone(self, e: grpc.RpcError) -> HostGone:
-        return HostGone(unreachable(self.path) or f"{self.path}: {e.details() if hasattr(e, 'details') else e}")
+    def _gone(self, e: grpc.RpcError) -> HostGoneError:
+        return HostGoneError(unreachable(self.path) or f"{self.path}: {e.details() if hasattr(e, 'details') else e}")
 
     def start(self, call: Call, **body: Any) -> int:
         """Sends a message. Ids are sent in their order: the host wants them to rise."""
@@ -83,7 +83,7 @@ class Stream:
                 raise self._cause
             self._last += 1
             self._calls[self._last] = call
-            self._out.put(pb.ClientMessage(id=self._last, **body))
+            self._out.put(pb.SessionRequest(id=self._last, **body))
             return self._last
 
     def ask(self, timeout: float | None, **body: Any) -> Any:
@@ -101,14 +101,15 @@ class Stream:
             raise TimeoutError(f"no answer to {[*body][-1]} within {timeout} s") from None
         return checked(m)
 
-    def status(self, timeout: float | None) -> Any:
+    def status(self, timeout: float | None) -> pb.StatusResponse:
         call = self._channel.unary_unary(
-            "/kvhost.v1.Host/Status",
+            "/kvhost.v1.StatusService/Status",
             request_serializer=pb.StatusRequest.SerializeToString,
-            response_deserializer=pb.StatusReply.FromString,
+            response_deserializer=pb.StatusResponse.FromString,
         )
         try:
-            return call(pb.StatusRequest(), timeout=timeout)
+            reply: pb.StatusResponse = call(pb.StatusRequest(), timeout=timeout)
+            return reply
         except grpc.RpcError as e:
             raise self._gone(e) from None
 
@@ -116,13 +117,13 @@ class Stream:
         try:
             return EventStream(self.path, self._channel, namespace, key_bytes, after)
         except ValueError:  # grpc's, of a closed channel
-            raise HostGone("the session was closed here") from None
+            raise HostGoneError("the session was closed here") from None
 
     def close(self, wait: float | None = 5.0) -> None:
         """Breaks the stream if the host has not ended it within ``wait`` seconds."""
         with self._lock:
             if self._cause is None:
-                self._cause = HostGone("the session was closed here")
+                self._cause = HostGoneError("the session was closed here")
         other = threading.current_thread() is not self._receiver
         self._out.put(None)  # ends the requests, and the host the session
         if other:
@@ -174,7 +175,7 @@ def send_descriptor(path: str, nonce: bytes, tag: int, fd: int, timeout: float) 
         except TimeoutError:
             raise
         except OSError as e:
-            raise HostGone(f"{path}: {e}") from e
+            raise HostGoneError(f"{path}: {e}") from e
     if text:
         raise HostError(1, "memfd", text.decode(errors="replace"))
 
@@ -184,6 +185,6 @@ def _read(s: socket.socket, n: int) -> bytes:
     while len(got) < n:
         part = s.recv(n - len(got))
         if not part:
-            raise HostGone("the descriptor socket was closed")
+            raise HostGoneError("the descriptor socket was closed")
         got += part
     return got

@@ -24,23 +24,23 @@ class Bare:
         self.out: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.id = 0
         channel = grpc.insecure_channel("unix:" + socket)
-        self.answers = channel.stream_stream("/kvhost.v1.Host/Session")(iter(self.out.get, b""))
+        self.answers = channel.stream_stream("/kvhost.v1.EngineService/Session")(iter(self.out.get, b""))
         self.ask(hello=pb.Hello(protocol=1, engine="bare", role="worker", local_ranks=1, namespace=namespace.message()))
 
     def message(self, **body: Any) -> bytes:
         self.id += 1
-        return pb.ClientMessage(id=self.id, **body).SerializeToString()
+        return pb.SessionRequest(id=self.id, **body).SerializeToString()
 
     def ask(self, **body: Any) -> Any:
         self.out.put(self.message(**body))
-        return pb.HostMessage.FromString(next(self.answers))
+        return pb.SessionResponse.FromString(next(self.answers))
 
     def lookup(self, keys: bytes) -> tuple[float, Any]:
         message = self.message(lookup=pb.Lookup(keys=keys))
         start = time.perf_counter()
         self.out.put(message)
         answer = next(self.answers)
-        return time.perf_counter() - start, pb.HostMessage.FromString(answer).lookup
+        return time.perf_counter() - start, pb.SessionResponse.FromString(answer).lookup
 
 
 def told(name: str, took: list[float]) -> None:

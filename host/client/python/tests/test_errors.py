@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 import kvhost
-from kvhost import HostGone, Namespace, Session
+from kvhost import HostGoneError, Namespace, Session
 from kvhost.wire import unreachable
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        (1, kvhost.Invalid), (2, kvhost.Disagreement), (3, kvhost.OverLimit), (4, kvhost.HostError), (6, kvhost.LeaseOver),
-        (7, kvhost.Damaged), (8, kvhost.StorageFailed), (9, kvhost.Cancelled), (12, kvhost.Denied), (99, kvhost.HostError),
+        (1, kvhost.InvalidError), (2, kvhost.DisagreementError), (3, kvhost.LimitError), (4, kvhost.HostError), (6, kvhost.LeaseOverError),
+        (7, kvhost.DamagedError), (8, kvhost.StorageError), (9, kvhost.CancelledError), (12, kvhost.DeniedError), (99, kvhost.HostError),
     ],
 )  # fmt: skip
 def test_class_by_code(code: int, kind: type) -> None:
@@ -49,7 +49,7 @@ def test_a_socket_that_cannot_be_reached_says_why(tmp_path: Path) -> None:
             tmp_path.chmod(0)
         try:
             assert "permission denied" in unreachable(path), "want the cause and not that no host answers"
-            with pytest.raises(HostGone, match="permission denied"):
+            with pytest.raises(HostGoneError, match="permission denied"):
                 Session(path, "e", Namespace(model="m", dtype="f", key_bytes=32, tokens_per_block=1, groups=[]))
         finally:
             os.seteuid(user)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 
-from kvhost import HostGone
+from kvhost import HostGoneError
 from kvhost.events import Change, Changed, Event, EventBatch, EventReader, Position
 from kvhost.events.__main__ import arguments
 from kvhost.events.format import Format
@@ -81,7 +81,7 @@ class Host:
         self.asked.append(after)
         if self.down:
             self.down -= 1
-            raise HostGone("down")
+            raise HostGoneError("down")
         self.streams.append(Stream())
         return self.streams[-1]
 
@@ -125,7 +125,7 @@ def test_an_empty_snapshot(rig: Rig) -> None:
 
 
 def test_a_lost_stream_resumes(rig: Rig) -> None:
-    rig.stream(0).say(*snapshot(at=7), batch(event(3), at=8), HostGone("lost"))
+    rig.stream(0).say(*snapshot(at=7), batch(event(3), at=8), HostGoneError("lost"))
     rig.stream(1).say(batch(event(4), at=9), None)
     rig.stream(2).say(batch(event(5), at=10))
     assert rig.read(5) == ["reset", "complete", "stored 3", "stored 4", "stored 5"]
@@ -133,7 +133,7 @@ def test_a_lost_stream_resumes(rig: Rig) -> None:
 
 
 def test_a_snapshot_that_breaks_off_is_read_again(rig: Rig) -> None:
-    rig.stream(0).say(snapshot(event(1), event(2))[0], HostGone("lost"))
+    rig.stream(0).say(snapshot(event(1), event(2))[0], HostGoneError("lost"))
     rig.stream(1).say(*snapshot(event(1), event(2)))
     assert rig.read(6) == ["reset", "stored 1", "reset", "stored 1", "stored 2", "complete"]
     assert rig.host.asked == [None, None]
@@ -141,7 +141,7 @@ def test_a_snapshot_that_breaks_off_is_read_again(rig: Rig) -> None:
 
 def test_a_host_that_restarts_is_asked_until_it_answers(rig: Rig) -> None:
     rig.host.down = 3
-    rig.stream(0).say(*snapshot(event(1), at=5), HostGone("killed"))
+    rig.stream(0).say(*snapshot(event(1), at=5), HostGoneError("killed"))
     rig.stream(1).say(*snapshot(event(2), at=0, epoch=2))  # another epoch: what the first said is void
     assert rig.read(6) == ["reset", "stored 1", "complete", "reset", "stored 2", "complete"]
     assert rig.host.asked[4] == Position(1, 5)

@@ -12,7 +12,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
-from kvhost import HostGone
+from kvhost import HostGoneError
 from kvhost.objects import Connector, Kind, Mapping, ObjectStore, Options, Place, Space
 from kvhost.objects.inplace import HostProcess
 from kvhost.shape import page_dtype
@@ -64,7 +64,7 @@ def test_no_host_is_tried_again_after_a_growing_pause(tmp_path: Path) -> None:
 
     def attempt() -> bool:
         """Whether a connection was tried: then the cause is the socket's."""
-        with pytest.raises(HostGone) as e:
+        with pytest.raises(HostGoneError) as e:
             store.lookup(Kind("m", "t", (16,)), [bytes(32)])
         return "no such socket" in str(e.value)
 
@@ -80,7 +80,7 @@ def test_no_host_is_tried_again_after_a_growing_pause(tmp_path: Path) -> None:
     assert pauses == sorted(pauses) and 0.1 < pauses[0] < 1 and 4.9 < pauses[-1] < 5.2
     assert connector.losses == 0  # it was never there
     store.close()
-    with pytest.raises(HostGone, match="closed"):
+    with pytest.raises(HostGoneError, match="closed"):
         store.lookup(Kind("m", "t", (16,)), [bytes(32)])
 
 
@@ -192,5 +192,5 @@ def test_memory_is_ours_again_when_the_host_unmaps_it_or_dies(tmp_path: Path, en
         assert not waiting.is_alive()
         child.kill()
     process.close()
-    with pytest.raises(HostGone):
+    with pytest.raises(HostGoneError):
         HostProcess(str(tmp_path / "s"))

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from kvhost import DiscardResult, HostGone, Result
+from kvhost import DiscardResult, HostGoneError, Result
 from kvhost.objects import Connector, Kind, Mapping, ObjectStore, Options, Place, StoreObject
 
 PAGES = (2 * 4096, 4096, 17)
@@ -119,7 +119,7 @@ def test_idle_sessions_make_room() -> None:
     assert c.sessions() == 2
     assert store.lookup(Kind("a", "objects", PAGES), k).found == [True]
     store.close()
-    with pytest.raises(HostGone):
+    with pytest.raises(HostGoneError):
         store.lookup(KIND, k)
 
 

@@ -425,7 +425,7 @@ def test_hints() -> None:
     r.kv_transfer_params, r.status = {"kvhost": {"return_seconds": "soon"}}, "FINISHED_ABORTED"
     assert of_request(r) == dataclasses.replace(want, reason=EndReason.ABORT)
     r.kv_transfer_params, r.status = {"kvhost": 7}, "FINISHED_ERROR"
-    assert of_request(r) == dataclasses.replace(want, reason=EndReason.UNKNOWN)
+    assert of_request(r) == dataclasses.replace(want, reason=EndReason.UNSPECIFIED)
 
 
 def test_a_new_generation_finds_nothing() -> None:

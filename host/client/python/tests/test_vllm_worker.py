@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from vllm_doubles import DoubleLink, DoubleSession
 
-from kvhost import HostGone, KvhostError, Result
+from kvhost import HostGoneError, KvhostError, Result
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import ChunkOrder, GroupLoad, LoadOrder, StepOrders, StoreOrder
 from kvhost.vllm.settings import Settings
@@ -214,7 +214,7 @@ class Host:
 
     def __call__(self, epoch: int) -> list[DoubleSession]:
         if self.down:
-            raise HostGone("down")
+            raise HostGoneError("down")
         self.opened.append((epoch, DoubleSession()))
         return [self.opened[-1][1]]
 

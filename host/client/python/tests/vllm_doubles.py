@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace as Record
 from typing import Any
 
-from kvhost import Hints, HostGone, Lookup
+from google.protobuf.duration_pb2 import Duration
+
+from kvhost import Hints, HostGoneError, Lookup
 from kvhost.semaphores import Timeline
 from kvhost.session import NOT_WANTED, LoadJob, PendingLookup, Result, StoreJob
 from kvhost.v1 import kvhost_pb2 as pb
@@ -27,16 +29,16 @@ class Pending(PendingLookup):
         hits = there.index(False) if False in there else len(there)
         bits = sum(1 << i for i, t in enumerate(there) if t).to_bytes(len(there) // 8 + 1, "little")
         if self.group in self.asked.membership:
-            self._call(pb.HostMessage(lookup=pb.LookupReply(
-                hits=sum(there), bits=bits, lease=self.asked.last_lease, load_micros=self.asked.membership_micros,
+            self._call(pb.SessionResponse(lookup=pb.LookupReply(
+                hits=sum(there), bits=bits, lease=self.asked.last_lease, load_time=Duration(nanos=1000 * self.asked.membership_micros),
             )))
         else:
             each = self.asked.micros_per_chunk
             slow = max(0, hits - self.asked.fast_chunks) if self.asked.fast_chunks else 0
-            reply = pb.LookupReply(hits=hits, lease=self.asked.last_lease, load_micros=(hits + 9 * slow) * each)
+            reply = pb.LookupReply(hits=hits, lease=self.asked.last_lease, load_time=Duration(nanos=1000 * (hits + 9 * slow) * each))
             if slow:
-                reply.load_parts.add(keys=hits - slow, micros=(hits - slow) * each)
-            self._call(pb.HostMessage(lookup=reply))
+                reply.load_parts.add(keys=hits - slow, load_time=Duration(nanos=1000 * (hits - slow) * each))
+            self._call(pb.SessionResponse(lookup=reply))
 
 
 class Store(StoreJob):
@@ -45,10 +47,10 @@ class Store(StoreJob):
         self.chunks, self.cancelled = list(chunks), False
 
     def finish_reading(self) -> None:
-        self._call(pb.HostMessage(store_read=pb.StoreRead()))
+        self._call(pb.SessionResponse(store_read=pb.StoreRead()))
 
     def publish(self, result: Result = Result.STORED) -> None:
-        self._call(pb.HostMessage(store_published=pb.StorePublished(results=[f"CHUNK_RESULT_{result.name}"] * len(self.chunks))))
+        self._call(pb.SessionResponse(store_published=pb.StorePublished(results=[f"CHUNK_RESULT_{result.name}"] * len(self.chunks))))
 
     def cancel(self, *, wait: bool = True) -> None:
         self.cancelled = True
@@ -67,7 +69,7 @@ class Load(LoadJob):
             pb.ChunkFailure(chunk=c, code=pb.Code.Name(code), blocks=[b for b in self.chunks[c].blocks if b != NOT_WANTED])
             for c, code in failures
         ]
-        self._call(pb.HostMessage(load_done=pb.LoadDone(failures=failed)))
+        self._call(pb.SessionResponse(load_done=pb.LoadDone(failures=failed)))
 
     def cancel(self, *, wait: bool = True) -> None:
         self.cancelled = True
@@ -115,7 +117,7 @@ class DoubleSession:
 
     def _alive(self) -> None:
         if self.ended.is_set():
-            raise HostGone("gone")
+            raise HostGoneError("gone")
 
     def _tell(self, wait: bool, **body: Any) -> None:
         self._alive()
@@ -151,7 +153,7 @@ class DoubleSession:
         jobs: list[Store | Load] = [*self.stores, *self.loads]
         for job in jobs:
             if not job.over:
-                job._call(HostGone("the host is gone"))
+                job._call(HostGoneError("the host is gone"))
 
     def close(self, wait: float | None = 5.0) -> None:
         self.die()

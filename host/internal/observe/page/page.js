@@ -150,7 +150,7 @@ const state = s => s.replaceAll('_', ' ');
 
 function show(s) {
   $('version').textContent = s.version;
-  $('uptime').textContent = 'up ' + span(s.uptime_seconds);
+  $('uptime').textContent = 'up ' + span(s.uptime);
   $('ready').textContent = s.not_ready.length ? 'not ready' : 'ready';
   $('ready').className = s.not_ready.length ? 'bad' : 'good';
   $('reasons').replaceChildren(...s.not_ready.map(why => make('li', {}, why)));
@@ -208,7 +208,7 @@ function show(s) {
     ['policy', false, p => p.name], ['role', false, p => p.role],
     ['state', false, p => state(p.state), p => good.includes(p.state) ? 'good' : 'bad'],
     ['module', false, p => [p.module, p.version].filter(Boolean).join(' ')], ['calls', true, p => count(p.calls)],
-    ['records', true, p => count(p.records)], ['time/record', true, p => p.records > 0 ? time(p.seconds / p.records) : '–'],
+    ['records', true, p => count(p.records)], ['time/record', true, p => p.records > 0 ? time(p.time / p.records) : '–'],
     ['fuel/record', true, p => p.records > 0 && p.fuel > 0 ? count(p.fuel / p.records) : '–'],
     ['faults', true, p => count(p.faults), p => p.faults > 0 ? 'bad' : ''],
     ['hit ratio', true, p => p.trial ? `${part(p.trial.hits, p.trial.keys)}, live ${part(p.trial.live_hits, p.trial.keys)}` : '–'],
@@ -221,7 +221,7 @@ function show(s) {
     ['memory', false, r => r.gpu], ['root', false, r => r.root], ['route', false, r => r.route], ['direction', false, r => r.direction],
     ['now', true, r => rate(since(x => sum(x.routes, o => o.bytes, o => ['gpu', 'root', 'route', 'direction'].every(k => o[k] === r[k]))))],
     ['pieces', true, r => count(r.files)], ['bytes', true, r => bytes(r.bytes)], ['in flight', true, r => r.in_flight],
-    ['busy', true, r => part(r.busy_seconds, s.uptime_seconds)],
+    ['busy', true, r => part(r.busy, s.uptime)],
     ['errors', true, r => count(r.errors), r => r.errors > 0 ? 'bad' : ''],
   ], s.routes.filter(r => r.files + r.errors + r.in_flight > 0), 'nothing has moved yet');
 
@@ -248,7 +248,7 @@ async function read() {
   if (!answer.ok) throw new Error(`/status answers ${answer.status}`);
   const status = await answer.json();
   const last = history.at(-1);
-  if (last && status.uptime_seconds < last.status.uptime_seconds) history.length = 0; // another process
+  if (last && status.uptime < last.status.uptime) history.length = 0; // another process
   history.push({ at: performance.now(), status });
   if (history.length > kept + 1) history.shift();
   $('login').hidden = true;

@@ -1,10 +1,9 @@
 package activity
 
 import (
-	"time"
-
 	"go.opentelemetry.io/otel/attribute"
 	protobuf "google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -22,7 +21,7 @@ func NewProfile(t *Table, number uint64, digest string, m *proto.Hello, device s
 	model := m.GetNamespace().GetModel()
 	return &Profile{usage: t.Of(model, m.GetTenant()), spans: sessionAttributes(number, digest, m), status: &proto.SessionStatus{
 		Number: number, Engine: m.GetEngine(), Role: m.GetRole(), Rank: m.GetRank(), Tenant: m.GetTenant(), Model: model,
-		Device: device, Since: float64(time.Now().UnixMilli()) / 1e3,
+		Device: device, Since: timestamppb.Now(),
 	}}
 }
 

@@ -28,7 +28,7 @@ type Request struct {
 }
 
 // Begin begins the span of a message, if it is to have one.
-func (r *Requests) Begin(m *proto.ClientMessage) (q Request) {
+func (r *Requests) Begin(m *proto.SessionRequest) (q Request) {
 	if r == nil {
 		return q
 	}
@@ -152,19 +152,19 @@ func (q *Request) Discard(session []attribute.KeyValue, m *proto.Discard, r *pro
 }
 
 // Refused makes the span of a message that was answered with an error.
-func (r *Requests) Refused(session []attribute.KeyValue, m *proto.ClientMessage, err *proto.Error) {
+func (r *Requests) Refused(session []attribute.KeyValue, m *proto.SessionRequest, err *proto.Error) {
 	if r == nil {
 		return
 	}
 	var name string
 	switch m.GetBody().(type) {
-	case *proto.ClientMessage_Lookup:
+	case *proto.SessionRequest_Lookup:
 		name = "kvhost.lookup"
-	case *proto.ClientMessage_Load:
+	case *proto.SessionRequest_Load:
 		name = "kvhost.load"
-	case *proto.ClientMessage_Store:
+	case *proto.SessionRequest_Store:
 		name = "kvhost.store"
-	case *proto.ClientMessage_Discard:
+	case *proto.SessionRequest_Discard:
 		name = "kvhost.discard"
 	default:
 		return

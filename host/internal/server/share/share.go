@@ -71,7 +71,7 @@ func (h *Share) Leave() {
 func (h *Share) Held() int64 { return h.memory.Held() }
 
 // Received takes the memory of a message until it is answered.
-func (h *Share) Received(m *proto.ClientMessage) error {
+func (h *Share) Received(m *proto.SessionRequest) error {
 	bytes := weigh(m)
 	if bytes == 0 {
 		return nil

@@ -19,23 +19,23 @@ const (
 
 // weigh estimates the memory that a message takes until it is answered, with what is done about it. An element of a list
 // takes much more here than on the wire. What must get through whatever the session holds weighs nothing.
-func weigh(m *proto.ClientMessage) int64 {
+func weigh(m *proto.SessionRequest) int64 {
 	const each = 128
 	n := each + len(m.GetTraceparent())
 	switch b := m.Body.(type) {
-	case *proto.ClientMessage_Ping, *proto.ClientMessage_Cancel, *proto.ClientMessage_Advance:
+	case *proto.SessionRequest_Ping, *proto.SessionRequest_Cancel, *proto.SessionRequest_Advance:
 		return 0
-	case *proto.ClientMessage_Store:
+	case *proto.SessionRequest_Store:
 		for _, c := range b.Store.GetChunks() {
 			n += each + jobBytes + len(c.GetKey()) + len(c.GetParent()) + 8*len(c.GetBlocks())
 		}
-	case *proto.ClientMessage_Load:
+	case *proto.SessionRequest_Load:
 		for _, c := range b.Load.GetChunks() {
 			n += each + jobBytes + 8*len(c.GetBlocks()) // the answer may have them again
 		}
-	case *proto.ClientMessage_Lookup:
+	case *proto.SessionRequest_Lookup:
 		n += len(b.Lookup.GetKeys())
-	case *proto.ClientMessage_Discard:
+	case *proto.SessionRequest_Discard:
 		n += len(b.Discard.GetKeys())
 	default:
 		n += each / 4 * protobuf.Size(m) // as if it were all empty elements

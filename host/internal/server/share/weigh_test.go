@@ -8,7 +8,7 @@ import (
 
 // A trace context is held as long as its message, however long it is.
 func TestTraceparentHasWeight(t *testing.T) {
-	m := &proto.ClientMessage{Traceparent: string(make([]byte, 1<<20)), Body: &proto.ClientMessage_Load{Load: &proto.Load{}}}
+	m := &proto.SessionRequest{Traceparent: string(make([]byte, 1<<20)), Body: &proto.SessionRequest_Load{Load: &proto.Load{}}}
 	if n := weigh(m); n < 1<<20 {
 		t.Errorf("a mebibyte weighs %d", n)
 	}
@@ -20,7 +20,7 @@ func TestWeight(t *testing.T) {
 	for range 1000 {
 		empty.Chunks = append(empty.Chunks, &proto.StoreChunk{})
 	}
-	if n := weigh(&proto.ClientMessage{Body: &proto.ClientMessage_Store{Store: empty}}); n < 1000*100 {
+	if n := weigh(&proto.SessionRequest{Body: &proto.SessionRequest_Store{Store: empty}}); n < 1000*100 {
 		t.Errorf("a thousand empty chunks weigh %d", n)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"slices"
-	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -84,9 +83,13 @@ func Caller(ctx context.Context) Peer {
 // check refuses calls that are for the operator: all that changes the host, and, where tenants are isolated, what tells of
 // all of them.
 func (r Rules) check(ctx context.Context, method string) error {
-	all := strings.HasPrefix(method, "/"+proto.Host_ServiceDesc.ServiceName+"/")
-	if all && (method == proto.Host_Session_FullMethodName || !r.isolates()) {
+	switch method {
+	case proto.EngineService_Session_FullMethodName:
 		return nil
+	case proto.EngineService_Events_FullMethodName, proto.StatusService_Status_FullMethodName:
+		if !r.isolates() {
+			return nil
+		}
 	}
 	if p := Caller(ctx); !p.Operator() {
 		return status.Errorf(codes.PermissionDenied, "%s is for root and the host's own user, and this process runs as %d",

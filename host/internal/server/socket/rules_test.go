@@ -49,11 +49,11 @@ func TestOperatorsCalls(t *testing.T) {
 		method string
 		may    bool
 	}{
-		{nil, other, proto.Host_Session_FullMethodName, true}, {nil, other, proto.Host_Status_FullMethodName, true},
-		{nil, other, proto.Admin_SwapPolicy_FullMethodName, false}, {nil, 0, proto.Admin_SwapPolicy_FullMethodName, true},
-		{nil, uint32(os.Geteuid()), proto.Admin_PromotePolicy_FullMethodName, true}, {nil, other, "/kvhost.v1.New/Call", false},
-		{apart, other, proto.Host_Session_FullMethodName, true}, {apart, other, proto.Host_Events_FullMethodName, false},
-		{apart, other, proto.Host_Status_FullMethodName, false}, {apart, 0, proto.Host_Events_FullMethodName, true},
+		{nil, other, proto.EngineService_Session_FullMethodName, true}, {nil, other, proto.StatusService_Status_FullMethodName, true},
+		{nil, other, proto.AdminService_SwapPolicy_FullMethodName, false}, {nil, 0, proto.AdminService_SwapPolicy_FullMethodName, true},
+		{nil, uint32(os.Geteuid()), proto.AdminService_PromotePolicy_FullMethodName, true}, {nil, other, "/kvhost.v1.New/Call", false},
+		{apart, other, proto.EngineService_Session_FullMethodName, true}, {apart, other, proto.EngineService_Events_FullMethodName, false},
+		{apart, other, proto.StatusService_Status_FullMethodName, false}, {apart, 0, proto.EngineService_Events_FullMethodName, true},
 	} {
 		err := c.rules.check(as(c.uid), c.method)
 		if c.may != (err == nil) || err != nil && status.Code(err) != codes.PermissionDenied {

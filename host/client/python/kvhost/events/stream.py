@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 
-from kvhost.errors import HostGone
+from kvhost.errors import HostGoneError
 from kvhost.v1 import kvhost_pb2 as pb
 
 
@@ -46,16 +45,16 @@ class EventStream:
     """Batches of events, without an end. Iterate in a thread of your own; any thread may close it."""
 
     def __init__(
-        self, path: str, channel: Any, namespace: bytes, key_bytes: int, after: Position | None, *, owned: bool = False
+        self, path: str, channel: grpc.Channel, namespace: bytes, key_bytes: int, after: Position | None, *, owned: bool = False
     ) -> None:
         """``owned``: the channel ends with the stream."""
         self._path = path
         self._channel = channel if owned else None
         self._key_bytes = key_bytes
         call = channel.unary_stream(
-            "/kvhost.v1.Host/Events",
+            "/kvhost.v1.EngineService/Events",
             request_serializer=pb.EventsRequest.SerializeToString,
-            response_deserializer=pb.EventBatch.FromString,
+            response_deserializer=pb.EventsResponse.FromString,
         )
         at = after or Position()
         self._batches = call(pb.EventsRequest(namespace_digest=namespace, epoch=at.epoch, after=at.seq))
@@ -73,9 +72,9 @@ class EventStream:
         except grpc.RpcError as e:
             if e.code() == grpc.StatusCode.CANCELLED:
                 return  # closed here
-            raise HostGone(f"{self._path}: {e.details()}") from None
+            raise HostGoneError(f"{self._path}: {e.details()}") from None
 
-    def _batch(self, m: Any) -> EventBatch:
+    def _batch(self, m: pb.EventsResponse) -> EventBatch:
         n = self._key_bytes
         events = [
             Event(e.kind == pb.EVENT_KIND_STORED, e.namespace_digest, e.group, e.key[:n], e.parent[:n])

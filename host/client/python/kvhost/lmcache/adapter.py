@@ -17,7 +17,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface, L2TaskId
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
-from kvhost.errors import HostGone, KvhostError
+from kvhost.errors import HostGoneError, KvhostError
 from kvhost.lmcache.config import KvhostL2AdapterConfig
 from kvhost.lmcache.keys import Chains, host_key
 from kvhost.lmcache.residents import Residents
@@ -49,7 +49,7 @@ class _Tasks(Generic[_R]):
         def run() -> None:
             try:
                 result = work()
-            except HostGone:
+            except HostGoneError:
                 result = failed()
             except Exception as e:
                 level = logging.WARNING if isinstance(e, KvhostError) else logging.ERROR
@@ -167,7 +167,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         for kind, places in members.items():
             try:
                 hit = self._store.lookup(kind, [digests[i] for i in places])
-            except HostGone:
+            except HostGoneError:
                 continue  # this one's keys are missed, those found before are locked
             self._locks.hold(kind, hit)
             bitmap.batched_set([i for i, found in zip(places, hit.found) if found])
@@ -188,7 +188,7 @@ class KvhostL2Adapter(L2AdapterInterface):
             for kind, members, digests, hit in work:
                 try:
                     loaded = self._store.load(kind, digests, [(objects[i].data_ptr,) for i in members], hit)
-                except HostGone:
+                except HostGoneError:
                     continue
                 bitmap.batched_set([i for i, ok in zip(members, loaded) if ok])
             if bitmap.popcount():

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvhost.arena import Arena
-from kvhost.errors import Code, HostError, HostGone
+from kvhost.errors import Code, HostError, HostGoneError
 from kvhost.objects.inplace import HostProcess, NotShared, Place
 from kvhost.objects.kind import Kind
 from kvhost.objects.options import Options
@@ -67,7 +67,7 @@ class Connection:
         key = (kind, place)
         with self._lock:
             if self._lost:
-                raise HostGone(f"{self._options.socket}: the session is over")
+                raise HostGoneError(f"{self._options.socket}: the session is over")
             opened = self._open.get(key)
             if opened is None:
                 opened = self._open[key] = _Open(self._hello(kind, place))
@@ -189,7 +189,7 @@ class Connector:
 
     @contextmanager
     def session(self, kind: Kind, place: Place | None) -> Iterator[tuple[Connection, Session]]:
-        """A session for objects of a kind. Without a host it raises :class:`HostGone`; a host that goes away inside is
+        """A session for objects of a kind. Without a host it raises :class:`HostGoneError`; a host that goes away inside is
         given up for all."""
         connection = self._current()
         try:
@@ -197,13 +197,13 @@ class Connector:
                 self._prove(connection)
                 try:
                     yield connection, session
-                except (HostGone, TimeoutError) as e:
+                except (HostGoneError, TimeoutError) as e:
                     if place is not None:
                         self._fence(connection, place, e)
                     raise
-        except (HostGone, TimeoutError) as e:
+        except (HostGoneError, TimeoutError) as e:
             self._lose(connection, e)
-            raise HostGone(str(e)) from e
+            raise HostGoneError(str(e)) from e
 
     def displace(self, kind: Kind, why: Exception) -> None:
         """Objects of a kind go through the arena from now on."""
@@ -248,10 +248,10 @@ class Connector:
     def _current(self) -> Connection:
         with self._lock:
             if self._closed:
-                raise HostGone("closed here")
+                raise HostGoneError("closed here")
             if self._connection is None:
                 if self._fences or self._clock() < self._next:
-                    raise HostGone(f"{self.socket}: no host answers")
+                    raise HostGoneError(f"{self.socket}: no host answers")
                 self._connection = Connection(self._options, self._engine)
                 self._proven = False
             return self._connection

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvhost.arena import SharedMemory
-from kvhost.errors import HostGone
+from kvhost.errors import HostGoneError
 from kvhost.shape import Region
 
 _POLL = 0.01
@@ -93,7 +93,7 @@ class HostProcess:
             try:
                 s.connect(path)
             except OSError as e:
-                raise HostGone(f"{path}: {e}") from e
+                raise HostGoneError(f"{path}: {e}") from e
             pid, _, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if pid <= 0:
             raise NotShared("the host's process is in another PID namespace, so nobody could tell when it dies")
@@ -101,7 +101,7 @@ class HostProcess:
         try:
             self._fd = os.pidfd_open(pid)
         except OSError as e:
-            raise HostGone(f"process {pid} of {path}: {e}") from e
+            raise HostGoneError(f"process {pid} of {path}: {e}") from e
         try:
             self.maps(("", ""))
         except OSError as e:

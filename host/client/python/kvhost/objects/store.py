@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from kvhost.errors import Code, HostError, HostGone
+from kvhost.errors import Code, HostError, HostGoneError
 from kvhost.objects.connection import Connection, Connector, offsets, stride
 from kvhost.objects.inplace import NotShared, Place
 from kvhost.objects.kind import Kind
@@ -41,12 +41,12 @@ class Hit:
         """Ends the lease, without waiting for it. It never raises: a lease without a session is over, too."""
         try:
             self.lookup.release(wait=False)
-        except HostGone:
+        except HostGoneError:
             pass
 
 
 class ObjectStore:
-    """Objects in the host. Any thread may use it. Calls block; without a host they raise :class:`HostGone`."""
+    """Objects in the host. Any thread may use it. Calls block; without a host they raise :class:`HostGoneError`."""
 
     def __init__(self, connector: Connector) -> None:
         self._host = connector

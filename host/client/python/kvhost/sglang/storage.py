@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from kvhost.content import Changing
-from kvhost.errors import HostGone, KvhostError
+from kvhost.errors import HostGoneError, KvhostError
 from kvhost.objects import Addresses, Connector, Kind, Locks, ObjectStore, Options, StoreObject
 from kvhost.session import Result
 from kvhost.sglang import plugin
@@ -307,5 +307,5 @@ def _leading(found: Sequence[bool]) -> int:
 
 def _say(what: str, e: KvhostError) -> None:
     """A host that is gone was reported when it went."""
-    if not isinstance(e, HostGone):
+    if not isinstance(e, HostGoneError):
         log.warning("SGLang %s: failed: %s", what, e)

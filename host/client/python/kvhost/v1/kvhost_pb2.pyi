@@ -1,9 +1,16 @@
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
+ANSWER_LOAD: Answer
+ANSWER_LOOKUP: Answer
+ANSWER_STORE_PUBLISHED: Answer
+ANSWER_STORE_READ: Answer
+ANSWER_UNSPECIFIED: Answer
 CHUNK_RESULT_FAILED: ChunkResult
 CHUNK_RESULT_REFUSED: ChunkResult
 CHUNK_RESULT_RESIDENT: ChunkResult
@@ -24,6 +31,9 @@ CODE_LIMIT: Code
 CODE_UNKNOWN: Code
 CODE_UNSPECIFIED: Code
 DESCRIPTOR: _descriptor.FileDescriptor
+DIRECTION_LOAD: Direction
+DIRECTION_STORE: Direction
+DIRECTION_UNSPECIFIED: Direction
 DISCARD_RESULT_ABSENT: DiscardResult
 DISCARD_RESULT_IN_USE: DiscardResult
 DISCARD_RESULT_OTHER_TENANT: DiscardResult
@@ -34,20 +44,35 @@ END_REASON_ABORT: EndReason
 END_REASON_LENGTH: EndReason
 END_REASON_STOP: EndReason
 END_REASON_TOOL_CALL: EndReason
-END_REASON_UNKNOWN: EndReason
+END_REASON_UNSPECIFIED: EndReason
 EVENT_KIND_EVICTED: EventKind
 EVENT_KIND_STORED: EventKind
 EVENT_KIND_UNSPECIFIED: EventKind
+HANDOVER_REPLAY: Handover
+HANDOVER_STATE: Handover
+HANDOVER_UNSPECIFIED: Handover
 LOOKUP_KIND_MEMBERSHIP: LookupKind
 LOOKUP_KIND_PREFIX: LookupKind
+LOOKUP_KIND_UNSPECIFIED: LookupKind
+POLICY_ROLE_ADMIT: PolicyRole
+POLICY_ROLE_EVICT: PolicyRole
+POLICY_ROLE_LAYOUT: PolicyRole
+POLICY_ROLE_PLACE: PolicyRole
+POLICY_ROLE_UNSPECIFIED: PolicyRole
 POLICY_STATE_ACTING: PolicyState
 POLICY_STATE_QUARANTINE: PolicyState
 POLICY_STATE_SHADOW: PolicyState
 POLICY_STATE_STANDIN: PolicyState
+POLICY_STATE_UNSPECIFIED: PolicyState
 ROOT_STATE_FULL: RootState
 ROOT_STATE_IN_SERVICE: RootState
 ROOT_STATE_OUT: RootState
 ROOT_STATE_READ_ONLY: RootState
+ROOT_STATE_UNSPECIFIED: RootState
+ROUTE_DIRECT: Route
+ROUTE_MEMORY: Route
+ROUTE_STAGED: Route
+ROUTE_UNSPECIFIED: Route
 
 class Advance(_message.Message):
     __slots__ = ["job", "layers"]
@@ -56,6 +81,12 @@ class Advance(_message.Message):
     job: int
     layers: int
     def __init__(self, job: _Optional[int] = ..., layers: _Optional[int] = ...) -> None: ...
+
+class AwaitCopies(_message.Message):
+    __slots__ = ["jobs"]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, jobs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ["job"]
@@ -74,56 +105,6 @@ class ChunkFailure(_message.Message):
     code: Code
     message: str
     def __init__(self, chunk: _Optional[int] = ..., code: _Optional[_Union[Code, str]] = ..., message: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class ClientMessage(_message.Message):
-    __slots__ = ["advance", "cancel", "discard", "end_request", "flush", "hello", "id", "load", "lookup", "ping", "register", "release", "semaphores", "store", "traceparent", "unregister"]
-    ADVANCE_FIELD_NUMBER: _ClassVar[int]
-    CANCEL_FIELD_NUMBER: _ClassVar[int]
-    DISCARD_FIELD_NUMBER: _ClassVar[int]
-    END_REQUEST_FIELD_NUMBER: _ClassVar[int]
-    FLUSH_FIELD_NUMBER: _ClassVar[int]
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    LOAD_FIELD_NUMBER: _ClassVar[int]
-    LOOKUP_FIELD_NUMBER: _ClassVar[int]
-    PING_FIELD_NUMBER: _ClassVar[int]
-    REGISTER_FIELD_NUMBER: _ClassVar[int]
-    RELEASE_FIELD_NUMBER: _ClassVar[int]
-    SEMAPHORES_FIELD_NUMBER: _ClassVar[int]
-    STORE_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
-    UNREGISTER_FIELD_NUMBER: _ClassVar[int]
-    advance: Advance
-    cancel: Cancel
-    discard: Discard
-    end_request: EndRequest
-    flush: Flush
-    hello: Hello
-    id: int
-    load: Load
-    lookup: Lookup
-    ping: Ping
-    register: Register
-    release: Release
-    semaphores: Semaphores
-    store: Store
-    traceparent: str
-    unregister: Unregister
-    def __init__(self, id: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., flush: _Optional[_Union[Flush, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., semaphores: _Optional[_Union[Semaphores, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ...) -> None: ...
-
-class CudaVmm(_message.Message):
-    __slots__ = ["segments"]
-    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
-    segments: _containers.RepeatedCompositeFieldContainer[CudaVmmSegment]
-    def __init__(self, segments: _Optional[_Iterable[_Union[CudaVmmSegment, _Mapping]]] = ...) -> None: ...
-
-class CudaVmmSegment(_message.Message):
-    __slots__ = ["bytes", "tag"]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    TAG_FIELD_NUMBER: _ClassVar[int]
-    bytes: int
-    tag: int
-    def __init__(self, tag: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Discard(_message.Message):
     __slots__ = ["group", "keys"]
@@ -144,20 +125,20 @@ class Done(_message.Message):
     def __init__(self) -> None: ...
 
 class EndRequest(_message.Message):
-    __slots__ = ["priority", "reason", "request", "return_millis", "tokens_in", "tokens_out"]
+    __slots__ = ["priority", "reason", "request", "return_after", "tokens_in", "tokens_out"]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
-    RETURN_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_AFTER_FIELD_NUMBER: _ClassVar[int]
     TOKENS_IN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_OUT_FIELD_NUMBER: _ClassVar[int]
     priority: int
     reason: EndReason
     request: int
-    return_millis: int
+    return_after: _duration_pb2.Duration
     tokens_in: int
     tokens_out: int
-    def __init__(self, request: _Optional[int] = ..., reason: _Optional[_Union[EndReason, str]] = ..., tokens_in: _Optional[int] = ..., tokens_out: _Optional[int] = ..., priority: _Optional[int] = ..., return_millis: _Optional[int] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., reason: _Optional[_Union[EndReason, str]] = ..., tokens_in: _Optional[int] = ..., tokens_out: _Optional[int] = ..., priority: _Optional[int] = ..., return_after: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ["code", "field", "message"]
@@ -183,7 +164,17 @@ class Event(_message.Message):
     parent: bytes
     def __init__(self, kind: _Optional[_Union[EventKind, str]] = ..., namespace_digest: _Optional[bytes] = ..., group: _Optional[int] = ..., key: _Optional[bytes] = ..., parent: _Optional[bytes] = ...) -> None: ...
 
-class EventBatch(_message.Message):
+class EventsRequest(_message.Message):
+    __slots__ = ["after", "epoch", "namespace_digest"]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    epoch: int
+    namespace_digest: bytes
+    def __init__(self, namespace_digest: _Optional[bytes] = ..., epoch: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
+
+class EventsResponse(_message.Message):
     __slots__ = ["epoch", "events", "seq", "snapshot", "snapshot_end"]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -196,22 +187,6 @@ class EventBatch(_message.Message):
     snapshot: bool
     snapshot_end: bool
     def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., snapshot: bool = ..., snapshot_end: bool = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
-
-class EventsRequest(_message.Message):
-    __slots__ = ["after", "epoch", "namespace_digest"]
-    AFTER_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    after: int
-    epoch: int
-    namespace_digest: bytes
-    def __init__(self, namespace_digest: _Optional[bytes] = ..., epoch: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
-
-class Flush(_message.Message):
-    __slots__ = ["jobs"]
-    JOBS_FIELD_NUMBER: _ClassVar[int]
-    jobs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, jobs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ["blocks", "id", "lookup", "planes"]
@@ -248,10 +223,10 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., local_ranks: _Optional[int] = ..., device_uuid: _Optional[str] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., tenant: _Optional[int] = ..., unsealed_memory: bool = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ["descriptors", "key_bytes", "lease_millis", "levels", "limits", "namespace_digest", "nonce", "protocol", "session", "version"]
+    __slots__ = ["descriptors", "key_bytes", "lease_time", "levels", "limits", "namespace_digest", "nonce", "protocol", "session", "version"]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     KEY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    LEASE_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TIME_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -261,7 +236,7 @@ class HelloReply(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     descriptors: str
     key_bytes: int
-    lease_millis: int
+    lease_time: _duration_pb2.Duration
     levels: int
     limits: Limits
     namespace_digest: bytes
@@ -269,57 +244,33 @@ class HelloReply(_message.Message):
     protocol: int
     session: int
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lease_millis: _Optional[int] = ..., descriptors: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., session: _Optional[int] = ..., levels: _Optional[int] = ...) -> None: ...
-
-class HostMessage(_message.Message):
-    __slots__ = ["discard", "done", "error", "hello", "id", "load_done", "load_layer", "lookup", "store_published", "store_read"]
-    DISCARD_FIELD_NUMBER: _ClassVar[int]
-    DONE_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    LOAD_DONE_FIELD_NUMBER: _ClassVar[int]
-    LOAD_LAYER_FIELD_NUMBER: _ClassVar[int]
-    LOOKUP_FIELD_NUMBER: _ClassVar[int]
-    STORE_PUBLISHED_FIELD_NUMBER: _ClassVar[int]
-    STORE_READ_FIELD_NUMBER: _ClassVar[int]
-    discard: DiscardReply
-    done: Done
-    error: Error
-    hello: HelloReply
-    id: int
-    load_done: LoadDone
-    load_layer: LoadLayer
-    lookup: LookupReply
-    store_published: StorePublished
-    store_read: StoreRead
-    def __init__(self, id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[LookupReply, _Mapping]] = ..., store_read: _Optional[_Union[StoreRead, _Mapping]] = ..., store_published: _Optional[_Union[StorePublished, _Mapping]] = ..., load_layer: _Optional[_Union[LoadLayer, _Mapping]] = ..., load_done: _Optional[_Union[LoadDone, _Mapping]] = ..., discard: _Optional[_Union[DiscardReply, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lease_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., descriptors: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., session: _Optional[int] = ..., levels: _Optional[int] = ...) -> None: ...
 
 class LatencyStatus(_message.Message):
-    __slots__ = ["answer", "bounds", "buckets", "count", "seconds"]
+    __slots__ = ["answer", "bounds", "buckets", "count", "sum"]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     BOUNDS_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
-    answer: str
-    bounds: _containers.RepeatedScalarFieldContainer[float]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    answer: Answer
+    bounds: _containers.RepeatedCompositeFieldContainer[_duration_pb2.Duration]
     buckets: _containers.RepeatedScalarFieldContainer[int]
     count: int
-    seconds: float
-    def __init__(self, answer: _Optional[str] = ..., count: _Optional[int] = ..., seconds: _Optional[float] = ..., bounds: _Optional[_Iterable[float]] = ..., buckets: _Optional[_Iterable[int]] = ...) -> None: ...
+    sum: _duration_pb2.Duration
+    def __init__(self, answer: _Optional[_Union[Answer, str]] = ..., count: _Optional[int] = ..., sum: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., bounds: _Optional[_Iterable[_Union[_duration_pb2.Duration, _Mapping]]] = ..., buckets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LevelHits(_message.Message):
-    __slots__ = ["bytes", "chunks", "level", "micros"]
+    __slots__ = ["bytes", "chunks", "level", "load_time"]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
-    MICROS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TIME_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     chunks: int
     level: int
-    micros: int
-    def __init__(self, level: _Optional[int] = ..., chunks: _Optional[int] = ..., bytes: _Optional[int] = ..., micros: _Optional[int] = ...) -> None: ...
+    load_time: _duration_pb2.Duration
+    def __init__(self, level: _Optional[int] = ..., chunks: _Optional[int] = ..., bytes: _Optional[int] = ..., load_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ["arena_bytes", "chunks_per_job", "jobs", "keys_per_lookup", "leases", "message_bytes", "requests"]
@@ -382,12 +333,12 @@ class LoadLayer(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., failed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoadPart(_message.Message):
-    __slots__ = ["keys", "micros"]
+    __slots__ = ["keys", "load_time"]
     KEYS_FIELD_NUMBER: _ClassVar[int]
-    MICROS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TIME_FIELD_NUMBER: _ClassVar[int]
     keys: int
-    micros: int
-    def __init__(self, keys: _Optional[int] = ..., micros: _Optional[int] = ...) -> None: ...
+    load_time: _duration_pb2.Duration
+    def __init__(self, keys: _Optional[int] = ..., load_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Lookup(_message.Message):
     __slots__ = ["first", "group", "keys", "prefetch", "readers", "request"]
@@ -406,24 +357,24 @@ class Lookup(_message.Message):
     def __init__(self, request: _Optional[int] = ..., group: _Optional[int] = ..., keys: _Optional[bytes] = ..., first: _Optional[int] = ..., readers: _Optional[int] = ..., prefetch: bool = ...) -> None: ...
 
 class LookupReply(_message.Message):
-    __slots__ = ["bits", "bytes", "hits", "lease", "levels", "load_micros", "load_parts", "pending"]
+    __slots__ = ["bits", "bytes", "hits", "lease", "levels", "load_parts", "load_time", "pending"]
     BITS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
-    LOAD_MICROS_FIELD_NUMBER: _ClassVar[int]
     LOAD_PARTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TIME_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     bits: bytes
     bytes: int
     hits: int
     lease: int
     levels: _containers.RepeatedCompositeFieldContainer[LevelHits]
-    load_micros: int
     load_parts: _containers.RepeatedCompositeFieldContainer[LoadPart]
+    load_time: _duration_pb2.Duration
     pending: bool
-    def __init__(self, pending: bool = ..., hits: _Optional[int] = ..., bits: _Optional[bytes] = ..., lease: _Optional[int] = ..., bytes: _Optional[int] = ..., load_micros: _Optional[int] = ..., load_parts: _Optional[_Iterable[_Union[LoadPart, _Mapping]]] = ..., levels: _Optional[_Iterable[_Union[LevelHits, _Mapping]]] = ...) -> None: ...
+    def __init__(self, pending: bool = ..., hits: _Optional[int] = ..., bits: _Optional[bytes] = ..., lease: _Optional[int] = ..., bytes: _Optional[int] = ..., load_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., load_parts: _Optional[_Iterable[_Union[LoadPart, _Mapping]]] = ..., levels: _Optional[_Iterable[_Union[LevelHits, _Mapping]]] = ...) -> None: ...
 
 class Namespace(_message.Message):
     __slots__ = ["context_parallel", "dtype", "engine", "extra", "groups", "hash_algorithm", "hash_seed", "key_bytes", "model", "page_dtype", "pipeline_stages", "replicated", "revision", "tensor_parallel", "tokens_per_block"]
@@ -481,7 +432,7 @@ class Plane(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., part: _Optional[int] = ..., page_bytes: _Optional[int] = ...) -> None: ...
 
 class PolicyStatus(_message.Message):
-    __slots__ = ["calls", "digest", "entries", "faults", "fuel", "memory", "module", "name", "reason", "records", "role", "root", "seconds", "since", "state", "trial", "version"]
+    __slots__ = ["calls", "digest", "entries", "faults", "fuel", "memory", "module", "name", "reason", "records", "role", "root", "since", "state", "time", "trial", "version"]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
@@ -494,9 +445,9 @@ class PolicyStatus(_message.Message):
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     TRIAL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     calls: int
@@ -509,29 +460,29 @@ class PolicyStatus(_message.Message):
     name: str
     reason: str
     records: int
-    role: str
+    role: PolicyRole
     root: str
-    seconds: float
-    since: float
+    since: _timestamp_pb2.Timestamp
     state: PolicyState
+    time: _duration_pb2.Duration
     trial: Trial
     version: str
-    def __init__(self, role: _Optional[str] = ..., module: _Optional[str] = ..., digest: _Optional[str] = ..., calls: _Optional[int] = ..., records: _Optional[int] = ..., seconds: _Optional[float] = ..., faults: _Optional[int] = ..., fuel: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., root: _Optional[str] = ..., state: _Optional[_Union[PolicyState, str]] = ..., since: _Optional[float] = ..., reason: _Optional[str] = ..., entries: _Optional[int] = ..., trial: _Optional[_Union[Trial, _Mapping]] = ..., memory: _Optional[int] = ...) -> None: ...
+    def __init__(self, role: _Optional[_Union[PolicyRole, str]] = ..., module: _Optional[str] = ..., digest: _Optional[str] = ..., calls: _Optional[int] = ..., records: _Optional[int] = ..., time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., faults: _Optional[int] = ..., fuel: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., root: _Optional[str] = ..., state: _Optional[_Union[PolicyState, str]] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., entries: _Optional[int] = ..., trial: _Optional[_Union[Trial, _Mapping]] = ..., memory: _Optional[int] = ...) -> None: ...
 
 class PolicyTaken(_message.Message):
-    __slots__ = ["entries", "handover", "role", "root", "seconds"]
+    __slots__ = ["entries", "handover", "role", "root", "time"]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     FROM_FIELD_NUMBER: _ClassVar[int]
     HANDOVER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     entries: int
-    handover: str
-    role: str
+    handover: Handover
+    role: PolicyRole
     root: str
-    seconds: float
-    def __init__(self, role: _Optional[str] = ..., root: _Optional[str] = ..., handover: _Optional[str] = ..., entries: _Optional[int] = ..., seconds: _Optional[float] = ..., **kwargs) -> None: ...
+    time: _duration_pb2.Duration
+    def __init__(self, role: _Optional[_Union[PolicyRole, str]] = ..., root: _Optional[str] = ..., handover: _Optional[_Union[Handover, str]] = ..., entries: _Optional[int] = ..., time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., **kwargs) -> None: ...
 
 class PromotePolicyRequest(_message.Message):
     __slots__ = ["name", "root"]
@@ -541,23 +492,27 @@ class PromotePolicyRequest(_message.Message):
     root: str
     def __init__(self, name: _Optional[str] = ..., root: _Optional[str] = ...) -> None: ...
 
+class PromotePolicyResponse(_message.Message):
+    __slots__ = ["swap"]
+    SWAP_FIELD_NUMBER: _ClassVar[int]
+    swap: Swap
+    def __init__(self, swap: _Optional[_Union[Swap, _Mapping]] = ...) -> None: ...
+
 class Region(_message.Message):
-    __slots__ = ["blocks", "cuda_ipc", "cuda_vmm", "memfd", "offset", "plane", "stride"]
+    __slots__ = ["blocks", "cuda_ipc", "memfd", "offset", "plane", "stride"]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
-    CUDA_VMM_FIELD_NUMBER: _ClassVar[int]
     MEMFD_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     PLANE_FIELD_NUMBER: _ClassVar[int]
     STRIDE_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     cuda_ipc: bytes
-    cuda_vmm: CudaVmm
     memfd: int
     offset: int
     plane: int
     stride: int
-    def __init__(self, plane: _Optional[int] = ..., memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., cuda_vmm: _Optional[_Union[CudaVmm, _Mapping]] = ..., offset: _Optional[int] = ..., stride: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
+    def __init__(self, plane: _Optional[int] = ..., memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., offset: _Optional[int] = ..., stride: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ["group", "regions"]
@@ -607,15 +562,15 @@ class RootStatus(_message.Message):
     scanning: bool
     shared: bool
     sheds: int
-    since: float
+    since: _timestamp_pb2.Timestamp
     state: RootState
     used: int
     writing: int
-    def __init__(self, path: _Optional[str] = ..., capacity: _Optional[int] = ..., used: _Optional[int] = ..., entries: _Optional[int] = ..., state: _Optional[_Union[RootState, str]] = ..., reason: _Optional[str] = ..., since: _Optional[float] = ..., writing: _Optional[int] = ..., quarantine: _Optional[int] = ..., orphaned: _Optional[int] = ..., limit: _Optional[int] = ..., scanning: bool = ..., evictions: _Optional[int] = ..., sheds: _Optional[int] = ..., outages: _Optional[int] = ..., damaged: _Optional[int] = ..., shared: bool = ..., compression: _Optional[str] = ...) -> None: ...
+    def __init__(self, path: _Optional[str] = ..., capacity: _Optional[int] = ..., used: _Optional[int] = ..., entries: _Optional[int] = ..., state: _Optional[_Union[RootState, str]] = ..., reason: _Optional[str] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., writing: _Optional[int] = ..., quarantine: _Optional[int] = ..., orphaned: _Optional[int] = ..., limit: _Optional[int] = ..., scanning: bool = ..., evictions: _Optional[int] = ..., sheds: _Optional[int] = ..., outages: _Optional[int] = ..., damaged: _Optional[int] = ..., shared: bool = ..., compression: _Optional[str] = ...) -> None: ...
 
 class RouteStatus(_message.Message):
-    __slots__ = ["busy_seconds", "bytes", "direction", "errors", "files", "gpu", "in_flight", "root", "route"]
-    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ["busy", "bytes", "direction", "errors", "files", "gpu", "in_flight", "root", "route"]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     DIRECTION_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
@@ -624,30 +579,88 @@ class RouteStatus(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
-    busy_seconds: float
+    busy: _duration_pb2.Duration
     bytes: int
-    direction: str
+    direction: Direction
     errors: int
     files: int
     gpu: str
     in_flight: int
     root: str
-    route: str
-    def __init__(self, gpu: _Optional[str] = ..., root: _Optional[str] = ..., route: _Optional[str] = ..., direction: _Optional[str] = ..., files: _Optional[int] = ..., bytes: _Optional[int] = ..., errors: _Optional[int] = ..., in_flight: _Optional[int] = ..., busy_seconds: _Optional[float] = ...) -> None: ...
+    route: Route
+    def __init__(self, gpu: _Optional[str] = ..., root: _Optional[str] = ..., route: _Optional[_Union[Route, str]] = ..., direction: _Optional[_Union[Direction, str]] = ..., files: _Optional[int] = ..., bytes: _Optional[int] = ..., errors: _Optional[int] = ..., in_flight: _Optional[int] = ..., busy: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Semaphores(_message.Message):
-    __slots__ = ["count", "cuda_ipc", "cuda_vmm", "memfd", "offset"]
+    __slots__ = ["count", "cuda_ipc", "memfd", "offset"]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
-    CUDA_VMM_FIELD_NUMBER: _ClassVar[int]
     MEMFD_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     count: int
     cuda_ipc: bytes
-    cuda_vmm: CudaVmm
     memfd: int
     offset: int
-    def __init__(self, memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., cuda_vmm: _Optional[_Union[CudaVmm, _Mapping]] = ..., offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    def __init__(self, memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class SessionRequest(_message.Message):
+    __slots__ = ["advance", "await_copies", "cancel", "discard", "end_request", "hello", "id", "load", "lookup", "ping", "register", "release", "semaphores", "store", "traceparent", "unregister"]
+    ADVANCE_FIELD_NUMBER: _ClassVar[int]
+    AWAIT_COPIES_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    DISCARD_FIELD_NUMBER: _ClassVar[int]
+    END_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    REGISTER_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    SEMAPHORES_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    UNREGISTER_FIELD_NUMBER: _ClassVar[int]
+    advance: Advance
+    await_copies: AwaitCopies
+    cancel: Cancel
+    discard: Discard
+    end_request: EndRequest
+    hello: Hello
+    id: int
+    load: Load
+    lookup: Lookup
+    ping: Ping
+    register: Register
+    release: Release
+    semaphores: Semaphores
+    store: Store
+    traceparent: str
+    unregister: Unregister
+    def __init__(self, id: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., await_copies: _Optional[_Union[AwaitCopies, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., semaphores: _Optional[_Union[Semaphores, _Mapping]] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ["discard", "done", "error", "hello", "id", "load_done", "load_layer", "lookup", "store_published", "store_read"]
+    DISCARD_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOAD_DONE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    STORE_PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    STORE_READ_FIELD_NUMBER: _ClassVar[int]
+    discard: DiscardReply
+    done: Done
+    error: Error
+    hello: HelloReply
+    id: int
+    load_done: LoadDone
+    load_layer: LoadLayer
+    lookup: LookupReply
+    store_published: StorePublished
+    store_read: StoreRead
+    def __init__(self, id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[LookupReply, _Mapping]] = ..., store_read: _Optional[_Union[StoreRead, _Mapping]] = ..., store_published: _Optional[_Union[StorePublished, _Mapping]] = ..., load_layer: _Optional[_Union[LoadLayer, _Mapping]] = ..., load_done: _Optional[_Union[LoadDone, _Mapping]] = ..., discard: _Optional[_Union[DiscardReply, _Mapping]] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
     __slots__ = ["device", "engine", "jobs", "leases", "model", "number", "rank", "role", "since", "tenant"]
@@ -669,12 +682,16 @@ class SessionStatus(_message.Message):
     number: int
     rank: int
     role: str
-    since: float
+    since: _timestamp_pb2.Timestamp
     tenant: int
-    def __init__(self, number: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., tenant: _Optional[int] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., since: _Optional[float] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., tenant: _Optional[int] = ..., model: _Optional[str] = ..., device: _Optional[str] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ...) -> None: ...
 
-class StatusReply(_message.Message):
-    __slots__ = ["arena_bytes", "counters", "engines", "jobs", "latencies", "leases", "not_ready", "policies", "policy_memory", "policy_memory_limit", "roots", "routes", "serving", "session_list", "sessions", "uptime_seconds", "usage", "version"]
+class StatusRequest(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ["arena_bytes", "counters", "engines", "jobs", "latencies", "leases", "not_ready", "policies", "policy_memory", "policy_memory_limit", "roots", "routes", "serving", "session_list", "sessions", "uptime", "usage", "version"]
     class CountersEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -697,7 +714,7 @@ class StatusReply(_message.Message):
     SERVING_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     SESSION_LIST_FIELD_NUMBER: _ClassVar[int]
-    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     arena_bytes: int
@@ -715,14 +732,10 @@ class StatusReply(_message.Message):
     serving: bool
     session_list: _containers.RepeatedCompositeFieldContainer[SessionStatus]
     sessions: int
-    uptime_seconds: float
+    uptime: _duration_pb2.Duration
     usage: _containers.RepeatedCompositeFieldContainer[UsageStatus]
     version: str
-    def __init__(self, version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., engines: _Optional[int] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., roots: _Optional[_Iterable[_Union[RootStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., policy_memory: _Optional[int] = ..., policy_memory_limit: _Optional[int] = ..., session_list: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStatus, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[RouteStatus, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[UsageStatus, _Mapping]]] = ..., not_ready: _Optional[_Iterable[str]] = ..., serving: bool = ...) -> None: ...
-
-class StatusRequest(_message.Message):
-    __slots__ = []
-    def __init__(self) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., uptime: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sessions: _Optional[int] = ..., engines: _Optional[int] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., roots: _Optional[_Iterable[_Union[RootStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., policy_memory: _Optional[int] = ..., policy_memory_limit: _Optional[int] = ..., session_list: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStatus, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[RouteStatus, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[UsageStatus, _Mapping]]] = ..., not_ready: _Optional[_Iterable[str]] = ..., serving: bool = ...) -> None: ...
 
 class Store(_message.Message):
     __slots__ = ["chunks", "group", "request", "timeline"]
@@ -764,7 +777,7 @@ class StoreRead(_message.Message):
     __slots__ = []
     def __init__(self) -> None: ...
 
-class SwapPolicyReply(_message.Message):
+class Swap(_message.Message):
     __slots__ = ["digest", "module", "taken"]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     MODULE_FIELD_NUMBER: _ClassVar[int]
@@ -792,6 +805,12 @@ class SwapPolicyRequest(_message.Message):
     name: str
     sha256: str
     def __init__(self, name: _Optional[str] = ..., module: _Optional[str] = ..., sha256: _Optional[str] = ..., config: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class SwapPolicyResponse(_message.Message):
+    __slots__ = ["swap"]
+    SWAP_FIELD_NUMBER: _ClassVar[int]
+    swap: Swap
+    def __init__(self, swap: _Optional[_Union[Swap, _Mapping]] = ...) -> None: ...
 
 class Timeline(_message.Message):
     __slots__ = ["done", "done_value", "status", "wait", "wait_value"]
@@ -863,8 +882,23 @@ class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
+class Answer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class Route(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class Direction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class PolicyRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
 class PolicyState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []
 
 class RootState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = []
+
+class Handover(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

@@ -19,7 +19,7 @@ def of_request(request: Any) -> Hints:
 
     Its client may add ``kv_transfer_params: {"kvhost": {"tool_call": true, "return_seconds": 30}}``: its stop is a tool
     call, and the conversation is expected to go on after so long."""
-    reason = _REASONS.get(str(request.status), EndReason.UNKNOWN)
+    reason = _REASONS.get(str(request.status), EndReason.UNSPECIFIED)
     said = (request.kv_transfer_params or {}).get("kvhost")
     said = said if isinstance(said, dict) else {}
     if reason == EndReason.STOP and said.get("tool_call") is True:

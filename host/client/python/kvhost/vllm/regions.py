@@ -103,7 +103,7 @@ class DeviceMemory:
 
     def register(self, session: Session, regions: GroupRegions) -> None:
         where = [self._exported[p.address] for p in regions.pages]
-        session.register_ipc(
+        session.register(
             regions.plan.id, [w.handle for w in where],
             [Region(w.offset, p.stride, p.blocks) for w, p in zip(where, regions.pages, strict=True)],
         )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvhost.errors import HostGone
+from kvhost.errors import HostGoneError
 from kvhost.wire import Stream
 
 
@@ -97,7 +97,7 @@ class Host(Process):
         stream = Stream(self.socket)
         try:
             return bool(stream.status(10).jobs == 0)
-        except HostGone:  # it is still starting: the socket of its last run is there
+        except HostGoneError:  # it is still starting: the socket of its last run is there
             return False
         finally:
             stream.close()

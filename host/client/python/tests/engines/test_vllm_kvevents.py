@@ -28,7 +28,7 @@ from vllm.v1.core.kv_cache_utils import (  # noqa: E402
 )
 from vllm.v1.request import Request  # noqa: E402
 
-from kvhost import HostGone  # noqa: E402
+from kvhost import HostGoneError  # noqa: E402
 from kvhost.events import Event, Position  # noqa: E402
 from kvhost.keys import KeyChain  # noqa: E402
 from kvhost.vllm import compat  # noqa: E402
@@ -182,7 +182,7 @@ def test_a_snapshot_tells_what_is_gone_and_what_came(make: Callable[..., Rig]) -
     rig.found(r, 3)
     rig.events.describe(r, KEYS, 3, 4)
     assert rig.take() == ["+0", "+1", "+2"]
-    rig.stream().say(HostGone("restarted"))
+    rig.stream().say(HostGoneError("restarted"))
     rig.stream(n=1).say(*snapshot(of(KEYS[0]), of(KEYS[1]), of(KEYS[3]), epoch=2))
     rig.settle(n=1)
     assert rig.take() == ["-2"]
@@ -249,7 +249,7 @@ def test_a_host_that_stays_away_and_comes_back(make: Callable[..., Rig]) -> None
     rig.found(r, 3)
     assert rig.take() == ["+0", "+1", "+2"]
     rig.alive, rig.later = False, 25.0
-    rig.stream().say(HostGone("away"))
+    rig.stream().say(HostGoneError("away"))
     assert rig.take() == []
     rig.later = 60.0
     assert rig.take() == ["-0", "-1", "-2"] and rig.take() == []
@@ -268,7 +268,7 @@ def test_a_host_that_is_back_soon_announces_nothing(make: Callable[..., Rig]) ->
     rig.say()
     assert rig.take() == ["+0", "+1"]
     rig.alive, rig.later = False, 25.0
-    rig.stream().say(HostGone("away"))
+    rig.stream().say(HostGoneError("away"))
     assert rig.take() == []
     rig.alive = True
     rig.say(of(KEYS[1], stored=False), n=1)
