@@ -23,7 +23,8 @@ type LoadOptions struct {
 	// Layers makes the load layer-wise: the first layer of all chunks is read before the second of any. It is called
 	// for each layer, in order, when the layer's pages are delivered and verified in every chunk that is not in
 	// failed (indices into the load's chunks, which will be among the result's failures). It runs on the session's
-	// receiving goroutine: it must be fast and must not call the session.
+	// receiving goroutine: it must be fast and must not call the session. A load with a timeline of several layers is
+	// layer-wise without it: then the semaphores alone say which layers have landed, and the host sends no message.
 	Layers func(layer uint32, failed []int)
 	// Order lists the group's layers, each once, in the order of the load. Nil: in the order of the group's planes.
 	Order []uint32
@@ -64,7 +65,8 @@ func (s *Session) Load(ctx context.Context, l *Lookup, chunks []LoadChunk, opt L
 	if err := errors.Join(ctx.Err(), opt.Timeline.check()); err != nil {
 		return nil, err
 	}
-	m := &proto.Load{Lease: l.lease, Layers: opt.Layers != nil, Order: opt.Order, Prefetch: opt.Prefetch,
+	m := &proto.Load{Lease: l.lease, Silent: opt.Layers == nil, Order: opt.Order, Prefetch: opt.Prefetch,
+		Layers: opt.Layers != nil || opt.Timeline != nil && opt.Timeline.Layers > 0,
 		Timeline: opt.Timeline.message(), Chunks: make([]*proto.LoadChunk, len(chunks))}
 	for i, c := range chunks {
 		if c.Index < 0 || int(uint32(c.Index)) != c.Index {

@@ -3057,10 +3057,11 @@ type Load struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
 	Chunks        []*LoadChunk           `protobuf:"bytes,2,rep,name=chunks,proto3" json:"chunks,omitempty"`
-	Layers        bool                   `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`      // layer-wise: LoadLayer comes for each layer, in order, unless the LOAD is cancelled
+	Layers        bool                   `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`      // layer-wise: LoadLayer comes for each layer, in order, unless the LOAD is silent or cancelled
 	Order         []uint32               `protobuf:"varint,4,rep,packed,name=order,proto3" json:"order,omitempty"` // of the layers: each of the group's once. Empty: as the group's planes name them
 	Timeline      *Timeline              `protobuf:"bytes,5,opt,name=timeline,proto3" json:"timeline,omitempty"`   // optional
 	Prefetch      uint32                 `protobuf:"varint,6,opt,name=prefetch,proto3" json:"prefetch,omitempty"`  // not 0: only so many layers are begun beyond those that ADVANCE has said are consumed
+	Silent        bool                   `protobuf:"varint,7,opt,name=silent,proto3" json:"silent,omitempty"`      // no LoadLayer comes: the timeline's semaphores say which layers have landed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3135,6 +3136,13 @@ func (x *Load) GetPrefetch() uint32 {
 		return x.Prefetch
 	}
 	return 0
+}
+
+func (x *Load) GetSilent() bool {
+	if x != nil {
+		return x.Silent
+	}
+	return false
 }
 
 type LoadChunk struct {
@@ -5484,14 +5492,15 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05chunk\x18\x01 \x01(\rR\x05chunk\x12#\n" +
 	"\x04code\x18\x02 \x01(\x0e2\x0f.kvhost.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x16\n" +
-	"\x06blocks\x18\x04 \x03(\rR\x06blocks\"\xc5\x01\n" +
+	"\x06blocks\x18\x04 \x03(\rR\x06blocks\"\xdd\x01\n" +
 	"\x04Load\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12,\n" +
 	"\x06chunks\x18\x02 \x03(\v2\x14.kvhost.v1.LoadChunkR\x06chunks\x12\x16\n" +
 	"\x06layers\x18\x03 \x01(\bR\x06layers\x12\x14\n" +
 	"\x05order\x18\x04 \x03(\rR\x05order\x12/\n" +
 	"\btimeline\x18\x05 \x01(\v2\x13.kvhost.v1.TimelineR\btimeline\x12\x1a\n" +
-	"\bprefetch\x18\x06 \x01(\rR\bprefetch\"9\n" +
+	"\bprefetch\x18\x06 \x01(\rR\bprefetch\x12\x16\n" +
+	"\x06silent\x18\a \x01(\bR\x06silent\"9\n" +
 	"\tLoadChunk\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
 	"\x06blocks\x18\x02 \x03(\rR\x06blocks\"9\n" +

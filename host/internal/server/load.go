@@ -16,7 +16,7 @@ func (x *session) load(j *job, m *proto.Load) error {
 	if err := x.cfg.Limits.checkChunks(len(m.GetChunks())); err != nil {
 		return err
 	}
-	s := &loading{job: j, chunks: m.GetChunks()}
+	s := &loading{job: j, chunks: m.GetChunks(), silent: m.GetSilent()}
 	if err := s.readTimeline(m); err != nil {
 		return err
 	}
@@ -140,14 +140,18 @@ type loading struct {
 	chunks   []*proto.LoadChunk
 	lease    *sharedLease // taken, or nil
 	timeline *timeline
+	silent   bool // no message for a layer
 }
 
 func (s *loading) layer(layer uint32, failed []int) {
+	s.timeline.layer(len(failed) > 0)
+	if s.silent {
+		return
+	}
 	m := &proto.LoadLayer{Layer: layer}
 	for _, i := range failed {
 		m.Failed = append(m.Failed, uint32(i))
 	}
-	s.timeline.layer(len(failed) > 0)
 	s.job.session.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_LoadLayer{LoadLayer: m}})
 }
 

@@ -32,11 +32,7 @@ func (p *peer) loadInOrder(l *client.Lookup, n int, t *client.Timeline) *client.
 		p.poison(i)
 		list = append(list, client.LoadChunk{Index: i, Blocks: blocks(i)})
 	}
-	opt := client.LoadOptions{Timeline: t}
-	if t.Layers > 0 {
-		opt.Layers = func(uint32, []int) {}
-	}
-	job, err := p.Load(p.t.Context(), l, list, opt)
+	job, err := p.Load(p.t.Context(), l, list, client.LoadOptions{Timeline: t})
 	if err != nil {
 		p.t.Fatal(err)
 	}

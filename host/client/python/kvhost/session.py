@@ -543,15 +543,18 @@ class Session:
         With ``on_layer`` the load is layer-wise: the first layer of all chunks is read before the second of any, in
         ``order``, or as the group's planes name them. ``on_layer(layer, failed)`` is called for each layer, in order, when
         its pages hold their bytes in every chunk that is not in ``failed`` (indices into ``chunks``). It runs on the
-        receiving thread: it must be quick and must not call the session. With a ``prefetch`` the load begins only so
-        many layers beyond those that :meth:`LoadJob.advance` has said are consumed."""
+        receiving thread: it must be quick and must not call the session. A load with a ``timeline`` of several layers is
+        layer-wise without ``on_layer``: then the semaphores alone say which layers have landed, and the host sends no
+        message. With a ``prefetch`` the load begins only so many layers beyond those that :meth:`LoadJob.advance` has
+        said are consumed."""
         job = LoadJob(self, on_layer, timeline)
         job.id = self._stream.start(
             job._call,
             traceparent=traceparent,
             load=pb.Load(
                 lease=lookup.lease,
-                layers=on_layer is not None,
+                layers=on_layer is not None or (timeline is not None and timeline.layers > 0),
+                silent=on_layer is None,
                 order=order,
                 prefetch=prefetch,
                 timeline=timeline.message() if timeline else None,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import kvhost
 import pytest
+from kvhost.session import LoadJob
 
 PAGE, BLOCKS, LAYERS, PLACES = 4096, 2, 3, 64
 GROUPS = [
@@ -294,7 +295,7 @@ def test_session_end(path: str, peer: Peer) -> None:
         kvhost.Session(path + ".nobody", "e", namespace())
 
 
-def test_words_put_jobs_in_order(peer: Peer, seed: bytes) -> None:
+def test_words_put_jobs_in_order(peer: Peer, seed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     s = peer.session
     arena = kvhost.Arena(4096)
     semaphores = s.share_semaphores(arena, 0, 16)
@@ -311,8 +312,12 @@ def test_words_put_jobs_in_order(peer: Peer, seed: bytes) -> None:
 
     by_layer = kvhost.Timeline(semaphores, done=3, done_value=10, status=4, layers=LAYERS)
     found = s.lookup([first])
-    s.load(found, [kvhost.LoadChunk(0, range(2, 4))], on_layer=lambda *_: None, timeline=by_layer).wait(30)
+    answers = []
+    take = LoadJob._call
+    monkeypatch.setattr(LoadJob, "_call", lambda job, m: answers.append(m.WhichOneof("body")) or take(job, m))
+    s.load(found, [kvhost.LoadChunk(0, range(2, 4))], timeline=by_layer).wait(30)
     assert semaphores.load(3) == 10 and by_layer.statuses() == [1] * LAYERS
+    assert answers == ["load_done"]  # and no message for a layer
     assert peer.read(range(2, 4)) == content
 
     never = kvhost.Timeline(semaphores, done=8, done_value=1, wait=0, wait_value=99, status=9)

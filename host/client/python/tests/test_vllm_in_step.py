@@ -192,8 +192,8 @@ def test_each_layer_waits_for_its_own() -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    gate.landed(0, [])
-    gate.landed(1, [])
+    gate.on_layer(0, [])
+    gate.on_layer(1, [])
     gate.wait(1)
     assert 2 not in passed
     gate.over()

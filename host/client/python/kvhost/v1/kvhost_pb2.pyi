@@ -291,20 +291,22 @@ class Limits(_message.Message):
     def __init__(self, keys_per_lookup: _Optional[int] = ..., chunks_per_job: _Optional[int] = ..., message_bytes: _Optional[int] = ..., jobs: _Optional[int] = ..., leases: _Optional[int] = ..., requests: _Optional[int] = ..., arena_bytes: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ["chunks", "layers", "lease", "order", "prefetch", "timeline"]
+    __slots__ = ["chunks", "layers", "lease", "order", "prefetch", "silent", "timeline"]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[LoadChunk]
     layers: bool
     lease: int
     order: _containers.RepeatedScalarFieldContainer[int]
     prefetch: int
+    silent: bool
     timeline: Timeline
-    def __init__(self, lease: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[LoadChunk, _Mapping]]] = ..., layers: bool = ..., order: _Optional[_Iterable[int]] = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ..., prefetch: _Optional[int] = ...) -> None: ...
+    def __init__(self, lease: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[LoadChunk, _Mapping]]] = ..., layers: bool = ..., order: _Optional[_Iterable[int]] = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ..., prefetch: _Optional[int] = ..., silent: bool = ...) -> None: ...
 
 class LoadChunk(_message.Message):
     __slots__ = ["blocks", "index"]

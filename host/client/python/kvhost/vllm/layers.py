@@ -22,10 +22,8 @@ class Gate(Protocol):
     """The layers of one load. A position counts layers in the order in which the load delivers them."""
 
     timeline: Timeline | None  # for the load's job
+    on_layer: Callable[[int, list[int]], None] | None  # likewise
     missed: bool  # compute went on without a layer: the load counts as failed, however it ends
-
-    def landed(self, layer: int, failed: list[int]) -> None:
-        """The host has said that the next layer landed. On the receiving thread."""
 
     def over(self) -> None:
         """The load is over. On the receiving thread."""
@@ -61,8 +59,9 @@ class HostGate:
         self._changed = threading.Condition()
         self._landed = 0
         self._over = False
+        self.on_layer: Callable[[int, list[int]], None] | None = self._land
 
-    def landed(self, layer: int, failed: list[int]) -> None:
+    def _land(self, layer: int, failed: list[int]) -> None:
         with self._changed:
             self._landed += 1
             self._changed.notify_all()
@@ -98,8 +97,10 @@ class HostGates:
 
 
 class DeviceGate:
-    """On a GPU."""
+    """On a GPU. The stream sees the semaphores, so that the host sends no message for a layer: a receiving thread that takes
+    the interpreter's lock for each of them holds up the engine's thread, which launches the layer's kernels."""
 
+    on_layer = None
     missed = False  # the stream waits for as long as it takes, or until the load is given up
 
     def __init__(self, gates: DeviceGates, slot: int, timeline: Timeline) -> None:
@@ -107,11 +108,8 @@ class DeviceGate:
         self.timeline: Timeline | None = timeline
         self._first = timeline.done_value - timeline.layers
 
-    def landed(self, layer: int, failed: list[int]) -> None:
-        pass  # the stream sees the semaphore
-
     def over(self) -> None:
-        pass  # likewise
+        pass  # the stream sees the semaphore
 
     def wait(self, position: int) -> None:
         self._gates.wait_on_stream(self._slot, self._first + position)

@@ -282,7 +282,7 @@ class Worker:
         gate = self._layers.gate()
         if gate is None:
             raise KvhostError("too many loads inside steps have not been answered")
-        job = session.load(leased, chunks, on_layer=gate.landed, timeline=gate.timeline)
+        job = session.load(leased, chunks, on_layer=gate.on_layer, timeline=gate.timeline)
         job.when_over(gate.over)
         load.gates.append((gate, job))
         self._layers.add(gate)
