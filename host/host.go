@@ -29,6 +29,8 @@ type Config struct {
 	Config  *config.Config // validated
 	Log     *slog.Logger
 	Version string // told to clients
+	// Memory is the size of a root in memory before those of Config ([config.Config.WithMemory]); 0: none.
+	Memory int64
 	// Speeds is asked with compression = "auto" in place of what is measured; for tests.
 	Speeds func() choice.Speeds
 }
@@ -37,6 +39,7 @@ type Config struct {
 type Host struct {
 	cfg      *config.Config                // as the host started
 	live     atomic.Pointer[config.Config] // as it was reloaded last
+	memory   int64                         // of the root before those of the configuration
 	log      *slog.Logger
 	policies *policyset.Set
 	devices  *devices.Devices
@@ -56,7 +59,7 @@ type Host struct {
 
 // New opens the policies and the store, and binds the HTTP listener. It serves nothing yet. ctx bounds the opening.
 func New(ctx context.Context, cfg Config) (_ *Host, err error) {
-	h := &Host{cfg: cfg.Config, version: cfg.Version, log: cfg.Log, speeds: cfg.Speeds}
+	h := &Host{cfg: cfg.Config.WithMemory(cfg.Memory), memory: cfg.Memory, version: cfg.Version, log: cfg.Log, speeds: cfg.Speeds}
 	h.live.Store(h.cfg)
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)

@@ -166,3 +166,59 @@ func TestMemoryRootsAreValidated(t *testing.T) {
 		t.Error("./memory: is a directory")
 	}
 }
+
+// A host with memory before its root stores into the memory, copies to the root at once, loads from memory, and finds the
+// chunks in the root after a restart. The memory is no part of the configuration that a reload is compared with.
+func TestMemoryBeforeRoots(t *testing.T) {
+	c := configuration(t)
+	ctx := context.Background()
+	key := kv.Key{1, 2, 3}
+	page := bytes.Repeat([]byte("kv"), 4096)
+	for run, wantLevel := range []string{"0", "1"} {
+		h, stop := hosttest.StartWith(t, host.Config{Config: c, Memory: 256 << 20})
+		s := dial(t, h)
+		arena, err := s.NewArena(2 * 8 * 8192)
+		if err != nil {
+			t.Fatal(err)
+		}
+		planes := []client.PlaneRegion{{Offset: 0, Stride: 8192, Blocks: 8}, {Offset: 8 * 8192, Stride: 8192, Blocks: 8}}
+		if _, err := s.Register(ctx, 0, arena, planes); err != nil {
+			t.Fatal(err)
+		}
+		if run == 0 {
+			copy(arena.Bytes(), page)
+			job, err := s.Store(ctx, 1, 0, []client.StoreChunk{{Key: key, Blocks: []uint32{0, 1}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r, err := job.Published(ctx); err != nil || r.Chunks[0].Result != client.Stored {
+				t.Fatalf("published %+v: %v", r, err)
+			}
+		}
+		for i := range arena.Bytes() {
+			arena.Bytes()[i] = 0xa5
+		}
+		l, err := s.Lookup(ctx, client.LookupRequest{Request: 2, Keys: []kv.Key{key}})
+		if err != nil || l.Hits() != 1 {
+			t.Fatalf("run %d: %d hits, want 1: %v", run, l.Hits(), err)
+		}
+		load, err := s.Load(ctx, l, []client.LoadChunk{{Blocks: []uint32{5, 3}}}, client.LoadOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := load.Wait(ctx); err != nil || len(r.Failed) > 0 {
+			t.Fatalf("run %d: load %+v: %v", run, r, err)
+		}
+		if got := arena.Bytes()[5*8192:][:8192]; !bytes.Equal(got, page) {
+			t.Errorf("run %d: the page begins with %q, want %q", run, got[:8], page[:8])
+		}
+		if want := `kvhost_level_hits_total{level="` + wantLevel + `"} 1`; !strings.Contains(get(t, h, "/metrics"), want) {
+			t.Errorf("run %d: /metrics lacks %s", run, want)
+		}
+		if changed, err := h.Reload(ctx, c); err != nil || len(changed) > 0 {
+			t.Errorf("run %d: a reload of the same configuration changes %v: %v", run, changed, err)
+		}
+		s.Close()
+		stop()
+	}
+}

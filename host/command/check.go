@@ -15,6 +15,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/doctor"
+	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 )
@@ -51,6 +52,8 @@ and may run beside a host.`,
 
 // check judges the machine.
 func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool) error {
+	memory := cfg.MemoryBefore(memfs.Available())
+	cfg = cfg.WithMemory(memory)
 	w := wanted(cfg)
 	facts, err := doctor.Probe(ctx, w)
 	if err != nil {
@@ -61,6 +64,10 @@ func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool) 
 		report.Findings = append(report.Findings, doctor.Finding{Level: doctor.Problem, About: "policies", Says: err.Error()})
 	} else {
 		report.Needs(needs, all)
+	}
+	if memory > 0 {
+		report.Findings = append(report.Findings, doctor.Finding{Level: doctor.Note, About: "memory", Says: "up to " +
+			config.FormatSize(memory) + " are the nearest level, allocated as chunks need it", Fix: "store.memory sets the size, and 0 turns it off"})
 	}
 	if asJSON {
 		err = writeJSON(out, report)

@@ -65,6 +65,9 @@ func TestBinarySize(t *testing.T) {
 	}
 }
 
+// noMemory leaves a host the roots that its test names, without memory before them.
+const noMemory = "KVHOST_STORE_MEMORY=0"
+
 // command runs the binary in a directory, without KVHOST_ variables of the tester's environment. It is killed when the
 // test ends, and not before: a host or a replay may take minutes on a machine that is busy.
 func command(t *testing.T, dir string, args ...string) *exec.Cmd {
@@ -73,6 +76,7 @@ func command(t *testing.T, dir string, args ...string) *exec.Cmd {
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = dir
+	cmd.Env = append(cmd.Env, noMemory)
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "KVHOST_") {
 			cmd.Env = append(cmd.Env, v)

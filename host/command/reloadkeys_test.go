@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"regexp"
 	"strings"
 	"syscall"
@@ -115,7 +116,9 @@ func TestReloadOfEachKey(t *testing.T) {
 	if err := os.WriteFile(h.file, []byte(base), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd, logged, stop := startHost(t, dir, "--config", h.file)
+	host := command(t, dir, "--config", h.file)
+	host.Env = slices.DeleteFunc(host.Env, func(v string) bool { return v == noMemory }) // a variable overrides the file
+	cmd, logged, stop := startCommand(t, host)
 	h.logged, h.signal = logged, func(s os.Signal) { cmd.Process.Signal(s) }
 	if n := h.fill(0, 80); n > 0 {
 		t.Fatalf("%d of 80 chunks refused", n)

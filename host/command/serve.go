@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/memfs"
 )
 
 func newServe() *cobra.Command {
@@ -50,7 +51,11 @@ func serve(ctx context.Context, s *settings) error {
 		log.Warn(w)
 	}
 	logStart(log, s.file, &loaded.Config)
-	h, err := host.New(ctx, host.Config{Config: &loaded.Config, Log: log, Version: version})
+	memory := loaded.Config.MemoryBefore(memfs.Available())
+	if memory > 0 {
+		log.Info("memory before the roots", "bytes", memory, "setting", "store.memory")
+	}
+	h, err := host.New(ctx, host.Config{Config: &loaded.Config, Log: log, Version: version, Memory: memory})
 	if err != nil && ctx.Err() != nil {
 		log.Info("stopped while starting", "error", err)
 		return nil

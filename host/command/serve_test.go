@@ -282,3 +282,27 @@ func TestStoppedWhileStarting(t *testing.T) {
 		t.Errorf("exit code %d: %v", exitCode(err), err)
 	}
 }
+
+// A host takes memory before its root of its own accord, and says so; memory = 0 turns it off.
+func TestMemoryByDefault(t *testing.T) {
+	t.Parallel()
+	for setting, want := range map[string]bool{"auto": true, "0": false} {
+		dir := shortDir(t)
+		args := []string{"--root", "kv=1GiB", "--socket", "s", "--http-listen", anyPort, "--store-memory", setting}
+		_, logged, stop := startHost(t, dir, args...)
+		if got := strings.Contains(logged(), `"memory before the roots","bytes":`); got != want {
+			t.Errorf("store.memory %s: the log says that there is memory: %v, want %v", setting, got, want)
+		}
+		r := finish(t, command(t, dir, "status", "--socket", "s"))
+		if got := strings.Contains(r.stdout, "memory:"); got != want || r.code != 0 {
+			t.Errorf("store.memory %s: status shows memory: %v, want %v (exit %d): %s", setting, got, want, r.code, r.stdout)
+		}
+		if code := stop(syscall.SIGTERM); code != 0 {
+			t.Errorf("store.memory %s: the host ended with %d", setting, code)
+		}
+		r = finish(t, command(t, dir, "check", "--root", "kv=1GiB", "--socket", "s", "--store-memory", setting))
+		if got := strings.Contains(r.stdout, "are the nearest level"); got != want {
+			t.Errorf("store.memory %s: check tells of memory: %v, want %v: %s", setting, got, want, r.stdout)
+		}
+	}
+}

@@ -58,6 +58,7 @@ func startHost(ctx context.Context, c *config.Config) (_ *hostProcess, err error
 		}
 	}()
 	c.Socket, c.HTTP.Listen = h.socket, "127.0.0.1:0"
+	c.Store.Memory = 0 // the roots that are named are measured
 	c.Log.Level, c.Log.Format = config.LevelInfo, config.FormatJSON
 	var text bytes.Buffer
 	if err := (&config.Loaded{Config: *c}).Print(&text); err != nil {

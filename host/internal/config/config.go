@@ -127,6 +127,11 @@ const (
 	OnFaultStop    = "stop"
 )
 
+// Auto is the value of a size that the host chooses.
+const Auto = -1
+
+const autoText = "auto"
+
 // CacheAuto stands for $XDG_CACHE_HOME/kvhost, or ~/.cache/kvhost.
 const CacheAuto = "auto"
 
@@ -142,6 +147,8 @@ type Root struct {
 	RequireMount bool
 	Route        string // RouteAuto, RouteDirect, RouteStaged
 
+	// AsNeeded says that memory is allocated as chunks need it: see WithMemory. It is no key.
+	AsNeeded bool
 	// ForPieces says that the capacity is for pieces alone, and directories come on top: for replays, which count chunks. It
 	// is no key.
 	ForPieces bool
@@ -168,6 +175,7 @@ const (
 
 // Store is how roots evict, publish and are shared.
 type Store struct {
+	Memory        int64   // bytes of a root in memory before all others, or Auto: see MemoryBefore
 	Evict         string  // EvictOnDemand, EvictBackground
 	HighWatermark float64 // of the capacity
 	LowWatermark  float64

@@ -34,6 +34,7 @@ type Key struct {
 	Default string // as it would be written in the environment
 	Unit    string // what the value counts, where the kind does not say it
 	Help    string // a sentence or two, without the default
+	Auto    bool   // a Size that may be auto, which is kept as [Auto]
 	Min     int64  // of a Size, Count or Duration (nanoseconds)
 	Max     int64  // 0 for none
 
@@ -149,6 +150,11 @@ var keys = []*Key{
 		Help:  "How long the collector may take for one export. No request waits for it.",
 		field: func(c *Config) any { return &c.OTLP.Timeout }},
 
+	{Section: "store", Name: "memory", Kind: Size, Auto: true, Default: "auto",
+		Help: "Size of a root in memory before all others, whose levels become one higher. It is allocated as chunks need it, and " +
+			"what is stored there is copied to the next level at once. auto: a quarter of the memory that is available at start, " +
+			"at most half of the roots' capacity; nothing if a root has a level or is in memory, or with durability strict. 0: off.",
+		field: func(c *Config) any { return &c.Store.Memory }},
 	{Section: "store", Name: "evict", Kind: Choice, Choices: []string{EvictOnDemand, EvictBackground},
 		Default: EvictOnDemand,
 		Help: "When to evict. on-demand: when a store needs space, and no more than it needs. background: from " +

@@ -75,6 +75,16 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 	if len(c.Roots) == 0 {
 		bad("root", "no roots: a host needs at least one directory")
 	}
+	most := maxLevel
+	if m := c.Store.Memory; m > 0 {
+		most-- // for the root before all others
+		if m < smallestMemory {
+			bad("store.memory", "%s, want at least %s, or 0", FormatSize(m), FormatSize(smallestMemory))
+		}
+		if slices.ContainsFunc(c.Roots, Root.InMemory) {
+			bad("store.memory", "%s, but a root is in memory already", FormatSize(m))
+		}
+	}
 	for i, r := range c.Roots {
 		at := "root[" + strconv.Itoa(i) + "]"
 		if r.Path == "" {
@@ -84,8 +94,8 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 			bad(at+".capacity", "%d bytes: a root needs at least %s, such as \"100GiB\" or \"80%%\" of its file system", r.Capacity,
 				FormatSize(smallestRoot))
 		}
-		if r.Level < 0 || r.Level > maxLevel {
-			bad(at+".level", "%d, want 0 (nearest) to %d", r.Level, maxLevel)
+		if r.Level < 0 || r.Level > most {
+			bad(at+".level", "%d, want 0 (nearest) to %d", r.Level, most)
 		}
 		if farther := func(o Root) bool { return o.Level > r.Level }; r.Through && !slices.ContainsFunc(c.Roots, farther) {
 			bad(at+".write", "through, but no root has a higher level than %d", r.Level)

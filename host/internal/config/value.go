@@ -55,6 +55,9 @@ func (k *Key) set(c *Config, text string) error {
 }
 
 func (k *Key) number(text string) (int64, error) {
+	if k.Auto && text == autoText {
+		return Auto, nil
+	}
 	if k.Kind == Size {
 		n, err := ParseSize(text)
 		if err != nil {
@@ -84,6 +87,9 @@ func (k *Key) bad(text, want string) error {
 }
 
 func (k *Key) format(n int64) string {
+	if k.Auto && n == Auto {
+		return autoText
+	}
 	switch k.Kind {
 	case Size:
 		return FormatSize(n)

@@ -20,6 +20,9 @@ func (d *Devices) openMemory() error {
 		if err != nil {
 			return fmt.Errorf("root %s: %w", r.Path, err)
 		}
+		if r.AsNeeded {
+			fsys.AsNeeded()
+		}
 		d.memory[i] = fsys
 	}
 	return nil

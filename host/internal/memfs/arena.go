@@ -30,6 +30,9 @@ type arena struct {
 	log  *slog.Logger
 	goal int64 // bytes of all steps
 	step int64
+	keep int64 // one part in so many of the machine's memory is left to others
+
+	asNeeded bool // grows while less than a step is free
 
 	mu      sync.Mutex
 	changed sync.Cond // on mu: pages were freed, a step was added, or growth has ended
@@ -49,7 +52,7 @@ type arena struct {
 
 // newArena maps the first step. start maps the others.
 func newArena(goal int64, log *slog.Logger) (*arena, error) {
-	a := &arena{log: log, goal: goal, growing: true, ended: make(chan struct{})}
+	a := &arena{log: log, goal: goal, keep: keepFree, growing: true, ended: make(chan struct{})}
 	a.changed.L = &a.mu
 	a.step = min(max(goal/wantedSteps, smallestStep), largestStep)
 	a.step = (a.step + 2<<20 - 1) &^ (2<<20 - 1)
@@ -94,6 +97,9 @@ func (a *arena) grow(err error) {
 	began := time.Now()
 	for {
 		a.mu.Lock()
+		for a.asNeeded && err == nil && !a.stop && a.ready < a.goal && a.pages.free*page >= a.step {
+			a.changed.Wait()
+		}
 		if err != nil || a.stop || a.ready >= a.goal {
 			a.growing, a.short = false, err
 			a.changed.Broadcast()
@@ -137,7 +143,7 @@ func (a *arena) makeStep(n int64) (*staging.Mapping, error) {
 // lock allocates the pages of a step and registers them with all pinners.
 func (a *arena) lock(m *staging.Mapping) error {
 	if m.Pages() != staging.HugePages { // which are reserved for this process already
-		if err := enough(int64(len(m.Bytes()))); err != nil {
+		if err := enough(int64(len(m.Bytes())), a.keep); err != nil {
 			return err
 		}
 	}
@@ -202,6 +208,9 @@ func (a *arena) alloc(n int64, list []extent) ([]extent, error) {
 	for {
 		var ok bool
 		if list, ok = a.pages.alloc(n, list); ok {
+			if a.asNeeded && a.growing && a.pages.free*page < a.step {
+				a.changed.Broadcast()
+			}
 			return list, nil
 		}
 		if !a.growing || a.stop || n*page > a.goal-a.ready+a.pages.free*page {

@@ -12,16 +12,26 @@ import (
 // errMemory means that the machine has too little memory.
 var errMemory = errors.New("memfs: not enough memory")
 
-// keepFree is the part of the memory that is left to others: one of so many.
-const keepFree = 32
+// One part in so many of the memory is left to others: by memory that was asked for, and by memory that grows as needed.
+const (
+	keepFree         = 32
+	keepFreeAsNeeded = 8
+)
 
-// enough fails if n more bytes leave too little memory. Without the check the kernel would end processes.
-func enough(n int64) error {
-	if total, available, ok := memory("/"); ok && available-n < total/keepFree {
+// enough fails if n more bytes leave less than one part in keep of the memory. Without the check the kernel would end
+// processes.
+func enough(n, keep int64) error {
+	if total, available, ok := memory("/"); ok && available-n < total/keep {
 		return fmt.Errorf("%w: %d of %d bytes are available, %d more are wanted, and one part in %d is left to others",
-			errMemory, available, total, n, keepFree)
+			errMemory, available, total, n, keep)
 	}
 	return nil
+}
+
+// Available is what is available of the memory of the machine, or of this process's control group; 0 if neither says.
+func Available() int64 {
+	_, available, _ := memory("/")
+	return available
 }
 
 // memory returns what the machine, or the control group of this process, has and what of it is available.

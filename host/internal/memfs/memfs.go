@@ -62,6 +62,9 @@ func New(bytes int64, log *slog.Logger) (*FS, error) {
 	return f, nil
 }
 
+// AsNeeded has the memory allocated as files need it, and leaves more of the machine's memory to others. Call it before Start.
+func (f *FS) AsNeeded() { f.arena.asNeeded, f.arena.keep = true, keepFreeAsNeeded }
+
 // Start page-locks memory near NUMA nodes and registers it with pinners, the first step before it returns and the
 // others in the background. Without pinners the memory is allocated, and not page-locked. Call it once.
 func (f *FS) Start(nodes []int, pinners ...staging.Pinner) { f.arena.start(nodes, pinners) }

@@ -444,3 +444,26 @@ func must(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+// Memory that grows as needed has one step more than files need, whatever its size.
+func TestGrowsAsNeeded(t *testing.T) {
+	f := newFS(t, 256<<20)
+	step := f.arena.step
+	f.AsNeeded()
+	f.arena.keep = 1 << 20 // also on a small machine
+	f.arena.step = 4 << 20
+	f.Start(nil)
+	first := f.Stats().Ready
+	if first != step {
+		t.Errorf("%d bytes are ready at first, want the first step of %d", first, step)
+	}
+	file := create(t, f, "/file")
+	defer file.Close()
+	for at := int64(0); at < first+f.arena.step; at += 4 << 20 {
+		_, err := file.WriteAt(make([]byte, 4<<20), at)
+		must(t, err)
+	}
+	if s := f.Stats(); s.Ready < first+f.arena.step || s.Ready > first+3*f.arena.step || s.Short != nil {
+		t.Errorf("%d bytes are ready for files of %d, short: %v; want at most two steps of %d more", s.Ready, s.Used, s.Short, f.arena.step)
+	}
+}
