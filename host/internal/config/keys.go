@@ -149,17 +149,6 @@ var keys = []*Key{
 		Help:  "How long the collector may take for one export. No request waits for it.",
 		field: func(c *Config) any { return &c.OTLP.Timeout }},
 
-	{Section: "store", Name: "evict", Kind: Choice, Choices: []string{EvictOnDemand, EvictBackground},
-		Default: EvictOnDemand,
-		Help: "When to evict. on-demand: when a store needs space, and no more than it needs. background: from " +
-			"high_watermark down to low_watermark.",
-		field: func(c *Config) any { return &c.Store.Evict }},
-	{Section: "store", Name: "high_watermark", Kind: Ratio, Default: "0.95", Unit: "of a root's capacity",
-		Help:  "Fill level at which background eviction starts.",
-		field: func(c *Config) any { return &c.Store.HighWatermark }},
-	{Section: "store", Name: "low_watermark", Kind: Ratio, Default: "0.9", Unit: "of a root's capacity",
-		Help:  "Fill level at which background eviction stops.",
-		field: func(c *Config) any { return &c.Store.LowWatermark }},
 	{Section: "store", Name: "durability", Kind: Choice, Choices: []string{DurabilityNone, DurabilityBatch,
 		DurabilityStrict}, Default: DurabilityNone,
 		Help: "What a publication waits for. none: nothing; a crash can lose chunks, but wrong ones are never " +

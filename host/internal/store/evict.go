@@ -1,12 +1,10 @@
 package store
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/files"
@@ -91,38 +89,4 @@ func (r *root) unopened(m entries.Mark, rank uint32, name string, err error) err
 		r.dropDamaged(m, rank, name, err)
 	}
 	return fmt.Errorf("%w: %w", ErrGone, err)
-}
-
-// evictAhead is the background evictor: woken above the high watermark, it evicts down to the low one, and further for
-// puts that wait. It ends with ctx.
-func (c *ownRoot) evictAhead(ctx context.Context) {
-	r := c.r
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-c.woken:
-		}
-		if c.evicting.Acquire(ctx, 1) != nil {
-			return
-		}
-		freed := int64(0)
-		for ctx.Err() == nil && r.Health.Takes() && !r.IsScanning() {
-			excess, full := r.Account.Evict(r.store.live.Load().Low), r.SlotsFull()
-			if excess <= 0 && !full {
-				break
-			}
-			got := c.evictSome(max(excess, 1), abi.None, nil, true)
-			freed += got.freed
-			if got.freed > 0 || full && got.entries > 0 {
-				continue
-			}
-			// No victims, or files that cannot be unlinked: more of them would not help.
-			if over := r.Account.Overcommitted(); over <= 0 || !r.Quarantine.Shrink(over) {
-				break
-			}
-		}
-		r.Account.Round(freed == 0 && (r.Account.Overcommitted() > 0 || r.SlotsFull()))
-		c.endTurn()
-	}
 }

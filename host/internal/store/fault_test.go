@@ -172,31 +172,6 @@ func TestBatchFlushFails(t *testing.T) {
 	f.mustRead(3)
 }
 
-func TestBackgroundEviction(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.EvictMode, c.High, c.Low = Background, 0.8, 0.5 })
-	shed := 0
-	for n := range uint64(60) {
-		for {
-			err := f.put(n, 0)
-			if err == nil {
-				break
-			}
-			if !errors.Is(err, ErrNoSpace) {
-				t.Fatal(err)
-			}
-			shed++
-			f.rested()() // until the evictor has ended its round
-		}
-	}
-	// The evictor ends below the low watermark once it has nothing to wait for.
-	r := f.root()
-	r.kind.wake()
-	await(t, "it evicts to the low watermark", func() bool { return f.store.Stats().Roots[0].Used <= r.Account.Figures().Limit/2 })
-	f.mustRead(59)
-	f.checkUsed()
-	t.Logf("%d puts shed", shed)
-}
-
 // TestHungUnlink has the eviction of one put hang; lookups and loads do not wait.
 func TestHungUnlink(t *testing.T) {
 	f, faulty := faultyFixture(t, 2)
@@ -241,19 +216,4 @@ func TestUnlinkFailsForGood(t *testing.T) {
 	f.mustPut(51)
 	f.mustRead(51)
 	f.checkUsed()
-}
-
-// TestUnlinkFailsInBackground has the evictor meet the same.
-func TestUnlinkFailsInBackground(t *testing.T) {
-	const entries = 10
-	f, faulty := faultyFixture(t, entries, func(c *Config) { c.EvictMode, c.High, c.Low = Background, 1, 0.9 })
-	f.mustPut(upTo(entries)...)
-	faulty.Set(faultfs.MustRules("remove **: erofs")...)
-	r := f.root()
-	r.kind.wake()
-	await(t, "the policy is asked", func() bool { return f.store.Stats().Roots[0].Asks > 0 })
-	defer f.rested()()
-	got := f.store.Stats().Roots[0]
-	equal(t, "Complete", got.Complete, entries-1)
-	equal(t, "Asks", got.Asks, 1)
 }

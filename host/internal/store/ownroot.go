@@ -26,14 +26,13 @@ type ownRoot struct {
 
 	evicting *semaphore.Weighted // the turn: held by the one reservation that may evict
 	victims  []entries.Eviction  // of the turn's holder
-	woken    chan struct{}       // wakes the background evictor
 	leaving  moves.Leaving       // for the next level
 	// unlinksAll is for tests: no put gets a victim's file.
 	unlinksAll bool
 }
 
 func newOwnRoot(r *root) *ownRoot {
-	c := &ownRoot{r: r, evicting: semaphore.NewWeighted(1), woken: make(chan struct{}, 1)}
+	c := &ownRoot{r: r, evicting: semaphore.NewWeighted(1)}
 	c.leaving.From, c.leaving.Mover, c.leaving.Takes = &r.origin, r.store.mover, r.Health.Takes
 	c.leaving.Init()
 	if below := r.level.below(); below != nil {
@@ -208,9 +207,6 @@ func (c *ownRoot) start() {
 	s.work.Go(func() { r.recovery.saveTouchesEvery(s.run, touchesEvery) })
 	if c.leaving.To != nil {
 		s.work.Go(func() { c.leaving.Run(s.run) })
-	}
-	if c.inBackground() {
-		s.work.Go(func() { c.evictAhead(s.run) })
 	}
 }
 

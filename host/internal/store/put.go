@@ -287,13 +287,10 @@ func (p *Put) extend(ctx context.Context) error {
 	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // as a continuation of what is there
 		return err
 	}
-	evicts, err := r.kind.turn(ctx, tenant, need)
-	if err != nil {
+	if err := r.kind.turn(ctx); err != nil {
 		return err
 	}
-	if evicts {
-		defer r.kind.endTurn()
-	}
+	defer r.kind.endTurn()
 	enter := func() error {
 		if r.Index.At(slot).Is(index.Evicting) { // while the put waited for room
 			return fmt.Errorf("%w: %s has been dropped from %s", ErrNoSpace, p.key, r.Path)
@@ -302,7 +299,7 @@ func (p *Put) extend(ctx context.Context) error {
 		r.kind.grew()
 		return nil
 	}
-	w := reservation{Want: r.want(tenant, need), evicts: evicts, reuseFor: p, enter: enter}
+	w := reservation{Want: r.want(tenant, need), reuseFor: p, enter: enter}
 	if err := r.kind.reserve(ctx, w); err != nil {
 		return p.shed(err)
 	}

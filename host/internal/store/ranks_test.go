@@ -97,28 +97,24 @@ func TestRecoveredEntriesAreReserved(t *testing.T) {
 
 // TestNoSpaceForAnotherRank pins all there is: a rank that was not reserved is shed, and what is there stays.
 func TestNoSpaceForAnotherRank(t *testing.T) {
-	for _, mode := range []EvictMode{OnDemand, Background} {
-		t.Run(mode.String(), func(t *testing.T) {
-			f := newFixture(t, t.TempDir(), 1, 2, func(c *Config) { c.EvictMode, c.High, c.Low = mode, 1, 1 })
-			must(t, errors.Join(f.putRanks(1, 0, 0b01), f.putRanks(2, 0, 0b01)))
-			l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(1), Ranks: 1})
-			if err != nil || l.Hits() != 1 {
-				t.Fatal(l, err)
-			}
-			held, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(2), Ranks: 1})
-			if err != nil || held.Hits() != 1 {
-				t.Fatal(held, err)
-			}
-			if err := f.putRanks(1, 1, 0b10); !errors.Is(err, ErrNoSpace) {
-				t.Errorf("put of a rank that does not fit: %v", err)
-			}
-			l.Release()
-			held.Release()
-			if !f.hasRanks(1, 1) || !f.hasRanks(2, 1) {
-				t.Error("what was there is gone")
-			}
-			f.checkUsed()
-			noError(t, f.idle())
-		})
+	f := newFixture(t, t.TempDir(), 1, 2)
+	must(t, errors.Join(f.putRanks(1, 0, 0b01), f.putRanks(2, 0, 0b01)))
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(1), Ranks: 1})
+	if err != nil || l.Hits() != 1 {
+		t.Fatal(l, err)
 	}
+	held, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(2), Ranks: 1})
+	if err != nil || held.Hits() != 1 {
+		t.Fatal(held, err)
+	}
+	if err := f.putRanks(1, 1, 0b10); !errors.Is(err, ErrNoSpace) {
+		t.Errorf("put of a rank that does not fit: %v", err)
+	}
+	l.Release()
+	held.Release()
+	if !f.hasRanks(1, 1) || !f.hasRanks(2, 1) {
+		t.Error("what was there is gone")
+	}
+	f.checkUsed()
+	noError(t, f.idle())
 }

@@ -135,7 +135,6 @@ func (s *Store) commit(next *Config, sizes []evictor.Size) {
 		entries.Raise(&r.Set, sizes[i].Slots)
 		r.Account.SetBounds(live.Roots[i].bounds())
 		r.Quarantine.SetBytes(live.Roots[i].Capacity / quarantineShare)
-		r.kind.wake()
 		wake(r.upkeepWake)
 	}
 }

@@ -13,7 +13,6 @@ import (
 type reservation struct {
 	capacity.Want
 	slot     bool         // a slot, too
-	evicts   bool         // it may evict: its caller holds turn
 	spares   bool         // it does not evict what has no copy in the next level yet
 	reuseFor *Put         // it may get a victim's file; nil: nobody
 	enter    func() error // called with the lock held as soon as all is reserved; what fails is not
@@ -29,15 +28,13 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	return w
 }
 
-// reserve implements [kind]: it evicts to make room, or waits for the background evictor.
+// reserve implements [kind]: it evicts to make room. The caller holds the turn.
 func (c *ownRoot) reserve(ctx context.Context, w reservation) error {
 	r := c.r
 	// What cannot fit, whatever is evicted, costs nobody anything.
 	if err := r.Account.Possible(w.Want, r.IsScanning()); err != nil {
 		return err
 	}
-	var wait capacity.Wait
-	defer wait.End()
 	defer func() {
 		if w.Taken > 0 { // nothing was booked
 			w.reuseFor.removeTemp()
@@ -45,7 +42,6 @@ func (c *ownRoot) reserve(ctx context.Context, w reservation) error {
 		}
 	}()
 	for {
-		w.Behind = !w.evicts && !wait.Begun()
 		r.Lock()
 		noSlot := w.slot && r.Index.Len() == r.Index.Max()
 		short, ok := capacity.Shortage{}, false
@@ -65,19 +61,11 @@ func (c *ownRoot) reserve(ctx context.Context, w reservation) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		switch {
-		case scanning:
+		if scanning {
 			return fmt.Errorf("%w: %s is %d bytes short, and its scan may find more", ErrNoSpace, r.Path, short.Bytes)
-		case !w.evicts && short.Quota > 0:
-			return r.Account.QuotaError(w.Want, short.Quota)
-		case !w.evicts:
-			if err := c.await(ctx, &w, &wait, short); err != nil {
-				return fmt.Errorf("%w: %s is %d bytes short: %w", ErrNoSpace, r.Path, short.Bytes, err)
-			}
-		default:
-			if err := c.evict(&w, short, noSlot); err != nil {
-				return err
-			}
+		}
+		if err := c.evict(&w, short, noSlot); err != nil {
+			return err
 		}
 	}
 }
@@ -93,21 +81,6 @@ func (w *reservation) booked(r *root) error {
 	}
 	w.Taken = 0
 	return nil
-}
-
-// await waits for the background evictor to free something.
-func (c *ownRoot) await(ctx context.Context, w *reservation, wait *capacity.Wait, short capacity.Shortage) error {
-	r := c.r
-	if !wait.Begun() {
-		r.Counted(&r.Count.Waits)
-	}
-	return wait.Round(ctx, r.Account, w.Want, short, r.store.cfg.EvictPatience, func() error {
-		if !r.Health.Takes() || r.store.closed.Load() {
-			return ErrRootOut
-		}
-		c.wake()
-		return nil
-	})
 }
 
 // evict evicts a part of what a reservation is short of.
@@ -146,7 +119,7 @@ func (c *ownRoot) evictDown(ctx context.Context) {
 		return
 	}
 	defer c.endTurn()
-	if err := c.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
+	if err := c.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}}); err != nil {
 		c.r.Log.Warn("root is over its capacity: nothing can be evicted", "used", c.r.Account.Figures().Used,
 			"capacity", c.r.Account.Figures().Capacity, "error", err)
 	}
@@ -164,27 +137,9 @@ func (c *ownRoot) shrink(ctx context.Context) bool {
 
 func (c *ownRoot) within() bool { return c.r.IsScanning() || c.r.Account.Excess(1) <= 0 }
 
-// turn implements [kind]: a put evicts where no evictor runs in the background, and for a tenant that is over its quota.
-func (c *ownRoot) turn(ctx context.Context, tenant uint16, bytes int64) (evicts bool, err error) {
-	if c.inBackground() && !c.r.Account.OverQuota(c.r.want(tenant, bytes)) {
-		return false, nil
-	}
-	err = c.evicting.Acquire(ctx, 1)
-	return err == nil, err
-}
+// turn implements [kind]: one reservation at a time evicts.
+func (c *ownRoot) turn(ctx context.Context) error { return c.evicting.Acquire(ctx, 1) }
 
 func (c *ownRoot) endTurn() { c.evicting.Release(1) }
 
-// inBackground says whether an evictor evicts between the watermarks.
-func (c *ownRoot) inBackground() bool {
-	return c.r.store.cfg.EvictMode == Background && c.leaving.To == nil
-}
-
-func (c *ownRoot) wake() { wake(c.woken) }
-
-func (c *ownRoot) grew() {
-	if c.inBackground() && c.r.Account.Excess(c.r.store.live.Load().High) > 0 {
-		c.wake()
-	}
-	c.leaving.Wake()
-}
+func (c *ownRoot) grew() { c.leaving.Wake() }

@@ -19,30 +19,27 @@ import (
 // present. That is said before anything goes for it.
 func TestWhatNeverFitsEvictsNothing(t *testing.T) {
 	const all = 0xf // ranks
-	for _, mode := range []EvictMode{OnDemand, Background} {
-		for name, c := range map[string]struct {
-			tenant  uint32
-			prepare func(f *fixture)
-		}{
-			"over the quota":     {7, func(*fixture) {}},
-			"over what there is": {8, func(f *fixture) { f.ceiling(3 * pieceBytes) }},
-		} {
-			t.Run(mode.String()+"/"+name, func(t *testing.T) {
-				f := newFixture(t, t.TempDir(), 5, 4, func(c *Config) {
-					c.EvictMode, c.High, c.Low = mode, 1, 1
-					c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 3 * pieceBytes}}
-				})
-				f.mustPutRanks(c.tenant, 0, 1)
-				f.mustPutRanks(c.tenant, 1, 1)
-				c.prepare(f)
-				if err := f.putRank(c.tenant, 9, 0, all); !errors.Is(err, ErrNoSpace) {
-					t.Errorf("got %v", err)
-				}
-				st := f.store.Stats().Roots[0]
-				equal(t, "Entries", st.Entries, 2)
-				equal(t, "Evictions", st.Evictions, 0)
+	for name, c := range map[string]struct {
+		tenant  uint32
+		prepare func(f *fixture)
+	}{
+		"over the quota":     {7, func(*fixture) {}},
+		"over what there is": {8, func(f *fixture) { f.ceiling(3 * pieceBytes) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, t.TempDir(), 5, 4, func(c *Config) {
+				c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 3 * pieceBytes}}
 			})
-		}
+			f.mustPutRanks(c.tenant, 0, 1)
+			f.mustPutRanks(c.tenant, 1, 1)
+			c.prepare(f)
+			if err := f.putRank(c.tenant, 9, 0, all); !errors.Is(err, ErrNoSpace) {
+				t.Errorf("put of an entry that never fits: error %v, want %v", err, ErrNoSpace)
+			}
+			st := f.store.Stats().Roots[0]
+			equal(t, "Entries", st.Entries, 2)
+			equal(t, "Evictions", st.Evictions, 0)
+		})
 	}
 }
 

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,75 +52,6 @@ func TestFloor(t *testing.T) {
 	f.checkUsed()
 }
 
-// burst has many writers store at once, and says how many stores were shed.
-func (f *fixture) burst(from uint64, writers, each int) (shed int64) {
-	f.Helper()
-	var sheds atomic.Int64
-	var all sync.WaitGroup
-	for w := range uint64(writers) {
-		all.Go(func() {
-			for n := range uint64(each) {
-				k := from + w*uint64(each) + n
-				switch err := f.putUnder(k, k, 0); {
-				case errors.Is(err, ErrNoSpace):
-					sheds.Add(1)
-				case err != nil:
-					f.Errorf("put %d: %v", k, err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	return sheds.Load()
-}
-
-func background(high, low float64) func(*Config) {
-	return func(c *Config) { c.EvictMode, c.High, c.Low = Background, high, low }
-}
-
-// TestBurstWaitsForTheEvictor: puts that meet a full root wait for the evictor instead of being shed.
-func TestBurstWaitsForTheEvictor(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 40, 1, background(0.95, 0.9))
-	if shed := f.burst(0, 16, 25); shed > 0 {
-		t.Errorf("%d of 400 stores were shed", shed)
-	}
-	if got := f.store.Stats().Roots[0]; got.Waits == 0 || got.Evictions < 350 {
-		t.Errorf("%+v", got)
-	}
-	defer f.rested()()
-	f.checkUsed()
-}
-
-// TestWaitForTheEvictorEnds when nothing can go: at once, by the context, and by its patience.
-func TestWaitForTheEvictorEnds(t *testing.T) {
-	f, faulty := faultyFixture(t, 2, background(1, 0.5), func(c *Config) { c.EvictPatience = time.Hour })
-	f.mustPut(0, 1)
-	l := f.lookup(0, 1)
-	if err := f.put(2, 0); !errors.Is(err, ErrNoSpace) {
-		t.Errorf("all is pinned: %v", err)
-	}
-	l.Release()
-	faulty.Set(faultfs.MustRules("remove ** 1st: hang")...)
-	defer faulty.Release()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { _, err := f.store.Put(ctx, f.request(2, 0, 0)); done <- err }()
-	must(t, faulty.AwaitHanging(context.Background(), 1))
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	f.store.cfg.EvictPatience = 100 * time.Millisecond
-	if err := f.put(3, 0); !errors.Is(err, ErrNoSpace) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("patience: %v", err)
-	}
-	f.store.cfg.EvictPatience = time.Hour // the evictor may have to wait for the processor
-	faulty.Release()
-	f.mustPut(4)
-	defer f.rested()()
-	f.checkUsed()
-}
-
 func (f *fixture) putOf(tenant uint32, n uint64) error {
 	q := f.request(n, n, 0)
 	q.Tenant = tenant
@@ -139,61 +68,56 @@ func (f *fixture) putOf(tenant uint32, n uint64) error {
 
 // TestQuotas: a tenant that uses its quota up loses its own entries and nobody else's.
 func TestQuotas(t *testing.T) {
-	for _, mode := range []EvictMode{OnDemand, Background} {
-		t.Run(mode.String(), func(t *testing.T) {
-			f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) {
-				c.EvictMode, c.High, c.Low = mode, 1, 1
-				c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 5 * pieceBytes}, {First: 8, Last: 9, Share: 0.1}}
-			})
-			count := func(from, to uint64) (n int) {
-				for k := from; k < to; k++ {
-					if f.has(k) {
-						n++
-					}
-				}
-				return n
+	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) {
+		c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 5 * pieceBytes}, {First: 8, Last: 9, Share: 0.1}}
+	})
+	count := func(from, to uint64) (n int) {
+		for k := from; k < to; k++ {
+			if f.has(k) {
+				n++
 			}
-			store := func(tenant uint32, from, to uint64) {
-				t.Helper()
-				for k := from; k < to; k++ {
-					if err := f.putOf(tenant, k); err != nil {
-						t.Fatalf("tenant %d, key %d: %v", tenant, k, err)
-					}
-				}
-			}
-			store(1, 0, 6)
-			store(7, 100, 120)
-			store(8, 200, 204)
-			store(9, 300, 304)
-			for _, c := range []struct {
-				from, to uint64
-				want     int
-			}{{0, 6, 6}, {100, 120, 5}, {115, 120, 5}, {200, 204, 2}, {300, 304, 2}} {
-				if got := count(c.from, c.to); got != c.want {
-					t.Errorf("of the keys from %d to %d are %d left, want %d", c.from, c.to, got, c.want)
-				}
-			}
-			l := f.lookup(115)
-			defer l.Release()
-			p, err := f.store.Put(context.Background(),
-				func() PutRequest { q := f.request(400, 400, 0); q.Tenant = abi.None; return q }())
-			must(t, err)
-			p.Abort(errors.New("history"))
-			f.checkUsed()
-			f.restart()
-			store(7, 120, 125)
-			if got := count(100, 125); got != 5 {
-				t.Errorf("%d entries of tenant 7 after a restart", got)
-			}
-			if got := count(0, 6); got != 6 {
-				t.Errorf("%d entries of tenant 1 after a restart", got)
-			}
-			f.checkUsed()
-		})
+		}
+		return n
 	}
-	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Quotas = []Quota{{Last: abi.None, Bytes: pieceBytes}} })
+	store := func(tenant uint32, from, to uint64) {
+		t.Helper()
+		for k := from; k < to; k++ {
+			if err := f.putOf(tenant, k); err != nil {
+				t.Fatalf("tenant %d, key %d: %v", tenant, k, err)
+			}
+		}
+	}
+	store(1, 0, 6)
+	store(7, 100, 120)
+	store(8, 200, 204)
+	store(9, 300, 304)
+	for _, c := range []struct {
+		from, to uint64
+		want     int
+	}{{0, 6, 6}, {100, 120, 5}, {115, 120, 5}, {200, 204, 2}, {300, 304, 2}} {
+		if got := count(c.from, c.to); got != c.want {
+			t.Errorf("of the keys from %d to %d are %d left, want %d", c.from, c.to, got, c.want)
+		}
+	}
+	l := f.lookup(115)
+	defer l.Release()
+	p, err := f.store.Put(context.Background(),
+		func() PutRequest { q := f.request(400, 400, 0); q.Tenant = abi.None; return q }())
+	must(t, err)
+	p.Abort(errors.New("history"))
+	f.checkUsed()
+	f.restart()
+	store(7, 120, 125)
+	if got := count(100, 125); got != 5 {
+		t.Errorf("%d entries of tenant 7 after a restart", got)
+	}
+	if got := count(0, 6); got != 6 {
+		t.Errorf("%d entries of tenant 1 after a restart", got)
+	}
+	f.checkUsed()
+	f = newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Quotas = []Quota{{Last: abi.None, Bytes: pieceBytes}} })
 	must(t, f.putOf(3, 1))
-	l := f.lookup(1)
+	l = f.lookup(1)
 	if err := f.putOf(3, 2); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("with all of the quota pinned: %v", err)
 	}

@@ -72,7 +72,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		Path: cfg.Path, Log: log, Account: r.Account, Sequence: &s.seq,
 		Health: health.NewMonitor(health.Config{
 			Dir: cfg.Path, FS: cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
-			Out: func() { r.kind.wake() }, Ended: func() { wake(r.upkeepWake) },
+			Ended: func() { wake(r.upkeepWake) },
 		}),
 		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
 	})

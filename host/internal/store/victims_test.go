@@ -31,9 +31,9 @@ type twin struct {
 	flights []*Put
 }
 
-func newTwin(t *testing.T, evict *policy.Module, mode EvictMode) *twin {
+func newTwin(t *testing.T, evict *policy.Module) *twin {
 	f := indexOnly(t, 60, 32, func(c *Config) {
-		c.Policies.Evict, c.EvictMode, c.Now = handle(evict), mode, fakeClock()
+		c.Policies.Evict, c.Now = handle(evict), fakeClock()
 		c.Quotas = []Quota{{First: 1, Last: 1, Share: 0.3}}
 	})
 	f.unlinkVictims()
@@ -97,19 +97,19 @@ func (w *twin) drop(key kv.Key) {
 // may, natively and in wasm: after each of many random steps the same entries are resident, in one order.
 func TestForetoldVictimsAreThoseNamedOneByOne(t *testing.T) {
 	compareForetold(t, func() []*twin {
-		return []*twin{newTwin(t, nil, OnDemand), newTwin(t, use(t, "lru", nil, nil).Module, OnDemand)}
+		return []*twin{newTwin(t, nil), newTwin(t, use(t, "lru", nil, nil).Module)}
 	})
 }
 
 // TestForetoldVictimsInC is the same with recency, a policy in C.
 func TestForetoldVictimsInC(t *testing.T) {
 	module := policytest.Example(t, "recency")
-	compareForetold(t, func() []*twin { return []*twin{newTwin(t, use(t, module, nil, nil).Module, OnDemand)} })
+	compareForetold(t, func() []*twin { return []*twin{newTwin(t, use(t, module, nil, nil).Module)} })
 }
 
 func compareForetold(t *testing.T, others func() []*twin) {
 	for seed := range uint64(6) {
-		twins := append([]*twin{newTwin(t, oneByOne(), OnDemand)}, others()...)
+		twins := append([]*twin{newTwin(t, oneByOne())}, others()...)
 		rng := rand.New(rand.NewPCG(seed, 99))
 		keys := 90 + 60*uint32(seed)
 		for step := range 4000 {

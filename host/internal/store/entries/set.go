@@ -56,7 +56,6 @@ type Counters struct {
 	Discarded   uint64 // entries that clients discarded
 	OverBudget  uint64 // puts refused for the daily write budget
 	Evictions   uint64 // entries
-	Waits       uint64 // puts that waited for the background evictor
 	Sheds       uint64 // puts that found no space
 	Damaged     uint64 // entries dropped because a file was not what it should be
 	Vanished    uint64 // files removed by another program
@@ -145,13 +144,6 @@ func (s *Set) InFlight() int { return len(s.flights) }
 
 // Complete is how many entries have all their pieces.
 func (s *Set) Complete() int64 { return s.complete }
-
-// SlotsFull says whether there is no slot for another entry. It takes the lock.
-func (s *Set) SlotsFull() bool {
-	s.Lock()
-	defer s.Unlock()
-	return s.Index.Len() == s.Index.Max()
-}
 
 // Reach is how many entries there can be at most, after [Raise]. It takes the lock.
 func Reach(s *Set) uint32 {

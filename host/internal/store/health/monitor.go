@@ -31,7 +31,6 @@ type Config struct {
 	Every time.Duration // between checks; the unit of the pauses between probes
 	Now   func() time.Time
 	Log   *slog.Logger
-	Out   func() // called, without a lock, when the root is taken out: what waits for it is to stop waiting
 	Ended func() // called when an operation that was given up has ended: a probe may be due
 }
 
@@ -168,7 +167,6 @@ func (m *Monitor) TakeOut(reason string, cause error, advice string) {
 		m.cfg.Log.Error("root out of service: lookups miss, stores use other roots; will retry", "reason", reason,
 			"error", cause, "advice", advice)
 	}
-	m.cfg.Out()
 }
 
 // Demote restricts the root to less than it was used for.

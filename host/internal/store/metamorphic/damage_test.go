@@ -35,7 +35,7 @@ func (n operator) runDamage(op Op) (string, error) {
 	default:
 		err = overwrite(n.r.files, name, at, uint32(op.number("bytes")))
 	}
-	if errors.Is(err, fs.ErrNotExist) { // a background evictor was faster
+	if errors.Is(err, fs.ErrNotExist) { // an eviction was faster
 		return "evicted meanwhile", nil
 	}
 	rel, _ := filepath.Rel(n.dir, name)

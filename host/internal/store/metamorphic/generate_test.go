@@ -32,9 +32,6 @@ func GenerateKind(kind Kind, seed uint64, operations int) *History {
 			ID:         string(rune('a' + i)),
 			Durability: []store.Durability{store.None, store.Batch, store.Strict}[g.rng.IntN(3)],
 		}
-		if kind.many && kind.hosts == 1 && g.rng.IntN(2) == 0 {
-			host.EvictMode = store.Background
-		}
 		g.h.Hosts = append(g.h.Hosts, host)
 		g.hosts = append(g.hosts, &plan{Host: host})
 	}

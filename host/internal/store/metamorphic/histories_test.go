@@ -27,7 +27,6 @@ type History struct {
 type Host struct {
 	ID         string
 	Durability store.Durability
-	EvictMode  store.EvictMode
 }
 
 // Op is one operation: a verb on a host, with arguments.
@@ -87,7 +86,7 @@ func (h *History) text(results []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "kind %s\nseed %d\n", h.Kind.Name, h.Seed)
 	for _, host := range h.Hosts {
-		fmt.Fprintf(&b, "host %s %s %s\n", host.ID, host.Durability, host.EvictMode)
+		fmt.Fprintf(&b, "host %s %s\n", host.ID, host.Durability)
 	}
 	for _, rule := range h.Faults {
 		fmt.Fprintf(&b, "fault %s\n", rule)
@@ -152,19 +151,15 @@ func (h *History) parseLine(line string) (err error) {
 
 func parseHost(text string) (Host, error) {
 	words := strings.Fields(text)
-	if len(words) != 3 {
-		return Host{}, errors.New("want an id, a durability and an evict mode")
+	if len(words) != 2 {
+		return Host{}, errors.New("want an id and a durability")
 	}
-	h := Host{ID: words[0]}
 	for _, d := range [...]store.Durability{store.None, store.Batch, store.Strict} {
-		for _, m := range [...]store.EvictMode{store.OnDemand, store.Background} {
-			if d.String() == words[1] && m.String() == words[2] {
-				h.Durability, h.EvictMode = d, m
-				return h, nil
-			}
+		if d.String() == words[1] {
+			return Host{ID: words[0], Durability: d}, nil
 		}
 	}
-	return h, errors.New("no such durability or evict mode")
+	return Host{}, errors.New("no such durability")
 }
 
 func (h *History) host(id string) int {

@@ -22,13 +22,13 @@ func TestText(t *testing.T) {
 
 // TestBadText: a history that cannot be read says in which line.
 func TestBadText(t *testing.T) {
-	const head = "kind clean\nseed 1\nhost a none on-demand\n"
+	const head = "kind clean\nseed 1\nhost a none\n"
 	for _, text := range []string{
 		"",
 		"kind unheard-of\n",
-		"kind shared\nhost a none on-demand\n",
-		"kind clean\nhost a none\n",
-		"kind clean\nhost a forever on-demand\n",
+		"kind shared\nhost a none\n",
+		"kind clean\nhost a\n",
+		"kind clean\nhost a forever\n",
 		head + "fault write: nonsense\n",
 		head + "b.Crash()\n",
 		head + "a.Dance()\n",

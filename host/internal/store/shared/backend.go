@@ -46,8 +46,6 @@ type Config struct {
 	Dir      string // the root
 	Host     string // [a-z0-9]+, unique among the running hosts
 	Capacity int64
-	High     float64       // fraction of the capacity at which eviction begins, 0: 0.95
-	Low      float64       // fraction of the capacity that eviction aims for, 0: 0.90
 	Lapse    time.Duration // a host without a heartbeat for this long is given up
 	LogBytes int64         // size at which a log is rotated; 0: 1 MiB
 	FS       staging.FS
@@ -57,12 +55,6 @@ type Config struct {
 }
 
 func (c *Config) complete() error {
-	if c.High == 0 {
-		c.High = 0.95
-	}
-	if c.Low == 0 {
-		c.Low = min(0.9, c.High)
-	}
 	if c.LogBytes <= 0 {
 		c.LogBytes = logFull
 	}
