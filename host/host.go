@@ -149,12 +149,7 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	out := store.Config{Policies: b.Policies, Log: h.log, Seed: uint64(s.Seed)}
 	out.FS = fsys
 	out.HostID = s.HostID
-	switch s.Durability {
-	case config.DurabilityBatch:
-		out.Durability = store.Batch
-	case config.DurabilityStrict:
-		out.Durability = store.Strict
-	}
+	out.Strict = s.Durability == config.DurabilityStrict
 	out.IOTimeout = IOTimeout(&s)
 	m := c.Move
 	out.Moves = store.Moves{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Shutdown: m.Shutdown}

@@ -57,7 +57,7 @@ func TestKillRounds(t *testing.T) {
 		k := &kill{
 			T: t, dir: dir, round: round, evict: pick(rng, "lru.wasm", "prefix.wasm", "reuse.wasm", "s3fifo.wasm"),
 			place:      pick(rng, "", "llmd.wasm", call, trap),
-			durability: pick(rng, "none", "none", "batch", "strict"),
+			durability: pick(rng, "none", "strict"),
 			after:      rng.Int64N(800), sessions: 1 + rng.IntN(3),
 		}
 		tally.Add(k.run(), 1, 0)

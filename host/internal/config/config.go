@@ -168,7 +168,7 @@ const (
 
 // Store is how roots evict, publish and are shared.
 type Store struct {
-	Durability  string        // DurabilityNone, DurabilityBatch, DurabilityStrict
+	Durability  string        // DurabilityNone, DurabilityStrict
 	Compression string        // CompressionOff, CompressionAuto, CompressionHuffman
 	IOTimeout   time.Duration // 0: none
 	Seed        int64
@@ -188,7 +188,6 @@ type Move struct {
 // What a publication waits for, and how chunks are stored.
 const (
 	DurabilityNone   = "none"
-	DurabilityBatch  = "batch"
 	DurabilityStrict = "strict"
 
 	CompressionOff     = "off"

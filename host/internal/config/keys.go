@@ -149,10 +149,10 @@ var keys = []*Key{
 		Help:  "How long the collector may take for one export. No request waits for it.",
 		field: func(c *Config) any { return &c.OTLP.Timeout }},
 
-	{Section: "store", Name: "durability", Kind: Choice, Choices: []string{DurabilityNone, DurabilityBatch,
-		DurabilityStrict}, Default: DurabilityNone,
+	{Section: "store", Name: "durability", Kind: Choice, Choices: []string{DurabilityNone, DurabilityStrict},
+		Default: DurabilityNone,
 		Help: "What a publication waits for. none: nothing; a crash can lose chunks, but wrong ones are never " +
-			"served. batch: a sync that many publications share. strict: a sync of its own.",
+			"served. strict: a sync of its bytes and its name.",
 		field: func(c *Config) any { return &c.Store.Durability }},
 	{Section: "store", Name: "compression", Kind: Choice, Choices: []string{CompressionOff, CompressionAuto, CompressionHuffman},
 		Default: CompressionOff,

@@ -24,28 +24,6 @@ import (
 // MaxLevels is one more than the highest level of a root.
 const MaxLevels = 8
 
-// Durability says what a published piece has survived.
-type Durability uint8
-
-const (
-	// None: a crash of the machine may lose it, or leave a file that its checksums refuse.
-	None Durability = iota
-	// Batch: as None, until the next periodic flush of the root's file system.
-	Batch
-	// Strict: its bytes and its name are durable before it is resident.
-	Strict
-)
-
-func (d Durability) String() string {
-	switch d {
-	case Batch:
-		return "batch"
-	case Strict:
-		return "strict"
-	}
-	return "none"
-}
-
 // RootConfig is one directory that holds pieces.
 type RootConfig struct {
 	Path         string         // made when missing, with mode 0700, in a directory that is there
@@ -93,15 +71,14 @@ type Quota = capacity.Quota
 
 // Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.
 type Config struct {
-	Roots      []RootConfig
-	Durability Durability
-	BatchEvery time.Duration // between flushes of Batch: 1 s
-	Policies   Policies
-	FS         staging.FS // of roots without one; nil: the operating system's below each root
-	Log        *slog.Logger
-	Seed       uint64
-	Now        func() time.Time
-	HostID     string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
+	Roots    []RootConfig
+	Strict   bool // a piece's bytes and name are durable before it is resident; else a power failure may lose them
+	Policies Policies
+	FS       staging.FS // of roots without one; nil: the operating system's below each root
+	Log      *slog.Logger
+	Seed     uint64
+	Now      func() time.Time
+	HostID   string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
 
 	Compression choice.Modes // of RootConfig.Compressed
 	Expiries    []Expiry     // of entries by their model, the first that fits; none: they do not expire
@@ -185,9 +162,6 @@ func (c *Config) complete() error {
 	}
 	if c.UpkeepEvery <= 0 {
 		c.UpkeepEvery = time.Second
-	}
-	if c.BatchEvery <= 0 {
-		c.BatchEvery = time.Second
 	}
 	if c.ScanWorkers <= 0 {
 		c.ScanWorkers = defaultScanners

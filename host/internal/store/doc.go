@@ -33,10 +33,9 @@
 //  6. Strict: the directory is synced, and those above it that this process has not synced before.
 //  7. The index has it; lookups hit.
 //
-// Batch stops at 5 and 7, and every [Config.BatchEvery] one sync of the file system covers what was published since the
-// last; should it fail, all of that is dropped, and what is being written is not published. What a scan finds, a killed
-// process's, is made durable before it counts, under both. After a power failure, under none, a file can be missing, or
-// be there with any mixture of its bytes and others: size, header and checksums tell. An entry that left may be there.
+// What a scan finds, a killed process's, is made durable before it counts where strict is set. Without it a file can be
+// missing after a power failure, or be there with any mixture of its bytes and others: size, header and checksums tell. The
+// file of an entry that left may be there.
 //
 // # Levels
 //

@@ -79,7 +79,7 @@ func TestADirectoryGoesBeforeItsFile(t *testing.T) {
 		f := newFixture(t, filepath.Join(t.TempDir(), "kv"), 3, 1, func(c *Config) {
 			c.FS = fsys
 			if strict {
-				c.Durability = Strict
+				c.Strict = true
 			}
 		})
 		for n := range uint64(9) { // the last ones take files over

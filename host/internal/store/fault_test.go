@@ -38,7 +38,7 @@ func TestFaults(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.rule, func(t *testing.T) {
-			f, faulty := faultyFixture(t, 4, func(c *Config) { c.Durability = Strict })
+			f, faulty := faultyFixture(t, 4, func(c *Config) { c.Strict = true })
 			faulty.Set(faultfs.MustRules(tt.rule)...)
 			if err := f.put(1, 0); !errors.Is(err, tt.want) {
 				t.Errorf("got %v, want %v", err, tt.want)
@@ -147,29 +147,6 @@ func TestFilesRemovedOutside(t *testing.T) {
 	f.checkUsed()
 	f.restart()
 	f.mustRead(7)
-}
-
-func TestBatchFlushFails(t *testing.T) {
-	f, faulty := faultyFixture(t, 8, func(c *Config) { c.Durability, c.BatchEvery = Batch, time.Hour })
-	f.mustPut(0, 1)
-	f.maintain(Flush)
-	f.mustPut(2, 3)
-	held := f.lookup(3)
-	faulty.Set(faultfs.MustRules("syncfs ** 1st: eio")...)
-	f.maintain(Flush)
-	for n := range uint64(4) {
-		if got, want := f.has(n), n < 2; got != want {
-			t.Errorf("key %d: hit %t", n, got)
-		}
-	}
-	if st := f.store.Stats().Roots[0]; st.Used != 3*pieceBytes || st.SyncFails != 1 {
-		t.Errorf("a leased entry's bytes are in use until it is released: %+v", st)
-	}
-	held.Release()
-	f.checkUsed()
-	faulty.Set()
-	f.mustPut(2, 3)
-	f.mustRead(3)
 }
 
 // TestHungUnlink has the eviction of one put hang; lookups and loads do not wait.

@@ -7,11 +7,10 @@ import (
 
 // Inspection is what a store knows about one of its roots.
 type Inspection struct {
-	Dir      string
-	Used     int64 // bytes in the root's account
-	Missing  int64 // of those, bytes reserved for pieces that are not there
-	Unsynced int   // entries that wait for a flush
-	InUse    int   // entries that are pinned, being written or being removed
+	Dir     string
+	Used    int64 // bytes in the root's account
+	Missing int64 // of those, bytes reserved for pieces that are not there
+	InUse   int   // entries that are pinned, being written or being removed
 }
 
 // Inspect is for tests. It calls visit, unless that is nil, with what it finds in each root; until visit returns no
@@ -29,9 +28,7 @@ func (s *Store) Inspect(visit func([]Inspection)) error {
 		if rerr := r.Check(kept); rerr != nil {
 			err = errors.Join(err, fmt.Errorf("store: root %s contradicts itself: %w", r.Path, rerr))
 		}
-		list[i] = Inspection{
-			Dir: r.Path, Used: r.Account.Figures().Used, Unsynced: r.batch.len(),
-		}
+		list[i] = Inspection{Dir: r.Path, Used: r.Account.Figures().Used}
 		list[i].Missing, list[i].InUse = r.Census()
 	}
 	if visit != nil {

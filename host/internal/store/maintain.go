@@ -12,8 +12,6 @@ type Task uint8
 const (
 	// RetryRemovals removes files that could not be removed before.
 	RetryRemovals Task = iota
-	// Flush makes durable what was published, under [Batch].
-	Flush
 	// Probe looks at a root. One that is out of service, or takes no stores, is put back when it can be.
 	Probe
 	// Step is one step of a shared root that has a [Scheduler].
@@ -30,10 +28,6 @@ func (s *Store) Maintain(ctx context.Context, root int, task Task) error {
 	switch task {
 	case RetryRemovals:
 		r.Orphans.Retry(ctx)
-	case Flush:
-		if s.cfg.Durability == Batch {
-			r.flush()
-		}
 	case Probe:
 		if state := r.Health.State(); state > health.Full {
 			return r.Health.Reopen(ctx, returning{r})

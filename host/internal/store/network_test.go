@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 
@@ -36,10 +37,10 @@ func TestNetworkFileSystems(t *testing.T) {
 		{"remove ** 1st: estale", nil},
 		{"rename ** 1st: estale after", nil},
 	}
-	for _, d := range []Durability{None, Strict} {
+	for _, strict := range []bool{false, true} {
 		for _, tt := range tests {
-			t.Run(d.String()+"/"+tt.rule, func(t *testing.T) {
-				f, faulty := faultyFixture(t, 3, func(c *Config) { c.Durability = d })
+			t.Run(fmt.Sprintf("strict=%t/%s", strict, tt.rule), func(t *testing.T) {
+				f, faulty := faultyFixture(t, 3, func(c *Config) { c.Strict = strict })
 				f.mustPut(0, 1, 2)
 				faulty.Set(faultfs.MustRules(tt.rule)...)
 				err := f.put(3, 0) // which evicts

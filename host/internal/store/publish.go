@@ -44,9 +44,6 @@ func (p *Put) finish() (staging.Info, error) {
 	if p.file == nil {
 		return staging.Info{}, fmt.Errorf("%w: nothing at all", ErrShort)
 	}
-	if err := p.lost(); err != nil {
-		return staging.Info{}, err
-	}
 	if p.strict() {
 		if err := p.file.Datasync(); err != nil {
 			return staging.Info{}, p.root.SyncFailed(err)
@@ -153,22 +150,14 @@ func (p *Put) enter(info staging.Info) error {
 	}
 	diff := pieceformat.Padded(info.Allocated) - p.class.FileBytes()
 	wanted := r.Written(p.mark.Slot, p.rank, p.name, p.ranks, p.parent, diff)
-	lost := p.lost() // under the lock: a batch that fails later finds the entry
-	if r.store.cfg.Durability == Batch && lost == nil {
-		r.batch.add(p.mark)
-	}
 	r.Unlock()
 	p.end()
 	if !wanted {
 		r.kind.discard(p.target, p.class.FileBytes())
 	}
-	if lost != nil {
-		r.drop(p.mark, 0)
-	} else {
-		r.kind.published(p.mark)
-	}
+	r.kind.published(p.mark)
 	r.kind.shrink(context.Background())
-	return lost
+	return nil
 }
 
 // Abort gives the reservation up and removes what was written. It may be called again, and after Publish, when it does

@@ -18,21 +18,18 @@ import (
 // are bare time by ours, medians of pairs with the quartiles.
 func BenchmarkPublications(b *testing.B) {
 	const passes, each = 15, 400
-	for _, c := range []struct {
-		name string
-		d    Durability
-	}{{"none", None}, {"batch", Batch}, {"strict", Strict}} {
+	for _, strict := range []bool{false, true} {
 		for _, writers := range []int{1, 8} {
-			b.Run(fmt.Sprintf("%s/writers=%d", c.name, writers), func(b *testing.B) {
+			b.Run(fmt.Sprintf("strict=%t/writers=%d", strict, writers), func(b *testing.B) {
 				for range b.N {
 					var ratios, ours, cpu []float64
 					n := each
-					if c.d == Strict {
+					if strict {
 						n = each / 10
 					}
 					for pass := range passes {
-						bare := func() spent { return barePublications(b, writers, n, c.d == Strict) }
-						full := func() spent { return publications(b, writers, n, c.d) }
+						bare := func() spent { return barePublications(b, writers, n, strict) }
+						full := func() spent { return publications(b, writers, n, strict) }
 						var t, u spent
 						if pass%2 == 0 {
 							t, u = bare(), full()
@@ -74,8 +71,8 @@ func share(writers, n int, do func(writer, i int)) spent {
 	return spent{time.Since(start), cpuTime() - cpu}
 }
 
-func publications(b *testing.B, writers, n int, d Durability) spent {
-	f := newFixture(b, b.TempDir(), n+8, 1, func(c *Config) { c.Durability = d })
+func publications(b *testing.B, writers, n int, strict bool) spent {
+	f := newFixture(b, b.TempDir(), n+8, 1, func(c *Config) { c.Strict = strict })
 	defer f.store.Close()
 	pools := make([]*staging.Slots, writers)
 	for i := range pools {

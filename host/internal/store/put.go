@@ -62,8 +62,6 @@ type Put struct {
 	credit shared.Credit   // of a shared root
 	charge capacity.Charge // against the root's daily budget
 	opened bool            // there was a file
-	outage uint32          // the root's last when the put began
-	unsure uint32          // likewise
 }
 
 // Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for
@@ -199,7 +197,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 
 // begin notes when the put began in its root.
 func (p *Put) begin(r *root) {
-	p.root, p.stamp, p.outage, p.unsure = r, r.store.seq.Stamp(), r.Health.Returns(), r.batch.failed.Load()
+	p.root, p.stamp = r, r.store.seq.Stamp()
 	p.compresses = compresses(r, p)
 	if p.copy != nil {
 		p.stamp = p.copy.header.StoreTime // it is not younger than what it is a copy of

@@ -62,7 +62,7 @@ func (r returning) Reopen(ctx context.Context, from health.State, empty bool) er
 // refit brings the root up to date before it serves again.
 func (r returning) refit(ctx context.Context, empty bool) error {
 	r.ForgetDirs()
-	lost := append(r.lostBatch(), r.suspects.take()...) // a sync would prove nothing of them now
+	lost := r.suspects.take()
 	if empty {
 		lost = r.Marks()
 	}

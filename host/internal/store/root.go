@@ -46,7 +46,6 @@ type root struct {
 	unavailable atomic.Bool   // it could not be opened: see openLate
 	scanned     chan struct{} // closed when it is known what is there
 
-	batch    batch
 	suspects marks // entries with files that gave no answer
 }
 
@@ -74,7 +73,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 			Dir: cfg.Path, FS: cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
 			Ended: func() { wake(r.upkeepWake) },
 		}),
-		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
+		Strict: s.cfg.Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
 	})
 	r.origin = moves.Origin{Set: &r.Set, Level: cfg.Level, Copies: s.copies, Clock: s.seq.Clock, Open: r.openMoved}
 	if len(s.levels) > 1 {

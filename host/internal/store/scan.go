@@ -49,7 +49,7 @@ func (r *recovery) beginScan() error {
 		return err
 	}
 	// What is found counts as stored. Who wrote it may have been killed before it was durable.
-	if r.root.store.cfg.Durability != None {
+	if r.root.store.cfg.Strict {
 		if err := d.FS.SyncFS(d.Path); err != nil {
 			return d.SyncFailed(err)
 		}

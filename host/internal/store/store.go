@@ -99,9 +99,6 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	for _, r := range s.roots {
 		s.work.Go(func() { r.upkeep(s.run) })
 		r.kind.start()
-		if cfg.Durability == Batch {
-			s.work.Go(func() { r.flushEvery(s.run, cfg.BatchEvery) })
-		}
 	}
 	return s, nil
 }

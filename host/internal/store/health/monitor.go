@@ -40,7 +40,6 @@ type Monitor struct {
 	watched *staging.WatchedFS // refuses operations while the root is out; their errors are seen
 	bare    *staging.WatchedFS // for probes: refuses nothing, and what fails has no consequences
 	state   atomic.Uint32
-	returns atomic.Uint32
 
 	mu      sync.Mutex
 	reason  string
@@ -89,9 +88,6 @@ func (m *Monitor) Serves() bool { return m.State() <= ReadOnly }
 
 // Takes says whether stores can go to the root.
 func (m *Monitor) Takes() bool { return m.State() <= Full }
-
-// Returns counts the root's returns. What was not synced before one may be lost.
-func (m *Monitor) Returns() uint32 { return m.returns.Load() }
 
 // Stuck is the number of operations that were given up and have not ended.
 func (m *Monitor) Stuck() int { return m.watched.Stuck() + m.bare.Stuck() }
@@ -242,7 +238,6 @@ func (m *Monitor) Reopen(ctx context.Context, r Root) error {
 	if err != nil {
 		return err
 	}
-	m.returns.Add(1) // the device may have lost what it had taken and not yet written
 	if state == ReadOnly {
 		return r.Reopen(ctx, ReadOnly, empty)
 	}

@@ -3,32 +3,18 @@ package metamorphic
 import (
 	"fmt"
 	"slices"
-
-	"github.com/kvhost/kvhost/host/internal/store"
 )
 
-// durable is what a host owes after a crash: the entries that were hits when all that had been published was durable.
+// durable is what a host owes after a crash: the entries that were hits, where a piece is durable before it is one.
 type durable struct {
 	entries []Entry
 	sealed  bool // the life has ended
 }
 
-// stored notes that an entry's piece was stored. Under [store.Batch] it had been evicted, and is not durable yet.
-func (d *durable) stored(n *node, e Entry) {
-	if n.Durability == store.Batch {
-		d.entries = slices.DeleteFunc(d.entries, func(o Entry) bool { return o == e })
-	}
-}
-
 // update looks at what is durable after an operation.
 func (d *durable) update(n *node) error {
-	if n.store == nil || n.died() || d.sealed || n.Durability == store.None {
+	if n.store == nil || n.died() || d.sealed || !n.Strict {
 		return nil
-	}
-	durable := n.Durability == store.Strict
-	err := n.store.Inspect(func(list []store.Inspection) { durable = durable || list[0].Unsynced == 0 })
-	if err != nil || !durable {
-		return err
 	}
 	list, err := n.present()
 	d.entries = list

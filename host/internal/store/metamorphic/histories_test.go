@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
@@ -25,8 +24,8 @@ type History struct {
 
 // Host is what stays the same in all lives of a host.
 type Host struct {
-	ID         string
-	Durability store.Durability
+	ID     string
+	Strict bool // a piece is durable before it is resident
 }
 
 // Op is one operation: a verb on a host, with arguments.
@@ -86,7 +85,11 @@ func (h *History) text(results []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "kind %s\nseed %d\n", h.Kind.Name, h.Seed)
 	for _, host := range h.Hosts {
-		fmt.Fprintf(&b, "host %s %s\n", host.ID, host.Durability)
+		durability := "none"
+		if host.Strict {
+			durability = "strict"
+		}
+		fmt.Fprintf(&b, "host %s %s\n", host.ID, durability)
 	}
 	for _, rule := range h.Faults {
 		fmt.Fprintf(&b, "fault %s\n", rule)
@@ -151,15 +154,10 @@ func (h *History) parseLine(line string) (err error) {
 
 func parseHost(text string) (Host, error) {
 	words := strings.Fields(text)
-	if len(words) != 2 {
-		return Host{}, errors.New("want an id and a durability")
+	if len(words) != 2 || words[1] != "none" && words[1] != "strict" {
+		return Host{}, errors.New("want an id and a durability, none or strict")
 	}
-	for _, d := range [...]store.Durability{store.None, store.Batch, store.Strict} {
-		if d.String() == words[1] {
-			return Host{ID: words[0], Durability: d}, nil
-		}
-	}
-	return Host{}, errors.New("no such durability")
+	return Host{ID: words[0], Strict: words[1] == "strict"}, nil
 }
 
 func (h *History) host(id string) int {

@@ -71,8 +71,7 @@ func (r *runner) newNode(host Host) *node {
 	n.cfg = store.Config{
 		Seed: r.h.Seed, HostID: host.ID, Log: slog.New(slog.DiscardHandler), Now: newClock(),
 		ScanWorkers: 1, ScanWait: time.Hour, IOTimeout: time.Hour, // a busy machine is no fault
-		Durability: host.Durability,
-		BatchEvery: time.Hour, UpkeepEvery: time.Hour, // operations do the stores' own work
+		Strict: host.Strict, UpkeepEvery: time.Hour, // operations do the stores' own work
 		QuarantineFiles: 3, Moves: store.Moves{Workers: 1},
 	}
 	for i := range k.roots {
