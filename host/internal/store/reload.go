@@ -41,7 +41,6 @@ func (s *Store) reload(ctx context.Context, next *Config) (taken []Taken, err er
 	}
 	begun := s.cfg.Now()
 	var changes []handover
-	defer func() { abandon(changes) }()
 	for i, r := range s.roots {
 		from, size := r.Policy(), sizes[i]
 		to, evict := from, next.Roots[i].Evict
@@ -56,6 +55,7 @@ func (s *Store) reload(ctx context.Context, next *Config) (taken []Taken, err er
 		}
 		c, err := evictor.PrepareSize(ctx, r.Evictor, to, from, &size)
 		if err != nil {
+			abandon(changes)
 			return nil, fmt.Errorf("store: root %s: policy %s: %w", r.Path, to.Label, err)
 		}
 		changes = append(changes, handover{c, r})
@@ -67,30 +67,21 @@ func (s *Store) reload(ctx context.Context, next *Config) (taken []Taken, err er
 	shadows, err := s.shadows.Prepare(ctx, wishes, begun)
 	if err != nil {
 		shadows.Abandon()
+		abandon(changes)
 		return nil, fmt.Errorf("store: %w", err)
 	}
-	if err := s.catalog.Lock(ctx); err != nil { // what is announced and planned below is all there is
+	p := &next.Policies
+	taken, err = s.replace(ctx, begun, changes, func() (*catalog.Swap, error) {
+		return s.catalog.PrepareRebind(ctx,
+			&catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules}, evictor.MaxHandoverState)
+	})
+	if err != nil {
 		shadows.Abandon()
 		return nil, err
 	}
-	defer s.catalog.Unlock()
-	p := &next.Policies
-	rest, err := s.catalog.PrepareRebind(ctx,
-		&catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules}, evictor.MaxHandoverState)
-	if err == nil {
-		all := changes
-		changes = nil
-		if taken, err = takeAll(all); err == nil {
-			s.commit(next, sizes)
-			shadows.Commit()
-			return s.keep(taken, all, rest, begun), nil
-		}
-	} else {
-		err = fmt.Errorf("store: %w", err)
-	}
-	shadows.Abandon()
-	rest.Abandon()
-	return nil, err
+	s.commit(next, sizes)
+	shadows.Commit()
+	return taken, nil
 }
 
 // sizes are those that the roots are to have. A root keeps the slots that it has.

@@ -26,40 +26,27 @@ type Taken struct {
 	From     string         // the module's digest
 	Handover evictor.Method // how it learned what is there
 	Entries  int            // of the root, of evict
-	Took     time.Duration  // beside the work of all others
+	Took     time.Duration
 }
 
-// Swap replaces policies under load. Everything that can fail is done while the old ones still act. When something fails,
-// also at the last moment in one of the roots, all is as before. It waits for scans, until the context is done.
+// Swap replaces policies under load. Everything that can fail is done while the old ones still act: when something fails
+// in one of the roots, all is as before. It waits for scans, until the context is done.
 func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 	err = s.changing(ctx, func() error {
 		begun := s.cfg.Now()
 		var changes []handover
-		defer func() { abandon(changes) }()
 		if h := w.Policies[abi.RoleEvict]; h != nil {
 			to := s.evictPolicy(h)
 			defer to.Release()
 			if changes, err = s.prepareEvict(ctx, &w, to); err != nil {
+				abandon(changes)
 				return err
 			}
 		}
-		if err := s.catalog.Lock(ctx); err != nil { // what is announced and planned below is all there is
-			return err
-		}
-		defer s.catalog.Unlock()
-		rest, err := s.catalog.PrepareSwap(ctx, w.From, &w.Policies, evictor.MaxHandoverState)
-		if err != nil {
-			rest.Abandon()
-			return fmt.Errorf("store: %w", err)
-		}
-		all := changes
-		changes = nil
-		if taken, err = takeAll(all); err != nil {
-			rest.Abandon()
-			return err
-		}
-		taken = s.keep(taken, all, rest, begun)
-		return nil
+		taken, err = s.replace(ctx, begun, changes, func() (*catalog.Swap, error) {
+			return s.catalog.PrepareSwap(ctx, w.From, &w.Policies, evictor.MaxHandoverState)
+		})
+		return err
 	})
 	return taken, err
 }
@@ -76,8 +63,36 @@ func (s *Store) changing(ctx context.Context, change func() error) error {
 	return change()
 }
 
-// keep ends a change in which policies have taken over their roots.
-func (s *Store) keep(taken []Taken, all []handover, rest *catalog.Swap, begun time.Time) []Taken {
+// replace lets policies take over: those of roots, which are prepared, and those of namespaces, which bind prepares. All of
+// them do, or none.
+func (s *Store) replace(
+	ctx context.Context, begun time.Time, changes []handover, bind func() (*catalog.Swap, error),
+) (taken []Taken, err error) {
+	if err := s.catalog.Lock(ctx); err != nil { // what is announced and planned below is all there is
+		abandon(changes)
+		return nil, err
+	}
+	defer s.catalog.Unlock()
+	rest, err := bind()
+	if err != nil {
+		err = fmt.Errorf("store: %w", err)
+	}
+	for i := 0; i < len(changes) && err == nil; i++ {
+		c := &changes[i]
+		if unready := c.Ready(); unready != nil {
+			err = fmt.Errorf("store: root %s: policy %s: %w", c.r.Path, c.To().Label, unready)
+		}
+	}
+	if err != nil {
+		rest.Abandon()
+		abandon(changes)
+		return nil, err
+	}
+	for _, c := range changes {
+		taken = append(taken, Taken{
+			Role: abi.RoleEvict, Root: c.r.Path, From: c.From().Module.Digest(), Handover: c.Method(), Entries: c.Finish(),
+		})
+	}
 	for _, t := range rest.Commit() {
 		how := evictor.Replayed
 		if t.Loaded {
@@ -85,27 +100,8 @@ func (s *Store) keep(taken []Taken, all []handover, rest *catalog.Swap, begun ti
 		}
 		taken = append(taken, Taken{Role: t.Role, From: t.From, Handover: how})
 	}
-	for _, c := range all {
-		c.Keep()
-	}
 	for i := range taken {
 		taken[i].Took = s.cfg.Now().Sub(begun)
-	}
-	return taken
-}
-
-// takeAll lets a policy decide in all its roots, or in none.
-func takeAll(changes []handover) (taken []Taken, err error) {
-	for i, c := range changes {
-		t := Taken{Role: abi.RoleEvict, Root: c.r.Path, From: c.From().Module.Digest(), Handover: c.Method()}
-		if t.Entries, err = c.Take(); err != nil {
-			for _, before := range changes[:i] {
-				before.Undo()
-			}
-			abandon(changes[i+1:])
-			return nil, fmt.Errorf("store: root %s: policy %s: %w", c.r.Path, c.To().Label, err)
-		}
-		taken = append(taken, t)
 	}
 	return taken, nil
 }

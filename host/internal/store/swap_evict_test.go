@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/plugins/lru"
 )
@@ -135,7 +136,7 @@ func TestSwapRefused(t *testing.T) {
 	f.mustPut(0, 1, 2, 3)
 }
 
-// TestSwapUndone takes a policy over in one root, fails in another, and leaves both as they were.
+// TestSwapUndone: a policy is ready in one root, has failed in another, and both are left as they were.
 func TestSwapUndone(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
 		second := c.Roots[0]
@@ -158,9 +159,11 @@ func TestSwapUndone(t *testing.T) {
 		must(t, err)
 		l.Release()
 	}
-	if _, err := takeAll(changes); !errors.Is(err, policy.ErrFuel) ||
-		!strings.Contains(err.Error(), f.store.roots[1].Path) {
-		t.Fatal(err)
+	_, err = f.store.replace(t.Context(), f.store.cfg.Now(), changes, func() (*catalog.Swap, error) {
+		return f.store.catalog.PrepareSwap(t.Context(), "lru", &[abi.Roles]*policy.Handle{}, 0)
+	})
+	if !errors.Is(err, policy.ErrFuel) || !strings.Contains(err.Error(), f.store.roots[1].Path) {
+		t.Fatalf("swap to a policy that is out of fuel in root 1: error %v, want %v there", err, policy.ErrFuel)
 	}
 	b.Release()
 	h.Release()
@@ -209,28 +212,6 @@ func (f *fixture) deciders() (names []string) {
 		r.Unlock()
 	}
 	return names
-}
-
-// TestUndoHearsAll has the old policy back that heard what happened while the new one decided.
-func TestUndoHearsAll(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 4, 1)
-	f.mustPut(0, 1, 2, 3)
-	b := f.store.evictPolicy(use(t, "fifo", nil, nil))
-	defer b.Release()
-	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
-	must(t, err)
-	if _, err := takeAll(changes); err != nil {
-		t.Fatal(err)
-	}
-	f.lookup(1).Release()
-	f.mustPut(4) // fifo: 0 goes
-	f.lookup(2).Release()
-	changes[0].Undo()
-	f.mustPut(5) // lru: 3 goes, which nobody touched
-	if f.has(0) || f.has(3) || !f.has(1) || !f.has(2) || !f.has(4) || !f.has(5) {
-		t.Error("lru did not hear of all")
-	}
-	f.checkUsed()
 }
 
 // TestSwapDoesNotWaitForEver ends with its context while a scan, or another swap that waits for one, is under way.

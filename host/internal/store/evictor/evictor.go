@@ -263,13 +263,18 @@ func (v *Evictor) restart(ctx context.Context, failed *Policy) error {
 		return nil
 	}
 	h, err := v.Prepare(ctx, failed, failed)
-	if err == nil {
-		_, err = h.Finish()
-	}
 	if errors.Is(err, ErrSuperseded) {
 		return nil
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	if err := h.Ready(); err != nil {
+		h.Abandon()
+		return err
+	}
+	h.Finish()
+	return nil
 }
 
 // Flush hands the policy the events that it was not called with yet.

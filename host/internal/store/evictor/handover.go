@@ -39,16 +39,6 @@ type Handover struct {
 	size     Size
 	next     *candidate
 	method   Method
-	before   activePolicy
-}
-
-// activePolicy is who decides in a root, and its figures.
-type activePolicy struct {
-	size     Size
-	policy   *policy.Evict
-	fallback *recency
-	active   *Policy
-	past     policy.Stats
 }
 
 // HoldHandovers keeps handovers from the root, as during a scan, until AllowHandovers.
@@ -57,8 +47,8 @@ func (v *Evictor) HoldHandovers(ctx context.Context) error { return v.handover.A
 // AllowHandovers ends HoldHandovers.
 func (v *Evictor) AllowHandovers() { v.handover.Release(1) }
 
-// Prepare starts a policy beside the active one, from, and tells it what is here. Finish or Abandon must follow when
-// there is no error; or Take, and then Keep or Undo. Like all methods of a handover, it takes the lock.
+// Prepare starts a policy next to the active one, from, and tells it what is here. Finish or Abandon must follow when
+// there is no error. Like all methods of a handover, it takes the lock.
 func (v *Evictor) Prepare(ctx context.Context, to, from *Policy) (*Handover, error) {
 	return PrepareSize(ctx, v, to, from, nil)
 }
@@ -210,74 +200,43 @@ func (h *Handover) Abandon() {
 	h.v.AllowHandovers()
 }
 
-// Finish lets the policy take over, unless it fails at the last moment, and returns the number of entries.
-func (h *Handover) Finish() (entries int, err error) {
-	if entries, err = h.Take(); err == nil {
-		h.Keep()
-	}
-	return entries, err
-}
-
-// Take lets the policy decide, unless it fails at the last moment. The policy before it keeps hearing of everything, so
-// that Undo can restore it.
-func (h *Handover) Take() (entries int, err error) {
+// Ready says why the policy cannot take over, if so: it has failed meanwhile, or the store is being closed.
+func (h *Handover) Ready() error {
 	v, next := h.v, h.next
 	v.mu.Lock()
+	defer v.mu.Unlock()
 	if next.err == nil {
 		next.err = next.policy.Flush()
 	}
-	if next.err == nil {
-		next.err = v.cfg.Run.Err()
-	}
-	if next.err != nil {
-		v.mu.Unlock()
-		h.Abandon()
-		return 0, next.err
-	}
-	h.before = activePolicy{v.size, v.policy, v.fallback, v.active, v.past}
+	return cmp.Or(next.err, v.cfg.Run.Err())
+}
+
+// Finish lets the policy take over and returns the number of entries. A fault since Ready is treated as that of any policy
+// that is active.
+func (h *Handover) Finish() (entries int) {
+	v, next := h.v, h.next
+	v.mu.Lock()
+	before, past := v.policy, v.past
 	v.size, v.policy, v.fallback, v.candidate = h.size, next.policy, nil, nil
-	if h.before.fallback == nil {
-		v.candidate = &candidate{policy: h.before.policy, whole: true}
-	}
 	if h.to == h.from {
-		v.past = addStats(v.past, h.before.policy.Stats())
+		v.past = addStats(past, before.Stats())
 	} else {
 		h.to.Acquire()
 		v.active, v.past = h.to, policy.Stats{}
 	}
+	if next.err != nil {
+		v.Fail(next.err)
+	}
 	entries = int(v.x.Len())
 	v.mu.Unlock()
-	return entries, nil
-}
-
-// Keep releases the policy before.
-func (h *Handover) Keep() {
-	h.v.setCandidate(nil)
-	h.v.AllowHandovers()
-	h.v.cfg.Log.Info("evict policy took over", "policy", h.to.Label, "sha256", h.to.Module.Digest(),
+	v.AllowHandovers()
+	v.cfg.Log.Info("evict policy took over", "policy", h.to.Label, "sha256", h.to.Module.Digest(),
 		"from", h.from.Label, "by", h.method)
-	_ = h.before.policy.Close() // without the lock: to return memory takes time
+	_ = before.Close() // without the lock: to return memory takes time
 	if h.to != h.from {
 		h.from.Release()
 	}
-}
-
-// Undo restores the previous policy. It kept receiving events; if one of them faulted, that fault is now reported.
-func (h *Handover) Undo() {
-	v := h.v
-	v.mu.Lock()
-	old := v.candidate
-	v.size, v.policy, v.fallback = h.before.size, h.before.policy, h.before.fallback
-	v.active, v.past, v.candidate = h.before.active, h.before.past, nil
-	if old != nil && old.err != nil {
-		v.Fail(old.err)
-	}
-	v.mu.Unlock()
-	v.AllowHandovers()
-	_ = h.next.policy.Close()
-	if h.to != h.from {
-		h.to.Release()
-	}
+	return entries
 }
 
 // SetScanning says that a scan runs, while which the policy is told nothing.
