@@ -6,7 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,16 +29,15 @@ type FS struct {
 	modes staging.DirectModes
 }
 
-// RuleCount is how often a rule matched and how often it applied.
-type RuleCount struct {
-	Rule    Rule
-	Matched uint64 // calls of its operations on its paths
-	Taken   uint64 // of those, calls that it delayed or failed
+// counted is a rule, the calls that it has matched, and those of them that it has delayed or failed.
+type counted struct {
+	Rule
+	matched, taken uint64
 }
 
 type ruleSet struct {
 	mu       sync.Mutex
-	counts   []RuleCount
+	counts   []counted
 	hanging  int
 	changed  chan struct{} // closed, and made anew, when hanging changes
 	released chan struct{}
@@ -59,7 +57,7 @@ func (f *FS) Set(rules ...Rule) {
 	if len(rules) > 0 {
 		set = &ruleSet{released: make(chan struct{}), changed: make(chan struct{})}
 		for _, r := range rules {
-			set.counts = append(set.counts, RuleCount{Rule: r})
+			set.counts = append(set.counts, counted{Rule: r})
 		}
 	}
 	if old := f.rules.Swap(set); old != nil {
@@ -109,21 +107,16 @@ func (f *FS) AwaitHanging(ctx context.Context, n int) error {
 	}
 }
 
-// Counts returns the counts since the rules were set, in the order of the rules.
-func (f *FS) Counts() []RuleCount {
+// Injected is the number of faults injected since the rules were set.
+func (f *FS) Injected() (n uint64) {
 	set := f.rules.Load()
 	if set == nil {
-		return nil
+		return 0
 	}
 	set.mu.Lock()
 	defer set.mu.Unlock()
-	return slices.Clone(set.counts)
-}
-
-// Injected is the number of faults injected since the rules were set.
-func (f *FS) Injected() (n uint64) {
-	for _, c := range f.Counts() {
-		n += c.Taken
+	for _, c := range set.counts {
+		n += c.taken
 	}
 	return n
 }
@@ -140,23 +133,23 @@ func (f *FS) Take(op staging.Op, name, other string) Fault {
 	set.mu.Lock()
 	for i := range set.counts {
 		c := &set.counts[i]
-		if !c.Rule.about(op, name, other) {
+		if !c.about(op, name, other) {
 			continue
 		}
-		c.Matched++
-		if !c.Rule.When.takes(c.Matched) {
+		c.matched++
+		if !c.When.takes(c.matched) {
 			continue
 		}
-		ft := c.Rule.Fault
+		ft := c.Fault
 		if ft.waits() {
 			waits = append(waits, ft)
 		}
 		fails := ft.fails() && !failure.fails()
 		if fails {
-			failure, seed = ft, lot(c.Rule.When.Seed, c.Matched)
+			failure, seed = ft, lot(c.When.Seed, c.matched)
 		}
 		if fails || ft.waits() {
-			c.Taken++
+			c.taken++
 		}
 	}
 	set.mu.Unlock()

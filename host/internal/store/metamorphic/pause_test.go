@@ -20,7 +20,7 @@ func (n operator) runPause(op Op) (string, error) {
 		return "not now", nil
 	}
 	hang := faultfs.Rule{
-		Op: staging.OpAny, Path: "**", When: faultfs.When{First: op.number("call"), Last: op.number("call")},
+		Op: staging.OpAny, Path: "**", When: faultfs.When{Nth: op.number("call")},
 		Fault: faultfs.Fault{Hang: true},
 	}
 	n.faults.Set(append(slices.Clone(n.r.rules), hang)...)
