@@ -1,6 +1,7 @@
 package capacity
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -294,3 +295,6 @@ func (a *Account) Retry() bool {
 	}
 	return over
 }
+
+// ErrNoSpace says that a reservation does not fit.
+var ErrNoSpace = errors.New("store: no space")

@@ -164,3 +164,9 @@ func (d *Dir) Discard(name string, most int64) (left int64) {
 	left, _ = d.Remove(name, most)
 	return left
 }
+
+// ErrSync says that something could not be made durable.
+var ErrSync = errors.New("store: sync failed")
+
+// ErrBusy says that another host has the root.
+var ErrBusy = errors.New("store: root is in use")

@@ -247,3 +247,62 @@ func (m *Monitor) Reopen(ctx context.Context, r Root) error {
 	defer m.state.CompareAndSwap(uint32(Returning), uint32(Out)) // unless it was promoted
 	return r.Reopen(ctx, Returning, empty)
 }
+
+// State is what a root is used for.
+type State uint32
+
+const (
+	// In is used for everything.
+	In State = iota
+	// Full has met the end of its file system. It takes stores only in the place of what it evicts, and only when no other
+	// root takes them.
+	Full
+	// ReadOnly takes no stores.
+	ReadOnly
+	// Out is used for nothing: lookups miss, and no operation is begun. It is probed, and returns.
+	Out
+	// Returning is as Out, but operations are begun: the root is brought up to date.
+	Returning
+)
+
+func (s State) String() string {
+	switch s {
+	case Full:
+		return "full"
+	case ReadOnly:
+		return "read-only"
+	case Out, Returning:
+		return "out"
+	}
+	return "in"
+}
+
+var (
+	// ErrOut says that a root is out of service.
+	ErrOut = errors.New("store: root is out of service")
+	// ErrProbe says that a probe read back other bytes than it wrote.
+	ErrProbe = errors.New("store: a probe reads back as something else")
+	// ErrNoParent says that the directory in which a root is to be made is missing.
+	ErrNoParent = errors.New("its parent directory does not exist")
+	// ErrNotMounted says that a root is on the file system of /, which its require_mount forbids.
+	ErrNotMounted = errors.New("it is on the file system of /")
+)
+
+// Hung says that an operation gave no answer within its limit.
+func Hung(err error) bool { return errors.Is(err, staging.ErrHung) }
+
+// NoSpace says that a file system, or what it lets this user take of it, is full.
+func NoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// ofDevice says that an error is of what is under the file system, or of the way to it.
+func ofDevice(err error) bool {
+	for _, e := range [...]unix.Errno{
+		unix.EIO, unix.ENXIO, unix.ENODEV, unix.ENOTCONN, unix.ESHUTDOWN, unix.EHOSTDOWN, unix.EREMOTEIO,
+		unix.ETIMEDOUT, unix.EUCLEAN,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
