@@ -189,7 +189,7 @@ func (b *belowFS) two(oldname, newname string, call func(from, to at) error) err
 	fromAt, done, err := from.parent()
 	if err == nil {
 		defer done()
-		if from.dir == to.dir && path.Dir(from.rel) == path.Dir(to.rel) { // as a temporary beside its target
+		if from.dir == to.dir && path.Dir(from.rel) == path.Dir(to.rel) { // as a temporary and its target
 			return call(fromAt, at{fromAt.dir, path.Base(to.rel)})
 		}
 		var toAt at
@@ -292,7 +292,7 @@ func (p *place) mkdirAll(perm fs.FileMode) error {
 	if err != unix.EEXIST {
 		return err
 	}
-	if fd, err = p.open(unix.O_PATH|unix.O_DIRECTORY, 0); err == nil { // somebody else was first
+	if fd, err = p.open(unix.O_PATH|unix.O_DIRECTORY, 0); err == nil { // another was first
 		err = unix.Close(fd)
 	}
 	return err

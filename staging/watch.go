@@ -17,7 +17,7 @@ type Watch struct {
 	Ended func(op Op, name string) // called when an operation that was given up has ended
 }
 
-// WatchedFS is an [FS] that gives up an operation that takes too long. A system call cannot be interrupted, so it runs
+// WatchedFS is an [FS] that abandons an operation that takes too long. A system call cannot be interrupted, so it runs
 // on a helper goroutine. When the limit has passed, the caller gets a [HungError] and the helper remains in the call.
 // The result of a late call is undone where possible: a file that it opened is closed.
 //

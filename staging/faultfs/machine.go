@@ -26,7 +26,7 @@ import (
 //
 // A Machine keeps what it may have to restore until the change is synced: the old content of overwritten pages, and the files
 // of removed names, as links in the trash directory. Directories must not be renamed, and no other process may change
-// the files meanwhile.
+// the files.
 type Machine struct {
 	inner staging.FS
 	trash string
@@ -42,7 +42,7 @@ type Machine struct {
 
 type fileID struct{ dev, ino uint64 }
 
-// keptFile is a file whose state on disk may differ from what is read.
+// keptFile is a file with a state on disk that may differ from what is read.
 type keptFile struct {
 	link  string           // its name in the trash
 	refs  int              // open files that may write, and names that may be restored
@@ -55,7 +55,7 @@ type nameChange struct {
 	dirs    []string
 	durable bool
 	undo    func() error
-	kept    *keptFile // whose name it took away, or nil
+	kept    *keptFile // the file of the name that it took away, or nil
 }
 
 // NewMachine wraps inner. The trash is a directory on the same file system for the Machine alone. It is made if missing, and emptied.

@@ -220,7 +220,7 @@ func (s *suite) close() {
 	s.is(f.Allocate(1), fs.ErrClosed)
 }
 
-// concurrent has a file closed beside its readers: each of them gets its bytes or ErrClosed, never those of another
+// concurrent closes a file while others read it: each of them gets its bytes or ErrClosed, never those of another
 // file that took the descriptor's number.
 func (s *suite) concurrent() {
 	for range 20 {

@@ -27,7 +27,7 @@ const MaxLevels = 8
 // RootConfig is one directory that holds pieces.
 type RootConfig struct {
 	Path         string         // made when missing, with mode 0700, in a directory that is there
-	FS           staging.FS     // whose directory it is; nil: Config.FS
+	FS           staging.FS     // that has the directory; nil: Config.FS
 	Capacity     int64          // bytes that pieces, temporaries and quarantine may take together
 	Through      bool           // what is stored is copied to the next level at once
 	Compressed   bool           // pieces that are stored here are compressed, as Config.Compression says; not of Shared

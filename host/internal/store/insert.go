@@ -72,7 +72,7 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 	return nil
 }
 
-// addEntry makes the entry, whose bytes are reserved. The lock is held.
+// addEntry makes the entry, with bytes that are reserved. The lock is held.
 func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	r := p.root
 	if err := r.kind.mayInsert(p); err != nil {

@@ -171,7 +171,7 @@ func (d *keptDir) syncNames(dir string) error {
 // keptFiles are the files of the catalog that a store's roots hold.
 type keptFiles struct{ *Store }
 
-// Keep writes a file in every root that takes stores. One that stops taking stores meanwhile catches up before it does
+// Keep writes a file in every root that takes stores. One that stops taking stores at the same time catches up before it does
 // again.
 func (k keptFiles) Keep(dir, base string, data []byte) error {
 	if k.closed.Load() {

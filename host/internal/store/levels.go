@@ -139,7 +139,7 @@ func (l *level) Log(e *moves.Entry, cause error) {
 	l.store.log.Debug("an entry is not copied to another level", "kind", e.Kind, "level", l.number, "error", cause)
 }
 
-// countCopies finds entries with copies in several roots, so that readers of changes hear of the last one's end.
+// countCopies finds entries with copies in several roots, so that readers of changes get the last one's end.
 func countCopies(s *Store) {
 	if s.copies == nil {
 		return

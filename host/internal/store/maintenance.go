@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/health"
 )
 
-// upkeep is a root's own work that nobody waits for, a bounded part of it at a time. It ends with ctx.
+// upkeep is a root's own work in the background, a bounded part of it at a time. It ends with ctx.
 func (r *root) upkeep(ctx context.Context) {
 	tick := time.NewTicker(r.store.cfg.UpkeepEvery)
 	defer tick.Stop()
@@ -28,7 +28,7 @@ func (r *root) upkeep(ctx context.Context) {
 	}
 }
 
-// sweepExpired removes a bounded number of entries that have expired and that nobody reads.
+// sweepExpired removes a bounded number of entries that have expired and have no readers.
 func (r *root) sweepExpired(ctx context.Context) {
 	if !r.Health.Takes() {
 		return

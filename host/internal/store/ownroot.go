@@ -64,7 +64,7 @@ func (c *ownRoot) openTemp(p *Put) (staging.File, error) {
 	return c.r.FS.OpenFile(p.temp, os.O_RDWR, 0)
 }
 
-// createTemp implements [kind]: a temporary stands beside its target, in directories that are made for it.
+// createTemp implements [kind]: a temporary is next to its target, in directories that are made for it.
 func (c *ownRoot) createTemp(p *Put) (f staging.File, err error) {
 	p.temp = c.r.store.seq.TempName(p.target)
 	f, err = staging.OpenDirect(c.r.FS, p.temp, newTemp, 0o600)
@@ -138,7 +138,7 @@ func (c *ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed
 	r := c.r
 	for rank := range entries.Ranks(pieces) {
 		n, err := r.Remove(r.victim(v, rank), v.Class.FileBytes())
-		if errors.Is(err, fs.ErrNotExist) { // somebody has removed it
+		if errors.Is(err, fs.ErrNotExist) { // another program has removed it
 			r.Counted(&r.Count.Vanished)
 			r.Quarantine.Recount()
 		} else if err != nil {

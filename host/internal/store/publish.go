@@ -68,7 +68,7 @@ func (p *Put) closeFile() error {
 }
 
 // link gives the temporary its name. A name that is taken is looked into: the same piece may stand there already, or a
-// damaged file, or, when the place policy gives one name to two keys, somebody else's piece.
+// damaged file, or, when the place policy gives one name to two keys, another piece.
 func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	r := p.root
 	var claimed []*files.Orphan
@@ -121,7 +121,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	return info, fmt.Errorf("store: publishing %s: the name is taken again and again", p.target)
 }
 
-// leaveName switches to the built-in name, in whose directory the temporary must stand. The place policy gave a name
+// leaveName switches to the built-in name, and makes its directory. The place policy gave a name
 // that cannot be had, which counts as a fault.
 func (p *Put) leaveName(cause error) error {
 	p.class.Namespace.Place.Now().Policy.Misnamed(cause)

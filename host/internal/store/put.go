@@ -29,7 +29,7 @@ type PutRequest struct {
 	Ranks     uint64 // pieces that make the entry complete, one bit per rank; 0: all ranks of the namespace
 	Request   uint32
 	Tenant    uint32
-	Continued bool    // the caller puts an entry whose parent it is, too
+	Continued bool    // the caller puts a child of the entry, too
 	copy      *copyOf // it is a copy of an entry of another level
 }
 
@@ -280,7 +280,7 @@ func (p *Put) extend(ctx context.Context) error {
 	has, tenant := r.Index.Reserved(slot)&(1<<p.rank) != 0, r.Index.Owner(slot).Tenant
 	r.Unlock()
 	if has {
-		return nil // nobody else adds this rank: the key's stripe is held
+		return nil // no other put adds this rank: the key's stripe is held
 	}
 	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // as a continuation of what is there
 		return err
@@ -304,7 +304,7 @@ func (p *Put) extend(ctx context.Context) error {
 	return nil
 }
 
-// shed gives up a reservation, and the file that it may have got from a victim.
+// shed abandons a reservation, and the file that it may have got from a victim.
 func (p *Put) shed(cause error) error {
 	r := p.root
 	if !errors.Is(cause, moves.ErrBehind) {

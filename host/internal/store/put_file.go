@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The file that a put writes: its name, and what stands in it before the payload.
+// The file that a put writes: its name, and its bytes before the payload.
 
 // ask has the place policy name the piece, once.
 func (p *Put) ask() {
@@ -186,7 +186,7 @@ func (p *Put) Head(dst []byte, table []uint64) {
 	p.size = h.FileBytes()
 }
 
-// HeadStored is Head for a put that compresses: stored says of each extent how it stands in the file. It returns the
+// HeadStored is Head for a put that compresses: stored says of each extent how the file has it. It returns the
 // size that the file must have when it is published.
 func (p *Put) HeadStored(dst []byte, table []uint64, stored []pieceformat.Stored) int64 {
 	h := p.header(len(table), true)
@@ -208,11 +208,11 @@ func (p *Put) header(extents int, compressed bool) pieceformat.Header {
 
 // A put that evicts takes over a victim's file where it can: renamed to be the put's temporary and overwritten in place.
 // That spares an unlink, a create and the allocation of blocks, which cost more than the write. A victim has no pins, so
-// nobody in this process has it open; and a file says in its header whose it is, so what a power failure leaves under the
+// it is not open in this process; and a file says in its header which piece it is, so what a power failure leaves under the
 // victim's name is a miss. Only a root of one's own does so: where hosts share one, another may be reading the victim.
 
 // offerFile makes the file of one of a victim's pieces the temporary of the put, if it may have the right size, and returns
-// the pieces whose files are still to be unlinked. The caller holds the turn, and not the root's lock.
+// the pieces with files that are still to be unlinked. The caller holds the turn, and not the root's lock.
 func (c *ownRoot) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 	r := c.r
 	if reuseFor == nil || reuseFor.temp != "" || c.unlinksAll || v.Pieces == 0 || reuseFor.isStored() ||

@@ -100,7 +100,7 @@ func (r *recovery) sweep(name string) error {
 	return nil
 }
 
-// scanReport is how often the log hears of a scan.
+// scanReport is how often a scan is reported in the log.
 const scanReport = 5 * time.Second
 
 // report tells the log how far a scan has come, until end is called.
@@ -151,10 +151,10 @@ func (r *root) warnOfSpace(room func(staging.Space) int64) {
 	}
 }
 
-// scanAll scans until it has seen everything. What goes wrong is sent to failed, if somebody waits for that, and then
+// scanAll scans until it has seen everything. An error is sent to failed, if there is a receiver, and then the scan is
 // tried again.
 func (r *root) scanAll(ctx context.Context, failed chan<- error) {
-	if r.Evictor.HoldHandovers(ctx) != nil { // nobody takes over meanwhile
+	if r.Evictor.HoldHandovers(ctx) != nil { // no policy takes over during the scan
 		return
 	}
 	defer r.Evictor.AllowHandovers()

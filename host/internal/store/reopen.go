@@ -13,8 +13,8 @@ import (
 )
 
 // A root that was out of service returns in the steps of [health.Monitor].Reopen. What its own part is stands here:
-// files that could not be unlinked are removed, entries are dropped whose files gave no answer, and namespaces are kept
-// that were opened meanwhile.
+// files that could not be unlinked are removed, entries with files that gave no answer are dropped, and namespaces are kept
+// that were opened during the outage.
 
 // notOfFile says that an error tells nothing about the file of a mark: the root is out, or was taken out for it. Nothing is
 // promised of the entry while the root is out, and it is dropped before the root returns.
@@ -82,7 +82,7 @@ func (r returning) refit(ctx context.Context, empty bool) error {
 	return nil
 }
 
-// rejoin keeps what was opened meanwhile, and lets the root serve again before anything else can be opened.
+// rejoin keeps what was opened during the outage, and lets the root serve again before anything else can be opened.
 func (r returning) rejoin(ctx context.Context, from health.State) error {
 	if err := r.store.catalog.Lock(ctx); err != nil {
 		return err
@@ -95,7 +95,7 @@ func (r returning) rejoin(ctx context.Context, from health.State) error {
 	if !r.Health.Promote(from, health.In) {
 		return ErrRootOut
 	}
-	countCopies(r.store) // what it has may have been stored elsewhere meanwhile
+	countCopies(r.store) // what it has may have been stored elsewhere since
 	return nil
 }
 
@@ -133,7 +133,7 @@ func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 	return err
 }
 
-// reset gives up what opening has begun. Nobody else uses the root yet.
+// reset takes back what opening has begun. Nothing else uses the root yet.
 func (r *root) reset() {
 	r.kind.leave()
 	r.Lock()

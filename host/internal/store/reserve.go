@@ -19,7 +19,7 @@ type reservation struct {
 	capacity.Want
 	slot     bool         // a slot, too
 	spares   bool         // it does not evict what has no copy in the next level yet
-	reuseFor *Put         // it may get a victim's file; nil: nobody
+	reuseFor *Put         // it may get a victim's file; may be nil
 	enter    func() error // called with the lock held as soon as all is reserved; what fails is not
 }
 
@@ -36,7 +36,7 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 // reserve implements [kind]: it evicts to make room. The caller holds the turn.
 func (c *ownRoot) reserve(ctx context.Context, w reservation) error {
 	r := c.r
-	// What cannot fit, whatever is evicted, costs nobody anything.
+	// What cannot fit, whatever is evicted, costs no entry.
 	if err := r.Account.Possible(w.Want, r.IsScanning()); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (c *ownRoot) reserve(ctx context.Context, w reservation) error {
 	}
 }
 
-// booked ends a reservation whose bytes are booked. The lock is held.
+// booked ends a reservation with bytes that are booked. The lock is held.
 func (w *reservation) booked(r *root) error {
 	if w.enter != nil {
 		if err := w.enter(); err != nil {
@@ -152,7 +152,7 @@ func (c *ownRoot) grew() { c.leaving.Wake() }
 // evicted is what came of a round of eviction.
 type evicted struct {
 	entries int
-	freed   int64 // bytes; an entry whose files could not be unlinked frees none
+	freed   int64 // bytes; an entry with files that could not be unlinked frees none
 	taken   int64 // bytes of the file that was left to a put, booked as an orphan's
 	failed  error // why a file could not be unlinked
 	behind  bool  // the rest has no copy in the next level yet
@@ -196,7 +196,7 @@ func (c *ownRoot) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy boo
 	return got
 }
 
-// drop removes an entry at once that is not, or no longer, what the index says. keep names ranks whose files the caller
+// drop removes an entry at once that is not, or no longer, what the index says. keep names the ranks of files that the caller
 // removes. The caller does not hold the lock.
 func (r *root) drop(m entries.Mark, keep uint64) {
 	r.Evict(m, func(v *entries.Eviction) { _, _ = r.kind.unlink(v, v.Pieces&^keep) }) // it logs what fails, and retries

@@ -49,7 +49,7 @@ type root struct {
 	suspects marks // entries with files that gave no answer
 }
 
-// meter measures the root's files, and whether compression saves time there: gain is nil if nobody asks.
+// meter measures the root's files, and whether compression saves time there: gain is nil where that is not asked.
 type meter struct {
 	staging.Meter
 	gain *choice.Root

@@ -16,7 +16,7 @@ import (
 
 // A checkpoint is written only when the account is exact: nothing in flight, no entry being evicted, no orphan, the
 // scan at the start finished, the root in use and not shared. And only when all that led to it is on disk: after a
-// power failure the names of files that were unlinked would come back, and be in nobody's account.
+// power failure the names of files that were unlinked would come back, and be in no account.
 
 // unsettled says why the account is not exact, if it is not. The lock is held.
 func (r *recovery) unsettled() (why string) {
@@ -168,7 +168,7 @@ func (r *recovery) loadTouches() (place []uint64, when int64) {
 // The order of last touch outlives the host: a list of fingerprints, written at a clean end and from time to time. It
 // is a hint. After a crash it holds for those of its entries that the scan finds, and everything stored since is newer.
 // Without a list the order of storing is used. After a crash the policy does not get its slots and its state back: it
-// is told of the entries in the order of the list.
+// gets the entries in the order of the list.
 
 // loadTouches calls visit with the fingerprints of the list, a part at a time, and returns its time. ok is false when
 // there is no list that holds: forget what visit was given.
@@ -186,7 +186,7 @@ func (d *keptDir) loadTouches(visit func(fingerprints []uint64)) (when int64, ok
 	return 0, false
 }
 
-// foundEntry is an entry that a scan found and that nobody has touched since.
+// foundEntry is an entry that a scan found and that was not touched since.
 type foundEntry struct {
 	Slot  uint32
 	Place uint64 // in the list of touches, from 1 on; 0: it is not there, or was stored later

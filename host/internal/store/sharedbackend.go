@@ -56,8 +56,8 @@ type booked uint8
 
 const (
 	served   booked = iota // as an entry's, or as those of a file that is not served
-	withheld               // beside an entry that is in the journal, until that is decided
-	awaited                // beside an entry of which this host writes or removes some: the caller asks again
+	withheld               // next to an entry that is in the journal, until that is decided
+	awaited                // next to an entry of which this host writes or removes some: the caller asks again
 )
 
 // see books a piece that another host stored, or that a scan has found, given its path below the root. All is done under
@@ -335,7 +335,7 @@ func (r backend) Victims(bytes int64) (list []shared.Victim) {
 	r.set.Lock()
 	defer r.set.Unlock()
 	if r.set.Scanning() {
-		return nil // nobody knows yet what is oldest
+		return nil // it is not known yet what is oldest
 	}
 	var slots [evictor.MaxVictims]uint32
 	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: evictor.MaxVictims, Tenant: abi.None}
@@ -435,7 +435,7 @@ func (r judge) Unsound(c *scan, name, _ string, info staging.Info, err error) {
 	r.overlook(pieceformat.Padded(info.Allocated))
 }
 
-// Unknown leaves a piece alone: another host may know whose it is.
+// Unknown leaves a piece alone: another host may know its namespace.
 func (r judge) Unknown(_ *scan, name string, allocated int64, err error) {
 	r.kept.Log.Warn("piece of a shared root left alone", "file", name, "error", err)
 	r.scans.count.Unclaimed.Add(1)

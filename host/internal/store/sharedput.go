@@ -29,7 +29,7 @@ const (
 	mostWaiting = 64
 )
 
-// tempName is the name of a put's temporary, given the one that it would have beside its target.
+// tempName is the name of a put's temporary, given the one that it would have next to its target.
 func (r *sharedRoot) tempName(beside string, credit shared.Credit) (string, error) {
 	return r.member.Temp(filepath.Base(beside), credit)
 }
@@ -55,7 +55,7 @@ func (r *sharedRoot) reserveCredit(ctx context.Context, w capacity.Want, credit 
 	return err
 }
 
-// takeCreditUnlocking gets credit, and waits for it for a while. The lock is held, and released meanwhile.
+// takeCreditUnlocking gets credit, and waits for it for a while. The lock is held, and released during the wait.
 func (r *sharedRoot) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, bytes int64) error {
 	var over <-chan time.Time
 	for passed := 0; ; passed++ {
@@ -113,7 +113,7 @@ func (r *sharedRoot) returnCredit(credit shared.Credit) {
 	r.member.Give(credit)
 }
 
-// publishRecord gives a temporary its name, and spends its credit. Before the evictor can hear of the piece it counts as one
+// publishRecord gives a temporary its name, and spends its credit. Before the evictor can learn of the piece it counts as one
 // that is there.
 func (r *sharedRoot) publishRecord(temp, target string, rec shared.Record, credit *shared.Credit) error {
 	bytes := credit.Bytes()
@@ -151,7 +151,7 @@ func (r *sharedRoot) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
 }
 
 // propose tells the evictor that pieces of an entry that leaves this host's index are to go. Their bytes are in the account
-// until they do, beside the entry's. It takes the lock.
+// until they do, next to the entry's. It takes the lock.
 func (r *sharedRoot) propose(d *entries.Eviction, pieces uint64) {
 	var there uint64
 	var left int64
@@ -214,7 +214,7 @@ func (r *sharedRoot) discard(name string, most int64) (left int64) {
 }
 
 // guard makes a file that fails with [shared.ErrFenced] once its put's credit is void. The file has no name then, and
-// nobody counts what is written to it.
+// no host counts what is written to it.
 func (r *sharedRoot) guard(f staging.File, credit shared.Credit) staging.File {
 	return &guarded{File: f, root: r, credit: credit}
 }

@@ -36,7 +36,7 @@ type Store struct {
 	stripes    [1024]*semaphore.Weighted // by fingerprint: a key is reserved once, in one root
 	requests   *touchRecord
 	candidates sync.Pool    // of *candidate
-	factsAt    atomic.Int64 // when the place policy was last told of the roots
+	factsAt    atomic.Int64 // when the place policy last got facts about the roots
 
 	changes  *entries.ChangeLog
 	copies   *entries.Copies // nil: there is one root
@@ -210,7 +210,7 @@ func (s *Store) admissionFault(err error) {
 	}
 }
 
-// keptChanges is how many changes a reader may be behind; about 8 MB, once somebody reads them.
+// keptChanges is how many changes a reader may be behind; about 8 MB, once there is a reader.
 const keptChanges = 1 << 16
 
 // Changes is the log of entries that become resident and of those that go. Entries of a root that is out of service

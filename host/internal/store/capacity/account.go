@@ -285,7 +285,7 @@ func (a *Account) Lift() {
 	a.until = time.Time{}
 }
 
-// Retry ends a ceiling whose time is over. It says whether there was one.
+// Retry ends a ceiling after its time. It says whether there was one.
 func (a *Account) Retry() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

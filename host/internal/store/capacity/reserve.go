@@ -7,7 +7,7 @@ import (
 // Want is a reservation.
 type Want struct {
 	Bytes  int64
-	Tenant uint16 // the number of whose entry it is
+	Tenant uint16 // the number of the entry's tenant
 	ID     uint32 // the tenant, for errors
 	Quota  int64  // of the tenant; negative: none
 	Taken  int64  // of Bytes: booked as orphans, as those of a file that was taken over

@@ -183,7 +183,7 @@ func (c *Catalog) EachPolicy(visit func(PolicyInfo)) {
 }
 
 var (
-	// ErrUnknownNamespace is a namespace that nobody has opened and whose text no root holds, or a group that it lacks.
+	// ErrUnknownNamespace is a namespace that no session has opened and no root has the text of, or a group that it lacks.
 	ErrUnknownNamespace = errors.New("unknown namespace or group")
 	// ErrTooMany is a namespace or group beyond those that one host can tell apart.
 	ErrTooMany = errors.New("too many namespaces or groups")

@@ -122,7 +122,7 @@ func (c *Catalog) Classes() (list []*Class) {
 	return list
 }
 
-// ClassFor returns the class of a piece whose namespace some root holds.
+// ClassFor returns the class of a piece of a namespace that some root holds.
 func (c *Catalog) ClassFor(h *pieceformat.Header) (*Class, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Namespace is a namespace that has a number, and the policies that it is bound to. Policies are told of a namespace
+// Namespace is a namespace that has a number, and the policies that it is bound to. Policies learn of a namespace
 // once, by its number, and may keep that for as long as they run. So a number is never used again within a run.
 type Namespace struct {
 	ID     uint32
@@ -230,8 +230,8 @@ func (c *Catalog) Knows(d kv.Digest) bool {
 	return c.byDigest[d] != nil || c.unregistered[d] != ""
 }
 
-// AddText adds a text that a root holds, or the reason why that cannot be read. Pieces of a namespace whose text is
-// there and cannot be read are left alone; only those whose text is missing belong to nobody.
+// AddText adds a text that a root holds, or the reason why that cannot be read. Pieces of a namespace with a text
+// that cannot be read are left alone; only those without a text belong to no namespace.
 func (c *Catalog) AddText(d kv.Digest, text string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

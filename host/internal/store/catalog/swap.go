@@ -186,7 +186,7 @@ func (w *Swap) Commit() (list []Swapped) {
 	c.mu.Lock()
 	for _, ns := range c.byDigest {
 		ns.bind(c)
-		if !w.seen[ns] { // a scan, or another host, has found its first piece meanwhile
+		if !w.seen[ns] { // a scan, or another host, has found its first piece since
 			if err := c.announce(ns); err != nil {
 				c.log.Error("policies were not told of a namespace", "namespace", ns.Digest, "error", err)
 			}

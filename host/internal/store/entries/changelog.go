@@ -146,7 +146,7 @@ func (s *Set) uncompleted(slot uint32) {
 	}
 }
 
-// Copies counts the copies of entries that are complete in several roots, so that readers of changes hear of an entry
+// Copies counts the copies of entries that are complete in several roots, so that readers of changes get an entry
 // once: when its first copy becomes resident, and when its last one goes. An entry that is not counted has one copy at
 // most. Its lock is taken after those of sets.
 type Copies struct {

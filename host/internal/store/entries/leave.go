@@ -10,8 +10,8 @@ import (
 )
 
 // An entry can be copied to another level while it is served. One that is to leave its root is named by the evict
-// policy ahead of need: the policy forgets it, and it waits, still served, until its bytes are needed or somebody asks
-// for it again, in which case it stays and the policy is told of it anew. So a put that needs room waits for no copy:
+// policy ahead of need: the policy forgets it, and it waits, still served, until its bytes are needed or a lookup finds
+// it again, in which case it stays and the policy gets it anew. So a put that needs room waits for no copy:
 // what has its copy goes, and where nothing has one yet the put goes to the next level itself.
 
 // Move is an entry that is copied, or waits for that.
@@ -25,13 +25,13 @@ type Move struct {
 	bytes   int64
 }
 
-// Gone says that the entry is not there any more: nobody wants a copy. It needs no lock.
+// Gone says that the entry is not there any more: no copy is wanted. It needs no lock.
 func (m *Move) Gone() bool { return m.gone.Load() }
 
 // Cancel says that whoever asked for the copy does not want it any more. It needs no lock.
 func (m *Move) Cancel() { m.ended.Store(true) }
 
-// Cancelled says that nobody wants the copy. It needs no lock.
+// Cancelled says that the copy is not wanted. It needs no lock.
 func (m *Move) Cancelled() bool { return m.ended.Load() || m.Gone() }
 
 // Moves are those of a set's entries. The set's lock guards them.

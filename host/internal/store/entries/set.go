@@ -37,7 +37,7 @@ type Set struct {
 	Hits    Hits
 	// Prefetched are the copies that came here because a lookup asked for them.
 	Prefetched Prefetched
-	// Touched receives the fingerprints of entries that lookups touch; nil: nobody wants them.
+	// Touched receives the fingerprints of entries that lookups touch; may be nil.
 	Touched func(fp uint64)
 
 	cfg      Config
@@ -177,7 +177,7 @@ func (s *Set) Writing() (bytes int64) {
 	return bytes
 }
 
-// Unwritten is the bytes reserved for pieces that are not there, whether somebody is writing them or not.
+// Unwritten is the bytes reserved for pieces that are not there, whether they are being written or not.
 func (s *Set) Unwritten() (bytes int64) {
 	for class, n := range s.Index.MissingByClass() {
 		bytes += n * s.cfg.Catalog.Class(class).FileBytes()
@@ -185,7 +185,7 @@ func (s *Set) Unwritten() (bytes int64) {
 	return bytes
 }
 
-// ErrResident says that a piece is there already, or is being written by somebody else.
+// ErrResident says that a piece is there already, or is being written by another put.
 var ErrResident = errors.New("store: piece is resident")
 
 // Has says whether there is an entry in a state that is not being removed.
@@ -300,7 +300,7 @@ func (s *Set) Renew(fp uint64, cl *catalog.Class, key *kv.Key) (m Mark, ok bool)
 	return Mark{slot, fp}, ok
 }
 
-// SweepExpired finds a bounded number of entries that have expired and that nobody reads. An entry that would expire
+// SweepExpired finds a bounded number of entries that have expired and have no readers. An entry that would expire
 // later than one stored now was stored by a clock that was wrong: its time to live starts again. It takes the lock.
 func (s *Set) SweepExpired() (expired []Mark) {
 	now := s.cfg.Now().Unix()

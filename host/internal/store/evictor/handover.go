@@ -15,7 +15,7 @@ import (
 type Method uint8
 
 const (
-	// Replayed: it was told of every entry, in order of the last touch.
+	// Replayed: it was told every entry, in order of the last touch.
 	Replayed Method = iota
 	// Loaded: it took over the state of the policy before it.
 	Loaded
@@ -29,7 +29,7 @@ func (m Method) String() string {
 }
 
 // MaxHandoverState bounds the state that is taken over: it is copied under the root's lock, and no session may wait for
-// long. lru takes 3 ms for so much, as a Go module. A policy that keeps more is told of the entries instead, in slices.
+// long. lru takes 3 ms for so much, as a Go module. A policy that keeps more gets the entries instead, in slices.
 const MaxHandoverState = 2 << 20
 
 // Handover is a change of a root's evict policy under way. There is one at a time.
@@ -54,7 +54,7 @@ func (v *Evictor) Prepare(ctx context.Context, to, from *Policy) (*Handover, err
 	return PrepareSize(ctx, v, to, from, nil)
 }
 
-// PrepareSize is Prepare for a root whose size changes with the policy, unless size is nil. Both may be the same policy, in
+// PrepareSize is Prepare for a root that gets another size with the policy, unless size is nil. Both may be the same policy, in
 // a new instance.
 func PrepareSize(ctx context.Context, v *Evictor, to, from *Policy, size *Size) (*Handover, error) {
 	if err := v.HoldHandovers(ctx); err != nil { // a scan may hold it for long
@@ -201,7 +201,7 @@ func (h *Handover) Abandon() {
 	h.v.AllowHandovers()
 }
 
-// Ready says why the policy cannot take over, if so: it has failed meanwhile, or the store is being closed.
+// Ready says why the policy cannot take over, if so: it has failed since, or the store is being closed.
 func (h *Handover) Ready() error {
 	v, next := h.v, h.next
 	v.mu.Lock()
@@ -278,7 +278,7 @@ func (v *Evictor) EndScan(ctx context.Context, end func()) error {
 	return nil
 }
 
-// Resume lets the policy continue from a state, or else tells it what is here, at the start, when nobody waits.
+// Resume lets the policy continue from a state, or else tells it what is here, at the start, when no session waits.
 func (v *Evictor) Resume(ctx context.Context, state policy.State) {
 	if state.Format != "" {
 		next, err := v.start(ctx, v.active, v.size, state)
@@ -296,7 +296,7 @@ func (v *Evictor) Resume(ctx context.Context, state policy.State) {
 		}
 	}
 	for _, slot := range v.x.ByLastTouch() {
-		if v.fallback != nil { // it failed; the next one is told of all
+		if v.fallback != nil { // it failed; the next one gets all entries
 			v.x.At(slot).Set(index.Announced)
 			continue
 		}
@@ -308,7 +308,7 @@ func (v *Evictor) Resume(ctx context.Context, state policy.State) {
 	}
 }
 
-// candidate is a policy that is told what is here while another one decides. Events that happen meanwhile reach it too,
+// candidate is a policy that is told what is here while another one decides. Events that happen at the same time reach it too,
 // so it can take over between any two of them.
 type candidate struct {
 	policy *policy.Evict
@@ -397,5 +397,5 @@ func (c *candidate) announce(v *Evictor, slot uint32, fp uint64) {
 	})
 }
 
-// ErrSuperseded says that another policy has taken over meanwhile.
+// ErrSuperseded says that another policy has taken over since.
 var ErrSuperseded = errors.New("store: another policy has taken over")

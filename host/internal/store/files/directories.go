@@ -12,7 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
-// maxMade is how often an operation makes the directory that it needs. Somebody may remove it each time before it is used.
+// maxMade is how often an operation makes the directory that it needs. It may be removed each time before it is used.
 const maxMade = 4
 
 // InDir tries an operation that gives a file the name, and tries again with the directory made where that is not there.
@@ -32,7 +32,7 @@ func (d *Dir) InDir(name string, try func() error) error {
 func (d *Dir) OwnDirs() { d.owned = true }
 
 // Leave removes the directory that a file was in, and those above it, where nothing is left in them. Each is a block of the
-// file system, which counts to nobody, and a place policy may make one for each piece. A put that found one of them there
+// file system, which no account has, and a place policy may make one for each piece. A put that found one of them there
 // makes it again (InDir). That costs a put half as much again where each piece has one, so those that are tolerated stay.
 // Directories that are shared stay: other hosts may be older.
 func (d *Dir) Leave(name string) {
@@ -43,8 +43,8 @@ func (d *Dir) Leave(name string) {
 	}
 }
 
-// drop removes a directory that is empty, while no name is made durable: nobody may take its name for durable who does not
-// see it go.
+// drop removes a directory that is empty, while no name is made durable: no put may take its name for durable without
+// seeing it go.
 func (d *Dir) drop(dir string) bool {
 	d.settling.Lock()
 	defer d.settling.Unlock()
@@ -86,7 +86,7 @@ type counting struct {
 	booked  int64               // what is in the account: a count finds it again
 	unread  map[string]struct{} // directories that are not read yet: those inside them are left to the count
 	reading string              // the one of them that is being read
-	changes map[string]bool     // what came (true) or went in it meanwhile
+	changes map[string]bool     // what came (true) or went in it during the reading
 }
 
 // changed books a directory that came or went, unless a count has yet to find it so. The caller holds settling.
@@ -157,7 +157,7 @@ func (d *Dir) read(dir string) map[string]struct{} {
 	inside := map[string]struct{}{}
 	info, err := d.FS.Stat(dir)
 	if err != nil || !info.IsDir() || info.Links == noneInside {
-		return inside // it went, or nobody may look into it, or none is in it
+		return inside // it went, or may not be read, or none is in it
 	}
 	list, err := d.FS.ReadDir(dir)
 	if err != nil {
@@ -187,7 +187,7 @@ func (d *Dir) MakeDir(dir string) error {
 	return d.settle(dir)
 }
 
-// SyncBytes makes the bytes of a file durable that somebody else has written: a host, perhaps, that syncs nothing.
+// SyncBytes makes the bytes of a file durable that another process has written: a host, perhaps, that syncs nothing.
 func (d *Dir) SyncBytes(name string) error {
 	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {

@@ -72,8 +72,8 @@ func (c *check) takePlan(d kv.Digest, b []byte) error {
 	return nil
 }
 
-// text is a namespace's text. A namespace that is not known that is not may have been opened since the check began: a host beside
-// it keeps the text before its first piece, so it is looked for again. One whose text is there and cannot be had is no
+// text is a namespace's text. A namespace that is not known may have been opened since the check began: a host keeps the
+// text before its first piece, so it is looked for again. A piece of a namespace with a text that cannot be read is no
 // orphan.
 func (c *check) text(d kv.Digest) (string, error) {
 	known := func() (string, bool) {

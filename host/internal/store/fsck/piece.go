@@ -30,7 +30,7 @@ type verdict struct {
 
 func (v *verdict) same(o *verdict) bool { return unchanged(v.info, o.info) }
 
-// unchanged says that two looks were at one file, and that nobody wrote to it between them.
+// unchanged says that two looks were at one file, and that it was not written to between them.
 func unchanged(a, b staging.Info) bool {
 	return a.Same(b) && a.Size == b.Size && a.ModTime.Equal(b.ModTime)
 }

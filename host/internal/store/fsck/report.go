@@ -15,10 +15,10 @@ type Kind string
 const (
 	Damaged    Kind = "damaged"     // header, table, size or a checksum is not what it should be
 	WrongPiece Kind = "wrong-piece" // a sound piece under the built-in name of another
-	Orphan     Kind = "orphan"      // a piece of a namespace whose text is missing: no host will find it
-	NoPlan     Kind = "no-plan"     // a piece under a layout plan that is missing: nobody can read it
+	Orphan     Kind = "orphan"      // a piece of a namespace without a text: no host will find it
+	NoPlan     Kind = "no-plan"     // a piece under a layout plan that is missing: no host can read it
 	Meta       Kind = "meta"        // a file that the store keeps for itself is damaged
-	Stale      Kind = "stale"       // a temporary that nobody writes
+	Stale      Kind = "stale"       // a temporary that is not being written
 	Unreadable Kind = "unreadable"  // a file or directory that could not be read just now
 	Later      Kind = "later"       // of a format version, flag or algorithm that this kvhost does not know
 	Protocol   Kind = "protocol"    // a file by which hosts that share the root speak to each other is damaged
@@ -168,6 +168,6 @@ var (
 var (
 	// errChanging is a file that changed each time it was read: a host is writing to it.
 	errChanging = errors.New("fsck: the file changes")
-	// errUnknownNamespace is a piece of a namespace whose text the root does not hold.
+	// errUnknownNamespace is a piece of a namespace without a text in the root.
 	errUnknownNamespace = errors.New("unknown namespace")
 )

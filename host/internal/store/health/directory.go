@@ -58,7 +58,7 @@ func (d *Directory) Lock() error {
 	return nil
 }
 
-// relock makes and locks the lock file again, which somebody removed from a directory that is still locked.
+// relock makes and locks the lock file again that was removed from a directory that is still locked.
 func (d *Directory) relock() error {
 	bare := d.monitor.bare
 	if err := d.makeOwn(); err != nil {
@@ -155,7 +155,7 @@ func (d *Directory) Present() bool {
 	return false
 }
 
-// lockStands fails unless the lock file is the one that is locked. Where nobody can say, it is.
+// lockStands fails unless the lock file is the one that is locked. Where that is unknown, it passes.
 func (d *Directory) lockStands() error {
 	now, err := d.monitor.bare.Stat(d.lock)
 	d.mu.Lock()
@@ -245,7 +245,7 @@ func (d *Directory) Probe(name string) error {
 	return errors.Join(err, f.Close(), bare.Remove(name))
 }
 
-// Lock takes a root's lock file, which keeps other hosts away, and, of a root that nobody shares, the directory itself:
+// Lock takes a root's lock file, which keeps other hosts away, and, of a root that is not shared, the directory itself:
 // whoever removes the file does not open the root to another host. It does not wait.
 // prepare, if any, is called in between.
 func Lock(fsys staging.FS, dir, file string, alone bool, prepare func() error) (locks []io.Closer, err error) {
@@ -338,7 +338,7 @@ func mounted(fsys staging.FS, dir string) error {
 
 // Clear frees a name that the store needs for a file of its own, or for a directory, from what is of another kind. A
 // link, a pipe, a socket or a device is unlinked. A file with several names, a file in a directory's place and a
-// directory in a file's get another name beside it, because somebody may want them.
+// directory in a file's get another name next to it, because the operator may want them.
 func Clear(fsys staging.FS, name string, directory bool, log *slog.Logger) error {
 	info, err := fsys.Stat(name)
 	switch {

@@ -181,7 +181,7 @@ func (m *Monitor) Demote(to State, reason string, cause error, advice string) {
 }
 
 // Promote returns the root from one state to another that is used for more. It is false when the root was taken out
-// meanwhile.
+// before.
 func (m *Monitor) Promote(from, to State) bool {
 	m.mu.Lock()
 	if !m.state.CompareAndSwap(uint32(from), uint32(to)) {

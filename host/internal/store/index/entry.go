@@ -9,7 +9,7 @@ import (
 
 // Entry is the fixed part of what the index knows of a chunk. The whole key is in it, so that the index compares whole
 // keys and every file can be named. Numbers are bytes, little-endian, so that nothing is padded. A value that does not
-// fit its field is rare and stands in a map of the [Index].
+// fit its field is rare and is in a map of the [Index].
 type Entry struct {
 	head       [keyHead]byte
 	parent     [8]byte // fingerprint of the parent; 0 for none
@@ -21,7 +21,7 @@ type Entry struct {
 	pieces     uint8   // number of the set of pieces that are there: see Index.Pieces
 }
 
-// longEntry is an entry whose key has a second half.
+// longEntry is an entry with a key that has a second half.
 type longEntry struct {
 	Entry
 	tail [keyTail]byte
@@ -99,7 +99,7 @@ type ownerTable struct {
 	ids  map[Owner]uint32
 }
 
-// MaxOwners bounds the numbers of owners; itself it is nobody's.
+// MaxOwners bounds the numbers of owners; itself it is no owner's.
 const MaxOwners = 1 << 24
 
 func newOwnerTable() ownerTable { return ownerTable{ids: map[Owner]uint32{}} }

@@ -11,7 +11,7 @@ import (
 )
 
 // Leaving lets entries of a root leave for the next level. The root evicts ahead of need: what its policy names is
-// copied there meanwhile, is served as before, and goes when a put needs its bytes. A put never waits for a copy: it goes
+// copied there, is served as before, and goes when a put needs its bytes. A put never waits for a copy: it goes
 // to the next level itself when nothing has one, and only if no level takes it an entry goes without.
 type Leaving struct {
 	From  *Origin
@@ -161,7 +161,7 @@ func (l *Leaving) dropVictims(list []entries.Eviction, bytes int64, tenant uint3
 }
 
 // Drain offers what the root holds to the next level, the most recently used prefixes first, until the context is done.
-// It returns how many entries have a copy there, and how many have none although the level wants them. Nobody else
+// It returns how many entries have a copy there, and how many have none although the level wants them. Nothing else
 // uses the root.
 func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
 	count := l.To.Count()

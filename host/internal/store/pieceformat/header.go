@@ -33,7 +33,7 @@ type Header struct {
 	Rank       uint32
 	Blocks     uint32
 	Tenant     uint32
-	Pieces     uint64 // ranks whose pieces make the entry complete, one bit each
+	Pieces     uint64 // ranks of the pieces that make the entry complete, one bit each
 	StoreTime  int64  // nanoseconds since 1970, when the piece was reserved
 	Payload    int64  // bytes, gaps included
 	Plan       kv.Digest
@@ -266,7 +266,7 @@ var (
 	ErrUnknownFormat = errors.New("unknown piece format")
 	// ErrNotPiece is a file that does not start like a piece.
 	ErrNotPiece = errors.New("not a piece file")
-	// ErrDamaged is a file whose contents contradict each other.
+	// ErrDamaged is a file with contents that contradict each other.
 	ErrDamaged = errors.New("damaged file")
 	// ErrWrongPiece is a sound piece under the name of another one.
 	ErrWrongPiece = errors.New("the file holds another piece")

@@ -92,7 +92,7 @@ const (
 	MaxStateFile = stateHead + 2*MaxState
 )
 
-// State is what an evict policy keeps. It names the checkpoint whose slots it uses by the checkpoint's time.
+// State is what an evict policy keeps. It names the checkpoint that its slots are of by the checkpoint's time.
 type State struct {
 	Time   int64
 	Slots  uint32

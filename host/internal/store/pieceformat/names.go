@@ -63,7 +63,7 @@ func ValidHostID(id string) bool {
 	return true
 }
 
-// TempName is the name under which a file is written, beside its target: .<name>.<host id>.<seq>.tmp.
+// TempName is the name under which a file is written, next to its target: .<name>.<host id>.<seq>.tmp.
 func TempName(target, host string, seq uint64) string {
 	dir, base := filepath.Split(target)
 	tail := fmt.Sprintf(".%s.%x.tmp", host, seq)
@@ -204,7 +204,7 @@ func AppendBuiltin(dst []byte, namespace kv.Digest, keyLen uint32, key *kv.Key, 
 	return append(dst, suffix...)
 }
 
-// Reserved says whether no policy may give a path, because a piece with its built-in name could not stand beside it: it is
+// Reserved says whether no policy may give a path, because it would exclude a piece with its built-in name: it is
 // the built-in name of a piece, leads through one, or is a directory on the way to some. Of a piece's own built-in name it
 // says so, too.
 func Reserved(path []byte) bool {

@@ -34,7 +34,7 @@ type Backend interface {
 	// Used returns the bytes on disk of all known pieces, proposed ones included, and of other files that this host found;
 	// temporaries are excluded.
 	Used() int64
-	// Paths returns a victim's files. A victim whose namespace cannot be read is spared.
+	// Paths returns a victim's files. A victim of a namespace that cannot be read is spared.
 	Paths(v *Victim) ([]string, error)
 	// Identify reads which piece a published temporary is; it has a second link. The error is [ErrDamaged] when the bytes
 	// do not say, and the file is emptied then.

@@ -100,7 +100,7 @@ func (m *Member) campaign(now time.Duration, e epochs) error {
 	} else if m.shouldWait(now, m.seen.vacant) {
 		return nil
 	}
-	// this host may have been given up meanwhile, and its candidate directory removed
+	// this host may have been expelled since, and its candidate directory removed
 	return ignoreMissing(m.takeEpoch(e.highest + 1))
 }
 
@@ -180,7 +180,7 @@ func (m *Member) join() error {
 		}
 	}
 	for _, d := range []string{dir, dir + "/t"} {
-		if err := m.fs.Mkdir(d, 0o700); err != nil { // never the first again, which the others may have given up meanwhile
+		if err := m.fs.Mkdir(d, 0o700); err != nil { // never the first again, which the others may have expelled since
 			return err
 		}
 	}
@@ -204,7 +204,7 @@ func (m *Member) join() error {
 // member is the name of this host in an incarnation.
 func (c *Config) member(life uint64) string { return c.Host + "." + strconv.FormatUint(life, 16) }
 
-// giveUpEarlier gives up this host's earlier incarnations at once. The operator makes sure that no two running hosts
+// giveUpEarlier expels this host's earlier incarnations at once. The operator makes sure that no two running hosts
 // have the same id.
 func (m *Member) giveUpEarlier() error {
 	names, err := m.list(m.hosts())
@@ -251,7 +251,7 @@ func (m *Member) fence() {
 	m.beatAt.Store(0)
 	m.ticket.Store(0)
 	for _, d := range m.pending.end() {
-		m.Give(d.credit) // the evictor finds what was published; nobody has the file open
+		m.Give(d.credit) // the evictor finds what was published; no host has the file open
 	}
 	m.credits.reset(0)
 	m.name, m.admitted, m.term, m.batches, m.retry = "", false, nil, nil, nil
@@ -278,7 +278,7 @@ func (m *Member) readGrant(epoch uint64) error {
 	if m.admitted {
 		return nil
 	}
-	// The scan will find what was published so far, unless it is removed meanwhile. A log that is not read now would be
+	// The scan will find what was published so far, unless it is removed before. A log that is not read now would be
 	// read from its beginning later, with what has long been evicted.
 	if all, err := m.followAll(func(*Record) {}); err != nil || !all {
 		return err

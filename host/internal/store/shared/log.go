@@ -98,7 +98,7 @@ type tail struct {
 }
 
 // follow reads to the end of the log in dir and calls each for every record. The error is fs.ErrNotExist when the
-// directory was renamed meanwhile, so that the end was perhaps not reached.
+// directory was renamed during the call, so that the end was perhaps not reached.
 func (l *tail) follow(t *tree, dir string, each func(r *Record)) error {
 	for {
 		err := l.readOn(t, logName(dir, l.file), each)
@@ -192,7 +192,7 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 }
 
 // followAll reads the logs of all other members, including those that are gone. all is false when it missed one that
-// was renamed meanwhile.
+// was renamed at the same time.
 func (m *Member) followAll(each func(r *Record)) (all bool, err error) {
 	live, err := m.list(m.hosts())
 	if err != nil {

@@ -251,7 +251,7 @@ var (
 	ErrCredit = errors.New("shared: no credit was taken")
 	// ErrLinks means that the file system has no hard links: a root on it cannot be shared.
 	ErrLinks = errors.New("shared: the file system has no hard links")
-	// ErrDoubt means that nobody can tell yet whether a piece was published.
+	// ErrDoubt means that it is not known yet whether a piece was published.
 	ErrDoubt = errors.New("shared: it is in doubt whether the piece was published")
 	// ErrDamaged means that a control file or a log record does not match its checksum.
 	ErrDamaged = errors.New("shared: damaged control file")

@@ -58,7 +58,7 @@ func (m *Member) Temp(base string, credit Credit) (string, error) {
 }
 
 // Publish links a temporary to its target name, or fails with fs.ErrExist. Afterwards the temporary belongs to the
-// member. The spent credit is corrected from the reserved bytes to r.Bytes. When nobody can tell whether the link was
+// member. The spent credit is corrected from the reserved bytes to r.Bytes. When it is unknown whether the link was
 // made the error is ErrDoubt; temporary and credit belong to the member then too, which finds out.
 func (m *Member) Publish(temp, target string, r Record, credit *Credit) error {
 	if credit.bytes == 0 {
@@ -123,7 +123,7 @@ func (m *Member) ReportDamaged(r Record) {
 }
 
 // A link that reports an error may have been made all the same: a network file system loses the reply, or the call was
-// given up and goes on. How many names the temporary has tells. While nobody can look, the publication is in doubt: the
+// given up and goes on. How many names the temporary has tells. While they cannot be counted, the publication is in doubt: the
 // temporary keeps its name and its credit, and each step looks again.
 
 // doubt is a publication that may have happened.
@@ -146,7 +146,7 @@ func (p *pending) doubt(d doubt) bool {
 }
 
 // link gives a temporary its target name. made says that it has it, also when the file system reports an error for a
-// link that it made. The error is ErrDoubt while nobody can tell.
+// link that it made. The error is ErrDoubt while that is unknown.
 func (t *tree) link(temp, target string) (made bool, err error) {
 	if err = t.fs.Link(temp, target); err == nil {
 		return true, nil
@@ -197,7 +197,7 @@ func (d *doubt) settle(m *Member) (settled bool, err error) {
 	return true, nil
 }
 
-// happened looks whether the link was made. One that was not can be made no more. No file is open meanwhile: a client of
+// happened looks whether the link was made. One that was not can be made no more. No file is open during the look: a client of
 // a network file system would rename one that it has open instead of removing it, and its names would tell nothing.
 func (d *doubt) happened(t *tree) (bool, error) {
 	info, err := t.fs.Stat(d.temp)
@@ -211,7 +211,7 @@ func (d *doubt) happened(t *tree) (bool, error) {
 	if err != nil && !gone {
 		return false, err
 	}
-	// What has the target's name is a piece of this key. Whose it is nobody can tell when the temporary has gone.
+	// What has the target's name is a piece of this key. Which host's it is cannot be told when the temporary has gone.
 	now, err := t.fs.Stat(d.target)
 	if absent(err) {
 		return false, nil
@@ -270,7 +270,7 @@ func (a *attempt) record(m *Member) error {
 	return nil
 }
 
-// clear removes the names of temporaries whose publication the log has.
+// clear removes the names of temporaries once the log has their publication.
 func (a *attempt) clear(m *Member) error {
 	for ; len(a.temps) > 0; a.temps = a.temps[1:] {
 		if err := m.remove(a.temps[0]); err != nil {

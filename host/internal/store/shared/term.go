@@ -122,7 +122,7 @@ func (t *term) writeGrant(name string, p *peer) error {
 	return nil
 }
 
-// readPeers reads the members' statuses and gives up the silent ones.
+// readPeers reads the members' statuses and expels the silent ones.
 func (t *term) readPeers(now time.Duration, begun []string) error {
 	live, err := t.m.list(t.m.hosts())
 	if err != nil {
@@ -186,7 +186,7 @@ func (t *term) readStatus(dir string, p *peer, now time.Duration) error {
 }
 
 // removeDead removes members that are gone: it clears their temporaries, waits until their logs are read, and frees
-// their credit. One whose temporaries cannot be cleared keeps its credit, and others do not wait for it.
+// their credit. A member with temporaries that cannot be cleared keeps its credit, and others do not wait for it.
 func (t *term) removeDead(now time.Duration) (failed error) {
 	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
 		p, dir := t.peers[name], t.m.gone()+"/"+name
@@ -237,7 +237,7 @@ func (t *term) propose(b batch) uint64 {
 	return t.seq
 }
 
-// writeBatches writes proposals and repeats failed writes. A proposal whose write failed may have been seen, so its
+// writeBatches writes proposals and repeats failed writes. A proposal may have been seen although its write failed, so its
 // number is never reused.
 func (t *term) writeBatches() error {
 	for _, n := range slices.Sorted(maps.Keys(t.batches)) {
@@ -394,7 +394,7 @@ func (t *term) takeOver(e epochs) error {
 	return nil
 }
 
-// giveUp gives up a member whose credit is unknown. Once its temporaries are cleared and its log is read, it has none.
+// giveUp expels a member with unknown credit. Once its temporaries are cleared and its log is read, it has none.
 func (t *term) giveUp(name string, p *peer, cause error) error {
 	t.m.log.Error("cannot read a host's grant; host given up, it will join again", "member", name, "error", cause)
 	p.gone, p.unknown = true, true
@@ -418,7 +418,7 @@ func (t *term) emptyTrash(dir string) error {
 }
 
 // takeJournal copies an earlier journal, so that acknowledgements stay valid. A batch that cannot be read is decided as
-// spared, because nobody knows what was removed; every member then checks its files.
+// spared, because it is unknown what was removed; every member then checks its files.
 func (t *term) takeJournal(old string, j journal) error {
 	for _, n := range slices.Sorted(maps.Keys(j.decided)) {
 		t.seq = max(t.seq, n)
@@ -549,7 +549,7 @@ func (t *term) relay(a *attempt, name string, info staging.Info) error {
 	if !errors.Is(err, ErrDamaged) {
 		return err
 	}
-	// Nobody can tell the others what to count. Under its other name it takes nothing from now on, and is damaged as before.
+	// The others cannot learn what to count. Under its other name it takes nothing from now on, and is damaged as before.
 	t.m.log.Warn("published temporary is damaged; its piece was emptied", "file", name, "error", err)
 	return t.m.discard(name)
 }
