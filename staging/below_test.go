@@ -171,7 +171,7 @@ func TestBelowFollowsItsDirectory(t *testing.T) {
 		defer f.Close()
 		var got [3]byte
 		if _, err := f.ReadAt(got[:], 0); err != nil || string(got[:]) != want {
-			t.Fatalf("in %s, want %s", got, want)
+			t.Fatalf("the file read is that in %s, error %v, want %s", got, err, want)
 		}
 	}
 	lead("one")
@@ -259,7 +259,7 @@ func TestKernelWithoutOpenat2(t *testing.T) {
 	forbidOpenat2(t)
 	_, err := staging.Below(dir).OpenFile(dir+"/file", os.O_RDONLY, 0)
 	if !errors.Is(err, staging.ErrKernel) {
-		t.Errorf("want %v, got %v", staging.ErrKernel, err)
+		t.Errorf("open without openat2: error %v, want %v", err, staging.ErrKernel)
 	}
 }
 

@@ -131,7 +131,7 @@ func TestNoSpace(t *testing.T) {
 	n, err := f.WriteAt(make([]byte, 8192), 0)
 	var pe *fs.PathError
 	if n != 0 || !errors.Is(err, unix.ENOSPC) || !errors.As(err, &pe) || pe.Path != "/dev/full" || pe.Op != "write" {
-		t.Fatalf("%d %v", n, err)
+		t.Fatalf("write to /dev/full: %d bytes, error %v, want %v with its path", n, err, unix.ENOSPC)
 	}
 }
 
@@ -148,7 +148,7 @@ func TestAllocateWithoutSpace(t *testing.T) {
 		t.Fatalf("reserved twice of what there is: %v", err)
 	}
 	if info, err := f.Stat(); err != nil || info.Allocated != 0 {
-		t.Fatalf("%+v %v", info, err)
+		t.Fatalf("after a reservation that failed: %+v, error %v, want nothing allocated", info, err)
 	}
 	if err := newOSFile(int(f.Fd()), "a", false).Allocate(-1); !errors.Is(err, unix.EINVAL) {
 		t.Fatal(err)

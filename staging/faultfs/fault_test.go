@@ -61,7 +61,7 @@ func TestFaultEveryOperation(t *testing.T) {
 		f.Set(MustRules(op + " " + dir + "**: estale")...)
 		err := do()
 		if !errors.Is(err, unix.ESTALE) || !errors.Is(err, ErrInjected) {
-			t.Errorf("%s: %v", op, err)
+			t.Errorf("%s under a rule: error %v, want an injected %v", op, err, unix.ESTALE)
 		}
 		if f.Injected() == 0 {
 			t.Errorf("%s: the fault is not counted", op)
@@ -90,7 +90,7 @@ func TestFaultAfter(t *testing.T) {
 		t.Fatalf("the real error is the one to tell: %v", err)
 	}
 	if file, err := f.OpenFile(c, os.O_RDWR|os.O_CREATE, 0o600); !errors.Is(err, unix.EMFILE) || file != nil {
-		t.Fatalf("%v %v", file, err)
+		t.Fatalf("open that fails afterwards: file %v, error %v, want %v", file, err, unix.EMFILE)
 	}
 	if get(t, c) != "" {
 		t.Fatal("not made")
@@ -282,7 +282,7 @@ func TestOpenDirectLearns(t *testing.T) {
 		return
 	}
 	if _, err := a.WriteAt(slot(t, staging.Align), 0); !errors.Is(err, staging.ErrAlign) || !errors.Is(err, ErrInjected) || !errors.Is(err, unix.EINVAL) {
-		t.Fatalf("%v", err)
+		t.Fatalf("direct write that is refused: error %v, want an injected %v", err, staging.ErrAlign)
 	}
 	b := open("b")
 	if b.Direct() {

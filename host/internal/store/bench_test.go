@@ -63,7 +63,7 @@ func BenchmarkRestart(b *testing.B) {
 			}
 			b.ReportMetric(float64(cpu.Milliseconds())/float64(b.N), "cpu-ms/op")
 			if st := f.store.Stats().Roots[0]; st.Entries != files || (st.Scanned == 0) != (how == "checkpoint") {
-				b.Fatalf("%+v", st)
+				b.Fatalf("a start by %s found %d entries and scanned %d, want %d entries", how, st.Entries, st.Scanned, files)
 			}
 		})
 	}
@@ -270,7 +270,7 @@ func (f *fixture) benchStart(b *testing.B, entries int) {
 		l.Release()
 	}
 	if st := f.store.Stats().Roots[0]; st.Entries != entries || st.Scanned != 0 {
-		b.Fatalf("%+v", st)
+		b.Fatalf("a start found %d entries and scanned %d, want %d from the checkpoint", st.Entries, st.Scanned, entries)
 	}
 }
 

@@ -99,7 +99,7 @@ func TestCompressedPiecesAreBookedAsTheyAre(t *testing.T) {
 		must(t, err)
 		if !head.Compressed || !expected.Compressed || head.DataOffset != expected.DataOffset || len(head.Offsets) != 7 ||
 			head.Offsets[6] != stored || head.Stored[1].Codec != uint8(codec.Planes) || head.Stored[2].Codec != uint8(codec.Raw) {
-			t.Errorf("%s: %+v", when, head)
+			t.Errorf("%s: head %+v, want that of a compressed piece of %d bytes at %d", when, head, stored, expected.DataOffset)
 		}
 	}
 	check("stored")

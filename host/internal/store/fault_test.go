@@ -45,7 +45,7 @@ func TestFaults(t *testing.T) {
 			f, faulty := faultyFixture(t, 4, func(c *Config) { c.Strict = true })
 			faulty.Set(faultfs.MustRules(tt.rule)...)
 			if err := f.put(1, 0); !errors.Is(err, tt.want) {
-				t.Errorf("got %v, want %v", err, tt.want)
+				t.Errorf("put: error %v, want %v", err, tt.want)
 			}
 			if faulty.Injected() == 0 {
 				t.Fatal("the rule struck nothing")
@@ -101,7 +101,7 @@ func fillDisk(t *testing.T, f *fixture) {
 	f.checkUsed()
 	st := f.store.Stats().Roots[0]
 	if st.State != health.Full || st.Limit >= st.Capacity || st.Used > st.Limit || st.Evictions == 0 {
-		t.Errorf("%+v", st)
+		t.Errorf("a root on a full file system: %+v, want it full, within a lower limit, by evictions", st)
 	}
 	for n := uint64(55); n < 60; n++ { // what was stored since, in the place of others
 		f.mustRead(n)
@@ -122,7 +122,7 @@ func TestFilesRemovedOutside(t *testing.T) {
 		t.Error("a hit although a file is gone")
 	}
 	if got := f.store.Stats().Roots[0]; got.Vanished < 1 || got.Entries != 2 {
-		t.Errorf("%+v", got)
+		t.Errorf("%d files have vanished and %d entries are left, want at least 1, and 2", got.Vanished, got.Entries)
 	}
 	f.checkUsed()
 	f.mustPut(1)
@@ -190,7 +190,7 @@ func TestUnlinkFailsForGood(t *testing.T) {
 	r := f.root()
 	if got := f.store.Stats().Roots[0]; got.Complete < entries-1 || got.Used != got.Capacity ||
 		got.Orphaned != pieceBytes {
-		t.Errorf("%+v", got)
+		t.Errorf("%d entries, %d bytes used and %d of orphans, want %d, all of %d, and one piece", got.Complete, got.Used, got.Orphaned, entries-1, got.Capacity)
 	}
 	noError(t, r.idle())
 	faulty.Set()
@@ -317,7 +317,7 @@ func TestNetworkFileSystems(t *testing.T) {
 				struck := faulty.Injected() > 0
 				faulty.Set()
 				if want := tt.put; struck && !errors.Is(err, want) || !struck && err != nil {
-					t.Errorf("got %v, want %v", err, want)
+					t.Errorf("put (the fault has struck: %t): error %v, want %v", struck, err, want)
 				}
 				if err == nil != f.has(3) {
 					t.Errorf("the put says %v, a lookup hits %t", err, f.has(3))

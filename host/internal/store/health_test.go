@@ -113,7 +113,7 @@ func TestHungRoot(t *testing.T) {
 			f.awaitState(1, health.Out)
 			st := f.store.Stats().Roots[1]
 			if st.Stuck == 0 || st.Outages != 1 || !strings.Contains(st.Reason, "no answer") || st.Since.IsZero() {
-				t.Errorf("%+v", st)
+				t.Errorf("a root that hangs: %+v, want one outage for no answer, and an operation that is stuck", st)
 			}
 			for _, n := range bad {
 				if f.has(n) {
@@ -245,7 +245,7 @@ func testRootFails(t *testing.T) {
 	}
 	f.awaitState(1, health.Out)
 	if got := f.store.Stats().Roots[1]; !strings.Contains(got.Reason, "input/output error") {
-		t.Errorf("%+v", got)
+		t.Errorf("a root with I/O errors is out because of %q, want the error", got.Reason)
 	}
 	for n := uint64(1000); n < 1020; n++ {
 		f.mustPut(n)

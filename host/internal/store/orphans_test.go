@@ -58,7 +58,7 @@ func (f *fixture) storedAgain(gone bool) {
 	}
 	f.mustPut(0)
 	if st := f.store.Stats().Roots[0]; st.Orphaned != 0 || st.Used != 2*pieceBytes {
-		f.Errorf("%+v", st)
+		f.Errorf("stored again: %d bytes of orphans, %d used, want 0 and two pieces", st.Orphaned, st.Used)
 	}
 	f.maintain(RetryRemovals)
 	f.mustRead(0)
@@ -121,7 +121,7 @@ func TestStraysGo(t *testing.T) {
 	faulty.Set()
 	f.maintain(RetryRemovals)
 	if got := f.store.Stats().Roots[0]; got.Orphaned != 0 || got.Used != 3*pieceBytes {
-		t.Errorf("%+v", got)
+		t.Errorf("tried again: %d bytes of orphans, %d used, want 0 and three pieces", got.Orphaned, got.Used)
 	}
 	f.checkUsed()
 
@@ -138,7 +138,7 @@ func TestStraysGo(t *testing.T) {
 	f.maintain(RetryRemovals)
 	f.mustRead(1)
 	if got := f.store.Stats().Roots[0]; got.Orphaned != 0 {
-		t.Errorf("%+v", got)
+		t.Errorf("stored again: %d bytes of orphans, want 0", got.Orphaned)
 	}
 	f.checkUsed()
 }

@@ -323,7 +323,7 @@ func TestServesWhileItScans(t *testing.T) {
 	default:
 	}
 	if st := f.store.Stats().Roots[0]; !st.Scanning || st.Unscanned == 0 || f.has(3) {
-		t.Errorf("%+v", st)
+		t.Errorf("during the scan: %+v, want bytes that are not scanned and no hit of key 3", st)
 	}
 	if err := f.put(3, 0); !errors.Is(err, ErrResident) { // its file is found by its name
 		t.Errorf("put of an unseen piece: %v", err)
@@ -348,7 +348,7 @@ func TestServesWhileItScans(t *testing.T) {
 	close(g.gate)
 	<-f.store.ScanDone()
 	if st := f.store.Stats().Roots[0]; st.Scanning || st.Unscanned != 0 || st.Swept != 0 {
-		t.Errorf("%+v", st)
+		t.Errorf("after the scan: scanning %t, %d bytes not scanned, %d swept, want none", st.Scanning, st.Unscanned, st.Swept)
 	}
 	f.checkUsed()
 	noError(t, f.idle())
@@ -563,7 +563,7 @@ func TestPublishWhereSomethingCannotBeRead(t *testing.T) {
 	put(t, name, want)
 	faulty.Set(faultfs.MustRules("read **.kv: eio")...)
 	if err := f.put(0, 0); !errors.Is(err, unix.EIO) {
-		t.Errorf("got %v", err)
+		t.Errorf("put next to a file that cannot be read: error %v, want %v", err, unix.EIO)
 	}
 	if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("the file is not what it was: %v", err)

@@ -89,7 +89,7 @@ func testOrderOfTouchAfterACrash(t *testing.T) {
 	}
 	want := []int{1, 2, 4, 3, 0}
 	if got := f.order(5); !slices.Equal(got, want) {
-		t.Fatalf("%v, want %v", got, want)
+		t.Fatalf("order of last touch %v, want %v", got, want)
 	}
 	var list []byte
 	for size := int64(32 + 5*8); ; time.Sleep(touchesEvery) { // the store does it by itself

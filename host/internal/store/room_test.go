@@ -44,7 +44,7 @@ func TestFloor(t *testing.T) {
 	}
 	f.mustRead(199)
 	if got := f.store.Stats().Roots[0]; got.Evictions == 0 || got.Limit >= got.Capacity || got.Used > got.Limit {
-		t.Errorf("%+v", got)
+		t.Errorf("a root with a floor: %+v, want evictions and a limit below its capacity that holds", got)
 	}
 	must(t, os.WriteFile(filepath.Join(dir, "others"), make([]byte, 600<<10), 0o600))
 	await(t, "room is made for others", func() bool { return free() >= keep })
@@ -140,7 +140,7 @@ func TestFullRootOfTwo(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := f.store.Stats().Roots[1]; got.State != health.Full || got.Limit >= got.Capacity {
-		t.Errorf("%+v", got)
+		t.Errorf("the root is %v with a limit of %d, want it full and below its capacity of %d", got.State, got.Limit, got.Capacity)
 	}
 	for n := uint64(1000); n < 1010; n++ {
 		f.mustPut(n)
@@ -162,7 +162,7 @@ func TestReturnOfAFullRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := f.store.Stats().Roots[0]; got.State != health.Full || got.Limit >= got.Capacity {
-		t.Fatalf("%+v", got)
+		t.Fatalf("the root is %v with a limit of %d, want it full and below its capacity of %d", got.State, got.Limit, got.Capacity)
 	}
 	f.takeOut(0)
 	faulty.Set()
@@ -192,10 +192,10 @@ func TestSlotsAreOut(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := f.store.Put(ctx, f.request(3, 0, 0)); !errors.Is(err, ErrNoSpace) {
-		t.Errorf("got %v", err)
+		t.Errorf("put without a slot: error %v, want %v", err, ErrNoSpace)
 	}
 	if st := f.store.Stats().Roots[0]; st.Asks > 2 || st.Held == 0 {
-		t.Errorf("%+v", st)
+		t.Errorf("the policy was asked %d times and %d bytes are in quarantine, want at most 2 and some", st.Asks, st.Held)
 	}
 	held.Release()
 	f.mustPut(3)
@@ -240,7 +240,7 @@ func TestEnginesShareEntries(t *testing.T) {
 	within := func(when string) {
 		t.Helper()
 		if err := f.check(); err != nil {
-			t.Fatalf("%s: %v", when, err)
+			t.Fatalf("%s: the root contradicts itself: %v", when, err)
 		}
 		f.checkUsed()
 	}

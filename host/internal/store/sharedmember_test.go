@@ -376,6 +376,6 @@ func TestAdmissionEnds(t *testing.T) {
 	stop()
 	r.root.cfg.Scheduler = nil
 	if err := r.scan(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+		t.Errorf("scan under a context that is done: error %v, want %v", err, context.Canceled)
 	}
 }

@@ -312,7 +312,7 @@ func TestNoLinks(t *testing.T) {
 		FS: faultfs.New(staging.OS(), faultfs.MustRules("link **: eperm")...),
 	}
 	if _, err := Open(context.Background(), f.cfg); !errors.Is(err, shared.ErrLinks) {
-		t.Errorf("%v", fmt.Sprint(err))
+		t.Errorf("sharing a root without hard links: error %v, want %v", err, shared.ErrLinks)
 	}
 }
 

@@ -55,7 +55,7 @@ func testKey(n uint64) (k kv.Key) {
 func equal[T comparable](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if got != want {
-		t.Errorf("%s: got %v, want %v", what, got, want)
+		t.Errorf("%s is %v, want %v", what, got, want)
 	}
 }
 

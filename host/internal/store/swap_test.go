@@ -306,7 +306,7 @@ func TestSwapEvict(t *testing.T) {
 				From: from.Label, Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: handle(c.to())},
 			})
 			if err != nil || len(taken) != 1 || taken[0].Entries != 4 || taken[0].Handover != c.how {
-				t.Fatalf("%+v, %v", taken, err)
+				t.Fatalf("swap: %+v, error %v, want 4 entries handed over by %v", taken, err, c.how)
 			}
 			if !done {
 				t.Error("the old policy's module was not given back")
@@ -348,7 +348,7 @@ func TestSwapRefused(t *testing.T) {
 	}
 	for _, p := range f.store.Stats().Policies {
 		if p.Name == "broken" || p.Faults > 0 {
-			t.Errorf("%+v", p)
+			t.Errorf("policy after a swap that was refused: %+v, want the old one without faults", p)
 		}
 	}
 	if done.Load() != 2 {

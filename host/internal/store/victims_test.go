@@ -291,7 +291,7 @@ func testEvictComesBack(t *testing.T, m *policy.Module) {
 	var request uint32
 	f.fail(0, &request)
 	if st := f.store.Stats().Roots[0]; !st.Evict.Builtin || st.EvictFaults != 1 {
-		t.Errorf("%+v", st)
+		t.Errorf("after a fault: built-in %t, %d faults, want the built-in policy and 1", st.Evict.Builtin, st.EvictFaults)
 	}
 	f.mustPut(5)
 	if f.has(1) || !f.has(0) || !f.has(5) {
@@ -299,7 +299,7 @@ func testEvictComesBack(t *testing.T, m *policy.Module) {
 	}
 	f.await(false)
 	if st := f.store.Stats().Roots[0]; st.Evict.Digest != m.Digest() || m.Quarantined() != nil {
-		t.Errorf("%+v, %v", st, m.Quarantined())
+		t.Errorf("after the pause the policy is %s (%v in quarantine), want %s", st.Evict.Digest, m.Quarantined(), m.Digest())
 	}
 	f.lookup(2).Release()
 	f.mustPut(6)
@@ -324,7 +324,7 @@ func testEvictInQuarantine(t *testing.T, m *policy.Module) {
 		f.fail(0, &request)
 	}
 	if st := f.store.Stats().Roots[0]; !st.Evict.Builtin || st.EvictFaults < 2 {
-		t.Errorf("%+v", st)
+		t.Errorf("in quarantine: built-in %t, %d faults, want the built-in policy and at least 2", st.Evict.Builtin, st.EvictFaults)
 	}
 	f.mustPut(5)
 	f.checkUsed()

@@ -24,10 +24,10 @@ func TestLog(t *testing.T) {
 	}
 	<-wake
 	if got, _, err = l.Read(1, buf); err != nil || len(got) != 2 || got[0].Seq != 2 || got[1].Group != 2 {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("changes after 1: %+v, error %v, want those of groups 1 and 2", got, err)
 	}
 	if got, _, err = l.Read(0, make([]Change, 0, 1)); err != nil || len(got) != 1 || got[0].Seq != 1 {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("one change after 0: %+v, error %v, want number 1", got, err)
 	}
 	for g := range uint32(3) {
 		l.Add(Change{Group: 10 + g})
@@ -36,7 +36,7 @@ func TestLog(t *testing.T) {
 		t.Errorf("resumed after a change that was overwritten: %v", err)
 	}
 	if got, _, err = l.Read(2, buf); err != nil || len(got) != 4 || got[0].Seq != 3 || got[3].Seq != 6 {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("changes after 2: %+v, error %v, want numbers 3 to 6", got, err)
 	}
 	if _, _, err := l.Read(7, buf); !errors.Is(err, ErrLost) {
 		t.Errorf("resumed after a change that was never made: %v", err)
@@ -58,7 +58,7 @@ func TestCopies(t *testing.T) {
 	want := func(what string, got, want bool) {
 		t.Helper()
 		if got != want {
-			t.Errorf("%s: got %v, want %v", what, got, want)
+			t.Errorf("%s: first or last copy is %v, want %v", what, got, want)
 		}
 	}
 	want("an entry that is not counted comes", c.add(1), true)

@@ -35,7 +35,7 @@ func TestSoundRoot(t *testing.T) {
 	report := r.check(Options{Progress: func(n, _ int64) { files.Add(n) }})
 	if report.Err() != nil || report.Pieces.Files != 3 || len(report.Problems) != 0 || len(report.Spaces) != 1 ||
 		report.Spaces[0].Model != "test/model" {
-		t.Errorf("%+v", report)
+		t.Errorf("check of a sound root: %+v, want 3 pieces of test/model and no problem", report)
 	}
 	if n, err := Files(context.Background(), r.dir, nil); err != nil || n != files.Load() {
 		t.Errorf("%d files counted, %d gone through, %v", n, files.Load(), err)
@@ -102,7 +102,7 @@ func TestEachKindOfDamage(t *testing.T) {
 	}
 	if !errors.Is(before.Err(), ErrProblems) || before.Remaining != int64(len(want)) || before.Foreign.Files != 1 ||
 		before.Temporaries.Files != 1 || before.Pieces.Files != 3 {
-		t.Errorf("%+v", before)
+		t.Errorf("check before the repair: %+v, want %d problems, 3 pieces, a foreign file and a temporary", before, len(want))
 	}
 	if again := r.check(Options{}); !maps.Equal(kinds(again), want) {
 		t.Error("a check changed something")
@@ -121,7 +121,7 @@ func TestEachKindOfDamage(t *testing.T) {
 	fixed := r.check(Options{Repair: true})
 	for _, p := range fixed.Problems {
 		if (p.Done == "") != (p.Kind == Later) || p.Failed != "" {
-			t.Errorf("%+v", p)
+			t.Errorf("after a repair: problem %+v, want it repaired unless its format is later", p)
 		}
 	}
 	if fixed.Repaired != int64(len(want)) || fixed.Remaining != 1 {
@@ -153,7 +153,7 @@ func TestRepairBesideIdleHost(t *testing.T) {
 	used := r.store.Stats().Roots[0].Used
 	report := r.check(Options{Repair: true, TempAge: 1})
 	if report.Repaired != 1 || report.Remaining != 0 || !report.InUse {
-		t.Errorf("%+v", report)
+		t.Errorf("repair next to a host: %+v, want one problem repaired and the root in use", report)
 	}
 	if _, err := os.Stat(temp); err != nil {
 		t.Errorf("a temporary that its host may be writing: %v", err)
@@ -192,13 +192,13 @@ func TestBesideBusyHost(t *testing.T) {
 	for puts.Load() < 200 && !t.Failed() {
 		report := r.check(Options{Repair: true, TempAge: 1, Workers: 4})
 		if len(report.Problems) != 0 || report.Remaining != 0 {
-			t.Errorf("%+v", report.Problems)
+			t.Errorf("check while pieces are replaced: problems %+v, want none", report.Problems)
 		}
 	}
 	must(t, <-done)
 	st := r.store.Stats().Roots[0]
 	if st.Vanished != 0 || st.Damaged != 0 || st.Recycled == 0 || st.Evictions == 0 {
-		t.Errorf("%+v", st)
+		t.Errorf("the host has seen %d vanished and %d damaged files, %d recycled, %d evictions; want none, none, some, some", st.Vanished, st.Damaged, st.Recycled, st.Evictions)
 	}
 }
 
@@ -221,7 +221,7 @@ func TestSharedTemporaries(t *testing.T) {
 	lock.Close()
 	report := r.check(Options{Repair: true})
 	if _, err := os.Stat(young); err != nil || report.Repaired != 1 {
-		t.Errorf("%v, %+v", err, report)
+		t.Errorf("a young temporary: error %v, report %+v, want it left and the old one removed", err, report)
 	}
 	if _, err := os.Stat(old); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the old one: %v", err)
@@ -237,7 +237,7 @@ func TestUnreadable(t *testing.T) {
 	report := r.check(Options{FS: faulty, Repair: true})
 	if got := kinds(report); len(got) != 1 || got[names[1]] != Unreadable || report.Remaining != 1 ||
 		report.Repaired != 0 {
-		t.Errorf("%v, %+v", got, report)
+		t.Errorf("a file that cannot be read: kinds %v, report %+v, want it unreadable and not repaired", got, report)
 	}
 	if _, err := os.Stat(names[1]); err != nil {
 		t.Error(err)
@@ -266,7 +266,7 @@ func TestReplacedUnderTheRepair(t *testing.T) {
 	}}
 	report := r.check(Options{FS: fsys, Repair: true})
 	if report.Repaired != 1 || report.Quarantine.Files != 1 {
-		t.Errorf("%+v", report)
+		t.Errorf("a file that is replaced during a repair: %+v, want it in quarantine", report)
 	}
 	if r.hit(1) {
 		t.Error("a file that is in quarantine is served")
@@ -294,7 +294,7 @@ func TestNotARoot(t *testing.T) {
 	for _, dir := range []string{t.TempDir(), filepath.Join(t.TempDir(), "missing")} {
 		if _, err := Check(context.Background(), dir, Options{}); !errors.Is(err, ErrRoot) ||
 			!strings.Contains(err.Error(), dir) {
-			t.Errorf("%s: %v", dir, err)
+			t.Errorf("check of %s, which is no root: error %v, want %v that names it", dir, err, ErrRoot)
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -339,7 +339,7 @@ func TestNamespaceOpenedMeanwhile(t *testing.T) {
 		r.mustPut(1, 2, 3)
 	}}})
 	if len(report.Problems) != 0 || report.Pieces.Files != 3 {
-		t.Errorf("%+v", report)
+		t.Errorf("a namespace that is opened during a check: %+v, want 3 pieces and no problem", report)
 	}
 	for n := range uint64(3) {
 		if !r.hit(n + 1) {
@@ -357,7 +357,7 @@ func TestTextCannotBeRead(t *testing.T) {
 		faulty.Set(faultfs.MustRules("read **/.kvhost**/" + path.Base(dir) + "/*: eio")...)
 		report := r.check(Options{Repair: true, FS: faulty})
 		if u := report.Found[Unreadable]; len(report.Found) != 1 || u == nil || u.Files != 5 || report.Repaired != 0 {
-			t.Errorf("%s: %+v", dir, report)
+			t.Errorf("%s cannot be read: report %+v, want 5 unreadable files and none repaired", dir, report)
 		}
 		for n := range uint64(3) {
 			if !r.hit(n + 1) {
@@ -400,7 +400,7 @@ func TestCompressedPieces(t *testing.T) {
 	report := r.check(Options{})
 	if report.Err() != nil || report.Compressed.Files != most || report.Compressed.Bytes != report.Pieces.Bytes ||
 		report.Compressed.Payload < 3*report.Compressed.Bytes || report.Pieces.Bytes != r.store.Stats().Roots[0].Used {
-		t.Errorf("%+v", report)
+		t.Errorf("check of compressed pieces: %+v, want %d of them and all bytes in use", report, most)
 	}
 	r.store.Close()
 
@@ -463,7 +463,7 @@ func TestWhatTheNextStartGoesBy(t *testing.T) {
 	}
 	for _, p := range r.check(Options{Repair: true}).Problems {
 		if p.Done == "" || p.Failed != "" {
-			t.Errorf("%+v", p)
+			t.Errorf("after a repair: problem %+v, want it repaired", p)
 		}
 	}
 	if report := r.check(Options{}); len(report.Problems) != 0 {
@@ -489,7 +489,7 @@ func TestMembersOfASharedRoot(t *testing.T) {
 	t.Cleanup(func() { s.Close() })
 	for range 20 { // beside the host, which replaces its files all the time
 		if report := r.check(Options{}); len(report.Problems) != 0 {
-			t.Fatalf("%+v", report.Problems)
+			t.Fatalf("check next to a host: problems %+v, want none", report.Problems)
 		}
 	}
 	base := filepath.Join(r.dir, shared.Dir)

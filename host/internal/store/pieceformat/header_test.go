@@ -69,7 +69,7 @@ func TestGoldenFile(t *testing.T) {
 	want := pinned(t, "testdata/v1.piece", image)
 	got, err := DecodeHeader(want)
 	if err != nil || got != h {
-		t.Fatalf("%+v, %v", got, err)
+		t.Fatalf("the pinned header is decoded to %+v, error %v, want %+v", got, err, h)
 	}
 	if got.FileBytes() != int64(len(want)) {
 		t.Errorf("a file of %d bytes says %d", len(want), got.FileBytes())
@@ -100,7 +100,7 @@ func TestHeaderName(t *testing.T) {
 	h.Encode(image)
 	got, err := DecodeHeader(image)
 	if err != nil || got != h {
-		t.Errorf("got %+v, %v, want %+v", got, err, h)
+		t.Errorf("a header with the longest name is decoded to %+v, error %v, want %+v", got, err, h)
 	}
 }
 
@@ -144,7 +144,7 @@ func TestDecodeHeaderRefuses(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			_, image := goldenHeader(t)
 			if _, err := DecodeHeader(tt.change(image[:Page])); !errors.Is(err, tt.want) {
-				t.Errorf("got %v, want %v", err, tt.want)
+				t.Errorf("decoding the header: error %v, want %v", err, tt.want)
 			}
 		})
 	}
@@ -171,7 +171,7 @@ func FuzzDecodeHeader(f *testing.F) {
 			return
 		}
 		if h.FileBytes() < 3*Page || h.DataOffset > h.FileBytes() {
-			t.Fatalf("%+v", h)
+			t.Fatalf("header %+v says that the file is too short", h)
 		}
 		var again [Page]byte
 		h.Encode(again[:])
@@ -234,7 +234,7 @@ func TestGoldenCompressed(t *testing.T) {
 	want := pinned(t, "testdata/v2.piece", image)
 	got, err := DecodeHeader(want)
 	if err != nil || got != h || got.Version() != CompressedVersion {
-		t.Fatalf("%+v, %v", got, err)
+		t.Fatalf("the pinned header is decoded to %+v, error %v, want %+v", got, err, h)
 	}
 	if got.FileBytes() != int64(len(want)) || got.MostBytes() != MostBytes(goldenPlan(t)) {
 		t.Errorf("a file of %d bytes says %d, and %d at most", len(want), got.FileBytes(), got.MostBytes())
@@ -242,7 +242,7 @@ func TestGoldenCompressed(t *testing.T) {
 	extents := goldenPlan(t).Extents()
 	table, stored, err := got.ReadStored(want[Page:], extents, nil, nil)
 	if err != nil || len(table) != 2 || stored[0].Codec != uint8(codec.Raw) || stored[1].Codec != uint8(codec.Planes) {
-		t.Fatalf("%v, %+v, %v", table, stored, err)
+		t.Fatalf("the pinned table is read as %v and %+v, error %v, want a raw extent and one of planes", table, stored, err)
 	}
 	at := Offsets(stored, nil)
 	for i, x := range stored {
@@ -268,7 +268,7 @@ func TestVersionsAreNotMixed(t *testing.T) {
 		image[offVersion] ^= 3
 		resum(image)
 		if h, err := DecodeHeader(image); !IsDamage(err) {
-			t.Errorf("%+v, %v", h, err)
+			t.Errorf("a header with the other version is decoded to %+v, error %v, want damage", h, err)
 		}
 	}
 }
@@ -299,7 +299,7 @@ func TestReadStoredRefuses(t *testing.T) {
 			}
 			h.TableSum = xxh3.Hash(b[:storedBytes*len(extents)])
 			if _, _, err := h.ReadStored(b, extents, nil, nil); !errors.Is(err, tt.want) {
-				t.Errorf("got %v, want %v", err, tt.want)
+				t.Errorf("reading the table: error %v, want %v", err, tt.want)
 			}
 		})
 	}
@@ -431,7 +431,7 @@ func TestDecodeWhatWasEncoded(t *testing.T) {
 	}
 	if e := c.entries[1]; e.Missing != 2 || e.Expires != 0x21222324 || e.Pieces != 1<<9 || e.Key[31] != 0xbf ||
 		e.State != StateNamed || !slices.Equal(e.Names, []Name{{Rank: 9, Path: "a/b"}}) {
-		t.Errorf("%+v", e)
+		t.Errorf("the second entry is read as %+v, want what was written", e)
 	}
 	var fps []uint64
 	image = exampleTouches(t)

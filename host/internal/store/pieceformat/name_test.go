@@ -131,7 +131,7 @@ func TestTempNames(t *testing.T) {
 		name := TempName("/root/dir/"+base, "host1", 1<<63)
 		temp := name[len("/root/dir/"):]
 		if got, ok := ParseTemp(temp); !ok || got != (Temp{"host1", 1 << 63}) || len(temp) > maxName {
-			t.Errorf("%q: %+v, %t", temp, got, ok)
+			t.Errorf("%q is parsed as %+v, %t, want the host and the number that it was made of", temp, got, ok)
 		}
 	}
 	for _, base := range []string{

@@ -89,7 +89,7 @@ func TestControlSeesDamage(t *testing.T) {
 	}
 	var g grantFile
 	if err := decodeControl(b, &g); err != nil || g.Granted != 12345 {
-		t.Errorf("%+v, %v", g, err)
+		t.Errorf("a grant is read as %+v, error %v, want what was written", g, err)
 	}
 	for i := range b {
 		cut := bytes.Clone(b)
