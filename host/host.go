@@ -149,19 +149,10 @@ func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 // storeConfig is a configuration in the form of the store.
 func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	s, fsys := c.Store, h.devices.FileSystem()
-	out := store.Config{High: s.HighWatermark, Low: s.LowWatermark, Policies: b.Policies, Log: h.log,
-		Seed: uint64(s.Seed)}
+	out := store.Config{Policies: b.Policies, Log: h.log, Seed: uint64(s.Seed)}
 	out.FS = fsys
 	out.HostID = s.HostID
-	if s.Evict == config.EvictBackground {
-		out.EvictMode = store.Background
-	}
-	switch s.Durability {
-	case config.DurabilityBatch:
-		out.Durability = store.Batch
-	case config.DurabilityStrict:
-		out.Durability = store.Strict
-	}
+	out.Strict = s.Durability == config.DurabilityStrict
 	out.IOTimeout = IOTimeout(&s)
 	m := c.Move
 	out.Moves = store.Moves{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Shutdown: m.Shutdown}

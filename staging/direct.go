@@ -120,7 +120,7 @@ func (b bufferedFS) DirectModes() *DirectModes { return b.known }
 // Device implements [placed].
 func (b bufferedFS) Device(name string) (uint64, error) { return deviceOf(b.FS, name) }
 
-// DirectSetter is a [File] whose O_DIRECT can be switched while it is open.
+// DirectSetter is a [File] with an O_DIRECT that can be switched while it is open.
 type DirectSetter interface{ SetDirect(on bool) error }
 
 // DirectModes implements [DirectModer].

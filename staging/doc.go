@@ -6,10 +6,10 @@
 //   - [OS] is the operating system's [FS]. It keeps the errno, retries EINTR and completes short transfers.
 //   - [Below] is the [FS] of some directories, out of which no link leads.
 //   - [OpenDirect] opens a file with O_DIRECT where the device supports it.
-//   - [Watched] gives up an operation that exceeds its time limit, so that a mount that hangs blocks nothing else.
+//   - [Watched] abandons an operation that exceeds its time limit, so that a mount that hangs blocks nothing else.
 //   - [Meter] measures what single transfers of files get, and [Bandwidth] is one direction of it.
 //   - [Slots] is a fixed pool of page-aligned memory outside the Go heap, suitable for O_DIRECT and for pinning.
-//   - [MemoryFile] is a file whose bytes are memory of this process; package host/internal/memfs has such files.
+//   - [MemoryFile] is a file with its bytes in memory of this process; package host/internal/memfs has such files.
 //   - [Workers] runs blocking calls on a fixed number of goroutines and favours reads over writes by a ratio.
 //   - [Walk] visits the files below a directory on several goroutines.
 //   - [Topology] reads which CPUs and devices are close to each other.

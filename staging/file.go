@@ -10,7 +10,7 @@ import (
 )
 
 // osFile is a descriptor with a count of its users, so that Close neither waits for a slow ReadAt nor lets the kernel
-// reuse the number meanwhile.
+// reuse the number before.
 type osFile struct {
 	name   string
 	fd     int
@@ -95,7 +95,7 @@ func (f *osFile) WriteAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// classify interprets EINVAL on a direct file, whose arguments were checked.
+// classify interprets EINVAL on a direct file. The arguments were checked.
 func (f *osFile) classify(op string, direct bool, err error) error {
 	if !direct || err != unix.EINVAL {
 		return f.fail(op, err)

@@ -1,8 +1,10 @@
 package staging
 
 import (
+	"errors"
 	"io"
 	"io/fs"
+	"strings"
 	"time"
 )
 
@@ -98,3 +100,106 @@ type Space struct {
 	Type      int64 // the file system's magic number
 	ReadOnly  bool
 }
+
+// Op names operations of [FS] and [File]. Ops are bits: a value can name several.
+type Op uint32
+
+// The operations.
+const (
+	OpOpen Op = 1 << iota
+	OpDirect
+	OpRead
+	OpWrite
+	OpSync
+	OpAllocate
+	OpClose
+	OpRename
+	OpPublish
+	OpLink
+	OpRemove
+	OpMkdir
+	OpReadDir
+	OpStat
+	OpSyncDir
+	OpSyncFS
+	OpStatfs
+	OpLock
+
+	OpAny = OpLock<<1 - 1
+)
+
+// opNames are the names of the operations, in the order of the bits.
+var opNames = [...]string{
+	"open", "direct", "read", "write", "sync", "allocate", "close", "rename", "publish", "link", "remove", "mkdir",
+	"readdir", "stat", "syncdir", "syncfs", "statfs", "lock",
+}
+
+func (o Op) String() string {
+	if o&OpAny == OpAny {
+		return "any"
+	}
+	var words []string
+	for i, name := range opNames {
+		if o&(1<<i) != 0 {
+			words = append(words, name)
+		}
+	}
+	return strings.Join(words, ",")
+}
+
+// OnRemove is fsys with a function that is called with the identity of every file that fsys removes. It is for caches
+// of descriptors, because a file's blocks are freed only when no descriptor is open. Files removed by others are not
+// reported.
+func OnRemove(fsys FS, told func(dev, ino uint64)) FS {
+	return removeFS{FS: fsys, known: directModesOf(fsys), told: told}
+}
+
+type removeFS struct {
+	FS
+	known *DirectModes
+	told  func(dev, ino uint64)
+}
+
+// DirectModes implements [DirectModer].
+func (r removeFS) DirectModes() *DirectModes { return r.known }
+
+// Device implements [placed].
+func (r removeFS) Device(name string) (uint64, error) { return deviceOf(r.FS, name) }
+
+// Remove implements [FS].
+func (r removeFS) Remove(name string) error {
+	info, err := r.FS.Stat(name)
+	if removed := r.FS.Remove(name); removed != nil {
+		return removed
+	}
+	if err == nil && !info.IsDir() {
+		r.told(info.Dev, info.Ino)
+	}
+	return nil
+}
+
+// Files.
+var (
+	// ErrAlign means that I/O on a direct file was not aligned; an [AlignError] has the details.
+	ErrAlign = errors.New("staging: not aligned for direct I/O")
+	// ErrLocked means that another process, or another part of this one, holds the lock.
+	ErrLocked = errors.New("staging: locked by another")
+	// ErrOutside means that a name is not below the directories that an FS is of.
+	ErrOutside = errors.New("staging: outside the directory")
+	// ErrNotRegular means that what has the name of a file is none.
+	ErrNotRegular = errors.New("staging: not a regular file")
+	// ErrLinked means that a file that was to be written has several names.
+	ErrLinked = errors.New("staging: the file has several names")
+	// ErrKernel means that the kernel, or a sandbox around the process, cannot open files below a directory only.
+	ErrKernel = errors.New("staging: no openat2: want Linux 5.6 or newer, and a sandbox that lets it through")
+	// ErrHung means that an operation exceeded its time limit and was given up; a [HungError] names it.
+	ErrHung = errors.New("staging: no answer")
+)
+
+// Memory and workers.
+var (
+	// ErrClosed means that the pool was closed.
+	ErrClosed = errors.New("staging: closed")
+	// ErrSlotsOut means that the pool was closed while slots were in use. Its memory is released with the last of them.
+	ErrSlotsOut = errors.New("staging: slots still out")
+)

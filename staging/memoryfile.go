@@ -1,6 +1,6 @@
 package staging
 
-// MemoryFile is a [File] whose bytes are memory of this process, which devices and the CPU can use in place. A file
+// MemoryFile is a [File] with its bytes in memory of this process, which devices and the CPU can use in place. A file
 // that wraps another implements it too, so use [MemoryOf].
 type MemoryFile interface {
 	File
@@ -23,7 +23,7 @@ func MemoryOf(f File, n int64) (Segments, error) {
 	return m.Memory(n)
 }
 
-// Shrink is [MemoryFile].Shrink of a file whose memory [MemoryOf] has returned.
+// Shrink is [MemoryFile].Shrink of a file, after [MemoryOf] has returned its memory.
 func Shrink(f File, n int64) error {
 	if m, ok := f.(MemoryFile); ok {
 		return m.Shrink(n)

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Bandwidth is the bytes per second of single transfers by a moving average of the time of a byte, which is that of all
-// up to the sixteenth; 0 before the first. It is what one request gets beside the others, with the queueing in the device: that is what a place policy needs to weigh
-// roots. What works on bytes in place of moving them can be observed, too.
+// Bandwidth is the bytes per second of single transfers, by a moving average of the time of a byte over the last
+// sixteen; 0 before the first. It includes the queueing in the device, because a place policy weighs roots by what one
+// request gets. Work on bytes that moves none of them can be observed, too.
 type Bandwidth struct {
 	bps  atomic.Uint64
 	seen atomic.Int64

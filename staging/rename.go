@@ -95,8 +95,8 @@ func (r *renamer) identity(at at) (identity, bool) {
 	return identity{uint64(st.Dev), st.Ino}, true
 }
 
-// moved reports whether a rename that returned an error happened anyway, as on a network file system whose reply was
-// lost: the new name is the old file, and the old name is gone.
+// moved reports whether a rename that returned an error happened anyway, as on a network file system that lost the
+// reply: the new name is the old file, and the old name is gone.
 func (r *renamer) moved(was identity, from, to at) bool {
 	now, ok := r.identity(to)
 	if !ok || now != was {

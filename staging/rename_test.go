@@ -110,7 +110,7 @@ func TestNoReplaceReportsRealFailures(t *testing.T) {
 		err := r.noReplaceByPath(a, filepath.Join(dir, "b"))
 		var le *os.LinkError
 		if !errors.Is(err, errno) || !errors.As(err, &le) || le.Old != a {
-			t.Errorf("%v: got %v", errno, err)
+			t.Errorf("rename: error %v, want %v with the names", err, errno)
 		}
 		if get(t, a) != "A" {
 			t.Errorf("%v: the file is gone", errno)

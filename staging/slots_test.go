@@ -260,7 +260,7 @@ func TestSlotsPinners(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.Close(); !errors.Is(err, errUn) {
-		t.Fatalf("%v", err)
+		t.Fatalf("close: error %v, want %v", err, errUn)
 	}
 	if !slices.Equal(log, []string{"b", "a"}) || s.mem != nil {
 		t.Fatalf("given back in order %v, unmapped %v", log, s.mem == nil)

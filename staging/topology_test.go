@@ -26,7 +26,7 @@ func TestParseCPUList(t *testing.T) {
 	} {
 		got, err := parseCPUList(c.text)
 		if (err != nil) != c.bad || !slices.Equal(got, c.want) {
-			t.Errorf("%q: %v %v", c.text, got, err)
+			t.Errorf("CPU list %q is parsed as %v, error %v, want %v", c.text, got, err, c.want)
 		}
 	}
 }
@@ -59,7 +59,7 @@ func TestParsePCIAddress(t *testing.T) {
 	} {
 		got, err := parsePCIAddress(text)
 		if got != want || (err == nil) != (want != "") {
-			t.Errorf("%q: %q %v, want %q", text, got, err, want)
+			t.Errorf("PCI address %q is parsed as %q, error %v, want %q", text, got, err, want)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func TestTopology(t *testing.T) {
 		bad     bool
 	}{{"00000000:3B:00.0", 1, false}, {"0000:00:01.0", NoNode, false}, {"0000:00:02.0", NoNode, true}, {"0000:99:00.0", NoNode, true}, {"x", NoNode, true}} {
 		if node, err := top.NodeOfPCI(c.address); node != c.node || (err != nil) != c.bad {
-			t.Errorf("%s: %d %v", c.address, node, err)
+			t.Errorf("node of the device %s: %d, error %v, want %d", c.address, node, err, c.node)
 		}
 	}
 	for address, want := range map[string]bool{"0000:3b:00.0": true, "0000:00:01.0": false, "0000:00:02.0": false, "0000:99:00.0": false} {
@@ -157,10 +157,10 @@ func TestTopology(t *testing.T) {
 func TestThisMachine(t *testing.T) {
 	nodes, err := SystemTopology().Nodes()
 	if err != nil || len(nodes) == 0 {
-		t.Fatalf("%v %v", nodes, err)
+		t.Fatalf("nodes of this machine: %v, error %v, want some", nodes, err)
 	}
 	node, err := SystemTopology().NodeOfPath(t.TempDir())
 	if err != nil || node < NoNode {
-		t.Fatalf("%d %v", node, err)
+		t.Fatalf("node of the temporary directory: %d, error %v", node, err)
 	}
 }

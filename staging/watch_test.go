@@ -63,7 +63,7 @@ func TestWatchedGivesUp(t *testing.T) {
 		w.SetLimit(time.Minute)
 		var hung *staging.HungError
 		if !errors.As(err, &hung) || !errors.Is(err, staging.ErrHung) {
-			t.Fatalf("%s: %v", c.rule, err)
+			t.Fatalf("under the rule %q: error %v, want %v", c.rule, err, staging.ErrHung)
 		}
 		if w.Stuck() != 1 || !errors.Is(<-seen, staging.ErrHung) {
 			t.Errorf("%s: %d stuck", c.rule, w.Stuck())

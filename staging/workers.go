@@ -35,7 +35,7 @@ type Workers struct {
 
 	mu      sync.Mutex
 	wake    sync.Cond
-	lanes   []*lane // in the order of their turns: the lane whose task started last is the last
+	lanes   []*lane // in the order of their turns: the lane with the task that started last is the last
 	most    int     // most tasks of one lane that run
 	queued  [2]int
 	credit  float64

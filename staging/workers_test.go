@@ -80,7 +80,7 @@ func TestWorkersClose(t *testing.T) {
 		t.Fatalf("took a task after Close: %v", err)
 	}
 	if s := w.Stats(); s.Running != 3 || s.Workers != 3 {
-		t.Fatalf("%+v", s)
+		t.Fatalf("%d of %d workers run, want 3 of 3", s.Running, s.Workers)
 	}
 	close(hold)
 	w.Close()
@@ -110,7 +110,7 @@ func TestWorkersPanic(t *testing.T) {
 	<-done
 	w.Close()
 	if s := w.Stats(); s.Panics != 1 || s.DoneWrite != 2 || s.DoneRead != 1 || s.Running != 0 {
-		t.Fatalf("%+v", s)
+		t.Fatalf("after a panic: %+v, want it counted and all tasks done", s)
 	}
 }
 
@@ -234,7 +234,7 @@ func TestLanes(t *testing.T) {
 		until(func() bool { return w.Stats().Running == c.hung && begun.Load() == int32(c.hung) })
 		wait := 3*c.workers - c.hung
 		if l := w.Stats().Lanes[0]; l.Name != "hung" || l.Running != c.hung || l.QueuedRead+l.QueuedWrite != wait || l.QueuedRead > wait/2+1 || l.QueuedWrite > wait {
-			t.Errorf("%+v: %+v", c, l)
+			t.Errorf("%+v: the lane that hangs is %+v, want %d running and %d queued", c, l, c.hung, wait)
 		}
 		close(hold)
 		w.Close()

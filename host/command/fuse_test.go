@@ -37,7 +37,7 @@ var misfortunes = []string{
 	"close ** 20%% seed %d: eio",
 	"any ** 2%% seed %d: eio",
 	"any ** 10%% seed %d: delay 50ms",
-	"direct **: einval\nwrite ** every 2nd: short\nread ** every 3rd: short",
+	"direct **: einval\nwrite ** 50%% seed %d: short\nread ** 33%% seed %d: short",
 	"read **: hang",
 	"write **: hang",
 	"stat,readdir **: hang",

@@ -57,15 +57,15 @@ func TestKillRounds(t *testing.T) {
 		k := &kill{
 			T: t, dir: dir, round: round, evict: pick(rng, "lru.wasm", "prefix.wasm", "reuse.wasm", "s3fifo.wasm"),
 			place:      pick(rng, "", "llmd.wasm", call, trap),
-			durability: pick(rng, "none", "none", "batch", "strict"), mode: pick(rng, "on-demand", "background"),
-			after: rng.Int64N(800), sessions: 1 + rng.IntN(3),
+			durability: pick(rng, "none", "strict"),
+			after:      rng.Int64N(800), sessions: 1 + rng.IntN(3),
 		}
 		tally.Add(k.run(), 1, 0)
 		if t.Failed() {
 			t.Fatalf("round %d of seed %d: %+v", round, seed, *k)
 		}
 	}
-	if last := (&kill{T: t, dir: dir, round: *killRounds, evict: "lru.wasm", durability: "none", mode: "on-demand",
+	if last := (&kill{T: t, dir: dir, round: *killRounds, evict: "lru.wasm", durability: "none",
 		sessions: 1}); !last.served() {
 		t.Error("after all rounds nothing was stored that a host finds, or nothing was a hit: no round has tested anything")
 	}
@@ -80,19 +80,19 @@ func pick(rng *rand.Rand, list ...string) string { return list[rng.IntN(len(list
 // kill is one round.
 type kill struct {
 	*testing.T
-	dir                     string
-	round                   int
-	evict, durability, mode string
-	place                   string // empty: the built-in one
-	after                   int64  // pieces that the host published before it is killed
-	sessions                int
+	dir               string
+	round             int
+	evict, durability string
+	place             string // empty: the built-in one
+	after             int64  // pieces that the host published before it is killed
+	sessions          int
 }
 
 // start starts a host, which finds everything that the last one left, and returns how much that is.
 func (k *kill) start() (address string, held int64, stop func(os.Signal) int) {
 	args := []string{
 		"--policy", k.evict, "--http-listen", anyPort, "--root", "kvhost-data=3MiB", "--store-durability", k.durability,
-		"--store-evict", k.mode, "--policy-cache", filepath.Join(k.dir, "cache"),
+		"--policy-cache", filepath.Join(k.dir, "cache"),
 	}
 	if k.place != "" {
 		args = append(args, "--policy", k.place)

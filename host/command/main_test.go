@@ -229,11 +229,11 @@ func TestHelpers(t *testing.T) {
 		{[]string{"--help-all"}, []string{"Exit codes:", "kvhost --policy lru.wasm", "replay",
 			"--engine-threads-per-gpu"}},
 		{[]string{"serve", "--help-all"}, []string{"Exit codes:", "SIGUSR2", "--engine-threads-per-gpu"}},
-		{[]string{"replay", "--help"}, []string{"Examples:", "--chunk-bytes", "--evict"}},
+		{[]string{"replay", "--help"}, []string{"Examples:", "--chunk-bytes", "--embedded"}},
 		{[]string{"version"}, []string{"policy abi 1", "lru"}},
 		{[]string{"--version"}, []string{"kvhost"}},
 		{[]string{"completion", "bash"}, []string{"__start_kvhost"}},
-		{[]string{"config", "--store-evict", "background"}, []string{`evict = "background" # flag --store-evict`,
+		{[]string{"config", "--store-durability", "strict"}, []string{`durability = "strict" # flag --store-durability`,
 			"# default"}},
 		{[]string{"trace", "info", absolute(t, mixedTrace)}, []string{"infinite cache", "reuse gap"}},
 	} {

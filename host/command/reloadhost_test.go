@@ -32,8 +32,6 @@ listen = %q
 ready_scan = true
 [log]
 format = "json"
-[store]
-evict = "background"
 [engine]
 max_staging_memory = "16MiB"
 [gds]

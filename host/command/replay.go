@@ -58,8 +58,6 @@ roots.`,
 	f.BoolVar(&r.withRoots, "with-roots", false,
 		"embedded: use the configuration's roots, as to replay through levels; chunks stay there")
 	f.StringVar(&r.capacity, "capacity", "", "embedded: capacity in chunks, or in bytes with a unit (default 10GiB)")
-	f.VarPF(&setting{key: "store.evict", kind: "choice", into: &r.settings}, "evict", "",
-		"embedded: on-demand or background; same as --store-evict")
 	f.IntVar(&r.options.Sessions, "sessions", 1,
 		"concurrent sessions; the requests of a conversation stay in one, in order")
 	f.IntVar(&r.options.Shape.Ranks, "ranks", 1,

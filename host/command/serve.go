@@ -84,7 +84,7 @@ func serve(ctx context.Context, s *settings) error {
 func logStart(log *slog.Logger, file string, c *config.Config) {
 	log.Info("starting", "version", version, "pid", os.Getpid(), "config",
 		cmp.Or(file, os.Getenv(config.EnvFile), "none"),
-		"durability", c.Store.Durability, "evict", c.Store.Evict)
+		"durability", c.Store.Durability)
 	for _, r := range c.Roots {
 		path, err := filepath.Abs(r.Path)
 		if err != nil || r.InMemory() {

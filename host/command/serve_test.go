@@ -181,7 +181,7 @@ func TestEmbeddedReplay(t *testing.T) {
 	dir := shortDir(t)
 	args := []string{"replay", "--embedded", "--trace", absolute(t, mixedTrace), "--limit", "30", "--chunk-bytes",
 		"4096",
-		"--store", "kept", "--capacity", "2000", "--policy", "fifo.wasm", "--evict", "background", "--json"}
+		"--store", "kept", "--capacity", "2000", "--policy", "fifo.wasm", "--json"}
 	hits := [2]int64{}
 	for i := range hits {
 		cmd := command(t, dir, args...)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"testing"
@@ -53,17 +54,17 @@ func TestFaultEveryOperation(t *testing.T) {
 		"statfs":  func() error { _, err := f.Statfs(dir); return err },
 		"lock":    func() error { _, err := f.Lock(name + "l"); return err },
 	}
-	if len(ops) != len(opsByName) {
-		t.Fatalf("%d of %d operations are tested", len(ops), len(opsByName))
+	if all := bits.OnesCount32(uint32(staging.OpAny)); len(ops) != all {
+		t.Fatalf("%d of %d operations are tested", len(ops), all)
 	}
 	for op, do := range ops {
 		f.Set(MustRules(op + " " + dir + "**: estale")...)
 		err := do()
 		if !errors.Is(err, unix.ESTALE) || !errors.Is(err, ErrInjected) {
-			t.Errorf("%s: %v", op, err)
+			t.Errorf("%s under a rule: error %v, want an injected %v", op, err, unix.ESTALE)
 		}
-		if f.Injected() == 0 || f.Counts()[0].Matched == 0 {
-			t.Errorf("%s: not counted: %+v", op, f.Counts())
+		if f.Injected() == 0 {
+			t.Errorf("%s: the fault is not counted", op)
 		}
 	}
 	list, err := os.ReadDir(dir)
@@ -89,7 +90,7 @@ func TestFaultAfter(t *testing.T) {
 		t.Fatalf("the real error is the one to tell: %v", err)
 	}
 	if file, err := f.OpenFile(c, os.O_RDWR|os.O_CREATE, 0o600); !errors.Is(err, unix.EMFILE) || file != nil {
-		t.Fatalf("%v %v", file, err)
+		t.Fatalf("open that fails afterwards: file %v, error %v, want %v", file, err, unix.EMFILE)
 	}
 	if get(t, c) != "" {
 		t.Fatal("not made")
@@ -188,7 +189,7 @@ func TestFaultTransfers(t *testing.T) {
 func TestFaultHang(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "a")
 	put(t, name, "A")
-	f := New(staging.OS(), MustRules("read ** 1st-2nd: hang\nread ** 2nd: eio\nstat **: hang enotconn")...)
+	f := New(staging.OS(), MustRules("read **: hang\nread ** 2nd: eio\nstat **: hang enotconn")...)
 	file, err := f.OpenFile(name, os.O_RDONLY, 0)
 	must(t, err)
 	defer file.Close()
@@ -239,18 +240,6 @@ func TestFaultHang(t *testing.T) {
 	}
 }
 
-// TestFaultEverywhere has a rule without a path: it is about every name.
-func TestFaultEverywhere(t *testing.T) {
-	rule := Rule{Op: staging.OpStat, Fault: Fault{Errno: unix.EIO}}
-	f := New(staging.OS(), rule)
-	if _, err := f.Stat(t.TempDir()); !errors.Is(err, unix.EIO) {
-		t.Error(err)
-	}
-	if got := rule.String(); got != "stat **: eio" {
-		t.Error(got)
-	}
-}
-
 func TestFaultDelay(t *testing.T) {
 	dir := t.TempDir()
 	f := New(staging.OS(), MustRules("stat ** 1st: delay 1ms enoent\nstat **: delay 24h")...)
@@ -262,25 +251,16 @@ func TestFaultDelay(t *testing.T) {
 	}
 }
 
-// TestFaultOrder has rules that take the same calls: waits add up, the first failure happens, every rule counts.
+// TestFaultOrder has rules that take the same call: the first failure happens, and each is counted once it has struck.
 func TestFaultOrder(t *testing.T) {
-	dir := t.TempDir()
-	f := New(staging.OS(), MustRules("stat ** 2nd-: eio\nany ** every 2nd: delay 1ns\nstat ** 2nd-3rd: enospc")...)
-	var got []error
-	for range 4 {
-		_, err := f.Stat(dir)
-		got = append(got, err)
-	}
-	if got[0] != nil || !errors.Is(got[1], unix.EIO) || !errors.Is(got[3], unix.EIO) {
-		t.Fatalf("%v", got)
-	}
-	for i, want := range [][2]uint64{{4, 3}, {4, 2}, {4, 0}} {
-		if c := f.Counts()[i]; c.Matched != want[0] || c.Taken != want[1] {
-			t.Errorf("rule %q: matched %d, taken %d, want %v", c.Rule, c.Matched, c.Taken, want)
+	f := New(staging.OS(), MustRules("stat ** 2nd: eio\nany ** 2nd: delay 1ns\nstat ** 2nd: enospc")...)
+	for n, want := range []error{nil, unix.EIO, nil} {
+		if _, err := f.Stat(t.TempDir()); !errors.Is(err, want) {
+			t.Errorf("call %d: error %v, want %v", n+1, err, want)
 		}
 	}
-	if f.Injected() != 5 {
-		t.Errorf("%d injected", f.Injected())
+	if got := f.Injected(); got != 2 {
+		t.Errorf("%d faults are counted, want 2: the delay and the first failure", got)
 	}
 }
 
@@ -302,7 +282,7 @@ func TestOpenDirectLearns(t *testing.T) {
 		return
 	}
 	if _, err := a.WriteAt(slot(t, staging.Align), 0); !errors.Is(err, staging.ErrAlign) || !errors.Is(err, ErrInjected) || !errors.Is(err, unix.EINVAL) {
-		t.Fatalf("%v", err)
+		t.Fatalf("direct write that is refused: error %v, want an injected %v", err, staging.ErrAlign)
 	}
 	b := open("b")
 	if b.Direct() {

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -24,7 +26,7 @@ import (
 //
 // A Machine keeps what it may have to restore until the change is synced: the old content of overwritten pages, and the files
 // of removed names, as links in the trash directory. Directories must not be renamed, and no other process may change
-// the files meanwhile.
+// the files.
 type Machine struct {
 	inner staging.FS
 	trash string
@@ -40,7 +42,7 @@ type Machine struct {
 
 type fileID struct{ dev, ino uint64 }
 
-// keptFile is a file whose state on disk may differ from what is read.
+// keptFile is a file with a state on disk that may differ from what is read.
 type keptFile struct {
 	link  string           // its name in the trash
 	refs  int              // open files that may write, and names that may be restored
@@ -53,7 +55,7 @@ type nameChange struct {
 	dirs    []string
 	durable bool
 	undo    func() error
-	kept    *keptFile // whose name it took away, or nil
+	kept    *keptFile // the file of the name that it took away, or nil
 }
 
 // NewMachine wraps inner. The trash is a directory on the same file system for the Machine alone. It is made if missing, and emptied.
@@ -280,4 +282,372 @@ func (l *crashLock) Close() error {
 	}
 	delete(l.fs.locks, l)
 	return l.Closer.Close()
+}
+
+// crashFile records the durable content of what it overwrites.
+type crashFile struct {
+	staging.File
+	fs   *Machine
+	kept *keptFile // nil when it cannot write, and once it is closed
+}
+
+// ReadAt implements [staging.File].
+func (f *crashFile) ReadAt(p []byte, off int64) (int, error) {
+	err := f.fs.begin(staging.OpRead, f.Name())
+	defer f.fs.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	return f.File.ReadAt(p, off)
+}
+
+// WriteAt implements [staging.File].
+func (f *crashFile) WriteAt(p []byte, off int64) (int, error) {
+	err := f.fs.begin(staging.OpWrite, f.Name())
+	defer f.fs.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	if f.kept != nil && off >= 0 {
+		if err := f.fs.before(f.kept, off, int64(len(p))); err != nil {
+			return 0, err
+		}
+	}
+	return f.File.WriteAt(p, off)
+}
+
+// Datasync implements [staging.File].
+func (f *crashFile) Datasync() error {
+	err := f.fs.begin(staging.OpSync, f.Name())
+	defer f.fs.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := f.File.Datasync(); err != nil {
+		return err
+	}
+	info, err := f.File.Stat()
+	if err != nil {
+		return err
+	}
+	if k := f.fs.files[fileID{info.Dev, info.Ino}]; k != nil { // also through a descriptor that only reads
+		k.synced(info.Size)
+	}
+	return nil
+}
+
+// Allocate implements [staging.File].
+func (f *crashFile) Allocate(n int64) error {
+	err := f.fs.begin(staging.OpAllocate, f.Name())
+	defer f.fs.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return f.File.Allocate(n)
+}
+
+// Stat implements [staging.File].
+func (f *crashFile) Stat() (staging.Info, error) {
+	return ask(f.fs, staging.OpStat, f.Name(), func(string) (staging.Info, error) {
+		info, err := f.File.Stat()
+		return f.fs.visible(info), err
+	})
+}
+
+// Close implements [staging.File].
+func (f *crashFile) Close() error {
+	f.fs.mu.Lock()
+	defer f.fs.mu.Unlock()
+	err := f.File.Close()
+	if k := f.kept; k != nil {
+		f.kept = nil
+		if !f.fs.down {
+			if derr := f.fs.drop(k); err == nil {
+				err = derr
+			}
+		}
+	}
+	return err
+}
+
+// SetDirect implements [staging.DirectSetter].
+func (f *crashFile) SetDirect(on bool) error {
+	return f.File.(staging.DirectSetter).SetDirect(on)
+}
+
+// changed records a change of names in directories.
+func (v *Machine) changed(kept *keptFile, undo func() error, dirs ...string) {
+	for i, d := range dirs {
+		dirs[i] = filepath.Clean(d)
+	}
+	v.names = append(v.names, &nameChange{dirs: dirs, undo: undo, kept: kept})
+}
+
+// forgetDurable drops the records of durable changes.
+func (v *Machine) forgetDurable() (err error) {
+	left := v.names[:0]
+	for _, c := range v.names {
+		if !c.durable {
+			left = append(left, c)
+		} else if c.kept != nil {
+			err = errors.Join(err, v.drop(c.kept))
+		}
+	}
+	clear(v.names[len(left):])
+	v.names = left
+	return err
+}
+
+// remove unlinks a name after keeping its file.
+func (v *Machine) remove(name string) error {
+	info, err := v.inner.Stat(name)
+	if err == nil && info.IsDir() {
+		if err := v.inner.Remove(name); err != nil {
+			return err
+		}
+		// Where it stays away, so does all that went from it before.
+		v.changed(nil, func() error { return v.inner.Mkdir(name, info.Mode.Perm()) }, filepath.Dir(name), name)
+		return nil
+	}
+	if err != nil {
+		return v.inner.Remove(name) // which says why
+	}
+	k, err := v.keep(name)
+	if err != nil {
+		return err
+	}
+	if err := v.inner.Remove(name); err != nil {
+		return errors.Join(err, v.drop(k))
+	}
+	v.changed(k, func() error { return v.inner.Link(k.link, name) }, filepath.Dir(name))
+	return nil
+}
+
+// Remove implements [staging.FS].
+func (v *Machine) Remove(name string) error {
+	err := v.begin(staging.OpRemove, name)
+	defer v.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return v.remove(name)
+}
+
+// Rename implements [staging.FS]. It is one change: after a crash a replaced file is the old one or the new one.
+func (v *Machine) Rename(oldname, newname string) error {
+	err := v.begin(staging.OpRename, oldname)
+	defer v.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	var k *keptFile
+	if _, err := v.inner.Stat(newname); err == nil {
+		if k, err = v.keep(newname); err != nil {
+			return err
+		}
+	}
+	if err := v.inner.Rename(oldname, newname); err != nil {
+		if k != nil {
+			err = errors.Join(err, v.drop(k))
+		}
+		return err
+	}
+	v.changed(k, func() error {
+		if err := v.inner.Rename(newname, oldname); err != nil || k == nil {
+			return err
+		}
+		return v.inner.Link(k.link, newname)
+	}, filepath.Dir(oldname), filepath.Dir(newname))
+	return nil
+}
+
+// RenameNoReplace implements [staging.FS].
+func (v *Machine) RenameNoReplace(oldname, newname string) error {
+	err := v.begin(staging.OpPublish, oldname)
+	defer v.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := v.inner.RenameNoReplace(oldname, newname); err != nil {
+		return err
+	}
+	v.changed(nil, func() error { return v.inner.Rename(newname, oldname) }, filepath.Dir(oldname), filepath.Dir(newname))
+	return nil
+}
+
+// Link implements [staging.FS].
+func (v *Machine) Link(oldname, newname string) error {
+	err := v.begin(staging.OpLink, oldname)
+	defer v.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := v.inner.Link(oldname, newname); err != nil {
+		return err
+	}
+	v.changed(nil, func() error { return v.inner.Remove(newname) }, filepath.Dir(newname))
+	return nil
+}
+
+// Mkdir implements [staging.FS].
+func (v *Machine) Mkdir(name string, perm fs.FileMode) error {
+	err := v.begin(staging.OpMkdir, name)
+	defer v.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return v.mkdir(name, perm)
+}
+
+func (v *Machine) mkdir(name string, perm fs.FileMode) error {
+	if err := v.inner.Mkdir(name, perm); err != nil {
+		return err
+	}
+	// Its content is lost with it, even if that was synced.
+	v.changed(nil, func() error { return v.inner.Rename(name, v.trashName()) }, filepath.Dir(name))
+	return nil
+}
+
+// MkdirAll implements [staging.FS].
+func (v *Machine) MkdirAll(name string, perm fs.FileMode) error {
+	err := v.begin(staging.OpMkdir, name)
+	defer v.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	var missing []string
+	for d := filepath.Clean(name); ; d = filepath.Dir(d) {
+		if _, err := v.inner.Stat(d); err == nil || d == filepath.Dir(d) {
+			break
+		}
+		missing = append(missing, d)
+	}
+	for i := len(missing) - 1; i >= 0; i-- {
+		if err := v.mkdir(missing[i], perm); err != nil {
+			return err
+		}
+	}
+	return v.inner.MkdirAll(name, perm) // which finds a file in a directory's place
+}
+
+// SyncDir implements [staging.FS].
+func (v *Machine) SyncDir(name string) error {
+	err := v.begin(staging.OpSyncDir, name)
+	defer v.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := v.inner.SyncDir(name); err != nil {
+		return err
+	}
+	// A journal commits in order: a durable change of two directories makes the earlier changes of both durable.
+	synced := map[string]bool{filepath.Clean(name): true}
+	for _, c := range slices.Backward(v.names) {
+		for _, d := range c.dirs {
+			c.durable = c.durable || synced[d]
+		}
+		for _, d := range c.dirs {
+			synced[d] = synced[d] || c.durable
+		}
+	}
+	return v.forgetDurable()
+}
+
+// PowerLoss cuts the power. Every later operation fails with [ErrPowerLost], all locks are released, and the
+// directories are reset to a state that depends on the seed. To continue, call [NewMachine] again. A second PowerLoss does
+// nothing.
+func (v *Machine) PowerLoss(seed uint64) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.down {
+		return nil
+	}
+	v.down = true
+	rng := rand.New(rand.NewPCG(seed, 0x706f776572))
+	var errs []error
+	for l := range v.locks {
+		errs = append(errs, l.(*crashLock).Closer.Close())
+	}
+	clear(v.locks)
+	// Lose all, none or some: losing a little of much is as likely as losing everything.
+	share := []float64{0, 0.02, 0.2, 1}
+	errs = append(errs, v.loseNames(rng, share[rng.IntN(len(share))]))
+	for _, k := range v.ordered() {
+		errs = append(errs, v.losePages(k, rng, share[rng.IntN(len(share))]))
+	}
+	errs = append(errs, os.RemoveAll(v.trash))
+	v.names, v.files = nil, nil
+	return errors.Join(errs...)
+}
+
+// ordered lists the kept files in the order in which they were kept, so that a seed always has the same effect.
+func (v *Machine) ordered() []*keptFile {
+	var list []*keptFile
+	for _, k := range v.files {
+		list = append(list, k)
+	}
+	slices.SortFunc(list, func(a, b *keptFile) int {
+		if len(a.link) != len(b.link) {
+			return len(a.link) - len(b.link) // numbers: the shorter is the smaller
+		}
+		return slices.Compare([]byte(a.link), []byte(b.link))
+	})
+	return list
+}
+
+// loseNames undoes changes, the latest first. If a change in a directory is lost, all later ones there are lost too.
+func (v *Machine) loseNames(rng *rand.Rand, share float64) (err error) {
+	cut := map[string]bool{}
+	var lost []*nameChange
+	for _, c := range v.names {
+		gone := rng.Float64() < share
+		for _, d := range c.dirs {
+			gone = gone || cut[d]
+		}
+		if !gone {
+			continue
+		}
+		for _, d := range c.dirs {
+			cut[d] = true
+		}
+		lost = append(lost, c)
+	}
+	for _, c := range slices.Backward(lost) {
+		err = errors.Join(err, c.undo())
+	}
+	return err
+}
+
+// losePages restores the durable content of some pages, and perhaps the durable length.
+func (v *Machine) losePages(k *keptFile, rng *rand.Rand, share float64) error {
+	f, err := v.inner.OpenFile(k.link, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	size := info.Size
+	if share > 0 && rng.IntN(2) == 0 {
+		size = k.size
+	}
+	pages := make([]int64, 0, len(k.pages))
+	for page := range k.pages {
+		pages = append(pages, page)
+	}
+	slices.Sort(pages)
+	for _, page := range pages {
+		cut := page*staging.Align >= info.Size && page*staging.Align < size // by a truncation that is lost
+		if rng.Float64() >= share && !cut {
+			continue
+		}
+		old := make([]byte, staging.Align)
+		copy(old, k.pages[page])
+		if _, err := f.WriteAt(old, page*staging.Align); err != nil {
+			return err
+		}
+	}
+	return unix.Ftruncate(int(f.Fd()), size)
 }

@@ -1,6 +1,9 @@
 package faultfs
 
 import (
+	"errors"
+	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -11,10 +14,9 @@ import (
 
 // When selects calls among those that a rule matches, counted from 1. The zero value selects all.
 type When struct {
-	First   uint64  // from this call on; 0 is 1
-	Last    uint64  // up to this call; 0 is no end
-	Every   uint64  // of those each Every-th, beginning with the Every-th; 0 is 1
-	Percent float64 // of those each by lot; 0 is 100
+	Nth     uint64  // this call alone; 0: all
+	First   uint64  // this call and all later ones; not in the text form
+	Percent float64 // of the calls each by lot; 0 is 100
 	Seed    uint64  // of the lots: the same seed draws the same calls
 }
 
@@ -24,17 +26,16 @@ type Fault struct {
 	Hang  bool       // until [FS.Release]
 	Errno unix.Errno // the call fails with it; 0 for none
 	After bool       // with Errno: the call is made and then reported as failed
-	Short bool       // a read ends, or a write gives up, after Bytes
+	Short bool       // a read ends, or a write fails, after Bytes
 	Torn  bool       // a read or write claims success, but only the first Bytes are real
 	Bytes int64      // -1 for half of the call's
-	Power bool       // the machine loses power instead; only over an FS with PowerLoss(seed uint64) error
+	Power bool       // the machine loses power instead; only over a [Machine]
 }
 
 // Rule is one fault and the calls that get it.
 type Rule struct {
 	Op staging.Op
 	// Path is a glob: ** matches anything, * and ? stop at '/'. Without '/' it is matched against the last element.
-	// Empty is **.
 	Path  string
 	When  When
 	Fault Fault
@@ -42,18 +43,13 @@ type Rule struct {
 
 // about reports whether the rule matches an operation on a name, or on two.
 func (r *Rule) about(op staging.Op, name, other string) bool {
-	return r.Op&op != 0 && (r.Path == "" || matches(r.Path, name) || other != "" && matches(r.Path, other))
+	return r.Op&op != 0 && (matches(r.Path, name) || other != "" && matches(r.Path, other))
 }
 
 // takes reports whether w selects the n-th matching call.
 func (w When) takes(n uint64) bool {
-	if n < w.First || w.Last != 0 && n > w.Last {
-		return false
-	}
-	if w.Every > 1 && (n-max(1, w.First)+1)%w.Every != 0 {
-		return false
-	}
-	return w.Percent == 0 || float64(lot(w.Seed, n)>>11)/(1<<53)*100 < w.Percent
+	return (w.Nth == 0 || n == w.Nth) && n >= w.First &&
+		(w.Percent == 0 || float64(lot(w.Seed, n)>>11)/(1<<53)*100 < w.Percent)
 }
 
 // lot is the n-th random number of a seed: splitmix64 at a position, so that it does not depend on earlier draws.
@@ -64,41 +60,152 @@ func lot(seed, n uint64) uint64 {
 	return x ^ x>>31
 }
 
-// matches reports whether the glob matches the name. It backtracks to the latest star of each kind only.
+// matches reports whether the glob matches the name.
 func matches(glob, name string) bool {
 	if !strings.Contains(glob, "/") {
 		name = name[strings.LastIndexByte(name, '/')+1:]
 	}
-	var g, n int
-	star, starName := -1, 0 // after the last *, and what it has eaten up to
-	deep, deepName := -1, 0 // the same of **
-	for n < len(name) || g < len(glob) {
-		if g < len(glob) {
-			switch c := glob[g]; {
-			case strings.HasPrefix(glob[g:], "**"):
-				g += 2
-				deep, deepName, star = g, n, -1
-				continue
-			case c == '*':
-				g++
-				star, starName = g, n
-				continue
-			case n < len(name) && (c == name[n] || c == '?' && name[n] != '/'):
-				g++
-				n++
-				continue
+	return matchesFrom(glob, name)
+}
+
+func matchesFrom(glob, name string) bool {
+	switch {
+	case glob == "":
+		return name == ""
+	case strings.HasPrefix(glob, "**"):
+		return matchesFrom(glob[2:], name) || name != "" && matchesFrom(glob, name[1:])
+	case glob[0] == '*':
+		return matchesFrom(glob[1:], name) || name != "" && name[0] != '/' && matchesFrom(glob, name[1:])
+	case name == "":
+		return false
+	}
+	return (glob[0] == name[0] || glob[0] == '?' && name[0] != '/') && matchesFrom(glob[1:], name[1:])
+}
+
+// ParseRules parses rules, one per line:
+//
+//	OPS PATH [WHEN]: FAULT
+//
+// OPS are words of [staging.Op] joined by commas, or "any". PATH is [Rule]'s glob, without white space or colons. WHEN is
+// "3rd" for the third matching call alone, or "10% seed 7" for one in ten, at random. FAULT is a wait, a failure, or both
+// in this order. A wait is "delay 20ms" or "hang". A failure is an errno ("eio"; "eio after" makes the call and reports it
+// as failed), "short [BYTES]", "torn [BYTES]" or "power".
+func ParseRules(text string) (rules []Rule, err error) {
+	for line := range strings.Lines(text) {
+		head, fault, found := strings.Cut(strings.TrimSpace(line), ":")
+		if !found {
+			return nil, fmt.Errorf("%w: no ':' in %q", ErrRule, line)
+		}
+		words := strings.Fields(head)
+		if len(words) < 2 {
+			return nil, fmt.Errorf("%w: want OPS PATH [WHEN]: FAULT, got %q", ErrRule, line)
+		}
+		r := Rule{Path: words[1]}
+		if r.Op, err = parseOps(words[0]); err == nil {
+			if r.When, err = parseWhen(words[2:]); err == nil {
+				r.Fault, err = parseFault(strings.Fields(fault))
 			}
 		}
-		switch {
-		case star >= 0 && starName < len(name) && name[starName] != '/':
-			starName++
-			g, n = star, starName
-		case deep >= 0 && deepName < len(name):
-			deepName++
-			g, n, star = deep, deepName, -1
-		default:
-			return false
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w in %q", ErrRule, err, line)
+		}
+		rules = append(rules, r)
+	}
+	return rules, nil
+}
+
+// MustRules is [ParseRules] for constant text. It panics on an error.
+func MustRules(text string) []Rule {
+	rules, err := ParseRules(text)
+	if err != nil {
+		panic(err)
+	}
+	return rules
+}
+
+func parseOps(word string) (ops staging.Op, err error) {
+	if word == "any" {
+		return staging.OpAny, nil
+	}
+	for name := range strings.SplitSeq(word, ",") {
+		op := staging.Op(1)
+		for op <= staging.OpLock && op.String() != name {
+			op <<= 1
+		}
+		if op > staging.OpLock {
+			return 0, fmt.Errorf("unknown operation %q", name)
+		}
+		ops |= op
+	}
+	return ops, nil
+}
+
+func parseWhen(words []string) (w When, err error) {
+	switch percent, random := strings.CutSuffix(strings.Join(words, " "), "%"); {
+	case len(words) == 0:
+	case len(words) == 3 && words[1] == "seed":
+		if w.Percent, err = strconv.ParseFloat(strings.TrimSuffix(words[0], "%"), 64); err == nil {
+			w.Seed, err = strconv.ParseUint(words[2], 10, 64)
+		}
+	case random:
+		w.Percent, err = strconv.ParseFloat(percent, 64)
+	case len(words) == 1:
+		w.Nth, err = strconv.ParseUint(strings.TrimRight(words[0], "stndrh"), 10, 64)
+	default:
+		err = fmt.Errorf("unexpected %q", words)
+	}
+	if err == nil && len(words) > 0 && w.Nth == 0 && !(w.Percent > 0 && w.Percent <= 100) {
+		err = fmt.Errorf("%q is neither a call such as 3rd nor a part above 0%% and at most 100%%", words)
+	}
+	return w, err
+}
+
+// errnos are those that a rule can name.
+var errnos = map[string]unix.Errno{
+	"eio": unix.EIO, "enospc": unix.ENOSPC, "edquot": unix.EDQUOT, "estale": unix.ESTALE, "enoent": unix.ENOENT,
+	"eacces": unix.EACCES, "eexist": unix.EEXIST, "eintr": unix.EINTR, "eperm": unix.EPERM, "erofs": unix.EROFS, "einval": unix.EINVAL, "emfile": unix.EMFILE,
+	"enotconn": unix.ENOTCONN, "etimedout": unix.ETIMEDOUT, "eopnotsupp": unix.EOPNOTSUPP,
+}
+
+func parseFault(words []string) (f Fault, err error) {
+	next := func() (w string) {
+		if len(words) > 0 {
+			w, words = words[0], words[1:]
+		}
+		return w
+	}
+	word := next()
+	switch word {
+	case "":
+		return f, errors.New("no fault after ':'")
+	case "hang":
+		f.Hang = true
+		word = next()
+	case "delay":
+		f.Delay, err = time.ParseDuration(next())
+		word = next()
+	}
+	switch {
+	case err != nil || word == "":
+	case word == "power":
+		f.Power = true
+	case word == "short" || word == "torn":
+		f.Short, f.Torn = word == "short", word == "torn"
+		f.Bytes = -1
+		if len(words) > 0 {
+			f.Bytes, err = strconv.ParseInt(next(), 10, 64)
+		}
+	default:
+		if f.Errno = errnos[word]; f.Errno == 0 {
+			return f, fmt.Errorf("unknown fault %q", word)
+		}
+		if len(words) == 1 && words[0] == "after" {
+			f.After = true
+			next()
 		}
 	}
-	return true
+	if err == nil && len(words) > 0 {
+		err = fmt.Errorf("unexpected %q", words)
+	}
+	return f, err
 }

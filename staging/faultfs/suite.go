@@ -2,13 +2,19 @@ package faultfs
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -214,7 +220,7 @@ func (s *suite) close() {
 	s.is(f.Allocate(1), fs.ErrClosed)
 }
 
-// concurrent has a file closed beside its readers: each of them gets its bytes or ErrClosed, never those of another
+// concurrent closes a file while others read it: each of them gets its bytes or ErrClosed, never those of another
 // file that took the descriptor's number.
 func (s *suite) concurrent() {
 	for range 20 {
@@ -342,4 +348,254 @@ func (s *suite) lock() {
 	s.ok(top.Close())
 	_, err = s.fs.Lock(s.path("none/lock"))
 	s.is(err, fs.ErrNotExist)
+}
+
+func (s *suite) rename() {
+	s.create("a", "A")
+	s.create("b", "B")
+	s.ok(s.fs.Rename(s.path("a"), s.path("b")))
+	s.gone("a")
+	if got := s.content("b"); got != "A" {
+		s.Fatalf("b holds %q", got)
+	}
+	s.is(s.fs.Rename(s.path("a"), s.path("b")), fs.ErrNotExist)
+	if got := s.content("b"); got != "A" {
+		s.Fatalf("after a rename of nothing b holds %q", got)
+	}
+}
+
+func (s *suite) renameNoReplace() {
+	s.create("a", "A")
+	s.create("b", "B")
+	s.is(s.fs.RenameNoReplace(s.path("a"), s.path("b")), fs.ErrExist)
+	if s.content("a") != "A" || s.content("b") != "B" {
+		s.Fatal("a refused rename changed something")
+	}
+	s.ok(s.fs.RenameNoReplace(s.path("a"), s.path("c")))
+	s.gone("a")
+	if got := s.content("c"); got != "A" {
+		s.Fatalf("c holds %q", got)
+	}
+	s.is(s.fs.RenameNoReplace(s.path("a"), s.path("d")), fs.ErrNotExist)
+	s.is(s.fs.RenameNoReplace(s.path("c"), s.path("no/d")), fs.ErrNotExist)
+	if got := s.content("c"); got != "A" {
+		s.Fatalf("c holds %q", got)
+	}
+}
+
+// oneWinner has many publish one name at a time: one does, and its content stays.
+func (s *suite) oneWinner() {
+	for round := range 10 {
+		target := "t" + string(rune('0'+round))
+		const n = 8
+		for i := range n {
+			s.create(target+string(rune('a'+i)), string(rune('a'+i)))
+		}
+		var mu sync.Mutex
+		var won []string
+		var wg sync.WaitGroup
+		for i := range n {
+			wg.Go(func() {
+				who := string(rune('a' + i))
+				switch err := s.fs.RenameNoReplace(s.path(target+who), s.path(target)); {
+				case err == nil:
+					mu.Lock()
+					won = append(won, who)
+					mu.Unlock()
+				case !errors.Is(err, fs.ErrExist):
+					s.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if len(won) != 1 || s.content(target) != won[0] {
+			s.Fatalf("winners %q, content %q", won, s.content(target))
+		}
+	}
+}
+
+func (s *suite) linkRemove() {
+	s.create("a", "A")
+	s.ok(s.fs.Link(s.path("a"), s.path("b")))
+	a, err := s.fs.Stat(s.path("a"))
+	s.ok(err)
+	b, err := s.fs.Stat(s.path("b"))
+	s.ok(err)
+	if !a.Same(b) || a.Links != 2 {
+		s.Fatalf("%+v %+v", a, b)
+	}
+	s.is(s.fs.Link(s.path("a"), s.path("b")), fs.ErrExist)
+	s.ok(s.fs.Remove(s.path("a")))
+	s.is(s.fs.Remove(s.path("a")), fs.ErrNotExist)
+	f, err := s.fs.OpenFile(s.path("b"), os.O_RDONLY, 0)
+	s.ok(err)
+	defer f.Close()
+	s.ok(s.fs.Remove(s.path("b")))
+	info, err := f.Stat()
+	s.ok(err)
+	if info.Links != 0 || !info.Same(a) {
+		s.Fatalf("unlinked but open: %+v", info)
+	}
+	var got [1]byte
+	if _, err := f.ReadAt(got[:], 0); err != nil || got[0] != 'A' {
+		s.Fatalf("unlinked but open: %q %v", got, err)
+	}
+}
+
+func (s *suite) directories() {
+	s.ok(s.fs.MkdirAll(s.path("x/y/z"), 0o700))
+	s.ok(s.fs.MkdirAll(s.path("x/y/z"), 0o700))
+	s.is(s.fs.Mkdir(s.path("x"), 0o700), fs.ErrExist)
+	s.is(s.fs.Mkdir(s.path("p/q"), 0o700), fs.ErrNotExist)
+	want := []string{"a", "b", "c", "sub"}
+	for _, i := range rand.Perm(3) {
+		s.create("x/"+want[i], "")
+	}
+	s.ok(s.fs.Mkdir(s.path("x/sub"), 0o700))
+	s.ok(s.fs.Remove(s.path("x/y/z")))
+	s.ok(s.fs.Remove(s.path("x/y")))
+	list, err := s.fs.ReadDir(s.path("x"))
+	s.ok(err)
+	var got []string
+	for _, e := range list {
+		got = append(got, e.Name())
+		if e.IsDir() != (e.Name() == "sub") {
+			s.Errorf("%s is a directory: %v", e.Name(), e.IsDir())
+		}
+	}
+	if !slices.Equal(got, want) {
+		s.Fatalf("listed %q, want %q", got, want)
+	}
+	err = s.fs.Remove(s.path("x"))
+	s.is(err, unix.ENOTEMPTY)
+	_, err = s.fs.ReadDir(s.path("none"))
+	s.is(err, fs.ErrNotExist)
+}
+
+func (s *suite) memory(bytes int) []byte {
+	slots, err := staging.NewSlots(1, bytes)
+	s.ok(err)
+	s.Cleanup(func() { s.ok(slots.Close()) })
+	slot, _ := slots.TryAcquire()
+	s.Cleanup(slot.Release)
+	return slot.Bytes()
+}
+
+// direct does aligned I/O through files of OpenDirect, whether they are direct here or not.
+func (s *suite) direct() {
+	mem := s.memory(1 << 20)
+	for round, name := range []string{"first", "later"} {
+		for i := range mem {
+			mem[i] = byte(i*3 + i>>12 + round)
+		}
+		want := bytes.Clone(mem)
+		f, err := staging.OpenDirect(s.fs, s.path(name), fresh, 0o600)
+		s.ok(err)
+		info, err := f.Stat()
+		s.ok(err)
+		if info.Size != 0 {
+			s.Fatalf("a new file has %d bytes", info.Size)
+		}
+		_, err = f.WriteAt(mem, 0)
+		s.ok(err)
+		clear(mem)
+		_, err = f.ReadAt(mem, 0)
+		s.ok(err)
+		if !bytes.Equal(mem, want) {
+			s.Fatal("read other bytes than were written")
+		}
+		s.ok(f.Close())
+		if _, err := staging.OpenDirect(s.fs, s.path(name), fresh, 0o600); !errors.Is(err, os.ErrExist) {
+			s.Fatalf("opened twice as new: %v", err)
+		}
+	}
+	s.create("odd", string(bytes.Repeat([]byte("odd"), 1500)))
+	f, err := staging.OpenDirect(s.fs, s.path("odd"), os.O_RDONLY, 0)
+	s.ok(err)
+	defer f.Close()
+	n, err := f.ReadAt(mem[:8192], 0)
+	if n != 4500 || err != io.EOF {
+		s.Fatalf("a file of 4500 bytes: read %d, %v", n, err)
+	}
+	if n, err = f.ReadAt(mem[:4096], 4096); n != 404 || err != io.EOF {
+		s.Fatalf("its second page: read %d, %v", n, err)
+	}
+	if n, err = f.ReadAt(mem[:4096], 8192); n != 0 || err != io.EOF {
+		s.Fatalf("past its end: read %d, %v", n, err)
+	}
+	_, err = staging.OpenDirect(s.fs, s.path("none/a"), fresh, 0o600)
+	s.is(err, os.ErrNotExist)
+	_, err = staging.OpenDirect(s.fs, s.path("none"), os.O_RDONLY, 0)
+	s.is(err, os.ErrNotExist)
+}
+
+// directAlignment checks that what is not aligned is refused, by name, before the kernel sees it.
+func (s *suite) directAlignment() {
+	f, err := staging.OpenDirect(s.fs, s.path("a"), fresh, 0o600)
+	s.ok(err)
+	defer f.Close()
+	mem := s.memory(4 * staging.Align)
+	if !f.Direct() {
+		_, err := f.WriteAt(mem[1:100], 3)
+		s.ok(err)
+		s.Log("this file system takes no direct I/O; alignment does not matter")
+		return
+	}
+	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+	s.ok(err)
+	if flags&unix.O_DIRECT == 0 {
+		s.Fatal("says that it is direct and is not")
+	}
+	for _, c := range []struct {
+		p     []byte
+		off   int64
+		field string
+	}{
+		{mem[512 : 512+4096], 0, "address"},
+		{mem[:4096+512], 0, "length"},
+		{mem[:4096], 512, "offset"},
+		{mem[1:2], 1, "address"},
+	} {
+		for op, do := range map[string]func([]byte, int64) (int, error){"read": f.ReadAt, "write": f.WriteAt} {
+			n, err := do(c.p, c.off)
+			var align *staging.AlignError
+			if n != 0 || !errors.Is(err, staging.ErrAlign) || !errors.As(err, &align) || align.Field != c.field ||
+				align.Op != op {
+				s.Errorf("%s of %d bytes at %d: %d, %v, want its %s named", op, len(c.p), c.off, n, err, c.field)
+			}
+		}
+	}
+}
+
+// SumTree describes everything in a directory: names, kinds, modes, names of links, and bytes. Whether something was read
+// shows where times of access are kept.
+func SumTree(t testing.TB, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		fmt.Fprintf(&b, "%s %o %d %s", strings.TrimPrefix(path, dir), st.Mode, st.Uid, time.Unix(st.Mtim.Unix()).UTC())
+		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			fmt.Fprintf(&b, " size %d", st.Size)
+		}
+		if e.Type().IsRegular() {
+			content, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(&b, " %x", sha256.Sum256(content))
+		}
+		b.WriteByte('\n')
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
 }

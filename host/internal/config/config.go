@@ -176,16 +176,13 @@ const (
 // Store is how roots evict, publish and are shared.
 type Store struct {
 	Memory        int64   // bytes of a root in memory before all others, or Auto: see MemoryBefore
-	Evict         string  // EvictOnDemand, EvictBackground
-	HighWatermark float64 // of the capacity
-	LowWatermark  float64
-	Durability    string        // DurabilityNone, DurabilityBatch, DurabilityStrict
-	Compression   string        // CompressionOff, CompressionAuto, CompressionHuffman
-	IOTimeout     time.Duration // 0: none
-	Seed          int64
-	HostID        string        // empty: from the machine's id
-	SharedPoll    time.Duration // of roots that hosts share
-	SharedLapse   time.Duration
+	Durability  string        // DurabilityNone, DurabilityStrict
+	Compression string        // CompressionOff, CompressionAuto, CompressionHuffman
+	IOTimeout   time.Duration // 0: none
+	Seed        int64
+	HostID      string        // empty: from the machine's id
+	SharedPoll  time.Duration // of roots that hosts share
+	SharedLapse time.Duration
 }
 
 // Move bounds the copies between levels of roots.
@@ -196,13 +193,9 @@ type Move struct {
 	Shutdown  time.Duration
 }
 
-// When entries are evicted, what a publication waits for, and how chunks are stored.
+// What a publication waits for, and how chunks are stored.
 const (
-	EvictOnDemand   = "on-demand"
-	EvictBackground = "background"
-
 	DurabilityNone   = "none"
-	DurabilityBatch  = "batch"
 	DurabilityStrict = "strict"
 
 	CompressionOff     = "off"

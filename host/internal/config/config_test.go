@@ -241,7 +241,7 @@ func TestPrintMarksDefaults(t *testing.T) {
 func TestPrintReadsBack(t *testing.T) {
 	file := write(t,
 		"[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9, time = \"7ms\"}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\nrequire_mount = true\nmin_free = \"2.5%\"\ndaily_writes = \"3GiB\"\n[[tenant]]\nid = \"3-9\"\nquota = \"20%\"\n[[tenant]]\nid = \"*\"\nquota = \"1GiB\"\n[[tenant]]\nid = 4\nuids = [1001, 1002]\nprivate = true\nsessions = 3\n[[expiry]]\nmodel = \"a/*\"\nttl = \"36h\"\n[[compression]]\nnamespaces = [\"a/*\", \"dtype=bf16\"]\nmode = \"auto\"\n")
-	l, err := Load(Source{File: file, Env: []string{"KVHOST_STORE_EVICT=background"},
+	l, err := Load(Source{File: file, Env: []string{"KVHOST_STORE_DURABILITY=strict"},
 		Flags: []Setting{{"session.lease_ttl", "90s"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -251,7 +251,7 @@ func TestPrintReadsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"lease_ttl = \"1m30s\" # flag --session-lease-ttl", "evict = \"background\" # env KVHOST_STORE_EVICT",
+		"lease_ttl = \"1m30s\" # flag --session-lease-ttl", "durability = \"strict\" # env KVHOST_STORE_DURABILITY",
 		"listen = \"\" # file " + file + ":2", "seed = 1 # default",
 	} {
 		if !strings.Contains(out.String(), want) {

@@ -44,12 +44,6 @@ func (c *Config) Validate() error {
 	if _, err := spans.Endpoint(c.OTLP.Endpoint); err != nil && c.OTLP.Endpoint != "" {
 		bad("otlp.endpoint", "%v", err)
 	}
-	if c.Store.LowWatermark > c.Store.HighWatermark {
-		bad("store.low_watermark", "%v is above store.high_watermark %v", c.Store.LowWatermark, c.Store.HighWatermark)
-	}
-	if c.Store.HighWatermark == 0 {
-		bad("store.high_watermark", "0 would keep nothing")
-	}
 	if c.Engine.SlotBytes%4096 != 0 {
 		bad("engine.slot_bytes", "%d is not a multiple of 4KiB", c.Engine.SlotBytes)
 	}

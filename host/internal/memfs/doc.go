@@ -1,4 +1,4 @@
-// Package memfs is a [staging.FS] whose files are page-locked memory of this process, so that GPUs gather into them and
+// Package memfs is a [staging.FS] with files in page-locked memory of this process, so that GPUs gather into them and
 // scatter from them. Its files are [staging.MemoryFile]s. They are gone with the process.
 //
 // The memory is mapped in steps of 64 MiB to 1 GiB, in huge pages where the machine has them, near the GPUs. The first
@@ -13,5 +13,5 @@
 // one or two extents, and 99 of 100 have at most eight, however long it runs (TestFragmentation).
 //
 // As on other file systems, a file keeps its memory while a name or an open [staging.File] refers to it. Thus memory is
-// not reused while a copy into it or out of it is under way, even if the file is removed meanwhile.
+// not reused while a copy into it or out of it is under way, even if the file is removed at the same time.
 package memfs

@@ -427,7 +427,7 @@ func TestErrors(t *testing.T) {
 		"a missing directory":  {second(f.ReadDir("/none")), fs.ErrNotExist},
 	} {
 		if !errors.Is(c.err, c.want) || !strings.Contains(c.err.Error(), "/") {
-			t.Errorf("%s: %v", name, c.err)
+			t.Errorf("%s: error %v, want %v with the path", name, c.err, c.want)
 		}
 	}
 	if err := f.Rename("/a/file", "/a/./file"); err != nil {

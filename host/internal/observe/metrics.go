@@ -121,8 +121,6 @@ var rootMetrics = []rootMetric{
 		func(r *store.RootStats) float64 { return float64(r.Sheds) }},
 	{"root_limit_bytes", "Bytes that the root may use now: less than its capacity if the file system has less.", gauge,
 		func(r *store.RootStats) float64 { return float64(r.Limit) }},
-	{"root_waits_total", "Stores that waited for background eviction.", counter,
-		func(r *store.RootStats) float64 { return float64(r.Waits) }},
 	{"root_expired_total", "Entries removed because they expired.", counter,
 		func(r *store.RootStats) float64 { return float64(r.Expired) }},
 	{"root_discarded_total", "Entries removed because a client discarded them.", counter,

@@ -149,25 +149,23 @@ func TestCapacityInChunksIsExact(t *testing.T) {
 func TestSessionsAndRanks(t *testing.T) {
 	path := write(t, mixture(t, 60))
 	shape := replay.Shape{Ranks: 2, ChunkBytes: 16 << 10, PageBytes: 4096, Layers: 2}
-	for _, mode := range []string{config.EvictOnDemand, config.EvictBackground} {
-		socket, _ := start(t, t.TempDir(), 200*entryBytes(t, shape), func(c *config.Config) { c.Store.Evict = mode })
-		var began, steps, accesses, hits atomic.Int64
-		r := play(t, replay.Options{
-			Trace: path, Socket: socket, Shape: shape, Sessions: 3, Speed: 1000,
-			Begin: func(n int) { began.Store(int64(n)) },
-			Step: func(q replay.Request) {
-				steps.Add(1)
-				accesses.Add(int64(q.Accesses))
-				hits.Add(int64(q.Hits))
-			},
-		})
-		if began.Load() != 60 || steps.Load() != 60 || accesses.Load() != r.Accesses || hits.Load() != r.Hits {
-			t.Errorf("%s: progress: %d begun, %d steps, %d accesses, %d hits; report %d, %d", mode,
-				began.Load(), steps.Load(), accesses.Load(), hits.Load(), r.Accesses, r.Hits)
-		}
-		if r.Hits == 0 || r.Load.Count == 0 || r.Store.P99 < r.Store.P50 || len(r.Policies) == 0 {
-			t.Errorf("%s: report %+v", mode, r)
-		}
+	socket, _ := start(t, t.TempDir(), 200*entryBytes(t, shape))
+	var began, steps, accesses, hits atomic.Int64
+	r := play(t, replay.Options{
+		Trace: path, Socket: socket, Shape: shape, Sessions: 3, Speed: 1000,
+		Begin: func(n int) { began.Store(int64(n)) },
+		Step: func(q replay.Request) {
+			steps.Add(1)
+			accesses.Add(int64(q.Accesses))
+			hits.Add(int64(q.Hits))
+		},
+	})
+	if began.Load() != 60 || steps.Load() != 60 || accesses.Load() != r.Accesses || hits.Load() != r.Hits {
+		t.Errorf("progress: %d begun, %d steps, %d accesses, %d hits; report %d, %d",
+			began.Load(), steps.Load(), accesses.Load(), hits.Load(), r.Accesses, r.Hits)
+	}
+	if r.Hits == 0 || r.Load.Count == 0 || r.Store.P99 < r.Store.P50 || len(r.Policies) == 0 {
+		t.Errorf("report %+v", r)
 	}
 }
 

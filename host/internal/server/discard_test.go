@@ -108,7 +108,7 @@ func TestDiscardOnAHungDisk(t *testing.T) {
 		_, err := p.Discard(t.Context(), 0, keys(1))
 		answered <- err
 	}()
-	until(t, "the removal begins", func() bool { return r.faults.Counts()[0].Taken > 0 })
+	until(t, "the removal begins", func() bool { return r.faults.Injected() > 0 })
 	if err := p.Ping(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -391,7 +391,7 @@ func TestDamageFailsItsBlocksOnly(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 3)
-	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", When: faultfs.When{First: 1, Last: 1},
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", When: faultfs.When{Nth: 1},
 		Fault: faultfs.Fault{Errno: 5}})
 	res := p.loaded(p.loads(p.look(3), 3))
 	if len(res.Failed) != 2 || res.Failed[0].Chunk != res.Failed[1].Chunk {

@@ -16,9 +16,9 @@ import (
 // A checkpoint is a root's index as it was when the store was closed in order. The next start uses it instead of a
 // scan, each entry in its old slot, so that the evict policy's state holds too.
 //
-// A start removes the checkpoint, durably, before it changes anything. So a checkpoint is there only if nobody has used
+// A start removes the checkpoint, durably, before it changes anything. So a checkpoint is there only if no host has used
 // the root since; after a crash there is none, and a scan rebuilds the index. What another program has changed
-// meanwhile shows at a load, which compares header and checksums. Names that are not built-in ones are in it.
+// since shows at a load, which compares header and checksums. Names that are not built-in ones are in it.
 
 // SampledEntries is how many entries of a checkpoint are compared with their files.
 const SampledEntries = 64
@@ -26,7 +26,7 @@ const SampledEntries = 64
 // The state bits of the index and of a checkpoint are the same.
 var _ [index.RecordState]struct{} = [pieceformat.StateComplete | pieceformat.StateNamed]struct{}{}
 
-// writeCheckpoint writes an index whose owners have been described.
+// writeCheckpoint writes an index, given its owners as they are described.
 func writeCheckpoint(f io.WriterAt, x *index.Index, when int64, owners []pieceformat.CheckpointOwner) error {
 	head := pieceformat.Checkpoint{Time: when, High: x.High(), Clock: x.Clock(), Entries: x.Len()}
 	return pieceformat.WriteCheckpoint(f, head, owners, func(yield func(*pieceformat.CheckpointEntry) bool) {

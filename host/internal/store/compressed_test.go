@@ -1,11 +1,13 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -13,10 +15,12 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/storetest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // compressing is a fixture whose chunks are large enough to be compressed: 3 extents of 64 KiB in each of 2 layers.
@@ -95,7 +99,7 @@ func TestCompressedPiecesAreBookedAsTheyAre(t *testing.T) {
 		must(t, err)
 		if !head.Compressed || !expected.Compressed || head.DataOffset != expected.DataOffset || len(head.Offsets) != 7 ||
 			head.Offsets[6] != stored || head.Stored[1].Codec != uint8(codec.Planes) || head.Stored[2].Codec != uint8(codec.Raw) {
-			t.Errorf("%s: %+v", when, head)
+			t.Errorf("%s: head %+v, want that of a compressed piece of %d bytes at %d", when, head, stored, expected.DataOffset)
 		}
 	}
 	check("stored")
@@ -295,6 +299,240 @@ func TestDamageAtAStartCostsNoOtherEntry(t *testing.T) {
 			if st := f.store.Stats().Roots[0]; st.Used > st.Capacity {
 				t.Errorf("%d bytes used of %d", st.Used, st.Capacity)
 			}
+		})
+	}
+}
+
+// TestCompressedPiecesAreCopied: a level on a disk gets compressed pieces as they are, one in memory gets their pages.
+func TestCompressedPiecesAreCopied(t *testing.T) {
+	for _, volatile := range []bool{false, true} {
+		far := t.TempDir()
+		f := compressing(t, t.TempDir(), func(c *Config) {
+			c.Roots[0].Through = true
+			c.Roots = append(c.Roots, RootConfig{Path: far, Capacity: 64 << 20, MaxEntries: 64, Level: 1, Volatile: volatile})
+		})
+		for n := range uint64(3) {
+			must(t, f.storeHalf(n))
+		}
+		f.settle()
+		for i, r := range f.store.Stats().Roots {
+			bytes, temps := usage(t, f.cfg.Roots[i].Path)
+			equal(t, "bytes in the account of a level", r.Used, bytes)
+			equal(t, "temporaries", temps, 0)
+		}
+		f.takeOut(0)
+		for n := range uint64(3) {
+			l := f.lookup(n)
+			defer l.Release()
+			equal(t, "hits of a copy", l.Hits(), 1)
+			p, err := l.Open(0, 0)
+			must(t, err)
+			defer p.Close()
+			image := make([]byte, p.Size())
+			if _, err := p.File().ReadAt(image, 0); err != nil {
+				t.Fatal(err)
+			}
+			head, err := p.Verify(image)
+			must(t, err)
+			equal(t, "a copy is compressed", head.Compressed, !volatile)
+			noError(t, head.Verify(0, len(head.Table), image, 0))
+			if want := pieceformat.FileBytes(head.Plan); volatile != (p.Size() == want) {
+				t.Errorf("volatile %t: a copy of %d bytes, without compression it has %d", volatile, p.Size(), want)
+			}
+		}
+	}
+}
+
+// readHalf reads a piece that storeHalf has stored, in whatever version it is, and says in which root it is.
+func (f *fixture) readHalf(n uint64) (head *Head, root string) {
+	f.Helper()
+	l := f.lookup(n)
+	defer l.Release()
+	equal(f, "hits", l.Hits(), 1)
+	p, err := l.Open(0, 0)
+	f.must(err)
+	defer p.Close()
+	image := make([]byte, p.Size())
+	if _, err := p.File().ReadAt(image, 0); err != nil {
+		f.Fatal(err)
+	}
+	head, err = p.Verify(image)
+	f.must(err)
+	extents := head.Plan.Extents()
+	f.must(head.Verify(0, len(extents), image, 0))
+	want := half(head.Plan, testKey(n), 0)
+	for i, e := range extents {
+		from, to := head.At(i)
+		page := image[from:to]
+		if head.Compressed {
+			page = make([]byte, e.Len)
+			f.must(head.Decode(i, page, image[from:to]))
+		}
+		if !bytes.Equal(page, want[e.Off:][:e.Len]) {
+			f.Fatalf("extent %d of key %d differs in %s", i, n, p.Root())
+		}
+	}
+	copied := *head
+	return &copied, p.Root()
+}
+
+// TestPlainPiecesAreCompressedOnTheWay: what leaves a root in memory, or is written through it, is compressed in a root that
+// compresses, and comes nearer as it was. Each account has what the files take, and the figures what the codec gained.
+func TestPlainPiecesAreCompressedOnTheWay(t *testing.T) {
+	const plainBytes, stored = 2*pieceformat.Page + 6*kv.ExtentBytes, 3*kv.ExtentBytes + 3*8
+	for _, kind := range []moves.Kind{moves.Through, moves.Demotion} {
+		t.Run(kind.String(), func(t *testing.T) {
+			near := t.TempDir()
+			f := compressing(t, t.TempDir(), func(c *Config) {
+				c.Roots[0].Level = 1
+				memory := RootConfig{Path: near, Capacity: 4 * plainBytes, MaxEntries: 64, Volatile: true, Through: kind == moves.Through}
+				c.Roots = append([]RootConfig{memory}, c.Roots...)
+			})
+			const n = 12
+			check := func() {
+				t.Helper()
+				for i, r := range f.store.Stats().Roots {
+					bytes, temps := usage(t, f.cfg.Roots[i].Path)
+					equal(t, "bytes in the account of "+r.Path, r.Used, bytes)
+					equal(t, "temporaries", temps, 0)
+				}
+			}
+			for i := range uint64(n) {
+				f.must(f.storeHalf(i))
+				f.lookup(i).Release() // what nobody asked for is not demoted
+				f.settle()
+				check()
+			}
+			copies := f.moved(1, kind).Done.Load()
+			if copies < n/2 {
+				t.Fatalf("%d copies of %d", copies, n)
+			}
+			far := f.store.Stats().Roots[1]
+			equal(t, "bytes in the far root", far.Used, int64(far.Entries)*(2*pieceformat.Page+pieceformat.Padded(stored)))
+			encoded := f.store.Compression()[0].Encoded
+			equal(t, "pages that were encoded", encoded.Pages, int64(copies)*6*kv.ExtentBytes)
+			equal(t, "what is stored of them", encoded.Stored, int64(copies)*stored)
+			nearer := 0
+			for i := range uint64(n) {
+				if !f.has(i) {
+					continue
+				}
+				for range 3 { // after its second load it is in memory
+					head, root := f.readHalf(i)
+					equal(t, "compressed in "+root, head.Compressed, root != near)
+					f.settle()
+					check()
+				}
+				if _, root := f.readHalf(i); root == near {
+					nearer++
+				}
+			}
+			promoted := f.moved(0, moves.Promotion).Done.Load()
+			if promoted == 0 || nearer < n/2 {
+				t.Errorf("%d of %d entries came nearer", nearer, n)
+			}
+			equal(t, "pages that were decoded", f.store.Compression()[0].Decoded.Pages, int64(promoted)*6*kv.ExtentBytes)
+			equal(t, "damaged", f.store.Stats().Roots[1].Damaged, 0)
+		})
+	}
+}
+
+// TestAPieceInTwoSizes: a scan finds a piece twice, under a place policy's name and the built-in one, or another
+// policy's, and one of its files is compressed. One file stays, and the account has what it takes.
+func TestAPieceInTwoSizes(t *testing.T) {
+	for _, compressed := range []bool{false, true} { // the file under the place policy's name
+		for _, other := range []string{"built-in", "earlier"} {
+			for _, back := range []bool{false, true} {
+				t.Run(fmt.Sprintf("compressed=%t/%s/back=%t", compressed, other, back), func(t *testing.T) {
+					// file is the piece as a store writes it, and its name below the root.
+					file := func(w string, compressed bool) (rel string, b []byte) {
+						f := compressing(t, t.TempDir(), inOrder(back), func(c *Config) {
+							c.Roots[0].Compressed = compressed
+							if w != "" {
+								c.Policies.Place = widths(t, w)
+							}
+						})
+						f.ns.TensorParallel = 2
+						f.restart()
+						f.must(f.storeHalf(0))
+						name := f.pieceFile(0, 0)
+						b, err := os.ReadFile(name)
+						f.must(err)
+						rel, err = filepath.Rel(f.cfg.Roots[0].Path, name)
+						f.must(err)
+						return rel, b
+					}
+					now, kept := file("1/1/1", compressed)
+					before, second := file(map[string]string{"built-in": "", "earlier": "2/2"}[other], !compressed)
+					if now == before || len(kept) == len(second) {
+						t.Fatal(now, before, len(kept), len(second))
+					}
+					f := compressing(t, t.TempDir(), inOrder(back), func(c *Config) {
+						if other == "earlier" {
+							c.Policies.Place = widths(t, "2/2")
+						}
+					})
+					f.ns.TensorParallel = 2
+					f.restart()
+					f.must(f.storeHalfOf(1, 0)) // so that there is an earlier policy with files
+					f.must(f.storeHalfOf(1, 1))
+					f.cfg.Policies.Place = widths(t, "1/1/1")
+					f.restart()
+					f.must(f.storeHalfOf(0, 1)) // of one size
+					f.must(f.store.Close())
+					root := f.cfg.Roots[0].Path
+					f.must(os.Remove(filepath.Join(root, pieceformat.CheckpointFile)))
+					put(t, filepath.Join(root, now), kept)
+					put(t, filepath.Join(root, before), second)
+					f.start()
+					<-f.store.ScanDone()
+					bytes, temps := usage(t, root)
+					equal(t, "bytes in the account", f.store.Stats().Roots[0].Used, bytes)
+					equal(t, "temporaries", temps, 0)
+					equal(t, "files", len(f.files()), 4)
+					for n := range uint64(2) {
+						f.readHalf(n)
+					}
+					f.drop(0)
+					f.drop(1)
+					equal(t, "bytes in the account of an empty root", f.store.Stats().Roots[0].Used, 0)
+					bytes, _ = usage(t, root)
+					equal(t, "bytes in files of an empty root", bytes, 0)
+				})
+			}
+		}
+	}
+}
+
+// TestStoredAgainInAnotherSize: a piece could not be unlinked and is stored again, compressed now or not any more. The account
+// has what its file takes, whichever of the two that is.
+func TestStoredAgainInAnotherSize(t *testing.T) {
+	for _, compressed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("compressed=%t", compressed), func(t *testing.T) {
+			faulty := faultfs.New(staging.OS())
+			f := compressing(t, t.TempDir(), func(c *Config) { c.FS, c.Roots[0].Compressed = faulty, !compressed })
+			r := f.root()
+			f.must(f.storeHalf(0))
+			check := func(when string, files int64) {
+				t.Helper()
+				bytes, temps := usage(t, r.Path)
+				equal(t, when+": bytes in the account", f.store.Stats().Roots[0].Used, bytes)
+				equal(t, when+": temporaries", temps, 0)
+				equal(t, when+": files", int64(len(f.files())), files)
+			}
+			faulty.Set(faultfs.MustRules("remove ** : eio")...)
+			r.drop(f.markOf(0), 0)
+			faulty.Set()
+			check("it is not unlinked", 1)
+			r.cfg.Compressed = compressed
+			f.must(f.storeHalf(0))
+			check("it is stored again", 1)
+			f.maintain(RetryRemovals)
+			check("tried again", 1)
+			f.readHalf(0)
+			equal(t, "Orphaned", f.store.Stats().Roots[0].Orphaned, 0)
+			r.drop(f.markOf(0), 0)
+			check("it goes", 0)
 		})
 	}
 }

@@ -25,42 +25,39 @@ func roomyDirs(t *testing.T) map[string]string {
 // for half of them. Loads give what was stored or fail; the account is exact at the end.
 func TestManyClients(t *testing.T) {
 	for where, dir := range roomyDirs(t) {
-		for _, mode := range []EvictMode{OnDemand, Background} {
-			t.Run(where+"/"+mode.String(), func(t *testing.T) {
-				f := newFixture(t, dir+"/a-"+mode.String(), 10, 2, func(c *Config) {
-					c.EvictMode = mode
-					c.Roots = append(c.Roots, c.Roots[0])
-					c.Roots[1].Path = dir + "/b-" + mode.String()
-				})
-				var clients sync.WaitGroup
-				var hits, stores atomic.Int64
-				for id := range 8 {
-					clients.Go(func() {
-						rng := rand.New(rand.NewPCG(uint64(id), 5))
-						for range 150 {
-							if rng.IntN(2) == 0 {
-								f.storeSome(rng, &stores)
-							} else {
-								f.loadSome(rng, &hits)
-							}
-							f.overCapacity()
-						}
-					})
-				}
-				clients.Wait()
-				resume := f.rested()
-				for _, r := range f.store.roots {
-					noError(t, r.idle())
-				}
-				f.checkUsed()
-				resume()
-				if hits.Load() == 0 || stores.Load() == 0 {
-					t.Errorf("%d hits, %d stores", hits.Load(), stores.Load())
-				}
-				f.restart()
-				f.checkUsed()
+		t.Run(where, func(t *testing.T) {
+			f := newFixture(t, dir+"/a", 10, 2, func(c *Config) {
+				c.Roots = append(c.Roots, c.Roots[0])
+				c.Roots[1].Path = dir + "/b"
 			})
-		}
+			var clients sync.WaitGroup
+			var hits, stores atomic.Int64
+			for id := range 8 {
+				clients.Go(func() {
+					rng := rand.New(rand.NewPCG(uint64(id), 5))
+					for range 150 {
+						if rng.IntN(2) == 0 {
+							f.storeSome(rng, &stores)
+						} else {
+							f.loadSome(rng, &hits)
+						}
+						f.overCapacity()
+					}
+				})
+			}
+			clients.Wait()
+			resume := f.rested()
+			for _, r := range f.store.roots {
+				noError(t, r.idle())
+			}
+			f.checkUsed()
+			resume()
+			if hits.Load() == 0 || stores.Load() == 0 {
+				t.Errorf("%d hits and %d stores, want some of each", hits.Load(), stores.Load())
+			}
+			f.restart()
+			f.checkUsed()
+		})
 	}
 }
 

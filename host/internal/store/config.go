@@ -24,49 +24,10 @@ import (
 // MaxLevels is one more than the highest level of a root.
 const MaxLevels = 8
 
-// EvictMode says when entries are evicted.
-type EvictMode uint8
-
-const (
-	// OnDemand evicts just enough for a put that does not fit, in the caller's order, before the put continues.
-	OnDemand EvictMode = iota
-	// Background evicts ahead of need, between two watermarks. A put that does not fit all the same waits for it.
-	Background
-)
-
-func (m EvictMode) String() string {
-	if m == Background {
-		return "background"
-	}
-	return "on-demand"
-}
-
-// Durability says what a published piece has survived.
-type Durability uint8
-
-const (
-	// None: a crash of the machine may lose it, or leave a file that its checksums refuse.
-	None Durability = iota
-	// Batch: as None, until the next periodic flush of the root's file system.
-	Batch
-	// Strict: its bytes and its name are durable before it is resident.
-	Strict
-)
-
-func (d Durability) String() string {
-	switch d {
-	case Batch:
-		return "batch"
-	case Strict:
-		return "strict"
-	}
-	return "none"
-}
-
 // RootConfig is one directory that holds pieces.
 type RootConfig struct {
 	Path         string         // made when missing, with mode 0700, in a directory that is there
-	FS           staging.FS     // whose directory it is; nil: Config.FS
+	FS           staging.FS     // that has the directory; nil: Config.FS
 	Capacity     int64          // bytes that pieces, temporaries and quarantine may take together
 	Through      bool           // what is stored is copied to the next level at once
 	Compressed   bool           // pieces that are stored here are compressed, as Config.Compression says; not of Shared
@@ -110,22 +71,18 @@ type Quota = capacity.Quota
 
 // Config makes a store. Roots is required, each with a Path and a Capacity; what else is zero has a default.
 type Config struct {
-	Roots      []RootConfig
-	EvictMode  EvictMode
-	High, Low  float64 // watermarks of Background, as parts of a root's capacity: 0.95 and 0.90
-	Durability Durability
-	BatchEvery time.Duration // between flushes of Batch: 1 s
-	Policies   Policies
-	FS         staging.FS // of roots without one; nil: the operating system's below each root
-	Log        *slog.Logger
-	Seed       uint64
-	Now        func() time.Time
-	HostID     string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
+	Roots    []RootConfig
+	Strict   bool // a piece's bytes and name are durable before it is resident; else a power failure may lose them
+	Policies Policies
+	FS       staging.FS // of roots without one; nil: the operating system's below each root
+	Log      *slog.Logger
+	Seed     uint64
+	Now      func() time.Time
+	HostID   string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
 
-	Compression   choice.Modes  // of RootConfig.Compressed
-	Expiries      []Expiry      // of entries by their model, the first that fits; none: they do not expire
-	Quotas        []Quota       // the first that fits a tenant is the tenant's
-	EvictPatience time.Duration // how long a put waits for the background evictor: 5 s
+	Compression choice.Modes // of RootConfig.Compressed
+	Expiries    []Expiry     // of entries by their model, the first that fits; none: they do not expire
+	Quotas      []Quota      // the first that fits a tenant is the tenant's
 
 	IOTimeout   time.Duration // of an operation on files; its root is taken out then. 0: 30 s, negative: none
 	UpkeepEvery time.Duration // between looks at each root; the unit of the pauses between probes: 1 s
@@ -142,8 +99,6 @@ const (
 	defaultSlots    = 1 << 21
 	smallestEntry   = 2 * pieceformat.Page
 	usualEntry      = 1 << 20
-	defaultHigh     = 0.95
-	defaultLow      = 0.90
 	defaultKept     = 64
 	defaultScanners = 8
 	defaultPoll     = time.Second
@@ -195,16 +150,8 @@ func (c *Config) complete() error {
 		roots[i] = r
 	}
 	c.Roots = roots
-	c.High = cmp.Or(c.High, defaultHigh)
-	c.Low = cmp.Or(c.Low, min(defaultLow, c.High))
-	if !(0 < c.Low && c.Low <= c.High && c.High <= 1) {
-		return fmt.Errorf("%w: watermarks %g and %g, want 0 < low <= high <= 1", ErrConfig, c.Low, c.High)
-	}
 	c.IOTimeout, c.ScanWait = cmp.Or(c.IOTimeout, 30*time.Second), cmp.Or(c.ScanWait, time.Second)
 	c.QuarantineFiles, c.HostID = cmp.Or(c.QuarantineFiles, defaultKept), cmp.Or(c.HostID, machineID())
-	if c.EvictPatience <= 0 {
-		c.EvictPatience = 5 * time.Second
-	}
 	for _, e := range c.Expiries {
 		if _, err := path.Match(e.Model, ""); err != nil || e.TTL <= 0 {
 			return fmt.Errorf("%w: entries of %q are to expire after %s", ErrConfig, e.Model, e.TTL)
@@ -215,9 +162,6 @@ func (c *Config) complete() error {
 	}
 	if c.UpkeepEvery <= 0 {
 		c.UpkeepEvery = time.Second
-	}
-	if c.BatchEvery <= 0 {
-		c.BatchEvery = time.Second
 	}
 	if c.ScanWorkers <= 0 {
 		c.ScanWorkers = defaultScanners

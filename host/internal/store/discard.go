@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// DiscardRequest names entries of one group that nobody needs any more.
+// DiscardRequest names entries of one group that are not needed any more.
 type DiscardRequest struct {
 	Namespace *catalog.Namespace
 	Group     uint32

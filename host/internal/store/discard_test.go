@@ -88,7 +88,7 @@ func TestDiscardOfAnotherTenant(t *testing.T) {
 	f.mustPut(0)
 	q := DiscardRequest{Namespace: f.space, Keys: keys(0), Tenant: 7}
 	if got, err := f.store.Discard(q); err != nil || got[0] != DiscardOtherTenant {
-		t.Errorf("%d, %v", got, err)
+		t.Errorf("discard of another tenant's entry: result %d, error %v, want %d", got, err, DiscardOtherTenant)
 	}
 	f.mustRead(0)
 	q.Group = 99

@@ -13,7 +13,7 @@
 // # Life of an entry
 //
 // [Store.Put] reserves a whole entry (the bytes of all its ranks) at its first piece, asking the evict policy for
-// victims where they do not fit. Each piece is written to a named temporary beside its target and published without
+// victims where they do not fit. Each piece is written to a named temporary next to its target and published without
 // replacing ([Put.Publish]). The entry is resident for a lookup when the pieces that the lookup needs are there:
 // engines of one namespace with different local ranks add to one entry, each reserving what the entry has no bytes for.
 // [Store.Lookup] grants a [Lease]: a pin on each entry it found. A pinned entry, or one with a write in flight, is
@@ -24,7 +24,7 @@
 //
 //  1. The texts of the namespace and of its plans are durable in every root that takes stores: written, synced,
 //     renamed, and their directory synced. A root that takes none catches up before it does again.
-//  2. The payload is written to a named temporary beside the target; header and table are written last, or in the same
+//  2. The payload is written to a named temporary next to the target; header and table are written last, or in the same
 //     call.
 //  3. Strict: the temporary is synced. When that fails the piece is dropped, and not tried again: the kernel may have
 //     thrown the bytes away and would report success.
@@ -33,10 +33,9 @@
 //  6. Strict: the directory is synced, and those above it that this process has not synced before.
 //  7. The index has it; lookups hit.
 //
-// Batch stops at 5 and 7, and every [Config.BatchEvery] one sync of the file system covers what was published since the
-// last; should it fail, all of that is dropped, and what is being written is not published. What a scan finds, a killed
-// process's, is made durable before it counts, under both. After a power failure, under none, a file can be missing, or
-// be there with any mixture of its bytes and others: size, header and checksums tell. An entry that left may be there.
+// What a scan finds, a killed process's, is made durable before it counts where strict is set. Without it a file can be
+// missing after a power failure, or be there with any mixture of its bytes and others: size, header and checksums tell. The
+// file of an entry that left may be there.
 //
 // # Levels
 //

@@ -26,9 +26,6 @@ func onMachine(t *testing.T, entries int, change ...func(*Config)) (f *fixture, 
 func (f *fixture) kill() {
 	f.Helper()
 	s := f.store
-	for _, r := range s.roots {
-		r.batch.take()
-	}
 	s.closed.Store(true)
 	s.stop()
 	s.work.Wait()
@@ -48,10 +45,10 @@ func (f *fixture) afterPowerLoss(machine *faultfs.Machine, seed uint64) {
 // came back would be in nobody's account.
 func TestPowerLossAfterAnOrderlyEnd(t *testing.T) {
 	believed := 0
-	for _, durability := range []Durability{None, Batch, Strict} {
+	for _, strict := range []bool{false, true} {
 		for seed := range uint64(8) {
-			t.Run(fmt.Sprintf("%s/%d", durability, seed), func(t *testing.T) {
-				f, machine := onMachine(t, 6, func(c *Config) { c.Durability = durability })
+			t.Run(fmt.Sprintf("strict=%t/%d", strict, seed), func(t *testing.T) {
+				f, machine := onMachine(t, 6, func(c *Config) { c.Strict = strict })
 				f.mustPut(upTo(20)...)
 				left, err := f.store.Put(t.Context(), f.request(50, 0, 0))
 				must(t, err)
@@ -91,7 +88,7 @@ func TestNoCheckpointWithoutItsFiles(t *testing.T) {
 func TestDirectoryThatNobodySynced(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			f, machine := onMachine(t, 6, func(c *Config) { c.Durability = Strict })
+			f, machine := onMachine(t, 6, func(c *Config) { c.Strict = true })
 			must(t, machine.MkdirAll(filepath.Dir(f.pieceFile(3, 0)), 0o700))
 			f.mustPut(3)
 			f.afterPowerLoss(machine, seed)
@@ -100,54 +97,11 @@ func TestDirectoryThatNobodySynced(t *testing.T) {
 	}
 }
 
-// TestBatchFailsWhilePiecesCome lets a batch's sync hang and fail. The kernel tells of lost bytes once: so what was
-// published meanwhile goes with the batch, and what is being written is not published, though the next sync would say
-// that all is well.
-func TestBatchFailsWhilePiecesCome(t *testing.T) {
-	f, faulty := faultyFixture(t, 20, func(c *Config) { c.Durability, c.BatchEvery = Batch, time.Hour })
-	r := f.root()
-	f.mustPut(0)
-	r.flush()
-	f.mustPut(1)
-	var writing [2]*Put // one publishes while the sync hangs, one after it has failed
-	for i := range writing {
-		p, err := f.store.Put(t.Context(), f.request(10+uint64(i), 0, 0))
-		if err == nil {
-			err = write(p)
-		}
-		must(t, err)
-		writing[i] = p
-	}
-	faulty.Set(faultfs.MustRules("syncfs ** 1st: hang eio")...)
-	done := make(chan struct{})
-	go func() { r.flush(); close(done) }()
-	must(t, faulty.AwaitHanging(t.Context(), 1))
-	f.mustPut(2)
-	noError(t, writing[0].Publish(t.Context()))
-	faulty.Release()
-	<-done
-	if err := writing[1].Publish(t.Context()); !errors.Is(err, ErrSync) {
-		t.Errorf("what was written before the sync failed: %v", err)
-	}
-	r.flush()
-	for n, want := range map[uint64]bool{0: true, 1: false, 2: false, 10: false, 11: false} {
-		if got := f.has(n); got != want {
-			t.Errorf("key %d: hit %t", n, got)
-		}
-	}
-	f.checkUsed()
-	f.mustPut(1, 2, 10, 11)
-	f.mustRead(11)
-}
-
-// TestReturnThatIsBrokenOff: a root's return ends early, and a later one drops all that was not durable when it went out.
+// TestReturnThatIsBrokenOff: a root's return ends early, and a later one drops the entries whose files gave no answer.
 func TestReturnThatIsBrokenOff(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) {
-		c.Durability, c.BatchEvery, c.UpkeepEvery = Batch, time.Hour, time.Hour
-	})
-	f.mustPut(0)
-	f.maintain(Flush)
-	f.mustPut(1, 2, 3)
+	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.UpkeepEvery = time.Hour })
+	f.mustPut(0, 1, 2, 3)
+	f.root().suspects.add(f.markOf(1), f.markOf(2), f.markOf(3))
 	f.takeOut(0)
 	early, stop := context.WithCancel(t.Context())
 	stop()
@@ -166,7 +120,7 @@ func TestReturnThatIsBrokenOff(t *testing.T) {
 func TestStrictPutFindsItsPiece(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			f, machine := onMachine(t, 6, func(c *Config) { c.Durability = Strict })
+			f, machine := onMachine(t, 6, func(c *Config) { c.Strict = true })
 			f.mustPut(3)
 			name := f.pieceFile(3, 0)
 			image, err := os.ReadFile(name)
@@ -187,20 +141,18 @@ func TestStrictPutFindsItsPiece(t *testing.T) {
 // TestFoundIsDurable: what a start finds counts as stored, also for puts. So it is made durable, where that is
 // promised: a process that was killed may not have come to it.
 func TestFoundIsDurable(t *testing.T) {
-	for _, durability := range []Durability{Batch, Strict} {
-		for seed := range uint64(8) {
-			t.Run(fmt.Sprintf("%s/%d", durability, seed), func(t *testing.T) {
-				f, machine := onMachine(t, 6)
-				f.mustPut(3)
-				f.kill()
-				f.cfg.Durability = durability
-				f.start()
-				if err := f.put(3, 0); !errors.Is(err, ErrResident) {
-					t.Fatal(err)
-				}
-				f.afterPowerLoss(machine, seed)
-				f.mustRead(3)
-			})
-		}
+	for seed := range uint64(8) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			f, machine := onMachine(t, 6)
+			f.mustPut(3)
+			f.kill()
+			f.cfg.Strict = true
+			f.start()
+			if err := f.put(3, 0); !errors.Is(err, ErrResident) {
+				t.Fatalf("put of a piece that the scan has found: error %v, want %v", err, ErrResident)
+			}
+			f.afterPowerLoss(machine, seed)
+			f.mustRead(3)
+		})
 	}
 }

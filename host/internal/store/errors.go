@@ -12,7 +12,7 @@ import (
 
 // A store is not made.
 var (
-	// ErrResident says that the piece is there already, or is being written by somebody else.
+	// ErrResident says that the piece is there already, or is being written by another put.
 	ErrResident = entries.ErrResident
 	// ErrRefused says that the admission policy does not want the entry.
 	ErrRefused = errors.New("store: admission refused")

@@ -87,7 +87,7 @@ func TestEvents(t *testing.T) {
 	expect := func(what, want string) {
 		t.Helper()
 		if got := w.told(f); got != want {
-			t.Errorf("%s:\n got %s\nwant %s", what, got, want)
+			t.Errorf("%s: the policy got the events\n%s\nwant\n%s", what, got, want)
 		}
 	}
 	f.mustPut(0, 1, 2)

@@ -51,13 +51,11 @@ func refusedHere(err error) bool {
 // insert makes the entry in the level. The root that the place policy chose counts if it is there. What has no copy in the next level yet is not evicted if spares says so.
 func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) error {
 	tenant := l.store.catalog.Tenants.Number(q.Tenant)
-	r, evicts, err := l.enter(ctx, p.chosen, tenant, p.entryBytes())
+	r, err := l.enter(ctx, p.chosen)
 	if err != nil {
 		return err
 	}
-	if evicts {
-		defer r.kind.endTurn()
-	}
+	defer r.kind.endTurn()
 	parent := kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
 	if err := r.budget.charge(p, p.entryBytes(), parent); err != nil {
 		return err
@@ -66,7 +64,7 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 	p.place()
 	enter := func() error { return p.addEntry(tenant, parent, q) }
 	w := reservation{
-		Want: r.want(tenant, p.entryBytes()), slot: true, evicts: evicts, spares: spares, reuseFor: p, enter: enter,
+		Want: r.want(tenant, p.entryBytes()), slot: true, spares: spares, reuseFor: p, enter: enter,
 	}
 	if err := r.kind.reserve(ctx, w); err != nil {
 		return p.shed(err)
@@ -74,7 +72,7 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 	return nil
 }
 
-// addEntry makes the entry, whose bytes are reserved. The lock is held.
+// addEntry makes the entry, with bytes that are reserved. The lock is held.
 func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	r := p.root
 	if err := r.kind.mayInsert(p); err != nil {
@@ -95,23 +93,21 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	return nil
 }
 
-// enter chooses the root of a new entry and, if the entry's put may evict, takes the root's turn: that is where no
-// evictor runs in the background, and for a tenant whose quota is used up. A root can be taken out while the turn is
-// waited for; then another is chosen.
-func (l *level) enter(
-	ctx context.Context, chosen uint32, tenant uint16, bytes int64,
-) (r *root, evicts bool, err error) {
+// enter chooses the root of a new entry and takes the root's turn. A root can be taken out while the turn is waited for;
+// then another is chosen.
+func (l *level) enter(ctx context.Context, chosen uint32) (*root, error) {
 	refreshFacts(l.store)
 	for {
-		if r, err = l.choose(chosen); err != nil {
-			return nil, false, err
+		r, err := l.choose(chosen)
+		if err != nil {
+			return nil, err
 		}
 		freeSpace{r}.refresh()
-		if evicts, err = r.kind.turn(ctx, tenant, bytes); err != nil {
-			return nil, false, err
+		if err := r.kind.turn(ctx); err != nil {
+			return nil, err
 		}
-		if !evicts || r.Health.Takes() {
-			return r, evicts, nil
+		if r.Health.Takes() {
+			return r, nil
 		}
 		r.kind.endTurn()
 	}

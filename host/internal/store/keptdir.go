@@ -8,10 +8,12 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -164,4 +166,176 @@ func (d *keptDir) syncNames(dir string) error {
 		return fmt.Errorf("store: root %s: keeping %s: %w: %w", d.Path, dir, files.ErrSync, err)
 	}
 	return nil
+}
+
+// keptFiles are the files of the catalog that a store's roots hold.
+type keptFiles struct{ *Store }
+
+// Keep writes a file in every root that takes stores. One that stops taking stores at the same time catches up before it does
+// again.
+func (k keptFiles) Keep(dir, base string, data []byte) error {
+	if k.closed.Load() {
+		return ErrClosed
+	}
+	for _, r := range k.roots {
+		if !r.Health.Takes() {
+			continue
+		}
+		if err := r.kept.Keep(dir, base, data); err != nil && r.Health.Takes() {
+			return err
+		}
+	}
+	return nil
+}
+
+// Forget removes a file from the roots, except where a scan could not read files that may need it.
+func (k keptFiles) Forget(dir, base string) {
+	for _, r := range k.roots {
+		if !r.recovery.incomplete.Load() && r.Health.Takes() {
+			r.kind.forget(dir, base)
+		}
+	}
+}
+
+// plan finds a plan by its digest, for pieces written under an earlier layout.
+func (r *root) plan(d kv.Digest) (*kv.Plan, error) {
+	if p, ok := r.store.plans.Load(d); ok {
+		return p.(*kv.Plan), nil
+	}
+	p, err := r.kept.Plan(d)
+	if err == nil {
+		r.store.plans.Store(d, p)
+	}
+	return p, err
+}
+
+// loadNamespaces gives the catalog the texts of namespaces that the root holds.
+func (d *keptDir) loadNamespaces() error {
+	for _, dir := range pieceformat.Copies(pieceformat.NamespacesDir) {
+		list, err := d.FS.ReadDir(d.Slash + dir)
+		if err != nil {
+			return fmt.Errorf("store: root %s: %w", d.Path, err)
+		}
+		for _, e := range list {
+			if digest, err := kv.ParseDigest(e.Name()); err == nil && !d.Catalog.Knows(digest) {
+				d.loadNamespace(digest)
+			}
+		}
+	}
+	return nil
+}
+
+func (d *keptDir) loadNamespace(digest kv.Digest) {
+	text, err := d.text(digest)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err != nil {
+		d.Log.Error("namespace left out, its pieces are left alone; run fsck", "namespace", digest, "error", err)
+	}
+	d.Catalog.AddText(digest, string(text), err)
+}
+
+// readTries is how often a namespace's text is read, so that a transient error does not cost what is in the namespace.
+const readTries = 3
+
+// text reads the text of a namespace.
+func (d *keptDir) text(digest kv.Digest) (text []byte, err error) {
+	for range readTries {
+		text, err = d.kept(pieceformat.NamespacesDir, digest.String(), func(b []byte) error {
+			if kv.TextDigest(b) != digest {
+				return fmt.Errorf("%w: its digest is another", pieceformat.ErrDamaged)
+			}
+			return nil
+		})
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return text, err
+}
+
+// Plan reads the plan with a digest, for pieces written under an earlier layout.
+func (d *keptDir) Plan(digest kv.Digest) (*kv.Plan, error) {
+	var plan *kv.Plan
+	_, err := d.kept(pieceformat.PlansDir, digest.String(), func(b []byte) error {
+		p, err := kv.DecodePlan(b)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%w: %s: %w", pieceformat.ErrUnknownPlan, digest, err)
+		case p.Digest() != digest:
+			return fmt.Errorf("%w: the file %s holds plan %s", pieceformat.ErrUnknownPlan, digest, p.Digest())
+		}
+		plan = p
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %s", pieceformat.ErrUnknownPlan, digest)
+	}
+	return plan, err
+}
+
+// budgetFile keeps the count of a root's write budget. It implements [capacity.BudgetFile].
+type budgetFile struct {
+	Kept *keptDir
+	Name string
+}
+
+// Load reads the count, zeros when there is none.
+func (f budgetFile) Load() (day, bytes int64, err error) {
+	text, err := f.Kept.Read(f.Name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, 0, nil
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	if day, bytes, err = pieceformat.DecodeWritten(text); err != nil {
+		f.Kept.Log.Warn("write budget unreadable: today's count begins at 0", "file", f.Name, "error", err)
+		return 0, 0, nil
+	}
+	return day, bytes, nil
+}
+
+// Save replaces the count.
+func (f budgetFile) Save(day, bytes int64) error {
+	return f.Kept.Replace(f.Name, func(file staging.File) error {
+		_, err := file.WriteAt(pieceformat.EncodeWritten(day, bytes), 0)
+		return err
+	})
+}
+
+// saveState writes an evict policy's state for the checkpoint of a time.
+func (d *keptDir) saveState(s policy.State, when int64) error {
+	kept := pieceformat.State{Time: when, Slots: s.Slots, Format: s.Format, Data: s.Data}
+	return d.Replace(pieceformat.StateFile, func(f staging.File) error {
+		_, err := f.WriteAt(kept.Encode(), 0)
+		return err
+	})
+}
+
+// removeState removes the state of an earlier checkpoint. If it stays, its time tells that it does not belong to the
+// next one.
+func (d *keptDir) removeState() { _ = d.FS.Remove(d.Path + "/" + pieceformat.StateFile) }
+
+// loadState reads the state that belongs to the checkpoint of a time, or the zero State when there is none.
+func (d *keptDir) loadState(when int64) policy.State {
+	var s pieceformat.State
+	err := d.read(pieceformat.StateFile, func(f staging.File, size int64) (err error) {
+		b := make([]byte, min(size, pieceformat.MaxStateFile))
+		if _, err = f.ReadAt(b, 0); err != nil {
+			return err
+		}
+		if s, err = pieceformat.DecodeState(b); err == nil && s.Time != when {
+			err = fmt.Errorf("%w: policy state of another checkpoint", pieceformat.ErrDamaged)
+		}
+		return err
+	})
+	if err == nil {
+		return policy.State{Format: s.Format, Slots: s.Slots, Data: s.Data}
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		d.Log.Warn("evict policy's state not used", "error", err)
+	}
+	return policy.State{}
 }

@@ -16,8 +16,8 @@ import (
 // one more implementation and one more case of [newKind]. Every kind promises:
 //
 // Room. A put that is reserved has its bytes in the root's account, which stays within the root's limit by evictions of
-// this host, or of the one host that evicts for all. A put evicts only after turn has said so. Where reserve fails, nothing
-// is booked, and the put has no file.
+// this host, or of the one host that evicts for all. A put reserves while it has the root's turn. Where reserve fails,
+// nothing is booked, and the put has no file.
 //
 // Names. A name belongs to one piece: publish gives it or fails, and replaces no file. A file that has the name already is
 // judged by nameTaken, which removes it only if it is this host's to remove. A piece is whole under its name, or is not
@@ -65,15 +65,13 @@ type kind interface {
 
 	// Room.
 
-	// turn takes the turn to evict if a put of so many bytes is to evict for itself. endTurn gives it back.
-	turn(ctx context.Context, tenant uint16, bytes int64) (evicts bool, err error)
+	// turn takes the turn to reserve and evict. endTurn gives it back.
+	turn(ctx context.Context) error
 	endTurn()
 	// reserve books what a put needs.
 	reserve(ctx context.Context, w reservation) error
-	// grew follows a reservation: evictions ahead of need begin if they are due. The root's lock is held.
+	// grew follows a reservation: entries leave for the next level if that is due. The root's lock is held.
 	grew()
-	// wake lets the evictions ahead of need look at the root again: its limit or state has changed. It takes no lock.
-	wake()
 	// shrink brings the root within its limit as far as this host keeps it, and says whether it is.
 	shrink(ctx context.Context) bool
 	// published follows the publication of a piece of an entry.

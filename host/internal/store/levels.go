@@ -1,9 +1,12 @@
 package store
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
@@ -11,6 +14,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // level is the roots that are equally near. An entry may have a copy in each level. It implements [moves.Level].
@@ -134,7 +139,7 @@ func (l *level) Log(e *moves.Entry, cause error) {
 	l.store.log.Debug("an entry is not copied to another level", "kind", e.Kind, "level", l.number, "error", cause)
 }
 
-// countCopies finds entries with copies in several roots, so that readers of changes hear of the last one's end.
+// countCopies finds entries with copies in several roots, so that readers of changes get the last one's end.
 func countCopies(s *Store) {
 	if s.copies == nil {
 		return
@@ -144,4 +149,218 @@ func countCopies(s *Store) {
 		sets[i] = &r.Set
 	}
 	entries.CountCopies(sets)
+}
+
+// What package moves copies is read as by a load and written as by a put.
+
+// copyOf marks the put of a piece that is copied.
+type copyOf struct {
+	entry  *moves.Entry
+	header *pieceformat.Header
+	level  *level
+}
+
+// movedPiece is a piece that is copied.
+type movedPiece struct {
+	*Piece
+	move *entries.Move
+}
+
+func (p movedPiece) ReadAt(b []byte, off int64) (int, error) { return p.file.ReadAt(b, off) }
+func (p movedPiece) Cancelled() bool                         { return p.move.Cancelled() }
+
+// openMoved opens a piece of an entry that is pinned.
+func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
+	p := &Piece{root: r, mark: m.Mark, rank: rank}
+	if err := p.pin(false); err != nil {
+		return nil, err
+	}
+	if err := p.open(); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return movedPiece{p, m}, nil
+}
+
+// movedTo is the put of a piece that is copied.
+type movedTo struct {
+	staging.File
+	*Put
+}
+
+// Decodes says whether compressed pieces come as version 1.
+func (t movedTo) Decodes() bool { return t.root.kind.decodes() }
+
+// Name is the one that the place policy gave the copy.
+func (t movedTo) Name() string { return t.Put.name }
+
+func (t movedTo) Commit(ctx context.Context) error { return t.Publish(ctx) }
+
+// Begin implements [moves.Level].
+func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header) (moves.Target, error) {
+	put, err := l.store.Put(ctx, PutRequest{
+		Namespace: e.Namespace, Group: h.Group, Parent: h.Parent, Key: h.Key, Depth: h.Depth, Rank: h.Rank, Ranks: e.Pieces,
+		Tenant: h.Tenant, copy: &copyOf{e, h, l},
+	})
+	if errors.Is(err, moves.ErrBehind) { // what it waits for is offered before it is tried again
+		for _, r := range l.roots {
+			r.kind.offer()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := put.File()
+	if err != nil {
+		put.Abort(err)
+		return nil, err
+	}
+	to := movedTo{f, put}
+	if put.size = h.FileBytes(); to.Decodes() {
+		put.size = pieceformat.FileBytes(put.class.Plan)
+	}
+	return to, nil
+}
+
+// ways are the levels that the copy of an entry may go to: what leaves may go beyond the next one, as what is new.
+func (l *level) ways(e *moves.Entry) []*level {
+	at := slices.Index(l.store.levels, l)
+	if e.Leaves() {
+		return l.store.levels[at:]
+	}
+	return l.store.levels[at : at+1]
+}
+
+// DropPart implements [moves.Level].
+func (l *level) DropPart(e *moves.Entry) {
+	for _, way := range l.ways(e) {
+		for _, r := range way.roots {
+			if m, ok := r.Part(e.Fingerprint); ok {
+				r.drop(m, 0)
+			}
+		}
+	}
+}
+
+// Settle is for tests: it waits until everything has left that is to leave, and no move is under way.
+func (s *Store) Settle(ctx context.Context) error {
+	if s.mover == nil {
+		return nil
+	}
+	return s.mover.Settle(ctx, func() {
+		for _, r := range s.roots {
+			r.kind.offer() // a copy that came may let others leave
+		}
+	})
+}
+
+// drain copies to the next level what roots would lose, within a time.
+func (s *Store) drain(limit time.Duration) {
+	if s.mover == nil || limit <= 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.run, limit)
+	defer cancel()
+	s.mover.Hurry()
+	for _, r := range s.roots {
+		r.kind.drain(ctx)
+	}
+}
+
+// offer offers a copy of the i-th entry of a lease to the nearest level, unless it is from there, or moves already.
+func (l *Lease) offer(i int, kind moves.Kind) *moves.Entry {
+	nearest, g := l.store.levels[0], l.grants[i]
+	if g.Slot == index.None || l.store.roots[g.Root].level == nearest {
+		return nil
+	}
+	r := l.store.roots[g.Root]
+	r.Lock()
+	m := r.Moves.Copy(g.Slot)
+	r.Unlock()
+	if m == nil {
+		return nil
+	}
+	v := &moves.Entry{Move: m, Kind: kind, From: &r.origin, To: nearest}
+	if kind == moves.Prefetch {
+		v.Then = func() { l.came(i, nearest, true) }
+	}
+	if !v.Offer(l.store.mover) {
+		return nil
+	}
+	return v
+}
+
+// promote offers what a lease has loaded from farther levels to the nearest one. The pins are still the lease's.
+func (l *Lease) promote() {
+	if len(l.store.levels) < 2 {
+		return
+	}
+	for i := range l.grants {
+		l.offer(i, moves.Promotion)
+	}
+}
+
+// prefetch asks for copies in the nearest level of what a new lease has in farther ones. The lease gets each when it is
+// there, and loads what has no copy yet from where it was found.
+func (l *Lease) prefetch() {
+	for i := range l.grants {
+		v := l.offer(i, moves.Prefetch)
+		if v == nil {
+			continue
+		}
+		l.mu.Lock()
+		if l.coming == nil {
+			l.coming = map[int]*moves.Entry{}
+		}
+		l.coming[i] = v
+		l.mu.Unlock()
+	}
+}
+
+// endPrefetch cancels the copies that have not come.
+func (l *Lease) endPrefetch(coming map[int]*moves.Entry) {
+	if len(coming) == 0 {
+		return
+	}
+	for _, v := range coming {
+		v.Cancel()
+	}
+	l.store.mover.Prune()
+}
+
+// came pins a copy of the i-th entry in a level for the lease, while that lasts and has no nearer one. It says whether it
+// did.
+func (l *Lease) came(i int, to *level, prefetched bool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if prefetched {
+		delete(l.coming, i)
+	}
+	_, has := l.near[i]
+	fp := l.grants[i].Fingerprint
+	for _, place := range to.places {
+		r := l.store.roots[place]
+		if slot, pinned := r.PinCopy(fp, prefetched, !l.over && !has); pinned {
+			if l.near == nil {
+				l.near = map[int]grant{}
+			}
+			l.near[i] = grant{Fingerprint: fp, Slot: slot, Root: place}
+			return true
+		}
+	}
+	return false
+}
+
+// Approach pins the nearest whole copy of the i-th entry, which may have come nearer since the lookup. A load calls it
+// before it opens its pieces: that Root says where they are read, and no Open looks through the levels.
+func (l *Lease) Approach(i int) {
+	if len(l.store.levels) < 2 || !l.Has(i) {
+		return
+	}
+	at := l.store.roots[l.granted(i).Root].level
+	for _, level := range l.store.levels {
+		if level == at || l.came(i, level, false) {
+			return
+		}
+	}
 }

@@ -1,11 +1,18 @@
 package store
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
@@ -244,4 +251,374 @@ func TestDiscardWhileItMoves(t *testing.T) {
 		}
 	}
 	f.checkUsed()
+}
+
+// slowMoves lets copies between levels take longer than any test.
+func slowMoves(c *Config) { c.Moves.Bandwidth = 1 }
+
+// TestWriteAround: while demotions are behind, new entries go to the next level themselves. None is lost, and the near
+// root keeps what has no copy yet. When the next level takes nothing either, what leaves goes without a copy, so that a
+// put is never refused for a slow move.
+func TestWriteAround(t *testing.T) {
+	f := twoLevels(t, 16, 256, slowMoves)
+	f.mustPut(upTo(64)...)
+	near := 0
+	for n := range uint64(64) {
+		switch f.rootOf(n) {
+		case -1:
+			t.Errorf("entry %d is in no level", n)
+		case 0:
+			near++
+		}
+	}
+	if near < 14 {
+		t.Errorf("%d entries in the near root, which holds 16", near)
+	}
+	equal(t, "entries that went without a copy", f.moved(1, moves.Demotion).Shed.Load(), 0)
+	if around := f.store.Stats().Levels[0].Around; around < 40 || around > 50 {
+		t.Errorf("%d of 64 entries went around a root for 16", around)
+	}
+	f.checkUsed()
+
+	f = twoLevels(t, 16, 8, slowMoves, func(c *Config) { c.Roots[1].DailyWrites = 4 * pieceBytes })
+	f.mustPut(upTo(64)...)
+	for n := uint64(50); n < 64; n++ {
+		equal(t, "root of a late entry", f.rootOf(n), 0)
+	}
+	equal(t, "entries that went without a copy", f.moved(1, moves.Demotion).Shed.Load() > 20, true)
+	f.checkUsed()
+}
+
+// TestPromotionBehind: what is loaded from the far level costs no entry of the near one its copy.
+func TestPromotionBehind(t *testing.T) {
+	f := twoLevels(t, 16, 256, slowMoves)
+	f.mustPut(upTo(64)...)
+	equal(t, "root of the last entry", f.rootOf(63), 1)
+	for range 3 {
+		f.mustRead(63)
+	}
+	for n := range uint64(64) {
+		if f.rootOf(n) < 0 {
+			t.Errorf("entry %d is in no level", n)
+		}
+	}
+	equal(t, "entries that went without a copy", f.moved(1, moves.Demotion).Shed.Load(), 0)
+	f.checkUsed()
+}
+
+// TestQuotaLeaves: a tenant at its quota gets room in the near root although that is not full: its entries leave, and
+// none of them is lost.
+func TestQuotaLeaves(t *testing.T) {
+	f := twoLevels(t, 64, 256, func(c *Config) { c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 40 * pieceBytes}} })
+	last := 0
+	for n := range uint64(40) {
+		must(t, f.putOf(7, n))
+		f.settle()
+		if f.rootOf(n) == 0 {
+			last = int(n)
+		}
+	}
+	if last < 38 {
+		t.Errorf("the last entry of the tenant in the near root is %d of 40", last)
+	}
+	d := f.moved(1, moves.Demotion)
+	equal(t, "entries that went without a copy", d.Shed.Load(), 0)
+	equal(t, "entries that were copied or not wanted", d.Done.Load()+d.Refused.Load() > 25, true)
+	equal(t, "entries that went around", f.store.Stats().Levels[0].Around <= 1, true)
+	f.checkUsed()
+}
+
+// picky is an admit policy that lets nothing move, and remembers what it was asked.
+type picky struct{ asked map[abi.CandidateKind]int }
+
+func (p picky) Admit(batch []abi.Candidate, dst []bool) {
+	for i, c := range batch {
+		p.asked[c.Kind]++
+		dst[i] = c.Kind == abi.KindNew
+	}
+}
+
+// TestAdmitsMoves: an admit policy decides what moves to the levels that it is given, and the built-in rule what moves to
+// the others.
+func TestAdmitsMoves(t *testing.T) {
+	for _, c := range []struct {
+		levels                uint8
+		demotions, promotions bool // asked for
+	}{{0, false, false}, {1, false, true}, {2, true, false}, {3, true, true}} {
+		p := picky{map[abi.CandidateKind]int{}}
+		h := handle(policy.NativeModule("picky", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) { return p, nil }))
+		h.Levels = c.levels
+		f := twoLevels(t, 16, 256, func(cfg *Config) { cfg.Policies.Admit = h })
+		for n := range uint64(40) {
+			f.mustPut(n)
+			f.settle()
+		}
+		if !c.demotions {
+			f.mustRead(0, 0)
+			f.settle()
+		}
+		must(t, f.store.Close())
+		equal(t, "demotions that the policy was asked about", p.asked[abi.KindDemotion] > 20, c.demotions)
+		equal(t, "demotions made", f.moved(1, moves.Demotion).Done.Load() > 20, !c.demotions)
+		if !c.demotions {
+			equal(t, "promotions that the policy was asked about", p.asked[abi.KindPromotion] > 0, c.promotions)
+			equal(t, "promotions made", f.moved(0, moves.Promotion).Done.Load() > 0, !c.promotions)
+		}
+	}
+}
+
+// ends is an admit policy that keeps new ends of prompts out of the far level. It remembers what it was asked about new ones.
+type ends struct{ asked []abi.Candidate }
+
+func (p *ends) Admit(batch []abi.Candidate, dst []bool) {
+	for i, c := range batch {
+		if c.Kind == abi.KindNew {
+			p.asked = append(p.asked, c)
+		}
+		dst[i] = c.Kind != abi.KindNew || c.To == 0 || c.Flags&abi.CandidateContinued != 0
+	}
+}
+
+// TestAroundIsJudged: what is new and would go around a level is judged by the policy of the level that it would go to, as
+// its demotion would be.
+func TestAroundIsJudged(t *testing.T) {
+	p := &ends{}
+	h := handle(policy.NativeModule("ends", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) { return p, nil }))
+	h.Levels = 3
+	f := twoLevels(t, 16, 256, slowMoves, func(c *Config) { c.Policies.Admit = h })
+	refused := 0
+	for n := range uint64(64) {
+		p.asked = nil
+		put, err := f.store.Put(t.Context(), PutRequest{Namespace: f.space, Key: testKey(n), Request: 7, Continued: n%2 == 0})
+		if err == nil {
+			if err = write(put); err != nil {
+				t.Fatal(err)
+			}
+			err = put.Publish(t.Context())
+		}
+		last := p.asked[len(p.asked)-1]
+		switch around := last.To == 1; {
+		case around && n%2 == 1:
+			refused++
+			if !errors.Is(err, ErrRefused) || f.rootOf(n) != -1 {
+				t.Errorf("entry %d is in root %d: %v", n, f.rootOf(n), err)
+			}
+		case err != nil:
+			t.Errorf("entry %d: %v", n, err)
+		case around && (f.rootOf(n) != 1 || last.From != abi.NoLevel || last.Request != 7):
+			t.Errorf("entry %d is in root %d after %+v", n, f.rootOf(n), last)
+		}
+	}
+	if refused < 15 || refused > 25 {
+		t.Errorf("%d of 64 entries were refused", refused)
+	}
+	equal(t, "puts refused", f.store.Stats().Refused, uint64(refused))
+	f.checkUsed()
+}
+
+// gate is a move that keeps the only worker until it is opened.
+type gate chan struct{}
+
+func (g gate) Bytes() int64                            { return 0 }
+func (g gate) Run(context.Context, *moves.Copier) bool { <-g; return false }
+func (g gate) Shed()                                   {}
+func (g gate) Yields() bool                            { return false }
+func (g gate) Leaves() bool                            { return false }
+func (g gate) Cancelled() bool                         { return false }
+
+// farAway is a store of one prefix of 64 chunks, of which all but the last 16 are in the far level only. Its mover has
+// one worker, and so many entries may wait for it.
+func farAway(t *testing.T, waiting int) *fixture {
+	t.Helper()
+	f := twoLevels(t, 16, 256, func(c *Config) {
+		c.UpkeepEvery = time.Hour
+		c.Moves.Workers, c.Moves.Waiting = 1, int64(waiting)*pieceBytes
+	})
+	for n := range uint64(64) {
+		f.mustPut(n)
+		f.settle()
+	}
+	return f
+}
+
+// shut keeps moves from being run until the gate is opened.
+func (f *fixture) shut() (open func()) {
+	f.Helper()
+	g := make(gate)
+	open = sync.OnceFunc(func() { close(g) })
+	f.Cleanup(open)
+	if !f.store.mover.Offer(g) {
+		f.Fatal("the mover takes nothing")
+	}
+	return open
+}
+
+// prefetch looks keys up and asks for them.
+func (f *fixture) prefetch(n ...uint64) *Lease {
+	f.Helper()
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n...), Prefetch: true})
+	must(f, err)
+	equal(f, "hits", l.Hits(), len(n))
+	return l
+}
+
+// levelOf is the level of the nearest copy that a lease has of a key.
+func (f *fixture) levelOf(l *Lease, i int) int { return f.cfg.Roots[l.granted(i).Root].Level }
+
+// openIn opens a lease's key as a load does, and compares the level.
+func (f *fixture) openIn(l *Lease, i, level int) {
+	f.Helper()
+	l.Approach(i)
+	p, err := l.Open(i, 0)
+	must(f, err)
+	equal(f, "root of a piece", p.Root(), f.cfg.Roots[level].Path)
+	p.Close()
+}
+
+// TestLoadBeforeItsPrefetch: a load takes what is there at once, and never waits for a copy. What it has loaded from
+// farther away is not copied for it any more; the other is, and is loaded from near.
+func TestLoadBeforeItsPrefetch(t *testing.T) {
+	f := farAway(t, 64)
+	open := f.shut()
+	l := f.prefetch(0, 1)
+	f.openIn(l, 0, 1)
+	open()
+	f.settle()
+	p := f.moved(0, moves.Prefetch)
+	equal(t, "copies that were made", p.Done.Load(), 1)
+	equal(t, "copies that were cancelled", p.Cancelled.Load(), 1)
+	f.openIn(l, 0, 1)
+	equal(t, "level of the copy", f.levelOf(l, 1), 0)
+	f.openIn(l, 1, 0)
+	f.openIn(l, 1, 0)
+	l.Release()
+	f.settle()
+	levels := f.store.Stats().Levels
+	equal(t, "prefetches used", levels[0].PrefetchesUsed, 1)
+	equal(t, "prefetches wasted", levels[0].PrefetchesWasted, 0)
+	f.checkUsed()
+}
+
+// TestPrefetchEndsWithItsLease: what waits is cancelled when the lease ends, and a copy that nobody has loaded when it
+// goes counts as wasted.
+func TestPrefetchEndsWithItsLease(t *testing.T) {
+	f := farAway(t, 64)
+	open := f.shut()
+	l := f.prefetch(0, 1, 2)
+	n, _ := f.store.mover.InFlight()
+	equal(t, "moves in flight", n, 4)
+	l.Release()
+	n, waiting := f.store.mover.InFlight()
+	equal(t, "moves in flight without the lease", n, 1)
+	equal(t, "bytes that wait", waiting, 0)
+	open()
+	f.settle()
+	p := f.moved(0, moves.Prefetch)
+	equal(t, "copies that were cancelled", p.Cancelled.Load(), 3)
+	equal(t, "copies that were made", p.Done.Load(), 0)
+	equal(t, "root of an entry", f.rootOf(0), 1)
+
+	l = f.prefetch(3)
+	f.settle()
+	equal(t, "level of the copy", f.levelOf(l, 0), 0)
+	l.Release()
+	for n := uint64(100); n < 140; n++ {
+		must(t, f.putUnder(n, n, 0))
+		f.settle()
+	}
+	equal(t, "root of what nobody has loaded", f.rootOf(3), 1)
+	equal(t, "prefetches wasted", f.store.Stats().Levels[0].PrefetchesWasted, 1)
+	f.checkUsed()
+}
+
+// TestPrefetchOfAnother: a copy that came for one lease is loaded by every other one.
+func TestPrefetchOfAnother(t *testing.T) {
+	f := farAway(t, 64)
+	plain := f.lookup(0)
+	l := f.prefetch(0)
+	f.settle()
+	f.openIn(plain, 0, 0)
+	plain.Release()
+	l.Release()
+	equal(t, "prefetches used", f.store.Stats().Levels[0].PrefetchesUsed, 1)
+	f.settle()
+	f.checkUsed()
+}
+
+// TestPrefetchForTwo: the copy that one lease asked for is not pinned for another that asked for it, too. When the first one
+// ends, and its copy with it or evicted, the second one still has what it was promised, from where that was found.
+func TestPrefetchForTwo(t *testing.T) {
+	f := farAway(t, 64)
+	open := f.shut()
+	first, second := f.prefetch(0, 1), f.prefetch(0, 1)
+	f.openIn(first, 0, 1) // which ends the copy of key 0
+	open()
+	f.settle()
+	equal(t, "copies that were made", f.moved(0, moves.Prefetch).Done.Load(), 1)
+	equal(t, "level of the copy", f.levelOf(first, 1), 0)
+	first.Release()
+	for n := uint64(100); n < 132; n++ { // the near level is full of others
+		f.mustPut(n)
+		f.settle()
+	}
+	for i := range 2 {
+		data, err := read(second, i, 0)
+		if err != nil || !bytes.Equal(data, payload(f.space.Plan(0), testKey(uint64(i)), 0)) {
+			t.Errorf("key %d: %v", i, err)
+		}
+		equal(t, "level", f.levelOf(second, i), 1)
+	}
+	second.Release()
+	f.settle() // it has loaded, so that copies were offered
+	f.checkUsed()
+}
+
+// TestPrefetchIsShed: beyond the bytes that may wait prefetches are shed, and those that wait make room for a demotion.
+func TestPrefetchIsShed(t *testing.T) {
+	f := farAway(t, 2)
+	open := f.shut()
+	l := f.prefetch(0, 1, 2, 3)
+	p := f.moved(0, moves.Prefetch)
+	equal(t, "prefetches that were shed", p.Shed.Load(), 2)
+	r, last := f.root(), f.lookup(63)
+	r.Lock()
+	m := r.Moves.Copy(last.grants[0].Slot)
+	r.Unlock()
+	last.Release()
+	if !(&moves.Entry{Move: m, Kind: moves.Demotion, From: &r.origin, To: f.store.levels[1]}).Offer(f.store.mover) {
+		t.Error("a demotion was shed while a prefetch waits")
+	}
+	equal(t, "prefetches that were shed", p.Shed.Load(), 3)
+	f.openIn(l, 3, 1)
+	open()
+	f.settle()
+	equal(t, "copies that were made", p.Done.Load(), 1)
+	equal(t, "level of the first", f.levelOf(l, 0), 0)
+	l.Release()
+	f.settle()
+}
+
+// TestPrefetchThatCannotBe: where the near level is out of service a load is served from the far one.
+func TestPrefetchThatCannotBe(t *testing.T) {
+	f := farAway(t, 64)
+	f.takeOut(0)
+	l := f.prefetch(0, 1)
+	f.settle()
+	p := f.moved(0, moves.Prefetch)
+	equal(t, "copies that failed", p.Failed.Load(), 2)
+	f.openIn(l, 0, 1)
+	l.Release()
+	f.settle()
+
+	f = farAway(t, 64)
+	l = f.prefetch(0)
+	f.settle()
+	equal(t, "level of the copy", f.levelOf(l, 0), 0)
+	f.takeOut(0)
+	if p, err := l.Open(0, 0); err != nil { // a file of its own can still be read
+		t.Error(err)
+	} else {
+		p.Close()
+	}
+	l.Release()
 }

@@ -1,9 +1,11 @@
 package store
 
 import (
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
+	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -70,4 +72,146 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	s.count.hits.Add(uint64(l.hits))
 	s.requests.Keep(q.Request, &w.touches, l.grants)
 	return l, nil
+}
+
+// walk goes through a lookup's keys, for each from the nearest level on, and within a level with the root where the last
+// one was found: the next is there too. It keeps that root's lock while it stays.
+type walk struct {
+	store   *Store
+	class   *catalog.Class
+	keys    []kv.Key
+	ranks   uint64
+	touches touchLog
+	seconds int64          // since 1970, see second
+	at      int            // the root that is locked, if locked
+	last    [MaxLevels]int // where in each level the last key was found
+	hits    [MaxLevels]uint64
+	locked  bool
+	open    bool // that root grants
+	owner   uint32
+	fits    bool // entries of owner are of the class
+	shadows shadow.Lookup
+	cause   evictor.Cause // of the events; its tenant is owner's
+	ahead   index.Prefetch
+}
+
+// grant pins and touches the entry of the i-th key, wherever it is.
+func (w *walk) grant(i int, g *grant) bool {
+	if i%index.PrefetchStep == 0 {
+		w.seek(0)
+		w.ahead.Run(w.store.roots[w.at].Index, w.at, &w.class.Printer, w.keys, i)
+	}
+	g.Slot = index.None
+	fp := w.ahead.Fingerprint(i)
+	if fp == 0 {
+		return false
+	}
+	for n, level := range w.store.levels {
+		for range level.roots {
+			if !w.locked || w.at != int(level.places[w.last[n]]) {
+				w.seek(n)
+			}
+			r := w.store.roots[w.at]
+			if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil {
+				w.touch(r, i, slot, e, fp)
+				if w.shadows.On() {
+					w.shadows.Hit(fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth())
+				}
+				w.hits[n]++
+				*g = grant{Fingerprint: fp, Slot: slot, Root: uint32(w.at)}
+				return true
+			}
+			if len(level.roots) > 1 {
+				w.last[n] = (w.last[n] + 1) % len(level.roots)
+			}
+		}
+	}
+	if w.shadows.On() {
+		w.shadows.Miss(fp)
+	}
+	return false
+}
+
+// seek goes to the root of a level where the last key was found, and locks it.
+func (w *walk) seek(n int) {
+	at := int(w.store.levels[n].places[w.last[n]])
+	if w.at == at && w.locked {
+		return
+	}
+	w.leave()
+	r := w.store.roots[at]
+	r.Lock()
+	w.at, w.locked, w.owner = at, true, index.MaxOwners
+	w.open = r.Health.Serves() && r.kind.grants()
+}
+
+// second is the time of day, by the clock that entries' ends are of: now counts from the store's start, and is not set
+// back.
+func (w *walk) second() int64 {
+	if w.seconds == 0 {
+		w.seconds = w.store.cfg.Now().Unix()
+	}
+	return w.seconds
+}
+
+func (w *walk) leave() {
+	if w.locked {
+		w.store.roots[w.at].Unlock()
+		w.locked = false
+	}
+}
+
+// find gives an entry that can be granted, or nil.
+func (w *walk) find(r *root, likely uint32, fp uint64, k *kv.Key) (uint32, *index.Entry) {
+	x, slot := r.Index, likely
+	var e *index.Entry
+	if slot != index.None {
+		e = x.Match(slot, k)
+	}
+	if e == nil || !w.isOf(r, e) || e.State()&(index.Live|index.Detached) != index.Live {
+		if slot = x.Find(fp, w.class.Base, k); slot == index.None {
+			return index.None, nil
+		}
+		e = x.At(slot)
+		w.isOf(r, e)
+	}
+	if !w.open || e.Is(index.Evicting) ||
+		x.EntryPieces(slot, e)&w.ranks != w.ranks || x.Expiries.Any() && r.Expired(slot, w.second()) {
+		return index.None, nil
+	}
+	return slot, e
+}
+
+// isOf says whether an entry is of the class, and finds its tenant. Nearly all of one lookup have the same owner.
+func (w *walk) isOf(r *root, e *index.Entry) bool {
+	if id := e.OwnerID(); id != w.owner {
+		o, t := r.Index.Owners()[id], r.store.catalog
+		w.owner, w.fits, w.cause.Tenant = id, r.Index.HasBase(e, w.class.Base), t.Tenants.Tenant(o.Tenant)
+	}
+	return w.fits
+}
+
+// touch makes an entry the most recent and pins it.
+func (w *walk) touch(r *root, i int, slot uint32, e *index.Entry, fp uint64) {
+	first := !w.touches.Has(i, fp)
+	r.Moves.Granted(slot, e, first)
+	if first {
+		w.touches.touch(i)
+		r.Index.TouchEntry(e)
+		r.Evictor.Post(abi.OpTouch, slot, e, fp, &w.cause)
+		if r.Touched != nil {
+			r.Touched(fp)
+		}
+	}
+	if r.Index.PinEntry(slot, e) {
+		r.Evictor.Post(abi.OpPin, slot, e, fp, &w.cause)
+	}
+}
+
+// endShadows passes on the keys after the first miss, which the lookup itself has no need to look at.
+func (w *walk) endShadows(rest []kv.Key) {
+	for i := range rest {
+		w.shadows.Miss(kv.Fingerprint(w.class.Namespace.Digest, w.class.Group, rest[i]))
+	}
+	w.shadows.End()
 }

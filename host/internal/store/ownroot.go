@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/health"
@@ -26,14 +27,13 @@ type ownRoot struct {
 
 	evicting *semaphore.Weighted // the turn: held by the one reservation that may evict
 	victims  []entries.Eviction  // of the turn's holder
-	woken    chan struct{}       // wakes the background evictor
 	leaving  moves.Leaving       // for the next level
 	// unlinksAll is for tests: no put gets a victim's file.
 	unlinksAll bool
 }
 
 func newOwnRoot(r *root) *ownRoot {
-	c := &ownRoot{r: r, evicting: semaphore.NewWeighted(1), woken: make(chan struct{}, 1)}
+	c := &ownRoot{r: r, evicting: semaphore.NewWeighted(1)}
 	c.leaving.From, c.leaving.Mover, c.leaving.Takes = &r.origin, r.store.mover, r.Health.Takes
 	c.leaving.Init()
 	if below := r.level.below(); below != nil {
@@ -64,7 +64,7 @@ func (c *ownRoot) openTemp(p *Put) (staging.File, error) {
 	return c.r.FS.OpenFile(p.temp, os.O_RDWR, 0)
 }
 
-// createTemp implements [kind]: a temporary stands beside its target, in directories that are made for it.
+// createTemp implements [kind]: a temporary is next to its target, in directories that are made for it.
 func (c *ownRoot) createTemp(p *Put) (f staging.File, err error) {
 	p.temp = c.r.store.seq.TempName(p.target)
 	f, err = staging.OpenDirect(c.r.FS, p.temp, newTemp, 0o600)
@@ -138,7 +138,7 @@ func (c *ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed
 	r := c.r
 	for rank := range entries.Ranks(pieces) {
 		n, err := r.Remove(r.victim(v, rank), v.Class.FileBytes())
-		if errors.Is(err, fs.ErrNotExist) { // somebody has removed it
+		if errors.Is(err, fs.ErrNotExist) { // another program has removed it
 			r.Counted(&r.Count.Vanished)
 			r.Quarantine.Recount()
 		} else if err != nil {
@@ -209,9 +209,6 @@ func (c *ownRoot) start() {
 	if c.leaving.To != nil {
 		s.work.Go(func() { c.leaving.Run(s.run) })
 	}
-	if c.inBackground() {
-		s.work.Go(func() { c.evictAhead(s.run) })
-	}
 }
 
 func (c *ownRoot) save() {
@@ -234,4 +231,98 @@ func (c *ownRoot) unshared() error {
 	return fmt.Errorf("%w: %s is shared by %s: stop them, or set shared = true here too; "+
 		"remove what is in %s/hosts of hosts that were killed",
 		ErrRootBusy, c.r.Path, strings.Join(names, ", "), c.r.Path+"/"+shared.Dir)
+}
+
+// memoryRoot is the [kind] of a root in memory, which one host has for itself: an [ownRoot] that is empty after a start. At
+// an orderly end it copies what it holds to the next level. Its pieces are read in place, so none is kept compressed, and its
+// capacity is a part of memory whatever its file system says.
+type memoryRoot struct{ *ownRoot }
+
+func (c memoryRoot) recover(ctx context.Context) error { return c.find(ctx) }
+func (c memoryRoot) decodes() bool                     { return true }
+
+func (c memoryRoot) drain(ctx context.Context) {
+	if c.leaving.To == nil || !c.r.Health.Serves() {
+		return
+	}
+	kept, left := c.leaving.Drain(ctx)
+	c.r.Log.Info("what the root held was copied to the next level", "entries", kept, "left", left, "level",
+		c.leaving.To.Number())
+}
+
+// ownJudge is the [scanJudge] of a root that one host has for itself: what is of no use is moved or removed.
+type ownJudge struct{}
+
+// Found implements [scanJudge].
+func (j ownJudge) Found(c *scan, rel, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64) {
+	if twice := c.Add(cl, h, name, allocated); twice.Other != "" {
+		j.choose(c, twice, rel, name, cl, h, allocated)
+	}
+}
+
+// choose ends a conflict: a piece is there twice, as after a power failure that has undone an unlinking, or where a policy
+// has named it twice. The file goes that stands under another name than its header has, or else the one that was met last.
+func (j ownJudge) choose(
+	c *scan, twice entries.Twice, rel, given string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
+) {
+	d := c.by.kept
+	name, other := d.Slash+rel, d.Slash+twice.Other
+	there, info, err := d.Look(other)
+	switch {
+	case err == nil && cl.IsPiece(&there, &h.Key, h.Rank):
+		if was, _ := nameAt(cl, h, twice.Other); h.Name == given && there.Name != was &&
+			j.rename(c, twice.Mark, given, h.Rank, allocated-pieceformat.Padded(info.Allocated), true) {
+			name = other
+		}
+		d.Discard(name, allocated)
+		return
+	case err != nil && pieceformat.IsDamage(err):
+		d.Quarantine.Isolate(other, err)
+	case err != nil && !errors.Is(err, fs.ErrNotExist) && !files.Misled(err):
+		c.unreadable(name, err)
+		return
+	}
+	j.rename(c, twice.Mark, given, h.Rank, 0, false)
+}
+
+// rename gives a piece of an entry another name and so many more bytes; with unused only if nothing uses the entry.
+func (ownJudge) rename(c *scan, of entries.Mark, name string, rank uint32, more int64, unused bool) bool {
+	s := c.by.set
+	s.Lock()
+	defer s.Unlock()
+	if !s.Stands(of) || s.Index.Pieces(of.Slot)&(1<<rank) == 0 || unused && (s.Busy(of.Slot) || s.Index.At(of.Slot).Pins() > 0) {
+		return false
+	}
+	s.Index.Rename(of.Slot, rank, name)
+	entries.Rebook(s, of.Slot, s.Index.Bytes(of.Slot)+more)
+	return true
+}
+
+// Unsound implements [scanJudge]. A file that is no piece is the store's by its built-in name, or because a piece's first page
+// is written last: after a power failure it may hold zeros.
+func (j ownJudge) Unsound(c *scan, name, rel string, info staging.Info, err error) {
+	d := c.by.kept
+	switch {
+	case errors.Is(err, pieceformat.ErrNotPiece) || errors.Is(err, pieceformat.ErrDamaged) && info.Size < pieceformat.Page:
+		if !pieceformat.IsBuiltin([]byte(rel)) && !d.Blank(name) {
+			c.by.count.Foreign.Add(1)
+			return
+		}
+		d.Quarantine.Isolate(name, err)
+	case pieceformat.IsDamage(err):
+		d.Quarantine.Isolate(name, err)
+	default:
+		c.unreadable(name, err)
+	}
+}
+
+// Unknown implements [scanJudge]. A file that will never have a class, because there is no text of its namespace or because
+// it cannot be of it, is moved away.
+func (j ownJudge) Unknown(c *scan, name string, _ int64, err error) {
+	if !errors.Is(err, catalog.ErrUnknownNamespace) && !errors.Is(err, catalog.ErrAlien) {
+		c.unreadable(name, err)
+		return
+	}
+	c.by.count.Unclaimed.Add(1)
+	c.by.kept.Quarantine.Isolate(name, err)
 }

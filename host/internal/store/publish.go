@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"sync"
 
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/index"
@@ -44,9 +46,6 @@ func (p *Put) finish() (staging.Info, error) {
 	if p.file == nil {
 		return staging.Info{}, fmt.Errorf("%w: nothing at all", ErrShort)
 	}
-	if err := p.lost(); err != nil {
-		return staging.Info{}, err
-	}
 	if p.strict() {
 		if err := p.file.Datasync(); err != nil {
 			return staging.Info{}, p.root.SyncFailed(err)
@@ -69,7 +68,7 @@ func (p *Put) closeFile() error {
 }
 
 // link gives the temporary its name. A name that is taken is looked into: the same piece may stand there already, or a
-// damaged file, or, when the place policy gives one name to two keys, somebody else's piece.
+// damaged file, or, when the place policy gives one name to two keys, another piece.
 func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	r := p.root
 	var claimed []*files.Orphan
@@ -122,7 +121,7 @@ func (p *Put) link(info staging.Info) (_ staging.Info, failed error) {
 	return info, fmt.Errorf("store: publishing %s: the name is taken again and again", p.target)
 }
 
-// leaveName switches to the built-in name, in whose directory the temporary must stand. The place policy gave a name
+// leaveName switches to the built-in name, and makes its directory. The place policy gave a name
 // that cannot be had, which counts as a fault.
 func (p *Put) leaveName(cause error) error {
 	p.class.Namespace.Place.Now().Policy.Misnamed(cause)
@@ -153,22 +152,14 @@ func (p *Put) enter(info staging.Info) error {
 	}
 	diff := pieceformat.Padded(info.Allocated) - p.class.FileBytes()
 	wanted := r.Written(p.mark.Slot, p.rank, p.name, p.ranks, p.parent, diff)
-	lost := p.lost() // under the lock: a batch that fails later finds the entry
-	if r.store.cfg.Durability == Batch && lost == nil {
-		r.batch.add(p.mark)
-	}
 	r.Unlock()
 	p.end()
 	if !wanted {
 		r.kind.discard(p.target, p.class.FileBytes())
 	}
-	if lost != nil {
-		r.drop(p.mark, 0)
-	} else {
-		r.kind.published(p.mark)
-	}
+	r.kind.published(p.mark)
 	r.kind.shrink(context.Background())
-	return lost
+	return nil
 }
 
 // Abort gives the reservation up and removes what was written. It may be called again, and after Publish, when it does
@@ -216,4 +207,37 @@ func (p *Put) end() {
 	p.root.Lock()
 	defer p.root.Unlock()
 	p.root.EndWrite(p.mark, p.rank)
+}
+
+// strict says whether the piece is durable before it is resident.
+func (p *Put) strict() bool { return p.root.store.cfg.Strict }
+
+func (p *Put) syncName() error {
+	if !p.strict() {
+		return nil
+	}
+	err := p.root.SyncName(filepath.Dir(p.target))
+	if err != nil {
+		p.root.kind.discard(p.target, p.class.FileBytes())
+	}
+	return err
+}
+
+// marks collects entries. It has its own lock, which is taken after the root's.
+type marks struct {
+	mu   sync.Mutex
+	list []entries.Mark
+}
+
+func (m *marks) add(more ...entries.Mark) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.list = append(m.list, more...)
+}
+
+func (m *marks) take() (list []entries.Mark) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list, m.list = m.list, nil
+	return list
 }

@@ -29,7 +29,7 @@ type PutRequest struct {
 	Ranks     uint64 // pieces that make the entry complete, one bit per rank; 0: all ranks of the namespace
 	Request   uint32
 	Tenant    uint32
-	Continued bool    // the caller puts an entry whose parent it is, too
+	Continued bool    // the caller puts a child of the entry, too
 	copy      *copyOf // it is a copy of an entry of another level
 }
 
@@ -62,8 +62,6 @@ type Put struct {
 	credit shared.Credit   // of a shared root
 	charge capacity.Charge // against the root's daily budget
 	opened bool            // there was a file
-	outage uint32          // the root's last when the put began
-	unsure uint32          // likewise
 }
 
 // Put reserves space for a piece: the whole entry's at its first one, and its own where the entry was reserved for
@@ -199,7 +197,7 @@ func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 
 // begin notes when the put began in its root.
 func (p *Put) begin(r *root) {
-	p.root, p.stamp, p.outage, p.unsure = r, r.store.seq.Stamp(), r.Health.Returns(), r.batch.failed.Load()
+	p.root, p.stamp = r, r.store.seq.Stamp()
 	p.compresses = compresses(r, p)
 	if p.copy != nil {
 		p.stamp = p.copy.header.StoreTime // it is not younger than what it is a copy of
@@ -282,18 +280,15 @@ func (p *Put) extend(ctx context.Context) error {
 	has, tenant := r.Index.Reserved(slot)&(1<<p.rank) != 0, r.Index.Owner(slot).Tenant
 	r.Unlock()
 	if has {
-		return nil // nobody else adds this rank: the key's stripe is held
+		return nil // no other put adds this rank: the key's stripe is held
 	}
 	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // as a continuation of what is there
 		return err
 	}
-	evicts, err := r.kind.turn(ctx, tenant, need)
-	if err != nil {
+	if err := r.kind.turn(ctx); err != nil {
 		return err
 	}
-	if evicts {
-		defer r.kind.endTurn()
-	}
+	defer r.kind.endTurn()
 	enter := func() error {
 		if r.Index.At(slot).Is(index.Evicting) { // while the put waited for room
 			return fmt.Errorf("%w: %s has been dropped from %s", ErrNoSpace, p.key, r.Path)
@@ -302,14 +297,14 @@ func (p *Put) extend(ctx context.Context) error {
 		r.kind.grew()
 		return nil
 	}
-	w := reservation{Want: r.want(tenant, need), evicts: evicts, reuseFor: p, enter: enter}
+	w := reservation{Want: r.want(tenant, need), reuseFor: p, enter: enter}
 	if err := r.kind.reserve(ctx, w); err != nil {
 		return p.shed(err)
 	}
 	return nil
 }
 
-// shed gives up a reservation, and the file that it may have got from a victim.
+// shed abandons a reservation, and the file that it may have got from a victim.
 func (p *Put) shed(cause error) error {
 	r := p.root
 	if !errors.Is(cause, moves.ErrBehind) {

@@ -1,18 +1,29 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
+	"golang.org/x/sys/unix"
 )
 
 func put(t testing.TB, name string, data []byte) {
@@ -256,4 +267,337 @@ func TestMembershipLookup(t *testing.T) {
 		p.Close()
 	}
 	noError(t, f.idle())
+}
+
+// gated is a file system whose directories below a root cannot be listed until the gate opens, and which has nothing on
+// it but what stands there.
+type gated struct {
+	staging.FS
+	dir  string
+	used int64
+	gate chan struct{}
+}
+
+// reopenGated closes the store, ruins its checkpoint and opens it again. The scan waits until the gate opens.
+func (f *fixture) reopenGated() *gated {
+	f.Helper()
+	must(f, f.store.Close())
+	dir := f.cfg.Roots[0].Path
+	put(f, dir+"/"+pieceformat.CheckpointFile, []byte("no checkpoint"))
+	used, _ := usage(f, dir)
+	g := &gated{FS: staging.OS(), dir: dir, used: used, gate: make(chan struct{})}
+	f.cfg.FS, f.cfg.ScanWait, f.cfg.IOTimeout = g, -1, time.Hour
+	f.open()
+	return g
+}
+
+func (g *gated) ReadDir(name string) ([]fs.DirEntry, error) {
+	if rel, below := strings.CutPrefix(name, g.dir+"/"); below && rel != "" &&
+		!strings.HasPrefix(rel, pieceformat.MetaDir) {
+		<-g.gate
+	}
+	return g.FS.ReadDir(name)
+}
+
+func (g *gated) Statfs(string) (staging.Space, error) {
+	return staging.Space{Total: 1 << 40, Free: 1<<40 - g.used, Available: 1<<40 - g.used}, nil
+}
+
+// TestServesWhileItScans opens a root after a crash and uses it while its directories cannot be listed.
+func TestServesWhileItScans(t *testing.T) {
+	const entries, room = 20, 30
+	f := newFixture(t, t.TempDir(), room, 1)
+	f.mustPut(upTo(entries)...)
+	dir := f.cfg.Roots[0].Path
+	g := f.reopenGated()
+	within := func() {
+		t.Helper()
+		if disk, _ := usage(t, dir); disk > f.cfg.Roots[0].Capacity {
+			t.Fatalf("%d bytes on disk, of %d", disk, f.cfg.Roots[0].Capacity)
+		}
+		must(t, f.check())
+	}
+	select {
+	case <-f.store.ScanDone():
+		t.Fatal("the scan has ended")
+	default:
+	}
+	if st := f.store.Stats().Roots[0]; !st.Scanning || st.Unscanned == 0 || f.has(3) {
+		t.Errorf("during the scan: %+v, want bytes that are not scanned and no hit of key 3", st)
+	}
+	if err := f.put(3, 0); !errors.Is(err, ErrResident) { // its file is found by its name
+		t.Errorf("put of an unseen piece: %v", err)
+	}
+	f.mustRead(3)
+	within()
+	stored := uint64(0)
+	for n := uint64(100); ; n++ {
+		err := f.put(n, 0)
+		if errors.Is(err, ErrNoSpace) {
+			break
+		}
+		must(t, err)
+		stored++
+		f.mustRead(n)
+		within()
+	}
+	if stored == 0 || stored > room-entries {
+		t.Errorf("%d stored beside %d unseen, with room for %d", stored, entries, room)
+	}
+	f.drop(3) // as of a damaged file
+	close(g.gate)
+	<-f.store.ScanDone()
+	if st := f.store.Stats().Roots[0]; st.Scanning || st.Unscanned != 0 || st.Swept != 0 {
+		t.Errorf("after the scan: scanning %t, %d bytes not scanned, %d swept, want none", st.Scanning, st.Unscanned, st.Swept)
+	}
+	f.checkUsed()
+	noError(t, f.idle())
+	// The policy knows all of them, what was touched during the scan as the newest.
+	for n := range uint64(4) {
+		f.mustPut(200 + n)
+	}
+	gone := int(stored) + entries - 1 + 4 - room
+	for _, n := range []uint64{0, 1, 2, 4, 5, 6, 100, 100 + stored - 1, 19} {
+		if f.has(n) != (n > 6 || n != 3 && int(n) > gone) {
+			t.Errorf("key %d: hit %t, after %d evictions", n, f.has(n), gone)
+		}
+	}
+	within()
+}
+
+// markOf is the mark of a key's entry.
+func (f *fixture) markOf(n uint64) entries.Mark {
+	f.Helper()
+	l := f.lookup(n)
+	defer l.Release()
+	if l.Hits() == 0 {
+		f.Fatalf("key %d is a miss", n)
+	}
+	return entries.Mark{Slot: l.grants[0].Slot, Fingerprint: l.grants[0].Fingerprint}
+}
+
+// TestClosedBeforeAllIsTold ends the store while the evict policy is told what a scan has found. Its state is not kept,
+// since what it has not heard of would never be a victim again.
+func TestClosedBeforeAllIsTold(t *testing.T) {
+	told := 0
+	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
+		return &keeper{told: &told}, nil
+	}).KeepState("keeper/1")
+	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Evict = handle(module) })
+	f.mustPut(0, 1, 2)
+	r := f.root()
+	r.Lock()
+	r.BeginScan()
+	r.Index.Each(func(_ uint32, e *index.Entry) { e.Unset(index.Announced) })
+	r.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r.recovery.newScan().End(ctx, func(int64) {})
+	told = 0
+	f.restart()
+	_ = f.root().Evictor.Flush()
+	if st := f.store.Stats().Roots[0]; st.Scanned != 3 || told != 3 {
+		t.Errorf("%d files were scanned, and the policy told of %d entries", st.Scanned, told)
+	}
+	f.mustRead(2)
+}
+
+// quarantined counts the files in a root's quarantine.
+func quarantined(t *testing.T, dir string) int {
+	t.Helper()
+	list, err := os.ReadDir(filepath.Join(dir, pieceformat.QuarantineDir))
+	must(t, err)
+	return len(list)
+}
+
+// TestScanErrorsAreNoDamage: what cannot be read at a start is left where it is, and counted; the next start finds it.
+func TestScanErrorsAreNoDamage(t *testing.T) {
+	for _, rule := range []string{
+		"read **.kv: eio", "read **.kv 2nd: eio", "open **.kv 1st: eio", "stat **.kv 1st: eio",
+		"read **/.kvhost/namespaces/* 1st: eio\nread **/.kvhost-copy/namespaces/* 1st: eio", // read again, so nothing is left alone
+	} {
+		t.Run(rule, func(t *testing.T) {
+			f, faulty := faultyFixture(t, 200)
+			f.mustPut(0, 1, 2, 3, 4, 5)
+			must(t, f.store.Close())
+			dir := f.cfg.Roots[0].Path
+			must(t, os.Remove(filepath.Join(dir, pieceformat.CheckpointFile)))
+			faulty.Set(faultfs.MustRules(rule)...)
+			f.start()
+			if faulty.Injected() == 0 {
+				t.Fatal("the rule struck nothing")
+			}
+			if n := quarantined(t, dir); n != 0 {
+				t.Errorf("%d sound files are in quarantine", n)
+			}
+			if st := f.store.Stats().Roots[0]; (st.Orphaned == 0) != strings.Contains(rule, "namespaces") || st.Used != 6*pieceBytes {
+				t.Errorf("what was left alone is not in the account: %+v", st)
+			}
+			faulty.Set()
+			f.restart()
+			f.mustRead(upTo(6)...)
+			f.checkUsed()
+		})
+	}
+}
+
+// TestQuarantineIsCountedAtAStart: a file in quarantine that gives no answer at a start is in the account, or its root is
+// not used yet.
+func TestQuarantineIsCountedAtAStart(t *testing.T) {
+	f, faulty := faultyFixture(t, 100)
+	f.mustPut(0, 1)
+	l := f.lookup(0)
+	p, err := l.Open(0, 0)
+	f.must(err)
+	p.Bad(errors.New("on purpose"))
+	p.Close()
+	l.Release()
+	f.accounts("one is in quarantine", 2)
+	f.must(f.store.Close())
+	faulty.Set(faultfs.MustRules("stat **/quarantine/* 1st: eio")...)
+	s, err := Open(t.Context(), f.cfg)
+	if err == nil {
+		f.store = s
+		f.accounts("opened all the same", 2)
+		f.must(s.Close())
+	}
+	if faulty.Injected() == 0 {
+		t.Fatal("the rule struck nothing")
+	}
+	faulty.Set()
+	f.start()
+	f.accounts("opened again", 2)
+	f.checkUsed()
+}
+
+// TestScanHangsIsNoDamage: a root that gives no answer in the middle of its scan is scanned again when it is back.
+func TestScanHangsIsNoDamage(t *testing.T) { synctest.Test(t, testScanHangsIsNoDamage) }
+
+func testScanHangsIsNoDamage(t *testing.T) {
+	f, faulty := faultyFixture(t, 20, func(c *Config) {
+		c.IOTimeout, c.UpkeepEvery, c.ScanWait = shortIO, shortIO/100, -1 // of a bubble's clock, which stands still while a disk works
+	})
+	t.Cleanup(faulty.Release)
+	f.mustPut(0, 1, 2)
+	must(t, f.store.Close())
+	must(t, os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)))
+	faulty.Set(faultfs.MustRules("read **.kv 2nd: hang")...)
+	f.open()
+	f.awaitState(0, health.Out)
+	faulty.Release()
+	<-f.store.ScanDone()
+	f.mustRead(upTo(3)...)
+	f.checkUsed()
+}
+
+// TestNamespaceIsDamaged: a namespace survives damage to one of the two copies of its text, whichever it is. When both
+// are there and wrong, its pieces wait for a session that opens it, or for fsck. When both are gone they are nobody's.
+func TestNamespaceIsDamaged(t *testing.T) {
+	copies := pieceformat.Copies(pieceformat.NamespacesDir)
+	for _, c := range []struct {
+		name  string
+		dirs  []string
+		spoil func(name string) error
+		lost  bool
+	}{
+		{"a bit of the first", copies[:1], flipBit, false},
+		{"a bit of the second", copies[1:], flipBit, false},
+		{"a bit of both", copies, flipBit, false},
+		{"first gone", copies[:1], os.Remove, false},
+		{"second gone", copies[1:], os.Remove, false},
+		{"both gone", copies, os.Remove, true},
+		{"no bytes", copies[:1], func(name string) error { return os.Truncate(name, 0) }, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFixture(t, t.TempDir(), 200, 1)
+			f.mustPut(0, 1, 2)
+			must(t, f.store.Close())
+			dir := f.cfg.Roots[0].Path
+			err := os.Remove(filepath.Join(dir, pieceformat.CheckpointFile))
+			for _, d := range c.dirs {
+				err = errors.Join(err, c.spoil(filepath.Join(dir, d, f.ns.Digest().String())))
+			}
+			must(t, err)
+			f.start()
+			if got, want := quarantined(t, dir), map[bool]int{true: 3}[c.lost]; got != want {
+				t.Errorf("%d files in quarantine, want %d", got, want)
+			}
+			for n := range uint64(3) {
+				if f.has(n) != (len(c.dirs) == 1) {
+					t.Errorf("key %d: hit %t", n, !c.lost)
+				}
+			}
+			f.restart()
+			for n := range uint64(3) {
+				if f.has(n) == c.lost {
+					t.Errorf("key %d after another start: hit %t", n, !c.lost)
+				}
+			}
+			for _, d := range copies {
+				b, err := os.ReadFile(filepath.Join(dir, d, f.ns.Digest().String()))
+				if err != nil || kv.TextDigest(b) != f.ns.Digest() {
+					t.Errorf("the copy in %s is not sound: %v", d, err)
+				}
+			}
+		})
+	}
+}
+
+func flipBit(name string) error {
+	b, err := os.ReadFile(name)
+	if err == nil {
+		b[len(b)/2] ^= 4
+		err = os.WriteFile(name, b, 0o600)
+	}
+	return err
+}
+
+// TestPublishWhereSomethingCannotBeRead leaves alone what stands under a put's name: nobody knows what it is.
+func TestPublishWhereSomethingCannotBeRead(t *testing.T) {
+	f, faulty := faultyFixture(t, 4)
+	f.mustPut(0)
+	name := f.pieceFile(0, 0)
+	want, err := os.ReadFile(name)
+	must(t, err)
+	f.drop(0)
+	put(t, name, want)
+	faulty.Set(faultfs.MustRules("read **.kv: eio")...)
+	if err := f.put(0, 0); !errors.Is(err, unix.EIO) {
+		t.Errorf("put next to a file that cannot be read: error %v, want %v", err, unix.EIO)
+	}
+	if got, err := os.ReadFile(name); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the file is not what it was: %v", err)
+	}
+	faulty.Set()
+	f.mustPut(0)
+	f.mustRead(0)
+}
+
+// TestScanMeetsAnOrphan: a scan opens a file just before its entry is dropped, and the file would not be unlinked. It is
+// in the account once.
+func TestScanMeetsAnOrphan(t *testing.T) {
+	f, faulty := faultyFixture(t, 8, func(c *Config) { c.IOTimeout, c.UpkeepEvery, c.ScanWait = -1, time.Hour, -1 })
+	f.mustPut(0)
+	f.must(f.store.Close())
+	f.must(os.Remove(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)))
+	faulty.Set(faultfs.MustRules("open **.kv 1st: hang\nremove **.kv: eacces")...)
+	release := sync.OnceFunc(faulty.Release)
+	defer release()
+	f.open()
+	f.must(faulty.AwaitHanging(t.Context(), 1))
+	if err := f.put(0, 0); !errors.Is(err, ErrResident) { // its file is found by its name
+		t.Fatal(err)
+	}
+	r := f.root()
+	r.drop(f.markOf(0), 0)
+	release()
+	<-f.store.ScanDone()
+	f.checkUsed()
+	if f.has(0) {
+		t.Error("what is about to be unlinked is served")
+	}
+	faulty.Set()
+	f.maintain(RetryRemovals)
+	f.checkUsed()
+	equal(t, "Used", r.Account.Figures().Used, 0)
 }

@@ -3,16 +3,18 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
 )
 
 // A root that was out of service returns in the steps of [health.Monitor].Reopen. What its own part is stands here:
-// files that could not be unlinked are removed, entries are dropped whose files gave no answer, and namespaces are kept
-// that were opened meanwhile.
+// files that could not be unlinked are removed, entries with files that gave no answer are dropped, and namespaces are kept
+// that were opened during the outage.
 
 // notOfFile says that an error tells nothing about the file of a mark: the root is out, or was taken out for it. Nothing is
 // promised of the entry while the root is out, and it is dropped before the root returns.
@@ -62,7 +64,7 @@ func (r returning) Reopen(ctx context.Context, from health.State, empty bool) er
 // refit brings the root up to date before it serves again.
 func (r returning) refit(ctx context.Context, empty bool) error {
 	r.ForgetDirs()
-	lost := append(r.lostBatch(), r.suspects.take()...) // a sync would prove nothing of them now
+	lost := r.suspects.take()
 	if empty {
 		lost = r.Marks()
 	}
@@ -80,7 +82,7 @@ func (r returning) refit(ctx context.Context, empty bool) error {
 	return nil
 }
 
-// rejoin keeps what was opened meanwhile, and lets the root serve again before anything else can be opened.
+// rejoin keeps what was opened during the outage, and lets the root serve again before anything else can be opened.
 func (r returning) rejoin(ctx context.Context, from health.State) error {
 	if err := r.store.catalog.Lock(ctx); err != nil {
 		return err
@@ -93,6 +95,75 @@ func (r returning) rejoin(ctx context.Context, from health.State) error {
 	if !r.Health.Promote(from, health.In) {
 		return ErrRootOut
 	}
-	countCopies(r.store) // what it has may have been stored elsewhere meanwhile
+	countCopies(r.store) // what it has may have been stored elsewhere since
+	return nil
+}
+
+// A root that cannot be opened with the others does not keep them from serving: it is out, and when its probes are due
+// it is opened as at a start. Open fails when no root is left, and where waiting would not help.
+
+// eachRoot does a part of opening with every root that is there.
+func (s *Store) eachRoot(ctx context.Context, part func(*root) error) error {
+	for _, r := range s.roots {
+		if r.unavailable.Load() {
+			continue
+		}
+		if err := part(r); err != nil {
+			if err := s.openWithout(ctx, r, err); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// openWithout leaves a root out because of an error, or returns the error when that must not be.
+func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
+	r.reset()
+	if ctx.Err() != nil || errors.Is(err, ErrRootBusy) || errors.Is(err, shared.ErrLinks) {
+		return err
+	}
+	r.unavailable.Store(true)
+	for _, o := range s.roots {
+		if !o.unavailable.Load() {
+			r.Health.TakeOut("it cannot be opened", err, "look after the device or the mount; the others serve")
+			return nil
+		}
+	}
+	return err
+}
+
+// reset takes back what opening has begun. Nothing else uses the root yet.
+func (r *root) reset() {
+	r.kind.leave()
+	r.Lock()
+	defer r.Unlock()
+	_ = r.directory.Close() // what the lock protects is not used
+	r.Quarantine.Reset()
+	r.EndScan()
+	r.Evictor.SetScanning(false)
+	r.Account.Reset()
+}
+
+// openLate opens a root that was left out.
+func (r *root) openLate(ctx context.Context) error {
+	err := r.take(ctx)
+	if err == nil {
+		err = r.kept.loadNamespaces()
+	}
+	if err == nil {
+		err = r.recover(ctx)
+	}
+	if err != nil {
+		r.reset()
+		return err
+	}
+	r.unavailable.Store(false)
+	if r.IsScanning() {
+		r.store.work.Go(func() { r.scanAll(r.store.run, nil) })
+	}
+	if err := (returning{r}).rejoin(ctx, health.Returning); err != nil {
+		return fmt.Errorf("store: root %s, opened late: %w", r.Path, err)
+	}
 	return nil
 }

@@ -2,20 +2,24 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"golang.org/x/sys/unix"
 )
 
 // reservation is what a put needs of a root.
 type reservation struct {
 	capacity.Want
 	slot     bool         // a slot, too
-	evicts   bool         // it may evict: its caller holds turn
 	spares   bool         // it does not evict what has no copy in the next level yet
-	reuseFor *Put         // it may get a victim's file; nil: nobody
+	reuseFor *Put         // it may get a victim's file; may be nil
 	enter    func() error // called with the lock held as soon as all is reserved; what fails is not
 }
 
@@ -29,15 +33,13 @@ func (r *root) want(tenant uint16, bytes int64) capacity.Want {
 	return w
 }
 
-// reserve implements [kind]: it evicts to make room, or waits for the background evictor.
+// reserve implements [kind]: it evicts to make room. The caller holds the turn.
 func (c *ownRoot) reserve(ctx context.Context, w reservation) error {
 	r := c.r
-	// What cannot fit, whatever is evicted, costs nobody anything.
+	// What cannot fit, whatever is evicted, costs no entry.
 	if err := r.Account.Possible(w.Want, r.IsScanning()); err != nil {
 		return err
 	}
-	var wait capacity.Wait
-	defer wait.End()
 	defer func() {
 		if w.Taken > 0 { // nothing was booked
 			w.reuseFor.removeTemp()
@@ -45,7 +47,6 @@ func (c *ownRoot) reserve(ctx context.Context, w reservation) error {
 		}
 	}()
 	for {
-		w.Behind = !w.evicts && !wait.Begun()
 		r.Lock()
 		noSlot := w.slot && r.Index.Len() == r.Index.Max()
 		short, ok := capacity.Shortage{}, false
@@ -65,24 +66,16 @@ func (c *ownRoot) reserve(ctx context.Context, w reservation) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		switch {
-		case scanning:
+		if scanning {
 			return fmt.Errorf("%w: %s is %d bytes short, and its scan may find more", ErrNoSpace, r.Path, short.Bytes)
-		case !w.evicts && short.Quota > 0:
-			return r.Account.QuotaError(w.Want, short.Quota)
-		case !w.evicts:
-			if err := c.await(ctx, &w, &wait, short); err != nil {
-				return fmt.Errorf("%w: %s is %d bytes short: %w", ErrNoSpace, r.Path, short.Bytes, err)
-			}
-		default:
-			if err := c.evict(&w, short, noSlot); err != nil {
-				return err
-			}
+		}
+		if err := c.evict(&w, short, noSlot); err != nil {
+			return err
 		}
 	}
 }
 
-// booked ends a reservation whose bytes are booked. The lock is held.
+// booked ends a reservation with bytes that are booked. The lock is held.
 func (w *reservation) booked(r *root) error {
 	if w.enter != nil {
 		if err := w.enter(); err != nil {
@@ -93,21 +86,6 @@ func (w *reservation) booked(r *root) error {
 	}
 	w.Taken = 0
 	return nil
-}
-
-// await waits for the background evictor to free something.
-func (c *ownRoot) await(ctx context.Context, w *reservation, wait *capacity.Wait, short capacity.Shortage) error {
-	r := c.r
-	if !wait.Begun() {
-		r.Counted(&r.Count.Waits)
-	}
-	return wait.Round(ctx, r.Account, w.Want, short, r.store.cfg.EvictPatience, func() error {
-		if !r.Health.Takes() || r.store.closed.Load() {
-			return ErrRootOut
-		}
-		c.wake()
-		return nil
-	})
 }
 
 // evict evicts a part of what a reservation is short of.
@@ -146,7 +124,7 @@ func (c *ownRoot) evictDown(ctx context.Context) {
 		return
 	}
 	defer c.endTurn()
-	if err := c.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}, evicts: true}); err != nil {
+	if err := c.reserve(ctx, reservation{Want: capacity.Want{Quota: -1}}); err != nil {
 		c.r.Log.Warn("root is over its capacity: nothing can be evicted", "used", c.r.Account.Figures().Used,
 			"capacity", c.r.Account.Figures().Capacity, "error", err)
 	}
@@ -164,27 +142,89 @@ func (c *ownRoot) shrink(ctx context.Context) bool {
 
 func (c *ownRoot) within() bool { return c.r.IsScanning() || c.r.Account.Excess(1) <= 0 }
 
-// turn implements [kind]: a put evicts where no evictor runs in the background, and for a tenant that is over its quota.
-func (c *ownRoot) turn(ctx context.Context, tenant uint16, bytes int64) (evicts bool, err error) {
-	if c.inBackground() && !c.r.Account.OverQuota(c.r.want(tenant, bytes)) {
-		return false, nil
-	}
-	err = c.evicting.Acquire(ctx, 1)
-	return err == nil, err
-}
+// turn implements [kind]: one reservation at a time evicts.
+func (c *ownRoot) turn(ctx context.Context) error { return c.evicting.Acquire(ctx, 1) }
 
 func (c *ownRoot) endTurn() { c.evicting.Release(1) }
 
-// inBackground says whether an evictor evicts between the watermarks.
-func (c *ownRoot) inBackground() bool {
-	return c.r.store.cfg.EvictMode == Background && c.leaving.To == nil
+func (c *ownRoot) grew() { c.leaving.Wake() }
+
+// evicted is what came of a round of eviction.
+type evicted struct {
+	entries int
+	freed   int64 // bytes; an entry with files that could not be unlinked frees none
+	taken   int64 // bytes of the file that was left to a put, booked as an orphan's
+	failed  error // why a file could not be unlinked
+	behind  bool  // the rest has no copy in the next level yet
 }
 
-func (c *ownRoot) wake() { wake(c.woken) }
-
-func (c *ownRoot) grew() {
-	if c.inBackground() && c.r.Account.Excess(c.r.store.live.Load().High) > 0 {
-		c.wake()
+// evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds the turn. reuseFor may get one
+// of the files instead. Only entries of the tenant are evicted, if one is named. Where there is a next level, lossy says
+// that entries may go without a copy there.
+func (c *ownRoot) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) (got evicted) {
+	r := c.r
+	r.Lock()
+	list, behind := c.leaving.Evict(c.victims[:0], bytes, tenant, lossy)
+	got.behind = behind
+	c.victims = list
+	r.Unlock()
+	if len(list) == 0 {
+		return got
 	}
-	c.leaving.Wake()
+	var left int64
+	offered := reuseFor != nil && reuseFor.temp == ""
+	for i := range list {
+		v := &list[i]
+		n, err := c.unlink(v, c.offerFile(v, reuseFor))
+		if left += n; err != nil && got.failed == nil {
+			got.failed = err
+		}
+	}
+	r.Lock()
+	defer r.Unlock()
+	for i := range list {
+		got.entries++
+		got.freed += r.Index.Bytes(list[i].Slot)
+		r.FinishEvict(&list[i])
+	}
+	r.Count.Evictions += uint64(got.entries)
+	if offered && reuseFor.temp != "" { // the file is there before the put's bytes are reserved
+		got.taken = reuseFor.class.FileBytes()
+		r.Account.Add(capacity.Orphans, got.taken)
+	}
+	got.freed = max(0, got.freed-left)
+	return got
+}
+
+// drop removes an entry at once that is not, or no longer, what the index says. keep names the ranks of files that the caller
+// removes. The caller does not hold the lock.
+func (r *root) drop(m entries.Mark, keep uint64) {
+	r.Evict(m, func(v *entries.Eviction) { _, _ = r.kind.unlink(v, v.Pieces&^keep) }) // it logs what fails, and retries
+}
+
+// dropDamaged removes an entry because of one rank's file, which goes into quarantine.
+func (r *root) dropDamaged(m entries.Mark, rank uint32, name string, cause error) {
+	r.Evict(m, func(v *entries.Eviction) {
+		r.Counted(&r.Count.Damaged)
+		r.kind.unlinkDamaged(v, rank, name, cause)
+	})
+}
+
+// unopened judges an error of opening the file of a rank. One that is this host's own, and passes, changes nothing; after
+// any other the entry would be promised, and fail, again and again: it is dropped, so that the next lookup misses.
+func (r *root) unopened(m entries.Mark, rank uint32, name string, err error) error {
+	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE)
+	switch {
+	case absent && !r.directory.Present():
+		return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
+	case absent || files.Misled(err):
+		r.Counted(&r.Count.Vanished)
+		r.Quarantine.Recount()
+		r.drop(m, 0)
+	case r.notOfFile(m, err), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
+		return err
+	default:
+		r.dropDamaged(m, rank, name, err)
+	}
+	return fmt.Errorf("%w: %w", ErrGone, err)
 }

@@ -3,14 +3,16 @@ package store
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
-	"sync"
-	"sync/atomic"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -42,7 +44,7 @@ func TestFloor(t *testing.T) {
 	}
 	f.mustRead(199)
 	if got := f.store.Stats().Roots[0]; got.Evictions == 0 || got.Limit >= got.Capacity || got.Used > got.Limit {
-		t.Errorf("%+v", got)
+		t.Errorf("a root with a floor: %+v, want evictions and a limit below its capacity that holds", got)
 	}
 	must(t, os.WriteFile(filepath.Join(dir, "others"), make([]byte, 600<<10), 0o600))
 	await(t, "room is made for others", func() bool { return free() >= keep })
@@ -51,75 +53,6 @@ func TestFloor(t *testing.T) {
 	}
 	f.mustPut(300)
 	f.mustRead(300)
-	f.checkUsed()
-}
-
-// burst has many writers store at once, and says how many stores were shed.
-func (f *fixture) burst(from uint64, writers, each int) (shed int64) {
-	f.Helper()
-	var sheds atomic.Int64
-	var all sync.WaitGroup
-	for w := range uint64(writers) {
-		all.Go(func() {
-			for n := range uint64(each) {
-				k := from + w*uint64(each) + n
-				switch err := f.putUnder(k, k, 0); {
-				case errors.Is(err, ErrNoSpace):
-					sheds.Add(1)
-				case err != nil:
-					f.Errorf("put %d: %v", k, err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	return sheds.Load()
-}
-
-func background(high, low float64) func(*Config) {
-	return func(c *Config) { c.EvictMode, c.High, c.Low = Background, high, low }
-}
-
-// TestBurstWaitsForTheEvictor: puts that meet a full root wait for the evictor instead of being shed.
-func TestBurstWaitsForTheEvictor(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 40, 1, background(0.95, 0.9))
-	if shed := f.burst(0, 16, 25); shed > 0 {
-		t.Errorf("%d of 400 stores were shed", shed)
-	}
-	if got := f.store.Stats().Roots[0]; got.Waits == 0 || got.Evictions < 350 {
-		t.Errorf("%+v", got)
-	}
-	defer f.rested()()
-	f.checkUsed()
-}
-
-// TestWaitForTheEvictorEnds when nothing can go: at once, by the context, and by its patience.
-func TestWaitForTheEvictorEnds(t *testing.T) {
-	f, faulty := faultyFixture(t, 2, background(1, 0.5), func(c *Config) { c.EvictPatience = time.Hour })
-	f.mustPut(0, 1)
-	l := f.lookup(0, 1)
-	if err := f.put(2, 0); !errors.Is(err, ErrNoSpace) {
-		t.Errorf("all is pinned: %v", err)
-	}
-	l.Release()
-	faulty.Set(faultfs.MustRules("remove ** 1st: hang")...)
-	defer faulty.Release()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { _, err := f.store.Put(ctx, f.request(2, 0, 0)); done <- err }()
-	must(t, faulty.AwaitHanging(context.Background(), 1))
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
-	f.store.cfg.EvictPatience = 100 * time.Millisecond
-	if err := f.put(3, 0); !errors.Is(err, ErrNoSpace) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("patience: %v", err)
-	}
-	f.store.cfg.EvictPatience = time.Hour // the evictor may have to wait for the processor
-	faulty.Release()
-	f.mustPut(4)
-	defer f.rested()()
 	f.checkUsed()
 }
 
@@ -139,61 +72,56 @@ func (f *fixture) putOf(tenant uint32, n uint64) error {
 
 // TestQuotas: a tenant that uses its quota up loses its own entries and nobody else's.
 func TestQuotas(t *testing.T) {
-	for _, mode := range []EvictMode{OnDemand, Background} {
-		t.Run(mode.String(), func(t *testing.T) {
-			f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) {
-				c.EvictMode, c.High, c.Low = mode, 1, 1
-				c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 5 * pieceBytes}, {First: 8, Last: 9, Share: 0.1}}
-			})
-			count := func(from, to uint64) (n int) {
-				for k := from; k < to; k++ {
-					if f.has(k) {
-						n++
-					}
-				}
-				return n
+	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) {
+		c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 5 * pieceBytes}, {First: 8, Last: 9, Share: 0.1}}
+	})
+	count := func(from, to uint64) (n int) {
+		for k := from; k < to; k++ {
+			if f.has(k) {
+				n++
 			}
-			store := func(tenant uint32, from, to uint64) {
-				t.Helper()
-				for k := from; k < to; k++ {
-					if err := f.putOf(tenant, k); err != nil {
-						t.Fatalf("tenant %d, key %d: %v", tenant, k, err)
-					}
-				}
-			}
-			store(1, 0, 6)
-			store(7, 100, 120)
-			store(8, 200, 204)
-			store(9, 300, 304)
-			for _, c := range []struct {
-				from, to uint64
-				want     int
-			}{{0, 6, 6}, {100, 120, 5}, {115, 120, 5}, {200, 204, 2}, {300, 304, 2}} {
-				if got := count(c.from, c.to); got != c.want {
-					t.Errorf("of the keys from %d to %d are %d left, want %d", c.from, c.to, got, c.want)
-				}
-			}
-			l := f.lookup(115)
-			defer l.Release()
-			p, err := f.store.Put(context.Background(),
-				func() PutRequest { q := f.request(400, 400, 0); q.Tenant = abi.None; return q }())
-			must(t, err)
-			p.Abort(errors.New("history"))
-			f.checkUsed()
-			f.restart()
-			store(7, 120, 125)
-			if got := count(100, 125); got != 5 {
-				t.Errorf("%d entries of tenant 7 after a restart", got)
-			}
-			if got := count(0, 6); got != 6 {
-				t.Errorf("%d entries of tenant 1 after a restart", got)
-			}
-			f.checkUsed()
-		})
+		}
+		return n
 	}
-	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Quotas = []Quota{{Last: abi.None, Bytes: pieceBytes}} })
+	store := func(tenant uint32, from, to uint64) {
+		t.Helper()
+		for k := from; k < to; k++ {
+			if err := f.putOf(tenant, k); err != nil {
+				t.Fatalf("tenant %d, key %d: %v", tenant, k, err)
+			}
+		}
+	}
+	store(1, 0, 6)
+	store(7, 100, 120)
+	store(8, 200, 204)
+	store(9, 300, 304)
+	for _, c := range []struct {
+		from, to uint64
+		want     int
+	}{{0, 6, 6}, {100, 120, 5}, {115, 120, 5}, {200, 204, 2}, {300, 304, 2}} {
+		if got := count(c.from, c.to); got != c.want {
+			t.Errorf("of the keys from %d to %d are %d left, want %d", c.from, c.to, got, c.want)
+		}
+	}
+	l := f.lookup(115)
+	defer l.Release()
+	p, err := f.store.Put(context.Background(),
+		func() PutRequest { q := f.request(400, 400, 0); q.Tenant = abi.None; return q }())
+	must(t, err)
+	p.Abort(errors.New("history"))
+	f.checkUsed()
+	f.restart()
+	store(7, 120, 125)
+	if got := count(100, 125); got != 5 {
+		t.Errorf("%d entries of tenant 7 after a restart", got)
+	}
+	if got := count(0, 6); got != 6 {
+		t.Errorf("%d entries of tenant 1 after a restart", got)
+	}
+	f.checkUsed()
+	f = newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Quotas = []Quota{{Last: abi.None, Bytes: pieceBytes}} })
 	must(t, f.putOf(3, 1))
-	l := f.lookup(1)
+	l = f.lookup(1)
 	if err := f.putOf(3, 2); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("with all of the quota pinned: %v", err)
 	}
@@ -212,7 +140,7 @@ func TestFullRootOfTwo(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := f.store.Stats().Roots[1]; got.State != health.Full || got.Limit >= got.Capacity {
-		t.Errorf("%+v", got)
+		t.Errorf("the root is %v with a limit of %d, want it full and below its capacity of %d", got.State, got.Limit, got.Capacity)
 	}
 	for n := uint64(1000); n < 1010; n++ {
 		f.mustPut(n)
@@ -234,7 +162,7 @@ func TestReturnOfAFullRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := f.store.Stats().Roots[0]; got.State != health.Full || got.Limit >= got.Capacity {
-		t.Fatalf("%+v", got)
+		t.Fatalf("the root is %v with a limit of %d, want it full and below its capacity of %d", got.State, got.Limit, got.Capacity)
 	}
 	f.takeOut(0)
 	faulty.Set()
@@ -264,10 +192,10 @@ func TestSlotsAreOut(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := f.store.Put(ctx, f.request(3, 0, 0)); !errors.Is(err, ErrNoSpace) {
-		t.Errorf("got %v", err)
+		t.Errorf("put without a slot: error %v, want %v", err, ErrNoSpace)
 	}
 	if st := f.store.Stats().Roots[0]; st.Asks > 2 || st.Held == 0 {
-		t.Errorf("%+v", st)
+		t.Errorf("the policy was asked %d times and %d bytes are in quarantine, want at most 2 and some", st.Asks, st.Held)
 	}
 	held.Release()
 	f.mustPut(3)
@@ -280,4 +208,262 @@ func damage(t *testing.T, name string) {
 	must(t, err)
 	b[2*pieceformat.Page] ^= 1
 	put(t, name, b)
+}
+
+// putRanks stores one piece of key n on behalf of an engine with a local run of ranks.
+func (f *fixture) putRanks(n uint64, rank uint32, ranks uint64) error {
+	q := f.request(n, n, rank)
+	q.Ranks = ranks
+	p, err := f.store.Put(context.Background(), q)
+	if err != nil {
+		return err
+	}
+	if err := write(p); err != nil {
+		p.Abort(err)
+		return err
+	}
+	return p.Publish(context.Background())
+}
+
+func (f *fixture) hasRanks(n, ranks uint64) bool {
+	f.Helper()
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n), Ranks: ranks})
+	must(f, err)
+	defer l.Release()
+	return l.Hits() == 1
+}
+
+// TestEnginesShareEntries has two engines with different local ranks store the same keys. What the second one adds is
+// reserved like what the first one did, before and after a restart.
+func TestEnginesShareEntries(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 2, 4) // room for 8 pieces
+	within := func(when string) {
+		t.Helper()
+		if err := f.check(); err != nil {
+			t.Fatalf("%s: the root contradicts itself: %v", when, err)
+		}
+		f.checkUsed()
+	}
+	const low, high = 0b0011, 0b1100
+	must := func(err error) {
+		t.Helper()
+		must(t, err)
+	}
+	for n := range uint64(4) {
+		must(f.putRanks(n, 0, low))
+		must(f.putRanks(n, 1, low))
+	}
+	within("one engine")
+	if used := f.store.Stats().Roots[0].Used; used != 8*pieceBytes {
+		t.Fatalf("%d bytes used, the pieces take %d", used, 8*pieceBytes)
+	}
+	must(f.putRanks(3, 2, high)) // evicts 0
+	within("a third rank")
+	if f.hasRanks(3, high) || f.hasRanks(3, 0) || !f.hasRanks(3, low) || f.hasRanks(0, low) {
+		t.Error("key 3 must be there for the first engine only, and key 0 gone")
+	}
+	must(f.putRanks(3, 3, high))
+	within("a fourth rank")
+	if !f.hasRanks(3, high) || !f.hasRanks(3, 0) {
+		t.Error("key 3 is whole and a miss")
+	}
+	must(f.putRanks(2, 3, high))
+	must(f.putRanks(2, 2, high))
+	within("another key")
+	if !f.hasRanks(3, 0) || !f.hasRanks(2, 0) || f.hasRanks(1, low) {
+		t.Error("keys 2 and 3 fill the root")
+	}
+	f.restart()
+	within("restarted")
+	if !f.hasRanks(3, 0) || !f.hasRanks(2, 0) {
+		t.Error("a restart lost something")
+	}
+	if used := f.store.Stats().Roots[0].Used; used != 8*pieceBytes {
+		t.Errorf("%d bytes used after the restart, the pieces take %d", used, 8*pieceBytes)
+	}
+}
+
+// TestRecoveredEntriesAreReserved finds pieces of two engines at the start, each with one rank missing.
+func TestRecoveredEntriesAreReserved(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 1, 4)
+	must(t, errors.Join(f.putRanks(1, 0, 0b0011), f.putRanks(1, 2, 0b1100)))
+	f.crash()
+	r := f.root()
+	if used := f.store.Stats().Roots[0].Used; used != 4*pieceBytes {
+		t.Errorf("%d bytes used, the entry will take %d", used, 4*pieceBytes)
+	}
+	must(t, errors.Join(f.putRanks(1, 3, 0b1100), f.putRanks(1, 1, 0b0011)))
+	if !f.hasRanks(1, 0) || len(r.Index.MissingByClass()) != 0 {
+		t.Errorf("the entry is not whole; %v are missing", r.Index.MissingByClass())
+	}
+	f.checkUsed()
+}
+
+// TestNoSpaceForAnotherRank pins all there is: a rank that was not reserved is shed, and what is there stays.
+func TestNoSpaceForAnotherRank(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 1, 2)
+	must(t, errors.Join(f.putRanks(1, 0, 0b01), f.putRanks(2, 0, 0b01)))
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(1), Ranks: 1})
+	if err != nil || l.Hits() != 1 {
+		t.Fatal(l, err)
+	}
+	held, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(2), Ranks: 1})
+	if err != nil || held.Hits() != 1 {
+		t.Fatal(held, err)
+	}
+	if err := f.putRanks(1, 1, 0b10); !errors.Is(err, ErrNoSpace) {
+		t.Errorf("put of a rank that does not fit: %v", err)
+	}
+	l.Release()
+	held.Release()
+	if !f.hasRanks(1, 1) || !f.hasRanks(2, 1) {
+		t.Error("what was there is gone")
+	}
+	f.checkUsed()
+	noError(t, f.idle())
+}
+
+// TestWhatNeverFitsEvictsNothing: an entry is larger than its tenant's quota, or than what the root may take at
+// present. That is said before anything goes for it.
+func TestWhatNeverFitsEvictsNothing(t *testing.T) {
+	const all = 0xf // ranks
+	for name, c := range map[string]struct {
+		tenant  uint32
+		prepare func(f *fixture)
+	}{
+		"over the quota":     {7, func(*fixture) {}},
+		"over what there is": {8, func(f *fixture) { f.ceiling(3 * pieceBytes) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, t.TempDir(), 5, 4, func(c *Config) {
+				c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 3 * pieceBytes}}
+			})
+			f.mustPutRanks(c.tenant, 0, 1)
+			f.mustPutRanks(c.tenant, 1, 1)
+			c.prepare(f)
+			if err := f.putRank(c.tenant, 9, 0, all); !errors.Is(err, ErrNoSpace) {
+				t.Errorf("put of an entry that never fits: error %v, want %v", err, ErrNoSpace)
+			}
+			st := f.store.Stats().Roots[0]
+			equal(t, "Entries", st.Entries, 2)
+			equal(t, "Evictions", st.Evictions, 0)
+		})
+	}
+}
+
+// ceiling makes the file system full at so many bytes.
+func (f *fixture) ceiling(bytes int64) {
+	f.root().Account.Full(bytes, math.MaxInt64, time.Hour)
+}
+
+// putRank stores one piece of an entry that has so many ranks.
+func (f *fixture) putRank(tenant uint32, n uint64, rank uint32, ranks uint64) error {
+	q := f.request(n, n, rank)
+	q.Tenant, q.Ranks = tenant, ranks
+	p, err := f.store.Put(f.Context(), q)
+	if err != nil {
+		return err
+	}
+	if err := write(p); err != nil {
+		p.Abort(err)
+		return err
+	}
+	return p.Publish(f.Context())
+}
+
+func (f *fixture) mustPutRanks(tenant uint32, n uint64, ranks uint64) {
+	f.Helper()
+	for rank := range uint32(4) {
+		if ranks&(1<<rank) != 0 {
+			must(f, f.putRank(tenant, n, rank, ranks))
+		}
+	}
+}
+
+// smallDisk is a file system that has so many bytes for what is below a directory.
+type smallDisk struct {
+	staging.FS
+	dir   string
+	bytes int64
+}
+
+func (d *smallDisk) Statfs(string) (staging.Space, error) {
+	used := int64(0)
+	_ = filepath.WalkDir(d.dir, func(name string, e os.DirEntry, err error) error {
+		if info, serr := d.FS.Stat(name); serr == nil && err == nil && !e.IsDir() &&
+			!strings.Contains(name, pieceformat.MetaDir) {
+			used += info.Allocated
+		}
+		return nil // it has gone meanwhile
+	})
+	return staging.Space{Total: d.bytes, Free: d.bytes - used, Available: d.bytes - used}, nil
+}
+
+// TestReservedRanksAreNotFree: what is reserved for ranks that nobody is writing yet is not on the disk, and will be.
+// It counts against min_free, and against what a full disk has shown that it holds.
+func TestReservedRanksAreNotFree(t *testing.T) {
+	const ranks, keep, all = 8, 4, 40
+	disk := &smallDisk{FS: staging.OS(), dir: t.TempDir(), bytes: all * pieceBytes}
+	f := newFixture(t, disk.dir, 100, ranks, func(c *Config) {
+		c.Roots[0].MinFree, c.FS, c.UpkeepEvery = keep*pieceBytes, disk, time.Hour
+	})
+	r := f.root()
+	for n := range uint64(2) {
+		for rank := range uint32(n + 1) { // of eight
+			must(t, f.put(n, rank))
+		}
+	}
+	freeSpace{r}.measure()
+	if got := f.store.Stats().Roots[0]; got.Limit != (all-keep)*pieceBytes || got.Used != 2*ranks*pieceBytes {
+		t.Errorf("limit %d, want %d: %+v", got.Limit, (all-keep)*pieceBytes, got)
+	}
+	freeSpace{r}.full(pieceBytes, unix.ENOSPC)
+	if got := f.store.Stats().Roots[0].Limit; got != 3*pieceBytes {
+		t.Errorf("3 pieces are on the full disk, the limit is %d", got/pieceBytes)
+	}
+	r.Account.Full(0, 0, -time.Hour)
+	r.Account.Retry()
+	r.drop(entries.Mark{Slot: 1, Fingerprint: r.Index.Fingerprint(1)}, 0)
+	for rank := uint32(1); rank < ranks; rank++ {
+		must(t, f.put(0, rank))
+	}
+	freeSpace{r}.measure()
+	if got := f.store.Stats().Roots[0].Limit; got != (all-keep)*pieceBytes {
+		t.Errorf("all written: limit %d", got)
+	}
+	f.crash()
+	noError(t, f.check())
+}
+
+// TestMoreTenantsThanNumbers finds and stores pieces of tenants that get no number. Nobody else may be billed for them.
+func TestMoreTenantsThanNumbers(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 10, 1)
+	store := func(n uint64, tenant uint32) {
+		t.Helper()
+		q := f.request(n, n, 0)
+		q.Tenant = tenant
+		p, err := f.store.Put(t.Context(), q)
+		must(t, err)
+		must(t, write(p))
+		must(t, p.Publish(t.Context()))
+	}
+	store(0, 1<<20)
+	g := f.reopenGated()
+	for tenant := range uint32(1<<16 - 1) {
+		f.store.catalog.Tenants.Number(tenant)
+	}
+	close(g.gate)
+	<-f.store.ScanDone()
+	store(1, 1<<20+1)
+	r := f.root()
+	for n := range uint64(2) {
+		slot := f.markOf(n).Slot
+		r.Lock()
+		tenant := r.TenantOf(slot)
+		r.Unlock()
+		if tenant != catalog.UnknownTenant {
+			t.Errorf("key %d is billed to tenant %d", n, tenant)
+		}
+	}
+	f.checkUsed()
 }

@@ -46,11 +46,10 @@ type root struct {
 	unavailable atomic.Bool   // it could not be opened: see openLate
 	scanned     chan struct{} // closed when it is known what is there
 
-	batch    batch
 	suspects marks // entries with files that gave no answer
 }
 
-// meter measures the root's files, and whether compression saves time there: gain is nil if nobody asks.
+// meter measures the root's files, and whether compression saves time there: gain is nil where that is not asked.
 type meter struct {
 	staging.Meter
 	gain *choice.Root
@@ -72,9 +71,9 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		Path: cfg.Path, Log: log, Account: r.Account, Sequence: &s.seq,
 		Health: health.NewMonitor(health.Config{
 			Dir: cfg.Path, FS: cfg.FS, Limit: s.cfg.IOTimeout, Every: s.cfg.UpkeepEvery, Now: s.cfg.Now, Log: log,
-			Out: func() { r.kind.wake() }, Ended: func() { wake(r.upkeepWake) },
+			Ended: func() { wake(r.upkeepWake) },
 		}),
-		Strict: s.cfg.Durability == Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
+		Strict: s.cfg.Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
 	})
 	r.origin = moves.Origin{Set: &r.Set, Level: cfg.Level, Copies: s.copies, Clock: s.seq.Clock, Open: r.openMoved}
 	if len(s.levels) > 1 {
@@ -186,4 +185,24 @@ func (r *root) facts(id int) abi.RootFacts {
 		ID: uint32(id), Flags: flags, Capacity: uint64(a.Capacity), Free: uint64(max(0, a.Limit-a.Used)),
 		ReadBps: r.meter.Reads.BytesPerSecond(), WriteBps: r.meter.Writes.BytesPerSecond(),
 	}
+}
+
+// A root belongs to one host, which holds the lock file and the directory for as long as it runs, or to several. Each of those holds a
+// lock file with its name, against a second host of that name, and the common one only while it joins: from then on its
+// directory among the hosts' says that it is there, on other machines too, where a lock may not reach.
+
+// lockRoot takes the root's lock.
+func (r *root) lockRoot(ctx context.Context) error {
+	err := r.directory.Lock()
+	switch {
+	case errors.Is(err, staging.ErrLocked):
+		return fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, or set shared = true on both",
+			ErrRootBusy, r.Path, err)
+	case err != nil:
+		return fmt.Errorf("store: root %s: %w", r.Path, err)
+	}
+	if err = r.kind.lockOut(ctx); err != nil {
+		return errors.Join(err, r.directory.Close())
+	}
+	return nil
 }

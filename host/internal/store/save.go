@@ -1,8 +1,12 @@
 package store
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/index"
@@ -12,7 +16,7 @@ import (
 
 // A checkpoint is written only when the account is exact: nothing in flight, no entry being evicted, no orphan, the
 // scan at the start finished, the root in use and not shared. And only when all that led to it is on disk: after a
-// power failure the names of files that were unlinked would come back, and be in nobody's account.
+// power failure the names of files that were unlinked would come back, and be in no account.
 
 // unsettled says why the account is not exact, if it is not. The lock is held.
 func (r *recovery) unsettled() (why string) {
@@ -159,4 +163,41 @@ func (r *recovery) loadTouches() (place []uint64, when int64) {
 		return nil, 0
 	}
 	return place, when
+}
+
+// The order of last touch outlives the host: a list of fingerprints, written at a clean end and from time to time. It
+// is a hint. After a crash it holds for those of its entries that the scan finds, and everything stored since is newer.
+// Without a list the order of storing is used. After a crash the policy does not get its slots and its state back: it
+// gets the entries in the order of the list.
+
+// loadTouches calls visit with the fingerprints of the list, a part at a time, and returns its time. ok is false when
+// there is no list that holds: forget what visit was given.
+func (d *keptDir) loadTouches(visit func(fingerprints []uint64)) (when int64, ok bool) {
+	err := d.read(pieceformat.TouchesFile, func(f staging.File, size int64) (err error) {
+		when, err = pieceformat.ReadTouches(f, size, visit)
+		return err
+	})
+	if err == nil {
+		return when, true
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		d.Log.Warn("list of touches not used: the order of storing is used instead", "error", err)
+	}
+	return 0, false
+}
+
+// foundEntry is an entry that a scan found and that was not touched since.
+type foundEntry struct {
+	Slot  uint32
+	Place uint64 // in the list of touches, from 1 on; 0: it is not there, or was stored later
+	Time  int64  // the newest store time of its pieces
+}
+
+// byLastTouch sorts entries from the least recently touched on: those of the list in its order, then the others by
+// store time.
+func byLastTouch(list []foundEntry) {
+	slices.SortFunc(list, func(a, b foundEntry) int {
+		// Place 0 wraps to the largest number: behind everything that has a place.
+		return cmp.Or(cmp.Compare(a.Place-1, b.Place-1), cmp.Compare(a.Time, b.Time), cmp.Compare(a.Slot, b.Slot))
+	})
 }

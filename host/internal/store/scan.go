@@ -25,7 +25,7 @@ type scanJudge interface {
 	Found(c *scan, rel, name string, cl *catalog.Class, h *pieceformat.Header, allocated int64)
 	// Unsound judges a file that is no sound piece.
 	Unsound(c *scan, name, rel string, info staging.Info, err error)
-	// Unknown judges a piece whose namespace the store does not know, or under a name that no piece can have.
+	// Unknown judges a piece of a namespace that the store does not know, or under a name that no piece can have.
 	Unknown(c *scan, name string, allocated int64, err error)
 }
 
@@ -49,7 +49,7 @@ func (r *recovery) beginScan() error {
 		return err
 	}
 	// What is found counts as stored. Who wrote it may have been killed before it was durable.
-	if r.root.store.cfg.Durability != None {
+	if r.root.store.cfg.Strict {
 		if err := d.FS.SyncFS(d.Path); err != nil {
 			return d.SyncFailed(err)
 		}
@@ -139,7 +139,7 @@ func (c *scan) file(rel string, e fs.DirEntry) {
 		return
 	}
 	if d.Orphans.Has(name) {
-		return // an entry was dropped meanwhile, and it is counted
+		return // its entry was dropped during the scan, and it is counted
 	}
 	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
@@ -225,7 +225,7 @@ func (c *scan) settle(unsure []entries.MarkedPiece) {
 	}
 }
 
-// order gives what the scan found, and nobody has touched since, its last touch: in the order of the list of touches
+// order gives what the scan found, and was not touched since, its last touch: in the order of the list of touches
 // what stands there, unless it was stored later, and then the rest by the time of storing.
 func (c *scan) order() {
 	s := c.by.set

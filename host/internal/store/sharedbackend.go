@@ -3,11 +3,15 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
@@ -52,8 +56,8 @@ type booked uint8
 
 const (
 	served   booked = iota // as an entry's, or as those of a file that is not served
-	withheld               // beside an entry that is in the journal, until that is decided
-	awaited                // beside an entry of which this host writes or removes some: the caller asks again
+	withheld               // next to an entry that is in the journal, until that is decided
+	awaited                // next to an entry of which this host writes or removes some: the caller asks again
 )
 
 // see books a piece that another host stored, or that a scan has found, given its path below the root. All is done under
@@ -192,4 +196,248 @@ func (r *sharedRoot) overlook(bytes int64) {
 func (r *sharedRoot) bookOverlooked(bytes int64) {
 	r.set.Account.Add(capacity.Orphans, bytes)
 	r.overlooked += bytes
+}
+
+// Propose implements [shared.Backend].
+func (r backend) Propose(v *shared.Victim) bool {
+	cl, err := r.classOf(v.Namespace, v.Group, &v.Key)
+	r.set.Lock()
+	defer r.set.Unlock()
+	d := r.pending[v.ID()]
+	if d == nil {
+		d = &pendingEviction{}
+	}
+	if err == nil && !d.entry {
+		fp := kv.Fingerprint(v.Namespace, v.Group, v.Key)
+		if slot := r.set.Index.Find(fp, cl.Base, &v.Key); slot != index.None && !r.set.Index.At(slot).Is(index.Evicting) {
+			if r.set.Busy(slot) || r.set.Index.At(slot).Pins() > 0 {
+				if !d.batch && d.orphaned == 0 { // reported by this host's put: Decide does not follow a veto
+					delete(r.pending, v.ID())
+				}
+				return false
+			}
+			d.Eviction, d.entry = r.set.BeginEvict(slot), true
+		}
+	}
+	d.batch = true
+	r.pending[v.ID()] = d
+	return true
+}
+
+// Decide implements [shared.Backend].
+func (r backend) Decide(v *shared.Victim, removed bool) {
+	r.set.Lock()
+	d := r.pending[v.ID()]
+	if d == nil {
+		r.set.Unlock()
+		return
+	}
+	cl, err := d.Class, error(nil)
+	if !d.entry {
+		r.set.Unlock()
+		cl, err = r.classOf(v.Namespace, v.Group, &v.Key)
+		r.set.Lock()
+	}
+	delete(r.pending, v.ID())
+	if err != nil {
+		r.overlooked += d.orphaned // what is there stays in the account until the next scan
+		r.set.WakeJoiners()
+		r.set.Unlock()
+		r.kept.Log.Error("what became of a victim cannot be seen", "key", v.Key, "error", err)
+		return
+	}
+	rest := d.rest(filesOf(cl, &v.Key, v.Pieces, v.Names), removed)
+	r.set.Account.Remove(capacity.Orphans, d.orphaned)
+	if d.entry {
+		if removed {
+			r.set.Count.Evictions++
+		}
+		r.set.FinishEvict(&d.Eviction)
+	}
+	r.set.WakeJoiners()
+	r.set.Unlock()
+	for _, rel := range rest { // it may be granted, if it is there
+		r.look(rel, cl.FileBytes())
+	}
+}
+
+// rest is what may be left of a victim that is decided, and must be looked for: the files of one that was spared, those
+// that were published again, and those that whoever named the victim did not know of.
+func (d *pendingEviction) rest(victim []string, removed bool) (rest []string) {
+	for _, rel := range d.files() {
+		if !removed || !slices.Contains(victim, rel) {
+			rest = append(rest, rel)
+		}
+	}
+	if !removed {
+		rest = append(rest, victim...)
+	}
+	rest = slices.AppendSeq(rest, maps.Keys(d.learned))
+	slices.Sort(rest)
+	return slices.Compact(rest)
+}
+
+// look enters the piece that has a name, if there is one, or books what stands there.
+func (r backend) look(rel string, most int64) {
+	name := r.kept.Slash + rel
+	h, info, err := r.kept.Look(name)
+	var cl *catalog.Class
+	if err == nil {
+		most = pieceformat.Padded(info.Allocated)
+		cl, err = r.classOf(h.Namespace, h.Group, &h.Key)
+	} else if pieceformat.IsDamage(err) {
+		most = pieceformat.Padded(info.Allocated)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		r.kept.Log.Warn("file of a shared root left alone; fsck says more", "file", name, "error", err)
+		r.overlook(most)
+	case r.see(cl, &h, rel, most) == awaited:
+		r.meet(sight{rel, cl, h, most})
+	}
+}
+
+// forgetStep is how many slots Fenced looks at under one lock.
+const forgetStep = 1 << 12
+
+// Fenced implements [shared.Backend]. Files are left alone: what is there the next scan finds.
+func (r backend) Fenced() {
+	r.set.Lock()
+	for _, d := range r.pending {
+		r.set.Account.Remove(capacity.Orphans, d.orphaned)
+		if d.entry {
+			r.set.FinishEvict(&d.Eviction)
+		}
+	}
+	clear(r.pending)
+	for _, bytes := range r.awaited {
+		r.set.Account.Remove(capacity.Orphans, bytes)
+	}
+	clear(r.awaited)
+	r.met = nil
+	high := r.set.Index.High()
+	r.set.Unlock()
+	// Nothing is granted and no put can begin, so entries do not appear where this has been.
+	for from := uint32(0); from < high; from += forgetStep {
+		r.set.Lock()
+		for slot := from; slot < min(from+forgetStep, high); slot++ {
+			if r.set.Index.At(slot).Is(index.Live) {
+				entries.Forget(r.set, slot)
+			}
+		}
+		r.set.Unlock()
+	}
+}
+
+// Victims implements [shared.Backend].
+func (r backend) Victims(bytes int64) (list []shared.Victim) {
+	r.set.Lock()
+	defer r.set.Unlock()
+	if r.set.Scanning() {
+		return nil // it is not known yet what is oldest
+	}
+	var slots [evictor.MaxVictims]uint32
+	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: evictor.MaxVictims, Tenant: abi.None}
+	if list = r.accept(slots[:r.set.Evictor.Ask(ask, slots[:])], bytes); len(list) == 0 {
+		list = r.accept(slots[:r.set.Evictor.Instead(ask, slots[:])], bytes)
+	}
+	return list
+}
+
+// accept lists those named who can go, until so many bytes are freed.
+func (r backend) accept(named []uint32, bytes int64) (list []shared.Victim) {
+	for _, slot := range named {
+		if bytes <= 0 {
+			break
+		}
+		if r.set.Busy(slot) || !r.set.Evictor.Evictable(slot) {
+			r.set.Evictor.BadVictim()
+			continue
+		}
+		cl := r.set.ClassOf(slot)
+		list = append(list, shared.Victim{
+			Namespace: cl.Namespace.Digest, Group: cl.Group, Key: r.set.Index.Key(slot), Pieces: r.set.Index.Pieces(slot),
+			Names: r.set.Index.NamesOf(slot), Bytes: r.set.Index.Bytes(slot),
+		})
+		bytes -= r.set.Index.Bytes(slot)
+	}
+	return list
+}
+
+// judge is the [scanJudge] of a shared root: what is of no use to this host is left alone.
+type judge struct{ *sharedRoot }
+
+// sight is a piece that this host has met while it wrote or removed some of its entry.
+type sight struct {
+	rel       string
+	class     *catalog.Class
+	header    pieceformat.Header
+	allocated int64
+}
+
+// Found enters a piece that a scan has met. It may have gone since its header was read; and while the others do not
+// count on this host it may go at any time, without its knowledge. One that cannot be entered now is in the account all
+// the same, because this host may be the evictor next: no record tells it of the piece again.
+func (r judge) Found(
+	_ *scan, rel, _ string, cl *catalog.Class, h *pieceformat.Header, allocated int64,
+) {
+	switch backend(r).see(cl, h, rel, allocated) {
+	case awaited:
+		r.meet(sight{rel, cl, *h, allocated})
+		return
+	case withheld:
+		return
+	}
+	_, err := r.kept.FS.Stat(r.kept.Slash + rel)
+	ticket := r.member.Ticket()
+	here := ticket != 0 && ticket == r.scanned.Load()
+	if here && !errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	fp := kv.Fingerprint(h.Namespace, h.Group, h.Key)
+	r.set.Lock()
+	slot := r.set.Index.Find(fp, cl.Base, &h.Key)
+	if slot != index.None && !here {
+		entries.Forget(r.set, slot) // the next scan finds it
+	}
+	r.set.Unlock()
+	if slot != index.None && here {
+		r.root.drop(entries.Mark{Slot: slot, Fingerprint: fp}, 0)
+	}
+}
+
+// meet has lookAgain judge a piece.
+func (r *sharedRoot) meet(m sight) {
+	r.set.Lock()
+	r.met = append(r.met, m)
+	r.set.Unlock()
+}
+
+// lookAgain judges again what was met too early. It comes before each step: what is proposed there was known.
+func (r *sharedRoot) lookAgain() {
+	r.set.Lock()
+	list := r.met
+	r.met = nil
+	r.set.Unlock()
+	for i := range list {
+		m := &list[i]
+		judge{r}.Found(nil, m.rel, "", m.class, &m.header, m.allocated)
+	}
+}
+
+func (r judge) Unsound(c *scan, name, _ string, info staging.Info, err error) {
+	if !pieceformat.IsDamage(err) { // info may be that of no file
+		c.unreadable(name, err)
+		return
+	}
+	r.kept.Log.Warn("file of a shared root left alone; fsck says more", "file", name, "error", err)
+	r.overlook(pieceformat.Padded(info.Allocated))
+}
+
+// Unknown leaves a piece alone: another host may know its namespace.
+func (r judge) Unknown(_ *scan, name string, allocated int64, err error) {
+	r.kept.Log.Warn("piece of a shared root left alone", "file", name, "error", err)
+	r.scans.count.Unclaimed.Add(1)
+	r.overlook(allocated)
 }

@@ -104,7 +104,7 @@ const joinTimeout = 5 * time.Second
 
 func (r *sharedRoot) newMember() (*shared.Member, error) {
 	return shared.New(shared.Config{
-		Dir: r.kept.Path, Host: r.root.store.cfg.HostID, Capacity: r.root.cfg.Capacity, High: r.root.store.cfg.High, Low: r.root.store.cfg.Low, Lapse: r.root.cfg.Lapse,
+		Dir: r.kept.Path, Host: r.root.store.cfg.HostID, Capacity: r.root.cfg.Capacity, Lapse: r.root.cfg.Lapse,
 		FS: r.kept.FS, Log: r.kept.Log,
 		Unique: func() uint64 {
 			var b [8]byte

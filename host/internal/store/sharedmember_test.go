@@ -37,7 +37,7 @@ func newRig(t testing.TB) *rig {
 	r := &rig{TB: t, now: time.Hour, faults: faultfs.New(staging.OS())}
 	f := newFixture(t, t.TempDir(), 1, 2, func(c *Config) {
 		c.FS, c.Now, c.HostID = r.faults, func() time.Time { return time.Unix(1_700_000_000, 0) }, "a"
-		c.IOTimeout, c.UpkeepEvery, c.ScanWorkers, c.High, c.Low = -1, time.Hour, 1, 0.9, 0.8
+		c.IOTimeout, c.UpkeepEvery, c.ScanWorkers = -1, time.Hour, 1
 		root := &c.Roots[0]
 		root.Capacity, root.MaxEntries, root.Shared = capacityBytes, 64, true
 		root.Scheduler = &Scheduler{
@@ -376,6 +376,6 @@ func TestAdmissionEnds(t *testing.T) {
 	stop()
 	r.root.cfg.Scheduler = nil
 	if err := r.scan(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+		t.Errorf("scan under a context that is done: error %v, want %v", err, context.Canceled)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
 )
 
 const (
@@ -28,7 +29,7 @@ const (
 	mostWaiting = 64
 )
 
-// tempName is the name of a put's temporary, given the one that it would have beside its target.
+// tempName is the name of a put's temporary, given the one that it would have next to its target.
 func (r *sharedRoot) tempName(beside string, credit shared.Credit) (string, error) {
 	return r.member.Temp(filepath.Base(beside), credit)
 }
@@ -54,7 +55,7 @@ func (r *sharedRoot) reserveCredit(ctx context.Context, w capacity.Want, credit 
 	return err
 }
 
-// takeCreditUnlocking gets credit, and waits for it for a while. The lock is held, and released meanwhile.
+// takeCreditUnlocking gets credit, and waits for it for a while. The lock is held, and released during the wait.
 func (r *sharedRoot) takeCreditUnlocking(ctx context.Context, credit *shared.Credit, bytes int64) error {
 	var over <-chan time.Time
 	for passed := 0; ; passed++ {
@@ -112,7 +113,7 @@ func (r *sharedRoot) returnCredit(credit shared.Credit) {
 	r.member.Give(credit)
 }
 
-// publishRecord gives a temporary its name, and spends its credit. Before the evictor can hear of the piece it counts as one
+// publishRecord gives a temporary its name, and spends its credit. Before the evictor can learn of the piece it counts as one
 // that is there.
 func (r *sharedRoot) publishRecord(temp, target string, rec shared.Record, credit *shared.Credit) error {
 	bytes := credit.Bytes()
@@ -150,7 +151,7 @@ func (r *sharedRoot) mayEnter(cl *catalog.Class, key *kv.Key, fp uint64) error {
 }
 
 // propose tells the evictor that pieces of an entry that leaves this host's index are to go. Their bytes are in the account
-// until they do, beside the entry's. It takes the lock.
+// until they do, next to the entry's. It takes the lock.
 func (r *sharedRoot) propose(d *entries.Eviction, pieces uint64) {
 	var there uint64
 	var left int64
@@ -210,4 +211,40 @@ func (r *sharedRoot) discard(name string, most int64) (left int64) {
 		return 0
 	}
 	return r.kept.Discard(name, most)
+}
+
+// guard makes a file that fails with [shared.ErrFenced] once its put's credit is void. The file has no name then, and
+// no host counts what is written to it.
+func (r *sharedRoot) guard(f staging.File, credit shared.Credit) staging.File {
+	return &guarded{File: f, root: r, credit: credit}
+}
+
+// guarded is a temporary that is being written.
+type guarded struct {
+	staging.File
+	root   *sharedRoot
+	credit shared.Credit
+}
+
+func (g *guarded) check() error {
+	if !g.root.member.Holds(g.credit) {
+		return fmt.Errorf("writing %s: %w", g.Name(), shared.ErrFenced)
+	}
+	return nil
+}
+
+// WriteAt implements [staging.File].
+func (g *guarded) WriteAt(p []byte, off int64) (int, error) {
+	if err := g.check(); err != nil {
+		return 0, err
+	}
+	return g.File.WriteAt(p, off)
+}
+
+// Allocate implements [staging.File].
+func (g *guarded) Allocate(n int64) error {
+	if err := g.check(); err != nil {
+		return err
+	}
+	return g.File.Allocate(n)
 }

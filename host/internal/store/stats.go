@@ -41,7 +41,7 @@ type RootStats struct {
 	Written     int64  // bytes counted today against the daily write budget; 0 without one
 	Asks        uint64 // times that victims were asked for
 	BadVictims  uint64 // named by the policy although pinned, in flight or gone
-	Unanswered  uint64 // questions in which the policy named nobody who can go, although somebody could
+	Unanswered  uint64 // questions in which the policy named no evictable entry, although there was one
 	Quarantined uint64 // files
 	SyncFails   uint64
 	EvictFaults uint64 // evict policies replaced

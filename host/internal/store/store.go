@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/files"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -34,7 +36,7 @@ type Store struct {
 	stripes    [1024]*semaphore.Weighted // by fingerprint: a key is reserved once, in one root
 	requests   *touchRecord
 	candidates sync.Pool    // of *candidate
-	factsAt    atomic.Int64 // when the place policy was last told of the roots
+	factsAt    atomic.Int64 // when the place policy last got facts about the roots
 
 	changes  *entries.ChangeLog
 	copies   *entries.Copies // nil: there is one root
@@ -99,9 +101,6 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	for _, r := range s.roots {
 		s.work.Go(func() { r.upkeep(s.run) })
 		r.kind.start()
-		if cfg.Durability == Batch {
-			s.work.Go(func() { r.flushEvery(s.run, cfg.BatchEvery) })
-		}
 	}
 	return s, nil
 }
@@ -209,4 +208,41 @@ func (s *Store) admissionFault(err error) {
 	if s.count.admitFaults.Add(1) == 1 {
 		s.log.Error("admit policy failed; everything is admitted", "error", err)
 	}
+}
+
+// keptChanges is how many changes a reader may be behind; about 8 MB, once there is a reader.
+const keptChanges = 1 << 16
+
+// Changes is the log of entries that become resident and of those that go. Entries of a root that is out of service
+// count as resident. One that has copies in several roots is recorded once; but if it is stored while a root that has it
+// is out of service, or its root is shared, it may be recorded twice.
+func (s *Store) Changes() *entries.ChangeLog { return s.changes }
+
+// Snapshot calls yield with the entries that are resident, as changes without a number, until it returns false. Changes
+// during the call may be missing or not: the log has them, from an [entries.ChangeLog.Start] before the call on.
+func (s *Store) Snapshot(yield func([]entries.Change) bool) {
+	batch := make([]entries.Change, 0, entries.SnapshotStep)
+	for _, r := range s.roots {
+		for from, more := uint32(0), true; more; from += entries.SnapshotStep {
+			if batch, more = r.Snapshot(from, batch[:0]); len(batch) > 0 && !yield(batch) {
+				return
+			}
+		}
+	}
+}
+
+// Namespace opens a namespace: the same one gives the same pointer. Its text and its plans are durable in every root
+// before it returns, because a restart can make nothing of a piece without them.
+func (s *Store) Namespace(ctx context.Context, n *kv.Namespace) (*catalog.Namespace, error) {
+	if err := n.Validate(); err != nil {
+		return nil, err
+	}
+	if s.closed.Load() {
+		return nil, ErrClosed
+	}
+	ns, err := s.catalog.Open(ctx, n)
+	if err != nil {
+		return nil, fmt.Errorf("store: %w", err)
+	}
+	return ns, nil
 }

@@ -6,22 +6,28 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math/bits"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/storetest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sys/unix"
 )
 
 // testNamespace has small chunks: 2 blocks, 2 layers, K and V, pages of 1,000 bytes.
@@ -49,7 +55,7 @@ func testKey(n uint64) (k kv.Key) {
 func equal[T comparable](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if got != want {
-		t.Errorf("%s: got %v, want %v", what, got, want)
+		t.Errorf("%s is %v, want %v", what, got, want)
 	}
 }
 
@@ -339,4 +345,306 @@ func upTo(n int) []uint64 {
 		list[i] = uint64(i)
 	}
 	return list
+}
+
+// The ways of tests into a store's roots. The first root is meant where none is named.
+
+func (f *fixture) root() *root         { return f.store.roots[0] }
+func (f *fixture) check() error        { return f.root().check() }
+func (f *fixture) idle() error         { return f.root().idle() }
+func (f *fixture) own() *ownRoot       { return ownOf(f.root()) }
+func (f *fixture) shared() *sharedRoot { return f.root().kind.(*sharedRoot) }
+
+// ownOf is the part of a root that evicts for itself.
+func ownOf(r *root) *ownRoot {
+	if m, ok := r.kind.(memoryRoot); ok {
+		return m.ownRoot
+	}
+	return r.kind.(*ownRoot)
+}
+
+// rested waits until no eviction is under way, and lets none begin before resume is called.
+func (f *fixture) rested() (resume func()) {
+	f.Helper()
+	for _, r := range f.store.roots {
+		f.must(ownOf(r).evicting.Acquire(context.Background(), 1))
+	}
+	return func() {
+		for _, r := range f.store.roots {
+			r.kind.endTurn()
+		}
+	}
+}
+
+// maintain does a part of the root's own work.
+func (f *fixture) maintain(part Task) {
+	f.Helper()
+	f.must(f.store.Maintain(context.Background(), 0, part))
+}
+
+// drop removes the entry of a key, as one that is not what the index says.
+func (f *fixture) drop(n uint64) { f.root().drop(f.markOf(n), 0) }
+
+// builtin is the file of a piece of group 0 under the built-in name.
+func (f *fixture) builtin(k kv.Key) string { return f.root().path("", f.space.Class(0), &k, 0) }
+
+// takeOut takes a root out of service.
+func (f *fixture) takeOut(root int) {
+	f.store.roots[root].Health.TakeOut("test", unix.EIO, "none")
+}
+
+// check compares a root's index with itself and with its account. The lock is not held.
+func (r *root) check() error {
+	r.Lock()
+	defer r.Unlock()
+	kept, release := r.Quarantine.Hold()
+	defer release()
+	return r.Check(kept)
+}
+
+// idle checks that nothing is pinned, in flight or leaving.
+func (r *root) idle() error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	r.Lock()
+	defer r.Unlock()
+	if n := r.InFlight(); n > 0 {
+		return fmt.Errorf("%d entries are in flight", n)
+	}
+	var err error
+	r.Index.Each(func(slot uint32, e *index.Entry) {
+		if e.Pins() != 0 || e.Any(index.Evicting|index.Detached) {
+			err = fmt.Errorf("slot %d: %d pins, state %#x", slot, e.Pins(), e.State())
+		}
+	})
+	return err
+}
+
+func TestStoreAndLoad(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 8, 2)
+	if got := f.space.Plan(0).PayloadBytes(); got != 8000 {
+		t.Fatalf("payload of %d bytes", got)
+	}
+	f.mustPut(0, 1, 2)
+	f.mustRead(upTo(3)...)
+	if l := f.lookup(0, 1, 9, 2); l.Hits() != 2 || !l.Has(1) || l.Has(2) || l.Has(3) {
+		t.Errorf("%d hits", l.Hits())
+	} else {
+		l.Release()
+		l.Release()
+		if _, err := l.Open(0, 0); !errors.Is(err, ErrLeaseOver) {
+			t.Errorf("open after release: %v", err)
+		}
+	}
+	if err := f.put(1, 0); !errors.Is(err, ErrResident) {
+		t.Errorf("put of a resident piece: %v", err)
+	}
+	f.checkUsed()
+	f.restart()
+	f.mustRead(upTo(3)...)
+	f.checkUsed()
+}
+
+func TestEntryNeedsAllPieces(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 8, 2)
+	must(t, f.put(0, 1))
+	if f.has(0) {
+		t.Error("a hit with one of two pieces")
+	}
+	if got := f.store.Stats().Roots[0].Used; got != 2*pieceBytes {
+		t.Errorf("%d bytes reserved, want the whole entry", got)
+	}
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(0), Ranks: 2})
+	if err != nil || l.Hits() != 1 {
+		t.Errorf("lookup of rank 1 alone: %v", err)
+	}
+	l.Release()
+	f.restart()
+	if f.has(0) {
+		t.Error("a hit with one of two pieces after a restart")
+	}
+	must(t, f.put(0, 0))
+	f.mustRead(0)
+	f.checkUsed()
+}
+
+func TestAbort(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 1, 1)
+	ctx := context.Background()
+	p, err := f.store.Put(ctx, f.request(0, 0, 0))
+	must(t, err)
+	if _, err := f.store.Put(ctx, f.request(0, 0, 0)); !errors.Is(err, ErrResident) {
+		t.Errorf("a second put of a piece in flight: %v", err)
+	}
+	if _, err := f.store.Put(ctx, f.request(1, 0, 0)); !errors.Is(err, ErrNoSpace) {
+		t.Errorf("a put beside the one that fills the root: %v", err)
+	}
+	must(t, write(p))
+	p.Abort(errors.New("on purpose"))
+	p.Abort(errors.New("again"))
+	if err := p.Publish(ctx); !errors.Is(err, ErrPutOver) {
+		t.Errorf("publish after abort: %v", err)
+	}
+	if got := f.store.Stats().Roots[0]; got.Used != 0 || got.Entries != 0 || got.Writing != 0 {
+		t.Errorf("after abort: %+v", got)
+	}
+	f.checkUsed()
+	f.mustPut(1)
+	f.mustRead(1)
+}
+
+// TestAfterClose lets go of what a client still held when the store was closed.
+func TestAfterClose(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1)
+	f.mustPut(0, 1)
+	l := f.lookup(0)
+	piece, err := l.Open(0, 0)
+	must(t, err)
+	p, err := f.store.Put(context.Background(), f.request(2, 1, 0))
+	must(t, err)
+	must(t, f.store.Close())
+	p.Abort(errors.New("the session ended"))
+	piece.Close()
+	l.Release()
+	f.store.EndRequest(1, abi.Hints{})
+	if _, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(0)}); !errors.Is(err, ErrClosed) {
+		t.Errorf("lookup after close: %v", err)
+	}
+	if _, err := f.store.Put(context.Background(), f.request(3, 2, 0)); !errors.Is(err, ErrClosed) {
+		t.Errorf("put after close: %v", err)
+	}
+	if got := f.store.Stats().Roots[0].EvictFaults; got != 0 {
+		t.Errorf("%d evict policies replaced", got)
+	}
+	f.start()
+	f.mustRead(0, 1)
+	f.checkUsed()
+}
+
+// TestNamespaceOpensBesideEviction evicts recovered entries of a namespace while a session opens it.
+func TestNamespaceOpensBesideEviction(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 6, 1)
+	f.mustPut(0, 1, 2, 3, 4, 5)
+	old := *f.ns
+	f.ns = testNamespace(1)
+	f.ns.Model = "test/other"
+	f.restart() // opens the other one only
+	var both sync.WaitGroup
+	both.Go(func() {
+		if _, err := f.store.Namespace(context.Background(), &old); err != nil {
+			t.Error(err)
+		}
+	})
+	both.Go(func() {
+		for n := range uint64(6) {
+			noError(t, f.put(100+n, 0))
+			f.store.Stats()
+		}
+	})
+	both.Wait()
+	f.checkUsed()
+}
+
+func TestLeaseKeepsWhatItGrants(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1)
+	f.mustPut(0)
+	list := append(keys(0), make([]kv.Key, 0, 1000)...)
+	for n := range uint64(999) {
+		list = append(list, testKey(1000+n))
+	}
+	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: list})
+	must(t, err)
+	defer l.Release()
+	if l.Hits() != 1 || cap(l.grants) > 8 {
+		t.Errorf("%d hits, room for %d", l.Hits(), cap(l.grants))
+	}
+}
+
+// The store has other tables for the host's side of an evict policy. Its events keep the contract all the same,
+// also those of a start.
+func TestEventsKeepTheContract(t *testing.T) {
+	w := &witness{}
+	f := newFixture(t, t.TempDir(), 6, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 3 {
+		var leases []*Lease
+		for i := range uint32(60) {
+			from := rng.Uint64N(8)
+			switch rng.IntN(3) {
+			case 0:
+				if err := f.put(from, 0); err != nil && !errors.Is(err, ErrResident) && !errors.Is(err, ErrNoSpace) {
+					t.Fatal(err)
+				}
+			case 1:
+				f.lookup(from).Release()
+			default:
+				if len(leases) < 3 {
+					leases = append(leases, f.lookup(from, from+1))
+				}
+			}
+			if i%7 == 0 {
+				f.store.EndRequest(i, abi.Hints{})
+			}
+			if len(leases) > 2 {
+				leases[0].Release()
+				leases = leases[1:]
+			}
+		}
+		for _, l := range leases {
+			l.Release()
+		}
+		r := f.root()
+		r.Lock()
+		err := r.Evictor.Flush()
+		r.Unlock()
+		must(t, err)
+		w.mu.Lock()
+		events := w.events
+		w.events = nil
+		w.mu.Unlock()
+		if len(events) < 60 {
+			t.Fatalf("%d events: nothing to check", len(events))
+		}
+		must(t, policytest.CheckEvents(events))
+		f.restart()
+	}
+}
+
+// A root is made, what is above it is not: where that is missing, a file system is not mounted.
+func TestParentIsNotMade(t *testing.T) {
+	dir := t.TempDir()
+	f := newFixture(t, filepath.Join(dir, "kv"), 4, 1)
+	must(t, f.store.Close())
+	c := f.cfg
+	c.Roots[0].Path = filepath.Join(dir, "mnt", "kv")
+	s, err := Open(t.Context(), c)
+	if err == nil {
+		s.Close()
+	}
+	if !errors.Is(err, health.ErrNoParent) || !strings.Contains(err.Error(), "mkdir -p "+filepath.Join(dir, "mnt")) {
+		t.Errorf("opened in a directory that is not there: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "mnt")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("its parent was made: %v", err)
+	}
+}
+
+// A host that promises more than its file system has says so when it starts, and else does not.
+func TestPromisedCapacityIsJudged(t *testing.T) {
+	const says = "less room than the root's capacity"
+	for _, c := range []struct {
+		capacity int64
+		warns    bool
+	}{{1 << 20, false}, {1 << 60, true}} {
+		var log bytes.Buffer
+		f := newFixture(t, t.TempDir(), 4, 1, func(cfg *Config) {
+			cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+			cfg.Roots[0].Capacity, cfg.Roots[0].MaxEntries = c.capacity, 64
+		})
+		must(t, f.store.Close())
+		if warned := strings.Contains(log.String(), says); warned != c.warns {
+			t.Errorf("capacity %d: warned %v\n%s", c.capacity, warned, log.String())
+		}
+	}
 }

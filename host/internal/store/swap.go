@@ -8,8 +8,11 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // Swap is a change of policies while the store is at work.
@@ -26,40 +29,27 @@ type Taken struct {
 	From     string         // the module's digest
 	Handover evictor.Method // how it learned what is there
 	Entries  int            // of the root, of evict
-	Took     time.Duration  // beside the work of all others
+	Took     time.Duration
 }
 
-// Swap replaces policies under load. Everything that can fail is done while the old ones still act. When something fails,
-// also at the last moment in one of the roots, all is as before. It waits for scans, until the context is done.
+// Swap replaces policies under load. Everything that can fail is done while the old ones still act: when something fails
+// in one of the roots, all is as before. It waits for scans, until the context is done.
 func (s *Store) Swap(ctx context.Context, w Swap) (taken []Taken, err error) {
 	err = s.changing(ctx, func() error {
 		begun := s.cfg.Now()
 		var changes []handover
-		defer func() { abandon(changes) }()
 		if h := w.Policies[abi.RoleEvict]; h != nil {
 			to := s.evictPolicy(h)
 			defer to.Release()
 			if changes, err = s.prepareEvict(ctx, &w, to); err != nil {
+				abandon(changes)
 				return err
 			}
 		}
-		if err := s.catalog.Lock(ctx); err != nil { // what is announced and planned below is all there is
-			return err
-		}
-		defer s.catalog.Unlock()
-		rest, err := s.catalog.PrepareSwap(ctx, w.From, &w.Policies, evictor.MaxHandoverState)
-		if err != nil {
-			rest.Abandon()
-			return fmt.Errorf("store: %w", err)
-		}
-		all := changes
-		changes = nil
-		if taken, err = takeAll(all); err != nil {
-			rest.Abandon()
-			return err
-		}
-		taken = s.keep(taken, all, rest, begun)
-		return nil
+		taken, err = s.replace(ctx, begun, changes, func() (*catalog.Swap, error) {
+			return s.catalog.PrepareSwap(ctx, w.From, &w.Policies, evictor.MaxHandoverState)
+		})
+		return err
 	})
 	return taken, err
 }
@@ -76,8 +66,36 @@ func (s *Store) changing(ctx context.Context, change func() error) error {
 	return change()
 }
 
-// keep ends a change in which policies have taken over their roots.
-func (s *Store) keep(taken []Taken, all []handover, rest *catalog.Swap, begun time.Time) []Taken {
+// replace lets policies take over: those of roots, which are prepared, and those of namespaces, which bind prepares. All of
+// them do, or none.
+func (s *Store) replace(
+	ctx context.Context, begun time.Time, changes []handover, bind func() (*catalog.Swap, error),
+) (taken []Taken, err error) {
+	if err := s.catalog.Lock(ctx); err != nil { // what is announced and planned below is all there is
+		abandon(changes)
+		return nil, err
+	}
+	defer s.catalog.Unlock()
+	rest, err := bind()
+	if err != nil {
+		err = fmt.Errorf("store: %w", err)
+	}
+	for i := 0; i < len(changes) && err == nil; i++ {
+		c := &changes[i]
+		if unready := c.Ready(); unready != nil {
+			err = fmt.Errorf("store: root %s: policy %s: %w", c.r.Path, c.To().Label, unready)
+		}
+	}
+	if err != nil {
+		rest.Abandon()
+		abandon(changes)
+		return nil, err
+	}
+	for _, c := range changes {
+		taken = append(taken, Taken{
+			Role: abi.RoleEvict, Root: c.r.Path, From: c.From().Module.Digest(), Handover: c.Method(), Entries: c.Finish(),
+		})
+	}
 	for _, t := range rest.Commit() {
 		how := evictor.Replayed
 		if t.Loaded {
@@ -85,27 +103,8 @@ func (s *Store) keep(taken []Taken, all []handover, rest *catalog.Swap, begun ti
 		}
 		taken = append(taken, Taken{Role: t.Role, From: t.From, Handover: how})
 	}
-	for _, c := range all {
-		c.Keep()
-	}
 	for i := range taken {
 		taken[i].Took = s.cfg.Now().Sub(begun)
-	}
-	return taken
-}
-
-// takeAll lets a policy decide in all its roots, or in none.
-func takeAll(changes []handover) (taken []Taken, err error) {
-	for i, c := range changes {
-		t := Taken{Role: abi.RoleEvict, Root: c.r.Path, From: c.From().Module.Digest(), Handover: c.Method()}
-		if t.Entries, err = c.Take(); err != nil {
-			for _, before := range changes[:i] {
-				before.Undo()
-			}
-			abandon(changes[i+1:])
-			return nil, fmt.Errorf("store: root %s: policy %s: %w", c.r.Path, c.To().Label, err)
-		}
-		taken = append(taken, t)
 	}
 	return taken, nil
 }
@@ -139,4 +138,191 @@ func abandon(changes []handover) {
 	for _, c := range changes {
 		c.Abandon()
 	}
+}
+
+// Reload takes policies, shadows, quotas and bounds of roots from another configuration, or nothing. A root that is too small then stores nothing until its own work has evicted what is too much. Reload waits for
+// scans, until the context is done.
+func (s *Store) Reload(ctx context.Context, next Config) (taken []Taken, err error) {
+	if err := next.complete(); err != nil {
+		return nil, err
+	}
+	err = s.changing(ctx, func() error {
+		if err := s.setBudgets(&next); err != nil {
+			return err
+		}
+		taken, err = s.reload(ctx, &next)
+		return err
+	})
+	if err != nil {
+		_ = s.setBudgets(s.live.Load()) // the files were read before
+	}
+	return taken, err
+}
+
+// reload makes the policies and shadows those of a configuration, and the roots as large as it says. A policy that acts
+// already goes on, unless its root gets another size: then a new instance of it takes over. Everything that can fail is done
+// while the old ones still act.
+func (s *Store) reload(ctx context.Context, next *Config) (taken []Taken, err error) {
+	sizes, err := s.sizes(next)
+	if err != nil {
+		return nil, err
+	}
+	begun := s.cfg.Now()
+	var changes []handover
+	for i, r := range s.roots {
+		from, size := r.Policy(), sizes[i]
+		to, evict := from, next.Roots[i].Evict
+		if evict == nil {
+			evict = next.Policies.Evict
+		}
+		if !acts(from, evict) {
+			to = s.evictPolicy(evict)
+			defer to.Release()
+		} else if size == evictor.SizeOf(r.Evictor) {
+			continue
+		}
+		c, err := evictor.PrepareSize(ctx, r.Evictor, to, from, &size)
+		if err != nil {
+			abandon(changes)
+			return nil, fmt.Errorf("store: root %s: policy %s: %w", r.Path, to.Label, err)
+		}
+		changes = append(changes, handover{c, r})
+	}
+	var wishes []shadow.Wish
+	for _, h := range next.Policies.Shadows {
+		wishes = append(wishes, next.wish(h))
+	}
+	shadows, err := s.shadows.Prepare(ctx, wishes, begun)
+	if err != nil {
+		shadows.Abandon()
+		abandon(changes)
+		return nil, fmt.Errorf("store: %w", err)
+	}
+	p := &next.Policies
+	taken, err = s.replace(ctx, begun, changes, func() (*catalog.Swap, error) {
+		return s.catalog.PrepareRebind(ctx,
+			&catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules}, evictor.MaxHandoverState)
+	})
+	if err != nil {
+		shadows.Abandon()
+		return nil, err
+	}
+	s.commit(next, sizes)
+	shadows.Commit()
+	return taken, nil
+}
+
+// sizes are those that the roots are to have. A root keeps the slots that it has.
+func (s *Store) sizes(next *Config) (list []evictor.Size, err error) {
+	if len(next.Roots) != len(s.roots) {
+		return nil, fmt.Errorf("%w: %d roots in place of %d", ErrConfig, len(next.Roots), len(s.roots))
+	}
+	for i, r := range s.roots {
+		c := &next.Roots[i]
+		size := evictor.Size{Slots: max(c.MaxEntries, evictor.SizeOf(r.Evictor).Slots), Capacity: c.Capacity}
+		if reach := entries.Reach(&r.Set); c.Path != r.Path || size.Slots > reach {
+			return nil, fmt.Errorf("%w: root %s of %d bytes and %d entries in place of %s, which can have %d entries until a restart",
+				ErrConfig, c.Path, c.Capacity, size.Slots, r.Path, reach)
+		}
+		list = append(list, size)
+	}
+	return list, nil
+}
+
+// acts says whether a policy is the one that is wanted.
+func acts(now *evictor.Policy, wanted *policy.Handle) bool {
+	if wanted == nil {
+		return now.Module.Digest() == policy.Builtin(abi.RoleEvict).Digest()
+	}
+	return now.Handle == wanted
+}
+
+func (s *Store) setBudgets(c *Config) error {
+	for i, r := range s.roots[:min(len(s.roots), len(c.Roots))] {
+		if err := r.budget.SetDaily(c.Roots[i].DailyWrites); err != nil {
+			return fmt.Errorf("store: root %s: %w", r.Path, err)
+		}
+	}
+	return nil
+}
+
+func (s *Store) commit(next *Config, sizes []evictor.Size) {
+	live := s.cfg
+	live.Roots, live.Quotas = next.Roots, next.Quotas
+	s.live.Store(&live)
+	for i, r := range s.roots {
+		entries.Raise(&r.Set, sizes[i].Slots)
+		r.Account.SetBounds(live.Roots[i].bounds())
+		r.Quarantine.SetBytes(live.Roots[i].Capacity / quarantineShare)
+		wake(r.upkeepWake)
+	}
+}
+
+// addShadow starts a shadow. Its name must be unique among the shadows.
+func (s *Store) addShadow(ctx context.Context, h Shadow) error {
+	if s.shadows.Has(h.Policy.Label) {
+		return fmt.Errorf("store: shadow %s: %w: there is one of that name", h.Policy.Label, ErrConfig)
+	}
+	return s.startShadow(ctx, h)
+}
+
+// SwapShadow starts a shadow in place of the one that has its name. When that fails the old one keeps running.
+func (s *Store) SwapShadow(ctx context.Context, h Shadow) error {
+	return s.changing(ctx, func() error {
+		if !s.shadows.Has(h.Policy.Label) {
+			return fmt.Errorf("store: shadow %s: %w", h.Policy.Label, ErrNoPolicy)
+		}
+		return s.startShadow(ctx, h)
+	})
+}
+
+func (s *Store) startShadow(ctx context.Context, h Shadow) error {
+	w := s.live.Load().wish(h)
+	if err := s.shadows.Start(ctx, w.Policy.Acquire(), s.cfg.Now(), w.Options); err != nil {
+		return fmt.Errorf("store: shadow %s: %w", h.Policy.Label, err)
+	}
+	return nil
+}
+
+// RemoveShadow ends a shadow.
+func (s *Store) RemoveShadow(name string) error {
+	return s.changing(context.Background(), func() error {
+		if !s.shadows.End(name) {
+			return fmt.Errorf("%w: shadow %s", ErrNoPolicy, name)
+		}
+		return nil
+	})
+}
+
+// offer tells the shadows of a chunk that a client wants to store, whether or not it is stored.
+func (p *Put) offer(s *Store, q *PutRequest) {
+	if !s.shadows.On() {
+		return
+	}
+	s.shadows.Tell(shadow.Step{
+		Op: shadow.Offer, Key: p.mark.Fingerprint, Time: s.seq.Clock(),
+		Parent: kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent),
+		Size:   uint32(p.entryBytes() / abi.SizeUnit), Depth: q.Depth, Request: q.Request, Tenant: q.Tenant,
+	})
+}
+
+// evictPolicy takes a reference to a policy that is about to evict; nil is the built-in one.
+func (s *Store) evictPolicy(h *policy.Handle) *evictor.Policy {
+	if h == nil {
+		h = policy.BuiltinHandle(abi.RoleEvict)
+	} else {
+		h.Acquire()
+	}
+	return &evictor.Policy{Handle: h, Since: s.cfg.Now()}
+}
+
+// openCatalog opens the policies that are bound to namespaces.
+func (s *Store) openCatalog(ctx context.Context) (err error) {
+	p := &s.cfg.Policies
+	s.catalog, err = catalog.New(ctx, catalog.Options{
+		Log: s.log, Now: s.cfg.Now, Seed: s.cfg.Seed, Capacity: uint64(s.cfg.Capacity()), Expiry: s.cfg.ttl, Roots: keptFiles{s},
+		Compression: s.cfg.Compression, AdmitFault: s.admissionFault,
+		Policies: catalog.Policies{Admit: p.Admit, Place: p.Place, Layout: p.Layout, Rules: p.Rules},
+	})
+	return err
 }

@@ -8,17 +8,24 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/plugins/dist"
 	"github.com/kvhost/kvhost/plugins/fanout"
+	"github.com/kvhost/kvhost/plugins/lru"
 )
 
 // workshop has the first-party modules of the tests here, compiled once.
@@ -197,4 +204,427 @@ func lines(t *testing.T, name string) int {
 	b, err := os.ReadFile(name)
 	must(t, err)
 	return strings.Count(string(b), "\n")
+}
+
+// TestSwapWhilePut has a piece in flight, and a rank still to come, when its names and layout are replaced.
+func TestSwapWhilePut(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 6, 2)
+	first, err := f.store.Put(t.Context(), f.request(1, 1, 0))
+	must(t, err)
+	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) {
+		return blockMajor{}, nil
+	})
+	plan := f.space.Plan(0)
+	for role, u := range map[abi.Role]*policy.Handle{
+		abi.RolePlace: use(t, "fanout", nil, policy.Config{fanout.ConfigWidths: "4/4"}), abi.RoleLayout: handle(layout),
+	} {
+		w := Swap{From: map[abi.Role]string{abi.RolePlace: "fanout", abi.RoleLayout: "layermajor"}[role]}
+		w.Policies[role] = u
+		if _, err := f.store.Swap(t.Context(), w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f.space.Plan(0).Digest() == plan.Digest() {
+		t.Error("the layout is the old one")
+	}
+	must(t, write(first))
+	must(t, first.Publish(t.Context()))
+	must(t, f.putUnder(1, 1, 1))
+	f.mustRead(1)
+	f.mustPut(2)
+	f.mustRead(2)
+	f.restart()
+	f.mustRead(1, 2)
+	f.checkUsed()
+}
+
+// elephant is lru, and hands all that it was told to its successor, which plays it again.
+type elephant struct {
+	*lru.Policy
+	told []abi.Event
+}
+
+func newElephant() *policy.Module {
+	return policy.NativeModule("elephant", []abi.Role{abi.RoleEvict}, func(i guest.Info) (any, error) {
+		p, err := lru.New(i)
+		return &elephant{Policy: p}, err
+	}).KeepState("elephant/1")
+}
+
+func (e *elephant) Events(batch []abi.Event) {
+	e.told = append(e.told, batch...)
+	e.Policy.Events(batch)
+}
+
+func (e *elephant) Save(dst []byte, limit int) ([]byte, error) {
+	return append(dst, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(e.told))), len(e.told)*abi.EventSize)...), nil
+}
+
+func (e *elephant) Load(state []byte) error {
+	told := make([]abi.Event, len(state)/abi.EventSize)
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(told))), len(state)), state)
+	e.Events(told)
+	return nil
+}
+
+func TestSwapEvict(t *testing.T) {
+	native := func() *policy.Module {
+		return policy.NativeModule("lru", []abi.Role{abi.RoleEvict}, func(i guest.Info) (any, error) { return lru.New(i) })
+	}
+	builtin := func() *policy.Module { return policy.Builtin(abi.RoleEvict) }
+	wasm := func() *policy.Module {
+		opt, err := workshop()
+		must(t, err)
+		m, err := policy.Open(t.Context(), "lru", opt)
+		must(t, err)
+		return m
+	}
+	for name, c := range map[string]struct {
+		from, to func() *policy.Module
+		how      evictor.Method
+	}{
+		"module to native":   {wasm, native, evictor.Replayed},
+		"native to module":   {native, wasm, evictor.Replayed},
+		"with state":         {newElephant, newElephant, evictor.Loaded},
+		"module to module":   {wasm, wasm, evictor.Loaded},
+		"built-in to module": {builtin, wasm, evictor.Loaded},
+		"module to built-in": {wasm, builtin, evictor.Loaded},
+		"without":            {newElephant, native, evictor.Replayed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			done := false
+			from := policy.NewHandle(c.from(), "", nil, func(_ *policy.Module, err error) {
+				if done = true; err != nil {
+					t.Error(err)
+				}
+			})
+			f := newFixture(t, t.TempDir(), 4, 1, func(cfg *Config) { cfg.Policies.Evict = from })
+			from.Release()
+			f.mustPut(0, 1, 2, 3)
+			f.lookup(0).Release()
+			taken, err := f.swap(t.Context(), Swap{
+				From: from.Label, Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: handle(c.to())},
+			})
+			if err != nil || len(taken) != 1 || taken[0].Entries != 4 || taken[0].Handover != c.how {
+				t.Fatalf("swap: %+v, error %v, want 4 entries handed over by %v", taken, err, c.how)
+			}
+			if !done {
+				t.Error("the old policy's module was not given back")
+			}
+			f.mustPut(5)
+			if f.has(1) || !f.has(0) || !f.has(5) {
+				t.Error("the new policy did not evict the least recently touched")
+			}
+			f.checkUsed()
+		})
+	}
+}
+
+// TestSwapRefused leaves the old policy where it is, in every root, when a new one cannot be had in one of them.
+func TestSwapRefused(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
+		second := c.Roots[0]
+		second.Path += "2"
+		c.Roots = append(c.Roots, second)
+	})
+	var made, done atomic.Int32
+	broken := policy.NativeModule("broken", []abi.Role{abi.RoleEvict}, func(i guest.Info) (any, error) {
+		if made.Add(1) == 2 {
+			return nil, errors.New("not here")
+		}
+		return lru.New(i)
+	})
+	refuse := func() *policy.Handle {
+		return policy.NewHandle(broken, "", nil, func(*policy.Module, error) { done.Add(1) })
+	}
+	if _, err := f.swap(t.Context(),
+		Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: refuse()}}); err == nil ||
+		!strings.Contains(err.Error(), "not here") {
+		t.Fatal(err)
+	}
+	if _, err := f.swap(t.Context(),
+		Swap{From: "nobody", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: refuse()}}); !errors.Is(err, ErrNoPolicy) {
+		t.Fatal(err)
+	}
+	for _, p := range f.store.Stats().Policies {
+		if p.Name == "broken" || p.Faults > 0 {
+			t.Errorf("policy after a swap that was refused: %+v, want the old one without faults", p)
+		}
+	}
+	if done.Load() != 2 {
+		t.Errorf("%d of 2 given back", done.Load())
+	}
+	f.mustPut(0, 1, 2, 3)
+}
+
+// TestSwapUndone: a policy is ready in one root, has failed in another, and both are left as they were.
+func TestSwapUndone(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
+		second := c.Roots[0]
+		second.Path += "2"
+		c.Roots = append(c.Roots, second)
+	})
+	f.mustPut(0, 1, 2, 3, 4, 5, 6, 7)
+	before := fmt.Sprint(f.deciders())
+	var done atomic.Int32
+	h := policy.NewHandle(openFrail(t), "frail", nil, func(*policy.Module, error) { done.Add(1) })
+	b := f.store.evictPolicy(h)
+	changes, err := f.store.prepareEvict(t.Context(), &Swap{From: "lru"}, b)
+	if err != nil || len(changes) != 2 {
+		t.Fatal(len(changes), err)
+	}
+	late, request := f.keyIn(1), uint32(0)
+	for range 10_000 { // more events than it has fuel for
+		request++
+		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(late), Request: request})
+		must(t, err)
+		l.Release()
+	}
+	_, err = f.store.replace(t.Context(), f.store.cfg.Now(), changes, func() (*catalog.Swap, error) {
+		return f.store.catalog.PrepareSwap(t.Context(), "lru", &[abi.Roles]*policy.Handle{}, 0)
+	})
+	if !errors.Is(err, policy.ErrFuel) || !strings.Contains(err.Error(), f.store.roots[1].Path) {
+		t.Fatalf("swap to a policy that is out of fuel in root 1: error %v, want %v there", err, policy.ErrFuel)
+	}
+	b.Release()
+	h.Release()
+	if done.Load() != 1 {
+		t.Error("the module was not given back")
+	}
+	if after := fmt.Sprint(f.deciders()); after != before {
+		t.Errorf("%s decide in place of %s", after, before)
+	}
+	// What was touched is younger, as lru has it and fifo has not; and nobody is in the way of the next swap.
+	for _, r := range f.store.roots {
+		r.Lock()
+		if r.Evictor.Down() {
+			t.Error("something is left of the attempt")
+		}
+		r.Unlock()
+	}
+	f.lookup(0).Release()
+	if _, err := f.swap(t.Context(),
+		Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: use(t, "fifo", &done, nil)}}); err != nil {
+		t.Fatal(err)
+	}
+	f.checkUsed()
+}
+
+// keyIn is a key that a root has.
+func (f *fixture) keyIn(root int) uint64 {
+	f.Helper()
+	for n := range uint64(8) {
+		l := f.lookup(n)
+		at := l.Root(0)
+		l.Release()
+		if at == f.store.roots[root].Path {
+			return n
+		}
+	}
+	f.Fatalf("root %d has no key", root)
+	return 0
+}
+
+// deciders are who acts in each root.
+func (f *fixture) deciders() (names []string) {
+	for _, r := range f.store.roots {
+		r.Lock()
+		names = append(names, r.Evictor.Active().Label+" "+r.Evictor.Active().Module.Digest())
+		r.Unlock()
+	}
+	return names
+}
+
+// TestSwapDoesNotWaitForEver ends with its context while a scan, or another swap that waits for one, is under way.
+func TestSwapDoesNotWaitForEver(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1)
+	r := f.root()
+	for name, c := range map[string]struct {
+		lock   func(context.Context) error
+		unlock func()
+	}{
+		"scan": {r.Evictor.HoldHandovers, r.Evictor.AllowHandovers},
+		"swap": {
+			func(ctx context.Context) error { return f.store.swapping.Acquire(ctx, 1) },
+			func() { f.store.swapping.Release(1) },
+		},
+	} {
+		must(t, c.lock(t.Context()))
+		ctx, cancel := context.WithCancel(t.Context())
+		var done atomic.Int32
+		ended := make(chan error)
+		go func() {
+			_, err := f.swap(ctx, Swap{
+				From: "lru", Policies: [abi.Roles]*policy.Handle{abi.RoleEvict: use(t, "fifo", &done, nil)},
+			})
+			ended <- err
+		}()
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) || done.Load() != 1 {
+			t.Errorf("%s: %v, %d modules given back", name, err, done.Load())
+		}
+		c.unlock()
+	}
+	f.mustPut(0, 1)
+}
+
+// resized is the fixture's configuration with another capacity, in entries, of its root.
+func (f *fixture) resized(entries uint32) Config {
+	next := f.cfg
+	next.Roots = slices.Clone(next.Roots)
+	next.Roots[0].Capacity, next.Roots[0].MaxEntries = int64(entries)*pieceBytes, entries*8
+	return next
+}
+
+// A root that becomes smaller evicts what is too much by itself, the least recently used first, and one that grows takes
+// more entries than it had slots for. What fails changes nothing.
+func TestReloadResizes(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 8, 1)
+	f.mustPut(0, 1, 2, 3, 4, 5, 6, 7)
+	f.lookup(0).Release()
+	if _, err := f.store.Reload(t.Context(), f.resized(4)); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); f.store.Stats().Roots[0].Used > 4*pieceBytes; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d bytes are used", f.store.Stats().Roots[0].Used)
+		}
+	}
+	if st := f.store.Stats().Roots[0]; st.Capacity != 4*pieceBytes || !f.has(0) || !f.has(7) || f.has(1) {
+		t.Errorf("%d bytes of %d, not the least recently used are gone", st.Used, st.Capacity)
+	}
+	f.checkUsed()
+	if _, err := f.store.Reload(t.Context(), f.resized(200)); err != nil {
+		t.Fatal(err)
+	}
+	for n := range uint64(150) { // 64 slots were there
+		f.mustPut(100 + n)
+	}
+	if st := f.store.Stats().Roots[0]; st.Entries < 150 || st.MaxEntries != 1600 {
+		t.Errorf("%d entries, at most %d", st.Entries, st.MaxEntries)
+	}
+	f.checkUsed()
+
+	before := f.store.Stats().Roots[0]
+	huge := f.resized(100)
+	huge.Roots[0].MaxEntries = 1 << 24
+	if _, err := f.store.Reload(t.Context(), huge); !errors.Is(err, ErrConfig) {
+		t.Error(err)
+	}
+	bad := f.resized(100)
+	bad.Policies.Evict = policy.NewHandle(openFrail(t), "frail", policy.Config{"nonsense": "1"}, nil)
+	if _, err := f.store.Reload(t.Context(), bad); err == nil {
+		t.Error("a policy that cannot start took over")
+	}
+	if after := f.store.Stats().Roots[0]; after.Capacity != before.Capacity || after.Used != before.Used {
+		t.Errorf("%d of %d bytes, %d of %d before", after.Used, after.Capacity, before.Used, before.Capacity)
+	}
+}
+
+// shadowStats waits until the shadow has heard of so many keys.
+func (f *fixture) shadowStats(name string, keys uint64) ShadowStats {
+	f.Helper()
+	var found ShadowStats
+	await(f, fmt.Sprintf("shadow %s knows of %d keys", name, keys), func() bool {
+		list := f.store.Stats().Shadows
+		i := slices.IndexFunc(list, func(s ShadowStats) bool { return s.Name == name && s.Keys >= keys })
+		if i >= 0 {
+			found = list[i]
+		}
+		return i >= 0
+	})
+	return found
+}
+
+// TestShadow has two shadows of lru: a smaller cache than the live one, and one as large, which must do as it does.
+func TestShadow(t *testing.T) {
+	builtin := policy.Builtin(0)
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
+		c.Policies.Shadows = []Shadow{
+			{Policy: policy.NewHandle(builtin, "small", nil, nil), Capacity: 2 * pieceBytes},
+			{Policy: policy.NewHandle(builtin, "twin", nil, nil)},
+		}
+	})
+	ask := func(n ...uint64) {
+		t.Helper()
+		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n...), Request: uint32(n[0]) + 1})
+		must(t, err)
+		l.Release()
+	}
+	ask(0, 1, 2)    // misses: nothing is there
+	f.mustPut(0, 1) // both are offered
+	ask(0, 1, 2)    // 2 hits; of small's, too
+	f.mustPut(2, 3) // small evicts 0 and 1
+	ask(0, 1, 2, 3) // 4 hits; small has none, and stores them again: 2 and 3 are left
+	ask(2, 3)       // 2 hits, also of small
+	twin, small := f.shadowStats("twin", 12), f.shadowStats("small", 12)
+	if twin.Hits != 8 || twin.LiveHits != 8 || twin.Entries != 4 || twin.Evictions != 0 || twin.Used != 4*pieceBytes {
+		t.Errorf("twin: %+v", twin)
+	}
+	if small.Hits != 4 || small.LiveHits != 8 || small.Entries != 2 || small.Evictions != 6 || small.Dropped != 0 {
+		t.Errorf("small: %+v", small)
+	}
+	if err := f.store.addShadow(t.Context(),
+		Shadow{Policy: policy.NewHandle(builtin, "twin", nil, nil)}); !errors.Is(err, ErrConfig) {
+		t.Error(err)
+	}
+	refuses := policy.NativeModule("refuses", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
+		return nil, errors.New("not today")
+	})
+	if err := f.store.SwapShadow(t.Context(),
+		Shadow{Policy: policy.NewHandle(refuses, "small", nil, nil), Capacity: 2 * pieceBytes}); err == nil {
+		t.Error("a shadow that refuses its settings began")
+	}
+	if err := f.store.SwapShadow(t.Context(),
+		Shadow{Policy: policy.NewHandle(builtin, "nobody", nil, nil)}); !errors.Is(err, ErrNoPolicy) {
+		t.Errorf("swap of a shadow that is not there: %v", err)
+	}
+	before := f.shadowStats("small", 0)
+	if err := f.store.SwapShadow(t.Context(),
+		Shadow{Policy: policy.NewHandle(builtin, "small", nil, nil), Capacity: 2 * pieceBytes}); err != nil {
+		t.Error(err)
+	}
+	if after := f.shadowStats("small", 0); before.Keys == 0 || after.Keys != 0 || len(f.store.Stats().Shadows) == 0 {
+		t.Errorf("a shadow that was swapped has %d keys, it had %d before", after.Keys, before.Keys)
+	}
+	noError(t, f.store.RemoveShadow("small"))
+	if err := f.store.RemoveShadow("small"); !errors.Is(err, ErrNoPolicy) {
+		t.Error(err)
+	}
+	f.lookup(0).Release()
+	f.shadowStats("twin", 13)
+	f.checkUsed()
+}
+
+// TestShadowFails has a shadow begin anew after a fault, until it has had too many.
+func TestShadowFails(t *testing.T) {
+	var made atomic.Int32
+	wrong := policy.NativeModule("wrong", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
+		made.Add(1)
+		return beyond{}, nil
+	})
+	f := newFixture(t, t.TempDir(), 64, 1, func(c *Config) {
+		c.Policies.Shadows = []Shadow{{Policy: policy.NewHandle(wrong, "wrong", nil, nil), Capacity: pieceBytes}}
+	})
+	state := func() ShadowStats { return f.store.Stats().Shadows[0] }
+	f.mustPut(0, 1, 2, 3, 4, 5, 6, 7) // of which one fits
+	await(t, "it fails twice", func() bool {
+		for i := range uint64(8) {
+			f.lookup(i).Release()
+		}
+		return state().Faults >= 2
+	})
+	if s := state(); s.Faults < 2 || made.Load() < 2 || s.Keys == 0 || s.Err == nil && s.Faults == 0 {
+		t.Errorf("%d instances, %+v", made.Load(), s)
+	}
+	f.checkUsed()
+}
+
+// beyond names a slot that cannot be.
+type beyond struct{}
+
+func (beyond) Events([]abi.Event) {}
+func (beyond) Victims(ask abi.Ask, dst []uint32) int {
+	dst[0] = 1<<32 - 2
+	return 1
 }

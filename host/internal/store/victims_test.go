@@ -7,14 +7,18 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/plugins/fifo"
 	"github.com/kvhost/kvhost/plugins/lru"
 )
 
@@ -31,9 +35,9 @@ type twin struct {
 	flights []*Put
 }
 
-func newTwin(t *testing.T, evict *policy.Module, mode EvictMode) *twin {
+func newTwin(t *testing.T, evict *policy.Module) *twin {
 	f := indexOnly(t, 60, 32, func(c *Config) {
-		c.Policies.Evict, c.EvictMode, c.Now = handle(evict), mode, fakeClock()
+		c.Policies.Evict, c.Now = handle(evict), fakeClock()
 		c.Quotas = []Quota{{First: 1, Last: 1, Share: 0.3}}
 	})
 	f.unlinkVictims()
@@ -97,19 +101,19 @@ func (w *twin) drop(key kv.Key) {
 // may, natively and in wasm: after each of many random steps the same entries are resident, in one order.
 func TestForetoldVictimsAreThoseNamedOneByOne(t *testing.T) {
 	compareForetold(t, func() []*twin {
-		return []*twin{newTwin(t, nil, OnDemand), newTwin(t, use(t, "lru", nil, nil).Module, OnDemand)}
+		return []*twin{newTwin(t, nil), newTwin(t, use(t, "lru", nil, nil).Module)}
 	})
 }
 
 // TestForetoldVictimsInC is the same with recency, a policy in C.
 func TestForetoldVictimsInC(t *testing.T) {
 	module := policytest.Example(t, "recency")
-	compareForetold(t, func() []*twin { return []*twin{newTwin(t, use(t, module, nil, nil).Module, OnDemand)} })
+	compareForetold(t, func() []*twin { return []*twin{newTwin(t, use(t, module, nil, nil).Module)} })
 }
 
 func compareForetold(t *testing.T, others func() []*twin) {
 	for seed := range uint64(6) {
-		twins := append([]*twin{newTwin(t, oneByOne(), OnDemand)}, others()...)
+		twins := append([]*twin{newTwin(t, oneByOne())}, others()...)
 		rng := rand.New(rand.NewPCG(seed, 99))
 		keys := 90 + 60*uint32(seed)
 		for step := range 4000 {
@@ -162,4 +166,248 @@ func compareForetold(t *testing.T, others func() []*twin) {
 			}
 		}
 	}
+}
+
+// answering is an evict policy that answers every question with the same slots.
+type answering []uint32
+
+func (answering) Events([]abi.Event) {}
+
+func (a answering) Victims(_ abi.Ask, dst []uint32) int { return copy(dst, a) }
+
+func answers(slots ...uint32) *policy.Module {
+	return policy.NativeModule("answers", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) { return answering(slots), nil })
+}
+
+// TestSilentPolicies has evict policies that name nobody who can go. What was touched least recently goes in place of the
+// store, and silence that lasts is a fault.
+func TestSilentPolicies(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		names []uint32
+	}{
+		{"nobody", nil},
+		{"a pinned entry", []uint32{0}},
+		{"a slot that is free", []uint32{7}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(answers(tt.names...)) })
+			f.mustPut(0, 1, 2, 3)
+			held := f.lookup(0)
+			defer held.Release()
+			for n := uint64(4); n < 10; n++ {
+				if err := f.put(n, 0); err != nil {
+					t.Fatalf("store %d: %v", n, err)
+				}
+				if f.has(n-3) || !f.has(n-1) {
+					t.Fatalf("store %d: the one touched least recently should have gone", n)
+				}
+			}
+			if st := f.store.Stats().Roots[0]; st.Unanswered != 6 || st.EvictFaults != 0 {
+				t.Errorf("%d questions unanswered, %d faults", st.Unanswered, st.EvictFaults)
+			}
+			for n := uint64(10); n < 10+policy.MaxSilences; n++ {
+				f.mustPut(n)
+			}
+			if st := f.store.Stats().Roots[0]; st.EvictFaults != 1 || !st.Evict.Builtin {
+				t.Errorf("%d faults after %d silent answers", st.EvictFaults, policy.MaxSilences+6)
+			}
+			f.checkUsed()
+		})
+	}
+}
+
+// TestSilenceWithoutEntriesThatCanGo is no fault: all are in use.
+func TestSilenceWithoutEntriesThatCanGo(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(answers()) })
+	f.mustPut(0, 1, 2, 3)
+	held := f.lookup(0, 1, 2, 3)
+	for n := range uint64(2 * policy.MaxSilences) {
+		if err := f.put(10+n, 0); err == nil {
+			t.Fatal("a store found room among entries in use")
+		}
+	}
+	if st := f.store.Stats().Roots[0]; st.Unanswered != 0 || st.EvictFaults != 0 {
+		t.Errorf("%d questions unanswered, %d faults", st.Unanswered, st.EvictFaults)
+	}
+	held.Release()
+	f.mustPut(9)
+	if slices.ContainsFunc([]uint64{0}, f.has) {
+		t.Error("the one touched least recently should have gone")
+	}
+}
+
+// frail is lru as a module that runs out of fuel on a full batch of events and else does its work.
+func frail(t *testing.T) *policy.Module {
+	t.Helper()
+	m := openFrail(t)
+	t.Cleanup(func() { m.Close(context.Background()) })
+	return m
+}
+
+func openFrail(t *testing.T) *policy.Module {
+	t.Helper()
+	m, err := policy.Open(t.Context(), "lru", policy.Options{
+		Dir: policytest.Dir(t, "lru"), Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 50_000, Record: 1},
+	})
+	must(t, err)
+	return m
+}
+
+// fail makes the module of r fault with a batch of lookups.
+func (f *fixture) fail(n uint64, request *uint32) {
+	f.Helper()
+	before := f.store.Stats().Roots[0].EvictFaults
+	for f.store.Stats().Roots[0].EvictFaults == before {
+		*request++
+		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n), Request: *request})
+		must(f, err)
+		l.Release()
+	}
+}
+
+// await waits until the module, or the built-in policy, is the one that answers.
+func (f *fixture) await(builtin bool) {
+	f.Helper()
+	for range 2000 {
+		if f.store.Stats().Roots[0].Evict.Builtin == builtin {
+			return
+		}
+		time.Sleep(10 * time.Millisecond) // of a bubble's clock
+	}
+	f.Fatalf("built-in is not %v: %+v", builtin, f.store.Stats().Roots[0].Evict)
+}
+
+// TestEvictComesBack has a module that faults: the built-in policy continues from its state, and so does the module
+// after it.
+func TestEvictComesBack(t *testing.T) {
+	m := frail(t)
+	synctest.Test(t, func(t *testing.T) { testEvictComesBack(t, m) })
+}
+
+func testEvictComesBack(t *testing.T, m *policy.Module) {
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(m) })
+	f.mustPut(0, 1, 2, 3)
+	var request uint32
+	f.fail(0, &request)
+	if st := f.store.Stats().Roots[0]; !st.Evict.Builtin || st.EvictFaults != 1 {
+		t.Errorf("after a fault: built-in %t, %d faults, want the built-in policy and 1", st.Evict.Builtin, st.EvictFaults)
+	}
+	f.mustPut(5)
+	if f.has(1) || !f.has(0) || !f.has(5) {
+		t.Error("the built-in policy did not evict the least recently touched")
+	}
+	f.await(false)
+	if st := f.store.Stats().Roots[0]; st.Evict.Digest != m.Digest() || m.Quarantined() != nil {
+		t.Errorf("after the pause the policy is %s (%v in quarantine), want %s", st.Evict.Digest, m.Quarantined(), m.Digest())
+	}
+	f.lookup(2).Release()
+	f.mustPut(6)
+	if f.has(3) || !f.has(2) || !f.has(0) {
+		t.Error("the module that came back did not evict the least recently touched")
+	}
+	f.checkUsed()
+}
+
+// TestEvictInQuarantine has it fault until it is given up.
+func TestEvictInQuarantine(t *testing.T) {
+	m := frail(t)
+	synctest.Test(t, func(t *testing.T) { testEvictInQuarantine(t, m) })
+}
+
+func testEvictInQuarantine(t *testing.T, m *policy.Module) {
+	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(m) })
+	f.mustPut(0, 1, 2, 3)
+	var request uint32
+	for m.Quarantined() == nil {
+		f.await(false)
+		f.fail(0, &request)
+	}
+	if st := f.store.Stats().Roots[0]; !st.Evict.Builtin || st.EvictFaults < 2 {
+		t.Errorf("in quarantine: built-in %t, %d faults, want the built-in policy and at least 2", st.Evict.Builtin, st.EvictFaults)
+	}
+	f.mustPut(5)
+	f.checkUsed()
+}
+
+func fifoModule() *policy.Module {
+	return policy.NativeModule("fifo", []abi.Role{abi.RoleEvict}, func(i guest.Info) (any, error) { return fifo.New(i) })
+}
+
+// textbook is a cache of keys as the books have it: oldest first.
+type textbook struct {
+	order    []uint64
+	capacity int
+	recency  bool
+}
+
+func (c *textbook) hit(n uint64) bool {
+	i := slices.Index(c.order, n)
+	if i >= 0 && c.recency {
+		c.order = append(slices.Delete(c.order, i, i+1), n)
+	}
+	return i >= 0
+}
+
+func (c *textbook) insert(n uint64) {
+	if len(c.order) == c.capacity {
+		c.order = c.order[1:]
+	}
+	c.order = append(c.order, n)
+}
+
+// TestTextbookOrder replays requests (the run of hits is looked up, the rest is stored) and compares each hit with what
+// the same cache in a textbook gives; for lru across restarts too, because residents are replayed in order of last
+// touch.
+func TestTextbookOrder(t *testing.T) {
+	for name, evict := range map[string]*policy.Module{"lru": nil, "fifo": fifoModule()} {
+		t.Run(name, func(t *testing.T) {
+			const capacity = 20
+			f := newFixture(t, t.TempDir(), capacity, 1, func(c *Config) { c.Policies.Evict = handle(evict) })
+			book := textbook{capacity: capacity, recency: evict == nil}
+			rng := rand.New(rand.NewPCG(11, 12))
+			for request := range 300 {
+				list := requestKeys(rng)
+				l := f.lookup(list...)
+				want := 0
+				for want < len(list) && book.hit(list[want]) {
+					want++
+				}
+				if l.Hits() != want {
+					t.Fatalf("request %d: %d hits, the textbook has %d", request, l.Hits(), want)
+				}
+				l.Release()
+				for i, n := range list[want:] {
+					parent := n
+					if i+want > 0 {
+						parent = list[i+want-1]
+					}
+					err := f.putUnder(n, parent, 0)
+					if slices.Contains(book.order, n) {
+						if !errors.Is(err, ErrResident) {
+							t.Fatalf("request %d: key %d should be resident: %v", request, n, err)
+						}
+						continue
+					}
+					must(t, err)
+					book.insert(n)
+				}
+				if request%60 == 59 && book.recency {
+					f.restart()
+				}
+			}
+			f.checkUsed()
+		})
+	}
+}
+
+// requestKeys is a chain: one of three beginnings, and one of its continuations.
+func requestKeys(rng *rand.Rand) []uint64 {
+	start := rng.Uint64N(3) * 100
+	list := []uint64{start, start + 1}
+	branch := start + 10*(1+rng.Uint64N(4))
+	for i := range 1 + rng.Uint64N(6) {
+		list = append(list, branch+i)
+	}
+	return list
 }

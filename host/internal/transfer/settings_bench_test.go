@@ -21,8 +21,7 @@ func BenchmarkSettings(b *testing.B) {
 	}{
 		{"plainest", func(*store.Config) {}},
 		{"io_timeout", func(c *store.Config) { c.IOTimeout = time.Minute }},
-		{"batch", func(c *store.Config) { c.Durability = store.Batch }},
-		{"strict", func(c *store.Config) { c.Durability = store.Strict }},
+		{"strict", func(c *store.Config) { c.Strict = true }},
 	}
 	geo := kv.Uniform(1, 32, 1, 64<<10)
 	for _, where := range []struct{ name, dir string }{{"disk", os.TempDir()}, {"tmpfs", "/dev/shm"}} {

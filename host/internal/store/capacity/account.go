@@ -1,6 +1,7 @@
 package capacity
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -45,9 +46,7 @@ type Account struct {
 
 	mu       sync.Mutex
 	bounds   Bounds
-	changed  sync.Cond // on mu: changes increased
-	changes  uint64    // releases, and rounds of the background evictor
-	used     int64     // the sum of part
+	used     int64 // the sum of part
 	part     [parts]int64
 	tenants  []int64 // of part[Entries], by the tenants' numbers
 	free     int64   // what the root may take by the last measurement
@@ -55,10 +54,6 @@ type Account struct {
 	dirs     int64     // bytes of directories
 	ceiling  int64     // what was in use when the file system was full
 	until    time.Time // when the ceiling ends; zero: there is none
-
-	waiters   int    // reservations that wait
-	waiting   int64  // their bytes
-	fruitless uint64 // rounds in which the background evictor freed nothing
 }
 
 // Figures are an account at one moment: what the owner of the root allows, the bytes in use, reserved ones included, what the
@@ -70,9 +65,7 @@ type Figures struct {
 
 // New makes an account of nothing.
 func New(cfg Config) *Account {
-	a := &Account{dir: cfg.Dir, now: cfg.Now, bounds: cfg.Bounds}
-	a.changed.L = &a.mu
-	return a
+	return &Account{dir: cfg.Dir, now: cfg.Now, bounds: cfg.Bounds}
 }
 
 // SetBounds changes what the root may take. What is in use stays in the account: until it is evicted, the root is over its
@@ -81,7 +74,6 @@ func (a *Account) SetBounds(b Bounds) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.bounds, a.measured = b, time.Time{} // the last measurement was for another floor
-	a.wake()
 }
 
 // Figures are the account's.
@@ -129,9 +121,7 @@ const (
 func (a *Account) Directories(more int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.dirs = max(0, a.dirs+more); more < 0 {
-		a.wake()
-	}
+	a.dirs = max(0, a.dirs+more)
 }
 
 // DirectoriesGo says whether empty directories are to be removed, and made again for the next piece: where what they take is
@@ -156,7 +146,6 @@ func (a *Account) Release(tenant uint16, bytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.bill(tenant, -bytes)
-	a.wake()
 	a.check()
 }
 
@@ -174,7 +163,6 @@ func (a *Account) Remove(from Part, bytes int64) int64 {
 	defer a.mu.Unlock()
 	bytes = min(bytes, a.part[from])
 	a.add(from, -bytes)
-	a.wake()
 	a.check()
 	return bytes
 }
@@ -206,7 +194,6 @@ func (a *Account) Reset() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.used, a.part, a.tenants, a.dirs = 0, [parts]int64{}, nil, 0
-	a.wake()
 }
 
 // The rest is called with a.mu held.
@@ -229,13 +216,6 @@ func (a *Account) ownedBy(tenant uint16) int64 {
 		return 0
 	}
 	return a.tenants[tenant]
-}
-
-func (a *Account) wake() {
-	a.changes++
-	if a.waiters > 0 {
-		a.changed.Broadcast()
-	}
 }
 
 // check panics, in a build with the tag invariants, when the account contradicts itself.
@@ -305,7 +285,7 @@ func (a *Account) Lift() {
 	a.until = time.Time{}
 }
 
-// Retry ends a ceiling whose time is over. It says whether there was one.
+// Retry ends a ceiling after its time. It says whether there was one.
 func (a *Account) Retry() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -315,3 +295,6 @@ func (a *Account) Retry() bool {
 	}
 	return over
 }
+
+// ErrNoSpace says that a reservation does not fit.
+var ErrNoSpace = errors.New("store: no space")

@@ -113,7 +113,7 @@ func (b *Budget) Spent() int64 {
 }
 
 // Charge takes bytes from the budget. Near its end it does so only for an entry that continues one that is there, or
-// whose fingerprint asked before.
+// that asks for the second time.
 func (b *Budget) Charge(bytes int64, fingerprint uint64, continues func() bool) (c Charge, ok bool) {
 	daily := b.daily.Load()
 	if daily == 0 {

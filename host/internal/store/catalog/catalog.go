@@ -9,12 +9,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/codec/choice"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/kv"
+	"golang.org/x/sync/semaphore"
 )
 
 // MaxNamespaces is the most namespaces that one run can number.
@@ -182,3 +181,14 @@ func (c *Catalog) EachPolicy(visit func(PolicyInfo)) {
 		visit(PolicyInfo{Handle: p.Handle, Since: p.Since, Stats: p.Policy.Stats()})
 	}
 }
+
+var (
+	// ErrUnknownNamespace is a namespace that no session has opened and no root has the text of, or a group that it lacks.
+	ErrUnknownNamespace = errors.New("unknown namespace or group")
+	// ErrTooMany is a namespace or group beyond those that one host can tell apart.
+	ErrTooMany = errors.New("too many namespaces or groups")
+	// ErrNoPolicy says that no policy of that name has the role.
+	ErrNoPolicy = errors.New("no such policy")
+	// ErrAlien is a piece that its namespace cannot have.
+	ErrAlien = errors.New("piece of another namespace than it says")
+)

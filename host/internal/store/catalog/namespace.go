@@ -16,7 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Namespace is a namespace that has a number, and the policies that it is bound to. Policies are told of a namespace
+// Namespace is a namespace that has a number, and the policies that it is bound to. Policies learn of a namespace
 // once, by its number, and may keep that for as long as they run. So a number is never used again within a run.
 type Namespace struct {
 	ID     uint32
@@ -217,4 +217,61 @@ func (ns *Namespace) bind(c *Catalog) {
 	ns.Admit.binding.Store(c.admit.Load().of(ns.Text))
 	ns.Layout.binding.Store(c.layout.Load().of(ns.Text))
 	ns.Place.binding.Store(c.place.Load().of(ns.Text))
+}
+
+// At a start only namespaces get a number that have a piece in some root or are opened by a session. The others that
+// roots hold are unregistered until then. Once all pieces have been found the roots forget the texts that are left; a
+// session that opens such a namespace later has its text written again.
+
+// Knows says whether a namespace has a number or a text.
+func (c *Catalog) Knows(d kv.Digest) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.byDigest[d] != nil || c.unregistered[d] != ""
+}
+
+// AddText adds a text that a root holds, or the reason why that cannot be read. Pieces of a namespace with a text
+// that cannot be read are left alone; only those without a text belong to no namespace.
+func (c *Catalog) AddText(d kv.Digest, text string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		delete(c.unregistered, d)
+		c.unreadable[d] = err
+		return
+	}
+	c.unregistered[d] = text
+}
+
+// resolve returns a namespace that some root holds, and gives it a number if it has none. c.mu is held.
+func (c *Catalog) resolve(d kv.Digest) (*Namespace, error) {
+	if ns := c.byDigest[d]; ns != nil {
+		return ns, nil
+	}
+	text := c.unregistered[d]
+	if err := c.unreadable[d]; err != nil && text == "" {
+		return nil, err
+	}
+	if text == "" {
+		return nil, fmt.Errorf("%w: digest %s", ErrUnknownNamespace, d)
+	}
+	ns, err := c.assignNumber(d, text)
+	if err != nil {
+		delete(c.unregistered, d) // it is not tried for each of its pieces, and the roots keep it
+		c.unreadable[d] = err
+		c.log.Warn("namespace left out", "namespace", d, "error", err)
+	}
+	return ns, err
+}
+
+// ForgetUnregistered removes the texts of namespaces that have no piece in any root. All pieces have been found. The
+// caller holds Lock.
+func (c *Catalog) ForgetUnregistered() {
+	c.mu.Lock()
+	texts := c.unregistered
+	c.unregistered = map[kv.Digest]string{}
+	c.mu.Unlock()
+	for d := range texts {
+		c.opt.Roots.Forget(pieceformat.NamespacesDir, d.String())
+	}
 }

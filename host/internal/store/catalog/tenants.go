@@ -36,7 +36,7 @@ func (t *Tenants) Tenant(number uint16) uint32 {
 }
 
 // Number returns a tenant's number. Tenants beyond the first 65,535 are UnknownTenant: they share its quota, if it has
-// one, and nobody else is billed for them.
+// one, and no other tenant is billed for them.
 func (t *Tenants) Number(tenant uint32) uint16 {
 	if list := *t.list.Load(); len(list) > 0 && list[0] == tenant {
 		return 0 // a store with one tenant is the usual case

@@ -6,10 +6,10 @@
 //	Written, EndWrite            a piece is there, or its put has failed
 //	BeginEvict, FinishEvict      lookups miss, and then its files are unlinked
 //
-// After FinishEvict the entry leaves the table as soon as nobody writes to its files. Its bytes and its slot are free
-// when nobody has a pin on it.
+// After FinishEvict the entry leaves the table as soon as its files are not written to. Its bytes and its slot are free
+// when it has no pin.
 //
-// The index changes first and the policy hears of it under the same lock, so that a policy that fails at any event can
+// The index changes first and the policy gets the event under the same lock, so that a policy that fails at any event can
 // be replaced and told everything from the index. No method touches a file: whoever unlinks files calls BeginEvict
 // before and FinishEvict afterwards.
 //

@@ -35,7 +35,7 @@ func Ranks(pieces uint64) iter.Seq[uint32] {
 	}
 }
 
-// BeginEvict begins to remove an entry: the policy hears of it and lookups miss. FinishEvict ends it, after the files
+// BeginEvict begins to remove an entry: the policy gets REMOVE and lookups miss. FinishEvict ends it, after the files
 // are unlinked.
 func (s *Set) BeginEvict(slot uint32) Eviction {
 	e := s.Index.At(slot)
@@ -116,7 +116,7 @@ func Forget(s *Set, slot uint32) {
 }
 
 // reap ends an evicted entry as far as possible: it leaves the table when nothing happens to its files any more, and
-// its bytes and slot are free when nobody has a pin on it (unlinked files take space while they are open).
+// its bytes and slot are free when it has no pin (unlinked files take space while they are open).
 func (s *Set) reap(slot uint32) {
 	e := s.Index.At(slot)
 	if !e.Is(index.Evicting) {

@@ -10,8 +10,8 @@ import (
 )
 
 // An entry can be copied to another level while it is served. One that is to leave its root is named by the evict
-// policy ahead of need: the policy forgets it, and it waits, still served, until its bytes are needed or somebody asks
-// for it again, in which case it stays and the policy is told of it anew. So a put that needs room waits for no copy:
+// policy ahead of need: the policy forgets it, and it waits, still served, until its bytes are needed or a lookup finds
+// it again, in which case it stays and the policy gets it anew. So a put that needs room waits for no copy:
 // what has its copy goes, and where nothing has one yet the put goes to the next level itself.
 
 // Move is an entry that is copied, or waits for that.
@@ -25,13 +25,13 @@ type Move struct {
 	bytes   int64
 }
 
-// Gone says that the entry is not there any more: nobody wants a copy. It needs no lock.
+// Gone says that the entry is not there any more: no copy is wanted. It needs no lock.
 func (m *Move) Gone() bool { return m.gone.Load() }
 
 // Cancel says that whoever asked for the copy does not want it any more. It needs no lock.
 func (m *Move) Cancel() { m.ended.Store(true) }
 
-// Cancelled says that nobody wants the copy. It needs no lock.
+// Cancelled says that the copy is not wanted. It needs no lock.
 func (m *Move) Cancelled() bool { return m.ended.Load() || m.Gone() }
 
 // Moves are those of a set's entries. The set's lock guards them.
@@ -249,5 +249,75 @@ func (s *Moves) granted(slot uint32, e *index.Entry, first bool) {
 	}
 	if first {
 		s.Hits.add(slot, s.Index.High())
+	}
+}
+
+// Hits counts, by slot, how many lookups have granted an entry since it became resident, 255 at most. A request that
+// asks again counts once. The counts are not kept over a restart. The set's lock guards them.
+type Hits struct {
+	of []uint8 // nil: nothing is counted
+}
+
+// Start begins to count.
+func (h *Hits) Start() { h.of = []uint8{} }
+
+// Of is the hits of the entry in a slot.
+func (h *Hits) Of(slot uint32) uint32 {
+	if int(slot) < len(h.of) {
+		return uint32(h.of[slot])
+	}
+	return 0
+}
+
+// add counts a hit. There are so many slots.
+func (h *Hits) add(slot, slots uint32) {
+	if h.of == nil {
+		return
+	}
+	if int(slot) >= len(h.of) {
+		h.of = append(h.of, make([]uint8, int(slots)-len(h.of))...)
+	}
+	if h.of[slot] < 255 {
+		h.of[slot]++
+	}
+}
+
+// forget ends the count of the entry that was in a slot before.
+func (h *Hits) forget(slot uint32) {
+	if int(slot) < len(h.of) {
+		h.of[slot] = 0
+	}
+}
+
+// Prefetched are the entries that were copied here because a lookup asked for that, and were not loaded since. The set's
+// lock guards them, but not the counts.
+type Prefetched struct {
+	of map[uint32]struct{} // by slot
+
+	Used   atomic.Uint64 // copies that were loaded afterwards
+	Wasted atomic.Uint64 // copies that went without
+}
+
+// Add counts an entry in.
+func (p *Prefetched) Add(slot uint32) {
+	if p.of == nil {
+		p.of = map[uint32]struct{}{}
+	}
+	p.of[slot] = struct{}{}
+}
+
+// loaded says that an entry is loaded.
+func (p *Prefetched) loaded(slot uint32) { p.end(slot, &p.Used) }
+
+// goes says that an entry is removed.
+func (p *Prefetched) goes(slot uint32) { p.end(slot, &p.Wasted) }
+
+func (p *Prefetched) end(slot uint32, n *atomic.Uint64) {
+	if len(p.of) == 0 {
+		return
+	}
+	if _, ok := p.of[slot]; ok {
+		delete(p.of, slot)
+		n.Add(1)
 	}
 }

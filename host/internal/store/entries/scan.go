@@ -81,7 +81,7 @@ func (c *Scan) AddOf(
 	s := c.set
 	fp := kv.Fingerprint(h.Namespace, h.Group, h.Key)
 	if c.over {
-		return found // the scan has ended meanwhile, and seen everything
+		return found // the scan has ended, and seen everything
 	}
 	slot := s.Index.Find(fp, cl.Base, &h.Key)
 	if slot != index.None && s.Index.At(slot).Is(index.Evicting) {
@@ -163,7 +163,7 @@ func (c *Scan) Stored(slot uint32) int64 {
 	return 0
 }
 
-// Close ends the record: what is added later is ignored. It returns pieces whose files may have gone with an entry that
+// Close ends the record: what is added later is ignored. It returns pieces with files that may have gone with an entry that
 // was removed during the scan. It takes the lock.
 func (c *Scan) Close() (unsure []MarkedPiece) {
 	c.set.Lock()
@@ -184,5 +184,5 @@ func (s *Set) Restore(x *index.Index) {
 		}
 		s.Count.Recovered += uint64(bits.OnesCount64(x.Pieces(slot)))
 	})
-	s.cfg.Changes.Reset() // a root that is opened late brings entries that no change told of
+	s.cfg.Changes.Reset() // a root that is opened late brings entries that are in no change
 }

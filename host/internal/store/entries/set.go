@@ -2,6 +2,8 @@ package entries
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math/bits"
 	"sync"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // Config makes a set.
@@ -34,7 +37,7 @@ type Set struct {
 	Hits    Hits
 	// Prefetched are the copies that came here because a lookup asked for them.
 	Prefetched Prefetched
-	// Touched receives the fingerprints of entries that lookups touch; nil: nobody wants them.
+	// Touched receives the fingerprints of entries that lookups touch; may be nil.
 	Touched func(fp uint64)
 
 	cfg      Config
@@ -56,7 +59,6 @@ type Counters struct {
 	Discarded   uint64 // entries that clients discarded
 	OverBudget  uint64 // puts refused for the daily write budget
 	Evictions   uint64 // entries
-	Waits       uint64 // puts that waited for the background evictor
 	Sheds       uint64 // puts that found no space
 	Damaged     uint64 // entries dropped because a file was not what it should be
 	Vanished    uint64 // files removed by another program
@@ -146,13 +148,6 @@ func (s *Set) InFlight() int { return len(s.flights) }
 // Complete is how many entries have all their pieces.
 func (s *Set) Complete() int64 { return s.complete }
 
-// SlotsFull says whether there is no slot for another entry. It takes the lock.
-func (s *Set) SlotsFull() bool {
-	s.Lock()
-	defer s.Unlock()
-	return s.Index.Len() == s.Index.Max()
-}
-
 // Reach is how many entries there can be at most, after [Raise]. It takes the lock.
 func Reach(s *Set) uint32 {
 	s.Lock()
@@ -182,10 +177,200 @@ func (s *Set) Writing() (bytes int64) {
 	return bytes
 }
 
-// Unwritten is the bytes reserved for pieces that are not there, whether somebody is writing them or not.
+// Unwritten is the bytes reserved for pieces that are not there, whether they are being written or not.
 func (s *Set) Unwritten() (bytes int64) {
 	for class, n := range s.Index.MissingByClass() {
 		bytes += n * s.cfg.Catalog.Class(class).FileBytes()
 	}
 	return bytes
+}
+
+// ErrResident says that a piece is there already, or is being written by another put.
+var ErrResident = errors.New("store: piece is resident")
+
+// Has says whether there is an entry in a state that is not being removed.
+func (s *Set) Has(fp uint64, state uint8) bool {
+	slot := s.Index.FindFingerprint(fp)
+	return slot != index.None && s.Index.At(slot).Is(state) && !s.Index.At(slot).Is(index.Evicting)
+}
+
+// Continued says whether an entry has the one of a fingerprint as its parent.
+func (s *Set) Continued(fp uint64) (continued bool) {
+	s.Index.Children(fp, func(uint32) { continued = true })
+	return continued
+}
+
+// Part is an entry that is not complete, that no put adds to and that can be evicted. It takes the lock.
+func (s *Set) Part(fp uint64) (m Mark, ok bool) {
+	s.Lock()
+	defer s.Unlock()
+	slot := s.Index.FindFingerprint(fp)
+	ok = slot != index.None && !s.Index.At(slot).Is(index.Complete) && !s.Busy(slot) && s.Evictor.Evictable(slot)
+	return Mark{slot, fp}, ok
+}
+
+// Marks are all entries that are not being removed. It takes the lock.
+func (s *Set) Marks() (list []Mark) {
+	s.Lock()
+	defer s.Unlock()
+	s.Index.Each(func(slot uint32, e *index.Entry) {
+		if !e.Is(index.Evicting) {
+			list = append(list, Mark{slot, s.Index.Fingerprint(slot)})
+		}
+	})
+	return list
+}
+
+// Pinned is a piece of an entry that has a pin for it.
+type Pinned struct {
+	Class *catalog.Class
+	Key   kv.Key
+	Name  string // empty: the built-in one
+}
+
+// PinPiece pins an entry that has another pin, for one of its pieces, which is loaded if loads says so. There is none where
+// the entry is being removed, or has not got the piece: then Key alone is set. It takes the lock.
+func (s *Set) PinPiece(slot, rank uint32, loads bool) (p Pinned, ok bool) {
+	s.Lock()
+	defer s.Unlock()
+	e := s.Index.At(slot)
+	p.Key = s.Index.Key(slot)
+	if e.Is(index.Evicting) || rank >= kv.MaxRanks || s.Index.Pieces(slot)&(1<<rank) == 0 {
+		return p, false
+	}
+	s.Index.Pin(slot)
+	if loads {
+		s.Prefetched.loaded(slot)
+	}
+	p.Class = s.ClassOf(slot)
+	if e.Is(index.Named) {
+		p.Name = s.Index.NameOf(slot, rank)
+	}
+	return p, true
+}
+
+// PinCopy finds a complete copy of an entry and pins it if it is wanted. Prefetched says that a lookup asked for the copy.
+// It takes the lock.
+func (s *Set) PinCopy(fp uint64, prefetched, wanted bool) (slot uint32, pinned bool) {
+	s.Lock()
+	defer s.Unlock()
+	if !s.Has(fp, index.Complete) {
+		return index.None, false
+	}
+	slot = s.Index.FindFingerprint(fp)
+	if prefetched {
+		s.Prefetched.Add(slot)
+	}
+	if wanted {
+		s.Moves.Granted(slot, s.Index.At(slot), false)
+		s.Evictor.Pin(slot, fp, 0)
+	}
+	return slot, wanted
+}
+
+const (
+	sweptSlots   = 1 << 16 // visited by one sweep
+	sweptEntries = 256     // found by one sweep
+)
+
+// expire sets when an entry expires that was stored at a time, in nanoseconds since 1970. A time in the future comes
+// from a clock that was wrong.
+func (s *Set) expire(slot uint32, c *catalog.Class, stored int64) {
+	at := int64(0)
+	if c.Namespace.TTL > 0 {
+		stored = min(stored, s.cfg.Now().UnixNano())
+		at = (stored + int64(c.Namespace.TTL) + int64(time.Second) - 1) / int64(time.Second)
+	}
+	s.Index.Expiries.Set(slot, at)
+}
+
+// Expired says whether an entry has expired at a time, in seconds since 1970.
+func (s *Set) Expired(slot uint32, now int64) bool {
+	return s.Index.Expiries.Any() && s.Index.Expiries.Expired(slot, now)
+}
+
+// Renew finds the entry of a key, and counts it as expired if it has expired and has no reader. Renew takes the lock.
+func (s *Set) Renew(fp uint64, cl *catalog.Class, key *kv.Key) (m Mark, ok bool) {
+	s.Lock()
+	defer s.Unlock()
+	slot := s.Index.Find(fp, cl.Base, key)
+	if ok = slot != index.None && s.Expired(slot, s.cfg.Now().Unix()) && s.Evictor.Evictable(slot); ok {
+		s.Count.Expired++
+	}
+	return Mark{slot, fp}, ok
+}
+
+// SweepExpired finds a bounded number of entries that have expired and have no readers. An entry that would expire
+// later than one stored now was stored by a clock that was wrong: its time to live starts again. It takes the lock.
+func (s *Set) SweepExpired() (expired []Mark) {
+	now := s.cfg.Now().Unix()
+	s.Lock()
+	defer s.Unlock()
+	x := &s.Index.Expiries
+	x.Sweep(sweptSlots, func(slot uint32) bool {
+		if at := int64(x.At(slot)); at > now && s.Index.At(slot).Is(index.Live) {
+			if last := now + int64((s.ClassOf(slot).Namespace.TTL+time.Second-1)/time.Second); at > last+1 {
+				x.Set(slot, last)
+			}
+		}
+		if x.Expired(slot, now) && s.Evictor.Evictable(slot) {
+			expired = append(expired, Mark{Slot: slot, Fingerprint: s.Index.Fingerprint(slot)})
+		}
+		return len(expired) < sweptEntries
+	})
+	s.Count.Expired += uint64(len(expired))
+	return expired
+}
+
+// Check compares the index with itself and with the account, given the bytes in quarantine. It looks at every entry.
+func (s *Set) Check(quarantine int64) error {
+	if err := s.Index.Check(); err != nil {
+		return err
+	}
+	var complete int64
+	var tenants []int64
+	for slot := range s.Index.High() {
+		e := s.Index.At(slot)
+		if !e.Is(index.Live) {
+			continue
+		}
+		tenant := int(s.Index.Owner(slot).Tenant)
+		for tenant >= len(tenants) {
+			tenants = append(tenants, 0)
+		}
+		tenants[tenant] += s.Index.Bytes(slot)
+		if e.Is(index.Detached) {
+			continue
+		}
+		if e.Is(index.Complete) && !e.Is(index.Evicting) {
+			complete++
+		}
+		f, busy := s.flights[slot]
+		if !e.Is(index.Evicting) && s.Index.Pieces(slot) == 0 && f.ranks == 0 {
+			return fmt.Errorf("slot %d has no piece, and none is written", slot)
+		}
+		if busy && int(e.Pins()) < bits.OnesCount64(f.ranks) {
+			return fmt.Errorf("slot %d has %d pins and %d writers", slot, e.Pins(), bits.OnesCount64(f.ranks))
+		}
+	}
+	if err := s.Moves.check(); err != nil {
+		return err
+	}
+	if complete != s.complete {
+		return fmt.Errorf("%d complete entries, the count says %d", complete, s.complete)
+	}
+	return s.Account.Check(tenants, quarantine)
+}
+
+// Census counts the bytes reserved for pieces that are not there, entry by entry, and the entries that are pinned,
+// being written or being removed.
+func (s *Set) Census() (missing int64, inUse int) {
+	inUse = len(s.flights)
+	s.Index.Each(func(slot uint32, e *index.Entry) {
+		missing += int64(bits.OnesCount64(s.Index.Missing(slot))) * s.ClassOf(slot).FileBytes()
+		if e.Pins() != 0 || e.Any(index.Evicting|index.Detached) {
+			inUse++
+		}
+	})
+	return missing, inUse
 }

@@ -49,7 +49,7 @@ func (s *Set) Insert(n *New) (slot uint32, err error) {
 
 // Join adds a piece to the entry of its key and pins it; slot is [index.None] when there is no entry. The error is
 // [ErrResident] when the piece is there or is being written. It waits until an entry that is being evicted has left
-// the table, unless leaving forbids that; the lock is released meanwhile.
+// the table, unless leaving forbids that; the lock is released during the wait.
 func (s *Set) Join(
 	ctx context.Context, fp uint64, cl *catalog.Class, key *kv.Key, rank uint32, leaving func() error,
 ) (slot uint32, err error) {
@@ -95,13 +95,13 @@ func (s *Set) Join(
 	}
 }
 
-// Extend reserves another piece of an entry, whose bytes are in the account already.
+// Extend reserves another piece of an entry; the bytes are in the account already.
 func (s *Set) Extend(slot, rank uint32, bytes int64) {
 	s.Index.Resize(slot, bytes)
 	s.Index.ReservePieces(slot, 1<<rank)
 }
 
-// Unreserve gives up the bytes of a piece that will not be written.
+// Unreserve releases the bytes of a piece that will not be written.
 func (s *Set) Unreserve(slot, rank uint32, bytes int64) {
 	if s.Index.Missing(slot)&(1<<rank) == 0 || s.Index.Pieces(slot)&(1<<rank) != 0 {
 		return
@@ -114,7 +114,7 @@ func (s *Set) Unreserve(slot, rank uint32, bytes int64) {
 
 // Written enters a piece that is published under a name, which is empty for the built-in one: it took diff bytes more than
 // were reserved for it. The entry is complete with all of the ranks. It is false where a scan has met the piece under
-// another name meanwhile: that file is the entry's, and its bytes are in the account, so the caller removes its own.
+// another name at the same time: that file is the entry's, and its bytes are in the account, so the caller removes its own.
 func (s *Set) Written(slot, rank uint32, name string, ranks uint64, parent kv.Key, diff int64) bool {
 	e := s.Index.At(slot)
 	if s.Index.Pieces(slot)&(1<<rank) != 0 {

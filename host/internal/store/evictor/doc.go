@@ -3,7 +3,7 @@
 // An [Evictor] tells the policy what happens to the root's entries and asks it for victims. When the policy fails, the
 // least recently touched entries are evicted until its module was restarted: every entry carries its last touch, so
 // nothing must be told first. A [Handover] replaces the policy while sessions use the root: the new policy takes over
-// the state of the old one, or is told of all entries in slices, and hears of every event meanwhile.
+// the state of the old one, or gets all entries in slices, and every event that happens at the same time.
 //
 // # Events
 //

@@ -5,7 +5,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 )
 
-// Cause is on whose behalf something happens to entries. Request 0 is none.
+// Cause is the request and the tenant that cause an event. Request 0 is none.
 type Cause struct {
 	Request uint32
 	Tenant  uint32
@@ -21,7 +21,7 @@ func (v *Evictor) write(ev *abi.Event, op abi.Op, slot uint32, e *index.Entry, f
 }
 
 // Post tells the policy of something that happened to an entry. The event is written where the policy reads it, unless
-// others hear of it too: to make it elsewhere and copy it takes three times as long.
+// others get it too: to make it elsewhere and copy it takes three times as long.
 func (v *Evictor) Post(op abi.Op, slot uint32, e *index.Entry, fp uint64, c *Cause) {
 	if v.fallback != nil || v.candidate != nil || v.scanning || v.closed {
 		var ev abi.Event
@@ -38,7 +38,7 @@ func (v *Evictor) Post(op abi.Op, slot uint32, e *index.Entry, fp uint64, c *Cau
 	}
 }
 
-// canGo hears of a tenant's entry that is new or can be evicted again.
+// canGo follows a tenant's entry that is new or can be evicted again.
 func canGo(v *Evictor, e *index.Entry, tenant uint32) {
 	v.queue.evictable(e)
 	v.instead.evictable(tenant)
@@ -47,7 +47,7 @@ func canGo(v *Evictor, e *index.Entry, tenant uint32) {
 	}
 }
 
-// Tell is Post for an entry whose tenant causes the event, with the request given.
+// Tell is Post with the entry's own tenant as the cause, with the request given.
 func (v *Evictor) Tell(op abi.Op, slot uint32, fp uint64, request uint32) {
 	v.Post(op, slot, v.x.At(slot), fp, &Cause{Request: request, Tenant: v.tenant(slot), Time: v.cfg.Host.Clock()})
 }

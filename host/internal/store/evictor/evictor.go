@@ -42,7 +42,7 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Size is what a policy is told of its root.
+// Size is the size of a root as its policy gets it.
 type Size struct {
 	Slots    uint32
 	Capacity int64
@@ -59,7 +59,7 @@ type Evictor struct {
 	policy    *policy.Evict
 	active    *Policy      // what policy was made from
 	fallback  *recency     // answers while the policy is down, else nil
-	instead   recency      // answers where the policy names nobody who can go
+	instead   recency      // answers where the policy names no evictable entry
 	candidate *candidate   // a policy that is about to take over, or nil
 	past      policy.Stats // of earlier instances of the active policy
 	scanning  bool         // a scan runs: the policy is told nothing
@@ -73,7 +73,7 @@ type Evictor struct {
 type Counts struct {
 	Asks       uint64 // questions to the policy, or to the fallback
 	BadVictims uint64 // named although pinned, in flight or gone
-	Unanswered uint64 // questions to the policy in which it named nobody who can go, although somebody can
+	Unanswered uint64 // questions to the policy in which it named no evictable entry, although there was one
 	Faults     uint64 // policies that failed
 }
 
@@ -113,7 +113,7 @@ func (v *Evictor) run(work func(ctx context.Context)) {
 // SetIndex replaces the index, before anything was told.
 func (v *Evictor) SetIndex(x *index.Index) { v.x = x }
 
-// SizeOf is what policies are told of the root. It takes the lock.
+// SizeOf is the size of the root as policies get it. It takes the lock.
 func SizeOf(v *Evictor) Size {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -163,8 +163,8 @@ func (v *Evictor) fits(slot, tenant uint32) bool {
 func (v *Evictor) tenant(slot uint32) uint32 { return v.cfg.Host.Tenant(v.x.Owner(slot).Tenant) }
 
 // Victims names entries to evict, best first, for so many bytes; only those of the tenant, if one is named. evict
-// begins to evict each: the entry is no longer evictable afterwards. If the policy names nobody who can go although
-// somebody can, the least recently touched go.
+// begins to evict each: the entry is no longer evictable afterwards. If the policy names no evictable entry although
+// there is one, the least recently touched go.
 func (v *Evictor) Victims(bytes int64, tenant uint32, evict func(slot uint32)) {
 	ask := abi.Ask{Bytes: uint64(bytes), MaxVictims: MaxVictims, Tenant: tenant}
 	var left int64
@@ -214,8 +214,8 @@ func (v *Evictor) Ask(a abi.Ask, dst []uint32) int {
 	return v.fallback.victims(v, a, dst)
 }
 
-// Instead answers a question in which the policy named nobody who can go: those that were touched least recently, of the
-// entries that it was told of. If there are none, its answer was right.
+// Instead answers a question in which the policy named no evictable entry: with those touched least recently, of the
+// entries that the policy knows. If there are none, its answer was right.
 func (v *Evictor) Instead(a abi.Ask, dst []uint32) int {
 	if v.fallback != nil || v.scanning || v.policy.Ended() {
 		return 0
@@ -244,7 +244,7 @@ func (v *Evictor) Fail(cause error) {
 	_ = v.policy.Close()
 	v.fallback = &recency{}
 	if verdict == policy.Restart && v.cfg.Run.Err() == nil {
-		failed.Acquire() // a swap may replace it meanwhile
+		failed.Acquire() // a swap may replace it before
 		v.cfg.Work.Go(func() {
 			defer failed.Release()
 			ctx := v.cfg.Run
@@ -263,13 +263,18 @@ func (v *Evictor) restart(ctx context.Context, failed *Policy) error {
 		return nil
 	}
 	h, err := v.Prepare(ctx, failed, failed)
-	if err == nil {
-		_, err = h.Finish()
-	}
 	if errors.Is(err, ErrSuperseded) {
 		return nil
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	if err := h.Ready(); err != nil {
+		h.Abandon()
+		return err
+	}
+	h.Finish()
+	return nil
 }
 
 // Flush hands the policy the events that it was not called with yet.

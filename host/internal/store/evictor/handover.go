@@ -3,6 +3,7 @@ package evictor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
@@ -14,7 +15,7 @@ import (
 type Method uint8
 
 const (
-	// Replayed: it was told of every entry, in order of the last touch.
+	// Replayed: it was told every entry, in order of the last touch.
 	Replayed Method = iota
 	// Loaded: it took over the state of the policy before it.
 	Loaded
@@ -28,7 +29,7 @@ func (m Method) String() string {
 }
 
 // MaxHandoverState bounds the state that is taken over: it is copied under the root's lock, and no session may wait for
-// long. lru takes 3 ms for so much, as a Go module. A policy that keeps more is told of the entries instead, in slices.
+// long. lru takes 3 ms for so much, as a Go module. A policy that keeps more gets the entries instead, in slices.
 const MaxHandoverState = 2 << 20
 
 // Handover is a change of a root's evict policy under way. There is one at a time.
@@ -39,16 +40,6 @@ type Handover struct {
 	size     Size
 	next     *candidate
 	method   Method
-	before   activePolicy
-}
-
-// activePolicy is who decides in a root, and its figures.
-type activePolicy struct {
-	size     Size
-	policy   *policy.Evict
-	fallback *recency
-	active   *Policy
-	past     policy.Stats
 }
 
 // HoldHandovers keeps handovers from the root, as during a scan, until AllowHandovers.
@@ -57,13 +48,13 @@ func (v *Evictor) HoldHandovers(ctx context.Context) error { return v.handover.A
 // AllowHandovers ends HoldHandovers.
 func (v *Evictor) AllowHandovers() { v.handover.Release(1) }
 
-// Prepare starts a policy beside the active one, from, and tells it what is here. Finish or Abandon must follow when
-// there is no error; or Take, and then Keep or Undo. Like all methods of a handover, it takes the lock.
+// Prepare starts a policy next to the active one, from, and tells it what is here. Finish or Abandon must follow when
+// there is no error. Like all methods of a handover, it takes the lock.
 func (v *Evictor) Prepare(ctx context.Context, to, from *Policy) (*Handover, error) {
 	return PrepareSize(ctx, v, to, from, nil)
 }
 
-// PrepareSize is Prepare for a root whose size changes with the policy, unless size is nil. Both may be the same policy, in
+// PrepareSize is Prepare for a root that gets another size with the policy, unless size is nil. Both may be the same policy, in
 // a new instance.
 func PrepareSize(ctx context.Context, v *Evictor, to, from *Policy, size *Size) (*Handover, error) {
 	if err := v.HoldHandovers(ctx); err != nil { // a scan may hold it for long
@@ -210,74 +201,43 @@ func (h *Handover) Abandon() {
 	h.v.AllowHandovers()
 }
 
-// Finish lets the policy take over, unless it fails at the last moment, and returns the number of entries.
-func (h *Handover) Finish() (entries int, err error) {
-	if entries, err = h.Take(); err == nil {
-		h.Keep()
-	}
-	return entries, err
-}
-
-// Take lets the policy decide, unless it fails at the last moment. The policy before it keeps hearing of everything, so
-// that Undo can restore it.
-func (h *Handover) Take() (entries int, err error) {
+// Ready says why the policy cannot take over, if so: it has failed since, or the store is being closed.
+func (h *Handover) Ready() error {
 	v, next := h.v, h.next
 	v.mu.Lock()
+	defer v.mu.Unlock()
 	if next.err == nil {
 		next.err = next.policy.Flush()
 	}
-	if next.err == nil {
-		next.err = v.cfg.Run.Err()
-	}
-	if next.err != nil {
-		v.mu.Unlock()
-		h.Abandon()
-		return 0, next.err
-	}
-	h.before = activePolicy{v.size, v.policy, v.fallback, v.active, v.past}
+	return cmp.Or(next.err, v.cfg.Run.Err())
+}
+
+// Finish lets the policy take over and returns the number of entries. A fault since Ready is treated as that of any policy
+// that is active.
+func (h *Handover) Finish() (entries int) {
+	v, next := h.v, h.next
+	v.mu.Lock()
+	before, past := v.policy, v.past
 	v.size, v.policy, v.fallback, v.candidate = h.size, next.policy, nil, nil
-	if h.before.fallback == nil {
-		v.candidate = &candidate{policy: h.before.policy, whole: true}
-	}
 	if h.to == h.from {
-		v.past = addStats(v.past, h.before.policy.Stats())
+		v.past = addStats(past, before.Stats())
 	} else {
 		h.to.Acquire()
 		v.active, v.past = h.to, policy.Stats{}
 	}
+	if next.err != nil {
+		v.Fail(next.err)
+	}
 	entries = int(v.x.Len())
 	v.mu.Unlock()
-	return entries, nil
-}
-
-// Keep releases the policy before.
-func (h *Handover) Keep() {
-	h.v.setCandidate(nil)
-	h.v.AllowHandovers()
-	h.v.cfg.Log.Info("evict policy took over", "policy", h.to.Label, "sha256", h.to.Module.Digest(),
+	v.AllowHandovers()
+	v.cfg.Log.Info("evict policy took over", "policy", h.to.Label, "sha256", h.to.Module.Digest(),
 		"from", h.from.Label, "by", h.method)
-	_ = h.before.policy.Close() // without the lock: to return memory takes time
+	_ = before.Close() // without the lock: to return memory takes time
 	if h.to != h.from {
 		h.from.Release()
 	}
-}
-
-// Undo restores the previous policy. It kept receiving events; if one of them faulted, that fault is now reported.
-func (h *Handover) Undo() {
-	v := h.v
-	v.mu.Lock()
-	old := v.candidate
-	v.size, v.policy, v.fallback = h.before.size, h.before.policy, h.before.fallback
-	v.active, v.past, v.candidate = h.before.active, h.before.past, nil
-	if old != nil && old.err != nil {
-		v.Fail(old.err)
-	}
-	v.mu.Unlock()
-	v.AllowHandovers()
-	_ = h.next.policy.Close()
-	if h.to != h.from {
-		h.to.Release()
-	}
+	return entries
 }
 
 // SetScanning says that a scan runs, while which the policy is told nothing.
@@ -318,7 +278,7 @@ func (v *Evictor) EndScan(ctx context.Context, end func()) error {
 	return nil
 }
 
-// Resume lets the policy continue from a state, or else tells it what is here, at the start, when nobody waits.
+// Resume lets the policy continue from a state, or else tells it what is here, at the start, when no session waits.
 func (v *Evictor) Resume(ctx context.Context, state policy.State) {
 	if state.Format != "" {
 		next, err := v.start(ctx, v.active, v.size, state)
@@ -336,7 +296,7 @@ func (v *Evictor) Resume(ctx context.Context, state policy.State) {
 		}
 	}
 	for _, slot := range v.x.ByLastTouch() {
-		if v.fallback != nil { // it failed; the next one is told of all
+		if v.fallback != nil { // it failed; the next one gets all entries
 			v.x.At(slot).Set(index.Announced)
 			continue
 		}
@@ -347,3 +307,95 @@ func (v *Evictor) Resume(ctx context.Context, state policy.State) {
 		}
 	}
 }
+
+// candidate is a policy that is told what is here while another one decides. Events that happen at the same time reach it too,
+// so it can take over between any two of them.
+type candidate struct {
+	policy *policy.Evict
+	told   []uint64 // slots it knows, a bit each
+	whole  bool     // it knows all: it has the state of the active policy
+	held   []abi.Event
+	err    error
+}
+
+func (c *candidate) knows(slot uint32) bool {
+	return int(slot/64) < len(c.told) && c.told[slot/64]&(1<<(slot%64)) != 0
+}
+
+func (c *candidate) note(slot uint32, known bool) {
+	for int(slot/64) >= len(c.told) {
+		c.told = append(c.told, 0)
+	}
+	if known {
+		c.told[slot/64] |= 1 << (slot % 64)
+	} else {
+		c.told[slot/64] &^= 1 << (slot % 64)
+	}
+}
+
+func (c *candidate) send(ev abi.Event) {
+	switch {
+	case c.err != nil:
+	case c.policy == nil || len(c.held) > 0:
+		c.held = append(c.held, ev)
+	default:
+		c.err = c.policy.Event(ev)
+	}
+}
+
+// follow passes on an event that the active policy got. What it changes in an entry that the candidate does not know
+// yet is in the index, and told with the entry: at once when it is a touch, because a later place in the order would be
+// wrong.
+func (c *candidate) follow(v *Evictor, ev abi.Event) {
+	switch {
+	case c.whole || ev.Op == abi.OpRequestEnd:
+		c.send(ev)
+		return
+	case ev.Op == abi.OpInsert:
+		c.note(ev.Slot, true)
+	case !c.knows(ev.Slot):
+		if ev.Op == abi.OpTouch {
+			c.announce(v, ev.Slot, ev.Key)
+		}
+		return
+	case ev.Op == abi.OpRemove:
+		c.note(ev.Slot, false)
+	case ev.Op == abi.OpResident:
+		return // the active policy is new itself
+	}
+	if ev.Parent != index.None && !c.knows(ev.Parent) {
+		if ev.Op == abi.OpLink {
+			return
+		}
+		ev.Parent = index.None
+	}
+	c.send(ev)
+}
+
+// announce tells of an entry for the first time, and links the children that came before it.
+func (c *candidate) announce(v *Evictor, slot uint32, fp uint64) {
+	e := v.x.At(slot)
+	cause := Cause{Tenant: v.tenant(slot), Time: v.cfg.Host.Clock()}
+	var ev abi.Event
+	v.write(&ev, abi.OpResident, slot, e, fp, &cause)
+	if parent := v.x.FindFingerprint(ev.ParentKey); parent != index.None && c.knows(parent) {
+		ev.Parent = parent
+	}
+	c.note(slot, true)
+	c.send(ev)
+	if e.Pins() > 0 {
+		ev.Op, ev.Parent = abi.OpPin, index.None
+		c.send(ev)
+	}
+	v.x.Children(fp, func(child uint32) {
+		if e := v.x.At(child); c.knows(child) && child != slot {
+			cause.Tenant = v.tenant(child)
+			v.write(&ev, abi.OpLink, child, e, v.x.Fingerprint(child), &cause)
+			ev.Parent = slot
+			c.send(ev)
+		}
+	})
+}
+
+// ErrSuperseded says that another policy has taken over since.
+var ErrSuperseded = errors.New("store: another policy has taken over")

@@ -153,18 +153,6 @@ func TestHandover(t *testing.T) {
 	}
 }
 
-// BenchmarkSlice lists a slice of entries, which holds a root's lock.
-func BenchmarkSlice(b *testing.B) {
-	r := newRig(b, 1<<16)
-	for n := range uint64(1 << 16) {
-		r.insert(b, n)
-	}
-	order := make([]Touched, 0, slice)
-	for from := uint32(0); b.Loop(); from = (from + slice) % (1 << 16) {
-		order = r.v.collect(order[:0], from, from+slice)
-	}
-}
-
 // BenchmarkPost tells the policy of a touch and a pin.
 func BenchmarkPost(b *testing.B) {
 	r := newRig(b, 1<<10)

@@ -21,7 +21,7 @@ type victimQueue struct {
 	clock    uint32        // of the index then: it goes back when the ticks run out
 }
 
-// evictable hears of an entry that can be evicted again.
+// evictable follows an entry that can be evicted again.
 func (q *victimQueue) evictable(e *index.Entry) {
 	if len(q.slots) > 0 && e.LastTouch() <= q.horizon {
 		q.slots = nil

@@ -16,11 +16,11 @@ import (
 // that were touched since. A long list is made in the background; until it is there, the oldest of a few entries drawn at
 // random is evicted.
 type recency struct {
-	told    bool      // only entries that the policy was told of
+	told    bool      // only entries that the policy knows
 	order   []Touched // those that it has not come to
 	passed  []Touched // older ones that could not go when it came to them
 	listing bool      // the list is being made
-	// vain are the tenants for whom a whole list had nobody, until one of their entries can go again. One that has filled
+	// vain are the tenants for whom a whole list had no evictable entry, until one of their entries can go again. One that has filled
 	// its quota with entries in use would have a list made for each of its stores.
 	vain map[uint32]struct{}
 }
@@ -73,7 +73,7 @@ func (s *recency) victims(v *Evictor, ask abi.Ask, dst []uint32) (n int) {
 	return n
 }
 
-// evictable hears of a tenant's entry that can be evicted again.
+// evictable follows a tenant's entry that can be evicted again.
 func (s *recency) evictable(tenant uint32) {
 	if len(s.vain) > 0 {
 		delete(s.vain, tenant)

@@ -44,7 +44,7 @@ type Dir struct {
 	strict   bool
 	owned    bool         // see OwnDirs
 	settling sync.RWMutex // for writing: a directory is made or goes; for reading: names are made durable
-	lasting  sync.Map     // directories whose names are durable
+	lasting  sync.Map     // directories with durable names
 	lastingN atomic.Int64
 	counting counting
 }
@@ -101,7 +101,7 @@ func (d *Dir) Blank(name string) bool {
 }
 
 // Remove unlinks a file. When that fails, it says why, and the file becomes an orphan. left is what it takes (most, if
-// nobody can tell) and the account had not yet from an earlier try. The error is [fs.ErrNotExist] when there was no file.
+// that is unknown) and the account had not yet from an earlier try. The error is [fs.ErrNotExist] when there was no file.
 // An unlink can report an error although it happened, so the name is looked up again.
 func (d *Dir) Remove(name string, most int64) (left int64, err error) {
 	if err = d.FS.Remove(name); err == nil {
@@ -164,3 +164,9 @@ func (d *Dir) Discard(name string, most int64) (left int64) {
 	left, _ = d.Remove(name, most)
 	return left
 }
+
+// ErrSync says that something could not be made durable.
+var ErrSync = errors.New("store: sync failed")
+
+// ErrBusy says that another host has the root.
+var ErrBusy = errors.New("store: root is in use")

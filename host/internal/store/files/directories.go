@@ -3,14 +3,16 @@ package files
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
-// maxMade is how often an operation makes the directory that it needs. Somebody may remove it each time before it is used.
+// maxMade is how often an operation makes the directory that it needs. It may be removed each time before it is used.
 const maxMade = 4
 
 // InDir tries an operation that gives a file the name, and tries again with the directory made where that is not there.
@@ -30,7 +32,7 @@ func (d *Dir) InDir(name string, try func() error) error {
 func (d *Dir) OwnDirs() { d.owned = true }
 
 // Leave removes the directory that a file was in, and those above it, where nothing is left in them. Each is a block of the
-// file system, which counts to nobody, and a place policy may make one for each piece. A put that found one of them there
+// file system, which no account has, and a place policy may make one for each piece. A put that found one of them there
 // makes it again (InDir). That costs a put half as much again where each piece has one, so those that are tolerated stay.
 // Directories that are shared stay: other hosts may be older.
 func (d *Dir) Leave(name string) {
@@ -41,8 +43,8 @@ func (d *Dir) Leave(name string) {
 	}
 }
 
-// drop removes a directory that is empty, while no name is made durable: nobody may take its name for durable who does not
-// see it go.
+// drop removes a directory that is empty, while no name is made durable: no put may take its name for durable without
+// seeing it go.
 func (d *Dir) drop(dir string) bool {
 	d.settling.Lock()
 	defer d.settling.Unlock()
@@ -84,7 +86,7 @@ type counting struct {
 	booked  int64               // what is in the account: a count finds it again
 	unread  map[string]struct{} // directories that are not read yet: those inside them are left to the count
 	reading string              // the one of them that is being read
-	changes map[string]bool     // what came (true) or went in it meanwhile
+	changes map[string]bool     // what came (true) or went in it during the reading
 }
 
 // changed books a directory that came or went, unless a count has yet to find it so. The caller holds settling.
@@ -155,7 +157,7 @@ func (d *Dir) read(dir string) map[string]struct{} {
 	inside := map[string]struct{}{}
 	info, err := d.FS.Stat(dir)
 	if err != nil || !info.IsDir() || info.Links == noneInside {
-		return inside // it went, or nobody may look into it, or none is in it
+		return inside // it went, or may not be read, or none is in it
 	}
 	list, err := d.FS.ReadDir(dir)
 	if err != nil {
@@ -171,3 +173,69 @@ func (d *Dir) read(dir string) map[string]struct{} {
 
 // noneInside is how many links a directory without others in it has: its name, and its own entry for itself.
 const noneInside = 2
+
+// maxLasting is how many directories are remembered as durable.
+const maxLasting = 1 << 16
+
+// MakeDir makes a directory below the root, and where names are made durable those of all its levels.
+func (d *Dir) MakeDir(dir string) error {
+	if err := d.make(dir); err != nil || !d.strict {
+		return err
+	}
+	d.settling.RLock()
+	defer d.settling.RUnlock()
+	return d.settle(dir)
+}
+
+// SyncBytes makes the bytes of a file durable that another process has written: a host, perhaps, that syncs nothing.
+func (d *Dir) SyncBytes(name string) error {
+	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return fmt.Errorf("store: syncing %s: %w", name, err)
+	}
+	defer f.Close()
+	if err := f.Datasync(); err != nil {
+		return d.SyncFailed(err)
+	}
+	return nil
+}
+
+// SyncName makes the names in a directory durable, and those of the directories above it.
+func (d *Dir) SyncName(dir string) error {
+	if err := d.FS.SyncDir(dir); err != nil {
+		return d.SyncFailed(err)
+	}
+	d.settling.RLock()
+	defer d.settling.RUnlock()
+	return d.settle(dir)
+}
+
+// settle makes the names of a directory and of those above it durable, unless this process has done that. Those that
+// were there may have been made by a process that was killed, or by a put that is about to do the same.
+func (d *Dir) settle(dir string) error {
+	for above := dir; len(above) > len(d.Path); above = filepath.Dir(above) {
+		if _, ok := d.lasting.Load(above); ok {
+			continue
+		}
+		if err := d.FS.SyncDir(filepath.Dir(above)); err != nil {
+			return d.SyncFailed(err)
+		}
+		if d.lastingN.Add(1) > maxLasting { // a place policy may make as many as it likes
+			d.ForgetDirs()
+		}
+		d.lasting.Store(above, struct{}{})
+	}
+	return nil
+}
+
+// ForgetDirs forgets which names are durable, as of a root that was out of service.
+func (d *Dir) ForgetDirs() {
+	d.lasting.Clear()
+	d.lastingN.Store(0)
+}
+
+// SyncFailed counts a sync that failed, and returns its error.
+func (d *Dir) SyncFailed(cause error) error {
+	d.SyncFails.Add(1)
+	return fmt.Errorf("%w: %w", ErrSync, cause)
+}

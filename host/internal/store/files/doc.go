@@ -1,8 +1,8 @@
 // Package files is one root's directory: where a piece's file is, which names are durable, and what becomes of files
-// that nobody serves.
+// that are not served.
 //
 // A file that is not wanted is removed at once. One that cannot be is an orphan: [Orphans] lists it and tries again,
-// and its bytes stay in the account until it is gone. A damaged file is kept in the [Quarantine] for somebody to look
+// and its bytes stay in the account until it is gone. A damaged file is kept in the [Quarantine] for the operator to look
 // at, the newest few of them.
 //
 // # Locks

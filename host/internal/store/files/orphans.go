@@ -12,7 +12,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Orphan is a file that nobody wants and that could not be unlinked. Its bytes stay in the root's account until it is
+// Orphan is a file that is not wanted and could not be unlinked. Its bytes stay in the root's account until it is
 // gone. The upkeep tries again, and so does a root before it returns to service.
 type Orphan struct {
 	name    string
@@ -60,8 +60,8 @@ func (l *Orphans) forget(o *Orphan) {
 	}
 }
 
-// Claim keeps the orphans from being unlinked that have this name and no claim, so that nobody unlinks what is published
-// there. Their bytes stay booked until Settle. It waits for those that are being unlinked.
+// Claim keeps the orphans from being unlinked that have this name and no claim, so that what is published there is not
+// unlinked. Their bytes stay booked until Settle. It waits for those that are being unlinked.
 func (l *Orphans) Claim(name string) (list []*Orphan) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
-// Quarantine is the damaged files that a root keeps for somebody to look at: the newest few.
+// Quarantine is the damaged files that a root keeps for the operator to look at: the newest few.
 type Quarantine struct {
 	dir      *Dir
 	sequence *Sequence
@@ -152,7 +152,7 @@ func (q *Quarantine) Load() error {
 	}
 	for _, e := range list {
 		k, err := q.at(e.Name())
-		if err != nil { // nobody else would book it
+		if err != nil { // its bytes would be in no account
 			return fmt.Errorf("store: root %s: %w", q.dir.Path, err)
 		}
 		if k.name == "" {
@@ -186,7 +186,7 @@ func (q *Quarantine) at(base string) (k Kept, err error) {
 	return Kept{name: name, Bytes: pieceformat.Padded(info.Allocated)}, err
 }
 
-// Recount books files that another program has moved into quarantine, as a repair of the root beside this host does. It
+// Recount books files that another program has moved into quarantine, as a repair of the root does while this host runs. It
 // is called when a piece is missing, before the piece's own bytes are free.
 func (q *Quarantine) Recount() {
 	list, err := q.dir.FS.ReadDir(q.dir.Slash + pieceformat.QuarantineDir)

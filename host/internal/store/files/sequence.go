@@ -63,7 +63,7 @@ func (s *Sequence) StampsFrom(last int64) {
 // Number returns the next number for a file's name.
 func (s *Sequence) Number() uint64 { return s.numbers.Add(1) }
 
-// TempName names a new temporary beside target.
+// TempName names a new temporary next to target.
 func (s *Sequence) TempName(target string) string {
 	return pieceformat.TempName(target, s.host, s.Number())
 }

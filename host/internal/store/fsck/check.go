@@ -25,7 +25,7 @@ type Options struct {
 	ReadLimit int64         // bytes per second over all workers; 0: none
 	Quick     bool          // headers and sizes only
 	Repair    bool          // see the package comment
-	TempAge   time.Duration // without writes, after which a temporary counts as nobody's; 0: 1 h
+	TempAge   time.Duration // without writes, after which a temporary counts as abandoned; 0: 1 h
 	Most      int           // problems that are listed; 0: 10,000. All are counted, and repaired
 
 	Progress func(files, bytes int64) // called from several goroutines after each file

@@ -1,4 +1,4 @@
-// Package fsck verifies a root: every piece file and what the store keeps beside them.
+// Package fsck verifies a root: every piece file and the files that the store keeps for itself.
 //
 // A root is judged by its files alone, so that it can be checked while a host serves from it. A check only reads. A
 // repair does three things, each of which a running host survives without knowing of it:
@@ -11,7 +11,7 @@
 //   - A temporary is removed only with the locks held that its owner would hold if it lived, so that no host can be
 //     writing it or start to. Where hosts share a root, and a lock may not reach across machines, it must be old, too:
 //     old by the file system's clock, not by this machine's.
-//   - What the store keeps beside the pieces and writes again by itself is put into quarantine when it is damaged. What
+//   - What the store keeps for itself and writes again by itself is put into quarantine when it is damaged. What
 //     hosts that share the root leave for each other is only looked at.
 //
 // What a check cannot judge it leaves alone: files that are no pieces, unless they have a built-in name or an empty first page, and formats of

@@ -2,6 +2,7 @@ package fsck
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"io/fs"
 	"maps"
@@ -17,10 +18,14 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/internal/store/storetest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
+	"github.com/zeebo/xxh3"
 )
 
 func TestSoundRoot(t *testing.T) {
@@ -30,7 +35,7 @@ func TestSoundRoot(t *testing.T) {
 	report := r.check(Options{Progress: func(n, _ int64) { files.Add(n) }})
 	if report.Err() != nil || report.Pieces.Files != 3 || len(report.Problems) != 0 || len(report.Spaces) != 1 ||
 		report.Spaces[0].Model != "test/model" {
-		t.Errorf("%+v", report)
+		t.Errorf("check of a sound root: %+v, want 3 pieces of test/model and no problem", report)
 	}
 	if n, err := Files(context.Background(), r.dir, nil); err != nil || n != files.Load() {
 		t.Errorf("%d files counted, %d gone through, %v", n, files.Load(), err)
@@ -97,7 +102,7 @@ func TestEachKindOfDamage(t *testing.T) {
 	}
 	if !errors.Is(before.Err(), ErrProblems) || before.Remaining != int64(len(want)) || before.Foreign.Files != 1 ||
 		before.Temporaries.Files != 1 || before.Pieces.Files != 3 {
-		t.Errorf("%+v", before)
+		t.Errorf("check before the repair: %+v, want %d problems, 3 pieces, a foreign file and a temporary", before, len(want))
 	}
 	if again := r.check(Options{}); !maps.Equal(kinds(again), want) {
 		t.Error("a check changed something")
@@ -116,7 +121,7 @@ func TestEachKindOfDamage(t *testing.T) {
 	fixed := r.check(Options{Repair: true})
 	for _, p := range fixed.Problems {
 		if (p.Done == "") != (p.Kind == Later) || p.Failed != "" {
-			t.Errorf("%+v", p)
+			t.Errorf("after a repair: problem %+v, want it repaired unless its format is later", p)
 		}
 	}
 	if fixed.Repaired != int64(len(want)) || fixed.Remaining != 1 {
@@ -148,7 +153,7 @@ func TestRepairBesideIdleHost(t *testing.T) {
 	used := r.store.Stats().Roots[0].Used
 	report := r.check(Options{Repair: true, TempAge: 1})
 	if report.Repaired != 1 || report.Remaining != 0 || !report.InUse {
-		t.Errorf("%+v", report)
+		t.Errorf("repair next to a host: %+v, want one problem repaired and the root in use", report)
 	}
 	if _, err := os.Stat(temp); err != nil {
 		t.Errorf("a temporary that its host may be writing: %v", err)
@@ -187,13 +192,13 @@ func TestBesideBusyHost(t *testing.T) {
 	for puts.Load() < 200 && !t.Failed() {
 		report := r.check(Options{Repair: true, TempAge: 1, Workers: 4})
 		if len(report.Problems) != 0 || report.Remaining != 0 {
-			t.Errorf("%+v", report.Problems)
+			t.Errorf("check while pieces are replaced: problems %+v, want none", report.Problems)
 		}
 	}
 	must(t, <-done)
 	st := r.store.Stats().Roots[0]
 	if st.Vanished != 0 || st.Damaged != 0 || st.Recycled == 0 || st.Evictions == 0 {
-		t.Errorf("%+v", st)
+		t.Errorf("the host has seen %d vanished and %d damaged files, %d recycled, %d evictions; want none, none, some, some", st.Vanished, st.Damaged, st.Recycled, st.Evictions)
 	}
 }
 
@@ -216,7 +221,7 @@ func TestSharedTemporaries(t *testing.T) {
 	lock.Close()
 	report := r.check(Options{Repair: true})
 	if _, err := os.Stat(young); err != nil || report.Repaired != 1 {
-		t.Errorf("%v, %+v", err, report)
+		t.Errorf("a young temporary: error %v, report %+v, want it left and the old one removed", err, report)
 	}
 	if _, err := os.Stat(old); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the old one: %v", err)
@@ -232,7 +237,7 @@ func TestUnreadable(t *testing.T) {
 	report := r.check(Options{FS: faulty, Repair: true})
 	if got := kinds(report); len(got) != 1 || got[names[1]] != Unreadable || report.Remaining != 1 ||
 		report.Repaired != 0 {
-		t.Errorf("%v, %+v", got, report)
+		t.Errorf("a file that cannot be read: kinds %v, report %+v, want it unreadable and not repaired", got, report)
 	}
 	if _, err := os.Stat(names[1]); err != nil {
 		t.Error(err)
@@ -261,7 +266,7 @@ func TestReplacedUnderTheRepair(t *testing.T) {
 	}}
 	report := r.check(Options{FS: fsys, Repair: true})
 	if report.Repaired != 1 || report.Quarantine.Files != 1 {
-		t.Errorf("%+v", report)
+		t.Errorf("a file that is replaced during a repair: %+v, want it in quarantine", report)
 	}
 	if r.hit(1) {
 		t.Error("a file that is in quarantine is served")
@@ -289,7 +294,7 @@ func TestNotARoot(t *testing.T) {
 	for _, dir := range []string{t.TempDir(), filepath.Join(t.TempDir(), "missing")} {
 		if _, err := Check(context.Background(), dir, Options{}); !errors.Is(err, ErrRoot) ||
 			!strings.Contains(err.Error(), dir) {
-			t.Errorf("%s: %v", dir, err)
+			t.Errorf("check of %s, which is no root: error %v, want %v that names it", dir, err, ErrRoot)
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -334,7 +339,7 @@ func TestNamespaceOpenedMeanwhile(t *testing.T) {
 		r.mustPut(1, 2, 3)
 	}}})
 	if len(report.Problems) != 0 || report.Pieces.Files != 3 {
-		t.Errorf("%+v", report)
+		t.Errorf("a namespace that is opened during a check: %+v, want 3 pieces and no problem", report)
 	}
 	for n := range uint64(3) {
 		if !r.hit(n + 1) {
@@ -352,7 +357,7 @@ func TestTextCannotBeRead(t *testing.T) {
 		faulty.Set(faultfs.MustRules("read **/.kvhost**/" + path.Base(dir) + "/*: eio")...)
 		report := r.check(Options{Repair: true, FS: faulty})
 		if u := report.Found[Unreadable]; len(report.Found) != 1 || u == nil || u.Files != 5 || report.Repaired != 0 {
-			t.Errorf("%s: %+v", dir, report)
+			t.Errorf("%s cannot be read: report %+v, want 5 unreadable files and none repaired", dir, report)
 		}
 		for n := range uint64(3) {
 			if !r.hit(n + 1) {
@@ -374,5 +379,295 @@ func TestLinkedFilesCountOnce(t *testing.T) {
 	got := r.check(Options{})
 	if bytes := got.Pieces.Bytes + got.Foreign.Bytes; bytes != want.Pieces.Bytes || got.Pieces.Files+got.Foreign.Files != 4 {
 		t.Errorf("%+v and %+v, want %d bytes", got.Pieces, got.Foreign, want.Pieces.Bytes)
+	}
+}
+
+// TestCompressedPieces verifies compressed pieces: a flipped bit, a table that contradicts itself, and extents that have the
+// right checksums and are not what an encoder writes, or decode to other pages.
+func TestCompressedPieces(t *testing.T) {
+	r := newRig(t, 1<<30)
+	r.store.Close()
+	r.openRoot(store.RootConfig{Path: r.dir, Capacity: 1 << 30, Compressed: true})
+	const most = 8
+	for n := range uint64(most) {
+		p, err := r.store.Put(context.Background(), store.PutRequest{Namespace: r.space, Key: key(n)})
+		must(t, err)
+		payload := []byte(strings.Repeat("KV", int(p.Plan().PayloadBytes()/2)))
+		payload[n*50+7]++ // or its planes repeat one byte
+		must(t, storetest.Store(context.Background(), r.slots, p, payload))
+	}
+	names := r.pieces(most)
+	report := r.check(Options{})
+	if report.Err() != nil || report.Compressed.Files != most || report.Compressed.Bytes != report.Pieces.Bytes ||
+		report.Compressed.Payload < 3*report.Compressed.Bytes || report.Pieces.Bytes != r.store.Stats().Roots[0].Used {
+		t.Errorf("check of compressed pieces: %+v, want %d of them and all bytes in use", report, most)
+	}
+	r.store.Close()
+
+	const table = pieceformat.Page
+	want := map[string]Kind{}
+	spoil := func(n uint64, kind Kind, how func(b []byte, h *pieceformat.Header)) {
+		r.change(names[n], func(b []byte) []byte {
+			h, err := pieceformat.DecodeHeader(b)
+			must(t, err)
+			how(b, &h)
+			return b
+		})
+		want[names[n]] = kind
+	}
+	// sum makes the checksums of the first extent, of the table and of the header right again.
+	sum := func(b []byte, h *pieceformat.Header) {
+		le := binary.LittleEndian
+		le.PutUint64(b[table+8:], kv.Sum(b[h.DataOffset:][:le.Uint32(b[table+16:])]))
+		h.TableSum = xxh3.Hash(b[table:][:24*h.Extents])
+		h.Encode(b)
+	}
+	spoil(1, Damaged, func(b []byte, h *pieceformat.Header) { b[h.DataOffset+3] ^= 4 })
+	spoil(2, Damaged, func(b []byte, h *pieceformat.Header) { b[table+16]--; sum(b, h) })
+	spoil(3, Damaged, func(b []byte, h *pieceformat.Header) { b[h.DataOffset] = 99; sum(b, h) })
+	spoil(4, Damaged, func(b []byte, h *pieceformat.Header) { b[table]++; sum(b, h) })
+	spoil(5, Later, func(b []byte, h *pieceformat.Header) { b[table+20] = 77; sum(b, h) })
+	if got := kinds(r.check(Options{})); !maps.Equal(got, want) {
+		t.Errorf("found %v, want %v", got, want)
+	}
+	if quick := r.check(Options{Quick: true}); len(quick.Problems) != 0 || quick.Compressed.Files != most {
+		t.Errorf("by headers only: %+v", quick)
+	}
+}
+
+// TestWhatTheNextStartGoesBy damages the files of a closed root that spare the next start its scan, or that tell it how
+// earlier place policies named files.
+func TestWhatTheNextStartGoesBy(t *testing.T) {
+	r := newRig(t, 1<<30)
+	r.mustPut(1, 2, 3)
+	must(t, r.store.Close())
+	if report := r.check(Options{}); len(report.Problems) != 0 {
+		t.Fatalf("before: %+v", report.Problems)
+	}
+	want := map[string]Kind{}
+	spoil := func(rel, text string) {
+		t.Helper()
+		name := filepath.Join(r.dir, rel)
+		if text == "" {
+			r.change(name, func(b []byte) []byte { b[len(b)-1] ^= 1; return b })
+		} else if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		want[name] = Meta
+	}
+	spoil(pieceformat.CheckpointFile, "")
+	spoil(pieceformat.StateFile, "kvstate1 and what is no state")
+	spoil(pieceformat.WrittenFile, "many")
+	if got := kinds(r.check(Options{})); !maps.Equal(got, want) {
+		t.Errorf("found %v, want %v", got, want)
+	}
+	for _, p := range r.check(Options{Repair: true}).Problems {
+		if p.Done == "" || p.Failed != "" {
+			t.Errorf("after a repair: problem %+v, want it repaired", p)
+		}
+	}
+	if report := r.check(Options{}); len(report.Problems) != 0 {
+		t.Errorf("after the repair: %+v", report.Problems)
+	}
+	r.open(1 << 30)
+	for n := uint64(1); n <= 3; n++ {
+		if !r.hit(n) {
+			t.Errorf("key %d is a miss after the repair", n)
+		}
+	}
+}
+
+// TestMembersOfASharedRoot looks at what hosts leave for each other, beside one that runs, and without.
+func TestMembersOfASharedRoot(t *testing.T) {
+	r := &rig{TB: t, dir: t.TempDir()}
+	s, err := store.Open(context.Background(), store.Config{
+		HostID: hostID, Roots: []store.RootConfig{
+			{Path: r.dir, Capacity: 1 << 30, Shared: true, Poll: 20 * time.Millisecond, Lapse: time.Hour},
+		},
+	})
+	must(t, err)
+	t.Cleanup(func() { s.Close() })
+	for range 20 { // beside the host, which replaces its files all the time
+		if report := r.check(Options{}); len(report.Problems) != 0 {
+			t.Fatalf("check next to a host: problems %+v, want none", report.Problems)
+		}
+	}
+	base := filepath.Join(r.dir, shared.Dir)
+	if err := s.Close(); err != nil { // what is put there now nobody clears away
+		t.Fatal(err)
+	}
+	status := filepath.Join(base, "hosts", "y.1", "status")
+	beat := filepath.Join(base, "e99", "beat")
+	for _, name := range []string{status, beat} {
+		must(t, os.MkdirAll(filepath.Dir(name), 0o700))
+		must(t, os.WriteFile(name, []byte("kvshare1 0000000000000000\n{}"), 0o600))
+	}
+	then := time.Now().Add(-48 * time.Hour)
+	must(t, os.Chtimes(status, then, then))
+	want := map[string]Kind{status: Protocol, beat: Protocol, filepath.Dir(status): Absent}
+	for _, repair := range []bool{false, true, false} { // a repair leaves them alone
+		report := r.check(Options{Repair: repair})
+		if got := kinds(report); !maps.Equal(got, want) || report.Remaining != 2 {
+			t.Errorf("found %v, want %v; %d remain", got, want, report.Remaining)
+		}
+	}
+}
+
+// rig is a store on one directory, with files in it.
+type rig struct {
+	testing.TB
+	dir   string
+	store *store.Store
+	space *catalog.Namespace
+	slots *staging.Slots
+}
+
+const hostID = "fsckhost"
+
+func newRig(t testing.TB, capacity int64) *rig {
+	r := &rig{TB: t, dir: t.TempDir()}
+	var err error
+	if r.slots, err = staging.NewSlots(1, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.slots.Close() })
+	r.open(capacity)
+	return r
+}
+
+func (r *rig) open(capacity int64) {
+	r.Helper()
+	r.openRoot(store.RootConfig{Path: r.dir, Capacity: capacity})
+}
+
+func (r *rig) openRoot(cfg store.RootConfig) {
+	r.Helper()
+	ctx := context.Background()
+	ns := &kv.Namespace{
+		Model: "test/model", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
+		TokensPerBlock: 16,
+		TensorParallel: 1, Groups: []kv.Group{{ID: 0, Geometry: kv.Uniform(2, 8, 2, 5000)}},
+	}
+	var err error
+	if r.store, err = store.Open(ctx,
+		store.Config{Roots: []store.RootConfig{cfg}, HostID: hostID}); err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() { r.store.Close() })
+	if r.space, err = r.store.Namespace(ctx, ns); err != nil {
+		r.Fatal(err)
+	}
+}
+
+func key(n uint64) (k kv.Key) {
+	g := rand.New(rand.NewPCG(n, 3))
+	for i := range k {
+		k[i] = byte(g.Uint32())
+	}
+	return k
+}
+
+func (r *rig) put(n uint64) error {
+	ctx := context.Background()
+	p, err := r.store.Put(ctx, store.PutRequest{Namespace: r.space, Key: key(n)})
+	if err != nil {
+		return err
+	}
+	payload := make([]byte, p.Plan().PayloadBytes())
+	g := rand.New(rand.NewPCG(n, 4))
+	for i := range payload {
+		payload[i] = byte(g.Uint32())
+	}
+	return storetest.Store(ctx, r.slots, p, payload)
+}
+
+func (r *rig) mustPut(ns ...uint64) {
+	r.Helper()
+	for _, n := range ns {
+		must(r, r.put(n))
+	}
+}
+
+func (r *rig) hit(n uint64) bool {
+	r.Helper()
+	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []kv.Key{key(n)}})
+	must(r, err)
+	defer l.Release()
+	if l.Hits() == 0 {
+		return false
+	}
+	p, err := l.Open(0, 0)
+	if err != nil {
+		return false
+	}
+	p.Close()
+	return true
+}
+
+// pieces are the published files, by the number of their key.
+func (r *rig) pieces(most uint64) map[uint64]string {
+	r.Helper()
+	byKey := map[kv.Key]uint64{}
+	for n := range most {
+		byKey[key(n)] = n
+	}
+	found := map[uint64]string{}
+	err := filepath.WalkDir(r.dir, func(name string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() || strings.Contains(name, pieceformat.MetaDir) {
+			return err
+		}
+		b, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if h, err := pieceformat.DecodeHeader(b); err == nil {
+			found[byKey[h.Key]] = name
+		}
+		return nil
+	})
+	must(r, err)
+	return found
+}
+
+func (r *rig) change(name string, how func(b []byte) []byte) {
+	r.Helper()
+	b, err := os.ReadFile(name)
+	if err == nil {
+		err = os.WriteFile(name, how(b), 0o600)
+	}
+	must(r, err)
+}
+
+func (r *rig) check(o Options) *Report {
+	r.Helper()
+	report, err := Check(context.Background(), r.dir, o)
+	must(r, err)
+	return report
+}
+
+// resum makes a changed header consistent again.
+func resum(b []byte) []byte {
+	const at = 192
+	clear(b[at : at+8])
+	sum := xxh3.Hash(b[:pieceformat.Page])
+	for i := range 8 {
+		b[at+i] = byte(sum >> (8 * i))
+	}
+	return b
+}
+
+func kinds(r *Report) map[string]Kind {
+	m := map[string]Kind{}
+	for _, p := range r.Problems {
+		m[filepath.Join(r.Root, p.Path)] = p.Kind
+	}
+	return m
+}
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -57,7 +57,7 @@ func (c *check) takeOut(p *Problem, judged staging.Info) {
 	}
 	if now, err := c.o.FS.Stat(away); err == nil && !unchanged(now, judged) {
 		// A host gave the name to another file between the look and the rename. Its host misses that one now, finds it in
-		// quarantine and counts it there. Under its name again it would be in nobody's account.
+		// quarantine and counts it there. Under its name again it would be in no account.
 		p.Done = "replaced by its host meanwhile, and moved to " + strings.TrimPrefix(away, c.dir+"/")
 		return
 	}
@@ -74,7 +74,7 @@ func (c *check) temporary(rel string) {
 	temp, _ := pieceformat.ParseTemp(filepath.Base(rel))
 	info, err := c.o.FS.Stat(c.dir + "/" + rel)
 	if err != nil {
-		return // published or removed meanwhile
+		return // published or removed since
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,7 +148,7 @@ func (c *check) byOwner() map[string][]temporary {
 func (c *check) shared() bool {
 	list, err := c.o.FS.ReadDir(c.dir + "/" + filepath.Dir(pieceformat.LockFile))
 	if err != nil {
-		return true // nobody can say
+		return true // that is unknown
 	}
 	for _, e := range list {
 		if strings.HasPrefix(e.Name(), filepath.Base(pieceformat.LockFile)+".") {

@@ -1,7 +1,10 @@
 package fsck
 
 import (
+	"bufio"
+	"errors"
 	"fmt"
+	"io"
 
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -12,10 +15,10 @@ type Kind string
 const (
 	Damaged    Kind = "damaged"     // header, table, size or a checksum is not what it should be
 	WrongPiece Kind = "wrong-piece" // a sound piece under the built-in name of another
-	Orphan     Kind = "orphan"      // a piece of a namespace whose text is missing: no host will find it
-	NoPlan     Kind = "no-plan"     // a piece under a layout plan that is missing: nobody can read it
+	Orphan     Kind = "orphan"      // a piece of a namespace without a text: no host will find it
+	NoPlan     Kind = "no-plan"     // a piece under a layout plan that is missing: no host can read it
 	Meta       Kind = "meta"        // a file that the store keeps for itself is damaged
-	Stale      Kind = "stale"       // a temporary that nobody writes
+	Stale      Kind = "stale"       // a temporary that is not being written
 	Unreadable Kind = "unreadable"  // a file or directory that could not be read just now
 	Later      Kind = "later"       // of a format version, flag or algorithm that this kvhost does not know
 	Protocol   Kind = "protocol"    // a file by which hosts that share the root speak to each other is damaged
@@ -105,3 +108,66 @@ func (r *Report) Err() error {
 	}
 	return fmt.Errorf("%w: %d in %s", ErrProblems, r.Remaining, r.Root)
 }
+
+// WriteText writes the report for people.
+func (r *Report) WriteText(out io.Writer) error {
+	w := bufio.NewWriter(out)
+	line := func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
+	line("%s", r.Root)
+	for _, p := range r.Problems {
+		line("  %s: %s", p.Kind, p.Path)
+		line("      %s", p.What)
+		switch {
+		case p.Failed != "":
+			line("      repair failed: %s", p.Failed)
+		case p.Done != "":
+			line("      %s", p.Done)
+		default:
+			line("      %s", p.Advice)
+		}
+	}
+	if r.Left > 0 {
+		line("  and %d problems more", r.Left)
+	}
+	usage := func(name string, u Usage) { line("  %-12s %10d files %16d bytes", name, u.Files, u.Bytes) }
+	usage("pieces", r.Pieces)
+	for _, s := range r.Spaces {
+		line("    %s %10d files %16d bytes  %s", s.Namespace, s.Files, s.Bytes, s.Model)
+	}
+	if n := r.Compressed; n.Files > 0 {
+		line("    %-10s %10d files %16d bytes  of %d", "compressed", n.Files, n.Bytes, n.Payload)
+	}
+	usage("temporaries", r.Temporaries)
+	usage("quarantine", r.Quarantine)
+	usage("foreign", r.Foreign)
+	for _, k := range r.kinds() {
+		usage(string(k), *r.Found[k])
+	}
+	if r.Changing > 0 {
+		line("  %d files changed while they were read; they are not judged", r.Changing)
+	}
+	if r.InUse {
+		line("  a host has the root: temporaries were left alone")
+	}
+	how := "read"
+	if r.Quick {
+		how = "read (headers only)"
+	}
+	line("  %d bytes %s; %d problems repaired, %d remain", r.Read, how, r.Repaired, r.Remaining)
+	return w.Flush()
+}
+
+// A check does not run, or not to its end.
+var (
+	// ErrRoot is a directory that cannot be read or is no root.
+	ErrRoot = errors.New("fsck: not a root")
+	// ErrProblems says that problems were found, and not all of them repaired.
+	ErrProblems = errors.New("fsck: problems remain")
+)
+
+var (
+	// errChanging is a file that changed each time it was read: a host is writing to it.
+	errChanging = errors.New("fsck: the file changes")
+	// errUnknownNamespace is a piece of a namespace without a text in the root.
+	errUnknownNamespace = errors.New("unknown namespace")
+)

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -56,7 +58,7 @@ func (d *Directory) Lock() error {
 	return nil
 }
 
-// relock makes and locks the lock file again, which somebody removed from a directory that is still locked.
+// relock makes and locks the lock file again that was removed from a directory that is still locked.
 func (d *Directory) relock() error {
 	bare := d.monitor.bare
 	if err := d.makeOwn(); err != nil {
@@ -153,7 +155,7 @@ func (d *Directory) Present() bool {
 	return false
 }
 
-// lockStands fails unless the lock file is the one that is locked. Where nobody can say, it is.
+// lockStands fails unless the lock file is the one that is locked. Where that is unknown, it passes.
 func (d *Directory) lockStands() error {
 	now, err := d.monitor.bare.Stat(d.lock)
 	d.mu.Lock()
@@ -241,4 +243,137 @@ func (d *Directory) Probe(name string) error {
 		err = nil
 	}
 	return errors.Join(err, f.Close(), bare.Remove(name))
+}
+
+// Lock takes a root's lock file, which keeps other hosts away, and, of a root that is not shared, the directory itself:
+// whoever removes the file does not open the root to another host. It does not wait.
+// prepare, if any, is called in between.
+func Lock(fsys staging.FS, dir, file string, alone bool, prepare func() error) (locks []io.Closer, err error) {
+	if alone {
+		lock, err := fsys.Lock(dir)
+		if errors.Is(err, staging.ErrLocked) {
+			if other, ferr := fsys.Lock(file); ferr == nil {
+				err = errors.Join(fmt.Errorf("%w, whose lock file was removed", err), other.Close())
+			} else if errors.Is(ferr, staging.ErrLocked) {
+				err = ferr // it says who
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		locks = append(locks, lock)
+	}
+	if prepare != nil {
+		err = prepare()
+	}
+	var lock io.Closer
+	if err == nil {
+		lock, err = fsys.Lock(file)
+	}
+	if err != nil {
+		return nil, errors.Join(err, Unlock(locks))
+	}
+	return append(locks, lock), nil
+}
+
+// Unlock gives locks back.
+func Unlock(locks []io.Closer) error {
+	var errs []error
+	for _, lock := range locks {
+		errs = append(errs, lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// MakeRoot makes a root's directory, unless it is there. It does not make what is above: where that is missing, a file
+// system is not mounted most of the time, and kvhost would fill the one below. With mount the directory must not be on
+// the file system of /.
+func MakeRoot(fsys staging.FS, dir string, mount bool) error {
+	if mount {
+		if err := mounted(fsys, dir); err != nil {
+			return err
+		}
+	}
+	err := fsys.Mkdir(dir, 0o700)
+	switch {
+	case err == nil:
+	case errors.Is(err, fs.ErrExist):
+		info, err := fsys.Stat(dir)
+		if err == nil && !info.IsDir() {
+			err = &fs.PathError{Op: "mkdir", Path: dir, Err: unix.ENOTDIR}
+		}
+		return err
+	case errors.Is(err, fs.ErrNotExist):
+		above := filepath.Dir(dir)
+		if _, missing := staging.OS().Stat(above); missing == nil { // it takes no directories, as /proc
+			return err
+		}
+		return fmt.Errorf("%w: %s: mount its file system, or mkdir -p %s", ErrNoParent, above, above)
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("%w: mount a writable file system, and name a directory there as the root", err)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w: install -d -m 0700 -o %d %s", err, os.Geteuid(), dir)
+	}
+	return err
+}
+
+// mounted fails when a directory, or the one above it while it is missing, is on the file system of /.
+func mounted(fsys staging.FS, dir string) error {
+	system, err := staging.OS().Stat("/")
+	if err != nil {
+		return err
+	}
+	info, err := fsys.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		info, err = staging.OS().Stat(filepath.Dir(dir))
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil // MakeRoot says that it is missing
+	case err == nil && info.Dev == system.Dev:
+		return fmt.Errorf("%w: mount its file system, or take require_mount away", ErrNotMounted)
+	}
+	return err
+}
+
+// Clear frees a name that the store needs for a file of its own, or for a directory, from what is of another kind. A
+// link, a pipe, a socket or a device is unlinked. A file with several names, a file in a directory's place and a
+// directory in a file's get another name next to it, because the operator may want them.
+func Clear(fsys staging.FS, name string, directory bool, log *slog.Logger) error {
+	info, err := fsys.Stat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case directory && info.IsDir(), !directory && info.Mode.IsRegular() && info.Links == 1:
+		return nil
+	}
+	aside := ""
+	if info.IsDir() || info.Mode.IsRegular() {
+		aside = fmt.Sprintf("%s.moved-%x", name, time.Now().UnixNano())
+		err = fsys.RenameNoReplace(name, aside)
+	} else {
+		err = fsys.Remove(name)
+	}
+	log.Warn("what has the name of a file or directory of kvhost is something else, and is out of the way now", "name", name,
+		"mode", info.Mode, "names", info.Links, "moved_to", filepath.Base(aside), "error", err)
+	return err
+}
+
+// makeOwn makes a directory that the store keeps for itself below the root, and clears what is in its way.
+func makeOwn(fsys staging.FS, root, dir string, log *slog.Logger) error {
+	err := fsys.MkdirAll(root+"/"+dir, 0o700)
+	if !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if above := filepath.Dir(dir); above != "." {
+		if err := makeOwn(fsys, root, above, log); err != nil {
+			return err
+		}
+	}
+	if err := Clear(fsys, root+"/"+dir, true, log); err != nil {
+		return err
+	}
+	return fsys.MkdirAll(root+"/"+dir, 0o700)
 }

@@ -30,11 +30,11 @@ func TestMakeRoot(t *testing.T) {
 		{filepath.Join(file, "kv"), unix.ENOTDIR},
 	} {
 		if err := MakeRoot(staging.Below(c.dir), c.dir, false); !errors.Is(err, c.is) {
-			t.Errorf("%s: %v, want %v", c.dir, err, c.is)
+			t.Errorf("making the root %s: error %v, want %v", c.dir, err, c.is)
 		}
 	}
 	if info, err := os.Stat(filepath.Join(dir, "kv")); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("%v, %v", info, err)
+		t.Errorf("the root that was made: %v, error %v, want mode 0700", info, err)
 	}
 }
 
@@ -42,7 +42,7 @@ func TestMakeRoot(t *testing.T) {
 func TestMakeRootNeedsMount(t *testing.T) {
 	for _, dir := range []string{"/", "/kvhost-is-not-here"} {
 		if err := MakeRoot(staging.Below(dir), dir, true); !errors.Is(err, ErrNotMounted) {
-			t.Errorf("%s: %v", dir, err)
+			t.Errorf("making the root %s with require_mount: error %v, want %v", dir, err, ErrNotMounted)
 		}
 	}
 	if _, err := os.Stat("/kvhost-is-not-here"); !errors.Is(err, fs.ErrNotExist) {

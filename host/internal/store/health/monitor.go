@@ -31,7 +31,6 @@ type Config struct {
 	Every time.Duration // between checks; the unit of the pauses between probes
 	Now   func() time.Time
 	Log   *slog.Logger
-	Out   func() // called, without a lock, when the root is taken out: what waits for it is to stop waiting
 	Ended func() // called when an operation that was given up has ended: a probe may be due
 }
 
@@ -41,7 +40,6 @@ type Monitor struct {
 	watched *staging.WatchedFS // refuses operations while the root is out; their errors are seen
 	bare    *staging.WatchedFS // for probes: refuses nothing, and what fails has no consequences
 	state   atomic.Uint32
-	returns atomic.Uint32
 
 	mu      sync.Mutex
 	reason  string
@@ -90,9 +88,6 @@ func (m *Monitor) Serves() bool { return m.State() <= ReadOnly }
 
 // Takes says whether stores can go to the root.
 func (m *Monitor) Takes() bool { return m.State() <= Full }
-
-// Returns counts the root's returns. What was not synced before one may be lost.
-func (m *Monitor) Returns() uint32 { return m.returns.Load() }
 
 // Stuck is the number of operations that were given up and have not ended.
 func (m *Monitor) Stuck() int { return m.watched.Stuck() + m.bare.Stuck() }
@@ -168,7 +163,6 @@ func (m *Monitor) TakeOut(reason string, cause error, advice string) {
 		m.cfg.Log.Error("root out of service: lookups miss, stores use other roots; will retry", "reason", reason,
 			"error", cause, "advice", advice)
 	}
-	m.cfg.Out()
 }
 
 // Demote restricts the root to less than it was used for.
@@ -187,7 +181,7 @@ func (m *Monitor) Demote(to State, reason string, cause error, advice string) {
 }
 
 // Promote returns the root from one state to another that is used for more. It is false when the root was taken out
-// meanwhile.
+// before.
 func (m *Monitor) Promote(from, to State) bool {
 	m.mu.Lock()
 	if !m.state.CompareAndSwap(uint32(from), uint32(to)) {
@@ -244,7 +238,6 @@ func (m *Monitor) Reopen(ctx context.Context, r Root) error {
 	if err != nil {
 		return err
 	}
-	m.returns.Add(1) // the device may have lost what it had taken and not yet written
 	if state == ReadOnly {
 		return r.Reopen(ctx, ReadOnly, empty)
 	}
@@ -253,4 +246,63 @@ func (m *Monitor) Reopen(ctx context.Context, r Root) error {
 	}
 	defer m.state.CompareAndSwap(uint32(Returning), uint32(Out)) // unless it was promoted
 	return r.Reopen(ctx, Returning, empty)
+}
+
+// State is what a root is used for.
+type State uint32
+
+const (
+	// In is used for everything.
+	In State = iota
+	// Full has met the end of its file system. It takes stores only in the place of what it evicts, and only when no other
+	// root takes them.
+	Full
+	// ReadOnly takes no stores.
+	ReadOnly
+	// Out is used for nothing: lookups miss, and no operation is begun. It is probed, and returns.
+	Out
+	// Returning is as Out, but operations are begun: the root is brought up to date.
+	Returning
+)
+
+func (s State) String() string {
+	switch s {
+	case Full:
+		return "full"
+	case ReadOnly:
+		return "read-only"
+	case Out, Returning:
+		return "out"
+	}
+	return "in"
+}
+
+var (
+	// ErrOut says that a root is out of service.
+	ErrOut = errors.New("store: root is out of service")
+	// ErrProbe says that a probe read back other bytes than it wrote.
+	ErrProbe = errors.New("store: a probe reads back as something else")
+	// ErrNoParent says that the directory in which a root is to be made is missing.
+	ErrNoParent = errors.New("its parent directory does not exist")
+	// ErrNotMounted says that a root is on the file system of /, which its require_mount forbids.
+	ErrNotMounted = errors.New("it is on the file system of /")
+)
+
+// Hung says that an operation gave no answer within its limit.
+func Hung(err error) bool { return errors.Is(err, staging.ErrHung) }
+
+// NoSpace says that a file system, or what it lets this user take of it, is full.
+func NoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// ofDevice says that an error is of what is under the file system, or of the way to it.
+func ofDevice(err error) bool {
+	for _, e := range [...]unix.Errno{
+		unix.EIO, unix.ENXIO, unix.ENODEV, unix.ENOTCONN, unix.ESHUTDOWN, unix.EHOSTDOWN, unix.EREMOTEIO,
+		unix.ETIMEDOUT, unix.EUCLEAN,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }

@@ -1,11 +1,11 @@
 package index
 
 // Entries that share a parent are found by the parent's fingerprint, whether the parent is resident or not. Most
-// families are small and stand in a table like the entries themselves. One that outgrows its buckets (the chunks after
+// families are small and are in a table like the entries themselves. One that outgrows its buckets (the chunks after
 // a shared system prompt) moves to a set by itself, so that leaving a large family costs as little as leaving a small
 // one.
 
-// smallFamily is the most children that stand in the table: a part of the 32 cells that their fingerprint has there.
+// smallFamily is the most children that are in the table: a part of the 32 cells that their fingerprint has there.
 const smallFamily = 12
 
 // families holds the entries that have a parent.
@@ -67,7 +67,7 @@ func (f *families) remove(slot uint32) {
 	}
 }
 
-// Children calls visit for each entry whose parent has this fingerprint. visit must not add or detach entries.
+// Children calls visit for each entry with a parent of this fingerprint. visit must not add or detach entries.
 func (x *Index) Children(parent uint64, visit func(slot uint32)) { x.families.children(parent, visit) }
 
 func (f *families) children(parent uint64, visit func(slot uint32)) {

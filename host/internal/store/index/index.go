@@ -18,7 +18,7 @@ type Index struct {
 	byKey          table
 	families       families
 	pieceSets      pieceSets
-	wide           map[uint32]uint64 // pieces present, of entries whose set has no number
+	wide           map[uint32]uint64 // pieces present, of entries with a set that has no number
 	large          map[uint32]uint32 // units that do not fit Entry.units
 	pinned         map[uint32]uint32 // pins beyond the most that Entry.pins counts
 	missing        map[uint32]uint64 // pieces that bytes are reserved for and that are not there

@@ -2,7 +2,11 @@ package index
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"runtime"
+	"strconv"
 	"testing"
 
 	"github.com/kvhost/kvhost/host/kv"
@@ -148,4 +152,175 @@ func TestBytesPerEntry(t *testing.T) {
 			t.Errorf("%.1f bytes per entry with keys of %d", got, keyBytes)
 		}
 	}
+}
+
+// largest has as many slots as there may be: the tags in its tables have four bits.
+func largest(entries uint64) *Index {
+	x := plainIndex(1<<27, func(k kv.Key) uint64 { return kv.Fingerprint(kv.Digest{}, 0, k) })
+	var parent uint64
+	for n := range entries {
+		k := hashKey(n, 32)
+		fp := x.fingerprint(0, k)
+		x.SetPieces(x.Add(fp, Owner{}, &k, parent, uint32(n)), 1)
+		parent = fp
+	}
+	return x
+}
+
+// With short tags half of all keys match an entry that is not theirs, in one bucket or the other. A lookup that came to
+// the right one only afterwards would wait for memory that nobody has prefetched.
+func TestPrefetchTellsShortTagsApart(t *testing.T) {
+	const entries = 200_000
+	x := largest(entries)
+	printer := kv.PrinterOf(kv.Digest{}, 0)
+	var keys []kv.Key
+	for n := uint64(0); n < entries; n += 97 {
+		keys = append(keys, hashKey(n, 32))
+	}
+	var ahead Prefetch
+	wrong := 0
+	for i, k := range keys {
+		if i%PrefetchStep == 0 {
+			ahead.Run(x, 0, &printer, keys, i)
+		}
+		if got := ahead.Likely(0, i); got != x.Find(ahead.Fingerprint(i), 0, &k) {
+			wrong++
+		}
+	}
+	// Left are those in a second bucket, behind an entry that matches there.
+	if wrong > len(keys)/10 {
+		t.Errorf("%d of %d keys have another entry prefetched", wrong, len(keys))
+	}
+}
+
+// A new child is not compared with entries that are no siblings, but for a family that may be large: each would be read
+// from memory that no cache holds.
+func TestNewChildReadsNoStrangers(t *testing.T) {
+	x := largest(1000)
+	read, of := 0, x.families.of
+	x.families.of = func(slot uint32) uint64 {
+		read++
+		return of(slot)
+	}
+	const more = 50_000
+	var parent uint64
+	for n := range uint64(more) {
+		k := hashKey(1000+n, 32)
+		fp := x.fingerprint(0, k)
+		x.Add(fp, Owner{}, &k, parent, 0)
+		parent = fp
+	}
+	if read > more*5/4 { // its own, once
+		t.Errorf("%d entries read for %d children", read, more)
+	}
+}
+
+// An index that is raised finds what it had, and takes more.
+func TestRaise(t *testing.T) {
+	key := func(n uint32) *kv.Key { return &kv.Key{byte(n), byte(n >> 8), byte(n >> 16), 1} }
+	print := func(n uint32) uint64 { return uint64(n+1) * 0x9e3779b97f4a7c15 }
+	x := New(4, func(_ uint16, k kv.Key) uint64 {
+		return print(uint32(k[0]) | uint32(k[1])<<8 | uint32(k[2])<<16)
+	}, func(class uint16) uint16 { return class })
+	add := func(n uint32) bool { return x.Add(print(n), Owner{}, key(n), 0, 0) != None }
+	for n := range uint32(4) {
+		if !add(n) {
+			t.Fatal(n)
+		}
+	}
+	if add(4) {
+		t.Fatal("a fifth entry of four")
+	}
+	reach := x.Reach()
+	x.Raise(5000)
+	x.Raise(100) // it never gets smaller
+	if x.Max() != 5000 || x.Reach() != reach {
+		t.Fatalf("%d entries at most, and %d after more raising, %d before", x.Max(), x.Reach(), reach)
+	}
+	for n := uint32(4); n < 5000; n++ {
+		if !add(n) {
+			t.Fatal(n)
+		}
+	}
+	for n := range uint32(5000) {
+		if x.Find(print(n), 0, key(n)) == None {
+			t.Fatalf("%d is lost", n)
+		}
+	}
+	if x.Raise(1 << 31); x.Max() != reach {
+		t.Errorf("raised to %d, beyond %d", x.Max(), reach)
+	}
+}
+
+// TestMatchBuckets compares the assembly with the Go code that it stands for.
+func TestMatchBuckets(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for shift := uint(1); shift < 32; shift++ {
+		for range 200 {
+			var buckets [PrefetchStep]*bucket
+			var fps [PrefetchStep]uint64
+			var got [PrefetchStep]uint32
+			for i := range buckets {
+				fps[i] = rng.Uint64()
+				if rng.IntN(5) == 0 {
+					continue
+				}
+				buckets[i] = new(bucket)
+				for j := range buckets[i] {
+					switch c := &buckets[i][j]; rng.IntN(4) {
+					case 0:
+						*c = uint32(fps[i])<<shift | rng.Uint32()&(1<<shift-1)
+					case 1:
+						*c = uint32(fps[i])<<shift ^ 1<<(shift+uint(rng.IntN(int(32-shift))))
+					case 2:
+						*c = emptyCell
+					default:
+						*c = rng.Uint32()
+					}
+				}
+			}
+			matchBuckets(&buckets, &fps, shift, &got)
+			for i, b := range buckets {
+				want := uint32(0)
+				if b != nil {
+					want = matchBucket(b, fps[i], shift)
+				}
+				if got[i] != want {
+					t.Fatalf("shift %d: bucket %d of %x for %x: %016b, want %016b", shift, i, b, fps[i], got[i], want)
+				}
+			}
+		}
+	}
+}
+
+// BenchmarkBytesPerEntry measures the memory that KVHOST_ENTRIES entries take.
+func BenchmarkBytesPerEntry(b *testing.B) {
+	entries := 1_000_000
+	if n, err := strconv.Atoi(os.Getenv("KVHOST_ENTRIES")); err == nil {
+		entries = n
+	}
+	for _, keyBytes := range []int{16, 32} {
+		b.Run(fmt.Sprintf("key=%d/entries=%d", keyBytes, entries), func(b *testing.B) {
+			for range b.N {
+				before := heap()
+				x := plainIndex(1<<27, func(k kv.Key) uint64 { return kv.Fingerprint(kv.Digest{}, 0, k) })
+				var parent uint64
+				for n := range uint64(entries) {
+					k := hashKey(n, keyBytes)
+					fp := x.fingerprint(0, k)
+					x.SetPieces(x.Add(fp, Owner{}, &k, parent, 0), 1)
+					parent = fp
+				}
+				b.ReportMetric(float64(heap()-before)/float64(entries), "heap-B/entry")
+				b.ReportMetric(float64(x.Memory())/float64(entries), "counted-B/entry")
+			}
+		})
+	}
+}
+
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

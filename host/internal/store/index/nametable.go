@@ -3,6 +3,7 @@ package index
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
@@ -217,4 +218,127 @@ func (c *cells) free(cell uint32, bytes int) {
 	units := (bytes + cellUnit - 1) / cellUnit
 	binary.LittleEndian.PutUint32(c.at(cell), c.unused[units])
 	c.unused[units] = cell
+}
+
+// AddName notes a name of an entry's piece. It is false when the piece has it already.
+func (x *Index) AddName(slot uint32, n pieceformat.Name) bool {
+	key, e := x.Key(slot), x.At(slot)
+	if e.Is(Named) && slices.Contains(x.Names.List(slot, &key), n) {
+		return false
+	}
+	x.Names.Add(slot, &key, n)
+	e.Set(Named)
+	return true
+}
+
+// HasName says whether a piece that is there has a name, which is empty for the built-in one.
+func (x *Index) HasName(slot, rank uint32, path string) bool {
+	list := x.NamesOf(slot)
+	if path != "" {
+		return slices.Contains(list, pieceformat.Name{Rank: rank, Path: path})
+	}
+	_, named := pieceformat.NameOf(list, rank)
+	return !named
+}
+
+// Rename gives a piece one name in place of all that it has: empty for the built-in one.
+func (x *Index) Rename(slot, rank uint32, path string) {
+	list := x.NamesOf(slot)
+	x.Names.Remove(slot)
+	x.At(slot).Unset(Named)
+	for _, n := range list {
+		if n.Rank != rank {
+			x.AddName(slot, n)
+		}
+	}
+	if path != "" {
+		x.AddName(slot, pieceformat.Name{Rank: rank, Path: path})
+	}
+}
+
+// NameOf is the name of a piece, empty for the built-in one.
+func (x *Index) NameOf(slot, rank uint32) string {
+	var room [pieceformat.MaxPath]byte
+	key := x.Key(slot)
+	path, _ := x.Names.appendPath(room[:0], slot, &key, rank)
+	return string(path)
+}
+
+// NamesOf are the names of an entry's pieces that have another one than the built-in.
+func (x *Index) NamesOf(slot uint32) []pieceformat.Name {
+	if !x.At(slot).Is(Named) {
+		return nil
+	}
+	key := x.Key(slot)
+	return x.Names.List(slot, &key)
+}
+
+// Nearly every policy makes its names of the key's hexadecimal digits. A table keeps a name as a template in which runs of
+// them are one byte each, which no path can hold: then the pieces of a namespace have a few directories in common, however
+// many there are on the disk, and a file's name takes some bytes.
+const (
+	atCursor = 0x80 // | n-1: n digits of the key, from where the last run ended
+	atFirst  = 0xc0 // | n-1: the first n digits
+	mostRun  = 64
+)
+
+const digitText = "0123456789abcdef"
+
+// digits are a key's, in lower case.
+func digits(key *kv.Key) (d [2 * kv.KeyBytes]byte) {
+	for i, b := range key {
+		d[2*i], d[2*i+1] = digitText[b>>4], digitText[b&15]
+	}
+	return d
+}
+
+func isDigit(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' }
+
+// appendTemplate appends the template of a part of a path. cursor is where the last run ended in the key's digits, and is
+// returned for the next part. A single digit is part of a template only as a whole component: others are there by chance.
+func appendTemplate(dst, path []byte, key *[2 * kv.KeyBytes]byte, cursor int) ([]byte, int) {
+	for i := 0; i < len(path); {
+		n := 0
+		for i+n < len(path) && isDigit(path[i+n]) {
+			n++
+		}
+		run := path[i : i+n]
+		alone := (i == 0 || path[i-1] == '/') && (i+n == len(path) || path[i+n] == '/')
+		switch {
+		case n == 0:
+			dst = append(dst, path[i])
+			n = 1
+		case n > mostRun || n == 1 && !alone:
+			dst = append(dst, run...)
+		case cursor+n <= len(key) && string(run) == string(key[cursor:cursor+n]):
+			dst = append(dst, byte(atCursor|(n-1)))
+			cursor += n
+		case string(run) == string(key[:n]):
+			dst = append(dst, byte(atFirst|(n-1)))
+			cursor = n
+		default:
+			dst = append(dst, run...)
+		}
+		i += n
+	}
+	return dst, cursor
+}
+
+// expand appends what a template stands for.
+func expand(dst, template []byte, key *kv.Key, cursor int) ([]byte, int) {
+	for _, c := range template {
+		if c < atCursor {
+			dst = append(dst, c)
+			continue
+		}
+		n := int(c&(mostRun-1)) + 1
+		if c >= atFirst {
+			cursor = 0
+		}
+		for range n {
+			dst = append(dst, digitText[key[cursor/2]>>(4*(1-cursor%2))&15])
+			cursor++
+		}
+	}
+	return dst, cursor
 }

@@ -98,15 +98,3 @@ func TestTableBytes(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkPath(b *testing.B) {
-	r := rand.New(rand.NewPCG(7, 8))
-	k := keyOf(r, 32)
-	var table nameTable
-	table.Add(7, &k, pieceformat.Name{Rank: 1, Path: paths(r, k, 1)[0]})
-	var room [pieceformat.MaxPath]byte
-	b.ReportAllocs()
-	for b.Loop() {
-		table.appendPath(room[:0], 7, &k, 1)
-	}
-}

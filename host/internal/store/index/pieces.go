@@ -2,7 +2,7 @@ package index
 
 import "math/bits"
 
-// pieceSets numbers the sets of ranks whose pieces are there, so that an entry names its set in one byte: nearly all
+// pieceSets numbers the sets of ranks with pieces that are there, so that an entry names its set in one byte: nearly all
 // entries have one of the same few sets.
 type pieceSets struct {
 	sets   [unnumbered]uint64
@@ -44,7 +44,7 @@ func (p *pieceSets) release(id uint8) {
 	}
 }
 
-// Pieces is the set of ranks whose pieces are there, one bit each.
+// Pieces is the set of ranks with a piece that is there, one bit each.
 func (x *Index) Pieces(slot uint32) uint64 { return x.EntryPieces(slot, x.At(slot)) }
 
 // EntryPieces is Pieces for a caller that has the entry.
@@ -55,7 +55,7 @@ func (x *Index) EntryPieces(slot uint32, e *Entry) uint64 {
 	return x.pieceSets.sets[e.pieces]
 }
 
-// SetPieces sets the ranks whose pieces are there.
+// SetPieces sets the ranks with a piece that is there.
 func (x *Index) SetPieces(slot uint32, set uint64) {
 	e := x.At(slot)
 	x.pieceSets.release(e.pieces)
@@ -70,7 +70,7 @@ func (x *Index) SetPieces(slot uint32, set uint64) {
 // Reserved is the set of ranks that an entry's size has bytes for.
 func (x *Index) Reserved(slot uint32) uint64 { return x.Pieces(slot) | x.missing[slot] }
 
-// Missing is the set of ranks that bytes are reserved for and whose pieces are not there.
+// Missing is the set of ranks of missing pieces that bytes are reserved for.
 func (x *Index) Missing(slot uint32) uint64 { return x.missing[slot] }
 
 // MissingByClass is how many pieces are missing of the entries of each class. The map must not be changed.

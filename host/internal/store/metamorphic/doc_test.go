@@ -11,7 +11,7 @@
 //
 //	kind faults
 //	seed 10
-//	host a batch on-demand
+//	host a strict
 //	fault write ** 2% seed 3077: enospc
 //
 //	a.Open(evict=liar:7, place=4/4)

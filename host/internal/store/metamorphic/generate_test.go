@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
-
-	"github.com/kvhost/kvhost/host/internal/store"
 )
 
 // numKeys is how many keys a namespace of a history has: more than fit its roots.
@@ -28,13 +26,7 @@ func GenerateKind(kind Kind, seed uint64, operations int) *History {
 		g.h.Faults = strings.Split(rules, "\n")
 	}
 	for i := range kind.hosts {
-		host := Host{
-			ID:         string(rune('a' + i)),
-			Durability: []store.Durability{store.None, store.Batch, store.Strict}[g.rng.IntN(3)],
-		}
-		if kind.many && kind.hosts == 1 && g.rng.IntN(2) == 0 {
-			host.EvictMode = store.Background
-		}
+		host := Host{ID: string(rune('a' + i)), Strict: g.rng.IntN(2) == 0}
 		g.h.Hosts = append(g.h.Hosts, host)
 		g.hosts = append(g.hosts, &plan{Host: host})
 	}
@@ -323,9 +315,6 @@ func (g *generator) lives(operations int) {
 		}
 		for range stores {
 			g.add(p, "Store", "entry", Entry{0, g.rng.Uint64N(numKeys)})
-			if p.Durability == store.Batch && g.rng.IntN(6) == 0 {
-				g.add(p, "Maintain", "root", 0, "task", "flush")
-			}
 		}
 		switch {
 		case end == "kill":

@@ -6,8 +6,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
+	"time"
 
-	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
@@ -25,9 +26,8 @@ type History struct {
 
 // Host is what stays the same in all lives of a host.
 type Host struct {
-	ID         string
-	Durability store.Durability
-	EvictMode  store.EvictMode
+	ID     string
+	Strict bool // a piece is durable before it is resident
 }
 
 // Op is one operation: a verb on a host, with arguments.
@@ -87,7 +87,11 @@ func (h *History) text(results []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "kind %s\nseed %d\n", h.Kind.Name, h.Seed)
 	for _, host := range h.Hosts {
-		fmt.Fprintf(&b, "host %s %s %s\n", host.ID, host.Durability, host.EvictMode)
+		durability := "none"
+		if host.Strict {
+			durability = "strict"
+		}
+		fmt.Fprintf(&b, "host %s %s\n", host.ID, durability)
 	}
 	for _, rule := range h.Faults {
 		fmt.Fprintf(&b, "fault %s\n", rule)
@@ -152,19 +156,10 @@ func (h *History) parseLine(line string) (err error) {
 
 func parseHost(text string) (Host, error) {
 	words := strings.Fields(text)
-	if len(words) != 3 {
-		return Host{}, errors.New("want an id, a durability and an evict mode")
+	if len(words) != 2 || words[1] != "none" && words[1] != "strict" {
+		return Host{}, errors.New("want an id and a durability, none or strict")
 	}
-	h := Host{ID: words[0]}
-	for _, d := range [...]store.Durability{store.None, store.Batch, store.Strict} {
-		for _, m := range [...]store.EvictMode{store.OnDemand, store.Background} {
-			if d.String() == words[1] && m.String() == words[2] {
-				h.Durability, h.EvictMode = d, m
-				return h, nil
-			}
-		}
-	}
-	return h, errors.New("no such durability or evict mode")
+	return Host{ID: words[0], Strict: words[1] == "strict"}, nil
 }
 
 func (h *History) host(id string) int {
@@ -209,4 +204,125 @@ func parseOp(line string) (Op, error) {
 		}
 	}
 	return op, nil
+}
+
+// TestText: a history's text reads back as the same history.
+func TestText(t *testing.T) {
+	for seed := range uint64(40) {
+		h := Generate(seed, 300)
+		again, err := Parse(h.String())
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		if again.String() != h.String() {
+			t.Errorf("seed %d, kind %s: the history reads back as another one:\n%s", seed, h.Kind.Name, again)
+		}
+	}
+}
+
+// TestBadText: a history that cannot be read says in which line.
+func TestBadText(t *testing.T) {
+	const head = "kind clean\nseed 1\nhost a none\n"
+	for _, text := range []string{
+		"",
+		"kind unheard-of\n",
+		"kind shared\nhost a none\n",
+		"kind clean\nhost a\n",
+		"kind clean\nhost a forever\n",
+		head + "fault write: nonsense\n",
+		head + "b.Crash()\n",
+		head + "a.Dance()\n",
+		head + "a.Crash\n",
+		head + "a.Store()\n",
+		head + "a.Store(entry=0)\n",
+		head + "a.Store(entry=9/1)\n",
+		head + "a.Store(entry=0/1, twice=true)\n",
+		head + "a.Open(unplug=1)\n",
+	} {
+		if h, err := Parse(text); !errors.Is(err, ErrSyntax) {
+			t.Errorf("%q is read as %v, error %v", text, h, err)
+		}
+	}
+}
+
+// TestRepeats: a history has the same results each time, but for names of directories.
+func TestRepeats(t *testing.T) {
+	for _, seed := range []uint64{1, 3, 5, 9, 11, 13} {
+		h := Generate(seed, 120)
+		var texts [2]string
+		for i := range texts {
+			res, err := runOnce(t, h)
+			if err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			texts[i] = withoutDirs(res.Text())
+		}
+		if texts[0] != texts[1] {
+			t.Errorf("seed %d, kind %s: two runs differ:\n%s\nand\n%s", seed, h.Kind.Name, texts[0], texts[1])
+		}
+	}
+}
+
+// withoutDirs removes what differs between the directories of two runs.
+func withoutDirs(text string) string {
+	words := strings.Split(text, " ")
+	for i, w := range words {
+		if strings.Contains(w, "kvhost-history") {
+			words[i] = "DIR" + w[strings.LastIndexByte(w, '/')+1:]
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// Shorten returns a shorter history that fails too: it leaves operations and fault rules out, many at once and then
+// fewer, and keeps what is left while fails says that it fails. It stops at the deadline.
+func Shorten(h *History, fails func(*History) bool, deadline time.Time) *History {
+	best := *h
+	for size := max(1, len(best.Ops)/2); ; size = (size + 1) / 2 {
+		shorter := false
+		for from := 0; from < len(best.Ops); {
+			if time.Now().After(deadline) {
+				return &best
+			}
+			try := best
+			try.Ops = slices.Delete(slices.Clone(best.Ops), from, min(from+size, len(best.Ops)))
+			if fails(&try) {
+				best, shorter = try, true
+			} else {
+				from += size
+			}
+		}
+		for i := 0; i < len(best.Faults); {
+			if time.Now().After(deadline) {
+				return &best
+			}
+			try := best
+			try.Faults = slices.Delete(slices.Clone(best.Faults), i, i+1)
+			if fails(&try) {
+				best, shorter = try, true
+			} else {
+				i++
+			}
+		}
+		if size == 1 && !shorter {
+			return &best
+		}
+	}
+}
+
+// FuzzParse reads histories, and writes them again.
+func FuzzParse(f *testing.F) {
+	for seed := range uint64(6) {
+		f.Add(Generate(seed, 6).String())
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		h, err := Parse(text)
+		if err != nil {
+			return
+		}
+		again, err := Parse(h.String())
+		if err != nil || again.String() != h.String() {
+			t.Fatalf("read back: %v\n%s\n%s", err, h, again)
+		}
+	})
 }

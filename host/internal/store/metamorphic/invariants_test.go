@@ -106,7 +106,7 @@ func (n *node) idle() error {
 	})
 }
 
-// eventually checks what holds while the store does nothing. A background evictor is given time to end.
+// eventually checks what holds while the store does nothing.
 func (n *node) eventually(check func([]store.Inspection) error) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -118,12 +118,11 @@ func (n *node) eventually(check func([]store.Inspection) error) error {
 			}
 		}
 		var err error
-		atWork := n.EvictMode == store.Background
 		ierr := n.store.Inspect(func(list []store.Inspection) { err = check(list) })
-		if ierr != nil || err == nil || !atWork && !again || time.Now().After(until) {
+		if ierr != nil || err == nil || !again || time.Now().After(until) {
 			return errors.Join(ierr, err)
 		}
-		again = atWork
+		again = false
 	}
 }
 
@@ -171,11 +170,6 @@ func (r *runner) converge() (all bool, err error) {
 // compareAccounts compares what hosts reckon with with what is on disk. Nothing is under way.
 func (r *runner) compareAccounts() error {
 	n := r.nodes[0]
-	if n.EvictMode == store.Background {
-		if err := n.idle(); err != nil {
-			return err
-		}
-	}
 	if r.h.Kind.hosts > 1 {
 		for _, n := range r.nodes {
 			disk, err := sharedUsage(n.cfg.Roots[0].Path)

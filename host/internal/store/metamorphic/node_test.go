@@ -71,12 +71,8 @@ func (r *runner) newNode(host Host) *node {
 	n.cfg = store.Config{
 		Seed: r.h.Seed, HostID: host.ID, Log: slog.New(slog.DiscardHandler), Now: newClock(),
 		ScanWorkers: 1, ScanWait: time.Hour, IOTimeout: time.Hour, // a busy machine is no fault
-		Durability: host.Durability, EvictMode: host.EvictMode,
-		BatchEvery: time.Hour, UpkeepEvery: time.Hour, // operations do the stores' own work
+		Strict: host.Strict, UpkeepEvery: time.Hour, // operations do the stores' own work
 		QuarantineFiles: 3, Moves: store.Moves{Workers: 1},
-	}
-	if host.EvictMode == store.Background {
-		n.cfg.High, n.cfg.Low = 0.9, 0.7
 	}
 	for i := range k.roots {
 		root := store.RootConfig{
@@ -333,11 +329,11 @@ func (n *node) hit(e Entry) (bool, error) {
 }
 
 // kept checks that what was a hit still is one. It need not be with faults or after a loss of power: files whose removal
-// failed, or was lost, come back and push others out. Nor need it be where somebody else evicts, nor in memory:
+// failed, or was lost, come back and push others out. Nor need it be where another host evicts, nor in memory:
 // memory that outlives its host is the model's own.
 func (n *node) kept() error {
 	k := &n.r.h.Kind
-	if k.faults != "" || n.armed || k.hosts > 1 || k.memory || n.EvictMode == store.Background {
+	if k.faults != "" || n.armed || k.hosts > 1 || k.memory {
 		return nil
 	}
 	for _, e := range n.before {

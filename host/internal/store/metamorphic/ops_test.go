@@ -99,12 +99,12 @@ var verbs = map[string]verb{
 }
 
 // taskNames are the tasks of [store.Task] that histories ask for, in their order.
-var taskNames = []string{"retry", "flush", "probe"}
+var taskNames = []string{"retry", "probe"}
 
 func taskNamed(name string) (store.Task, bool) {
 	for i, n := range taskNames {
 		if n == name {
-			return []store.Task{store.RetryRemovals, store.Flush, store.Probe}[i], true
+			return []store.Task{store.RetryRemovals, store.Probe}[i], true
 		}
 	}
 	return 0, false
@@ -211,7 +211,6 @@ func (n *node) storeEntry(e Entry) string {
 		}
 		err := n.storePiece(Piece{e, rank})
 		if err == nil && n.r.h.Kind.lives {
-			n.owed.stored(n, e)
 		}
 		results = append(results, fmt.Sprint(err))
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -15,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -322,3 +324,176 @@ func (n *node) turn() {
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
+
+// runRush lets clients work at the same time, beside a change of policy, and looks at the disk meanwhile.
+func (n operator) runRush(op Op) (string, error) {
+	for _, o := range n.r.nodes {
+		if o.store == nil {
+			return "a host is closed", nil
+		}
+	}
+	n.letGo()
+	stop := make(chan struct{})
+	var watch, clients sync.WaitGroup
+	watch.Go(func() { n.watchDisk(stop) })
+	for text := range strings.SplitSeq(op.get("clients"), "+") {
+		id, _, _ := strings.Cut(text, ":")
+		_, seed, _ := parsePair("0" + strings.TrimPrefix(text, id))
+		if i := n.r.h.host(id); i >= 0 {
+			clients.Go(func() { n.r.nodes[i].client(rand.New(rand.NewPCG(seed, 2))) })
+		}
+	}
+	clients.Go(func() {
+		if _, err := n.swap(abi.RoleEvict, op.get("swap")); err != nil {
+			n.r.report(fmt.Errorf("host %s: changing the evict policy: %w", n.ID, err))
+		}
+	})
+	clients.Wait()
+	close(stop)
+	watch.Wait()
+	return "", nil
+}
+
+// watchDisk checks that roots keep within their capacity, and lets hosts make steps, until it is stopped.
+func (n *node) watchDisk(stop <-chan struct{}) {
+	for {
+		for i, root := range n.cfg.Roots {
+			disk, err := n.r.frozenDisk(i)
+			if err == nil && disk > root.Capacity {
+				err = fmt.Errorf("root %d: %d bytes on disk, of %d", i, disk, root.Capacity)
+			}
+			if err != nil {
+				n.r.report(err)
+				return
+			}
+		}
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		if n.r.h.Kind.hosts > 1 {
+			n.turn()
+		}
+	}
+}
+
+// client stores, loads and gives up at random.
+func (n *node) client(rng *rand.Rand) {
+	g := &generator{rng: rng}
+	for range 30 {
+		switch k := rng.IntN(10); {
+		case k < 5:
+			n.storeEntry(g.entry())
+		case k < 6:
+			if _, err := n.discard(g.entry(), 2); err != nil {
+				n.r.report(err)
+			}
+		case k < 9:
+			l, err := n.lookup(g.entry(), 3, 0)
+			if err != nil {
+				n.r.report(err)
+				return
+			}
+			n.loadAll(l, g.ranks(3))
+			l.Release()
+		default:
+			if p, err := n.begin(g.piece()); err == nil {
+				_ = p.write() // it is given up all the same
+				p.Abort(errAborted)
+			}
+		}
+	}
+}
+
+// runPause stops a host at one operation on files, for as long as the others take to give it up, and perhaps until it
+// has joined again beside the operation that stands still. Whatever goes on then must be harmless. Nothing else runs
+// at the same time, so that the history repeats.
+func (n operator) runPause(op Op) (string, error) {
+	if n.r.h.Kind.hosts == 1 || n.armed || n.asleep > 0 {
+		return "not now", nil
+	}
+	hang := faultfs.Rule{
+		Op: staging.OpAny, Path: "**", When: faultfs.When{Nth: op.number("call")},
+		Fault: faultfs.Fault{Hang: true},
+	}
+	n.faults.Set(append(slices.Clone(n.r.rules), hang)...)
+	defer n.faults.Set(n.r.rules...)
+	of, _ := parsePiece(op.get("entry"), 2)
+	result := ""
+	ctx, ended := context.WithCancel(context.Background())
+	go func() {
+		defer ended()
+		if op.get("step") == "true" {
+			n.r.step(n.node, func() { _ = n.store.Maintain(ctx, 0, store.Step) })
+			return
+		}
+		result = n.storeEntry(of.Entry)
+	}()
+	if n.faults.AwaitHanging(ctx, 1) != nil {
+		return "no such call: " + result, nil
+	}
+	err := n.r.standStill(n.node, op)
+	n.faults.Release()
+	<-ctx.Done()
+	n.asleep = 0
+	return "paused: " + result, err
+}
+
+// standStill is the time that a host's operation does not go on.
+func (r *runner) standStill(n *node, op Op) error {
+	const always = 1 << 30
+	n.asleep = always
+	doubt(n)
+	for range op.number("asleep") {
+		if err := r.others(n); err != nil {
+			return err
+		}
+	}
+	if r.turns.TryLock() { // else the operation is of a step, of this host or while it waits for credit
+		r.turns.Unlock()
+		r.fill(n, op.get("fill"))
+	}
+	for range op.number("awake") {
+		if !n.inStep.Load() {
+			r.step(n, func() { _ = n.store.Maintain(context.Background(), 0, store.Step) })
+			n.doubted.Store(true) // what was begun before stands still
+		}
+		if err := r.others(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// others lets the other hosts make a step, and looks at everything.
+func (r *runner) others(n *node) (err error) {
+	r.now.Add(int64(pollEvery))
+	for _, o := range r.nodes {
+		if o != n && o.store != nil && o.asleep == 0 {
+			r.step(o, func() { _ = o.store.Maintain(context.Background(), 0, store.Step) })
+		}
+	}
+	for _, o := range r.nodes {
+		if o.store != nil {
+			if ierr := o.invariants(); ierr != nil {
+				err = errors.Join(err, fmt.Errorf("host %s, while %s stands still: %w", o.ID, n.ID, ierr))
+			}
+		}
+	}
+	return errors.Join(err, r.reported())
+}
+
+// fill stores entries on the other hosts.
+func (r *runner) fill(n *node, list string) {
+	i := 0
+	for text := range strings.SplitSeq(list, "+") {
+		o := r.nodes[i%len(r.nodes)]
+		if i++; o == n || o.store == nil || o.asleep > 0 {
+			continue
+		}
+		if of, ok := parsePiece(text, 2); ok {
+			o.storeEntry(of.Entry)
+		}
+	}
+}

@@ -14,8 +14,8 @@ const patience = 20 * time.Millisecond
 type Loads struct {
 	n      atomic.Int64
 	mu     sync.Mutex
-	idle   chan struct{} // closed when the last load ends; nil: nobody waits
-	waited atomic.Bool   // somebody waits
+	idle   chan struct{} // closed when the last load ends; nil: no move waits
+	waited atomic.Bool   // a move waits
 }
 
 // Begin counts a load.
@@ -44,7 +44,7 @@ func (l *Loads) none() <-chan struct{} {
 	}
 	l.waited.Store(true)
 	if l.n.Load() == 0 {
-		return nil // whoever ends the next load closes the channel for nobody
+		return nil // the end of the next load closes a channel that no move waits for
 	}
 	return l.idle
 }
@@ -59,7 +59,7 @@ type budget struct {
 	free time.Time // when what was taken has been paid for
 }
 
-// burst is how far the budget may be behind: what was not used meanwhile is lost.
+// burst is how far the budget may be behind: what is not used in that time is lost.
 const burst = 50 * time.Millisecond
 
 // yield waits until no load is under way, but not for long.

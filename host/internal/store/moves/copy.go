@@ -62,7 +62,7 @@ func (d *Head) At(extent int) (from, to int64) {
 	return d.DataOffset + e.Off, d.DataOffset + e.Off + int64(e.Len)
 }
 
-// Verify checks extents against the table, as they stand in the file: data holds it from base on.
+// Verify checks extents against the table, as they are stored in the file: data holds it from base on.
 func (d *Head) Verify(lo, hi int, data []byte, base int64) error {
 	if !d.Compressed {
 		return kv.VerifyExtents(d.Plan, lo, hi, data, base-d.DataOffset, d.Table)
@@ -77,7 +77,7 @@ func (d *Head) Verify(lo, hi int, data []byte, base int64) error {
 	return nil
 }
 
-// Decode writes an extent's page bytes to page, which is as long as the extent. stored is the extent as it stands in the
+// Decode writes an extent's page bytes to page, which is as long as the extent. stored is the extent as it is stored in the
 // file, and verified.
 func (d *Head) Decode(extent int, page, stored []byte) error {
 	if err := codec.Decode(page, stored, codec.Codec(d.Stored[extent].Codec)); err != nil {
@@ -127,7 +127,7 @@ func (c *Copier) recoder(src Source, h *pieceformat.Header, head *Head, to Targe
 	return nil, nil
 }
 
-// Begin makes the target of a piece whose first page is given.
+// Begin makes the target of a piece, given the piece's header.
 type Begin func(ctx context.Context, h *pieceformat.Header) (Target, error)
 
 // Copier is a worker's: a buffer, and the budget that all workers share.

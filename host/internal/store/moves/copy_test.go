@@ -262,7 +262,7 @@ func TestCopyOfGarbage(t *testing.T) {
 	must(t, err)
 	table, stored, err := h.ReadStored(v2.b[pieceformat.Page:], v2.plan.Extents(), nil, nil)
 	if err != nil || stored[0].Codec == 0 {
-		t.Fatalf("%+v, %v", stored[0], err)
+		t.Fatalf("the first extent is stored as %+v, error %v, want it compressed", stored[0], err)
 	}
 	extent := v2.b[h.DataOffset:][:stored[0].Len]
 	extent[0] = 99

@@ -16,7 +16,7 @@
 //
 // Moves never delay loads for long: before each part a worker waits until no load is under way, but [Patience] at
 // most, and a part is small. What leaves a level and cannot be copied in time stays where it is: what is new goes to the
-// next level meanwhile. Only if that takes nothing, or at the end, a move is shed, which costs a later miss.
+// next level until then. Only if that takes nothing, or at the end, a move is shed, which costs a later miss.
 //
 // # What a level can be
 //

@@ -37,7 +37,7 @@ type Level interface {
 	Count() *Counters
 	// Holds says whether the level has a whole copy of an entry.
 	Holds(fp uint64) bool
-	// Family is the flags of a candidate: whether any level has its parent, and an entry whose parent it is.
+	// Family is the flags of a candidate: whether any level has its parent, and a child of it.
 	Family(fp, parent uint64) uint32
 	// Admits asks the level's admit policy; asked is false where there is none.
 	Admits(c *abi.Candidate, ns *catalog.Namespace) (admitted, asked bool)

@@ -3,6 +3,7 @@ package moves
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -36,7 +37,7 @@ type Move interface {
 	Shed()
 	// Yields says that others are run instead where not all can wait.
 	Yields() bool
-	// Cancelled says that nobody wants it any more.
+	// Cancelled says that it is not wanted any more.
 	Cancelled() bool
 }
 
@@ -140,7 +141,7 @@ func (m *Mover) count(v Move, n int) {
 	}
 }
 
-// Prune sheds the waiting moves that nobody wants any more.
+// Prune sheds the waiting moves that are not wanted any more.
 func (m *Mover) Prune() {
 	var shed []Move
 	m.mu.Lock()
@@ -225,7 +226,7 @@ func (m *Mover) ended(v Move, began uint64, again bool) {
 	m.mu.Lock()
 	m.running--
 	switch {
-	case again && m.ends != began && !m.closed: // meanwhile
+	case again && m.ends != began && !m.closed: // another has ended since
 		m.queue = append(m.queue, v)
 		m.count(v, 1)
 		again = false
@@ -245,7 +246,7 @@ func (m *Mover) ended(v Move, began uint64, again bool) {
 	}
 }
 
-// Hurry lifts the limits of bandwidth: nobody loads any more.
+// Hurry lifts the limits of bandwidth: there are no more loads.
 func (m *Mover) Hurry() { m.budget.hurry.Store(true) }
 
 // wait waits until no move waits or runs, or until at most so many bytes wait.
@@ -286,3 +287,15 @@ func (m *Mover) InFlight() (moves int, waiting int64) {
 	defer m.mu.Unlock()
 	return m.running + len(m.queue) + len(m.again), m.waiting
 }
+
+// A move ends without a copy.
+var (
+	// ErrCancelled says that the entry has gone, or that the copy is not wanted any more.
+	ErrCancelled = errors.New("store: move is cancelled")
+	// ErrBehind says that nothing of a level can go without loss at present: what leaves has no copy yet.
+	ErrBehind = errors.New("store: demotions of the level are behind")
+	// ErrLayout says that new pieces of the group have another layout than the entry's.
+	ErrLayout = errors.New("store: the entry has an earlier layout, which is not written any more")
+	// ErrTable says that a piece has a longer table than is copied at a time. There is nothing wrong with the piece.
+	ErrTable = errors.New("store: the piece has too many extents to be copied")
+)

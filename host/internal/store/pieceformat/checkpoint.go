@@ -33,7 +33,7 @@ const (
 const (
 	recordLongKey = 1 << iota // a key of 32 bytes
 	recordWide                // 8 bytes: the set of pieces, where it does not fit one byte
-	recordMissing             // 8 bytes: ranks that bytes are reserved for and whose pieces are not there
+	recordMissing             // 8 bytes: ranks of missing pieces that bytes are reserved for
 	recordExpires             // 4 bytes: when it expires
 	recordFlags   = 1<<iota - 1
 )

@@ -3,6 +3,7 @@ package pieceformat
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/kvhost/kvhost/abi"
@@ -32,7 +33,7 @@ type Header struct {
 	Rank       uint32
 	Blocks     uint32
 	Tenant     uint32
-	Pieces     uint64 // ranks whose pieces make the entry complete, one bit each
+	Pieces     uint64 // ranks of the pieces that make the entry complete, one bit each
 	StoreTime  int64  // nanoseconds since 1970, when the piece was reserved
 	Payload    int64  // bytes, gaps included
 	Plan       kv.Digest
@@ -257,4 +258,23 @@ func (h *Header) validate(version uint32) error {
 // IsOf says whether the header is of this piece.
 func (h *Header) IsOf(namespace kv.Digest, group uint32, key *kv.Key, rank uint32) bool {
 	return h.Key == *key && h.Namespace == namespace && h.Group == group && h.Rank == rank
+}
+
+// A file is not what it should be.
+var (
+	// ErrUnknownFormat is a piece of a format version, flag or algorithm that this host does not know.
+	ErrUnknownFormat = errors.New("unknown piece format")
+	// ErrNotPiece is a file that does not start like a piece.
+	ErrNotPiece = errors.New("not a piece file")
+	// ErrDamaged is a file with contents that contradict each other.
+	ErrDamaged = errors.New("damaged file")
+	// ErrWrongPiece is a sound piece under the name of another one.
+	ErrWrongPiece = errors.New("the file holds another piece")
+	// ErrUnknownPlan is a piece with a layout plan that its root does not hold.
+	ErrUnknownPlan = errors.New("unknown layout plan")
+)
+
+// IsDamage says that an error is about the content of a file, not about reading it.
+func IsDamage(err error) bool {
+	return errors.Is(err, ErrUnknownFormat) || errors.Is(err, ErrNotPiece) || errors.Is(err, ErrDamaged)
 }

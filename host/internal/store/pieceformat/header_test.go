@@ -3,13 +3,17 @@ package pieceformat
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"flag"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/zeebo/xxh3"
 )
@@ -65,7 +69,7 @@ func TestGoldenFile(t *testing.T) {
 	want := pinned(t, "testdata/v1.piece", image)
 	got, err := DecodeHeader(want)
 	if err != nil || got != h {
-		t.Fatalf("%+v, %v", got, err)
+		t.Fatalf("the pinned header is decoded to %+v, error %v, want %+v", got, err, h)
 	}
 	if got.FileBytes() != int64(len(want)) {
 		t.Errorf("a file of %d bytes says %d", len(want), got.FileBytes())
@@ -96,7 +100,7 @@ func TestHeaderName(t *testing.T) {
 	h.Encode(image)
 	got, err := DecodeHeader(image)
 	if err != nil || got != h {
-		t.Errorf("got %+v, %v, want %+v", got, err, h)
+		t.Errorf("a header with the longest name is decoded to %+v, error %v, want %+v", got, err, h)
 	}
 }
 
@@ -140,7 +144,7 @@ func TestDecodeHeaderRefuses(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			_, image := goldenHeader(t)
 			if _, err := DecodeHeader(tt.change(image[:Page])); !errors.Is(err, tt.want) {
-				t.Errorf("got %v, want %v", err, tt.want)
+				t.Errorf("decoding the header: error %v, want %v", err, tt.want)
 			}
 		})
 	}
@@ -167,7 +171,7 @@ func FuzzDecodeHeader(f *testing.F) {
 			return
 		}
 		if h.FileBytes() < 3*Page || h.DataOffset > h.FileBytes() {
-			t.Fatalf("%+v", h)
+			t.Fatalf("header %+v says that the file is too short", h)
 		}
 		var again [Page]byte
 		h.Encode(again[:])
@@ -193,4 +197,309 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// goldenCompressed is a piece of version 2: an extent that is stored as it is, and one of which every second byte is 42 and
+// the others 43, as a codec for two byte planes encodes it.
+func goldenCompressed(t testing.TB) (Header, []byte) {
+	plan := goldenPlan(t)
+	extents := plan.Extents()
+	data := make([]byte, Padded(plan.PayloadBytes()))
+	for i := range extents[0].Len {
+		data[extents[0].Off+int64(i)] = byte(i)
+	}
+	for i := range extents[1].Len {
+		data[extents[1].Off+int64(i)] = 42 + byte(i&1)
+	}
+	table := make([]uint64, len(extents))
+	kv.SumExtents(plan, 0, len(table), data, 0, table)
+	encoded := []byte{2, 2, 1, 0, 0, 0, 42, 43} // both planes are of one repeated byte; the first is stored in one byte
+	stored := []Stored{
+		{Sum: table[0], Len: uint32(extents[0].Len), Codec: uint8(codec.Raw)},
+		{Sum: xxh3.Hash(encoded), Len: uint32(len(encoded)), Codec: uint8(codec.Planes)},
+	}
+	h, _ := goldenHeader(t)
+	h.Stored, h.DataOffset = StoredBytes(stored), DataOffset(len(extents), true)
+	image := make([]byte, h.FileBytes())
+	h.TableSum = PutStored(image[Page:], table, stored)
+	copy(image[h.DataOffset:], data[extents[0].Off:][:extents[0].Len])
+	copy(image[h.DataOffset+int64(extents[0].Len):], encoded)
+	h.Encode(image)
+	return h, image
+}
+
+// TestGoldenCompressed pins format version 2 byte for byte.
+func TestGoldenCompressed(t *testing.T) {
+	h, image := goldenCompressed(t)
+	want := pinned(t, "testdata/v2.piece", image)
+	got, err := DecodeHeader(want)
+	if err != nil || got != h || got.Version() != CompressedVersion {
+		t.Fatalf("the pinned header is decoded to %+v, error %v, want %+v", got, err, h)
+	}
+	if got.FileBytes() != int64(len(want)) || got.MostBytes() != MostBytes(goldenPlan(t)) {
+		t.Errorf("a file of %d bytes says %d, and %d at most", len(want), got.FileBytes(), got.MostBytes())
+	}
+	extents := goldenPlan(t).Extents()
+	table, stored, err := got.ReadStored(want[Page:], extents, nil, nil)
+	if err != nil || len(table) != 2 || stored[0].Codec != uint8(codec.Raw) || stored[1].Codec != uint8(codec.Planes) {
+		t.Fatalf("the pinned table is read as %v and %+v, error %v, want a raw extent and one of planes", table, stored, err)
+	}
+	at := Offsets(stored, nil)
+	for i, x := range stored {
+		if xxh3.Hash(want[got.DataOffset:][at[i]:at[i+1]]) != x.Sum {
+			t.Errorf("extent %d does not stand at %d", i, at[i])
+		}
+		page := make([]byte, extents[i].Len)
+		if err := codec.Decode(page, want[got.DataOffset:][at[i]:at[i+1]], codec.Codec(x.Codec)); err != nil ||
+			kv.Sum(page) != table[i] {
+			t.Errorf("extent %d is decoded to other bytes: %v", i, err)
+		}
+	}
+	if _, err := got.ReadTable(want[Page:], nil); err == nil {
+		t.Error("its table was read as that of version 1")
+	}
+}
+
+// TestVersionsAreNotMixed reads each version's header with the other one's number.
+func TestVersionsAreNotMixed(t *testing.T) {
+	_, v1 := goldenHeader(t)
+	_, v2 := goldenCompressed(t)
+	for _, image := range [][]byte{v1, v2} {
+		image[offVersion] ^= 3
+		resum(image)
+		if h, err := DecodeHeader(image); !IsDamage(err) {
+			t.Errorf("a header with the other version is decoded to %+v, error %v, want damage", h, err)
+		}
+	}
+}
+
+func TestReadStoredRefuses(t *testing.T) {
+	le := binary.LittleEndian
+	row := func(b []byte, i int) []byte { return b[storedBytes*i:] }
+	for _, tt := range []struct {
+		name   string
+		change func(b []byte)
+		want   error
+	}{
+		{"unknown codec", func(b []byte) { row(b, 1)[20] = 3 }, ErrUnknownFormat},
+		{"bytes beside the codec", func(b []byte) { row(b, 1)[23] = 1 }, ErrUnknownFormat},
+		{"nothing stored", func(b []byte) { le.PutUint32(row(b, 1)[16:], 0) }, ErrDamaged},
+		{"longer than its pages", func(b []byte) { le.PutUint32(row(b, 1)[16:], 601) }, ErrDamaged},
+		{"longer than the header says", func(b []byte) { le.PutUint32(row(b, 1)[16:], 9) }, ErrDamaged},
+		{"raw and shorter", func(b []byte) { le.PutUint32(row(b, 0)[16:], 599) }, ErrDamaged},
+		{"raw with another checksum", func(b []byte) { row(b, 0)[8] ^= 1 }, ErrDamaged},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h, image := goldenCompressed(t)
+			b := image[Page:h.DataOffset]
+			tt.change(b)
+			extents := goldenPlan(t).Extents()
+			if _, _, err := h.ReadStored(b, extents, nil, nil); !errors.Is(err, ErrDamaged) {
+				t.Errorf("a changed table gave %v", err)
+			}
+			h.TableSum = xxh3.Hash(b[:storedBytes*len(extents)])
+			if _, _, err := h.ReadStored(b, extents, nil, nil); !errors.Is(err, tt.want) {
+				t.Errorf("reading the table: error %v, want %v", err, tt.want)
+			}
+		})
+	}
+	h, image := goldenCompressed(t)
+	if _, _, err := h.ReadStored(image[Page:], goldenPlan(t).Extents()[:1], nil, nil); !errors.Is(err, ErrDamaged) {
+		t.Errorf("a table for another plan gave %v", err)
+	}
+}
+
+// FuzzReadStored reads tables with the right checksum and total.
+func FuzzReadStored(f *testing.F) {
+	h, image := goldenCompressed(f)
+	extents := goldenPlan(f).Extents()
+	f.Add(image[Page:h.DataOffset], h.Stored)
+	f.Add(image[Page:][:storedBytes], h.Stored)
+	f.Fuzz(func(t *testing.T, b []byte, total int64) {
+		h := h
+		if h.Stored = total; len(b) >= storedBytes*len(extents) {
+			h.TableSum = xxh3.Hash(b[:storedBytes*len(extents)])
+		}
+		table, stored, err := h.ReadStored(b, extents, nil, nil)
+		if err != nil {
+			if !IsDamage(err) {
+				t.Fatalf("an error of no known kind: %v", err)
+			}
+			return
+		}
+		at := Offsets(stored, nil)
+		if at[len(extents)] != total || StoredBytes(stored) != total {
+			t.Fatalf("%+v are %d bytes, want %d", stored, at[len(extents)], total)
+		}
+		for i, e := range extents {
+			if n := at[i+1] - at[i]; n < 1 || n > int64(e.Len) {
+				t.Fatalf("extent %d has %d bytes of %d", i, n, e.Len)
+			}
+		}
+		again := make([]byte, h.DataOffset-Page)
+		if PutStored(again, table, stored) != h.TableSum || !bytes.Equal(again[:storedBytes*len(extents)], b[:storedBytes*len(extents)]) {
+			t.Fatal("read and written, it is another table")
+		}
+	})
+}
+
+// file is a file in memory.
+type file []byte
+
+func (f *file) WriteAt(p []byte, off int64) (int, error) {
+	for int64(len(*f)) < off+int64(len(p)) {
+		*f = append(*f, 0)
+	}
+	return copy((*f)[off:], p), nil
+}
+
+// TestFormatExamples compares the examples of docs/formats.md with what is written. A difference is a new format: see the
+// section on how to change one.
+func TestFormatExamples(t *testing.T) {
+	text, err := os.ReadFile("testdata/examples.txt")
+	must(t, err)
+	_, piece := goldenHeader(t)
+	_, compressed := goldenCompressed(t)
+	for name, image := range map[string][]byte{
+		"header":     piece[:offEnd],
+		"stored":     compressed[Page:][:2*storedBytes],
+		"checkpoint": exampleCheckpoint(t),
+		"touches":    exampleTouches(t),
+		"state":      (&State{Time: 5, Slots: 3, Format: "lru/1", Data: []byte{1, 2, 3}}).Encode(),
+		"written":    EncodeWritten(20_000, 4096),
+		"plan":       goldenPlan(t).Encoded(),
+	} {
+		if dump := hex.Dump(image); !strings.Contains("\n"+string(text)+"\n", "\n"+name+"\n"+dump+"\n") {
+			t.Errorf("testdata/examples.txt does not have this as %s:\n%s", name, dump)
+		}
+	}
+}
+
+func exampleCheckpoint(t *testing.T) []byte {
+	var key kv.Key
+	for i := range key {
+		key[i] = byte(0xa0 + i)
+	}
+	short := key
+	clear(short[16:])
+	owners := []CheckpointOwner{
+		{Namespace: kv.Digest{1, 2, 3}, Group: 4, Tenant: 5, TTL: time.Second},
+	}
+	entries := []*CheckpointEntry{
+		{Slot: 0, State: StateComplete, LastTouch: 9, Units: 10, Depth: 11, Pieces: 3, Key: short},
+		{
+			Slot: 2, State: StateNamed, Parent: 0x1112131415161718, LastTouch: 8, Units: 10, Depth: 12, Pieces: 1 << 9,
+			Missing: 2, Expires: 0x21222324, Key: key, Names: []Name{{Rank: 9, Path: "a/b"}},
+		},
+	}
+	var f file
+	err := WriteCheckpoint(&f, Checkpoint{Time: 7, High: 3, Clock: 9, Entries: 2}, owners,
+		func(yield func(*CheckpointEntry) bool) {
+			for _, e := range entries {
+				if !yield(e) {
+					return
+				}
+			}
+		})
+	must(t, err)
+	return f
+}
+
+func exampleTouches(t *testing.T) []byte {
+	var f file
+	must(t, WriteTouches(&f, 7, 2, func(i int) uint64 { return uint64(i + 1) }))
+	return f
+}
+
+// collector keeps what a checkpoint has.
+type collector struct {
+	owners  []CheckpointOwner
+	entries []CheckpointEntry
+}
+
+func (c *collector) Head(Checkpoint) error          { return nil }
+func (c *collector) Owner(o *CheckpointOwner) error { c.owners = append(c.owners, *o); return nil }
+func (c *collector) Entry(e *CheckpointEntry) error { c.entries = append(c.entries, *e); return nil }
+
+// TestDecodeWhatWasEncoded reads the examples back.
+func TestDecodeWhatWasEncoded(t *testing.T) {
+	image := exampleCheckpoint(t)
+	var c collector
+	head, err := ReadCheckpoint(strings.NewReader(string(image)), int64(len(image)), &c)
+	if err != nil || head.Entries != 2 || len(c.owners) != 1 || len(c.entries) != 2 {
+		t.Fatalf("%+v, %d owners, %d entries, %v", head, len(c.owners), len(c.entries), err)
+	}
+	if e := c.entries[1]; e.Missing != 2 || e.Expires != 0x21222324 || e.Pieces != 1<<9 || e.Key[31] != 0xbf ||
+		e.State != StateNamed || !slices.Equal(e.Names, []Name{{Rank: 9, Path: "a/b"}}) {
+		t.Errorf("the second entry is read as %+v, want what was written", e)
+	}
+	var fps []uint64
+	image = exampleTouches(t)
+	when, err := ReadTouches(strings.NewReader(string(image)), int64(len(image)), func(l []uint64) {
+		fps = append(fps, l...)
+	})
+	if err != nil || when != 7 || len(fps) != 2 || fps[1] != 2 {
+		t.Errorf("touches %v of %d, %v", fps, when, err)
+	}
+}
+
+// buffer is a file.
+type buffer []byte
+
+func (b *buffer) WriteAt(p []byte, off int64) (int, error) {
+	if grow := int(off) + len(p) - len(*b); grow > 0 {
+		*b = append(*b, make([]byte, grow)...)
+	}
+	return copy((*b)[off:], p), nil
+}
+
+// FuzzTouches reads lists with the right checksum, and writes them again.
+func FuzzTouches(f *testing.F) {
+	var file buffer
+	must(f, WriteTouches(&file, 7, 3, func(i int) uint64 { return uint64(i) << 40 }))
+	f.Add([]byte(file))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) >= touchesHead {
+			binary.LittleEndian.PutUint64(b[24:], xxh3.Hash(b[touchesHead:]))
+		}
+		var list []uint64
+		when, err := ReadTouches(bytes.NewReader(b), int64(len(b)), func(part []uint64) { list = append(list, part...) })
+		if err != nil {
+			return
+		}
+		var again buffer
+		if err := WriteTouches(&again, when, len(list), func(i int) uint64 { return list[i] }); err != nil || !bytes.Equal(again, b) {
+			t.Fatalf("%d touches read back as another file: %v", len(list), err)
+		}
+	})
+}
+
+// FuzzState reads states with the right checksum, and writes them again.
+func FuzzState(f *testing.F) {
+	f.Add((&State{Time: 1, Slots: 2, Format: "lru1", Data: []byte("abc")}).Encode())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) >= stateHead {
+			binary.LittleEndian.PutUint64(b[stateHead-8:], xxh3.Hash(b[stateHead:]))
+		}
+		s, err := DecodeState(b)
+		if checked := CheckState(bytes.NewReader(b), int64(len(b))); (checked == nil) != (err == nil) {
+			t.Fatalf("decoding says %v, checking %v", err, checked)
+		}
+		if err == nil && !bytes.Equal(s.Encode(), b) {
+			t.Fatalf("%+v reads back as another file", s)
+		}
+	})
+}
+
+// FuzzWritten reads counts of bytes that no clock and no writer can have made.
+func FuzzWritten(f *testing.F) {
+	f.Add(EncodeWritten(20000, 1<<40))
+	f.Add([]byte("1 -5\n"))
+	f.Add([]byte("1 5\nmore"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		day, n, err := DecodeWritten(b)
+		if err == nil && (day < 0 || n < 0 || !slices.Equal(EncodeWritten(day, n), b)) {
+			t.Fatalf("%q is %d bytes on day %d", b, n, day)
+		}
+	})
 }

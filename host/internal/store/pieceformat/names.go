@@ -1,11 +1,17 @@
 package pieceformat
 
 import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // Directories and files that a store keeps for itself, below a root.
@@ -57,7 +63,7 @@ func ValidHostID(id string) bool {
 	return true
 }
 
-// TempName is the name under which a file is written, beside its target: .<name>.<host id>.<seq>.tmp.
+// TempName is the name under which a file is written, next to its target: .<name>.<host id>.<seq>.tmp.
 func TempName(target, host string, seq uint64) string {
 	dir, base := filepath.Split(target)
 	tail := fmt.Sprintf(".%s.%x.tmp", host, seq)
@@ -111,4 +117,143 @@ func IsRepairName(base string) bool { return strings.Contains(base, repairMark) 
 
 func quarantineName(head, base string) string {
 	return QuarantineDir + "/" + head + base[:min(len(base), maxName-len(head))]
+}
+
+// Name is one rank's file of an entry, where it has another name than the built-in one.
+type Name struct {
+	Rank uint32
+	Path string // below the root
+}
+
+// MaxPath is the longest path of a name in bytes.
+const MaxPath = policy.MaxPath
+
+// CheckName returns an error for a path that no name can have: one that leads out of the root or to a hidden file, is too
+// long, or holds bytes that some file system refuses.
+func CheckName(path string) error { return policy.CheckPath([]byte(path)) }
+
+// A list of names is encoded as, for each, its rank (1 byte), the path's length (2) and the path.
+const listHead = 3
+
+// AppendNames encodes names.
+func AppendNames(b []byte, list []Name) []byte {
+	for _, n := range list {
+		b = append(b, byte(n.Rank))
+		b = binary.LittleEndian.AppendUint16(b, uint16(len(n.Path)))
+		b = append(b, n.Path...)
+	}
+	return b
+}
+
+// NamesBytes is how long an encoded list is.
+func NamesBytes(list []Name) (n int) {
+	for i := range list {
+		n += listHead + len(list[i].Path)
+	}
+	return n
+}
+
+// DecodeNames decodes names, and refuses a list with a path that no name can have.
+func DecodeNames(b []byte) (list []Name, err error) {
+	for len(b) > 0 {
+		if len(b) < listHead {
+			return nil, fmt.Errorf("a list of names ends after %d bytes of a name", len(b))
+		}
+		rank, size := uint32(b[0]), int(binary.LittleEndian.Uint16(b[1:]))
+		if b = b[listHead:]; rank >= kv.MaxRanks || size > len(b) {
+			return nil, fmt.Errorf("a list of names has rank %d and a path of %d bytes in %d", rank, size, len(b))
+		}
+		if err := policy.CheckPath(b[:size]); err != nil {
+			return nil, err
+		}
+		list = append(list, Name{rank, string(b[:size])})
+		b = b[size:]
+	}
+	return list, nil
+}
+
+// NameOf is the path of a rank's name in a list; ok is false for a piece with the built-in name. A piece can have several
+// names where hosts stored it at the same time: the first is the one to read.
+func NameOf(list []Name, rank uint32) (path string, ok bool) {
+	for i := range list {
+		if list[i].Rank == rank {
+			return list[i].Path, true
+		}
+	}
+	return "", false
+}
+
+// The built-in name is <namespace digest>/<aa>/<b>/<key>_g<group>_r<rank>.kv: aa and b are the first digits of the key. It
+// is what the place policy fanout answers without settings.
+const (
+	digestDigits = 2 * len(kv.Digest{})
+	fanDigits    = len("/aa/b/")
+	suffix       = ".kv"
+)
+
+// AppendBuiltin appends the built-in name of a piece. keyLen is the length of its namespace's keys in bytes.
+func AppendBuiltin(dst []byte, namespace kv.Digest, keyLen uint32, key *kv.Key, group, rank uint32) []byte {
+	const digits = "0123456789abcdef"
+	dst = hex.AppendEncode(dst, namespace[:])
+	dst = append(dst, '/', digits[key[0]>>4], digits[key[0]&15], '/', digits[key[1]>>4], '/')
+	dst = hex.AppendEncode(dst, key[:keyLen])
+	dst = append(dst, "_g"...)
+	dst = strconv.AppendUint(dst, uint64(group), 10)
+	dst = append(dst, "_r"...)
+	dst = strconv.AppendUint(dst, uint64(rank), 10)
+	return append(dst, suffix...)
+}
+
+// Reserved says whether no policy may give a path, because it would exclude a piece with its built-in name: it is
+// the built-in name of a piece, leads through one, or is a directory on the way to some. Of a piece's own built-in name it
+// says so, too.
+func Reserved(path []byte) bool {
+	var parts [4][]byte
+	n := 0
+	for rest, more := path, true; more && n < len(parts); n++ {
+		parts[n], rest, more = bytes.Cut(rest, []byte("/"))
+	}
+	for i, digits := range [...]int{digestDigits, 2, 1} {
+		if len(parts[i]) != digits || len(bytes.Trim(parts[i], "0123456789abcdef")) > 0 {
+			return false
+		}
+		if n == i+1 {
+			return true
+		}
+	}
+	return IsBuiltin(path[:digestDigits+fanDigits+len(parts[3])])
+}
+
+// IsBuiltin says whether a path is the built-in name of some piece, whatever stands under it.
+func IsBuiltin(path []byte) bool {
+	var namespace kv.Digest
+	var key kv.Key
+	if len(path) < digestDigits+fanDigits {
+		return false
+	}
+	if _, err := hex.Decode(namespace[:], path[:digestDigits]); err != nil {
+		return false
+	}
+	rest, ok := bytes.CutSuffix(path[digestDigits+fanDigits:], []byte(suffix))
+	text, rest, found := bytes.Cut(rest, []byte("_g"))
+	group, rank, both := bytes.Cut(rest, []byte("_r"))
+	if !ok || !found || !both || len(text) == 0 || len(text) > 2*kv.KeyBytes || len(text)%2 != 0 {
+		return false
+	}
+	n, err := hex.Decode(key[:], text)
+	g, gerr := strconv.ParseUint(string(group), 10, 32)
+	r, rerr := strconv.ParseUint(string(rank), 10, 32)
+	if err != nil || gerr != nil || rerr != nil {
+		return false
+	}
+	// Only the one spelling that AppendBuiltin has.
+	return bytes.Equal(path, AppendBuiltin(nil, namespace, uint32(n), &key, uint32(g), uint32(r)))
+}
+
+// KeyLen is the length of a namespace's keys in bytes, by the namespace's text.
+func KeyLen(text string) uint32 {
+	if n, err := strconv.Atoi(kv.Field(text, "key_bytes")); err == nil && n > 0 && n <= kv.KeyBytes {
+		return uint32(n)
+	}
+	return kv.KeyBytes
 }

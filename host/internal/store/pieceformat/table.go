@@ -38,7 +38,7 @@ func (h *Header) ReadTable(b []byte, dst []uint64) ([]uint64, error) {
 	return dst, nil
 }
 
-// Stored is one extent as it stands in a file of version 2.
+// Stored is one extent as a file of version 2 has it.
 type Stored struct {
 	Sum   uint64 // of the stored bytes
 	Len   uint32 // of the stored bytes

@@ -34,7 +34,7 @@ type Backend interface {
 	// Used returns the bytes on disk of all known pieces, proposed ones included, and of other files that this host found;
 	// temporaries are excluded.
 	Used() int64
-	// Paths returns a victim's files. A victim whose namespace cannot be read is spared.
+	// Paths returns a victim's files. A victim of a namespace that cannot be read is spared.
 	Paths(v *Victim) ([]string, error)
 	// Identify reads which piece a published temporary is; it has a second link. The error is [ErrDamaged] when the bytes
 	// do not say, and the file is emptied then.
@@ -46,8 +46,6 @@ type Config struct {
 	Dir      string // the root
 	Host     string // [a-z0-9]+, unique among the running hosts
 	Capacity int64
-	High     float64       // fraction of the capacity at which eviction begins, 0: 0.95
-	Low      float64       // fraction of the capacity that eviction aims for, 0: 0.90
 	Lapse    time.Duration // a host without a heartbeat for this long is given up
 	LogBytes int64         // size at which a log is rotated; 0: 1 MiB
 	FS       staging.FS
@@ -57,12 +55,6 @@ type Config struct {
 }
 
 func (c *Config) complete() error {
-	if c.High == 0 {
-		c.High = 0.95
-	}
-	if c.Low == 0 {
-		c.Low = min(0.9, c.High)
-	}
 	if c.LogBytes <= 0 {
 		c.LogBytes = logFull
 	}

@@ -10,6 +10,9 @@ import (
 // maxBatch bounds the victims of one batch.
 const maxBatch = 4096
 
+// Eviction begins when more than high of the capacity is in use or granted, and goes down to low.
+const high, low = 0.95, 0.90
+
 // balance grants credit and proposes victims when there is too little.
 func (t *term) balance(now time.Duration) error {
 	t.outside = 0
@@ -84,7 +87,7 @@ func (t *term) evict(level int64) error {
 			level -= b.bytes() // being removed
 		}
 	}
-	excess := level > int64(t.m.cfg.High*float64(t.m.cfg.Capacity))
+	excess := level > int64(high*float64(t.m.cfg.Capacity))
 	if !excess && len(t.m.forced) == 0 {
 		return nil
 	}
@@ -103,7 +106,7 @@ func (t *term) evict(level int64) error {
 		add(t.m.forced[id])
 	}
 	if excess {
-		for _, v := range t.m.back.Victims(level - int64(t.m.cfg.Low*float64(t.m.cfg.Capacity))) {
+		for _, v := range t.m.back.Victims(level - int64(low*float64(t.m.cfg.Capacity))) {
 			add(v)
 		}
 	}

@@ -159,7 +159,7 @@ func (t *tree) remove(name string) error {
 	return ignoreMissing(t.fs.Remove(name))
 }
 
-// look says whether a name exists; the error says that nobody can tell.
+// look says whether a name exists; the error says that it is unknown.
 func (t *tree) look(name string) (bool, error) {
 	_, err := t.fs.Stat(name)
 	if absent(err) {

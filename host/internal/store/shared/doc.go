@@ -23,14 +23,14 @@
 // # Members
 //
 // A host joins by creating its directory and waits to be admitted. Once its grant file exists, no victim is removed
-// without its acknowledgement; only then does it read the journal and scan the root. The evictor gives up a member
-// whose status has not changed for Lapse by the evictor's own clock: it renames the member's directory, replaces its last
+// without its acknowledgement; only then does it read the journal and scan the root. The evictor expels a member
+// with a status that has not changed for Lapse by the evictor's own clock: it renames the member's directory, replaces its last
 // log file by a copy, empties and removes its temporaries, reads its log to the end, and frees its unspent credit.
 //
-// A member whose directory is gone first forgets everything that rested on it: credit, entries, leases, proposals, what
+// A member without a directory first forgets everything that rested on it: credit, entries, leases, proposals, what
 // it had yet to log. Then it joins again as a new incarnation, and scans. Credit and temporaries are of the incarnation
 // that took them: a put that outlives it can neither make a file in the new directory nor publish. What such puts may
-// still have in files without a name the new incarnation reports (held), and nobody is granted those bytes.
+// still have in files without a name the new incarnation reports (held), and no host is granted those bytes.
 //
 // # One evictor
 //
@@ -51,10 +51,10 @@
 // A piece is published by a hard link. The link fails when another host has published the same piece; the put then ends
 // as resident and its credit returns. After the link the log is appended to, and only then is the temporary's name
 // removed. A temporary with two links was therefore published, whatever happened in between: the evictor that sweeps it
-// reads from its header which piece it is, and its other name, accounts for it and tells the others. One whose header is damaged it empties, because nobody could tell the others what
-// to count.
+// reads from its header which piece it is, and its other name, accounts for it and tells the others. A temporary with a damaged header is
+// emptied, because the others could not learn what to count.
 //
-// A link that reports an error may have been made. The number of the temporary's names tells; while nobody can look, the
+// A link that reports an error may have been made. The number of the temporary's names tells; while it cannot be read, the
 // temporary keeps its name and its credit, and each step looks again.
 //
 // # Eviction in two phases
@@ -84,7 +84,7 @@
 // [Member.Fresh] is checked first and is false when the last heartbeat is older than half of Lapse, so this needs a pause
 // between two instructions, or a clock that stood still too; the loads that follow fail, and the next step forgets.
 //
-// An evictor that was paused renames to and from names in e<epoch> only, which is gone. It may still give up a member
+// An evictor that was paused renames to and from names in e<epoch> only, which is gone. It may still expel a member
 // that is alive, which then joins again.
 //
 // The clock is the monotonic one of each host (CLOCK_MONOTONIC): steps of the time of day change nothing. It stands

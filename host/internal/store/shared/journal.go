@@ -91,7 +91,7 @@ func (t *tree) readNames(dir string) (journal, error) {
 	return j, err
 }
 
-// journal lists the evictor's batches, of an epoch whose journal has those of earlier ones.
+// journal lists the evictor's batches, of an epoch with a journal that has those of earlier ones.
 func (e *evictorSeen) journal(t *tree) (journal, error) {
 	if !e.beat.Took {
 		return journal{}, nil

@@ -155,7 +155,7 @@ type Victim struct {
 	Namespace kv.Digest
 	Group     uint32
 	Key       kv.Key
-	Pieces    uint64             // ranks whose files to remove
+	Pieces    uint64             // ranks: their files are to be removed
 	Names     []pieceformat.Name // of their files: all that a rank has, or none where it has the built-in one
 	Bytes     int64
 }

@@ -3,9 +3,15 @@ package shared
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"math"
+	"os"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/kvhost/kvhost/staging"
 )
 
 // term is the evictor's work in one epoch, on the member that was elected.
@@ -116,7 +122,7 @@ func (t *term) writeGrant(name string, p *peer) error {
 	return nil
 }
 
-// readPeers reads the members' statuses and gives up the silent ones.
+// readPeers reads the members' statuses and expels the silent ones.
 func (t *term) readPeers(now time.Duration, begun []string) error {
 	live, err := t.m.list(t.m.hosts())
 	if err != nil {
@@ -180,7 +186,7 @@ func (t *term) readStatus(dir string, p *peer, now time.Duration) error {
 }
 
 // removeDead removes members that are gone: it clears their temporaries, waits until their logs are read, and frees
-// their credit. One whose temporaries cannot be cleared keeps its credit, and others do not wait for it.
+// their credit. A member with temporaries that cannot be cleared keeps its credit, and others do not wait for it.
 func (t *term) removeDead(now time.Duration) (failed error) {
 	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
 		p, dir := t.peers[name], t.m.gone()+"/"+name
@@ -231,7 +237,7 @@ func (t *term) propose(b batch) uint64 {
 	return t.seq
 }
 
-// writeBatches writes proposals and repeats failed writes. A proposal whose write failed may have been seen, so its
+// writeBatches writes proposals and repeats failed writes. A proposal may have been seen although its write failed, so its
 // number is never reused.
 func (t *term) writeBatches() error {
 	for _, n := range slices.Sorted(maps.Keys(t.batches)) {
@@ -339,3 +345,242 @@ func (t *term) judge(n uint64, b *proposal) error {
 	b.verdict = &decisionFile{Spared: slices.Sorted(maps.Keys(spared))}
 	return nil
 }
+
+// takeOver continues the work of earlier evictors. It empties their trash before anything is counted, and keeps their
+// grants and journals. It may be repeated after an error.
+func (t *term) takeOver(e epochs) error {
+	for _, name := range e.old {
+		old := t.m.base + "/" + name
+		if err := t.emptyTrash(old); err != nil {
+			return err
+		}
+		grants, err := t.m.list(old + "/grants")
+		if err != nil {
+			return err
+		}
+		for _, member := range grants {
+			var g grantFile
+			if strings.HasSuffix(member, ".new") {
+				continue
+			}
+			p := t.peer(member, t.m.cfg.Now())
+			if err := t.m.get(old+"/grants/"+member, &g); errors.Is(err, ErrDamaged) {
+				if err := t.giveUp(member, p, err); err != nil {
+					return err
+				}
+			} else if err != nil {
+				return err
+			}
+			p.granted = max(p.granted, g.Granted)
+		}
+		j, err := t.m.readNames(old)
+		if err != nil {
+			return err
+		}
+		if err := t.takeJournal(old, j); err != nil {
+			return err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
+		if err := t.writeGrant(name, t.peers[name]); err != nil {
+			return err
+		}
+	}
+	for _, name := range e.old {
+		if err := t.m.removeAll(t.m.base + "/" + name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// giveUp expels a member with unknown credit. Once its temporaries are cleared and its log is read, it has none.
+func (t *term) giveUp(name string, p *peer, cause error) error {
+	t.m.log.Error("cannot read a host's grant; host given up, it will join again", "member", name, "error", cause)
+	p.gone, p.unknown = true, true
+	return ignoreMissing(t.m.fs.Rename(t.m.hosts()+"/"+name, t.m.gone()+"/"+name))
+}
+
+func (t *term) emptyTrash(dir string) error {
+	names, err := t.m.list(dir + "/trash")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := t.m.remove(dir + "/trash/" + name); err != nil {
+			return err
+		}
+		if err := t.heartbeat(0, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeJournal copies an earlier journal, so that acknowledgements stay valid. A batch that cannot be read is decided as
+// spared, because it is unknown what was removed; every member then checks its files.
+func (t *term) takeJournal(old string, j journal) error {
+	for _, n := range slices.Sorted(maps.Keys(j.decided)) {
+		t.seq = max(t.seq, n)
+		var d decisionFile
+		if err := t.m.get(decisionName(old, n), &d); errors.Is(err, ErrDamaged) {
+			t.m.log.Error("cannot read a decision; its remaining victims are kept", "batch", n, "error", err)
+			d = decisionFile{All: true}
+		} else if err != nil {
+			return err
+		}
+		if err := t.m.keep(decisionName(t.dir, n), d); err != nil {
+			return err
+		}
+		p := t.batches[n]
+		if p == nil {
+			p = &proposal{}
+			t.batches[n] = p
+		}
+		p.decided = true
+	}
+	for _, n := range slices.Sorted(maps.Keys(j.proposed)) {
+		t.seq = max(t.seq, n)
+		var f batchFile
+		var b *batch
+		err := t.m.get(proposalName(old, n), &f)
+		if err == nil {
+			b, err = f.batch()
+		}
+		if errors.Is(err, ErrDamaged) {
+			t.m.log.Error("cannot read a batch of victims; the remaining ones are kept", "batch", n, "error", err)
+			f, b = batchFile{}, &batch{}
+			if !j.decided[n] {
+				if err := t.m.keep(decisionName(t.dir, n), decisionFile{All: true}); err != nil {
+					return err
+				}
+				t.batches[n] = &proposal{decided: true}
+			}
+		} else if err != nil {
+			return err
+		}
+		if err := t.m.keep(proposalName(t.dir, n), f); err != nil {
+			return err
+		}
+		p := t.batches[n]
+		if p == nil {
+			p = &proposal{}
+			t.batches[n] = p
+		}
+		p.batch, p.written = *b, true
+	}
+	return nil
+}
+
+// sweep removes the temporaries of a member that is gone and logs those that were published. It may be repeated. One
+// that cannot be removed, as where a network file system keeps it for a process that has it open, keeps the member's
+// credit; the others do not wait for it.
+func (t *term) sweep(dir string) error {
+	m := t.m
+	entries, err := m.fs.ReadDir(dir + "/t")
+	if absent(err) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	a := &attempt{}
+	var failed []error
+	for _, e := range entries {
+		name := dir + "/t/" + e.Name()
+		info, err := m.fs.Stat(name)
+		switch base := e.Name(); {
+		case err != nil:
+		case info.Links > 1 && base != probe && base != probed:
+			err = t.relay(a, name, info)
+		default:
+			err = m.discard(name)
+		}
+		failed = append(failed, ignoreMissing(err))
+	}
+	if len(a.records) > 0 {
+		for i := range a.records {
+			m.learn(&a.records[i])
+		}
+		if err := a.record(m); err != nil {
+			return err
+		}
+		if err := a.clear(m); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(failed...); err != nil {
+		return err
+	}
+	return m.remove(dir + "/t")
+}
+
+// seal ends the logs of members that are gone, before anything is decided without them: what such a host appends to a file
+// that it has open would tell the others of victims that are long removed. Its last file is replaced by a copy. What the
+// copy lacks is among the temporaries.
+func (t *term) seal() error {
+	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
+		p, dir := t.peers[name], t.m.gone()+"/"+name
+		if !p.gone || p.sealed {
+			continue
+		}
+		numbers, err := t.m.logs(dir)
+		if err == nil && len(numbers) > 0 {
+			last, copied := logName(dir, slices.Max(numbers)), t.dir+"/log.new"
+			if err = t.m.copy(last, copied); err == nil {
+				err = t.m.fs.Rename(copied, last)
+			}
+		}
+		if err != nil && !absent(err) {
+			return err
+		}
+		p.sealed = true
+	}
+	return nil
+}
+
+// relay adds a temporary that was published to what this member logs.
+func (t *term) relay(a *attempt, name string, info staging.Info) error {
+	r, err := t.m.back.Identify(name, info)
+	if err == nil {
+		r.Op = Relayed
+		a.records, a.temps = append(a.records, r), append(a.temps, name)
+		return nil
+	}
+	if !errors.Is(err, ErrDamaged) {
+		return err
+	}
+	// The others cannot learn what to count. Under its other name it takes nothing from now on, and is damaged as before.
+	t.m.log.Warn("published temporary is damaged; its piece was emptied", "file", name, "error", err)
+	return t.m.discard(name)
+}
+
+// discard frees what a temporary takes, and removes it. Its writer may be paused for long and have it open, and has
+// credit for it no more.
+func (t *tree) discard(name string) error {
+	f, err := t.fs.OpenFile(name, os.O_WRONLY|os.O_TRUNC, 0)
+	if err == nil {
+		err = f.Close()
+	}
+	if err == nil {
+		err = t.remove(name)
+	}
+	return err
+}
+
+// copy writes the bytes of a log to another file.
+func (t *tree) copy(from, to string) error {
+	r, err := t.fs.OpenFile(from, os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := t.fs.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.NewOffsetWriter(w, 0), io.NewSectionReader(r, 0, math.MaxInt64))
+	return errors.Join(err, w.Close())
+}
+
+// scanAgain asks for another scan of the root.
+func (m *Member) scanAgain() { m.ticket.Store(max(1, m.cfg.Unique())) }

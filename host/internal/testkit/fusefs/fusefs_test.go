@@ -40,8 +40,8 @@ func mount(t *testing.T, rules string) *fusefs.Mount {
 // legal are rules of file systems that do less than others, and still what they must.
 var legal = map[string]string{
 	"all":             "",
-	"short":           "read ** every 3rd: short\nwrite ** every 2nd: short",
-	"interrupted":     "open,read,write,rename,publish,link,remove,mkdir,sync,allocate ** every 3rd: eintr",
+	"short":           "read ** 33% seed 1: short\nwrite ** 50% seed 1: short",
+	"interrupted":     "open,read,write,rename,publish,link,remove,mkdir,sync,allocate ** 33% seed 1: eintr",
 	"no direct":       "direct **: einval", // a second mount on the same device number is not asked again
 	"no allocate":     "allocate **: eopnotsupp",
 	"no rename flags": "publish **: einval",
