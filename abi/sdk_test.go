@@ -79,7 +79,7 @@ func goldenFields(value any) (golden []byte, fields []field) {
 	golden = unsafeBytes(p)
 	for i := range p.Elem().NumField() {
 		f := p.Elem().Type().Field(i)
-		if f.Name == "_" {
+		if !f.IsExported() {
 			continue
 		}
 		at := golden[f.Offset : f.Offset+f.Type.Size()]

@@ -159,7 +159,7 @@ func (s *Residents) Remove(at uint32, c Cause) error {
 
 // EndRequest tells that a request is over, and what its engine hints.
 func (s *Residents) EndRequest(tenant uint32, h abi.Hints, c Cause) error {
-	return s.policy.Event(abi.RequestEnd(c.Request, tenant, h, c.Time))
+	return s.policy.Event(abi.NewRequestEnd(c.Request, tenant, h, c.Time))
 }
 
 // Evict asks for victims and removes those that may go, until enough is true. It returns how many were removed.

@@ -48,7 +48,7 @@ func (c *cache) request(ids []uint32, number uint32, now uint64, hints abi.Hints
 	if err != nil {
 		return 0, err
 	}
-	return prefix, c.e.Event(abi.RequestEnd(number, 0, hints, now))
+	return prefix, c.e.Event(abi.NewRequestEnd(number, 0, hints, now))
 }
 
 // forward is the simulator's hot path.

@@ -63,7 +63,7 @@ func (h *hierarchy) request(ids []uint32, number uint32, now uint64, hints abi.H
 		return 0, err
 	}
 	for n := range h.levels {
-		if err := h.levels[n].e.Event(abi.RequestEnd(number, 0, hints, now)); err != nil {
+		if err := h.levels[n].e.Event(abi.NewRequestEnd(number, 0, hints, now)); err != nil {
 			return 0, err
 		}
 	}
