@@ -12,7 +12,7 @@ TAGS        := grpcnotrace
 
 # Packages whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the race
 # detector, which needs a C compiler.
-SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/artifact policy/meter \
+SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/meter \
   policy/plugintest policy/plugintest/hostile proto regular sim store/index store/pieceformat trace) ./host/command
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/internal/store/metamorphic ./host/internal/store ./host/internal/policy ./host/internal/transfer

@@ -26,7 +26,6 @@ func newPolicy() *cobra.Command {
 	}
 	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyBench(), newPolicyNew(), newPolicyPack(),
 		newPolicyDigest(), newPolicySign(), newPolicyKeygen())
-	cmd.AddCommand(newPolicyPush(), newPolicyPull())
 	cmd.AddCommand(newPolicyList(), newPolicySwap(), newPolicyPromote())
 	return cmd
 }

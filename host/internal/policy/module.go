@@ -16,8 +16,6 @@ type Options struct {
 	Log *slog.Logger
 	// Dir is searched for names before the embedded policies; empty for none.
 	Dir string
-	// Store has modules that references name; empty for [artifact.DefaultStore].
-	Store string
 	// Grants are the imports that the operator allows. A module gets a grant if its manifest requests it, too.
 	// "wasi-stub" need not be listed: it opens nothing (no files, a clock that stands still, seeded random numbers).
 	Grants []string
