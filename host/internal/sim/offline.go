@@ -34,53 +34,34 @@ func (w *Workload) RunBelady(ctx context.Context, capacity int, o Options) (Resu
 
 func (w *Workload) offline(ctx context.Context, capacity int, o Options) (Result, error) {
 	r := Result{Capacity: capacity}
-	first, err := o.Warmup.Requests(w)
-	if err != nil {
-		return r, err
-	}
 	next := w.next()
 	costs := o.Prefill.upTo(w.longest)
 	h := newFarthest(len(w.keys))
 	started := time.Now()
-	lo, done := 0, 0
-	for i, end := range w.ends {
-		if i == first {
-			r = Result{Capacity: capacity}
-		}
-		ids := w.ids[lo:end]
+	access := 0
+	err := w.each(ctx, &o, func(_ uint32, ids []uint32) error {
 		prefix := 0
 		for prefix < len(ids) && h.has(ids[prefix]) {
 			prefix++
 		}
 		r.PrefixHits += prefix
 		r.SavedSeconds += costs[prefix]
-		for n := range ids {
-			i := n
-			if o.Order == TailFirst {
-				i = len(ids) - 1 - n
-			}
-			id := ids[i]
+		for _, id := range ids {
 			if h.has(id) {
 				r.Hits++
 			} else if len(h.order) == capacity {
 				h.pop()
 				r.Evictions++
 			}
-			h.set(id, next[lo+i])
+			h.set(id, next[access])
+			access++
 		}
-		if lo = int(end); lo-done >= progressStep {
-			if o.Progress != nil {
-				o.Progress(lo - done)
-			}
-			if done = lo; ctx.Err() != nil {
-				return r, ctx.Err()
-			}
-		}
+		return nil
+	})
+	if err != nil {
+		return r, err
 	}
-	r.finish(w, &o, first, started)
-	if o.Progress != nil {
-		o.Progress(lo - done)
-	}
+	r.finish(w, &o, started)
 	return r, nil
 }
 
