@@ -19,7 +19,13 @@ import (
 func TestConform(t *testing.T) {
 	for _, name := range []string{"recency", "spill", "thrift", "aligned"} {
 		t.Run(name, func(t *testing.T) {
-			r := plugintest.Run(t, policytest.Example(t, name), plugintest.Options{Cache: policytest.Cache(t)})
+			r, err := plugintest.Check(t.Context(), policytest.Example(t, name), plugintest.Options{Cache: policytest.Cache(t)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range r.Findings {
+				t.Error(&r.Findings[i])
+			}
 			for _, u := range r.Calls {
 				t.Logf("%-12s %4.1f %% of its fuel in the dearest call", u.Export, 100*u.Share())
 			}
