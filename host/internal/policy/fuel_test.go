@@ -50,30 +50,3 @@ func TestFuelIsDeterministic(t *testing.T) {
 		t.Errorf("%d", used)
 	}
 }
-
-// What counting costs: the same module with and without, in one run.
-func BenchmarkMetering(b *testing.B) {
-	for _, kind := range []string{"plain", "metered"} {
-		b.Run("events/"+kind, func(b *testing.B) {
-			m, err := Open(b.Context(), "lru", Options{Dir: distDir, unmetered: kind == "plain"})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer m.Close(b.Context())
-			const size = 4096
-			e := newEvict(b, m, size)
-			for slot := range uint32(size) {
-				_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: slot, Parent: abi.None, Size: 1})
-			}
-			_ = e.Flush()
-			slot := uint32(1)
-			b.ReportAllocs()
-			for b.Loop() {
-				slot = slot*1664525 + 1013904223
-				if err := e.Event(abi.Event{Op: abi.OpTouch, Slot: slot % size, Parent: abi.None, Size: 1}); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

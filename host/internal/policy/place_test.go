@@ -114,25 +114,3 @@ func TestPlaceAllocatesNothing(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkPlace(b *testing.B) {
-	for _, name := range []string{"native", "wasm"} {
-		b.Run(name, func(b *testing.B) {
-			m := natives["fanout"]
-			if name == "wasm" {
-				m = modules["fanout"]
-			}
-			p := newPlace(b, m)
-			checkPlace(b, p)
-			q := randomQuery(rand.New(rand.NewPCG(1, 1)), 2)
-			q.KeyLen = 32
-			dst := make([]byte, 0, 256)
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, _, err := p.Path(q, dst); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

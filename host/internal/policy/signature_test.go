@@ -245,28 +245,3 @@ func TestWithTheTool(t *testing.T) {
 		}
 	}
 }
-
-// Of bytes that a key did not sign there is no signature by it.
-func FuzzSignature(f *testing.F) {
-	for _, s := range []string{toolSignature, toolPrehashed, toolKey} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, signature string) {
-		if err := verified(t, toolKey, []byte("Test"), []byte(signature)); err == nil {
-			t.Errorf("want no valid signature of other bytes, got one: %q", signature)
-		}
-	})
-}
-
-func FuzzPublicKey(f *testing.F) {
-	f.Add(toolKey)
-	f.Fuzz(func(t *testing.T, text string) {
-		key, err := parsePublicKey(text)
-		if err != nil {
-			return
-		}
-		if again, err := parsePublicKey(key.String()); err != nil || !again.Equal(key) {
-			t.Errorf("want key %s read back, got %s and %v", key, again, err)
-		}
-	})
-}
