@@ -42,8 +42,7 @@ type Options struct {
 	// SkipSelfTest loads a module without running it. It is for programs that judge modules themselves.
 	SkipSelfTest bool
 
-	unmetered bool                 // for benchmarks, as the baseline
-	cpuClock  func() time.Duration // for tests
+	cpuClock func() time.Duration // for tests
 }
 
 // Module is a policy that was loaded, checked and compiled: the source of instances for its roles. It is safe for
