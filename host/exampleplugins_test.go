@@ -209,11 +209,13 @@ func TestAlignedBlocks(t *testing.T) {
 	var at int64
 	for i, s := range plan.Segments() {
 		block, plane := uint32(i/3), []uint32{2, 1, 0}[i%3]
+		first, _ := plan.SegmentExtents(i)
+		off := plan.Extents()[first].Off
 		if plane == 2 {
 			at = (at + 4095) &^ 4095
 		}
-		if s.Block != block || s.Blocks != 1 || s.Plane != plane || plan.SegmentOffset(i) != at {
-			t.Errorf("segment %d: %+v at %d, want block %d of plane %d at %d", i, s, plan.SegmentOffset(i), block,
+		if s.Block != block || s.Blocks != 1 || s.Plane != plane || off != at {
+			t.Errorf("segment %d: %+v at %d, want block %d of plane %d at %d", i, s, off, block,
 				plane, at)
 		}
 		at += int64(s.PageLen)

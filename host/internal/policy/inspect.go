@@ -16,7 +16,7 @@ type Inspection struct {
 	Digest   string // SHA-256 of its bytes in hexadecimal
 	Bytes    int
 	Manifest *abi.Manifest // nil when it has none
-	Roles    []abi.Role    // those whose functions it exports
+	Roles    []abi.Role    // its exports have their functions
 	Imports  []sandbox.Import
 	Sections []sandbox.Section
 	Counts   []metering.Count // its size in everything that is limited

@@ -78,7 +78,7 @@ func (s *Residents) Evictable(slot uint32) bool {
 	return uint64(slot) < uint64(len(s.slots)) && s.slots[slot].resident && s.slots[slot].pins == 0
 }
 
-// Insert adds an entry whose key is not resident. op is INSERT or RESIDENT. Resident children of the entry are linked.
+// Insert adds an entry with a key that is not resident. op is INSERT or RESIDENT. Resident children of the entry are linked.
 func (s *Residents) Insert(op abi.Op, e Resident, c Cause) (at uint32, err error) {
 	at = uint32(len(s.slots))
 	if n := len(s.free); n > 0 {

@@ -29,7 +29,7 @@ type Set struct {
 	openMu sync.Mutex
 	opened map[*policy.Module]struct{}
 	over   bool           // no measurement begins any more
-	inUse  sync.WaitGroup // measurements, whose instances nobody else waits for
+	inUse  sync.WaitGroup // measurements, with instances that delay no request
 }
 
 // Open opens the configured modules in order and binds them.

@@ -144,7 +144,7 @@ func (c *cache) insert(id, number uint32, now uint64) (uint32, error) {
 	return slot, nil
 }
 
-// link sends LINK for resident chunks whose parent came back.
+// link sends LINK for the resident children of a chunk that came back.
 func (c *cache) link(parent, parentSlot, number uint32, now uint64) error {
 	for id := c.w.firstChild[parent]; id != abi.None; id = c.w.sibling[id] {
 		if c.slotOf[id] == abi.None {

@@ -21,7 +21,7 @@ func (w *Workload) RunInfinite(ctx context.Context, o Options) (Result, error) {
 	return r, err
 }
 
-// RunBelady evicts the chunk whose next use is furthest away (L. A. Belady, A Study of Replacement Algorithms for a
+// RunBelady evicts the chunk with the next use furthest away (L. A. Belady, A Study of Replacement Algorithms for a
 // Virtual-Storage Computer, IBM Systems Journal 5(2), 1966). No policy without prefetching or bypassing does better.
 func (w *Workload) RunBelady(ctx context.Context, capacity int, o Options) (Result, error) {
 	if capacity < 1 {
@@ -65,7 +65,7 @@ func (w *Workload) offline(ctx context.Context, capacity int, o Options) (Result
 	return r, nil
 }
 
-// farthest is a heap of chunks. On top is the one whose next use is furthest away.
+// farthest is a heap of chunks. On top is the one with the next use furthest away.
 type farthest struct {
 	next  []uint32 // by chunk
 	place []uint32 // by chunk, in order; abi.None when absent

@@ -12,7 +12,7 @@
 // "length", "tool_call" or "abort"), "priority" (a whole number, lower goes first) and "return_ms" (milliseconds until the
 // prefix is expected to be used again). Other keys are ignored.
 //
-// The generator makes such traces from a seed: shared system prompts, conversations whose prefix grows turn by turn,
+// The generator makes such traces from a seed: shared system prompts, conversations with a prefix that grows turn by turn,
 // agents with many quick steps, and their sub-agents. It uses integers only, so that a seed gives the same bytes on
 // every machine.
 package trace

@@ -85,7 +85,7 @@ func CheckCache(dir string) error {
 	}
 }
 
-// CheckWorkDir says whether there is a directory in which policies can be compiled, beside a cache.
+// CheckWorkDir says whether there is a directory in which policies can be compiled, next to a cache.
 func CheckWorkDir(cache string) error {
 	if cache != "" && CheckCache(cache) == nil {
 		return nil
@@ -159,7 +159,7 @@ const (
 	workAge    = time.Hour
 )
 
-// entry is the cache's directory for one module. The module's machine code stands in no other, so that the compiler,
+// entry is the cache's directory for one module. The module's machine code is in no other directory, so that the compiler,
 // which has read the module, cannot replace the code of another one.
 type entry struct {
 	dir string // empty: nothing is stored

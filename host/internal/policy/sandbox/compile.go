@@ -108,7 +108,7 @@ func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*machin
 	return m, err
 }
 
-// Scratch is the same code for instances whose log lines and counters are discarded. It is not closed but waited for,
+// Scratch is the same code for instances without log lines and counters. It is not closed but waited for,
 // with [Code.Wait].
 func (c *Code) Scratch() *Code {
 	return &Code{
