@@ -131,27 +131,6 @@ func TestPlanRefusals(t *testing.T) {
 	}
 }
 
-// Moving any single segment of a valid plan must be noticed.
-func TestMovedSegmentIsRefused(t *testing.T) {
-	for seed := range uint64(100) {
-		r := rand.New(rand.NewPCG(seed, 2))
-		g := randomGeometry(r)
-		segments := tiles(r, g)
-		i := r.IntN(len(segments))
-		switch s := &segments[i]; r.IntN(3) {
-		case 0:
-			s.PageLen++
-		case 1:
-			s.Block++
-		case 2:
-			s.PageOff++
-		}
-		if _, err := NewPlan(g, segments); !errors.Is(err, ErrPlan) {
-			t.Errorf("seed %d: moved segment %d accepted: %v", seed, i, err)
-		}
-	}
-}
-
 func TestExtentChecksums(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 3))
 	g := randomGeometry(r)

@@ -238,30 +238,3 @@ func TestClosedModulesLeaveNothing(t *testing.T) {
 		}
 	}
 }
-
-// What loading costs a host: a Go guest of 2 MB and one of a few hundred bytes, each with a cache that knows it.
-func BenchmarkLoad(b *testing.B) {
-	lru, err := os.ReadFile(filepath.Join(distDir, "lru.wasm"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	dir := filepath.Join(b.TempDir(), "c")
-	start := func(wasm []byte) func() {
-		return func() {
-			cache, err := sandbox.OpenCache(dir)
-			if err != nil {
-				b.Fatal(err)
-			}
-			m, err := load(b.Context(), "x.wasm", newFile("", wasm), Options{Cache: cache})
-			if err != nil {
-				b.Fatal(err)
-			}
-			m.Close(b.Context())
-			cache.Close(b.Context())
-		}
-	}
-	big, small := start(lru), start(minimal(abi.RoleEvict).bytes())
-	big()
-	small()
-	contest(b, 1, side{"go", big}, side{"small", small})
-}

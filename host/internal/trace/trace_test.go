@@ -192,31 +192,3 @@ func TestBounds(t *testing.T) {
 		t.Errorf("too many ids: %v", err)
 	}
 }
-
-func BenchmarkRead(b *testing.B) {
-	var requests []Request
-	if err := Generate(DefaultMix(), func(r *Request) error {
-		c := *r
-		c.HashIDs = append([]uint64{}, r.HashIDs...)
-		requests = append(requests, c)
-		return nil
-	}); err != nil {
-		b.Fatal(err)
-	}
-	data := pack(b, "x", requests)
-	b.SetBytes(int64(len(data)))
-	b.ReportAllocs()
-	for b.Loop() {
-		r, err := NewReader(bytes.NewReader(data), "x")
-		if err != nil {
-			b.Fatal(err)
-		}
-		var req Request
-		for err == nil {
-			err = r.Next(&req)
-		}
-		if err != io.EOF {
-			b.Fatal(err)
-		}
-	}
-}
