@@ -125,7 +125,7 @@ func TestPlanRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := NewPlan(g, segments); !errors.Is(err, ErrPlan) {
-				t.Errorf("got %v", err)
+				t.Errorf("making the plan: got %v, want %v", err, ErrPlan)
 			}
 		})
 	}

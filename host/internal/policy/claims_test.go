@@ -77,7 +77,7 @@ func TestClaimsReserveNothing(t *testing.T) {
 				t.Errorf("a module of %d bytes took %d bytes of memory", len(c.module), n)
 			}
 			if (err == nil) != c.loads || err != nil && !errors.Is(err, ErrBadModule) {
-				t.Errorf("got %v, %v", m, err)
+				t.Errorf("opening the module: got %v, %v, want it to load: %t", m, err, c.loads)
 			}
 		})
 	}

@@ -122,7 +122,7 @@ func TestEachExportCanFail(t *testing.T) {
 				_, err = e.enter(m)
 				var f *Fault
 				if !errors.As(err, &f) || f.Export != e.export || errors.Is(err, ErrFuel) != (kind == "loop") {
-					t.Errorf("got %v", err)
+					t.Errorf("a %s in %s: got %v", kind, e.export, err)
 				}
 			})
 		}
@@ -133,7 +133,7 @@ func TestWrongSignatures(t *testing.T) {
 	for _, e := range entries {
 		_, err := openBytes(t, roomy(e.role).with(e.export, "F>F", []byte{0x20, 0}).bytes(), Options{})
 		if want := fmt.Sprintf("its %s is (f64) -> f64, want", e.export); !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %q", err, want)
+			t.Errorf("opening a module with another type of %s: got %v, want %q", e.export, err, want)
 		}
 	}
 }
@@ -151,7 +151,7 @@ func TestRefuelling(t *testing.T) {
 		"reserved name":                  {reserved.bytes(), metering.Global},
 	} {
 		if _, err := openBytes(t, c.mod, Options{}); !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: got %v", name, err)
+			t.Errorf("opening a module with a %s: got %v, want %q", name, err, c.says)
 		}
 	}
 }

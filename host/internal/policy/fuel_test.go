@@ -26,10 +26,10 @@ func TestOutOfFuel(t *testing.T) {
 	}
 	var f *Fault
 	if !errors.As(err, &f) || !errors.Is(err, ErrFuel) || f.Reason != "used up its fuel of 2256" || f.Export != abi.ExportEvents || !strings.Contains(f.Stack, "lru.") {
-		t.Errorf("got %v", err)
+		t.Errorf("a call without enough fuel: got %v", err)
 	}
 	if s := e.Stats(); s.Fuel-before != 2256 || s.Faults != 1 || before == 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("the stats after it are %+v, want 2256 fuel more than %d and one fault", s, before)
 	}
 }
 
@@ -47,6 +47,6 @@ func TestFuelIsDeterministic(t *testing.T) {
 		used[i] = e.Stats().Fuel
 	}
 	if used[0] != used[1] || used[0] == 0 {
-		t.Errorf("%d", used)
+		t.Errorf("the same events used %d fuel", used)
 	}
 }

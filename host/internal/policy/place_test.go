@@ -71,7 +71,7 @@ func TestPlaceWasmDecidesLikeNative(t *testing.T) {
 	}
 	wg.Wait()
 	if s := wasm.Stats(); s.Faults != 0 || s.Role != abi.RolePlace || s.Module != "fanout" {
-		t.Errorf("%+v", s)
+		t.Errorf("the stats of the module are %+v, want no fault", s)
 	}
 }
 

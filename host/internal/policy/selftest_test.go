@@ -48,7 +48,7 @@ func TestSelfTestRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := tried(t, c.mod, Options{})
 			if !errors.Is(err, ErrSelfTest) || !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "bad.wasm") {
-				t.Errorf("got %v, want %q", err, c.says)
+				t.Errorf("loading the module: got %v, want %q", err, c.says)
 			}
 		})
 	}

@@ -76,7 +76,7 @@ func TestSignatures(t *testing.T) {
 				return
 			}
 			if !errors.Is(err, ErrSignature) || !errors.Is(err, ErrBadModule) {
-				t.Fatalf("got %v", err)
+				t.Fatalf("opening it: got %v, want %v", err, ErrSignature)
 			}
 			for _, s := range append(c.says, path) {
 				if !strings.Contains(err.Error(), s) {
@@ -92,7 +92,7 @@ func TestSignatures(t *testing.T) {
 		}
 		_, err = Open(t.Context(), "lru", Options{PublicKey: line})
 		if !errors.Is(err, ErrSignature) || !strings.Contains(err.Error(), digestOf(embedded)) {
-			t.Errorf("got %v", err)
+			t.Errorf("an embedded policy with a key: got %v, want %v", err, ErrSignature)
 		}
 	})
 }
@@ -191,7 +191,7 @@ func TestSecretKeys(t *testing.T) {
 		name string
 	}{"another public half": {halves, "m.wasm"}, "two lines": {secret, "m\n.wasm"}} {
 		if _, err := Sign(c.key, c.name, []byte("module")); !errors.Is(err, ErrSignature) {
-			t.Errorf("%s: want %v, got %v", name, ErrSignature, err)
+			t.Errorf("signing with %s: got %v, want %v", name, err, ErrSignature)
 		}
 	}
 }

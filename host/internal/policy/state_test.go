@@ -84,7 +84,7 @@ func TestEvictStateGoesOn(t *testing.T) {
 		}
 		e.Close()
 		if _, _, err := e.Save(64); !errors.Is(err, ErrClosed) {
-			t.Errorf("got %v", err)
+			t.Errorf("saving a closed instance: got %v, want %v", err, ErrClosed)
 		}
 	}
 	if err := m.Quarantined(); err != nil {
@@ -116,7 +116,7 @@ func TestStateThatIsNotKept(t *testing.T) {
 			}
 			var f *Fault
 			if err != nil && (!errors.As(err, &f) || f.Export != abi.ExportSave || !strings.Contains(err.Error(), c.says)) {
-				t.Errorf("got %v, want %q", err, c.says)
+				t.Errorf("saving: got %v, want %q", err, c.says)
 			}
 			if _, err := e.Victims(abi.Ask{}, nil); (err == nil) != (c.says == "") {
 				t.Errorf("afterwards: %v", err)
