@@ -13,7 +13,7 @@ TAGS        := grpcnotrace
 
 # Packages whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the race
 # detector, which needs a C compiler.
-SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/artifact policy/meter \
+SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/meter \
   policy/plugintest policy/plugintest/hostile proto regular sim store/index store/pieceformat trace) ./host/command
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/internal/store/metamorphic ./host/internal/store ./host/internal/policy ./host/internal/transfer
@@ -137,10 +137,10 @@ soak: ## two hosts for SOAK (1h), one of them attacked by clients and policies: 
 bench: ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
 
-curves: build ## redraw the README's miss-ratio curves from the generated trace
-	bin/kvhost sim --quiet --trace examples/traces/mixed.jsonl.zst --capacity 1%,2%,5%,10%,20%,30%,50% --plot examples/curves.svg \
+curves: build ## redraw the README's miss-ratio curves from the generated trace (needs matplotlib)
+	bin/kvhost sim --quiet --json --trace examples/traces/mixed.jsonl.zst --capacity 1%,2%,5%,10%,20%,30%,50% \
 	  --policy-dir bin/policies \
-	  --policy fifo.wasm --policy lru.wasm --policy arc.wasm --policy prefix.wasm --policy belady
+	  --policy fifo.wasm --policy lru.wasm --policy arc.wasm --policy prefix.wasm --policy belady | python3 examples/curves.py examples/curves.svg
 
 figures: ## write host/docs/figures.md and the README's numbers from host/docs/figures.json
 	$(GO) test ./host -count=1 -run '^TestFigures$$' -update-figures

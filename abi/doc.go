@@ -5,7 +5,7 @@
 // resident, how many bytes, which file). The guest holds soft state, which the host can rebuild at any time by replaying
 // the resident entries.
 //
-// Every record is a Go struct whose memory layout on a little-endian machine is the wire layout (explicit padding,
+// Every record is a Go struct, and its memory layout on a little-endian machine is the wire layout (explicit padding,
 // natural alignment), so a Go guest and the host read a batch without decoding it. Golden tests pin each offset. SPEC.md
 // describes the same contract for other languages.
 //

@@ -1,5 +1,7 @@
 package abi
 
+import "unsafe"
+
 // Op says what happened to an entry.
 type Op uint8
 
@@ -11,7 +13,7 @@ const (
 	OpPin        Op = 5 // it must not be named as a victim
 	OpUnpin      Op = 6 // it may be named again
 	OpResident   Op = 7 // replay after a start, in order of last touch: it was here already
-	OpRequestEnd Op = 8 // Request has ended; Slot is None
+	OpRequestEnd Op = 8 // a request has ended: the record is a RequestEnd
 )
 
 var opNames = [...]string{"", "insert", "touch", "remove", "link", "pin", "unpin", "resident", "request_end"}
@@ -23,7 +25,7 @@ func (o Op) String() string {
 	return "unknown"
 }
 
-// Event is one record of the EVENTS buffer: 56 bytes. Events are totally ordered per slot and none is dropped. The
+// Event is one record of the EVENTS buffer, of every Op but OpRequestEnd: 56 bytes. Events are totally ordered per slot and none is dropped. The
 // record is append-only: a later host may announce a longer stride, and a guest reads the part it knows.
 type Event struct {
 	Slot      uint32 // the entry's slot, below Info.MaxSlots
@@ -35,11 +37,12 @@ type Event struct {
 	Request   uint32 // the request that caused it, 0 for none; wraps
 	Tenant    uint32
 	Op        Op
-	Tier      uint8
-	Flags     uint16
-	_         uint32
-	Time      uint64 // nanoseconds, monotonic within a run of the host
+	reserved  [7]byte // not blank: copies keep what a RequestEnd has here
+	Time      uint64  // nanoseconds, monotonic within a run of the host
 }
+
+// SetOp sets the op of an event that is written over another record. It zeroes what is reserved, in the same store.
+func (e *Event) SetOp(op Op) { *(*uint64)(unsafe.Pointer(&e.Op)) = uint64(op) }
 
 // EventSize is the stride of an [Event] in this version.
 const EventSize = 56

@@ -19,7 +19,7 @@ var records = []struct {
 	value any
 	size  int
 }{
-	{Event{}, EventSize}, {Info{}, InfoSize}, {Ask{}, AskSize}, {Candidate{}, CandidateSize}, {PlaceQuery{}, PlaceQuerySize},
+	{Event{}, EventSize}, {RequestEnd{}, RequestEndSize}, {Info{}, InfoSize}, {Ask{}, AskSize}, {Candidate{}, CandidateSize}, {PlaceQuery{}, PlaceQuerySize},
 	{PlaceAnswer{}, PlaceAnswerSize}, {RootsHeader{}, RootsHeaderSize}, {RootFacts{}, RootFactsSize},
 	{LayoutHeader{}, LayoutHeaderSize}, {Plane{}, PlaneSize}, {Segment{}, SegmentSize},
 }
@@ -59,7 +59,7 @@ func TestLayouts(t *testing.T) {
 				t.Errorf("%s.%s: %d bytes of padding that are not written out", v.Name(), f.Name, f.Offset-end)
 			}
 			end = f.Offset + f.Type.Size()
-			if f.Name != "_" {
+			if f.IsExported() {
 				fmt.Fprintf(&b, "  %3d %-10s %s\n", f.Offset, f.Type, f.Name)
 			}
 		}
@@ -75,7 +75,7 @@ func fill(v reflect.Value, next *byte) {
 	for i := range v.NumField() {
 		f := v.Field(i)
 		n := f.Type().Size()
-		if v.Type().Field(i).Name == "_" {
+		if !v.Type().Field(i).IsExported() {
 			*next += byte(n)
 			continue
 		}
@@ -102,7 +102,7 @@ func TestGoldenBytes(t *testing.T) {
 		fmt.Fprintf(&b, "%s\n%s", p.Elem().Type().Name(), hex.Dump(unsafeBytes(p)))
 	}
 	example := Event{
-		Slot: 7, Parent: None, Key: 0x1122334455667788, Size: 512, Depth: 0, Request: 9, Tenant: 3, Op: OpInsert, Flags: 0, Time: 1_000_000_000,
+		Slot: 7, Parent: None, Key: 0x1122334455667788, Size: 512, Depth: 0, Request: 9, Tenant: 3, Op: OpInsert, Time: 1_000_000_000,
 	}
 	fmt.Fprintf(&b, "Event insert\n%s", hex.Dump(unsafe.Slice((*byte)(unsafe.Pointer(&example)), EventSize)))
 	golden(t, "bytes.txt", b.String())
@@ -172,7 +172,7 @@ func TestSpecIsComplete(t *testing.T) {
 		_, rest, _ := strings.Cut(string(spec), fmt.Sprintf("### %s (%d bytes)", v.Name(), v.Size()))
 		table, _, _ := strings.Cut(rest, "\n### ")
 		for i := range v.NumField() {
-			if f := v.Field(i); f.Name != "_" {
+			if f := v.Field(i); f.IsExported() {
 				if row := fmt.Sprintf("| %d | %s | %s |", f.Offset, specType(f.Type), snake(f.Name)); !strings.Contains(table, row) {
 					t.Errorf("SPEC.md: %s lacks the row %q", v.Name(), row)
 				}
@@ -183,6 +183,8 @@ func TestSpecIsComplete(t *testing.T) {
 
 func specType(t reflect.Type) string {
 	switch t.Kind() {
+	case reflect.Int32:
+		return "i32"
 	case reflect.Array:
 		return fmt.Sprintf("u8[%d]", t.Len())
 	default:
@@ -194,6 +196,7 @@ func snake(s string) string {
 	if s == "ID" || s == "ABI" {
 		return strings.ToLower(s)
 	}
+	s = strings.Replace(s, "MS", "Ms", 1)
 	var b strings.Builder
 	for i, c := range s {
 		if c >= 'A' && c <= 'Z' && i > 0 {

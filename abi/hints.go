@@ -1,6 +1,8 @@
 package abi
 
-// FeatureHints is the bit of Info.Features that says that REQUEST_END events carry [Hints].
+import "unsafe"
+
+// FeatureHints is the bit of Info.Features that says that REQUEST_END events carry hints.
 const FeatureHints = 1 << 0
 
 // EndReason is why a request ended.
@@ -33,8 +35,7 @@ func ParseEndReason(text string) EndReason {
 	return EndUnknown
 }
 
-// Hints are what an engine tells about a request when it ends. The zero value tells nothing. They travel in the fields of a
-// REQUEST_END event that have no other meaning there.
+// Hints are what an engine tells about a request when it ends. The zero value tells nothing.
 type Hints struct {
 	Reason    EndReason
 	TokensIn  uint32 // of the prompt
@@ -43,23 +44,35 @@ type Hints struct {
 	ReturnMS  uint32 // the prefix is expected to be used again after so many milliseconds; 0: unknown
 }
 
-// Hints reads the hints of a REQUEST_END event.
-func (e *Event) Hints() Hints {
-	return Hints{
-		Reason: EndReason(e.Tier), TokensIn: e.Size, TokensOut: e.Depth,
-		Priority: int32(e.ParentKey), ReturnMS: uint32(e.Key),
+// RequestEnd is the record of an OpRequestEnd. It has the size of an [Event], and Op, Request, Tenant and Time where an
+// Event has them; the other fields are the [Hints].
+type RequestEnd struct {
+	Slot      uint32 // None: a request is no entry
+	_         uint32
+	ReturnMS  uint64
+	Priority  int32
+	_         uint32
+	TokensIn  uint32
+	TokensOut uint32
+	Request   uint32
+	Tenant    uint32
+	Op        Op
+	Reason    EndReason
+	_         [6]byte
+	Time      uint64
+}
+
+// RequestEndSize is the stride of a [RequestEnd].
+const RequestEndSize = EventSize
+
+// NewRequestEnd returns a request's end as a record of the EVENTS buffer.
+func NewRequestEnd(request, tenant uint32, h Hints, now uint64) Event {
+	r := RequestEnd{
+		Slot: None, Op: OpRequestEnd, Request: request, Tenant: tenant, Time: now,
+		Reason: h.Reason, TokensIn: h.TokensIn, TokensOut: h.TokensOut, Priority: h.Priority, ReturnMS: uint64(h.ReturnMS),
 	}
+	return *(*Event)(unsafe.Pointer(&r))
 }
 
-// SetHints writes the hints of a REQUEST_END event.
-func (e *Event) SetHints(h Hints) {
-	e.Tier, e.Size, e.Depth = uint8(h.Reason), h.TokensIn, h.TokensOut
-	e.ParentKey, e.Key = uint64(uint32(h.Priority)), uint64(h.ReturnMS)
-}
-
-// RequestEnd returns a REQUEST_END event.
-func RequestEnd(request, tenant uint32, h Hints, now uint64) Event {
-	e := Event{Op: OpRequestEnd, Slot: None, Parent: None, Request: request, Tenant: tenant, Time: now}
-	e.SetHints(h)
-	return e
-}
+// RequestEnd is the record of an event with OpRequestEnd. It shares the event's memory.
+func (e *Event) RequestEnd() *RequestEnd { return (*RequestEnd)(unsafe.Pointer(e)) }

@@ -21,7 +21,7 @@ type Manifest struct {
 	Counters    []string          `json:"counters,omitempty"` // counter_add ids are indexes into this list
 	Config      map[string]Option `json:"config,omitempty"`   // keys the policy reads; others are refused
 	StateFormat string            `json:"state_format,omitempty"`
-	// VictimsAhead is how many victims may be named before they are needed: for policies whose order is that of last touch,
+	// VictimsAhead is how many victims may be named before they are needed: for policies that order entries by last touch,
 	// so that those named first are still the right ones when others have been touched. 0 for one that is to be asked anew.
 	VictimsAhead uint32 `json:"victims_ahead,omitempty"`
 	MinHost      string `json:"min_host,omitempty"`

@@ -18,7 +18,7 @@ func TestParseManifest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m.Name != "lru" || len(m.Roles) != 2 || m.Fuel.Record != 64 || m.Config["window"].Default != "10" || m.MemoryPages != 64 || m.VictimsAhead != 64 {
-		t.Errorf("%+v", m)
+		t.Errorf("the manifest parses as %+v", m)
 	}
 }
 
@@ -64,7 +64,7 @@ func TestParseManifestRefuses(t *testing.T) {
 			t.Fatalf("%q is not in the manifest", c.old)
 		}
 		if _, err := ParseManifest([]byte(text)); err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: got %v, want %q", c.new, err, c.says)
+			t.Errorf("parsing a manifest with %s: got %v, want %q", c.new, err, c.says)
 		}
 	}
 }
@@ -87,7 +87,7 @@ func FuzzParseManifest(f *testing.F) {
 		}
 		n, err := ParseManifest(again)
 		if err != nil {
-			t.Fatalf("%s: %v", again, err)
+			t.Fatalf("parsing the marshalled manifest %s: %v", again, err)
 		}
 		if twice, _ := json.Marshal(n); string(twice) != string(again) {
 			t.Errorf("%s became %s", again, twice)

@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of a manifest. Its words stand in logs, metrics and tables.
+// Limits of a manifest. Its words appear in logs, metrics and tables.
 const (
 	MaxManifestBytes = 64 << 10
 

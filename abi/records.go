@@ -65,7 +65,7 @@ const CandidateSize = 64
 const (
 	// CandidateParentResident is set when the candidate's parent is resident, in any level.
 	CandidateParentResident = 1 << 0
-	// CandidateContinued is set when an entry whose parent the candidate is, is resident, in any level, or is stored with it.
+	// CandidateContinued is set when a child of the candidate is resident, in any level, or is stored with it.
 	CandidateContinued = 1 << 1
 )
 

@@ -79,7 +79,7 @@ func goldenFields(value any) (golden []byte, fields []field) {
 	golden = unsafeBytes(p)
 	for i := range p.Elem().NumField() {
 		f := p.Elem().Type().Field(i)
-		if f.Name == "_" {
+		if !f.IsExported() {
 			continue
 		}
 		at := golden[f.Offset : f.Offset+f.Type.Size()]
@@ -180,7 +180,7 @@ func TestKitsReadAndWriteTheGoldenBytes(t *testing.T) {
 			kit.source(&text)
 			out := filepath.Join(t.TempDir(), "golden.wasm")
 			if msg, err := kit.build(t, text.String(), out).CombinedOutput(); err != nil {
-				t.Fatalf("%v\n%s", err, msg)
+				t.Fatalf("building with the kit: %v\n%s", err, msg)
 			}
 			module, err := os.ReadFile(out)
 			if err != nil {
@@ -202,7 +202,7 @@ func judgeRecords(t *testing.T, module []byte) {
 	call := func(name string, args ...uint64) uint32 {
 		r, err := m.ExportedFunction(name).Call(ctx, args...)
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("calling %s: %v", name, err)
 		}
 		if len(r) == 0 {
 			return 0

@@ -20,7 +20,7 @@ func TestCustomSection(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := slices.Concat(wasmHeader, typeSection, []byte{0, 3, 1, 'y', '2'}, []byte{0, 5, 1, 'x', 'n', 'e', 'w'}); !bytes.Equal(out, want) {
-		t.Errorf("got  %q\nwant %q", out, want)
+		t.Errorf("the module with the section replaced is %q, want %q", out, want)
 	}
 	again, err := WithCustomSection(out, "x", []byte("new"))
 	if err != nil || !bytes.Equal(again, out) {
@@ -38,7 +38,7 @@ func FuzzCustomSection(f *testing.F) {
 			return
 		}
 		if got, ok, err := CustomSection(out, ManifestSection); string(got) != "data" || !ok || err != nil {
-			t.Errorf("%q: %q, %v, %v", out, got, ok, err)
+			t.Errorf("reading back the section of %q: got %q, %v, %v", out, got, ok, err)
 		}
 	})
 }

@@ -19,7 +19,13 @@ import (
 func TestConform(t *testing.T) {
 	for _, name := range []string{"recency", "spill", "thrift", "aligned"} {
 		t.Run(name, func(t *testing.T) {
-			r := plugintest.Run(t, policytest.Example(t, name), plugintest.Options{Cache: policytest.Cache(t)})
+			r, err := plugintest.Check(t.Context(), policytest.Example(t, name), plugintest.Options{Cache: policytest.Cache(t)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range r.Findings {
+				t.Error(&r.Findings[i])
+			}
 			for _, u := range r.Calls {
 				t.Logf("%-12s %4.1f %% of its fuel in the dearest call", u.Export, 100*u.Share())
 			}
@@ -203,11 +209,13 @@ func TestAlignedBlocks(t *testing.T) {
 	var at int64
 	for i, s := range plan.Segments() {
 		block, plane := uint32(i/3), []uint32{2, 1, 0}[i%3]
+		first, _ := plan.SegmentExtents(i)
+		off := plan.Extents()[first].Off
 		if plane == 2 {
 			at = (at + 4095) &^ 4095
 		}
-		if s.Block != block || s.Blocks != 1 || s.Plane != plane || plan.SegmentOffset(i) != at {
-			t.Errorf("segment %d: %+v at %d, want block %d of plane %d at %d", i, s, plan.SegmentOffset(i), block,
+		if s.Block != block || s.Blocks != 1 || s.Plane != plane || off != at {
+			t.Errorf("segment %d: %+v at %d, want block %d of plane %d at %d", i, s, off, block,
 				plane, at)
 		}
 		at += int64(s.PageLen)

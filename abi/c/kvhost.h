@@ -45,27 +45,26 @@ typedef struct {
   uint32_t slot, parent;
   uint64_t key, parent_key;
   uint32_t size, depth, request, tenant;
-  uint8_t op, tier;
-  uint16_t flags;
-  uint32_t reserved;
+  uint8_t op, reserved[7];
   uint64_t time;
 } kv_event;
 
-/* What an engine tells about a request when it ends, if info->features has KV_FEATURE_HINTS. 0 is unknown. */
+/* An event with KV_OP_REQUEST_END. If info->features has KV_FEATURE_HINTS, its fields are what an engine tells about the
+ * request; 0 is unknown. */
 #define KV_FEATURE_HINTS 1u
-enum { KV_END_STOP = 1, KV_END_LENGTH, KV_END_TOOL_CALL, KV_END_ABORT };
+enum { KV_END_STOP = 1, KV_END_LENGTH, KV_END_TOOL_CALL, KV_END_ABORT }; /* kv_request_end.reason */
 
 typedef struct {
-  uint32_t tokens_in, tokens_out, return_ms;
+  uint32_t slot, reserved;
+  uint64_t return_ms;
   int32_t priority;
-  uint8_t reason;
-} kv_hints;
+  uint32_t reserved2, tokens_in, tokens_out, request, tenant;
+  uint8_t op, reason, reserved3[6];
+  uint64_t time;
+} kv_request_end;
 
-/* kv_hints_of reads the hints of a REQUEST_END event. */
-static inline kv_hints kv_hints_of(const kv_event *e) {
-  kv_hints h = {e->size, e->depth, (uint32_t)e->key, (int32_t)(uint32_t)e->parent_key, e->tier};
-  return h;
-}
+/* kv_request_end_of is the record of an event with KV_OP_REQUEST_END. */
+static inline const kv_request_end *kv_request_end_of(const kv_event *e) { return (const kv_request_end *)e; }
 
 typedef struct {
   uint32_t size, abi;
@@ -122,7 +121,10 @@ typedef struct {
 #define KV_AT(type, field, at) _Static_assert(offsetof(type, field) == at, #type "." #field " is misplaced")
 KV_SIZE_IS(kv_event, 56);
 KV_AT(kv_event, key, 8); KV_AT(kv_event, size, 24); KV_AT(kv_event, tenant, 36); KV_AT(kv_event, op, 40);
-KV_AT(kv_event, flags, 42); KV_AT(kv_event, time, 48);
+KV_AT(kv_event, time, 48);
+KV_SIZE_IS(kv_request_end, 56);
+KV_AT(kv_request_end, return_ms, 8); KV_AT(kv_request_end, priority, 16); KV_AT(kv_request_end, tokens_in, 24);
+KV_AT(kv_request_end, request, 32); KV_AT(kv_request_end, op, 40); KV_AT(kv_request_end, reason, 41); KV_AT(kv_request_end, time, 48);
 KV_SIZE_IS(kv_info, 80);
 KV_AT(kv_info, features, 8); KV_AT(kv_info, event_stride, 16); KV_AT(kv_info, root_stride, 40); KV_AT(kv_info, max_slots, 44);
 KV_AT(kv_info, config_len, 60); KV_AT(kv_info, capacity, 64); KV_AT(kv_info, seed, 72);

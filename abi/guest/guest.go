@@ -51,7 +51,7 @@ type Evictor interface {
 	Events(batch []abi.Event)
 	// Victims writes up to len(dst) slots, best victim first, and returns how many. They must be resident, unpinned
 	// and distinct. Naming a victim is not removal: it stays resident until an OpRemove says otherwise.
-	// Where nobody of them can go although somebody can, the host evicts by last touch.
+	// If none of them can go and another entry can, the host evicts by last touch.
 	Victims(ask abi.Ask, dst []uint32) int
 }
 
@@ -83,7 +83,7 @@ type Namespacer interface {
 // starts empty.
 var ErrStateSize = errors.New("the state takes more than the limit")
 
-// Saver is implemented by policies whose state outlives the instance. The manifest's state_format names its form.
+// Saver is implemented by policies with state that outlives the instance. The manifest's state_format names its form.
 type Saver interface {
 	// Save appends the state to dst, at most limit bytes, or returns [ErrStateSize].
 	Save(dst []byte, limit int) ([]byte, error)

@@ -24,7 +24,7 @@ func TestTally(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	if err != nil || len(lines) != 2 || !strings.HasPrefix(lines[0], "part=part operations=15 kills=1 seeds=2 failures=0 ") ||
 		!strings.HasPrefix(lines[1], "part=part operations=16 kills=3 seeds=2 failures=0 ") {
-		t.Errorf("%v\n%s", err, text)
+		t.Errorf("reading the tally: %v, and it holds\n%s", err, text)
 	}
 }
 
@@ -48,10 +48,10 @@ part=good operations=100 kills=2 seeds=3 failures=0 seconds=9
 part=all operations=107 kills=3 seeds=4 failures=2 seconds=11
 `
 	if err == nil || !strings.HasSuffix(out, want) {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("torture with two failing parts: %v, and it printed\n%s", err, out)
 	}
 	if out, err := tortureScript(dir, "good"); err != nil || !strings.Contains(out, "part=all operations=100 ") {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("torture with one good part: %v, and it printed\n%s", err, out)
 	}
 }
 

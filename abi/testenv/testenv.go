@@ -1,4 +1,4 @@
-// Package testenv knows the tools that tests need beside Go: how to find each, what is tested with it, and how to get
+// Package testenv knows the tools that tests need besides Go: how to find each, what is tested with it, and how to get
 // it.
 //
 // A test calls [Need] before it uses a tool. Without the tool the test is skipped, and says so. With [Require] set to

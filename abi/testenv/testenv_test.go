@@ -56,7 +56,7 @@ func TestNeed(t *testing.T) {
 	} {
 		t.Setenv(Require, c.required)
 		if got := need(c.tools...); !strings.HasPrefix(got, c.want) {
-			t.Errorf("%s=%s: %s, want %s", Require, c.required, got, c.want)
+			t.Errorf("a test that needs %d tools, with %s=%s: %s, want %s", len(c.tools), Require, c.required, got, c.want)
 		}
 	}
 }

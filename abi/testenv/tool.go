@@ -73,7 +73,7 @@ var (
 		Name: "a C compiler", Tests: "the race detector (the concurrent packages run without it), the GPU code",
 		Packages: "gcc libc6-dev", probe: compilesC,
 	}
-	// Minisign is the tool whose signatures policies have.
+	// Minisign is the tool that signs policies.
 	Minisign = &Tool{
 		Name: "minisign", Tests: "our signatures against minisign's", Packages: "minisign", probe: commands("minisign"),
 	}
@@ -255,8 +255,7 @@ func userFaults() bool {
 // sysUserfaultfd is the number of the system call.
 var sysUserfaultfd = map[string]uintptr{"amd64": 323, "arm64": 282}
 
-// Nobody is the user and the group that own nothing.
-const Nobody = 65534
+const Nobody = 65534 // the user and the group without files
 
 func becomesNobody() bool {
 	cmd := exec.Command("true")

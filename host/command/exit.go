@@ -8,7 +8,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/doctor"
 	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/artifact"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/replay"
@@ -81,13 +80,13 @@ func exitCode(err error) int {
 	case is(sandbox.ErrCompiler): // killed for want of memory, say: a restart may help
 		return exitFailure
 	case is(policyset.ErrPolicy, policyset.ErrRole, policy.ErrNotFound, policy.ErrBadModule, policy.ErrGrant,
-		policy.ErrDigest, artifact.ErrAbsent, artifact.ErrDigest, artifact.ErrManifest, policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):
+		policy.ErrDigest, policy.ErrCache, policy.ErrRole, policy.ErrConfig, policy.ErrFault, policy.ErrSignature, errFindings):
 		return exitPolicy
 	case is(gds.ErrLost):
 		return exitGPU
 	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
 		return exitTrace
-	case is(errUsage, artifact.ErrReference, observe.ErrCredential, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions,
+	case is(errUsage, observe.ErrCredential, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions,
 		store.ErrConfig):
 		return exitUsage
 	}

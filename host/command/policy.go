@@ -24,9 +24,8 @@ func newPolicy() *cobra.Command {
 			return usageError{fmt.Errorf("%s: want a subcommand", cmd.CommandPath())}
 		},
 	}
-	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyBench(), newPolicyNew(), newPolicyPack(),
+	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyNew(), newPolicyPack(),
 		newPolicyDigest(), newPolicySign(), newPolicyKeygen())
-	cmd.AddCommand(newPolicyPush(), newPolicyPull())
 	cmd.AddCommand(newPolicyList(), newPolicySwap(), newPolicyPromote())
 	return cmd
 }

@@ -35,8 +35,7 @@ layouts that miss bytes, answers that differ between instances, state that does 
 bad input, and calls that need more fuel than a host gives. FILE is a .wasm file or the name of an embedded
 policy.
 
-Each finding is a line: the file, what, where, and what to do. The exit code is then 5. Go tests can call
-plugintest.Run.`,
+Each finding is a line: the file, what, where, and what to do. The exit code is then 5.`,
 		Example: "  kvhost policy check mine.wasm\n" +
 			"  kvhost policy check --set depth_cost=16 --slots 10000000 mine.wasm",
 		Args: wantFiles,

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/policy/artifact"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -212,9 +211,9 @@ configuration.`,
 	return cmd
 }
 
-// modulePath makes a path absolute: the host has another working directory. A name stays a name, and a reference a reference.
+// modulePath makes a path absolute: the host has another working directory. A name stays a name.
 func modulePath(module string) string {
-	if _, err := os.Stat(module); !artifact.Named(module) && (err == nil || filepath.Base(module) != module) {
+	if _, err := os.Stat(module); err == nil || filepath.Base(module) != module {
 		if path, err := filepath.Abs(module); err == nil {
 			return path
 		}

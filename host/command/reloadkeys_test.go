@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/policy/artifact"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 )
 
@@ -97,18 +96,6 @@ func TestReloadOfEachKey(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	module, err := os.ReadFile(filepath.Join(dir, "modules", "lru.wasm"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := artifact.Pack("stored", module, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stored := artifact.Reference{Registry: "registry.example.com", Repository: "stored", Digest: a.Digest}
-	if _, err := artifact.Write(t.Context(), filepath.Join(dir, "store"), stored, a, func(string) error { return nil }); err != nil {
-		t.Fatal(err)
-	}
 	base := h.base() + baseRoots
 	if err := os.WriteFile(h.file, []byte(base), 0o600); err != nil {
 		t.Fatal(err)
@@ -161,8 +148,6 @@ func TestReloadOfEachKey(t *testing.T) {
 			tables += anyPolicy
 		} else if key == "policy_dir" {
 			tables += "[[policy]]\nmodule = \"special\"\n"
-		} else if key == "policy_store" {
-			tables += fmt.Sprintf("[[policy]]\nmodule = %q\n", stored)
 		}
 		try(key, h.with(key, c, tables), k.Reload, c.check, "")
 	}

@@ -45,11 +45,6 @@ var scalars = map[string]change{
 			h.Errorf("%s: the policies are %v", key, h.status().Policies)
 		}
 	}},
-	"policy_store": {value: `"store"`, check: func(h *served, key string) {
-		if p := h.acting("stored"); p == nil {
-			h.Errorf("%s: the policies are %v", key, h.status().Policies)
-		}
-	}},
 	"policy_memory": {value: `"512MiB"`, check: func(h *served, key string) {
 		if got := h.status().PolicyMemoryLimit; got != 512<<20 {
 			h.Errorf("%s is %d", key, got)

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -26,10 +23,7 @@ type simFlags struct {
 	policies   []string
 	policyDir  string
 	capacities []string
-	order      string
-	plots      []string
 	asJSON     bool
-	warmup     string
 	quiet      bool
 	parallel   int
 	chunkBytes string
@@ -43,17 +37,17 @@ func newSim() *cobra.Command {
 	f := simFlags{prefill: sim.DefaultPrefill()}
 	cmd := &cobra.Command{
 		Use:   "sim",
-		Short: "Simulate eviction policies on request traces and draw their miss-ratio curves",
+		Short: "Simulate eviction policies on request traces",
 		Long: `Runs eviction policies, the same modules that a host runs, over traces without touching storage:
 one policy and capacity per core at a time. A hit is a chunk that is resident when it is used, in the order of
 the trace.
 
 A policy is a .wasm file or the name of an embedded one, with settings after a colon (prefix.wasm).
 There are two baselines: belady, the offline optimum, evicts the chunk whose next use is furthest away; infinite
-never evicts. native:NAME runs a first-party policy without wasm.
+never evicts.
 
 A capacity is a share of the trace's unique chunks, rounded down (10%), a number of chunks (5000), or a size
-(64GiB), which is divided by --chunk-bytes. Traces joined by + run as one, one after the other.
+(64GiB), which is divided by --chunk-bytes.
 
 --level simulates a host with levels instead: a policy for each level, the copies that move between them, and how long
 loads take by --cost. A chunk has a real size then (--chunk-bytes). What is saved is the time that prefill would
@@ -62,8 +56,8 @@ have taken less that of the loads.
 accesses_per_second counts the policy's loop only. The figure for the whole run includes reading the trace,
 numbering its chunks and compiling the modules.`,
 		Example: `  kvhost sim --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --policy s3fifo.wasm --policy belady
-  kvhost sim --trace a.jsonl.gz,b.jsonl.zst --policy-dir bin/policies --policy arc.wasm --capacity 1%,5%,20% --plot curves.svg
-  kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy prefix.wasm --order tail-first --json
+  kvhost sim --trace a.jsonl.gz,b.jsonl.zst --policy-dir bin/policies --policy arc.wasm --capacity 1%,5%,20%
+  kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy prefix.wasm --json
   kvhost sim --trace a.jsonl.gz --level 0=1%,1=10%,2=100% --cost 0=50,1=5,2=1 --policy lru.wasm --write back,through`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -78,17 +72,13 @@ numbering its chunks and compiling the modules.`,
 	fl := cmd.Flags()
 	fl.SortFlags = false
 	fl.StringSliceVar(&f.traces, "trace", nil,
-		"trace files, separated by commas; repeatable. JSON lines, *.csv or *.oracleGeneral, plain, .gz or .zst")
+		"trace files, separated by commas; repeatable. JSON lines, plain, gzip or zstd")
 	fl.StringArrayVar(&f.policies, "policy", nil, "policy to simulate; repeatable (default lru.wasm and belady)")
 	fl.StringVar(&f.policyDir, "policy-dir", "",
 		"directory that is searched for policies by name before the embedded ones")
 	fl.StringSliceVar(&f.capacities, "capacity", []string{"1%", "5%", "10%", "20%", "50%"},
 		"capacities, separated by commas")
-	fl.StringVar(&f.order, "order", sim.Forward.String(),
-		"order in which a request touches its chunks: forward or tail-first")
-	fl.StringArrayVar(&f.plots, "plot", nil, "draw miss-ratio curves to this .svg file; repeatable")
 	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array instead of tables")
-	fl.StringVar(&f.warmup, "warmup", "", "requests at the start of a trace that fill the cache and do not count: 10%, or 5000")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	fl.IntVar(&f.parallel, "parallel", 0, "runs at a time (default one per core)")
 	fl.StringVar(&f.chunkBytes, "chunk-bytes", "",
@@ -115,18 +105,7 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 			f.policies = append(f.policies, sim.Belady)
 		}
 	}
-	for _, path := range f.plots {
-		if filepath.Ext(path) != ".svg" {
-			return usageError{fmt.Errorf("sim: --plot %s: want a name ending in .svg", path)}
-		}
-	}
 	g := &sim.Grid{Parallel: f.parallel, Options: sim.Options{Prefill: f.prefill, Seed: f.seed}}
-	if g.Options.Order, err = sim.ParseOrder(f.order); err != nil {
-		return usageError{err}
-	}
-	if g.Options.Warmup, err = sim.ParseWarmup(f.warmup); err != nil {
-		return usageError{err}
-	}
 	if err := f.sizes(g); err != nil {
 		return usageError{err}
 	}
@@ -158,12 +137,9 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	g.Options.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
 	o, err := g.Run(ctx)
 	bar.End()
-	if errors.Is(err, sim.ErrCapacity) || errors.Is(err, sim.ErrWarmup) {
+	if errors.Is(err, sim.ErrCapacity) {
 		return usageError{err}
 	} else if err != nil {
-		return err
-	}
-	if err := f.draw(o); err != nil {
 		return err
 	}
 	if f.asJSON {
@@ -210,41 +186,12 @@ func (f *simFlags) sizes(g *sim.Grid) error {
 }
 
 func (f *simFlags) load(ctx context.Context, g *sim.Grid) error {
-	for _, text := range f.traces {
-		var parts []*sim.Workload
-		for path := range strings.SplitSeq(text, "+") {
-			w, err := sim.Load(ctx, path)
-			if err != nil {
-				return err
-			}
-			parts = append(parts, w)
-		}
-		w := parts[0]
-		if len(parts) > 1 {
-			names := make([]string, len(parts))
-			for i, p := range parts {
-				names[i] = p.Name
-			}
-			w = sim.Concat(strings.Join(names, "+"), parts...)
+	for _, path := range f.traces {
+		w, err := sim.Load(ctx, path)
+		if err != nil {
+			return err
 		}
 		g.Workloads = append(g.Workloads, w)
 	}
 	return nil
-}
-
-func (f *simFlags) draw(o *sim.Outcome) error {
-	for _, path := range f.plots {
-		if err := writeFile(path, o.WriteSVG); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func writeFile(path string, write func(io.Writer) error) error {
-	file, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(write(file), file.Close())
 }

@@ -38,7 +38,7 @@ func (f *levelFlags) on() bool { return len(f.capacities) > 0 }
 
 // check finds flags that make no sense together. changed tells which were given.
 func (f *levelFlags) check(changed func(string) bool) error {
-	with, without := []string{"cost", "level-policy", "admit", "write"}, []string{"capacity", "plot", "compression-ratio"}
+	with, without := []string{"cost", "level-policy", "admit", "write"}, []string{"capacity", "compression-ratio"}
 	if f.on() {
 		for _, name := range without {
 			if changed(name) {
@@ -98,7 +98,7 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 	g.Options.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
 	o, err := g.Run(ctx)
 	bar.End()
-	if errors.Is(err, sim.ErrCapacity) || errors.Is(err, sim.ErrPolicy) || errors.Is(err, sim.ErrWarmup) {
+	if errors.Is(err, sim.ErrCapacity) || errors.Is(err, sim.ErrPolicy) {
 		return usageError{err}
 	} else if err != nil {
 		return err

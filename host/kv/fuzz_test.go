@@ -31,13 +31,3 @@ func FuzzPattern(f *testing.F) {
 		}
 	})
 }
-
-// FuzzDigest reads digests, and writes them again.
-func FuzzDigest(f *testing.F) {
-	f.Add("00112233445566778899aabbccddeeff")
-	f.Fuzz(func(t *testing.T, text string) {
-		if d, err := ParseDigest(text); err == nil && d.String() != text {
-			t.Fatalf("%q is %s", text, d)
-		}
-	})
-}

@@ -78,7 +78,7 @@ func TestNamespaceRefusals(t *testing.T) {
 			change(&n)
 			err := n.Validate()
 			if !errors.Is(err, ErrNamespace) && !errors.Is(err, ErrGeometry) {
-				t.Errorf("got %v", err)
+				t.Errorf("validating: got %v, want %v or %v", err, ErrNamespace, ErrGeometry)
 			}
 		})
 	}
@@ -113,7 +113,7 @@ func TestDigestText(t *testing.T) {
 	}
 	for _, bad := range []string{"", "00", strings.Repeat("g", 32), strings.Repeat("0", 34)} {
 		if _, err := ParseDigest(bad); !errors.Is(err, ErrNamespace) {
-			t.Errorf("%q: %v", bad, err)
+			t.Errorf("parsing the digest %q: got %v, want %v", bad, err, ErrNamespace)
 		}
 	}
 }

@@ -20,12 +20,12 @@ func TestPattern(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := p.Matches(n.Text()); got != want {
-			t.Errorf("%s: %t, want %t", pattern, got, want)
+			t.Errorf("%s matches: %t, want %t", pattern, got, want)
 		}
 	}
 	for _, bad := range []string{"", "=x", "dtype=", "a\nb"} {
 		if _, err := ParsePattern(bad); !errors.Is(err, ErrNamespace) {
-			t.Errorf("%q: %v", bad, err)
+			t.Errorf("parsing the pattern %q: got %v, want %v", bad, err, ErrNamespace)
 		}
 	}
 }

@@ -61,7 +61,7 @@ type Plan struct {
 // MaxSegments bounds a plan.
 const MaxSegments = 1 << 16
 
-// MinGaps is how many gap bytes any plan may have. One whose pages have more bytes may have as many gap bytes as those:
+// MinGaps is how many gap bytes any plan may have. A plan of pages with more bytes may have as many gap bytes as those:
 // gaps never more than double a piece of 64 KiB or more.
 const MinGaps = 64 << 10
 
@@ -125,7 +125,7 @@ func (g *Geometry) holds(s Segment) error {
 }
 
 // partitioned checks that segments (each already within bounds) cover every page byte exactly once: rectangles in the
-// (block, byte) grid of their plane that do not overlap and whose areas sum to the plane's.
+// (block, byte) grid of their plane that do not overlap and have areas that sum to the plane's.
 func (g *Geometry) partitioned(segments []Segment) error {
 	byPlane := make([][]Segment, len(g.Planes))
 	for _, s := range segments {
@@ -184,9 +184,6 @@ func (p *Plan) PayloadBytes() int64 { return p.payload }
 
 // Segments are the plan's segments in payload order. The slice is the plan's.
 func (p *Plan) Segments() []Segment { return p.segments }
-
-// SegmentOffset is where segment i's first byte stands in the payload.
-func (p *Plan) SegmentOffset(i int) int64 { return p.offsets[i] }
 
 // Extents are the checksummed runs in payload order. The slice is the plan's.
 func (p *Plan) Extents() []Extent { return p.extents }

@@ -24,7 +24,7 @@ func TestOrder(t *testing.T) {
 		{Plane: 2, Block: 1, Blocks: 1, PageLen: 10}, {Plane: 1, Block: 1, Blocks: 1, PageLen: 20}, {Plane: 0, Block: 1, Blocks: 1, PageLen: 30},
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("got %+v", got)
+		t.Errorf("the layout is %+v, want %+v", got, want)
 	}
 }
 

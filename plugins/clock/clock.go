@@ -2,7 +2,7 @@
 // hand last passed it gets another round.
 //
 // F. J. Corbató, A Paging Experiment with the Multics System, MIT Project MAC report MAC-M-384, 1968. The circle is kept
-// as a queue whose back is where the hand points: passing an entry moves it to the front, which is the same order.
+// as a queue with its back where the hand points: passing an entry moves it to the front, which is the same order.
 //
 // O(1) per event. A question costs one step per entry passed, and an entry is passed once per use; a question that has
 // passed 4,000 takes what comes next.

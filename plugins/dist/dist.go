@@ -1,4 +1,4 @@
-// Package dist embeds the first-party policies that were built to wasm beside this file, so that one binary holds them.
+// Package dist embeds the first-party policies that were built to wasm next to this file, so that one binary holds them.
 //
 // Whatever *.wasm.zst is in this directory when the host is compiled is embedded. Nothing needs to be built first:
 // without any, the host still builds, and uses the native policies. Build them with

@@ -56,7 +56,7 @@ func TestPlaceNamesNothingUnknown(t *testing.T) {
 		{Namespace: 0, KeyLen: 16}, {Namespace: 9, KeyLen: 16}, {Namespace: 1}, {Namespace: 1, KeyLen: 1}, {Namespace: 1, KeyLen: 33},
 	} {
 		if path, _ := p.Place(q, nil, nil); len(path) != 0 {
-			t.Errorf("%+v: %s", q, path)
+			t.Errorf("the path for %+v is %s, want none", q, path)
 		}
 	}
 }
@@ -64,7 +64,7 @@ func TestPlaceNamesNothingUnknown(t *testing.T) {
 func TestBadWidths(t *testing.T) {
 	for _, w := range []string{"", "0", "5", "2/", "2//1", "1/1/1/1/1", "4/4/1", "x", "10"} {
 		if _, err := New(guest.Info{Config: guest.Config{ConfigWidths: w}}); err == nil || !strings.Contains(err.Error(), ConfigWidths) {
-			t.Errorf("%q: %v", w, err)
+			t.Errorf("starting with widths %q: got %v", w, err)
 		}
 	}
 }

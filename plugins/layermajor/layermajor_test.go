@@ -16,6 +16,6 @@ func TestOrder(t *testing.T) {
 		{}, {Plane: 3, Blocks: 7, PageLen: 40}, {Plane: 1, Blocks: 7, PageLen: 20}, {Plane: 2, Blocks: 7, PageLen: 30}, {Plane: 0, Blocks: 7, PageLen: 10},
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("got %+v", got)
+		t.Errorf("the layout is %+v, want %+v", got, want)
 	}
 }

@@ -1,5 +1,5 @@
 // Package lfu is the first-party eviction policy "lfu": the entry used least often goes first, and among equals the one
-// whose last use lies furthest back. With dynamic aging, the default, an entry's priority is its count of uses plus the
+// with the last use furthest back. With dynamic aging, the default, an entry's priority is its count of uses plus the
 // priority of the last victim when it was last used, so that what was popular once does not stay for ever.
 //
 // M. Arlitt, L. Cherkasova, J. Dilley, R. Friedrich, T. Jin, Evaluating Content Management Techniques for Web Proxy

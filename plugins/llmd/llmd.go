@@ -23,7 +23,7 @@ import (
 
 const (
 	fieldModel  = "model="
-	fieldConfig = "extra.llmd.config=" // as it stands in a namespace's text
+	fieldConfig = "extra.llmd.config=" // as in the text of a namespace
 
 	digestDigits = 12
 	maxModel     = 200 // bytes: a path's component has 255

@@ -60,7 +60,7 @@ func TestPlace(t *testing.T) {
 func TestVLLMDigest(t *testing.T) {
 	path, _ := newPolicy(t).Place(query(2, "abcdef0123456789", 0, 0), nil, nil)
 	if !strings.Contains(string(path), "_ae478a63c7fb_r0/") {
-		t.Errorf("got %s", path)
+		t.Errorf("the path is %s, want vLLM's digest in it", path)
 	}
 }
 
@@ -82,7 +82,7 @@ func TestPlaceNamesNothingUnknown(t *testing.T) {
 		{Namespace: 0, KeyLen: 16}, {Namespace: 5, KeyLen: 16}, {Namespace: 99, KeyLen: 16}, {Namespace: 1}, {Namespace: 1, KeyLen: 2}, {Namespace: 1, KeyLen: 33},
 	} {
 		if path, _ := p.Place(q, nil, nil); len(path) != 0 {
-			t.Errorf("%+v: %s", q, path)
+			t.Errorf("the path for %+v is %s, want none", q, path)
 		}
 	}
 	p.Namespace(1, vllmText+"extra.x=1\n") // and when that one moves away it may have it

@@ -1,4 +1,4 @@
-// Package lru is the first-party eviction policy "lru": the entry whose last touch lies furthest back goes first.
+// Package lru is the first-party eviction policy "lru": the entry with the last touch furthest back goes first.
 //
 // It is also the host's native fallback, so it stays plain: one order, O(1) per event, 16 bytes for each slot up to the
 // highest that was used.

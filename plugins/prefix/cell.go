@@ -62,7 +62,7 @@ func (p *ranking) replay(row int) {
 	}
 }
 
-// worst is the cell whose segments are worth least, or none.
+// worst is the cell of the segments that are worth least, or none.
 func (p *ranking) worst() uint32 {
 	t := &p.tree
 	if t[1] == never {

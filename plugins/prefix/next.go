@@ -3,7 +3,7 @@ package prefix
 import "github.com/kvhost/kvhost/abi"
 
 // The common events, in few branches: a chunk that follows the request's last one in the same segments. They do what
-// touch and insert do, or nothing and report false. Short functions matter twice in a module, whose meter charges a
+// touch and insert do, or nothing and report false. Short functions matter twice in a module: the meter charges a
 // function's length at each jump.
 
 // touchNext moves the next chunk from the segment that is being touched to the request's own.

@@ -17,7 +17,7 @@ type request struct {
 	turn    uint8  // 1 for the first
 	seg     uint32 // segment its chunks go to at present
 	found   uint32 // its segment of found chunks, when seg is another
-	from    uint32 // segment whose chunks it is touching
+	from    uint32 // segment with the chunks that it is touching
 	fresh   bool   // the next chunk is the first of it
 	uses    uint8  // requests that have used it, with this one
 	idle    uint32 // ticks since the last of them
@@ -70,12 +70,12 @@ func (p *Policy) unname(g uint32) {
 	}
 }
 
-// meet notes the history of a segment whose chunks the request comes upon.
+// meet notes the history of a segment when the request comes upon its chunks.
 func (r *request) meet(now uint32, s *segment) {
 	r.fresh, r.uses, r.idle = true, min(s.turn+1, 250), now-s.birth
 }
 
-// follow makes segment s, whose chunks the request has met, its previous turn.
+// follow makes segment s the previous turn of the request, which has met its chunks.
 func (p *Policy) follow(r *request, s *segment) {
 	r.turn = min(s.turn+1, 250)
 	r.before = s.end + 1

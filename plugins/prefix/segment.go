@@ -43,7 +43,7 @@ type pool struct {
 	slots            slots.Array[slot]
 	segs             slots.Array[segment]
 	used             uint32        // segments that were ever in use
-	most             uint32        // segments that there may be for the slots whose memory came
+	most             uint32        // segments that there may be for the slots that have memory
 	free             uint32        // segments that were in use once, linked by right
 	hash             slots.Buckets // ghosts by key, chained by right
 	oldest, youngest uint32        // ghosts
@@ -146,7 +146,7 @@ func (p *Policy) release(g uint32) {
 	p.free = g
 }
 
-// toGhost keeps the memory of a segment whose last chunk, with that key, has been evicted.
+// toGhost keeps the memory of a segment after its last chunk, with that key, has been evicted.
 func (p *Policy) toGhost(g uint32, key uint64) {
 	s := p.segs.At(g)
 	p.unname(g)
@@ -174,7 +174,7 @@ func (p *Policy) toGhost(g uint32, key uint64) {
 
 func ghostHash(key uint64) uint32 { return uint32(key * 0x9E3779B97F4A7C15 >> 32) }
 
-// ghostFind is the ghost of a segment whose shallowest chunk has that key, or none.
+// ghostFind is the ghost of the segment with that key of its shallowest chunk, or none.
 //
 //go:noinline
 func (p *pool) ghostFind(key uint64) uint32 {

@@ -243,17 +243,3 @@ func TestRandomStreams(t *testing.T) {
 		})
 	}
 }
-
-func TestDeterministic(t *testing.T) {
-	run := func() []uint32 {
-		w := newWorld(t, 100, 5, false)
-		for range 8000 {
-			w.step()
-		}
-		return w.answers
-	}
-	a, b := run(), run()
-	if len(a) == 0 || !slices.Equal(a, b) {
-		t.Fatalf("two runs differ (%d and %d victims)", len(a), len(b))
-	}
-}

@@ -2,7 +2,8 @@ package prefix
 
 import "github.com/kvhost/kvhost/abi"
 
-// Limits of one answer, beside a full batch of events within what a call may spend. Who needs more victims asks again.
+// Limits of one answer: with a full batch of events it stays within what a call may spend. A host that needs more
+// victims asks again.
 const (
 	looks  = 96      // chunks that are named, or passed over because they are another tenant's
 	sweep  = 1 << 11 // slots, from where the last sweep stopped, where the cells do not have enough

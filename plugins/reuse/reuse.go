@@ -1,13 +1,13 @@
 // Package reuse decides what moves between levels by how often chunks like it came back.
 //
-// A level that is small beside the time between two turns of a conversation evicts most chunks before their first hit, so
+// A level that is small compared with the time between two turns of a conversation evicts most chunks before their first hit, so
 // that hits say little about them. But chunks of a kind fare alike. A kind is three answers: whether the request went on
 // with a conversation, or began one after what many prompts share; whether it added much; and whether the chunk is its last
 // one, which is hardly ever the start of something longer. More and finer kinds do worse: each is known from fewer chunks,
 // and a kind that is thought too little of loses the prefixes of others.
 //
 // The policy remembers from which request a chunk came. When its level evicts the chunk, the kind counts it. When the chunk
-// is used again (it was hit there, is loaded from farther away, or is stored anew after nobody kept it), the kind counts
+// is used again (it was hit there, is loaded from farther away, or is stored anew after no level kept it), the kind counts
 // that, too. Refused chunks are watched as the others are, so that a kind that was misjudged is found out.
 //
 // What comes back after it went is demoted from then on, whatever its kind, as 2Q, LARC and S3-FIFO admit what their ghost
@@ -201,7 +201,7 @@ func (p *Policy) goesAround(at *chunk, c *abi.Candidate) bool {
 	return r.id != at.request || at.state&returned != 0 || kindOf(r, c)&lastOne == 0 || p.demotes(at, c)
 }
 
-// cutOff says that a chunk's prefix was refused, so that nobody can use it.
+// cutOff says that a chunk's prefix was refused, so that no request can use it.
 func (p *Policy) cutOff(c *abi.Candidate) bool {
 	parent := p.at(c.ParentKey)
 	return c.Flags&abi.CandidateParentResident == 0 && c.ParentKey != 0 && parent.key == c.ParentKey &&
@@ -233,7 +233,7 @@ func (p *Policy) evicted(kind uint8) {
 	}
 }
 
-// worth says whether a kind comes back often enough, beside the average. One that is hardly known does.
+// worth says whether a kind comes back often enough, compared with the average. A kind that is hardly known does.
 func (p *Policy) worth(kind uint8) bool {
 	k := &p.kinds[kind]
 	return k.evicted < fewest ||

@@ -132,7 +132,7 @@ func TestRules(t *testing.T) {
 		"its demotion":          {abi.Candidate{Kind: abi.KindDemotion, Key: 7}, true},
 	} {
 		if got := ask(p, c.candidate); got != c.want {
-			t.Errorf("%s: %v", name, got)
+			t.Errorf("%s: admitted %v, want %v", name, got, c.want)
 		}
 	}
 }
@@ -219,7 +219,7 @@ func TestSettings(t *testing.T) {
 		{"keys": "0"}, {"keys": "4194305"}, {"keys": "x"}, {"least": "-1"}, {"least": "1001"}, {"least": "x"},
 	} {
 		if _, err := New(guest.Info{Config: c}); err == nil {
-			t.Errorf("%v", c)
+			t.Errorf("the settings %v were taken", c)
 		}
 	}
 	if n := len(policy(t, guest.Config{"keys": "1000"}).chunks); n != 1024 {

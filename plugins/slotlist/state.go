@@ -12,7 +12,7 @@ var ErrState = errors.New("slotlist: not a saved order")
 
 // A saved order is a header, then 8 bytes for each slot up to the last that is present, in the order of slots and not of the list:
 // the next older one, and the state. Copying is then as fast as memory, when following the list would miss the caches at
-// each slot, and nobody can use the root meanwhile. Tenants follow as runs of equal ones. All little-endian.
+// each slot, and the root waits until it ends. Tenants follow as runs of equal ones. All little-endian.
 const (
 	stateMagic  = 0x31_74_73_6c // "lst1"
 	stateHeader = 4 * 4         // magic, slots, done, runs; abi.None for the root

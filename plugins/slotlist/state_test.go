@@ -107,6 +107,6 @@ func TestStateThatIsNone(t *testing.T) {
 	}
 	small := New(slots - 6)
 	if err := small.Load(good); !errors.Is(err, ErrState) {
-		t.Errorf("got %v", err)
+		t.Errorf("loading the state into fewer slots: got %v, want %v", err, ErrState)
 	}
 }

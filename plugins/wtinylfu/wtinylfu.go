@@ -1,6 +1,6 @@
 // Package wtinylfu is the first-party eviction policy "wtinylfu": a window in order of last use takes every new entry;
 // one that falls out of it enters the main part only if it was used more often, by a compact sketch of the recent past,
-// than the entry that main would give up for it. Main is in two segments: entries used there again are protected. The
+// than the entry that main would evict for it. Main is in two segments: entries used there again are protected. The
 // window's share adapts to what brings hits.
 //
 // G. Einziger, R. Friedman, B. Manes, TinyLFU: A Highly Efficient Cache Admission Policy, ACM Transactions on Storage
@@ -153,7 +153,7 @@ func (p *Policy) insert(ev *abi.Event) {
 	}
 }
 
-// contestSteps is what a contest costs beside the steps of other policies.
+// contestSteps is what a contest costs, compared with the steps of other policies.
 const contestSteps = 2
 
 // Victims holds the contest while the window, with what is to come, is above its share; otherwise main's oldest goes.

@@ -67,7 +67,7 @@ pub mod op {
     pub const REQUEST_END: u8 = 8;
 }
 
-/// The bit of [`Info::features`] that says that REQUEST_END events carry [`Hints`].
+/// The bit of [`Info::features`] that says that REQUEST_END events carry hints.
 pub const FEATURE_HINTS: u64 = 1;
 
 /// The bit of [`Info::features`] that says that candidates tell kind, from, to and hits.
@@ -81,7 +81,7 @@ pub mod kind {
     pub const PROMOTION: u8 = 2;
 }
 
-/// Why a request ended; 0 is unknown.
+/// [`RequestEnd::reason`]: why a request ended; 0 is unknown.
 #[allow(missing_docs)]
 pub mod end {
     pub const STOP: u8 = 1;
@@ -90,31 +90,14 @@ pub mod end {
     pub const ABORT: u8 = 4;
 }
 
-/// What an engine tells about a request when it ends. 0 is unknown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hints {
-    /// Of [`end`].
-    pub reason: u8,
-    /// Tokens of the prompt.
-    pub tokens_in: u32,
-    /// Tokens generated.
-    pub tokens_out: u32,
-    /// As the engine schedules: lower goes first.
-    pub priority: i32,
-    /// The prefix is expected to be used again after so many milliseconds.
-    pub return_ms: u32,
-}
-
 impl Event {
-    /// The hints of a REQUEST_END event.
-    pub fn hints(&self) -> Hints {
-        Hints {
-            reason: self.tier,
-            tokens_in: self.size,
-            tokens_out: self.depth,
-            priority: self.parent_key as u32 as i32,
-            return_ms: self.key as u32,
+    /// The record of a REQUEST_END, and nothing for other events.
+    pub fn request_end(&self) -> Option<&RequestEnd> {
+        if self.op != op::REQUEST_END {
+            return None;
         }
+        // Both records are 56 bytes of integers, aligned alike.
+        Some(unsafe { &*(self as *const Event as *const RequestEnd) })
     }
 }
 

@@ -16,7 +16,12 @@ macro_rules! record {
 record!(/// What the host tells an eviction policy.
 Event, 56, {
     slot: u32, parent: u32, key: u64, parent_key: u64, size: u32, depth: u32, request: u32, tenant: u32,
-    op: u8, tier: u8, flags: u16, reserved: u32, time: u64,
+    op: u8, reserved: [u8; 7], time: u64,
+});
+record!(/// An event with the op REQUEST_END: see [`Event::request_end`].
+RequestEnd, 56, {
+    slot: u32, reserved: u32, return_ms: u64, priority: i32, reserved2: u32, tokens_in: u32, tokens_out: u32, request: u32, tenant: u32,
+    op: u8, reason: u8, reserved3: [u8; 6], time: u64,
 });
 record!(/// What an instance is told at its start. The settings follow: see [`Info::setting`].
 Info, 80, {

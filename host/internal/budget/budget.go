@@ -161,7 +161,7 @@ func (h *Holder) Take(part int, n int64) error {
 }
 
 // first says whether n is the holder's first, which it gets above its share: if its tenant has nothing, or no more than half of
-// all with it, and there is so much; or if nobody has anything.
+// all with it, and there is so much; or if no holder has anything.
 func (h *Holder) first(n int64) bool {
 	b, t := h.budget, h.tenant
 	if !b.cfg.First || h.held > 0 {

@@ -67,7 +67,7 @@ func TestOwnPartIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f := b.Figures(1); f.Held > f.Limit-f.Own || f.Holders != 10 || len(f.Most) != 1 || f.Most[0].Held != 175 || f.Refused == 0 {
-		t.Fatalf("%+v", f)
+		t.Fatalf("with ten greedy holders the figures are %+v", f)
 	}
 }
 
@@ -79,11 +79,11 @@ func TestGivenBack(t *testing.T) {
 	h.Leave()
 	h.Leave()
 	if f := b.Figures(0); f.Holders != 0 || f.Held != n || f.Parts["a"] != n {
-		t.Fatalf("%+v", f)
+		t.Fatalf("after the holder left the figures are %+v, want %d held", f, n)
 	}
 	h.Give(0, n)
 	if f := b.Figures(0); f.Holders != 0 || f.Held != 0 || len(b.tenants) != 0 || b.loans != 0 {
-		t.Fatalf("%+v", f)
+		t.Fatalf("after everything was given back the figures are %+v", f)
 	}
 	if again := fill(join(t, b, "two", 1)); again != n {
 		t.Fatalf("%d, and %d before", again, n)
@@ -104,7 +104,7 @@ func TestLeavingDoesNotExceedTheLimit(t *testing.T) {
 		fill(h)
 		h.Leave()
 		if f := b.Figures(0); f.Held > f.Limit-f.Own {
-			t.Fatalf("%+v", f)
+			t.Fatalf("more is held than the limit allows: %+v", f)
 		}
 	}
 	if !errors.Is(err, ErrShare) {
@@ -121,17 +121,17 @@ func TestTenantBecomesKnown(t *testing.T) {
 	n := fill(h)
 	h.Is("session 7", 7)
 	if b.tenants[0] != nil || b.tenants[7].held != n || b.tenants[7].loans != n-50 {
-		t.Fatalf("%+v", b.tenants)
+		t.Fatalf("the tenants have %+v, want %d held by tenant 7", b.tenants, n)
 	}
 	if f := b.Figures(5); f.Most[0] != (Share{"session 7", 7, n}) {
-		t.Fatalf("%+v", f.Most)
+		t.Fatalf("the largest holders are %+v, want session 7 with %d", f.Most, n)
 	}
 }
 
 func TestTooSmallToDivide(t *testing.T) {
 	for _, c := range []Config{{Limit: 100, Own: 100}, {Limit: 1000, Holders: 100, Least: 6}} {
 		if _, err := New(c); !errors.Is(err, ErrConfig) {
-			t.Errorf("%+v: %v", c, err)
+			t.Errorf("making a budget of %+v: got %v, want %v", c, err, ErrConfig)
 		}
 	}
 }
@@ -221,7 +221,7 @@ func TestFirst(t *testing.T) {
 	take := func(h *Holder, n int64, want bool) {
 		t.Helper()
 		if err := h.Take(0, n); (err == nil) != want || err != nil && !errors.Is(err, ErrShare) {
-			t.Fatalf("%d: %v", n, err)
+			t.Fatalf("taking %d: got %v, want success: %t", n, err, want)
 		}
 	}
 	a1, a2, a3, b1 := join(t, b, "a1", 1), join(t, b, "a2", 1), join(t, b, "a3", 1), join(t, b, "b1", 2)

@@ -1,24 +1,17 @@
 package codec
 
 import (
-	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"runtime"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/internal/payload"
-	"github.com/kvhost/kvhost/staging"
 )
 
 // pages are what the figures in host/docs/figures.md are of.
@@ -65,7 +58,7 @@ type coding struct {
 	decode func(dst []byte, stored [][]byte, by Codec, element int) error
 }
 
-// codings are those that the table compares: copies, this package's, and zstd over byte planes, a frame for each.
+// codings are those that are compared: copies, and this package's.
 func codings() (names []string, list map[string]func() (coding, error)) {
 	list = map[string]func() (coding, error){
 		"raw": func() (coding, error) {
@@ -87,58 +80,7 @@ func codings() (names []string, list map[string]func() (coding, error)) {
 		},
 	}
 	names = []string{"raw", "huffman"}
-	for _, level := range []zstd.EncoderLevel{zstd.SpeedFastest, zstd.SpeedDefault, zstd.SpeedBetterCompression} {
-		name := "zstd-" + level.String()
-		names = append(names, name)
-		list[name] = func() (coding, error) { return zstdCoding(level) }
-	}
 	return names, list
-}
-
-func zstdCoding(level zstd.EncoderLevel) (coding, error) {
-	w, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(level), zstd.WithEncoderConcurrency(1))
-	if err != nil {
-		return coding{}, err
-	}
-	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1))
-	if err != nil {
-		return coding{}, err
-	}
-	room, planes := make([]byte, 2*MaxBytes), make([]byte, MaxBytes)
-	encode := func(extent []byte, element int) (frames [][]byte, _ Codec) {
-		out := room[:0]
-		for _, plane := range inPlanes(planes, extent, element) {
-			from := len(out)
-			out = w.EncodeAll(plane, out)
-			frames = append(frames, out[from:])
-		}
-		return frames, Raw
-	}
-	decode := func(dst []byte, frames [][]byte, _ Codec, element int) error {
-		out := planes[:0]
-		for _, frame := range frames {
-			if out, err = z.DecodeAll(frame, out); err != nil {
-				return err
-			}
-		}
-		if element == 2 {
-			join(dst, out[:MaxBytes/2], out[MaxBytes/2:])
-		} else {
-			copy(dst, out)
-		}
-		return nil
-	}
-	return coding{encode, decode}, nil
-}
-
-// inPlanes is what zstd is given: the extent's planes.
-func inPlanes(room, extent []byte, element int) [][]byte {
-	if element != 2 {
-		return [][]byte{extent}
-	}
-	lo, hi := room[:MaxBytes/2], room[MaxBytes/2:]
-	split(lo, hi, extent)
-	return [][]byte{lo, hi}
 }
 
 // everyCoding runs fn for each way to store each kind of pages.
@@ -192,64 +134,6 @@ func BenchmarkDecode(b *testing.B) {
 			}, err
 		})
 	})
-}
-
-// BenchmarkFiles writes and reads files of 32 MiB in directories, past the page cache where that is possible, as many at a
-// time as a host has threads. KVHOST_BENCH_DIRS names the directories, separated by colons.
-func BenchmarkFiles(b *testing.B) {
-	const threads, part, parts = 16, 1 << 20, 32
-	dirs := os.Getenv("KVHOST_BENCH_DIRS")
-	if dirs == "" {
-		dirs = os.TempDir() + ":/dev/shm"
-	}
-	for dir := range strings.SplitSeq(dirs, ":") {
-		for _, way := range []string{"write", "read"} {
-			b.Run(strings.Trim(strings.ReplaceAll(dir, "/", "-"), "-")+"/"+way, func(b *testing.B) {
-				mine, err := os.MkdirTemp(dir, "kvhost-bench-")
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer os.RemoveAll(mine)
-				slots, err := staging.NewSlots(threads, part)
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer slots.Close()
-				measure(b, threads, part, func(thread int) (func(i int) error, error) {
-					slot, err := slots.Acquire(b.Context())
-					if err != nil {
-						return nil, err
-					}
-					f, err := staging.OpenDirect(staging.OS(), filepath.Join(mine, fmt.Sprint(thread)), os.O_CREATE|os.O_RDWR, 0o600)
-					if err != nil {
-						return nil, err
-					}
-					b.Cleanup(func() { f.Close(); slot.Release() })
-					done := 0
-					if way == "read" {
-						for at := range parts {
-							if _, err := f.WriteAt(slot.Bytes(), int64(at)*part); err != nil {
-								return nil, err
-							}
-						}
-					}
-					return func(int) error {
-						at := int64(done%parts) * part
-						done++
-						if way == "read" {
-							_, err := f.ReadAt(slot.Bytes(), at)
-							if err == io.EOF {
-								err = nil
-							}
-							return err
-						}
-						_, err := f.WriteAt(slot.Bytes(), at)
-						return err
-					}, nil
-				})
-			})
-		}
-	}
 }
 
 // measure runs work of so many bytes on goroutines, each of which open readies, and reports bytes by the clock and, since

@@ -11,7 +11,7 @@ import (
 // Codec says how an extent is stored.
 type Codec uint8
 
-// Codecs. The numbers stand in files.
+// Codecs. The numbers are written to files.
 const (
 	Raw     Codec = iota // as it is
 	Huffman              // one plane
@@ -127,7 +127,7 @@ func repeated(plane []byte) bool {
 	return true
 }
 
-// Decode writes the extent that was stored as src to dst, whose length is the extent's.
+// Decode writes the extent that was stored as src to dst, which has the length of the extent.
 func Decode(dst, src []byte, by Codec) error {
 	var err error
 	switch {

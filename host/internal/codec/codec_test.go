@@ -168,7 +168,7 @@ func TestDecodeRefuses(t *testing.T) {
 		{"one plane's codec for two", dst, good, Huffman},
 	} {
 		if err := Decode(c.dst, c.src, c.by); !errors.Is(err, ErrCorrupt) {
-			t.Errorf("%s: %v, want %v", c.what, err, ErrCorrupt)
+			t.Errorf("decoding %s: got %v, want %v", c.what, err, ErrCorrupt)
 		}
 	}
 	if err := Decode(dst, good, by); err != nil || !bytes.Equal(dst, extent) {

@@ -31,7 +31,7 @@ func newGPUCodec(t *testing.T) *gpuCodec {
 	text, err := exec.Command("clang++", "-std=c++17", "-O2", "-shared", "-fPIC", "-I../../../gds/internal/kernels", "-o", path,
 		"testdata/kernels.cpp", "-lpthread").CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
+		t.Fatalf("compiling the kernels: %v\n%s", err, text)
 	}
 	lib, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {

@@ -14,8 +14,6 @@ type Config struct {
 	SocketUsers, SocketGroups string
 
 	PolicyDir string
-	// PolicyStore is a directory with modules that references name.
-	PolicyStore string
 	// PolicyCache is a directory for compiled policies; empty is off, CacheAuto the user's own.
 	PolicyCache string
 	// PolicyMemory bounds the memory of all policies' instances; 0 for a quarter of the machine's.
@@ -97,7 +95,7 @@ const (
 // Policy is one wasm module and the roles it takes.
 type Policy struct {
 	Name   string            // what operators call it; see Label
-	Module string            // path to a .wasm file, the name of an embedded one, or a reference: oci://registry/name@sha256:...
+	Module string            // path to a .wasm file, or the name of an embedded one
 	Roles  []string          // a subset of the module's roles; empty for all of them
 	Grants []string          // imports it may use beyond log and fail
 	Config map[string]string // the policy's own settings, flattened with dots

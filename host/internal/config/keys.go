@@ -3,8 +3,6 @@ package config
 import (
 	"slices"
 	"time"
-
-	"github.com/kvhost/kvhost/host/internal/policy/artifact"
 )
 
 // Kind is the type of a key's value.
@@ -68,10 +66,6 @@ var keys = []*Key{
 	{Name: "policy_dir", Reload: true, Kind: Text,
 		Help:  "Directory that is searched for policies by name before the embedded ones. Empty: embedded ones only.",
 		field: func(c *Config) any { return &c.PolicyDir }},
-	{Name: "policy_store", Reload: true, Kind: Text, Default: artifact.DefaultStore,
-		Help: "Directory with the policies that `kvhost policy pull` has brought, for modules like " +
-			"oci://registry/name@sha256:.... The host takes them from there and asks no registry.",
-		field: func(c *Config) any { return &c.PolicyStore }},
 	{Name: "policy_cache", Kind: Text, Default: CacheAuto,
 		Help: "Directory for compiled policies: with it a start takes milliseconds instead of a second. kvhost runs " +
 			"what is in it, so it must belong to the host's user and have mode 0700. auto: " +

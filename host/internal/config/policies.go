@@ -2,11 +2,12 @@ package config
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/artifact"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -16,7 +17,7 @@ func (c *Config) Label(i int) string {
 	if p.Name != "" {
 		return p.Name
 	}
-	base := artifact.Label(p.Module)
+	base := strings.TrimSuffix(filepath.Base(p.Module), ".wasm")
 	label := base
 	for n := 2; slices.ContainsFunc(c.labels(i), func(l string) bool { return l == label }); n++ {
 		label = fmt.Sprintf("%s-%d", base, n)
@@ -59,11 +60,6 @@ func (c *Config) validatePolicies(bad func(path, format string, args ...any)) {
 		at := "policy[" + strconv.Itoa(i) + "]"
 		if p.Module == "" {
 			bad(at+".module", "no module: want the path of a .wasm file, or the name of an embedded one")
-		}
-		if artifact.Named(p.Module) {
-			if _, err := artifact.Pinned(p.Module); err != nil {
-				bad(at+".module", "%v", err)
-			}
 		}
 		if p.Name != "" && slices.Contains(c.labels(i), p.Name) {
 			bad(at+".name", "two policies are called %q", p.Name)

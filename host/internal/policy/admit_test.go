@@ -42,7 +42,7 @@ func TestAdmitOfRelease01(t *testing.T) {
 		}
 	}
 	if s := a.Stats(); s.Faults != 0 || s.Builtin {
-		t.Errorf("%+v", s)
+		t.Errorf("the stats of the old module are %+v, want no fault", s)
 	}
 }
 
@@ -73,7 +73,7 @@ func TestAdmitsByDefault(t *testing.T) {
 	} {
 		q := abi.Candidate{Kind: c.kind, Hits: c.hits, ParentKey: c.parent, Flags: c.flags}
 		if got := AdmitsByDefault(&q); got != c.want {
-			t.Errorf("%+v: %v", c, got)
+			t.Errorf("the default for %+v: got %v", c, got)
 		}
 	}
 }
@@ -96,7 +96,7 @@ func TestTheHostAnswersByDefault(t *testing.T) {
 			batch := []abi.Candidate{{}, {Kind: abi.KindDemotion}, {Kind: abi.KindPromotion, Hits: 1}, {Kind: abi.KindPromotion, Hits: 2}}
 			dst := []bool{false, true, true, false}
 			if err := a.Admit(batch, dst); err != nil || !dst[0] || dst[1] || dst[2] || !dst[3] {
-				t.Errorf("%v, %v", dst, err)
+				t.Errorf("new, demotion, first and second hit: admitted %v, %v", dst, err)
 			}
 		})
 	}

@@ -87,7 +87,7 @@ func TestRefusedModules(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := openBytes(t, c.mod, Options{})
 			if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "bad.wasm") {
-				t.Errorf("got %v, want %q", err, c.says)
+				t.Errorf("opening the module: got %v, want %q", err, c.says)
 			}
 		})
 	}
@@ -166,7 +166,7 @@ func TestGuestWordsAndStackAreInTheFault(t *testing.T) {
 	_, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, make([]uint32, 1))
 	var f *Fault
 	if !errors.As(err, &f) || f.Text != "nos!" || !strings.Contains(f.Stack, "$") { // by number: it has no names
-		t.Errorf("got %+v", f)
+		t.Errorf("the fault is %+v, want the words and stack of the guest", f)
 	}
 }
 
@@ -207,7 +207,7 @@ func TestFaultyPlace(t *testing.T) {
 				t.Errorf("without a guest it gives %q on %d, %v, want the built-in name", path, root, err)
 			}
 			if s := p.Stats(); s.Faults != 1 || !s.Builtin {
-				t.Errorf("%+v", s)
+				t.Errorf("the stats after the fault are %+v, want one fault and the built-in policy", s)
 			}
 		})
 	}
@@ -220,7 +220,7 @@ func TestFaultyPlace(t *testing.T) {
 		defer p.Close()
 		p.SetRoots(make([]abi.RootFacts, 2))
 		if path, root, err := p.Path(&abi.PlaceQuery{KeyLen: 16}, nil); string(path) != "abcd" || root != 1 || err != nil {
-			t.Errorf("%q %d %v", path, root, err)
+			t.Errorf("placing a piece: got %q on root %d, %v, want abcd on 1", path, root, err)
 		}
 	})
 }
@@ -246,7 +246,7 @@ func TestGuestThatLeavesItToTheHost(t *testing.T) {
 	}
 	defer l.Close()
 	if plan, err := l.Plan(0, 0, "model=a\n", kv.Uniform(4, 2, 2, 4096)); err != nil || len(plan.Segments()) != 4 {
-		t.Errorf("%v", err)
+		t.Errorf("a plan that is left to the host: %v", err)
 	}
 	ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
 	if err != nil {
@@ -255,7 +255,7 @@ func TestGuestThatLeavesItToTheHost(t *testing.T) {
 	defer ad.Close()
 	dst := make([]bool, 600)
 	if err := ad.Admit(make([]abi.Candidate, 600), dst); err != nil || !dst[599] {
-		t.Errorf("%v %v", dst[599], err)
+		t.Errorf("candidates that are left to the host: the last admitted: %v, %v", dst[599], err)
 	}
 }
 
@@ -275,7 +275,7 @@ func TestBadLayoutAndAdmission(t *testing.T) {
 		t.Errorf("the built-in layout did not answer: %v", err)
 	}
 	if s := l.Stats(); s.Faults != 1 || !s.Builtin {
-		t.Errorf("%+v", s)
+		t.Errorf("the stats of the layout are %+v, want one fault and the built-in policy", s)
 	}
 	ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
 	if err != nil {
@@ -284,19 +284,19 @@ func TestBadLayoutAndAdmission(t *testing.T) {
 	defer ad.Close()
 	dst := []bool{true, true}
 	if err := ad.Admit(make([]abi.Candidate, 2), dst); err != nil || dst[0] || dst[1] {
-		t.Errorf("%v %v", dst, err)
+		t.Errorf("admitting two candidates: got %v, %v, want neither", dst, err)
 	}
 	if err := ad.Namespace(5000, ""); !errors.Is(err, ErrNamespace) {
-		t.Errorf("got %v", err)
+		t.Errorf("a namespace out of range: got %v, want %v", err, ErrNamespace)
 	}
 }
 
 func TestOpenByName(t *testing.T) {
 	if _, err := Open(t.Context(), "no-such-policy", Options{}); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "no-such-policy") {
-		t.Errorf("got %v", err)
+		t.Errorf("opening an unknown name: got %v, want %v", err, ErrNotFound)
 	}
 	if _, err := Open(t.Context(), "./no/such.wasm", Options{}); !errors.Is(err, ErrNotFound) {
-		t.Errorf("got %v", err)
+		t.Errorf("opening a missing file: got %v, want %v", err, ErrNotFound)
 	}
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "mine.wasm"), minimal(abi.RoleEvict).bytes(), 0o600); err != nil {
@@ -308,10 +308,10 @@ func TestOpenByName(t *testing.T) {
 			t.Fatal(err)
 		}
 		if m.Name() != "mine" || len(m.Digest()) != 64 || !m.Has(abi.RoleEvict) || m.Has(abi.RolePlace) {
-			t.Errorf("%s: %s %s", name, m.Name(), m.Digest())
+			t.Errorf("%s opens as module %s with digest %s", name, m.Name(), m.Digest())
 		}
 		if _, err := m.NewPlace(t.Context(), PlaceOptions{}); !errors.Is(err, ErrRole) {
-			t.Errorf("got %v", err)
+			t.Errorf("placing with an evict policy: got %v, want %v", err, ErrRole)
 		}
 		m.Close(t.Context())
 	}
@@ -327,16 +327,16 @@ func TestSettings(t *testing.T) {
 	} {
 		_, err := modules["fanout"].NewPlace(t.Context(), PlaceOptions{Config: c.config})
 		if !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("got %v, want %q", err, c.says)
+			t.Errorf("starting with %v: got %v, want %q", c.config, err, c.says)
 		}
 	}
 	for kind, value := range map[string]string{"int": "1.5", "float": "x", "bool": "maybe"} {
 		err := Config{"k": value}.check("m", map[string]abi.Option{"k": {Type: kind}})
 		if !errors.Is(err, ErrConfig) || !strings.Contains(err.Error(), "want type "+kind) {
-			t.Errorf("got %v", err)
+			t.Errorf("%q as a setting of type %s: got %v", value, kind, err)
 		}
 	}
 	if _, err := (Config{"a=b": ""}).text(); !errors.Is(err, ErrConfig) {
-		t.Errorf("got %v", err)
+		t.Errorf("a setting with = in its key: got %v, want %v", err, ErrConfig)
 	}
 }

@@ -29,7 +29,7 @@ func only(t testing.TB, pattern string) string {
 	t.Helper()
 	names, err := filepath.Glob(pattern)
 	if err != nil || len(names) != 1 {
-		t.Fatalf("%s: %v %v", pattern, names, err)
+		t.Fatalf("files like %s: got %v, %v, want one", pattern, names, err)
 	}
 	return names[0]
 }
@@ -95,10 +95,10 @@ func TestCacheKeepsRefusals(t *testing.T) {
 		texts = append(texts, err.Error())
 	}
 	if texts[0] != texts[1] || !strings.Contains(texts[0], "kv_init") {
-		t.Errorf("%q", texts)
+		t.Errorf("the refusal and the cached one are %q", texts)
 	}
 	if b, err := os.ReadFile(only(t, dir+"/*.module/verdict")); err != nil || !strings.Contains(string(b), "kv_init") {
-		t.Errorf("%q %v", b, err)
+		t.Errorf("the stored verdict is %q, %v", b, err)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestCancelledCompilation(t *testing.T) {
 	cancel()
 	_, err := load(ctx, "x.wasm", newFile("", minimal(abi.RoleEvict).bytes()), Options{})
 	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), "x.wasm") {
-		t.Errorf("got %v", err)
+		t.Errorf("loading with a cancelled context: got %v", err)
 	}
 }
 
@@ -127,7 +127,7 @@ func TestCacheMustBePrivate(t *testing.T) {
 	}
 	for dir, says := range map[string]string{open: "chmod 700", link: "not a directory", file: "not a directory", file + "/x": ""} {
 		if _, err := sandbox.OpenCache(dir); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v", dir, err)
+			t.Errorf("opening a cache in %s: got %v, want %q", dir, err, says)
 		}
 	}
 	if os.Geteuid() == 0 {
@@ -177,7 +177,7 @@ func TestCacheRecordsSelfTests(t *testing.T) {
 		{"another module", evict.with("more", ">"), sandbox.Fuel{}, 4},
 	} {
 		if n, err := tries(c.mod, c.fuel); n != c.want || err != nil {
-			t.Errorf("%d, %s: %d, %v", i, c.what, n, err)
+			t.Errorf("try %d, %s: %d self-tests recorded, %v, want %d", i, c.what, n, err, c.want)
 		}
 		if i == 0 {
 			first = written()
@@ -186,10 +186,10 @@ func TestCacheRecordsSelfTests(t *testing.T) {
 		}
 	}
 	if _, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); !errors.Is(err, ErrSelfTest) {
-		t.Errorf("got %v", err)
+		t.Errorf("a module that fails its self-test: got %v", err)
 	}
 	if n, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); n != 4 || !errors.Is(err, ErrSelfTest) {
-		t.Errorf("%d, %v", n, err)
+		t.Errorf("a failed self-test again: %d recorded, %v, want 4 and %v", n, err, ErrSelfTest)
 	}
 }
 
@@ -237,31 +237,4 @@ func TestClosedModulesLeaveNothing(t *testing.T) {
 			t.Errorf("cache %q: %d bytes of code, %d after %d modules more were opened and closed", dir, before, after, n)
 		}
 	}
-}
-
-// What loading costs a host: a Go guest of 2 MB and one of a few hundred bytes, each with a cache that knows it.
-func BenchmarkLoad(b *testing.B) {
-	lru, err := os.ReadFile(filepath.Join(distDir, "lru.wasm"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	dir := filepath.Join(b.TempDir(), "c")
-	start := func(wasm []byte) func() {
-		return func() {
-			cache, err := sandbox.OpenCache(dir)
-			if err != nil {
-				b.Fatal(err)
-			}
-			m, err := load(b.Context(), "x.wasm", newFile("", wasm), Options{Cache: cache})
-			if err != nil {
-				b.Fatal(err)
-			}
-			m.Close(b.Context())
-			cache.Close(b.Context())
-		}
-	}
-	big, small := start(lru), start(minimal(abi.RoleEvict).bytes())
-	big()
-	small()
-	contest(b, 1, side{"go", big}, side{"small", small})
 }

@@ -5,13 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
@@ -19,115 +17,13 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Bad guests: each must end with the right fault and within its fuel, or be refused, and leave everybody else alone.
-// TestRefusedModules, TestFaultyEvict and TestFaultyPlace hold those that lie; here are those that do not stop, and the
-// rest.
+// Bad guests: each must end with the right fault and within its fuel, or be refused, and leave all others alone. Package
+// hostile has many more.
 
 var drop = []byte{0x1a}
 
 func loopOf(parts ...[]byte) []byte {
 	return bodyOf([]byte{0x03, 0x40}, bodyOf(parts...), []byte{0x0c, 0, 0x0b})
-}
-
-func wasiManifest(role abi.Role) string {
-	return fmt.Sprintf(`{"name":"bad","version":"1","abi":1,"roles":[%q],"grants":["wasi-stub"]}`, role)
-}
-
-// runaways never return. self is the function they stand in; log and write are imports 0 and 1.
-var runaways = []struct {
-	name string
-	body func(self uint64) []byte
-}{
-	{"endless loop", func(uint64) []byte { return loopOf() }},
-	{"loop that works", func(uint64) []byte { return loopOf(store32(64, 1)) }},
-	{"straight line in a loop", func(uint64) []byte { return loopOf(bytes.Repeat(bodyOf(i32(1), drop), 250_000)) }},
-	{"exponential recursion", func(self uint64) []byte {
-		again := bodyOf(i32(0), i32(0), call(self), drop)
-		return bodyOf(again, again)
-	}},
-	{"deep recursion", func(self uint64) []byte { return bodyOf(i32(0), i32(0), call(self), drop) }},
-	{"growing by nothing", func(uint64) []byte { return loopOf(i32(0), []byte{0x40, 0}, drop) }},
-	{"growing for ever", func(uint64) []byte { return loopOf(i32(1), []byte{0x40, 0}, drop) }},
-	{"filling memory", func(uint64) []byte { return loopOf(i32(0), i32(7), i32(2<<16), []byte{0xfc, 11, 0}) }},
-	{"filling nothing", func(uint64) []byte { return loopOf(i32(0), i32(7), i32(0), []byte{0xfc, 11, 0}) }},
-	{"endless log", func(uint64) []byte { return loopOf(i32(3), i32(64), i32(1024), call(0)) }},
-	{"endless log, unrolled", func(uint64) []byte {
-		return bytes.Repeat(bodyOf(i32(3), i32(64), i32(1024), call(0)), 50_000)
-	}},
-	{"endless output", func(uint64) []byte { // 64 times all of memory with each call
-		var list []byte
-		for n := range int32(64) {
-			list = bodyOf(list, store32(1024+8*n, 0), store32(1028+8*n, 2<<16))
-		}
-		return bodyOf(list, loopOf(i32(2), i32(1024), i32(64), i32(64), call(1), drop))
-	}},
-	{"endless random bytes", func(uint64) []byte { return loopOf(i32(0), i32(2<<16), call(2), drop) }},
-	{"two loops that dispatch to each other", func(uint64) []byte {
-		return []byte{0x03, 0x40, 0x02, 0x40, 0x02, 0x40, 0x20, 0, 0x0e, 1, 0, 1, 0x0b, 0x0c, 1, 0x0b, 0x0c, 0, 0x0b}
-	}},
-}
-
-func runaway(role abi.Role) assembly {
-	a := minimal(role).importing(abi.ImportModule, abi.ImportLog, "iii>").importing(abi.ImportWASI, "fd_write", "iiii>i").
-		importing(abi.ImportWASI, "random_get", "ii>i")
-	a.manifest = wasiManifest(role)
-	return a
-}
-
-func logTo(l *lines) *slog.Logger { return slog.New(l) }
-
-// lines counts what is logged.
-type lines struct {
-	mu sync.Mutex
-	n  int
-}
-
-func (l *lines) Enabled(context.Context, slog.Level) bool { return true }
-func (l *lines) WithAttrs([]slog.Attr) slog.Handler       { return l }
-func (l *lines) WithGroup(string) slog.Handler            { return l }
-func (l *lines) Handle(_ context.Context, r slog.Record) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if r.Message != "compiling policy" { // the host's own
-		l.n++
-	}
-	return nil
-}
-
-// logBurst is how many lines per second the sandbox logs for a module.
-const logBurst = 64
-
-func TestRunaways(t *testing.T) {
-	limits := sandbox.Fuel{}.Limits(nil)
-	step := abi.ExportStep
-	for _, c := range runaways {
-		t.Run(c.name, func(t *testing.T) {
-			a := runaway(abi.RoleEvict)
-			self := uint64(len(a.imports) + len(a.funcs) - 1)
-			if a.funcs[len(a.funcs)-1].name != step {
-				t.Fatal("kv_step is not the last function")
-			}
-			var said lines
-			m := open(t, a.with(step, "ii>I", c.body(self), i64(0)), Options{Log: logTo(&said)})
-			e := newEvict(t, m, 100)
-			before := e.Stats().Fuel
-			start := time.Now()
-			_, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1, Tenant: abi.None}, make([]uint32, 1))
-			t.Logf("%v: %.200s", time.Since(start), fmt.Sprint(err))
-			if !errors.Is(err, ErrFuel) && !errors.Is(err, ErrTime) {
-				t.Errorf("got %v", err)
-			}
-			if used := e.Stats().Fuel - before; used > limits.Max {
-				t.Errorf("used %d", used)
-			}
-			if said.n > 2*(logBurst+1) { // the second may turn meanwhile
-				t.Errorf("%d lines were logged", said.n)
-			}
-			if pages := e.in.MemorySize() >> 16; pages > sandbox.DefaultPages {
-				t.Errorf("%d pages", pages)
-			}
-		})
-	}
 }
 
 // entries call one export each, in a module of its role.
@@ -226,7 +122,7 @@ func TestEachExportCanFail(t *testing.T) {
 				_, err = e.enter(m)
 				var f *Fault
 				if !errors.As(err, &f) || f.Export != e.export || errors.Is(err, ErrFuel) != (kind == "loop") {
-					t.Errorf("got %v", err)
+					t.Errorf("a %s in %s: got %v", kind, e.export, err)
 				}
 			})
 		}
@@ -237,21 +133,8 @@ func TestWrongSignatures(t *testing.T) {
 	for _, e := range entries {
 		_, err := openBytes(t, roomy(e.role).with(e.export, "F>F", []byte{0x20, 0}).bytes(), Options{})
 		if want := fmt.Sprintf("its %s is (f64) -> f64, want", e.export); !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %q", err, want)
+			t.Errorf("opening a module with another type of %s: got %v, want %q", e.export, err, want)
 		}
-	}
-}
-
-// Growing to the limit is allowed, and no more.
-func TestMemoryLimit(t *testing.T) {
-	untilRefused := bodyOf([]byte{0x03, 0x40}, i32(1), []byte{0x40, 0}, i32(-1), []byte{0x47, 0x0d, 0, 0x0b}, i64(0)) // br_if grow != -1
-	m := open(t, minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", untilRefused), Options{MemoryPages: 50})
-	e := newEvict(t, m, 10)
-	if _, err := e.Victims(abi.Ask{MaxVictims: 1}, make([]uint32, 1)); err != nil {
-		t.Fatal(err)
-	}
-	if pages := e.in.MemorySize() >> 16; pages != 50 {
-		t.Errorf("%d pages", pages)
 	}
 }
 
@@ -268,7 +151,28 @@ func TestRefuelling(t *testing.T) {
 		"reserved name":                  {reserved.bytes(), metering.Global},
 	} {
 		if _, err := openBytes(t, c.mod, Options{}); !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: got %v", name, err)
+			t.Errorf("opening a module with a %s: got %v, want %q", name, err, c.says)
+		}
+	}
+}
+
+// A layout that misses a byte, or has more segments than there may be, is a fault.
+func TestFaultyLayout(t *testing.T) {
+	const result = 4096 + 3<<21
+	var body []byte
+	for k, v := range []int32{0, 0, 4, 0, 4095, 0} { // plane, block, blocks, page_off, page_len, gap
+		body = bodyOf(body, store32(result+int32(4*k), v))
+	}
+	for says, code := range map[string][]byte{
+		"segments hold 16380 bytes": bodyOf(body, packed(0, 1)), "at most 65536": packed(0, 0xffffffff),
+	} {
+		l, err := open(t, roomy(abi.RoleLayout).with(abi.ExportLayout, "ii>I", code), Options{}).NewLayout(t.Context(), LayoutOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if _, err := askLayout(l, kv.Uniform(4, 1, 1, 4096)); !errors.Is(err, ErrFault) || !strings.Contains(err.Error(), says) {
+			t.Errorf("asking for a plan: got %v, want %q", err, says)
 		}
 	}
 }
@@ -299,8 +203,8 @@ func TestBadGuestsLeaveOthersAlone(t *testing.T) {
 	want := decisions(t, natives["lru"])
 	var stop, bad sync.WaitGroup
 	done := make(chan struct{})
-	for _, c := range runaways[:4] {
-		m := open(t, runaway(abi.RoleEvict).with(abi.ExportStep, "ii>I", c.body(7), i64(0)), Options{})
+	for _, name := range []string{"loop", "store", "fill", "recursion"} {
+		m := open(t, stallers[name], Options{})
 		bad.Add(1)
 		stop.Go(func() {
 			first := sync.OnceFunc(bad.Done)

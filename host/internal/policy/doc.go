@@ -19,7 +19,7 @@
 // starts of an instance. A pass is stored with the compiled form, under the module, the host and the limits that it
 // depends on.
 //
-// # A signature is a file beside the module
+// # A signature is a file next to the module
 //
 // A section inside would have to be excluded from what is signed, and no tool would verify it. The tool minisign signs
 // any file and writes <file>.minisig. The trusted comment holds the SHA-256 of what was signed, so that a refusal can

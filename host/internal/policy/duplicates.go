@@ -3,7 +3,7 @@ package policy
 import "github.com/kvhost/kvhost/host/internal/policy/sandbox"
 
 // duplicates finds a number that occurs twice among at most MaxVictims, without allocating or sorting. It is a small
-// hash set whose entries carry the generation that wrote them, so that it need not be cleared.
+// hash set; each entry carries the generation that wrote it, so that it need not be cleared.
 type duplicates struct {
 	gen   uint32
 	table [4 * sandbox.MaxVictims]struct{ gen, slot uint32 }

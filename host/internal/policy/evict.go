@@ -236,10 +236,10 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 	return int(n), err
 }
 
-// MaxSilences is how many answers in a row may name nobody who can go although somebody can. One more is a fault.
+// MaxSilences is how many answers in a row may name no entry that can go while another one can. One more is a fault.
 const MaxSilences = 64
 
-// Unanswered is called when the last answer named nobody who can go although somebody can. It returns a fault when that
+// Unanswered is called when the last answer named no entry that can go while another one can. It returns a fault when that
 // has lasted, and the policy has ended then. To leave the question to the host is no fault.
 func (e *Evict) Unanswered() error {
 	if e.left {

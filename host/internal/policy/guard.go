@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// OnFault says what becomes of a host whose policy failed.
+// OnFault says what the host does when a policy fails.
 type OnFault uint8
 
 const (
@@ -23,7 +23,7 @@ const (
 type Verdict uint8
 
 const (
-	Restart    Verdict = iota // after a pause; the built-in policy answers meanwhile
+	Restart    Verdict = iota // after a pause, during which the built-in policy answers
 	Quarantine                // never: the built-in policy answers from now on
 	Halt                      // nothing: the host is told to end
 )

@@ -148,13 +148,13 @@ func TestStopOnFault(t *testing.T) {
 	}
 	defer l.Close()
 	if err := ad.Admit([]abi.Candidate{{Key: 13}}, make([]bool, 1)); !errors.Is(err, ErrFault) {
-		t.Errorf("got %v", err)
+		t.Errorf("the call that faults: got %v, want %v", err, ErrFault)
 	}
 	if err := ad.Admit([]abi.Candidate{{Key: 1}}, make([]bool, 1)); !errors.Is(err, ErrFault) {
-		t.Errorf("got %v", err)
+		t.Errorf("a call after the fault: got %v, want %v", err, ErrFault)
 	}
 	if _, _, err := l.Path(&abi.PlaceQuery{Namespace: 13, KeyLen: 8}, nil); !errors.Is(err, ErrFault) {
-		t.Errorf("got %v", err)
+		t.Errorf("a call of another role after the fault: got %v, want %v", err, ErrFault)
 	}
 	if len(why) != 1 || !errors.Is(why[0], ErrFault) || !errors.Is(why[0], ErrQuarantine) {
 		t.Errorf("told %v", why)

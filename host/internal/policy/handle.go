@@ -21,7 +21,7 @@ type Handle struct {
 	Module *Module
 	Label  string // the operator's name for the policy; by default the module's
 	Config Config
-	Levels uint8 // bits: the levels of a store whose moves it admits, as an admit policy
+	Levels uint8 // bits: the levels of a store into which an admit policy admits moves
 	refs   *moduleRefs
 }
 

@@ -18,7 +18,7 @@ func TestHandle(t *testing.T) {
 	})
 	other := h.As("other", Config{"a": "b"})
 	if h.Label != m.Name() || other.Label != "other" || other.Config["a"] != "b" || other.Module != m {
-		t.Errorf("%+v, %+v", h, other)
+		t.Errorf("the handles are %+v and %+v", h, other)
 	}
 	if h.Acquire() != h {
 		t.Error("another handle")

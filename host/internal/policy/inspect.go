@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/artifact"
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
@@ -17,7 +16,7 @@ type Inspection struct {
 	Digest   string // SHA-256 of its bytes in hexadecimal
 	Bytes    int
 	Manifest *abi.Manifest // nil when it has none
-	Roles    []abi.Role    // those whose functions it exports
+	Roles    []abi.Role    // its exports have their functions
 	Imports  []sandbox.Import
 	Sections []sandbox.Section
 	Counts   []metering.Count // its size in everything that is limited
@@ -44,13 +43,13 @@ func Inspect(ctx context.Context, name string, opt Options) (*Inspection, error)
 	i := &Inspection{Path: f.path, Digest: f.digest, Bytes: len(f.bytes), MostPages: pages}
 	s, scanErr := sandbox.ScanModule(f.bytes)
 	if scanErr != nil {
-		i.Name, i.Refused = artifact.Label(name), refused(name, err)
+		i.Name, i.Refused = label(name), refused(name, err)
 		return i, nil
 	}
 	i.Sections, i.Imports = s.Sections(), s.Imports()
 	i.MemoryPages = uint32(min(s.MinPages(), abi.MaxMemoryPages))
 	if err != nil { // describe it as far as possible
-		m = &Module{name: artifact.Label(name)}
+		m = &Module{name: label(name)}
 		m.roles, _ = s.Verify()
 		_ = m.describe(s)
 		i.MostPages = memoryPages(m.manifest, opt.MemoryPages)

@@ -24,7 +24,7 @@ func inspect(t *testing.T, b []byte, opt Options) *Inspection {
 		t.Fatal(err)
 	}
 	if i.Path != path || i.Digest != digestOf(b) || i.Bytes != len(b) {
-		t.Errorf("%+v", i)
+		t.Errorf("the inspection of %s is %+v", path, i)
 	}
 	return i
 }
@@ -35,42 +35,42 @@ func TestInspect(t *testing.T) {
 	i := inspect(t, a.bytes(), Options{Grants: []string{"clock"}})
 	if i.Name != "mine" || i.Manifest == nil || i.StateFormat != "k/1" || !reflect.DeepEqual(i.Roles, []abi.Role{abi.RoleEvict}) ||
 		i.MemoryPages != 2 || i.MostPages != 7 || i.Fuel != (sandbox.Fuel{Call: 1_500_000, Record: 2_000, Time: 3 * time.Millisecond}) || i.Batch == 0 {
-		t.Errorf("%+v", i)
+		t.Errorf("the inspection of the keeper is %+v", i)
 	}
 	want := []sandbox.Import{
 		{Module: abi.ImportModule, Name: abi.ImportNow, Type: "() -> i64", Grant: abi.GrantClock, Known: true},
 		{Module: abi.ImportModule, Name: abi.ImportFail, Type: "(i32, i32)", Known: true}, {Module: "env", Name: "x", Type: "()"},
 	}
 	if !reflect.DeepEqual(i.Imports, want) || !reflect.DeepEqual(i.Grants(), []string{abi.GrantClock}) {
-		t.Errorf("%+v", i.Imports)
+		t.Errorf("its imports are %+v, want %+v", i.Imports, want)
 	}
 	if !errors.Is(i.Refused, ErrBadModule) {
 		t.Errorf("an unknown import: %v", i.Refused)
 	}
 	if s := i.Sections[len(i.Sections)-1]; s.Name != "custom "+abi.ManifestSection || s.Bytes < len(a.manifest) {
-		t.Errorf("%+v", i.Sections)
+		t.Errorf("its sections are %+v, want the manifest last", i.Sections)
 	}
 	for _, c := range i.Counts {
 		if c.What == "functions" && c.Got != uint64(len(a.funcs)+len(a.imports)) || c.Most == 0 {
-			t.Errorf("%+v", c)
+			t.Errorf("a count is %+v", c)
 		}
 	}
 	if i := inspect(t, minimal(abi.RoleLayout).bytes(), Options{}); i.Refused != nil || i.Manifest != nil || i.Name != "m" {
-		t.Errorf("%+v", i)
+		t.Errorf("the inspection of a module without a manifest is %+v", i)
 	}
 	if i := inspect(t, []byte("no module"), Options{}); !errors.Is(i.Refused, ErrBadModule) {
-		t.Errorf("%+v", i)
+		t.Errorf("the inspection of text is %+v, want %v", i, ErrBadModule)
 	}
 	if i := inspect(t, a.bytes(), Options{SHA256: "ab"}); !errors.Is(i.Refused, ErrDigest) || i.Name != "mine" {
-		t.Errorf("%+v", i)
+		t.Errorf("the inspection with another digest is %+v, want %v", i, ErrDigest)
 	}
 	if i := inspect(t, minimal(abi.RoleEvict).with(metering.Global, ">").bytes(), Options{}); !errors.Is(i.Refused, metering.ErrReserved) {
-		t.Errorf("%+v", i)
+		t.Errorf("the inspection of a reserved export is %+v, want %v", i, metering.ErrReserved)
 	}
 	if _, err := Inspect(t.Context(), "no-such-policy", Options{}); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
 	if i, err := Inspect(t.Context(), "lru", Options{Dir: distDir}); err != nil || i.Refused != nil || i.Digest != modules["lru"].Digest() {
-		t.Errorf("%+v %v", i, err)
+		t.Errorf("the inspection of lru is %+v, %v", i, err)
 	}
 }

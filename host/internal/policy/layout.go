@@ -55,7 +55,7 @@ func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error
 	return l, nil
 }
 
-// restart starts an instance: the first one, or one that replaces a failed one. It is told of a namespace when it is
+// restart starts an instance: the first one, or one that replaces a failed one. It gets a namespace when it is
 // first asked about it.
 func (l *Layout) restart(ctx context.Context) error {
 	in, err := l.m.instantiate(ctx, &l.settings, &l.usage)

@@ -16,8 +16,6 @@ type Options struct {
 	Log *slog.Logger
 	// Dir is searched for names before the embedded policies; empty for none.
 	Dir string
-	// Store has modules that references name; empty for [artifact.DefaultStore].
-	Store string
 	// Grants are the imports that the operator allows. A module gets a grant if its manifest requests it, too.
 	// "wasi-stub" need not be listed: it opens nothing (no files, a clock that stands still, seeded random numbers).
 	Grants []string
@@ -44,8 +42,7 @@ type Options struct {
 	// SkipSelfTest loads a module without running it. It is for programs that judge modules themselves.
 	SkipSelfTest bool
 
-	unmetered bool                 // for benchmarks, as the baseline
-	cpuClock  func() time.Duration // for tests
+	cpuClock func() time.Duration // for tests
 }
 
 // Module is a policy that was loaded, checked and compiled: the source of instances for its roles. It is safe for

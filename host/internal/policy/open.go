@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/artifact"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/regular"
 	"github.com/kvhost/kvhost/plugins/dist"
@@ -27,6 +26,9 @@ func Open(ctx context.Context, name string, opt Options) (*Module, error) {
 	}
 	return load(ctx, name, f, opt)
 }
+
+// label is what a module without a manifest is called.
+func label(name string) string { return strings.TrimSuffix(filepath.Base(name), ".wasm") }
 
 // file is a module as it was found.
 type file struct {
@@ -43,12 +45,8 @@ func digestOf(b []byte) string {
 }
 
 // read finds a module's bytes. A name without a slash is looked up in the working directory, in opt.Dir and among the
-// embedded policies, in this order; a reference in the local store.
+// embedded policies, in this order.
 func read(ctx context.Context, name string, opt *Options) (*file, error) {
-	if artifact.Named(name) {
-		path, b, err := artifact.Open(ctx, cmp.Or(opt.Store, artifact.DefaultStore), name, sandbox.MaxModuleBytes)
-		return newFile(path, b), err
-	}
 	dir := opt.Dir
 	places := []string{name}
 	bare := filepath.Base(name) == name
@@ -92,8 +90,8 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	m.code, err = sandbox.Compile(ctx, &sandbox.Source{
 		Name: m.name, Digest: m.digest, Bytes: scan.Compilable(), Scan: scan, Roles: m.roles, Pages: pages,
 		Limits: opt.Fuel.Limits(m.manifest.Fuel), Counters: len(m.manifest.Counters), Log: m.log, Cache: opt.Cache,
-		Compile:   opt.Compile,
-		Unmetered: opt.unmetered, CPUClock: opt.cpuClock,
+		Compile:  opt.Compile,
+		CPUClock: opt.cpuClock,
 	})
 	if err != nil {
 		return nil, refused(name, err)
@@ -122,7 +120,7 @@ func refused(name string, err error) error {
 
 // examine checks a module as far as possible before it is compiled, and returns how many pages of memory it may have.
 func examine(ctx context.Context, name string, f *file, opt *Options) (*Module, *sandbox.Scan, uint32, error) {
-	m := &Module{name: artifact.Label(name), digest: f.digest, log: opt.Log, pages: opt.MemoryPages, memory: opt.Memory}
+	m := &Module{name: label(name), digest: f.digest, log: opt.Log, pages: opt.MemoryPages, memory: opt.Memory}
 	m.guard.onFault, m.guard.stop = opt.OnFault, opt.Stop
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)

@@ -56,7 +56,7 @@ func TestOddFilesAreRefused(t *testing.T) {
 				select {
 				case err := <-done:
 					if !errors.Is(err, is) || !strings.Contains(err.Error(), at) {
-						t.Errorf("got %v", err)
+						t.Errorf("opening it: got %v, want %v that names %s", err, is, at)
 					}
 				case <-time.After(time.Minute):
 					t.Error("it is still being opened")

@@ -56,7 +56,7 @@ func TestTimeEndsACall(t *testing.T) {
 			s, err := stepOf(t, spin, Options{Fuel: c.fuel, cpuClock: clock})
 			var f *Fault
 			if !errors.Is(err, c.is) || !errors.As(err, &f) || f.Export != abi.ExportStep || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("got %v", err)
+				t.Errorf("the call ended with %v, want %v and %q", err, c.is, c.says)
 			}
 			if *readings != c.slices {
 				t.Errorf("%d slices, want %d", *readings, c.slices)
@@ -84,7 +84,7 @@ func TestMostAtOnce(t *testing.T) {
 		a := minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", c.code, i64(0))
 		a.pages = 100
 		if _, err := stepOf(t, a, Options{cpuClock: clock}); !errors.Is(err, c.is) {
-			t.Errorf("%s: got %v", c.name, err)
+			t.Errorf("%s: the call ended with %v, want %v", c.name, err, c.is)
 		}
 	}
 }
@@ -132,7 +132,7 @@ func TestFuelOverSlices(t *testing.T) {
 func TestStallers(t *testing.T) {
 	for name, a := range stallers {
 		if _, err := stepOf(t, a, Options{}); !errors.Is(err, ErrFuel) && !errors.Is(err, ErrTime) {
-			t.Errorf("%s: got %v", name, err)
+			t.Errorf("%s: the call ended with %v, want its fuel or time to end", name, err)
 		}
 	}
 }

@@ -78,7 +78,7 @@ func (s *Residents) Evictable(slot uint32) bool {
 	return uint64(slot) < uint64(len(s.slots)) && s.slots[slot].resident && s.slots[slot].pins == 0
 }
 
-// Insert adds an entry whose key is not resident. op is INSERT or RESIDENT. Resident children of the entry are linked.
+// Insert adds an entry with a key that is not resident. op is INSERT or RESIDENT. Resident children of the entry are linked.
 func (s *Residents) Insert(op abi.Op, e Resident, c Cause) (at uint32, err error) {
 	at = uint32(len(s.slots))
 	if n := len(s.free); n > 0 {
@@ -159,7 +159,7 @@ func (s *Residents) Remove(at uint32, c Cause) error {
 
 // EndRequest tells that a request is over, and what its engine hints.
 func (s *Residents) EndRequest(tenant uint32, h abi.Hints, c Cause) error {
-	return s.policy.Event(abi.RequestEnd(c.Request, tenant, h, c.Time))
+	return s.policy.Event(abi.NewRequestEnd(c.Request, tenant, h, c.Time))
 }
 
 // Evict asks for victims and removes those that may go, until enough is true. It returns how many were removed.

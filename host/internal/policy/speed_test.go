@@ -38,28 +38,21 @@ func touches(b *testing.B, m *Module, slots uint32) func() {
 
 // An event of a full batch, delivery included.
 func BenchmarkSpeedOfEvents(b *testing.B) {
-	plain, err := Open(b.Context(), "lru", Options{Dir: distDir, unmetered: true})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer plain.Close(b.Context())
-	inC, plainC := recency(b, false), recency(b, true)
+	inC := recency(b)
 	for _, slots := range []uint32{4096, 1 << 20} {
 		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
 			contest(b, 4*sandbox.MaxBatch,
 				side{"native", touches(b, natives["lru"], slots)},
 				side{"go", touches(b, modules["lru"], slots)},
-				side{"go-unmetered", touches(b, plain, slots)},
 				side{"c", touches(b, inC, slots)},
-				side{"c-unmetered", touches(b, plainC, slots)},
 			)
 		})
 	}
 }
 
 // recency is the example of the same policy in C.
-func recency(b *testing.B, unmetered bool) *Module {
-	m, err := Open(b.Context(), policytest.Example(b, "recency"), Options{unmetered: unmetered})
+func recency(b *testing.B) *Module {
+	m, err := Open(b.Context(), policytest.Example(b, "recency"), Options{})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -1,15 +1,9 @@
 package policy
 
 import (
-	"errors"
-	"maps"
-	"runtime"
 	"slices"
-	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
 // Guests that are made to take as long as they can for their fuel. A little more memory than caches have, and buffers
@@ -68,52 +62,4 @@ var stallers = map[string]assembly{
 		again := bodyOf(i32(0), i32(0), call(uint64(len(a.funcs)-1)), drop)
 		return a.with(abi.ExportStep, "ii>I", again, again, i64(0))
 	}(),
-}
-
-// stall is one call of such a guest, until it is ended: the processor's time of it.
-func stall(b *testing.B, m *Module) (took time.Duration, fuel uint64) {
-	e := newEvict(b, m, 10)
-	before := e.Stats().Fuel
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	start := sandbox.ThreadCPUTime()
-	_, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1, Tenant: abi.None}, make([]uint32, 1))
-	took = sandbox.ThreadCPUTime() - start
-	if !errors.Is(err, ErrFuel) && !errors.Is(err, ErrTime) {
-		b.Fatal(err)
-	}
-	return took, e.Stats().Fuel - before
-}
-
-// The longest that a call can hold its root up, with the fuel of a module that says nothing and with all that a
-// manifest can ask for: in processor time, which a busy machine does not stretch but by what others do to its caches.
-func BenchmarkLongestStall(b *testing.B) {
-	for _, name := range slices.Sorted(maps.Keys(stallers)) {
-		for _, manifest := range []string{"", `{"name":"x","version":"1","abi":1,"roles":["evict"],"fuel":{"call":6000000}}`} {
-			a, kind := stallers[name], "default"
-			if a.manifest = manifest; manifest != "" {
-				kind = "most"
-			}
-			m, err := openBytes(b, a.bytes(), Options{})
-			if err != nil {
-				b.Fatal(name, err)
-			}
-			b.Run(name+"/"+kind, func(b *testing.B) {
-				var took []time.Duration
-				var fuel uint64
-				for b.Loop() {
-					var t time.Duration
-					t, fuel = stall(b, m)
-					took = append(took, t)
-				}
-				slices.Sort(took)
-				ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
-				b.ReportMetric(ms(took[0]), "best-ms")
-				b.ReportMetric(ms(took[len(took)/2]), "median-ms")
-				b.ReportMetric(ms(took[len(took)-1]), "worst-ms")
-				b.ReportMetric(float64(fuel)/1e6, "Mfuel")
-				b.ReportMetric(0, "ns/op")
-			})
-		}
-	}
 }

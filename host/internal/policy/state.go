@@ -5,9 +5,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
-// State is what an instance saved for the next one. It is valid for an instance of the same role whose module names the
-// same format and which has at least as many slots, each holding the same entry as at the time of saving. The zero
-// State is empty.
+// State is what an instance saved for the next one. It is valid for an instance of the same role and the same state format with
+// at least as many slots, each holding the same entry as at the time of saving. The zero State is empty.
 type State struct {
 	Format string // the manifest's state_format
 	Slots  uint32 // MaxSlots of the instance that saved it; 0 for roles without slots

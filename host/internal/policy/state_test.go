@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -86,7 +84,7 @@ func TestEvictStateGoesOn(t *testing.T) {
 		}
 		e.Close()
 		if _, _, err := e.Save(64); !errors.Is(err, ErrClosed) {
-			t.Errorf("got %v", err)
+			t.Errorf("saving a closed instance: got %v, want %v", err, ErrClosed)
 		}
 	}
 	if err := m.Quarantined(); err != nil {
@@ -118,7 +116,7 @@ func TestStateThatIsNotKept(t *testing.T) {
 			}
 			var f *Fault
 			if err != nil && (!errors.As(err, &f) || f.Export != abi.ExportSave || !strings.Contains(err.Error(), c.says)) {
-				t.Errorf("got %v, want %q", err, c.says)
+				t.Errorf("saving: got %v, want %q", err, c.says)
 			}
 			if _, err := e.Victims(abi.Ask{}, nil); (err == nil) != (c.says == "") {
 				t.Errorf("afterwards: %v", err)
@@ -193,30 +191,5 @@ func TestNativeStateGoesOn(t *testing.T) {
 	}
 	if s, ok, err := a.Save(4); err != nil || !ok || !bytes.Equal(s.Data, word(5)) {
 		t.Error(s, ok, err)
-	}
-}
-
-// What a root waits for when its policy is replaced by one that takes its state over.
-func BenchmarkSave(b *testing.B) {
-	for _, slots := range []uint32{1 << 16, 1 << 20} {
-		save := func(m *Module) func() {
-			e := newEvict(b, m, slots)
-			rng := rand.New(rand.NewPCG(1, 2))
-			for _, slot := range rng.Perm(int(slots)) {
-				_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: uint32(slot), Parent: abi.None, Size: 1})
-			}
-			if err := e.Flush(); err != nil {
-				b.Fatal(err)
-			}
-			return func() {
-				s, ok, err := e.Save(16 << 20)
-				if err != nil || !ok || len(s.Data) < int(8*slots) {
-					b.Fatal(len(s.Data), ok, err)
-				}
-			}
-		}
-		b.Run(fmt.Sprintf("slots=%d", slots), func(b *testing.B) {
-			contest(b, 1, side{"native", save(Builtin(abi.RoleEvict))}, side{"go", save(modules["lru"])})
-		})
 	}
 }

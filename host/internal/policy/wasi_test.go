@@ -29,7 +29,7 @@ func TestStandardErrorAndExit(t *testing.T) {
 	var f *Fault
 	var exit *sys.ExitError
 	if !errors.As(err, &f) || f.Text != "loop" || f.Reason != "exited with code 2" || !errors.As(err, &exit) || f.Module != "mine" {
-		t.Errorf("got %+v", err)
+		t.Errorf("the fault of a guest that exits is %+v", err)
 	}
 	if !strings.Contains(log.String(), "text=loop") || !strings.Contains(log.String(), "policy=mine") {
 		t.Errorf("log: %s", log.String())
@@ -43,7 +43,7 @@ func TestSeededRandom(t *testing.T) {
 	result := i32(4096 + 3<<14)
 	a = a.with(abi.ExportStep, "ii>I", result, call(0), []byte{0x42, 0xff, 0x00, 0x83, 0x37, 3, 0}, packed(0, 1)) // slot = rand & 127
 	if _, err := openBytes(t, a.bytes(), Options{}); !errors.Is(err, ErrGrant) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("random numbers without a grant: got %v, want %v", err, ErrGrant)
 	}
 	m, err := openBytes(t, a.bytes(), Options{Grants: []string{abi.GrantRandom}})
 	if err != nil {

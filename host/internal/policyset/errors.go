@@ -2,7 +2,7 @@ package policyset
 
 import "errors"
 
-// Errors of opening and changing policies. What a module was refused for is wrapped beside them.
+// Errors of opening and changing policies. The reason for which a module was refused is wrapped with them.
 var (
 	// ErrPolicy means that a policy module was refused.
 	ErrPolicy = errors.New("host: policy refused")

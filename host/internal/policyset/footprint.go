@@ -33,7 +33,7 @@ const (
 )
 
 // footprintOf measures instances of an evict policy in full roots from which each entry has been evicted once, so that it
-// holds what it remembers of those. A module that takes memory for the slots that it is told of counts the same, because
+// holds what it remembers of those. A module that takes memory for the slots in Info counts the same, because
 // these roots have no more slots than entries. Limit is that of a root of o.MaxSlots. The built-in policy
 // has 16 bytes for an entry, of the host's memory.
 func footprintOf(ctx context.Context, m *policy.Module, o policy.EvictOptions) (footprint, error) {

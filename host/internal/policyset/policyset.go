@@ -29,7 +29,7 @@ type Set struct {
 	openMu sync.Mutex
 	opened map[*policy.Module]struct{}
 	over   bool           // no measurement begins any more
-	inUse  sync.WaitGroup // measurements, whose instances nobody else waits for
+	inUse  sync.WaitGroup // measurements, with instances that delay no request
 }
 
 // Open opens the configured modules in order and binds them.
@@ -138,7 +138,7 @@ func (p *Set) stop(err error) {
 // Options are the options to open a policy with, by its configuration and that of the host.
 func Options(cfg *config.Config, c *config.Policy, cache *sandbox.Cache, log *slog.Logger) policy.Options {
 	opt := policy.Options{
-		Log: log, Dir: cfg.PolicyDir, Store: cfg.PolicyStore, Grants: c.Grants, SHA256: c.SHA256, PublicKey: c.PublicKey, Cache: cache,
+		Log: log, Dir: cfg.PolicyDir, Grants: c.Grants, SHA256: c.SHA256, PublicKey: c.PublicKey, Cache: cache,
 		MemoryPages: uint32(c.MemoryPages),
 		Fuel:        sandbox.Fuel{Call: uint64(c.Fuel.Call), Record: uint64(c.Fuel.Record), Time: c.Fuel.Time},
 	}

@@ -9,9 +9,9 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 )
 
-// Reload makes the policies those of a configuration. All modules are opened and tested first. A policy whose module and
-// settings are as before goes on. apply gets what has which role then, and makes the store do that, or leaves all as it
-// is.
+// Reload makes the policies those of a configuration. All modules are opened and tested first. A policy with the
+// same module and settings as before goes on. apply gets the new binding of roles to policies, and makes the store follow
+// it, or leaves all as it is.
 func (p *Set) Reload(ctx context.Context, cfg *config.Config, apply func(*Bound) error) error {
 	handles, err := p.openAll(ctx, cfg)
 	defer func() {

@@ -21,11 +21,11 @@ func TestPrefetch(t *testing.T) {
 	})
 	r := play(t, replay.Options{Trace: write(t, requests), Socket: socket, Shape: shape, Sessions: 2, Prefetch: 4})
 	if len(r.Levels) != 2 || r.Levels[0].BytesLoaded == 0 || r.Levels[1].Prefetched != 0 {
-		t.Fatalf("%+v", r.Levels)
+		t.Fatalf("the levels of the report are %+v", r.Levels)
 	}
 	near := r.Levels[0]
 	if near.Prefetched == 0 || near.PrefetchesUsed == 0 || near.PrefetchesUsed+near.PrefetchesWasted > near.Prefetched {
-		t.Errorf("%+v", near)
+		t.Errorf("the nearest level prefetched %+v", near)
 	}
 	var table strings.Builder
 	if err := r.Table(&table); err != nil || !strings.Contains(table.String(), "used") {

@@ -27,11 +27,11 @@ func TestPolicyCountsAfterASwap(t *testing.T) {
 		{Role: "evict", Module: "sieve", Calls: 10, Records: 20, Seconds: 0.5}, // two roots
 	}
 	if len(r.Policies) != len(want) {
-		t.Fatalf("%+v", r.Policies)
+		t.Fatalf("the report has the policies %+v, want %d", r.Policies, len(want))
 	}
 	for i, w := range want {
 		if got := r.Policies[i]; got != w {
-			t.Errorf("got %+v, want %+v", got, w)
+			t.Errorf("policy %d of the report is %+v, want %+v", i, got, w)
 		}
 	}
 }

@@ -286,7 +286,7 @@ func TestRunRefuses(t *testing.T) {
 		"no request": {replay.Options{Trace: "run_test.go", Start: started, Shape: shape}, trace.ErrFormat},
 	} {
 		if _, err := replay.Run(t.Context(), test.o); !errors.Is(err, test.want) {
-			t.Errorf("%s: %v, want %v", name, err, test.want)
+			t.Errorf("%s: running gave %v, want %v", name, err, test.want)
 		}
 	}
 }

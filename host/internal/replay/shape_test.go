@@ -25,7 +25,7 @@ func TestShapes(t *testing.T) {
 	} {
 		g, err := test.shape.Geometry()
 		if err != nil {
-			t.Fatalf("%+v: %v", test.shape, err)
+			t.Fatalf("the geometry of %+v: %v", test.shape, err)
 		}
 		if len(g.Planes) != test.layers || int(g.Blocks) != test.blocks || g.Planes[0].PageBytes != test.page {
 			t.Errorf("%+v: %d layers, %d blocks, pages of %d", test.shape, len(g.Planes), g.Blocks,
@@ -45,7 +45,7 @@ func TestShapes(t *testing.T) {
 		{Ranks: 1, ChunkBytes: 1 << 40, PageBytes: 1},
 	} {
 		if _, err := bad.Namespace(); !errors.Is(err, ErrOptions) {
-			t.Errorf("%+v: %v", bad, err)
+			t.Errorf("the namespace of %+v: got %v, want %v", bad, err, ErrOptions)
 		}
 	}
 }

@@ -18,7 +18,7 @@ type cache struct {
 	hits      int
 	evictions int
 	shed      int
-	evicted   func(slot, id, number uint32, now uint64) error // told of each chunk that goes; nil: nobody asks
+	evicted   func(slot, id, number uint32, now uint64) error // called for each chunk that goes; may be nil
 }
 
 func newCache(w *Workload, e *policy.Evict, capacity int, units uint32) *cache {
@@ -37,18 +37,14 @@ func newCache(w *Workload, e *policy.Evict, capacity int, units uint32) *cache {
 	return c
 }
 
-// request looks up one request's chunks and stores those that are missing. It returns the length of the resident
-// prefix.
-func (c *cache) request(ids []uint32, number uint32, now uint64, hints abi.Hints, order Order) (prefix int, err error) {
-	if order == Forward {
-		prefix, err = c.forward(ids, number, now)
-	} else {
-		prefix, err = c.tailFirst(ids, number, now)
-	}
-	if err != nil {
+// request looks up one request's chunks, stores those that are missing, and ends the request. It returns the length of the
+// resident prefix.
+func (c *cache) request(ids []uint32, number uint32) (prefix int, err error) {
+	now := c.w.times[number-1]
+	if prefix, err = c.forward(ids, number, now); err != nil {
 		return 0, err
 	}
-	return prefix, c.e.Event(abi.RequestEnd(number, 0, hints, now))
+	return prefix, c.e.Event(abi.NewRequestEnd(number, 0, c.w.hints[number-1], now))
 }
 
 // forward is the simulator's hot path.
@@ -110,27 +106,6 @@ func (c *cache) store(id, number uint32, now uint64) (uint32, error) {
 	return slot, nil
 }
 
-func (c *cache) tailFirst(ids []uint32, number uint32, now uint64) (prefix int, err error) {
-	for prefix < len(ids) && c.slotOf[ids[prefix]] != abi.None {
-		prefix++
-	}
-	for depth := len(ids) - 1; depth >= 0; depth-- {
-		id := ids[depth]
-		slot := c.slotOf[id]
-		if slot == abi.None {
-			if _, err := c.store(id, number, now); err != nil {
-				return 0, err
-			}
-			continue
-		}
-		c.hits++
-		if err := c.touch(id, slot, number, now); err != nil {
-			return 0, err
-		}
-	}
-	return prefix, nil
-}
-
 func (c *cache) touch(id, slot, number uint32, now uint64) error {
 	ev := abi.Event{
 		Op: abi.OpTouch, Slot: slot, Parent: abi.None, Key: c.w.keys[id], Size: c.units, Depth: c.w.depths[id],
@@ -169,7 +144,7 @@ func (c *cache) insert(id, number uint32, now uint64) (uint32, error) {
 	return slot, nil
 }
 
-// link sends LINK for resident chunks whose parent came back.
+// link sends LINK for the resident children of a chunk that came back.
 func (c *cache) link(parent, parentSlot, number uint32, now uint64) error {
 	for id := c.w.firstChild[parent]; id != abi.None; id = c.w.sibling[id] {
 		if c.slotOf[id] == abi.None {

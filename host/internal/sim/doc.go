@@ -6,7 +6,7 @@
 // the end of the request. Keys are numbered densely when the trace is loaded, so that a resident chunk is an index
 // into an array.
 //
-// With levels ([LevelGrid]) it is a host whose chunks may have a copy in each level, with an instance of the evict policy for
+// With levels ([LevelGrid]) it is a host in which a chunk may have a copy in each level, with an instance of the evict policy for
 // every level and one admit policy, which decides what an eviction demotes and what a load promotes.
 //
 // All entries have one size. Nothing is pinned: the touches and inserts of a request alternate as in the textbooks,

@@ -8,8 +8,6 @@ var (
 	ErrCapacity = errors.New("sim: bad capacity")
 	// ErrTrace: a trace has no accesses, or too many.
 	ErrTrace = errors.New("sim: unusable trace")
-	// ErrWarmup: a warm-up is malformed, or leaves no access to count.
-	ErrWarmup = errors.New("sim: bad warm-up")
 	// ErrLevel: levels, their speeds or how they are written are malformed.
 	ErrLevel = errors.New("sim: bad level")
 	// ErrPolicy: a policy's name or settings are malformed.

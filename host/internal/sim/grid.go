@@ -3,7 +3,6 @@ package sim
 import (
 	"context"
 	"runtime"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -30,13 +29,22 @@ func (g *Grid) Accesses() (n int64) {
 type Outcome struct {
 	Results []Result // by workload, then policy, then capacity
 	grid    *Grid
-	Elapsed time.Duration // of all runs, compiling modules for each not counted
 }
 
 // At returns one result.
 func (o *Outcome) At(workload, pol, capacity int) *Result {
 	g := o.grid
 	return &o.Results[(workload*len(g.Policies)+pol)*len(g.Capacities)+capacity]
+}
+
+// inParallel is a group for so many runs at a time; 0 means one per core.
+func inParallel(ctx context.Context, runs int) (*errgroup.Group, context.Context) {
+	if runs <= 0 {
+		runs = runtime.GOMAXPROCS(0)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(runs)
+	return group, ctx
 }
 
 // Run does all runs, one per core at a time. The first error ends them.
@@ -52,13 +60,7 @@ func (g *Grid) Run(ctx context.Context) (*Outcome, error) {
 			chunks[i] = append(chunks[i], n)
 		}
 	}
-	parallel := g.Parallel
-	if parallel <= 0 {
-		parallel = runtime.GOMAXPROCS(0)
-	}
-	started := time.Now()
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(parallel)
+	group, ctx := inParallel(ctx, g.Parallel)
 	for i, w := range g.Workloads {
 		for j, p := range g.Policies {
 			for k := range g.Capacities {
@@ -73,6 +75,5 @@ func (g *Grid) Run(ctx context.Context) (*Outcome, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	o.Elapsed = time.Since(started)
 	return o, nil
 }

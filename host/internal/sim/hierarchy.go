@@ -40,30 +40,16 @@ func (h *hierarchy) nearest(id uint32) (n int, slot uint32) {
 	return -1, abi.None
 }
 
-// restart counts from here on: what is resident stays.
-func (h *hierarchy) restart() {
-	h.refused = 0
-	for n := range h.levels {
-		l := &h.levels[n]
-		l.figures = LevelFigures{Level: n, Capacity: l.figures.Capacity}
-		l.shed = 0
-	}
-}
-
-// request looks up one request's chunks and stores those that are missing. It returns the length of the resident
-// prefix.
-func (h *hierarchy) request(ids []uint32, number uint32, now uint64, hints abi.Hints, order Order) (prefix int,
-	err error) {
-	if order == Forward {
-		prefix, err = h.forward(ids, number, now)
-	} else {
-		prefix, err = h.tailFirst(ids, number, now)
-	}
-	if err != nil {
+// request looks up one request's chunks, stores those that are missing, and ends the request. It returns the length of the
+// resident prefix.
+func (h *hierarchy) request(ids []uint32, number uint32) (prefix int, err error) {
+	now := h.w.times[number-1]
+	if prefix, err = h.forward(ids, number, now); err != nil {
 		return 0, err
 	}
+	end := abi.NewRequestEnd(number, 0, h.w.hints[number-1], now)
 	for n := range h.levels {
-		if err := h.levels[n].e.Event(abi.RequestEnd(number, 0, hints, now)); err != nil {
+		if err := h.levels[n].e.Event(end); err != nil {
 			return 0, err
 		}
 	}
@@ -87,29 +73,6 @@ func (h *hierarchy) forward(ids []uint32, number uint32, now uint64) (prefix int
 			if depth < prefix {
 				h.load(n, id)
 			}
-			err = h.grant(n, slot, id, number, now)
-		}
-		if err != nil {
-			return 0, err
-		}
-	}
-	return prefix, h.promote(number, now)
-}
-
-func (h *hierarchy) tailFirst(ids []uint32, number uint32, now uint64) (prefix int, err error) {
-	for prefix < len(ids) {
-		n, _ := h.nearest(ids[prefix])
-		if n < 0 {
-			break
-		}
-		h.load(n, ids[prefix])
-		prefix++
-	}
-	for depth := len(ids) - 1; depth >= 0; depth-- {
-		id := ids[depth]
-		if n, slot := h.nearest(id); n < 0 {
-			err = h.store(id, number, now, depth+1 < len(ids))
-		} else {
 			err = h.grant(n, slot, id, number, now)
 		}
 		if err != nil {

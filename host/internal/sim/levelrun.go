@@ -3,10 +3,7 @@ package sim
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
@@ -18,9 +15,7 @@ type LevelResult struct {
 	Policy         string  `json:"policy"`
 	Admit          string  `json:"admit"`
 	Write          string  `json:"write"`
-	Order          string  `json:"order"`
 	ChunkBytes     int64   `json:"chunk_bytes"`
-	Warmup         int     `json:"warmup"` // requests before those that count
 	Accesses       int     `json:"accesses"`
 	Hits           int     `json:"hits"` // in any level
 	MissRatio      float64 `json:"miss_ratio"`
@@ -94,12 +89,7 @@ func (g *LevelGrid) Run(ctx context.Context) (*LevelOutcome, error) {
 		}
 	}
 	o := &LevelOutcome{grid: g, Results: make([]LevelResult, len(g.Workloads)*g.rows())}
-	parallel := g.Parallel
-	if parallel <= 0 {
-		parallel = runtime.GOMAXPROCS(0)
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(parallel)
+	group, ctx := inParallel(ctx, g.Parallel)
 	at := 0
 	for _, w := range g.Workloads {
 		for _, p := range g.Policies {
@@ -123,8 +113,7 @@ func (g *LevelGrid) Run(ctx context.Context) (*LevelOutcome, error) {
 
 func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Admission, write Write) (LevelResult, error) {
 	r := LevelResult{
-		Trace: w.Name, Policy: p.Text, Admit: a.Text, Write: write.String(), Order: g.Options.Order.String(),
-		ChunkBytes: g.ChunkBytes,
+		Trace: w.Name, Policy: p.Text, Admit: a.Text, Write: write.String(), ChunkBytes: g.ChunkBytes,
 	}
 	started := time.Now()
 	h, err := g.open(ctx, w, p, a, write)
@@ -132,38 +121,25 @@ func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Admissio
 		return r, err
 	}
 	defer h.close()
-	first, err := g.Options.Warmup.Requests(w)
-	if err != nil {
-		return r, err
-	}
 	costs := g.Options.Prefill.upTo(w.longest)
-	lo, done := 0, 0
-	for i, end := range w.ends {
-		if i == first {
-			h.restart()
-			r.PrefixHits, r.PrefillSeconds = 0, 0
-		}
-		prefix, err := h.request(w.ids[lo:end], uint32(i)+1, w.times[i], w.hints[i], g.Options.Order)
+	err = w.each(ctx, &g.Options, func(number uint32, ids []uint32) error {
+		prefix, err := h.request(ids, number)
 		if err != nil {
-			return r, fmt.Errorf("sim: %s: request %d: %w", r.Policy, i+1, err)
+			return fmt.Errorf("sim: %s: request %d: %w", r.Policy, number, err)
 		}
 		r.PrefixHits += prefix
 		r.PrefillSeconds += costs[prefix]
-		if lo = int(end); lo-done >= progressStep || i+1 == len(w.ends) {
-			if g.Options.Progress != nil {
-				g.Options.Progress(lo - done)
-			}
-			if done = lo; ctx.Err() != nil {
-				return r, ctx.Err()
-			}
-		}
+		return nil
+	})
+	if err != nil {
+		return r, err
 	}
 	for n := range h.levels {
 		if err := h.levels[n].e.Flush(); err != nil {
 			return r, fmt.Errorf("sim: %s: level %d: %w", r.Policy, n, err)
 		}
 	}
-	r.Warmup, r.Accesses, r.RecomputeSeconds = first, w.accessesFrom(first), g.Options.Prefill.total(w, first)
+	r.Accesses, r.RecomputeSeconds = w.Accesses(), g.Options.Prefill.total(w)
 	r.count(h, g)
 	r.Seconds = time.Since(started).Seconds()
 	return r, nil

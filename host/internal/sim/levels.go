@@ -130,19 +130,12 @@ func OpenAdmission(ctx context.Context, text string, opt policy.Options) (*Admis
 			return admitsAll{}, nil
 		}), nil), nil
 	}
-	name, native := strings.CutPrefix(text, nativePrefix)
-	name, config, err := settings(name)
+	name, config, err := settings(text)
 	if err != nil {
 		return nil, err
 	}
 	a := &Admission{Text: text, Label: label(name, config, text), config: config}
-	if native {
-		a.Label += " (native)"
-		a.module, err = nativeAdmit(name)
-	} else {
-		a.module, err = policy.Open(ctx, name, opt)
-	}
-	if err != nil {
+	if a.module, err = policy.Open(ctx, name, opt); err != nil {
 		return nil, err
 	}
 	if !a.module.Has(abi.RoleAdmit) {

@@ -35,15 +35,6 @@ func levelGrid(t testing.TB, w *Workload, pol string, capacities ...string) *Lev
 	return g
 }
 
-func evicts(t testing.TB, text string) *Policy {
-	t.Helper()
-	p, err := OpenPolicy(context.Background(), text, policy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
-
 func admits(t testing.TB, text string) *Admission {
 	t.Helper()
 	a, err := OpenAdmission(context.Background(), text, policy.Options{})
@@ -93,7 +84,7 @@ func TestLevelsByHand(t *testing.T) {
 		}, 3./4 + 3},
 	} {
 		t.Run(c.admit+", "+c.write.String(), func(t *testing.T) {
-			g := levelGrid(t, w, "native:lru", "2", "3")
+			g := levelGrid(t, w, "lru", "2", "3")
 			g.ChunkBytes, g.Options.Prefill = 1000, Prefill{TokensPerSecond: 1, ChunkTokens: 2}
 			g.Levels[0].BytesPerSecond, g.Levels[1].BytesPerSecond = 4000, 1000
 			g.Admissions, g.Writes = []*Admission{admits(t, c.admit)}, []Write{c.write}
@@ -106,12 +97,12 @@ func TestLevelsByHand(t *testing.T) {
 				hits += f.Hits
 			}
 			if !reflect.DeepEqual(r.Levels, c.want) {
-				t.Errorf("got  %+v\nwant %+v", r.Levels, c.want)
+				t.Errorf("the levels counted %+v, want %+v", r.Levels, c.want)
 			}
 			saved := 2 * float64(hits)
 			if r.Hits != hits || r.PrefixHits != hits || r.BytesLoaded != int64(hits)*1000 || r.LoadSeconds != c.loads ||
 				r.PrefillSeconds != saved || r.SavedSeconds != saved-c.loads || r.FartherSeconds != float64(hits)-c.loads {
-				t.Errorf("%+v", r)
+				t.Errorf("the totals are %+v, want %d hits of which all are loaded in %g s", r, hits, c.loads)
 			}
 		})
 	}
@@ -120,18 +111,15 @@ func TestLevelsByHand(t *testing.T) {
 // One level is what is simulated without levels.
 func TestOneLevelIsARoot(t *testing.T) {
 	w := generated(t, 400)
-	for _, name := range Natives() {
-		for _, order := range []Order{Forward, TailFirst} {
-			g := levelGrid(t, w, "native:"+name, "200")
-			g.Options.Order = order
-			got := levelOutcome(t, g).Results[0]
-			want := run(t, w, native(t, name), 200, g.Options)
-			f := got.Levels[0]
-			if got.Hits != want.Hits || got.PrefixHits != want.PrefixHits || f.Drops != want.Evictions || f.Shed != want.Shed ||
-				f.Loads != want.PrefixHits || got.PrefillSeconds != want.SavedSeconds ||
-				f.New != want.Accesses-want.Hits-want.Shed {
-				t.Errorf("%s, %s: %+v, without levels %+v", name, order, got, want)
-			}
+	for _, name := range nativeNames() {
+		g := levelGrid(t, w, name, "200")
+		got := levelOutcome(t, g).Results[0]
+		want := run(t, w, native(t, name), 200, g.Options)
+		f := got.Levels[0]
+		if got.Hits != want.Hits || got.PrefixHits != want.PrefixHits || f.Drops != want.Evictions || f.Shed != want.Shed ||
+			f.Loads != want.PrefixHits || got.PrefillSeconds != want.SavedSeconds ||
+			f.New != want.Accesses-want.Hits-want.Shed {
+			t.Errorf("%s in one level: got %+v, without levels %+v", name, got, want)
 		}
 	}
 }
@@ -146,14 +134,14 @@ func (l candidateLog) Admit(batch []abi.Candidate, dst []bool) {
 	}
 }
 
-// A level evicts the start of a prefix that goes on, and writes through: the admit policy hears of both.
+// A level evicts the start of a prefix that goes on, and writes through: the admit policy is asked about both.
 func TestCandidatesOfPrefixes(t *testing.T) {
 	var seen []abi.Candidate
 	m := policy.NativeModule("log", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
 		return candidateLog{&seen}, nil
 	})
 	w := workload(t, []uint64{1, 2, 3}, []uint64{4, 5, 6})
-	g := levelGrid(t, w, "native:lru", "3", "6", "6")
+	g := levelGrid(t, w, "lru", "3", "6", "6")
 	g.Admissions = []*Admission{admissionFrom(m, nil)}
 	moves := func(kind abi.CandidateKind) (list []string) {
 		for _, c := range seen {
@@ -168,14 +156,14 @@ func TestCandidatesOfPrefixes(t *testing.T) {
 	// The start, the middle, and the end, which nothing continues.
 	want := []string{"depth 0, 0 to 1, flags 2", "depth 1, 0 to 1, flags 3", "depth 2, 0 to 1, flags 1"}
 	if got := moves(abi.KindDemotion); !slices.Equal(got, want) || r.Levels[1].Demotions != 2 || r.Levels[0].Drops != 1 {
-		t.Errorf("%v, %+v", got, r.Levels)
+		t.Errorf("demotions asked about: got %v and %+v, want %v", got, r.Levels, want)
 	}
 	g.Writes = []Write{WriteThrough}
 	r = levelOutcome(t, g).Results[0]
 	through := moves(abi.KindNew)
 	if len(through) != 12 || through[2] != "depth 1, 0 to 1, flags 1" || through[3] != "depth 1, 1 to 2, flags 1" ||
 		r.Levels[1].New != 6 || r.Levels[2].New != 6 || r.Levels[0].Covered != 3 {
-		t.Errorf("%v, %+v", through, r.Levels)
+		t.Errorf("copies written through: got %v and %+v", through, r.Levels)
 	}
 }
 
@@ -186,7 +174,7 @@ func TestCandidatesOfLevels(t *testing.T) {
 		return candidateLog{&seen}, nil
 	})
 	w := workload(t, []uint64{1, 2}, []uint64{1}, []uint64{3}, []uint64{4}, []uint64{1}, []uint64{1, 2})
-	g := levelGrid(t, w, "native:lru", "2", "2")
+	g := levelGrid(t, w, "lru", "2", "2")
 	g.Admissions = []*Admission{admissionFrom(m, nil)}
 	levelOutcome(t, g)
 	var got []string
@@ -215,7 +203,7 @@ func TestCandidatesOfLevels(t *testing.T) {
 		for _, line := range got {
 			t.Log(line)
 		}
-		t.Error("not what was expected")
+		t.Errorf("got these candidates, want %q", want)
 	}
 }
 
@@ -224,32 +212,29 @@ func TestLevelsAddUp(t *testing.T) {
 	w := generated(t, 400)
 	for _, admit := range []string{AdmitDefault, AdmitAll} {
 		for _, write := range []Write{WriteBack, WriteThrough} {
-			for _, order := range []Order{Forward, TailFirst} {
-				g := levelGrid(t, w, "native:sieve", "40", "200", "300")
-				g.Options.Order = order
-				h, err := g.open(t.Context(), w, g.Policies[0], admits(t, admit), write)
-				if err != nil {
+			g := levelGrid(t, w, "sieve", "40", "200", "300")
+			h, err := g.open(t.Context(), w, g.Policies[0], admits(t, admit), write)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lo := 0
+			for i, end := range w.ends {
+				if _, err := h.request(w.ids[lo:end], uint32(i)+1); err != nil {
 					t.Fatal(err)
 				}
-				lo := 0
-				for i, end := range w.ends {
-					if _, err := h.request(w.ids[lo:end], uint32(i)+1, w.times[i], w.hints[i], order); err != nil {
-						t.Fatal(err)
+				lo = int(end)
+				demoted := 0
+				for n := len(h.levels) - 1; n >= 0; n-- {
+					l := &h.levels[n]
+					f, resident := l.figures, len(l.chunkOf)-len(l.free)
+					in, out := f.New+f.Demotions+f.Promotions, f.Covered+f.Drops+demoted
+					if in-out != resident || out != l.evictions {
+						t.Fatalf("%s, %s, request %d: level %d holds %d chunks: %+v", admit, write, i+1, n, resident, f)
 					}
-					lo = int(end)
-					demoted := 0
-					for n := len(h.levels) - 1; n >= 0; n-- {
-						l := &h.levels[n]
-						f, resident := l.figures, len(l.chunkOf)-len(l.free)
-						in, out := f.New+f.Demotions+f.Promotions, f.Covered+f.Drops+demoted
-						if in-out != resident || out != l.evictions {
-							t.Fatalf("%s, %s, %s, request %d: level %d holds %d chunks: %+v", admit, write, order, i+1, n, resident, f)
-						}
-						demoted = f.Demotions
-					}
+					demoted = f.Demotions
 				}
-				h.close()
 			}
+			h.close()
 		}
 	}
 }
@@ -257,12 +242,12 @@ func TestLevelsAddUp(t *testing.T) {
 // A level may have a policy of its own.
 func TestPolicyOfALevel(t *testing.T) {
 	w := generated(t, 400)
-	g := levelGrid(t, w, "native:lru", "40", "200")
+	g := levelGrid(t, w, "lru", "40", "200")
 	plain := levelOutcome(t, g).Results[0]
-	g.Levels[1].Policy = evicts(t, "native:fifo")
+	g.Levels[1].Policy = evicts(t, "fifo")
 	mixed := levelOutcome(t, g).Results[0]
-	g.Policies = []*Policy{evicts(t, "native:fifo")}
-	g.Levels[1].Policy, g.Levels[0].Policy = nil, evicts(t, "native:lru")
+	g.Policies = []*Policy{evicts(t, "fifo")}
+	g.Levels[1].Policy, g.Levels[0].Policy = nil, evicts(t, "lru")
 	turned := levelOutcome(t, g).Results[0]
 	if reflect.DeepEqual(plain.Levels, mixed.Levels) || !reflect.DeepEqual(mixed.Levels, turned.Levels) {
 		t.Errorf("lru %+v\nlru, fifo %+v\n%+v", plain.Levels, mixed.Levels, turned.Levels)
@@ -273,10 +258,10 @@ func TestPolicyOfALevel(t *testing.T) {
 func TestLevelsInWasmAsNative(t *testing.T) {
 	w := generated(t, 300)
 	dir := policytest.Dir(t, "lru", "prefix", "reuse")
-	g := levelGrid(t, w, "native:lru", "60", "400")
+	g := levelGrid(t, w, "lru", "60", "400")
 	g.Writes = append(g.Writes, WriteThrough)
-	g.Admissions = append(g.Admissions, admits(t, "native:reuse:least=80"))
-	g.Policies = append(g.Policies, evicts(t, "native:prefix"))
+	g.Admissions = append(g.Admissions, reuseAdmits(policy.Config{"least": "80"}))
+	g.Policies = append(g.Policies, evicts(t, "prefix"))
 	want := levelOutcome(t, g).Results
 	reuse, err := OpenAdmission(t.Context(), "reuse:least=80", policy.Options{Dir: dir})
 	if err != nil {
@@ -303,8 +288,8 @@ func TestLevelsInWasmAsNative(t *testing.T) {
 // Where a policy evicts prefixes from their end, the host's rule keeps nothing that was not hit, as nothing continues what is
 // evicted. reuse keeps nearly all that is used again, and writes less than keeping everything.
 func TestReusePays(t *testing.T) {
-	g := levelGrid(t, generated(t, 2000), "native:prefix", "1%", "20%")
-	g.Admissions = append(g.Admissions, admits(t, AdmitAll), admits(t, "native:reuse"))
+	g := levelGrid(t, generated(t, 2000), "prefix", "1%", "20%")
+	g.Admissions = append(g.Admissions, admits(t, AdmitAll), reuseAdmits(nil))
 	r := levelOutcome(t, g).Results
 	rule, everything, reuse := r[0], r[1], r[2]
 	if reuse.Hits < rule.Hits || float64(reuse.Hits) < 0.97*float64(everything.Hits) ||
@@ -315,12 +300,12 @@ func TestReusePays(t *testing.T) {
 }
 
 func TestGoldenLevelTable(t *testing.T) {
-	g := levelGrid(t, generated(t, 400), "native:lru", "2%", "10%", "50%")
+	g := levelGrid(t, generated(t, 400), "lru", "2%", "10%", "50%")
 	g.ChunkBytes = 64 << 20
-	g.Policies = append(g.Policies, evicts(t, "native:arc"))
+	g.Policies = append(g.Policies, evicts(t, "arc"))
 	g.Admissions = append(g.Admissions, admits(t, AdmitAll))
 	g.Writes = append(g.Writes, WriteThrough)
-	g.Levels[2].Policy = evicts(t, "native:sieve")
+	g.Levels[2].Policy = evicts(t, "sieve")
 	var table bytes.Buffer
 	if err := levelOutcome(t, g).WriteTable(&table); err != nil {
 		t.Fatal(err)
@@ -331,7 +316,7 @@ func TestGoldenLevelTable(t *testing.T) {
 func TestParseLevels(t *testing.T) {
 	levels, err := ParseLevels([]string{"1=10%", "0=5"}, []string{"0=50", "1=0.5"})
 	if err != nil || len(levels) != 2 || levels[0].Capacity.String() != "5" || levels[1].BytesPerSecond != 5e8 {
-		t.Errorf("%+v, %v", levels, err)
+		t.Errorf("two levels parse as %+v, %v", levels, err)
 	}
 	for _, c := range []struct{ capacities, costs []string }{
 		{[]string{"0=5", "2=5"}, []string{"0=1", "2=1"}},
@@ -348,17 +333,17 @@ func TestParseLevels(t *testing.T) {
 		{[]string{"5"}, nil},
 	} {
 		if _, err := ParseLevels(c.capacities, c.costs); !errors.Is(err, ErrLevel) {
-			t.Errorf("%v, %v: %v", c.capacities, c.costs, err)
+			t.Errorf("capacities %v at speeds %v: got %v, want %v", c.capacities, c.costs, err, ErrLevel)
 		}
 	}
 	if _, err := ParseLevels([]string{"0=x"}, []string{"0=1"}); !errors.Is(err, ErrCapacity) {
-		t.Errorf("%v", err)
+		t.Errorf("a level without a capacity: got %v", err)
 	}
 	if _, err := ParseWrite("around"); !errors.Is(err, ErrLevel) {
-		t.Errorf("%v", err)
+		t.Errorf("an unknown way to write: got %v", err)
 	}
 	if _, err := OpenAdmission(t.Context(), "x:=1", policy.Options{}); !errors.Is(err, ErrPolicy) {
-		t.Errorf("%v", err)
+		t.Errorf("an admit policy with bad settings: got %v", err)
 	}
 	g := levelGrid(t, workload(t, []uint64{1}), Belady, "5")
 	if _, err := g.Run(t.Context()); !errors.Is(err, ErrPolicy) {
@@ -366,7 +351,7 @@ func TestParseLevels(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := levelGrid(t, generated(t, 100), "native:lru", "5").Run(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := levelGrid(t, generated(t, 100), "lru", "5").Run(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("after cancelling: %v", err)
 	}
 }

@@ -12,8 +12,8 @@ func (o *LevelOutcome) WriteTable(out io.Writer) error {
 	var b strings.Builder
 	for i, w := range g.Workloads {
 		results := o.Results[i*g.rows() : (i+1)*g.rows()]
-		fmt.Fprintf(&b, "%s: %d requests, %d accesses to %d chunks of %s; %s%s\n\n", w.Name, w.Requests(), w.Accesses(),
-			w.Unique(), bytesText(g.ChunkBytes), g.Options.Order, warmed(results[0].Warmup))
+		fmt.Fprintf(&b, "%s: %d requests, %d accesses to %d chunks of %s\n\n", w.Name, w.Requests(), w.Accesses(),
+			w.Unique(), bytesText(g.ChunkBytes))
 		farthest := len(g.Levels) - 1
 		rows := [][]string{{"all levels", "hit ratio", "prefix hits", "loaded", "written", "written below 0", "prefill saved",
 			"loading", "saved", fmt.Sprintf("over level %d", farthest)}}
@@ -77,7 +77,7 @@ func share(part, whole int64) string {
 	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(whole))
 }
 
-// seconds has three digits, as a difference of two policies may be small beside what both save.
+// seconds has three digits, because two policies may save nearly the same.
 func seconds(s float64) string { return fmt.Sprintf("%.3g s", s) }
 
 // bytesText is a number of bytes in decimal units, as speeds are.

@@ -21,7 +21,7 @@ func (w *Workload) RunInfinite(ctx context.Context, o Options) (Result, error) {
 	return r, err
 }
 
-// RunBelady evicts the chunk whose next use is furthest away (L. A. Belady, A Study of Replacement Algorithms for a
+// RunBelady evicts the chunk with the next use furthest away (L. A. Belady, A Study of Replacement Algorithms for a
 // Virtual-Storage Computer, IBM Systems Journal 5(2), 1966). No policy without prefetching or bypassing does better.
 func (w *Workload) RunBelady(ctx context.Context, capacity int, o Options) (Result, error) {
 	if capacity < 1 {
@@ -34,57 +34,38 @@ func (w *Workload) RunBelady(ctx context.Context, capacity int, o Options) (Resu
 
 func (w *Workload) offline(ctx context.Context, capacity int, o Options) (Result, error) {
 	r := Result{Capacity: capacity}
-	first, err := o.Warmup.Requests(w)
-	if err != nil {
-		return r, err
-	}
 	next := w.next()
 	costs := o.Prefill.upTo(w.longest)
 	h := newFarthest(len(w.keys))
 	started := time.Now()
-	lo, done := 0, 0
-	for i, end := range w.ends {
-		if i == first {
-			r = Result{Capacity: capacity}
-		}
-		ids := w.ids[lo:end]
+	access := 0
+	err := w.each(ctx, &o, func(_ uint32, ids []uint32) error {
 		prefix := 0
 		for prefix < len(ids) && h.has(ids[prefix]) {
 			prefix++
 		}
 		r.PrefixHits += prefix
 		r.SavedSeconds += costs[prefix]
-		for n := range ids {
-			i := n
-			if o.Order == TailFirst {
-				i = len(ids) - 1 - n
-			}
-			id := ids[i]
+		for _, id := range ids {
 			if h.has(id) {
 				r.Hits++
 			} else if len(h.order) == capacity {
 				h.pop()
 				r.Evictions++
 			}
-			h.set(id, next[lo+i])
+			h.set(id, next[access])
+			access++
 		}
-		if lo = int(end); lo-done >= progressStep {
-			if o.Progress != nil {
-				o.Progress(lo - done)
-			}
-			if done = lo; ctx.Err() != nil {
-				return r, ctx.Err()
-			}
-		}
+		return nil
+	})
+	if err != nil {
+		return r, err
 	}
-	r.finish(w, &o, first, started)
-	if o.Progress != nil {
-		o.Progress(lo - done)
-	}
+	r.finish(w, &o, started)
 	return r, nil
 }
 
-// farthest is a heap of chunks. On top is the one whose next use is furthest away.
+// farthest is a heap of chunks. On top is the one with the next use furthest away.
 type farthest struct {
 	next  []uint32 // by chunk
 	place []uint32 // by chunk, in order; abi.None when absent

@@ -13,33 +13,23 @@ import (
 // Policy is something to simulate: a module with its settings, or a baseline.
 type Policy struct {
 	Text   string // as written
-	Label  string // short, for tables and plots
+	Label  string // short, for tables
 	module *policy.Module
 	config policy.Config
 }
 
-// nativePrefix stands for the linked Go policy, without wasm.
-const nativePrefix = "native:"
-
-// OpenPolicy parses "name", "path/to.wasm", "native:name", "belady" or "infinite", with settings after a colon:
+// OpenPolicy parses "name", "path/to.wasm", "belady" or "infinite", with settings after a colon:
 // "lfu.wasm:aging=false", "s3fifo:small=20,moveat=1".
 func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, error) {
 	if text == Belady || text == Infinite {
 		return &Policy{Text: text, Label: text}, nil
 	}
-	name, native := strings.CutPrefix(text, nativePrefix)
-	name, config, err := settings(name)
+	name, config, err := settings(text)
 	if err != nil {
 		return nil, err
 	}
 	p := &Policy{Text: text, Label: label(name, config, text), config: config}
-	if native {
-		p.Label += " (native)"
-		p.module, err = Native(name)
-	} else {
-		p.module, err = policy.Open(ctx, name, opt)
-	}
-	if err != nil {
+	if p.module, err = policy.Open(ctx, name, opt); err != nil {
 		return nil, err
 	}
 	if !p.module.Has(abi.RoleEvict) {

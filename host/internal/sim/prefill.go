@@ -29,11 +29,11 @@ func (p Prefill) upTo(chunks int) []float64 {
 	return costs
 }
 
-// total is the cost of computing every request in full, from the first on that counts.
-func (p Prefill) total(w *Workload, first int) (seconds float64) {
+// total is the cost of computing every request in full.
+func (p Prefill) total(w *Workload) (seconds float64) {
 	costs := p.upTo(w.longest)
-	lo := w.startOf(first)
-	for _, end := range w.ends[first:] {
+	lo := uint32(0)
+	for _, end := range w.ends {
 		seconds += costs[end-lo]
 		lo = end
 	}

@@ -9,38 +9,11 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 )
 
-// Order is the order in which a request's chunks are looked up.
-type Order uint8
-
-const (
-	Forward   Order = iota // from the prefix's root on
-	TailFirst              // from its end, so that a prefix ages from its tail
-)
-
-func (o Order) String() string {
-	if o == TailFirst {
-		return "tail-first"
-	}
-	return "forward"
-}
-
-// ParseOrder is the inverse of String.
-func ParseOrder(s string) (Order, error) {
-	for _, o := range []Order{Forward, TailFirst} {
-		if s == o.String() {
-			return o, nil
-		}
-	}
-	return 0, fmt.Errorf("sim: unknown order %q (forward, tail-first)", s)
-}
-
 // Options of a run.
 type Options struct {
-	Order      Order
 	ChunkUnits uint32 // size of a chunk in units of 4 KiB; 0 means 1
 	Prefill    Prefill
 	Seed       uint64
-	Warmup     Warmup // requests that fill the root before anything is counted
 	// Progress, when set, is called every few thousand accesses with their number.
 	Progress func(accesses int)
 }
@@ -61,21 +34,19 @@ type Result struct {
 	SavedSeconds      float64 `json:"recompute_seconds_saved"`
 	SavedRatio        float64 `json:"recompute_saved_ratio"`
 	Shed              int     `json:"shed"` // chunks not stored because the policy freed too little
-	Order             string  `json:"order"`
 
 	Seconds    float64 `json:"seconds"` // of the policy's loop
 	PrefixHits int     `json:"prefix_hits"`
-	Warmup     int     `json:"warmup"` // requests before those that count
 }
 
-// finish fills in what follows from the counts. first is the first request that counts.
-func (r *Result) finish(w *Workload, o *Options, first int, started time.Time) {
-	r.Trace, r.Accesses, r.Order, r.Warmup = w.Name, w.accessesFrom(first), o.Order.String(), first
+// finish fills in what follows from the counts.
+func (r *Result) finish(w *Workload, o *Options, started time.Time) {
+	r.Trace, r.Accesses = w.Name, len(w.ids)
 	r.Seconds = time.Since(started).Seconds()
 	r.MissRatio = 1 - float64(r.Hits)/float64(r.Accesses)
 	r.PrefixHitRatio = float64(r.PrefixHits) / float64(r.Accesses)
-	r.AccessesPerSecond = float64(len(w.ids)) / r.Seconds
-	r.RecomputeSeconds = o.Prefill.total(w, first)
+	r.AccessesPerSecond = float64(r.Accesses) / r.Seconds
+	r.RecomputeSeconds = o.Prefill.total(w)
 	if r.RecomputeSeconds > 0 {
 		r.SavedRatio = r.SavedSeconds / r.RecomputeSeconds
 	}
@@ -84,16 +55,31 @@ func (r *Result) finish(w *Workload, o *Options, first int, started time.Time) {
 // progressStep is the number of accesses between two checks of the context.
 const progressStep = 1 << 16
 
+// each passes the requests on in order, with their numbers from 1 on.
+func (w *Workload) each(ctx context.Context, o *Options, request func(number uint32, ids []uint32) error) error {
+	lo, done := 0, 0
+	for i, end := range w.ends {
+		if err := request(uint32(i)+1, w.ids[lo:end]); err != nil {
+			return err
+		}
+		if lo = int(end); lo-done >= progressStep || i+1 == len(w.ends) {
+			if o.Progress != nil {
+				o.Progress(lo - done)
+			}
+			if done = lo; ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+	}
+	return nil
+}
+
 // Run simulates a root of capacity chunks under an eviction policy.
 func (w *Workload) Run(ctx context.Context, m *policy.Module, config policy.Config, capacity int, o Options) (Result,
 	error) {
 	r := Result{Policy: m.Name(), Capacity: capacity}
 	if capacity < 1 {
 		return r, fmt.Errorf("%w: %d chunks", ErrCapacity, capacity)
-	}
-	first, err := o.Warmup.Requests(w)
-	if err != nil {
-		return r, err
 	}
 	capacity = min(capacity, len(w.keys))
 	o.ChunkUnits = max(1, o.ChunkUnits)
@@ -108,34 +94,22 @@ func (w *Workload) Run(ctx context.Context, m *policy.Module, config policy.Conf
 	c := newCache(w, e, capacity, o.ChunkUnits)
 	costs := o.Prefill.upTo(w.longest)
 	started := time.Now()
-	lo, done := 0, 0
-	for i, end := range w.ends {
-		if i == first {
-			r, c.hits, c.evictions, c.shed = Result{Policy: r.Policy, Capacity: r.Capacity}, 0, 0, 0
-		}
-		ids := w.ids[lo:end]
-		prefix, err := c.request(ids, uint32(i)+1, w.times[i], w.hints[i], o.Order)
+	err = w.each(ctx, &o, func(number uint32, ids []uint32) error {
+		prefix, err := c.request(ids, number)
 		if err != nil {
-			return r, fmt.Errorf("sim: %s: request %d: %w", r.Policy, i+1, err)
+			return fmt.Errorf("sim: %s: request %d: %w", r.Policy, number, err)
 		}
 		r.PrefixHits += prefix
 		r.SavedSeconds += costs[prefix]
-		if lo = int(end); lo-done >= progressStep {
-			if o.Progress != nil {
-				o.Progress(lo - done)
-			}
-			if done = lo; ctx.Err() != nil {
-				return r, ctx.Err()
-			}
-		}
+		return nil
+	})
+	if err != nil {
+		return r, err
 	}
 	if err := e.Flush(); err != nil {
 		return r, fmt.Errorf("sim: %s: %w", r.Policy, err)
 	}
 	r.Hits, r.Evictions, r.Shed = c.hits, c.evictions, c.shed
-	r.finish(w, &o, first, started)
-	if o.Progress != nil {
-		o.Progress(lo - done)
-	}
+	r.finish(w, &o, started)
 	return r, nil
 }

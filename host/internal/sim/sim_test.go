@@ -10,12 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/trace"
 )
 
@@ -67,15 +67,6 @@ func workload(t testing.TB, requests ...[]uint64) *Workload {
 	return w
 }
 
-func native(t testing.TB, name string) *policy.Module {
-	t.Helper()
-	m, err := Native(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
-
 func run(t testing.TB, w *Workload, m *policy.Module, capacity int, o Options) Result {
 	t.Helper()
 	r, err := w.Run(context.Background(), m, nil, capacity, o)
@@ -88,10 +79,10 @@ func run(t testing.TB, w *Workload, m *policy.Module, capacity int, o Options) R
 func TestWorkload(t *testing.T) {
 	w := workload(t, []uint64{1, 2, 3}, nil, []uint64{1, 2, 1 << 40}, []uint64{7})
 	if w.Requests() != 4 || w.Accesses() != 7 || w.Unique() != 5 {
-		t.Errorf("%d requests, %d accesses, %d chunks", w.Requests(), w.Accesses(), w.Unique())
+		t.Errorf("the workload has %d requests, %d accesses, %d chunks, want 4, 7, 5", w.Requests(), w.Accesses(), w.Unique())
 	}
 	if !slices.Equal(w.ids, []uint32{0, 1, 2, 0, 1, 3, 4}) || !slices.Equal(w.depths, []uint32{0, 1, 2, 2, 0}) {
-		t.Errorf("ids %v, depths %v", w.ids, w.depths)
+		t.Errorf("its chunks are numbered %v with depths %v", w.ids, w.depths)
 	}
 	if !slices.Equal(w.parents, []uint32{abi.None, 0, 1, 1, abi.None}) {
 		t.Errorf("parents %v", w.parents)
@@ -101,25 +92,6 @@ func TestWorkload(t *testing.T) {
 	}
 	if _, err := fromRequests("none", []trace.Request{{}}); !errors.Is(err, ErrTrace) {
 		t.Errorf("a trace without chunks: %v", err)
-	}
-}
-
-func TestConcat(t *testing.T) {
-	a, b := workload(t, []uint64{1, 2}, []uint64{1}), workload(t, []uint64{1, 3})
-	w := Concat("a+b", a, b)
-	if w.Requests() != 3 || w.Unique() != 4 || !slices.Equal(w.ids, []uint32{0, 1, 0, 2, 3}) ||
-		!slices.IsSorted(w.times) {
-		t.Errorf("ids %v, times %v", w.ids, w.times)
-	}
-	if !slices.Equal(w.parents, []uint32{abi.None, 0, abi.None, 2}) {
-		t.Errorf("parents %v", w.parents)
-	}
-	seen := map[uint64]bool{}
-	for _, k := range w.keys {
-		if seen[k] {
-			t.Error("two chunks have one fingerprint")
-		}
-		seen[k] = true
 	}
 }
 
@@ -159,6 +131,10 @@ type recorder struct {
 func (r *recorder) Events(batch []abi.Event) {
 	for i := range batch {
 		e := &batch[i]
+		if e.Op == abi.OpRequestEnd {
+			*r.log = append(*r.log, fmt.Sprintf("%s of request %d", e.Op, e.RequestEnd().Request))
+			continue
+		}
 		*r.log = append(*r.log, fmt.Sprintf("%s slot %d parent %d depth %d request %d", e.Op, int32(e.Slot),
 			int32(e.Parent), e.Depth, e.Request))
 	}
@@ -189,46 +165,39 @@ func TestEventOrder(t *testing.T) {
 		shed    int
 		want    []string
 	}{
-		{"forward", workload(t, []uint64{1, 2}, []uint64{1, 3}), Options{ChunkUnits: 4}, []uint32{1}, 0, []string{
+		{"a prefix that goes on", workload(t, []uint64{1, 2}, []uint64{1, 3}), Options{ChunkUnits: 4}, []uint32{1}, 0, []string{
 			"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
-			"request_end slot -1 parent -1 depth 0 request 1",
+			"request_end of request 1",
 			"touch slot 0 parent -1 depth 0 request 2", "ask 16384 bytes", "remove slot 1 parent -1 depth 1 request 2",
-			"insert slot 1 parent 0 depth 1 request 2", "request_end slot -1 parent -1 depth 0 request 2",
-		}},
-		{"tail first", workload(t, []uint64{1, 2}, []uint64{1, 2}), Options{Order: TailFirst}, nil, 0, []string{
-			"insert slot 0 parent -1 depth 1 request 1", "insert slot 1 parent -1 depth 0 request 1",
-			"link slot 0 parent 1 depth 1 request 1",
-			"request_end slot -1 parent -1 depth 0 request 1",
-			"touch slot 0 parent 1 depth 1 request 2", "touch slot 1 parent -1 depth 0 request 2",
-			"request_end slot -1 parent -1 depth 0 request 2",
+			"insert slot 1 parent 0 depth 1 request 2", "request_end of request 2",
 		}},
 		{"the parent makes room and comes back", workload(t, []uint64{1, 2}, []uint64{3}, []uint64{1, 2}), Options{},
 			[]uint32{0, 0}, 0, []string{
 				"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
-				"request_end slot -1 parent -1 depth 0 request 1",
+				"request_end of request 1",
 				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2",
 				"insert slot 0 parent -1 depth 0 request 2",
-				"request_end slot -1 parent -1 depth 0 request 2",
+				"request_end of request 2",
 				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 3",
 				"insert slot 0 parent -1 depth 0 request 3",
 				"link slot 1 parent 0 depth 1 request 3",
-				"touch slot 1 parent 0 depth 1 request 3", "request_end slot -1 parent -1 depth 0 request 3",
+				"touch slot 1 parent 0 depth 1 request 3", "request_end of request 3",
 			}},
 		{"the chunk before makes room", workload(t, []uint64{1, 2}, []uint64{3, 4}), Options{}, []uint32{0, 0}, 0,
 			[]string{
 				"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
-				"request_end slot -1 parent -1 depth 0 request 1",
+				"request_end of request 1",
 				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2",
 				"insert slot 0 parent -1 depth 0 request 2",
 				"ask 4096 bytes", "remove slot 0 parent -1 depth 0 request 2",
 				"insert slot 0 parent -1 depth 1 request 2",
-				"request_end slot -1 parent -1 depth 0 request 2",
+				"request_end of request 2",
 			}},
 		{"nothing to free", workload(t, []uint64{1, 2}, []uint64{3}, []uint64{2}), Options{}, nil, 1, []string{
 			"insert slot 0 parent -1 depth 0 request 1", "insert slot 1 parent 0 depth 1 request 1",
-			"request_end slot -1 parent -1 depth 0 request 1",
-			"ask 4096 bytes", "request_end slot -1 parent -1 depth 0 request 2",
-			"touch slot 1 parent -1 depth 0 request 3", "request_end slot -1 parent -1 depth 0 request 3",
+			"request_end of request 1",
+			"ask 4096 bytes", "request_end of request 2",
+			"touch slot 1 parent -1 depth 0 request 3", "request_end of request 3",
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -237,10 +206,10 @@ func TestEventOrder(t *testing.T) {
 				for i, line := range log {
 					t.Logf("%d %s", i, line)
 				}
-				t.Error("not what was expected")
+				t.Errorf("got these events, want %q", c.want)
 			}
 			if r.Shed != c.shed {
-				t.Errorf("%d shed", r.Shed)
+				t.Errorf("%d chunks were not stored, want %d", r.Shed, c.shed)
 			}
 		})
 	}
@@ -254,7 +223,7 @@ func TestBeladyIsTheBest(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range Natives() {
+		for _, name := range nativeNames() {
 			if r := run(t, w, native(t, name), capacity, Options{}); r.Hits > best.Hits {
 				t.Errorf("%s hits %d times at %d chunks, belady %d", name, r.Hits, capacity, best.Hits)
 			}
@@ -302,15 +271,6 @@ func TestBeladyAgainstLookingAhead(t *testing.T) {
 	}
 }
 
-func TestTailFirstKeepsPrefixes(t *testing.T) {
-	w := generated(t, 800)
-	forward := run(t, w, native(t, "lru"), 400, Options{})
-	tail := run(t, w, native(t, "lru"), 400, Options{Order: TailFirst})
-	if tail.PrefixHits <= forward.PrefixHits {
-		t.Errorf("%d prefix hits tail first, %d forward", tail.PrefixHits, forward.PrefixHits)
-	}
-}
-
 func TestCapacities(t *testing.T) {
 	w := workload(t, []uint64{1, 2, 3, 4, 5, 6, 7}, []uint64{8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19})
 	for text, want := range map[string]int{
@@ -319,7 +279,7 @@ func TestCapacities(t *testing.T) {
 	} {
 		c, err := ParseCapacity(text)
 		if err != nil {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("parsing %s: %v", text, err)
 			continue
 		}
 		if got, err := c.Chunks(w, 16<<10); got != want || err != nil || c.String() != text {
@@ -329,7 +289,7 @@ func TestCapacities(t *testing.T) {
 	for _, text := range []string{"", "%", "0%", "-1%", "1/3%", "1e3%", "0", "-4", "x", "4x", "1.5", "-1GiB", "NaNGiB",
 		"99999999999999TiB", "5000000000"} {
 		if _, err := ParseCapacity(text); !errors.Is(err, ErrCapacity) {
-			t.Errorf("%q: %v", text, err)
+			t.Errorf("parsing %q: got %v, want %v", text, err, ErrCapacity)
 		}
 	}
 	for _, text := range []string{"1%", "4KiB"} {
@@ -338,7 +298,7 @@ func TestCapacities(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := c.Chunks(w, 16<<10); !errors.Is(err, ErrCapacity) {
-			t.Errorf("%s of 19 chunks: %v", text, err)
+			t.Errorf("%s of 19 chunks: got %v, want %v", text, err, ErrCapacity)
 		}
 	}
 	for text, want := range map[string]int{"50%": 12, "100%": 26, "5": 7, "64KiB": 5} {
@@ -368,22 +328,22 @@ func TestCapacities(t *testing.T) {
 
 func TestOpenPolicy(t *testing.T) {
 	ctx := context.Background()
-	for text, label := range map[string]string{
-		"belady": "belady", "infinite": "infinite", "native:lru": "lru (native)",
-		"native:lfu:aging=false": "lfu aging=false (native)",
-	} {
-		p, err := OpenPolicy(ctx, text, policy.Options{})
+	opt := policy.Options{Dir: policytest.Dir(t, "lfu"), Cache: policytest.Cache(t)}
+	for text, label := range map[string]string{"belady": "belady", "infinite": "infinite", "lfu.wasm:aging=false": "lfu aging=false"} {
+		p, err := OpenPolicy(ctx, text, opt)
 		if err != nil || p.Label != label || p.Text != text {
-			t.Errorf("%s: %+v, %v", text, p, err)
+			t.Errorf("opening %s: got %+v and %v, want the label %q", text, p, err, label)
+			continue
+		}
+		defer p.Close(ctx)
+	}
+	for _, text := range []string{"lfu:aging=false,x", "lfu:=1"} {
+		if _, err := OpenPolicy(ctx, text, opt); !errors.Is(err, ErrPolicy) {
+			t.Errorf("opening %s: got %v, want %v", text, err, ErrPolicy)
 		}
 	}
-	for _, text := range []string{"native:nothing", "native:lfu:aging=false,x", "native:lfu:=1"} {
-		if _, err := OpenPolicy(ctx, text, policy.Options{}); !errors.Is(err, ErrPolicy) {
-			t.Errorf("%s: %v", text, err)
-		}
-	}
-	if _, err := OpenPolicy(ctx, "no such policy", policy.Options{}); err == nil {
-		t.Error("a policy that is not there was opened")
+	if _, err := OpenPolicy(ctx, "no such policy", opt); err == nil {
+		t.Error("a policy that does not exist was opened")
 	}
 }
 
@@ -395,19 +355,7 @@ func TestLoad(t *testing.T) {
 	}
 	w, err := Load(context.Background(), path)
 	if err != nil || w.Name != "a" || w.Unique() != 2 || w.times[0] != 5e6 {
-		t.Errorf("%+v, %v", w, err)
-	}
-	for name, text := range map[string]string{
-		"b.csv": "0,4\n1,4\n", "b.oracleGeneral": strings.Repeat("\x01\x00\x00\x00"+strings.Repeat("\x04", 20), 2),
-	} {
-		path := filepath.Join(t.TempDir(), name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		w, err := Load(context.Background(), path)
-		if err != nil || w.Name != "b" || w.Unique() != 1 || w.Accesses() != 2 || w.times[1] != 1e9 {
-			t.Errorf("%s: %+v, %v", name, w, err)
-		}
+		t.Errorf("loading a trace of two chunks: got %+v, %v", w, err)
 	}
 	if _, err := Load(context.Background(), path+".gz"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)

@@ -12,8 +12,7 @@ func (o *Outcome) WriteTable(out io.Writer) error {
 	g := o.grid
 	var b strings.Builder
 	for i, w := range g.Workloads {
-		fmt.Fprintf(&b, "%s: %d requests, %d accesses to %d chunks; %s%s\n\n", w.Name, w.Requests(), w.Accesses(),
-			w.Unique(), g.Options.Order, warmed(o.At(i, 0, 0).Warmup))
+		fmt.Fprintf(&b, "%s: %d requests, %d accesses to %d chunks\n\n", w.Name, w.Requests(), w.Accesses(), w.Unique())
 		o.block(&b, i, "miss ratio", func(r *Result) string { return fmt.Sprintf("%.4f", r.MissRatio) })
 		o.block(&b, i, "prefix hit ratio", func(r *Result) string { return fmt.Sprintf("%.4f", r.PrefixHitRatio) })
 		if g.Options.Prefill.TokensPerSecond > 0 {
@@ -35,14 +34,6 @@ func (o *Outcome) WriteTable(out io.Writer) error {
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
-}
-
-// warmed says how many requests do not count.
-func warmed(requests int) string {
-	if requests == 0 {
-		return ""
-	}
-	return fmt.Sprintf("; counted after %d requests", requests)
 }
 
 func hours(seconds float64) string {

@@ -30,7 +30,7 @@ func decisions(t testing.TB, w *Workload, m *policy.Module, config policy.Config
 	lo := 0
 	for i, end := range w.ends {
 		before := slices.Clone(c.chunkOf)
-		if _, err := c.request(w.ids[lo:end], uint32(i)+1, w.times[i], w.hints[i], Forward); err != nil {
+		if _, err := c.request(w.ids[lo:end], uint32(i)+1); err != nil {
 			t.Fatal(err)
 		}
 		for slot, chunk := range c.chunkOf {
@@ -46,7 +46,7 @@ func decisions(t testing.TB, w *Workload, m *policy.Module, config policy.Config
 // Each first-party policy, linked natively and as a module, names the same victims at the same time.
 func TestWasmDecidesAsNative(t *testing.T) {
 	ctx := context.Background()
-	dir := policytest.Dir(t, Natives()...)
+	dir := policytest.Dir(t, nativeNames()...)
 	w := generated(t, 500)
 	configs := map[string][]policy.Config{
 		"lfu":      {{"aging": "false"}},
@@ -56,7 +56,7 @@ func TestWasmDecidesAsNative(t *testing.T) {
 		"wtinylfu": {{"sample": "1", "window": "10"}, {"adapt": "false"}},
 		"lirs":     {{"hir": "10"}},
 	}
-	for _, name := range Natives() {
+	for _, name := range nativeNames() {
 		t.Run(name, func(t *testing.T) {
 			// What decisions cost is not what this test is about.
 			m, err := policy.Open(ctx, name, policy.Options{
@@ -83,9 +83,9 @@ func TestWasmDecidesAsNative(t *testing.T) {
 // The cost of a policy, natively and as a module, on conversations and agents at a tenth of their chunks.
 func BenchmarkPolicies(b *testing.B) {
 	ctx := context.Background()
-	dir := policytest.Dir(b, Natives()...)
+	dir := policytest.Dir(b, nativeNames()...)
 	w := generated(b, 5000)
-	for _, name := range Natives() {
+	for _, name := range nativeNames() {
 		m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Cache: policytest.Cache(b)})
 		if err != nil {
 			b.Fatal(err)

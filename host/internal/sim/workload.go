@@ -38,17 +38,6 @@ func (w *Workload) Accesses() int { return len(w.ids) }
 // Unique is the number of different chunks.
 func (w *Workload) Unique() int { return len(w.keys) }
 
-// startOf is where a request's accesses begin.
-func (w *Workload) startOf(request int) uint32 {
-	if request == 0 {
-		return 0
-	}
-	return w.ends[request-1]
-}
-
-// accessesFrom is the number of accesses from a request on.
-func (w *Workload) accessesFrom(request int) int { return len(w.ids) - int(w.startOf(request)) }
-
 // maxAccesses keeps positions within u32.
 const maxAccesses = math.MaxUint32 - 1
 
@@ -65,7 +54,7 @@ func Load(ctx context.Context, path string) (*Workload, error) {
 // traceName is a file's name without its extensions.
 func traceName(path string) string {
 	name := filepath.Base(path)
-	for _, suffix := range []string{".zst", ".gz", ".jsonl", ".csv", ".bin", ".oracleGeneral"} {
+	for _, suffix := range []string{".zst", ".gz", ".jsonl"} {
 		name = strings.TrimSuffix(name, suffix)
 	}
 	return name
@@ -122,39 +111,6 @@ func (w *Workload) linkChildren() {
 			w.firstChild[parent] = uint32(id)
 		}
 	}
-}
-
-// Concat joins workloads, one after the other in time. Their chunks are different.
-func Concat(name string, parts ...*Workload) *Workload {
-	all := &Workload{Name: name}
-	var start uint64
-	for i, p := range parts {
-		first, before := uint32(len(all.keys)), uint32(len(all.ids))
-		for _, id := range p.ids {
-			all.ids = append(all.ids, id+first)
-		}
-		for _, end := range p.ends {
-			all.ends = append(all.ends, end+before)
-		}
-		all.hints = append(all.hints, p.hints...)
-		for _, t := range p.times {
-			all.times = append(all.times, t+start)
-		}
-		for _, key := range p.keys {
-			all.keys = append(all.keys, fingerprint(key+uint64(i)))
-		}
-		for _, parent := range p.parents {
-			if parent != abi.None {
-				parent += first
-			}
-			all.parents = append(all.parents, parent)
-		}
-		all.depths = append(all.depths, p.depths...)
-		all.longest = max(all.longest, p.longest)
-		start = all.times[len(all.times)-1] + 1e9
-	}
-	all.linkChildren()
-	return all
 }
 
 // fingerprint stands for the host's hash of namespace, group and key (the finaliser of SplitMix64). It is never 0.

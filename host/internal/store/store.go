@@ -197,7 +197,7 @@ func (s *Store) EndRequest(request uint32, hints abi.Hints) {
 	}
 	s.requests.End(request)
 	now := s.seq.Clock()
-	s.shadows.Tell(shadow.EndStep(request, hints, now))
+	s.shadows.Tell(shadow.Step{Op: shadow.End, Request: request, Tenant: abi.None, Time: now, Hints: hints})
 	for _, r := range s.roots {
 		r.Evictor.EndRequest(request, hints, now)
 	}

@@ -12,12 +12,7 @@
 // "length", "tool_call" or "abort"), "priority" (a whole number, lower goes first) and "return_ms" (milliseconds until the
 // prefix is expected to be used again). Other keys are ignored.
 //
-// Two formats of block and object caches are read, too, recognised by the file's name. Each line or record is a request of
-// one chunk that has no prefix. A name with the word oracleGeneral has libCacheSim's packed records of 24 bytes. One that
-// ends in .csv has a header with a column id, obj_id, object or key, and maybe one time or timestamp, or no header and
-// time and object in the first two columns. Times are in seconds. Objects that are no numbers are hashed.
-//
-// The generator makes such traces from a seed: shared system prompts, conversations whose prefix grows turn by turn,
+// The generator makes such traces from a seed: shared system prompts, conversations with a prefix that grows turn by turn,
 // agents with many quick steps, and their sub-agents. It uses integers only, so that a seed gives the same bytes on
 // every machine.
 package trace

@@ -2,9 +2,6 @@ package trace
 
 import "errors"
 
-// errHeader: a line names columns, and is no request.
-var errHeader = errors.New("trace: a header")
-
 // Errors of this package; wrapped with the trace's name and line.
 var (
 	// ErrFormat: a line is not a request.

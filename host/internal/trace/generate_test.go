@@ -107,7 +107,7 @@ func TestEachKindAlone(t *testing.T) {
 		m := ok
 		change(&m)
 		if err := Generate(m, func(*Request) error { return nil }); !errors.Is(err, ErrOptions) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("generating with a bad %s: got %v, want %v", name, err, ErrOptions)
 		}
 	}
 	stop := errors.New("stop")

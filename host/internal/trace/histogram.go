@@ -5,7 +5,7 @@ import (
 	"math/bits"
 )
 
-// Histogram counts integers in buckets whose width grows with the value, so that a quantile has a fixed number of
+// Histogram counts integers in buckets with a width that grows with the value, so that a quantile has a fixed number of
 // significant bits at any scale. It is not safe for concurrent use; merge one per goroutine.
 type Histogram struct {
 	bits   int

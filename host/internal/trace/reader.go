@@ -1,12 +1,12 @@
 package trace
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"io"
 	"math"
 	"os"
-	"strings"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -48,15 +48,11 @@ func (r *Request) Hints() abi.Hints {
 // Reader reads the requests of a trace one by one. It is not safe for concurrent use.
 type Reader struct {
 	name   string
-	format format
-	fields columns // of CSV
-	src    io.Reader
+	src    *bufio.Reader
 	close  []func() error
 	packed bool
-	buf    []byte
-	lo, hi int
+	long   []byte // a line longer than the buffer
 	line   int
-	srcErr error // what the source said last, given once the buffer is used up
 	err    error // final
 }
 
@@ -75,36 +71,34 @@ func Open(path string) (*Reader, error) {
 	return r, nil
 }
 
-// NewReader reads a trace from src. name is for errors, and its extension says how requests are written.
+// NewReader reads a trace from src. name is for errors.
 func NewReader(src io.Reader, name string) (*Reader, error) {
-	r := &Reader{name: name, format: formatOf(name), buf: make([]byte, readSize)}
-	n, err := io.ReadFull(src, r.buf[:4])
-	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
+	r := &Reader{name: name, src: bufio.NewReaderSize(src, readSize)}
+	head, err := r.src.Peek(4)
+	if err != nil && err != io.EOF {
 		return nil, fmt.Errorf("%w: %s: %w", ErrInput, name, err)
 	}
-	head := r.buf[:n]
-	if r.format == oracleGeneral && !strings.HasSuffix(name, ".gz") && !strings.HasSuffix(name, ".zst") {
-		head = nil // a record may begin as a compressed file does
-	}
-	whole := io.MultiReader(bytes.NewReader(bytes.Clone(r.buf[:n])), src)
 	switch {
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
-		z, err := gzip.NewReader(whole)
+		z, err := gzip.NewReader(r.src)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", ErrInput, name, err)
 		}
-		r.src, r.packed, r.close = z, true, []func() error{z.Close}
+		r.unpack(z, z.Close)
 	case isZstd(head):
-		z, err := zstd.NewReader(whole, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow),
+		z, err := zstd.NewReader(r.src, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow),
 			zstd.WithDecoderLowmem(true))
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", ErrInput, name, err)
 		}
-		r.src, r.packed, r.close = z, true, []func() error{func() error { z.Close(); return nil }}
-	default:
-		r.src = whole
+		r.unpack(z, func() error { z.Close(); return nil })
 	}
 	return r, nil
+}
+
+// unpack reads what a decompressor gives from here on.
+func (r *Reader) unpack(z io.Reader, end func() error) {
+	r.src, r.packed, r.close = bufio.NewReaderSize(z, readSize), true, []func() error{end}
 }
 
 // isZstd recognises frames and skippable frames.
@@ -125,20 +119,17 @@ func (r *Reader) Close() error {
 	return first
 }
 
-// Next reads the next request into req, whose HashIDs are reused. It returns io.EOF at the end of the trace. After an
-// error it returns the same error again.
+// Next reads the next request into req. It returns io.EOF at the end of the trace. After an error it returns the same error
+// again.
 func (r *Reader) Next(req *Request) error {
 	for r.err == nil {
-		*req = Request{HashIDs: req.HashIDs[:0]}
-		if r.format == oracleGeneral {
-			r.err = r.nextRecord(req)
-		} else if line, err := r.readLine(); err != nil {
+		*req = Request{}
+		line, err := r.readLine()
+		if err != nil {
 			r.err = err
 		} else if len(bytes.TrimSpace(line)) == 0 {
 			continue
-		} else if err := r.parse(line, req); err == errHeader {
-			continue
-		} else if err != nil {
+		} else if err := parse(line, req); err != nil {
 			r.err = fmt.Errorf("%s:%d: %w", r.name, r.line, err)
 		}
 		if r.err == nil {
@@ -149,101 +140,49 @@ func (r *Reader) Next(req *Request) error {
 	return r.err
 }
 
-// parse parses a line of text.
-func (r *Reader) parse(line []byte, req *Request) error {
-	if r.format == jsonLines {
-		return parse(line, req)
-	}
-	if r.fields == (columns{}) {
-		var header bool
-		if r.fields, header = headerOf(line); header {
-			return errHeader
-		}
-	}
-	return r.fields.parseCSV(line, req)
-}
+var newline = []byte("\n")
 
-// readLine returns the next line without its line break. It is valid until the next call. A last line without a line
+// readLine returns the next line, without its line break. It is valid until the next call. A last line without a line
 // break counts only when the input ended without an error: half a line can look complete.
 func (r *Reader) readLine() ([]byte, error) {
-	for searched := r.lo; ; {
-		if i := bytes.IndexByte(r.buf[searched:r.hi], '\n'); i >= 0 {
-			line := r.buf[r.lo : searched+i]
-			r.lo = searched + i + 1
-			r.line++
-			return line, nil
+	for r.long = r.long[:0]; ; {
+		part, err := r.src.ReadSlice('\n')
+		switch {
+		case err == bufio.ErrBufferFull:
+			if r.long = append(r.long, part...); len(r.long) > MaxLine {
+				return nil, fmt.Errorf("%s:%d: %w: a line of more than %d bytes", r.name, r.line+1, ErrBounds, MaxLine)
+			}
+			continue
+		case err == io.EOF && len(r.long)+len(part) == 0:
+			return nil, io.EOF
+		case err != nil && err != io.EOF:
+			what := "reading"
+			if r.packed {
+				what = "decompressing"
+			}
+			return nil, fmt.Errorf("%s:%d: %w: %s: %w", r.name, r.line+1, ErrInput, what, err)
 		}
-		if r.srcErr != nil {
-			return r.lastLine()
+		r.line++
+		if len(r.long) == 0 {
+			return bytes.TrimSuffix(part, newline), nil
 		}
-		if r.hi-r.lo > MaxLine {
-			return nil, fmt.Errorf("%s:%d: %w: a line of more than %d bytes", r.name, r.line+1, ErrBounds, MaxLine)
-		}
-		searched = r.hi - r.lo
-		r.fill()
+		r.long = append(r.long, part...)
+		return bytes.TrimSuffix(r.long, newline), nil
 	}
-}
-
-// fill moves what is not used yet to the start of the buffer, and reads more behind it.
-func (r *Reader) fill() {
-	if r.lo > 0 {
-		copy(r.buf, r.buf[r.lo:r.hi])
-		r.lo, r.hi = 0, r.hi-r.lo
-	}
-	if r.hi == len(r.buf) {
-		r.buf = append(r.buf, make([]byte, len(r.buf))...)
-	}
-	n, err := r.src.Read(r.buf[r.hi:])
-	r.hi += n
-	r.srcErr = err
-}
-
-// sourceError is what the source said at its end, nil if that was the end and no error.
-func (r *Reader) sourceError() error {
-	if r.srcErr == io.EOF {
-		return nil
-	}
-	what := "reading"
-	if r.packed {
-		what = "decompressing"
-	}
-	return fmt.Errorf("%s:%d: %w: %s: %w", r.name, r.line+1, ErrInput, what, r.srcErr)
-}
-
-func (r *Reader) lastLine() ([]byte, error) {
-	if err := r.sourceError(); err != nil {
-		return nil, err
-	}
-	if r.lo == r.hi {
-		return nil, io.EOF
-	}
-	line := r.buf[r.lo:r.hi]
-	r.lo = r.hi
-	r.line++
-	return line, nil
 }
 
 // ReadAll reads the rest of a trace. With an error it returns the requests before it.
 func (r *Reader) ReadAll() ([]Request, error) {
 	var all []Request
-	var slab []uint64
-	var req Request
 	for {
+		var req Request
 		switch err := r.Next(&req); err {
 		case nil:
+			all = append(all, req)
 		case io.EOF:
 			return all, nil
 		default:
 			return all, err
 		}
-		n := len(req.HashIDs)
-		if n > len(slab) {
-			slab = make([]uint64, max(n, 64<<10))
-		}
-		copied := req
-		copied.HashIDs = slab[:n:n]
-		copy(copied.HashIDs, req.HashIDs)
-		slab = slab[n:]
-		all = append(all, copied)
 	}
 }

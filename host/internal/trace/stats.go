@@ -7,7 +7,7 @@ type Stats struct {
 	Unique       int64
 	OneTime      int64 // unique ids that are used once
 	PrefixHits   int64 // accesses that an infinite cache answers as part of a contiguous prefix
-	OtherParents int64 // accesses whose id had another parent before: 0 in a chained trace
+	OtherParents int64 // accesses of an id that had another parent before: 0 in a chained trace
 	SpanMillis   int64 // from the first timestamp to the last
 	InputTokens  int64
 	OutputTokens int64
@@ -15,7 +15,7 @@ type Stats struct {
 	ReuseMillis  *Histogram // between two uses of an id
 }
 
-// HitRatio is the share of accesses whose id was used before: the hit ratio of an infinite cache.
+// HitRatio is the share of accesses of an id that was used before: the hit ratio of an infinite cache.
 func (s *Stats) HitRatio() float64 { return share(s.Accesses-s.Unique, s.Accesses) }
 
 // PrefixHitRatio is the share of accesses in the leading part of a request that was used before.

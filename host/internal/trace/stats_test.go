@@ -23,7 +23,7 @@ func TestStats(t *testing.T) {
 	if s.Requests != 3 || s.Accesses != 9 || s.Unique != 6 || s.OneTime != 4 || s.PrefixHits != 2 ||
 		s.OtherParents != 1 ||
 		s.SpanMillis != 2000 || s.InputTokens != 60 || s.OutputTokens != 6 {
-		t.Errorf("got %+v", s)
+		t.Errorf("the statistics are %+v", s)
 	}
 	if got := s.HitRatio(); got != 3.0/9 {
 		t.Errorf("hit ratio %v", got)

@@ -124,7 +124,7 @@ func (b *builder) build(ctx context.Context, p plugin, found ...[]byte) (module 
 			return old, false, nil
 		}
 	}
-	// Work elsewhere: a directory here, without files yet, would break a build that embeds this one meanwhile.
+	// Work elsewhere: a directory here, without files yet, would break a build that embeds this one at the same time.
 	tmp, err := os.MkdirTemp("", "kvhost-policy-")
 	if err != nil {
 		return nil, false, err

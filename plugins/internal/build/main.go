@@ -8,7 +8,7 @@
 // directory, uncompressed, as <name>.wasm, for policy_dir.
 //
 // Each module has its manifest as a custom section. A second custom section holds a digest of everything that it was
-// built from (sources, manifest, Go version, flags): a module whose digest is current is not built again, and the
+// built from (sources, manifest, Go version, flags): a module with the current digest is not built again, and the
 // same inputs give the same bytes.
 package main
 

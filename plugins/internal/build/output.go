@@ -114,7 +114,7 @@ func (d *embedDir) sweep(plugins []plugin) error {
 	return nil
 }
 
-// writeOverlay tells the go command to find the modules beside the overlay where dist embeds them.
+// writeOverlay tells the go command to find the modules next to the overlay where dist embeds them.
 func writeOverlay(overlay, dir string, plugins []plugin) error {
 	files := map[string]string{}
 	for _, p := range plugins {
@@ -128,7 +128,7 @@ func writeOverlay(overlay, dir string, plugins []plugin) error {
 	return replace(overlay, append(text, '\n'))
 }
 
-// replace writes beside the target and renames: two builders at once do no harm, and a reader never sees half a file.
+// replace writes next to the target and renames: two builders at once do no harm, and a reader never sees half a file.
 func replace(target string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(target), ".kvhost-policy-")
 	if err != nil {

@@ -8,7 +8,7 @@ type Buckets struct {
 	whole uint32 // the greatest power of two up to n
 }
 
-// NewBuckets makes one bucket, of at most n, whose head is blank.
+// NewBuckets makes one bucket, of at most n, with the head blank.
 func NewBuckets(n, blank uint32) Buckets {
 	b := Buckets{heads: NewArray(max(n, 1), blank), n: 1, whole: 1}
 	b.heads.Make(0)
@@ -24,8 +24,8 @@ func (b *Buckets) Of(hash uint32) *uint32 {
 	return b.heads.At(at)
 }
 
-// Add makes one more bucket, whose entries are in another one: the caller moves those from the chain of old whose hash has
-// the bit to the chain of made. ok is false when there are as many as there may be.
+// Add makes one more bucket by splitting another one: the caller moves the entries with the bit in their hash from the chain
+// of old to the chain of made. ok is false when there are as many buckets as there may be.
 func (b *Buckets) Add() (old, made *uint32, bit uint32, ok bool) {
 	if b.n == b.heads.Len() {
 		return nil, nil, 0, false

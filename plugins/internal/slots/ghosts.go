@@ -14,7 +14,7 @@ func (g *ghosts) init(first, n uint32) {
 }
 
 // home is the hash of a fingerprint. Fingerprints are hashes already; the multiplication guards against a host, or a
-// test, whose fingerprints count upwards.
+// test with fingerprints that count upwards.
 func home(key uint64) uint32 { return uint32(key * 0x9e3779b97f4a7c15 >> 32) }
 
 // Ghost is the ghost with this fingerprint, or None.
@@ -73,7 +73,7 @@ func (t *Table) NewGhost(key uint64, size uint32) uint32 {
 	return i
 }
 
-// PushGhost remembers a fingerprint at the front of a list, whose oldest ghost gives way when no node is free.
+// PushGhost remembers a fingerprint at the front of a list. The oldest ghost of the list is dropped when no node is free.
 func (t *Table) PushGhost(l List, key uint64, size uint32) {
 	if old := t.Ghost(key); old != None {
 		t.DropGhost(old)

@@ -123,7 +123,7 @@ func (h *Heap) fall(i uint32, priority, order uint64) uint32 {
 	}
 }
 
-// walkSteps is what looking at one more slot costs, beside the steps of other policies. It bounds what one question looks
+// walkSteps is what looking at one more slot costs, compared with the steps of other policies. It bounds what one question looks
 // at.
 const walkSteps = 7
 

@@ -8,10 +8,10 @@ const (
 	PageLen = 1 << pageBits
 )
 
-// Array is n elements by slot, of which those are in memory whose pages were made. T has no pointers.
+// Array is n elements by slot, of which only those on pages that were made are in memory. T has no pointers.
 //
 // A host names entries by dense numbers: it uses a slot again before it takes one above all that it has used. So a
-// policy that is told of many slots needs memory for few of them until the root is full. An [Array] makes a page of
+// policy for many slots needs memory for few of them until the root is full. An [Array] makes a page of
 // elements when the first of them is needed. Elements of pages that were not made read as the array's blank one, so
 // that reading needs no check.
 //
@@ -19,7 +19,7 @@ const (
 // branch table, which costs more than the work. So indices must be below n.
 type Array[T any] struct {
 	pages unsafe.Pointer // *unsafe.Pointer: of each page
-	blank *[PageLen]T    // stands for all pages that were not made; nobody writes to it
+	blank *[PageLen]T    // in the place of all pages that were not made; never written
 	made  uint32         // every page below this index was made, or may be
 	n     uint32
 }

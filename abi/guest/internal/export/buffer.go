@@ -35,7 +35,7 @@ func kvBuffer(kind, n uint32) uint32 {
 // Buffer is a kind's memory, empty until the host has asked for it.
 func Buffer(kind int) []byte { return buffers[kind] }
 
-// Records are the n records of a batch that stands in b, read in place. Records of a newer host may be longer than this
+// Records are the n records of the batch in b, read in place. Records of a newer host may be longer than this
 // guest's T: they are moved together first, which overwrites what T does not know.
 func Records[T any](b []byte, n, stride uint32) ([]T, bool) {
 	size := uint32(unsafe.Sizeof(*new(T)))

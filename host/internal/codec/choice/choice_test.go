@@ -146,9 +146,9 @@ func TestFiguresByModel(t *testing.T) {
 		Other, Flow{10 * piece, 10 * piece, 10 * time.Millisecond}, Flow{10 * piece, 5 * piece, 10 * time.Second}, 10 * piece,
 	}
 	if list[0] != first {
-		t.Errorf("%+v, want %+v", list[0], first)
+		t.Errorf("the figures of the first model are %+v, want %+v", list[0], first)
 	}
 	if list[MaxModels] != last {
-		t.Errorf("%+v, want %+v", list[MaxModels], last)
+		t.Errorf("the figures of other models are %+v, want %+v", list[MaxModels], last)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Speeds are bytes per second that one worker gets beside the others: of files to and from a root, and of pages through
+// Speeds are bytes per second that one worker gets while the others work: of files to and from a root, and of pages through
 // the codec. 0 is not measured yet. Those of memory are of plain copies between it and pages: what the codec takes beyond
 // them is all that a compressed piece takes longer, because the bytes that the bus is spared are in it.
 type Speeds struct {
@@ -41,8 +41,8 @@ const (
 	compressed
 )
 
-// Root is that of a root whose files, or copies between its memory and pages, are measured. If speeds is not nil it is asked
-// instead of them and of the codec.
+// Root decides for a root by the measured speeds of its files, or of copies between its memory and pages. If speeds is not
+// nil it is asked instead of them and of the codec.
 func (s *Set) Root(files *staging.Meter, memory bool, speeds func() Speeds, log *slog.Logger) *Root {
 	if speeds == nil {
 		speeds = func() (now Speeds) {

@@ -105,11 +105,11 @@ func TestSpeedsAreMeasured(t *testing.T) {
 	a, b := s.Namespace("model=a\n"), s.Namespace("model=b\n")
 	a.Encoded(100, 50, time.Second) // too little
 	if got, want := r.Speeds(), (Speeds{Write: piece, Read: 2 * piece}); got != want {
-		t.Errorf("%+v, want %+v", got, want)
+		t.Errorf("the speeds before the codec was measured are %+v, want %+v", got, want)
 	}
 	a.Encoded(piece, piece/2, time.Second/4)
 	b.Decoded(piece, piece/2, time.Second)
 	if got, want := r.Speeds(), (Speeds{Write: piece, Read: 2 * piece, Encode: 4 * piece, Decode: piece}); got != want {
-		t.Errorf("%+v, want %+v", got, want)
+		t.Errorf("the measured speeds are %+v, want %+v", got, want)
 	}
 }

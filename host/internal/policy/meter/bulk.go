@@ -1,9 +1,9 @@
 package meter
 
 // A copy of a gigabyte is one instruction, and no other goroutine of the host gets anything done that must wait for it:
-// the garbage collector stops all of them meanwhile. So memory.copy and memory.fill of more than a slice become calls of
+// the garbage collector stops all of them until it ends. So memory.copy and memory.fill of more than a slice become calls of
 // functions that work in slices and pay before each. A slice that is out of bounds traps when its turn comes and not, as
-// it should, before the first. Nobody sees the difference, because a trap ends the instance.
+// it should, before the first. The difference does not show, because a trap ends the instance.
 
 const (
 	bulkSlice = 512 << 10 // bytes

@@ -5,7 +5,7 @@
 // cost of its region's instructions from a counter, no run can execute more than the counter had, whatever the control
 // flow: branches can only skip what was paid for. An instruction costs one unit, or more where it may take longer:
 // loads and divisions 8, stores and float arithmetic 4, calls 24, ref.func (a call into the host) 150, memory.grow 500.
-// Operations whose cost grows with an operand (memory.fill, memory.copy, memory.init, memory.grow and the table
+// Operations with a cost that grows with an operand (memory.fill, memory.copy, memory.init, memory.grow and the table
 // operations) also pay by length, a unit for 8 bytes or for an element. The benchmark of package sandbox measures what
 // an instruction takes for its units.
 //

@@ -115,35 +115,6 @@ func FuzzInject(f *testing.F) {
 	})
 }
 
-// Guests that would run for seconds or for ever stop at their fuel.
-func TestRunawaysStop(t *testing.T) {
-	straight := []byte{opLoop, blockEmpty}
-	for range 100_000 {
-		straight = append(straight, opLocalGet, 0, opI32Const, 3, 0x6a, 0x21, 0)
-	}
-	straight = append(straight, 0x0c, 0, opEnd, opLocalGet, 0)
-	for _, c := range []struct {
-		name string
-		wasm []byte
-	}{
-		{"endless loop", single(body(0, opLoop, blockEmpty, 0x0c, 0, opEnd, opLocalGet, 0))},
-		{"straight line in a loop", single(body(0, straight...))},
-		{"exponential recursion", single(body(0, opLocalGet, 0, 0x10, 0, 0x10, 0, opLocalGet, 0, 0x10, 0, 0x6a))},
-		{"memory.fill in a loop", single(body(0, opLoop, blockEmpty, opI32Const, 0, opI32Const, 0, opI32Const, 0x80, 0x80, 4,
-			opPrefixMisc, miscMemoryFill, 0, 0x0c, 0, opEnd, opLocalGet, 0))},
-		{"memory.grow in a loop", single(body(0, opLoop, blockEmpty, opI32Const, 0, opMemoryGrow, 0, 0x1a, 0x0c, 0, opEnd, opLocalGet, 0))},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			m := instantiate(t, inject(t, c.wasm))
-			fuel(m).Set(2_000_000)
-			_, err := m.ExportedFunction("f").Call(context.Background(), 1)
-			if err == nil || !strings.Contains(err.Error(), "unreachable") {
-				t.Fatalf("got %v", err)
-			}
-		})
-	}
-}
-
 func TestBulkOperationsPayByLength(t *testing.T) {
 	fill := single(body(0, opI32Const, 0, opI32Const, 0, opLocalGet, 0, opPrefixMisc, miscMemoryFill, 0, opLocalGet, 0))
 	grow := single(body(0, opLocalGet, 0, opMemoryGrow, 0))

@@ -65,7 +65,7 @@ type added struct {
 	body []byte
 }
 
-// Inject gives the metered form of a module whose original bytes have been validated by a compiler. Function indexes,
+// Inject gives the metered form of a module. A compiler must have validated the original bytes. Function indexes,
 // exports and custom sections stay as they are; debug sections are dropped.
 func Inject(wasm []byte, limits Limits) ([]byte, error) {
 	return (&module{limits: limits}).inject(wasm)

@@ -32,7 +32,7 @@ type planner struct {
 	r       reader
 	regions []region
 	open    []frame
-	jumps   []int // regions of dispatch loops that stand in region 0
+	jumps   []int // regions of dispatch loops directly in region 0
 	plain   bool  // besides them, region 0 holds plain instructions and blocks only
 	calls   bool  // the function calls others
 	frame   frameEstimate
@@ -176,7 +176,7 @@ func (p *planner) begin(r region) int {
 	return len(p.regions) - 1
 }
 
-// dispatch opens the blocks of the loop whose head ends here, if the loop only jumps.
+// dispatch opens the blocks of the loop with the head that ends here, if the loop only jumps.
 func (p *planner) dispatch(at int, bare bool) bool {
 	j, after := dispatchLoop(p.r)
 	if j == nil {

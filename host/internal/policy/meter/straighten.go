@@ -27,7 +27,7 @@ type jumps struct {
 	variable uint32
 	blocks   int
 	labels   []uint32 // by the variable's value; the last is for all others
-	lo, hi   int      // where it stands in the code
+	lo, hi   int      // its place in the code
 }
 
 func (j *jumps) of(value uint32) uint32 { return j.labels[min(uint64(value), uint64(len(j.labels)-1))] }

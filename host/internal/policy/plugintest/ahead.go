@@ -12,7 +12,7 @@ const (
 )
 
 // ahead checks a policy that may be asked for victims before they are needed: those that it named first must still be
-// named, in the same order, when others have been touched, inserted and removed meanwhile.
+// named, in the same order, after others have been touched, inserted and removed.
 func (c evictChecks) ahead() error {
 	ahead := c.m.Manifest().VictimsAhead
 	if ahead == 0 {

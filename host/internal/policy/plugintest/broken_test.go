@@ -111,7 +111,7 @@ func TestBroken(t *testing.T) {
 				t.Errorf("a finding is one line:\n%s", all)
 			}
 			if (c.want == "") != (all == "") || !strings.Contains(all, c.want) {
-				t.Errorf("want %q, got:\n%s", c.want, all)
+				t.Errorf("want the finding %q, got:\n%s", c.want, all)
 			}
 		})
 	}

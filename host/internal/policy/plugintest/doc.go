@@ -6,6 +6,5 @@
 // ignored, and after a state that was saved half way. So one recording tests conformance, determinism, tolerance and
 // the state's round trip. Guests run as in a host, with the fuel that a host would give.
 //
-// A [Finding] is one defect and says what to do. `kvhost policy check` prints findings; a vendor's own Go test calls
-// [Run].
+// A [Finding] is one defect and says what to do. `kvhost policy check` prints findings.
 package plugintest

@@ -19,9 +19,15 @@ func TestFirstParty(t *testing.T) {
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".wasm"), func(t *testing.T) {
 			t.Parallel()
-			r := Run(t, file, Options{Cache: policytest.Cache(t), Slots: 1 << 17})
+			r, err := Check(t.Context(), file, Options{Cache: policytest.Cache(t), Slots: 1 << 17})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range r.Findings {
+				t.Error(&r.Findings[i])
+			}
 			if len(r.Roles) == 0 || r.Memory == 0 || len(r.Calls) < 2 {
-				t.Errorf("%+v", r)
+				t.Errorf("the report lacks roles, memory or calls: %+v", r)
 			}
 			for _, u := range r.Calls {
 				t.Logf("%-12s %5.1f %% of its fuel in the dearest call: %d of %d, %d records", u.Export, 100*u.Share(), u.Used, u.Allowed, u.Records)
@@ -40,6 +46,6 @@ func TestWhatCannotBeRead(t *testing.T) {
 	}
 	r, err := Check(t.Context(), path, Options{})
 	if err != nil || len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Error(), "refuses it") {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("checking a text file: got %+v, %v, want one finding", r, err)
 	}
 }

@@ -84,7 +84,7 @@ func (c *checker) shortRecords(p *policy.Probe, export string) error {
 	return nil
 }
 
-// strangeNamespace announces a namespace whose id is out of range.
+// strangeNamespace announces a namespace with an id that is out of range.
 func (c *checker) strangeNamespace(p *policy.Probe) error {
 	if _, err := p.Call(abi.ExportNamespace, 0xfffffffe, 0, 0); err != nil && !noExport(err) {
 		return c.tolerate(c.fault(abi.ExportNamespace, "", err), "given id 0xfffffffe")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"testing"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
@@ -62,19 +61,6 @@ type Usage struct {
 
 // Share is the part of the fuel that was used.
 func (u Usage) Share() float64 { return float64(u.Used) / float64(max(1, u.Allowed)) }
-
-// Run checks a module and fails the test with a line for each finding.
-func Run(t testing.TB, path string, o Options) *Report {
-	t.Helper()
-	r, err := Check(t.Context(), path, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range r.Findings {
-		t.Errorf("%s: %v", path, &r.Findings[i])
-	}
-	return r
-}
 
 // add records the result of a check, unless the same was found in the same place before.
 func (r *Report) add(err error) {

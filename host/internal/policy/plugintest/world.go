@@ -23,7 +23,7 @@ type world struct {
 	over    bool
 	named   int // victims in all
 	wanted  int // asks that some entry could have answered
-	silent  int // of them the last ones, to which it named nobody
+	silent  int // of them the last ones, to which it named no entry
 	longest int // the most of them in a row
 }
 

@@ -49,7 +49,7 @@ var CacheDir = sync.OnceValues(func() (string, error) {
 	}
 	dirs, _ := filepath.Glob(filepath.Join(all, "*")) // the pattern is right
 	for _, dir := range dirs {
-		// Tests of sources that were changed meanwhile may still run.
+		// Tests of sources that have been changed since may still run.
 		info, err := os.Stat(dir)
 		if err == nil && time.Since(info.ModTime()) > maxAge {
 			err = os.RemoveAll(dir)

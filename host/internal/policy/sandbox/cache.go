@@ -85,7 +85,7 @@ func CheckCache(dir string) error {
 	}
 }
 
-// CheckWorkDir says whether there is a directory in which policies can be compiled, beside a cache.
+// CheckWorkDir says whether there is a directory in which policies can be compiled, next to a cache.
 func CheckWorkDir(cache string) error {
 	if cache != "" && CheckCache(cache) == nil {
 		return nil
@@ -159,7 +159,7 @@ const (
 	workAge    = time.Hour
 )
 
-// entry is the cache's directory for one module. The module's machine code stands in no other, so that the compiler,
+// entry is the cache's directory for one module. The module's machine code is in no other directory, so that the compiler,
 // which has read the module, cannot replace the code of another one.
 type entry struct {
 	dir string // empty: nothing is stored
@@ -168,7 +168,7 @@ type entry struct {
 // entry is named by what the metered form and the machine code depend on: the module, the meter and wazero. wazero
 // itself adds the processor's features to the name of its file.
 func (c *Cache) entry(src *Source) entry {
-	if c.dir == "" || src.Unmetered {
+	if c.dir == "" {
 		return entry{}
 	}
 	h := sha256.Sum256(fmt.Appendf(nil, "%s %d meter %d validator %s %s", src.Digest, src.Pages, metering.Version,

@@ -87,7 +87,7 @@ func TestCompilingDelaysNobody(t *testing.T) {
 	}
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+		t.Errorf("a cancelled compilation ended with %v", err)
 	}
 	if working() != 0 {
 		t.Error("a directory was left")
@@ -110,7 +110,7 @@ func TestCachedModulesNeedNoCompiler(t *testing.T) {
 		return c.Close(t.Context())
 	}
 	if err := compile(1); !errors.Is(err, ErrLimit) { // no child is so quick
-		t.Errorf("got %v", err)
+		t.Errorf("compiling in 1 ns: got %v, want %v", err, ErrLimit)
 	}
 	if err := compile(0); err != nil {
 		t.Fatal(err)
@@ -198,6 +198,6 @@ func TestForeignCodeIsNotTaken(t *testing.T) {
 	}
 	names, err := filepath.Glob(filepath.Join(cache.dir, "*", "*", "*"))
 	if err != nil || len(names) != 1 || !strings.HasPrefix(names[0], mine.dir) {
-		t.Errorf("%v, %v", names, err)
+		t.Errorf("the cache has the files %v, %v, want one of the module", names, err)
 	}
 }

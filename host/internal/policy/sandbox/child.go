@@ -28,12 +28,11 @@ const processName = "kvhost: compile policy"
 
 // request is what the parent sends to the child, followed by the module.
 type request struct {
-	Dir       string // for the results
-	Bytes     int    // of the module
-	Pages     uint32
-	Unmetered bool
-	Limits    CompileLimits
-	Load      loadLimits
+	Dir    string // for the results
+	Bytes  int    // of the module
+	Pages  uint32
+	Limits CompileLimits
+	Load   loadLimits
 }
 
 // reply is what the child answers.
@@ -138,17 +137,13 @@ func dataBytes() (uint64, error) {
 // meter adds would become valid by the injection and could refill its own fuel. The interpreter validates at a tenth of
 // the compiler's cost; its compiled form is thrown away.
 func compile(ctx context.Context, r *request, wasm []byte) (reply, error) {
-	metered := wasm
-	if !r.Unmetered {
-		out, err := meter.Inject(wasm, meter.DefaultLimits())
-		if err == nil {
-			config := wazero.NewRuntimeConfigInterpreter().WithMemoryLimitPages(r.Pages).WithDebugInfoEnabled(false)
-			err = throughRuntime(ctx, config, wasm)
-		}
-		if err != nil {
-			return refused(err)
-		}
-		metered = out
+	metered, err := meter.Inject(wasm, meter.DefaultLimits())
+	if err == nil {
+		config := wazero.NewRuntimeConfigInterpreter().WithMemoryLimitPages(r.Pages).WithDebugInfoEnabled(false)
+		err = throughRuntime(ctx, config, wasm)
+	}
+	if err != nil {
+		return refused(err)
 	}
 	if err := os.WriteFile(filepath.Join(r.Dir, meteredFile), metered, 0o600); err != nil {
 		return reply{}, err

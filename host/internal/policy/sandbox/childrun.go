@@ -21,10 +21,9 @@ import (
 
 // compileJob is one module to compile.
 type compileJob struct {
-	Wasm      []byte
-	Pages     uint32 // most pages of memory, of 64 KiB
-	Unmetered bool   // inject no fuel counting; for benchmarks
-	Limits    CompileLimits
+	Wasm   []byte
+	Pages  uint32 // most pages of memory, of 64 KiB
+	Limits CompileLimits
 }
 
 // runCompiler compiles a module in a child process and returns its metered form. Dir must be an empty directory of this user
@@ -32,7 +31,7 @@ type compileJob struct {
 func runCompiler(ctx context.Context, job *compileJob, dir string) (metered []byte, err error) {
 	limits := job.Limits.withDefaults()
 	answer, err := runChild(ctx, &request{
-		Dir: dir, Bytes: len(job.Wasm), Pages: job.Pages, Unmetered: job.Unmetered, Limits: limits,
+		Dir: dir, Bytes: len(job.Wasm), Pages: job.Pages, Limits: limits,
 		Load: maxLoad,
 	}, job.Wasm)
 	switch {

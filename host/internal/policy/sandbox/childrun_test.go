@@ -39,7 +39,7 @@ func TestBombs(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := runCompiler(t.Context(), job(c.wasm, limits), t.TempDir())
 			if !errors.Is(err, ErrLimit) {
-				t.Errorf("got %v", err)
+				t.Errorf("compiling the bomb: got %v, want %v", err, ErrLimit)
 			}
 			t.Logf("%d bytes: %v", len(c.wasm), err)
 		})
@@ -60,7 +60,7 @@ func TestLimits(t *testing.T) {
 	} {
 		_, err := runCompiler(t.Context(), job(c.wasm, c.limits), t.TempDir())
 		if !errors.Is(err, ErrLimit) || isFinal(err) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%q: got %v", c.says, err)
+			t.Errorf("compiling: got %v, want %q", err, c.says)
 		}
 	}
 }
@@ -76,7 +76,7 @@ func TestLoadingIsRehearsed(t *testing.T) {
 			Dir: t.TempDir(), Bytes: len(wasm), Pages: 1, Limits: CompileLimits{}.withDefaults(), Load: l,
 		}, wasm)
 		if err != nil || !strings.Contains(answer.Costly, says) {
-			t.Errorf("%q: got %+v, %v", says, answer, err)
+			t.Errorf("rehearsing: got %+v, %v, want %q", answer, err, says)
 		}
 	}
 }
@@ -122,7 +122,7 @@ func TestRefusals(t *testing.T) {
 	} {
 		_, err := runCompiler(t.Context(), job(c.wasm, CompileLimits{}), t.TempDir())
 		if !isFinal(err) || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%q: got %v", c.says, err)
+			t.Errorf("compiling: got %v, want a refusal with %q", err, c.says)
 		}
 	}
 }
@@ -142,7 +142,7 @@ func TestCancel(t *testing.T) {
 	}()
 	_, err := runCompiler(ctx, job(phis(20_000, 5000), CompileLimits{CPU: time.Hour, Time: time.Hour}), dir)
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+		t.Errorf("a cancelled compilation ended with %v", err)
 	}
 }
 
@@ -159,6 +159,6 @@ func TestChildEndsWithItsParent(t *testing.T) {
 	// It is closed after the module, as when the parent ends.
 	cmd.Stdin = io.MultiReader(bytes.NewReader(append(head, '\n')), bytes.NewReader(wasm))
 	if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 {
-		t.Errorf("got %v", err)
+		t.Errorf("the child whose parent ended: got %v, want exit code 1", err)
 	}
 }

@@ -26,8 +26,7 @@ type Source struct {
 	Cache    *Cache        // optional
 	Compile  CompileLimits // of compiling
 
-	Unmetered bool                 // count no fuel; for benchmarks, as the baseline
-	CPUClock  func() time.Duration // CPU time of the thread; nil for the real one
+	CPUClock func() time.Duration // CPU time of the thread; nil for the real one
 }
 
 // Code is a module as it was opened once: its machine code, and the counters and log lines of its instances.
@@ -41,7 +40,6 @@ type Code struct {
 	log          *slog.Logger
 	lines        logLimit
 	closing      sync.WaitGroup // instances that release their memory
-	unmetered    bool
 	cpuClock     func() time.Duration
 }
 
@@ -57,7 +55,7 @@ func Compile(ctx context.Context, src *Source) (*Code, error) {
 	}
 	c := &Code{
 		machineCode: m, name: src.Name, digest: src.Digest, roles: src.Roles, pages: src.Pages, limits: src.Limits,
-		counters: make([]atomic.Int64, src.Counters), log: src.Log, unmetered: src.Unmetered, cpuClock: src.CPUClock,
+		counters: make([]atomic.Int64, src.Counters), log: src.Log, cpuClock: src.CPUClock,
 	}
 	if c.cpuClock == nil {
 		c.cpuClock = ThreadCPUTime
@@ -95,7 +93,7 @@ func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*machin
 	src.Log.Info("compiling policy", "bytes", len(src.Bytes), "cached", entry.dir != "", "memory", src.Compile.Memory,
 		"cpu", src.Compile.CPU.String(), "time", src.Compile.Time.String())
 	wasm, err := runCompiler(ctx, &compileJob{
-		Wasm: src.Bytes, Pages: src.Pages, Unmetered: src.Unmetered, Limits: src.Compile,
+		Wasm: src.Bytes, Pages: src.Pages, Limits: src.Compile,
 	}, dir)
 	if isFinal(err) {
 		entry.keep(nil, err, src.Log)
@@ -110,12 +108,12 @@ func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*machin
 	return m, err
 }
 
-// Scratch is the same code for instances whose log lines and counters are discarded. It is not closed but waited for,
+// Scratch is the same code for instances without log lines and counters. It is not closed but waited for,
 // with [Code.Wait].
 func (c *Code) Scratch() *Code {
 	return &Code{
 		machineCode: c.machineCode, name: c.name, digest: c.digest, roles: c.roles, pages: c.pages, limits: c.limits,
-		counters: make([]atomic.Int64, len(c.counters)), log: slog.New(slog.DiscardHandler), unmetered: c.unmetered,
+		counters: make([]atomic.Int64, len(c.counters)), log: slog.New(slog.DiscardHandler),
 		cpuClock: c.cpuClock,
 	}
 }

@@ -56,8 +56,8 @@
 // # Stacks are bounded
 //
 // wazero doubles a stack that is full, up to 100 MB. A few thousand nested calls of a function with a large frame would
-// cost 20 ms for the fuel of some instructions. So large frames cost fuel (package meter), and a call whose stack has
-// grown beyond 8 MiB is a fault, even if it has returned by then.
+// cost 20 ms for the fuel of some instructions. So large frames cost fuel (package meter), and a call is a fault
+// if its stack has grown beyond 8 MiB, even if it has returned by then.
 //
 // # The original is validated before it is rewritten
 //
@@ -66,7 +66,7 @@
 //
 // # An instance dies of its first fault
 //
-// wazero would accept further calls of a trapped guest, whose state its author never considered. A new instance costs
+// wazero would accept further calls of a trapped guest, in a state that its author never considered. A new instance costs
 // milliseconds, and the host replays what it must know.
 //
 // # _initialize is called by hand
@@ -95,7 +95,7 @@
 //
 // Compiling a Go guest takes half a second; finding out that it has no marker should not. The scan can also tell an
 // author what to do ("build with -buildmode=c-shared"), which a validator cannot. It also protects the validator and the
-// compiler, whose decoder reserves memory for as many names or bytes as a module claims to have: 200 bytes would end the
+// compiler: its decoder reserves memory for as many names or bytes as a module claims to have: 200 bytes would end the
 // host. So the scan walks every section to its end, and custom sections do not get past it ([Scan.Compilable]).
 //
 // # The WASI stub needs no permission from the operator

@@ -26,7 +26,7 @@ func TestFuelLimits(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := c.fuel.Limits(c.hint)
 			if got := b.For(c.n); got != c.allowed {
-				t.Errorf("%d, want %d", got, c.allowed)
+				t.Errorf("the fuel of a call is %d, want %d", got, c.allowed)
 			}
 		})
 	}

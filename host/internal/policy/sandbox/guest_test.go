@@ -10,23 +10,37 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/kvhost/kvhost/abi"
 )
 
-// guest is a module put together by hand. Its functions have type 0, () -> (), unless they say otherwise.
+const (
+	opLoop, opEnd, opBr, opDrop = 0x03, 0x0b, 0x0c, 0x1a
+	i32Add, i32Store            = 0x6a, 0x36
+)
+
+var i32Type, funcType = byte(0x7f), byte(0x70)
+
+// setupExport is a function without a limit of time.
+const setupExport = "setup"
+
+// events is a guest whose kv_events has so many i32 locals, from local 0 on.
+func events(pages uint64, locals int, body []byte) guest {
+	declared := [][]byte{code(leb(locals), int(i32Type))}
+	return guest{pages: pages, funcs: []guestFunc{{name: abi.ExportEvents, locals: declared, code: body}}}
+}
+
+// guest is a module put together by hand. Its functions have type 0, () -> ().
 type guest struct {
-	types    [][]byte // from type 1 on
-	imports  [][2]string
 	tables   [][]byte
 	globals  [][]byte
 	elements [][]byte
-	data     [][]byte
 	pages    uint64
 	funcs    []guestFunc
 }
 
 type guestFunc struct {
-	name   string // exported under it; empty for none
-	kind   byte
+	name   string   // exported under it; empty for none
 	locals [][]byte // groups: count and type
 	code   []byte   // without the last end
 }
@@ -66,21 +80,12 @@ func sectionOf(id byte, content []byte) []byte {
 
 func (g *guest) bytes() []byte {
 	out := []byte("\x00asm\x01\x00\x00\x00")
-	out = append(out, sectionOf(1, vectorOf(append([][]byte{{0x60, 0, 0}}, g.types...)))...)
-	var imports, kinds, exports, bodies [][]byte
-	for _, i := range g.imports {
-		f := hostFunctions[i[0]][i[1]]
-		for n, t := range append([][]byte{{0x60, 0, 0}}, g.types...) {
-			if slices.Equal(t, functionType(f.params, f.results)) {
-				imports = append(imports, code(leb(len(i[0])), []byte(i[0]), leb(len(i[1])), []byte(i[1]), 0, n))
-				break
-			}
-		}
-	}
+	out = append(out, sectionOf(1, []byte{1, 0x60, 0, 0})...)
+	var kinds, exports, bodies [][]byte
 	for n, f := range g.funcs {
-		kinds = append(kinds, []byte{f.kind})
+		kinds = append(kinds, []byte{0})
 		if f.name != "" {
-			exports = append(exports, code(leb(len(f.name)), []byte(f.name), 0, leb(n+len(imports))))
+			exports = append(exports, code(leb(len(f.name)), []byte(f.name), 0, leb(n)))
 		}
 		body := code(vectorOf(f.locals), f.code, 0x0b)
 		bodies = append(bodies, append(leb(len(body)), body...))
@@ -90,29 +95,14 @@ func (g *guest) bytes() []byte {
 			out = append(out, sectionOf(id, vectorOf(items))...)
 		}
 	}
-	add(2, imports)
 	add(3, kinds)
 	add(4, g.tables)
 	out = append(out, sectionOf(5, code(1, 0, leb(int(max(1, g.pages)))))...)
 	add(6, g.globals)
 	add(7, append(exports, []byte{6, 'm', 'e', 'm', 'o', 'r', 'y', 2, 0}))
 	add(9, g.elements)
-	if len(g.data) > 0 {
-		out = append(out, sectionOf(12, leb(len(g.data)))...)
-	}
 	add(10, bodies)
-	add(11, g.data)
 	return out
-}
-
-func functionType(params, results string) []byte {
-	types := func(s string) (out []byte) {
-		for _, c := range s {
-			out = append(out, map[rune]byte{'i': 0x7f, 'I': 0x7e}[c])
-		}
-		return out
-	}
-	return code(0x60, leb(len(params)), types(params), leb(len(results)), types(results))
 }
 
 // compiled compiles the guest for tests that call it by hand.

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"strings"
@@ -31,6 +32,7 @@ func TestCostsOfInstructions(t *testing.T) {
 		return g
 	}
 	const n = 100
+	number := binary.LittleEndian.AppendUint64([]byte{0x44}, 123456789) // f64.const
 	for _, c := range []struct {
 		name  string
 		once  []byte
@@ -39,8 +41,8 @@ func TestCostsOfInstructions(t *testing.T) {
 		{"ref.func", []byte{0xd2, 0, opDrop}, 151},
 		{"table.get", code(i32(1), 0x25, 0, opDrop), 10},
 		{"table.set", code(i32(1), 0xd0, 0x70, 0x26, 0), 6},
-		{"f64.mul", code(constant(f64Type), constant(f64Type), 0xa2, opDrop), 7},
-		{"f32.demote", code(constant(f64Type), 0xb6, opDrop), 6},
+		{"f64.mul", code(number, number, 0xa2, opDrop), 7},
+		{"f32.demote", code(number, 0xb6, opDrop), 6},
 		{"memory.grow", code(i32(0), 0x40, 0, opDrop), 500},
 		{"table.grow", code(0xd0, 0x70, i32(0), 0xfc, 15, 0, opDrop), 500},
 	} {
@@ -176,7 +178,8 @@ func TestMemoryGrowsInSteps(t *testing.T) {
 	}
 	defer func() { madvise = unix.Madvise }()
 	const pages = 4096
-	g := setup("grow", events(1, 1, nil), i32(pages), 0x40, 0, opDrop).guest
+	g := events(1, 1, code(i32(pages), 0x40, 0, opDrop))
+	g.funcs[0].name = setupExport
 	in := g.instance(t, g.compiled(t, 65536, nil))
 	if _, err := spend(t, in, setupExport, 1<<40); err != nil || in.MemorySize() != (pages+1)<<16 {
 		t.Fatalf("%d bytes: %v", in.MemorySize(), err)

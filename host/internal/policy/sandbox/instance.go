@@ -100,7 +100,7 @@ func (c *Code) Instantiate(ctx context.Context, s *Settings, u *Usage) (*Instanc
 		return nil, fmt.Errorf("%w: %s: cannot start: %w", ErrBadModule, c.name, err)
 	}
 	in.mem = in.mod.Memory()
-	if in.fuel, _ = in.mod.ExportedGlobal(metering.Global).(api.MutableGlobal); in.fuel == nil && !c.unmetered {
+	if in.fuel, _ = in.mod.ExportedGlobal(metering.Global).(api.MutableGlobal); in.fuel == nil {
 		in.Close()
 		return nil, fmt.Errorf("%w: %s: its compiled form counts no fuel", ErrBadModule, c.name)
 	}
@@ -172,18 +172,14 @@ func (in *Instance) Call(f *Export, a, b uint64, records int, fuel uint64) error
 		in.failText = in.failText[:0]
 	}
 	in.stack[0], in.stack[1] = a, b
-	if in.fuel != nil {
-		in.grantFirst(f, fuel)
-	}
+	in.grantFirst(f, fuel)
 	start := in.usage.Begin(records)
 	err := f.fn.CallWithStack(in.ctx, in.stack[:])
 	in.usage.End(start)
-	if in.fuel != nil {
-		left := in.settleFuel()
-		in.usage.addFuel(fuel - uint64(max(0, left)))
-		if left < 0 || in.budget.aborted != nil {
-			return in.exhausted(f.Name, fuel, err)
-		}
+	left := in.settleFuel()
+	in.usage.addFuel(fuel - uint64(max(0, left)))
+	if left < 0 || in.budget.aborted != nil {
+		return in.exhausted(f.Name, fuel, err)
 	}
 	if err != nil {
 		return in.trap(f.Name, err)
@@ -270,9 +266,6 @@ func stackOf(err error) string {
 
 // charge takes fuel for work that the host does on the guest's behalf, and aborts the call when there is too little.
 func (in *Instance) charge(n uint64) {
-	if in.fuel == nil {
-		return
-	}
 	left := int64(in.fuel.Get()) - int64(n)
 	if in.fuel.Set(uint64(left)); left < 0 {
 		in.refuel()

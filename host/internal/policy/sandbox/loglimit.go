@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// LogMessage is the message of every line that a guest logs, whose text is an attribute: a guest cannot pretend to be the
-// host.
+// LogMessage is the message of every line that a guest logs. The text of the line is an attribute: a guest cannot
+// pretend to be the host.
 const LogMessage = "policy log"
 
 // logLimit limits a module to logBurst lines per second, over all its instances.

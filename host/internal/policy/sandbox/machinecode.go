@@ -23,12 +23,11 @@ type machineCode struct {
 
 // codeKey is what a module's machine code depends on.
 type codeKey struct {
-	digest    string
-	pages     uint32
-	unmetered bool
+	digest string
+	pages  uint32
 }
 
-func (s *Source) key() codeKey { return codeKey{s.Digest, s.Pages, s.Unmetered} }
+func (s *Source) key() codeKey { return codeKey{s.Digest, s.Pages} }
 
 // sharedCode is the machine code that is in use.
 type sharedCode struct {

@@ -61,7 +61,7 @@ func (m *mapped) Reallocate(size uint64) []byte {
 }
 
 // populateStep is what one system call populates. It takes less than a millisecond. Whatever waits for the process's
-// memory map meanwhile, such as the growth of Go's heap, waits for one step.
+// memory map, such as the growth of Go's heap, waits for one step.
 const populateStep = 4 * hugePage
 
 // madvise is a variable so that tests can watch it.

@@ -7,7 +7,7 @@ import (
 )
 
 // Compilable is the module as decoders and compilers get it: its standard sections as they are and, of the custom ones,
-// a name section with the functions' names only, each fit to be shown. The names stand in the stack of a fault.
+// a name section with the functions' names only, each fit to be shown. The names appear in the stack of a fault.
 func (s *Scan) Compilable() []byte {
 	out := slices.Concat(s.standard...)
 	if names := s.functionNames(); names != nil {

@@ -20,7 +20,7 @@ const (
 	firstSlice = 128_000 // enough for most calls; 40 us of computation, or 2 ms of waiting for memory
 	nextSlice  = 64_000
 	// maxStep is what a timed call may use between two checks: a copy of 2 MiB, or a very long stretch of code without
-	// a loop. The time cannot be checked meanwhile.
+	// a loop. The time cannot be checked before it ends.
 	maxStep = 256_000
 	// defaultCPULimit is the CPU time of a timed call, not counting its first slice and its last.
 	defaultCPULimit = 3 * time.Millisecond
@@ -67,7 +67,7 @@ func (in *Instance) settleFuel() int64 {
 	return b.left + int64(in.fuel.Get())
 }
 
-// refuel grants the next slice to a guest whose counter is below zero, or aborts the call.
+// refuel grants the next slice to a guest with a counter below zero, or aborts the call.
 func (in *Instance) refuel() {
 	b, have := &in.budget, int64(in.fuel.Get())
 	grant := min(b.left, nextSlice-have)

@@ -64,7 +64,7 @@ const (
 	kindGlobal = 3
 )
 
-// Limits of a module beside those of package meter. Each bounds what would take many times its bytes in a decoder.
+// Limits of a module besides those of package meter. Each bounds what would take many times its bytes in a decoder.
 const (
 	// MaxModuleBytes is the most that a module's file may have.
 	MaxModuleBytes = 16 << 20

@@ -13,14 +13,14 @@ import (
 )
 
 // selfTestVersion is raised whenever the self-test asks for something else, or the host runs it differently.
-const selfTestVersion = 1
+const selfTestVersion = 2
 
 // selfTestKey names everything that the result of a self-test depends on: the module, the host that ran it, and the
 // limits. It has no settings. A file of the cache must hold exactly this text.
 func (c *Code) selfTestKey() []byte {
 	return fmt.Appendf(nil, "kvhost policy self-test\nmodule %s\nhost %s self-test %d meter %d wazero %s\n"+
-		"roles %v fuel %v pages %d metered %t\n", c.digest, hostVersion(), selfTestVersion, metering.Version, wazeroVersion(),
-		c.roles, c.limits, c.pages, !c.unmetered)
+		"roles %v fuel %v pages %d\n", c.digest, hostVersion(), selfTestVersion, metering.Version, wazeroVersion(),
+		c.roles, c.limits, c.pages)
 }
 
 // hostVersion is the version of the running program, as far as it is known.

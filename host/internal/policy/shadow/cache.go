@@ -26,7 +26,7 @@ func newCache(e *policy.Evict, capacity int64, max uint32) *cache {
 func (c *cache) step(s *Step) error {
 	switch s.Op {
 	case End:
-		return c.set.EndRequest(s.Tenant, s.hints(), s.cause())
+		return c.set.EndRequest(s.Tenant, s.Hints, s.cause())
 	case Offer:
 		if _, ok := c.set.Find(s.Key); ok {
 			return nil

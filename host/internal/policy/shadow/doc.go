@@ -9,7 +9,7 @@
 // # The queue may lose steps
 //
 // A lookup must not wait for a shadow. Each shadow has a goroutine and a bounded queue; what does not fit is dropped
-// and counted. The number of keys is reported beside the hit ratio, so that a shadow that cannot keep up is noticed.
+// and counted. The number of keys is reported with the hit ratio, so that a shadow that cannot keep up is noticed.
 //
 // # A fault does not end a shadow
 //

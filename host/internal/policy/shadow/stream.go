@@ -26,25 +26,10 @@ type Step struct {
 	Request     uint32
 	Tenant      uint32
 	Op          Op
-	Hit         bool          // Ask: the live cache had it, and granted it
-	First       bool          // Ask: the first key of a lookup
-	ByPrefix    bool          // Ask: nothing after the first miss is a hit
-	Reason      abi.EndReason // End
-}
-
-// EndStep is the end of a request. Hints travel in the fields that have no other meaning there, as in an abi.Event.
-func EndStep(request uint32, h abi.Hints, now uint64) Step {
-	ev := abi.RequestEnd(request, abi.None, h, now)
-	return Step{
-		Op: End, Request: request, Tenant: abi.None, Time: now,
-		Key: ev.Key, Parent: ev.ParentKey, Size: ev.Size, Depth: ev.Depth, Reason: h.Reason,
-	}
-}
-
-// hints are those of an EndStep.
-func (s *Step) hints() abi.Hints {
-	ev := abi.Event{Key: s.Key, ParentKey: s.Parent, Size: s.Size, Depth: s.Depth, Tier: uint8(s.Reason)}
-	return ev.Hints()
+	Hit         bool      // Ask: the live cache had it, and granted it
+	First       bool      // Ask: the first key of a lookup
+	ByPrefix    bool      // Ask: nothing after the first miss is a hit
+	Hints       abi.Hints // End
 }
 
 // batchSteps bounds a batch.

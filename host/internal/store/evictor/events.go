@@ -17,7 +17,8 @@ func (v *Evictor) write(ev *abi.Event, op abi.Op, slot uint32, e *index.Entry, f
 	ev.Slot, ev.Parent, ev.Key, ev.ParentKey = slot, index.None, fp, e.Parent()
 	ev.Size, ev.Depth = v.x.EntryUnits(slot, e), e.Depth()
 	ev.Request, ev.Tenant = c.Request, c.Tenant
-	ev.Op, ev.Tier, ev.Flags, ev.Time = op, 0, 0, c.Time
+	ev.SetOp(op)
+	ev.Time = c.Time
 }
 
 // Post tells the policy of something that happened to an entry. The event is written where the policy reads it, unless
@@ -64,7 +65,7 @@ func (v *Evictor) tellOf(op abi.Op, slot uint32, fp uint64, parent, request uint
 func (v *Evictor) EndRequest(request uint32, hints abi.Hints, now uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.send(abi.RequestEnd(request, abi.None, hints, now))
+	v.send(abi.NewRequestEnd(request, abi.None, hints, now))
 }
 
 func (v *Evictor) send(ev abi.Event) {

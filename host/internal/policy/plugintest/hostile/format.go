@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// claims are modules whose counts and lengths exceed their bytes. Decoders reserve memory for them.
+// claims are modules with counts and lengths that exceed their bytes. Decoders reserve memory for them.
 func claims(b *builder) {
 	a := minimal(abi.RoleEvict)
 	named := func(id byte, sub ...[]byte) assembly {
@@ -51,7 +51,7 @@ func claims(b *builder) {
 // evil is text that a terminal, a log or a parser may act on.
 const evil = "\x1b]0;owned\a\x1b[2J\r\n\x00\u202e\"}{"
 
-// names are modules whose names are not fit for people.
+// names are modules with names that are not fit to be shown.
 func names(b *builder) {
 	a := minimal(abi.RoleEvict).with(abi.ExportStep, unreachable) // so that its stack is shown
 	list := func(each func(i int) (index uint64, name string)) []byte {

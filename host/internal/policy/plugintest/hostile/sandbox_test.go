@@ -65,7 +65,7 @@ func TestHostileModules(t *testing.T) {
 	cmd.Env = append(os.Environ(), inChild+"=1", "GOMEMLIMIT=512MiB")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v:\n%s", err, out[max(0, len(out)-16000):])
+		t.Fatalf("the process that uses the modules: %v:\n%s", err, out[max(0, len(out)-16000):])
 	}
 	for line := range strings.Lines(string(out)) {
 		if _, figures, ok := strings.Cut(line, "sandbox_test.go:"); ok {
@@ -178,7 +178,7 @@ func (u *user) use(m *Module) {
 	u.used++
 	u.judge(u.exercise(p, m.Role))
 	if err := p.Close(context.Background()); err != nil {
-		u.Errorf("%s: %v", m, err)
+		u.Errorf("closing %s: %v", m, err)
 	}
 	if said.lines > 1000 {
 		u.Errorf("%s: %d lines of log", m, said.lines)
@@ -208,7 +208,7 @@ func (u *user) timed(what string, f func() error) error {
 		u.Errorf("%s: %s took %v", u.module, what, took)
 	}
 	if err != nil && !errors.Is(err, policy.ErrFault) && !errors.Is(err, policy.ErrQuarantine) {
-		u.Errorf("%s: %s: %v", u.module, what, err)
+		u.Errorf("%s: %s ended with %v, want a fault or none", u.module, what, err)
 	}
 	u.judge(err)
 	return err

@@ -46,7 +46,7 @@ func manifests(b *builder) {
 	b.addf(abi.RoleEvict, two.ending(custom(abi.ManifestSection, []byte(plain))), "two sections")
 }
 
-// buffers are modules whose buffers lie outside their memory, over one another, or where nobody should write.
+// buffers are modules with buffers outside their memory, over one another, or where the host must not write.
 func buffers(b *builder) {
 	for _, role := range []abi.Role{abi.RoleEvict, abi.RoleAdmit, abi.RolePlace, abi.RoleLayout} {
 		for name, body := range map[string][]byte{

@@ -1,10 +1,9 @@
 package sim
 
 import (
-	"fmt"
 	"maps"
 	"slices"
-	"strings"
+	"testing"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
@@ -24,6 +23,7 @@ import (
 	"github.com/kvhost/kvhost/plugins/wtinylfu"
 )
 
+// natives are the first-party eviction policies, to compare modules with.
 var natives = map[string]func(guest.Info) (any, error){
 	"arc":      func(i guest.Info) (any, error) { return arc.New(i) },
 	"clock":    func(i guest.Info) (any, error) { return clock.New(i) },
@@ -39,29 +39,32 @@ var natives = map[string]func(guest.Info) (any, error){
 	"wtinylfu": func(i guest.Info) (any, error) { return wtinylfu.New(i) },
 }
 
-// nativeAdmits are admit policies without wasm.
-var nativeAdmits = map[string]func(guest.Info) (any, error){
-	"reuse": func(i guest.Info) (any, error) { return reuse.New(i) },
-}
+// nativeNames are the keys of natives, sorted.
+func nativeNames() []string { return slices.Sorted(maps.Keys(natives)) }
 
-// Natives are the first-party eviction policies that [Native] links, sorted.
-func Natives() []string { return slices.Sorted(maps.Keys(natives)) }
-
-// Native links a first-party eviction policy without wasm, to measure the cost of the sandbox.
-func Native(name string) (*policy.Module, error) {
+// native links a first-party eviction policy without wasm.
+func native(t testing.TB, name string) *policy.Module {
+	t.Helper()
 	f, ok := natives[name]
 	if !ok {
-		return nil, fmt.Errorf("%w: no native policy %q (%s)", ErrPolicy, name, strings.Join(Natives(), ", "))
+		t.Fatalf("no native policy %q, there are %v", name, nativeNames())
 	}
-	return policy.NativeModule(name, []abi.Role{abi.RoleEvict}, f), nil
+	return policy.NativeModule(name, []abi.Role{abi.RoleEvict}, f)
 }
 
-// nativeAdmit links a first-party admit policy without wasm.
-func nativeAdmit(name string) (*policy.Module, error) {
-	f, ok := nativeAdmits[name]
-	if !ok {
-		return nil, fmt.Errorf("%w: no native admit policy %q (%s)", ErrPolicy, name,
-			strings.Join(slices.Sorted(maps.Keys(nativeAdmits)), ", "))
+// evicts is a native policy to simulate, or a baseline.
+func evicts(t testing.TB, name string) *Policy {
+	t.Helper()
+	p := &Policy{Text: name, Label: name}
+	if name != Belady && name != Infinite {
+		p.module = native(t, name)
 	}
-	return policy.NativeModule(name, []abi.Role{abi.RoleAdmit}, f), nil
+	return p
+}
+
+// reuseAdmits is the admit policy reuse without wasm.
+func reuseAdmits(config policy.Config) *Admission {
+	return admissionFrom(policy.NativeModule("reuse", []abi.Role{abi.RoleAdmit}, func(i guest.Info) (any, error) {
+		return reuse.New(i)
+	}), config)
 }

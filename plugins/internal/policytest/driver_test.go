@@ -2,6 +2,7 @@ package policytest
 
 import (
 	"math/bits"
+	"slices"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
@@ -114,25 +115,13 @@ func Compare(t *testing.T, make_ Make, config guest.Config, textbook func(capaci
 			for i, key := range stream {
 				hit, gone := c.Access(key)
 				wantHit, wantGone := book.Access(key)
-				if hit != wantHit || !same(gone, wantGone) {
+				if hit != wantHit || !slices.Equal(gone, wantGone) {
 					t.Fatalf("%s, capacity %d, access %d to %d: hit %v, gone %v; the textbook has hit %v, gone %v",
 						name, capacity, i, key, hit, gone, wantHit, wantGone)
 				}
 			}
 		}
 	}
-}
-
-func same(a, b []uint64) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // Misses runs a stream through a cache and counts.
@@ -161,4 +150,56 @@ func Near(t *testing.T, make_ Make, config guest.Config, perMille int, textbook 
 			}
 		}
 	}
+}
+
+// AllocatesNothing fails the test when a policy that has been made allocates.
+func AllocatesNothing(t *testing.T, make_ Make, config guest.Config) {
+	t.Helper()
+	c := NewCache(t, make_, 200, config)
+	stream := Conversations(20000)
+	for _, key := range stream[:10000] {
+		c.Access(key)
+	}
+	events := make([]abi.Event, 0, 3*len(stream))
+	var asks []int // before which event victims are asked for
+	record := &recorder{events: &events, asks: &asks, p: c.p}
+	c.p = record
+	for _, key := range stream[10000:] {
+		c.Access(key)
+	}
+	c.flush()
+	p, err := make_(Info(200, config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst := make([]uint32, 1)
+	at := 0
+	allocs := testing.AllocsPerRun(1, func() {
+		for _, upto := range asks {
+			p.Events(events[at:upto])
+			at = upto
+			p.Victims(abi.Ask{Bytes: abi.SizeUnit, MaxVictims: 1, Tenant: abi.None}, dst)
+		}
+		at = 0
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations in %d events", allocs, len(events))
+	}
+}
+
+// recorder remembers what a policy was told.
+type recorder struct {
+	p      guest.Evictor
+	events *[]abi.Event
+	asks   *[]int
+}
+
+func (r *recorder) Events(batch []abi.Event) {
+	*r.events = append(*r.events, batch...)
+	r.p.Events(batch)
+}
+
+func (r *recorder) Victims(ask abi.Ask, dst []uint32) int {
+	*r.asks = append(*r.asks, len(*r.events))
+	return r.p.Victims(ask, dst)
 }
