@@ -173,7 +173,7 @@ const (
 
 // Store is how roots evict, publish and are shared.
 type Store struct {
-	Memory        int64   // bytes of a root in memory before all others, or Auto: see MemoryBefore
+	Memory      int64         // bytes of a root in memory before all others, or Auto: see MemoryBefore
 	Durability  string        // DurabilityNone, DurabilityStrict
 	Compression string        // CompressionOff, CompressionAuto, CompressionHuffman
 	IOTimeout   time.Duration // 0: none
