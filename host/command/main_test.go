@@ -224,7 +224,7 @@ func TestHelpers(t *testing.T) {
 		{[]string{"--help"}, []string{"kvhost --policy lru.wasm", "replay", "--help-all"}},
 		{[]string{"--help-all"}, []string{"Exit codes:", "kvhost --policy lru.wasm", "replay",
 			"--engine-threads-per-gpu"}},
-		{[]string{"serve", "--help-all"}, []string{"Exit codes:", "SIGUSR2", "--engine-threads-per-gpu"}},
+		{[]string{"serve", "--help-all"}, []string{"Exit codes:", "SIGHUP", "--engine-threads-per-gpu"}},
 		{[]string{"replay", "--help"}, []string{"Examples:", "--chunk-bytes", "--evict"}},
 		{[]string{"version"}, []string{"policy abi 1", "lru"}},
 		{[]string{"--version"}, []string{"kvhost"}},

@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 
+	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
@@ -44,11 +44,15 @@ func scalars(h *served, stored string) map[string]changed {
 		"policy_compile.time":   limit("time", `"4m"`, `"time":"4m0s"`),
 		"log.level": {strings.Replace(h.base(), "[log]\n", "[log]\nlevel = \"debug\"\n", 1) + baseRoots, true, func(h *served, key string) {
 			before := len(h.logged())
-			h.signal(syscall.SIGUSR2) // from debug it goes to info
-			h.until("switch of the level", func() bool { return strings.Contains(h.logged()[before:], "log level switched") })
-			if text := h.logged()[before:]; !strings.Contains(text, `"to":"INFO"`) {
-				h.Errorf("%s was not debug: %s", key, text)
+			s, err := h.hello(0)
+			if err != nil {
+				h.Fatal(err)
 			}
+			defer s.Close()
+			if _, err := s.Lookup(h.Context(), client.LookupRequest{Group: 9}); err == nil {
+				h.Error("a lookup in a group that is not there was answered")
+			}
+			h.until("a line of level debug", func() bool { return strings.Contains(h.logged()[before:], `"level":"DEBUG"`) })
 		}, ""},
 	}
 }

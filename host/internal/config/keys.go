@@ -100,7 +100,7 @@ var keys = []*Key{
 
 	{Section: "log", Name: "level", Reload: true, Kind: Choice, Choices: []string{LevelDebug, LevelInfo, LevelWarn, LevelError},
 		Default: LevelInfo,
-		Help:    "Least severe level to log. SIGUSR2 switches a running host between debug and this level.",
+		Help:    "Least severe level to log.",
 		field:   func(c *Config) any { return &c.Log.Level }},
 	{Section: "log", Name: "format", Kind: Choice, Choices: []string{FormatAuto, FormatText, FormatJSON},
 		Default: FormatAuto,
