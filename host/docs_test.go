@@ -23,7 +23,7 @@ func readText(t *testing.T, path string) string {
 }
 
 var (
-	metricInSource = regexp.MustCompile(`(?:\bdesc\(|^\t\{|= )"((?:root|level|policy|policies|shadow|transfer|codec|route|direct|handle|gpu|staging|memory|client|model|otlp)_[a-z_]+|sessions|leases)"`)
+	metricInSource = regexp.MustCompile(`(?:(?:counted|gauged|newFamily)\(|^\t\{)"([a-z]+(?:_[a-z]+)*)", ?`)
 	counterInTable = regexp.MustCompile(`^\t\{"((?:lookups?|stores?|stored|load|loaded)(?:_[a-z_]+)?)", `)
 	metricInText   = regexp.MustCompile("`kvhost_([a-z_]+)`")
 )

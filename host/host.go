@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -116,14 +115,6 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	return h, nil
 }
 
-// IOTimeout is the time limit of file operations in the form of [store.Config].
-func IOTimeout(s *config.Store) time.Duration {
-	if s.IOTimeout == 0 {
-		return -1
-	}
-	return s.IOTimeout
-}
-
 // serverConfig is a configuration in the form of the server.
 func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 	s := c.Session
@@ -153,7 +144,9 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	out.FS = fsys
 	out.HostID = s.HostID
 	out.Strict = s.Durability == config.DurabilityStrict
-	out.IOTimeout = IOTimeout(&s)
+	if out.IOTimeout = s.IOTimeout; s.IOTimeout == 0 {
+		out.IOTimeout = -1
+	}
 	m := c.Move
 	out.Moves = store.Moves{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Shutdown: m.Shutdown}
 	for _, t := range c.Tenants {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -63,11 +64,9 @@ func get(t *testing.T, h *host.Host, path string) string {
 // What the configuration takes for the least is enough for the engine.
 func TestTheLeastSlotsStart(t *testing.T) {
 	c := configuration(t)
-	key, ok := config.Find("engine.slot_bytes")
-	if !ok {
-		t.Fatal("engine.slot_bytes is no key")
-	}
-	c.Engine.SlotBytes, c.Engine.MaxStagingMemory = key.Min, key.Min
+	i := slices.IndexFunc(config.Keys(), func(k *config.Key) bool { return k.Path() == "engine.slot_bytes" })
+	least := config.Keys()[i].Min
+	c.Engine.SlotBytes, c.Engine.MaxStagingMemory = least, least
 	_, stop := hosttest.Start(t, c)
 	stop()
 }

@@ -2,12 +2,10 @@ package host_test
 
 import (
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -28,19 +26,5 @@ func TestPins(t *testing.T) {
 	}
 	if !errors.Is(err, client.ErrDisagreement) || !strings.Contains(err.Error(), "dtype") {
 		t.Fatalf("%v", err)
-	}
-}
-
-// The configuration knows the fields that a namespace has.
-func TestPinFields(t *testing.T) {
-	var have []string
-	for line := range strings.Lines((&kv.Namespace{}).Text()) {
-		name, _, _ := strings.Cut(line, "=")
-		have = append(have, name)
-	}
-	want := config.PinFields()
-	slices.Sort(want)
-	if !slices.Equal(have, want) {
-		t.Errorf("a namespace has %q, the configuration takes %q", have, want)
 	}
 }

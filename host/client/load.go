@@ -26,10 +26,6 @@ type LoadOptions struct {
 	// receiving goroutine: it must be fast and must not call the session. A load with a timeline of several layers is
 	// layer-wise without it: then the semaphores alone say which layers have landed, and the host sends no message.
 	Layers func(layer uint32, failed []int)
-	// Order lists the group's layers, each once, in the order of the load. Nil: in the order of the group's planes.
-	Order []uint32
-	// Prefetch, unless 0, is how many layers the load may start beyond those that Advance has reported as consumed.
-	Prefetch uint32
 	// Timeline orders the load by semaphores. Optional.
 	Timeline *Timeline
 }
@@ -65,8 +61,8 @@ func (s *Session) Load(ctx context.Context, l *Lookup, chunks []LoadChunk, opt L
 	if err := errors.Join(ctx.Err(), opt.Timeline.check()); err != nil {
 		return nil, err
 	}
-	m := &proto.Load{Lease: l.lease, Silent: opt.Layers == nil, Order: opt.Order, Prefetch: opt.Prefetch,
-		Layers:   opt.Layers != nil || opt.Timeline != nil && opt.Timeline.Layers > 0,
+	m := &proto.Load{Lease: l.lease, Silent: opt.Layers == nil,
+		Layers: opt.Layers != nil || opt.Timeline != nil && opt.Timeline.Layers > 0,
 		Timeline: opt.Timeline.message(), Chunks: make([]*proto.LoadChunk, len(chunks))}
 	for i, c := range chunks {
 		if c.Index < 0 || int(uint32(c.Index)) != c.Index {
@@ -130,10 +126,3 @@ func (j *LoadJob) Wait(ctx context.Context) (LoadResult, error) {
 
 // Cancel returns when no copy can touch the blocks any more. The job still completes.
 func (j *LoadJob) Cancel(ctx context.Context) error { return j.session.cancelJob(ctx, j.id) }
-
-// Advance reports that the first n layers of the order are consumed. It has an effect on loads with a Prefetch.
-func (j *LoadJob) Advance(ctx context.Context, n uint32) error {
-	_, err := j.session.ask(ctx,
-		&proto.SessionRequest{Body: &proto.SessionRequest_Advance{Advance: &proto.Advance{Job: j.id, Layers: n}}})
-	return err
-}

@@ -10,37 +10,24 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
-	"runtime/pprof"
 	"slices"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/gds"
-	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/bench"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/payload"
-	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/staging"
-)
-
-// Values of --through.
-const (
-	throughInner = "inner"
-	throughGo    = "go"
 )
 
 // benchOptions are the flags of bench.
 type benchOptions struct {
 	chunks, rounds int
 	memory, pages  string
-	profiles       string
-	through        string
 	clients        int
 	ranks          bool
 	dtype          string
@@ -58,13 +45,12 @@ func newBench() *cobra.Command {
 engine. Checksums are made and verified, and every byte is compared. Pages are in a GPU's memory or, without
 one, in host memory.
 
-A client in one process stores and loads through a host in another, as an engine does: a job for each prompt of
-64 chunks, and a lookup before each load. With --through inner, store and transfer engine are called in this
-process, without a host.
+A client stores and loads through a host in another process, as an engine does: a job for each prompt of
+64 chunks, and a lookup before each load.
 
-Each figure has its ceilings beside it, measured in the same minutes: copies between pages and slots alone, and
+Each figure has its ceilings next to it, measured in the same minutes: copies between pages and slots alone, and
 the same number of threads that only write and rename, or read, files of the same size. The first load of a round
-reads files that nobody has read since they were written; so do the threads. Passes alternate. Figures are
+reads files that were not read since they were written; so do the threads. Passes alternate. Figures are
 medians over the rounds; the ratio is ours over the smaller ceiling of the same round: median (first to third
 quartile). A root in memory has only the first ceiling.
 
@@ -73,7 +59,7 @@ alone, and both at the same time. Without GPUs their pages are in host memory. W
 one engine, and each chunk has a piece of each. The ratio is then together over alone, so 2 is all there is.
 
 Pages have values of a normal distribution, as an engine's have, because what compression gains depends on them. With
---compression off,huffman,auto each setting has a store, or a host, of its own and the same pages, in the same rounds:
+--compression off,huffman,auto each setting has a host of its own and the same pages, in the same rounds:
 "over off" compares it with off, and "stored" is the bytes of pages over what they take in the root.
 
 The roots must exist, with free memory and disk for twice the bytes of all chunks of all clients, and once more for each
@@ -81,8 +67,7 @@ further setting.`,
 		Example: `  kvhost bench --root /mnt/nvme0/kv
   kvhost bench --root memory: --root /dev/shm
   kvhost bench --root /mnt/nvme0/kv --root /dev/shm --compression off,huffman,auto --pages llama
-  kvhost bench --root memory: --clients 2 --ranks --pages llama
-  kvhost bench --through inner --root /dev/shm --memory host --chunks 16 --pages mla`,
+  kvhost bench --root memory: --clients 2 --ranks --pages llama`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			loaded, err := s.load()
@@ -99,14 +84,11 @@ further setting.`,
 	f.IntVar(&o.rounds, "rounds", 7, "rounds that count, after one that does not")
 	f.StringVar(&o.memory, "memory", "auto", "memory of the pages: gpu, host, or auto (the first GPU if there is one)")
 	f.StringVar(&o.pages, "pages", "all", "geometry of the pages: llama, mla, fp8 or all")
-	f.StringVar(&o.through, "through", throughGo, "way to the store: go, a client and a host, or inner, the transfer engine alone")
 	f.IntVar(&o.clients, "clients", 1, "clients of one host at the same time")
 	f.BoolVar(&o.ranks, "ranks", false, "the clients are one engine's ranks")
 	f.StringSliceVar(&o.compression, "compression", nil,
-		"settings of store.compression to measure beside each other: off, huffman, auto (default: as configured)")
+		"settings of store.compression to compare: off, huffman, auto (default: as configured)")
 	f.StringVar(&o.dtype, "dtype", "", "values of the pages: u8, bfloat16 or fp8 (default: those of the geometry)")
-	f.StringVar(&o.profiles, "cpuprofile", "",
-		"directory for a CPU profile of each of our passes, which slows them a little")
 	f.BoolVar(&o.json, "json", false, "print the rows as JSON")
 	s.addTo(cmd)
 	return cmd
@@ -131,15 +113,12 @@ func writeJSON(w io.Writer, v any) error {
 
 // write prints a table.
 func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []bench.Row) error {
-	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, %d chunks, %d rounds, through %s. GB/s are medians.\n\n",
-		version, runtime.Version(), runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds, o.through)
+	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, %d chunks, %d rounds. GB/s are medians.\n\n",
+		version, runtime.Version(), runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds)
 	return bench.Write(w, rows)
 }
 
 func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []bench.Row, err error) {
-	if o.through != throughInner && o.through != throughGo {
-		return nil, usageError{fmt.Errorf("--through %q: want go or inner", o.through)}
-	}
 	if o.compression == nil {
 		o.compression = []string{cfg.Store.Compression}
 	}
@@ -154,8 +133,8 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 	if o.clients > 1 && len(o.compression) > 1 {
 		return nil, usageError{fmt.Errorf("--clients %d: want one setting of --compression", o.clients)}
 	}
-	if o.clients < 1 || o.clients > 1 && o.through != throughGo || o.ranks && o.clients < 2 {
-		return nil, usageError{fmt.Errorf("--clients %d: want one, or some with --through go", o.clients)}
+	if o.clients < 1 || o.ranks && o.clients < 2 {
+		return nil, usageError{fmt.Errorf("--clients %d: want one or more, and with --ranks two or more", o.clients)}
 	}
 	for _, r := range cfg.Roots {
 		if r.InMemory() {
@@ -234,15 +213,12 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []
 	e, dir, gpu := cfg.Engine, root.Path, gpus[0]
 	base := bench.Config{
 		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: shape.Geometry, DType: shape.DType, Compression: o.compression,
-		Chunks: o.chunks, Rounds: o.rounds,
-		Copiers: runtime.GOMAXPROCS(0),
-		Engine: transfer.Config{
-			Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory,
-			ReadRatio: e.ReadPreferringRatio,
-		},
+		Chunks: o.chunks, Rounds: o.rounds, Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), Copiers: runtime.GOMAXPROCS(0),
+		Root: root,
 	}
+	base.Root.Shared, base.Root.Route = false, config.RouteStaged
+	base.Root.Capacity = int64(o.clients)*2*bench.MemoryBytes(o.chunks, &shape.Geometry) + 1<<30 // also for probes, and for what is removed late
 	memory := "host memory"
-	base.Store.IOTimeout = host.IOTimeout(&cfg.Store)
 	if gpu != nil {
 		base.Copiers, memory = e.ThreadsPerGPU, gpu.Name
 	}
@@ -260,12 +236,12 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []
 		cases[0].files, cases[0].c = "direct I/O", base
 		if direct != nil {
 			cases = append(cases, cases[0])
-			cases[2].c.Direct = direct
+			cases[2].c.Direct, cases[2].c.Root.Route = direct, config.RouteDirect
 		}
 	}
-	for i, k := range cases {
-		k.c.Open = o.opener(cfg, root, &k.c)
-		k.c.Profile = o.profiler(fmt.Sprintf("%s-%d", strings.Trim(strings.ReplaceAll(dir, "/", "-"), "-"), i))
+	for _, k := range cases {
+		k.c.Host = cfg.Clone()
+		k.c.Host.Engine.DirectIO = k.c.FS == staging.OS()
 		var got []bench.Row
 		var err error
 		if o.clients > 1 {
@@ -281,49 +257,9 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []
 			return nil, err
 		}
 		for _, r := range got {
-			r.Memory, r.Files, r.Through = memory, dir+", "+k.files, o.through
+			r.Memory, r.Files = memory, dir+", "+k.files
 			rows = append(rows, r)
 		}
 	}
 	return rows, nil
-}
-
-// opener opens the path that --through names: a host in its own process, with one root below the directory that is
-// measured, and a client of it. Nil: the bench's own path.
-func (o *benchOptions) opener(cfg *config.Config, root config.Root,
-	c *bench.Config) func(context.Context, string, bench.Shared) (bench.Path, error) {
-	if o.through == throughInner {
-		return nil
-	}
-	base := cfg.Clone()
-	base.Engine.DirectIO = c.FS == staging.OS()
-	root.Shared, root.Route = false, config.RouteStaged
-	root.Capacity = int64(o.clients)*2*bench.MemoryBytes(c.Chunks, &c.Geometry) + 1<<30 // also for probes, and for what is removed late
-	if c.Direct != nil {
-		root.Route = config.RouteDirect
-	}
-	through := bench.Through{Host: base, Root: root}
-	return func(ctx context.Context, dir string, shared bench.Shared) (bench.Path, error) {
-		if !root.InMemory() {
-			through.Root.Path = dir
-		}
-		return through.Open(ctx, &shared)
-	}
-}
-
-// profiler writes each pass of a case to a file of its own.
-func (o *benchOptions) profiler(name string) func(pass string, round int) (func(), error) {
-	if o.profiles == "" {
-		return nil
-	}
-	return func(pass string, round int) (func(), error) {
-		f, err := os.Create(filepath.Join(o.profiles, fmt.Sprintf("%s-%s-%d.pprof", name, pass, round)))
-		if err != nil {
-			return nil, err
-		}
-		if err := pprof.StartCPUProfile(f); err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-		return func() { pprof.StopCPUProfile(); f.Close() }, nil
-	}
 }

@@ -14,7 +14,8 @@ import (
 // bench prints its table for host memory, as text and as JSON, and leaves nothing behind. Figures are not compared.
 func TestBench(t *testing.T) {
 	dir := shortDir(t)
-	args := []string{"bench", "--through", "inner", "--root", dir, "--memory", "host", "--chunks", "1", "--rounds", "1", "--pages", "mla"}
+	args := []string{"bench", "--root", dir, "--memory", "host", "--chunks", "1", "--rounds", "1", "--pages", "mla",
+		"--engine-threads-per-gpu", "2"}
 	r := finish(t, command(t, dir, args...))
 	if r.code != 0 || strings.Count(r.stdout, "| staged |") != 8 ||
 		strings.Count(r.stdout, "the first layer of all chunks") != 2 {
@@ -28,20 +29,20 @@ func TestBench(t *testing.T) {
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	for _, wrong := range [][]string{{"--memory", "x"}, {"--pages", "x"}, {"--through", "python"},
-		{"--dtype", "x"}, {"--compression", "off,x"}, {"--clients", "2", "--through", "go", "--compression", "off,auto"}} {
+	for _, wrong := range [][]string{{"--memory", "x"}, {"--pages", "x"},
+		{"--dtype", "x"}, {"--compression", "off,x"}, {"--clients", "2", "--compression", "off,auto"}} {
 		if r := finish(t, command(t, dir, append([]string{"bench", "--root", dir}, wrong...)...)); r.code != exitUsage {
 			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)
 		}
 	}
 }
 
-// With --through go a client's session stores and loads through a host in a process of its own: in files and in memory, from
+// A client's session stores and loads through a host in a process of its own: in files and in memory, from
 // host memory and from a GPU's. Every byte is compared, and the host leaves nothing behind.
 func TestBenchThroughClient(t *testing.T) {
 	dir, double := shortDir(t), gdstest.Build(t)
 	for _, memory := range []string{"host", "gpu"} {
-		cmd := command(t, dir, "bench", "--through", "go", "--root", dir, "--root", "memory:", "--memory", memory,
+		cmd := command(t, dir, "bench", "--root", dir, "--root", "memory:", "--memory", memory,
 			"--chunks", "1", "--rounds", "1", "--pages", "fp8", "--json", "--engine-direct-io=false",
 			"--gds-use-cufile=false", "--engine-threads-per-gpu", "2")
 		cmd.Env = append(cmd.Env, "TMPDIR="+dir, "KVHOST_SOCKET=/nowhere")
@@ -50,14 +51,14 @@ func TestBenchThroughClient(t *testing.T) {
 		}
 		r := finish(t, cmd)
 		var rows []struct {
-			Pass, Through, Route string
-			Ours, CPU            float64
+			Pass, Route string
+			Ours, CPU   float64
 		}
 		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 8 {
 			t.Fatalf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
 		}
 		for i, row := range rows {
-			if want := []string{"staged", "memory"}[i/4]; row.Route != want || row.Through != "go" || row.Ours <= 0 ||
+			if want := []string{"staged", "memory"}[i/4]; row.Route != want || row.Ours <= 0 ||
 				row.CPU <= 0 {
 				t.Errorf("%s: want route %s: %+v", memory, want, row)
 			}
@@ -71,7 +72,7 @@ func TestBenchThroughClient(t *testing.T) {
 // With --compression each setting has a host of its own, and what is compressed takes less room in the root.
 func TestBenchCompression(t *testing.T) {
 	dir := shortDir(t)
-	cmd := command(t, dir, "bench", "--through", "go", "--root", dir, "--root", "memory:", "--memory", "host", "--chunks", "1",
+	cmd := command(t, dir, "bench", "--root", dir, "--root", "memory:", "--memory", "host", "--chunks", "1",
 		"--rounds", "1", "--pages", "llama", "--dtype", "fp8", "--compression", "off,huffman,auto", "--json",
 		"--engine-direct-io=false", "--engine-threads-per-gpu", "2")
 	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
@@ -101,7 +102,7 @@ func TestBenchTogether(t *testing.T) {
 	dir, double := shortDir(t), gdstest.Build(t)
 	bench := func(args ...string) result {
 		cmd := command(t, dir, append([]string{"bench", "--chunks", "1", "--rounds", "1", "--pages", "fp8", "--json",
-			"--engine-direct-io=false", "--gds-use-cufile=false", "--engine-threads-per-gpu", "2", "--through", "go"}, args...)...)
+			"--engine-direct-io=false", "--gds-use-cufile=false", "--engine-threads-per-gpu", "2"}, args...)...)
 		cmd.Env = append(cmd.Env, "TMPDIR="+dir, "LD_LIBRARY_PATH="+filepath.Dir(double.Path), "KVHOST_DOUBLE_GPUS=2")
 		return finish(t, cmd)
 	}
@@ -126,7 +127,7 @@ func TestBenchTogether(t *testing.T) {
 			}
 		}
 	}
-	for _, wrong := range [][]string{{"--clients", "0"}, {"--ranks"}, {"--clients", "2", "--through", "inner"}} {
+	for _, wrong := range [][]string{{"--clients", "0"}, {"--ranks"}} {
 		if r := bench(append(wrong, "--root", dir)...); r.code != exitUsage {
 			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)
 		}
@@ -151,7 +152,7 @@ func TestBenchThroughClientDirect(t *testing.T) {
 		}
 	}
 	for rule, says := range map[string]string{"": "", "cuFileHandleRegister:code=5019": "INVALID_FILE_OPEN_FLAG"} {
-		cmd := command(t, dir, "bench", "--through", "go", "--root", dir, "--chunks", "1", "--rounds", "1", "--pages", "fp8",
+		cmd := command(t, dir, "bench", "--root", dir, "--chunks", "1", "--rounds", "1", "--pages", "fp8",
 			"--json", "--engine-threads-per-gpu", "2")
 		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+libraries, "KVHOST_DOUBLE="+rule)
 		r := finish(t, cmd)

@@ -79,7 +79,7 @@ func (p *killPeer) store(ctx context.Context, n int) error {
 	return err
 }
 
-// The host is killed while a store waits for its semaphore and a layer-wise load for its consumer. Waiters on their
+// The host is killed while a store and a layer-wise load wait for semaphores. Waiters on their
 // semaphores continue and find them failed, and both jobs end. After a restart the host serves what was stored.
 func TestHostKilledUnderWaiters(t *testing.T) {
 	dir := shortDir(t)
@@ -105,13 +105,13 @@ func TestHostKilledUnderWaiters(t *testing.T) {
 		t.Fatal(err)
 	}
 	load, err := p.Load(ctx, l, []client.LoadChunk{{Blocks: killIDs(2)}}, client.LoadOptions{
-		Layers: func(uint32, []int) {}, Prefetch: 1,
-		Timeline: &client.Timeline{Semaphores: p.semaphores, Done: 8, DoneValue: 100, Status: 16, Layers: killLayers},
+		Layers:   func(uint32, []int) {},
+		Timeline: &client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 8, DoneValue: 100, Status: 16, Layers: killLayers},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.semaphores.Wait(ctx, 8, 100-killLayers); err != nil { // the first layer, and no further
+	if err := p.Ping(ctx); err != nil { // the host has both jobs
 		t.Fatal(err)
 	}
 	stop(syscall.SIGKILL)
@@ -120,9 +120,10 @@ func TestHostKilledUnderWaiters(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if p.semaphores.Load(2) != client.StatusFailed || p.semaphores.Load(16) != client.StatusDone ||
-		p.semaphores.Load(17) != client.StatusFailed {
-		t.Errorf("status %d, %d, %d", p.semaphores.Load(2), p.semaphores.Load(16), p.semaphores.Load(17))
+	for _, status := range []int{2, 16, 17} { // of the store, and of the load's layers
+		if got := p.semaphores.Load(status); got != client.StatusFailed {
+			t.Errorf("status semaphore %d after the host's death: got %d, want %d", status, got, client.StatusFailed)
+		}
 	}
 	if _, err := load.Wait(ctx); !errors.Is(err, client.ErrHostGone) {
 		t.Error(err)

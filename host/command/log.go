@@ -4,9 +4,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
-	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/lmittmann/tint"
@@ -20,10 +17,10 @@ var levels = map[string]slog.Level{
 	config.LevelError: slog.LevelError,
 }
 
-// newLog logs to standard error: text on a terminal, JSON otherwise, unless the configuration says which.
-func newLog(c *config.Log) (*slog.Logger, *logLevel) {
-	level := &logLevel{}
-	level.configure(levels[c.Level])
+// newLog logs to standard error: text on a terminal, JSON otherwise, unless the configuration says which. The level can be changed.
+func newLog(c *config.Log) (*slog.Logger, *slog.LevelVar) {
+	level := &slog.LevelVar{}
+	level.Set(levels[c.Level])
 	terminal := term.IsTerminal(int(os.Stderr.Fd()))
 	if c.Format == config.FormatText || c.Format == config.FormatAuto && terminal {
 		return slog.New(tint.NewTextHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly,
@@ -38,39 +35,4 @@ func asText(_ []string, a slog.Attr) slog.Attr {
 		a.Value = slog.StringValue(s.String())
 	}
 	return a
-}
-
-// logLevel is the least severe level that is logged.
-type logLevel struct {
-	slog.LevelVar
-	configured atomic.Int64
-}
-
-// configure sets the level that the configuration has.
-func (l *logLevel) configure(to slog.Level) {
-	l.configured.Store(int64(to))
-	l.Set(to)
-}
-
-// toggleDebug switches between debug and the configured level (at least info) at each SIGUSR2, until it is stopped.
-func toggleDebug(log *slog.Logger, level *logLevel) func() {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGUSR2)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for range signals {
-			next := slog.LevelDebug
-			if level.Level() == slog.LevelDebug {
-				next = max(slog.Level(level.configured.Load()), slog.LevelInfo)
-			}
-			level.Set(next)
-			log.Info("log level switched", "to", next.String())
-		}
-	}()
-	return func() {
-		signal.Stop(signals)
-		close(signals)
-		<-done
-	}
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // reloadOnHangup changes the host to its configuration at each SIGHUP, until the returned function is called.
-func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Logger, level *logLevel) func() {
+func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Logger, level *slog.LevelVar) func() {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP)
@@ -33,7 +33,7 @@ func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Lo
 				log.Error("configuration not reloaded: nothing changed", "error", err)
 				continue
 			}
-			level.configure(levels[loaded.Config.Log.Level])
+			level.Set(levels[loaded.Config.Log.Level])
 			log.Info("configuration reloaded", "changed", changed)
 		}
 	}()

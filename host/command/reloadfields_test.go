@@ -4,17 +4,79 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
+	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// fieldFile is the base file with a key of an array table changed.
-type fieldFile struct {
+// changed is the base file with one key changed, and how its effect is seen.
+type changed struct {
 	file    string
 	reload  bool
 	check   func(h *served, key string)
 	refusal string // names the key otherwise than by its path
+}
+
+// scalars are the single keys that a reload changes. stored names a module of the policy store.
+func scalars(h *served) map[string]changed {
+	limit := func(key, value string, says string) changed {
+		return changed{h.base() + "[policy_compile]\n" + key + " = " + value + "\n" + baseRoots + anyPolicy, true, compiles(says), ""}
+	}
+	acts := func(name string) func(*served, string) {
+		return func(h *served, key string) {
+			if p := h.acting(name); p == nil {
+				h.Errorf("%s: policy %s does not act: %v", key, name, h.status().Policies)
+			}
+		}
+	}
+	return map[string]changed{
+		"policy_dir": {"policy_dir = \"modules\"\n" + h.base() + baseRoots + "[[policy]]\nmodule = \"special\"\n", true, acts("special"), ""},
+		"policy_memory": {"policy_memory = \"512MiB\"\n" + h.base() + baseRoots, true, func(h *served, key string) {
+			if got := h.status().PolicyMemoryLimit; got != 512<<20 {
+				h.Errorf("%s: got %d bytes, want 512 MiB", key, got)
+			}
+		}, ""},
+		"policy_compile.memory": limit("memory", `"1GiB"`, `"memory":1073741824`),
+		"policy_compile.cpu":    limit("cpu", `"59s"`, `"cpu":"59s"`),
+		"policy_compile.time":   limit("time", `"4m"`, `"time":"4m0s"`),
+		"log.level": {strings.Replace(h.base(), "[log]\n", "[log]\nlevel = \"debug\"\n", 1) + baseRoots, true, func(h *served, key string) {
+			before := len(h.logged())
+			s, err := h.hello(0)
+			if err != nil {
+				h.Fatal(err)
+			}
+			defer s.Close()
+			if _, err := s.Lookup(h.Context(), client.LookupRequest{Group: 9}); err == nil {
+				h.Error("a lookup in a group that is not there was answered")
+			}
+			h.until("a line of level debug", func() bool { return strings.Contains(h.logged()[before:], `"level":"DEBUG"`) })
+		}, ""},
+	}
+}
+
+const anyPolicy = "[[policy]]\nmodule = \"lru\"\n"
+
+// mode checks the mode of both sockets.
+func mode(want os.FileMode) func(*served, string) {
+	return func(h *served, key string) {
+		for _, name := range []string{"kvhost.sock", "kvhost.sock.fd"} {
+			if info, err := os.Stat(filepath.Join(h.dir, name)); err != nil || info.Mode().Perm() != want {
+				h.Errorf("%s: want mode %v of %s, got %v and %v", key, want, name, info.Mode(), err)
+			}
+		}
+	}
+}
+
+// compiles checks a limit of the process that compiles, which the log has.
+func compiles(text string) func(*served, string) {
+	return func(h *served, key string) {
+		lines := regexp.MustCompile(`(?m)^.*"compiling policy".*$`).FindAllString(h.logged(), -1)
+		if len(lines) == 0 || !strings.Contains(lines[len(lines)-1], text) {
+			h.Errorf("%s: no policy was compiled with %s: %q", key, text, lines)
+		}
+	}
 }
 
 // took checks that a policy of this name acts as a role, from a module.
@@ -28,7 +90,7 @@ func took(name, role, module string) func(*served, string) {
 
 // fieldFiles are files for the keys of array tables. A policy that is refused for the value of a key shows that the value
 // counts, and that nothing else did.
-func fieldFiles(h *served) map[string]fieldFile {
+func fieldFiles(h *served) map[string]changed {
 	roots := func(old, new string) string { return h.base() + strings.Replace(baseRoots, old, new, 1) }
 	policies := func(lines string) string {
 		return h.base() + strings.ReplaceAll(baseRoots, "write =", "evict = \"main\"\nwrite =") +
@@ -37,7 +99,7 @@ func fieldFiles(h *served) map[string]fieldFile {
 	place := func(lines string) string {
 		return h.base() + baseRoots + "[[policy]]\nname = \"names\"\nmodule = \"modules/fanout.wasm\"\n" + lines
 	}
-	return map[string]fieldFile{
+	return map[string]changed{
 		"policy[0].name":   {policies(""), true, took("main", "evict", "lru"), ""},
 		"policy[0].module": {h.base() + baseRoots + "[[policy]]\nmodule = \"modules/clock.wasm\"\n", true, took("clock", "evict", "clock"), ""},
 		"policy[0].namespaces": {place("namespaces = [\"m*\"]\n"), true, func(h *served, key string) {
@@ -67,12 +129,6 @@ func fieldFiles(h *served) map[string]fieldFile {
 		"policy[0].fuel":         {policies("fuel = {call = 1, record = 1}\n"), false, nil, "fuel"},
 		"policy[0].config":       {policies("[policy.config]\nnonsense = 1\n"), false, nil, "nonsense"},
 
-		"root[0].path":          {roots(`"a"`, `"other"`), false, nil, ""},
-		"root[0].level":         {roots("level = 1", "level = 2"), false, nil, "root[1].level"},
-		"root[0].write":         {roots(`"through"`, `"back"`), false, nil, ""},
-		"root[0].shared":        {roots("write =", "shared = true\nwrite ="), false, nil, ""},
-		"root[0].require_mount": {roots("write =", "require_mount = true\nwrite ="), false, nil, ""},
-		"root[0].route":         {roots("write =", "route = \"staged\"\nwrite ="), false, nil, ""},
 		"root[0].capacity": {roots("64MiB", "8MiB"), true, func(h *served, key string) {
 			if c := h.status().Roots[1].Capacity; c != 8<<20 {
 				h.Errorf("%s is %d", key, c)
@@ -124,10 +180,7 @@ func fieldFiles(h *served) map[string]fieldFile {
 			}
 		}, ""},
 
-		"expiry[0].model":           {h.base() + baseRoots + "[[expiry]]\nmodel = \"m\"\nttl = \"1h\"\n", false, nil, "expiry[0]"},
-		"compression[0].namespaces": {h.base() + baseRoots + "[[compression]]\nnamespaces = [\"m\"]\nmode = \"auto\"\n", false, nil, "compression[0]"},
-		"compression[0].mode":       {h.base() + baseRoots + "[[compression]]\nnamespaces = [\"*\"]\nmode = \"huffman\"\n", false, nil, "compression[0]"},
-		"expiry[0].ttl":             {h.base() + baseRoots + "[[expiry]]\nmodel = \"*\"\nttl = \"2h\"\n", false, nil, "expiry[0]"},
+		"root[0].level": {roots("level = 1", "level = 2"), false, nil, "root[1].level"},
 	}
 }
 

@@ -24,7 +24,7 @@ func newServe() *cobra.Command {
 		Use:   "serve",
 		Short: "Serve clients until SIGINT or SIGTERM (the default)",
 		Long: `Serves clients until SIGINT or SIGTERM, which end it cleanly. SIGHUP reads the configuration
-again and changes the host to it, all of it or nothing. SIGUSR2 switches debug logging on and off.`,
+again and changes the host to it, all of it or nothing.`,
 		Example: `  kvhost --policy lru.wasm
   kvhost --config /etc/kvhost.toml --log-level debug
   kvhost --root /mnt/nvme0/kv=2TiB --root /mnt/nvme1/kv=2TiB --policy my-evict.wasm --policy fanout.wasm`,
@@ -46,7 +46,6 @@ func serve(ctx context.Context, s *settings) error {
 	// once.
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	log, level := newLog(&loaded.Config.Log)
-	defer toggleDebug(log, level)()
 	for _, w := range loaded.Warnings {
 		log.Warn(w)
 	}

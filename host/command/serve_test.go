@@ -120,10 +120,10 @@ func await(t *testing.T, logged func() string, text string, ended <-chan struct{
 }
 
 // A host starts in an empty directory with only the name of a policy, refuses a second host on its root, socket and
-// address, serves a replay, changes its log level at a signal, and ends cleanly at another.
+// address, serves a replay, and ends cleanly at a signal.
 func TestServe(t *testing.T) {
 	dir := shortDir(t)
-	cmd, logged, stop := startHost(t, dir, "--policy", "lru.wasm", "--http-listen", anyPort)
+	_, logged, stop := startHost(t, dir, "--policy", "lru.wasm", "--http-listen", anyPort)
 	address := httpAddress(t, logged)
 	if !healthy(t, address) {
 		t.Error("/readyz does not answer 200")
@@ -159,10 +159,6 @@ func TestServe(t *testing.T) {
 	}
 	if !lru {
 		t.Errorf("no lru with its digest among %+v", report.Policies)
-	}
-	for _, level := range []string{"DEBUG", "INFO"} {
-		cmd.Process.Signal(syscall.SIGUSR2)
-		await(t, logged, `"log level switched","to":"`+level, nil)
 	}
 	if code := stop(syscall.SIGTERM); code != exitOK {
 		t.Errorf("SIGTERM: exit code %d\n%s", code, logged())

@@ -11,10 +11,8 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/gds"
-	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/payload"
-	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -22,49 +20,39 @@ import (
 // Config is one case.
 type Config struct {
 	GPU      *gds.GPU   // the GPU with the memory; nil: host memory
-	FS       staging.FS // the files'; unused with InMemory
+	FS       staging.FS // the files' of the plain threads; unused with InMemory
 	Dir      string     // an existing directory; what is made in it is removed; unused with InMemory
 	InMemory bool       // the root is page-locked memory: the copy alone is the only ceiling
 	Geometry kv.Geometry
 	DType    string // of the pages' values, one of package payload's: what compression gains depends on it
-	// Compression has the settings of store.compression that are compared, each with a root of its own.
+	// Compression has the settings of store.compression that are compared, each with a host of its own.
 	// None: off alone.
 	Compression []string
 	Chunks      int
 	Rounds      int // counted
-	Engine      transfer.Config
-	// of which the bench fills in the files and the roots
-	Store   store.Config
-	Copiers int                                                   // goroutines of the copy alone
-	Direct  *gds.DirectRoute                                      // by which all pieces go; nil: they are staged
-	Submit  gds.Submit                                            // how cuFile is asked then
-	Profile func(pass string, round int) (stop func(), err error) // around what is timed of ours; optional
-	// Open makes the path. Its files are to be below root, which does not exist yet, unless InMemory. Nil: store and
-	// engine in this process.
-	Open func(ctx context.Context, root string, shared Shared) (Path, error)
+	Threads     int // that read and write plain files
+	SlotBytes   int
+	Copiers     int              // goroutines of the copy alone
+	Direct      *gds.DirectRoute // by which the plain threads move files; nil: they use the system's calls
+	Host        *config.Config   // of which the socket, the log and the roots are replaced
+	Root        config.Root      // the host's only one; its path is below Dir, unless InMemory
 }
 
-// bench is a case under way.
+// bench is a case under way, of one client.
 type bench struct {
 	Config
-	pages  pages
-	image  [][]byte
-	got    [][]byte       // what was loaded
-	paths  []Path         // of each setting
-	stored []Chunk        // of the last round
-	slots  *staging.Slots // of the ceilings
-	rng    *rand.Rand
-	inMem  *memfs.FS // of a root in memory in this process
-	made   bool      // Dir is one of its own
-	client int       // which of several it is
-	ranks  int       // how many clients are one engine's ranks; 0: none
+	hosts    *hosts
+	pages    pages
+	image    [][]byte
+	got      [][]byte       // what was loaded
+	sessions []*session     // of each setting
+	stored   []chunk        // of the last round
+	slots    *staging.Slots // of the ceilings
+	rng      *rand.Rand
+	made     bool // Dir is one of its own
+	client   int  // which of several it is
+	ranks    int  // how many clients are one engine's ranks; 0: none
 }
-
-// Settings of store.compression.
-const (
-	off  = "off"
-	auto = "auto"
-)
 
 // figures of one pass with one setting, by round.
 type figures struct{ ours, cpu, stored, first, firstMS, wholeMS []float64 }
@@ -93,25 +81,25 @@ func Run(ctx context.Context, c Config) (_ []Row, err error) {
 	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 {
 		return nil, fmt.Errorf("%w: %d chunks, %d rounds, %d copiers", ErrConfig, c.Chunks, c.Rounds, c.Copiers)
 	}
-	b := &bench{Config: c}
+	b := &bench{Config: c, hosts: &hosts{host: c.Host, root: c.Root}}
 	defer func() { err = errors.Join(err, b.end()) }()
 	if err := b.begin(ctx); err != nil {
 		return nil, err
 	}
 	var r results
-	r.ours = slices.Grow(r.ours, len(b.paths))[:len(b.paths)]
+	r.ours = slices.Grow(r.ours, len(b.sessions))[:len(b.sessions)]
 	for round := range c.Rounds + 1 {
 		if err := b.round(ctx, round, &r); err != nil {
 			return nil, err
 		}
 	}
 	var rows []Row
-	for i, path := range b.paths {
-		route, err := path.Route(ctx)
+	for i, s := range b.sessions {
+		route, err := s.host.routeTaken(ctx)
 		if err != nil {
 			return nil, err
 		}
-		for _, row := range r.rows(i, slices.Index(b.Compression, off), b.Direct == nil) {
+		for _, row := range r.rows(i, slices.Index(b.Compression, config.CompressionOff), b.Direct == nil) {
 			row.Route, row.Compression = route, b.Compression[i]
 			rows = append(rows, row)
 		}
@@ -119,21 +107,16 @@ func Run(ctx context.Context, c Config) (_ []Row, err error) {
 	return rows, nil
 }
 
-// begin makes the directory, the pages and the path. end must follow, also after an error.
+// begin makes the directory and the pages, and opens the sessions. end must follow, also after an error.
 func (b *bench) begin(ctx context.Context) error {
 	if len(b.Compression) == 0 {
-		b.Compression = []string{off}
+		b.Compression = []string{config.CompressionOff}
 	}
 	b.rng = rand.New(rand.NewPCG(1, 1+uint64(b.client)))
 	if b.Direct != nil { // cuFile keeps files open, and their blocks are not free before it closes them
 		b.FS = staging.OnRemove(b.FS, b.Direct.Handles.Forget)
 	}
-	if b.InMemory {
-		if err := b.openMemory(); err != nil {
-			return err
-		}
-	}
-	if b.FS != nil { // of another process' root in memory there is nothing to see here
+	if !b.InMemory {
 		dir := filepath.Join(b.Dir, fmt.Sprintf(".kvhost-bench-%d-%d", os.Getpid(), time.Now().UnixNano()))
 		if err := b.FS.Mkdir(dir, 0o700); err != nil {
 			return fmt.Errorf("bench: %w", err)
@@ -149,7 +132,7 @@ func (b *bench) end() error {
 	if b.made {
 		err = errors.Join(err, b.remove(b.Dir))
 	}
-	return errors.Join(err, b.closeMemory())
+	return err
 }
 
 // rows are those of a setting. plain is which setting is off, -1 if none is.
@@ -196,7 +179,7 @@ func (f *figures) row(pass string, c *ceilings) Row {
 }
 
 func (b *bench) open(ctx context.Context) (err error) {
-	if b.slots, err = staging.NewSlots(max(b.Engine.Threads, b.Copiers), b.Engine.SlotBytes); err != nil {
+	if b.slots, err = staging.NewSlots(max(b.Threads, b.Copiers), b.SlotBytes); err != nil {
 		return err
 	}
 	blocks := b.Chunks * int(b.Geometry.Blocks)
@@ -216,51 +199,27 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	b.image, b.got = image(b.Geometry, blocks, b.client, content), image(b.Geometry, blocks, b.client, nil)
-	if b.Open == nil {
-		for _, setting := range b.Compression {
-			path, err := b.openInner(ctx, setting)
-			if err != nil {
-				return err
-			}
-			b.paths = append(b.paths, path)
-		}
-		return nil
-	}
-	shared := Shared{Namespace: b.namespace(), Engine: fmt.Sprint("bench", b.client), Blocks: uint32(blocks)}
+	group := shared{namespace: b.namespace(), engine: fmt.Sprint("bench", b.client), blocks: uint32(blocks)}
 	if b.ranks > 0 {
-		shared.Engine, shared.Rank = "bench", uint32(b.client)
+		group.engine, group.rank = "bench", uint32(b.client)
 	}
-	if err = b.pages.share(&shared); err != nil {
+	if err = b.pages.share(&group); err != nil {
 		return err
 	}
 	for _, setting := range b.Compression {
-		shared.Compression = setting
-		path, err := b.Open(ctx, filepath.Join(b.Dir, setting), shared)
+		s, err := b.hosts.open(ctx, setting, filepath.Join(b.Dir, setting), &group)
 		if err != nil {
 			return err
 		}
-		b.paths = append(b.paths, path)
+		b.sessions = append(b.sessions, s)
 	}
 	return nil
 }
 
-// openMemory makes the memory that the files of a round take, page-locked for the GPU.
-func (b *bench) openMemory() (err error) {
-	b.FS, b.Dir = nil, ""
-	if b.Open != nil { // it has memory of its own
-		return nil
-	}
-	if b.inMem, err = memfs.New(int64(len(b.Compression))*MemoryBytes(b.Chunks, &b.Geometry), b.Store.Log); err != nil {
-		return err
-	}
-	if b.GPU != nil {
-		b.inMem.Start(nil, b.GPU.Pinner())
-	} else {
-		b.inMem.Start(nil)
-	}
-	b.FS, b.Dir = b.inMem, "/"
-	<-b.inMem.Grown()
-	return b.inMem.Stats().Short
+// namespace is that of the chunks.
+func (b *bench) namespace() kv.Namespace {
+	return kv.Namespace{Model: "bench", DType: b.DType, KeyBytes: 32, TokensPerBlock: 16,
+		TensorParallel: b.ranks, Groups: []kv.Group{{Geometry: b.Geometry}}}
 }
 
 // MemoryBytes is enough memory for a root that holds so many chunks.
@@ -269,17 +228,10 @@ func MemoryBytes(chunks int, g *kv.Geometry) int64 {
 	return need + need/16 + 64<<20
 }
 
-func (b *bench) closeMemory() error {
-	if b.inMem == nil {
-		return nil
-	}
-	return errors.Join(b.inMem.Unlock(), b.inMem.Close())
-}
-
 func (b *bench) close() error {
 	var errs []error
-	for _, path := range b.paths {
-		errs = append(errs, path.Close())
+	for _, s := range b.sessions {
+		errs = append(errs, s.close())
 	}
 	if b.slots != nil {
 		errs = append(errs, b.slots.Close())

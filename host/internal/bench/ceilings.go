@@ -44,7 +44,7 @@ func (b *bench) copyAll(ctx context.Context, dir gds.Direction) error {
 	at, blocks := 0, b.Chunks*int(b.Geometry.Blocks)
 	for k := range blocks {
 		for plane, p := range b.Geometry.Planes {
-			if n := int(p.PageBytes); at+n > b.Engine.SlotBytes {
+			if n := int(p.PageBytes); at+n > b.SlotBytes {
 				batches, batch, at = append(batches, batch), nil, 0
 			}
 			batch = append(batch, move{plane: plane, block: k * 7919 % blocks, at: at})
@@ -69,7 +69,7 @@ func (b *bench) writeFiles(ctx context.Context, round int) error {
 		return err
 	}
 	size := (b.Geometry.PageBytes() + 8191) &^ 4095
-	return b.each(ctx, b.Engine.Threads, b.Chunks, func(i int, slot []byte) error {
+	return b.each(ctx, b.Threads, b.Chunks, func(i int, slot []byte) error {
 		name := b.plainFile(round, i)
 		f, err := staging.OpenDirect(b.FS, name+".tmp", os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
 		if err != nil {
@@ -91,7 +91,7 @@ func (b *bench) writeFiles(ctx context.Context, round int) error {
 
 // readFiles reads the files that writeFiles wrote in a round.
 func (b *bench) readFiles(ctx context.Context, round int) error {
-	return b.each(ctx, b.Engine.Threads, b.Chunks, func(i int, slot []byte) error {
+	return b.each(ctx, b.Threads, b.Chunks, func(i int, slot []byte) error {
 		f, err := staging.OpenDirect(b.FS, b.plainFile(round, i), os.O_RDONLY, 0)
 		if err != nil {
 			return err
@@ -99,10 +99,7 @@ func (b *bench) readFiles(ctx context.Context, round int) error {
 		defer f.Close()
 		info, err := f.Stat()
 		if b.Direct != nil && err == nil {
-			return b.bare(f, info.Size, func(s *gds.DirectSlot, by gds.Submit, fd int, _,
-				to int64) error {
-				return s.Read(by, fd, to)
-			})
+			return b.bare(f, info.Size, func(s *gds.DirectSlot, by gds.Submit, fd int, _, to int64) error { return s.Read(by, fd, to) })
 		}
 		for off := int64(0); err == nil && off < info.Size; off += int64(len(slot)) {
 			_, err = f.ReadAt(slot[:min(int64(len(slot)), info.Size-off)], off)
@@ -119,7 +116,7 @@ func (b *bench) bare(
 		return err
 	}
 	defer slot.Release()
-	return move(slot, b.Submit, int(f.Fd()), 0, size)
+	return move(slot, gds.Sync, int(f.Fd()), 0, size)
 }
 
 // remove removes a directory, by the file system that tells of removed files.

@@ -223,7 +223,7 @@ func directRoute(metrics io.Reader) (string, error) {
 		switch name {
 		case "kvhost_route_fallbacks_total", "kvhost_route_full_total":
 			if value != "0" {
-				return "", fmt.Errorf("%w: %s pieces of the direct route were staged", ErrPath, value)
+				return "", fmt.Errorf("%w: %s pieces of the direct route were staged", errChunks, value)
 			}
 		case "kvhost_route_direct":
 			if _, via, ok := strings.Cut(labels, `via="`); ok {
@@ -242,6 +242,40 @@ func (h *hostProcess) processor() time.Duration {
 		return 0
 	}
 	return time.Duration(t.Nano())
+}
+
+// hosts are those of a measurement, by their setting of store.compression. Each serves all clients, and ends with the last.
+// They run in processes of their own, because CUDA does not let a process open the IPC handles of its own memory.
+type hosts struct {
+	host    *config.Config
+	root    config.Root
+	running map[string]*hostProcess
+}
+
+// open connects a client to the host with a setting. Its root is dir, unless it is in memory.
+func (t *hosts) open(ctx context.Context, compression, dir string, group *shared) (*session, error) {
+	h := t.running[compression]
+	if h == nil || h.clients == 0 {
+		cfg, root := t.host.Clone(), t.root
+		if !root.InMemory() {
+			root.Path = dir
+		}
+		cfg.Store.Compression, cfg.Compressions, cfg.Roots = compression, nil, []config.Root{root}
+		var err error
+		if h, err = startHost(ctx, cfg); err != nil {
+			return nil, err
+		}
+		if t.running == nil {
+			t.running = map[string]*hostProcess{}
+		}
+		t.running[compression] = h
+	}
+	h.clients++
+	s, err := newSession(ctx, h, group)
+	if err != nil {
+		return nil, errors.Join(err, h.leave())
+	}
+	return s, nil
 }
 
 // leave ends the host with its last client.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/payload"
-	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -21,15 +20,14 @@ const poison = 0xa5
 
 // pages are a client's memory: one allocation per plane.
 type pages interface {
-	memory() transfer.Memory
 	// set fills all of a plane with what its image says, or with poison.
 	set(plane int, image []byte) error
 	// get reads a plane into dst.
 	get(plane int, dst []byte) error
 	// copy moves pages to or from a slot.
 	copy(dir gds.Direction, slot []byte, moves []move) error
-	// share says how another process registers it.
-	share(to *Shared) error
+	// share says how the host registers it.
+	share(to *shared) error
 	close() error
 }
 
@@ -72,7 +70,6 @@ type hostPages struct {
 	file     *os.File
 	all      []byte
 	planes   [][]byte
-	mem      *transfer.HostMemory
 }
 
 func newHostPages(g kv.Geometry, blocks int) (_ *hostPages, err error) {
@@ -98,20 +95,15 @@ func newHostPages(g kv.Geometry, blocks int) (_ *hostPages, err error) {
 	if h.all, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return h, fmt.Errorf("bench: map the memory of the pages: %w", err)
 	}
-	var regions []transfer.HostRegion
 	rest := h.all
 	for _, p := range g.Planes {
 		n := blocks * int(p.PageBytes)
 		mem := rest[:n:n]
 		rest = rest[n:]
 		h.planes = append(h.planes, mem)
-		regions = append(regions, transfer.HostRegion{Data: mem, Stride: int64(p.PageBytes), Blocks: uint32(blocks)})
 	}
-	h.mem, err = transfer.NewHostMemory(g, regions)
-	return h, err
+	return h, nil
 }
-
-func (h *hostPages) memory() transfer.Memory { return h.mem }
 
 func (h *hostPages) set(plane int, image []byte) error {
 	if image != nil {
@@ -142,8 +134,8 @@ func (h *hostPages) copy(dir gds.Direction, slot []byte, moves []move) error {
 	return nil
 }
 
-func (h *hostPages) share(to *Shared) error {
-	to.File = h.file
+func (h *hostPages) share(to *shared) error {
+	to.file = h.file
 	return nil
 }
 
@@ -163,7 +155,6 @@ type devicePages struct {
 	gpu      *gds.GPU
 	geometry kv.Geometry
 	planes   []*gds.Buffer
-	mem      *transfer.DeviceMemory
 }
 
 func newDevicePages(gpu *gds.GPU, g kv.Geometry, blocks int) (_ *devicePages, err error) {
@@ -173,7 +164,6 @@ func newDevicePages(gpu *gds.GPU, g kv.Geometry, blocks int) (_ *devicePages, er
 			err = errors.Join(err, d.close())
 		}
 	}()
-	var regions []transfer.DeviceRegion
 	for _, p := range g.Planes {
 		n := int64(blocks) * int64(p.PageBytes)
 		buf, err := gpu.Alloc(n)
@@ -181,14 +171,9 @@ func newDevicePages(gpu *gds.GPU, g kv.Geometry, blocks int) (_ *devicePages, er
 			return d, err
 		}
 		d.planes = append(d.planes, buf)
-		regions = append(regions, transfer.DeviceRegion{Base: buf.Address, Bytes: n, Stride: int64(p.PageBytes),
-			Blocks: uint32(blocks)})
 	}
-	d.mem, err = transfer.NewDeviceMemory(gpu, g, regions)
-	return d, err
+	return d, nil
 }
-
-func (d *devicePages) memory() transfer.Memory { return d.mem }
 
 // on runs fn on one of the GPU's threads.
 func (d *devicePages) on(fn func(*gds.Thread) error) (err error) {
@@ -223,14 +208,14 @@ func (d *devicePages) copy(dir gds.Direction, slot []byte, moves []move) error {
 	})
 }
 
-func (d *devicePages) share(to *Shared) error {
-	to.Device = d.gpu.UUID.String()
+func (d *devicePages) share(to *shared) error {
+	to.device = d.gpu.UUID.String()
 	for _, p := range d.planes {
 		handle, err := p.IPCHandle()
 		if err != nil {
 			return fmt.Errorf("bench: share device memory: %w", err)
 		}
-		to.Handles = append(to.Handles, handle)
+		to.handles = append(to.handles, handle)
 	}
 	return nil
 }
@@ -244,7 +229,7 @@ func (d *devicePages) close() error {
 }
 
 // compare holds every page against what was stored from another block. got is room for all of them.
-func compare(p pages, g kv.Geometry, image, got [][]byte, from, to []Chunk) error {
+func compare(p pages, g kv.Geometry, image, got [][]byte, from, to []chunk) error {
 	return planes(g, func(plane int) error {
 		got := got[plane]
 		if err := p.get(plane, got); err != nil {
@@ -252,8 +237,8 @@ func compare(p pages, g kv.Geometry, image, got [][]byte, from, to []Chunk) erro
 		}
 		page := int(g.Planes[plane].PageBytes)
 		for c := range from {
-			for i := range from[c].Blocks {
-				f, t := int(from[c].Blocks[i])*page, int(to[c].Blocks[i])*page
+			for i := range from[c].blocks {
+				f, t := int(from[c].blocks[i])*page, int(to[c].blocks[i])*page
 				if !bytes.Equal(got[t:t+page], image[plane][f:f+page]) {
 					return fmt.Errorf("%w: plane %d, chunk %d, block %d", errBytes, plane, c, i)
 				}

@@ -23,11 +23,10 @@ func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Mi
 
 // Row is one pass and its ceilings. Rates are medians in GB/s of page bytes.
 type Row struct {
-	Pages   string `json:"pages"`
-	Memory  string `json:"memory"`
-	Files   string `json:"files"` // where they are
-	Route   string `json:"route"`
-	Through string `json:"through"` // who stores and loads
+	Pages  string `json:"pages"`
+	Memory string `json:"memory"`
+	Files  string `json:"files"` // where they are
+	Route  string `json:"route"`
 	// Of several clients at the same time: what each moves alone. Ratio is together over the mean of these, and there are
 	// no ceilings.
 	Alone       []float64 `json:"alone,omitempty"`

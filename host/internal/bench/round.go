@@ -16,7 +16,6 @@ import (
 
 // pass is one thing that is timed.
 type pass struct {
-	name  string // of ours
 	ready func() error
 	run   func() (time.Duration, error) // 0: the bench takes the time
 	check func() error
@@ -37,12 +36,12 @@ func (b *bench) round(ctx context.Context, round int, r *results) error {
 		freshLoads: b.ceilings(ctx, gds.Scatter, read, &r.ceilings[freshLoads]),
 		laterLoads: b.ceilings(ctx, gds.Scatter, read, &r.ceilings[laterLoads]),
 	}
-	for i, path := range b.paths {
+	for i, s := range b.sessions {
 		f := &r.ours[i]
-		groups[stores] = append(groups[stores], b.storePass(ctx, path, &f[stores], round))
-		for pass, name := range map[int]string{freshLoads: "load-first", laterLoads: "load-again", layerLoads: "layers"} {
+		groups[stores] = append(groups[stores], b.storePass(ctx, s, &f[stores], round))
+		for pass := freshLoads; pass <= layerLoads; pass++ {
 			if pass != layerLoads || b.Direct == nil {
-				groups[pass] = append(groups[pass], b.loadPass(ctx, path, name, pass == layerLoads, &f[pass], round))
+				groups[pass] = append(groups[pass], b.loadPass(ctx, s, pass == layerLoads, &f[pass], round))
 			}
 		}
 	}
@@ -69,18 +68,18 @@ func (b *bench) ceilings(ctx context.Context, dir gds.Direction, plain func() er
 	return append(list, pass{run: func() (time.Duration, error) { return 0, plain() }, rate: &c.plain, cpu: &c.plainCPU})
 }
 
-func (b *bench) storePass(ctx context.Context, path Path, f *figures, round int) pass {
+func (b *bench) storePass(ctx context.Context, s *session, f *figures, round int) pass {
 	var before int64
-	return pass{name: "store", rate: &f.ours, cpu: &f.cpu,
+	return pass{rate: &f.ours, cpu: &f.cpu,
 		ready: func() (err error) {
-			if before, err = path.Used(ctx); err != nil {
+			if before, err = s.host.used(ctx); err != nil {
 				return err
 			}
 			return planes(b.Geometry, func(i int) error { return b.pages.set(i, b.image[i]) })
 		},
-		run: func() (time.Duration, error) { return path.Store(ctx, b.stored) },
+		run: func() (time.Duration, error) { return s.store(ctx, b.stored) },
 		check: func() error {
-			after, err := path.Used(ctx)
+			after, err := s.host.used(ctx)
 			if round > 0 {
 				f.stored = append(f.stored, float64(b.pageBytes())/float64(after-before))
 			}
@@ -93,15 +92,15 @@ func (b *bench) storePass(ctx context.Context, path Path, f *figures, round int)
 func (b *bench) pageBytes() int64 { return int64(b.Chunks) * b.Geometry.PageBytes() }
 
 // loadPass loads into other blocks than were stored from.
-func (b *bench) loadPass(ctx context.Context, path Path, name string, byLayer bool, f *figures, round int) pass {
+func (b *bench) loadPass(ctx context.Context, s *session, byLayer bool, f *figures, round int) pass {
 	back := slices.Clone(b.stored)
 	for i, ids := range b.shuffle() {
-		back[i].Blocks = ids
+		back[i].blocks = ids
 	}
-	return pass{name: name, rate: &f.ours, cpu: &f.cpu,
+	return pass{rate: &f.ours, cpu: &f.cpu,
 		ready: func() error { return planes(b.Geometry, func(i int) error { return b.pages.set(i, nil) }) },
 		run: func() (time.Duration, error) {
-			first, whole, err := path.Load(ctx, back, byLayer)
+			first, whole, err := s.load(ctx, back, byLayer)
 			if byLayer && round > 0 && err == nil {
 				f.first = append(f.first, first.Seconds()/whole.Seconds())
 				f.firstMS = append(f.firstMS, 1e3*first.Seconds())
@@ -114,18 +113,12 @@ func (b *bench) loadPass(ctx context.Context, path Path, name string, byLayer bo
 }
 
 // time runs a pass, and keeps its figures unless the round does not count.
-func (b *bench) time(ctx context.Context, p *pass, round int) (err error) {
+func (b *bench) time(ctx context.Context, p *pass, round int) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if p.ready != nil {
 		if err := p.ready(); err != nil {
-			return err
-		}
-	}
-	stop := func() {}
-	if b.Profile != nil && p.name != "" {
-		if stop, err = b.Profile(p.name, round); err != nil {
 			return err
 		}
 	}
@@ -135,7 +128,6 @@ func (b *bench) time(ctx context.Context, p *pass, round int) (err error) {
 		took = time.Since(start)
 	}
 	used := b.processor() - before
-	stop()
 	if err != nil {
 		return err
 	}
@@ -152,33 +144,33 @@ func (b *bench) time(ctx context.Context, p *pass, round int) (err error) {
 	return nil
 }
 
-// processor is the time that this process and those of the path have had.
+// processor is the time that this process and the hosts have had.
 func (b *bench) processor() time.Duration {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
 		return 0
 	}
 	all := time.Duration(u.Utime.Nano() + u.Stime.Nano())
-	for _, path := range b.paths {
-		all += path.Processor()
+	for _, s := range b.sessions {
+		all += s.host.processor()
 	}
 	return all
 }
 
 // chunks are those that a round stores: prompts, from blocks that are dealt anew.
-func (b *bench) chunks(round int) []Chunk {
-	out := make([]Chunk, b.Chunks)
+func (b *bench) chunks(round int) []chunk {
+	out := make([]chunk, b.Chunks)
 	for n, ids := range b.shuffle() {
 		c := &out[n]
-		c.Blocks, c.Depth = ids, uint32(n%promptChunks)
-		binary.LittleEndian.PutUint64(c.Key[:], uint64(round*b.Chunks+n)*0x9e3779b97f4a7c15+1)
-		c.Key[31] = 1
+		c.blocks, c.depth = ids, uint32(n%promptChunks)
+		binary.LittleEndian.PutUint64(c.key[:], uint64(round*b.Chunks+n)*0x9e3779b97f4a7c15+1)
+		c.key[31] = 1
 		if b.ranks == 0 { // engines do not store each other's chunks
-			c.Key[31] += byte(b.client)
+			c.key[31] += byte(b.client)
 		}
-		c.Parent = kv.Root
-		if c.Depth > 0 {
-			c.Parent = out[n-1].Key
+		c.parent = kv.Root
+		if c.depth > 0 {
+			c.parent = out[n-1].key
 		}
 	}
 	return out
@@ -204,8 +196,8 @@ func (b *bench) forget(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	for _, path := range b.paths {
-		err = errors.Join(err, path.Forget(ctx, b.stored))
+	for _, s := range b.sessions {
+		err = errors.Join(err, s.forget(ctx, b.stored))
 	}
 	if !b.InMemory {
 		err = errors.Join(err, b.remove(filepath.Join(b.Dir, "plain")))

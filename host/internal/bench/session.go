@@ -5,12 +5,35 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/kv"
 )
+
+// chunk is one chunk of a prompt, and the blocks that hold it or are to hold it.
+type chunk struct {
+	parent, key kv.Key // parent is zero for a prompt's first
+	depth       uint32
+	blocks      []uint32
+}
+
+// promptChunks is how many chunks of a prompt are stored and loaded by one job: a prompt of 16,384 tokens.
+const promptChunks = 64
+
+// shared is the memory of the pages as the host registers it.
+type shared struct {
+	namespace kv.Namespace
+	engine    string
+	rank      uint32
+	blocks    uint32   // of each plane, one after the other
+	device    string   // UUID of the GPU; empty for host memory
+	handles   [][]byte // CUDA IPC handles of the planes: each is an allocation
+	file      *os.File // host memory: all planes, one after the other
+}
 
 // session stores and loads through a session of the Go client, a job for each prompt, all prompts at once.
 type session struct {
@@ -20,48 +43,50 @@ type session struct {
 	request uint32
 }
 
-func newSession(ctx context.Context, h *hostProcess, shared *Shared) (_ *session, err error) {
+func newSession(ctx context.Context, h *hostProcess, group *shared) (_ *session, err error) {
 	p := &session{host: h}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.closeSession())
 		}
 	}()
-	if p.client, err = client.Dial(ctx, client.Hello{Socket: h.socket, Engine: shared.Engine, Role: "worker",
-		Rank: shared.Rank, LocalRanks: uint32(shared.Namespace.Ranks()), Namespace: shared.Namespace,
-		DeviceUUID: shared.Device}); err != nil {
+	if p.client, err = client.Dial(ctx, client.Hello{Socket: h.socket, Engine: group.engine, Role: "worker",
+		Rank: group.rank, LocalRanks: uint32(group.namespace.Ranks()), Namespace: group.namespace,
+		DeviceUUID: group.device}); err != nil {
 		return nil, err
 	}
 	var regions []client.PlaneRegion
-	for i, plane := range shared.Namespace.Groups[0].Geometry.Planes {
-		r := client.PlaneRegion{Stride: int64(plane.PageBytes), Blocks: shared.Blocks}
-		if shared.File != nil {
-			r.Offset = shared.Offsets()[i]
+	var at int64
+	for _, plane := range group.namespace.Groups[0].Geometry.Planes {
+		r := client.PlaneRegion{Stride: int64(plane.PageBytes), Blocks: group.blocks}
+		if group.file != nil {
+			r.Offset = at
+			at += int64(plane.PageBytes) * int64(group.blocks)
 		}
 		regions = append(regions, r)
 	}
-	if shared.File == nil {
-		_, err = p.client.RegisterIPC(ctx, 0, shared.Handles, regions)
+	if group.file == nil {
+		_, err = p.client.RegisterIPC(ctx, 0, group.handles, regions)
 		return p, err
 	}
-	fd, err := unix.FcntlInt(shared.File.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	fd, err := unix.FcntlInt(group.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("duplicate the memory of the pages: %w", err)
 	}
-	if p.arena, err = client.OpenArena(os.NewFile(uintptr(fd), shared.File.Name())); err != nil {
+	if p.arena, err = client.OpenArena(os.NewFile(uintptr(fd), group.file.Name())); err != nil {
 		return nil, err
 	}
 	_, err = p.client.Register(ctx, 0, p.arena, regions)
 	return p, err
 }
 
-func (p *session) Store(ctx context.Context, chunks []Chunk) (time.Duration, error) {
+func (p *session) store(ctx context.Context, chunks []chunk) (time.Duration, error) {
 	start := time.Now()
 	var jobs []*client.StoreJob
-	for _, prompt := range Prompts(chunks) {
+	for prompt := range slices.Chunk(chunks, promptChunks) {
 		var list []client.StoreChunk
 		for _, c := range prompt {
-			list = append(list, client.StoreChunk{Parent: c.Parent, Key: c.Key, Depth: c.Depth, Blocks: c.Blocks})
+			list = append(list, client.StoreChunk{Parent: c.parent, Key: c.key, Depth: c.depth, Blocks: c.blocks})
 		}
 		p.request++
 		job, err := p.client.Store(ctx, p.request, 0, list)
@@ -77,31 +102,30 @@ func (p *session) Store(ctx context.Context, chunks []Chunk) (time.Duration, err
 		}
 		for i, c := range r.Chunks {
 			if c.Result != client.Stored {
-				return 0, fmt.Errorf("%w: chunk %d: %v: %w", ErrPath, i, c.Result, c.Err)
+				return 0, fmt.Errorf("%w: chunk %d: %v: %w", errChunks, i, c.Result, c.Err)
 			}
 		}
 	}
 	return time.Since(start), nil
 }
 
-func (p *session) Load(ctx context.Context, chunks []Chunk, byLayer bool) (first, whole time.Duration,
+func (p *session) load(ctx context.Context, chunks []chunk, byLayer bool) (first, whole time.Duration,
 	err error) {
 	start := time.Now()
-	prompts := Prompts(chunks)
-	landed := make(chan time.Duration, len(prompts)) // of each prompt's first layer
+	landed := make(chan time.Duration, len(chunks)) // of each prompt's first layer
 	var jobs []*client.LoadJob
-	for _, prompt := range prompts {
+	for prompt := range slices.Chunk(chunks, promptChunks) {
 		p.request++
-		found, err := p.client.Lookup(ctx, client.LookupRequest{Request: p.request, Keys: Keys(prompt)})
+		found, err := p.client.Lookup(ctx, client.LookupRequest{Request: p.request, Keys: keysOf(prompt)})
 		if err != nil {
 			return 0, 0, err
 		}
 		if found.Hits() != len(prompt) {
-			return 0, 0, fmt.Errorf("%w: %d of %d are there", ErrPath, found.Hits(), len(prompt))
+			return 0, 0, fmt.Errorf("%w: %d of %d are there", errChunks, found.Hits(), len(prompt))
 		}
 		list := make([]client.LoadChunk, len(prompt))
 		for i, c := range prompt {
-			list[i] = client.LoadChunk{Index: i, Blocks: c.Blocks}
+			list[i] = client.LoadChunk{Index: i, Blocks: c.blocks}
 		}
 		var opt client.LoadOptions
 		if byLayer {
@@ -125,7 +149,7 @@ func (p *session) Load(ctx context.Context, chunks []Chunk, byLayer bool) (first
 			return 0, 0, err
 		}
 		if len(r.Failed) > 0 {
-			return 0, 0, fmt.Errorf("%w: block %d: %w", ErrPath, r.Failed[0].Block, r.Failed[0].Err)
+			return 0, 0, fmt.Errorf("%w: block %d: %w", errChunks, r.Failed[0].Block, r.Failed[0].Err)
 		}
 	}
 	whole = time.Since(start)
@@ -135,23 +159,17 @@ func (p *session) Load(ctx context.Context, chunks []Chunk, byLayer bool) (first
 	return first, whole, nil
 }
 
-func (p *session) Forget(ctx context.Context, chunks []Chunk) error {
-	results, err := p.client.Discard(ctx, 0, Keys(chunks))
+func (p *session) forget(ctx context.Context, chunks []chunk) error {
+	results, err := p.client.Discard(ctx, 0, keysOf(chunks))
 	for i, r := range results {
 		if r != client.Removed {
-			err = errors.Join(err, fmt.Errorf("%w: chunk %d is %v", ErrPath, i, r))
+			err = errors.Join(err, fmt.Errorf("%w: chunk %d is %v", errChunks, i, r))
 		}
 	}
 	return err
 }
 
-func (p *session) Processor() time.Duration { return p.host.processor() }
-
-func (p *session) Used(ctx context.Context) (int64, error) { return p.host.used(ctx) }
-
-func (p *session) Route(ctx context.Context) (string, error) { return p.host.routeTaken(ctx) }
-
-func (p *session) Close() error { return errors.Join(p.closeSession(), p.host.leave()) }
+func (p *session) close() error { return errors.Join(p.closeSession(), p.host.leave()) }
 
 func (p *session) closeSession() error {
 	var errs []error
@@ -162,4 +180,12 @@ func (p *session) closeSession() error {
 		errs = append(errs, p.arena.Close())
 	}
 	return errors.Join(errs...)
+}
+
+func keysOf(chunks []chunk) []kv.Key {
+	keys := make([]kv.Key, len(chunks))
+	for i := range chunks {
+		keys[i] = chunks[i].key
+	}
+	return keys
 }

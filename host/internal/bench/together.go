@@ -28,21 +28,21 @@ type together struct {
 	all     [layerLoads][]float64   // by round
 }
 
-// RunTogether measures stores and loads of each client alone and of all at the same time, in the same rounds. c.Open is
-// called for each client.
+// RunTogether measures stores and loads of each client alone and of all at the same time, in the same rounds.
 func RunTogether(ctx context.Context, c Config, k Clients) (_ []Row, err error) {
-	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 || c.Open == nil || len(k.GPUs) < 2 || len(c.Compression) > 1 {
+	if c.Chunks < 1 || c.Rounds < 1 || c.Copiers < 1 || len(k.GPUs) < 2 || len(c.Compression) > 1 {
 		return nil, fmt.Errorf("%w: %d clients, %d chunks, %d rounds, compression %v", ErrConfig, len(k.GPUs), c.Chunks, c.Rounds,
 			c.Compression)
 	}
 	var t together
+	running := &hosts{host: c.Host, root: c.Root}
 	defer func() {
 		for _, b := range t.clients {
 			err = errors.Join(err, b.end())
 		}
 	}()
 	for i, gpu := range k.GPUs {
-		b := &bench{Config: c, client: i}
+		b := &bench{Config: c, hosts: running, client: i}
 		b.GPU = gpu
 		if k.Ranks {
 			b.ranks = len(k.GPUs)
@@ -61,7 +61,7 @@ func RunTogether(ctx context.Context, c Config, k Clients) (_ []Row, err error) 
 			return nil, err
 		}
 	}
-	route, err := t.clients[0].paths[0].Route(ctx)
+	route, err := t.clients[0].sessions[0].host.routeTaken(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -111,9 +111,9 @@ func (t *together) time(ctx context.Context, number int, clients []*bench) (rate
 	passes, bytes := make([]pass, len(clients)), 0.0
 	for i, b := range clients {
 		if number == stores {
-			passes[i] = b.storePass(ctx, b.paths[0], &figures{}, 0)
+			passes[i] = b.storePass(ctx, b.sessions[0], &figures{}, 0)
 		} else {
-			passes[i] = b.loadPass(ctx, b.paths[0], "", false, &figures{}, 0)
+			passes[i] = b.loadPass(ctx, b.sessions[0], false, &figures{}, 0)
 		}
 		if err := passes[i].ready(); err != nil {
 			return 0, err

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,22 +13,6 @@ import (
 type Compression struct {
 	Namespaces []string // patterns as of [kv.ParsePattern]; any of them
 	Mode       string   // CompressionOff, CompressionAuto or CompressionHuffman
-}
-
-func (m *Compression) set(key string, value any) (err error) {
-	switch key {
-	case "namespaces":
-		m.Namespaces, err = asTexts("compression.namespaces", value)
-	case "mode":
-		m.Mode, err = asText("compression.mode", value)
-	default:
-		err = fmt.Errorf("%w: compression.%s%s", ErrKey, key, Suggest(key, names(compressionKeys)))
-	}
-	return err
-}
-
-func (m *Compression) value(key string) any {
-	return map[string]any{"namespaces": m.Namespaces, "mode": m.Mode}[key]
 }
 
 func (c *Config) validateCompression(bad func(path, format string, args ...any)) {

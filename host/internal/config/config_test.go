@@ -5,16 +5,17 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/regular"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
 var update = flag.Bool("update", false, "write examples/kvhost.toml")
@@ -51,7 +52,7 @@ func TestExampleFile(t *testing.T) {
 			t.Errorf("the example does not set %s", k.Path())
 		}
 	}
-	for _, name := range append(names(policyKeys), names(rootKeys)...) {
+	for _, name := range append(names(policies.fields()), names(roots.fields())...) {
 		if !strings.Contains(string(got), name) {
 			t.Errorf("the example does not mention %s", name)
 		}
@@ -157,13 +158,13 @@ shared = true
 		t.Errorf("roots %+v, want %+v", c.Roots, want)
 	}
 	for path, want := range map[string]string{
-		"socket":              "file " + file + ":2",
-		"session.lease_ttl":   "file " + file + ":10",
+		"socket":              "file " + file,
+		"session.lease_ttl":   "file " + file,
 		"log.level":           "flag --log-level",
 		"log.format":          "env KVHOST_LOG_FORMAT",
 		"http.listen":         "default",
 		"policy[1]":           "flag --policy",
-		"root[0]":             "file " + file + ":20",
+		"root[0]":             "file " + file,
 		"session.max_message": "default",
 	} {
 		if got := l.Origins[path].String(); got != want {
@@ -220,7 +221,7 @@ func TestSizesAndParts(t *testing.T) {
 	}
 }
 
-// What nobody has set is marked, line for line.
+// What was not set is marked, line for line.
 func TestPrintMarksDefaults(t *testing.T) {
 	l, err := Load(Source{})
 	if err != nil {
@@ -252,7 +253,7 @@ func TestPrintReadsBack(t *testing.T) {
 	}
 	for _, want := range []string{
 		"lease_ttl = \"1m30s\" # flag --session-lease-ttl", "durability = \"strict\" # env KVHOST_STORE_DURABILITY",
-		"listen = \"\" # file " + file + ":2", "seed = 1 # default",
+		"listen = \"\" # file " + file, "seed = 1 # default",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
@@ -312,37 +313,6 @@ func TestCloneSharesNothing(t *testing.T) {
 }
 
 // No text makes the reader panic or hang. An accepted text prints and reads back as the same configuration.
-func TestPositions(t *testing.T) {
-	got := positions(`socket = "s" # not = a key
-[log]
- level = "a\"b#c"
-'quoted'."key.2" = """
-format = "inside a string"
-"""
-[[policy]]
-module = '''
-x = 1'''
-roles = [
-  "evict", # ]
-  "place",
-]
-fuel = {call = 1}
-[policy.config]
-a.b = 3
-[[policy]] # the second
-module = 2
-`)
-	want := map[string]int{
-		"socket": 1, "log": 2, "log.level": 3, "log.quoted": 4, "log.quoted.key.2": 4,
-		"policy": 7, "policy[0]": 7, "policy[0].module": 8, "policy[0].roles": 10, "policy[0].fuel": 14,
-		"policy[0].config": 15, "policy[0].config.a": 16, "policy[0].config.a.b": 16, "policy[1]": 17,
-		"policy[1].module": 18,
-	}
-	if !maps.Equal(got, want) {
-		t.Errorf("got  %v\nwant %v", got, want)
-	}
-}
-
 func FuzzFile(f *testing.F) {
 	var example strings.Builder
 	if err := Example(&example); err != nil {
@@ -356,7 +326,6 @@ func FuzzFile(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		positions(text)
 		l := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
 		if l.applyText("f", text) != nil || l.validate() != nil {
 			return
@@ -391,7 +360,7 @@ func strip(text string) string {
 	return b.String()
 }
 
-// A configuration that is a FIFO, as a mistaken path or somebody's trap, must not hang a start or a reload.
+// A configuration that is a FIFO, as by a mistaken path, must not hang a start or a reload.
 func TestFileIsRegular(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "kvhost.toml")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
@@ -442,8 +411,54 @@ func reloadTable() string {
 		}
 		row(name, list)
 	}
-	for _, array := range arrays {
-		row("`[["+array+"]]`", Fields(array))
+	for _, t := range tables {
+		row("`[["+t.name()+"]]`", t.fields())
 	}
 	return b.String()
+}
+
+// A key that a running host cannot change is refused by its name.
+func TestChangesThatNeedARestart(t *testing.T) {
+	for _, k := range keys {
+		next := Default()
+		switch p := k.field(next).(type) {
+		case *string:
+			*p += "x"
+		case *bool:
+			*p = !*p
+		case *float64:
+			*p /= 2
+		case *int:
+			*p++
+		case *int64:
+			*p++
+		case *time.Duration:
+			*p++
+		}
+		if got := Changes(Default(), next); len(got) != 1 || got[0].Key != k.Path() || (got[0].Restart == "") != k.Reload {
+			t.Errorf("another value of %s: got %+v, want one change, reloaded %v", k.Path(), got, k.Reload)
+		}
+	}
+	for key, value := range map[string]any{"path": "x", "level": int64(1), "write": "through", "shared": true, "require_mount": true,
+		"route": RouteStaged, "capacity": "1GiB", "evict": "x", "min_free": "5%", "daily_writes": "1GiB"} {
+		next := Default()
+		if err := roots.set(&next.Roots[0], key, value); err != nil {
+			t.Fatal(err)
+		}
+		reload := slices.Contains(roots.fields(), Field{key, true})
+		if got := Changes(Default(), next); len(got) != 1 || got[0].Key != "root[0]."+key || (got[0].Restart == "") != reload {
+			t.Errorf("another %s of a root: got %+v, want one change, reloaded %v", key, got, reload)
+		}
+	}
+	next := Default()
+	next.Roots = append(next.Roots, Root{Path: "more"})
+	next.Expiries, next.Compressions = []Expiry{{Model: "m"}}, []Compression{{Mode: CompressionAuto}}
+	if got := Changes(Default(), next); len(got) != 3 || got[0].Restart == "" || got[1].Restart == "" || got[2].Restart == "" {
+		t.Errorf("a further root, expiry and compression: got %+v, want three that need a restart", got)
+	}
+	next = Default()
+	next.Policies, next.Tenants = []Policy{{Module: "m"}}, []Tenant{{Sessions: 1}}
+	if got := Changes(Default(), next); len(got) != 2 || got[0].Restart != "" || got[1].Restart != "" {
+		t.Errorf("a policy and a tenant: got %+v, want two that are reloaded", got)
+	}
 }

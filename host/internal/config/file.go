@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/BurntSushi/toml"
+
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
@@ -43,46 +44,31 @@ func (l *Loaded) applyText(name, text string) error {
 		}
 		return fmt.Errorf("%w: %s: %w", ErrFile, name, err)
 	}
-	r := fileReader{into: l, name: name, lines: positions(text)}
+	r := fileReader{into: l, origin: Origin{From: FromFile, Where: name}}
 	r.top(tree)
 	return errors.Join(r.errs...)
 }
 
 type fileReader struct {
-	into  *Loaded
-	name  string
-	lines map[string]int
-	errs  []error
+	into   *Loaded
+	origin Origin
+	errs   []error
 }
 
-func (r *fileReader) origin(path string) string {
-	for p := path; p != ""; {
-		if n, ok := r.lines[p]; ok {
-			return r.name + ":" + strconv.Itoa(n)
-		}
-		cut := strings.LastIndexAny(p, ".[")
-		if cut < 0 {
-			break
-		}
-		p = p[:cut]
-	}
-	return r.name
-}
-
-func (r *fileReader) fail(path string, err error) {
-	r.errs = append(r.errs, fmt.Errorf("%s: %w", r.origin(path), err))
+func (r *fileReader) fail(err error) {
+	r.errs = append(r.errs, fmt.Errorf("%s: %w", r.origin.Where, err))
 }
 
 func (r *fileReader) top(tree map[string]any) {
 	for _, name := range sorted(tree) {
 		value := tree[name]
 		switch {
-		case slices.Contains(arrays, name):
-			r.array(name, value)
+		case tableNamed(name) != nil:
+			r.array(tableNamed(name), value)
 		case slices.Contains(sections(), name):
 			table, ok := value.(map[string]any)
 			if !ok {
-				r.fail(name, fmt.Errorf("%w: %s is %s, want a table [%s]", ErrValue, name, typeName(value), name))
+				r.fail(fmt.Errorf("%w: %s is %s, want a table [%s]", ErrValue, name, typeName(value), name))
 				continue
 			}
 			for _, key := range sorted(table) {
@@ -101,7 +87,7 @@ func (r *fileReader) top(tree map[string]any) {
 func (r *fileReader) scalar(path string, value any) {
 	k, ok := byPath[path]
 	if !ok {
-		r.fail(path, unknown(path, value))
+		r.fail(unknown(path, value))
 		return
 	}
 	text, err := k.fromTOML(value)
@@ -109,17 +95,17 @@ func (r *fileReader) scalar(path string, value any) {
 		err = k.set(&r.into.Config, text)
 	}
 	if err != nil {
-		r.fail(path, err)
+		r.fail(err)
 		return
 	}
-	r.into.Origins[path] = Origin{From: FromFile, Where: r.origin(path)}
+	r.into.Origins[path] = r.origin
 }
 
 // unknown is the error for a key that does not exist. It suggests the same name in another section, a similar one in
 // the same section, or any similar one; for a table, a similar section.
 func unknown(path string, value any) error {
 	if _, table := value.(map[string]any); table && !strings.Contains(path, ".") {
-		return fmt.Errorf("%w: [%s]%s", ErrKey, path, Suggest(path, append(sections(), arrays...)))
+		return fmt.Errorf("%w: [%s]%s", ErrKey, path, Suggest(path, append(sections(), arrayNames()...)))
 	}
 	section, name, dotted := strings.Cut(path, ".")
 	if !dotted {
@@ -178,93 +164,17 @@ func (k *Key) fromTOML(value any) (string, error) {
 	return "", fmt.Errorf("%w: %s is %s, want %s", ErrValue, k.Path(), typeName(value), want)
 }
 
-// array reads an array of tables. It replaces the default elements.
-func (r *fileReader) array(name string, value any) {
-	tables, ok := value.([]map[string]any)
+// array reads an array of tables.
+func (r *fileReader) array(t table, value any) {
+	elements, ok := value.([]map[string]any)
 	if list, inline := value.([]any); inline && len(list) == 0 {
 		ok = true
 	}
 	if !ok {
-		r.fail(name, fmt.Errorf("%w: %s is %s, want tables [[%s]]", ErrValue, name, typeName(value), name))
+		r.fail(fmt.Errorf("%w: %s is %s, want tables [[%s]]", ErrValue, t.name(), typeName(value), t.name()))
 		return
 	}
-	c := &r.into.Config
-	switch name {
-	case "policy":
-		c.Policies = make([]Policy, len(tables))
-	case "tenant":
-		c.Tenants = make([]Tenant, len(tables))
-	case "expiry":
-		c.Expiries = make([]Expiry, len(tables))
-	case "compression":
-		c.Compressions = make([]Compression, len(tables))
-	default:
-		c.Roots = make([]Root, len(tables))
-		for i := range c.Roots {
-			c.Roots[i].Capacity, c.Roots[i].Route = defaultCapacity, RouteAuto
-		}
-	}
-	for i, table := range tables {
-		path := name + "[" + strconv.Itoa(i) + "]"
-		for _, key := range sorted(table) {
-			var err error
-			switch {
-			case name == "root":
-				err = c.Roots[i].set(key, table[key])
-			case name == "tenant":
-				err = c.Tenants[i].set(key, table[key])
-			case name == "expiry":
-				err = c.Expiries[i].set(key, table[key])
-			case name == "compression":
-				err = c.Compressions[i].set(key, table[key])
-			case key == "config":
-				c.Policies[i].Config = r.settings("policy.config", path+".config", table[key])
-			default:
-				err = c.Policies[i].set(key, table[key])
-			}
-			if err != nil {
-				r.fail(path+"."+key, err)
-				continue
-			}
-			r.into.Origins[path+"."+key] = Origin{From: FromFile, Where: r.origin(path + "." + key)}
-		}
-		r.into.Origins[path] = Origin{From: FromFile, Where: r.origin(path)}
-	}
-}
-
-func (p *Policy) set(key string, value any) error {
-	var err error
-	switch key {
-	case "name":
-		p.Name, err = asText("policy.name", value)
-	case "module":
-		p.Module, err = asText("policy.module", value)
-	case "levels":
-		p.Levels, err = asCounts("policy.levels", value)
-	case "namespaces":
-		p.Namespaces, err = asTexts("policy.namespaces", value)
-	case "shadow":
-		p.Shadow, err = asFlag("policy.shadow", value)
-	case "capacity":
-		p.Capacity, err = asSize("policy.capacity", value)
-	case "roles":
-		p.Roles, err = asTexts("policy.roles", value)
-	case "grants":
-		p.Grants, err = asTexts("policy.grants", value)
-	case "sha256":
-		p.SHA256, err = asText("policy.sha256", value)
-	case "public_key":
-		p.PublicKey, err = asText("policy.public_key", value)
-	case "on_fault":
-		p.OnFault, err = asText("policy.on_fault", value)
-	case "memory_pages":
-		p.MemoryPages, err = asCount("policy.memory_pages", value)
-	case "fuel":
-		err = p.Fuel.set(value)
-	default:
-		return fmt.Errorf("%w: policy.%s%s", ErrKey, key, Suggest(key, names(policyKeys)))
-	}
-	return err
+	t.read(r, elements)
 }
 
 func (f *Fuel) set(value any) error {
@@ -292,67 +202,46 @@ func (f *Fuel) set(value any) error {
 	return nil
 }
 
-func (r *Root) set(key string, value any) error {
-	var err error
-	switch key {
-	case "path":
-		r.Path, err = asText("root.path", value)
-	case "capacity":
-		var a Amount
-		a, err = asAmount("root.capacity", value)
-		r.Capacity, r.part = a.Bytes, a.Part
-	case "level":
-		var n int64
-		n, err = asCount("root.level", value)
-		r.Level = int(n)
-	case "write":
-		var text string
-		if text, err = asText("root.write", value); err == nil && text != "back" && text != "through" {
-			err = fmt.Errorf("%w: root.write is %q, want \"back\" or \"through\"", ErrValue, text)
-		}
-		r.Through = text == "through"
-	case "evict":
-		r.Evict, err = asText("root.evict", value)
-	case "shared":
-		r.Shared, err = asFlag("root.shared", value)
-	case "require_mount":
-		r.RequireMount, err = asFlag("root.require_mount", value)
-	case "route":
-		r.Route, err = asText("root.route", value)
-	case "min_free":
-		r.MinFree, err = asAmount("root.min_free", value)
-	case "daily_writes":
-		var a Amount
-		if a, err = asAmount("root.daily_writes", value); err == nil && a.Part > 0 {
-			err = fmt.Errorf("%w: root.daily_writes is a percentage, want bytes, or text such as \"2TiB\"", ErrValue)
-		}
-		r.DailyWrites = a.Bytes
-	default:
-		err = fmt.Errorf("%w: root.%s%s", ErrKey, key, Suggest(key, names(rootKeys)))
-	}
+func (r *Root) setCapacity(path string, value any) error {
+	a, err := asAmount(path, value)
+	r.Capacity, r.part = a.Bytes, a.Part
 	return err
 }
 
-// settings reads a table of arbitrary keys, such as a policy's own: nested names are joined by dots. Errors call the
-// table what.
-func (r *fileReader) settings(what, path string, value any) map[string]string {
-	table, ok := value.(map[string]any)
-	if !ok {
-		r.fail(path, fmt.Errorf("%w: %s is %s, want a table", ErrValue, what, typeName(value)))
-		return nil
+func (r *Root) setWrite(path string, value any) error {
+	text, err := asText(path, value)
+	if err == nil && text != "back" && text != "through" {
+		err = fmt.Errorf("%w: %s is %q, want \"back\" or \"through\"", ErrValue, path, text)
 	}
-	if len(table) == 0 {
-		return nil
-	}
-	flat := map[string]string{}
-	r.flatten(flat, what, path, "", table)
-	return flat
+	r.Through = text == "through"
+	return err
 }
 
-func (r *fileReader) flatten(dst map[string]string, what, at, prefix string, table map[string]any) {
+func (r *Root) setDailyWrites(path string, value any) error {
+	a, err := asAmount(path, value)
+	if err == nil && a.Part > 0 {
+		err = fmt.Errorf("%w: %s is a percentage, want bytes, or text such as \"2TiB\"", ErrValue, path)
+	}
+	r.DailyWrites = a.Bytes
+	return err
+}
+
+// asSettings reads a table of arbitrary keys, such as a policy's own: nested names are joined by dots.
+func asSettings(path string, value any) (map[string]string, error) {
+	table, ok := value.(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("%w: %s is %s, want a table", ErrValue, path, typeName(value))
+	}
+	if len(table) == 0 {
+		return nil, nil
+	}
+	flat := map[string]string{}
+	return flat, flatten(flat, path, "", table)
+}
+
+func flatten(dst map[string]string, path, prefix string, table map[string]any) error {
 	for _, key := range sorted(table) {
-		at, name := at+"."+key, join(prefix, key)
-		text := ""
+		name, text := prefix+key, ""
 		switch v := table[key].(type) {
 		case string:
 			text = v
@@ -363,21 +252,22 @@ func (r *fileReader) flatten(dst map[string]string, what, at, prefix string, tab
 		case float64:
 			text = strconv.FormatFloat(v, 'g', -1, 64)
 		case map[string]any:
-			r.flatten(dst, what, at, name, v)
+			if err := flatten(dst, path, name+".", v); err != nil {
+				return err
+			}
 			continue
 		default:
-			r.fail(at, fmt.Errorf("%w: %s.%s is %s, want text, a number, true or false", ErrValue, what, name,
-				typeName(v)))
-			continue
+			return fmt.Errorf("%w: %s.%s is %s, want text, a number, true or false", ErrValue, path, name, typeName(v))
 		}
 		if _, twice := dst[name]; twice {
-			r.fail(at, fmt.Errorf("%w: %s.%s twice", ErrValue, what, name))
+			return fmt.Errorf("%w: %s.%s twice", ErrValue, path, name)
 		}
 		if key == "" || strings.ContainsAny(name, "=\n\r\x00") || strings.ContainsAny(text, "\n\r\x00") {
-			r.fail(at, fmt.Errorf("%w: %s.%s: an empty name, a line break, NUL or = in a name", ErrValue, what, name))
+			return fmt.Errorf("%w: %s.%s: an empty name, a line break, NUL or = in a name", ErrValue, path, name)
 		}
 		dst[name] = text
 	}
+	return nil
 }
 
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

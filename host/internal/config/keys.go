@@ -1,7 +1,6 @@
 package config
 
 import (
-	"slices"
 	"time"
 )
 
@@ -96,7 +95,7 @@ var keys = []*Key{
 
 	{Section: "log", Name: "level", Reload: true, Kind: Choice, Choices: []string{LevelDebug, LevelInfo, LevelWarn, LevelError},
 		Default: LevelInfo,
-		Help:    "Least severe level to log. SIGUSR2 switches a running host between debug and this level.",
+		Help:    "Least severe level to log.",
 		field:   func(c *Config) any { return &c.Log.Level }},
 	{Section: "log", Name: "format", Kind: Choice, Choices: []string{FormatAuto, FormatText, FormatJSON},
 		Default: FormatAuto,
@@ -268,51 +267,6 @@ var keys = []*Key{
 		field: func(c *Config) any { return &c.Session.MaxRegistered }},
 }
 
-// Field is a key of an array table.
-type Field struct {
-	Name   string
-	Reload bool // as of Key
-}
-
-// Keys of the array tables.
-var (
-	policyKeys = fields(true, "name", "module", "namespaces", "levels", "shadow", "capacity", "roles", "grants", "sha256",
-		"public_key", "on_fault", "memory_pages", "fuel", "config")
-	rootKeys = append(fields(false, "path", "level", "write", "shared", "require_mount", "route"),
-		fields(true, "capacity", "evict", "min_free", "daily_writes")...)
-	tenantKeys = fields(true, "id", "quota", "uids", "private", "sessions")
-	expiryKeys = fields(false, "model", "ttl")
-
-	compressionKeys = fields(false, "namespaces", "mode")
-
-	arrays = []string{"policy", "root", "tenant", "expiry", "compression"}
-)
-
-func fields(reload bool, names ...string) (list []Field) {
-	for _, name := range names {
-		list = append(list, Field{name, reload})
-	}
-	return list
-}
-
-// Arrays are the names of the array tables.
-func Arrays() []string { return slices.Clone(arrays) }
-
-// Fields are the keys of an array table.
-func Fields(array string) []Field {
-	return map[string][]Field{
-		"policy": policyKeys, "root": rootKeys, "tenant": tenantKeys, "expiry": expiryKeys, "compression": compressionKeys,
-	}[array]
-}
-
-// names of fields, for suggestions.
-func names(list []Field) (out []string) {
-	for _, f := range list {
-		out = append(out, f.Name)
-	}
-	return out
-}
-
 var byPath = func() map[string]*Key {
 	m := make(map[string]*Key, len(keys))
 	for _, k := range keys {
@@ -320,12 +274,6 @@ var byPath = func() map[string]*Key {
 	}
 	return m
 }()
-
-// Find is the key of a path such as "log.level".
-func Find(path string) (*Key, bool) {
-	k, ok := byPath[path]
-	return k, ok
-}
 
 // sections are the tables of scalar keys in order.
 func sections() []string {

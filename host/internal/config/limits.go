@@ -36,6 +36,14 @@ func (a Amount) String() string {
 	return FormatSize(a.Bytes)
 }
 
+// toml is the amount as a TOML value.
+func (a Amount) toml() string {
+	if a.Part > 0 {
+		return quote(a.String())
+	}
+	return sizeTOML(a.Bytes)
+}
+
 func (a Amount) zero() bool { return a == Amount{} }
 
 func asAmount(path string, value any) (Amount, error) {
@@ -121,28 +129,13 @@ func (t Tenant) ID() string {
 	return fmt.Sprintf("%d-%d", t.First, t.Last)
 }
 
-func (t *Tenant) set(key string, value any) (err error) {
-	switch key {
-	case "id":
-		if n, number := value.(int64); number {
-			value = strconv.FormatInt(n, 10)
-		}
-		var text string
-		if text, err = asText("tenant.id", value); err == nil {
-			t.First, t.Last, err = parseTenants(text)
-		}
-	case "quota":
-		t.Quota, err = asAmount("tenant.quota", value)
-	case "uids":
-		t.UIDs, err = asIDs("tenant.uids", value)
-	case "private":
-		t.Private, err = asFlag("tenant.private", value)
-	case "sessions":
-		var n int64
-		n, err = asCount("tenant.sessions", value)
-		t.Sessions = int(n)
-	default:
-		err = fmt.Errorf("%w: tenant.%s%s", ErrKey, key, Suggest(key, names(tenantKeys)))
+func (t *Tenant) setID(path string, value any) error {
+	if n, number := value.(int64); number {
+		value = strconv.FormatInt(n, 10)
+	}
+	text, err := asText(path, value)
+	if err == nil {
+		t.First, t.Last, err = parseTenants(text)
 	}
 	return err
 }
@@ -151,23 +144,6 @@ func (t *Tenant) set(key string, value any) (err error) {
 type Expiry struct {
 	Model string // a pattern as of [path.Match]
 	TTL   time.Duration
-}
-
-func (e *Expiry) set(key string, value any) (err error) {
-	switch key {
-	case "model":
-		e.Model, err = asText("expiry.model", value)
-	case "ttl":
-		var text string
-		if text, err = asText("expiry.ttl", value); err == nil {
-			if e.TTL, err = time.ParseDuration(text); err != nil {
-				err = fmt.Errorf("%w: expiry.ttl %q: want a duration such as \"24h\"", ErrValue, text)
-			}
-		}
-	default:
-		err = fmt.Errorf("%w: expiry.%s%s", ErrKey, key, Suggest(key, names(expiryKeys)))
-	}
-	return err
 }
 
 func (c *Config) validateLimits(bad func(path, format string, args ...any)) {

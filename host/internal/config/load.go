@@ -177,20 +177,23 @@ func (l *Loaded) add(array, text string, origin Origin) error {
 				p = old
 			}
 		}
-		l.Origins[fmt.Sprintf("policy[%d]", len(c.Policies))] = origin
+		at := policies.at(len(c.Policies))
+		l.Origins[at], l.Origins[at+".module"] = origin, origin
 		c.Policies = append(c.Policies, p)
 		return nil
 	}
 	path, size, given := strings.Cut(text, "=")
-	root := Root{Path: path, Capacity: defaultCapacity, Route: RouteAuto}
+	root, at := roots.fresh, roots.at(len(c.Roots))
+	root.Path = path
 	if given {
 		a, err := parseAmount(size)
 		if err != nil {
 			return fmt.Errorf("capacity of %s: %w", path, err)
 		}
 		root.Capacity, root.part = a.Bytes, a.Part
+		l.Origins[at+".capacity"] = origin
 	}
-	l.Origins[fmt.Sprintf("root[%d]", len(c.Roots))] = origin
+	l.Origins[at], l.Origins[at+".path"] = origin, origin
 	c.Roots = append(c.Roots, root)
 	return nil
 }

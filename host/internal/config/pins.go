@@ -18,18 +18,18 @@ var pinFields = []string{
 	"pipeline_stages", "context_parallel", "replicated",
 }
 
-// PinFields lists the fields that can be pinned by name.
-func PinFields() []string { return slices.Clone(pinFields) }
-
 var pinGroup = regexp.MustCompile(`^group\.(0|[1-9][0-9]*)$`)
 
 // pins reads [session.pins].
 func (r *fileReader) pins(value any) {
-	pins := r.settings(pinsPath, pinsPath, value)
+	pins, err := asSettings(pinsPath, value)
+	if err != nil {
+		r.fail(err)
+		return
+	}
 	r.into.Config.Session.Pins = pins
 	for name := range pins {
-		path := pinsPath + "." + name
-		r.into.Origins[path] = Origin{From: FromFile, Where: r.origin(path)}
+		r.into.Origins[pinsPath+"."+name] = r.origin
 	}
 }
 

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 func TestPins(t *testing.T) {
@@ -24,7 +27,7 @@ func TestPins(t *testing.T) {
 	if err := l.Print(&out); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out.String(), "\"dtype\" = \"bf16\" # file "+file+":4\n") {
+	if !strings.Contains(out.String(), "\"dtype\" = \"bf16\" # file "+file+"\n") {
 		t.Errorf("no origin in\n%s", out.String())
 	}
 	again, err := Load(Source{File: write(t, out.String())})
@@ -39,13 +42,13 @@ func TestPins(t *testing.T) {
 
 func TestWrongPins(t *testing.T) {
 	for text, want := range map[string][]string{
-		"[session.pins]\n\ndtyp = \"bf16\"\n":            {"k.toml:3:", "session.pins.dtyp", `"dtype"`},
-		"[session.pins]\n\"group.x\" = \"1\"\n":          {"k.toml:2:", "group.x"},
-		"[session.pins]\n\"extra.\" = \"1\"\n":           {"k.toml:2:", "extra."},
-		"[session.pins]\nmodel = [\"a\"]\n":              {"k.toml:2:", "session.pins.model is a list"},
-		"[session.pins]\nmodel = \"a\\nb\"\n":            {"k.toml:2:", "line break"},
-		"[session]\npins = \"dtype\"\n":                  {"k.toml:2:", "session.pins is text, want a table"},
-		"[[policy]]\nmodule = 'a'\nconfig = \"x = 1\"\n": {"k.toml:3:", "policy.config is text, want a table"},
+		"[session.pins]\n\ndtyp = \"bf16\"\n":            {"k.toml:", "session.pins.dtyp", `"dtype"`},
+		"[session.pins]\n\"group.x\" = \"1\"\n":          {"k.toml:", "group.x"},
+		"[session.pins]\n\"extra.\" = \"1\"\n":           {"k.toml:", "extra."},
+		"[session.pins]\nmodel = [\"a\"]\n":              {"k.toml:", "session.pins.model is a list"},
+		"[session.pins]\nmodel = \"a\\nb\"\n":            {"k.toml:", "line break"},
+		"[session]\npins = \"dtype\"\n":                  {"k.toml:", "session.pins is text, want a table"},
+		"[[policy]]\nmodule = 'a'\nconfig = \"x = 1\"\n": {"k.toml:", "policy.config is text, want a table"},
 	} {
 		_, err := Load(Source{File: write(t, text)})
 		if !errors.Is(err, ErrValue) {
@@ -71,5 +74,17 @@ func TestExamplePins(t *testing.T) {
 	l, err := Load(Source{File: write(t, strings.ReplaceAll(table, "\n# ", "\n"))})
 	if err != nil || l.Config.Session.Pins["tensor_parallel"] != "8" {
 		t.Errorf("%v, %v", l, err)
+	}
+}
+
+// The configuration knows the fields that a namespace has.
+func TestPinFields(t *testing.T) {
+	var have []string
+	for line := range strings.Lines((&kv.Namespace{}).Text()) {
+		name, _, _ := strings.Cut(line, "=")
+		have = append(have, name)
+	}
+	if want := slices.Sorted(slices.Values(pinFields)); !slices.Equal(have, want) {
+		t.Errorf("a namespace has %q, the configuration takes %q", have, want)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 )
 
@@ -21,83 +20,8 @@ func (l *Loaded) Print(w io.Writer) error {
 		fmt.Fprintf(b, "%s = %s # %s\n", k.Name, k.toml(&l.Config), l.Origins[k.Path()])
 	}
 	l.printPins(b)
-	for i, p := range l.Config.Policies {
-		fmt.Fprintf(b, "\n[[policy]] # %s\n", l.Origins["policy["+strconv.Itoa(i)+"]"])
-		if p.Name != "" {
-			fmt.Fprintf(b, "name = %s\n", quote(p.Name))
-		}
-		fmt.Fprintf(b, "module = %s\n", quote(p.Module))
-		if len(p.Namespaces) > 0 {
-			fmt.Fprintf(b, "namespaces = %s\n", quoteAll(p.Namespaces))
-		}
-		if p.Shadow {
-			fmt.Fprintf(b, "shadow = true\ncapacity = %s\n", sizeTOML(p.Capacity))
-		}
-		fmt.Fprintf(b, "roles = %s\n", quoteAll(p.Roles))
-		fmt.Fprintf(b, "grants = %s\n", quoteAll(p.Grants))
-		if p.SHA256 != "" {
-			fmt.Fprintf(b, "sha256 = %s\n", quote(p.SHA256))
-		}
-		if len(p.Levels) > 0 {
-			fmt.Fprintf(b, "levels = %s\n", strings.ReplaceAll(fmt.Sprint(p.Levels), " ", ", "))
-		}
-		if p.PublicKey != "" {
-			fmt.Fprintf(b, "public_key = %s\n", quote(p.PublicKey))
-		}
-		if p.OnFault != "" {
-			fmt.Fprintf(b, "on_fault = %s\n", quote(p.OnFault))
-		}
-		fmt.Fprintf(b, "memory_pages = %d\nfuel = {call = %d, record = %d, time = %q}\n", p.MemoryPages, p.Fuel.Call,
-			p.Fuel.Record, p.Fuel.Time)
-		if len(p.Config) > 0 {
-			fmt.Fprintf(b, "[policy.config]\n")
-			for _, key := range sorted(p.Config) {
-				fmt.Fprintf(b, "%s = %s\n", quote(key), quote(p.Config[key]))
-			}
-		}
-	}
-	for i, r := range l.Config.Roots {
-		fmt.Fprintf(b, "\n[[root]] # %s\n", l.Origins["root["+strconv.Itoa(i)+"]"])
-		write := map[bool]string{false: "back", true: "through"}[r.Through]
-		minFree := quote(r.MinFree.String())
-		if r.MinFree.Part == 0 {
-			minFree = sizeTOML(r.MinFree.Bytes)
-		}
-		at := "root[" + strconv.Itoa(i) + "]"
-		for _, f := range [][2]string{
-			{"path", quote(r.Path)}, {"capacity", sizeTOML(r.Capacity)}, {"level", strconv.Itoa(r.Level)}, {"write", quote(write)},
-			{"shared", strconv.FormatBool(r.Shared)}, {"require_mount", strconv.FormatBool(r.RequireMount)},
-			{"route", quote(r.Route)}, {"evict", quote(r.Evict)}, {"min_free", minFree}, {"daily_writes", sizeTOML(r.DailyWrites)},
-		} {
-			origin := l.Origins[at+"."+f[0]]
-			if flagged := l.Origins[at]; flagged.From > FromFile && (f[0] == "path" || f[0] == "capacity") {
-				origin = flagged
-			}
-			fmt.Fprintf(b, "%s = %s # %s\n", f[0], f[1], origin)
-		}
-	}
-	for i, t := range l.Config.Tenants {
-		fmt.Fprintf(b, "\n[[tenant]] # %s\nid = %s\n", l.Origins["tenant["+strconv.Itoa(i)+"]"], quote(t.ID()))
-		if !t.Quota.zero() {
-			fmt.Fprintf(b, "quota = %s\n", quote(t.Quota.String()))
-		}
-		if t.UIDs != nil {
-			fmt.Fprintf(b, "uids = %s\n", strings.ReplaceAll(fmt.Sprint(t.UIDs), " ", ", "))
-		}
-		if t.Private {
-			b.WriteString("private = true\n")
-		}
-		if t.Sessions > 0 {
-			fmt.Fprintf(b, "sessions = %d\n", t.Sessions)
-		}
-	}
-	for i, e := range l.Config.Expiries {
-		fmt.Fprintf(b, "\n[[expiry]] # %s\nmodel = %s\nttl = %s\n", l.Origins["expiry["+strconv.Itoa(i)+"]"],
-			quote(e.Model), quote(e.TTL.String()))
-	}
-	for i, m := range l.Config.Compressions {
-		fmt.Fprintf(b, "\n[[compression]] # %s\nnamespaces = %s\nmode = %s\n", l.Origins["compression["+strconv.Itoa(i)+"]"],
-			quoteAll(m.Namespaces), quote(m.Mode))
+	for _, t := range tables {
+		t.print(b, l)
 	}
 	return b.Flush()
 }
@@ -110,22 +34,6 @@ func (l *Loaded) allDefault(section string) string {
 		}
 	}
 	return " # default"
-}
-
-func sizeTOML(n int64) string {
-	text := FormatSize(n)
-	if strings.Trim(text, "0123456789") == "" {
-		return text
-	}
-	return quote(text)
-}
-
-func quoteAll(list []string) string {
-	quoted := make([]string, len(list))
-	for i, s := range list {
-		quoted[i] = quote(s)
-	}
-	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
 const exampleHead = `# kvhost configuration: every key with its default. Without a line, its default holds.

@@ -2,7 +2,6 @@ package config
 
 import (
 	"maps"
-	"reflect"
 	"strconv"
 	"strings"
 )
@@ -33,59 +32,20 @@ func Changes(old, next *Config) (list []Change) {
 	if !maps.Equal(old.Session.Pins, next.Session.Pins) {
 		add(pinsPath, false)
 	}
-	if !reflect.DeepEqual(old.Policies, next.Policies) {
-		add("policy", true)
+	if policies.differ(old, next) {
+		add(policies.array, true)
 	}
-	if !reflect.DeepEqual(old.Tenants, next.Tenants) {
-		add("tenant", true)
+	if tenants.differ(old, next) {
+		add(tenants.array, true)
 	}
-	compareAll("expiry", expiryKeys, old.Expiries, next.Expiries, add)
-	compareAll("compression", compressionKeys, old.Compressions, next.Compressions, add)
-	for i := range max(len(old.Roots), len(next.Roots)) {
-		at := "root[" + strconv.Itoa(i) + "]"
-		if i >= min(len(old.Roots), len(next.Roots)) {
-			add(at, false)
-			continue
+	expiries.changes(old, next, add)
+	compressions.changes(old, next, add)
+	roots.changes(old, next, func(key string, reload bool) {
+		add(key, reload)
+		index, _, capacity := strings.Cut(strings.TrimPrefix(key, "root["), "].capacity")
+		if i, err := strconv.Atoi(index); capacity && err == nil && (old.Roots[i].Shared || old.Roots[i].InMemory()) {
+			list[len(list)-1].Restart = "needs a restart where the root is shared or in memory"
 		}
-		o := &old.Roots[i]
-		compare(at, rootKeys, o, &next.Roots[i], func(key string, reload bool) {
-			add(key, reload)
-			if last := &list[len(list)-1]; strings.HasSuffix(key, ".capacity") && (o.Shared || o.InMemory()) {
-				last.Restart = "needs a restart where the root is shared or in memory"
-			}
-		})
-	}
+	})
 	return list
 }
-
-// compareAll compares two array tables whose number of elements needs a restart.
-func compareAll[E any, P interface {
-	*E
-	value(key string) any
-}](array string, keys []Field, old, next []E, add func(key string, reload bool)) {
-	for i := range max(len(old), len(next)) {
-		if at := array + "[" + strconv.Itoa(i) + "]"; i >= min(len(old), len(next)) {
-			add(at, false)
-		} else {
-			compare(at, keys, P(&old[i]), P(&next[i]), add)
-		}
-	}
-}
-
-// compare compares two elements of an array table.
-func compare[T interface{ value(key string) any }](at string, keys []Field, old, next T, add func(key string, reload bool)) {
-	for _, k := range keys {
-		if !reflect.DeepEqual(old.value(k.Name), next.value(k.Name)) {
-			add(at+"."+k.Name, k.Reload)
-		}
-	}
-}
-
-func (r *Root) value(key string) any {
-	return map[string]any{
-		"path": r.Path, "capacity": r.Capacity, "level": r.Level, "write": r.Through, "evict": r.Evict, "shared": r.Shared,
-		"require_mount": r.RequireMount, "route": r.Route, "min_free": r.MinFree, "daily_writes": r.DailyWrites,
-	}[key]
-}
-
-func (e *Expiry) value(key string) any { return map[string]any{"model": e.Model, "ttl": e.TTL}[key] }

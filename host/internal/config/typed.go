@@ -51,6 +51,11 @@ func asCount(path string, value any) (int64, error) {
 	return n, nil
 }
 
+func asInt(path string, value any) (int, error) {
+	n, err := asCount(path, value)
+	return int(n), err
+}
+
 func asCounts(path string, value any) ([]int, error) {
 	list, ok := value.([]any)
 	if !ok {

@@ -4,50 +4,37 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
 
-// Series of levels.
-var levelHits, levelLoad, levelAround, levelMoves, levelBytes, levelFetched = func() (
-	hits, load, around, moves, bytes, fetched *prometheus.Desc,
-) {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("kvhost_"+name, help, labels, nil)
-	}
-	hits = desc("level_hits_total", "Keys that lookups found in the level.", "level")
-	load = desc("level_loaded_bytes_total", "Bytes of pieces of the level that were opened for loads.", "level")
-	around = desc("level_around_total",
+var (
+	levelHits   = counted("level_hits_total", "Keys that lookups found in the level.", "level")
+	levelLoaded = counted("level_loaded_bytes_total", "Bytes of pieces of the level that were opened for loads.", "level")
+	levelAround = counted("level_around_total",
 		"Chunks that went to the next level because demotions from the level were behind.", "level")
-	moves = desc("level_moves_total", "Copies from other levels to the level.", "level", "kind", "result")
-	bytes = desc("level_moved_bytes_total", "Bytes copied from other levels to the level.", "level", "kind")
-	fetched = desc("level_prefetches_total", "Copies to the level that lookups asked for, and that were loaded afterwards "+
-		"(used) or went without (wasted).", "level", "result")
-	return hits, load, around, moves, bytes, fetched
-}()
+	levelMoves   = counted("level_moves_total", "Copies from other levels to the level.", "level kind result")
+	levelMoved   = counted("level_moved_bytes_total", "Bytes copied from other levels to the level.", "level kind")
+	levelFetched = counted("level_prefetches_total",
+		"Copies to the level that lookups asked for, and that were loaded afterwards (used) or went without (wasted).", "level result")
+)
 
-// collectLevels sends the series of levels.
-func collectLevels(ch chan<- prometheus.Metric, st *store.Stats) {
-	send := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, counter, float64(v), labels...)
-	}
+func collectLevels(out series, st *store.Stats) {
 	for _, l := range st.Levels {
 		level := strconv.Itoa(l.Level)
-		send(levelHits, l.Hits, level)
-		send(levelLoad, l.Loaded, level)
-		send(levelFetched, l.PrefetchesUsed, level, "used")
-		send(levelFetched, l.PrefetchesWasted, level, "wasted")
-		send(levelAround, l.Around, level)
+		out.put(levelHits, float64(l.Hits), level)
+		out.put(levelLoaded, float64(l.Loaded), level)
+		out.put(levelFetched, float64(l.PrefetchesUsed), level, "used")
+		out.put(levelFetched, float64(l.PrefetchesWasted), level, "wasted")
+		out.put(levelAround, float64(l.Around), level)
 		for kind, m := range l.Moves {
 			k := moves.Kind(kind).String()
-			send(levelBytes, m.Bytes, level, k)
-			send(levelMoves, m.Done, level, k, "done")
-			send(levelMoves, m.Shed, level, k, "shed")
-			send(levelMoves, m.Refused, level, k, "refused")
-			send(levelMoves, m.Cancelled, level, k, "cancelled")
-			send(levelMoves, m.Failed, level, k, "failed")
+			out.put(levelMoved, float64(m.Bytes), level, k)
+			out.put(levelMoves, float64(m.Done), level, k, "done")
+			out.put(levelMoves, float64(m.Shed), level, k, "shed")
+			out.put(levelMoves, float64(m.Refused), level, k, "refused")
+			out.put(levelMoves, float64(m.Cancelled), level, k, "cancelled")
+			out.put(levelMoves, float64(m.Failed), level, k, "failed")
 		}
 	}
 }

@@ -1,9 +1,6 @@
 package observe
 
 import (
-	"maps"
-	"slices"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -43,18 +40,6 @@ var counters = []struct {
 		func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadErrors }},
 }
 
-// Kinds of metrics.
-const (
-	counter = prometheus.CounterValue
-	gauge   = prometheus.GaugeValue
-)
-
-type rootMetric struct {
-	name, help string
-	kind       prometheus.ValueType
-	value      func(*store.RootStats) float64
-}
-
 // shared reads a figure of a shared root; it is 0 for others.
 func shared(value func(s *store.SharedStats) float64) func(*store.RootStats) float64 {
 	return func(r *store.RootStats) float64 {
@@ -66,7 +51,7 @@ func shared(value func(s *store.SharedStats) float64) func(*store.RootStats) flo
 }
 
 // rootMetrics have one series per root.
-var rootMetrics = []rootMetric{
+var rootMetrics = rows[store.RootStats]{
 	{"root_capacity_bytes", "Configured limit.", gauge, func(r *store.RootStats) float64 { return float64(r.Capacity) }},
 	{"root_used_bytes", "Allocated bytes of pieces, temporaries and quarantine.", gauge,
 		func(r *store.RootStats) float64 { return float64(r.Used) }},
@@ -168,116 +153,67 @@ func Counters(st *store.Stats, t transfer.Stats) map[string]uint64 {
 	return out
 }
 
-// collector reads the host's counters when it is scraped.
-type collector struct {
-	host     *Host
-	counters []*prometheus.Desc
-	roots    []*prometheus.Desc
-	policy   map[string]*prometheus.Desc
-	sessions *prometheus.Desc
-	leases   *prometheus.Desc
-	slots    *prometheus.Desc
-	memory   *prometheus.Desc
-	taken    *prometheus.Desc // memory of all policies
-	allowed  *prometheus.Desc
-	spans    *prometheus.Desc
-}
+// Series of the host as a whole.
+var (
+	wholeHost = func() (list []family) {
+		for _, m := range counters {
+			list = append(list, counted(m.name+"_total", m.help, ""))
+		}
+		return list
+	}()
+	rootFamilies = rootMetrics.families("root")
+	sessions     = gauged("sessions", "Client sessions.", "")
+	leases       = gauged("leases", "Leases held.", "")
+	slots        = gauged("staging_slots", "Staging slots by state.", "state")
+	rootMemory   = gauged("root_memory_bytes", "Memory of a root in memory: used and free are there, pending is to come.", "root state")
+	spanResults  = counted("otlp_spans_total",
+		"Spans of requests: exported; dropped, as the queue was full; failed, as the collector did not take them.", "result")
+)
 
-func newCollector(h *Host) *collector {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc("kvhost_"+name, help, labels, nil)
-	}
-	c := &collector{
-		host:     h,
-		sessions: desc("sessions", "Client sessions."),
-		leases:   desc("leases", "Leases held."),
-		slots:    desc("staging_slots", "Staging slots by state.", "state"),
-		policy:   map[string]*prometheus.Desc{},
-	}
-	c.memory = desc("root_memory_bytes", "Memory of a root in memory: used and free are there, pending is to come.",
-		"root", "state")
-	c.spans = desc("otlp_spans_total", "Spans of requests: exported; dropped, as the queue was full; failed, as the collector did not take them.",
-		"result")
-	c.taken = desc("policies_memory_bytes", "Memory of the instances of all policies, shadows included.")
-	c.allowed = desc("policies_memory_limit_bytes", "Memory that the instances of all policies may have.")
-	for _, m := range shadowMetrics {
-		c.policy[m.name] = desc(m.name, m.help, "policy", "module", "digest")
-	}
-	c.policy[ownCounter] = desc(ownCounter, "Counters of a module.", "policy", "module", "digest", "counter")
-	for _, m := range policyMetrics {
-		c.policy[m.name] = desc(m.name, m.help, policyLabels...)
-	}
-	for _, m := range counters {
-		c.counters = append(c.counters, desc(m.name+"_total", m.help))
-	}
-	for _, m := range rootMetrics {
-		c.roots = append(c.roots, desc(m.name, m.help, "root"))
-	}
-	return c
-}
+// collector reads the host's figures when it is scraped.
+type collector struct{ *Host }
 
-// Describe sends nothing: the set of series depends on roots and policies, so the collector is unchecked.
-func (c *collector) Describe(chan<- *prometheus.Desc) {}
+// Describe sends nothing: the set of series depends on roots, GPUs, sessions and policies, so the collector is unchecked.
+func (collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect reads the counters.
-func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
-	}
-	st, ts, ss := c.host.Store.Stats(), c.host.Engine.Stats(), c.host.Server.Stats()
+// Collect sends all series.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	out := series(ch)
+	st, ts, ss := c.Store.Stats(), c.Engine.Stats(), c.Server.Stats()
 	for i, m := range counters {
-		send(c.counters[i], prometheus.CounterValue, float64(m.value(&st, ts)))
+		out.put(wholeHost[i], float64(m.value(&st, ts)))
 	}
 	for i := range st.Roots {
-		for k, m := range rootMetrics {
-			send(c.roots[k], m.kind, m.value(&st.Roots[i]), st.Roots[i].Path)
-		}
+		rootMetrics.put(out, rootFamilies, &st.Roots[i], st.Roots[i].Path)
 	}
-	collectLevels(ch, &st)
-	sent := map[moduleCounter]bool{}
-	for _, p := range series(st.Policies) {
-		for _, m := range policyMetrics {
-			send(c.policy[m.name], m.kind, m.value(&p.stats), p.labels[:]...)
-		}
-		for _, n := range slices.Sorted(maps.Keys(p.stats.Counters)) {
-			if own := (moduleCounter{p.stats.Digest, n}); !sent[own] {
-				sent[own] = true
-				send(c.policy[ownCounter], prometheus.UntypedValue, float64(p.stats.Counters[n]), p.stats.Name, p.stats.Module,
-					p.stats.Digest, n)
-			}
-		}
-	}
-	for i := range st.Shadows {
-		p := &st.Shadows[i]
-		for _, m := range shadowMetrics {
-			send(c.policy[m.name], m.kind, m.value(p), p.Name, p.Module, p.Digest)
-		}
-	}
-	send(c.taken, prometheus.GaugeValue, float64(c.host.PolicyMemory.Used()))
-	send(c.allowed, prometheus.GaugeValue, float64(c.host.PolicyMemory.Limit()))
-	for path, fsys := range c.host.Memory {
+	for path, fsys := range c.Memory {
 		m := fsys.Stats()
-		send(c.memory, prometheus.GaugeValue, float64(m.Used), path, "used")
-		send(c.memory, prometheus.GaugeValue, float64(m.Ready-m.Used), path, "free")
-		send(c.memory, prometheus.GaugeValue, float64(m.Wanted-m.Ready), path, "pending")
+		out.put(rootMemory, float64(m.Used), path, "used")
+		out.put(rootMemory, float64(m.Ready-m.Used), path, "free")
+		out.put(rootMemory, float64(m.Wanted-m.Ready), path, "pending")
 	}
-	if c.host.Spans != nil {
-		s := c.host.Spans.Stats()
-		send(c.spans, prometheus.CounterValue, float64(s.Exported), "exported")
-		send(c.spans, prometheus.CounterValue, float64(s.Dropped), "dropped")
-		send(c.spans, prometheus.CounterValue, float64(s.Failed), "failed")
+	if c.Spans != nil {
+		s := c.Spans.Stats()
+		out.put(spanResults, float64(s.Exported), "exported")
+		out.put(spanResults, float64(s.Dropped), "dropped")
+		out.put(spanResults, float64(s.Failed), "failed")
 	}
-	send(c.sessions, prometheus.GaugeValue, float64(ss.Sessions))
-	send(c.leases, prometheus.GaugeValue, float64(ss.Leases))
-	send(c.slots, prometheus.GaugeValue, float64(ts.SlotsInUse), "used")
-	send(c.slots, prometheus.GaugeValue, float64(ts.Slots-ts.SlotsInUse), "free")
+	out.put(sessions, float64(ss.Sessions))
+	out.put(leases, float64(ss.Leases))
+	out.put(slots, float64(ts.SlotsInUse), "used")
+	out.put(slots, float64(ts.Slots-ts.SlotsInUse), "free")
+	collectLevels(out, &st)
+	collectPolicies(out, &st, c.PolicyMemory)
+	collectTransfers(out, c.Engine, c.GPUs)
+	collectCodec(out, c.Store)
+	collectClients(out, c.Server)
+	collectMemory(out, c.Server.Memory(0))
 }
 
 // NewRegistry returns a registry with all metrics of a host, of Go and of the process.
 func NewRegistry(h Host) *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(newCollector(&h), newTransferCollector(h.Engine, h.GPUs), newCodecCollector(h.Store),
-		newClientCollector(h.Server), buildInfo(h.Version), newMemoryCollector(h.Server.Memory), collectors.NewGoCollector(),
+	r.MustRegister(collector{&h}, buildInfo(h.Version), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }

@@ -1,21 +1,17 @@
 package observe
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/store"
 )
 
-type policyMetric struct {
-	name, help string
-	kind       prometheus.ValueType
-	value      func(*store.PolicyStats) float64
-}
-
 // policyMetrics have one series per policy in use: evict by root.
-var policyMetrics = []policyMetric{
+var policyMetrics = rows[store.PolicyStats]{
 	{"policy_calls_total", "Calls into a policy.", counter, func(p *store.PolicyStats) float64 { return float64(p.Calls) }},
 	{"policy_records_total", "Records handed to a policy.", counter,
 		func(p *store.PolicyStats) float64 { return float64(p.Records) }},
@@ -34,14 +30,8 @@ var policyMetrics = []policyMetric{
 		func(p *store.PolicyStats) float64 { return float64(p.Since.Unix()) }},
 }
 
-type shadowMetric struct {
-	name, help string
-	kind       prometheus.ValueType
-	value      func(*store.ShadowStats) float64
-}
-
 // shadowMetrics have one series per shadow. The live hits are those of the same keys.
-var shadowMetrics = []shadowMetric{
+var shadowMetrics = rows[store.ShadowStats]{
 	{"shadow_keys_total", "Keys looked up that a shadow received.", counter,
 		func(s *store.ShadowStats) float64 { return float64(s.Keys) }},
 	{"shadow_hits_total", "Of those, keys that the shadow would have granted.", counter,
@@ -64,18 +54,33 @@ var shadowMetrics = []shadowMetric{
 		func(s *store.ShadowStats) float64 { return boolean(s.Err != nil) }},
 }
 
-func boolean(b bool) float64 {
-	if b {
-		return 1
+var (
+	policyFamilies = policyMetrics.families("role policy module digest root")
+	shadowFamilies = shadowMetrics.families("policy module digest")
+	// moduleCounters are exported once for each module, whatever its roles.
+	moduleCounters = newFamily("policy_counter", "Counters of a module.", "policy module digest counter", prometheus.UntypedValue)
+	policiesMemory = gauged("policies_memory_bytes", "Memory of the instances of all policies, shadows included.", "")
+	policiesLimit  = gauged("policies_memory_limit_bytes", "Memory that the instances of all policies may have.", "")
+)
+
+func collectPolicies(out series, st *store.Stats, memory *sandbox.MemoryBudget) {
+	sent := map[moduleCounter]bool{}
+	for _, p := range byLabels(st.Policies) {
+		policyMetrics.put(out, policyFamilies, &p.stats, p.labels[:]...)
+		for _, n := range slices.Sorted(maps.Keys(p.stats.Counters)) {
+			if own := (moduleCounter{p.stats.Digest, n}); !sent[own] {
+				sent[own] = true
+				out.put(moduleCounters, float64(p.stats.Counters[n]), p.stats.Name, p.stats.Module, p.stats.Digest, n)
+			}
+		}
 	}
-	return 0
+	for i := range st.Shadows {
+		p := &st.Shadows[i]
+		shadowMetrics.put(out, shadowFamilies, p, p.Name, p.Module, p.Digest)
+	}
+	out.put(policiesMemory, float64(memory.Used()))
+	out.put(policiesLimit, float64(memory.Limit()))
 }
-
-// policyLabels identify a policy in use.
-var policyLabels = []string{"role", "policy", "module", "digest", "root"}
-
-// ownCounter is exported once for each module, whatever its roles.
-const ownCounter = "policy_counter"
 
 type moduleCounter struct{ digest, counter string }
 
@@ -84,8 +89,8 @@ type policySeries struct {
 	stats  store.PolicyStats
 }
 
-// series groups the policies by their labels: one that is bound several times is summed.
-func series(list []store.PolicyStats) (out []policySeries) {
+// byLabels groups the policies by their labels: one that is bound several times is summed.
+func byLabels(list []store.PolicyStats) (out []policySeries) {
 	for _, p := range list {
 		labels := [5]string{p.Role.String(), p.Name, p.Module, p.Digest, p.Root}
 		i := slices.IndexFunc(out, func(o policySeries) bool { return o.labels == labels })

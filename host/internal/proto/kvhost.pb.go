@@ -15,7 +15,7 @@
 // Order. LOOKUP, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take effect in the
 // order in which they were sent. A STORE is checked in that order, too, but it may wait for room afterwards, and only what
 // must come after it waits with it: other STOREs, DISCARDs and what follows those. A LOOKUP finds what was published before
-// it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, ADVANCE, AWAIT_COPIES and PING wait for nothing.
+// it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, AWAIT_COPIES and PING wait for nothing.
 //
 // Errors. Wrong input is answered by an Error that names the field. It does not end the session, and nothing of the
 // message was done. There are two exceptions: a refused HELLO ends the stream, and so does a message above
@@ -777,7 +777,6 @@ type SessionRequest struct {
 	//	*SessionRequest_Load
 	//	*SessionRequest_Discard
 	//	*SessionRequest_Cancel
-	//	*SessionRequest_Advance
 	//	*SessionRequest_AwaitCopies
 	//	*SessionRequest_EndRequest
 	//	*SessionRequest_Ping
@@ -919,15 +918,6 @@ func (x *SessionRequest) GetCancel() *Cancel {
 	return nil
 }
 
-func (x *SessionRequest) GetAdvance() *Advance {
-	if x != nil {
-		if x, ok := x.Body.(*SessionRequest_Advance); ok {
-			return x.Advance
-		}
-	}
-	return nil
-}
-
 func (x *SessionRequest) GetAwaitCopies() *AwaitCopies {
 	if x != nil {
 		if x, ok := x.Body.(*SessionRequest_AwaitCopies); ok {
@@ -1004,24 +994,20 @@ type SessionRequest_Cancel struct {
 	Cancel *Cancel `protobuf:"bytes,11,opt,name=cancel,proto3,oneof"`
 }
 
-type SessionRequest_Advance struct {
-	Advance *Advance `protobuf:"bytes,12,opt,name=advance,proto3,oneof"`
-}
-
 type SessionRequest_AwaitCopies struct {
-	AwaitCopies *AwaitCopies `protobuf:"bytes,13,opt,name=await_copies,json=awaitCopies,proto3,oneof"`
+	AwaitCopies *AwaitCopies `protobuf:"bytes,12,opt,name=await_copies,json=awaitCopies,proto3,oneof"`
 }
 
 type SessionRequest_EndRequest struct {
-	EndRequest *EndRequest `protobuf:"bytes,14,opt,name=end_request,json=endRequest,proto3,oneof"`
+	EndRequest *EndRequest `protobuf:"bytes,13,opt,name=end_request,json=endRequest,proto3,oneof"`
 }
 
 type SessionRequest_Ping struct {
-	Ping *Ping `protobuf:"bytes,15,opt,name=ping,proto3,oneof"`
+	Ping *Ping `protobuf:"bytes,14,opt,name=ping,proto3,oneof"`
 }
 
 type SessionRequest_Semaphores struct {
-	Semaphores *Semaphores `protobuf:"bytes,16,opt,name=semaphores,proto3,oneof"`
+	Semaphores *Semaphores `protobuf:"bytes,15,opt,name=semaphores,proto3,oneof"`
 }
 
 func (*SessionRequest_Hello) isSessionRequest_Body() {}
@@ -1041,8 +1027,6 @@ func (*SessionRequest_Load) isSessionRequest_Body() {}
 func (*SessionRequest_Discard) isSessionRequest_Body() {}
 
 func (*SessionRequest_Cancel) isSessionRequest_Body() {}
-
-func (*SessionRequest_Advance) isSessionRequest_Body() {}
 
 func (*SessionRequest_AwaitCopies) isSessionRequest_Body() {}
 
@@ -1209,7 +1193,7 @@ type SessionResponse_Hello struct {
 }
 
 type SessionResponse_Done struct {
-	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, SEMAPHORES, RELEASE, CANCEL, ADVANCE, AWAIT_COPIES, END_REQUEST, PING
+	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, SEMAPHORES, RELEASE, CANCEL, AWAIT_COPIES, END_REQUEST, PING
 }
 
 type SessionResponse_Lookup struct {
@@ -3054,14 +3038,13 @@ func (x *ChunkFailure) GetBlocks() []uint32 {
 // A layer-wise LOAD reads the first layer of all its chunks before the second of any, and reports each as it lands.
 // Overall it is not much slower, if the layout keeps a layer's pages together in a file.
 type Load struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
-	Chunks        []*LoadChunk           `protobuf:"bytes,2,rep,name=chunks,proto3" json:"chunks,omitempty"`
-	Layers        bool                   `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`      // layer-wise: LoadLayer comes for each layer, in order, unless the LOAD is silent or cancelled
-	Order         []uint32               `protobuf:"varint,4,rep,packed,name=order,proto3" json:"order,omitempty"` // of the layers: each of the group's once. Empty: as the group's planes name them
-	Timeline      *Timeline              `protobuf:"bytes,5,opt,name=timeline,proto3" json:"timeline,omitempty"`   // optional
-	Prefetch      uint32                 `protobuf:"varint,6,opt,name=prefetch,proto3" json:"prefetch,omitempty"`  // not 0: only so many layers are begun beyond those that ADVANCE has said are consumed
-	Silent        bool                   `protobuf:"varint,7,opt,name=silent,proto3" json:"silent,omitempty"`      // no LoadLayer comes: the timeline's semaphores say which layers have landed
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Lease  uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	Chunks []*LoadChunk           `protobuf:"bytes,2,rep,name=chunks,proto3" json:"chunks,omitempty"`
+	// layer-wise: LoadLayer comes for each layer, in the order of the group's planes, unless the LOAD is silent or cancelled
+	Layers        bool      `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`
+	Timeline      *Timeline `protobuf:"bytes,4,opt,name=timeline,proto3" json:"timeline,omitempty"` // optional
+	Silent        bool      `protobuf:"varint,5,opt,name=silent,proto3" json:"silent,omitempty"`    // no LoadLayer comes: the timeline's semaphores say which layers have landed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3117,25 +3100,11 @@ func (x *Load) GetLayers() bool {
 	return false
 }
 
-func (x *Load) GetOrder() []uint32 {
-	if x != nil {
-		return x.Order
-	}
-	return nil
-}
-
 func (x *Load) GetTimeline() *Timeline {
 	if x != nil {
 		return x.Timeline
 	}
 	return nil
-}
-
-func (x *Load) GetPrefetch() uint32 {
-	if x != nil {
-		return x.Prefetch
-	}
-	return 0
 }
 
 func (x *Load) GetSilent() bool {
@@ -3458,59 +3427,6 @@ func (x *Cancel) GetJob() uint64 {
 	return 0
 }
 
-// Advance reports how far the consumer of a LOAD with a prefetch has come. It is no error if the job is over.
-type Advance struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           uint64                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`
-	Layers        uint32                 `protobuf:"varint,2,opt,name=layers,proto3" json:"layers,omitempty"` // the first so many of the order are consumed
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Advance) Reset() {
-	*x = Advance{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Advance) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Advance) ProtoMessage() {}
-
-func (x *Advance) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Advance.ProtoReflect.Descriptor instead.
-func (*Advance) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
-}
-
-func (x *Advance) GetJob() uint64 {
-	if x != nil {
-		return x.Job
-	}
-	return 0
-}
-
-func (x *Advance) GetLayers() uint32 {
-	if x != nil {
-		return x.Layers
-	}
-	return 0
-}
-
 // AwaitCopies is acknowledged when no copy of the named jobs can touch their blocks any more: stores have read theirs, loads
 // have delivered. It neither cancels the jobs nor waits for publication.
 type AwaitCopies struct {
@@ -3522,7 +3438,7 @@ type AwaitCopies struct {
 
 func (x *AwaitCopies) Reset() {
 	*x = AwaitCopies{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3534,7 +3450,7 @@ func (x *AwaitCopies) String() string {
 func (*AwaitCopies) ProtoMessage() {}
 
 func (x *AwaitCopies) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3547,7 +3463,7 @@ func (x *AwaitCopies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AwaitCopies.ProtoReflect.Descriptor instead.
 func (*AwaitCopies) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AwaitCopies) GetJobs() []uint64 {
@@ -3576,7 +3492,7 @@ type EndRequest struct {
 
 func (x *EndRequest) Reset() {
 	*x = EndRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3588,7 +3504,7 @@ func (x *EndRequest) String() string {
 func (*EndRequest) ProtoMessage() {}
 
 func (x *EndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3601,7 +3517,7 @@ func (x *EndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
 func (*EndRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EndRequest) GetRequest() uint32 {
@@ -3654,7 +3570,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3666,7 +3582,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3679,7 +3595,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
 }
 
 type EventsRequest struct {
@@ -3695,7 +3611,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3707,7 +3623,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3720,7 +3636,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EventsRequest) GetNamespaceDigest() []byte {
@@ -3760,7 +3676,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3772,7 +3688,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3785,7 +3701,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EventsResponse) GetEpoch() uint64 {
@@ -3836,7 +3752,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3848,7 +3764,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3861,7 +3777,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Event) GetKind() EventKind {
@@ -3907,7 +3823,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3919,7 +3835,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3932,7 +3848,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
 }
 
 type StatusResponse struct {
@@ -3961,7 +3877,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3973,7 +3889,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3986,7 +3902,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -4133,7 +4049,7 @@ type SessionStatus struct {
 
 func (x *SessionStatus) Reset() {
 	*x = SessionStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4145,7 +4061,7 @@ func (x *SessionStatus) String() string {
 func (*SessionStatus) ProtoMessage() {}
 
 func (x *SessionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4158,7 +4074,7 @@ func (x *SessionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStatus.ProtoReflect.Descriptor instead.
 func (*SessionStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SessionStatus) GetNumber() uint64 {
@@ -4245,7 +4161,7 @@ type LatencyStatus struct {
 
 func (x *LatencyStatus) Reset() {
 	*x = LatencyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4257,7 +4173,7 @@ func (x *LatencyStatus) String() string {
 func (*LatencyStatus) ProtoMessage() {}
 
 func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4270,7 +4186,7 @@ func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyStatus.ProtoReflect.Descriptor instead.
 func (*LatencyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *LatencyStatus) GetAnswer() Answer {
@@ -4326,7 +4242,7 @@ type RouteStatus struct {
 
 func (x *RouteStatus) Reset() {
 	*x = RouteStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4338,7 +4254,7 @@ func (x *RouteStatus) String() string {
 func (*RouteStatus) ProtoMessage() {}
 
 func (x *RouteStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4351,7 +4267,7 @@ func (x *RouteStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteStatus.ProtoReflect.Descriptor instead.
 func (*RouteStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RouteStatus) GetGpu() string {
@@ -4433,7 +4349,7 @@ type UsageStatus struct {
 
 func (x *UsageStatus) Reset() {
 	*x = UsageStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4445,7 +4361,7 @@ func (x *UsageStatus) String() string {
 func (*UsageStatus) ProtoMessage() {}
 
 func (x *UsageStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4458,7 +4374,7 @@ func (x *UsageStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageStatus.ProtoReflect.Descriptor instead.
 func (*UsageStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UsageStatus) GetModel() string {
@@ -4528,7 +4444,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4540,7 +4456,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4553,7 +4469,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PolicyStatus) GetRole() PolicyRole {
@@ -4690,7 +4606,7 @@ type Trial struct {
 
 func (x *Trial) Reset() {
 	*x = Trial{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4702,7 +4618,7 @@ func (x *Trial) String() string {
 func (*Trial) ProtoMessage() {}
 
 func (x *Trial) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4715,7 +4631,7 @@ func (x *Trial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trial.ProtoReflect.Descriptor instead.
 func (*Trial) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Trial) GetKeys() uint64 {
@@ -4786,7 +4702,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4798,7 +4714,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4811,7 +4727,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -4953,7 +4869,7 @@ type SwapPolicyRequest struct {
 
 func (x *SwapPolicyRequest) Reset() {
 	*x = SwapPolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4965,7 +4881,7 @@ func (x *SwapPolicyRequest) String() string {
 func (*SwapPolicyRequest) ProtoMessage() {}
 
 func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4978,7 +4894,7 @@ func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SwapPolicyRequest) GetName() string {
@@ -5018,7 +4934,7 @@ type SwapPolicyResponse struct {
 
 func (x *SwapPolicyResponse) Reset() {
 	*x = SwapPolicyResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5030,7 +4946,7 @@ func (x *SwapPolicyResponse) String() string {
 func (*SwapPolicyResponse) ProtoMessage() {}
 
 func (x *SwapPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5043,7 +4959,7 @@ func (x *SwapPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SwapPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SwapPolicyResponse) GetSwap() *Swap {
@@ -5063,7 +4979,7 @@ type PromotePolicyRequest struct {
 
 func (x *PromotePolicyRequest) Reset() {
 	*x = PromotePolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5075,7 +4991,7 @@ func (x *PromotePolicyRequest) String() string {
 func (*PromotePolicyRequest) ProtoMessage() {}
 
 func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5088,7 +5004,7 @@ func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
 func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PromotePolicyRequest) GetName() string {
@@ -5114,7 +5030,7 @@ type PromotePolicyResponse struct {
 
 func (x *PromotePolicyResponse) Reset() {
 	*x = PromotePolicyResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5126,7 +5042,7 @@ func (x *PromotePolicyResponse) String() string {
 func (*PromotePolicyResponse) ProtoMessage() {}
 
 func (x *PromotePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5139,7 +5055,7 @@ func (x *PromotePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyResponse.ProtoReflect.Descriptor instead.
 func (*PromotePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PromotePolicyResponse) GetSwap() *Swap {
@@ -5161,7 +5077,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5089,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5102,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Swap) GetTaken() []*PolicyTaken {
@@ -5225,7 +5141,7 @@ type PolicyTaken struct {
 
 func (x *PolicyTaken) Reset() {
 	*x = PolicyTaken{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5237,7 +5153,7 @@ func (x *PolicyTaken) String() string {
 func (*PolicyTaken) ProtoMessage() {}
 
 func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5250,7 +5166,7 @@ func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
 func (*PolicyTaken) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{53}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PolicyTaken) GetRole() PolicyRole {
@@ -5299,7 +5215,7 @@ var File_kvhost_v1_kvhost_proto protoreflect.FileDescriptor
 
 const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\n" +
-	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x05\n" +
+	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc2\x05\n" +
 	"\x0eSessionRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12 \n" +
 	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12(\n" +
@@ -5314,14 +5230,13 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x04load\x18\t \x01(\v2\x0f.kvhost.v1.LoadH\x00R\x04load\x12.\n" +
 	"\adiscard\x18\n" +
 	" \x01(\v2\x12.kvhost.v1.DiscardH\x00R\adiscard\x12+\n" +
-	"\x06cancel\x18\v \x01(\v2\x11.kvhost.v1.CancelH\x00R\x06cancel\x12.\n" +
-	"\aadvance\x18\f \x01(\v2\x12.kvhost.v1.AdvanceH\x00R\aadvance\x12;\n" +
-	"\fawait_copies\x18\r \x01(\v2\x16.kvhost.v1.AwaitCopiesH\x00R\vawaitCopies\x128\n" +
-	"\vend_request\x18\x0e \x01(\v2\x15.kvhost.v1.EndRequestH\x00R\n" +
+	"\x06cancel\x18\v \x01(\v2\x11.kvhost.v1.CancelH\x00R\x06cancel\x12;\n" +
+	"\fawait_copies\x18\f \x01(\v2\x16.kvhost.v1.AwaitCopiesH\x00R\vawaitCopies\x128\n" +
+	"\vend_request\x18\r \x01(\v2\x15.kvhost.v1.EndRequestH\x00R\n" +
 	"endRequest\x12%\n" +
-	"\x04ping\x18\x0f \x01(\v2\x0f.kvhost.v1.PingH\x00R\x04ping\x127\n" +
+	"\x04ping\x18\x0e \x01(\v2\x0f.kvhost.v1.PingH\x00R\x04ping\x127\n" +
 	"\n" +
-	"semaphores\x18\x10 \x01(\v2\x15.kvhost.v1.SemaphoresH\x00R\n" +
+	"semaphores\x18\x0f \x01(\v2\x15.kvhost.v1.SemaphoresH\x00R\n" +
 	"semaphoresB\x06\n" +
 	"\x04body\"\xf8\x03\n" +
 	"\x0fSessionResponse\x12\x0e\n" +
@@ -5492,15 +5407,13 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05chunk\x18\x01 \x01(\rR\x05chunk\x12#\n" +
 	"\x04code\x18\x02 \x01(\x0e2\x0f.kvhost.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x16\n" +
-	"\x06blocks\x18\x04 \x03(\rR\x06blocks\"\xdd\x01\n" +
+	"\x06blocks\x18\x04 \x03(\rR\x06blocks\"\xab\x01\n" +
 	"\x04Load\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12,\n" +
 	"\x06chunks\x18\x02 \x03(\v2\x14.kvhost.v1.LoadChunkR\x06chunks\x12\x16\n" +
-	"\x06layers\x18\x03 \x01(\bR\x06layers\x12\x14\n" +
-	"\x05order\x18\x04 \x03(\rR\x05order\x12/\n" +
-	"\btimeline\x18\x05 \x01(\v2\x13.kvhost.v1.TimelineR\btimeline\x12\x1a\n" +
-	"\bprefetch\x18\x06 \x01(\rR\bprefetch\x12\x16\n" +
-	"\x06silent\x18\a \x01(\bR\x06silent\"9\n" +
+	"\x06layers\x18\x03 \x01(\bR\x06layers\x12/\n" +
+	"\btimeline\x18\x04 \x01(\v2\x13.kvhost.v1.TimelineR\btimeline\x12\x16\n" +
+	"\x06silent\x18\x05 \x01(\bR\x06silent\"9\n" +
 	"\tLoadChunk\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
 	"\x06blocks\x18\x02 \x03(\rR\x06blocks\"9\n" +
@@ -5517,10 +5430,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\fDiscardReply\x122\n" +
 	"\aresults\x18\x01 \x03(\x0e2\x18.kvhost.v1.DiscardResultR\aresults\"\x1a\n" +
 	"\x06Cancel\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\x04R\x03job\"3\n" +
-	"\aAdvance\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\x04R\x03job\x12\x16\n" +
-	"\x06layers\x18\x02 \x01(\rR\x06layers\"!\n" +
+	"\x03job\x18\x01 \x01(\x04R\x03job\"!\n" +
 	"\vAwaitCopies\x12\x12\n" +
 	"\x04jobs\x18\x01 \x03(\x04R\x04jobs\"\xea\x01\n" +
 	"\n" +
@@ -5790,7 +5700,7 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 }
 
 var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),                     // 0: kvhost.v1.Code
 	(LookupKind)(0),               // 1: kvhost.v1.LookupKind
@@ -5837,33 +5747,32 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(*Discard)(nil),               // 42: kvhost.v1.Discard
 	(*DiscardReply)(nil),          // 43: kvhost.v1.DiscardReply
 	(*Cancel)(nil),                // 44: kvhost.v1.Cancel
-	(*Advance)(nil),               // 45: kvhost.v1.Advance
-	(*AwaitCopies)(nil),           // 46: kvhost.v1.AwaitCopies
-	(*EndRequest)(nil),            // 47: kvhost.v1.EndRequest
-	(*Ping)(nil),                  // 48: kvhost.v1.Ping
-	(*EventsRequest)(nil),         // 49: kvhost.v1.EventsRequest
-	(*EventsResponse)(nil),        // 50: kvhost.v1.EventsResponse
-	(*Event)(nil),                 // 51: kvhost.v1.Event
-	(*StatusRequest)(nil),         // 52: kvhost.v1.StatusRequest
-	(*StatusResponse)(nil),        // 53: kvhost.v1.StatusResponse
-	(*SessionStatus)(nil),         // 54: kvhost.v1.SessionStatus
-	(*LatencyStatus)(nil),         // 55: kvhost.v1.LatencyStatus
-	(*RouteStatus)(nil),           // 56: kvhost.v1.RouteStatus
-	(*UsageStatus)(nil),           // 57: kvhost.v1.UsageStatus
-	(*PolicyStatus)(nil),          // 58: kvhost.v1.PolicyStatus
-	(*Trial)(nil),                 // 59: kvhost.v1.Trial
-	(*RootStatus)(nil),            // 60: kvhost.v1.RootStatus
-	(*SwapPolicyRequest)(nil),     // 61: kvhost.v1.SwapPolicyRequest
-	(*SwapPolicyResponse)(nil),    // 62: kvhost.v1.SwapPolicyResponse
-	(*PromotePolicyRequest)(nil),  // 63: kvhost.v1.PromotePolicyRequest
-	(*PromotePolicyResponse)(nil), // 64: kvhost.v1.PromotePolicyResponse
-	(*Swap)(nil),                  // 65: kvhost.v1.Swap
-	(*PolicyTaken)(nil),           // 66: kvhost.v1.PolicyTaken
-	nil,                           // 67: kvhost.v1.Namespace.ExtraEntry
-	nil,                           // 68: kvhost.v1.StatusResponse.CountersEntry
-	nil,                           // 69: kvhost.v1.SwapPolicyRequest.ConfigEntry
-	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 71: google.protobuf.Timestamp
+	(*AwaitCopies)(nil),           // 45: kvhost.v1.AwaitCopies
+	(*EndRequest)(nil),            // 46: kvhost.v1.EndRequest
+	(*Ping)(nil),                  // 47: kvhost.v1.Ping
+	(*EventsRequest)(nil),         // 48: kvhost.v1.EventsRequest
+	(*EventsResponse)(nil),        // 49: kvhost.v1.EventsResponse
+	(*Event)(nil),                 // 50: kvhost.v1.Event
+	(*StatusRequest)(nil),         // 51: kvhost.v1.StatusRequest
+	(*StatusResponse)(nil),        // 52: kvhost.v1.StatusResponse
+	(*SessionStatus)(nil),         // 53: kvhost.v1.SessionStatus
+	(*LatencyStatus)(nil),         // 54: kvhost.v1.LatencyStatus
+	(*RouteStatus)(nil),           // 55: kvhost.v1.RouteStatus
+	(*UsageStatus)(nil),           // 56: kvhost.v1.UsageStatus
+	(*PolicyStatus)(nil),          // 57: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                 // 58: kvhost.v1.Trial
+	(*RootStatus)(nil),            // 59: kvhost.v1.RootStatus
+	(*SwapPolicyRequest)(nil),     // 60: kvhost.v1.SwapPolicyRequest
+	(*SwapPolicyResponse)(nil),    // 61: kvhost.v1.SwapPolicyResponse
+	(*PromotePolicyRequest)(nil),  // 62: kvhost.v1.PromotePolicyRequest
+	(*PromotePolicyResponse)(nil), // 63: kvhost.v1.PromotePolicyResponse
+	(*Swap)(nil),                  // 64: kvhost.v1.Swap
+	(*PolicyTaken)(nil),           // 65: kvhost.v1.PolicyTaken
+	nil,                           // 66: kvhost.v1.Namespace.ExtraEntry
+	nil,                           // 67: kvhost.v1.StatusResponse.CountersEntry
+	nil,                           // 68: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(*durationpb.Duration)(nil),   // 69: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 70: google.protobuf.Timestamp
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	17, // 0: kvhost.v1.SessionRequest.hello:type_name -> kvhost.v1.Hello
@@ -5875,91 +5784,90 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	38, // 6: kvhost.v1.SessionRequest.load:type_name -> kvhost.v1.Load
 	42, // 7: kvhost.v1.SessionRequest.discard:type_name -> kvhost.v1.Discard
 	44, // 8: kvhost.v1.SessionRequest.cancel:type_name -> kvhost.v1.Cancel
-	45, // 9: kvhost.v1.SessionRequest.advance:type_name -> kvhost.v1.Advance
-	46, // 10: kvhost.v1.SessionRequest.await_copies:type_name -> kvhost.v1.AwaitCopies
-	47, // 11: kvhost.v1.SessionRequest.end_request:type_name -> kvhost.v1.EndRequest
-	48, // 12: kvhost.v1.SessionRequest.ping:type_name -> kvhost.v1.Ping
-	26, // 13: kvhost.v1.SessionRequest.semaphores:type_name -> kvhost.v1.Semaphores
-	16, // 14: kvhost.v1.SessionResponse.error:type_name -> kvhost.v1.Error
-	21, // 15: kvhost.v1.SessionResponse.hello:type_name -> kvhost.v1.HelloReply
-	15, // 16: kvhost.v1.SessionResponse.done:type_name -> kvhost.v1.Done
-	29, // 17: kvhost.v1.SessionResponse.lookup:type_name -> kvhost.v1.LookupReply
-	35, // 18: kvhost.v1.SessionResponse.store_read:type_name -> kvhost.v1.StoreRead
-	36, // 19: kvhost.v1.SessionResponse.store_published:type_name -> kvhost.v1.StorePublished
-	40, // 20: kvhost.v1.SessionResponse.load_layer:type_name -> kvhost.v1.LoadLayer
-	41, // 21: kvhost.v1.SessionResponse.load_done:type_name -> kvhost.v1.LoadDone
-	43, // 22: kvhost.v1.SessionResponse.discard:type_name -> kvhost.v1.DiscardReply
-	0,  // 23: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
-	18, // 24: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
-	19, // 25: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	67, // 26: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
-	1,  // 27: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
-	20, // 28: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
-	22, // 29: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	70, // 30: kvhost.v1.HelloReply.lease_time:type_name -> google.protobuf.Duration
-	24, // 31: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	70, // 32: kvhost.v1.LookupReply.load_time:type_name -> google.protobuf.Duration
-	31, // 33: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
-	30, // 34: kvhost.v1.LookupReply.levels:type_name -> kvhost.v1.LevelHits
-	70, // 35: kvhost.v1.LevelHits.load_time:type_name -> google.protobuf.Duration
-	70, // 36: kvhost.v1.LoadPart.load_time:type_name -> google.protobuf.Duration
-	34, // 37: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	27, // 38: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
-	2,  // 39: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	37, // 40: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
-	0,  // 41: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	39, // 42: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	27, // 43: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
-	37, // 44: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
-	3,  // 45: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
-	4,  // 46: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
-	70, // 47: kvhost.v1.EndRequest.return_after:type_name -> google.protobuf.Duration
-	51, // 48: kvhost.v1.EventsResponse.events:type_name -> kvhost.v1.Event
-	5,  // 49: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
-	70, // 50: kvhost.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	58, // 51: kvhost.v1.StatusResponse.policies:type_name -> kvhost.v1.PolicyStatus
-	60, // 52: kvhost.v1.StatusResponse.roots:type_name -> kvhost.v1.RootStatus
-	68, // 53: kvhost.v1.StatusResponse.counters:type_name -> kvhost.v1.StatusResponse.CountersEntry
-	54, // 54: kvhost.v1.StatusResponse.session_list:type_name -> kvhost.v1.SessionStatus
-	55, // 55: kvhost.v1.StatusResponse.latencies:type_name -> kvhost.v1.LatencyStatus
-	56, // 56: kvhost.v1.StatusResponse.routes:type_name -> kvhost.v1.RouteStatus
-	57, // 57: kvhost.v1.StatusResponse.usage:type_name -> kvhost.v1.UsageStatus
-	71, // 58: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
-	6,  // 59: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
-	70, // 60: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
-	70, // 61: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
-	7,  // 62: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
-	8,  // 63: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
-	70, // 64: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
-	9,  // 65: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
-	70, // 66: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
-	10, // 67: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	71, // 68: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
-	59, // 69: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	11, // 70: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
-	71, // 71: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
-	69, // 72: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	65, // 73: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
-	65, // 74: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
-	66, // 75: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
-	9,  // 76: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
-	12, // 77: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
-	70, // 78: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
-	13, // 79: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
-	49, // 80: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
-	52, // 81: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
-	61, // 82: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	63, // 83: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	14, // 84: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
-	50, // 85: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
-	53, // 86: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
-	62, // 87: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
-	64, // 88: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
-	84, // [84:89] is the sub-list for method output_type
-	79, // [79:84] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	45, // 9: kvhost.v1.SessionRequest.await_copies:type_name -> kvhost.v1.AwaitCopies
+	46, // 10: kvhost.v1.SessionRequest.end_request:type_name -> kvhost.v1.EndRequest
+	47, // 11: kvhost.v1.SessionRequest.ping:type_name -> kvhost.v1.Ping
+	26, // 12: kvhost.v1.SessionRequest.semaphores:type_name -> kvhost.v1.Semaphores
+	16, // 13: kvhost.v1.SessionResponse.error:type_name -> kvhost.v1.Error
+	21, // 14: kvhost.v1.SessionResponse.hello:type_name -> kvhost.v1.HelloReply
+	15, // 15: kvhost.v1.SessionResponse.done:type_name -> kvhost.v1.Done
+	29, // 16: kvhost.v1.SessionResponse.lookup:type_name -> kvhost.v1.LookupReply
+	35, // 17: kvhost.v1.SessionResponse.store_read:type_name -> kvhost.v1.StoreRead
+	36, // 18: kvhost.v1.SessionResponse.store_published:type_name -> kvhost.v1.StorePublished
+	40, // 19: kvhost.v1.SessionResponse.load_layer:type_name -> kvhost.v1.LoadLayer
+	41, // 20: kvhost.v1.SessionResponse.load_done:type_name -> kvhost.v1.LoadDone
+	43, // 21: kvhost.v1.SessionResponse.discard:type_name -> kvhost.v1.DiscardReply
+	0,  // 22: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
+	18, // 23: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
+	19, // 24: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
+	66, // 25: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	1,  // 26: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
+	20, // 27: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
+	22, // 28: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
+	69, // 29: kvhost.v1.HelloReply.lease_time:type_name -> google.protobuf.Duration
+	24, // 30: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
+	69, // 31: kvhost.v1.LookupReply.load_time:type_name -> google.protobuf.Duration
+	31, // 32: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
+	30, // 33: kvhost.v1.LookupReply.levels:type_name -> kvhost.v1.LevelHits
+	69, // 34: kvhost.v1.LevelHits.load_time:type_name -> google.protobuf.Duration
+	69, // 35: kvhost.v1.LoadPart.load_time:type_name -> google.protobuf.Duration
+	34, // 36: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	27, // 37: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
+	2,  // 38: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
+	37, // 39: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	0,  // 40: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
+	39, // 41: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	27, // 42: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
+	37, // 43: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	3,  // 44: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
+	4,  // 45: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
+	69, // 46: kvhost.v1.EndRequest.return_after:type_name -> google.protobuf.Duration
+	50, // 47: kvhost.v1.EventsResponse.events:type_name -> kvhost.v1.Event
+	5,  // 48: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
+	69, // 49: kvhost.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	57, // 50: kvhost.v1.StatusResponse.policies:type_name -> kvhost.v1.PolicyStatus
+	59, // 51: kvhost.v1.StatusResponse.roots:type_name -> kvhost.v1.RootStatus
+	67, // 52: kvhost.v1.StatusResponse.counters:type_name -> kvhost.v1.StatusResponse.CountersEntry
+	53, // 53: kvhost.v1.StatusResponse.session_list:type_name -> kvhost.v1.SessionStatus
+	54, // 54: kvhost.v1.StatusResponse.latencies:type_name -> kvhost.v1.LatencyStatus
+	55, // 55: kvhost.v1.StatusResponse.routes:type_name -> kvhost.v1.RouteStatus
+	56, // 56: kvhost.v1.StatusResponse.usage:type_name -> kvhost.v1.UsageStatus
+	70, // 57: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
+	6,  // 58: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
+	69, // 59: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
+	69, // 60: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
+	7,  // 61: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
+	8,  // 62: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
+	69, // 63: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
+	9,  // 64: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
+	69, // 65: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
+	10, // 66: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	70, // 67: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
+	58, // 68: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	11, // 69: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
+	70, // 70: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
+	68, // 71: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	64, // 72: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
+	64, // 73: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
+	65, // 74: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
+	9,  // 75: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
+	12, // 76: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
+	69, // 77: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
+	13, // 78: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
+	48, // 79: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
+	51, // 80: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
+	60, // 81: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	62, // 82: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	14, // 83: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
+	49, // 84: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
+	52, // 85: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
+	61, // 86: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
+	63, // 87: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
+	83, // [83:88] is the sub-list for method output_type
+	78, // [78:83] is the sub-list for method input_type
+	78, // [78:78] is the sub-list for extension type_name
+	78, // [78:78] is the sub-list for extension extendee
+	0,  // [0:78] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -5977,7 +5885,6 @@ func file_kvhost_v1_kvhost_proto_init() {
 		(*SessionRequest_Load)(nil),
 		(*SessionRequest_Discard)(nil),
 		(*SessionRequest_Cancel)(nil),
-		(*SessionRequest_Advance)(nil),
 		(*SessionRequest_AwaitCopies)(nil),
 		(*SessionRequest_EndRequest)(nil),
 		(*SessionRequest_Ping)(nil),
@@ -6009,7 +5916,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
 			NumEnums:      13,
-			NumMessages:   57,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -15,7 +15,7 @@
 // Order. LOOKUP, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take effect in the
 // order in which they were sent. A STORE is checked in that order, too, but it may wait for room afterwards, and only what
 // must come after it waits with it: other STOREs, DISCARDs and what follows those. A LOOKUP finds what was published before
-// it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, ADVANCE, AWAIT_COPIES and PING wait for nothing.
+// it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, AWAIT_COPIES and PING wait for nothing.
 //
 // Errors. Wrong input is answered by an Error that names the field. It does not end the session, and nothing of the
 // message was done. There are two exceptions: a refused HELLO ends the stream, and so does a message above

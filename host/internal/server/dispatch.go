@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// receive takes one message from the reader. CANCEL, ADVANCE, AWAIT_COPIES and PING are handled here, the rest in order.
+// receive takes one message from the reader. CANCEL, AWAIT_COPIES and PING are handled here, the rest in order.
 func (x *session) receive(m *proto.SessionRequest) {
 	if m.GetId() <= x.lastID {
 		err := invalid("id", "%d does not follow %d", m.GetId(), x.lastID)
@@ -30,8 +30,6 @@ func (x *session) receive(m *proto.SessionRequest) {
 		x.done(m.Id)
 	case *proto.SessionRequest_Cancel:
 		err = x.cancelJob(m.Id, b.Cancel)
-	case *proto.SessionRequest_Advance:
-		err = x.advance(m.Id, b.Advance)
 	case *proto.SessionRequest_AwaitCopies:
 		err = x.awaitCopies(m.Id, b.AwaitCopies)
 	case *proto.SessionRequest_Store:
@@ -186,18 +184,6 @@ func (x *session) cancelJob(id uint64, m *proto.Cancel) error {
 	}
 	j.cancel()
 	return x.jobs.acknowledge([]*job{j}, func() { x.done(id) })
-}
-
-// advance is ADVANCE.
-func (x *session) advance(id uint64, m *proto.Advance) error {
-	if m.GetJob() == 0 || m.GetJob() >= id {
-		return faultf(proto.Code_CODE_UNKNOWN, "job", "%d was never sent", m.GetJob())
-	}
-	if j := x.jobs.get(m.GetJob()); j != nil {
-		j.advance(m.GetLayers())
-	}
-	x.done(id)
-	return nil
 }
 
 // awaitCopies is AWAIT_COPIES.

@@ -156,13 +156,9 @@ func (g *grammar) next() *proto.SessionRequest {
 		}
 		m.Body = &proto.SessionRequest_Store{Store: b}
 	case 5, 6, 7, 8:
-		b := &proto.Load{Lease: g.odd()<<groupBits | uint64(g.pick(3)), Timeline: g.timeline(), Layers: g.pick(3) == 0,
-			Prefetch: uint32(g.pick(3))}
+		b := &proto.Load{Lease: g.odd()<<groupBits | uint64(g.pick(3)), Timeline: g.timeline(), Layers: g.pick(3) == 0}
 		for i := range 1 + g.pick(6) {
 			b.Chunks = append(b.Chunks, &proto.LoadChunk{Index: uint32(i + g.pick(2)), Blocks: g.blocks(true)})
-		}
-		for range g.pick(4) {
-			b.Order = append(b.Order, uint32(g.odd()))
 		}
 		m.Body = &proto.SessionRequest_Load{Load: b}
 	case 9, 10, 11, 12:
@@ -193,8 +189,6 @@ func (g *grammar) next() *proto.SessionRequest {
 			b.Offset, b.Count = 64, 16
 		}
 		m.Body = &proto.SessionRequest_Semaphores{Semaphores: b}
-	case 22:
-		m.Body = &proto.SessionRequest_Advance{Advance: &proto.Advance{Job: g.earlier(), Layers: uint32(g.odd())}}
 	default:
 		m.Body = &proto.SessionRequest_Ping{Ping: &proto.Ping{}}
 		if g.pick(8) == 0 {

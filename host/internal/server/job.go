@@ -26,7 +26,6 @@ type job struct {
 	cancelled atomic.Bool
 	expired   atomic.Bool // the semaphore that it waits for came too late
 	claimed   atomic.Bool
-	consumed  atomic.Uint32 // layers, of a LOAD with a prefetch
 	// started is closed after the claim: handle is set, or no copy will ever start and the job's semaphores are
 	// written.
 	started chan struct{}
@@ -52,9 +51,6 @@ func (j *job) claim() bool { return j.claimed.CompareAndSwap(false, true) }
 func (j *job) run(h *transfer.Handle) {
 	j.handle = h
 	close(j.started)
-	if n := j.consumed.Load(); n > 0 {
-		h.Advance(int(n))
-	}
 	if j.cancelled.Load() { // cancelled while it was being started
 		h.Cancel()
 	}
@@ -71,15 +67,6 @@ func (j *job) running() *transfer.Handle {
 		return j.handle
 	default:
 		return nil
-	}
-}
-
-// advance records how far the consumer of a layer-wise load has come, also before the load has started.
-func (j *job) advance(layers uint32) {
-	for have := j.consumed.Load(); have < layers && !j.consumed.CompareAndSwap(have, layers); have = j.consumed.Load() {
-	}
-	if h := j.running(); h != nil { // otherwise run passes it on
-		h.Advance(int(j.consumed.Load()))
 	}
 }
 

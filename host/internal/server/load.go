@@ -7,7 +7,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/internal/transfer"
-	"github.com/kvhost/kvhost/host/kv"
 )
 
 // load is LOAD. Wrong input is an error. A lease that is over fails all blocks instead, since that is not the
@@ -48,7 +47,7 @@ func (x *session) load(j *job, m *proto.Load) error {
 	j.span.Follow(x.server.cfg.Spans, l.span, j.since)
 	spec.Paths = j.span.Paths
 	if m.GetLayers() {
-		spec.Layers = &transfer.Layers{Order: m.GetOrder(), Ahead: int(m.GetPrefetch()), Landed: s.layer}
+		spec.Layers = &transfer.Layers{Landed: s.layer}
 	}
 	spec.Held = s.timeline.holds()
 	x.server.begin()
@@ -80,9 +79,6 @@ func (x *session) useUpLease(m *proto.Load) {
 
 // checkLoad reads the chunks of a LOAD.
 func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.LoadChunk, error) {
-	if err := checkOrder(m, reg.group); err != nil {
-		return nil, err
-	}
 	chunks := make([]transfer.LoadChunk, len(m.GetChunks()))
 	used := newBlockSet()
 	defer putBlockSet(used)
@@ -106,32 +102,6 @@ func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.Loa
 		chunks[i] = transfer.LoadChunk{Index: int(c.GetIndex()) - l.first, Blocks: c.GetBlocks()}
 	}
 	return chunks, nil
-}
-
-// checkOrder checks the layers that a LOAD names.
-func checkOrder(m *proto.Load, g *kv.Group) error {
-	switch {
-	case !m.GetLayers() && len(m.GetOrder()) > 0:
-		return invalid("order", "the LOAD is not layer-wise")
-	case !m.GetLayers() && m.GetPrefetch() > 0:
-		return invalid("prefetch", "the LOAD is not layer-wise")
-	case len(m.GetOrder()) == 0:
-		return nil
-	}
-	left := map[uint32]bool{}
-	for _, p := range g.Geometry.Planes {
-		left[p.Layer] = true
-	}
-	for i, layer := range m.GetOrder() {
-		if !left[layer] {
-			return invalid(at("order", i, ""), "layer %d is not one of group %d, or came before", layer, g.ID)
-		}
-		delete(left, layer)
-	}
-	if len(left) > 0 {
-		return invalid("order", "%d layers of group %d are missing", len(left), g.ID)
-	}
-	return nil
 }
 
 // loading collects a LOAD's answer.

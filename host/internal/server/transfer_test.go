@@ -39,7 +39,7 @@ func TestWhatIsStoredIsLoaded(t *testing.T) {
 	var seen []uint32
 	job, err := p.Load(t.Context(), l, []client.LoadChunk{
 		{Index: 3, Blocks: blocks(9)}, {Index: 2, Blocks: []uint32{blocks(10)[0], abi.None}},
-	}, client.LoadOptions{Order: []uint32{1, 0}, Layers: func(l uint32, _ []int) { seen = append(seen, l) }})
+	}, client.LoadOptions{Layers: func(l uint32, _ []int) { seen = append(seen, l) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,8 +57,8 @@ func TestWhatIsStoredIsLoaded(t *testing.T) {
 			t.Fatalf("plane %d of a block that was not wanted was written", pl)
 		}
 	}
-	if !slices.Equal(seen, []uint32{1, 0}) {
-		t.Fatalf("layers %v", seen)
+	if !slices.Equal(seen, []uint32{0, 1}) {
+		t.Fatalf("layers: got %v, want 0 and 1", seen)
 	}
 	if err := p.EndRequest(t.Context(), 0, client.Hints{}); err != nil {
 		t.Fatal(err)

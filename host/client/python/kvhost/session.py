@@ -339,10 +339,6 @@ class LoadJob(_Job):
         ]
         return LoadResult(m.bytes, failed, m.cancelled)
 
-    def advance(self, layers: int) -> None:
-        """Says that the first so many layers are consumed. It matters to a load with a ``prefetch``."""
-        self._session._ask(advance=pb.Advance(job=self.id, layers=layers))
-
 
 class Session:
     """A session with the host on a Unix socket. Any thread may use it."""
@@ -533,20 +529,17 @@ class Session:
         chunks: Sequence[LoadChunk],
         *,
         on_layer: Callable[[int, list[int]], None] | None = None,
-        order: Sequence[int] = (),
-        prefetch: int = 0,
         timeline: Timeline | None = None,
         traceparent: str = "",
     ) -> LoadJob:
         """Begins to fill blocks from what a lookup leased, and uses the lease up.
 
-        With ``on_layer`` the load is layer-wise: the first layer of all chunks is read before the second of any, in
-        ``order``, or as the group's planes name them. ``on_layer(layer, failed)`` is called for each layer, in order, when
+        With ``on_layer`` the load is layer-wise: the first layer of all chunks is read before the second of any, as the
+        group's planes name them. ``on_layer(layer, failed)`` is called for each layer, in order, when
         its pages hold their bytes in every chunk that is not in ``failed`` (indices into ``chunks``). It runs on the
         receiving thread: it must be quick and must not call the session. A load with a ``timeline`` of several layers is
         layer-wise without ``on_layer``: then the semaphores alone say which layers have landed, and the host sends no
-        message. With a ``prefetch`` the load begins only so many layers beyond those that :meth:`LoadJob.advance` has
-        said are consumed."""
+        message."""
         job = LoadJob(self, on_layer, timeline)
         job.id = self._stream.start(
             job._call,
@@ -555,8 +548,6 @@ class Session:
                 lease=lookup.lease,
                 layers=on_layer is not None or (timeline is not None and timeline.layers > 0),
                 silent=on_layer is None,
-                order=order,
-                prefetch=prefetch,
                 timeline=timeline.message() if timeline else None,
                 chunks=[pb.LoadChunk(index=c.index, blocks=c.blocks) for c in chunks],
             ),

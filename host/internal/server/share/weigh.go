@@ -23,7 +23,7 @@ func weigh(m *proto.SessionRequest) int64 {
 	const each = 128
 	n := each + len(m.GetTraceparent())
 	switch b := m.Body.(type) {
-	case *proto.SessionRequest_Ping, *proto.SessionRequest_Cancel, *proto.SessionRequest_Advance:
+	case *proto.SessionRequest_Ping, *proto.SessionRequest_Cancel:
 		return 0
 	case *proto.SessionRequest_Store:
 		for _, c := range b.Store.GetChunks() {

@@ -74,14 +74,6 @@ ROUTE_MEMORY: Route
 ROUTE_STAGED: Route
 ROUTE_UNSPECIFIED: Route
 
-class Advance(_message.Message):
-    __slots__ = ["job", "layers"]
-    JOB_FIELD_NUMBER: _ClassVar[int]
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
-    job: int
-    layers: int
-    def __init__(self, job: _Optional[int] = ..., layers: _Optional[int] = ...) -> None: ...
-
 class AwaitCopies(_message.Message):
     __slots__ = ["jobs"]
     JOBS_FIELD_NUMBER: _ClassVar[int]
@@ -291,22 +283,18 @@ class Limits(_message.Message):
     def __init__(self, keys_per_lookup: _Optional[int] = ..., chunks_per_job: _Optional[int] = ..., message_bytes: _Optional[int] = ..., jobs: _Optional[int] = ..., leases: _Optional[int] = ..., requests: _Optional[int] = ..., arena_bytes: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ["chunks", "layers", "lease", "order", "prefetch", "silent", "timeline"]
+    __slots__ = ["chunks", "layers", "lease", "silent", "timeline"]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
-    ORDER_FIELD_NUMBER: _ClassVar[int]
-    PREFETCH_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[LoadChunk]
     layers: bool
     lease: int
-    order: _containers.RepeatedScalarFieldContainer[int]
-    prefetch: int
     silent: bool
     timeline: Timeline
-    def __init__(self, lease: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[LoadChunk, _Mapping]]] = ..., layers: bool = ..., order: _Optional[_Iterable[int]] = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ..., prefetch: _Optional[int] = ..., silent: bool = ...) -> None: ...
+    def __init__(self, lease: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[LoadChunk, _Mapping]]] = ..., layers: bool = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ..., silent: bool = ...) -> None: ...
 
 class LoadChunk(_message.Message):
     __slots__ = ["blocks", "index"]
@@ -605,8 +593,7 @@ class Semaphores(_message.Message):
     def __init__(self, memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ["advance", "await_copies", "cancel", "discard", "end_request", "hello", "id", "load", "lookup", "ping", "register", "release", "semaphores", "store", "traceparent", "unregister"]
-    ADVANCE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ["await_copies", "cancel", "discard", "end_request", "hello", "id", "load", "lookup", "ping", "register", "release", "semaphores", "store", "traceparent", "unregister"]
     AWAIT_COPIES_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DISCARD_FIELD_NUMBER: _ClassVar[int]
@@ -622,7 +609,6 @@ class SessionRequest(_message.Message):
     STORE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     UNREGISTER_FIELD_NUMBER: _ClassVar[int]
-    advance: Advance
     await_copies: AwaitCopies
     cancel: Cancel
     discard: Discard
@@ -638,7 +624,7 @@ class SessionRequest(_message.Message):
     store: Store
     traceparent: str
     unregister: Unregister
-    def __init__(self, id: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., await_copies: _Optional[_Union[AwaitCopies, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., semaphores: _Optional[_Union[Semaphores, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., await_copies: _Optional[_Union[AwaitCopies, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., semaphores: _Optional[_Union[Semaphores, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ["discard", "done", "error", "hello", "id", "load_done", "load_layer", "lookup", "store_published", "store_read"]

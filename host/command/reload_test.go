@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -152,4 +155,70 @@ func (h *served) register(tenant uint32, use func(*client.Session, error)) {
 	_, err = s.Register(h.Context(), 0, arena, []client.PlaneRegion{
 		{Offset: 0, Stride: 64 << 10, Blocks: 4}, {Offset: 4 * 64 << 10, Stride: 64 << 10, Blocks: 4}})
 	use(s, err)
+}
+
+// Every key that a reload changes shows its effect in a running host. What is refused is refused by its name and changes nothing;
+// package config tests which keys those are.
+func TestReloadOfEachKey(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	dir := shortDir(t)
+	h := &served{T: t, dir: dir, file: filepath.Join(dir, "k.toml")}
+	for from, to := range map[string]string{"fifo": "special", "lru": "lru", "fanout": "fanout", "clock": "clock"} {
+		module, err := os.ReadFile(filepath.Join(policytest.Dir(t, "fifo", "lru", "fanout", "clock"), from+".wasm"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Join(dir, "modules"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "modules", to+".wasm"), module, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	base := h.base() + baseRoots
+	if err := os.WriteFile(h.file, []byte(base), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd, logged, stop := startHost(t, dir, "--config", h.file)
+	h.logged, h.signal = logged, func(s os.Signal) { cmd.Process.Signal(s) }
+	if n := h.fill(0, 80); n > 0 {
+		t.Fatalf("%d of 80 chunks refused", n)
+	}
+	try := func(key, text string, reload bool, check func(*served, string), refusal string) {
+		before := h.settled()
+		ok, line := h.reload(text)
+		switch {
+		case ok != reload:
+			t.Errorf("%s: %s", key, line)
+		case !reload && !strings.Contains(line, cmp.Or(refusal, key)):
+			t.Errorf("%s: refused by another name: %s", key, line)
+		case !reload:
+			if after := h.settled(); after != before {
+				t.Errorf("%s: something changed: %s\nbefore: %s\nafter: %s", key, line, before, after)
+			}
+		case reload && !strings.Contains(line, strings.SplitN(key, "[", 2)[0]):
+			t.Errorf("%s: the log does not name it: %s", key, line)
+		case reload && check != nil:
+			check(h, key)
+		}
+		if ok {
+			if ok, line := h.reload(base); !ok {
+				t.Fatalf("%s: not changed back: %s", key, line)
+			}
+		}
+	}
+	single := scalars(h)
+	for _, k := range config.Keys() {
+		if _, tried := single[k.Path()]; k.Reload != tried {
+			t.Errorf("%s: reloaded: %v, tried: %v", k.Path(), k.Reload, tried)
+		}
+	}
+	for _, list := range []map[string]changed{single, fieldFiles(h)} {
+		for key, c := range list {
+			try(key, c.file, c.reload, c.check, c.refusal)
+		}
+	}
+	if code := stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("the host ended with %d", code)
+	}
 }
