@@ -36,7 +36,7 @@ func TestCloseBlamesNoPiece(t *testing.T) {
 	closed := make(chan error, 1)
 	go func() { closed <- b.engine.Close() }()
 	if out := <-second; len(out.Failed) != 4 || !errors.Is(out.Failed[0].Err, transfer.ErrClosed) {
-		t.Errorf("%+v", out)
+		t.Errorf("the store of a closed engine: got %+v, want 4 chunks failed with ErrClosed", out)
 	}
 	b.fs.Release()
 	b.fs.Set()

@@ -135,7 +135,7 @@ func TestLoadAfterReleaseFails(t *testing.T) {
 	l.Release()
 	out := b.load(l, b.spread(1), nil)
 	if len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, store.ErrLeaseOver) {
-		t.Errorf("got %+v", out)
+		t.Errorf("load of a lease that is over: got %+v, want 1 chunk failed with ErrLeaseOver", out)
 	}
 }
 

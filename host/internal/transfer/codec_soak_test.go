@@ -109,7 +109,7 @@ func TestTenThousandCompressedOperations(t *testing.T) {
 					t.Error("failures now and then made the host leave the GPU's codec")
 				}
 				if s.Encoded.Pages == 0 || s.Decoded.Pages == 0 || r.engine.Stats().SlotsInUse != 0 {
-					t.Errorf("%+v, %+v", s, r.engine.Stats())
+					t.Errorf("codec has %+v and engine %+v, want pages encoded and decoded and no slot in use", s, r.engine.Stats())
 				}
 			})
 		}

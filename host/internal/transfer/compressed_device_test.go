@@ -163,7 +163,7 @@ func TestCompressedPiecesAreEverybodys(t *testing.T) {
 				report, err := fsck.Check(context.Background(), r.root, fsck.Options{})
 				if err != nil || report.Remaining > 0 || report.Compressed.Files != n ||
 					report.Compressed.Bytes >= n*r.geo.PageBytes() {
-					t.Errorf("%v, %+v", err, report)
+					t.Errorf("fsck: got %v and %+v, want %d compressed files and nothing remaining", err, report, n)
 				}
 			})
 		}
@@ -327,7 +327,7 @@ func TestCancelWhileTheGPUCodes(t *testing.T) {
 		h.Cancel()
 		r.double.Rules("")
 		if out := <-done; len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrCancelled) {
-			t.Errorf("%s: %+v", kernel, out)
+			t.Errorf("%s: a cancelled load ended with %+v, want 1 chunk failed with ErrCancelled", kernel, out)
 		}
 		<-h.Fenced()
 	}

@@ -119,7 +119,7 @@ func TestCompressedSizes(t *testing.T) {
 			codec := b.codec()
 			for what, got := range map[string]choice.Flow{"encoded": codec.Encoded, "decoded": codec.Decoded} {
 				if got.Pages != c.of*geo.PageBytes() || got.Stored < size*c.of/3-3*16384 || got.Stored > size || got.Took <= 0 {
-					t.Errorf("%s: %+v", what, got)
+					t.Errorf("flow %s: got %+v, want %d bytes of pages", what, got, c.of*geo.PageBytes())
 				}
 			}
 			if err := b.store.Close(); err != nil {
@@ -262,7 +262,7 @@ func TestGarbageUnderFittingChecksums(t *testing.T) {
 				b.storeChunks(3)
 				b.rewrite(1, c.change)
 				if err := b.failsAlone(layers); c.want != nil && !errors.Is(err, c.want) {
-					t.Errorf("%v, want %v", err, c.want)
+					t.Errorf("load of a changed piece: got %v, want %v", err, c.want)
 				}
 			})
 		}

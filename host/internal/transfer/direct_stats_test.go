@@ -73,11 +73,11 @@ func TestGPUStatsAreOfAllItsRoots(t *testing.T) {
 	}
 	list := r.engine.Routes()
 	if len(list) != 2 || list[0].Root != "/" || list[0].Route != "staged" || list[1].Route != "direct" {
-		t.Fatalf("%+v", list)
+		t.Fatalf("routes: got %+v, want / staged and the root direct", list)
 	}
 	for _, s := range list {
 		if s.SlotBytes == 0 || s.Handles.Misses == 0 {
-			t.Errorf("%+v", s)
+			t.Errorf("route without slots or opened handles: %+v", s)
 		}
 	}
 }

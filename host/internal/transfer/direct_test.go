@@ -59,12 +59,12 @@ func TestDirectStoresAndLoads(t *testing.T) {
 				}
 				if s := r.stats(); s.Stores != n || s.Loads != n+2 || s.Route != "direct" || s.SlotsInUse != 0 ||
 					s.Handles.Hits == 0 {
-					t.Errorf("%+v", s)
+					t.Errorf("after %d stores and %d loads the route has %+v", n, n+2, s)
 				}
 				r.engine.SetRoute(r.gpu, r.root, RouteChoice{}) // what went direct is an ordinary file
 				check("staged")
 				if s := r.stats(); s.Loads != 0 || s.Route != "staged" {
-					t.Errorf("%+v", s)
+					t.Errorf("a load without a direct route went by %+v, want staged", s)
 				}
 			})
 		}
@@ -116,13 +116,13 @@ func TestDirectFaultsAreStaged(t *testing.T) {
 			s := r.stats()
 			if c.name == "no slot" {
 				if s.Full != 6 || s.StoreFallbacks+s.LoadFallbacks != 0 {
-					t.Errorf("%+v", s)
+					t.Errorf("without a slot the route has %+v, want 6 full and no fallback", s)
 				}
 			} else if took := r.took(); took["staged"] != 6 || took["direct"] != 0 {
 				t.Errorf("pieces by route: %v", took)
 			} else if coder := c.name == "checksums" && r.float; !coder && (s.StoreFallbacks != 3 || s.LoadFallbacks != 3) ||
 				s.Stores+s.Loads != 0 {
-				t.Errorf("%+v", s)
+				t.Errorf("the route has %+v, want 3 stores and 3 loads that fell back", s)
 			}
 			if s.SlotsInUse != 0 || r.engine.Stats().SlotsInUse != 0 {
 				t.Errorf("slots are held: %+v", s)
@@ -170,28 +170,28 @@ func TestRouteIsSuspendedAndResumed(t *testing.T) {
 	load(broken)
 	load(broken)
 	if s := r.stats(); s.Suspended != 0 || s.Route != "direct" || s.LoadFallbacks != 3 {
-		t.Fatalf("%+v", s)
+		t.Fatalf("after 3 failures the route is %+v, want direct", s)
 	}
 	load(broken)
 	load(broken) // not tried
 	if s := r.stats(); s.Suspended != 1 || s.Route != "staged" || s.LoadFallbacks != 4 {
-		t.Fatalf("%+v", s)
+		t.Fatalf("after 4 failures the route is %+v, want it suspended", s)
 	}
 	now = now.Add(firstSuspension)
 	load(broken) // a probe
 	load(broken)
 	if s := r.stats(); s.Suspended != 2 || s.LoadFallbacks != 5 {
-		t.Fatalf("%+v", s)
+		t.Fatalf("after a failed probe the route is %+v, want it suspended again", s)
 	}
 	now = now.Add(firstSuspension)
 	load("") // twice as long now
 	if s := r.stats(); s.Resumed != 0 || s.Loads != 1 {
-		t.Fatalf("%+v", s)
+		t.Fatalf("before the second suspension ends the route has %+v, want 1 load and no resumption", s)
 	}
 	now = now.Add(firstSuspension)
 	load("")
 	if s := r.stats(); s.Resumed != 1 || s.Loads != 2 || s.Route != "direct" {
-		t.Fatalf("%+v", s)
+		t.Fatalf("after the second suspension the route has %+v, want it resumed", s)
 	}
 }
 
@@ -292,7 +292,7 @@ func TestCancelNeedsNoCuFile(t *testing.T) {
 	h.Cancel()
 	<-h.Fenced()
 	if o := <-done; len(o.Failed) != 1 || !errors.Is(o.Failed[0].Err, ErrCancelled) {
-		t.Errorf("%+v", o)
+		t.Errorf("cancelled load: got %+v, want 1 chunk failed with ErrCancelled", o)
 	}
 	r.double.Rules("")
 	if err := r.engine.Close(); err != nil { // waits for the late read
@@ -372,7 +372,7 @@ func TestStagedWindows(t *testing.T) {
 	last := r.put(5, ids[0])
 	r.fs.Set(faultfs.MustRules("write ** 4th: enospc")...)
 	if _, out := r.storeAll(last); len(out.Failed) != 1 {
-		t.Errorf("%+v", out)
+		t.Errorf("store into a full file system: got %+v, want 1 chunk failed", out)
 	}
 	r.fs.Set()
 	if in := r.engine.Stats().SlotsInUse; in != 0 {

@@ -237,7 +237,7 @@ func TestRegionsAreChecked(t *testing.T) {
 			change(&bad)
 			if _, err := transfer.NewHostMemory(geo, []transfer.HostRegion{ok, bad}); !errors.Is(err,
 				transfer.ErrRegion) {
-				t.Errorf("got %v", err)
+				t.Errorf("bad regions: got error %v, want ErrRegion", err)
 			}
 		})
 	}
@@ -261,7 +261,7 @@ func TestConfigIsChecked(t *testing.T) {
 			c := good
 			change(&c)
 			if _, err := transfer.New(c); !errors.Is(err, transfer.ErrConfig) {
-				t.Errorf("got %v", err)
+				t.Errorf("bad configuration: got error %v, want ErrConfig", err)
 			}
 		})
 	}
@@ -303,7 +303,7 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 	read, second := store(2, 6)
 	if o := <-read; len(o.Failed) != 4 || !errors.Is(o.Failed[0].Err, transfer.ErrShed) ||
 		engine.Stats().StoresShed != 4 {
-		t.Fatalf("%+v, %+v", o, engine.Stats())
+		t.Fatalf("stores beyond the queue: got %+v with %+v, want 4 chunks shed", o, engine.Stats())
 	}
 	l := b.lease(0)
 	defer l.Release()
@@ -313,13 +313,13 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 	b.fs.Release()
 	b.fs.Set()
 	if o := <-done; len(o.Failed) > 0 {
-		t.Errorf("%+v", o)
+		t.Errorf("the load that held the workers failed: %+v", o)
 	}
 	if o := <-first; len(o.Failed) > 0 {
-		t.Errorf("%+v", o)
+		t.Errorf("the first store failed: %+v", o)
 	}
 	if o := <-second; len(o.Failed) != 4 {
-		t.Errorf("%+v", o)
+		t.Errorf("the second store: got %+v, want 4 chunks failed", o)
 	}
 	if st := b.store.Stats().Roots[0]; st.Writing != 0 || st.Entries != 3 {
 		t.Errorf("%d bytes are being written, %d entries", st.Writing, st.Entries)

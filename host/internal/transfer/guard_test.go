@@ -55,10 +55,10 @@ func TestShrinkingMemory(t *testing.T) {
 	}
 	for name, copying := range copies {
 		if err := m.Gather(r, buf); err != nil { // a scatter needs its checksums
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: gather before the copy: %v", name, err)
 		}
 		if err := copying(); err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: copy of memory that is there: %v", name, err)
 		}
 		if err := f.Truncate(page * blocks / 2); err != nil {
 			t.Fatal(err)
@@ -80,7 +80,7 @@ func TestShrinkingMemory(t *testing.T) {
 			if got := <-done; errors.Is(got, ErrMemory) {
 				failed++
 			} else if got != nil {
-				t.Fatalf("%s: %v", name, got)
+				t.Fatalf("%s: copy of memory that goes away: got %v, want ErrMemory or none", name, got)
 			}
 			if err := errors.Join(err, f.Truncate(page*blocks)); err != nil {
 				t.Fatal(err)

@@ -45,7 +45,7 @@ func closeDuringHungRead(t *testing.T) {
 	queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(1),
 		Done: func(o transfer.Outcome) { done <- o }})
 	if o := <-done; len(o.Failed) != 1 || !errors.Is(o.Failed[0].Err, staging.ErrHung) {
-		t.Fatalf("%+v", o)
+		t.Fatalf("load of a hung file: got %+v, want 1 chunk failed with ErrHung", o)
 	}
 	if err := engine.Close(); err != nil {
 		t.Errorf("Close: %v", err)

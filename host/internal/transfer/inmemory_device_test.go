@@ -154,7 +154,7 @@ func TestMemoryUnderDeviceFailures(t *testing.T) {
 				operations += len(chunks)
 				for _, f := range out.Failed {
 					if !errors.Is(f.Err, ErrDevice) {
-						t.Fatalf("%q: %v", fault, f.Err)
+						t.Fatalf("fault %q: a chunk failed with %v, want ErrDevice", fault, f.Err)
 					}
 				}
 				stored = len(out.Failed) == 0

@@ -190,7 +190,7 @@ func TestMemoryFaultFailsItsChunkOnly(t *testing.T) {
 	_, out := b.storeAll(stores...)
 	b.fs.Set()
 	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, unix.EIO) {
-		t.Fatalf("%+v", out.Failed)
+		t.Fatalf("stores with one I/O error: got failures %+v, want chunk 1 with EIO", out.Failed)
 	}
 	if got := len(memoryPieces(t, mem, "/root")); got != 2 {
 		t.Errorf("%d pieces", got)

@@ -45,7 +45,7 @@ func TestHungRootLeavesWorkers(t *testing.T) {
 	b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: hung,
 		Done: func(o transfer.Outcome) { stuck <- o }})
 	if out := b.load(l, well, nil); len(out.Failed) > 0 {
-		t.Errorf("%+v", out)
+		t.Errorf("load from the root that is well failed: %+v", out)
 	}
 	for _, c := range well {
 		if err := b.checkPages(c.Index, c.Blocks); err != nil {
@@ -54,7 +54,7 @@ func TestHungRootLeavesWorkers(t *testing.T) {
 	}
 	b.fs.Release()
 	if out := <-stuck; len(out.Failed) > 0 {
-		t.Errorf("%+v", out)
+		t.Errorf("load from the root that hung failed after its release: %+v", out)
 	}
 	for _, c := range slices.Concat(well, hung) {
 		if err := b.checkPages(c.Index, c.Blocks); err != nil {

@@ -224,7 +224,7 @@ func TestLayersAheadOfTheConsumer(t *testing.T) {
 			h.Cancel()
 			<-h.Fenced()
 			if out := <-done; len(out.Failed) != 3 || !errors.Is(out.Failed[0].Err, transfer.ErrCancelled) {
-				t.Fatalf("%+v", out)
+				t.Fatalf("cancelled load: got %+v, want 3 chunks failed with ErrCancelled", out)
 			}
 			if _, untouched := b.layerState(5, loads, nil); !untouched {
 				t.Fatal("the last layer has bytes after the cancel")
@@ -266,7 +266,7 @@ func TestCancelOfALayerThatHangs(t *testing.T) {
 	<-h.Fenced()
 	out := <-done // chunks of which each layer was there already did not fail
 	if !slices.ContainsFunc(out.Failed, func(f transfer.ChunkError) bool { return f.Chunk == 1 }) {
-		t.Errorf("%+v", out)
+		t.Errorf("cancelled load: got %+v, want chunk 1 among the failed", out)
 	}
 	b.poison()
 	b.fs.Release()
@@ -296,7 +296,7 @@ func TestCloseEndsAPacedLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out := <-done; len(out.Failed) != 3 || !errors.Is(out.Failed[0].Err, transfer.ErrClosed) {
-		t.Fatalf("%+v", out)
+		t.Fatalf("load of a closed engine: got %+v, want 3 chunks failed with ErrClosed", out)
 	}
 	b.stillThere(0, 1, 2)
 }

@@ -29,7 +29,7 @@ func loadTime(t *testing.T) {
 	b.fs.Set(faultfs.MustRules("read **: delay 20ms")...)
 	start := time.Now()
 	if out := b.load(l, b.spread(8), nil); len(out.Failed) > 0 {
-		t.Fatalf("%+v", out)
+		t.Fatalf("slow load failed: %+v", out)
 	}
 	took := time.Since(start)
 	one := b.lease(0)
@@ -70,7 +70,7 @@ func TestLoadTimeParts(t *testing.T) {
 	}
 	measure := b.lease(all...)
 	if out := b.load(measure, b.spread(32), nil); len(out.Failed) > 0 {
-		t.Fatalf("%+v", out)
+		t.Fatalf("measured load failed: %+v", out)
 	}
 	l := b.lease(all...)
 	defer l.Release()

@@ -76,7 +76,7 @@ func TestProbe(t *testing.T) {
 			})
 			r.double.Rules("")
 			if (choice.Direct != nil) != c.direct || !strings.Contains(choice.Why, c.why) {
-				t.Errorf("%+v", choice)
+				t.Errorf("the probe chose %+v, want direct: %v, because %q", choice, c.direct, c.why)
 			}
 			if left, _ := os.ReadDir(dir); len(left) > 0 {
 				t.Errorf("left %v", left)

@@ -31,12 +31,12 @@ func TestTrafficIsCounted(t *testing.T) {
 	l.Release()
 	list := b.engine.Traffic()
 	if len(list) != 2 || list[0].Kind != staging.Read || list[1].Kind != staging.Write {
-		t.Fatalf("%+v", list)
+		t.Fatalf("traffic: got %+v, want reads and writes", list)
 	}
 	for i, want := range []transfer.RouteTraffic{{Files: 6, Errors: 1}, {Files: 4}} {
 		got := list[i]
 		if got.Device != "host" || got.Root != b.root || got.InFlight != 0 || got.Busy <= 0 || len(got.Routes) != 1 {
-			t.Fatalf("%+v", got)
+			t.Fatalf("traffic of a root: got %+v, want one idle route", got)
 		}
 		m := got.Routes[0]
 		var counted int64
@@ -45,11 +45,11 @@ func TestTrafficIsCounted(t *testing.T) {
 		}
 		if m.Route != "staged" || m.Files != want.Files || m.Errors != want.Errors ||
 			m.Bytes != m.Files*(8192+2*3*4096) || counted != m.Files || m.Took <= 0 {
-			t.Errorf("%s: %+v", got.Kind, m)
+			t.Errorf("traffic of %s: got %+v, want %d files and %d errors", got.Kind, m, want.Files, want.Errors)
 		}
 	}
 	if q := b.engine.Queues(); len(q) != 1 || q[0].Device != "host" || q[0].DoneWrite != 4 {
-		t.Errorf("%+v", q)
+		t.Errorf("queues: got %+v, want one with 4 writes done", q)
 	}
 }
 
@@ -72,7 +72,7 @@ func TestBusyIsWhileAnythingMoves(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	if first.InFlight != 2 || len(first.Routes) != 1 || first.Routes[0].InFlight != 2 || first.Routes[0].Busy <= 0 {
-		t.Errorf("%+v", first)
+		t.Errorf("traffic in flight: got %+v, want 2 files on one route", first)
 	}
 	h.Cancel()
 	<-done

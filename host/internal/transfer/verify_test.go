@@ -118,7 +118,7 @@ func hungRoot(t *testing.T) {
 	out := b.load(l, loads, nil)
 	l.Release()
 	if len(out.Failed) != chunks || out.Bytes != 0 {
-		t.Fatalf("%+v", out)
+		t.Fatalf("load: got %+v, want all %d chunks failed and no byte", out, chunks)
 	}
 	hung := 0
 	for _, f := range out.Failed {
@@ -126,7 +126,7 @@ func hungRoot(t *testing.T) {
 		case errors.Is(f.Err, staging.ErrHung):
 			hung++
 		case !errors.Is(f.Err, store.ErrRootOut):
-			t.Errorf("%v", f.Err)
+			t.Errorf("a chunk failed with %v, want ErrHung or ErrRootOut", f.Err)
 		}
 	}
 	if hung == 0 || hung > 4 {

@@ -123,7 +123,7 @@ func TestLostGPUInAWindow(t *testing.T) {
 	r.double.Rules("sums:code=700")
 	for range 2 { // the second finds the piece where it was
 		if out := r.load([]int{0}, to); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrDevice) {
-			t.Errorf("%+v", out)
+			t.Errorf("load with a broken sums kernel: got %+v, want 1 chunk failed with ErrDevice", out)
 		}
 	}
 }
