@@ -48,7 +48,6 @@ type Engine struct {
 	mu     sync.Mutex
 	closed bool
 	queues map[string]*Queue
-	paced  map[*layered]struct{} // layer-wise loads that wait for their consumers
 
 	trafficMu sync.RWMutex
 	traffic   map[path]*traffic
@@ -73,7 +72,7 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
 	}
-	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, paced: map[*layered]struct{}{}, traffic: map[path]*traffic{},
+	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, traffic: map[path]*traffic{},
 		direct: directRoute{choices: map[routeKey]*gpuRoute{}}}
 	e.routes = []route{memoryRoute{}, &e.direct, stagedRoute{}}
 	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")
@@ -127,7 +126,6 @@ func (e *Engine) Close() error {
 	for _, q := range queues {
 		q.workers.Close()
 	}
-	e.releasePaced()
 	e.copiers.Close()
 	return e.closeSlots()
 }

@@ -35,12 +35,5 @@ func (h *Handle) Cancel() {
 	}
 }
 
-// Advance records that the first n layers of a layer-wise load have been consumed. See [Layers].
-func (h *Handle) Advance(n int) {
-	if h.layered != nil {
-		h.layered.advance(n)
-	}
-}
-
 // Fenced is closed when nothing of the job can touch the client's pages any more.
 func (h *Handle) Fenced() <-chan struct{} { return h.fence.fenced }

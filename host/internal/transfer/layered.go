@@ -22,14 +22,12 @@ type layered struct {
 	width int   // steps that may be in flight
 
 	mu         sync.Mutex
-	taken      int // tasks started: they start in the order in which they were queued
-	begun      int // steps queued
-	landed     int // steps reported
-	consumed   int
+	taken      int  // tasks started: they start in the order in which they were queued
+	begun      int  // steps queued
+	landed     int  // steps reported
 	begins     bool // the load is not held any more
 	submitting bool
 	reporting  bool
-	open       int         // chunks that have not ended
 	steps      []layerStep // by part
 	chunks     []layerChunk
 	runs       map[*kv.Plan][][]run
@@ -56,19 +54,15 @@ type layerChunk struct {
 
 // loadLayers makes a layer-wise load without starting it.
 func (q *Queue) loadLayers(j *fence, spec *LoadJob) *layered {
-	l := &layered{queue: q, fence: j, spec: spec, order: spec.Layers.Order, runs: map[*kv.Plan][][]run{}}
-	if l.order == nil {
-		l.order = LayersOf(spec.Memory.Geometry())
-	}
+	l := &layered{queue: q, fence: j, spec: spec, order: LayersOf(spec.Memory.Geometry()), runs: map[*kv.Plan][][]run{}}
 	n := len(spec.Chunks)
 	if n == 0 {
 		return l
 	}
 	l.width = max(2, (2*q.engine.cfg.Threads+n-1)/n)
-	l.parts = partsOf(spec.Memory.Geometry(), l.order, spec.Layers.Ahead,
+	l.parts = partsOf(spec.Memory.Geometry(), l.order,
 		min(q.engine.cfg.SlotBytes, DefaultGPUCopyBytes))
 	l.steps, l.chunks = make([]layerStep, len(l.parts)), make([]layerChunk, n)
-	l.open = n
 	for i := range l.steps {
 		l.steps[i].left = n
 	}
@@ -89,22 +83,17 @@ func (l *layered) begin() {
 	l.mu.Lock()
 	l.begins = true
 	l.mu.Unlock()
-	if l.spec.Layers.Ahead > 0 && len(l.chunks) > 0 {
-		l.queue.engine.pace(l)
-	}
 	l.submitDue()
 }
 
 // due reports whether another step may start. After a cancel all may: their tasks notice it and end. The caller
 // holds mu.
 func (l *layered) due() bool {
-	switch ahead := l.spec.Layers.Ahead; {
+	switch {
 	case !l.begins || l.begun == len(l.steps):
 		return false
 	case l.fence.isShut(), l.queue.engine.ctx.Err() != nil:
 		return true
-	case ahead > 0 && l.parts[l.begun].hi > l.consumed+ahead:
-		return false
 	}
 	return l.begun < l.landed+l.width
 }
@@ -128,14 +117,6 @@ func (l *layered) submitDue() {
 		l.mu.Lock()
 	}
 	l.submitting = false
-}
-
-// advance records that the first n layers are consumed.
-func (l *layered) advance(n int) {
-	l.mu.Lock()
-	l.consumed = max(l.consumed, min(n, len(l.order)))
-	l.mu.Unlock()
-	l.submitDue()
 }
 
 // layerTask is one step of one chunk.
@@ -193,9 +174,6 @@ func (t *layerTask) open() (err error) {
 	c.piece = l.piece // a concurrent cancel of another step reads it
 	t.mu.Unlock()
 	c.span = t.queue.startSpan(c.piece.Root(), staging.Read, t.spec.Paths)
-	if t.spec.Layers.Ahead > 0 {
-		c.span.pace()
-	}
 	l.span = &c.span
 	err = l.open()
 	c.head, c.source = l.head, l.source
@@ -269,13 +247,6 @@ func (l *layered) endChunk(i int, err error) {
 	if c.piece != nil {
 		c.span.finish(c.piece.Size(), err)
 		c.piece.Close()
-	}
-	l.mu.Lock()
-	l.open--
-	last := l.open == 0
-	l.mu.Unlock()
-	if last {
-		e.unpace(l)
 	}
 	l.fence.endLoad(i, l.spec.Memory, err)
 }

@@ -4,7 +4,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Layers makes a load layer-wise: the first layer of all chunks is read before the second of any, and so on. A
+// Layers makes a load layer-wise: the geometry's first layer of all chunks is read before the second of any, and so on. A
 // model's forward pass can start with its first layer while the others are being read.
 //
 // Later layers may be read several at a time; each is reported all the same.
@@ -12,11 +12,6 @@ import (
 // The layout decides where a layer is in a file. If it keeps a layer's pages together, as the built-in one does,
 // each chunk and layer costs one read; otherwise it costs more reads.
 type Layers struct {
-	// Order lists the geometry's layers, each once, as they are needed. Nil: in the geometry's order.
-	Order []uint32
-	// Ahead, unless 0, bounds how far the load runs ahead of its consumer: a layer that is Ahead or more layers
-	// after those named by Handle.Advance is not started.
-	Ahead int
 	// Landed runs once for each layer, in order, when neither it nor an earlier layer is being copied: its pages in
 	// every chunk that is not in failed hold verified bytes. It does not run after the job's Done.
 	Landed func(layer uint32, failed []int)
@@ -43,16 +38,13 @@ const mostTogether = 8
 // partsOf divides an order into steps. The first layer is alone, since the consumer waits for it. A later step has
 // at most as many layers as came before it, so that a consumer never waits much longer than it has had work. One
 // layer of one chunk is often too small for a launch and a wait, so steps grow until a chunk has most bytes in one.
-func partsOf(g kv.Geometry, order []uint32, ahead, most int) (parts []run) {
+func partsOf(g kv.Geometry, order []uint32, most int) (parts []run) {
 	bytes := map[uint32]int{}
 	for _, p := range g.Planes {
 		bytes[p.Layer] += int(g.Blocks) * int(p.PageBytes)
 	}
 	for lo := 0; lo < len(order); {
 		limit := min(max(1, lo), mostTogether)
-		if ahead > 0 {
-			limit = min(limit, max(1, ahead/2)) // so that the next step is read while one is consumed
-		}
 		hi, sum := lo+1, bytes[order[lo]]
 		for hi < len(order) && hi-lo < limit && sum+bytes[order[hi]] <= most {
 			sum += bytes[order[hi]]

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -63,7 +62,7 @@ func (b *bench) layerIDs() (list []uint32) {
 	return list
 }
 
-// Layers land in the order asked for, each whole when it is told of, whatever the geometry and the layout.
+// Layers land in the order of the geometry, each whole when it is told of, whatever the geometry and the layout.
 func TestLayersLandInOrder(t *testing.T) {
 	blockMajor := func(c *store.Config) { c.Policies.Layout = native("blockmajor", abi.RoleLayout, blockmajor.New) }
 	type maker = func(t testing.TB, geo kv.Geometry, blocks uint32) *bench
@@ -87,46 +86,41 @@ func TestLayersLandInOrder(t *testing.T) {
 				const chunks = 9 // more than the threads: two steps at a time are under way
 				b := open(t, geo, geo.Blocks*chunks)
 				b.storeChunks(chunks)
-				for _, reverse := range []bool{false, true} {
-					order := b.layerIDs()
-					if reverse {
-						slices.Reverse(order)
+				order := b.layerIDs()
+				l := b.lease(0, 1, 2, 3, 4, 5, 6, 7, 8)
+				b.poison()
+				loads := b.spread(chunks)
+				var told []uint32
+				out := b.load(l, loads, &transfer.Layers{Landed: func(layer uint32, failed []int) {
+					if len(failed) > 0 {
+						t.Errorf("layer %d failed for chunks %v", layer, failed)
 					}
-					l := b.lease(0, 1, 2, 3, 4, 5, 6, 7, 8)
-					b.poison()
-					loads := b.spread(chunks)
-					var told []uint32
-					out := b.load(l, loads, &transfer.Layers{Order: order, Landed: func(layer uint32, failed []int) {
-						if len(failed) > 0 {
-							t.Errorf("layer %d failed for chunks %v", layer, failed)
-						}
-						at := len(told)
-						told = append(told, layer)
-						if right, _ := b.layerState(layer, loads, nil); !right {
-							t.Errorf("layer %d was told of, and is not what it should be", layer)
-						}
-						// Two parts are under way at a time, and none has more layers than came before it.
-						for _, later := range order[min(max(2, 4*at), len(order)):] {
-							if _, untouched := b.layerState(later, loads, nil); !untouched {
-								t.Errorf("layer %d has bytes before layer %d is told of", later, layer)
-							}
-						}
-					}})
-					l.Release()
-					if len(out.Failed) > 0 || out.Bytes != chunks*geo.PageBytes() {
-						t.Fatalf("load: %+v", out)
+					at := len(told)
+					told = append(told, layer)
+					if right, _ := b.layerState(layer, loads, nil); !right {
+						t.Errorf("layer %d was told of, and is not what it should be", layer)
 					}
-					if !slices.Equal(told, order) {
-						t.Fatalf("told of layers %v, want %v", told, order)
-					}
-					for n, c := range loads {
-						if err := b.checkPages(n, c.Blocks); err != nil {
-							t.Error(err)
+					// Two parts are under way at a time, and none has more layers than came before it.
+					for _, later := range order[min(max(2, 4*at), len(order)):] {
+						if _, untouched := b.layerState(later, loads, nil); !untouched {
+							t.Errorf("layer %d has bytes before layer %d is told of", later, layer)
 						}
 					}
-					if err := b.checkBetween(); err != nil {
+				}})
+				l.Release()
+				if len(out.Failed) > 0 || out.Bytes != chunks*geo.PageBytes() {
+					t.Fatalf("load: %+v", out)
+				}
+				if !slices.Equal(told, order) {
+					t.Fatalf("told of layers %v, want %v", told, order)
+				}
+				for n, c := range loads {
+					if err := b.checkPages(n, c.Blocks); err != nil {
 						t.Error(err)
 					}
+				}
+				if err := b.checkBetween(); err != nil {
+					t.Error(err)
 				}
 			})
 		}
@@ -190,61 +184,6 @@ func TestDamagedLayerFailsItsChunk(t *testing.T) {
 	}
 }
 
-// The load stays within what its consumer allows, goes on as that advances, and ends when it is cancelled instead.
-func TestLayersAheadOfTheConsumer(t *testing.T) {
-	geo := kv.Uniform(2, 6, 1, 4096)
-	b := newBench(t, geo, geo.Blocks*3)
-	b.storeChunks(3)
-	for _, finish := range []bool{true, false} {
-		l := b.lease(0, 1, 2)
-		b.poison()
-		loads := b.spread(3)
-		told := make(chan uint32, 6)
-		done := make(chan transfer.Outcome, 1)
-		h := b.queue.Load(&transfer.LoadJob{
-			Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o },
-			Layers: &transfer.Layers{Ahead: 2, Landed: func(layer uint32, _ []int) { told <- layer }},
-		})
-		for consumed := range 4 {
-			if consumed == 0 {
-				<-told
-			} else {
-				h.Advance(consumed)
-			}
-			if layer := <-told; layer != uint32(consumed+1) {
-				t.Fatalf("layer %d after %d were consumed", layer, consumed)
-			}
-			for later := uint32(consumed + 2); later < 6; later++ {
-				if _, untouched := b.layerState(later, loads, nil); !untouched {
-					t.Fatalf("layer %d has bytes after %d were consumed", later, consumed)
-				}
-			}
-		}
-		if !finish {
-			h.Cancel()
-			<-h.Fenced()
-			if out := <-done; len(out.Failed) != 3 || !errors.Is(out.Failed[0].Err, transfer.ErrCancelled) {
-				t.Fatalf("cancelled load: got %+v, want 3 chunks failed with ErrCancelled", out)
-			}
-			if _, untouched := b.layerState(5, loads, nil); !untouched {
-				t.Fatal("the last layer has bytes after the cancel")
-			}
-		} else {
-			h.Advance(100) // all of it
-			if out := <-done; len(out.Failed) > 0 || len(told) != 1 {
-				t.Fatalf("%+v, %d layers told", out, len(told))
-			}
-		}
-		l.Release()
-	}
-	// A cancelled task gives its slot back after the job is over.
-	for due := time.Now().Add(time.Minute); b.engine.Stats().SlotsInUse != 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(due) {
-			t.Fatalf("%d slots in use", b.engine.Stats().SlotsInUse)
-		}
-	}
-}
-
 // A read that hangs in one layer holds up neither a cancel nor the engine's other work; what it brings goes nowhere.
 func TestCancelOfALayerThatHangs(t *testing.T) {
 	geo := kv.Uniform(2, 4, 1, 70000)
@@ -277,26 +216,4 @@ func TestCancelOfALayerThatHangs(t *testing.T) {
 	if err := b.checkUntouched([]uint32{0, 1, 2, 3, 4, 5}); err != nil {
 		t.Errorf("after the fence: %v", err)
 	}
-}
-
-// An engine that is closed does not wait for a consumer that never comes.
-func TestCloseEndsAPacedLoad(t *testing.T) {
-	geo := kv.Uniform(2, 40, 1, 4096)
-	b := newBench(t, geo, geo.Blocks*3)
-	b.storeChunks(3)
-	l := b.lease(0, 1, 2)
-	defer l.Release()
-	told, done := make(chan uint32, 40), make(chan transfer.Outcome, 1)
-	b.queue.Load(&transfer.LoadJob{
-		Lease: l, Memory: b.memory, Chunks: b.spread(3), Done: func(o transfer.Outcome) { done <- o },
-		Layers: &transfer.Layers{Ahead: 1, Landed: func(layer uint32, _ []int) { told <- layer }},
-	})
-	<-told
-	if err := b.engine.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if out := <-done; len(out.Failed) != 3 || !errors.Is(out.Failed[0].Err, transfer.ErrClosed) {
-		t.Fatalf("load of a closed engine: got %+v, want 3 chunks failed with ErrClosed", out)
-	}
-	b.stillThere(0, 1, 2)
 }

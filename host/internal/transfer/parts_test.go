@@ -7,28 +7,25 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// The first layer comes alone, then as many as have landed, up to what a launch is worth and what the consumer allows.
+// The first layer comes alone, then as many as have landed, up to what a launch is worth.
 func TestPartsOfAnOrder(t *testing.T) {
 	llama, mla := kv.Uniform(16, 32, 1, 64<<10), kv.Uniform(16, 61, 1, 18432)
 	for _, c := range []struct {
-		name        string
-		geo         kv.Geometry
-		ahead, most int
-		want        []int // layers of each part
+		name string
+		geo  kv.Geometry
+		most int
+		want []int // layers of each part
 	}{
-		{"four of 1 MiB fit", llama, 0, 4 << 20, []int{1, 1, 2, 4, 4, 4, 4, 4, 4, 4}},
-		{"none fits", llama, 0, 1 << 19, slices.Repeat([]int{1}, 32)},
-		{"small layers", mla, 0, 4 << 20, []int{1, 1, 2, 4, 8, 8, 8, 8, 8, 8, 5}},
-		{"one ahead", mla, 1, 4 << 20, slices.Repeat([]int{1}, 61)},
-		{"three ahead", llama, 3, 4 << 20, slices.Repeat([]int{1}, 32)},
-		{"four ahead", llama, 4, 4 << 20, append([]int{1, 1}, slices.Repeat([]int{2}, 15)...)},
-		{"one layer", kv.Uniform(1, 1, 1, 4096), 0, 4 << 20, []int{1}},
+		{"four of 1 MiB fit", llama, 4 << 20, []int{1, 1, 2, 4, 4, 4, 4, 4, 4, 4}},
+		{"none fits", llama, 1 << 19, slices.Repeat([]int{1}, 32)},
+		{"small layers", mla, 4 << 20, []int{1, 1, 2, 4, 8, 8, 8, 8, 8, 8, 5}},
+		{"one layer", kv.Uniform(1, 1, 1, 4096), 4 << 20, []int{1}},
 	} {
 		order := LayersOf(c.geo)
 		slices.Reverse(order)
 		var got []int
 		at := 0
-		for _, p := range partsOf(c.geo, order, c.ahead, c.most) {
+		for _, p := range partsOf(c.geo, order, c.most) {
 			if p.lo != at || p.hi <= p.lo {
 				t.Fatalf("%s: a part of %+v after %d layers", c.name, p, at)
 			}

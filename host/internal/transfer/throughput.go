@@ -14,7 +14,6 @@ type throughput struct {
 	bytes     int64   // of the sample being taken
 	from      time.Duration
 	partial   bool // pieces were in flight when the sample began
-	paced     int  // pieces in flight that wait for their consumers: their time says nothing
 }
 
 // A sample ends after this much busy time, or when the path falls idle and was idle when it began: pieces that were in
@@ -25,15 +24,13 @@ const sampleTime = 50 * time.Millisecond
 func (r *throughput) add(bytes int64, busy time.Duration, idle bool) {
 	r.bytes += bytes
 	took := busy - r.from
-	if r.paced == 0 {
-		if took <= 0 || took < sampleTime && (!idle || r.partial) {
-			return
-		}
-		if v := float64(r.bytes) / took.Seconds(); v > r.perSecond {
-			r.perSecond = v
-		} else {
-			r.perSecond += (v - r.perSecond) / 8
-		}
+	if took <= 0 || took < sampleTime && (!idle || r.partial) {
+		return
+	}
+	if v := float64(r.bytes) / took.Seconds(); v > r.perSecond {
+		r.perSecond = v
+	} else {
+		r.perSecond += (v - r.perSecond) / 8
 	}
 	r.bytes, r.from, r.partial = 0, busy, !idle
 }

@@ -76,7 +76,6 @@ type span struct {
 	on    *traffic
 	began time.Time
 	route int
-	paced bool // it waits for its consumer
 	paths *Paths
 }
 
@@ -100,14 +99,6 @@ func (q *Queue) startSpan(root string, kind staging.Kind, paths *Paths) span {
 	t.all.begin(now)
 	t.moved[byStaging].begin(now)
 	return span{on: t, began: now, route: byStaging, paths: paths}
-}
-
-// pace marks a span that waits for its consumer, so that its time does not count as the path's.
-func (p *span) pace() {
-	p.on.mu.Lock()
-	defer p.on.mu.Unlock()
-	p.paced = true
-	p.on.rate.paced++
 }
 
 // setRoute moves a span to another route.
@@ -137,11 +128,8 @@ func (p *span) finish(bytes int64, err error) {
 	t.all.end(now)
 	m := &t.moved[p.route]
 	m.end(now)
-	if p.paced {
-		t.rate.paced--
-	}
 	if err == nil {
-		t.rate.add(bytes, t.all.busy(now), t.all.inFlight == 0 && !p.paced)
+		t.rate.add(bytes, t.all.busy(now), t.all.inFlight == 0)
 	}
 	switch {
 	case err == nil:
