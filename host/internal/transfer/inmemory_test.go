@@ -124,58 +124,6 @@ func memoryPieces(t testing.TB, fsys staging.FS, dir string) (names []string) {
 	return names
 }
 
-// A byte of a piece in memory that changed fails that chunk alone. It is never promised again, and its file is kept in
-// the quarantine.
-func TestMemoryDamageFailsItsChunkOnly(t *testing.T) {
-	geo := kv.Uniform(8, 6, 1, 40000)
-	for _, at := range []int64{100, 4096 + 8, 8192, 8192 + 1<<20, 8192 + 8*6*40000 - 1} {
-		for _, layers := range []*transfer.Layers{nil, {}} {
-			b, mem := newMemoryBench(t, geo, geo.Blocks*3, 1)
-			b.storeChunks(3)
-			var name string
-			for _, n := range memoryPieces(t, mem, "/root") {
-				if strings.Contains(n, key(1).String()) {
-					name = n
-				}
-			}
-			f, err := mem.OpenFile(name, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			bytes, err := staging.MemoryOf(f, at+1)
-			if err != nil {
-				t.Fatal(err)
-			}
-			bytes.From(at)[0] ^= 0x10
-			f.Close()
-			l := b.lease(0, 1, 2)
-			loads := b.spread(3)
-			out := b.load(l, loads, layers)
-			l.Release()
-			if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrDamaged) &&
-				!errors.Is(out.Failed[0].Err, kv.ErrChecksum) {
-				t.Fatalf("byte %d: failed: %+v", at, out.Failed)
-			}
-			for _, n := range []int{0, 2} {
-				if err := b.checkPages(n, loads[n].Blocks); err != nil {
-					t.Error(err)
-				}
-			}
-			if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
-				t.Error(err)
-			}
-			l = b.lease(0, 1, 2)
-			if l.Hits() != 1 {
-				t.Errorf("%d hits after the damage", l.Hits())
-			}
-			l.Release()
-			if list, err := mem.ReadDir("/root/.kvhost/quarantine"); err != nil || len(list) != 1 {
-				t.Errorf("%d files in the quarantine: %v", len(list), err)
-			}
-		}
-	}
-}
-
 // An allocation that fails fails its chunk, and leaves nothing behind.
 func TestMemoryFaultFailsItsChunkOnly(t *testing.T) {
 	geo := kv.Uniform(4, 3, 2, 4096)
