@@ -32,7 +32,7 @@ func (r *Report) levelRows(row func(name, format string, args ...any)) {
 		all += l.BytesLoaded
 	}
 	for _, l := range r.Levels {
-		row(fmt.Sprintf("level %d", l.Level), "%.3f GB loaded (%.1f %%), %d pieces written, %d around it, %d copies shed", float64(l.BytesLoaded)/1e9,
-			100*float64(l.BytesLoaded)/float64(max(1, all)), l.Written, l.Around, l.Shed)
+		row(fmt.Sprintf("level %d", l.Level), "%.3f GB loaded (%.1f %%), %d pieces written, %d around it, %d copies shed",
+			float64(l.BytesLoaded)/1e9, 100*float64(l.BytesLoaded)/float64(max(1, all)), l.Written, l.Around, l.Shed)
 	}
 }
