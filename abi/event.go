@@ -25,8 +25,8 @@ func (o Op) String() string {
 	return "unknown"
 }
 
-// Event is one record of the EVENTS buffer, of every Op but OpRequestEnd: 56 bytes. Events are totally ordered per slot and none is dropped. The
-// record is append-only: a later host may announce a longer stride, and a guest reads the part it knows.
+// Event is one record of the EVENTS buffer, of every Op but OpRequestEnd: 56 bytes. Events are totally ordered per slot and
+// none is dropped. The record is append-only: a later host may announce a longer stride, and a guest reads the part it knows.
 type Event struct {
 	Slot      uint32 // the entry's slot, below Info.MaxSlots
 	Parent    uint32 // the parent entry's slot, or None when it is not resident

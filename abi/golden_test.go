@@ -19,8 +19,8 @@ var records = []struct {
 	value any
 	size  int
 }{
-	{Event{}, EventSize}, {RequestEnd{}, RequestEndSize}, {Info{}, InfoSize}, {Ask{}, AskSize}, {Candidate{}, CandidateSize}, {PlaceQuery{}, PlaceQuerySize},
-	{PlaceAnswer{}, PlaceAnswerSize}, {RootsHeader{}, RootsHeaderSize}, {RootFacts{}, RootFactsSize},
+	{Event{}, EventSize}, {RequestEnd{}, RequestEndSize}, {Info{}, InfoSize}, {Ask{}, AskSize}, {Candidate{}, CandidateSize},
+	{PlaceQuery{}, PlaceQuerySize}, {PlaceAnswer{}, PlaceAnswerSize}, {RootsHeader{}, RootsHeaderSize}, {RootFacts{}, RootFactsSize},
 	{LayoutHeader{}, LayoutHeaderSize}, {Plane{}, PlaneSize}, {Segment{}, SegmentSize},
 }
 

@@ -87,8 +87,7 @@ const FeatureLevels = 1 << 1
 // KeyBytes is the room for a key in place records; shorter keys are padded with zeros and KeyLen says how many count.
 const KeyBytes = 32
 
-// PlaceQuery asks kv_place for one piece's path. The path must be a pure function of (namespace, group, rank, key);
-// only the root may depend on the facts in the ROOTS buffer.
+// PlaceQuery asks kv_place for one piece's root and path. The host asks once for each piece and writes the answer down.
 type PlaceQuery struct {
 	Namespace uint32
 	Group     uint32

@@ -1,4 +1,4 @@
-/* kvhost.h: the kit for kvhost policies in C. abi/SPEC.md beside it is the contract; this header is its records, its
+/* kvhost.h: the kit for kvhost policies in C. abi/SPEC.md is the contract; this header is its records, its
  * imports and its exports, and needs no C library.
  *
  * A policy is a file that includes this header, writes the functions of its role, and names them once:

@@ -64,14 +64,3 @@ func Example() {
 	fmt.Println(victims[:n])
 	// Output: [5 1]
 }
-
-func ExampleConfig_Int() {
-	config := guest.Config{"window": "20"}
-	window, err := config.Int("window", 10)
-	fmt.Println(window, err)
-	ghosts, err := config.Int("ghosts", 100)
-	fmt.Println(ghosts, err)
-	// Output:
-	// 20 <nil>
-	// 100 <nil>
-}

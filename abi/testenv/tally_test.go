@@ -6,27 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
-
-// Each part ends in its line, and one that takes long has said before what it did so far.
-func TestTally(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "tally")
-	t.Setenv(TallyFile, path)
-	t.Run("part", func(t *testing.T) {
-		tally := NewTally(t, "part")
-		tally.Add(10, 1, 1)
-		tally.written = time.Now().Add(-tallyEvery)
-		tally.Add(5, 0, 1)
-		tally.Add(1, 2, 0)
-	})
-	text, err := os.ReadFile(path)
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	if err != nil || len(lines) != 2 || !strings.HasPrefix(lines[0], "part=part operations=15 kills=1 seeds=2 failures=0 ") ||
-		!strings.HasPrefix(lines[1], "part=part operations=16 kills=3 seeds=2 failures=0 ") {
-		t.Errorf("reading the tally: %v, and it holds\n%s", err, text)
-	}
-}
 
 // A part of make torture that fails, or dies without a word, does not keep the others from running, and is counted.
 func TestTortureSums(t *testing.T) {

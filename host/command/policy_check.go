@@ -30,10 +30,9 @@ func newPolicyCheck() *cobra.Command {
 		Use:   "check FILE...",
 		Short: "Check modules against the contract: one line per finding",
 		Long: `Calls the module as a host would, with simulated entries, requests and namespaces, and checks
-every answer against abi/SPEC.md: victims that are pinned or gone, paths that collide or have no inverse,
-layouts that miss bytes, answers that differ between instances, state that does not survive a handover, traps on
-bad input, and calls that need more fuel than a host gives. FILE is a .wasm file or the name of an embedded
-policy.
+every answer against abi/SPEC.md: victims that are pinned or gone, paths that collide, layouts that miss bytes,
+answers that differ between instances, state that does not survive a handover, traps on bad input, and calls that
+need more fuel than a host gives. FILE is a .wasm file or the name of an embedded policy.
 
 Each finding is a line: the file, what, where, and what to do. The exit code is then 5.`,
 		Example: "  kvhost policy check mine.wasm\n" +

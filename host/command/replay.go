@@ -71,9 +71,6 @@ roots.`,
 		"memory for the pages of each session; longer requests are replayed in parts")
 	f.IntVar(&r.options.Limit, "limit", 0, "requests to replay (default: all)")
 	f.Float64Var(&r.options.Speed, "speed", 0, "1: at the trace's times; 2: twice as fast; 0: without waiting")
-	f.IntVar(&r.options.Prefetch, "prefetch", 0,
-		"requests that wait in each session's queue: each is looked up with a prefetch when it comes, which brings its hits "+
-			"to the nearest level")
 	f.BoolVar(&r.json, "json", false, "print one JSON object instead of the table")
 	r.addTo(cmd)
 	return cmd

@@ -41,29 +41,19 @@ func New(info guest.Info) (*Policy, error) {
 }
 
 // Events applies a batch.
-func (p *Policy) Events(batch []abi.Event) {
-	for i := range batch {
-		ev := &batch[i]
-		switch ev.Op {
-		case abi.OpTouch:
-			switch {
-			case !p.t.Resident(ev.Slot):
-			case p.t.In(ev.Slot) == t2:
-				p.t.Renew(ev.Slot)
-			default:
-				p.t.MoveFront(t2, ev.Slot)
-			}
-		case abi.OpInsert, abi.OpResident:
-			p.insert(ev)
-		case abi.OpRemove:
-			p.remove(ev.Slot)
-		case abi.OpPin, abi.OpUnpin:
-			p.t.Pin(ev)
-		}
+func (p *Policy) Events(batch []abi.Event) { p.t.Apply(batch, p) }
+
+// Touch is a hit.
+func (p *Policy) Touch(slot uint32) {
+	if p.t.In(slot) == t2 {
+		p.t.Renew(slot)
+	} else {
+		p.t.MoveFront(t2, slot)
 	}
 }
 
-func (p *Policy) insert(ev *abi.Event) {
+// Insert is a miss.
+func (p *Policy) Insert(ev *abi.Event) {
 	ghost := p.t.Ghost(ev.Key)
 	if ghost == slots.None {
 		p.t.Insert(ev, t1)
@@ -87,10 +77,8 @@ func (p *Policy) trim() {
 	p.t.TrimGhosts(b2, 2*p.capacity-min(2*p.capacity, p.t.Units(t1)+p.t.Units(t2)+p.t.Units(b1)))
 }
 
-func (p *Policy) remove(slot uint32) {
-	if !p.t.Resident(slot) {
-		return
-	}
+// Remove remembers what was evicted.
+func (p *Policy) Remove(slot uint32) {
 	e := *p.t.At(slot)
 	to := b1
 	if p.t.In(slot) == t2 {

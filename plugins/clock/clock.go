@@ -29,25 +29,16 @@ func New(info guest.Info) (*Policy, error) {
 }
 
 // Events applies a batch.
-func (p *Policy) Events(batch []abi.Event) {
-	for i := range batch {
-		ev := &batch[i]
-		switch ev.Op {
-		case abi.OpTouch:
-			if p.t.Resident(ev.Slot) {
-				p.t.At(ev.Slot).Mark = 1
-			}
-		case abi.OpInsert, abi.OpResident:
-			p.t.Insert(ev, queue)
-		case abi.OpRemove:
-			if p.t.Resident(ev.Slot) {
-				p.t.Remove(ev.Slot)
-			}
-		case abi.OpPin, abi.OpUnpin:
-			p.t.Pin(ev)
-		}
-	}
-}
+func (p *Policy) Events(batch []abi.Event) { p.t.Apply(batch, p) }
+
+// Touch sets the used bit.
+func (p *Policy) Touch(slot uint32) { p.t.At(slot).Mark = 1 }
+
+// Insert puts a new entry behind the hand.
+func (p *Policy) Insert(ev *abi.Event) { p.t.Insert(ev, queue) }
+
+// Remove forgets an entry.
+func (p *Policy) Remove(slot uint32) { p.t.Remove(slot) }
 
 // Victims turns the hand: the queue is rotated so that its back is always where the hand is.
 func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {

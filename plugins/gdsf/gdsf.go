@@ -23,20 +23,16 @@ import (
 const ConfigDepthCost = "depth_cost"
 
 const (
-	all      slots.List = 1
-	costUnit            = 1 << 10
-	maxUses             = 1<<16 - 1 // uses × cost × scale stays within 64 bits
-	maxCost             = 1<<26 - 1
-	scale               = 1 << 16 // and costUnit make the unit of priorities
+	costUnit = 1 << 10
+	maxUses  = 1<<16 - 1 // uses × cost × scale stays within 64 bits
+	maxCost  = 1<<26 - 1
+	scale    = 1 << 16 // and costUnit make the unit of priorities
 )
 
 // Policy is a [guest.Evictor].
 type Policy struct {
-	t         *slots.Table
-	heap      *slots.Heap
+	*slots.Aging
 	facts     slots.Array[fact] // by slot
-	order     uint64
-	age       uint64 // priority of the last victim
 	depthCost uint64
 }
 
@@ -51,62 +47,20 @@ func New(info guest.Info) (*Policy, error) {
 	if depthCost < 0 || depthCost > costUnit {
 		return nil, fmt.Errorf("config %s = %d: want 0 to %d", ConfigDepthCost, depthCost, costUnit)
 	}
-	t, err := slots.NewTable(info.MaxSlots, 0, all)
-	if err != nil {
-		return nil, err
-	}
-	return &Policy{t: t, heap: slots.NewHeap(info.MaxSlots), facts: slots.NewArray(info.MaxSlots, fact{}), depthCost: uint64(depthCost)}, nil
+	p := &Policy{facts: slots.NewArray(info.MaxSlots, fact{}), depthCost: uint64(depthCost)}
+	p.Aging, err = slots.NewAging(info.MaxSlots, true, p.insert, p.use)
+	return p, err
 }
 
-// Events applies a batch.
-func (p *Policy) Events(batch []abi.Event) {
-	p.heap.Begin()
-	for i := range batch {
-		ev := &batch[i]
-		switch ev.Op {
-		case abi.OpTouch:
-			if p.t.Resident(ev.Slot) {
-				p.use(ev.Slot)
-			}
-		case abi.OpInsert, abi.OpResident:
-			p.remove(ev.Slot)
-			if p.t.Insert(ev, all) {
-				cost := costUnit + uint64(ev.Depth)*p.depthCost
-				*p.facts.Make(ev.Slot) = fact{cost: uint32(min(cost, maxCost))}
-				p.use(ev.Slot)
-			}
-		case abi.OpRemove:
-			p.remove(ev.Slot)
-		case abi.OpPin, abi.OpUnpin:
-			p.t.Pin(ev)
-		}
-	}
+func (p *Policy) insert(ev *abi.Event) {
+	cost := costUnit + uint64(ev.Depth)*p.depthCost
+	*p.facts.Make(ev.Slot) = fact{cost: uint32(min(cost, maxCost))}
 }
 
-func (p *Policy) use(slot uint32) {
+func (p *Policy) use(slot uint32) uint64 {
 	f := p.facts.At(slot)
 	if f.uses < maxUses {
 		f.uses++
 	}
-	p.order++
-	worth := uint64(f.uses) * uint64(f.cost) * scale / uint64(max(1, p.t.At(slot).Size))
-	p.heap.Set(slot, slots.Rank{Priority: p.age + worth, Order: p.order})
-}
-
-func (p *Policy) remove(slot uint32) {
-	if !p.t.Resident(slot) {
-		return
-	}
-	if p.t.Evicted(slot) {
-		p.age = max(p.age, p.heap.Rank(slot).Priority)
-	}
-	p.heap.Delete(slot)
-	p.t.Remove(slot)
-}
-
-// Victims names the entries of lowest priority.
-func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
-	a := p.t.Ask(ask, dst)
-	p.heap.Lowest(&a)
-	return a.Count()
+	return uint64(f.uses) * uint64(f.cost) * scale / uint64(max(1, p.At(slot).Size))
 }

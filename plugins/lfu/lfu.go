@@ -17,16 +17,10 @@ import (
 // ConfigAging switches dynamic aging.
 const ConfigAging = "aging"
 
-const all slots.List = 1
-
 // Policy is a [guest.Evictor].
 type Policy struct {
-	t     *slots.Table
-	heap  *slots.Heap
-	uses  slots.Array[uint32] // by slot
-	order uint64
-	age   uint64 // priority of the last victim, 0 without aging
-	aging bool
+	*slots.Aging
+	uses slots.Array[uint32] // by slot
 }
 
 // New makes an empty policy.
@@ -35,60 +29,15 @@ func New(info guest.Info) (*Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := slots.NewTable(info.MaxSlots, 0, all)
-	if err != nil {
-		return nil, err
-	}
-	return &Policy{t: t, heap: slots.NewHeap(info.MaxSlots), uses: slots.NewArray(info.MaxSlots, uint32(0)), aging: aging}, nil
+	p := &Policy{uses: slots.NewArray(info.MaxSlots, uint32(0))}
+	p.Aging, err = slots.NewAging(info.MaxSlots, aging, func(ev *abi.Event) { *p.uses.Make(ev.Slot) = 0 }, p.use)
+	return p, err
 }
 
-// Events applies a batch.
-func (p *Policy) Events(batch []abi.Event) {
-	p.heap.Begin()
-	for i := range batch {
-		ev := &batch[i]
-		switch ev.Op {
-		case abi.OpTouch:
-			if p.t.Resident(ev.Slot) {
-				p.use(ev.Slot)
-			}
-		case abi.OpInsert, abi.OpResident:
-			p.remove(ev.Slot)
-			if p.t.Insert(ev, all) {
-				*p.uses.Make(ev.Slot) = 0
-				p.use(ev.Slot)
-			}
-		case abi.OpRemove:
-			p.remove(ev.Slot)
-		case abi.OpPin, abi.OpUnpin:
-			p.t.Pin(ev)
-		}
-	}
-}
-
-func (p *Policy) use(slot uint32) {
+func (p *Policy) use(slot uint32) uint64 {
 	uses := p.uses.At(slot)
 	if *uses < 1<<32-1 {
 		*uses++
 	}
-	p.order++
-	p.heap.Set(slot, slots.Rank{Priority: p.age + uint64(*uses), Order: p.order})
-}
-
-func (p *Policy) remove(slot uint32) {
-	if !p.t.Resident(slot) {
-		return
-	}
-	if p.aging && p.t.Evicted(slot) {
-		p.age = max(p.age, p.heap.Rank(slot).Priority)
-	}
-	p.heap.Delete(slot)
-	p.t.Remove(slot)
-}
-
-// Victims names the entries of lowest priority.
-func (p *Policy) Victims(ask abi.Ask, dst []uint32) int {
-	a := p.t.Ask(ask, dst)
-	p.heap.Lowest(&a)
-	return a.Count()
+	return uint64(*uses)
 }

@@ -65,25 +65,11 @@ func New(info guest.Info) (*Policy, error) {
 // Events applies a batch.
 func (p *Policy) Events(batch []abi.Event) {
 	p.pruned = 0
-	for i := range batch {
-		ev := &batch[i]
-		switch ev.Op {
-		case abi.OpTouch:
-			if p.t.Resident(ev.Slot) {
-				p.touch(ev.Slot)
-			}
-		case abi.OpInsert, abi.OpResident:
-			p.remove(ev.Slot)
-			p.insert(ev)
-		case abi.OpRemove:
-			p.remove(ev.Slot)
-		case abi.OpPin, abi.OpUnpin:
-			p.t.Pin(ev)
-		}
-	}
+	p.t.Apply(batch, p)
 }
 
-func (p *Policy) touch(slot uint32) {
+// Touch is a hit.
+func (p *Policy) Touch(slot uint32) {
 	stacked := !p.stack.Alone(slot)
 	p.stack.Remove(slot)
 	p.stack.InsertAfter(p.end, slot)
@@ -98,7 +84,8 @@ func (p *Policy) touch(slot uint32) {
 	}
 }
 
-func (p *Policy) insert(ev *abi.Event) {
+// Insert is a miss.
+func (p *Policy) Insert(ev *abi.Event) {
 	to := hir
 	if ghost := p.t.Ghost(ev.Key); ghost != slots.None {
 		p.forget(ghost)
@@ -150,10 +137,8 @@ func (p *Policy) forget(ghost uint32) {
 	p.t.DropGhost(ghost)
 }
 
-func (p *Policy) remove(slot uint32) {
-	if !p.t.Resident(slot) {
-		return
-	}
+// Remove remembers what was evicted while it was in the stack.
+func (p *Policy) Remove(slot uint32) {
 	e := *p.t.At(slot)
 	remember := p.t.In(slot) == hir && p.t.Evicted(slot) && !p.stack.Alone(slot)
 	p.t.Remove(slot)

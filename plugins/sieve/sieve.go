@@ -33,29 +33,16 @@ func New(info guest.Info) (*Policy, error) {
 }
 
 // Events applies a batch.
-func (p *Policy) Events(batch []abi.Event) {
-	for i := range batch {
-		ev := &batch[i]
-		switch ev.Op {
-		case abi.OpTouch:
-			if p.t.Resident(ev.Slot) {
-				p.t.At(ev.Slot).Mark = 1
-			}
-		case abi.OpInsert, abi.OpResident:
-			p.remove(ev.Slot)
-			p.t.Insert(ev, queue)
-		case abi.OpRemove:
-			p.remove(ev.Slot)
-		case abi.OpPin, abi.OpUnpin:
-			p.t.Pin(ev)
-		}
-	}
-}
+func (p *Policy) Events(batch []abi.Event) { p.t.Apply(batch, p) }
 
-func (p *Policy) remove(slot uint32) {
-	if !p.t.Resident(slot) {
-		return
-	}
+// Touch sets the visited bit.
+func (p *Policy) Touch(slot uint32) { p.t.At(slot).Mark = 1 }
+
+// Insert puts a new entry to the front.
+func (p *Policy) Insert(ev *abi.Event) { p.t.Insert(ev, queue) }
+
+// Remove forgets an entry. The hand does not stay on it.
+func (p *Policy) Remove(slot uint32) {
 	if slot == p.hand {
 		p.hand = p.t.Before(slot)
 	}

@@ -69,25 +69,17 @@ func percent(info guest.Info, key string, def, limit int64) (uint64, error) {
 }
 
 // Events applies a batch.
-func (p *Policy) Events(batch []abi.Event) {
-	for i := range batch {
-		ev := &batch[i]
-		switch ev.Op {
-		case abi.OpTouch:
-			if p.t.Resident(ev.Slot) && p.t.In(ev.Slot) == main {
-				p.t.Renew(ev.Slot)
-			}
-		case abi.OpInsert, abi.OpResident:
-			p.insert(ev)
-		case abi.OpRemove:
-			p.remove(ev.Slot)
-		case abi.OpPin, abi.OpUnpin:
-			p.t.Pin(ev)
-		}
+func (p *Policy) Events(batch []abi.Event) { p.t.Apply(batch, p) }
+
+// Touch is a hit: it counts in main.
+func (p *Policy) Touch(slot uint32) {
+	if p.t.In(slot) == main {
+		p.t.Renew(slot)
 	}
 }
 
-func (p *Policy) insert(ev *abi.Event) {
+// Insert is a miss.
+func (p *Policy) Insert(ev *abi.Event) {
 	if ghost := p.t.Ghost(ev.Key); ghost != slots.None {
 		p.t.DropGhost(ghost)
 		p.t.Insert(ev, main)
@@ -97,10 +89,8 @@ func (p *Policy) insert(ev *abi.Event) {
 	p.t.TrimGhosts(out, p.kout)
 }
 
-func (p *Policy) remove(slot uint32) {
-	if !p.t.Resident(slot) {
-		return
-	}
+// Remove remembers what in evicted.
+func (p *Policy) Remove(slot uint32) {
 	e := *p.t.At(slot)
 	wasIn := p.t.In(slot) == in
 	p.t.Remove(slot)

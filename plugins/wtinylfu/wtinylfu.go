@@ -94,25 +94,10 @@ func (p *Policy) setShare(share int64) {
 }
 
 // Events applies a batch.
-func (p *Policy) Events(batch []abi.Event) {
-	for i := range batch {
-		ev := &batch[i]
-		switch ev.Op {
-		case abi.OpTouch:
-			if p.t.Resident(ev.Slot) {
-				p.touch(ev.Slot)
-			}
-		case abi.OpInsert, abi.OpResident:
-			p.insert(ev)
-		case abi.OpRemove:
-			if p.t.Resident(ev.Slot) {
-				p.t.Remove(ev.Slot)
-			}
-		case abi.OpPin, abi.OpUnpin:
-			p.t.Pin(ev)
-		}
-	}
-}
+func (p *Policy) Events(batch []abi.Event) { p.t.Apply(batch, p) }
+
+// Remove forgets an entry.
+func (p *Policy) Remove(slot uint32) { p.t.Remove(slot) }
 
 // used counts a use and lets the climber move.
 func (p *Policy) used(key uint64, counter *uint64) {
@@ -127,7 +112,8 @@ func (p *Policy) used(key uint64, counter *uint64) {
 	}
 }
 
-func (p *Policy) touch(slot uint32) {
+// Touch is a hit.
+func (p *Policy) Touch(slot uint32) {
 	p.used(p.t.At(slot).Key, &p.climber.hits)
 	switch p.t.In(slot) {
 	case window:
@@ -145,7 +131,8 @@ func (p *Policy) touch(slot uint32) {
 // settled is how many entries one event moves out of a part that is above its share at most.
 const settled = 4
 
-func (p *Policy) insert(ev *abi.Event) {
+// Insert is a miss.
+func (p *Policy) Insert(ev *abi.Event) {
 	p.used(ev.Key, &p.climber.misses)
 	p.t.Insert(ev, window)
 	for n := 0; n < settled && p.t.Units(window) > p.windowTo && p.t.Len(window) > 1; n++ {

@@ -307,7 +307,7 @@ macro_rules! export_role {
     };
 }
 
-/// Puts a file, whose path is relative to the source file, into the module as its manifest.
+/// Puts a file into the module as its manifest. The path is relative to the source file.
 #[macro_export]
 macro_rules! manifest {
     ($path:literal) => {

@@ -13,7 +13,7 @@ unsafe impl Zero for i32 {}
 unsafe impl Zero for i64 {}
 
 /// Gives zeroed memory for the life of the instance, 16-aligned. Allocate in `new`, bounded by what Info says. The error is
-/// for a module whose memory_pages are too few.
+/// for a module with too few memory_pages.
 pub fn alloc<T: Zero>(n: usize) -> Result<&'static mut [T], &'static str> {
     const FULL: &str = "memory_pages is too small for so much";
     let bytes = n.checked_mul(core::mem::size_of::<T>()).ok_or(FULL)?;
@@ -40,7 +40,7 @@ mod imp {
                     return None;
                 }
                 if here != END {
-                    NEXT = here; // somebody else grew in between
+                    NEXT = here; // the memory grew in between
                 }
                 END = here + (pages << 16);
             }

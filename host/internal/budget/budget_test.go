@@ -194,23 +194,6 @@ func giveAll(h *Holder) {
 	}
 }
 
-func BenchmarkTakeAndGive(b *testing.B) {
-	budget, err := New(Config{Of: "memory", Limit: 1 << 30, Holders: 1024, Parts: []string{"a"}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	h, err := budget.Join("one", 0)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if h.Take(0, 4096) == nil {
-			h.Give(0, 4096)
-		}
-	}
-}
-
 // A budget whose shares are too small for what its holders need gives each tenant a first one, and each holder as long as its
 // tenant has no more than half. What is more than all of it is given to one holder at a time.
 func TestFirst(t *testing.T) {

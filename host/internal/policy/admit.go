@@ -38,8 +38,25 @@ type Admit struct {
 	loaded bool
 }
 
-// NewAdmit starts an instance.
+// NewAdmit starts an instance, from o.State if it can use that.
 func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
+	a, err := m.newAdmit(ctx, o)
+	if err != nil || !m.acceptsState(&o.State, 0) {
+		return a, err
+	}
+	if a.in == nil {
+		a.loaded = m.loadNative(a.guest, &o.State)
+		return a, nil
+	}
+	if a.loaded, err = a.in.Load(o.State.Data, 0); err != nil {
+		m.logUnusable(err)
+		a.in.Close()
+		return m.newAdmit(ctx, o) // nothing of the failed attempt remains, not even its fault count
+	}
+	return a, nil
+}
+
+func (m *Module) newAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	s := settings{role: abi.RoleAdmit, config: o.Config}
 	s.Capacity, s.Seed, s.MaxNamespaces = o.Capacity, o.Seed, o.MaxNamespaces
 	if err := m.prepare(&s); err != nil {
@@ -48,47 +65,18 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	a := &Admit{m: m, settings: s, restarts: newRestarter(m, abi.RoleAdmit)}
 	var err error
 	if m.code == nil {
-		if a.guest, err = native[guest.Admitter](m, &s); err != nil {
-			return nil, err
-		}
-		a.loaded = m.acceptsState(&o.State, 0) && m.loadNative(a.guest, &o.State)
-		return a, nil
+		a.guest, err = native[guest.Admitter](m, &s)
+	} else if a.in, err = a.start(ctx); err == nil {
+		a.admit = a.in.Export(abi.ExportAdmit)
 	}
-	if a.in, err = a.start(ctx, &a.usage); err != nil {
+	if err != nil {
 		return nil, err
 	}
-	if m.acceptsState(&o.State, 0) {
-		if err := a.load(ctx, &o.State); err != nil {
-			a.in.Close()
-			return nil, err
-		}
-	}
-	a.admit = a.in.Export(abi.ExportAdmit)
 	return a, nil
 }
 
-// load replaces the empty instance by one that has loaded the state.
-func (a *Admit) load(ctx context.Context, s *State) error {
-	var attempt sandbox.Usage
-	in, err := a.start(ctx, &attempt)
-	if err != nil {
-		return err
-	}
-	if a.loaded, err = in.Load(s.Data, 0); err != nil {
-		a.m.logUnusable(err)
-	}
-	if !a.loaded {
-		in.Close()
-		return nil
-	}
-	a.in.Close()
-	a.in = in
-	in.SetUsage(&a.usage)
-	return nil
-}
-
-func (a *Admit) start(ctx context.Context, t *sandbox.Usage) (*sandbox.Instance, error) {
-	in, err := a.m.instantiate(ctx, &a.settings, t)
+func (a *Admit) start(ctx context.Context) (*sandbox.Instance, error) {
+	in, err := a.m.instantiate(ctx, &a.settings, &a.usage)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +93,7 @@ func (a *Admit) start(ctx context.Context, t *sandbox.Usage) (*sandbox.Instance,
 
 // restart replaces a failed instance by a new one, which is told all namespaces.
 func (a *Admit) restart(ctx context.Context) error {
-	in, err := a.start(ctx, &a.usage)
+	in, err := a.start(ctx)
 	if err != nil {
 		return err
 	}

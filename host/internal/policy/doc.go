@@ -25,18 +25,8 @@
 // any file and writes <file>.minisig. The trusted comment holds the SHA-256 of what was signed, so that a refusal can
 // name both digests.
 //
-// # A state is tried on an instance of its own
+// # A state is tried once
 //
 // A state may come from another module, or be damaged. A guest that traps while it loads one has done nothing wrong: it
-// is discarded with the state, and another instance starts empty and is told what is resident.
-//
-// # Place has a pool
-//
-// Naming is on the path of every store and load, from many goroutines, and a path is a pure function: any instance can
-// answer. Evict has state, and its root's lock around it. Admit and layout are rare enough to take turns.
-//
-// # Identity asks twice
-//
-// A directory may hold anything. A wrong inverse would make the host serve one key's bytes for another's, so a path
-// counts as known only when the policy returns the same path for what it read.
+// is discarded with the state, and another instance starts empty and gets what is resident.
 package policy

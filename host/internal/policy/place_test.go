@@ -1,13 +1,11 @@
 package policy
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/kv"
 )
 
 func randomQuery(rng *rand.Rand, namespaces uint32) *abi.PlaceQuery {
@@ -72,30 +70,6 @@ func TestPlaceWasmDecidesLikeNative(t *testing.T) {
 	wg.Wait()
 	if s := wasm.Stats(); s.Faults != 0 || s.Role != abi.RolePlace || s.Module != "fanout" {
 		t.Errorf("the stats of the module are %+v, want no fault", s)
-	}
-}
-
-func TestLayoutWasmDecidesLikeNative(t *testing.T) {
-	geometries := []kv.Geometry{kv.Uniform(16, 32, 2, 65536), kv.Uniform(1, 1, 1, 100), {Blocks: 3, Planes: []kv.Plane{
-		{Layer: 2, Part: 1, PageBytes: 10}, {Layer: 1, Part: 0, PageBytes: 4096}, {Layer: 2, Part: 0, PageBytes: 7},
-	}}}
-	var digests [2][]string
-	for i, m := range []*Module{modules["layermajor"], natives["layermajor"]} {
-		l, err := m.NewLayout(t.Context(), LayoutOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		for ns, g := range geometries {
-			plan, err := l.Plan(uint32(ns), 0, fmt.Sprintf("model=%d\n", ns), g)
-			if err != nil {
-				t.Fatal(err)
-			}
-			digests[i] = append(digests[i], plan.Digest().String())
-		}
-	}
-	if fmt.Sprint(digests[0]) != fmt.Sprint(digests[1]) {
-		t.Errorf("wasm %v, native %v", digests[0], digests[1])
 	}
 }
 

@@ -67,7 +67,9 @@ func TestSelfTestLeavesNoTrace(t *testing.T) {
 	a = a.with(abi.ExportStep, "ii>I", i32(0), i64(1), call(0), i32(3), i32(64), i32(4), call(1), i64(0))
 	a.manifest = `{"name":"m","version":"1","abi":1,"roles":["evict"],"grants":["metrics"],"counters":["steps"]}`
 	var said bytes.Buffer
-	m, err := load(t.Context(), "m.wasm", newFile("", a.bytes()), Options{Grants: []string{"metrics"}, Log: slog.New(slog.NewTextHandler(&said, nil))})
+	m, err := load(t.Context(), "m.wasm", newFile("", a.bytes()), Options{
+		Grants: []string{"metrics"}, Log: slog.New(slog.NewTextHandler(&said, nil)),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,26 +60,6 @@ func recency(b *testing.B) *Module {
 	return m
 }
 
-// A path, answer checks included.
-func BenchmarkSpeedOfPlace(b *testing.B) {
-	place := func(m *Module) func() {
-		p := newPlace(b, m)
-		checkPlace(b, p)
-		query := *randomQuery(rand.New(rand.NewPCG(1, 1)), 2)
-		query.KeyLen = 32
-		dst := make([]byte, 0, 256)
-		return func() {
-			for range 240 {
-				query.Key[0]++
-				if _, _, err := p.Path(&query, dst); err != nil {
-					b.Fatal(err)
-				}
-			}
-		}
-	}
-	contest(b, 240, side{"native", place(natives["fanout"])}, side{"wasm", place(modules["fanout"])})
-}
-
 // What each store of a full root costs: one entry goes and one comes.
 func BenchmarkSpeedOfStep(b *testing.B) {
 	step := func(m *Module) func() {

@@ -148,22 +148,6 @@ func hintsOf(req *trace.Request) client.Hints {
 	}
 }
 
-// announce looks a request up that has to wait, so that its hits come nearer. Its lease ends with the request.
-func (e *engine) announce(ctx context.Context, number uint32, req *trace.Request) error {
-	e.keys = ChainKeys(e.keys[:0], req.HashIDs)
-	if len(e.keys) == 0 {
-		return nil
-	}
-	_, err := e.ranks[0].session.Lookup(ctx, client.LookupRequest{
-		Request: number, Group: groupID, Keys: e.keys[:min(len(e.keys), e.window)], Readers: 1<<len(e.ranks) - 1,
-		Prefetch: true,
-	})
-	if err != nil {
-		return fmt.Errorf("replay: lookup: %w", err)
-	}
-	return nil
-}
-
 // load looks up the first want keys, loads the hits, and returns their number.
 func (e *engine) load(ctx context.Context, number uint32, first, want int) (int, error) {
 	start := time.Now()

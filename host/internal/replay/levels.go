@@ -19,9 +19,7 @@ func (r *Report) addLevels(before, after *proto.StatusResponse) {
 		if _, ok := after.GetCounters()[fmt.Sprintf("level%d_loaded_bytes", n)]; ok {
 			r.Levels = append(r.Levels, LevelReport{
 				Level: n, BytesLoaded: since("loaded_bytes"), Written: since("published"), Around: since("around"),
-				Shed:       since("demotion_shed") + since("promotion_shed") + since("through_shed"),
-				Prefetched: since("prefetch"), PrefetchesShed: since("prefetch_shed"),
-				PrefetchesUsed: since("prefetch_used"), PrefetchesWasted: since("prefetch_wasted"),
+				Shed: since("demotion_shed") + since("promotion_shed") + since("through_shed"),
 			})
 		}
 	}
@@ -34,12 +32,7 @@ func (r *Report) levelRows(row func(name, format string, args ...any)) {
 		all += l.BytesLoaded
 	}
 	for _, l := range r.Levels {
-		text := fmt.Sprintf("%.3f GB loaded (%.1f %%), %d pieces written, %d around it, %d copies shed", float64(l.BytesLoaded)/1e9,
-			100*float64(l.BytesLoaded)/float64(max(1, all)), l.Written, l.Around, l.Shed)
-		if l.Prefetched+l.PrefetchesShed > 0 {
-			text += fmt.Sprintf("; prefetches: %d, %d used, %d wasted, %d shed", l.Prefetched, l.PrefetchesUsed,
-				l.PrefetchesWasted, l.PrefetchesShed)
-		}
-		row(fmt.Sprintf("level %d", l.Level), "%s", text)
+		row(fmt.Sprintf("level %d", l.Level), "%.3f GB loaded (%.1f %%), %d pieces written, %d around it, %d copies shed",
+			float64(l.BytesLoaded)/1e9, 100*float64(l.BytesLoaded)/float64(max(1, all)), l.Written, l.Around, l.Shed)
 	}
 }

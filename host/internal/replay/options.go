@@ -13,7 +13,6 @@ type Options struct {
 	Sessions int     // 0 means 1
 	Limit    int     // requests, 0 for all
 	Speed    float64 // 0: as fast as possible; 1: at the trace's own times; 2: twice as fast
-	Prefetch int     // requests that wait in a session's queue, looked up with a prefetch when they come; 0: none
 	Memory   int64   // bytes of pages per session, all its ranks together; 0 for 128 MiB
 
 	// Start starts a host for this replay, after the trace was read through, and returns a function that stops it.
@@ -52,8 +51,6 @@ func (o *Options) complete() error {
 		return fmt.Errorf("%w: limit %d", ErrOptions, o.Limit)
 	case !(o.Speed >= 0):
 		return fmt.Errorf("%w: speed %v", ErrOptions, o.Speed)
-	case o.Prefetch < 0 || o.Prefetch > ahead:
-		return fmt.Errorf("%w: a queue of %d requests, want 0 to %d", ErrOptions, o.Prefetch, ahead)
 	case o.Memory < 0:
 		return fmt.Errorf("%w: memory %d", ErrOptions, o.Memory)
 	}

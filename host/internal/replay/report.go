@@ -68,15 +68,11 @@ type PolicyReport struct {
 
 // LevelReport counts what came from one level, what was written to it, and what was copied there because a request waited.
 type LevelReport struct {
-	Level            uint64 `json:"level"`
-	BytesLoaded      uint64 `json:"bytes_loaded"` // of files
-	Written          uint64 `json:"written"`      // pieces, new ones and copies
-	Around           uint64 `json:"around"`       // chunks that went to the next level instead
-	Shed             uint64 `json:"shed"`         // copies of other kinds than prefetches
-	Prefetched       uint64 `json:"prefetched"`   // chunks
-	PrefetchesShed   uint64 `json:"prefetches_shed"`
-	PrefetchesUsed   uint64 `json:"prefetches_used"`
-	PrefetchesWasted uint64 `json:"prefetches_wasted"`
+	Level       uint64 `json:"level"`
+	BytesLoaded uint64 `json:"bytes_loaded"` // of files
+	Written     uint64 `json:"written"`      // pieces, new ones and copies
+	Around      uint64 `json:"around"`       // chunks that went to the next level instead
+	Shed        uint64 `json:"shed"`         // copies of other kinds than prefetches
 }
 
 func newReport(o *Options, t *tally, elapsed time.Duration) *Report {

@@ -139,34 +139,16 @@ func play(ctx context.Context, o *Options, engines []*engine) error {
 	return group.Wait()
 }
 
-// run plays the requests of a queue. With a prefetch so many of them wait in the engine, as they would for a batch: each
-// is looked up when it comes.
+// run plays the requests of a queue.
 func (e *engine) run(ctx context.Context, o *Options, queue <-chan numbered) error {
-	var waiting []numbered
-	for open := true; open || len(waiting) > 0; {
-		for open && len(waiting) <= o.Prefetch {
-			var req numbered
-			if req, open = <-queue; !open {
-				break
-			}
-			if o.Prefetch > 0 {
-				if err := e.announce(ctx, req.number, &req.Request); err != nil {
-					return err
-				}
-			}
-			waiting = append(waiting, req)
-		}
-		if len(waiting) == 0 {
-			return nil
-		}
+	for req := range queue {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		done, err := e.play(ctx, waiting[0].number, &waiting[0].Request)
+		done, err := e.play(ctx, req.number, &req.Request)
 		if err != nil {
 			return err
 		}
-		waiting = waiting[1:]
 		o.Step(done)
 	}
 	return nil

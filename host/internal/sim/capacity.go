@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/config"
 )
 
 // Capacity is the size of a root: "10%" of a trace's unique chunks, "5000" chunks, or "64GiB".
@@ -21,14 +22,6 @@ type Capacity struct {
 
 // String is the text from which the capacity was parsed.
 func (c Capacity) String() string { return c.text }
-
-var byteUnits = []struct {
-	suffix string
-	bytes  float64
-}{
-	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
-	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1},
-}
 
 // ParseCapacity parses a capacity.
 func ParseCapacity(text string) (Capacity, error) {
@@ -45,21 +38,15 @@ func ParseCapacity(text string) (Capacity, error) {
 		c.share = share.Quo(share, big.NewRat(100, 1))
 		return c, nil
 	}
-	for _, u := range byteUnits {
-		if number, ok := strings.CutSuffix(text, u.suffix); ok {
-			n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-			if err != nil || !(n*u.bytes >= 1) || n*u.bytes > math.MaxInt64/2 {
-				return bad()
-			}
-			c.bytes = int64(n * u.bytes)
-			return c, nil
-		}
+	var err error
+	if strings.Trim(text, "0123456789") == "" {
+		c.count, err = strconv.ParseInt(text, 10, 32)
+	} else {
+		c.bytes, err = config.ParseSize(text)
 	}
-	n, err := strconv.ParseInt(text, 10, 32)
-	if err != nil || n < 1 {
+	if err != nil || c.count+c.bytes < 1 {
 		return bad()
 	}
-	c.count = n
 	return c, nil
 }
 

@@ -93,13 +93,6 @@ func (m *boundedMemory) Free() {
 	m.size = 0
 }
 
-// setUsage counts the memory in u from now on.
-func (m *boundedMemory) setUsage(u *Usage) {
-	m.usage.memory.Add(-m.size)
-	m.usage = u
-	m.usage.memory.Add(m.size)
-}
-
 func mebibytes(n uint64) uint64 { return (n + 1<<20 - 1) >> 20 }
 
 // slotMemory is the default limit for each slot of an instance, on top of DefaultPages. The most demanding first-party

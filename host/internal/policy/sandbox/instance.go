@@ -325,12 +325,6 @@ func (in *Instance) Dead() error { return in.dead }
 // SetNow sets what now_ns returns.
 func (in *Instance) SetNow(nanoseconds uint64) { in.now = nanoseconds }
 
-// SetUsage makes the instance count its calls and its memory in u from now on.
-func (in *Instance) SetUsage(u *Usage) {
-	in.usage = u
-	in.memory.setUsage(u)
-}
-
 // FailText is the guest's own description of the last failure.
 func (in *Instance) FailText() string { return string(in.failText) }
 

@@ -2,16 +2,16 @@ package shadow
 
 // Lookup passes one lookup of the live cache on to the shadows. The zero value has no shadows.
 type Lookup struct {
-	stream *Stream
-	batch  *Batch // nil: there are no shadows
-	step   Step   // what all keys have in common
+	set   *Set
+	batch *Batch // nil: there are no shadows
+	step  Step   // what all keys have in common
 }
 
 // Lookup begins a lookup. The step is what all keys have in common.
-func (s *Stream) Lookup(step Step) (l Lookup) {
+func (s *Set) Lookup(step Step) (l Lookup) {
 	if s.On() {
 		step.Op, step.First = Ask, true
-		l = Lookup{stream: s, batch: s.Batch(), step: step}
+		l = Lookup{set: s, batch: newBatch(), step: step}
 	}
 	return l
 }
@@ -34,16 +34,16 @@ func (l *Lookup) Miss(key uint64) {
 }
 
 func (l *Lookup) add(step Step) {
-	l.batch = l.stream.Step(l.batch, step)
+	l.batch = l.set.step(l.batch, step)
 	l.step.First = false
 }
 
 // End ends the lookup.
-func (l *Lookup) End() { l.stream.Send(l.batch) }
+func (l *Lookup) End() { l.set.send(l.batch) }
 
 // Tell passes on a single step. Nothing happens without shadows.
-func (s *Stream) Tell(step Step) {
+func (s *Set) Tell(step Step) {
 	if s.On() {
-		s.Send(s.Step(s.Batch(), step))
+		s.send(s.step(newBatch(), step))
 	}
 }

@@ -54,9 +54,6 @@ func (s *Set) Prepare(ctx context.Context, list []Wish, since time.Time) (*Chang
 func (c *Change) Commit() {
 	before := c.set.List()
 	c.set.running.Store(&c.next)
-	for _, r := range c.started {
-		c.set.Add(r.Shadow)
-	}
 	for _, r := range before {
 		if !slices.Contains(c.next, r) {
 			c.set.end(r)
@@ -72,10 +69,9 @@ func (c *Change) Abandon() {
 	}
 }
 
-// Set is the shadows of one cache, by the names of their policies, with the stream of requests that they receive. Its
-// list is changed by one caller at a time.
+// Set is the shadows of one cache, by the names of their policies. Its list is changed by one caller at a time. The zero Set
+// has no shadow: then [Set.On] is false, and that is its only cost.
 type Set struct {
-	Stream
 	running atomic.Pointer[[]*Running] // replaced, never changed
 }
 
@@ -110,7 +106,6 @@ func (s *Set) Start(ctx context.Context, h *policy.Handle, since time.Time, o po
 		next, list[i] = list[i], next
 	}
 	s.running.Store(&list)
-	s.Add(started)
 	if i >= 0 {
 		s.end(next) // the old one
 	}
@@ -132,15 +127,15 @@ func (s *Set) End(name string) bool {
 }
 
 func (s *Set) end(r *Running) {
-	s.Remove(r.Shadow)
 	r.Close()
 	r.Release()
 }
 
 // Close ends all shadows.
 func (s *Set) Close() {
-	for _, r := range s.List() {
+	list := s.List()
+	s.running.Store(nil)
+	for _, r := range list {
 		s.end(r)
 	}
-	s.running.Store(nil)
 }

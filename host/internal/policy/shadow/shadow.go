@@ -60,7 +60,7 @@ func Start(ctx context.Context, m *policy.Module, o policy.EvictOptions) (*Shado
 	return s, nil
 }
 
-// Close ends the shadow. It must have been removed from the stream.
+// Close ends the shadow. It must have been removed from its set.
 func (s *Shadow) Close() {
 	s.cancel()
 	s.wg.Wait()

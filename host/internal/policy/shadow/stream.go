@@ -1,7 +1,6 @@
 package shadow
 
 import (
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -35,64 +34,32 @@ type Step struct {
 // batchSteps bounds a batch.
 const batchSteps = 1024
 
-// Batch is a sequence of steps. [Stream.Batch] returns an empty one and [Stream.Send] takes it over.
+// Batch is a sequence of steps, which shadows share.
 type Batch struct {
 	steps []Step
 	users atomic.Int32
 }
 
-// Stream passes steps to shadows. The zero value has no shadow: then [Stream.On] is false, and that is its only cost.
-type Stream struct {
-	mu      sync.Mutex
-	shadows atomic.Pointer[[]*Shadow]
-}
-
 var batches = sync.Pool{New: func() any { return &Batch{steps: make([]Step, 0, batchSteps)} }}
 
-// On reports whether there is a shadow.
-func (s *Stream) On() bool { return len(s.All()) > 0 }
+// On reports whether there is a shadow. Otherwise only Tell and Lookup may be called to pass steps on.
+func (s *Set) On() bool { return len(s.List()) > 0 }
 
-// All are the stream's shadows.
-func (s *Stream) All() []*Shadow {
-	if list := s.shadows.Load(); list != nil {
-		return *list
-	}
-	return nil
-}
+// newBatch returns an empty batch.
+func newBatch() *Batch { return batches.Get().(*Batch) }
 
-// Add adds a shadow.
-func (s *Stream) Add(h *Shadow) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	list := append(slices.Clone(s.All()), h)
-	s.shadows.Store(&list)
-}
-
-// Remove removes a shadow, which the caller then closes. It is false when the stream does not have the shadow.
-func (s *Stream) Remove(h *Shadow) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	list := slices.DeleteFunc(slices.Clone(s.All()), func(o *Shadow) bool { return o == h })
-	there := len(list) < len(s.All())
-	s.shadows.Store(&list)
-	return there
-}
-
-// Batch returns an empty batch.
-func (s *Stream) Batch() *Batch { return batches.Get().(*Batch) }
-
-// Step appends a step, and sends the batch when it is full. It returns the batch for the next step.
-func (s *Stream) Step(b *Batch, step Step) *Batch {
+// step appends a step, and sends the batch when it is full. It returns the batch for the next step.
+func (s *Set) step(b *Batch, step Step) *Batch {
 	if b.steps = append(b.steps, step); len(b.steps) < batchSteps {
 		return b
 	}
-	s.Send(b)
-	return s.Batch()
+	s.send(b)
+	return newBatch()
 }
 
-// Send gives a batch to all shadows. It never waits.
-func (s *Stream) Send(b *Batch) {
-	list := s.All()
+// send gives a batch to all shadows. It never waits.
+func (s *Set) send(b *Batch) {
+	list := s.List()
 	b.users.Store(int32(len(list)) + 1)
 	for _, h := range list {
 		select {
