@@ -163,7 +163,8 @@ func parseWhen(words []string) (w When, err error) {
 // errnos are those that a rule can name.
 var errnos = map[string]unix.Errno{
 	"eio": unix.EIO, "enospc": unix.ENOSPC, "edquot": unix.EDQUOT, "estale": unix.ESTALE, "enoent": unix.ENOENT,
-	"eacces": unix.EACCES, "eexist": unix.EEXIST, "eintr": unix.EINTR, "eperm": unix.EPERM, "erofs": unix.EROFS, "einval": unix.EINVAL, "emfile": unix.EMFILE,
+	"eacces": unix.EACCES, "eexist": unix.EEXIST, "eintr": unix.EINTR, "eperm": unix.EPERM, "erofs": unix.EROFS,
+	"einval": unix.EINVAL, "emfile": unix.EMFILE, "enomem": unix.ENOMEM,
 	"enotconn": unix.ENOTCONN, "etimedout": unix.ETIMEDOUT, "eopnotsupp": unix.EOPNOTSUPP,
 }
 

@@ -33,7 +33,6 @@ func (c *check) meta() error {
 			return err
 		}
 	}
-	c.judge(pieceformat.TouchesFile, pieceformat.CheckTouches)
 	c.judge(pieceformat.CheckpointFile, pieceformat.CheckCheckpoint)
 	c.judge(pieceformat.StateFile, pieceformat.CheckState)
 	if b, info, err := c.small(pieceformat.WrittenFile); err != nil {
