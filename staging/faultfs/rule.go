@@ -165,7 +165,7 @@ var errnos = map[string]unix.Errno{
 	"eio": unix.EIO, "enospc": unix.ENOSPC, "edquot": unix.EDQUOT, "estale": unix.ESTALE, "enoent": unix.ENOENT,
 	"eacces": unix.EACCES, "eexist": unix.EEXIST, "eintr": unix.EINTR, "eperm": unix.EPERM, "erofs": unix.EROFS,
 	"einval": unix.EINVAL, "emfile": unix.EMFILE, "enomem": unix.ENOMEM,
-	"enotconn": unix.ENOTCONN, "etimedout": unix.ETIMEDOUT, "eopnotsupp": unix.EOPNOTSUPP,
+	"enotconn": unix.ENOTCONN, "etimedout": unix.ETIMEDOUT, "eopnotsupp": unix.EOPNOTSUPP, "exdev": unix.EXDEV,
 }
 
 func parseFault(words []string) (f Fault, err error) {
