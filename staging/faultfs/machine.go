@@ -58,7 +58,8 @@ type nameChange struct {
 	kept    *keptFile // the file of the name that it took away, or nil
 }
 
-// NewMachine wraps inner. The trash is a directory on the same file system for the Machine alone. It is made if missing, and emptied.
+// NewMachine wraps inner. The trash is a directory on the same file system for the Machine alone. It is made if missing,
+// and emptied.
 func NewMachine(inner staging.FS, trash string) (*Machine, error) {
 	if err := os.RemoveAll(trash); err != nil {
 		return nil, err
