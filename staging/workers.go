@@ -43,7 +43,6 @@ type Workers struct {
 	started []time.Time // of each worker's task, zero while it has none
 	done    [2]uint64
 	panics  uint64
-	busy    [2]time.Duration
 	onPanic func(value any, stack []byte)
 
 	over chan struct{} // closed when the last goroutine has ended
@@ -58,9 +57,8 @@ type WorkersStats struct {
 	QueuedRead          int
 	QueuedWrite         int
 	DoneRead, DoneWrite uint64
-	BusyRead, BusyWrite time.Duration // time in tasks that ended
-	Panics              uint64        // tasks that panicked
-	Lanes               []LaneStats   // lanes that had tasks, by name
+	Panics              uint64      // tasks that panicked
+	Lanes               []LaneStats // lanes that had tasks, by name
 }
 
 // LaneStats is the number of tasks that wait and run in one lane.
@@ -85,7 +83,7 @@ func NewWorkers(n int, readRatio float64) *Workers {
 // lane is a group of tasks that hang together.
 type lane struct {
 	name    string
-	queue   [2]ring
+	queue   [2][]func()
 	running int
 }
 
@@ -119,7 +117,8 @@ func (w *Workers) SubmitTo(name string, kind Kind, task func()) error {
 		w.mu.Unlock()
 		return ErrClosed
 	}
-	w.lane(name).queue[kind].push(task)
+	l := w.lane(name)
+	l.queue[kind] = append(l.queue[kind], task)
 	w.queued[kind]++
 	w.mu.Unlock()
 	w.wake.Signal()
@@ -165,7 +164,6 @@ func (w *Workers) Stats() WorkersStats {
 		Workers:    len(w.started),
 		QueuedRead: w.queued[Read], QueuedWrite: w.queued[Write],
 		DoneRead: w.done[Read], DoneWrite: w.done[Write],
-		BusyRead: w.busy[Read], BusyWrite: w.busy[Write],
 		Panics: w.panics,
 	}
 	for _, t := range w.started {
@@ -175,7 +173,7 @@ func (w *Workers) Stats() WorkersStats {
 		}
 	}
 	for _, l := range w.lanes {
-		s.Lanes = append(s.Lanes, LaneStats{l.name, l.queue[Read].len, l.queue[Write].len, l.running})
+		s.Lanes = append(s.Lanes, LaneStats{l.name, len(l.queue[Read]), len(l.queue[Write]), l.running})
 	}
 	slices.SortFunc(s.Lanes, func(a, b LaneStats) int { return strings.Compare(a.Name, b.Name) })
 	return s
@@ -196,7 +194,9 @@ func (w *Workers) work(i int) {
 		if l == nil {
 			break
 		}
-		task := l.queue[kind].pop()
+		task := l.queue[kind][0]
+		l.queue[kind][0] = nil
+		l.queue[kind] = l.queue[kind][1:]
 		w.queued[kind]--
 		l.running++
 		w.started[i] = time.Now()
@@ -221,7 +221,6 @@ func (w *Workers) run(i int, l *lane, kind Kind, task func()) {
 		}
 		w.mu.Lock()
 		w.done[kind]++
-		w.busy[kind] += time.Since(w.started[i])
 		w.started[i] = time.Time{}
 		if l.running--; l.running == w.most-1 || w.closed {
 			w.wake.Broadcast() // for waiting tasks of the lane, and for Close
@@ -252,7 +251,7 @@ func (w *Workers) turn() (*lane, Kind) {
 	for kind := range next {
 		next[kind] = -1
 		for i, l := range w.lanes {
-			if l.queue[kind].len > 0 && l.running < w.most {
+			if len(l.queue[kind]) > 0 && l.running < w.most {
 				next[kind] = i
 				break
 			}
@@ -275,30 +274,4 @@ func (w *Workers) turn() (*lane, Kind) {
 	copy(w.lanes[i:], w.lanes[i+1:])
 	w.lanes[len(w.lanes)-1] = l
 	return l, kind
-}
-
-// ring is a queue that grows and never shrinks.
-type ring struct {
-	buf  []func() // a power of two long
-	head int
-	len  int
-}
-
-func (r *ring) push(f func()) {
-	if r.len == len(r.buf) {
-		buf := make([]func(), max(64, 2*len(r.buf)))
-		n := copy(buf, r.buf[r.head:])
-		copy(buf[n:], r.buf[:r.head])
-		r.buf, r.head = buf, 0
-	}
-	r.buf[(r.head+r.len)&(len(r.buf)-1)] = f
-	r.len++
-}
-
-func (r *ring) pop() func() {
-	f := r.buf[r.head]
-	r.buf[r.head] = nil
-	r.head = (r.head + 1) & (len(r.buf) - 1)
-	r.len--
-	return f
 }
