@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 )
 
@@ -22,10 +21,12 @@ type Slots struct {
 	mem    []byte // of the slots
 	bytes  int
 	slots  []Slot
+	queued sync.Pool // of *waiter, here since a test's bubble shares no channels with others
 
 	mu      sync.Mutex
 	free    []*Slot
-	queue   []chan *Slot // of those that wait; nil is sent when the pool closes
+	first   *waiter // queue
+	last    *waiter
 	closed  bool
 	pinners []Pinner
 }
@@ -35,6 +36,11 @@ type Slot struct {
 	pool *Slots
 	mem  []byte
 	out  bool // under pool.mu
+}
+
+type waiter struct {
+	next, prev *waiter
+	got        chan *Slot // nil when the pool closes
 }
 
 // NewSlots maps count slots of the given bytes each, rounded up to [Align]. Their pages are allocated when they are
@@ -53,6 +59,7 @@ func NewSlots(count, bytes int) (*Slots, error) {
 		return nil, fmt.Errorf("staging: %d slots of %d bytes: %w", count, bytes, err)
 	}
 	s := &Slots{memory: memory, mem: memory.Bytes(), bytes: bytes, slots: make([]Slot, count), free: make([]*Slot, count)}
+	s.queued.New = func() any { return &waiter{got: make(chan *Slot, 1)} }
 	for i := range s.slots {
 		s.slots[i] = Slot{pool: s, mem: s.mem[i*bytes : (i+1)*bytes : (i+1)*bytes]}
 		s.free[count-1-i] = &s.slots[i]
@@ -90,6 +97,9 @@ func (s *Slots) Near(nodes ...int) error {
 // Capacity is the number of slots.
 func (s *Slots) Capacity() int { return len(s.slots) }
 
+// slotBytes is the size of a slot.
+func (s *Slots) slotBytes() int { return s.bytes }
+
 // InUse is the number of slots in use.
 func (s *Slots) InUse() int {
 	s.mu.Lock()
@@ -126,11 +136,12 @@ func (s *Slots) Acquire(ctx context.Context) (*Slot, error) {
 		s.mu.Unlock()
 		return nil, ErrClosed
 	}
-	got := make(chan *Slot, 1) // has room for the one answer
-	s.queue = append(s.queue, got)
+	w := s.queued.Get().(*waiter)
+	s.enqueue(w)
 	s.mu.Unlock()
 	select {
-	case slot := <-got:
+	case slot := <-w.got:
+		s.queued.Put(w)
 		if slot == nil {
 			return nil, ErrClosed
 		}
@@ -138,17 +149,44 @@ func (s *Slots) Acquire(ctx context.Context) (*Slot, error) {
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	i := slices.Index(s.queue, got)
-	if i >= 0 {
-		s.queue = slices.Delete(s.queue, i, i+1)
-	}
+	queued := s.dequeue(w)
 	s.mu.Unlock()
-	if i < 0 { // it got a slot, or the pool was closed, at the same time
-		if slot := <-got; slot != nil {
+	if !queued { // it got a slot, or the pool was closed, at the same time
+		if slot := <-w.got; slot != nil {
 			slot.Release()
 		}
 	}
+	s.queued.Put(w)
 	return nil, ctx.Err()
+}
+
+func (s *Slots) enqueue(w *waiter) {
+	w.next, w.prev = nil, s.last
+	if s.last == nil {
+		s.first = w
+	} else {
+		s.last.next = w
+	}
+	s.last = w
+}
+
+// dequeue removes w from the queue and reports whether it was in it.
+func (s *Slots) dequeue(w *waiter) bool {
+	if w != s.first && w.prev == nil {
+		return false
+	}
+	if w.prev == nil {
+		s.first = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		s.last = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	w.next, w.prev = nil, nil
+	return true
 }
 
 // Bytes is the slot's memory. It must not be touched after Release.
@@ -162,9 +200,9 @@ func (t *Slot) Release() {
 	if !t.out {
 		panic("staging: slot released twice")
 	}
-	if len(s.queue) > 0 {
-		s.queue[0] <- t
-		s.queue = s.queue[1:]
+	if w := s.first; w != nil {
+		s.dequeue(w)
+		w.got <- t // has room for the one answer a waiter ever gets
 		return
 	}
 	t.out = false
@@ -183,10 +221,11 @@ func (s *Slots) Close() error {
 		return ErrClosed
 	}
 	s.closed = true
-	for _, got := range s.queue {
-		got <- nil
+	for s.first != nil {
+		w := s.first
+		s.dequeue(w)
+		w.got <- nil
 	}
-	s.queue = nil
 	if out := len(s.slots) - len(s.free); out > 0 {
 		return fmt.Errorf("%w: %d of %d", ErrSlotsOut, out, len(s.slots))
 	}

@@ -19,10 +19,13 @@ func newSlots(t testing.TB, count, bytes int) *Slots {
 	return s
 }
 
-func (s *Slots) waiting() int {
+func (s *Slots) waiting() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.queue)
+	for w := s.first; w != nil; w = w.next {
+		n++
+	}
+	return n
 }
 
 // until yields until a condition holds; what never does is found by the test's own time limit.
@@ -35,8 +38,8 @@ func until(cond func() bool) {
 func TestSlotsShape(t *testing.T) {
 	for _, c := range []struct{ count, bytes, want int }{{1, 1, 4096}, {3, 4096, 4096}, {2, 4097, 8192}, {4, 3 << 20, 3 << 20}} {
 		s := newSlots(t, c.count, c.bytes)
-		if s.Capacity() != c.count || s.bytes != c.want || s.InUse() != 0 {
-			t.Fatalf("%+v: capacity %d, slot %d, in use %d", c, s.Capacity(), s.bytes, s.InUse())
+		if s.Capacity() != c.count || s.slotBytes() != c.want || s.InUse() != 0 {
+			t.Fatalf("%+v: capacity %d, slot %d, in use %d", c, s.Capacity(), s.slotBytes(), s.InUse())
 		}
 		if total := c.count * c.want; total >= hugePage && address(s.mem)%hugePage != 0 {
 			t.Errorf("%+v: starts at %#x, not on a huge page", c, address(s.mem))

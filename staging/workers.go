@@ -83,7 +83,7 @@ func NewWorkers(n int, readRatio float64) *Workers {
 // lane is a group of tasks that hang together.
 type lane struct {
 	name    string
-	queue   [2][]func()
+	queue   [2]ring
 	running int
 }
 
@@ -117,8 +117,7 @@ func (w *Workers) SubmitTo(name string, kind Kind, task func()) error {
 		w.mu.Unlock()
 		return ErrClosed
 	}
-	l := w.lane(name)
-	l.queue[kind] = append(l.queue[kind], task)
+	w.lane(name).queue[kind].push(task)
 	w.queued[kind]++
 	w.mu.Unlock()
 	w.wake.Signal()
@@ -173,7 +172,7 @@ func (w *Workers) Stats() WorkersStats {
 		}
 	}
 	for _, l := range w.lanes {
-		s.Lanes = append(s.Lanes, LaneStats{l.name, len(l.queue[Read]), len(l.queue[Write]), l.running})
+		s.Lanes = append(s.Lanes, LaneStats{l.name, l.queue[Read].len, l.queue[Write].len, l.running})
 	}
 	slices.SortFunc(s.Lanes, func(a, b LaneStats) int { return strings.Compare(a.Name, b.Name) })
 	return s
@@ -194,9 +193,7 @@ func (w *Workers) work(i int) {
 		if l == nil {
 			break
 		}
-		task := l.queue[kind][0]
-		l.queue[kind][0] = nil
-		l.queue[kind] = l.queue[kind][1:]
+		task := l.queue[kind].pop()
 		w.queued[kind]--
 		l.running++
 		w.started[i] = time.Now()
@@ -251,7 +248,7 @@ func (w *Workers) turn() (*lane, Kind) {
 	for kind := range next {
 		next[kind] = -1
 		for i, l := range w.lanes {
-			if len(l.queue[kind]) > 0 && l.running < w.most {
+			if l.queue[kind].len > 0 && l.running < w.most {
 				next[kind] = i
 				break
 			}
@@ -274,4 +271,30 @@ func (w *Workers) turn() (*lane, Kind) {
 	copy(w.lanes[i:], w.lanes[i+1:])
 	w.lanes[len(w.lanes)-1] = l
 	return l, kind
+}
+
+// ring is a queue that grows and never shrinks.
+type ring struct {
+	buf  []func() // a power of two long
+	head int
+	len  int
+}
+
+func (r *ring) push(f func()) {
+	if r.len == len(r.buf) {
+		buf := make([]func(), max(64, 2*len(r.buf)))
+		n := copy(buf, r.buf[r.head:])
+		copy(buf[n:], r.buf[:r.head])
+		r.buf, r.head = buf, 0
+	}
+	r.buf[(r.head+r.len)&(len(r.buf)-1)] = f
+	r.len++
+}
+
+func (r *ring) pop() func() {
+	f := r.buf[r.head]
+	r.buf[r.head] = nil
+	r.head = (r.head + 1) & (len(r.buf) - 1)
+	r.len--
+	return f
 }
