@@ -177,11 +177,11 @@ func FuzzHeaders(f *testing.F) {
 func TestHeaders(t *testing.T) {
 	h, err := Headers([]byte("# secrets\nauthorization: Bearer abc:def \n\nX-Scope-OrgID: t\n"))
 	if err != nil || h["Authorization"] != "Bearer abc:def" || h["X-Scope-Orgid"] != "t" {
-		t.Errorf("%v, %v", h, err)
+		t.Errorf("headers of the file: got %v, %v", h, err)
 	}
 	for _, text := range []string{"secret", "a b: secret", ": secret", "X: secret\x01", "Host: secret", "content-type: secret", "X: a\nx: secret"} {
 		if _, err := Headers([]byte(text)); err == nil || strings.Contains(err.Error(), "secret") {
-			t.Errorf("%q: %v", text, err)
+			t.Errorf("headers %q: got error %v", text, err)
 		}
 	}
 }
@@ -200,7 +200,7 @@ func TestEndpoint(t *testing.T) {
 	} {
 		got, err := Endpoint(text)
 		if got != want || (err == nil) != (want != "") {
-			t.Errorf("%q: %q, %v", text, got, err)
+			t.Errorf("endpoint %q: got %q, %v", text, got, err)
 		}
 		if err != nil && strings.Contains(text, "user:") && strings.Contains(err.Error(), "secret") {
 			t.Errorf("%v repeats the password", err)
@@ -288,7 +288,7 @@ func TestClosingSendsWhatIsQueued(t *testing.T) {
 		t.Errorf("%d spans, %v", n, h)
 	}
 	if s := tr.Stats(); s != (Stats{Exported: 700}) {
-		t.Errorf("%+v", s)
+		t.Errorf("spans after closing: got %+v, want 700 exported", s)
 	}
 	if s := tr.Begin(""); s.On() {
 		t.Error("a closed tracer begins spans")
@@ -429,7 +429,7 @@ func TestClosingDoesNotHang(t *testing.T) {
 			t.Errorf("closed after %s", took)
 		}
 		if s := tr.Stats(); s.Failed != 2*batch {
-			t.Errorf("%+v", s)
+			t.Errorf("spans after closing: got %+v, want all failed", s)
 		}
 		synctest.Wait()
 	})
