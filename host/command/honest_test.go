@@ -23,9 +23,10 @@ var honestOps = []string{"lookup", "load", "store"}
 
 // session is one session. What the host refuses or fails to do is counted; an error ends the session early.
 func (h *honestSessions) session(ctx context.Context) error {
+	size := int64(4+h.sessions%32) * 1024
 	report, err := replay.Run(ctx, replay.Options{
 		Trace: mixedTrace, Socket: h.socket, Limit: 12, Memory: 4 << 20,
-		Shape: replay.Shape{Ranks: 2, ChunkBytes: int64(4+h.sessions%32) * 1024},
+		Shape: replay.Shape{Ranks: 2, ChunkBytes: size, PageBytes: size},
 	})
 	if err != nil {
 		return err

@@ -414,27 +414,6 @@ func TestHangingCollector(t *testing.T) {
 	})
 }
 
-// The end of a host waits a moment for a collector that hangs.
-func TestClosingDoesNotHang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tr := traces(t, Config{Endpoint: "http://hangs", Ratio: 1, Timeout: time.Hour}, transport(func(q *http.Request) (*http.Response, error) {
-			<-q.Context().Done()
-			return nil, q.Context().Err()
-		}))
-		end(tr, 2*batch)
-		synctest.Wait()
-		began := time.Now()
-		tr.Close()
-		if took := time.Since(began); took > closes {
-			t.Errorf("closed after %s", took)
-		}
-		if s := tr.Stats(); s.Failed != 2*batch {
-			t.Errorf("spans after closing: got %+v, want all failed", s)
-		}
-		synctest.Wait()
-	})
-}
-
 func BenchmarkSpan(b *testing.B) {
 	session := []attribute.KeyValue{Text("kvhost.model", "meta-llama/Llama-3.1-70B"), Text("kvhost.engine", "engine-0"), Number("kvhost.tenant", 1)}
 	for _, c := range []struct {
