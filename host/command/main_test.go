@@ -187,7 +187,7 @@ func TestWrongInput(t *testing.T) {
 		{"trace cut", []string{"replay", "--embedded", "--trace", "cut.jsonl.zst"}, exitTrace,
 			[]string{"cut.jsonl.zst:", "ends early"}},
 		{"trace bad", []string{"replay", "--embedded", "--trace", "bad.jsonl"}, exitTrace,
-			[]string{"bad.jsonl:1", "hash id"}},
+			[]string{"bad.jsonl:1", "not a request"}},
 		{"trace missing", []string{"replay", "--embedded", "--trace", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
 		{"trace info missing", []string{"trace", "info", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
 		{"trace info of nothing", []string{"trace", "info"}, exitUsage, []string{"want a trace file"}},
