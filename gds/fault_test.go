@@ -54,53 +54,44 @@ func move(g *GPU, dir Direction, flat []byte, page uint64, n, size int, flag *Fl
 	return err
 }
 
-// What fails is copied another way, and a way that fails every time is not tried again.
+// What the kernel does not move is copied piece by piece, and a kernel that fails every time is not tried again.
 func TestCopiesFallBack(t *testing.T) {
-	for _, c := range []struct {
-		rules string
-		want  Mode
-	}{
-		{"cuLaunchKernel:code=701", BatchCopy},
-		{"cuLaunchKernel:code=701,cuMemcpyBatchAsync_v2:code=1", SingleCopy},
-	} {
-		g, double := doubled(t, Config{Threads: 1})
-		pages := buffer(t, g, 64<<10)
-		flat := slot(t, g, 64<<10, true)
-		data := random(64 << 10)
-		copy(flat, data)
-		copies := func(rules string, want Mode) {
-			t.Helper()
-			on(t, g, func(th *Thread) error { return th.Fill(pages.Address, 0xa5, pages.Size) })
-			double.Rules(rules)
-			if err := move(g, Scatter, flat, pages.Address, 16, 4096, nil); err != nil {
-				t.Fatalf("scatter after %s: %v", rules, err)
-			}
-			double.Rules("")
-			got := make([]byte, len(data))
-			on(t, g, func(th *Thread) error { return th.Read(got, pages.Address) })
-			if !bytes.Equal(got, data) || g.Mode() != want {
-				t.Errorf("%s: mode %s, want %s, equal %v", rules, g.Mode(), want, bytes.Equal(got, data))
-			}
+	const rules = "cuLaunchKernel:code=701"
+	g, double := doubled(t, Config{Threads: 1})
+	pages := buffer(t, g, 64<<10)
+	flat := slot(t, g, 64<<10, true)
+	data := random(64 << 10)
+	copy(flat, data)
+	copies := func(rules string, want Mode) {
+		t.Helper()
+		on(t, g, func(th *Thread) error { return th.Fill(pages.Address, 0xa5, pages.Size) })
+		double.Rules(rules)
+		if err := move(g, Scatter, flat, pages.Address, 16, 4096, nil); err != nil {
+			t.Fatalf("scatter after %s: %v", rules, err)
 		}
-		for range 2 * failuresToDisable { // what fails now and then is not given up
-			copies(c.rules, Kernel)
-			copies("", Kernel)
+		double.Rules("")
+		got := make([]byte, len(data))
+		on(t, g, func(th *Thread) error { return th.Read(got, pages.Address) })
+		if !bytes.Equal(got, data) || g.Mode() != want {
+			t.Errorf("%s: mode %s, want %s, equal %v", rules, g.Mode(), want, bytes.Equal(got, data))
 		}
-		for mode := range c.want {
-			for range failuresToDisable - 1 - int(mode) { // the second has failed once when the first was given up
-				copies(c.rules, mode)
-			}
-			copies(c.rules, mode+1)
-		}
-		copies(c.rules, c.want)
 	}
+	for range 2 * failuresToDisable { // a kernel that fails now and then stays
+		copies(rules, Kernel)
+		copies("", Kernel)
+	}
+	for range failuresToDisable - 1 {
+		copies(rules, Kernel)
+	}
+	copies(rules, SingleCopy)
+	copies(rules, SingleCopy)
 }
 
 func TestWithoutTheKernel(t *testing.T) {
 	g, double := doubled(t, Config{Threads: 1})
 	double.Rules("cuModuleLoadData:code=222")
 	g, err := g.driver.OpenGPU(g.UUID, Config{Threads: 1})
-	if err != nil || g.Mode() != BatchCopy {
+	if err != nil || g.Mode() != SingleCopy {
 		t.Fatalf("%v, mode %s", err, g.Mode())
 	}
 	if err := g.Close(); err != nil {

@@ -62,7 +62,6 @@ PASS(cuMemAlloc_v2, (void** p, size_t n), (p, n))
 PASS(cuMemHostRegister_v2, (void* p, size_t n, unsigned f), (p, n, f))
 PASS(cuMemcpyAsync, (void* to, const void* from, size_t n, void* s), (to, from, n, s))
 PASS(cuMemsetD8Async, (void* p, unsigned char v, size_t n, void* s), (p, v, n, s))
-PASS(cuMemcpyBatchAsync_v2, (void** to, void** from, size_t* n, size_t count, void* a, size_t* i, size_t na, void* s), (to, from, n, count, a, i, na, s))
 PASS(cuEventSynchronize, (void* e), (e))
 // The kernels by their functions.
 static struct { void* f; char name[16]; } kernels[64];

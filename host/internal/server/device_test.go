@@ -263,7 +263,7 @@ func TestDeviceErrorIsNotTheFiles(t *testing.T) {
 		}
 		return lj.Wait(t.Context())
 	}
-	r.double.Rules("cuLaunchKernel:code=1,cuMemcpyBatchAsync_v2:code=1,cuMemcpyAsync:code=1")
+	r.double.Rules("cuLaunchKernel:code=1,cuMemcpyAsync:code=1")
 	if res, err := load(); err != nil || len(res.Failed) != 2 || res.Bytes != 0 {
 		t.Fatalf("load with a failing GPU: got %+v, %v, want 2 failed blocks", res, err)
 	}
