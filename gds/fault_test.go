@@ -244,13 +244,11 @@ func TestDoFromManyAndClose(t *testing.T) {
 func TestStickyErrorInsideCuFile(t *testing.T) {
 	for _, c := range []struct {
 		rules string
-		by    Submit
 		lost  bool
 	}{
-		{"cuFileHandleRegister:code=5011:errno=719", Sync, true},
-		{"cuFileReadAsync:code=5011:errno=700", Async, true},
-		{"cuFileReadAsync:code=5011:errno=2", Async, false},
-		{"cuFileReadAsync:code=5030:errno=700", Async, false}, // not a CUDA code
+		{"cuFileHandleRegister:code=5011:errno=719", true},
+		{"cuFileHandleRegister:code=5011:errno=2", false},
+		{"cuFileHandleRegister:code=5030:errno=700", false}, // not a CUDA code
 	} {
 		t.Run(c.rules, func(t *testing.T) {
 			t.Setenv("KVHOST_TEST_GPU", "")
@@ -258,11 +256,11 @@ func TestStickyErrorInsideCuFile(t *testing.T) {
 			g, d, double := routed(t, DirectConfig{BufferBytes: 4 << 20})
 			f := openFile(t, filepath.Join(t.TempDir(), "f"), os.O_CREATE|os.O_RDWR)
 			s := acquire(t, d, 8192)
-			if err := s.Write(c.by, int(f.Fd()), 0, 8192); err != nil {
+			if err := s.Write(int(f.Fd()), 0, 8192); err != nil {
 				t.Fatal(err)
 			}
 			double.Rules(c.rules)
-			err := s.Read(c.by, int(f.Fd()), 8192)
+			err := s.Read(int(f.Fd()), 8192)
 			double.Rules("")
 			if err == nil || Sticky(err) != c.lost || errors.Is(g.Err(), ErrLost) != c.lost ||
 				Sticky(g.Err()) != c.lost {
@@ -282,7 +280,7 @@ func TestHandlesOfALostGPU(t *testing.T) {
 	var ids []fileID
 	for i := range 3 {
 		f := openFile(t, filepath.Join(t.TempDir(), strconv.Itoa(i)), os.O_CREATE|os.O_RDWR)
-		if err := s.Write(Sync, int(f.Fd()), 0, 8192); err != nil {
+		if err := s.Write(int(f.Fd()), 0, 8192); err != nil {
 			t.Fatal(err)
 		}
 		var st unix.Stat_t

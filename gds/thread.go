@@ -27,7 +27,6 @@ type Thread struct {
 	paramAt  [8]uintptr  // the addresses of params
 	halted   uint64      // a word in device memory that tells a kernel's blocks to stop
 	epoch    uint32      // of the last kernel
-	async    asyncCall   // of cuFile
 	affinity unix.CPUSet // where the thread may run when it is not bound
 	bound    bool        // bound to CPUs near the GPU
 	window   Window      // of a thread for copies
