@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvhost/kvhost/gds"
-	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -88,10 +86,7 @@ func TestMemoryRoots(t *testing.T) {
 
 // The memory of roots is page-locked for a GPU, and given back in the end.
 func TestMemoryRootIsPageLocked(t *testing.T) {
-	double := gdstest.Build(t)
-	cuda, cufile := gds.Libcuda, gds.Libcufile
-	t.Cleanup(func() { gds.Libcuda, gds.Libcufile = cuda, cufile })
-	gds.Libcuda, gds.Libcufile = []string{double.Path}, []string{double.Path}
+	double := onDouble(t)
 	defer double.Forget()
 	c := configuration(t)
 	c.Roots = []config.Root{{Path: "memory:", Capacity: 200 << 20}}

@@ -200,7 +200,7 @@ func gpuSemaphores(t *testing.T) (*client.Session, *client.Semaphores, *gds.Sema
 	r := newGPURig(t)
 	s := r.dialGPU(gdstest.UUID)
 	handles, d := r.ipc()
-	if _, err := s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0)); err != nil {
+	if _, err := s.RegisterIPC(t.Context(), 0, handles, groupRegions(0)); err != nil {
 		t.Fatal(err)
 	}
 	b, err := r.gpu.Alloc(8192)
