@@ -17,11 +17,11 @@ type CuFile struct {
 }
 
 type cuFileFunctions struct {
-	open, close, version, properties        function
-	handleRegister, handleDeregister        function
-	bufRegister, bufDeregister, read, write function
-	setBool, setString                      function
-	statsLevel, statsStart, statsL3         function
+	open, close, useCount, version, properties  function
+	handleRegister, handleDeregister            function
+	bufRegister, bufDeregister, read, write     function
+	setBool, setString                          function
+	statsLevel, statsStart, statsReset, statsL3 function
 }
 
 // FileError is a failed cuFile call: with cuFile's own code, with CUDA's code if cuFile reports a CUDA failure, or
@@ -81,10 +81,10 @@ func LoadCuFile(names ...string) (*CuFile, error) {
 		"cuFileHandleDeregister": &f.handleDeregister, "cuFileBufRegister": &f.bufRegister,
 		"cuFileBufDeregister": &f.bufDeregister, "cuFileRead": &f.read, "cuFileWrite": &f.write,
 	}, map[string]*function{
-		"cuFileGetVersion":       &f.version,
+		"cuFileUseCount": &f.useCount, "cuFileGetVersion": &f.version,
 		"cuFileSetParameterBool": &f.setBool, "cuFileSetParameterString": &f.setString,
 		"cuFileSetStatsLevel": &f.statsLevel,
-		"cuFileStatsStart":    &f.statsStart, "cuFileGetStatsL3": &f.statsL3,
+		"cuFileStatsStart":    &f.statsStart, "cuFileStatsReset": &f.statsReset, "cuFileGetStatsL3": &f.statsL3,
 	}); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoCuFile, err)
 	}

@@ -45,7 +45,7 @@ const UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
 
 // Double is a built library. It is one per process, so its rules are too: tests that set them do not run in parallel.
 type Double struct {
-	// Path is the library. It serves as libcuda and as libcufile.
+	// Path is the library. The double serves as libcuda and as libcufile, a proxy as one of them.
 	Path string
 
 	rules, calls, forget uintptr
@@ -75,37 +75,75 @@ func Build(t testing.TB) *Double {
 	return only
 }
 
-// build loads the library from a folder of this user's, compiled if it is not there yet.
 func build() (*Double, error) {
-	files, err := sources()
+	dir, files, err := workplace()
 	if err != nil {
 		return nil, err
+	}
+	return built(files, filepath.Join(dir, "libcuda.so.1"), "kvdouble", "double.c")
+}
+
+// Proxies builds the proxies of libcuda and libcufile that proxy.c describes, before the double, and clears their rules when
+// the test ends.
+func Proxies(t testing.TB) (cuda, cufile *Double) {
+	t.Helper()
+	double := Build(t)
+	dir, files, err := workplace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	before := func(name string, flags ...string) *Double {
+		d, err := built(files, filepath.Join(dir, "proxy", name), "kvproxy", "proxy.c",
+			append(flags, "-DREAL_LIBRARY=\""+double.Path+"\"", "-Wl,--no-as-needed", double.Path)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.Rules("")
+		t.Cleanup(func() { d.Rules("") })
+		return d
+	}
+	return before("libcuda.so.1", "-DCUDA"), before("libcufile.so.0", "-DCUDA_LIBRARY=\""+double.Path+"\"")
+}
+
+// workplace is a folder of this user's for libraries made of these sources.
+func workplace() (dir string, files map[string][]byte, err error) {
+	if files, err = sources(); err != nil {
+		return "", nil, err
 	}
 	sum := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		sum.Write(files[name])
 	}
-	d := &Double{Path: filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-double-%d-%s", os.Getuid(),
-		hex.EncodeToString(sum.Sum(nil)[:8])), "libcuda.so.1")}
-	if _, err := os.Stat(d.Path); err != nil {
-		if err := compile(files, d.Path); err != nil {
+	return filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-double-%d-%s", os.Getuid(),
+		hex.EncodeToString(sum.Sum(nil)[:8]))), files, nil
+}
+
+// built loads a library, compiled if it is not there yet. Its functions for rules have a prefix.
+func built(files map[string][]byte, path, prefix, source string, flags ...string) (*Double, error) {
+	d := &Double{Path: path}
+	if _, err := os.Stat(path); err != nil {
+		if err := compile(files, path, source, flags); err != nil {
 			return nil, err
 		}
 	}
-	h, err := purego.Dlopen(d.Path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		return nil, err
 	}
-	for name, to := range map[string]*uintptr{"rules": &d.rules, "calls": &d.calls, "forget": &d.forget} {
-		if *to, err = purego.Dlsym(h, "kvdouble_"+name); err != nil {
-			return nil, err
-		}
+	if d.rules, err = purego.Dlsym(h, prefix+"_rules"); err != nil {
+		return nil, err
 	}
-	return d, nil
+	if d.calls, err = purego.Dlsym(h, prefix+"_calls"); err != nil {
+		return nil, err
+	}
+	d.forget, err = purego.Dlsym(h, "kvdouble_forget") // a proxy's is the double's
+	return d, err
 }
 
 // compile puts the library in place whole: other test processes may be building it too.
-func compile(files map[string][]byte, path string) error {
+func compile(files map[string][]byte, path, source string, flags []string) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -121,10 +159,11 @@ func compile(files map[string][]byte, path string) error {
 		}
 	}
 	out := filepath.Join(tmp, "made.so")
-	cmd := exec.Command("cc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden",
-		"-o", out, filepath.Join(tmp, "double.c"), "-ldl", "-lpthread")
+	cmd := exec.Command("cc",
+		append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden",
+			"-o", out, filepath.Join(tmp, source)}, append(flags, "-ldl", "-lpthread")...)...)
 	if text, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("gdstest: double.c needs a C compiler: %w\n%s", err, text)
+		return fmt.Errorf("gdstest: %s needs a C compiler: %w\n%s", source, err, text)
 	}
 	return os.Rename(out, path)
 }
