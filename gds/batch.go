@@ -14,7 +14,6 @@ type Mode int32
 // Modes, from the fastest for small pages to the one that always works.
 const (
 	Kernel     Mode = iota // one launch per batch
-	BatchCopy              // one driver call per batch
 	SingleCopy             // one driver call per piece
 )
 
@@ -22,7 +21,7 @@ func (m Mode) String() string {
 	if m < Kernel || m > SingleCopy {
 		return fmt.Sprintf("mode %d", int32(m))
 	}
-	return [...]string{"kernel", "batch copy", "single copies"}[m]
+	return [...]string{"kernel", "single copies"}[m]
 }
 
 // copyMode is how a GPU copies pages now, and how often in a row that has failed.
@@ -88,14 +87,6 @@ func (f *Flag) Release() {
 	if f.pool != nil {
 		f.pool <- f
 	}
-}
-
-// copyScratch holds the arguments of a batch copy.
-type copyScratch struct {
-	to, from, size [pieceSlots]uint64
-	attributes     memcpyAttributes
-	index          uint64
-	failed         uint64
 }
 
 // Batch moves pieces between pages and one buffer. Add takes any number of pieces; [Batch.Wait] moves the rest.
@@ -193,12 +184,9 @@ func (b *Batch) move(n int) error {
 	}
 	for {
 		var err error
-		switch mode {
-		case Kernel:
+		if mode == Kernel {
 			err = b.launch(n)
-		case BatchCopy:
-			err = b.batchCopy(n)
-		default:
+		} else {
 			err = b.singleCopies(n)
 		}
 		if err == nil {
@@ -290,38 +278,6 @@ func (b *Batch) endpoints(p *Piece) (to, from uint64) {
 		return p.Page, b.buffer + uint64(p.Offset)
 	}
 	return b.buffer + uint64(p.Offset), p.Page
-}
-
-// batchCopy copies all pieces with one call of the driver.
-func (b *Batch) batchCopy(n int) error {
-	t := b.t
-	fn := &t.gpu.driver.fn
-	if fn.memcpyBatchV2.addr == 0 && fn.memcpyBatch.addr == 0 {
-		return fmt.Errorf("%w: %s", ErrSymbol, fn.memcpyBatch.name)
-	}
-	if t.copies == nil {
-		t.copies = &copyScratch{}
-	}
-	c := t.copies
-	c.attributes = memcpyAttributes{SourceOrder: sourceInStreamOrder}
-	for i := range n {
-		c.to[i], c.from[i] = b.endpoints(&t.pieces[i])
-		c.size[i] = uint64(t.pieces[i].Len)
-	}
-	at := func(p unsafe.Pointer) uintptr { return uintptr(p) } // c is on the heap and t keeps it
-	args := [...]uintptr{at(unsafe.Pointer(&c.to)), at(unsafe.Pointer(&c.from)), at(unsafe.Pointer(&c.size)),
-		uintptr(n),
-		at(unsafe.Pointer(&c.attributes)), at(unsafe.Pointer(&c.index)), 1}
-	var err error
-	if fn.memcpyBatchV2.addr != 0 {
-		err = t.call(&fn.memcpyBatchV2, append(args[:], t.stream)...)
-	} else {
-		err = t.call(&fn.memcpyBatch, append(args[:], at(unsafe.Pointer(&c.failed)), t.stream)...)
-	}
-	if err != nil {
-		return err
-	}
-	return t.wait()
 }
 
 // singleCopies copies each piece with a call of its own.

@@ -20,7 +20,6 @@ type cuFileFunctions struct {
 	open, close, useCount, version, properties  function
 	handleRegister, handleDeregister            function
 	bufRegister, bufDeregister, read, write     function
-	readAsync, writeAsync                       function
 	setBool, setString                          function
 	statsLevel, statsStart, statsReset, statsL3 function
 }
@@ -34,7 +33,10 @@ type FileError struct {
 	Errno syscall.Errno
 }
 
-const fileCUDAError = 5011 // CU_FILE_CUDA_DRIVER_ERROR: the only code with a CUDA code
+const (
+	firstFileCode = 5000 // below cuFile's own codes and above every errno
+	fileCUDAError = 5011 // CU_FILE_CUDA_DRIVER_ERROR: the only code with a CUDA code
+)
 
 func (e *FileError) Error() string {
 	switch {
@@ -79,7 +81,6 @@ func LoadCuFile(names ...string) (*CuFile, error) {
 		"cuFileHandleDeregister": &f.handleDeregister, "cuFileBufRegister": &f.bufRegister,
 		"cuFileBufDeregister": &f.bufDeregister, "cuFileRead": &f.read, "cuFileWrite": &f.write,
 	}, map[string]*function{
-		"cuFileReadAsync": &f.readAsync, "cuFileWriteAsync": &f.writeAsync,
 		"cuFileUseCount": &f.useCount, "cuFileGetVersion": &f.version,
 		"cuFileSetParameterBool": &f.setBool, "cuFileSetParameterString": &f.setString,
 		"cuFileSetStatsLevel": &f.statsLevel,

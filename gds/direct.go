@@ -11,17 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Submit is how cuFile is called.
-type Submit int
-
-// Ways to call it. Either occupies one of the GPU's file threads for the whole operation.
-const (
-	Sync  Submit = iota // cuFileRead and cuFileWrite
-	Async               // cuFileReadAsync and cuFileWriteAsync on the thread's stream
-)
-
-func (s Submit) String() string { return [...]string{"sync", "async"}[s] }
-
 // DirectConfig sizes a direct route.
 type DirectConfig struct {
 	BufferBytes int64 // device memory of all slots together
@@ -250,15 +239,15 @@ func (d *DirectRoute) Close() error {
 }
 
 // Write writes the slot's bytes [from, to) to the same offsets of a file.
-func (s *DirectSlot) Write(by Submit, fd int, from, to int64) error {
-	return s.file(fd, true, func(t *Thread, h *Handle) error { return s.move(t, h, by, true, from, to) })
+func (s *DirectSlot) Write(fd int, from, to int64) error {
+	return s.file(fd, true, func(t *Thread, h *Handle) error { return s.move(t, h, true, from, to) })
 }
 
 // Read fills the slot from a file of size bytes, and its head from the slot. A file that ends before is an
 // io.ErrUnexpectedEOF.
-func (s *DirectSlot) Read(by Submit, fd int, size int64) error {
+func (s *DirectSlot) Read(fd int, size int64) error {
 	return s.file(fd, false, func(t *Thread, h *Handle) error {
-		if err := s.move(t, h, by, false, 0, size); err != nil {
+		if err := s.move(t, h, false, 0, size); err != nil {
 			return err
 		}
 		return t.Read(s.Head[:min(int64(len(s.Head)), size)], s.Address)
@@ -294,17 +283,12 @@ func (s *DirectSlot) file(fd int, write bool, fn func(*Thread, *Handle) error) e
 	return err
 }
 
-func (s *DirectSlot) move(t *Thread, h *Handle, by Submit, write bool, from, to int64) error {
-	c, call := s.direct.cufile, (*CuFile).Read
-	switch {
-	case write && by == Async:
-		call = (*CuFile).WriteAsync
-	case write:
+func (s *DirectSlot) move(t *Thread, h *Handle, write bool, from, to int64) error {
+	call := (*CuFile).Read
+	if write {
 		call = (*CuFile).Write
-	case by == Async:
-		call = (*CuFile).ReadAsync
 	}
-	n, err := call(c, t, h.handle, s.Address, to-from, from, from)
+	n, err := call(s.direct.cufile, t, h.handle, s.Address, to-from, from, from)
 	switch {
 	case err != nil:
 		return err

@@ -71,75 +71,65 @@ func acquire(t testing.TB, d *DirectRoute, bytes int64) *DirectSlot {
 }
 
 func TestDirectRoundTrip(t *testing.T) {
-	for _, submit := range []Submit{Sync, Async} {
-		t.Run(submit.String(), func(t *testing.T) {
-			g, d, _ := routed(t, DirectConfig{BufferBytes: 16 << 20, Handles: 4})
-			if err := d.CuFile().StartStats(); err != nil {
-				t.Fatal(err)
-			}
-			before, err := d.CuFile().Stats()
-			if err != nil {
-				t.Fatal(err)
-			}
-			const size = 5 << 20
-			name := filepath.Join(t.TempDir(), "f")
-			out, in := acquire(t, d, size), acquire(t, d, size)
-			want, got := random(size), make([]byte, size)
-			on(t, g, func(th *Thread) error { return th.Write(out.Address, want) })
-			on(t, g, func(th *Thread) error { return th.Fill(in.Address, 0xa5, size) })
-			w := openFile(t, name, os.O_CREATE|os.O_RDWR)
-			if err := errors.Join(out.Write(submit, int(w.Fd()), 8192, size),
-				out.Write(submit, int(w.Fd()), 0, 8192)); err != nil {
-				t.Fatal(err)
-			}
-			r := openFile(t, name, os.O_RDONLY)
-			if err := in.Read(submit, int(r.Fd()), size); err != nil {
-				t.Fatal(err)
-			}
-			on(t, g, func(th *Thread) error { return th.Read(got, in.Address) })
-			if !bytes.Equal(got, want) || !bytes.Equal(in.Head, want[:4096]) {
-				t.Error("bytes differ")
-			}
-			if err := in.Read(submit, int(r.Fd()), size+4096); !errors.Is(err, ErrShort) ||
-				!errors.Is(err, io.ErrUnexpectedEOF) {
-				t.Errorf("past the end: %v", err)
-			}
-			after, err := d.CuFile().Stats()
-			moved := after.Since(before)
-			t.Logf("%s: reads %d, %d, %d, %d; writes %d, %d, %d, %d", moved, moved.Reads, moved.P2PReads,
-				moved.NVFSReads, moved.PosixReads,
-				moved.Writes, moved.P2PWrites, moved.NVFSWrites, moved.PosixWrites)
-			if err != nil || moved.Reads == 0 || moved.Writes == 0 {
-				t.Errorf("what moved: got %s, %v, want reads and writes", moved, err)
-			}
-			out.Release()
-			in.Release()
-			if s := d.Handles.Stats(); s.Hits != 3 || s.Misses != 1 || s.Open != 1 {
-				t.Errorf("cache of handles: got %+v, want 3 hits, 1 miss, 1 open", s)
-			}
-		})
+	g, d, _ := routed(t, DirectConfig{BufferBytes: 16 << 20, Handles: 4})
+	if err := d.CuFile().StartStats(); err != nil {
+		t.Fatal(err)
+	}
+	before, err := d.CuFile().Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size = 5 << 20
+	name := filepath.Join(t.TempDir(), "f")
+	out, in := acquire(t, d, size), acquire(t, d, size)
+	want, got := random(size), make([]byte, size)
+	on(t, g, func(th *Thread) error { return th.Write(out.Address, want) })
+	on(t, g, func(th *Thread) error { return th.Fill(in.Address, 0xa5, size) })
+	w := openFile(t, name, os.O_CREATE|os.O_RDWR)
+	if err := errors.Join(out.Write(int(w.Fd()), 8192, size),
+		out.Write(int(w.Fd()), 0, 8192)); err != nil {
+		t.Fatal(err)
+	}
+	r := openFile(t, name, os.O_RDONLY)
+	if err := in.Read(int(r.Fd()), size); err != nil {
+		t.Fatal(err)
+	}
+	on(t, g, func(th *Thread) error { return th.Read(got, in.Address) })
+	if !bytes.Equal(got, want) || !bytes.Equal(in.Head, want[:4096]) {
+		t.Error("bytes differ")
+	}
+	if err := in.Read(int(r.Fd()), size+4096); !errors.Is(err, ErrShort) ||
+		!errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("past the end: %v", err)
+	}
+	after, err := d.CuFile().Stats()
+	moved := after.Since(before)
+	t.Logf("%s: reads %d, %d, %d, %d; writes %d, %d, %d, %d", moved, moved.Reads, moved.P2PReads,
+		moved.NVFSReads, moved.PosixReads,
+		moved.Writes, moved.P2PWrites, moved.NVFSWrites, moved.PosixWrites)
+	if err != nil || moved.Reads == 0 || moved.Writes == 0 {
+		t.Errorf("what moved: got %s, %v, want reads and writes", moved, err)
+	}
+	out.Release()
+	in.Release()
+	if s := d.Handles.Stats(); s.Hits != 3 || s.Misses != 1 || s.Open != 1 {
+		t.Errorf("cache of handles: got %+v, want 3 hits, 1 miss, 1 open", s)
 	}
 }
 
 func TestDirectFaults(t *testing.T) {
 	for _, c := range []struct {
-		rules  string
-		submit Submit
-		want   error
-		text   string
+		rules string
+		want  error
+		text  string
 	}{
-		{"cuFileRead:errno=5", Sync, syscall.EIO, ""},
-		{"cuFileRead:errno=5030", Sync, nil, "CU_FILE_INTERNAL_ERROR"}, // a code that comes as an errno
-		{"cuFileRead:code=5030", Sync, nil, "CU_FILE_INTERNAL_ERROR"},
-		{"cuFileRead:short=4096", Sync, ErrShort, ""},
-		{"cuFileHandleRegister:code=5027", Sync, nil, "CU_FILE_HANDLE_NOT_REGISTERED"},
-		{"cuFileRead:errno=5", Async, syscall.EIO, ""},
-		{"cuFileRead:code=5030", Async, nil, "CU_FILE_INTERNAL_ERROR"},
-		{"cuFileRead:short=4096", Async, ErrShort, ""},
-		{"cuFileReadAsync:code=5038", Async, nil, "CU_FILE_ASYNC_NOT_SUPPORTED"},
-		{"cuFileReadAsync:code=5011:errno=2", Async, nil, "CUDA_ERROR_OUT_OF_MEMORY"},
+		{"cuFileRead:errno=5", syscall.EIO, ""},
+		{"cuFileRead:errno=5030", nil, "CU_FILE_INTERNAL_ERROR"}, // a code that comes as an errno
+		{"cuFileRead:code=5030", nil, "CU_FILE_INTERNAL_ERROR"},
+		{"cuFileRead:short=4096", ErrShort, ""},
+		{"cuFileHandleRegister:code=5027", nil, "CU_FILE_HANDLE_NOT_REGISTERED"},
 	} {
-		t.Run(c.rules+" "+c.submit.String(), func(t *testing.T) {
+		t.Run(c.rules, func(t *testing.T) {
 			t.Setenv("KVHOST_TEST_GPU", "")
 			_, d, double := routed(t, DirectConfig{BufferBytes: 8 << 20, Handles: 4})
 			name := filepath.Join(t.TempDir(), "f")
@@ -150,12 +140,12 @@ func TestDirectFaults(t *testing.T) {
 				t.Fatal(err)
 			}
 			double.Rules(c.rules)
-			err := s.Read(c.submit, int(f.Fd()), 64<<10)
+			err := s.Read(int(f.Fd()), 64<<10)
 			if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("direct operation: got error %v", err)
 			}
 			double.Rules("")
-			if err := s.Read(c.submit, int(f.Fd()), 64<<10); err != nil {
+			if err := s.Read(int(f.Fd()), 64<<10); err != nil {
 				t.Errorf("afterwards: %v", err)
 			}
 		})
@@ -292,7 +282,7 @@ func TestHandlesAreSafe(t *testing.T) {
 			return err
 		}
 		defer s.Release()
-		return s.move(th, a, Sync, false, 0, 4096)
+		return s.move(th, a, false, 0, 4096)
 	})
 	release(a)
 	files[0].Close()

@@ -13,7 +13,7 @@
 // out of service: every later use of it fails with [ErrLost].
 //
 // Memory given to a GPU is never on the Go heap. A [Batch] moves pages between scattered addresses and one
-// contiguous buffer: by a kernel, or else by the driver's batch copy or by single copies. [Thread.Sum] computes the
+// contiguous buffer: by a kernel, or else by a copy of each piece. [Thread.Sum] computes the
 // checksums of device memory; they are the same as the CPU's.
 //
 // Staged bytes pass through a [Window] of device memory between a slot and the pages. There the GPU computes the

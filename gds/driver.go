@@ -33,7 +33,7 @@ type cudaFunctions struct {
 	eventCreate, eventDestroy, eventRecord, eventSynchronize      function
 	memAlloc, memFree, memGetAddressRange, pointerGetAttribute    function
 	memHostRegister, memHostUnregister, memHostGetDevicePointer   function
-	memcpyAsync, memcpyBatchV2, memcpyBatch, memsetD8Async        function
+	memcpyAsync, memsetD8Async                                    function
 	moduleLoadData, moduleGetFunction, moduleUnload, launchKernel function
 	ipcGetMemHandle, ipcOpenMemHandle, ipcCloseMemHandle          function
 }
@@ -79,8 +79,7 @@ func (c *cudaFunctions) required() map[string]*function {
 
 // optional lists the functions that older drivers lack; copies work without them.
 func (c *cudaFunctions) optional() map[string]*function {
-	return map[string]*function{"cuMemcpyBatchAsync_v2": &c.memcpyBatchV2, "cuMemcpyBatchAsync": &c.memcpyBatch,
-		"cuStreamWriteValue64_v2 cuStreamWriteValue64": &c.streamWriteValue64}
+	return map[string]*function{"cuStreamWriteValue64_v2 cuStreamWriteValue64": &c.streamWriteValue64}
 }
 
 // A GPU's streams share the driver's queues, 8 unless the environment says another number when the driver is initialised. Work in

@@ -54,53 +54,44 @@ func move(g *GPU, dir Direction, flat []byte, page uint64, n, size int, flag *Fl
 	return err
 }
 
-// What fails is copied another way, and a way that fails every time is not tried again.
+// What the kernel does not move is copied piece by piece, and a kernel that fails every time is not tried again.
 func TestCopiesFallBack(t *testing.T) {
-	for _, c := range []struct {
-		rules string
-		want  Mode
-	}{
-		{"cuLaunchKernel:code=701", BatchCopy},
-		{"cuLaunchKernel:code=701,cuMemcpyBatchAsync_v2:code=1", SingleCopy},
-	} {
-		g, double := doubled(t, Config{Threads: 1})
-		pages := buffer(t, g, 64<<10)
-		flat := slot(t, g, 64<<10, true)
-		data := random(64 << 10)
-		copy(flat, data)
-		copies := func(rules string, want Mode) {
-			t.Helper()
-			on(t, g, func(th *Thread) error { return th.Fill(pages.Address, 0xa5, pages.Size) })
-			double.Rules(rules)
-			if err := move(g, Scatter, flat, pages.Address, 16, 4096, nil); err != nil {
-				t.Fatalf("scatter after %s: %v", rules, err)
-			}
-			double.Rules("")
-			got := make([]byte, len(data))
-			on(t, g, func(th *Thread) error { return th.Read(got, pages.Address) })
-			if !bytes.Equal(got, data) || g.Mode() != want {
-				t.Errorf("%s: mode %s, want %s, equal %v", rules, g.Mode(), want, bytes.Equal(got, data))
-			}
+	const rules = "cuLaunchKernel:code=701"
+	g, double := doubled(t, Config{Threads: 1})
+	pages := buffer(t, g, 64<<10)
+	flat := slot(t, g, 64<<10, true)
+	data := random(64 << 10)
+	copy(flat, data)
+	copies := func(rules string, want Mode) {
+		t.Helper()
+		on(t, g, func(th *Thread) error { return th.Fill(pages.Address, 0xa5, pages.Size) })
+		double.Rules(rules)
+		if err := move(g, Scatter, flat, pages.Address, 16, 4096, nil); err != nil {
+			t.Fatalf("scatter after %s: %v", rules, err)
 		}
-		for range 2 * failuresToDisable { // what fails now and then is not given up
-			copies(c.rules, Kernel)
-			copies("", Kernel)
+		double.Rules("")
+		got := make([]byte, len(data))
+		on(t, g, func(th *Thread) error { return th.Read(got, pages.Address) })
+		if !bytes.Equal(got, data) || g.Mode() != want {
+			t.Errorf("%s: mode %s, want %s, equal %v", rules, g.Mode(), want, bytes.Equal(got, data))
 		}
-		for mode := range c.want {
-			for range failuresToDisable - 1 - int(mode) { // the second has failed once when the first was given up
-				copies(c.rules, mode)
-			}
-			copies(c.rules, mode+1)
-		}
-		copies(c.rules, c.want)
 	}
+	for range 2 * failuresToDisable { // a kernel that fails now and then stays
+		copies(rules, Kernel)
+		copies("", Kernel)
+	}
+	for range failuresToDisable - 1 {
+		copies(rules, Kernel)
+	}
+	copies(rules, SingleCopy)
+	copies(rules, SingleCopy)
 }
 
 func TestWithoutTheKernel(t *testing.T) {
 	g, double := doubled(t, Config{Threads: 1})
 	double.Rules("cuModuleLoadData:code=222")
 	g, err := g.driver.OpenGPU(g.UUID, Config{Threads: 1})
-	if err != nil || g.Mode() != BatchCopy {
+	if err != nil || g.Mode() != SingleCopy {
 		t.Fatalf("%v, mode %s", err, g.Mode())
 	}
 	if err := g.Close(); err != nil {
@@ -253,13 +244,11 @@ func TestDoFromManyAndClose(t *testing.T) {
 func TestStickyErrorInsideCuFile(t *testing.T) {
 	for _, c := range []struct {
 		rules string
-		by    Submit
 		lost  bool
 	}{
-		{"cuFileHandleRegister:code=5011:errno=719", Sync, true},
-		{"cuFileReadAsync:code=5011:errno=700", Async, true},
-		{"cuFileReadAsync:code=5011:errno=2", Async, false},
-		{"cuFileReadAsync:code=5030:errno=700", Async, false}, // not a CUDA code
+		{"cuFileHandleRegister:code=5011:errno=719", true},
+		{"cuFileHandleRegister:code=5011:errno=2", false},
+		{"cuFileHandleRegister:code=5030:errno=700", false}, // not a CUDA code
 	} {
 		t.Run(c.rules, func(t *testing.T) {
 			t.Setenv("KVHOST_TEST_GPU", "")
@@ -267,11 +256,11 @@ func TestStickyErrorInsideCuFile(t *testing.T) {
 			g, d, double := routed(t, DirectConfig{BufferBytes: 4 << 20})
 			f := openFile(t, filepath.Join(t.TempDir(), "f"), os.O_CREATE|os.O_RDWR)
 			s := acquire(t, d, 8192)
-			if err := s.Write(c.by, int(f.Fd()), 0, 8192); err != nil {
+			if err := s.Write(int(f.Fd()), 0, 8192); err != nil {
 				t.Fatal(err)
 			}
 			double.Rules(c.rules)
-			err := s.Read(c.by, int(f.Fd()), 8192)
+			err := s.Read(int(f.Fd()), 8192)
 			double.Rules("")
 			if err == nil || Sticky(err) != c.lost || errors.Is(g.Err(), ErrLost) != c.lost ||
 				Sticky(g.Err()) != c.lost {
@@ -291,7 +280,7 @@ func TestHandlesOfALostGPU(t *testing.T) {
 	var ids []fileID
 	for i := range 3 {
 		f := openFile(t, filepath.Join(t.TempDir(), strconv.Itoa(i)), os.O_CREATE|os.O_RDWR)
-		if err := s.Write(Sync, int(f.Fd()), 0, 8192); err != nil {
+		if err := s.Write(int(f.Fd()), 0, 8192); err != nil {
 			t.Fatal(err)
 		}
 		var st unix.Stat_t

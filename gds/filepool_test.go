@@ -21,7 +21,7 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "f")
 	f := openFile(t, name, os.O_CREATE|os.O_RDWR)
 	s := acquire(t, d, 1<<20)
-	if err := s.Write(Sync, int(f.Fd()), 0, s.Bytes); err != nil {
+	if err := s.Write(int(f.Fd()), 0, s.Bytes); err != nil {
 		t.Fatal(err)
 	}
 	s.Release()
@@ -31,7 +31,7 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 	for i := range 2 * size { // each thread and its stand-in
 		s := acquire(t, d, 1<<20)
 		for double.Calls("cuFileRead") == i { // one whose time passes while its thread is being readied is not begun
-			err := s.Read(Sync, int(f.Fd()), s.Bytes)
+			err := s.Read(int(f.Fd()), s.Bytes)
 			var hung *HungError
 			if !errors.Is(err, ErrHung) {
 				t.Fatalf("read %d: %v", i, err)
@@ -46,7 +46,7 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 		s.Release()
 	}
 	last := acquire(t, d, 1<<20)
-	if err := last.Read(Sync, int(f.Fd()), last.Bytes); !errors.Is(err, ErrHung) || last.hung != nil ||
+	if err := last.Read(int(f.Fd()), last.Bytes); !errors.Is(err, ErrHung) || last.hung != nil ||
 		double.Calls("cuFileRead") != 2*size {
 		t.Errorf("with all threads away: %v, %d calls", err, double.Calls("cuFileRead"))
 	}
@@ -64,7 +64,7 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 	d.cfg.Limit = time.Minute
 	s = acquire(t, d, 1<<20)
 	defer s.Release()
-	if err := s.Read(Sync, int(f.Fd()), s.Bytes); err != nil || g.Hung() != 0 || len(g.files.idle) != size {
+	if err := s.Read(int(f.Fd()), s.Bytes); err != nil || g.Hung() != 0 || len(g.files.idle) != size {
 		t.Errorf("afterwards: %v, %d stuck, %d threads", err, g.Hung(), len(g.files.idle))
 	}
 }

@@ -154,7 +154,7 @@ func TestBatchMovesEveryByte(t *testing.T) {
 		{4096, 4096, 0, 300}, {65536, 65536, 0, 40}, {18432, 18432, 0, 64}, {18432, 20000, 16, 33}, {1000, 1004, 4, 77},
 		{33, 61, 1, 500}, {1, 3, 0, 2000}, {128, 128, 0, pieceSlots + 100},
 	}
-	for _, mode := range []Mode{Kernel, BatchCopy, SingleCopy} {
+	for _, mode := range []Mode{Kernel, SingleCopy} {
 		g, _ := open(t, Config{Threads: 2, Copy: mode, Blocks: 8})
 		for _, s := range shapes {
 			for _, register := range []bool{true, false} {

@@ -266,7 +266,7 @@ func (t *Thread) prepare() error {
 	if err != nil && !Sticky(err) {
 		g.driver.log.Warn("copy kernel unavailable, using the copy engines", "gpu", g.UUID.String(), "error", err)
 		if g.Mode() == Kernel {
-			g.mode.current.Store(int32(BatchCopy))
+			g.mode.current.Store(int32(SingleCopy))
 		}
 		return nil
 	}

@@ -7,6 +7,12 @@ import (
 
 const ipcHandleBytes = 64
 
+// Values of the CUDA driver's header. A test compares them with the header (layout/layout.c).
+const (
+	attributeDeviceOrdinal = 9 // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+	ipcLazyPeerAccess      = 1 // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+)
+
 // Import is another process' device memory, mapped here. Imports of one allocation share a mapping, until the last
 // is closed.
 type Import struct {

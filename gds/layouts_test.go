@@ -41,8 +41,6 @@ func TestLayoutsAreTheHeaders(t *testing.T) {
 func checkLayout(t *testing.T, version int, header map[string]uintptr) {
 	var d cuFileDescr
 	var p cuFileProperties
-	var at memLocation
-	var copied memcpyAttributes
 	for name, have := range map[string]uintptr{
 		"CUfileError_t.size": 8, "CUfileError_t.err": 0, "CUfileError_t.cu_err": 4,
 		"CUfileDescr_t.size": unsafe.Sizeof(d), "CUfileDescr_t.type": unsafe.Offsetof(d.Type),
@@ -69,15 +67,8 @@ func checkLayout(t *testing.T, version int, header map[string]uintptr) {
 		"CUfilePerGpuStats_t.n_nvfs_reads": totalReads + 16, "CUfilePerGpuStats_t.n_posix_reads": totalReads + 24,
 		"CUfilePerGpuStats_t.n_total_writes": totalWrites, "CUfilePerGpuStats_t.n_p2p_writes": totalWrites + 8,
 		"CUfilePerGpuStats_t.n_nvfs_writes": totalWrites + 16, "CUfilePerGpuStats_t.n_posix_writes": totalWrites + 24,
-		"CUmemLocation.size": unsafe.Sizeof(at), "CUmemLocation.type": unsafe.Offsetof(at.Type),
-		"CUmemLocation.id":                  unsafe.Offsetof(at.ID),
-		"CUmemcpyAttributes.size":           unsafe.Sizeof(copied),
-		"CUmemcpyAttributes.srcAccessOrder": unsafe.Offsetof(copied.SourceOrder),
-		"CUmemcpyAttributes.srcLocHint":     unsafe.Offsetof(copied.From),
-		"CUmemcpyAttributes.dstLocHint":     unsafe.Offsetof(copied.To),
-		"CUmemcpyAttributes.flags":          unsafe.Offsetof(copied.Flags), "CUipcMemHandle.size": ipcHandleBytes,
+		"CUipcMemHandle.size":                 ipcHandleBytes,
 		"CUuuid.size":                         unsafe.Sizeof(UUID{}),
-		"CU_MEMCPY_SRC_ACCESS_ORDER_STREAM":   sourceInStreamOrder,
 		"CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL": attributeDeviceOrdinal,
 		"CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS":  ipcLazyPeerAccess,
 	} {

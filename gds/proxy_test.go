@@ -65,26 +65,18 @@ func TestProxyFailsWhatItIsTold(t *testing.T) {
 	fine := func(err error) bool { return err == nil }
 	for _, test := range []struct {
 		rules string // of cuFile's proxy
-		by    Submit
 		write func(error) bool
 		read  func(error) bool
 		same  bool // what was read is what was written
 	}{
-		{"", Sync, fine, fine, true},
-		{"", Async, fine, fine, true},
-		{"cuFileHandleRegister:every=2:code=5027", Sync, fine, file(5027), false},
-		{"cuFileWrite:nth=1:code=5030", Sync, file(5030), fine, false},
-		{"cuFileRead:errno=5", Sync, fine, func(err error) bool { return errors.Is(err, syscall.EIO) }, false},
-		{"cuFileRead:short=8192", Sync, fine, func(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) },
+		{"", fine, fine, true},
+		{"cuFileHandleRegister:every=2:code=5027", fine, file(5027), false},
+		{"cuFileWrite:nth=1:code=5030", file(5030), fine, false},
+		{"cuFileRead:errno=5", fine, func(err error) bool { return errors.Is(err, syscall.EIO) }, false},
+		{"cuFileRead:short=8192", fine, func(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) },
 			false},
-		{"cuFileRead:flip=5000", Sync, fine, fine, false},
-		{"cuFileReadAsync:code=5030", Async, fine, file(5030), false},
-		{"cuFileReadAsyncDone:code=5030", Async, fine, file(5030), false},
-		{"cuFileWriteAsyncDone:errno=28", Async, func(err error) bool { return errors.Is(err, syscall.ENOSPC) }, fine,
-			false},
-		{"cuFileReadAsyncDone:short=4096", Async, fine,
-			func(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) }, false},
-		{"cuFileRead:from=2:code=5030,cuFileRead:delay=1", Sync, fine, fine, true},
+		{"cuFileRead:flip=5000", fine, fine, false},
+		{"cuFileRead:from=2:code=5030,cuFileRead:delay=1", fine, fine, true},
 	} {
 		if err := f.Truncate(0); err != nil {
 			t.Fatal(err)
@@ -94,11 +86,11 @@ func TestProxyFailsWhatItIsTold(t *testing.T) {
 		}
 		on(t, g, func(th *Thread) error { return th.Write(s.Address, want) })
 		cufile.Rules(test.rules)
-		if err := s.Write(test.by, int(f.Fd()), 0, size); !test.write(err) {
+		if err := s.Write(int(f.Fd()), 0, size); !test.write(err) {
 			t.Errorf("%q: write: %v", test.rules, err)
 		}
 		on(t, g, func(th *Thread) error { return th.Fill(s.Address, 0xa5, size) })
-		if err := s.Read(test.by, int(f.Fd()), size); !test.read(err) {
+		if err := s.Read(int(f.Fd()), size); !test.read(err) {
 			t.Errorf("%q: read: %v", test.rules, err)
 		}
 		got := make([]byte, size)

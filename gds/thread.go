@@ -16,23 +16,21 @@ import (
 // for imports is an operating system thread of its own, near the GPU. Use it only inside the function that it was passed to.
 type Thread struct {
 	gpu      *GPU
-	tasks    chan task    // received by a thread of its own; nil: it has none
-	args     [24]uintptr  // of the call in progress
-	out      [4]uint64    // results of calls
-	handle   [8]uint64    // an IPC handle
-	stream   uintptr      // this thread's own
-	event    uintptr      // this thread's own
-	pieces   []Piece      // page-locked: read by a kernel
-	params   [8]uint64    // of a kernel, by value
-	paramAt  [8]uintptr   // the addresses of params
-	halted   uint64       // a word in device memory that tells a kernel's blocks to stop
-	epoch    uint32       // of the last kernel
-	async    asyncCall    // of cuFile
-	affinity unix.CPUSet  // where the thread may run when it is not bound
-	bound    bool         // bound to CPUs near the GPU
-	copies   *copyScratch // made when the kernel is first not used
-	window   Window       // of a thread for copies
-	coder    Coder        // likewise
+	tasks    chan task   // received by a thread of its own; nil: it has none
+	args     [24]uintptr // of the call in progress
+	out      [4]uint64   // results of calls
+	handle   [8]uint64   // an IPC handle
+	stream   uintptr     // this thread's own
+	event    uintptr     // this thread's own
+	pieces   []Piece     // page-locked: read by a kernel
+	params   [8]uint64   // of a kernel, by value
+	paramAt  [8]uintptr  // the addresses of params
+	halted   uint64      // a word in device memory that tells a kernel's blocks to stop
+	epoch    uint32      // of the last kernel
+	affinity unix.CPUSet // where the thread may run when it is not bound
+	bound    bool        // bound to CPUs near the GPU
+	window   Window      // of a thread for copies
+	coder    Coder       // likewise
 }
 
 // task is a function for a thread to run.
@@ -161,7 +159,7 @@ func (t *Thread) unbind() error {
 		errs = append(errs, t.call(&fn.streamDestroy, t.stream))
 	}
 	errs = append(errs, t.call(&fn.ctxSetCurrent, 0))
-	t.event, t.stream, t.pieces, t.copies = 0, 0, nil, nil
+	t.event, t.stream, t.pieces = 0, 0, nil
 	t.window, t.coder = Window{}, Coder{}
 	return errors.Join(errs...)
 }

@@ -93,7 +93,7 @@ func TestCompressionIsChosen(t *testing.T) {
 		}
 		return h, two, func() {
 			for _, r := range two {
-				r.session.Close()
+				r.Close()
 			}
 			end()
 		}

@@ -2,7 +2,6 @@ package host_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"fmt"
 	"io/fs"
@@ -23,10 +22,9 @@ import (
 
 // compressionRank is one of two ranks of an engine whose cache is bf16: a session, and its pages.
 type compressionRank struct {
-	t       *testing.T
-	session *client.Session
-	arena   *client.Arena
-	rank    int
+	*hosttest.Client
+	t    *testing.T
+	rank int
 }
 
 const (
@@ -42,40 +40,10 @@ const (
 
 func dialRank(t *testing.T, h *host.Host, model string, rank int) *compressionRank {
 	t.Helper()
-	ctx := context.Background()
-	s, err := client.Dial(ctx, client.Hello{
-		Socket: h.Socket(), Engine: "engine of " + model, Role: "worker", Rank: uint32(rank), LocalRanks: ranks,
-		Namespace: kv.Namespace{Model: model, DType: "bfloat16", KeyBytes: 32, TokensPerBlock: 16, TensorParallel: ranks,
-			Groups: []kv.Group{{Geometry: kv.Uniform(blocks, layers, 2, pageBytes)}}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
-	r := &compressionRank{t: t, session: s, rank: rank}
-	if r.arena, err = s.NewArena(planeCount * arenaBlocks * pageStride); err != nil {
-		t.Fatal(err)
-	}
-	var planes []client.PlaneRegion
-	for p := range planeCount {
-		planes = append(planes, client.PlaneRegion{Offset: int64(p * arenaBlocks * pageStride), Stride: pageStride,
-			Blocks: arenaBlocks})
-	}
-	if _, err := s.Register(ctx, 0, r.arena, planes); err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-// page is the memory of a page and of what follows it.
-func (r *compressionRank) page(plane int, id uint32) []byte {
-	return r.arena.Bytes()[(plane*arenaBlocks+int(id))*pageStride:][:pageStride]
-}
-
-func (r *compressionRank) poison() {
-	for i := range r.arena.Bytes() {
-		r.arena.Bytes()[i] = 0xa5
-	}
+	hello := hosttest.Hello(h.Socket(), kv.Uniform(blocks, layers, 2, pageBytes))
+	hello.Engine, hello.Rank, hello.LocalRanks = "engine of "+model, uint32(rank), ranks
+	hello.Namespace.Model, hello.Namespace.DType, hello.Namespace.TensorParallel = model, "bfloat16", ranks
+	return &compressionRank{hosttest.Dial(t, hello, arenaBlocks, pageStride-pageBytes, 0), t, rank}
 }
 
 // values is what a page holds: a normal distribution's values in bf16, which follow from where they belong.
@@ -103,19 +71,15 @@ func ids(random *rand.Rand) (list []uint32) {
 
 func (r *compressionRank) store(n int, random *rand.Rand) {
 	r.t.Helper()
-	ctx, at := context.Background(), ids(random)
-	r.poison()
+	at := ids(random)
+	r.Poison()
 	for plane := range planeCount {
 		for b, id := range at {
-			copy(r.page(plane, id), values(n, r.rank, plane, b))
+			copy(r.Page(plane, int(id)), values(n, r.rank, plane, b))
 		}
 	}
-	job, err := r.session.Store(ctx, uint32(n), 0, []client.StoreChunk{{Key: compressionKey(n), Blocks: at}})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if o, err := job.Published(ctx); err != nil || o.Bytes != chunkBytes/ranks {
-		r.t.Fatalf("chunk %d: %+v, %v", n, o, err)
+	if o := r.Put(client.StoreChunk{Key: compressionKey(n), Blocks: at}); o.Bytes != chunkBytes/ranks {
+		r.t.Fatalf("chunk %d: %+v, want %d bytes", n, o, chunkBytes/ranks)
 	}
 }
 
@@ -123,25 +87,17 @@ func (r *compressionRank) store(n int, random *rand.Rand) {
 // of all that no page of the chunk is.
 func (r *compressionRank) load(n int, layerwise bool, random *rand.Rand) bool {
 	r.t.Helper()
-	ctx, at := context.Background(), ids(random)
-	l, err := r.session.Lookup(ctx, client.LookupRequest{Request: uint32(n), Keys: []kv.Key{compressionKey(n)}})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	at, l := ids(random), r.Find(compressionKey(n))
 	if l.Hits() == 0 {
 		return false
 	}
-	r.poison()
+	r.Poison()
 	options, landed := client.LoadOptions{}, 0
 	if layerwise {
 		options.Layers = func(uint32, []int) { landed++ }
 	}
-	job, err := r.session.Load(ctx, l, []client.LoadChunk{{Blocks: at}}, options)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if o, err := job.Wait(ctx); err != nil || len(o.Failed) > 0 {
-		r.t.Fatalf("chunk %d: %+v, %v", n, o, err)
+	if o := r.Get(l, options, client.LoadChunk{Blocks: at}); len(o.Failed) > 0 {
+		r.t.Fatalf("chunk %d: %+v, want no failed block", n, o)
 	}
 	if layerwise && landed != layers {
 		r.t.Errorf("chunk %d: %d layers landed, want %d", n, landed, layers)
@@ -155,7 +111,7 @@ func (r *compressionRank) load(n int, layerwise bool, random *rand.Rand) bool {
 					want = append(values(n, r.rank, plane, b), blank[pageBytes:]...)
 				}
 			}
-			if !bytes.Equal(r.page(plane, id), want) {
+			if !bytes.Equal(r.Page(plane, int(id)), want) {
 				r.t.Fatalf("chunk %d rank %d plane %d: page %d differs", n, r.rank, plane, id)
 			}
 		}
@@ -219,7 +175,7 @@ func TestCompressionEndToEnd(t *testing.T) {
 		}
 		return h, two, func() {
 			for _, r := range two {
-				r.session.Close()
+				r.Close()
 			}
 			end()
 		}
@@ -369,7 +325,7 @@ func TestMemoryBeforeACompressedDisk(t *testing.T) {
 					t.Errorf("chunk %d is gone", n)
 				}
 			}
-			r.session.Close()
+			r.Close()
 		}
 		if run == 1 {
 			if used := diskUsage(t, disk); used == 0 || used > chunks*chunkBytes*3/4 {

@@ -33,18 +33,10 @@ func configuration(t *testing.T) *config.Config {
 	return c
 }
 
-func dial(t *testing.T, h *host.Host) *client.Session {
+// dial opens a session with pages of 8 KiB in two layers of K and V: eight blocks, two of which are a chunk.
+func dial(t *testing.T, h *host.Host) *hosttest.Client {
 	t.Helper()
-	s, err := client.Dial(context.Background(), client.Hello{
-		Socket: h.Socket(), Engine: "e", Role: "worker", LocalRanks: 1,
-		Namespace: kv.Namespace{Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
-			Groups: []kv.Group{{Geometry: kv.Uniform(2, 2, 1, 8192)}}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
-	return s
+	return hosttest.Dial(t, hosttest.Hello(h.Socket(), kv.Uniform(2, 2, 1, 8192)), 8, 0, 0)
 }
 
 func get(t *testing.T, h *host.Host, path string) string {
@@ -81,25 +73,13 @@ func TestStoreRestartLoad(t *testing.T) {
 
 	h, stop := hosttest.Start(t, c)
 	s := dial(t, h)
-	arena, err := s.NewArena(4 * 4 * 8192)
-	if err != nil {
-		t.Fatal(err)
-	}
-	planes := []client.PlaneRegion{{Offset: 0, Stride: 8192, Blocks: 8}, {Offset: 8 * 8192, Stride: 8192, Blocks: 8}}
-	if _, err := s.Register(ctx, 0, arena, planes); err != nil {
-		t.Fatal(err)
-	}
 	for plane := range 2 {
 		for block := range 2 {
-			copy(arena.Bytes()[plane*8*8192+block*8192:], page(plane, block))
+			copy(s.Page(plane, block), page(plane, block))
 		}
 	}
-	job, err := s.Store(ctx, 1, 0, []client.StoreChunk{{Key: key, Blocks: []uint32{0, 1}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r, err := job.Published(ctx); err != nil || r.Bytes != 4*8192 {
-		t.Fatalf("published %+v: %v", r, err)
+	if r := s.Put(client.StoreChunk{Key: key, Blocks: []uint32{0, 1}}); r.Bytes != 4*8192 {
+		t.Fatalf("published %+v, want 4 pages", r)
 	}
 	metrics := get(t, h, "/metrics")
 	for _, want := range []string{
@@ -127,31 +107,18 @@ func TestStoreRestartLoad(t *testing.T) {
 
 	h, _ = hosttest.Start(t, c)
 	s = dial(t, h)
-	if arena, err = s.NewArena(4 * 4 * 8192); err != nil {
-		t.Fatal(err)
+	s.Poison()
+	l := s.Find(key)
+	if l.Hits() != 1 {
+		t.Fatalf("lookup after the restart: %d hits, want 1", l.Hits())
 	}
-	for i := range arena.Bytes() {
-		arena.Bytes()[i] = 0xa5
-	}
-	if _, err := s.Register(ctx, 0, arena, planes); err != nil {
-		t.Fatal(err)
-	}
-	l, err := s.Lookup(ctx, client.LookupRequest{Request: 2, Keys: []kv.Key{key}})
-	if err != nil || l.Hits() != 1 {
-		t.Fatalf("lookup after the restart: %+v %v", l, err)
-	}
-	load, err := s.Load(ctx, l, []client.LoadChunk{{Index: 0, Blocks: []uint32{5, 3}}}, client.LoadOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r, err := load.Wait(ctx); err != nil || len(r.Failed) > 0 {
-		t.Fatalf("load %+v: %v", r, err)
+	if r := s.Get(l, client.LoadOptions{}, client.LoadChunk{Blocks: []uint32{5, 3}}); len(r.Failed) > 0 {
+		t.Fatalf("load %+v, want no failed block", r)
 	}
 	for plane := range 2 {
 		for block, id := range []int{5, 3} {
-			at := plane*8*8192 + id*8192
-			if want := page(plane, block); string(arena.Bytes()[at:at+len(want)]) != string(want) {
-				t.Errorf("plane %d block %d came back as %q", plane, block, arena.Bytes()[at:at+len(want)])
+			if want := page(plane, block); !strings.HasPrefix(string(s.Page(plane, id)), string(want)) {
+				t.Errorf("plane %d block %d came back as %q", plane, block, s.Page(plane, id)[:len(want)])
 			}
 		}
 	}

@@ -44,8 +44,7 @@ const (
 // behind.
 type worker struct {
 	*testing.T
-	s                  *client.Session
-	arena              *client.Arena
+	s                  *hosttest.Client
 	cold               uint32
 	lookups, hits      int
 	loads, failed      int
@@ -53,25 +52,6 @@ type worker struct {
 	longest            time.Duration
 	slowest, underTest string
 	peak               int64
-}
-
-const (
-	workPage   = 8192
-	workBlocks = 8
-)
-
-func newWorker(t *testing.T, h *host.Host) *worker {
-	t.Helper()
-	w := &worker{T: t, s: dial(t, h)}
-	var err error
-	if w.arena, err = w.s.NewArena(2 * workBlocks * workPage); err != nil {
-		t.Fatal(err)
-	}
-	planes := []client.PlaneRegion{{Stride: workPage, Blocks: workBlocks}, {Offset: workBlocks * workPage, Stride: workPage, Blocks: workBlocks}}
-	if _, err := w.s.Register(t.Context(), 0, w.arena, planes); err != nil {
-		t.Fatal(err)
-	}
-	return w
 }
 
 func workKey(n uint32) (k kv.Key) {
@@ -85,8 +65,7 @@ func workKey(n uint32) (k kv.Key) {
 func (w *worker) pages(first int, visit func(page []byte, tag string)) {
 	for plane := range 2 {
 		for block := range 2 {
-			at := (plane*workBlocks + first + block) * workPage
-			visit(w.arena.Bytes()[at:at+workPage], fmt.Sprint(plane, block))
+			visit(w.s.Page(plane, first+block), fmt.Sprint(plane, block))
 		}
 	}
 }
@@ -218,7 +197,7 @@ func TestHostilePolicies(t *testing.T) {
 	log := &logged{}
 	h, stop := hosttest.StartWith(t, host.Config{Config: c, Log: slog.New(log), Version: "test"})
 	defer stop()
-	w := newWorker(t, h)
+	w := &worker{T: t, s: dial(t, h)}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
 	for range 2 {

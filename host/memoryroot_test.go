@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvhost/kvhost/gds"
-	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -25,8 +23,6 @@ func TestMemoryRoots(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	ctx := context.Background()
-	planes := []client.PlaneRegion{{Offset: 0, Stride: 8192, Blocks: 8}, {Offset: 8 * 8192, Stride: 8192, Blocks: 8}}
 	var keys []kv.Key
 	for i := range 4 {
 		keys = append(keys, kv.Key{byte(i + 1), 2, 3})
@@ -37,55 +33,35 @@ func TestMemoryRoots(t *testing.T) {
 	for run := range 2 {
 		h, stop := hosttest.Start(t, c)
 		s := dial(t, h)
-		arena, err := s.NewArena(2 * 8 * 8192)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.Register(ctx, 0, arena, planes); err != nil {
-			t.Fatal(err)
-		}
-		at := func(plane, block int) []byte { return arena.Bytes()[plane*8*8192+block*8192:] }
-		l, err := s.Lookup(ctx, client.LookupRequest{Request: 1, Keys: keys})
-		if err != nil || l.Hits() != 0 {
-			t.Fatalf("run %d: %d hits of a new host: %v", run, l.Hits(), err)
+		if n := s.Find(keys...).Hits(); n != 0 {
+			t.Fatalf("run %d: %d hits of a new host", run, n)
 		}
 		var chunks []client.StoreChunk
+		var loads []client.LoadChunk
 		for i, key := range keys {
 			chunks = append(chunks, client.StoreChunk{Key: key, Blocks: []uint32{uint32(2 * i), uint32(2*i + 1)}})
+			loads = append(loads, client.LoadChunk{Index: i, Blocks: []uint32{uint32(7 - 2*i), uint32(6 - 2*i)}})
 			for plane := range 2 {
 				for block := range 2 {
-					copy(at(plane, 2*i+block), page(i, plane, block))
+					copy(s.Page(plane, 2*i+block), page(i, plane, block))
 				}
 			}
 		}
-		job, err := s.Store(ctx, 1, 0, chunks)
-		if err != nil {
-			t.Fatal(err)
+		if r := s.Put(chunks...); r.Bytes != int64(len(keys)*4*8192) {
+			t.Fatalf("published %+v, want %d chunks", r, len(keys))
 		}
-		if r, err := job.Published(ctx); err != nil || r.Bytes != int64(len(keys)*4*8192) {
-			t.Fatalf("published %+v: %v", r, err)
+		s.Poison()
+		l := s.Find(keys...)
+		if l.Hits() != len(keys) {
+			t.Fatalf("%d hits, want %d", l.Hits(), len(keys))
 		}
-		for i := range arena.Bytes() {
-			arena.Bytes()[i] = 0xa5
-		}
-		if l, err = s.Lookup(ctx, client.LookupRequest{Request: 2, Keys: keys}); err != nil || l.Hits() != len(keys) {
-			t.Fatalf("%d hits: %v", l.Hits(), err)
-		}
-		var loads []client.LoadChunk
-		for i := range keys {
-			loads = append(loads, client.LoadChunk{Index: i, Blocks: []uint32{uint32(7 - 2*i), uint32(6 - 2*i)}})
-		}
-		load, err := s.Load(ctx, l, loads, client.LoadOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r, err := load.Wait(ctx); err != nil || len(r.Failed) > 0 {
-			t.Fatalf("load %+v: %v", r, err)
+		if r := s.Get(l, client.LoadOptions{}, loads...); len(r.Failed) > 0 {
+			t.Fatalf("load %+v, want no failed block", r)
 		}
 		for i := range keys {
 			for plane := range 2 {
 				for block := range 2 {
-					if want := page(i, plane, block); !bytes.Equal(at(plane, 7-2*i-block)[:len(want)], want) {
+					if want := page(i, plane, block); !bytes.HasPrefix(s.Page(plane, 7-2*i-block), want) {
 						t.Errorf("chunk %d plane %d block %d differs", i, plane, block)
 					}
 				}
@@ -110,10 +86,7 @@ func TestMemoryRoots(t *testing.T) {
 
 // The memory of roots is page-locked for a GPU, and given back in the end.
 func TestMemoryRootIsPageLocked(t *testing.T) {
-	double := gdstest.Build(t)
-	cuda, cufile := gds.Libcuda, gds.Libcufile
-	t.Cleanup(func() { gds.Libcuda, gds.Libcufile = cuda, cufile })
-	gds.Libcuda, gds.Libcufile = []string{double.Path}, []string{double.Path}
+	double := onDouble(t)
 	defer double.Forget()
 	c := configuration(t)
 	c.Roots = []config.Root{{Path: "memory:", Capacity: 200 << 20}}
@@ -171,51 +144,32 @@ func TestMemoryRootsAreValidated(t *testing.T) {
 // chunks in the root after a restart. The memory is no part of the configuration that a reload is compared with.
 func TestMemoryBeforeRoots(t *testing.T) {
 	c := configuration(t)
-	ctx := context.Background()
 	key := kv.Key{1, 2, 3}
 	page := bytes.Repeat([]byte("kv"), 4096)
 	for run, wantLevel := range []string{"0", "1"} {
 		h, stop := hosttest.StartWith(t, host.Config{Config: c, Memory: 256 << 20})
 		s := dial(t, h)
-		arena, err := s.NewArena(2 * 8 * 8192)
-		if err != nil {
-			t.Fatal(err)
-		}
-		planes := []client.PlaneRegion{{Offset: 0, Stride: 8192, Blocks: 8}, {Offset: 8 * 8192, Stride: 8192, Blocks: 8}}
-		if _, err := s.Register(ctx, 0, arena, planes); err != nil {
-			t.Fatal(err)
-		}
 		if run == 0 {
-			copy(arena.Bytes(), page)
-			job, err := s.Store(ctx, 1, 0, []client.StoreChunk{{Key: key, Blocks: []uint32{0, 1}}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if r, err := job.Published(ctx); err != nil || r.Chunks[0].Result != client.Stored {
-				t.Fatalf("published %+v: %v", r, err)
+			copy(s.Page(0, 0), page)
+			if r := s.Put(client.StoreChunk{Key: key, Blocks: []uint32{0, 1}}); r.Chunks[0].Result != client.Stored {
+				t.Fatalf("published %+v, want a stored chunk", r)
 			}
 		}
-		for i := range arena.Bytes() {
-			arena.Bytes()[i] = 0xa5
+		s.Poison()
+		l := s.Find(key)
+		if l.Hits() != 1 {
+			t.Fatalf("run %d: %d hits, want 1", run, l.Hits())
 		}
-		l, err := s.Lookup(ctx, client.LookupRequest{Request: 2, Keys: []kv.Key{key}})
-		if err != nil || l.Hits() != 1 {
-			t.Fatalf("run %d: %d hits, want 1: %v", run, l.Hits(), err)
+		if r := s.Get(l, client.LoadOptions{}, client.LoadChunk{Blocks: []uint32{5, 3}}); len(r.Failed) > 0 {
+			t.Fatalf("run %d: load %+v, want no failed block", run, r)
 		}
-		load, err := s.Load(ctx, l, []client.LoadChunk{{Blocks: []uint32{5, 3}}}, client.LoadOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r, err := load.Wait(ctx); err != nil || len(r.Failed) > 0 {
-			t.Fatalf("run %d: load %+v: %v", run, r, err)
-		}
-		if got := arena.Bytes()[5*8192:][:8192]; !bytes.Equal(got, page) {
+		if got := s.Page(0, 5); !bytes.Equal(got, page) {
 			t.Errorf("run %d: the page begins with %q, want %q", run, got[:8], page[:8])
 		}
 		if want := `kvhost_level_hits_total{level="` + wantLevel + `"} 1`; !strings.Contains(get(t, h, "/metrics"), want) {
 			t.Errorf("run %d: /metrics lacks %s", run, want)
 		}
-		if changed, err := h.Reload(ctx, c); err != nil || len(changed) > 0 {
+		if changed, err := h.Reload(t.Context(), c); err != nil || len(changed) > 0 {
 			t.Errorf("run %d: a reload of the same configuration changes %v: %v", run, changed, err)
 		}
 		s.Close()

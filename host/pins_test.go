@@ -16,11 +16,9 @@ func TestPins(t *testing.T) {
 	c.Session.Pins = map[string]string{"dtype": "bf16"}
 	h, _ := hosttest.Start(t, c)
 	dial(t, h)
-	s, err := client.Dial(t.Context(), client.Hello{
-		Socket: h.Socket(), Engine: "f", Role: "worker", LocalRanks: 1,
-		Namespace: kv.Namespace{Model: "m", DType: "fp8", KeyBytes: 32, TokensPerBlock: 16,
-			Groups: []kv.Group{{Geometry: kv.Uniform(2, 2, 1, 8192)}}},
-	})
+	hello := hosttest.Hello(h.Socket(), kv.Uniform(2, 2, 1, 8192))
+	hello.Engine, hello.Namespace.DType = "f", "fp8"
+	s, err := client.Dial(t.Context(), hello)
 	if err == nil {
 		s.Close()
 	}

@@ -17,13 +17,20 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 )
 
-// TestRoutesAreChosenAndLogged starts hosts on the double of a GPU, each with something missing, and reads the line
-// that logs the route. None of it keeps a host from starting.
-func TestRoutesAreChosenAndLogged(t *testing.T) {
+// onDouble lets hosts find the double of a GPU until the test ends.
+func onDouble(t *testing.T) *gdstest.Double {
+	t.Helper()
 	double := gdstest.Build(t)
 	cuda, cufile := gds.Libcuda, gds.Libcufile
 	t.Cleanup(func() { gds.Libcuda, gds.Libcufile = cuda, cufile })
-	gds.Libcuda = []string{double.Path}
+	gds.Libcuda, gds.Libcufile = []string{double.Path}, []string{double.Path}
+	return double
+}
+
+// TestRoutesAreChosenAndLogged starts hosts on the double of a GPU, each with something missing, and reads the line
+// that logs the route. None of it keeps a host from starting.
+func TestRoutesAreChosenAndLogged(t *testing.T) {
+	double := onDouble(t)
 	for name, c := range map[string]struct {
 		change      func(*config.Config)
 		rules       string
@@ -94,10 +101,7 @@ func probeFiles(t *testing.T, cfg *config.Config) []string {
 // The next start removes the probe files of a host that was killed. On a shared root those of another host stay,
 // because it may be probing.
 func TestProbeFilesOfADeadHostAreRemoved(t *testing.T) {
-	double := gdstest.Build(t)
-	cuda, cufile := gds.Libcuda, gds.Libcufile
-	t.Cleanup(func() { gds.Libcuda, gds.Libcufile = cuda, cufile })
-	gds.Libcuda, gds.Libcufile = []string{double.Path}, []string{double.Path}
+	double := onDouble(t)
 	for _, shared := range []bool{false, true} {
 		cfg := configuration(t)
 		cfg.Store.HostID, cfg.Roots[0].Shared, cfg.Roots[0].Route = "me", shared, config.RouteDirect
@@ -128,10 +132,7 @@ func TestProbeFilesOfADeadHostAreRemoved(t *testing.T) {
 // TestCloseDuringHungCuFile: a cuFile call that never returns is the storage's failure. The host logs what it must
 // leave behind and closes without an error, so that a SIGTERM ends in exit code 0.
 func TestCloseDuringHungCuFile(t *testing.T) {
-	double := gdstest.Build(t)
-	cuda, cufile := gds.Libcuda, gds.Libcufile
-	t.Cleanup(func() { gds.Libcuda, gds.Libcufile = cuda, cufile })
-	gds.Libcuda, gds.Libcufile = []string{double.Path}, []string{double.Path}
+	double := onDouble(t)
 	cfg := configuration(t)
 	cfg.Roots[0].Route = config.RouteDirect
 	cfg.Store.IOTimeout = 2 * time.Second // nothing else takes so long on a busy machine

@@ -58,17 +58,8 @@ int main(void) {
   AT(CUfilePerGpuStats_t, n_p2p_writes);
   AT(CUfilePerGpuStats_t, n_nvfs_writes);
   AT(CUfilePerGpuStats_t, n_posix_writes);
-  SIZE(CUmemLocation);
-  AT(CUmemLocation, type);
-  AT(CUmemLocation, id);
-  SIZE(CUmemcpyAttributes);
-  AT(CUmemcpyAttributes, srcAccessOrder);
-  AT(CUmemcpyAttributes, srcLocHint);
-  AT(CUmemcpyAttributes, dstLocHint);
-  AT(CUmemcpyAttributes, flags);
   SIZE(CUipcMemHandle);
   SIZE(CUuuid);
-  VALUE(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
   VALUE(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
   VALUE(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
   return 0;

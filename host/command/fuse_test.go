@@ -78,10 +78,7 @@ func TestRootOnFUSE(t *testing.T) {
 	var stop func(os.Signal) int
 	_, f.logged, stop = startCommand(t, cmd)
 	f.address = httpAddress(t, f.logged)
-	var err error
-	if f.client, err = dialToKill(t.Context(), filepath.Join(dir, "s"), "e"); err != nil {
-		t.Fatal(err)
-	}
+	f.client = dialToKill(t, filepath.Join(dir, "s"))
 	f.requests("")
 	start, order := time.Now(), rng.Perm(len(misfortunes))
 	for n := 0; n < 6 || time.Since(start) < *fuseTime && !t.Failed(); n++ { // the short run: some, and others the next time
@@ -149,7 +146,7 @@ func (f *fuseRoot) requests(rules string) {
 			f.Fatalf("with %q: lookup: %v\n%s", rules, err, f.logged())
 		}
 		switch {
-		case l.Hits() == 0 && f.client.outcome(f.T, n).Result == client.Stored:
+		case l.Hits() == 0 && f.client.outcome(n).Result == client.Stored:
 			f.stored++
 		case l.Hits() == 0:
 			f.refused++

@@ -1,19 +1,13 @@
 package command
 
 import (
-	"bytes"
-	"context"
 	"errors"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -25,34 +19,19 @@ const (
 
 // killPeer is a session with pages and semaphores.
 type killPeer struct {
-	*client.Session
-	arena      *client.Arena
+	*hosttest.Client
 	semaphores *client.Semaphores
 }
 
-func dialToKill(ctx context.Context, socket, engine string) (*killPeer, error) {
-	geo := kv.Uniform(16, killLayers, 1, killPage)
-	s, err := client.Dial(ctx, client.Hello{Socket: socket, Engine: engine, Role: "worker", Namespace: kv.Namespace{
-		Model: "kill", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []kv.Group{{Geometry: geo}},
-	}})
-	if err != nil {
-		return nil, err
-	}
+func dialToKill(t *testing.T, socket string) *killPeer {
+	t.Helper()
 	const pages = killLayers * killBlocks * killPage
-	p := &killPeer{Session: s}
-	if p.arena, err = s.NewArena(pages + 4096); err != nil {
-		return nil, err
+	p := &killPeer{Client: hosttest.Dial(t, hosttest.Hello(socket, kv.Uniform(16, killLayers, 1, killPage)), killBlocks, 0, 4096)}
+	var err error
+	if p.semaphores, err = p.ShareSemaphores(t.Context(), p.Arena, pages, 64); err != nil {
+		t.Fatal(err)
 	}
-	var regions []client.PlaneRegion
-	for i := range killLayers {
-		regions = append(regions, client.PlaneRegion{Offset: int64(i) * killBlocks * killPage, Stride: killPage,
-			Blocks: killBlocks})
-	}
-	if _, err = s.Register(ctx, 0, p.arena, regions); err != nil {
-		return nil, err
-	}
-	p.semaphores, err = s.ShareSemaphores(ctx, p.arena, pages, 64)
-	return p, err
+	return p
 }
 
 func killKey(n int) (k kv.Key) {
@@ -67,16 +46,19 @@ func killIDs(i int) (ids []uint32) {
 	return ids
 }
 
-func (p *killPeer) store(ctx context.Context, n int) error {
-	for i := range p.arena.Bytes()[:killLayers*killBlocks*killPage] {
-		p.arena.Bytes()[i] = byte(i>>12 + n)
+// outcome stores chunk n and returns its result.
+func (p *killPeer) outcome(n int) client.ChunkResult {
+	for i := range p.Arena.Bytes()[:killLayers*killBlocks*killPage] {
+		p.Arena.Bytes()[i] = byte(i>>12 + n)
 	}
-	job, err := p.Store(ctx, 0, 0, []client.StoreChunk{{Key: killKey(n), Blocks: killIDs(0)}})
-	if err != nil {
-		return err
+	return p.Put(client.StoreChunk{Key: killKey(n), Blocks: killIDs(0)}).Chunks[0]
+}
+
+func (p *killPeer) mustStore(t *testing.T, n int) {
+	t.Helper()
+	if got := p.outcome(n); got.Result != client.Stored {
+		t.Fatalf("the store of chunk %d %s: %v", n, got.Result, got.Err)
 	}
-	_, err = job.Published(ctx)
-	return err
 }
 
 // The host is killed while a store and a layer-wise load wait for semaphores. Waiters on their
@@ -87,24 +69,14 @@ func TestHostKilledUnderWaiters(t *testing.T) {
 	args := []string{"--root", "kv=1GiB", "--socket", "s", "--http-listen", ""}
 	_, _, stop := startHost(t, dir, args...)
 	ctx := t.Context()
-	p, err := dialToKill(ctx, filepath.Join(dir, "s"), "e")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	if err := p.store(ctx, 0); err != nil {
-		t.Fatal(err)
-	}
+	p := dialToKill(t, filepath.Join(dir, "s"))
+	p.mustStore(t, 0)
 	held, err := p.Store(ctx, 0, 0, []client.StoreChunk{{Key: killKey(1), Blocks: killIDs(1)}},
 		client.WithTimeline(&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := p.Lookup(ctx, client.LookupRequest{Keys: []kv.Key{killKey(0)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	load, err := p.Load(ctx, l, []client.LoadChunk{{Blocks: killIDs(2)}}, client.LoadOptions{
+	load, err := p.Load(ctx, p.Find(killKey(0)), []client.LoadChunk{{Blocks: killIDs(2)}}, client.LoadOptions{
 		Layers:   func(uint32, []int) {},
 		Timeline: &client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 8, DoneValue: 100, Status: 16, Layers: killLayers},
 	})
@@ -133,114 +105,31 @@ func TestHostKilledUnderWaiters(t *testing.T) {
 	}
 
 	startHost(t, dir, args...)
-	again, err := dialToKill(ctx, filepath.Join(dir, "s"), "e")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer again.Close()
-	again.loads(t, 0)
+	dialToKill(t, filepath.Join(dir, "s")).loads(t, 0)
 }
 
 // loads loads chunk n into other blocks and compares it.
 func (p *killPeer) loads(t *testing.T, n int) {
 	t.Helper()
-	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{killKey(n)}})
-	if err != nil || l.Hits() != 1 {
-		t.Fatalf("lookup of chunk %d: %v, %v, want a hit", n, l, err)
-	}
-	if !p.load(t, l, n) {
-		t.Fatalf("chunk %d was not loaded", n)
+	l := p.Find(killKey(n))
+	if l.Hits() != 1 || !p.load(t, l, n) {
+		t.Fatalf("chunk %d was not loaded: %d hits", n, l.Hits())
 	}
 }
 
 // load loads chunk n under its lease into other blocks, and compares it if it came.
 func (p *killPeer) load(t *testing.T, l *client.Lookup, n int) bool {
 	t.Helper()
-	job, err := p.Load(t.Context(), l, []client.LoadChunk{{Blocks: killIDs(3)}}, client.LoadOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := job.Wait(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(res.Failed) > 0 {
+	if r := p.Get(l, client.LoadOptions{}, client.LoadChunk{Blocks: killIDs(3)}); len(r.Failed) > 0 {
 		return false
 	}
 	for plane := range killLayers {
 		base := plane * killBlocks * killPage
 		for at := range 16 * killPage {
-			if got, want := p.arena.Bytes()[base+48*killPage+at], byte((base+at)>>12+n); got != want {
+			if got, want := p.Arena.Bytes()[base+48*killPage+at], byte((base+at)>>12+n); got != want {
 				t.Fatalf("chunk %d, plane %d: byte %d is %d, want %d", n, plane, at, got, want)
 			}
 		}
 	}
 	return true
-}
-
-// clientToKill is set in the process that is killed while its jobs are in flight.
-const clientToKill = "KVHOST_TEST_CLIENT"
-
-// A client is killed in the middle of its transfers, with one more job held. The host serves another client as before,
-// and holds nothing of the dead one.
-func TestClientKilledMidTransfer(t *testing.T) {
-	if socket := os.Getenv(clientToKill); socket != "" {
-		p, err := dialToKill(t.Context(), socket, "dead")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = p.Store(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(99), Blocks: killIDs(3)}},
-			client.WithTimeline(&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: -1}))
-		for n := 100; err == nil; n++ {
-			if err = p.store(t.Context(), n%20+100); err == nil && n == 103 {
-				os.Stdout.WriteString("under way\n")
-			}
-		}
-		t.Fatal(err)
-	}
-	dir := shortDir(t)
-	startHost(t, dir, "--root", "kv=256MiB", "--socket", "s", "--http-listen", "")
-	socket := filepath.Join(dir, "s")
-	live, err := dialToKill(t.Context(), socket, "live")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer live.Close()
-	if err := live.store(t.Context(), 0); err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestClientKilledMidTransfer$")
-		cmd.Env = append(os.Environ(), clientToKill+"="+socket)
-		var out bytes.Buffer
-		r, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		for buf := make([]byte, 256); !strings.Contains(out.String(), "under way"); {
-			n, err := r.Read(buf)
-			out.Write(buf[:n])
-			if err != nil {
-				t.Fatal(err, out.String())
-			}
-		}
-		cmd.Process.Kill()
-		cmd.Wait()
-		live.loads(t, 0)
-	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		st, err := proto.Status(t.Context(), socket)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if st.Sessions == 1 && st.Jobs == 0 && st.Leases == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the dead clients' are left: %v", st)
-		}
-	}
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/testkit/fusefs"
-	"github.com/kvhost/kvhost/host/kv"
 )
 
 // pieceFiles lists the pieces below a root.
@@ -50,36 +49,9 @@ func awaitGauge(t *testing.T, address, name string, want int64, logged func() st
 
 func (p *killPeer) hits(t *testing.T, n int) int {
 	t.Helper()
-	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{killKey(n)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := p.Find(killKey(n))
 	defer l.Release(t.Context())
 	return l.Hits()
-}
-
-// outcome stores chunk n and returns its result.
-func (p *killPeer) outcome(t *testing.T, n int) client.ChunkResult {
-	t.Helper()
-	for i := range p.arena.Bytes()[:killLayers*killBlocks*killPage] {
-		p.arena.Bytes()[i] = byte(i>>12 + n)
-	}
-	job, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(n), Blocks: killIDs(0)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := job.Published(t.Context())
-	if err != nil || len(res.Chunks) != 1 {
-		t.Fatal(res, err)
-	}
-	return res.Chunks[0]
-}
-
-func (p *killPeer) mustStore(t *testing.T, n int) {
-	t.Helper()
-	if got := p.outcome(t, n); got.Result != client.Stored {
-		t.Fatalf("the store of chunk %d %s: %v", n, got.Result, got.Err)
-	}
 }
 
 // awaitHang waits until the file system has let an operation hang.
@@ -115,20 +87,12 @@ func TestHungRoot(t *testing.T) {
 	_, logged, stop := startHost(t, dir, "--root", filepath.Join(mounted, "kv")+"=64MiB", "--socket", "s", "--http-listen", anyPort,
 		"--store-io-timeout", "5s")
 	address := httpAddress(t, logged)
-	p, err := dialToKill(t.Context(), filepath.Join(dir, "s"), "e")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
+	p := dialToKill(t, filepath.Join(dir, "s"))
 	p.mustStore(t, 0)
 	if err := m.Set("open,read **.kv: hang"); err != nil {
 		t.Fatal(err)
 	}
-	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{killKey(0)}})
-	if err != nil || l.Hits() != 1 {
-		t.Fatal(l, err)
-	}
-	load, err := p.Load(t.Context(), l, []client.LoadChunk{{Blocks: killIDs(2)}}, client.LoadOptions{})
+	load, err := p.Load(t.Context(), p.Find(killKey(0)), []client.LoadChunk{{Blocks: killIDs(2)}}, client.LoadOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +109,7 @@ func TestHungRoot(t *testing.T) {
 	if p.hits(t, 0) != 0 {
 		t.Error("a hit in a root that hangs")
 	}
-	if got := p.outcome(t, 1); got.Result != client.Failed || !strings.Contains(fmt.Sprint(got.Err), "out of service") {
+	if got := p.outcome(1); got.Result != client.Failed || !strings.Contains(fmt.Sprint(got.Err), "out of service") {
 		t.Errorf("a store to a root that hangs %s: %v", got.Result, got.Err)
 	}
 	if !strings.Contains(logged(), "no answer after") {
@@ -169,11 +133,7 @@ func TestRootDeleted(t *testing.T) {
 	_, logged, stop := startHost(t, dir, "--root", "a=64MiB", "--root", "b=64MiB", "--socket", "s", "--http-listen",
 		anyPort)
 	address := httpAddress(t, logged)
-	p, err := dialToKill(t.Context(), filepath.Join(dir, "s"), "e")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
+	p := dialToKill(t, filepath.Join(dir, "s"))
 	const chunks = 8
 	for n := range chunks {
 		p.mustStore(t, n)

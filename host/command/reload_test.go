@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/kv"
@@ -85,13 +86,15 @@ func (h *served) settled() string {
 	return fmt.Sprintln(b.String(), st.PolicyMemoryLimit, st.Counters["memory_limit_bytes"])
 }
 
-func (h *served) hello(tenant uint32) (*client.Session, error) {
+func (h *served) greeting(tenant uint32) client.Hello {
 	h.engines++
-	return client.Dial(h.Context(), client.Hello{
-		Socket: filepath.Join(h.dir, "kvhost.sock"), Engine: fmt.Sprint("e", h.engines), Role: "worker", LocalRanks: 1, Tenant: tenant,
-		Namespace: kv.Namespace{Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
-			Groups: []kv.Group{{Geometry: kv.Uniform(2, 2, 1, 64<<10)}}},
-	})
+	hello := hosttest.Hello(filepath.Join(h.dir, "kvhost.sock"), kv.Uniform(2, 2, 1, 64<<10))
+	hello.Engine, hello.Tenant = fmt.Sprint("e", h.engines), tenant
+	return hello
+}
+
+func (h *served) hello(tenant uint32) (*client.Session, error) {
+	return client.Dial(h.Context(), h.greeting(tenant))
 }
 
 // alone is a session that is let in when no other is left.
@@ -108,21 +111,16 @@ func (h *served) alone(tenant uint32) (s *client.Session) {
 // fill stores so many chunks of 256 KiB for a tenant, and returns the number that was refused.
 func (h *served) fill(tenant uint32, chunks int) (refused int) {
 	h.Helper()
-	h.register(tenant, func(s *client.Session, err error) {
-		if err != nil {
-			h.Fatal(err)
+	s := hosttest.Dial(h, h.greeting(tenant), 4, 0, 0)
+	defer s.Arena.Close()
+	defer s.Close()
+	for range chunks {
+		h.engines++
+		key := kv.Key{byte(h.engines), byte(h.engines >> 8), byte(tenant)}
+		if s.Put(client.StoreChunk{Key: key, Blocks: []uint32{0, 1}}).Bytes == 0 {
+			refused++
 		}
-		for range chunks {
-			h.engines++
-			job, err := s.Store(h.Context(), 1, 0, []client.StoreChunk{{Key: kv.Key{byte(h.engines), byte(h.engines >> 8), byte(tenant)}, Blocks: []uint32{0, 1}}})
-			if err != nil {
-				h.Fatal(err)
-			}
-			if r, err := job.Published(h.Context()); err != nil || r.Bytes == 0 {
-				refused++
-			}
-		}
-	})
+	}
 	return refused
 }
 
@@ -137,24 +135,6 @@ func (h *served) acting(name string) *proto.PolicyStatus {
 		}
 	}
 	return nil
-}
-
-// register opens a session of a tenant, registers 512 KiB of memory, and calls use with the answer.
-func (h *served) register(tenant uint32, use func(*client.Session, error)) {
-	h.Helper()
-	s, err := h.hello(tenant)
-	if err != nil {
-		h.Fatal(err)
-	}
-	defer s.Close()
-	arena, err := s.NewArena(8 * 64 << 10)
-	if err != nil {
-		h.Fatal(err)
-	}
-	defer arena.Close()
-	_, err = s.Register(h.Context(), 0, arena, []client.PlaneRegion{
-		{Offset: 0, Stride: 64 << 10, Blocks: 4}, {Offset: 4 * 64 << 10, Stride: 64 << 10, Blocks: 4}})
-	use(s, err)
 }
 
 // Every key that a reload changes shows its effect in a running host. What is refused is refused by its name and changes nothing;

@@ -130,25 +130,6 @@ EXPORT int cuMemcpyHtoD_v2(void* to, const void* from, size_t n) {
   memcpy(to, from, n);
   return 0;
 }
-static int batch(void** to, void** from, size_t* n, size_t count, const unsigned* attributes, const size_t* index, size_t n_attributes, void* s) {
-  if (!s || attributes[0] < 1 || attributes[0] > 3 || index[0] || n_attributes != 1) return INVALID_VALUE;
-  for (size_t i = 0; i < count; i++) {
-    if (!known(to[i], n[i]) || !known(from[i], n[i])) return INVALID_VALUE;
-    memcpy(to[i], from[i], n[i]);
-  }
-  return 0;
-}
-EXPORT int cuMemcpyBatchAsync_v2(void** to, void** from, size_t* n, size_t count, const unsigned* a, const size_t* i, size_t na, void* s) {
-  FAULT("cuMemcpyBatchAsync_v2");
-  NEED_CONTEXT;
-  return batch(to, from, n, count, a, i, na, s);
-}
-EXPORT int cuMemcpyBatchAsync(void** to, void** from, size_t* n, size_t count, const unsigned* a, const size_t* i, size_t na, size_t* failed, void* s) {
-  FAULT("cuMemcpyBatchAsync");
-  NEED_CONTEXT;
-  *failed = 0;
-  return batch(to, from, n, count, a, i, na, s);
-}
 EXPORT int cuMemsetD8Async(void* p, unsigned char v, size_t n, void* s) {
   FAULT("cuMemsetD8Async");
   NEED_CONTEXT;

@@ -57,19 +57,6 @@ static ssize_t move(const char* name, int fd, char* p, size_t n, off_t off, off_
 }
 EXPORT ssize_t cuFileRead(file_handle* h, void* p, size_t n, off_t off, off_t at) { return move("cuFileRead", h->fd, p, n, off, at, 0); }
 EXPORT ssize_t cuFileWrite(file_handle* h, const void* p, size_t n, off_t off, off_t at) { return move("cuFileWrite", h->fd, (void*)p, n, off, at, 1); }
-// The asynchronous calls are done at once: a stream of this double is never behind. What they moved stands in *done.
-static file_error later(const char* name, file_handle* h, char* p, size_t* n, off_t* off, off_t* at, ssize_t* done, void* s, int write) {
-  char submit[64];
-  snprintf(submit, sizeof submit, "%sAsync", name);
-  rule r = fault(submit);
-  if (r.code) return (file_error){(int)r.code, (int)r.err};
-  if (!current || !s) return (file_error){5022, 0};
-  *done = move(name, h->fd, p, *n, *off, *at, write);
-  if (*done == -1) *done = -errno;
-  return fine;
-}
-EXPORT file_error cuFileReadAsync(file_handle* h, void* p, size_t* n, off_t* off, off_t* at, ssize_t* done, void* s) { return later("cuFileRead", h, p, n, off, at, done, s, 0); }
-EXPORT file_error cuFileWriteAsync(file_handle* h, void* p, size_t* n, off_t* off, off_t* at, ssize_t* done, void* s) { return later("cuFileWrite", h, p, n, off, at, done, s, 1); }
 EXPORT file_error cuFileSetParameterSizeT(int k, size_t v) { FILE_FAULT("cuFileSetParameterSizeT"); (void)k, (void)v; return opened ? (file_error){5026, 0} : fine; }
 EXPORT file_error cuFileSetParameterBool(int k, uint8_t v) { FILE_FAULT("cuFileSetParameterBool"); (void)k, (void)v; return opened ? (file_error){5026, 0} : fine; }
 EXPORT file_error cuFileSetParameterString(int k, const char* v) { FILE_FAULT("cuFileSetParameterString"); (void)k, (void)v; return opened ? (file_error){5026, 0} : fine; }

@@ -6,9 +6,8 @@
 //   KVHOST_DOUBLE     the rules, as double.c has them
 //   KVHOST_FAULT_LOG  a file that each hit is appended to; optional
 //
-// A read or write that is to fail moves half of its bytes first. The kernels are counted by their names, as "pages" or "sums". What happens
-// to an asynchronous call when it completes, rather than when it is queued, are the rules of cuFileReadAsyncDone and
-// cuFileWriteAsyncDone. cuFile's own calls of libcuda are neither counted nor failed.
+// A read or write that is to fail moves half of its bytes first. The kernels are counted by their names, as "pages" or "sums".
+// cuFile's own calls of libcuda are neither counted nor failed.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -62,7 +61,6 @@ PASS(cuMemAlloc_v2, (void** p, size_t n), (p, n))
 PASS(cuMemHostRegister_v2, (void* p, size_t n, unsigned f), (p, n, f))
 PASS(cuMemcpyAsync, (void* to, const void* from, size_t n, void* s), (to, from, n, s))
 PASS(cuMemsetD8Async, (void* p, unsigned char v, size_t n, void* s), (p, v, n, s))
-PASS(cuMemcpyBatchAsync_v2, (void** to, void** from, size_t* n, size_t count, void* a, size_t* i, size_t na, void* s), (to, from, n, count, a, i, na, s))
 PASS(cuEventSynchronize, (void* e), (e))
 // The kernels by their functions.
 static struct { void* f; char name[16]; } kernels[64];
@@ -101,7 +99,6 @@ EXPORT int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsign
 
 typedef struct { int err, cu; } file_error;
 typedef ssize_t (*mover)(void*, void*, size_t, off_t, off_t);
-typedef file_error (*queuer)(void*, void*, size_t*, off_t*, off_t*, ssize_t*, void*);
 
 EXPORT file_error cuFileHandleRegister(void** h, void* d) {
   REAL(file_error (*)(void**, void*), "cuFileHandleRegister");
@@ -148,32 +145,5 @@ static ssize_t move(const char* name, mover real, void* h, char* p, size_t n, of
 }
 EXPORT ssize_t cuFileRead(void* h, void* p, size_t n, off_t off, off_t at) { REAL(mover, "cuFileRead"); return move("cuFileRead", real, h, p, n, off, at, 0); }
 EXPORT ssize_t cuFileWrite(void* h, const void* p, size_t n, off_t off, off_t at) { REAL(mover, "cuFileWrite"); return move("cuFileWrite", real, h, (void*)p, n, off, at, 1); }
-
-// What an asynchronous call is told instead of the caller's fields, and what the caller is told at its end.
-typedef struct { size_t n; off_t off, at; ssize_t done, *told; rule r; } late;
-
-static void tell(void* data) {
-  late* l = data;
-  *l->told = l->r.err ? -l->r.err : l->r.code ? -l->r.code : l->done;
-  free(l);
-}
-static file_error later(const char* name, queuer real, void* h, void* p, size_t* n, off_t* off, off_t* at, ssize_t* done, void* s) {
-  rule r = fault(name);
-  if (r.code) return (file_error){(int)r.code, (int)r.err};
-  char end[64];
-  snprintf(end, sizeof end, "%sDone", name);
-  r = fault(end);
-  if (!r.err && !r.code && r.shorter < 0) return real(h, p, n, off, at, done, s);
-  late* l = malloc(sizeof *l);
-  *l = (late){r.shorter >= 0 ? (size_t)r.shorter : half(*n), *off, *at, 0, done, r};
-  file_error e = real(h, p, &l->n, &l->off, &l->at, &l->done, s);
-  if (e.err) { free(l); return e; }
-  int (*after)(void*, void (*)(void*), void*) = (int (*)(void*, void (*)(void*), void*))cuda("cuLaunchHostFunc");
-  if (!after) tell(l); // the double: its streams are never behind
-  else if (after(s, tell, l)) abort();
-  return e;
-}
-EXPORT file_error cuFileReadAsync(void* h, void* p, size_t* n, off_t* off, off_t* at, ssize_t* done, void* s) { REAL(queuer, "cuFileReadAsync"); return later("cuFileReadAsync", real, h, p, n, off, at, done, s); }
-EXPORT file_error cuFileWriteAsync(void* h, void* p, size_t* n, off_t* off, off_t* at, ssize_t* done, void* s) { REAL(queuer, "cuFileWriteAsync"); return later("cuFileWriteAsync", real, h, p, n, off, at, done, s); }
 
 #endif

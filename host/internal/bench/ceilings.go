@@ -99,7 +99,7 @@ func (b *bench) readFiles(ctx context.Context, round int) error {
 		defer f.Close()
 		info, err := f.Stat()
 		if b.Direct != nil && err == nil {
-			return b.bare(f, info.Size, func(s *gds.DirectSlot, by gds.Submit, fd int, _, to int64) error { return s.Read(by, fd, to) })
+			return b.bare(f, info.Size, func(s *gds.DirectSlot, fd int, _, to int64) error { return s.Read(fd, to) })
 		}
 		for off := int64(0); err == nil && off < info.Size; off += int64(len(slot)) {
 			_, err = f.ReadAt(slot[:min(int64(len(slot)), info.Size-off)], off)
@@ -109,14 +109,13 @@ func (b *bench) readFiles(ctx context.Context, round int) error {
 }
 
 // bare moves a file between storage and a slot of device memory by cuFile, and nothing else.
-func (b *bench) bare(
-	f staging.File, size int64, move func(s *gds.DirectSlot, by gds.Submit, fd int, from, to int64) error) error {
+func (b *bench) bare(f staging.File, size int64, move func(s *gds.DirectSlot, fd int, from, to int64) error) error {
 	slot, err := b.Direct.Acquire(size, 4096, 1)
 	if err != nil {
 		return err
 	}
 	defer slot.Release()
-	return move(slot, gds.Sync, int(f.Fd()), 0, size)
+	return move(slot, int(f.Fd()), 0, size)
 }
 
 // remove removes a directory, by the file system that tells of removed files.

@@ -10,8 +10,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // A context ends the waiting, not the job; and a host that never answers does not hold a caller.
@@ -19,11 +17,7 @@ func TestContextsEndTheWaiting(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 2)
-	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
-	job := p.loads(p.look(2), 2)
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	job := p.loadsHanging(r, 2)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := job.Wait(over); !errors.Is(err, context.Canceled) {

@@ -64,14 +64,6 @@ func (r *gpuRig) dialGPU(uuid string) *client.Session {
 	return s
 }
 
-func deviceRegions(offset int64) (regions []client.PlaneRegion) {
-	for pl := range planes {
-		regions = append(regions, client.PlaneRegion{Offset: offset + base(0, pl), Stride: pageBytes,
-			Blocks: arenaBlocks})
-	}
-	return regions
-}
-
 // device is client memory on the GPU: how to read and write it, and how it was registered.
 type device struct {
 	r       *gpuRig
@@ -137,7 +129,7 @@ func TestDeviceMemoryRoundTrip(t *testing.T) {
 	r := newGPURig(t)
 	s := r.dialGPU(strings.ToUpper(strings.TrimPrefix(gdstest.UUID, "GPU-")))
 	handles, d := r.ipc()
-	reg, err := s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0))
+	reg, err := s.RegisterIPC(t.Context(), 0, handles, groupRegions(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +193,7 @@ func TestDeviceRegionsAreRefusedByName(t *testing.T) {
 	handles, _ := r.ipc()
 	garbage := [][]byte{make([]byte, 64), make([]byte, 64), make([]byte, 64), make([]byte, 64)}
 	other := "GPU-ffffffff-0000-0000-0000-000000000000"
-	past := deviceRegions(0)
+	past := groupRegions(0)
 	past[3].Offset++
 	for _, c := range []struct {
 		name, uuid string
@@ -210,10 +202,10 @@ func TestDeviceRegionsAreRefusedByName(t *testing.T) {
 		kind       error
 		field      string
 	}{
-		{"no GPU named", "", handles, deviceRegions(0), client.ErrUnknown, "regions[0].cuda_ipc"},
-		{"another GPU", other, handles, deviceRegions(0), client.ErrUnknown, "regions[0].cuda_ipc"},
-		{"garbage", gdstest.UUID, garbage, deviceRegions(0), client.ErrInvalid, "regions[0].cuda_ipc"},
-		{"short handle", gdstest.UUID, [][]byte{handles[0], handles[0][:8], nil, nil}, deviceRegions(0),
+		{"no GPU named", "", handles, groupRegions(0), client.ErrUnknown, "regions[0].cuda_ipc"},
+		{"another GPU", other, handles, groupRegions(0), client.ErrUnknown, "regions[0].cuda_ipc"},
+		{"garbage", gdstest.UUID, garbage, groupRegions(0), client.ErrInvalid, "regions[0].cuda_ipc"},
+		{"short handle", gdstest.UUID, [][]byte{handles[0], handles[0][:8], nil, nil}, groupRegions(0),
 			client.ErrInvalid, "regions[1].cuda_ipc"},
 		{"past the end", gdstest.UUID, handles, past, client.ErrInvalid, "regions[3].blocks"},
 	} {
@@ -226,7 +218,7 @@ func TestDeviceRegionsAreRefusedByName(t *testing.T) {
 		if c.name == "another GPU" && !strings.Contains(err.Error(), gdstest.UUID) {
 			t.Errorf("the answer does not say which GPUs there are: %v", err)
 		}
-		if _, err := s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0)); c.uuid == gdstest.UUID && err != nil {
+		if _, err := s.RegisterIPC(t.Context(), 0, handles, groupRegions(0)); c.uuid == gdstest.UUID && err != nil {
 			t.Errorf("%s: a right one afterwards: %v", c.name, err)
 		}
 		s.Close()
@@ -241,7 +233,7 @@ func TestDeviceErrorIsNotTheFiles(t *testing.T) {
 	r := newGPURig(t)
 	s := r.dialGPU(gdstest.UUID)
 	handles, d := r.ipc()
-	if _, err := s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0)); err != nil {
+	if _, err := s.RegisterIPC(t.Context(), 0, handles, groupRegions(0)); err != nil {
 		t.Fatal(err)
 	}
 	d.fill(1, []uint32{4, 5})
@@ -263,7 +255,7 @@ func TestDeviceErrorIsNotTheFiles(t *testing.T) {
 		}
 		return lj.Wait(t.Context())
 	}
-	r.double.Rules("cuLaunchKernel:code=1,cuMemcpyBatchAsync_v2:code=1,cuMemcpyAsync:code=1")
+	r.double.Rules("cuLaunchKernel:code=1,cuMemcpyAsync:code=1")
 	if res, err := load(); err != nil || len(res.Failed) != 2 || res.Bytes != 0 {
 		t.Fatalf("load with a failing GPU: got %+v, %v, want 2 failed blocks", res, err)
 	}
@@ -285,7 +277,7 @@ func TestClientGoneMidCopy(t *testing.T) {
 	r := newGPURig(t)
 	s := r.dialGPU(gdstest.UUID)
 	handles, d := r.ipc()
-	if _, err := s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0)); err != nil {
+	if _, err := s.RegisterIPC(t.Context(), 0, handles, groupRegions(0)); err != nil {
 		t.Fatal(err)
 	}
 	d.fill(1, []uint32{4, 5})

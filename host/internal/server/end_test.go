@@ -41,11 +41,7 @@ func victim(socket string) {
 	fail(err)
 	arena, err := s.NewArena(planes * arenaBlocks * pageBytes)
 	fail(err)
-	var regions []client.PlaneRegion
-	for pl := range planes {
-		regions = append(regions, client.PlaneRegion{Offset: base(0, pl), Stride: pageBytes, Blocks: arenaBlocks})
-	}
-	_, err = s.Register(ctx, 0, arena, regions)
+	_, err = s.Register(ctx, 0, arena, groupRegions(0))
 	fail(err)
 	l, err := s.Lookup(ctx, client.LookupRequest{Request: 1, Keys: keys(2)})
 	fail(err)
@@ -103,11 +99,7 @@ func TestClosedSessionCancelsItsJobs(t *testing.T) {
 	r := newRig(t, func(c *Config, _ *store.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	p := r.dial(nil)
 	p.save(0, 2)
-	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
-	job := p.loads(p.look(2), 2)
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	job := p.loadsHanging(r, 2)
 	p.Close()
 	if _, err := job.Wait(t.Context()); !errors.Is(err, client.ErrClosed) {
 		t.Errorf("load of a closed session: got %v", err)
@@ -134,11 +126,7 @@ func TestHostGoesDown(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 2)
-	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
-	job := p.loads(p.look(2), 2)
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	job := p.loadsHanging(r, 2)
 	r.stop()
 	<-p.Ended()
 	// The load's last answer may have come through before the end; either way it has one.

@@ -8,8 +8,6 @@ import (
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 func TestWrongInputIsAnsweredByField(t *testing.T) {
@@ -175,11 +173,7 @@ func TestLimits(t *testing.T) {
 	if _, err := q.Register(t.Context(), 0, big, make([]client.PlaneRegion, planes)); !errors.Is(err, client.ErrLimit) {
 		t.Errorf("arena: %v", err)
 	}
-	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
-	job := p.loads(p.look(1), 1)
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	job := p.loadsHanging(r, 1)
 	if _, err := p.store([]client.StoreChunk{chunkOf(3, 3)}); !errors.Is(err, client.ErrLimit) {
 		t.Errorf("jobs: %v", err)
 	}

@@ -132,11 +132,7 @@ func (r *rig) dial(change func(*client.Hello)) *peer {
 	}
 	r.t.Cleanup(func() { p.arena.Close() })
 	for i, g := range h.Namespace.Groups {
-		var regions []client.PlaneRegion
-		for pl := range planes {
-			regions = append(regions, client.PlaneRegion{Offset: base(i, pl), Stride: pageBytes, Blocks: arenaBlocks})
-		}
-		if p.regs[g.ID], err = s.Register(r.t.Context(), g.ID, p.arena, regions); err != nil {
+		if p.regs[g.ID], err = s.Register(r.t.Context(), g.ID, p.arena, groupRegions(i)); err != nil {
 			r.t.Fatal(err)
 		}
 	}
@@ -144,6 +140,25 @@ func (r *rig) dial(change func(*client.Hello)) *peer {
 }
 
 func base(group, plane int) int64 { return int64(group*planes+plane) * arenaBlocks * pageBytes }
+
+// groupRegions are the planes of a group in an arena.
+func groupRegions(group int) (regions []client.PlaneRegion) {
+	for pl := range planes {
+		regions = append(regions, client.PlaneRegion{Offset: base(group, pl), Stride: pageBytes, Blocks: arenaBlocks})
+	}
+	return regions
+}
+
+// loadsHanging begins to load the first n chunks, while reads hang.
+func (p *peer) loadsHanging(r *rig, n int) *client.LoadJob {
+	p.t.Helper()
+	r.faults.Set(faultfs.MustRules("read *: hang")...)
+	job := p.loads(p.look(n), n)
+	if err := r.faults.AwaitHanging(p.t.Context(), 1); err != nil {
+		p.t.Fatal(err)
+	}
+	return job
+}
 
 // page is a block's bytes in one plane of the first group.
 func (p *peer) page(plane int, block uint32) []byte {

@@ -193,42 +193,6 @@ func TestSemaphoresOfJobsThatFail(t *testing.T) {
 	r.faults.Set()
 }
 
-// When the host is gone, the client writes the semaphores itself: nobody waits for ever.
-func TestSemaphoresWhenTheHostDies(t *testing.T) {
-	r := newRig(t, nil)
-	p := r.dial(nil)
-	w := p.share()
-	p.save(0, 2)
-	r.faults.Set(faultfs.MustRules("read *: hang")...)
-	load := p.loadInOrder(p.look(2), 2, &client.Timeline{Semaphores: w, Done: 1, DoneValue: 100, Status: 2,
-		Layers: layers})
-	held, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)},
-		client.WithTimeline(&client.Timeline{Semaphores: w, WaitValue: 9, Done: 8, DoneValue: 5, Status: 9}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
-	go r.stop()
-	for semaphore, v := range map[int]uint64{1: 100, 8: 5} {
-		if err := w.Wait(t.Context(), semaphore, v); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, status := range []int{2, 3, 9} {
-		if w.Load(status) != client.StatusFailed {
-			t.Errorf("status semaphore %d is %d", status, w.Load(status))
-		}
-	}
-	if _, err := load.Wait(t.Context()); err == nil {
-		t.Log("the host told of the failure before it ended")
-	}
-	if _, err := held.Published(t.Context()); err == nil {
-		t.Log("likewise")
-	}
-}
-
 // gpuSemaphores is a session with pages and semaphores on a GPU, which are 0, as the client reaches them
 // and as a test does.
 func gpuSemaphores(t *testing.T) (*client.Session, *client.Semaphores, *gds.Semaphores, device) {
@@ -236,7 +200,7 @@ func gpuSemaphores(t *testing.T) (*client.Session, *client.Semaphores, *gds.Sema
 	r := newGPURig(t)
 	s := r.dialGPU(gdstest.UUID)
 	handles, d := r.ipc()
-	if _, err := s.RegisterIPC(t.Context(), 0, handles, deviceRegions(0)); err != nil {
+	if _, err := s.RegisterIPC(t.Context(), 0, handles, groupRegions(0)); err != nil {
 		t.Fatal(err)
 	}
 	b, err := r.gpu.Alloc(8192)

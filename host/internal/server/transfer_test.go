@@ -295,11 +295,7 @@ func TestCancelDoesNotWaitForTheDisk(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 3)
-	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
-	job := p.loads(p.look(3), 3)
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	job := p.loadsHanging(r, 3)
 	if err := job.Cancel(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -353,11 +349,7 @@ func TestUnregisterWaitsForItsJobs(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 2)
-	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", Fault: faultfs.Fault{Hang: true}})
-	job := p.loads(p.look(2), 2)
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	job := p.loadsHanging(r, 2)
 	done := make(chan error, 1)
 	go func() { done <- p.regs[0].Unregister(t.Context()) }()
 	until(t, "UNREGISTER refuses new jobs", func() bool {

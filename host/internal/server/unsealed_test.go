@@ -34,10 +34,6 @@ func TestUnsealedMemory(t *testing.T) {
 	other := r.dial(nil)
 	other.save(0, 2)
 	const bytes = planes * arenaBlocks * pageBytes
-	var regions []client.PlaneRegion
-	for pl := range planes {
-		regions = append(regions, client.PlaneRegion{Offset: base(0, pl), Stride: pageBytes, Blocks: arenaBlocks})
-	}
 	open := func(allowed bool) (*client.Session, *os.File, *client.Arena) {
 		h := r.hello()
 		h.UnsealedMemory = allowed
@@ -55,12 +51,12 @@ func TestUnsealedMemory(t *testing.T) {
 		return s, f, a
 	}
 	s, _, a := open(false)
-	if _, err := s.Register(t.Context(), 0, a, regions); !errors.Is(err, client.ErrArena) {
+	if _, err := s.Register(t.Context(), 0, a, groupRegions(0)); !errors.Is(err, client.ErrArena) {
 		t.Fatalf("HELLO does not allow it: %v", err)
 	}
 
 	s, f, a := open(true)
-	if _, err := s.Register(t.Context(), 0, a, regions); err != nil {
+	if _, err := s.Register(t.Context(), 0, a, groupRegions(0)); err != nil {
 		t.Fatal(err)
 	}
 	p := &peer{Session: s, t: t, arena: a}

@@ -63,7 +63,7 @@ func (d *directRoute) load(l *loading) error {
 	}
 	defer slot.Release()
 	defer a.forget(p.File())
-	if err := slot.Read(a.choice.Submit, int(p.File().Fd()), size); err != nil {
+	if err := slot.Read(int(p.File().Fd()), size); err != nil {
 		return a.loadFailed(err)
 	}
 	head, doubt, err := l.verifySlot(slot)
@@ -199,7 +199,7 @@ func (d *directRoute) store(t *storeTask, file staging.File) error {
 		w.table, err = sumSlot(w.memory.gpu, slot, put.Plan().Extents(), put.DataOffset())
 	}
 	if err == nil {
-		err = slot.Write(a.choice.Submit, int(file.Fd()), put.DataOffset(), w.size)
+		err = slot.Write(int(file.Fd()), put.DataOffset(), w.size)
 	}
 	if err == nil {
 		if err := w.writeHead(); err != nil {

@@ -25,49 +25,47 @@ var deviceShapes = map[string]kv.Geometry{
 
 func TestDirectStoresAndLoads(t *testing.T) {
 	for name, geo := range deviceShapes {
-		for _, submit := range []gds.Submit{gds.Sync, gds.Async} {
-			t.Run(name+" "+submit.String(), func(t *testing.T) {
-				r := newDeviceRig(t, geo, 64, 32<<20)
-				r.route(RouteChoice{Submit: submit})
-				const n = 5
-				var chunks []StoreChunk
-				from := r.shuffled(n)
+		t.Run(name, func(t *testing.T) {
+			r := newDeviceRig(t, geo, 64, 32<<20)
+			r.route(RouteChoice{})
+			const n = 5
+			var chunks []StoreChunk
+			from := r.shuffled(n)
+			for c := range n {
+				chunks = append(chunks, r.put(c, from[c]))
+			}
+			if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
+				t.Fatal(read, out)
+			}
+			check := func(what string) {
+				t.Helper()
+				r.poison()
+				ids := r.shuffled(n)
+				if out := r.load([]int{0, 1, 2, 3, 4}, ids); len(out.Failed) > 0 {
+					t.Fatal(what, out.Failed)
+				}
 				for c := range n {
-					chunks = append(chunks, r.put(c, from[c]))
-				}
-				if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
-					t.Fatal(read, out)
-				}
-				check := func(what string) {
-					t.Helper()
-					r.poison()
-					ids := r.shuffled(n)
-					if out := r.load([]int{0, 1, 2, 3, 4}, ids); len(out.Failed) > 0 {
-						t.Fatal(what, out.Failed)
-					}
-					for c := range n {
-						if err := r.holds(c, ids[c], false); err != nil {
-							t.Error(what, err)
-						}
+					if err := r.holds(c, ids[c], false); err != nil {
+						t.Error(what, err)
 					}
 				}
-				check("direct")
-				for range 2 { // the second finds the file registered, whatever the order of the others was
-					if out := r.load([]int{0}, from); len(out.Failed) > 0 {
-						t.Fatal(out.Failed)
-					}
+			}
+			check("direct")
+			for range 2 { // the second finds the file registered, whatever the order of the others was
+				if out := r.load([]int{0}, from); len(out.Failed) > 0 {
+					t.Fatal(out.Failed)
 				}
-				if s := r.stats(); s.Stores != n || s.Loads != n+2 || s.Route != "direct" || s.SlotsInUse != 0 ||
-					s.Handles.Hits == 0 {
-					t.Errorf("after %d stores and %d loads the route has %+v", n, n+2, s)
-				}
-				r.engine.SetRoute(r.gpu, r.root, RouteChoice{}) // what went direct is an ordinary file
-				check("staged")
-				if s := r.stats(); s.Loads != 0 || s.Route != "staged" {
-					t.Errorf("a load without a direct route went by %+v, want staged", s)
-				}
-			})
-		}
+			}
+			if s := r.stats(); s.Stores != n || s.Loads != n+2 || s.Route != "direct" || s.SlotsInUse != 0 ||
+				s.Handles.Hits == 0 {
+				t.Errorf("after %d stores and %d loads the route has %+v", n, n+2, s)
+			}
+			r.engine.SetRoute(r.gpu, r.root, RouteChoice{}) // what went direct is an ordinary file
+			check("staged")
+			if s := r.stats(); s.Loads != 0 || s.Route != "staged" {
+				t.Errorf("a load without a direct route went by %+v, want staged", s)
+			}
+		})
 	}
 }
 
@@ -75,7 +73,6 @@ func TestDirectStoresAndLoads(t *testing.T) {
 func TestDirectFaultsAreStaged(t *testing.T) {
 	for _, c := range []struct {
 		name, store, load string // rules
-		submit            gds.Submit
 	}{
 		{name: "registration", store: "cuFileHandleRegister:code=5027", load: "cuFileHandleRegister:code=5027"},
 		{name: "internal", store: "cuFileWrite:code=5030", load: "cuFileRead:code=5030"},
@@ -83,14 +80,11 @@ func TestDirectFaultsAreStaged(t *testing.T) {
 		{name: "code as errno", store: "cuFileWrite:errno=5030", load: "cuFileRead:errno=5030"},
 		{name: "short", store: "cuFileWrite:short=8192", load: "cuFileRead:short=8192"},
 		{name: "nothing", store: "cuFileWrite:short=0", load: "cuFileRead:short=0"},
-		{name: "negative count", store: "cuFileWrite:code=5030", load: "cuFileRead:errno=5", submit: gds.Async},
-		{name: "async refused", store: "cuFileWriteAsync:code=5038", load: "cuFileReadAsync:code=5011:errno=2",
-			submit: gds.Async},
 		{name: "checksums", store: "sums:code=701", load: "sums:code=701"},
 		{name: "no slot", store: "cuMemAlloc_v2:code=2", load: "cuMemAlloc_v2:code=2"},
 	} {
 		directFault := func(t *testing.T, r *deviceRig) {
-			r.route(RouteChoice{Submit: c.submit, Always: true})
+			r.route(RouteChoice{Always: true})
 			from := r.shuffled(3)
 			chunks := []StoreChunk{r.put(0, from[0]), r.put(1, from[1]), r.put(2, from[2])}
 			r.double.Rules(c.store)

@@ -16,7 +16,6 @@ import (
 // RouteChoice is how the pieces of one root move to and from one GPU.
 type RouteChoice struct {
 	Direct *gds.DirectRoute // nil: staged
-	Submit gds.Submit       // how cuFile is called
 	Always bool             // tried for every piece, however often it fails, unless it hangs
 	Shared bool             // other hosts remove files of the root: none is kept registered
 	Via    string           // the path according to cuFile's statistics

@@ -3,7 +3,6 @@ package transfer
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -61,22 +60,22 @@ func (e *Engine) Probe(ctx context.Context, q ProbeRequest) RouteChoice {
 	if err := p.open(ctx); err != nil {
 		return RouteChoice{Why: err.Error()}
 	}
-	best, via, err := p.fastest(ctx)
+	direct, via, err := p.direct(ctx)
 	if err != nil {
 		return RouteChoice{Why: err.Error()}
 	}
-	out := RouteChoice{Direct: q.Direct, Submit: best.submit, Always: q.Always, Via: via}
+	out := RouteChoice{Direct: q.Direct, Always: q.Always, Via: via}
 	staged, err := p.measure(ctx, p.stagedWrite, p.stagedRead)
 	if err != nil {
-		out.Why = fmt.Sprintf("direct %s (%s, %s); staged failed: %v", best.speed, via, best.submit, err)
+		out.Why = fmt.Sprintf("direct %s (%s); staged failed: %v", direct, via, err)
 		return out
 	}
-	out.Why = fmt.Sprintf("direct %s (%s, %s), staged %s", best.speed, via, best.submit, staged)
+	out.Why = fmt.Sprintf("direct %s (%s), staged %s", direct, via, staged)
 	margin := realMargin
 	if via == gds.ByCompatibility {
 		margin = compatMargin
 	}
-	if !q.Always && best.speed.cost()*margin > staged.cost() {
+	if !q.Always && direct.cost()*margin > staged.cost() {
 		out.Direct = nil
 	}
 	return out
@@ -157,36 +156,20 @@ func (p *probe) verify(i int) error {
 	return nil
 }
 
-// direct is the speed of one way to call cuFile.
-type direct struct {
-	submit gds.Submit
-	speed  Speed
-}
-
-// fastest measures each way to call cuFile.
-func (p *probe) fastest(ctx context.Context) (best direct, via string, err error) {
+// direct measures the direct route, and names the path that cuFile took.
+func (p *probe) direct(ctx context.Context) (speed Speed, via string, err error) {
 	before, statErr := p.Direct.CuFile().Stats()
-	var errs []error
-	for _, submit := range [...]gds.Submit{gds.Sync, gds.Async} {
-		speed, err := p.measure(ctx,
-			func(i int) error { return p.slots[i].Write(submit, int(p.files[i].Fd()), 0, p.size) },
-			func(i int) error { return p.slots[i].Read(submit, int(p.files[i].Fd()), p.size) })
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", submit, err))
-			continue
-		}
-		if best.speed.Read == 0 || speed.cost() < best.speed.cost() {
-			best = direct{submit, speed}
-		}
-	}
-	if best.speed.Read == 0 {
-		return best, "", fmt.Errorf("%w: %w", ErrProbe, errors.Join(errs...))
+	speed, err = p.measure(ctx,
+		func(i int) error { return p.slots[i].Write(int(p.files[i].Fd()), 0, p.size) },
+		func(i int) error { return p.slots[i].Read(int(p.files[i].Fd()), p.size) })
+	if err != nil {
+		return speed, "", fmt.Errorf("%w: %w", ErrProbe, err)
 	}
 	after, err := p.Direct.CuFile().Stats()
 	if statErr != nil || err != nil {
-		return best, "cuFile, route unknown", nil
+		return speed, "cuFile, route unknown", nil
 	}
-	return best, after.Since(before).String(), nil
+	return speed, after.Since(before).String(), nil
 }
 
 // measure times the writes of all files together, then their reads into cleared slots, and verifies the result.

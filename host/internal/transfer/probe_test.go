@@ -43,8 +43,6 @@ func TestProbe(t *testing.T) {
 		why    string
 	}{
 		"works": {always: true, direct: true, bytes: 1 << 20, why: "direct writes "},
-		"async only": {rules: "cuFileRead:code=5030:nth=1", always: true, direct: true, bytes: 64 << 10,
-			why: "async"},
 		"not registered": {rules: "cuFileHandleRegister:code=5027", always: true, bytes: 1 << 20,
 			why: "CU_FILE_HANDLE_NOT_REGISTERED"},
 		"reads fail": {rules: "cuFileRead:errno=5", always: true, bytes: 1 << 20, why: "input/output error"},

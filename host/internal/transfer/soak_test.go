@@ -4,7 +4,6 @@ import (
 	"os"
 	"testing"
 
-	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -36,7 +35,7 @@ func TestTenThousandOperationsUnderFailures(t *testing.T) {
 	faults := []string{
 		"", "cuFileRead:errno=5:nth=2", "cuFileRead:code=5030:from=3", "cuFileRead:short=4096:nth=1",
 		"cuFileRead:flip=9000:nth=4",
-		"cuFileHandleRegister:code=5027:from=2", "cuFileReadAsync:code=5038:nth=2", "cuFileRead:delay=1:nth=3",
+		"cuFileHandleRegister:code=5027:from=2", "cuFileRead:delay=1:nth=3",
 		"sums:code=701:nth=3",
 		"cuFileWrite:errno=28:nth=1", "cuFileWrite:short=0:from=2", "cuMemAlloc_v2:code=2",
 	}
@@ -45,7 +44,7 @@ func TestTenThousandOperationsUnderFailures(t *testing.T) {
 	operations, failed := 0, 0
 	for round := 0; operations < 10_000; round++ {
 		if round%50 == 0 {
-			r.route(RouteChoice{Submit: gds.Submit(round / 50 % 2), Always: round%100 == 0})
+			r.route(RouteChoice{Always: round%100 == 0})
 		}
 		fault := faults[r.rng.IntN(len(faults))]
 		ids := r.shuffled(batch)
