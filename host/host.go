@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/observe"
@@ -31,7 +31,7 @@ type Config struct {
 	// Memory is the size of a root in memory before those of Config ([config.Config.WithMemory]); 0: none.
 	Memory int64
 	// Speeds is asked with compression = "auto" in place of what is measured; for tests.
-	Speeds func() choice.Speeds
+	Speeds func() codec.Speeds
 }
 
 // Host is a running kvhost.
@@ -49,7 +49,7 @@ type Host struct {
 	spans    *spans.Tracer
 	traced   *activity.Requests
 	version  string
-	speeds   func() choice.Speeds
+	speeds   func() codec.Speeds
 
 	reloading sync.Mutex // held during Reload
 	closeOnce sync.Once

@@ -1,4 +1,4 @@
-package choice
+package codec
 
 import (
 	"fmt"
@@ -34,7 +34,7 @@ func TestGainDecides(t *testing.T) {
 		{1.03, Always, 10 * Trial},
 		{1.02, Always, 1 + 12},
 		{1, Always, 1 + 12},
-		{1.45, 1.5, 12},         // a ratio that nobody has seen is not expected
+		{1.45, 1.5, 12},         // a ratio that was never seen is not expected
 		{1.2, 1.35, 1 + 12},     // 1.4 is expected, and 1.2 found
 		{1.45, math.Inf(1), 12}, // however much it gains
 	} {

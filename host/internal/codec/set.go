@@ -1,4 +1,4 @@
-package choice
+package codec
 
 import (
 	"cmp"

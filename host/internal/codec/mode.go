@@ -1,4 +1,4 @@
-package choice
+package codec
 
 import "github.com/kvhost/kvhost/host/kv"
 
