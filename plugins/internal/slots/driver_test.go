@@ -1,4 +1,6 @@
-package policytest
+// The policies that are made of slots are tested natively here: each is driven as the host does it (victims, then removals, then the
+// insert), and each answer compared with that of the algorithm as its paper gives it, with maps and lists, deciding at the access.
+package slots_test
 
 import (
 	"math/bits"

@@ -1,4 +1,4 @@
-package policytest
+package slots_test
 
 import "container/list"
 

@@ -1,4 +1,4 @@
-package policytest
+package slots_test
 
 import "container/list"
 
@@ -31,7 +31,7 @@ func (q *queue) Access(key uint64) (bool, []uint64) {
 }
 
 // clock is the circle itself: frames, used bits and a hand.
-type clock struct {
+type clockTextbook struct {
 	frames []uint64
 	used   []bool
 	at     map[uint64]int
@@ -40,10 +40,10 @@ type clock struct {
 
 // Clock is Corbató's clock.
 func Clock(capacity int) Textbook {
-	return &clock{frames: make([]uint64, 0, capacity), used: make([]bool, capacity), at: map[uint64]int{}}
+	return &clockTextbook{frames: make([]uint64, 0, capacity), used: make([]bool, capacity), at: map[uint64]int{}}
 }
 
-func (c *clock) Access(key uint64) (bool, []uint64) {
+func (c *clockTextbook) Access(key uint64) (bool, []uint64) {
 	if i, ok := c.at[key]; ok {
 		c.used[i] = true
 		return true, nil
@@ -65,7 +65,7 @@ func (c *clock) Access(key uint64) (bool, []uint64) {
 }
 
 // sieve follows algorithm 1 line by line.
-type sieve struct {
+type sieveTextbook struct {
 	o        *order
 	visited  map[uint64]bool
 	hand     *list.Element
@@ -74,10 +74,10 @@ type sieve struct {
 
 // Sieve is the algorithm of the paper.
 func Sieve(capacity int) Textbook {
-	return &sieve{o: newOrder(), visited: map[uint64]bool{}, capacity: capacity}
+	return &sieveTextbook{o: newOrder(), visited: map[uint64]bool{}, capacity: capacity}
 }
 
-func (s *sieve) Access(key uint64) (bool, []uint64) {
+func (s *sieveTextbook) Access(key uint64) (bool, []uint64) {
 	if s.o.has(key) {
 		s.visited[key] = true
 		return true, nil
@@ -105,7 +105,7 @@ func (s *sieve) Access(key uint64) (bool, []uint64) {
 }
 
 // lfu looks through everything for the lowest (priority, last use).
-type lfu struct {
+type lfuTextbook struct {
 	of       map[uint64]lfuFact
 	age      uint64
 	clock    uint64
@@ -118,11 +118,11 @@ type lfuFact struct{ uses, priority, last uint64 }
 // LFU is least frequently used; with aging it is LFU-DA.
 func LFU(aging bool) func(int) Textbook {
 	return func(capacity int) Textbook {
-		return &lfu{of: map[uint64]lfuFact{}, capacity: capacity, aging: aging}
+		return &lfuTextbook{of: map[uint64]lfuFact{}, capacity: capacity, aging: aging}
 	}
 }
 
-func (l *lfu) Access(key uint64) (bool, []uint64) {
+func (l *lfuTextbook) Access(key uint64) (bool, []uint64) {
 	f, hit := l.of[key]
 	var gone []uint64
 	if !hit && len(l.of) == l.capacity {
@@ -145,17 +145,17 @@ func (l *lfu) Access(key uint64) (bool, []uint64) {
 }
 
 // twoq is the paper's full version.
-type twoq struct {
+type twoqTextbook struct {
 	in, out, main  *order
 	kin, kout, all int
 }
 
 // TwoQ is 2Q with Kin 25 % and Kout 50 %.
 func TwoQ(capacity int) Textbook {
-	return &twoq{newOrder(), newOrder(), newOrder(), capacity / 4, capacity / 2, capacity}
+	return &twoqTextbook{newOrder(), newOrder(), newOrder(), capacity / 4, capacity / 2, capacity}
 }
 
-func (q *twoq) Access(key uint64) (bool, []uint64) {
+func (q *twoqTextbook) Access(key uint64) (bool, []uint64) {
 	switch {
 	case q.main.has(key):
 		q.main.renew(key)
@@ -188,7 +188,7 @@ func (q *twoq) Access(key uint64) (bool, []uint64) {
 }
 
 // s3fifo is algorithm 1.
-type s3fifo struct {
+type s3fifoTextbook struct {
 	small, main, ghost *order
 	freq               map[uint64]int
 	s, all             int
@@ -196,10 +196,10 @@ type s3fifo struct {
 
 // S3FIFO is S3-FIFO with a small queue of 10 %.
 func S3FIFO(capacity int) Textbook {
-	return &s3fifo{newOrder(), newOrder(), newOrder(), map[uint64]int{}, capacity / 10, capacity}
+	return &s3fifoTextbook{newOrder(), newOrder(), newOrder(), map[uint64]int{}, capacity / 10, capacity}
 }
 
-func (q *s3fifo) Access(key uint64) (bool, []uint64) {
+func (q *s3fifoTextbook) Access(key uint64) (bool, []uint64) {
 	if q.small.has(key) || q.main.has(key) {
 		q.freq[key] = min(q.freq[key]+1, 3)
 		return true, nil
@@ -222,7 +222,7 @@ func (q *s3fifo) Access(key uint64) (bool, []uint64) {
 	return false, gone
 }
 
-func (q *s3fifo) evictSmall() []uint64 {
+func (q *s3fifoTextbook) evictSmall() []uint64 {
 	for q.small.len() > 0 && (q.small.len() >= q.s || q.main.len() == 0) {
 		key := q.small.pop()
 		if q.freq[key] > 1 {
@@ -240,7 +240,7 @@ func (q *s3fifo) evictSmall() []uint64 {
 	return nil
 }
 
-func (q *s3fifo) evictMain() uint64 {
+func (q *s3fifoTextbook) evictMain() uint64 {
 	for {
 		key := q.main.pop()
 		if q.freq[key] == 0 {

@@ -1,7 +1,7 @@
-package policytest
+package slots_test
 
 // arc is figure 4 of the paper.
-type arc struct {
+type arcTextbook struct {
 	t1, t2, b1, b2 *order
 	p, c           int
 	early          bool
@@ -11,11 +11,11 @@ type arc struct {
 // before the new entry is known.
 func ARC(early bool) func(int) Textbook {
 	return func(c int) Textbook {
-		return &arc{t1: newOrder(), t2: newOrder(), b1: newOrder(), b2: newOrder(), c: c, early: early}
+		return &arcTextbook{t1: newOrder(), t2: newOrder(), b1: newOrder(), b2: newOrder(), c: c, early: early}
 	}
 }
 
-func (a *arc) replace(inB2 bool) []uint64 {
+func (a *arcTextbook) replace(inB2 bool) []uint64 {
 	if a.t1.len() > 0 && (a.t1.len() > a.p || inB2 && a.t1.len() == a.p) || a.t2.len() == 0 {
 		a.b1.push(a.t1.pop())
 		return []uint64{a.b1.l.Front().Value.(uint64)}
@@ -24,9 +24,9 @@ func (a *arc) replace(inB2 bool) []uint64 {
 	return []uint64{a.b2.l.Front().Value.(uint64)}
 }
 
-func (a *arc) full() bool { return a.t1.len()+a.t2.len() == a.c }
+func (a *arcTextbook) full() bool { return a.t1.len()+a.t2.len() == a.c }
 
-func (a *arc) Access(key uint64) (bool, []uint64) {
+func (a *arcTextbook) Access(key uint64) (bool, []uint64) {
 	for _, t := range []*order{a.t1, a.t2} {
 		if t.has(key) {
 			t.remove(key)

@@ -1,9 +1,9 @@
-package policytest
+package slots_test
 
 import "slices"
 
 // lirs keeps S and Q as plain slices, newest first, and the state of each key beside them.
-type lirs struct {
+type lirsTextbook struct {
 	s, q     []uint64
 	resident map[uint64]bool
 	isLIR    map[uint64]bool
@@ -15,7 +15,7 @@ type lirs struct {
 
 // LIRS is the paper's, with 1 % for HIR entries and a memory of as many evicted entries as there are resident ones.
 func LIRS(capacity int) Textbook {
-	return &lirs{
+	return &lirsTextbook{
 		resident: map[uint64]bool{}, isLIR: map[uint64]bool{},
 		limit: capacity - max(1, capacity/100), all: capacity,
 	}
@@ -25,7 +25,7 @@ func without(s []uint64, key uint64) []uint64 {
 	return slices.DeleteFunc(s, func(k uint64) bool { return k == key })
 }
 
-func (l *lirs) prune() {
+func (l *lirsTextbook) prune() {
 	for len(l.s) > 0 && !l.isLIR[l.s[len(l.s)-1]] {
 		bottom := l.s[len(l.s)-1]
 		l.s = l.s[:len(l.s)-1]
@@ -33,7 +33,7 @@ func (l *lirs) prune() {
 	}
 }
 
-func (l *lirs) promote(key uint64) {
+func (l *lirsTextbook) promote(key uint64) {
 	l.isLIR[key] = true
 	l.lirs++
 	for l.lirs > l.limit {
@@ -47,7 +47,7 @@ func (l *lirs) promote(key uint64) {
 	l.prune()
 }
 
-func (l *lirs) Access(key uint64) (bool, []uint64) {
+func (l *lirsTextbook) Access(key uint64) (bool, []uint64) {
 	if l.resident[key] {
 		stacked := slices.Contains(l.s, key)
 		l.s = append([]uint64{key}, without(l.s, key)...)
