@@ -187,7 +187,7 @@ manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernete
 	$< -update examples/deploy/kubernetes
 
 dist: plugins .build/bin/nfpm ## tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
-	$(GO) run ./examples/deploy/internal/dist -version '$(VERSION)' 
+	$(GO) run ./examples/deploy -version '$(VERSION)' 
 
 kits: ## install what tests need and root is not needed for: Rust's wasm target, Python packages
 	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi

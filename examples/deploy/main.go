@@ -1,7 +1,8 @@
-// Command dist writes what a release consists of: for each architecture a tarball, a deb and an rpm, and a bill of the
+// Command deploy writes what a release consists of: for each architecture a tarball, a deb and an rpm, and a bill of the
 // materials in the binary; and their checksums. Two runs on one commit write the same bytes.
+// The tests install, run and check what is in this directory and what the command writes.
 //
-//	go run ./examples/deploy/internal/dist -version 1.2.3 -nfpm .build/bin/nfpm   # in the top directory
+//	go run ./examples/deploy -version 1.2.3 -nfpm .build/bin/nfpm   # in the top directory
 package main
 
 import (
@@ -44,7 +45,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	if err := r.run(ctx, strings.Split(*archs, ",")); err != nil {
-		fmt.Fprintln(os.Stderr, "dist:", err)
+		fmt.Fprintln(os.Stderr, "deploy:", err)
 		stop()
 		os.Exit(1)
 	}
