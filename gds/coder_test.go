@@ -228,7 +228,7 @@ func TestCoderRefuses(t *testing.T) {
 					r.double.Rules(c.rules)
 				}
 				if err := r.decode(th, extent, stored, nil); !errors.Is(err, c.want) {
-					t.Errorf("%v, want %v", err, c.want)
+					t.Errorf("decode: got %v, want %v", err, c.want)
 				}
 				if c.rules != "" {
 					r.double.Rules("")
@@ -342,7 +342,7 @@ func TestWithoutCoders(t *testing.T) {
 		other, err := g.driver.OpenGPU(g.UUID, Config{Threads: 2, Window: 1 << 20, Codec: true})
 		double.Rules("")
 		if err != nil {
-			t.Fatalf("%q: %v", rules, err)
+			t.Fatalf("with rules %q: %v", rules, err)
 		}
 		if other.FitsWindow(1, 1) != windows || other.FitsCoder(1, 1) != (rules == "") {
 			t.Errorf("%q: windows %v, coders %v", rules, other.FitsWindow(1, 1), other.FitsCoder(1, 1))

@@ -43,10 +43,10 @@ func TestPrivateConfigKeepsTheMachines(t *testing.T) {
 	if got.Logging.Level != "ERROR" || got.Logging.Dir != "/log" || !got.Properties.Compat ||
 		len(got.Properties.Addrs) != 1 ||
 		got.FS.Lustre.Mounts[`http://a"//b`] != 1 {
-		t.Errorf("%s", text)
+		t.Errorf("private configuration: got %s", text)
 	}
 	if text, err = privateConfig(nil, "/log"); err != nil || !json.Valid(text) {
-		t.Errorf("%s, %v", text, err)
+		t.Errorf("configuration of nothing: got %s, %v, want JSON", text, err)
 	}
 }
 
@@ -59,7 +59,7 @@ func TestConfigureWithAndWithoutParameters(t *testing.T) {
 	dir := t.TempDir()
 	if err := c.Configure(dir); err != nil || double.Calls("cuFileSetParameterString") != 1 ||
 		double.Calls("cuFileSetParameterBool") != 1 {
-		t.Errorf("%v", err)
+		t.Errorf("configure: %v, want one call of each setter", err)
 	}
 	c.fn.setString, c.fn.setBool = function{}, function{} // as an old library
 	base := filepath.Join(dir, "base.json")
@@ -74,7 +74,7 @@ func TestConfigureWithAndWithoutParameters(t *testing.T) {
 	var tree map[string]map[string]any
 	if err != nil || json.Unmarshal(text, &tree) != nil || tree["logging"]["dir"] != dir ||
 		tree["fs"]["generic"] == nil {
-		t.Errorf("%s, %v", text, err)
+		t.Errorf("written configuration: got %s, %v, want the log directory and fs.generic", text, err)
 	}
 	if err := c.Configure(filepath.Join(dir, "none")); err == nil {
 		t.Error("a directory that does not exist is no error")

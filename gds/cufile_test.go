@@ -40,7 +40,7 @@ func TestCuFileSays(t *testing.T) {
 	}
 	p, err := c.Properties()
 	if err != nil || p.MaxDirectIOKB == 0 {
-		t.Errorf("%+v, %v", p, err)
+		t.Errorf("properties: got %+v, %v, want a limit of direct I/O", p, err)
 	}
 	if err := c.SetBool(AllowCompatMode, true); err == nil {
 		t.Error("a parameter was taken by an open driver")
@@ -67,7 +67,7 @@ func TestStatsNameTheRoute(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := c.Stats(); err != nil {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("statistics: got %+v, %v", r, err)
 	}
 	for _, k := range []struct {
 		r    Routes
@@ -78,7 +78,7 @@ func TestStatsNameTheRoute(t *testing.T) {
 		{Routes{Reads: 1, NVFSReads: 1}, "nvidia-fs"}, {Routes{Reads: 2, NVFSReads: 1, PosixReads: 1}, "mixed"},
 	} {
 		if !strings.Contains(k.r.String(), k.want) {
-			t.Errorf("%+v: %s", k.r, k.r)
+			t.Errorf("text of %+v: got %s", k.r, k.r)
 		}
 	}
 }

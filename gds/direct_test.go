@@ -110,12 +110,12 @@ func TestDirectRoundTrip(t *testing.T) {
 				moved.NVFSReads, moved.PosixReads,
 				moved.Writes, moved.P2PWrites, moved.NVFSWrites, moved.PosixWrites)
 			if err != nil || moved.Reads == 0 || moved.Writes == 0 {
-				t.Errorf("%s, %v", moved, err)
+				t.Errorf("what moved: got %s, %v, want reads and writes", moved, err)
 			}
 			out.Release()
 			in.Release()
 			if s := d.Handles.Stats(); s.Hits != 3 || s.Misses != 1 || s.Open != 1 {
-				t.Errorf("%+v", s)
+				t.Errorf("cache of handles: got %+v, want 3 hits, 1 miss, 1 open", s)
 			}
 		})
 	}
@@ -152,7 +152,7 @@ func TestDirectFaults(t *testing.T) {
 			double.Rules(c.rules)
 			err := s.Read(c.submit, int(f.Fd()), 64<<10)
 			if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
-				t.Errorf("%v", err)
+				t.Errorf("direct operation: got error %v", err)
 			}
 			double.Rules("")
 			if err := s.Read(c.submit, int(f.Fd()), 64<<10); err != nil {
@@ -182,7 +182,7 @@ func TestSlotsAreBoundedAndReused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(big.Head) != 64<<10 || len(big.Extents) != 1000 || len(big.Sums) != 1000 || big.Bytes != 2<<20 {
-		t.Errorf("%d, %d, %d, %d", len(big.Head), len(big.Extents), len(big.Sums), big.Bytes)
+		t.Errorf("largest slot: got %d bytes of head, %d extents, %d sums, %d bytes", len(big.Head), len(big.Extents), len(big.Sums), big.Bytes)
 	}
 	if out, n := d.Slots(); out != 2 || n != 6<<20 {
 		t.Errorf("%d slots are in use, %d bytes are taken", out, n)
@@ -202,7 +202,7 @@ func TestSlotsAreBoundedAndReused(t *testing.T) {
 		"cuMemHostRegister_v2:code=304"} {
 		double.Rules(rules)
 		if _, err := d.Acquire(8<<20, 4096, 0); !errors.Is(err, ErrNoSlot) {
-			t.Errorf("%s: %v", rules, err)
+			t.Errorf("acquire with %s: got %v, want no slot", rules, err)
 		}
 		double.Rules("")
 		s, err := d.Acquire(8<<20, 4096, 0)

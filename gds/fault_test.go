@@ -28,7 +28,7 @@ func TestOpenFails(t *testing.T) {
 		double.Rules(c.rules)
 		if _, err := g.driver.OpenGPU(g.UUID, Config{Threads: 3}); err == nil ||
 			!strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v", c.rules, err)
+			t.Errorf("open the GPU with %s: got error %v", c.rules, err)
 		}
 		double.Rules("")
 		if again, err := g.driver.OpenGPU(g.UUID, Config{Threads: 3}); err != nil {
@@ -73,7 +73,7 @@ func TestCopiesFallBack(t *testing.T) {
 			on(t, g, func(th *Thread) error { return th.Fill(pages.Address, 0xa5, pages.Size) })
 			double.Rules(rules)
 			if err := move(g, Scatter, flat, pages.Address, 16, 4096, nil); err != nil {
-				t.Fatalf("%s: %v", rules, err)
+				t.Fatalf("scatter after %s: %v", rules, err)
 			}
 			double.Rules("")
 			got := make([]byte, len(data))
@@ -118,7 +118,7 @@ func TestStickyErrorTakesTheGPUOut(t *testing.T) {
 		double.Rules(rules)
 		err := move(g, Gather, flat, pages.Address, 4, 4096, nil)
 		if !Sticky(err) {
-			t.Errorf("%s: %v", rules, err)
+			t.Errorf("with %s: error %v is not sticky", rules, err)
 		}
 		<-done
 		double.Rules("")

@@ -134,14 +134,14 @@ func TestDevices(t *testing.T) {
 	}
 	for _, bad := range []string{"", "GPU-", "GPU-zz", "GPU-00112233-4455-6677-8899-aabbccddeeff00"} {
 		if _, err := ParseUUID(bad); !errors.Is(err, ErrNoGPU) {
-			t.Errorf("%q: %v", bad, err)
+			t.Errorf("parse UUID %q: got error %v", bad, err)
 		}
 	}
 }
 
 func TestNoLibrary(t *testing.T) {
 	if _, err := Open(nil, "libkvhost-no-such.so.1"); !errors.Is(err, ErrNoDriver) {
-		t.Errorf("%v", err)
+		t.Errorf("open a library that is not there: got error %v, want no driver", err)
 	}
 	if _, err := Open(nil, "libm.so.6"); !errors.Is(err, ErrNoDriver) || !errors.Is(err, ErrSymbol) {
 		t.Errorf("a library without the functions: %v", err)
@@ -206,7 +206,7 @@ func TestBatchRefusesWhatIsOutsideItsBuffer(t *testing.T) {
 		b := th.Begin(Gather, flat, nil)
 		for _, c := range [][2]int{{-1, 1}, {4096, 1}, {0, 4097}, {4000, 97}, {1, -1}, {int(^uint(0) >> 1), 2}} {
 			if err := b.Add(0, c[0], c[1]); !errors.Is(err, ErrConfig) {
-				t.Errorf("%v: %v", c, err)
+				t.Errorf("add %v to a batch: got error %v, want a bad configuration", c, err)
 			}
 		}
 		return b.Wait()

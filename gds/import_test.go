@@ -29,7 +29,7 @@ func TestImportIPC(t *testing.T) {
 	}
 	b, err := g.ImportIPC(handleOf(t, pages))
 	if err != nil || a != b || a.Size != 3<<20 || a.Base == pages.Address {
-		t.Fatalf("%+v, %+v: %v", a, b, err)
+		t.Fatalf("imports of one handle: got %+v, %+v, %v, want the same", a, b, err)
 	}
 	if n := double.Calls("cuIpcOpenMemHandle_v2"); n != 1 {
 		t.Errorf("the handle was opened %d times", n)
@@ -68,7 +68,7 @@ func TestImportIPCRefusals(t *testing.T) {
 	} {
 		double.Rules(c.rules)
 		if _, err := g.ImportIPC(c.handle); !errors.Is(err, ErrImport) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("import of a handle that is %s: got error %v", name, err)
 		}
 		if opened, closed := double.Calls("cuIpcOpenMemHandle_v2"), double.Calls(
 			"cuIpcCloseMemHandle"); closed > opened || (opened-closed) > 1 {

@@ -95,42 +95,6 @@ func TestMonitoringNamesMetrics(t *testing.T) {
 	}
 }
 
-var (
-	testInText   = regexp.MustCompile("`(Test[A-Za-z]+)`")
-	testInSource = regexp.MustCompile(`(?m)^func (Test[A-Za-z]+)\(t `)
-)
-
-// Every test that the README names exists.
-func TestReadmeNamesTests(t *testing.T) {
-	exists := map[string]bool{}
-	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() && path != ".." && strings.HasPrefix(d.Name(), ".") {
-			return filepath.SkipDir
-		}
-		if strings.HasSuffix(path, "_test.go") {
-			for _, m := range testInSource.FindAllStringSubmatch(readText(t, path), -1) {
-				exists[m[1]] = true
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	named := testInText.FindAllStringSubmatch(readText(t, "../README.md"), -1)
-	if len(named) == 0 {
-		t.Error("the README names no tests")
-	}
-	for _, m := range named {
-		if !exists[m[1]] {
-			t.Errorf("the README names %s, which does not exist", m[1])
-		}
-	}
-}
-
 // The policy in the README is the code of fifo, without its comments.
 func TestReadmePolicy(t *testing.T) {
 	_, rest, _ := strings.Cut(readText(t, "../README.md"), "```go\n")

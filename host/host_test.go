@@ -56,7 +56,7 @@ func get(t *testing.T, h *host.Host, path string) string {
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
 	if err != nil || r.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %s %v", path, r.Status, err)
+		t.Fatalf("get %s: %s, %v", path, r.Status, err)
 	}
 	return string(text)
 }
@@ -180,7 +180,7 @@ func TestRefusals(t *testing.T) {
 			c.change(conf)
 			h, err := host.New(context.Background(), host.Config{Config: conf})
 			if !errors.Is(err, c.want) {
-				t.Errorf("got %v, want %v", err, c.want)
+				t.Errorf("start: got %v, want %v", err, c.want)
 			}
 			if err == nil {
 				h.Close()
@@ -195,7 +195,7 @@ func TestRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := h.Run(context.Background()); !errors.Is(err, socket.ErrInUse) {
-			t.Errorf("got %v", err)
+			t.Errorf("run on a socket in use: got %v", err)
 		}
 	})
 }

@@ -23,7 +23,7 @@ const maxLogMessages = 1024
 const suppressedLines = "suppressed"
 
 // limitLog returns a handler that passes records on to next within the limits. Debug records are not limited, nor are those
-// with the messages of except, whose callers limit them.
+// with the messages of except, which their callers limit.
 func limitLog(next slog.Handler, except ...string) slog.Handler {
 	return &logLimit{next, &logLimits{except: except, messages: map[logMessage]*logBucket{}}}
 }

@@ -153,7 +153,7 @@ func TestMemoryRootsAreValidated(t *testing.T) {
 		change(&c.Roots[0])
 		var problem *config.Problem
 		if err := c.Validate(); !errors.As(err, &problem) || problem.Path != "root[0]."+name {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("root in memory with %s: got %v", name, err)
 		}
 	}
 	c := configuration(t)

@@ -25,6 +25,6 @@ func TestPins(t *testing.T) {
 		s.Close()
 	}
 	if !errors.Is(err, client.ErrDisagreement) || !strings.Contains(err.Error(), "dtype") {
-		t.Fatalf("%v", err)
+		t.Fatalf("HELLO with another dtype than the pinned one: got %v", err)
 	}
 }

@@ -33,7 +33,7 @@ func TestPolicyMemoryIsShown(t *testing.T) {
 		if strings.HasPrefix(name, "kvhost_policy_memory_bytes{") || strings.HasPrefix(name, "kvhost_shadow_memory_bytes{") {
 			var bytes float64
 			if _, err := fmt.Sscan(value, &bytes); err != nil {
-				t.Fatalf("%q: %v", line, err)
+				t.Fatalf("metric %q: %v", line, err)
 			}
 			shown += bytes
 		}

@@ -22,7 +22,7 @@ func TestReady(t *testing.T) {
 		next.HTTP.ReadyPolicies, next.HTTP.ReadyScan = c.policies, c.scan
 		h := &Host{cfg: next}
 		if why := h.notReady(st); len(why) != c.reasons {
-			t.Errorf("%+v: %q", c, why)
+			t.Errorf("state %+v: not ready because of %q", c, why)
 		}
 	}
 }

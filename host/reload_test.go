@@ -78,7 +78,7 @@ func TestReload(t *testing.T) {
 	} {
 		err := reload(t, h, c.cfg)
 		if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: got %v, want %q", c.what, err, c.says)
+			t.Errorf("reload to %s: got %v, want %q", c.what, err, c.says)
 		}
 		if now := acting(h); now != before {
 			t.Errorf("%s: %s in place of %s", c.what, now, before)

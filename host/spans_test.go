@@ -40,7 +40,7 @@ func receive(t *testing.T) *exports {
 		body, err := io.ReadAll(r.Body)
 		var d tracepb.TracesData
 		if err != nil || r.URL.Path != "/v1/traces" || r.Method != http.MethodPost || proto.Unmarshal(body, &d) != nil {
-			t.Errorf("%s %s: %v", r.Method, r.URL.Path, err)
+			t.Errorf("export by %s to %s: %v", r.Method, r.URL.Path, err)
 			return
 		}
 		e.tenant <- r.Header.Get("X-Tenant")
@@ -203,7 +203,7 @@ func TestSpansOfRequests(t *testing.T) {
 	store, lookup, load := find(t, all, "kvhost.store"), find(t, all, "kvhost.lookup"), find(t, all, "kvhost.load")
 	for _, s := range all {
 		if hex.EncodeToString(s.TraceId) != traceID || s.EndTimeUnixNano < s.StartTimeUnixNano || s.Status.GetCode() != 0 {
-			t.Errorf("%v", s)
+			t.Errorf("span: got %v, want it in the client's trace without an error", s)
 		}
 	}
 	pieces := map[*tracepb.Span]string{store: "kvhost.write", load: "kvhost.read"}

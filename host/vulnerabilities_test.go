@@ -41,7 +41,7 @@ func TestVulnerabilitiesAreNotLeftOutSilently(t *testing.T) {
 		cmd.Env = append(os.Environ(), testenv.Require+"=")
 		out, err := cmd.CombinedOutput()
 		if (err != nil) != c.fails || !strings.Contains(string(out), c.says) {
-			t.Errorf("%s: %v\n%s", c.name, err, out)
+			t.Errorf("with the tool %s: %v\n%s", c.name, err, out)
 		}
 	}
 }

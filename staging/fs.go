@@ -77,10 +77,9 @@ type Info struct {
 	Size      int64
 	Allocated int64 // bytes of its blocks on disk
 	ModTime   time.Time
-	Accessed  time.Time // last read, as exactly as the mount keeps it
-	Dev, Ino  uint64    // identity
-	Links     uint64    // names; 0 when it is unlinked but still open
-	Owner     uint32    // user
+	Dev, Ino  uint64 // identity
+	Links     uint64 // names; 0 when it is unlinked but still open
+	Owner     uint32 // user
 	Mode      fs.FileMode
 }
 
@@ -95,8 +94,6 @@ type Space struct {
 	Total     int64 // bytes
 	Free      int64 // bytes not in use
 	Available int64 // bytes available to this user
-	Files     int64 // inodes; 0 where they are not counted
-	FilesFree int64
 	Type      int64 // the file system's magic number
 	ReadOnly  bool
 }

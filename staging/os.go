@@ -121,7 +121,6 @@ func spaceOf(st *unix.Statfs_t) Space {
 	}
 	return Space{
 		Total: int64(st.Blocks) * unit, Free: int64(st.Bfree) * unit, Available: int64(st.Bavail) * unit,
-		Files: int64(st.Files), FilesFree: int64(st.Ffree),
 		Type: int64(st.Type), ReadOnly: st.Flags&unix.ST_RDONLY != 0,
 	}
 }
@@ -184,7 +183,7 @@ func holder(f *osFile) string {
 func infoOf(st *unix.Stat_t) Info {
 	return Info{
 		Size: st.Size, Allocated: st.Blocks * 512,
-		ModTime: time.Unix(st.Mtim.Unix()), Accessed: time.Unix(st.Atim.Unix()), Dev: uint64(st.Dev), Ino: st.Ino, Links: uint64(st.Nlink),
+		ModTime: time.Unix(st.Mtim.Unix()), Dev: uint64(st.Dev), Ino: st.Ino, Links: uint64(st.Nlink),
 		Owner: st.Uid, Mode: modeOf(st.Mode),
 	}
 }

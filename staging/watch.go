@@ -1,6 +1,7 @@
 package staging
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"io/fs"
@@ -23,7 +24,7 @@ type Watch struct {
 //
 // A read or write that was given up still uses the caller's memory: see [HungError.Ended].
 type WatchedFS struct {
-	inner FS
+	Around
 	watch Watch
 	limit atomic.Int64 // Watch.Limit, or what SetLimit said
 	stuck atomic.Int64
@@ -35,7 +36,8 @@ type WatchedFS struct {
 
 // Watched returns inner with a time limit. Close ends its helpers.
 func Watched(inner FS, w Watch) *WatchedFS {
-	f := &WatchedFS{inner: inner, watch: w}
+	f := &WatchedFS{watch: w}
+	f.Around = Around{Inner: inner, Run: f.call}
 	f.SetLimit(w.Limit)
 	return f
 }
@@ -191,114 +193,51 @@ func (f *WatchedFS) seen(op Op, name string, err error) {
 	}
 }
 
-// asked is an operation on names with its result.
-type asked[T any] struct {
-	call  func() (T, error)
-	undo  func(T)
-	value T
-	err   error
+// asked is a call with its error.
+type asked struct {
+	Call
+	err error
 }
 
-func (a *asked[T]) run() { a.value, a.err = a.call() }
+func (a *asked) run() { a.err = a.Do() }
 
-func (a *asked[T]) late() {
-	if a.err == nil && a.undo != nil {
-		a.undo(a.value)
+func (a *asked) late() {
+	if a.err == nil && a.Undo != nil {
+		a.Undo()
 	}
 }
 
-func watched[T any](f *WatchedFS, op Op, name string, undo func(T), call func() (T, error)) (T, error) {
-	a := &asked[T]{call: call, undo: undo}
-	if err := f.do(op, name, a); err != nil {
-		var none T
-		return none, err
+// call makes an operation. An error names the new one of two names.
+func (f *WatchedFS) call(c Call) error {
+	a := &asked{Call: c}
+	name := cmp.Or(c.Other, c.Name)
+	if err := f.do(c.Op, name, a); err != nil {
+		return err
 	}
-	f.seen(op, name, a.err)
-	return a.value, a.err
+	f.seen(c.Op, name, a.err)
+	return a.err
 }
 
-func (f *WatchedFS) done(op Op, name string, call func() error) error {
-	_, err := watched(f, op, name, nil, func() (struct{}, error) { return struct{}{}, call() })
-	return err
+// openDirect is OpenDirect as one operation, so that the limit covers the test of a new device too.
+func (f *WatchedFS) openDirect(name string, flag int, perm fs.FileMode) (File, error) {
+	return f.file(f.opened(name, func() (File, error) { return OpenDirect(f.Inner, name, flag, perm) }))
 }
 
-func (f *WatchedFS) opened(name string, open func() (File, error)) (File, error) {
-	file, err := watched(f, OpOpen, name, func(late File) { late.Close() }, open)
+// OpenFile implements [FS].
+func (f *WatchedFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
+	return f.file(f.Around.OpenFile(name, flag, perm))
+}
+
+func (f *WatchedFS) file(file File, err error) (File, error) {
 	if err != nil {
 		return nil, err
 	}
 	return &watchedFile{File: file, fs: f}, nil
 }
 
-// openDirect is OpenDirect as one operation, so that the limit covers the test of a new device too.
-func (f *WatchedFS) openDirect(name string, flag int, perm fs.FileMode) (File, error) {
-	return f.opened(name, func() (File, error) { return OpenDirect(f.inner, name, flag, perm) })
-}
-
-// OpenFile implements [FS].
-func (f *WatchedFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
-	return f.opened(name, func() (File, error) { return f.inner.OpenFile(name, flag, perm) })
-}
-
-// Rename implements [FS].
-func (f *WatchedFS) Rename(oldname, newname string) error {
-	return f.done(OpRename, newname, func() error { return f.inner.Rename(oldname, newname) })
-}
-
-// RenameNoReplace implements [FS].
-func (f *WatchedFS) RenameNoReplace(oldname, newname string) error {
-	return f.done(OpPublish, newname, func() error { return f.inner.RenameNoReplace(oldname, newname) })
-}
-
-// Link implements [FS].
-func (f *WatchedFS) Link(oldname, newname string) error {
-	return f.done(OpLink, newname, func() error { return f.inner.Link(oldname, newname) })
-}
-
-// Remove implements [FS].
-func (f *WatchedFS) Remove(name string) error {
-	return f.done(OpRemove, name, func() error { return f.inner.Remove(name) })
-}
-
-// Mkdir implements [FS].
-func (f *WatchedFS) Mkdir(name string, perm fs.FileMode) error {
-	return f.done(OpMkdir, name, func() error { return f.inner.Mkdir(name, perm) })
-}
-
-// MkdirAll implements [FS].
-func (f *WatchedFS) MkdirAll(name string, perm fs.FileMode) error {
-	return f.done(OpMkdir, name, func() error { return f.inner.MkdirAll(name, perm) })
-}
-
-// ReadDir implements [FS].
-func (f *WatchedFS) ReadDir(name string) ([]fs.DirEntry, error) {
-	return watched(f, OpReadDir, name, nil, func() ([]fs.DirEntry, error) { return f.inner.ReadDir(name) })
-}
-
-// Stat implements [FS].
-func (f *WatchedFS) Stat(name string) (Info, error) {
-	return watched(f, OpStat, name, nil, func() (Info, error) { return f.inner.Stat(name) })
-}
-
-// SyncDir implements [FS].
-func (f *WatchedFS) SyncDir(name string) error {
-	return f.done(OpSyncDir, name, func() error { return f.inner.SyncDir(name) })
-}
-
-// SyncFS implements [FS].
-func (f *WatchedFS) SyncFS(name string) error {
-	return f.done(OpSyncFS, name, func() error { return f.inner.SyncFS(name) })
-}
-
-// Statfs implements [FS].
-func (f *WatchedFS) Statfs(name string) (Space, error) {
-	return watched(f, OpStatfs, name, nil, func() (Space, error) { return f.inner.Statfs(name) })
-}
-
 // Lock implements [FS].
 func (f *WatchedFS) Lock(name string) (io.Closer, error) {
-	lock, err := watched(f, OpLock, name, func(late io.Closer) { late.Close() },
-		func() (io.Closer, error) { return f.inner.Lock(name) })
+	lock, err := f.Around.Lock(name)
 	if err != nil {
 		return nil, err
 	}
@@ -316,7 +255,7 @@ func (l watchedLock) Close() error { return l.fs.release(l.name, l.Closer) }
 
 // release closes something without asking Admit.
 func (f *WatchedFS) release(name string, c io.Closer) error {
-	a := &asked[struct{}]{call: func() (struct{}, error) { return struct{}{}, c.Close() }}
+	a := &asked{Call: Call{Do: c.Close}}
 	if err := f.attempt(OpClose, name, a); err != nil {
 		return err
 	}
@@ -372,11 +311,13 @@ func (f *watchedFile) ReadAt(p []byte, off int64) (int, error) { return f.transf
 func (f *watchedFile) WriteAt(p []byte, off int64) (int, error) { return f.transfer(OpWrite, p, off) }
 
 // Datasync implements [File].
-func (f *watchedFile) Datasync() error { return f.fs.done(OpSync, f.Name(), f.File.Datasync) }
+func (f *watchedFile) Datasync() error {
+	return f.fs.call(Call{Op: OpSync, Name: f.Name(), Do: f.File.Datasync})
+}
 
 // Allocate implements [File].
 func (f *watchedFile) Allocate(n int64) error {
-	return f.fs.done(OpAllocate, f.Name(), func() error { return f.File.Allocate(n) })
+	return f.fs.call(Call{Op: OpAllocate, Name: f.Name(), Do: func() error { return f.File.Allocate(n) }})
 }
 
 // Memory implements [MemoryFile]. It makes no system call that could hang, so it has no time limit.
@@ -395,7 +336,7 @@ func (f *watchedFile) Memory(n int64) (Segments, error) {
 func (f *watchedFile) Shrink(n int64) error { return Shrink(f.File, n) }
 
 // Stat implements [File].
-func (f *watchedFile) Stat() (Info, error) { return watched(f.fs, OpStat, f.Name(), nil, f.File.Stat) }
+func (f *watchedFile) Stat() (Info, error) { return Told(f.fs.call, OpStat, f.Name(), f.File.Stat) }
 
 // Close implements [File].
 func (f *watchedFile) Close() error { return f.fs.release(f.Name(), f.File) }

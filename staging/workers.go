@@ -43,7 +43,6 @@ type Workers struct {
 	started []time.Time // of each worker's task, zero while it has none
 	done    [2]uint64
 	panics  uint64
-	busy    [2]time.Duration
 	onPanic func(value any, stack []byte)
 
 	over chan struct{} // closed when the last goroutine has ended
@@ -58,9 +57,8 @@ type WorkersStats struct {
 	QueuedRead          int
 	QueuedWrite         int
 	DoneRead, DoneWrite uint64
-	BusyRead, BusyWrite time.Duration // time in tasks that ended
-	Panics              uint64        // tasks that panicked
-	Lanes               []LaneStats   // lanes that had tasks, by name
+	Panics              uint64      // tasks that panicked
+	Lanes               []LaneStats // lanes that had tasks, by name
 }
 
 // LaneStats is the number of tasks that wait and run in one lane.
@@ -165,7 +163,6 @@ func (w *Workers) Stats() WorkersStats {
 		Workers:    len(w.started),
 		QueuedRead: w.queued[Read], QueuedWrite: w.queued[Write],
 		DoneRead: w.done[Read], DoneWrite: w.done[Write],
-		BusyRead: w.busy[Read], BusyWrite: w.busy[Write],
 		Panics: w.panics,
 	}
 	for _, t := range w.started {
@@ -221,7 +218,6 @@ func (w *Workers) run(i int, l *lane, kind Kind, task func()) {
 		}
 		w.mu.Lock()
 		w.done[kind]++
-		w.busy[kind] += time.Since(w.started[i])
 		w.started[i] = time.Time{}
 		if l.running--; l.running == w.most-1 || w.closed {
 			w.wake.Broadcast() // for waiting tasks of the lane, and for Close

@@ -52,7 +52,7 @@ func TestImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c := about.OCIv1.Config; c.User != "10001:10001" || len(c.Entrypoint) != 1 || len(c.Cmd) != 2 {
-		t.Errorf("%+v", c)
+		t.Errorf("the image's configuration: got %+v, want user 10001, one entry point, two arguments", c)
 	}
 	container := buildah("from", "localhost/kvhost")
 	run := func(args ...string) []string {

@@ -97,7 +97,7 @@ func must(t *testing.T, name string, args ...string) string {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("%v: %v\n%s%s", cmd.Args, err, out, stderr.String())
+		t.Fatalf("run %v: %v\n%s%s", cmd.Args, err, out, stderr.String())
 	}
 	return string(out)
 }
@@ -197,7 +197,7 @@ func (s *server) probed(address string) {
 		_, err = body.ReadFrom(r.Body)
 		r.Body.Close()
 		if err != nil || r.StatusCode != http.StatusOK || !strings.Contains(body.String(), says) {
-			s.t.Errorf("%s: %s, %v\n%s", path, r.Status, err, body.String())
+			s.t.Errorf("get %s: %s, %v\n%s", path, r.Status, err, body.String())
 		}
 	}
 }

@@ -23,13 +23,13 @@ func checkManifests(t *testing.T, args ...string) (string, error) {
 func TestManifests(t *testing.T) {
 	config, err := checkManifests(t, "-config", "kubernetes")
 	if err != nil {
-		t.Fatalf("%v\n%s", err, config)
+		t.Fatalf("read the configuration: %v\n%s", err, config)
 	}
 	file := filepath.Join(t.TempDir(), "kvhost.toml")
 	write(t, file, config, 0o600)
 	out, err := exec.Command(binary(t), "config", "--config", file).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), `path = "/var/lib/kvhost/kv"`) {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("kvhost config: %v, want the root /var/lib/kvhost/kv in\n%s", err, out)
 	}
 }
 
@@ -63,7 +63,7 @@ func TestManifestsAreJudged(t *testing.T) {
 		}
 		write(t, name, changed, 0o600)
 		if out, err := checkManifests(t, dir); err == nil || !strings.Contains(out, c.says) {
-			t.Errorf("%s, %s: %v, want %q in\n%s", c.file, c.to, err, c.says, out)
+			t.Errorf("check %s with %s: %v, want %q in\n%s", c.file, c.to, err, c.says, out)
 		}
 	}
 }

@@ -18,7 +18,7 @@ func TestManual(t *testing.T) {
 	build := exec.Command("go", "build", "-o", binary, "./cmd/kvhost")
 	build.Dir, build.Env = testenv.Root(), append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("build kvhost: %v\n%s", err, out)
 	}
 	r := &release{version: "1.2.3", epoch: time.Unix(1700000000, 0).UTC()}
 	pages := filepath.Join(dir, "man")

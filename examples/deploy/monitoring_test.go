@@ -31,7 +31,7 @@ var (
 // Every alert fires when it should and not when it should not, and no rule can be changed without a test that fails.
 func TestAlerts(t *testing.T) {
 	if out, err := promtool(t, "test", "rules", monitoring+"alerts_test.yml"); err != nil {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("test the alerts: %v\n%s", err, out)
 	}
 	tested := map[string]bool{}
 	for _, m := range testOfAlert.FindAllStringSubmatch(read(t, monitoring+"alerts_test.yml"), -1) {
@@ -68,7 +68,7 @@ func TestAlertsAreTested(t *testing.T) {
 		}
 		if out, err := promtool(t, "test", "rules", filepath.Join(dir, "alerts_test.yml")); err == nil ||
 			!strings.Contains(out, "FAILED") {
-			t.Errorf("%s: %v\n%s", to, err, out)
+			t.Errorf("alerts changed to %s: %v, want a failing test\n%s", to, err, out)
 		}
 	}
 }
@@ -123,6 +123,6 @@ func TestDashboard(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := promtool(t, "check", "rules", file); err != nil {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("check the alerts: %v\n%s", err, out)
 	}
 }

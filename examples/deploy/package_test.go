@@ -67,18 +67,18 @@ func TestDist(t *testing.T) {
 	sums.Dir = dir
 	out, err := sums.CombinedOutput()
 	if err != nil || strings.Count(string(out), ": OK\n") != 8 {
-		t.Errorf("%v\n%s", err, out)
+		t.Errorf("verify the checksums: %v, want 8 files that are OK\n%s", err, out)
 	}
 	for arch, elf := range map[string]string{"amd64": "x86_64", "arm64": "aarch64"} {
 		deb := filepath.Join(dir, file(arch, ".deb"))
 		if got := must(t, "dpkg-deb", "--field", deb, "Architecture", "Version"); got !=
 			"Architecture: "+arch+"\nVersion: "+distVersion+"\n" {
-			t.Errorf("%s: %s", deb, got)
+			t.Errorf("fields of %s: got %s", deb, got)
 		}
 		content := must(t, "dpkg-deb", "--contents", deb)
 		rpm := filepath.Join(dir, file(arch, ".rpm"))
 		if got := must(t, "rpm", "-qp", "--queryformat", "%{ARCH} %{VERSION}", rpm); got != elf+" "+distVersion {
-			t.Errorf("%s: %s", rpm, got)
+			t.Errorf("architecture and version of %s: got %s", rpm, got)
 		}
 		must(t, "rpm", "-K", "--nosignature", rpm)
 		listed := must(t, "rpm", "-qlp", rpm)
@@ -122,7 +122,7 @@ func TestDistIsReproducible(t *testing.T) {
 	}
 	list, err := os.ReadDir(again)
 	if err != nil || len(list) != 5 {
-		t.Fatalf("%v, %v", list, err)
+		t.Fatalf("files of the distribution: got %v, %v, want 5", list, err)
 	}
 	for _, e := range list {
 		if e.Name() == "SHA256SUMS" {

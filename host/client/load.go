@@ -62,7 +62,7 @@ func (s *Session) Load(ctx context.Context, l *Lookup, chunks []LoadChunk, opt L
 		return nil, err
 	}
 	m := &proto.Load{Lease: l.lease, Silent: opt.Layers == nil,
-		Layers: opt.Layers != nil || opt.Timeline != nil && opt.Timeline.Layers > 0,
+		Layers:   opt.Layers != nil || opt.Timeline != nil && opt.Timeline.Layers > 0,
 		Timeline: opt.Timeline.message(), Chunks: make([]*proto.LoadChunk, len(chunks))}
 	for i, c := range chunks {
 		if c.Index < 0 || int(uint32(c.Index)) != c.Index {

@@ -97,7 +97,7 @@ func TestNobodyServes(t *testing.T) {
 			}
 			for _, path := range []string{"/livez", "/readyz"} {
 				if code, text := get(t, "http://"+address+path); code != http.StatusOK {
-					t.Errorf("%s: %d %s", path, code, text)
+					t.Errorf("get %s: %d %s", path, code, text)
 				}
 			}
 			if code, text := get(t, "http://"+address+"/metrics"); code != http.StatusOK ||

@@ -40,7 +40,7 @@ func newBench() *cobra.Command {
 	var o benchOptions
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure stores and loads beside the limits of the machine, in one run",
+		Short: "Measure stores and loads, and the limits of the machine, in one run",
 		Long: `Stores and loads chunks in a temporary directory of each root, with the configured store and
 engine. Checksums are made and verified, and every byte is compared. Pages are in a GPU's memory or, without
 one, in host memory.
@@ -184,7 +184,7 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 	return rows, nil
 }
 
-// open opens the GPU of each client whose memory is measured; nil: host memory.
+// open opens a GPU for each client; nil: host memory.
 func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
 	none := make([]*gds.GPU, o.clients)
 	switch o.memory {

@@ -19,12 +19,12 @@ func TestBench(t *testing.T) {
 	r := finish(t, command(t, dir, args...))
 	if r.code != 0 || strings.Count(r.stdout, "| staged |") != 8 ||
 		strings.Count(r.stdout, "the first layer of all chunks") != 2 {
-		t.Errorf("%d\n%s%s", r.code, r.stdout, r.stderr)
+		t.Errorf("bench: exit code %d, want 8 staged rows and 2 lines about layers\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	r = finish(t, command(t, dir, append(args, "--json", "--engine-direct-io=false")...))
 	var rows []struct{ Pass string }
 	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 4 {
-		t.Errorf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+		t.Errorf("bench --json: exit code %d, %v, want 4 rows\n%s%s", r.code, err, r.stdout, r.stderr)
 	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
@@ -32,7 +32,7 @@ func TestBench(t *testing.T) {
 	for _, wrong := range [][]string{{"--memory", "x"}, {"--pages", "x"},
 		{"--dtype", "x"}, {"--compression", "off,x"}, {"--clients", "2", "--compression", "off,auto"}} {
 		if r := finish(t, command(t, dir, append([]string{"bench", "--root", dir}, wrong...)...)); r.code != exitUsage {
-			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)
+			t.Errorf("bench %v: exit code %d, want wrong usage\n%s", wrong, r.code, r.stderr)
 		}
 	}
 }
@@ -55,7 +55,7 @@ func TestBenchThroughClient(t *testing.T) {
 			Ours, CPU   float64
 		}
 		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 8 {
-			t.Fatalf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+			t.Fatalf("bench of two roots: exit code %d, %v, want 8 rows\n%s%s", r.code, err, r.stdout, r.stderr)
 		}
 		for i, row := range rows {
 			if want := []string{"staged", "memory"}[i/4]; row.Route != want || row.Ours <= 0 ||
@@ -82,7 +82,7 @@ func TestBenchCompression(t *testing.T) {
 		Stored      float64
 	}
 	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 24 {
-		t.Fatalf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+		t.Fatalf("bench of three settings: exit code %d, %v, want 24 rows\n%s%s", r.code, err, r.stdout, r.stderr)
 	}
 	for i, row := range rows {
 		want := []string{"off", "huffman", "auto"}[i/4%3]
@@ -118,7 +118,7 @@ func TestBenchTogether(t *testing.T) {
 			Ours        float64
 		}
 		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 3 {
-			t.Fatalf("%v: %d, %v\n%s%s", args, r.code, err, r.stdout, r.stderr)
+			t.Fatalf("bench %v: exit code %d, %v, want 3 rows\n%s%s", args, r.code, err, r.stdout, r.stderr)
 		}
 		want := map[bool]string{true: "staged", false: "memory"}[args[1] == dir]
 		for _, row := range rows {
@@ -129,11 +129,11 @@ func TestBenchTogether(t *testing.T) {
 	}
 	for _, wrong := range [][]string{{"--clients", "0"}, {"--ranks"}} {
 		if r := bench(append(wrong, "--root", dir)...); r.code != exitUsage {
-			t.Errorf("%v: %d\n%s", wrong, r.code, r.stderr)
+			t.Errorf("bench %v: exit code %d, want wrong usage\n%s", wrong, r.code, r.stderr)
 		}
 	}
 	if r := bench("--root", dir, "--memory", "gpu", "--clients", "3"); r.code == 0 || !strings.Contains(r.stderr, "2 GPUs, want 3") {
-		t.Errorf("%d\n%s", r.code, r.stderr)
+		t.Errorf("bench of 3 clients with 2 GPUs: exit code %d, want a refusal\n%s", r.code, r.stderr)
 	}
 	if left, _ := os.ReadDir(dir); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
@@ -158,7 +158,7 @@ func TestBenchThroughClientDirect(t *testing.T) {
 		r := finish(t, cmd)
 		var rows []struct{ Route string }
 		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 {
-			t.Fatalf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+			t.Fatalf("bench of the direct route: exit code %d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
 		}
 		direct := 0
 		for _, row := range rows {

@@ -31,7 +31,7 @@ it back and removes it), the GPUs, cuFile, the socket's directory and the resour
 it judges memory, huge pages and the limit of locked memory. With store.compression it measures the roots and the
 codec for a moment (64 MiB in each root with 16 threads), and says what would be compressed there. It reports which
 route serves each pair of GPU and root, why, and what would improve it. It changes nothing, works without a GPU,
-and may run beside a host.`,
+and may run while a host does.`,
 		Example: `  kvhost check --config /etc/kvhost.toml
   kvhost check --root /mnt/nvme0/kv=2TiB --json | jq .verdicts`,
 		Args: noArgs,

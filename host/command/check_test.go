@@ -15,7 +15,7 @@ func TestCheck(t *testing.T) {
 	dir := shortDir(t)
 	r := finish(t, command(t, dir, "check", "--root", "kv=1MiB", "--socket", "s", "--store-compression", "auto"))
 	if r.code != 0 || !strings.Contains(r.stdout, "staged") || !strings.Contains(r.stdout, `"auto" would `) || !strings.Contains(r.stdout, "does not exist yet") {
-		t.Errorf("%d\n%s%s", r.code, r.stdout, r.stderr)
+		t.Errorf("check: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	r = finish(t, command(t, dir, "check", "--json", "--root", dir+"=1MiB", "--socket", "s", "--gds-cuda", "off"))
 	var report struct {
@@ -26,12 +26,12 @@ func TestCheck(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || r.code != 0 ||
 		report.Verdicts[0].Route != "staged" || !report.Facts.Roots[0].Writable {
-		t.Errorf("%d, %v\n%s%s", r.code, err, r.stdout, r.stderr)
+		t.Errorf("check --json: exit code %d, %v, want a staged route to a writable root\n%s%s", r.code, err, r.stdout, r.stderr)
 	}
 	file := write(t, dir, "file", "")
 	r = finish(t, command(t, dir, "check", "--root", filepath.Join(file, "kv")+"=1MiB", "--socket", "missing/s"))
 	if r.code != exitCheck || strings.Count(r.stdout, "problem") != 2 || !strings.Contains(r.stderr, "cannot work") {
-		t.Errorf("%d\n%s%s", r.code, r.stdout, r.stderr)
+		t.Errorf("check of two impossible roots: exit code %d, want two problems\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("left behind: %v", left)
@@ -63,7 +63,7 @@ func TestCheckWantsWhatTheHostTries(t *testing.T) {
 		c.change(cfg)
 		w := wanted(cfg)
 		if w.CuFile != c.cufile || w.DeviceBytes>>20 != c.memory || cfg.TriesDirect(cfg.Roots[0]) != c.direct {
-			t.Errorf("%s: %+v", name, w)
+			t.Errorf("what %s asks of the machine: got %+v", name, w)
 		}
 	}
 }

@@ -93,7 +93,7 @@ func TestCompileLimits(t *testing.T) {
 	r := finish(t, command(t, dir, "--policy", "bomb.wasm", "--policy-compile-cpu", "1s", "--http-listen", ""))
 	const says = "bomb.wasm: compiling took too much: over 1s of processor time (policy_compile.cpu)"
 	if r.code != exitPolicy || !strings.Contains(r.stderr, says) {
-		t.Errorf("%d\n%s", r.code, r.stderr)
+		t.Errorf("exit code %d, want that a policy was refused\n%s", r.code, r.stderr)
 	}
 }
 

@@ -34,7 +34,7 @@ func newFsck() *cobra.Command {
 up to 64 KiB. It also reports pieces that no host would find, abandoned temporaries, and damage in the store's
 own files.
 
-It is safe beside a running host, which keeps storing and evicting. A repair moves damaged files to the root's
+It is safe while a host runs, which keeps storing and evicting. A repair moves damaged files to the root's
 quarantine, where a running host accounts for them and serves them as misses. It removes temporaries when no
 host uses the root. It never writes to a piece.
 

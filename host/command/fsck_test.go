@@ -55,13 +55,13 @@ func TestFsck(t *testing.T) {
 	} {
 		r := finish(t, command(t, dir, c.args...))
 		if err := json.Unmarshal([]byte(r.stdout), &reports); err != nil || len(reports) != 1 {
-			t.Fatalf("%v: %v: %s%s", c.args, err, r.stdout, r.stderr)
+			t.Fatalf("report of %v: %v: %s%s", c.args, err, r.stdout, r.stderr)
 		}
 		kind := ""
 		if p := reports[0].Problems; len(p) == 1 {
 			kind = p[0].Kind
 			if filepath.Join(root, p[0].Path) != victim {
-				t.Errorf("%v: %+v", c.args, p[0])
+				t.Errorf("%v: got problem %+v, want it to name the victim", c.args, p[0])
 			}
 		}
 		if r.code != c.code || kind != c.kind || reports[0].Pieces.Files == 0 {

@@ -14,8 +14,10 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/testkit/fusefs"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 var (
@@ -45,10 +47,12 @@ var misfortunes = []string{
 	"any **: enotconn",
 }
 
-const fuseCapacity = 12 << 20
+const fuseCapacity = 96 << 20 // of eleven chunks; fuseChunks are asked for
 
-// TestRootOnFUSE gives a real host a root on a file system that fails it below the kernel in every way, while an engine
-// compares every byte. Nothing wrong is served, the capacity holds, no call of the engine waits for a hung disk, and when
+const fuseChunks = 20
+
+// TestRootOnFUSE gives a real host a root on a file system that fails it below the kernel in every way, while a client
+// compares every byte. Nothing wrong is served, the capacity holds, no call of the client waits for a hung disk, and when
 // the misfortune is over the root serves again; also after the file system's server was killed and started anew.
 func TestRootOnFUSE(t *testing.T) {
 	t.Parallel() // it waits more than it works
@@ -59,7 +63,7 @@ func TestRootOnFUSE(t *testing.T) {
 	}
 	t.Logf("-fuse.seed=%d", seed)
 	rng := rand.New(rand.NewPCG(seed, 3))
-	f := &fuseRoot{T: t, under: t.TempDir(), dir: t.TempDir(), tally: testenv.NewTally(t, "fuse")}
+	f := &fuseRoot{T: t, rng: rng, under: t.TempDir(), dir: t.TempDir(), tally: testenv.NewTally(t, "fuse")}
 	f.mount()
 	t.Cleanup(func() {
 		if err := f.m.Unmount(); err != nil {
@@ -75,7 +79,7 @@ func TestRootOnFUSE(t *testing.T) {
 	_, f.logged, stop = startCommand(t, cmd)
 	f.address = httpAddress(t, f.logged)
 	var err error
-	if f.engine, err = newHonestEngine(t.Context(), filepath.Join(dir, "s")); err != nil {
+	if f.client, err = dialToKill(t.Context(), filepath.Join(dir, "s"), "e"); err != nil {
 		t.Fatal(err)
 	}
 	f.requests("")
@@ -88,14 +92,11 @@ func TestRootOnFUSE(t *testing.T) {
 			f.restart()
 		}
 	}
-	e := f.engine
-	t.Logf("%d operations, %d of %d keys hit, %d chunks not loaded, %d of %d not stored, %d of %d between misfortunes; "+
-		"%d bytes compared", e.operations(), e.hits, e.keys, e.lost, e.refused, e.refused+e.stored, f.refused,
-		f.refused+f.stored, e.compared)
-	if e.compared == 0 || e.stored == 0 {
+	t.Logf("%d requests: %d loaded and %d not, %d stored and %d not", f.asked, f.loaded, f.lost, f.stored, f.refused)
+	if f.loaded == 0 || f.stored == 0 {
 		t.Error("nothing was compared")
 	}
-	e.close()
+	f.client.Close()
 	if code := stop(syscall.SIGTERM); code != exitOK {
 		t.Errorf("exit code %d\n%s", code, f.logged())
 	}
@@ -109,9 +110,11 @@ type fuseRoot struct {
 	under, dir, address string
 	m                   *fusefs.Mount
 	logged              func() string
-	engine              *honestEngine
+	client              *killPeer
+	rng                 *rand.Rand
 	tally               *testenv.Tally
-	stored, refused     int64 // chunks, between the misfortunes
+
+	asked, loaded, lost, stored, refused int64 // chunks
 }
 
 func (f *fuseRoot) mount() {
@@ -122,7 +125,7 @@ func (f *fuseRoot) mount() {
 	}
 }
 
-// suffer lets the engine work under rules, and waits until the root is well again.
+// suffer lets the client work under rules, and waits until the root is well again.
 func (f *fuseRoot) suffer(rules string) {
 	f.Helper()
 	if err := f.m.Set(rules); err != nil {
@@ -135,25 +138,34 @@ func (f *fuseRoot) suffer(rules string) {
 	f.recovers(rules)
 }
 
-// requests are some of the engine, which must be answered.
+// requests are some of the client's, which must be answered: what is there of a chunk is loaded and compared, what is not is stored.
 func (f *fuseRoot) requests(rules string) {
 	f.Helper()
-	before, wrong := f.engine.operations(), f.engine.wrong
-	for range 12 {
-		if err := f.engine.request(f.Context()); err != nil {
-			f.Fatalf("with %q: %v\n%s", rules, err, f.logged())
+	for range 8 {
+		f.asked++
+		n := f.rng.IntN(fuseChunks)
+		l, err := f.client.Lookup(f.Context(), client.LookupRequest{Keys: []kv.Key{killKey(n)}})
+		if err != nil {
+			f.Fatalf("with %q: lookup: %v\n%s", rules, err, f.logged())
 		}
+		switch {
+		case l.Hits() == 0 && f.client.outcome(f.T, n).Result == client.Stored:
+			f.stored++
+		case l.Hits() == 0:
+			f.refused++
+		case f.client.load(f.T, l, n):
+			f.loaded++
+		default:
+			f.lost++
+		}
+		f.tally.Add(1, 0, 0)
 	}
-	if f.engine.wrong != wrong {
-		f.Fatalf("with %q: %d wrong bytes", rules, f.engine.wrong-wrong)
-	}
-	f.tally.Add(f.engine.operations()-before, 0, 0)
 	if used := f.onDisk(); used > fuseCapacity {
 		f.Fatalf("with %q: %d bytes on disk, of %d", rules, used, fuseCapacity)
 	}
 }
 
-// recovers waits until the root takes stores, which the engine would only be refused until then, and lets it work: nearly
+// recovers waits until the root takes stores, which the client would only be refused until then, and lets it work: nearly
 // all that it offers must be stored. A root that was full takes no more than it had for a minute: there, something must be.
 // Where an operation took longer than it may, as on a busy machine, the root went out of service once more, and tries again.
 func (f *fuseRoot) recovers(rules string) {
@@ -168,8 +180,8 @@ func (f *fuseRoot) recovers(rules string) {
 
 func (f *fuseRoot) outages() int64 { return gauge(f.T, f.address, "kvhost_root_outages_total") }
 
-// stores waits until the root is in service, lets the engine work, and judges its stores. It is false, and judges nothing, when
-// the root went out of service meanwhile.
+// stores waits until the root is in service, lets the client work, and judges its stores. It is false, and judges nothing, when
+// the root went out of service during that.
 func (f *fuseRoot) stores(rules string) bool {
 	f.Helper()
 	awaitGauge(f.T, f.address, "kvhost_root_stuck_operations", 0, f.logged)
@@ -180,19 +192,18 @@ func (f *fuseRoot) stores(rules string) bool {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	e, full := f.engine, gauge(f.T, f.address, "kvhost_root_state") == int64(health.Full)
-	stored, refused := e.stored, e.refused
-	for range 4 {
+	full := gauge(f.T, f.address, "kvhost_root_state") == int64(health.Full)
+	stored, refused := f.stored, f.refused
+	for range 3 {
 		f.requests("after " + rules)
 	}
-	stored, refused = e.stored-stored, e.refused-refused
+	stored, refused = f.stored-stored, f.refused-refused
 	if f.outages() != outages {
 		return false
 	}
 	if full && stored > 0 {
 		return true
 	}
-	f.stored, f.refused = f.stored+stored, f.refused+refused
 	if stored < 9*refused {
 		f.Errorf("after %q: %d chunks are stored and %d are not, though the root is in service\n%s", rules, stored, refused,
 			f.logged())

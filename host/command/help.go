@@ -14,7 +14,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 )
 
-// everyday are the settings whose flags a command's help shows. --help-all shows all.
+// everyday are the settings that a command's help shows as flags. --help-all shows all.
 var everyday = []string{"socket", "http.listen", "log.level"}
 
 const (
@@ -106,7 +106,7 @@ func (h *helper) help(w io.Writer, cmd *cobra.Command) {
 	h.usage(w, cmd)
 }
 
-// reflow wraps the paragraphs of a text. Lists, whose lines are indented, stay as they are.
+// reflow wraps the paragraphs of a text. Lists, which have indented lines, stay as they are.
 func reflow(text string, width int) string {
 	paragraphs := strings.Split(text, "\n\n")
 	for i, p := range paragraphs {

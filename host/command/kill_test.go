@@ -146,23 +146,36 @@ func (p *killPeer) loads(t *testing.T, n int) {
 	t.Helper()
 	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{killKey(n)}})
 	if err != nil || l.Hits() != 1 {
-		t.Fatal(l, err)
+		t.Fatalf("lookup of chunk %d: %v, %v, want a hit", n, l, err)
 	}
+	if !p.load(t, l, n) {
+		t.Fatalf("chunk %d was not loaded", n)
+	}
+}
+
+// load loads chunk n under its lease into other blocks, and compares it if it came.
+func (p *killPeer) load(t *testing.T, l *client.Lookup, n int) bool {
+	t.Helper()
 	job, err := p.Load(t.Context(), l, []client.LoadChunk{{Blocks: killIDs(3)}}, client.LoadOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res, err := job.Wait(t.Context()); err != nil || len(res.Failed) > 0 {
-		t.Fatal(res, err)
+	res, err := job.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(res.Failed) > 0 {
+		return false
 	}
 	for plane := range killLayers {
 		base := plane * killBlocks * killPage
 		for at := range 16 * killPage {
 			if got, want := p.arena.Bytes()[base+48*killPage+at], byte((base+at)>>12+n); got != want {
-				t.Fatalf("plane %d byte %d is %d, not %d", plane, at, got, want)
+				t.Fatalf("chunk %d, plane %d: byte %d is %d, want %d", n, plane, at, got, want)
 			}
 		}
 	}
+	return true
 }
 
 // clientToKill is set in the process that is killed while its jobs are in flight.

@@ -187,7 +187,7 @@ func TestWrongInput(t *testing.T) {
 		{"trace cut", []string{"replay", "--embedded", "--trace", "cut.jsonl.zst"}, exitTrace,
 			[]string{"cut.jsonl.zst:", "ends early"}},
 		{"trace bad", []string{"replay", "--embedded", "--trace", "bad.jsonl"}, exitTrace,
-			[]string{"bad.jsonl:1", "hash id"}},
+			[]string{"bad.jsonl:1", "not a request"}},
 		{"trace missing", []string{"replay", "--embedded", "--trace", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
 		{"trace info missing", []string{"trace", "info", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
 		{"trace info of nothing", []string{"trace", "info"}, exitUsage, []string{"want a trace file"}},
@@ -273,14 +273,14 @@ func TestTraceGen(t *testing.T) {
 	dir := shortDir(t)
 	for _, name := range []string{"a.jsonl", "a.jsonl.gz", "a.jsonl.zst"} {
 		if r := finish(t, command(t, dir, "trace", "gen", "--out", name)); r.code != exitOK {
-			t.Fatalf("%s: %s", name, r.stderr)
+			t.Fatalf("write trace %s: %s", name, r.stderr)
 		}
 	}
 	describe := func(path string) string {
 		r := finish(t, command(t, dir, "trace", "info", "--json", path))
 		var fields map[string]any
 		if err := json.Unmarshal([]byte(r.stdout), &fields); err != nil {
-			t.Fatalf("%s: %v\n%s", path, err, r.stderr)
+			t.Fatalf("describe trace %s: %v\n%s", path, err, r.stderr)
 		}
 		delete(fields, "trace")
 		return fmt.Sprint(fields)
@@ -288,7 +288,7 @@ func TestTraceGen(t *testing.T) {
 	want := describe(absolute(t, mixedTrace))
 	for _, name := range []string{"a.jsonl", "a.jsonl.gz", "a.jsonl.zst"} {
 		if got := describe(name); got != want {
-			t.Errorf("%s: %s, want %s", name, got, want)
+			t.Errorf("trace %s: described as %s, want %s", name, got, want)
 		}
 	}
 	plain, err := os.ReadFile(filepath.Join(dir, "a.jsonl"))
@@ -304,9 +304,9 @@ func TestReflow(t *testing.T) {
 	got := reflow("one two three\nfour five\n\nCodes:\n  0  fine\n  1  a longer line than all\n\nlast", 13)
 	want := "one two three\nfour five\n\nCodes:\n  0  fine\n  1  a longer line than all\n\nlast"
 	if got != want {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("a reflowed text: got %q, want %q", got, want)
 	}
 	if got, want := reflow("a bb ccc dddd", 4), "a bb\nccc\ndddd"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("a word wider than the line: got %q, want %q", got, want)
 	}
 }

@@ -52,7 +52,7 @@ func newPolicyInspect() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per module")
-	cmd.Flags().StringVar(&o.PublicKey, "public-key", "", "also check the signature beside the module")
+	cmd.Flags().StringVar(&o.PublicKey, "public-key", "", "also check the signature next to the module")
 	return cmd
 }
 

@@ -88,7 +88,7 @@ shadow = true
 		listed.Policies, func(p struct{ Name, Role, State, Module, Digest string }) bool {
 			return p.Name == "main" && p.Role == "evict" && p.State == "acting" && p.Module == "lru" && len(p.Digest) == 64
 		}) {
-		t.Errorf("%v: %+v", err, text)
+		t.Errorf("list of policies: %v: %+v, want lru acting as main", err, text)
 	}
 	list("other names place acting fanout")
 	list("trial evict shadow s3fifo", "imaginary 4MiB")
@@ -116,7 +116,7 @@ shadow = true
 		"no shadow":    {"promote", "main"}, "an unknown setting": {"swap", "main", "--set", "nonsense=1"},
 	} {
 		if r := policy(args...); r.code != exitPolicy || r.stderr == "" {
-			t.Errorf("%s: %+v", what, r)
+			t.Errorf("swap with %s: got %+v, want a refusal", what, r)
 		}
 	}
 	list("main evict acting fifo")
@@ -135,7 +135,7 @@ shadow = true
 	list("trial evict acting s3fifo", "kv")
 
 	if err := client.Wait(); err != nil {
-		t.Fatalf("%v\n%s", err, complaints.String())
+		t.Fatalf("the client failed: %v\n%s", err, complaints.String())
 	}
 	var sum struct {
 		Requests, Hits  int64

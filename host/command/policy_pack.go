@@ -53,7 +53,7 @@ func pack(ctx context.Context, path, manifest, out string) error {
 	return replaceFile(out, module)
 }
 
-// replaceFile writes beside the file and renames, so that nobody reads half a module.
+// replaceFile writes a temporary next to the file and renames it, so that a reader never gets half a module.
 func replaceFile(path string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".kvhost-")
 	if err != nil {

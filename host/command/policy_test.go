@@ -43,7 +43,7 @@ func TestPolicyPackChangesTheManifest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text, ok, err := abi.CustomSection(module, abi.ManifestSection); string(text) != manifest || !ok || err != nil {
-		t.Errorf("%q, %v, %v", text, ok, err)
+		t.Errorf("packed manifest: got %q, %v, %v", text, ok, err)
 	}
 	want(t, dir, exitOK, "renamed", "policy", "inspect", "mine.wasm")
 	if err := os.WriteFile(filepath.Join(dir, "bad.json"), []byte(`{"name":"x","abi":2}`), 0o644); err != nil {
@@ -74,7 +74,7 @@ func TestPolicySignAndInspect(t *testing.T) {
 	}
 	if !strings.Contains(pin, got.SHA256) || fmt.Sprint(got.Roles) != "[evict]" || got.FuelCall == 0 ||
 		len(got.Imports) == 0 {
-		t.Errorf("%s: %+v", pin, got)
+		t.Errorf("module pinned by %s: inspected as %+v", pin, got)
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {

@@ -52,7 +52,7 @@ func (p *progress) Begin(total int64) {
 	p.started, p.drawn, p.done, p.total, p.note = p.now(), time.Time{}, 0, total, ""
 }
 
-// Step counts n more; note, when it is not empty, replaces what stands beside the count.
+// Step counts n more; note, when it is not empty, replaces the text next to the count.
 func (p *progress) Step(n int64, note string) {
 	if p.out == nil {
 		return

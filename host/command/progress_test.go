@@ -13,7 +13,7 @@ func TestProgress(t *testing.T) {
 	expect := func(what, want string) {
 		t.Helper()
 		if got := strings.TrimSpace(strings.TrimPrefix(out.String(), "\r")); got != want {
-			t.Errorf("%s: %q, want %q", what, got, want)
+			t.Errorf("line of progress %s: got %q, want %q", what, got, want)
 		}
 		out.Reset()
 	}

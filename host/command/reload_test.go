@@ -189,7 +189,7 @@ func TestReloadOfEachKey(t *testing.T) {
 		ok, line := h.reload(text)
 		switch {
 		case ok != reload:
-			t.Errorf("%s: %s", key, line)
+			t.Errorf("reload of %s: the log says %s", key, line)
 		case !reload && !strings.Contains(line, cmp.Or(refusal, key)):
 			t.Errorf("%s: refused by another name: %s", key, line)
 		case !reload:

@@ -83,7 +83,7 @@ func compiles(text string) func(*served, string) {
 func took(name, role, module string) func(*served, string) {
 	return func(h *served, key string) {
 		if p := h.acting(name); p == nil || proto.Word(p.Role) != role || p.Module != module || p.State != proto.PolicyState_POLICY_STATE_ACTING {
-			h.Errorf("%s: %v", key, h.status().Policies)
+			h.Errorf("%s: the policies are %v", key, h.status().Policies)
 		}
 	}
 }
@@ -112,12 +112,12 @@ func fieldFiles(h *served) map[string]changed {
 		"policy[0].levels": {place("levels = [1]\n"), true, took("names", "place", "fanout"), ""},
 		"policy[0].shadow": {policies("[[policy]]\nname = \"trial\"\nmodule = \"modules/clock.wasm\"\nshadow = true\n"), true, func(h *served, key string) {
 			if p := h.acting("trial"); p == nil || p.State != proto.PolicyState_POLICY_STATE_SHADOW {
-				h.Errorf("%s: %v", key, p)
+				h.Errorf("%s: the shadow is %v", key, p)
 			}
 		}, ""},
 		"policy[0].capacity": {policies("[[policy]]\nname = \"trial\"\nmodule = \"modules/clock.wasm\"\nshadow = true\ncapacity = \"5MiB\"\n"), true, func(h *served, key string) {
 			if p := h.acting("trial"); p == nil || p.GetTrial().GetCapacity() != 5<<20 {
-				h.Errorf("%s: %v", key, p)
+				h.Errorf("%s: the shadow is %v, want a capacity of 5 MiB", key, p)
 			}
 		}, ""},
 		"policy[0].roles":        {policies("roles = [\"place\"]\n"), false, nil, "the role"},

@@ -43,7 +43,7 @@ shared = true
 			t.Fatalf("replay on %s: exit %d: %s", id, r.code, r.stderr)
 		}
 		if err := json.Unmarshal([]byte(r.stdout), &f); err != nil {
-			t.Fatalf("%v: %s", err, r.stdout)
+			t.Fatalf("report of the replay: %v: %s", err, r.stdout)
 		}
 		return f
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/plugintest/hostile"
-	"github.com/kvhost/kvhost/host/internal/replay"
 )
 
 var (
@@ -26,7 +25,7 @@ var (
 	soakPhase = flag.Duration("soak.phase", 1500*time.Millisecond, "how long TestSoak works with one host before it turns to the other")
 )
 
-// What a host under attack may cost an honest client, beside a host without attackers.
+// What a host under attack may cost an honest client, compared with a host without attackers.
 const (
 	soakJudges   = 10 * time.Minute // shorter soaks only judge bytes
 	soakSlower   = 2.0              // 99th percentile of lookups, loads and stores
@@ -35,10 +34,9 @@ const (
 	soakGrowthBy = 16 << 20         // bytes that are nothing
 )
 
-// TestSoak runs two hosts with the same configuration, in turns, so that what else the machine does meets both. With each
-// works an honest client, whose times are measured and whose every byte is compared, beside sessions that come and go; its
-// evict policy is swapped again and again. One host is attacked in its turns: by clients of another process, and by modules
-// that are swapped in as policies beside the good ones.
+// TestSoak runs two hosts with the same configuration, in turns, so that what else the machine does meets both. Honest sessions
+// come and go, whose times are measured and whose every byte is compared; the evict policy is swapped again and again. One host
+// is attacked in its turns: by clients of another process, and by modules that are swapped in as policies of other namespaces.
 func TestSoak(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	tally := testenv.NewTally(t, "soak")
@@ -47,9 +45,9 @@ func TestSoak(t *testing.T) {
 	for n := 0; n < 2 || time.Since(start) < *soakTime; n++ {
 		for i := range sides {
 			s := sides[(i+n)%2]
-			before := s.engine.operations()
+			before := s.keys
 			s.phase(n, *soakPhase)
-			tally.Add(s.engine.operations()-before, 0, 0)
+			tally.Add(s.keys-before, 0, 0)
 			if t.Failed() {
 				return
 			}
@@ -67,6 +65,7 @@ func TestSoak(t *testing.T) {
 // soakSide is one of the two hosts, with what works on it.
 type soakSide struct {
 	*testing.T
+	honestSessions
 	name     string
 	attacked bool
 	dir      string
@@ -74,15 +73,14 @@ type soakSide struct {
 	pid      int
 	logged   func() string
 	stop     func(os.Signal) int
-	engine   *honestEngine
 	modules  []hostile.Module
 	samples  []soakSample
 	start    time.Time
 
-	swaps, intruders, refused, guests, attacks int
+	swaps, intruders, notOpened, attacks int
 }
 
-// soakSample is what a host takes after a phase, when nobody works with it.
+// soakSample is what a host takes after a phase, without sessions.
 type soakSample struct {
 	at                          time.Duration
 	resident, goroutines, files int64
@@ -95,9 +93,6 @@ policy_memory = "256MiB"
 listen = "%s"
 [[tenant]]
 id = "%d"
-quota = "60%%"
-[[tenant]]
-id = "*"
 quota = "15%%"
 [[root]]
 path = "good"
@@ -133,14 +128,10 @@ func newSoakSide(t *testing.T, name string, attacked bool) *soakSide {
 	if err := os.WriteFile(filepath.Join(s.dir, "harmless.wasm"), hostile.Harmless(abi.RoleAdmit), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	write(t, s.dir, "kvhost.toml", fmt.Sprintf(soakConfig, anyPort, honestTenant))
+	write(t, s.dir, "kvhost.toml", fmt.Sprintf(soakConfig, anyPort, hostileTenant))
 	cmd := s.command("--config", "kvhost.toml", "--policy-cache", filepath.Join(s.dir, "cache"))
 	_, s.logged, s.stop = startCommand(t, cmd)
-	s.pid, s.address = cmd.Process.Pid, httpAddress(t, s.logged)
-	var err error
-	if s.engine, err = newHonestEngine(t.Context(), filepath.Join(s.dir, "s")); err != nil {
-		t.Fatal(err)
-	}
+	s.pid, s.address, s.socket = cmd.Process.Pid, httpAddress(t, s.logged), filepath.Join(s.dir, "s")
 	if attacked {
 		for i, all := 0, hostile.Modules(); i < len(all); i++ {
 			s.modules = append(s.modules, all[i*263%len(all)]) // of all classes, in a mixed order
@@ -163,7 +154,6 @@ func (s *soakSide) phase(n int, d time.Duration) {
 	var all sync.WaitGroup
 	var attackers *exec.Cmd
 	all.Go(func() { s.honest(ctx) })
-	all.Go(func() { s.comeAndGo(ctx) })
 	all.Go(func() { s.swapMain(ctx, n) })
 	if s.attacked {
 		attackers = startAttackers(s.T, filepath.Join(s.dir, "s"), uint64(n))
@@ -197,37 +187,12 @@ func (s *soakSide) ended(attackers *exec.Cmd) {
 	}
 }
 
+// honest is one session after the other. It is not ended by the phase: a session is one.
 func (s *soakSide) honest(ctx context.Context) {
 	for ctx.Err() == nil {
-		if err := s.engine.request(s.Context()); err != nil { // not ended by the phase: a request is one
-			s.Errorf("%s: %v\n%s", s.name, err, s.logged())
+		if err := s.session(s.Context()); err != nil {
+			s.Errorf("%s: session %d: %v\n%s", s.name, s.sessions, err, s.logged())
 			return
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(honestPause):
-		}
-	}
-}
-
-// comeAndGo is one session after the other, each with another engine's requests, every byte of which is compared.
-func (s *soakSide) comeAndGo(ctx context.Context) {
-	for ctx.Err() == nil {
-		report, err := replay.Run(s.Context(), replay.Options{
-			Trace: mixedTrace, Socket: filepath.Join(s.dir, "s"), Limit: 12, Memory: 2 << 20,
-			Shape: replay.Shape{Ranks: 2, ChunkBytes: 16 << 10},
-		})
-		if err == nil && report.MismatchedBytes > 0 {
-			err = report.Err()
-		}
-		if err != nil {
-			s.Errorf("%s: a session that came and went: %v", s.name, err)
-			return
-		}
-		s.guests++
-		select {
-		case <-ctx.Done():
-		case <-time.After(500 * time.Millisecond):
 		}
 	}
 }
@@ -241,7 +206,7 @@ func (s *soakSide) swapMain(_ context.Context, n int) {
 	s.swaps++
 }
 
-// intrude replaces policies beside the good ones by hostile modules, one after the other.
+// intrude replaces policies of hostile namespaces by hostile modules, one after the other.
 func (s *soakSide) intrude(ctx context.Context) {
 	for ctx.Err() == nil {
 		s.swapBeside(ctx)
@@ -266,15 +231,15 @@ func (s *soakSide) swapBeside(ctx context.Context) {
 	cmd := exec.CommandContext(ctx, binary, "policy", "swap", "--socket", "s", "beside-"+m.Role.String(), "hostile.wasm")
 	cmd.Dir = s.dir
 	if cmd.Run() != nil {
-		s.refused++
+		s.notOpened++
 		return
 	}
 	s.intruders++
 }
 
-// sample waits until the host has no session but the engine's, and looks at what it takes.
+// sample waits until the host has no session, and looks at what it takes.
 func (s *soakSide) sample() {
-	for deadline := time.Now().Add(time.Minute); gauge(s.T, s.address, "kvhost_sessions") > honestRanks; {
+	for deadline := time.Now().Add(time.Minute); gauge(s.T, s.address, "kvhost_sessions") > 0; {
 		if time.Now().After(deadline) {
 			s.Errorf("%s: sessions are left", s.name)
 			return
@@ -302,7 +267,6 @@ func (s *soakSide) sample() {
 }
 
 func (s *soakSide) end() {
-	s.engine.close()
 	if code := s.stop(syscall.SIGTERM); code != exitOK {
 		s.Errorf("%s: exit code %d\n%s", s.name, code, s.logged())
 	}

@@ -29,7 +29,7 @@ func TestStatus(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(r.stdout), &st); err != nil || !st.Serving || len(st.Roots) != 1 ||
 		filepath.Base(st.Roots[0].Path) != "kvhost-data" || st.Roots[0].State != "in_service" || st.Roots[0].Capacity == 0 {
-		t.Errorf("%v: %s%s", err, r.stdout, r.stderr)
+		t.Errorf("status --json: %v, want one root in service: %s%s", err, r.stdout, r.stderr)
 	}
 	if code := stop(os.Interrupt); code != exitOK {
 		t.Errorf("exit code %d", code)

@@ -24,7 +24,7 @@ import (
 // A file opened for direct I/O stays direct. An injected EINVAL on its transfers is reported as [staging.ErrAlign],
 // like the kernel's, and this FS then remembers that the device takes no direct I/O.
 type FS struct {
-	inner staging.FS
+	staging.Around
 	rules atomic.Pointer[ruleSet] // nil: none
 	modes staging.DirectModes
 }
@@ -46,7 +46,8 @@ type ruleSet struct {
 
 // New wraps inner with rules. See [ParseRules] for their text form.
 func New(inner staging.FS, rules ...Rule) *FS {
-	f := &FS{inner: inner}
+	f := &FS{}
+	f.Around = staging.Around{Inner: inner, Run: f.call}
 	f.Set(rules...)
 	return f
 }
@@ -157,7 +158,7 @@ func (f *FS) Take(op staging.Op, name, other string) Fault {
 		set.wait(w)
 	}
 	if failure.Power {
-		if v, ok := f.inner.(interface{ PowerLoss(seed uint64) error }); ok && v.PowerLoss(seed) == nil {
+		if v, ok := f.Inner.(interface{ PowerLoss(seed uint64) error }); ok && v.PowerLoss(seed) == nil {
 			return Fault{} // the FS below now fails every call
 		}
 		return Fault{Errno: unix.EIO}
@@ -198,30 +199,23 @@ func (e injected) Error() string   { return e.err.Error() + " (injected)" }
 func (e injected) Unwrap() []error { return []error{ErrInjected, e.err} }
 
 // call runs an operation that can fail but not be cut short.
-func (f *FS) call(op staging.Op, name, other string, do func() error) error {
-	ft := f.Take(op, name, other)
+func (f *FS) call(c staging.Call) error {
+	ft := f.Take(c.Op, c.Name, c.Other)
 	if ft.Errno == 0 {
-		return do()
+		return c.Do()
 	}
 	if ft.After {
-		if err := do(); err != nil {
+		if err := c.Do(); err != nil {
 			return err
 		}
+		if c.Undo != nil {
+			c.Undo()
+		}
 	}
-	if other != "" {
-		return &os.LinkError{Op: op.String(), Old: name, New: other, Err: injected{ft.Errno}}
+	if c.Other != "" {
+		return &os.LinkError{Op: c.Op.String(), Old: c.Name, New: c.Other, Err: injected{ft.Errno}}
 	}
-	return &fs.PathError{Op: op.String(), Path: name, Err: injected{ft.Errno}}
-}
-
-// answer is call for an operation with a result. With an error the result is the zero value.
-func answer[T any](f *FS, op staging.Op, name string, do func(string) (T, error)) (T, error) {
-	var told, nothing T
-	err := f.call(op, name, "", func() (err error) { told, err = do(name); return err })
-	if err != nil {
-		return nothing, err
-	}
-	return told, nil
+	return &fs.PathError{Op: c.Op.String(), Path: c.Name, Err: injected{ft.Errno}}
 }
 
 // DirectModes makes f an FS with its own memory of which devices take direct I/O; see [staging.OpenDirect].
@@ -229,90 +223,20 @@ func (f *FS) DirectModes() *staging.DirectModes { return &f.modes }
 
 // OpenFile implements [staging.FS].
 func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
-	var file staging.File
-	err := f.call(staging.OpOpen, name, "", func() (err error) {
-		open := func() error {
-			file, err = f.inner.OpenFile(name, flag, perm)
-			return err
+	around := f.Around
+	if flag&unix.O_DIRECT != 0 { // two operations: open, and in it direct
+		around.Run = func(c staging.Call) error {
+			direct := c
+			direct.Op = staging.OpDirect
+			c.Do = func() error { return f.call(direct) }
+			return f.call(c)
 		}
-		if flag&unix.O_DIRECT != 0 {
-			return f.call(staging.OpDirect, name, "", open)
-		}
-		return open()
-	})
+	}
+	file, err := around.OpenFile(name, flag, perm)
 	if err != nil {
-		if file != nil {
-			file.Close()
-		}
 		return nil, err
 	}
 	return &faultFile{File: file, fs: f}, nil
-}
-
-// Rename implements [staging.FS].
-func (f *FS) Rename(oldname, newname string) error {
-	return f.call(staging.OpRename, oldname, newname, func() error { return f.inner.Rename(oldname, newname) })
-}
-
-// RenameNoReplace implements [staging.FS].
-func (f *FS) RenameNoReplace(oldname, newname string) error {
-	return f.call(staging.OpPublish, oldname, newname, func() error { return f.inner.RenameNoReplace(oldname, newname) })
-}
-
-// Link implements [staging.FS].
-func (f *FS) Link(oldname, newname string) error {
-	return f.call(staging.OpLink, oldname, newname, func() error { return f.inner.Link(oldname, newname) })
-}
-
-// Remove implements [staging.FS].
-func (f *FS) Remove(name string) error {
-	return f.call(staging.OpRemove, name, "", func() error { return f.inner.Remove(name) })
-}
-
-// Mkdir implements [staging.FS].
-func (f *FS) Mkdir(name string, perm fs.FileMode) error {
-	return f.call(staging.OpMkdir, name, "", func() error { return f.inner.Mkdir(name, perm) })
-}
-
-// MkdirAll implements [staging.FS].
-func (f *FS) MkdirAll(name string, perm fs.FileMode) error {
-	return f.call(staging.OpMkdir, name, "", func() error { return f.inner.MkdirAll(name, perm) })
-}
-
-// ReadDir implements [staging.FS].
-func (f *FS) ReadDir(name string) ([]fs.DirEntry, error) {
-	return answer(f, staging.OpReadDir, name, f.inner.ReadDir)
-}
-
-// Stat implements [staging.FS].
-func (f *FS) Stat(name string) (staging.Info, error) {
-	return answer(f, staging.OpStat, name, f.inner.Stat)
-}
-
-// SyncDir implements [staging.FS].
-func (f *FS) SyncDir(name string) error {
-	return f.call(staging.OpSyncDir, name, "", func() error { return f.inner.SyncDir(name) })
-}
-
-// SyncFS implements [staging.FS].
-func (f *FS) SyncFS(name string) error {
-	return f.call(staging.OpSyncFS, name, "", func() error { return f.inner.SyncFS(name) })
-}
-
-// Statfs implements [staging.FS].
-func (f *FS) Statfs(name string) (staging.Space, error) {
-	return answer(f, staging.OpStatfs, name, f.inner.Statfs)
-}
-
-// Lock implements [staging.FS].
-func (f *FS) Lock(name string) (io.Closer, error) {
-	var lock io.Closer
-	err := f.call(staging.OpLock, name, "", func() (err error) { lock, err = f.inner.Lock(name); return err })
-	if err != nil && lock != nil {
-		lock.Close()
-		return nil, err
-	}
-	return lock, err
 }
 
 // faultFile is a file of an [FS]. Rules match the name that it was opened by.
@@ -373,7 +297,7 @@ func (f *faultFile) tear(p []byte, off int64) error {
 	if _, err := f.File.WriteAt(p[:whole], off); err != nil || whole == len(p) {
 		return err
 	}
-	tail, err := f.fs.inner.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_WRONLY, 0)
+	tail, err := f.fs.Inner.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -420,37 +344,36 @@ func (f *faultFile) learn(err error) {
 }
 
 // Datasync implements [staging.File].
-func (f *faultFile) Datasync() error { return f.fs.call(staging.OpSync, f.Name(), "", f.File.Datasync) }
+func (f *faultFile) Datasync() error { return f.call(staging.OpSync, f.File.Datasync) }
+
+func (f *faultFile) call(op staging.Op, do func() error) error {
+	return f.fs.call(staging.Call{Op: op, Name: f.Name(), Do: do})
+}
 
 // Allocate implements [staging.File].
 func (f *faultFile) Allocate(n int64) error {
-	return f.fs.call(staging.OpAllocate, f.Name(), "", func() error { return f.File.Allocate(n) })
+	return f.call(staging.OpAllocate, func() error { return f.File.Allocate(n) })
 }
 
 // Shrink implements [staging.MemoryFile].
 func (f *faultFile) Shrink(n int64) error { return staging.Shrink(f.File, n) }
 
 // Memory implements [staging.MemoryFile]. To rules it is an allocation.
-func (f *faultFile) Memory(n int64) (segments staging.Segments, err error) {
-	err = f.fs.call(staging.OpAllocate, f.Name(), "", func() (err error) {
-		segments, err = staging.MemoryOf(f.File, n)
-		return err
+func (f *faultFile) Memory(n int64) (staging.Segments, error) {
+	return staging.Told(f.fs.call, staging.OpAllocate, f.Name(), func() (staging.Segments, error) {
+		return staging.MemoryOf(f.File, n)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return segments, nil
 }
 
 // Stat implements [staging.File].
 func (f *faultFile) Stat() (staging.Info, error) {
-	return answer(f.fs, staging.OpStat, f.Name(), func(string) (staging.Info, error) { return f.File.Stat() })
+	return staging.Told(f.fs.call, staging.OpStat, f.Name(), f.File.Stat)
 }
 
 // Close implements [staging.File]. It closes the file also when a rule makes it fail, so no rule leaks a descriptor.
 func (f *faultFile) Close() error {
 	err := f.File.Close()
-	if ferr := f.fs.call(staging.OpClose, f.Name(), "", func() error { return nil }); ferr != nil {
+	if ferr := f.call(staging.OpClose, func() error { return nil }); ferr != nil {
 		return ferr
 	}
 	return err
@@ -465,7 +388,7 @@ func (f *faultFile) SetDirect(on bool) error {
 	if !on {
 		return s.SetDirect(false)
 	}
-	return f.fs.call(staging.OpDirect, f.Name(), "", func() error { return s.SetDirect(true) })
+	return f.call(staging.OpDirect, func() error { return s.SetDirect(true) })
 }
 
 var (

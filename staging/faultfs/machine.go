@@ -58,7 +58,8 @@ type nameChange struct {
 	kept    *keptFile // the file of the name that it took away, or nil
 }
 
-// NewMachine wraps inner. The trash is a directory on the same file system for the Machine alone. It is made if missing, and emptied.
+// NewMachine wraps inner. The trash is a directory on the same file system for the Machine alone. It is made if missing,
+// and emptied.
 func NewMachine(inner staging.FS, trash string) (*Machine, error) {
 	if err := os.RemoveAll(trash); err != nil {
 		return nil, err
@@ -72,10 +73,11 @@ func NewMachine(inner staging.FS, trash string) (*Machine, error) {
 // DirectModes makes v an FS with its own memory of which devices take direct I/O; see [staging.OpenDirect].
 func (v *Machine) DirectModes() *staging.DirectModes { return &v.modes }
 
-// begin takes the lock. The caller releases it, also after an error.
+// begin takes the lock, unless the power is lost. The caller releases it.
 func (v *Machine) begin(op staging.Op, name string) error {
 	v.mu.Lock()
 	if v.down {
+		v.mu.Unlock()
 		return &fs.PathError{Op: op.String(), Path: name, Err: ErrPowerLost}
 	}
 	return nil
@@ -160,11 +162,10 @@ func (v *Machine) before(k *keptFile, off, n int64) error {
 
 // OpenFile implements [staging.FS].
 func (v *Machine) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
-	err := v.begin(staging.OpOpen, name)
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.begin(staging.OpOpen, name); err != nil {
 		return nil, err
 	}
+	defer v.mu.Unlock()
 	_, missing := v.inner.Stat(name)
 	f, err := v.inner.OpenFile(name, flag&^os.O_TRUNC, perm)
 	if err != nil {
@@ -217,21 +218,19 @@ func (v *Machine) Statfs(name string) (staging.Space, error) {
 }
 
 func ask[T any](v *Machine, op staging.Op, name string, do func(string) (T, error)) (told T, err error) {
-	err = v.begin(op, name)
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.begin(op, name); err != nil {
 		return told, err
 	}
+	defer v.mu.Unlock()
 	return do(name)
 }
 
 // SyncFS implements [staging.FS].
 func (v *Machine) SyncFS(name string) error {
-	err := v.begin(staging.OpSyncFS, name)
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.begin(staging.OpSyncFS, name); err != nil {
 		return err
 	}
+	defer v.mu.Unlock()
 	if err := v.inner.SyncFS(name); err != nil {
 		return err
 	}
@@ -254,11 +253,10 @@ func (v *Machine) SyncFS(name string) error {
 
 // Lock implements [staging.FS].
 func (v *Machine) Lock(name string) (io.Closer, error) {
-	err := v.begin(staging.OpLock, name)
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.begin(staging.OpLock, name); err != nil {
 		return nil, err
 	}
+	defer v.mu.Unlock()
 	inner, err := v.inner.Lock(name)
 	if err != nil {
 		return nil, err
@@ -293,21 +291,19 @@ type crashFile struct {
 
 // ReadAt implements [staging.File].
 func (f *crashFile) ReadAt(p []byte, off int64) (int, error) {
-	err := f.fs.begin(staging.OpRead, f.Name())
-	defer f.fs.mu.Unlock()
-	if err != nil {
+	if err := f.fs.begin(staging.OpRead, f.Name()); err != nil {
 		return 0, err
 	}
+	defer f.fs.mu.Unlock()
 	return f.File.ReadAt(p, off)
 }
 
 // WriteAt implements [staging.File].
 func (f *crashFile) WriteAt(p []byte, off int64) (int, error) {
-	err := f.fs.begin(staging.OpWrite, f.Name())
-	defer f.fs.mu.Unlock()
-	if err != nil {
+	if err := f.fs.begin(staging.OpWrite, f.Name()); err != nil {
 		return 0, err
 	}
+	defer f.fs.mu.Unlock()
 	if f.kept != nil && off >= 0 {
 		if err := f.fs.before(f.kept, off, int64(len(p))); err != nil {
 			return 0, err
@@ -318,11 +314,10 @@ func (f *crashFile) WriteAt(p []byte, off int64) (int, error) {
 
 // Datasync implements [staging.File].
 func (f *crashFile) Datasync() error {
-	err := f.fs.begin(staging.OpSync, f.Name())
-	defer f.fs.mu.Unlock()
-	if err != nil {
+	if err := f.fs.begin(staging.OpSync, f.Name()); err != nil {
 		return err
 	}
+	defer f.fs.mu.Unlock()
 	if err := f.File.Datasync(); err != nil {
 		return err
 	}
@@ -338,11 +333,10 @@ func (f *crashFile) Datasync() error {
 
 // Allocate implements [staging.File].
 func (f *crashFile) Allocate(n int64) error {
-	err := f.fs.begin(staging.OpAllocate, f.Name())
-	defer f.fs.mu.Unlock()
-	if err != nil {
+	if err := f.fs.begin(staging.OpAllocate, f.Name()); err != nil {
 		return err
 	}
+	defer f.fs.mu.Unlock()
 	return f.File.Allocate(n)
 }
 
@@ -425,21 +419,19 @@ func (v *Machine) remove(name string) error {
 
 // Remove implements [staging.FS].
 func (v *Machine) Remove(name string) error {
-	err := v.begin(staging.OpRemove, name)
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.begin(staging.OpRemove, name); err != nil {
 		return err
 	}
+	defer v.mu.Unlock()
 	return v.remove(name)
 }
 
 // Rename implements [staging.FS]. It is one change: after a crash a replaced file is the old one or the new one.
 func (v *Machine) Rename(oldname, newname string) error {
-	err := v.begin(staging.OpRename, oldname)
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.begin(staging.OpRename, oldname); err != nil {
 		return err
 	}
+	defer v.mu.Unlock()
 	var k *keptFile
 	if _, err := v.inner.Stat(newname); err == nil {
 		if k, err = v.keep(newname); err != nil {
@@ -463,11 +455,10 @@ func (v *Machine) Rename(oldname, newname string) error {
 
 // RenameNoReplace implements [staging.FS].
 func (v *Machine) RenameNoReplace(oldname, newname string) error {
-	err := v.begin(staging.OpPublish, oldname)
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.begin(staging.OpPublish, oldname); err != nil {
 		return err
 	}
+	defer v.mu.Unlock()
 	if err := v.inner.RenameNoReplace(oldname, newname); err != nil {
 		return err
 	}
@@ -477,11 +468,10 @@ func (v *Machine) RenameNoReplace(oldname, newname string) error {
 
 // Link implements [staging.FS].
 func (v *Machine) Link(oldname, newname string) error {
-	err := v.begin(staging.OpLink, oldname)
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.begin(staging.OpLink, oldname); err != nil {
 		return err
 	}
+	defer v.mu.Unlock()
 	if err := v.inner.Link(oldname, newname); err != nil {
 		return err
 	}
@@ -491,11 +481,10 @@ func (v *Machine) Link(oldname, newname string) error {
 
 // Mkdir implements [staging.FS].
 func (v *Machine) Mkdir(name string, perm fs.FileMode) error {
-	err := v.begin(staging.OpMkdir, name)
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.begin(staging.OpMkdir, name); err != nil {
 		return err
 	}
+	defer v.mu.Unlock()
 	return v.mkdir(name, perm)
 }
 
@@ -510,11 +499,10 @@ func (v *Machine) mkdir(name string, perm fs.FileMode) error {
 
 // MkdirAll implements [staging.FS].
 func (v *Machine) MkdirAll(name string, perm fs.FileMode) error {
-	err := v.begin(staging.OpMkdir, name)
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.begin(staging.OpMkdir, name); err != nil {
 		return err
 	}
+	defer v.mu.Unlock()
 	var missing []string
 	for d := filepath.Clean(name); ; d = filepath.Dir(d) {
 		if _, err := v.inner.Stat(d); err == nil || d == filepath.Dir(d) {
@@ -532,11 +520,10 @@ func (v *Machine) MkdirAll(name string, perm fs.FileMode) error {
 
 // SyncDir implements [staging.FS].
 func (v *Machine) SyncDir(name string) error {
-	err := v.begin(staging.OpSyncDir, name)
-	defer v.mu.Unlock()
-	if err != nil {
+	if err := v.begin(staging.OpSyncDir, name); err != nil {
 		return err
 	}
+	defer v.mu.Unlock()
 	if err := v.inner.SyncDir(name); err != nil {
 		return err
 	}

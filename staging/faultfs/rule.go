@@ -15,7 +15,7 @@ import (
 // When selects calls among those that a rule matches, counted from 1. The zero value selects all.
 type When struct {
 	Nth     uint64  // this call alone; 0: all
-	First   uint64  // this call and all later ones; not in the text form
+	First   uint64  // this call and all later ones
 	Percent float64 // of the calls each by lot; 0 is 100
 	Seed    uint64  // of the lots: the same seed draws the same calls
 }
@@ -87,9 +87,9 @@ func matchesFrom(glob, name string) bool {
 //	OPS PATH [WHEN]: FAULT
 //
 // OPS are words of [staging.Op] joined by commas, or "any". PATH is [Rule]'s glob, without white space or colons. WHEN is
-// "3rd" for the third matching call alone, or "10% seed 7" for one in ten, at random. FAULT is a wait, a failure, or both
-// in this order. A wait is "delay 20ms" or "hang". A failure is an errno ("eio"; "eio after" makes the call and reports it
-// as failed), "short [BYTES]", "torn [BYTES]" or "power".
+// "3rd" for the third matching call alone, "3rd-" for it and all later ones, or "10% seed 7" for one in ten, at
+// random. FAULT is a wait, a failure, or both in this order. A wait is "delay 20ms" or "hang". A failure is an errno ("eio";
+// "eio after" makes the call and reports it as failed), "short [BYTES]", "torn [BYTES]" or "power".
 func ParseRules(text string) (rules []Rule, err error) {
 	for line := range strings.Lines(text) {
 		head, fault, found := strings.Cut(strings.TrimSpace(line), ":")
@@ -150,11 +150,14 @@ func parseWhen(words []string) (w When, err error) {
 	case random:
 		w.Percent, err = strconv.ParseFloat(percent, 64)
 	case len(words) == 1:
-		w.Nth, err = strconv.ParseUint(strings.TrimRight(words[0], "stndrh"), 10, 64)
+		call, open := strings.CutSuffix(words[0], "-")
+		if w.Nth, err = strconv.ParseUint(strings.TrimRight(call, "stndrh"), 10, 64); open {
+			w.Nth, w.First = 0, w.Nth
+		}
 	default:
 		err = fmt.Errorf("unexpected %q", words)
 	}
-	if err == nil && len(words) > 0 && w.Nth == 0 && !(w.Percent > 0 && w.Percent <= 100) {
+	if err == nil && len(words) > 0 && w.Nth == 0 && w.First == 0 && !(w.Percent > 0 && w.Percent <= 100) {
 		err = fmt.Errorf("%q is neither a call such as 3rd nor a part above 0%% and at most 100%%", words)
 	}
 	return w, err
@@ -163,8 +166,9 @@ func parseWhen(words []string) (w When, err error) {
 // errnos are those that a rule can name.
 var errnos = map[string]unix.Errno{
 	"eio": unix.EIO, "enospc": unix.ENOSPC, "edquot": unix.EDQUOT, "estale": unix.ESTALE, "enoent": unix.ENOENT,
-	"eacces": unix.EACCES, "eexist": unix.EEXIST, "eintr": unix.EINTR, "eperm": unix.EPERM, "erofs": unix.EROFS, "einval": unix.EINVAL, "emfile": unix.EMFILE,
-	"enotconn": unix.ENOTCONN, "etimedout": unix.ETIMEDOUT, "eopnotsupp": unix.EOPNOTSUPP,
+	"eacces": unix.EACCES, "eexist": unix.EEXIST, "eintr": unix.EINTR, "eperm": unix.EPERM, "erofs": unix.EROFS,
+	"einval": unix.EINVAL, "emfile": unix.EMFILE, "enomem": unix.ENOMEM,
+	"enotconn": unix.ENOTCONN, "etimedout": unix.ETIMEDOUT, "eopnotsupp": unix.EOPNOTSUPP, "exdev": unix.EXDEV,
 }
 
 func parseFault(words []string) (f Fault, err error) {

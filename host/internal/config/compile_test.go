@@ -10,6 +10,6 @@ import (
 func TestCompileDefaults(t *testing.T) {
 	want := PolicyCompile{sandbox.DefaultMemory, sandbox.DefaultCPU, sandbox.DefaultTime}
 	if got := Default().PolicyCompile; got != want {
-		t.Errorf("%+v, want %+v", got, want)
+		t.Errorf("default limits of compiling: got %+v, want %+v", got, want)
 	}
 }

@@ -144,7 +144,7 @@ shared = true
 	c := l.Config
 	if c.Socket != "from-file.sock" || c.Log.Level != "error" || c.Log.Format != "text" ||
 		c.Engine.SlotBytes != 1<<20 || c.Engine.MaxStagingMemory != 1<<30 || c.Session.LeaseTTL != 5*time.Second {
-		t.Errorf("got %+v", c)
+		t.Errorf("loaded configuration: got %+v", c)
 	}
 	wantPolicies := []Policy{
 		{Module: "a.wasm", Roles: []string{"evict"}, Config: map[string]string{"window": "3", "deep.on": "true"}},
@@ -216,7 +216,7 @@ func TestSizesAndParts(t *testing.T) {
 	for text, says := range map[string]string{"kv=": "capacity of kv", "kv=2": "at least 8KiB", "kv=2TX": "capacity of kv", "memory:=50%": "no file system",
 		"/nowhere/at/all=5%": "no such file"} {
 		if _, err := Load(Source{Flags: []Setting{{"root", text}}}); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v, want %q", text, err, says)
+			t.Errorf("root %s: got error %v, want %q", text, err, says)
 		}
 	}
 }
@@ -233,7 +233,7 @@ func TestPrintMarksDefaults(t *testing.T) {
 	}
 	for line := range strings.Lines(out.String()) {
 		if strings.TrimSpace(line) != "" && !strings.HasSuffix(line, "# default\n") {
-			t.Errorf("%q", line)
+			t.Errorf("line without \"# default\": %q", line)
 		}
 	}
 }
@@ -261,7 +261,7 @@ func TestPrintReadsBack(t *testing.T) {
 	}
 	again, err := Load(Source{File: write(t, out.String())})
 	if err != nil {
-		t.Fatalf("%v in\n%s", err, out.String())
+		t.Fatalf("read back: %v in\n%s", err, out.String())
 	}
 	if !reflect.DeepEqual(again.Config, l.Config) {
 		t.Errorf("read back %+v, want %+v", again.Config, l.Config)
@@ -375,7 +375,7 @@ func TestFileIsRegular(t *testing.T) {
 		select {
 		case err := <-done:
 			if !errors.Is(err, ErrFile) || !errors.Is(err, regular.ErrNotRegular) {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("load %s: got error %v, want that it is no regular file", name, err)
 			}
 		case <-time.After(time.Minute):
 			t.Errorf("%s is still being read", name)

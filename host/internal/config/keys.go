@@ -52,15 +52,15 @@ func Keys() []*Key { return keys }
 // keys is the table.
 var keys = []*Key{
 	{Name: "socket", Kind: Text, Default: "kvhost.sock",
-		Help: "Unix socket for clients, created with mode 0600. A second one beside it, with the suffix \".fd\", " +
+		Help: "Unix socket for clients, created with mode 0600. A second one, with the suffix \".fd\", " +
 			"passes file descriptors.",
 		field: func(c *Config) any { return &c.Socket }},
 	{Name: "socket_users", Kind: Text, Unit: "numbers, separated by commas",
-		Help: "Users whose processes may connect, besides root, the host's own user and those of tenants (uids in " +
+		Help: "Users that may connect, besides root, the host's own user and those of tenants (uids in " +
 			"[[tenant]]). With any, the sockets have mode 0666 and each connection's user is checked.",
 		field: func(c *Config) any { return &c.SocketUsers }},
 	{Name: "socket_groups", Kind: Text, Unit: "numbers, separated by commas",
-		Help:  "Groups whose processes may connect.",
+		Help:  "Groups that may connect.",
 		field: func(c *Config) any { return &c.SocketGroups }},
 	{Name: "policy_dir", Reload: true, Kind: Text,
 		Help:  "Directory that is searched for policies by name before the embedded ones. Empty: embedded ones only.",
@@ -223,7 +223,7 @@ var keys = []*Key{
 		Help:  "Use of GPUs. auto: every GPU that the driver shows. off: none; clients register host memory only.",
 		field: func(c *Config) any { return &c.GDS.CUDA }},
 	{Section: "gds", Name: "copy_blocks", Kind: Count, Default: "32", Unit: "thread blocks", Min: 1, Max: 4096,
-		Help: "Most thread blocks of all copy kernels together on a GPU, which the engine's compute lacks meanwhile. " +
+		Help: "Most thread blocks of all copy kernels together on a GPU, which the engine's compute lacks at that time. " +
 			"A kernel on a window takes half of them, for about ten microseconds.",
 		field: func(c *Config) any { return &c.GDS.CopyBlocks }},
 	{Section: "gds", Name: "use_cufile", Kind: Flag, Default: "true",

@@ -62,7 +62,7 @@ type Tenant struct {
 	First, Last uint32
 	Quota       Amount   // a percentage is of each root's capacity
 	UIDs        []uint32 // users that may be the tenant; nil: no rule
-	Private     bool     // it sees its own entries only, and nobody else sees those
+	Private     bool     // its entries are visible to it alone, and no others to it
 	Sessions    int      // most sessions; 0: no rule
 }
 

@@ -52,7 +52,7 @@ func TestWrongPins(t *testing.T) {
 	} {
 		_, err := Load(Source{File: write(t, text)})
 		if !errors.Is(err, ErrValue) {
-			t.Errorf("%q: %v", text, err)
+			t.Errorf("load %q: got error %v, want a bad value", text, err)
 			continue
 		}
 		for _, w := range want {
@@ -73,7 +73,7 @@ func TestExamplePins(t *testing.T) {
 	_, table, _ := strings.Cut(examplePins, "#\n# ")
 	l, err := Load(Source{File: write(t, strings.ReplaceAll(table, "\n# ", "\n"))})
 	if err != nil || l.Config.Session.Pins["tensor_parallel"] != "8" {
-		t.Errorf("%v, %v", l, err)
+		t.Errorf("load the example: got %v, %v", l, err)
 	}
 }
 

@@ -47,7 +47,7 @@ const exampleHead = `# kvhost configuration: every key with its default. Without
 
 const exampleArrays = `
 # Policies. An evict policy belongs to the roots that name it (evict = "..." below); one that no root names evicts in
-# all others. Admit, place and layout policies belong to namespaces: the first policy whose patterns match has the
+# all others. Admit, place and layout policies belong to namespaces: the first policy with a matching pattern has the
 # role, and one without patterns has the rest. A role without a policy gets the built-in one (evict: lru, admit:
 # everything, place: fanout, layout: layermajor). At SIGHUP a running host reads this file again and gets the
 # policies that it has then.
@@ -66,7 +66,7 @@ const exampleArrays = `
 # # the built-in rule decides about moves, and the policy about what is new.
 # levels = []
 # # Shadow: the policy decides nothing. It sees the live requests and evicts from an imaginary cache of this size (0:
-# # the size of all roots). ` + "`kvhost policy list`" + ` shows its hit ratio beside the real one. Default: false and 0.
+# # the size of all roots). ` + "`kvhost policy list`" + ` shows its hit ratio next to the real one. Default: false and 0.
 # shadow = false
 # capacity = 0
 # # Imports that it may use (clock, metrics, random, wasi-stub) if its manifest asks for them. Default: [].
@@ -123,13 +123,13 @@ daily_writes = 0
 # [[tenant]]
 # # A tenant's number, a range such as "3-9", or "*" for all: each has the quota for itself. No default.
 # id = "*"
-# # Most bytes of its entries. At its quota it evicts its own entries, and nobody else's. Unit: bytes over all roots,
+# # Most bytes of its entries. At its quota it evicts its own entries, and no others. Unit: bytes over all roots,
 # # divided by their capacities, or a percentage of each root. Default: none.
 # quota = "20%"
-# # Users whose processes may be this tenant. Once any entry has users, a user's process is only the tenants that name
+# # Users that may be this tenant. Once any entry has users, a user's process is only the tenants that name
 # # the user; root is no exception. Default: none, every process that can connect may be any tenant.
 # uids = [1001]
-# # It finds its own entries only, and nobody else finds those. Default: false, tenants share what they store: a hit
+# # It finds its own entries only, and no other tenant finds those. Default: false, tenants share what they store: a hit
 # # tells that some tenant had the same text.
 # private = true
 # # Most sessions. Default: none, session.max_sessions for all.

@@ -35,7 +35,7 @@ func tableNamed(name string) table {
 	return nil
 }
 
-// tableOf is a kind of array table whose elements are E.
+// tableOf is a kind of array table with elements of type E.
 type tableOf[E any] struct {
 	array string
 	list  func(*Config) *[]E

@@ -17,7 +17,7 @@ import (
 
 // CodecFacts are what the processor's codec does with pages of bf16.
 type CodecFacts struct {
-	Encode uint64  `json:"encode_bytes_per_second"` // of pages, in one worker beside the others
+	Encode uint64  `json:"encode_bytes_per_second"` // of pages, in one worker while the others run
 	Decode uint64  `json:"decode_bytes_per_second"`
 	Ratio  float64 `json:"ratio"` // page bytes over stored bytes; 0: not measured
 }

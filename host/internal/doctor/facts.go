@@ -118,7 +118,7 @@ type Root struct {
 	MemAlign   int    `json:"memory_align"` // of direct I/O, as the kernel says; 0: it does not
 	OffAlign   int    `json:"offset_align"`
 	NoReplace  Answer `json:"rename_noreplace"`
-	Write      uint64 `json:"write_bytes_per_second,omitempty"` // of one worker beside the others, where chunks may be compressed
+	Write      uint64 `json:"write_bytes_per_second,omitempty"` // of one worker while the others run, where chunks may be compressed
 	Read       uint64 `json:"read_bytes_per_second,omitempty"`
 	Unmeasured string `json:"not_measured,omitempty"` // why these are not known
 	CuFile     string `json:"cufile"`                 // of registering a file with cuFile: "ok", an error, or empty when not tried
@@ -136,5 +136,5 @@ type SocketFacts struct {
 	Path     string `json:"path"`
 	Dir      bool   `json:"dir"`      // its directory exists
 	Writable bool   `json:"writable"` // files can be made there
-	Private  bool   `json:"private"`  // nobody else can
+	Private  bool   `json:"private"`  // no other user can
 }

@@ -202,7 +202,7 @@ func TestRootsThatShareADisk(t *testing.T) {
 	m.wanted.Roots = append(m.wanted.Roots, WantedRoot{Path: "/mnt/kv2", Capacity: 2 << 40})
 	r := Judge("test", m.wanted, &m.facts)
 	if len(r.Findings) != 1 || r.Findings[0].Level != Problem {
-		t.Fatalf("%+v", r.Findings)
+		t.Fatalf("findings: got %+v, want one problem", r.Findings)
 	}
 }
 
@@ -215,7 +215,7 @@ func TestSocketsAreJudged(t *testing.T) {
 		r := &Report{}
 		r.judgeSocket(&s)
 		if len(r.Findings) > 0 != (want != "") || want != "" && r.Findings[0].Level != want {
-			t.Errorf("%+v: %+v", s, r.Findings)
+			t.Errorf("socket %+v: got findings %+v", s, r.Findings)
 		}
 	}
 	r := &Report{}

@@ -23,7 +23,7 @@ func TestRootsAreMeasured(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := f.Roots[0]; r.Write == 0 || r.Read == 0 || r.Unmeasured != "" {
-		t.Errorf("%+v", r)
+		t.Errorf("speeds of the root: got %+v, want them measured", r)
 	}
 	if r := f.Roots[2]; r.Write+f.Roots[1].Write > 0 {
 		t.Errorf("what is never compressed is measured: %+v", r)
@@ -62,7 +62,7 @@ func TestRootsAreTried(t *testing.T) {
 		r := s.probeRoot(path, func(fd int) string { asked++; return "ok" })
 		if r.Failed != "" || !r.Writable || r.Tried != disk || r.Missing != (path == missing) || r.Total <= 0 ||
 			r.FS == "" || r.NoReplace != Yes {
-			t.Errorf("%s: %+v", path, r)
+			t.Errorf("probe of %s: got %+v", path, r)
 		}
 		if (r.Direct == Yes) != (r.CuFile == "ok") {
 			t.Errorf("%s: cuFile is asked about direct files: %+v", path, r)
@@ -158,15 +158,15 @@ func TestMachineIsRead(t *testing.T) {
 	m := s.machine()
 	if m.Kernel != "6.9.1-test" || m.MemoryBytes != 1<<20 || m.FreeBytes != 1<<19 || m.HugePages != 3 ||
 		m.P2PDMA != Yes || !m.NVFS || !m.Udev {
-		t.Errorf("%+v", m)
+		t.Errorf("machine: got %+v", m)
 	}
 	if version, open, params := s.driverModule(); version != "580.95.05" || open != Yes ||
 		params != "RMForceStaticBar1=1;" {
-		t.Errorf("%s, %s, %s", version, open, params)
+		t.Errorf("kernel module: got version %s, open %s, settings %s", version, open, params)
 	}
 	bare := system{t.TempDir()}
 	if m := bare.machine(); m.P2PDMA != Unknown || m.NVFS || m.Udev {
-		t.Errorf("%+v", m)
+		t.Errorf("machine without files: got %+v, want all unknown", m)
 	}
 	if version, open, _ := bare.driverModule(); version != "" || open != Unknown {
 		t.Error(version, open)
@@ -185,15 +185,15 @@ func TestProbeWithAndWithoutAGPU(t *testing.T) {
 	}
 	if f.Driver.Failed != "" || len(f.GPUs) == 0 || f.GPUs[0].Pinned != Yes || f.GPUs[0].Failed != "" ||
 		f.CuFile.Failed != "" || !f.Socket.Writable {
-		t.Errorf("%+v", f)
+		t.Errorf("probe with the double: got %+v", f)
 	}
 	if f.Roots[0].Direct == Yes && f.Roots[0].CuFile != "ok" {
-		t.Errorf("%+v", f.Roots[0])
+		t.Errorf("root: got %+v, want cuFile to accept its files", f.Roots[0])
 	}
 	w.CuFile = false // then it is not even loaded
 	f, err = probe(context.Background(), w, system{"/"}, []string{double}, []string{"/nonexistent/libcufile.so"})
 	if err != nil || len(f.GPUs) == 0 || f.CuFile != (CuFile{Forbid: true}) || f.Roots[0].CuFile != "" {
-		t.Errorf("%+v, %v", f, err)
+		t.Errorf("probe without cuFile: got %+v, %v", f, err)
 	}
 	w.CuFile = true
 	f, err = probe(context.Background(), w, system{"/"}, []string{"/nonexistent/libcuda.so"}, nil)
@@ -201,12 +201,12 @@ func TestProbeWithAndWithoutAGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := Judge("test", w, f); f.Driver.Failed == "" || r.Problems() != nil || r.Verdicts[0].Route != RouteStaged {
-		t.Errorf("%+v", r)
+		t.Errorf("report without a driver: got %+v", r)
 	}
 	w.CUDA = false
 	if f, err = probe(context.Background(), w, system{"/"}, nil, nil); err != nil || !f.Driver.Forbid ||
 		f.Driver.Failed != "" {
-		t.Errorf("%+v, %v", f, err)
+		t.Errorf("probe with CUDA off: got %+v, %v", f, err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	stop()

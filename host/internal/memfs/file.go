@@ -56,7 +56,6 @@ func (f *file) ReadAt(p []byte, off int64) (int, error) {
 	if err := f.check("read", f.reads, off); err != nil {
 		return 0, err
 	}
-	f.node.accessed.Store(now())
 	n, err := f.node.readAt(p, off)
 	if err != nil && err != io.EOF {
 		err = f.fail("read", err)
@@ -102,8 +101,6 @@ func (f *file) Memory(n int64) (staging.Segments, error) {
 	}
 	if f.writes {
 		f.node.modified.Store(now())
-	} else {
-		f.node.accessed.Store(now())
 	}
 	return segments, nil
 }

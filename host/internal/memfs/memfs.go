@@ -393,7 +393,6 @@ type node struct {
 	opens    int              // open files
 	locked   atomic.Bool
 	modified atomic.Int64 // nanoseconds
-	accessed atomic.Int64
 
 	content
 }
@@ -404,9 +403,7 @@ func (f *FS) newNode(mode fs.FileMode) *node {
 	if mode.IsDir() {
 		n.children = map[string]*node{}
 	}
-	at := now()
-	n.modified.Store(at)
-	n.accessed.Store(at)
+	n.modified.Store(now())
 	return n
 }
 
@@ -422,7 +419,7 @@ func (n *node) child(base string) *node {
 
 func (n *node) info(dev uint64) staging.Info {
 	return staging.Info{Size: n.sized.Load(), Allocated: n.allocated.Load(), ModTime: time.Unix(0, n.modified.Load()),
-		Accessed: time.Unix(0, n.accessed.Load()), Dev: dev, Ino: n.inode, Links: uint64(n.links), Mode: n.mode}
+		Dev: dev, Ino: n.inode, Links: uint64(n.links), Mode: n.mode}
 }
 
 const longestName = 255

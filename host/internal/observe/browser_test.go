@@ -96,7 +96,7 @@ func (b *browser) ask(method, path string, body any) any {
 		b.t.Fatal(err)
 	}
 	if r.StatusCode != http.StatusOK {
-		b.t.Fatalf("%s %s: %v", method, path, answer.Value)
+		b.t.Fatalf("%s %s: the browser answers %v", method, path, answer.Value)
 	}
 	return answer.Value
 }

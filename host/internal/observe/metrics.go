@@ -122,7 +122,7 @@ var rootMetrics = rows[store.RootStats]{
 		func(r *store.RootStats) float64 { return float64(r.SyncFails) }},
 	{"root_bad_victims_total", "Victims named by the policy that could not be evicted.", counter,
 		func(r *store.RootStats) float64 { return float64(r.BadVictims) }},
-	{"root_unanswered_total", "Questions in which the policy named nobody who can go, although somebody could.", counter,
+	{"root_unanswered_total", "Questions to which the policy named no entry that can go, although one could.", counter,
 		func(r *store.RootStats) float64 { return float64(r.Unanswered) }},
 	{"root_place_faults_total", "Paths that held another key's file.", counter,
 		func(r *store.RootStats) float64 { return float64(r.PlaceFaults) }},

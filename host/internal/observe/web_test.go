@@ -196,7 +196,7 @@ func TestCertificate(t *testing.T) {
 	s := serve(t, Config{CertFile: cert, KeyFile: key})
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	if code, body, _ := get(t, client, "https://"+s.Addr()+"/livez", ""); code != 200 || body != "ok\n" {
-		t.Fatalf("%d %q", code, body)
+		t.Fatalf("/livez over TLS: got %d %q", code, body)
 	}
 	if code, _, _ := get(t, http.DefaultClient, "http://"+s.Addr()+"/status", ""); code != http.StatusBadRequest {
 		t.Errorf("plain HTTP: %d, want 400", code)
@@ -250,7 +250,7 @@ func TestListenErrors(t *testing.T) {
 	} {
 		c.cfg.Log = slog.New(slog.DiscardHandler)
 		if s, err := Listen(c.cfg); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", name, err, c.want)
+			t.Errorf("listen with %s: got %v, want %v", name, err, c.want)
 			if err == nil {
 				s.Close()
 			}

@@ -52,7 +52,7 @@ func (p *Set) Swap(ctx context.Context, label string, c config.Policy) (Swapped,
 }
 
 // errChanged means that another change was made while a module was opened for this one.
-var errChanged = errors.New("policies changed meanwhile")
+var errChanged = errors.New("policies were changed at the same time")
 
 // merged is the configuration of the policy with this label, with c over it.
 func (p *Set) merged(label string, c config.Policy) config.Policy {

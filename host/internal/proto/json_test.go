@@ -26,7 +26,7 @@ func TestJSON(t *testing.T) {
 	} {
 		got, err := JSON(c.m)
 		if err != nil || !strings.Contains(string(got), c.want) {
-			t.Errorf("%s, %v, want %s", got, err, c.want)
+			t.Errorf("JSON: got %s, %v, want %s", got, err, c.want)
 		}
 	}
 	if got, err := JSON(&PolicyStatus{}); err != nil || strings.Contains(string(got), "trial") {

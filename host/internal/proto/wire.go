@@ -12,7 +12,7 @@ import (
 // Protocol is the version that both ends must speak.
 const Protocol = 1
 
-// The descriptor socket is beside the session socket. Each descriptor comes with a session's nonce and a tag.
+// The descriptor socket is in the directory of the session socket. Each descriptor comes with a session's nonce and a tag.
 const (
 	DescriptorSuffix  = ".fd"
 	NonceBytes        = 16

@@ -69,14 +69,14 @@ func TestKeysPack(t *testing.T) {
 	}
 	got, err := proto.ParseKeys(nil, packed, 16)
 	if err != nil || len(got) != 3 || got[0] != keys[0] || got[1] != keys[1] || got[2] != keys[2] {
-		t.Fatalf("%v, %v", got, err)
+		t.Fatalf("parsed keys: got %v, %v", got, err)
 	}
 	for name, b := range map[string][]byte{"short": packed[:47], "zero": make([]byte, 16)} {
 		if _, err := proto.ParseKeys(nil, b, 16); !errors.Is(err, proto.ErrMessage) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("parse keys, %s: got error %v, want a bad message", name, err)
 		}
 		if _, err := proto.ParseKey(b, 16); !errors.Is(err, proto.ErrMessage) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("parse a key, %s: got error %v, want a bad message", name, err)
 		}
 	}
 }
@@ -85,7 +85,7 @@ func TestDescriptorMessage(t *testing.T) {
 	nonce := bytes.Repeat([]byte{7}, proto.NonceBytes)
 	n, tag, err := proto.ParseDescriptor(proto.AppendDescriptor(nil, nonce, 0x0102030405060708))
 	if err != nil || !bytes.Equal(n[:], nonce) || tag != 0x0102030405060708 {
-		t.Fatalf("%x %x %v", n, tag, err)
+		t.Fatalf("parsed descriptor message: got nonce %x, tag %x, %v", n, tag, err)
 	}
 	if _, _, err := proto.ParseDescriptor(nonce); !errors.Is(err, proto.ErrMessage) {
 		t.Fatalf("short: %v", err)

@@ -1,5 +1,5 @@
 // Package regular reads small files that an operator names: configurations, policy modules, signatures, keys. Such a name
-// may stand for anything: a FIFO that nobody writes to, a device, a file of a terabyte, or one on a mount that hangs. None
+// may stand for anything: a FIFO without a writer, a device, a file of a terabyte, or one on a mount that hangs. None
 // of these may stop the program.
 package regular
 

@@ -36,7 +36,7 @@ func TestReadFile(t *testing.T) {
 	} {
 		b, err := ReadFile(t.Context(), c.path, c.limit)
 		if !errors.Is(err, c.is) || err == nil && string(b) != "0123456789" {
-			t.Errorf("%s: %q, %v", c.path, b, err)
+			t.Errorf("read %s: got %q, %v", c.path, b, err)
 		}
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())

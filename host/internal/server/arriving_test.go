@@ -93,7 +93,7 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 	}
 	until(t, "connections are closed", func() bool { return arriving.Figures(0).Refused > 0 })
 	if f := arriving.Figures(0); f.Held > limit {
-		t.Errorf("%+v", f)
+		t.Errorf("what arrives: got %+v, want it within the limit", f)
 	}
 	if grown := heap() - before; grown > 4*limit { // a session takes more than its messages, and some are refused late
 		t.Errorf("%d MiB more are in use", grown>>20)
@@ -119,7 +119,7 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 	w.begin(1, message, 100, 1) // of one byte each
 	w.SetReadDeadline(time.Now().Add(boundedWait))
 	if text, err := io.ReadAll(w); !strings.Contains(string(text), "frames are too small") {
-		t.Errorf("%q, %v", text, err)
+		t.Errorf("connection with small frames: got %q, %v", text, err)
 	}
 	until(t, "all is given back", func() bool { return arriving.Figures(0).Held == 0 })
 	p.check(4)

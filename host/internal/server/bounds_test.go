@@ -25,7 +25,7 @@ func TestBacklogIsBounded(t *testing.T) {
 		"chunks": storeOf(limits.ChunksPerJob + 1),
 	} {
 		if e := w.ask(m).GetError(); e.GetCode() != proto.Code_CODE_LIMIT || e.GetField() != field {
-			t.Errorf("%s: %v", field, e)
+			t.Errorf("message above the limit of %s: got %v", field, e)
 		}
 	}
 	packed := proto.PackKeys(keys(limits.KeysPerLookup), 32)

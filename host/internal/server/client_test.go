@@ -74,13 +74,13 @@ func TestSessionIsSafeForConcurrentUse(t *testing.T) {
 				return
 			}
 			if res, err := job.Published(t.Context()); err != nil || res.Chunks[0].Result != client.Stored {
-				t.Errorf("%+v, %v", res, err)
+				t.Errorf("store: got %+v, %v", res, err)
 				return
 			}
 			q := client.LookupRequest{Request: uint32(n + 1), Keys: keys(1001 + n)[1000+n:]}
 			l, err := p.Lookup(t.Context(), q)
 			if err != nil || l.Hits() != 1 {
-				t.Errorf("%+v, %v", l, err)
+				t.Errorf("lookup: got %+v, %v, want a hit", l, err)
 				return
 			}
 			load, err := p.Load(t.Context(), l, []client.LoadChunk{{Blocks: blocks(16 + n)}}, client.LoadOptions{})
@@ -98,6 +98,6 @@ func TestSessionIsSafeForConcurrentUse(t *testing.T) {
 	}
 	work.Wait()
 	if st, err := proto.Status(t.Context(), r.socket); err != nil || st.Sessions != 1 || st.Leases != 0 || st.Jobs != 0 {
-		t.Errorf("%v, %v", st, err)
+		t.Errorf("status: got %v, %v, want one session without leases and jobs", st, err)
 	}
 }

@@ -34,7 +34,7 @@ func TestCodes(t *testing.T) {
 		{errors.New("a bug"), proto.Code_CODE_INTERNAL},
 	} {
 		if got := codeOf(fmt.Errorf("chunk 3: %w", c.err)); got != c.want {
-			t.Errorf("%v: %s, want %s", c.err, got, c.want)
+			t.Errorf("code of %v: got %s, want %s", c.err, got, c.want)
 		}
 	}
 }

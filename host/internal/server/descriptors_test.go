@@ -121,7 +121,7 @@ func TestDescriptorAbuse(t *testing.T) {
 	} {
 		text, err := r.pass(c.body, c.files...)
 		if err != nil || !strings.Contains(text, c.says) {
-			t.Errorf("%s: %q, %v", name, text, err)
+			t.Errorf("descriptor with %s: got answer %q, %v", name, text, err)
 		}
 	}
 	until(t, "refused descriptors are closed", func() bool { return open(t) <= before })
@@ -149,7 +149,7 @@ func TestDescriptorAbuse(t *testing.T) {
 		}
 		a := w.say(&proto.SessionRequest{Body: &proto.SessionRequest_Register{Register: reg}})
 		if f := a.GetError().GetField(); !strings.Contains(f, "memfd") {
-			t.Errorf("%s: %v", name, a)
+			t.Errorf("register with %s: got %v, want an error about memfd", name, a)
 		}
 	}
 	w.conn.Close()
@@ -204,7 +204,7 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 		_, err := p.Register(t.Context(), c.group, p.arena, c.planes)
 		var refused *client.HostError
 		if !errors.As(err, &refused) || refused.Field != c.field {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("register with %s: got %v", name, err)
 		}
 	}
 	if n := r.server.Stats().ArenaBytes; n != 0 {

@@ -221,7 +221,7 @@ func TestDeviceRegionsAreRefusedByName(t *testing.T) {
 		_, err := s.RegisterIPC(t.Context(), 0, c.handles, c.regions)
 		var refused *client.HostError
 		if !errors.As(err, &refused) || refused.Kind != c.kind || refused.Field != c.field {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("register with %s: got %v", c.name, err)
 		}
 		if c.name == "another GPU" && !strings.Contains(err.Error(), gdstest.UUID) {
 			t.Errorf("the answer does not say which GPUs there are: %v", err)
@@ -255,7 +255,7 @@ func TestDeviceErrorIsNotTheFiles(t *testing.T) {
 	load := func() (client.LoadResult, error) {
 		hit, err := s.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{key(1)}})
 		if err != nil || hit.Hits() != 1 {
-			t.Fatalf("%+v, %v", hit, err)
+			t.Fatalf("lookup: got %+v, %v, want a hit", hit, err)
 		}
 		lj, err := s.Load(t.Context(), hit, []client.LoadChunk{{Blocks: []uint32{8, 9}}}, client.LoadOptions{})
 		if err != nil {
@@ -265,17 +265,17 @@ func TestDeviceErrorIsNotTheFiles(t *testing.T) {
 	}
 	r.double.Rules("cuLaunchKernel:code=1,cuMemcpyBatchAsync_v2:code=1,cuMemcpyAsync:code=1")
 	if res, err := load(); err != nil || len(res.Failed) != 2 || res.Bytes != 0 {
-		t.Fatalf("%+v, %v", res, err)
+		t.Fatalf("load with a failing GPU: got %+v, %v, want 2 failed blocks", res, err)
 	}
 	r.double.Rules("")
 	if res, err := load(); err != nil || len(res.Failed) != 0 {
-		t.Fatalf("%+v, %v", res, err)
+		t.Fatalf("load afterwards: got %+v, %v, want no failed block", res, err)
 	}
 	d.check(1, []uint32{8, 9})
 	r.double.Rules("cuLaunchKernel:code=719,cuMemcpyAsync:code=719") // whichever way pages are copied by now
 	for range 2 {                                                    // the second finds the GPU out of service
 		if res, err := load(); err != nil || len(res.Failed) != 2 {
-			t.Fatalf("%+v, %v", res, err)
+			t.Fatalf("load with a lost GPU: got %+v, %v, want 2 failed blocks", res, err)
 		}
 	}
 }

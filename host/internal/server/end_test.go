@@ -110,10 +110,10 @@ func TestClosedSessionCancelsItsJobs(t *testing.T) {
 	}
 	p.Close()
 	if _, err := job.Wait(t.Context()); !errors.Is(err, client.ErrClosed) {
-		t.Errorf("%v", err)
+		t.Errorf("load of a closed session: got %v", err)
 	}
 	if err := p.Ping(t.Context()); !errors.Is(err, client.ErrClosed) {
-		t.Errorf("%v", err)
+		t.Errorf("ping of a closed session: got %v", err)
 	}
 	until(t, "all is given up", func() bool {
 		st := r.server.Stats()
@@ -144,10 +144,10 @@ func TestHostGoesDown(t *testing.T) {
 	// The load's last answer may have come through before the end; either way it has one.
 	if res, err := job.Wait(t.Context()); err == nil && len(res.Failed) != 4 || err != nil &&
 		!errors.Is(err, client.ErrHostGone) {
-		t.Errorf("%+v, %v", res, err)
+		t.Errorf("load when the host ends: got %+v, %v", res, err)
 	}
 	if err := p.Ping(t.Context()); !errors.Is(err, client.ErrHostGone) {
-		t.Errorf("%v", err)
+		t.Errorf("ping when the host has ended: got %v", err)
 	}
 	r.faults.Release()
 	if err := <-r.served; err != nil {
@@ -155,7 +155,7 @@ func TestHostGoesDown(t *testing.T) {
 	}
 	r.served <- nil
 	if _, err := client.Dial(t.Context(), r.hello()); !errors.Is(err, client.ErrHostGone) {
-		t.Errorf("%v", err)
+		t.Errorf("dial when the host has ended: got %v", err)
 	}
 	for _, name := range []string{r.socket, r.socket + ".fd", r.socket + ".lock"} {
 		if _, err := os.Lstat(name); !errors.Is(err, os.ErrNotExist) {
@@ -163,7 +163,7 @@ func TestHostGoesDown(t *testing.T) {
 		}
 	}
 	if err := r.server.Serve(t.Context(), r.socket); !errors.Is(err, ErrClosing) {
-		t.Errorf("%v", err)
+		t.Errorf("serve once more: got %v", err)
 	}
 }
 

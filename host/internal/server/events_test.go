@@ -35,7 +35,7 @@ func (r *reader) until(what string, holds func() bool) {
 	for !r.started || !holds() {
 		b, err := r.events.Next()
 		if err != nil {
-			r.t.Fatalf("%s: %v", what, err)
+			r.t.Fatalf("next event, %s: %v", what, err)
 		}
 		if b.Snapshot && r.started {
 			r.t.Logf("%s: a new snapshot", what)
@@ -70,7 +70,7 @@ func TestEvents(t *testing.T) {
 	first, stop := p.reads(client.Position{}, false)
 	first.until("snapshot", func() bool { return len(first.have) == 2 })
 	if !first.have[key(0)] || !first.have[key(1)] {
-		t.Fatalf("%v", first.have)
+		t.Fatalf("snapshot: got %v, want the first two chunks", first.have)
 	}
 	p.save(2, 3)
 	first.until("a chunk is stored", func() bool { return first.have[key(2)] })

@@ -301,7 +301,7 @@ func TestReaderDoesNotWaitForRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	if st := s.Stats(); st.Jobs != 0 || st.Sessions != 0 {
-		t.Fatalf("%+v", st)
+		t.Fatalf("figures after the end: got %+v, want none", st)
 	}
 }
 

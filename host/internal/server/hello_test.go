@@ -48,7 +48,7 @@ func TestHelloIsRefusedByField(t *testing.T) {
 			s.Close()
 		}
 		if !errors.Is(err, c.is) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("HELLO with a bad %s: got %v", name, err)
 			continue
 		}
 		for _, want := range c.says {
@@ -125,7 +125,7 @@ func TestFirstMessageIsHello(t *testing.T) {
 	} {
 		w := r.raw()
 		if a := w.say(m); a.GetError().GetCode() != proto.Code_CODE_INVALID {
-			t.Errorf("%s: %v", name, a)
+			t.Errorf("HELLO with %s: got %v, want INVALID", name, a)
 		}
 		if _, err := w.stream.Recv(); err == nil || errors.Is(err, io.EOF) {
 			t.Errorf("%s: the stream goes on: %v", name, err)

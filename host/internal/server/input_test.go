@@ -67,7 +67,7 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 	} {
 		a := w.say(c.m)
 		if e := a.GetError(); e.GetCode() != c.code || e.GetField() != c.field {
-			t.Errorf("%s: %v", name, a)
+			t.Errorf("message with %s: got %v", name, a)
 		}
 	}
 
@@ -89,7 +89,7 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 		_, err = job.Published(t.Context())
 		var refused *client.HostError
 		if !errors.As(err, &refused) || refused.Field != c.field {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("register with %s: got %v", name, err)
 		}
 		if rerr := job.Read(t.Context()); !errors.Is(rerr, err) {
 			t.Errorf("%s: read: %v", name, rerr)
@@ -115,7 +115,7 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 		_, err = job.Wait(t.Context())
 		var refused *client.HostError
 		if !errors.As(err, &refused) || refused.Field != c.field {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("store with %s: got %v", name, err)
 		}
 		if err := l.Release(t.Context()); err != nil {
 			t.Errorf("%s: nothing was done, so the lease is there: %v", name, err)

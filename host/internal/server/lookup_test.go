@@ -26,6 +26,6 @@ func TestLookupSaysWhatALoadCosts(t *testing.T) {
 	}
 	miss, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{key(99)}})
 	if err != nil || miss.Bytes != 0 || miss.LoadTime != 0 {
-		t.Errorf("%+v, %v", miss, err)
+		t.Errorf("lookup that misses: got %+v, %v", miss, err)
 	}
 }

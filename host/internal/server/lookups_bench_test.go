@@ -98,7 +98,7 @@ func BenchmarkLookupAmongMany(b *testing.B) {
 	var out, log bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(in), &out, &log
 	if err := cmd.Run(); err != nil {
-		b.Fatalf("%s: %v\n%s", python, err, log.String())
+		b.Fatalf("run %s: %v\n%s", python, err, log.String())
 	}
 	b.Log("Python:\n" + out.String())
 }

@@ -50,7 +50,7 @@ func TestNothingWaitsForRoom(t *testing.T) {
 			t.Fatalf("%d hits", l.Hits())
 		}
 		if load := p.loaded(p.loads(l, 1)); len(load.Failed) != 0 || !p.holds(0, 0) {
-			t.Fatalf("%+v", load)
+			t.Fatalf("load while a store waits: got %+v", load)
 		}
 	}
 	if err := save.Cancel(t.Context()); err != nil {
@@ -59,7 +59,7 @@ func TestNothingWaitsForRoom(t *testing.T) {
 	res, err := save.Published(t.Context())
 	if err != nil || !res.Cancelled || res.Chunks[0].Result != client.Failed ||
 		!errors.Is(res.Chunks[0].Err, client.ErrCancelled) {
-		t.Fatalf("%+v, %v", res, err)
+		t.Fatalf("cancelled store: got %+v, %v", res, err)
 	}
 	if err := errors.Join(p.AwaitCopies(t.Context()), p.regs[0].Unregister(t.Context())); err != nil {
 		t.Fatal(err)

@@ -138,7 +138,7 @@ func TestSemaphoresOfJobsThatFail(t *testing.T) {
 	}
 	wait("cancelled", client.StatusFailed, client.StatusFailed)
 	if res := p.loaded(job); !res.Cancelled || len(res.Failed) != 2*chunkBlocks {
-		t.Errorf("%+v", res)
+		t.Errorf("cancelled load: got %+v, want all blocks failed", res)
 	}
 	for i := range 2 {
 		if string(p.page(0, blocks(i)[0])) != string(make([]byte, pageBytes)) {
@@ -172,7 +172,7 @@ func TestSemaphoresOfJobsThatFail(t *testing.T) {
 			_, err = job.Wait(t.Context())
 		}
 		if !errors.Is(err, client.ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("timeline with %s: got %v, want INVALID", name, err)
 		}
 	}
 	if _, err := p.ShareSemaphores(t.Context(), p.arena, 0, 1); !errors.Is(err, client.ErrBusy) {
@@ -287,7 +287,7 @@ func TestSemaphoresOnAGPUOfARefusedJob(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := job.Published(t.Context()); !errors.Is(err, client.ErrInvalid) {
-		t.Errorf("%v", err)
+		t.Errorf("store of a block that is not there: got %v", err)
 	}
 	if done, status := w.Load(1), w.Load(3); done != 2 || status != client.StatusFailed {
 		t.Errorf("done semaphore %d, status %d", done, status)

@@ -49,7 +49,7 @@ func TestSessionsShareTheMemory(t *testing.T) {
 		t.Errorf("%d sessions hold %d MiB of %d", sessions-1, grown>>20, limit>>20)
 	}
 	if f := memory.Figures(1); f.Held > limit || f.Refused == 0 {
-		t.Errorf("%+v", f)
+		t.Errorf("memory of sessions: got %+v, want it within the limit, and refusals", f)
 	}
 	late := newTalk(t, s, greeting("late"))
 	if a := late.ask(lookupOf(1)); a.GetLookup() == nil {
@@ -72,7 +72,7 @@ func TestRefusalNamesTheLimit(t *testing.T) {
 	e := w.ask(storeOf(4000)).GetError()
 	if e.GetCode() != proto.Code_CODE_LIMIT || !strings.Contains(e.GetMessage(), "max_memory") ||
 		!strings.Contains(e.GetMessage(), "(mine)") || strings.Contains(e.GetMessage(), "theirs") {
-		t.Errorf("%v", e)
+		t.Errorf("refused message: got %v", e)
 	}
 	for _, w := range []*talk{w, other} {
 		if err := w.close(); err != nil {

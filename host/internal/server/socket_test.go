@@ -35,7 +35,7 @@ func TestSockets(t *testing.T) {
 	}
 	for _, name := range []string{r.socket, r.socket + ".fd"} {
 		if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+			t.Errorf("mode of %s: got %v, %v, want 0600", name, info.Mode(), err)
 		}
 	}
 

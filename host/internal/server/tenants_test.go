@@ -66,7 +66,7 @@ func TestEnginesAreTheirTenants(t *testing.T) {
 	other.GetHello().Namespace.Model = "another model"
 	o := newTalk(t, s, other)
 	if st := s.Stats(); st.Engines != 2 {
-		t.Errorf("%+v", st)
+		t.Errorf("figures: got %+v, want two engines", st)
 	}
 	for _, w := range []*talk{w, o} {
 		if err := w.close(); err != nil {

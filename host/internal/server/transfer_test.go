@@ -21,12 +21,12 @@ func TestWhatIsStoredIsLoaded(t *testing.T) {
 		t.Fatalf("an empty store has %d hits", l.Hits())
 	}
 	if res := p.save(0, 4); res.Bytes != 4*chunkBytes || res.Cancelled {
-		t.Fatalf("%+v", res)
+		t.Fatalf("store of four chunks: got %+v", res)
 	}
 	p.check(4)
 	again, err := p.store([]client.StoreChunk{chunkOf(0, 0)})
 	if err != nil || again.Chunks[0].Result != client.Resident {
-		t.Fatalf("%+v, %v", again, err)
+		t.Fatalf("store of a resident chunk: got %+v, %v", again, err)
 	}
 
 	// In another place, with holes, and told of each layer.
@@ -71,7 +71,7 @@ func TestFirstNeededKey(t *testing.T) {
 	p.save(0, 4)
 	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: keys(4), First: 2})
 	if err != nil || l.Hits() != 2 || l.Has(1) || !l.Has(2) || !l.Has(3) {
-		t.Fatalf("%+v, %v", l, err)
+		t.Fatalf("lookup from key 2: got %+v, %v, want the last two", l, err)
 	}
 	job, err := p.Load(t.Context(), l, []client.LoadChunk{{Index: 3, Blocks: blocks(8)}}, client.LoadOptions{})
 	if err != nil {
@@ -81,7 +81,7 @@ func TestFirstNeededKey(t *testing.T) {
 		t.Fatalf("failed: %v", res.Failed)
 	}
 	if l, err = p.Lookup(t.Context(), client.LookupRequest{Keys: keys(4), First: 4}); err != nil || l.Hits() != 0 {
-		t.Fatalf("%+v, %v", l, err)
+		t.Fatalf("lookup from behind the last key: got %+v, %v, want no hit", l, err)
 	}
 }
 
@@ -99,7 +99,7 @@ func TestMembership(t *testing.T) {
 	}
 	l, err := p.Lookup(t.Context(), client.LookupRequest{Group: 5, Keys: keys(11), First: 2})
 	if err != nil || l.Hits() != 2 {
-		t.Fatalf("%+v, %v", l, err)
+		t.Fatalf("lookup in a membership group: got %+v, %v, want 2 hits", l, err)
 	}
 	for i := range 11 {
 		if want := i == 3 || i == 9; l.Has(i) != want {
@@ -145,7 +145,7 @@ func TestReplicatedRanksShareAPiece(t *testing.T) {
 	b.rank = 0 // holds what rank 0 stored
 	b.check(2)
 	if res, err := b.store([]client.StoreChunk{chunkOf(0, 0)}); err != nil || res.Chunks[0].Result != client.Resident {
-		t.Fatalf("%+v, %v", res, err)
+		t.Fatalf("store of a resident chunk by another engine: got %+v, %v", res, err)
 	}
 }
 
@@ -167,7 +167,7 @@ func TestSchedulerLeasesForItsWorkers(t *testing.T) {
 	defer sched.Close()
 	l, err := sched.Lookup(t.Context(), client.LookupRequest{Request: 7, Keys: keys(2), Readers: 0b11})
 	if err != nil || l.Hits() != 2 {
-		t.Fatalf("%+v, %v", l, err)
+		t.Fatalf("lookup by the scheduler: got %+v, %v, want 2 hits", l, err)
 	}
 	for i, w := range []*peer{a, b} {
 		if n := r.server.Stats().Leases; n != 1 {
@@ -192,11 +192,11 @@ func TestLeaseExpires(t *testing.T) {
 	until(t, "the lease expires", func() bool { return r.server.Stats().Leases == 0 })
 	res := p.loaded(p.loads(l, 2))
 	if len(res.Failed) != 4 || res.Bytes != 0 {
-		t.Fatalf("%+v", res)
+		t.Fatalf("load under a used lease: got %+v, want 4 failed blocks", res)
 	}
 	for i, f := range res.Failed {
 		if f.Block != uint32(i) || f.Chunk != i/2 || !errors.Is(f.Err, client.ErrLeaseOver) {
-			t.Errorf("%+v", f)
+			t.Errorf("failed block: got %+v", f)
 		}
 	}
 	if err := l.Release(t.Context()); err != nil {
@@ -215,12 +215,12 @@ func TestLeaseIsReleasedAndUsedUp(t *testing.T) {
 	} {
 		l, err := p.Lookup(t.Context(), client.LookupRequest{Request: 3, Keys: keys(2)})
 		if err != nil || l.Hits() != 2 {
-			t.Fatalf("%s: %+v, %v", name, l, err)
+			t.Fatalf("lookup, %s: got %+v, %v, want 2 hits", name, l, err)
 		}
 		end(l)
 		until(t, name+" ends the lease", func() bool { return r.server.Stats().Leases == 0 })
 		if res := p.loaded(p.loads(l, 2)); len(res.Failed) != 4 || !errors.Is(res.Failed[0].Err, client.ErrLeaseOver) {
-			t.Fatalf("%s: %+v", name, res)
+			t.Fatalf("load under a lease that was %s: got %+v", name, res)
 		}
 	}
 }
@@ -287,7 +287,7 @@ func TestReservationOrder(t *testing.T) {
 	}
 	want := []client.Result{client.Stored, client.Stored, client.Stored, client.Shed, client.Shed}
 	if !slices.Equal(got, want) {
-		t.Fatalf("%v, want %v", got, want)
+		t.Fatalf("blocks that failed: got %v, want %v", got, want)
 	}
 }
 
@@ -305,7 +305,7 @@ func TestCancelDoesNotWaitForTheDisk(t *testing.T) {
 	}
 	if res := p.loaded(job); !res.Cancelled || len(res.Failed) != 6 ||
 		!errors.Is(res.Failed[0].Err, client.ErrCancelled) {
-		t.Fatalf("%+v", res)
+		t.Fatalf("cancelled load: got %+v, want 6 failed blocks", res)
 	}
 	r.faults.Release()
 	r.faults.Set()
@@ -344,7 +344,7 @@ func TestAwaitCopiesWaitsForTheBlocksOnly(t *testing.T) {
 	r.faults.Release()
 	r.faults.Set()
 	if res, err := job.Published(t.Context()); err != nil || res.Chunks[0].Result != client.Stored {
-		t.Fatalf("%+v, %v", res, err)
+		t.Fatalf("store: got %+v, %v", res, err)
 	}
 	p.check(2)
 }
@@ -395,7 +395,7 @@ func TestDamageFailsItsBlocksOnly(t *testing.T) {
 		Fault: faultfs.Fault{Errno: 5}})
 	res := p.loaded(p.loads(p.look(3), 3))
 	if len(res.Failed) != 2 || res.Failed[0].Chunk != res.Failed[1].Chunk {
-		t.Fatalf("%+v", res)
+		t.Fatalf("load of a damaged chunk: got %+v, want its two blocks to fail", res)
 	}
 	for i := range 3 {
 		if i != res.Failed[0].Chunk && !p.holds(i, i) {

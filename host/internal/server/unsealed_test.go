@@ -130,7 +130,7 @@ func TestSemaphoresInMemoryThatIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if res, err := job.Published(t.Context()); err != nil || !res.Cancelled {
-		t.Errorf("%+v, %v", res, err)
+		t.Errorf("cancelled store: got %+v, %v", res, err)
 	}
 	if err := p.Ping(t.Context()); err != nil {
 		t.Error(err)

@@ -43,7 +43,7 @@ func TestStoresThatWaitReserveAShare(t *testing.T) {
 	}
 	<-r.sessionOf(t, "e").reserving.Idle()
 	if held := r.server.budgets.Room.Figures(0); held.Held == 0 || held.Held > capacity/4 || held.Refused == 0 {
-		t.Errorf("%+v", held)
+		t.Errorf("room of waiting stores: got %+v, want at most a quarter of the capacity, and refusals", held)
 	}
 	for n := range 16 { // not the keys of the others
 		other.fill(n, n)
@@ -83,10 +83,10 @@ func TestJobsDoNotWaitForEver(t *testing.T) {
 	load := p.loadInOrder(l, 1, &client.Timeline{Semaphores: w, Wait: 0, WaitValue: 1, Done: 9, DoneValue: 1, Status: -1})
 	res, err := p.storeHeld(w, 2, 1, 3).Published(t.Context())
 	if err != nil || res.Cancelled || res.Chunks[0].Result != client.Failed || !errors.Is(res.Chunks[1].Err, client.ErrLimit) {
-		t.Fatalf("%+v, %v", res, err)
+		t.Fatalf("store that waited too long: got %+v, %v", res, err)
 	}
 	if got := p.loaded(load); got.Cancelled || len(got.Failed) != 2 || !errors.Is(got.Failed[0].Err, client.ErrLimit) {
-		t.Fatalf("%+v", got)
+		t.Fatalf("load that waited too long: got %+v", got)
 	}
 	until(t, "the room is free", func() bool {
 		return r.store.Stats().Roots[0].Used == used && r.server.budgets.Room.Figures(0).Held == 0

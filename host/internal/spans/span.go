@@ -73,7 +73,7 @@ func (s *Span) child(kind trace.SpanKind, began time.Time) Span {
 	return s.of.start(trace.ContextWithSpanContext(context.Background(), s.span.SpanContext()), kind, began, false)
 }
 
-// Ended is what a span is told of when it is over. Nothing of it is kept.
+// Ended are the facts with which a span ends. Nothing of them is kept.
 type Ended struct {
 	Name       string
 	To         time.Time

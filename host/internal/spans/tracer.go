@@ -17,7 +17,7 @@ import (
 type Config struct {
 	Endpoint string            // URL of [Endpoint]; empty: nowhere, and no request gets one
 	Headers  map[string]string // of each export
-	Ratio    float64           // of the requests whose client names no parent
+	Ratio    float64           // of the requests without a parent from the client
 	Timeout  time.Duration     // of one attempt to export
 }
 

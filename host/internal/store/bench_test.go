@@ -92,8 +92,11 @@ func indexOnly(b testing.TB, entries, keyBytes int, change ...func(*Config)) *fi
 	f := &fixture{TB: b, ns: testNamespace(1)}
 	f.ns.KeyBytes = keyBytes
 	f.cfg = Config{
-		Roots: []RootConfig{{Path: b.TempDir(), Capacity: int64(entries) * pieceBytes, MaxEntries: uint32(entries + 8)}},
-		Log:   slog.New(slog.DiscardHandler),
+		Roots: []RootConfig{{
+			Path: b.TempDir(), Capacity: int64(entries) * pieceBytes, MaxEntries: uint32(entries + 8),
+			ForPieces: true, // no directories are counted while the test replaces the file system
+		}},
+		Log: slog.New(slog.DiscardHandler),
 	}
 	for _, c := range change {
 		c(&f.cfg)

@@ -48,7 +48,8 @@ func refusedHere(err error) bool {
 		errors.Is(err, moves.ErrBehind)
 }
 
-// insert makes the entry in the level. The root that the place policy chose counts if it is there. What has no copy in the next level yet is not evicted if spares says so.
+// insert makes the entry in the level. The root that the place policy chose counts if it is there. What has no copy in the
+// next level yet is not evicted if spares says so.
 func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) error {
 	tenant := l.store.catalog.Tenants.Number(q.Tenant)
 	r, err := l.enter(ctx, p.chosen)

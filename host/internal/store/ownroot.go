@@ -204,15 +204,12 @@ func (c *ownRoot) scan(ctx context.Context) error {
 }
 
 func (c *ownRoot) start() {
-	r, s := c.r, c.r.store
-	s.work.Go(func() { r.recovery.saveTouchesEvery(s.run, touchesEvery) })
-	if c.leaving.To != nil {
+	if s := c.r.store; c.leaving.To != nil {
 		s.work.Go(func() { c.leaving.Run(s.run) })
 	}
 }
 
 func (c *ownRoot) save() {
-	c.r.recovery.saveTouches()
 	c.r.recovery.saveCheckpoint()
 }
 

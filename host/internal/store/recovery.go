@@ -12,12 +12,12 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// recovery is what a start finds in a root, and what an end keeps for the next start: scans, checkpoint, list of touches.
+// recovery is what a start finds in a root, and what an end keeps for the next start: scans and the checkpoint.
 //
 // A clean end writes a checkpoint: the index, with the evict policy's state. Otherwise a scan looks at every file and enters
 // the pieces that it finds (beginScan, scan): the header of a file says which piece it is, and the walk how it is named.
 // What becomes of a file that is not a sound piece, or of a piece that is there twice, the [scanJudge] of the root says. The
-// order of last touch comes from a list that is written from time to time.
+// order of storing stands for the order of last touch, which a crash loses.
 //
 // While a root is scanned, the store serves: lookups find what the scan has seen, and what was stored since. Until the scan
 // has ended,

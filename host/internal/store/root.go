@@ -187,9 +187,9 @@ func (r *root) facts(id int) abi.RootFacts {
 	}
 }
 
-// A root belongs to one host, which holds the lock file and the directory for as long as it runs, or to several. Each of those holds a
-// lock file with its name, against a second host of that name, and the common one only while it joins: from then on its
-// directory among the hosts' says that it is there, on other machines too, where a lock may not reach.
+// A root belongs to one host, which holds the lock file and the directory for as long as it runs, or to several. Each of
+// those holds a lock file with its name, against a second host of that name, and the common one only while it joins: from
+// then on its directory among the hosts' says that it is there, on other machines too, where a lock may not reach.
 
 // lockRoot takes the root's lock.
 func (r *root) lockRoot(ctx context.Context) error {

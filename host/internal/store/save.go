@@ -1,13 +1,8 @@
 package store
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"slices"
-	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -104,100 +99,4 @@ func (r *recovery) takeCheckpoint(ctx context.Context) (ok bool, err error) {
 	s.Restore(x)
 	s.Evictor.Resume(ctx, state)
 	return true, nil
-}
-
-// touchesEvery is how often the list of touches is written.
-const touchesEvery = 5 * time.Minute
-
-// saveTouches writes the list of touches. It takes the lock for a tenth of a millisecond at a time.
-func (r *recovery) saveTouches() {
-	when := r.kept.Sequence.Stamp() // what is stored from now on is newer
-	order := r.set.Evictor.Snapshot()
-	err := r.kept.replace(pieceformat.TouchesFile, func(f staging.File) error {
-		return pieceformat.WriteTouches(f, when, len(order), func(i int) uint64 { return order[i].Fingerprint })
-	})
-	if err != nil {
-		r.kept.Log.Warn("order of last touch not kept", "error", err)
-	}
-}
-
-// saveTouchesEvery writes the list periodically, if it has changed, until ctx ends.
-func (r *recovery) saveTouchesEvery(ctx context.Context, every time.Duration) {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for last := uint32(0); ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		r.set.Lock()
-		now, scanning := r.set.Index.Clock(), r.set.Scanning()
-		r.set.Unlock()
-		if now != last && !scanning && r.kept.Health.Takes() { // during a scan the last run's list is still to be read
-			last = now
-			r.saveTouches()
-		}
-	}
-}
-
-// loadTouches returns the place of each slot in the list, from 1 on, and the time of the list; nil when there is no
-// list. It takes the lock.
-func (r *recovery) loadTouches() (place []uint64, when int64) {
-	s := r.set
-	s.Lock()
-	place = make([]uint64, s.Index.High())
-	s.Unlock()
-	n := uint64(1)
-	when, ok := r.kept.loadTouches(func(fingerprints []uint64) {
-		s.Lock()
-		defer s.Unlock()
-		for _, fp := range fingerprints {
-			if slot := s.Index.FindFingerprint(fp); slot != index.None && int(slot) < len(place) {
-				place[slot] = n
-			}
-			n++
-		}
-	})
-	if !ok {
-		return nil, 0
-	}
-	return place, when
-}
-
-// The order of last touch outlives the host: a list of fingerprints, written at a clean end and from time to time. It
-// is a hint. After a crash it holds for those of its entries that the scan finds, and everything stored since is newer.
-// Without a list the order of storing is used. After a crash the policy does not get its slots and its state back: it
-// gets the entries in the order of the list.
-
-// loadTouches calls visit with the fingerprints of the list, a part at a time, and returns its time. ok is false when
-// there is no list that holds: forget what visit was given.
-func (d *keptDir) loadTouches(visit func(fingerprints []uint64)) (when int64, ok bool) {
-	err := d.read(pieceformat.TouchesFile, func(f staging.File, size int64) (err error) {
-		when, err = pieceformat.ReadTouches(f, size, visit)
-		return err
-	})
-	if err == nil {
-		return when, true
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		d.Log.Warn("list of touches not used: the order of storing is used instead", "error", err)
-	}
-	return 0, false
-}
-
-// foundEntry is an entry that a scan found and that was not touched since.
-type foundEntry struct {
-	Slot  uint32
-	Place uint64 // in the list of touches, from 1 on; 0: it is not there, or was stored later
-	Time  int64  // the newest store time of its pieces
-}
-
-// byLastTouch sorts entries from the least recently touched on: those of the list in its order, then the others by
-// store time.
-func byLastTouch(list []foundEntry) {
-	slices.SortFunc(list, func(a, b foundEntry) int {
-		// Place 0 wraps to the largest number: behind everything that has a place.
-		return cmp.Or(cmp.Compare(a.Place-1, b.Place-1), cmp.Compare(a.Time, b.Time), cmp.Compare(a.Slot, b.Slot))
-	})
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
@@ -225,30 +227,22 @@ func (c *scan) settle(unsure []entries.MarkedPiece) {
 	}
 }
 
-// order gives what the scan found, and was not touched since, its last touch: in the order of the list of touches
-// what stands there, unless it was stored later, and then the rest by the time of storing.
+// order gives what the scan found, and was not touched since, its last touch: by the time of storing.
 func (c *scan) order() {
-	s := c.by.set
-	place, when := c.by.loadTouches()
-	var list []foundEntry
-	newest := when
+	s, newest := c.by.set, int64(0)
+	var list []uint32
 	s.Lock()
 	s.Index.Each(func(slot uint32, e *index.Entry) {
-		if e.LastTouch() != 0 {
-			return
+		if e.LastTouch() == 0 {
+			newest = max(newest, c.Stored(slot))
+			list = append(list, slot)
 		}
-		f := foundEntry{Slot: slot, Time: c.Stored(slot)}
-		if int(slot) < len(place) && f.Time <= when {
-			f.Place = place[slot]
-		}
-		newest = max(newest, f.Time)
-		list = append(list, f)
 	})
 	s.Unlock()
-	byLastTouch(list)
+	slices.SortFunc(list, func(a, b uint32) int { return cmp.Or(cmp.Compare(c.Stored(a), c.Stored(b)), cmp.Compare(a, b)) })
 	s.Lock()
-	for i, f := range list {
-		if e := s.Index.At(f.Slot); e.Is(index.Live) && e.LastTouch() == 0 {
+	for i, slot := range list {
+		if e := s.Index.At(slot); e.Is(index.Live) && e.LastTouch() == 0 {
 			e.SetLastTouch(uint32(i + 1))
 		}
 	}

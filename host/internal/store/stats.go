@@ -69,8 +69,6 @@ type Stats struct {
 	Keys     uint64 // looked up
 	Hits     uint64 // keys granted
 
-	AdmitFaults uint64
-
 	Policies []PolicyStats // those that act, by role
 	Shadows  []ShadowStats
 }
@@ -119,7 +117,7 @@ type MoveStats struct {
 
 // storeCounters are the store's own.
 type storeCounters struct {
-	refused, resident, lookups, keys, hits, admitFaults atomic.Uint64
+	refused, resident, lookups, keys, hits atomic.Uint64
 }
 
 // Stats may be called at any time.
@@ -127,7 +125,6 @@ func (s *Store) Stats() Stats {
 	st := Stats{
 		Refused: s.count.refused.Load(), Resident: s.count.resident.Load(), Lookups: s.count.lookups.Load(),
 		Keys: s.count.keys.Load(), Hits: s.count.hits.Load(),
-		AdmitFaults: s.count.admitFaults.Load(),
 	}
 	for _, r := range s.roots {
 		st.Roots = append(st.Roots, r.stats())

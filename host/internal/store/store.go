@@ -38,18 +38,19 @@ type Store struct {
 	candidates sync.Pool    // of *candidate
 	factsAt    atomic.Int64 // when the place policy last got facts about the roots
 
-	changes  *entries.ChangeLog
-	copies   *entries.Copies // nil: there is one root
-	mover    *moves.Mover    // nil: there is one level
-	loads    moves.Loads
-	seq      files.Sequence
-	scanDone chan struct{}
-	opened   atomic.Bool // roots is complete
-	closed   atomic.Bool
-	run      context.Context // of the store's own work
-	stop     context.CancelFunc
-	work     sync.WaitGroup
-	count    storeCounters
+	changes    *entries.ChangeLog
+	copies     *entries.Copies // nil: there is one root
+	mover      *moves.Mover    // nil: there is one level
+	loads      moves.Loads
+	seq        files.Sequence
+	scanDone   chan struct{}
+	opened     atomic.Bool // roots is complete
+	closed     atomic.Bool
+	run        context.Context // of the store's own work
+	stop       context.CancelFunc
+	work       sync.WaitGroup
+	count      storeCounters
+	admitFault sync.Once
 }
 
 // Open locks the roots, finds what they hold, and starts. When it fails, nothing is left locked.
@@ -203,11 +204,9 @@ func (s *Store) EndRequest(request uint32, hints abi.Hints) {
 	}
 }
 
-// admissionFault counts a failure of the admit policy; everything is admitted then.
+// admissionFault logs the first failure of the admit policy; everything is admitted then.
 func (s *Store) admissionFault(err error) {
-	if s.count.admitFaults.Add(1) == 1 {
-		s.log.Error("admit policy failed; everything is admitted", "error", err)
-	}
+	s.admitFault.Do(func() { s.log.Error("admit policy failed; everything is admitted", "error", err) })
 }
 
 // keptChanges is how many changes a reader may be behind; about 8 MB, once there is a reader.

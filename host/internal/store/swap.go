@@ -140,8 +140,9 @@ func abandon(changes []handover) {
 	}
 }
 
-// Reload takes policies, shadows, quotas and bounds of roots from another configuration, or nothing. A root that is too small then stores nothing until its own work has evicted what is too much. Reload waits for
-// scans, until the context is done.
+// Reload takes policies, shadows, quotas and bounds of roots from another configuration, or nothing. A root that is too
+// small then stores nothing until its own work has evicted what is too much. Reload waits for scans, until the context is
+// done.
 func (s *Store) Reload(ctx context.Context, next Config) (taken []Taken, err error) {
 	if err := next.complete(); err != nil {
 		return nil, err

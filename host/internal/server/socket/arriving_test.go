@@ -121,7 +121,7 @@ func TestRefusals(t *testing.T) {
 	big := append([]byte{0, 0, 1, 0, 0}, make([]byte, 30_000)...)
 	_, in, err := read(t, room(t, 40<<10), 1000, frame(kindData, 0, 1, big...), frame(kindData, 0, 3, big...))
 	if !errors.Is(err, budget.ErrShare) || !bytes.Contains(in.sent.Bytes(), []byte(err.Error())) || in.sent.Bytes()[3] != kindGoAway {
-		t.Errorf("%v: %q", err, in.sent.Bytes())
+		t.Errorf("refused connection: got %v, and sent %q", err, in.sent.Bytes())
 	}
 	var small [][]byte
 	for range fewFrames + 1 {
@@ -169,7 +169,7 @@ func FuzzFrames(f *testing.F) {
 			c.Received(int(part))
 			c.Close()
 			if f := b.Figures(0); f.Held != 0 || f.Holders != 0 {
-				t.Fatalf("%+v", f)
+				t.Fatalf("figures after the end: got %+v, want none", f)
 			}
 		}
 		if held[0] != held[1] || refused[0] != refused[1] {

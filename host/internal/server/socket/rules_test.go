@@ -29,7 +29,7 @@ func TestRules(t *testing.T) {
 		}
 	}
 	if !r.Private(7) || r.Private(2) || r.Sessions(7) != 2 || r.Sessions(8) != 5 || len(r.Users()) != 3 {
-		t.Errorf("%t, %t, %d, %d, %d", r.Private(7), r.Private(2), r.Sessions(7), r.Sessions(8), r.Users())
+		t.Errorf("rules of tenants: got private %t, %t, sessions %d, %d, users %d", r.Private(7), r.Private(2), r.Sessions(7), r.Sessions(8), r.Users())
 	}
 	if none := (Rules{{Last: 9, Sessions: 1}}); !none.Allow(77, 12) || none.isolates() {
 		t.Error("without users any may be any tenant")

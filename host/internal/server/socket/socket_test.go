@@ -59,7 +59,7 @@ func TestUsers(t *testing.T) {
 		{Peer{UID: 4001, Groups: []uint32{7, 50}}, true}, {Peer{UID: 4001, Groups: []uint32{7, 1001}}, false}, {Peer{UID: 50}, false},
 	} {
 		if u.Allow(c.peer) != c.may {
-			t.Errorf("%+v: %t", c.peer, !c.may)
+			t.Errorf("peer %+v: allowed %t", c.peer, !c.may)
 		}
 	}
 }
@@ -79,7 +79,7 @@ func TestModes(t *testing.T) {
 		defer p.Close()
 		for _, name := range []string{"/s", "/s.fd"} {
 			if info, err := os.Stat(dir + name); err != nil || info.Mode().Perm() != mode {
-				t.Errorf("%s: %v, %v", name, info.Mode(), err)
+				t.Errorf("mode of socket %s: got %v, %v", name, info.Mode(), err)
 			}
 		}
 	}

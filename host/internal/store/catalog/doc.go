@@ -1,4 +1,5 @@
-// Package catalog has the namespaces of a store, their groups, and the policies that each namespace is bound to. It has a namespace's place policy name new pieces, and computes built-in names.
+// Package catalog has the namespaces of a store, their groups, and the policies that each namespace is bound to. It has a
+// namespace's place policy name new pieces, and computes built-in names.
 //
 // An index entry names a [Class] in two bytes: a group of a namespace under one layout plan. When the layout policy is
 // swapped, new pieces get a new class, and the old class lasts as long as it has entries. All classes of a group share

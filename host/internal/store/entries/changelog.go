@@ -30,9 +30,9 @@ type Change struct {
 // ErrLost says that the log does not hold what follows a sequence number any more, or was reset.
 var ErrLost = errors.New("entries: changes were lost")
 
-// ChangeLog is the bounded log of what becomes resident in a store and what goes. A reader resumes after a sequence number as long
-// as the log still holds what follows; otherwise it starts again from a snapshot. It records nothing, and costs nothing,
-// until Start is called. It is safe for concurrent use.
+// ChangeLog is the bounded log of what becomes resident in a store and what goes. A reader resumes after a sequence number
+// as long as the log still holds what follows; otherwise it starts again from a snapshot. It records nothing, and costs
+// nothing, until Start is called. It is safe for concurrent use.
 type ChangeLog struct {
 	size int
 	on   atomic.Bool

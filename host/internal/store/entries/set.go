@@ -51,7 +51,6 @@ type Set struct {
 
 // Counters count since the store was opened.
 type Counters struct {
-	Inserted    uint64 // entries reserved
 	Published   uint64 // pieces
 	Aborted     uint64 // pieces
 	Recycled    uint64 // files of victims that became the temporaries of puts

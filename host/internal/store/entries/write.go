@@ -39,7 +39,6 @@ func (s *Set) Insert(n *New) (slot uint32, err error) {
 	s.Index.SetUnits(slot, uint32(bytes/abi.SizeUnit))
 	s.Index.ReservePieces(slot, n.Reserved)
 	s.expire(slot, n.Class, n.Stored)
-	s.Count.Inserted++
 	s.flights[slot] = flight{ranks: 1 << n.Rank}
 	s.Index.Touch(slot)
 	s.Evictor.Announce(abi.OpInsert, slot, n.Fingerprint, n.Request)

@@ -20,8 +20,8 @@ type recency struct {
 	order   []Touched // those that it has not come to
 	passed  []Touched // older ones that could not go when it came to them
 	listing bool      // the list is being made
-	// vain are the tenants for whom a whole list had no evictable entry, until one of their entries can go again. One that has filled
-	// its quota with entries in use would have a list made for each of its stores.
+	// vain are the tenants for whom a whole list had no evictable entry, until one of their entries can go again. One that
+	// has filled its quota with entries in use would have a list made for each of its stores.
 	vain map[uint32]struct{}
 }
 

@@ -174,7 +174,7 @@ func (c *check) found(p Problem) {
 	switch {
 	case p.Done != "":
 		r.Repaired++
-	case !p.Kind.harmless():
+	case p.Kind != Misnamed:
 		r.Remaining++
 	}
 	if p.Done == "" {

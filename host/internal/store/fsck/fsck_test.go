@@ -20,7 +20,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/internal/store/storetest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -92,9 +91,9 @@ func TestEachKindOfDamage(t *testing.T) {
 		put(name, []byte("junk"))
 		want[name] = Meta
 	}
-	touches := filepath.Join(r.dir, pieceformat.TouchesFile)
-	r.change(touches, func(b []byte) []byte { b[len(b)-1] ^= 1; return b })
-	want[touches] = Meta
+	written := filepath.Join(r.dir, pieceformat.WrittenFile)
+	put(written, []byte("junk"))
+	want[written] = Meta
 
 	before := r.check(Options{})
 	if got := kinds(before); !maps.Equal(got, want) {
@@ -473,42 +472,6 @@ func TestWhatTheNextStartGoesBy(t *testing.T) {
 	for n := uint64(1); n <= 3; n++ {
 		if !r.hit(n) {
 			t.Errorf("key %d is a miss after the repair", n)
-		}
-	}
-}
-
-// TestMembersOfASharedRoot looks at what hosts leave for each other, beside one that runs, and without.
-func TestMembersOfASharedRoot(t *testing.T) {
-	r := &rig{TB: t, dir: t.TempDir()}
-	s, err := store.Open(context.Background(), store.Config{
-		HostID: hostID, Roots: []store.RootConfig{
-			{Path: r.dir, Capacity: 1 << 30, Shared: true, Poll: 20 * time.Millisecond, Lapse: time.Hour},
-		},
-	})
-	must(t, err)
-	t.Cleanup(func() { s.Close() })
-	for range 20 { // beside the host, which replaces its files all the time
-		if report := r.check(Options{}); len(report.Problems) != 0 {
-			t.Fatalf("check next to a host: problems %+v, want none", report.Problems)
-		}
-	}
-	base := filepath.Join(r.dir, shared.Dir)
-	if err := s.Close(); err != nil { // what is put there now nobody clears away
-		t.Fatal(err)
-	}
-	status := filepath.Join(base, "hosts", "y.1", "status")
-	beat := filepath.Join(base, "e99", "beat")
-	for _, name := range []string{status, beat} {
-		must(t, os.MkdirAll(filepath.Dir(name), 0o700))
-		must(t, os.WriteFile(name, []byte("kvshare1 0000000000000000\n{}"), 0o600))
-	}
-	then := time.Now().Add(-48 * time.Hour)
-	must(t, os.Chtimes(status, then, then))
-	want := map[string]Kind{status: Protocol, beat: Protocol, filepath.Dir(status): Absent}
-	for _, repair := range []bool{false, true, false} { // a repair leaves them alone
-		report := r.check(Options{Repair: repair})
-		if got := kinds(report); !maps.Equal(got, want) || report.Remaining != 2 {
-			t.Errorf("found %v, want %v; %d remain", got, want, report.Remaining)
 		}
 	}
 }

@@ -6,12 +6,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path"
-	"strings"
-	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -33,7 +29,6 @@ func (c *check) meta() error {
 			return err
 		}
 	}
-	c.judge(pieceformat.TouchesFile, pieceformat.CheckTouches)
 	c.judge(pieceformat.CheckpointFile, pieceformat.CheckCheckpoint)
 	c.judge(pieceformat.StateFile, pieceformat.CheckState)
 	if b, info, err := c.small(pieceformat.WrittenFile); err != nil {
@@ -42,7 +37,7 @@ func (c *check) meta() error {
 		_, _, err := pieceformat.DecodeWritten(b)
 		c.judgeMeta(pieceformat.WrittenFile, info, err)
 	}
-	return c.members()
+	return nil
 }
 
 func (c *check) takeText(d kv.Digest, b []byte) error {
@@ -209,78 +204,6 @@ func (c *check) judge(rel string, how func(f io.ReaderAt, size int64) error) {
 		err = how(f, info.Size)
 	}
 	c.judgeMeta(rel, info, err)
-}
-
-// members looks at what hosts that share the root leave for each other. Nothing of it is ever repaired: they are at
-// work with it.
-func (c *check) members() error {
-	now := time.Now()
-	for _, dir := range []string{"hosts", "gone"} {
-		members, err := c.listed(shared.Dir + "/" + dir)
-		if err != nil {
-			return err
-		}
-		for _, member := range members {
-			rel := path.Join(shared.Dir, dir, member)
-			info, err := c.o.FS.Stat(c.dir + "/" + rel + "/status")
-			if err == nil && now.Sub(info.ModTime) >= c.o.TempAge {
-				c.found(Problem{
-					Path: rel, Kind: Absent, What: "no heartbeat for " + now.Sub(info.ModTime).Round(time.Second).String(),
-				})
-			}
-			c.control(rel + "/status")
-		}
-	}
-	epochs, err := c.listed(shared.Dir)
-	if err != nil {
-		return err
-	}
-	for _, epoch := range epochs {
-		if epoch[0] != 'e' && epoch[0] != 'x' {
-			continue
-		}
-		c.control(path.Join(shared.Dir, epoch, "beat"))
-		for _, dir := range []string{"grants", "journal"} {
-			files, err := c.listed(path.Join(shared.Dir, epoch, dir))
-			if err != nil {
-				return err
-			}
-			for _, name := range files {
-				c.control(path.Join(shared.Dir, epoch, dir, name))
-			}
-		}
-	}
-	return nil
-}
-
-// control judges a file that is replaced as a whole, and is gone at any time.
-func (c *check) control(rel string) {
-	if strings.HasSuffix(rel, ".new") {
-		return // being written
-	}
-	b, info, err := c.small(rel)
-	p := Problem{Path: rel, Bytes: info.Allocated}
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return
-	case err != nil:
-		p.Kind, p.What = Unreadable, err.Error()
-	default:
-		if err = shared.JudgeControl(b); err == nil {
-			return
-		}
-		p.Kind, p.What = Protocol, err.Error()
-	}
-	c.found(p)
-}
-
-// listed lists a directory that need not be there.
-func (c *check) listed(rel string) (names []string, err error) {
-	list, err := c.entries(rel)
-	for _, e := range list {
-		names = append(names, e.Name())
-	}
-	return names, err
 }
 
 // entries are what a directory holds: nothing if it is not there. Something else in its place is a problem.

@@ -21,13 +21,8 @@ const (
 	Stale      Kind = "stale"       // a temporary that is not being written
 	Unreadable Kind = "unreadable"  // a file or directory that could not be read just now
 	Later      Kind = "later"       // of a format version, flag or algorithm that this kvhost does not know
-	Protocol   Kind = "protocol"    // a file by which hosts that share the root speak to each other is damaged
-	Absent     Kind = "absent"      // a host that shares the root and has not been heard of for long
 	Misnamed   Kind = "misnamed"    // sound, but renamed since it was stored: its header has another name
 )
-
-// harmless says that a problem of this kind needs no action.
-func (k Kind) harmless() bool { return k == Misnamed || k == Absent }
 
 // advice is what to do about each kind when it was not repaired.
 var advice = map[Kind]string{
@@ -39,8 +34,6 @@ var advice = map[Kind]string{
 	Stale:      "repair removes it, and so does the next start of its host",
 	Unreadable: "see the error; check the device, the mount and the permissions",
 	Later:      "run the kvhost that wrote it, or remove it by hand",
-	Protocol:   "stop the hosts that share the root, remove .kvhost/shared, and start them again",
-	Absent:     "nothing: the host that evicts clears it away, and the next one to start where none runs",
 	Misnamed:   "nothing: a start that scans the root finds it where it is",
 }
 

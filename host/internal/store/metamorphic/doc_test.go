@@ -38,7 +38,7 @@
 //	Lookup(entry, n, ranks, hold)   looks n keys up and loads of the i-th hit the rank at ranks[i]; hold keeps the lease
 //	Release(lease, ranks)           loads again what ranks says, and releases a lease
 //	EndRequest()                    ends the request that all puts belong to
-//	Maintain(root, task)            lets the store do a part of its upkeep: retry, flush, probe
+//	Maintain(root, task)            lets the store do a part of its upkeep: retry or probe
 //	Swap(role, policy)              replaces a policy while the store works
 //	Damage(file, how, at, bytes)    flips, cuts or removes the file-th piece file behind the store's back
 //	Turns(n)                        all hosts of the shared root make n steps

@@ -215,7 +215,7 @@ func (g *generator) release(p *plan) {
 
 func (g *generator) maintain(p *plan) {
 	for root := range g.h.Kind.roots {
-		g.add(p, "Maintain", "root", root, "task", taskNames[g.rng.IntN(len(taskNames))])
+		g.add(p, "Maintain", "root", root, "task", []string{"retry", "probe"}[g.rng.IntN(2)])
 	}
 }
 

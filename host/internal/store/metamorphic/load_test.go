@@ -10,7 +10,7 @@ import (
 )
 
 func (n operator) runLookup(op Op) (string, error) {
-	of, _ := parsePiece(op.get("entry"), 2)
+	of := parsePiece(op.get("entry"))
 	l, err := n.lookup(of.Entry, int(op.number("n")), 0)
 	if err != nil {
 		return "", err
@@ -53,7 +53,7 @@ func (n *node) lookup(from Entry, count int, ranks uint64) (*lease, error) {
 // runDiscard discards a run of keys. An entry that was removed is no hit until it is stored again, and none that a
 // lease has is removed: its loads would fail.
 func (n operator) runDiscard(op Op) (string, error) {
-	of, _ := parsePiece(op.get("entry"), 2)
+	of := parsePiece(op.get("entry"))
 	results, err := n.discard(of.Entry, int(op.number("n")))
 	if err != nil {
 		return "", err

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -32,21 +30,9 @@ type Piece struct {
 func (p Piece) String() string { return fmt.Sprintf("%s/%d", p.Entry, p.Rank) }
 
 // parsePiece reads SPACE/KEY and, for a piece, /RANK.
-func parsePiece(text string, parts int) (p Piece, ok bool) {
-	words := strings.Split(text, "/")
-	if len(words) != parts {
-		return p, false
-	}
-	limits := [...]uint64{uint64(len(namespaces)), numKeys, numRanks}
-	var n [3]uint64
-	for i, w := range words {
-		v, err := strconv.ParseUint(w, 10, 32)
-		if err != nil || v >= limits[i] {
-			return p, false
-		}
-		n[i] = v
-	}
-	return Piece{Entry{int(n[0]), n[1]}, uint32(n[2])}, true
+func parsePiece(text string) (p Piece) {
+	_, _ = fmt.Sscanf(text, "%d/%d/%d", &p.Space, &p.Key, &p.Rank)
+	return p
 }
 
 // model knows which bytes may be served. It is safe for concurrent use.

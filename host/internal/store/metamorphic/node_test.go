@@ -125,7 +125,7 @@ func (n *node) open(op Op) (err error) {
 		return err
 	}
 	if op.has("unplug") {
-		call, seed, _ := parsePair(op.get("unplug"))
+		call, seed := parsePair(op.get("unplug"))
 		n.arm(call, true, seed)
 	}
 	s, err := n.r.opt.Open(context.Background(), n.cfg, n.r.slots)
@@ -223,7 +223,7 @@ func (n *node) close(op Op) error {
 	n.letGo()
 	n.asleep = 0
 	if op.has("unplug") {
-		call, seed, _ := parsePair(op.get("unplug"))
+		call, seed := parsePair(op.get("unplug"))
 		n.arm(call, true, seed)
 	} else if err := n.putBack(); err != nil {
 		return err

@@ -15,99 +15,41 @@ import (
 
 // verb is a sort of operation.
 type verb struct {
-	args   []argument
-	closed bool // it makes sense on a host that is closed
 	run    func(n operator, op Op) (string, error)
+	closed bool // it makes sense on a host that is closed
 }
-
-// argument is what a verb takes.
-type argument struct {
-	name     string
-	valid    func(string) bool
-	optional bool
-}
-
-// valid are the checks of arguments, by type.
-var valid = map[string]func(string) bool{
-	"number": isNumber,
-	"bool":   func(s string) bool { return s == "true" || s == "false" },
-	"entry":  func(s string) bool { _, ok := parsePiece(s, 2); return ok },
-	"piece":  func(s string) bool { _, ok := parsePiece(s, 3); return ok },
-	"call":   func(s string) bool { _, _, ok := parsePair(s); return ok }, // its number and a seed
-	"policy": func(s string) bool { _, tail, _ := strings.Cut(s, ":"); return isNumber(tail) },
-	"text":   func(s string) bool { return s != "" },
-	"ranks":  func(s string) bool { return strings.Trim(s, "01") == "" },
-	"task":   func(s string) bool { _, ok := taskNamed(s); return ok },
-	"how":    func(s string) bool { return s == "remove" || s == "cut" || s == "flip" },
-}
-
-func isNumber(s string) bool { _, err := strconv.ParseUint(s, 10, 64); return err == nil }
 
 // parsePair reads two numbers: NUMBER:SEED.
-func parsePair(text string) (n, seed uint64, ok bool) {
+func parsePair(text string) (n, seed uint64) {
 	head, tail, _ := strings.Cut(text, ":")
-	n, err := strconv.ParseUint(head, 10, 64)
-	if err != nil {
-		return 0, 0, false
-	}
-	seed, err = strconv.ParseUint(tail, 10, 64)
-	return n, seed, err == nil
+	n, _ = strconv.ParseUint(head, 10, 64)
+	seed, _ = strconv.ParseUint(tail, 10, 64)
+	return n, seed
 }
 
-// newVerb makes a verb of a list of arguments, each a name and a type; a name that ends in ? is of an optional one.
-func newVerb(args string, run func(operator, Op) (string, error)) verb {
-	v := verb{run: run}
-	for text := range strings.SplitSeq(args, ",") {
-		name, kind, found := strings.Cut(strings.TrimSpace(text), " ")
-		if !found {
-			continue // no arguments
-		}
-		name, optional := strings.CutSuffix(name, "?")
-		v.args = append(v.args, argument{name, valid[kind], optional})
-	}
-	return v
-}
-
-// whileClosed is the verb for hosts that are closed, too.
-func (v verb) whileClosed() verb {
-	v.closed = true
-	return v
-}
-
+// verbs are described in the package's comment.
 var verbs = map[string]verb{
-	"Open":       newVerb("evict? policy, place? text, unplug? call", operator.runOpen).whileClosed(),
-	"Close":      newVerb("unplug? call", operator.runClose),
-	"Crash":      newVerb("", operator.runCrash),
-	"PowerLoss":  newVerb("seed number", operator.runPowerLoss).whileClosed(),
-	"Arm":        newVerb("call number, power? bool, seed? number", operator.runArm),
-	"Store":      newVerb("entry entry", operator.runStore),
-	"Begin":      newVerb("put number, piece piece", operator.runBegin),
-	"Publish":    newVerb("put number", operator.runPublish),
-	"Abort":      newVerb("put number, written bool", operator.runAbort),
-	"Lookup":     newVerb("entry entry, n number, ranks ranks, hold? number", operator.runLookup),
-	"Release":    newVerb("lease number, ranks? ranks", operator.runRelease),
-	"Discard":    newVerb("entry entry, n number", operator.runDiscard),
-	"EndRequest": newVerb("", operator.runEndRequest),
-	"Maintain":   newVerb("root number, task task", operator.runMaintain),
-	"Swap":       newVerb("role text, policy text", operator.runSwap),
-	"Damage":     newVerb("file number, how how, at number, bytes number", operator.runDamage),
-	"Turns":      newVerb("n number", operator.runTurns),
-	"Sleep":      newVerb("n number", operator.runSleep),
-	"Pause":      newVerb("entry entry, step bool, call number, asleep number, awake number, fill text", operator.runPause),
-	"Rush":       newVerb("clients text, swap policy", operator.runRush),
-	"Finish":     newVerb("evict? policy, place? text", operator.runFinish).whileClosed(),
-}
-
-// taskNames are the tasks of [store.Task] that histories ask for, in their order.
-var taskNames = []string{"retry", "probe"}
-
-func taskNamed(name string) (store.Task, bool) {
-	for i, n := range taskNames {
-		if n == name {
-			return []store.Task{store.RetryRemovals, store.Probe}[i], true
-		}
-	}
-	return 0, false
+	"Open":       {operator.runOpen, true},
+	"Close":      {operator.runClose, false},
+	"Crash":      {operator.runCrash, false},
+	"PowerLoss":  {operator.runPowerLoss, true},
+	"Arm":        {operator.runArm, false},
+	"Store":      {operator.runStore, false},
+	"Begin":      {operator.runBegin, false},
+	"Publish":    {operator.runPublish, false},
+	"Abort":      {operator.runAbort, false},
+	"Lookup":     {operator.runLookup, false},
+	"Release":    {operator.runRelease, false},
+	"Discard":    {operator.runDiscard, false},
+	"EndRequest": {operator.runEndRequest, false},
+	"Maintain":   {operator.runMaintain, false},
+	"Swap":       {operator.runSwap, false},
+	"Damage":     {operator.runDamage, false},
+	"Turns":      {operator.runTurns, false},
+	"Sleep":      {operator.runSleep, false},
+	"Pause":      {operator.runPause, false},
+	"Rush":       {operator.runRush, false},
+	"Finish":     {operator.runFinish, true},
 }
 
 var errAborted = errors.New("the history gives the put up")
@@ -210,20 +152,18 @@ func (n *node) storeEntry(e Entry) string {
 			return "dead"
 		}
 		err := n.storePiece(Piece{e, rank})
-		if err == nil && n.r.h.Kind.lives {
-		}
 		results = append(results, fmt.Sprint(err))
 	}
 	return strings.Join(results, ", ")
 }
 
 func (n operator) runStore(op Op) (string, error) {
-	of, _ := parsePiece(op.get("entry"), 2)
+	of := parsePiece(op.get("entry"))
 	return n.storeEntry(of.Entry), nil
 }
 
 func (n operator) runBegin(op Op) (string, error) {
-	of, _ := parsePiece(op.get("piece"), 3)
+	of := parsePiece(op.get("piece"))
 	p, err := n.begin(of)
 	if !acceptable(err) {
 		return "", err
@@ -267,7 +207,7 @@ func (n operator) runAbort(op Op) (string, error) {
 }
 
 func (n operator) runMaintain(op Op) (string, error) {
-	task, _ := taskNamed(op.get("task"))
+	task := map[string]store.Task{"retry": store.RetryRemovals, "probe": store.Probe}[op.get("task")]
 	root := int(op.number("root"))
 	if root >= len(n.cfg.Roots) {
 		return "no such root", nil

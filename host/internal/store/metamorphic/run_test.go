@@ -338,7 +338,7 @@ func (n operator) runRush(op Op) (string, error) {
 	watch.Go(func() { n.watchDisk(stop) })
 	for text := range strings.SplitSeq(op.get("clients"), "+") {
 		id, _, _ := strings.Cut(text, ":")
-		_, seed, _ := parsePair("0" + strings.TrimPrefix(text, id))
+		_, seed := parsePair(text)
 		if i := n.r.h.host(id); i >= 0 {
 			clients.Go(func() { n.r.nodes[i].client(rand.New(rand.NewPCG(seed, 2))) })
 		}
@@ -419,7 +419,7 @@ func (n operator) runPause(op Op) (string, error) {
 	}
 	n.faults.Set(append(slices.Clone(n.r.rules), hang)...)
 	defer n.faults.Set(n.r.rules...)
-	of, _ := parsePiece(op.get("entry"), 2)
+	of := parsePiece(op.get("entry"))
 	result := ""
 	ctx, ended := context.WithCancel(context.Background())
 	go func() {
@@ -492,8 +492,6 @@ func (r *runner) fill(n *node, list string) {
 		if i++; o == n || o.store == nil || o.asleep > 0 {
 			continue
 		}
-		if of, ok := parsePiece(text, 2); ok {
-			o.storeEntry(of.Entry)
-		}
+		o.storeEntry(parsePiece(text).Entry)
 	}
 }

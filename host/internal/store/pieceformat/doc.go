@@ -1,5 +1,5 @@
 // Package pieceformat encodes and decodes the files that a store keeps in a root: piece headers and checksum tables,
-// the checkpoint of the index, the list of touches, the state of an evict policy, and the names of all files. It turns
+// the checkpoint of the index, the state of an evict policy, and the names of all files. It turns
 // bytes into structs and back, and knows nothing of an index or of where the files are.
 //
 // A piece has the built-in name ([AppendBuiltin]), which follows from what the piece is, or one that a place policy gave

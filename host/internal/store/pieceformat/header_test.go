@@ -364,7 +364,6 @@ func TestFormatExamples(t *testing.T) {
 		"header":     piece[:offEnd],
 		"stored":     compressed[Page:][:2*storedBytes],
 		"checkpoint": exampleCheckpoint(t),
-		"touches":    exampleTouches(t),
 		"state":      (&State{Time: 5, Slots: 3, Format: "lru/1", Data: []byte{1, 2, 3}}).Encode(),
 		"written":    EncodeWritten(20_000, 4096),
 		"plan":       goldenPlan(t).Encoded(),
@@ -405,12 +404,6 @@ func exampleCheckpoint(t *testing.T) []byte {
 	return f
 }
 
-func exampleTouches(t *testing.T) []byte {
-	var f file
-	must(t, WriteTouches(&f, 7, 2, func(i int) uint64 { return uint64(i + 1) }))
-	return f
-}
-
 // collector keeps what a checkpoint has.
 type collector struct {
 	owners  []CheckpointOwner
@@ -433,45 +426,6 @@ func TestDecodeWhatWasEncoded(t *testing.T) {
 		e.State != StateNamed || !slices.Equal(e.Names, []Name{{Rank: 9, Path: "a/b"}}) {
 		t.Errorf("the second entry is read as %+v, want what was written", e)
 	}
-	var fps []uint64
-	image = exampleTouches(t)
-	when, err := ReadTouches(strings.NewReader(string(image)), int64(len(image)), func(l []uint64) {
-		fps = append(fps, l...)
-	})
-	if err != nil || when != 7 || len(fps) != 2 || fps[1] != 2 {
-		t.Errorf("touches %v of %d, %v", fps, when, err)
-	}
-}
-
-// buffer is a file.
-type buffer []byte
-
-func (b *buffer) WriteAt(p []byte, off int64) (int, error) {
-	if grow := int(off) + len(p) - len(*b); grow > 0 {
-		*b = append(*b, make([]byte, grow)...)
-	}
-	return copy((*b)[off:], p), nil
-}
-
-// FuzzTouches reads lists with the right checksum, and writes them again.
-func FuzzTouches(f *testing.F) {
-	var file buffer
-	must(f, WriteTouches(&file, 7, 3, func(i int) uint64 { return uint64(i) << 40 }))
-	f.Add([]byte(file))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if len(b) >= touchesHead {
-			binary.LittleEndian.PutUint64(b[24:], xxh3.Hash(b[touchesHead:]))
-		}
-		var list []uint64
-		when, err := ReadTouches(bytes.NewReader(b), int64(len(b)), func(part []uint64) { list = append(list, part...) })
-		if err != nil {
-			return
-		}
-		var again buffer
-		if err := WriteTouches(&again, when, len(list), func(i int) uint64 { return list[i] }); err != nil || !bytes.Equal(again, b) {
-			t.Fatalf("%d touches read back as another file: %v", len(list), err)
-		}
-	})
 }
 
 // FuzzState reads states with the right checksum, and writes them again.

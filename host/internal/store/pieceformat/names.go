@@ -27,7 +27,6 @@ const (
 	// this file first.
 	CheckpointFile = MetaDir + "/index"
 	StateFile      = MetaDir + "/policy"
-	TouchesFile    = MetaDir + "/touches"
 	WrittenFile    = MetaDir + "/written" // hosts that share a root have WrittenFile.<host id>
 )
 
@@ -37,7 +36,7 @@ var RootDirs = [...]string{
 }
 
 // RootFiles are the files that a root has once, or hosts that share it have once each.
-var RootFiles = [...]string{CheckpointFile, StateFile, TouchesFile, WrittenFile}
+var RootFiles = [...]string{CheckpointFile, StateFile, WrittenFile}
 
 // Copies are the directories that hold a file of a directory: the pieces of a namespace must not be lost with one file.
 func Copies(dir string) []string {

@@ -47,13 +47,6 @@ func decodeControl(b []byte, v any) error {
 	return nil
 }
 
-// JudgeControl checks the checksum of a control file: a member's status, an evictor's heartbeat, a grant or a journal
-// file.
-func JudgeControl(b []byte) error {
-	var any json.RawMessage
-	return decodeControl(b, &any)
-}
-
 // tree is the protocol's directory tree, in which every member reads and writes files.
 type tree struct {
 	fs   staging.FS

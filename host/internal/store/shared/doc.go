@@ -51,8 +51,8 @@
 // A piece is published by a hard link. The link fails when another host has published the same piece; the put then ends
 // as resident and its credit returns. After the link the log is appended to, and only then is the temporary's name
 // removed. A temporary with two links was therefore published, whatever happened in between: the evictor that sweeps it
-// reads from its header which piece it is, and its other name, accounts for it and tells the others. A temporary with a damaged header is
-// emptied, because the others could not learn what to count.
+// reads from its header which piece it is, and its other name, accounts for it and tells the others. A temporary with a
+// damaged header is emptied, because the others could not learn what to count.
 //
 // A link that reports an error may have been made. The number of the temporary's names tells; while it cannot be read, the
 // temporary keeps its name and its credit, and each step looks again.

@@ -94,7 +94,7 @@ func TestFaults(t *testing.T) {
 	} {
 		set(rule)
 		if _, err := f.WriteAt(want, 0); !errors.Is(err, errno) {
-			t.Errorf("%s: %v", rule, err)
+			t.Errorf("write with rule %s: got %v", rule, err)
 		}
 	}
 	set("rename **: eio after")

@@ -70,7 +70,7 @@ func (m *Mount) Unmount() error {
 	defer m.mu.Unlock()
 	_ = m.stdin.Close() // the server unmounts
 	_ = m.cmd.Wait()    // or was killed
-	// A server that was killed leaves a mount that nobody serves.
+	// A server that was killed leaves a mount without a server.
 	if err := unix.Unmount(m.Dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("fusefs: unmount %s: %w", m.Dir, err)
 	}
