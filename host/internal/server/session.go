@@ -13,9 +13,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/activity"
-	"github.com/kvhost/kvhost/host/internal/server/share"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
@@ -45,7 +45,7 @@ type session struct {
 	jobs      *jobTable
 	memory    *clientMemory
 	timelines *timelines
-	share     *share.Share
+	share     *budget.Session
 
 	// Set by HELLO, before any other message is handled.
 	engine  *servingEngine

@@ -1,4 +1,4 @@
-package share
+package budget
 
 import (
 	"fmt"
@@ -6,26 +6,25 @@ import (
 
 	protobuf "google.golang.org/protobuf/proto"
 
-	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// Share is what a session holds. It is safe for concurrent use.
-type Share struct {
-	memory      *budget.Holder
-	descriptors *budget.Holder
-	room        *budget.Holder
+// Session is what a session holds. It is safe for concurrent use.
+type Session struct {
+	memory      *Holder
+	descriptors *Holder
+	room        *Holder
 	namespace   int64 // bytes of it
 
 	mu       sync.Mutex
 	messages map[uint64]int64 // bytes by id, of messages that are not answered
 }
 
-// New makes the share of a new session, or says why there is none for it.
-func (b *Budgets) New(session uint64) (_ *Share, err error) {
+// New makes what a new session holds, or says why there is no share for it.
+func (b *Sessions) New(session uint64) (_ *Session, err error) {
 	name := fmt.Sprintf("session %d", session)
-	h := &Share{messages: map[uint64]int64{}}
-	var joined []*budget.Holder
+	h := &Session{messages: map[uint64]int64{}}
+	var joined []*Holder
 	defer func() {
 		if err != nil {
 			for _, j := range joined {
@@ -34,8 +33,8 @@ func (b *Budgets) New(session uint64) (_ *Share, err error) {
 		}
 	}()
 	for _, j := range []struct {
-		budget *budget.Budget
-		holder **budget.Holder
+		budget *Budget
+		holder **Holder
 	}{{b.Memory, &h.memory}, {b.Descriptors, &h.descriptors}, {b.Room, &h.room}} {
 		if *j.holder, err = j.budget.Join(name, 0); err != nil {
 			return nil, err
@@ -46,9 +45,9 @@ func (b *Budgets) New(session uint64) (_ *Share, err error) {
 }
 
 // Greeted takes the memory of what HELLO says, which is kept as long as the session, and tells the budgets which session it is.
-func (h *Share) Greeted(session uint64, m *proto.Hello) error {
+func (h *Session) Greeted(session uint64, m *proto.Hello) error {
 	name := fmt.Sprintf("session %d (%s)", session, m.GetEngine())
-	for _, holder := range []*budget.Holder{h.memory, h.descriptors, h.room} {
+	for _, holder := range []*Holder{h.memory, h.descriptors, h.room} {
 		holder.Is(name, m.GetTenant())
 	}
 	bytes := namespaceBytes * int64(protobuf.Size(m.GetNamespace()))
@@ -60,7 +59,7 @@ func (h *Share) Greeted(session uint64, m *proto.Hello) error {
 }
 
 // Leave releases what the session itself holds. What its jobs hold counts until they are over.
-func (h *Share) Leave() {
+func (h *Session) Leave() {
 	h.memory.Give(partSessions, sessionBytes+h.namespace)
 	h.memory.Leave()
 	h.descriptors.Leave()
@@ -68,10 +67,10 @@ func (h *Share) Leave() {
 }
 
 // Held is the memory that the session holds.
-func (h *Share) Held() int64 { return h.memory.Held() }
+func (h *Session) Held() int64 { return h.memory.Held() }
 
 // Received takes the memory of a message until it is answered.
-func (h *Share) Received(m *proto.SessionRequest) error {
+func (h *Session) Received(m *proto.SessionRequest) error {
 	bytes := weigh(m)
 	if bytes == 0 {
 		return nil
@@ -86,7 +85,7 @@ func (h *Share) Received(m *proto.SessionRequest) error {
 }
 
 // Answered returns the memory of a message that has its last answer. It is given back by Sent.
-func (h *Share) Answered(id uint64) int64 {
+func (h *Session) Answered(id uint64) int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	bytes := h.messages[id]
@@ -95,39 +94,39 @@ func (h *Share) Answered(id uint64) int64 {
 }
 
 // Sent gives back the memory of an answer.
-func (h *Share) Sent(bytes int64) { h.memory.Give(partMessages, bytes) }
+func (h *Session) Sent(bytes int64) { h.memory.Give(partMessages, bytes) }
 
 // Unanswered gives back the memory of a message that gets no answer.
-func (h *Share) Unanswered(id uint64) { h.Sent(h.Answered(id)) }
+func (h *Session) Unanswered(id uint64) { h.Sent(h.Answered(id)) }
 
 // Lease takes the memory of a lease of so many keys.
-func (h *Share) Lease(keys int) error {
+func (h *Session) Lease(keys int) error {
 	return h.memory.Take(partLeases, leaseBytes+grantBytes*int64(keys))
 }
 
 // LeaseOver gives it back.
-func (h *Share) LeaseOver(keys int) { h.memory.Give(partLeases, leaseBytes+grantBytes*int64(keys)) }
+func (h *Session) LeaseOver(keys int) { h.memory.Give(partLeases, leaseBytes+grantBytes*int64(keys)) }
 
 // Regions takes the memory of the tables of so many regions.
-func (h *Share) Regions(n int) error { return h.memory.Take(partRegions, regionBytes*int64(n)) }
+func (h *Session) Regions(n int) error { return h.memory.Take(partRegions, regionBytes*int64(n)) }
 
 // RegionsGone gives it back.
-func (h *Share) RegionsGone(n int) { h.memory.Give(partRegions, regionBytes*int64(n)) }
+func (h *Session) RegionsGone(n int) { h.memory.Give(partRegions, regionBytes*int64(n)) }
 
 // Request takes the memory of a request.
-func (h *Share) Request() error { return h.memory.Take(partSessions, requestBytes) }
+func (h *Session) Request() error { return h.memory.Take(partSessions, requestBytes) }
 
 // RequestOver gives it back.
-func (h *Share) RequestOver() { h.memory.Give(partSessions, requestBytes) }
+func (h *Session) RequestOver() { h.memory.Give(partSessions, requestBytes) }
 
 // Descriptor takes a file descriptor that waits for its message.
-func (h *Share) Descriptor() error { return h.descriptors.Take(0, 1) }
+func (h *Session) Descriptor() error { return h.descriptors.Take(0, 1) }
 
 // DescriptorsGone gives so many back.
-func (h *Share) DescriptorsGone(n int) { h.descriptors.Give(0, int64(n)) }
+func (h *Session) DescriptorsGone(n int) { h.descriptors.Give(0, int64(n)) }
 
 // Room takes room on disk for chunks of a store that waits for a semaphore.
-func (h *Share) Room(bytes int64) error { return h.room.Take(0, bytes) }
+func (h *Session) Room(bytes int64) error { return h.room.Take(0, bytes) }
 
 // RoomFree gives it back.
-func (h *Share) RoomFree(bytes int64) { h.room.Give(0, bytes) }
+func (h *Session) RoomFree(bytes int64) { h.room.Give(0, bytes) }

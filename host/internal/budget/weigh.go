@@ -1,4 +1,4 @@
-package share
+package budget
 
 import (
 	protobuf "google.golang.org/protobuf/proto"
