@@ -14,7 +14,7 @@ TAGS        := grpcnotrace
 # Packages whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the race
 # detector, which needs a C compiler.
 SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/meter \
-  policy/plugintest policy/plugintest/hostile proto regular sim store/index store/pieceformat trace) ./host/command
+  policy/plugintest policy/wasmtest proto regular sim store/index store/pieceformat trace) ./host/command
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/internal/store/metamorphic ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
@@ -120,7 +120,7 @@ fuse-histories $(GO) test -timeout 0 ./host/internal/store/metamorphic -run Test
 fuse $(GO) test -timeout 0 ./host/command -run TestRootOnFUSE -fuse.time $(TORTURE)
 model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
 kills $(GO) test -timeout 0 -run TestKillRounds ./host/command -kill.rounds $(KILLS)
-hostile $(GO) test -timeout 0 ./host/internal/policy/plugintest/hostile -hostile.all
+hostile $(GO) test -timeout 0 ./host/internal/policy/wasmtest -hostile.all
 clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/internal/server -run TestHostileClients -hostile.time $(TORTURE)
 endef
 export TORTURE_PARTS

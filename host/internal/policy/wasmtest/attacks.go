@@ -1,4 +1,4 @@
-package hostile
+package wasmtest
 
 import (
 	"cmp"
@@ -37,7 +37,7 @@ func Modules() []Module {
 }
 
 // Harmless is a legal module of a role that leaves every answer to the host.
-func Harmless(role abi.Role) []byte { return minimal(role).described("", role).bytes() }
+func Harmless(role abi.Role) []byte { return minimal(role).described("", role).Bytes() }
 
 type builder struct {
 	class string
@@ -48,6 +48,6 @@ func (b *builder) add(name string, role abi.Role, wasm []byte) {
 	b.list = append(b.list, Module{b.class, name, role, wasm})
 }
 
-func (b *builder) addf(role abi.Role, a assembly, format string, args ...any) {
-	b.add(fmt.Sprintf(format, args...), role, a.bytes())
+func (b *builder) addf(role abi.Role, a Assembly, format string, args ...any) {
+	b.add(fmt.Sprintf(format, args...), role, a.Bytes())
 }

@@ -1,4 +1,4 @@
-package hostile
+package wasmtest
 
 import (
 	"strings"
@@ -8,7 +8,7 @@ import (
 
 // manifests are descriptions that two readers understand differently, or that do not end.
 func manifests(b *builder) {
-	plain := minimal(abi.RoleEvict).described("", abi.RoleEvict).manifest
+	plain := minimal(abi.RoleEvict).described("", abi.RoleEvict).Manifest
 	change := func(old, next string) string { return strings.Replace(plain, old, next, 1) }
 	for name, manifest := range map[string]string{
 		"a name twice":          change(`"name":"hostile"`, `"name":"hostile","name":"lru"`),
@@ -39,26 +39,26 @@ func manifests(b *builder) {
 		"a list":                "[" + plain + "]",
 	} {
 		a := minimal(abi.RoleEvict)
-		a.manifest = manifest
+		a.Manifest = manifest
 		b.addf(abi.RoleEvict, a, "%s", name)
 	}
 	two := minimal(abi.RoleEvict).described("", abi.RoleEvict)
-	b.addf(abi.RoleEvict, two.ending(custom(abi.ManifestSection, []byte(plain))), "two sections")
+	b.addf(abi.RoleEvict, two.Ending(Custom(abi.ManifestSection, []byte(plain))), "two sections")
 }
 
 // buffers are modules with buffers outside their memory, over one another, or where the host must not write.
 func buffers(b *builder) {
 	for _, role := range []abi.Role{abi.RoleEvict, abi.RoleAdmit, abi.RolePlace, abi.RoleLayout} {
 		for name, body := range map[string][]byte{
-			"no buffer":              i32(0),
-			"not aligned":            i32(bufferBase + 8),
-			"at the end":             i32(basePages << 16),
-			"across the end":         i32(basePages<<16 - 16),
-			"beyond a size":          i32(-16),
-			"all in one place":       i32(bufferBase),
-			"moved with each call":   join(counting(1024), i32(20), []byte{0x74}, i32(bufferBase), []byte{opAdd}),
-			"overlapping by 16":      join(local(0), i32(10), []byte{0x74}, i32(bufferBase), []byte{opAdd}),
-			"after a trap elsewhere": join(when(join(local(0), i32(2), []byte{opEq}), unreachable), bufferBody()),
+			"no buffer":              I32(0),
+			"not aligned":            I32(bufferBase + 8),
+			"at the end":             I32(basePages << 16),
+			"across the end":         I32(basePages<<16 - 16),
+			"beyond a size":          I32(-16),
+			"all in one place":       I32(bufferBase),
+			"moved with each call":   Join(counting(1024), I32(20), []byte{0x74}, I32(bufferBase), []byte{opAdd}),
+			"overlapping by 16":      Join(local(0), I32(10), []byte{0x74}, I32(bufferBase), []byte{opAdd}),
+			"after a trap elsewhere": Join(when(Join(local(0), I32(2), []byte{opEq}), unreachable), bufferBody()),
 		} {
 			b.addf(role, minimal(role).with(abi.ExportBuffer, body), "%s as %s", name, role)
 		}
