@@ -1,5 +1,5 @@
 //go:build !race
 
-package metamorphic
+package storetest
 
 const defaultOps = 300

@@ -1,4 +1,4 @@
-package metamorphic
+package storetest
 
 import (
 	"context"
@@ -100,7 +100,7 @@ func TestHistories(t *testing.T) {
 	}
 }
 
-const replayCommand = "go test ./host/internal/store/metamorphic -run TestHistories -replay %s"
+const replayCommand = "go test ./host/internal/store/storetest -run TestHistories -replay %s"
 
 func generate(seed uint64) *History { return Generate(seed, *ops) }
 

@@ -1,4 +1,4 @@
-package metamorphic
+package storetest
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 )
 
 // ErrSyntax is a history that cannot be read.
-var ErrSyntax = errors.New("metamorphic: bad history")
+var ErrSyntax = errors.New("storetest: bad history")
 
 // History is a list of operations and the settings of the hosts that they run on.
 type History struct {

@@ -1,4 +1,4 @@
-package metamorphic
+package storetest
 
 import (
 	"bytes"
@@ -19,7 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/storetest"
+
 	"github.com/kvhost/kvhost/host/internal/testkit/fusefs"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -143,7 +143,7 @@ type hostPut struct {
 
 // Write writes the whole file.
 func (p *hostPut) Write(content func(int64) []byte) error {
-	return storetest.Write(context.Background(), p.slots, p, content(p.Plan().PayloadBytes()))
+	return WritePut(context.Background(), p.slots, p, content(p.Plan().PayloadBytes()))
 }
 
 func (h *hostStore) Lookup(space int, keys []uint64, ranks uint64) (Lease, error) {

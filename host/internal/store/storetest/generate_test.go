@@ -1,4 +1,4 @@
-package metamorphic
+package storetest
 
 import (
 	"fmt"

@@ -1,6 +1,6 @@
 //go:build race
 
-package metamorphic
+package storetest
 
 // defaultOps is fewer where everything takes longer.
 const defaultOps = 150

@@ -1,4 +1,4 @@
-package wasmtest
+package plugintest
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
 	"golang.org/x/sys/unix"
 )
@@ -40,7 +41,7 @@ const (
 )
 
 func TestModulesAreTheSame(t *testing.T) {
-	first, again := Modules(), Modules()
+	first, again := wasmtest.Modules(), wasmtest.Modules()
 	seen, classes := map[string]bool{}, map[string]int{}
 	for i, m := range first {
 		if seen[m.String()] || again[i].String() != m.String() || string(again[i].Wasm) != string(m.Wasm) {
@@ -49,7 +50,7 @@ func TestModulesAreTheSame(t *testing.T) {
 		seen[m.String()] = true
 		classes[m.Class]++
 	}
-	if len(first) < 400 || len(classes) != len(Classes) {
+	if len(first) < 400 || len(classes) != len(wasmtest.Classes) {
 		t.Errorf("%d modules: %v", len(first), classes)
 	}
 }
@@ -68,7 +69,7 @@ func TestHostileModules(t *testing.T) {
 		t.Fatalf("the process that uses the modules: %v:\n%s", err, out[max(0, len(out)-16000):])
 	}
 	for line := range strings.Lines(string(out)) {
-		if _, figures, ok := strings.Cut(line, "sandbox_test.go:"); ok {
+		if _, figures, ok := strings.Cut(line, "hostile_test.go:"); ok {
 			t.Log(strings.TrimSpace(figures))
 		}
 	}
@@ -110,11 +111,11 @@ func useAll(t *testing.T) {
 	}
 	tally := testenv.NewTally(t, "hostile")
 	u := &user{T: t, budget: sandbox.NewMemoryBudget(guestMemory), cache: cache, path: filepath.Join(t.TempDir(), "hostile.wasm")}
-	byClass := map[string][]Module{}
-	for _, m := range Modules() {
+	byClass := map[string][]wasmtest.Module{}
+	for _, m := range wasmtest.Modules() {
 		byClass[m.Class] = append(byClass[m.Class], m)
 	}
-	for _, class := range Classes {
+	for _, class := range wasmtest.Classes {
 		list := byClass[class]
 		u.refused, u.used, u.longest, u.slowest = 0, 0, 0, ""
 		start := time.Now()
@@ -148,10 +149,10 @@ type user struct {
 	refused, used int
 	longest       time.Duration
 	slowest       string
-	module        *Module
+	module        *wasmtest.Module
 }
 
-func (u *user) use(m *Module) {
+func (u *user) use(m *wasmtest.Module) {
 	u.module = m
 	if err := os.WriteFile(u.path, m.Wasm, 0o600); err != nil {
 		u.Fatal(err)

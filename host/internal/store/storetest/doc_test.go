@@ -1,5 +1,5 @@
-// Package metamorphic tests stores with random histories: lists of operations that run beside a model of what may be
-// served. It knows a store by an interface ([Store]) and by what lies on disk.
+// The tests of package storetest run stores through random histories: lists of operations that run next to a model of what may be
+// served. They know a store by an interface ([Store]) and by what lies on disk.
 //
 // What must hold after every operation: a load returns bytes that were offered under its names, or fails; a piece whose
 // load failed is a miss from then on; no root takes more than its capacity, however many hosts share it; the account of
@@ -49,4 +49,4 @@
 //	                                the other hosts store what fill says
 //	Rush(clients, swap)             several clients at once, each a host and a seed, beside a swap of the evict policy
 //	Finish(evict, place)            the policies of the last life, at the end of the history
-package metamorphic
+package storetest
