@@ -17,7 +17,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/server"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/internal/spans"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -47,7 +46,7 @@ type Host struct {
 	server   *server.Server
 	http     *observe.Server // nil when off
 	spans    *spans.Tracer
-	traced   *activity.Requests
+	traced   *server.RequestSpans
 	version  string
 	speeds   func() codec.Speeds
 

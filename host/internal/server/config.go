@@ -7,7 +7,6 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -50,7 +49,7 @@ type Config struct {
 	// Admin implements the admin service. Optional.
 	Admin proto.AdminServiceServer
 	// Spans makes spans of requests. Optional.
-	Spans *activity.Requests
+	Spans *RequestSpans
 }
 
 // Limits bound what one client, and all clients together, can make the host hold.

@@ -14,7 +14,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
@@ -38,8 +37,8 @@ type Server struct {
 	number  atomic.Uint64
 	work    sync.WaitGroup // readers, writers, jobs
 
-	latencies activity.Latencies
-	usage     activity.Table
+	latencies Latencies
+	usage     UsageTable
 
 	mu       sync.Mutex
 	sockets  *socket.Pair // while they are open

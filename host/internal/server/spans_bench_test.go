@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/internal/spans"
 	"github.com/kvhost/kvhost/host/internal/store"
 )
@@ -24,7 +23,7 @@ func BenchmarkLookupSpans(b *testing.B) {
 		ratio float64
 	}{{"none", -2}, {"off", -1}, {"ratio=0.01", 0.01}, {"ratio=1", 1}} {
 		b.Run(c.name, func(b *testing.B) {
-			var requests *activity.Requests
+			var requests *RequestSpans
 			if c.ratio > -2 {
 				cfg := spans.Config{Endpoint: collector.URL, Ratio: c.ratio, Timeout: time.Minute}
 				if c.ratio < 0 {
@@ -35,7 +34,7 @@ func BenchmarkLookupSpans(b *testing.B) {
 					b.Fatal(err)
 				}
 				defer tracer.Close()
-				requests = &activity.Requests{Tracer: tracer}
+				requests = &RequestSpans{Tracer: tracer}
 			}
 			p := newRig(b, func(s *Config, _ *store.Config) { s.Spans = requests }).dial(nil)
 			q := client.LookupRequest{Keys: keys(10)}

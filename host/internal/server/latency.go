@@ -1,7 +1,4 @@
-// Package activity counts what sessions ask for and how long they wait: a latency histogram for each kind of answer, and
-// keys, hits and bytes for each model and tenant. Recording allocates nothing and takes no lock. Spans say what became of single
-// requests: LOOKUP, LOAD, STORE and DISCARD.
-package activity
+package server
 
 import (
 	"slices"
@@ -13,10 +10,10 @@ import (
 type Answer uint8
 
 const (
-	Lookup         Answer = iota
-	Load                  // LOAD to LoadDone
-	StoreRead             // STORE to StoreRead: the engine may reuse its blocks
-	StorePublished        // STORE to StorePublished
+	AnswerLookup         Answer = iota
+	AnswerLoad                  // LOAD to LoadDone
+	AnswerStoreRead             // STORE to StoreRead: the engine may reuse its blocks
+	AnswerStorePublished        // STORE to StorePublished
 	answers
 )
 
@@ -24,15 +21,15 @@ func (a Answer) String() string {
 	return [...]string{"lookup", "load", "store_read", "store_published"}[a]
 }
 
-// Bounds are the upper bounds of the latency buckets, in seconds. One more bucket holds what took longer.
-var Bounds = [...]float64{
+// LatencyBounds are the upper bounds of the latency buckets, in seconds. One more bucket holds what took longer.
+var LatencyBounds = [...]float64{
 	10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30,
 }
 
 // histogram counts latencies.
 type histogram struct {
 	nanoseconds atomic.Int64
-	buckets     [len(Bounds) + 1]atomic.Uint64
+	buckets     [len(LatencyBounds) + 1]atomic.Uint64
 }
 
 // Latencies are the histograms of all kinds of answers. The zero value is ready.
@@ -41,7 +38,7 @@ type Latencies struct{ of [answers]histogram }
 // Observe records that an answer went out to a message that was received at since.
 func (l *Latencies) Observe(a Answer, since time.Time) {
 	took := max(0, time.Since(since))
-	i, _ := slices.BinarySearch(Bounds[:], took.Seconds())
+	i, _ := slices.BinarySearch(LatencyBounds[:], took.Seconds())
 	h := &l.of[a]
 	h.buckets[i].Add(1)
 	h.nanoseconds.Add(int64(took))
@@ -52,7 +49,7 @@ type Latency struct {
 	Answer  Answer
 	Count   uint64
 	Sum     time.Duration
-	Buckets [len(Bounds) + 1]uint64 // not cumulative
+	Buckets [len(LatencyBounds) + 1]uint64 // not cumulative
 }
 
 // Read reads all histograms. Count is the sum of the buckets; Sum may include answers that are not counted yet.

@@ -1,4 +1,4 @@
-package activity
+package server
 
 import (
 	"cmp"
@@ -7,12 +7,12 @@ import (
 	"sync/atomic"
 )
 
-// MaxPairs is how many pairs of model and tenant have counters of their own. Clients choose both, so the number of series
+// maxPairs is how many pairs of model and tenant have counters of their own. Clients choose both, so the number of series
 // must be bounded.
-const MaxPairs = 64
+const maxPairs = 64
 
-// Other is the model under which further pairs are counted together, with tenant 0.
-const Other = "other"
+// otherModel is the model under which further pairs are counted together, with tenant 0.
+const otherModel = "other"
 
 // Usage counts for one model and tenant.
 type Usage struct {
@@ -27,14 +27,14 @@ type pair struct {
 	tenant uint32
 }
 
-// Table has a Usage for each pair of model and tenant. The zero value is ready.
-type Table struct {
+// UsageTable has a Usage for each pair of model and tenant. The zero value is ready.
+type UsageTable struct {
 	mu    sync.Mutex
 	pairs map[pair]*Usage
 }
 
 // Of returns the counters of a pair. Sessions ask once, at HELLO.
-func (t *Table) Of(model string, tenant uint32) *Usage {
+func (t *UsageTable) Of(model string, tenant uint32) *Usage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.pairs == nil {
@@ -44,8 +44,8 @@ func (t *Table) Of(model string, tenant uint32) *Usage {
 	if u := t.pairs[p]; u != nil {
 		return u
 	}
-	if len(t.pairs) >= MaxPairs {
-		p = pair{model: Other}
+	if len(t.pairs) >= maxPairs {
+		p = pair{model: otherModel}
 		if u := t.pairs[p]; u != nil {
 			return u
 		}
@@ -56,7 +56,7 @@ func (t *Table) Of(model string, tenant uint32) *Usage {
 }
 
 // List returns all counters, by model and tenant.
-func (t *Table) List() []*Usage {
+func (t *UsageTable) List() []*Usage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	list := make([]*Usage, 0, len(t.pairs))

@@ -1,4 +1,4 @@
-package activity
+package server
 
 import (
 	"strings"
@@ -11,15 +11,15 @@ import (
 	"github.com/kvhost/kvhost/host/internal/transfer"
 )
 
-// Requests makes the spans of all sessions' requests. A nil Requests makes none.
-type Requests struct {
+// RequestSpans makes the spans of all sessions' requests. A nil RequestSpans makes none.
+type RequestSpans struct {
 	Tracer *spans.Tracer
 	Levels map[string]int // of roots
 }
 
-// Request is a request that may have a span. The zero Request has none. It is not safe for concurrent use.
-type Request struct {
-	of   *Requests
+// requestSpan is a request that may have a span. The zero requestSpan has none. It is not safe for concurrent use.
+type requestSpan struct {
+	of   *RequestSpans
 	span spans.Span
 	link spans.Span // of the LOOKUP, where the client named another parent
 	// Reserved is when a STORE had its places, Read when its blocks could be used again.
@@ -28,7 +28,7 @@ type Request struct {
 }
 
 // Begin begins the span of a message, if it is to have one.
-func (r *Requests) Begin(m *proto.SessionRequest) (q Request) {
+func (r *RequestSpans) Begin(m *proto.SessionRequest) (q requestSpan) {
 	if r == nil {
 		return q
 	}
@@ -39,17 +39,17 @@ func (r *Requests) Begin(m *proto.SessionRequest) (q Request) {
 }
 
 // Span is the request's.
-func (q *Request) Span() spans.Span { return q.span }
+func (q *requestSpan) Span() spans.Span { return q.span }
 
 // Follow makes a LOAD part of the trace of its LOOKUP, unless its client has named another parent.
-func (q *Request) Follow(r *Requests, lookup spans.Span, at time.Time) {
+func (q *requestSpan) Follow(r *RequestSpans, lookup spans.Span, at time.Time) {
 	switch {
 	case q.span.On() && q.span.Remote():
 		q.link = lookup
 	case !lookup.On():
-		*q = Request{}
+		*q = requestSpan{}
 	default:
-		*q = Request{of: r, span: lookup.Child(at), Paths: &transfer.Paths{}}
+		*q = requestSpan{of: r, span: lookup.Child(at), Paths: &transfer.Paths{}}
 	}
 }
 
@@ -63,7 +63,7 @@ func sessionAttributes(number uint64, digest string, m *proto.Hello) []attribute
 }
 
 // Lookup ends the span of a LOOKUP of so many keys.
-func (q *Request) Lookup(session []attribute.KeyValue, m *proto.Lookup, keys int, r *proto.LookupReply) {
+func (q *requestSpan) Lookup(session []attribute.KeyValue, m *proto.Lookup, keys int, r *proto.LookupReply) {
 	if !q.span.On() {
 		return
 	}
@@ -88,7 +88,7 @@ func (q *Request) Lookup(session []attribute.KeyValue, m *proto.Lookup, keys int
 }
 
 // Load ends the span of a LOAD.
-func (q *Request) Load(session []attribute.KeyValue, m *proto.Load, r *proto.LoadDone) {
+func (q *requestSpan) Load(session []attribute.KeyValue, m *proto.Load, r *proto.LoadDone) {
 	if !q.span.On() {
 		return
 	}
@@ -101,7 +101,7 @@ func (q *Request) Load(session []attribute.KeyValue, m *proto.Load, r *proto.Loa
 }
 
 // Store ends the span of a STORE.
-func (q *Request) Store(session []attribute.KeyValue, m *proto.Store, r *proto.StorePublished) {
+func (q *requestSpan) Store(session []attribute.KeyValue, m *proto.Store, r *proto.StorePublished) {
 	if !q.span.On() {
 		return
 	}
@@ -135,7 +135,7 @@ var results = [...]string{
 }
 
 // Discard ends the span of a DISCARD.
-func (q *Request) Discard(session []attribute.KeyValue, m *proto.Discard, r *proto.DiscardReply) {
+func (q *requestSpan) Discard(session []attribute.KeyValue, m *proto.Discard, r *proto.DiscardReply) {
 	if !q.span.On() {
 		return
 	}
@@ -152,7 +152,7 @@ func (q *Request) Discard(session []attribute.KeyValue, m *proto.Discard, r *pro
 }
 
 // Refused makes the span of a message that was answered with an error.
-func (r *Requests) Refused(session []attribute.KeyValue, m *proto.SessionRequest, err *proto.Error) {
+func (r *RequestSpans) Refused(session []attribute.KeyValue, m *proto.SessionRequest, err *proto.Error) {
 	if r == nil {
 		return
 	}
@@ -180,7 +180,7 @@ func (r *Requests) Refused(session []attribute.KeyValue, m *proto.SessionRequest
 }
 
 // end ends a request's span, and those of the paths that its pieces took.
-func (q *Request) end(e *spans.Ended, part string) {
+func (q *requestSpan) end(e *spans.Ended, part string) {
 	for _, use := range q.Paths.List() {
 		piece := spans.Ended{Name: part, To: use.Ended, Attributes: []attribute.KeyValue{
 			spans.Text("kvhost.root", use.Root), spans.Number("kvhost.level", q.of.Levels[use.Root]),

@@ -1,4 +1,4 @@
-package activity
+package server
 
 import (
 	"fmt"
@@ -9,11 +9,11 @@ import (
 func TestLatencies(t *testing.T) {
 	var l Latencies
 	now := time.Now()
-	l.Observe(Load, now.Add(-time.Minute))   // above the last bound
-	l.Observe(Load, now.Add(30*time.Second)) // a clock that went back
-	l.Observe(Load, now.Add(-15*time.Second))
+	l.Observe(AnswerLoad, now.Add(-time.Minute))   // above the last bound
+	l.Observe(AnswerLoad, now.Add(30*time.Second)) // a clock that went back
+	l.Observe(AnswerLoad, now.Add(-15*time.Second))
 	for _, h := range l.Read() {
-		if h.Answer != Load {
+		if h.Answer != AnswerLoad {
 			if h.Count != 0 {
 				t.Errorf("%s has %d answers, want none", h.Answer, h.Count)
 			}
@@ -50,20 +50,20 @@ func TestQuantile(t *testing.T) {
 
 // TestTableIsBounded names more models than there are counters: clients choose the names.
 func TestTableIsBounded(t *testing.T) {
-	var table Table
-	for i := range 10 * MaxPairs {
+	var table UsageTable
+	for i := range 10 * maxPairs {
 		table.Of(fmt.Sprintf("model-%04d", i), uint32(i)).Keys.Add(1)
 	}
 	if table.Of("model-0000", 0).Keys.Load() != 1 {
 		t.Error("the first model lost its counter")
 	}
 	list := table.List()
-	if len(list) != MaxPairs+1 {
-		t.Fatalf("%d counters, want %d and one for the others", len(list), MaxPairs)
+	if len(list) != maxPairs+1 {
+		t.Fatalf("%d counters, want %d and one for the others", len(list), maxPairs)
 	}
 	last := list[len(list)-1]
-	if last.Model != Other || last.Keys.Load() != 9*MaxPairs {
-		t.Errorf("%q has %d keys, want %q with %d", last.Model, last.Keys.Load(), Other, 9*MaxPairs)
+	if last.Model != otherModel || last.Keys.Load() != 9*maxPairs {
+		t.Errorf("%q has %d keys, want %q with %d", last.Model, last.Keys.Load(), otherModel, 9*maxPairs)
 	}
 }
 
@@ -72,6 +72,6 @@ func BenchmarkObserve(b *testing.B) {
 	now := time.Now()
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Observe(Lookup, now)
+		l.Observe(AnswerLookup, now)
 	}
 }
