@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
 )
 
 // Sessions are what sessions share.

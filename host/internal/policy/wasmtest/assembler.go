@@ -31,9 +31,6 @@ type Function struct {
 	Locals    []byte // declarations, or nil for none
 }
 
-// Header is what each module begins with.
-const Header = "\x00asm\x01\x00\x00\x00"
-
 // Bytes is the binary form.
 func (a Assembly) Bytes() []byte {
 	var types, imports, funcs, exports, codes [][]byte
@@ -66,7 +63,7 @@ func (a Assembly) Bytes() []byte {
 		parts[2] = Vector(imports...)
 	}
 	maps.Copy(parts, a.Sections)
-	out := []byte(Header)
+	out := []byte("\x00asm\x01\x00\x00\x00")
 	for _, id := range []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 10, 11} {
 		if body, ok := parts[id]; ok {
 			out = append(out, Section(id, body)...)
