@@ -14,12 +14,12 @@ TAGS        := grpcnotrace
 # Packages whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the race
 # detector, which needs a C compiler.
 SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/meter \
-  policy/plugintest policy/plugintest/hostile proto regular sim store/index store/pieceformat trace) ./host/command
+  policy/plugintest proto regular sim store/index store/pieceformat trace) ./host/command
 # Those that take longest begin first, so that no core waits for one of them in the end.
-LONG := ./host/internal/store/metamorphic ./host/internal/store ./host/internal/policy ./host/internal/transfer
+LONG := ./host/internal/store/storetest ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
 SLOW := ^(TestHostilePolicies|TestClosedModulesLeaveNothing|TestLongCodeGivesControl|TestStacksAreBounded|TestBulkInSlices|TestForetoldVictims.*|TestNeedsFollowCapacityAndPolicy|TestHistoriesOnFUSE|TestFindsFaults|TestRepeats)$$
-SLOW_IN := ./host ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset ./host/internal/store ./host/internal/store/metamorphic
+SLOW_IN := ./host ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset ./host/internal/store ./host/internal/store/storetest
 # How long a program under the race detector sleeps when it ends, for others to report: each package's tests, and each process that
 # they start. By default it is a second.
 export GORACE ?= atexit_sleep_ms=50
@@ -114,13 +114,13 @@ test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed .buil
 
 # The parts of make torture. A test names its part with testenv.NewTally.
 define TORTURE_PARTS
-histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/internal/store/metamorphic -run TestHistories -time $(TORTURE)
-power-losses $(GO) test -timeout 0 ./host/internal/store/metamorphic -run TestHistories -kind power-losses -time $(TORTURE)
-fuse-histories $(GO) test -timeout 0 ./host/internal/store/metamorphic -run TestHistoriesOnFUSE -time $(TORTURE)
+histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/internal/store/storetest -run TestHistories -time $(TORTURE)
+power-losses $(GO) test -timeout 0 ./host/internal/store/storetest -run TestHistories -kind power-losses -time $(TORTURE)
+fuse-histories $(GO) test -timeout 0 ./host/internal/store/storetest -run TestHistoriesOnFUSE -time $(TORTURE)
 fuse $(GO) test -timeout 0 ./host/command -run TestRootOnFUSE -fuse.time $(TORTURE)
 model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
 kills $(GO) test -timeout 0 -run TestKillRounds ./host/command -kill.rounds $(KILLS)
-hostile $(GO) test -timeout 0 ./host/internal/policy/plugintest/hostile -hostile.all
+hostile $(GO) test -timeout 0 ./host/internal/policy/plugintest -run TestHostileModules -hostile.all
 clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/internal/server -run TestHostileClients -hostile.time $(TORTURE)
 endef
 export TORTURE_PARTS
@@ -187,7 +187,7 @@ manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernete
 	$< -update examples/deploy/kubernetes
 
 dist: plugins .build/bin/nfpm ## tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
-	$(GO) run ./examples/deploy/internal/dist -version '$(VERSION)' 
+	$(GO) run ./examples/deploy -version '$(VERSION)' 
 
 kits: ## install what tests need and root is not needed for: Rust's wasm target, Python packages
 	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi

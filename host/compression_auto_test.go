@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host"
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
 )
@@ -72,14 +72,14 @@ func TestCompressionIsChosen(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	slow := choice.Speeds{Write: 2e8, Read: 2e8, Encode: 1e9, Decode: 1e9}
-	fast := choice.Speeds{Write: 4e9, Read: 4e9, Encode: 1e9, Decode: 1e9}
-	var now atomic.Pointer[choice.Speeds]
-	now.Store(&choice.Speeds{})
+	slow := codec.Speeds{Write: 2e8, Read: 2e8, Encode: 1e9, Decode: 1e9}
+	fast := codec.Speeds{Write: 4e9, Read: 4e9, Encode: 1e9, Decode: 1e9}
+	var now atomic.Pointer[codec.Speeds]
+	now.Store(&codec.Speeds{})
 	var turns atomic.Uint64 // 0: the speeds stay as they are
-	speeds := func() choice.Speeds {
+	speeds := func() codec.Speeds {
 		if turns.Load() > 0 {
-			now.Store([]*choice.Speeds{&slow, &fast, &slow}[turns.Add(1)%3])
+			now.Store([]*codec.Speeds{&slow, &fast, &slow}[turns.Add(1)%3])
 		}
 		return *now.Load()
 	}
@@ -120,7 +120,7 @@ func TestCompressionIsChosen(t *testing.T) {
 	const each = 5
 	compressed := 0 // files
 	for _, phase := range []struct {
-		speeds     choice.Speeds
+		speeds     codec.Speeds
 		compresses bool
 		logged     string // empty: nothing
 		says       string // by the status

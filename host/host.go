@@ -10,14 +10,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/server"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/internal/spans"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -31,7 +30,7 @@ type Config struct {
 	// Memory is the size of a root in memory before those of Config ([config.Config.WithMemory]); 0: none.
 	Memory int64
 	// Speeds is asked with compression = "auto" in place of what is measured; for tests.
-	Speeds func() choice.Speeds
+	Speeds func() codec.Speeds
 }
 
 // Host is a running kvhost.
@@ -47,9 +46,9 @@ type Host struct {
 	server   *server.Server
 	http     *observe.Server // nil when off
 	spans    *spans.Tracer
-	traced   *activity.Requests
+	traced   *server.RequestSpans
 	version  string
-	speeds   func() choice.Speeds
+	speeds   func() codec.Speeds
 
 	reloading sync.Mutex // held during Reload
 	closeOnce sync.Once

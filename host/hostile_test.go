@@ -20,8 +20,8 @@ import (
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
-	"github.com/kvhost/kvhost/host/internal/policy/plugintest/hostile"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -216,7 +216,7 @@ func TestHostilePolicies(t *testing.T) {
 	counts, swapped, refused := map[string]int{}, 0, 0
 	classes := map[string]*classFigures{}
 	began, lines := time.Now(), log.lines.Load()
-	for _, m := range hostile.Modules() {
+	for _, m := range wasmtest.Modules() {
 		n := counts[m.Class]
 		counts[m.Class]++
 		if !*allHostile && n%each[m.Class] != 0 {
@@ -248,7 +248,7 @@ func TestHostilePolicies(t *testing.T) {
 		good := labels[m.Role]
 		if m.Role == abi.RoleAdmit { // the built-in one is no module
 			good = path
-			if err := os.WriteFile(path, hostile.Harmless(m.Role), 0o600); err != nil {
+			if err := os.WriteFile(path, wasmtest.Harmless(m.Role), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -258,7 +258,7 @@ func TestHostilePolicies(t *testing.T) {
 		w.round(ctx)
 		figures()
 	}
-	for _, class := range hostile.Classes {
+	for _, class := range wasmtest.Classes {
 		if f := classes[class]; f != nil {
 			t.Logf("| %s | %d | %d | %.1f ms | %d MiB | %.2f |", class, f.modules, f.swapped, f.longest.Seconds()*1000, f.peak>>20,
 				float64(f.hits)/float64(max(1, f.lookups))/control)

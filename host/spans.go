@@ -7,12 +7,12 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/regular"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
+	"github.com/kvhost/kvhost/host/internal/server"
 	"github.com/kvhost/kvhost/host/internal/spans"
 )
 
 // openSpans makes the tracer.
-func (h *Host) openSpans(ctx context.Context) (*activity.Requests, error) {
+func (h *Host) openSpans(ctx context.Context) (*server.RequestSpans, error) {
 	c, err := spansConfig(ctx, h.cfg)
 	if err != nil {
 		return nil, err
@@ -27,7 +27,7 @@ func (h *Host) openSpans(ctx context.Context) (*activity.Requests, error) {
 	for _, r := range h.cfg.Roots {
 		levels[r.Path] = r.Level
 	}
-	return &activity.Requests{Tracer: h.spans, Levels: levels}, nil
+	return &server.RequestSpans{Tracer: h.spans, Levels: levels}, nil
 }
 
 // spansConfig is a configuration in the form of the tracer.

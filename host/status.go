@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
+	"github.com/kvhost/kvhost/host/internal/server"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -35,7 +35,7 @@ func (h *Host) Status() *proto.StatusResponse {
 		}
 	}
 	var bounds []*durationpb.Duration
-	for _, seconds := range activity.Bounds {
+	for _, seconds := range server.LatencyBounds {
 		bounds = append(bounds, durationpb.New(time.Duration(seconds*1e9)))
 	}
 	for _, l := range h.server.Latencies() {

@@ -1,4 +1,4 @@
-package deploy
+package main
 
 import (
 	"debug/buildinfo"
@@ -25,7 +25,7 @@ func dist(out string, archs string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("go", "run", "./examples/deploy/internal/dist", "-version", "v"+distVersion, "-out", out, "-arch", archs,
+	cmd := exec.Command("go", "run", "./examples/deploy", "-version", "v"+distVersion, "-out", out, "-arch", archs,
 		"-overlay", with)
 	cmd.Dir = testenv.Root()
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=1700000000")
@@ -40,8 +40,8 @@ var released = sync.OnceValues(func() (string, error) {
 	return dir, dist(dir, "amd64,arm64")
 })
 
-// release is the directory of a release.
-func release(t *testing.T) string {
+// releaseDir is the directory of a release.
+func releaseDir(t *testing.T) string {
 	t.Helper()
 	testenv.Need(t, testenv.NFPM, testenv.Packages, testenv.Git)
 	dir, err := released()
@@ -62,7 +62,7 @@ var installed = []string{
 
 // A release has a tarball, packages and a bill of materials for each architecture, with the binary of that one in them.
 func TestDist(t *testing.T) {
-	dir := release(t)
+	dir := releaseDir(t)
 	sums := exec.Command("sha256sum", "--check", "--strict", "SHA256SUMS")
 	sums.Dir = dir
 	out, err := sums.CombinedOutput()
@@ -116,7 +116,7 @@ func TestDist(t *testing.T) {
 
 // Two releases of one commit are the same bytes.
 func TestDistIsReproducible(t *testing.T) {
-	dir, again := release(t), filepath.Join(t.TempDir(), "again")
+	dir, again := releaseDir(t), filepath.Join(t.TempDir(), "again")
 	if err := dist(again, "amd64"); err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestDistIsReproducible(t *testing.T) {
 // The package makes a bare Debian serve: as its own user, and as nobody without a home; check and probes are well, and
 // a reload takes what changed.
 func TestInstall(t *testing.T) {
-	dir, base := release(t), bareDebian(t)
+	dir, base := releaseDir(t), bareDebian(t)
 	testenv.Need(t, testenv.Systemd)
 	root := t.TempDir()
 	if err := os.Chmod(root, 0o755); err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/doctor"
@@ -85,7 +85,7 @@ func wanted(cfg *config.Config) doctor.Wanted {
 		CuFile: cfg.MayUseCuFile(), DeviceBytes: deviceBytes(cfg),
 	}
 	modes := cfg.Modes()
-	w.Workers, w.Compresses, w.Chooses = cfg.Engine.ThreadsPerGPU, modes.Any(choice.Gaining), modes.Any(choice.Faster)
+	w.Workers, w.Compresses, w.Chooses = cfg.Engine.ThreadsPerGPU, modes.Any(codec.Gaining), modes.Any(codec.Faster)
 	w.Policies, w.PolicyCache, w.NamedCache = len(cfg.Policies), cfg.PolicyCache, true
 	if cfg.PolicyCache == config.CacheAuto {
 		w.PolicyCache, w.NamedCache = sandbox.CacheDir(), false

@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/plugintest/hostile"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -42,7 +42,7 @@ func TestKillRounds(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 9))
 	dir := shortDir(t)
 	call, trap := filepath.Join(dir, "call.wasm"), filepath.Join(dir, "trap.wasm")
-	for _, m := range hostile.Modules() {
+	for _, m := range wasmtest.Modules() {
 		name := map[string]string{"places/a name for each call": call, "places/later faults now and then": trap}[m.String()]
 		if name == "" {
 			continue

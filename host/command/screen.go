@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
+	"github.com/kvhost/kvhost/host/internal/server"
 )
 
 // mostListed bounds the rows of a table on the screen.
@@ -159,7 +159,7 @@ func quantile(l *proto.LatencyStatus, q float64) string {
 	for i, b := range l.Bounds {
 		bounds[i] = b.AsDuration().Seconds()
 	}
-	s := activity.Quantile(q, bounds, l.Buckets)
+	s := server.Quantile(q, bounds, l.Buckets)
 	if s == 0 {
 		return "-"
 	}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/plugintest/hostile"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 var (
@@ -73,7 +73,7 @@ type soakSide struct {
 	pid      int
 	logged   func() string
 	stop     func(os.Signal) int
-	modules  []hostile.Module
+	modules  []wasmtest.Module
 	samples  []soakSample
 	start    time.Time
 
@@ -125,7 +125,7 @@ namespaces = ["hostile/*"]
 func newSoakSide(t *testing.T, name string, attacked bool) *soakSide {
 	t.Helper()
 	s := &soakSide{T: t, name: name, attacked: attacked, dir: shortDir(t), start: time.Now()}
-	if err := os.WriteFile(filepath.Join(s.dir, "harmless.wasm"), hostile.Harmless(abi.RoleAdmit), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(s.dir, "harmless.wasm"), wasmtest.Harmless(abi.RoleAdmit), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	write(t, s.dir, "kvhost.toml", fmt.Sprintf(soakConfig, anyPort, hostileTenant))
@@ -133,7 +133,7 @@ func newSoakSide(t *testing.T, name string, attacked bool) *soakSide {
 	_, s.logged, s.stop = startCommand(t, cmd)
 	s.pid, s.address, s.socket = cmd.Process.Pid, httpAddress(t, s.logged), filepath.Join(s.dir, "s")
 	if attacked {
-		for i, all := 0, hostile.Modules(); i < len(all); i++ {
+		for i, all := 0, wasmtest.Modules(); i < len(all); i++ {
 			s.modules = append(s.modules, all[i*263%len(all)]) // of all classes, in a mixed order
 		}
 	}

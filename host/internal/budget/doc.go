@@ -8,4 +8,7 @@
 //
 // Where what holders need comes in pieces that may be larger than a share (Config.First), a holder's first piece may exceed it.
 // Then nothing is kept for those that come later.
+//
+// [Sessions] are the budgets that sessions share, and a [Session] is what one of them holds of each. Clients name the sizes of
+// messages and tables, so all that they make the host hold is estimated here.
 package budget

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -31,16 +31,16 @@ func (c *Config) validateCompression(bad func(path, format string, args ...any))
 	}
 }
 
-var modes = map[string]choice.Mode{
-	CompressionOff: choice.Never, CompressionAuto: choice.Faster, CompressionHuffman: choice.Gaining,
+var modes = map[string]codec.Mode{
+	CompressionOff: codec.Never, CompressionAuto: codec.Faster, CompressionHuffman: codec.Gaining,
 }
 
 // Modes says which chunks are compressed.
-func (c *Config) Modes() choice.Modes {
-	out := choice.Modes{Rest: modes[c.Store.Compression]}
+func (c *Config) Modes() codec.Modes {
+	out := codec.Modes{Rest: modes[c.Store.Compression]}
 	for _, m := range c.Compressions {
 		patterns, _ := kv.ParsePatterns(m.Namespaces) // validated
-		out.Rules = append(out.Rules, choice.Rule{Namespaces: patterns, Mode: modes[m.Mode]})
+		out.Rules = append(out.Rules, codec.Rule{Namespaces: patterns, Mode: modes[m.Mode]})
 	}
 	return out
 }
@@ -48,5 +48,5 @@ func (c *Config) Modes() choice.Modes {
 // Compresses says whether pieces in a root may be compressed: other hosts of a shared root may not read them.
 func (c *Config) Compresses(r Root) bool {
 	m := c.Modes()
-	return (m.Any(choice.Gaining) || m.Any(choice.Faster)) && !r.Shared
+	return (m.Any(codec.Gaining) || m.Any(codec.Faster)) && !r.Shared
 }

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvhost/kvhost/host/internal/codec"
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -133,7 +132,7 @@ func (r *Report) judgeCompression(w Wanted, f *Facts) {
 	some := false
 	for i := range f.Roots {
 		root, about := &f.Roots[i], "root "+f.Roots[i].Path
-		s := choice.Speeds{Write: root.Write, Read: root.Read, Encode: f.Codec.Encode, Decode: f.Codec.Decode}
+		s := codec.Speeds{Write: root.Write, Read: root.Read, Encode: f.Codec.Encode, Decode: f.Codec.Decode}
 		least, known := s.Least(false)
 		some = some || w.compresses(&w.Roots[i])
 		switch {

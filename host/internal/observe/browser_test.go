@@ -22,7 +22,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
+	"github.com/kvhost/kvhost/host/internal/server"
 )
 
 var screenshots = flag.String("screenshots", "", "directory for pictures of the page")
@@ -154,7 +154,7 @@ func status(n uint64) *proto.StatusResponse {
 	load := make([]uint64, 21)
 	load[10], load[12] = 5*n, n
 	var bounds []*durationpb.Duration
-	for _, seconds := range activity.Bounds {
+	for _, seconds := range server.LatencyBounds {
 		bounds = append(bounds, durationpb.New(time.Duration(seconds*1e9)))
 	}
 	return &proto.StatusResponse{

@@ -7,7 +7,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvhost/kvhost/host/internal/server"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 )
 
 // What clients wait for and ask for.
@@ -21,7 +20,7 @@ var (
 
 func collectClients(out series, s *server.Server) {
 	for _, l := range s.Latencies() {
-		histogram(out, clientSeconds, l.Sum.Seconds(), activity.Bounds[:], l.Buckets[:], l.Answer.String())
+		histogram(out, clientSeconds, l.Sum.Seconds(), server.LatencyBounds[:], l.Buckets[:], l.Answer.String())
 	}
 	for _, u := range s.Usage() {
 		tenant := strconv.FormatUint(uint64(u.Tenant), 10)

@@ -1,7 +1,7 @@
 package observe
 
 import (
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store"
 )
 
@@ -18,7 +18,7 @@ func collectCodec(out series, s *store.Store) {
 	for _, m := range s.Compression() {
 		for _, way := range []struct {
 			name string
-			f    choice.Flow
+			f    codec.Flow
 		}{{"store", m.Encoded}, {"load", m.Decoded}} {
 			out.put(codecPages, float64(way.f.Pages), way.name, m.Model)
 			out.put(codecStored, float64(way.f.Stored), way.name, m.Model)

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 // candidates are new entries and moves in turn, with keys and times that count up.
@@ -82,8 +83,8 @@ func TestAdmitsByDefault(t *testing.T) {
 // where no module is bound.
 func TestTheHostAnswersByDefault(t *testing.T) {
 	modules := map[string]*Module{
-		"down":    open(t, minimal(abi.RoleAdmit).with(abi.ExportAdmit, "ii>I", unreachable), Options{}),
-		"leaves":  open(t, minimal(abi.RoleAdmit).with(abi.ExportAdmit, "ii>I", packed(abi.StatusDefault, 0)), Options{}),
+		"down":    open(t, minimal(abi.RoleAdmit).With(abi.ExportAdmit, "ii>I", unreachable), Options{}),
+		"leaves":  open(t, minimal(abi.RoleAdmit).With(abi.ExportAdmit, "ii>I", wasmtest.Packed(abi.StatusDefault, 0)), Options{}),
 		"builtin": Builtin(abi.RoleAdmit),
 	}
 	for name, m := range modules {

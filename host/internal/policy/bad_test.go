@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -29,9 +30,9 @@ func openBytes(t testing.TB, b []byte, opt Options) (*Module, error) {
 }
 
 // open loads a hand-made module, which must be a good one.
-func open(t testing.TB, a assembly, opt Options) *Module {
+func open(t testing.TB, a wasmtest.Assembly, opt Options) *Module {
 	t.Helper()
-	m, err := openBytes(t, a.bytes(), opt)
+	m, err := openBytes(t, a.Bytes(), opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,8 +42,8 @@ func open(t testing.TB, a assembly, opt Options) *Module {
 // Each of these is refused when it is opened, in words that name the module and say what to do.
 func TestRefusedModules(t *testing.T) {
 	evict := minimal(abi.RoleEvict)
-	manifest := func(s string) assembly { a := evict; a.manifest = s; return a }
-	change := func(f func(a *assembly)) assembly { a := evict; f(&a); return a }
+	manifest := func(s string) wasmtest.Assembly { a := evict; a.Manifest = s; return a }
+	change := func(f func(a *wasmtest.Assembly)) wasmtest.Assembly { a := evict; f(&a); return a }
 	for _, c := range []struct {
 		name string
 		mod  []byte
@@ -52,37 +53,37 @@ func TestRefusedModules(t *testing.T) {
 		{"empty", nil, ErrBadModule, "not a WebAssembly module"},
 		{"text", []byte("(module)"), ErrBadModule, "not a WebAssembly module"},
 		{"component", []byte("\x00asm\x0d\x00\x01\x00"), ErrBadModule, "build a core module"},
-		{"truncated", evict.bytes()[:40], ErrBadModule, "ends early"},
-		{"no marker", evict.without(abi.ExportMarker).bytes(), ErrBadModule, "does not export kvhost_abi_1"},
-		{"another version", evict.without(abi.ExportMarker).with("kvhost_abi_2", ">").bytes(), ErrBadModule, "made for ABI 2, this host speaks 1"},
-		{"command", evict.with("_start", ">").bytes(), ErrBadModule, "-buildmode=c-shared"},
-		{"bare command", assembly{funcs: []function{{"_start", ">", nil}}}.bytes(), ErrBadModule, "-buildmode=c-shared"},
-		{"start section", change(func(a *assembly) { a.start = true }).bytes(), ErrBadModule, "do that work in _initialize"},
-		{"no memory", change(func(a *assembly) { a.noMemory = true }).bytes(), ErrBadModule, `one memory, exported as "memory"`},
-		{"no buffers", evict.without(abi.ExportBuffer).bytes(), ErrBadModule, "does not export kv_buffer"},
-		{"wrong signature", evict.with(abi.ExportStep, "ii>i", i32(0)).bytes(), ErrBadModule, "its kv_step is (i32, i32) -> i32, want (i32, i32) -> i64"},
-		{"half a role", evict.without(abi.ExportStep).bytes(), ErrBadModule, "kv_step is missing"},
-		{"no role", evict.without(abi.ExportStep).without(abi.ExportEvents).bytes(), ErrBadModule, "no role"},
-		{"save only", evict.with(abi.ExportSave, "i>I", i64(0)).bytes(), ErrBadModule, "only one of kv_save and kv_load"},
-		{"unknown import", evict.importing("env", "abort", "iiii>").bytes(), ErrBadModule, "imports env.abort, which this host does not have"},
-		{"import type", evict.importing(abi.ImportModule, abi.ImportFail, "i>").bytes(), ErrBadModule, "kvhost_1.fail as (i32), it is (i32, i32)"},
-		{"ungranted", evict.importing(abi.ImportModule, abi.ImportNow, ">I").bytes(), ErrGrant, `the grant "clock"; its manifest`},
-		{"wasi without manifest", evict.importing(abi.ImportWASI, "sched_yield", ">i").bytes(), ErrGrant, `the grant "wasi-stub"`},
+		{"truncated", evict.Bytes()[:40], ErrBadModule, "ends early"},
+		{"no marker", evict.Without(abi.ExportMarker).Bytes(), ErrBadModule, "does not export kvhost_abi_1"},
+		{"another version", evict.Without(abi.ExportMarker).With("kvhost_abi_2", ">").Bytes(), ErrBadModule, "made for ABI 2, this host speaks 1"},
+		{"command", evict.With("_start", ">").Bytes(), ErrBadModule, "-buildmode=c-shared"},
+		{"bare command", wasmtest.Assembly{}.With("_start", ">").Bytes(), ErrBadModule, "-buildmode=c-shared"},
+		{"start section", evict.Replacing(8, []byte{0}).Bytes(), ErrBadModule, "do that work in _initialize"},
+		{"no memory", change(func(a *wasmtest.Assembly) { a.NoMemory = true }).Bytes(), ErrBadModule, `one memory, exported as "memory"`},
+		{"no buffers", evict.Without(abi.ExportBuffer).Bytes(), ErrBadModule, "does not export kv_buffer"},
+		{"wrong signature", evict.With(abi.ExportStep, "ii>i", wasmtest.I32(0)).Bytes(), ErrBadModule, "its kv_step is (i32, i32) -> i32, want (i32, i32) -> i64"},
+		{"half a role", evict.Without(abi.ExportStep).Bytes(), ErrBadModule, "kv_step is missing"},
+		{"no role", evict.Without(abi.ExportStep).Without(abi.ExportEvents).Bytes(), ErrBadModule, "no role"},
+		{"save only", evict.With(abi.ExportSave, "i>I", wasmtest.I64(0)).Bytes(), ErrBadModule, "only one of kv_save and kv_load"},
+		{"unknown import", evict.Importing("env", "abort", "iiii>").Bytes(), ErrBadModule, "imports env.abort, which this host does not have"},
+		{"import type", evict.Importing(abi.ImportModule, abi.ImportFail, "i>").Bytes(), ErrBadModule, "kvhost_1.fail as (i32), it is (i32, i32)"},
+		{"ungranted", evict.Importing(abi.ImportModule, abi.ImportNow, ">I").Bytes(), ErrGrant, `the grant "clock"; its manifest`},
+		{"wasi without manifest", evict.Importing(abi.ImportWASI, "sched_yield", ">i").Bytes(), ErrGrant, `the grant "wasi-stub"`},
 		{"manifest asks, configuration does not", func() []byte {
-			a := evict.importing(abi.ImportModule, abi.ImportNow, ">I")
-			a.manifest = `{"name":"x","abi":1,"version":"1","roles":["evict"],"grants":["clock"]}`
-			return a.bytes()
+			a := evict.Importing(abi.ImportModule, abi.ImportNow, ">I")
+			a.Manifest = `{"name":"x","abi":1,"version":"1","roles":["evict"],"grants":["clock"]}`
+			return a.Bytes()
 		}(), ErrGrant, "add it to the policy's grants"},
-		{"manifest text", manifest(`{"name":`).bytes(), ErrBadModule, "manifest"},
-		{"manifest ABI", manifest(`{"name":"x","version":"1","abi":9,"roles":["evict"]}`).bytes(), ErrBadModule, "made for ABI 9"},
-		{"manifest role", manifest(`{"name":"x","version":"1","abi":1,"roles":["place"]}`).bytes(), ErrBadModule, "names role place"},
+		{"manifest text", manifest(`{"name":`).Bytes(), ErrBadModule, "manifest"},
+		{"manifest ABI", manifest(`{"name":"x","version":"1","abi":9,"roles":["evict"]}`).Bytes(), ErrBadModule, "made for ABI 9"},
+		{"manifest role", manifest(`{"name":"x","version":"1","abi":1,"roles":["place"]}`).Bytes(), ErrBadModule, "names role place"},
 		{"manifest lacks a role", func() []byte {
-			a := evict.with(abi.ExportAdmit, "ii>I", i64(0))
-			a.manifest = `{"name":"x","version":"1","abi":1,"roles":["evict"]}`
-			return a.bytes()
+			a := evict.With(abi.ExportAdmit, "ii>I", wasmtest.I64(0))
+			a.Manifest = `{"name":"x","version":"1","abi":1,"roles":["evict"]}`
+			return a.Bytes()
 		}(), ErrBadModule, "its exports have evict, admit"},
-		{"memory", change(func(a *assembly) { a.pages = 5000 }).bytes(), ErrBadModule, "raise memory_pages"},
-		{"invalid code", evict.with(abi.ExportInit, "i>i").bytes(), ErrBadModule, "kv_init"},
+		{"memory", change(func(a *wasmtest.Assembly) { a.Pages = 5000 }).Bytes(), ErrBadModule, "raise memory_pages"},
+		{"invalid code", evict.With(abi.ExportInit, "i>i").Bytes(), ErrBadModule, "kv_init"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := openBytes(t, c.mod, Options{})
@@ -98,28 +99,28 @@ func TestFaultyEvict(t *testing.T) {
 	evict := minimal(abi.RoleEvict)
 	for _, c := range []struct {
 		name   string
-		mod    assembly
+		mod    wasmtest.Assembly
 		export string
 		says   string
 	}{
-		{"trap", evict.with(abi.ExportStep, "ii>I", unreachable), abi.ExportStep, "unreachable"},
-		{"trap in events", evict.with(abi.ExportEvents, "ii>i", unreachable), abi.ExportEvents, "unreachable"},
-		{"status", evict.with(abi.ExportStep, "ii>I", packed(abi.StatusInternal, 0)), abi.ExportStep, "status -3"},
-		{"events status", evict.with(abi.ExportEvents, "ii>i", i32(-2)), abi.ExportEvents, "status -2"},
-		{"unknown status", evict.with(abi.ExportStep, "ii>I", packed(-77, 0)), abi.ExportStep, "status -77"},
-		{"too many", evict.with(abi.ExportStep, "ii>I", packed(0, 9)), abi.ExportStep, "answered 9 victims when asked for at most 4"},
-		{"far too many", evict.with(abi.ExportStep, "ii>I", packed(0, 0xffffffff)), abi.ExportStep, "at most 4"},
-		{"slot out of range", evict.with(abi.ExportStep, "ii>I", store32(4096+3<<14, 100), packed(0, 1)), abi.ExportStep, "slot 100, slots are below 100"},
-		{"twice", evict.with(abi.ExportStep, "ii>I", packed(0, 2)), abi.ExportStep, "slot 0 twice"},
-		{"null buffer", evict.with(abi.ExportBuffer, "ii>i", i32(0)), abi.ExportBuffer, "no room"},
-		{"unaligned buffer", evict.with(abi.ExportBuffer, "ii>i", i32(4104)), abi.ExportBuffer, "multiple of 16"},
-		{"buffer outside", evict.with(abi.ExportBuffer, "ii>i", i32(2<<16)), abi.ExportBuffer, "outside its memory of 131072 bytes"},
-		{"buffer across the end", evict.with(abi.ExportBuffer, "ii>i", i32(2<<16-16)), abi.ExportBuffer, "outside its memory"},
-		{"negative buffer", evict.with(abi.ExportBuffer, "ii>i", i32(-16)), abi.ExportBuffer, "outside its memory"},
-		{"overlap", evict.with(abi.ExportBuffer, "ii>i", i32(4096)), abi.ExportBuffer, "overlap those of kind"},
-		{"refuses", evict.with(abi.ExportInit, "i>i", i32(-1)), abi.ExportInit, "refused its settings with status -1"},
-		{"initialize traps", evict.with(abi.ExportInitialize, ">", unreachable), abi.ExportInitialize, "unreachable"},
-		{"recursion", evict.with(abi.ExportStep, "ii>I", i32(0), i32(0), call(4)), abi.ExportStep, "used up its fuel"},
+		{"trap", evict.With(abi.ExportStep, "ii>I", unreachable), abi.ExportStep, "unreachable"},
+		{"trap in events", evict.With(abi.ExportEvents, "ii>i", unreachable), abi.ExportEvents, "unreachable"},
+		{"status", evict.With(abi.ExportStep, "ii>I", wasmtest.Packed(abi.StatusInternal, 0)), abi.ExportStep, "status -3"},
+		{"events status", evict.With(abi.ExportEvents, "ii>i", wasmtest.I32(-2)), abi.ExportEvents, "status -2"},
+		{"unknown status", evict.With(abi.ExportStep, "ii>I", wasmtest.Packed(-77, 0)), abi.ExportStep, "status -77"},
+		{"too many", evict.With(abi.ExportStep, "ii>I", wasmtest.Packed(0, 9)), abi.ExportStep, "answered 9 victims when asked for at most 4"},
+		{"far too many", evict.With(abi.ExportStep, "ii>I", wasmtest.Packed(0, 0xffffffff)), abi.ExportStep, "at most 4"},
+		{"slot out of range", evict.With(abi.ExportStep, "ii>I", store32(4096+3<<14, 100), wasmtest.Packed(0, 1)), abi.ExportStep, "slot 100, slots are below 100"},
+		{"twice", evict.With(abi.ExportStep, "ii>I", wasmtest.Packed(0, 2)), abi.ExportStep, "slot 0 twice"},
+		{"null buffer", evict.With(abi.ExportBuffer, "ii>i", wasmtest.I32(0)), abi.ExportBuffer, "no room"},
+		{"unaligned buffer", evict.With(abi.ExportBuffer, "ii>i", wasmtest.I32(4104)), abi.ExportBuffer, "multiple of 16"},
+		{"buffer outside", evict.With(abi.ExportBuffer, "ii>i", wasmtest.I32(2<<16)), abi.ExportBuffer, "outside its memory of 131072 bytes"},
+		{"buffer across the end", evict.With(abi.ExportBuffer, "ii>i", wasmtest.I32(2<<16-16)), abi.ExportBuffer, "outside its memory"},
+		{"negative buffer", evict.With(abi.ExportBuffer, "ii>i", wasmtest.I32(-16)), abi.ExportBuffer, "outside its memory"},
+		{"overlap", evict.With(abi.ExportBuffer, "ii>i", wasmtest.I32(4096)), abi.ExportBuffer, "overlap those of kind"},
+		{"refuses", evict.With(abi.ExportInit, "i>i", wasmtest.I32(-1)), abi.ExportInit, "refused its settings with status -1"},
+		{"initialize traps", evict.With(abi.ExportInitialize, ">", unreachable), abi.ExportInitialize, "unreachable"},
+		{"recursion", evict.With(abi.ExportStep, "ii>I", wasmtest.I32(0), wasmtest.I32(0), wasmtest.Call(4)), abi.ExportStep, "used up its fuel"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := open(t, c.mod, Options{Fuel: sandbox.Fuel{Time: time.Hour}}) // a stack that grows under the race detector takes its time
@@ -159,8 +160,8 @@ func TestFaultyEvict(t *testing.T) {
 }
 
 func TestGuestWordsAndStackAreInTheFault(t *testing.T) {
-	a := minimal(abi.RoleEvict).importing(abi.ImportModule, abi.ImportFail, "ii>")
-	a = a.with(abi.ExportStep, "ii>I", store32(64, 0x21736f6e), i32(64), i32(4), call(0), unreachable)
+	a := minimal(abi.RoleEvict).Importing(abi.ImportModule, abi.ImportFail, "ii>")
+	a = a.With(abi.ExportStep, "ii>I", store32(64, 0x21736f6e), wasmtest.I32(64), wasmtest.I32(4), wasmtest.Call(0), unreachable)
 	m := open(t, a, Options{})
 	e := newEvict(t, m, 10)
 	_, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, make([]uint32, 1))
@@ -172,14 +173,14 @@ func TestGuestWordsAndStackAreInTheFault(t *testing.T) {
 
 func TestFaultyPlace(t *testing.T) {
 	const result, path = 4096 + 3<<14, 4096 + 3<<14 + 16
-	answer := func(root, off, n int32, text int32) assembly {
-		return minimal(abi.RolePlace).with(abi.ExportPlace, "ii>I",
-			store32(result, root), store32(result+4, off), store32(result+8, n), store32(path, text), packed(0, 1))
+	answer := func(root, off, n int32, text int32) wasmtest.Assembly {
+		return minimal(abi.RolePlace).With(abi.ExportPlace, "ii>I",
+			store32(result, root), store32(result+4, off), store32(result+8, n), store32(path, text), wasmtest.Packed(0, 1))
 	}
 	const abcd, dots, slash = 0x64636261, 0x2f2e2e2f, 0x2f636261
 	for _, c := range []struct {
 		name string
-		mod  assembly
+		mod  wasmtest.Assembly
 		says string
 	}{
 		{"no path", answer(-1, 16, 0, abcd), "empty path"},
@@ -189,7 +190,7 @@ func TestFaultyPlace(t *testing.T) {
 		{"trailing slash", answer(-1, 16, 4, slash), "component"},
 		{"binary", answer(-1, 16, 4, 0x00ff0061), "not one of"},
 		{"root", answer(2, 16, 4, abcd), "chose root 2 of 2"},
-		{"count", minimal(abi.RolePlace).with(abi.ExportPlace, "ii>I", packed(0, 2)), "gave 2 answers to 1 query"},
+		{"count", minimal(abi.RolePlace).With(abi.ExportPlace, "ii>I", wasmtest.Packed(0, 2)), "gave 2 answers to 1 query"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := open(t, c.mod, Options{})
@@ -226,11 +227,11 @@ func TestFaultyPlace(t *testing.T) {
 }
 
 func TestGuestThatLeavesItToTheHost(t *testing.T) {
-	a := minimal(abi.RolePlace).with(abi.ExportPlace, "ii>I", packed(abi.StatusDefault, 0)).
-		with(abi.ExportLayout, "ii>I", packed(abi.StatusDefault, 0)).
-		with(abi.ExportAdmit, "ii>I", packed(abi.StatusDefault, 0)).
-		with(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, i32(21), []byte{0x74}, i32(4096), []byte{0x6a})
-	a.pages = 200
+	a := minimal(abi.RolePlace).With(abi.ExportPlace, "ii>I", wasmtest.Packed(abi.StatusDefault, 0)).
+		With(abi.ExportLayout, "ii>I", wasmtest.Packed(abi.StatusDefault, 0)).
+		With(abi.ExportAdmit, "ii>I", wasmtest.Packed(abi.StatusDefault, 0)).
+		With(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, wasmtest.I32(21), []byte{0x74}, wasmtest.I32(4096), []byte{0x6a})
+	a.Pages = 200
 	m := open(t, a, Options{})
 	p, err := m.NewPlace(t.Context(), PlaceOptions{})
 	if err != nil {
@@ -260,10 +261,10 @@ func TestGuestThatLeavesItToTheHost(t *testing.T) {
 }
 
 func TestBadLayoutAndAdmission(t *testing.T) {
-	a := minimal(abi.RoleLayout).with(abi.ExportLayout, "ii>I", packed(0, 3)).
-		with(abi.ExportAdmit, "ii>I", []byte{0x20, 0, 0xad}). // answers n, but with what stands in RESULT
-		with(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, i32(21), []byte{0x74}, i32(4096), []byte{0x6a})
-	a.pages = 200
+	a := minimal(abi.RoleLayout).With(abi.ExportLayout, "ii>I", wasmtest.Packed(0, 3)).
+		With(abi.ExportAdmit, "ii>I", []byte{0x20, 0, 0xad}). // answers n, but with what stands in RESULT
+		With(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, wasmtest.I32(21), []byte{0x74}, wasmtest.I32(4096), []byte{0x6a})
+	a.Pages = 200
 	m := open(t, a, Options{})
 	l, err := m.NewLayout(t.Context(), LayoutOptions{})
 	if err != nil {
@@ -299,7 +300,7 @@ func TestOpenByName(t *testing.T) {
 		t.Errorf("opening a missing file: got %v, want %v", err, ErrNotFound)
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "mine.wasm"), minimal(abi.RoleEvict).bytes(), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "mine.wasm"), minimal(abi.RoleEvict).Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"mine", "mine.wasm", filepath.Join(dir, "mine.wasm")} {

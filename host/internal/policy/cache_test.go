@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 func openCache(t testing.TB, dir string) *sandbox.Cache {
@@ -39,7 +40,7 @@ func TestCacheKeepsModules(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	use := func() {
 		t.Helper()
-		m, err := openBytes(t, minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", unreachable).bytes(), Options{Cache: openCache(t, dir)})
+		m, err := openBytes(t, minimal(abi.RoleEvict).With(abi.ExportStep, "ii>I", unreachable).Bytes(), Options{Cache: openCache(t, dir)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +89,7 @@ func TestCacheKeepsRefusals(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "c")
 	var texts []string
 	for range 2 {
-		_, err := openBytes(t, minimal(abi.RoleEvict).with(abi.ExportInit, "i>i").bytes(), Options{Cache: openCache(t, dir)})
+		_, err := openBytes(t, minimal(abi.RoleEvict).With(abi.ExportInit, "i>i").Bytes(), Options{Cache: openCache(t, dir)})
 		if !errors.Is(err, ErrBadModule) {
 			t.Fatal(err)
 		}
@@ -106,7 +107,7 @@ func TestCacheKeepsRefusals(t *testing.T) {
 func TestCancelledCompilation(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := load(ctx, "x.wasm", newFile("", minimal(abi.RoleEvict).bytes()), Options{})
+	_, err := load(ctx, "x.wasm", newFile("", minimal(abi.RoleEvict).Bytes()), Options{})
 	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), "x.wasm") {
 		t.Errorf("loading with a cancelled context: got %v", err)
 	}
@@ -144,8 +145,8 @@ func TestCacheMustBePrivate(t *testing.T) {
 // A module that passed its self-test is not tested again by the same host under the same limits. One that failed is.
 func TestCacheRecordsSelfTests(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "c")
-	tries := func(a assembly, fuel sandbox.Fuel) (passed int, err error) {
-		m, err := load(t.Context(), "x.wasm", newFile("", a.bytes()), Options{Cache: openCache(t, dir), Fuel: fuel})
+	tries := func(a wasmtest.Assembly, fuel sandbox.Fuel) (passed int, err error) {
+		m, err := load(t.Context(), "x.wasm", newFile("", a.Bytes()), Options{Cache: openCache(t, dir), Fuel: fuel})
 		if err == nil {
 			m.Close(t.Context())
 		}
@@ -166,7 +167,7 @@ func TestCacheRecordsSelfTests(t *testing.T) {
 	evict := minimal(abi.RoleEvict)
 	for i, c := range []struct {
 		what string
-		mod  assembly
+		mod  wasmtest.Assembly
 		fuel sandbox.Fuel
 		want int // self-tests passed so far
 	}{
@@ -174,7 +175,7 @@ func TestCacheRecordsSelfTests(t *testing.T) {
 		{"again", evict, sandbox.Fuel{}, 1},
 		{"with other limits", evict, sandbox.Fuel{Call: 400_000}, 2},
 		{"with more time", evict, sandbox.Fuel{Time: time.Second}, 3},
-		{"another module", evict.with("more", ">"), sandbox.Fuel{}, 4},
+		{"another module", evict.With("more", ">"), sandbox.Fuel{}, 4},
 	} {
 		if n, err := tries(c.mod, c.fuel); n != c.want || err != nil {
 			t.Errorf("try %d, %s: %d self-tests recorded, %v, want %d", i, c.what, n, err, c.want)
@@ -185,10 +186,10 @@ func TestCacheRecordsSelfTests(t *testing.T) {
 			t.Error("tested twice")
 		}
 	}
-	if _, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); !errors.Is(err, ErrSelfTest) {
+	if _, err := tries(evict.With(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); !errors.Is(err, ErrSelfTest) {
 		t.Errorf("a module that fails its self-test: got %v", err)
 	}
-	if n, err := tries(evict.with(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); n != 4 || !errors.Is(err, ErrSelfTest) {
+	if n, err := tries(evict.With(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); n != 4 || !errors.Is(err, ErrSelfTest) {
 		t.Errorf("a failed self-test again: %d recorded, %v, want 4 and %v", n, err, ErrSelfTest)
 	}
 }
@@ -218,8 +219,8 @@ func TestClosedModulesLeaveNothing(t *testing.T) {
 			return bytes
 		}
 		open := func(n int) {
-			a := minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", i32(int32(n)), drop, i64(0))
-			m, err := load(t.Context(), "x.wasm", newFile("", a.bytes()), Options{Cache: cache})
+			a := minimal(abi.RoleEvict).With(abi.ExportStep, "ii>I", wasmtest.I32(int32(n)), drop, wasmtest.I64(0))
+			m, err := load(t.Context(), "x.wasm", newFile("", a.Bytes()), Options{Cache: cache})
 			if err == nil {
 				err = m.Close(t.Context())
 			}

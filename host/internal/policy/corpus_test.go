@@ -14,17 +14,12 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
 // Bad guests: each must end with the right fault and within its fuel, or be refused, and leave all others alone. Package
-// hostile has many more.
-
-var drop = []byte{0x1a}
-
-func loopOf(parts ...[]byte) []byte {
-	return bodyOf([]byte{0x03, 0x40}, bodyOf(parts...), []byte{0x0c, 0, 0x0b})
-}
+// wasmtest has many more.
 
 // entries call one export each, in a module of its role.
 var entries = []struct {
@@ -94,28 +89,28 @@ func askLayout(l *Layout, g kv.Geometry) (*kv.Plan, error) {
 }
 
 // roomy is minimal with buffers of 2 MiB, and answers that leave it to the host.
-func roomy(role abi.Role) assembly {
-	a := minimal(role).with(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, i32(21), []byte{0x74}, i32(4096), []byte{0x6a})
+func roomy(role abi.Role) wasmtest.Assembly {
+	a := minimal(role).With(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, wasmtest.I32(21), []byte{0x74}, wasmtest.I32(4096), []byte{0x6a})
 	if role == abi.RolePlace {
-		a = a.with(abi.ExportPlace, "ii>I", packed(abi.StatusDefault, 0)).with(abi.ExportNamespace, "ii>i", i32(0))
+		a = a.With(abi.ExportPlace, "ii>I", wasmtest.Packed(abi.StatusDefault, 0)).With(abi.ExportNamespace, "ii>i", wasmtest.I32(0))
 	}
-	a.pages = 200
+	a.Pages = 200
 	return a
 }
 
 // Each export can trap, loop for ever, or answer with a status below 0: the fault names it.
 func TestEachExportCanFail(t *testing.T) {
 	for _, e := range entries {
-		for kind, body := range map[string][]byte{"trap": unreachable, "loop": bodyOf(loopOf(), unreachable), "status": i32(-3)} {
+		for kind, body := range map[string][]byte{"trap": unreachable, "loop": wasmtest.Join(wasmtest.Loop(), unreachable), "status": wasmtest.I32(-3)} {
 			sig := sandbox.ExportType(e.export)
 			if kind == "status" && (sig == ">" || e.export == abi.ExportBuffer) {
 				continue
 			}
 			if kind == "status" && strings.HasSuffix(sig, "I") {
-				body = packed(abi.StatusInternal, 0)
+				body = wasmtest.Packed(abi.StatusInternal, 0)
 			}
 			t.Run(e.export+"/"+kind, func(t *testing.T) {
-				m, err := openBytes(t, roomy(e.role).with(e.export, sig, body).bytes(), Options{})
+				m, err := openBytes(t, roomy(e.role).With(e.export, sig, body).Bytes(), Options{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -131,7 +126,7 @@ func TestEachExportCanFail(t *testing.T) {
 
 func TestWrongSignatures(t *testing.T) {
 	for _, e := range entries {
-		_, err := openBytes(t, roomy(e.role).with(e.export, "F>F", []byte{0x20, 0}).bytes(), Options{})
+		_, err := openBytes(t, roomy(e.role).With(e.export, "F>F", []byte{0x20, 0}).Bytes(), Options{})
 		if want := fmt.Sprintf("its %s is (f64) -> f64, want", e.export); !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), want) {
 			t.Errorf("opening a module with another type of %s: got %v, want %q", e.export, err, want)
 		}
@@ -141,14 +136,14 @@ func TestWrongSignatures(t *testing.T) {
 // What would give a module fuel of its own making is refused, whichever way it is tried.
 func TestRefuelling(t *testing.T) {
 	evict := minimal(abi.RoleEvict)
-	set := bodyOf(i64(1<<40), []byte{0x24, 0}) // global.set 0: the meter's, in a module that has none
-	reserved := evict.with(metering.Global, ">")
+	set := wasmtest.Join(wasmtest.I64(1<<40), []byte{0x24, 0}) // global.set 0: the meter's, in a module that has none
+	reserved := evict.With(metering.Global, ">")
 	for name, c := range map[string]struct {
 		mod  []byte
 		says string
 	}{
-		"global that does not exist yet": {evict.with(abi.ExportStep, "ii>I", set, i64(0)).bytes(), "global"},
-		"reserved name":                  {reserved.bytes(), metering.Global},
+		"global that does not exist yet": {evict.With(abi.ExportStep, "ii>I", set, wasmtest.I64(0)).Bytes(), "global"},
+		"reserved name":                  {reserved.Bytes(), metering.Global},
 	} {
 		if _, err := openBytes(t, c.mod, Options{}); !errors.Is(err, ErrBadModule) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("opening a module with a %s: got %v, want %q", name, err, c.says)
@@ -161,12 +156,12 @@ func TestFaultyLayout(t *testing.T) {
 	const result = 4096 + 3<<21
 	var body []byte
 	for k, v := range []int32{0, 0, 4, 0, 4095, 0} { // plane, block, blocks, page_off, page_len, gap
-		body = bodyOf(body, store32(result+int32(4*k), v))
+		body = wasmtest.Join(body, store32(result+int32(4*k), v))
 	}
 	for says, code := range map[string][]byte{
-		"segments hold 16380 bytes": bodyOf(body, packed(0, 1)), "at most 65536": packed(0, 0xffffffff),
+		"segments hold 16380 bytes": wasmtest.Join(body, wasmtest.Packed(0, 1)), "at most 65536": wasmtest.Packed(0, 0xffffffff),
 	} {
-		l, err := open(t, roomy(abi.RoleLayout).with(abi.ExportLayout, "ii>I", code), Options{}).NewLayout(t.Context(), LayoutOptions{})
+		l, err := open(t, roomy(abi.RoleLayout).With(abi.ExportLayout, "ii>I", code), Options{}).NewLayout(t.Context(), LayoutOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +174,7 @@ func TestFaultyLayout(t *testing.T) {
 
 func TestBeyondLimits(t *testing.T) {
 	body := func(n int) []byte {
-		return minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", bytes.Repeat([]byte{1}, n), i64(0)).bytes()
+		return minimal(abi.RoleEvict).With(abi.ExportStep, "ii>I", bytes.Repeat([]byte{1}, n), wasmtest.I64(0)).Bytes()
 	}
 	if _, err := openBytes(t, body(2<<20), Options{}); !errors.Is(err, metering.ErrLimit) {
 		t.Errorf("a function of 2 MiB: %v", err)
@@ -189,7 +184,7 @@ func TestBeyondLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = f.Write(minimal(abi.RoleEvict).bytes())
+	_, err = f.Write(minimal(abi.RoleEvict).Bytes())
 	if err = errors.Join(err, f.Truncate(100<<20), f.Close()); err != nil {
 		t.Fatal(err)
 	}

@@ -67,9 +67,9 @@ func TestGoldenDecisions(t *testing.T) {
 // The scan reads whatever an operator hands over.
 func FuzzScan(f *testing.F) {
 	for r := range abi.Roles {
-		a := minimal(r).importing(abi.ImportModule, abi.ImportFail, "ii>")
-		a.manifest = `{"name":"x","version":"1","abi":1,"roles":["evict"]}`
-		f.Add(a.bytes())
+		a := minimal(r).Importing(abi.ImportModule, abi.ImportFail, "ii>")
+		a.Manifest = `{"name":"x","version":"1","abi":1,"roles":["evict"]}`
+		f.Add(a.Bytes())
 	}
 	f.Add([]byte("\x00asm\x01\x00\x00\x00\x01\xff\xff\xff\xff\x0f"))
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -8,17 +8,18 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 // mortal is a module with all roles whose calls trap when a candidate's, query's or plane's first word is 13.
-func mortal() assembly {
-	word := bodyOf(i32(4096+2<<14), []byte{0x28, 2, 0}, i32(13), []byte{0x46, 0x04, 0x40, 0x00, 0x0b}) // if load(ARGS) == 13 { unreachable }
+func mortal() wasmtest.Assembly {
+	word := wasmtest.Join(wasmtest.I32(4096+2<<14), []byte{0x28, 2, 0}, wasmtest.I32(13), []byte{0x46, 0x04, 0x40, 0x00, 0x0b}) // if load(ARGS) == 13 { unreachable }
 	a := minimal(abi.RoleAdmit).
-		with(abi.ExportAdmit, "ii>I", word, []byte{0x20, 0, 0xad}).
-		with(abi.ExportPlace, "ii>I", word, packed(abi.StatusDefault, 0)).
-		with(abi.ExportLayout, "ii>I", word, packed(abi.StatusDefault, 0)).
-		with(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, i32(14), []byte{0x74}, i32(4096), []byte{0x6a})
-	a.pages = 40
+		With(abi.ExportAdmit, "ii>I", word, []byte{0x20, 0, 0xad}).
+		With(abi.ExportPlace, "ii>I", word, wasmtest.Packed(abi.StatusDefault, 0)).
+		With(abi.ExportLayout, "ii>I", word, wasmtest.Packed(abi.StatusDefault, 0)).
+		With(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, wasmtest.I32(14), []byte{0x74}, wasmtest.I32(4096), []byte{0x6a})
+	a.Pages = 40
 	return a
 }
 

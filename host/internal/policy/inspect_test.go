@@ -30,9 +30,9 @@ func inspect(t *testing.T, b []byte, opt Options) *Inspection {
 }
 
 func TestInspect(t *testing.T) {
-	a := keeper(abi.RoleEvict, "k/1").importing(abi.ImportModule, abi.ImportNow, ">I").importing(abi.ImportModule, abi.ImportFail, "ii>").importing("env", "x", ">")
-	a.manifest = `{"name":"mine","version":"1","abi":1,"roles":["evict"],"grants":["clock"],"state_format":"k/1","memory_pages":7,"fuel":{"call":1000000,"record":2}}`
-	i := inspect(t, a.bytes(), Options{Grants: []string{"clock"}})
+	a := keeper(abi.RoleEvict, "k/1").Importing(abi.ImportModule, abi.ImportNow, ">I").Importing(abi.ImportModule, abi.ImportFail, "ii>").Importing("env", "x", ">")
+	a.Manifest = `{"name":"mine","version":"1","abi":1,"roles":["evict"],"grants":["clock"],"state_format":"k/1","memory_pages":7,"fuel":{"call":1000000,"record":2}}`
+	i := inspect(t, a.Bytes(), Options{Grants: []string{"clock"}})
 	if i.Name != "mine" || i.Manifest == nil || i.StateFormat != "k/1" || !reflect.DeepEqual(i.Roles, []abi.Role{abi.RoleEvict}) ||
 		i.MemoryPages != 2 || i.MostPages != 7 || i.Fuel != (sandbox.Fuel{Call: 1_500_000, Record: 2_000, Time: 3 * time.Millisecond}) || i.Batch == 0 {
 		t.Errorf("the inspection of the keeper is %+v", i)
@@ -47,24 +47,24 @@ func TestInspect(t *testing.T) {
 	if !errors.Is(i.Refused, ErrBadModule) {
 		t.Errorf("an unknown import: %v", i.Refused)
 	}
-	if s := i.Sections[len(i.Sections)-1]; s.Name != "custom "+abi.ManifestSection || s.Bytes < len(a.manifest) {
+	if s := i.Sections[len(i.Sections)-1]; s.Name != "custom "+abi.ManifestSection || s.Bytes < len(a.Manifest) {
 		t.Errorf("its sections are %+v, want the manifest last", i.Sections)
 	}
 	for _, c := range i.Counts {
-		if c.What == "functions" && c.Got != uint64(len(a.funcs)+len(a.imports)) || c.Most == 0 {
+		if c.What == "functions" && c.Got != uint64(len(a.Funcs)+len(a.Imports)) || c.Most == 0 {
 			t.Errorf("a count is %+v", c)
 		}
 	}
-	if i := inspect(t, minimal(abi.RoleLayout).bytes(), Options{}); i.Refused != nil || i.Manifest != nil || i.Name != "m" {
+	if i := inspect(t, minimal(abi.RoleLayout).Bytes(), Options{}); i.Refused != nil || i.Manifest != nil || i.Name != "m" {
 		t.Errorf("the inspection of a module without a manifest is %+v", i)
 	}
 	if i := inspect(t, []byte("no module"), Options{}); !errors.Is(i.Refused, ErrBadModule) {
 		t.Errorf("the inspection of text is %+v, want %v", i, ErrBadModule)
 	}
-	if i := inspect(t, a.bytes(), Options{SHA256: "ab"}); !errors.Is(i.Refused, ErrDigest) || i.Name != "mine" {
+	if i := inspect(t, a.Bytes(), Options{SHA256: "ab"}); !errors.Is(i.Refused, ErrDigest) || i.Name != "mine" {
 		t.Errorf("the inspection with another digest is %+v, want %v", i, ErrDigest)
 	}
-	if i := inspect(t, minimal(abi.RoleEvict).with(metering.Global, ">").bytes(), Options{}); !errors.Is(i.Refused, metering.ErrReserved) {
+	if i := inspect(t, minimal(abi.RoleEvict).With(metering.Global, ">").Bytes(), Options{}); !errors.Is(i.Refused, metering.ErrReserved) {
 		t.Errorf("the inspection of a reserved export is %+v, want %v", i, metering.ErrReserved)
 	}
 	if _, err := Inspect(t.Context(), "no-such-policy", Options{}); !errors.Is(err, ErrNotFound) {

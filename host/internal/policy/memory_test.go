@@ -7,17 +7,18 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 // grower takes all memory that it gets, page by page, in kv_init. It stays legal unless it traps at the end.
-func grower(trap bool) assembly {
-	grow := bodyOf([]byte{0x03, 0x40}, i32(1), []byte{0x40, 0}, i32(-1), []byte{0x47, 0x0d, 0, 0x0b}) // until memory.grow says -1
-	end := i32(0)
+func grower(trap bool) wasmtest.Assembly {
+	grow := wasmtest.Join([]byte{0x03, 0x40}, wasmtest.I32(1), []byte{0x40, 0}, wasmtest.I32(-1), []byte{0x47, 0x0d, 0, 0x0b}) // until memory.grow says -1
+	end := wasmtest.I32(0)
 	if trap {
 		end = unreachable
 	}
-	a := minimal(abi.RoleEvict).with(abi.ExportInit, "i>i", grow, end)
-	a.manifest = `{"name":"grower","version":"1","abi":1,"roles":["evict"],"memory_pages":65536}`
+	a := minimal(abi.RoleEvict).With(abi.ExportInit, "i>i", grow, end)
+	a.Manifest = `{"name":"grower","version":"1","abi":1,"roles":["evict"],"memory_pages":65536}`
 	return a
 }
 

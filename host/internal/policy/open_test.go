@@ -16,7 +16,7 @@ import (
 // What stands at a module's path, or at its signature's, may be no file at all. None of it may hold up who opens it.
 func TestOddFilesAreRefused(t *testing.T) {
 	key, _ := newKey(t)
-	module := minimal(abi.RoleEvict).bytes()
+	module := minimal(abi.RoleEvict).Bytes()
 	odd := map[string]func(path string) error{
 		"a FIFO":      func(path string) error { return unix.Mkfifo(path, 0o600) },
 		"a device":    func(path string) error { return os.Symlink("/dev/zero", path) },

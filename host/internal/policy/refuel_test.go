@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 // The slices in which the sandbox grants fuel.
@@ -23,7 +24,7 @@ func steppingClock(step time.Duration) (readings *int, clock func() time.Duratio
 	return readings, func() time.Duration { *readings++; return time.Duration(*readings) * step }
 }
 
-func stepOf(t *testing.T, a assembly, opt Options) (Stats, error) {
+func stepOf(t *testing.T, a wasmtest.Assembly, opt Options) (Stats, error) {
 	t.Helper()
 	e := newEvict(t, open(t, a, opt), 10)
 	before := e.Stats().Fuel
@@ -35,7 +36,7 @@ func stepOf(t *testing.T, a assembly, opt Options) (Stats, error) {
 
 // A call that takes too long is ended long before its fuel is, and what it used until then is counted.
 func TestTimeEndsACall(t *testing.T) {
-	spin := minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", loopOf(), i64(0))
+	spin := minimal(abi.RoleEvict).With(abi.ExportStep, "ii>I", wasmtest.Loop(), wasmtest.I64(0))
 	for _, c := range []struct {
 		name   string
 		slice  time.Duration // that each takes
@@ -71,8 +72,10 @@ func TestTimeEndsACall(t *testing.T) {
 // Work that cannot be looked at while it lasts must be little. A fill is done in slices.
 func TestMostAtOnce(t *testing.T) {
 	_, clock := steppingClock(0) // it is not time that ends these
-	fill := func(n int32) []byte { return bodyOf(i32(1<<16), i32(0), i32(n), []byte{0xfc, 11, 0}) }
-	grow := func(n int32) []byte { return bodyOf(i32(n), []byte{0x40, 0, 0x1a}) }
+	fill := func(n int32) []byte {
+		return wasmtest.Join(wasmtest.I32(1<<16), wasmtest.I32(0), wasmtest.I32(n), []byte{0xfc, 11, 0})
+	}
+	grow := func(n int32) []byte { return wasmtest.Join(wasmtest.I32(n), []byte{0x40, 0, 0x1a}) }
 	for _, c := range []struct {
 		name string
 		code []byte
@@ -81,8 +84,8 @@ func TestMostAtOnce(t *testing.T) {
 		{"fill 1 MiB", fill(1 << 20), nil}, {"fill 4 MiB", fill(4 << 20), nil},
 		{"grow by 200 pages", grow(200), nil}, {"grow by 500 pages", grow(500), ErrTime},
 	} {
-		a := minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", c.code, i64(0))
-		a.pages = 100
+		a := minimal(abi.RoleEvict).With(abi.ExportStep, "ii>I", c.code, wasmtest.I64(0))
+		a.Pages = 100
 		if _, err := stepOf(t, a, Options{cpuClock: clock}); !errors.Is(err, c.is) {
 			t.Errorf("%s: the call ended with %v, want %v", c.name, err, c.is)
 		}
@@ -110,9 +113,9 @@ func TestSetupIsNotTimed(t *testing.T) {
 // Calls that take several slices count as one that took all at once.
 func TestFuelOverSlices(t *testing.T) {
 	_, clock := steppingClock(0)
-	count := func(times int32) assembly { // a loop that ends
-		return minimal(abi.RoleEvict).with(abi.ExportStep, "ii>I", i32(times), []byte{localSet, 0},
-			[]byte{0x03, 0x40, localGet, 0}, i32(-1), []byte{i32Add, localTee, 0, 0x0d, 0, 0x0b}, i64(0))
+	count := func(times int32) wasmtest.Assembly { // a loop that ends
+		return minimal(abi.RoleEvict).With(abi.ExportStep, "ii>I", wasmtest.I32(times), []byte{localSet, 0},
+			[]byte{0x03, 0x40, localGet, 0}, wasmtest.I32(-1), []byte{i32Add, localTee, 0, 0x0d, 0, 0x0b}, wasmtest.I64(0))
 	}
 	one, err := stepOf(t, count(1), Options{cpuClock: clock})
 	if err != nil {

@@ -10,13 +10,14 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 // tried is a hand-made module loaded as a host would.
-func tried(t testing.TB, a assembly, opt Options) error {
+func tried(t testing.TB, a wasmtest.Assembly, opt Options) error {
 	t.Helper()
 	opt.Cache = policytest.Cache(t)
-	m, err := load(t.Context(), "bad.wasm", newFile("", a.bytes()), opt)
+	m, err := load(t.Context(), "bad.wasm", newFile("", a.Bytes()), opt)
 	if err == nil {
 		m.Close(context.Background())
 	}
@@ -25,24 +26,24 @@ func tried(t testing.TB, a assembly, opt Options) error {
 
 // What cannot do its work is refused when it is loaded, and the reason is named.
 func TestSelfTestRefuses(t *testing.T) {
-	evict, place := minimal(abi.RoleEvict), mortal().without(abi.ExportAdmit).without(abi.ExportLayout)
-	pages := func(a assembly) assembly { a.pages = 200; return a }
+	evict, place := minimal(abi.RoleEvict), mortal().Without(abi.ExportAdmit).Without(abi.ExportLayout)
+	pages := func(a wasmtest.Assembly) wasmtest.Assembly { a.Pages = 200; return a }
 	const result = 4096 + 3<<14
-	onePath := bodyOf(store32(result, -1), store32(result+4, 16), store32(result+8, 4), store32(result+16, 0x64636261), packed(0, 1))
+	onePath := wasmtest.Join(store32(result, -1), store32(result+4, 16), store32(result+8, 4), store32(result+16, 0x64636261), wasmtest.Packed(0, 1))
 	for name, c := range map[string]struct {
-		mod  assembly
+		mod  wasmtest.Assembly
 		says string
 	}{
-		"trap":                    {evict.with(abi.ExportEvents, "ii>i", unreachable), "as evict: policy: fault: bad: kv_events"},
-		"trap at an ask":          {evict.with(abi.ExportStep, "ii>I", unreachable), "kv_step"},
-		"loop":                    {evict.with(abi.ExportStep, "ii>I", loopOf(), i64(0)), "used up its fuel"},
-		"does not start":          {evict.with(abi.ExportInitialize, ">", unreachable), "_initialize"},
-		"no buffers":              {evict.with(abi.ExportBuffer, "ii>i", i32(0)), "kv_buffer"},
-		"a slot that cannot be":   {evict.with(abi.ExportStep, "ii>I", store32(result, 5000), packed(0, 1)), "slot 5000"},
-		"place: trap":             {place.with(abi.ExportPlace, "ii>I", unreachable), "as place"},
-		"place: no answer":        {place.with(abi.ExportPlace, "ii>I", packed(0, 0)), "gave 0 answers"},
-		"place: one path for all": {place.with(abi.ExportPlace, "ii>I", onePath), "twice: for namespace 0, group 0, rank 0"},
-		"admit: trap":             {pages(minimal(abi.RoleAdmit).with(abi.ExportAdmit, "ii>I", unreachable)), "as admit"},
+		"trap":                    {evict.With(abi.ExportEvents, "ii>i", unreachable), "as evict: policy: fault: bad: kv_events"},
+		"trap at an ask":          {evict.With(abi.ExportStep, "ii>I", unreachable), "kv_step"},
+		"loop":                    {evict.With(abi.ExportStep, "ii>I", wasmtest.Loop(), wasmtest.I64(0)), "used up its fuel"},
+		"does not start":          {evict.With(abi.ExportInitialize, ">", unreachable), "_initialize"},
+		"no buffers":              {evict.With(abi.ExportBuffer, "ii>i", wasmtest.I32(0)), "kv_buffer"},
+		"a slot that cannot be":   {evict.With(abi.ExportStep, "ii>I", store32(result, 5000), wasmtest.Packed(0, 1)), "slot 5000"},
+		"place: trap":             {place.With(abi.ExportPlace, "ii>I", unreachable), "as place"},
+		"place: no answer":        {place.With(abi.ExportPlace, "ii>I", wasmtest.Packed(0, 0)), "gave 0 answers"},
+		"place: one path for all": {place.With(abi.ExportPlace, "ii>I", onePath), "twice: for namespace 0, group 0, rank 0"},
+		"admit: trap":             {pages(minimal(abi.RoleAdmit).With(abi.ExportAdmit, "ii>I", unreachable)), "as admit"},
 		"layout: nothing":         {roomy(abi.RoleLayout), "as layout"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -56,18 +57,18 @@ func TestSelfTestRefuses(t *testing.T) {
 
 // A role that wants settings is judged where it gets them.
 func TestSelfTestLeavesSettingsToTheRole(t *testing.T) {
-	if err := tried(t, minimal(abi.RoleEvict).with(abi.ExportInit, "i>i", i32(-1)), Options{}); err != nil {
+	if err := tried(t, minimal(abi.RoleEvict).With(abi.ExportInit, "i>i", wasmtest.I32(-1)), Options{}); err != nil {
 		t.Error(err)
 	}
 }
 
 // Counters of the self-test are discarded.
 func TestSelfTestLeavesNoTrace(t *testing.T) {
-	a := minimal(abi.RoleEvict).importing(abi.ImportModule, abi.ImportCounterAdd, "iI>").importing(abi.ImportModule, abi.ImportLog, "iii>")
-	a = a.with(abi.ExportStep, "ii>I", i32(0), i64(1), call(0), i32(3), i32(64), i32(4), call(1), i64(0))
-	a.manifest = `{"name":"m","version":"1","abi":1,"roles":["evict"],"grants":["metrics"],"counters":["steps"]}`
+	a := minimal(abi.RoleEvict).Importing(abi.ImportModule, abi.ImportCounterAdd, "iI>").Importing(abi.ImportModule, abi.ImportLog, "iii>")
+	a = a.With(abi.ExportStep, "ii>I", wasmtest.I32(0), wasmtest.I64(1), wasmtest.Call(0), wasmtest.I32(3), wasmtest.I32(64), wasmtest.I32(4), wasmtest.Call(1), wasmtest.I64(0))
+	a.Manifest = `{"name":"m","version":"1","abi":1,"roles":["evict"],"grants":["metrics"],"counters":["steps"]}`
 	var said bytes.Buffer
-	m, err := load(t.Context(), "m.wasm", newFile("", a.bytes()), Options{
+	m, err := load(t.Context(), "m.wasm", newFile("", a.Bytes()), Options{
 		Grants: []string{"metrics"}, Log: slog.New(slog.NewTextHandler(&said, nil)),
 	})
 	if err != nil {

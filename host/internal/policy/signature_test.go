@@ -19,8 +19,8 @@ import (
 )
 
 func TestSignatures(t *testing.T) {
-	module := minimal(abi.RoleEvict).bytes()
-	changed := minimal(abi.RoleEvict).with(abi.ExportInitialize, ">").bytes()
+	module := minimal(abi.RoleEvict).Bytes()
+	changed := minimal(abi.RoleEvict).With(abi.ExportInitialize, ">").Bytes()
 	public, key := newKey(t)
 	otherPublic, other := newKey(t)
 	sign := func(k minisign.PrivateKey, b []byte) []byte {

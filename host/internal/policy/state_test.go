@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 // Where minimal's buffers lie.
@@ -19,27 +20,27 @@ const (
 )
 
 var (
-	load32 = func(addr int32) []byte { return bodyOf(i32(addr), []byte{0x28, 2, 0}) }
+	load32 = func(addr int32) []byte { return wasmtest.Join(wasmtest.I32(addr), []byte{0x28, 2, 0}) }
 	// keeps saves the word at RESULT, and takes over any state of four bytes but 13, at which it traps, 14, which it
 	// cannot read, and 15, over which it loops.
-	keepsSave = bodyOf(i32(stateAt), load32(resultAt), []byte{0x36, 2, 0}, packed(0, 4))
-	keepsLoad = bodyOf(
-		load32(stateAt), i32(13), []byte{0x46, 0x04, 0x40, 0x00, 0x0b},
-		load32(stateAt), i32(14), []byte{0x46, 0x04, 0x40}, i32(1), []byte{0x0f, 0x0b},
-		load32(stateAt), i32(15), []byte{0x46, 0x04, 0x40}, loopOf(), []byte{0x0b},
-		i32(resultAt), load32(stateAt), []byte{0x36, 2, 0}, i32(0))
+	keepsSave = wasmtest.Join(wasmtest.I32(stateAt), load32(resultAt), []byte{0x36, 2, 0}, wasmtest.Packed(0, 4))
+	keepsLoad = wasmtest.Join(
+		load32(stateAt), wasmtest.I32(13), []byte{0x46, 0x04, 0x40, 0x00, 0x0b},
+		load32(stateAt), wasmtest.I32(14), []byte{0x46, 0x04, 0x40}, wasmtest.I32(1), []byte{0x0f, 0x0b},
+		load32(stateAt), wasmtest.I32(15), []byte{0x46, 0x04, 0x40}, wasmtest.Loop(), []byte{0x0b},
+		wasmtest.I32(resultAt), load32(stateAt), []byte{0x36, 2, 0}, wasmtest.I32(0))
 )
 
-func keeper(role abi.Role, format string) assembly {
-	a := minimal(role).with(abi.ExportSave, "i>I", keepsSave).with(abi.ExportLoad, "i>i", keepsLoad)
-	a.manifest = `{"name":"keeper","version":"1","abi":1,"roles":["` + role.String() + `"],"state_format":"` + format + `"}`
+func keeper(role abi.Role, format string) wasmtest.Assembly {
+	a := minimal(role).With(abi.ExportSave, "i>I", keepsSave).With(abi.ExportLoad, "i>i", keepsLoad)
+	a.Manifest = `{"name":"keeper","version":"1","abi":1,"roles":["` + role.String() + `"],"state_format":"` + format + `"}`
 	return a
 }
 
 func word(v uint32) []byte { return binary.LittleEndian.AppendUint32(nil, v) }
 
 func TestEvictStateGoesOn(t *testing.T) {
-	a := keeper(abi.RoleEvict, "k/1").with(abi.ExportStep, "ii>I", packed(0, 1))
+	a := keeper(abi.RoleEvict, "k/1").With(abi.ExportStep, "ii>I", wasmtest.Packed(0, 1))
 	m := open(t, a, Options{})
 	first := func(e *Evict) uint32 {
 		t.Helper()
@@ -93,20 +94,20 @@ func TestEvictStateGoesOn(t *testing.T) {
 }
 
 func TestStateThatIsNotKept(t *testing.T) {
-	save := func(body ...[]byte) assembly {
-		return keeper(abi.RoleEvict, "k/1").with(abi.ExportSave, "i>I", body...)
+	save := func(body ...[]byte) wasmtest.Assembly {
+		return keeper(abi.RoleEvict, "k/1").With(abi.ExportSave, "i>I", body...)
 	}
 	for name, c := range map[string]struct {
-		mod  assembly
+		mod  wasmtest.Assembly
 		says string
 	}{
 		"no state":         {minimal(abi.RoleEvict), ""},
-		"nothing to say":   {save(packed(1, 0)), ""},
-		"no room":          {save(packed(0, 4)).with(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, i32(5), []byte{0x46, 0x04, 0x40}, i32(0), []byte{0x0f, 0x0b, 0x20, 0}, i32(14), []byte{0x74}, i32(4096), []byte{0x6a}), ""},
-		"more than it may": {save(packed(0, 65)), "kept 65 bytes of state when given 64"},
+		"nothing to say":   {save(wasmtest.Packed(1, 0)), ""},
+		"no room":          {save(wasmtest.Packed(0, 4)).With(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, wasmtest.I32(5), []byte{0x46, 0x04, 0x40}, wasmtest.I32(0), []byte{0x0f, 0x0b, 0x20, 0}, wasmtest.I32(14), []byte{0x74}, wasmtest.I32(4096), []byte{0x6a}), ""},
+		"more than it may": {save(wasmtest.Packed(0, 65)), "kept 65 bytes of state when given 64"},
 		"trap":             {save(unreachable), "unreachable"},
-		"loop":             {save(loopOf(), unreachable), "used up its fuel"},
-		"status":           {save(packed(-3, 0)), "status -3"},
+		"loop":             {save(wasmtest.Loop(), unreachable), "used up its fuel"},
+		"status":           {save(wasmtest.Packed(-3, 0)), "status -3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEvict(t, open(t, c.mod, Options{}), 10)
@@ -126,7 +127,7 @@ func TestStateThatIsNotKept(t *testing.T) {
 }
 
 func TestAdmitStateGoesOn(t *testing.T) {
-	m := open(t, keeper(abi.RoleAdmit, "k/1").with(abi.ExportAdmit, "ii>I", packed(0, 1)), Options{})
+	m := open(t, keeper(abi.RoleAdmit, "k/1").With(abi.ExportAdmit, "ii>I", wasmtest.Packed(0, 1)), Options{})
 	for _, c := range []struct {
 		word   uint32
 		loaded bool

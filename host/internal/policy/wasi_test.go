@@ -8,19 +8,20 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/tetratelabs/wazero/sys"
 )
 
 // A Go guest that panics writes to standard error and exits: the fault carries its words, and so does the log.
 func TestStandardErrorAndExit(t *testing.T) {
-	a := minimal(abi.RoleEvict).importing(abi.ImportWASI, "fd_write", "iiii>i").importing(abi.ImportWASI, "proc_exit", "i>")
-	a.manifest = `{"name":"mine","version":"1","abi":1,"roles":["evict"],"grants":["wasi-stub"]}`
-	a = a.with(abi.ExportStep, "ii>I",
+	a := minimal(abi.RoleEvict).Importing(abi.ImportWASI, "fd_write", "iiii>i").Importing(abi.ImportWASI, "proc_exit", "i>")
+	a.Manifest = `{"name":"mine","version":"1","abi":1,"roles":["evict"],"grants":["wasi-stub"]}`
+	a = a.With(abi.ExportStep, "ii>I",
 		store32(64, 128), store32(68, 5), store32(128, 0x706f6f6c), store32(132, '\n'), // one vector: "loop\n"
-		i32(2), i32(64), i32(1), i32(80), call(0), []byte{0x1a},
-		i32(2), call(1), unreachable)
+		wasmtest.I32(2), wasmtest.I32(64), wasmtest.I32(1), wasmtest.I32(80), wasmtest.Call(0), []byte{0x1a},
+		wasmtest.I32(2), wasmtest.Call(1), unreachable)
 	var log bytes.Buffer
-	m, err := openBytes(t, a.bytes(), Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	m, err := openBytes(t, a.Bytes(), Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,14 +39,14 @@ func TestStandardErrorAndExit(t *testing.T) {
 
 // Two instances with one seed draw the same lots, whatever other instances do.
 func TestSeededRandom(t *testing.T) {
-	a := minimal(abi.RoleEvict).importing(abi.ImportModule, abi.ImportRand, ">I")
-	a.manifest = `{"name":"mine","version":"1","abi":1,"roles":["evict"],"grants":["random"]}`
-	result := i32(4096 + 3<<14)
-	a = a.with(abi.ExportStep, "ii>I", result, call(0), []byte{0x42, 0xff, 0x00, 0x83, 0x37, 3, 0}, packed(0, 1)) // slot = rand & 127
-	if _, err := openBytes(t, a.bytes(), Options{}); !errors.Is(err, ErrGrant) {
+	a := minimal(abi.RoleEvict).Importing(abi.ImportModule, abi.ImportRand, ">I")
+	a.Manifest = `{"name":"mine","version":"1","abi":1,"roles":["evict"],"grants":["random"]}`
+	result := wasmtest.I32(4096 + 3<<14)
+	a = a.With(abi.ExportStep, "ii>I", result, wasmtest.Call(0), []byte{0x42, 0xff, 0x00, 0x83, 0x37, 3, 0}, wasmtest.Packed(0, 1)) // slot = rand & 127
+	if _, err := openBytes(t, a.Bytes(), Options{}); !errors.Is(err, ErrGrant) {
 		t.Fatalf("random numbers without a grant: got %v, want %v", err, ErrGrant)
 	}
-	m, err := openBytes(t, a.bytes(), Options{Grants: []string{abi.GrantRandom}})
+	m, err := openBytes(t, a.Bytes(), Options{Grants: []string{abi.GrantRandom}})
 	if err != nil {
 		t.Fatal(err)
 	}

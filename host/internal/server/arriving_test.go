@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/share"
 	"github.com/kvhost/kvhost/host/internal/store"
 )
 
@@ -73,7 +73,7 @@ func (w *wire) begin(stream, message uint32, bytes, frame int) bool {
 // frames. The connections that exceed it are told why, others are served, and all is given back.
 func TestPartsOfMessagesAreBounded(t *testing.T) {
 	const limit, message, bytes, connections = 8 << 20, 800 << 10, 200 << 10, 16
-	arriving := share.ArrivingBudget(limit, 32)
+	arriving := budget.OfArriving(limit, 32)
 	r := newRig(t, func(c *Config, _ *store.Config) {
 		c.Limits.Sessions, c.Limits.MessageBytes, c.Arriving = 32, message, arriving
 	})

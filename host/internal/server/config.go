@@ -7,8 +7,6 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
-	"github.com/kvhost/kvhost/host/internal/server/share"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -22,9 +20,9 @@ type Config struct {
 	GPUs   []*gds.GPU
 	Log    *slog.Logger
 	Limits Limits
-	// Memory is what all sessions together may make the host hold, as of [share.MemoryBudget]. nil: DefaultMemory.
+	// Memory is what all sessions together may make the host hold, as of [budget.OfMemory]. nil: DefaultMemory.
 	Memory *budget.Budget
-	// Arriving is the same for messages that no session has yet, as of [share.ArrivingBudget]. nil: of an eighth of DefaultMemory.
+	// Arriving is the same for messages that no session has yet, as of [budget.OfArriving]. nil: of an eighth of DefaultMemory.
 	Arriving *budget.Budget
 	// Capacity is that of all roots. 0: there is no limit of what stores that wait may reserve.
 	Capacity int64
@@ -51,7 +49,7 @@ type Config struct {
 	// Admin implements the admin service. Optional.
 	Admin proto.AdminServiceServer
 	// Spans makes spans of requests. Optional.
-	Spans *activity.Requests
+	Spans *RequestSpans
 }
 
 // Limits bound what one client, and all clients together, can make the host hold.
@@ -143,10 +141,10 @@ func (c Config) orDefaults() Config {
 		c.Capacity = 1 << 60
 	}
 	if c.Memory == nil {
-		c.Memory, _ = share.MemoryBudget(max(DefaultMemory, 2*share.LeastMemory*int64(c.Limits.Sessions)), 0, c.Limits.Sessions) // large enough
+		c.Memory, _ = budget.OfMemory(max(DefaultMemory, 2*budget.LeastMemory*int64(c.Limits.Sessions)), 0, c.Limits.Sessions) // large enough
 	}
 	if c.Arriving == nil {
-		c.Arriving = share.ArrivingBudget(share.Arriving(DefaultMemory, 0), c.Limits.Sessions)
+		c.Arriving = budget.OfArriving(budget.ArrivingPart(DefaultMemory, 0), c.Limits.Sessions)
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

@@ -15,4 +15,8 @@
 //
 // Sessions with one engine id share an engine record: what they agree on, the leases that any of them may load
 // under, and the numbers of the engine's requests.
+//
+// [Latencies] and [Usage] count what sessions ask for and how long they wait: a histogram for each kind of answer, and keys, hits
+// and bytes for each model and tenant. Recording allocates nothing and takes no lock. [RequestSpans] say what became of single
+// requests.
 package server

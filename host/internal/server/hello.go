@@ -8,7 +8,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -63,7 +62,7 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 	x.log = x.log.With("engine", m.GetEngine(), "role", m.GetRole(), "rank", m.GetRank())
 	x.log.Info("session started", "namespace", ns.Digest().String(), "model", ns.Model, "local_ranks",
 		m.GetLocalRanks())
-	x.profile.Store(activity.NewProfile(&x.server.usage, x.number, ns.Digest().String(), m, queue))
+	x.profile.Store(newProfile(&x.server.usage, x.number, ns.Digest().String(), m, queue))
 	x.reply(&proto.SessionResponse{Id: id, Body: &proto.SessionResponse_Hello{Hello: x.server.welcome(x)}})
 	return nil
 }

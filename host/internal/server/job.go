@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 )
 
@@ -18,7 +17,7 @@ type job struct {
 	session *session
 	message *proto.SessionRequest
 	since   time.Time // when the message was received
-	span    activity.Request
+	span    requestSpan
 	ctx     context.Context // done when it is cancelled
 	stop    context.CancelFunc
 	reg     *registration // set before started is closed

@@ -5,7 +5,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 )
 
@@ -164,7 +163,7 @@ func (s *loading) complete(o transfer.Outcome) {
 	}
 	s.job.finish()
 	x.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_LoadDone{LoadDone: reply}})
-	x.server.latencies.Observe(activity.Load, s.job.since)
+	x.server.latencies.Observe(AnswerLoad, s.job.since)
 	profile := x.profile.Load()
 	profile.Loaded(reply.Bytes)
 	s.job.span.Load(profile.Attributes(), s.job.message.GetLoad(), reply)

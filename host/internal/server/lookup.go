@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -46,7 +45,7 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 		}
 	}
 	x.reply(&reply.Message)
-	x.server.latencies.Observe(activity.Lookup, since)
+	x.server.latencies.Observe(AnswerLookup, since)
 	asked, profile := len(keys)-min(first, len(keys)), x.profile.Load()
 	profile.LookedUp(asked, int(reply.Reply.Hits))
 	span.Lookup(profile.Attributes(), m, asked, &reply.Reply)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/share"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -22,7 +22,7 @@ type clientMemory struct {
 	limits *Limits
 	total  *atomic.Int64 // bytes mapped by all sessions
 	gpus   []*gds.GPU    // of this host
-	share  *share.Share
+	share  *budget.Session
 	log    *slog.Logger
 	// protect keeps the host from allocating pages of a mapping.
 	protect func([]byte) error
@@ -42,7 +42,7 @@ type clientMemory struct {
 	descriptors map[uint64]*os.File // received, not named by a message yet
 }
 
-func newClientMemory(s *Server, cfg *Config, sh *share.Share, log *slog.Logger) *clientMemory {
+func newClientMemory(s *Server, cfg *Config, sh *budget.Session, log *slog.Logger) *clientMemory {
 	return &clientMemory{
 		limits: &cfg.Limits, total: &s.mapped, gpus: s.cfg.GPUs, share: sh, log: log, protect: s.protect,
 		regs: map[uint32]*registration{}, files: map[fileID]*mapping{}, descriptors: map[uint64]*os.File{},

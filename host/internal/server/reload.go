@@ -1,15 +1,15 @@
 package server
 
 import (
-	"github.com/kvhost/kvhost/host/internal/server/share"
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 )
 
 // budgets are what the sessions of a configuration share.
-func (c *Config) budgets() share.Budgets {
-	return share.Budgets{
-		Memory: c.Memory, Arriving: c.Arriving, Descriptors: share.DescriptorBudget(c.Limits.Sessions),
-		Room: share.RoomBudget(c.Capacity, c.Limits.Sessions),
+func (c *Config) budgets() budget.Sessions {
+	return budget.Sessions{
+		Memory: c.Memory, Arriving: c.Arriving, Descriptors: budget.OfDescriptors(c.Limits.Sessions),
+		Room: budget.OfRoom(c.Capacity, c.Limits.Sessions),
 	}
 }
 
@@ -18,7 +18,7 @@ func (c *Config) budgets() share.Budgets {
 func (s *Server) Reload(rules socket.Rules, users socket.Users, capacity int64) error {
 	cfg := s.cfg
 	cfg.Rules, cfg.Users, cfg.Capacity = rules, users, capacity
-	s.budgets.Room.DivideAs(share.RoomBudget(capacity, cfg.Limits.Sessions))
+	s.budgets.Room.DivideAs(budget.OfRoom(capacity, cfg.Limits.Sessions))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.current.Store(&cfg)

@@ -12,9 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
-	"github.com/kvhost/kvhost/host/internal/server/share"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
@@ -29,7 +28,7 @@ type Server struct {
 	started time.Time
 	epoch   uint64 // of this run, for readers of events
 
-	budgets share.Budgets
+	budgets budget.Sessions
 
 	mapped  atomic.Int64 // bytes of all mappings
 	protect func([]byte) error
@@ -38,8 +37,8 @@ type Server struct {
 	number  atomic.Uint64
 	work    sync.WaitGroup // readers, writers, jobs
 
-	latencies activity.Latencies
-	usage     activity.Table
+	latencies Latencies
+	usage     UsageTable
 
 	mu       sync.Mutex
 	sockets  *socket.Pair // while they are open

@@ -13,9 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
-	"github.com/kvhost/kvhost/host/internal/server/share"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
@@ -45,7 +44,7 @@ type session struct {
 	jobs      *jobTable
 	memory    *clientMemory
 	timelines *timelines
-	share     *share.Share
+	share     *budget.Session
 
 	// Set by HELLO, before any other message is handled.
 	engine  *servingEngine
@@ -54,7 +53,7 @@ type session struct {
 	piece   uint32
 	tenant  uint32
 	queue   *transfer.Queue
-	profile atomic.Pointer[activity.Profile] // nil before HELLO
+	profile atomic.Pointer[profile] // nil before HELLO
 
 	keys []kv.Key // scratch of LOOKUP, used with the turn held
 	// reserving has the STOREs that are checked. A reservation outlives its job, and the session, if the job is

@@ -6,12 +6,11 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/share"
 )
 
 func memoryOf(t testing.TB, limit int64, sessions int) *budget.Budget {
 	t.Helper()
-	b, err := share.MemoryBudget(limit, 0, sessions)
+	b, err := budget.OfMemory(limit, 0, sessions)
 	if err != nil {
 		t.Fatal(err)
 	}

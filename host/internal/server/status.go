@@ -10,7 +10,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 )
 
 // maxListed bounds the sessions of one Status reply.
@@ -61,10 +60,10 @@ func (s *Server) listSessions() (list []*proto.SessionStatus) {
 }
 
 // Latencies are how long clients waited for answers.
-func (s *Server) Latencies() []activity.Latency { return s.latencies.Read() }
+func (s *Server) Latencies() []Latency { return s.latencies.Read() }
 
 // Usage is what clients asked for, by model and tenant.
-func (s *Server) Usage() []*activity.Usage { return s.usage.List() }
+func (s *Server) Usage() []*Usage { return s.usage.List() }
 
 // Memory is what sessions make the host hold, and the holders of most of it.
 func (s *Server) Memory(most int) budget.Figures {

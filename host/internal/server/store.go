@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server/activity"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
@@ -187,7 +186,7 @@ func (s *storing) read(o transfer.Outcome) {
 	s.timeline.over(len(o.Failed)+len(s.failures) > 0)
 	s.job.session.reply(&proto.SessionResponse{Id: s.job.id,
 		Body: &proto.SessionResponse_StoreRead{StoreRead: &proto.StoreRead{}}})
-	s.job.session.server.latencies.Observe(activity.StoreRead, s.job.since)
+	s.job.session.server.latencies.Observe(AnswerStoreRead, s.job.since)
 	s.job.span.Read = time.Now()
 }
 
@@ -208,7 +207,7 @@ func (s *storing) published(o transfer.Outcome) {
 	s.job.finish()
 	reply := &proto.StorePublished{Results: s.results, Failures: s.failures, Bytes: uint64(o.Bytes), Cancelled: s.job.cancelled.Load()}
 	x.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_StorePublished{StorePublished: reply}})
-	x.server.latencies.Observe(activity.StorePublished, s.job.since)
+	x.server.latencies.Observe(AnswerStorePublished, s.job.since)
 	profile := x.profile.Load()
 	profile.Stored(reply.Bytes)
 	s.job.span.Store(profile.Attributes(), s.job.message.GetStore(), reply)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/codec"
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/storetest"
@@ -53,7 +52,7 @@ func (f *fixture) storeHalfOf(n uint64, rank uint32) error {
 		return err
 	}
 	defer pool.Close()
-	return storetest.Store(context.Background(), pool, p, half(p.Plan(), p.key, rank))
+	return storetest.StorePut(context.Background(), pool, p, half(p.Plan(), p.key, rank))
 }
 
 // half is a payload of which every second extent is one repeated byte.
@@ -180,7 +179,7 @@ func TestDailyWritesAreWhatIsWritten(t *testing.T) {
 // time to time, beside another namespace that gains. Both are readable.
 func TestWhatDoesNotGainIsStoredPlain(t *testing.T) {
 	f := compressing(t, t.TempDir(), func(c *Config) { c.Roots[0].MaxEntries = 1024 })
-	const extent, gains, pieces = 16 << 10, 10, choice.Trial + 10
+	const extent, gains, pieces = 16 << 10, 10, codec.Trial + 10
 	random := *f.ns
 	random.Model, random.Groups = "random", []kv.Group{{Geometry: kv.Uniform(1, 2, 1, extent)}}
 	half := random
@@ -219,9 +218,9 @@ func TestWhatDoesNotGainIsStoredPlain(t *testing.T) {
 	}
 	equal(t, "models", len(f.store.Compression()), 2)
 	for _, m := range f.store.Compression() {
-		want := choice.Figures{Model: "half", Encoded: choice.Flow{Pages: gains * 2 * extent, Stored: gains * (extent + 8)}}
+		want := codec.Figures{Model: "half", Encoded: codec.Flow{Pages: gains * 2 * extent, Stored: gains * (extent + 8)}}
 		if m.Model == "random" {
-			want = choice.Figures{Model: "random", Encoded: choice.Flow{Pages: 8 * extent, Stored: 8 * extent},
+			want = codec.Figures{Model: "random", Encoded: codec.Flow{Pages: 8 * extent, Stored: 8 * extent},
 				Plain: (pieces - 4) * 2 * extent}
 		}
 		equal(t, "figures", m, want)
@@ -231,9 +230,9 @@ func TestWhatDoesNotGainIsStoredPlain(t *testing.T) {
 // TestCompressionWhereItSavesTime: pieces are compressed while the speeds say that it saves time, as much as their namespace
 // gains, and the speeds are measured as pieces are stored.
 func TestCompressionWhereItSavesTime(t *testing.T) {
-	var now choice.Speeds
+	var now codec.Speeds
 	f := compressing(t, t.TempDir(), func(c *Config) {
-		c.Compression.Rest, c.Roots[0].Speeds = choice.Faster, func() choice.Speeds { return now }
+		c.Compression.Rest, c.Roots[0].Speeds = codec.Faster, func() codec.Speeds { return now }
 	})
 	n := uint64(0)
 	stored := func() (encoded int64) {
@@ -246,12 +245,12 @@ func TestCompressionWhereItSavesTime(t *testing.T) {
 		return f.store.Compression()[0].Encoded.Pages - before
 	}
 	const page = 6 * kv.ExtentBytes
-	for range choice.First - 1 {
+	for range codec.First - 1 {
 		equal(t, "compressed of the first pieces", stored(), 0)
 	}
 	equal(t, "compressed of the first trial", stored(), page)
 	equal(t, "compressed while nothing is known", stored(), 0)
-	slow, fast := choice.Speeds{Write: 2e8, Read: 2e8, Encode: 1e9, Decode: 1e9}, choice.Speeds{Write: 4e9, Read: 4e9, Encode: 1e9, Decode: 1e9}
+	slow, fast := codec.Speeds{Write: 2e8, Read: 2e8, Encode: 1e9, Decode: 1e9}, codec.Speeds{Write: 4e9, Read: 4e9, Encode: 1e9, Decode: 1e9}
 	now = slow
 	equal(t, "compressed on a slow root", stored(), page)
 	now = fast

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
@@ -42,10 +42,10 @@ type RootConfig struct {
 	MinFreePart  float64        // the same as a part of the file system; the larger of the two holds
 	Evict        *policy.Handle // borrowed; nil: as Policies says
 
-	Poll      time.Duration        // of Shared: how soon the hosts see what others have stored: 1 s
-	Lapse     time.Duration        // of Shared: how long a host can be silent before the others give it up: 10 s
-	Scheduler *Scheduler           // of Shared, in tests
-	Speeds    func() choice.Speeds // of Compressed, in tests
+	Poll      time.Duration       // of Shared: how soon the hosts see what others have stored: 1 s
+	Lapse     time.Duration       // of Shared: how long a host can be silent before the others give it up: 10 s
+	Scheduler *Scheduler          // of Shared, in tests
+	Speeds    func() codec.Speeds // of Compressed, in tests
 }
 
 // bounds are what the root may take.
@@ -80,9 +80,9 @@ type Config struct {
 	Now      func() time.Time
 	HostID   string // marks this host's temporaries, 1 to 32 of [a-z0-9]: made from the machine's id
 
-	Compression choice.Modes // of RootConfig.Compressed
-	Expiries    []Expiry     // of entries by their model, the first that fits; none: they do not expire
-	Quotas      []Quota      // the first that fits a tenant is the tenant's
+	Compression codec.Modes // of RootConfig.Compressed
+	Expiries    []Expiry    // of entries by their model, the first that fits; none: they do not expire
+	Quotas      []Quota     // the first that fits a tenant is the tenant's
 
 	IOTimeout   time.Duration // of an operation on files; its root is taken out then. 0: 30 s, negative: none
 	UpkeepEvery time.Duration // between looks at each root; the unit of the pauses between probes: 1 s

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -52,7 +52,7 @@ type root struct {
 // meter measures the root's files, and whether compression saves time there: gain is nil where that is not asked.
 type meter struct {
 	staging.Meter
-	gain *choice.Root
+	gain *codec.Root
 }
 
 // openRoot makes a root with its evict policy. Nothing of its directory is looked at yet.
@@ -80,7 +80,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		r.Hits.Start()
 	}
 	r.meter.Now = s.cfg.Now
-	if cfg.Compressed && s.cfg.Compression.Any(choice.Faster) {
+	if cfg.Compressed && s.cfg.Compression.Any(codec.Faster) {
 		r.meter.gain = s.catalog.Compression.Root(&r.meter.Meter, cfg.Volatile, cfg.Speeds, log)
 	}
 	h := s.cfg.Policies.Evict

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/shadow"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
@@ -155,7 +155,7 @@ func (s *Store) Stats() Stats {
 }
 
 // Compression is what compression has taken and gained, by model.
-func (s *Store) Compression() []choice.Figures { return s.catalog.Compression.Figures() }
+func (s *Store) Compression() []codec.Figures { return s.catalog.Compression.Figures() }
 
 func (s *Store) policyStats(roots []RootStats) (list []PolicyStats) {
 	add := func(h *policy.Handle, since time.Time, st policy.Stats, root string) *PolicyStats {
@@ -193,7 +193,7 @@ func (r *root) stats() RootStats {
 	if st.Least = math.Inf(1); r.meter.gain != nil {
 		st.Least, st.Why = r.meter.gain.Least(), r.meter.gain.Why()
 	} else if r.cfg.Compressed {
-		st.Least = choice.Always
+		st.Least = codec.Always
 	}
 	h := r.Health.Report()
 	st.State, st.Reason, st.Since, st.Outages = h.State, h.Reason, h.Since, h.Outages

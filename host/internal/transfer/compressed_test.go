@@ -11,7 +11,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/codec"
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
@@ -116,8 +115,8 @@ func TestCompressedSizes(t *testing.T) {
 			if s.StoredBytes != size || s.LoadedBytes != size {
 				t.Errorf("%d bytes stored and %d loaded, the files have %d", s.StoredBytes, s.LoadedBytes, size)
 			}
-			codec := b.codec()
-			for what, got := range map[string]choice.Flow{"encoded": codec.Encoded, "decoded": codec.Decoded} {
+			figures := b.codec()
+			for what, got := range map[string]codec.Flow{"encoded": figures.Encoded, "decoded": figures.Decoded} {
 				if got.Pages != c.of*geo.PageBytes() || got.Stored < size*c.of/3-3*16384 || got.Stored > size || got.Took <= 0 {
 					t.Errorf("flow %s: got %+v, want %d bytes of pages", what, got, c.of*geo.PageBytes())
 				}
@@ -133,7 +132,7 @@ func TestCompressedSizes(t *testing.T) {
 }
 
 // codec is what compression took and gained: all namespaces of a bench have the same model.
-func (b *bench) codec() choice.Figures { return b.store.Compression()[0] }
+func (b *bench) codec() codec.Figures { return b.store.Compression()[0] }
 
 // rewrite changes the stored extents of chunk n's piece in place, and makes the checksums of table and header fit.
 func (b *bench) rewrite(n int, change func(x int, stored []byte)) {

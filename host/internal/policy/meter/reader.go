@@ -1,6 +1,9 @@
 package meter
 
-import "fmt"
+import (
+	"encoding/binary"
+	"fmt"
+)
 
 // reader walks bytes. The first error sticks: later reads give zeros, so that callers may check once.
 type reader struct {
@@ -69,13 +72,7 @@ func (r *reader) constant() {
 	}
 }
 
-func appendU32(b []byte, v uint32) []byte {
-	for v >= 0x80 {
-		b = append(b, byte(v)|0x80)
-		v >>= 7
-	}
-	return append(b, byte(v))
-}
+func appendU32(b []byte, v uint32) []byte { return binary.AppendUvarint(b, uint64(v)) }
 
 func appendS64(b []byte, v int64) []byte {
 	for {

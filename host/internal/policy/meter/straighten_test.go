@@ -5,6 +5,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 // enteredProgram is a function of the kind that gets a second form: local 0 says where it is entered, jumps ahead and
@@ -34,8 +36,8 @@ func enteredProgram(seed uint64) (states, []byte) {
 
 // named is single with a name for the function.
 func named(f []byte, as string) []byte {
-	names := cat(name("name"), []byte{1}, sized(cat(appendU32(nil, 1), []byte{0}, name(as))))
-	return append(single(f), sec(secCustom, names)...)
+	names := wasmtest.Join(wasmtest.Text("name"), []byte{1}, sized(wasmtest.Join(appendU32(nil, 1), []byte{0}, wasmtest.Text(as))))
+	return append(single(f), wasmtest.Section(secCustom, names)...)
 }
 
 func checkEntered(t *testing.T, seed uint64, entry uint32) (second bool) {
@@ -96,7 +98,7 @@ func FuzzStraightenedPrograms(f *testing.F) {
 func TestNotStraightened(t *testing.T) {
 	const set, table = opLocalSet, opBranchTable
 	head := func(before []byte, inside ...byte) []byte {
-		return cat(before, []byte{opLoop, blockEmpty, opBlock, blockEmpty, opBlock, blockEmpty, opLocalGet, 0, table, 1, 0, 1, opEnd}, inside, []byte{opEnd, opEnd, opEnd})
+		return wasmtest.Join(before, []byte{opLoop, blockEmpty, opBlock, blockEmpty, opBlock, blockEmpty, opLocalGet, 0, table, 1, 0, 1, opEnd}, inside, []byte{opEnd, opEnd, opEnd})
 	}
 	jump := []byte{opI32Const, 1, set, 0, opBranch, 1}
 	if _, ok := straighten(head(nil, jump...)); !ok {
@@ -106,7 +108,7 @@ func TestNotStraightened(t *testing.T) {
 		"value not known":         head(nil, opLocalGet, 1, set, 0, opBranch, 1),
 		"another variable":        head(nil, opI32Const, 1, set, 1, opBranch, 1),
 		"conditional":             head(nil, opI32Const, 1, set, 0, opI32Const, 1, opBranchIf, 1),
-		"by a table":              head(nil, cat(jump, []byte{opLocalGet, 1, table, 1, 0, 1, 0})...),
+		"by a table":              head(nil, wasmtest.Join(jump, []byte{opLocalGet, 1, table, 1, 0, 1, 0})...),
 		"a variable set before":   head([]byte{opI32Const, 1, set, 0}, jump...),
 		"a loop around":           append(append([]byte{opLoop, blockEmpty}, head(nil, jump...)...), opEnd),
 		"two":                     append(head(nil, jump...)[:len(head(nil, jump...))-1], head(nil, jump...)...),

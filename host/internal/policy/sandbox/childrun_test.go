@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/policy/meter"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/tetratelabs/wazero"
 )
 
@@ -117,8 +118,8 @@ func TestRefusals(t *testing.T) {
 		says string
 	}{
 		{[]byte("(module)"), meter.ErrMalformed, "header"},
-		{module([][]byte{body(0, []byte{0xfe, 0, 0})}), meter.ErrOpcode, "0xfe"},
-		{module([][]byte{body(0, []byte{0x6a})}), nil, "i32.add"},
+		{module([]wasmtest.Function{heavy(0, []byte{0xfe, 0, 0})}), meter.ErrOpcode, "0xfe"},
+		{module([]wasmtest.Function{heavy(0, []byte{0x6a})}), nil, "i32.add"},
 	} {
 		_, err := runCompiler(t.Context(), job(c.wasm, CompileLimits{}), t.TempDir())
 		if !isFinal(err) || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {

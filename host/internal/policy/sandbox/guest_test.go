@@ -3,15 +3,14 @@ package sandbox
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 const (
@@ -30,7 +29,7 @@ func events(pages uint64, locals int, body []byte) guest {
 	return guest{pages: pages, funcs: []guestFunc{{name: abi.ExportEvents, locals: declared, code: body}}}
 }
 
-// guest is a module put together by hand. Its functions have type 0, () -> ().
+// guest is a module whose functions are of type () -> ().
 type guest struct {
 	tables   [][]byte
 	globals  [][]byte
@@ -45,20 +44,9 @@ type guestFunc struct {
 	code   []byte   // without the last end
 }
 
-func leb(n int) []byte { return binary.AppendUvarint(nil, uint64(n)) }
+func leb(n int) []byte { return wasmtest.Uleb(uint64(n)) }
 
-func sleb(v int64) (out []byte) {
-	for {
-		c := byte(v & 0x7f)
-		v >>= 7
-		if (v == 0 && c&0x40 == 0) || (v == -1 && c&0x40 != 0) {
-			return append(out, c)
-		}
-		out = append(out, c|0x80)
-	}
-}
-
-func i32(v int) []byte { return append([]byte{0x41}, sleb(int64(int32(v)))...) }
+func i32(v int) []byte { return wasmtest.I32(int32(v)) }
 
 func code(parts ...any) (out []byte) {
 	for _, p := range parts {
@@ -72,37 +60,17 @@ func code(parts ...any) (out []byte) {
 	return out
 }
 
-func vectorOf(items [][]byte) []byte { return append(leb(len(items)), slices.Concat(items...)...) }
-
-func sectionOf(id byte, content []byte) []byte {
-	return append(append([]byte{id}, leb(len(content))...), content...)
-}
-
 func (g *guest) bytes() []byte {
-	out := []byte("\x00asm\x01\x00\x00\x00")
-	out = append(out, sectionOf(1, []byte{1, 0x60, 0, 0})...)
-	var kinds, exports, bodies [][]byte
-	for n, f := range g.funcs {
-		kinds = append(kinds, []byte{0})
-		if f.name != "" {
-			exports = append(exports, code(leb(len(f.name)), []byte(f.name), 0, leb(n)))
-		}
-		body := code(vectorOf(f.locals), f.code, 0x0b)
-		bodies = append(bodies, append(leb(len(body)), body...))
-	}
-	add := func(id byte, items [][]byte) {
+	a := wasmtest.Assembly{Pages: max(1, g.pages), Sections: map[byte][]byte{}}
+	for id, items := range map[byte][][]byte{4: g.tables, 6: g.globals, 9: g.elements} {
 		if len(items) > 0 {
-			out = append(out, sectionOf(id, vectorOf(items))...)
+			a.Sections[id] = wasmtest.Vector(items...)
 		}
 	}
-	add(3, kinds)
-	add(4, g.tables)
-	out = append(out, sectionOf(5, code(1, 0, leb(int(max(1, g.pages)))))...)
-	add(6, g.globals)
-	add(7, append(exports, []byte{6, 'm', 'e', 'm', 'o', 'r', 'y', 2, 0}))
-	add(9, g.elements)
-	add(10, bodies)
-	return out
+	for _, f := range g.funcs {
+		a.Funcs = append(a.Funcs, wasmtest.Function{Name: f.name, Sig: ">", Body: f.code, Locals: wasmtest.Vector(f.locals...)})
+	}
+	return a.Bytes()
 }
 
 // compiled compiles the guest for tests that call it by hand.

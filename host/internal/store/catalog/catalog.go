@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/kv"
 	"golang.org/x/sync/semaphore"
@@ -36,7 +36,7 @@ type Options struct {
 	Capacity    uint64 // of all roots together: what admit policies get
 	Policies    Policies
 	Expiry      func(text string) time.Duration // the time to live of a namespace's entries; 0: they do not expire
-	Compression choice.Modes
+	Compression codec.Modes
 	Roots       Roots
 	AdmitFault  func(error) // called when an admit policy fails; must not call the catalog
 }
@@ -48,7 +48,7 @@ type Catalog struct {
 	log     *slog.Logger
 	Tenants *Tenants
 
-	Compression choice.Set
+	Compression codec.Set
 
 	admit  atomic.Pointer[Bindings[Admission]]
 	layout atomic.Pointer[Bindings[Layout]]

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/codec/choice"
+	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
@@ -29,7 +29,7 @@ type Namespace struct {
 	Place  bound[Placement]
 
 	Element     int // size of the numbers in its pages; 0 until a session has opened the namespace
-	Compression *choice.Namespace
+	Compression *codec.Namespace
 
 	current atomic.Pointer[map[uint32]*Class] // for new pieces; complete once a session has opened the namespace
 	classes []*Class                          // those of earlier policies too; guarded by Catalog.mu

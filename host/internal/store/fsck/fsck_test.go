@@ -393,7 +393,7 @@ func TestCompressedPieces(t *testing.T) {
 		must(t, err)
 		payload := []byte(strings.Repeat("KV", int(p.Plan().PayloadBytes()/2)))
 		payload[n*50+7]++ // or its planes repeat one byte
-		must(t, storetest.Store(context.Background(), r.slots, p, payload))
+		must(t, storetest.StorePut(context.Background(), r.slots, p, payload))
 	}
 	names := r.pieces(most)
 	report := r.check(Options{})
@@ -541,7 +541,7 @@ func (r *rig) put(n uint64) error {
 	for i := range payload {
 		payload[i] = byte(g.Uint32())
 	}
-	return storetest.Store(ctx, r.slots, p, payload)
+	return storetest.StorePut(ctx, r.slots, p, payload)
 }
 
 func (r *rig) mustPut(ns ...uint64) {

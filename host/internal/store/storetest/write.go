@@ -1,4 +1,5 @@
-// Package storetest is what tests of a store and of its tools share: a put's file is written as the transfer engine does.
+// Package storetest writes the file of a put as the transfer engine does, for tests of a store and of its tools. Its own tests run
+// stores through random histories.
 package storetest
 
 import (
@@ -11,8 +12,8 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Put is what the writing needs of a store's put.
-type Put interface {
+// PutFile is what the writing needs of a store's put.
+type PutFile interface {
 	Plan() *kv.Plan
 	DataOffset() int64
 	FileBytes() int64
@@ -26,8 +27,8 @@ type Put interface {
 	Publish(ctx context.Context) error
 }
 
-// Write writes the whole file of a put. What the payload lacks is zero.
-func Write(ctx context.Context, slots *staging.Slots, p Put, payload []byte) error {
+// WritePut writes the whole file of a put. What the payload lacks is zero.
+func WritePut(ctx context.Context, slots *staging.Slots, p PutFile, payload []byte) error {
 	file, err := p.File()
 	if err != nil {
 		return err
@@ -53,7 +54,7 @@ func Write(ctx context.Context, slots *staging.Slots, p Put, payload []byte) err
 }
 
 // compress stores the extents of an image in place, and returns the size of the file.
-func compress(p Put, image []byte, table []uint64) int64 {
+func compress(p PutFile, image []byte, table []uint64) int64 {
 	data, at := image[p.DataOffset():], 0
 	stored := make([]pieceformat.Stored, len(table))
 	room := make([]byte, codec.MaxBytes)
@@ -67,9 +68,9 @@ func compress(p Put, image []byte, table []uint64) int64 {
 	return p.HeadStored(image, table, stored)
 }
 
-// Store writes the file and publishes it.
-func Store(ctx context.Context, slots *staging.Slots, p Put, payload []byte) error {
-	if err := Write(ctx, slots, p, payload); err != nil {
+// StorePut writes the file and publishes it.
+func StorePut(ctx context.Context, slots *staging.Slots, p PutFile, payload []byte) error {
+	if err := WritePut(ctx, slots, p, payload); err != nil {
 		p.Abort(err)
 		return err
 	}

@@ -1,0 +1,215 @@
+// Command deploy writes what a release consists of: for each architecture a tarball, a deb and an rpm, and a bill of the
+// materials in the binary; and their checksums. Two runs on one commit write the same bytes.
+// The tests install, run and check what is in this directory and what the command writes.
+//
+//	go run ./examples/deploy -version 1.2.3 -nfpm .build/bin/nfpm   # in the top directory
+package main
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// release is one run.
+type release struct {
+	version string
+	out     string
+	nfpm    string
+	overlay string    // of go build; empty: none
+	epoch   time.Time // of all files
+	man     string    // directory of the manual's pages
+}
+
+func main() {
+	r := release{}
+	flag.StringVar(&r.version, "version", "", "version of the release")
+	flag.StringVar(&r.out, "out", ".build/dist", "directory to write to, which is emptied before")
+	flag.StringVar(&r.nfpm, "nfpm", ".build/bin/nfpm", "the command that makes packages")
+	flag.StringVar(&r.overlay, "overlay", "", "passed to go build")
+	archs := flag.String("arch", "amd64,arm64", "architectures")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := r.run(ctx, strings.Split(*archs, ",")); err != nil {
+		fmt.Fprintln(os.Stderr, "deploy:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+func (r *release) run(ctx context.Context, archs []string) error {
+	r.version = packageVersion(r.version)
+	if err := r.date(ctx); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(r.out); err != nil {
+		return err
+	}
+	work, err := os.MkdirTemp("", "kvhost-dist-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	if err := os.MkdirAll(r.out, 0o755); err != nil {
+		return err
+	}
+	own := filepath.Join(work, "own", "kvhost")
+	if err := r.build(ctx, runtime.GOARCH, own); err != nil {
+		return err
+	}
+	r.man = filepath.Join(work, "man")
+	if err := r.manual(ctx, own, r.man); err != nil {
+		return err
+	}
+	for _, arch := range archs {
+		if err := r.arch(ctx, arch, filepath.Join(work, arch)); err != nil {
+			return fmt.Errorf("%s: %w", arch, err)
+		}
+	}
+	return r.checksums()
+}
+
+// packageVersion is a version that begins with a digit, as packages need.
+func packageVersion(version string) string {
+	version = strings.TrimPrefix(version, "v")
+	if version == "" || version[0] < '0' || version[0] > '9' || !strings.Contains(version, ".") {
+		version = "0.0.0~" + version
+	}
+	return strings.ReplaceAll(version, "-", "+") // which dpkg and rpm keep for what they add themselves
+}
+
+// date is that of SOURCE_DATE_EPOCH, or of the commit.
+func (r *release) date(ctx context.Context) error {
+	text := os.Getenv("SOURCE_DATE_EPOCH")
+	if text == "" {
+		out, err := exec.CommandContext(ctx, "git", "log", "-1", "--format=%ct").Output()
+		if err != nil {
+			return fmt.Errorf("the date of the commit: %w; set SOURCE_DATE_EPOCH outside of git", err)
+		}
+		text = strings.TrimSpace(string(out))
+	}
+	seconds, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return fmt.Errorf("SOURCE_DATE_EPOCH: %w", err)
+	}
+	r.epoch = time.Unix(seconds, 0).UTC()
+	return nil
+}
+
+// arch writes the files of an architecture.
+func (r *release) arch(ctx context.Context, arch, work string) error {
+	binary := filepath.Join(work, "kvhost")
+	if err := r.build(ctx, arch, binary); err != nil {
+		return err
+	}
+	base := filepath.Join(r.out, "kvhost_"+r.version+"_linux_"+arch)
+	return r.packages(ctx, arch, base, binary)
+}
+
+// build makes the binary of an architecture.
+func (r *release) build(ctx context.Context, arch, binary string) error {
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags=grpcnotrace", "-buildvcs=false", "-overlay", r.overlay,
+		"-ldflags", "-s -w -X main.version="+r.version, "-o", binary, "./cmd/kvhost")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// packages writes all that holds a binary.
+func (r *release) packages(ctx context.Context, arch, base, binary string) error {
+	bill, err := materials(binary, r.version)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(base+".cdx.json", bill, 0o644); err != nil {
+		return err
+	}
+	if err := r.tarball(base+".tar.gz", binary); err != nil {
+		return err
+	}
+	for _, kind := range []string{"deb", "rpm"} {
+		pack := exec.CommandContext(ctx, r.nfpm, "package", "--config", "examples/deploy/package/nfpm.yaml", "--packager", kind,
+			"--target", base+"."+kind)
+		pack.Env = append(os.Environ(), "VERSION="+r.version, "ARCH="+arch, "BINARY="+binary, "MAN="+r.man,
+			"SOURCE_DATE_EPOCH="+strconv.FormatInt(r.epoch.Unix(), 10))
+		if out, err := pack.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w\n%s", r.nfpm, err, out)
+		}
+	}
+	return nil
+}
+
+// inTarball are the files that go with the binary.
+var inTarball = []string{
+	"LICENSE", "README.md", "host/docs/operate.md", "host/docs/reference.md", "examples/kvhost.toml", "examples/deploy/kvhost.toml",
+	"examples/deploy/systemd/kvhost.service", "examples/deploy/systemd/kvhost@.service", "examples/monitoring/alerts.yml",
+	"examples/monitoring/dashboard.json",
+}
+
+func (r *release) tarball(name, binary string) (err error) {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	z := gzip.NewWriter(f)
+	t := tar.NewWriter(z)
+	top := strings.TrimSuffix(filepath.Base(name), ".tar.gz")
+	add := func(path, as string, mode int64) error {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: top + "/" + as, Mode: mode, Size: int64(len(text)), ModTime: r.epoch,
+			Uname: "root", Gname: "root", Format: tar.FormatUSTAR}
+		if err := t.WriteHeader(h); err != nil {
+			return err
+		}
+		_, err = t.Write(text)
+		return err
+	}
+	errs := []error{add(binary, "kvhost", 0o755)}
+	for _, path := range inTarball {
+		errs = append(errs, add(path, path, 0o644))
+	}
+	pages, err := filepath.Glob(filepath.Join(r.man, "*"))
+	for _, path := range pages {
+		errs = append(errs, add(path, "man/"+filepath.Base(path), 0o644))
+	}
+	errs = append(errs, err)
+	return errors.Join(append(errs, t.Close(), z.Close())...)
+}
+
+// checksums writes SHA256SUMS, which sha256sum -c reads.
+func (r *release) checksums() error {
+	list, err := os.ReadDir(r.out)
+	if err != nil {
+		return err
+	}
+	var lines []string
+	for _, e := range list {
+		text, err := os.ReadFile(filepath.Join(r.out, e.Name()))
+		if err != nil {
+			return err
+		}
+		lines = append(lines, fmt.Sprintf("%x  %s\n", sha256.Sum256(text), e.Name()))
+	}
+	slices.SortFunc(lines, func(a, b string) int { return strings.Compare(a[66:], b[66:]) })
+	return os.WriteFile(filepath.Join(r.out, "SHA256SUMS"), []byte(strings.Join(lines, "")), 0o644)
+}

@@ -1,0 +1,70 @@
+package server
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// maxPairs is how many pairs of model and tenant have counters of their own. Clients choose both, so the number of series
+// must be bounded.
+const maxPairs = 64
+
+// otherModel is the model under which further pairs are counted together, with tenant 0.
+const otherModel = "other"
+
+// Usage counts for one model and tenant.
+type Usage struct {
+	Model  string
+	Tenant uint32
+
+	Keys, Hits, LoadedBytes, StoredBytes atomic.Uint64
+}
+
+type pair struct {
+	model  string
+	tenant uint32
+}
+
+// UsageTable has a Usage for each pair of model and tenant. The zero value is ready.
+type UsageTable struct {
+	mu    sync.Mutex
+	pairs map[pair]*Usage
+}
+
+// Of returns the counters of a pair. Sessions ask once, at HELLO.
+func (t *UsageTable) Of(model string, tenant uint32) *Usage {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.pairs == nil {
+		t.pairs = map[pair]*Usage{}
+	}
+	p := pair{model, tenant}
+	if u := t.pairs[p]; u != nil {
+		return u
+	}
+	if len(t.pairs) >= maxPairs {
+		p = pair{model: otherModel}
+		if u := t.pairs[p]; u != nil {
+			return u
+		}
+	}
+	u := &Usage{Model: p.model, Tenant: p.tenant}
+	t.pairs[p] = u
+	return u
+}
+
+// List returns all counters, by model and tenant.
+func (t *UsageTable) List() []*Usage {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list := make([]*Usage, 0, len(t.pairs))
+	for _, u := range t.pairs {
+		list = append(list, u)
+	}
+	slices.SortFunc(list, func(a, b *Usage) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Tenant, b.Tenant))
+	})
+	return list
+}

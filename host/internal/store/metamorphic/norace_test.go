@@ -1,5 +1,0 @@
-//go:build !race
-
-package metamorphic
-
-const defaultOps = 300

@@ -1,6 +1,0 @@
-//go:build race
-
-package metamorphic
-
-// defaultOps is fewer where everything takes longer.
-const defaultOps = 150

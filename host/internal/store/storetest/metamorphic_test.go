@@ -1,0 +1,182 @@
+package storetest
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/plugins/dist"
+)
+
+var (
+	seed       = flag.Uint64("seed", 0, "run the history of this seed only")
+	kind       = flag.String("kind", "", "run histories of this kind only")
+	ops        = flag.Int("ops", defaultOps, "operations of a history")
+	histories  = flag.Duration("time", 0, "continue with fresh seeds for so long")
+	replay     = flag.String("replay", "", "run the history of this file only")
+	shortenFor = flag.Duration("shorten", time.Minute, "how long to look for a shorter history that fails too")
+)
+
+// policies opens the first-party modules that histories use, compiled once. They stay open, so that all stores of all
+// histories share their machine code: to load it again costs as much as ten operations.
+var policies = sync.OnceValues(func() (opt policy.Options, err error) {
+	names := []string{"lru", "fifo", "fanout"}
+	if opt.Dir, err = policytest.Build(names...); err == nil {
+		opt.Cache, err = policytest.OpenCache()
+	} else if len(dist.Names()) > 0 { // without a toolchain the modules that the test binary was built with do
+		opt.Cache, err = sandbox.OpenCache(filepath.Join(os.TempDir(), "kvhost-history-policies"))
+	}
+	for _, name := range names {
+		if err == nil {
+			_, err = policy.Open(context.Background(), name, opt)
+		}
+	}
+	return opt, err
+})
+
+// TestHistories runs a history of each kind, some more with power losses, and fresh seeds for as long as -time says. A
+// history that fails is written to the temporary directory, and a shorter one that fails too if there is one.
+func TestHistories(t *testing.T) {
+	switch {
+	case *replay != "":
+		text, err := os.ReadFile(*replay)
+		must(t, err)
+		h, err := Parse(string(text))
+		must(t, err)
+		run(t, h)
+		return
+	case *seed != 0:
+		h := generate(*seed)
+		if *kind != "" { // the kinds may have become more since the seed failed
+			h = generateKind(t, *kind, *seed)
+		}
+		run(t, h)
+		return
+	}
+	var all Result
+	count := 0
+	part := "histories"
+	if *kind != "" {
+		part = *kind
+	}
+	tally := testenv.NewTally(t, part)
+	play := func(h *History) {
+		if *kind != "" && h.Kind.Name != *kind {
+			return
+		}
+		count++
+		res := run(t, h)
+		if res == nil { // it did not begin
+			return
+		}
+		tally.Add(int64(len(res.Results)), res.Killed, 1)
+		all.Stored += res.Stored
+		all.Loads += res.Loads
+		all.Hits += res.Hits
+	}
+	kinds := uint64(len(Kinds()))
+	for seed := uint64(1); seed <= kinds; seed++ {
+		play(generate(seed))
+	}
+	for i := range uint64(9) { // they are short
+		play(generateKind(t, "power-losses", kinds+1+i))
+	}
+	seed := uint64(time.Now().UnixNano())
+	for end := time.Now().Add(*histories); *histories > 0 && time.Now().Before(end) && !t.Failed(); seed++ {
+		play(generate(seed))
+	}
+	t.Logf("%d histories: %d pieces stored, %d loads, %d of them returned bytes", count, all.Stored, all.Loads, all.Hits)
+	if all.Stored == 0 || all.Loads == 0 || all.Hits == 0 {
+		t.Error("the histories are about nothing")
+	}
+}
+
+const replayCommand = "go test ./host/internal/store/storetest -run TestHistories -replay %s"
+
+func generate(seed uint64) *History { return Generate(seed, *ops) }
+
+// generateKind makes the history of a seed, of the kind of this name.
+func generateKind(t *testing.T, name string, seed uint64) *History {
+	for _, k := range Kinds() {
+		if k.Name == name {
+			return GenerateKind(k, seed, *ops)
+		}
+	}
+	t.Fatalf("no such kind of history: %q", name)
+	return nil
+}
+
+func run(t *testing.T, h *History) (res *Result) {
+	t.Run(fmt.Sprintf("seed=%d/%s", h.Seed, h.Kind.Name), func(t *testing.T) {
+		file := filepath.Join(os.TempDir(), fmt.Sprintf("kvhost-history-%d-%d.ops", h.Seed, os.Getpid()))
+		save(t, file, h.String()) // a panic elsewhere, or a hang, leaves it there
+		var err error
+		if res, err = runOnce(t, h); err == nil {
+			must(t, os.Remove(file))
+			return
+		}
+		save(t, file, res.Text())
+		t.Errorf("history of seed %d, kind %s, %d operations: %v", h.Seed, h.Kind.Name, len(h.Ops), err)
+		t.Logf("the history with its results is in %s\nreplay: "+replayCommand, file, file)
+		shorten(t, h, file+".short")
+	})
+	return res
+}
+
+// runOnce runs a history in a fresh directory.
+func runOnce(t *testing.T, h *History) (*Result, error) {
+	return runIn(t, h, "")
+}
+
+// runIn is runOnce with the directory below another.
+func runIn(t *testing.T, h *History, above string) (*Result, error) {
+	opt, err := policies()
+	must(t, err)
+	dir, err := os.MkdirTemp(above, "kvhost-history")
+	must(t, err)
+	defer os.RemoveAll(dir)
+	return Run(h, Options{Dir: dir, Policies: opt})
+}
+
+func shorten(t *testing.T, h *History, file string) {
+	if *shortenFor <= 0 {
+		return
+	}
+	var last *Result
+	var cause error
+	Shorten(h, func(try *History) bool {
+		res, err := runOnce(t, try)
+		if err != nil {
+			last, cause = res, err
+		}
+		return err != nil
+	}, time.Now().Add(*shortenFor))
+	if last == nil {
+		t.Log("a shorter history does not fail, or this one does not always")
+		return
+	}
+	save(t, file, last.Text())
+	t.Logf("a history of %d operations fails too: %v\nreplay: "+replayCommand, len(last.History.Ops), cause, file)
+}
+
+func save(t *testing.T, file, text string) {
+	t.Helper()
+	must(t, os.WriteFile(file, []byte(text), 0o600))
+}
+
+// must ends a test that cannot go on without what failed.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

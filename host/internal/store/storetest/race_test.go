@@ -1,0 +1,6 @@
+//go:build race
+
+package storetest
+
+// defaultOps is fewer where everything takes longer.
+const defaultOps = 150

@@ -1,0 +1,87 @@
+package slots_test
+
+import "math/rand/v2"
+
+// Stream is a sequence of accesses to keys.
+type Stream []uint64
+
+// Streams are generated workloads, the same every time: skewed reuse, a loop larger than most caches, phases that move
+// on, and conversations, in which a growing prefix is read again and again.
+func Streams(n int) map[string]Stream {
+	return map[string]Stream{
+		"skewed":        Skewed(n, 4000),
+		"loop":          loop(n, 300),
+		"phases":        phases(n),
+		"conversations": Conversations(n),
+	}
+}
+
+// Skewed draws keys with a Zipf distribution.
+func Skewed(n int, keys uint64) Stream {
+	r := rand.New(rand.NewPCG(1, 2))
+	z := rand.NewZipf(r, 1.1, 8, keys-1)
+	s := make(Stream, n)
+	for i := range s {
+		s[i] = z.Uint64() + 1
+	}
+	return s
+}
+
+func loop(n int, keys int) Stream {
+	r := rand.New(rand.NewPCG(3, 4))
+	s := make(Stream, n)
+	for i := range s {
+		if r.IntN(5) == 0 {
+			s[i] = uint64(r.IntN(keys/3)) + 1
+		} else {
+			s[i] = uint64(i%keys) + 1000
+		}
+	}
+	return s
+}
+
+func phases(n int) Stream {
+	r := rand.New(rand.NewPCG(5, 6))
+	s := make(Stream, n)
+	for i := range s {
+		base := uint64(i/3000) * 150
+		if r.IntN(8) == 0 {
+			s[i] = 1<<32 + uint64(i) // never again
+		} else {
+			s[i] = base + uint64(r.IntN(400)) + 1
+		}
+	}
+	return s
+}
+
+// Conversations interleaves growing prefixes: each turn reads all chunks so far and adds some.
+func Conversations(n int) Stream {
+	r := rand.New(rand.NewPCG(7, 8))
+	type talk struct {
+		id     uint64
+		chunks int
+	}
+	var live []talk
+	var next uint64
+	s := make(Stream, 0, n+200)
+	for len(s) < n {
+		if len(live) == 0 || len(live) < 12 && r.IntN(3) == 0 {
+			next++
+			live = append(live, talk{id: next})
+		}
+		at := r.IntN(len(live))
+		live[at].chunks += 1 + r.IntN(6)
+		for c := range live[at].chunks {
+			if c < 2 {
+				s = append(s, uint64(c)+1) // the system prompt
+			} else {
+				s = append(s, live[at].id<<16+uint64(c))
+			}
+		}
+		if live[at].chunks > 60 || r.IntN(12) == 0 {
+			live[at] = live[len(live)-1]
+			live = live[:len(live)-1]
+		}
+	}
+	return s[:n]
+}
