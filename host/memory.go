@@ -5,20 +5,21 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // memoryBudgets divides max_memory: staging slots are the host's own, messages that no session has yet have a part, and
 // sessions share the rest. By default the least that the other settings need is taken on a small machine, too.
 func memoryBudgets(c *config.Config) (memory, arriving *budget.Budget, err error) {
-	limit, staging, sessions := c.MaxMemory, c.Engine.MaxStagingMemory, c.Session.MaxSessions
-	need := staging + 2*budget.LeastMemory*int64(sessions)
-	need += budget.ArrivingPart(need, staging) / 7 * 8
+	limit, slots, sessions := c.MaxMemory, c.Engine.MaxStagingMemory, c.Session.MaxSessions
+	need := slots + 2*budget.LeastMemory*int64(sessions)
+	need += budget.ArrivingPart(need, slots) / 7 * 8
 	if limit == 0 {
-		limit = max(int64(policyset.AvailableMemory()/2), need)
+		total, _, _ := staging.MachineMemory()
+		limit = max(total/2, need)
 	}
-	part := budget.ArrivingPart(limit, staging)
-	if memory, err = budget.OfMemory(limit, staging+part, sessions); err != nil {
+	part := budget.ArrivingPart(limit, slots)
+	if memory, err = budget.OfMemory(limit, slots+part, sessions); err != nil {
 		return nil, nil, fmt.Errorf("host: max_memory is too small for engine.max_staging_memory and session.max_sessions, which "+
 			"need %s: %w", config.FormatSize(need), err)
 	}

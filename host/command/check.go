@@ -15,7 +15,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/doctor"
-	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 )
@@ -52,7 +51,7 @@ and may run while a host does.`,
 
 // check judges the machine.
 func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool) error {
-	memory := cfg.MemoryBefore(memfs.Available())
+	memory := memoryBefore(cfg)
 	cfg = cfg.WithMemory(memory)
 	w := wanted(cfg)
 	facts, err := doctor.Probe(ctx, w)

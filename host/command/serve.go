@@ -15,7 +15,7 @@ import (
 
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/staging"
 )
 
 func newServe() *cobra.Command {
@@ -50,7 +50,7 @@ func serve(ctx context.Context, s *settings) error {
 		log.Warn(w)
 	}
 	logStart(log, s.file, &loaded.Config)
-	memory := loaded.Config.MemoryBefore(memfs.Available())
+	memory := memoryBefore(&loaded.Config)
 	if memory > 0 {
 		log.Info("memory before the roots", "bytes", memory, "setting", "store.memory")
 	}
@@ -77,6 +77,12 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	log.Info("stopped")
 	return nil
+}
+
+// memoryBefore is the size of the root in memory before those of a configuration, on this machine.
+func memoryBefore(c *config.Config) int64 {
+	_, available, _ := staging.MachineMemory()
+	return c.MemoryBefore(available)
 }
 
 // logStart logs what an operator wants to see first: the version, the configuration and the roots.

@@ -52,7 +52,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// TestCopies: readers hear of the first copy and of the last one, in whatever order copies come and go.
+// TestCopies: the first copy and the last one are told to readers, in whatever order copies come and go.
 func TestCopies(t *testing.T) {
 	c := NewCopies()
 	want := func(what string, got, want bool) {
