@@ -280,8 +280,24 @@ def test_stores_wait_for_room_in_their_order() -> None:
     assert [c.index for c in second.chunks[0][1]] == [2, 3]
 
 
+def test_a_request_that_ends_leaves_all_that_no_other_needs() -> None:
+    """Nor does it wait for what the host has read by now: vLLM ends requests before it passes the workers' reports on."""
+    rig = Rig(blocks=18)
+    for name, tokens in ("a", TOKENS), ("b", [7 * t for t in TOKENS]):
+        r = request(name, tokens)
+        rig.s.matched(r, 0)
+        rig.s.allocated(r, rig.table(36, 1 if name == "a" else 9), 0)
+        stores = rig.s.step(step({name: 36})).stores
+        r.num_computed_tokens = 36
+        rig.s.finished(r)
+        stores += rig.s.step(step({})).stores
+        assert [c.index for s in stores for c in s.chunks[0][1]] == [0, 1, 2, 3], f"chunks of {name} that were ordered"
+    assert not rig.s.counts.get("chunks_dropped")
+
+
 def test_a_request_that_ends_leaves_what_fits_and_counts_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     rig, r = Rig(blocks=18), request("a", TOKENS)
+    rig.s.new_request(request("large", list(range(1000, 1048))))  # thirteen blocks with its next token's
     rig.s.matched(r, 0)
     rig.s.allocated(r, rig.table(36), 0)
     (first,) = rig.s.step(step({"a": 36})).stores
