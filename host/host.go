@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -171,10 +172,15 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	return out
 }
 
-// Run serves until the context is done, a listener fails, or a policy with on_fault = stop fails. Then it closes the
-// host. A GPU that went out of service is an error too ([gds.ErrLost]).
+// Run serves until the context is done, a listener fails, a policy with on_fault = stop fails, or there was no session for
+// session.idle_exit. Then it closes the host. A GPU that went out of service is an error too ([gds.ErrLost]).
 func (h *Host) Run(ctx context.Context) error {
+	ctx, idle := context.WithCancel(ctx)
+	defer idle()
 	g, ctx := errgroup.WithContext(ctx)
+	if limit := h.cfg.Session.IdleExit; limit > 0 {
+		g.Go(func() error { h.untilIdle(ctx, limit); idle(); return nil })
+	}
 	g.Go(func() error { return h.server.Serve(ctx, h.cfg.Socket) })
 	g.Go(func() error {
 		select {
@@ -189,6 +195,24 @@ func (h *Host) Run(ctx context.Context) error {
 	}
 	err := g.Wait()
 	return errors.Join(err, h.Close(), h.devices.Lost())
+}
+
+// untilIdle returns once there was no session for so long, or the context is done.
+func (h *Host) untilIdle(ctx context.Context, limit time.Duration) {
+	const looks = 8 // in the limit
+	tick := time.NewTicker(max(limit/looks, time.Millisecond))
+	defer tick.Stop()
+	for last := time.Now(); time.Since(last) < limit; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if h.server.Stats().Sessions > 0 {
+				last = time.Now()
+			}
+		}
+	}
+	h.log.Info("no session, ending", "for", limit, "setting", "session.idle_exit")
 }
 
 // Ready is closed once clients can connect.

@@ -243,6 +243,7 @@ const (
 type Session struct {
 	LeaseTTL      time.Duration
 	MaxWait       time.Duration
+	IdleExit      time.Duration // 0: never
 	MaxSessions   int
 	MaxKeys       int
 	MaxChunks     int

@@ -250,6 +250,9 @@ var keys = []*Key{
 		Help: "How long a load or store may wait for a semaphore of its client. Then it fails, and what it reserved or " +
 			"pinned is free.",
 		field: func(c *Config) any { return &c.Session.MaxWait }},
+	{Section: "session", Name: "idle_exit", Kind: Duration, Default: "0s", Unit: "a duration, 0 for never",
+		Help:  "The host ends when it has had no session for so long. For hosts that engines start for themselves.",
+		field: func(c *Config) any { return &c.Session.IdleExit }},
 	{Section: "session", Name: "max_sessions", Kind: Count, Default: "1024", Unit: "sessions", Min: 1,
 		Help:  "Most clients connected at once.",
 		field: func(c *Config) any { return &c.Session.MaxSessions }},

@@ -86,6 +86,8 @@ class Connection:
                 session.close()
 
     def _hello(self, kind: Kind, place: Place | None) -> Session:
+        if self._options.own is not None:
+            self._options.own.ensure()
         if place is not None and self._process is None:
             self._process = HostProcess(self._options.socket)
         self._opened += 1

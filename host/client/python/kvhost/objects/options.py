@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
+
+from kvhost.own import OwnHost
 
 _O = TypeVar("_O", bound="Options")
 
 
 @dataclass
 class Options:
-    """``socket``: the host's. ``arena_bytes``: shared memory that objects pass through. ``timeout``: seconds until
+    """``socket``: the host's; or ``root`` and ``memory`` of one that the engine starts for itself (``kvhost.own``).
+    ``arena_bytes``: shared memory that objects pass through. ``timeout``: seconds until
     a host that does not answer counts as gone. ``sessions``: the most with the host at a time; each kind of object
     has one. ``prefetch``: what a lookup finds is copied to the host's nearest level until it is loaded."""
 
@@ -20,17 +23,27 @@ class Options:
     timeout: float = 30.0
     sessions: int = 64
     prefetch: bool = True
+    root: str = ""
+    memory: str = ""
+    own: OwnHost | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.root or self.memory:
+            self.own = OwnHost(self.root, self.memory)
+            self.socket = self.own.socket
 
     @classmethod
     def parse(cls: type[_O], where: str, said: Mapping[str, Any]) -> _O:
         """Reads what a user said at a place of the engine's configuration. ValueError names what is wrong."""
-        known = {f.name: f.default for f in fields(cls)}
+        known = {f.name: f.default for f in fields(cls) if f.init}
         for name, value in said.items():
             if name not in known:
                 raise ValueError(f"{where}.{name}: unknown, there are {', '.join(sorted(known))}")
             wrong = _wrong(value, known[name])
             if wrong:
                 raise ValueError(f"{where}.{name}: {value!r}, want {wrong}")
+        if "socket" in said and ("root" in said or "memory" in said):
+            raise ValueError(f"{where}.socket: is of a host that runs, root and memory of one that the engine starts: want one of them")
         return cls(**said)
 
 

@@ -90,8 +90,10 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
     def _open(self, epoch: int, namespace: Namespace, rank: tuple[int, int], role: str, device: str = "") -> Session:
         stage, n = rank
         local = self._vllm_config.parallel_config.tensor_parallel_size
+        if self._settings.own is not None:
+            self._settings.own.ensure()
         return Session(
-            self._settings.socket, f"{self._engine}/{stage}/{epoch}", namespace, role=role, rank=n, local_ranks=local,
+            self._settings.path, f"{self._engine}/{stage}/{epoch}", namespace, role=role, rank=n, local_ranks=local,
             tenant=self._settings.tenant, device_uuid=device, timeout=10.0,
         )
 
@@ -141,7 +143,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
         layers = self._step_layers(groups)
         self._release, self._export = release, memory.export
-        self._link = Link(f"worker {rank[0]}.{rank[1]}", self._settings.socket, open, leads=False)
+        self._link = Link(f"worker {rank[0]}.{rank[1]}", self._settings.path, open, leads=False)
         self._worker = Worker(
             self._settings, self._link, rank, stores=not (namespace.replicated and rank[1]),
             adapters=compat.loaded_adapters(config), layers=layers,
@@ -311,7 +313,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         step_tokens = self._vllm_config.scheduler_config.max_num_batched_tokens
         pool_groups = model.pool_groups(self._vllm_config, self._kv_cache_config)
         holds = Holds(self._block_pool, pool_groups, step_tokens, lookahead, ranks * stages)
-        link = Link("scheduler", self._settings.socket, open, leads=True)
+        link = Link("scheduler", self._settings.path, open, leads=True)
         self._scheduler = Scheduler(
             self._settings, link, plans, ranks, stages, loads=loads,
             step_tokens=step_tokens, holds=holds,

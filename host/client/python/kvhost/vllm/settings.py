@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvhost.events import MEDIUMS
+from kvhost.own import OwnHost
 
 
 class Refused(Exception):
@@ -19,6 +21,8 @@ class Refused(Exception):
 @dataclass(frozen=True)
 class Settings:
     socket: str = ""  # empty: $KVHOST_SOCKET, then /run/kvhost/kvhost.sock
+    root: str = ""  # "DIR=SIZE" of a host that the engine starts for itself (see kvhost.own), instead of a socket
+    memory: str = ""  # of that host: all that it has, or before its root
     chunk_tokens: int = 256  # rounded up to a multiple of every group's block
     load_when: str = "faster"  # than computing (see rates.py), or "always"
     load_in: str = "auto"  # "step": inside the one that computes behind the hit; "beside": the steps go on; or by request
@@ -49,7 +53,10 @@ class Settings:
             if not is_it(value):
                 raise ValueError(f"kv_connector_extra_config: {name} is {value!r}, want {want}")
         s = Settings(**extra)
-        if not s.socket:
+        if s.root or s.memory:
+            if s.socket:
+                raise ValueError("kv_connector_extra_config: socket is of a host that runs, root and memory of one that the engine starts: want one of them")
+        elif not s.socket:
             s = dataclasses.replace(s, socket=os.environ.get("KVHOST_SOCKET") or "/run/kvhost/kvhost.sock")
         choices = ("load_when", ("faster", "always")), ("load_in", ("auto", "step", "beside")), ("store", ("all", "prompt", "none")), ("events_medium", MEDIUMS)
         for name, values in choices:
@@ -60,6 +67,17 @@ class Settings:
         if not 0 <= s.tenant < 1 << 32:
             raise ValueError(f"kv_connector_extra_config: tenant is {s.tenant}, want 0 to {(1 << 32) - 1}")
         return s
+
+
+    @functools.cached_property
+    def own(self) -> OwnHost | None:
+        """The host that the engine starts for itself, if it does."""
+        return OwnHost(self.root, self.memory) if self.root or self.memory else None
+
+    @property
+    def path(self) -> str:
+        """The path of the host's socket."""
+        return self.own.socket if self.own else self.socket
 
 
 def _number(value: Any) -> bool:

@@ -6,7 +6,10 @@ from an engine without kvhost. Prompts are prefilled in steps of one chunk, so t
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -182,6 +185,43 @@ def test_the_default_rule_after_a_restart(setting: Setting) -> None:
         engine.kill()
 
 
+def test_an_engine_starts_its_own_host(setting: Setting, tmp_path: Path) -> None:
+    """One setting, and no host before: chunks are found again after a kill of the engine and of its host."""
+    run = Path("/tmp", f"kvhost-engine-{os.getpid()}")  # a socket's path is short
+    run.mkdir()
+    root, want = tmp_path / "kv", setting.reference.long
+    transfer = {
+        "kv_connector": "KvhostConnector", "kv_connector_module_path": "kvhost.vllm", "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"root": f"{root}=1GiB", "load_when": "always", "lookup_timeout": 5.0},
+    }
+    env = {"XDG_RUNTIME_DIR": str(run), "KVHOST_STORE_MEMORY": "0", "KVHOST_SOCKET": "/nowhere"}
+
+    def host() -> int:
+        return int((root / ".kvhost" / "lock").read_text().split()[0])
+
+    try:
+        for life in range(2):
+            engine = Engine(
+                setting.folder, f"own{life}", setting.llama, None, blocks=BLOCKS, vllm={"kv_transfer_config": transfer}, env=env
+            )
+            try:
+                said = engine.one_by_one(LONG)
+                assert tokens(said) == want and [c for _, c in said] == [life * HITS] * 3, f"life {life}"
+                assert engine.count("has started a host of its own") == 1
+
+                def hits() -> bool:
+                    engine.reset()
+                    return engine.one_by_one(LONG) == [(t, HITS) for t in want]
+
+                wait_for("all is published", hits)
+            finally:
+                engine.kill()
+            os.kill(host(), signal.SIGKILL)
+    finally:
+        shutil.rmtree(run)
+
+
 def test_host_restart(setting: Setting) -> None:
     engine, want = setting.engine(), setting.reference.long
     setting.host.stop()
@@ -253,7 +293,7 @@ def test_mixed_requests(setting: Setting) -> None:
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_tails_in_a_small_pool_are_stored_or_counted(setting: Setting, paused: bool) -> None:
-    """Four of these prompts fill the pool, and a quarter of it may be held for the host to read. A host that reads more
+    """Four of these prompts fill the pool, and a part of it may be held for the host to read. A host that reads more
     slowly than the engine computes does not get all. The rest is counted, and stored when it is computed again."""
     engine = setting.engine()
     crowd = [prompt(300 + 20 * paused + i, 5 * CHUNK + 20) for i in range(20)]
@@ -274,7 +314,7 @@ def test_tails_in_a_small_pool_are_stored_or_counted(setting: Setting, paused: b
     assert tokens(again) == said
     lost = dropped() - before
     assert sum(5 - cached // CHUNK for _, cached in again) == lost
-    assert lost > 80 or not paused
+    assert lost > 60 or not paused
     engine.reset()
     assert engine.one_by_one(crowd, 2) == [(t, 5 * CHUNK) for t in said]
 

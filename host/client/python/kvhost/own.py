@@ -1,0 +1,160 @@
+"""A host that engines start for themselves, where their settings name a root or memory instead of a socket.
+
+The processes of a user and of all its engines with the same root share one host. The first that finds none starts it. It is a process of
+its own: it outlives an engine that crashes, and ends once it has had no session for ``session.idle_exit``, a minute
+unless ``KVHOST_SESSION_IDLE_EXIT`` says otherwise. Other ``KVHOST_`` variables are its settings, too."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvhost.errors import HostGoneError
+from kvhost.wire import unreachable
+
+log = logging.getLogger("vllm.kvhost")
+
+_START_SECONDS = 60.0
+_AGAIN_SECONDS = 5.0  # from a start that failed to the next
+
+
+class OwnHost:
+    """The host for a root, as ``/mnt/kv=500GiB``, for memory, as ``32GiB``, or for both. Any thread may use it."""
+
+    def __init__(self, root: str = "", memory: str = "") -> None:
+        if not root and not memory:
+            raise ValueError("neither a root nor memory")
+        self._root, self._memory = root, memory
+        path = os.path.realpath(root.rpartition("=")[0] or root) if root else "memory:"
+        name = hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
+        self._base = _directory() / name
+        self._failed, self._why = 0.0, ""
+        self._mutex = threading.Lock()
+
+    @property
+    def socket(self) -> str:
+        return f"{self._base}.sock"
+
+    def ensure(self) -> None:
+        """Starts the host unless it answers. Raises HostGoneError where it does not start."""
+        if not unreachable(self.socket):
+            return
+        with self._mutex:
+            if time.monotonic() - self._failed < _AGAIN_SECONDS and self._why:
+                raise HostGoneError(self._why)
+            with self._starting():
+                if not unreachable(self.socket):
+                    return  # another process has started it
+                try:
+                    self._start()
+                except HostGoneError as e:
+                    self._failed, self._why = time.monotonic(), str(e)
+                    raise
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        """One process at a time starts a host. The kernel frees the lock of one that dies."""
+        with open(f"{self._base}.start", "w") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            yield
+
+    def _start(self) -> None:
+        logged = Path(f"{self._base}.log")
+        command = [program(), "--root", self._root or f"memory:={self._memory}", "--socket", self.socket]
+        env = {"KVHOST_HTTP_LISTEN": "", "KVHOST_SESSION_IDLE_EXIT": "1m"} | dict(os.environ)
+        env.pop("CUDA_VISIBLE_DEVICES", None)  # other engines' GPUs are served, too
+        if self._root and self._memory:
+            env["KVHOST_STORE_MEMORY"] = self._memory
+        with logged.open("wb") as out, _all_processors():
+            host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True)
+        threading.Thread(target=_follow, args=(logged, host), name="kvhost-own", daemon=True).start()
+        due = time.monotonic() + _START_SECONDS
+        while unreachable(self.socket):
+            if host.poll() is not None or time.monotonic() > due:
+                last = logged.read_text(errors="replace").strip().rpartition("\n")[2]
+                raise HostGoneError(f"{' '.join(command)} did not start: {last.removeprefix('kvhost: ')} (all it said: {logged})")
+            time.sleep(0.02)
+        log.warning(
+            "kvhost: this engine has started a host of its own, process %d: %s. It ends %s after its last engine, its log is %s. To have "
+            'it as a service: kvhost --root %s --socket PATH, and {"socket": "PATH"} in the engine\'s settings',
+            host.pid, " ".join(command), env["KVHOST_SESSION_IDLE_EXIT"], logged, command[2],
+        )
+
+
+def program() -> str:
+    """The path of kvhost: ``KVHOST_BIN``, that of the wheel, or that of ``PATH``."""
+    if named := os.environ.get("KVHOST_BIN"):
+        return named
+    schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
+    places = [Path(sysconfig.get_path("scripts", scheme), "kvhost") for scheme in schemes]
+    found = next((str(p) for p in places if os.access(p, os.X_OK)), None) or shutil.which("kvhost")
+    if found is None:
+        raise HostGoneError(
+            "there is no program kvhost: this package was installed from its sources. The wheel of a release has it; "
+            "KVHOST_BIN may name one"
+        )
+    return found
+
+
+def _directory() -> Path:
+    """The directory of a user's sockets, which no other user may write to."""
+    path = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp", f"kvhost-{os.geteuid()}")
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ValueError(f"{path}: want a directory of user {os.geteuid()} with mode 0700")
+    return path
+
+
+@contextmanager
+def _all_processors() -> Iterator[None]:
+    """A host is not bound to the processors that an engine has bound the thread to that starts it."""
+    bound = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))  # of which the kernel leaves those that are allowed
+        yield
+    finally:
+        os.sched_setaffinity(0, bound)
+
+
+def _follow(logged: Path, host: subprocess.Popen[bytes]) -> None:
+    """Passes on what the host logs to the engine's log, until it ends."""
+    with logged.open(errors="replace") as f:
+        line, ended = "", False
+        while True:
+            line += f.readline()
+            if line.endswith("\n"):
+                _say(line.strip())
+                line = ""
+            elif ended:
+                return
+            else:
+                ended = host.poll() is not None
+                time.sleep(0 if ended else 0.2)
+
+
+_LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
+
+
+def _say(line: str) -> None:
+    level, text = logging.ERROR, line
+    try:
+        said = json.loads(line)
+        level = _LEVELS[said.pop("level")]
+        said.pop("time", None)
+        text = " ".join([str(said.pop("msg")), *(f"{k}={v}" for k, v in said.items())])
+    except (ValueError, KeyError, AttributeError, TypeError):
+        pass
+    log.log(level, "kvhost: %s", text.removeprefix("kvhost: "))

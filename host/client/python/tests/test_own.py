@@ -1,0 +1,161 @@
+"""Hosts that engines start for themselves: by two processes at once, after a kill, and until the last engine is gone."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import kvhost
+import pytest
+from kvhost import own
+from kvhost.errors import HostGoneError
+from kvhost.objects import Options
+from kvhost.own import OwnHost
+
+PAGE = 64 << 10
+SPACE = kvhost.Namespace(
+    model="m", dtype="bf16", key_bytes=32, tokens_per_block=16, groups=[kvhost.Group.uniform(0, blocks=1, layers=1, parts=1, page_bytes=PAGE)]
+)
+KEY = hashlib.sha256(b"key").digest()
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    run = Path("/tmp", f"kvhost-own-{os.getpid()}")  # a socket's path is short
+    run.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
+    monkeypatch.setenv("KVHOST_SESSION_IDLE_EXIT", "2s")
+    monkeypatch.delenv("KVHOST_SOCKET", raising=False)
+    yield tmp_path
+    for log in run.rglob("*.log"):
+        for pid in pids(log):
+            os.kill(pid, signal.SIGKILL) if alive(pid) else None
+    shutil.rmtree(run)
+
+
+def pids(log: Path) -> list[int]:
+    return [int(line.split('"pid":')[1].split(",")[0]) for line in log.read_text().splitlines() if '"pid":' in line]
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(what: str, done: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if done():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"never: {what}")
+
+
+def host_of(host: OwnHost) -> int:
+    (pid,) = pids(Path(host.socket).with_suffix(".log"))
+    return pid
+
+
+def store(host: OwnHost) -> None:
+    with kvhost.Arena(2 * PAGE) as arena, kvhost.Session(host.socket, "e", SPACE) as s:
+        s.register(0, arena, [kvhost.Region(0, PAGE, 2)])
+        arena.view[:PAGE] = KEY * (PAGE // len(KEY))
+        done = s.store([kvhost.StoreChunk(KEY, [0])], request=1).published()
+        assert done.chunks[0].result == kvhost.Result.STORED
+
+
+def load(host: OwnHost) -> bytes:
+    with kvhost.Arena(2 * PAGE) as arena, kvhost.Session(host.socket, "f", SPACE) as s:
+        s.register(0, arena, [kvhost.Region(0, PAGE, 2)])
+        arena.view[:] = b"\xa5" * len(arena.view)
+        hit = s.lookup([KEY], request=1)
+        assert hit.hits == 1
+        assert not s.load(hit, [kvhost.LoadChunk(0, [1])]).wait().failed
+        return bytes(arena.view[PAGE : 2 * PAGE])
+
+
+def test_its_chunks_outlive_it(place: Path) -> None:
+    host = OwnHost(f"{place}/kv=64MiB")
+    host.ensure()
+    first = host_of(host)
+    host.ensure()
+    assert host_of(host) == first, "one that answers is kept"
+    store(host)
+    os.kill(first, signal.SIGKILL)
+    until("the host is dead", lambda: not alive(first))
+    host.ensure()
+    assert host_of(host) != first
+    assert load(host) == KEY * (PAGE // len(KEY))
+
+
+def test_processes_that_start_at_once_share_one(place: Path) -> None:
+    code = f"from kvhost.own import OwnHost; h = OwnHost({str(place)!r} + '/kv=64MiB'); h.ensure(); print(h.socket)"
+    engines = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    sockets = {e.communicate(timeout=120)[0] for e in engines}
+    assert {e.returncode for e in engines} == {0} and sockets == {OwnHost(f"{place}/../{place.name}/kv=1GiB").socket + "\n"}
+    assert len(pids(Path(next(iter(sockets)).strip()).with_suffix(".log"))) == 1
+    assert hits(OwnHost(f"{place}/kv")) == 0, "a host of another capacity of the root is the same"
+
+
+def hits(host: OwnHost) -> int:
+    with kvhost.Session(host.socket, "e", SPACE) as s:
+        return s.lookup([KEY], request=1).hits
+
+
+def test_it_ends_after_the_last_session(place: Path) -> None:
+    host = OwnHost(memory="64MiB")
+    host.ensure()
+    pid = host_of(host)
+    with kvhost.Session(host.socket, "e", SPACE) as s:
+        time.sleep(3)
+        assert alive(pid) and s.lookup([KEY], request=1).hits == 0
+    until("the host has ended", lambda: not alive(pid))
+
+
+def test_why_it_does_not_start(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    running = OwnHost(f"{place}/kv=64MiB")
+    running.ensure()
+    os.environ["XDG_RUNTIME_DIR"] += "/another"
+    os.mkdir(os.environ["XDG_RUNTIME_DIR"])
+    other = OwnHost(f"{place}/kv=64MiB")
+    with pytest.raises(HostGoneError, match=rf"did not start: root is in use: {place}/kv.*process {host_of(running)}"):
+        other.ensure()
+    until("the engine's log has it, too", lambda: any("root is in use" in r.message for r in caplog.records))
+    (place / "empty").mkdir()
+    os.chmod(Path(other.socket).parent, 0o755)
+    with pytest.raises(ValueError, match="mode 0700"):
+        OwnHost(memory="1GiB")
+
+
+def test_the_engines_log_says_how_it_runs(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    host = OwnHost(f"{place}/kv=64MiB")
+    host.ensure()
+    assert f"a host of its own, process {host_of(host)}" in caplog.text and f"--root {place}/kv=64MiB" in caplog.text
+    until("the host's own words", lambda: "kvhost: ready socket=" in caplog.text)
+
+
+def test_where_the_program_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own.program() == os.environ["KVHOST_BIN"]
+    monkeypatch.delenv("KVHOST_BIN")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(HostGoneError, match="installed from its sources"):
+        own.program()
+
+
+def test_settings_name_one_or_the_other() -> None:
+    o = Options.parse("extra", {"root": "/nowhere/kv=1GiB", "memory": "1GiB"})
+    assert o.own is not None and o.socket == OwnHost("/nowhere/kv").socket
+    assert Options.parse("extra", {}).own is None
+    with pytest.raises(ValueError, match="extra.socket: .*want one of them"):
+        Options.parse("extra", {"root": "/nowhere/kv", "socket": "/s"})

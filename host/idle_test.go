@@ -1,0 +1,38 @@
+package host_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// A host with session.idle_exit lives as long as a session does, and ends once it has been without one for so long.
+func TestIdleExit(t *testing.T) {
+	c := configuration(t)
+	c.Session.IdleExit = 2 * time.Second
+	h, err := host.New(t.Context(), host.Config{Config: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- h.Run(t.Context()) }()
+	<-h.Ready()
+	s := hosttest.Dial(t, hosttest.Hello(h.Socket(), kv.Uniform(2, 2, 1, 8192)), 8, 0, 0)
+	select {
+	case err := <-ended:
+		t.Fatalf("the host ended with %v while a session was open", err)
+	case <-time.After(c.Session.IdleExit + c.Session.IdleExit/2):
+	}
+	if got := s.Find(kv.Key{1}).Hits(); got != 0 {
+		t.Errorf("lookup in an empty root: %d hits, want 0", got)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("the end of an idle host: %v, want nil", err)
+	}
+}
