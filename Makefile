@@ -2,7 +2,7 @@
 
 SHELL       := /bin/bash
 GO          ?= go
-VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION     ?= $(shell .ci/version)
 TOOLS       := $(CURDIR)/.build/bin
 STATICCHECK := $(TOOLS)/staticcheck
 GOVULNCHECK := $(TOOLS)/govulncheck
@@ -186,7 +186,7 @@ CHECK := examples/deploy/kubernetes/check
 manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernetes from the Helm chart
 	$< -update examples/deploy/kubernetes
 
-dist: plugins .build/bin/nfpm ## tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
+dist: plugins .build/bin/nfpm ## wheels, tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
 	$(GO) run ./examples/deploy -version '$(VERSION)' 
 
 kits: ## install what tests need and root is not needed for: Rust's wasm target, Python packages

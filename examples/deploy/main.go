@@ -1,5 +1,5 @@
-// Command deploy writes what a release consists of: for each architecture a tarball, a deb and an rpm, and a bill of the
-// materials in the binary; and their checksums. Two runs on one commit write the same bytes.
+// Command deploy writes what a release consists of: for each architecture a tarball, a deb, an rpm and a wheel for Python, and a
+// bill of the materials in the binary; and their checksums. Two runs on one commit write the same bytes.
 // The tests install, run and check what is in this directory and what the command writes.
 //
 //	go run ./examples/deploy -version 1.2.3 -nfpm .build/bin/nfpm   # in the top directory
@@ -117,7 +117,7 @@ func (r *release) arch(ctx context.Context, arch, work string) error {
 		return err
 	}
 	base := filepath.Join(r.out, "kvhost_"+r.version+"_linux_"+arch)
-	return r.packages(ctx, arch, base, binary)
+	return errors.Join(r.packages(ctx, arch, base, binary), r.wheel(arch, binary))
 }
 
 // build makes the binary of an architecture.

@@ -66,8 +66,8 @@ func TestDist(t *testing.T) {
 	sums := exec.Command("sha256sum", "--check", "--strict", "SHA256SUMS")
 	sums.Dir = dir
 	out, err := sums.CombinedOutput()
-	if err != nil || strings.Count(string(out), ": OK\n") != 8 {
-		t.Errorf("verify the checksums: %v, want 8 files that are OK\n%s", err, out)
+	if err != nil || strings.Count(string(out), ": OK\n") != 10 {
+		t.Errorf("verify the checksums: %v, want 10 files that are OK\n%s", err, out)
 	}
 	for arch, elf := range map[string]string{"amd64": "x86_64", "arm64": "aarch64"} {
 		deb := filepath.Join(dir, file(arch, ".deb"))
@@ -121,8 +121,8 @@ func TestDistIsReproducible(t *testing.T) {
 		t.Fatal(err)
 	}
 	list, err := os.ReadDir(again)
-	if err != nil || len(list) != 5 {
-		t.Fatalf("files of the distribution: got %v, %v, want 5", list, err)
+	if err != nil || len(list) != 6 {
+		t.Fatalf("files of the distribution: got %v, %v, want 6", list, err)
 	}
 	for _, e := range list {
 		if e.Name() == "SHA256SUMS" {

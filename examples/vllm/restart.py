@@ -1,11 +1,12 @@
 """A prompt that vLLM computed once is loaded from kvhost after both were restarted.
 
-    python restart.py --kvhost bin/kvhost [--model NAME_OR_PATH] [--root DIR]
+    python restart.py [--model NAME_OR_PATH] [--root DIR]
 
-It starts kvhost and a vLLM engine, computes a prompt, stops both, starts both again and asks for the same prompt. It
-prints the time to the first token and how many of the prompt's tokens came from kvhost, and exits with 1 when none did.
-Without --model it makes up a small Llama with random weights, which also runs on a CPU. It needs vLLM 0.26 and the
-kvhost client (pip install ./host/client/python). On a CPU, set TORCHDYNAMO_DISABLE=1 to skip a long compilation."""
+It starts a vLLM engine, which starts kvhost, computes a prompt, ends both, starts the engine again and asks for the same
+prompt. It prints the time to the first token and how many of the prompt's tokens came from kvhost, and exits with 1
+when none did. Without --model it makes up a small Llama with random weights, which also runs on a CPU. It needs vLLM
+0.26 and kvhost (a wheel of make dist, or pip install ./host/client/python with KVHOST_BIN naming the program). On
+a CPU, set TORCHDYNAMO_DISABLE=1 to skip a long compilation."""
 
 from __future__ import annotations
 
@@ -25,30 +26,20 @@ PROMPT_TOKENS = 3000
 
 def main() -> None:
     p = argparse.ArgumentParser()
-    p.add_argument("--kvhost", default="kvhost", help="the program")
     p.add_argument("--model", default="", help="a model for vLLM; default: a small one with random weights")
     p.add_argument("--root", default="", help="where kvhost keeps chunks; default: a folder that is deleted at the end")
-    p.add_argument("--engine", nargs=2, metavar=("MODEL", "SOCKET"), help=argparse.SUPPRESS)
+    p.add_argument("--engine", nargs=2, metavar=("MODEL", "ROOT"), help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.engine:
         run_engine(*args.engine)
         return
     with tempfile.TemporaryDirectory(prefix="kvhost-vllm-") as folder:
         model = args.model or make_model(pathlib.Path(folder) / "model")
-        root, socket = args.root or folder + "/kv", folder + "/kvhost.sock"
+        root = args.root or folder + "/kv"
         results = []
         for turn in ("first", "second"):
-            host = subprocess.Popen([args.kvhost, "--root", root + "=8GiB", "--socket", socket, "--http-listen", ""])
-            while not os.path.exists(socket):
-                if host.poll() is not None:
-                    sys.exit("kvhost did not start")
-                time.sleep(0.05)
-            try:
-                command = [sys.executable, __file__, "--engine", model, socket]
-                engine = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            finally:
-                host.send_signal(signal.SIGTERM)
-                host.wait()
+            engine = subprocess.run([sys.executable, __file__, "--engine", model, root], stdout=subprocess.PIPE, text=True, check=True)
+            os.kill(int(pathlib.Path(root, ".kvhost/lock").read_text().split()[0]), signal.SIGTERM)
             result = json.loads(engine.stdout.splitlines()[-1])
             results.append(result)
             print(f"{turn} run: {result['milliseconds']:.0f} ms to the first token, "
@@ -56,15 +47,15 @@ def main() -> None:
     sys.exit(0 if results[1]["cached"] else "the second run hit nothing")
 
 
-def run_engine(model: str, socket: str) -> None:
+def run_engine(model: str, root: str) -> None:
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
     llm = LLM(
         model=model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=4096, gpu_memory_utilization=0.5,
         kv_transfer_config=KVTransferConfig(
-            kv_connector="KvhostConnector", kv_connector_module_path="kvhost.vllm", kv_role="kv_both",
-            kv_load_failure_policy="recompute", kv_connector_extra_config={"socket": socket},
+            kv_connector="KvhostConnector", kv_role="kv_both",
+            kv_load_failure_policy="recompute", kv_connector_extra_config={"root": root + "=8GiB"},
         ),
     )
     first = SamplingParams(temperature=0, max_tokens=1, detokenize=False)

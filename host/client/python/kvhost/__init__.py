@@ -4,6 +4,8 @@ A :class:`Session` is one stream to the host. Memory is shared, never copied thr
 sealed memfd that both processes map, and stores and loads name blocks in it.
 """
 
+from importlib import metadata
+
 from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
 from kvhost.errors import (
@@ -44,6 +46,11 @@ from kvhost.session import (
     StoreResult,
 )
 from kvhost.shape import Group, Namespace, Plane, Region
+
+try:
+    __version__ = metadata.version("kvhost")
+except metadata.PackageNotFoundError:  # from its sources, by PYTHONPATH
+    __version__ = "0+unknown"
 
 __all__ = [
     "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockFailure", "CancelledError", "ChunkResult", "Code",

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         from kvhost.events.format import Format
         from kvhost.events.publisher import Publisher, Residents, Service
     except ImportError as e:
-        log.error("%s; pip install 'kvhost-client[events]'", e)
+        log.error("%s; pip install 'kvhost[events]'", e)
         return 1
     try:
         publisher = Publisher(
