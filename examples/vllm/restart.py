@@ -39,7 +39,10 @@ def main() -> None:
         results = []
         for turn in ("first", "second"):
             engine = subprocess.run([sys.executable, __file__, "--engine", model, root], stdout=subprocess.PIPE, text=True, check=True)
-            os.kill(int(pathlib.Path(root, ".kvhost/lock").read_text().split()[0]), signal.SIGTERM)
+            host = pathlib.Path(root, ".kvhost/lock").read_text().split()[0]
+            os.kill(int(host), signal.SIGTERM)
+            while os.path.exists(f"/proc/{host}/exe"):
+                time.sleep(0.05)
             result = json.loads(engine.stdout.splitlines()[-1])
             results.append(result)
             print(f"{turn} run: {result['milliseconds']:.0f} ms to the first token, "

@@ -38,7 +38,8 @@ class KvhostL2AdapterConfig(L2AdapterConfigBase):
     def help(cls) -> str:
         return (
             "kvhost L2 adapter, adapter_params:\n"
-            "- socket (str): the host's socket (default /run/kvhost/kvhost.sock)\n"
+            "- socket (str): of a host that runs (default /run/kvhost/kvhost.sock)\n"
+            "- root (str), memory (str): of a host that is started: DIR=SIZE, SIZE, or both\n"
             "- arena_bytes (int): shared memory that objects pass through (default 1 GiB)\n"
             "- timeout (float): seconds until a host that does not answer counts as gone (default 30)\n"
             "- sessions (int): the most with the host at a time (default 64)\n"
