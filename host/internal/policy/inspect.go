@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/kvhost/kvhost/abi"
-	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
+	"github.com/kvhost/kvhost/host/internal/policy/meter"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
@@ -18,8 +18,7 @@ type Inspection struct {
 	Manifest *abi.Manifest // nil when it has none
 	Roles    []abi.Role    // its exports have their functions
 	Imports  []sandbox.Import
-	Sections []sandbox.Section
-	Counts   []metering.Count // its size in everything that is limited
+	Counts   []meter.Count // its size in everything that is limited
 
 	MemoryPages, MostPages uint32       // of 64 KiB: at its start, and the most it may grow to
 	Fuel                   sandbox.Fuel // what a call of its roles gets, and what on top for a record
@@ -46,8 +45,8 @@ func Inspect(ctx context.Context, name string, opt Options) (*Inspection, error)
 		i.Name, i.Refused = label(name), refused(name, err)
 		return i, nil
 	}
-	i.Sections, i.Imports = s.Sections(), s.Imports()
-	i.MemoryPages = uint32(min(s.MinPages(), abi.MaxMemoryPages))
+	i.Imports = s.Imported()
+	i.MemoryPages = uint32(min(s.Pages, abi.MaxMemoryPages))
 	if err != nil { // describe it as far as possible
 		m = &Module{name: label(name)}
 		m.roles, _ = s.Verify()
@@ -65,14 +64,8 @@ func Inspect(ctx context.Context, name string, opt Options) (*Inspection, error)
 	}
 	l := opt.Fuel.Limits(m.manifest.Fuel)
 	i.Fuel, i.MostFuel, i.Batch = sandbox.Fuel{Call: l.Call, Record: l.Record, Time: l.CPUTime}, l.Max, l.Batch()
-	counts, limit := metering.Measure(s.Compilable(), metering.DefaultLimits())
-	for k := range counts {
-		if counts[k].What == metering.ModuleBytes {
-			counts[k].Got = uint64(len(f.bytes))
-		}
-	}
-	i.Counts = counts
-	if err == nil {
+	var limit error
+	if i.Counts, limit = s.Measure(); err == nil {
 		err = limit
 	}
 	if err != nil {

@@ -8,7 +8,7 @@ type bodyRewriter struct {
 	filler   uint32 // likewise
 	bulkKind uint32 // index of their type
 	scratch  uint32 // index of the i32 local that holds an operand's copy
-	types    *blockTypes
+	types    *Module
 	uses     bool // of scratch
 	out      []byte
 }

@@ -84,7 +84,7 @@ const (
 	fewHeads   = 4      // where a jump leads to no more than a fourth of the segments, they pay instead of the jump
 )
 
-func plan(code []byte, locals uint64, types *blockTypes) (*charges, error) {
+func plan(code []byte, locals uint64, types *Module) (*charges, error) {
 	p := planner{r: reader{b: code}, regions: []region{{units: 1 + locals/8}}, open: []frame{{}}, plain: true}
 	p.frame = frameEstimate{locals: locals, types: types}
 	for len(p.open) > 0 {
@@ -143,7 +143,7 @@ func (p *planner) step(in instruction) {
 func (p *planner) join(in instruction) {
 	labels, r := uint32(0), reader{b: p.r.b, at: in.lo + 1}
 	if in.op == opBranchTable {
-		labels = r.count()
+		labels = r.count(1)
 	}
 	here := p.open[len(p.open)-1].region
 	for range labels + 1 {

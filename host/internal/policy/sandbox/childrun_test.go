@@ -90,7 +90,7 @@ func TestResultIsComplete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := meter.Inject(wasm, meter.DefaultLimits())
+	want, err := meter.Inject(wasm)
 	if err != nil || !bytes.Equal(metered, want) {
 		t.Errorf("the metered module differs: %v", err)
 	}
@@ -117,7 +117,7 @@ func TestRefusals(t *testing.T) {
 		is   error
 		says string
 	}{
-		{[]byte("(module)"), meter.ErrMalformed, "header"},
+		{[]byte("(module)"), meter.ErrMalformed, "not a WebAssembly module"},
 		{module([]wasmtest.Function{heavy(0, []byte{0xfe, 0, 0})}), meter.ErrOpcode, "0xfe"},
 		{module([]wasmtest.Function{heavy(0, []byte{0x6a})}), nil, "i32.add"},
 	} {
