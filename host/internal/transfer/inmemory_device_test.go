@@ -81,40 +81,6 @@ func (r *deviceRig) memoryFile(mem *memfs.FS, n int) staging.Segments {
 	return s
 }
 
-// Pages on a GPU are gathered into memory and scattered from it, by kernels, without a slot.
-func TestMemoryRoundTripOnDevice(t *testing.T) {
-	for name, geo := range deviceShapes {
-		t.Run(name, func(t *testing.T) {
-			const chunks = 3
-			r, _ := newMemoryRig(t, geo, geo.Blocks*chunks+3)
-			ids := r.shuffled(chunks)
-			var stores []StoreChunk
-			for n := range chunks {
-				stores = append(stores, r.put(n, ids[n]))
-			}
-			if read, out := r.storeAll(stores...); len(read.Failed)+len(out.Failed) > 0 {
-				t.Fatal(read, out)
-			}
-			r.poison()
-			ids = r.shuffled(chunks)
-			if out := r.load([]int{0, 1, 2}, ids); len(out.Failed) > 0 {
-				t.Fatal(out)
-			}
-			for n := range chunks {
-				if err := r.holds(n, ids[n], false); err != nil {
-					t.Error(err)
-				}
-			}
-			if took := r.took(); took["memory"] != 2*chunks || len(took) != 1 {
-				t.Errorf("routes taken: %v", took)
-			}
-			if !r.gpu.FitsWindow(1, 1) {
-				t.Error("windows were given up")
-			}
-		})
-	}
-}
-
 // lookup looks one chunk up.
 func (r *deviceRig) lookup(n int) *store.Lease {
 	r.t.Helper()
