@@ -80,7 +80,7 @@ func TestPolicyInspect(t *testing.T) {
 		&got); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(pin, got.SHA256) || fmt.Sprint(got.Roles) != "[evict]" || got.FuelCall == 0 ||
+	if !strings.Contains(pin, got.Digest) || fmt.Sprint(got.Roles) != "[evict]" || got.Fuel.Call == 0 ||
 		len(got.Imports) == 0 {
 		t.Errorf("module pinned by %s: inspected as %+v", pin, got)
 	}

@@ -17,9 +17,11 @@ type Scan struct {
 
 // Import is a host function that a module imports.
 type Import struct {
-	Module, Name, Type string
-	Grant              string // that it needs; empty for none
-	Known              bool   // this host has the function
+	Module string `json:"module"`
+	Name   string `json:"name"`
+	Type   string `json:"type"`
+	Grant  string `json:"grant,omitempty"` // that it needs; empty for none
+	Known  bool   `json:"known"`           // this host has the function
 }
 
 // MaxModuleBytes is the most that a module's file may have.
@@ -49,7 +51,7 @@ func (s *Scan) Manifest() []byte { return s.manifest }
 
 // Imported are the functions that the module imports.
 func (s *Scan) Imported() []Import {
-	var list []Import
+	list := []Import{}
 	for _, i := range s.Imports {
 		f, known := hostFunctions[i.Module][i.Name]
 		list = append(list, Import{meter.Printable(i.Module, meter.MaxShown), meter.Printable(i.Name, meter.MaxShown), spell(i.Sig),
