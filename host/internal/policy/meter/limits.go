@@ -30,6 +30,39 @@ const (
 	maxDataBytes       = 8 << 20 // of the data section
 )
 
+// What the functions of a module may have together. The compiler's time grows with the square of a function's blocks, one after the
+// other or one in the other: 7,000 loops took it 8 s. A million values that branches or blocks carry took it 1 s and 100 MB, a
+// million locals 70 MB. The most that a first-party policy has are 5 million pairs, 400,000 values and 8,000 locals.
+const (
+	maxPairs     = 30_000_000
+	maxValues    = 6_000_000
+	maxAllLocals = 2_000_000
+)
+
+// work is what functions give a compiler to do: locals, pairs of blocks of the same function, and values that instructions make
+// or branches carry.
+type work struct{ locals, pairs, values uint64 }
+
+// weigh adds the work of a function, and refuses a module that is legal and takes a compiler too long.
+func (m *rewriter) weigh(w work) error {
+	all := &m.work
+	all.locals, all.pairs, all.values = all.locals+w.locals, all.pairs+w.pairs, all.values+w.values
+	for _, c := range []struct {
+		most     int
+		got      uint64
+		what, do string
+	}{
+		{maxPairs, all.pairs, "pairs of blocks of the same function", "split functions with many blocks"},
+		{maxValues, all.values, "values of all functions", "leave out functions, or blocks and calls with many values"},
+		{maxAllLocals, all.locals, "locals of all functions", "keep large state in memory"},
+	} {
+		if err := m.check(c.most, c.got, c.what); err != nil {
+			return fmt.Errorf("%w: %s", err, c.do)
+		}
+	}
+	return nil
+}
+
 // Count is how much a module has of something that is limited: the most in one place, where the limit is of one.
 type Count struct {
 	What string

@@ -38,6 +38,7 @@ func (m *Module) Measure() ([]Count, error) {
 type rewriter struct {
 	*Module
 	added []added
+	work  work // of the functions so far
 }
 
 // added is a function at the module's end: the one to call for more fuel, and then first forms of functions that have a
@@ -194,7 +195,11 @@ func (m *rewriter) rewriteFunction(body []byte, f *function) ([]byte, error) {
 			global: m.globals, refuel: m.refuel(), copier: m.copier(), filler: m.filler(), bulkKind: m.bulkKind(),
 			scratch: f.params + uint32(locals), types: m.Module, out: before,
 		}
-		if err := w.rewriteBody(code, locals); err != nil {
+		work, err := w.rewriteBody(code, locals)
+		if err == nil {
+			err = m.weigh(work)
+		}
+		if err != nil {
 			return nil, err
 		}
 		out := make([]byte, 0, len(w.out)+r.at+4)
