@@ -73,10 +73,6 @@ var (
 		Name: "a C compiler", Tests: "the race detector (the concurrent packages run without it), the GPU code",
 		Packages: "gcc libc6-dev", probe: compilesC,
 	}
-	// Minisign is the tool that signs policies.
-	Minisign = &Tool{
-		Name: "minisign", Tests: "our signatures against minisign's", Packages: "minisign", probe: commands("minisign"),
-	}
 	// Python runs the Python client's tests in a virtual environment.
 	Python = &Tool{
 		Name: "python3 with venv", Tests: "the Python client", Packages: "python3-venv", probe: python,
@@ -161,7 +157,7 @@ var (
 )
 
 // Tools are all of them.
-var Tools = []*Tool{Make, Git, CC, Clang, Cargo, Minisign, Python, PythonPackages, Chromium, Promtool, Systemd,
+var Tools = []*Tool{Make, Git, CC, Clang, Cargo, Python, PythonPackages, Chromium, Promtool, Systemd,
 	Packages, NFPM, Kubernetes, Debian, Buildah, Mounts, Users, FUSE, DirectIO, Devices, UserFaults, MemoryCgroup}
 
 func commands(names ...string) func() bool {

@@ -11,11 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/doctor"
-	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 )
 
@@ -53,12 +51,11 @@ and may run while a host does.`,
 func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool) error {
 	memory := memoryBefore(cfg)
 	cfg = cfg.WithMemory(memory)
-	w := wanted(cfg)
-	facts, err := doctor.Probe(ctx, w)
+	facts, err := doctor.Probe(ctx, cfg)
 	if err != nil {
 		return err
 	}
-	report := doctor.Judge(version, w, facts)
+	report := doctor.Judge(version, cfg, deviceBytes(cfg), facts)
 	if needs, all, err := policyset.Needs(ctx, cfg); err != nil {
 		report.Findings = append(report.Findings, doctor.Finding{Level: doctor.Problem, About: "policies", Says: err.Error()})
 	} else {
@@ -76,26 +73,6 @@ func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool) 
 	return errors.Join(err, report.Problems())
 }
 
-// wanted is what a configuration asks of the machine.
-func wanted(cfg *config.Config) doctor.Wanted {
-	w := doctor.Wanted{
-		Socket: cfg.Socket, StagingBytes: cfg.Engine.MaxStagingMemory, DirectIO: cfg.Engine.DirectIO,
-		CUDA:   cfg.GDS.CUDA != config.CUDAOff,
-		CuFile: cfg.MayUseCuFile(), DeviceBytes: deviceBytes(cfg),
-	}
-	modes := cfg.Modes()
-	w.Workers, w.Compresses, w.Chooses = cfg.Engine.ThreadsPerGPU, modes.Any(codec.Gaining), modes.Any(codec.Faster)
-	w.Policies, w.PolicyCache, w.NamedCache = len(cfg.Policies), cfg.PolicyCache, true
-	if cfg.PolicyCache == config.CacheAuto {
-		w.PolicyCache, w.NamedCache = sandbox.CacheDir(), false
-	}
-	for _, r := range cfg.Roots {
-		w.Roots = append(w.Roots, doctor.WantedRoot{Path: r.Path, Capacity: r.Capacity, Shared: r.Shared,
-			Mount: r.RequireMount, Route: askedRoute(r), Memory: r.InMemory(), Level: r.Level})
-	}
-	return w
-}
-
 // deviceBytes is the GPU memory of the copy threads' windows, their codec, and the direct route's slots.
 func deviceBytes(cfg *config.Config) int64 {
 	if cfg.GDS.CUDA == config.CUDAOff {
@@ -107,15 +84,4 @@ func deviceBytes(cfg *config.Config) int64 {
 		takes += int64(cfg.GDS.BufferMiB) << 20
 	}
 	return takes
-}
-
-// askedRoute is a root's route, unless it is chosen at start.
-func askedRoute(r config.Root) string {
-	switch r.Route {
-	case config.RouteDirect:
-		return doctor.RouteDirect
-	case config.RouteStaged:
-		return doctor.RouteStaged
-	}
-	return ""
 }

@@ -61,9 +61,8 @@ func TestCheckWantsWhatTheHostTries(t *testing.T) {
 		cfg := config.Default().Clone()
 		cfg.Roots = []config.Root{{Path: "kv", Capacity: 1 << 30}}
 		c.change(cfg)
-		w := wanted(cfg)
-		if w.CuFile != c.cufile || w.DeviceBytes>>20 != c.memory || cfg.TriesDirect(cfg.Roots[0]) != c.direct {
-			t.Errorf("what %s asks of the machine: got %+v", name, w)
+		if memory := deviceBytes(cfg); cfg.MayUseCuFile() != c.cufile || memory>>20 != c.memory || cfg.TriesDirect(cfg.Roots[0]) != c.direct {
+			t.Errorf("%s: cuFile %t, a direct route %t, %d bytes of a GPU's memory, want %+v", name, cfg.MayUseCuFile(), cfg.TriesDirect(cfg.Roots[0]), memory, c)
 		}
 	}
 }

@@ -24,8 +24,8 @@ func compileBomb() string {
 	export := func(name string, kind, index byte) []byte {
 		return append(append([]byte{byte(len(name))}, name...), kind, index)
 	}
-	const depth, i32, i64 = 100_000, 0x7f, 0x7e
-	bomb := sized([]byte{0}, bytes.Repeat([]byte{0x02, 0x40}, depth), bytes.Repeat([]byte{0x0b}, depth),
+	const depth, i32, i64 = 5_000, 0x7f, 0x7e
+	bomb := sized([]byte{0}, bytes.Repeat([]byte{0x03, 0x40}, depth), bytes.Repeat([]byte{0x0b}, depth),
 		[]byte{0x42, 0, 0x0b})
 	return string(slices.Concat([]byte("\x00asm\x01\x00\x00\x00"),
 		[]byte{1}, sized([]byte{4, 0x60, 0, 0, 0x60, 2, i32, i32, 1, i32, 0x60, 1, i32, 1, i32, 0x60, 2, i32, i32, 1, i64}),
@@ -70,7 +70,7 @@ module = "lru"
 	refused := make(chan error, 1)
 	go func() { refused <- bad.Wait() }()
 	await(t, logged, compiling, nil)
-	if r := finish(t, command(t, dir, "policy", "swap", "main", "fifo")); r.code != exitOK {
+	if r := finish(t, command(t, dir, "policy", "swap", "main", "lru")); r.code != exitOK {
 		t.Errorf("another swap: %d\n%s", r.code, r.stderr)
 	}
 	select {

@@ -113,22 +113,7 @@ func reflow(text string, width int) string {
 		if strings.Contains(p, "\n  ") {
 			continue
 		}
-		var b strings.Builder
-		column := 0
-		for word := range strings.FieldsSeq(p) {
-			switch {
-			case column == 0:
-			case column+1+len(word) > width:
-				b.WriteByte('\n')
-				column = 0
-			default:
-				b.WriteByte(' ')
-				column++
-			}
-			b.WriteString(word)
-			column += len(word)
-		}
-		paragraphs[i] = b.String()
+		paragraphs[i] = strings.Join(config.Wrap(p, width), "\n")
 	}
 	return strings.Join(paragraphs, "\n\n")
 }

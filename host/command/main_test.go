@@ -154,6 +154,9 @@ func TestWrongInput(t *testing.T) {
 		says []string
 	}{
 		{"unknown command", []string{"serv"}, exitUsage, []string{`"serv"`, "serve", "--help"}},
+		{"misspelled command", []string{"srve"}, exitUsage, []string{`did you mean "serve"?`}},
+		{"misspelled subcommand", []string{"policy", "lst"}, exitUsage, []string{`did you mean "list"?`}},
+		{"configuration as a command", []string{"foo.toml"}, exitUsage, []string{"--config foo.toml"}},
 		{"unknown flag", []string{"--no-such-flag"}, exitUsage, []string{"--no-such-flag", "--help"}},
 		{"misspelled flag", []string{"--polcy", "lru"}, exitUsage, []string{`did you mean "--policy"`}},
 		{"bench of a missing root", []string{"bench", "--root", "nowhere"}, exitUsage,

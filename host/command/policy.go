@@ -18,14 +18,13 @@ import (
 func newPolicy() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",
-		Short: "Write, check, pack, sign and run policies",
+		Short: "Write, check, pack and run policies",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return usageError{fmt.Errorf("%s: want a subcommand", cmd.CommandPath())}
 		},
 	}
-	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyNew(), newPolicyPack(),
-		newPolicyDigest(), newPolicySign(), newPolicyKeygen())
+	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyNew(), newPolicyPack(), newPolicyDigest())
 	cmd.AddCommand(newPolicyList(), newPolicySwap(), newPolicyPromote())
 	return cmd
 }

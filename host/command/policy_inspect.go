@@ -58,43 +58,16 @@ func newPolicyInspect() *cobra.Command {
 
 // inspection is the JSON form.
 type inspection struct {
-	Name        string        `json:"name"`
-	Path        string        `json:"path,omitempty"`
-	SHA256      string        `json:"sha256"`
-	Bytes       int           `json:"bytes"`
-	Roles       []string      `json:"roles"`
-	Grants      []string      `json:"grants"`
-	Imports     []importLine  `json:"imports"`
-	MemoryPages uint32        `json:"memory_pages"`
-	MostPages   uint32        `json:"most_memory_pages"`
-	FuelCall    uint64        `json:"fuel_call"`
-	FuelRecord  uint64        `json:"fuel_record"`
-	FuelMost    uint64        `json:"fuel_most"`
-	Batch       int           `json:"batch"`
-	Manifest    *abi.Manifest `json:"manifest"`
-	Refused     string        `json:"refused,omitempty"`
-}
-
-type importLine struct {
-	Module string `json:"module"`
-	Name   string `json:"name"`
-	Type   string `json:"type"`
-	Grant  string `json:"grant,omitempty"`
-	Known  bool   `json:"known"`
+	*policy.Inspection
+	Roles   []string `json:"roles"`
+	Grants  []string `json:"grants"`
+	Refused string   `json:"refused,omitempty"`
 }
 
 func inspectionOf(i *policy.Inspection) inspection {
-	out := inspection{
-		Name: i.Name, Path: i.Path, SHA256: i.Digest, Bytes: i.Bytes, Roles: []string{},
-		Grants: slices.Concat([]string{}, i.Grants()), Imports: []importLine{},
-		MemoryPages: i.MemoryPages, MostPages: i.MostPages, FuelCall: i.Fuel.Call, FuelRecord: i.Fuel.Record,
-		FuelMost: i.MostFuel, Batch: i.Batch, Manifest: i.Manifest,
-	}
+	out := inspection{Inspection: i, Roles: []string{}, Grants: slices.Concat([]string{}, i.Grants())}
 	for _, r := range i.Roles {
 		out.Roles = append(out.Roles, r.String())
-	}
-	for _, im := range i.Imports {
-		out.Imports = append(out.Imports, importLine(im))
 	}
 	if i.Refused != nil {
 		out.Refused = i.Refused.Error()

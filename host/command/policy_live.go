@@ -138,8 +138,8 @@ func listPolicies(w io.Writer, st *proto.StatusResponse) error {
 		return err
 	}
 	if st.PolicyMemoryLimit > 0 {
-		fmt.Fprintf(w, "memory of all: %s, at most %s (policy_memory)\n", mebibytes(st.PolicyMemory),
-			mebibytes(st.PolicyMemoryLimit))
+		fmt.Fprintf(w, "memory of all: %s, at most %s (policy_memory)\n", config.SizeText(st.PolicyMemory),
+			config.SizeText(st.PolicyMemoryLimit))
 	}
 	for _, p := range st.Policies {
 		if p.Reason != "" {
@@ -168,10 +168,8 @@ func memoryOf(p *proto.PolicyStatus) string {
 	if p.Memory == 0 {
 		return "-"
 	}
-	return mebibytes(p.Memory)
+	return config.SizeText(p.Memory)
 }
-
-func mebibytes(n uint64) string { return fmt.Sprintf("%d MiB", (n+1<<20-1)>>20) }
 
 // short is enough of a digest for people to tell modules apart.
 func short(digest string) string { return cmp.Or(digest[:min(len(digest), 12)], "built in") }

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server"
 )
@@ -39,9 +40,9 @@ func drawScreen(before, now *proto.StatusResponse) string {
 	keys, hits := count("lookup_keys"), count("lookup_hits")
 	fmt.Fprintf(&b, "hit ratio %s (now %s)  lookups %.0f/s  loads %s  stores %s\n",
 		percent(hits(now), keys(now)), percent(hits(now)-min(hits(now), hits(before)), keys(now)-min(keys(now), keys(before))),
-		perSecond(count("lookups")), perSecondBytes(perSecond(moved(proto.Direction_DIRECTION_LOAD))), perSecondBytes(perSecond(moved(proto.Direction_DIRECTION_STORE))))
+		perSecond(count("lookups")), speedText(perSecond(moved(proto.Direction_DIRECTION_LOAD))), speedText(perSecond(moved(proto.Direction_DIRECTION_STORE))))
 	fmt.Fprintf(&b, "sessions %d of %d engines  leases %d  jobs %d  client memory %s\n\n", now.Sessions, now.Engines, now.Leases,
-		now.Jobs, sizeText(now.ArenaBytes))
+		now.Jobs, config.SizeText(now.ArenaBytes))
 
 	table(&b, "ROOT\tSTATE\tFILL\tUSED\tCAPACITY\tENTRIES\tEVICTIONS\tSHEDS\tDAMAGED\tOUTAGES", now.Roots,
 		func(w io.Writer, r *proto.RootStatus) {
@@ -49,12 +50,12 @@ func drawScreen(before, now *proto.StatusResponse) string {
 			if r.Scanning {
 				state += ", scanning"
 			}
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n", r.Path, state, bar(r.Used, r.Capacity), sizeText(r.Used),
-				sizeText(r.Capacity), r.Entries, r.Evictions, r.Sheds, r.Damaged, r.Outages)
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n", r.Path, state, bar(r.Used, r.Capacity), config.SizeText(r.Used),
+				config.SizeText(r.Capacity), r.Entries, r.Evictions, r.Sheds, r.Damaged, r.Outages)
 		})
 	table(&b, "LEVEL\tHITS\tLOADED\tDEMOTED TO\tPROMOTED TO\tPREFETCHED\tUSED\tAROUND\tSHED", levelsOf(now), func(w io.Writer, n int) {
 		at := func(name string) uint64 { return now.Counters[fmt.Sprintf("level%d_%s", n, name)] }
-		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", n, at("hits"), sizeText(at("loaded_bytes")), at("demotion"), at("promotion"),
+		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", n, at("hits"), config.SizeText(at("loaded_bytes")), at("demotion"), at("promotion"),
 			at("prefetch"), at("prefetch_used"), at("around"), at("demotion_shed")+at("promotion_shed")+at("prefetch_shed"))
 	})
 	table(&b, "POLICY\tROLE\tSTATE\tMODULE\tCALLS\tNS/RECORD\tFAULTS\tHIT RATIO\tROOT", now.Policies,
@@ -87,12 +88,12 @@ func drawScreen(before, now *proto.StatusResponse) string {
 			}
 			return n
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%d\t%d\n", r.Gpu, r.Root, word(r.Route), word(r.Direction), perSecondBytes(perSecond(bytes)),
-			r.Files, sizeText(r.Bytes), r.InFlight, r.Errors)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%d\t%d\n", r.Gpu, r.Root, word(r.Route), word(r.Direction), speedText(perSecond(bytes)),
+			r.Files, config.SizeText(r.Bytes), r.InFlight, r.Errors)
 	})
 	table(&b, "MODEL\tTENANT\tKEYS\tHIT RATIO\tLOADED\tSTORED", busiest(now.Usage), func(w io.Writer, u *proto.UsageStatus) {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\n", cmp.Or(u.Model, "-"), u.Tenant, u.Keys, percent(u.Hits, u.Keys), sizeText(u.LoadedBytes),
-			sizeText(u.StoredBytes))
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\n", cmp.Or(u.Model, "-"), u.Tenant, u.Keys, percent(u.Hits, u.Keys), config.SizeText(u.LoadedBytes),
+			config.SizeText(u.StoredBytes))
 	})
 	table(&b, "SESSION\tENGINE\tROLE\tRANK\tMODEL\tLEASES\tJOBS\tFOR", now.SessionList, func(w io.Writer, x *proto.SessionStatus) {
 		age := time.Since(x.Since.AsTime()).Round(time.Second)
@@ -182,30 +183,7 @@ func percent(part, whole uint64) string {
 	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
 }
 
+func speedText(n float64) string { return config.DecimalText(n) + "/s" }
+
 // word turns ROOT_STATE_READ_ONLY into "read only".
 func word(e protoreflect.Enum) string { return strings.ReplaceAll(proto.Word(e), "_", " ") }
-
-func perSecondBytes(n float64) string {
-	for _, u := range []struct {
-		bytes float64
-		name  string
-	}{{1e9, "GB/s"}, {1e6, "MB/s"}, {1e3, "kB/s"}} {
-		if n >= u.bytes {
-			return fmt.Sprintf("%.2f %s", n/u.bytes, u.name)
-		}
-	}
-	return fmt.Sprintf("%.0f B/s", n)
-}
-
-// sizeText writes bytes with one digit after the point.
-func sizeText(n uint64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, i := float64(n)/1024, 0
-	for v >= 1024 && i < len(units)-1 {
-		v, i = v/1024, i+1
-	}
-	return fmt.Sprintf("%.1f %ciB", v, units[i])
-}

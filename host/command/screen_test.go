@@ -31,9 +31,9 @@ func TestScreen(t *testing.T) {
 		now.SessionList = append(now.SessionList, &proto.SessionStatus{Engine: "e", Since: timestamppb.Now()})
 	}
 	text := drawScreen(before, now)
-	for _, want := range []string{"up 12s  NOT READY", "  because", "hit ratio 62.5% (now 25.0%)  lookups 10/s  loads 1.50 GB/s",
-		"read only, scanning  [###.......]  1.0 GiB  4.0 GiB", "<10ms  <10ms  <10ms  5ms", "... and 2 more",
-		"0      7     0 B", "2      5     1.0 GiB  11          0            0           0     0       3"} {
+	for _, want := range []string{"up 12s  NOT READY", "  because", "hit ratio 62.5% (now 25.0%)  lookups 10/s  loads 1.5 GB/s",
+		"read only, scanning  [###.......]  1 GiB  4 GiB", "<10ms  <10ms  <10ms  5ms", "... and 2 more",
+		"0      7     0 B", "2      5     1 GiB   11          0            0           0     0       3"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

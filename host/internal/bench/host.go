@@ -169,7 +169,8 @@ func (h *hostProcess) checkRoute() error {
 	return nil
 }
 
-// routeTaken is the route of all bytes. For files and host memory there is none to choose.
+// routeTaken is the route of all bytes, the direct one by cuFile's own statistics. For files and host memory there is none to
+// choose. Pieces that were staged in place of the direct route would spoil the figures.
 func (h *hostProcess) routeTaken(ctx context.Context) (string, error) {
 	if h.root.InMemory() {
 		return "memory", nil
@@ -177,61 +178,59 @@ func (h *hostProcess) routeTaken(ctx context.Context) (string, error) {
 	if h.root.Route != config.RouteDirect {
 		return "staged", nil
 	}
-	text, err := h.metrics(ctx)
-	if err != nil {
-		return "", err
-	}
-	return directRoute(bytes.NewReader(text))
-}
-
-func (h *hostProcess) metrics(ctx context.Context) ([]byte, error) {
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+h.http+"/metrics", nil)
-	if err != nil {
-		return nil, err
-	}
-	r, err := http.DefaultClient.Do(q)
-	if err != nil {
-		return nil, fmt.Errorf("%w: its metrics: %w", errHost, err)
-	}
-	defer r.Body.Close()
-	return io.ReadAll(r.Body)
-}
-
-// used is how many bytes its root takes.
-func (h *hostProcess) used(ctx context.Context) (int64, error) {
-	text, err := h.metrics(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for line := range bytes.Lines(text) {
-		if series, value, _ := bytes.Cut(bytes.TrimSpace(line), []byte("} ")); bytes.HasPrefix(series, []byte("kvhost_root_used_bytes{")) {
-			used, err := strconv.ParseFloat(string(value), 64)
-			return int64(used), err
-		}
-	}
-	return 0, fmt.Errorf("%w: its metrics lack kvhost_root_used_bytes", errHost)
-}
-
-// directRoute reads in metrics which way cuFile took, by its own statistics. Pieces that were staged in its place would
-// spoil the figures.
-func directRoute(metrics io.Reader) (string, error) {
 	route := "direct"
-	lines := bufio.NewScanner(metrics)
-	for lines.Scan() {
-		name, labels, _ := strings.Cut(lines.Text(), "{")
-		labels, value, _ := strings.Cut(labels, "} ")
+	err := h.metrics(ctx, func(name, labels, value string) error {
 		switch name {
 		case "kvhost_route_fallbacks_total", "kvhost_route_full_total":
 			if value != "0" {
-				return "", fmt.Errorf("%w: %s pieces of the direct route were staged", errChunks, value)
+				return fmt.Errorf("%w: %s pieces of the direct route were staged", errChunks, value)
 			}
 		case "kvhost_route_direct":
 			if _, via, ok := strings.Cut(labels, `via="`); ok {
 				route = "direct: " + strings.TrimSuffix(via, `"`)
 			}
 		}
+		return nil
+	})
+	return route, err
+}
+
+// used is how many bytes its root takes.
+func (h *hostProcess) used(ctx context.Context) (int64, error) {
+	used := -1.0
+	err := h.metrics(ctx, func(name, _, value string) (err error) {
+		if name == "kvhost_root_used_bytes" {
+			used, err = strconv.ParseFloat(value, 64)
+		}
+		return err
+	})
+	if err == nil && used < 0 {
+		err = fmt.Errorf("%w: its metrics lack kvhost_root_used_bytes", errHost)
 	}
-	return route, lines.Err()
+	return int64(used), err
+}
+
+// metrics calls f with each of the host's series that has labels.
+func (h *hostProcess) metrics(ctx context.Context, f func(name, labels, value string) error) error {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+h.http+"/metrics", nil)
+	if err != nil {
+		return err
+	}
+	r, err := http.DefaultClient.Do(q)
+	if err != nil {
+		return fmt.Errorf("%w: its metrics: %w", errHost, err)
+	}
+	defer r.Body.Close()
+	lines := bufio.NewScanner(r.Body)
+	for lines.Scan() {
+		name, labels, _ := strings.Cut(lines.Text(), "{")
+		if labels, value, ok := strings.Cut(labels, "} "); ok {
+			if err := f(name, labels, value); err != nil {
+				return err
+			}
+		}
+	}
+	return lines.Err()
 }
 
 // processor is the time that the host has had.

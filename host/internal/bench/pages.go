@@ -4,13 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -64,43 +63,23 @@ func planes(g kv.Geometry, fn func(plane int) error) error {
 	return work.Wait()
 }
 
-// hostPages are memory that this process can share with others.
+// hostPages are memory that this process shares with the host.
 type hostPages struct {
 	geometry kv.Geometry
-	file     *os.File
-	all      []byte
+	arena    *client.Arena
 	planes   [][]byte
 }
 
-func newHostPages(g kv.Geometry, blocks int) (_ *hostPages, err error) {
-	h := &hostPages{geometry: g}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, h.close())
-		}
-	}()
-	fd, err := unix.MemfdCreate("kvhost-bench", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+func newHostPages(g kv.Geometry, blocks int) (pages, error) {
+	arena, err := client.NewArena(int64(blocks) * g.PageBytes() / int64(g.Blocks))
 	if err != nil {
-		return h, fmt.Errorf("bench: memory of the pages: %w", err)
+		return nil, fmt.Errorf("bench: memory of the pages: %w", err)
 	}
-	h.file = os.NewFile(uintptr(fd), "kvhost-bench")
-	size := int64(blocks) * g.PageBytes() / int64(g.Blocks)
-	if err := h.file.Truncate(size); err != nil {
-		return h, err
-	}
-	if _, err := unix.FcntlInt(h.file.Fd(), unix.F_ADD_SEALS,
-		unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return h, fmt.Errorf("bench: seal the memory of the pages: %w", err)
-	}
-	if h.all, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		return h, fmt.Errorf("bench: map the memory of the pages: %w", err)
-	}
-	rest := h.all
+	h, rest := &hostPages{geometry: g, arena: arena}, arena.Bytes()
 	for _, p := range g.Planes {
 		n := blocks * int(p.PageBytes)
-		mem := rest[:n:n]
+		h.planes = append(h.planes, rest[:n:n])
 		rest = rest[n:]
-		h.planes = append(h.planes, mem)
 	}
 	return h, nil
 }
@@ -135,20 +114,11 @@ func (h *hostPages) copy(dir gds.Direction, slot []byte, moves []move) error {
 }
 
 func (h *hostPages) share(to *shared) error {
-	to.file = h.file
+	to.arena = h.arena
 	return nil
 }
 
-func (h *hostPages) close() error {
-	var errs []error
-	if h.all != nil {
-		errs = append(errs, unix.Munmap(h.all))
-	}
-	if h.file != nil {
-		errs = append(errs, h.file.Close())
-	}
-	return errors.Join(errs...)
-}
+func (h *hostPages) close() error { return h.arena.Close() }
 
 // devicePages are memory of a GPU.
 type devicePages struct {
@@ -157,7 +127,7 @@ type devicePages struct {
 	planes   []*gds.Buffer
 }
 
-func newDevicePages(gpu *gds.GPU, g kv.Geometry, blocks int) (_ *devicePages, err error) {
+func newDevicePages(gpu *gds.GPU, g kv.Geometry, blocks int) (_ pages, err error) {
 	d := &devicePages{gpu: gpu, geometry: g}
 	defer func() {
 		if err != nil {
@@ -168,7 +138,7 @@ func newDevicePages(gpu *gds.GPU, g kv.Geometry, blocks int) (_ *devicePages, er
 		n := int64(blocks) * int64(p.PageBytes)
 		buf, err := gpu.Alloc(n)
 		if err != nil {
-			return d, err
+			return nil, err
 		}
 		d.planes = append(d.planes, buf)
 	}

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/kv"
@@ -29,17 +26,16 @@ type shared struct {
 	namespace kv.Namespace
 	engine    string
 	rank      uint32
-	blocks    uint32   // of each plane, one after the other
-	device    string   // UUID of the GPU; empty for host memory
-	handles   [][]byte // CUDA IPC handles of the planes: each is an allocation
-	file      *os.File // host memory: all planes, one after the other
+	blocks    uint32        // of each plane, one after the other
+	device    string        // UUID of the GPU; empty for host memory
+	handles   [][]byte      // CUDA IPC handles of the planes: each is an allocation
+	arena     *client.Arena // host memory: all planes, one after the other
 }
 
 // session stores and loads through a session of the Go client, a job for each prompt, all prompts at once.
 type session struct {
 	host    *hostProcess
 	client  *client.Session
-	arena   *client.Arena
 	request uint32
 }
 
@@ -59,24 +55,17 @@ func newSession(ctx context.Context, h *hostProcess, group *shared) (_ *session,
 	var at int64
 	for _, plane := range group.namespace.Groups[0].Geometry.Planes {
 		r := client.PlaneRegion{Stride: int64(plane.PageBytes), Blocks: group.blocks}
-		if group.file != nil {
+		if group.arena != nil {
 			r.Offset = at
 			at += int64(plane.PageBytes) * int64(group.blocks)
 		}
 		regions = append(regions, r)
 	}
-	if group.file == nil {
+	if group.arena == nil {
 		_, err = p.client.RegisterIPC(ctx, 0, group.handles, regions)
 		return p, err
 	}
-	fd, err := unix.FcntlInt(group.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("duplicate the memory of the pages: %w", err)
-	}
-	if p.arena, err = client.OpenArena(os.NewFile(uintptr(fd), group.file.Name())); err != nil {
-		return nil, err
-	}
-	_, err = p.client.Register(ctx, 0, p.arena, regions)
+	_, err = p.client.Register(ctx, 0, group.arena, regions)
 	return p, err
 }
 
@@ -172,14 +161,10 @@ func (p *session) forget(ctx context.Context, chunks []chunk) error {
 func (p *session) close() error { return errors.Join(p.closeSession(), p.host.leave()) }
 
 func (p *session) closeSession() error {
-	var errs []error
-	if p.client != nil {
-		errs = append(errs, p.client.Close())
+	if p.client == nil {
+		return nil
 	}
-	if p.arena != nil {
-		errs = append(errs, p.arena.Close())
-	}
-	return errors.Join(errs...)
+	return p.client.Close()
 }
 
 func keysOf(chunks []chunk) []kv.Key {

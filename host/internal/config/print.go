@@ -166,7 +166,7 @@ func Example(w io.Writer) error {
 			fmt.Fprintf(b, "\n[%s]", section)
 		}
 		b.WriteByte('\n')
-		for _, line := range wrap(k.Help, 118) {
+		for _, line := range Wrap(k.Help, 118) {
 			fmt.Fprintf(b, "# %s\n", line)
 		}
 		fmt.Fprintf(b, "# %sDefault: %s.\n%s = %s\n", k.unit(), k.toml(c), k.Name, k.toml(c))
@@ -198,10 +198,11 @@ func (k *Key) unit() string {
 // Usage is the help of the key's flag.
 func (k *Key) Usage() string { return strings.TrimSpace(k.Help + " " + k.unit()) }
 
-func wrap(text string, width int) []string {
+// Wrap breaks a text into lines of at most so many bytes.
+func Wrap(text string, width int) []string {
 	var lines []string
 	line := ""
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		if line != "" && len(line)+1+len(word) > width {
 			lines = append(lines, line)
 			line = ""

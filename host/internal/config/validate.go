@@ -15,8 +15,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/spans"
 )
 
-// maxSocketPath is the limit of a sockaddr_un, without the suffix ".fd" of the descriptor socket.
-const maxSocketPath = 107 - len(".fd")
+// MaxSocketPath is the limit of a sockaddr_un, without the suffix ".fd" of the descriptor socket.
+const MaxSocketPath = 107 - len(".fd")
 
 // Problem is an invalid value, or one that contradicts another.
 type Problem struct {
@@ -37,8 +37,8 @@ func (c *Config) Validate() error {
 	switch {
 	case c.Socket == "":
 		bad("socket", "no path")
-	case len(c.Socket) > maxSocketPath:
-		bad("socket", "%d bytes long, but the path of a Unix socket has at most %d", len(c.Socket), maxSocketPath)
+	case len(c.Socket) > MaxSocketPath:
+		bad("socket", "%d bytes long, but the path of a Unix socket has at most %d", len(c.Socket), MaxSocketPath)
 	}
 	c.HTTP.validate(bad)
 	if _, err := spans.Endpoint(c.OTLP.Endpoint); err != nil && c.OTLP.Endpoint != "" {

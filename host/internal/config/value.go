@@ -187,6 +187,35 @@ func FormatSize(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
+// SizeText writes bytes for people: in the largest binary unit, with one digit after the point unless it would be 0.
+func SizeText[N int64 | uint64](n N) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, i := float64(n)/1024, 0
+	for v >= 1024 && i < len(units)-1 {
+		v, i = v/1024, i+1
+	}
+	if v == math.Trunc(v) {
+		return fmt.Sprintf("%.0f %ciB", v, units[i])
+	}
+	return fmt.Sprintf("%.1f %ciB", v, units[i])
+}
+
+// DecimalText writes bytes for people in decimal units, as speeds and traces have.
+func DecimalText[N int64 | float64](n N) string {
+	const units = "kMGTP"
+	v, i := float64(n)/1000, 0
+	if v < 1 {
+		return fmt.Sprintf("%.0f B", float64(n))
+	}
+	for v >= 1000 && i < len(units)-1 {
+		v, i = v/1000, i+1
+	}
+	return fmt.Sprintf("%.4g %cB", v, units[i])
+}
+
 // quote writes a TOML basic string.
 func quote(s string) string {
 	var b strings.Builder

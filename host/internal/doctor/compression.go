@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvhost/kvhost/host/internal/codec"
+	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -32,9 +33,6 @@ const (
 	sampleParts   = 4
 	sampleTime    = time.Second // after which no further part is begun
 )
-
-// compresses says whether a root may hold compressed chunks.
-func (w *Wanted) compresses(r *WantedRoot) bool { return (w.Compresses || w.Chooses) && !r.Shared }
 
 // measureCodec runs the codec in so many workers.
 func measureCodec(workers int) CodecFacts {
@@ -73,7 +71,7 @@ func (r *Root) measure(ctx context.Context, workers int, direct bool) {
 		fs = staging.Buffered(fs)
 	}
 	if need := int64(workers) * sampleParts * samplePart; r.Available < need {
-		r.Unmeasured = fmt.Sprintf("%s are free, and the measurement takes %s", size(r.Available), size(need))
+		r.Unmeasured = fmt.Sprintf("%s are free, and the measurement takes %s", config.SizeText(r.Available), config.SizeText(need))
 		return
 	}
 	slots, err := staging.NewSlots(workers, samplePart)
@@ -125,8 +123,10 @@ func sample(ctx context.Context, f staging.File, part []byte) error {
 }
 
 // judgeCompression says of each root what compression does there, and why.
-func (r *Report) judgeCompression(w Wanted, f *Facts) {
-	if !w.Compresses && !w.Chooses {
+func (r *Report) judgeCompression(c *config.Config, f *Facts) {
+	modes := c.Modes()
+	gains, chooses := modes.Any(codec.Gaining), modes.Any(codec.Faster)
+	if !gains && !chooses {
 		return
 	}
 	some := false
@@ -134,12 +134,12 @@ func (r *Report) judgeCompression(w Wanted, f *Facts) {
 		root, about := &f.Roots[i], "root "+f.Roots[i].Path
 		s := codec.Speeds{Write: root.Write, Read: root.Read, Encode: f.Codec.Encode, Decode: f.Codec.Decode}
 		least, known := s.Least(false)
-		some = some || w.compresses(&w.Roots[i])
+		some = some || c.Compresses(c.Roots[i])
 		switch {
-		case !w.compresses(&w.Roots[i]):
+		case !c.Compresses(c.Roots[i]):
 			r.find(Note, about, "", "shared roots are never compressed")
 			continue
-		case root.Memory && !w.Compresses:
+		case root.Memory && !gains:
 			r.find(Note, about, "", `"auto" compresses chunks once the codec is seen to take no more than a plain copy, as a GPU's does`)
 			continue
 		case root.Memory:
@@ -150,7 +150,7 @@ func (r *Report) judgeCompression(w Wanted, f *Facts) {
 			r.find(Note, about, "", "what compression does there is not measured: %s", root.Unmeasured)
 			continue
 		}
-		if w.Compresses {
+		if gains {
 			fix, takes := "", s.Takes(f.Codec.Ratio)
 			if takes > 1 {
 				fix = `compression = "auto" if time is what counts`
@@ -158,9 +158,9 @@ func (r *Report) judgeCompression(w Wanted, f *Facts) {
 			r.find(Note, about, fix, `"huffman" makes room for %.2f times as many chunks in bf16. Written once and read twice, they take %.2f times the time, with the processor's codec: %s`,
 				f.Codec.Ratio, takes, s.Says(false))
 		}
-		if w.Chooses && least <= f.Codec.Ratio {
+		if chooses && least <= f.Codec.Ratio {
 			r.find(Note, about, "", `"auto" would compress chunks in bf16, ratio %.2f, with the processor's codec: %s`, f.Codec.Ratio, s.Says(false))
-		} else if w.Chooses {
+		} else if chooses {
 			r.find(Note, about, `compression = "huffman" where capacity is what counts, else "off"`,
 				`"auto" would store chunks in bf16 as they are, with the processor's codec: %s`, s.Says(false))
 		}

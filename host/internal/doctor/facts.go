@@ -1,33 +1,5 @@
 package doctor
 
-// Wanted is what a configuration asks of the machine.
-type Wanted struct {
-	Roots        []WantedRoot `json:"roots"`
-	Policies     int          `json:"policies"`     // modules
-	PolicyCache  string       `json:"policy_cache"` // empty: none
-	NamedCache   bool         `json:"named_cache"`  // by the configuration: a host does not start without it
-	Socket       string       `json:"socket"`
-	StagingBytes int64        `json:"staging_bytes"` // page-locked when there is a GPU
-	DirectIO     bool         `json:"direct_io"`
-	CUDA         bool         `json:"cuda"`
-	CuFile       bool         `json:"cufile"`       // libcufile may be loaded, for the direct route
-	DeviceBytes  int64        `json:"device_bytes"` // memory that the host allocates on each GPU, besides the context
-	Workers      int          `json:"workers"`      // that read, write and code at the same time
-	Compresses   bool         `json:"compresses"`   // chunks of some namespaces, where they gain: "huffman"
-	Chooses      bool         `json:"chooses"`      // of some namespaces, where that saves time: "auto"
-}
-
-// WantedRoot is a configured root.
-type WantedRoot struct {
-	Path     string `json:"path"`
-	Capacity int64  `json:"capacity"`
-	Route    string `json:"route"` // RouteStaged or RouteDirect; empty: the host chooses
-	Shared   bool   `json:"shared,omitempty"`
-	Mount    bool   `json:"require_mount,omitempty"`
-	Memory   bool   `json:"memory,omitempty"` // it is page-locked memory, not a directory
-	Level    int    `json:"level,omitempty"`  // 0 is nearest
-}
-
 // Facts are what a probe found.
 type Facts struct {
 	Machine Machine     `json:"machine"`

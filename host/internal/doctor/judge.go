@@ -6,21 +6,22 @@ import (
 	"math"
 	"strings"
 
+	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/staging"
 )
 
 // contextBytes is roughly the GPU memory of a context and the kernels.
 const contextBytes = 600 << 20
 
-// Judge draws the conclusions.
-func Judge(version string, w Wanted, f *Facts) *Report {
-	r := &Report{Version: version, Wanted: w, Facts: *f, Verdicts: []Verdict{}, Findings: []Finding{}, Memory: []VRAM{}}
+// Judge draws the conclusions. deviceBytes is the memory that a host allocates on each GPU, besides the context.
+func Judge(version string, c *config.Config, deviceBytes int64, f *Facts) *Report {
+	r := &Report{Version: version, config: c, Facts: *f, Verdicts: []Verdict{}, Findings: []Finding{}, Memory: []VRAM{}}
 	for i := range f.Roots {
 		root := &f.Roots[i]
-		r.Verdicts = append(r.Verdicts, hostVerdict(w, root))
+		r.Verdicts = append(r.Verdicts, hostVerdict(c, root))
 		for k := range f.GPUs {
 			v := gpuVerdict(f, &f.GPUs[k], root)
-			switch asked := w.Roots[i].Route; {
+			switch asked := c.Roots[i].Route; {
 			case asked == RouteStaged && v.Route == RouteDirect:
 				v.Route, v.Why = RouteStaged, "as configured; the direct route would work: "+v.Why
 			case asked == RouteDirect && v.Route == RouteStaged && root.CuFile == "ok":
@@ -32,13 +33,13 @@ func Judge(version string, w Wanted, f *Facts) *Report {
 			r.Verdicts = append(r.Verdicts, v)
 		}
 	}
-	r.judgeRoots(w, f)
-	r.judgeLevels(w.Roots)
-	r.judgeCompression(w, f)
+	r.judgeRoots(c, f)
+	r.judgeLevels(c.Roots)
+	r.judgeCompression(c, f)
 	r.judgeSocket(&f.Socket)
-	r.judgeCache(w, &f.Cache)
-	r.judgeMachine(w, f)
-	r.judgeGPUs(w, f)
+	r.judgeCache(c, &f.Cache)
+	r.judgeMachine(c, f)
+	r.judgeGPUs(c, deviceBytes, f)
 	return r
 }
 
@@ -62,9 +63,9 @@ func (root *Root) unusable() string {
 }
 
 // fileAccess says how the root's files are read and written.
-func fileAccess(w Wanted, root *Root) string {
+func fileAccess(c *config.Config, root *Root) string {
 	switch {
-	case !w.DirectIO:
+	case !c.Engine.DirectIO:
 		return "through the page cache, as configured"
 	case root.Direct == Yes:
 		return "with direct I/O"
@@ -72,8 +73,8 @@ func fileAccess(w Wanted, root *Root) string {
 	return "through the page cache: " + root.FS + " does not support direct I/O"
 }
 
-func hostVerdict(w Wanted, root *Root) Verdict {
-	v := Verdict{Root: root.Path, Route: RouteStaged, Why: "the CPU copies shared memory, files " + fileAccess(w, root)}
+func hostVerdict(c *config.Config, root *Root) Verdict {
+	v := Verdict{Root: root.Path, Route: RouteStaged, Why: "the CPU copies shared memory, files " + fileAccess(c, root)}
 	if root.Memory {
 		v.Route, v.Why = RouteMemory, "the CPU copies between shared memory and the root's memory"
 	}
@@ -145,14 +146,14 @@ func noPeer(f *Facts, root *Root) (missing, fix string) {
 	return "", ""
 }
 
-func (r *Report) judgeRoots(w Wanted, f *Facts) {
+func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 	type disk struct {
 		wanted, total int64
 		roots         []string
 	}
 	disks, order := map[string]*disk{}, []string{}
 	for i := range f.Roots {
-		root, want := &f.Roots[i], w.Roots[i]
+		root, want := &f.Roots[i], c.Roots[i]
 		if root.Memory {
 			continue
 		}
@@ -165,19 +166,19 @@ func (r *Report) judgeRoots(w Wanted, f *Facts) {
 			r.find(Problem, about, fix, "%s", why)
 			continue
 		}
-		if want.Mount && root.System {
+		if want.RequireMount && root.System {
 			r.find(Problem, about, "mount its file system, or take require_mount away", "%s is on the file system of /",
 				root.Tried)
 		}
 		if want.Capacity > root.Total {
 			r.find(Problem, about, "set a capacity below the file system's size",
-				"capacity %s, but the file system has only %s", size(want.Capacity), size(root.Total))
+				"capacity %s, but the file system has only %s", config.SizeText(want.Capacity), config.SizeText(root.Total))
 		} else if want.Capacity > root.Available {
 			r.find(Warning, about, "free space, or set a lower capacity",
-				"capacity %s, but only %s available, unless this root's own pieces hold the rest", size(want.Capacity),
-				size(root.Available))
+				"capacity %s, but only %s available, unless this root's own pieces hold the rest", config.SizeText(want.Capacity),
+				config.SizeText(root.Available))
 		}
-		if w.DirectIO && root.Direct == No {
+		if c.Engine.DirectIO && root.Direct == No {
 			r.find(Note, about, "", "%s does not support direct I/O: files go through the page cache", root.FS)
 		}
 		if root.HugePages == No {
@@ -201,21 +202,18 @@ func (r *Report) judgeRoots(w Wanted, f *Facts) {
 	for _, name := range order {
 		if d := disks[name]; len(d.roots) > 1 && d.wanted > d.total {
 			r.find(Problem, "roots "+strings.Join(d.roots, ", "), "lower their capacities",
-				"capacities of %s together, but they share %s of %s", size(d.wanted), name, size(d.total))
+				"capacities of %s together, but they share %s of %s", config.SizeText(d.wanted), name, config.SizeText(d.total))
 		}
 	}
 }
-
-// maxSocketPath is the limit of a Unix socket's path, without the suffix ".fd" of the descriptor socket.
-const maxSocketPath = 107 - 3
 
 func (r *Report) judgeSocket(s *SocketFacts) {
 	about := "socket " + s.Path
 	switch {
 	case s.Path == "":
-	case len(s.Path) > maxSocketPath:
+	case len(s.Path) > config.MaxSocketPath:
 		r.find(Problem, about, "use a shorter path", "the path has %d bytes, the limit is %d", len(s.Path),
-			maxSocketPath)
+			config.MaxSocketPath)
 	case !s.Dir:
 		r.find(Problem, about, "mkdir -m 0700 the directory (RuntimeDirectory= in systemd)",
 			"its directory does not exist")
@@ -228,11 +226,11 @@ func (r *Report) judgeSocket(s *SocketFacts) {
 	}
 }
 
-func (r *Report) judgeCache(w Wanted, c *CacheFacts) {
+func (r *Report) judgeCache(cfg *config.Config, c *CacheFacts) {
 	fix := "set policy_cache to a directory of this user with mode 0700 (CacheDirectory= in systemd)"
 	switch {
-	case w.Policies == 0:
-	case c.Failed != "" && w.NamedCache:
+	case len(cfg.Policies) == 0:
+	case c.Failed != "" && cfg.PolicyCache != config.CacheAuto: // a host does not start without it
 		r.find(Problem, "policies", fix, "%s", c.Failed)
 	case c.NoWork != "":
 		r.find(Problem, "policies", "mount a writable /tmp or /dev/shm, or "+fix, "no directory to compile them in: %s",
@@ -242,10 +240,10 @@ func (r *Report) judgeCache(w Wanted, c *CacheFacts) {
 	}
 }
 
-// memory is the bytes of all roots in memory.
-func (w *Wanted) memory() (bytes int64) {
-	for _, r := range w.Roots {
-		if r.Memory {
+// rootMemory is the bytes of all roots in memory.
+func rootMemory(c *config.Config) (bytes int64) {
+	for _, r := range c.Roots {
+		if r.InMemory() {
 			bytes += r.Capacity
 		}
 	}
@@ -267,23 +265,23 @@ func (m *Machine) pages(bytes int64) staging.Pages {
 // chunk.
 const manyFiles = 1 << 14
 
-func (r *Report) judgeMachine(w Wanted, f *Facts) {
+func (r *Report) judgeMachine(c *config.Config, f *Facts) {
 	m := &f.Machine
-	roots := w.memory()
-	wanted, what, fix := w.StagingBytes, "of staging memory", "lower engine.max_staging_memory"
+	roots := rootMemory(c)
+	wanted, what, fix := c.Engine.MaxStagingMemory, "of staging memory", "lower engine.max_staging_memory"
 	if roots > 0 {
 		wanted += roots
 		what, fix = "of staging memory and roots in memory", "lower the capacities of the roots in memory"
 	}
 	switch {
 	case wanted > m.MemoryBytes && m.MemoryBytes > 0:
-		r.find(Problem, "memory", fix, "%s %s, but the machine has only %s", size(wanted), what, size(m.MemoryBytes))
+		r.find(Problem, "memory", fix, "%s %s, but the machine has only %s", config.SizeText(wanted), what, config.SizeText(m.MemoryBytes))
 	case wanted > m.FreeBytes && m.FreeBytes > 0 && m.pages(wanted) != staging.HugePages:
-		r.find(Warning, "memory", fix, "%s %s, but only %s available", size(wanted), what, size(m.FreeBytes))
+		r.find(Warning, "memory", fix, "%s %s, but only %s available", config.SizeText(wanted), what, config.SizeText(m.FreeBytes))
 	}
 	if roots > 0 && len(f.GPUs) > 0 && m.Memlock >= 0 && m.Memlock < wanted {
 		r.find(Warning, "locked memory", "LimitMEMLOCK=infinity in systemd, --ulimit memlock=-1 for containers",
-			"the limit is %s, less than the %s %s", size(m.Memlock), size(wanted), what)
+			"the limit is %s, less than the %s %s", config.SizeText(m.Memlock), config.SizeText(wanted), what)
 	}
 	if roots > 0 && m.pages(wanted) == staging.SmallPages {
 		r.find(Note, "huge pages", "echo madvise >/sys/kernel/mm/transparent_hugepage/enabled, or reserve vm.nr_hugepages",
@@ -295,9 +293,9 @@ func (r *Report) judgeMachine(w Wanted, f *Facts) {
 	}
 }
 
-func (r *Report) judgeGPUs(w Wanted, f *Facts) {
+func (r *Report) judgeGPUs(c *config.Config, deviceBytes int64, f *Facts) {
 	switch {
-	case !w.CUDA:
+	case c.GDS.CUDA == config.CUDAOff:
 		r.find(Note, "GPU", "", "off, as configured: clients register host memory")
 	case f.Driver.Failed != "":
 		r.find(Note, "GPU", "install the NVIDIA driver, or give the container the GPU (--gpus)", "none: %s",
@@ -314,7 +312,7 @@ func (r *Report) judgeGPUs(w Wanted, f *Facts) {
 		}
 		if g.Pinned == No {
 			fix := "give the machine more memory, or lower engine.max_staging_memory"
-			if f.Machine.Memlock >= 0 && f.Machine.Memlock < w.StagingBytes+w.memory() {
+			if f.Machine.Memlock >= 0 && f.Machine.Memlock < c.Engine.MaxStagingMemory+rootMemory(c) {
 				fix = "LimitMEMLOCK=infinity in systemd, --ulimit memlock=-1 for containers"
 			}
 			r.find(Warning, about, fix, "memory cannot be page-locked: copies will be slow")
@@ -325,23 +323,10 @@ func (r *Report) judgeGPUs(w Wanted, f *Facts) {
 					"on NUMA node %d, but root %s is on node %d", g.Node, root.Path, root.Node)
 			}
 		}
-		takes := contextBytes + w.DeviceBytes
+		takes := contextBytes + deviceBytes
 		r.Memory = append(r.Memory, VRAM{
 			GPU: g.UUID, Bytes: g.Bytes, Takes: takes,
 			Utilization: math.Floor(100*(1-float64(takes)/float64(max(g.Bytes, 1)))) / 100,
 		})
 	}
-}
-
-// size formats bytes for people.
-func size(n int64) string {
-	units := []string{"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"}
-	v, u := float64(n), 0
-	for v >= 1024 && u < len(units)-1 {
-		v, u = v/1024, u+1
-	}
-	if u == 0 || v == math.Trunc(v) {
-		return fmt.Sprintf("%.0f %s", v, units[u])
-	}
-	return fmt.Sprintf("%.1f %s", v, units[u])
 }

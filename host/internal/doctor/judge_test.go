@@ -8,19 +8,21 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kvhost/kvhost/host/internal/config"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
 // machines are possible facts. Each is judged and printed as in its golden file.
 func machines() map[string]struct {
-	wanted Wanted
+	wanted *config.Config
 	facts  Facts
 } {
-	wanted := Wanted{
-		Roots:  []WantedRoot{{Path: "/mnt/kv", Capacity: 1 << 40}},
-		Socket: "/run/kvhost/kvhost.sock", StagingBytes: 4 << 30, DirectIO: true, CUDA: true, CuFile: true,
-	}
+	wanted := config.Default()
+	wanted.Roots = []config.Root{{Path: "/mnt/kv", Capacity: 1 << 40}}
+	wanted.Socket, wanted.Engine.MaxStagingMemory = "/run/kvhost/kvhost.sock", 4<<30
+	wanted.Store.Compression = config.CompressionOff
 	machine := Machine{
 		Kernel: "6.8.0", Arch: "amd64", CPUs: 64, MemoryBytes: 512 << 30, FreeBytes: 300 << 30, Nodes: 2, Memlock: -1,
 		OpenFiles: 1 << 20,
@@ -37,43 +39,44 @@ func machines() map[string]struct {
 	driver := Driver{CUDA: 13000, Kernel: "580.95.05", Open: Yes,
 		Params: "RMForceStaticBar1=1;RmForceDisableIomapWC=1;"}
 	type seen = struct {
-		wanted Wanted
+		wanted *config.Config
 		facts  Facts
 	}
 	out := map[string]seen{}
-	add := func(name string, change func(*Wanted, *Facts)) {
-		w := wanted
-		w.Roots = append([]WantedRoot{}, wanted.Roots...)
+	add := func(name string, change func(*config.Config, *Facts)) {
+		w := wanted.Clone()
 		f := Facts{
 			Machine: machine, Driver: driver, CuFile: CuFile{Version: 1150, Compat: true}, GPUs: []GPU{gpu},
 			Roots: []Root{root}, Socket: socket,
 		}
-		change(&w, &f)
+		change(w, &f)
 		out[name] = seen{w, f}
 	}
-	add("levels", func(w *Wanted, f *Facts) {
-		w.Roots = append(w.Roots, WantedRoot{Path: "memory:", Capacity: 64 << 30, Memory: true, Level: 2})
+	add("levels", func(w *config.Config, f *Facts) {
+		w.Roots = append(w.Roots, config.Root{Path: "memory:", Capacity: 64 << 30, Level: 2})
 		f.Roots = append(f.Roots, Root{Path: "memory:", Memory: true})
 	})
-	add("peer", func(*Wanted, *Facts) {})
-	add("nvfs", func(_ *Wanted, f *Facts) { f.CuFile.NVFS, f.Machine.NVFS, f.Machine.HugePages = "2.26", true, 4096 })
-	add("vm", func(_ *Wanted, f *Facts) {
+	add("peer", func(*config.Config, *Facts) {})
+	add("nvfs", func(_ *config.Config, f *Facts) {
+		f.CuFile.NVFS, f.Machine.NVFS, f.Machine.HugePages = "2.26", true, 4096
+	})
+	add("vm", func(_ *config.Config, f *Facts) {
 		f.Machine.P2PDMA, f.Machine.Nodes, f.Roots[0].Device, f.Roots[0].Node, f.GPUs[0].Node = No, 1, "vda", -1, -1
 	})
-	add("staged", func(w *Wanted, _ *Facts) { w.Roots[0].Route = RouteStaged })
-	add("forbidden", func(w *Wanted, f *Facts) {
-		w.CuFile, f.CuFile, f.Roots[0].CuFile = false, CuFile{Forbid: true},
+	add("staged", func(w *config.Config, _ *Facts) { w.Roots[0].Route = RouteStaged })
+	add("forbidden", func(w *config.Config, f *Facts) {
+		w.GDS.UseCuFile, f.CuFile, f.Roots[0].CuFile = false, CuFile{Forbid: true},
 			""
 	})
-	add("forced", func(w *Wanted, f *Facts) { w.Roots[0].Route, f.Machine.P2PDMA = RouteDirect, No })
-	add("impossible", func(w *Wanted, f *Facts) {
+	add("forced", func(w *config.Config, f *Facts) { w.Roots[0].Route, f.Machine.P2PDMA = RouteDirect, No })
+	add("impossible", func(w *config.Config, f *Facts) {
 		w.Roots[0].Route, f.Roots[0].CuFile = RouteDirect, "gds: cuFileHandleRegister: handle not registered (5027)"
 	})
-	add("container", func(_ *Wanted, f *Facts) {
+	add("container", func(_ *config.Config, f *Facts) {
 		f.Machine.Udev, f.Machine.P2PDMA, f.Machine.OpenFiles = false, Unknown, 1024
 		f.Roots[0].CuFile = "gds: cuFileHandleRegister: handle not registered (5027)"
 	})
-	add("laptop", func(w *Wanted, f *Facts) {
+	add("laptop", func(w *config.Config, f *Facts) {
 		f.Driver, f.CuFile,
 			f.GPUs = Driver{Open: Unknown,
 			Failed: "gds: no CUDA driver: libcuda.so.1: cannot open shared object file"}, CuFile{}, nil
@@ -81,30 +84,30 @@ func machines() map[string]struct {
 			Path: "/home/u/kvhost-data", Tried: "/home/u", Missing: true, FS: "btrfs", Node: -1, Total: 500 << 30,
 			Available: 100 << 30, Writable: true, Direct: No, NoReplace: Yes,
 		}
-		w.Roots[0] = WantedRoot{Path: "/home/u/kvhost-data", Capacity: 10 << 30}
+		w.Roots[0] = config.Root{Path: "/home/u/kvhost-data", Capacity: 10 << 30}
 		f.Machine.Nodes, f.Machine.Transparent = 1, false
 	})
-	add("tmpfs", func(w *Wanted, f *Facts) {
-		w.Roots = []WantedRoot{{Path: "/dev/shm/kv", Capacity: 1 << 30}, {Path: "/mnt/huge", Capacity: 1 << 30}}
+	add("tmpfs", func(w *config.Config, f *Facts) {
+		w.Roots = []config.Root{{Path: "/dev/shm/kv", Capacity: 1 << 30}, {Path: "/mnt/huge", Capacity: 1 << 30}}
 		small := Root{Path: "/dev/shm/kv", Tried: "/dev/shm", Missing: true, FS: "tmpfs", Mount: "/dev/shm", HugePages: No, Node: -1,
 			Total: 200 << 30, Available: 200 << 30, Writable: true, Direct: Yes, NoReplace: Yes}
 		huge := small
 		huge.Path, huge.Tried, huge.Mount, huge.Missing, huge.HugePages = "/mnt/huge", "/mnt/huge", "/mnt/huge", false, Yes
 		f.Roots = []Root{small, huge}
 	})
-	add("nobody", func(w *Wanted, f *Facts) {
-		w.Policies, w.PolicyCache = 2, "/nonexistent/.cache/kvhost"
+	add("nobody", func(w *config.Config, f *Facts) {
+		w.Policies, w.PolicyCache = make([]config.Policy, 2), config.CacheAuto
 		f.Cache.Failed = "bad cache: write to /: permission denied"
 		f.Roots[0].Path, f.Roots[0].Tried, f.Roots[0].Parent, f.Roots[0].Missing = "/mnt/nvme0/kv", "/mnt", "/mnt/nvme0", true
 		f.Roots = append(f.Roots, f.Roots[0])
 		f.Roots[1].Parent, f.Roots[1].System, f.Roots[1].Path, f.Roots[1].Missing = "", true, "/mnt", false
-		w.Roots = append(w.Roots, WantedRoot{Path: "/mnt", Capacity: 1 << 30, Mount: true})
+		w.Roots = append(w.Roots, config.Root{Path: "/mnt", Capacity: 1 << 30, RequireMount: true})
 	})
-	add("read-only", func(w *Wanted, f *Facts) {
-		w.Policies, w.PolicyCache, w.NamedCache = 1, "", true
+	add("read-only", func(w *config.Config, f *Facts) {
+		w.Policies, w.PolicyCache = make([]config.Policy, 1), ""
 		f.Cache.NoWork = "bad cache: write to /tmp: read-only file system\nbad cache: write to /dev/shm: no such file or directory"
 	})
-	add("broken", func(w *Wanted, f *Facts) {
+	add("broken", func(w *config.Config, f *Facts) {
 		f.GPUs[0].Pinned = No
 		f.GPUs = append(f.GPUs, GPU{UUID: "GPU-2", Name: "NVIDIA H200", PCI: "0000:42:00.0", Node: 1,
 			Failed: "gds: cuDevicePrimaryCtxRetain: out of memory (2)"})
@@ -115,19 +118,20 @@ func machines() map[string]struct {
 				Failed: "open /root/.kvhost-check-1: permission denied"},
 			Root{Path: "/dev/shm/kv", Tried: "/dev/shm", Missing: true, Node: -1, FS: "tmpfs", Total: 200 << 30,
 				Available: 10 << 30, Writable: true, Direct: No, NoReplace: Yes})
-		w.Roots = append(w.Roots, WantedRoot{Path: "/root/kv", Capacity: 1 << 30},
-			WantedRoot{Path: "/dev/shm/kv", Capacity: 100 << 30})
+		w.Roots = append(w.Roots, config.Root{Path: "/root/kv", Capacity: 1 << 30},
+			config.Root{Path: "/dev/shm/kv", Capacity: 100 << 30})
 		f.Socket = SocketFacts{Path: "/run/missing/s"}
 	})
-	inMemory := func(capacity int64) func(*Wanted, *Facts) {
-		return func(w *Wanted, f *Facts) {
-			w.Roots = append(w.Roots, WantedRoot{Path: "memory:", Capacity: capacity, Memory: true})
+	inMemory := func(capacity int64) func(*config.Config, *Facts) {
+		return func(w *config.Config, f *Facts) {
+			w.Roots = append(w.Roots, config.Root{Path: "memory:", Capacity: capacity})
 			f.Roots = append(f.Roots, Root{Path: "memory:", Memory: true, Node: -1, Direct: Unknown, NoReplace: Unknown})
 		}
 	}
 	add("memory", inMemory(200<<30))
-	add("compression", func(w *Wanted, f *Facts) {
-		w.Compresses, w.Chooses = true, true
+	add("compression", func(w *config.Config, f *Facts) {
+		w.Store.Compression = config.CompressionAuto
+		w.Compressions = []config.Compression{{Namespaces: []string{"m"}, Mode: config.CompressionHuffman}}
 		f.Codec = CodecFacts{Encode: 8e8, Decode: 11e8, Ratio: 1.497}
 		for _, r := range []struct {
 			path        string
@@ -137,18 +141,18 @@ func machines() map[string]struct {
 			root := f.Roots[0]
 			root.Path, root.Tried, root.Device, root.Write, root.Read = r.path, r.path, "", r.write, r.read
 			f.Roots = append(f.Roots, root)
-			w.Roots = append(w.Roots, WantedRoot{Path: r.path, Capacity: 1 << 30, Shared: r.shared})
+			w.Roots = append(w.Roots, config.Root{Path: r.path, Capacity: 1 << 30, Shared: r.shared})
 		}
 		f.Roots[0].Unmeasured = "16 MiB are free, and the measurement takes 64 MiB"
 	})
-	add("compression-in-memory", func(w *Wanted, f *Facts) {
+	add("compression-in-memory", func(w *config.Config, f *Facts) {
 		inMemory(1<<30)(w, f)
-		w.Roots, f.Roots, w.Chooses = w.Roots[1:], f.Roots[1:], true
+		w.Roots, f.Roots, w.Store.Compression = w.Roots[1:], f.Roots[1:], config.CompressionAuto
 	})
-	add("compression-nowhere", func(w *Wanted, f *Facts) {
-		w.Roots[0].Shared, w.Chooses = true, true
+	add("compression-nowhere", func(w *config.Config, f *Facts) {
+		w.Roots[0].Shared, w.Store.Compression = true, config.CompressionAuto
 	})
-	add("memory-limits", func(w *Wanted, f *Facts) {
+	add("memory-limits", func(w *config.Config, f *Facts) {
 		inMemory(400<<30)(w, f)
 		f.Machine.Memlock, f.Machine.Transparent = 8<<20, false
 	})
@@ -159,7 +163,7 @@ func machines() map[string]struct {
 func TestReportsAreGolden(t *testing.T) {
 	for name, m := range machines() {
 		t.Run(name, func(t *testing.T) {
-			r := Judge("test", m.wanted, &m.facts)
+			r := Judge("test", m.wanted, 0, &m.facts)
 			var got bytes.Buffer
 			if err := r.Write(&got); err != nil {
 				t.Fatal(err)
@@ -199,8 +203,8 @@ func TestRootsThatShareADisk(t *testing.T) {
 	m.facts.Roots = append(m.facts.Roots, m.facts.Roots[0])
 	m.facts.Roots[1].Path = "/mnt/kv2"
 	m.wanted.Roots[0].Capacity = 2 << 40
-	m.wanted.Roots = append(m.wanted.Roots, WantedRoot{Path: "/mnt/kv2", Capacity: 2 << 40})
-	r := Judge("test", m.wanted, &m.facts)
+	m.wanted.Roots = append(m.wanted.Roots, config.Root{Path: "/mnt/kv2", Capacity: 2 << 40})
+	r := Judge("test", m.wanted, 0, &m.facts)
 	if len(r.Findings) != 1 || r.Findings[0].Level != Problem {
 		t.Fatalf("findings: got %+v, want one problem", r.Findings)
 	}

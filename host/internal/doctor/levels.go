@@ -1,9 +1,13 @@
 package doctor
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+)
 
 // judgeLevels compares each level with the next one, where what it evicts is to go.
-func (r *Report) judgeLevels(roots []WantedRoot) {
+func (r *Report) judgeLevels(roots []config.Root) {
 	type level struct {
 		number   int
 		capacity int64
@@ -16,14 +20,14 @@ func (r *Report) judgeLevels(roots []WantedRoot) {
 			levels = slices.Insert(levels, i, level{number: root.Level})
 		}
 		levels[i].capacity += root.Capacity
-		levels[i].memory = levels[i].memory || root.Memory
+		levels[i].memory = levels[i].memory || root.InMemory()
 	}
 	for i := range max(0, len(levels)-1) {
 		near, far := levels[i], levels[i+1]
 		if far.capacity < near.capacity {
 			r.find(Warning, "levels", "give the farther level several times the capacity of the nearer one",
-				"level %d has %s and level %d, which is to take what it evicts, only %s", near.number, size(near.capacity), far.number,
-				size(far.capacity))
+				"level %d has %s and level %d, which is to take what it evicts, only %s", near.number, config.SizeText(near.capacity), far.number,
+				config.SizeText(far.capacity))
 		}
 		if far.memory && !near.memory {
 			r.find(Warning, "levels", "give the root in memory the lowest level",

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -124,9 +125,12 @@ func (s system) device(dev uint64) string {
 }
 
 // probeCache checks the directories in which policies are compiled and kept.
-func probeCache(w Wanted) (f CacheFacts) {
-	cache, said := w.PolicyCache, func(err error) string { return strings.TrimPrefix(err.Error(), "policy: ") }
-	if cache == "" && !w.NamedCache {
+func probeCache(c *config.Config) (f CacheFacts) {
+	cache, said := c.PolicyCache, func(err error) string { return strings.TrimPrefix(err.Error(), "policy: ") }
+	if cache == config.CacheAuto {
+		cache = sandbox.CacheDir()
+	}
+	if cache == "" && c.PolicyCache != "" {
 		f.Failed = "this user has no home, so there is no cache"
 	} else if err := sandbox.CheckCache(cache); err != nil {
 		f.Failed, cache = said(err), ""

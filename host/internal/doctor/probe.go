@@ -8,44 +8,45 @@ import (
 	"slices"
 
 	"github.com/kvhost/kvhost/gds"
+	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/staging"
 )
 
 // Probe tests what the configuration asks for.
-func Probe(ctx context.Context, w Wanted) (*Facts, error) {
-	return probe(ctx, w, system{"/"}, nil, nil)
+func Probe(ctx context.Context, c *config.Config) (*Facts, error) {
+	return probe(ctx, c, system{"/"}, nil, nil)
 }
 
 // probe takes the system's files below a directory, and the libraries by the given names.
-func probe(ctx context.Context, w Wanted, s system, libcuda, libcufile []string) (*Facts, error) {
-	f := &Facts{Machine: s.machine(), Socket: probeSocket(w.Socket)}
-	if w.Policies > 0 {
-		f.Cache = probeCache(w)
+func probe(ctx context.Context, c *config.Config, s system, libcuda, libcufile []string) (*Facts, error) {
+	f := &Facts{Machine: s.machine(), Socket: probeSocket(c.Socket)}
+	if len(c.Policies) > 0 {
+		f.Cache = probeCache(c)
 	}
 	f.Driver.Kernel, f.Driver.Open, f.Driver.Params = s.driverModule()
 	g := &gpus{facts: f}
-	if f.Driver.Forbid = !w.CUDA; w.CUDA {
+	if f.Driver.Forbid = c.GDS.CUDA == config.CUDAOff; !f.Driver.Forbid {
 		defer g.close()
 		g.open(libcuda)
-		g.ready(w.CuFile, libcufile)
+		g.ready(c.MayUseCuFile(), libcufile)
 	}
-	for _, r := range w.Roots {
+	for _, r := range c.Roots {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if r.Memory {
+		if r.InMemory() {
 			f.Roots = append(f.Roots, Root{Path: r.Path, Memory: true, Node: staging.NoNode, Direct: Unknown,
 				NoReplace: Unknown})
 			continue
 		}
 		root := s.probeRoot(r.Path, g.ask())
-		if w.compresses(&r) && root.unusable() == "" {
-			root.measure(ctx, w.Workers, w.DirectIO)
+		if c.Compresses(r) && root.unusable() == "" {
+			root.measure(ctx, c.Engine.ThreadsPerGPU, c.Engine.DirectIO)
 		}
 		f.Roots = append(f.Roots, root)
 	}
-	if slices.ContainsFunc(w.Roots, func(r WantedRoot) bool { return w.compresses(&r) && !r.Memory }) {
-		f.Codec = measureCodec(w.Workers)
+	if slices.ContainsFunc(c.Roots, func(r config.Root) bool { return c.Compresses(r) && !r.InMemory() }) {
+		f.Codec = measureCodec(c.Engine.ThreadsPerGPU)
 	}
 	return f, nil
 }

@@ -11,13 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/gds/gdstest"
+	"github.com/kvhost/kvhost/host/internal/config"
 )
 
 // Where chunks may be compressed, the root and the codec are measured, and nothing is left behind.
 func TestRootsAreMeasured(t *testing.T) {
 	disk := t.TempDir()
-	w := Wanted{Workers: 3, DirectIO: true, Chooses: true, Roots: []WantedRoot{{Path: filepath.Join(disk, "new")}, {Path: "memory:", Memory: true},
-		{Path: disk, Shared: true}}}
+	w := config.Default()
+	w.Store.Compression = config.CompressionAuto
+	w.Engine.ThreadsPerGPU = 3
+	w.Roots = []config.Root{{Path: filepath.Join(disk, "new")}, {Path: config.MemoryPrefix}, {Path: disk, Shared: true}}
 	f, err := Probe(t.Context(), w)
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +45,7 @@ func TestRootsAreMeasured(t *testing.T) {
 	if list, _ := os.ReadDir(disk); len(list) != 0 {
 		t.Errorf("left behind: %v", list)
 	}
-	w.Chooses = false
+	w.Store.Compression = config.CompressionOff
 	if f, err := Probe(t.Context(), w); err != nil || f.Codec.Ratio+float64(f.Roots[0].Write) != 0 {
 		t.Errorf("measured without compression: %+v, %v", f, err)
 	}
@@ -176,8 +179,8 @@ func TestMachineIsRead(t *testing.T) {
 // With the double of the NVIDIA libraries its GPU is found and cuFile is tested. Without any library the rest is
 // reported.
 func TestProbeWithAndWithoutAGPU(t *testing.T) {
-	w := Wanted{Roots: []WantedRoot{{Path: t.TempDir(), Capacity: 1 << 20}}, Socket: filepath.Join(t.TempDir(), "s"),
-		CUDA: true, CuFile: true}
+	w := config.Default()
+	w.Roots, w.Socket = []config.Root{{Path: t.TempDir(), Capacity: 1 << 20}}, filepath.Join(t.TempDir(), "s")
 	double := gdstest.Build(t).Path
 	f, err := probe(context.Background(), w, system{"/"}, []string{double}, []string{double})
 	if err != nil {
@@ -190,20 +193,20 @@ func TestProbeWithAndWithoutAGPU(t *testing.T) {
 	if f.Roots[0].Direct == Yes && f.Roots[0].CuFile != "ok" {
 		t.Errorf("root: got %+v, want cuFile to accept its files", f.Roots[0])
 	}
-	w.CuFile = false // then it is not even loaded
+	w.GDS.UseCuFile = false // then it is not even loaded
 	f, err = probe(context.Background(), w, system{"/"}, []string{double}, []string{"/nonexistent/libcufile.so"})
 	if err != nil || len(f.GPUs) == 0 || f.CuFile != (CuFile{Forbid: true}) || f.Roots[0].CuFile != "" {
 		t.Errorf("probe without cuFile: got %+v, %v", f, err)
 	}
-	w.CuFile = true
+	w.GDS.UseCuFile = true
 	f, err = probe(context.Background(), w, system{"/"}, []string{"/nonexistent/libcuda.so"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := Judge("test", w, f); f.Driver.Failed == "" || r.Problems() != nil || r.Verdicts[0].Route != RouteStaged {
+	if r := Judge("test", w, 0, f); f.Driver.Failed == "" || r.Problems() != nil || r.Verdicts[0].Route != RouteStaged {
 		t.Errorf("report without a driver: got %+v", r)
 	}
-	w.CUDA = false
+	w.GDS.CUDA = config.CUDAOff
 	if f, err = probe(context.Background(), w, system{"/"}, nil, nil); err != nil || !f.Driver.Forbid ||
 		f.Driver.Failed != "" {
 		t.Errorf("probe with CUDA off: got %+v, %v", f, err)
@@ -214,7 +217,7 @@ func TestProbeWithAndWithoutAGPU(t *testing.T) {
 		t.Error(err)
 	}
 	var b strings.Builder
-	if err := Judge("test", w, f).Write(&b); err != nil || !strings.Contains(b.String(), "not probed") {
+	if err := Judge("test", w, 0, f).Write(&b); err != nil || !strings.Contains(b.String(), "not probed") {
 		t.Error(err, b.String())
 	}
 }

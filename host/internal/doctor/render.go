@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/kvhost/kvhost/host/internal/config"
 )
 
 // Write prints the report for people.
@@ -18,7 +20,7 @@ func (r *Report) Write(w io.Writer) error {
 		r.gpu(t, &r.Facts.GPUs[i])
 	}
 	for i := range r.Facts.Roots {
-		r.root(t, &r.Facts.Roots[i], r.Wanted.Roots[i].Capacity)
+		r.root(t, &r.Facts.Roots[i], r.config.Roots[i].Capacity)
 	}
 	t.Flush()
 	if len(r.Verdicts) > 0 {
@@ -53,15 +55,15 @@ func (r *Report) Write(w io.Writer) error {
 func (r *Report) machine(w io.Writer) {
 	m, d, c := &r.Facts.Machine, &r.Facts.Driver, &r.Facts.CuFile
 	fmt.Fprintf(w, "machine\tLinux %s, %s, %s, %s of memory (%s available), %s\n", m.Kernel, m.Arch,
-		count(m.CPUs, "CPU"), size(m.MemoryBytes),
-		size(m.FreeBytes), count(m.Nodes, "NUMA node"))
+		count(m.CPUs, "CPU"), config.SizeText(m.MemoryBytes),
+		config.SizeText(m.FreeBytes), count(m.Nodes, "NUMA node"))
 	memlock := "no limit of locked memory"
 	if m.Memlock >= 0 {
-		memlock = size(m.Memlock) + " of locked memory"
+		memlock = config.SizeText(m.Memlock) + " of locked memory"
 	}
 	fmt.Fprintf(w, "limits\t%s, %d open files, %d huge pages of %s free\n", memlock, m.OpenFiles, m.HugePages,
-		size(m.HugePage))
-	fmt.Fprintf(w, "staging\t%s of memory in %s\n", size(r.Wanted.StagingBytes), m.pages(r.Wanted.StagingBytes))
+		config.SizeText(m.HugePage))
+	fmt.Fprintf(w, "staging\t%s of memory in %s\n", config.SizeText(r.config.Engine.MaxStagingMemory), m.pages(r.config.Engine.MaxStagingMemory))
 	fmt.Fprintf(w, "kernel\tCONFIG_PCI_P2PDMA %s, nvidia-fs %s, udev database %s\n", m.P2PDMA,
 		loaded(m.NVFS, "loaded"), loaded(m.Udev, "present"))
 	switch {
@@ -91,20 +93,20 @@ func (r *Report) gpu(w io.Writer, g *GPU) {
 		fmt.Fprintf(w, "GPU\t%s %s at %s: %s\n", g.Name, g.UUID, g.PCI, g.Failed)
 		return
 	}
-	fmt.Fprintf(w, "GPU\t%s %s at %s%s, %s; pages copied by %s\n", g.Name, g.UUID, g.PCI, node(g.Node), size(g.Bytes),
+	fmt.Fprintf(w, "GPU\t%s %s at %s%s, %s; pages copied by %s\n", g.Name, g.UUID, g.PCI, node(g.Node), config.SizeText(g.Bytes),
 		g.Copies)
 	for _, m := range r.Memory {
 		if m.GPU == g.UUID {
 			fmt.Fprintf(w,
 				"\tkvhost takes about %s of it: run the engine with --gpu-memory-utilization %.2f or less\n",
-				size(m.Takes), m.Utilization)
+				config.SizeText(m.Takes), m.Utilization)
 		}
 	}
 }
 
 func (r *Report) root(w io.Writer, root *Root, capacity int64) {
 	if root.Memory {
-		fmt.Fprintf(w, "root\t%s: %s of memory in %s\n", root.Path, size(capacity), r.Facts.Machine.pages(r.Wanted.memory()))
+		fmt.Fprintf(w, "root\t%s: %s of memory in %s\n", root.Path, config.SizeText(capacity), r.Facts.Machine.pages(rootMemory(r.config)))
 		return
 	}
 	if root.FS == "" {
@@ -122,7 +124,7 @@ func (r *Report) root(w io.Writer, root *Root, capacity int64) {
 	}
 	fmt.Fprintf(w, "root\t%s%s: %s on %s%s; capacity %s, %s of %s available; %s\n", root.Path, at, root.FS,
 		cmp.Or(root.Device, "no disk"), node(root.Node),
-		size(capacity), size(root.Available), size(root.Total), direct)
+		config.SizeText(capacity), config.SizeText(root.Available), config.SizeText(root.Total), direct)
 }
 
 func node(n int) string {

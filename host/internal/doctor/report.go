@@ -1,14 +1,17 @@
 package doctor
 
+import "github.com/kvhost/kvhost/host/internal/config"
+
 // Report is the result of a check.
 type Report struct {
 	Version  string    `json:"version"`
-	Wanted   Wanted    `json:"wanted"`
 	Facts    Facts     `json:"facts"`
 	Verdicts []Verdict `json:"verdicts"`
 	Findings []Finding `json:"findings"`
 	Memory   []VRAM    `json:"gpu_memory"`
 	Full     []Need    `json:"full_roots,omitempty"`
+
+	config *config.Config // that was judged
 }
 
 // Verdict is the route between one memory and one root.
@@ -22,8 +25,8 @@ type Verdict struct {
 
 // Routes of a verdict.
 const (
-	RouteStaged = "staged"
-	RouteDirect = "direct"
+	RouteStaged = config.RouteStaged
+	RouteDirect = config.RouteDirect
 	RouteMemory = "memory"
 	RouteNone   = "none"
 )

@@ -2,9 +2,8 @@ package policy
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
-	"sync"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
@@ -23,18 +22,7 @@ type AdmitOptions struct {
 // Admit decides which entries are stored at all, and which move to another level. It is safe for concurrent use; calls are
 // serialised. While a module is down after a fault, [AdmitsByDefault] answers.
 type Admit struct {
-	m        *Module
-	settings settings
-	usage    sandbox.Usage
-	restarts *restarter
-
-	mu    sync.Mutex
-	known []namespace       // in the order they were announced
-	guest guest.Admitter    // native
-	in    *sandbox.Instance // wasm; nil while it is down
-	admit sandbox.Export
-	err   error
-
+	role[guest.Admitter]
 	loaded bool
 }
 
@@ -44,7 +32,7 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	if err != nil || !m.acceptsState(&o.State, 0) {
 		return a, err
 	}
-	if a.in == nil {
+	if a.native {
 		a.loaded = m.loadNative(a.guest, &o.State)
 		return a, nil
 	}
@@ -57,101 +45,27 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 }
 
 func (m *Module) newAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
-	s := settings{role: abi.RoleAdmit, config: o.Config}
-	s.Capacity, s.Seed, s.MaxNamespaces = o.Capacity, o.Seed, o.MaxNamespaces
-	if err := m.prepare(&s); err != nil {
-		return nil, err
-	}
-	a := &Admit{m: m, settings: s, restarts: newRestarter(m, abi.RoleAdmit)}
-	var err error
-	if m.code == nil {
-		a.guest, err = native[guest.Admitter](m, &s)
-	} else if a.in, err = a.start(ctx); err == nil {
-		a.admit = a.in.Export(abi.ExportAdmit)
-	}
-	if err != nil {
+	a := &Admit{role: role[guest.Admitter]{m: m, export: abi.ExportAdmit, buffers: map[int]uint32{
+		abi.BufferArgs: sandbox.MaxBatch * abi.CandidateSize, abi.BufferResult: sandbox.MaxBatch,
+	}}}
+	s := &a.settings
+	s.role, s.config, s.Capacity, s.Seed, s.MaxNamespaces = abi.RoleAdmit, o.Config, o.Capacity, o.Seed, o.MaxNamespaces
+	if err := a.begin(ctx); err != nil {
 		return nil, err
 	}
 	return a, nil
 }
 
-func (a *Admit) start(ctx context.Context) (*sandbox.Instance, error) {
-	in, err := a.m.instantiate(ctx, &a.settings, &a.usage)
-	if err != nil {
-		return nil, err
-	}
-	err = in.RequireBuffer(abi.BufferArgs, sandbox.MaxBatch*abi.CandidateSize)
-	if err == nil {
-		err = in.RequireBuffer(abi.BufferResult, sandbox.MaxBatch)
-	}
-	if err != nil {
-		in.Close()
-		return nil, err
-	}
-	return in, nil
-}
-
-// restart replaces a failed instance by a new one, which is told all namespaces.
-func (a *Admit) restart(ctx context.Context) error {
-	in, err := a.start(ctx)
-	if err != nil {
-		return err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, n := range a.known {
-		if err == nil {
-			err = in.Namespace(n.id, n.text)
-		}
-	}
-	if err != nil || a.err != nil {
-		in.Close()
-		return err
-	}
-	a.in, a.admit = in, in.Export(abi.ExportAdmit)
-	a.usage.Builtin.Store(false)
-	return nil
-}
-
-// failed drops an instance that failed. The error is nil when the built-in policy answers in its place.
-func (a *Admit) failed(err error) error {
-	a.in.Close()
-	a.in = nil
-	if a.restarts.failed(err, a.restart) == Halt {
-		a.err = err
-		return err
-	}
-	a.usage.Builtin.Store(true)
-	return nil
-}
-
-// Namespace tells the policy a namespace's text, before any candidate that names its id.
+// Namespace tells the policy a namespace's text, before any candidate that names its id. It is no error when the built-in policy
+// answers from now on.
 func (a *Admit) Namespace(id uint32, text string) error {
-	if err := checkNamespace(a.m, id, a.settings.MaxNamespaces, text); err != nil {
+	err := a.role.Namespace(id, text)
+	if err == nil || errors.Is(err, ErrNamespace) {
 		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.err != nil {
-		return a.err
-	}
-	if a.m.code == nil {
-		if n, ok := a.guest.(guest.Namespacer); ok {
-			n.Namespace(id, text)
-		}
-		return nil
-	}
-	if slices.ContainsFunc(a.known, func(n namespace) bool { return n.id == id && n.text == text }) {
-		return nil // it was bound to this policy before
-	}
-	a.known = append(a.known, namespace{id: id, text: text})
-	if a.in == nil {
-		return nil
-	}
-	if err := a.in.Namespace(id, text); err != nil {
-		return a.failed(err)
-	}
-	return nil
+	return a.err
 }
 
 // Admit writes one answer per candidate. dst is at least as long as the batch.
@@ -161,7 +75,7 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 	for len(batch) > 0 && a.err == nil {
 		n := min(len(batch), sandbox.MaxBatch)
 		switch {
-		case a.guest != nil:
+		case a.native:
 			start := a.usage.Begin(n)
 			a.guest.Admit(batch[:n], dst[:n])
 			a.usage.End(start)
@@ -187,7 +101,7 @@ func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 	}
 	copy(args, batch)
 	a.in.SetNow(batch[n-1].Time)
-	got, ok, err := a.in.Count(&a.admit, uint64(n), abi.CandidateSize, int(n), a.m.code.Limits().For(int(n)))
+	got, ok, err := a.in.Count(&a.call, uint64(n), abi.CandidateSize, int(n), a.m.code.Limits().For(int(n)))
 	if err != nil {
 		return err
 	}
@@ -196,7 +110,7 @@ func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 		return nil
 	}
 	if got != n {
-		return a.in.Fault(a.admit.Name, fmt.Sprintf("gave %d answers to %d candidates", got, n), nil)
+		return a.fault(fmt.Sprintf("gave %d answers to %d candidates", got, n), nil)
 	}
 	answers, err := a.in.View(abi.BufferResult, n)
 	if err != nil {
@@ -204,34 +118,9 @@ func (a *Admit) ask(batch []abi.Candidate, dst []bool) error {
 	}
 	for i, answer := range answers {
 		if answer > 1 {
-			return a.in.Fault(a.admit.Name, fmt.Sprintf("answered %d for candidate %d, want 0 or 1", answer, i), nil)
+			return a.fault(fmt.Sprintf("answered %d for candidate %d, want 0 or 1", answer, i), nil)
 		}
 		dst[i] = answer == 1
-	}
-	return nil
-}
-
-// Close ends the policy.
-func (a *Admit) Close() error {
-	a.mu.Lock()
-	if a.in != nil {
-		a.in.Close()
-	}
-	a.err = ErrClosed
-	a.mu.Unlock()
-	a.restarts.close()
-	return nil
-}
-
-// Stats may be called at any time.
-func (a *Admit) Stats() Stats { return stats(&a.usage, a.m, abi.RoleAdmit) }
-
-func checkNamespace(m *Module, id, limit uint32, text string) error {
-	if id >= limit {
-		return fmt.Errorf("%w: %s: id %d, ids are below %d", ErrNamespace, m.name, id, limit)
-	}
-	if len(text) > maxNamespaceText {
-		return fmt.Errorf("%w: %s: text has %d bytes, at most %d", ErrNamespace, m.name, len(text), maxNamespaceText)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"unicode"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/meter"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
@@ -43,16 +44,15 @@ func TestClaimsReserveNothing(t *testing.T) {
 	}
 }
 
-// A module's names are shown to people, also in `kvhost policy inspect`, which lists its sections.
+// A module's names are shown to people, also where it is refused because of one of its sections.
 func TestNamesOfSectionsAreFitForPeople(t *testing.T) {
-	name := "\x1b]0;owned\a\r\n\x00\u202e" + strings.Repeat("z", 900)
-	s, err := sandbox.ScanModule(minimal(abi.RoleEvict).Ending(wasmtest.Custom(name)).Bytes())
-	if err != nil {
-		t.Fatal(err)
+	name := abi.ManifestSection
+	twice := minimal(abi.RoleEvict).Ending(wasmtest.Custom(name), wasmtest.Custom(name))
+	if _, err := openBytes(t, twice.Bytes(), Options{}); err == nil || !strings.Contains(err.Error(), "custom "+name+" section: there are two") {
+		t.Errorf("opening a module with two manifests: got %v", err)
 	}
-	for _, section := range s.Sections() {
-		if n := section.Name; len(n) > 4096 || strings.ContainsFunc(n, func(r rune) bool { return !unicode.IsPrint(r) }) {
-			t.Errorf("the name of a section has %d bytes: %.300q", len(n), n)
-		}
+	evil := "\x1b]0;owned\a\r\n\x00\u202e" + strings.Repeat("z", 900)
+	if n := (&meter.Section{Name: evil}).String(); len(n) > 200 || strings.ContainsFunc(n, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		t.Errorf("the name of a section has %d bytes: %.300q", len(n), n)
 	}
 }

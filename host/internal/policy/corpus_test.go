@@ -13,7 +13,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
-	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -102,7 +101,7 @@ func roomy(role abi.Role) wasmtest.Assembly {
 func TestEachExportCanFail(t *testing.T) {
 	for _, e := range entries {
 		for kind, body := range map[string][]byte{"trap": unreachable, "loop": wasmtest.Join(wasmtest.Loop(), unreachable), "status": wasmtest.I32(-3)} {
-			sig := sandbox.ExportType(e.export)
+			sig := wasmtest.Signatures[e.export]
 			if kind == "status" && (sig == ">" || e.export == abi.ExportBuffer) {
 				continue
 			}

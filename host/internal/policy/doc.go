@@ -22,8 +22,7 @@
 // # A signature is a file next to the module
 //
 // A section inside would have to be excluded from what is signed, and no tool would verify it. The tool minisign signs
-// any file and writes <file>.minisig. The trusted comment holds the SHA-256 of what was signed, so that a refusal can
-// name both digests.
+// any file and writes <file>.minisig; the host only verifies.
 //
 // # A state is tried once
 //

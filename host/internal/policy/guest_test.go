@@ -2,7 +2,6 @@ package policy
 
 import (
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
@@ -22,10 +21,10 @@ func minimal(role abi.Role) wasmtest.Assembly {
 		With(abi.ExportInit, "i>i", wasmtest.I32(0))
 	for _, name := range role.Exports() {
 		body := wasmtest.I64(0)
-		if sandbox.ExportType(name) == "ii>i" {
+		if wasmtest.Signatures[name] == "ii>i" {
 			body = wasmtest.I32(0)
 		}
-		a = a.With(name, sandbox.ExportType(name), body)
+		a = a.With(name, wasmtest.Signatures[name], body)
 	}
 	return a
 }

@@ -143,9 +143,9 @@ func examine(ctx context.Context, name string, f *file, opt *Options) (*Module, 
 		return nil, nil, 0, err
 	}
 	pages := memoryPages(m.manifest, opt.MemoryPages)
-	if least := s.MinPages(); least > uint64(pages) {
+	if s.Pages > uint64(pages) {
 		return nil, nil, 0, fmt.Errorf("its memory starts at %d pages of 64 KiB, the limit is %d: raise memory_pages in "+
-			"the manifest or the configuration", least, pages)
+			"the manifest or the configuration", s.Pages, pages)
 	}
 	return m, s, pages, nil
 }
@@ -196,7 +196,7 @@ func (m *Module) describe(s *sandbox.Scan) error {
 		return fmt.Errorf("its manifest names the roles %s, its exports have %s", strings.Join(manifest.Roles, ", "),
 			strings.Join(exported, ", "))
 	}
-	if manifest.StateFormat != "" && !s.Exports(abi.ExportSave) {
+	if _, saves := s.Exports[abi.ExportSave]; manifest.StateFormat != "" && !saves {
 		return fmt.Errorf("its manifest names the state format %q, its exports do not have %s and %s", manifest.StateFormat,
 			abi.ExportSave, abi.ExportLoad)
 	}

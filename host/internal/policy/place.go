@@ -4,9 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
+	"unsafe"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
@@ -24,129 +25,32 @@ const maxRoots = 64
 // down. It is safe for concurrent use; calls are serialised. While a module is down after a fault, and once it is in
 // quarantine, new pieces get the built-in names.
 type Place struct {
-	m        *Module
-	settings settings
-	usage    sandbox.Usage
-	restarts *restarter
-
-	mu    sync.Mutex
-	known []namespace // in the order they were announced
+	role[guest.Placer]
 	roots []abi.RootFacts
-	guest placer // nil while it is down
-	err   error
+	told  *sandbox.Instance // of the roots
 }
 
-type namespace struct {
-	id   uint32
-	text string
-}
-
-// placer is a guest, native or wasm.
-type placer interface {
-	namespace(id uint32, text string) error
-	setRoots(roots []abi.RootFacts)
-	// path appends a path. ok is false when the guest leaves the answer to the host.
-	path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, ok bool, err error)
-	// fault is the error of an answer that breaks the contract. dead is why the guest must not be used again, if so.
-	fault(reason string) error
-	dead() error
-	close()
-}
+const answerBytes = abi.PlaceAnswerSize + MaxPath
 
 // NewPlace starts the role, so that a module that cannot start fails here.
 func (m *Module) NewPlace(ctx context.Context, o PlaceOptions) (*Place, error) {
-	s := settings{role: abi.RolePlace, config: o.Config}
-	s.Seed, s.MaxNamespaces = o.Seed, o.MaxNamespaces
-	if err := m.prepare(&s); err != nil {
-		return nil, err
-	}
-	p := &Place{m: m, settings: s, restarts: newRestarter(m, abi.RolePlace)}
-	var err error
-	if p.guest, err = p.start(ctx); err != nil {
+	p := &Place{role: role[guest.Placer]{m: m, export: abi.ExportPlace, buffers: map[int]uint32{
+		abi.BufferResult: answerBytes, abi.BufferArgs: abi.PlaceQuerySize,
+		abi.BufferRoots: abi.RootsHeaderSize + maxRoots*abi.RootFactsSize,
+	}}}
+	s := &p.settings
+	s.role, s.config, s.Seed, s.MaxNamespaces = abi.RolePlace, o.Config, o.Seed, o.MaxNamespaces
+	if err := p.begin(ctx); err != nil {
 		return nil, err
 	}
 	return p, nil
-}
-
-func (p *Place) start(ctx context.Context) (placer, error) {
-	if p.m.code == nil {
-		return newNativePlacer(p.m, &p.settings, &p.usage)
-	}
-	return newGuestPlacer(ctx, p.m, &p.settings, &p.usage)
-}
-
-// restart replaces a failed guest by a new one, which is told all that the other was.
-func (p *Place) restart(ctx context.Context) error {
-	g, err := p.start(ctx)
-	if err != nil {
-		return err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, n := range p.known {
-		if err == nil {
-			err = g.namespace(n.id, n.text)
-		}
-	}
-	if err != nil || p.err != nil {
-		g.close()
-		return err
-	}
-	g.setRoots(p.roots)
-	p.guest = g
-	p.usage.Builtin.Store(false)
-	return nil
-}
-
-// judge drops the guest if an error was the end of it.
-func (p *Place) judge(err error) {
-	if p.guest.dead() == nil {
-		return
-	}
-	p.drop()
-	if p.restarts.failed(err, p.restart) == Halt {
-		p.err = err
-	}
-}
-
-func (p *Place) drop() {
-	p.guest.close()
-	p.guest = nil
-	p.usage.Builtin.Store(true)
-}
-
-// Namespace tells the policy a namespace's text, before any query that names its id.
-func (p *Place) Namespace(id uint32, text string) error {
-	if err := checkNamespace(p.m, id, p.settings.MaxNamespaces, text); err != nil {
-		return err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.err != nil {
-		return p.err
-	}
-	if slices.Contains(p.known, namespace{id, text}) {
-		return nil // it was bound to this policy before
-	}
-	p.known = append(p.known, namespace{id, text})
-	if p.guest == nil {
-		return nil
-	}
-	err := p.guest.namespace(id, text)
-	if err != nil {
-		p.judge(err)
-	}
-	return err
 }
 
 // SetRoots gives the policy current facts about the roots, at most 64. A path's root is an index into them.
 func (p *Place) SetRoots(roots []abi.RootFacts) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.roots = slices.Clone(roots[:min(len(roots), maxRoots)])
-	if p.guest != nil {
-		p.guest.setRoots(p.roots)
-	}
+	p.roots, p.told = slices.Clone(roots[:min(len(roots), maxRoots)]), nil
 }
 
 // Path appends a new piece's path below its root to dst: nothing where it gets the built-in name, which it does with every
@@ -155,11 +59,11 @@ func (p *Place) SetRoots(roots []abi.RootFacts) {
 func (p *Place) Path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.err != nil || p.guest == nil {
+	if p.err != nil || !p.native && p.in == nil {
 		return dst, abi.None, p.err
 	}
-	out, root, ok, err := p.guest.path(q, dst)
-	if err == nil && !ok {
+	out, root, left, err := p.ask(q, dst)
+	if err == nil && left {
 		return dst, abi.None, nil
 	}
 	if err == nil {
@@ -170,9 +74,11 @@ func (p *Place) Path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, e
 		if reason == "" {
 			return out, root, nil
 		}
-		err = p.guest.fault(reason)
+		err = p.fault(reason, nil)
 	}
-	p.judge(err)
+	if !p.native { // a native guest is asked again
+		_ = p.failed(err)
+	}
 	return dst, abi.None, err
 }
 
@@ -188,23 +94,61 @@ func (p *Place) Misnamed(cause error) {
 	if verdict == Halt && p.err == nil {
 		p.err = cause
 	}
-	if verdict != Restart && p.guest != nil {
+	if verdict != Restart && p.in != nil {
 		p.drop()
 	}
 }
 
-// Close ends the policy. A call in progress finishes.
-func (p *Place) Close() error {
-	p.mu.Lock()
-	if p.guest != nil {
-		p.guest.close()
-		p.guest = nil
+// tellRoots writes the facts into the guest's buffer, if it has one: a guest that does not choose roots needs none.
+func (p *Place) tellRoots() error {
+	p.told = p.in
+	if !p.in.HasBuffer(abi.BufferRoots, 1) {
+		return nil
 	}
-	p.err = ErrClosed
-	p.mu.Unlock()
-	p.restarts.close()
+	n := uint32(len(p.roots))
+	b, err := p.in.View(abi.BufferRoots, abi.RootsHeaderSize+n*abi.RootFactsSize)
+	if err != nil {
+		return err
+	}
+	*(*abi.RootsHeader)(unsafe.Pointer(&b[0])) = abi.RootsHeader{Count: n, Stride: abi.RootFactsSize}
+	if n > 0 {
+		copy(unsafe.Slice((*abi.RootFacts)(unsafe.Pointer(&b[abi.RootsHeaderSize])), n), p.roots)
+	}
 	return nil
 }
 
-// Stats may be called at any time.
-func (p *Place) Stats() Stats { return stats(&p.usage, p.m, abi.RolePlace) }
+// ask appends the path that the guest gives. left says that it leaves the answer to the host.
+func (p *Place) ask(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, left bool, err error) {
+	if p.native {
+		start := p.usage.Begin(1)
+		out, root := p.guest.Place(q, p.roots, dst)
+		p.usage.End(start)
+		return out, root, false, nil
+	}
+	if p.told != p.in {
+		if err := p.tellRoots(); err != nil {
+			return dst, abi.None, false, err
+		}
+	}
+	args, err := sandbox.Records[abi.PlaceQuery](p.in, abi.BufferArgs, 1)
+	if err != nil {
+		return dst, abi.None, false, err
+	}
+	args[0] = *q
+	got, ok, err := p.in.Count(&p.call, 1, abi.PlaceQuerySize, 1, p.m.code.Limits().For(1))
+	if err != nil || !ok {
+		return dst, abi.None, true, err
+	}
+	if got != 1 {
+		return dst, abi.None, false, p.fault(fmt.Sprintf("gave %d answers to 1 query", got), nil)
+	}
+	result, err := p.in.View(abi.BufferResult, p.in.BufferSize(abi.BufferResult))
+	if err != nil {
+		return dst, abi.None, false, err
+	}
+	a := (*abi.PlaceAnswer)(unsafe.Pointer(&result[0]))
+	if uint64(a.Off)+uint64(a.Len) > uint64(len(result)) {
+		return dst, abi.None, false, p.fault(fmt.Sprintf("gave a path of %d bytes at %d, outside its buffer", a.Len, a.Off), nil)
+	}
+	return append(dst, result[a.Off:a.Off+a.Len]...), a.Root, false, nil
+}

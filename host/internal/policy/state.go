@@ -95,7 +95,7 @@ func (a *Admit) Save(limit uint32) (s State, ok bool, err error) {
 	case a.err != nil:
 		return State{}, false, a.err
 	case s.Format == "":
-	case a.guest != nil:
+	case a.native:
 		s.Data, ok = a.m.saveNative(a.guest, limit)
 	case a.in != nil:
 		if s.Data, ok, err = a.in.Save(limit, 0); err != nil {

@@ -56,7 +56,7 @@ type LevelFigures struct {
 type LevelGrid struct {
 	Workloads  []*Workload
 	Policies   []*Policy
-	Admissions []*Admission
+	Admissions []*Policy
 	Writes     []Write
 	Levels     []Level
 	ChunkBytes int64
@@ -111,7 +111,7 @@ func (g *LevelGrid) Run(ctx context.Context) (*LevelOutcome, error) {
 	return o, nil
 }
 
-func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Admission, write Write) (LevelResult, error) {
+func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Policy, write Write) (LevelResult, error) {
 	r := LevelResult{
 		Trace: w.Name, Policy: p.Text, Admit: a.Text, Write: write.String(), ChunkBytes: g.ChunkBytes,
 	}
@@ -167,7 +167,7 @@ func (r *LevelResult) count(h *hierarchy, g *LevelGrid) {
 }
 
 // open starts an instance of the policy for each level, and one that admits.
-func (g *LevelGrid) open(ctx context.Context, w *Workload, p *Policy, a *Admission, write Write) (h *hierarchy,
+func (g *LevelGrid) open(ctx context.Context, w *Workload, p *Policy, a *Policy, write Write) (h *hierarchy,
 	err error) {
 	h = &hierarchy{w: w, through: write == WriteThrough, levels: make([]simLevel, 0, len(g.Levels))}
 	defer func() {

@@ -106,52 +106,24 @@ func ParseWrite(s string) (Write, error) {
 	return 0, fmt.Errorf("%w: write %q (back, through)", ErrLevel, s)
 }
 
-// Admission decides what is stored and what moves between levels.
-type Admission struct {
-	Text   string // as written
-	Label  string
-	module *policy.Module
-	config policy.Config
-}
-
-// Admissions that are no modules.
+// What is stored and what moves between levels, where no module decides it.
 const (
 	AdmitDefault = "default" // the host's own rule
 	AdmitAll     = "all"     // all demotions, and promotion at the first load, as by a policy that knows nothing of levels
 )
 
 // OpenAdmission opens AdmitDefault, AdmitAll, or an admit policy as [OpenPolicy] opens evict policies.
-func OpenAdmission(ctx context.Context, text string, opt policy.Options) (*Admission, error) {
+func OpenAdmission(ctx context.Context, text string, opt policy.Options) (*Policy, error) {
 	switch text {
 	case AdmitDefault:
-		return &Admission{Text: text, Label: text, module: policy.Builtin(abi.RoleAdmit)}, nil
+		return &Policy{Text: text, Label: text, module: policy.Builtin(abi.RoleAdmit)}, nil
 	case AdmitAll:
-		return admissionFrom(policy.NativeModule(text, []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
+		return &Policy{Text: text, Label: text, module: policy.NativeModule(text, []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
 			return admitsAll{}, nil
-		}), nil), nil
+		})}, nil
 	}
-	name, config, err := settings(text)
-	if err != nil {
-		return nil, err
-	}
-	a := &Admission{Text: text, Label: label(name, config, text), config: config}
-	if a.module, err = policy.Open(ctx, name, opt); err != nil {
-		return nil, err
-	}
-	if !a.module.Has(abi.RoleAdmit) {
-		_ = a.module.Close(ctx)
-		return nil, fmt.Errorf("%w: %s does not admit", policy.ErrRole, name)
-	}
-	return a, nil
+	return open(ctx, text, opt, abi.RoleAdmit)
 }
-
-// admissionFrom is an open module.
-func admissionFrom(m *policy.Module, config policy.Config) *Admission {
-	return &Admission{Text: m.Name(), Label: m.Name(), module: m, config: config}
-}
-
-// Close releases the module.
-func (a *Admission) Close(ctx context.Context) error { return a.module.Close(ctx) }
 
 type admitsAll struct{}
 

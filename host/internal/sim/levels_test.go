@@ -31,11 +31,11 @@ func levelGrid(t testing.TB, w *Workload, pol string, capacities ...string) *Lev
 	if g.Levels, err = ParseLevels(capacities, costs); err != nil {
 		t.Fatal(err)
 	}
-	g.Policies, g.Admissions = []*Policy{evicts(t, pol)}, []*Admission{admits(t, AdmitDefault)}
+	g.Policies, g.Admissions = []*Policy{evicts(t, pol)}, []*Policy{admits(t, AdmitDefault)}
 	return g
 }
 
-func admits(t testing.TB, text string) *Admission {
+func admits(t testing.TB, text string) *Policy {
 	t.Helper()
 	a, err := OpenAdmission(context.Background(), text, policy.Options{})
 	if err != nil {
@@ -87,7 +87,7 @@ func TestLevelsByHand(t *testing.T) {
 			g := levelGrid(t, w, "lru", "2", "3")
 			g.ChunkBytes, g.Options.Prefill = 1000, Prefill{TokensPerSecond: 1, ChunkTokens: 2}
 			g.Levels[0].BytesPerSecond, g.Levels[1].BytesPerSecond = 4000, 1000
-			g.Admissions, g.Writes = []*Admission{admits(t, c.admit)}, []Write{c.write}
+			g.Admissions, g.Writes = []*Policy{admits(t, c.admit)}, []Write{c.write}
 			r := levelOutcome(t, g).Results[0]
 			hits := 0
 			for n := range c.want {
@@ -142,7 +142,7 @@ func TestCandidatesOfPrefixes(t *testing.T) {
 	})
 	w := workload(t, []uint64{1, 2, 3}, []uint64{4, 5, 6})
 	g := levelGrid(t, w, "lru", "3", "6", "6")
-	g.Admissions = []*Admission{admissionFrom(m, nil)}
+	g.Admissions = []*Policy{policyOf(m)}
 	moves := func(kind abi.CandidateKind) (list []string) {
 		for _, c := range seen {
 			if c.Kind == kind && c.From != abi.NoLevel {
@@ -175,7 +175,7 @@ func TestCandidatesOfLevels(t *testing.T) {
 	})
 	w := workload(t, []uint64{1, 2}, []uint64{1}, []uint64{3}, []uint64{4}, []uint64{1}, []uint64{1, 2})
 	g := levelGrid(t, w, "lru", "2", "2")
-	g.Admissions = []*Admission{admissionFrom(m, nil)}
+	g.Admissions = []*Policy{policyOf(m)}
 	levelOutcome(t, g)
 	var got []string
 	chunk := map[uint64]int{0: 0}

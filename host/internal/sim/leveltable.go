@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/kvhost/kvhost/host/internal/config"
 )
 
 // WriteTable prints the results: for each workload one block of totals, and one for each level.
@@ -13,15 +15,15 @@ func (o *LevelOutcome) WriteTable(out io.Writer) error {
 	for i, w := range g.Workloads {
 		results := o.Results[i*g.rows() : (i+1)*g.rows()]
 		fmt.Fprintf(&b, "%s: %d requests, %d accesses to %d chunks of %s\n\n", w.Name, w.Requests(), w.Accesses(),
-			w.Unique(), bytesText(g.ChunkBytes))
+			w.Unique(), config.DecimalText(g.ChunkBytes))
 		farthest := len(g.Levels) - 1
 		rows := [][]string{{"all levels", "hit ratio", "prefix hits", "loaded", "written", "written below 0", "prefill saved",
 			"loading", "saved", fmt.Sprintf("over level %d", farthest)}}
 		for j := range results {
 			r := &results[j]
 			rows = append(rows, []string{
-				o.label(j), fmt.Sprintf("%.4f", 1-r.MissRatio), fmt.Sprintf("%.4f", r.PrefixHitRatio), bytesText(r.BytesLoaded),
-				bytesText(r.BytesWritten), bytesText(r.BytesWritten - r.Levels[0].BytesWritten), seconds(r.PrefillSeconds),
+				o.label(j), fmt.Sprintf("%.4f", 1-r.MissRatio), fmt.Sprintf("%.4f", r.PrefixHitRatio), config.DecimalText(r.BytesLoaded),
+				config.DecimalText(r.BytesWritten), config.DecimalText(r.BytesWritten - r.Levels[0].BytesWritten), seconds(r.PrefillSeconds),
 				seconds(r.LoadSeconds), seconds(r.SavedSeconds), seconds(r.FartherSeconds),
 			})
 		}
@@ -36,8 +38,8 @@ func (o *LevelOutcome) WriteTable(out io.Writer) error {
 			for j := range results {
 				r, f := &results[j], &results[j].Levels[n]
 				rows = append(rows, []string{
-					o.label(j), fmt.Sprint(f.Hits), bytesText(f.BytesLoaded), share(f.BytesLoaded, r.BytesLoaded),
-					bytesText(f.BytesWritten),
+					o.label(j), fmt.Sprint(f.Hits), config.DecimalText(f.BytesLoaded), share(f.BytesLoaded, r.BytesLoaded),
+					config.DecimalText(f.BytesWritten),
 					fmt.Sprint(f.New), fmt.Sprint(f.Demotions), fmt.Sprint(f.Promotions), fmt.Sprint(f.Covered), fmt.Sprint(f.Drops),
 				})
 			}
@@ -79,16 +81,3 @@ func share(part, whole int64) string {
 
 // seconds has three digits, because two policies may save nearly the same.
 func seconds(s float64) string { return fmt.Sprintf("%.3g s", s) }
-
-// bytesText is a number of bytes in decimal units, as speeds are.
-func bytesText(n int64) string {
-	for _, u := range []struct {
-		name  string
-		bytes float64
-	}{{"PB", 1e15}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}} {
-		if float64(n) >= u.bytes {
-			return fmt.Sprintf("%.4g %s", float64(n)/u.bytes, u.name)
-		}
-	}
-	return fmt.Sprintf("%d B", n)
-}

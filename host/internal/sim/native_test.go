@@ -63,8 +63,13 @@ func evicts(t testing.TB, name string) *Policy {
 }
 
 // reuseAdmits is the admit policy reuse without wasm.
-func reuseAdmits(config policy.Config) *Admission {
-	return admissionFrom(policy.NativeModule("reuse", []abi.Role{abi.RoleAdmit}, func(i guest.Info) (any, error) {
+func reuseAdmits(config policy.Config) *Policy {
+	p := policyOf(policy.NativeModule("reuse", []abi.Role{abi.RoleAdmit}, func(i guest.Info) (any, error) {
 		return reuse.New(i)
-	}), config)
+	}))
+	p.config = config
+	return p
 }
+
+// policyOf is an open module.
+func policyOf(m *policy.Module) *Policy { return &Policy{Text: m.Name(), Label: m.Name(), module: m} }

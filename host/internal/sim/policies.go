@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -24,6 +25,10 @@ func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, 
 	if text == Belady || text == Infinite {
 		return &Policy{Text: text, Label: text}, nil
 	}
+	return open(ctx, text, opt, abi.RoleEvict)
+}
+
+func open(ctx context.Context, text string, opt policy.Options, role abi.Role) (*Policy, error) {
 	name, config, err := settings(text)
 	if err != nil {
 		return nil, err
@@ -32,8 +37,8 @@ func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, 
 	if p.module, err = policy.Open(ctx, name, opt); err != nil {
 		return nil, err
 	}
-	if !p.module.Has(abi.RoleEvict) {
-		return nil, fmt.Errorf("%w: %s does not evict", policy.ErrRole, name)
+	if !p.module.Has(role) {
+		return nil, errors.Join(fmt.Errorf("%w: %s does not %s", policy.ErrRole, name, role), p.Close(ctx))
 	}
 	return p, nil
 }

@@ -36,58 +36,6 @@ func (r *deviceRig) disableCodec() {
 	}
 }
 
-// Pages of a GPU are compressed and decompressed by the route that is chosen, unless the processor has to do it.
-func TestCompressedPiecesTakeTheRoute(t *testing.T) {
-	for name, geo := range deviceShapes {
-		for _, byGPU := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s, by the GPU: %v", name, byGPU), func(t *testing.T) {
-				r := newCompressedRig(t, "bf16", geo, 64)
-				if !byGPU {
-					r.disableCodec()
-				}
-				r.route(RouteChoice{})
-				const n = 5
-				var chunks []StoreChunk
-				from := r.shuffled(n)
-				compresses := false
-				for c := range n {
-					chunks = append(chunks, r.put(c, from[c]))
-					compresses = chunks[c].Put.Compresses()
-				}
-				if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
-					t.Fatal(read, out)
-				}
-				r.poison()
-				ids := r.shuffled(n)
-				if out := r.load([]int{0, 1, 2, 3, 4}, ids); len(out.Failed) > 0 {
-					t.Fatal(out.Failed)
-				}
-				for c := range n {
-					if err := r.holds(c, ids[c], false); err != nil {
-						t.Error(err)
-					}
-				}
-				route := "direct"
-				if compresses && !byGPU {
-					route = "staged"
-				} else if !compresses && name != "tiny pages" {
-					t.Error("a piece that is not tiny is not compressed")
-				}
-				if took := r.took(); len(took) != 1 || took[route] != 2*n {
-					t.Errorf("pieces by route: %v, want all %s", took, route)
-				}
-				if s := r.store.Compression()[0]; compresses && (s.Encoded.Pages != n*geo.PageBytes() ||
-					s.Decoded.Pages != n*geo.PageBytes() || s.Encoded.Took <= 0 || s.Decoded.Took <= 0) {
-					t.Errorf("encoded %+v, decoded %+v", s.Encoded, s.Decoded)
-				}
-				if d := r.double; d != nil && (d.Calls("pack") > 0 && d.Calls("join") > 0) != (byGPU && compresses) {
-					t.Errorf("%d windows encoded, %d decoded", d.Calls("pack"), d.Calls("join"))
-				}
-			})
-		}
-	}
-}
-
 // models are pages of models. The last has several windows a chunk.
 var models = map[string]struct {
 	dtype string

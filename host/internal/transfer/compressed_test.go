@@ -98,17 +98,7 @@ func TestCompressedSizes(t *testing.T) {
 			load := func() {
 				t.Helper()
 				b.poison()
-				l := b.lease(0, 1, 2)
-				defer l.Release()
-				loads := b.spread(3)
-				if out := b.load(l, loads, nil); len(out.Failed) > 0 {
-					t.Fatal(out.Failed)
-				}
-				for n, c := range loads {
-					if err := b.checkPages(n, c.Blocks); err != nil {
-						t.Error(err)
-					}
-				}
+				b.loadRight(b.spread(3), nil)
 			}
 			load()
 			s := b.engine.Stats()
@@ -152,77 +142,6 @@ func (b *bench) plan(n int) *kv.Plan {
 	return p.Expected().Plan
 }
 
-// failsAlone loads three chunks, whole or layer-wise, and says how chunk 1 failed, which no other may do.
-func (b *bench) failsAlone(layers bool) error {
-	b.t.Helper()
-	l := b.lease(0, 1, 2)
-	defer l.Release()
-	b.poison()
-	loads := b.spread(3)
-	var by *transfer.Layers
-	if layers {
-		by = &transfer.Layers{}
-	}
-	out := b.load(l, loads, by)
-	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 {
-		b.t.Fatalf("failed: %+v", out.Failed)
-	}
-	for _, n := range []int{0, 2} {
-		if err := b.checkPages(n, loads[n].Blocks); err != nil {
-			b.t.Error(err)
-		}
-	}
-	if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
-		b.t.Error(err)
-	}
-	again := b.lease(0, 1, 2)
-	defer again.Release()
-	if again.Hits() != 1 {
-		b.t.Errorf("the next lookup still grants %d of the prefix, want 1", again.Hits())
-	}
-	if q := b.store.Stats().Roots[0].Quarantined; q != 1 {
-		b.t.Errorf("%d files in quarantine, want 1", q)
-	}
-	return out.Failed[0].Err
-}
-
-// Flipped bits anywhere in a compressed piece fail its chunk, and none reaches a decoder: the error is of a checksum.
-func TestDamagedCompressedPiece(t *testing.T) {
-	geo := kv.Uniform(8, 6, 1, 40000) // 1.9 MiB: several slots' parts
-	for _, layers := range []bool{false, true} {
-		for name, at := range map[string]func(size int64) int64{
-			"version":             func(int64) int64 { return 8 },
-			"header":              func(int64) int64 { return 100 },
-			"stored bytes":        func(int64) int64 { return 200 },
-			"table: page sum":     func(int64) int64 { return 4096 },
-			"table: stored sum":   func(int64) int64 { return 4096 + 24 + 8 },
-			"table: length":       func(int64) int64 { return 4096 + 24 + 16 },
-			"table: codec":        func(int64) int64 { return 4096 + 24 + 20 },
-			"first stored extent": func(int64) int64 { return 8192 },
-			"its codes":           func(int64) int64 { return 8192 + 20000 },
-			"middle":              func(size int64) int64 { return size / 2 },
-			"last stored extent":  func(size int64) int64 { return size - 4097 },
-		} {
-			t.Run(name, func(t *testing.T) {
-				b := newCompressed(t, geo, geo.Blocks*3)
-				b.storeChunks(3)
-				path := b.pieceOf(1)
-				image, err := os.ReadFile(path)
-				if err != nil {
-					t.Fatal(err)
-				}
-				image[at(int64(len(image)))] ^= 0x10
-				if err := os.WriteFile(path, image, 0o600); err != nil {
-					t.Fatal(err)
-				}
-				if err := b.failsAlone(layers); errors.Is(err, codec.ErrCorrupt) {
-					t.Errorf("a decoder was given damaged bytes: %v", err)
-				}
-			})
-		}
-	}
-}
-
 // Garbage under checksums that fit it reaches a decoder. It returns an error, or bytes that are not those of the pages:
 // both fail the chunk alone, and no wrong byte reaches a page.
 func TestGarbageUnderFittingChecksums(t *testing.T) {
@@ -260,8 +179,8 @@ func TestGarbageUnderFittingChecksums(t *testing.T) {
 				b := newCompressed(t, geo, geo.Blocks*3)
 				b.storeChunks(3)
 				b.rewrite(1, c.change)
-				if err := b.failsAlone(layers); c.want != nil && !errors.Is(err, c.want) {
-					t.Errorf("load of a changed piece: got %v, want %v", err, c.want)
+				if err := b.failsAlone(layers); b.store.Stats().Roots[0].Quarantined != 1 || c.want != nil && !errors.Is(err, c.want) {
+					t.Errorf("load of a changed piece: got %v, %+v, want %v and one file in quarantine", err, b.store.Stats().Roots[0], c.want)
 				}
 			})
 		}
@@ -280,36 +199,9 @@ func TestCompressedPieceOfManyExtents(t *testing.T) {
 		})
 		b.storeChunks(3)
 		b.poison()
-		l := b.lease(0, 1, 2)
-		defer l.Release()
-		loads := b.spread(3)
-		if out := b.load(l, loads, nil); len(out.Failed) > 0 {
-			t.Fatal(out)
-		}
-		for n := range loads {
-			if err := b.checkPages(n, loads[n].Blocks); err != nil {
-				t.Error(err)
-			}
-		}
+		b.loadRight(b.spread(3), nil)
 		if got := b.codec().Decoded.Pages; (got == geo.PageBytes()) != c.compresses { // it gains nothing
 			t.Errorf("%d extents: %d bytes were decoded", 256*c.layers, got)
 		}
-	}
-}
-
-// Blocks that are not wanted are left alone.
-func TestUnwantedBlocksOfACompressedPiece(t *testing.T) {
-	geo := kv.Uniform(4, 2, 1, 50000)
-	b := newCompressed(t, geo, 8)
-	b.storeAll(b.put(0, []uint32{0, 1, 2, 3}))
-	b.poison()
-	l := b.lease(0)
-	defer l.Release()
-	ids := []uint32{abi.None, 6, abi.None, 2}
-	if out := b.load(l, []transfer.LoadChunk{{Blocks: ids}}, nil); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
-	if err := errors.Join(b.checkPages(0, ids), b.checkUntouched([]uint32{0, 1, 3, 4, 5, 7})); err != nil {
-		t.Error(err)
 	}
 }

@@ -23,49 +23,94 @@ var deviceShapes = map[string]kv.Geometry{
 	"many windows":    kv.Uniform(3, 9, 1, 300_000),
 }
 
-func TestDirectStoresAndLoads(t *testing.T) {
+// Pages of a GPU of every shape go out and come back by the route of their root: cuFile, or kernels without a slot where the root
+// is memory. They are compressed by the GPU, unless the processor has to do it.
+func TestShapesTakeTheirRoute(t *testing.T) {
+	const n = 5
 	for name, geo := range deviceShapes {
-		t.Run(name, func(t *testing.T) {
-			r := newDeviceRig(t, geo, 64, 32<<20)
-			r.route(RouteChoice{})
-			const n = 5
-			var chunks []StoreChunk
-			from := r.shuffled(n)
-			for c := range n {
-				chunks = append(chunks, r.put(c, from[c]))
-			}
-			if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
-				t.Fatal(read, out)
-			}
-			check := func(what string) {
-				t.Helper()
-				r.poison()
-				ids := r.shuffled(n)
-				if out := r.load([]int{0, 1, 2, 3, 4}, ids); len(out.Failed) > 0 {
-					t.Fatal(what, out.Failed)
+		for _, c := range []struct {
+			kind, route             string
+			compressed, byProcessor bool
+		}{
+			{"direct", "direct", false, false}, {"memory", "memory", false, false}, {"compressed", "direct", true, false},
+			{"compressed by the processor", "staged", true, true},
+		} {
+			t.Run(name+", "+c.kind, func(t *testing.T) {
+				var r *deviceRig
+				switch {
+				case c.compressed:
+					r = newCompressedRig(t, "bf16", geo, 64)
+				case c.kind == "memory":
+					r, _ = newMemoryRig(t, geo, 64)
+				default:
+					r = newDeviceRig(t, geo, 64, 32<<20)
 				}
-				for c := range n {
-					if err := r.holds(c, ids[c], false); err != nil {
-						t.Error(what, err)
+				if c.kind != "memory" {
+					r.route(RouteChoice{})
+				}
+				if c.byProcessor {
+					r.disableCodec()
+				}
+				var chunks []StoreChunk
+				for i, ids := range r.shuffled(n) {
+					chunks = append(chunks, r.put(i, ids))
+				}
+				compresses := chunks[0].Put.Compresses()
+				if compresses != (c.compressed && name != "tiny pages") {
+					t.Errorf("pieces are compressed: %t", compresses)
+				}
+				if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
+					t.Fatal(read, out)
+				}
+				back := func(what string) {
+					t.Helper()
+					r.poison()
+					ids := r.shuffled(n)
+					if out := r.load([]int{0, 1, 2, 3, 4}, ids); len(out.Failed) > 0 {
+						t.Fatal(what, out.Failed)
+					}
+					for i := range n {
+						if err := r.holds(i, ids[i], false); err != nil {
+							t.Error(what, err)
+						}
 					}
 				}
-			}
-			check("direct")
-			for range 2 { // the second finds the file registered, whatever the order of the others was
-				if out := r.load([]int{0}, from); len(out.Failed) > 0 {
-					t.Fatal(out.Failed)
+				back("at once")
+				route := c.route
+				if c.byProcessor && !compresses {
+					route = "direct"
 				}
-			}
-			if s := r.stats(); s.Stores != n || s.Loads != n+2 || s.Route != "direct" || s.SlotsInUse != 0 ||
-				s.Handles.Hits == 0 {
-				t.Errorf("after %d stores and %d loads the route has %+v", n, n+2, s)
-			}
-			r.engine.SetRoute(r.gpu, r.root, RouteChoice{}) // what went direct is an ordinary file
-			check("staged")
-			if s := r.stats(); s.Loads != 0 || s.Route != "staged" {
-				t.Errorf("a load without a direct route went by %+v, want staged", s)
-			}
-		})
+				if took := r.took(); len(took) != 1 || took[route] != 2*n {
+					t.Errorf("pieces by route: %v, want all %s", took, route)
+				}
+				if s := r.store.Compression(); compresses && (s[0].Encoded.Pages != n*geo.PageBytes() ||
+					s[0].Decoded.Pages != n*geo.PageBytes() || s[0].Encoded.Took <= 0 || s[0].Decoded.Took <= 0) {
+					t.Errorf("encoded %+v, decoded %+v", s[0].Encoded, s[0].Decoded)
+				}
+				if d := r.double; d != nil && (d.Calls("pack") > 0 && d.Calls("join") > 0) != (compresses && !c.byProcessor) {
+					t.Errorf("%d windows encoded, %d decoded", d.Calls("pack"), d.Calls("join"))
+				}
+				if !r.gpu.FitsWindow(1, 1) {
+					t.Error("windows were given up")
+				}
+				if route != "direct" {
+					return
+				}
+				for range 2 { // the second finds the file registered, whatever the order of the others was
+					if out := r.load([]int{0}, r.shuffled(1)); len(out.Failed) > 0 {
+						t.Fatal(out.Failed)
+					}
+				}
+				if s := r.stats(); s.Stores != n || s.Loads != n+2 || s.Route != "direct" || s.SlotsInUse != 0 || s.Handles.Hits == 0 {
+					t.Errorf("after %d stores and %d loads the route has %+v", n, n+2, s)
+				}
+				r.engine.SetRoute(r.gpu, r.root, RouteChoice{}) // what went direct is an ordinary file
+				back("staged")
+				if s := r.stats(); s.Loads != 0 || s.Route != "staged" {
+					t.Errorf("a load without a direct route went by %+v, want staged", s)
+				}
+			})
+		}
 	}
 }
 

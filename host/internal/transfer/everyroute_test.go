@@ -62,7 +62,7 @@ func everyRoute(t *testing.T, test func(t *testing.T, r *routeRig)) {
 				r.route(RouteChoice{})
 			}
 			out := &routeRig{deviceRig: r, route: route, layered: "staged", breakStores: "write **: eio"}
-			out.change = func(n int, at int64, by byte) { changeByte(t, r.path(n), at, by) }
+			out.change = func(n int, at int64, by byte) { ChangeByte(t, r.path(n), at, by) }
 			return out
 		}
 	}
@@ -103,7 +103,8 @@ func everyRoute(t *testing.T, test func(t *testing.T, r *routeRig)) {
 	}
 }
 
-func changeByte(t *testing.T, path string, at int64, by byte) {
+// ChangeByte changes one byte of a file.
+func ChangeByte(t testing.TB, path string, at int64, by byte) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -253,14 +254,6 @@ func (r *routeRig) idle() {
 			r.t.Errorf("%d slots of the direct route are in use, want none", s.SlotsInUse)
 		}
 	}
-}
-
-// hits is how many chunks from n on the store has.
-func (r *routeRig) hits(n int) int {
-	r.t.Helper()
-	l := r.lookup(n)
-	defer l.Release()
-	return l.Hits()
 }
 
 // routeBy is the route of loads, whole or by layers.

@@ -14,9 +14,6 @@ import (
 // SetWriteQueue changes [Config].WriteQueue for stores that come from now on.
 func (e *Engine) SetWriteQueue(d time.Duration) { e.cfg.WriteQueue = d }
 
-// ChangeByte is changeByte for the package's outside tests.
-var ChangeByte = changeByte
-
 // Fragment takes all pages of a file system, and gives back runs of random lengths, one page of so many.
 func Fragment(t testing.TB, mem *memfs.FS, of int) {
 	t.Helper()

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/codec"
+	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -71,61 +73,100 @@ func (b *bench) spread(chunks int) []transfer.LoadChunk {
 	return out
 }
 
-// TestDamageFailsItsChunkOnly damages one of three pieces in every way a disk can and sees that exactly this chunk
-// fails, that none of its pages got a wrong byte, and that the next lookup misses it.
-func TestDamageFailsItsChunkOnly(t *testing.T) {
-	geo := kv.Uniform(8, 6, 1, 40000) // 1.9 MiB: two windows
-	flip := func(at int64) func(*testing.T, string) {
-		return func(t *testing.T, path string) { transfer.ChangeByte(t, path, at, 0x10) }
+// failsAlone loads three chunks, whole or layer-wise, and says how chunk 1 failed, which no other may do. None of its pages got
+// a wrong byte, and the next lookup misses it.
+func (b *bench) failsAlone(layers bool) error {
+	b.t.Helper()
+	l := b.lease(0, 1, 2)
+	defer l.Release()
+	b.poison()
+	loads := b.spread(3)
+	var by *transfer.Layers
+	if layers {
+		by = &transfer.Layers{}
 	}
-	truncate := func(n int64) func(*testing.T, string) {
-		return func(t *testing.T, path string) {
-			if err := os.Truncate(path, n); err != nil {
-				t.Fatal(err)
+	out := b.load(l, loads, by)
+	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 {
+		b.t.Fatalf("failed: %+v", out.Failed)
+	}
+	for _, n := range []int{0, 2} {
+		if err := b.checkPages(n, loads[n].Blocks); err != nil {
+			b.t.Error(err)
+		}
+	}
+	if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
+		b.t.Error(err)
+	}
+	again := b.lease(0, 1, 2)
+	defer again.Release()
+	if again.Hits() != 1 {
+		b.t.Errorf("the next lookup still grants %d of the prefix, want 1", again.Hits())
+	}
+	return out.Failed[0].Err
+}
+
+// TestDamageFailsItsChunkOnly damages one of three pieces in every way a disk can and sees that exactly this chunk
+// fails. Where it is compressed, no decoder gets what is damaged: the error is of a checksum.
+func TestDamageFailsItsChunkOnly(t *testing.T) {
+	geo := kv.Uniform(8, 6, 1, 40000) // 1.9 MiB: two windows, or several slots' parts
+	change := func(b *bench, at int64) { transfer.ChangeByte(b.t, b.pieceOf(1), at, 0x10) }
+	flip := func(at int64) func(*bench, int64) { return func(b *bench, _ int64) { change(b, at) } }
+	truncate := func(n int64) func(*bench, int64) {
+		return func(b *bench, _ int64) {
+			if err := os.Truncate(b.pieceOf(1), n); err != nil {
+				b.t.Fatal(err)
 			}
 		}
 	}
-	for name, damage := range map[string]func(*testing.T, string){
-		"header":         flip(100),
-		"checksum table": flip(4096 + 8),
-		"first page":     flip(8192),
-		"middle":         flip(8192 + 1<<20),
-		"last extent":    flip(8192 + 8*6*40000 - 1),
-		"cut in half":    truncate(1 << 20),
-		"not aligned":    truncate(1<<20 + 17),
-		"header only":    truncate(4096),
-		"empty":          truncate(0),
-		"gone": func(t *testing.T, path string) {
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, geo, geo.Blocks*3)
-			b.storeChunks(3)
-			damage(t, b.pieceOf(1))
-			l := b.lease(0, 1, 2)
-			defer l.Release()
-			loads := b.spread(3)
-			out := b.load(l, loads, nil)
-			if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 {
-				t.Fatalf("failed: %+v", out.Failed)
-			}
-			for _, n := range []int{0, 2} {
-				if err := b.checkPages(n, loads[n].Blocks); err != nil {
-					t.Error(err)
+	for _, c := range []struct {
+		open   func(t testing.TB, geo kv.Geometry, blocks uint32, more ...func(*store.Config)) *bench
+		damage map[string]func(b *bench, size int64)
+	}{
+		{newBench, map[string]func(b *bench, size int64){
+			"header":         flip(100),
+			"checksum table": flip(4096 + 8),
+			"first page":     flip(8192),
+			"middle":         flip(8192 + 1<<20),
+			"last extent":    flip(8192 + 8*6*40000 - 1),
+			"cut in half":    truncate(1 << 20),
+			"not aligned":    truncate(1<<20 + 17),
+			"header only":    truncate(4096),
+			"empty":          truncate(0),
+			"gone": func(b *bench, _ int64) {
+				if err := os.Remove(b.pieceOf(1)); err != nil {
+					b.t.Fatal(err)
 				}
+			},
+		}},
+		{newCompressed, map[string]func(b *bench, size int64){
+			"version":             flip(8),
+			"stored bytes":        flip(200),
+			"table: page sum":     flip(4096),
+			"table: stored sum":   flip(4096 + 24 + 8),
+			"table: length":       flip(4096 + 24 + 16),
+			"table: codec":        flip(4096 + 24 + 20),
+			"first stored extent": flip(8192),
+			"its codes":           flip(8192 + 20000),
+			"stored middle":       func(b *bench, size int64) { change(b, size/2) },
+			"last stored extent":  func(b *bench, size int64) { change(b, size-4097) },
+		}},
+	} {
+		for name, damage := range c.damage {
+			for _, layers := range []bool{false, true} {
+				t.Run(name, func(t *testing.T) {
+					b := c.open(t, geo, geo.Blocks*3)
+					b.storeChunks(3)
+					info, err := os.Stat(b.pieceOf(1))
+					if err != nil {
+						t.Fatal(err)
+					}
+					damage(b, info.Size())
+					if err := b.failsAlone(layers); errors.Is(err, codec.ErrCorrupt) {
+						t.Errorf("a decoder was given damaged bytes: %v", err)
+					}
+				})
 			}
-			if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
-				t.Fatal(err)
-			}
-			again := b.lease(0, 1, 2)
-			defer again.Release()
-			if again.Hits() != 1 {
-				t.Errorf("the next lookup still grants %d of the prefix, want 1", again.Hits())
-			}
-		})
+		}
 	}
 }
 

@@ -1,10 +1,10 @@
 package transfer
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -199,11 +199,6 @@ func (e *Engine) Routes() []RouteStats {
 		}
 		out = append(out, s)
 	}
-	slices.SortFunc(out, func(a, b RouteStats) int {
-		if c := strings.Compare(a.GPU, b.GPU); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Root, b.Root)
-	})
+	slices.SortFunc(out, func(a, b RouteStats) int { return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Root, b.Root)) })
 	return out
 }

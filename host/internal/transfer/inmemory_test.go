@@ -59,53 +59,6 @@ func (b *bench) byMemory() error {
 	return nil
 }
 
-// Chunks of all shapes are stored in memory and loaded to other blocks, whole and by layer, from pieces in one segment
-// and in many.
-func TestMemoryRoundTrip(t *testing.T) {
-	for name, geo := range geometries {
-		for _, holes := range []int{1, 2} {
-			t.Run(fmt.Sprintf("%s/%d", name, holes), func(t *testing.T) {
-				const chunks = 3
-				per := int(geo.Blocks)
-				b, _ := newMemoryBench(t, geo, geo.Blocks*chunks+3, holes)
-				b.poison()
-				ids := b.shuffled(per * chunks)
-				var stores []transfer.StoreChunk
-				for n := range chunks {
-					stores = append(stores, b.put(n, ids[n*per:(n+1)*per]))
-				}
-				if read, out := b.storeAll(stores...); len(read.Failed)+len(out.Failed) > 0 {
-					t.Fatalf("store: %+v, %+v", read, out)
-				}
-				l := b.lease(0, 1, 2)
-				defer l.Release()
-				for _, layers := range []*transfer.Layers{nil, {}} {
-					b.poison()
-					ids = b.shuffled(per * chunks)
-					var loads []transfer.LoadChunk
-					for n := range chunks {
-						loads = append(loads, transfer.LoadChunk{Index: n, Blocks: ids[n*per : (n+1)*per]})
-					}
-					if out := b.load(l, loads, layers); len(out.Failed) > 0 {
-						t.Fatalf("load: %+v", out)
-					}
-					for n, c := range loads {
-						if err := b.checkPages(n, c.Blocks); err != nil {
-							t.Error(err)
-						}
-					}
-					if err := b.checkBetween(); err != nil {
-						t.Error(err)
-					}
-				}
-				if err := b.byMemory(); err != nil && (holes == 1 || b.engine.Stats().LoadErrors > 0) {
-					t.Error(err)
-				}
-			})
-		}
-	}
-}
-
 // memoryPieces lists the files of pieces.
 func memoryPieces(t testing.TB, fsys staging.FS, dir string) (names []string) {
 	t.Helper()

@@ -127,26 +127,6 @@ func TestLayersLandInOrder(t *testing.T) {
 	}
 }
 
-// Without an order layers come as the geometry has them; blocks that are not wanted are left alone.
-func TestLayersOfPartOfAChunk(t *testing.T) {
-	geo := kv.Uniform(4, 3, 2, 5000)
-	b := newBench(t, geo, 8)
-	b.storeAll(b.put(0, []uint32{0, 1, 2, 3}))
-	b.poison()
-	l := b.lease(0)
-	defer l.Release()
-	var told []uint32
-	ids := []uint32{abi.None, 6, abi.None, 2}
-	out := b.load(l, []transfer.LoadChunk{{Blocks: ids}},
-		&transfer.Layers{Landed: func(layer uint32, _ []int) { told = append(told, layer) }})
-	if len(out.Failed) > 0 || !slices.Equal(told, []uint32{0, 1, 2}) {
-		t.Fatal(out, told)
-	}
-	if err := errors.Join(b.checkPages(0, ids), b.checkUntouched([]uint32{0, 1, 3, 4, 5, 7})); err != nil {
-		t.Error(err)
-	}
-}
-
 // A chunk that is damaged in one layer fails from there on, and no other does.
 func TestDamagedLayerFailsItsChunk(t *testing.T) {
 	geo := kv.Uniform(4, 6, 1, 20000)

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/kv"
@@ -171,13 +172,5 @@ func checkBlocks(m Memory, ids []uint32, holes bool) error {
 
 // sameShape reports whether a plan's geometry is the memory's: the copy loops index by its planes and blocks.
 func sameShape(a, b kv.Geometry) bool {
-	if a.Blocks != b.Blocks || len(a.Planes) != len(b.Planes) {
-		return false
-	}
-	for i := range a.Planes {
-		if a.Planes[i] != b.Planes[i] {
-			return false
-		}
-	}
-	return true
+	return a.Blocks == b.Blocks && slices.Equal(a.Planes, b.Planes)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -273,67 +274,73 @@ var geometries = map[string]kv.Geometry{
 	"page over the slot": kv.Uniform(1, 2, 1, 3<<20),
 }
 
+// Chunks of all shapes come back to other blocks, whole and by layers, from files and from memory in one segment and in many.
 func TestRoundTrip(t *testing.T) {
-	for name, geo := range geometries {
-		t.Run(name, func(t *testing.T) { roundTrip(t, newBench(t, geo, geo.Blocks*3+3)) })
-		t.Run(name+", compressed", func(t *testing.T) { roundTrip(t, newCompressed(t, geo, geo.Blocks*3+3)) })
+	for kind, open := range map[string]func(t *testing.T, geo kv.Geometry, blocks uint32) *bench{
+		"": func(t *testing.T, geo kv.Geometry, blocks uint32) *bench { return newBench(t, geo, blocks) },
+		", compressed": func(t *testing.T, geo kv.Geometry, blocks uint32) *bench {
+			return newCompressed(t, geo, blocks)
+		},
+		", memory": func(t *testing.T, geo kv.Geometry, blocks uint32) *bench {
+			b, _ := newMemoryBench(t, geo, blocks, 1)
+			return b
+		},
+		", memory in segments": func(t *testing.T, geo kv.Geometry, blocks uint32) *bench {
+			b, _ := newMemoryBench(t, geo, blocks, 2)
+			return b
+		},
+	} {
+		for name, geo := range geometries {
+			t.Run(name+kind, func(t *testing.T) {
+				const chunks = 3
+				b, per := open(t, geo, geo.Blocks*chunks+3), int(geo.Blocks)
+				b.poison()
+				ids := b.shuffled(per * chunks)
+				var stores []transfer.StoreChunk
+				for n := range chunks {
+					stores = append(stores, b.put(n, ids[n*per:(n+1)*per]))
+				}
+				read, published := b.storeAll(stores...)
+				if len(read.Failed)+len(published.Failed) > 0 || published.Bytes != chunks*geo.PageBytes() {
+					t.Fatalf("store: %+v, %+v", read, published)
+				}
+				for _, layers := range []*transfer.Layers{nil, {}} {
+					b.poison()
+					ids = b.shuffled(per * chunks)
+					var loads []transfer.LoadChunk
+					for n := range chunks {
+						loads = append(loads, transfer.LoadChunk{Index: n, Blocks: ids[n*per : (n+1)*per]})
+					}
+					b.loadRight(loads, layers)
+					if err := b.checkBetween(); err != nil {
+						t.Error(err)
+					}
+				}
+				if strings.HasPrefix(kind, ", memory") {
+					if err := b.byMemory(); err != nil && (kind == ", memory" || b.engine.Stats().LoadErrors > 0) {
+						t.Error(err)
+					}
+				}
+			})
+		}
 	}
 }
 
-func roundTrip(t *testing.T, b *bench) {
-	const chunks = 3
-	geo := b.geo
-	b.poison()
-	ids := b.shuffled(int(geo.Blocks) * chunks)
-	var stores []transfer.StoreChunk
-	for n := range chunks {
-		stores = append(stores, b.put(n, ids[n*int(geo.Blocks):(n+1)*int(geo.Blocks)]))
+// loadRight loads chunks from 0 on, and compares each page.
+func (b *bench) loadRight(loads []transfer.LoadChunk, layers *transfer.Layers) {
+	b.t.Helper()
+	list := make([]int, len(loads))
+	for n := range list {
+		list[n] = n
 	}
-	read, published := b.storeAll(stores...)
-	if len(read.Failed)+len(published.Failed) > 0 || published.Bytes != chunks*geo.PageBytes() {
-		t.Fatalf("store: %+v, %+v", read, published)
-	}
-	b.poison()
-	l := b.lease(0, 1, 2)
+	l := b.lease(list...)
 	defer l.Release()
-	if l.Hits() != chunks {
-		t.Fatalf("%d hits", l.Hits())
-	}
-	ids = b.shuffled(int(geo.Blocks) * chunks)
-	var loads []transfer.LoadChunk
-	for n := range chunks {
-		loads = append(loads, transfer.LoadChunk{Index: n,
-			Blocks: ids[n*int(geo.Blocks) : (n+1)*int(geo.Blocks)]})
-	}
-	out := b.load(l, loads, nil)
-	if len(out.Failed) > 0 || out.Bytes != chunks*geo.PageBytes() {
-		t.Fatalf("load: %+v", out)
+	if out := b.load(l, loads, layers); len(out.Failed) > 0 || out.Bytes != int64(len(loads))*b.geo.PageBytes() {
+		b.t.Fatalf("loaded %d bytes of %d chunks, %+v failed; want all", out.Bytes, len(loads), out.Failed)
 	}
 	for n, c := range loads {
 		if err := b.checkPages(n, c.Blocks); err != nil {
-			t.Error(err)
+			b.t.Error(err)
 		}
-	}
-	if err := b.checkBetween(); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestUnwantedBlocksAreLeftAlone(t *testing.T) {
-	geo := kv.Uniform(4, 2, 1, 5000)
-	b := newBench(t, geo, 8)
-	b.storeAll(b.put(0, []uint32{0, 1, 2, 3}))
-	b.poison()
-	l := b.lease(0)
-	defer l.Release()
-	out := b.load(l, []transfer.LoadChunk{{Blocks: []uint32{abi.None, 6, abi.None, 2}}}, nil)
-	if len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
-	if err := b.checkPages(0, []uint32{abi.None, 6, abi.None, 2}); err != nil {
-		t.Error(err)
-	}
-	if err := b.checkUntouched([]uint32{0, 1, 3, 4, 5, 7}); err != nil {
-		t.Error(err)
 	}
 }

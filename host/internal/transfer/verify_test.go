@@ -18,26 +18,13 @@ import (
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
-// flip changes one byte of a file.
-func flip(t *testing.T, path string, at int64) {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	if err == nil {
-		b[at] ^= 0x10
-		err = os.WriteFile(path, b, 0o600)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestDamageIsNotServed: payload, header, size, namespace and key of a piece are verified.
 func TestDamageIsNotServed(t *testing.T) {
 	geo := kv.Uniform(8, 6, 1, 40000)
 	b := newBench(t, geo, geo.Blocks*4)
 	b.storeChunks(4)
-	flip(t, b.pieceOf(0), 8192)
-	flip(t, b.pieceOf(1), 100) // header
+	transfer.ChangeByte(t, b.pieceOf(0), 8192, 0x10)
+	transfer.ChangeByte(t, b.pieceOf(1), 100, 0x10) // header
 	if err := os.Truncate(b.pieceOf(2), 1<<20); err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +67,7 @@ func TestDamageIsNotServed(t *testing.T) {
 
 	// A restart finds the piece by its header. Its payload is verified by the load.
 	b.config.FS = staging.OS()
-	flip(t, b.pieceOf(3), 8192)
+	transfer.ChangeByte(t, b.pieceOf(3), 8192, 0x10)
 	if err := b.store.Close(); err != nil {
 		t.Fatal(err)
 	}

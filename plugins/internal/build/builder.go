@@ -34,7 +34,9 @@ type pkg struct {
 }
 
 type builder struct {
-	root     string // of the Go module
+	root     string            // of the Go module
+	work     string            // a directory of its own
+	mains    map[string]string // text of each plugin's main package, by the path at which the go tool finds it
 	packages map[string]*pkg
 	byDir    map[string]*pkg
 	version  string
@@ -50,9 +52,48 @@ func (b *builder) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// overlay is the file that tells the go tool where the mains are.
+func (b *builder) overlay() string { return "-overlay=" + filepath.Join(b.work, "overlay.json") }
+
+// writeMains writes the main package of each plugin, which no directory has: it follows from the manifest.
+func (b *builder) writeMains(plugins []plugin) error {
+	b.mains = map[string]string{}
+	files := map[string]string{}
+	for _, p := range plugins {
+		path, file := filepath.Join(p.dir, "wasm", "main.go"), filepath.Join(b.work, p.name+".go")
+		b.mains[path], files[path] = p.main(), file
+		if err := os.WriteFile(file, []byte(b.mains[path]), 0o600); err != nil {
+			return err
+		}
+	}
+	text, err := json.Marshal(map[string]any{"Replace": files})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(b.work, "overlay.json"), text, 0o600)
+}
+
+// main is the text of a plugin's main package.
+func (p *plugin) main() string {
+	const module = "github.com/kvhost/kvhost/"
+	var imports, exports strings.Builder
+	for _, role := range p.manifest.Roles {
+		fmt.Fprintf(&imports, "\t%q\n", module+"abi/guest/export/"+role)
+		fmt.Fprintf(&exports, "func init() { %s.Export(%s.New) }\n\n", role, p.name)
+	}
+	if p.manifest.StateFormat != "" {
+		fmt.Fprintf(&imports, "\t_ %q\n", module+"abi/guest/export/state")
+	}
+	fmt.Fprintf(&imports, "\t%q\n", module+"plugins/"+p.name)
+	return "//go:build wasip1\n\npackage main\n\nimport (\n" + imports.String() + ")\n\n" + exports.String() + "func main() {}\n"
+}
+
 // list learns the sources of all plugins in one run of the go tool.
 func (b *builder) list(ctx context.Context, plugins []plugin) error {
-	args := []string{"list", "-deps", "-json=ImportPath,Dir,Standard,GoFiles,EmbedFiles,Deps"}
+	if err := b.writeMains(plugins); err != nil {
+		return err
+	}
+	args := []string{"list", b.overlay(), "-deps", "-json=ImportPath,Dir,Standard,GoFiles,EmbedFiles,Deps"}
 	for _, p := range plugins {
 		args = append(args, filepath.Join(p.dir, "wasm"))
 	}
@@ -79,9 +120,9 @@ func (b *builder) list(ctx context.Context, plugins []plugin) error {
 }
 
 // digest names everything that goes into a plugin: what of the standard library it takes follows from the Go version.
-func (b *builder) digest(p plugin, manifest []byte) (string, error) {
+func (b *builder) digest(p plugin) (string, error) {
 	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%q\n%q\n", b.version, flags, manifest)
+	fmt.Fprintf(h, "%s\n%q\n%q\n", b.version, flags, p.text)
 	main, ok := b.byDir[filepath.Join(p.dir, "wasm")]
 	if !ok {
 		return "", fmt.Errorf("go list did not name %s", p.dir)
@@ -92,7 +133,11 @@ func (b *builder) digest(p plugin, manifest []byte) (string, error) {
 			continue
 		}
 		for _, name := range slices.Concat(dep.GoFiles, dep.EmbedFiles) {
-			text, err := os.ReadFile(filepath.Join(dep.Dir, name))
+			at := filepath.Join(dep.Dir, name)
+			text, err := []byte(b.mains[at]), error(nil)
+			if len(text) == 0 {
+				text, err = os.ReadFile(at)
+			}
 			if err != nil {
 				return "", err
 			}
@@ -104,18 +149,7 @@ func (b *builder) digest(p plugin, manifest []byte) (string, error) {
 
 // build makes one module, unless one of those found earlier is current.
 func (b *builder) build(ctx context.Context, p plugin, found ...[]byte) (module []byte, built bool, err error) {
-	manifest, err := os.ReadFile(filepath.Join(p.dir, "manifest.json"))
-	if err != nil {
-		return nil, false, err
-	}
-	m, err := abi.ParseManifest(manifest)
-	if err != nil {
-		return nil, false, err
-	}
-	if m.Name != p.name {
-		return nil, false, fmt.Errorf("manifest.json calls it %q", m.Name)
-	}
-	digest, err := b.digest(p, manifest)
+	digest, err := b.digest(p)
 	if err != nil {
 		return nil, false, err
 	}
@@ -124,14 +158,8 @@ func (b *builder) build(ctx context.Context, p plugin, found ...[]byte) (module 
 			return old, false, nil
 		}
 	}
-	// Work elsewhere: a directory here, without files yet, would break a build that embeds this one at the same time.
-	tmp, err := os.MkdirTemp("", "kvhost-policy-")
-	if err != nil {
-		return nil, false, err
-	}
-	defer os.RemoveAll(tmp)
-	raw := filepath.Join(tmp, "module")
-	args := append([]string{"build", "-o", raw}, flags...)
+	raw := filepath.Join(b.work, "module")
+	args := append([]string{"build", b.overlay(), "-o", raw}, flags...)
 	cmd := b.command(ctx, append(args, filepath.Join(p.dir, "wasm"))...)
 	cmd.Stdout = os.Stderr
 	if err := cmd.Run(); err != nil {
@@ -140,7 +168,7 @@ func (b *builder) build(ctx context.Context, p plugin, found ...[]byte) (module 
 	if module, err = os.ReadFile(raw); err != nil {
 		return nil, false, err
 	}
-	if module, err = abi.WithCustomSection(module, abi.ManifestSection, manifest); err != nil {
+	if module, err = abi.WithCustomSection(module, abi.ManifestSection, p.text); err != nil {
 		return nil, false, err
 	}
 	module, err = abi.WithCustomSection(module, buildSection, []byte(digest))

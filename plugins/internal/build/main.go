@@ -2,7 +2,8 @@
 //
 //	go run ./plugins/internal/build [-v] [-overlay file | -o dir [plugin directory ...]]
 //
-// A plugin is a plugins/<name> that has a wasm directory. The modules that an operator would choose go to plugins/dist,
+// A plugin is a plugins/<name> that has a manifest: its main package exports New of the package in the roles of the manifest, and is
+// made for the go tool alone. The modules that an operator would choose go to plugins/dist,
 // compressed, and the next build of the host embeds them. With -overlay they go to the directory of that file, which tells
 // `go build -overlay` to embed them: nothing is written to the source tree. With -o, all plugins or those named go to another
 // directory, uncompressed, as <name>.wasm, for policy_dir.
@@ -23,6 +24,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
@@ -63,7 +65,13 @@ func run(ctx context.Context, out, overlay string, verbose bool, dirs []string) 
 	if err != nil {
 		return err
 	}
-	b := &builder{root: root}
+	// Not here: a directory without files yet would break a build that embeds this one at the same time.
+	work, err := os.MkdirTemp("", "kvhost-policy-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	b := &builder{root: root, work: work}
 	if err := b.list(ctx, plugins); err != nil {
 		return err
 	}
@@ -123,14 +131,16 @@ func moduleRoot(ctx context.Context) (string, error) {
 }
 
 type plugin struct {
-	name string
-	dir  string // absolute; holds manifest.json and wasm/
+	name     string
+	dir      string // absolute; holds manifest.json
+	text     []byte // of the manifest
+	manifest abi.Manifest
 }
 
 // find takes the directories named, or every plugin of the module. The base comes first: others are compressed with it.
 func find(root string, dirs []string) ([]plugin, error) {
 	if len(dirs) == 0 {
-		found, err := filepath.Glob(filepath.Join(root, "plugins", "*", "wasm"))
+		found, err := filepath.Glob(filepath.Join(root, "plugins", "*", "manifest.json"))
 		if err != nil {
 			return nil, err
 		}
@@ -144,10 +154,16 @@ func find(root string, dirs []string) ([]plugin, error) {
 		if err != nil {
 			return nil, err
 		}
-		if s, err := os.Stat(filepath.Join(abs, "wasm")); err != nil || !s.IsDir() {
-			return nil, fmt.Errorf("%s: no wasm directory with the plugin's main package", d)
-		}
 		p := plugin{name: filepath.Base(abs), dir: abs}
+		if p.text, err = os.ReadFile(filepath.Join(abs, "manifest.json")); err == nil {
+			p.manifest, err = abi.ParseManifest(p.text)
+		}
+		if err == nil && p.manifest.Name != p.name {
+			err = fmt.Errorf("manifest.json calls it %q", p.manifest.Name)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", d, err)
+		}
 		if p.name == dist.Base {
 			plugins = slices.Insert(plugins, 0, p)
 		} else {

@@ -8,7 +8,7 @@ type bodyRewriter struct {
 	filler   uint32 // likewise
 	bulkKind uint32 // index of their type
 	scratch  uint32 // index of the i32 local that holds an operand's copy
-	types    *blockTypes
+	types    *Module
 	uses     bool // of scratch
 	out      []byte
 }
@@ -82,10 +82,10 @@ func refuelBody(global uint32) []byte {
 }
 
 // rewriteBody injects the charges into one body. code is its expression, without the locals.
-func (w *bodyRewriter) rewriteBody(code []byte, locals uint64) error {
+func (w *bodyRewriter) rewriteBody(code []byte, locals uint64) (work, error) {
 	p, err := plan(code, locals, w.types)
 	if err != nil {
-		return err
+		return work{}, err
 	}
 	if p.entry.units > 0 {
 		if p.entry.check == before { // in a loop of its own
@@ -125,5 +125,5 @@ func (w *bodyRewriter) rewriteBody(code []byte, locals uint64) error {
 			next++
 		}
 	}
-	return r.err
+	return p.work, r.err
 }

@@ -1,4 +1,4 @@
-// Package meter rewrites a WebAssembly module at load so that it counts what it executes.
+// Package meter reads a WebAssembly module, and rewrites it so that it counts what it executes.
 //
 // Every instruction of a function runs at most once per entry into the innermost region that holds it, where a region
 // is the function's body or the body of one of its loops. So if each function entry and each loop header subtracts the
@@ -31,6 +31,5 @@
 //   - use an instruction that is not counted: an unknown opcode is refused by its number;
 //   - hide work in one instruction: bulk operations pay by length, and zeroing a function's locals is part of its entry.
 //
-// Function indexes do not change, so names in traces remain right. Custom sections are kept. Debug sections are
-// dropped, because they hold offsets into the old code.
+// Function indexes do not change, so names in traces remain right. Custom sections are kept.
 package meter

@@ -9,17 +9,11 @@ const (
 	frameUnit  = 16      // bytes that cost a unit
 )
 
-// blockTypes is what must be known of a module's function types.
-type blockTypes struct {
-	values      []uint32 // parameters and results, by type
-	mostResults uint32
-}
-
 // frameEstimate is an upper bound of a frame's size: all values that the function makes, and at each place where control
 // flow joins one for each local that is set anywhere.
 type frameEstimate struct {
 	locals uint64
-	types  *blockTypes
+	types  *Module
 	values uint64
 	joins  uint64
 	sets   map[uint32]struct{}
@@ -39,8 +33,8 @@ func (f *frameEstimate) add(in *instruction, code []byte) {
 			break // no type, or that of one result
 		}
 		r := reader{b: code, at: in.lo + 1}
-		if kind := r.u32(); uint64(kind) < uint64(len(f.types.values)) {
-			f.values += uint64(f.types.values[kind])
+		if kind := r.u32(); uint64(kind) < uint64(len(f.types.Types)) {
+			f.values += uint64(len(f.types.Types[kind]) - 1) // parameters and results
 		}
 	case op == opCall, op == opCallIndirect:
 		f.values += uint64(f.types.mostResults)

@@ -5,49 +5,81 @@ import (
 	"slices"
 )
 
-// Limits bound what a module may consist of. The zero value of a field means no limit.
-type Limits struct {
-	ModuleBytes   int
-	Functions     int // imported and defined
-	BodyBytes     int // of one function
-	Locals        int // of one function, parameters not counted
-	Globals       int
-	Tables        int
-	TableElements int // minimum and maximum of one table
-	MemoryPages   int // minimum of the memory
-	DataBytes     int // of the data section
-	Types         int
-	Exports       int
-	Imports       int
-}
+// What a module may consist of. A Go guest fits with room to spare, and compiling stays in the order of seconds. Each
+// count is of what would take many times its bytes in a decoder.
+const (
+	// MaxModuleBytes is the most that a module's file may have.
+	MaxModuleBytes = 16 << 20
 
-// DefaultLimits fit a Go guest with room to spare and keep compilation in the order of seconds.
-func DefaultLimits() Limits {
-	return Limits{
-		ModuleBytes: 16 << 20, Functions: 50_000, BodyBytes: 1 << 20, Locals: 10_000, Globals: 10_000, Tables: 8,
-		TableElements: 1 << 20, MemoryPages: 4096, DataBytes: 8 << 20, Types: 10_000, Exports: 1000, Imports: 100,
+	maxSections        = 1000
+	maxName            = 1024 // bytes, of an import, an export or a custom section
+	maxTypes           = 10_000
+	maxTypeSize        = 1000 // parameters, and results
+	maxImports         = 100
+	maxFunctions       = 50_000 // imported and defined
+	maxTables          = 8
+	maxTableElements   = 1 << 20 // minimum and maximum of one table
+	maxMemoryPages     = 4096    // minimum of the memory
+	maxGlobals         = 10_000
+	maxExports         = 1000
+	maxElementSegments = 10_000
+	maxElements        = 1 << 20 // of all element segments
+	maxBodyBytes       = 1 << 20 // of one function
+	maxLocals          = 10_000  // of one function, parameters not counted
+	maxDataSegments    = 100_000 // a Go guest has 30,000
+	maxDataBytes       = 8 << 20 // of the data section
+)
+
+// What the functions of a module may have together. The compiler's time grows with the square of a function's blocks, one after the
+// other or one in the other: 7,000 loops took it 8 s. A million values that branches or blocks carry took it 1 s and 100 MB, a
+// million locals 70 MB. The most that a first-party policy has are 5 million pairs, 400,000 values and 8,000 locals.
+const (
+	maxPairs     = 30_000_000
+	maxValues    = 6_000_000
+	maxAllLocals = 2_000_000
+)
+
+// work is what functions give a compiler to do: locals, pairs of blocks of the same function, and values that instructions make
+// or branches carry.
+type work struct{ locals, pairs, values uint64 }
+
+// weigh adds the work of a function, and refuses a module that is legal and takes a compiler too long.
+func (m *rewriter) weigh(w work) error {
+	all := &m.work
+	all.locals, all.pairs, all.values = all.locals+w.locals, all.pairs+w.pairs, all.values+w.values
+	for _, c := range []struct {
+		most     int
+		got      uint64
+		what, do string
+	}{
+		{maxPairs, all.pairs, "pairs of blocks of the same function", "split functions with many blocks"},
+		{maxValues, all.values, "values of all functions", "leave out functions, or blocks and calls with many values"},
+		{maxAllLocals, all.locals, "locals of all functions", "keep large state in memory"},
+	} {
+		if err := m.check(c.most, c.got, c.what); err != nil {
+			return fmt.Errorf("%w: %s", err, c.do)
+		}
 	}
+	return nil
 }
 
 // Count is how much a module has of something that is limited: the most in one place, where the limit is of one.
 type Count struct {
 	What string
 	Got  uint64
-	Most uint64 // 0 for no limit
+	Most uint64
 }
 
-// ModuleBytes is the [Count] of the module's size.
-const ModuleBytes = "module bytes"
-
-func (m *module) check(limit int, got uint64, what string) error {
+// check counts something of a module, and refuses too much of it.
+func (m *Module) check(most int, got uint64, what string) error {
 	i := slices.IndexFunc(m.counts, func(c Count) bool { return c.What == what })
 	if i < 0 {
 		i = len(m.counts)
-		m.counts = append(m.counts, Count{What: what, Most: uint64(limit)})
+		m.counts = append(m.counts, Count{What: what, Most: uint64(most)})
 	}
 	m.counts[i].Got = max(m.counts[i].Got, got)
-	if limit > 0 && got > uint64(limit) {
-		return fmt.Errorf("%w: %s: %d, at most %d", ErrLimit, what, got, limit)
+	if got > uint64(most) {
+		return fmt.Errorf("%w: %s: %d, at most %d", ErrLimit, what, got, most)
 	}
 	return nil
 }

@@ -4,18 +4,55 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"unicode"
 )
 
-// Names under which a metered module exports what was added to it.
+// Module is what a module's sections say, read before anything is compiled. It is enough to refuse a module with a reason
+// that helps its author.
+//
+// The reading is also what protects the decoders behind it, which reserve memory for whatever a module claims to have. It
+// walks every section to its end: no claim exceeds the bytes that are there, and nothing that takes few bytes in the
+// module and many in a decoder occurs too often.
+type Module struct {
+	Types    []string // signatures, as in "ii>I": i and I are integers of 32 and 64 bits
+	Imports  []Import
+	Funcs    []uint32 // type of each function, imported ones first
+	Exports  map[string]Export
+	Sections []Section
+	Memories int
+	Pages    uint64 // of the memory at its start, of 64 KiB
+
+	last        int // [rank] of the last section that was not custom
+	mostResults int // of a type
+	globals     uint32
+	elements    uint64   // of all element segments
+	tables      []byte   // the table section, where each has a maximum
+	bodies      [][]byte // of the functions that are not imported
+	counts      []Count
+}
+
+// Import is an imported function: nothing else can be imported.
+type Import struct{ Module, Name, Sig string }
+
+// Export is what a name stands for.
+type Export struct {
+	Kind  byte // KindFunc, KindMemory or another
+	Index uint32
+}
+
+// Kinds of what is imported and exported.
 const (
-	Global = "kvhost_fuel" // the counter: a mutable i64
-	// the function that is called when it is below zero, and traps if it is still when that returns
-	Refuel = "kvhost_refuel"
+	KindFunc   = 0
+	KindMemory = 2
+	kindGlobal = 3
 )
 
-// Version is raised whenever the metered form of some module changes, so that forms that were kept are not used any
-// more.
-const Version = 6
+// Section is a section, a custom one without its name.
+type Section struct {
+	ID   byte
+	Name string // a custom section's own
+	Body []byte
+}
 
 // Section ids, and the order in which sections must stand.
 const (
@@ -37,233 +74,315 @@ const (
 var rank = [13]int{secType: 1, secImport: 2, secFunction: 3, secTable: 4, secMemory: 5, secGlobal: 6, secExport: 7,
 	secStart: 8, secElement: 9, secDataCount: 10, secCode: 11, secData: 12}
 
-type section struct {
-	id   byte
-	data []byte
+var sectionNames = [len(rank)]string{
+	"custom", "type", "import", "function", "table", "memory", "global", "export", "start", "element", "code", "data",
+	"data count",
 }
 
-// module is what the rewriter must know of one: parameter counts of its functions and how many globals it has.
-type module struct {
-	limits    Limits
-	sections  []section
-	params    []uint32 // by type
-	types     blockTypes
-	functions []uint32 // type of each defined function
-	imported  uint64   // functions
-	globals   uint32   // imported and defined
-	counts    []Count
-	memory    bool
-	names     []byte // what the name section holds
-	tables    []byte // the table section, where each has a maximum
-	added     []added
+// Custom says whether the section is a custom one, which no rule of the format concerns.
+func (s *Section) Custom() bool { return s.ID == secCustom }
+
+// String is the section's name, fit to be shown.
+func (s *Section) String() string {
+	switch {
+	case s.Custom():
+		return "custom " + Printable(s.Name, MaxShown) + " section"
+	case int(s.ID) < len(sectionNames):
+		return sectionNames[s.ID] + " section"
+	}
+	return fmt.Sprintf("section %d", s.ID)
 }
 
-// added is a function at the module's end: the one to call for more fuel, and then first forms of functions that have a
-// second one in their place.
-type added struct {
-	kind uint32 // type
-	body []byte
+// Header is how every module begins.
+const Header = "\x00asm\x01\x00\x00\x00"
+
+// Read reads the sections. It trusts nothing: lengths are checked, and no count allocates memory ahead of its bytes. A module
+// that is refused is returned as far as it was read.
+func Read(wasm []byte) (*Module, error) {
+	m := &Module{Exports: map[string]Export{}}
+	return m, m.read(wasm)
 }
 
-// Inject gives the metered form of a module. A compiler must have validated the original bytes. Function indexes,
-// exports and custom sections stay as they are; debug sections are dropped.
-func Inject(wasm []byte, limits Limits) ([]byte, error) {
-	return (&module{limits: limits}).inject(wasm)
-}
-
-// Measure gives what a module has of all that is limited. When the module is refused, which the error tells, it is what
-// was counted until then.
-func Measure(wasm []byte, limits Limits) ([]Count, error) {
-	m := &module{limits: limits}
-	_, err := m.inject(wasm)
-	return m.counts, err
-}
-
-func (m *module) inject(wasm []byte) ([]byte, error) {
-	limits := &m.limits
-	if err := m.check(limits.ModuleBytes, uint64(len(wasm)), ModuleBytes); err != nil {
-		return nil, err
+func (m *Module) read(wasm []byte) error {
+	if err := m.check(MaxModuleBytes, uint64(len(wasm)), "module bytes"); err != nil {
+		return err
 	}
-	if err := m.split(wasm); err != nil {
-		return nil, err
+	switch {
+	case !bytes.HasPrefix(wasm, []byte(Header[:4])):
+		return fmt.Errorf("%w: not a WebAssembly module", ErrMalformed)
+	case !bytes.HasPrefix(wasm, []byte(Header)):
+		return fmt.Errorf("%w: not a core module of version 1 (the component model is not supported: build a core module)", ErrMalformed)
 	}
-	for _, s := range m.sections {
-		if err := m.scan(s); err != nil {
-			return nil, err
-		}
-	}
-	if err := m.check(limits.Functions, m.imported+uint64(len(m.functions)), "functions"); err != nil {
-		return nil, err
-	}
-	if err := m.check(limits.Globals, uint64(m.globals), "globals"); err != nil {
-		return nil, err
-	}
-	return m.rewrite()
-}
-
-var magic = []byte{0, 'a', 's', 'm', 1, 0, 0, 0}
-
-func (m *module) split(wasm []byte) error {
-	if !bytes.HasPrefix(wasm, magic) {
-		return fmt.Errorf("%w: no WebAssembly 1 header", ErrMalformed)
-	}
-	r := reader{b: wasm, at: len(magic)}
-	last := 0
+	r := reader{b: wasm, at: len(Header)}
 	for !r.done() {
-		id := r.byte()
-		data := r.take(r.u32())
+		s := Section{ID: r.byte()}
+		s.Body = r.take(r.u32())
 		if r.err != nil {
 			return r.err
 		}
-		if int(id) >= len(rank) {
-			return fmt.Errorf("%w: section %d", ErrOpcode, id)
+		if len(m.Sections) == maxSections {
+			return fmt.Errorf("%w: more than %d sections", ErrLimit, maxSections)
 		}
-		if id == secStart {
-			return fmt.Errorf("%w: the module would run code before it can be charged; do that work in _initialize", ErrStart)
+		if err := m.section(&s); err != nil {
+			return fmt.Errorf("%s: %w", &s, err)
 		}
-		if id != secCustom {
-			if rank[id] <= last {
-				return fmt.Errorf("%w: section %d is out of order", ErrMalformed, id)
-			}
-			last = rank[id]
-		} else if name := customName(data); strings.HasPrefix(name, ".debug_") {
-			continue
-		} else if name == "name" {
-			m.names = data[1+len(name):]
-		}
-		m.sections = append(m.sections, section{id, data})
+		m.Sections = append(m.Sections, s)
+	}
+	if defined := len(m.Funcs) - len(m.Imports); len(m.bodies) != defined {
+		return fmt.Errorf("%w: %d bodies for %d functions", ErrMalformed, len(m.bodies), defined)
 	}
 	return nil
 }
 
-func customName(data []byte) string {
-	r := reader{b: data}
-	return string(r.take(r.u32()))
-}
-
-func (m *module) scan(s section) error {
-	r := &reader{b: s.data}
-	switch s.id {
+func (m *Module) section(s *Section) error {
+	r := &reader{b: s.Body}
+	switch {
+	case s.Custom():
+		s.Name = r.name()
+		s.Body = s.Body[r.at:]
+		return r.err
+	case int(s.ID) >= len(rank):
+		return fmt.Errorf("%w: not supported: build for WebAssembly 2.0", ErrOpcode)
+	case rank[s.ID] <= m.last:
+		return fmt.Errorf("%w: it stands twice or out of order", ErrMalformed)
+	}
+	m.last = rank[s.ID]
+	switch s.ID {
 	case secType:
-		m.scanTypes(r)
+		m.each(r, "types", 3, maxTypes, func() { m.Types = append(m.Types, m.signature(r)) })
 	case secImport:
-		m.scanImports(r)
+		m.each(r, "imports", 4, maxImports, func() { m.importEntry(r) })
 	case secFunction:
-		n := r.count()
-		for range n {
-			t := r.u32()
-			if r.err == nil && uint64(t) >= uint64(len(m.params)) {
-				return fmt.Errorf("%w: a function of type %d of %d", ErrMalformed, t, len(m.params))
-			}
-			m.functions = append(m.functions, t)
-		}
+		m.each(r, "functions", 1, maxFunctions, func() { m.function(r) })
+		m.limit(r, maxFunctions, len(m.Funcs), "functions")
 	case secTable:
 		m.scanTables(r)
 	case secMemory:
-		for range r.count() {
-			m.scanMemory(r)
-		}
+		m.memory(r)
 	case secGlobal:
-		n := r.count()
-		m.globals += n
-		for range n {
-			r.take(2)
-			r.constant()
-		}
+		m.each(r, "globals", 4, maxGlobals, func() { m.global(r) })
 	case secExport:
-		m.scanExports(r)
-	case secData:
-		if err := m.check(m.limits.DataBytes, uint64(len(s.data)), "data bytes"); err != nil {
-			return err
-		}
-		r.count()
-		return r.err
+		m.each(r, "exports", 3, maxExports, func() { m.export(r) })
+	case secStart:
+		return fmt.Errorf("%w: the module would run code before it can be charged; do that work in _initialize", ErrStart)
 	case secElement:
-		for range r.count() {
-			scanElements(r)
-		}
-	default:
-		return nil
+		m.each(r, "element segments", 3, maxElementSegments, func() { m.elementSegment(r) })
+	case secDataCount:
+		r.u32()
+	case secCode:
+		m.each(r, "function bodies", 2, maxFunctions, func() { m.bodies = append(m.bodies, r.take(r.u32())) })
+	case secData:
+		m.limit(r, maxDataBytes, len(s.Body), "data bytes")
+		m.each(r, "data segments", 2, maxDataSegments, r.data)
 	}
 	if r.err == nil && !r.done() {
-		r.fail("%d bytes too many in section %d", len(r.b)-r.at, s.id)
+		r.fail("%d bytes too many", len(r.b)-r.at)
 	}
 	return r.err
 }
 
-func (m *module) limit(r *reader, limit int, got uint32, what string) {
-	if err := m.check(limit, uint64(got), what); err != nil && r.err == nil {
-		r.err = err
-		r.at = len(r.b)
+// limit is check for something that is being read.
+func (m *Module) limit(r *reader, most, got int, what string) {
+	if err := m.check(most, uint64(got), what); err != nil {
+		r.stop(err)
 	}
 }
 
-func (m *module) scanTypes(r *reader) {
-	n := r.count()
-	m.limit(r, m.limits.Types, n, "types")
+// each reads a vector of items, of which each takes so many bytes at least.
+func (m *Module) each(r *reader, what string, bytes, most int, item func()) {
+	n := r.u32()
+	if m.limit(r, most, int(n), what); r.err == nil && uint64(n)*uint64(bytes) > uint64(len(r.b)-r.at) {
+		r.fail("the binary ends early: %d %s in %d bytes", n, what, len(r.b)-r.at)
+	}
 	for range n {
-		if form := r.byte(); form != 0x60 && r.err == nil {
-			r.fail("type form 0x%02x", form)
+		if r.err != nil {
 			return
 		}
-		params := r.count()
-		r.take(params)
-		results := r.count()
-		r.take(results)
-		m.params = append(m.params, params)
-		m.types.values = append(m.types.values, params+results)
-		m.types.mostResults = max(m.types.mostResults, results)
+		item()
 	}
 }
 
-func (m *module) scanImports(r *reader) {
-	n := r.count()
-	m.limit(r, m.limits.Imports, n, "imports")
+// signature reads a function type: parameters, '>', results.
+func (m *Module) signature(r *reader) string {
+	if form := r.byte(); form != 0x60 {
+		r.fail("type form 0x%02x is not supported: build for WebAssembly 2.0 without garbage-collected types", form)
+		return ""
+	}
+	var b strings.Builder
+	m.each(r, "parameters", 1, maxTypeSize, func() { b.WriteByte(r.valueType()) })
+	params := b.Len()
+	b.WriteByte('>')
+	m.each(r, "results", 1, maxTypeSize, func() { b.WriteByte(r.valueType()) })
+	m.mostResults = max(m.mostResults, b.Len()-params-1)
+	return b.String()
+}
+
+// params is how many parameters a type has.
+func (m *Module) params(kind uint32) uint32 { return uint32(strings.IndexByte(m.Types[kind], '>')) }
+
+func (m *Module) importEntry(r *reader) {
+	i := Import{Module: r.name(), Name: r.name()}
+	if kind := r.byte(); kind != KindFunc && r.err == nil {
+		r.fail("imports %s.%s, which is not a function: a policy imports functions only",
+			Printable(i.Module, MaxShown), Printable(i.Name, MaxShown))
+	}
+	if m.function(r); r.err == nil {
+		i.Sig = m.Types[m.Funcs[len(m.Funcs)-1]]
+		m.Imports = append(m.Imports, i)
+	}
+}
+
+func (m *Module) function(r *reader) {
+	kind := r.u32()
+	if uint64(kind) >= uint64(len(m.Types)) {
+		r.fail("a function of type %d of %d", kind, len(m.Types))
+	}
+	m.Funcs = append(m.Funcs, kind)
+}
+
+// memory reads the memory section. There is one memory at most.
+func (m *Module) memory(r *reader) {
+	if n := r.u32(); n > 1 {
+		r.stop(fmt.Errorf("%w: %d memories, at most 1", ErrLimit, n))
+	} else if n == 1 {
+		least, _ := r.limits()
+		m.Memories, m.Pages = 1, uint64(least)
+	}
+}
+
+func (m *Module) global(r *reader) {
+	r.valueType()
+	if r.byte() > 1 {
+		r.fail("a global that is neither constant nor mutable")
+	}
+	r.constant()
+	m.globals++
+}
+
+func (m *Module) export(r *reader) {
+	name := r.name()
+	if _, twice := m.Exports[name]; twice {
+		r.fail("exports %s twice", Printable(name, MaxShown))
+	}
+	if name == Global || name == Refuel {
+		r.stop(fmt.Errorf("%w: the module exports %q", ErrReserved, name))
+	}
+	m.Exports[name] = Export{Kind: r.byte(), Index: r.u32()}
+}
+
+// Signature is the type of an exported function; empty when the export is none.
+func (m *Module) Signature(e Export) string {
+	if e.Kind != KindFunc || uint64(e.Index) >= uint64(len(m.Funcs)) {
+		return ""
+	}
+	return m.Types[m.Funcs[e.Index]]
+}
+
+// scanTables reads the table section and gives each table a maximum: without one table.grow could take the host's
+// memory, which is not the guest's and has no other bound.
+func (m *Module) scanTables(r *reader) {
+	var tables [][]byte
+	m.each(r, "tables", 3, maxTables, func() {
+		kind := r.referenceType()
+		least, most := r.limits()
+		m.limit(r, maxTableElements, int(least), "table elements")
+		if most != unbounded {
+			m.limit(r, maxTableElements, int(most), "table elements")
+		}
+		tables = append(tables, appendU32(appendU32([]byte{kind, 1}, least), min(most, maxTableElements)))
+	})
+	m.tables = appendItems([]byte{0}, tables...)
+}
+
+// elementSegment passes over an element segment.
+func (m *Module) elementSegment(r *reader) {
+	const passive, indexed, expressions = 1, 2, 4
+	flags := r.u32()
+	if flags > passive|indexed|expressions {
+		r.fail("an element segment of form %d", flags)
+	}
+	if flags&passive == 0 {
+		if flags&indexed != 0 {
+			r.u32() // the table
+		}
+		r.constant()
+	}
+	if flags&(passive|indexed) != 0 {
+		if flags&expressions != 0 {
+			r.referenceType()
+		} else if r.byte() != 0 {
+			r.fail("an element segment of an unsupported kind")
+		}
+	}
+	n := r.count(1)
+	m.elements += uint64(n)
+	m.limit(r, maxElements, int(m.elements), "elements")
 	for range n {
-		r.take(r.u32())
-		r.take(r.u32())
-		switch kind := r.byte(); kind {
-		case 0:
+		if r.err != nil {
+			return
+		}
+		if flags&expressions != 0 {
+			r.constant()
+		} else {
 			r.u32()
-			m.imported++
-		case 1:
-			r.byte()
-			m.scanLimits(r, m.limits.TableElements, "table elements")
-		case 2:
-			m.scanMemory(r)
-		case 3:
-			r.byte()
-			r.byte()
-			m.globals++
-		default:
-			r.fail("import kind %d", kind)
 		}
 	}
 }
 
-func (m *module) scanMemory(r *reader) {
-	m.memory = true
-	flags := r.byte()
-	if flags > 1 && r.err == nil {
-		r.fail("memory flags 0x%02x (shared or 64-bit memory)", flags)
-		return
-	}
-	m.limit(r, m.limits.MemoryPages, r.u32(), "memory pages at start")
-	if flags&1 != 0 {
-		r.u32()
-	}
+// FunctionName is a function's name by the name section, as its author wrote it.
+type FunctionName struct {
+	Index uint32
+	Text  []byte
 }
 
-func (m *module) scanExports(r *reader) {
-	n := r.count()
-	m.limit(r, m.limits.Exports, n, "exports")
-	for range n {
-		name := r.take(r.u32())
-		r.byte()
-		r.u32()
-		if (string(name) == Global || string(name) == Refuel) && r.err == nil {
-			r.err = fmt.Errorf("%w: the module exports %q", ErrReserved, name)
-			return
+// FunctionNames are those of the first name section, in order of their functions. There are none if they cannot be read: names
+// are for people, and for speed.
+func (m *Module) FunctionNames() (list []FunctionName) {
+	const functions = 1 // id of a subsection
+	for _, s := range m.Sections {
+		if !s.Custom() || s.Name != "name" {
+			continue
 		}
+		r := reader{b: s.Body}
+		for !r.done() {
+			id := r.byte()
+			sub := reader{b: r.take(r.u32())}
+			if r.err != nil || id != functions {
+				continue
+			}
+			n := sub.count(2)
+			for range min(n, uint32(len(m.Funcs))) {
+				f := FunctionName{Index: sub.u32(), Text: sub.take(sub.u32())}
+				if uint64(f.Index) >= uint64(len(m.Funcs)) || len(list) > 0 && f.Index <= list[len(list)-1].Index {
+					sub.fail("functions are named out of order")
+				}
+				list = append(list, f)
+			}
+			if sub.err != nil || !sub.done() {
+				return nil
+			}
+			return list
+		}
+		return nil
 	}
+	return nil
+}
+
+// MaxShown is how much of a guest's name people are shown.
+const MaxShown = 128
+
+// Printable is a guest's name as people may see it: at most so many bytes, nothing that a terminal acts on.
+func Printable(name string, most int) string {
+	var b strings.Builder
+	for _, c := range name {
+		if b.Len()+len("\ufffd") > most {
+			b.WriteString("...")
+			break
+		}
+		if !unicode.IsPrint(c) {
+			c = '?'
+		}
+		b.WriteRune(c)
+	}
+	return b.String()
 }

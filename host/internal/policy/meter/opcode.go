@@ -119,18 +119,13 @@ func (r *reader) next() instruction {
 }
 
 func (r *reader) unknown(format string, args ...any) {
-	if r.err == nil {
-		r.err = fmt.Errorf("%w: %s at byte %d of the body", ErrOpcode, fmt.Sprintf(format, args...), r.at)
-	}
-	r.at = len(r.b)
+	r.stop(fmt.Errorf("%w: %s at byte %d of the body", ErrOpcode, fmt.Sprintf(format, args...), r.at))
 }
 
 func (r *reader) immediates(op byte) {
 	switch oneByteOps[op] {
 	case unknown:
-		if r.err == nil {
-			r.unknown("opcode 0x%02x", op)
-		}
+		r.unknown("opcode 0x%02x", op)
 	case none:
 	case blockType:
 		r.skipLEB(33)
@@ -150,23 +145,13 @@ func (r *reader) immediates(op byte) {
 	case oneByte:
 		r.byte()
 	case labels:
-		for range r.count() {
+		for range r.count(1) {
 			r.u32()
 		}
 		r.u32()
 	case types:
-		r.take(r.count())
+		r.take(r.count(1))
 	}
-}
-
-// count reads a vector's length; each element takes at least a byte, so more than what is left is malformed.
-func (r *reader) count() uint32 {
-	n := r.u32()
-	if uint64(n) > uint64(len(r.b)-r.at) {
-		r.fail("a vector of %d elements in %d bytes", n, len(r.b)-r.at)
-		return 0
-	}
-	return n
 }
 
 // Numbers after the 0xfc prefix.

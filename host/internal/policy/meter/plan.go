@@ -10,6 +10,7 @@ import (
 type charges struct {
 	entry charge
 	rest  []charge
+	work  work
 }
 
 // charge is a place where the counter is lowered, where it is checked, or both.
@@ -36,6 +37,7 @@ type planner struct {
 	plain   bool  // besides them, region 0 holds plain instructions and blocks only
 	calls   bool  // the function calls others
 	frame   frameEstimate
+	carried uint64 // values that branches bring to their targets, at most
 }
 
 type region struct {
@@ -84,7 +86,7 @@ const (
 	fewHeads   = 4      // where a jump leads to no more than a fourth of the segments, they pay instead of the jump
 )
 
-func plan(code []byte, locals uint64, types *blockTypes) (*charges, error) {
+func plan(code []byte, locals uint64, types *Module) (*charges, error) {
 	p := planner{r: reader{b: code}, regions: []region{{units: 1 + locals/8}}, open: []frame{{}}, plain: true}
 	p.frame = frameEstimate{locals: locals, types: types}
 	for len(p.open) > 0 {
@@ -97,7 +99,9 @@ func plan(code []byte, locals uint64, types *blockTypes) (*charges, error) {
 	if !p.r.done() {
 		return nil, fmt.Errorf("%w: %d bytes after a function's end", ErrMalformed, len(code)-p.r.at)
 	}
-	return p.place(), nil
+	c := p.place()
+	c.work = work{locals: locals, pairs: p.frame.joins * p.frame.joins, values: p.frame.values + p.carried}
+	return c, nil
 }
 
 // step adds an instruction to its region. A region that has become large ends, so that the host gets control also in
@@ -143,8 +147,9 @@ func (p *planner) step(in instruction) {
 func (p *planner) join(in instruction) {
 	labels, r := uint32(0), reader{b: p.r.b, at: in.lo + 1}
 	if in.op == opBranchTable {
-		labels = r.count()
+		labels = r.count(1)
 	}
+	p.carried += uint64(labels+1) * uint64(1+p.frame.types.mostResults)
 	here := p.open[len(p.open)-1].region
 	for range labels + 1 {
 		if depth := r.u32(); uint64(depth) < uint64(len(p.open)) {

@@ -2,37 +2,87 @@ package meter
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 )
 
-// rewrite puts the module together again with the global and the function, their exports and the charged bodies.
-func (m *module) rewrite() ([]byte, error) {
-	out := slices.Clone(magic)
+// Names under which a metered module exports what was added to it.
+const (
+	Global = "kvhost_fuel" // the counter: a mutable i64
+	// the function that is called when it is below zero, and traps if it is still when that returns
+	Refuel = "kvhost_refuel"
+)
+
+// Version is raised whenever the metered form of some module changes, so that forms that were kept are not used any
+// more.
+const Version = 6
+
+// Inject gives the metered form of a module. A compiler must have validated the original bytes. Function indexes,
+// exports and custom sections stay as they are.
+func Inject(wasm []byte) ([]byte, error) {
+	m, err := Read(wasm)
+	if err != nil {
+		return nil, err
+	}
+	return (&rewriter{Module: m}).rewrite()
+}
+
+// Measure gives what a module has of all that is limited. When the module is refused, which the error tells, it is what
+// was counted until then.
+func (m *Module) Measure() ([]Count, error) {
+	_, err := (&rewriter{Module: m}).rewrite()
+	return m.counts, err
+}
+
+// rewriter puts a module together again with the global and the function, their exports and the charged bodies.
+type rewriter struct {
+	*Module
+	added []added
+	work  work // of the functions so far
+}
+
+// added is a function at the module's end: the one to call for more fuel, and then first forms of functions that have a
+// second one in their place.
+type added struct {
+	kind uint32 // type
+	body []byte
+}
+
+// AppendSection appends a section to a module.
+func AppendSection(wasm []byte, id byte, parts ...[]byte) []byte {
+	body := slices.Concat(parts...)
+	return append(appendU32(append(wasm, id), uint32(len(body))), body...)
+}
+
+func appendText(b []byte, text string) []byte {
+	return append(appendU32(b, uint32(len(text))), text...)
+}
+
+func (m *rewriter) rewrite() ([]byte, error) {
+	if err := m.check(maxMemoryPages, m.Pages, "memory pages at start"); err != nil {
+		return nil, err
+	}
+	code, err := m.rewriteCode() // before the functions are listed: some get a second form
+	if err != nil {
+		return nil, err
+	}
 	pending := []struct {
 		id    byte
 		items [][]byte
-	}{{secGlobal, [][]byte{{valI64, 1, opI64Const, 0, opEnd}}}, {secExport, [][]byte{exported(Global, 3, m.globals)}}}
-	emit := func(id byte, data []byte) {
-		out = appendU32(append(out, id), uint32(len(data)))
-		out = append(out, data...)
-	}
-	var code []byte // before the functions are listed: some get a second form
-	if i := slices.IndexFunc(m.sections, func(s section) bool { return s.id == secCode }); i >= 0 {
-		var err error
-		if code, err = m.rewriteCode(m.sections[i].data); err != nil {
-			return nil, err
-		}
-	}
+	}{{secGlobal, [][]byte{{valI64, 1, opI64Const, 0, opEnd}}}, {secExport, [][]byte{exported(Global, kindGlobal, m.globals)}}}
 	if len(m.added) > 0 {
-		pending[1].items = append(pending[1].items, exported(Refuel, 0, m.refuel()))
+		pending[1].items = append(pending[1].items, exported(Refuel, KindFunc, m.refuel()))
 	}
-	for _, s := range m.sections {
-		for len(pending) > 0 && s.id != secCustom && rank[pending[0].id] < rank[s.id] {
-			emit(pending[0].id, appendItems([]byte{0}, pending[0].items...))
+	out := []byte(Header)
+	for _, s := range m.Sections {
+		for len(pending) > 0 && !s.Custom() && rank[pending[0].id] < rank[s.ID] {
+			out = AppendSection(out, pending[0].id, appendItems([]byte{0}, pending[0].items...))
 			pending = pending[1:]
 		}
-		data := s.data
-		switch s.id {
+		data := s.Body
+		switch s.ID {
+		case secCustom:
+			data = append(appendText(nil, s.Name), data...)
 		case secType:
 			data = appendItems(data, []byte{0x60, 0, 0}, // of the function for more fuel
 				[]byte{0x60, 3, valI32, valI32, valI32, 0}) // of those for large copies and fills
@@ -45,31 +95,31 @@ func (m *module) rewrite() ([]byte, error) {
 		case secCode:
 			data = code
 		}
-		if len(pending) > 0 && s.id == pending[0].id {
+		if len(pending) > 0 && s.ID == pending[0].id {
 			data = appendItems(data, pending[0].items...)
 			pending = pending[1:]
 		}
-		emit(s.id, data)
+		out = AppendSection(out, s.ID, data)
 	}
 	for _, p := range pending {
-		emit(p.id, appendItems([]byte{0}, p.items...))
+		out = AppendSection(out, p.id, appendItems([]byte{0}, p.items...))
 	}
 	return out, nil
 }
 
 func exported(name string, kind byte, index uint32) []byte {
-	return appendU32(append(append(appendU32(nil, uint32(len(name))), name...), kind), index)
+	return appendU32(append(appendText(nil, name), kind), index)
 }
 
 // refuel is the index of the function for more fuel: the first behind the module's own.
-func (m *module) refuel() uint32 { return uint32(m.imported) + uint32(len(m.functions)) }
+func (m *rewriter) refuel() uint32 { return uint32(len(m.Funcs)) }
 
 // copier and filler are the indexes of the functions for large copies and fills.
-func (m *module) copier() uint32 { return m.refuel() + 1 }
-func (m *module) filler() uint32 { return m.refuel() + 2 }
+func (m *rewriter) copier() uint32 { return m.refuel() + 1 }
+func (m *rewriter) filler() uint32 { return m.refuel() + 2 }
 
 // bulkKind is their type.
-func (m *module) bulkKind() uint32 { return uint32(len(m.params)) + 1 }
+func (m *rewriter) bulkKind() uint32 { return uint32(len(m.Types)) + 1 }
 
 // appendItems adds to a vector.
 func appendItems(vector []byte, items ...[]byte) []byte {
@@ -79,44 +129,40 @@ func appendItems(vector []byte, items ...[]byte) []byte {
 	return append(append(out, vector[r.at:]...), slices.Concat(items...)...)
 }
 
-func (m *module) rewriteCode(data []byte) ([]byte, error) {
-	r := reader{b: data}
-	n := r.count()
-	if r.err == nil && int(n) != len(m.functions) {
-		return nil, fmt.Errorf("%w: %d bodies for %d functions", ErrMalformed, n, len(m.functions))
-	}
+// library are the names of what comes with a language and is seldom on the way of a call: it is most of a small module.
+var library = regexp.MustCompile(`^(runtime\.|internal[_/]|type[:_]|syscall\.|os\.)`)
+
+func (m *rewriter) rewriteCode() ([]byte, error) {
+	n := uint32(len(m.bodies))
 	if n > 0 {
-		m.added = append(m.added, added{uint32(len(m.params)), refuelBody(m.globals)})
+		m.added = append(m.added, added{uint32(len(m.Types)), refuelBody(m.globals)})
 	}
-	if n > 0 && m.memory {
+	if n > 0 && m.Memories > 0 {
 		w := bodyRewriter{global: m.globals, refuel: m.refuel()}
 		m.added = append(m.added, added{m.bulkKind(), w.slicedCopy()}, added{m.bulkKind(), w.slicedFill()})
 	}
-	owned := own(m.names)
-	out := make([]byte, 0, len(data)+len(data)/8)
+	owned := map[uint32]bool{} // functions with a name of the author's: for speed only, names prove nothing
+	for _, f := range m.FunctionNames() {
+		owned[f.Index] = !library.Match(f.Text)
+	}
+	var out []byte
 	straightened := 0
-	for i := range n {
-		body := r.take(r.u32())
-		if r.err != nil {
-			return nil, r.err
-		}
-		f := function{kind: m.functions[i], params: m.params[m.functions[i]]}
-		if owned[uint32(m.imported)+i] && f.params > 0 && straightened+len(body) <= mostStraightened {
+	for i, body := range m.bodies {
+		index := uint32(len(m.Imports) + i)
+		f := function{kind: m.Funcs[index], params: m.params(m.Funcs[index])}
+		if owned[index] && f.params > 0 && straightened+len(body) <= mostStraightened {
 			f.other, straightened = m.refuel()+uint32(len(m.added)), straightened+len(body)
 		}
 		charged, err := m.rewriteFunction(body, &f)
 		if err != nil {
-			return nil, fmt.Errorf("function %d: %w", m.imported+uint64(i), err)
+			return nil, fmt.Errorf("function %d: %w", index, err)
 		}
 		out = append(appendU32(out, uint32(len(charged))), charged...)
-	}
-	if !r.done() {
-		r.fail("bytes after the last body")
 	}
 	for _, f := range m.added {
 		out = append(appendU32(out, uint32(len(f.body))), f.body...)
 	}
-	return append(appendU32(nil, n+uint32(len(m.added))), out...), r.err
+	return append(appendU32(nil, n+uint32(len(m.added))), out...), nil
 }
 
 // function is what a body's rewriting depends on.
@@ -126,12 +172,12 @@ type function struct {
 	other  uint32 // index that its first form would get, if it gets a second; 0 when it must not
 }
 
-func (m *module) rewriteFunction(body []byte, f *function) ([]byte, error) {
-	if err := m.check(m.limits.BodyBytes, uint64(len(body)), "body bytes"); err != nil {
+func (m *rewriter) rewriteFunction(body []byte, f *function) ([]byte, error) {
+	if err := m.check(maxBodyBytes, uint64(len(body)), "body bytes"); err != nil {
 		return nil, err
 	}
 	r := reader{b: body}
-	groups := r.count()
+	groups := r.count(2)
 	declared := r.at
 	var locals uint64
 	for range groups {
@@ -141,18 +187,19 @@ func (m *module) rewriteFunction(body []byte, f *function) ([]byte, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	if err := m.check(m.limits.Locals, locals, "locals"); err != nil {
+	if err := m.check(maxLocals, locals, "locals"); err != nil {
 		return nil, err
-	}
-	if locals+uint64(f.params) > 0xfffffffe {
-		return nil, fmt.Errorf("%w: %d locals", ErrLimit, locals)
 	}
 	charge := func(code, before []byte) ([]byte, error) {
 		w := bodyRewriter{
 			global: m.globals, refuel: m.refuel(), copier: m.copier(), filler: m.filler(), bulkKind: m.bulkKind(),
-			scratch: f.params + uint32(locals), types: &m.types, out: before,
+			scratch: f.params + uint32(locals), types: m.Module, out: before,
 		}
-		if err := w.rewriteBody(code, locals); err != nil {
+		work, err := w.rewriteBody(code, locals)
+		if err == nil {
+			err = m.weigh(work)
+		}
+		if err != nil {
 			return nil, err
 		}
 		out := make([]byte, 0, len(w.out)+r.at+4)

@@ -48,7 +48,7 @@ func dispatchLoop(r reader) (*jumps, reader) {
 	}
 	j.lo, j.hi = in.lo, in.hi
 	table := reader{b: r.b, at: in.lo + 1}
-	for range table.count() + 1 {
+	for range table.count(1) + 1 {
 		label := table.u32()
 		if uint64(label) >= uint64(j.blocks) {
 			return nil, r // around the loop or out of it
@@ -123,7 +123,7 @@ func (s *straightener) step(first, second, in instruction) bool {
 		return t == nil || t.jumps == nil
 	case opBranchTable:
 		labels := reader{b: s.r.b, at: in.lo + 1}
-		for range labels.count() + 1 {
+		for range labels.count(1) + 1 {
 			if t := s.at(labels.u32()); t != nil && t.jumps != nil {
 				return false
 			}

@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
-// Modules that are made to exhaust a compiler. All are valid and within the limits of sizes and counts.
+// Modules that are made to exhaust a compiler. All are valid and within the limits of what one function may have.
 
 // heavy is a function (i32) -> () of so many i64 locals, and code without the last end.
 func heavy(locals int, code ...[]byte) wasmtest.Function {
@@ -52,13 +52,13 @@ func nested(depth int, open ...byte) []byte {
 	return module([]wasmtest.Function{heavy(0, times(depth, open...), times(depth, opEnd))})
 }
 
-// phis: locals that are set in loops, so that each loop merges all of them.
-func phis(loops, locals int) []byte {
+// phis: functions with locals that are set in loops, so that each loop merges all of them.
+func phis(functions, loops, locals int) []byte {
 	var code []byte
 	for i := range loops {
 		code = slices.Concat(code, []byte{opLoop, empty, 0x42, 1, 0x21}, leb(1+i%locals), []byte{0x20, 0, opBrIf, 0, opEnd})
 	}
-	return module([]wasmtest.Function{heavy(locals, code)})
+	return module(slices.Repeat([]wasmtest.Function{heavy(locals, code)}, functions))
 }
 
 // labels: jump tables whose labels all carry many values.

@@ -137,7 +137,7 @@ func dataBytes() (uint64, error) {
 // meter adds would become valid by the injection and could refill its own fuel. The interpreter validates at a tenth of
 // the compiler's cost; its compiled form is thrown away.
 func compile(ctx context.Context, r *request, wasm []byte) (reply, error) {
-	metered, err := meter.Inject(wasm, meter.DefaultLimits())
+	metered, err := meter.Inject(wasm)
 	if err == nil {
 		config := wazero.NewRuntimeConfigInterpreter().WithMemoryLimitPages(r.Pages).WithDebugInfoEnabled(false)
 		err = throughRuntime(ctx, config, wasm)
@@ -161,7 +161,7 @@ func refused(err error) (reply, error) {
 	var system syscall.Errno
 	switch {
 	case errors.Is(err, unix.EFBIG):
-		return reply{Costly: fmt.Sprintf("over %s of machine code", size(maxCodeBytes))}, nil
+		return reply{Costly: fmt.Sprintf("over %d MiB of machine code", maxCodeBytes>>20)}, nil
 	case errors.As(err, &system):
 		return reply{}, err
 	}

@@ -112,7 +112,7 @@ func ended(err error, state *os.ProcessState, words string, l *CompileLimits) er
 	case state.ExitCode() == exitCPU, status.Signaled() && used >= l.CPU:
 		return fmt.Errorf("%w: over %v of processor time (policy_compile.cpu)", ErrLimit, l.CPU)
 	case outOfMemory(words):
-		return fmt.Errorf("%w: over %s of memory (policy_compile.memory)", ErrLimit, size(l.Memory))
+		return fmt.Errorf("%w: over %d MiB of memory (policy_compile.memory)", ErrLimit, l.Memory>>20)
 	case strings.Contains(words, "stack overflow"):
 		return fmt.Errorf("%w: its blocks nest too deeply", ErrLimit)
 	case status.Signaled() && status.Signal() == syscall.SIGKILL:
@@ -126,14 +126,6 @@ func outOfMemory(words string) bool {
 	return slices.ContainsFunc([]string{
 		"out of memory", "cannot allocate", "failed to allocate", "failed to reserve", "cannot map pages",
 	}, func(s string) bool { return strings.Contains(words, s) })
-}
-
-// size is a number of bytes as people write it.
-func size(n int64) string {
-	if n >= 1<<30 && n%(1<<30) == 0 {
-		return fmt.Sprintf("%d GiB", n>>30)
-	}
-	return fmt.Sprintf("%d MiB", n>>20)
 }
 
 // head64 keeps the first 64 KiB that are written to it.

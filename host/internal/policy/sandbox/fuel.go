@@ -9,10 +9,10 @@ import (
 
 // Fuel limits what a guest call may execute, in units of about one instruction. Zero fields have a default.
 type Fuel struct {
-	Call   uint64 // of any call of a role
-	Record uint64 // on top for each record: an event, a victim asked for, a candidate, a query, a page of a layout
+	Call   uint64 `json:"call"`   // of any call of a role
+	Record uint64 `json:"record"` // on top for each record: an event, a victim asked for, a candidate, a query, a page of a layout
 	// Time is the CPU time of a call that a session waits for, on top of one or two slices of its fuel.
-	Time time.Duration `json:",omitempty"`
+	Time time.Duration `json:"time,omitempty"`
 }
 
 // The defaults are more than twice what lru, as a Go guest, needs for its worst batch on real traces; more expensive

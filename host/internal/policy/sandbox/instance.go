@@ -10,7 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/kvhost/kvhost/abi"
-	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
+	"github.com/kvhost/kvhost/host/internal/policy/meter"
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
@@ -100,7 +100,7 @@ func (c *Code) Instantiate(ctx context.Context, s *Settings, u *Usage) (*Instanc
 		return nil, fmt.Errorf("%w: %s: cannot start: %w", ErrBadModule, c.name, err)
 	}
 	in.mem = in.mod.Memory()
-	if in.fuel, _ = in.mod.ExportedGlobal(metering.Global).(api.MutableGlobal); in.fuel == nil {
+	if in.fuel, _ = in.mod.ExportedGlobal(meter.Global).(api.MutableGlobal); in.fuel == nil {
 		in.Close()
 		return nil, fmt.Errorf("%w: %s: its compiled form counts no fuel", ErrBadModule, c.name)
 	}
@@ -261,7 +261,7 @@ func stackOf(err error) string {
 		return ""
 	}
 	_, stack, _ := strings.Cut(err.Error(), "wasm stack trace:")
-	return printable(strings.Join(strings.Fields(stack), " "), maxStackText)
+	return meter.Printable(strings.Join(strings.Fields(stack), " "), maxStackText)
 }
 
 // charge takes fuel for work that the host does on the guest's behalf, and aborts the call when there is too little.
@@ -315,7 +315,7 @@ func (in *Instance) log(level slog.Level, text []byte) {
 	}
 	if ok {
 		in.charge(lineFuel)
-		in.code.log.Log(context.Background(), level, LogMessage, "text", printable(string(text), maxTextBytes))
+		in.code.log.Log(context.Background(), level, LogMessage, "text", meter.Printable(string(text), maxTextBytes))
 	}
 }
 

@@ -118,17 +118,17 @@ func newMachineCode(ctx context.Context, src *Source, bytes []byte, dir string) 
 func (m *machineCode) link(ctx context.Context, scan *Scan) error {
 	builders := map[string]wazero.HostModuleBuilder{}
 	done := map[[2]string]bool{}
-	for _, i := range scan.imports {
-		if done[[2]string{i.module, i.name}] {
+	for _, i := range scan.Imports {
+		if done[[2]string{i.Module, i.Name}] {
 			continue
 		}
-		done[[2]string{i.module, i.name}] = true
-		if builders[i.module] == nil {
-			builders[i.module] = m.runtime.NewHostModuleBuilder(i.module)
+		done[[2]string{i.Module, i.Name}] = true
+		if builders[i.Module] == nil {
+			builders[i.Module] = m.runtime.NewHostModuleBuilder(i.Module)
 		}
-		f := hostFunctions[i.module][i.name]
-		builders[i.module].NewFunctionBuilder().
-			WithGoModuleFunction(api.GoModuleFunc(f.Call), wasmTypes(f.params), wasmTypes(f.results)).Export(i.name)
+		f := hostFunctions[i.Module][i.Name]
+		builders[i.Module].NewFunctionBuilder().
+			WithGoModuleFunction(api.GoModuleFunc(f.Call), wasmTypes(f.params), wasmTypes(f.results)).Export(i.Name)
 	}
 	for module, b := range builders {
 		if _, err := b.Instantiate(ctx); err != nil {

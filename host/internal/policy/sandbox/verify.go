@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy/meter"
 )
 
 // exportTypes are the functions that a module may or must export. "i" is i32, "I" is i64.
@@ -25,9 +26,6 @@ var exportTypes = map[string]string{
 	abi.ExportLoad:       "i>i",
 }
 
-// ExportType is the type of one of the contract's exports, such as "ii>I" for (i32, i32) -> i64.
-func ExportType(name string) string { return exportTypes[name] }
-
 // reactorHint is for modules that are programs.
 const reactorHint = "it is a command, not a library: build it with -buildmode=c-shared (Go, TinyGo), " +
 	"-mexec-model=reactor (clang) or crate-type cdylib (Rust)"
@@ -35,40 +33,37 @@ const reactorHint = "it is a command, not a library: build it with -buildmode=c-
 // Verify checks the module against the contract and returns its roles.
 func (s *Scan) Verify() ([abi.Roles]bool, error) {
 	var roles [abi.Roles]bool
-	if s.start {
-		return roles, errors.New("it has a start section: do that work in _initialize or kv_init")
-	}
-	if _, ok := s.exports[abi.ExportMarker]; !ok {
+	if _, ok := s.Exports[abi.ExportMarker]; !ok {
 		return roles, s.noMarker()
 	}
-	_, start := s.exports["_start"]
-	_, initialize := s.exports[abi.ExportInitialize]
+	_, start := s.Exports["_start"]
+	_, initialize := s.Exports[abi.ExportInitialize]
 	if start && !initialize {
 		return roles, fmt.Errorf("it exports _start and not %s: %s", abi.ExportInitialize, reactorHint)
 	}
-	if m, ok := s.exports[abi.ExportMemory]; !ok || m.kind != kindMemory || len(s.memories) != 1 {
+	if m, ok := s.Exports[abi.ExportMemory]; !ok || m.Kind != meter.KindMemory || s.Memories != 1 {
 		return roles, fmt.Errorf("it must have one memory, exported as %q", abi.ExportMemory)
 	}
 	for _, name := range []string{abi.ExportBuffer, abi.ExportInit} {
-		if _, ok := s.exports[name]; !ok {
+		if _, ok := s.Exports[name]; !ok {
 			return roles, fmt.Errorf("it does not export %s", name)
 		}
 	}
 	for name, want := range exportTypes {
-		if e, ok := s.exports[name]; ok && s.signature(e) != want {
-			return roles, fmt.Errorf("its %s is %s, want %s", name, spell(s.signature(e)), spell(want))
+		if e, ok := s.Exports[name]; ok && s.Signature(e) != want {
+			return roles, fmt.Errorf("its %s is %s, want %s", name, spell(s.Signature(e)), spell(want))
 		}
 	}
 	return s.roles()
 }
 
 func (s *Scan) noMarker() error {
-	for name := range s.exports {
+	for name := range s.Exports {
 		if v, ok := strings.CutPrefix(name, "kvhost_abi_"); ok {
-			return fmt.Errorf("it is made for ABI %s, this host speaks %d", printable(v, maxShown), abi.Version)
+			return fmt.Errorf("it is made for ABI %s, this host speaks %d", meter.Printable(v, meter.MaxShown), abi.Version)
 		}
 	}
-	if _, ok := s.exports["_start"]; ok {
+	if _, ok := s.Exports["_start"]; ok {
 		return fmt.Errorf("it exports _start and no %s: %s", abi.ExportMarker, reactorHint)
 	}
 	return fmt.Errorf("it does not export %s: it is not a kvhost policy (see abi/SPEC.md)", abi.ExportMarker)
@@ -79,7 +74,7 @@ func (s *Scan) roles() ([abi.Roles]bool, error) {
 	for r := range abi.Roles {
 		var missing []string
 		for _, name := range r.Exports() {
-			if _, ok := s.exports[name]; !ok {
+			if _, ok := s.Exports[name]; !ok {
 				missing = append(missing, name)
 			}
 		}
@@ -91,8 +86,8 @@ func (s *Scan) roles() ([abi.Roles]bool, error) {
 	if !slices.Contains(roles[:], true) {
 		return roles, errors.New("it exports the functions of no role (evict, admit, place, layout)")
 	}
-	_, save := s.exports[abi.ExportSave]
-	_, load := s.exports[abi.ExportLoad]
+	_, save := s.Exports[abi.ExportSave]
+	_, load := s.Exports[abi.ExportLoad]
 	if save != load {
 		return roles, fmt.Errorf("it exports only one of %s and %s", abi.ExportSave, abi.ExportLoad)
 	}
@@ -101,26 +96,26 @@ func (s *Scan) roles() ([abi.Roles]bool, error) {
 
 // CheckGrants checks that each import is known, has the right type, and was requested and allowed.
 func (s *Scan) CheckGrants(manifest abi.Manifest, allowed []string) error {
-	for _, i := range s.imports {
-		f, ok := hostFunctions[i.module][i.name]
+	for _, i := range s.Imports {
+		f, ok := hostFunctions[i.Module][i.Name]
 		if !ok {
-			return fmt.Errorf("it imports %s.%s, which this host does not have", printable(i.module, maxShown),
-				printable(i.name, maxShown))
+			return fmt.Errorf("it imports %s.%s, which this host does not have", meter.Printable(i.Module, meter.MaxShown),
+				meter.Printable(i.Name, meter.MaxShown))
 		}
 		if f.grant != "" {
 			if !slices.Contains(manifest.Grants, f.grant) {
 				return fmt.Errorf("%w: it imports %s.%s, which needs the grant %q; its manifest (custom section %s) does not ask "+
 					"for it",
-					ErrGrant, i.module, i.name, f.grant, abi.ManifestSection)
+					ErrGrant, i.Module, i.Name, f.grant, abi.ManifestSection)
 			}
 			if f.grant != abi.GrantWASIStub && !slices.Contains(allowed, f.grant) {
 				return fmt.Errorf("%w: it imports %s.%s, which needs the grant %q; add it to the policy's grants in the "+
 					"configuration",
-					ErrGrant, i.module, i.name, f.grant)
+					ErrGrant, i.Module, i.Name, f.grant)
 			}
 		}
-		if i.sig != f.sig() {
-			return fmt.Errorf("it imports %s.%s as %s, it is %s", i.module, i.name, spell(i.sig), spell(f.sig()))
+		if i.Sig != f.sig() {
+			return fmt.Errorf("it imports %s.%s as %s, it is %s", i.Module, i.Name, spell(i.Sig), spell(f.sig()))
 		}
 	}
 	return nil
@@ -144,5 +139,5 @@ func spell(sig string) string {
 	if results != "" {
 		text += " -> " + list(results)
 	}
-	return printable(text, maxShown)
+	return meter.Printable(text, meter.MaxShown)
 }

@@ -24,7 +24,7 @@ func minimal(role abi.Role) Assembly {
 		{Name: abi.ExportInit, Sig: "i>i", Body: I32(0)},
 	}}
 	for _, name := range role.Exports() {
-		a.Funcs = append(a.Funcs, Function{Name: name, Sig: signatures[name], Body: ok(name)})
+		a.Funcs = append(a.Funcs, Function{Name: name, Sig: Signatures[name], Body: ok(name)})
 	}
 	return a
 }
@@ -34,7 +34,8 @@ func bufferBody() []byte {
 	return Join(local(0), I32(bufferShift), []byte{0x74}, I32(bufferBase), []byte{opAdd})
 }
 
-var signatures = map[string]string{
+// Signatures are the types of the exports that the contract names.
+var Signatures = map[string]string{
 	abi.ExportMarker: ">", abi.ExportInitialize: ">", abi.ExportBuffer: "ii>i", abi.ExportInit: "i>i", abi.ExportNamespace: "ii>i",
 	abi.ExportEvents: "ii>i", abi.ExportStep: "ii>I", abi.ExportAdmit: "ii>I", abi.ExportPlace: "ii>I",
 	abi.ExportLayout: "ii>I", abi.ExportSave: "i>I", abi.ExportLoad: "i>i",
@@ -42,7 +43,7 @@ var signatures = map[string]string{
 
 // ok is the code of an export that leaves its answer to the host.
 func ok(name string) []byte {
-	switch sig := signatures[name]; {
+	switch sig := Signatures[name]; {
 	case name == abi.ExportBuffer:
 		return bufferBody()
 	case strings.HasSuffix(sig, "I"):
@@ -55,7 +56,7 @@ func ok(name string) []byte {
 
 // with replaces or adds an export of the type that the contract says.
 func (a Assembly) with(name string, code ...[]byte) Assembly {
-	return a.With(name, signatures[name], code...)
+	return a.With(name, Signatures[name], code...)
 }
 
 // asleepFor is how often an export is called before its attack begins: more often than a self-test calls it.
