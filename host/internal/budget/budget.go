@@ -160,6 +160,13 @@ func (h *Holder) Take(part int, n int64) error {
 	return nil
 }
 
+// Exceed takes n for a part, whatever the holder's share is. Until it has given as much back, Take gives it no more.
+func (h *Holder) Exceed(part int, n int64) {
+	h.budget.mu.Lock()
+	defer h.budget.mu.Unlock()
+	h.add(part, n)
+}
+
 // first says whether n is the holder's first, which it gets above its share: if its tenant has nothing, or no more than half of
 // all with it, and there is so much; or if no holder has anything.
 func (h *Holder) first(n int64) bool {
@@ -248,6 +255,7 @@ func (h *Holder) Held() int64 {
 
 // Figures are a budget at one moment.
 type Figures struct {
+	Of               string
 	Limit, Own, Held int64
 	Holders          int
 	Refused          uint64 // requests, since the start
@@ -266,7 +274,7 @@ type Share struct {
 func (b *Budget) Figures(most int) Figures {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	f := Figures{Limit: b.cfg.Limit, Own: b.cfg.Own, Held: b.held, Holders: b.active, Refused: b.refused,
+	f := Figures{Of: b.cfg.Of, Limit: b.cfg.Limit, Own: b.cfg.Own, Held: b.held, Holders: b.active, Refused: b.refused,
 		Parts: map[string]int64{}}
 	for _, part := range b.cfg.Parts {
 		f.Parts[part] = 0

@@ -14,6 +14,7 @@ type Session struct {
 	memory      *Holder
 	descriptors *Holder
 	room        *Holder
+	leased      *Holder
 	namespace   int64 // bytes of it
 
 	mu       sync.Mutex
@@ -35,7 +36,7 @@ func (b *Sessions) New(session uint64) (_ *Session, err error) {
 	for _, j := range []struct {
 		budget *Budget
 		holder **Holder
-	}{{b.Memory, &h.memory}, {b.Descriptors, &h.descriptors}, {b.Room, &h.room}} {
+	}{{b.Memory, &h.memory}, {b.Descriptors, &h.descriptors}, {b.Room, &h.room}, {b.Leased, &h.leased}} {
 		if *j.holder, err = j.budget.Join(name, 0); err != nil {
 			return nil, err
 		}
@@ -47,7 +48,7 @@ func (b *Sessions) New(session uint64) (_ *Session, err error) {
 // Greeted takes the memory of what HELLO says, which is kept as long as the session, and tells the budgets which session it is.
 func (h *Session) Greeted(session uint64, m *proto.Hello) error {
 	name := fmt.Sprintf("session %d (%s)", session, m.GetEngine())
-	for _, holder := range []*Holder{h.memory, h.descriptors, h.room} {
+	for _, holder := range h.holders() {
 		holder.Is(name, m.GetTenant())
 	}
 	bytes := namespaceBytes * int64(protobuf.Size(m.GetNamespace()))
@@ -58,12 +59,14 @@ func (h *Session) Greeted(session uint64, m *proto.Hello) error {
 	return nil
 }
 
+func (h *Session) holders() []*Holder { return []*Holder{h.memory, h.descriptors, h.room, h.leased} }
+
 // Leave releases what the session itself holds. What its jobs hold counts until they are over.
 func (h *Session) Leave() {
 	h.memory.Give(partSessions, sessionBytes+h.namespace)
-	h.memory.Leave()
-	h.descriptors.Leave()
-	h.room.Leave()
+	for _, holder := range h.holders() {
+		holder.Leave()
+	}
 }
 
 // Held is the memory that the session holds.
@@ -104,8 +107,21 @@ func (h *Session) Lease(keys int) error {
 	return h.memory.Take(partLeases, leaseBytes+grantBytes*int64(keys))
 }
 
-// LeaseOver gives it back.
+// Leased takes the bytes of the entries that a lease holds in roots. Where they are scarce, a session gets no more than its
+// share.
+func (h *Session) Leased(bytes int64, scarce bool) error {
+	if scarce {
+		return h.leased.Take(0, bytes)
+	}
+	h.leased.Exceed(0, bytes)
+	return nil
+}
+
+// LeaseOver gives the memory of a lease back.
 func (h *Session) LeaseOver(keys int) { h.memory.Give(partLeases, leaseBytes+grantBytes*int64(keys)) }
+
+// Unleased gives the bytes of entries back.
+func (h *Session) Unleased(bytes int64) { h.leased.Give(0, bytes) }
 
 // Regions takes the memory of the tables of so many regions.
 func (h *Session) Regions(n int) error { return h.memory.Take(partRegions, regionBytes*int64(n)) }
@@ -120,10 +136,16 @@ func (h *Session) Request() error { return h.memory.Take(partSessions, requestBy
 func (h *Session) RequestOver() { h.memory.Give(partSessions, requestBytes) }
 
 // Descriptor takes a file descriptor that waits for its message.
-func (h *Session) Descriptor() error { return h.descriptors.Take(0, 1) }
+func (h *Session) Descriptor() error { return h.descriptors.Take(partWaiting, 1) }
 
 // DescriptorsGone gives so many back.
-func (h *Session) DescriptorsGone(n int) { h.descriptors.Give(0, int64(n)) }
+func (h *Session) DescriptorsGone(n int) { h.descriptors.Give(partWaiting, int64(n)) }
+
+// Keep says whether the session may keep one more file of a piece open between the steps of a load.
+func (h *Session) Keep() bool { return h.descriptors.Take(partPieces, 1) == nil }
+
+// Gone gives such a file back.
+func (h *Session) Gone() { h.descriptors.Give(partPieces, 1) }
 
 // Room takes room on disk for chunks of a store that waits for a semaphore.
 func (h *Session) Room(bytes int64) error { return h.room.Take(0, bytes) }

@@ -15,6 +15,7 @@ const (
 	leaseBytes     = 512     // and a grant for each key
 	grantBytes     = 16
 	regionBytes    = 160
+	streamBytes    = 768 << 10 // of a stream of events: a batch as changes, as events and on its way
 )
 
 // weigh estimates the memory that a message takes until it is answered, with what is done about it. An element of a list

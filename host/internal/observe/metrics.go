@@ -40,8 +40,8 @@ var counters = []struct {
 		func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadErrors }},
 }
 
-// shared reads a figure of a shared root; it is 0 for others.
-func shared(value func(s *store.SharedStats) float64) func(*store.RootStats) float64 {
+// ofShared reads a figure of a shared root; it is 0 for others.
+func ofShared(value func(s *store.SharedStats) float64) func(*store.RootStats) float64 {
 	return func(r *store.RootStats) float64 {
 		if r.Shared == nil {
 			return 0
@@ -68,27 +68,27 @@ var rootMetrics = rows[store.RootStats]{
 	{"root_orphan_bytes", "Bytes of files that could not be removed; the removal is retried.", gauge,
 		func(r *store.RootStats) float64 { return float64(r.Orphaned) }},
 	{"root_shared_evictor", "1 while this host is the evictor of a shared root.", gauge,
-		shared(func(s *store.SharedStats) float64 { return boolean(s.Evictor) })},
+		ofShared(func(s *store.SharedStats) float64 { return boolean(s.Evictor) })},
 	{"root_shared_peers", "Other hosts of a shared root, including those that have just left.", gauge,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Peers) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Peers) })},
 	{"root_shared_state", "0: joining, nothing is served or stored; 1: admitted, the root is being scanned; 2: active.",
-		gauge, shared(func(s *store.SharedStats) float64 { return float64(s.State) })},
+		gauge, ofShared(func(s *store.SharedStats) float64 { return float64(s.State) })},
 	{"root_shared_credit_bytes", "Bytes that this host may write to a shared root before it needs more credit.", gauge,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Free) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Free) })},
 	{"root_shared_credit_waits_total", "Times that a store found too little credit.", counter,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Refused) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Refused) })},
 	{"root_shared_outstanding_bytes", "Evictor: credit that hosts hold and have not reported as spent.", gauge,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Outside) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Outside) })},
 	{"root_shared_journal_batches", "Batches of pending evictions.", gauge,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Journal) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Journal) })},
 	{"root_shared_poll_seconds", "Time between this host's last two polls of the others.", gauge,
-		shared(func(s *store.SharedStats) float64 { return s.Lag.Seconds() })},
+		ofShared(func(s *store.SharedStats) float64 { return s.Lag.Seconds() })},
 	{"root_shared_removed_total", "Evictor: entries removed.", counter,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Removed) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Removed) })},
 	{"root_shared_vetoes_total", "Evictor: entries spared because a host had them leased.", counter,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Spared) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Spared) })},
 	{"root_shared_given_up_total", "Evictor: hosts declared dead.", counter,
-		shared(func(s *store.SharedStats) float64 { return float64(s.GivenUp) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.GivenUp) })},
 	{"root_compression_least_ratio", "Ratio of page bytes to stored bytes from which on chunks are compressed; +Inf: none is.", gauge,
 		func(r *store.RootStats) float64 { return r.Least }},
 	{"root_entries", "Entries in the index.", gauge, func(r *store.RootStats) float64 { return float64(r.Entries) }},
@@ -207,7 +207,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	collectTransfers(out, c.Engine, c.GPUs)
 	collectCodec(out, c.Store)
 	collectClients(out, c.Server)
-	collectMemory(out, c.Server.Memory(0))
+	collectBudgets(out, c.Server.Budgets(0))
 }
 
 // NewRegistry returns a registry with all metrics of a host, of Go and of the process.

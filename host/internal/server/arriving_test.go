@@ -104,7 +104,7 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 		w.SetReadDeadline(time.Now().Add(boundedWait))
 		_ = w.frame(6, 0, 0, make([]byte, 8)) // PING, whose answer ends what can be read
 		text, err := readUntilPong(w)
-		if err != nil && strings.Contains(text, "memory of messages") && strings.Contains(text, "max_memory") {
+		if err != nil && strings.Contains(text, "memory of connections") && strings.Contains(text, "max_memory") {
 			closed++
 		}
 		w.Close()

@@ -238,7 +238,7 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 	w := r.raw()
 	nonce := w.say(r.greeting()).GetHello().GetNonce()
 	var silent []net.Conn
-	for range 3 * socket.MaxDescriptorConns {
+	for range 3 * r.server.budgets.Passing.Max {
 		c, err := net.Dial("unix", r.socket+proto.DescriptorSuffix)
 		if err != nil {
 			t.Fatal(err)
@@ -255,7 +255,7 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 	if took := time.Since(began); took >= socket.DescriptorTimeout {
 		t.Errorf("a descriptor took %v", took)
 	}
-	for i, c := range silent[:2*socket.MaxDescriptorConns] { // the first ones made room
+	for i, c := range silent[:2*r.server.budgets.Passing.Max] { // the first ones made room
 		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
 			t.Errorf("connection %d is open: %d, %v", i, n, err)
 		}

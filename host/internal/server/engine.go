@@ -22,6 +22,8 @@ type servingEngine struct {
 
 	mu        sync.Mutex
 	leases    map[uint64]*sharedLease
+	byAge     sharedLease // no lease: it is between the youngest and the oldest one
+	early     []uint64    // leases that ended for younger ones, the latest
 	lastLease uint64
 	requests  map[uint32]*request
 	queues    rankQueues

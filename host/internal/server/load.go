@@ -46,7 +46,7 @@ func (x *session) load(j *job, m *proto.Load) error {
 	j.span.Follow(x.server.cfg.Spans, l.span, j.since)
 	spec.Paths = j.span.Paths
 	if m.GetLayers() {
-		spec.Layers = &transfer.Layers{Landed: s.layer}
+		spec.Layers, spec.Files = &transfer.Layers{Landed: s.layer}, x.share
 	}
 	spec.Held = s.timeline.holds()
 	x.server.begin()

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
@@ -71,9 +72,13 @@ func (x *session) answer(answer *lookupAnswer, g *kv.Group, l *sharedLease) erro
 	answer.Fill(lookupHits{
 		Lease: l.pins, Keys: l.keys - l.first, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
 	}, &x.engine.queues)
-	var err error
-	if reply.Lease, err = x.engine.grant(l); err != nil {
+	err := x.server.hold(l)
+	if err == nil {
+		reply.Lease, err = x.engine.grant(l)
+	}
+	if err != nil {
 		l.pins.Release()
+		x.share.Unleased(l.bytes)
 	}
 	return err
 }
@@ -112,11 +117,11 @@ func (x *session) reader() uint64 { return 1 << (x.rank - x.engine.facts.firstRa
 // release is RELEASE.
 func (x *session) release(m *proto.Release) error {
 	l, err := x.engine.peek(m.GetLease())
-	switch err {
-	case nil:
+	switch {
+	case err == nil:
 		x.engine.endLease(l)
 		return nil
-	case errLeaseOver:
+	case errors.Is(err, errLeaseOver):
 		return nil
 	}
 	return faultf(proto.Code_CODE_UNKNOWN, "lease", "%d was never granted", m.GetLease())

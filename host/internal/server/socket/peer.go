@@ -29,6 +29,17 @@ type Peer struct {
 	arriving *arrivals
 }
 
+// Stream takes the memory of a stream of events from the peer's connection. over gives it back.
+func (p Peer) Stream() (over func(), err error) {
+	if p.arriving == nil { // the host itself
+		return func() {}, nil
+	}
+	if err := p.arriving.holder.Stream(); err != nil {
+		return nil, err
+	}
+	return p.arriving.holder.StreamOver, nil
+}
+
 // AuthType makes it a [credentials.AuthInfo].
 func (Peer) AuthType() string { return "unix" }
 
