@@ -25,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
@@ -38,6 +39,9 @@ func serve(t *testing.T, cfg Config) *Server {
 	}
 	if cfg.Status == nil {
 		cfg.Status = func() *proto.StatusResponse { return &proto.StatusResponse{Version: "v7"} }
+	}
+	if cfg.Connections == nil {
+		cfg.Connections = budget.OfHTTP()
 	}
 	cfg.Log = slog.New(slog.DiscardHandler)
 	s, err := Listen(cfg)
