@@ -16,6 +16,7 @@ type Config struct {
 	Holders int      // most of them at a time
 	Least   int64    // that each holder must be able to hold at any time
 	Parts   []string // what holders hold it for
+	Half    bool     // a tenant has at most half of the holders, but for 0, which is the operator
 	First   bool     // a holder that holds nothing may exceed its share: what it needs is larger than shares may be
 	Advice  string   // to a holder that is refused: what it can do
 }
@@ -91,6 +92,9 @@ func (b *Budget) Join(name string, id uint32) (*Holder, error) {
 	case b.active >= b.cfg.Holders:
 		b.refused++
 		return nil, fmt.Errorf("%w: %s: %d, that is the limit", ErrHolders, b.cfg.Of, b.active)
+	case b.cfg.Half && id != 0 && b.tenants[id] != nil && b.tenants[id].holders >= b.cfg.Holders/2:
+		b.refused++
+		return nil, fmt.Errorf("%w: %s: %d of one user, that is the limit", ErrHolders, b.cfg.Of, b.tenants[id].holders)
 	case b.loans > b.common && !b.cfg.First: // then what is set aside for the next holder is not free
 		b.refused++
 		return nil, fmt.Errorf("%w: %s: those that have left hold %d more than can be borrowed", ErrShare, b.cfg.Of, b.loans-b.common)

@@ -250,3 +250,20 @@ func TestDivideAs(t *testing.T) {
 	h.Give(0, held)
 	h.Leave()
 }
+
+// A user's connections leave half of them to others, but for the operator's.
+func TestHalfIsForOthers(t *testing.T) {
+	b, err := New(Config{Of: "connections", Limit: 1000, Holders: 10, Half: true, Parts: []string{"a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		join(t, b, "crowd", 7)
+	}
+	if _, err := b.Join("crowd", 7); !errors.Is(err, ErrHolders) {
+		t.Errorf("a user's sixth of ten: %v, want %v", err, ErrHolders)
+	}
+	for range 5 {
+		join(t, b, "operator", 0)
+	}
+}

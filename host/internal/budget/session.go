@@ -15,6 +15,7 @@ type Session struct {
 	descriptors *Holder
 	room        *Holder
 	leased      *Holder
+	mappings    *Holder
 	namespace   int64 // bytes of it
 
 	mu       sync.Mutex
@@ -36,7 +37,7 @@ func (b *Sessions) New(session uint64) (_ *Session, err error) {
 	for _, j := range []struct {
 		budget *Budget
 		holder **Holder
-	}{{b.Memory, &h.memory}, {b.Descriptors, &h.descriptors}, {b.Room, &h.room}, {b.Leased, &h.leased}} {
+	}{{b.Memory, &h.memory}, {b.Descriptors, &h.descriptors}, {b.Room, &h.room}, {b.Leased, &h.leased}, {b.Mappings, &h.mappings}} {
 		if *j.holder, err = j.budget.Join(name, 0); err != nil {
 			return nil, err
 		}
@@ -59,7 +60,9 @@ func (h *Session) Greeted(session uint64, m *proto.Hello) error {
 	return nil
 }
 
-func (h *Session) holders() []*Holder { return []*Holder{h.memory, h.descriptors, h.room, h.leased} }
+func (h *Session) holders() []*Holder {
+	return []*Holder{h.memory, h.descriptors, h.room, h.leased, h.mappings}
+}
 
 // Leave releases what the session itself holds. What its jobs hold counts until they are over.
 func (h *Session) Leave() {
@@ -146,6 +149,12 @@ func (h *Session) Keep() bool { return h.descriptors.Take(partPieces, 1) == nil 
 
 // Gone gives such a file back.
 func (h *Session) Gone() { h.descriptors.Give(partPieces, 1) }
+
+// Mapping takes a mapping of a client's file.
+func (h *Session) Mapping() error { return h.mappings.Take(0, 1) }
+
+// Unmapped gives it back.
+func (h *Session) Unmapped() { h.mappings.Give(0, 1) }
 
 // Room takes room on disk for chunks of a store that waits for a semaphore.
 func (h *Session) Room(bytes int64) error { return h.room.Take(0, bytes) }

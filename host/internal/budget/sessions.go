@@ -4,7 +4,10 @@ import (
 	"cmp"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +18,7 @@ import (
 type Sessions struct {
 	Memory      *Budget      // bytes
 	Descriptors *Budget      // that wait for a message, or are of pieces between the steps of a load
+	Mappings    *Budget      // of clients' files
 	Room        *Budget      // bytes on disk
 	Leased      *Budget      // bytes of entries that leases hold
 	Arriving    *Budget      // bytes that connections hold and no session, by connection
@@ -48,7 +52,7 @@ func (b *Sessions) Figures(most int) []Figures {
 	memory.Most = append(memory.Most, arriving.Most...)
 	slices.SortStableFunc(memory.Most, func(a, c Share) int { return cmp.Compare(c.Held, a.Held) })
 	memory.Most = memory.Most[:min(most, len(memory.Most))]
-	return []Figures{memory, b.Descriptors.Figures(most), b.Room.Figures(most), b.Leased.Figures(most), b.Passing.Figures(),
+	return []Figures{memory, b.Descriptors.Figures(most), b.Mappings.Figures(most), b.Room.Figures(most), b.Leased.Figures(most), b.Passing.Figures(),
 		b.HTTP.Figures()}
 }
 
@@ -98,7 +102,7 @@ const moreConnections = 64
 func OfArriving(limit int64, sessions int) *Budget {
 	return some(Config{
 		Of: "memory of connections", Limit: limit, Holders: int(min(int64(sessions+moreConnections), openFiles()/8)),
-		Parts:  []string{"arriving", "events"},
+		Half: true, Parts: []string{"arriving", "events"},
 		Advice: "send smaller messages, each one whole, read fewer streams, or ask the operator for more (max_memory)",
 	})
 }
@@ -124,6 +128,21 @@ func OfDescriptors(sessions int) *Budget {
 	return some(Config{
 		Of: "file descriptors", Limit: files, Own: files - files*7/32, Holders: sessions, Parts: []string{"waiting", "pieces"},
 		Advice: "send REGISTER for those that wait, or ask the operator for more (the process's limit of open files)",
+	})
+}
+
+// OfMappings divides half of the mappings that the kernel lets the process have. It cannot live without the others: its own
+// memory takes them.
+func OfMappings(sessions int) *Budget {
+	limit := int64(65530) // the kernel's default
+	if text, err := os.ReadFile("/proc/sys/vm/max_map_count"); err == nil {
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil {
+			limit = n
+		}
+	}
+	return some(Config{
+		Of: "mappings", Limit: limit, Own: limit / 2, Holders: sessions, Parts: []string{"files"},
+		Advice: "share fewer and larger files, or ask the operator for more (vm.max_map_count)",
 	})
 }
 

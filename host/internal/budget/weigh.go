@@ -8,7 +8,7 @@ import (
 
 // Estimates of what is held, in bytes.
 const (
-	sessionBytes   = 320 << 10 // gRPC's buffers, goroutines, queues
+	sessionBytes   = 448 << 10 // gRPC's buffers, goroutines, queues, and keys of a LOOKUP
 	namespaceBytes = 8         // of each byte of a namespace
 	requestBytes   = 256
 	jobBytes       = 1 << 10 // of each chunk of a job: its reservation, task, result

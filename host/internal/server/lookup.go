@@ -9,6 +9,9 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
+// mostScratch is how many keys a session's scratch memory has room for.
+const mostScratch = 4 << 10
+
 // lookup is LOOKUP.
 func (x *session) lookup(message *proto.SessionRequest) error {
 	since, m, span := time.Now(), message.GetLookup(), x.server.cfg.Spans.Begin(message)
@@ -23,6 +26,9 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 	readers, err := x.readers(m.GetReaders())
 	if err != nil {
 		return err
+	}
+	if cap(keys) > mostScratch { // as few have so many, it is not kept for the next one
+		x.keys = nil
 	}
 	reply := newLookupAnswer(message.Id)
 	first := int(m.GetFirst())

@@ -148,6 +148,18 @@ func (c *clientMemory) mapFile(f *os.File) (*mapping, error) {
 		m.users++
 		return m, nil
 	}
+	if err := c.share.Mapping(); err != nil {
+		return nil, err
+	}
+	m, err := c.mapNew(f, id)
+	if err != nil {
+		c.share.Unmapped()
+	}
+	return m, err
+}
+
+// mapNew is mapFile of a file that the session has not mapped yet.
+func (c *clientMemory) mapNew(f *os.File, id fileID) (*mapping, error) {
 	if c.mapped+id.Size > c.limits.SessionArena {
 		return nil, faultf(proto.Code_CODE_LIMIT, "memfd", "%d bytes more, the session has mapped %d of at most %d",
 			id.Size, c.mapped, c.limits.SessionArena)
@@ -195,6 +207,7 @@ func (c *clientMemory) unmapFile(m *mapping) {
 	delete(c.files, m.file)
 	c.mapped -= m.file.Size
 	c.total.Add(-m.file.Size)
+	c.share.Unmapped()
 	if err := unix.Munmap(m.data); err != nil {
 		c.log.Error("cannot unmap client memory", "error", err)
 	}

@@ -10,7 +10,7 @@ func (c *Config) budgets() budget.Sessions {
 	return budget.Sessions{
 		Memory: c.Memory, Arriving: c.Arriving, Descriptors: budget.OfDescriptors(c.Limits.Sessions),
 		Room: budget.OfRoom(c.Capacity, c.Limits.Sessions), Leased: budget.OfLeased(c.Capacity, c.Limits.Sessions),
-		Passing: budget.OfPassing(), HTTP: budget.OfHTTP(),
+		Mappings: budget.OfMappings(c.Limits.Sessions), Passing: budget.OfPassing(), HTTP: budget.OfHTTP(),
 	}
 }
 
