@@ -58,8 +58,7 @@ func TestStoreRoundTrip(t *testing.T) {
 			socket, stop := start(t, roots, append(modules, policytest.Example(t, evict))...)
 			play := func(socket string, limit int) *replay.Report {
 				t.Helper()
-				r, err := replay.Run(t.Context(), replay.Options{Trace: mixed, Socket: socket, Shape: shape,
-					Sessions: 2, Limit: limit})
+				r, err := replay.Run(t.Context(), replay.Options{Trace: mixed, Socket: socket, Shape: shape, Sessions: 2, Limit: limit})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -104,8 +103,7 @@ func miss(t *testing.T, w *sim.Workload, path string, share int) *sim.Result {
 		t.Fatal(err)
 	}
 	defer m.Close(context.Background())
-	r, err := w.Run(t.Context(), m, nil, w.Unique()*share/100, sim.Options{Prefill: sim.DefaultPrefill(),
-		ChunkUnits: 1})
+	r, err := w.Run(t.Context(), m, nil, w.Unique()*share/100, sim.Options{Prefill: sim.DefaultPrefill(), ChunkUnits: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

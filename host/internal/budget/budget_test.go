@@ -9,8 +9,7 @@ import (
 
 func small(t *testing.T) *Budget {
 	t.Helper()
-	b, err := New(Config{Of: "memory", Limit: 1100, Own: 100, Holders: 10, Least: 50, Parts: []string{"a", "b"},
-		Advice: "give some back"})
+	b, err := New(Config{Of: "memory", Limit: 1100, Own: 100, Holders: 10, Least: 50, Parts: []string{"a", "b"}, Advice: "give some back"})
 	if err != nil {
 		t.Fatal(err)
 	}

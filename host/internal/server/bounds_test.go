@@ -20,8 +20,7 @@ func TestBacklogIsBounded(t *testing.T) {
 	until(t, "the store makes room", func() bool { return x.reserving.Len() > 0 })
 	limits := DefaultLimits()
 	for field, m := range map[string]*proto.SessionRequest{
-		"keys": {Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: make([]byte,
-			(limits.KeysPerLookup+1)*32)}}},
+		"keys":   {Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: make([]byte, (limits.KeysPerLookup+1)*32)}}},
 		"chunks": storeOf(limits.ChunksPerJob + 1),
 	} {
 		if e := w.ask(m).GetError(); e.GetCode() != proto.Code_CODE_LIMIT || e.GetField() != field {

@@ -108,14 +108,13 @@ func TestDescriptorAbuse(t *testing.T) {
 		files []*os.File
 		says  string
 	}{
-		"unsealed":   {msg(1), []*os.File{unsealed}, "F_SEAL_SHRINK"},
-		"empty":      {msg(1), []*os.File{empty}, "empty"},
-		"plain file": {msg(1), []*os.File{plain}, "memfd"},
-		"device":     {msg(1), []*os.File{null}, "memfd"},
-		"none":       {msg(1), nil, "0 descriptors"},
-		"two":        {msg(1), []*os.File{good, good}, "2 descriptors"},
-		"many": {msg(1), []*os.File{good, good, good, good, good, good, good, good, good, good, good},
-			"too many"},
+		"unsealed":    {msg(1), []*os.File{unsealed}, "F_SEAL_SHRINK"},
+		"empty":       {msg(1), []*os.File{empty}, "empty"},
+		"plain file":  {msg(1), []*os.File{plain}, "memfd"},
+		"device":      {msg(1), []*os.File{null}, "memfd"},
+		"none":        {msg(1), nil, "0 descriptors"},
+		"two":         {msg(1), []*os.File{good, good}, "2 descriptors"},
+		"many":        {msg(1), []*os.File{good, good, good, good, good, good, good, good, good, good, good}, "too many"},
 		"wrong nonce": {proto.AppendDescriptor(nil, make([]byte, proto.NonceBytes), 1), []*os.File{good}, "no session"},
 		"short":       {msg(1)[:20], []*os.File{good}, "EOF"},
 	} {
@@ -153,8 +152,7 @@ func TestDescriptorAbuse(t *testing.T) {
 		}
 	}
 	w.conn.Close()
-	until(t, "the session's descriptors are closed",
-		func() bool { return r.server.Stats().Sessions == 0 && open(t) <= before })
+	until(t, "the session's descriptors are closed", func() bool { return r.server.Stats().Sessions == 0 && open(t) <= before })
 	if text, _ := r.pass(msg(1), good); !strings.Contains(text, "no session") {
 		t.Errorf("after the end: %q", text)
 	}
@@ -180,25 +178,21 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 		planes []client.PlaneRegion
 		field  string
 	}{
-		"group":        {9, []client.PlaneRegion{ok}, "group"},
-		"few planes":   {0, []client.PlaneRegion{ok}, "regions"},
-		"many planes":  {0, []client.PlaneRegion{ok, ok, ok, ok, ok}, "regions"},
-		"no blocks":    {0, with(func(p *client.PlaneRegion) { p.Blocks = 0 }), "regions[2].blocks"},
-		"other blocks": {0, with(func(p *client.PlaneRegion) { p.Blocks = 5 }), "regions[2].blocks"},
-		"small stride": {0, with(func(p *client.PlaneRegion) { p.Stride = pageBytes - 1 }), "regions[2].stride"},
-		"huge stride":  {0, with(func(p *client.PlaneRegion) { p.Stride = math.MaxInt64 }), "regions[2].stride"},
-		"offset":       {0, with(func(p *client.PlaneRegion) { p.Offset = size + 1 }), "regions[2].offset"},
-		"huge offset":  {0, with(func(p *client.PlaneRegion) { p.Offset = math.MaxInt64 }), "regions[2].offset"},
-		"last page": {0, with(func(p *client.PlaneRegion) { p.Offset = size - 4*pageBytes + 1 }),
-			"regions[2].blocks"},
-		"no page": {0, with(func(p *client.PlaneRegion) { p.Offset = size }), "regions[2].blocks"},
-		"blocks": {0, with(func(p *client.PlaneRegion) { p.Blocks = math.MaxUint32 - 1 }),
-			"regions[2].blocks"},
-		"the most": {0, with(func(p *client.PlaneRegion) { p.Blocks = math.MaxUint32 }), "regions[2].blocks"},
-		"overflow": {0, with(func(p *client.PlaneRegion) { p.Stride, p.Blocks = size, math.MaxUint32-1 }),
-			"regions[2].blocks"},
-		"one too far": {0, with(func(p *client.PlaneRegion) { p.Stride = size/3 - 1; p.Offset = pageBytes }),
-			"regions[2].blocks"},
+		"group":            {9, []client.PlaneRegion{ok}, "group"},
+		"few planes":       {0, []client.PlaneRegion{ok}, "regions"},
+		"many planes":      {0, []client.PlaneRegion{ok, ok, ok, ok, ok}, "regions"},
+		"no blocks":        {0, with(func(p *client.PlaneRegion) { p.Blocks = 0 }), "regions[2].blocks"},
+		"other blocks":     {0, with(func(p *client.PlaneRegion) { p.Blocks = 5 }), "regions[2].blocks"},
+		"small stride":     {0, with(func(p *client.PlaneRegion) { p.Stride = pageBytes - 1 }), "regions[2].stride"},
+		"huge stride":      {0, with(func(p *client.PlaneRegion) { p.Stride = math.MaxInt64 }), "regions[2].stride"},
+		"offset":           {0, with(func(p *client.PlaneRegion) { p.Offset = size + 1 }), "regions[2].offset"},
+		"huge offset":      {0, with(func(p *client.PlaneRegion) { p.Offset = math.MaxInt64 }), "regions[2].offset"},
+		"last page":        {0, with(func(p *client.PlaneRegion) { p.Offset = size - 4*pageBytes + 1 }), "regions[2].blocks"},
+		"no page":          {0, with(func(p *client.PlaneRegion) { p.Offset = size }), "regions[2].blocks"},
+		"blocks":           {0, with(func(p *client.PlaneRegion) { p.Blocks = math.MaxUint32 - 1 }), "regions[2].blocks"},
+		"the most":         {0, with(func(p *client.PlaneRegion) { p.Blocks = math.MaxUint32 }), "regions[2].blocks"},
+		"overflow":         {0, with(func(p *client.PlaneRegion) { p.Stride, p.Blocks = size, math.MaxUint32-1 }), "regions[2].blocks"},
+		"one too far":      {0, with(func(p *client.PlaneRegion) { p.Stride = size/3 - 1; p.Offset = pageBytes }), "regions[2].blocks"},
 		"group 5, too few": {5, nil, "regions"},
 	} {
 		_, err := p.Register(t.Context(), c.group, p.arena, c.planes)

@@ -147,8 +147,7 @@ type talk struct {
 }
 
 func newTalk(t testing.TB, s *Server, hello *proto.SessionRequest) *talk {
-	w := &talk{t: t, in: make(chan *proto.SessionRequest), out: make(chan *proto.SessionResponse, 1024),
-		end: make(chan error, 1)}
+	w := &talk{t: t, in: make(chan *proto.SessionRequest), out: make(chan *proto.SessionResponse, 1024), end: make(chan error, 1)}
 	st := &fakeStream{ctx: t.Context(), in: w.in, seen: func(m *proto.SessionResponse) { w.out <- m }}
 	go func() { w.end <- s.serve(st) }()
 	if a := w.ask(hello); a.GetHello() == nil {

@@ -23,9 +23,8 @@ func TestHelloIsRefusedByField(t *testing.T) {
 		is     error
 		says   []string
 	}{
-		"local ranks": {func(h *client.Hello) { h.LocalRanks = 4 }, client.ErrDisagreement,
-			[]string{"local_ranks", `"4"`, `"2"`}},
-		"node": {func(h *client.Hello) { h.Rank = 2 }, client.ErrDisagreement, []string{"rank", "2", "0"}},
+		"local ranks": {func(h *client.Hello) { h.LocalRanks = 4 }, client.ErrDisagreement, []string{"local_ranks", `"4"`, `"2"`}},
+		"node":        {func(h *client.Hello) { h.Rank = 2 }, client.ErrDisagreement, []string{"rank", "2", "0"}},
 		"model": {func(h *client.Hello) { h.Namespace.Model = "other" }, client.ErrDisagreement,
 			[]string{"namespace", "model", `"other"`, `"test"`}},
 		"replicated": {func(h *client.Hello) { h.Namespace.Replicated = true }, client.ErrDisagreement,
@@ -34,9 +33,8 @@ func TestHelloIsRefusedByField(t *testing.T) {
 			[]string{"group.0", "blocks=3", "blocks=2"}},
 		"pin": {func(h *client.Hello) { h.Engine, h.Namespace.DType = "f", "fp8" }, client.ErrDisagreement,
 			[]string{"dtype", `"fp8"`, `"bf16"`}},
-		"rank": {func(h *client.Hello) { h.Rank = 4 }, client.ErrInvalid, []string{"rank", "4"}},
-		"too many": {func(h *client.Hello) { h.LocalRanks = 3; h.Rank = 3 }, client.ErrInvalid,
-			[]string{"local_ranks", "3"}},
+		"rank":      {func(h *client.Hello) { h.Rank = 4 }, client.ErrInvalid, []string{"rank", "4"}},
+		"too many":  {func(h *client.Hello) { h.LocalRanks = 3; h.Rank = 3 }, client.ErrInvalid, []string{"local_ranks", "3"}},
 		"no engine": {func(h *client.Hello) { h.Engine = "" }, client.ErrInvalid, []string{"engine"}},
 		"role":      {func(h *client.Hello) { h.Role = "a\nb" }, client.ErrInvalid, []string{"role"}},
 	} {

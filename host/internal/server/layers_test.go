@@ -21,8 +21,7 @@ func TestLayersOfAChunkThatFails(t *testing.T) {
 		list = append(list, client.LoadChunk{Index: i, Blocks: blocks(i)})
 	}
 	var told [][]int
-	job, err := p.Load(t.Context(), l, list,
-		client.LoadOptions{Layers: func(_ uint32, failed []int) { told = append(told, failed) }})
+	job, err := p.Load(t.Context(), l, list, client.LoadOptions{Layers: func(_ uint32, failed []int) { told = append(told, failed) }})
 	if err != nil {
 		t.Fatal(err)
 	}

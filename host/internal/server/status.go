@@ -95,8 +95,7 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Stats{Sessions: len(s.sessions), Engines: len(s.engines), Jobs: int(s.jobs.Load()),
-		ArenaBytes: s.mapped.Load()}
+	st := Stats{Sessions: len(s.sessions), Engines: len(s.engines), Jobs: int(s.jobs.Load()), ArenaBytes: s.mapped.Load()}
 	for _, e := range s.engines {
 		e.mu.Lock()
 		st.Leases += len(e.leases)

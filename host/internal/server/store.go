@@ -184,8 +184,7 @@ func (s *storing) refused(i int, err error) {
 
 func (s *storing) read(o transfer.Outcome) {
 	s.timeline.over(len(o.Failed)+len(s.failures) > 0)
-	s.job.session.reply(&proto.SessionResponse{Id: s.job.id,
-		Body: &proto.SessionResponse_StoreRead{StoreRead: &proto.StoreRead{}}})
+	s.job.session.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_StoreRead{StoreRead: &proto.StoreRead{}}})
 	s.job.session.server.latencies.Observe(AnswerStoreRead, s.job.since)
 	s.job.span.Read = time.Now()
 }

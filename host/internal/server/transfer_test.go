@@ -383,8 +383,7 @@ func TestDamageFailsItsBlocksOnly(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 3)
-	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", When: faultfs.When{Nth: 1},
-		Fault: faultfs.Fault{Errno: 5}})
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", When: faultfs.When{Nth: 1}, Fault: faultfs.Fault{Errno: 5}})
 	res := p.loaded(p.loads(p.look(3), 3))
 	if len(res.Failed) != 2 || res.Failed[0].Chunk != res.Failed[1].Chunk {
 		t.Fatalf("load of a damaged chunk: got %+v, want its two blocks to fail", res)
