@@ -157,30 +157,3 @@ func TestPagesDiffer(t *testing.T) {
 		t.Errorf("%.3f of the bits are set", share)
 	}
 }
-
-func BenchmarkFill(b *testing.B) {
-	for _, dtype := range dtypes {
-		b.Run(dtype, func(b *testing.B) {
-			page, content := make([]byte, 16<<10), of(b, dtype)
-			b.SetBytes(int64(len(page)))
-			for b.Loop() {
-				content.Fill(page, 1)
-			}
-		})
-	}
-}
-
-func BenchmarkMismatches(b *testing.B) {
-	for _, dtype := range dtypes {
-		b.Run(dtype, func(b *testing.B) {
-			page, content := make([]byte, 16<<10), of(b, dtype)
-			content.Fill(page, 1)
-			b.SetBytes(int64(len(page)))
-			for b.Loop() {
-				if content.Mismatches(page, 1) != 0 {
-					b.Fatal("mismatch")
-				}
-			}
-		})
-	}
-}

@@ -87,7 +87,7 @@ func open(t *testing.T) int {
 func TestDescriptorAbuse(t *testing.T) {
 	r := newRig(t, func(c *Config, _ *store.Config) { c.Limits.Descriptors = 3 })
 	w := r.raw()
-	nonce := w.say(r.greeting()).GetHello().GetNonce()
+	nonce := w.say(greeting("e")).GetHello().GetNonce()
 	good := memfd(t, 1<<20, unix.F_SEAL_SHRINK)
 	unsealed := memfd(t, 1<<20, unix.F_SEAL_GROW)
 	empty := memfd(t, 0, unix.F_SEAL_SHRINK)
@@ -230,7 +230,7 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 func TestSilentConnectionsDelayNobody(t *testing.T) {
 	r := newRig(t, nil)
 	w := r.raw()
-	nonce := w.say(r.greeting()).GetHello().GetNonce()
+	nonce := w.say(greeting("e")).GetHello().GetNonce()
 	var silent []net.Conn
 	for range 3 * r.server.budgets.Passing.Max {
 		c, err := net.Dial("unix", r.socket+proto.DescriptorSuffix)

@@ -69,16 +69,6 @@ func TestDiscardDuringLoad(t *testing.T) {
 	p.discards([]int{0}, client.Removed)
 }
 
-// Neither another tenant nor a session of another namespace removes an entry.
-func TestDiscardOfOthers(t *testing.T) {
-	r := newRig(t, nil)
-	p := r.dial(nil)
-	p.save(0, 1)
-	r.dial(func(h *client.Hello) { h.Engine, h.Tenant = "tenant", 7 }).discards([]int{0}, client.OtherTenant)
-	r.dial(func(h *client.Hello) { h.Engine, h.Namespace.Model = "other", "other" }).discards([]int{0}, client.Absent)
-	p.check(1)
-}
-
 func TestDiscardOfNothingIsRefused(t *testing.T) {
 	r := newRig(t, func(c *Config, _ *store.Config) { c.Limits.KeysPerLookup = 4 })
 	p := r.dial(nil)

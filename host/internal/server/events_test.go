@@ -60,13 +60,7 @@ func (r *reader) until(what string, holds func() bool) {
 
 // A reader starts with what is there, hears what comes and goes, and resumes where it was.
 func TestEvents(t *testing.T) {
-	var piece int64
-	{
-		r := newRig(t, nil)
-		r.dial(nil).save(0, 1)
-		piece = r.store.Stats().Roots[0].Used
-	}
-	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = 3*piece + piece/2 })
+	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = 3*pieceBytes + pieceBytes/2 })
 	p := r.dial(nil)
 	p.save(0, 2)
 	first, stop := p.reads(client.Position{}, false)

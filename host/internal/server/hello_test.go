@@ -101,17 +101,10 @@ func (w *raw) say(m *proto.SessionRequest) *proto.SessionResponse {
 	return a
 }
 
-func (r *rig) greeting() *proto.SessionRequest {
-	ns := testNamespace()
-	return &proto.SessionRequest{Body: &proto.SessionRequest_Hello{Hello: &proto.Hello{
-		Protocol: proto.Protocol, Engine: "e", LocalRanks: 1, Namespace: proto.FromNamespace(&ns),
-	}}}
-}
-
 func TestFirstMessageIsHello(t *testing.T) {
 	r := newRig(t, nil)
 	other := r.dial(nil)
-	bad := r.greeting()
+	bad := greeting("e")
 	bad.GetHello().Protocol = 99
 	for name, m := range map[string]*proto.SessionRequest{
 		"lookup":      {Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{}}},

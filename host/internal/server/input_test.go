@@ -15,7 +15,7 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 	p := r.dial(nil)
 	p.save(0, 2)
 	w := r.raw()
-	w.say(r.greeting())
+	w.say(greeting("e"))
 	lookup := func(m *proto.Lookup) *proto.SessionRequest {
 		return &proto.SessionRequest{Body: &proto.SessionRequest_Lookup{Lookup: m}}
 	}
@@ -35,7 +35,7 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 	}{
 		"no body":                    {&proto.SessionRequest{}, proto.Code_CODE_INVALID, "body"},
 		"id again":                   {&proto.SessionRequest{Id: 1, Body: &proto.SessionRequest_Ping{}}, proto.Code_CODE_INVALID, "id"},
-		"second hello":               {r.greeting(), proto.Code_CODE_INVALID, "hello"},
+		"second hello":               {greeting("e"), proto.Code_CODE_INVALID, "hello"},
 		"lookup group":               {lookup(&proto.Lookup{Group: 4}), proto.Code_CODE_UNKNOWN, "group"},
 		"key length":                 {lookup(&proto.Lookup{Keys: packed[:63]}), proto.Code_CODE_INVALID, "keys"},
 		"zero key":                   {lookup(&proto.Lookup{Keys: make([]byte, 32)}), proto.Code_CODE_INVALID, "keys"},

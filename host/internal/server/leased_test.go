@@ -14,14 +14,8 @@ import (
 // loads say why; another tenant's lease stays.
 func TestLeasesLeaveRoom(t *testing.T) {
 	const chunks, fresh = 16, 4
-	var piece int64
-	{
-		r := newRig(t, nil)
-		r.dial(nil).save(0, 1)
-		piece = r.store.Stats().Roots[0].Used
-	}
 	r := newRig(t, func(c *Config, s *store.Config) {
-		s.Roots[0].Capacity = chunks*piece + piece/2
+		s.Roots[0].Capacity = chunks*pieceBytes + pieceBytes/2
 		c.Capacity, c.Limits.Sessions = s.Roots[0].Capacity, 8
 	})
 	greedy := r.dial(func(h *client.Hello) { h.Engine, h.Tenant = "greedy", 1 })

@@ -125,23 +125,6 @@ func TestPrefetch(t *testing.T) {
 	}
 }
 
-// TestLoadPassesItsPrefetch: while a copy hangs a load takes the chunks where they are, and the copies end with it.
-func TestLoadPassesItsPrefetch(t *testing.T) {
-	r, p := levels(t, 0)
-	r.faults.Set(faultfs.MustRules("read ** 1st: hang")...)
-	l := p.prefetch(farChunks)
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
-	p.loadAll(l)
-	r.faults.Release()
-	r.settle()
-	r.prefetches(0, farChunks, 0, 0, 0)
-	if near, far := r.loadedFrom(); near != 0 || far != farChunks*pieceBytes {
-		t.Errorf("%d bytes were loaded from memory, %d from the directory", near, far)
-	}
-}
-
 // TestPrefetchEnds: copies end with RELEASE, and with the session.
 func TestPrefetchEnds(t *testing.T) {
 	for name, end := range map[string]func(p *peer, l *client.Lookup) error{
@@ -164,40 +147,4 @@ func TestPrefetchEnds(t *testing.T) {
 			r.prefetches(0, farChunks, 0, 0, 0)
 		})
 	}
-}
-
-// TestPrefetchIsShed: what may not wait is shed, and loaded from where it is.
-func TestPrefetchIsShed(t *testing.T) {
-	r, p := levels(t, pieceBytes)
-	r.faults.Set(faultfs.MustRules("read ** 1st: hang")...)
-	l := p.prefetch(1)
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
-	shed := p.prefetch(farChunks)
-	r.prefetches(0, 0, farChunks-2, 0, 0) // the first is on its way, the second may wait
-	r.faults.Release()
-	r.settle()
-	m := r.store.Stats().Levels[0].Moves[moves.Prefetch]
-	if m.Done < 1 || m.Done+m.Shed != farChunks { // the second may give way to what leaves memory
-		t.Errorf("%d copies were made and %d shed", m.Done, m.Shed)
-	}
-	p.loadAll(shed)
-	if near, far := r.loadedFrom(); near != m.Done*pieceBytes || far != m.Shed*pieceBytes {
-		t.Errorf("%d bytes were loaded from memory, %d from the directory", near, far)
-	}
-	if err := l.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestPrefetchFails: a copy that cannot be read costs its load nothing.
-func TestPrefetchFails(t *testing.T) {
-	r, p := levels(t, 0)
-	r.faults.Set(faultfs.MustRules("read ** 1st: eio")...)
-	l := p.prefetch(farChunks)
-	r.settle()
-	r.prefetches(farChunks-1, 0, 0, 1, 0)
-	p.loadAll(l)
-	r.prefetches(farChunks-1, 0, 0, 1, farChunks-1)
 }

@@ -12,13 +12,7 @@ import (
 
 // fullRig is a host whose store holds three chunks of p and is full, and whose disk hangs when a victim is to go.
 func fullRig(t *testing.T) (*rig, *peer) {
-	var piece int64
-	{
-		r := newRig(t, nil)
-		r.dial(nil).save(0, 1)
-		piece = r.store.Stats().Roots[0].Used
-	}
-	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = 3*piece + piece/2 })
+	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = 3*pieceBytes + pieceBytes/2 })
 	p := r.dial(nil)
 	p.save(0, 3)
 	r.faults.Set(faultfs.Rule{Op: staging.OpRename | staging.OpRemove, Path: "*", Fault: faultfs.Fault{Hang: true}})
