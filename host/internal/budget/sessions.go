@@ -30,14 +30,16 @@ type Sessions struct {
 
 // Refused logs for the operator who holds most, once a second at most: a client learns its own figures only.
 func (b *Sessions) Refused(log *slog.Logger, err error) {
-	if f := b.Memory.Figures(3); b.says() {
+	if b.says() {
+		f := b.Memory.Figures(3)
 		log.Warn("message refused: the session's share is used up", "error", err, "held", f.Held, "sessions", f.Holders, "most", f.Most)
 	}
 }
 
 // Closed logs that a connection was closed because of what arrived on it, as Refused does.
 func (b *Sessions) Closed(log *slog.Logger, err error) {
-	if f := b.Arriving.Figures(3); b.says() {
+	if b.says() {
+		f := b.Arriving.Figures(3)
 		log.Warn("connection closed: more arrives than its share", "error", err, "held", f.Held, "connections", f.Holders, "most", f.Most)
 	}
 }

@@ -12,7 +12,6 @@ const (
 	namespaceBytes = 8         // of each byte of a namespace
 	requestBytes   = 256
 	jobBytes       = 1 << 10 // of each chunk of a job: its reservation, task, result
-	leaseBytes     = 512     // and a grant for each key
 	grantBytes     = 16
 	regionBytes    = 160
 	streamBytes    = 768 << 10 // of a stream of events: a batch as changes, as events and on its way

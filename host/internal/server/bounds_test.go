@@ -18,16 +18,15 @@ func TestBacklogIsBounded(t *testing.T) {
 	discard := proto.PackKeys(keys(1), 32)
 	w.say(&proto.SessionRequest{Body: &proto.SessionRequest_Discard{Discard: &proto.Discard{Keys: discard}}})
 	until(t, "the store makes room", func() bool { return x.reserving.Len() > 0 })
-	limits := DefaultLimits()
 	for field, m := range map[string]*proto.SessionRequest{
-		"keys":   {Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: make([]byte, (limits.KeysPerLookup+1)*32)}}},
-		"chunks": storeOf(limits.ChunksPerJob + 1),
+		"keys":   {Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: make([]byte, (defaultKeys+1)*32)}}},
+		"chunks": storeOf(defaultChunks + 1),
 	} {
 		if e := w.ask(m).GetError(); e.GetCode() != proto.Code_CODE_LIMIT || e.GetField() != field {
 			t.Errorf("message above the limit of %s: got %v", field, e)
 		}
 	}
-	packed := proto.PackKeys(keys(limits.KeysPerLookup), 32)
+	packed := proto.PackKeys(keys(defaultKeys), 32)
 	var last uint64
 	waits := 0
 	const may = 16 << 20 // a quarter of the memory is set aside for it, and it borrows a quarter of the other half

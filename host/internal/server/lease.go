@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/spans"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -33,9 +34,12 @@ type sharedLease struct {
 // release gives back the pins of a lease that was granted, and its memory.
 func (l *sharedLease) release() {
 	l.pins.Release()
-	l.owner.share.LeaseOver(l.keys - l.first)
-	l.owner.share.Unleased(l.bytes)
+	l.owner.share.Give(budget.Grants, l.grants())
+	l.owner.share.Give(budget.Entries, l.bytes)
 }
+
+// grants are the memory that the lease takes.
+func (l *sharedLease) grants() int64 { return int64(l.keys-l.first) + budget.PerLease }
 
 // hold takes a lease's entries from its session's share. Where they are scarce and the share is used up, as many bytes of older
 // leases of the tenant end: else leases that are not loaded could keep a root from storing anything.
@@ -99,7 +103,7 @@ func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	if limit := l.owner.cfg.Limits.Leases; l.owner.granted.leases >= limit {
 		return 0, faultf(proto.Code_CODE_LIMIT, "lease", "%d leases of this session are not over", limit)
 	}
-	if err := l.owner.share.Lease(l.keys - l.first); err != nil {
+	if err := l.owner.share.Take(budget.Grants, l.grants()); err != nil {
 		return 0, err
 	}
 	e.lastLease++

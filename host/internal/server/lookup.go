@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
@@ -84,7 +85,7 @@ func (x *session) answer(answer *lookupAnswer, g *kv.Group, l *sharedLease) erro
 	}
 	if err != nil {
 		l.pins.Release()
-		x.share.Unleased(l.bytes)
+		x.share.Give(budget.Entries, l.bytes)
 	}
 	return err
 }
