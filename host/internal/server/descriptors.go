@@ -12,7 +12,9 @@ import (
 
 // giveDescriptor gives a descriptor that came on the descriptor socket to its session.
 func (s *Server) giveDescriptor(p socket.Peer, nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error {
-	x := s.byNonce(nonce)
+	s.mu.Lock()
+	x := s.sessions[nonce]
+	s.mu.Unlock()
 	if x == nil || x.memory.uid != p.UID {
 		return errors.New("the nonce names no session of this user")
 	}

@@ -75,7 +75,7 @@ func (s *Server) welcome(x *session) *proto.HelloReply {
 		Nonce:           x.nonce[:],
 		KeyBytes:        uint32(x.ns.KeyBytes),
 		LeaseTime:       durationpb.New(x.cfg.LeaseTTL),
-		Descriptors:     s.descriptorPath(),
+		Descriptors:     s.path + proto.DescriptorSuffix,
 		NamespaceDigest: digest[:],
 		Session:         x.number,
 		Levels:          uint32(s.cfg.Levels),

@@ -165,8 +165,8 @@ func (s *loading) complete(o transfer.Outcome) {
 	x.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_LoadDone{LoadDone: reply}})
 	x.server.latencies.Observe(AnswerLoad, s.job.since)
 	profile := x.profile.Load()
-	profile.Loaded(reply.Bytes)
-	s.job.span.Load(profile.Attributes(), s.job.message.GetLoad(), reply)
+	profile.usage.LoadedBytes.Add(reply.Bytes)
+	s.job.span.Load(profile.spans, s.job.message.GetLoad(), reply)
 }
 
 // wanted drops the holes.

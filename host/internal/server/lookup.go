@@ -55,8 +55,9 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 	x.reply(&reply.Message)
 	x.server.latencies.Observe(AnswerLookup, since)
 	asked, profile := len(keys)-min(first, len(keys)), x.profile.Load()
-	profile.LookedUp(asked, int(reply.Reply.Hits))
-	span.Lookup(profile.Attributes(), m, asked, &reply.Reply)
+	profile.usage.Keys.Add(uint64(asked))
+	profile.usage.Hits.Add(uint64(reply.Reply.Hits))
+	span.Lookup(profile.spans, m, asked, &reply.Reply)
 	return nil
 }
 

@@ -244,19 +244,6 @@ func (s *Server) dismiss(x *session) {
 	}
 }
 
-// byNonce finds a descriptor's session.
-func (s *Server) byNonce(nonce [proto.NonceBytes]byte) *session {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sessions[nonce]
-}
-
-func (s *Server) descriptorPath() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.path + proto.DescriptorSuffix
-}
-
 // nextRequest returns the store's next request number, which is never 0.
 func (s *Server) nextRequest() uint32 {
 	for {

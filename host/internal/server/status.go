@@ -56,7 +56,7 @@ func (s *Server) listSessions() (list []*proto.SessionStatus) {
 	s.mu.Lock()
 	sessions := make([]*session, 0, len(s.sessions))
 	for _, x := range s.sessions {
-		if x.profile.Load() != nil {
+		if x.profile.Load().status != nil {
 			sessions = append(sessions, x)
 		}
 	}

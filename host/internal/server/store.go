@@ -209,8 +209,8 @@ func (s *storing) published(o transfer.Outcome) {
 	x.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_StorePublished{StorePublished: reply}})
 	x.server.latencies.Observe(AnswerStorePublished, s.job.since)
 	profile := x.profile.Load()
-	profile.Stored(reply.Bytes)
-	s.job.span.Store(profile.Attributes(), s.job.message.GetStore(), reply)
+	profile.usage.StoredBytes.Add(reply.Bytes)
+	s.job.span.Store(profile.spans, s.job.message.GetStore(), reply)
 	if s.counted {
 		x.server.finish()
 	}
