@@ -16,7 +16,6 @@ import (
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/hosttest"
 )
 
 // compressionLog keeps the lines that tell of the choice.
@@ -85,20 +84,8 @@ func TestCompressionIsChosen(t *testing.T) {
 	}
 	var log compressionLog
 	random := rand.New(rand.NewPCG(5, 6))
-	session := func() (h *host.Host, two []*compressionRank, stop func()) {
-		h, end := hosttest.StartWith(t, host.Config{Config: c, Version: "test", Log: slog.New(slog.NewTextHandler(&log, nil)),
-			Speeds: speeds})
-		for rank := range ranks {
-			two = append(two, dialRank(t, h, "m", rank))
-		}
-		return h, two, func() {
-			for _, r := range two {
-				r.Close()
-			}
-			end()
-		}
-	}
-	h, two, stop := session()
+	cfg := host.Config{Config: c, Version: "test", Log: slog.New(slog.NewTextHandler(&log, nil)), Speeds: speeds}
+	h, two, stop := twoRanks(t, cfg)
 	const pages, least = `kvhost_codec_page_bytes_total{direction="store",model="m"}`, "kvhost_root_compression_least_ratio"
 	stored := 0
 	store := func() {
@@ -173,7 +160,7 @@ func TestCompressionIsChosen(t *testing.T) {
 	}
 	stop()
 
-	_, two, stop = session()
+	_, two, stop = twoRanks(t, cfg)
 	defer stop()
 	loadAll()
 	if got := pieceVersions(t, root); got[1] == 0 || got[2] == 0 || got[1]+got[2] != stored*ranks {

@@ -46,6 +46,20 @@ func dialRank(t *testing.T, h *host.Host, model string, rank int) *compressionRa
 	return &compressionRank{hosttest.Dial(t, hello, arenaBlocks, pageStride-pageBytes, 0), t, rank}
 }
 
+// twoRanks starts a host with both ranks of an engine, until stop ends them.
+func twoRanks(t *testing.T, c host.Config) (h *host.Host, two []*compressionRank, stop func()) {
+	h, end := hosttest.StartWith(t, c)
+	for rank := range ranks {
+		two = append(two, dialRank(t, h, "m", rank))
+	}
+	return h, two, func() {
+		for _, r := range two {
+			r.Close()
+		}
+		end()
+	}
+}
+
 // values is what a page holds: a normal distribution's values in bf16, which follow from where they belong.
 func values(n, rank, plane, block int) []byte {
 	page, key := make([]byte, pageBytes), compressionKey(n)
@@ -168,18 +182,6 @@ func TestCompressionEndToEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	session := func() (h *host.Host, two []*compressionRank, stop func()) {
-		h, end := hosttest.Start(t, c)
-		for rank := range ranks {
-			two = append(two, dialRank(t, h, "m", rank))
-		}
-		return h, two, func() {
-			for _, r := range two {
-				r.Close()
-			}
-			end()
-		}
-	}
 	const chunks = 48
 	// loadAll loads what is there of all chunks, and says how many are.
 	loadAll := func(two []*compressionRank) (there int) {
@@ -195,7 +197,7 @@ func TestCompressionEndToEnd(t *testing.T) {
 		return there
 	}
 
-	h, two, stop := session()
+	h, two, stop := twoRanks(t, host.Config{Config: c})
 	for n := range chunks {
 		for _, r := range two {
 			r.store(n, random)
@@ -223,14 +225,14 @@ func TestCompressionEndToEnd(t *testing.T) {
 	}
 	stop()
 
-	_, two, stop = session()
+	_, two, stop = twoRanks(t, host.Config{Config: c})
 	if got := loadAll(two); got != there {
 		t.Errorf("%d chunks after a restart, there were %d", got, there)
 	}
 	stop()
 
 	c.Store.Compression = config.CompressionOff
-	h, two, stop = session()
+	h, two, stop = twoRanks(t, host.Config{Config: c})
 	defer stop()
 	if got := loadAll(two); got != there {
 		t.Errorf("%d chunks with compression off, there were %d", got, there)
@@ -315,9 +317,8 @@ func TestMemoryBeforeACompressedDisk(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	const chunks = 16
 	for run := range 2 {
-		h, stop := hosttest.Start(t, c)
-		for rank := range ranks {
-			r := dialRank(t, h, "m", rank)
+		h, two, stop := twoRanks(t, host.Config{Config: c})
+		for rank, r := range two {
 			for n := range chunks {
 				if run == 0 {
 					r.store(n, random)
@@ -325,7 +326,6 @@ func TestMemoryBeforeACompressedDisk(t *testing.T) {
 					t.Errorf("chunk %d is gone", n)
 				}
 			}
-			r.Close()
 		}
 		if run == 1 {
 			if used := diskUsage(t, disk); used == 0 || used > chunks*chunkBytes*3/4 {

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -23,47 +23,22 @@ func TestMemoryRoots(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	var keys []kv.Key
-	for i := range 4 {
-		keys = append(keys, kv.Key{byte(i + 1), 2, 3})
-	}
-	page := func(chunk, plane, block int) []byte {
-		return bytes.Repeat([]byte(fmt.Sprintf("%d %d %d|", chunk, plane, block)), 8192/6)
-	}
+	random := rand.New(rand.NewPCG(7, 8))
+	const chunks = 4
 	for run := range 2 {
-		h, stop := hosttest.Start(t, c)
-		s := dial(t, h)
-		if n := s.Find(keys...).Hits(); n != 0 {
-			t.Fatalf("run %d: %d hits of a new host", run, n)
-		}
-		var chunks []client.StoreChunk
-		var loads []client.LoadChunk
-		for i, key := range keys {
-			chunks = append(chunks, client.StoreChunk{Key: key, Blocks: []uint32{uint32(2 * i), uint32(2*i + 1)}})
-			loads = append(loads, client.LoadChunk{Index: i, Blocks: []uint32{uint32(7 - 2*i), uint32(6 - 2*i)}})
-			for plane := range 2 {
-				for block := range 2 {
-					copy(s.Page(plane, 2*i+block), page(i, plane, block))
+		h, two, stop := twoRanks(t, host.Config{Config: c})
+		for n := range chunks {
+			for rank, r := range two {
+				if rank == 0 && r.Find(compressionKey(n)).Hits() != 0 {
+					t.Errorf("run %d: a new host has chunk %d, want none", run, n)
 				}
+				r.store(n, random)
 			}
 		}
-		if r := s.Put(chunks...); r.Bytes != int64(len(keys)*4*8192) {
-			t.Fatalf("published %+v, want %d chunks", r, len(keys))
-		}
-		s.Poison()
-		l := s.Find(keys...)
-		if l.Hits() != len(keys) {
-			t.Fatalf("%d hits, want %d", l.Hits(), len(keys))
-		}
-		if r := s.Get(l, client.LoadOptions{}, loads...); len(r.Failed) > 0 {
-			t.Fatalf("load %+v, want no failed block", r)
-		}
-		for i := range keys {
-			for plane := range 2 {
-				for block := range 2 {
-					if want := page(i, plane, block); !bytes.HasPrefix(s.Page(plane, 7-2*i-block), want) {
-						t.Errorf("chunk %d plane %d block %d differs", i, plane, block)
-					}
+		for n := range chunks {
+			for rank, r := range two {
+				if !r.load(n, n%2 == rank, random) {
+					t.Errorf("run %d: chunk %d is gone", run, n)
 				}
 			}
 		}
@@ -79,7 +54,6 @@ func TestMemoryRoots(t *testing.T) {
 		if strings.Contains(metrics, `route="staged"} 1`) {
 			t.Error("a piece was staged")
 		}
-		s.Close()
 		stop()
 	}
 }

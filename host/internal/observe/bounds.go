@@ -15,7 +15,7 @@ const (
 	writeTimeout = 10 * time.Second // of an answer, from the end of its request's headers on
 	writeBuffer  = 32 << 10         // the kernel's, of a connection
 	period       = time.Second      // in which figures are read mostReadings times, whoever asks
-	mostReadings = 8
+	mostReadings = 32
 )
 
 // listener accepts connections, a bounded number at a time.

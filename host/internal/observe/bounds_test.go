@@ -68,7 +68,7 @@ func TestStatusIsReadForAll(t *testing.T) {
 		return &proto.StatusResponse{Version: fmt.Sprint("read ", reads.Add(1))}
 	}})
 	var work sync.WaitGroup
-	for range 20 {
+	for range 40 {
 		work.Go(func() {
 			for _, path := range []string{"/status", "/readyz"} {
 				if code, _, _ := get(t, http.DefaultClient, "http://"+s.Addr()+path, ""); code != 200 {
@@ -79,7 +79,7 @@ func TestStatusIsReadForAll(t *testing.T) {
 	}
 	work.Wait()
 	if n := reads.Load(); n != mostReadings {
-		t.Errorf("the status was read %d times for 40 requests, want %d", n, mostReadings)
+		t.Errorf("the status was read %d times for 80 requests, want %d", n, mostReadings)
 	}
 	if _, body, _ := get(t, http.DefaultClient, "http://"+s.Addr()+"/status", ""); !strings.Contains(body, fmt.Sprint("read ", mostReadings)) {
 		t.Errorf("/status: %q, want the last reading", body)
