@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -55,9 +56,7 @@ func pieceVersions(t *testing.T, dir string) map[uint32]int {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return count
 }
 
@@ -68,9 +67,7 @@ func TestCompressionIsChosen(t *testing.T) {
 	c := configuration(t)
 	root := c.Roots[0].Path
 	c.Store.Compression = config.CompressionAuto
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.Validate())
 	slow := codec.Speeds{Write: 2e8, Read: 2e8, Encode: 1e9, Decode: 1e9}
 	fast := codec.Speeds{Write: 4e9, Read: 4e9, Encode: 1e9, Decode: 1e9}
 	var now atomic.Pointer[codec.Speeds]

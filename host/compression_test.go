@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -149,9 +150,7 @@ func diskUsage(t *testing.T, dir string) (sum int64) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return sum
 }
 
@@ -178,9 +177,7 @@ func TestCompressionEndToEnd(t *testing.T) {
 	const capacity = 24 << 20
 	c.Roots[0].Capacity = capacity
 	c.Store.Compression = config.CompressionHuffman
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.Validate())
 	random := rand.New(rand.NewPCG(1, 2))
 	const chunks = 48
 	// loadAll loads what is there of all chunks, and says how many are.
@@ -267,9 +264,7 @@ func TestCompressionByNamespace(t *testing.T) {
 		{Namespaces: []string{"no/match", "vendor/raw*"}, Mode: config.CompressionOff},
 		{Namespaces: []string{"vendor/*"}, Mode: config.CompressionHuffman},
 	}
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.Validate())
 	random := rand.New(rand.NewPCG(3, 4))
 	h, _ := hosttest.Start(t, c)
 	const chunks = 8
@@ -311,9 +306,7 @@ func TestMemoryBeforeACompressedDisk(t *testing.T) {
 		{Path: disk, Capacity: 64 << 20, Level: 1, Route: config.RouteAuto},
 	}
 	c.Store.Compression = config.CompressionHuffman
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.Validate())
 	random := rand.New(rand.NewPCG(5, 6))
 	const chunks = 16
 	for run := range 2 {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
 	"github.com/kvhost/kvhost/host/internal/proto"
@@ -30,13 +31,9 @@ func TestCrowdsLeaveTheStoreItsFiles(t *testing.T) {
 		return
 	}
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	few := unix.Rlimit{Cur: files, Max: limit.Max}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
 	t.Cleanup(func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) })
 	h, _ := hosttest.Start(t, configuration(t))
 	s := dial(t, h)
@@ -48,24 +45,16 @@ func TestCrowdsLeaveTheStoreItsFiles(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestCrowdsLeaveTheStoreItsFiles$")
 	cmd.Env = append(os.Environ(), crowdOf+"=unix:"+h.Socket()+" unix:"+h.Socket()+proto.DescriptorSuffix+" tcp:"+h.HTTPAddr())
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
+	testenv.OK(t, cmd.Start())
 	defer func() { _ = in.Close(); _ = cmd.Wait() }()
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "full\n" {
 		t.Fatalf("the crowd says %q, %v", line, err)
 	}
 	open, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Logf("%d of %d descriptors are open", len(open), files)
 	if len(open) > files/2 {
 		t.Errorf("%d of %d descriptors are open, want half of them left for the store", len(open), files)

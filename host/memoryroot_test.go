@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -20,9 +21,7 @@ import (
 func TestMemoryRoots(t *testing.T) {
 	c := configuration(t)
 	c.Roots = []config.Root{{Path: "memory:", Capacity: 64 << 20}, {Path: "memory:second", Capacity: 32 << 20}}
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.Validate())
 	random := rand.New(rand.NewPCG(7, 8))
 	const chunks = 4
 	for run := range 2 {
@@ -66,9 +65,7 @@ func TestMemoryRootIsPageLocked(t *testing.T) {
 	c.Roots = []config.Root{{Path: "memory:", Capacity: 200 << 20}}
 	var log bytes.Buffer
 	h, err := host.New(context.Background(), host.Config{Config: c, Log: slog.New(slog.NewTextHandler(&log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if err := h.Close(); err != nil {
 		t.Error(err)
 	}
@@ -94,9 +91,7 @@ func TestMemoryRootsAreValidated(t *testing.T) {
 	} {
 		c := configuration(t)
 		c.Roots = []config.Root{{Path: "memory:", Capacity: 1 << 30}}
-		if err := c.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, c.Validate())
 		change(&c.Roots[0])
 		var problem *config.Problem
 		if err := c.Validate(); !errors.As(err, &problem) || problem.Path != "root[0]."+name {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -39,9 +40,7 @@ func TestSlowReadersAreClosed(t *testing.T) {
 	var list []net.Conn
 	for range clients {
 		c, err := net.Dial("tcp", s.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer c.Close()
 		fmt.Fprintf(c, "GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
 		list = append(list, c)
@@ -91,17 +90,13 @@ func TestOtherSitesReadNothing(t *testing.T) {
 	s := serve(t, Config{})
 	ask := func(host, origin string) int {
 		q, err := http.NewRequest("GET", "http://"+s.Addr()+"/status", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		q.Host = host
 		if origin != "" {
 			q.Header.Set("Origin", origin)
 		}
 		r, err := http.DefaultClient.Do(q)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		r.Body.Close()
 		return r.StatusCode
 	}

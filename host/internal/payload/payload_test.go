@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -14,9 +15,7 @@ var dtypes = []string{U8, BFloat16, FP8}
 func of(t testing.TB, dtype string) Content {
 	t.Helper()
 	c, err := Of(dtype)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return c
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
@@ -23,9 +24,7 @@ type wire struct {
 func (r *rig) wire() *wire {
 	r.t.Helper()
 	c, err := net.Dial("unix", r.socket)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	r.t.Cleanup(func() { c.Close() })
 	w := &wire{c, r.t}
 	w.write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))

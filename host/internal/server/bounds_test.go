@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
@@ -43,9 +44,7 @@ func TestBacklogIsBounded(t *testing.T) {
 	w.say(cancelOf(job))
 	until(t, "all that waits is handled", func() bool { return x.inbox.Waiting() == 0 })
 	until(t, "the memory is given back", func() bool { return x.share.Held() < 1<<20 })
-	if err := w.close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, w.close())
 }
 
 // CANCEL and AWAIT_COPIES that wait are bounded as jobs are.
@@ -77,9 +76,7 @@ func TestWaitersAreBounded(t *testing.T) {
 	if !done[cancel] || !done[waiting[0]] || !done[waiting[1]] {
 		t.Fatalf("done: %v", done)
 	}
-	if err := w.close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, w.close())
 }
 
 // A queue is never given up, so what a client says of its device makes none.
@@ -88,9 +85,7 @@ func TestUnknownDevicesMakeNoQueues(t *testing.T) {
 	for i := range 3 {
 		m := greeting("a")
 		m.GetHello().DeviceUuid = fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", i)
-		if err := newTalk(t, s, m).close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, newTalk(t, s, m).close())
 	}
 	if queues := s.cfg.Engine.Queues(); len(queues) != 1 || queues[0].Device != "" {
 		t.Fatalf("queues %+v", queues)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
@@ -23,9 +24,7 @@ import (
 func memfd(t *testing.T, size int64, seals int) *os.File {
 	t.Helper()
 	f, err := memfdOf(size, seals)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -78,9 +77,7 @@ func (r *rig) pass(body []byte, files ...*os.File) (string, error) {
 // open counts this process' descriptors.
 func open(t *testing.T) int {
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return len(list)
 }
 
@@ -92,14 +89,10 @@ func TestDescriptorAbuse(t *testing.T) {
 	unsealed := memfd(t, 1<<20, unix.F_SEAL_GROW)
 	empty := memfd(t, 0, unix.F_SEAL_SHRINK)
 	plain, err := os.Create(r.dir + "/plain")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer plain.Close()
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer null.Close()
 	before := open(t)
 	msg := func(tag uint64) []byte { return proto.AppendDescriptor(nil, nonce, tag) }
@@ -162,9 +155,7 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	for _, reg := range p.regs {
-		if err := reg.Unregister(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, reg.Unregister(t.Context()))
 	}
 	size := int64(len(p.arena.Bytes()))
 	ok := client.PlaneRegion{Stride: pageBytes, Blocks: 4}
@@ -218,9 +209,7 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 	if n := r.server.Stats().ArenaBytes; n != size {
 		t.Errorf("one file for two groups is mapped as %d bytes, it has %d", n, size)
 	}
-	if err := p.arena.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, p.arena.Close())
 	if _, err := p.Register(t.Context(), 0, p.arena, nil); !errors.Is(err, client.ErrArena) {
 		t.Errorf("closed arena: %v", err)
 	}
@@ -234,9 +223,7 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 	var silent []net.Conn
 	for range 3 * r.server.budgets.Passing.Max {
 		c, err := net.Dial("unix", r.socket+proto.DescriptorSuffix)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer c.Close()
 		silent = append(silent, c)
 	}

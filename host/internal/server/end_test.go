@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -63,9 +64,7 @@ func TestKilledClientLeavesNothing(t *testing.T) {
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), childSocket+"="+r.socket)
 	child.Stderr = os.Stderr
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, child.Start())
 	if err := r.faults.AwaitHanging(t.Context(), 4); err != nil { // two loads and two stores
 		t.Fatal(err)
 	}
@@ -80,9 +79,7 @@ func TestKilledClientLeavesNothing(t *testing.T) {
 		mappings(t) != mapped {
 		t.Fatalf("%+v, %d mappings", st, mappings(t)-mapped)
 	}
-	if err := p.Ping(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, p.Ping(t.Context()))
 	r.faults.Release()
 	r.faults.Set()
 	until(t, "its jobs are over", func() bool { return r.server.Stats().Jobs == 0 })
@@ -112,9 +109,7 @@ func TestClosedSessionCancelsItsJobs(t *testing.T) {
 	})
 	r.faults.Release()
 	r.stop()
-	if err := <-r.served; err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, <-r.served)
 	r.served <- nil
 	if s := log.String(); strings.Count(s, "session ended") != 1 || !strings.Contains(s, errClientDone.Error()) {
 		t.Errorf("the log says\n%s", s)
@@ -137,9 +132,7 @@ func TestHostGoesDown(t *testing.T) {
 		t.Errorf("ping when the host has ended: got %v", err)
 	}
 	r.faults.Release()
-	if err := <-r.served; err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, <-r.served)
 	r.served <- nil
 	if _, err := client.Dial(t.Context(), r.hello()); !errors.Is(err, client.ErrHostGone) {
 		t.Errorf("dial when the host has ended: got %v", err)
@@ -169,9 +162,7 @@ func TestSlowClientLosesItsSession(t *testing.T) {
 		}
 	}()
 	until(t, "the slow session ends", func() bool {
-		if err := p.Ping(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, p.Ping(t.Context()))
 		return r.server.Stats().Sessions == 1
 	})
 	w.conn.Close()

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -25,9 +26,7 @@ func (p *peer) reads(from client.Position, all bool) (*reader, context.CancelFun
 	ctx, stop := context.WithCancel(p.t.Context())
 	p.t.Cleanup(stop)
 	e, err := p.Events(ctx, from, all)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	return &reader{t: p.t.(*testing.T), events: e, have: map[kv.Key]bool{}, started: from != client.Position{}}, stop
 }
 
@@ -107,9 +106,7 @@ func TestStreamsOfEventsAreBounded(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		t.Cleanup(stop)
 		e, err := p.Events(ctx, client.Position{}, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if _, err := e.Next(); err == nil {
 			open++
 		} else if refused = err; !strings.Contains(err.Error(), "max_memory") {

@@ -3,6 +3,7 @@ package server
 import (
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -17,16 +18,12 @@ type fuzzed struct {
 // newFuzzed makes a greeted session with pages for its first group.
 func newFuzzed(t *testing.T, s *Server, pages []byte) *fuzzed {
 	x, err := s.admit(&fakeStream{ctx: t.Context()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	hello := greeting("f")
 	hello.Id = 1
 	x.receive(hello)
 	mem, err := transfer.NewHostMemory(x.ns.Groups[0].Geometry, regionsOf(pages))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	x.memory.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
 	return &fuzzed{s, x}
 }
@@ -44,9 +41,7 @@ func (f *fuzzed) end(t *testing.T) {
 	f.s.dismiss(f.x)
 	f.s.work.Wait()
 	f.x.out.Close()
-	if err := f.x.out.Run(func(*proto.SessionResponse) error { return nil }); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, f.x.out.Run(func(*proto.SessionResponse) error { return nil }))
 	if left := f.s.Stats(); left != (Stats{}) {
 		t.Fatalf("left: %+v", left)
 	}
@@ -76,7 +71,5 @@ func storeKeys(t testing.TB, s *Server, n int) {
 			t.Fatalf("%d of %d keys are stored", stored, n)
 		}
 	}
-	if err := w.close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, w.close())
 }

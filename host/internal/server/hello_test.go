@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -71,14 +72,10 @@ type raw struct {
 func (r *rig) raw() *raw {
 	t := r.t.(*testing.T)
 	conn, err := grpc.NewClient("unix:"+r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { conn.Close() })
 	st, err := proto.NewEngineServiceClient(conn).Session(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return &raw{t: t, conn: conn, stream: st}
 }
 
@@ -88,13 +85,9 @@ func (w *raw) say(m *proto.SessionRequest) *proto.SessionResponse {
 		w.id++
 		m.Id = w.id
 	}
-	if err := w.stream.Send(m); err != nil {
-		w.t.Fatal(err)
-	}
+	testenv.OK(w.t, w.stream.Send(m))
 	a, err := w.stream.Recv()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	testenv.OK(w.t, err)
 	if a.Id != m.Id {
 		w.t.Fatalf("answer to %d, want %d", a.Id, m.Id)
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -76,9 +77,7 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 		"own parent":   {client.StoreChunk{Key: key(8), Parent: key(8), Blocks: blocks(0)}, "chunks[0].parent"},
 	} {
 		job, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{c.chunk})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		_, err = job.Published(t.Context())
 		var refused *client.HostError
 		if !errors.As(err, &refused) || refused.Field != c.field {
@@ -101,9 +100,7 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 	} {
 		l := p.look(3)
 		job, err := p.Load(t.Context(), l, c.chunks, client.LoadOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		_, err = job.Wait(t.Context())
 		var refused *client.HostError
 		if !errors.As(err, &refused) || refused.Field != c.field {
@@ -156,13 +153,9 @@ func TestLimits(t *testing.T) {
 	if _, err := p.Lookup(t.Context(), client.LookupRequest{Keys: keys(3000)}); !errors.Is(err, client.ErrLimit) {
 		t.Errorf("message: %v", err)
 	}
-	if err := q.regs[0].Unregister(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, q.regs[0].Unregister(t.Context()))
 	big, err := q.NewArena(3 * planes * arenaBlocks * pageBytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer big.Close()
 	if _, err := q.Register(t.Context(), 0, big, make([]client.PlaneRegion, planes)); !errors.Is(err, client.ErrLimit) {
 		t.Errorf("arena: %v", err)

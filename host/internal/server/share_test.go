@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
@@ -13,9 +14,7 @@ import (
 func memoryOf(t testing.TB, limit int64, sessions int) *budget.Budget {
 	t.Helper()
 	b, err := budget.OfMemory(limit, 0, sessions)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return b
 }
 
@@ -58,9 +57,7 @@ func TestSessionsShareTheMemory(t *testing.T) {
 	}
 	close(b.hold)
 	for _, w := range append(list, late) {
-		if err := w.close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, w.close())
 	}
 	until(t, "all is given back", func() bool { return memory.Figures(0).Held == 0 })
 }
@@ -84,9 +81,7 @@ func TestLookupsLeaveLittle(t *testing.T) {
 		t.Errorf("%d sessions that looked much up hold %d KiB more each, want at most %d", sessions, grown/sessions>>10, budget.LeastMemory>>10)
 	}
 	for _, w := range list {
-		if err := w.close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, w.close())
 	}
 }
 
@@ -94,25 +89,17 @@ func TestLookupsLeaveLittle(t *testing.T) {
 func TestMappingsAreShared(t *testing.T) {
 	r := newRig(t, nil)
 	one, err := budget.New(budget.Config{Of: "mappings", Limit: 2, Parts: []string{"files"}, Advice: "share fewer files"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	r.server.budgets.Mappings = one
 	p := r.dial(nil) // one file is for both groups
 	other, err := p.NewArena(planes * arenaBlocks * pageBytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { other.Close() })
-	if err := p.regs[5].Unregister(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, p.regs[5].Unregister(t.Context()))
 	if _, err := p.Register(t.Context(), 5, other, groupRegions(0)); !errors.Is(err, client.ErrLimit) || !strings.Contains(err.Error(), "share fewer") {
 		t.Errorf("register a second file: %v, want a refusal that says what to do", err)
 	}
-	if err := p.regs[0].Unregister(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, p.regs[0].Unregister(t.Context()))
 	if _, err := p.Register(t.Context(), 5, other, groupRegions(0)); err != nil {
 		t.Errorf("register it once the first one is unmapped: %v, want none", err)
 	}
@@ -131,9 +118,7 @@ func TestRefusalNamesTheLimit(t *testing.T) {
 		t.Errorf("refused message: got %v", e)
 	}
 	for _, w := range []*talk{w, other} {
-		if err := w.close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, w.close())
 	}
 }
 

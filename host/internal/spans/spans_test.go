@@ -17,6 +17,8 @@ import (
 	coltracepb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -29,9 +31,7 @@ func traces(t testing.TB, c Config, through http.RoundTripper) *Tracer {
 		client.Transport = again{through}
 	}
 	tr, err := newTracer("1.2", c, client, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return tr
 }
 
@@ -99,9 +99,7 @@ func TestSpan(t *testing.T) {
 func decode(t *testing.T, body []byte) *tracepb.TracesData {
 	t.Helper()
 	var got tracepb.TracesData
-	if err := proto.Unmarshal(body, &got); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, proto.Unmarshal(body, &got))
 	if len(got.ProtoReflect().GetUnknown()) > 0 {
 		t.Fatal("unknown fields")
 	}
@@ -154,9 +152,7 @@ func FuzzHeaders(f *testing.F) {
 			return
 		}
 		q, err := http.NewRequest(http.MethodPost, "http://127.0.0.1/", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		for name, value := range headers {
 			q.Header.Set(name, value)
 		}
@@ -320,9 +316,7 @@ func TestLongAnswersAreCut(t *testing.T) {
 	})
 	var log bytes.Buffer
 	tr, err := New("", Config{Endpoint: c.URL, Ratio: 1, Timeout: time.Minute}, slog.New(slog.NewTextHandler(&log, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	end(tr, 1)
 	tr.Close()
 	if s := tr.Stats(); s != (Stats{Failed: 1}) || log.Len() == 0 || log.Len() > 2*longestText {
@@ -334,9 +328,7 @@ func TestLongAnswersAreCut(t *testing.T) {
 func response(t *testing.T, rejected int64) []byte {
 	t.Helper()
 	b, err := proto.Marshal(&coltracepb.ExportTraceServiceResponse{PartialSuccess: &coltracepb.ExportTracePartialSuccess{RejectedSpans: rejected, ErrorMessage: "why (2 of them),\nand how"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return b
 }
 

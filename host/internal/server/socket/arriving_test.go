@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/budget"
 )
 
@@ -41,9 +42,7 @@ func frame(kind, flags byte, stream uint32, payload ...byte) []byte {
 func room(t testing.TB, limit int64) *budget.Budget {
 	t.Helper()
 	b, err := budget.New(budget.Config{Of: "memory", Limit: limit, Holders: 1, Parts: []string{"arriving"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return b
 }
 
@@ -51,9 +50,7 @@ func room(t testing.TB, limit int64) *budget.Budget {
 func read(t testing.TB, b *budget.Budget, part int, data ...[]byte) (*arrivals, *input, error) {
 	t.Helper()
 	h, err := b.Join("connection", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	in := &input{data: append(make([]byte, preface), bytes.Join(data, nil)...), part: part}
 	var refusal error
 	c := newArrivals(in, h, func(err error) { refusal = err })
@@ -131,9 +128,7 @@ func TestRefusals(t *testing.T) {
 	}
 	b := room(t, 40<<10)
 	h, err := b.Join("connection", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	in = &input{part: 100}
 	c := newArrivals(in, h, func(error) {})
 	for _, p := range [][]byte{frame(4, 0, 0), {0, 0, 5, 0}} {
