@@ -20,9 +20,7 @@ var (
 func TestClaimsHaveTests(t *testing.T) {
 	testenv.Need(t, testenv.Git)
 	list, err := exec.Command("git", "-C", "..", "ls-files", "*_test.go").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	have := map[string]bool{}
 	for name := range strings.Lines(string(list)) {
 		for _, m := range testFunc.FindAllStringSubmatch(readText(t, "../"+strings.TrimSpace(name)), -1) {
@@ -66,9 +64,7 @@ func TestCommandsNameTheirTests(t *testing.T) {
 			}
 			commands++
 			files, err := filepath.Glob("../" + in[1] + "/*_test.go")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			if !slices.ContainsFunc(files, func(file string) bool {
 				return strings.Contains(readText(t, file), "\nfunc "+test[1])
 			}) {

@@ -13,10 +13,10 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/hosttest"
 )
 
 // compressionLog keeps the lines that tell of the choice.
@@ -56,9 +56,7 @@ func pieceVersions(t *testing.T, dir string) map[uint32]int {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return count
 }
 
@@ -69,9 +67,7 @@ func TestCompressionIsChosen(t *testing.T) {
 	c := configuration(t)
 	root := c.Roots[0].Path
 	c.Store.Compression = config.CompressionAuto
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.Validate())
 	slow := codec.Speeds{Write: 2e8, Read: 2e8, Encode: 1e9, Decode: 1e9}
 	fast := codec.Speeds{Write: 4e9, Read: 4e9, Encode: 1e9, Decode: 1e9}
 	var now atomic.Pointer[codec.Speeds]
@@ -85,20 +81,8 @@ func TestCompressionIsChosen(t *testing.T) {
 	}
 	var log compressionLog
 	random := rand.New(rand.NewPCG(5, 6))
-	session := func() (h *host.Host, two []*compressionRank, stop func()) {
-		h, end := hosttest.StartWith(t, host.Config{Config: c, Version: "test", Log: slog.New(slog.NewTextHandler(&log, nil)),
-			Speeds: speeds})
-		for rank := range ranks {
-			two = append(two, dialRank(t, h, "m", rank))
-		}
-		return h, two, func() {
-			for _, r := range two {
-				r.Close()
-			}
-			end()
-		}
-	}
-	h, two, stop := session()
+	cfg := host.Config{Config: c, Version: "test", Log: slog.New(slog.NewTextHandler(&log, nil)), Speeds: speeds}
+	h, two, stop := twoRanks(t, cfg)
 	const pages, least = `kvhost_codec_page_bytes_total{direction="store",model="m"}`, "kvhost_root_compression_least_ratio"
 	stored := 0
 	store := func() {
@@ -173,7 +157,7 @@ func TestCompressionIsChosen(t *testing.T) {
 	}
 	stop()
 
-	_, two, stop = session()
+	_, two, stop = twoRanks(t, cfg)
 	defer stop()
 	loadAll()
 	if got := pieceVersions(t, root); got[1] == 0 || got[2] == 0 || got[1]+got[2] != stored*ranks {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -44,6 +45,20 @@ func dialRank(t *testing.T, h *host.Host, model string, rank int) *compressionRa
 	hello.Engine, hello.Rank, hello.LocalRanks = "engine of "+model, uint32(rank), ranks
 	hello.Namespace.Model, hello.Namespace.DType, hello.Namespace.TensorParallel = model, "bfloat16", ranks
 	return &compressionRank{hosttest.Dial(t, hello, arenaBlocks, pageStride-pageBytes, 0), t, rank}
+}
+
+// twoRanks starts a host with both ranks of an engine, until stop ends them.
+func twoRanks(t *testing.T, c host.Config) (h *host.Host, two []*compressionRank, stop func()) {
+	h, end := hosttest.StartWith(t, c)
+	for rank := range ranks {
+		two = append(two, dialRank(t, h, "m", rank))
+	}
+	return h, two, func() {
+		for _, r := range two {
+			r.Close()
+		}
+		end()
+	}
 }
 
 // values is what a page holds: a normal distribution's values in bf16, which follow from where they belong.
@@ -135,9 +150,7 @@ func diskUsage(t *testing.T, dir string) (sum int64) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return sum
 }
 
@@ -164,22 +177,8 @@ func TestCompressionEndToEnd(t *testing.T) {
 	const capacity = 24 << 20
 	c.Roots[0].Capacity = capacity
 	c.Store.Compression = config.CompressionHuffman
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.Validate())
 	random := rand.New(rand.NewPCG(1, 2))
-	session := func() (h *host.Host, two []*compressionRank, stop func()) {
-		h, end := hosttest.Start(t, c)
-		for rank := range ranks {
-			two = append(two, dialRank(t, h, "m", rank))
-		}
-		return h, two, func() {
-			for _, r := range two {
-				r.Close()
-			}
-			end()
-		}
-	}
 	const chunks = 48
 	// loadAll loads what is there of all chunks, and says how many are.
 	loadAll := func(two []*compressionRank) (there int) {
@@ -195,7 +194,7 @@ func TestCompressionEndToEnd(t *testing.T) {
 		return there
 	}
 
-	h, two, stop := session()
+	h, two, stop := twoRanks(t, host.Config{Config: c})
 	for n := range chunks {
 		for _, r := range two {
 			r.store(n, random)
@@ -223,14 +222,14 @@ func TestCompressionEndToEnd(t *testing.T) {
 	}
 	stop()
 
-	_, two, stop = session()
+	_, two, stop = twoRanks(t, host.Config{Config: c})
 	if got := loadAll(two); got != there {
 		t.Errorf("%d chunks after a restart, there were %d", got, there)
 	}
 	stop()
 
 	c.Store.Compression = config.CompressionOff
-	h, two, stop = session()
+	h, two, stop = twoRanks(t, host.Config{Config: c})
 	defer stop()
 	if got := loadAll(two); got != there {
 		t.Errorf("%d chunks with compression off, there were %d", got, there)
@@ -265,9 +264,7 @@ func TestCompressionByNamespace(t *testing.T) {
 		{Namespaces: []string{"no/match", "vendor/raw*"}, Mode: config.CompressionOff},
 		{Namespaces: []string{"vendor/*"}, Mode: config.CompressionHuffman},
 	}
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.Validate())
 	random := rand.New(rand.NewPCG(3, 4))
 	h, _ := hosttest.Start(t, c)
 	const chunks = 8
@@ -309,15 +306,12 @@ func TestMemoryBeforeACompressedDisk(t *testing.T) {
 		{Path: disk, Capacity: 64 << 20, Level: 1, Route: config.RouteAuto},
 	}
 	c.Store.Compression = config.CompressionHuffman
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.Validate())
 	random := rand.New(rand.NewPCG(5, 6))
 	const chunks = 16
 	for run := range 2 {
-		h, stop := hosttest.Start(t, c)
-		for rank := range ranks {
-			r := dialRank(t, h, "m", rank)
+		h, two, stop := twoRanks(t, host.Config{Config: c})
+		for rank, r := range two {
 			for n := range chunks {
 				if run == 0 {
 					r.store(n, random)
@@ -325,7 +319,6 @@ func TestMemoryBeforeACompressedDisk(t *testing.T) {
 					t.Errorf("chunk %d is gone", n)
 				}
 			}
-			r.Close()
 		}
 		if run == 1 {
 			if used := diskUsage(t, disk); used == 0 || used > chunks*chunkBytes*3/4 {

@@ -22,17 +22,13 @@ var (
 func TestDependenciesArePinned(t *testing.T) {
 	testenv.Need(t, testenv.Git)
 	list, err := exec.Command("git", "-C", "..", "ls-files").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	locks := 0
 	for name := range strings.Lines(string(list)) {
 		name = strings.TrimSpace(name)
 		read := func() string {
 			text, err := os.ReadFile(filepath.Join("..", name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			return string(text)
 		}
 		switch base := filepath.Base(name); {

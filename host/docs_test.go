@@ -16,9 +16,7 @@ import (
 func readText(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return string(text)
 }
 
@@ -32,9 +30,7 @@ var (
 func exportedMetrics(t *testing.T) map[string]bool {
 	t.Helper()
 	files, err := filepath.Glob("internal/observe/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	exported := map[string]bool{}
 	for _, file := range files {
 		for line := range strings.Lines(readText(t, file)) {
@@ -139,9 +135,7 @@ func TestDesignNames(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	paths, members := 0, 0
 	for _, m := range codeInText.FindAllStringSubmatch(readText(t, "docs/design.md"), -1) {
 		if pathInText.MatchString(m[1]) {
@@ -300,9 +294,7 @@ func TestTroubleshootingMessages(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	n := 0
 	for line := range strings.Lines(table) {
 		cells := strings.Split(line, "|")

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
 	"github.com/kvhost/kvhost/host/internal/policy"
@@ -20,9 +21,7 @@ func TestConform(t *testing.T) {
 	for _, name := range []string{"recency", "spill", "thrift", "aligned"} {
 		t.Run(name, func(t *testing.T) {
 			r, err := plugintest.Check(t.Context(), policytest.Example(t, name), plugintest.Options{Cache: policytest.Cache(t)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			for i := range r.Findings {
 				t.Error(&r.Findings[i])
 			}
@@ -58,11 +57,8 @@ func TestStoreRoundTrip(t *testing.T) {
 			socket, stop := start(t, roots, append(modules, policytest.Example(t, evict))...)
 			play := func(socket string, limit int) *replay.Report {
 				t.Helper()
-				r, err := replay.Run(t.Context(), replay.Options{Trace: mixed, Socket: socket, Shape: shape,
-					Sessions: 2, Limit: limit})
-				if err != nil {
-					t.Fatal(err)
-				}
+				r, err := replay.Run(t.Context(), replay.Options{Trace: mixed, Socket: socket, Shape: shape, Sessions: 2, Limit: limit})
+				testenv.OK(t, err)
 				if r.MismatchedBytes != 0 || r.FailedLoads != 0 || r.FailedStores != 0 {
 					t.Errorf("%d wrong bytes, %d failed loads, %d failed stores", r.MismatchedBytes, r.FailedLoads,
 						r.FailedStores)
@@ -100,24 +96,17 @@ func TestStoreRoundTrip(t *testing.T) {
 func miss(t *testing.T, w *sim.Workload, path string, share int) *sim.Result {
 	t.Helper()
 	m, err := policy.Open(t.Context(), path, policy.Options{Cache: policytest.Cache(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer m.Close(context.Background())
-	r, err := w.Run(t.Context(), m, nil, w.Unique()*share/100, sim.Options{Prefill: sim.DefaultPrefill(),
-		ChunkUnits: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, err := w.Run(t.Context(), m, nil, w.Unique()*share/100, sim.Options{Prefill: sim.DefaultPrefill(), ChunkUnits: 1})
+	testenv.OK(t, err)
 	return &r
 }
 
 // On the example trace recency misses as often as lru, and thrift less often.
 func TestMissRatios(t *testing.T) {
 	w, err := sim.Load(t.Context(), mixed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	lruModule := filepath.Join(policytest.Dir(t, "lru"), "lru.wasm")
 	for _, share := range []int{5, 10} {
 		lru, recency, thrift := miss(t, w, lruModule, share), miss(t, w, policytest.Example(t, "recency"), share),
@@ -136,18 +125,12 @@ func TestMissRatios(t *testing.T) {
 // full.
 func TestSpillFollowsTheFacts(t *testing.T) {
 	m, err := policy.Open(t.Context(), policytest.Example(t, "spill"), policy.Options{Cache: policytest.Cache(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer m.Close(context.Background())
 	p, err := m.NewPlace(t.Context(), policy.PlaceOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer p.Close()
-	if err := p.Namespace(0, "model=a\n"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, p.Namespace(0, "model=a\n"))
 	const gib = 1 << 30
 	share := func(free uint64, units uint32, flags uint32) (onMount float64) {
 		p.SetRoots([]abi.RootFacts{
@@ -191,21 +174,15 @@ func TestSpillFollowsTheFacts(t *testing.T) {
 // Each block of a chunk starts on a sector and is contiguous.
 func TestAlignedBlocks(t *testing.T) {
 	m, err := policy.Open(t.Context(), policytest.Example(t, "aligned"), policy.Options{Cache: policytest.Cache(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer m.Close(context.Background())
 	l, err := m.NewLayout(t.Context(), policy.LayoutOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer l.Close()
 	g := kv.Geometry{Blocks: 5, Planes: []kv.Plane{{Layer: 1, PageBytes: 1001},
 		{Layer: 0, Part: 1, PageBytes: 700}, {Layer: 0, PageBytes: 3000}}}
 	plan, err := l.Plan(0, 0, "model=a\n", g)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	var at int64
 	for i, s := range plan.Segments() {
 		block, plane := uint32(i/3), []uint32{2, 1, 0}[i%3]

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 var updateFigures = flag.Bool("update-figures", false, "write docs/figures.md and the README's numbers from docs/figures.json")
@@ -104,14 +106,10 @@ func TestFigures(t *testing.T) {
 		table.write(&page)
 	}
 	readme, err := f.fill(readText(t, "../README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	for path, want := range map[string]string{"docs/figures.md": page.String(), "../README.md": readme} {
 		if *updateFigures {
-			if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, os.WriteFile(path, []byte(want), 0o644))
 		} else if got := readText(t, path); got != want {
 			t.Errorf("%s has other figures than docs/figures.json: make figures", path)
 		}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // The commit-msg hook takes subjects of at most 72 characters, whatever else a message has.
@@ -24,9 +26,7 @@ func TestCommitMessageHook(t *testing.T) {
 		{"no subject", "\n", true},
 	} {
 		file := filepath.Join(t.TempDir(), "message")
-		if err := os.WriteFile(file, []byte(c.message), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.WriteFile(file, []byte(c.message), 0o600))
 		out, err := exec.Command("../.github/hooks/commit-msg", file).CombinedOutput()
 		if _, failed := err.(*exec.ExitError); err != nil && !failed {
 			t.Fatalf("the hook does not run: %v", err)

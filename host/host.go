@@ -107,7 +107,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		w := h.cfg.HTTP
 		if h.http, err = observe.Listen(observe.Config{
 			Listen: w.Listen, CertFile: w.TLSCert, KeyFile: w.TLSKey, TokenFile: w.TokenFile, Profiles: w.Profiles,
-			Registry: registry, Status: h.server.Status, Log: h.log,
+			Registry: registry, Status: h.server.Status, Connections: h.server.HTTPConnections(), Log: h.log,
 		}); err != nil {
 			return nil, err
 		}

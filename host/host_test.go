@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -42,9 +43,7 @@ func dial(t *testing.T, h *host.Host) *hosttest.Client {
 func get(t *testing.T, h *host.Host, path string) string {
 	t.Helper()
 	r, err := http.Get("http://" + h.HTTPAddr() + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
 	if err != nil || r.StatusCode != http.StatusOK {
@@ -128,9 +127,7 @@ func TestRefusals(t *testing.T) {
 	other := configuration(t)
 	running, _ := hosttest.Start(t, other)
 	notWasm := filepath.Join(t.TempDir(), "bad.wasm")
-	if err := os.WriteFile(notWasm, []byte("not wasm"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(notWasm, []byte("not wasm"), 0o600))
 	for name, c := range map[string]struct {
 		change func(*config.Config)
 		want   error
@@ -158,9 +155,7 @@ func TestRefusals(t *testing.T) {
 		conf := configuration(t)
 		conf.Socket = other.Socket
 		h, err := host.New(context.Background(), host.Config{Config: conf})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if err := h.Run(context.Background()); !errors.Is(err, socket.ErrInUse) {
 			t.Errorf("run on a socket in use: got %v", err)
 		}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -139,9 +140,7 @@ func (w *worker) round(ctx context.Context) {
 func resident(t *testing.T) int64 {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	var size, pages int64
 	if _, err := fmt.Sscan(string(b), &size, &pages); err != nil {
 		t.Fatal(err)
@@ -227,9 +226,7 @@ func TestHostilePolicies(t *testing.T) {
 			classes[m.Class] = &classFigures{}
 		}
 		figures := classes[m.Class].begin(w)
-		if err := os.WriteFile(path, m.Wasm, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.WriteFile(path, m.Wasm, 0o600))
 		_, err := h.Policies().Swap(ctx, labels[m.Role], config.Policy{Module: path})
 		if err == nil {
 			swapped++
@@ -248,9 +245,7 @@ func TestHostilePolicies(t *testing.T) {
 		good := labels[m.Role]
 		if m.Role == abi.RoleAdmit { // the built-in one is no module
 			good = path
-			if err := os.WriteFile(path, wasmtest.Harmless(m.Role), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, os.WriteFile(path, wasmtest.Harmless(m.Role), 0o600))
 		}
 		if _, err := h.Policies().Swap(ctx, labels[m.Role], config.Policy{Module: good}); err != nil {
 			t.Errorf("%s: it cannot be replaced: %v", &m, err)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // lines keeps what is logged, as "message key=value ...".
@@ -29,9 +31,7 @@ func TestLogLimits(t *testing.T) {
 	now := time.Unix(1, 0)
 	say := func(h slog.Handler, level slog.Level, text string, n int) {
 		for range n {
-			if err := h.Handle(t.Context(), slog.NewRecord(now, level, text, 0)); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, h.Handle(t.Context(), slog.NewRecord(now, level, text, 0)))
 		}
 	}
 	count := func(text string) (n int) {
@@ -72,9 +72,7 @@ func TestManyMessages(t *testing.T) {
 	var got []string
 	h := limitLog(lines{&got}).(*logLimit)
 	for i := range 10 * maxLogMessages {
-		if err := h.Handle(t.Context(), slog.NewRecord(time.Unix(1, 0), slog.LevelWarn, fmt.Sprint(i), 0)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, h.Handle(t.Context(), slog.NewRecord(time.Unix(1, 0), slog.LevelWarn, fmt.Sprint(i), 0)))
 	}
 	if len(got) != maxLogMessages+logBurst || len(h.messages) > maxLogMessages+1 || !slices.Contains(got, "0") {
 		t.Errorf("%d lines, %d messages kept", len(got), len(h.messages))

@@ -4,11 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -20,50 +21,23 @@ import (
 func TestMemoryRoots(t *testing.T) {
 	c := configuration(t)
 	c.Roots = []config.Root{{Path: "memory:", Capacity: 64 << 20}, {Path: "memory:second", Capacity: 32 << 20}}
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
-	var keys []kv.Key
-	for i := range 4 {
-		keys = append(keys, kv.Key{byte(i + 1), 2, 3})
-	}
-	page := func(chunk, plane, block int) []byte {
-		return bytes.Repeat([]byte(fmt.Sprintf("%d %d %d|", chunk, plane, block)), 8192/6)
-	}
+	testenv.OK(t, c.Validate())
+	random := rand.New(rand.NewPCG(7, 8))
+	const chunks = 4
 	for run := range 2 {
-		h, stop := hosttest.Start(t, c)
-		s := dial(t, h)
-		if n := s.Find(keys...).Hits(); n != 0 {
-			t.Fatalf("run %d: %d hits of a new host", run, n)
-		}
-		var chunks []client.StoreChunk
-		var loads []client.LoadChunk
-		for i, key := range keys {
-			chunks = append(chunks, client.StoreChunk{Key: key, Blocks: []uint32{uint32(2 * i), uint32(2*i + 1)}})
-			loads = append(loads, client.LoadChunk{Index: i, Blocks: []uint32{uint32(7 - 2*i), uint32(6 - 2*i)}})
-			for plane := range 2 {
-				for block := range 2 {
-					copy(s.Page(plane, 2*i+block), page(i, plane, block))
+		h, two, stop := twoRanks(t, host.Config{Config: c})
+		for n := range chunks {
+			for rank, r := range two {
+				if rank == 0 && r.Find(compressionKey(n)).Hits() != 0 {
+					t.Errorf("run %d: a new host has chunk %d, want none", run, n)
 				}
+				r.store(n, random)
 			}
 		}
-		if r := s.Put(chunks...); r.Bytes != int64(len(keys)*4*8192) {
-			t.Fatalf("published %+v, want %d chunks", r, len(keys))
-		}
-		s.Poison()
-		l := s.Find(keys...)
-		if l.Hits() != len(keys) {
-			t.Fatalf("%d hits, want %d", l.Hits(), len(keys))
-		}
-		if r := s.Get(l, client.LoadOptions{}, loads...); len(r.Failed) > 0 {
-			t.Fatalf("load %+v, want no failed block", r)
-		}
-		for i := range keys {
-			for plane := range 2 {
-				for block := range 2 {
-					if want := page(i, plane, block); !bytes.HasPrefix(s.Page(plane, 7-2*i-block), want) {
-						t.Errorf("chunk %d plane %d block %d differs", i, plane, block)
-					}
+		for n := range chunks {
+			for rank, r := range two {
+				if !r.load(n, n%2 == rank, random) {
+					t.Errorf("run %d: chunk %d is gone", run, n)
 				}
 			}
 		}
@@ -79,7 +53,6 @@ func TestMemoryRoots(t *testing.T) {
 		if strings.Contains(metrics, `route="staged"} 1`) {
 			t.Error("a piece was staged")
 		}
-		s.Close()
 		stop()
 	}
 }
@@ -92,9 +65,7 @@ func TestMemoryRootIsPageLocked(t *testing.T) {
 	c.Roots = []config.Root{{Path: "memory:", Capacity: 200 << 20}}
 	var log bytes.Buffer
 	h, err := host.New(context.Background(), host.Config{Config: c, Log: slog.New(slog.NewTextHandler(&log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if err := h.Close(); err != nil {
 		t.Error(err)
 	}
@@ -120,9 +91,7 @@ func TestMemoryRootsAreValidated(t *testing.T) {
 	} {
 		c := configuration(t)
 		c.Roots = []config.Root{{Path: "memory:", Capacity: 1 << 30}}
-		if err := c.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, c.Validate())
 		change(&c.Roots[0])
 		var problem *config.Problem
 		if err := c.Validate(); !errors.As(err, &problem) || problem.Path != "root[0]."+name {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
@@ -84,9 +85,7 @@ func TestReload(t *testing.T) {
 			t.Errorf("%s: %s in place of %s", c.what, now, before)
 		}
 	}
-	if err := reload(t, h, with(base, main("fifo"), names("1/1/1"))); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, reload(t, h, with(base, main("fifo"), names("1/1/1"))))
 	if now := acting(h); !strings.Contains(now, "main fifo") || strings.Contains(now, "trial") {
 		t.Error(now)
 	}
@@ -100,15 +99,11 @@ func TestReload(t *testing.T) {
 	acts := config.Policy{Name: "trial", Module: "clock"}
 	vendor := names("1/1/1")
 	vendor.Namespaces = []string{"m*"}
-	if err := reload(t, h, evicts(with(base, acts, vendor), "trial")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, reload(t, h, evicts(with(base, acts, vendor), "trial")))
 	if now := acting(h); !strings.Contains(now, "trial clock") || strings.Contains(now, "main") || !strings.Contains(now, "names fanout") {
 		t.Error(now)
 	}
-	if err := reload(t, h, with(base)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, reload(t, h, with(base)))
 	if now := acting(h); strings.Contains(now, "trial") || strings.Contains(now, "names") {
 		t.Error(now)
 	}
@@ -119,9 +114,7 @@ func stopCompiler(t *testing.T) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); runtime.Gosched() {
 		list, err := filepath.Glob("/proc/[0-9]*/cmdline")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		for _, name := range list {
 			args, err := os.ReadFile(name)
 			if err != nil || !strings.Contains(string(args), "compile policy") {

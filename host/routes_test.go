@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host"
@@ -59,9 +60,7 @@ func TestRoutesAreChosenAndLogged(t *testing.T) {
 			double.Rules(c.rules)
 			defer double.Forget()
 			h, err := host.New(context.Background(), host.Config{Config: cfg, Log: slog.New(slog.NewTextHandler(&log, nil))})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			calls := double.Calls(c.neverCalled)
 			if kept := double.Calls("cuFileBufRegister") - double.Calls("cuFileBufDeregister"); (kept > 0) != (c.route == "direct") {
 				t.Errorf("%d slots of device memory are kept", kept)
@@ -92,9 +91,7 @@ func TestRoutesAreChosenAndLogged(t *testing.T) {
 func probeFiles(t *testing.T, cfg *config.Config) []string {
 	t.Helper()
 	left, err := filepath.Glob(filepath.Join(cfg.Roots[0].Path, ".kvhost", ".probe.*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return left
 }
 
@@ -106,18 +103,12 @@ func TestProbeFilesOfADeadHostAreRemoved(t *testing.T) {
 		cfg := configuration(t)
 		cfg.Store.HostID, cfg.Roots[0].Shared, cfg.Roots[0].Route = "me", shared, config.RouteDirect
 		meta := filepath.Join(cfg.Roots[0].Path, ".kvhost")
-		if err := os.MkdirAll(meta, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.MkdirAll(meta, 0o700))
 		for _, name := range []string{".probe.me.1f.tmp", ".probe.other.1f.tmp"} {
-			if err := os.WriteFile(filepath.Join(meta, name), make([]byte, 1<<20), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, os.WriteFile(filepath.Join(meta, name), make([]byte, 1<<20), 0o600))
 		}
 		h, err := host.New(context.Background(), host.Config{Config: cfg})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if err := h.Close(); err != nil {
 			t.Error(err)
 		}
@@ -141,9 +132,7 @@ func TestCloseDuringHungCuFile(t *testing.T) {
 	defer double.Forget()
 	defer double.Rules("")
 	h, err := host.New(context.Background(), host.Config{Config: cfg, Log: slog.New(slog.NewTextHandler(&log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if err := h.Close(); err != nil {
 		t.Errorf("Close: %v", err)
 	}

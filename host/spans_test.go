@@ -18,6 +18,7 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -116,9 +117,7 @@ func (w *tracedClient) store(ctx context.Context) {
 		chunks = append(chunks, client.StoreChunk{Key: key, Blocks: []uint32{uint32(2 * i), uint32(2*i + 1)}})
 	}
 	job, err := w.Store(ctx, 7, 0, chunks)
-	if err != nil {
-		w.Fatal(err)
-	}
+	testenv.OK(w, err)
 	if r, err := job.Published(w.Context()); err != nil || r.Chunks[0].Err != nil {
 		w.Fatal(r, err)
 	}
@@ -127,9 +126,7 @@ func (w *tracedClient) store(ctx context.Context) {
 func (w *tracedClient) lookup(ctx context.Context) *client.Lookup {
 	w.Helper()
 	l, err := w.Lookup(ctx, client.LookupRequest{Request: 8, Keys: w.keys})
-	if err != nil {
-		w.Fatal(err)
-	}
+	testenv.OK(w, err)
 	return l
 }
 
@@ -144,13 +141,9 @@ func (w *tracedClient) load(ctx context.Context, l *client.Lookup, layers bool) 
 		opt.Layers = func(uint32, []int) {}
 	}
 	job, err := w.Load(ctx, l, chunks, opt)
-	if err != nil {
-		w.Fatal(err)
-	}
+	testenv.OK(w, err)
 	r, err := job.Wait(w.Context())
-	if err != nil {
-		w.Fatal(err)
-	}
+	testenv.OK(w, err)
 	return r
 }
 
@@ -164,13 +157,9 @@ func tracedHost(t *testing.T, to string) (*host.Host, *config.Config) {
 	t.Helper()
 	c := configuration(t)
 	c.OTLP = config.OTLP{Endpoint: to, Timeout: c.OTLP.Timeout, HeadersFile: filepath.Join(filepath.Dir(c.Socket), "headers")}
-	if err := os.WriteFile(c.OTLP.HeadersFile, []byte("X-Tenant: one\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(c.OTLP.HeadersFile, []byte("X-Tenant: one\n"), 0o600))
 	c.Roots[0].Level = 1
-	if err := c.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.Validate())
 	h, _ := hosttest.Start(t, c)
 	return h, c
 }

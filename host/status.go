@@ -51,9 +51,6 @@ func (h *Host) Status() *proto.StatusResponse {
 		})
 	}
 	out.Counters = observe.Counters(&st, h.engine.Stats())
-	memory := h.server.Memory(0)
-	out.Counters["memory_limit_bytes"], out.Counters["memory_refusals"] = uint64(memory.Limit), memory.Refused
-	out.Counters["memory_bytes"] = uint64(memory.Own + memory.Held)
 	select {
 	case <-h.Ready():
 		out.Serving = true

@@ -30,9 +30,7 @@ func TestVulnerabilitiesAreNotLeftOutSilently(t *testing.T) {
 	} {
 		tool := filepath.Join(dir, strings.ReplaceAll(c.name, " ", "-"))
 		if c.script != "" {
-			if err := os.WriteFile(tool, []byte("#!/bin/sh\n"+c.script+"\n"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, os.WriteFile(tool, []byte("#!/bin/sh\n"+c.script+"\n"), 0o700))
 		}
 		cmd := exec.Command("make", "-C", "..", "--no-print-directory", "vulnerabilities", "GOVULNCHECK="+tool)
 		if c.option != "" {

@@ -43,3 +43,11 @@ func init() {
 		os.Setenv("PATH", os.Getenv("PATH")+string(os.PathListSeparator)+bin)
 	}
 }
+
+// OK ends the test at an error: of what a test needs, and does not look at.
+func OK(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

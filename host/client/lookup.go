@@ -95,7 +95,6 @@ func (l *Lookup) Release(ctx context.Context) error {
 	if l.lease == 0 {
 		return nil
 	}
-	_, err := l.session.ask(ctx,
-		&proto.SessionRequest{Body: &proto.SessionRequest_Release{Release: &proto.Release{Lease: l.lease}}})
+	_, err := l.session.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Release{Release: &proto.Release{Lease: l.lease}}})
 	return err
 }

@@ -107,8 +107,7 @@ func Dial(ctx context.Context, h Hello) (*Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrHostGone, h.Socket, err)
 	}
-	s := &Session{hello: h, conn: conn, stub: proto.NewEngineServiceClient(conn), calls: map[uint64]call{},
-		ended: make(chan struct{})}
+	s := &Session{hello: h, conn: conn, stub: proto.NewEngineServiceClient(conn), calls: map[uint64]call{}, ended: make(chan struct{})}
 	streamCtx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	stop := context.AfterFunc(ctx, cancel)

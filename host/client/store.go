@@ -91,8 +91,7 @@ func (s *Session) Store(ctx context.Context, request, group uint32, chunks []Sto
 		return nil, err
 	}
 	n := s.hello.Namespace.KeyBytes
-	m := &proto.Store{Request: request, Group: group, Timeline: order.message(),
-		Chunks: make([]*proto.StoreChunk, len(chunks))}
+	m := &proto.Store{Request: request, Group: group, Timeline: order.message(), Chunks: make([]*proto.StoreChunk, len(chunks))}
 	for i := range chunks {
 		c := &chunks[i]
 		m.Chunks[i] = &proto.StoreChunk{Key: c.Key[:n], Depth: c.Depth, Blocks: c.Blocks}
@@ -100,8 +99,7 @@ func (s *Session) Store(ctx context.Context, request, group uint32, chunks []Sto
 			m.Chunks[i].Parent = c.Parent[:n]
 		}
 	}
-	j := &StoreJob{session: s, order: order, chunks: len(chunks), read: make(chan struct{}),
-		published: make(chan struct{})}
+	j := &StoreJob{session: s, order: order, chunks: len(chunks), read: make(chan struct{}), published: make(chan struct{})}
 	var err error
 	ask := &proto.SessionRequest{Traceparent: traceparentOf(ctx), Body: &proto.SessionRequest_Store{Store: m}}
 	if j.id, err = s.start(ask, j); err != nil {
@@ -146,8 +144,7 @@ func (j *StoreJob) lost(err error) {
 }
 
 func storeResult(m *proto.StorePublished) StoreResult {
-	r := StoreResult{Chunks: make([]ChunkResult, len(m.GetResults())), Bytes: int64(m.GetBytes()),
-		Cancelled: m.GetCancelled()}
+	r := StoreResult{Chunks: make([]ChunkResult, len(m.GetResults())), Bytes: int64(m.GetBytes()), Cancelled: m.GetCancelled()}
 	for i, c := range m.GetResults() {
 		r.Chunks[i].Result = Result(c)
 	}

@@ -83,7 +83,7 @@ func (h *served) settled() string {
 	for _, p := range st.Policies {
 		fmt.Fprintln(&b, p.Name, p.Role, p.Root, p.Digest, p.State)
 	}
-	return fmt.Sprintln(b.String(), st.PolicyMemoryLimit, st.Counters["memory_limit_bytes"])
+	return fmt.Sprintln(b.String(), st.PolicyMemoryLimit, st.Budgets[0].Limit)
 }
 
 func (h *served) greeting(tenant uint32) client.Hello {

@@ -95,6 +95,13 @@ func drawScreen(before, now *proto.StatusResponse) string {
 		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\n", cmp.Or(u.Model, "-"), u.Tenant, u.Keys, percent(u.Hits, u.Keys), config.SizeText(u.LoadedBytes),
 			config.SizeText(u.StoredBytes))
 	})
+	table(&b, "SHARED\tHOST'S OWN\tHELD\tREFUSED\tMOST IS HELD BY", now.Budgets, func(w io.Writer, u *proto.BudgetStatus) {
+		var most []string
+		for _, h := range u.Most {
+			most = append(most, h.Name+" "+percent(h.Held, u.Limit))
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", u.Of, percent(u.Own, u.Limit), percent(u.Held, u.Limit), u.Refused, strings.Join(most, ", "))
+	})
 	table(&b, "SESSION\tENGINE\tROLE\tRANK\tMODEL\tLEASES\tJOBS\tFOR", now.SessionList, func(w io.Writer, x *proto.SessionStatus) {
 		age := time.Since(x.Since.AsTime()).Round(time.Second)
 		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%s\t%d\t%d\t%s\n", x.Number, x.Engine, cmp.Or(x.Role, "-"), x.Rank, cmp.Or(x.Model, "-"), x.Leases,

@@ -16,6 +16,7 @@ type Config struct {
 	Holders int      // most of them at a time
 	Least   int64    // that each holder must be able to hold at any time
 	Parts   []string // what holders hold it for
+	Half    bool     // a tenant has at most half of the holders, but for 0, which is the operator
 	First   bool     // a holder that holds nothing may exceed its share: what it needs is larger than shares may be
 	Advice  string   // to a holder that is refused: what it can do
 }
@@ -91,6 +92,9 @@ func (b *Budget) Join(name string, id uint32) (*Holder, error) {
 	case b.active >= b.cfg.Holders:
 		b.refused++
 		return nil, fmt.Errorf("%w: %s: %d, that is the limit", ErrHolders, b.cfg.Of, b.active)
+	case b.cfg.Half && id != 0 && b.tenants[id] != nil && b.tenants[id].holders >= b.cfg.Holders/2:
+		b.refused++
+		return nil, fmt.Errorf("%w: %s: %d of one user, that is the limit", ErrHolders, b.cfg.Of, b.tenants[id].holders)
 	case b.loans > b.common && !b.cfg.First: // then what is set aside for the next holder is not free
 		b.refused++
 		return nil, fmt.Errorf("%w: %s: those that have left hold %d more than can be borrowed", ErrShare, b.cfg.Of, b.loans-b.common)
@@ -158,6 +162,13 @@ func (h *Holder) Take(part int, n int64) error {
 	}
 	h.add(part, n)
 	return nil
+}
+
+// Exceed takes n for a part, whatever the holder's share is. Until it has given as much back, Take gives it no more.
+func (h *Holder) Exceed(part int, n int64) {
+	h.budget.mu.Lock()
+	defer h.budget.mu.Unlock()
+	h.add(part, n)
 }
 
 // first says whether n is the holder's first, which it gets above its share: if its tenant has nothing, or no more than half of
@@ -248,6 +259,7 @@ func (h *Holder) Held() int64 {
 
 // Figures are a budget at one moment.
 type Figures struct {
+	Of               string
 	Limit, Own, Held int64
 	Holders          int
 	Refused          uint64 // requests, since the start
@@ -266,7 +278,7 @@ type Share struct {
 func (b *Budget) Figures(most int) Figures {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	f := Figures{Limit: b.cfg.Limit, Own: b.cfg.Own, Held: b.held, Holders: b.active, Refused: b.refused,
+	f := Figures{Of: b.cfg.Of, Limit: b.cfg.Limit, Own: b.cfg.Own, Held: b.held, Holders: b.active, Refused: b.refused,
 		Parts: map[string]int64{}}
 	for _, part := range b.cfg.Parts {
 		f.Parts[part] = 0

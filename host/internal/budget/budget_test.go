@@ -5,24 +5,21 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func small(t *testing.T) *Budget {
 	t.Helper()
-	b, err := New(Config{Of: "memory", Limit: 1100, Own: 100, Holders: 10, Least: 50, Parts: []string{"a", "b"},
-		Advice: "give some back"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b, err := New(Config{Of: "memory", Limit: 1100, Own: 100, Holders: 10, Least: 50, Parts: []string{"a", "b"}, Advice: "give some back"})
+	testenv.OK(t, err)
 	return b
 }
 
 func join(t *testing.T, b *Budget, name string, tenant uint32) *Holder {
 	t.Helper()
 	h, err := b.Join(name, tenant)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return h
 }
 
@@ -198,9 +195,7 @@ func giveAll(h *Holder) {
 // tenant has no more than half. What is more than all of it is given to one holder at a time.
 func TestFirst(t *testing.T) {
 	b, err := New(Config{Of: "room", Limit: 32, Holders: 100, Parts: []string{"waiting"}, First: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	take := func(h *Holder, n int64, want bool) {
 		t.Helper()
 		if err := h.Take(0, n); (err == nil) != want || err != nil && !errors.Is(err, ErrShare) {
@@ -232,9 +227,7 @@ func TestDivideAs(t *testing.T) {
 	h := join(t, b, "first", 1)
 	held := fill(h)
 	less, err := New(Config{Of: "memory", Limit: 300, Own: 100, Holders: 2, Least: 50, Parts: []string{"a", "b"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	b.DivideAs(less)
 	if h.Take(0, 1) == nil || h.Held() != held {
 		t.Errorf("it holds %d of less, %d before", h.Held(), held)
@@ -249,4 +242,19 @@ func TestDivideAs(t *testing.T) {
 	}
 	h.Give(0, held)
 	h.Leave()
+}
+
+// A user's connections leave half of them to others, but for the operator's.
+func TestHalfIsForOthers(t *testing.T) {
+	b, err := New(Config{Of: "connections", Limit: 1000, Holders: 10, Half: true, Parts: []string{"a"}})
+	testenv.OK(t, err)
+	for range 5 {
+		join(t, b, "crowd", 7)
+	}
+	if _, err := b.Join("crowd", 7); !errors.Is(err, ErrHolders) {
+		t.Errorf("a user's sixth of ten: %v, want %v", err, ErrHolders)
+	}
+	for range 5 {
+		join(t, b, "operator", 0)
+	}
 }

@@ -11,47 +11,96 @@ import (
 
 // Session is what a session holds. It is safe for concurrent use.
 type Session struct {
-	memory      *Holder
-	descriptors *Holder
-	room        *Holder
-	namespace   int64 // bytes of it
+	held      [shared]*Holder
+	namespace int64 // bytes of it
 
 	mu       sync.Mutex
 	messages map[uint64]int64 // bytes by id, of messages that are not answered
 }
 
+// What all sessions share, as places in Session.held.
+const (
+	inMemory = iota
+	inDescriptors
+	inRoom
+	inLeased
+	inMappings
+	shared
+)
+
+// Use is what a session holds a part of a budget for.
+type Use int
+
+const (
+	Grants      Use = iota // memory of keys of leases
+	Regions                // memory of tables of pages
+	Requests               // memory of requests
+	Descriptors            // files that wait for their message
+	Pieces                 // files that are kept open between the steps of a load
+	Room                   // bytes on disk for stores that wait
+	Entries                // bytes of entries that leases hold
+	Mappings               // of clients' files
+)
+
+// PerLease is the memory of a lease, in grants.
+const PerLease = 32
+
+// uses say of which budget and part each use is, and how much of it one takes.
+var uses = [...]struct {
+	in, part int
+	each     int64
+}{
+	Grants: {inMemory, partLeases, grantBytes}, Regions: {inMemory, partRegions, regionBytes},
+	Requests: {inMemory, partSessions, requestBytes}, Descriptors: {inDescriptors, partWaiting, 1}, Pieces: {inDescriptors, partPieces, 1},
+	Room: {inRoom, 0, 1}, Entries: {inLeased, 0, 1}, Mappings: {inMappings, 0, 1},
+}
+
+// Take takes n for a use, or says why the session may not have it.
+func (h *Session) Take(u Use, n int64) error {
+	use := &uses[u]
+	return h.held[use.in].Take(use.part, n*use.each)
+}
+
+// Give gives n of a use back.
+func (h *Session) Give(u Use, n int64) {
+	use := &uses[u]
+	h.held[use.in].Give(use.part, n*use.each)
+}
+
 // New makes what a new session holds, or says why there is no share for it.
-func (b *Sessions) New(session uint64) (_ *Session, err error) {
-	name := fmt.Sprintf("session %d", session)
+func (b *Sessions) New(session uint64) (*Session, error) {
 	h := &Session{messages: map[uint64]int64{}}
-	var joined []*Holder
-	defer func() {
+	for i, of := range [shared]*Budget{b.Memory, b.Descriptors, b.Room, b.Leased, b.Mappings} {
+		holder, err := of.Join(fmt.Sprintf("session %d", session), 0)
 		if err != nil {
-			for _, j := range joined {
-				j.Leave()
-			}
-		}
-	}()
-	for _, j := range []struct {
-		budget *Budget
-		holder **Holder
-	}{{b.Memory, &h.memory}, {b.Descriptors, &h.descriptors}, {b.Room, &h.room}} {
-		if *j.holder, err = j.budget.Join(name, 0); err != nil {
+			h.leave()
 			return nil, err
 		}
-		joined = append(joined, *j.holder)
+		h.held[i] = holder
 	}
-	return h, h.memory.Take(partSessions, sessionBytes)
+	if err := h.held[inMemory].Take(partSessions, sessionBytes); err != nil {
+		h.leave()
+		return nil, err
+	}
+	return h, nil
+}
+
+func (h *Session) leave() {
+	for _, holder := range h.held {
+		if holder != nil {
+			holder.Leave()
+		}
+	}
 }
 
 // Greeted takes the memory of what HELLO says, which is kept as long as the session, and tells the budgets which session it is.
 func (h *Session) Greeted(session uint64, m *proto.Hello) error {
 	name := fmt.Sprintf("session %d (%s)", session, m.GetEngine())
-	for _, holder := range []*Holder{h.memory, h.descriptors, h.room} {
+	for _, holder := range h.held {
 		holder.Is(name, m.GetTenant())
 	}
 	bytes := namespaceBytes * int64(protobuf.Size(m.GetNamespace()))
-	if err := h.memory.Take(partSessions, bytes); err != nil {
+	if err := h.held[inMemory].Take(partSessions, bytes); err != nil {
 		return err
 	}
 	h.namespace = bytes
@@ -60,14 +109,12 @@ func (h *Session) Greeted(session uint64, m *proto.Hello) error {
 
 // Leave releases what the session itself holds. What its jobs hold counts until they are over.
 func (h *Session) Leave() {
-	h.memory.Give(partSessions, sessionBytes+h.namespace)
-	h.memory.Leave()
-	h.descriptors.Leave()
-	h.room.Leave()
+	h.held[inMemory].Give(partSessions, sessionBytes+h.namespace)
+	h.leave()
 }
 
 // Held is the memory that the session holds.
-func (h *Session) Held() int64 { return h.memory.Held() }
+func (h *Session) Held() int64 { return h.held[inMemory].Held() }
 
 // Received takes the memory of a message until it is answered.
 func (h *Session) Received(m *proto.SessionRequest) error {
@@ -75,7 +122,7 @@ func (h *Session) Received(m *proto.SessionRequest) error {
 	if bytes == 0 {
 		return nil
 	}
-	if err := h.memory.Take(partMessages, bytes); err != nil {
+	if err := h.held[inMemory].Take(partMessages, bytes); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -94,39 +141,23 @@ func (h *Session) Answered(id uint64) int64 {
 }
 
 // Sent gives back the memory of an answer.
-func (h *Session) Sent(bytes int64) { h.memory.Give(partMessages, bytes) }
+func (h *Session) Sent(bytes int64) { h.held[inMemory].Give(partMessages, bytes) }
 
 // Unanswered gives back the memory of a message that gets no answer.
 func (h *Session) Unanswered(id uint64) { h.Sent(h.Answered(id)) }
 
-// Lease takes the memory of a lease of so many keys.
-func (h *Session) Lease(keys int) error {
-	return h.memory.Take(partLeases, leaseBytes+grantBytes*int64(keys))
+// Leased takes the bytes of the entries that a lease holds in roots. Where they are scarce, a session gets no more than its
+// share.
+func (h *Session) Leased(bytes int64, scarce bool) error {
+	if scarce {
+		return h.Take(Entries, bytes)
+	}
+	h.held[inLeased].Exceed(0, bytes)
+	return nil
 }
 
-// LeaseOver gives it back.
-func (h *Session) LeaseOver(keys int) { h.memory.Give(partLeases, leaseBytes+grantBytes*int64(keys)) }
+// Keep says whether the session may keep one more file of a piece open between the steps of a load.
+func (h *Session) Keep() bool { return h.Take(Pieces, 1) == nil }
 
-// Regions takes the memory of the tables of so many regions.
-func (h *Session) Regions(n int) error { return h.memory.Take(partRegions, regionBytes*int64(n)) }
-
-// RegionsGone gives it back.
-func (h *Session) RegionsGone(n int) { h.memory.Give(partRegions, regionBytes*int64(n)) }
-
-// Request takes the memory of a request.
-func (h *Session) Request() error { return h.memory.Take(partSessions, requestBytes) }
-
-// RequestOver gives it back.
-func (h *Session) RequestOver() { h.memory.Give(partSessions, requestBytes) }
-
-// Descriptor takes a file descriptor that waits for its message.
-func (h *Session) Descriptor() error { return h.descriptors.Take(0, 1) }
-
-// DescriptorsGone gives so many back.
-func (h *Session) DescriptorsGone(n int) { h.descriptors.Give(0, int64(n)) }
-
-// Room takes room on disk for chunks of a store that waits for a semaphore.
-func (h *Session) Room(bytes int64) error { return h.room.Take(0, bytes) }
-
-// RoomFree gives it back.
-func (h *Session) RoomFree(bytes int64) { h.room.Give(0, bytes) }
+// Gone gives such a file back.
+func (h *Session) Gone() { h.Give(Pieces, 1) }

@@ -1,7 +1,13 @@
 package budget
 
 import (
+	"cmp"
 	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -10,26 +16,46 @@ import (
 
 // Sessions are what sessions share.
 type Sessions struct {
-	Memory      *Budget // bytes
-	Descriptors *Budget // that wait for a message
-	Room        *Budget // bytes on disk
-	Arriving    *Budget // bytes of messages that no session has yet, by connection
+	Memory      *Budget      // bytes
+	Descriptors *Budget      // that wait for a message, or are of pieces between the steps of a load
+	Mappings    *Budget      // of clients' files
+	Room        *Budget      // bytes on disk
+	Leased      *Budget      // bytes of entries that leases hold
+	Arriving    *Budget      // bytes that connections hold and no session, by connection
+	Passing     *Connections // of the descriptor socket
+	HTTP        *Connections
 
 	said atomic.Int64 // when a refusal was logged last, in nanoseconds
 }
 
 // Refused logs for the operator who holds most, once a second at most: a client learns its own figures only.
 func (b *Sessions) Refused(log *slog.Logger, err error) {
-	if f := b.Memory.Figures(3); b.says() {
+	if b.says() {
+		f := b.Memory.Figures(3)
 		log.Warn("message refused: the session's share is used up", "error", err, "held", f.Held, "sessions", f.Holders, "most", f.Most)
 	}
 }
 
 // Closed logs that a connection was closed because of what arrived on it, as Refused does.
 func (b *Sessions) Closed(log *slog.Logger, err error) {
-	if f := b.Arriving.Figures(3); b.says() {
+	if b.says() {
+		f := b.Arriving.Figures(3)
 		log.Warn("connection closed: more arrives than its share", "error", err, "held", f.Held, "connections", f.Holders, "most", f.Most)
 	}
+}
+
+// Figures are those of all that is bounded, each with at most so many holders. What connections hold is a part of the memory.
+func (b *Sessions) Figures(most int) []Figures {
+	memory, arriving := b.Memory.Figures(most), b.Arriving.Figures(most)
+	memory.Own = max(0, memory.Own-arriving.Limit)
+	memory.Held += arriving.Held
+	memory.Refused += arriving.Refused
+	maps.Copy(memory.Parts, arriving.Parts)
+	memory.Most = append(memory.Most, arriving.Most...)
+	slices.SortStableFunc(memory.Most, func(a, c Share) int { return cmp.Compare(c.Held, a.Held) })
+	memory.Most = memory.Most[:min(most, len(memory.Most))]
+	return []Figures{memory, b.Descriptors.Figures(most), b.Mappings.Figures(most), b.Room.Figures(most), b.Leased.Figures(most), b.Passing.Figures(),
+		b.HTTP.Figures()}
 }
 
 func (b *Sessions) says() bool {
@@ -37,6 +63,15 @@ func (b *Sessions) says() bool {
 	last := b.said.Load()
 	return now-last >= int64(time.Second) && b.said.CompareAndSwap(last, now)
 }
+
+// Parts of descriptors.
+const (
+	partWaiting = iota // for their message
+	partPieces
+)
+
+// partEvents is the part of the memory of connections that streams of events have.
+const partEvents = 1
 
 // Parts of the memory.
 const (
@@ -65,21 +100,51 @@ func ArrivingPart(limit, staging int64) int64 { return max(0, limit-staging) / 8
 // moreConnections are those that have no session: of people, of readers of events and Status.
 const moreConnections = 64
 
-// OfArriving divides the memory of messages that come among connections.
+// OfArriving divides the memory of connections that is no session's among them: of messages that come, and of streams of events.
 func OfArriving(limit int64, sessions int) *Budget {
 	return some(Config{
-		Of: "memory of messages that are not complete", Limit: limit, Holders: sessions + moreConnections, Parts: []string{"arriving"},
-		Advice: "send smaller messages, and each one whole, or ask the operator for more (max_memory)",
+		Of: "memory of connections", Limit: limit, Holders: int(min(int64(sessions+moreConnections), openFiles()/8)),
+		Half: true, Parts: []string{"arriving", "events"},
+		Advice: "send smaller messages, each one whole, read fewer streams, or ask the operator for more (max_memory)",
 	})
 }
 
-// OfDescriptors divides the process's file descriptors, of which roots and connections need the other half.
-func OfDescriptors(sessions int) *Budget {
+// Stream takes the memory of a stream of events, or says why the connection may not have one more.
+func (h *Holder) Stream() error { return h.Take(partEvents, streamBytes) }
+
+// StreamOver gives it back.
+func (h *Holder) StreamOver() { h.Give(partEvents, streamBytes) }
+
+// openFiles is how many files the process may have open. Sessions have 7 of 32 of them (OfDescriptors), their connections 4
+// (OfArriving), and those of the descriptor socket and of HTTP one each (newConnections). More than half is for the store, which
+// must be able to open its own files whatever clients do.
+func openFiles() int64 {
 	var files unix.Rlimit
 	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &files) // cannot fail: the pointer is good
+	return int64(min(files.Cur, 1<<40))
+}
+
+// OfDescriptors divides the part of the process's file descriptors that sessions have.
+func OfDescriptors(sessions int) *Budget {
+	files := openFiles()
 	return some(Config{
-		Of: "file descriptors", Limit: int64(min(files.Cur, 1<<40) / 2), Holders: sessions, Parts: []string{"descriptors"},
+		Of: "file descriptors", Limit: files, Own: files - files*7/32, Holders: sessions, Parts: []string{"waiting", "pieces"},
 		Advice: "send REGISTER for those that wait, or ask the operator for more (the process's limit of open files)",
+	})
+}
+
+// OfMappings divides half of the mappings that the kernel lets the process have. It cannot live without the others: its own
+// memory takes them.
+func OfMappings(sessions int) *Budget {
+	limit := int64(65530) // the kernel's default
+	if text, err := os.ReadFile("/proc/sys/vm/max_map_count"); err == nil {
+		if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil {
+			limit = n
+		}
+	}
+	return some(Config{
+		Of: "mappings", Limit: limit, Own: limit / 2, Holders: sessions, Parts: []string{"files"},
+		Advice: "share fewer and larger files, or ask the operator for more (vm.max_map_count)",
 	})
 }
 
@@ -92,9 +157,17 @@ func OfRoom(capacity int64, sessions int) *Budget {
 	})
 }
 
+// OfLeased divides the bytes that leases hold in the roots, an entry as often as leases hold it.
+func OfLeased(capacity int64, sessions int) *Budget {
+	return some(Config{
+		Of: "leased bytes", Limit: capacity, Holders: sessions, Parts: []string{"entries"}, First: true,
+		Advice: "load what was looked up, or release it",
+	})
+}
+
 // some makes a budget of at least a little. Then nothing can be wrong with it: no holder needs a part of its own.
 func some(c Config) *Budget {
-	c.Limit = max(c.Limit, 16)
+	c.Limit = max(c.Limit, c.Own+16)
 	b, _ := New(c)
 	return b
 }

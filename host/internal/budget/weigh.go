@@ -8,13 +8,13 @@ import (
 
 // Estimates of what is held, in bytes.
 const (
-	sessionBytes   = 320 << 10 // gRPC's buffers, goroutines, queues
+	sessionBytes   = 448 << 10 // gRPC's buffers, goroutines, queues, and keys of a LOOKUP
 	namespaceBytes = 8         // of each byte of a namespace
 	requestBytes   = 256
 	jobBytes       = 1 << 10 // of each chunk of a job: its reservation, task, result
-	leaseBytes     = 512     // and a grant for each key
 	grantBytes     = 16
 	regionBytes    = 160
+	streamBytes    = 768 << 10 // of a stream of events: a batch as changes, as events and on its way
 )
 
 // weigh estimates the memory that a message takes until it is answered, with what is done about it. An element of a list

@@ -27,6 +27,7 @@ func TestErrors(t *testing.T) {
 		{name: "ill-typed", text: "[engine]\n# c\nthreads_per_gpu = \"16\"\n", is: ErrValue,
 			want: []string{"k.toml:", "engine.threads_per_gpu is text, want whole number"}},
 		{name: "section as key", text: "log = 1\n", is: ErrValue, want: []string{"k.toml:", "want a table [log]"}},
+		{name: "no UTF-8", flags: []Setting{{"root", "/mnt/\xff=1GiB"}}, is: ErrValue, want: []string{`\xff`, "UTF-8"}},
 		{name: "bad choice", text: "[store]\ndurability = \"strickt\"\n", is: ErrValue,
 			want: []string{"k.toml:", `did you mean "strict"`}},
 		{name: "bad size", text: "[engine]\nslot_bytes = \"4MB?\"\n", is: ErrValue,

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/spans"
@@ -83,6 +84,9 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		at := "root[" + strconv.Itoa(i) + "]"
 		if r.Path == "" {
 			bad(at+".path", "no path")
+		}
+		if !utf8.ValidString(r.Path) {
+			bad(at+".path", "%q is not UTF-8, as all names in answers are: give the directory another name, or a link with one", r.Path)
 		}
 		if r.Capacity < smallestRoot {
 			bad(at+".capacity", "%d bytes: a root needs at least %s, such as \"100GiB\" or \"80%%\" of its file system", r.Capacity,

@@ -41,12 +41,8 @@ func openBrowser(t *testing.T, width, height int, scheme string) *browser {
 	testenv.Need(t, testenv.Chromium)
 	cmd := exec.Command("chromedriver", "--port=0")
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
+	testenv.OK(t, cmd.Start())
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
@@ -78,23 +74,15 @@ func (b *browser) ask(method, path string, body any) any {
 	b.t.Helper()
 	var payload bytes.Buffer
 	if body != nil {
-		if err := json.NewEncoder(&payload).Encode(body); err != nil {
-			b.t.Fatal(err)
-		}
+		testenv.OK(b.t, json.NewEncoder(&payload).Encode(body))
 	}
 	q, err := http.NewRequest(method, b.session+path, &payload)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.OK(b.t, err)
 	r, err := http.DefaultClient.Do(q)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.OK(b.t, err)
 	defer r.Body.Close()
 	var answer struct{ Value any }
-	if err := json.NewDecoder(r.Body).Decode(&answer); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.OK(b.t, json.NewDecoder(r.Body).Decode(&answer))
 	if r.StatusCode != http.StatusOK {
 		b.t.Fatalf("%s %s: the browser answers %v", method, path, answer.Value)
 	}
@@ -130,12 +118,8 @@ func (b *browser) picture(name string) {
 	}
 	got := b.ask("POST", "/goog/cdp/execute", map[string]any{"cmd": "Page.captureScreenshot", "params": map[string]any{"captureBeyondViewport": true}})
 	png, err := base64.StdEncoding.DecodeString(got.(map[string]any)["data"].(string))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(*screenshots, name+".png"), png, 0o600); err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.OK(b.t, err)
+	testenv.OK(b.t, os.WriteFile(filepath.Join(*screenshots, name+".png"), png, 0o600))
 }
 
 // complaints are what the browser's console has of errors, refused content among them.

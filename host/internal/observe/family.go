@@ -28,8 +28,11 @@ func newFamily(name, help, labels string, kind prometheus.ValueType) family {
 // series receives what is scraped.
 type series chan<- prometheus.Metric
 
-// put sends one series.
+// put sends one series. A label that is not UTF-8 would fail all of them.
 func (s series) put(f family, v float64, labels ...string) {
+	for i := range labels {
+		labels[i] = strings.ToValidUTF8(labels[i], "\uFFFD")
+	}
 	s <- prometheus.MustNewConstMetric(f.desc, f.kind, v, labels...)
 }
 

@@ -6,7 +6,12 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,15 +21,22 @@ import (
 // leastToken is the least length of a token: shorter ones can be guessed.
 const leastToken = 16
 
-// guard lets requests with the right token pass.
+// guard lets requests with the right token pass. Where no token is wanted, it keeps pages of other sites out, which a
+// browser on this machine may have open.
 type guard struct {
 	digest [sha256.Size]byte
-	open   bool // no token is wanted
+	open   bool     // no token is wanted
+	names  []string // of this host
 }
 
-func newGuard(file string) (*guard, error) {
+func newGuard(file, listen string) (*guard, error) {
 	if file == "" {
-		return &guard{open: true}, nil
+		name, _, _ := net.SplitHostPort(listen)
+		g := &guard{open: true, names: []string{name}}
+		if name, err := os.Hostname(); err == nil {
+			g.names = append(g.names, name)
+		}
+		return g, nil
 	}
 	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
 	defer stop()
@@ -43,7 +55,7 @@ func newGuard(file string) (*guard, error) {
 // protect answers 401 to requests without the token. Digests are compared, so that the time tells nothing of the token.
 func (g *guard) protect(next http.Handler) http.Handler {
 	if g.open {
-		return next
+		return g.sameSite(next)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
@@ -54,5 +66,26 @@ func (g *guard) protect(next http.Handler) http.Handler {
 			return
 		}
 		next.ServeHTTP(w, r)
+	})
+}
+
+// sameSite answers 403 to requests of other sites: those with such an Origin, and those that name this host by a name that is
+// not its own, because another site's name can be made to lead here. It cannot be an address, or a name without a dot.
+func (g *guard) sameSite(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := r.Host
+		if host, _, err := net.SplitHostPort(name); err == nil {
+			name = host
+		}
+		_, err := netip.ParseAddr(strings.Trim(name, "[]"))
+		own := err == nil || !strings.Contains(name, ".") ||
+			slices.ContainsFunc(g.names, func(n string) bool { return strings.EqualFold(n, name) })
+		origin, err := url.Parse(r.Header.Get("Origin"))
+		if own && err == nil && (r.Header.Get("Origin") == "" || origin.Host == r.Host) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		http.Error(w, fmt.Sprintf("Host %q with Origin %q may be another site: use this host's address, or set http.token_file",
+			r.Host, r.Header.Get("Origin")), http.StatusForbidden)
 	})
 }

@@ -23,25 +23,19 @@ var counters = []struct {
 	{"lookup_hits", "Keys granted with a lease.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Hits) }},
 	{"stores_resident", "Chunks offered that were resident already.",
 		func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Resident) }},
-	{"stores_refused", "Chunks that the admit policy refused.",
-		func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Refused) }},
+	{"stores_refused", "Chunks that the admit policy refused.", func(s *store.Stats, _ transfer.Stats) int64 { return int64(s.Refused) }},
 	{"stored_files", "Piece files published.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoredFiles }},
-	{"stored_bytes", "Bytes of piece files published.",
-		func(_ *store.Stats, t transfer.Stats) int64 { return t.StoredBytes }},
-	{"store_errors", "Pieces that failed to be stored.",
-		func(_ *store.Stats, t transfer.Stats) int64 { return t.StoreErrors }},
-	{"stores_shed", "Pieces that waited too long for their turn.",
-		func(_ *store.Stats, t transfer.Stats) int64 { return t.StoresShed }},
-	{"loaded_files", "Pieces delivered and verified.",
-		func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedFiles }},
-	{"loaded_bytes", "Bytes of piece files delivered and verified.",
-		func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedBytes }},
+	{"stored_bytes", "Bytes of piece files published.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoredBytes }},
+	{"store_errors", "Pieces that failed to be stored.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoreErrors }},
+	{"stores_shed", "Pieces that waited too long for their turn.", func(_ *store.Stats, t transfer.Stats) int64 { return t.StoresShed }},
+	{"loaded_files", "Pieces delivered and verified.", func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedFiles }},
+	{"loaded_bytes", "Bytes of piece files delivered and verified.", func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadedBytes }},
 	{"load_errors", "Pieces that failed to be loaded.",
 		func(_ *store.Stats, t transfer.Stats) int64 { return t.LoadErrors }},
 }
 
-// shared reads a figure of a shared root; it is 0 for others.
-func shared(value func(s *store.SharedStats) float64) func(*store.RootStats) float64 {
+// ofShared reads a figure of a shared root; it is 0 for others.
+func ofShared(value func(s *store.SharedStats) float64) func(*store.RootStats) float64 {
 	return func(r *store.RootStats) float64 {
 		if r.Shared == nil {
 			return 0
@@ -55,8 +49,7 @@ var rootMetrics = rows[store.RootStats]{
 	{"root_capacity_bytes", "Configured limit.", gauge, func(r *store.RootStats) float64 { return float64(r.Capacity) }},
 	{"root_used_bytes", "Allocated bytes of pieces, temporaries and quarantine.", gauge,
 		func(r *store.RootStats) float64 { return float64(r.Used) }},
-	{"root_writing_bytes", "Bytes reserved by stores in flight.", gauge,
-		func(r *store.RootStats) float64 { return float64(r.Writing) }},
+	{"root_writing_bytes", "Bytes reserved by stores in flight.", gauge, func(r *store.RootStats) float64 { return float64(r.Writing) }},
 	{"root_quarantine_bytes", "Bytes of damaged files kept for inspection.", gauge,
 		func(r *store.RootStats) float64 { return float64(r.Held) }},
 	{"root_state", "0: in use; 1: full, stores only where no other root takes them; 2: read-only; 3: out of service.",
@@ -68,33 +61,32 @@ var rootMetrics = rows[store.RootStats]{
 	{"root_orphan_bytes", "Bytes of files that could not be removed; the removal is retried.", gauge,
 		func(r *store.RootStats) float64 { return float64(r.Orphaned) }},
 	{"root_shared_evictor", "1 while this host is the evictor of a shared root.", gauge,
-		shared(func(s *store.SharedStats) float64 { return boolean(s.Evictor) })},
+		ofShared(func(s *store.SharedStats) float64 { return boolean(s.Evictor) })},
 	{"root_shared_peers", "Other hosts of a shared root, including those that have just left.", gauge,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Peers) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Peers) })},
 	{"root_shared_state", "0: joining, nothing is served or stored; 1: admitted, the root is being scanned; 2: active.",
-		gauge, shared(func(s *store.SharedStats) float64 { return float64(s.State) })},
+		gauge, ofShared(func(s *store.SharedStats) float64 { return float64(s.State) })},
 	{"root_shared_credit_bytes", "Bytes that this host may write to a shared root before it needs more credit.", gauge,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Free) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Free) })},
 	{"root_shared_credit_waits_total", "Times that a store found too little credit.", counter,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Refused) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Refused) })},
 	{"root_shared_outstanding_bytes", "Evictor: credit that hosts hold and have not reported as spent.", gauge,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Outside) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Outside) })},
 	{"root_shared_journal_batches", "Batches of pending evictions.", gauge,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Journal) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Journal) })},
 	{"root_shared_poll_seconds", "Time between this host's last two polls of the others.", gauge,
-		shared(func(s *store.SharedStats) float64 { return s.Lag.Seconds() })},
+		ofShared(func(s *store.SharedStats) float64 { return s.Lag.Seconds() })},
 	{"root_shared_removed_total", "Evictor: entries removed.", counter,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Removed) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Removed) })},
 	{"root_shared_vetoes_total", "Evictor: entries spared because a host had them leased.", counter,
-		shared(func(s *store.SharedStats) float64 { return float64(s.Spared) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.Spared) })},
 	{"root_shared_given_up_total", "Evictor: hosts declared dead.", counter,
-		shared(func(s *store.SharedStats) float64 { return float64(s.GivenUp) })},
+		ofShared(func(s *store.SharedStats) float64 { return float64(s.GivenUp) })},
 	{"root_compression_least_ratio", "Ratio of page bytes to stored bytes from which on chunks are compressed; +Inf: none is.", gauge,
 		func(r *store.RootStats) float64 { return r.Least }},
 	{"root_entries", "Entries in the index.", gauge, func(r *store.RootStats) float64 { return float64(r.Entries) }},
 	{"root_index_bytes", "Memory of the index.", gauge, func(r *store.RootStats) float64 { return float64(r.IndexBytes) }},
-	{"root_scanning", "1 while the scan at the start runs.", gauge,
-		func(r *store.RootStats) float64 { return boolean(r.Scanning) }},
+	{"root_scanning", "1 while the scan at the start runs.", gauge, func(r *store.RootStats) float64 { return boolean(r.Scanning) }},
 	{"root_scanned_files_total", "Files that the scan at the start has read.", counter,
 		func(r *store.RootStats) float64 { return float64(r.Scanned) }},
 	{"root_unscanned_bytes", "Upper bound of the bytes of files that the scan has not read yet.", gauge,
@@ -102,8 +94,7 @@ var rootMetrics = rows[store.RootStats]{
 	{"root_evictions_total", "Entries evicted.", counter, func(r *store.RootStats) float64 { return float64(r.Evictions) }},
 	{"root_recycled_files_total", "Victims' files that stores overwrote instead of making new ones.", counter,
 		func(r *store.RootStats) float64 { return float64(r.Recycled) }},
-	{"root_sheds_total", "Stores that found no space.", counter,
-		func(r *store.RootStats) float64 { return float64(r.Sheds) }},
+	{"root_sheds_total", "Stores that found no space.", counter, func(r *store.RootStats) float64 { return float64(r.Sheds) }},
 	{"root_limit_bytes", "Bytes that the root may use now: less than its capacity if the file system has less.", gauge,
 		func(r *store.RootStats) float64 { return float64(r.Limit) }},
 	{"root_expired_total", "Entries removed because they expired.", counter,
@@ -116,8 +107,7 @@ var rootMetrics = rows[store.RootStats]{
 		func(r *store.RootStats) float64 { return float64(r.OverBudget) }},
 	{"root_damaged_total", "Entries dropped because a file was damaged.", counter,
 		func(r *store.RootStats) float64 { return float64(r.Damaged) }},
-	{"root_vanished_total", "Files removed by another program.", counter,
-		func(r *store.RootStats) float64 { return float64(r.Vanished) }},
+	{"root_vanished_total", "Files removed by another program.", counter, func(r *store.RootStats) float64 { return float64(r.Vanished) }},
 	{"root_sync_failures_total", "Pieces dropped because a sync failed.", counter,
 		func(r *store.RootStats) float64 { return float64(r.SyncFails) }},
 	{"root_bad_victims_total", "Victims named by the policy that could not be evicted.", counter,
@@ -207,7 +197,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	collectTransfers(out, c.Engine, c.GPUs)
 	collectCodec(out, c.Store)
 	collectClients(out, c.Server)
-	collectMemory(out, c.Server.Memory(0))
+	collectBudgets(out, c.Server.Budgets(0))
 }
 
 // NewRegistry returns a registry with all metrics of a host, of Go and of the process.

@@ -13,10 +13,8 @@ import (
 // policyMetrics have one series per policy in use: evict by root.
 var policyMetrics = rows[store.PolicyStats]{
 	{"policy_calls_total", "Calls into a policy.", counter, func(p *store.PolicyStats) float64 { return float64(p.Calls) }},
-	{"policy_records_total", "Records handed to a policy.", counter,
-		func(p *store.PolicyStats) float64 { return float64(p.Records) }},
-	{"policy_seconds_total", "Time spent in a policy.", counter,
-		func(p *store.PolicyStats) float64 { return p.Time.Seconds() }},
+	{"policy_records_total", "Records handed to a policy.", counter, func(p *store.PolicyStats) float64 { return float64(p.Records) }},
+	{"policy_seconds_total", "Time spent in a policy.", counter, func(p *store.PolicyStats) float64 { return p.Time.Seconds() }},
 	{"policy_fuel_total", "Fuel that a policy used, about one unit per instruction; 0 when native.", counter,
 		func(p *store.PolicyStats) float64 { return float64(p.Fuel) }},
 	{"policy_faults_total", "Faults of a policy.", counter, func(p *store.PolicyStats) float64 { return float64(p.Faults) }},
@@ -32,8 +30,7 @@ var policyMetrics = rows[store.PolicyStats]{
 
 // shadowMetrics have one series per shadow. The live hits are those of the same keys.
 var shadowMetrics = rows[store.ShadowStats]{
-	{"shadow_keys_total", "Keys looked up that a shadow received.", counter,
-		func(s *store.ShadowStats) float64 { return float64(s.Keys) }},
+	{"shadow_keys_total", "Keys looked up that a shadow received.", counter, func(s *store.ShadowStats) float64 { return float64(s.Keys) }},
 	{"shadow_hits_total", "Of those, keys that the shadow would have granted.", counter,
 		func(s *store.ShadowStats) float64 { return float64(s.Hits) }},
 	{"shadow_live_hits_total", "Of those, keys that were granted.", counter,
@@ -42,12 +39,9 @@ var shadowMetrics = rows[store.ShadowStats]{
 		func(s *store.ShadowStats) float64 { return float64(s.Dropped) }},
 	{"shadow_evictions_total", "Entries that the shadow would have evicted.", counter,
 		func(s *store.ShadowStats) float64 { return float64(s.Evictions) }},
-	{"shadow_used_bytes", "Bytes in the imaginary cache.", gauge,
-		func(s *store.ShadowStats) float64 { return float64(s.Used) }},
-	{"shadow_capacity_bytes", "Capacity of the imaginary cache.", gauge,
-		func(s *store.ShadowStats) float64 { return float64(s.Capacity) }},
-	{"shadow_seconds_total", "Time spent in the policy.", counter,
-		func(s *store.ShadowStats) float64 { return s.Time.Seconds() }},
+	{"shadow_used_bytes", "Bytes in the imaginary cache.", gauge, func(s *store.ShadowStats) float64 { return float64(s.Used) }},
+	{"shadow_capacity_bytes", "Capacity of the imaginary cache.", gauge, func(s *store.ShadowStats) float64 { return float64(s.Capacity) }},
+	{"shadow_seconds_total", "Time spent in the policy.", counter, func(s *store.ShadowStats) float64 { return s.Time.Seconds() }},
 	{"shadow_memory_bytes", "Memory of the policy's instance; 0 when native.", gauge,
 		func(s *store.ShadowStats) float64 { return float64(s.Memory) }},
 	{"shadow_failed", "1 while the shadow is down after a fault.", gauge,

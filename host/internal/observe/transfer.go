@@ -29,15 +29,14 @@ var (
 	routeFull        = counted("route_full_total", "Pieces that found no slot of device memory and were staged.", "gpu root")
 	routeSuspensions = counted("route_suspensions_total", "How often the direct route was suspended after failures.", "gpu root")
 	routeResumptions = counted("route_resumptions_total", "How often a suspended direct route was resumed.", "gpu root")
-	routeHungStores  = counted("route_hung_stores_total",
-		"Pieces that were not stored because cuFile did not answer in time.", "gpu root")
-	routeHung       = gauged("route_hung_operations", "cuFile operations that were abandoned and have not returned.", "gpu")
-	routeMismatches = counted("route_mismatches_total", "Pieces with wrong bytes by the direct route alone.", "gpu root")
-	directSlots     = gauged("direct_slots_in_use", "Slots of device memory in use.", "gpu")
-	directSlotBytes = gauged("direct_slot_bytes", "Device memory of the slots.", "gpu")
-	handles         = counted("handle_cache_total", "Files that were found registered with cuFile, or had to be.", "gpu result")
-	handlesOpen     = gauged("handle_cache_open", "Files registered with cuFile.", "gpu")
-	handlesEvicted  = counted("handle_cache_evictions_total", "Registered files that made room for others.", "gpu")
+	routeHungStores  = counted("route_hung_stores_total", "Pieces that were not stored because cuFile did not answer in time.", "gpu root")
+	routeHung        = gauged("route_hung_operations", "cuFile operations that were abandoned and have not returned.", "gpu")
+	routeMismatches  = counted("route_mismatches_total", "Pieces with wrong bytes by the direct route alone.", "gpu root")
+	directSlots      = gauged("direct_slots_in_use", "Slots of device memory in use.", "gpu")
+	directSlotBytes  = gauged("direct_slot_bytes", "Device memory of the slots.", "gpu")
+	handles          = counted("handle_cache_total", "Files that were found registered with cuFile, or had to be.", "gpu result")
+	handlesOpen      = gauged("handle_cache_open", "Files registered with cuFile.", "gpu")
+	handlesEvicted   = counted("handle_cache_evictions_total", "Registered files that made room for others.", "gpu")
 )
 
 // Direction is the word for a kind of task.

@@ -9,10 +9,12 @@
 //	GET /status    proto.StatusResponse as JSON
 //	GET /debug/pprof/...  profiles of the process, when switched on
 //
-// With a token, all but the probes want it as "Authorization: Bearer ...".
+// With a token, all but the probes want it as "Authorization: Bearer ...". Without one they want a Host that is an address or a
+// name of this host.
 package observe
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -27,6 +29,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
@@ -38,9 +41,12 @@ type Config struct {
 	TokenFile string // what clients must present; empty: nothing
 	Profiles  bool   // serve /debug/pprof/
 
-	Registry *prometheus.Registry
-	Status   func() *proto.StatusResponse // with NotReady
-	Log      *slog.Logger
+	Registry    *prometheus.Registry
+	Status      func() *proto.StatusResponse // with NotReady
+	Connections *budget.Connections          // that may be open
+	Log         *slog.Logger
+
+	period, timeout time.Duration // for tests: other than the constants
 }
 
 // Server is a bound listener.
@@ -51,7 +57,7 @@ type Server struct {
 
 // Listen binds the address. Nothing is served before [Server.Serve].
 func Listen(cfg Config) (*Server, error) {
-	guard, err := newGuard(cfg.TokenFile)
+	guard, err := newGuard(cfg.TokenFile, cfg.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCredential, err)
 	}
@@ -65,13 +71,13 @@ func Listen(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w; another address is --http-listen", ErrHTTP, cfg.Listen, err)
 	}
-	s := &Server{listener: l, server: http.Server{
-		Handler: handler(cfg, guard), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute,
-		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+	s := &Server{listener: listener{l, cfg.Connections}, server: http.Server{
+		Handler: handler(cfg, guard), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, WriteTimeout: cmp.Or(cfg.timeout, writeTimeout),
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 	}}
 	if certificate != nil {
-		s.listener = tls.NewListener(l, &tls.Config{GetCertificate: certificate.get, MinVersion: tls.VersionTLS12,
-			NextProtos: []string{"h2", "http/1.1"}})
+		s.listener = tls.NewListener(s.listener, &tls.Config{GetCertificate: certificate.get, MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"http/1.1"}}) // a connection of HTTP/2 would be many
 	}
 	if ip := l.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() && (cfg.TokenFile == "" || cfg.CertFile == "") {
 		cfg.Log.Warn("the HTTP address is not on loopback, and clients need no token or can be listened to: "+
@@ -81,25 +87,42 @@ func Listen(cfg Config) (*Server, error) {
 	return s, nil
 }
 
+// answer is the status, and how it is sent.
+type answer struct {
+	status *proto.StatusResponse
+	body   []byte
+}
+
 func handler(cfg Config, guard *guard) http.Handler {
+	period := cmp.Or(cfg.period, period)
+	status := shared(period, func() (answer, error) {
+		s := cfg.Status()
+		body, err := proto.JSON(s)
+		return answer{s, append(body, '\n')}, err
+	})
+	metrics := prometheus.GathererFunc(shared(period, cfg.Registry.Gather))
 	mux, guarded := http.NewServeMux(), http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := cfg.Status().GetNotReady(); len(why) > 0 {
+		if a, _ := status(); len(a.status.GetNotReady()) > 0 {
+			why := a.status.GetNotReady()
 			http.Error(w, strings.Join(why, "\n"), http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	guarded.Handle("GET /metrics", promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{}))
+	guarded.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
+		DisableCompression: true, // it would take more memory than all else of an answer
+	}))
 	guarded.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		body, err := proto.JSON(cfg.Status())
+		a, err := status()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		w.Write(append(body, '\n'))
+		w.Write(a.body)
 	})
 	if cfg.Profiles {
 		guarded.HandleFunc("GET /debug/pprof/", pprof.Index)

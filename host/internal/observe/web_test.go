@@ -25,6 +25,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
@@ -39,11 +41,12 @@ func serve(t *testing.T, cfg Config) *Server {
 	if cfg.Status == nil {
 		cfg.Status = func() *proto.StatusResponse { return &proto.StatusResponse{Version: "v7"} }
 	}
+	if cfg.Connections == nil {
+		cfg.Connections = budget.OfHTTP()
+	}
 	cfg.Log = slog.New(slog.DiscardHandler)
 	s, err := Listen(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(ctx) }()
@@ -62,21 +65,15 @@ func serve(t *testing.T, cfg Config) *Server {
 func get(t *testing.T, c *http.Client, url, token string) (code int, body string, h http.Header) {
 	t.Helper()
 	q, err := http.NewRequest("GET", url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if token != "" {
 		q.Header.Set("Authorization", token)
 	}
 	r, err := c.Do(q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer r.Body.Close()
 	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return r.StatusCode, string(b), r.Header
 }
 
@@ -121,9 +118,7 @@ func TestPaths(t *testing.T) {
 		}
 	}
 	r, err := http.Post("http://"+s.Addr()+"/status", "text/plain", strings.NewReader("x"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	r.Body.Close()
 	if r.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %d, want 405", r.StatusCode)
@@ -137,9 +132,7 @@ func TestPaths(t *testing.T) {
 func write(t *testing.T, text string) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "f")
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(name, []byte(text), 0o600))
 	return name
 }
 
@@ -168,23 +161,15 @@ func TestToken(t *testing.T) {
 func pair(t *testing.T, dir string, serial int64) (cert, key string) {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	c := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{{127, 0, 0, 1}}}
 	der, err := x509.CreateCertificate(rand.Reader, c, c, &k.PublicKey, k)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	raw, err := x509.MarshalPKCS8PrivateKey(k)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
 	for name, b := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: raw}} {
-		if err := os.WriteFile(name, pem.EncodeToMemory(b), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.WriteFile(name, pem.EncodeToMemory(b), 0o600))
 	}
 	return cert, key
 }
@@ -203,26 +188,18 @@ func TestCertificate(t *testing.T) {
 	}
 
 	c, err := loadCertificate(cert, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	serial := func() int64 {
 		got, err := c.get(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		return got.Leaf.SerialNumber.Int64()
 	}
 	renewed := func(name string) {
 		later := time.Now().Add(time.Hour)
-		if err := os.Chtimes(name, later, later); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.Chtimes(name, later, later))
 		c.checked = time.Time{}
 	}
-	if err := os.WriteFile(cert, []byte("half writ"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(cert, []byte("half writ"), 0o600))
 	renewed(cert)
 	if serial() != 1 {
 		t.Error("the old certificate was not kept while the new one is half written")

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -14,9 +15,7 @@ var dtypes = []string{U8, BFloat16, FP8}
 func of(t testing.TB, dtype string) Content {
 	t.Helper()
 	c, err := Of(dtype)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return c
 }
 
@@ -155,32 +154,5 @@ func TestPagesDiffer(t *testing.T) {
 	}
 	if share := float64(ones) / float64(64*len(seen)); share < 0.49 || share > 0.51 {
 		t.Errorf("%.3f of the bits are set", share)
-	}
-}
-
-func BenchmarkFill(b *testing.B) {
-	for _, dtype := range dtypes {
-		b.Run(dtype, func(b *testing.B) {
-			page, content := make([]byte, 16<<10), of(b, dtype)
-			b.SetBytes(int64(len(page)))
-			for b.Loop() {
-				content.Fill(page, 1)
-			}
-		})
-	}
-}
-
-func BenchmarkMismatches(b *testing.B) {
-	for _, dtype := range dtypes {
-		b.Run(dtype, func(b *testing.B) {
-			page, content := make([]byte, 16<<10), of(b, dtype)
-			content.Fill(page, 1)
-			b.SetBytes(int64(len(page)))
-			for b.Loop() {
-				if content.Mismatches(page, 1) != 0 {
-					b.Fatal("mismatch")
-				}
-			}
-		})
 	}
 }

@@ -3871,6 +3871,7 @@ type StatusResponse struct {
 	Usage             []*UsageStatus         `protobuf:"bytes,16,rep,name=usage,proto3" json:"usage,omitempty"`
 	NotReady          []string               `protobuf:"bytes,17,rep,name=not_ready,json=notReady,proto3" json:"not_ready,omitempty"` // why the host is not ready, as GET /readyz says; empty when it is
 	Serving           bool                   `protobuf:"varint,18,opt,name=serving,proto3" json:"serving,omitempty"`
+	Budgets           []*BudgetStatus        `protobuf:"bytes,19,rep,name=budgets,proto3" json:"budgets,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -4031,6 +4032,166 @@ func (x *StatusResponse) GetServing() bool {
 	return false
 }
 
+func (x *StatusResponse) GetBudgets() []*BudgetStatus {
+	if x != nil {
+		return x.Budgets
+	}
+	return nil
+}
+
+// BudgetStatus is what clients share of something that the host has a bounded amount of.
+type BudgetStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Of            string                 `protobuf:"bytes,1,opt,name=of,proto3" json:"of,omitempty"`
+	Limit         uint64                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	Own           uint64                 `protobuf:"varint,3,opt,name=own,proto3" json:"own,omitempty"` // of the limit, for the host itself
+	Held          uint64                 `protobuf:"varint,4,opt,name=held,proto3" json:"held,omitempty"`
+	Refused       uint64                 `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`                                                                       // requests, since the start
+	Parts         map[string]uint64      `protobuf:"bytes,6,rep,name=parts,proto3" json:"parts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // of held
+	Most          []*Holder              `protobuf:"bytes,7,rep,name=most,proto3" json:"most,omitempty"`                                                                              // the holders of most of it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BudgetStatus) Reset() {
+	*x = BudgetStatus{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BudgetStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BudgetStatus) ProtoMessage() {}
+
+func (x *BudgetStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BudgetStatus.ProtoReflect.Descriptor instead.
+func (*BudgetStatus) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *BudgetStatus) GetOf() string {
+	if x != nil {
+		return x.Of
+	}
+	return ""
+}
+
+func (x *BudgetStatus) GetLimit() uint64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *BudgetStatus) GetOwn() uint64 {
+	if x != nil {
+		return x.Own
+	}
+	return 0
+}
+
+func (x *BudgetStatus) GetHeld() uint64 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+func (x *BudgetStatus) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *BudgetStatus) GetParts() map[string]uint64 {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *BudgetStatus) GetMost() []*Holder {
+	if x != nil {
+		return x.Most
+	}
+	return nil
+}
+
+type Holder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Tenant        uint32                 `protobuf:"varint,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Held          uint64                 `protobuf:"varint,3,opt,name=held,proto3" json:"held,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Holder) Reset() {
+	*x = Holder{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Holder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Holder) ProtoMessage() {}
+
+func (x *Holder) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Holder.ProtoReflect.Descriptor instead.
+func (*Holder) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *Holder) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Holder) GetTenant() uint32 {
+	if x != nil {
+		return x.Tenant
+	}
+	return 0
+}
+
+func (x *Holder) GetHeld() uint64 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
 type SessionStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // as in the log
@@ -4049,7 +4210,7 @@ type SessionStatus struct {
 
 func (x *SessionStatus) Reset() {
 	*x = SessionStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4061,7 +4222,7 @@ func (x *SessionStatus) String() string {
 func (*SessionStatus) ProtoMessage() {}
 
 func (x *SessionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4074,7 +4235,7 @@ func (x *SessionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStatus.ProtoReflect.Descriptor instead.
 func (*SessionStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SessionStatus) GetNumber() uint64 {
@@ -4161,7 +4322,7 @@ type LatencyStatus struct {
 
 func (x *LatencyStatus) Reset() {
 	*x = LatencyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4173,7 +4334,7 @@ func (x *LatencyStatus) String() string {
 func (*LatencyStatus) ProtoMessage() {}
 
 func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4186,7 +4347,7 @@ func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyStatus.ProtoReflect.Descriptor instead.
 func (*LatencyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *LatencyStatus) GetAnswer() Answer {
@@ -4242,7 +4403,7 @@ type RouteStatus struct {
 
 func (x *RouteStatus) Reset() {
 	*x = RouteStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4254,7 +4415,7 @@ func (x *RouteStatus) String() string {
 func (*RouteStatus) ProtoMessage() {}
 
 func (x *RouteStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4267,7 +4428,7 @@ func (x *RouteStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteStatus.ProtoReflect.Descriptor instead.
 func (*RouteStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RouteStatus) GetGpu() string {
@@ -4349,7 +4510,7 @@ type UsageStatus struct {
 
 func (x *UsageStatus) Reset() {
 	*x = UsageStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4361,7 +4522,7 @@ func (x *UsageStatus) String() string {
 func (*UsageStatus) ProtoMessage() {}
 
 func (x *UsageStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4374,7 +4535,7 @@ func (x *UsageStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageStatus.ProtoReflect.Descriptor instead.
 func (*UsageStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *UsageStatus) GetModel() string {
@@ -4444,7 +4605,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4456,7 +4617,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4469,7 +4630,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PolicyStatus) GetRole() PolicyRole {
@@ -4606,7 +4767,7 @@ type Trial struct {
 
 func (x *Trial) Reset() {
 	*x = Trial{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4618,7 +4779,7 @@ func (x *Trial) String() string {
 func (*Trial) ProtoMessage() {}
 
 func (x *Trial) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4631,7 +4792,7 @@ func (x *Trial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trial.ProtoReflect.Descriptor instead.
 func (*Trial) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Trial) GetKeys() uint64 {
@@ -4702,7 +4863,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4714,7 +4875,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4727,7 +4888,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -4869,7 +5030,7 @@ type SwapPolicyRequest struct {
 
 func (x *SwapPolicyRequest) Reset() {
 	*x = SwapPolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4881,7 +5042,7 @@ func (x *SwapPolicyRequest) String() string {
 func (*SwapPolicyRequest) ProtoMessage() {}
 
 func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4894,7 +5055,7 @@ func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SwapPolicyRequest) GetName() string {
@@ -4934,7 +5095,7 @@ type SwapPolicyResponse struct {
 
 func (x *SwapPolicyResponse) Reset() {
 	*x = SwapPolicyResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4946,7 +5107,7 @@ func (x *SwapPolicyResponse) String() string {
 func (*SwapPolicyResponse) ProtoMessage() {}
 
 func (x *SwapPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4959,7 +5120,7 @@ func (x *SwapPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SwapPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SwapPolicyResponse) GetSwap() *Swap {
@@ -4979,7 +5140,7 @@ type PromotePolicyRequest struct {
 
 func (x *PromotePolicyRequest) Reset() {
 	*x = PromotePolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4991,7 +5152,7 @@ func (x *PromotePolicyRequest) String() string {
 func (*PromotePolicyRequest) ProtoMessage() {}
 
 func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5004,7 +5165,7 @@ func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
 func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PromotePolicyRequest) GetName() string {
@@ -5030,7 +5191,7 @@ type PromotePolicyResponse struct {
 
 func (x *PromotePolicyResponse) Reset() {
 	*x = PromotePolicyResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5042,7 +5203,7 @@ func (x *PromotePolicyResponse) String() string {
 func (*PromotePolicyResponse) ProtoMessage() {}
 
 func (x *PromotePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5055,7 +5216,7 @@ func (x *PromotePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyResponse.ProtoReflect.Descriptor instead.
 func (*PromotePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PromotePolicyResponse) GetSwap() *Swap {
@@ -5077,7 +5238,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5089,7 +5250,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5102,7 +5263,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Swap) GetTaken() []*PolicyTaken {
@@ -5141,7 +5302,7 @@ type PolicyTaken struct {
 
 func (x *PolicyTaken) Reset() {
 	*x = PolicyTaken{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5153,7 +5314,7 @@ func (x *PolicyTaken) String() string {
 func (*PolicyTaken) ProtoMessage() {}
 
 func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5166,7 +5327,7 @@ func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
 func (*PolicyTaken) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PolicyTaken) GetRole() PolicyRole {
@@ -5459,7 +5620,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05group\x18\x03 \x01(\rR\x05group\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\fR\x03key\x12\x16\n" +
 	"\x06parent\x18\x05 \x01(\fR\x06parent\"\x0f\n" +
-	"\rStatusRequest\"\xa3\x06\n" +
+	"\rStatusRequest\"\xd6\x06\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x121\n" +
 	"\x06uptime\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06uptime\x12\x1a\n" +
@@ -5480,10 +5641,27 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x06routes\x18\x0f \x03(\v2\x16.kvhost.v1.RouteStatusR\x06routes\x12,\n" +
 	"\x05usage\x18\x10 \x03(\v2\x16.kvhost.v1.UsageStatusR\x05usage\x12\x1b\n" +
 	"\tnot_ready\x18\x11 \x03(\tR\bnotReady\x12\x18\n" +
-	"\aserving\x18\x12 \x01(\bR\aserving\x1a;\n" +
+	"\aserving\x18\x12 \x01(\bR\aserving\x121\n" +
+	"\abudgets\x18\x13 \x03(\v2\x17.kvhost.v1.BudgetStatusR\abudgets\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x8b\x02\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x8f\x02\n" +
+	"\fBudgetStatus\x12\x0e\n" +
+	"\x02of\x18\x01 \x01(\tR\x02of\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\x04R\x05limit\x12\x10\n" +
+	"\x03own\x18\x03 \x01(\x04R\x03own\x12\x12\n" +
+	"\x04held\x18\x04 \x01(\x04R\x04held\x12\x18\n" +
+	"\arefused\x18\x05 \x01(\x04R\arefused\x128\n" +
+	"\x05parts\x18\x06 \x03(\v2\".kvhost.v1.BudgetStatus.PartsEntryR\x05parts\x12%\n" +
+	"\x04most\x18\a \x03(\v2\x11.kvhost.v1.HolderR\x04most\x1a8\n" +
+	"\n" +
+	"PartsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"H\n" +
+	"\x06Holder\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\rR\x06tenant\x12\x12\n" +
+	"\x04held\x18\x03 \x01(\x04R\x04held\"\x8b\x02\n" +
 	"\rSessionStatus\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -5700,7 +5878,7 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 }
 
 var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),                     // 0: kvhost.v1.Code
 	(LookupKind)(0),               // 1: kvhost.v1.LookupKind
@@ -5755,24 +5933,27 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(*Event)(nil),                 // 50: kvhost.v1.Event
 	(*StatusRequest)(nil),         // 51: kvhost.v1.StatusRequest
 	(*StatusResponse)(nil),        // 52: kvhost.v1.StatusResponse
-	(*SessionStatus)(nil),         // 53: kvhost.v1.SessionStatus
-	(*LatencyStatus)(nil),         // 54: kvhost.v1.LatencyStatus
-	(*RouteStatus)(nil),           // 55: kvhost.v1.RouteStatus
-	(*UsageStatus)(nil),           // 56: kvhost.v1.UsageStatus
-	(*PolicyStatus)(nil),          // 57: kvhost.v1.PolicyStatus
-	(*Trial)(nil),                 // 58: kvhost.v1.Trial
-	(*RootStatus)(nil),            // 59: kvhost.v1.RootStatus
-	(*SwapPolicyRequest)(nil),     // 60: kvhost.v1.SwapPolicyRequest
-	(*SwapPolicyResponse)(nil),    // 61: kvhost.v1.SwapPolicyResponse
-	(*PromotePolicyRequest)(nil),  // 62: kvhost.v1.PromotePolicyRequest
-	(*PromotePolicyResponse)(nil), // 63: kvhost.v1.PromotePolicyResponse
-	(*Swap)(nil),                  // 64: kvhost.v1.Swap
-	(*PolicyTaken)(nil),           // 65: kvhost.v1.PolicyTaken
-	nil,                           // 66: kvhost.v1.Namespace.ExtraEntry
-	nil,                           // 67: kvhost.v1.StatusResponse.CountersEntry
-	nil,                           // 68: kvhost.v1.SwapPolicyRequest.ConfigEntry
-	(*durationpb.Duration)(nil),   // 69: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 70: google.protobuf.Timestamp
+	(*BudgetStatus)(nil),          // 53: kvhost.v1.BudgetStatus
+	(*Holder)(nil),                // 54: kvhost.v1.Holder
+	(*SessionStatus)(nil),         // 55: kvhost.v1.SessionStatus
+	(*LatencyStatus)(nil),         // 56: kvhost.v1.LatencyStatus
+	(*RouteStatus)(nil),           // 57: kvhost.v1.RouteStatus
+	(*UsageStatus)(nil),           // 58: kvhost.v1.UsageStatus
+	(*PolicyStatus)(nil),          // 59: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                 // 60: kvhost.v1.Trial
+	(*RootStatus)(nil),            // 61: kvhost.v1.RootStatus
+	(*SwapPolicyRequest)(nil),     // 62: kvhost.v1.SwapPolicyRequest
+	(*SwapPolicyResponse)(nil),    // 63: kvhost.v1.SwapPolicyResponse
+	(*PromotePolicyRequest)(nil),  // 64: kvhost.v1.PromotePolicyRequest
+	(*PromotePolicyResponse)(nil), // 65: kvhost.v1.PromotePolicyResponse
+	(*Swap)(nil),                  // 66: kvhost.v1.Swap
+	(*PolicyTaken)(nil),           // 67: kvhost.v1.PolicyTaken
+	nil,                           // 68: kvhost.v1.Namespace.ExtraEntry
+	nil,                           // 69: kvhost.v1.StatusResponse.CountersEntry
+	nil,                           // 70: kvhost.v1.BudgetStatus.PartsEntry
+	nil,                           // 71: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(*durationpb.Duration)(nil),   // 72: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 73: google.protobuf.Timestamp
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	17, // 0: kvhost.v1.SessionRequest.hello:type_name -> kvhost.v1.Hello
@@ -5800,17 +5981,17 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	0,  // 22: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
 	18, // 23: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
 	19, // 24: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	66, // 25: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	68, // 25: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
 	1,  // 26: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
 	20, // 27: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
 	22, // 28: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	69, // 29: kvhost.v1.HelloReply.lease_time:type_name -> google.protobuf.Duration
+	72, // 29: kvhost.v1.HelloReply.lease_time:type_name -> google.protobuf.Duration
 	24, // 30: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	69, // 31: kvhost.v1.LookupReply.load_time:type_name -> google.protobuf.Duration
+	72, // 31: kvhost.v1.LookupReply.load_time:type_name -> google.protobuf.Duration
 	31, // 32: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
 	30, // 33: kvhost.v1.LookupReply.levels:type_name -> kvhost.v1.LevelHits
-	69, // 34: kvhost.v1.LevelHits.load_time:type_name -> google.protobuf.Duration
-	69, // 35: kvhost.v1.LoadPart.load_time:type_name -> google.protobuf.Duration
+	72, // 34: kvhost.v1.LevelHits.load_time:type_name -> google.protobuf.Duration
+	72, // 35: kvhost.v1.LoadPart.load_time:type_name -> google.protobuf.Duration
 	34, // 36: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
 	27, // 37: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
 	2,  // 38: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
@@ -5821,53 +6002,56 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	37, // 43: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
 	3,  // 44: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
 	4,  // 45: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
-	69, // 46: kvhost.v1.EndRequest.return_after:type_name -> google.protobuf.Duration
+	72, // 46: kvhost.v1.EndRequest.return_after:type_name -> google.protobuf.Duration
 	50, // 47: kvhost.v1.EventsResponse.events:type_name -> kvhost.v1.Event
 	5,  // 48: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
-	69, // 49: kvhost.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	57, // 50: kvhost.v1.StatusResponse.policies:type_name -> kvhost.v1.PolicyStatus
-	59, // 51: kvhost.v1.StatusResponse.roots:type_name -> kvhost.v1.RootStatus
-	67, // 52: kvhost.v1.StatusResponse.counters:type_name -> kvhost.v1.StatusResponse.CountersEntry
-	53, // 53: kvhost.v1.StatusResponse.session_list:type_name -> kvhost.v1.SessionStatus
-	54, // 54: kvhost.v1.StatusResponse.latencies:type_name -> kvhost.v1.LatencyStatus
-	55, // 55: kvhost.v1.StatusResponse.routes:type_name -> kvhost.v1.RouteStatus
-	56, // 56: kvhost.v1.StatusResponse.usage:type_name -> kvhost.v1.UsageStatus
-	70, // 57: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
-	6,  // 58: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
-	69, // 59: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
-	69, // 60: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
-	7,  // 61: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
-	8,  // 62: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
-	69, // 63: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
-	9,  // 64: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
-	69, // 65: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
-	10, // 66: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	70, // 67: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
-	58, // 68: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	11, // 69: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
-	70, // 70: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
-	68, // 71: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	64, // 72: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
-	64, // 73: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
-	65, // 74: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
-	9,  // 75: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
-	12, // 76: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
-	69, // 77: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
-	13, // 78: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
-	48, // 79: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
-	51, // 80: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
-	60, // 81: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	62, // 82: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	14, // 83: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
-	49, // 84: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
-	52, // 85: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
-	61, // 86: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
-	63, // 87: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
-	83, // [83:88] is the sub-list for method output_type
-	78, // [78:83] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	72, // 49: kvhost.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	59, // 50: kvhost.v1.StatusResponse.policies:type_name -> kvhost.v1.PolicyStatus
+	61, // 51: kvhost.v1.StatusResponse.roots:type_name -> kvhost.v1.RootStatus
+	69, // 52: kvhost.v1.StatusResponse.counters:type_name -> kvhost.v1.StatusResponse.CountersEntry
+	55, // 53: kvhost.v1.StatusResponse.session_list:type_name -> kvhost.v1.SessionStatus
+	56, // 54: kvhost.v1.StatusResponse.latencies:type_name -> kvhost.v1.LatencyStatus
+	57, // 55: kvhost.v1.StatusResponse.routes:type_name -> kvhost.v1.RouteStatus
+	58, // 56: kvhost.v1.StatusResponse.usage:type_name -> kvhost.v1.UsageStatus
+	53, // 57: kvhost.v1.StatusResponse.budgets:type_name -> kvhost.v1.BudgetStatus
+	70, // 58: kvhost.v1.BudgetStatus.parts:type_name -> kvhost.v1.BudgetStatus.PartsEntry
+	54, // 59: kvhost.v1.BudgetStatus.most:type_name -> kvhost.v1.Holder
+	73, // 60: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
+	6,  // 61: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
+	72, // 62: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
+	72, // 63: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
+	7,  // 64: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
+	8,  // 65: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
+	72, // 66: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
+	9,  // 67: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
+	72, // 68: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
+	10, // 69: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	73, // 70: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
+	60, // 71: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	11, // 72: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
+	73, // 73: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
+	71, // 74: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	66, // 75: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
+	66, // 76: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
+	67, // 77: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
+	9,  // 78: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
+	12, // 79: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
+	72, // 80: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
+	13, // 81: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
+	48, // 82: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
+	51, // 83: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
+	62, // 84: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	64, // 85: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	14, // 86: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
+	49, // 87: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
+	52, // 88: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
+	63, // 89: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
+	65, // 90: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
+	86, // [86:91] is the sub-list for method output_type
+	81, // [81:86] is the sub-list for method input_type
+	81, // [81:81] is the sub-list for extension type_name
+	81, // [81:81] is the sub-list for extension extendee
+	0,  // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -5916,7 +6100,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
 			NumEnums:      13,
-			NumMessages:   56,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -24,9 +25,7 @@ func namespace() *kv.Namespace {
 func TestNamespaceSurvivesTheWire(t *testing.T) {
 	n := namespace()
 	got, err := proto.FromNamespace(n).ToNamespace()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if d := n.Diff(got); d != "" || n.Digest() != got.Digest() {
 		t.Fatalf("differs: %s", d)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
@@ -23,9 +24,7 @@ type wire struct {
 func (r *rig) wire() *wire {
 	r.t.Helper()
 	c, err := net.Dial("unix", r.socket)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	r.t.Cleanup(func() { c.Close() })
 	w := &wire{c, r.t}
 	w.write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
@@ -104,7 +103,7 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 		w.SetReadDeadline(time.Now().Add(boundedWait))
 		_ = w.frame(6, 0, 0, make([]byte, 8)) // PING, whose answer ends what can be read
 		text, err := readUntilPong(w)
-		if err != nil && strings.Contains(text, "memory of messages") && strings.Contains(text, "max_memory") {
+		if err != nil && strings.Contains(text, "memory of connections") && strings.Contains(text, "max_memory") {
 			closed++
 		}
 		w.Close()

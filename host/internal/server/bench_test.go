@@ -3,6 +3,7 @@ package server
 import (
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 )
 
@@ -11,9 +12,7 @@ func BenchmarkPing(b *testing.B) {
 	p := newRig(b, nil).dial(nil)
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := p.Ping(b.Context()); err != nil {
-			b.Fatal(err)
-		}
+		testenv.OK(b, p.Ping(b.Context()))
 	}
 }
 
@@ -44,9 +43,7 @@ func BenchmarkLookup(b *testing.B) {
 				}
 				if c.hits > 0 {
 					b.StopTimer()
-					if err := l.Release(b.Context()); err != nil {
-						b.Fatal(err)
-					}
+					testenv.OK(b, l.Release(b.Context()))
 					b.StartTimer()
 				}
 			}

@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -19,14 +20,10 @@ func TestGroupsWithManyBlocks(t *testing.T) {
 		h.Namespace.Groups = append(h.Namespace.Groups, kv.Group{ID: id, Geometry: kv.Uniform(1, 1, 1, 1)})
 	}
 	s, err := client.Dial(t.Context(), h)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer s.Close()
 	arena, err := client.NewArena(size)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer arena.Close()
 	before := heap()
 	for id := range uint32(groups) {
@@ -34,20 +31,14 @@ func TestGroupsWithManyBlocks(t *testing.T) {
 			t.Fatal(err)
 		}
 		job, err := s.Store(t.Context(), 0, id, []client.StoreChunk{{Key: key(1), Blocks: []uint32{0}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if res, err := job.Published(t.Context()); err != nil || res.Chunks[0].Result != client.Stored {
 			t.Fatal(res, err)
 		}
 		l, err := s.Lookup(t.Context(), client.LookupRequest{Group: id, Keys: []kv.Key{key(1)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		load, err := s.Load(t.Context(), l, []client.LoadChunk{{Blocks: []uint32{size - 1}}}, client.LoadOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if res, err := load.Wait(t.Context()); err != nil || len(res.Failed) > 0 {
 			t.Fatal(res, err)
 		}

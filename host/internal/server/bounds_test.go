@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
@@ -18,17 +19,15 @@ func TestBacklogIsBounded(t *testing.T) {
 	discard := proto.PackKeys(keys(1), 32)
 	w.say(&proto.SessionRequest{Body: &proto.SessionRequest_Discard{Discard: &proto.Discard{Keys: discard}}})
 	until(t, "the store makes room", func() bool { return x.reserving.Len() > 0 })
-	limits := DefaultLimits()
 	for field, m := range map[string]*proto.SessionRequest{
-		"keys": {Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: make([]byte,
-			(limits.KeysPerLookup+1)*32)}}},
-		"chunks": storeOf(limits.ChunksPerJob + 1),
+		"keys":   {Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: make([]byte, (defaultKeys+1)*32)}}},
+		"chunks": storeOf(defaultChunks + 1),
 	} {
 		if e := w.ask(m).GetError(); e.GetCode() != proto.Code_CODE_LIMIT || e.GetField() != field {
 			t.Errorf("message above the limit of %s: got %v", field, e)
 		}
 	}
-	packed := proto.PackKeys(keys(limits.KeysPerLookup), 32)
+	packed := proto.PackKeys(keys(defaultKeys), 32)
 	var last uint64
 	waits := 0
 	const may = 16 << 20 // a quarter of the memory is set aside for it, and it borrows a quarter of the other half
@@ -45,9 +44,7 @@ func TestBacklogIsBounded(t *testing.T) {
 	w.say(cancelOf(job))
 	until(t, "all that waits is handled", func() bool { return x.inbox.Waiting() == 0 })
 	until(t, "the memory is given back", func() bool { return x.share.Held() < 1<<20 })
-	if err := w.close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, w.close())
 }
 
 // CANCEL and AWAIT_COPIES that wait are bounded as jobs are.
@@ -79,9 +76,7 @@ func TestWaitersAreBounded(t *testing.T) {
 	if !done[cancel] || !done[waiting[0]] || !done[waiting[1]] {
 		t.Fatalf("done: %v", done)
 	}
-	if err := w.close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, w.close())
 }
 
 // A queue is never given up, so what a client says of its device makes none.
@@ -90,9 +85,7 @@ func TestUnknownDevicesMakeNoQueues(t *testing.T) {
 	for i := range 3 {
 		m := greeting("a")
 		m.GetHello().DeviceUuid = fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", i)
-		if err := newTalk(t, s, m).close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, newTalk(t, s, m).close())
 	}
 	if queues := s.cfg.Engine.Queues(); len(queues) != 1 || queues[0].Device != "" {
 		t.Fatalf("queues %+v", queues)

@@ -27,9 +27,7 @@ func newGroup(t *testing.T) group {
 	t.Helper()
 	testenv.Need(t, testenv.MemoryCgroup, testenv.UserFaults)
 	dir, err := os.MkdirTemp(testenv.MemoryCgroups(), "kvhost-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		if err := os.Remove(dir); err != nil {
 			t.Error(err)
@@ -40,24 +38,18 @@ func newGroup(t *testing.T) group {
 
 func (g group) enter(t *testing.T, pid int) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(string(g), "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(filepath.Join(string(g), "cgroup.procs"), []byte(strconv.Itoa(pid)), 0))
 }
 
 // sharedMemory is what the group is charged for pages of shared memory, in bytes.
 func (g group) sharedMemory(t *testing.T) int64 {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(string(g), "memory.stat"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	for line := range strings.Lines(string(text)) {
 		if n, ok := strings.CutPrefix(line, "shmem "); ok {
 			bytes, err := strconv.ParseInt(strings.TrimSpace(n), 10, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			return bytes
 		}
 	}
@@ -86,9 +78,7 @@ func TestPagesAreTheirClients(t *testing.T) {
 		s, err := client.Dial(t.Context(), client.Hello{
 			Socket: socket, Engine: engine, Role: "worker", LocalRanks: 1, Namespace: testNamespace(),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		t.Cleanup(func() { s.Close() })
 		return s
 	}
@@ -99,9 +89,7 @@ func TestPagesAreTheirClients(t *testing.T) {
 				t.Fatal(l, err)
 			}
 			job, err := s.Load(t.Context(), l, []client.LoadChunk{{Blocks: blocks(i)}}, client.LoadOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			if res, err := job.Wait(t.Context()); err != nil {
 				t.Fatal(err)
 			} else if len(res.Failed) > 0 {
@@ -113,9 +101,7 @@ func TestPagesAreTheirClients(t *testing.T) {
 
 	honest := dial("honest")
 	arena, err := honest.NewArena(bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer arena.Close()
 	if _, err := honest.Register(t.Context(), 0, arena, regions); err != nil {
 		t.Fatal(err)
@@ -133,14 +119,10 @@ func TestPagesAreTheirClients(t *testing.T) {
 
 	hostile := dial("hostile")
 	holes, err := client.NewArena(bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer holes.Close()
 	takeOut := func() {
-		if err := unix.Madvise(holes.Bytes(), unix.MADV_REMOVE); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, unix.Madvise(holes.Bytes(), unix.MADV_REMOVE))
 	}
 	takeOut()
 	if _, err := hostile.Register(t.Context(), 0, holes, regions); err == nil {
@@ -181,16 +163,10 @@ func startInGroup(t *testing.T, g group) string {
 	cmd.Env = append(os.Environ(), hostInGroup+"=1")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
+	testenv.OK(t, cmd.Start())
 	t.Cleanup(func() {
 		in.Close() // its end
 		if err := cmd.Wait(); err != nil {
@@ -202,9 +178,7 @@ func startInGroup(t *testing.T, g group) string {
 		t.Fatal(err)
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return strings.TrimSpace(line)
 }
 
@@ -226,17 +200,13 @@ func TestUnprotectedMemoryIsTheOperators(t *testing.T) {
 	r.server.mu.Unlock()
 	p := r.dial(nil)
 	p.save(0, 1)
-	if err := p.regs[0].Unregister(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, p.regs[0].Unregister(t.Context()))
 	x := only(r.server)
 	x.inbox.Turn.Lock()
 	x.memory.trusted = false
 	x.inbox.Turn.Unlock()
 	arena, err := client.NewArena(planes * arenaBlocks * pageBytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer arena.Close()
 	if _, err := p.Register(t.Context(), 0, arena, groupRegions(0)); !errors.Is(err, client.ErrDenied) ||
 		!strings.Contains(err.Error(), "userfaultfd") {

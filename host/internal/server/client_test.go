@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -36,9 +37,7 @@ func TestContextsEndTheWaiting(t *testing.T) {
 	}
 
 	mute, err := net.Listen("unix", r.dir+"/mute")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer mute.Close()
 	h := r.hello()
 	h.Socket = r.dir + "/mute"

@@ -20,9 +20,9 @@ type Config struct {
 	GPUs   []*gds.GPU
 	Log    *slog.Logger
 	Limits Limits
-	// Memory is what all sessions together may make the host hold, as of [budget.OfMemory]. nil: DefaultMemory.
+	// Memory is what all sessions together may make the host hold, as of [budget.OfMemory]. nil: defaultMemory.
 	Memory *budget.Budget
-	// Arriving is the same for messages that no session has yet, as of [budget.OfArriving]. nil: of an eighth of DefaultMemory.
+	// Arriving is the same for messages that no session has yet, as of [budget.OfArriving]. nil: of an eighth of defaultMemory.
 	Arriving *budget.Budget
 	// Capacity is that of all roots. 0: there is no limit of what stores that wait may reserve.
 	Capacity int64
@@ -84,70 +84,47 @@ func (l *Limits) checkChunks(n int) error {
 	return nil
 }
 
-// Defaults.
+// Defaults of limits that bytes are derived from.
 const (
-	DefaultMemory       = 2 << 30
-	DefaultLeaseTTL     = time.Minute
-	DefaultMaxWait      = time.Minute
-	DefaultHelloTimeout = 10 * time.Second
-	DefaultSlowTimeout  = 10 * time.Second
+	defaultMemory = 2 << 30
+	defaultKeys   = 1 << 16
+	defaultChunks = 1 << 12
 )
 
-// DefaultLimits returns limits that are generous for an engine and still bound a broken client.
-func DefaultLimits() Limits {
-	return Limits{
-		KeysPerLookup: 1 << 16,
-		ChunksPerJob:  1 << 12,
-		MessageBytes:  16 << 20,
-		Sessions:      1024,
-		Jobs:          1 << 12,
-		Leases:        1 << 16,
-		Requests:      1 << 16,
-		SessionArena:  1 << 42,
-		ArenaBytes:    1 << 43,
-		Descriptors:   1 << 12, // a GPU's memory may come in several thousand segments
-		Outgoing:      1 << 12,
-	}
-}
-
-// orDefaults returns c with every unset limit and time filled in.
+// orDefaults returns c with every unset limit and time filled in. The limits are generous for an engine and still bound a
+// broken client.
 func (c Config) orDefaults() Config {
-	d := DefaultLimits()
-	for _, f := range []struct{ have, def *int }{
-		{&c.Limits.KeysPerLookup, &d.KeysPerLookup}, {&c.Limits.ChunksPerJob, &d.ChunksPerJob},
-		{&c.Limits.MessageBytes, &d.MessageBytes}, {&c.Limits.Sessions, &d.Sessions}, {&c.Limits.Jobs, &d.Jobs},
-		{&c.Limits.Leases, &d.Leases}, {&c.Limits.Requests, &d.Requests}, {&c.Limits.Descriptors, &d.Descriptors},
-		{&c.Limits.Outgoing, &d.Outgoing},
-	} {
-		if *f.have <= 0 {
-			*f.have = *f.def
-		}
-	}
-	if c.Limits.SessionArena <= 0 {
-		c.Limits.SessionArena = d.SessionArena
-	}
-	if c.Limits.ArenaBytes <= 0 {
-		c.Limits.ArenaBytes = d.ArenaBytes
-	}
-	for _, f := range []struct {
-		have *time.Duration
-		def  time.Duration
-	}{{&c.LeaseTTL, DefaultLeaseTTL}, {&c.MaxWait, DefaultMaxWait}, {&c.HelloTimeout, DefaultHelloTimeout}, {&c.SlowTimeout, DefaultSlowTimeout}} {
-		if *f.have <= 0 {
-			*f.have = f.def
-		}
-	}
-	if c.Capacity <= 0 {
-		c.Capacity = 1 << 60
-	}
+	l := &c.Limits
+	orDefault(&l.KeysPerLookup, defaultKeys)
+	orDefault(&l.ChunksPerJob, defaultChunks)
+	orDefault(&l.MessageBytes, 16<<20)
+	orDefault(&l.Sessions, 1024)
+	orDefault(&l.Jobs, 1<<12)
+	orDefault(&l.Leases, 1<<16)
+	orDefault(&l.Requests, 1<<16)
+	orDefault(&l.SessionArena, 1<<42)
+	orDefault(&l.ArenaBytes, 1<<43)
+	orDefault(&l.Descriptors, 1<<12) // a GPU's memory may come in several thousand segments
+	orDefault(&l.Outgoing, 1<<12)
+	orDefault(&c.LeaseTTL, time.Minute)
+	orDefault(&c.MaxWait, time.Minute)
+	orDefault(&c.HelloTimeout, 10*time.Second)
+	orDefault(&c.SlowTimeout, 10*time.Second)
+	orDefault(&c.Capacity, 1<<60)
 	if c.Memory == nil {
-		c.Memory, _ = budget.OfMemory(max(DefaultMemory, 2*budget.LeastMemory*int64(c.Limits.Sessions)), 0, c.Limits.Sessions) // large enough
+		c.Memory, _ = budget.OfMemory(max(defaultMemory, 2*budget.LeastMemory*int64(l.Sessions)), 0, l.Sessions) // large enough
 	}
 	if c.Arriving == nil {
-		c.Arriving = budget.OfArriving(budget.ArrivingPart(DefaultMemory, 0), c.Limits.Sessions)
+		c.Arriving = budget.OfArriving(budget.ArrivingPart(defaultMemory, 0), l.Sessions)
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return c
+}
+
+func orDefault[T int | int64 | time.Duration](have *T, value T) {
+	if *have <= 0 {
+		*have = value
+	}
 }

@@ -5,13 +5,16 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 )
 
 // giveDescriptor gives a descriptor that came on the descriptor socket to its session.
 func (s *Server) giveDescriptor(p socket.Peer, nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error {
-	x := s.byNonce(nonce)
+	s.mu.Lock()
+	x := s.sessions[nonce]
+	s.mu.Unlock()
 	if x == nil || x.memory.uid != p.UID {
 		return errors.New("the nonce names no session of this user")
 	}
@@ -42,7 +45,7 @@ func (c *clientMemory) giveDescriptor(tag uint64, f *os.File) error {
 	case len(c.descriptors) >= c.limits.Descriptors:
 		return fmt.Errorf("%d descriptors wait for a REGISTER already", len(c.descriptors))
 	}
-	if err := c.share.Descriptor(); err != nil {
+	if err := c.share.Take(budget.Descriptors, 1); err != nil {
 		return err
 	}
 	c.descriptors[tag] = f
@@ -56,7 +59,7 @@ func (c *clientMemory) takeDescriptor(tag uint64) *os.File {
 	f := c.descriptors[tag]
 	if f != nil {
 		delete(c.descriptors, tag)
-		c.share.DescriptorsGone(1)
+		c.share.Give(budget.Descriptors, 1)
 	}
 	return f
 }
@@ -82,6 +85,6 @@ func (c *clientMemory) closeDescriptors() {
 	for _, f := range c.descriptors {
 		f.Close()
 	}
-	c.share.DescriptorsGone(len(c.descriptors))
+	c.share.Give(budget.Descriptors, int64(len(c.descriptors)))
 	c.descriptors = nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
@@ -23,9 +24,7 @@ import (
 func memfd(t *testing.T, size int64, seals int) *os.File {
 	t.Helper()
 	f, err := memfdOf(size, seals)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -78,28 +77,22 @@ func (r *rig) pass(body []byte, files ...*os.File) (string, error) {
 // open counts this process' descriptors.
 func open(t *testing.T) int {
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return len(list)
 }
 
 func TestDescriptorAbuse(t *testing.T) {
 	r := newRig(t, func(c *Config, _ *store.Config) { c.Limits.Descriptors = 3 })
 	w := r.raw()
-	nonce := w.say(r.greeting()).GetHello().GetNonce()
+	nonce := w.say(greeting("e")).GetHello().GetNonce()
 	good := memfd(t, 1<<20, unix.F_SEAL_SHRINK)
 	unsealed := memfd(t, 1<<20, unix.F_SEAL_GROW)
 	empty := memfd(t, 0, unix.F_SEAL_SHRINK)
 	plain, err := os.Create(r.dir + "/plain")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer plain.Close()
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer null.Close()
 	before := open(t)
 	msg := func(tag uint64) []byte { return proto.AppendDescriptor(nil, nonce, tag) }
@@ -108,14 +101,13 @@ func TestDescriptorAbuse(t *testing.T) {
 		files []*os.File
 		says  string
 	}{
-		"unsealed":   {msg(1), []*os.File{unsealed}, "F_SEAL_SHRINK"},
-		"empty":      {msg(1), []*os.File{empty}, "empty"},
-		"plain file": {msg(1), []*os.File{plain}, "memfd"},
-		"device":     {msg(1), []*os.File{null}, "memfd"},
-		"none":       {msg(1), nil, "0 descriptors"},
-		"two":        {msg(1), []*os.File{good, good}, "2 descriptors"},
-		"many": {msg(1), []*os.File{good, good, good, good, good, good, good, good, good, good, good},
-			"too many"},
+		"unsealed":    {msg(1), []*os.File{unsealed}, "F_SEAL_SHRINK"},
+		"empty":       {msg(1), []*os.File{empty}, "empty"},
+		"plain file":  {msg(1), []*os.File{plain}, "memfd"},
+		"device":      {msg(1), []*os.File{null}, "memfd"},
+		"none":        {msg(1), nil, "0 descriptors"},
+		"two":         {msg(1), []*os.File{good, good}, "2 descriptors"},
+		"many":        {msg(1), []*os.File{good, good, good, good, good, good, good, good, good, good, good}, "too many"},
 		"wrong nonce": {proto.AppendDescriptor(nil, make([]byte, proto.NonceBytes), 1), []*os.File{good}, "no session"},
 		"short":       {msg(1)[:20], []*os.File{good}, "EOF"},
 	} {
@@ -153,8 +145,7 @@ func TestDescriptorAbuse(t *testing.T) {
 		}
 	}
 	w.conn.Close()
-	until(t, "the session's descriptors are closed",
-		func() bool { return r.server.Stats().Sessions == 0 && open(t) <= before })
+	until(t, "the session's descriptors are closed", func() bool { return r.server.Stats().Sessions == 0 && open(t) <= before })
 	if text, _ := r.pass(msg(1), good); !strings.Contains(text, "no session") {
 		t.Errorf("after the end: %q", text)
 	}
@@ -164,9 +155,7 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	for _, reg := range p.regs {
-		if err := reg.Unregister(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, reg.Unregister(t.Context()))
 	}
 	size := int64(len(p.arena.Bytes()))
 	ok := client.PlaneRegion{Stride: pageBytes, Blocks: 4}
@@ -180,25 +169,21 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 		planes []client.PlaneRegion
 		field  string
 	}{
-		"group":        {9, []client.PlaneRegion{ok}, "group"},
-		"few planes":   {0, []client.PlaneRegion{ok}, "regions"},
-		"many planes":  {0, []client.PlaneRegion{ok, ok, ok, ok, ok}, "regions"},
-		"no blocks":    {0, with(func(p *client.PlaneRegion) { p.Blocks = 0 }), "regions[2].blocks"},
-		"other blocks": {0, with(func(p *client.PlaneRegion) { p.Blocks = 5 }), "regions[2].blocks"},
-		"small stride": {0, with(func(p *client.PlaneRegion) { p.Stride = pageBytes - 1 }), "regions[2].stride"},
-		"huge stride":  {0, with(func(p *client.PlaneRegion) { p.Stride = math.MaxInt64 }), "regions[2].stride"},
-		"offset":       {0, with(func(p *client.PlaneRegion) { p.Offset = size + 1 }), "regions[2].offset"},
-		"huge offset":  {0, with(func(p *client.PlaneRegion) { p.Offset = math.MaxInt64 }), "regions[2].offset"},
-		"last page": {0, with(func(p *client.PlaneRegion) { p.Offset = size - 4*pageBytes + 1 }),
-			"regions[2].blocks"},
-		"no page": {0, with(func(p *client.PlaneRegion) { p.Offset = size }), "regions[2].blocks"},
-		"blocks": {0, with(func(p *client.PlaneRegion) { p.Blocks = math.MaxUint32 - 1 }),
-			"regions[2].blocks"},
-		"the most": {0, with(func(p *client.PlaneRegion) { p.Blocks = math.MaxUint32 }), "regions[2].blocks"},
-		"overflow": {0, with(func(p *client.PlaneRegion) { p.Stride, p.Blocks = size, math.MaxUint32-1 }),
-			"regions[2].blocks"},
-		"one too far": {0, with(func(p *client.PlaneRegion) { p.Stride = size/3 - 1; p.Offset = pageBytes }),
-			"regions[2].blocks"},
+		"group":            {9, []client.PlaneRegion{ok}, "group"},
+		"few planes":       {0, []client.PlaneRegion{ok}, "regions"},
+		"many planes":      {0, []client.PlaneRegion{ok, ok, ok, ok, ok}, "regions"},
+		"no blocks":        {0, with(func(p *client.PlaneRegion) { p.Blocks = 0 }), "regions[2].blocks"},
+		"other blocks":     {0, with(func(p *client.PlaneRegion) { p.Blocks = 5 }), "regions[2].blocks"},
+		"small stride":     {0, with(func(p *client.PlaneRegion) { p.Stride = pageBytes - 1 }), "regions[2].stride"},
+		"huge stride":      {0, with(func(p *client.PlaneRegion) { p.Stride = math.MaxInt64 }), "regions[2].stride"},
+		"offset":           {0, with(func(p *client.PlaneRegion) { p.Offset = size + 1 }), "regions[2].offset"},
+		"huge offset":      {0, with(func(p *client.PlaneRegion) { p.Offset = math.MaxInt64 }), "regions[2].offset"},
+		"last page":        {0, with(func(p *client.PlaneRegion) { p.Offset = size - 4*pageBytes + 1 }), "regions[2].blocks"},
+		"no page":          {0, with(func(p *client.PlaneRegion) { p.Offset = size }), "regions[2].blocks"},
+		"blocks":           {0, with(func(p *client.PlaneRegion) { p.Blocks = math.MaxUint32 - 1 }), "regions[2].blocks"},
+		"the most":         {0, with(func(p *client.PlaneRegion) { p.Blocks = math.MaxUint32 }), "regions[2].blocks"},
+		"overflow":         {0, with(func(p *client.PlaneRegion) { p.Stride, p.Blocks = size, math.MaxUint32-1 }), "regions[2].blocks"},
+		"one too far":      {0, with(func(p *client.PlaneRegion) { p.Stride = size/3 - 1; p.Offset = pageBytes }), "regions[2].blocks"},
 		"group 5, too few": {5, nil, "regions"},
 	} {
 		_, err := p.Register(t.Context(), c.group, p.arena, c.planes)
@@ -224,9 +209,7 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 	if n := r.server.Stats().ArenaBytes; n != size {
 		t.Errorf("one file for two groups is mapped as %d bytes, it has %d", n, size)
 	}
-	if err := p.arena.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, p.arena.Close())
 	if _, err := p.Register(t.Context(), 0, p.arena, nil); !errors.Is(err, client.ErrArena) {
 		t.Errorf("closed arena: %v", err)
 	}
@@ -236,13 +219,11 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 func TestSilentConnectionsDelayNobody(t *testing.T) {
 	r := newRig(t, nil)
 	w := r.raw()
-	nonce := w.say(r.greeting()).GetHello().GetNonce()
+	nonce := w.say(greeting("e")).GetHello().GetNonce()
 	var silent []net.Conn
-	for range 3 * socket.MaxDescriptorConns {
+	for range 3 * r.server.budgets.Passing.Max {
 		c, err := net.Dial("unix", r.socket+proto.DescriptorSuffix)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer c.Close()
 		silent = append(silent, c)
 	}
@@ -255,7 +236,7 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 	if took := time.Since(began); took >= socket.DescriptorTimeout {
 		t.Errorf("a descriptor took %v", took)
 	}
-	for i, c := range silent[:2*socket.MaxDescriptorConns] { // the first ones made room
+	for i, c := range silent[:2*r.server.budgets.Passing.Max] { // the first ones made room
 		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
 			t.Errorf("connection %d is open: %d, %v", i, n, err)
 		}

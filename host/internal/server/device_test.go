@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/client"
@@ -24,17 +25,11 @@ func newGPURig(t *testing.T) *gpuRig {
 	t.Helper()
 	double := gdstest.Build(t)
 	d, err := gds.Open(nil, double.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	uuid, err := gds.ParseUUID(gdstest.UUID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	g, err := d.OpenGPU(uuid, gds.Config{Threads: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		double.Rules("")
 		if err := g.Close(); err != nil {
@@ -43,9 +38,7 @@ func newGPURig(t *testing.T) *gpuRig {
 		double.Forget()
 	})
 	r := newRig(t, func(c *Config, _ *store.Config) { c.GPUs = []*gds.GPU{g} })
-	if err := r.engine.AddGPU(g); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, r.engine.AddGPU(g))
 	return &gpuRig{r, g, double}
 }
 
@@ -57,9 +50,7 @@ func (r *gpuRig) dialGPU(uuid string) *client.Session {
 	h := r.hello()
 	h.DeviceUUID = uuid
 	s, err := client.Dial(r.t.Context(), h)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	r.t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -110,14 +101,10 @@ func deviceContent(n, plane, block int) []byte {
 func (r *gpuRig) ipc() ([][]byte, device) {
 	r.t.Helper()
 	b, err := r.gpu.Alloc(deviceBytes)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	r.t.Cleanup(func() { b.Free() })
 	h, err := b.IPCHandle()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	handles := make([][]byte, planes)
 	for i := range handles {
 		handles[i] = h
@@ -130,9 +117,7 @@ func TestDeviceMemoryRoundTrip(t *testing.T) {
 	s := r.dialGPU(strings.ToUpper(strings.TrimPrefix(gdstest.UUID, "GPU-")))
 	handles, d := r.ipc()
 	reg, err := s.RegisterIPC(t.Context(), 0, handles, groupRegions(0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	const first = 10
 	var chunks []client.StoreChunk
 	for n := range 8 {
@@ -145,9 +130,7 @@ func TestDeviceMemoryRoundTrip(t *testing.T) {
 		chunks = append(chunks, c)
 	}
 	job, err := s.Store(t.Context(), 1, 0, chunks)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if res, err := job.Published(t.Context()); err != nil || res.Bytes != 8*chunkBytes {
 		t.Fatalf("published: %+v, %v", res, err)
 	}
@@ -165,9 +148,7 @@ func TestDeviceMemoryRoundTrip(t *testing.T) {
 		loads = append(loads, client.LoadChunk{Index: n, Blocks: []uint32{uint32(63 - 2*n), uint32(31 - n)}})
 	}
 	lj, err := s.Load(t.Context(), hit, loads, client.LoadOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if res, err := lj.Wait(t.Context()); err != nil || len(res.Failed) != 0 || res.Bytes != 8*chunkBytes {
 		t.Fatalf("load: %+v, %v", res, err)
 	}
@@ -180,9 +161,7 @@ func TestDeviceMemoryRoundTrip(t *testing.T) {
 		t.Error("a block that no chunk went to was written")
 	}
 	before := r.double.Calls("cuIpcCloseMemHandle")
-	if err := reg.Unregister(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, reg.Unregister(t.Context()))
 	if n := r.double.Calls("cuIpcCloseMemHandle") - before; n != 1 {
 		t.Errorf("unregistered with %d cuIpcCloseMemHandle, want 1", n)
 	}
@@ -238,9 +217,7 @@ func TestDeviceErrorIsNotTheFiles(t *testing.T) {
 	}
 	d.fill(1, []uint32{4, 5})
 	job, err := s.Store(t.Context(), 1, 0, []client.StoreChunk{{Key: key(1), Blocks: []uint32{4, 5}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if _, err := job.Published(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -250,9 +227,7 @@ func TestDeviceErrorIsNotTheFiles(t *testing.T) {
 			t.Fatalf("lookup: got %+v, %v, want a hit", hit, err)
 		}
 		lj, err := s.Load(t.Context(), hit, []client.LoadChunk{{Blocks: []uint32{8, 9}}}, client.LoadOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		return lj.Wait(t.Context())
 	}
 	r.double.Rules("cuLaunchKernel:code=1,cuMemcpyAsync:code=1")

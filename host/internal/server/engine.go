@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/kv"
@@ -22,6 +23,8 @@ type servingEngine struct {
 
 	mu        sync.Mutex
 	leases    map[uint64]*sharedLease
+	byAge     sharedLease // no lease: it is between the youngest and the oldest one
+	early     []uint64    // leases that ended for younger ones, the latest
 	lastLease uint64
 	requests  map[uint32]*request
 	queues    rankQueues
@@ -112,7 +115,7 @@ func (e *servingEngine) number(x *session, id uint32) (uint32, error) {
 		return 0, faultf(proto.Code_CODE_LIMIT, "request",
 			"%d requests of this session are not ended, END_REQUEST is due", limit)
 	}
-	if err := x.share.Request(); err != nil {
+	if err := x.share.Take(budget.Requests, 1); err != nil {
 		return 0, err
 	}
 	if r == nil {
@@ -136,7 +139,7 @@ func (e *servingEngine) endRequest(x *session, id uint32, hints abi.Hints) func(
 		r.hints = hints
 	}
 	delete(x.granted.requests, id)
-	x.share.RequestOver()
+	x.share.Give(budget.Requests, 1)
 	r.sessions = slices.DeleteFunc(r.sessions, func(o *session) bool { return o == x })
 	last := len(r.sessions) == 0
 	if last {

@@ -2,9 +2,12 @@ package server
 
 import (
 	"context"
+	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -23,9 +26,7 @@ func (p *peer) reads(from client.Position, all bool) (*reader, context.CancelFun
 	ctx, stop := context.WithCancel(p.t.Context())
 	p.t.Cleanup(stop)
 	e, err := p.Events(ctx, from, all)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	return &reader{t: p.t.(*testing.T), events: e, have: map[kv.Key]bool{}, started: from != client.Position{}}, stop
 }
 
@@ -58,13 +59,7 @@ func (r *reader) until(what string, holds func() bool) {
 
 // A reader starts with what is there, hears what comes and goes, and resumes where it was.
 func TestEvents(t *testing.T) {
-	var piece int64
-	{
-		r := newRig(t, nil)
-		r.dial(nil).save(0, 1)
-		piece = r.store.Stats().Roots[0].Used
-	}
-	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = 3*piece + piece/2 })
+	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = 3*pieceBytes + pieceBytes/2 })
 	p := r.dial(nil)
 	p.save(0, 2)
 	first, stop := p.reads(client.Position{}, false)
@@ -95,4 +90,35 @@ func TestEvents(t *testing.T) {
 	r.store.Changes().Reset()
 	again.started = true
 	again.until("changes were lost", func() bool { return len(again.have) == 3 && again.at.Seq > first.at.Seq+2 })
+}
+
+// A connection has only as many streams of events as its share of the memory has room for, and what they take is counted.
+func TestStreamsOfEventsAreBounded(t *testing.T) {
+	r := newRig(t, func(c *Config, _ *store.Config) {
+		c.Limits.Sessions = 8
+		c.Arriving = budget.OfArriving(16<<20, 8)
+	})
+	p := r.dial(nil)
+	before := figuresOf(r.server, "memory").Held
+	open := 0
+	var refused error
+	for range 16 { // as many calls as a connection may have
+		ctx, stop := context.WithCancel(t.Context())
+		t.Cleanup(stop)
+		e, err := p.Events(ctx, client.Position{}, true)
+		testenv.OK(t, err)
+		if _, err := e.Next(); err == nil {
+			open++
+		} else if refused = err; !strings.Contains(err.Error(), "max_memory") {
+			t.Fatalf("stream %d: %v, want a refusal that names max_memory", open, err)
+		}
+	}
+	if open == 0 || refused == nil {
+		t.Errorf("%d streams are open and the refusal is %v, want some of each", open, refused)
+	}
+	if f := figuresOf(r.server, "memory"); f.Parts["events"] < int64(open)<<19 || f.Held-before < f.Parts["events"] {
+		t.Errorf("memory with %d streams: %+v, %d before; want them counted", open, f, before)
+	}
+	p.Close()
+	until(t, "all is given back", func() bool { return figuresOf(r.server, "memory").Parts["events"] == 0 })
 }

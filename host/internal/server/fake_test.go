@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -91,13 +92,9 @@ func fakeServer(t testing.TB, cfg Config, b *fakeStore) *Server {
 	st, err := store.Open(t.Context(), store.Config{
 		Roots: []store.RootConfig{{Path: filepath.Join(t.TempDir(), "root"), Capacity: 256 << 20, MaxEntries: 1 << 16}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	engine, err := transfer.New(transfer.Config{Threads: 2, SlotBytes: 1 << 20, MaxStaging: 4 << 20, ReadRatio: 0.5})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	b.chunkStore, cfg.Engine = st, engine
 	s := newServer(cfg, b)
 	t.Cleanup(func() {
@@ -147,8 +144,7 @@ type talk struct {
 }
 
 func newTalk(t testing.TB, s *Server, hello *proto.SessionRequest) *talk {
-	w := &talk{t: t, in: make(chan *proto.SessionRequest), out: make(chan *proto.SessionResponse, 1024),
-		end: make(chan error, 1)}
+	w := &talk{t: t, in: make(chan *proto.SessionRequest), out: make(chan *proto.SessionResponse, 1024), end: make(chan error, 1)}
 	st := &fakeStream{ctx: t.Context(), in: w.in, seen: func(m *proto.SessionResponse) { w.out <- m }}
 	go func() { w.end <- s.serve(st) }()
 	if a := w.ask(hello); a.GetHello() == nil {
@@ -212,9 +208,7 @@ func cancelOf(job uint64) *proto.SessionRequest {
 // pagesFor registers pages of the first group, without a client.
 func pagesFor(t testing.TB, x *session) {
 	mem, err := transfer.NewHostMemory(x.ns.Groups[0].Geometry, regionsOf(make([]byte, planes*pageBytes*arenaBlocks)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	x.inbox.Turn.Lock()
 	defer x.inbox.Turn.Unlock()
 	x.memory.regs[0] = &registration{group: &x.ns.Groups[0], memory: mem}
@@ -244,9 +238,7 @@ func TestRequestsAreTheEnginesOwn(t *testing.T) {
 	if len(b.ended) != 1 || b.hints[0] != (abi.Hints{Reason: abi.EndToolCall, Priority: -2}) {
 		t.Fatalf("ended %v with %+v", b.ended, b.hints)
 	}
-	if err := errors.Join(a1.close(), a2.close(), c.close()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, errors.Join(a1.close(), a2.close(), c.close()))
 	if len(b.ended) != 2 || b.ended[0] == b.ended[1] {
 		t.Fatalf("ended %v: a session that goes ends its requests", b.ended)
 	}
@@ -297,9 +289,7 @@ func TestReaderDoesNotWaitForRoom(t *testing.T) {
 	if b.puts != 0 || b.early {
 		t.Errorf("%d chunks were reserved; discarded beside a store: %v", b.puts, b.early)
 	}
-	if err := w.close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, w.close())
 	if st := s.Stats(); st.Jobs != 0 || st.Sessions != 0 {
 		t.Fatalf("figures after the end: got %+v, want none", st)
 	}

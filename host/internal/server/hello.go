@@ -60,8 +60,7 @@ func (x *session) hello(id uint64, m *proto.Hello) error {
 		return err
 	}
 	x.log = x.log.With("engine", m.GetEngine(), "role", m.GetRole(), "rank", m.GetRank())
-	x.log.Info("session started", "namespace", ns.Digest().String(), "model", ns.Model, "local_ranks",
-		m.GetLocalRanks())
+	x.log.Info("session started", "namespace", ns.Digest().String(), "model", ns.Model, "local_ranks", m.GetLocalRanks())
 	x.profile.Store(newProfile(&x.server.usage, x.number, ns.Digest().String(), m, queue))
 	x.reply(&proto.SessionResponse{Id: id, Body: &proto.SessionResponse_Hello{Hello: x.server.welcome(x)}})
 	return nil
@@ -76,7 +75,7 @@ func (s *Server) welcome(x *session) *proto.HelloReply {
 		Nonce:           x.nonce[:],
 		KeyBytes:        uint32(x.ns.KeyBytes),
 		LeaseTime:       durationpb.New(x.cfg.LeaseTTL),
-		Descriptors:     s.descriptorPath(),
+		Descriptors:     s.path + proto.DescriptorSuffix,
 		NamespaceDigest: digest[:],
 		Session:         x.number,
 		Levels:          uint32(s.cfg.Levels),
@@ -134,8 +133,7 @@ func (s *Server) join(x *session, key engineKey, f facts) (*servingEngine, error
 	}
 	e := s.engines[key]
 	if e == nil {
-		e = &servingEngine{server: s, key: key, facts: f, space: sp, leases: map[uint64]*sharedLease{},
-			requests: map[uint32]*request{}}
+		e = &servingEngine{server: s, key: key, facts: f, space: sp, leases: map[uint64]*sharedLease{}, requests: map[uint32]*request{}}
 		s.engines[key] = e
 	} else if err := f.agree(&e.facts); err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -23,9 +24,8 @@ func TestHelloIsRefusedByField(t *testing.T) {
 		is     error
 		says   []string
 	}{
-		"local ranks": {func(h *client.Hello) { h.LocalRanks = 4 }, client.ErrDisagreement,
-			[]string{"local_ranks", `"4"`, `"2"`}},
-		"node": {func(h *client.Hello) { h.Rank = 2 }, client.ErrDisagreement, []string{"rank", "2", "0"}},
+		"local ranks": {func(h *client.Hello) { h.LocalRanks = 4 }, client.ErrDisagreement, []string{"local_ranks", `"4"`, `"2"`}},
+		"node":        {func(h *client.Hello) { h.Rank = 2 }, client.ErrDisagreement, []string{"rank", "2", "0"}},
 		"model": {func(h *client.Hello) { h.Namespace.Model = "other" }, client.ErrDisagreement,
 			[]string{"namespace", "model", `"other"`, `"test"`}},
 		"replicated": {func(h *client.Hello) { h.Namespace.Replicated = true }, client.ErrDisagreement,
@@ -34,9 +34,8 @@ func TestHelloIsRefusedByField(t *testing.T) {
 			[]string{"group.0", "blocks=3", "blocks=2"}},
 		"pin": {func(h *client.Hello) { h.Engine, h.Namespace.DType = "f", "fp8" }, client.ErrDisagreement,
 			[]string{"dtype", `"fp8"`, `"bf16"`}},
-		"rank": {func(h *client.Hello) { h.Rank = 4 }, client.ErrInvalid, []string{"rank", "4"}},
-		"too many": {func(h *client.Hello) { h.LocalRanks = 3; h.Rank = 3 }, client.ErrInvalid,
-			[]string{"local_ranks", "3"}},
+		"rank":      {func(h *client.Hello) { h.Rank = 4 }, client.ErrInvalid, []string{"rank", "4"}},
+		"too many":  {func(h *client.Hello) { h.LocalRanks = 3; h.Rank = 3 }, client.ErrInvalid, []string{"local_ranks", "3"}},
 		"no engine": {func(h *client.Hello) { h.Engine = "" }, client.ErrInvalid, []string{"engine"}},
 		"role":      {func(h *client.Hello) { h.Role = "a\nb" }, client.ErrInvalid, []string{"role"}},
 	} {
@@ -73,14 +72,10 @@ type raw struct {
 func (r *rig) raw() *raw {
 	t := r.t.(*testing.T)
 	conn, err := grpc.NewClient("unix:"+r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { conn.Close() })
 	st, err := proto.NewEngineServiceClient(conn).Session(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return &raw{t: t, conn: conn, stream: st}
 }
 
@@ -90,30 +85,19 @@ func (w *raw) say(m *proto.SessionRequest) *proto.SessionResponse {
 		w.id++
 		m.Id = w.id
 	}
-	if err := w.stream.Send(m); err != nil {
-		w.t.Fatal(err)
-	}
+	testenv.OK(w.t, w.stream.Send(m))
 	a, err := w.stream.Recv()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	testenv.OK(w.t, err)
 	if a.Id != m.Id {
 		w.t.Fatalf("answer to %d, want %d", a.Id, m.Id)
 	}
 	return a
 }
 
-func (r *rig) greeting() *proto.SessionRequest {
-	ns := testNamespace()
-	return &proto.SessionRequest{Body: &proto.SessionRequest_Hello{Hello: &proto.Hello{
-		Protocol: proto.Protocol, Engine: "e", LocalRanks: 1, Namespace: proto.FromNamespace(&ns),
-	}}}
-}
-
 func TestFirstMessageIsHello(t *testing.T) {
 	r := newRig(t, nil)
 	other := r.dial(nil)
-	bad := r.greeting()
+	bad := greeting("e")
 	bad.GetHello().Protocol = 99
 	for name, m := range map[string]*proto.SessionRequest{
 		"lookup":      {Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{}}},

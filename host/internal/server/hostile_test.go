@@ -72,7 +72,7 @@ func TestHostileClients(t *testing.T) {
 		if err := honest.round(rounds); err != nil {
 			t.Fatalf("seed %d, after %d rounds: %v", seed, rounds, err)
 		}
-		if f := r.server.Memory(1); f.Held > f.Limit {
+		if f := r.server.Budgets(1)[0]; f.Held > f.Limit {
 			t.Fatalf("seed %d: %+v", seed, f)
 		}
 		if rounds%200 == 0 {
@@ -83,7 +83,7 @@ func TestHostileClients(t *testing.T) {
 	}
 	work.Wait()
 	until(t, "hostile sessions are gone", func() bool {
-		f := r.server.Memory(1)
+		f := r.server.Budgets(1)[0]
 		return r.server.Stats().Sessions == 1 && f.Held < 1<<20 && r.server.budgets.Room.Figures(0).Held == 0
 	})
 	until(t, "goroutines and descriptors of hostile sessions are gone", func() bool {

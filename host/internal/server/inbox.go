@@ -15,7 +15,7 @@ const backlogSlots = 1 << 12
 
 // inbox handles a session's ordered messages one at a time: at once while nothing is queued, else on the executor.
 type inbox struct {
-	handle func(*proto.SessionRequest)
+	handle func(*proto.SessionRequest) // both are called with the turn held
 	drop   func(*proto.SessionRequest) // instead of handle, once the session has ended
 
 	Turn   sync.Mutex // held while a message is handled; also guards what only such messages change
@@ -24,11 +24,6 @@ type inbox struct {
 	backlog chan *proto.SessionRequest
 	waiting atomic.Int64 // messages given to the executor and not handled yet
 	ended   atomic.Bool
-}
-
-// newInbox makes an inbox. handle and drop are called with the turn held.
-func newInbox(handle, drop func(*proto.SessionRequest)) *inbox {
-	return &inbox{handle: handle, drop: drop, backlog: make(chan *proto.SessionRequest, backlogSlots)}
 }
 
 // Submit handles a message at once if nothing is queued before it and it does not wait for storage. Otherwise it

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -15,7 +16,7 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 	p := r.dial(nil)
 	p.save(0, 2)
 	w := r.raw()
-	w.say(r.greeting())
+	w.say(greeting("e"))
 	lookup := func(m *proto.Lookup) *proto.SessionRequest {
 		return &proto.SessionRequest{Body: &proto.SessionRequest_Lookup{Lookup: m}}
 	}
@@ -33,35 +34,30 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 		code  proto.Code
 		field string
 	}{
-		"no body": {&proto.SessionRequest{}, proto.Code_CODE_INVALID, "body"},
-		"id again": {&proto.SessionRequest{Id: 1, Body: &proto.SessionRequest_Ping{}}, proto.Code_CODE_INVALID,
-			"id"},
-		"second hello": {r.greeting(), proto.Code_CODE_INVALID, "hello"},
-		"lookup group": {lookup(&proto.Lookup{Group: 4}), proto.Code_CODE_UNKNOWN, "group"},
-		"key length":   {lookup(&proto.Lookup{Keys: packed[:63]}), proto.Code_CODE_INVALID, "keys"},
-		"zero key":     {lookup(&proto.Lookup{Keys: make([]byte, 32)}), proto.Code_CODE_INVALID, "keys"},
-		"keys":         {lookup(&proto.Lookup{Keys: make([]byte, 9*32)}), proto.Code_CODE_LIMIT, "keys"},
-		"first":        {lookup(&proto.Lookup{Keys: packed, First: 3}), proto.Code_CODE_INVALID, "first"},
-		"readers":      {lookup(&proto.Lookup{Keys: packed, Readers: 2}), proto.Code_CODE_INVALID, "readers"},
-		"nil lookup":   {&proto.SessionRequest{Body: &proto.SessionRequest_Lookup{}}, 0, ""},
-		"release":      {&proto.SessionRequest{Body: &proto.SessionRequest_Release{Release: &proto.Release{Lease: 77}}}, proto.Code_CODE_UNKNOWN, "lease"},
-		"release none": {&proto.SessionRequest{Body: &proto.SessionRequest_Release{}}, proto.Code_CODE_UNKNOWN,
-			"lease"},
-		"load nothing": {load(&proto.Load{}), proto.Code_CODE_INVALID, "chunks"},
-		"load lease": {load(&proto.Load{Lease: 77, Chunks: []*proto.LoadChunk{{}}}), proto.Code_CODE_UNKNOWN,
-			"lease"},
-		"load chunks":       {load(&proto.Load{Chunks: make([]*proto.LoadChunk, 5)}), proto.Code_CODE_LIMIT, "chunks"},
-		"store unmapped":    {save(&proto.Store{Chunks: chunks}), proto.Code_CODE_UNKNOWN, "group"},
-		"store group":       {save(&proto.Store{Group: 4, Chunks: chunks}), proto.Code_CODE_UNKNOWN, "group"},
-		"cancel never sent": {&proto.SessionRequest{Body: &proto.SessionRequest_Cancel{Cancel: &proto.Cancel{Job: 1 << 40}}}, proto.Code_CODE_UNKNOWN, "job"},
-		"cancel nothing": {&proto.SessionRequest{Body: &proto.SessionRequest_Cancel{}}, proto.Code_CODE_UNKNOWN,
-			"job"},
+		"no body":                    {&proto.SessionRequest{}, proto.Code_CODE_INVALID, "body"},
+		"id again":                   {&proto.SessionRequest{Id: 1, Body: &proto.SessionRequest_Ping{}}, proto.Code_CODE_INVALID, "id"},
+		"second hello":               {greeting("e"), proto.Code_CODE_INVALID, "hello"},
+		"lookup group":               {lookup(&proto.Lookup{Group: 4}), proto.Code_CODE_UNKNOWN, "group"},
+		"key length":                 {lookup(&proto.Lookup{Keys: packed[:63]}), proto.Code_CODE_INVALID, "keys"},
+		"zero key":                   {lookup(&proto.Lookup{Keys: make([]byte, 32)}), proto.Code_CODE_INVALID, "keys"},
+		"keys":                       {lookup(&proto.Lookup{Keys: make([]byte, 9*32)}), proto.Code_CODE_LIMIT, "keys"},
+		"first":                      {lookup(&proto.Lookup{Keys: packed, First: 3}), proto.Code_CODE_INVALID, "first"},
+		"readers":                    {lookup(&proto.Lookup{Keys: packed, Readers: 2}), proto.Code_CODE_INVALID, "readers"},
+		"nil lookup":                 {&proto.SessionRequest{Body: &proto.SessionRequest_Lookup{}}, 0, ""},
+		"release":                    {&proto.SessionRequest{Body: &proto.SessionRequest_Release{Release: &proto.Release{Lease: 77}}}, proto.Code_CODE_UNKNOWN, "lease"},
+		"release none":               {&proto.SessionRequest{Body: &proto.SessionRequest_Release{}}, proto.Code_CODE_UNKNOWN, "lease"},
+		"load nothing":               {load(&proto.Load{}), proto.Code_CODE_INVALID, "chunks"},
+		"load lease":                 {load(&proto.Load{Lease: 77, Chunks: []*proto.LoadChunk{{}}}), proto.Code_CODE_UNKNOWN, "lease"},
+		"load chunks":                {load(&proto.Load{Chunks: make([]*proto.LoadChunk, 5)}), proto.Code_CODE_LIMIT, "chunks"},
+		"store unmapped":             {save(&proto.Store{Chunks: chunks}), proto.Code_CODE_UNKNOWN, "group"},
+		"store group":                {save(&proto.Store{Group: 4, Chunks: chunks}), proto.Code_CODE_UNKNOWN, "group"},
+		"cancel never sent":          {&proto.SessionRequest{Body: &proto.SessionRequest_Cancel{Cancel: &proto.Cancel{Job: 1 << 40}}}, proto.Code_CODE_UNKNOWN, "job"},
+		"cancel nothing":             {&proto.SessionRequest{Body: &proto.SessionRequest_Cancel{}}, proto.Code_CODE_UNKNOWN, "job"},
 		"copies of a job never sent": {&proto.SessionRequest{Body: &proto.SessionRequest_AwaitCopies{AwaitCopies: &proto.AwaitCopies{Jobs: []uint64{1 << 40}}}}, proto.Code_CODE_UNKNOWN, "jobs[0]"},
 		"unregister":                 {&proto.SessionRequest{Body: &proto.SessionRequest_Unregister{Unregister: &proto.Unregister{Group: 5}}}, proto.Code_CODE_UNKNOWN, "group"},
-		"register nothing": {&proto.SessionRequest{Body: &proto.SessionRequest_Register{}}, proto.Code_CODE_INVALID,
-			"regions"},
-		"end unknown": {&proto.SessionRequest{Body: &proto.SessionRequest_EndRequest{EndRequest: &proto.EndRequest{Request: 12345}}}, 0, ""},
-		"nil ping":    {&proto.SessionRequest{Body: &proto.SessionRequest_Ping{}}, 0, ""},
+		"register nothing":           {&proto.SessionRequest{Body: &proto.SessionRequest_Register{}}, proto.Code_CODE_INVALID, "regions"},
+		"end unknown":                {&proto.SessionRequest{Body: &proto.SessionRequest_EndRequest{EndRequest: &proto.EndRequest{Request: 12345}}}, 0, ""},
+		"nil ping":                   {&proto.SessionRequest{Body: &proto.SessionRequest_Ping{}}, 0, ""},
 	} {
 		a := w.say(c.m)
 		if e := a.GetError(); e.GetCode() != c.code || e.GetField() != c.field {
@@ -81,9 +77,7 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 		"own parent":   {client.StoreChunk{Key: key(8), Parent: key(8), Blocks: blocks(0)}, "chunks[0].parent"},
 	} {
 		job, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{c.chunk})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		_, err = job.Published(t.Context())
 		var refused *client.HostError
 		if !errors.As(err, &refused) || refused.Field != c.field {
@@ -97,19 +91,16 @@ func TestWrongInputIsAnsweredByField(t *testing.T) {
 		chunks []client.LoadChunk
 		field  string
 	}{
-		"not granted": {[]client.LoadChunk{{Index: 2, Blocks: blocks(0)}}, "chunks[0].index"},
-		"far":         {[]client.LoadChunk{{Index: 1 << 30, Blocks: blocks(0)}}, "chunks[0].index"},
-		"block twice": {[]client.LoadChunk{{Index: 0, Blocks: []uint32{3, 3}}}, "chunks[0].blocks"},
-		"across chunks": {[]client.LoadChunk{{Index: 0, Blocks: blocks(0)}, {Index: 1, Blocks: []uint32{9, 1}}},
-			"chunks[1].blocks"},
+		"not granted":    {[]client.LoadChunk{{Index: 2, Blocks: blocks(0)}}, "chunks[0].index"},
+		"far":            {[]client.LoadChunk{{Index: 1 << 30, Blocks: blocks(0)}}, "chunks[0].index"},
+		"block twice":    {[]client.LoadChunk{{Index: 0, Blocks: []uint32{3, 3}}}, "chunks[0].blocks"},
+		"across chunks":  {[]client.LoadChunk{{Index: 0, Blocks: blocks(0)}, {Index: 1, Blocks: []uint32{9, 1}}}, "chunks[1].blocks"},
 		"out of range":   {[]client.LoadChunk{{Index: 0, Blocks: []uint32{0, arenaBlocks}}}, "chunks[0].blocks"},
 		"too few blocks": {[]client.LoadChunk{{Index: 0}}, "chunks[0].blocks"},
 	} {
 		l := p.look(3)
 		job, err := p.Load(t.Context(), l, c.chunks, client.LoadOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		_, err = job.Wait(t.Context())
 		var refused *client.HostError
 		if !errors.As(err, &refused) || refused.Field != c.field {
@@ -162,13 +153,9 @@ func TestLimits(t *testing.T) {
 	if _, err := p.Lookup(t.Context(), client.LookupRequest{Keys: keys(3000)}); !errors.Is(err, client.ErrLimit) {
 		t.Errorf("message: %v", err)
 	}
-	if err := q.regs[0].Unregister(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, q.regs[0].Unregister(t.Context()))
 	big, err := q.NewArena(3 * planes * arenaBlocks * pageBytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer big.Close()
 	if _, err := q.Register(t.Context(), 0, big, make([]client.PlaneRegion, planes)); !errors.Is(err, client.ErrLimit) {
 		t.Errorf("arena: %v", err)

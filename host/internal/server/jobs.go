@@ -20,8 +20,6 @@ type jobTable struct {
 	unacknowledged atomic.Int64 // CANCEL and AWAIT_COPIES messages that a waiter will answer
 }
 
-func newJobTable(limit int) *jobTable { return &jobTable{limit: limit, jobs: map[uint64]*job{}} }
-
 // add enters a job, so that CANCEL, AWAIT_COPIES and the session's end find it.
 func (t *jobTable) add(j *job) error {
 	t.mu.Lock()
@@ -88,13 +86,14 @@ func (t *jobTable) hold() bool {
 
 // wait runs fn on a goroutine that the session's end waits for. It reports false once the end has begun.
 func (t *jobTable) wait(fn func()) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.ended {
-		return false
+	held := t.hold()
+	if held {
+		go func() {
+			defer t.waiters.Done()
+			fn()
+		}()
 	}
-	t.waiters.Go(fn)
-	return true
+	return held
 }
 
 // named returns the jobs that an AWAIT_COPIES with this id names, all of them if it names none.

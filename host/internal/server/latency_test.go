@@ -66,12 +66,3 @@ func TestTableIsBounded(t *testing.T) {
 		t.Errorf("%q has %d keys, want %q with %d", last.Model, last.Keys.Load(), otherModel, 9*maxPairs)
 	}
 }
-
-func BenchmarkObserve(b *testing.B) {
-	var l Latencies
-	now := time.Now()
-	b.ReportAllocs()
-	for b.Loop() {
-		l.Observe(AnswerLookup, now)
-	}
-}

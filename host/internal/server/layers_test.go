@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -21,11 +22,8 @@ func TestLayersOfAChunkThatFails(t *testing.T) {
 		list = append(list, client.LoadChunk{Index: i, Blocks: blocks(i)})
 	}
 	var told [][]int
-	job, err := p.Load(t.Context(), l, list,
-		client.LoadOptions{Layers: func(_ uint32, failed []int) { told = append(told, failed) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	job, err := p.Load(t.Context(), l, list, client.LoadOptions{Layers: func(_ uint32, failed []int) { told = append(told, failed) }})
+	testenv.OK(t, err)
 	res := p.loaded(job)
 	if len(res.Failed) != chunkBlocks || len(told) != layers {
 		t.Fatalf("%+v, layers %v", res, told)

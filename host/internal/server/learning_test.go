@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -28,9 +29,7 @@ func learns(t *testing.T, tenant uint32, private bool, others bool) (heard, file
 	say := func(format string, args ...any) { heard = append(heard, fmt.Sprintf(format, args...)) }
 	look := func() int {
 		l := p.look(6)
-		if err := l.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, l.Release(t.Context()))
 		return l.Hits()
 	}
 	say("%d hits", look())
@@ -40,18 +39,14 @@ func learns(t *testing.T, tenant uint32, private bool, others bool) (heard, file
 		list = append(list, chunkOf(n, n))
 	}
 	res, err := p.store(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	for _, c := range res.Chunks {
 		say("%v, %v", c.Result, c.Err)
 	}
 	say("%d bytes, %d hits", res.Bytes, look())
 	p.check(6)
 	answers, err := p.Discard(t.Context(), 0, []kv.Key{key(0), key(4), key(9)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	say("%v, %d hits", answers, look())
 	root := filepath.Join(r.dir, "root")
 	if err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -102,9 +97,7 @@ func TestQuotasThatFitTellNothing(t *testing.T) {
 		stored := 0
 		for n := range 200 {
 			res, err := busy.store([]client.StoreChunk{{Key: key(1000 + n), Blocks: blocks(n % 16)}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			if res.Chunks[0].Result == client.Stored {
 				stored++
 			}

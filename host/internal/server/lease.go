@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/spans"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -20,6 +21,10 @@ type sharedLease struct {
 	keys    int // of the LOOKUP
 	first   int // its first needed key: pins are indexed from there
 	pins    *store.Lease
+	bytes   int64  // of the entries, in the session's share
+	order   uint64 // of all leases of the host: an older one has a lower number
+	older   *sharedLease
+	younger *sharedLease
 	readers uint64 // local ranks that have not loaded yet; 0 when it is over
 	loading int
 	timer   *time.Timer
@@ -29,7 +34,57 @@ type sharedLease struct {
 // release gives back the pins of a lease that was granted, and its memory.
 func (l *sharedLease) release() {
 	l.pins.Release()
-	l.owner.share.LeaseOver(l.keys - l.first)
+	l.owner.share.Give(budget.Grants, l.grants())
+	l.owner.share.Give(budget.Entries, l.bytes)
+}
+
+// grants are the memory that the lease takes.
+func (l *sharedLease) grants() int64 { return int64(l.keys-l.first) + budget.PerLease }
+
+// hold takes a lease's entries from its session's share. Where they are scarce and the share is used up, as many bytes of older
+// leases of the tenant end: else leases that are not loaded could keep a root from storing anything.
+func (s *Server) hold(l *sharedLease) error {
+	bytes, scarce := l.pins.Holds()
+	err := l.owner.share.Leased(bytes, scarce)
+	if err != nil {
+		s.budgets.Refused(l.owner.log, err)
+	}
+	for ended := int64(0); err != nil && ended < bytes; {
+		e, oldest := s.oldestLease(l.owner.tenant)
+		if oldest == nil {
+			return err
+		}
+		e.mu.Lock()
+		e.early = append(e.early[max(0, len(e.early)-mostEarly):], oldest.id)
+		e.mu.Unlock()
+		e.endLease(oldest)
+		ended += oldest.bytes
+	}
+	if err != nil {
+		_ = l.owner.share.Leased(bytes, false) // what ended is free
+	}
+	l.bytes, l.order = bytes, s.leases.Add(1)
+	return nil
+}
+
+// mostEarly is how many leases an engine remembers that ended before their time.
+const mostEarly = 1 << 10
+
+// oldestLease is a tenant's, of those that can be loaded.
+func (s *Server) oldestLease(tenant uint32) (of *servingEngine, oldest *sharedLease) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, e := range s.engines {
+		if key.tenant != tenant {
+			continue
+		}
+		e.mu.Lock()
+		if l := e.byAge.younger; l != nil && l != &e.byAge && (oldest == nil || l.order < oldest.order) {
+			of, oldest = e, l
+		}
+		e.mu.Unlock()
+	}
+	return of, oldest
 }
 
 // The low bits of a lease's number are its group's place in the namespace. So the layers of a load are known even
@@ -48,13 +103,14 @@ func (e *servingEngine) grant(l *sharedLease) (uint64, error) {
 	if limit := l.owner.cfg.Limits.Leases; l.owner.granted.leases >= limit {
 		return 0, faultf(proto.Code_CODE_LIMIT, "lease", "%d leases of this session are not over", limit)
 	}
-	if err := l.owner.share.Lease(l.keys - l.first); err != nil {
+	if err := l.owner.share.Take(budget.Grants, l.grants()); err != nil {
 		return 0, err
 	}
 	e.lastLease++
 	place := slices.IndexFunc(e.facts.namespace.Groups, func(g kv.Group) bool { return g.ID == l.group })
 	l.id = e.lastLease<<groupBits | uint64(place)
 	e.leases[l.id] = l
+	e.enlist(l)
 	l.owner.granted.leases++
 	l.timer = time.AfterFunc(l.owner.cfg.LeaseTTL, func() { e.endLease(l) })
 	return l.id, nil
@@ -67,6 +123,9 @@ func (e *servingEngine) find(id uint64) (*sharedLease, error) {
 	}
 	if n := id >> groupBits; n == 0 || n > e.lastLease {
 		return nil, errLeaseUnknown
+	}
+	if slices.Contains(e.early, id) {
+		return nil, errLeaseEarly
 	}
 	return nil, errLeaseOver
 }
@@ -132,7 +191,17 @@ func (e *servingEngine) endLease(l *sharedLease) {
 func (e *servingEngine) remove(l *sharedLease) {
 	l.timer.Stop()
 	delete(e.leases, l.id)
+	l.older.younger, l.younger.older = l.younger, l.older
 	l.owner.granted.leases--
+}
+
+// enlist makes a lease the youngest of the ring that byAge is in.
+func (e *servingEngine) enlist(l *sharedLease) {
+	if e.byAge.younger == nil {
+		e.byAge.older, e.byAge.younger = &e.byAge, &e.byAge
+	}
+	l.older, l.younger = e.byAge.older, &e.byAge
+	l.older.younger, e.byAge.older = l, l
 }
 
 // endLeases ends the leases of a session, those of one request unless all is set.

@@ -46,7 +46,7 @@ func (x *session) load(j *job, m *proto.Load) error {
 	j.span.Follow(x.server.cfg.Spans, l.span, j.since)
 	spec.Paths = j.span.Paths
 	if m.GetLayers() {
-		spec.Layers = &transfer.Layers{Landed: s.layer}
+		spec.Layers, spec.Files = &transfer.Layers{Landed: s.layer}, x.share
 	}
 	spec.Held = s.timeline.holds()
 	x.server.begin()
@@ -165,8 +165,8 @@ func (s *loading) complete(o transfer.Outcome) {
 	x.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_LoadDone{LoadDone: reply}})
 	x.server.latencies.Observe(AnswerLoad, s.job.since)
 	profile := x.profile.Load()
-	profile.Loaded(reply.Bytes)
-	s.job.span.Load(profile.Attributes(), s.job.message.GetLoad(), reply)
+	profile.usage.LoadedBytes.Add(reply.Bytes)
+	s.job.span.Load(profile.spans, s.job.message.GetLoad(), reply)
 }
 
 // wanted drops the holes.

@@ -1,12 +1,17 @@
 package server
 
 import (
+	"errors"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
 )
+
+// mostScratch is how many keys a session's scratch memory has room for.
+const mostScratch = 4 << 10
 
 // lookup is LOOKUP.
 func (x *session) lookup(message *proto.SessionRequest) error {
@@ -22,6 +27,9 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 	readers, err := x.readers(m.GetReaders())
 	if err != nil {
 		return err
+	}
+	if cap(keys) > mostScratch { // as few have so many, it is not kept for the next one
+		x.keys = nil
 	}
 	reply := newLookupAnswer(message.Id)
 	first := int(m.GetFirst())
@@ -47,8 +55,9 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 	x.reply(&reply.Message)
 	x.server.latencies.Observe(AnswerLookup, since)
 	asked, profile := len(keys)-min(first, len(keys)), x.profile.Load()
-	profile.LookedUp(asked, int(reply.Reply.Hits))
-	span.Lookup(profile.Attributes(), m, asked, &reply.Reply)
+	profile.usage.Keys.Add(uint64(asked))
+	profile.usage.Hits.Add(uint64(reply.Reply.Hits))
+	span.Lookup(profile.spans, m, asked, &reply.Reply)
 	return nil
 }
 
@@ -71,9 +80,13 @@ func (x *session) answer(answer *lookupAnswer, g *kv.Group, l *sharedLease) erro
 	answer.Fill(lookupHits{
 		Lease: l.pins, Keys: l.keys - l.first, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
 	}, &x.engine.queues)
-	var err error
-	if reply.Lease, err = x.engine.grant(l); err != nil {
+	err := x.server.hold(l)
+	if err == nil {
+		reply.Lease, err = x.engine.grant(l)
+	}
+	if err != nil {
 		l.pins.Release()
+		x.share.Give(budget.Entries, l.bytes)
 	}
 	return err
 }
@@ -112,11 +125,11 @@ func (x *session) reader() uint64 { return 1 << (x.rank - x.engine.facts.firstRa
 // release is RELEASE.
 func (x *session) release(m *proto.Release) error {
 	l, err := x.engine.peek(m.GetLease())
-	switch err {
-	case nil:
+	switch {
+	case err == nil:
 		x.engine.endLease(l)
 		return nil
-	case errLeaseOver:
+	case errors.Is(err, errLeaseOver):
 		return nil
 	}
 	return faultf(proto.Code_CODE_UNKNOWN, "lease", "%d was never granted", m.GetLease())

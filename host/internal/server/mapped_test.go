@@ -31,30 +31,18 @@ func TestProtectedMapping(t *testing.T) {
 	page := os.Getpagesize()
 	size := int64(4 * page)
 	fd, err := unix.MemfdCreate("pages", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	f := os.NewFile(uintptr(fd), "pages")
 	defer f.Close()
-	if err := f.Truncate(size); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Fallocate(fd, 0, 0, size/2); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, f.Truncate(size))
+	testenv.OK(t, unix.Fallocate(fd, 0, 0, size/2))
 	data, err := mapFile(f, size)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer unix.Munmap(data)
-	if err := protect(data); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, protect(data))
 	allocated := func() int64 {
 		var st unix.Stat_t
-		if err := unix.Fstat(fd, &st); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, unix.Fstat(fd, &st))
 		return st.Blocks * 512
 	}
 	for i := range 4 {
@@ -73,9 +61,7 @@ func TestProtectedMapping(t *testing.T) {
 	if touch(&data[3*page], false) || sink != 9 || touch(&data[3*page], true) {
 		t.Error("a page that came is not there")
 	}
-	if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(page)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(page)))
 	if !touch(&data[7], true) || !touch(&data[7], false) || allocated() != size/2 {
 		t.Errorf("a page that went: %d bytes are allocated", allocated())
 	}

@@ -71,7 +71,7 @@ func (c *clientMemory) register(ns *kv.Namespace, m *proto.Register) error {
 		return faultf(proto.Code_CODE_BUSY, "group", "%d is registered already", group.ID)
 	}
 	r := &registration{group: group}
-	if err := c.share.Regions(len(m.GetRegions())); err != nil {
+	if err := c.share.Take(budget.Regions, int64(len(m.GetRegions()))); err != nil {
 		return err
 	}
 	r.tables = len(m.GetRegions())
@@ -118,7 +118,7 @@ func (c *clientMemory) unmap(r *registration) {
 			c.log.Error("cannot unmap device memory", "error", err)
 		}
 	}
-	c.share.RegionsGone(r.tables)
+	c.share.Give(budget.Regions, int64(r.tables))
 	r.maps, r.imports, r.memory, r.tables = nil, nil, nil, 0
 }
 
@@ -148,6 +148,18 @@ func (c *clientMemory) mapFile(f *os.File) (*mapping, error) {
 		m.users++
 		return m, nil
 	}
+	if err := c.share.Take(budget.Mappings, 1); err != nil {
+		return nil, err
+	}
+	m, err := c.mapNew(f, id)
+	if err != nil {
+		c.share.Give(budget.Mappings, 1)
+	}
+	return m, err
+}
+
+// mapNew is mapFile of a file that the session has not mapped yet.
+func (c *clientMemory) mapNew(f *os.File, id fileID) (*mapping, error) {
 	if c.mapped+id.Size > c.limits.SessionArena {
 		return nil, faultf(proto.Code_CODE_LIMIT, "memfd", "%d bytes more, the session has mapped %d of at most %d",
 			id.Size, c.mapped, c.limits.SessionArena)
@@ -195,6 +207,7 @@ func (c *clientMemory) unmapFile(m *mapping) {
 	delete(c.files, m.file)
 	c.mapped -= m.file.Size
 	c.total.Add(-m.file.Size)
+	c.share.Give(budget.Mappings, 1)
 	if err := unix.Munmap(m.data); err != nil {
 		c.log.Error("cannot unmap client memory", "error", err)
 	}

@@ -3,6 +3,7 @@ package server
 import (
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -22,9 +23,7 @@ func levels(t *testing.T, waiting int64) (*rig, *peer) {
 	t.Helper()
 	const room, stored = 16, 32
 	memory, err := memfs.New(64<<20, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	r := newRig(t, func(_ *Config, c *store.Config) {
 		c.Roots[0].Level = 1
 		near := store.RootConfig{Path: "memory:", FS: memory, Volatile: true, Capacity: room * pieceBytes, MaxEntries: 1024}
@@ -46,18 +45,14 @@ func levels(t *testing.T, waiting int64) (*rig, *peer) {
 // settle waits until no move is under way.
 func (r *rig) settle() {
 	r.t.Helper()
-	if err := r.store.Settle(r.t.Context()); err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, r.store.Settle(r.t.Context()))
 }
 
 // prefetch looks up the first chunks, wants them in the directory, and asks for them.
 func (p *peer) prefetch(n int) *client.Lookup {
 	p.t.Helper()
 	l, err := p.Lookup(p.t.Context(), client.LookupRequest{Keys: keys(n), Prefetch: true})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	if at := l.Levels(); l.Hits() != n || len(at) != 1 || at[0].Level != 1 || at[0].Chunks != n ||
 		at[0].Bytes != int64(n)*chunkBytes || at[0].LoadTime != l.LoadTime {
 		p.t.Fatalf("%d hits of %d in %+v", l.Hits(), n, at)
@@ -125,23 +120,6 @@ func TestPrefetch(t *testing.T) {
 	}
 }
 
-// TestLoadPassesItsPrefetch: while a copy hangs a load takes the chunks where they are, and the copies end with it.
-func TestLoadPassesItsPrefetch(t *testing.T) {
-	r, p := levels(t, 0)
-	r.faults.Set(faultfs.MustRules("read ** 1st: hang")...)
-	l := p.prefetch(farChunks)
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
-	p.loadAll(l)
-	r.faults.Release()
-	r.settle()
-	r.prefetches(0, farChunks, 0, 0, 0)
-	if near, far := r.loadedFrom(); near != 0 || far != farChunks*pieceBytes {
-		t.Errorf("%d bytes were loaded from memory, %d from the directory", near, far)
-	}
-}
-
 // TestPrefetchEnds: copies end with RELEASE, and with the session.
 func TestPrefetchEnds(t *testing.T) {
 	for name, end := range map[string]func(p *peer, l *client.Lookup) error{
@@ -152,52 +130,12 @@ func TestPrefetchEnds(t *testing.T) {
 			r, p := levels(t, 0)
 			r.faults.Set(faultfs.MustRules("read ** 1st: hang")...)
 			l := p.prefetch(farChunks)
-			if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-				t.Fatal(err)
-			}
-			if err := end(p, l); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, r.faults.AwaitHanging(t.Context(), 1))
+			testenv.OK(t, end(p, l))
 			until(t, "the lease ends", func() bool { return r.server.Stats().Leases == 0 })
 			r.faults.Release()
 			r.settle()
 			r.prefetches(0, farChunks, 0, 0, 0)
 		})
 	}
-}
-
-// TestPrefetchIsShed: what may not wait is shed, and loaded from where it is.
-func TestPrefetchIsShed(t *testing.T) {
-	r, p := levels(t, pieceBytes)
-	r.faults.Set(faultfs.MustRules("read ** 1st: hang")...)
-	l := p.prefetch(1)
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
-	shed := p.prefetch(farChunks)
-	r.prefetches(0, 0, farChunks-2, 0, 0) // the first is on its way, the second may wait
-	r.faults.Release()
-	r.settle()
-	m := r.store.Stats().Levels[0].Moves[moves.Prefetch]
-	if m.Done < 1 || m.Done+m.Shed != farChunks { // the second may give way to what leaves memory
-		t.Errorf("%d copies were made and %d shed", m.Done, m.Shed)
-	}
-	p.loadAll(shed)
-	if near, far := r.loadedFrom(); near != m.Done*pieceBytes || far != m.Shed*pieceBytes {
-		t.Errorf("%d bytes were loaded from memory, %d from the directory", near, far)
-	}
-	if err := l.Release(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestPrefetchFails: a copy that cannot be read costs its load nothing.
-func TestPrefetchFails(t *testing.T) {
-	r, p := levels(t, 0)
-	r.faults.Set(faultfs.MustRules("read ** 1st: eio")...)
-	l := p.prefetch(farChunks)
-	r.settle()
-	r.prefetches(farChunks-1, 0, 0, 1, 0)
-	p.loadAll(l)
-	r.prefetches(farChunks-1, 0, 0, 1, farChunks-1)
 }

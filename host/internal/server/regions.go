@@ -17,107 +17,99 @@ func onDevice(i int, m *proto.Region) (field string, ok bool) {
 	return at("regions", i, "handle"), false
 }
 
-// mapRegions maps the memory of a REGISTER. r holds what was mapped, even when it fails.
-func (c *clientMemory) mapRegions(
-	g *kv.Group, regions []*proto.Region, files descriptors, r *registration,
-) (transfer.Memory, error) {
+// mapRegions maps the memory of a REGISTER, each file or allocation once. r holds what was mapped, even when it fails.
+func (c *clientMemory) mapRegions(g *kv.Group, regions []*proto.Region, files descriptors, r *registration) (transfer.Memory, error) {
 	planes := g.Geometry.Planes
 	if len(regions) != len(planes) {
 		return nil, invalid("regions", "%d, group %d has %d planes", len(regions), g.ID, len(planes))
 	}
-	if _, device := onDevice(0, regions[0]); device {
-		return c.importRegions(g, regions, r)
-	}
-	byTag := map[uint64]*mapping{}
-	out := make([]transfer.HostRegion, len(planes))
+	_, device := onDevice(0, regions[0])
+	byTag, known, taken := map[uint64]*mapping{}, map[string]*gds.Import{}, make([]bool, len(planes))
+	host, onGPU := make([]transfer.HostRegion, len(planes)), make([]transfer.DeviceRegion, len(planes))
 	for i, m := range regions {
-		if err := checkPlane(i, m, g, func(p uint32) bool { return out[p].Data != nil }); err != nil {
+		if err := c.checkKind(i, m, device); err != nil {
 			return nil, err
 		}
-		if _, ok := m.GetHandle().(*proto.Region_Memfd); !ok {
-			return nil, invalid(at("regions", i, "handle"), "not host memory (memfd), as regions[0] is")
+		if err := checkPlane(i, m, g, taken); err != nil {
+			return nil, err
 		}
-		tag := m.GetMemfd()
-		if files[tag] == nil {
-			return nil, faultf(proto.Code_CODE_UNKNOWN, at("regions", i, "memfd"), "no descriptor came under tag %d",
-				tag)
-		}
-		a := byTag[tag]
-		if a == nil {
-			var err error
-			if a, err = c.mapFile(files[tag]); err != nil {
+		var size int64
+		offset, stride, blocks := int64(m.GetOffset()), int64(m.GetStride()), m.GetBlocks()
+		if device {
+			mem, err := c.importHandle(at("regions", i, "cuda_ipc"), m.GetCudaIpc(), known, r)
+			if err != nil {
 				return nil, err
 			}
-			byTag[tag] = a
-			r.maps = append(r.maps, a)
+			size = mem.Size
+			onGPU[m.GetPlane()] = transfer.DeviceRegion{Base: mem.Base, Bytes: size, Offset: offset, Stride: stride, Blocks: blocks}
+		} else {
+			a, err := c.mapTag(i, m.GetMemfd(), byTag, files, r)
+			if err != nil {
+				return nil, err
+			}
+			size = a.file.Size
+			host[m.GetPlane()] = transfer.HostRegion{Data: a.data, Offset: offset, Stride: stride, Blocks: blocks}
 		}
-		if err := checkRegion(i, m, planes[m.GetPlane()].PageBytes, a.file.Size); err != nil {
+		if err := checkRegion(i, m, planes[m.GetPlane()].PageBytes, size); err != nil {
 			return nil, err
 		}
-		if m.GetBlocks() != regions[0].GetBlocks() {
-			return nil, invalid(at("regions", i, "blocks"), "%d, regions[0] has %d", m.GetBlocks(),
-				regions[0].GetBlocks())
-		}
-		out[m.GetPlane()] = transfer.HostRegion{
-			Data: a.data, Offset: int64(m.GetOffset()), Stride: int64(m.GetStride()), Blocks: m.GetBlocks(),
+		if blocks != regions[0].GetBlocks() {
+			return nil, invalid(at("regions", i, "blocks"), "%d, regions[0] has %d", blocks, regions[0].GetBlocks())
 		}
 	}
-	mem, err := transfer.NewHostMemory(g.Geometry, out)
+	var mem transfer.Memory
+	var err error
+	if device {
+		mem, err = transfer.NewDeviceMemory(c.gpu, g.Geometry, onGPU)
+	} else {
+		mem, err = transfer.NewHostMemory(g.Geometry, host)
+	}
 	if err != nil {
 		return nil, invalid("regions", "%v", err)
 	}
 	return mem, nil
 }
 
-// importRegions imports the allocations of a REGISTER, each once.
-func (c *clientMemory) importRegions(
-	g *kv.Group, regions []*proto.Region, r *registration,
-) (transfer.Memory, error) {
-	planes := g.Geometry.Planes
-	known := map[string]*gds.Import{}
-	out := make([]transfer.DeviceRegion, len(planes))
-	for i, m := range regions {
-		field, ok := onDevice(i, m)
-		switch {
-		case !ok:
-			return nil, invalid(field, "host memory, regions[0] is a GPU's")
-		case c.gpu == nil:
-			return nil, c.noGPU(field)
-		}
-		if err := checkPlane(i, m, g, func(p uint32) bool { return out[p].Blocks != 0 }); err != nil {
-			return nil, err
-		}
-		mem, err := c.importHandle(field, m.GetCudaIpc(), known, r)
-		if err != nil {
-			return nil, err
-		}
-		if err := checkRegion(i, m, planes[m.GetPlane()].PageBytes, mem.Size); err != nil {
-			return nil, err
-		}
-		if m.GetBlocks() != regions[0].GetBlocks() {
-			return nil, invalid(at("regions", i, "blocks"), "%d, regions[0] has %d", m.GetBlocks(),
-				regions[0].GetBlocks())
-		}
-		out[m.GetPlane()] = transfer.DeviceRegion{
-			Base: mem.Base, Bytes: mem.Size, Offset: int64(m.GetOffset()), Stride: int64(m.GetStride()),
-			Blocks: m.GetBlocks(),
-		}
+// checkKind checks that a region is memory of the same kind as the first one.
+func (c *clientMemory) checkKind(i int, m *proto.Region, device bool) error {
+	field, is := onDevice(i, m)
+	_, memfd := m.GetHandle().(*proto.Region_Memfd)
+	switch {
+	case device && !is:
+		return invalid(field, "host memory, regions[0] is a GPU's")
+	case device && c.gpu == nil:
+		return c.noGPU(field)
+	case !device && !memfd:
+		return invalid(at("regions", i, "handle"), "not host memory (memfd), as regions[0] is")
 	}
-	mem, err := transfer.NewDeviceMemory(c.gpu, g.Geometry, out)
-	if err != nil {
-		return nil, invalid("regions", "%v", err)
+	return nil
+}
+
+// mapTag maps the file that came under a tag, or finds it among byTag, and adds it to r.
+func (c *clientMemory) mapTag(i int, tag uint64, byTag map[uint64]*mapping, files descriptors, r *registration) (*mapping, error) {
+	if files[tag] == nil {
+		return nil, faultf(proto.Code_CODE_UNKNOWN, at("regions", i, "memfd"), "no descriptor came under tag %d", tag)
 	}
-	return mem, nil
+	if a := byTag[tag]; a != nil {
+		return a, nil
+	}
+	a, err := c.mapFile(files[tag])
+	if err == nil {
+		byTag[tag] = a
+		r.maps = append(r.maps, a)
+	}
+	return a, err
 }
 
 // checkPlane checks that a region names a plane of the group, and is the first of that plane.
-func checkPlane(i int, m *proto.Region, g *kv.Group, taken func(uint32) bool) error {
-	switch planes := len(g.Geometry.Planes); {
-	case uint64(m.GetPlane()) >= uint64(planes):
-		return invalid(at("regions", i, "plane"), "%d, group %d has %d planes", m.GetPlane(), g.ID, planes)
-	case taken(m.GetPlane()):
+func checkPlane(i int, m *proto.Region, g *kv.Group, taken []bool) error {
+	switch {
+	case uint64(m.GetPlane()) >= uint64(len(taken)):
+		return invalid(at("regions", i, "plane"), "%d, group %d has %d planes", m.GetPlane(), g.ID, len(taken))
+	case taken[m.GetPlane()]:
 		return invalid(at("regions", i, "plane"), "%d twice", m.GetPlane())
 	}
+	taken[m.GetPlane()] = true
 	return nil
 }
 

@@ -9,7 +9,8 @@ import (
 func (c *Config) budgets() budget.Sessions {
 	return budget.Sessions{
 		Memory: c.Memory, Arriving: c.Arriving, Descriptors: budget.OfDescriptors(c.Limits.Sessions),
-		Room: budget.OfRoom(c.Capacity, c.Limits.Sessions),
+		Room: budget.OfRoom(c.Capacity, c.Limits.Sessions), Leased: budget.OfLeased(c.Capacity, c.Limits.Sessions),
+		Mappings: budget.OfMappings(c.Limits.Sessions), Passing: budget.OfPassing(), HTTP: budget.OfHTTP(),
 	}
 }
 
@@ -19,6 +20,7 @@ func (s *Server) Reload(rules socket.Rules, users socket.Users, capacity int64) 
 	cfg := s.cfg
 	cfg.Rules, cfg.Users, cfg.Capacity = rules, users, capacity
 	s.budgets.Room.DivideAs(budget.OfRoom(capacity, cfg.Limits.Sessions))
+	s.budgets.Leased.DivideAs(budget.OfLeased(capacity, cfg.Limits.Sessions))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.current.Store(&cfg)

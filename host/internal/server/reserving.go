@@ -1,7 +1,7 @@
 package server
 
 import (
-	"container/list"
+	"slices"
 	"sync"
 )
 
@@ -10,8 +10,7 @@ type reserveQueue struct {
 	start func(func()) // starts the goroutine
 
 	mu      sync.Mutex
-	list    list.List // of reservation
-	byID    map[uint64]*list.Element
+	queue   []reservation
 	running bool
 	idle    []chan struct{}
 }
@@ -21,16 +20,11 @@ type reservation struct {
 	run func()
 }
 
-// newReserveQueue makes a queue; start starts its goroutine.
-func newReserveQueue(start func(func())) *reserveQueue {
-	return &reserveQueue{start: start, byID: map[uint64]*list.Element{}}
-}
-
 // Add queues a function under the id of its message.
 func (q *reserveQueue) Add(id uint64, run func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.byID[id] = q.list.PushBack(reservation{id, run})
+	q.queue = append(q.queue, reservation{id, run})
 	if !q.running {
 		q.running = true
 		q.start(q.execute)
@@ -41,17 +35,14 @@ func (q *reserveQueue) Add(id uint64, run func()) {
 func (q *reserveQueue) Remove(id uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if e := q.byID[id]; e != nil {
-		q.list.Remove(e)
-		delete(q.byID, id)
-	}
+	q.queue = slices.DeleteFunc(q.queue, func(r reservation) bool { return r.id == id })
 }
 
 // Len is how many functions run or are to run.
 func (q *reserveQueue) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n := q.list.Len()
+	n := len(q.queue)
 	if q.running {
 		n++
 	}
@@ -74,8 +65,7 @@ func (q *reserveQueue) Idle() <-chan struct{} {
 func (q *reserveQueue) execute() {
 	for {
 		q.mu.Lock()
-		e := q.list.Front()
-		if e == nil {
+		if len(q.queue) == 0 {
 			q.running = false
 			for _, c := range q.idle {
 				close(c)
@@ -84,8 +74,8 @@ func (q *reserveQueue) execute() {
 			q.mu.Unlock()
 			return
 		}
-		next := q.list.Remove(e).(reservation)
-		delete(q.byID, next.id)
+		next := q.queue[0]
+		q.queue = slices.Delete(q.queue, 0, 1)
 		q.mu.Unlock()
 		next.run()
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -57,9 +58,7 @@ type rig struct {
 func newRig(t testing.TB, change func(*Config, *store.Config)) *rig {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kv") // a socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, dir: dir, socket: filepath.Join(dir, "s"), faults: faultfs.New(staging.OS())}
 	sc := store.Config{Roots: []store.RootConfig{{Path: filepath.Join(dir, "root"), Capacity: 256 << 20,
@@ -68,9 +67,8 @@ func newRig(t testing.TB, change func(*Config, *store.Config)) *rig {
 	if change != nil {
 		change(&cfg, &sc)
 	}
-	if r.store, err = store.Open(t.Context(), sc); err != nil {
-		t.Fatal(err)
-	}
+	r.store, err = store.Open(t.Context(), sc)
+	testenv.OK(t, err)
 	if r.engine, err = transfer.New(transfer.Config{Threads: 4, SlotBytes: 1 << 20, MaxStaging: 8 << 20,
 		ReadRatio: 0.5}); err != nil {
 		t.Fatal(err)
@@ -122,19 +120,15 @@ func (r *rig) dial(change func(*client.Hello)) *peer {
 		change(&h)
 	}
 	s, err := client.Dial(r.t.Context(), h)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	r.t.Cleanup(func() { s.Close() })
 	p := &peer{Session: s, t: r.t, regs: map[uint32]*client.Registration{}, rank: h.Rank}
-	if p.arena, err = s.NewArena(int64(len(h.Namespace.Groups)) * planes * arenaBlocks * pageBytes); err != nil {
-		r.t.Fatal(err)
-	}
+	p.arena, err = s.NewArena(int64(len(h.Namespace.Groups)) * planes * arenaBlocks * pageBytes)
+	testenv.OK(r.t, err)
 	r.t.Cleanup(func() { p.arena.Close() })
 	for i, g := range h.Namespace.Groups {
-		if p.regs[g.ID], err = s.Register(r.t.Context(), g.ID, p.arena, groupRegions(i)); err != nil {
-			r.t.Fatal(err)
-		}
+		p.regs[g.ID], err = s.Register(r.t.Context(), g.ID, p.arena, groupRegions(i))
+		testenv.OK(r.t, err)
 	}
 	return p
 }
@@ -154,9 +148,7 @@ func (p *peer) loadsHanging(r *rig, n int) *client.LoadJob {
 	p.t.Helper()
 	r.faults.Set(faultfs.MustRules("read *: hang")...)
 	job := p.loads(p.look(n), n)
-	if err := r.faults.AwaitHanging(p.t.Context(), 1); err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, r.faults.AwaitHanging(p.t.Context(), 1))
 	return job
 }
 
@@ -237,9 +229,7 @@ func (p *peer) save(from, to int) client.StoreResult {
 		list = append(list, chunkOf(n, n))
 	}
 	res, err := p.store(list)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	for i, c := range res.Chunks {
 		if c.Result != client.Stored {
 			p.t.Fatalf("chunk %d: %v, %v", from+i, c.Result, c.Err)
@@ -262,9 +252,7 @@ func (p *peer) store(list []client.StoreChunk) (client.StoreResult, error) {
 func (p *peer) look(n int) *client.Lookup {
 	p.t.Helper()
 	l, err := p.Lookup(p.t.Context(), client.LookupRequest{Keys: keys(n)})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	return l
 }
 
@@ -277,18 +265,14 @@ func (p *peer) loads(l *client.Lookup, n int) *client.LoadJob {
 		list = append(list, client.LoadChunk{Index: i, Blocks: blocks(i)})
 	}
 	job, err := p.Load(p.t.Context(), l, list, client.LoadOptions{})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	return job
 }
 
 func (p *peer) loaded(job *client.LoadJob) client.LoadResult {
 	p.t.Helper()
 	res, err := job.Wait(p.t.Context())
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	return res
 }
 
@@ -333,8 +317,6 @@ func (r *rig) temporaries() (list []string) {
 // mappings counts the client memory that this process has mapped besides its own arenas.
 func mappings(t testing.TB) (n int) {
 	b, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return strings.Count(string(b), "kvhost-arena")
 }

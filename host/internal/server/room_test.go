@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/staging"
@@ -12,13 +13,7 @@ import (
 
 // fullRig is a host whose store holds three chunks of p and is full, and whose disk hangs when a victim is to go.
 func fullRig(t *testing.T) (*rig, *peer) {
-	var piece int64
-	{
-		r := newRig(t, nil)
-		r.dial(nil).save(0, 1)
-		piece = r.store.Stats().Roots[0].Used
-	}
-	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = 3*piece + piece/2 })
+	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = 3*pieceBytes + pieceBytes/2 })
 	p := r.dial(nil)
 	p.save(0, 3)
 	r.faults.Set(faultfs.Rule{Op: staging.OpRename | staging.OpRemove, Path: "*", Fault: faultfs.Fault{Hang: true}})
@@ -30,12 +25,8 @@ func (p *peer) saveHanging(r *rig) *client.StoreJob {
 	p.t.Helper()
 	p.fill(3, 3)
 	job, err := p.Store(p.t.Context(), 0, 0, []client.StoreChunk{{Key: key(3), Blocks: blocks(3)}})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	if err := r.faults.AwaitHanging(p.t.Context(), 1); err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
+	testenv.OK(p.t, r.faults.AwaitHanging(p.t.Context(), 1))
 	return job
 }
 
@@ -53,29 +44,21 @@ func TestNothingWaitsForRoom(t *testing.T) {
 			t.Fatalf("load while a store waits: got %+v", load)
 		}
 	}
-	if err := save.Cancel(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, save.Cancel(t.Context()))
 	res, err := save.Published(t.Context())
 	if err != nil || !res.Cancelled || res.Chunks[0].Result != client.Failed ||
 		!errors.Is(res.Chunks[0].Err, client.ErrCancelled) {
 		t.Fatalf("cancelled store: got %+v, %v", res, err)
 	}
-	if err := errors.Join(p.AwaitCopies(t.Context()), p.regs[0].Unregister(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, errors.Join(p.AwaitCopies(t.Context()), p.regs[0].Unregister(t.Context())))
 	until(t, "the load has used its lease up", func() bool { return r.server.Stats().Leases == 0 })
 	if n := r.faults.Hanging(); n != 1 {
 		t.Fatalf("%d calls hang", n)
 	}
 	// A session has one reservation at a time: the next waits for it, and can be cancelled too.
 	next, err := p.Store(t.Context(), 0, 5, []client.StoreChunk{{Key: key(4), Blocks: blocks(0)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(next.Cancel(t.Context()), p.regs[5].Unregister(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
+	testenv.OK(t, errors.Join(next.Cancel(t.Context()), p.regs[5].Unregister(t.Context())))
 	if n := r.server.Stats().ArenaBytes; n != 0 {
 		t.Fatalf("%d bytes mapped", n)
 	}
@@ -103,9 +86,7 @@ func TestSessionEndDoesNotWaitForRoom(t *testing.T) {
 	}
 	r.faults.Release()
 	r.stop()
-	if err := <-r.served; err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, <-r.served)
 	r.served <- nil
 	if st := r.store.Stats().Roots[0]; st.Entries != 2 || len(r.temporaries()) != 0 {
 		t.Fatalf("%+v, temporaries %v", st, r.temporaries())

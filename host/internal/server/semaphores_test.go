@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/client"
@@ -14,14 +15,10 @@ import (
 func (p *peer) share() *client.Semaphores {
 	p.t.Helper()
 	a, err := p.NewArena(4096)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	p.t.Cleanup(func() { a.Close() })
 	w, err := p.ShareSemaphores(p.t.Context(), a, 64, 16)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	return w
 }
 
@@ -33,9 +30,7 @@ func (p *peer) loadInOrder(l *client.Lookup, n int, t *client.Timeline) *client.
 		list = append(list, client.LoadChunk{Index: i, Blocks: blocks(i)})
 	}
 	job, err := p.Load(p.t.Context(), l, list, client.LoadOptions{Timeline: t})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	return job
 }
 
@@ -49,9 +44,7 @@ func TestSemaphoresPutJobsInOrder(t *testing.T) {
 	job, err := p.Store(ctx, 0, 0, []client.StoreChunk{chunkOf(0, 0)}, client.WithTimeline(&client.Timeline{
 		Semaphores: w, Wait: 0, WaitValue: 7, Done: 1, DoneValue: 10, Status: 2,
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	w.Store(0, 6)
 	if err := p.Ping(ctx); err != nil { // the session goes on
 		t.Fatal(err)
@@ -74,9 +67,7 @@ func TestSemaphoresPutJobsInOrder(t *testing.T) {
 	w.Store(2, client.StatusOpen)
 	load := p.loadInOrder(p.look(3), 3, &client.Timeline{Semaphores: w, Wait: 0, WaitValue: 20, Done: 1, DoneValue: 100,
 		Status: 2, Layers: layers})
-	if err := p.Ping(ctx); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, p.Ping(ctx))
 	if w.Load(1) != 0 || p.holds(0, 0) {
 		t.Fatal("the load has begun before its semaphore came")
 	}
@@ -94,9 +85,7 @@ func TestSemaphoresPutJobsInOrder(t *testing.T) {
 			}
 		}
 	}
-	if err := w.Wait(ctx, 1, 100); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, w.Wait(ctx, 1, 100))
 	if res := p.loaded(load); len(res.Failed) > 0 {
 		t.Fatal(res.Failed)
 	}
@@ -133,9 +122,7 @@ func TestSemaphoresOfJobsThatFail(t *testing.T) {
 	o := order()
 	o.Wait, o.WaitValue = 0, 5 // never comes
 	job := p.loadInOrder(p.look(2), 2, o)
-	if err := job.Cancel(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, job.Cancel(t.Context()))
 	wait("cancelled", client.StatusFailed, client.StatusFailed)
 	if res := p.loaded(job); !res.Cancelled || len(res.Failed) != 2*chunkBlocks {
 		t.Errorf("cancelled load: got %+v, want all blocks failed", res)
@@ -156,9 +143,7 @@ func TestSemaphoresOfJobsThatFail(t *testing.T) {
 	l = p.look(2)
 	l.Release(t.Context())
 	o.Wait, o.WaitValue = 0, 5 // never comes
-	if err := p.loadInOrder(l, 2, o).Cancel(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, p.loadInOrder(l, 2, o).Cancel(t.Context()))
 	wait("lease over, and cancelled", client.StatusFailed, client.StatusFailed)
 
 	for name, wrong := range map[string]*client.Timeline{
@@ -204,27 +189,17 @@ func gpuSemaphores(t *testing.T) (*client.Session, *client.Semaphores, *gds.Sema
 		t.Fatal(err)
 	}
 	b, err := r.gpu.Alloc(8192)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { b.Free() })
 	handle, err := b.IPCHandle()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	w, err := s.ShareDeviceSemaphores(t.Context(), handle, 4096, 16)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	mine, err := r.gpu.NewSemaphores(b.Address+4096, 16)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { mine.Close() })
 	for i := range 16 {
-		if err := mine.Store(i, 0); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, mine.Store(i, 0))
 	}
 	return s, w, mine, d
 }
@@ -247,9 +222,7 @@ func TestSemaphoresOnAGPUOfARefusedJob(t *testing.T) {
 	wrong.Blocks = []uint32{0, 1 << 20} // there is no such block
 	job, err := s.Store(t.Context(), 0, 0, []client.StoreChunk{wrong},
 		client.WithTimeline(&client.Timeline{Semaphores: w, Done: 1, DoneValue: 2, Status: 3}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if _, err := job.Published(t.Context()); !errors.Is(err, client.ErrInvalid) {
 		t.Errorf("store of a block that is not there: got %v", err)
 	}
@@ -271,29 +244,21 @@ func TestSemaphoresOnAGPU(t *testing.T) {
 	d.fill(3, blocks(0))
 	job, err := s.Store(t.Context(), 0, 0, []client.StoreChunk{chunkOf(0, 0)},
 		client.WithTimeline(&client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 2, Status: -1}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	d.fill(0, blocks(0))
-	if err := mine.Store(0, 1); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, mine.Store(0, 1))
 	wait(1, 2)
 	d.fill(9, blocks(0))
 	if res, err := job.Published(t.Context()); err != nil || res.Chunks[0].Result != client.Stored {
 		t.Fatal(res, err)
 	}
 	l, err := s.Lookup(t.Context(), client.LookupRequest{Keys: keys(1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	load, err := s.Load(t.Context(), l, []client.LoadChunk{{Blocks: blocks(2)}}, client.LoadOptions{
 		Layers: func(uint32, []int) {}, Timeline: &client.Timeline{Semaphores: w, Done: 3, DoneValue: 50, Status: 4,
 			Layers: layers},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	wait(3, 50)
 	if res, err := load.Wait(t.Context()); err != nil || len(res.Failed) > 0 {
 		t.Fatal(res, err)

@@ -35,6 +35,7 @@ type Server struct {
 	jobs    atomic.Int64
 	request atomic.Uint32
 	number  atomic.Uint64
+	leases  atomic.Uint64
 	work    sync.WaitGroup // readers, writers, jobs
 
 	latencies Latencies
@@ -94,6 +95,11 @@ func (s service) Session(st grpc.BidiStreamingServer[proto.SessionRequest, proto
 
 // Events streams what becomes resident and what goes.
 func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[proto.EventsResponse]) error {
+	over, err := socket.Caller(st.Context()).Stream()
+	if err != nil {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	defer over()
 	ctx, end := context.WithCancelCause(st.Context())
 	defer end(nil)
 	go func() {
@@ -149,7 +155,7 @@ func (s *Server) Serve(ctx context.Context, path string) error {
 	failed := make(chan error, 1)
 	var accepting sync.WaitGroup
 	accepting.Go(func() { failed <- g.Serve(socks.Sessions) })
-	descriptors := &socket.Descriptors{Give: s.giveDescriptor, Log: s.cfg.Log}
+	descriptors := &socket.Descriptors{Give: s.giveDescriptor, Log: s.cfg.Log, Open: s.budgets.Passing}
 	accepting.Go(func() { descriptors.Serve(socks.Descriptors) })
 	select {
 	case <-ctx.Done():
@@ -236,19 +242,6 @@ func (s *Server) dismiss(x *session) {
 	if s.closing && len(s.sessions) == 0 {
 		close(s.empty)
 	}
-}
-
-// byNonce finds a descriptor's session.
-func (s *Server) byNonce(nonce [proto.NonceBytes]byte) *session {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sessions[nonce]
-}
-
-func (s *Server) descriptorPath() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.path + proto.DescriptorSuffix
 }
 
 // nextRequest returns the store's next request number, which is never 0.

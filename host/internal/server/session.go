@@ -53,7 +53,7 @@ type session struct {
 	piece   uint32
 	tenant  uint32
 	queue   *transfer.Queue
-	profile atomic.Pointer[profile] // nil before HELLO
+	profile atomic.Pointer[profile] // noProfile before HELLO
 
 	keys []kv.Key // scratch of LOOKUP, used with the turn held
 	// reserving has the STOREs that are checked. A reservation outlives its job, and the session, if the job is
@@ -78,13 +78,14 @@ func (s *Server) newSession(st stream) (*session, error) {
 	cfg := s.current.Load()
 	x := &session{
 		server: s, cfg: cfg, stream: st, number: number, share: sh,
-		jobs: newJobTable(cfg.Limits.Jobs), granted: granted{requests: map[uint32]struct{}{}},
-		reserving: newReserveQueue(s.work.Go),
+		jobs: &jobTable{limit: cfg.Limits.Jobs, jobs: map[uint64]*job{}}, granted: granted{requests: map[uint32]struct{}{}},
+		reserving: &reserveQueue{start: s.work.Go},
 	}
 	x.log = s.cfg.Log.With("session", x.number)
 	x.ctx, x.end = context.WithCancelCause(st.Context())
 	x.out = newSendQueue(cfg.Limits.Outgoing, s.cfg.SlowTimeout, func() { x.end(errSlow) }, sh.Sent)
-	x.inbox = newInbox(x.handle, x.drop)
+	x.profile.Store(noProfile)
+	x.inbox = &inbox{handle: x.handle, drop: x.drop, backlog: make(chan *proto.SessionRequest, backlogSlots)}
 	x.memory = newClientMemory(s, cfg, sh, x.log)
 	peer := socket.Caller(st.Context())
 	x.memory.uid, x.memory.trusted = peer.UID, peer.Operator()
@@ -212,7 +213,7 @@ func (x *session) fail(id uint64, err error) { x.reply(x.refusal(id, err)) }
 // refuse is fail, for a message that may have a span.
 func (x *session) refuse(m *proto.SessionRequest, err error) {
 	x.fail(m.Id, err)
-	x.server.cfg.Spans.Refused(x.profile.Load().Attributes(), m, message(err))
+	x.server.cfg.Spans.Refused(x.profile.Load().spans, m, message(err))
 }
 
 func (x *session) refusal(id uint64, err error) *proto.SessionResponse {

@@ -1,9 +1,12 @@
 package server
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -11,9 +14,7 @@ import (
 func memoryOf(t testing.TB, limit int64, sessions int) *budget.Budget {
 	t.Helper()
 	b, err := budget.OfMemory(limit, 0, sessions)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return b
 }
 
@@ -56,11 +57,54 @@ func TestSessionsShareTheMemory(t *testing.T) {
 	}
 	close(b.hold)
 	for _, w := range append(list, late) {
-		if err := w.close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, w.close())
 	}
 	until(t, "all is given back", func() bool { return memory.Figures(0).Held == 0 })
+}
+
+// What a session has looked up once is not kept: sessions that once sent the largest LOOKUP hold little.
+func TestLookupsLeaveLittle(t *testing.T) {
+	const sessions = 24
+	s := fakeServer(t, Config{}, &fakeStore{})
+	many := proto.PackKeys(keys(1<<16), 32)
+	var list []*talk
+	for i := range sessions {
+		list = append(list, newTalk(t, s, greeting(string(rune('a'+i)))))
+	}
+	before := heap()
+	for _, w := range list {
+		if a := w.ask(&proto.SessionRequest{Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: many}}}); a.GetLookup() == nil {
+			t.Fatalf("lookup: %v, want an answer", a)
+		}
+	}
+	if grown := heap() - before; grown > sessions*budget.LeastMemory {
+		t.Errorf("%d sessions that looked much up hold %d KiB more each, want at most %d", sessions, grown/sessions>>10, budget.LeastMemory>>10)
+	}
+	for _, w := range list {
+		testenv.OK(t, w.close())
+	}
+}
+
+// A session maps only as many files as its share: the process has a limited number of mappings, and dies without them.
+func TestMappingsAreShared(t *testing.T) {
+	r := newRig(t, nil)
+	one, err := budget.New(budget.Config{Of: "mappings", Limit: 2, Parts: []string{"files"}, Advice: "share fewer files"})
+	testenv.OK(t, err)
+	r.server.budgets.Mappings = one
+	p := r.dial(nil) // one file is for both groups
+	other, err := p.NewArena(planes * arenaBlocks * pageBytes)
+	testenv.OK(t, err)
+	t.Cleanup(func() { other.Close() })
+	testenv.OK(t, p.regs[5].Unregister(t.Context()))
+	if _, err := p.Register(t.Context(), 5, other, groupRegions(0)); !errors.Is(err, client.ErrLimit) || !strings.Contains(err.Error(), "share fewer") {
+		t.Errorf("register a second file: %v, want a refusal that says what to do", err)
+	}
+	testenv.OK(t, p.regs[0].Unregister(t.Context()))
+	if _, err := p.Register(t.Context(), 5, other, groupRegions(0)); err != nil {
+		t.Errorf("register it once the first one is unmapped: %v, want none", err)
+	}
+	p.Close()
+	until(t, "all is given back", func() bool { return one.Figures(0).Held == 0 })
 }
 
 // A client learns its own figures from a refusal, and nobody else's.
@@ -74,9 +118,7 @@ func TestRefusalNamesTheLimit(t *testing.T) {
 		t.Errorf("refused message: got %v", e)
 	}
 	for _, w := range []*talk{w, other} {
-		if err := w.close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, w.close())
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 )
 
@@ -41,9 +42,7 @@ func TestSockets(t *testing.T) {
 
 	foreign := r.dir + "/foreign"
 	l, err := net.Listen("unix", foreign)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if err := serve(foreign); !errors.Is(err, socket.ErrInUse) {
 		t.Errorf("somebody else's: %v", err)
 	}

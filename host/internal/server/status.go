@@ -15,6 +15,9 @@ import (
 // maxListed bounds the sessions of one Status reply.
 const maxListed = 256
 
+// mostHolders is how many of a budget's holders it names.
+const mostHolders = 3
+
 // Status answers the Status call.
 func (s service) Status(context.Context, *proto.StatusRequest) (*proto.StatusResponse, error) {
 	return s.Server.Status(), nil
@@ -34,6 +37,17 @@ func (s *Server) Status() *proto.StatusResponse {
 	r.Sessions, r.Engines = uint32(st.Sessions), uint32(st.Engines)
 	r.Leases, r.Jobs, r.ArenaBytes = uint64(st.Leases), uint64(st.Jobs), uint64(st.ArenaBytes)
 	r.SessionList = s.listSessions()
+	for _, f := range s.Budgets(mostHolders) {
+		b := &proto.BudgetStatus{Of: f.Of, Limit: uint64(f.Limit), Own: uint64(f.Own), Held: uint64(f.Held), Refused: f.Refused,
+			Parts: map[string]uint64{}}
+		for part, n := range f.Parts {
+			b.Parts[part] = uint64(n)
+		}
+		for _, h := range f.Most {
+			b.Most = append(b.Most, &proto.Holder{Name: h.Holder, Tenant: h.Tenant, Held: uint64(h.Held)})
+		}
+		r.Budgets = append(r.Budgets, b)
+	}
 	return r
 }
 
@@ -42,7 +56,7 @@ func (s *Server) listSessions() (list []*proto.SessionStatus) {
 	s.mu.Lock()
 	sessions := make([]*session, 0, len(s.sessions))
 	for _, x := range s.sessions {
-		if x.profile.Load() != nil {
+		if x.profile.Load().status != nil {
 			sessions = append(sessions, x)
 		}
 	}
@@ -65,15 +79,11 @@ func (s *Server) Latencies() []Latency { return s.latencies.Read() }
 // Usage is what clients asked for, by model and tenant.
 func (s *Server) Usage() []*Usage { return s.usage.List() }
 
-// Memory is what sessions make the host hold, and the holders of most of it.
-func (s *Server) Memory(most int) budget.Figures {
-	f, arriving := s.cfg.Memory.Figures(most), s.budgets.Arriving.Figures(0)
-	f.Own = max(0, f.Own-arriving.Limit)
-	f.Parts["arriving"] = arriving.Held
-	f.Held += arriving.Held
-	f.Refused += arriving.Refused
-	return f
-}
+// Budgets are what clients make the host hold, each with the holders of most of it.
+func (s *Server) Budgets(most int) []budget.Figures { return s.budgets.Figures(most) }
+
+// HTTPConnections bounds those of the host's HTTP interface.
+func (s *Server) HTTPConnections() *budget.Connections { return s.budgets.HTTP }
 
 // Stats counts what clients make the host hold now.
 type Stats struct {
@@ -85,8 +95,7 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Stats{Sessions: len(s.sessions), Engines: len(s.engines), Jobs: int(s.jobs.Load()),
-		ArenaBytes: s.mapped.Load()}
+	st := Stats{Sessions: len(s.sessions), Engines: len(s.engines), Jobs: int(s.jobs.Load()), ArenaBytes: s.mapped.Load()}
 	for _, e := range s.engines {
 		e.mu.Lock()
 		st.Leases += len(e.leases)

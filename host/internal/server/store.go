@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -79,12 +80,12 @@ func (s *storing) reserveOne(q store.PutRequest, waits bool) (*store.Put, error)
 		return j.session.server.store.Put(j.ctx, q)
 	}
 	bytes := j.reg.group.Geometry.PageBytes()
-	if err := j.session.share.Room(bytes); err != nil {
+	if err := j.session.share.Take(budget.Room, bytes); err != nil {
 		return nil, err
 	}
 	put, err := j.session.server.store.Put(j.ctx, q)
 	if err != nil {
-		j.session.share.RoomFree(bytes)
+		j.session.share.Give(budget.Room, bytes)
 		return nil, err
 	}
 	s.room.Add(bytes)
@@ -94,7 +95,7 @@ func (s *storing) reserveOne(q store.PutRequest, waits bool) (*store.Put, error)
 // freeRoom notes that the job waits for no semaphore any more.
 func (s *storing) freeRoom() {
 	if bytes := s.room.Swap(0); bytes > 0 {
-		s.job.session.share.RoomFree(bytes)
+		s.job.session.share.Give(budget.Room, bytes)
 	}
 }
 
@@ -184,8 +185,7 @@ func (s *storing) refused(i int, err error) {
 
 func (s *storing) read(o transfer.Outcome) {
 	s.timeline.over(len(o.Failed)+len(s.failures) > 0)
-	s.job.session.reply(&proto.SessionResponse{Id: s.job.id,
-		Body: &proto.SessionResponse_StoreRead{StoreRead: &proto.StoreRead{}}})
+	s.job.session.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_StoreRead{StoreRead: &proto.StoreRead{}}})
 	s.job.session.server.latencies.Observe(AnswerStoreRead, s.job.since)
 	s.job.span.Read = time.Now()
 }
@@ -209,8 +209,8 @@ func (s *storing) published(o transfer.Outcome) {
 	x.reply(&proto.SessionResponse{Id: s.job.id, Body: &proto.SessionResponse_StorePublished{StorePublished: reply}})
 	x.server.latencies.Observe(AnswerStorePublished, s.job.since)
 	profile := x.profile.Load()
-	profile.Stored(reply.Bytes)
-	s.job.span.Store(profile.Attributes(), s.job.message.GetStore(), reply)
+	profile.usage.StoredBytes.Add(reply.Bytes)
+	s.job.span.Store(profile.spans, s.job.message.GetStore(), reply)
 	if s.counted {
 		x.server.finish()
 	}

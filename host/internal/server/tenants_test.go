@@ -6,6 +6,7 @@ import (
 
 	grpcpeer "google.golang.org/grpc/peer"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
@@ -69,9 +70,7 @@ func TestEnginesAreTheirTenants(t *testing.T) {
 		t.Errorf("figures: got %+v, want two engines", st)
 	}
 	for _, w := range []*talk{w, o} {
-		if err := w.close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, w.close())
 	}
 }
 
@@ -114,7 +113,5 @@ func TestDescriptorsOfOtherUsers(t *testing.T) {
 	if err := s.giveDescriptor(socket.Peer{UID: x.memory.uid}, x.nonce, 1, f); err != nil {
 		t.Error(err)
 	}
-	if err := w.close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, w.close())
 }

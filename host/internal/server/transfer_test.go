@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
@@ -40,9 +41,7 @@ func TestWhatIsStoredIsLoaded(t *testing.T) {
 	job, err := p.Load(t.Context(), l, []client.LoadChunk{
 		{Index: 3, Blocks: blocks(9)}, {Index: 2, Blocks: []uint32{blocks(10)[0], abi.None}},
 	}, client.LoadOptions{Layers: func(l uint32, _ []int) { seen = append(seen, l) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if res := p.loaded(job); len(res.Failed) != 0 {
 		t.Fatalf("failed: %v", res.Failed)
 	}
@@ -60,9 +59,7 @@ func TestWhatIsStoredIsLoaded(t *testing.T) {
 	if !slices.Equal(seen, []uint32{0, 1}) {
 		t.Fatalf("layers: got %v, want 0 and 1", seen)
 	}
-	if err := p.EndRequest(t.Context(), 0, client.Hints{}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, p.EndRequest(t.Context(), 0, client.Hints{}))
 }
 
 func TestFirstNeededKey(t *testing.T) {
@@ -74,9 +71,7 @@ func TestFirstNeededKey(t *testing.T) {
 		t.Fatalf("lookup from key 2: got %+v, %v, want the last two", l, err)
 	}
 	job, err := p.Load(t.Context(), l, []client.LoadChunk{{Index: 3, Blocks: blocks(8)}}, client.LoadOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if res := p.loaded(job); len(res.Failed) != 0 || !p.holds(3, 8) {
 		t.Fatalf("failed: %v", res.Failed)
 	}
@@ -90,9 +85,7 @@ func TestMembership(t *testing.T) {
 	p := r.dial(nil)
 	for _, n := range []int{1, 3, 9} {
 		job, err := p.Store(t.Context(), 0, 5, []client.StoreChunk{{Key: key(n), Blocks: blocks(0)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if _, err := job.Published(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -161,9 +154,7 @@ func TestSchedulerLeasesForItsWorkers(t *testing.T) {
 	rank(0)(&h)
 	h.Role = "scheduler"
 	sched, err := client.Dial(t.Context(), h)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer sched.Close()
 	l, err := sched.Lookup(t.Context(), client.LookupRequest{Request: 7, Keys: keys(2), Readers: 0b11})
 	if err != nil || l.Hits() != 2 {
@@ -240,17 +231,13 @@ func TestReservationOrder(t *testing.T) {
 		t.Helper()
 		p.fill(n, n)
 		res, err := p.store([]client.StoreChunk{{Key: key(n), Blocks: blocks(n)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		return res.Chunks[0].Result
 	}
 	has := func(n int) bool {
 		t.Helper()
 		l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{key(n)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer l.Release(t.Context())
 		return l.Hits() == 1
 	}
@@ -263,9 +250,7 @@ func TestReservationOrder(t *testing.T) {
 		t.Fatal("not the oldest went")
 	}
 	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{key(1)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	has(2)
 	has(3)
 	if got := one(4); got != client.Stored || !has(1) || has(2) {
@@ -278,9 +263,7 @@ func TestReservationOrder(t *testing.T) {
 		list = append(list, client.StoreChunk{Key: key(n), Blocks: blocks(n)})
 	}
 	res, err := p.store(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	var got []client.Result
 	for _, c := range res.Chunks {
 		got = append(got, c.Result)
@@ -296,9 +279,7 @@ func TestCancelDoesNotWaitForTheDisk(t *testing.T) {
 	p := r.dial(nil)
 	p.save(0, 3)
 	job := p.loadsHanging(r, 3)
-	if err := job.Cancel(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, job.Cancel(t.Context()))
 	if res := p.loaded(job); !res.Cancelled || len(res.Failed) != 6 ||
 		!errors.Is(res.Failed[0].Err, client.ErrCancelled) {
 		t.Fatalf("cancelled load: got %+v, want 6 failed blocks", res)
@@ -324,18 +305,10 @@ func TestAwaitCopiesWaitsForTheBlocksOnly(t *testing.T) {
 	r.faults.Set(faultfs.Rule{Op: staging.OpWrite, Path: "*", Fault: faultfs.Fault{Hang: true}})
 	p.fill(1, 1)
 	job, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{chunkOf(1, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.faults.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.AwaitCopies(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := job.Read(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
+	testenv.OK(t, r.faults.AwaitHanging(t.Context(), 1))
+	testenv.OK(t, p.AwaitCopies(t.Context()))
+	testenv.OK(t, job.Read(t.Context()))
 	p.poison(1) // the blocks are ours again, though the write hangs
 	r.faults.Release()
 	r.faults.Set()
@@ -361,19 +334,13 @@ func TestUnregisterWaitsForItsJobs(t *testing.T) {
 		t.Fatalf("UNREGISTER did not wait: %v", err)
 	default:
 	}
-	if err := job.Cancel(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, job.Cancel(t.Context()))
+	testenv.OK(t, <-done)
 	if _, err := p.store([]client.StoreChunk{chunkOf(0, 0)}); !errors.Is(err, client.ErrUnknown) {
 		t.Fatalf("a store without registration: %v", err)
 	}
 	p.loaded(job)
-	if err := p.regs[5].Unregister(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, p.regs[5].Unregister(t.Context()))
 	if n := r.server.Stats().ArenaBytes; n != 0 {
 		t.Fatalf("%d bytes mapped", n)
 	}
@@ -383,8 +350,7 @@ func TestDamageFailsItsBlocksOnly(t *testing.T) {
 	r := newRig(t, nil)
 	p := r.dial(nil)
 	p.save(0, 3)
-	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", When: faultfs.When{Nth: 1},
-		Fault: faultfs.Fault{Errno: 5}})
+	r.faults.Set(faultfs.Rule{Op: staging.OpRead, Path: "*", When: faultfs.When{Nth: 1}, Fault: faultfs.Fault{Errno: 5}})
 	res := p.loaded(p.loads(p.look(3), 3))
 	if len(res.Failed) != 2 || res.Failed[0].Chunk != res.Failed[1].Chunk {
 		t.Fatalf("load of a damaged chunk: got %+v, want its two blocks to fail", res)

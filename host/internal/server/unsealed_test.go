@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 )
 
@@ -13,17 +14,11 @@ import (
 func sharedMemory(t *testing.T, bytes int64) *os.File {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "kvhost")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	f, err := os.Create(filepath.Join(dir, "pages"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Truncate(bytes); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
+	testenv.OK(t, f.Truncate(bytes))
 	return f
 }
 
@@ -38,15 +33,11 @@ func TestUnsealedMemory(t *testing.T) {
 		h := r.hello()
 		h.UnsealedMemory = allowed
 		s, err := client.Dial(t.Context(), h)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		t.Cleanup(func() { s.Close() })
 		f := sharedMemory(t, bytes)
 		a, err := client.OpenArena(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		t.Cleanup(func() { a.Close() })
 		return s, f, a
 	}
@@ -65,22 +56,14 @@ func TestUnsealedMemory(t *testing.T) {
 		t.Fatal(res.Failed)
 	}
 	counters, err := client.NewArena(4096)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer counters.Close()
 	w, err := s.ShareSemaphores(t.Context(), counters, 0, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	held, err := s.Store(t.Context(), 0, 0, []client.StoreChunk{chunkOf(7, 7)},
 		client.WithTimeline(&client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Truncate(0); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
+	testenv.OK(t, f.Truncate(0))
 	w.Store(0, 1)
 	if res, err := held.Published(t.Context()); err != nil || res.Chunks[0].Result != client.Failed ||
 		!errors.Is(res.Chunks[0].Err, client.ErrInvalid) || w.Load(2) != client.StatusFailed {
@@ -91,9 +74,7 @@ func TestUnsealedMemory(t *testing.T) {
 		t.Fatal(l, err)
 	}
 	load, err := s.Load(t.Context(), l, []client.LoadChunk{{Index: 1, Blocks: blocks(1)}}, client.LoadOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if res := p.loaded(load); len(res.Failed) != chunkBlocks || !errors.Is(res.Failed[0].Err, client.ErrInvalid) {
 		t.Errorf("a load to pages that are gone: %+v", res)
 	}
@@ -109,22 +90,14 @@ func TestSemaphoresInMemoryThatIsGone(t *testing.T) {
 	p := r.dial(func(h *client.Hello) { h.UnsealedMemory = true })
 	f := sharedMemory(t, 4096)
 	a, err := client.OpenArena(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer a.Close()
 	w, err := p.ShareSemaphores(t.Context(), a, 0, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	order := &client.Timeline{Semaphores: w, WaitValue: 1, Done: 1, DoneValue: 1, Status: -1}
 	job, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{chunkOf(0, 0)}, client.WithTimeline(order))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Truncate(0); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
+	testenv.OK(t, f.Truncate(0))
 	if res, err := job.Published(t.Context()); err != nil || !res.Cancelled {
 		t.Errorf("cancelled store: got %+v, %v", res, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/store"
 )
@@ -19,9 +20,7 @@ func (p *peer) storeHeld(w *client.Semaphores, done, from, to int) *client.Store
 	job, err := p.Store(p.t.Context(), 0, 0, list, client.WithTimeline(&client.Timeline{
 		Semaphores: w, Wait: 0, WaitValue: 1, Done: done, DoneValue: 1, Status: -1,
 	}))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testenv.OK(p.t, err)
 	return job
 }
 
@@ -55,9 +54,7 @@ func TestStoresThatWaitReserveAShare(t *testing.T) {
 	refused := 0
 	for _, job := range jobs {
 		res, err := job.Published(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		for _, c := range res.Chunks {
 			if errors.Is(c.Err, client.ErrLimit) {
 				refused++

@@ -13,6 +13,8 @@ import (
 type Lease struct {
 	store  *Store
 	hits   int
+	bytes  int64
+	scarce bool
 	grants []grant           // by key; a slot of none was not granted
 	found  [MaxLevels]uint32 // hits by level, nearest first
 
@@ -36,6 +38,10 @@ func (l *Lease) Root(i int) string {
 	}
 	return l.store.roots[l.granted(i).Root].Path
 }
+
+// Holds is the size of the entries that were found. It is scarce if entries with pins had more than half of one of their roots:
+// what is stored there has to find room in the rest.
+func (l *Lease) Holds() (bytes int64, scarce bool) { return l.bytes, l.scarce }
 
 // LevelHits is how many keys were found in a level.
 type LevelHits struct{ Level, Hits int }

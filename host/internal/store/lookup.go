@@ -52,6 +52,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		}
 	}
 	w.leave()
+	l.bytes, l.scarce = int64(w.units)*abi.SizeUnit, w.scarce
 	if w.shadows.On() {
 		w.endShadows(q.Keys[asked:])
 	}
@@ -86,6 +87,8 @@ type walk struct {
 	at      int            // the root that is locked, if locked
 	last    [MaxLevels]int // where in each level the last key was found
 	hits    [MaxLevels]uint64
+	units   uint64 // size of what was granted, in abi.SizeUnit
+	scarce  bool   // see Lease.Holds
 	locked  bool
 	open    bool // that root grants
 	owner   uint32
@@ -118,6 +121,7 @@ func (w *walk) grant(i int, g *grant) bool {
 					w.shadows.Hit(fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth())
 				}
 				w.hits[n]++
+				w.units += uint64(r.Index.EntryUnits(slot, e))
 				*g = grant{Fingerprint: fp, Slot: slot, Root: uint32(w.at)}
 				return true
 			}
@@ -156,9 +160,16 @@ func (w *walk) second() int64 {
 
 func (w *walk) leave() {
 	if w.locked {
-		w.store.roots[w.at].Unlock()
+		r := w.store.roots[w.at]
+		w.scarce = w.scarce || 2*r.Index.Held() > r.Index.Len() && r.leased() > 0.5
+		r.Unlock()
 		w.locked = false
 	}
+}
+
+// leased is the part of the root that entries with pins have, if all are of one size. The lock is held.
+func (r *root) leased() float64 {
+	return float64(r.Index.Held()) / float64(max(1, r.Index.Len())) * (1 - r.Account.Free())
 }
 
 // find gives an entry that can be granted, or nil.

@@ -77,6 +77,15 @@ func (p *Piece) openFile() error {
 	return nil
 }
 
+// Pause closes the file and keeps the pin. Resume opens it again.
+func (p *Piece) Pause() {
+	_ = p.file.Close() // it was only read
+	p.file = nil
+}
+
+// Resume opens the file of a paused piece. What Verify said of it holds: the entry is pinned, and pieces are immutable.
+func (p *Piece) Resume() error { return p.open() }
+
 // Root is the directory of the root that the piece is in.
 func (p *Piece) Root() string { return p.root.Path }
 

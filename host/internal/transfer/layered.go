@@ -40,12 +40,15 @@ type layerStep struct {
 }
 
 type layerChunk struct {
-	opening sync.Mutex // held while the head is read
+	opening sync.Mutex // held while the file is opened or closed, and the head is read
 	piece   *store.Piece
 	span    span
 	head    *store.Head
 	source  source // of the route that opened the piece
 	failed  error  // why there is no head
+	users   int    // tasks that read the piece
+	open    bool   // the piece's file is
+	kept    bool   // it stays open until the last step
 
 	// layered.mu guards these.
 	left int // tasks that have not ended
@@ -162,22 +165,42 @@ func (t *layerTask) open() (err error) {
 	c, l := t.chunk, &t.loading
 	c.opening.Lock()
 	defer c.opening.Unlock()
-	if c.failed != nil || c.head != nil {
-		l.piece, l.head, l.source = c.piece, c.head, c.source
+	if c.failed != nil {
 		return c.failed
 	}
 	defer func() { c.failed = err }()
-	if l.piece, err = t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank); err != nil {
-		return err
+	if c.piece == nil {
+		if c.piece, err = t.spec.Lease.Open(t.spec.Chunks[t.index].Index, t.spec.Rank); err != nil {
+			return err
+		}
+		c.open = true
+		c.span = t.queue.startSpan(c.piece.Root(), staging.Read, t.spec.Paths)
+		l.piece, l.span = c.piece, &c.span
+		err = l.open()
+		c.head, c.source = l.head, l.source
+	} else if !c.open {
+		if err = c.piece.Resume(); err != nil {
+			return err
+		}
+		c.open = true
 	}
-	t.mu.Lock()
-	c.piece = l.piece // a concurrent cancel of another step reads it
-	t.mu.Unlock()
-	c.span = t.queue.startSpan(c.piece.Root(), staging.Read, t.spec.Paths)
-	l.span = &c.span
-	err = l.open()
-	c.head, c.source = l.head, l.source
+	c.users++
+	l.piece, l.head, l.source = c.piece, c.head, c.source
 	return err
+}
+
+// rest closes the file of a chunk that no task reads, unless the session may keep it open until the next step.
+func (t *layerTask) rest() {
+	c := t.chunk
+	c.opening.Lock()
+	defer c.opening.Unlock()
+	if c.users--; c.users > 0 || c.kept || t.spec.Files == nil || c.piece.File().Fd() == staging.NoFd {
+		return
+	}
+	if c.kept = t.spec.Files.Keep(); !c.kept {
+		c.piece.Pause()
+		c.open = false
+	}
 }
 
 // readRun reads extents [lo, hi), one buffer at a time, and delivers them. It returns the delivery of the last
@@ -221,10 +244,12 @@ func (t *layerTask) end(err error) {
 	}
 	s.left--
 	l.report()
-	piece := c.piece
 	l.mu.Unlock()
 	if first {
-		reportDamage(piece, err)
+		reportDamage(t.loading.piece, err)
+	}
+	if t.loading.piece != nil {
+		t.rest()
 	}
 	l.submitDue()
 	// Last, so that all layers are reported before the job ends.
@@ -247,6 +272,9 @@ func (l *layered) endChunk(i int, err error) {
 	if c.piece != nil {
 		c.span.finish(c.piece.Size(), err)
 		c.piece.Close()
+	}
+	if c.kept {
+		l.spec.Files.Gone()
 	}
 	l.fence.endLoad(i, l.spec.Memory, err)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
@@ -196,4 +197,74 @@ func TestCancelOfALayerThatHangs(t *testing.T) {
 	if err := b.checkUntouched([]uint32{0, 1, 2, 3, 4, 5}); err != nil {
 		t.Errorf("after the fence: %v", err)
 	}
+}
+
+// files lets a load keep so many files open.
+type files struct {
+	mu         sync.Mutex
+	left, gone int
+}
+
+func (f *files) Keep() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.left--
+	return f.left >= 0
+}
+
+func (f *files) Gone() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gone++
+}
+
+// A layer-wise load has no more files open between its steps than it may keep, and all the same brings every byte.
+func TestLayersKeepFewFiles(t *testing.T) {
+	const chunks, kept, workers = 40, 5, 8
+	geo := kv.Uniform(2, 12, 1, 5000)
+	b := newBench(t, geo, geo.Blocks*chunks)
+	b.storeChunks(chunks)
+	l := b.lease(slices.Collect(func(yield func(int) bool) {
+		for n := range chunks {
+			if !yield(n) {
+				return
+			}
+		}
+	})...)
+	defer l.Release()
+	b.poison()
+	loads, most, may := b.spread(chunks), 0, &files{left: kept}
+	done := make(chan transfer.Outcome, 1)
+	b.queue.Load(&transfer.LoadJob{
+		Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o }, Files: may,
+		Layers: &transfer.Layers{Landed: func(uint32, []int) { most = max(most, b.openPieces()) }},
+	})
+	if out := <-done; len(out.Failed) > 0 || out.Bytes != chunks*geo.PageBytes() {
+		t.Fatalf("load: got %+v, want %d bytes and no failure", out, chunks*geo.PageBytes())
+	}
+	if most > kept+workers || most < kept {
+		t.Errorf("%d of %d pieces were open between steps, want %d and those that are being read", most, chunks, kept)
+	}
+	if n := b.openPieces(); n != 0 || may.gone != kept {
+		t.Errorf("after the load %d pieces are open and %d were given back, want 0 and %d", n, may.gone, kept)
+	}
+	for n, c := range loads {
+		if err := b.checkPages(n, c.Blocks); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// openPieces counts the descriptors that this process has of pieces.
+func (b *bench) openPieces() (n int) {
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		b.t.Error(err)
+	}
+	for _, e := range list {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.HasPrefix(to, b.root) && strings.HasSuffix(to, ".kv") {
+			n++
+		}
+	}
+	return n
 }

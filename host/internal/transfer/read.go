@@ -22,6 +22,11 @@ type LoadJob struct {
 	Held bool
 	// Layers makes the load layer-wise. Optional.
 	Layers *Layers
+	// Files is asked for each file that a layer-wise load would keep open between its steps; else it is opened again. Optional.
+	Files interface {
+		Keep() bool
+		Gone() // a file that was kept
+	}
 	// Done runs once. Every chunk that was not delivered and verified in full is in Failed.
 	Done func(Outcome)
 	// Paths collects where the pieces came from. Optional.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/budget"
 )
 
@@ -41,9 +42,7 @@ func frame(kind, flags byte, stream uint32, payload ...byte) []byte {
 func room(t testing.TB, limit int64) *budget.Budget {
 	t.Helper()
 	b, err := budget.New(budget.Config{Of: "memory", Limit: limit, Holders: 1, Parts: []string{"arriving"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return b
 }
 
@@ -51,9 +50,7 @@ func room(t testing.TB, limit int64) *budget.Budget {
 func read(t testing.TB, b *budget.Budget, part int, data ...[]byte) (*arrivals, *input, error) {
 	t.Helper()
 	h, err := b.Join("connection", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	in := &input{data: append(make([]byte, preface), bytes.Join(data, nil)...), part: part}
 	var refusal error
 	c := newArrivals(in, h, func(err error) { refusal = err })
@@ -71,17 +68,16 @@ func TestCharges(t *testing.T) {
 		data []byte
 		want int64
 	}{
-		"nothing":              {frame(kindData, 0, 1), 0},
-		"half a head":          {frame(kindData, 0, 1, 0, 0, 0), one},
-		"a part":               {frame(kindData, 0, 1, message(100, 30)...), one + 30},
-		"a part in two frames": {append(frame(kindData, 0, 1, message(100, 30)...), frame(kindData, 0, 1, 1, 2, 3)...), 2*one + 33},
-		"of an ended stream":   {frame(kindData, flagEndStream, 1, message(100, 30)...), 0},
-		"ended by an empty frame": {append(frame(kindData, 0, 1, message(100, 30)...),
-			frame(kindData, flagEndStream, 1)...), 0},
-		"ended by trailers": {append(frame(kindData, 0, 1, message(100, 30)...), frame(kindHeaders, flagEndStream, 1)...), 0},
-		"reset":             {append(frame(kindData, 0, 1, message(100, 30)...), frame(kindReset, 0, 1, 0, 0, 0, 8)...), 0},
-		"another is reset":  {append(frame(kindData, 0, 1, message(100, 30)...), frame(kindReset, 0, 3, 0, 0, 0, 8)...), one + 30},
-		"whole":             {frame(kindData, 0, 1, message(30, 30)...), whole(30)},
+		"nothing":                 {frame(kindData, 0, 1), 0},
+		"half a head":             {frame(kindData, 0, 1, 0, 0, 0), one},
+		"a part":                  {frame(kindData, 0, 1, message(100, 30)...), one + 30},
+		"a part in two frames":    {append(frame(kindData, 0, 1, message(100, 30)...), frame(kindData, 0, 1, 1, 2, 3)...), 2*one + 33},
+		"of an ended stream":      {frame(kindData, flagEndStream, 1, message(100, 30)...), 0},
+		"ended by an empty frame": {append(frame(kindData, 0, 1, message(100, 30)...), frame(kindData, flagEndStream, 1)...), 0},
+		"ended by trailers":       {append(frame(kindData, 0, 1, message(100, 30)...), frame(kindHeaders, flagEndStream, 1)...), 0},
+		"reset":                   {append(frame(kindData, 0, 1, message(100, 30)...), frame(kindReset, 0, 1, 0, 0, 0, 8)...), 0},
+		"another is reset":        {append(frame(kindData, 0, 1, message(100, 30)...), frame(kindReset, 0, 3, 0, 0, 0, 8)...), one + 30},
+		"whole":                   {frame(kindData, 0, 1, message(30, 30)...), whole(30)},
 		"two, and a part": {frame(kindData, 0, 1, append(append(message(30, 30), message(0, 0)...), message(9, 4)...)...),
 			whole(30) + whole(0) + one + 4},
 		"padding":        {frame(kindData, flagPadded, 1, append(append([]byte{7}, message(100, 30)...), make([]byte, 7)...)...), one + 30},
@@ -132,9 +128,7 @@ func TestRefusals(t *testing.T) {
 	}
 	b := room(t, 40<<10)
 	h, err := b.Join("connection", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	in = &input{part: 100}
 	c := newArrivals(in, h, func(error) {})
 	for _, p := range [][]byte{frame(4, 0, 0), {0, 0, 5, 0}} {

@@ -1,7 +1,6 @@
 package socket
 
 import (
-	"container/list"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -9,85 +8,34 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// Bounds of the connections of the descriptor socket.
-const (
-	DescriptorTimeout  = 5 * time.Second // for one descriptor to arrive after its connection, or the one before
-	MaxDescriptorConns = 64              // open at a time
-)
+// DescriptorTimeout is how long one descriptor may take to arrive after its connection, or after the one before.
+const DescriptorTimeout = 5 * time.Second
 
-// connections are the open connections of the descriptor socket, the one that has been silent longest first. A
-// client sends its descriptor as soon as it is connected. So when there are too many connections one is closed: of the
-// process that has most of them, the one that was silent longest. Those that send nothing cannot keep others out, and a
-// crowd cannot push out what another process has just sent.
-type connections struct {
-	mu   sync.Mutex
-	list list.List // of connection
-}
-
-type connection struct {
-	io.Closer
-	pid int32 // of the process that opened it
-}
-
-// add enters a connection, and makes room if there are too many.
-func (d *connections) add(c io.Closer, pid int32) *list.Element {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.list.Len() >= MaxDescriptorConns {
-		d.list.Remove(d.displaced()).(connection).Close()
-	}
-	return d.list.PushBack(connection{c, pid})
-}
-
-// displaced is the first connection of the process that has most.
-func (d *connections) displaced() *list.Element {
-	count, first := map[int32]int{}, map[int32]*list.Element{}
-	most := int32(0)
-	for e := d.list.Front(); e != nil; e = e.Next() {
-		pid := e.Value.(connection).pid
-		if count[pid]++; count[pid] == 1 {
-			first[pid] = e
-		}
-		if count[pid] > count[most] {
-			most = pid
-		}
-	}
-	return first[most]
-}
-
-// heard notes that a connection is not silent.
-func (d *connections) heard(e *list.Element) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.list.MoveToBack(e) // no effect if it was removed
-}
-
-func (d *connections) remove(e *list.Element) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.list.Remove(e)
-}
+// mostRights bounds the descriptors that are taken off a message, of which one is wanted.
+const mostRights = budget.DescriptorFiles - 1
 
 // Descriptors serves the descriptor socket: it gives each descriptor that comes to its session.
 type Descriptors struct {
 	// Give takes a descriptor, unless it returns an error.
 	Give func(p Peer, nonce [proto.NonceBytes]byte, tag uint64, f *os.File) error
 	Log  *slog.Logger
+	Open *budget.Connections
 }
 
 // Serve accepts connections until the listener is closed, and waits for their end.
 func (d *Descriptors) Serve(l *Listener) {
 	var work sync.WaitGroup
 	defer work.Wait()
-	var open connections
 	for {
 		c, p, err := l.AcceptPeer()
 		if errors.Is(err, net.ErrClosed) {
@@ -98,11 +46,11 @@ func (d *Descriptors) Serve(l *Listener) {
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		e := open.add(c, p.PID)
+		e := d.Open.Add(c, strconv.Itoa(int(p.PID)))
 		work.Go(func() {
-			defer open.remove(e)
+			defer d.Open.Remove(e)
 			defer c.Close()
-			d.serve(c, p, func() { open.heard(e) })
+			d.serve(c, p, func() { d.Open.Heard(e) })
 		})
 	}
 }
@@ -161,7 +109,7 @@ func (d *Descriptors) takeOne(c *net.UnixConn, p Peer) error {
 // receive reads one whole message and the descriptors attached to any part of it.
 func receive(c *net.UnixConn) (files []*os.File, body []byte, err error) {
 	body = make([]byte, proto.DescriptorBytes)
-	oob := make([]byte, unix.CmsgSpace(8*4))
+	oob := make([]byte, unix.CmsgSpace(mostRights*4))
 	for got := 0; got < len(body); {
 		n, oobn, flags, _, err := c.ReadMsgUnix(body[got:], oob)
 		files = append(files, parseRights(oob[:oobn])...)
@@ -170,7 +118,7 @@ func receive(c *net.UnixConn) (files []*os.File, body []byte, err error) {
 			return files, nil, io.ErrUnexpectedEOF
 		case err != nil:
 			return files, nil, err
-		case flags&unix.MSG_CTRUNC != 0:
+		case flags&unix.MSG_CTRUNC != 0, len(files) > mostRights:
 			return files, nil, errors.New("too many descriptors came at once")
 		}
 		got += n

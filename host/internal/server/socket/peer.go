@@ -8,11 +8,13 @@ import (
 	"net"
 	"os"
 	"slices"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/stats"
 
@@ -27,6 +29,17 @@ type Peer struct {
 	Groups []uint32 // the first one, and the supplementary ones
 
 	arriving *arrivals
+}
+
+// Stream takes the memory of a stream of events from the peer's connection. over gives it back.
+func (p Peer) Stream() (over func(), err error) {
+	if p.arriving == nil { // the host itself
+		return func() {}, nil
+	}
+	if err := p.arriving.holder.Stream(); err != nil {
+		return nil, err
+	}
+	return p.arriving.holder.StreamOver, nil
 }
 
 // AuthType makes it a [credentials.AuthInfo].
@@ -105,12 +118,14 @@ func (a Arriving) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.Creds(peerCredentials{a}), grpc.StatsHandler(calls{}),
 		grpc.MaxHeaderListSize(maxHeader), grpc.MaxConcurrentStreams(connStreams),
+		grpc.ConnectionTimeout(silence), grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: silence}),
 	}
 }
 
 const (
 	maxHeader   = 64 << 10
-	connStreams = 16 // most calls at a time on one connection
+	connStreams = 16               // most calls at a time on one connection
+	silence     = 30 * time.Second // without a call, or before the first one
 )
 
 type peerCredentials struct{ Arriving }
@@ -125,7 +140,11 @@ func (a peerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.Auth
 		return nil, nil, err
 	}
 	p.CommonAuthInfo = credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}
-	holder, err := a.Budget.Join(fmt.Sprintf("connection of process %d", p.PID), p.UID)
+	user := p.UID
+	if p.Operator() {
+		user = 0
+	}
+	holder, err := a.Budget.Join(fmt.Sprintf("connection of process %d", p.PID), user)
 	if err != nil {
 		a.Closed(err)
 		return nil, nil, err

@@ -72,8 +72,7 @@ func checkDirectory(path string, log *slog.Logger) error {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("%w: %s: directory %s does not exist; make it with: mkdir -m 0700 %s", ErrPath, path, dir,
-			dir)
+		return fmt.Errorf("%w: %s: directory %s does not exist; make it with: mkdir -m 0700 %s", ErrPath, path, dir, dir)
 	case err != nil:
 		return fmt.Errorf("%w: %s: %w", ErrPath, path, err)
 	case !info.IsDir():

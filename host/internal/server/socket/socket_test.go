@@ -5,18 +5,16 @@ import (
 	"net"
 	"os"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func TestOtherUsersAreRefused(t *testing.T) {
 	dir, err := os.MkdirTemp("", "kv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer os.RemoveAll(dir)
 	l, err := listenUnix(dir+"/s", Users{}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer l.Close()
 	peers := make(chan uint32, 3)
 	peers <- uint32(os.Geteuid()) + 1
@@ -35,9 +33,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 	}()
 	for i := range 3 {
 		c, err := net.Dial("unix", dir+"/s")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer c.Close()
 		if i < 2 {
 			if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
@@ -68,14 +64,10 @@ func TestUsers(t *testing.T) {
 func TestModes(t *testing.T) {
 	for mode, users := range map[os.FileMode]Users{0o600: {}, 0o666: {GIDs: []uint32{50}}} {
 		dir, err := os.MkdirTemp("", "kv")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer os.RemoveAll(dir)
 		p, err := Listen(dir+"/s", users, slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer p.Close()
 		for _, name := range []string{"/s", "/s.fd"} {
 			if info, err := os.Stat(dir + name); err != nil || info.Mode().Perm() != mode {

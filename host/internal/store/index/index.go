@@ -21,6 +21,7 @@ type Index struct {
 	wide           map[uint32]uint64 // pieces present, of entries with a set that has no number
 	large          map[uint32]uint32 // units that do not fit Entry.units
 	pinned         map[uint32]uint32 // pins beyond the most that Entry.pins counts
+	held           uint32            // entries with pins
 	missing        map[uint32]uint64 // pieces that bytes are reserved for and that are not there
 	missingByClass map[uint16]int64  // how many those are
 	clock          uint32            // the last tick given out
@@ -198,6 +199,9 @@ func (x *Index) PinEntry(slot uint32, e *Entry) bool {
 		return false
 	}
 	e.pins++
+	if e.pins == 1 {
+		x.held++
+	}
 	return e.pins == 1
 }
 
@@ -211,8 +215,14 @@ func (x *Index) Unpin(slot uint32) bool {
 		return false
 	}
 	e.pins--
+	if e.pins == 0 {
+		x.held--
+	}
 	return e.pins == 0
 }
+
+// Held is how many entries have pins.
+func (x *Index) Held() uint32 { return x.held }
 
 // Units is the size that is reserved for an entry, in abi.SizeUnit.
 func (x *Index) Units(slot uint32) uint32 { return x.EntryUnits(slot, x.At(slot)) }

@@ -80,6 +80,31 @@ class AwaitCopies(_message.Message):
     jobs: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, jobs: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class BudgetStatus(_message.Message):
+    __slots__ = ["held", "limit", "most", "of", "own", "parts", "refused"]
+    class PartsEntry(_message.Message):
+        __slots__ = ["key", "value"]
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    held: int
+    limit: int
+    most: _containers.RepeatedCompositeFieldContainer[Holder]
+    of: str
+    own: int
+    parts: _containers.ScalarMap[str, int]
+    refused: int
+    def __init__(self, of: _Optional[str] = ..., limit: _Optional[int] = ..., own: _Optional[int] = ..., held: _Optional[int] = ..., refused: _Optional[int] = ..., parts: _Optional[_Mapping[str, int]] = ..., most: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ...) -> None: ...
+
 class Cancel(_message.Message):
     __slots__ = ["job"]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +262,16 @@ class HelloReply(_message.Message):
     session: int
     version: str
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lease_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., descriptors: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., session: _Optional[int] = ..., levels: _Optional[int] = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ["held", "name", "tenant"]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    held: int
+    name: str
+    tenant: int
+    def __init__(self, name: _Optional[str] = ..., tenant: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
 
 class LatencyStatus(_message.Message):
     __slots__ = ["answer", "bounds", "buckets", "count", "sum"]
@@ -679,7 +714,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ["arena_bytes", "counters", "engines", "jobs", "latencies", "leases", "not_ready", "policies", "policy_memory", "policy_memory_limit", "roots", "routes", "serving", "session_list", "sessions", "uptime", "usage", "version"]
+    __slots__ = ["arena_bytes", "budgets", "counters", "engines", "jobs", "latencies", "leases", "not_ready", "policies", "policy_memory", "policy_memory_limit", "roots", "routes", "serving", "session_list", "sessions", "uptime", "usage", "version"]
     class CountersEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -688,6 +723,7 @@ class StatusResponse(_message.Message):
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUDGETS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
@@ -706,6 +742,7 @@ class StatusResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     arena_bytes: int
+    budgets: _containers.RepeatedCompositeFieldContainer[BudgetStatus]
     counters: _containers.ScalarMap[str, int]
     engines: int
     jobs: int
@@ -723,7 +760,7 @@ class StatusResponse(_message.Message):
     uptime: _duration_pb2.Duration
     usage: _containers.RepeatedCompositeFieldContainer[UsageStatus]
     version: str
-    def __init__(self, version: _Optional[str] = ..., uptime: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sessions: _Optional[int] = ..., engines: _Optional[int] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., roots: _Optional[_Iterable[_Union[RootStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., policy_memory: _Optional[int] = ..., policy_memory_limit: _Optional[int] = ..., session_list: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStatus, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[RouteStatus, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[UsageStatus, _Mapping]]] = ..., not_ready: _Optional[_Iterable[str]] = ..., serving: bool = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., uptime: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sessions: _Optional[int] = ..., engines: _Optional[int] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., roots: _Optional[_Iterable[_Union[RootStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., policy_memory: _Optional[int] = ..., policy_memory_limit: _Optional[int] = ..., session_list: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStatus, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[RouteStatus, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[UsageStatus, _Mapping]]] = ..., not_ready: _Optional[_Iterable[str]] = ..., serving: bool = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ...) -> None: ...
 
 class Store(_message.Message):
     __slots__ = ["chunks", "group", "request", "timeline"]

@@ -1,0 +1,75 @@
+package server
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/budget"
+	"github.com/kvhost/kvhost/host/internal/store"
+)
+
+// A tenant that leases all that it can keeps no other tenant from storing. Its older leases end for its younger ones, and their
+// loads say why; another tenant's lease stays.
+func TestLeasesLeaveRoom(t *testing.T) {
+	const chunks, fresh = 16, 4
+	r := newRig(t, func(c *Config, s *store.Config) {
+		s.Roots[0].Capacity = chunks*pieceBytes + pieceBytes/2
+		c.Capacity, c.Limits.Sessions = s.Roots[0].Capacity, 8
+	})
+	greedy := r.dial(func(h *client.Hello) { h.Engine, h.Tenant = "greedy", 1 })
+	greedy.save(0, chunks)
+	other := r.dial(func(h *client.Hello) { h.Engine, h.Tenant = "other", 2 })
+	kept := other.look(1)
+	lookOne := func(p *peer, n int) *client.Lookup {
+		l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: keys(n + 1)[n:]})
+		if err != nil || l.Hits() != 1 {
+			t.Fatalf("chunk %d: %d hits, %v, want a hit", n, l.Hits(), err)
+		}
+		return l
+	}
+	var leases []*client.Lookup
+	for n := range chunks {
+		leases = append(leases, lookOne(greedy, n))
+	}
+	load := func(l *client.Lookup) error {
+		if res := greedy.loaded(greedy.loads(l, 1)); len(res.Failed) > 0 {
+			return res.Failed[0].Err
+		}
+		return nil
+	}
+	for n := chunks; n < chunks+fresh; n++ {
+		other.fill(n, n)
+	}
+	for n := range fresh {
+		res, err := other.store([]client.StoreChunk{chunkOf(chunks+n, chunks+n)})
+		if err != nil || res.Chunks[0].Result != client.Stored {
+			t.Errorf("another tenant's store: %+v, %v, want it stored", res, err)
+		}
+	}
+	if err := load(leases[0]); !errors.Is(err, client.ErrLeaseOver) || !strings.Contains(err.Error(), "younger leases") {
+		t.Errorf("load under the oldest lease: %v, want that it ended for younger ones", err)
+	}
+	if err := load(leases[chunks-1]); err != nil {
+		t.Errorf("load under the youngest lease: %v, want none", err)
+	}
+	if res := other.loaded(other.loads(kept, 1)); len(res.Failed) > 0 || !other.holds(0, 0) {
+		t.Errorf("another tenant's load: %+v, want the chunk", res)
+	}
+	if f := figuresOf(r.server, "leased bytes"); f.Refused == 0 || len(f.Most) == 0 || !strings.Contains(f.Most[0].Holder, "greedy") {
+		t.Errorf("figures of leased bytes: %+v, want refusals and the greedy session first", f)
+	}
+	greedy.Close()
+	other.Close()
+	until(t, "all is given back", func() bool { return figuresOf(r.server, "leased bytes").Held == 0 })
+}
+
+func figuresOf(s *Server, of string) (f budget.Figures) {
+	for _, f := range s.Budgets(1) {
+		if f.Of == of {
+			return f
+		}
+	}
+	return f
+}
