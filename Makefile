@@ -18,8 +18,14 @@ SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/meter \
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/internal/store/storetest ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
-SLOW := ^(TestHostilePolicies|TestClosedModulesLeaveNothing|TestLongCodeGivesControl|TestStacksAreBounded|TestBulkInSlices|TestForetoldVictims.*|TestNeedsFollowCapacityAndPolicy|TestHistoriesOnFUSE|TestFindsFaults|TestRepeats)$$
-SLOW_IN := ./host ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset ./host/internal/store ./host/internal/store/storetest
+SLOW_TESTS := TestHostilePolicies TestClosedModulesLeaveNothing TestLongCodeGivesControl TestStacksAreBounded TestBulkInSlices \
+  TestForetoldVictims.* TestNeedsFollowCapacityAndPolicy TestHistoriesOnFUSE TestFindsFaults TestRepeats TestAPieceInTwoSizes TestTrees \
+  TestMoreNamespacesKeptThanPlaces TestCodecFaultsAreWorkedAround TestCodecFindsDamage TestEveryRouteFindsDamage \
+  TestTenThousandCompressedOperations TestCompressedPiecesAreEverybodys TestDamagedCompressedPiece TestCompressedSizes \
+  TestGarbageUnderFittingChecksums TestDesignNames TestCompressionEndToEnd TestCompressionIsChosen TestConform
+space := $(subst ,, )
+SLOW := ^($(subst $(space),|,$(strip $(SLOW_TESTS))))$$
+SLOW_IN := ./host ./host/internal/transfer ./host/internal/store ./host/internal/store/storetest ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset
 # How long a program under the race detector sleeps when it ends, for others to report: each package's tests, and each process that
 # they start. By default it is a second.
 export GORACE ?= atexit_sleep_ms=50
