@@ -94,8 +94,8 @@ type Saver interface {
 // Config is a policy's configuration, keys and values as the operator wrote them.
 type Config map[string]string
 
-// Int reads a whole number.
-func (c Config) Int(key string, def int64) (int64, error) {
+// Int reads a whole number from least to most.
+func (c Config) Int(key string, def, least, most int64) (int64, error) {
 	s, ok := c[key]
 	if !ok {
 		return def, nil
@@ -103,6 +103,9 @@ func (c Config) Int(key string, def int64) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("config %s = %q: not a whole number", key, s)
+	}
+	if n < least || n > most {
+		return 0, fmt.Errorf("config %s = %d: want %d to %d", key, n, least, most)
 	}
 	return n, nil
 }

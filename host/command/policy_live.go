@@ -52,15 +52,15 @@ func (r *running) dial() (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
-// ask makes one call.
-func ask[Q, A any](ctx context.Context, r *running, call func(*grpc.ClientConn, context.Context, *Q,
-	...grpc.CallOption) (*A, error), q *Q) (*A, error) {
+// ask makes one call of a service.
+func ask[C, Q, A any](ctx context.Context, r *running, service func(grpc.ClientConnInterface) C,
+	call func(C, context.Context, *Q, ...grpc.CallOption) (*A, error), q *Q) (*A, error) {
 	c, err := r.dial()
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	a, err := call(c, ctx, q)
+	a, err := call(service(c), ctx, q)
 	if s, ok := status.FromError(err); ok && err != nil {
 		if s.Code() == codes.FailedPrecondition {
 			return nil, refusedPolicy{errors.New(s.Message())}
@@ -75,19 +75,8 @@ type refusedPolicy struct{ error }
 
 func (refusedPolicy) Is(target error) bool { return target == policyset.ErrPolicy }
 
-func swapPolicy(c *grpc.ClientConn, ctx context.Context, q *proto.SwapPolicyRequest,
-	o ...grpc.CallOption) (*proto.SwapPolicyResponse, error) {
-	return proto.NewAdminServiceClient(c).SwapPolicy(ctx, q, o...)
-}
-
-func promotePolicy(c *grpc.ClientConn, ctx context.Context, q *proto.PromotePolicyRequest,
-	o ...grpc.CallOption) (*proto.PromotePolicyResponse, error) {
-	return proto.NewAdminServiceClient(c).PromotePolicy(ctx, q, o...)
-}
-
-func hostStatus(c *grpc.ClientConn, ctx context.Context, q *proto.StatusRequest,
-	o ...grpc.CallOption) (*proto.StatusResponse, error) {
-	return proto.NewStatusServiceClient(c).Status(ctx, q, o...)
+func (r *running) status(ctx context.Context) (*proto.StatusResponse, error) {
+	return ask(ctx, r, proto.NewStatusServiceClient, proto.StatusServiceClient.Status, &proto.StatusRequest{})
 }
 
 func newPolicyList() *cobra.Command {
@@ -98,7 +87,7 @@ func newPolicyList() *cobra.Command {
 		Short: "List the policies of a running host, and the would-be hit ratios of its shadows",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			st, err := ask(cmd.Context(), &r, hostStatus, &proto.StatusRequest{})
+			st, err := r.status(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -195,7 +184,7 @@ configuration.`,
 			if len(args) == 2 {
 				q.Module = modulePath(args[1])
 			}
-			a, err := ask(cmd.Context(), &r, swapPolicy, q)
+			a, err := ask(cmd.Context(), &r, proto.NewAdminServiceClient, proto.AdminServiceClient.SwapPolicy, q)
 			if err != nil {
 				return err
 			}
@@ -244,7 +233,7 @@ To keep it, write it to the configuration.`,
 		Args: wantArgs(1, 1, "the name of one shadow"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Name = args[0]
-			a, err := ask(cmd.Context(), &r, promotePolicy, q)
+			a, err := ask(cmd.Context(), &r, proto.NewAdminServiceClient, proto.AdminServiceClient.PromotePolicy, q)
 			if err != nil {
 				return err
 			}

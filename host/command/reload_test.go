@@ -65,7 +65,7 @@ func (h *served) until(what string, done func() bool) {
 
 func (h *served) status() *proto.StatusResponse {
 	h.Helper()
-	st, err := ask(h.Context(), &running{socket: filepath.Join(h.dir, "kvhost.sock")}, hostStatus, &proto.StatusRequest{})
+	st, err := (&running{socket: filepath.Join(h.dir, "kvhost.sock")}).status(h.Context())
 	if err != nil {
 		h.Fatal(err)
 	}

@@ -24,7 +24,7 @@ document as GET /status, at once.`,
   kvhost status --json | jq '.roots[] | {path, state, used}'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			before, err := ask(cmd.Context(), &r, hostStatus, &proto.StatusRequest{})
+			before, err := r.status(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -34,7 +34,7 @@ document as GET /status, at once.`,
 			if err := pause(cmd.Context(), time.Second); err != nil {
 				return err
 			}
-			now, err := ask(cmd.Context(), &r, hostStatus, &proto.StatusRequest{})
+			now, err := r.status(cmd.Context())
 			if err != nil {
 				return err
 			}

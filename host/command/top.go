@@ -30,7 +30,7 @@ func newTop() *cobra.Command {
 			if every < 100*time.Millisecond {
 				return usageError{fmt.Errorf("--every: %s, want at least 100ms", every)}
 			}
-			if _, err := ask(cmd.Context(), &r, hostStatus, &proto.StatusRequest{}); err != nil {
+			if _, err := r.status(cmd.Context()); err != nil {
 				return err
 			}
 			fd := int(os.Stdout.Fd())
@@ -47,9 +47,7 @@ func newTop() *cobra.Command {
 					}
 					return 80, 24
 				},
-				ask: func(ctx context.Context) (*proto.StatusResponse, error) {
-					return ask(ctx, &r, hostStatus, &proto.StatusRequest{})
-				},
+				ask:   r.status,
 				every: every,
 			}
 			return top.run(ctx)

@@ -12,8 +12,6 @@
 package gdsf
 
 import (
-	"fmt"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/plugins/internal/slots"
@@ -40,12 +38,9 @@ type fact struct{ uses, cost uint32 }
 
 // New makes an empty policy.
 func New(info guest.Info) (*Policy, error) {
-	depthCost, err := info.Config.Int(ConfigDepthCost, 0)
+	depthCost, err := info.Config.Int(ConfigDepthCost, 0, 0, costUnit)
 	if err != nil {
 		return nil, err
-	}
-	if depthCost < 0 || depthCost > costUnit {
-		return nil, fmt.Errorf("config %s = %d: want 0 to %d", ConfigDepthCost, depthCost, costUnit)
 	}
 	p := &Policy{facts: slots.NewArray(info.MaxSlots, fact{}), depthCost: uint64(depthCost)}
 	p.Aging, err = slots.NewAging(info.MaxSlots, true, p.insert, p.use)

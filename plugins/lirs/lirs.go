@@ -15,8 +15,6 @@
 package lirs
 
 import (
-	"fmt"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/plugins/internal/slots"
@@ -43,12 +41,9 @@ type Policy struct {
 
 // New makes an empty policy.
 func New(info guest.Info) (*Policy, error) {
-	percent, err := info.Config.Int(ConfigHIR, 1)
+	percent, err := info.Config.Int(ConfigHIR, 1, 1, 99)
 	if err != nil {
 		return nil, err
-	}
-	if percent < 1 || percent > 99 {
-		return nil, fmt.Errorf("config %s = %d: want 1 to 99 percent", ConfigHIR, percent)
 	}
 	ghosts := slots.Ghosts(info.MaxSlots, 100)
 	t, err := slots.NewTable(info.MaxSlots, ghosts, gone)

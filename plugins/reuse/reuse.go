@@ -19,7 +19,6 @@
 package reuse
 
 import (
-	"fmt"
 	"math/bits"
 
 	"github.com/kvhost/kvhost/abi"
@@ -82,17 +81,11 @@ type Policy struct {
 
 // New makes an empty policy.
 func New(info guest.Info) (*Policy, error) {
-	keys, err := info.Config.Int("keys", defaultKeys)
-	if err == nil && (keys < 1 || keys > mostKeys) {
-		err = fmt.Errorf("config keys = %d: want 1 to %d", keys, mostKeys)
-	}
+	keys, err := info.Config.Int("keys", defaultKeys, 1, mostKeys)
 	if err != nil {
 		return nil, err
 	}
-	least, err := info.Config.Int("least", 90)
-	if err == nil && (least < 0 || least > 1000) {
-		err = fmt.Errorf("config least = %d: want 0 to 1000", least)
-	}
+	least, err := info.Config.Int("least", 90, 0, 1000)
 	if err != nil {
 		return nil, err
 	}

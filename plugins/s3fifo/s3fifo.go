@@ -13,8 +13,6 @@
 package s3fifo
 
 import (
-	"fmt"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/plugins/internal/slots"
@@ -44,19 +42,13 @@ type Policy struct {
 
 // New makes an empty policy.
 func New(info guest.Info) (*Policy, error) {
-	percent, err := info.Config.Int(ConfigSmall, 10)
+	percent, err := info.Config.Int(ConfigSmall, 10, 1, 99)
 	if err != nil {
 		return nil, err
 	}
-	if percent < 1 || percent > 99 {
-		return nil, fmt.Errorf("config %s = %d: want 1 to 99 percent", ConfigSmall, percent)
-	}
-	moveAt, err := info.Config.Int(ConfigMoveAt, 2)
+	moveAt, err := info.Config.Int(ConfigMoveAt, 2, 1, maxUses)
 	if err != nil {
 		return nil, err
-	}
-	if moveAt < 1 || moveAt > maxUses {
-		return nil, fmt.Errorf("config %s = %d: want 1 to %d", ConfigMoveAt, moveAt, maxUses)
 	}
 	ghosts := slots.Ghosts(info.MaxSlots, uint32(100-percent)) + info.MaxVictims
 	t, err := slots.NewTable(info.MaxSlots, ghosts, ghost)

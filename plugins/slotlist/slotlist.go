@@ -1,8 +1,8 @@
 // Package slotlist keeps slots in an order: newest at the front, oldest at the back.
 //
 // It is an intrusive list in one slot-indexed array: every event is O(1), and the list costs 16 bytes for each slot up to
-// the highest that was used, in pages that are allocated with the first use of one of their slots. It tracks pinned slots and returns victims from the back. Policies that keep one order
-// (lru, fifo) are a loop around it.
+// the highest that was used, in pages that are allocated with the first use of one of their slots. It tracks pinned slots and
+// returns victims from the back. Policies that keep one order (lru, fifo) are a loop around it.
 package slotlist
 
 import (
@@ -114,33 +114,33 @@ func (n *node) link(newer, older uint32) {
 // at is node i, which the caller has compared with the root or found as a link.
 func at(base unsafe.Pointer, i uint32) *node { return slots.At[node](base, i) }
 
+// apply is any event, of a slot below the root. One that is inserted while it is there moves to the front and loses its pin;
+// one that is pinned keeps its place.
 func (l *List) apply(ev *abi.Event, touch bool) {
-	switch ev.Op {
-	case abi.OpInsert, abi.OpResident:
-		l.PushFront(ev.Slot, ev.Size, ev.Tenant)
-	case abi.OpTouch:
-		if touch {
-			l.Touch(ev.Slot)
+	n := l.nodes.At(ev.Slot)
+	state := n.state
+	switch there := state&resident != 0; {
+	case ev.Op == abi.OpInsert || ev.Op == abi.OpResident:
+		if there {
+			l.remove(ev.Slot, n)
 		}
-	case abi.OpRemove:
-		l.Remove(ev.Slot)
-	case abi.OpPin:
-		l.Pin(ev.Slot)
-	case abi.OpUnpin:
-		l.Unpin(ev.Slot)
+		n = l.grown(ev.Slot)
+		n.tenant = ev.Tenant
+		l.pushFront(ev.Slot, n, resident|min(ev.Size, sizeMask))
+	case !there:
+	case ev.Op == abi.OpTouch && touch:
+		l.remove(ev.Slot, n)
+		l.pushFront(ev.Slot, n, state&^passed)
+	case ev.Op == abi.OpRemove:
+		l.remove(ev.Slot, n)
+	case ev.Op == abi.OpPin:
+		n.state |= pinned
+	case ev.Op == abi.OpUnpin:
+		if state&passed != 0 {
+			l.done = l.root // it may stand anywhere in the run
+		}
+		n.state &^= pinned | passed
 	}
-}
-
-// PushFront adds a slot as the newest. A slot that is present already moves there and loses its pin.
-func (l *List) PushFront(slot, size, tenant uint32) {
-	if slot >= l.root {
-		return
-	}
-	l.Remove(slot)
-	n := l.grown(slot)
-	n.state = resident | min(size, sizeMask)
-	n.tenant = tenant
-	l.pushFront(slot, n)
 }
 
 // grown is the node of a slot that is about to be used.
@@ -151,62 +151,6 @@ func (l *List) grown(slot uint32) *node {
 	}
 	l.top = max(l.top, l.ready, slot+1)
 	return n
-}
-
-// Touch makes a slot the newest. It is the hot path of a recency policy.
-func (l *List) Touch(slot uint32) {
-	root := l.nodes.At(l.root)
-	if slot >= l.root || slot == root.older {
-		return
-	}
-	n := l.nodes.At(slot)
-	if n.state&(resident|passed) != resident {
-		if n.state&resident == 0 {
-			return
-		}
-		l.unpass(slot, n)
-	}
-	newest := root.older
-	l.nodes.At(n.newer).older = n.older
-	l.nodes.At(n.older).newer = n.newer
-	n.newer = l.root
-	n.older = newest
-	l.nodes.At(newest).newer = slot
-	root.older = slot
-}
-
-// Remove takes a slot out.
-func (l *List) Remove(slot uint32) {
-	if slot >= l.root {
-		return
-	}
-	n := l.nodes.At(slot)
-	if n.state&resident == 0 {
-		return
-	}
-	l.unpass(slot, n)
-	l.nodes.At(n.newer).older = n.older
-	l.nodes.At(n.older).newer = n.newer
-	n.state = 0
-}
-
-// Pin excludes a slot from being a victim; its place in the order stays.
-func (l *List) Pin(slot uint32) {
-	if slot < l.root && l.nodes.At(slot).state&resident != 0 {
-		l.nodes.At(slot).state |= pinned
-	}
-}
-
-// Unpin makes a slot eligible again.
-func (l *List) Unpin(slot uint32) {
-	if slot >= l.root {
-		return
-	}
-	n := l.nodes.At(slot)
-	if n.state&passed != 0 {
-		l.done = l.root // it may stand anywhere in the run
-	}
-	n.state &^= pinned | passed
 }
 
 // maxPassed bounds the slots that one call of Victims passes over, so that it ends soon even when a hundred thousand
@@ -245,18 +189,19 @@ func (l *List) Victims(ask abi.Ask, dst []uint32) int {
 	return int(n)
 }
 
-func (l *List) pushFront(slot uint32, n *node) {
+func (l *List) pushFront(slot uint32, n *node, state uint32) {
 	root := l.nodes.At(l.root)
-	n.newer = l.root
-	n.older = root.older
+	*n = node{newer: l.root, older: root.older, state: state, tenant: n.tenant}
 	l.nodes.At(root.older).newer = slot
 	root.older = slot
 }
 
-// unpass takes a slot that is about to leave its place out of the run at the back.
-func (l *List) unpass(slot uint32, n *node) {
+// remove takes a slot that is there out, and out of the run at the back.
+func (l *List) remove(slot uint32, n *node) {
 	if slot == l.done {
 		l.done = n.older
 	}
-	n.state &^= passed
+	l.nodes.At(n.newer).older = n.older
+	l.nodes.At(n.older).newer = n.newer
+	n.state = 0
 }

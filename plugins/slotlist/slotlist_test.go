@@ -94,9 +94,9 @@ func TestPinnedRunIsWalkedOnce(t *testing.T) {
 	const slots = 10000
 	l := New(slots)
 	for s := range uint32(slots) {
-		l.PushFront(s, 1, 0)
+		l.Apply([]abi.Event{{Op: abi.OpInsert, Slot: s, Size: 1}}, true)
 		if s < slots-1 {
-			l.Pin(s)
+			l.Apply([]abi.Event{{Op: abi.OpPin, Slot: s}}, true)
 		}
 	}
 	dst := make([]uint32, 1)
@@ -110,7 +110,7 @@ func TestPinnedRunIsWalkedOnce(t *testing.T) {
 	if l.done != slots-2 {
 		t.Errorf("the walk would start again at slot %d", l.done)
 	}
-	l.Unpin(5)
+	l.Apply([]abi.Event{{Op: abi.OpUnpin, Slot: 5}}, true)
 	if n := l.Victims(ask, dst); n != 1 || dst[0] != 5 {
 		t.Errorf("after its unpin slot 5 is the oldest: got %d %v", n, dst)
 	}

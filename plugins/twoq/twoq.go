@@ -13,8 +13,6 @@
 package twoq
 
 import (
-	"fmt"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/plugins/internal/slots"
@@ -41,11 +39,11 @@ type Policy struct {
 
 // New makes an empty policy.
 func New(info guest.Info) (*Policy, error) {
-	inPercent, err := percent(info, ConfigIn, 25, 100)
+	inPercent, err := info.Config.Int(ConfigIn, 25, 0, 100)
 	if err != nil {
 		return nil, err
 	}
-	outPercent, err := percent(info, ConfigOut, 50, 200)
+	outPercent, err := info.Config.Int(ConfigOut, 50, 0, 200)
 	if err != nil {
 		return nil, err
 	}
@@ -54,18 +52,7 @@ func New(info guest.Info) (*Policy, error) {
 		return nil, err
 	}
 	capacity := info.Capacity / abi.SizeUnit
-	return &Policy{t: t, kin: capacity * inPercent / 100, kout: capacity * outPercent / 100}, nil
-}
-
-func percent(info guest.Info, key string, def, limit int64) (uint64, error) {
-	n, err := info.Config.Int(key, def)
-	if err != nil {
-		return 0, err
-	}
-	if n < 0 || n > limit {
-		return 0, fmt.Errorf("config %s = %d: want 0 to %d percent", key, n, limit)
-	}
-	return uint64(n), nil
+	return &Policy{t: t, kin: capacity * uint64(inPercent) / 100, kout: capacity * uint64(outPercent) / 100}, nil
 }
 
 // Events applies a batch.

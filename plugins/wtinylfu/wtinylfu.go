@@ -19,8 +19,6 @@
 package wtinylfu
 
 import (
-	"fmt"
-
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/plugins/internal/slots"
@@ -57,19 +55,13 @@ type Policy struct {
 
 // New makes an empty policy.
 func New(info guest.Info) (*Policy, error) {
-	start, err := info.Config.Int(ConfigWindow, 20)
+	start, err := info.Config.Int(ConfigWindow, 20, 1, 80)
 	if err != nil {
 		return nil, err
 	}
-	if start < 1 || start > 80 {
-		return nil, fmt.Errorf("config %s = %d: want 1 to 80 percent", ConfigWindow, start)
-	}
-	sample, err := info.Config.Int(ConfigSample, 2)
+	sample, err := info.Config.Int(ConfigSample, 2, 1, 1000)
 	if err != nil {
 		return nil, err
-	}
-	if sample < 1 || sample > 1000 {
-		return nil, fmt.Errorf("config %s = %d: want 1 to 1000", ConfigSample, sample)
 	}
 	adapt, err := info.Config.Bool(ConfigAdapt, true)
 	if err != nil {

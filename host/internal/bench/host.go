@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
 // hostProcess is a host in a process of its own, with one root.
@@ -178,59 +178,41 @@ func (h *hostProcess) routeTaken(ctx context.Context) (string, error) {
 	if h.root.Route != config.RouteDirect {
 		return "staged", nil
 	}
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+h.http+"/metrics", nil)
+	if err != nil {
+		return "", err
+	}
+	r, err := http.DefaultClient.Do(q)
+	if err != nil {
+		return "", fmt.Errorf("%w: its metrics: %w", errHost, err)
+	}
+	defer r.Body.Close()
 	route := "direct"
-	err := h.metrics(ctx, func(name, labels, value string) error {
+	lines := bufio.NewScanner(r.Body)
+	for lines.Scan() {
+		name, labels, _ := strings.Cut(lines.Text(), "{")
+		labels, value, _ := strings.Cut(labels, "} ")
 		switch name {
 		case "kvhost_route_fallbacks_total", "kvhost_route_full_total":
 			if value != "0" {
-				return fmt.Errorf("%w: %s pieces of the direct route were staged", errChunks, value)
+				return "", fmt.Errorf("%w: %s pieces of the direct route were staged", errChunks, value)
 			}
 		case "kvhost_route_direct":
 			if _, via, ok := strings.Cut(labels, `via="`); ok {
 				route = "direct: " + strings.TrimSuffix(via, `"`)
 			}
 		}
-		return nil
-	})
-	return route, err
+	}
+	return route, lines.Err()
 }
 
 // used is how many bytes its root takes.
 func (h *hostProcess) used(ctx context.Context) (int64, error) {
-	used := -1.0
-	err := h.metrics(ctx, func(name, _, value string) (err error) {
-		if name == "kvhost_root_used_bytes" {
-			used, err = strconv.ParseFloat(value, 64)
-		}
-		return err
-	})
-	if err == nil && used < 0 {
-		err = fmt.Errorf("%w: its metrics lack kvhost_root_used_bytes", errHost)
-	}
-	return int64(used), err
-}
-
-// metrics calls f with each of the host's series that has labels.
-func (h *hostProcess) metrics(ctx context.Context, f func(name, labels, value string) error) error {
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+h.http+"/metrics", nil)
+	st, err := proto.Status(ctx, h.socket)
 	if err != nil {
-		return err
+		return 0, fmt.Errorf("%w: its status: %w", errHost, err)
 	}
-	r, err := http.DefaultClient.Do(q)
-	if err != nil {
-		return fmt.Errorf("%w: its metrics: %w", errHost, err)
-	}
-	defer r.Body.Close()
-	lines := bufio.NewScanner(r.Body)
-	for lines.Scan() {
-		name, labels, _ := strings.Cut(lines.Text(), "{")
-		if labels, value, ok := strings.Cut(labels, "} "); ok {
-			if err := f(name, labels, value); err != nil {
-				return err
-			}
-		}
-	}
-	return lines.Err()
+	return int64(st.Roots[0].Used), nil
 }
 
 // processor is the time that the host has had.

@@ -193,13 +193,8 @@ func TestListsFromEnvironmentAndFlags(t *testing.T) {
 	}
 }
 
-// Sizes may be written as other tools take them, and a capacity as a part of its file system.
-func TestSizesAndParts(t *testing.T) {
-	for text, want := range map[string]int64{"10G": 10 << 30, "10g": 10 << 30, "3T": 3 << 40, "64k": 64 << 10, "2GB": 2e9, "1.5M": 3 << 19} {
-		if n, err := ParseSize(text); err != nil || n != want {
-			t.Errorf("%s is %d: %v", text, n, err)
-		}
-	}
+// A capacity may be a part of its file system.
+func TestParts(t *testing.T) {
 	dir := t.TempDir()
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
@@ -212,12 +207,6 @@ func TestSizesAndParts(t *testing.T) {
 	total := int64(s.Blocks) * int64(s.Bsize)
 	if a, b := l.Config.Roots[0].Capacity, l.Config.Roots[1].Capacity; a != total/2>>20<<20 || b != total/4>>20<<20 {
 		t.Errorf("%d and %d of %d", a, b, total)
-	}
-	for text, says := range map[string]string{"kv=": "capacity of kv", "kv=2": "at least 8KiB", "kv=2TX": "capacity of kv", "memory:=50%": "no file system",
-		"/nowhere/at/all=5%": "no such file"} {
-		if _, err := Load(Source{Flags: []Setting{{"root", text}}}); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("root %s: got error %v, want %q", text, err, says)
-		}
 	}
 }
 
@@ -268,10 +257,12 @@ func TestPrintReadsBack(t *testing.T) {
 	}
 }
 
+// Sizes may be written as other tools take them.
 func TestSizes(t *testing.T) {
 	for text, want := range map[string]int64{
 		"0": 0, "4096": 4096, "64KiB": 65536, "1.5 GiB": 3 << 29, "2GB": 2e9, "10 B": 10, " 7 ": 7,
-		"100GiB": 100 << 30, "9223372036854775807": 1<<63 - 1,
+		"100GiB": 100 << 30, "9223372036854775807": 1<<63 - 1, "10G": 10 << 30, "10g": 10 << 30, "3T": 3 << 40, "64k": 64 << 10,
+		"1.5M": 3 << 19,
 	} {
 		if got, err := ParseSize(text); err != nil || got != want {
 			t.Errorf("ParseSize(%q) = %d, %v; want %d", text, got, err, want)

@@ -1,9 +1,6 @@
 package config
 
-import (
-	"errors"
-	"testing"
-)
+import "testing"
 
 func TestMemoryBefore(t *testing.T) {
 	const gib = 1 << 30
@@ -52,15 +49,5 @@ func TestWithMemory(t *testing.T) {
 	}
 	if c.Roots[0].Level != 0 || len(c.Roots) != 2 || c.WithMemory(0) != c {
 		t.Errorf("the configuration itself has changed: %+v", c.Roots)
-	}
-}
-
-func TestMemoryValues(t *testing.T) {
-	for value, env := range map[string][]string{
-		"-1": nil, "automatic": nil, "1KiB": nil, "1GiB": {"KVHOST_ROOT=memory:=2GiB"},
-	} {
-		if _, err := Load(Source{Env: append(env, "KVHOST_STORE_MEMORY="+value)}); !errors.Is(err, ErrValue) {
-			t.Errorf("store.memory = %s with %v: error %v, want %v", value, env, err, ErrValue)
-		}
 	}
 }

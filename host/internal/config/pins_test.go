@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -37,29 +36,6 @@ func TestPins(t *testing.T) {
 	l.Config.Clone().Session.Pins["dtype"] = "x"
 	if l.Config.Session.Pins["dtype"] != "bf16" {
 		t.Error("a clone shares the pins")
-	}
-}
-
-func TestWrongPins(t *testing.T) {
-	for text, want := range map[string][]string{
-		"[session.pins]\n\ndtyp = \"bf16\"\n":            {"k.toml:", "session.pins.dtyp", `"dtype"`},
-		"[session.pins]\n\"group.x\" = \"1\"\n":          {"k.toml:", "group.x"},
-		"[session.pins]\n\"extra.\" = \"1\"\n":           {"k.toml:", "extra."},
-		"[session.pins]\nmodel = [\"a\"]\n":              {"k.toml:", "session.pins.model is a list"},
-		"[session.pins]\nmodel = \"a\\nb\"\n":            {"k.toml:", "line break"},
-		"[session]\npins = \"dtype\"\n":                  {"k.toml:", "session.pins is text, want a table"},
-		"[[policy]]\nmodule = 'a'\nconfig = \"x = 1\"\n": {"k.toml:", "policy.config is text, want a table"},
-	} {
-		_, err := Load(Source{File: write(t, text)})
-		if !errors.Is(err, ErrValue) {
-			t.Errorf("load %q: got error %v, want a bad value", text, err)
-			continue
-		}
-		for _, w := range want {
-			if !strings.Contains(err.Error(), w) {
-				t.Errorf("%q: %q does not say %q", text, err, w)
-			}
-		}
 	}
 }
 

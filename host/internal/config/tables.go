@@ -50,97 +50,85 @@ type tableKey[E any] struct {
 	text func(e *E) string // its TOML; empty: it is left out
 }
 
+// kind is how values of a type are read and printed.
+type kind[V any] struct {
+	read func(path string, value any) (V, error)
+	text func(V) string
+}
+
+var (
+	text      = kind[string]{asText, quote}
+	textIfAny = kind[string]{asText, quoteSome}
+	texts     = kind[[]string]{asTexts, quoteAll}
+	onOff     = kind[bool]{asFlag, strconv.FormatBool}
+	ifOn      = kind[bool]{asFlag, onlyTrue}
+	whole     = kind[int]{asInt, strconv.Itoa}
+	amount    = kind[Amount]{asAmount, Amount.toml}
+)
+
+// by is a row for a field of an element.
+func by[E, V any](name string, reload bool, k kind[V], field func(*E) *V) tableKey[E] {
+	return tableKey[E]{Field{name, reload}, func(e *E, path string, value any) (err error) {
+		*field(e), err = k.read(path, value)
+		return err
+	}, func(e *E) string { return k.text(*field(e)) }}
+}
+
 var policies = tableOf[Policy]{"policy", func(c *Config) *[]Policy { return &c.Policies }, Policy{}, []tableKey[Policy]{
-	{Field{"name", true}, by(asText, func(p *Policy) *string { return &p.Name }),
-		func(p *Policy) string { return quoteSome(p.Name) }},
-	{Field{"module", true}, by(asText, func(p *Policy) *string { return &p.Module }),
-		func(p *Policy) string { return quote(p.Module) }},
-	{Field{"namespaces", true}, by(asTexts, func(p *Policy) *[]string { return &p.Namespaces }),
-		func(p *Policy) string { return quoteAll(p.Namespaces) }},
-	{Field{"levels", true}, by(asCounts, func(p *Policy) *[]int { return &p.Levels }),
-		func(p *Policy) string { return numbers(p.Levels) }},
-	{Field{"shadow", true}, by(asFlag, func(p *Policy) *bool { return &p.Shadow }),
-		func(p *Policy) string { return onlyTrue(p.Shadow) }},
-	{Field{"capacity", true}, by(asSize, func(p *Policy) *int64 { return &p.Capacity }),
-		func(p *Policy) string { return sizeTOML(p.Capacity) }},
-	{Field{"roles", true}, by(asTexts, func(p *Policy) *[]string { return &p.Roles }),
-		func(p *Policy) string { return quoteAll(p.Roles) }},
-	{Field{"grants", true}, by(asTexts, func(p *Policy) *[]string { return &p.Grants }),
-		func(p *Policy) string { return quoteAll(p.Grants) }},
-	{Field{"sha256", true}, by(asText, func(p *Policy) *string { return &p.SHA256 }),
-		func(p *Policy) string { return quoteSome(p.SHA256) }},
-	{Field{"public_key", true}, by(asText, func(p *Policy) *string { return &p.PublicKey }),
-		func(p *Policy) string { return quoteSome(p.PublicKey) }},
-	{Field{"on_fault", true}, by(asText, func(p *Policy) *string { return &p.OnFault }),
-		func(p *Policy) string { return quoteSome(p.OnFault) }},
-	{Field{"memory_pages", true}, by(asCount, func(p *Policy) *int64 { return &p.MemoryPages }),
-		func(p *Policy) string { return strconv.FormatInt(p.MemoryPages, 10) }},
+	by("name", true, textIfAny, func(p *Policy) *string { return &p.Name }),
+	by("module", true, text, func(p *Policy) *string { return &p.Module }),
+	by("namespaces", true, texts, func(p *Policy) *[]string { return &p.Namespaces }),
+	by("levels", true, kind[[]int]{asCounts, numbers[int]}, func(p *Policy) *[]int { return &p.Levels }),
+	by("shadow", true, ifOn, func(p *Policy) *bool { return &p.Shadow }),
+	by("capacity", true, kind[int64]{asSize, sizeTOML}, func(p *Policy) *int64 { return &p.Capacity }),
+	by("roles", true, texts, func(p *Policy) *[]string { return &p.Roles }),
+	by("grants", true, texts, func(p *Policy) *[]string { return &p.Grants }),
+	by("sha256", true, textIfAny, func(p *Policy) *string { return &p.SHA256 }),
+	by("public_key", true, textIfAny, func(p *Policy) *string { return &p.PublicKey }),
+	by("on_fault", true, textIfAny, func(p *Policy) *string { return &p.OnFault }),
+	by("memory_pages", true, kind[int64]{asCount, func(n int64) string { return strconv.FormatInt(n, 10) }},
+		func(p *Policy) *int64 { return &p.MemoryPages }),
 	{Field{"fuel", true}, func(p *Policy, _ string, value any) error { return p.Fuel.set(value) },
 		func(p *Policy) string {
 			return fmt.Sprintf("{call = %d, record = %d, time = %q}", p.Fuel.Call, p.Fuel.Record, p.Fuel.Time)
 		}},
-	{Field{"config", true}, by(asSettings, func(p *Policy) *map[string]string { return &p.Config }),
-		func(p *Policy) string { return settingsTOML(p.Config) }},
+	by("config", true, kind[map[string]string]{asSettings, settingsTOML}, func(p *Policy) *map[string]string { return &p.Config }),
 }}
 
 var roots = tableOf[Root]{"root", func(c *Config) *[]Root { return &c.Roots },
 	Root{Capacity: defaultCapacity, Route: RouteAuto}, []tableKey[Root]{
-		{Field{"path", false}, by(asText, func(r *Root) *string { return &r.Path }),
-			func(r *Root) string { return quote(r.Path) }},
-		{Field{"level", false}, by(asInt, func(r *Root) *int { return &r.Level }),
-			func(r *Root) string { return strconv.Itoa(r.Level) }},
+		by("path", false, text, func(r *Root) *string { return &r.Path }),
+		by("level", false, whole, func(r *Root) *int { return &r.Level }),
 		{Field{"write", false}, (*Root).setWrite,
 			func(r *Root) string { return quote(map[bool]string{false: "back", true: "through"}[r.Through]) }},
-		{Field{"shared", false}, by(asFlag, func(r *Root) *bool { return &r.Shared }),
-			func(r *Root) string { return strconv.FormatBool(r.Shared) }},
-		{Field{"require_mount", false}, by(asFlag, func(r *Root) *bool { return &r.RequireMount }),
-			func(r *Root) string { return strconv.FormatBool(r.RequireMount) }},
-		{Field{"route", false}, by(asText, func(r *Root) *string { return &r.Route }),
-			func(r *Root) string { return quote(r.Route) }},
-		{Field{"capacity", true}, (*Root).setCapacity,
-			func(r *Root) string { return sizeTOML(r.Capacity) }},
-		{Field{"evict", true}, by(asText, func(r *Root) *string { return &r.Evict }),
-			func(r *Root) string { return quote(r.Evict) }},
-		{Field{"min_free", true}, by(asAmount, func(r *Root) *Amount { return &r.MinFree }),
-			func(r *Root) string { return r.MinFree.toml() }},
-		{Field{"daily_writes", true}, (*Root).setDailyWrites,
-			func(r *Root) string { return sizeTOML(r.DailyWrites) }},
+		by("shared", false, onOff, func(r *Root) *bool { return &r.Shared }),
+		by("require_mount", false, onOff, func(r *Root) *bool { return &r.RequireMount }),
+		by("route", false, text, func(r *Root) *string { return &r.Route }),
+		{Field{"capacity", true}, (*Root).setCapacity, func(r *Root) string { return sizeTOML(r.Capacity) }},
+		by("evict", true, text, func(r *Root) *string { return &r.Evict }),
+		by("min_free", true, amount, func(r *Root) *Amount { return &r.MinFree }),
+		{Field{"daily_writes", true}, (*Root).setDailyWrites, func(r *Root) string { return sizeTOML(r.DailyWrites) }},
 	}}
 
 var tenants = tableOf[Tenant]{"tenant", func(c *Config) *[]Tenant { return &c.Tenants }, Tenant{}, []tableKey[Tenant]{
 	{Field{"id", true}, (*Tenant).setID, func(t *Tenant) string { return quote(t.ID()) }},
-	{Field{"quota", true}, by(asAmount, func(t *Tenant) *Amount { return &t.Quota }),
-		func(t *Tenant) string { return t.Quota.toml() }},
-	{Field{"uids", true}, by(asIDs, func(t *Tenant) *[]uint32 { return &t.UIDs }),
-		func(t *Tenant) string { return numbers(t.UIDs) }},
-	{Field{"private", true}, by(asFlag, func(t *Tenant) *bool { return &t.Private }),
-		func(t *Tenant) string { return onlyTrue(t.Private) }},
-	{Field{"sessions", true}, by(asInt, func(t *Tenant) *int { return &t.Sessions }),
-		func(t *Tenant) string { return strconv.Itoa(t.Sessions) }},
+	by("quota", true, amount, func(t *Tenant) *Amount { return &t.Quota }),
+	by("uids", true, kind[[]uint32]{asIDs, numbers[uint32]}, func(t *Tenant) *[]uint32 { return &t.UIDs }),
+	by("private", true, ifOn, func(t *Tenant) *bool { return &t.Private }),
+	by("sessions", true, whole, func(t *Tenant) *int { return &t.Sessions }),
 }}
 
 var expiries = tableOf[Expiry]{"expiry", func(c *Config) *[]Expiry { return &c.Expiries }, Expiry{}, []tableKey[Expiry]{
-	{Field{"model", false}, by(asText, func(e *Expiry) *string { return &e.Model }),
-		func(e *Expiry) string { return quote(e.Model) }},
-	{Field{"ttl", false}, by(asSpan, func(e *Expiry) *time.Duration { return &e.TTL }),
-		func(e *Expiry) string { return quote(e.TTL.String()) }},
+	by("model", false, text, func(e *Expiry) *string { return &e.Model }),
+	by("ttl", false, kind[time.Duration]{asSpan, func(d time.Duration) string { return quote(d.String()) }},
+		func(e *Expiry) *time.Duration { return &e.TTL }),
 }}
 
 var compressions = tableOf[Compression]{"compression", func(c *Config) *[]Compression { return &c.Compressions }, Compression{},
 	[]tableKey[Compression]{
-		{Field{"namespaces", false}, by(asTexts, func(m *Compression) *[]string { return &m.Namespaces }),
-			func(m *Compression) string { return quoteAll(m.Namespaces) }},
-		{Field{"mode", false}, by(asText, func(m *Compression) *string { return &m.Mode }),
-			func(m *Compression) string { return quote(m.Mode) }},
+		by("namespaces", false, texts, func(m *Compression) *[]string { return &m.Namespaces }),
+		by("mode", false, text, func(m *Compression) *string { return &m.Mode }),
 	}}
-
-// by sets the field of an element to a value that a function reads.
-func by[E, V any](read func(path string, value any) (V, error), field func(*E) *V) func(*E, string, any) error {
-	return func(e *E, path string, value any) (err error) {
-		*field(e), err = read(path, value)
-		return err
-	}
-}
 
 func (t tableOf[E]) name() string { return t.array }
 

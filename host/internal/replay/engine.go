@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -111,17 +112,13 @@ func (e *engine) play(ctx context.Context, number uint32, req *trace.Request) (R
 			break
 		}
 	}
-	rest := e.again
 	for i := hits; i < len(e.keys); i++ {
-		rest = append(rest, i)
+		e.again = append(e.again, i)
 	}
-	e.again = rest
-	for len(rest) > 0 {
-		n := min(len(rest), e.window)
-		if err := e.store(ctx, number, rest[:n]); err != nil {
+	for part := range slices.Chunk(e.again, e.window) {
+		if err := e.store(ctx, number, part); err != nil {
 			return Request{}, err
 		}
-		rest = rest[n:]
 	}
 	if len(e.keys) > 0 {
 		if err := e.each(ctx, func(ctx context.Context, x *rank) error {
@@ -258,11 +255,7 @@ func (e *engine) store(ctx context.Context, number uint32, which []int) error {
 	if err != nil {
 		return err
 	}
-	var longest time.Duration
-	for _, d := range elapsed {
-		longest = max(longest, d)
-	}
-	e.tally.stores.Record(uint64(longest))
+	e.tally.stores.Record(uint64(slices.Max(elapsed)))
 	e.tally.stored(results)
 	return nil
 }

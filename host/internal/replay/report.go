@@ -129,11 +129,11 @@ func (r *Report) addPolicies(before, after *proto.StatusResponse) {
 }
 
 // policySums adds up the instances of each module in each role.
-func policySums(s *proto.StatusResponse) map[string]*PolicyReport {
-	sums := map[string]*PolicyReport{}
+func policySums(s *proto.StatusResponse) map[[3]string]*PolicyReport {
+	sums := map[[3]string]*PolicyReport{}
 	for _, p := range s.GetPolicies() {
 		role := proto.Word(p.GetRole())
-		name := role + "\x00" + p.GetModule() + "\x00" + p.GetDigest()
+		name := [3]string{role, p.GetModule(), p.GetDigest()}
 		q := sums[name]
 		if q == nil {
 			q = &PolicyReport{Role: role, Module: p.GetModule(), Digest: p.GetDigest()}

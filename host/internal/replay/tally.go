@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/kvhost/kvhost/host/client"
@@ -50,7 +51,7 @@ func (t *tally) loaded(outcomes []loaded, hits, first int, again []int) []int {
 	for r := range outcomes {
 		t.bytesLoaded += outcomes[r].result.Bytes
 		for _, f := range outcomes[r].result.Failed {
-			t.firstFailure = firstOf(t.firstFailure, f.Err)
+			t.firstFailure = cmp.Or(t.firstFailure, f.Err)
 		}
 		for _, failed := range outcomes[r].failed {
 			if failed {
@@ -69,7 +70,7 @@ func (t *tally) stored(results []client.StoreResult) {
 			c := r.Chunks[i]
 			seen[c.Result] = true
 			if c.Result == client.Failed {
-				t.firstFailure = firstOf(t.firstFailure, c.Err)
+				t.firstFailure = cmp.Or(t.firstFailure, c.Err)
 			}
 		}
 		switch {
@@ -90,13 +91,6 @@ func (t *tally) stored(results []client.StoreResult) {
 	}
 }
 
-func firstOf(a, b error) error {
-	if a != nil {
-		return a
-	}
-	return b
-}
-
 func (t *tally) merge(o *tally) {
 	for _, f := range []struct{ into, from *int64 }{
 		{&t.requests, &o.requests}, {&t.accesses, &o.accesses}, {&t.hits, &o.hits},
@@ -109,6 +103,6 @@ func (t *tally) merge(o *tally) {
 	t.lookups.Merge(o.lookups)
 	t.loads.Merge(o.loads)
 	t.stores.Merge(o.stores)
-	t.firstFailure = firstOf(t.firstFailure, o.firstFailure)
-	t.firstMismatch = firstOf(t.firstMismatch, o.firstMismatch)
+	t.firstFailure = cmp.Or(t.firstFailure, o.firstFailure)
+	t.firstMismatch = cmp.Or(t.firstMismatch, o.firstMismatch)
 }
