@@ -79,7 +79,7 @@ func (x *session) answer(answer *lookupAnswer, g *kv.Group, l *sharedLease) erro
 	}
 	answer.Fill(lookupHits{
 		Lease: l.pins, Keys: l.keys - l.first, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
-	}, &x.engine.queues)
+	}, x.engine)
 	err := x.server.hold(l)
 	if err == nil {
 		reply.Lease, err = x.engine.grant(l)
