@@ -80,11 +80,9 @@ func (x *session) answer(answer *lookupAnswer, g *kv.Group, l *sharedLease) erro
 	answer.Fill(lookupHits{
 		Lease: l.pins, Keys: l.keys - l.first, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
 	}, x.engine)
-	err := x.server.hold(l)
-	if err == nil {
-		reply.Lease, err = x.engine.grant(l)
-	}
-	if err != nil {
+	x.server.hold(l)
+	var err error
+	if reply.Lease, err = x.engine.grant(l); err != nil {
 		l.pins.Release()
 		x.share.Give(budget.Entries, l.bytes)
 	}
