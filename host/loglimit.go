@@ -29,7 +29,7 @@ func limitLog(next slog.Handler, except ...string) slog.Handler {
 }
 
 type logLimit struct {
-	next slog.Handler
+	slog.Handler
 	*logLimits
 }
 
@@ -52,10 +52,6 @@ type logBucket struct {
 	suppressed int
 }
 
-func (h *logLimit) Enabled(ctx context.Context, level slog.Level) bool {
-	return h.next.Enabled(ctx, level)
-}
-
 func (h *logLimit) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level >= slog.LevelInfo && !slices.Contains(h.except, r.Message) {
 		suppressed, ok := h.take(logMessage{r.Message, r.Level}, r.Time)
@@ -67,7 +63,7 @@ func (h *logLimit) Handle(ctx context.Context, r slog.Record) error {
 			r.AddAttrs(slog.Int(suppressedLines, suppressed))
 		}
 	}
-	return h.next.Handle(ctx, r)
+	return h.Handler.Handle(ctx, r)
 }
 
 // take asks for a line. suppressed is how many were refused before it.
@@ -96,9 +92,9 @@ func (l *logLimits) take(m logMessage, now time.Time) (suppressed int, ok bool) 
 }
 
 func (h *logLimit) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &logLimit{h.next.WithAttrs(attrs), h.logLimits}
+	return &logLimit{h.Handler.WithAttrs(attrs), h.logLimits}
 }
 
 func (h *logLimit) WithGroup(name string) slog.Handler {
-	return &logLimit{h.next.WithGroup(name), h.logLimits}
+	return &logLimit{h.Handler.WithGroup(name), h.logLimits}
 }

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"strconv"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/kv"
@@ -21,21 +20,11 @@ const (
 	Unavailable DiscardResult = 5
 )
 
-func (r DiscardResult) String() string {
-	switch r {
-	case Removed:
-		return "removed"
-	case Absent:
-		return "absent"
-	case InUse:
-		return "in use"
-	case OtherTenant:
-		return "of another tenant"
-	case Unavailable:
-		return "unavailable"
-	}
-	return "result " + strconv.Itoa(int(r))
+var discardNames = [...]string{
+	Removed: "removed", Absent: "absent", InUse: "in use", OtherTenant: "of another tenant", Unavailable: "unavailable",
 }
+
+func (r DiscardResult) String() string { return nameOf(discardNames[:], int(r)) }
 
 // Discard removes entries that are needed no more, with the pieces of every rank, and returns one result for each
 // key. Entries in use and those that another tenant stored stay.

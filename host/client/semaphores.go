@@ -14,10 +14,6 @@ import (
 // They order jobs without a message in between. See [Timeline].
 type Semaphores struct {
 	values []uint64 // nil in memory of a GPU
-
-	// In a GPU's memory, set by Access.
-	load  func(i int) uint64
-	store func(i int, v uint64)
 }
 
 // ShareSemaphores shares semaphores in an arena, at an offset that is a multiple of 8. A session can share
@@ -38,8 +34,8 @@ func (s *Session) ShareSemaphores(ctx context.Context, a *Arena, offset int64, c
 }
 
 // ShareDeviceSemaphores shares semaphores in memory of the session's GPU: the result of cuIpcGetMemHandle, and an offset in
-// its allocation. Timelines name them, but this package cannot reach them without [Semaphores.Access]: the caller then
-// must write the semaphores of a refused job, and after the host's death (see Session.Ended) those of all jobs.
+// its allocation. Timelines name them, but this package cannot reach them: the caller must write the semaphores of a refused job,
+// and after the host's death (see Session.Ended) those of all jobs.
 func (s *Session) ShareDeviceSemaphores(ctx context.Context, handle []byte, offset int64, count int) (*Semaphores, error) {
 	m := &proto.Semaphores{Handle: &proto.Semaphores_CudaIpc{CudaIpc: handle}, Offset: uint64(offset), Count: uint32(count)}
 	if _, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Semaphores{Semaphores: m}}); err != nil {
@@ -48,34 +44,13 @@ func (s *Session) ShareDeviceSemaphores(ctx context.Context, handle []byte, offs
 	return &Semaphores{}, nil
 }
 
-// Access sets the functions that read and write semaphores in a GPU's memory. With them this package advances the
-// semaphores of a refused job, or after the host's death, as it does in host memory. Call it before a job names the
-// semaphores. The functions run on the session's receiving goroutine and must not wait for an answer of the host.
-func (w *Semaphores) Access(load func(i int) uint64, store func(i int, v uint64)) {
-	w.load, w.store = load, store
-}
+// Load reads a semaphore in an arena.
+func (w *Semaphores) Load(i int) uint64 { return atomic.LoadUint64(&w.values[i]) }
 
-// closed reports whether this process cannot reach the semaphores.
-func (w *Semaphores) closed() bool { return w.values == nil && w.store == nil }
+// Store writes a semaphore in an arena.
+func (w *Semaphores) Store(i int, v uint64) { atomic.StoreUint64(&w.values[i], v) }
 
-// Load reads a semaphore.
-func (w *Semaphores) Load(i int) uint64 {
-	if w.load != nil {
-		return w.load(i)
-	}
-	return atomic.LoadUint64(&w.values[i])
-}
-
-// Store writes a semaphore.
-func (w *Semaphores) Store(i int, v uint64) {
-	if w.store != nil {
-		w.store(i, v)
-		return
-	}
-	atomic.StoreUint64(&w.values[i], v)
-}
-
-// Wait returns when a semaphore has reached a value. A job's semaphores do, even when the job fails or the host
+// Wait returns when a semaphore in an arena has reached a value. A job's semaphores do, even when the job fails or the host
 // dies.
 func (w *Semaphores) Wait(ctx context.Context, i int, v uint64) error {
 	pause := time.NewTimer(0)
@@ -149,7 +124,7 @@ func (t *Timeline) check() error {
 
 // abandon writes the values that the host no longer will, so that waiters wake up and see that the job failed.
 func (t *Timeline) abandon() {
-	if t == nil || t.Semaphores.closed() || t.Semaphores.Load(t.Done) >= t.DoneValue {
+	if t == nil || t.Semaphores.values == nil || t.Semaphores.Load(t.Done) >= t.DoneValue {
 		return
 	}
 	if t.Status >= 0 {

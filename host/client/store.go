@@ -29,20 +29,16 @@ const (
 	Failed   Result = 5 // see Err
 )
 
-func (r Result) String() string {
-	switch r {
-	case Stored:
-		return "stored"
-	case Resident:
-		return "resident"
-	case Refused:
-		return "refused"
-	case Shed:
-		return "shed"
-	case Failed:
-		return "failed"
+var resultNames = [...]string{Stored: "stored", Resident: "resident", Refused: "refused", Shed: "shed", Failed: "failed"}
+
+func (r Result) String() string { return nameOf(resultNames[:], int(r)) }
+
+// nameOf is a result's name, or its number where this client knows none.
+func nameOf(names []string, result int) string {
+	if result < len(names) && names[result] != "" {
+		return names[result]
 	}
-	return "result " + strconv.Itoa(int(r))
+	return "result " + strconv.Itoa(result)
 }
 
 // ChunkResult is one chunk's result.

@@ -164,8 +164,8 @@ func (h *Holder) Take(part int, n int64) error {
 	return nil
 }
 
-// Exceed takes n for a part, whatever the holder's share is. Until it has given as much back, Take gives it no more.
-func (h *Holder) Exceed(part int, n int64) {
+// Count takes n for a part, whatever the holder's share is.
+func (h *Holder) Count(part int, n int64) {
 	h.budget.mu.Lock()
 	defer h.budget.mu.Unlock()
 	h.add(part, n)

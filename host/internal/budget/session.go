@@ -146,15 +146,9 @@ func (h *Session) Sent(bytes int64) { h.held[inMemory].Give(partMessages, bytes)
 // Unanswered gives back the memory of a message that gets no answer.
 func (h *Session) Unanswered(id uint64) { h.Sent(h.Answered(id)) }
 
-// Leased takes the bytes of the entries that a lease holds in roots. Where they are scarce, a session gets no more than its
-// share.
-func (h *Session) Leased(bytes int64, scarce bool) error {
-	if scarce {
-		return h.Take(Entries, bytes)
-	}
-	h.held[inLeased].Exceed(0, bytes)
-	return nil
-}
+// Leased counts the bytes of entries that a lease holds: what of them ends when a root has little left is not the session's
+// share alone.
+func (h *Session) Leased(bytes int64) { h.held[inLeased].Count(0, bytes) }
 
 // Keep says whether the session may keep one more file of a piece open between the steps of a load.
 func (h *Session) Keep() bool { return h.Take(Pieces, 1) == nil }

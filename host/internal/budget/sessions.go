@@ -36,6 +36,17 @@ func (b *Sessions) Refused(log *slog.Logger, err error) {
 	}
 }
 
+// Ended counts, and logs as Refused does, that a lease ended because its tenant holds most of a root.
+func (b *Sessions) Ended(log *slog.Logger, tenant uint32) {
+	b.Leased.mu.Lock()
+	b.Leased.refused++
+	b.Leased.mu.Unlock()
+	if b.says() {
+		log.Warn("leases end early: there are leases on most of a root, and their tenant has most of these", "tenant", tenant,
+			"most", b.Leased.Figures(3).Most)
+	}
+}
+
 // Closed logs that a connection was closed because of what arrived on it, as Refused does.
 func (b *Sessions) Closed(log *slog.Logger, err error) {
 	if b.says() {
@@ -157,11 +168,10 @@ func OfRoom(capacity int64, sessions int) *Budget {
 	})
 }
 
-// OfLeased divides the bytes that leases hold in the roots, an entry as often as leases hold it.
+// OfLeased counts the bytes that leases hold in the roots, an entry as often as leases hold it.
 func OfLeased(capacity int64, sessions int) *Budget {
 	return some(Config{
 		Of: "leased bytes", Limit: capacity, Holders: sessions, Parts: []string{"entries"}, First: true,
-		Advice: "load what was looked up, or release it",
 	})
 }
 

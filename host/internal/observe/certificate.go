@@ -8,9 +8,6 @@ import (
 	"time"
 )
 
-// checkEvery is how often the certificate's files are looked at for a renewal.
-const checkEvery = 10 * time.Second
-
 // certificate is a certificate on disk, read again when it was renewed.
 type certificate struct {
 	certFile, keyFile string
@@ -18,7 +15,6 @@ type certificate struct {
 	mu      sync.Mutex
 	loaded  *tls.Certificate
 	changed [2]time.Time // the files' times of the loaded one
-	checked time.Time
 }
 
 func loadCertificate(certFile, keyFile string) (*certificate, error) {
@@ -48,11 +44,8 @@ func (c *certificate) load(changed [2]time.Time) error {
 func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if now := time.Now(); now.Sub(c.checked) >= checkEvery {
-		c.checked = now
-		if t := c.times(); t != c.changed {
-			_ = c.load(t)
-		}
+	if t := c.times(); t != c.changed {
+		_ = c.load(t)
 	}
 	return c.loaded, nil
 }

@@ -83,7 +83,7 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 	for range connections {
 		w := r.wire()
 		list = append(list, w)
-		for i := range uint32(16) {
+		for i := range uint32(8) {
 			method := []string{proto.EngineService_Session_FullMethodName, proto.StatusService_Status_FullMethodName}[i%2]
 			if !w.call(2*i+1, method) || !w.begin(2*i+1, message, bytes, 16<<10) {
 				break

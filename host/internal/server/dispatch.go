@@ -116,8 +116,10 @@ func (x *session) handleGreeted(j *job, m *proto.SessionRequest) error {
 	switch b := m.Body.(type) {
 	case *proto.SessionRequest_Register:
 		err := x.memory.register(x.ns, b.Register)
-		if err == nil {
-			x.engine.queues.Set(x.rank-x.engine.facts.firstRank, x.queue)
+		if err == nil { // a lookup by another rank can tell how long its load takes
+			x.engine.mu.Lock()
+			x.engine.queues[x.rank-x.engine.facts.firstRank] = x.queue
+			x.engine.mu.Unlock()
 		}
 		return x.doneUnless(m.Id, err)
 	case *proto.SessionRequest_Semaphores:

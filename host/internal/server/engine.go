@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -27,7 +28,7 @@ type servingEngine struct {
 	early     []uint64    // leases that ended for younger ones, the latest
 	lastLease uint64
 	requests  map[uint32]*request
-	queues    rankQueues
+	queues    [kv.MaxRanks]*transfer.Queue // by local rank: where its registered memory is
 }
 
 // engineKey names an engine. Tenants do not share names: none can take another's, or learn whether it is taken.

@@ -30,8 +30,8 @@ var (
 	errLeaseUnknown = errors.New("server: lease was never given")
 	errLeaseOver    = errors.New("server: lease is over: released, used or expired")
 	// errLeaseEarly says that the host ended a lease.
-	errLeaseEarly = fmt.Errorf("%w; this one ended for younger leases: together they held more than its tenant's share of a root: "+
-		"load sooner what was looked up, or release it", errLeaseOver)
+	errLeaseEarly = fmt.Errorf("%w; this one ended early: its tenant's leases held most of a root: load sooner what was "+
+		"looked up, or release it", errLeaseOver)
 )
 
 // errWaited says that a job waited for a semaphore of its client for too long.

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -11,19 +10,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 )
-
-// rankQueues are where the ranks of an engine load to. It is safe for concurrent use.
-type rankQueues struct {
-	mu   sync.Mutex
-	list [kv.MaxRanks]*transfer.Queue // by local rank: where its registered memory is
-}
-
-// Set records the queue of a local rank's memory, so that a lookup by another rank can tell how long its load takes.
-func (q *rankQueues) Set(rank uint32, of *transfer.Queue) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.list[rank] = of
-}
 
 // lookupHits are what a LOOKUP has found.
 type lookupHits struct {
@@ -55,10 +41,10 @@ func newLookupAnswer(id uint64) *lookupAnswer {
 }
 
 // Fill fills in where the hits are, and how long loads of them take: 0 where that was not measured yet.
-func (a *lookupAnswer) Fill(h lookupHits, q *rankQueues) {
-	q.mu.Lock()
-	queues := q.list
-	q.mu.Unlock()
+func (a *lookupAnswer) Fill(h lookupHits, e *servingEngine) {
+	e.mu.Lock()
+	queues := e.queues
+	e.mu.Unlock()
 	a.Reply.Bytes = uint64(h.Lease.Hits()) * uint64(h.Bytes)
 	var parts []transfer.LoadPart
 	took := h.longest(&queues, func(q *transfer.Queue, longest time.Duration) time.Duration {

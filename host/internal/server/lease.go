@@ -2,7 +2,9 @@ package server
 
 import (
 	"cmp"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/budget"
@@ -41,30 +43,65 @@ func (l *sharedLease) release() {
 // grants are the memory that the lease takes.
 func (l *sharedLease) grants() int64 { return int64(l.keys-l.first) + budget.PerLease }
 
-// hold takes a lease's entries from its session's share. Where they are scarce and the share is used up, as many bytes of older
-// leases of the tenant end: else leases that are not loaded could keep a root from storing anything.
-func (s *Server) hold(l *sharedLease) error {
+// hold counts a lease's entries. Where they are scarce, as many bytes of leases end of the tenant that holds most, the oldest
+// first: else leases that are not loaded could keep a root from storing anything.
+func (s *Server) hold(l *sharedLease) {
 	bytes, scarce := l.pins.Holds()
-	err := l.owner.share.Leased(bytes, scarce)
-	if err != nil {
-		s.budgets.Refused(l.owner.log, err)
+	l.owner.share.Leased(bytes)
+	l.bytes, l.order = bytes, s.leases.Add(1)
+	if !scarce {
+		return
 	}
-	for ended := int64(0); err != nil && ended < bytes; {
-		e, oldest := s.oldestLease(l.owner.tenant)
+	tenant := s.greediest()
+	for ended := int64(0); ended < bytes; {
+		e, oldest := s.oldestLease(tenant)
 		if oldest == nil {
-			return err
+			return
 		}
+		s.budgets.Ended(s.cfg.Log, tenant)
 		e.mu.Lock()
 		e.early = append(e.early[max(0, len(e.early)-mostEarly):], oldest.id)
 		e.mu.Unlock()
 		e.endLease(oldest)
 		ended += oldest.bytes
 	}
-	if err != nil {
-		_ = l.owner.share.Leased(bytes, false) // what ended is free
+}
+
+// greed is which tenant's leases hold most.
+type greed struct {
+	mu     sync.Mutex
+	tenant uint32
+	at     time.Time
+}
+
+// greediest is the tenant of which leases hold most bytes. An entry counts once, however many of its leases hold it: those who
+// share a prefix are not greedy. All leases are looked at, so it is done once a second.
+func (s *Server) greediest() uint32 {
+	s.greed.mu.Lock()
+	defer s.greed.mu.Unlock()
+	if !s.greed.at.IsZero() && time.Since(s.greed.at) < time.Second {
+		return s.greed.tenant
 	}
-	l.bytes, l.order = bytes, s.leases.Add(1)
-	return nil
+	s.mu.Lock()
+	engines := slices.Collect(maps.Values(s.engines))
+	s.mu.Unlock()
+	held, seen, most := map[uint32]int64{}, map[uint32]*store.Seen{}, int64(-1)
+	for _, e := range engines {
+		tenant := e.key.tenant
+		if seen[tenant] == nil {
+			seen[tenant] = &store.Seen{}
+		}
+		e.mu.Lock()
+		for _, l := range e.leases {
+			held[tenant] += l.pins.Unseen(seen[tenant])
+		}
+		e.mu.Unlock()
+		if held[tenant] > most {
+			most, s.greed.tenant = held[tenant], tenant
+		}
+	}
+	s.greed.at = time.Now()
+	return s.greed.tenant
 }
 
 // mostEarly is how many leases an engine remembers that ended before their time.

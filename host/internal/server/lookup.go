@@ -79,12 +79,10 @@ func (x *session) answer(answer *lookupAnswer, g *kv.Group, l *sharedLease) erro
 	}
 	answer.Fill(lookupHits{
 		Lease: l.pins, Keys: l.keys - l.first, Readers: l.readers, Bytes: g.Geometry.PageBytes(), Own: x.queue,
-	}, &x.engine.queues)
-	err := x.server.hold(l)
-	if err == nil {
-		reply.Lease, err = x.engine.grant(l)
-	}
-	if err != nil {
+	}, x.engine)
+	x.server.hold(l)
+	var err error
+	if reply.Lease, err = x.engine.grant(l); err != nil {
 		l.pins.Release()
 		x.share.Give(budget.Entries, l.bytes)
 	}

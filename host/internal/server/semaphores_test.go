@@ -204,33 +204,6 @@ func gpuSemaphores(t *testing.T) (*client.Session, *client.Semaphores, *gds.Sema
 	return s, w, mine, d
 }
 
-// Semaphores in a GPU's memory are advanced for a job that is refused, once the client has said how it reaches them.
-func TestSemaphoresOnAGPUOfARefusedJob(t *testing.T) {
-	s, w, mine, _ := gpuSemaphores(t)
-	w.Access(func(i int) uint64 {
-		v, err := mine.Load(i)
-		if err != nil {
-			t.Error(err)
-		}
-		return v
-	}, func(i int, v uint64) {
-		if err := mine.Store(i, v); err != nil {
-			t.Error(err)
-		}
-	})
-	wrong := chunkOf(0, 0)
-	wrong.Blocks = []uint32{0, 1 << 20} // there is no such block
-	job, err := s.Store(t.Context(), 0, 0, []client.StoreChunk{wrong},
-		client.WithTimeline(&client.Timeline{Semaphores: w, Done: 1, DoneValue: 2, Status: 3}))
-	testenv.OK(t, err)
-	if _, err := job.Published(t.Context()); !errors.Is(err, client.ErrInvalid) {
-		t.Errorf("store of a block that is not there: got %v", err)
-	}
-	if done, status := w.Load(1), w.Load(3); done != 2 || status != client.StatusFailed {
-		t.Errorf("done semaphore %d, status %d", done, status)
-	}
-}
-
 // Semaphores may be a GPU's memory: they are read and written there, for jobs over its pages.
 func TestSemaphoresOnAGPU(t *testing.T) {
 	s, w, mine, d := gpuSemaphores(t)

@@ -36,6 +36,7 @@ type Server struct {
 	request atomic.Uint32
 	number  atomic.Uint64
 	leases  atomic.Uint64
+	greed   greed
 	work    sync.WaitGroup // readers, writers, jobs
 
 	latencies Latencies

@@ -10,7 +10,6 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -216,48 +215,12 @@ func TestLeaseIsReleasedAndUsedUp(t *testing.T) {
 	}
 }
 
-// One client that awaits its stores sees the policy's order: the oldest goes when there is no room, unless it is
-// leased.
+// A message that stores more than fits has its last chunks shed, in order: what is on its way is no victim, nor what is leased.
 func TestReservationOrder(t *testing.T) {
-	var piece int64
-	{
-		r := newRig(t, nil)
-		r.dial(nil).save(0, 1)
-		piece = r.store.Stats().Roots[0].Used
-	}
-	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = 3*piece + piece/2 })
+	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = 4*pieceBytes + pieceBytes/2 })
 	p := r.dial(nil)
-	one := func(n int) client.Result {
-		t.Helper()
-		p.fill(n, n)
-		res, err := p.store([]client.StoreChunk{{Key: key(n), Blocks: blocks(n)}})
-		testenv.OK(t, err)
-		return res.Chunks[0].Result
-	}
-	has := func(n int) bool {
-		t.Helper()
-		l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{key(n)}})
-		testenv.OK(t, err)
-		defer l.Release(t.Context())
-		return l.Hits() == 1
-	}
-	for n := range 4 {
-		if got := one(n); got != client.Stored {
-			t.Fatalf("chunk %d: %v", n, got)
-		}
-	}
-	if has(0) || !has(1) || !has(2) || !has(3) { // and touches 1, 2, 3
-		t.Fatal("not the oldest went")
-	}
-	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{key(1)}})
-	testenv.OK(t, err)
-	has(2)
-	has(3)
-	if got := one(4); got != client.Stored || !has(1) || has(2) {
-		t.Fatalf("chunk 4: %v; a leased entry went", got)
-	}
-	l.Release(t.Context())
-	// More than fits in one message: the last ones are shed, in order, for what is on its way is no victim.
+	p.save(0, 4)
+	l := p.look(1)
 	var list []client.StoreChunk
 	for n := 10; n < 15; n++ {
 		list = append(list, client.StoreChunk{Key: key(n), Blocks: blocks(n)})
@@ -270,7 +233,10 @@ func TestReservationOrder(t *testing.T) {
 	}
 	want := []client.Result{client.Stored, client.Stored, client.Stored, client.Shed, client.Shed}
 	if !slices.Equal(got, want) {
-		t.Fatalf("blocks that failed: got %v, want %v", got, want)
+		t.Errorf("stores: got %v, want %v", got, want)
+	}
+	if res := p.loaded(p.loads(l, 1)); len(res.Failed) > 0 || !p.holds(0, 0) {
+		t.Errorf("the leased chunk: got %+v, want its bytes", res)
 	}
 }
 

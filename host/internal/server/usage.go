@@ -63,8 +63,6 @@ func (t *UsageTable) List() []*Usage {
 	for _, u := range t.pairs {
 		list = append(list, u)
 	}
-	slices.SortFunc(list, func(a, b *Usage) int {
-		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Tenant, b.Tenant))
-	})
+	slices.SortFunc(list, func(a, b *Usage) int { return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Tenant, b.Tenant)) })
 	return list
 }

@@ -39,9 +39,34 @@ func (l *Lease) Root(i int) string {
 	return l.store.roots[l.granted(i).Root].Path
 }
 
-// Holds is the size of the entries that were found. It is scarce if entries with pins had more than half of one of their roots:
-// what is stored there has to find room in the rest.
+// Holds is the size of the entries that were found. It is scarce if entries with pins had more than three quarters of one of their
+// roots: what is stored there has to find room in the rest.
 func (l *Lease) Holds() (bytes int64, scarce bool) { return l.bytes, l.scarce }
+
+// Seen is a set of entries.
+type Seen struct{ roots [][]uint64 } // a bit for each slot
+
+// Unseen enters the lease's entries, and returns the size of those that were not in the set, if all are of one size.
+func (l *Lease) Unseen(s *Seen) int64 {
+	n := 0
+	for _, g := range l.grants {
+		if g.Slot == index.None {
+			continue
+		}
+		for len(s.roots) <= int(g.Root) {
+			s.roots = append(s.roots, nil)
+		}
+		bits, word := &s.roots[g.Root], int(g.Slot/64)
+		if word >= len(*bits) {
+			*bits = append(*bits, make([]uint64, word+1-len(*bits))...)
+		}
+		if mask := uint64(1) << (g.Slot % 64); (*bits)[word]&mask == 0 {
+			(*bits)[word] |= mask
+			n++
+		}
+	}
+	return int64(n) * l.bytes / int64(max(1, l.hits))
+}
 
 // LevelHits is how many keys were found in a level.
 type LevelHits struct{ Level, Hits int }

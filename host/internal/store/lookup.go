@@ -161,7 +161,7 @@ func (w *walk) second() int64 {
 func (w *walk) leave() {
 	if w.locked {
 		r := w.store.roots[w.at]
-		w.scarce = w.scarce || 2*r.Index.Held() > r.Index.Len() && r.leased() > 0.5
+		w.scarce = w.scarce || 2*r.Index.Held() > r.Index.Len() && r.leased() > 0.75
 		r.Unlock()
 		w.locked = false
 	}

@@ -124,7 +124,7 @@ func (a Arriving) Options() []grpc.ServerOption {
 
 const (
 	maxHeader   = 64 << 10
-	connStreams = 16               // most calls at a time on one connection
+	connStreams = 8                // most calls at a time on one connection: each may have an answer that is not read
 	silence     = 30 * time.Second // without a call, or before the first one
 )
 
