@@ -46,7 +46,8 @@ type root struct {
 	unavailable atomic.Bool   // it could not be opened: see openLate
 	scanned     chan struct{} // closed when it is known what is there
 
-	suspects marks // entries with files that gave no answer
+	suspects marks        // entries with files that gave no answer
+	twice    atomic.Int64 // bytes that may be both a reservation's and an orphan's, while puts end
 }
 
 // meter measures the root's files, and whether compression saves time there: gain is nil where that is not asked.

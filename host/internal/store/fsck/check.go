@@ -76,7 +76,7 @@ func Files(ctx context.Context, dir string, fsys staging.FS) (int64, error) {
 	var mu sync.Mutex
 	var n int64
 	count := func(string, fs.DirEntry) { mu.Lock(); n++; mu.Unlock() }
-	err := staging.Walk(ctx, fsys, dir, runtime.GOMAXPROCS(0), count, func(string, error) {})
+	err := staging.Walk(ctx, fsys, dir, pieceformat.MetaDir, runtime.GOMAXPROCS(0), count, func(string, error) {})
 	return n, err
 }
 
@@ -147,7 +147,7 @@ func (c *check) run(ctx context.Context) error {
 		}
 		c.progress(0)
 	}
-	err := staging.Walk(ctx, c.o.FS, c.dir, c.o.Workers, visit, func(rel string, err error) {
+	err := staging.Walk(ctx, c.o.FS, c.dir, pieceformat.MetaDir, c.o.Workers, visit, func(rel string, err error) {
 		c.found(Problem{Path: rel, Kind: Unreadable, What: err.Error()})
 	})
 	close(files)
