@@ -113,7 +113,7 @@ func (s *Store) eachRoot(ctx context.Context, part func(*root) error) error {
 // openWithout leaves a root out because of an error, or returns the error when that must not be.
 func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 	r.reset()
-	if ctx.Err() != nil || errors.Is(err, ErrRootBusy) || errors.Is(err, shared.ErrLinks) {
+	if ctx.Err() != nil || errors.Is(err, ErrRootBusy) || errors.Is(err, ErrConfig) || errors.Is(err, shared.ErrLinks) {
 		return err
 	}
 	r.unavailable.Store(true)

@@ -108,6 +108,9 @@ func (r *root) take(ctx context.Context) (err error) {
 	if err := health.MakeRoot(r.FS, r.Path, r.cfg.RequireMount); err != nil {
 		return fmt.Errorf("store: root %s: %w", r.Path, err)
 	}
+	if err := r.apart(); err != nil {
+		return fmt.Errorf("store: root %s: %w", r.Path, err)
+	}
 	// What the root holds is only as durable as its own name.
 	if err := r.FS.SyncDir(filepath.Dir(r.Path)); err != nil && !errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("store: root %s: %w: %w", r.Path, ErrSync, err)
