@@ -183,6 +183,8 @@ var (
 	ErrLocked = errors.New("staging: locked by another")
 	// ErrOutside means that a name is not below the directories that an FS is of.
 	ErrOutside = errors.New("staging: outside the directory")
+	// ErrForeign means that a directory belongs to another walk than the one that came to it.
+	ErrForeign = errors.New("staging: the directory belongs to another")
 	// ErrNotRegular means that what has the name of a file is none.
 	ErrNotRegular = errors.New("staging: not a regular file")
 	// ErrLinked means that a file that was to be written has several names.

@@ -15,18 +15,16 @@ type Pinner interface {
 
 // Slots is a fixed pool of equal pieces of memory, mapped outside the Go heap, aligned to [Align] and in huge pages if
 // possible. Free slots are reused last in, first out, so that a pool larger than its use touches little memory. Waiters
-// are served in order of arrival.
+// are served in order of arrival, as the runtime serves those that receive from a channel.
 type Slots struct {
 	memory *Mapping
 	mem    []byte // of the slots
-	bytes  int
 	slots  []Slot
-	queued sync.Pool // of *waiter, here since a test's bubble shares no channels with others
+	turns  chan struct{} // one for each free slot
+	over   chan struct{} // closed by Close
 
 	mu      sync.Mutex
 	free    []*Slot
-	first   *waiter // queue
-	last    *waiter
 	closed  bool
 	pinners []Pinner
 }
@@ -36,11 +34,6 @@ type Slot struct {
 	pool *Slots
 	mem  []byte
 	out  bool // under pool.mu
-}
-
-type waiter struct {
-	next, prev *waiter
-	got        chan *Slot // nil when the pool closes
 }
 
 // NewSlots maps count slots of the given bytes each, rounded up to [Align]. Their pages are allocated when they are
@@ -58,11 +51,14 @@ func NewSlots(count, bytes int) (*Slots, error) {
 	if err != nil {
 		return nil, fmt.Errorf("staging: %d slots of %d bytes: %w", count, bytes, err)
 	}
-	s := &Slots{memory: memory, mem: memory.Bytes(), bytes: bytes, slots: make([]Slot, count), free: make([]*Slot, count)}
-	s.queued.New = func() any { return &waiter{got: make(chan *Slot, 1)} }
+	s := &Slots{
+		memory: memory, mem: memory.Bytes(), slots: make([]Slot, count), free: make([]*Slot, count),
+		turns: make(chan struct{}, count), over: make(chan struct{}),
+	}
 	for i := range s.slots {
 		s.slots[i] = Slot{pool: s, mem: s.mem[i*bytes : (i+1)*bytes : (i+1)*bytes]}
 		s.free[count-1-i] = &s.slots[i]
+		s.turns <- struct{}{}
 	}
 	return s, nil
 }
@@ -97,9 +93,6 @@ func (s *Slots) Near(nodes ...int) error {
 // Capacity is the number of slots.
 func (s *Slots) Capacity() int { return len(s.slots) }
 
-// slotBytes is the size of a slot.
-func (s *Slots) slotBytes() int { return s.bytes }
-
 // InUse is the number of slots in use.
 func (s *Slots) InUse() int {
 	s.mu.Lock()
@@ -109,84 +102,42 @@ func (s *Slots) InUse() int {
 
 // TryAcquire takes a slot if one is free.
 func (s *Slots) TryAcquire() (*Slot, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.take()
+	select {
+	case <-s.turns:
+		slot, err := s.take()
+		return slot, err == nil
+	default:
+		return nil, false
+	}
 }
 
-func (s *Slots) take() (*Slot, bool) {
-	if s.closed || len(s.free) == 0 {
-		return nil, false
+// take takes a free slot, with a turn.
+func (s *Slots) take() (*Slot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
 	}
 	slot := s.free[len(s.free)-1]
 	s.free = s.free[:len(s.free)-1]
 	slot.out = true
-	return slot, true
+	return slot, nil
 }
 
 // Acquire takes a slot and waits for one if necessary, in order of arrival. It fails with the context's error or
 // [ErrClosed].
 func (s *Slots) Acquire(ctx context.Context) (*Slot, error) {
-	s.mu.Lock()
-	if slot, ok := s.take(); ok {
-		s.mu.Unlock()
+	if slot, ok := s.TryAcquire(); ok {
 		return slot, nil
 	}
-	if s.closed {
-		s.mu.Unlock()
-		return nil, ErrClosed
-	}
-	w := s.queued.Get().(*waiter)
-	s.enqueue(w)
-	s.mu.Unlock()
 	select {
-	case slot := <-w.got:
-		s.queued.Put(w)
-		if slot == nil {
-			return nil, ErrClosed
-		}
-		return slot, nil
+	case <-s.turns:
+		return s.take()
+	case <-s.over:
+		return nil, ErrClosed
 	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	s.mu.Lock()
-	queued := s.dequeue(w)
-	s.mu.Unlock()
-	if !queued { // it got a slot, or the pool was closed, at the same time
-		if slot := <-w.got; slot != nil {
-			slot.Release()
-		}
-	}
-	s.queued.Put(w)
-	return nil, ctx.Err()
-}
-
-func (s *Slots) enqueue(w *waiter) {
-	w.next, w.prev = nil, s.last
-	if s.last == nil {
-		s.first = w
-	} else {
-		s.last.next = w
-	}
-	s.last = w
-}
-
-// dequeue removes w from the queue and reports whether it was in it.
-func (s *Slots) dequeue(w *waiter) bool {
-	if w != s.first && w.prev == nil {
-		return false
-	}
-	if w.prev == nil {
-		s.first = w.next
-	} else {
-		w.prev.next = w.next
-	}
-	if w.next == nil {
-		s.last = w.prev
-	} else {
-		w.next.prev = w.prev
-	}
-	w.next, w.prev = nil, nil
-	return true
 }
 
 // Bytes is the slot's memory. It must not be touched after Release.
@@ -200,13 +151,9 @@ func (t *Slot) Release() {
 	if !t.out {
 		panic("staging: slot released twice")
 	}
-	if w := s.first; w != nil {
-		s.dequeue(w)
-		w.got <- t // has room for the one answer a waiter ever gets
-		return
-	}
 	t.out = false
 	s.free = append(s.free, t)
+	s.turns <- struct{}{} // it has room: there are never more than slots
 	if s.closed && len(s.free) == len(s.slots) {
 		_ = s.unmap() // Close returned already; there is no caller to report to
 	}
@@ -221,11 +168,7 @@ func (s *Slots) Close() error {
 		return ErrClosed
 	}
 	s.closed = true
-	for s.first != nil {
-		w := s.first
-		s.dequeue(w)
-		w.got <- nil
-	}
+	close(s.over)
 	if out := len(s.slots) - len(s.free); out > 0 {
 		return fmt.Errorf("%w: %d of %d", ErrSlotsOut, out, len(s.slots))
 	}

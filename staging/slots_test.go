@@ -19,15 +19,6 @@ func newSlots(t testing.TB, count, bytes int) *Slots {
 	return s
 }
 
-func (s *Slots) waiting() (n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for w := s.first; w != nil; w = w.next {
-		n++
-	}
-	return n
-}
-
 // until yields until a condition holds; what never does is found by the test's own time limit.
 func until(cond func() bool) {
 	for !cond() {
@@ -38,8 +29,8 @@ func until(cond func() bool) {
 func TestSlotsShape(t *testing.T) {
 	for _, c := range []struct{ count, bytes, want int }{{1, 1, 4096}, {3, 4096, 4096}, {2, 4097, 8192}, {4, 3 << 20, 3 << 20}} {
 		s := newSlots(t, c.count, c.bytes)
-		if s.Capacity() != c.count || s.slotBytes() != c.want || s.InUse() != 0 {
-			t.Fatalf("%+v: capacity %d, slot %d, in use %d", c, s.Capacity(), s.slotBytes(), s.InUse())
+		if s.Capacity() != c.count || s.InUse() != 0 {
+			t.Fatalf("%+v: capacity %d, in use %d, want none in use", c, s.Capacity(), s.InUse())
 		}
 		if total := c.count * c.want; total >= hugePage && address(s.mem)%hugePage != 0 {
 			t.Errorf("%+v: starts at %#x, not on a huge page", c, address(s.mem))
@@ -85,90 +76,60 @@ func TestSlotsLastInFirstOut(t *testing.T) {
 }
 
 func TestSlotsServeInOrder(t *testing.T) {
-	s := newSlots(t, 1, 4096)
-	held, _ := s.TryAcquire()
-	const n = 8
-	order := make(chan int, n)
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() {
-			m, err := s.Acquire(t.Context())
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			order <- i
-			m.Release()
-		})
-		until(func() bool { return s.waiting() == i+1 })
-	}
-	held.Release()
-	wg.Wait()
-	close(order)
-	var got []int
-	for i := range order {
-		got = append(got, i)
-	}
-	if !slices.IsSorted(got) || len(got) != n {
-		t.Fatalf("served in order %v", got)
-	}
-	if s.InUse() != 0 {
-		t.Fatalf("%d in use", s.InUse())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSlots(t, 1, 4096)
+		held, _ := s.TryAcquire()
+		const n = 8
+		var got []int
+		for i := range n {
+			go func() {
+				m, err := s.Acquire(t.Context())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got = append(got, i) // by whoever has the slot
+				m.Release()
+			}()
+			synctest.Wait()
+		}
+		held.Release()
+		synctest.Wait()
+		if !slices.IsSorted(got) || len(got) != n {
+			t.Errorf("served in order %v, want the order of arrival of %d", got, n)
+		}
+		if s.InUse() != 0 {
+			t.Errorf("%d slots in use, want 0", s.InUse())
+		}
+		must(t, s.Close())
+	})
 }
 
 func TestSlotsCancel(t *testing.T) {
-	s := newSlots(t, 1, 4096)
-	held, _ := s.TryAcquire()
-	ctx, cancel := context.WithCancel(t.Context())
-	errs := make(chan error, 3)
-	for range 3 {
-		go func() {
-			_, err := s.Acquire(ctx)
-			errs <- err
-		}()
-	}
-	until(func() bool { return s.waiting() == 3 })
-	cancel()
-	for range 3 {
-		if err := <-errs; !errors.Is(err, context.Canceled) {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		s := newSlots(t, 1, 4096)
+		held, _ := s.TryAcquire()
+		ctx, cancel := context.WithCancel(t.Context())
+		errs := make(chan error, 3)
+		for range 3 {
+			go func() {
+				_, err := s.Acquire(ctx)
+				errs <- err
+			}()
 		}
-	}
-	if s.waiting() != 0 {
-		t.Fatalf("%d still wait", s.waiting())
-	}
-	held.Release()
-	if s.InUse() != 0 {
-		t.Fatal("a slot went to who had left")
-	}
-}
-
-// TestSlotsInABubble: what one pool keeps for those that wait is not another one's. The runtime ends a program that uses
-// a bubble's channel outside of it.
-func TestSlotsInABubble(t *testing.T) {
-	wait := func(t *testing.T) {
-		s := newSlots(t, 1, Align)
-		slot, _ := s.TryAcquire()
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			if slot, err := s.Acquire(t.Context()); err != nil {
-				t.Error(err)
-			} else {
-				slot.Release()
+		synctest.Wait()
+		cancel()
+		for range 3 {
+			if err := <-errs; !errors.Is(err, context.Canceled) {
+				t.Fatalf("waiting for a slot: error %v, want %v", err, context.Canceled)
 			}
-		})
-		until(func() bool { return s.waiting() == 1 })
-		slot.Release()
-		wg.Wait()
-		if err := s.Close(); err != nil {
-			t.Error(err)
 		}
-	}
-	for range 20 {
-		synctest.Test(t, wait)
-		wait(t)
-	}
+		held.Release()
+		if s.InUse() != 0 {
+			t.Fatal("a slot went to who had left")
+		}
+		must(t, s.Close())
+	})
 }
 
 func TestSlotsDoubleRelease(t *testing.T) {
@@ -190,34 +151,33 @@ func TestSlotsDoubleRelease(t *testing.T) {
 }
 
 func TestSlotsClose(t *testing.T) {
-	s := newSlots(t, 1, 4096)
-	m, _ := s.TryAcquire()
-	errs := make(chan error)
-	go func() {
-		_, err := s.Acquire(context.Background())
-		errs <- err
-	}()
-	until(func() bool { return s.waiting() == 1 })
-	if err := s.Close(); !errors.Is(err, ErrSlotsOut) {
-		t.Fatalf("with a slot out: %v", err)
-	}
-	if err := <-errs; !errors.Is(err, ErrClosed) {
-		t.Fatalf("who waited got %v", err)
-	}
-	m.Bytes()[0] = 1 // still mapped
-	if _, err := s.Acquire(t.Context()); !errors.Is(err, ErrClosed) {
-		t.Fatal(err)
-	}
-	m.Release()
-	if s.mem != nil {
-		t.Fatal("not unmapped with the last slot")
-	}
-	if err := s.Close(); !errors.Is(err, ErrClosed) {
-		t.Fatal(err)
-	}
-	if err := s.Register(&pins{}); !errors.Is(err, ErrClosed) {
-		t.Fatal(err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSlots(t, 1, 4096)
+		m, _ := s.TryAcquire()
+		errs := make(chan error)
+		go func() {
+			_, err := s.Acquire(context.Background())
+			errs <- err
+		}()
+		synctest.Wait()
+		if err := s.Close(); !errors.Is(err, ErrSlotsOut) {
+			t.Fatalf("with a slot out: error %v, want %v", err, ErrSlotsOut)
+		}
+		m.Bytes()[0] = 1 // still mapped
+		_, late := s.Acquire(t.Context())
+		m.Release()
+		if s.mem != nil {
+			t.Fatal("not unmapped with the last slot")
+		}
+		_, last := s.Acquire(t.Context())
+		for what, err := range map[string]error{
+			"a wait": <-errs, "a later one": late, "the last": last, "Close": s.Close(), "Register": s.Register(&pins{}),
+		} {
+			if !errors.Is(err, ErrClosed) {
+				t.Errorf("%s, of a closed pool: error %v, want %v", what, err, ErrClosed)
+			}
+		}
+	})
 }
 
 type pins struct {
@@ -294,8 +254,8 @@ func TestSlotsHammer(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if s.InUse() != 0 || s.waiting() != 0 {
-		t.Fatalf("%d in use, %d wait", s.InUse(), s.waiting())
+	if s.InUse() != 0 {
+		t.Fatalf("%d slots in use, want 0", s.InUse())
 	}
 	must(t, s.Close())
 }

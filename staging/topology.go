@@ -23,14 +23,11 @@ type Node struct {
 
 // Topology tells which CPUs and devices are close to each other, by the kernel's tree of devices.
 type Topology struct {
-	sys string
+	Sys string // the tree's directory
 }
 
 // SystemTopology is the topology of this machine.
-func SystemTopology() Topology { return Topology{sys: "/sys"} }
-
-// TopologyAt reads a tree of devices from another directory.
-func TopologyAt(sys string) Topology { return Topology{sys: sys} }
+func SystemTopology() Topology { return Topology{Sys: "/sys"} }
 
 // Near is the node of a PCI device, with its CPUs. ok is false if there is no such node: the machine has one node, the
 // device's node is unknown, or the node has no CPUs.
@@ -101,7 +98,7 @@ func parsePCIAddress(text string) (string, error) {
 
 // Nodes lists the NUMA nodes with their CPUs. A kernel without NUMA has one node of all CPUs online.
 func (t Topology) Nodes() ([]Node, error) {
-	dirs, err := filepath.Glob(filepath.Join(t.sys, "devices/system/node/node[0-9]*"))
+	dirs, err := filepath.Glob(filepath.Join(t.Sys, "devices/system/node/node[0-9]*"))
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +115,7 @@ func (t Topology) Nodes() ([]Node, error) {
 		nodes = append(nodes, Node{ID: id, CPUs: cpus})
 	}
 	if len(nodes) == 0 {
-		cpus, err := readCPUs(filepath.Join(t.sys, "devices/system/cpu/online"))
+		cpus, err := readCPUs(filepath.Join(t.Sys, "devices/system/cpu/online"))
 		if err != nil {
 			return nil, err
 		}
@@ -142,7 +139,7 @@ func (t Topology) NodeOfPCI(address string) (int, error) {
 	if err != nil {
 		return NoNode, err
 	}
-	return readNode(filepath.Join(t.sys, "bus/pci/devices", address))
+	return readNode(filepath.Join(t.Sys, "bus/pci/devices", address))
 }
 
 // NodeOfPath is the node of the block device below a path. It is NoNode if there is no such device, if its node is
@@ -156,7 +153,7 @@ func (t Topology) NodeOfPath(path string) (int, error) {
 }
 
 func (t Topology) nodeOfDevice(dev uint64) int {
-	link := filepath.Join(t.sys, "dev/block", fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev)))
+	link := filepath.Join(t.Sys, "dev/block", fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev)))
 	dir, err := filepath.EvalSymlinks(link)
 	if err != nil {
 		return NoNode
@@ -183,7 +180,7 @@ func (t Topology) nodeOfBlock(dir string, depth int) int {
 		}
 		return node
 	}
-	top, err := filepath.EvalSymlinks(t.sys)
+	top, err := filepath.EvalSymlinks(t.Sys)
 	if err != nil {
 		return NoNode
 	}

@@ -77,7 +77,7 @@ func tree(t *testing.T, files map[string]string) Topology {
 		}
 		put(t, name, text)
 	}
-	return Topology{sys: root}
+	return Topology{Sys: root}
 }
 
 func TestTopology(t *testing.T) {

@@ -4,15 +4,16 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
 	"sync"
 )
 
 // Walk calls visit for every file below dir, on several goroutines, and returns when all are done. Hidden directories
 // are left out; links are not followed. skipped gets directories below dir that cannot be read, such as a mount's
-// lost+found.
-func Walk(ctx context.Context, fsys FS, dir string, workers int,
+// lost+found, and with [ErrForeign] those that have a directory of the mark's name in them: they are not entered.
+func Walk(ctx context.Context, fsys FS, dir, mark string, workers int,
 	visit func(rel string, e fs.DirEntry), skipped func(rel string, err error)) error {
-	w := &walker{ctx: ctx, fs: fsys, dir: dir, visit: visit, skipped: skipped, todo: []string{""}}
+	w := &walker{ctx: ctx, fs: fsys, dir: dir, mark: mark, visit: visit, skipped: skipped, todo: []string{""}}
 	w.more.L = &w.mu
 	var all sync.WaitGroup
 	for range workers {
@@ -22,11 +23,15 @@ func Walk(ctx context.Context, fsys FS, dir string, workers int,
 	return errors.Join(w.err, ctx.Err())
 }
 
+// readTries is how often a directory is read before it is skipped.
+const readTries = 3
+
 // walker is a stack of directories that are to be read and the number of those being read.
 type walker struct {
 	ctx     context.Context
 	fs      FS
 	dir     string
+	mark    string
 	visit   func(string, fs.DirEntry)
 	skipped func(string, error)
 
@@ -73,7 +78,15 @@ func (w *walker) next() (string, bool) {
 
 // read visits a directory's files and returns its directories.
 func (w *walker) read(rel string) (dirs []string, err error) {
-	list, err := w.fs.ReadDir(w.dir + "/" + rel)
+	var list []fs.DirEntry
+	for range readTries {
+		if list, err = w.fs.ReadDir(w.dir + "/" + rel); err == nil || errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	if rel != "" && slices.ContainsFunc(list, func(e fs.DirEntry) bool { return e.IsDir() && e.Name() == w.mark }) {
+		err = ErrForeign
+	}
 	if err != nil {
 		if rel == "" {
 			return nil, err

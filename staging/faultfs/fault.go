@@ -25,7 +25,7 @@ import (
 // like the kernel's, and this FS then remembers that the device takes no direct I/O.
 type FS struct {
 	staging.Around
-	rules atomic.Pointer[ruleSet] // nil: none
+	rules atomic.Pointer[ruleSet]
 	modes staging.DirectModes
 }
 
@@ -54,12 +54,9 @@ func New(inner staging.FS, rules ...Rule) *FS {
 
 // Set replaces the rules and resets the counts. Calls that hang under the old rules are released.
 func (f *FS) Set(rules ...Rule) {
-	var set *ruleSet
-	if len(rules) > 0 {
-		set = &ruleSet{released: make(chan struct{}), changed: make(chan struct{})}
-		for _, r := range rules {
-			set.counts = append(set.counts, counted{Rule: r})
-		}
+	set := &ruleSet{released: make(chan struct{}), changed: make(chan struct{})}
+	for _, r := range rules {
+		set.counts = append(set.counts, counted{Rule: r})
 	}
 	if old := f.rules.Swap(set); old != nil {
 		old.release()
@@ -68,20 +65,13 @@ func (f *FS) Set(rules ...Rule) {
 
 // Release ends all hangs and delays, also those of later calls, until rules are set again. To tie it to a context:
 // context.AfterFunc(ctx, f.Release).
-func (f *FS) Release() {
-	if set := f.rules.Load(); set != nil {
-		set.release()
-	}
-}
+func (f *FS) Release() { f.rules.Load().release() }
 
 func (s *ruleSet) release() { s.once.Do(func() { close(s.released) }) }
 
 // Hanging is how many calls hang now.
 func (f *FS) Hanging() int {
 	set := f.rules.Load()
-	if set == nil {
-		return 0
-	}
 	set.mu.Lock()
 	defer set.mu.Unlock()
 	return set.hanging
@@ -90,7 +80,7 @@ func (f *FS) Hanging() int {
 // AwaitHanging waits until at least n calls hang.
 func (f *FS) AwaitHanging(ctx context.Context, n int) error {
 	set := f.rules.Load()
-	if set == nil {
+	if len(set.counts) == 0 {
 		return fmt.Errorf("%w: no rules are set, so no call can hang", ErrRule)
 	}
 	for {
@@ -111,9 +101,6 @@ func (f *FS) AwaitHanging(ctx context.Context, n int) error {
 // Injected is the number of faults injected since the rules were set.
 func (f *FS) Injected() (n uint64) {
 	set := f.rules.Load()
-	if set == nil {
-		return 0
-	}
 	set.mu.Lock()
 	defer set.mu.Unlock()
 	for _, c := range set.counts {
@@ -125,7 +112,7 @@ func (f *FS) Injected() (n uint64) {
 // Take counts a call, waits if a rule says so, and returns how the call shall fail. other is a second name, or empty.
 func (f *FS) Take(op staging.Op, name, other string) Fault {
 	set := f.rules.Load()
-	if set == nil {
+	if len(set.counts) == 0 {
 		return Fault{}
 	}
 	var waits []Fault
@@ -281,7 +268,7 @@ func (f *faultFile) WriteAt(p []byte, off int64) (int, error) {
 		}
 		return n, err
 	case ft.Torn:
-		if err := f.tear(p[:cut], off); err != nil {
+		if _, err := f.File.WriteAt(p[:f.aligned(cut)], off); err != nil {
 			return 0, err
 		}
 		return len(p), nil
@@ -289,21 +276,6 @@ func (f *faultFile) WriteAt(p []byte, off int64) (int, error) {
 	n, err := f.File.WriteAt(p, off)
 	f.learn(err)
 	return n, err
-}
-
-// tear writes all of p. The end that direct I/O cannot write, because it is not aligned, goes through the page cache.
-func (f *faultFile) tear(p []byte, off int64) error {
-	whole := f.aligned(len(p))
-	if _, err := f.File.WriteAt(p[:whole], off); err != nil || whole == len(p) {
-		return err
-	}
-	tail, err := f.fs.Inner.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	defer tail.Close()
-	_, err = tail.WriteAt(p[whole:], off+int64(whole))
-	return err
 }
 
 func (f Fault) cut(n int) int {

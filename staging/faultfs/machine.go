@@ -1,10 +1,12 @@
 package faultfs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -28,16 +30,23 @@ import (
 // of removed names, as links in the trash directory. Directories must not be renamed, and no other process may change
 // the files.
 type Machine struct {
-	inner staging.FS
-	trash string
-	modes staging.DirectModes
+	staging.Around // the disk, while there is power
+	modes          staging.DirectModes
 
-	mu    sync.Mutex
-	down  bool
-	seq   uint64
-	files map[fileID]*keptFile
-	names []*nameChange // not durable, oldest first
-	locks map[io.Closer]struct{}
+	mu   sync.Mutex // held during every operation
+	down bool
+	disk *disk
+}
+
+// disk is a file system below which a Machine keeps what it may have to restore. Machine.mu guards it.
+type disk struct {
+	staging.FS
+	machine *Machine
+	trash   string
+	seq     uint64
+	files   map[fileID]*keptFile
+	names   []*nameChange // not durable, oldest first
+	locks   map[*crashLock]struct{}
 }
 
 type fileID struct{ dev, ino uint64 }
@@ -67,30 +76,33 @@ func NewMachine(inner staging.FS, trash string) (*Machine, error) {
 	if err := os.MkdirAll(trash, 0o700); err != nil {
 		return nil, err
 	}
-	return &Machine{inner: inner, trash: trash, files: map[fileID]*keptFile{}, locks: map[io.Closer]struct{}{}}, nil
+	v := &Machine{}
+	v.disk = &disk{FS: inner, machine: v, trash: trash, files: map[fileID]*keptFile{}, locks: map[*crashLock]struct{}{}}
+	v.Around = staging.Around{Inner: v.disk, Run: v.run}
+	return v, nil
 }
 
 // DirectModes makes v an FS with its own memory of which devices take direct I/O; see [staging.OpenDirect].
 func (v *Machine) DirectModes() *staging.DirectModes { return &v.modes }
 
-// begin takes the lock, unless the power is lost. The caller releases it.
-func (v *Machine) begin(op staging.Op, name string) error {
+// run makes an operation, unless the power is lost.
+func (v *Machine) run(c staging.Call) error {
 	v.mu.Lock()
+	defer v.mu.Unlock()
 	if v.down {
-		v.mu.Unlock()
-		return &fs.PathError{Op: op.String(), Path: name, Err: ErrPowerLost}
+		return &fs.PathError{Op: c.Op.String(), Path: c.Name, Err: ErrPowerLost}
 	}
-	return nil
+	return c.Do()
 }
 
-func (v *Machine) trashName() string {
+func (v *disk) trashName() string {
 	v.seq++
 	return filepath.Join(v.trash, strconv.FormatUint(v.seq, 10))
 }
 
 // keep makes sure that the file at name can be restored, and takes a reference.
-func (v *Machine) keep(name string) (*keptFile, error) {
-	info, err := v.inner.Stat(name)
+func (v *disk) keep(name string) (*keptFile, error) {
+	info, err := v.FS.Stat(name)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +110,7 @@ func (v *Machine) keep(name string) (*keptFile, error) {
 	k := v.files[id]
 	if k == nil {
 		k = &keptFile{link: v.trashName(), size: info.Size, pages: map[int64][]byte{}}
-		if err := v.inner.Link(name, k.link); err != nil {
+		if err := v.FS.Link(name, k.link); err != nil {
 			return nil, err
 		}
 		v.files[id] = k
@@ -108,11 +120,11 @@ func (v *Machine) keep(name string) (*keptFile, error) {
 }
 
 // drop releases a reference. A file that has nothing left to lose, or no name any more, is forgotten.
-func (v *Machine) drop(k *keptFile) error {
+func (v *disk) drop(k *keptFile) error {
 	if k.refs--; k.refs > 0 {
 		return nil
 	}
-	info, err := v.inner.Stat(k.link)
+	info, err := v.FS.Stat(k.link)
 	if err != nil {
 		return err
 	}
@@ -120,7 +132,7 @@ func (v *Machine) drop(k *keptFile) error {
 		return nil
 	}
 	delete(v.files, fileID{info.Dev, info.Ino})
-	return v.inner.Remove(k.link)
+	return v.FS.Remove(k.link)
 }
 
 // synced records that a file's bytes are durable.
@@ -130,7 +142,7 @@ func (k *keptFile) synced(size int64) {
 }
 
 // before saves the durable content of the pages of [off, off+n), which are about to change.
-func (v *Machine) before(k *keptFile, off, n int64) error {
+func (v *disk) before(k *keptFile, off, n int64) error {
 	var f staging.File
 	defer func() {
 		if f != nil {
@@ -147,7 +159,7 @@ func (v *Machine) before(k *keptFile, off, n int64) error {
 		}
 		if f == nil {
 			var err error
-			if f, err = v.inner.OpenFile(k.link, os.O_RDONLY, 0); err != nil {
+			if f, err = v.FS.OpenFile(k.link, os.O_RDONLY, 0); err != nil {
 				return err
 			}
 		}
@@ -161,20 +173,16 @@ func (v *Machine) before(k *keptFile, off, n int64) error {
 }
 
 // OpenFile implements [staging.FS].
-func (v *Machine) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
-	if err := v.begin(staging.OpOpen, name); err != nil {
-		return nil, err
-	}
-	defer v.mu.Unlock()
-	_, missing := v.inner.Stat(name)
-	f, err := v.inner.OpenFile(name, flag&^os.O_TRUNC, perm)
+func (v *disk) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
+	_, missing := v.FS.Stat(name)
+	f, err := v.FS.OpenFile(name, flag&^os.O_TRUNC, perm)
 	if err != nil {
 		return nil, err
 	}
 	if missing != nil {
-		v.changed(nil, func() error { return v.inner.Remove(name) }, filepath.Dir(name))
+		v.changed(nil, func() error { return v.FS.Remove(name) }, filepath.Dir(name))
 	}
-	out := &crashFile{File: f, fs: v}
+	out := &crashFile{File: f, disk: v}
 	if info, err := f.Stat(); err == nil && !info.IsDir() && flag&(os.O_WRONLY|os.O_RDWR) != 0 {
 		if out.kept, err = v.keep(name); err == nil && missing != nil {
 			out.kept.size = 0
@@ -191,54 +199,30 @@ func (v *Machine) OpenFile(name string, flag int, perm fs.FileMode) (staging.Fil
 	return out, nil
 }
 
-// ReadDir implements [staging.FS].
-func (v *Machine) ReadDir(name string) ([]fs.DirEntry, error) {
-	return ask(v, staging.OpReadDir, name, v.inner.ReadDir)
-}
-
 // Stat implements [staging.FS].
-func (v *Machine) Stat(name string) (staging.Info, error) {
-	return ask(v, staging.OpStat, name, func(name string) (staging.Info, error) {
-		info, err := v.inner.Stat(name)
-		return v.visible(info), err
-	})
+func (v *disk) Stat(name string) (staging.Info, error) {
+	info, err := v.FS.Stat(name)
+	return v.visible(info), err
 }
 
 // visible subtracts the link in the trash from the link count.
-func (v *Machine) visible(info staging.Info) staging.Info {
+func (v *disk) visible(info staging.Info) staging.Info {
 	if v.files[fileID{info.Dev, info.Ino}] != nil && info.Links > 0 {
 		info.Links--
 	}
 	return info
 }
 
-// Statfs implements [staging.FS].
-func (v *Machine) Statfs(name string) (staging.Space, error) {
-	return ask(v, staging.OpStatfs, name, v.inner.Statfs)
-}
-
-func ask[T any](v *Machine, op staging.Op, name string, do func(string) (T, error)) (told T, err error) {
-	if err := v.begin(op, name); err != nil {
-		return told, err
-	}
-	defer v.mu.Unlock()
-	return do(name)
-}
-
 // SyncFS implements [staging.FS].
-func (v *Machine) SyncFS(name string) error {
-	if err := v.begin(staging.OpSyncFS, name); err != nil {
-		return err
-	}
-	defer v.mu.Unlock()
-	if err := v.inner.SyncFS(name); err != nil {
+func (v *disk) SyncFS(name string) error {
+	if err := v.FS.SyncFS(name); err != nil {
 		return err
 	}
 	for _, c := range v.names {
 		c.durable = true
 	}
 	for _, k := range v.files {
-		info, err := v.inner.Stat(k.link)
+		info, err := v.FS.Stat(k.link)
 		if err != nil {
 			return err
 		}
@@ -252,111 +236,100 @@ func (v *Machine) SyncFS(name string) error {
 }
 
 // Lock implements [staging.FS].
-func (v *Machine) Lock(name string) (io.Closer, error) {
-	if err := v.begin(staging.OpLock, name); err != nil {
-		return nil, err
-	}
-	defer v.mu.Unlock()
-	inner, err := v.inner.Lock(name)
+func (v *disk) Lock(name string) (io.Closer, error) {
+	inner, err := v.FS.Lock(name)
 	if err != nil {
 		return nil, err
 	}
-	l := &crashLock{fs: v, Closer: inner}
+	l := &crashLock{disk: v, Closer: inner}
 	v.locks[l] = struct{}{}
 	return l, nil
 }
 
 // crashLock is released by a loss of power.
 type crashLock struct {
-	fs *Machine
+	disk *disk
 	io.Closer
 }
 
 func (l *crashLock) Close() error {
-	l.fs.mu.Lock()
-	defer l.fs.mu.Unlock()
-	if _, held := l.fs.locks[l]; !held {
+	l.disk.machine.mu.Lock()
+	defer l.disk.machine.mu.Unlock()
+	if _, held := l.disk.locks[l]; !held {
 		return fmt.Errorf("lock: %w", fs.ErrClosed)
 	}
-	delete(l.fs.locks, l)
+	delete(l.disk.locks, l)
 	return l.Closer.Close()
 }
 
 // crashFile records the durable content of what it overwrites.
 type crashFile struct {
 	staging.File
-	fs   *Machine
+	disk *disk
 	kept *keptFile // nil when it cannot write, and once it is closed
 }
 
+func (f *crashFile) run(op staging.Op, do func() error) error {
+	return f.disk.machine.run(staging.Call{Op: op, Name: f.Name(), Do: do})
+}
+
 // ReadAt implements [staging.File].
-func (f *crashFile) ReadAt(p []byte, off int64) (int, error) {
-	if err := f.fs.begin(staging.OpRead, f.Name()); err != nil {
-		return 0, err
-	}
-	defer f.fs.mu.Unlock()
-	return f.File.ReadAt(p, off)
+func (f *crashFile) ReadAt(p []byte, off int64) (n int, err error) {
+	err = f.run(staging.OpRead, func() error { n, err = f.File.ReadAt(p, off); return err })
+	return n, err
 }
 
 // WriteAt implements [staging.File].
-func (f *crashFile) WriteAt(p []byte, off int64) (int, error) {
-	if err := f.fs.begin(staging.OpWrite, f.Name()); err != nil {
-		return 0, err
-	}
-	defer f.fs.mu.Unlock()
-	if f.kept != nil && off >= 0 {
-		if err := f.fs.before(f.kept, off, int64(len(p))); err != nil {
-			return 0, err
+func (f *crashFile) WriteAt(p []byte, off int64) (n int, err error) {
+	err = f.run(staging.OpWrite, func() error {
+		if f.kept != nil && off >= 0 {
+			if err := f.disk.before(f.kept, off, int64(len(p))); err != nil {
+				return err
+			}
 		}
-	}
-	return f.File.WriteAt(p, off)
+		n, err = f.File.WriteAt(p, off)
+		return err
+	})
+	return n, err
 }
 
 // Datasync implements [staging.File].
 func (f *crashFile) Datasync() error {
-	if err := f.fs.begin(staging.OpSync, f.Name()); err != nil {
+	return f.run(staging.OpSync, func() error {
+		if err := f.File.Datasync(); err != nil {
+			return err
+		}
+		info, err := f.File.Stat()
+		if k := f.disk.files[fileID{info.Dev, info.Ino}]; err == nil && k != nil { // also through a descriptor that only reads
+			k.synced(info.Size)
+		}
 		return err
-	}
-	defer f.fs.mu.Unlock()
-	if err := f.File.Datasync(); err != nil {
-		return err
-	}
-	info, err := f.File.Stat()
-	if err != nil {
-		return err
-	}
-	if k := f.fs.files[fileID{info.Dev, info.Ino}]; k != nil { // also through a descriptor that only reads
-		k.synced(info.Size)
-	}
-	return nil
+	})
 }
 
 // Allocate implements [staging.File].
 func (f *crashFile) Allocate(n int64) error {
-	if err := f.fs.begin(staging.OpAllocate, f.Name()); err != nil {
-		return err
-	}
-	defer f.fs.mu.Unlock()
-	return f.File.Allocate(n)
+	return f.run(staging.OpAllocate, func() error { return f.File.Allocate(n) })
 }
 
 // Stat implements [staging.File].
 func (f *crashFile) Stat() (staging.Info, error) {
-	return ask(f.fs, staging.OpStat, f.Name(), func(string) (staging.Info, error) {
+	return staging.Told(f.disk.machine.run, staging.OpStat, f.Name(), func() (staging.Info, error) {
 		info, err := f.File.Stat()
-		return f.fs.visible(info), err
+		return f.disk.visible(info), err
 	})
 }
 
 // Close implements [staging.File].
 func (f *crashFile) Close() error {
-	f.fs.mu.Lock()
-	defer f.fs.mu.Unlock()
+	machine := f.disk.machine
+	machine.mu.Lock()
+	defer machine.mu.Unlock()
 	err := f.File.Close()
 	if k := f.kept; k != nil {
 		f.kept = nil
-		if !f.fs.down {
-			if derr := f.fs.drop(k); err == nil {
+		if !machine.down {
+			if derr := f.disk.drop(k); err == nil {
 				err = derr
 			}
 		}
@@ -370,7 +343,7 @@ func (f *crashFile) SetDirect(on bool) error {
 }
 
 // changed records a change of names in directories.
-func (v *Machine) changed(kept *keptFile, undo func() error, dirs ...string) {
+func (v *disk) changed(kept *keptFile, undo func() error, dirs ...string) {
 	for i, d := range dirs {
 		dirs[i] = filepath.Clean(d)
 	}
@@ -378,7 +351,7 @@ func (v *Machine) changed(kept *keptFile, undo func() error, dirs ...string) {
 }
 
 // forgetDurable drops the records of durable changes.
-func (v *Machine) forgetDurable() (err error) {
+func (v *disk) forgetDurable() (err error) {
 	left := v.names[:0]
 	for _, c := range v.names {
 		if !c.durable {
@@ -392,139 +365,102 @@ func (v *Machine) forgetDurable() (err error) {
 	return err
 }
 
-// remove unlinks a name after keeping its file.
-func (v *Machine) remove(name string) error {
-	info, err := v.inner.Stat(name)
+// Remove implements [staging.FS]. It keeps the file.
+func (v *disk) Remove(name string) error {
+	info, err := v.FS.Stat(name)
 	if err == nil && info.IsDir() {
-		if err := v.inner.Remove(name); err != nil {
+		if err := v.FS.Remove(name); err != nil {
 			return err
 		}
 		// Where it stays away, so does all that went from it before.
-		v.changed(nil, func() error { return v.inner.Mkdir(name, info.Mode.Perm()) }, filepath.Dir(name), name)
+		v.changed(nil, func() error { return v.FS.Mkdir(name, info.Mode.Perm()) }, filepath.Dir(name), name)
 		return nil
 	}
 	if err != nil {
-		return v.inner.Remove(name) // which says why
+		return v.FS.Remove(name) // which says why
 	}
 	k, err := v.keep(name)
 	if err != nil {
 		return err
 	}
-	if err := v.inner.Remove(name); err != nil {
+	if err := v.FS.Remove(name); err != nil {
 		return errors.Join(err, v.drop(k))
 	}
-	v.changed(k, func() error { return v.inner.Link(k.link, name) }, filepath.Dir(name))
+	v.changed(k, func() error { return v.FS.Link(k.link, name) }, filepath.Dir(name))
 	return nil
 }
 
-// Remove implements [staging.FS].
-func (v *Machine) Remove(name string) error {
-	if err := v.begin(staging.OpRemove, name); err != nil {
-		return err
-	}
-	defer v.mu.Unlock()
-	return v.remove(name)
-}
-
 // Rename implements [staging.FS]. It is one change: after a crash a replaced file is the old one or the new one.
-func (v *Machine) Rename(oldname, newname string) error {
-	if err := v.begin(staging.OpRename, oldname); err != nil {
-		return err
-	}
-	defer v.mu.Unlock()
+func (v *disk) Rename(oldname, newname string) error {
 	var k *keptFile
-	if _, err := v.inner.Stat(newname); err == nil {
+	if _, err := v.FS.Stat(newname); err == nil {
 		if k, err = v.keep(newname); err != nil {
 			return err
 		}
 	}
-	if err := v.inner.Rename(oldname, newname); err != nil {
+	if err := v.FS.Rename(oldname, newname); err != nil {
 		if k != nil {
 			err = errors.Join(err, v.drop(k))
 		}
 		return err
 	}
 	v.changed(k, func() error {
-		if err := v.inner.Rename(newname, oldname); err != nil || k == nil {
+		if err := v.FS.Rename(newname, oldname); err != nil || k == nil {
 			return err
 		}
-		return v.inner.Link(k.link, newname)
+		return v.FS.Link(k.link, newname)
 	}, filepath.Dir(oldname), filepath.Dir(newname))
 	return nil
 }
 
 // RenameNoReplace implements [staging.FS].
-func (v *Machine) RenameNoReplace(oldname, newname string) error {
-	if err := v.begin(staging.OpPublish, oldname); err != nil {
+func (v *disk) RenameNoReplace(oldname, newname string) error {
+	if err := v.FS.RenameNoReplace(oldname, newname); err != nil {
 		return err
 	}
-	defer v.mu.Unlock()
-	if err := v.inner.RenameNoReplace(oldname, newname); err != nil {
-		return err
-	}
-	v.changed(nil, func() error { return v.inner.Rename(newname, oldname) }, filepath.Dir(oldname), filepath.Dir(newname))
+	v.changed(nil, func() error { return v.FS.Rename(newname, oldname) }, filepath.Dir(oldname), filepath.Dir(newname))
 	return nil
 }
 
 // Link implements [staging.FS].
-func (v *Machine) Link(oldname, newname string) error {
-	if err := v.begin(staging.OpLink, oldname); err != nil {
+func (v *disk) Link(oldname, newname string) error {
+	if err := v.FS.Link(oldname, newname); err != nil {
 		return err
 	}
-	defer v.mu.Unlock()
-	if err := v.inner.Link(oldname, newname); err != nil {
-		return err
-	}
-	v.changed(nil, func() error { return v.inner.Remove(newname) }, filepath.Dir(newname))
+	v.changed(nil, func() error { return v.FS.Remove(newname) }, filepath.Dir(newname))
 	return nil
 }
 
 // Mkdir implements [staging.FS].
-func (v *Machine) Mkdir(name string, perm fs.FileMode) error {
-	if err := v.begin(staging.OpMkdir, name); err != nil {
-		return err
-	}
-	defer v.mu.Unlock()
-	return v.mkdir(name, perm)
-}
-
-func (v *Machine) mkdir(name string, perm fs.FileMode) error {
-	if err := v.inner.Mkdir(name, perm); err != nil {
+func (v *disk) Mkdir(name string, perm fs.FileMode) error {
+	if err := v.FS.Mkdir(name, perm); err != nil {
 		return err
 	}
 	// Its content is lost with it, even if that was synced.
-	v.changed(nil, func() error { return v.inner.Rename(name, v.trashName()) }, filepath.Dir(name))
+	v.changed(nil, func() error { return v.FS.Rename(name, v.trashName()) }, filepath.Dir(name))
 	return nil
 }
 
 // MkdirAll implements [staging.FS].
-func (v *Machine) MkdirAll(name string, perm fs.FileMode) error {
-	if err := v.begin(staging.OpMkdir, name); err != nil {
-		return err
-	}
-	defer v.mu.Unlock()
+func (v *disk) MkdirAll(name string, perm fs.FileMode) error {
 	var missing []string
 	for d := filepath.Clean(name); ; d = filepath.Dir(d) {
-		if _, err := v.inner.Stat(d); err == nil || d == filepath.Dir(d) {
+		if _, err := v.FS.Stat(d); err == nil || d == filepath.Dir(d) {
 			break
 		}
 		missing = append(missing, d)
 	}
 	for i := len(missing) - 1; i >= 0; i-- {
-		if err := v.mkdir(missing[i], perm); err != nil {
+		if err := v.Mkdir(missing[i], perm); err != nil {
 			return err
 		}
 	}
-	return v.inner.MkdirAll(name, perm) // which finds a file in a directory's place
+	return v.FS.MkdirAll(name, perm) // which finds a file in a directory's place
 }
 
 // SyncDir implements [staging.FS].
-func (v *Machine) SyncDir(name string) error {
-	if err := v.begin(staging.OpSyncDir, name); err != nil {
-		return err
-	}
-	defer v.mu.Unlock()
-	if err := v.inner.SyncDir(name); err != nil {
+func (v *disk) SyncDir(name string) error {
+	if err := v.FS.SyncDir(name); err != nil {
 		return err
 	}
 	// A journal commits in order: a durable change of two directories makes the earlier changes of both durable.
@@ -550,40 +486,32 @@ func (v *Machine) PowerLoss(seed uint64) error {
 		return nil
 	}
 	v.down = true
-	rng := rand.New(rand.NewPCG(seed, 0x706f776572))
+	d, rng := v.disk, rand.New(rand.NewPCG(seed, 0x706f776572))
 	var errs []error
-	for l := range v.locks {
-		errs = append(errs, l.(*crashLock).Closer.Close())
+	for l := range d.locks {
+		errs = append(errs, l.Closer.Close())
 	}
-	clear(v.locks)
+	clear(d.locks)
 	// Lose all, none or some: losing a little of much is as likely as losing everything.
 	share := []float64{0, 0.02, 0.2, 1}
-	errs = append(errs, v.loseNames(rng, share[rng.IntN(len(share))]))
-	for _, k := range v.ordered() {
-		errs = append(errs, v.losePages(k, rng, share[rng.IntN(len(share))]))
+	errs = append(errs, d.loseNames(rng, share[rng.IntN(len(share))]))
+	for _, k := range d.ordered() {
+		errs = append(errs, d.losePages(k, rng, share[rng.IntN(len(share))]))
 	}
-	errs = append(errs, os.RemoveAll(v.trash))
-	v.names, v.files = nil, nil
+	errs = append(errs, os.RemoveAll(d.trash))
+	d.names, d.files = nil, nil
 	return errors.Join(errs...)
 }
 
 // ordered lists the kept files in the order in which they were kept, so that a seed always has the same effect.
-func (v *Machine) ordered() []*keptFile {
-	var list []*keptFile
-	for _, k := range v.files {
-		list = append(list, k)
-	}
-	slices.SortFunc(list, func(a, b *keptFile) int {
-		if len(a.link) != len(b.link) {
-			return len(a.link) - len(b.link) // numbers: the shorter is the smaller
-		}
-		return slices.Compare([]byte(a.link), []byte(b.link))
+func (v *disk) ordered() []*keptFile {
+	return slices.SortedFunc(maps.Values(v.files), func(a, b *keptFile) int {
+		return cmp.Or(len(a.link)-len(b.link), cmp.Compare(a.link, b.link)) // numbers: the shorter is the smaller
 	})
-	return list
 }
 
 // loseNames undoes changes, the latest first. If a change in a directory is lost, all later ones there are lost too.
-func (v *Machine) loseNames(rng *rand.Rand, share float64) (err error) {
+func (v *disk) loseNames(rng *rand.Rand, share float64) (err error) {
 	cut := map[string]bool{}
 	var lost []*nameChange
 	for _, c := range v.names {
@@ -606,8 +534,8 @@ func (v *Machine) loseNames(rng *rand.Rand, share float64) (err error) {
 }
 
 // losePages restores the durable content of some pages, and perhaps the durable length.
-func (v *Machine) losePages(k *keptFile, rng *rand.Rand, share float64) error {
-	f, err := v.inner.OpenFile(k.link, os.O_RDWR, 0)
+func (v *disk) losePages(k *keptFile, rng *rand.Rand, share float64) error {
+	f, err := v.FS.OpenFile(k.link, os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
@@ -620,12 +548,7 @@ func (v *Machine) losePages(k *keptFile, rng *rand.Rand, share float64) error {
 	if share > 0 && rng.IntN(2) == 0 {
 		size = k.size
 	}
-	pages := make([]int64, 0, len(k.pages))
-	for page := range k.pages {
-		pages = append(pages, page)
-	}
-	slices.Sort(pages)
-	for _, page := range pages {
+	for _, page := range slices.Sorted(maps.Keys(k.pages)) {
 		cut := page*staging.Align >= info.Size && page*staging.Align < size // by a truncation that is lost
 		if rng.Float64() >= share && !cut {
 			continue

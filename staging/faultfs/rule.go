@@ -27,7 +27,7 @@ type Fault struct {
 	Errno unix.Errno // the call fails with it; 0 for none
 	After bool       // with Errno: the call is made and then reported as failed
 	Short bool       // a read ends, or a write fails, after Bytes
-	Torn  bool       // a read or write claims success, but only the first Bytes are real
+	Torn  bool       // a read or write claims success, but only the first Bytes are real, of a direct write whole pages
 	Bytes int64      // -1 for half of the call's
 	Power bool       // the machine loses power instead; only over a [Machine]
 }

@@ -46,7 +46,7 @@ func TestGPUsArePlaced(t *testing.T) {
 			put("bus/pci/devices/"+devices[i].PCI+"/numa_node", node)
 		}
 		d := &Devices{log: slog.New(slog.DiscardHandler)}
-		places, nodes := d.numaNodes(staging.TopologyAt(sys), devices)
+		places, nodes := d.numaNodes(staging.Topology{Sys: sys}, devices)
 		if !slices.Equal(nodes, c.want) {
 			t.Errorf("%s: nodes %v, want %v", name, nodes, c.want)
 		}

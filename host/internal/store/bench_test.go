@@ -113,7 +113,7 @@ func (f *fixture) fill(entries, keyBytes int) {
 	f.store.catalog.Tenants.Number(0)
 	owner, _ := r.Index.InternOwner(index.Owner{Class: c.ID})
 	restoring := r.Index.Restore(entries)
-	e := index.Record{OwnerID: owner, State: index.Complete, Units: pieceBytes / pieceformat.Page, Pieces: 1}
+	e := pieceformat.CheckpointEntry{OwnerID: owner, State: index.Complete, Units: pieceBytes / pieceformat.Page, Pieces: 1}
 	for n := range uint32(entries) {
 		if n%1000 == 0 {
 			e.Parent = 0

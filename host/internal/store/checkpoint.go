@@ -23,9 +23,6 @@ import (
 // SampledEntries is how many entries of a checkpoint are compared with their files.
 const SampledEntries = 64
 
-// The state bits of the index and of a checkpoint are the same.
-var _ [index.RecordState]struct{} = [pieceformat.StateComplete | pieceformat.StateNamed]struct{}{}
-
 // writeCheckpoint writes an index, given its owners as they are described.
 func writeCheckpoint(f io.WriterAt, x *index.Index, when int64, owners []pieceformat.CheckpointOwner) error {
 	head := pieceformat.Checkpoint{Time: when, High: x.High(), Clock: x.Clock(), Entries: x.Len()}
@@ -35,8 +32,7 @@ func writeCheckpoint(f io.WriterAt, x *index.Index, when int64, owners []piecefo
 			if !x.At(slot).Is(index.Live) {
 				continue
 			}
-			e = pieceformat.CheckpointEntry(x.Record(slot))
-			if !yield(&e) {
+			if e = x.Record(slot); !yield(&e) {
 				return
 			}
 		}
@@ -139,9 +135,8 @@ func (l *loader) Owner(o *pieceformat.CheckpointOwner) error {
 }
 
 func (l *loader) Entry(e *pieceformat.CheckpointEntry) error {
-	rec := index.Record(*e)
-	rec.OwnerID = l.ids[e.OwnerID]
-	return l.restoring.Enter(&rec)
+	e.OwnerID = l.ids[e.OwnerID]
+	return l.restoring.Enter(e)
 }
 
 // owner finds the owner that a checkpoint describes.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 
@@ -29,55 +28,17 @@ const maxFile = 4 << 20
 
 // Read reads a whole file, given by its path below the root.
 func (d *keptDir) Read(rel string) ([]byte, error) {
-	f, err := d.FS.OpenFile(d.Path+"/"+rel, os.O_RDONLY, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if info.Size > maxFile {
-		return nil, fmt.Errorf("%w: %s has %d bytes", pieceformat.ErrDamaged, rel, info.Size)
-	}
-	b := make([]byte, info.Size)
-	n, err := f.ReadAt(b, 0)
-	if err != nil && err != io.EOF {
-		return nil, err
-	}
-	if int64(n) < info.Size {
-		return nil, fmt.Errorf("%w: %s: %d of %d bytes", pieceformat.ErrDamaged, rel, n, info.Size)
-	}
-	return b, nil
+	b, _, err := pieceformat.ReadFile(d.FS, d.Slash+rel, maxFile)
+	return b, err
 }
 
 // Replace replaces a file, durably, name included.
 func (d *keptDir) Replace(rel string, write func(staging.File) error) error {
-	if err := d.replace(rel, write); err != nil {
+	name := d.Slash + rel
+	if err := pieceformat.ReplaceFile(d.FS, d.Sequence.TempName(name), name, true, write); err != nil {
 		return err
 	}
-	return d.FS.SyncDir(d.Path + "/" + pieceformat.MetaDir)
-}
-
-// replace is Replace, but for the durability of the name.
-func (d *keptDir) replace(rel string, write func(staging.File) error) error {
-	name := d.Path + "/" + rel
-	temp := d.Sequence.TempName(name)
-	f, err := d.FS.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	if err = write(f); err == nil {
-		err = f.Datasync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = d.FS.Rename(temp, name)
-	}
-	if err != nil {
-		_ = d.FS.Remove(temp) // a start removes it
-	}
-	return err
+	return d.FS.SyncDir(d.Slash + pieceformat.MetaDir)
 }
 
 // read opens a file and gives it to read, with its size.
@@ -108,16 +69,11 @@ func (d *keptDir) keep(dir, base string, data []byte) error {
 	if old, err := d.Read(dir + "/" + base); err == nil && bytes.Equal(old, data) {
 		return d.syncNames(dir) // whoever wrote it may have been killed before that
 	}
-	temp := d.Sequence.TempName(name)
-	err := d.write(temp, data)
+	err := health.Clear(d.FS, name, false, d.Log)
 	if err == nil {
-		err = health.Clear(d.FS, name, false, d.Log)
-	}
-	if err == nil {
-		err = d.FS.Rename(temp, name)
+		err = pieceformat.ReplaceFile(d.FS, d.Sequence.TempName(name), name, true, pieceformat.Holding(data))
 	}
 	if err != nil {
-		d.Discard(temp, int64(len(data)))
 		return fmt.Errorf("store: root %s: keeping %s: %w", d.Path, dir, err)
 	}
 	return d.syncNames(dir)
@@ -147,18 +103,6 @@ func (d *keptDir) kept(dir, base string, judge func([]byte) error) (data []byte,
 		d.Log.Warn("there is one copy of two", "file", dir+"/"+base, "error", err)
 	}
 	return data, nil
-}
-
-func (d *keptDir) write(name string, data []byte) error {
-	f, err := d.FS.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteAt(data, 0)
-	if err == nil {
-		err = f.Datasync()
-	}
-	return errors.Join(err, f.Close())
 }
 
 func (d *keptDir) syncNames(dir string) error {
@@ -299,19 +243,13 @@ func (f budgetFile) Load() (day, bytes int64, err error) {
 
 // Save replaces the count.
 func (f budgetFile) Save(day, bytes int64) error {
-	return f.Kept.Replace(f.Name, func(file staging.File) error {
-		_, err := file.WriteAt(pieceformat.EncodeWritten(day, bytes), 0)
-		return err
-	})
+	return f.Kept.Replace(f.Name, pieceformat.Holding(pieceformat.EncodeWritten(day, bytes)))
 }
 
 // saveState writes an evict policy's state for the checkpoint of a time.
 func (d *keptDir) saveState(s policy.State, when int64) error {
 	kept := pieceformat.State{Time: when, Slots: s.Slots, Format: s.Format, Data: s.Data}
-	return d.Replace(pieceformat.StateFile, func(f staging.File) error {
-		_, err := f.WriteAt(kept.Encode(), 0)
-		return err
-	})
+	return d.Replace(pieceformat.StateFile, pieceformat.Holding(kept.Encode()))
 }
 
 // removeState removes the state of an earlier checkpoint. If it stays, its time tells that it does not belong to the

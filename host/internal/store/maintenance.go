@@ -11,7 +11,7 @@ import (
 func (r *root) upkeep(ctx context.Context) {
 	tick := time.NewTicker(r.store.cfg.UpkeepEvery)
 	defer tick.Stop()
-	for n := uint64(1); ; n++ {
+	for n, next, pause := 1, 1, 1; ; n++ { // pause is how many periods orphans wait
 		select {
 		case <-ctx.Done():
 			return
@@ -22,8 +22,14 @@ func (r *root) upkeep(ctx context.Context) {
 		freeSpace{r}.watch(ctx)
 		r.sweepExpired(ctx)
 		r.budget.save(true)
-		if n%health.MaxPause == 0 && r.Health.Takes() {
-			r.Orphans.Retry(ctx)
+		if r.Health.Takes() && n >= next {
+			if pause = min(2*pause, health.MaxPause); !r.Orphans.Retry(ctx) {
+				pause = 1
+			}
+			next = n + pause
+		}
+		if r.Health.Serves() {
+			r.recovery.again(ctx)
 		}
 	}
 }
@@ -80,7 +86,7 @@ func (r freeSpace) measure() {
 // full is called when the file system was full although the account had room.
 func (r freeSpace) full(entry int64, cause error) {
 	r.Lock()
-	r.Account.Full(entry, r.Unwritten(), health.MaxPause*r.store.cfg.UpkeepEvery)
+	r.Account.Full(entry, r.Unwritten(), r.store.cfg.UpkeepEvery, health.MaxPause*r.store.cfg.UpkeepEvery)
 	r.Unlock()
 	r.Health.Demote(health.Full, "its file system is full before its capacity is reached", cause,
 		"make room on the file system, or lower the root's capacity or raise its min_free")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/bits"
 	"os"
 	"strings"
 
@@ -92,6 +93,9 @@ func (c *ownRoot) publish(p *Put, info staging.Info) error {
 		p.temp = ""
 		return nil
 	}
+	if health.Judge(err).Untouched() {
+		return err
+	}
 	now, look := c.r.FS.Stat(p.target)
 	switch {
 	case look == nil && now.Same(info): // it happened all the same, as on a network file system that lost the reply
@@ -100,7 +104,9 @@ func (c *ownRoot) publish(p *Put, info staging.Info) error {
 	case look != nil && !errors.Is(look, fs.ErrNotExist):
 		c.r.Log.Error("publication failed, perhaps after the rename; will look again, its bytes stay in the account",
 			"file", p.target, "error", err, "look", look)
-		c.r.Orphans.AddRenamed(p.target, info, pieceformat.Padded(info.Allocated))
+		left := c.discard(p.temp, 0) // one file has one of the names
+		p.temp = ""
+		c.r.Orphans.AddRenamed(p.target, info, pieceformat.Padded(info.Allocated)-left)
 	case health.Hung(err):
 		c.r.Orphans.AddRenamed(p.target, info, 0)
 	}
@@ -135,18 +141,39 @@ func (c *ownRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) error {
 }
 
 func (c *ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
-	r := c.r
 	for rank := range entries.Ranks(pieces) {
-		n, err := r.Remove(r.victim(v, rank), v.Class.FileBytes())
-		if errors.Is(err, fs.ErrNotExist) { // another program has removed it
-			r.Counted(&r.Count.Vanished)
-			r.Quarantine.Recount()
-		} else if err != nil {
+		n, err := c.r.Remove(c.r.victim(v, rank), v.Class.FileBytes())
+		if c.vanished(err); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			failed = err
 		}
 		left += n
 	}
 	return left, failed
+}
+
+// vanished counts a file that another program has removed.
+func (c *ownRoot) vanished(err error) {
+	if errors.Is(err, fs.ErrNotExist) {
+		c.r.Counted(&c.r.Count.Vanished)
+		c.r.Quarantine.Recount()
+	}
+}
+
+// unlinkVictim is unlink for a victim. Where not even its first file can be unlinked it stays, all of it: its bytes would not
+// be free.
+func (c *ownRoot) unlinkVictim(v *entries.Eviction, pieces uint64) (left int64, stays bool, failed error) {
+	if pieces != 0 && pieces == v.Pieces {
+		err := c.r.Unlink(c.r.victim(v, uint32(bits.TrailingZeros64(pieces))))
+		c.vanished(err)
+		switch {
+		case err == nil, errors.Is(err, fs.ErrNotExist):
+			pieces &= pieces - 1
+		case health.Judge(err) != health.Unanswered: // else it may go yet
+			return 0, true, err
+		}
+	}
+	left, failed = c.unlink(v, pieces)
+	return left, false, failed
 }
 
 func (c *ownRoot) unlinkDamaged(v *entries.Eviction, rank uint32, name string, cause error) {

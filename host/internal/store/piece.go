@@ -158,10 +158,10 @@ func (p *Piece) expects(h *pieceformat.Header) error {
 	return nil
 }
 
-// Bad says that the piece's bytes are not what was stored. Its entry is dropped at once, so that the next lookup
-// misses, and the file goes into quarantine.
+// Bad says that the piece's bytes are not what was stored, or could not be read. Its entry is dropped at once, so that the
+// next lookup misses, and the file goes into quarantine; not where the cause is a condition of another sort, which passes.
 func (p *Piece) Bad(cause error) {
-	if p.root.notOfFile(p.mark, cause) {
+	if p.root.spares(p.mark, p.name, cause) {
 		return
 	}
 	p.root.dropDamaged(p.mark, p.rank, p.name, cause)

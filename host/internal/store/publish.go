@@ -176,13 +176,14 @@ func (p *Put) abort(cause error) {
 	}
 	p.over = true
 	_ = p.closeFile()
-	p.removeTemp()
 	r := p.root
+	r.twice.Add(p.class.FileBytes())
+	p.removeTemp()
 	r.kind.giveBack(p)
 	if !p.opened && p.charge.Bytes == p.class.FileBytes() {
 		r.budget.Refund(&p.charge) // an entry's may be for others' ranks
 	}
-	if health.NoSpace(cause) {
+	if health.Judge(cause) == health.NoRoom {
 		freeSpace{r}.full(p.entryBytes(), cause)
 	}
 	r.Lock()
@@ -191,6 +192,7 @@ func (p *Put) abort(cause error) {
 	r.Unlock()
 	r.Log.Debug("put aborted", "key", p.key, "rank", p.rank, "cause", cause)
 	p.end()
+	r.twice.Add(-p.class.FileBytes())
 	r.kind.shrink(context.Background())
 }
 

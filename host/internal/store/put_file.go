@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -142,7 +143,8 @@ func (p *Put) File() (staging.File, error) {
 		}
 		r.Log.Debug("a victim's file is not taken over", "file", p.temp, "error", err)
 		p.removeTemp()
-		if !r.kind.shrink(context.Background()) {
+		// Where the device answers neither, another entry would go for nothing.
+		if health.Judge(err) != health.Other && r.Account.Excess(1) > 0 || !r.kind.shrink(context.Background()) {
 			return nil, fmt.Errorf("%w: %s: a victim's file can be neither used nor removed: %w", ErrNoSpace, r.Path, err)
 		}
 	}
@@ -164,7 +166,10 @@ func (p *Put) File() (staging.File, error) {
 			}
 		}
 		if !errors.Is(err, fs.ErrExist) {
-			p.removeTemp() // an open can fail after the file was made
+			if temp := p.temp; temp != "" && !health.Judge(err).Untouched() {
+				r.kind.discard(temp, 0) // an open can fail after the file was made
+			}
+			p.temp = ""
 			return nil, fmt.Errorf("store: %s: %w", p.target, err)
 		}
 	}
@@ -223,8 +228,10 @@ func (c *ownRoot) offerFile(v *entries.Eviction, reuseFor *Put) (left uint64) {
 	name := r.victim(v, uint32(bits.TrailingZeros64(bit)))
 	temp := r.store.seq.TempName(reuseFor.target)
 	if err := r.InDir(reuseFor.target, func() error { return r.FS.Rename(name, temp) }); err != nil {
-		r.Orphans.AddLate(temp, err)
-		c.discard(temp, v.Class.FileBytes()) // a rename can report an error although it happened
+		if !health.Judge(err).Untouched() { // else a rename can report an error although it happened
+			r.Orphans.AddLate(temp, err)
+			c.discard(temp, 0) // what nothing is known of is at its old name, in the account
+		}
 		return v.Pieces
 	}
 	r.Leave(name)

@@ -29,10 +29,11 @@ import (
 //   - the evict policy gets no event. At the end it gets everything in order of last touch, what was touched since the scan
 //     began last, a slice at a time.
 type recovery struct {
-	root  *root
-	kept  *keptDir
-	set   *entries.Set
-	count scanCounters
+	root   *root
+	kept   *keptDir
+	set    *entries.Set
+	count  scanCounters
+	missed map[string]int64 // as of the scan; the upkeep's once that has ended
 	// incomplete is set when a scan could not read something.
 	incomplete atomic.Bool
 
@@ -167,6 +168,7 @@ func (r *root) scanAll(ctx context.Context, failed chan<- error) {
 		select {
 		case failed <- err:
 		default:
+			_ = r.kept.loadNamespaces() // one may have been left out for the same reason
 			r.Log.Error("the scan failed and is begun again; what it has not seen are misses", "error", err, "pause", pause)
 		}
 		select {

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 )
@@ -15,16 +15,6 @@ import (
 // A root that was out of service returns in the steps of [health.Monitor].Reopen. What its own part is stands here:
 // files that could not be unlinked are removed, entries with files that gave no answer are dropped, and namespaces are kept
 // that were opened during the outage.
-
-// notOfFile says that an error tells nothing about the file of a mark: the root is out, or was taken out for it. Nothing is
-// promised of the entry while the root is out, and it is dropped before the root returns.
-func (r *root) notOfFile(m entries.Mark, err error) bool {
-	if health.Hung(err) {
-		r.suspects.add(m)
-		return true
-	}
-	return errors.Is(err, ErrRootOut)
-}
 
 // returning is a root on its way back. It implements [health.Root].
 type returning struct{ *root }
@@ -45,7 +35,10 @@ func (r returning) Probe() (empty bool, err error) {
 	if empty, err = r.kind.identify(); err != nil {
 		return false, err
 	}
-	return empty, r.directory.Probe(r.store.seq.TempName(r.Path + "/" + pieceformat.MetaDir + "/probe"))
+	if err = r.directory.Probe(r.store.seq.TempName(r.Path + "/" + pieceformat.MetaDir + "/probe")); err == nil && !empty {
+		err = r.refused(index.None)
+	}
+	return empty, err
 }
 
 // Reopen implements [health.Root].
@@ -120,7 +113,7 @@ func (s *Store) eachRoot(ctx context.Context, part func(*root) error) error {
 // openWithout leaves a root out because of an error, or returns the error when that must not be.
 func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 	r.reset()
-	if ctx.Err() != nil || errors.Is(err, ErrRootBusy) || errors.Is(err, shared.ErrLinks) {
+	if ctx.Err() != nil || errors.Is(err, ErrRootBusy) || errors.Is(err, ErrConfig) || errors.Is(err, shared.ErrLinks) {
 		return err
 	}
 	r.unavailable.Store(true)

@@ -2,16 +2,13 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
-	"github.com/kvhost/kvhost/host/internal/store/files"
+	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
-	"golang.org/x/sys/unix"
 )
 
 // reservation is what a put needs of a root.
@@ -140,7 +137,7 @@ func (c *ownRoot) shrink(ctx context.Context) bool {
 	return c.within()
 }
 
-func (c *ownRoot) within() bool { return c.r.IsScanning() || c.r.Account.Excess(1) <= 0 }
+func (c *ownRoot) within() bool { return c.r.IsScanning() || c.r.Account.Excess(1) <= c.r.twice.Load() }
 
 // turn implements [kind]: one reservation at a time evicts.
 func (c *ownRoot) turn(ctx context.Context) error { return c.evicting.Acquire(ctx, 1) }
@@ -175,14 +172,23 @@ func (c *ownRoot) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy boo
 	offered := reuseFor != nil && reuseFor.temp == ""
 	for i := range list {
 		v := &list[i]
-		n, err := c.unlink(v, c.offerFile(v, reuseFor))
+		n, stays, err := c.unlinkVictim(v, c.offerFile(v, reuseFor))
 		if left += n; err != nil && got.failed == nil {
 			got.failed = err
+		}
+		if stays {
+			r.Lock()
+			r.Revive(v)
+			r.Unlock()
+			v.Slot = index.None
 		}
 	}
 	r.Lock()
 	defer r.Unlock()
 	for i := range list {
+		if list[i].Slot == index.None {
+			continue
+		}
 		got.entries++
 		got.freed += r.Index.Bytes(list[i].Slot)
 		r.FinishEvict(&list[i])
@@ -208,23 +214,4 @@ func (r *root) dropDamaged(m entries.Mark, rank uint32, name string, cause error
 		r.Counted(&r.Count.Damaged)
 		r.kind.unlinkDamaged(v, rank, name, cause)
 	})
-}
-
-// unopened judges an error of opening the file of a rank. One that is this host's own, and passes, changes nothing; after
-// any other the entry would be promised, and fail, again and again: it is dropped, so that the next lookup misses.
-func (r *root) unopened(m entries.Mark, rank uint32, name string, err error) error {
-	absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESTALE)
-	switch {
-	case absent && !r.directory.Present():
-		return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
-	case absent || files.Misled(err):
-		r.Counted(&r.Count.Vanished)
-		r.Quarantine.Recount()
-		r.drop(m, 0)
-	case r.notOfFile(m, err), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
-		return err
-	default:
-		r.dropDamaged(m, rank, name, err)
-	}
-	return fmt.Errorf("%w: %w", ErrGone, err)
 }

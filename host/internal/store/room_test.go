@@ -133,7 +133,7 @@ func TestQuotas(t *testing.T) {
 
 // TestFullRootOfTwo: stores go to the root that has room.
 func TestFullRootOfTwo(t *testing.T) {
-	f, faulty, dir := twoRoots(t, 200, func(c *Config) { c.UpkeepEvery = 20 * time.Millisecond })
+	f, faulty, dir := twoRoots(t, 200, func(c *Config) { c.UpkeepEvery, c.Now = time.Second, time.Now })
 	bad, _ := f.spread(20)
 	faulty.Set(faultfs.MustRules("write " + dir + "/**.tmp: enospc")...)
 	if err := f.putsUntilError(100); !errors.Is(err, unix.ENOSPC) {
@@ -353,7 +353,7 @@ func TestWhatNeverFitsEvictsNothing(t *testing.T) {
 
 // ceiling makes the file system full at so many bytes.
 func (f *fixture) ceiling(bytes int64) {
-	f.root().Account.Full(bytes, math.MaxInt64, time.Hour)
+	f.root().Account.Full(bytes, math.MaxInt64, time.Hour, time.Hour)
 }
 
 // putRank stores one piece of an entry that has so many ranks.
@@ -421,8 +421,7 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 	if got := f.store.Stats().Roots[0].Limit; got != 3*pieceBytes {
 		t.Errorf("3 pieces are on the full disk, the limit is %d", got/pieceBytes)
 	}
-	r.Account.Full(0, 0, -time.Hour)
-	r.Account.Retry()
+	r.Account.Lift()
 	r.drop(entries.Mark{Slot: 1, Fingerprint: r.Index.Fingerprint(1)}, 0)
 	for rank := uint32(1); rank < ranks; rank++ {
 		must(t, f.put(0, rank))

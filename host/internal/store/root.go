@@ -46,7 +46,8 @@ type root struct {
 	unavailable atomic.Bool   // it could not be opened: see openLate
 	scanned     chan struct{} // closed when it is known what is there
 
-	suspects marks // entries with files that gave no answer
+	suspects marks        // entries with files that gave no answer
+	twice    atomic.Int64 // bytes that may be both a reservation's and an orphan's, while puts end
 }
 
 // meter measures the root's files, and whether compression saves time there: gain is nil where that is not asked.
@@ -105,6 +106,9 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 // take makes the directories and takes the lock. No piece is looked at yet.
 func (r *root) take(ctx context.Context) (err error) {
 	if err := health.MakeRoot(r.FS, r.Path, r.cfg.RequireMount); err != nil {
+		return fmt.Errorf("store: root %s: %w", r.Path, err)
+	}
+	if err := r.apart(); err != nil {
 		return fmt.Errorf("store: root %s: %w", r.Path, err)
 	}
 	// What the root holds is only as durable as its own name.

@@ -6,16 +6,20 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/files"
+	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -34,14 +38,23 @@ type scanJudge interface {
 // scan is one look at every file of a root.
 type scan struct {
 	*entries.Scan
-	by *recovery
+	by   *recovery
+	late bool // after the scan
+
+	mu     sync.Mutex
+	short  error            // the process was short of something: the scan is begun again
+	missed map[string]int64 // what could not be read, by path below the root, directories with a slash: the bytes booked for it
 }
 
 // newScan prepares a scan.
-func (r *recovery) newScan() *scan { return &scan{entries.NewScan(r.set), r} }
+func (r *recovery) newScan() *scan {
+	return &scan{Scan: entries.NewScan(r.set), by: r, missed: map[string]int64{}}
+}
 
 // newLateScan prepares the record of a piece that is found after the scan.
-func (r *recovery) newLateScan() *scan { return &scan{entries.NewLateScan(r.set), r} }
+func (r *recovery) newLateScan() *scan {
+	return &scan{Scan: entries.NewLateScan(r.set), by: r, late: true, missed: map[string]int64{}}
+}
 
 // beginScan makes the root ready to be used while it is scanned. What is in use on the file system is an upper bound of
 // the bytes that the scan will find.
@@ -82,6 +95,7 @@ func (r *recovery) scan(ctx context.Context) error {
 	r.current.Store(nil)
 	c.settle(c.Close())
 	c.order()
+	r.missed = c.missed
 	c.End(ctx, func(int64) {})
 	r.makeRoom()
 	if took := r.root.store.cfg.Now().Sub(start); took > time.Second {
@@ -117,39 +131,43 @@ func (r *recovery) makeRoom() {
 // walk looks at every file.
 func (c *scan) walk(ctx context.Context) error {
 	d := c.by.kept
-	return staging.Walk(ctx, d.FS, d.Path, c.by.root.store.cfg.ScanWorkers, c.file, c.skipped)
+	err := staging.Walk(ctx, d.FS, d.Path, pieceformat.MetaDir, c.by.root.store.cfg.ScanWorkers, c.file, c.skipped)
+	return errors.Join(err, c.short)
 }
 
 // file judges one file. rel is its path below the root.
 func (c *scan) file(rel string, e fs.DirEntry) {
+	c.by.count.Scanned.Add(1)
+	base := filepath.Base(rel)
+	if _, temp := pieceformat.ParseTemp(base); !temp && (!e.Type().IsRegular() || base[0] == '.') {
+		c.by.count.Foreign.Add(1)
+		return
+	}
+	c.look(rel)
+}
+
+// look judges a file by its name and its header.
+func (c *scan) look(rel string) {
 	r, d := c.by, c.by.kept
-	r.count.Scanned.Add(1)
 	name := d.Slash + rel
 	if temp, ok := pieceformat.ParseTemp(filepath.Base(rel)); ok {
-		if d.Sequence.Wrote(temp) {
-			return
-		}
-		if r.root.kind.ownsTemp(temp.Host) {
+		if !d.Sequence.Wrote(temp) && r.root.kind.ownsTemp(temp.Host) {
 			if err := r.sweep(name); err != nil {
 				c.unreadable(name, err)
 			}
 		}
 		return
 	}
-	if !e.Type().IsRegular() || filepath.Base(rel)[0] == '.' {
-		r.count.Foreign.Add(1)
-		return
-	}
 	if d.Orphans.Has(name) {
 		return // its entry was dropped during the scan, and it is counted
 	}
-	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
-	if err != nil {
-		c.unreadable(name, err)
-		return
+	h, info, err := pieceformat.Header{}, staging.Info{}, error(nil)
+	if !c.late {
+		h, info, err = d.Look(name)
 	}
-	h, info, err := files.Inspect(f)
-	f.Close()
+	if cond := health.Judge(err); c.late || err != nil && cond != health.Other && cond != health.Unanswered {
+		h, info, err = files.LookIn(d.Health.Bare(), name) // once more, without a second error of the device
+	}
 	if err == nil {
 		c.identify(name, rel, &h, pieceformat.Padded(info.Allocated))
 	} else {
@@ -158,21 +176,107 @@ func (c *scan) file(rel string, e fs.DirEntry) {
 }
 
 func (c *scan) skipped(rel string, err error) {
-	c.by.incomplete.Store(true)
-	c.by.kept.Log.Warn("a directory could not be read; what it holds is not counted", "directory", rel, "error", err)
+	if errors.Is(err, fs.ErrNotExist) || c.lacks(err) {
+		return
+	}
+	if errors.Is(err, staging.ErrForeign) {
+		c.by.count.Foreign.Add(1)
+		c.by.kept.Log.Error("another root is in this one and is left alone: what it takes is not counted; move one of them away",
+			"directory", rel)
+		return
+	}
+	c.miss(rel+"/", 0)
+	if !c.late {
+		c.by.incomplete.Store(true)
+		c.by.kept.Log.Warn("a directory could not be read; what it holds is not counted until it can be",
+			"directory", rel, "error", err)
+	}
+}
+
+// miss notes what could not be read.
+func (c *scan) miss(rel string, bytes int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.missed[rel] = bytes
+}
+
+// lacks notes an error that says that the process is short of something.
+func (c *scan) lacks(err error) bool {
+	if health.Judge(err) != health.Shortage {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.short = err
+	return true
 }
 
 // unreadable leaves a file alone that could not be read just now.
 func (c *scan) unreadable(name string, err error) {
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || c.lacks(err) {
+		return
+	}
+	d, bytes := c.by.kept, int64(0)
+	if !c.late {
+		if info, err := d.FS.Stat(name); err == nil {
+			bytes = pieceformat.Padded(info.Allocated)
+		}
+		d.Log.Warn("a file could not be read; it is left out until it can be", "file", name, "error", err)
+		c.Overlook(bytes)
+		c.by.incomplete.Store(true)
+	}
+	c.miss(strings.TrimPrefix(name, d.Slash), bytes)
+}
+
+// lateLooks is how many files and directories again looks at.
+const lateLooks = 16
+
+// again looks at some of what the scan could not read, as a part of the root's upkeep.
+func (r *recovery) again(ctx context.Context) {
+	if r.set.IsScanning() || len(r.missed) == 0 || r.kept.loadNamespaces() != nil {
+		return
+	}
+	looks, found := 0, 0
+	for rel, bytes := range r.missed { // any of them
+		c := r.newLateScan()
+		c.revisit(ctx, rel)
+		if _, still := c.missed[rel]; !still && c.short == nil && ctx.Err() == nil {
+			delete(r.missed, rel)
+			maps.Copy(r.missed, c.missed) // of what is in a directory
+			r.set.Account.Remove(capacity.Orphans, bytes)
+			found++
+		}
+		if looks++; looks == lateLooks {
+			break
+		}
+	}
+	if found == 0 {
+		return
+	}
+	s := r.set
+	s.Lock()
+	defer s.Unlock()
+	s.Index.Each(func(slot uint32, e *index.Entry) {
+		if !e.Any(index.Announced | index.Evicting | index.Detached | index.Moving) {
+			s.Index.TouchEntry(e)
+			s.Evictor.Announce(abi.OpResident, slot, s.Index.Fingerprint(slot), 0)
+		}
+	})
+}
+
+// revisit looks at a file, or at all that is in a directory.
+func (c *scan) revisit(ctx context.Context, rel string) {
+	dir, whole := strings.CutSuffix(rel, "/")
+	if !whole {
+		c.look(rel)
 		return
 	}
 	d := c.by.kept
-	d.Log.Warn("a file could not be read; it is left out until the next start", "file", name, "error", err)
-	if info, err := d.FS.Stat(name); err == nil {
-		c.Overlook(pieceformat.Padded(info.Allocated))
+	if err := staging.Walk(ctx, d.Health.Bare(), d.Slash+dir, pieceformat.MetaDir, c.by.root.store.cfg.ScanWorkers,
+		func(sub string, e fs.DirEntry) { c.file(rel+sub, e) },
+		func(sub string, err error) { c.skipped(rel+sub, err) }); err != nil {
+		c.skipped(dir, err)
 	}
-	c.by.incomplete.Store(true)
 }
 
 // identify takes a sound piece into the index: the header says what it is, and the walk how it is named.

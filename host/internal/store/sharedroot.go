@@ -154,11 +154,8 @@ func (r *sharedRoot) recover(context.Context) error {
 
 // record describes the piece for the other hosts.
 func (p *Put) record() shared.Record {
-	var named []pieceformat.Name
-	if p.name != "" {
-		named = []pieceformat.Name{{Rank: p.rank, Path: p.name}}
-	}
 	return shared.Record{
-		Op: shared.Published, Names: named, Namespace: p.class.Namespace.Digest, Group: p.class.Group, Rank: p.rank, Key: p.key, Parent: p.parent, Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
+		Op: shared.Published, Names: namesOf(p.rank, p.name), Namespace: p.class.Namespace.Digest, Group: p.class.Group,
+		Rank: p.rank, Key: p.key, Parent: p.parent, Depth: p.depth, Tenant: p.tenant, Pieces: p.ranks, StoreTime: p.stamp,
 	}
 }

@@ -42,7 +42,7 @@ func TestExampleTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	got, err := r.ReadAll()
+	got, err := rest(r)
 	if err != nil {
 		t.Fatal(err)
 	}

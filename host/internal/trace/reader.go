@@ -170,19 +170,3 @@ func (r *Reader) readLine() ([]byte, error) {
 		return bytes.TrimSuffix(r.long, newline), nil
 	}
 }
-
-// ReadAll reads the rest of a trace. With an error it returns the requests before it.
-func (r *Reader) ReadAll() ([]Request, error) {
-	var all []Request
-	for {
-		var req Request
-		switch err := r.Next(&req); err {
-		case nil:
-			all = append(all, req)
-		case io.EOF:
-			return all, nil
-		default:
-			return all, err
-		}
-	}
-}

@@ -65,32 +65,3 @@ func TestHistogram(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkHistogram(b *testing.B) {
-	h := NewHistogram(7)
-	h.Record(1 << 40)
-	b.ReportAllocs()
-	v := uint64(1)
-	for b.Loop() {
-		v = v*6364136223846793005 + 1
-		h.Record(v >> 24)
-	}
-}
-
-func BenchmarkCollector(b *testing.B) {
-	var requests []Request
-	if err := Generate(DefaultMix(), func(r *Request) error {
-		c := *r
-		c.HashIDs = slices.Clone(r.HashIDs)
-		requests = append(requests, c)
-		return nil
-	}); err != nil {
-		b.Fatal(err)
-	}
-	for b.Loop() {
-		c := NewCollector()
-		for i := range requests {
-			c.Add(&requests[i])
-		}
-	}
-}

@@ -53,7 +53,9 @@ type Account struct {
 	measured time.Time
 	dirs     int64     // bytes of directories
 	ceiling  int64     // what was in use when the file system was full
-	until    time.Time // when the ceiling ends; zero: there is none
+	full     bool      // there is a ceiling
+	until    time.Time // when it ends, or the last one has ended
+	pause    time.Duration
 }
 
 // Figures are an account at one moment: what the owner of the root allows, the bytes in use, reserved ones included, what the
@@ -105,7 +107,7 @@ func (a *Account) limit() int64 {
 	if !a.measured.IsZero() {
 		limit = min(limit, a.free)
 	}
-	if !a.until.IsZero() {
+	if a.full {
 		limit = min(limit, a.ceiling)
 	}
 	return limit
@@ -271,27 +273,35 @@ func (a *Account) Measured(total, available, unwritten int64) {
 }
 
 // Full notes that the file system was full although the account had room. What is written now is the limit for a while;
-// one entry may be tried, in case others have freed something.
-func (a *Account) Full(entry, unwritten int64, lasts time.Duration) {
+// one entry may be tried, in case others have freed something. The while is the least at first, and twice as long, up to the
+// most, each time that the file system is full again before more was written, or had room for that long.
+func (a *Account) Full(entry, unwritten int64, least, most time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.ceiling, a.until = max(entry, a.used-unwritten), a.now().Add(lasts)
+	written := max(entry, a.used-unwritten)
+	if written > a.ceiling || a.now().Sub(a.until) > most {
+		a.pause = 0
+	}
+	if !a.full || a.pause == 0 {
+		a.pause = min(max(least, 2*a.pause), most)
+	}
+	a.full, a.ceiling, a.until = true, written, a.now().Add(a.pause)
 }
 
 // Lift ends a ceiling before its time is over: a file system that comes back may have room.
 func (a *Account) Lift() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.until = time.Time{}
+	a.full = false
 }
 
 // Retry ends a ceiling after its time. It says whether there was one.
 func (a *Account) Retry() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	over := !a.until.IsZero() && a.now().After(a.until)
+	over := a.full && a.now().After(a.until)
 	if over {
-		a.until = time.Time{}
+		a.full = false
 	}
 	return over
 }

@@ -1,7 +1,7 @@
 package catalog
 
 import (
-	"context"
+	"errors"
 	"iter"
 	"slices"
 	"sync/atomic"
@@ -30,14 +30,18 @@ func (r *Rule) matches(text string) bool {
 	return slices.ContainsFunc(r.Namespaces, func(p kv.Pattern) bool { return p.Matches(text) })
 }
 
+// running is a policy of any role.
+type running interface {
+	Close() error
+	Stats() policy.Stats
+}
+
 // Active is a running policy and the module that it comes from.
-type Active[P interface{ Close() error }] struct {
+type Active[P running] struct {
 	*policy.Handle
 	Policy P
 	Since  time.Time
 }
-
-func handleOf[P interface{ Close() error }](a *Active[P]) *policy.Handle { return a.Handle }
 
 // close closes the policy and releases its module.
 func (a *Active[P]) close() error {
@@ -46,34 +50,25 @@ func (a *Active[P]) close() error {
 	return err
 }
 
-type (
-	// Admission is an admit policy.
-	Admission = Active[*policy.Admit]
-	// Placement is a place policy.
-	Placement = Active[*policy.Place]
-	// Layout is a layout policy.
-	Layout = Active[*policy.Layout]
-)
-
 // Binding is what namespaces are bound to: a name, under which one policy can follow another.
-type Binding[T any] struct {
+type Binding[P running] struct {
 	Name string
-	now  atomic.Pointer[T]
+	now  atomic.Pointer[Active[P]]
 }
 
 // Now is the policy that acts under the name.
-func (b *Binding[T]) Now() *T { return b.now.Load() }
+func (b *Binding[P]) Now() *Active[P] { return b.now.Load() }
 
 // Bindings are those of one role, in the order of the rules. The last one is for the rest.
-type Bindings[T any] []boundRule[T]
+type Bindings[P running] []boundRule[P]
 
-type boundRule[T any] struct {
-	*Binding[T]
+type boundRule[P running] struct {
+	*Binding[P]
 	rule *Rule // nil: all that is left
 }
 
 // of is the binding that a namespace gets.
-func (l Bindings[T]) of(text string) *Binding[T] {
+func (l Bindings[P]) of(text string) *Binding[P] {
 	for _, b := range l {
 		if b.rule == nil || b.rule.matches(text) {
 			return b.Binding
@@ -83,7 +78,7 @@ func (l Bindings[T]) of(text string) *Binding[T] {
 }
 
 // named returns a binding, or nil.
-func (l Bindings[T]) named(name string) *Binding[T] {
+func (l Bindings[P]) named(name string) *Binding[P] {
 	for _, b := range l {
 		if b.Name == name {
 			return b.Binding
@@ -93,56 +88,38 @@ func (l Bindings[T]) named(name string) *Binding[T] {
 }
 
 // has says whether a binding is in the list.
-func (l Bindings[T]) has(b *Binding[T]) bool {
-	return slices.ContainsFunc(l, func(o boundRule[T]) bool { return o.Binding == b })
+func (l Bindings[P]) has(b *Binding[P]) bool {
+	return slices.ContainsFunc(l, func(o boundRule[P]) bool { return o.Binding == b })
 }
 
 // Each yields every binding once.
-func (l Bindings[T]) Each() iter.Seq[*Binding[T]] {
-	return func(yield func(*Binding[T]) bool) {
+func (l Bindings[P]) Each() iter.Seq[*Binding[P]] {
+	return func(yield func(*Binding[P]) bool) {
 		for i, b := range l {
-			seen := slices.ContainsFunc(l[:i], func(o boundRule[T]) bool { return o.Binding == b.Binding })
-			if !seen && !yield(b.Binding) {
+			if !l[:i].has(b.Binding) && !yield(b.Binding) {
 				return
 			}
 		}
 	}
 }
 
+// close closes the policies.
+func (l Bindings[P]) close() (err error) {
+	for b := range l.Each() {
+		err = errors.Join(err, b.Now().close())
+	}
+	return err
+}
+
+func (l Bindings[P]) visit(visit func(PolicyInfo)) {
+	for b := range l.Each() {
+		a := b.Now()
+		visit(PolicyInfo{Handle: a.Handle, Since: a.Since, Stats: a.Policy.Stats()})
+	}
+}
+
 // bound is what a namespace is bound to now.
-type bound[T any] struct{ binding atomic.Pointer[Binding[T]] }
+type bound[P running] struct{ binding atomic.Pointer[Binding[P]] }
 
 // Now is the policy that acts for the namespace.
-func (b *bound[T]) Now() *T { return b.binding.Load().Now() }
-
-func (o *Options) admitOpener(ctx context.Context, state policy.State) func(*policy.Handle) (*Admission, error) {
-	return func(h *policy.Handle) (*Admission, error) {
-		p, err := h.Module.NewAdmit(ctx, policy.AdmitOptions{
-			Capacity: o.Capacity, Seed: o.Seed, Config: h.Config, MaxNamespaces: MaxNamespaces, State: state,
-		})
-		if err != nil {
-			return nil, err
-		}
-		return &Admission{Handle: h.Acquire(), Policy: p, Since: o.Now()}, nil
-	}
-}
-
-func (o *Options) placeOpener(ctx context.Context) func(*policy.Handle) (*Placement, error) {
-	return func(h *policy.Handle) (*Placement, error) {
-		p, err := h.Module.NewPlace(ctx, policy.PlaceOptions{Seed: o.Seed, Config: h.Config, MaxNamespaces: MaxNamespaces})
-		if err != nil {
-			return nil, err
-		}
-		return &Placement{Handle: h.Acquire(), Policy: p, Since: o.Now()}, nil
-	}
-}
-
-func (o *Options) layoutOpener(ctx context.Context) func(*policy.Handle) (*Layout, error) {
-	return func(h *policy.Handle) (*Layout, error) {
-		p, err := h.Module.NewLayout(ctx, policy.LayoutOptions{Seed: o.Seed, Config: h.Config, MaxNamespaces: MaxNamespaces})
-		if err != nil {
-			return nil, err
-		}
-		return &Layout{Handle: h.Acquire(), Policy: p, Since: o.Now()}, nil
-	}
-}
+func (b *bound[P]) Now() *Active[P] { return b.binding.Load().Now() }

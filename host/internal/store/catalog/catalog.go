@@ -50,9 +50,9 @@ type Catalog struct {
 
 	Compression codec.Set
 
-	admit  atomic.Pointer[Bindings[Admission]]
-	layout atomic.Pointer[Bindings[Layout]]
-	place  atomic.Pointer[Bindings[Placement]]
+	admit  atomic.Pointer[Bindings[*policy.Admit]]
+	layout atomic.Pointer[Bindings[*policy.Layout]]
+	place  atomic.Pointer[Bindings[*policy.Place]]
 
 	facts atomic.Pointer[[]abi.RootFacts] // of the roots; nil before they are open
 
@@ -78,9 +78,9 @@ func New(ctx context.Context, opt Options) (_ *Catalog, err error) {
 	c.list.Store(new([]*Class))
 	c.Compression.Modes = opt.Compression
 	p := &opt.Policies
-	c.admit.Store(&Bindings[Admission]{})
-	c.layout.Store(&Bindings[Layout]{})
-	c.place.Store(&Bindings[Placement]{})
+	c.admit.Store(&Bindings[*policy.Admit]{})
+	c.layout.Store(&Bindings[*policy.Layout]{})
+	c.place.Store(&Bindings[*policy.Place]{})
 	first, err := c.PrepareRebind(ctx, p, 0)
 	if err != nil {
 		first.Abandon()
@@ -91,18 +91,9 @@ func New(ctx context.Context, opt Options) (_ *Catalog, err error) {
 }
 
 // Close closes the policies.
-func (c *Catalog) Close() (err error) {
+func (c *Catalog) Close() error {
 	c.reapClasses()
-	for b := range c.place.Load().Each() {
-		err = errors.Join(err, b.Now().close())
-	}
-	for b := range c.layout.Load().Each() {
-		err = errors.Join(err, b.Now().close())
-	}
-	for b := range c.admit.Load().Each() {
-		err = errors.Join(err, b.Now().close())
-	}
-	return err
+	return errors.Join(c.place.Load().close(), c.layout.Load().close(), c.admit.Load().close())
 }
 
 // Run reaps classes that have ended, until the context is done.
@@ -168,18 +159,9 @@ type PolicyInfo struct {
 
 // EachPolicy calls visit for each policy: admit, place, layout.
 func (c *Catalog) EachPolicy(visit func(PolicyInfo)) {
-	for b := range c.admit.Load().Each() {
-		p := b.Now()
-		visit(PolicyInfo{Handle: p.Handle, Since: p.Since, Stats: p.Policy.Stats()})
-	}
-	for b := range c.place.Load().Each() {
-		p := b.Now()
-		visit(PolicyInfo{Handle: p.Handle, Since: p.Since, Stats: p.Policy.Stats()})
-	}
-	for b := range c.layout.Load().Each() {
-		p := b.Now()
-		visit(PolicyInfo{Handle: p.Handle, Since: p.Since, Stats: p.Policy.Stats()})
-	}
+	c.admit.Load().visit(visit)
+	c.place.Load().visit(visit)
+	c.layout.Load().visit(visit)
 }
 
 var (

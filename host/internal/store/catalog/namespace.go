@@ -24,9 +24,9 @@ type Namespace struct {
 	Text   string
 	KeyLen uint32
 	TTL    time.Duration // of its entries; 0: they do not expire
-	Admit  bound[Admission]
-	Layout bound[Layout]
-	Place  bound[Placement]
+	Admit  bound[*policy.Admit]
+	Layout bound[*policy.Layout]
+	Place  bound[*policy.Place]
 
 	Element     int // size of the numbers in its pages; 0 until a session has opened the namespace
 	Compression *codec.Namespace
@@ -127,7 +127,7 @@ func (c *Catalog) Open(ctx context.Context, n *kv.Namespace) (*Namespace, error)
 	if ns.groups != nil {
 		return ns, nil
 	}
-	plans, err := ns.makePlans(ctx, c.opt.Roots, n.Groups, ns.Layout.Now())
+	plans, err := ns.makePlans(ctx, c.opt.Roots, n.Groups, ns.Layout.Now().Policy)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", n.Model, err)
 	}
@@ -143,12 +143,12 @@ func (c *Catalog) Open(ctx context.Context, n *kv.Namespace) (*Namespace, error)
 // makePlans asks for the layout of groups and keeps the plans: a piece can be read only with the plan that it was
 // written under.
 func (ns *Namespace) makePlans(
-	ctx context.Context, roots Roots, groups []kv.Group, layout *Layout,
+	ctx context.Context, roots Roots, groups []kv.Group, layout *policy.Layout,
 ) ([]*kv.Plan, error) {
 	plans := make([]*kv.Plan, len(groups))
 	for i, g := range groups {
 		var err error
-		if plans[i], err = layout.Policy.Plan(ns.ID, g.ID, ns.Text, g.Geometry); err != nil {
+		if plans[i], err = layout.Plan(ns.ID, g.ID, ns.Text, g.Geometry); err != nil {
 			return nil, fmt.Errorf("group %d: %w", g.ID, err)
 		}
 	}

@@ -12,12 +12,12 @@ import (
 // Swap is a change of policies that are bound to namespaces, ready to be committed.
 type Swap struct {
 	c         *Catalog
-	admit     rebinding[Admission]
-	layout    rebinding[Layout]
-	place     rebinding[Placement]
+	admit     rebinding[*policy.Admit]
+	layout    rebinding[*policy.Layout]
+	place     rebinding[*policy.Place]
 	made      []*Class
 	seen      map[*Namespace]bool
-	admitKept map[*Admission]bool // took over the state of the policy before
+	admitKept map[*policy.Admit]bool // took over the state of the policy before
 }
 
 // Swapped is one policy that was replaced.
@@ -68,24 +68,27 @@ func (c *Catalog) PrepareRebind(ctx context.Context, p *Policies, maxState uint3
 }
 
 func (c *Catalog) prepare(ctx context.Context, all *[abi.Roles][]wish, maxState uint32) (w *Swap, err error) {
-	w = &Swap{c: c, seen: map[*Namespace]bool{}, admitKept: map[*Admission]bool{}}
-	w.admit, err = rebind(*c.admit.Load(), abi.RoleAdmit, all[abi.RoleAdmit], handleOf[*policy.Admit],
-		func(h *policy.Handle, old *Admission) (*Admission, error) { return w.openAdmit(ctx, h, old, maxState) })
+	o := &c.opt
+	w = &Swap{c: c, seen: map[*Namespace]bool{}, admitKept: map[*policy.Admit]bool{}}
+	err = w.admit.rebind(o, *c.admit.Load(), abi.RoleAdmit, all[abi.RoleAdmit],
+		func(h *policy.Handle, old *Active[*policy.Admit]) (*policy.Admit, error) {
+			return w.openAdmit(ctx, h, old, maxState)
+		})
 	if err != nil {
 		return w, err
 	}
-	open := c.opt.layoutOpener(ctx)
-	w.layout, err = rebind(*c.layout.Load(), abi.RoleLayout, all[abi.RoleLayout], handleOf[*policy.Layout],
-		func(h *policy.Handle, _ *Layout) (*Layout, error) { return open(h) })
+	err = w.layout.rebind(o, *c.layout.Load(), abi.RoleLayout, all[abi.RoleLayout],
+		func(h *policy.Handle, _ *Active[*policy.Layout]) (*policy.Layout, error) {
+			return h.Module.NewLayout(ctx, policy.LayoutOptions{Seed: o.Seed, Config: h.Config, MaxNamespaces: MaxNamespaces})
+		})
 	if err != nil {
 		return w, err
 	}
-	name := c.opt.placeOpener(ctx)
-	w.place, err = rebind(*c.place.Load(), abi.RolePlace, all[abi.RolePlace], handleOf[*policy.Place],
-		func(h *policy.Handle, _ *Placement) (*Placement, error) {
-			p, err := name(h)
+	err = w.place.rebind(o, *c.place.Load(), abi.RolePlace, all[abi.RolePlace],
+		func(h *policy.Handle, _ *Active[*policy.Place]) (*policy.Place, error) {
+			p, err := h.Module.NewPlace(ctx, policy.PlaceOptions{Seed: o.Seed, Config: h.Config, MaxNamespaces: MaxNamespaces})
 			if facts := c.facts.Load(); err == nil && facts != nil {
-				p.Policy.SetRoots(*facts)
+				p.SetRoots(*facts)
 			}
 			return p, err
 		})
@@ -102,8 +105,10 @@ func (c *Catalog) prepare(ctx context.Context, all *[abi.Roles][]wish, maxState 
 }
 
 // openAdmit hands over the state of the acting policy, if the new one can use it.
-func (w *Swap) openAdmit(ctx context.Context, h *policy.Handle, old *Admission, maxState uint32) (*Admission, error) {
-	state := policy.State{}
+func (w *Swap) openAdmit(
+	ctx context.Context, h *policy.Handle, old *Active[*policy.Admit], maxState uint32,
+) (*policy.Admit, error) {
+	o, state := &w.c.opt, policy.State{}
 	if old != nil {
 		var err error
 		var ok bool
@@ -111,9 +116,11 @@ func (w *Swap) openAdmit(ctx context.Context, h *policy.Handle, old *Admission, 
 			state = policy.State{} // it failed, or keeps none: the new one starts empty
 		}
 	}
-	p, err := w.c.opt.admitOpener(ctx, state)(h)
+	p, err := h.Module.NewAdmit(ctx, policy.AdmitOptions{
+		Capacity: o.Capacity, Seed: o.Seed, Config: h.Config, MaxNamespaces: MaxNamespaces, State: state,
+	})
 	if err == nil {
-		w.admitKept[p] = old != nil && p.Policy.Loaded()
+		w.admitKept[p] = old != nil && p.Loaded()
 	}
 	return p, err
 }
@@ -129,7 +136,7 @@ func (w *Swap) prepare(ctx context.Context, ns *Namespace) error {
 	var plans []*kv.Plan
 	if l := w.layout.acting(w.layout.next.of(ns.Text)); l != ns.Layout.Now() && ns.groups != nil {
 		var err error
-		if plans, err = ns.makePlans(ctx, w.c.opt.Roots, ns.groups, l); err != nil {
+		if plans, err = ns.makePlans(ctx, w.c.opt.Roots, ns.groups, l.Policy); err != nil {
 			return err
 		}
 	}
@@ -165,15 +172,9 @@ func (w *Swap) Abandon() {
 	for _, cl := range w.made {
 		cl.Release()
 	}
-	for _, s := range w.place.opened {
-		_ = s.policy.close()
-	}
-	for _, s := range w.layout.opened {
-		_ = s.policy.close()
-	}
-	for _, s := range w.admit.opened {
-		_ = s.policy.close()
-	}
+	w.place.abandon()
+	w.layout.abandon()
+	w.admit.abandon()
 }
 
 // Commit replaces the policies. Pieces that are there keep their names and plans.
@@ -197,16 +198,13 @@ func (w *Swap) Commit() (list []Swapped) {
 	}
 	c.mu.Unlock()
 	for _, p := range admits {
-		list = append(list, Swapped{Role: abi.RoleAdmit, From: p.old.Module.Digest(), Loaded: w.admitKept[p.by]})
-		_ = p.old.close()
+		list = append(list, Swapped{Role: abi.RoleAdmit, From: p.end(), Loaded: p.by != nil && w.admitKept[p.by.Policy]})
 	}
 	for _, p := range places {
-		list = append(list, Swapped{Role: abi.RolePlace, From: p.old.Module.Digest()})
-		_ = p.old.close()
+		list = append(list, Swapped{Role: abi.RolePlace, From: p.end()})
 	}
 	for _, p := range layouts {
-		list = append(list, Swapped{Role: abi.RoleLayout, From: p.old.Module.Digest()})
-		_ = p.old.close()
+		list = append(list, Swapped{Role: abi.RoleLayout, From: p.end()})
 	}
 	return list
 }
@@ -237,21 +235,21 @@ func (p *Policies) wishes(role abi.Role) (list []wish) {
 }
 
 // rebinding is a change of a role's bindings, ready to be committed.
-type rebinding[T any] struct {
-	next   Bindings[T]
-	opened []successor[T]
-	ended  []*Binding[T] // that next does not have
+type rebinding[P running] struct {
+	next   Bindings[P]
+	opened []successor[P]
+	ended  []*Binding[P] // that next does not have
 }
 
 // successor is a policy that was opened for a binding.
-type successor[T any] struct {
-	binding *Binding[T]
-	policy  *T
+type successor[P running] struct {
+	binding *Binding[P]
+	policy  *Active[P]
 	follows bool // another acts in the binding until the change is committed
 }
 
 // acting is the policy that acts in a binding once the change is committed.
-func (r *rebinding[T]) acting(b *Binding[T]) *T {
+func (r *rebinding[P]) acting(b *Binding[P]) *Active[P] {
 	for _, s := range r.opened {
 		if s.binding == b {
 			return s.policy
@@ -261,39 +259,39 @@ func (r *rebinding[T]) acting(b *Binding[T]) *T {
 }
 
 // rebind opens the policies that a role lacks for its wishes. Those that act already stay as they are, and rules that name
-// one policy share it. It returns those that it opened also with an error. open gets the policy that is succeeded, or nil.
-func rebind[T any](
-	now Bindings[T], role abi.Role, list []wish, handle func(*T) *policy.Handle, open func(h *policy.Handle, old *T) (*T, error),
-) (r rebinding[T], err error) {
+// one policy share it. open gets the policy that is succeeded, or nil.
+func (r *rebinding[P]) rebind(
+	o *Options, now Bindings[P], role abi.Role, list []wish, open func(h *policy.Handle, old *Active[P]) (P, error),
+) (err error) {
 	for _, w := range list {
 		b := r.next.named(w.name)
 		if b == nil {
-			if b, err = r.bind(now.named(w.name), role, w, handle, open); err != nil {
-				return r, err
+			if b, err = r.bind(o, now.named(w.name), role, w, open); err != nil {
+				return err
 			}
 		}
-		r.next = append(r.next, boundRule[T]{b, w.rule})
+		r.next = append(r.next, boundRule[P]{b, w.rule})
 	}
 	for b := range now.Each() {
 		if !r.next.has(b) {
 			r.ended = append(r.ended, b)
 		}
 	}
-	return r, nil
+	return nil
 }
 
 // bind is the binding for a wish: b, the one of its name, if there is one.
-func (r *rebinding[T]) bind(
-	b *Binding[T], role abi.Role, w wish, handle func(*T) *policy.Handle, open func(h *policy.Handle, old *T) (*T, error),
-) (*Binding[T], error) {
+func (r *rebinding[P]) bind(
+	o *Options, b *Binding[P], role abi.Role, w wish, open func(h *policy.Handle, old *Active[P]) (P, error),
+) (*Binding[P], error) {
 	h := w.handle
 	if h == nil {
 		h = policy.BuiltinHandle(role)
 		defer h.Release()
 	}
-	var old *T
+	var old *Active[P]
 	if b != nil {
-		if old = b.Now(); handle(old) == h || w.handle == nil && handle(old).Module.Digest() == h.Module.Digest() {
+		if old = b.Now(); old.Handle == h || w.handle == nil && old.Module.Digest() == h.Module.Digest() {
 			return b, nil
 		}
 	}
@@ -301,27 +299,42 @@ func (r *rebinding[T]) bind(
 	if err != nil {
 		return nil, fmt.Errorf("policy %s: %w", h.Label, err)
 	}
+	a := &Active[P]{Handle: h.Acquire(), Policy: p, Since: o.Now()}
 	follows := b != nil
 	if !follows {
-		b = &Binding[T]{Name: h.Label}
-		b.now.Store(p)
+		b = &Binding[P]{Name: h.Label}
+		b.now.Store(a)
 	}
-	r.opened = append(r.opened, successor[T]{b, p, follows})
+	r.opened = append(r.opened, successor[P]{b, a, follows})
 	return b, nil
 }
 
+// abandon closes what was opened.
+func (r *rebinding[P]) abandon() {
+	for _, s := range r.opened {
+		_ = s.policy.close()
+	}
+}
+
 // replaced is a policy that acts no more, and the one that follows it, or nil.
-type replaced[T any] struct{ old, by *T }
+type replaced[P running] struct{ old, by *Active[P] }
+
+// end closes the policy that acts no more, and returns its module's digest.
+func (p replaced[P]) end() (digest string) {
+	digest = p.old.Module.Digest()
+	_ = p.old.close()
+	return digest
+}
 
 // commit lets the policies that were opened act, and returns those that act no more.
-func (r *rebinding[T]) commit() (list []replaced[T]) {
+func (r *rebinding[P]) commit() (list []replaced[P]) {
 	for _, s := range r.opened {
 		if s.follows {
-			list = append(list, replaced[T]{s.binding.now.Swap(s.policy), s.policy})
+			list = append(list, replaced[P]{s.binding.now.Swap(s.policy), s.policy})
 		}
 	}
 	for _, b := range r.ended {
-		list = append(list, replaced[T]{old: b.Now()})
+		list = append(list, replaced[P]{old: b.Now()})
 	}
 	return list
 }

@@ -72,6 +72,28 @@ func (s *Set) FinishEvict(v *Eviction) {
 	s.reap(v.Slot)
 }
 
+// Revive takes BeginEvict back: the entry's files could not be unlinked, and it is served as before.
+func (s *Set) Revive(v *Eviction) {
+	e := s.Index.At(v.Slot)
+	f := s.flights[v.Slot]
+	f.unlinking = false
+	s.flights.set(v.Slot, f)
+	if e.Is(index.Detached) { // it was forgotten since
+		s.reap(v.Slot)
+		return
+	}
+	e.Unset(index.Evicting)
+	if e.Is(index.Complete) {
+		s.completed(v.Slot, kv.Root)
+	}
+	if s.scanning {
+		delete(s.removed, s.Index.Fingerprint(v.Slot))
+	} else {
+		s.Evictor.Announce(abi.OpResident, v.Slot, s.Index.Fingerprint(v.Slot), 0)
+	}
+	s.reaped.Broadcast()
+}
+
 // Evict removes an entry at once, if a mark still names it: unlink removes its files. It takes the lock, but not while unlink
 // runs.
 func (s *Set) Evict(m Mark, unlink func(*Eviction)) {

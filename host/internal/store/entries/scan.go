@@ -98,6 +98,7 @@ func (c *Scan) AddOf(
 		s.Hits.forget(slot)
 	}
 	e := s.Index.At(slot)
+	c.stamp(slot, h.StoreTime)
 	if s.Index.Pieces(slot)&(1<<h.Rank) != 0 {
 		if found.Mark = (Mark{slot, fp}); !s.Index.HasName(slot, h.Rank, name) {
 			found.Other = s.ClassOf(slot).NameOf(s.Index.NamesOf(slot), &h.Key, h.Rank)
@@ -119,18 +120,23 @@ func (c *Scan) AddOf(
 		s.completed(slot, h.Parent)
 	}
 	s.expire(slot, cl, h.StoreTime)
-	if !c.late {
-		for uint32(len(c.stamps)) <= slot {
-			c.stamps = append(c.stamps, 0)
-		}
-		c.stamps[slot] = max(c.stamps[slot], h.StoreTime)
-	}
 	s.Count.Recovered++
 	if _, ok := s.removed[fp]; ok {
 		// An entry of this key was dropped after the scan began, and this file may have gone with it.
 		c.unsure = append(c.unsure, MarkedPiece{Mark{slot, fp}, h.Rank})
 	}
 	return found
+}
+
+// stamp notes when a piece of an entry was stored.
+func (c *Scan) stamp(slot uint32, at int64) {
+	if c.late {
+		return
+	}
+	for uint32(len(c.stamps)) <= slot {
+		c.stamps = append(c.stamps, 0)
+	}
+	c.stamps[slot] = max(c.stamps[slot], at)
 }
 
 // AddFile enters another file of a piece that is there: its bytes are the entry's, and it goes with the entry. The lock is

@@ -61,8 +61,11 @@ func New(cfg Config) *Dir {
 }
 
 // Look reads the header of the file under a name.
-func (d *Dir) Look(name string) (pieceformat.Header, staging.Info, error) {
-	f, err := d.FS.OpenFile(name, os.O_RDONLY, 0)
+func (d *Dir) Look(name string) (pieceformat.Header, staging.Info, error) { return LookIn(d.FS, name) }
+
+// LookIn is Look in a file system.
+func LookIn(fsys staging.FS, name string) (pieceformat.Header, staging.Info, error) {
+	f, err := fsys.OpenFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return pieceformat.Header{}, staging.Info{}, err
 	}
@@ -100,29 +103,37 @@ func (d *Dir) Blank(name string) bool {
 	return n == len(page) && (err == nil || err == io.EOF) && page == zero
 }
 
-// Remove unlinks a file. When that fails, it says why, and the file becomes an orphan. left is what it takes (most, if
-// that is unknown) and the account had not yet from an earlier try. The error is [fs.ErrNotExist] when there was no file.
-// An unlink can report an error although it happened, so the name is looked up again.
-func (d *Dir) Remove(name string, most int64) (left int64, err error) {
-	if err = d.FS.Remove(name); err == nil {
+// Unlink removes a file. The error is [fs.ErrNotExist] when there was none. An unlink can report an error although it
+// happened, so the name is looked up again: with any other error the file is there, or may be.
+func (d *Dir) Unlink(name string) error {
+	err := d.FS.Remove(name)
+	if err == nil {
 		d.Leave(name)
-		return 0, nil
+		return nil
 	}
 	if errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	switch info, serr := d.FS.Stat(name); {
+	case errors.Is(serr, fs.ErrNotExist):
+		return nil
+	case Misled(serr), serr == nil && info.IsDir():
+		return fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
+	return err
+}
+
+// Remove is Unlink, but a file that stays becomes an orphan. left is what it takes (most, if that is unknown) and the account
+// had not yet from an earlier try.
+func (d *Dir) Remove(name string, most int64) (left int64, err error) {
+	if err = d.Unlink(name); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}
-	info, serr := d.FS.Stat(name)
-	switch {
-	case errors.Is(serr, fs.ErrNotExist):
-		return 0, nil
-	case Misled(serr), serr == nil && info.IsDir():
-		return 0, fmt.Errorf("%w: %w", fs.ErrNotExist, err)
-	}
-	if left = most; serr == nil {
-		left = pieceformat.Padded(info.Allocated)
+	if info, serr := d.FS.Stat(name); serr == nil {
+		most = pieceformat.Padded(info.Allocated)
 	}
 	d.Log.Error("file not unlinked; will retry, its bytes stay in the account", "file", name, "error", err)
-	return d.Orphans.again(name, left), err
+	return d.Orphans.again(name, most), err
 }
 
 // Misled says of an error that no file can have the name: something that is no directory stands on the way to it, or a

@@ -164,6 +164,9 @@ func (d *Dir) read(dir string) map[string]struct{} {
 		return inside
 	}
 	for _, e := range list {
+		if e.Name() == pieceformat.MetaDir && dir != d.Path {
+			return map[string]struct{}{} // another root's
+		}
 		if e.IsDir() {
 			inside[dir+"/"+e.Name()] = struct{}{}
 		}

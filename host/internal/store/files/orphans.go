@@ -193,16 +193,17 @@ func (l *Orphans) AddRenamed(name string, file staging.Info, bytes int64) {
 	l.later(&Orphan{name: name, only: file, renamed: true, bytes: bytes})
 }
 
-// Retry tries each orphan once more.
-func (l *Orphans) Retry(ctx context.Context) {
+// Retry tries each orphan once more, until the process is short of something. It says whether any are left.
+func (l *Orphans) Retry(ctx context.Context) (left bool) {
 	for range l.len() {
 		if ctx.Err() != nil || l.dir.Health.State() == health.Out || !l.retryOne() {
-			return
+			break
 		}
 	}
+	return l.len() > 0
 }
 
-// retryOne tries the oldest one. It is false when there is none.
+// retryOne tries the oldest one. It is false when there is none, or the process is short of something.
 func (l *Orphans) retryOne() bool {
 	o := l.first()
 	if o == nil {
@@ -215,7 +216,7 @@ func (l *Orphans) retryOne() bool {
 	if l.deleted(o, err); err == nil {
 		l.removed(o)
 	}
-	return true
+	return health.Judge(err) != health.Shortage
 }
 
 // unlink removes an orphan's file, and none but it.

@@ -11,8 +11,10 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -46,7 +48,7 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 	}
 	o.complete(dir)
 	c := &check{
-		o: o, dir: dir, limit: newLimit(o.ReadLimit), texts: map[kv.Digest]string{}, plans: map[kv.Digest]*kv.Plan{},
+		o: o, dir: dir, rate: moves.Rate{PerSecond: o.ReadLimit}, texts: map[kv.Digest]string{}, plans: map[kv.Digest]*kv.Plan{},
 		linked: map[inode]bool{},
 		report: Report{Root: dir, Quick: o.Quick, Namespaces: map[kv.Digest]*Usage{}, Found: map[Kind]*Usage{}},
 	}
@@ -74,7 +76,7 @@ func Files(ctx context.Context, dir string, fsys staging.FS) (int64, error) {
 	var mu sync.Mutex
 	var n int64
 	count := func(string, fs.DirEntry) { mu.Lock(); n++; mu.Unlock() }
-	err := staging.Walk(ctx, fsys, dir, runtime.GOMAXPROCS(0), count, func(string, error) {})
+	err := staging.Walk(ctx, fsys, dir, pieceformat.MetaDir, runtime.GOMAXPROCS(0), count, func(string, error) {})
 	return n, err
 }
 
@@ -98,7 +100,8 @@ type check struct {
 	o     Options
 	dir   string
 	slots *staging.Slots
-	limit *limit
+	rate  moves.Rate
+	bytes atomic.Int64 // read
 
 	kept  sync.Mutex           // of the next two
 	texts map[kv.Digest]string // of namespaces
@@ -144,7 +147,7 @@ func (c *check) run(ctx context.Context) error {
 		}
 		c.progress(0)
 	}
-	err := staging.Walk(ctx, c.o.FS, c.dir, c.o.Workers, visit, func(rel string, err error) {
+	err := staging.Walk(ctx, c.o.FS, c.dir, pieceformat.MetaDir, c.o.Workers, visit, func(rel string, err error) {
 		c.found(Problem{Path: rel, Kind: Unreadable, What: err.Error()})
 	})
 	close(files)
@@ -233,7 +236,7 @@ func (c *check) sound(h *pieceformat.Header, info staging.Info) {
 // finish puts the report into an order that does not depend on who was first.
 func (c *check) finish() {
 	r := &c.report
-	r.Read = c.limit.read.Load()
+	r.Read = c.bytes.Load()
 	slices.SortFunc(r.Problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind))
 	})

@@ -167,28 +167,8 @@ func (c *check) judgeMeta(rel string, info staging.Info, err error) {
 	c.found(p)
 }
 
-func (c *check) small(rel string) ([]byte, staging.Info, error) { return c.whole(rel, maxMeta) }
-
-// whole reads a file that has no more than so many bytes.
-func (c *check) whole(rel string, most int64) ([]byte, staging.Info, error) {
-	f, err := c.o.FS.OpenFile(c.dir+"/"+rel, os.O_RDONLY, 0)
-	if err != nil {
-		return nil, staging.Info{}, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, info, err
-	}
-	if info.Size > most {
-		return nil, info, fmt.Errorf("%w: it has %d bytes", pieceformat.ErrDamaged, info.Size)
-	}
-	b := make([]byte, info.Size)
-	n, err := f.ReadAt(b, 0)
-	if err == io.EOF {
-		err = nil
-	}
-	return b[:n], info, err
+func (c *check) small(rel string) ([]byte, staging.Info, error) {
+	return pieceformat.ReadFile(c.o.FS, c.dir+"/"+rel, maxMeta)
 }
 
 // judge holds a file that is too large to keep against its checksums.

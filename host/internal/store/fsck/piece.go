@@ -8,9 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -165,7 +162,8 @@ func (c *check) payload(ctx context.Context, f staging.File, plan *kv.Plan, buf 
 }
 
 func (c *check) read(ctx context.Context, f staging.File, p []byte, off int64, v *verdict) (int, error) {
-	if err := c.limit.wait(ctx, len(p)); err != nil {
+	c.bytes.Add(int64(len(p)))
+	if err := c.rate.Take(ctx, len(p)); err != nil {
 		return 0, err
 	}
 	n, err := f.ReadAt(p, off)
@@ -174,38 +172,4 @@ func (c *check) read(ctx context.Context, f staging.File, p []byte, off int64, v
 		err = nil
 	}
 	return n, err
-}
-
-// limit spreads reads over time: each read begins when those before it would have ended at the given rate.
-type limit struct {
-	rate int64 // bytes per second; 0: none
-	read atomic.Int64
-
-	mu   sync.Mutex
-	next time.Time
-}
-
-func newLimit(rate int64) *limit { return &limit{rate: rate} }
-
-func (l *limit) wait(ctx context.Context, bytes int) error {
-	l.read.Add(int64(bytes))
-	if l.rate <= 0 {
-		return ctx.Err()
-	}
-	l.mu.Lock()
-	now := time.Now()
-	at := l.next
-	if at.Before(now) {
-		at = now // what was not used is not saved up
-	}
-	l.next = at.Add(time.Duration(float64(bytes) / float64(l.rate) * float64(time.Second)))
-	l.mu.Unlock()
-	t := time.NewTimer(at.Sub(now))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -170,6 +170,19 @@ func (d *Directory) lockStands() error {
 	return nil
 }
 
+// Readable says whether the lock file can be read, as a file of the root that this host has made.
+func (d *Directory) Readable() error { return ReadThrough(d.monitor.bare, d.lock, 1) }
+
+// ReadThrough reads a file up to so many bytes, which are thrown away.
+func ReadThrough(fsys staging.FS, name string, most int64) error {
+	f, err := fsys.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, io.NewSectionReader(f, 0, most), make([]byte, min(most, 1<<20)))
+	return errors.Join(err, f.Close())
+}
+
 // Same fails unless the directory is the one it was. A lock file that is gone is made again.
 func (d *Directory) Same() error {
 	now, err := d.monitor.bare.Stat(d.path)
@@ -223,7 +236,7 @@ func (d *Directory) Adopt() (empty bool, err error) {
 func (d *Directory) Probe(name string) error {
 	bare := d.monitor.bare
 	f, err := bare.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if NoSpace(err) {
+	if Judge(err) == NoRoom {
 		return nil
 	}
 	if err != nil {
@@ -239,7 +252,7 @@ func (d *Directory) Probe(name string) error {
 			err = fmt.Errorf("%w: %s", ErrProbe, name)
 		}
 	}
-	if NoSpace(err) {
+	if Judge(err) == NoRoom {
 		err = nil
 	}
 	return errors.Join(err, f.Close(), bare.Remove(name))

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/staging"
-	"golang.org/x/sys/unix"
 )
 
 // Root is what a monitor needs of its root.
@@ -123,13 +122,15 @@ func (m *Monitor) admit(staging.Op) error {
 
 // Saw judges an operation that failed.
 func (m *Monitor) Saw(op staging.Op, name string, err error) {
-	switch {
-	case Hung(err):
+	switch Judge(err) {
+	case Unanswered:
 		m.TakeOut("no answer", err, "check the device or the mount")
-	case errors.Is(err, unix.EROFS):
+	case Protected:
 		m.Demote(ReadOnly, "its file system is read-only", err, "find out why, then remount it for writing")
-	case ofDevice(err) && m.tooMany():
-		m.TakeOut("repeated errors", err, "check the device and the kernel's log")
+	case Device:
+		if m.tooMany() {
+			m.TakeOut("repeated errors", err, "check the device and the kernel's log")
+		}
 	}
 }
 
@@ -176,8 +177,11 @@ func (m *Monitor) Demote(to State, reason string, cause error, advice string) {
 	m.reason, m.since = fmt.Sprintf("%s (%v)", reason, cause), m.cfg.Now()
 	m.postpone()
 	m.mu.Unlock()
-	m.cfg.Log.Error("root takes no new chunks for now", "state", to.String(), "reason", reason, "error", cause,
-		"advice", advice)
+	does := "root takes no new chunks for now, and serves what it has; will retry"
+	if to == Full {
+		does = "root takes new chunks only in the place of others for now, or other roots take them; will retry"
+	}
+	m.cfg.Log.Error(does, "state", to.String(), "reason", reason, "error", cause, "advice", advice)
 }
 
 // Promote returns the root from one state to another that is used for more. It is false when the root was taken out
@@ -290,19 +294,3 @@ var (
 
 // Hung says that an operation gave no answer within its limit.
 func Hung(err error) bool { return errors.Is(err, staging.ErrHung) }
-
-// NoSpace says that a file system, or what it lets this user take of it, is full.
-func NoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
-
-// ofDevice says that an error is of what is under the file system, or of the way to it.
-func ofDevice(err error) bool {
-	for _, e := range [...]unix.Errno{
-		unix.EIO, unix.ENXIO, unix.ENODEV, unix.ENOTCONN, unix.ESHUTDOWN, unix.EHOSTDOWN, unix.EREMOTEIO,
-		unix.ETIMEDOUT, unix.EUCLEAN,
-	} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
-}

@@ -12,29 +12,15 @@ import (
 // ErrRestore: a record cannot be entered, because its values contradict themselves or what was entered before.
 var ErrRestore = errors.New("index record does not fit")
 
-// Record is an entry with all that a checkpoint keeps of it.
-type Record struct {
-	Slot      uint32
-	OwnerID   uint32 // of InternOwner
-	State     uint8  // of [RecordState]
-	Parent    uint64
-	LastTouch uint32
-	Units     uint32
-	Depth     uint16
-	Pieces    uint64
-	Missing   uint64
-	Expires   uint32
-	Key       kv.Key
-	Names     []pieceformat.Name // of pieces that have another than the built-in one: those of a state with Named
-}
-
-// RecordState are the state bits that a record keeps.
+// RecordState are the state bits that a record keeps. They are the same in a checkpoint.
 const RecordState = Complete | Named
 
+var _ [RecordState]struct{} = [pieceformat.StateComplete | pieceformat.StateNamed]struct{}{}
+
 // Record returns the entry in a slot.
-func (x *Index) Record(slot uint32) Record {
+func (x *Index) Record(slot uint32) pieceformat.CheckpointEntry {
 	e := x.At(slot)
-	rec := Record{
+	rec := pieceformat.CheckpointEntry{
 		Slot: slot, OwnerID: e.OwnerID(), State: e.State() & RecordState, Parent: e.Parent(), LastTouch: e.LastTouch(),
 		Units: x.EntryUnits(slot, e), Depth: e.depth, Pieces: x.EntryPieces(slot, e), Missing: x.missing[slot],
 		Expires: x.Expiries.At(slot), Key: x.Key(slot),
@@ -67,7 +53,7 @@ func (x *Index) Restore(entries int) *Restoring {
 }
 
 // Enter enters a record in its old slot. Slots must come in order. After an error the index is of no use.
-func (r *Restoring) Enter(rec *Record) error {
+func (r *Restoring) Enter(rec *pieceformat.CheckpointEntry) error {
 	x := r.x
 	switch {
 	case rec.Slot >= x.max || rec.Slot < x.high:

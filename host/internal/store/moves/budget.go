@@ -49,18 +49,43 @@ func (l *Loads) none() <-chan struct{} {
 	return l.idle
 }
 
-// budget is what moves may take of the machine.
-type budget struct {
-	loads     *Loads
-	perSecond int64       // bytes; 0: as many as go
-	hurry     atomic.Bool // no more loads come: there is no other limit than time
+// Rate spreads what is moved over time: a part begins when those before it would have ended. It is safe for concurrent use.
+type Rate struct {
+	PerSecond int64 // bytes; 0: as many as go
 
 	mu   sync.Mutex
 	free time.Time // when what was taken has been paid for
 }
 
-// burst is how far the budget may be behind: what is not used in that time is lost.
+// burst is how far a rate may be behind: what is not used in that time is lost.
 const burst = 50 * time.Millisecond
+
+// Take waits until so many bytes may be moved.
+func (r *Rate) Take(ctx context.Context, n int) error {
+	if r.PerSecond <= 0 {
+		return ctx.Err()
+	}
+	return wait(ctx, r.pay(time.Now(), n), nil)
+}
+
+// pay books bytes and returns how long they have to wait.
+func (r *Rate) pay(now time.Time, n int) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if earliest := now.Add(-burst); r.free.Before(earliest) {
+		r.free = earliest
+	}
+	due := r.free
+	r.free = r.free.Add(time.Duration(float64(n) / float64(r.PerSecond) * float64(time.Second)))
+	return due.Sub(now)
+}
+
+// budget is what moves may take of the machine.
+type budget struct {
+	loads *Loads
+	rate  Rate
+	hurry atomic.Bool // no more loads come: there is no other limit than time
+}
 
 // yield waits until no load is under way, but not for long.
 func (b *budget) yield(ctx context.Context) error {
@@ -74,22 +99,10 @@ func (b *budget) yield(ctx context.Context) error {
 
 // take waits until so many bytes may be moved.
 func (b *budget) take(ctx context.Context, n int) error {
-	if b.hurry.Load() || b.perSecond == 0 {
+	if b.hurry.Load() {
 		return ctx.Err()
 	}
-	return wait(ctx, b.pay(time.Now(), n), nil)
-}
-
-// pay books bytes and returns how long they have to wait.
-func (b *budget) pay(now time.Time, n int) time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if earliest := now.Add(-burst); b.free.Before(earliest) {
-		b.free = earliest
-	}
-	due := b.free
-	b.free = b.free.Add(time.Duration(float64(n) / float64(b.perSecond) * float64(time.Second)))
-	return due.Sub(now)
+	return b.rate.Take(ctx, n)
 }
 
 // wait waits for a time, or until a channel is closed.

@@ -278,7 +278,7 @@ func TestCopyOfGarbage(t *testing.T) {
 
 func newCopier(perSecond int64) *Copier {
 	b := &budget{loads: &Loads{}}
-	b.perSecond = perSecond
+	b.rate.PerSecond = perSecond
 	return &Copier{buf: make([]byte, bufferBytes), budget: b}
 }
 
@@ -368,7 +368,7 @@ func FuzzCopy(f *testing.F) {
 func TestBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &budget{loads: &Loads{}}
-		b.perSecond = 100 << 20
+		b.rate.PerSecond = 100 << 20
 		start := time.Now()
 		for range 400 {
 			must(t, b.take(t.Context(), partBytes))

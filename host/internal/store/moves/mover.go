@@ -85,7 +85,7 @@ func New(cfg Config) (*Mover, error) {
 	if err != nil {
 		return nil, fmt.Errorf("store: buffers of moves: %w", err)
 	}
-	m := &Mover{cfg: cfg, slots: slots, budget: budget{loads: cfg.Loads, perSecond: cfg.Bandwidth}}
+	m := &Mover{cfg: cfg, slots: slots, budget: budget{loads: cfg.Loads, rate: Rate{PerSecond: cfg.Bandwidth}}}
 	m.changed.L = &m.mu
 	return m, nil
 }

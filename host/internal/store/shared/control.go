@@ -5,15 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"strconv"
 	"strings"
 
 	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -74,39 +73,17 @@ func (t *tree) replace(name string, v any, sync bool) error {
 	if err != nil {
 		return err
 	}
-	f, err := t.fs.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteAt(b, 0)
-	if err == nil && sync {
-		err = f.Datasync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return t.fs.Rename(name+".new", name)
+	return pieceformat.ReplaceFile(t.fs, name+".new", name, sync, pieceformat.Holding(b))
 }
 
 func (t *tree) get(name string, v any) error {
-	f, err := t.fs.OpenFile(name, os.O_RDONLY, 0)
-	if err != nil {
+	b, _, err := pieceformat.ReadFile(t.fs, name, maxControl)
+	if errors.Is(err, pieceformat.ErrDamaged) {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	} else if err != nil {
 		return err
 	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if info.Size > maxControl {
-		return fmt.Errorf("%w: %s has %d bytes", ErrDamaged, name, info.Size)
-	}
-	b := make([]byte, info.Size)
-	n, err := f.ReadAt(b, 0)
-	if err != nil && err != io.EOF {
-		return err
-	}
-	if err := decodeControl(b[:n], v); err != nil {
+	if err := decodeControl(b, v); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil

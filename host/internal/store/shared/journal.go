@@ -51,9 +51,7 @@ func (f *batchFile) batch() (*batch, error) {
 			return nil, err
 		}
 		rest = rest[n:]
-		b.victims = append(b.victims, Victim{
-			Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Names: r.Names, Bytes: r.Bytes,
-		})
+		b.victims = append(b.victims, r.victim())
 	}
 	return b, nil
 }

@@ -261,9 +261,7 @@ func (m *Member) learn(r *Record) {
 // noteDamaged remembers a damaged entry; the evictor, now or later, puts it into the journal.
 func (m *Member) noteDamaged(r *Record) {
 	if !m.reported[r.ID()] && len(m.forced) < maxForced {
-		m.forced[r.ID()] = Victim{
-			Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Names: r.Names, Bytes: r.Bytes,
-		}
+		m.forced[r.ID()] = r.victim()
 	}
 }
 

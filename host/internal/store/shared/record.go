@@ -175,5 +175,10 @@ func (a ID) compare(b ID) int {
 // ID returns the victim's entry.
 func (v *Victim) ID() ID { return ID{v.Namespace, v.Group, v.Key} }
 
+// victim is the entry of a record, to be evicted.
+func (r *Record) victim() Victim {
+	return Victim{Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Names: r.Names, Bytes: r.Bytes}
+}
+
 // ID returns the record's entry.
 func (r *Record) ID() ID { return ID{r.Namespace, r.Group, r.Key} }

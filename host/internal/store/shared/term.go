@@ -230,6 +230,14 @@ func (t *term) removeDead(now time.Duration) (failed error) {
 	return failed
 }
 
+// batch is the one of a number, which is made if missing.
+func (t *term) batch(n uint64) *proposal {
+	if t.batches[n] == nil {
+		t.batches[n] = &proposal{}
+	}
+	return t.batches[n]
+}
+
 // propose adds a batch to the journal; writeBatches writes it.
 func (t *term) propose(b batch) uint64 {
 	t.seq++
@@ -432,12 +440,7 @@ func (t *term) takeJournal(old string, j journal) error {
 		if err := t.m.keep(decisionName(t.dir, n), d); err != nil {
 			return err
 		}
-		p := t.batches[n]
-		if p == nil {
-			p = &proposal{}
-			t.batches[n] = p
-		}
-		p.decided = true
+		t.batch(n).decided = true
 	}
 	for _, n := range slices.Sorted(maps.Keys(j.proposed)) {
 		t.seq = max(t.seq, n)
@@ -462,11 +465,7 @@ func (t *term) takeJournal(old string, j journal) error {
 		if err := t.m.keep(proposalName(t.dir, n), f); err != nil {
 			return err
 		}
-		p := t.batches[n]
-		if p == nil {
-			p = &proposal{}
-			t.batches[n] = p
-		}
+		p := t.batch(n)
 		p.batch, p.written = *b, true
 	}
 	return nil

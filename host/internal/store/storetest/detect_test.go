@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -203,20 +202,5 @@ func TestFindsFaults(t *testing.T) {
 				t.Errorf("the histories found %v, want %q", found, c.want)
 			}
 		})
-	}
-}
-
-// TestShorten: what is left of a history that fails because of one operation is little more than that one.
-func TestShorten(t *testing.T) {
-	h := Generate(0, 200)
-	fails := func(h *History) bool {
-		text := h.String()
-		return strings.Contains(text, "Lookup(") && strings.Contains(text, "Store(")
-	}
-	if !fails(h) {
-		t.Fatalf("the history lacks an operation:\n%s", h)
-	}
-	if short := Shorten(h, fails, time.Now().Add(time.Hour)); len(short.Ops) != 2 || !fails(short) {
-		t.Errorf("%d operations are left, want 2:\n%s", len(short.Ops), short)
 	}
 }

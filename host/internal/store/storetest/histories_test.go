@@ -7,10 +7,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
-// ErrSyntax is a history that cannot be read.
+// ErrSyntax is a policy in a history that there is not.
 var ErrSyntax = errors.New("storetest: bad history")
 
 // History is a list of operations and the settings of the hosts that they run on.
@@ -77,7 +76,7 @@ func (o Op) number(name string) uint64 {
 	return n
 }
 
-// String is the history's text. [Parse] reads it back.
+// String is the history's text.
 func (h *History) String() string { return h.text(nil) }
 
 // text is the history's text, with what came of its first operations.
@@ -105,69 +104,8 @@ func (h *History) text(results []string) string {
 	return b.String()
 }
 
-// Parse reads the text of a history that was saved. It skips empty lines and what follows "//".
-func Parse(text string) (*History, error) {
-	h := &History{}
-	for line := range strings.Lines(text) {
-		line, _, _ = strings.Cut(line, "//")
-		line = strings.TrimSpace(line)
-		word, rest, _ := strings.Cut(line, " ")
-		var err error
-		switch word {
-		case "":
-		case "kind":
-			h.Kind, err = kindNamed(rest)
-		case "seed":
-			h.Seed, err = strconv.ParseUint(rest, 10, 64)
-		case "host":
-			id, durability, _ := strings.Cut(rest, " ")
-			h.Hosts = append(h.Hosts, Host{ID: id, Strict: durability == "strict"})
-		case "fault":
-			h.Faults = append(h.Faults, rest)
-		default:
-			var op Op
-			op, err = parseOp(line)
-			h.Ops = append(h.Ops, op)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%w: %q: %w", ErrSyntax, line, err)
-		}
-	}
-	return h, nil
-}
-
 func (h *History) host(id string) int {
 	return slices.IndexFunc(h.Hosts, func(host Host) bool { return host.ID == id })
-}
-
-// parseOp reads HOST.VERB(NAME=VALUE, ...).
-func parseOp(line string) (Op, error) {
-	head, tail, _ := strings.Cut(line, "(")
-	host, name, _ := strings.Cut(head, ".")
-	op := Op{Host: host, Verb: name}
-	if _, known := verbs[name]; !known {
-		return op, fmt.Errorf("no such verb: %q", name)
-	}
-	for text := range strings.SplitSeq(strings.TrimSuffix(tail, ")"), ", ") {
-		if arg, value, ok := strings.Cut(text, "="); ok {
-			op.Args = append(op.Args, Arg{arg, value})
-		}
-	}
-	return op, nil
-}
-
-// TestText: a history's text reads back as the same history.
-func TestText(t *testing.T) {
-	for seed := range uint64(40) {
-		h := Generate(seed, 300)
-		again, err := Parse(h.String())
-		if err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
-		}
-		if again.String() != h.String() {
-			t.Errorf("seed %d, kind %s: the history reads back as another one:\n%s", seed, h.Kind.Name, again)
-		}
-	}
 }
 
 // TestRepeats: a history has the same results each time, but for names of directories.
@@ -197,40 +135,4 @@ func withoutDirs(text string) string {
 		}
 	}
 	return strings.Join(words, " ")
-}
-
-// Shorten returns a shorter history that fails too: it leaves operations and fault rules out, many at once and then
-// fewer, and keeps what is left while fails says that it fails. It stops at the deadline.
-func Shorten(h *History, fails func(*History) bool, deadline time.Time) *History {
-	best := *h
-	for size := max(1, len(best.Ops)/2); ; size = (size + 1) / 2 {
-		shorter := false
-		for from := 0; from < len(best.Ops); {
-			if time.Now().After(deadline) {
-				return &best
-			}
-			try := best
-			try.Ops = slices.Delete(slices.Clone(best.Ops), from, min(from+size, len(best.Ops)))
-			if fails(&try) {
-				best, shorter = try, true
-			} else {
-				from += size
-			}
-		}
-		for i := 0; i < len(best.Faults); {
-			if time.Now().After(deadline) {
-				return &best
-			}
-			try := best
-			try.Faults = slices.Delete(slices.Clone(best.Faults), i, i+1)
-			if fails(&try) {
-				best, shorter = try, true
-			} else {
-				i++
-			}
-		}
-		if size == 1 && !shorter {
-			return &best
-		}
-	}
 }

@@ -127,6 +127,9 @@ func (n *node) judge(l *lease, of Piece, payload []byte, failed error) error {
 	if !r.model.isDamaged(of.Entry) && !l.lost[of.Entry] && r.rules == nil && !k.power && !l.doubted {
 		return fmt.Errorf("loading piece %s: %w", of, failed)
 	}
+	if errors.Is(failed, faultfs.ErrInjected) { // of the device, which may answer again: no verdict on the entry
+		return nil
+	}
 	if !isLoss(failed) || l.doubted && errors.Is(failed, store.ErrGone) { // its host may have found the entry again
 		return nil
 	}

@@ -18,12 +18,10 @@ import (
 )
 
 var (
-	seed       = flag.Uint64("seed", 0, "run the history of this seed only")
-	kind       = flag.String("kind", "", "run histories of this kind only")
-	ops        = flag.Int("ops", defaultOps, "operations of a history")
-	histories  = flag.Duration("time", 0, "continue with fresh seeds for so long")
-	replay     = flag.String("replay", "", "run the history of this file only")
-	shortenFor = flag.Duration("shorten", time.Minute, "how long to look for a shorter history that fails too")
+	seed      = flag.Uint64("seed", 0, "run the history of this seed only")
+	kind      = flag.String("kind", "", "run histories of this kind only")
+	ops       = flag.Int("ops", defaultOps, "operations of a history")
+	histories = flag.Duration("time", 0, "continue with fresh seeds for so long")
 )
 
 // policies opens the first-party modules that histories use, compiled once. They stay open, so that all stores of all
@@ -44,17 +42,9 @@ var policies = sync.OnceValues(func() (opt policy.Options, err error) {
 })
 
 // TestHistories runs a history of each kind, some more with power losses, and fresh seeds for as long as -time says. A
-// history that fails is written to the temporary directory, and a shorter one that fails too if there is one.
+// history that fails is written to the temporary directory; its seed and kind make it again.
 func TestHistories(t *testing.T) {
-	switch {
-	case *replay != "":
-		text, err := os.ReadFile(*replay)
-		must(t, err)
-		h, err := Parse(string(text))
-		must(t, err)
-		run(t, h)
-		return
-	case *seed != 0:
+	if *seed != 0 {
 		h := generate(*seed)
 		if *kind != "" { // the kinds may have become more since the seed failed
 			h = generateKind(t, *kind, *seed)
@@ -100,19 +90,13 @@ func TestHistories(t *testing.T) {
 	}
 }
 
-const replayCommand = "go test ./host/internal/store/storetest -run TestHistories -replay %s"
-
 func generate(seed uint64) *History { return Generate(seed, *ops) }
 
 // generateKind makes the history of a seed, of the kind of this name.
 func generateKind(t *testing.T, name string, seed uint64) *History {
-	for _, k := range Kinds() {
-		if k.Name == name {
-			return GenerateKind(k, seed, *ops)
-		}
-	}
-	t.Fatalf("no such kind of history: %q", name)
-	return nil
+	k, err := kindNamed(name)
+	must(t, err)
+	return GenerateKind(k, seed, *ops)
 }
 
 func run(t *testing.T, h *History) (res *Result) {
@@ -126,8 +110,8 @@ func run(t *testing.T, h *History) (res *Result) {
 		}
 		save(t, file, res.Text())
 		t.Errorf("history of seed %d, kind %s, %d operations: %v", h.Seed, h.Kind.Name, len(h.Ops), err)
-		t.Logf("the history with its results is in %s\nreplay: "+replayCommand, file, file)
-		shorten(t, h, file+".short")
+		t.Logf("the history with its results is in %s\nagain: go test ./host/internal/store/storetest -run TestHistories "+
+			"-kind %s -seed %d -ops %d", file, h.Kind.Name, h.Seed, *ops)
 	})
 	return res
 }
@@ -145,27 +129,6 @@ func runIn(t *testing.T, h *History, above string) (*Result, error) {
 	must(t, err)
 	defer os.RemoveAll(dir)
 	return Run(h, Options{Dir: dir, Policies: opt})
-}
-
-func shorten(t *testing.T, h *History, file string) {
-	if *shortenFor <= 0 {
-		return
-	}
-	var last *Result
-	var cause error
-	Shorten(h, func(try *History) bool {
-		res, err := runOnce(t, try)
-		if err != nil {
-			last, cause = res, err
-		}
-		return err != nil
-	}, time.Now().Add(*shortenFor))
-	if last == nil {
-		t.Log("a shorter history does not fail, or this one does not always")
-		return
-	}
-	save(t, file, last.Text())
-	t.Logf("a history of %d operations fails too: %v\nreplay: "+replayCommand, len(last.History.Ops), cause, file)
 }
 
 func save(t *testing.T, file, text string) {

@@ -1,0 +1,57 @@
+package store
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// apart refuses a root that is another one, by way of a link or a mount, or is inside of one, or has one in it: each would
+// count, evict and sweep what is the other's. Roots deeper inside are left alone by what walks.
+func (r *root) apart() error {
+	bare := r.Health.Bare()
+	self, err := bare.Stat(r.Path)
+	if err != nil || r.cfg.Volatile {
+		return err
+	}
+	others := map[[2]uint64]string{}
+	for _, o := range r.store.roots {
+		if info, err := o.Health.Bare().Stat(o.Path); o != r && !o.cfg.Volatile && err == nil {
+			others[[2]uint64{info.Dev, info.Ino}] = o.Path
+		}
+	}
+	if o, ok := others[[2]uint64{self.Dev, self.Ino}]; ok {
+		return fmt.Errorf("%w: the roots %s and %s are one directory; name it once", ErrConfig, r.Path, o)
+	}
+	for above, below := r.Path+"/..", self; ; above += "/.." {
+		info, err := staging.OS().Stat(above)
+		if err != nil || info.Same(below) { // no right to look, or the top
+			break
+		}
+		o, ours := others[[2]uint64{info.Dev, info.Ino}]
+		if ours {
+			return fmt.Errorf("%w: the root %s is inside of the root %s; move one of them", ErrConfig, r.Path, o)
+		}
+		if meta, err := staging.OS().Stat(above + "/" + pieceformat.MetaDir); err == nil && meta.IsDir() {
+			if real, err := filepath.EvalSymlinks(above); err == nil {
+				above = real
+			}
+			return fmt.Errorf("%w: the root %s is inside of %s, another host's root; move one of them, or remove %[3]s/%s if no host has it",
+				ErrConfig, r.Path, above, pieceformat.MetaDir)
+		}
+		below = info
+	}
+	list, err := bare.ReadDir(r.Path)
+	for _, e := range list {
+		if !e.IsDir() || e.Name()[0] == '.' {
+			continue
+		}
+		if meta, err := bare.Stat(r.Slash + e.Name() + "/" + pieceformat.MetaDir); err == nil && meta.IsDir() {
+			return fmt.Errorf("%w: the root %s has another one in it, %s; move one of them, or remove %[3]s/%s if no host has it",
+				ErrConfig, r.Path, r.Slash+e.Name(), pieceformat.MetaDir)
+		}
+	}
+	return err
+}
