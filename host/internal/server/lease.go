@@ -44,7 +44,7 @@ func (l *sharedLease) release() {
 func (l *sharedLease) grants() int64 { return int64(l.keys-l.first) + budget.PerLease }
 
 // hold counts a lease's entries. Where they are scarce, as many bytes of leases end of the tenant that holds most, the oldest
-// first: else leases that are not loaded could keep a root from storing anything.
+// first: else leases that are not loaded could keep other tenants from storing anything. A tenant alone keeps its leases.
 func (s *Server) hold(l *sharedLease) {
 	bytes, scarce := l.pins.Holds()
 	l.owner.share.Leased(bytes)
@@ -52,7 +52,10 @@ func (s *Server) hold(l *sharedLease) {
 	if !scarce {
 		return
 	}
-	tenant := s.greediest()
+	tenant, alone := s.greediest()
+	if alone {
+		return
+	}
 	for ended := int64(0); ended < bytes; {
 		e, oldest := s.oldestLease(tenant)
 		if oldest == nil {
@@ -71,16 +74,17 @@ func (s *Server) hold(l *sharedLease) {
 type greed struct {
 	mu     sync.Mutex
 	tenant uint32
+	alone  bool
 	at     time.Time
 }
 
-// greediest is the tenant of which leases hold most bytes. An entry counts once, however many of its leases hold it: those who
+// greediest is the tenant of which leases hold most bytes, and whether it is the only one with an engine. An entry counts once, however many of its leases hold it: those who
 // share a prefix are not greedy. All leases are looked at, so it is done once a second.
-func (s *Server) greediest() uint32 {
+func (s *Server) greediest() (tenant uint32, alone bool) {
 	s.greed.mu.Lock()
 	defer s.greed.mu.Unlock()
 	if !s.greed.at.IsZero() && time.Since(s.greed.at) < time.Second {
-		return s.greed.tenant
+		return s.greed.tenant, s.greed.alone
 	}
 	s.mu.Lock()
 	engines := slices.Collect(maps.Values(s.engines))
@@ -100,8 +104,8 @@ func (s *Server) greediest() uint32 {
 			most, s.greed.tenant = held[tenant], tenant
 		}
 	}
-	s.greed.at = time.Now()
-	return s.greed.tenant
+	s.greed.alone, s.greed.at = len(seen) < 2, time.Now()
+	return s.greed.tenant, s.greed.alone
 }
 
 // mostEarly is how many leases an engine remembers that ended before their time.
