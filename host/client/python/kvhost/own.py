@@ -17,14 +17,13 @@ import subprocess
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kvhost.errors import HostGoneError
 from kvhost.wire import unreachable
-
-log = logging.getLogger("vllm.kvhost")
 
 _START_SECONDS = 60.0
 _AGAIN_SECONDS = 5.0  # from a start that failed to the next
@@ -33,10 +32,11 @@ _AGAIN_SECONDS = 5.0  # from a start that failed to the next
 class OwnHost:
     """The host for a root, as ``/mnt/kv=500GiB``, for memory, as ``32GiB``, or for both. Any thread may use it."""
 
-    def __init__(self, root: str = "", memory: str = "") -> None:
+    def __init__(self, root: str = "", memory: str = "", log: logging.Logger = logging.getLogger("kvhost")) -> None:
+        """``log`` is where the host's own log goes, too."""
         if not root and not memory:
             raise ValueError("neither a root nor memory")
-        self._root, self._memory = root, memory
+        self._root, self._memory, self._log = root, memory, log
         path = os.path.realpath(root.rpartition("=")[0] or root) if root else "memory:"
         name = hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
         self._base = _directory() / name
@@ -79,17 +79,25 @@ class OwnHost:
             env["KVHOST_STORE_MEMORY"] = self._memory
         with logged.open("wb") as out, _all_processors():
             host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True)
-        threading.Thread(target=_follow, args=(logged, host), name="kvhost-own", daemon=True).start()
+        threading.Thread(target=_follow, args=(logged, host, self._log), name="kvhost-own", daemon=True).start()
         due = time.monotonic() + _START_SECONDS
         while unreachable(self.socket):
             if host.poll() is not None or time.monotonic() > due:
                 last = logged.read_text(errors="replace").strip().rpartition("\n")[2]
                 raise HostGoneError(f"{' '.join(command)} did not start: {last.removeprefix('kvhost: ')} (all it said: {logged})")
             time.sleep(0.02)
-        log.warning(
+        self._log.warning(
             "kvhost: this engine has started a host of its own, process %d: %s. It ends %s after its last engine, its log is %s. To have "
             'it as a service: kvhost --root %s --socket PATH, and {"socket": "PATH"} in the engine\'s settings',
             host.pid, " ".join(command), env["KVHOST_SESSION_IDLE_EXIT"], logged, command[2],
+        )
+
+
+def check_settings(where: str, said: Mapping[str, Any]) -> None:
+    """Refuses settings that name both a host that runs and one that the engine starts."""
+    if said.get("socket") and (said.get("root") or said.get("memory")):
+        raise ValueError(
+            f"{where}.socket: is of a host that runs, root and memory are of one that the engine starts: want one of them"
         )
 
 
@@ -129,14 +137,14 @@ def _all_processors() -> Iterator[None]:
         os.sched_setaffinity(0, bound)
 
 
-def _follow(logged: Path, host: subprocess.Popen[bytes]) -> None:
+def _follow(logged: Path, host: subprocess.Popen[bytes], log: logging.Logger) -> None:
     """Passes on what the host logs to the engine's log, until it ends."""
     with logged.open(errors="replace") as f:
         line, ended = "", False
         while True:
             line += f.readline()
             if line.endswith("\n"):
-                _say(line.strip())
+                _say(line.strip(), log)
                 line = ""
             elif ended:
                 return
@@ -148,7 +156,7 @@ def _follow(logged: Path, host: subprocess.Popen[bytes]) -> None:
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
 
 
-def _say(line: str) -> None:
+def _say(line: str, log: logging.Logger) -> None:
     level, text = logging.ERROR, line
     try:
         said = json.loads(line)

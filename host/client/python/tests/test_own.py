@@ -19,6 +19,7 @@ from kvhost import own
 from kvhost.errors import HostGoneError
 from kvhost.objects import Options
 from kvhost.own import OwnHost
+from kvhost.wire import unreachable
 
 PAGE = 64 << 10
 SPACE = kvhost.Namespace(
@@ -92,7 +93,7 @@ def test_its_chunks_outlive_it(place: Path) -> None:
     assert host_of(host) == first, "one that answers is kept"
     store(host)
     os.kill(first, signal.SIGKILL)
-    until("the host is dead", lambda: not alive(first))
+    until("the host is dead, and all its threads", lambda: unreachable(host.socket) != "")
     host.ensure()
     assert host_of(host) != first
     assert load(host) == KEY * (PAGE // len(KEY))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
-from kvhost.own import OwnHost
+from kvhost.own import OwnHost, check_settings
 
 _O = TypeVar("_O", bound="Options")
 
@@ -42,8 +42,7 @@ class Options:
             wrong = _wrong(value, known[name])
             if wrong:
                 raise ValueError(f"{where}.{name}: {value!r}, want {wrong}")
-        if "socket" in said and ("root" in said or "memory" in said):
-            raise ValueError(f"{where}.socket: is of a host that runs, root and memory of one that the engine starts: want one of them")
+        check_settings(where, said)
         return cls(**said)
 
 

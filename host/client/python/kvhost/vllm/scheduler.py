@@ -387,7 +387,7 @@ class Scheduler:
             t.end = self._complete(request, request.num_computed_tokens)
         else:
             t.end = min(t.end, request.num_computed_tokens // self._chunk)
-        self._order_chunks(t, request.num_computed_tokens, self._unneeded())
+        self._order_chunks(t, request.num_computed_tokens, ends=True)
         self._drop(AWAY if self._link.epoch < 0 else NO_ROOM, t.end - t.stored)
         self._orders.ended.append((request.request_id, t.number))
         told = hints.of_request(request)
@@ -463,10 +463,10 @@ class Scheduler:
         final = r.num_tokens if self._settings.store == "all" else r.num_prompt_tokens
         return int(min(computed, final) // self._chunk)
 
-    def _order_chunks(self, t: Tracked, computed: int, unneeded: int = 0) -> None:
+    def _order_chunks(self, t: Tracked, computed: int, *, ends: bool = False) -> None:
         """Orders the request's chunks that are complete, in their order, as far as there is room to hold their blocks.
-        The others stay with the request until the host has read earlier ones. When it ends, so many blocks as are
-        ``unneeded`` by others may be held."""
+        The others stay with the request until the host has read earlier ones; when it ``ends``, all blocks that no
+        other request needs may be held."""
         if t.end <= t.stored or t.chain is None or self._settings.store == "none" or self._link.epoch < 0:
             return
         keys = t.chain.extend(t.request.all_token_ids, t.request.num_tokens)
@@ -474,7 +474,9 @@ class Scheduler:
             self._events.describe(t.request, keys, t.stored, t.end)
         groups: dict[int, list[ChunkOrder]] = {}
         held: list[int] = []
-        first, limit = t.stored, max(unneeded, int(self._settings.unread_blocks * self._holds.size))
+        first, limit = t.stored, int(self._settings.unread_blocks * self._holds.size)
+        if ends:
+            limit = max(limit, self._unneeded())
         while t.stored < t.end:
             chunks = self._chunk_orders(t, t.stored, computed, keys)
             blocks = [b for _, c in chunks for b in c.blocks]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvhost.events import MEDIUMS
-from kvhost.own import OwnHost
+from kvhost.own import OwnHost, check_settings
 
 
 class Refused(Exception):
@@ -53,10 +54,8 @@ class Settings:
             if not is_it(value):
                 raise ValueError(f"kv_connector_extra_config: {name} is {value!r}, want {want}")
         s = Settings(**extra)
-        if s.root or s.memory:
-            if s.socket:
-                raise ValueError("kv_connector_extra_config: socket is of a host that runs, root and memory of one that the engine starts: want one of them")
-        elif not s.socket:
+        check_settings("kv_connector_extra_config", extra)
+        if not (s.socket or s.root or s.memory):
             s = dataclasses.replace(s, socket=os.environ.get("KVHOST_SOCKET") or "/run/kvhost/kvhost.sock")
         choices = ("load_when", ("faster", "always")), ("load_in", ("auto", "step", "beside")), ("store", ("all", "prompt", "none")), ("events_medium", MEDIUMS)
         for name, values in choices:
@@ -68,11 +67,10 @@ class Settings:
             raise ValueError(f"kv_connector_extra_config: tenant is {s.tenant}, want 0 to {(1 << 32) - 1}")
         return s
 
-
     @functools.cached_property
     def own(self) -> OwnHost | None:
         """The host that the engine starts for itself, if it does."""
-        return OwnHost(self.root, self.memory) if self.root or self.memory else None
+        return OwnHost(self.root, self.memory, logging.getLogger("vllm.kvhost")) if self.root or self.memory else None
 
     @property
     def path(self) -> str:
