@@ -169,6 +169,18 @@ func metric(t *testing.T, h *host.Host, series string) (v float64) {
 	return 0
 }
 
+// awaitMetric waits until a series has reached a value.
+func awaitMetric(t *testing.T, h *host.Host, series string, least float64) {
+	t.Helper()
+	until := time.Now().Add(time.Minute)
+	for got := metric(t, h, series); got < least; got = metric(t, h, series) {
+		if time.Now().After(until) {
+			t.Fatalf("%s: got %v, want at least %v", series, got, least)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // A host that compresses holds more than its capacity in page bytes, never takes more than it on the disk, and gives every
 // byte back, whole and layer-wise, after evictions, after a restart, and when compression is off again.
 func TestCompressionEndToEnd(t *testing.T) {
@@ -327,13 +339,7 @@ func TestMemoryBeforeACompressedDisk(t *testing.T) {
 			return
 		}
 		const done = `kvhost_level_moves_total{kind="through",level="1",result="done"}`
-		until := time.Now().Add(time.Minute)
-		for metric(t, h, done) < chunks {
-			if time.Now().After(until) {
-				t.Fatalf("%.0f of %d chunks were copied", metric(t, h, done), chunks)
-			}
-			time.Sleep(time.Millisecond)
-		}
+		awaitMetric(t, h, done, chunks)
 		stop()
 	}
 }

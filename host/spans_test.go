@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
@@ -233,14 +232,7 @@ func TestSpansOfRequests(t *testing.T) {
 	}
 
 	// They count once the collector's answer has come.
-	exported := 0.0
-	for tries := 0; exported < float64(len(all)) && tries < 3000; tries++ {
-		time.Sleep(10 * time.Millisecond)
-		exported = metric(t, h, `kvhost_otlp_spans_total{result="exported"}`)
-	}
-	if exported < float64(len(all)) {
-		t.Errorf("%.0f spans count as exported, want at least %d", exported, len(all))
-	}
+	awaitMetric(t, h, `kvhost_otlp_spans_total{result="exported"}`, float64(len(all)))
 
 	// A file is damaged. A load that names its own parent says so, and that it is linked to its lookup.
 	damage(t, c.Roots[0].Path)

@@ -65,8 +65,10 @@ func (b *Sessions) Figures(most int) []Figures {
 	memory.Most = append(memory.Most, arriving.Most...)
 	slices.SortStableFunc(memory.Most, func(a, c Share) int { return cmp.Compare(c.Held, a.Held) })
 	memory.Most = memory.Most[:min(most, len(memory.Most))]
-	return []Figures{memory, b.Descriptors.Figures(most), b.Mappings.Figures(most), b.Room.Figures(most), b.Leased.Figures(most), b.Passing.Figures(),
-		b.HTTP.Figures()}
+	return []Figures{
+		memory, b.Descriptors.Figures(most), b.Mappings.Figures(most), b.Room.Figures(most), b.Leased.Figures(most),
+		b.Passing.Figures(), b.HTTP.Figures(),
+	}
 }
 
 func (b *Sessions) says() bool {

@@ -78,8 +78,8 @@ type greed struct {
 	at     time.Time
 }
 
-// greediest is the tenant of which leases hold most bytes, and whether it is the only one with an engine. An entry counts once, however many of its leases hold it: those who
-// share a prefix are not greedy. All leases are looked at, so it is done once a second.
+// greediest is the tenant of which leases hold most bytes, and whether it is the only one with an engine. An entry counts once,
+// however many of its leases hold it: a shared prefix is no greed. All leases are looked at, so it is done once a second.
 func (s *Server) greediest() (tenant uint32, alone bool) {
 	s.greed.mu.Lock()
 	defer s.greed.mu.Unlock()

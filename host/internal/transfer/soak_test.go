@@ -9,8 +9,8 @@ import (
 )
 
 // Ten thousand chunk operations over the double on a root of files, by both routes, and on one in memory, with calls of the
-// libraries failing in another way each round and now and then a changed byte. What was injected under cuFile costs nobody a
-// block; where CUDA fails for memory, chunks fail for the device alone. What was injected in a piece fails that chunk and no
+// libraries failing in another way each round and now and then a changed byte. No chunk loses a block by
+// what was injected under cuFile; where CUDA fails for memory, chunks fail for the device alone. What was injected in a piece fails that chunk and no
 // other, every byte delivered is right, and no other entry is dropped.
 func TestTenThousandOperationsUnderFailures(t *testing.T) {
 	geo := kv.Uniform(2, 2, 1, 4096)
