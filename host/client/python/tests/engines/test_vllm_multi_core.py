@@ -267,6 +267,7 @@ def test_another_connectors_load_fails_in_the_step(make: Callable[..., MultiCore
     assert core.plan.blocks["a"][CHUNK // BLOCK] == CHUNK // BLOCK + 1 and core.invalid
     assert not stored(core)
     assert core.run(requests[0]) == [len(PROMPT) - CHUNK, 1]
+    core.step()  # with the orders of those that have ended
     assert set(stored(core)) == set(keys(PROMPT))
     publish_all(core)
     core.check_idle()
