@@ -143,7 +143,7 @@ soak: ## two hosts for SOAK (1h), one of them attacked by clients and policies: 
 bench: ## benchmarks, each beside its baseline in the same run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
 
-curves: build ## redraw the README's miss-ratio curves from the generated trace (needs matplotlib)
+curves: build ## redraw the README's miss-ratio curves from the example trace (needs matplotlib)
 	bin/kvhost sim --quiet --json --trace examples/traces/mixed.jsonl.zst --capacity 1%,2%,5%,10%,20%,30%,50% \
 	  --policy-dir bin/policies \
 	  --policy fifo.wasm --policy lru.wasm --policy arc.wasm --policy prefix.wasm --policy belady | python3 examples/curves.py examples/curves.svg

@@ -86,7 +86,7 @@ func exitCode(err error) int {
 		return exitGPU
 	case is(trace.ErrFormat, trace.ErrBounds, trace.ErrInput, trace.ErrOpen):
 		return exitTrace
-	case is(errUsage, observe.ErrCredential, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions, trace.ErrOptions,
+	case is(errUsage, observe.ErrCredential, config.ErrFile, config.ErrKey, config.ErrValue, replay.ErrOptions,
 		store.ErrConfig):
 		return exitUsage
 	}

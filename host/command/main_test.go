@@ -3,7 +3,6 @@ package command
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -191,8 +190,7 @@ func TestWrongInput(t *testing.T) {
 		{"trace missing", []string{"replay", "--embedded", "--trace", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
 		{"trace info missing", []string{"trace", "info", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
 		{"trace info of nothing", []string{"trace", "info"}, exitUsage, []string{"want a trace file"}},
-		{"trace alone", []string{"trace"}, exitUsage, []string{"gen or info"}},
-		{"trace gen", []string{"trace", "gen", "--requests", "0"}, exitUsage, []string{"0 requests"}},
+		{"trace alone", []string{"trace"}, exitUsage, []string{"want info"}},
 		{"replay without trace", []string{"replay"}, exitUsage, []string{"--trace"}},
 		{"replay shape", []string{"replay", "--embedded", "--trace", trace, "--chunk-bytes", "100", "--page-bytes",
 			"64"}, exitUsage, []string{"pages of 64 bytes"}},
@@ -265,38 +263,6 @@ func TestHelpers(t *testing.T) {
 		!strings.Contains(r.stdout, "kvhost.toml\n") ||
 		!strings.Contains(r.stderr, "KVHOST_LOGLEVEL") {
 		t.Errorf("environment: %d\n%s%s", r.code, r.stdout, r.stderr)
-	}
-}
-
-// The documented command generates the committed trace, with any compression.
-func TestTraceGen(t *testing.T) {
-	dir := shortDir(t)
-	for _, name := range []string{"a.jsonl", "a.jsonl.gz", "a.jsonl.zst"} {
-		if r := finish(t, command(t, dir, "trace", "gen", "--out", name)); r.code != exitOK {
-			t.Fatalf("write trace %s: %s", name, r.stderr)
-		}
-	}
-	describe := func(path string) string {
-		r := finish(t, command(t, dir, "trace", "info", "--json", path))
-		var fields map[string]any
-		if err := json.Unmarshal([]byte(r.stdout), &fields); err != nil {
-			t.Fatalf("describe trace %s: %v\n%s", path, err, r.stderr)
-		}
-		delete(fields, "trace")
-		return fmt.Sprint(fields)
-	}
-	want := describe(absolute(t, mixedTrace))
-	for _, name := range []string{"a.jsonl", "a.jsonl.gz", "a.jsonl.zst"} {
-		if got := describe(name); got != want {
-			t.Errorf("trace %s: described as %s, want %s", name, got, want)
-		}
-	}
-	plain, err := os.ReadFile(filepath.Join(dir, "a.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r := finish(t, command(t, dir, "trace", "gen")); r.stdout != string(plain) {
-		t.Error("standard output and file differ")
 	}
 }
 

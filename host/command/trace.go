@@ -7,7 +7,6 @@ import (
 	"math"
 	"os"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,69 +16,14 @@ import (
 func newTrace() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
-		Short: "Generate and describe request traces",
+		Short: "Describe request traces",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return usageError{fmt.Errorf("%s: want gen or info", cmd.CommandPath())}
+			return usageError{fmt.Errorf("%s: want info", cmd.CommandPath())}
 		},
 	}
-	cmd.AddCommand(newTraceGen(), newTraceInfo())
+	cmd.AddCommand(newTraceInfo())
 	return cmd
-}
-
-func newTraceGen() *cobra.Command {
-	m := trace.DefaultMix()
-	var out string
-	gap := time.Duration(m.GapMillis) * time.Millisecond
-	cmd := &cobra.Command{
-		Use:   "gen",
-		Short: "Generate a trace from a seed: conversations, agents with sub-agents, one-shot prompts",
-		Long: `Generates a trace from a seed. Sessions share system prompts, conversations and agents extend
-their prefix turn by turn, and agents start sub-agents. The same flags give the same bytes on every machine; the
-defaults give examples/traces/mixed.jsonl.zst.`,
-		Example: `  kvhost trace gen --out examples/traces/mixed.jsonl.zst
-  kvhost trace gen --seed 7 --requests 50000 --chat 0 --one-shot 0 --out agents.jsonl.gz
-  kvhost trace gen --requests 10`,
-		Args: noArgs,
-		RunE: func(*cobra.Command, []string) error {
-			m.GapMillis = int(gap.Milliseconds())
-			return traceGen(m, out)
-		},
-	}
-	f := cmd.Flags()
-	f.SortFlags = false
-	f.StringVarP(&out, "out", "o", "-", "file, compressed when it ends in .gz or .zst; - is standard output")
-	f.Uint64Var(&m.Seed, "seed", m.Seed, "seed")
-	f.IntVar(&m.Requests, "requests", m.Requests, "requests")
-	f.IntVar(&m.Chat, "chat", m.Chat, "weight of conversations among new sessions")
-	f.IntVar(&m.Agent, "agent", m.Agent, "weight of agents among new sessions")
-	f.IntVar(&m.OneShot, "one-shot", m.OneShot, "weight of one-shot prompts among new sessions")
-	f.IntVar(&m.Prompts, "prompts", m.Prompts, "shared system prompts of each kind")
-	f.DurationVar(&gap, "gap", gap, "mean time between two new sessions")
-	f.IntVar(&m.BlockTokens, "block-tokens", m.BlockTokens, "tokens per hash id")
-	return cmd
-}
-
-func traceGen(m trace.Mix, out string) (err error) {
-	file := os.Stdout
-	if out != "-" {
-		if file, err = os.Create(out); err != nil {
-			return err
-		}
-		defer func() {
-			if e := file.Close(); err == nil {
-				err = e
-			}
-		}()
-	}
-	w, err := trace.NewWriter(file, out)
-	if err != nil {
-		return err
-	}
-	if err := trace.Generate(m, w.Write); err != nil {
-		return err
-	}
-	return w.Close()
 }
 
 func newTraceInfo() *cobra.Command {

@@ -1,6 +1,7 @@
 package replay_test
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -31,31 +32,30 @@ func write(t *testing.T, requests [][]uint64) string {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	w, err := trace.NewWriter(f, path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := json.NewEncoder(f)
 	for i, ids := range requests {
-		if err := w.Write(&trace.Request{Timestamp: int64(i), InputLength: int64(len(ids)), HashIDs: ids}); err != nil {
+		q := map[string]any{"timestamp": i, "input_length": len(ids), "output_length": 0, "hash_ids": ids}
+		if err := w.Encode(q); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
 	}
 	return path
 }
 
 func mixture(t *testing.T, requests int) [][]uint64 {
 	t.Helper()
-	m := trace.DefaultMix()
-	m.Requests, m.Seed, m.GapMillis = requests, 5, 20_000
-	var all [][]uint64
-	if err := trace.Generate(m, func(r *trace.Request) error {
-		all = append(all, append([]uint64{}, r.HashIDs...))
-		return nil
-	}); err != nil {
+	r, err := trace.Open("../../../examples/traces/mixed.jsonl.zst")
+	if err != nil {
 		t.Fatal(err)
+	}
+	defer r.Close()
+	all := make([][]uint64, requests)
+	for i := range all {
+		var q trace.Request
+		if err := r.Next(&q); err != nil {
+			t.Fatal(err)
+		}
+		all[i] = append([]uint64{}, q.HashIDs...)
 	}
 	return all
 }

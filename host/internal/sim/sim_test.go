@@ -32,22 +32,20 @@ func fromRequests(name string, requests []trace.Request) (*Workload, error) {
 	})
 }
 
-// generated is a workload of conversations, agents and one-shot prompts.
+// generated is the begin of the example trace: conversations, agents and one-shot prompts.
 func generated(t testing.TB, requests int) *Workload {
 	t.Helper()
-	mix := trace.DefaultMix()
-	mix.Requests = requests
-	var all []trace.Request
-	err := trace.Generate(mix, func(r *trace.Request) error {
-		copied := *r
-		copied.HashIDs = slices.Clone(r.HashIDs)
-		all = append(all, copied)
-		return nil
-	})
+	r, err := trace.Open("../../../examples/traces/mixed.jsonl.zst")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := fromRequests("generated", all)
+	defer r.Close()
+	w, err := read(t.Context(), "generated", func(q *trace.Request) error {
+		if requests--; requests < 0 {
+			return io.EOF
+		}
+		return r.Next(q)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-// Package trace reads, describes and generates request traces.
+// Package trace reads and describes request traces.
 //
 // A trace is a stream of requests, one JSON object per line, in the format of published serving traces:
 //
@@ -11,8 +11,4 @@
 // Three more keys are optional, and carry what an engine tells policies when a request ends: "end_reason" ("stop",
 // "length", "tool_call" or "abort"), "priority" (a whole number, lower goes first) and "return_ms" (milliseconds until the
 // prefix is expected to be used again). Other keys are ignored.
-//
-// The generator makes such traces from a seed: shared system prompts, conversations with a prefix that grows turn by turn,
-// agents with many quick steps, and their sub-agents. It uses integers only, so that a seed gives the same bytes on
-// every machine.
 package trace

@@ -12,6 +12,4 @@ var (
 	ErrOpen = errors.New("trace: cannot open")
 	// ErrInput: the input ends early, is damaged, or cannot be read. The requests before that were returned.
 	ErrInput = errors.New("trace: input ends early or is damaged")
-	// ErrOptions: the generator cannot use these options.
-	ErrOptions = errors.New("trace: bad generator options")
 )

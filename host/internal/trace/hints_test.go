@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"strings"
@@ -10,29 +9,13 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Hints are optional, survive writing and reading, and a bad one is refused by its name.
+// Hints are optional, and a bad one is refused by its name.
 func TestHints(t *testing.T) {
-	var out bytes.Buffer
-	w, err := NewWriter(&out, "t.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []Request{
-		{Timestamp: 1, InputLength: 10, OutputLength: 2, HashIDs: []uint64{1, 2}},
-		{Timestamp: 2, InputLength: 1 << 40, HashIDs: []uint64{3}, EndReason: abi.EndToolCall, Priority: -5, ReturnMS: 1500},
-	}
-	for i := range want {
-		if err := w.Write(&want[i]); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if first, _, _ := strings.Cut(out.String(), "\n"); strings.Contains(first, "priority") {
-		t.Errorf("a request without hints: %s", first)
-	}
-	r, err := NewReader(&out, "t.jsonl")
+	text := `{"timestamp": 1, "input_length": 10, "output_length": 2, "hash_ids": [1, 2]}
+{"timestamp": 2, "input_length": 1099511627776, "output_length": 0, "end_reason": "tool_call", "priority": -5, "return_ms": 1500, "hash_ids": [3]}
+`
+	want := []Request{{}, {EndReason: abi.EndToolCall, Priority: -5, ReturnMS: 1500}}
+	r, err := NewReader(strings.NewReader(text), "t.jsonl")
 	if err != nil {
 		t.Fatal(err)
 	}
