@@ -5,7 +5,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,15 +31,20 @@ func (o *objects) judge() error {
 	if c.Resources.Limits.Memory().IsZero() {
 		bad("the host has no limit of memory")
 	}
-	if !selects(&o.policy.Spec.PodSelector, host.Labels) {
-		bad("the NetworkPolicy does not select the host")
-	}
-	for _, rule := range o.policy.Spec.Ingress {
-		for _, p := range rule.Ports {
-			if !hasPort(c, p.Port) {
-				bad("the NetworkPolicy names the port %s, which the host lacks", p.Port)
+	if o.policy != nil {
+		if !selects(&o.policy.Spec.PodSelector, host.Labels) {
+			bad("the NetworkPolicy does not select the host")
+		}
+		for _, rule := range o.policy.Spec.Ingress {
+			for _, p := range rule.Ports {
+				if !hasPort(c, p.Port) {
+					bad("the NetworkPolicy names the port %s, which the host lacks", p.Port)
+				}
 			}
 		}
+	}
+	if m := o.monitor; m != nil && (!selects(&m.Spec.Selector, host.Labels) || !hasPort(c, &intstr.IntOrString{StrVal: m.Spec.PodMetricsEndpoints[0].Port})) {
+		bad("the PodMonitor does not select the host's metrics")
 	}
 	for _, v := range host.Spec.Volumes {
 		if v.ConfigMap != nil && v.ConfigMap.Name != o.config.Name {
@@ -60,8 +64,12 @@ func (o *objects) judge() error {
 			bad("a pod without the node's IPC and PID namespaces: CUDA IPC does not work")
 		}
 	}
-	if maps.Equal(host.Labels, engine.Labels) || selects(&o.policy.Spec.PodSelector, engine.Labels) {
+	if o.policy != nil && selects(&o.policy.Spec.PodSelector, engine.Labels) {
 		bad("the NetworkPolicy selects the engine, too")
+	}
+	if s := o.service; s != nil && (!selects(&metav1.LabelSelector{MatchLabels: s.Spec.Selector}, engine.Labels) ||
+		!hasPort(&engine.Spec.Containers[0], &s.Spec.Ports[0].TargetPort)) {
+		bad("the Service does not lead to the engine")
 	}
 	return errors.Join(errs...)
 }

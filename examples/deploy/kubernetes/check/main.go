@@ -26,12 +26,49 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
-const head = "# kubectl create namespace kvhost && kubectl apply -n kvhost -f this file. It is what the chart gives with its defaults:\n" +
-	"# `make manifests` writes it.\n"
+const head = "# kubectl create namespace kvhost && kubectl apply -n kvhost -f this file. It is what the chart gives with its defaults\n" +
+	"# (and vllm.enabled=true for vllm.yaml): `make manifests` writes it.\n"
+
+type values = map[string]any
+
+// plain are the values of the plain manifests.
+var plain = values{"vllm": values{"enabled": true}}
+
+// good are values that the chart takes.
+var good = map[string]values{
+	"plain":      plain,
+	"no class":   {"runtimeClass": "", "nodeSelector": nil, "tolerations": nil},
+	"other user": {"user": 1, "state": "/data", "run": "/data/run", "vllm": values{"enabled": true}},
+	"all": {
+		"imagePullSecrets": []any{values{"name": "login"}}, "affinity": values{"nodeAffinity": values{}}, "priorityClassName": "high",
+		"podAnnotations": values{"a": "b"}, "env": []any{values{"name": "A", "value": "b"}},
+		"volumes":       []any{values{"name": "tokens", "secret": values{"secretName": "tokens"}}},
+		"volumeMounts":  []any{values{"name": "tokens", "mountPath": "/etc/tokens"}},
+		"config":        "[otlp]\nendpoint = \"http://collector:4318\"\n[[root]]\npath = \"/var/lib/kvhost/kv\"\n",
+		"networkPolicy": values{"egress": []any{values{"ports": []any{values{"protocol": "TCP", "port": 4318}}}}},
+		"podMonitor":    values{"enabled": true, "labels": values{"release": "prometheus"}},
+		"vllm":          values{"enabled": true, "args": []any{"--seed=1"}, "env": []any{values{"name": "B", "value": "c"}}, "hfTokenSecret": "hf"},
+	},
+	"no policy": {"networkPolicy": values{"enabled": false}, "vllm": values{"enabled": true, "service": false}},
+}
+
+// bad are values that the chart refuses, and what it says.
+var bad = map[string]values{
+	"replicas":    {"vllm": values{"replicas": "abc"}},
+	"typo":        {"typo": 1},
+	"image":       {"image": ""},
+	"state":       {"state": "relative"},
+	"user":        {"user": 0},
+	"metricsFrom": {"networkPolicy": values{"metricsFrom": values{"kubernetes.io/metadata.name": nil}}},
+	"config":      {"config": "socket = 1"},
+	"limits":      {"resources": values{"limits": nil}},
+	"egress":      {"config": "[otlp]\n[[root]]\n"},
+}
 
 func main() {
 	update := flag.Bool("update", false, "write the plain manifests")
@@ -49,43 +86,60 @@ func run(dir string, update, config bool) error {
 		return err
 	}
 	var errs []error
-	for name, values := range map[string]map[string]any{
-		"defaults":   {},
-		"no vLLM":    {"vllm": map[string]any{"enabled": false}},
-		"no class":   {"runtimeClass": ""},
-		"other user": {"user": 1, "state": "/data", "run": "/data/run"},
-	} {
-		files, err := render(c, values)
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+	for says, v := range bad {
+		if _, err := render(c, "kvhost", v); err == nil || !strings.Contains(err.Error(), says) {
+			errs = append(errs, fmt.Errorf("values that are wrong, %v: %v, want an error about %s", v, err, says))
 		}
-		_, vllm := files["vllm.yaml"]
-		if want := name != "no vLLM"; vllm != want {
-			errs = append(errs, fmt.Errorf("%s: has vLLM: %v", name, vllm))
-		}
-		objects, err := decode(files)
-		errs = append(errs, err, objects.judge())
-		if name != "defaults" {
-			continue
-		}
-		if config {
-			fmt.Print(objects.config.Data["kvhost.toml"])
-		}
-		for file, text := range files {
-			file = filepath.Join(dir, file)
-			if update {
-				errs = append(errs, os.WriteFile(file, []byte(text), 0o644))
-			} else if plain, err := os.ReadFile(file); err != nil || string(plain) != text {
-				errs = append(errs, fmt.Errorf("%s is not what the chart gives: make manifests (%v)", file, err))
+	}
+	for name, v := range good {
+		var seen [2]*objects // of two releases
+		for i, release := range []string{"kvhost", "blue"} {
+			files, err := render(c, release, v)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
 			}
+			if seen[i], err = decode(files); err == nil {
+				err = seen[i].judge()
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s, as %s: %w", name, release, err))
+			}
+			if name == "plain" && release == "kvhost" {
+				errs = append(errs, compare(dir, files, update))
+				if config {
+					fmt.Print(seen[i].config.Data["kvhost.toml"])
+				}
+			}
+		}
+		if a, b := seen[0], seen[1]; a != nil && b != nil && (a.host.Name == b.host.Name || a.config.Name == b.config.Name ||
+			selects(a.host.Spec.Selector, b.host.Spec.Template.Labels)) {
+			errs = append(errs, fmt.Errorf("%s: two releases of a namespace have the same objects", name))
+		}
+	}
+	files, err := render(c, "kvhost", nil)
+	if files["vllm.yaml"] != "" {
+		errs = append(errs, errors.New("the chart deploys vLLM without being asked"))
+	}
+	return errors.Join(append(errs, err)...)
+}
+
+// compare compares the plain manifests with those that were rendered, or writes them.
+func compare(dir string, files map[string]string, update bool) error {
+	var errs []error
+	for file, text := range files {
+		file = filepath.Join(dir, file)
+		if update {
+			errs = append(errs, os.WriteFile(file, []byte(text), 0o644))
+		} else if plain, err := os.ReadFile(file); err != nil || string(plain) != text {
+			errs = append(errs, fmt.Errorf("%s is not what the chart gives: make manifests (%v)", file, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // render gives the manifests, vLLM's apart.
-func render(c *chart.Chart, values map[string]any) (map[string]string, error) {
-	top, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "kvhost", Namespace: "kvhost"}, nil)
+func render(c *chart.Chart, release string, v values) (map[string]string, error) {
+	top, err := chartutil.ToRenderValues(c, v, chartutil.ReleaseOptions{Name: release, Namespace: "kvhost"}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +149,7 @@ func render(c *chart.Chart, values map[string]any) (map[string]string, error) {
 	}
 	var names []string
 	for name, text := range rendered {
-		if strings.TrimSpace(text) != "" {
+		if strings.TrimSpace(text) != "" && path.Ext(name) == ".yaml" {
 			names = append(names, name)
 		}
 	}
@@ -114,18 +168,34 @@ func render(c *chart.Chart, values map[string]any) (map[string]string, error) {
 	return files, nil
 }
 
-// objects are those of one rendering.
+// objects are those of one rendering; nil: there is none.
 type objects struct {
-	host   appsv1.DaemonSet
-	engine *appsv1.Deployment // nil: none
-	config corev1.ConfigMap
-	policy networkingv1.NetworkPolicy
+	host    *appsv1.DaemonSet
+	engine  *appsv1.Deployment
+	config  *corev1.ConfigMap
+	policy  *networkingv1.NetworkPolicy
+	service *corev1.Service
+	monitor *podMonitor
+}
+
+// podMonitor is the part of the Prometheus operator's type that the chart uses.
+type podMonitor struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		Selector            metav1.LabelSelector `json:"selector"`
+		PodMetricsEndpoints []struct {
+			Port     string `json:"port"`
+			Path     string `json:"path"`
+			Interval string `json:"interval"`
+		} `json:"podMetricsEndpoints"`
+	} `json:"spec"`
 }
 
 // decode refuses fields that Kubernetes does not know, or that have another type.
-func decode(files map[string]string) (o objects, err error) {
+func decode(files map[string]string) (*objects, error) {
+	o := &objects{}
 	var errs []error
-	seen := map[string]int{}
 	for file, text := range files {
 		for _, doc := range bytes.Split([]byte(text), []byte("\n---\n"))[1:] { // after the head
 			var kind struct{ APIVersion, Kind string }
@@ -133,37 +203,44 @@ func decode(files map[string]string) (o objects, err error) {
 				return o, fmt.Errorf("%s: %w", file, err)
 			}
 			what := kind.APIVersion + " " + kind.Kind
-			var into any
+			var err error
 			switch what {
 			case "apps/v1 DaemonSet":
-				into = &o.host
+				err = strict(doc, &o.host)
 			case "apps/v1 Deployment":
-				o.engine = &appsv1.Deployment{}
-				into = o.engine
+				err = strict(doc, &o.engine)
 			case "v1 ConfigMap":
-				into = &o.config
+				err = strict(doc, &o.config)
+			case "v1 Service":
+				err = strict(doc, &o.service)
 			case "networking.k8s.io/v1 NetworkPolicy":
-				into = &o.policy
+				err = strict(doc, &o.policy)
+			case "monitoring.coreos.com/v1 PodMonitor":
+				err = strict(doc, &o.monitor)
 			default:
-				errs = append(errs, fmt.Errorf("%s: an object of an unexpected kind %q", file, what))
-				continue
+				err = errors.New("an object of an unexpected kind")
 			}
-			seen[what]++
-			text, err := yaml.YAMLToJSONStrict(doc)
 			if err != nil {
-				return o, fmt.Errorf("%s: %s: %w", file, what, err)
-			}
-			// As the server does: names of fields have one spelling.
-			strict, err := json.UnmarshalStrict(text, into)
-			if err := errors.Join(append(strict, err)...); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %s: %w", file, what, err))
 			}
 		}
 	}
-	for _, what := range []string{"apps/v1 DaemonSet", "v1 ConfigMap", "networking.k8s.io/v1 NetworkPolicy"} {
-		if seen[what] != 1 {
-			errs = append(errs, fmt.Errorf("%d objects of %s, want 1", seen[what], what))
-		}
+	if o.host == nil || o.config == nil {
+		errs = append(errs, errors.New("no DaemonSet or no ConfigMap"))
 	}
 	return o, errors.Join(errs...)
+}
+
+// strict decodes as the server does: names of fields have one spelling.
+func strict[T any](doc []byte, into **T) error {
+	if *into != nil {
+		return errors.New("two objects of the kind")
+	}
+	*into = new(T)
+	text, err := yaml.YAMLToJSONStrict(doc)
+	if err != nil {
+		return err
+	}
+	errs, err := json.UnmarshalStrict(text, *into)
+	return errors.Join(append(errs, err)...)
 }
