@@ -80,12 +80,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		return nil, err
 	}
 	h.policies.Attach(h.store)
-	e := h.cfg.Engine
-	h.engine, err = transfer.New(transfer.Config{
-		Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: e.ReadPreferringRatio,
-		WriteQueue: e.MaxWriteQueue, Roots: len(h.cfg.Roots), Log: h.log,
-	})
-	if err != nil {
+	if h.engine, err = h.newEngine(); err != nil {
 		return nil, err
 	}
 	if err := h.devices.OpenGPUs(h.engine); err != nil {
@@ -104,15 +99,21 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		registry := observe.NewRegistry(observe.Host{Store: h.store, Engine: h.engine, Server: h.server,
 			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), PolicyMemory: h.policies.Memory(),
 			Version: cfg.Version, Spans: h.spans})
-		w := h.cfg.HTTP
-		if h.http, err = observe.Listen(observe.Config{
-			Listen: w.Listen, CertFile: w.TLSCert, KeyFile: w.TLSKey, TokenFile: w.TokenFile, Profiles: w.Profiles,
-			Registry: registry, Status: h.server.Status, Connections: h.server.HTTPConnections(), Log: h.log,
-		}); err != nil {
+		w := httpConfig(h.cfg)
+		w.Registry, w.Status, w.Connections, w.Log = registry, h.server.Status, h.server.HTTPConnections(), h.log
+		if h.http, err = observe.Listen(w); err != nil {
 			return nil, err
 		}
 	}
 	return h, nil
+}
+
+func (h *Host) newEngine() (*transfer.Engine, error) {
+	e := h.cfg.Engine
+	return transfer.New(transfer.Config{
+		Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), MaxStaging: e.MaxStagingMemory, ReadRatio: e.ReadPreferringRatio,
+		WriteQueue: e.MaxWriteQueue, Roots: len(h.cfg.Roots), Log: h.log,
+	})
 }
 
 // serverConfig is a configuration in the form of the server.

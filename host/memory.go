@@ -20,8 +20,8 @@ func memoryBudgets(c *config.Config) (memory, arriving *budget.Budget, err error
 	}
 	part := budget.ArrivingPart(limit, slots)
 	if memory, err = budget.OfMemory(limit, slots+part, sessions); err != nil {
-		return nil, nil, fmt.Errorf("host: max_memory is too small for engine.max_staging_memory and session.max_sessions, which "+
-			"need %s: %w", config.FormatSize(need), err)
+		return nil, nil, fmt.Errorf("%w: max_memory is too small for engine.max_staging_memory and session.max_sessions, which "+
+			"need %s: %w", config.ErrValue, config.SizeText(need), err)
 	}
 	return memory, budget.OfArriving(part, sessions), nil
 }

@@ -50,7 +50,7 @@ func spansConfig(ctx context.Context, c *config.Config) (out spans.Config, err e
 		out.Headers, err = spans.Headers(file)
 	}
 	if err != nil {
-		return out, fmt.Errorf("otlp.headers_file: %s: %w", o.HeadersFile, err)
+		return out, fmt.Errorf("%w: otlp.headers_file: %s: %w", config.ErrFile, o.HeadersFile, err)
 	}
 	return out, nil
 }

@@ -3,7 +3,9 @@ package command
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"slices"
@@ -11,10 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/doctor"
-	"github.com/kvhost/kvhost/host/internal/policyset"
 )
 
 func newCheck() *cobra.Command {
@@ -22,13 +24,16 @@ func newCheck() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Check this machine: which route serves each GPU and root, and why",
-		Long: `Tries what the configuration asks for: the roots (it writes a file with O_DIRECT in each, reads
-it back and removes it), the GPUs, cuFile, the socket's directory and the resource limits. For roots in memory
-it judges memory, huge pages and the limit of locked memory. With store.compression it measures the roots and the
-codec for a moment (64 MiB in each root with 16 threads), and says what would be compressed there. It reports which
-route serves each pair of GPU and root, why, and what would improve it. It changes nothing, works without a GPU,
-and may run while a host does.`,
+		Short: "Check whether a host would start, which route serves each GPU and root, and why",
+		Long: `Goes through all that a start needs, by the functions of the start: policies, roots and their locks,
+certificate, token, headers of traces, limits, HTTP address, socket. What a start would refuse is a problem, and the exit code is
+that of the start: while a host runs, its roots, socket and address are in use.
+
+It also tries what the configuration asks for: the roots (it writes a file with O_DIRECT in each, reads it back and removes it),
+the GPUs, cuFile and the resource limits. For roots in memory it judges memory, huge pages and the limit of locked memory. With
+store.compression it measures the roots and the codec for a moment (64 MiB in each root with 16 threads), and says what would be
+compressed there. It reports which route serves each pair of GPU and root, why, and what would improve it. Where a host would start,
+and something configured cannot work, the exit code is 9. It changes nothing, and works without a GPU.`,
 		Example: `  kvhost check --config /etc/kvhost.toml
   kvhost check --root /mnt/nvme0/kv=2TiB --json | jq .verdicts`,
 		Args: noArgs,
@@ -39,7 +44,7 @@ and may run while a host does.`,
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			return check(ctx, os.Stdout, &loaded.Config, asJSON)
+			return check(ctx, os.Stdout, loaded, asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print all facts and findings as JSON")
@@ -48,19 +53,17 @@ and may run while a host does.`,
 }
 
 // check judges the machine.
-func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool) error {
-	memory := memoryBefore(cfg)
-	cfg = cfg.WithMemory(memory)
+func check(ctx context.Context, out io.Writer, loaded *config.Loaded, asJSON bool) error {
+	memory := memoryBefore(&loaded.Config)
+	cfg := loaded.Config.WithMemory(memory)
 	facts, err := doctor.Probe(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	report := doctor.Judge(version, cfg, deviceBytes(cfg), facts)
-	if needs, all, err := policyset.Needs(ctx, cfg); err != nil {
-		report.Findings = append(report.Findings, doctor.Finding{Level: doctor.Problem, About: "policies", Says: err.Error()})
-	} else {
-		report.Needs(needs, all)
-	}
+	start := host.Check(ctx, host.Config{Config: &loaded.Config, Version: version, Memory: memory})
+	report.Start(findings(start, loaded.Warnings)...)
+	report.Needs(start.Needs, start.PolicyMemory)
 	if memory > 0 {
 		report.Findings = append(report.Findings, doctor.Finding{Level: doctor.Note, About: "memory", Says: "up to " +
 			config.FormatSize(memory) + " are the nearest level, allocated as chunks need it", Fix: "store.memory sets the size, and 0 turns it off"})
@@ -70,7 +73,27 @@ func check(ctx context.Context, out io.Writer, cfg *config.Config, asJSON bool) 
 	} else {
 		err = report.Write(out)
 	}
+	if err == nil && len(start.Refused) > 0 {
+		return fmt.Errorf("a host would not start: %w", start.Refused[0].Err)
+	}
 	return errors.Join(err, report.Problems())
+}
+
+// findings are what a start meets: what it refuses, roots that would be out, and its warnings.
+func findings(start *host.Checked, warnings []string) (list []doctor.Finding) {
+	for _, r := range start.Refused {
+		list = append(list, doctor.Finding{Level: doctor.Problem, About: r.About, Says: plainError(r.Err)})
+	}
+	if len(start.Refused) == 0 {
+		for _, path := range slices.Sorted(maps.Keys(start.Out)) {
+			list = append(list, doctor.Finding{Level: doctor.Problem, About: "root " + path,
+				Says: "a host would start without it: " + plainError(start.Out[path])})
+		}
+	}
+	for _, w := range append(start.Warnings, warnings...) {
+		list = append(list, doctor.Finding{Level: doctor.Warning, About: "start", Says: w})
+	}
+	return list
 }
 
 // deviceBytes is the GPU memory of the copy threads' windows, their codec, and the direct route's slots.

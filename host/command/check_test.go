@@ -30,8 +30,8 @@ func TestCheck(t *testing.T) {
 	}
 	file := write(t, dir, "file", "")
 	r = finish(t, command(t, dir, "check", "--root", filepath.Join(file, "kv")+"=1MiB", "--socket", "missing/s"))
-	if r.code != exitCheck || strings.Count(r.stdout, "problem") != 2 || !strings.Contains(r.stderr, "cannot work") {
-		t.Errorf("check of two impossible roots: exit code %d, want two problems\n%s%s", r.code, r.stdout, r.stderr)
+	if r.code != exitFailure || strings.Count(r.stdout, "problem") != 2 || !strings.Contains(r.stderr, "would not start") {
+		t.Errorf("check of an impossible root and socket: exit code %d, want two problems\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("left behind: %v", left)

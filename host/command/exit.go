@@ -42,7 +42,7 @@ const exitHelp = `Exit codes:
   6  a trace cannot be read: missing, damaged, truncated, or not a trace
   7  wrong bytes were served (replay)
   8  a root has problems that remain (fsck)
-  9  something configured cannot work on this machine (check)
+  9  a host would start, and something configured cannot work on this machine (check, which else has the code of the start)
  10  a GPU failed while kvhost ran; only a new process can use it again
  11  failure: the reason is on standard error
  12  wrong usage or configuration`

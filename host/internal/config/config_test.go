@@ -200,7 +200,7 @@ func TestParts(t *testing.T) {
 	if err := unix.Statfs(dir, &s); err != nil {
 		t.Fatal(err)
 	}
-	l, err := Load(Source{File: write(t, "[[root]]\npath = '"+dir+"'\ncapacity = '50%'\n[[root]]\npath = '"+dir+"/new'\ncapacity = '25%'\n")})
+	l, err := Load(Source{File: write(t, "[[root]]\npath = '"+dir+"/old'\ncapacity = '50%'\n[[root]]\npath = '"+dir+"/new'\ncapacity = '25%'\n")})
 	if err != nil {
 		t.Fatal(err)
 	}

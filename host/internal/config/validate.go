@@ -116,11 +116,24 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		if r.InMemory() {
 			r.validateMemory(at, bad)
 		}
-		same := func(o Root) bool { return r.Path != "" && filepath.Clean(o.Path) == filepath.Clean(r.Path) }
-		if slices.ContainsFunc(c.Roots[:i], same) {
-			bad(at+".path", "%q twice", r.Path)
+		for _, o := range c.Roots[:i] {
+			switch in, below := r.within(o), o.within(r); {
+			case in && below:
+				bad(at+".path", "%q twice", r.Path)
+			case in || below:
+				bad(at+".path", "%q and %q: one root is inside of the other", o.Path, r.Path)
+			}
 		}
 	}
+}
+
+// within says whether a root is another one or inside of it, by their paths.
+func (r Root) within(o Root) bool {
+	mine, err := filepath.Abs(r.Path)
+	if others, oerr := filepath.Abs(o.Path); err == nil && oerr == nil && r.Path != "" && o.Path != "" && r.InMemory() == o.InMemory() {
+		return mine == others || strings.HasPrefix(mine, strings.TrimSuffix(others, "/")+"/")
+	}
+	return false
 }
 
 // smallestRoot is the least capacity of a root: one piece of one page.

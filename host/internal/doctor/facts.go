@@ -2,14 +2,12 @@ package doctor
 
 // Facts are what a probe found.
 type Facts struct {
-	Machine Machine     `json:"machine"`
-	Driver  Driver      `json:"driver"`
-	CuFile  CuFile      `json:"cufile"`
-	GPUs    []GPU       `json:"gpus"`
-	Roots   []Root      `json:"roots"`
-	Socket  SocketFacts `json:"socket"`
-	Cache   CacheFacts  `json:"policy_cache"`
-	Codec   CodecFacts  `json:"codec"`
+	Machine Machine    `json:"machine"`
+	Driver  Driver     `json:"driver"`
+	CuFile  CuFile     `json:"cufile"`
+	GPUs    []GPU      `json:"gpus"`
+	Roots   []Root     `json:"roots"`
+	Codec   CodecFacts `json:"codec"`
 }
 
 // Machine is the machine as a whole.
@@ -77,7 +75,6 @@ type Root struct {
 	Tried      string `json:"tried"`            // the directory that was tried: Path, or the nearest above it that exists
 	Missing    bool   `json:"missing"`          // it does not exist yet
 	Parent     string `json:"parent,omitempty"` // the directory in which it would be made, when that is missing, too
-	System     bool   `json:"system,omitempty"` // it is on the file system of /
 	FS         string `json:"fs"`
 	Mount      string `json:"mount,omitempty"`      // of tmpfs: where it is mounted
 	HugePages  Answer `json:"huge_pages,omitempty"` // of tmpfs: its files get them
@@ -95,18 +92,4 @@ type Root struct {
 	Unmeasured string `json:"not_measured,omitempty"` // why these are not known
 	CuFile     string `json:"cufile"`                 // of registering a file with cuFile: "ok", an error, or empty when not tried
 	Failed     string `json:"failed"`
-}
-
-// CacheFacts are about the directories in which policies are compiled and kept.
-type CacheFacts struct {
-	Failed string `json:"failed"`  // why the cache cannot be used
-	NoWork string `json:"no_work"` // why there is no directory to compile in
-}
-
-// SocketFacts are about the socket's directory.
-type SocketFacts struct {
-	Path     string `json:"path"`
-	Dir      bool   `json:"dir"`      // its directory exists
-	Writable bool   `json:"writable"` // files can be made there
-	Private  bool   `json:"private"`  // no other user can
 }

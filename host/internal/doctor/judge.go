@@ -36,8 +36,6 @@ func Judge(version string, c *config.Config, deviceBytes int64, f *Facts) *Repor
 	r.judgeRoots(c, f)
 	r.judgeLevels(c.Roots)
 	r.judgeCompression(c, f)
-	r.judgeSocket(&f.Socket)
-	r.judgeCache(c, &f.Cache)
 	r.judgeMachine(c, f)
 	r.judgeGPUs(c, deviceBytes, f)
 	return r
@@ -158,17 +156,11 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 			continue
 		}
 		about := "root " + root.Path
-		if why := root.unusable(); why != "" {
-			fix := "create it, or make it writable for the user of kvhost"
-			if root.Parent != "" {
-				fix = "mount its file system, or mkdir -p " + root.Parent
+		if root.unusable() != "" {
+			if root.Failed != "" && root.Writable { // or a start refuses it
+				r.find(Problem, about, "look after the device or the mount", "%s", root.Failed)
 			}
-			r.find(Problem, about, fix, "%s", why)
 			continue
-		}
-		if want.RequireMount && root.System {
-			r.find(Problem, about, "mount its file system, or take require_mount away", "%s is on the file system of /",
-				root.Tried)
 		}
 		if want.Capacity > root.Total {
 			r.find(Problem, about, "set a capacity below the file system's size",
@@ -180,6 +172,9 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 		}
 		if c.Engine.DirectIO && root.Direct == No {
 			r.find(Note, about, "", "%s does not support direct I/O: files go through the page cache", root.FS)
+		}
+		if root.FS == "tmpfs" {
+			r.find(Note, about, "", "its tmpfs is memory of the machine: what the root holds is gone after a boot")
 		}
 		if root.HugePages == No {
 			r.find(Warning, about, "mount -o remount,huge=always "+root.Mount,
@@ -204,39 +199,6 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 			r.find(Problem, "roots "+strings.Join(d.roots, ", "), "lower their capacities",
 				"capacities of %s together, but they share %s of %s", config.SizeText(d.wanted), name, config.SizeText(d.total))
 		}
-	}
-}
-
-func (r *Report) judgeSocket(s *SocketFacts) {
-	about := "socket " + s.Path
-	switch {
-	case s.Path == "":
-	case len(s.Path) > config.MaxSocketPath:
-		r.find(Problem, about, "use a shorter path", "the path has %d bytes, the limit is %d", len(s.Path),
-			config.MaxSocketPath)
-	case !s.Dir:
-		r.find(Problem, about, "mkdir -m 0700 the directory (RuntimeDirectory= in systemd)",
-			"its directory does not exist")
-	case !s.Writable:
-		r.find(Problem, about, "make the directory writable for the user of kvhost",
-			"cannot create files in its directory")
-	case !s.Private:
-		r.find(Warning, about, "chmod go-w the directory",
-			"others can write to its directory, and so replace the socket")
-	}
-}
-
-func (r *Report) judgeCache(cfg *config.Config, c *CacheFacts) {
-	fix := "set policy_cache to a directory of this user with mode 0700 (CacheDirectory= in systemd)"
-	switch {
-	case len(cfg.Policies) == 0:
-	case c.Failed != "" && cfg.PolicyCache != config.CacheAuto: // a host does not start without it
-		r.find(Problem, "policies", fix, "%s", c.Failed)
-	case c.NoWork != "":
-		r.find(Problem, "policies", "mount a writable /tmp or /dev/shm, or "+fix, "no directory to compile them in: %s",
-			strings.ReplaceAll(c.NoWork, "\n", ", "))
-	case c.Failed != "":
-		r.find(Warning, "policies", fix, "compiled at each start, which takes seconds: %s", c.Failed)
 	}
 }
 

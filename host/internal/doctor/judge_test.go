@@ -35,7 +35,6 @@ func machines() map[string]struct {
 		Available: 2 << 40, Writable: true,
 		Direct: Yes, MemAlign: 4, OffAlign: 512, NoReplace: Yes, CuFile: "ok",
 	}
-	socket := SocketFacts{Path: wanted.Socket, Dir: true, Writable: true, Private: true}
 	driver := Driver{CUDA: 13000, Kernel: "580.95.05", Open: Yes,
 		Params: "RMForceStaticBar1=1;RmForceDisableIomapWC=1;"}
 	type seen = struct {
@@ -47,7 +46,7 @@ func machines() map[string]struct {
 		w := wanted.Clone()
 		f := Facts{
 			Machine: machine, Driver: driver, CuFile: CuFile{Version: 1150, Compat: true}, GPUs: []GPU{gpu},
-			Roots: []Root{root}, Socket: socket,
+			Roots: []Root{root},
 		}
 		change(w, &f)
 		out[name] = seen{w, f}
@@ -95,17 +94,8 @@ func machines() map[string]struct {
 		huge.Path, huge.Tried, huge.Mount, huge.Missing, huge.HugePages = "/mnt/huge", "/mnt/huge", "/mnt/huge", false, Yes
 		f.Roots = []Root{small, huge}
 	})
-	add("nobody", func(w *config.Config, f *Facts) {
-		w.Policies, w.PolicyCache = make([]config.Policy, 2), config.CacheAuto
-		f.Cache.Failed = "bad cache: write to /: permission denied"
+	add("no-parent", func(w *config.Config, f *Facts) {
 		f.Roots[0].Path, f.Roots[0].Tried, f.Roots[0].Parent, f.Roots[0].Missing = "/mnt/nvme0/kv", "/mnt", "/mnt/nvme0", true
-		f.Roots = append(f.Roots, f.Roots[0])
-		f.Roots[1].Parent, f.Roots[1].System, f.Roots[1].Path, f.Roots[1].Missing = "", true, "/mnt", false
-		w.Roots = append(w.Roots, config.Root{Path: "/mnt", Capacity: 1 << 30, RequireMount: true})
-	})
-	add("read-only", func(w *config.Config, f *Facts) {
-		w.Policies, w.PolicyCache = make([]config.Policy, 1), ""
-		f.Cache.NoWork = "bad cache: write to /tmp: read-only file system\nbad cache: write to /dev/shm: no such file or directory"
 	})
 	add("broken", func(w *config.Config, f *Facts) {
 		f.GPUs[0].Pinned = No
@@ -120,7 +110,6 @@ func machines() map[string]struct {
 				Available: 10 << 30, Writable: true, Direct: No, NoReplace: Yes})
 		w.Roots = append(w.Roots, config.Root{Path: "/root/kv", Capacity: 1 << 30},
 			config.Root{Path: "/dev/shm/kv", Capacity: 100 << 30})
-		f.Socket = SocketFacts{Path: "/run/missing/s"}
 	})
 	inMemory := func(capacity int64) func(*config.Config, *Facts) {
 		return func(w *config.Config, f *Facts) {
@@ -207,24 +196,5 @@ func TestRootsThatShareADisk(t *testing.T) {
 	r := Judge("test", m.wanted, 0, &m.facts)
 	if len(r.Findings) != 1 || r.Findings[0].Level != Problem {
 		t.Fatalf("findings: got %+v, want one problem", r.Findings)
-	}
-}
-
-func TestSocketsAreJudged(t *testing.T) {
-	for want, s := range map[Level]SocketFacts{
-		"":      {Path: "/run/s", Dir: true, Writable: true, Private: true},
-		Warning: {Path: "/tmp/x/s", Dir: true, Writable: true},
-		Problem: {Path: "/run/s", Dir: true},
-	} {
-		r := &Report{}
-		r.judgeSocket(&s)
-		if len(r.Findings) > 0 != (want != "") || want != "" && r.Findings[0].Level != want {
-			t.Errorf("socket %+v: got findings %+v", s, r.Findings)
-		}
-	}
-	r := &Report{}
-	r.judgeSocket(&SocketFacts{Path: string(make([]byte, 105)), Dir: true, Writable: true, Private: true})
-	if r.Problems() == nil {
-		t.Error("a path that is too long is no problem")
 	}
 }

@@ -13,8 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -122,35 +120,4 @@ func (s system) device(dev uint64) string {
 		return filepath.Base(real)
 	}
 	return ""
-}
-
-// probeCache checks the directories in which policies are compiled and kept.
-func probeCache(c *config.Config) (f CacheFacts) {
-	cache, said := c.PolicyCache, func(err error) string { return strings.TrimPrefix(err.Error(), "policy: ") }
-	if cache == config.CacheAuto {
-		cache = sandbox.CacheDir()
-	}
-	if cache == "" && c.PolicyCache != "" {
-		f.Failed = "this user has no home, so there is no cache"
-	} else if err := sandbox.CheckCache(cache); err != nil {
-		f.Failed, cache = said(err), ""
-	}
-	if err := sandbox.CheckWorkDir(cache); err != nil {
-		f.NoWork = said(err)
-	}
-	return f
-}
-
-// probeSocket checks the socket's directory.
-func probeSocket(path string) SocketFacts {
-	f := SocketFacts{Path: path}
-	dir := filepath.Dir(path)
-	info, err := os.Stat(dir)
-	if err != nil || !info.IsDir() {
-		return f
-	}
-	f.Dir = true
-	f.Private = info.Mode().Perm()&0o022 == 0 || info.Mode()&os.ModeSticky != 0
-	f.Writable = unix.Access(dir, unix.W_OK|unix.X_OK) == nil
-	return f
 }

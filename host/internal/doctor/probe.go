@@ -19,10 +19,7 @@ func Probe(ctx context.Context, c *config.Config) (*Facts, error) {
 
 // probe takes the system's files below a directory, and the libraries by the given names.
 func probe(ctx context.Context, c *config.Config, s system, libcuda, libcufile []string) (*Facts, error) {
-	f := &Facts{Machine: s.machine(), Socket: probeSocket(c.Socket)}
-	if len(c.Policies) > 0 {
-		f.Cache = probeCache(c)
-	}
+	f := &Facts{Machine: s.machine()}
 	f.Driver.Kernel, f.Driver.Open, f.Driver.Params = s.driverModule()
 	g := &gpus{facts: f}
 	if f.Driver.Forbid = c.GDS.CUDA == config.CUDAOff; !f.Driver.Forbid {

@@ -61,9 +61,6 @@ func (s system) probeRoot(path string, ask func(fd int) string) Root {
 			r.Mount, r.HugePages = s.tmpfs(r.Tried)
 		}
 	}
-	if top, err := staging.OS().Stat("/"); err == nil {
-		r.System = info.Dev == top.Dev
-	}
 	if r.Device = s.device(info.Dev); r.Parent != "" {
 		return r // nothing is to be learned from a file in another directory
 	}

@@ -55,34 +55,55 @@ type Server struct {
 	server   http.Server
 }
 
-// Listen binds the address. Nothing is served before [Server.Serve].
-func Listen(cfg Config) (*Server, error) {
-	guard, err := newGuard(cfg.TokenFile, cfg.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrCredential, err)
+// bound is what a server has once its credentials are read and its address is bound.
+type bound struct {
+	listener    net.Listener
+	guard       *guard
+	certificate *certificate // nil: no TLS
+}
+
+func bind(cfg *Config) (b bound, err error) {
+	if b.guard, err = newGuard(cfg.TokenFile, cfg.Listen); err != nil {
+		return b, fmt.Errorf("%w: %w", ErrCredential, err)
 	}
-	var certificate *certificate
 	if cfg.CertFile != "" {
-		if certificate, err = loadCertificate(cfg.CertFile, cfg.KeyFile); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrCredential, err)
+		if b.certificate, err = loadCertificate(cfg.CertFile, cfg.KeyFile); err != nil {
+			return b, fmt.Errorf("%w: %w", ErrCredential, err)
 		}
 	}
-	l, err := net.Listen("tcp", cfg.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w; another address is --http-listen", ErrHTTP, cfg.Listen, err)
+	if b.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
+		return b, fmt.Errorf("%w: %s: %w; another address is --http-listen", ErrHTTP, cfg.Listen, err)
 	}
-	s := &Server{listener: listener{l, cfg.Connections}, server: http.Server{
-		Handler: handler(cfg, guard), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, WriteTimeout: cmp.Or(cfg.timeout, writeTimeout),
-		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
-	}}
-	if certificate != nil {
-		s.listener = tls.NewListener(s.listener, &tls.Config{GetCertificate: certificate.get, MinVersion: tls.VersionTLS12,
-			NextProtos: []string{"http/1.1"}}) // a connection of HTTP/2 would be many
-	}
-	if ip := l.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() && (cfg.TokenFile == "" || cfg.CertFile == "") {
+	if ip := b.listener.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() && (cfg.TokenFile == "" || cfg.CertFile == "") {
 		cfg.Log.Warn("the HTTP address is not on loopback, and clients need no token or can be listened to: "+
 			"set http.token_file, http.tls_cert and http.tls_key, or keep strangers off the network",
-			"address", l.Addr().String(), "token", cfg.TokenFile != "", "tls", cfg.CertFile != "")
+			"address", b.listener.Addr().String(), "token", cfg.TokenFile != "", "tls", cfg.CertFile != "")
+	}
+	return b, nil
+}
+
+// Try fails as [Listen] would at present.
+func Try(cfg Config) error {
+	b, err := bind(&cfg)
+	if err == nil {
+		err = b.listener.Close()
+	}
+	return err
+}
+
+// Listen binds the address. Nothing is served before [Server.Serve].
+func Listen(cfg Config) (*Server, error) {
+	b, err := bind(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{listener: listener{b.listener, cfg.Connections}, server: http.Server{
+		Handler: handler(cfg, b.guard), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, WriteTimeout: cmp.Or(cfg.timeout, writeTimeout),
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+	}}
+	if b.certificate != nil {
+		s.listener = tls.NewListener(s.listener, &tls.Config{GetCertificate: b.certificate.get, MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"http/1.1"}}) // a connection of HTTP/2 would be many
 	}
 	return s, nil
 }

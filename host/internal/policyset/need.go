@@ -2,9 +2,7 @@ package policyset
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -13,19 +11,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 )
 
-// Needs is the memory that a configuration's roots need when they are full, and what its policies may have together. It
-// opens the policies, and may compile them.
-func Needs(ctx context.Context, cfg *config.Config) (needs []doctor.Need, all uint64, err error) {
-	p, err := Open(ctx, cfg, slog.New(slog.DiscardHandler))
-	if err != nil {
-		return nil, 0, err
-	}
-	defer func() { err = errors.Join(err, p.Close(ctx)) }()
-	needs, err = p.needs(ctx)
-	return needs, p.memory.Limit(), err
-}
-
-func (p *Set) needs(ctx context.Context) (needs []doctor.Need, err error) {
+// Needs is the memory that the roots need when they are full, with the policies with which they started.
+func (p *Set) Needs(ctx context.Context) (needs []doctor.Need, err error) {
 	evicts, err := p.startEvicts(ctx)
 	if err != nil {
 		return nil, err
@@ -90,7 +77,7 @@ func (p *Set) LogNeeds(ctx context.Context) {
 	p.inUse.Add(1)
 	p.openMu.Unlock()
 	defer p.inUse.Done()
-	needs, err := p.needs(ctx)
+	needs, err := p.Needs(ctx)
 	if err != nil {
 		if ctx.Err() == nil && err != errChanged {
 			p.log.Warn("the memory of full roots is unknown", "error", err)
@@ -99,11 +86,13 @@ func (p *Set) LogNeeds(ctx context.Context) {
 	}
 	var r doctor.Report
 	r.Needs(needs, p.memory.Limit())
+	for _, n := range needs {
+		p.log.Info("memory when full", "root", n.Root, "entries", n.Entries, "index", config.SizeText(int64(n.IndexBytes)),
+			"policy", n.Policy, "policy_memory", config.SizeText(int64(n.PolicyBytes)))
+	}
 	for _, f := range r.Findings {
-		level := slog.LevelInfo
 		if f.Level == doctor.Warning {
-			level = slog.LevelWarn
+			p.log.Warn(f.About+": "+f.Says, "fix", f.Fix)
 		}
-		p.log.Log(ctx, level, "memory when full", "about", f.About, "says", f.Says, "fix", f.Fix)
 	}
 }

@@ -23,10 +23,16 @@ func TestNeedsFollowCapacityAndPolicy(t *testing.T) {
 	c.Policies = []config.Policy{{Module: "lru", Fuel: fuel}, {Module: "prefix", Fuel: fuel}}
 	c.Roots = []config.Root{{Path: "/a", Capacity: 200 << 40, Evict: "lru"}, {Path: "/b", Capacity: 200 << 40, Evict: "prefix"},
 		{Path: "/c", Capacity: 8 << 40, Evict: "prefix"}}
-	needs, all, err := Needs(t.Context(), c)
+	p, err := Open(t.Context(), c, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer p.Close(t.Context())
+	needs, err := p.Needs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := p.Memory().Limit()
 	if all != 1<<30 || len(needs) != 3 {
 		t.Fatalf("%d bytes for all, %d roots", all, len(needs))
 	}

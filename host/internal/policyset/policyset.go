@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -34,6 +35,11 @@ type Set struct {
 
 // Open opens the configured modules in order and binds them.
 func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, err error) {
+	if cfg.PolicyDir != "" {
+		if _, err := os.ReadDir(cfg.PolicyDir); err != nil {
+			return nil, fmt.Errorf("%w: policy_dir: %w", ErrPolicy, err)
+		}
+	}
 	cache, err := OpenCache(cfg.PolicyCache, log)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrPolicy, err)

@@ -1,7 +1,9 @@
 package store
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -11,8 +13,12 @@ import (
 // apart refuses a root that is another one, by way of a link or a mount, or is inside of one, or has one in it: each would
 // count, evict and sweep what is the other's. Roots deeper inside are left alone by what walks.
 func (r *root) apart() error {
-	bare := r.Health.Bare()
+	bare, above := r.Health.Bare(), r.Path+"/.."
 	self, err := bare.Stat(r.Path)
+	missing := errors.Is(err, fs.ErrNotExist) // it is not made yet: see [Try]
+	if missing {
+		above, err = filepath.Dir(r.Path), nil
+	}
 	if err != nil || r.cfg.Volatile {
 		return err
 	}
@@ -22,10 +28,10 @@ func (r *root) apart() error {
 			others[[2]uint64{info.Dev, info.Ino}] = o.Path
 		}
 	}
-	if o, ok := others[[2]uint64{self.Dev, self.Ino}]; ok {
+	if o, ok := others[[2]uint64{self.Dev, self.Ino}]; ok && !missing {
 		return fmt.Errorf("%w: the roots %s and %s are one directory; name it once", ErrConfig, r.Path, o)
 	}
-	for above, below := r.Path+"/..", self; ; above += "/.." {
+	for below := self; ; above += "/.." {
 		info, err := staging.OS().Stat(above)
 		if err != nil || info.Same(below) { // no right to look, or the top
 			break
@@ -42,6 +48,9 @@ func (r *root) apart() error {
 				ErrConfig, r.Path, above, pieceformat.MetaDir)
 		}
 		below = info
+	}
+	if missing {
+		return nil
 	}
 	list, err := bare.ReadDir(r.Path)
 	for _, e := range list {

@@ -197,16 +197,20 @@ func (r *root) facts(id int) abi.RootFacts {
 
 // lockRoot takes the root's lock.
 func (r *root) lockRoot(ctx context.Context) error {
-	err := r.directory.Lock()
-	switch {
-	case errors.Is(err, staging.ErrLocked):
-		return fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, or set shared = true on both",
-			ErrRootBusy, r.Path, err)
-	case err != nil:
-		return fmt.Errorf("store: root %s: %w", r.Path, err)
+	if err := r.directory.Lock(); err != nil {
+		return r.notLocked(err)
 	}
-	if err = r.kind.lockOut(ctx); err != nil {
+	if err := r.kind.lockOut(ctx); err != nil {
 		return errors.Join(err, r.directory.Close())
 	}
 	return nil
+}
+
+// notLocked is the error of a lock that could not be taken.
+func (r *root) notLocked(err error) error {
+	if errors.Is(err, staging.ErrLocked) {
+		return fmt.Errorf("%w: %s: %w; stop the other host, give this one a root of its own, or set shared = true on both",
+			ErrRootBusy, r.Path, err)
+	}
+	return fmt.Errorf("store: root %s: %w", r.Path, err)
 }

@@ -55,6 +55,33 @@ type Store struct {
 
 // Open locks the roots, finds what they hold, and starts. When it fails, nothing is left locked.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
+	s, err := prepare(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.openRoots(ctx); err != nil {
+		return nil, errors.Join(err, s.abandon())
+	}
+	for _, h := range s.cfg.Policies.Shadows {
+		if err := s.addShadow(ctx, h); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	s.tellRoots()
+	s.opened.Store(true)
+	s.work.Go(func() { s.catalog.Run(s.run) })
+	if s.mover != nil {
+		s.work.Go(func() { s.mover.Run(s.run) })
+	}
+	for _, r := range s.roots {
+		s.work.Go(func() { r.upkeep(s.run) })
+		r.kind.start()
+	}
+	return s, nil
+}
+
+// prepare makes a store with its policies and no file of its roots, which [Open] takes and [Try] only looks at.
+func prepare(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
@@ -83,38 +110,26 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		}
 	}
 	s.run, s.stop = context.WithCancel(context.Background())
-	if err := s.openRoots(ctx); err != nil {
-		s.stop()
-		s.work.Wait()
-		return nil, errors.Join(err, s.closeRoots(), s.catalog.Close())
-	}
-	for _, h := range cfg.Policies.Shadows {
-		if err := s.addShadow(ctx, h); err != nil {
-			return nil, errors.Join(err, s.Close())
-		}
-	}
-	s.tellRoots()
-	s.opened.Store(true)
-	s.work.Go(func() { s.catalog.Run(s.run) })
-	if s.mover != nil {
-		s.work.Go(func() { s.mover.Run(s.run) })
-	}
-	for _, r := range s.roots {
-		s.work.Go(func() { r.upkeep(s.run) })
-		r.kind.start()
-	}
-	return s, nil
-}
-
-func (s *Store) openRoots(ctx context.Context) error {
 	for _, cfg := range s.cfg.Roots {
 		r, err := openRoot(ctx, s, cfg)
 		if err != nil {
-			return err
+			return nil, errors.Join(err, s.abandon())
 		}
 		s.roots = append(s.roots, r)
 		r.level.roots = append(r.level.roots, r)
 	}
+	return s, nil
+}
+
+// abandon gives back what [prepare] has made.
+func (s *Store) abandon() error {
+	s.stop()
+	s.work.Wait()
+	s.shadows.Close()
+	return errors.Join(s.closeRoots(), s.catalog.Close())
+}
+
+func (s *Store) openRoots(ctx context.Context) error {
 	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil {
 		return err
 	}

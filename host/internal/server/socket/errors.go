@@ -4,9 +4,9 @@ import "errors"
 
 var (
 	// ErrInUse says that another process answers on the socket, or holds its lock.
-	ErrInUse = errors.New("socket: in use")
+	ErrInUse = errors.New("the socket is in use")
 	// ErrPath says that the socket cannot be made at its path.
-	ErrPath = errors.New("socket: cannot be made")
+	ErrPath = errors.New("the socket cannot be made")
 
 	errFrames = errors.New("socket: frames are too small")
 )

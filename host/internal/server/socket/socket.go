@@ -28,7 +28,7 @@ type Pair struct {
 
 // Listen claims path and makes both sockets, for these users, root and the host's own. It replaces the sockets of a dead process and refuses those of a live one.
 func Listen(path string, users Users, log *slog.Logger) (*Pair, error) {
-	if err := checkDirectory(path, log); err != nil {
+	if err := Free(path, log); err != nil {
 		return nil, err
 	}
 	lock, err := claim(path + ".lock")
@@ -44,6 +44,19 @@ func Listen(path string, users Users, log *slog.Logger) (*Pair, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// Free fails unless a socket can be made at the path now.
+func Free(path string, log *slog.Logger) error {
+	if err := checkDirectory(path, log); err != nil {
+		return err
+	}
+	if err := unix.Access(filepath.Dir(path), unix.W_OK|unix.X_OK); err != nil {
+		return fmt.Errorf("%w: %s: %w; its directory must be writable for the user of kvhost", ErrPath, path, err)
+	}
+	_, err := stale(path)
+	_, other := stale(path + proto.DescriptorSuffix)
+	return errors.Join(err, other)
 }
 
 // SetUsers changes who may connect. Connections that are there stay.
@@ -77,8 +90,8 @@ func checkDirectory(path string, log *slog.Logger) error {
 		return fmt.Errorf("%w: %s: %w", ErrPath, path, err)
 	case !info.IsDir():
 		return fmt.Errorf("%w: %s: %s is not a directory", ErrPath, path, dir)
-	case info.Mode()&0o002 != 0 && info.Mode()&os.ModeSticky == 0:
-		log.Warn("socket can be replaced by any user: its directory is writable for all and not sticky", "directory", dir)
+	case info.Mode()&0o022 != 0 && info.Mode()&os.ModeSticky == 0:
+		log.Warn("socket can be replaced by other users, who may write to its directory: chmod go-w", "directory", dir)
 	}
 	return nil
 }
@@ -108,20 +121,37 @@ func claim(path string) (*os.File, error) {
 	}
 }
 
-func listenUnix(path string, users Users, log *slog.Logger) (*Listener, error) {
+// stale says whether the socket of a process that is gone has the path. It fails unless that or nothing has it.
+func stale(path string) (bool, error) {
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, os.ErrNotExist):
+		return false, nil
 	case err != nil:
-		return nil, fmt.Errorf("%w: %w", ErrPath, err)
+		return false, fmt.Errorf("%w: %w", ErrPath, err)
 	case info.Mode().Type() != os.ModeSocket:
-		return nil, fmt.Errorf("%w: %s exists and is not a socket", ErrPath, path)
-	default:
-		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
-			c.Close()
-			return nil, fmt.Errorf("%w: a process answers on %s; another path is --socket", ErrInUse, path)
-		} else if !errors.Is(err, unix.ECONNREFUSED) {
-			return nil, fmt.Errorf("%w: %s: %w", ErrInUse, path, err)
+		return false, fmt.Errorf("%w: %s exists and is not a socket", ErrPath, path)
+	}
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		holder := ""
+		if p, err := peerOf(c.(*net.UnixConn)); err == nil {
+			holder = fmt.Sprintf(" %d", p.PID)
 		}
+		c.Close()
+		return false, fmt.Errorf("%w: process%s answers on %s; another path is --socket", ErrInUse, holder, path)
+	}
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return false, fmt.Errorf("%w: %s: %w", ErrInUse, path, err)
+	}
+	return true, nil
+}
+
+func listenUnix(path string, users Users, log *slog.Logger) (*Listener, error) {
+	old, err := stale(path)
+	if err != nil {
+		return nil, err
+	}
+	if old {
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("%w: stale socket: %w", ErrPath, err)
 		}

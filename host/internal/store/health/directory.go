@@ -302,26 +302,56 @@ func Unlock(locks []io.Closer) error {
 // system is not mounted most of the time, and kvhost would fill the one below. With mount the directory must not be on
 // the file system of /.
 func MakeRoot(fsys staging.FS, dir string, mount bool) error {
+	missing, err := missingRoot(fsys, dir, mount)
+	if err != nil || !missing {
+		return err
+	}
+	if err = fsys.Mkdir(dir, 0o700); errors.Is(err, fs.ErrExist) { // another host was faster
+		return nil
+	}
+	return cannotMake(dir, err)
+}
+
+// TryRoot fails as MakeRoot would, and says whether the directory is missing. Where it is, another one is made next to it, and
+// removed.
+func TryRoot(fsys staging.FS, dir string, mount bool) (missing bool, err error) {
+	if missing, err = missingRoot(fsys, dir, mount); err != nil || !missing {
+		return missing, err
+	}
+	other := filepath.Join(filepath.Dir(dir), fmt.Sprintf(".kvhost-check-%d", os.Getpid()))
+	if err = os.Mkdir(other, 0o700); err == nil {
+		return true, os.Remove(other)
+	}
+	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		err = &fs.PathError{Op: path.Op, Path: dir, Err: path.Err}
+	}
+	return true, cannotMake(dir, err)
+}
+
+// missingRoot says whether a root's directory is to be made. It fails where it must not be used or made.
+func missingRoot(fsys staging.FS, dir string, mount bool) (missing bool, err error) {
 	if mount {
 		if err := mounted(fsys, dir); err != nil {
-			return err
+			return false, err
 		}
 	}
-	err := fsys.Mkdir(dir, 0o700)
+	info, err := fsys.Stat(dir)
 	switch {
-	case err == nil:
-	case errors.Is(err, fs.ErrExist):
-		info, err := fsys.Stat(dir)
-		if err == nil && !info.IsDir() {
-			err = &fs.PathError{Op: "mkdir", Path: dir, Err: unix.ENOTDIR}
-		}
-		return err
-	case errors.Is(err, fs.ErrNotExist):
-		above := filepath.Dir(dir)
-		if _, missing := staging.OS().Stat(above); missing == nil { // it takes no directories, as /proc
-			return err
-		}
-		return fmt.Errorf("%w: %s: mount its file system, or mkdir -p %s", ErrNoParent, above, above)
+	case err == nil && !info.IsDir():
+		return false, &fs.PathError{Op: "mkdir", Path: dir, Err: unix.ENOTDIR}
+	case !errors.Is(err, fs.ErrNotExist):
+		return false, err
+	}
+	above := filepath.Dir(dir)
+	if _, err := staging.OS().Stat(above); err != nil {
+		return true, fmt.Errorf("%w: %s: mount its file system, or mkdir -p %s", ErrNoParent, above, above)
+	}
+	return true, nil
+}
+
+// cannotMake says what can be done where a root's directory cannot be made.
+func cannotMake(dir string, err error) error {
+	switch {
 	case errors.Is(err, unix.EROFS):
 		return fmt.Errorf("%w: mount a writable file system, and name a directory there as the root", err)
 	case errors.Is(err, fs.ErrPermission):

@@ -1,0 +1,113 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/devices"
+	"github.com/kvhost/kvhost/host/internal/doctor"
+	"github.com/kvhost/kvhost/host/internal/observe"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/server/socket"
+	"github.com/kvhost/kvhost/host/internal/store"
+)
+
+// Checked is what [Check] found.
+type Checked struct {
+	Refused  []Refusal        // in the order in which a start meets them: it fails with the first
+	Out      map[string]error // roots without which a host would start, by their path
+	Warnings []string         // that a start would log
+
+	Needs        []doctor.Need // what the roots need when they are full; nil where policies are refused
+	PolicyMemory uint64        // what all policies may have
+}
+
+// Refusal is a reason for which a host does not start.
+type Refusal struct {
+	About string
+	Err   error
+}
+
+func (c *Checked) refuse(about string, err error) {
+	if err != nil {
+		c.Refused = append(c.Refused, Refusal{about, err})
+	}
+}
+
+// Check goes through the parts of [New] and [Host.Run] in their order, and finds all that they would refuse at present, by the
+// same functions. It serves nothing, uses no GPU, and leaves no trace. A host that runs with these roots, this socket or this
+// address is not disturbed, and is a reason to refuse.
+func Check(ctx context.Context, cfg Config) *Checked {
+	c := &Checked{}
+	h := &Host{cfg: cfg.Config.WithMemory(cfg.Memory), version: cfg.Version, log: slog.New(&warnings{into: c}), speeds: cfg.Speeds}
+	bound := &policyset.Bound{Roots: make([]*policy.Handle, len(h.cfg.Roots))} // built-in policies
+	var err error
+	if h.policies, err = policyset.Open(ctx, h.cfg, h.log); err != nil {
+		c.refuse("policies", err)
+		h.policies = nil
+	} else {
+		bound = h.policies.Bound()
+		c.PolicyMemory = h.policies.Memory().Limit()
+	}
+	if h.devices, err = devices.Open(h.cfg, h.log); err != nil {
+		c.refuse("memory", err)
+		h.devices = nil
+	} else {
+		c.Out, err = store.Try(ctx, h.storeConfig(h.cfg, bound))
+		c.refuse("roots", err)
+	}
+	if h.engine, err = h.newEngine(); err != nil {
+		c.refuse("memory", err)
+		h.engine = nil
+	}
+	_, err = spansConfig(ctx, h.cfg)
+	c.refuse("traces", err)
+	_, _, err = accessOf(h.cfg)
+	c.refuse("access", err)
+	_, _, err = memoryBudgets(h.cfg)
+	c.refuse("memory", err)
+	if h.cfg.HTTP.Listen != "" {
+		w := httpConfig(h.cfg)
+		w.Log = h.log
+		c.refuse("HTTP", observe.Try(w))
+	}
+	c.refuse("socket", socket.Free(h.cfg.Socket, h.log))
+	if len(c.Refused) == 0 {
+		c.Needs, err = h.policies.Needs(ctx)
+		c.refuse("policies", err)
+	}
+	c.refuse("end of the check", h.Close())
+	return c
+}
+
+// httpConfig is a configuration in the form of the HTTP interface.
+func httpConfig(c *config.Config) observe.Config {
+	w := c.HTTP
+	return observe.Config{Listen: w.Listen, CertFile: w.TLSCert, KeyFile: w.TLSKey, TokenFile: w.TokenFile, Profiles: w.Profiles}
+}
+
+// warnings is a log that keeps warnings. What is an error is among the reasons to refuse, or a root that is out.
+type warnings struct {
+	mu   sync.Mutex
+	into *Checked
+}
+
+func (w *warnings) Enabled(_ context.Context, level slog.Level) bool { return level == slog.LevelWarn }
+func (w *warnings) WithAttrs([]slog.Attr) slog.Handler               { return w }
+func (w *warnings) WithGroup(string) slog.Handler                    { return w }
+
+func (w *warnings) Handle(_ context.Context, r slog.Record) error {
+	text := r.Message
+	r.Attrs(func(a slog.Attr) bool {
+		text += fmt.Sprintf("; %s: %v", a.Key, a.Value)
+		return true
+	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.into.Warnings = append(w.into.Warnings, text)
+	return nil
+}
