@@ -11,14 +11,16 @@ import hashlib
 import json
 import logging
 import os
+import select
 import shutil
 import stat
 import subprocess
 import sysconfig
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from kvhost.wire import unreachable
 
 _START_SECONDS = 60.0
 _AGAIN_SECONDS = 5.0  # from a start that failed to the next
+#: Starts a command that logs to $0 and is no child of the engine: at its end vLLM kills all that descends from it.
+_ORPHAN = '"$@" >>"$0" 2>&1 & echo $!'
 
 
 class OwnHost:
@@ -77,19 +81,24 @@ class OwnHost:
         env.pop("CUDA_VISIBLE_DEVICES", None)  # other engines' GPUs are served, too
         if self._root and self._memory:
             env["KVHOST_STORE_MEMORY"] = self._memory
-        with logged.open("wb") as out, _all_processors():
-            host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True)
+        logged.write_bytes(b"")
+        with _all_processors():
+            pid = int(subprocess.run(
+                ["/bin/sh", "-c", _ORPHAN, logged, *command], env=env, start_new_session=True, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, check=True,
+            ).stdout)
+        host = _Process(pid)
         threading.Thread(target=_follow, args=(logged, host, self._log), name="kvhost-own", daemon=True).start()
         due = time.monotonic() + _START_SECONDS
         while unreachable(self.socket):
-            if host.poll() is not None or time.monotonic() > due:
+            if host.ended() or time.monotonic() > due:
                 last = logged.read_text(errors="replace").strip().rpartition("\n")[2]
                 raise HostGoneError(f"{' '.join(command)} did not start: {last.removeprefix('kvhost: ')} (all it said: {logged})")
             time.sleep(0.02)
         self._log.warning(
             "kvhost: this engine has started a host of its own, process %d: %s. It ends %s after its last engine, its log is %s. To have "
             'it as a service: kvhost --root %s --socket PATH, and {"socket": "PATH"} in the engine\'s settings',
-            host.pid, " ".join(command), env["KVHOST_SESSION_IDLE_EXIT"], logged, command[2],
+            pid, " ".join(command), env["KVHOST_SESSION_IDLE_EXIT"], logged, command[2],
         )
 
 
@@ -137,7 +146,24 @@ def _all_processors() -> Iterator[None]:
         os.sched_setaffinity(0, bound)
 
 
-def _follow(logged: Path, host: subprocess.Popen[bytes], log: logging.Logger) -> None:
+class _Process:
+    """A process that is no child of this one."""
+
+    def __init__(self, pid: int) -> None:
+        self._fd = -1
+        with suppress(ProcessLookupError):
+            self._fd = os.pidfd_open(pid)
+            weakref.finalize(self, os.close, self._fd)
+
+    def ended(self) -> bool:
+        if self._fd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+
+def _follow(logged: Path, host: _Process, log: logging.Logger) -> None:
     """Passes on what the host logs to the engine's log, until it ends."""
     with logged.open(errors="replace") as f:
         line, ended = "", False
@@ -149,7 +175,7 @@ def _follow(logged: Path, host: subprocess.Popen[bytes], log: logging.Logger) ->
             elif ended:
                 return
             else:
-                ended = host.poll() is not None
+                ended = host.ended()
                 time.sleep(0 if ended else 0.2)
 
 

@@ -89,6 +89,8 @@ def test_its_chunks_outlive_it(place: Path) -> None:
     host = OwnHost(f"{place}/kv=64MiB")
     host.ensure()
     first = host_of(host)
+    stat = Path(f"/proc/{first}/stat").read_text()
+    assert int(stat.rpartition(")")[2].split()[1]) != os.getpid(), "an engine that ends would kill its descendants"
     host.ensure()
     assert host_of(host) == first, "one that answers is kept"
     store(host)
