@@ -188,9 +188,6 @@ func TestWrongInput(t *testing.T) {
 		{"trace bad", []string{"replay", "--embedded", "--trace", "bad.jsonl"}, exitTrace,
 			[]string{"bad.jsonl:1", "not a request"}},
 		{"trace missing", []string{"replay", "--embedded", "--trace", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
-		{"trace info missing", []string{"trace", "info", "none.jsonl"}, exitTrace, []string{"none.jsonl"}},
-		{"trace info of nothing", []string{"trace", "info"}, exitUsage, []string{"want a trace file"}},
-		{"trace alone", []string{"trace"}, exitUsage, []string{"want info"}},
 		{"replay without trace", []string{"replay"}, exitUsage, []string{"--trace"}},
 		{"replay shape", []string{"replay", "--embedded", "--trace", trace, "--chunk-bytes", "100", "--page-bytes",
 			"64"}, exitUsage, []string{"pages of 64 bytes"}},
@@ -233,7 +230,6 @@ func TestHelpers(t *testing.T) {
 		{[]string{"completion", "bash"}, []string{"__start_kvhost"}},
 		{[]string{"config", "--store-durability", "strict"}, []string{`durability = "strict" # flag --store-durability`,
 			"# default"}},
-		{[]string{"trace", "info", absolute(t, mixedTrace)}, []string{"infinite cache", "reuse gap"}},
 	} {
 		r := finish(t, command(t, dir, test.args...))
 		if r.code != exitOK {

@@ -41,7 +41,7 @@ Without a command it serves: clients on a Unix socket, probes, metrics and a pag
 	}
 	group(root, groupServe, serve, newStatus(), newTop(), newCheck(), newConfig(), newBench())
 	group(root, groupRoots, newFsck())
-	group(root, groupPolicy, newPolicy(), newSim(), newReplay(), newTrace())
+	group(root, groupPolicy, newPolicy(), newSim(), newReplay())
 	group(root, groupOther, newVersion())
 	addHelp(root)
 	return root

@@ -40,7 +40,7 @@ func dial(ctx context.Context, o *Options, name string) (*engine, error) {
 		return nil, err
 	}
 	g := ns.Groups[0].Geometry
-	e := &engine{tally: newTally(), window: int(max(1, min(o.Memory/int64(ns.Ranks())/g.PageBytes(), 1<<20)))}
+	e := &engine{window: int(max(1, min(o.Memory/int64(ns.Ranks())/g.PageBytes(), 1<<20)))}
 	for r := range uint32(ns.Ranks()) {
 		s, err := client.Dial(ctx, client.Hello{
 			Socket: o.Socket, Engine: name, Role: "worker", Rank: r, LocalRanks: uint32(ns.Ranks()), Namespace: *ns,
@@ -151,7 +151,7 @@ func (e *engine) load(ctx context.Context, number uint32, first, want int) (int,
 	found, err := e.ranks[0].session.Lookup(ctx, client.LookupRequest{
 		Request: number, Group: groupID, Keys: e.keys[first : first+want], Readers: 1<<len(e.ranks) - 1,
 	})
-	e.tally.lookups.Record(nanoseconds(start))
+	e.tally.lookups = append(e.tally.lookups, time.Since(start))
 	if err != nil {
 		return 0, fmt.Errorf("replay: lookup: %w", err)
 	}
@@ -173,7 +173,7 @@ func (e *engine) load(ctx context.Context, number uint32, first, want int) (int,
 	}); err != nil {
 		return 0, err
 	}
-	e.tally.loads.Record(nanoseconds(start))
+	e.tally.loads = append(e.tally.loads, time.Since(start))
 	if err := e.each(ctx, func(ctx context.Context, x *rank) error {
 		x.verify(e.keys[first:first+hits], &outcomes[x.pages.rank])
 		return nil
@@ -255,9 +255,7 @@ func (e *engine) store(ctx context.Context, number uint32, which []int) error {
 	if err != nil {
 		return err
 	}
-	e.tally.stores.Record(uint64(slices.Max(elapsed)))
+	e.tally.stores = append(e.tally.stores, slices.Max(elapsed))
 	e.tally.stored(results)
 	return nil
 }
-
-func nanoseconds(since time.Time) uint64 { return uint64(time.Since(since)) }

@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/trace"
 )
 
 // Report is the result of a replay. Its JSON form is the output of `kvhost replay --json`.
@@ -92,9 +92,15 @@ func newReport(o *Options, t *tally, elapsed time.Duration) *Report {
 	return r
 }
 
-func latency(h *trace.Histogram) Latency {
-	millis := func(ns uint64) float64 { return float64(ns) / 1e6 }
-	return Latency{Count: h.Count(), P50: millis(h.Quantile(0.5)), P95: millis(h.Quantile(0.95)), P99: millis(h.Quantile(0.99)), Max: millis(h.Max())}
+// latency sorts the times.
+func latency(times []time.Duration) Latency {
+	n := len(times)
+	if n == 0 {
+		return Latency{}
+	}
+	slices.Sort(times)
+	millis := func(q float64) float64 { return float64(times[max(1, int(math.Ceil(q*float64(n))))-1]) / 1e6 }
+	return Latency{Count: uint64(n), P50: millis(0.5), P95: millis(0.95), P99: millis(0.99), Max: millis(1)}
 }
 
 // Err is nil when the host stored and served every chunk correctly.

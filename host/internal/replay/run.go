@@ -55,7 +55,7 @@ func run(ctx context.Context, o *Options, requests int) (*Report, error) {
 	failure := play(ctx, o, engines)
 	elapsed := time.Since(start)
 
-	total := newTally()
+	total := tally{}
 	for _, e := range engines {
 		total.merge(&e.tally)
 	}

@@ -3,9 +3,9 @@ package replay
 import (
 	"cmp"
 	"fmt"
+	"time"
 
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/internal/trace"
 )
 
 // tally holds the counts of one engine. A chunk counts once, however many ranks it has.
@@ -14,18 +14,8 @@ type tally struct {
 	bytesLoaded, bytesStored, mismatched int64
 	kept, resident, refused, shed        int64
 	failedLoads, failedStores            int64
-	lookups, loads, stores               *trace.Histogram // nanoseconds
+	lookups, loads, stores               []time.Duration
 	firstFailure, firstMismatch          error
-}
-
-// latencyBits keeps latencies to better than 1 %.
-const latencyBits = 7
-
-func newTally() tally {
-	return tally{
-		lookups: trace.NewHistogram(latencyBits), loads: trace.NewHistogram(latencyBits),
-		stores: trace.NewHistogram(latencyBits),
-	}
 }
 
 // loaded counts a load of hits chunks that begins with the request's chunk first, and appends those to store again.
@@ -100,9 +90,9 @@ func (t *tally) merge(o *tally) {
 	} {
 		*f.into += *f.from
 	}
-	t.lookups.Merge(o.lookups)
-	t.loads.Merge(o.loads)
-	t.stores.Merge(o.stores)
+	t.lookups = append(t.lookups, o.lookups...)
+	t.loads = append(t.loads, o.loads...)
+	t.stores = append(t.stores, o.stores...)
 	t.firstFailure = cmp.Or(t.firstFailure, o.firstFailure)
 	t.firstMismatch = cmp.Or(t.firstMismatch, o.firstMismatch)
 }

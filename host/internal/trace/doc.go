@@ -1,4 +1,4 @@
-// Package trace reads and describes request traces.
+// Package trace reads request traces.
 //
 // A trace is a stream of requests, one JSON object per line, in the format of published serving traces:
 //
