@@ -2,8 +2,11 @@ package command
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -53,6 +56,20 @@ func printStatus(w io.Writer, st *proto.StatusResponse) error {
 		_, err = fmt.Fprintf(w, "%s\n", b)
 	}
 	return err
+}
+
+// printPart prints some of the fields of the status as a document of their own.
+func printPart(w io.Writer, st *proto.StatusResponse, fields ...string) error {
+	b, err := proto.JSON(st)
+	if err != nil {
+		return err
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(b, &all); err != nil {
+		return err
+	}
+	maps.DeleteFunc(all, func(name string, _ json.RawMessage) bool { return !slices.Contains(fields, name) })
+	return json.NewEncoder(w).Encode(all)
 }
 
 // pause waits, unless the context ends first.
