@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -41,8 +44,16 @@ document as GET /status, at once.`,
 			if err != nil {
 				return err
 			}
-			_, err = io.WriteString(cmd.OutOrStdout(), drawScreen(before, now))
-			return err
+			for line := range strings.Lines(drawScreen(before, now)) {
+				line = strings.TrimSuffix(line, "\n")
+				if term.IsTerminal(int(os.Stdout.Fd())) {
+					line = paint(line)
+				}
+				if _, err := fmt.Fprintln(cmd.OutOrStdout(), line); err != nil {
+					return err
+				}
+			}
+			return nil
 		},
 	}
 	r.addTo(cmd)
