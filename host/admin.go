@@ -2,6 +2,8 @@ package host
 
 import (
 	"context"
+	"errors"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -15,11 +17,29 @@ import (
 // admin is the gRPC service that changes a running host.
 type admin struct {
 	proto.UnimplementedAdminServiceServer
-	policies *policyset.Set
+	host *Host
+}
+
+func (a admin) Reload(ctx context.Context, _ *proto.ReloadRequest) (*proto.ReloadResponse, error) {
+	changed, err := a.host.Reread(ctx)
+	if err != nil {
+		code := codes.Aborted
+		is := func(targets ...error) bool {
+			return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
+		}
+		switch {
+		case is(policyset.ErrPolicy, policyset.ErrRole):
+			code = codes.FailedPrecondition
+		case is(config.ErrFile, config.ErrKey, config.ErrValue, ErrRestart):
+			code = codes.InvalidArgument
+		}
+		return nil, status.Error(code, err.Error())
+	}
+	return &proto.ReloadResponse{Changed: changed}, nil
 }
 
 func (a admin) SwapPolicy(ctx context.Context, q *proto.SwapPolicyRequest) (*proto.SwapPolicyResponse, error) {
-	s, err := a.policies.Swap(ctx, q.Name, config.Policy{Module: q.Module, SHA256: q.Sha256, Config: q.Config})
+	s, err := a.host.policies.Swap(ctx, q.Name, config.Policy{Module: q.Module, SHA256: q.Sha256, Config: q.Config})
 	if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}
@@ -27,7 +47,7 @@ func (a admin) SwapPolicy(ctx context.Context, q *proto.SwapPolicyRequest) (*pro
 }
 
 func (a admin) PromotePolicy(ctx context.Context, q *proto.PromotePolicyRequest) (*proto.PromotePolicyResponse, error) {
-	s, err := a.policies.Promote(ctx, q.Name, q.Root)
+	s, err := a.host.policies.Promote(ctx, q.Name, q.Root)
 	if err != nil {
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}

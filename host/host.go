@@ -30,6 +30,9 @@ type Config struct {
 	Version string // told to clients
 	// Memory is the size of a root in memory before those of Config ([config.Config.WithMemory]); 0: none.
 	Memory int64
+	// Load reads the configuration again, for [Host.Reread]; nil: there is nothing to read. Level follows it, unless it is nil.
+	Load  func() (*config.Config, error)
+	Level *slog.LevelVar
 	// Speeds is asked with compression = "auto" in place of what is measured; for tests.
 	Speeds func() codec.Speeds
 }
@@ -51,6 +54,9 @@ type Host struct {
 	version  string
 	speeds   func() codec.Speeds
 
+	load      func() (*config.Config, error)
+	level     *slog.LevelVar
+	reloads   observe.Reloads
 	reloading sync.Mutex // held during Reload
 	closeOnce sync.Once
 	closeErr  error
@@ -58,12 +64,18 @@ type Host struct {
 
 // New opens the policies and the store, and binds the HTTP listener. It serves nothing yet. ctx bounds the opening.
 func New(ctx context.Context, cfg Config) (_ *Host, err error) {
-	h := &Host{cfg: cfg.Config.WithMemory(cfg.Memory), memory: cfg.Memory, version: cfg.Version, log: cfg.Log, speeds: cfg.Speeds}
+	h := &Host{cfg: cfg.Config.WithMemory(cfg.Memory), memory: cfg.Memory, version: cfg.Version, log: cfg.Log, speeds: cfg.Speeds,
+		load: cfg.Load, level: cfg.Level}
 	h.live.Store(h.cfg)
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
-	h.log = slog.New(limitLog(h.log.Handler(), sandbox.LogMessage))
+	if h.load == nil {
+		h.load = func() (*config.Config, error) {
+			return nil, fmt.Errorf("%w: there is no configuration to read", ErrRestart)
+		}
+	}
+	h.log = slog.New(limitLog(h.log.Handler(), sandbox.LogMessage, logReloaded, logRefused))
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.Close())
@@ -98,7 +110,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if h.cfg.HTTP.Listen != "" {
 		registry := observe.NewRegistry(observe.Host{Store: h.store, Engine: h.engine, Server: h.server,
 			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), PolicyMemory: h.policies.Memory(),
-			Version: cfg.Version, Spans: h.spans})
+			Version: cfg.Version, Spans: h.spans, Reloads: &h.reloads})
 		w := httpConfig(h.cfg)
 		w.Registry, w.Status, w.Connections, w.Log = registry, h.server.Status, h.server.HTTPConnections(), h.log
 		if h.http, err = observe.Listen(w); err != nil {
@@ -130,7 +142,7 @@ func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 	return server.Config{
 		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: h.version, LeaseTTL: s.LeaseTTL, MaxWait: s.MaxWait,
 		Memory: memory, Arriving: arriving, Capacity: c.Capacity(), Levels: len(h.store.Stats().Levels),
-		Info: h.Status, Admin: admin{policies: h.policies}, Pins: s.Pins, Rules: rules, Users: users, Spans: h.traced,
+		Info: h.Status, Admin: admin{host: h}, Pins: s.Pins, Rules: rules, Users: users, Spans: h.traced,
 		Limits: server.Limits{
 			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions,
 			ArenaBytes: s.MaxRegistered,

@@ -5,10 +5,36 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 )
+
+// The results of reloads, of which none is left out of the log.
+const (
+	logReloaded = "configuration reloaded"
+	logRefused  = "configuration not reloaded: nothing changed"
+)
+
+// Reread reads the configuration again ([Config.Load]) and changes the host to it, as [Host.Reload] does. The result is logged, and
+// in the metrics.
+func (h *Host) Reread(ctx context.Context) (changed []string, err error) {
+	next, err := h.load()
+	if err == nil {
+		changed, err = h.Reload(ctx, next)
+	}
+	h.reloads.Observe(err == nil, time.Now())
+	if err != nil {
+		h.log.Error(logRefused, "error", err)
+		return nil, err
+	}
+	if h.level != nil {
+		_ = h.level.UnmarshalText([]byte(next.Log.Level)) // it is a choice
+	}
+	h.log.Info(logReloaded, "changed", changed)
+	return changed, nil
+}
 
 // ErrRestart means that a running host cannot make a change.
 var ErrRestart = errors.New("restart needed")

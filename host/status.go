@@ -1,11 +1,13 @@
 package host
 
 import (
+	"fmt"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/proto"
@@ -75,6 +77,8 @@ func rootStatus(r *store.RootStats) *proto.RootStatus {
 		out.State = proto.RootState_ROOT_STATE_IN_SERVICE
 	case health.Full:
 		out.State = proto.RootState_ROOT_STATE_FULL
+		out.Reason += fmt.Sprintf(": it holds %s, new chunks take the place of others or go to other roots; next look for room in %s",
+			config.SizeText(r.Limit), r.Ceiling.Round(time.Second))
 	case health.ReadOnly:
 		out.State = proto.RootState_ROOT_STATE_READ_ONLY
 	default:

@@ -137,7 +137,7 @@ func (s *Session) dialError(ctx context.Context, err error) error {
 	case errors.As(err, &refused), errors.Is(err, ErrHostGone):
 		return fmt.Errorf("%s: %w", s.hello.Socket, err)
 	}
-	return fmt.Errorf("%w: %s: %w", ErrHostGone, s.hello.Socket, err)
+	return fmt.Errorf("%w: %w", ErrHostGone, proto.Plain(s.hello.Socket, err))
 }
 
 func (s *Session) greet(ctx context.Context) error {
@@ -230,7 +230,7 @@ func (s *Session) receive() {
 			if errors.Is(err, io.EOF) {
 				err = errors.New("it ended the session")
 			}
-			s.over(fmt.Errorf("%w: %w", ErrHostGone, err))
+			s.over(fmt.Errorf("%w: %w", ErrHostGone, proto.Plain(s.hello.Socket, err)))
 			return
 		}
 		s.mu.Lock()

@@ -12,15 +12,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 )
 
-var levels = map[string]slog.Level{
-	config.LevelDebug: slog.LevelDebug, config.LevelInfo: slog.LevelInfo, config.LevelWarn: slog.LevelWarn,
-	config.LevelError: slog.LevelError,
-}
-
 // newLog logs to standard error: text on a terminal, JSON otherwise, unless the configuration says which. The level can be changed.
 func newLog(c *config.Log) (*slog.Logger, *slog.LevelVar) {
 	level := &slog.LevelVar{}
-	level.Set(levels[c.Level])
+	_ = level.UnmarshalText([]byte(c.Level)) // it is a choice
 	terminal := term.IsTerminal(int(os.Stderr.Fd()))
 	if c.Format == config.FormatText || c.Format == config.FormatAuto && terminal {
 		return slog.New(tint.NewTextHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly,

@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -31,49 +30,53 @@ func (r *running) addTo(cmd *cobra.Command) {
 		"TOML file that names the socket (default: $"+config.EnvFile+", else none)")
 }
 
-// dial connects to the host.
-func (r *running) dial() (*grpc.ClientConn, error) {
+// dial makes a connection to the host's socket, which need not be there.
+func (r *running) dial() (conn *grpc.ClientConn, path string, err error) {
 	socket := r.socket
 	if socket == "" {
 		s := settings{file: r.file}
 		loaded, err := s.load()
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		socket = loaded.Config.Socket
 	}
-	path, err := filepath.Abs(socket)
-	if err != nil {
-		return nil, err
+	if path, err = filepath.Abs(socket); err != nil {
+		return nil, "", err
 	}
-	if _, err := os.Stat(path); err != nil {
-		return nil, fmt.Errorf("no host is running: %w", err)
-	}
-	return grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err = grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return conn, path, err
 }
 
 // ask makes one call of a service.
 func ask[C, Q, A any](ctx context.Context, r *running, service func(grpc.ClientConnInterface) C,
 	call func(C, context.Context, *Q, ...grpc.CallOption) (*A, error), q *Q) (*A, error) {
-	c, err := r.dial()
+	c, path, err := r.dial()
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
 	a, err := call(service(c), ctx, q)
-	if s, ok := status.FromError(err); ok && err != nil {
-		if s.Code() == codes.FailedPrecondition {
-			return nil, refusedPolicy{errors.New(s.Message())}
-		}
-		return nil, fmt.Errorf("host: %s", s.Message())
+	if err == nil {
+		return a, nil
 	}
-	return a, err
+	switch code, err := status.Code(err), proto.Plain(path, err); code {
+	case codes.FailedPrecondition:
+		return nil, refusedBy{err, policyset.ErrPolicy}
+	case codes.InvalidArgument:
+		return nil, refusedBy{err, config.ErrValue}
+	default:
+		return nil, err
+	}
 }
 
-// refusedPolicy is a running host's refusal of a policy. Its exit code is that of a policy refused at start.
-type refusedPolicy struct{ error }
+// refusedBy is a running host's refusal. Its exit code is that of a start which is refused for it.
+type refusedBy struct {
+	error
+	cause error
+}
 
-func (refusedPolicy) Is(target error) bool { return target == policyset.ErrPolicy }
+func (e refusedBy) Is(target error) bool { return target == e.cause }
 
 func (r *running) status(ctx context.Context) (*proto.StatusResponse, error) {
 	return ask(ctx, r, proto.NewStatusServiceClient, proto.StatusServiceClient.Status, &proto.StatusRequest{})
@@ -92,14 +95,13 @@ func newPolicyList() *cobra.Command {
 				return err
 			}
 			if asJSON {
-				return printStatus(cmd.OutOrStdout(), &proto.StatusResponse{Policies: st.Policies,
-					PolicyMemory: st.PolicyMemory, PolicyMemoryLimit: st.PolicyMemoryLimit})
+				return printPart(cmd.OutOrStdout(), st, "policies", "policy_memory", "policy_memory_limit")
 			}
 			return listPolicies(cmd.OutOrStdout(), st)
 		},
 	}
 	r.addTo(cmd)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, as kvhost status --json has it")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: the policies, as kvhost status --json has them")
 	return cmd
 }
 

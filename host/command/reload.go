@@ -2,16 +2,48 @@ package command
 
 import (
 	"context"
-	"log/slog"
+	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kvhost/kvhost/host"
+	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// reloadOnHangup changes the host to its configuration at each SIGHUP, until the returned function is called.
-func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Logger, level *slog.LevelVar) func() {
+func newReload() *cobra.Command {
+	var r running
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Make a running host read its configuration again, and say what came of it",
+		Long: `Makes a running host read its configuration again, from the file and with the flags and variables that it was started
+with, and waits for the result: the keys that changed, or why nothing did. It is all or nothing. The exit code is 12 where the
+configuration cannot be read, or changes a key that needs a restart, and 5 where a policy is refused.`,
+		Example: `  kvhost reload --config /etc/kvhost/kvhost.toml
+  systemctl reload kvhost`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			a, err := ask(cmd.Context(), &r, proto.NewAdminServiceClient, proto.AdminServiceClient.Reload, &proto.ReloadRequest{})
+			if err != nil {
+				return fmt.Errorf("not reloaded, nothing changed: %w", err)
+			}
+			changed := "nothing had changed"
+			if len(a.Changed) > 0 {
+				changed = strings.Join(a.Changed, " ")
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "reloaded: %s\n", changed)
+			return nil
+		},
+	}
+	r.addTo(cmd)
+	return cmd
+}
+
+// reloadOnHangup makes the host read its configuration again at each SIGHUP, until the returned function is called.
+func reloadOnHangup(ctx context.Context, h *host.Host) func() {
 	ctx, cancel := context.WithCancel(ctx)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP)
@@ -23,18 +55,8 @@ func reloadOnHangup(ctx context.Context, h *host.Host, s *settings, log *slog.Lo
 			case <-ctx.Done():
 				return
 			case <-signals:
+				_, _ = h.Reread(ctx) // it logs the result
 			}
-			loaded, err := s.load()
-			var changed []string
-			if err == nil {
-				changed, err = h.Reload(ctx, &loaded.Config)
-			}
-			if err != nil {
-				log.Error("configuration not reloaded: nothing changed", "error", err)
-				continue
-			}
-			level.Set(levels[loaded.Config.Log.Level])
-			log.Info("configuration reloaded", "changed", changed)
 		}
 	}()
 	return func() {

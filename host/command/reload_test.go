@@ -3,6 +3,7 @@ package command
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -10,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
@@ -200,5 +202,66 @@ func TestReloadOfEachKey(t *testing.T) {
 	}
 	if code := stop(syscall.SIGTERM); code != 0 {
 		t.Errorf("the host ended with %d", code)
+	}
+}
+
+// kvhost reload waits for the result, prints it, and has the exit code of a start that is refused for the same.
+func TestReloadCommand(t *testing.T) {
+	dir := shortDir(t)
+	const base = "socket = 's'\nhttp.listen = '" + anyPort + "'\ngds.cuda = 'off'\npolicy_cache = ''\n[[root]]\npath = 'kv'\n"
+	write(t, dir, "k.toml", base+"capacity = '32MiB'\n")
+	_, logged, stop := startHost(t, dir, "--config", "k.toml")
+	for _, c := range []struct {
+		text string
+		code int
+		says string
+	}{
+		{base + "capacity = '16MiB'\n[log]\nlevel = 'warn'\n", exitOK, "reloaded: log.level root[0].capacity\n"},
+		{base + "capacity = '16MiB'\n[log]\nlevel = 'warn'\n", exitOK, "nothing had changed"},
+		{base + "capacity = '32MiB'\n[session]\nmax_keys = 5\n", exitUsage, "session.max_keys needs a restart"},
+		{base + "capacity = '32MiB'\nno_such_key = 1\n", exitUsage, "no_such_key"},
+		{base + "capacity = '32MiB'\n[[policy]]\nmodule = 'nothing.wasm'\n", exitPolicy, "nothing.wasm"},
+	} {
+		write(t, dir, "k.toml", c.text)
+		r := finish(t, command(t, dir, "reload", "--socket", "s"))
+		if out := r.stdout + r.stderr; r.code != c.code || !strings.Contains(out, c.says) || strings.Contains(out, "rpc error") {
+			t.Errorf("reload of %q: exit code %d, want %d and %q\n%s", c.text, r.code, c.code, c.says, out)
+		}
+		want := map[bool]string{true: "kvhost_config_last_reload_successful 1\n", false: "kvhost_config_last_reload_successful 0\n"}[c.code == exitOK]
+		if _, got := get(t, "http://"+httpAddress(t, logged)+"/metrics"); !strings.Contains(got, want) {
+			t.Errorf("metrics after the reload of %q have no %q", c.text, want)
+		}
+	}
+	if code := stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	if r := finish(t, command(t, dir, "reload", "--socket", "s")); r.code != exitFailure || !strings.Contains(r.stderr, "no host is running there") {
+		t.Errorf("reload without a host: exit code %d, %s", r.code, r.stderr)
+	}
+}
+
+// A service manager learns that the host is ready once its socket answers.
+func TestServiceManagerLearnsThatTheHostIsReady(t *testing.T) {
+	dir := shortDir(t)
+	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	testenv.OK(t, err)
+	defer manager.Close()
+	cmd := command(t, dir, "--root", "kv=8MiB", "--socket", "s", "--http-listen", "")
+	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+filepath.Join(dir, "notify"))
+	logged, ended, stop := launch(t, cmd)
+	go func() {
+		<-ended
+		manager.Close()
+	}()
+	var message [64]byte
+	n, err := manager.Read(message[:])
+	if err != nil || string(message[:n]) != "READY=1" {
+		t.Fatalf("the service manager got %q, %v, want READY=1\n%s", message[:n], err, logged())
+	}
+	if r := finish(t, command(t, dir, "status", "--json", "--socket", "s")); r.code != 0 {
+		t.Errorf("status after READY=1: exit code %d\n%s", r.code, r.stderr)
+	}
+	if code := stop(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
 	}
 }

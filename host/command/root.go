@@ -39,7 +39,7 @@ Without a command it serves: clients on a Unix socket, probes, metrics and a pag
 	for _, g := range groups {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
 	}
-	group(root, groupServe, serve, newStatus(), newTop(), newCheck(), newConfig(), newBench())
+	group(root, groupServe, serve, newReload(), newStatus(), newTop(), newCheck(), newConfig(), newBench())
 	group(root, groupRoots, newFsck())
 	group(root, groupPolicy, newPolicy(), newSim(), newReplay())
 	group(root, groupOther, newVersion())

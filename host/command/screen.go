@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -53,6 +55,11 @@ func drawScreen(before, now *proto.StatusResponse) string {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n", r.Path, state, bar(r.Used, r.Capacity), config.SizeText(r.Used),
 				config.SizeText(r.Capacity), r.Entries, r.Evictions, r.Sheds, r.Damaged, r.Outages)
 		})
+	for _, r := range now.Roots {
+		if r.Reason != "" {
+			fmt.Fprintf(&b, "%s is %s: %s\n\n", r.Path, word(r.State), r.Reason)
+		}
+	}
 	table(&b, "LEVEL\tHITS\tLOADED\tDEMOTED TO\tPROMOTED TO\tPREFETCHED\tUSED\tAROUND\tSHED", levelsOf(now), func(w io.Writer, n int) {
 		at := func(name string) uint64 { return now.Counters[fmt.Sprintf("level%d_%s", n, name)] }
 		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", n, at("hits"), config.SizeText(at("loaded_bytes")), at("demotion"), at("promotion"),
@@ -108,6 +115,17 @@ func drawScreen(before, now *proto.StatusResponse) string {
 			x.Jobs, age)
 	})
 	return b.String()
+}
+
+// bad is what a line has that an operator is to see first.
+var bad = regexp.MustCompile(`NOT READY|  (out|full|read only|quarantine)( |,)| is (out|full|read only): `)
+
+// paint makes a line red that says something bad, where lines are for a terminal that shows colours.
+func paint(line string) string {
+	if os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" || !bad.MatchString(line) {
+		return line
+	}
+	return "\x1b[31m" + line + "\x1b[39m"
 }
 
 // table writes rows under a heading, and nothing when there are none.

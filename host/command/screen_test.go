@@ -14,7 +14,7 @@ import (
 
 func TestScreen(t *testing.T) {
 	roots := func(used uint64) []*proto.RootStatus {
-		return []*proto.RootStatus{{Path: "/a", Used: used, Capacity: 4 << 30, State: proto.RootState_ROOT_STATE_READ_ONLY, Scanning: true}}
+		return []*proto.RootStatus{{Path: "/a", Used: used, Capacity: 4 << 30, State: proto.RootState_ROOT_STATE_READ_ONLY, Scanning: true, Reason: "it is so"}}
 	}
 	route := func(bytes uint64) []*proto.RouteStatus {
 		return []*proto.RouteStatus{{Gpu: "host", Root: "/a", Route: proto.Route_ROUTE_STAGED, Direction: proto.Direction_DIRECTION_LOAD, Bytes: bytes, Files: 1}}
@@ -32,7 +32,7 @@ func TestScreen(t *testing.T) {
 	}
 	text := drawScreen(before, now)
 	for _, want := range []string{"up 12s  NOT READY", "  because", "hit ratio 62.5% (now 25.0%)  lookups 10/s  loads 1.5 GB/s",
-		"read only, scanning  [###.......]  1 GiB  4 GiB", "<10ms  <10ms  <10ms  5ms", "... and 2 more",
+		"read only, scanning  [###.......]  1 GiB  4 GiB", "/a is read only: it is so", "<10ms  <10ms  <10ms  5ms", "... and 2 more",
 		"0      7     0 B", "2      5     1 GiB   11          0            0           0     0       3"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
@@ -40,6 +40,24 @@ func TestScreen(t *testing.T) {
 	}
 	if text := drawScreen(now, before); !strings.Contains(text, "loads 0 B/s") { // the host was restarted
 		t.Errorf("a restarted host:\n%s", text)
+	}
+}
+
+// What is bad is red on a terminal, unless NO_COLOR is set.
+func TestBadLinesAreRed(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	t.Setenv("NO_COLOR", "")
+	for line, red := range map[string]bool{
+		"kvhost v1  up 12s  NOT READY": true, "/a  full         [###.......]  1 GiB": true, "/b  out, scanning  [": true,
+		"main  evict  quarantine  x.wasm": true, "/a  in service  [###.......]": false, "/full  in service  [": false, "kvhost v1  up 12s  ready": false,
+	} {
+		if got := paint(line); (got != line) != red || red && got != "\x1b[31m"+line+"\x1b[39m" {
+			t.Errorf("%q is painted %q, want red: %v", line, got, red)
+		}
+	}
+	t.Setenv("NO_COLOR", "1")
+	if got := paint("NOT READY"); got != "NOT READY" {
+		t.Errorf("with NO_COLOR: %q, want no colour", got)
 	}
 }
 

@@ -3,8 +3,10 @@ package command
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -23,8 +25,8 @@ func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve clients until SIGINT or SIGTERM (the default)",
-		Long: `Serves clients until SIGINT or SIGTERM, which end it cleanly. SIGHUP reads the configuration
-again and changes the host to it, all of it or nothing.`,
+		Long: `Serves clients until SIGINT or SIGTERM, which end it cleanly. SIGHUP is kvhost reload
+without an answer.`,
 		Example: `  kvhost --policy lru.wasm
   kvhost --config /etc/kvhost.toml --log-level debug
   kvhost --root /mnt/nvme0/kv=2TiB --root /mnt/nvme1/kv=2TiB --policy my-evict.wasm --policy fanout.wasm`,
@@ -54,7 +56,7 @@ func serve(ctx context.Context, s *settings) error {
 	if memory > 0 {
 		log.Info("memory before the roots", "bytes", memory, "setting", "store.memory")
 	}
-	h, err := host.New(ctx, host.Config{Config: &loaded.Config, Log: log, Version: version, Memory: memory})
+	h, err := host.New(ctx, host.Config{Config: &loaded.Config, Log: log, Level: level, Version: version, Memory: memory, Load: s.config})
 	if err != nil && ctx.Err() != nil {
 		log.Info("stopped while starting", "error", err)
 		return nil
@@ -64,9 +66,12 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- h.Run(ctx) }()
-	defer reloadOnHangup(ctx, h, s, log, level)()
+	defer reloadOnHangup(ctx, h)()
 	select {
 	case <-h.Ready():
+		if err := notify("READY=1"); err != nil {
+			log.Warn("the service manager does not know that the host is ready", "error", err)
+		}
 		log.Info("ready", "socket", h.Socket(), "http", h.HTTPAddr(), "version", version)
 		h.Policies().LogNeeds(ctx)
 		err = <-ended
@@ -77,6 +82,20 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	log.Info("stopped")
 	return nil
+}
+
+// notify tells the service manager a state, as sd_notify(3) does, where there is one that wants to know.
+func notify(state string) error {
+	socket := os.Getenv("NOTIFY_SOCKET")
+	if socket == "" {
+		return nil
+	}
+	c, err := net.Dial("unixgram", socket)
+	if err != nil {
+		return err
+	}
+	_, err = c.Write([]byte(state))
+	return errors.Join(err, c.Close())
 }
 
 // memoryBefore is the size of the root in memory before those of a configuration, on this machine.

@@ -57,6 +57,15 @@ func (s *settings) load() (*config.Loaded, error) {
 	return config.Load(src)
 }
 
+// config is load without the origins.
+func (s *settings) config() (*config.Config, error) {
+	loaded, err := s.load()
+	if err != nil {
+		return nil, err
+	}
+	return &loaded.Config, nil
+}
+
 // setting is one flag's value. It is kept as text, and checked together with all the others.
 type setting struct {
 	key, kind string

@@ -2,11 +2,17 @@ package command
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -38,8 +44,16 @@ document as GET /status, at once.`,
 			if err != nil {
 				return err
 			}
-			_, err = io.WriteString(cmd.OutOrStdout(), drawScreen(before, now))
-			return err
+			for line := range strings.Lines(drawScreen(before, now)) {
+				line = strings.TrimSuffix(line, "\n")
+				if term.IsTerminal(int(os.Stdout.Fd())) {
+					line = paint(line)
+				}
+				if _, err := fmt.Fprintln(cmd.OutOrStdout(), line); err != nil {
+					return err
+				}
+			}
+			return nil
 		},
 	}
 	r.addTo(cmd)
@@ -53,6 +67,20 @@ func printStatus(w io.Writer, st *proto.StatusResponse) error {
 		_, err = fmt.Fprintf(w, "%s\n", b)
 	}
 	return err
+}
+
+// printPart prints some of the fields of the status as a document of their own.
+func printPart(w io.Writer, st *proto.StatusResponse, fields ...string) error {
+	b, err := proto.JSON(st)
+	if err != nil {
+		return err
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(b, &all); err != nil {
+		return err
+	}
+	maps.DeleteFunc(all, func(name string, _ json.RawMessage) bool { return !slices.Contains(fields, name) })
+	return json.NewEncoder(w).Encode(all)
 }
 
 // pause waits, unless the context ends first.

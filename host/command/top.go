@@ -133,7 +133,7 @@ func (t *topScreen) frame(before, now *proto.StatusResponse, failure error) stri
 		if r := []rune(l); len(r) > columns {
 			l = string(r[:columns])
 		}
-		b.WriteString(l + restOfLine + "\n")
+		b.WriteString(paint(l) + restOfLine + "\n")
 	}
 	return strings.TrimSuffix(b.String(), "\n") + restOfScreen
 }

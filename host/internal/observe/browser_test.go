@@ -171,7 +171,11 @@ func status(n uint64) *proto.StatusResponse {
 func TestPage(t *testing.T) {
 	const token = "0123456789abcdef"
 	var readings atomic.Uint64
-	s := serve(t, Config{Status: func() *proto.StatusResponse { return status(readings.Add(1)) }, TokenFile: write(t, token)})
+	s := serve(t, Config{Status: func() *proto.StatusResponse { return status(readings.Add(1)) }, TokenFile: write(t, token),
+		sampleEvery: 20 * time.Millisecond, period: time.Millisecond})
+	for readings.Load() < 40 { // of the host, before the page is opened
+		time.Sleep(10 * time.Millisecond)
+	}
 	for _, c := range []struct {
 		width  int
 		scheme string
@@ -181,13 +185,19 @@ func TestPage(t *testing.T) {
 			b.open("http://" + s.Addr() + "/")
 			b.wait(`!document.getElementById('login').hidden`)
 			b.eval(`document.getElementById('token').value = '` + token + `'; document.querySelector('form').requestSubmit()`)
-			b.wait(`history.length > 2 || document.querySelectorAll('#roots tr').length > 2 && !document.querySelector('#throughput-key').textContent.includes('–')`)
+			b.wait(`document.querySelectorAll('#roots tr').length > 2 && !document.querySelector('#throughput-key').textContent.includes('–')`)
 			text := b.eval(`return document.body.innerText`).(string)
 			for _, want := range []string{"v1.2.3", "not ready", "root /mnt/nvme1/kv is out of service", "75.0 %", "/mnt/nvme0/kv", "1.0 TiB",
-				"<b>input/output error</b>", "shadow next", "60.0 %", "quarantine", "trap: unreachable", "Llama-3.1-8B", "vllm-0", "p99 100 ms"} {
+				"<b>input/output error</b>", "shadow next", "60.0 %", "quarantine", "trap: unreachable", "Llama-3.1-8B", "vllm-0", "p99 ≤ 100 ms", "5 min ago", "2½ min ago", "manual"} {
 				if !strings.Contains(text, want) {
 					t.Errorf("the page lacks %q:\n%s", want, text)
 				}
+			}
+			if drawn := b.eval(`return history.length`).(float64); drawn < 30 {
+				t.Errorf("the charts begin with %v readings, want those that the host had before", drawn)
+			}
+			if path := b.eval(`return document.querySelector('#throughput path').getAttribute('d')`).(string); strings.Count(path, "L") < 20 {
+				t.Errorf("the line of loads is %q, want the host's readings", path)
 			}
 			row := `return [...document.querySelectorAll('#levels tr')].map(r => [...r.cells].map(c => c.innerText).join('|'))`
 			levels := fmt.Sprint(b.eval(row))

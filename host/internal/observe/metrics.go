@@ -131,6 +131,7 @@ type Host struct {
 	PolicyMemory *sandbox.MemoryBudget
 	Version      string
 	Spans        *spans.Tracer
+	Reloads      *Reloads
 }
 
 // Counters are the whole-host counts by name, for the Status call.
@@ -187,6 +188,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		out.put(spanResults, float64(s.Exported), "exported")
 		out.put(spanResults, float64(s.Dropped), "dropped")
 		out.put(spanResults, float64(s.Failed), "failed")
+	}
+	if c.Reloads != nil {
+		c.Reloads.collect(out)
 	}
 	out.put(sessions, float64(ss.Sessions))
 	out.put(leases, float64(ss.Leases))

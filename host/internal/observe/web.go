@@ -7,6 +7,7 @@
 //	GET /readyz    200 when the host is ready, else 503 with a reason in each line
 //	GET /metrics   for Prometheus
 //	GET /status    proto.StatusResponse as JSON
+//	GET /history   an array of what the page draws of it, one for every two seconds of the last five minutes
 //	GET /debug/pprof/...  profiles of the process, when switched on
 //
 // With a token, all but the probes want it as "Authorization: Bearer ...". Without one they want a Host that is an address or a
@@ -46,13 +47,14 @@ type Config struct {
 	Connections *budget.Connections          // that may be open
 	Log         *slog.Logger
 
-	period, timeout time.Duration // for tests: other than the constants
+	period, timeout, sampleEvery time.Duration // for tests: other than the constants
 }
 
 // Server is a bound listener.
 type Server struct {
 	listener net.Listener
 	server   http.Server
+	sample   func(context.Context) // keeps the history until the context is done
 }
 
 // bound is what a server has once its credentials are read and its address is bound.
@@ -97,8 +99,9 @@ func Listen(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{listener: listener{b.listener, cfg.Connections}, server: http.Server{
-		Handler: handler(cfg, b.guard), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, WriteTimeout: cmp.Or(cfg.timeout, writeTimeout),
+	handler, sample := handler(cfg, b.guard)
+	s := &Server{sample: sample, listener: listener{b.listener, cfg.Connections}, server: http.Server{
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: readTimeout, WriteTimeout: cmp.Or(cfg.timeout, writeTimeout),
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 	}}
 	if b.certificate != nil {
@@ -114,7 +117,8 @@ type answer struct {
 	body   []byte
 }
 
-func handler(cfg Config, guard *guard) http.Handler {
+// handler answers requests. sample keeps what it answers of the past.
+func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Context)) {
 	period := cmp.Or(cfg.period, period)
 	status := shared(period, func() (answer, error) {
 		s := cfg.Status()
@@ -145,6 +149,8 @@ func handler(cfg Config, guard *guard) http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		w.Write(a.body)
 	})
+	past := &history{}
+	guarded.Handle("GET /history", past)
 	if cfg.Profiles {
 		guarded.HandleFunc("GET /debug/pprof/", pprof.Index)
 		guarded.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
@@ -154,7 +160,7 @@ func handler(cfg Config, guard *guard) http.Handler {
 	}
 	mux.Handle("/", guard.protect(guarded))
 	servePage(mux) // it has no figures: it asks for them with the token
-	return mux
+	return mux, func(ctx context.Context) { past.run(ctx, cmp.Or(cfg.sampleEvery, sampleEvery), status) }
 }
 
 // Addr is the address that it listens on.
@@ -164,6 +170,10 @@ func (s *Server) Addr() string { return s.listener.Addr().String() }
 func (s *Server) Serve(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { s.server.Close() })
 	defer stop()
+	sampling, end := context.WithCancel(ctx)
+	over := make(chan struct{})
+	go func() { s.sample(sampling); close(over) }()
+	defer func() { end(); <-over }()
 	if err := s.server.Serve(s.listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("%w: %s: %w", ErrHTTP, s.Addr(), err)
 	}

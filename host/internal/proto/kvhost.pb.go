@@ -5017,6 +5017,86 @@ func (x *RootStatus) GetCompression() string {
 	return ""
 }
 
+type ReloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadRequest) Reset() {
+	*x = ReloadRequest{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadRequest) ProtoMessage() {}
+
+func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
+func (*ReloadRequest) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
+}
+
+type ReloadResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changed       []string               `protobuf:"bytes,1,rep,name=changed,proto3" json:"changed,omitempty"` // keys
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadResponse) Reset() {
+	*x = ReloadResponse{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadResponse) ProtoMessage() {}
+
+func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
+func (*ReloadResponse) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *ReloadResponse) GetChanged() []string {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
 type SwapPolicyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the policy that is replaced
@@ -5030,7 +5110,7 @@ type SwapPolicyRequest struct {
 
 func (x *SwapPolicyRequest) Reset() {
 	*x = SwapPolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5042,7 +5122,7 @@ func (x *SwapPolicyRequest) String() string {
 func (*SwapPolicyRequest) ProtoMessage() {}
 
 func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5055,7 +5135,7 @@ func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SwapPolicyRequest) GetName() string {
@@ -5095,7 +5175,7 @@ type SwapPolicyResponse struct {
 
 func (x *SwapPolicyResponse) Reset() {
 	*x = SwapPolicyResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5107,7 +5187,7 @@ func (x *SwapPolicyResponse) String() string {
 func (*SwapPolicyResponse) ProtoMessage() {}
 
 func (x *SwapPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5120,7 +5200,7 @@ func (x *SwapPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SwapPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SwapPolicyResponse) GetSwap() *Swap {
@@ -5140,7 +5220,7 @@ type PromotePolicyRequest struct {
 
 func (x *PromotePolicyRequest) Reset() {
 	*x = PromotePolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5152,7 +5232,7 @@ func (x *PromotePolicyRequest) String() string {
 func (*PromotePolicyRequest) ProtoMessage() {}
 
 func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5165,7 +5245,7 @@ func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
 func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PromotePolicyRequest) GetName() string {
@@ -5191,7 +5271,7 @@ type PromotePolicyResponse struct {
 
 func (x *PromotePolicyResponse) Reset() {
 	*x = PromotePolicyResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5203,7 +5283,7 @@ func (x *PromotePolicyResponse) String() string {
 func (*PromotePolicyResponse) ProtoMessage() {}
 
 func (x *PromotePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5216,7 +5296,7 @@ func (x *PromotePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyResponse.ProtoReflect.Descriptor instead.
 func (*PromotePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PromotePolicyResponse) GetSwap() *Swap {
@@ -5238,7 +5318,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5250,7 +5330,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5263,7 +5343,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{53}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Swap) GetTaken() []*PolicyTaken {
@@ -5302,7 +5382,7 @@ type PolicyTaken struct {
 
 func (x *PolicyTaken) Reset() {
 	*x = PolicyTaken{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5314,7 +5394,7 @@ func (x *PolicyTaken) String() string {
 func (*PolicyTaken) ProtoMessage() {}
 
 func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5327,7 +5407,7 @@ func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
 func (*PolicyTaken) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{54}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PolicyTaken) GetRole() PolicyRole {
@@ -5745,7 +5825,10 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\aoutages\x18\x0f \x01(\x04R\aoutages\x12\x18\n" +
 	"\adamaged\x18\x10 \x01(\x04R\adamaged\x12\x16\n" +
 	"\x06shared\x18\x11 \x01(\bR\x06shared\x12 \n" +
-	"\vcompression\x18\x12 \x01(\tR\vcompression\"\xd4\x01\n" +
+	"\vcompression\x18\x12 \x01(\tR\vcompression\"\x0f\n" +
+	"\rReloadRequest\"*\n" +
+	"\x0eReloadResponse\x12\x18\n" +
+	"\achanged\x18\x01 \x03(\tR\achanged\"\xd4\x01\n" +
 	"\x11SwapPolicyRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06module\x18\x02 \x01(\tR\x06module\x12\x16\n" +
@@ -5859,11 +5942,12 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\aSession\x12\x19.kvhost.v1.SessionRequest\x1a\x1a.kvhost.v1.SessionResponse(\x010\x01\x12?\n" +
 	"\x06Events\x12\x18.kvhost.v1.EventsRequest\x1a\x19.kvhost.v1.EventsResponse0\x012N\n" +
 	"\rStatusService\x12=\n" +
-	"\x06Status\x12\x18.kvhost.v1.StatusRequest\x1a\x19.kvhost.v1.StatusResponse2\xad\x01\n" +
+	"\x06Status\x12\x18.kvhost.v1.StatusRequest\x1a\x19.kvhost.v1.StatusResponse2\xec\x01\n" +
 	"\fAdminService\x12I\n" +
 	"\n" +
 	"SwapPolicy\x12\x1c.kvhost.v1.SwapPolicyRequest\x1a\x1d.kvhost.v1.SwapPolicyResponse\x12R\n" +
-	"\rPromotePolicy\x12\x1f.kvhost.v1.PromotePolicyRequest\x1a .kvhost.v1.PromotePolicyResponseB4Z2github.com/kvhost/kvhost/host/internal/proto;protob\x06proto3"
+	"\rPromotePolicy\x12\x1f.kvhost.v1.PromotePolicyRequest\x1a .kvhost.v1.PromotePolicyResponse\x12=\n" +
+	"\x06Reload\x12\x18.kvhost.v1.ReloadRequest\x1a\x19.kvhost.v1.ReloadResponseB4Z2github.com/kvhost/kvhost/host/internal/proto;protob\x06proto3"
 
 var (
 	file_kvhost_v1_kvhost_proto_rawDescOnce sync.Once
@@ -5878,7 +5962,7 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 }
 
 var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),                     // 0: kvhost.v1.Code
 	(LookupKind)(0),               // 1: kvhost.v1.LookupKind
@@ -5942,18 +6026,20 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(*PolicyStatus)(nil),          // 59: kvhost.v1.PolicyStatus
 	(*Trial)(nil),                 // 60: kvhost.v1.Trial
 	(*RootStatus)(nil),            // 61: kvhost.v1.RootStatus
-	(*SwapPolicyRequest)(nil),     // 62: kvhost.v1.SwapPolicyRequest
-	(*SwapPolicyResponse)(nil),    // 63: kvhost.v1.SwapPolicyResponse
-	(*PromotePolicyRequest)(nil),  // 64: kvhost.v1.PromotePolicyRequest
-	(*PromotePolicyResponse)(nil), // 65: kvhost.v1.PromotePolicyResponse
-	(*Swap)(nil),                  // 66: kvhost.v1.Swap
-	(*PolicyTaken)(nil),           // 67: kvhost.v1.PolicyTaken
-	nil,                           // 68: kvhost.v1.Namespace.ExtraEntry
-	nil,                           // 69: kvhost.v1.StatusResponse.CountersEntry
-	nil,                           // 70: kvhost.v1.BudgetStatus.PartsEntry
-	nil,                           // 71: kvhost.v1.SwapPolicyRequest.ConfigEntry
-	(*durationpb.Duration)(nil),   // 72: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 73: google.protobuf.Timestamp
+	(*ReloadRequest)(nil),         // 62: kvhost.v1.ReloadRequest
+	(*ReloadResponse)(nil),        // 63: kvhost.v1.ReloadResponse
+	(*SwapPolicyRequest)(nil),     // 64: kvhost.v1.SwapPolicyRequest
+	(*SwapPolicyResponse)(nil),    // 65: kvhost.v1.SwapPolicyResponse
+	(*PromotePolicyRequest)(nil),  // 66: kvhost.v1.PromotePolicyRequest
+	(*PromotePolicyResponse)(nil), // 67: kvhost.v1.PromotePolicyResponse
+	(*Swap)(nil),                  // 68: kvhost.v1.Swap
+	(*PolicyTaken)(nil),           // 69: kvhost.v1.PolicyTaken
+	nil,                           // 70: kvhost.v1.Namespace.ExtraEntry
+	nil,                           // 71: kvhost.v1.StatusResponse.CountersEntry
+	nil,                           // 72: kvhost.v1.BudgetStatus.PartsEntry
+	nil,                           // 73: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(*durationpb.Duration)(nil),   // 74: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 75: google.protobuf.Timestamp
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	17, // 0: kvhost.v1.SessionRequest.hello:type_name -> kvhost.v1.Hello
@@ -5981,17 +6067,17 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	0,  // 22: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
 	18, // 23: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
 	19, // 24: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	68, // 25: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	70, // 25: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
 	1,  // 26: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
 	20, // 27: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
 	22, // 28: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	72, // 29: kvhost.v1.HelloReply.lease_time:type_name -> google.protobuf.Duration
+	74, // 29: kvhost.v1.HelloReply.lease_time:type_name -> google.protobuf.Duration
 	24, // 30: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	72, // 31: kvhost.v1.LookupReply.load_time:type_name -> google.protobuf.Duration
+	74, // 31: kvhost.v1.LookupReply.load_time:type_name -> google.protobuf.Duration
 	31, // 32: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
 	30, // 33: kvhost.v1.LookupReply.levels:type_name -> kvhost.v1.LevelHits
-	72, // 34: kvhost.v1.LevelHits.load_time:type_name -> google.protobuf.Duration
-	72, // 35: kvhost.v1.LoadPart.load_time:type_name -> google.protobuf.Duration
+	74, // 34: kvhost.v1.LevelHits.load_time:type_name -> google.protobuf.Duration
+	74, // 35: kvhost.v1.LoadPart.load_time:type_name -> google.protobuf.Duration
 	34, // 36: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
 	27, // 37: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
 	2,  // 38: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
@@ -6002,53 +6088,55 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	37, // 43: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
 	3,  // 44: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
 	4,  // 45: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
-	72, // 46: kvhost.v1.EndRequest.return_after:type_name -> google.protobuf.Duration
+	74, // 46: kvhost.v1.EndRequest.return_after:type_name -> google.protobuf.Duration
 	50, // 47: kvhost.v1.EventsResponse.events:type_name -> kvhost.v1.Event
 	5,  // 48: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
-	72, // 49: kvhost.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	74, // 49: kvhost.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
 	59, // 50: kvhost.v1.StatusResponse.policies:type_name -> kvhost.v1.PolicyStatus
 	61, // 51: kvhost.v1.StatusResponse.roots:type_name -> kvhost.v1.RootStatus
-	69, // 52: kvhost.v1.StatusResponse.counters:type_name -> kvhost.v1.StatusResponse.CountersEntry
+	71, // 52: kvhost.v1.StatusResponse.counters:type_name -> kvhost.v1.StatusResponse.CountersEntry
 	55, // 53: kvhost.v1.StatusResponse.session_list:type_name -> kvhost.v1.SessionStatus
 	56, // 54: kvhost.v1.StatusResponse.latencies:type_name -> kvhost.v1.LatencyStatus
 	57, // 55: kvhost.v1.StatusResponse.routes:type_name -> kvhost.v1.RouteStatus
 	58, // 56: kvhost.v1.StatusResponse.usage:type_name -> kvhost.v1.UsageStatus
 	53, // 57: kvhost.v1.StatusResponse.budgets:type_name -> kvhost.v1.BudgetStatus
-	70, // 58: kvhost.v1.BudgetStatus.parts:type_name -> kvhost.v1.BudgetStatus.PartsEntry
+	72, // 58: kvhost.v1.BudgetStatus.parts:type_name -> kvhost.v1.BudgetStatus.PartsEntry
 	54, // 59: kvhost.v1.BudgetStatus.most:type_name -> kvhost.v1.Holder
-	73, // 60: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
+	75, // 60: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
 	6,  // 61: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
-	72, // 62: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
-	72, // 63: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
+	74, // 62: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
+	74, // 63: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
 	7,  // 64: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
 	8,  // 65: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
-	72, // 66: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
+	74, // 66: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
 	9,  // 67: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
-	72, // 68: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
+	74, // 68: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
 	10, // 69: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	73, // 70: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
+	75, // 70: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
 	60, // 71: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
 	11, // 72: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
-	73, // 73: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
-	71, // 74: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	66, // 75: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
-	66, // 76: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
-	67, // 77: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
+	75, // 73: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
+	73, // 74: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	68, // 75: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
+	68, // 76: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
+	69, // 77: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
 	9,  // 78: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
 	12, // 79: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
-	72, // 80: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
+	74, // 80: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
 	13, // 81: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
 	48, // 82: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
 	51, // 83: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
-	62, // 84: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	64, // 85: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	14, // 86: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
-	49, // 87: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
-	52, // 88: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
-	63, // 89: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
-	65, // 90: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
-	86, // [86:91] is the sub-list for method output_type
-	81, // [81:86] is the sub-list for method input_type
+	64, // 84: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	66, // 85: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	62, // 86: kvhost.v1.AdminService.Reload:input_type -> kvhost.v1.ReloadRequest
+	14, // 87: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
+	49, // 88: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
+	52, // 89: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
+	65, // 90: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
+	67, // 91: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
+	63, // 92: kvhost.v1.AdminService.Reload:output_type -> kvhost.v1.ReloadResponse
+	87, // [87:93] is the sub-list for method output_type
+	81, // [81:87] is the sub-list for method input_type
 	81, // [81:81] is the sub-list for extension type_name
 	81, // [81:81] is the sub-list for extension extendee
 	0,  // [0:81] is the sub-list for field type_name
@@ -6100,7 +6188,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
 			NumEnums:      13,
-			NumMessages:   59,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

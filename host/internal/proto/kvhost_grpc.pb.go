@@ -291,6 +291,7 @@ var StatusService_ServiceDesc = grpc.ServiceDesc{
 const (
 	AdminService_SwapPolicy_FullMethodName    = "/kvhost.v1.AdminService/SwapPolicy"
 	AdminService_PromotePolicy_FullMethodName = "/kvhost.v1.AdminService/PromotePolicy"
+	AdminService_Reload_FullMethodName        = "/kvhost.v1.AdminService/Reload"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -304,6 +305,9 @@ type AdminServiceClient interface {
 	SwapPolicy(ctx context.Context, in *SwapPolicyRequest, opts ...grpc.CallOption) (*SwapPolicyResponse, error)
 	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
 	PromotePolicy(ctx context.Context, in *PromotePolicyRequest, opts ...grpc.CallOption) (*PromotePolicyResponse, error)
+	// Reload reads the configuration again and changes the host to it, all of it or nothing. The error is FAILED_PRECONDITION where
+	// a policy is refused, and INVALID_ARGUMENT where the configuration cannot be read, or needs a restart.
+	Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadResponse, error)
 }
 
 type adminServiceClient struct {
@@ -334,6 +338,16 @@ func (c *adminServiceClient) PromotePolicy(ctx context.Context, in *PromotePolic
 	return out, nil
 }
 
+func (c *adminServiceClient) Reload(ctx context.Context, in *ReloadRequest, opts ...grpc.CallOption) (*ReloadResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReloadResponse)
+	err := c.cc.Invoke(ctx, AdminService_Reload_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -345,6 +359,9 @@ type AdminServiceServer interface {
 	SwapPolicy(context.Context, *SwapPolicyRequest) (*SwapPolicyResponse, error)
 	// PromotePolicy lets a fresh instance of a shadow's module evict, and ends the shadow.
 	PromotePolicy(context.Context, *PromotePolicyRequest) (*PromotePolicyResponse, error)
+	// Reload reads the configuration again and changes the host to it, all of it or nothing. The error is FAILED_PRECONDITION where
+	// a policy is refused, and INVALID_ARGUMENT where the configuration cannot be read, or needs a restart.
+	Reload(context.Context, *ReloadRequest) (*ReloadResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -360,6 +377,9 @@ func (UnimplementedAdminServiceServer) SwapPolicy(context.Context, *SwapPolicyRe
 }
 func (UnimplementedAdminServiceServer) PromotePolicy(context.Context, *PromotePolicyRequest) (*PromotePolicyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PromotePolicy not implemented")
+}
+func (UnimplementedAdminServiceServer) Reload(context.Context, *ReloadRequest) (*ReloadResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reload not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -418,6 +438,24 @@ func _AdminService_PromotePolicy_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Reload_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReloadRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Reload(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Reload_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Reload(ctx, req.(*ReloadRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -432,6 +470,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PromotePolicy",
 			Handler:    _AdminService_PromotePolicy_Handler,
+		},
+		{
+			MethodName: "Reload",
+			Handler:    _AdminService_Reload_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

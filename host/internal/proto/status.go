@@ -14,5 +14,6 @@ func Status(ctx context.Context, socket string) (_ *StatusResponse, err error) {
 		return nil, err
 	}
 	defer conn.Close()
-	return NewStatusServiceClient(conn).Status(ctx, &StatusRequest{})
+	st, err := NewStatusServiceClient(conn).Status(ctx, &StatusRequest{})
+	return st, Plain(socket, err)
 }

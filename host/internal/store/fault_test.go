@@ -100,7 +100,7 @@ func fillDisk(t *testing.T, f *fixture) {
 	}
 	f.checkUsed()
 	st := f.store.Stats().Roots[0]
-	if st.State != health.Full || st.Limit >= st.Capacity || st.Used > st.Limit || st.Evictions == 0 {
+	if st.State != health.Full || st.Limit >= st.Capacity || st.Used > st.Limit || st.Evictions == 0 || st.Ceiling <= 0 {
 		t.Errorf("a root on a full file system: %+v, want it full, within a lower limit, by evictions", st)
 	}
 	for n := uint64(55); n < 60; n++ { // what was stored since, in the place of others

@@ -19,10 +19,11 @@ import (
 type RootStats struct {
 	Path      string
 	State     health.State
-	Reason    string    // why it is not in
-	Since     time.Time // that it is in this state; zero from the start
-	Outages   uint64    // times that it was taken out
-	Stuck     int       // operations that were given up and have not ended
+	Reason    string        // why it is not in
+	Ceiling   time.Duration // until a root that is full looks for room again
+	Since     time.Time     // that it is in this state; zero from the start
+	Outages   uint64        // times that it was taken out
+	Stuck     int           // operations that were given up and have not ended
 	Capacity  int64
 	Limit     int64 // what it may take at present: less than Capacity by directories, and where the file system has less
 	Used      int64 // all of the following, and entries on their way out
@@ -180,7 +181,7 @@ func (r *root) stats() RootStats {
 	defer r.Unlock()
 	n, a, ev := &r.recovery.count, r.Account.Figures(), r.Evictor.Counts()
 	st := RootStats{
-		Path: r.Path, Capacity: a.Capacity, Limit: a.Limit,
+		Path: r.Path, Capacity: a.Capacity, Limit: a.Limit, Ceiling: a.Ceiling,
 		Used: a.Used, Held: a.Quarantine, Orphaned: a.Orphans, Unscanned: a.Unscanned,
 		Entries: int(r.Index.Len()), Complete: r.Complete(), Slots: r.Index.High(), MaxEntries: r.Index.Max(),
 		IndexBytes: r.Index.Memory(),

@@ -1,8 +1,9 @@
-// The page reads /status every two seconds and keeps the last five minutes to draw. It sends nothing else.
+// The page reads /status every two seconds, and begins with the host's /history, to draw the last five minutes. It sends nothing else.
 'use strict';
 const every = 2000, kept = 150;
 const $ = id => document.getElementById(id);
-const history = []; // readings: {at, status}
+let history = []; // readings of the status: those of /history have only what is drawn over time
+let before = null; // the page's own reading before the last
 
 // ---- text
 
@@ -43,19 +44,20 @@ function table(id, columns, rows, empty, why) {
 
 // ---- rates
 
-// since returns the growth per second of a figure between the last two readings.
+// since returns the growth per second of a figure between the last two readings of the page's own.
 function since(read) {
-  const n = history.length;
-  if (n < 2) return 0;
-  const a = history[n - 2], b = history[n - 1];
-  return Math.max(0, read(b.status) - read(a.status)) / ((b.at - a.at) / 1000);
+  const [a, b] = [before, history.at(-1)];
+  return a && b.uptime > a.uptime ? Math.max(0, read(b) - read(a)) / (b.uptime - a.uptime) : 0;
 }
 
 const sum = (list, read, keep = () => true) => list.filter(keep).reduce((n, x) => n + read(x), 0);
 const moved = direction => s => sum(s.routes, r => r.bytes, r => r.direction === direction);
 
 // series returns, for each reading but the first, a figure of it and of the one before.
-const series = f => history.slice(1).map((b, i) => f(history[i].status, b.status, (b.at - history[i].at) / 1000));
+const series = f => history.slice(1).map((b, i) => f(history[i], b, b.uptime - history[i].uptime));
+
+// ago returns how many readings before the last one the i-th of a series was due.
+const ago = i => Math.round((history.at(-1).uptime - history[i + 1].uptime) * 1000 / every);
 
 // ---- drawing
 
@@ -72,12 +74,16 @@ function lines(id, all, top, text) {
   };
   svg.replaceChildren();
   const max = top || Math.max(1, ...all.flatMap(s => s.values.filter(v => v !== null)));
+  const scale = make('div', { class: 'scale' }, ...[max, max / 2, 0].map(v => make('span', {}, text(v))));
+  const times = make('div', { class: 'times' }, ...['5 min ago', '2½ min ago', 'now'].map(t => make('span', {}, t)));
+  svg.parentElement.replaceChildren(svg, scale, times);
   for (const y of [5, 80, 155]) add('line', { class: 'axis', x1: 0, x2: 600, y1: y, y2: y });
   all.forEach((s, i) => {
     let d = '', pen = 'M';
     s.values.forEach((v, x) => {
       if (v === null) { pen = 'M'; return; }
-      d += `${pen}${(600 * (kept - s.values.length + x) / (kept - 1)).toFixed(1)} ${(155 - 150 * Math.min(1, v / max)).toFixed(1)}`;
+      if (ago(x) >= kept) return;
+      d += `${pen}${(600 * (1 - ago(x) / (kept - 1))).toFixed(1)} ${(155 - 150 * Math.min(1, v / max)).toFixed(1)}`;
       pen = 'L';
     });
     add('path', { d }).style.stroke = `var(${colours[i % colours.length]})`;
@@ -85,9 +91,9 @@ function lines(id, all, top, text) {
   $(id + '-key').replaceChildren(...all.flatMap((s, i) => {
     const b = make('b', {}, s.name + ' ');
     b.style.color = `var(${colours[i % colours.length]})`;
-    const last = s.values.findLast(v => v !== null);
-    return [b, (last === undefined ? '–' : text(last)) + '  '];
-  }), `top ${text(max)}`);
+    const last = s.values.at(-1);
+    return [b, (last === undefined || last === null ? '–' : text(last)) + '  '];
+  }));
 }
 
 function quantile(q, bounds, buckets) {
@@ -116,11 +122,11 @@ function heat(status) {
     columns.forEach((column, x) => column.forEach((n, i) => {
       if (n <= 0) return;
       c.globalAlpha = .2 + .8 * Math.log1p(n) / Math.log1p(most);
-      c.fillRect(kept - columns.length + x, rows - 1 - i, 1, 1);
+      c.fillRect(kept - 1 - ago(x), rows - 1 - i, 1, 1);
     }));
     const recent = columns.reduce((a, column) => column.map((n, i) => n + (a[i] || 0)), []);
     return make('figure', {}, canvas, make('figcaption', {}, make('b', {}, answers[l.answer] || l.answer),
-      ` p50 ${time(quantile(.5, l.bounds, recent))}, p99 ${time(quantile(.99, l.bounds, recent))}; from below ${time(l.bounds[0])} to above ${time(l.bounds.at(-1))}`));
+      ` p50 ≤ ${time(quantile(.5, l.bounds, recent))}, p99 ≤ ${time(quantile(.99, l.bounds, recent))}, 5 min ago to now; from below ${time(l.bounds[0])} to above ${time(l.bounds.at(-1))}`));
   }));
 }
 
@@ -237,28 +243,37 @@ function show(s) {
   ], s.session_list, 'no session');
 }
 
-async function read() {
+// get reads a document. It returns null where a token is wanted.
+async function get(name) {
   const token = sessionStorage.getItem('token');
-  const answer = await fetch('status', { cache: 'no-store', headers: token ? { Authorization: 'Bearer ' + token } : {} });
-  if (answer.status === 401) {
-    $('login').hidden = false;
-    document.querySelector('main').hidden = true;
-    return;
-  }
-  if (!answer.ok) throw new Error(`/status answers ${answer.status}`);
-  const status = await answer.json();
+  const answer = await fetch(name, { cache: 'no-store', headers: token ? { Authorization: 'Bearer ' + token } : {} });
+  if (answer.status === 401) return null;
+  if (!answer.ok) throw new Error(`/${name} answers ${answer.status}`);
+  return answer.json();
+}
+
+// read reads the status, and says whether it may.
+async function read() {
+  const status = await get('status');
+  $('login').hidden = status !== null;
+  document.querySelector('main').hidden = status === null;
+  if (status === null) return false;
   const last = history.at(-1);
-  if (last && status.uptime < last.status.uptime) history.length = 0; // another process
-  history.push({ at: performance.now(), status });
+  // Another process, or a page that did not run for a while, begins with what the host has kept.
+  before = last;
+  if (!last || status.uptime < last.uptime || status.uptime > last.uptime + 5 * every / 1000) {
+    before = null;
+    history = (await get('history') || []).filter(s => s.uptime < status.uptime);
+  }
+  if (!history.length || status.uptime > history.at(-1).uptime) history.push(status);
   if (history.length > kept + 1) history.shift();
-  $('login').hidden = true;
-  document.querySelector('main').hidden = false;
   show(status);
+  return true;
 }
 
 async function tick() {
   try {
-    await read();
+    if (!await read()) return; // until a token is typed
   } catch (e) {
     $('ready').textContent = 'no answer: ' + e.message;
     $('ready').className = 'bad';
@@ -269,6 +284,6 @@ async function tick() {
 $('login').addEventListener('submit', e => {
   e.preventDefault();
   sessionStorage.setItem('token', $('token').value);
-  read();
+  tick();
 });
 tick();

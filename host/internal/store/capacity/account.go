@@ -63,6 +63,7 @@ type Account struct {
 type Figures struct {
 	Capacity, Used, Limit                   int64
 	Entries, Quarantine, Orphans, Unscanned int64
+	Ceiling                                 time.Duration // until it ends that the file system was full; 0: there is none
 }
 
 // New makes an account of nothing.
@@ -82,7 +83,12 @@ func (a *Account) SetBounds(b Bounds) {
 func (a *Account) Figures() Figures {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return Figures{a.bounds.Capacity, a.used, a.limit(), a.part[Entries], a.part[Quarantine], a.part[Orphans], a.part[Unscanned]}
+	f := Figures{Capacity: a.bounds.Capacity, Used: a.used, Limit: a.limit(), Entries: a.part[Entries], Quarantine: a.part[Quarantine],
+		Orphans: a.part[Orphans], Unscanned: a.part[Unscanned]}
+	if a.full {
+		f.Ceiling = max(1, a.until.Sub(a.now()))
+	}
+	return f
 }
 
 // Excess is how much more than a part of the limit is in use; negative when less is.

@@ -553,6 +553,16 @@ class Release(_message.Message):
     lease: int
     def __init__(self, lease: _Optional[int] = ...) -> None: ...
 
+class ReloadRequest(_message.Message):
+    __slots__ = []
+    def __init__(self) -> None: ...
+
+class ReloadResponse(_message.Message):
+    __slots__ = ["changed"]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, changed: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class RootStatus(_message.Message):
     __slots__ = ["capacity", "compression", "damaged", "entries", "evictions", "limit", "orphaned", "outages", "path", "quarantine", "reason", "scanning", "shared", "sheds", "since", "state", "used", "writing"]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,30 @@
+package observe
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+var (
+	reloadOK = gauged("config_last_reload_successful", "1 if the last reload of the configuration was applied, or there was none.", "")
+	reloadAt = gauged("config_last_reload_success_timestamp_seconds", "When a configuration was applied last; 0: at the start.", "")
+)
+
+// Reloads are the results of reloads.
+type Reloads struct {
+	failed  atomic.Bool // the last one
+	applied atomic.Int64
+}
+
+// Observe counts a reload.
+func (r *Reloads) Observe(ok bool, now time.Time) {
+	if ok {
+		r.applied.Store(now.Unix())
+	}
+	r.failed.Store(!ok)
+}
+
+func (r *Reloads) collect(out series) {
+	out.put(reloadOK, boolean(!r.failed.Load()))
+	out.put(reloadAt, float64(r.applied.Load()))
+}

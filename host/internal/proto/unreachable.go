@@ -1,0 +1,41 @@
+package proto
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Plain is an error of a call to the host at a socket in the words of a user: a refusal in the host's words, else why nothing
+// answers. gRPC says the latter in those of its transport.
+func Plain(socket string, err error) error {
+	s, ok := status.FromError(err)
+	if !ok || err == nil {
+		return err
+	}
+	if s.Code() != codes.Unavailable {
+		return errors.New(s.Message())
+	}
+	c, err := net.DialTimeout("unix", socket, time.Second)
+	switch {
+	case err == nil:
+		c.Close()
+		return fmt.Errorf("%s: the host closed the connection: it is ending, or lets user %d not in, which socket_users or "+
+			"socket_groups in its configuration would", socket, os.Geteuid())
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%s: no host is running there: there is no such socket", socket)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%s: no host is running there: the socket is left of one that has ended", socket)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%s: permission denied: the socket, or a directory above it, refuses user %d; be root or the host's user, "+
+			"or be let in by socket_users or socket_groups in its configuration", socket, os.Geteuid())
+	}
+	return err
+}
