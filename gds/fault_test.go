@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/gdstest"
 )
 
@@ -256,9 +257,7 @@ func TestStickyErrorInsideCuFile(t *testing.T) {
 			g, d, double := routed(t, DirectConfig{BufferBytes: 4 << 20})
 			f := openFile(t, filepath.Join(t.TempDir(), "f"), os.O_CREATE|os.O_RDWR)
 			s := acquire(t, d, 8192)
-			if err := s.Write(int(f.Fd()), 0, 8192); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, s.Write(int(f.Fd()), 0, 8192))
 			double.Rules(c.rules)
 			err := s.Read(int(f.Fd()), 8192)
 			double.Rules("")
@@ -280,13 +279,9 @@ func TestHandlesOfALostGPU(t *testing.T) {
 	var ids []fileID
 	for i := range 3 {
 		f := openFile(t, filepath.Join(t.TempDir(), strconv.Itoa(i)), os.O_CREATE|os.O_RDWR)
-		if err := s.Write(int(f.Fd()), 0, 8192); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, s.Write(int(f.Fd()), 0, 8192))
 		var st unix.Stat_t
-		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, unix.Fstat(int(f.Fd()), &st))
 		ids = append(ids, fileID{uint64(st.Dev), st.Ino})
 	}
 	s.Release()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/fsck"
@@ -126,13 +127,9 @@ func (r *deviceRig) hostMemory() (*HostMemory, *Queue, func(plane int, id uint32
 			Stride: int64(p.PageBytes), Blocks: r.memory.Blocks()})
 	}
 	m, err := NewHostMemory(r.geo, regions)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	q, err := r.engine.Queue("host")
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	return m, q, func(plane int, id uint32) []byte {
 		n := int(r.geo.Planes[plane].PageBytes)
 		return regions[plane].Data[int(id)*n : int(id+1)*n]
@@ -318,14 +315,10 @@ func (r *deviceRig) path(n int) string {
 func (r *deviceRig) plan(n int) *kv.Plan {
 	r.t.Helper()
 	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []kv.Key{deviceKey(n)}, Ranks: 1})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	defer l.Release()
 	p, err := l.Open(0, 0)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	defer p.Close()
 	return p.Expected().Plan
 }
@@ -334,17 +327,11 @@ func (r *deviceRig) plan(n int) *kv.Plan {
 func RewritePiece(t testing.TB, path string, plan *kv.Plan, change func(x int, stored []byte)) {
 	t.Helper()
 	image, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	h, err := pieceformat.DecodeHeader(image)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	table, stored, err := h.ReadStored(image[pieceformat.Page:], plan.Extents(), nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	offsets := pieceformat.Offsets(stored, nil)
 	for x := range stored {
 		part := image[h.DataOffset+offsets[x] : h.DataOffset+offsets[x+1]]
@@ -355,9 +342,7 @@ func RewritePiece(t testing.TB, path string, plan *kv.Plan, change func(x int, s
 	}
 	h.TableSum = pieceformat.PutStored(image[pieceformat.Page:], table, stored)
 	h.Encode(image)
-	if err := os.WriteFile(path, image, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(path, image, 0o600))
 }
 
 // The codec's time on a GPU is what a piece's way takes more than that of a plain one, as far as one was seen.

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
@@ -28,9 +29,7 @@ func hang(t *testing.T, always bool) {
 	}
 	limited, err := gds.NewDirectRoute(r.gpu, r.direct.CuFile(),
 		gds.DirectConfig{BufferBytes: 32 << 20, Limit: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	settled := func() {
 		t.Helper()
 		r.double.Rules("")

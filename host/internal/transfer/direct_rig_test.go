@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/internal/payload"
@@ -59,9 +60,7 @@ func newDeviceRigOf(
 		rng: rand.New(rand.NewPCG(3, 4))}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 	}
 	var names []string
 	if os.Getenv("KVHOST_TEST_GPU") == "" {
@@ -188,9 +187,7 @@ func (r *deviceRig) content(n, plane, block int) []byte {
 			dtype = payload.BFloat16
 		}
 		content, err := payload.Of(dtype)
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		testenv.OK(r.t, err)
 		key := deviceKey(n)
 		content.Fill(page, payload.Seed(&key, 0, r.geo.Planes[plane], uint32(block)))
 		return page

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -45,9 +46,7 @@ func TestFlightIsToldByRoute(t *testing.T) {
 	r.double.Rules("cuFileRead:code=5030")
 	r.fs.Set(faultfs.MustRules("read **.kv: hang")...)
 	go func() { done <- r.load([]int{0}, ids) }()
-	if err := r.fs.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, r.fs.AwaitHanging(t.Context(), 1))
 	if got := inFlight(); got["direct"] != 0 || got["staged"] != 1 {
 		t.Errorf("while it is staged instead: %v", got)
 	}

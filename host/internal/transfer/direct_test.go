@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
@@ -199,9 +200,7 @@ func TestRouteIsSuspendedAndResumed(t *testing.T) {
 			t.Fatal(out.Failed)
 		}
 		r.double.Rules("")
-		if err := r.holds(0, ids[0], false); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, r.holds(0, ids[0], false))
 	}
 	const broken = "cuFileRead:code=5030"
 	load(broken)
@@ -276,9 +275,7 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 		t.Fatal(damaged, err)
 	}
 	f, err := os.OpenFile(damaged, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if _, err := f.WriteAt([]byte{1, 2, 3}, 700_001); err != nil {
 		t.Fatal(err)
 	}

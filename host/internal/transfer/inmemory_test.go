@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -27,9 +28,7 @@ func newMemoryBench(t testing.TB, geo kv.Geometry, blocks uint32, holes int, cha
 	*memfs.FS) {
 	t.Helper()
 	mem, err := memfs.New(64<<20, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		if err := mem.Close(); err != nil {
 			t.Error(err)
@@ -63,9 +62,7 @@ func (b *bench) byMemory() error {
 func memoryPieces(t testing.TB, fsys staging.FS, dir string) (names []string) {
 	t.Helper()
 	list, err := fsys.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	for _, e := range list {
 		switch name := dir + "/" + e.Name(); {
 		case !e.IsDir() && strings.HasSuffix(name, ".kv"):
@@ -109,20 +106,14 @@ func TestMemoryIsKeptForLoads(t *testing.T) {
 	var open []*store.Piece
 	for i := range chunks {
 		p, err := l.Open(i, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		open = append(open, p)
 	}
 	for _, name := range memoryPieces(t, mem, "/root") {
-		if err := mem.Remove(name); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, mem.Remove(name))
 	}
 	other, err := mem.OpenFile("/other", os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer other.Close()
 	ones := make([]byte, 1<<20)
 	for i := range ones {
@@ -222,15 +213,11 @@ func TestMemoryIsEmptyAfterRestart(t *testing.T) {
 	b, _ := newMemoryBench(t, geo, geo.Blocks*3, 1)
 	b.storeChunks(3)
 	mem, err := memfs.New(8<<20, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if _, err := mem.Stat("/root"); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	if err := b.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.store.Close())
 	b.config.FS = mem
 	b.open()
 	t.Cleanup(func() {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
@@ -134,9 +135,7 @@ func TestDamagedLayerFailsItsChunk(t *testing.T) {
 	b := newBench(t, geo, geo.Blocks*3)
 	b.storeChunks(3)
 	f, err := os.OpenFile(b.pieceOf(1), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if _, err := f.WriteAt([]byte("damage"), 8192+2*4*20000+70000); err != nil { // in layer 2, its second extent
 		t.Fatal(err)
 	}
@@ -155,9 +154,7 @@ func TestDamagedLayerFailsItsChunk(t *testing.T) {
 	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, kv.ErrChecksum) {
 		t.Fatalf("failed: %+v", out.Failed)
 	}
-	if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.checkRightSoFar(1, loads[1].Blocks))
 	again := b.lease(0, 1, 2)
 	defer again.Release()
 	if again.Hits() != 1 {
@@ -179,9 +176,7 @@ func TestCancelOfALayerThatHangs(t *testing.T) {
 		Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o },
 		Layers: &transfer.Layers{Landed: func(layer uint32, _ []int) { t.Errorf("layer %d landed", layer) }},
 	})
-	if err := b.fs.AwaitHanging(context.Background(), 1); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.fs.AwaitHanging(context.Background(), 1))
 	h.Cancel()
 	<-h.Fenced()
 	out := <-done // chunks of which each layer was there already did not fail
@@ -191,9 +186,7 @@ func TestCancelOfALayerThatHangs(t *testing.T) {
 	b.poison()
 	b.fs.Release()
 	b.fs.Set()
-	if err := b.engine.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.engine.Close())
 	if err := b.checkUntouched([]uint32{0, 1, 2, 3, 4, 5}); err != nil {
 		t.Errorf("after the fence: %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -55,9 +56,7 @@ func newBench(t testing.TB, geo kv.Geometry, blocks uint32, change ...func(*stor
 		Threads: 4, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75,
 		Roots: len(b.config.Roots),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		b.fs.Set()
 		if err := b.engine.Close(); err != nil {
@@ -93,9 +92,7 @@ func (b *bench) open() {
 	b.space, err = b.store.Namespace(context.Background(), &kv.Namespace{
 		Model: "test/model", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []kv.Group{{Geometry: b.geo}},
 	})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.OK(b.t, err)
 }
 
 func (b *bench) page(plane int, id uint32) []byte {
@@ -185,9 +182,7 @@ func (b *bench) lease(n ...int) *store.Lease {
 		keys = append(keys, key(i))
 	}
 	l, err := b.store.Lookup(store.LookupRequest{Namespace: b.space, Keys: keys, Ranks: 1})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.OK(b.t, err)
 	return l
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -64,9 +65,7 @@ func TestWindowFaultsAreWorkedAround(t *testing.T) {
 			r.stage(2, c.store)
 			for n, rules := range []string{c.load, ""} {
 				ids, err := r.loadOne(n, rules)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.OK(t, err)
 				if err := r.holds(n, ids, false); err != nil {
 					t.Error(err)
 				}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // Make is a policy's constructor.
@@ -48,9 +49,7 @@ type Cache struct {
 func NewCache(t testing.TB, make_ Make, capacity int, config guest.Config) *Cache {
 	t.Helper()
 	p, err := make_(Info(capacity, config))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return &Cache{
 		t: t, p: p, slot: make(map[uint64]uint32), keys: make([]uint64, capacity), capacity: capacity,
 		batch: make([]abi.Event, 0, 256), dst: make([]uint32, 1),
@@ -171,9 +170,7 @@ func AllocatesNothing(t *testing.T, make_ Make, config guest.Config) {
 	}
 	c.flush()
 	p, err := make_(Info(200, config))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	dst := make([]uint32, 1)
 	at := 0
 	allocs := testing.AllocsPerRun(1, func() {
