@@ -12,9 +12,7 @@ import (
 // cpus are those that the calling thread may run on.
 func cpus(t *testing.T) (list []int) {
 	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, unix.SchedGetaffinity(0, &set))
 	for cpu := range 1024 {
 		if set.IsSet(cpu) {
 			list = append(list, cpu)

@@ -32,9 +32,7 @@ func routed(t testing.TB, cfg DirectConfig) (*GPU, *DirectRoute, *gdstest.Double
 		if double != nil {
 			double.Rules("")
 		}
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, d.Close())
 		if g.Err() == nil {
 			if lost := g.DoFile(func(th *Thread) { err = c.Close(th) }); lost != nil || err != nil {
 				t.Error(lost, err)
@@ -157,9 +155,7 @@ func TestSlotsAreBoundedAndReused(t *testing.T) {
 		t.Errorf("%d slots are in use, %d bytes are taken", out, n)
 	}
 	b.Release()
-	if err := d.Trim(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, d.Trim())
 	if out, n := d.Slots(); out != 1 || n != 2<<20 {
 		t.Errorf("trimmed: %d slots are in use, %d bytes are taken", out, n)
 	}

@@ -95,9 +95,7 @@ func TestWithoutTheKernel(t *testing.T) {
 	if err != nil || g.Mode() != SingleCopy {
 		t.Fatalf("%v, mode %s", err, g.Mode())
 	}
-	if err := g.Close(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, g.Close())
 }
 
 func TestStickyErrorTakesTheGPUOut(t *testing.T) {
@@ -137,9 +135,7 @@ func TestPlainErrorIsOnlyTheCalls(t *testing.T) {
 	if !errors.As(err, &e) || e.Call != "cuMemcpyAsync" || e.Code != 1 || Sticky(err) || g.Err() != nil {
 		t.Errorf("%v, GPU %v", err, g.Err())
 	}
-	if err := move(g, Gather, flat, pages.Address, 4, 4096, nil); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, move(g, Gather, flat, pages.Address, 4, 4096, nil))
 }
 
 // A flag stops the kernel between two pieces: what comes after is not touched.
@@ -204,9 +200,7 @@ func TestPanicIsTheCallers(t *testing.T) {
 		}()
 		g.DoFile(func(*Thread) { panic("oops") })
 	}()
-	if err := g.DoFile(func(*Thread) {}); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, g.DoFile(func(*Thread) {}))
 	on(t, g, func(*Thread) error { return nil })
 }
 
@@ -226,9 +220,7 @@ func TestDoFromManyAndClose(t *testing.T) {
 			}
 		})
 	}
-	if err := g.Close(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, g.Close())
 	work.Wait()
 	if err := g.Do(func(*Thread) { t.Error("ran on a closed GPU") }); !errors.Is(err, ErrClosed) {
 		t.Error(err)

@@ -97,9 +97,7 @@ func TestCloseLeavesWhatHangs(t *testing.T) {
 	double.Forget()
 	again, err := g.driver.OpenGPU(g.UUID, Config{Threads: 2, Files: 2})
 	testenv.OK(t, err)
-	if err := again.Close(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, again.Close())
 }
 
 // TestPanicOfAnAbandonedCallIsLogged: nobody waits for the call any more, so the log is where its panic goes.

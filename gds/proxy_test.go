@@ -25,17 +25,13 @@ func TestProxyFailsWhatItIsTold(t *testing.T) {
 		Codec: true})
 	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, g.Close())
 	})
 	c := openCuFile(t, g, cufile.Path)
 	route, err := NewDirectRoute(g, c, DirectConfig{BufferBytes: 8 << 20, Handles: 0})
 	testenv.OK(t, err)
 	defer func() {
-		if err := route.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, route.Close())
 	}()
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
 	testenv.OK(t, err)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
@@ -137,13 +138,9 @@ func TestBelowLeadsNowhere(t *testing.T) {
 		f.Close()
 	}
 	// A rename over a link, and an unlinking of one, is of the link.
-	if err := fsys.Rename(dir+"/plain", dir+"/absolute"); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, fsys.Rename(dir+"/plain", dir+"/absolute"))
 	for _, n := range []string{"relative", "directory", "fifo", "socket", "hard", "loop", "parent"} {
-		if err := fsys.Remove(dir + "/" + n); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, fsys.Remove(dir+"/"+n))
 	}
 	if after := faultfs.SumTree(t, outside); after != before {
 		t.Errorf("outside changed:\n%s\nwas\n%s", after, before)

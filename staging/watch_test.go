@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
@@ -165,9 +166,7 @@ func TestWatchedTransfers(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, f.Close())
 		w.Close()
 	}
 }

@@ -51,3 +51,11 @@ func OK(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+// NoError fails the test at an error of what it looks at, and goes on.
+func NoError(t testing.TB, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
+	}
+}

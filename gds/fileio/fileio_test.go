@@ -122,9 +122,7 @@ func TestRoundTrip(t *testing.T) {
 		if _, err := f.Read(to.Address, -1, 0); !errors.Is(err, gds.ErrConfig) {
 			t.Errorf("a negative size: %v", err)
 		}
-		if err := errors.Join(f.Close(), fio.Close()); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, errors.Join(f.Close(), fio.Close()))
 	}
 }
 
@@ -163,9 +161,7 @@ func TestFaults(t *testing.T) {
 				!errors.Is(err, c.is) {
 				t.Errorf("%s, direct: %v", c.rules, err)
 			}
-			if err := errors.Join(f.Close(), fio.Close()); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, errors.Join(f.Close(), fio.Close()))
 		}
 	}
 }

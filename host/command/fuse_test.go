@@ -66,9 +66,7 @@ func TestRootOnFUSE(t *testing.T) {
 	f := &fuseRoot{T: t, rng: rng, under: t.TempDir(), dir: t.TempDir(), tally: testenv.NewTally(t, "fuse")}
 	f.mount()
 	t.Cleanup(func() {
-		if err := f.m.Unmount(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, f.m.Unmount())
 	})
 	dir := shortDir(t)
 	root := filepath.Join(f.dir, "kv")

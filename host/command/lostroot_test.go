@@ -74,9 +74,7 @@ func TestHungRoot(t *testing.T) {
 	m, err := fusefs.New(t.TempDir(), mounted)
 	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := m.Unmount(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, m.Unmount())
 	})
 	_, logged, stop := startHost(t, dir, "--root", filepath.Join(mounted, "kv")+"=64MiB", "--socket", "s", "--http-listen", anyPort,
 		"--store-io-timeout", "5s")

@@ -21,9 +21,7 @@ func Configuration(t testing.TB, roots ...config.Root) *config.Config {
 	dir, err := os.MkdirTemp("", "kvhost") // t.TempDir can be too long for a socket
 	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, os.RemoveAll(dir))
 	})
 	c := config.Default()
 	c.Socket, c.HTTP.Listen, c.Roots = filepath.Join(dir, "s"), "", roots

@@ -22,9 +22,7 @@ func newFS(t testing.TB, size int64) *FS {
 	f, err := New(size, nil)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, f.Close())
 	})
 	return f
 }
@@ -298,9 +296,7 @@ func TestGrowth(t *testing.T) {
 					t.Errorf("%d steps are still registered", len(p.held))
 				}
 			}
-			if err := errors.Join(file.Close(), f.Close()); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, errors.Join(file.Close(), f.Close()))
 		})
 	}
 }

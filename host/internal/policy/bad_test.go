@@ -151,9 +151,7 @@ func TestFaultyEvict(t *testing.T) {
 			if s := e.Stats(); s.Faults != 1 {
 				t.Errorf("%d faults counted", s.Faults)
 			}
-			if err := e.Close(); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, e.Close())
 		})
 	}
 }

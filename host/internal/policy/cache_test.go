@@ -42,9 +42,7 @@ func TestCacheKeepsModules(t *testing.T) {
 		m, err := openBytes(t, minimal(abi.RoleEvict).With(abi.ExportStep, "ii>I", unreachable).Bytes(), Options{Cache: openCache(t, dir)})
 		testenv.OK(t, err)
 		e := newEvict(t, m, 10)
-		if err := e.Event(abi.Event{}); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, e.Event(abi.Event{}))
 		if _, err := e.Victims(abi.Ask{MaxVictims: 1}, make([]uint32, 1)); !errors.Is(err, ErrFault) {
 			t.Error(err)
 		}

@@ -100,9 +100,7 @@ func TestLayoutAndPlaceComeBack(t *testing.T) {
 			_, _, err := p.Path(&abi.PlaceQuery{Namespace: ns, KeyLen: 16}, nil)
 			return err
 		}
-		if err := path(1); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, path(1))
 		if err := path(13); !errors.Is(err, ErrFault) {
 			t.Error(err)
 		}

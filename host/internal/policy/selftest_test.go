@@ -58,9 +58,7 @@ func TestSelfTestRefuses(t *testing.T) {
 
 // A role that wants settings is judged where it gets them.
 func TestSelfTestLeavesSettingsToTheRole(t *testing.T) {
-	if err := tried(t, minimal(abi.RoleEvict).With(abi.ExportInit, "i>i", wasmtest.I32(-1)), Options{}); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, tried(t, minimal(abi.RoleEvict).With(abi.ExportInit, "i>i", wasmtest.I32(-1)), Options{}))
 }
 
 // Counters of the self-test are discarded.

@@ -55,9 +55,7 @@ func TestSignatures(t *testing.T) {
 				defer m.Close(t.Context())
 			}
 			if c.says == nil {
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, err)
 				return
 			}
 			if !errors.Is(err, ErrSignature) || !errors.Is(err, ErrBadModule) {

@@ -89,9 +89,7 @@ func TestEvictStateGoesOn(t *testing.T) {
 			t.Errorf("saving a closed instance: got %v, want %v", err, ErrClosed)
 		}
 	}
-	if err := m.Quarantined(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, m.Quarantined())
 }
 
 func TestStateThatIsNotKept(t *testing.T) {

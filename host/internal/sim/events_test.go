@@ -35,7 +35,5 @@ func TestEventsKeepTheContract(t *testing.T) {
 	if res.Evictions == 0 || len(r.events) == 0 {
 		t.Fatalf("%d evictions and %d events: nothing to check", res.Evictions, len(r.events))
 	}
-	if err := policytest.CheckEvents(r.events); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, policytest.CheckEvents(r.events))
 }

@@ -37,9 +37,7 @@ func TestCloseBlamesNoPiece(t *testing.T) {
 	}
 	b.fs.Release()
 	b.fs.Set()
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, <-closed)
 	<-first
 	b.stillThere(4, 5, 6, 7)
 }

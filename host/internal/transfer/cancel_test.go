@@ -93,9 +93,7 @@ func TestCancelOfAStoreGivesTheBlocksBack(t *testing.T) {
 		t.Fatal(out)
 	}
 	for n, c := range loads {
-		if err := b.checkPages(n, c.Blocks); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, b.checkPages(n, c.Blocks))
 	}
 }
 

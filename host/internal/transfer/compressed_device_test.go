@@ -82,9 +82,7 @@ func TestCompressedPiecesAreEverybodys(t *testing.T) {
 							t.Fatal(out.Failed)
 						}
 						for c := range n {
-							if err := r.holds(c, ids[c], false); err != nil {
-								t.Error(err)
-							}
+							testenv.NoError(t, r.holds(c, ids[c], false))
 						}
 						continue
 					}
@@ -182,9 +180,7 @@ func codecFaultOn(t *testing.T, rules string, left, direct bool) {
 				t.Fatal(f.Err)
 			}
 		}
-		if err := r.holds(0, ids[0], len(out.Failed) > 0); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.holds(0, ids[0], len(out.Failed) > 0))
 	}
 	if left && stored && r.gpu.FitsCoder(1, 1) {
 		t.Error("the codec that fails each time is not left")
@@ -235,9 +231,7 @@ func TestCodecFindsDamage(t *testing.T) {
 					c.want != ErrDamaged && !errors.Is(out.Failed[0].Err, c.want) {
 					t.Errorf("the load ended with %+v", out.Failed)
 				}
-				if err := r.holds(0, ids[0], true); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, r.holds(0, ids[0], true))
 				if q := r.store.Stats().Roots[0].Quarantined; q != 1 {
 					t.Errorf("%d files in quarantine", q)
 				}
@@ -288,9 +282,7 @@ func TestCancelWhileTheGPUCodes(t *testing.T) {
 				Done: func(o Outcome) { done <- o }})
 		})
 	}
-	if err := r.holds(0, ids[0], true); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, r.holds(0, ids[0], true))
 	put := r.put(1, ids[0])
 	during("pack", func(done chan<- Outcome) *Handle {
 		return r.queue.Store(&StoreJob{Memory: r.memory, Chunks: []StoreChunk{put}, Read: func(Outcome) {},

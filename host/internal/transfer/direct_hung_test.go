@@ -38,9 +38,7 @@ func hang(t *testing.T, always bool) {
 		}
 	}
 	t.Cleanup(func() {
-		if err := limited.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, limited.Close())
 	})
 	r.route(RouteChoice{Direct: limited, Always: always})
 	ids := r.shuffled(1)
@@ -57,9 +55,7 @@ func hang(t *testing.T, always bool) {
 		t.Errorf("always %v: %v, %+v", always, out.Failed, r.stats())
 	}
 	settled()
-	if err := r.holds(0, ids[0], false); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, r.holds(0, ids[0], false))
 
 	r.route(RouteChoice{Direct: limited, Always: always})
 	last := r.put(1, from[1])
@@ -98,8 +94,6 @@ func TestDirectLoadsVerify(t *testing.T) {
 		t.Errorf("%d launches for checksums, want 3", n)
 	}
 	for n := range 3 {
-		if err := r.holds(n, ids[n], false); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.holds(n, ids[n], false))
 	}
 }

@@ -115,18 +115,12 @@ func newDeviceRigOf(
 		}
 		r.fs.Set()
 		for _, f := range []func() error{r.engine.Close, r.store.Close, r.direct.Close} {
-			if err := f(); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, f())
 		}
 		if r.gpu.Err() == nil {
-			if err := r.onFile(c.Close); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, r.onFile(c.Close))
 		}
-		if err := r.gpu.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.gpu.Close())
 		if r.double != nil {
 			r.double.Forget()
 		}

@@ -149,9 +149,7 @@ func TestDirectFaultsAreStaged(t *testing.T) {
 			}
 			r.double.Rules("")
 			for n := range 3 {
-				if err := r.holds(n, ids[n], false); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, r.holds(n, ids[n], false))
 			}
 			s := r.stats()
 			if c.name == "no slot" {
@@ -255,9 +253,7 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 			}
 		}
 		r.double.Rules("")
-		if err := r.holds(0, ids[0], false); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.holds(0, ids[0], false))
 		if s := r.stats(); s.Mismatched != lie+1 || s.Suspended != lie+1 || s.Route != "staged" || s.Loads != 0 ||
 			way.suspension != firstSuspension<<lie {
 			t.Errorf("%+v, left for %v", s, way.suspension)
@@ -285,9 +281,7 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, kv.ErrChecksum) {
 		t.Fatal(out)
 	}
-	if err := errors.Join(r.holds(0, ids[0], false), r.holds(1, ids[1], true)); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, errors.Join(r.holds(0, ids[0], false), r.holds(1, ids[1], true)))
 	if s := r.stats(); s.Mismatched != 0 || s.Suspended != 0 || s.Route != "direct" {
 		t.Errorf("a damaged file is blamed on the route: %+v", s)
 	}
@@ -385,9 +379,7 @@ func TestStagedWindows(t *testing.T) {
 		t.Fatal(out.Failed)
 	}
 	for c := range n {
-		if err := r.holds(c, ids[c], false); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.holds(c, ids[c], false))
 	}
 	if in := r.engine.Stats().SlotsInUse; in != 0 {
 		t.Errorf("%d slots are held", in)
@@ -401,9 +393,7 @@ func TestStagedWindows(t *testing.T) {
 		t.Fatal(out.Failed)
 	}
 	for c := range n {
-		if err := r.holds(c, ids[c], c == 2); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.holds(c, ids[c], c == 2))
 	}
 	last := r.put(5, ids[0])
 	r.fs.Set(faultfs.MustRules("write ** 4th: enospc")...)

@@ -89,13 +89,9 @@ func (b *bench) failsAlone(layers bool) error {
 		b.t.Fatalf("failed: %+v", out.Failed)
 	}
 	for _, n := range []int{0, 2} {
-		if err := b.checkPages(n, loads[n].Blocks); err != nil {
-			b.t.Error(err)
-		}
+		testenv.NoError(b.t, b.checkPages(n, loads[n].Blocks))
 	}
-	if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
-		b.t.Error(err)
-	}
+	testenv.NoError(b.t, b.checkRightSoFar(1, loads[1].Blocks))
 	again := b.lease(0, 1, 2)
 	defer again.Release()
 	if again.Hits() != 1 {
@@ -232,9 +228,7 @@ func TestBlockIdsAreCheckedBeforeAnythingMoves(t *testing.T) {
 			if len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrBlocks) {
 				t.Errorf("load: %+v", out)
 			}
-			if err := b.checkUntouched([]uint32{0, 1, 2, 3}); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, b.checkUntouched([]uint32{0, 1, 2, 3}))
 			c := b.put(1, []uint32{0, 1})
 			c.Blocks = ids
 			if _, out := b.storeAll(c); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrBlocks) {

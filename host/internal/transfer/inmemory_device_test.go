@@ -27,9 +27,7 @@ func newMemoryRigOf(
 	mem, err := memfs.New(128<<20, nil)
 	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := mem.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, mem.Close())
 	})
 	faulty := faultfs.New(mem)
 	r := newDeviceRigOf(t, dtype, geo, blocks, 16<<20, append(change, func(c *store.Config) {
@@ -39,9 +37,7 @@ func newMemoryRigOf(
 	mem.Start(nil, r.gpu.Pinner())
 	<-mem.Grown()
 	t.Cleanup(func() {
-		if err := mem.Unlock(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, mem.Unlock())
 	})
 	return r, mem
 }

@@ -30,9 +30,7 @@ func newMemoryBench(t testing.TB, geo kv.Geometry, blocks uint32, holes int, cha
 	mem, err := memfs.New(64<<20, nil)
 	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := mem.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, mem.Close())
 	})
 	mem.Start(nil)
 	if holes > 1 {
@@ -197,9 +195,7 @@ func TestMemoryUnderEviction(t *testing.T) {
 	if used := mem.Stats().Used; used > 4<<20+64<<10 {
 		t.Errorf("%d bytes in use in a root of 4 MiB", used)
 	}
-	if err := b.byMemory(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, b.byMemory())
 	for s, n := range loaded {
 		if n == 0 {
 			t.Errorf("goroutine %d loaded nothing", s)
@@ -221,9 +217,7 @@ func TestMemoryIsEmptyAfterRestart(t *testing.T) {
 	b.config.FS = mem
 	b.open()
 	t.Cleanup(func() {
-		if err := errors.Join(b.store.Close(), mem.Close()); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, errors.Join(b.store.Close(), mem.Close()))
 	})
 	l := b.lease(0, 1, 2)
 	if l.Hits() != 0 {

@@ -117,13 +117,9 @@ func TestLayersLandInOrder(t *testing.T) {
 					t.Fatalf("told of layers %v, want %v", told, order)
 				}
 				for n, c := range loads {
-					if err := b.checkPages(n, c.Blocks); err != nil {
-						t.Error(err)
-					}
+					testenv.NoError(t, b.checkPages(n, c.Blocks))
 				}
-				if err := b.checkBetween(); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, b.checkBetween())
 			})
 		}
 	}
@@ -242,18 +238,14 @@ func TestLayersKeepFewFiles(t *testing.T) {
 		t.Errorf("after the load %d pieces are open and %d were given back, want 0 and %d", n, may.gone, kept)
 	}
 	for n, c := range loads {
-		if err := b.checkPages(n, c.Blocks); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, b.checkPages(n, c.Blocks))
 	}
 }
 
 // openPieces counts the descriptors that this process has of pieces.
 func (b *bench) openPieces() (n int) {
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		b.t.Error(err)
-	}
+	testenv.NoError(b.t, err)
 	for _, e := range list {
 		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.HasPrefix(to, b.root) && strings.HasSuffix(to, ".kv") {
 			n++

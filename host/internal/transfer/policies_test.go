@@ -94,9 +94,7 @@ func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 						t.Fatal(out.Failed[0].Err)
 					}
 					for n, c := range loads {
-						if err := b.checkPages(n, c.Blocks); err != nil {
-							t.Error(err)
-						}
+						testenv.NoError(t, b.checkPages(n, c.Blocks))
 					}
 					lease.Release()
 				}

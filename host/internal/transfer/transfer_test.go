@@ -59,12 +59,8 @@ func newBench(t testing.TB, geo kv.Geometry, blocks uint32, change ...func(*stor
 	testenv.OK(t, err)
 	t.Cleanup(func() {
 		b.fs.Set()
-		if err := b.engine.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := b.store.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, b.engine.Close())
+		testenv.NoError(t, b.store.Close())
 	})
 	if b.queue, err = b.engine.Queue("host"); err != nil {
 		t.Fatal(err)
@@ -307,9 +303,7 @@ func TestRoundTrip(t *testing.T) {
 						loads = append(loads, transfer.LoadChunk{Index: n, Blocks: ids[n*per : (n+1)*per]})
 					}
 					b.loadRight(loads, layers)
-					if err := b.checkBetween(); err != nil {
-						t.Error(err)
-					}
+					testenv.NoError(t, b.checkBetween())
 				}
 				if strings.HasPrefix(kind, ", memory") {
 					if err := b.byMemory(); err != nil && (kind == ", memory" || b.engine.Stats().LoadErrors > 0) {
@@ -334,8 +328,6 @@ func (b *bench) loadRight(loads []transfer.LoadChunk, layers *transfer.Layers) {
 		b.t.Fatalf("loaded %d bytes of %d chunks, %+v failed; want all", out.Bytes, len(loads), out.Failed)
 	}
 	for n, c := range loads {
-		if err := b.checkPages(n, c.Blocks); err != nil {
-			b.t.Error(err)
-		}
+		testenv.NoError(b.t, b.checkPages(n, c.Blocks))
 	}
 }

@@ -51,9 +51,7 @@ func TestDamageIsNotServed(t *testing.T) {
 		t.Error("the damaged payload was served")
 	}
 	for _, n := range []int{1, 2} {
-		if err := b.checkUntouched(loads[n].Blocks); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, b.checkUntouched(loads[n].Blocks))
 	}
 	m := other.lease(0)
 	defer m.Release()

@@ -66,9 +66,7 @@ func TestWindowFaultsAreWorkedAround(t *testing.T) {
 			for n, rules := range []string{c.load, ""} {
 				ids, err := r.loadOne(n, rules)
 				testenv.OK(t, err)
-				if err := r.holds(n, ids, false); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, r.holds(n, ids, false))
 			}
 			if fits := r.gpu.FitsWindow(1, 1); fits != c.windows {
 				t.Errorf("windows are used: %t", fits)
@@ -95,9 +93,7 @@ func TestWindowFindsDamage(t *testing.T) {
 			if !errors.Is(err, kv.ErrChecksum) || errors.Is(err, ErrDevice) {
 				t.Errorf("the load ended with %v", err)
 			}
-			if err := r.holds(0, ids, true); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, r.holds(0, ids, true))
 			for plane := range r.geo.Planes {
 				for i, id := range ids {
 					if page := r.page(plane, id); strings.Count(page, "\xa5") != len(page) {

@@ -55,9 +55,7 @@ func TestCompilingDelaysNobody(t *testing.T) {
 	}()
 	working := func() int {
 		names, err := filepath.Glob(filepath.Join(dir, workPrefix+"*"))
-		if err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, err)
 		return len(names)
 	}
 	for working() == 0 {
@@ -66,9 +64,7 @@ func TestCompilingDelaysNobody(t *testing.T) {
 	for i, cache := range []*Cache{a, b} {
 		c, err := Compile(t.Context(), sourceOf(t, cache, 0x41, byte(i), 0x1a))
 		testenv.OK(t, err)
-		if err := c.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, c.Close(t.Context()))
 	}
 	select {
 	case err := <-ended:
@@ -124,9 +120,7 @@ func TestWorkDirectories(t *testing.T) {
 	}
 	code, err := Compile(t.Context(), sourceOf(t, &Cache{dir: "/proc"}, 0x41, 9, 0x1a))
 	testenv.OK(t, err)
-	if err := code.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, code.Close(t.Context()))
 }
 
 // A killed host leaves its directory, which a later one removes.

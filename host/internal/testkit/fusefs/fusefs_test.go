@@ -21,9 +21,7 @@ func mount(t *testing.T, rules string) *fusefs.Mount {
 	m, err := fusefs.New(t.TempDir(), t.TempDir())
 	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := m.Unmount(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, m.Unmount())
 		mounts, err := os.ReadFile("/proc/mounts")
 		if err != nil || strings.Contains(string(mounts), m.Dir) {
 			t.Errorf("%s is still mounted: %v", m.Dir, err)
