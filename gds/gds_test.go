@@ -226,24 +226,3 @@ func TestVRAMBuffer(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkBatch(b *testing.B) {
-	g, _ := open(b, Config{Threads: 1})
-	pages := buffer(b, g, 1<<20)
-	flat := slot(b, g, 1<<20, true)
-	b.ReportAllocs()
-	on(b, g, func(th *Thread) error {
-		for b.Loop() {
-			batch := th.Begin(Gather, flat, nil)
-			for i := range 16 {
-				if err := batch.Add(pages.Address+uint64(i<<16), i<<16, 1<<16); err != nil {
-					return err
-				}
-			}
-			if err := batch.Wait(); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}

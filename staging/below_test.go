@@ -201,43 +201,6 @@ func TestBelowFollowsItsDirectory(t *testing.T) {
 	again.Close()
 }
 
-// BenchmarkOpen opens a piece and closes it again, as a load does.
-func BenchmarkOpen(b *testing.B) {
-	dir := b.TempDir()
-	name := filepath.Join(dir, "0123456789abcdef0123456789abcdef/ab/c/0123456789abcdef0123456789abcdef_g0_r0.kv")
-	must(b, os.MkdirAll(filepath.Dir(name), 0o700))
-	must(b, os.WriteFile(name, make([]byte, 1<<16), 0o600))
-	for _, c := range []struct {
-		name string
-		fs   staging.FS
-	}{{"path", staging.OS()}, {"below", staging.Below(dir)}} {
-		b.Run(c.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				f, err := staging.OpenDirect(c.fs, name, os.O_RDONLY, 0)
-				must(b, err)
-				if _, err := f.Stat(); err != nil {
-					b.Fatal(err)
-				}
-				f.Close()
-			}
-		})
-		b.Run(c.name+"/stat", func(b *testing.B) {
-			for b.Loop() {
-				if _, err := c.fs.Stat(name); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-		b.Run(c.name+"/publish", func(b *testing.B) {
-			other := name + ".2"
-			for b.Loop() {
-				must(b, errors.Join(c.fs.RenameNoReplace(name, other), c.fs.RenameNoReplace(other, name)))
-			}
-		})
-	}
-}
-
 // withoutOpenat2 is set for the process that must do without it.
 const withoutOpenat2 = "KVHOST_TEST_WITHOUT_OPENAT2"
 

@@ -179,28 +179,6 @@ func FuzzDecodePlan(f *testing.F) {
 	})
 }
 
-func BenchmarkSpans(b *testing.B) {
-	g := Uniform(16, 32, 1, 65536)
-	var segments []Segment
-	for i := range g.Planes {
-		segments = append(segments, Segment{Plane: uint32(i), Blocks: 16, PageLen: 65536})
-	}
-	p, err := NewPlan(g, segments)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		n := 0
-		for c := p.Spans(0, len(p.Extents())); c.Next(); {
-			n++
-		}
-		if n != 512 {
-			b.Fatal(n)
-		}
-	}
-}
-
 // Gaps of less than 4 KiB each must not make a small piece a large file.
 func TestGapsAreBounded(t *testing.T) {
 	for _, c := range []struct {
