@@ -369,9 +369,7 @@ func TestCodecTimeIsBeyondAPlainWay(t *testing.T) {
 		plain.Observe(16<<10, time.Hour) // so that all of the codec's time is less
 	}
 	chunks := []StoreChunk{r.put(1, r.shuffled(1)[0])}
-	if _, out := r.storeAll(chunks...); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(chunks...)
 	if _, err := r.loadOne(1, ""); err != nil {
 		t.Fatal(err)
 	}

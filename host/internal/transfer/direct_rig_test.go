@@ -226,6 +226,14 @@ func (r *deviceRig) storeAll(chunks ...StoreChunk) (read, published Outcome) {
 	return r.storeFrom(r.queue, r.memory, chunks...)
 }
 
+// mustStore is storeAll where no chunk may fail.
+func (r *deviceRig) mustStore(chunks ...StoreChunk) {
+	r.t.Helper()
+	if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
+		r.t.Fatalf("stored %d chunks: %+v, %+v; want no failure", len(chunks), read.Failed, out.Failed)
+	}
+}
+
 // storeFrom is storeAll from any memory.
 func (r *deviceRig) storeFrom(q *Queue, m Memory, chunks ...StoreChunk) (read, published Outcome) {
 	var wg sync.WaitGroup
@@ -256,6 +264,14 @@ func (r *deviceRig) shuffled(n int) [][]uint32 {
 func (r *deviceRig) load(chunks []int, ids [][]uint32) Outcome {
 	r.t.Helper()
 	return r.loadTo(r.queue, r.memory, chunks, ids, nil)
+}
+
+// mustLoad is load where no chunk may fail.
+func (r *deviceRig) mustLoad(chunks []int, ids [][]uint32) {
+	r.t.Helper()
+	if out := r.load(chunks, ids); len(out.Failed) > 0 {
+		r.t.Fatalf("loaded chunks %v: %+v, want no failure", chunks, out.Failed)
+	}
 }
 
 // loadTo is load to any memory, whole or by layers.

@@ -60,16 +60,12 @@ func TestShapesTakeTheirRoute(t *testing.T) {
 				if compresses != (c.compressed && name != "tiny pages") {
 					t.Errorf("pieces are compressed: %t", compresses)
 				}
-				if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
-					t.Fatal(read, out)
-				}
+				r.mustStore(chunks...)
 				back := func(what string) {
 					t.Helper()
 					r.poison()
 					ids := r.shuffled(n)
-					if out := r.load([]int{0, 1, 2, 3, 4}, ids); len(out.Failed) > 0 {
-						t.Fatal(what, out.Failed)
-					}
+					r.mustLoad([]int{0, 1, 2, 3, 4}, ids)
 					for i := range n {
 						if err := r.holds(i, ids[i], false); err != nil {
 							t.Error(what, err)
@@ -98,9 +94,7 @@ func TestShapesTakeTheirRoute(t *testing.T) {
 					return
 				}
 				for range 2 { // the second finds the file registered, whatever the order of the others was
-					if out := r.load([]int{0}, r.shuffled(1)); len(out.Failed) > 0 {
-						t.Fatal(out.Failed)
-					}
+					r.mustLoad([]int{0}, r.shuffled(1))
 				}
 				if s := r.stats(); s.Stores != n || s.Loads != n+2 || s.Route != "direct" || s.SlotsInUse != 0 || s.Handles.Hits == 0 {
 					t.Errorf("after %d stores and %d loads the route has %+v", n, n+2, s)
@@ -134,9 +128,7 @@ func TestDirectFaultsAreStaged(t *testing.T) {
 			from := r.shuffled(3)
 			chunks := []StoreChunk{r.put(0, from[0]), r.put(1, from[1]), r.put(2, from[2])}
 			r.double.Rules(c.store)
-			if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
-				t.Fatal(read, out)
-			}
+			r.mustStore(chunks...)
 			r.double.Rules(c.load)
 			r.direct.Handles.Close() // so that the files are registered again
 			r.direct.Handles = gds.NewHandles(r.gpu, r.direct.CuFile(), 4)
@@ -144,9 +136,7 @@ func TestDirectFaultsAreStaged(t *testing.T) {
 			r.double.Rules("")
 			r.poison()
 			r.double.Rules(c.load)
-			if out := r.load([]int{0, 1, 2}, ids); len(out.Failed) > 0 {
-				t.Fatal(out.Failed)
-			}
+			r.mustLoad([]int{0, 1, 2}, ids)
 			r.double.Rules("")
 			for n := range 3 {
 				testenv.NoError(t, r.holds(n, ids[n], false))
@@ -186,17 +176,13 @@ func TestRouteIsSuspendedAndResumed(t *testing.T) {
 	now := time.Unix(1000, 0)
 	way.now = func() time.Time { return now }
 	ids := r.shuffled(1)
-	if _, out := r.storeAll(r.put(0, ids[0])); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(r.put(0, ids[0]))
 	load := func(rules string) {
 		t.Helper()
 		r.double.Rules("")
 		r.poison()
 		r.double.Rules(rules)
-		if out := r.load([]int{0}, ids); len(out.Failed) > 0 {
-			t.Fatal(out.Failed)
-		}
+		r.mustLoad([]int{0}, ids)
 		r.double.Rules("")
 		testenv.OK(t, r.holds(0, ids[0], false))
 	}
@@ -240,17 +226,13 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 	now := time.Unix(1000, 0)
 	way.now = func() time.Time { return now }
 	from := r.shuffled(2)
-	if _, out := r.storeAll(r.put(0, from[0]), r.put(1, from[1])); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(r.put(0, from[0]), r.put(1, from[1]))
 	ids := r.shuffled(2)
 	for lie := range int64(4) { // a probe that lies is a probe that failed, so the next is twice as far
 		r.poison()
 		r.double.Rules("cuFileRead:flip=500000")
 		for range 2 { // the second is staged
-			if out := r.load([]int{0}, ids[:1]); len(out.Failed) > 0 {
-				t.Fatal(out.Failed)
-			}
+			r.mustLoad([]int{0}, ids[:1])
 		}
 		r.double.Rules("")
 		testenv.NoError(t, r.holds(0, ids[0], false))
@@ -343,9 +325,7 @@ func TestLostGPUOnTheDirectRoute(t *testing.T) {
 	r := newDeviceRig(t, kv.Uniform(2, 2, 1, 4096), 16, 8<<20)
 	r.route(RouteChoice{})
 	from := r.shuffled(2)
-	if _, out := r.storeAll(r.put(0, from[0])); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(r.put(0, from[0]))
 	last := r.put(1, from[1])
 	r.double.Rules("sums:code=719")
 	if out := r.load([]int{0}, from); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrDevice) {
@@ -370,14 +350,10 @@ func TestStagedWindows(t *testing.T) {
 	for c, ids := range r.shuffled(n) {
 		chunks = append(chunks, r.put(c, ids))
 	}
-	if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
-		t.Fatal(read, out)
-	}
+	r.mustStore(chunks...)
 	r.poison()
 	ids := r.shuffled(n)
-	if out := r.load([]int{0, 1, 2, 3}, ids); len(out.Failed) > 0 {
-		t.Fatal(out.Failed)
-	}
+	r.mustLoad([]int{0, 1, 2, 3}, ids)
 	for c := range n {
 		testenv.NoError(t, r.holds(c, ids[c], false))
 	}
