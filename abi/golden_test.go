@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"unsafe"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files anew")
@@ -29,15 +31,11 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := "testdata/" + name
 	if *rewrite {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.WriteFile(path, []byte(got), 0o644))
 		return
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if got != string(want) {
 		t.Errorf("%s differs; a layout that was published never changes, it only grows at its end. Got:\n%s", path, got)
 	}
@@ -151,9 +149,7 @@ func TestPack(t *testing.T) {
 // SPEC.md is the text that guests in other languages are written from: it must hold every name and layout.
 func TestSpecIsComplete(t *testing.T) {
 	spec, err := os.ReadFile("SPEC.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	for _, name := range []string{
 		ExportMarker, ExportMemory, ExportInitialize, ExportBuffer, ExportInit, ExportNamespace, ExportEvents, ExportStep, ExportAdmit,
 		ExportPlace, ExportLayout, ExportSave, ExportLoad, ImportModule, ImportLogEnabled, ImportLog, ImportFail,

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 const goodManifest = `{
@@ -14,9 +16,7 @@ const goodManifest = `{
 
 func TestParseManifest(t *testing.T) {
 	m, err := ParseManifest([]byte(goodManifest))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if m.Name != "lru" || len(m.Roles) != 2 || m.Fuel.Record != 64 || m.Config["window"].Default != "10" || m.MemoryPages != 64 || m.VictimsAhead != 64 {
 		t.Errorf("the manifest parses as %+v", m)
 	}
@@ -82,9 +82,7 @@ func FuzzParseManifest(f *testing.F) {
 			t.Fatalf("parsed, but %v", err)
 		}
 		again, err := json.Marshal(m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		n, err := ParseManifest(again)
 		if err != nil {
 			t.Fatalf("parsing the marshalled manifest %s: %v", again, err)

@@ -35,12 +35,8 @@ var sdks = []sdk{
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	testenv.OK(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 func buildC(t *testing.T, text, out string) *exec.Cmd {
@@ -53,9 +49,7 @@ func buildC(t *testing.T, text, out string) *exec.Cmd {
 func buildRust(t *testing.T, text, out string) *exec.Cmd {
 	dir := t.TempDir()
 	kit, err := filepath.Abs("rust")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	write(t, filepath.Join(dir, "src", "lib.rs"), text)
 	write(t, filepath.Join(dir, "Cargo.toml"), fmt.Sprintf("[package]\nname = \"golden\"\nversion = \"0.0.0\"\nedition = \"2018\"\n"+
 		"[lib]\ncrate-type = [\"cdylib\"]\n[dependencies]\nkvhost = { path = %q }\n[profile.release]\npanic = \"abort\"\n", kit))
@@ -183,9 +177,7 @@ func TestKitsReadAndWriteTheGoldenBytes(t *testing.T) {
 				t.Fatalf("building with the kit: %v\n%s", err, msg)
 			}
 			module, err := os.ReadFile(out)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			judgeRecords(t, module)
 		})
 	}
@@ -196,9 +188,7 @@ func judgeRecords(t *testing.T, module []byte) {
 	runtime := wazero.NewRuntime(ctx)
 	defer runtime.Close(ctx)
 	m, err := runtime.Instantiate(ctx, module)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	call := func(name string, args ...uint64) uint32 {
 		r, err := m.ExportedFunction(name).Call(ctx, args...)
 		if err != nil {

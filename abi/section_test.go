@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"slices"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func TestCustomSection(t *testing.T) {
@@ -16,9 +18,7 @@ func TestCustomSection(t *testing.T) {
 		t.Errorf("z: %v, %v", ok, err)
 	}
 	out, err := WithCustomSection(module, "x", []byte("new"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if want := slices.Concat(wasmHeader, typeSection, []byte{0, 3, 1, 'y', '2'}, []byte{0, 5, 1, 'x', 'n', 'e', 'w'}); !bytes.Equal(out, want) {
 		t.Errorf("the module with the section replaced is %q, want %q", out, want)
 	}

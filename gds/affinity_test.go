@@ -5,14 +5,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // cpus are those that the calling thread may run on.
 func cpus(t *testing.T) (list []int) {
 	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, unix.SchedGetaffinity(0, &set))
 	for cpu := range 1024 {
 		if set.IsSet(cpu) {
 			list = append(list, cpu)
@@ -33,18 +33,14 @@ func TestThreadsStayNearTheirGPU(t *testing.T) {
 		{last, last}, {nil, all}, {append([]int{1000}, last...), last}, {[]int{1000}, all}, {all, all},
 	} {
 		g, err := driver.OpenGPU(first.UUID, Config{Threads: 2, Files: 2, CPUs: c.near})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		check := func(*Thread) error {
 			if got := cpus(t); !slices.Equal(got, c.want) {
 				t.Errorf("near %v: on %v, want %v", c.near, got, c.want)
 			}
 			return nil
 		}
-		if err := g.Control(check); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, g.Control(check))
 		for range 4 { // each thread gets its turn
 			on(t, g, func(*Thread) error {
 				if got := cpus(t); !slices.Equal(got, all) {
@@ -56,8 +52,6 @@ func TestThreadsStayNearTheirGPU(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := g.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, g.Close())
 	}
 }

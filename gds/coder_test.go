@@ -11,6 +11,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/gdstest"
 )
 
@@ -360,9 +361,7 @@ func TestWithoutCoders(t *testing.T) {
 		if other.FitsCoder(1, 1) || other.FitsWindow(1, 1) != windows {
 			t.Error("coders that fail again and again are offered")
 		}
-		if err := other.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, other.Close())
 	}
 	c := Config{Threads: 2, Window: 1 << 20}
 	if without := c.DeviceBytes(); without != 2<<20 {

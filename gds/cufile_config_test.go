@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func TestPrivateConfigKeepsTheMachines(t *testing.T) {
@@ -22,9 +24,7 @@ func TestPrivateConfigKeepsTheMachines(t *testing.T) {
     "fs": { "lustre": { "mount_table": { "http://a\"//b": 1 } } }
 }`)
 	text, err := privateConfig(base, "/log")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	var got struct {
 		Logging    struct{ Level, Dir string }
 		Properties struct {
@@ -37,9 +37,7 @@ func TestPrivateConfigKeepsTheMachines(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal(text, &got); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, json.Unmarshal(text, &got))
 	if got.Logging.Level != "ERROR" || got.Logging.Dir != "/log" || !got.Properties.Compat ||
 		len(got.Properties.Addrs) != 1 ||
 		got.FS.Lustre.Mounts[`http://a"//b`] != 1 {
@@ -53,9 +51,7 @@ func TestPrivateConfigKeepsTheMachines(t *testing.T) {
 func TestConfigureWithAndWithoutParameters(t *testing.T) {
 	g, double := doubled(t, Config{Threads: 1})
 	c, err := LoadCuFile(g.driver.lib.name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	dir := t.TempDir()
 	if err := c.Configure(dir); err != nil || double.Calls("cuFileSetParameterString") != 1 ||
 		double.Calls("cuFileSetParameterBool") != 1 {
@@ -63,13 +59,9 @@ func TestConfigureWithAndWithoutParameters(t *testing.T) {
 	}
 	c.fn.setString, c.fn.setBool = function{}, function{} // as an old library
 	base := filepath.Join(dir, "base.json")
-	if err := os.WriteFile(base, []byte(`{"fs": {"generic": {}}}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(base, []byte(`{"fs": {"generic": {}}}`), 0o600))
 	t.Setenv(cuFileConfigEnv, base)
-	if err := c.Configure(dir); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.Configure(dir))
 	text, err := os.ReadFile(os.Getenv(cuFileConfigEnv))
 	var tree map[string]map[string]any
 	if err != nil || json.Unmarshal(text, &tree) != nil || tree["logging"]["dir"] != dir ||

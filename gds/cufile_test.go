@@ -5,14 +5,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func openCuFile(t *testing.T, g *GPU, path ...string) *CuFile {
 	t.Helper()
 	c, err := LoadCuFile(path...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	on(t, g, c.Open)
 	t.Cleanup(func() {
 		if g.Err() == nil {
@@ -63,9 +63,7 @@ func TestCuFileDriverFails(t *testing.T) {
 func TestStatsNameTheRoute(t *testing.T) {
 	g, _ := open(t, Config{Threads: 1})
 	c := cuFileOf(t, g)
-	if err := c.StartStats(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, c.StartStats())
 	if r, err := c.Stats(); err != nil {
 		t.Errorf("statistics: got %+v, %v", r, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/gdstest"
 )
 
@@ -22,26 +23,16 @@ func routed(t testing.TB, cfg DirectConfig) (*GPU, *DirectRoute, *gdstest.Double
 		names = []string{double.Path}
 	}
 	c, err := LoadCuFile(names...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := g.DoFile(func(th *Thread) { err = c.Open(th) }); err != nil {
-		t.Fatal(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
+	testenv.OK(t, g.DoFile(func(th *Thread) { err = c.Open(th) }))
+	testenv.OK(t, err)
 	d, err := NewDirectRoute(g, c, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		if double != nil {
 			double.Rules("")
 		}
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, d.Close())
 		if g.Err() == nil {
 			if lost := g.DoFile(func(th *Thread) { err = c.Close(th) }); lost != nil || err != nil {
 				t.Error(lost, err)
@@ -54,9 +45,7 @@ func routed(t testing.TB, cfg DirectConfig) (*GPU, *DirectRoute, *gdstest.Double
 func openFile(t testing.TB, name string, flag int) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(name, flag|syscall.O_DIRECT, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -64,21 +53,15 @@ func openFile(t testing.TB, name string, flag int) *os.File {
 func acquire(t testing.TB, d *DirectRoute, bytes int64) *DirectSlot {
 	t.Helper()
 	s, err := d.Acquire(bytes, 4096, 4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return s
 }
 
 func TestDirectRoundTrip(t *testing.T) {
 	g, d, _ := routed(t, DirectConfig{BufferBytes: 16 << 20, Handles: 4})
-	if err := d.CuFile().StartStats(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, d.CuFile().StartStats())
 	before, err := d.CuFile().Stats()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	const size = 5 << 20
 	name := filepath.Join(t.TempDir(), "f")
 	out, in := acquire(t, d, size), acquire(t, d, size)
@@ -91,9 +74,7 @@ func TestDirectRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := openFile(t, name, os.O_RDONLY)
-	if err := in.Read(int(r.Fd()), size); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, in.Read(int(r.Fd()), size))
 	on(t, g, func(th *Thread) error { return th.Read(got, in.Address) })
 	if !bytes.Equal(got, want) || !bytes.Equal(in.Head, want[:4096]) {
 		t.Error("bytes differ")
@@ -136,9 +117,7 @@ func TestDirectFaults(t *testing.T) {
 			s := acquire(t, d, 64<<10)
 			defer s.Release()
 			f := openFile(t, name, os.O_CREATE|os.O_RDWR)
-			if err := f.Truncate(64 << 10); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, f.Truncate(64<<10))
 			double.Rules(c.rules)
 			err := s.Read(int(f.Fd()), 64<<10)
 			if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
@@ -168,9 +147,7 @@ func TestSlotsAreBoundedAndReused(t *testing.T) {
 	}
 	a.Release()
 	big, err := d.Acquire(2<<20, 64<<10, 1000) // in the place of what is free
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if len(big.Head) != 64<<10 || len(big.Extents) != 1000 || len(big.Sums) != 1000 || big.Bytes != 2<<20 {
 		t.Errorf("largest slot: got %d bytes of head, %d extents, %d sums, %d bytes", len(big.Head), len(big.Extents), len(big.Sums), big.Bytes)
 	}
@@ -178,9 +155,7 @@ func TestSlotsAreBoundedAndReused(t *testing.T) {
 		t.Errorf("%d slots are in use, %d bytes are taken", out, n)
 	}
 	b.Release()
-	if err := d.Trim(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, d.Trim())
 	if out, n := d.Slots(); out != 1 || n != 2<<20 {
 		t.Errorf("trimmed: %d slots are in use, %d bytes are taken", out, n)
 	}
@@ -222,9 +197,7 @@ func TestHandlesAreSafe(t *testing.T) {
 	var files []*os.File
 	for _, n := range []string{"a", "b", "c", "d"} {
 		f := openFile(t, filepath.Join(dir, n), os.O_CREATE|os.O_RDWR)
-		if err := f.Truncate(4096); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, f.Truncate(4096))
 		files = append(files, f)
 	}
 	a := use(files[0], false)
@@ -240,9 +213,7 @@ func TestHandlesAreSafe(t *testing.T) {
 		release(again)
 	}
 	// Another name, another descriptor, closed at once: the same file.
-	if err := os.Rename(filepath.Join(dir, "a"), filepath.Join(dir, "z")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Rename(filepath.Join(dir, "a"), filepath.Join(dir, "z")))
 	other := openFile(t, filepath.Join(dir, "z"), os.O_RDONLY)
 	if h := use(other, false); h != a {
 		t.Error("a renamed file was registered again")
@@ -266,12 +237,8 @@ func TestHandlesAreSafe(t *testing.T) {
 	release(w)
 	// Unlinked while in use: usable until released, not found any more, then closed.
 	var st syscall.Stat_t
-	if err := syscall.Fstat(int(files[0].Fd()), &st); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(dir, "z")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, syscall.Fstat(int(files[0].Fd()), &st))
+	testenv.OK(t, os.Remove(filepath.Join(dir, "z")))
 	c.Forget(st.Dev, st.Ino)
 	if c.files[fileID{st.Dev, st.Ino}] != nil {
 		t.Error("an unlinked file is still found")
@@ -287,9 +254,7 @@ func TestHandlesAreSafe(t *testing.T) {
 	release(a)
 	files[0].Close()
 	for _, n := range []int{2, 3} {
-		if err := syscall.Fstat(int(files[n].Fd()), &st); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, syscall.Fstat(int(files[n].Fd()), &st))
 		c.Forget(st.Dev, st.Ino)
 		c.Forget(st.Dev, st.Ino)
 	}
@@ -306,9 +271,7 @@ func TestHandlesAreSafe(t *testing.T) {
 	}
 	// Unlinked before: used once, not kept.
 	gone := openFile(t, filepath.Join(dir, "gone"), os.O_CREATE|os.O_RDWR)
-	if err := os.Remove(gone.Name()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Remove(gone.Name()))
 	release(use(gone, false))
 	if c.Stats().Open != s.Open {
 		t.Error("an unlinked file is kept")

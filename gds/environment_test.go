@@ -7,6 +7,8 @@ import (
 
 	"github.com/ebitengine/purego"
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // TestSetDefault asks C for the variable, as a driver does.
@@ -14,13 +16,9 @@ func TestSetDefault(t *testing.T) {
 	const name = "KVHOST_TEST_SET_DEFAULT"
 	t.Cleanup(func() { os.Unsetenv(name) })
 	getenv, err := purego.Dlsym(purego.RTLD_DEFAULT, "getenv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	for _, value := range []string{"32", "8"} { // the second finds it set
-		if err := setDefault(name, value); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, setDefault(name, value))
 		key := append([]byte(name), 0)
 		at, _, _ := purego.SyscallN(getenv, uintptr(unsafe.Pointer(&key[0])))
 		if at == 0 {

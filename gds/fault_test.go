@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/gdstest"
 )
 
@@ -94,9 +95,7 @@ func TestWithoutTheKernel(t *testing.T) {
 	if err != nil || g.Mode() != SingleCopy {
 		t.Fatalf("%v, mode %s", err, g.Mode())
 	}
-	if err := g.Close(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, g.Close())
 }
 
 func TestStickyErrorTakesTheGPUOut(t *testing.T) {
@@ -136,9 +135,7 @@ func TestPlainErrorIsOnlyTheCalls(t *testing.T) {
 	if !errors.As(err, &e) || e.Call != "cuMemcpyAsync" || e.Code != 1 || Sticky(err) || g.Err() != nil {
 		t.Errorf("%v, GPU %v", err, g.Err())
 	}
-	if err := move(g, Gather, flat, pages.Address, 4, 4096, nil); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, move(g, Gather, flat, pages.Address, 4, 4096, nil))
 }
 
 // A flag stops the kernel between two pieces: what comes after is not touched.
@@ -203,9 +200,7 @@ func TestPanicIsTheCallers(t *testing.T) {
 		}()
 		g.DoFile(func(*Thread) { panic("oops") })
 	}()
-	if err := g.DoFile(func(*Thread) {}); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, g.DoFile(func(*Thread) {}))
 	on(t, g, func(*Thread) error { return nil })
 }
 
@@ -225,9 +220,7 @@ func TestDoFromManyAndClose(t *testing.T) {
 			}
 		})
 	}
-	if err := g.Close(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, g.Close())
 	work.Wait()
 	if err := g.Do(func(*Thread) { t.Error("ran on a closed GPU") }); !errors.Is(err, ErrClosed) {
 		t.Error(err)
@@ -256,9 +249,7 @@ func TestStickyErrorInsideCuFile(t *testing.T) {
 			g, d, double := routed(t, DirectConfig{BufferBytes: 4 << 20})
 			f := openFile(t, filepath.Join(t.TempDir(), "f"), os.O_CREATE|os.O_RDWR)
 			s := acquire(t, d, 8192)
-			if err := s.Write(int(f.Fd()), 0, 8192); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, s.Write(int(f.Fd()), 0, 8192))
 			double.Rules(c.rules)
 			err := s.Read(int(f.Fd()), 8192)
 			double.Rules("")
@@ -280,13 +271,9 @@ func TestHandlesOfALostGPU(t *testing.T) {
 	var ids []fileID
 	for i := range 3 {
 		f := openFile(t, filepath.Join(t.TempDir(), strconv.Itoa(i)), os.O_CREATE|os.O_RDWR)
-		if err := s.Write(int(f.Fd()), 0, 8192); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, s.Write(int(f.Fd()), 0, 8192))
 		var st unix.Stat_t
-		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, unix.Fstat(int(f.Fd()), &st))
 		ids = append(ids, fileID{uint64(st.Dev), st.Ino})
 	}
 	s.Release()

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // TestHungOperationsAreGivenUp: cuFile does not return. Who asked goes on, other threads take the places of those
@@ -21,9 +23,7 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "f")
 	f := openFile(t, name, os.O_CREATE|os.O_RDWR)
 	s := acquire(t, d, 1<<20)
-	if err := s.Write(int(f.Fd()), 0, s.Bytes); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, s.Write(int(f.Fd()), 0, s.Bytes))
 	s.Release()
 	double.Rules("cuFileRead:hang")
 	d.cfg.Limit = time.Millisecond
@@ -96,12 +96,8 @@ func TestCloseLeavesWhatHangs(t *testing.T) {
 	<-hung.Ended()
 	double.Forget()
 	again, err := g.driver.OpenGPU(g.UUID, Config{Threads: 2, Files: 2})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := again.Close(); err != nil {
-		t.Error(err)
-	}
+	testenv.OK(t, err)
+	testenv.NoError(t, again.Close())
 }
 
 // TestPanicOfAnAbandonedCallIsLogged: nobody waits for the call any more, so the log is where its panic goes.

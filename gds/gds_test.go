@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/gdstest"
 )
 
@@ -22,17 +23,11 @@ func open(t testing.TB, cfg Config) (*GPU, *gdstest.Double) {
 		names = []string{double.Path}
 	}
 	d, err := Open(nil, names...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	devices, err := d.Devices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	g, err := d.OpenGPU(devices[0].UUID, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		if double != nil {
 			double.Rules("")
@@ -62,13 +57,9 @@ func doubled(t testing.TB, cfg Config) (*GPU, *gdstest.Double) {
 func slot(t testing.TB, g *GPU, size int, register bool) []byte {
 	t.Helper()
 	mem, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if register {
-		if err := g.Pinner().Register(mem); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, g.Pinner().Register(mem))
 	}
 	t.Cleanup(func() {
 		if register {
@@ -84,9 +75,7 @@ func slot(t testing.TB, g *GPU, size int, register bool) []byte {
 func buffer(t testing.TB, g *GPU, size int64) *Buffer {
 	t.Helper()
 	b, err := g.Alloc(size)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		if g.Err() == nil {
 			if err := b.Free(); err != nil {
@@ -103,9 +92,7 @@ func on(t testing.TB, g *GPU, fn func(*Thread) error) {
 	if e := g.Do(func(th *Thread) { err = fn(th) }); e != nil {
 		t.Fatal(e)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 }
 
 func random(n int) []byte {
@@ -238,25 +225,4 @@ func TestVRAMBuffer(t *testing.T) {
 			t.Fatalf("page %d differs", i)
 		}
 	}
-}
-
-func BenchmarkBatch(b *testing.B) {
-	g, _ := open(b, Config{Threads: 1})
-	pages := buffer(b, g, 1<<20)
-	flat := slot(b, g, 1<<20, true)
-	b.ReportAllocs()
-	on(b, g, func(th *Thread) error {
-		for b.Loop() {
-			batch := th.Begin(Gather, flat, nil)
-			for i := range 16 {
-				if err := batch.Add(pages.Address+uint64(i<<16), i<<16, 1<<16); err != nil {
-					return err
-				}
-			}
-			if err := batch.Wait(); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }

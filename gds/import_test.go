@@ -4,14 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func handleOf(t testing.TB, b *Buffer) []byte {
 	t.Helper()
 	h, err := b.IPCHandle()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return h
 }
 
@@ -24,9 +24,7 @@ func TestImportIPC(t *testing.T) {
 	on(t, g, func(th *Thread) error { return th.Write(pages.Address, want) })
 	double.Rules("") // counts from here
 	a, err := g.ImportIPC(handleOf(t, pages))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	b, err := g.ImportIPC(handleOf(t, pages))
 	if err != nil || a != b || a.Size != 3<<20 || a.Base == pages.Address {
 		t.Fatalf("imports of one handle: got %+v, %+v, %v, want the same", a, b, err)
@@ -40,9 +38,7 @@ func TestImportIPC(t *testing.T) {
 		t.Error("the import holds other bytes")
 	}
 	for i, m := range []*Import{a, b} {
-		if err := m.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, m.Close())
 		if n := double.Calls("cuIpcCloseMemHandle"); n != i {
 			t.Errorf("after %d closes the handle was closed %d times", i+1, n)
 		}
@@ -77,8 +73,6 @@ func TestImportIPCRefusals(t *testing.T) {
 	}
 	double.Rules("")
 	m, err := g.ImportIPC(good)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	m.Close()
 }

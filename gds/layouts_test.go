@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 	"unsafe"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // headerLayouts are what a program compiled against the headers printed, by the first version of cuFile that it is of.
@@ -15,9 +17,7 @@ var headerLayouts = map[int]string{1150: "layout/testdata/layout.txt", 1190: "la
 func headerLayout(t *testing.T, version int) map[string]uintptr {
 	t.Helper()
 	f, err := os.Open(headerLayouts[version])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer f.Close()
 	header := map[string]uintptr{}
 	for s := bufio.NewScanner(f); s.Scan(); {

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/gdstest"
 )
 
@@ -17,44 +18,28 @@ import (
 func TestProxyFailsWhatItIsTold(t *testing.T) {
 	cuda, cufile := gdstest.Proxies(t)
 	d, err := Open(nil, cuda.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	devices, err := d.Devices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	g, err := d.OpenGPU(devices[0].UUID, Config{Threads: 1, Files: 1, Copy: SingleCopy, Window: 1 << 20,
 		Codec: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, g.Close())
 	})
 	c := openCuFile(t, g, cufile.Path)
 	route, err := NewDirectRoute(g, c, DirectConfig{BufferBytes: 8 << 20, Handles: 0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer func() {
-		if err := route.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, route.Close())
 	}()
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer f.Close()
 	const size = 2 << 20
 	want := random(size)
 	s, err := route.Acquire(size, 4096, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer s.Release()
 	file := func(code int32) func(error) bool {
 		return func(err error) bool {
@@ -78,12 +63,8 @@ func TestProxyFailsWhatItIsTold(t *testing.T) {
 		{"cuFileRead:flip=5000", fine, fine, false},
 		{"cuFileRead:from=2:code=5030,cuFileRead:delay=1", fine, fine, true},
 	} {
-		if err := f.Truncate(0); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Truncate(size); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, f.Truncate(0))
+		testenv.OK(t, f.Truncate(size))
 		on(t, g, func(th *Thread) error { return th.Write(s.Address, want) })
 		cufile.Rules(test.rules)
 		if err := s.Write(int(f.Fd()), 0, size); !test.write(err) {

@@ -56,23 +56,3 @@ func TestSumsAreTheProcessors(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-// BenchmarkSums tells a rate on a real GPU only.
-func BenchmarkSums(b *testing.B) {
-	g, double := open(b, Config{Threads: 1})
-	const size = 32 << 20
-	dev := buffer(b, g, size)
-	mem := slot(b, g, 1<<20, true)
-	extents := unsafe.Slice((*Extent)(unsafe.Pointer(&mem[0])), size/MaxExtent)
-	sums := unsafe.Slice((*uint64)(unsafe.Pointer(&mem[512<<10])), size/MaxExtent)
-	for i := range extents {
-		extents[i] = Extent{Offset: uint64(i) * MaxExtent, Len: MaxExtent}
-	}
-	if double == nil {
-		b.SetBytes(size)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		on(b, g, func(th *Thread) error { return th.Sum(dev.Address, extents, sums) })
-	}
-}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
 	"github.com/kvhost/kvhost/host/kv"
@@ -14,9 +15,7 @@ func TestIdleExit(t *testing.T) {
 	c := configuration(t)
 	c.Session.IdleExit = 2 * time.Second
 	h, err := host.New(t.Context(), host.Config{Config: c})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- h.Run(t.Context()) }()
 	<-h.Ready()
@@ -29,9 +28,7 @@ func TestIdleExit(t *testing.T) {
 	if got := s.Find(kv.Key{1}).Hits(); got != 0 {
 		t.Errorf("lookup in an empty root: %d hits, want 0", got)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, s.Close())
 	if err := <-ended; err != nil {
 		t.Errorf("the end of an idle host: %v, want nil", err)
 	}

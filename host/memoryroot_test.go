@@ -66,9 +66,7 @@ func TestMemoryRootIsPageLocked(t *testing.T) {
 	var log bytes.Buffer
 	h, err := host.New(context.Background(), host.Config{Config: c, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	testenv.OK(t, err)
-	if err := h.Close(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, h.Close())
 	locked, unlocked := double.Calls("cuMemHostRegister_v2"), double.Calls("cuMemHostUnregister")
 	if locked < 3 || locked != unlocked { // commands, slots and the first step
 		t.Errorf("memory registered %d times, unregistered %d times", locked, unlocked)

@@ -66,9 +66,7 @@ func TestRoutesAreChosenAndLogged(t *testing.T) {
 				t.Errorf("%d slots of device memory are kept", kept)
 			}
 			double.Rules("")
-			if err := h.Close(); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, h.Close())
 			said := ""
 			for line := range strings.Lines(log.String()) {
 				if strings.Contains(line, "route chosen") {
@@ -109,9 +107,7 @@ func TestProbeFilesOfADeadHostAreRemoved(t *testing.T) {
 		}
 		h, err := host.New(context.Background(), host.Config{Config: cfg})
 		testenv.OK(t, err)
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, h.Close())
 		double.Forget()
 		want := []string{filepath.Join(meta, ".probe.other.1f.tmp")}
 		if left := probeFiles(t, cfg); shared != slices.Equal(left, want) || !shared && len(left) > 0 {

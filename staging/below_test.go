@@ -10,6 +10,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
@@ -137,13 +138,9 @@ func TestBelowLeadsNowhere(t *testing.T) {
 		f.Close()
 	}
 	// A rename over a link, and an unlinking of one, is of the link.
-	if err := fsys.Rename(dir+"/plain", dir+"/absolute"); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, fsys.Rename(dir+"/plain", dir+"/absolute"))
 	for _, n := range []string{"relative", "directory", "fifo", "socket", "hard", "loop", "parent"} {
-		if err := fsys.Remove(dir + "/" + n); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, fsys.Remove(dir+"/"+n))
 	}
 	if after := faultfs.SumTree(t, outside); after != before {
 		t.Errorf("outside changed:\n%s\nwas\n%s", after, before)
@@ -202,43 +199,6 @@ func TestBelowFollowsItsDirectory(t *testing.T) {
 		t.Fatal("the lock was not given back:", err)
 	}
 	again.Close()
-}
-
-// BenchmarkOpen opens a piece and closes it again, as a load does.
-func BenchmarkOpen(b *testing.B) {
-	dir := b.TempDir()
-	name := filepath.Join(dir, "0123456789abcdef0123456789abcdef/ab/c/0123456789abcdef0123456789abcdef_g0_r0.kv")
-	must(b, os.MkdirAll(filepath.Dir(name), 0o700))
-	must(b, os.WriteFile(name, make([]byte, 1<<16), 0o600))
-	for _, c := range []struct {
-		name string
-		fs   staging.FS
-	}{{"path", staging.OS()}, {"below", staging.Below(dir)}} {
-		b.Run(c.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				f, err := staging.OpenDirect(c.fs, name, os.O_RDONLY, 0)
-				must(b, err)
-				if _, err := f.Stat(); err != nil {
-					b.Fatal(err)
-				}
-				f.Close()
-			}
-		})
-		b.Run(c.name+"/stat", func(b *testing.B) {
-			for b.Loop() {
-				if _, err := c.fs.Stat(name); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-		b.Run(c.name+"/publish", func(b *testing.B) {
-			other := name + ".2"
-			for b.Loop() {
-				must(b, errors.Join(c.fs.RenameNoReplace(name, other), c.fs.RenameNoReplace(other, name)))
-			}
-		})
-	}
 }
 
 // withoutOpenat2 is set for the process that must do without it.

@@ -14,6 +14,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // step is what one system call answers: n bytes, or an errno.
@@ -227,9 +229,7 @@ func TestMapMemory(t *testing.T) {
 		if !c.aside && c.total >= hugePage && address(mem)%hugePage != 0 {
 			t.Errorf("%s: starts at %#x", c.name, address(mem))
 		}
-		if err := unix.Munmap(mapped); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, unix.Munmap(mapped))
 	}
 	broken := func(int, int64, int, int, int) ([]byte, error) { return nil, unix.ENOMEM }
 	if _, _, _, err := mapMemory(broken, enough, ""); !errors.Is(err, unix.ENOMEM) {
@@ -253,9 +253,7 @@ func policyOf(t *testing.T, mem []byte) (mode int32, nodes uint64) {
 func TestSlotsNear(t *testing.T) {
 	s := newSlots(t, 2, 2<<20)
 	defer s.Close()
-	if err := s.Near(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, s.Near())
 	if mode, _ := policyOf(t, s.mem); mode != 0 {
 		t.Errorf("policy %d before anything was asked for", mode)
 	}

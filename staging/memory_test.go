@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // What is available is the least of the machine's and of what each control group leaves, and a group's cached files can go.
@@ -18,9 +20,7 @@ func TestMachineMemory(t *testing.T) {
 	err := errors.Join(os.MkdirAll(group, 0o700), os.MkdirAll(filepath.Join(top, "proc/self"), 0o700))
 	write := func(name, text string) {
 		err = errors.Join(err, os.WriteFile(filepath.Join(top, name), []byte(text), 0o600))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 	}
 	want := func(what string, total, available int64) {
 		t.Helper()

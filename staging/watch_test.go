@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
-	"golang.org/x/sys/unix"
 )
 
 // TestWatchedGivesUp lets each kind of operation hang. The caller gets its error, what comes late is undone, and the
@@ -165,44 +165,7 @@ func TestWatchedTransfers(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, f.Close())
 		w.Close()
-	}
-}
-
-// BenchmarkWatched is what the limit costs an operation, beside the operation itself.
-func BenchmarkWatched(b *testing.B) {
-	name := filepath.Join(b.TempDir(), "f")
-	must(b, os.WriteFile(name, make([]byte, 2<<20), 0o600))
-	page, err := unix.Mmap(-1, 0, 2<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	must(b, err)
-	defer unix.Munmap(page)
-	for _, c := range []struct {
-		name string
-		fs   staging.FS
-	}{{"bare", staging.OS()}, {"watched", staging.Watched(staging.OS(), staging.Watch{Limit: time.Minute})}} {
-		for _, size := range []int{4 << 10, 2 << 20} {
-			b.Run(c.name+"/read-"+map[int]string{4 << 10: "4KiB", 2 << 20: "2MiB"}[size], func(b *testing.B) {
-				f, err := c.fs.OpenFile(name, os.O_RDONLY, 0)
-				must(b, err)
-				defer f.Close()
-				b.ReportAllocs()
-				for b.Loop() {
-					if _, err := f.ReadAt(page[:size], 0); err != nil {
-						b.Fatal(err)
-					}
-				}
-			})
-		}
-		b.Run(c.name+"/stat", func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := c.fs.Stat(name); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
 	}
 }

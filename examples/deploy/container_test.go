@@ -31,9 +31,7 @@ func TestImage(t *testing.T) {
 		t.Helper()
 		return strings.TrimSpace(must(t, "buildah", image(storage, args...)...))
 	}
-	if err := os.Link(binary(t), filepath.Join(context, "kvhost")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Link(binary(t), filepath.Join(context, "kvhost")))
 	made := buildah("from", "scratch")
 	buildah("add", "--quiet", made, base, "/")
 	buildah("commit", "--quiet", "--rm", made, "localhost/base")
@@ -48,9 +46,7 @@ func TestImage(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(buildah("inspect", "--type", "image", "localhost/kvhost")), &about); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, json.Unmarshal([]byte(buildah("inspect", "--type", "image", "localhost/kvhost")), &about))
 	if c := about.OCIv1.Config; c.User != "10001:10001" || len(c.Entrypoint) != 1 || len(c.Cmd) != 2 {
 		t.Errorf("the image's configuration: got %+v, want user 10001, one entry point, two arguments", c)
 	}

@@ -62,9 +62,7 @@ var built = sync.OnceValues(func() (string, error) {
 func binary(t *testing.T) string {
 	t.Helper()
 	path, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return path
 }
 
@@ -83,9 +81,7 @@ func bareDebian(t *testing.T) string {
 	t.Helper()
 	testenv.Need(t, testenv.Debian, testenv.Mounts, testenv.Users)
 	path, err := debian()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return path
 }
 
@@ -106,9 +102,7 @@ func must(t *testing.T, name string, args ...string) string {
 func outside(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(testenv.OutsideAddress(t), "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }
@@ -129,15 +123,11 @@ func serve(t *testing.T, cmd *exec.Cmd) *server {
 	t.Helper()
 	s := &server{t: t, cmd: cmd, log: filepath.Join(t.TempDir(), "log"), ended: make(chan struct{})}
 	f, err := os.Create(s.log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer f.Close()
 	cmd.Stdout, cmd.Stderr = f, f
 	cmd.SysProcAttr.Setpgid = true
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, cmd.Start())
 	go func() { cmd.Wait(); close(s.ended) }()
 	t.Cleanup(func() {
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
@@ -155,9 +145,7 @@ func serve(t *testing.T, cmd *exec.Cmd) *server {
 
 func (s *server) logged() string {
 	text, err := os.ReadFile(s.log)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testenv.OK(s.t, err)
 	return string(text)
 }
 
@@ -190,9 +178,7 @@ func (s *server) probed(address string) {
 	s.t.Helper()
 	for path, says := range map[string]string{"/livez": "", "/readyz": "", "/metrics": "kvhost_build_info"} {
 		r, err := http.Get("http://" + address + path)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		testenv.OK(s.t, err)
 		var body bytes.Buffer
 		_, err = body.ReadFrom(r.Body)
 		r.Body.Close()
@@ -205,9 +191,7 @@ func (s *server) probed(address string) {
 // stop ends the host in order.
 func (s *server) stop() {
 	s.t.Helper()
-	if err := syscall.Kill(s.pid, syscall.SIGTERM); err != nil {
-		s.t.Fatal(err)
-	}
+	testenv.OK(s.t, syscall.Kill(s.pid, syscall.SIGTERM))
 	<-s.ended
 	if code := s.cmd.ProcessState.ExitCode(); code != 0 {
 		s.t.Errorf("exit code %d\n%s", code, s.logged())

@@ -57,9 +57,7 @@ func TestManifestsAreJudged(t *testing.T) {
 		{daemon, "periodSeconds: 2", "periodSeconds: 3", "is not what the chart gives"},
 	} {
 		dir := t.TempDir()
-		if err := os.CopyFS(dir, os.DirFS("kubernetes")); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.CopyFS(dir, os.DirFS("kubernetes")))
 		name := filepath.Join(dir, "chart/templates", c.file)
 		text := read(t, name)
 		changed := strings.Replace(text, c.from, c.to, 1)

@@ -22,9 +22,7 @@ func TestManual(t *testing.T) {
 	}
 	r := &release{version: "1.2.3", epoch: time.Unix(1700000000, 0).UTC()}
 	pages := filepath.Join(dir, "man")
-	if err := r.manual(t.Context(), binary, pages); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, r.manual(t.Context(), binary, pages))
 	for name, parts := range map[string][]string{
 		"kvhost.1":             {".TH KVHOST 1 2023-11-14 \"kvhost 1.2.3\"\n", "kvhost \\- keeps", ".SH EXIT CODES\n", "\\-\\-store\\-durability"},
 		"kvhost-serve.1":       {".SH NAME\nkvhost-serve \\- Serve clients", ".SH USAGE\n"},

@@ -62,9 +62,7 @@ func TestAlertsAreTested(t *testing.T) {
 			t.Fatalf("no rule has %q", from)
 		}
 		for name, text := range map[string]string{"alerts.yml": changed, "alerts_test.yml": read(t, monitoring+"alerts_test.yml")} {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 		}
 		if out, err := promtool(t, "test", "rules", filepath.Join(dir, "alerts_test.yml")); err == nil ||
 			!strings.Contains(out, "FAILED") {
@@ -86,9 +84,7 @@ func TestDashboard(t *testing.T) {
 		}
 		Templating struct{ List []struct{ Name string } }
 	}
-	if err := json.Unmarshal([]byte(read(t, monitoring+"dashboard.json")), &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, json.Unmarshal([]byte(read(t, monitoring+"dashboard.json")), &dashboard))
 	if len(dashboard.Panels) < 20 || len(dashboard.Templating.List) != 2 {
 		t.Errorf("%d panels, %d variables", len(dashboard.Panels), len(dashboard.Templating.List))
 	}
@@ -119,9 +115,7 @@ func TestDashboard(t *testing.T) {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "rules.yml")
-	if err := os.WriteFile(file, []byte(rules.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(file, []byte(rules.String()), 0o600))
 	if out, err := promtool(t, "check", "rules", file); err != nil {
 		t.Errorf("check the alerts: %v\n%s", err, out)
 	}

@@ -45,9 +45,7 @@ func releaseDir(t *testing.T) string {
 	t.Helper()
 	testenv.Need(t, testenv.NFPM, testenv.Packages, testenv.Git)
 	dir, err := released()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return dir
 }
 
@@ -95,9 +93,7 @@ func TestDist(t *testing.T) {
 		must(t, "tar", "-xzf", filepath.Join(dir, file(arch, ".tar.gz")), "-C", at)
 		binary := filepath.Join(at, file(arch, ""), "kvhost")
 		info, err := buildinfo.ReadFile(binary)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		var bill struct {
 			BOMFormat, SpecVersion string
 			Components             []struct{ Name, Version, Purl string }
@@ -117,9 +113,7 @@ func TestDist(t *testing.T) {
 // Two releases of one commit are the same bytes.
 func TestDistIsReproducible(t *testing.T) {
 	dir, again := releaseDir(t), filepath.Join(t.TempDir(), "again")
-	if err := dist(again, "amd64"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, dist(again, "amd64"))
 	list, err := os.ReadDir(again)
 	if err != nil || len(list) != 6 {
 		t.Fatalf("files of the distribution: got %v, %v, want 6", list, err)
@@ -140,9 +134,7 @@ func TestInstall(t *testing.T) {
 	dir, base := releaseDir(t), bareDebian(t)
 	testenv.Need(t, testenv.Systemd)
 	root := t.TempDir()
-	if err := os.Chmod(root, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Chmod(root, 0o755))
 	must(t, "tar", "--numeric-owner", "-xf", base, "-C", root)
 	must(t, "cp", filepath.Join(dir, file("amd64", ".deb")), filepath.Join(root, "kvhost.deb"))
 	must(t, "chroot", root, "dpkg", "--install", "/kvhost.deb")
@@ -195,9 +187,7 @@ exec chroot --userspec="$user:nogroup" "$0" kvhost "$@"`
 		}
 		s.probed(address)
 		write(t, config, read(t, config)+"\n[[policy]]\nmodule = \"fifo.wasm\"\nshadow = true\n", 0o644)
-		if err := syscall.Kill(s.pid, syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, syscall.Kill(s.pid, syscall.SIGHUP))
 		s.await("configuration reloaded")
 		s.stop()
 	}

@@ -18,20 +18,14 @@ const exposure = "20"
 func read(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return string(text)
 }
 
 func write(t *testing.T, name, text string, mode os.FileMode) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), mode); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	testenv.OK(t, os.WriteFile(name, []byte(text), mode))
 }
 
 // machine is the root of a machine with these units, kvhost, and the targets of systemd.
@@ -50,9 +44,7 @@ func machine(t *testing.T, units map[string]string) string {
 		}
 		text, err := io.ReadAll(f)
 		f.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		write(t, filepath.Join(at, filepath.Base(name)), string(text), 0o644)
 	}
 	for name, text := range units {

@@ -44,9 +44,7 @@ func TestWheel(t *testing.T) {
 		t.Fatalf("packages of the client's tests: got %v, %v, want one directory", packages, err)
 	}
 	site := strings.TrimSpace(must(t, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
-	if err := os.WriteFile(filepath.Join(site, "needs.pth"), []byte(packages[0]+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(filepath.Join(site, "needs.pth"), []byte(packages[0]+"\n"), 0o644))
 	cmd := exec.Command(python, "-c", fmt.Sprintf(`
 import kvhost, logging
 from importlib import metadata

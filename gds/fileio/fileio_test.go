@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/fileio"
 	"github.com/kvhost/kvhost/gds/gdstest"
@@ -26,17 +27,11 @@ func open(t *testing.T, cfg gds.Config) (*gds.GPU, *gdstest.Double) {
 		names = []string{double.Path}
 	}
 	d, err := gds.Open(nil, names...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	devices, err := d.Devices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	g, err := d.OpenGPU(devices[0].UUID, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		if double != nil {
 			double.Rules("")
@@ -56,9 +51,7 @@ func doubled(t *testing.T, cfg gds.Config) (*gds.GPU, *gdstest.Double) {
 func openCuFile(t *testing.T, g *gds.GPU, path ...string) *gds.CuFile {
 	t.Helper()
 	c, err := gds.LoadCuFile(path...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	on(t, g, c.Open)
 	t.Cleanup(func() { on(t, g, c.Close) })
 	return c
@@ -75,9 +68,7 @@ func on(t *testing.T, g *gds.GPU, fn func(*gds.Thread) error) {
 func buffer(t *testing.T, g *gds.GPU, size int64) *gds.Buffer {
 	t.Helper()
 	b, err := g.Alloc(size)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		if err := b.Free(); err != nil {
 			t.Errorf("Free: %v", err)
@@ -101,17 +92,13 @@ func TestRoundTrip(t *testing.T) {
 		}
 		c := openCuFile(t, g, library...)
 		fio, err := fileio.New(g, c, mode, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		const size = 10 << 20
 		from, to := buffer(t, g, size), buffer(t, g, size)
 		want, got := random(size), make([]byte, size)
 		on(t, g, func(th *gds.Thread) error { return th.Write(from.Address, want) })
 		f, err := fio.Open(filepath.Join(t.TempDir(), "f"), os.O_CREATE|os.O_RDWR, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		direct, why := f.Direct()
 		t.Logf("mode %d: direct %v, %v", mode, direct, why)
 		if mode == fileio.Staged && direct {
@@ -135,9 +122,7 @@ func TestRoundTrip(t *testing.T) {
 		if _, err := f.Read(to.Address, -1, 0); !errors.Is(err, gds.ErrConfig) {
 			t.Errorf("a negative size: %v", err)
 		}
-		if err := errors.Join(f.Close(), fio.Close()); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, errors.Join(f.Close(), fio.Close()))
 	}
 }
 
@@ -158,19 +143,13 @@ func TestFaults(t *testing.T) {
 			g, double := doubled(t, gds.Config{Threads: 2})
 			lib := openCuFile(t, g, double.Path)
 			fio, err := fileio.New(g, lib, mode, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			mem := buffer(t, g, 64<<10)
 			want, got := random(64<<10), make([]byte, 64<<10)
 			name := filepath.Join(t.TempDir(), "f")
-			if err := os.WriteFile(name, want, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, os.WriteFile(name, want, 0o600))
 			f, err := fio.Open(name, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			double.Rules(c.rules)
 			route, err := f.Read(mem.Address, 64<<10, 0)
 			if mode == fileio.Auto {
@@ -182,9 +161,7 @@ func TestFaults(t *testing.T) {
 				!errors.Is(err, c.is) {
 				t.Errorf("%s, direct: %v", c.rules, err)
 			}
-			if err := errors.Join(f.Close(), fio.Close()); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, errors.Join(f.Close(), fio.Close()))
 		}
 	}
 }
@@ -193,15 +170,11 @@ func TestRegistrationFails(t *testing.T) {
 	g, double := doubled(t, gds.Config{Threads: 1})
 	lib := openCuFile(t, g, double.Path)
 	name := filepath.Join(t.TempDir(), "f")
-	if err := os.WriteFile(name, make([]byte, 4096), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(name, make([]byte, 4096), 0o600))
 	for _, rules := range []string{"cuFileHandleRegister:code=5027", "cuFileHandleRegister:code=5011:errno=999"} {
 		for _, mode := range []fileio.Mode{fileio.Auto, fileio.Direct} {
 			fio, err := fileio.New(g, lib, mode, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			double.Rules(rules)
 			f, err := fio.Open(name, os.O_RDWR, 0)
 			double.Rules("")

@@ -147,9 +147,7 @@ func TestBenchThroughClientDirect(t *testing.T) {
 	dir, double := shortDir(t), gdstest.Build(t)
 	libraries := t.TempDir()
 	for _, name := range []string{"libcuda.so.1", "libcufile.so.0"} {
-		if err := os.Symlink(double.Path, filepath.Join(libraries, name)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.Symlink(double.Path, filepath.Join(libraries, name)))
 	}
 	for rule, says := range map[string]string{"": "", "cuFileHandleRegister:code=5019": "INVALID_FILE_OPEN_FLAG"} {
 		cmd := command(t, dir, "bench", "--root", dir, "--chunks", "1", "--rounds", "1", "--pages", "fp8",

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 )
@@ -64,9 +65,7 @@ module = "lru"
 `)
 	_, logged, stop := startHost(t, dir, "--config", "kvhost.toml")
 	bad := command(t, dir, "policy", "swap", "main", "bomb.wasm")
-	if err := bad.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, bad.Start())
 	refused := make(chan error, 1)
 	go func() { refused <- bad.Wait() }()
 	await(t, logged, compiling, nil)

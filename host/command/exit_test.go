@@ -8,15 +8,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // serviceUnit is the unit in examples/. It has only lines that systemd takes, which has no comments behind a value.
 func serviceUnit(t *testing.T) (values map[string]string) {
 	t.Helper()
 	text, err := os.ReadFile("../../examples/deploy/systemd/kvhost.service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	sections, values := map[string]bool{}, map[string]string{}
 	for n, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
 		key, value, setting := strings.Cut(line, "=")
@@ -84,9 +84,7 @@ func TestExitCodes(t *testing.T) {
 	codes := []int{exitRootBusy, exitAddress, exitPolicy, exitTrace, exitMismatch, exitProblems, exitCheck, exitGPU,
 		exitFailure, exitUsage}
 	manual, err := os.ReadFile("../docs/reference.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	for i, code := range codes {
 		if code != i+3 {
 			t.Errorf("code %d stands where %d is expected", code, i+3)

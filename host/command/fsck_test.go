@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // TestFsck fills a root by a replay, damages a piece, and goes through check, repair and check.
@@ -30,13 +32,9 @@ func TestFsck(t *testing.T) {
 		t.Fatalf("no piece in %s: %v", root, err)
 	}
 	b, err := os.ReadFile(victim)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	b[8192] ^= 1
-	if err := os.WriteFile(victim, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(victim, b, 0o600))
 	var reports []struct {
 		Pieces    struct{ Files int }
 		Remaining int

@@ -66,9 +66,7 @@ func TestRootOnFUSE(t *testing.T) {
 	f := &fuseRoot{T: t, rng: rng, under: t.TempDir(), dir: t.TempDir(), tally: testenv.NewTally(t, "fuse")}
 	f.mount()
 	t.Cleanup(func() {
-		if err := f.m.Unmount(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, f.m.Unmount())
 	})
 	dir := shortDir(t)
 	root := filepath.Join(f.dir, "kv")
@@ -125,13 +123,9 @@ func (f *fuseRoot) mount() {
 // suffer lets the client work under rules, and waits until the root is well again.
 func (f *fuseRoot) suffer(rules string) {
 	f.Helper()
-	if err := f.m.Set(rules); err != nil {
-		f.Fatal(err)
-	}
+	testenv.OK(f, f.m.Set(rules))
 	f.requests(rules)
-	if err := f.m.Set(""); err != nil {
-		f.Fatal(err)
-	}
+	testenv.OK(f, f.m.Set(""))
 	f.recovers(rules)
 }
 
@@ -211,13 +205,9 @@ func (f *fuseRoot) stores(rules string) bool {
 // restart kills the file system's server, and mounts again.
 func (f *fuseRoot) restart() {
 	f.Helper()
-	if err := f.m.Kill(); err != nil {
-		f.Fatal(err)
-	}
+	testenv.OK(f, f.m.Kill())
 	f.requests("a killed server")
-	if err := f.m.Unmount(); err != nil {
-		f.Fatal(err)
-	}
+	testenv.OK(f, f.m.Unmount())
 	f.mount()
 	f.recovers("a killed server")
 	f.tally.Add(0, 1, 0)
@@ -239,8 +229,6 @@ func (f *fuseRoot) onDisk() (bytes int64) {
 		}
 		return nil
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	testenv.OK(f, err)
 	return bytes
 }

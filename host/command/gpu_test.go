@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/kv"
@@ -23,14 +24,10 @@ func TestLostGPUIsSaid(t *testing.T) {
 	address := httpAddress(t, logged)
 	inService := func() string {
 		r, err := http.Get("http://" + address + "/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer r.Body.Close()
 		text, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		_, value, _ := strings.Cut(string(text), `kvhost_gpu_in_service{gpu="`+gdstest.UUID+`"} `)
 		return value[:min(1, len(value))]
 	}
@@ -42,9 +39,7 @@ func TestLostGPUIsSaid(t *testing.T) {
 		Namespace: kv.Namespace{Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16,
 			Groups: []kv.Group{{Geometry: kv.Uniform(2, 1, 1, 8192)}}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer s.Close()
 	if _, err := s.RegisterIPC(t.Context(), 0, [][]byte{make([]byte, 64)},
 		[]client.PlaneRegion{{Stride: 8192, Blocks: 8}}); err == nil {

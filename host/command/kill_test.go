@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
 	"github.com/kvhost/kvhost/host/kv"
@@ -73,24 +74,18 @@ func TestHostKilledUnderWaiters(t *testing.T) {
 	p.mustStore(t, 0)
 	held, err := p.Store(ctx, 0, 0, []client.StoreChunk{{Key: killKey(1), Blocks: killIDs(1)}},
 		client.WithTimeline(&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	load, err := p.Load(ctx, p.Find(killKey(0)), []client.LoadChunk{{Blocks: killIDs(2)}}, client.LoadOptions{
 		Layers:   func(uint32, []int) {},
 		Timeline: &client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 8, DoneValue: 100, Status: 16, Layers: killLayers},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if err := p.Ping(ctx); err != nil { // the host has both jobs
 		t.Fatal(err)
 	}
 	stop(syscall.SIGKILL)
 	for semaphore, v := range map[int]uint64{1: 1, 8: 100} {
-		if err := p.semaphores.Wait(ctx, semaphore, v); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, p.semaphores.Wait(ctx, semaphore, v))
 	}
 	for _, status := range []int{2, 16, 17} { // of the store, and of the load's layers
 		if got := p.semaphores.Load(status); got != client.StatusFailed {

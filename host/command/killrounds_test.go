@@ -47,9 +47,7 @@ func TestKillRounds(t *testing.T) {
 		if name == "" {
 			continue
 		}
-		if err := os.WriteFile(name, m.Wasm, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.WriteFile(name, m.Wasm, 0o600))
 	}
 	tally := testenv.NewTally(t, "kills")
 	tally.Add(0, 0, 1)
@@ -122,9 +120,7 @@ func (k *kill) run() (published int64) {
 	replay := k.replay()
 	var out strings.Builder
 	replay.Stdout, replay.Stderr = &out, &out
-	if err := replay.Start(); err != nil {
-		k.Fatal(err)
-	}
+	testenv.OK(k, replay.Start())
 	var err error
 	ended := make(chan struct{})
 	go func() { defer close(ended); err = replay.Wait() }()
@@ -237,9 +233,7 @@ func (k *kill) disk(root string) (held int64, temporaries []string) {
 func gauge(t *testing.T, address, name string) int64 {
 	t.Helper()
 	r, err := http.Get("http://" + address + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer r.Body.Close()
 	sum, series := 0.0, 0
 	for lines := bufio.NewScanner(r.Body); lines.Scan(); {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
 )
@@ -15,9 +16,7 @@ import (
 func TestJSONLogHasWords(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "log")
 	f, err := os.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer f.Close()
 	stderr := os.Stderr
 	os.Stderr = f
@@ -25,13 +24,9 @@ func TestJSONLogHasWords(t *testing.T) {
 	os.Stderr = stderr
 	log.Warn("a line", "after", 1480*time.Millisecond, "by", evictor.Loaded, "bytes", 7, "error", os.ErrNotExist)
 	text, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	got := map[string]any{}
-	if err := json.Unmarshal(text, &got); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, json.Unmarshal(text, &got))
 	for key, want := range map[string]any{
 		"level": "WARN", "after": "1.48s", "by": evictor.Loaded.String(), "bytes": 7., "error": "file does not exist",
 	} {

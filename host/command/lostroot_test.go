@@ -29,9 +29,7 @@ func pieceFiles(t *testing.T, root string) (names []string) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return names
 }
 
@@ -59,9 +57,7 @@ func awaitHang(t *testing.T, m *fusefs.Mount) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		n, err := m.Injected()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if n > 0 {
 			return
 		}
@@ -76,26 +72,18 @@ func TestHungRoot(t *testing.T) {
 	testenv.Need(t, testenv.FUSE)
 	dir, mounted := shortDir(t), t.TempDir()
 	m, err := fusefs.New(t.TempDir(), mounted)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := m.Unmount(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, m.Unmount())
 	})
 	_, logged, stop := startHost(t, dir, "--root", filepath.Join(mounted, "kv")+"=64MiB", "--socket", "s", "--http-listen", anyPort,
 		"--store-io-timeout", "5s")
 	address := httpAddress(t, logged)
 	p := dialToKill(t, filepath.Join(dir, "s"))
 	p.mustStore(t, 0)
-	if err := m.Set("open,read **.kv: hang"); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, m.Set("open,read **.kv: hang"))
 	load, err := p.Load(t.Context(), p.Find(killKey(0)), []client.LoadChunk{{Blocks: killIDs(2)}}, client.LoadOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	awaitHang(t, m)
 	if err := load.Cancel(t.Context()); err != nil {
 		t.Errorf("the cancel of a load that hangs: %v", err)
@@ -115,9 +103,7 @@ func TestHungRoot(t *testing.T) {
 	if !strings.Contains(logged(), "no answer after") {
 		t.Errorf("the log does not say why:\n%s", logged())
 	}
-	if err := m.Set(""); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, m.Set(""))
 	awaitGauge(t, address, "kvhost_root_state", 0, logged)
 	p.mustStore(t, 1)
 	p.loads(t, 1)
@@ -144,13 +130,9 @@ func TestRootDeleted(t *testing.T) {
 	}
 	// To delete it takes time in which the host would make its lock file again, so it goes at once and is deleted then.
 	gone := filepath.Join(dir, "gone")
-	if err := os.Rename(filepath.Join(dir, "a"), gone); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Rename(filepath.Join(dir, "a"), gone))
 	awaitGauge(t, address, "kvhost_root_state", 3, logged) // the other's is 0
-	if err := os.RemoveAll(gone); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.RemoveAll(gone))
 	if !strings.Contains(logged(), "its directory is gone") {
 		t.Errorf("the log does not say why:\n%s", logged())
 	}
@@ -172,15 +154,11 @@ func TestRootDeleted(t *testing.T) {
 	}
 	held, err := p.Store(t.Context(), 0, 0, []client.StoreChunk{{Key: killKey(90), Blocks: killIDs(1)}},
 		client.WithTimeline(&client.Timeline{Semaphores: p.semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: -1}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if err := held.Cancel(t.Context()); err != nil {
 		t.Errorf("cancel: %v", err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "a"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Mkdir(filepath.Join(dir, "a"), 0o700))
 	awaitGauge(t, address, "kvhost_root_state", 0, logged)
 	for n := range chunks {
 		p.mustStore(t, n+2*chunks)

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 )
 
@@ -17,9 +18,7 @@ import (
 func module(t *testing.T, dir, name, policy string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(policytest.Dir(t, policy), policy+".wasm"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return write(t, dir, name, string(b))
 }
 
@@ -59,9 +58,7 @@ shadow = true
 		"--limit", "800", "--json")
 	var report, complaints bytes.Buffer
 	client.Stdout, client.Stderr = &report, &complaints
-	if err := client.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, client.Start())
 	policy := func(args ...string) result { return finish(t, command(t, dir, append([]string{"policy"}, args...)...)) }
 	list := func(want ...string) {
 		t.Helper()
@@ -122,9 +119,7 @@ shadow = true
 	list("main evict acting fifo")
 
 	module(t, dir, "next.wasm", "s3fifo")
-	if err := os.Rename(filepath.Join(dir, "next.wasm"), filepath.Join(dir, "main.wasm")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Rename(filepath.Join(dir, "next.wasm"), filepath.Join(dir, "main.wasm")))
 	cmd.Process.Signal(syscall.SIGHUP)
 	await(t, logged, `"msg":"configuration reloaded"`, nil)
 	list("main evict acting s3fifo")

@@ -37,21 +37,15 @@ func want(t *testing.T, dir string, code int, text string, args ...string) strin
 func TestPolicyPackChangesTheManifest(t *testing.T) {
 	dir, path := lruFile(t)
 	manifest := `{"name":"renamed","version":"9","abi":1,"roles":["evict"],"grants":["wasi-stub"]}`
-	if err := os.WriteFile(filepath.Join(dir, "manifest.json"), []byte(manifest), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(filepath.Join(dir, "manifest.json"), []byte(manifest), 0o644))
 	want(t, dir, exitOK, "", "policy", "pack", "mine.wasm")
 	module, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if text, ok, err := abi.CustomSection(module, abi.ManifestSection); string(text) != manifest || !ok || err != nil {
 		t.Errorf("packed manifest: got %q, %v, %v", text, ok, err)
 	}
 	want(t, dir, exitOK, "renamed", "policy", "inspect", "mine.wasm")
-	if err := os.WriteFile(filepath.Join(dir, "bad.json"), []byte(`{"name":"x","abi":2}`), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(filepath.Join(dir, "bad.json"), []byte(`{"name":"x","abi":2}`), 0o644))
 	want(t, dir, exitFailure, "made for ABI 2", "policy", "pack", "mine.wasm", "--manifest", "bad.json")
 	want(t, dir, exitUsage, "want one .wasm file", "policy", "pack")
 }
@@ -59,18 +53,12 @@ func TestPolicyPackChangesTheManifest(t *testing.T) {
 func TestPolicyInspect(t *testing.T) {
 	dir, path := lruFile(t)
 	public, secret, err := minisign.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	module, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	key := public.String()
 	want(t, dir, exitPolicy, "signature", "policy", "inspect", "--public-key", key, path)
-	if err := os.WriteFile(path+".minisig", minisign.Sign(secret, module), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(path+".minisig", minisign.Sign(secret, module), 0o600))
 	want(t, dir, exitOK, "evict", "policy", "inspect", "--public-key", key, path)
 	pin := want(t, dir, exitOK, "sha256 = ", "policy", "digest", "mine.wasm")
 	digest, _, _ := strings.Cut(pin, " #")
@@ -84,9 +72,7 @@ func TestPolicyInspect(t *testing.T) {
 		len(got.Imports) == 0 {
 		t.Errorf("module pinned by %s: inspected as %+v", pin, got)
 	}
-	if err := os.WriteFile(path, append(module, 0, 2, 1, 'x'), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(path, append(module, 0, 2, 1, 'x'), 0o600))
 	want(t, dir, exitPolicy, "did not sign these bytes", "policy", "inspect", "--public-key", key, path)
 }
 
@@ -96,9 +82,7 @@ func TestPolicyCheck(t *testing.T) {
 	want(t, dir, exitOK, `"Findings":null`, "policy", "check", "--slots", "4096", "--json", "mine.wasm")
 	want(t, dir, exitUsage, "want key=value", "policy", "check", "--set", "x", "mine.wasm")
 	want(t, dir, exitPolicy, `has no setting "x"`, "policy", "check", "--set", "x=1", "mine.wasm")
-	if err := os.Truncate(path, 1000); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Truncate(path, 1000))
 	want(t, dir, exitPolicy, "mine.wasm: module: a host refuses it", "policy", "check", "mine.wasm")
 	want(t, dir, exitUsage, "unknown command", "policy", "nonsense")
 }

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -44,9 +45,7 @@ func scalars(h *served) map[string]changed {
 		"log.level": {strings.Replace(h.base(), "[log]\n", "[log]\nlevel = \"debug\"\n", 1) + baseRoots, true, func(h *served, key string) {
 			before := len(h.logged())
 			s, err := h.hello(0)
-			if err != nil {
-				h.Fatal(err)
-			}
+			testenv.OK(h, err)
 			defer s.Close()
 			if _, err := s.Lookup(h.Context(), client.LookupRequest{Group: 9}); err == nil {
 				h.Error("a lookup in a group that is not there was answered")

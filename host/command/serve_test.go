@@ -64,14 +64,10 @@ func launch(t *testing.T, cmd *exec.Cmd) (logged func() string, ended <-chan str
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "log")
 	file, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer file.Close()
 	cmd.Stderr = file
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, cmd.Start())
 	end := make(chan struct{})
 	go func() { cmd.Wait(); close(end) }()
 	t.Cleanup(func() {
@@ -83,9 +79,7 @@ func launch(t *testing.T, cmd *exec.Cmd) (logged func() string, ended <-chan str
 	})
 	logged = func() string {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		return string(text)
 	}
 	return logged, end, func(s os.Signal) int {
@@ -205,9 +199,7 @@ func TestEmbeddedReplay(t *testing.T) {
 func TestReplayThroughLevels(t *testing.T) {
 	dir := shortDir(t)
 	write := func(name, text string) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	far := "[[root]]\npath = \"far\"\ncapacity = \"64MiB\"\nlevel = 1\n"
 	write("alone.toml", far)
@@ -215,9 +207,7 @@ func TestReplayThroughLevels(t *testing.T) {
 		"[[policy]]\nmodule = \"reuse\"\nlevels = [1]\nconfig = { least = 0 }\n")
 	var hits [2]int64
 	for i, config := range []string{"alone.toml", "levels.toml"} {
-		if err := os.RemoveAll(filepath.Join(dir, "far")); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.RemoveAll(filepath.Join(dir, "far")))
 		r := finish(t, command(t, dir, "replay", "--embedded", "--with-roots", "--config", config, "--trace",
 			absolute(t, mixedTrace), "--limit", "200", "--chunk-bytes", "4096", "--json"))
 		var report struct{ Hits int64 }

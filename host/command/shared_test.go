@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // TestSharedRoot runs two hosts on one directory, clients on both, and kills the one that evicts.
@@ -107,8 +109,6 @@ func taken(t *testing.T, root string) (n int64) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return n
 }

@@ -7,15 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 )
 
 func simTrace(t *testing.T) string {
 	t.Helper()
 	path, err := filepath.Abs(mixedTrace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return path
 }
 
@@ -31,9 +30,7 @@ func TestSimJSON(t *testing.T) {
 		MissRatio                float64 `json:"miss_ratio"`
 		AccessesPerSecond        float64 `json:"accesses_per_second"`
 	}
-	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, json.Unmarshal([]byte(r.stdout), &rows))
 	if len(rows) != 6 {
 		t.Fatalf("%d rows, want 3 policies at 2 capacities", len(rows))
 	}
@@ -77,9 +74,7 @@ func TestSimLevels(t *testing.T) {
 		Saved         float64 `json:"seconds_saved"`
 		Levels        []struct{ Capacity, Hits, New, Demotions int }
 	}
-	if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, json.Unmarshal([]byte(r.stdout), &rows))
 	if len(rows) != 2 {
 		t.Fatalf("%d rows, want one for each way to write", len(rows))
 	}
@@ -102,9 +97,7 @@ func TestSimLevels(t *testing.T) {
 func TestSimExitCodes(t *testing.T) {
 	path, dir := simTrace(t), t.TempDir()
 	broken := filepath.Join(dir, "broken.jsonl")
-	if err := os.WriteFile(broken, []byte("{\"timestamp\": 1\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(broken, []byte("{\"timestamp\": 1\n"), 0o600))
 	for _, c := range []struct {
 		name string
 		args []string

@@ -125,9 +125,7 @@ namespaces = ["hostile/*"]
 func newSoakSide(t *testing.T, name string, attacked bool) *soakSide {
 	t.Helper()
 	s := &soakSide{T: t, name: name, attacked: attacked, dir: shortDir(t), start: time.Now()}
-	if err := os.WriteFile(filepath.Join(s.dir, "harmless.wasm"), wasmtest.Harmless(abi.RoleAdmit), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(filepath.Join(s.dir, "harmless.wasm"), wasmtest.Harmless(abi.RoleAdmit), 0o600))
 	write(t, s.dir, "kvhost.toml", fmt.Sprintf(soakConfig, anyPort, hostileTenant))
 	cmd := s.command("--config", "kvhost.toml", "--policy-cache", filepath.Join(s.dir, "cache"))
 	_, s.logged, s.stop = startCommand(t, cmd)

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	protobuf "google.golang.org/protobuf/proto"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/kv"
@@ -43,9 +44,7 @@ func startAttackers(t *testing.T, socket string, seed uint64) *exec.Cmd {
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", soakAttacker, seed, socket), "GOMAXPROCS=2")
 	said := &strings.Builder{}
 	cmd.Stdout, cmd.Stderr = said, said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, cmd.Start())
 	return cmd
 }
 

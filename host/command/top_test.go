@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // terminal is a pseudo-terminal on which a command runs, and what the command has drawn there.
@@ -47,9 +49,7 @@ func onTerminal(t *testing.T, cmd *exec.Cmd) *terminal {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
 	cmd.Env = append(cmd.Env, "TERM=xterm-256color")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, cmd.Start())
 	tty.Close()
 	m := &terminal{screen: screen, more: make(chan struct{}, 1), ended: make(chan struct{})}
 	go m.read()

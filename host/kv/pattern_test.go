@@ -3,6 +3,8 @@ package kv
 import (
 	"errors"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func TestPattern(t *testing.T) {
@@ -16,9 +18,7 @@ func TestPattern(t *testing.T) {
 		"tensor_parallel=8": true, "nothing=*": false, "*-*-*-*-*": false, "model=*a*a*a*a*b": false,
 	} {
 		p, err := ParsePattern(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if got := p.Matches(n.Text()); got != want {
 			t.Errorf("%s matches: %t, want %t", pattern, got, want)
 		}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // tiles cuts every plane's (block, byte) grid into random rectangles and shuffles them: any such list is a plan.
@@ -135,9 +137,7 @@ func TestExtentChecksums(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 3))
 	g := randomGeometry(r)
 	p, err := NewPlan(g, tiles(r, g))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	payload := make([]byte, p.PayloadBytes())
 	for i := range payload {
 		payload[i] = byte(r.Uint32())
@@ -145,9 +145,7 @@ func TestExtentChecksums(t *testing.T) {
 	n := len(p.Extents())
 	table := make([]uint64, n)
 	SumExtents(p, 0, n, payload, 0, table)
-	if err := VerifyExtents(p, 0, n, payload, 0, table); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, VerifyExtents(p, 0, n, payload, 0, table))
 	for x, e := range p.Extents() {
 		at := e.Off + r.Int64N(int64(e.Len))
 		payload[at] ^= 1 << r.UintN(8)
@@ -164,9 +162,7 @@ func FuzzDecodePlan(f *testing.F) {
 		r := rand.New(rand.NewPCG(seed, 4))
 		g := randomGeometry(r)
 		p, err := NewPlan(g, tiles(r, g))
-		if err != nil {
-			f.Fatal(err)
-		}
+		testenv.OK(f, err)
 		f.Add(p.Encoded())
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -181,28 +177,6 @@ func FuzzDecodePlan(f *testing.F) {
 			t.Fatal("a plan has two encodings")
 		}
 	})
-}
-
-func BenchmarkSpans(b *testing.B) {
-	g := Uniform(16, 32, 1, 65536)
-	var segments []Segment
-	for i := range g.Planes {
-		segments = append(segments, Segment{Plane: uint32(i), Blocks: 16, PageLen: 65536})
-	}
-	p, err := NewPlan(g, segments)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		n := 0
-		for c := p.Spans(0, len(p.Extents())); c.Next(); {
-			n++
-		}
-		if n != 512 {
-			b.Fatal(n)
-		}
-	}
 }
 
 // Gaps of less than 4 KiB each must not make a small piece a large file.

@@ -6,14 +6,13 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func layout(t *testing.T, blocks uint32, planes []abi.Plane) []abi.Segment {
 	t.Helper()
 	p, err := New(guest.Info{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return p.Layout(abi.LayoutHeader{Blocks: blocks, Planes: uint32(len(planes))}, planes, nil)
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // text is what compresses: half of it is in every other text, too.
@@ -57,8 +59,6 @@ func TestRefused(t *testing.T) {
 func encode(t *testing.T, module, base []byte) []byte {
 	t.Helper()
 	packed, err := Encode(module, base)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return packed
 }

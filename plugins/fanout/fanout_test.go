@@ -8,14 +8,13 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func newPolicy(t testing.TB, config guest.Config) *Policy {
 	t.Helper()
 	p, err := New(guest.Info{MaxNamespaces: 4, Config: config})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	p.Namespace(1, "model=a\n")
 	p.Namespace(3, "model=b\n")
 	return p

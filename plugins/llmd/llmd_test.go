@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 const (
@@ -19,9 +20,7 @@ const (
 func newPolicy(t testing.TB) *Policy {
 	t.Helper()
 	p, err := New(guest.Info{MaxNamespaces: 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	p.Namespace(1, plainText)
 	p.Namespace(2, vllmText)
 	return p

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // world is a host in miniature: a tree of keys, slots, and requests that walk down the tree several at a time.
@@ -38,9 +39,7 @@ type walk struct {
 
 func newWorld(t *testing.T, slots uint32, seed uint64, harsh bool) *world {
 	p, err := New(guest.Info{MaxSlots: slots, MaxVictims: 16, MaxBatch: 64, Capacity: uint64(slots) * 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	w := &world{
 		t: t, r: rand.New(rand.NewPCG(seed, 7)), p: p, harsh: harsh, slotOf: map[uint64]uint32{}, parent: map[uint64]uint64{},
 		depth: map[uint64]uint32{}, keyOf: make([]uint64, slots), pins: make([]int, slots), tenant: make([]uint32, slots),

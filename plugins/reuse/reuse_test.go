@@ -5,14 +5,13 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func policy(t testing.TB, config guest.Config) *Policy {
 	t.Helper()
 	p, err := New(guest.Info{Config: config})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return p
 }
 

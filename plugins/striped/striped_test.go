@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 const (
@@ -90,9 +91,7 @@ func TestRanksShareARoot(t *testing.T) {
 
 func TestNamesAreFanouts(t *testing.T) {
 	p, err := New(guest.Info{MaxNamespaces: 2, Config: guest.Config{"widths": "1/1"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	p.Namespace(1, "model=a\n")
 	q := key(5, 3)
 	roots := []abi.RootFacts{root(0, gib, gib, gib), root(1, gib, gib, gib)}

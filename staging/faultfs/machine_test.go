@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -17,22 +18,16 @@ import (
 func machine(t testing.TB) (*faultfs.Machine, string) {
 	base := t.TempDir()
 	v, err := faultfs.NewMachine(staging.OS(), filepath.Join(base, "trash"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	dir := filepath.Join(base, "data")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Mkdir(dir, 0o700))
 	return v, dir
 }
 
 func TestVolatileWithPower(t *testing.T) {
 	v, dir := machine(t)
 	faultfs.RunSuite(t, v, dir)
-	if err := v.SyncFS(dir); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, v.SyncFS(dir))
 	left, err := os.ReadDir(filepath.Join(filepath.Dir(dir), "trash"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("after a sync of all: %d files kept (%v)", len(left), err)
@@ -42,20 +37,14 @@ func TestVolatileWithPower(t *testing.T) {
 func put(t testing.TB, fsys staging.FS, name string, flag int, data []byte, sync bool) {
 	t.Helper()
 	f, err := fsys.OpenFile(name, os.O_RDWR|flag, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if _, err := f.WriteAt(data, 0); err != nil {
 		t.Fatal(err)
 	}
 	if sync {
-		if err := f.Datasync(); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, f.Datasync())
 	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, f.Close())
 }
 
 func must(t testing.TB, err error) {

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func TestPTXIsCurrent(t *testing.T) {
@@ -26,9 +28,7 @@ func TestPTXIsCurrent(t *testing.T) {
 		sum := sha256.New()
 		for _, name := range k.sources {
 			source, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			sum.Write(source)
 		}
 		m := regexp.MustCompile(`(?m)^// source-sha256: ([0-9a-f]{64})$`).FindStringSubmatch(k.ptx)

@@ -34,9 +34,7 @@ func newGPUCodec(t *testing.T) *gpuCodec {
 		t.Fatalf("compiling the kernels: %v\n%s", err, text)
 	}
 	lib, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	g := &gpuCodec{}
 	for name, at := range map[string]*uintptr{"encode": &g.encode, "decode": &g.decode, "sum": &g.sum} {
 		if *at, err = purego.Dlsym(lib, name); err != nil {

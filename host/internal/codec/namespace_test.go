@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -73,9 +74,7 @@ func TestFirstTrials(t *testing.T) {
 func TestModes(t *testing.T) {
 	rule := func(m Mode, patterns ...string) Rule {
 		list, err := kv.ParsePatterns(patterns)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		return Rule{list, m}
 	}
 	s := Set{Modes: Modes{Rest: Never, Rules: []Rule{

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -14,18 +15,14 @@ func TestPins(t *testing.T) {
 	file := write(t,
 		"[session]\nmax_keys = 8\n[session.pins]\ndtype = \"bf16\"\ntensor_parallel = 8\nreplicated = true\n\"group.0\" = \"prefix x\"\n[session.pins.extra]\nlora = \"a # b\"\n")
 	l, err := Load(Source{File: file})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	want := map[string]string{"dtype": "bf16", "tensor_parallel": "8", "replicated": "true", "group.0": "prefix x",
 		"extra.lora": "a # b"}
 	if got := l.Config.Session.Pins; !reflect.DeepEqual(got, want) {
 		t.Fatalf("pins %q, want %q", got, want)
 	}
 	var out bytes.Buffer
-	if err := l.Print(&out); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, l.Print(&out))
 	if !strings.Contains(out.String(), "\"dtype\" = \"bf16\" # file "+file+"\n") {
 		t.Errorf("no origin in\n%s", out.String())
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -32,12 +33,8 @@ func TestGPUsArePlaced(t *testing.T) {
 		put := func(name, text string) {
 			t.Helper()
 			name = filepath.Join(sys, name)
-			if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(name, []byte(text+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, os.MkdirAll(filepath.Dir(name), 0o700))
+			testenv.OK(t, os.WriteFile(name, []byte(text+"\n"), 0o600))
 		}
 		for i, cpus := range c.nodes {
 			put("devices/system/node/node"+string(rune('0'+i))+"/cpulist", cpus)

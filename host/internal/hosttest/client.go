@@ -3,6 +3,7 @@ package hosttest
 import (
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -27,9 +28,7 @@ func Hello(socket string, g kv.Geometry) client.Hello {
 func Dial(t testing.TB, h client.Hello, blocks, gap, more int) *Client {
 	t.Helper()
 	s, err := client.Dial(t.Context(), h)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { s.Close() })
 	planes := h.Namespace.Groups[0].Geometry.Planes
 	c := &Client{Session: s, t: t, blocks: blocks, stride: int(planes[0].PageBytes) + gap}
@@ -62,13 +61,9 @@ func (c *Client) Poison() {
 func (c *Client) Put(chunks ...client.StoreChunk) client.StoreResult {
 	c.t.Helper()
 	job, err := c.Store(c.t.Context(), 1, 0, chunks)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.OK(c.t, err)
 	r, err := job.Published(c.t.Context())
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.OK(c.t, err)
 	return r
 }
 
@@ -76,9 +71,7 @@ func (c *Client) Put(chunks ...client.StoreChunk) client.StoreResult {
 func (c *Client) Find(keys ...kv.Key) *client.Lookup {
 	c.t.Helper()
 	l, err := c.Lookup(c.t.Context(), client.LookupRequest{Request: 2, Keys: keys})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.OK(c.t, err)
 	return l
 }
 
@@ -86,12 +79,8 @@ func (c *Client) Find(keys ...kv.Key) *client.Lookup {
 func (c *Client) Get(l *client.Lookup, options client.LoadOptions, chunks ...client.LoadChunk) client.LoadResult {
 	c.t.Helper()
 	job, err := c.Load(c.t.Context(), l, chunks, options)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.OK(c.t, err)
 	r, err := job.Wait(c.t.Context())
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testenv.OK(c.t, err)
 	return r
 }

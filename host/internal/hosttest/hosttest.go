@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
@@ -18,13 +19,9 @@ import (
 func Configuration(t testing.TB, roots ...config.Root) *config.Config {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kvhost") // t.TempDir can be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, os.RemoveAll(dir))
 	})
 	c := config.Default()
 	c.Socket, c.HTTP.Listen, c.Roots = filepath.Join(dir, "s"), "", roots
@@ -44,9 +41,7 @@ func Start(t testing.TB, c *config.Config) (h *host.Host, stop func()) {
 func StartWith(t testing.TB, c host.Config) (h *host.Host, stop func()) {
 	t.Helper()
 	h, err := host.New(context.Background(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- h.Run(ctx) }()

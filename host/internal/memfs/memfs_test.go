@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
@@ -21,9 +22,7 @@ func newFS(t testing.TB, size int64) *FS {
 	f, err := New(size, nil)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, f.Close())
 	})
 	return f
 }
@@ -111,25 +110,19 @@ func TestShrink(t *testing.T) {
 					}
 				}
 				for i := 0; i < 2<<20/page/2; i += 2 {
-					if err := f.Remove(fmt.Sprint("/taken", i)); err != nil {
-						t.Fatal(err)
-					}
+					testenv.OK(t, f.Remove(fmt.Sprint("/taken", i)))
 				}
 			}
 			file := create(t, f, "/a")
 			others := f.Stats().Used
 			mem, err := staging.MemoryOf(file, 10*page)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			want := make([]byte, 10*page)
 			for i := range want {
 				want[i] = byte(i/page + 1)
 			}
 			mem.Write(want, 0)
-			if err := staging.Shrink(file, n); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, staging.Shrink(file, n))
 			size := min(n, 10*page)
 			if got, pages := f.Stats().Used-others, (size+page-1)/page*page; got != pages {
 				t.Errorf("holes %t, %d bytes: %d bytes are in use, want %d", holes, n, got, pages)
@@ -139,9 +132,7 @@ func TestShrink(t *testing.T) {
 			if info, err := file.Stat(); err != nil || info.Size != size {
 				t.Errorf("holes %t: the size is %d, %v, want %d", holes, info.Size, err, size)
 			}
-			if err := file.Allocate(10 * page); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, file.Allocate(10*page))
 			if _, err := file.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
 				t.Errorf("holes %t, %d bytes: the file has other bytes, %v", holes, n, err)
 			}
@@ -305,9 +296,7 @@ func TestGrowth(t *testing.T) {
 					t.Errorf("%d steps are still registered", len(p.held))
 				}
 			}
-			if err := errors.Join(file.Close(), f.Close()); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, errors.Join(file.Close(), f.Close()))
 		})
 	}
 }

@@ -52,12 +52,8 @@ func serve(t *testing.T, cfg Config) *Server {
 	go func() { ended <- s.Serve(ctx) }()
 	t.Cleanup(func() {
 		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, <-ended)
+		testenv.NoError(t, s.Close())
 	})
 	return s
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
@@ -22,20 +23,14 @@ func candidates(n int) []abi.Candidate {
 // A module that was built when candidates had 56 bytes steps by the host's stride, and decides as it did.
 func TestAdmitOfRelease01(t *testing.T) {
 	m, err := Open(t.Context(), "testdata/admit_release01.wasm", Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer m.Close(t.Context())
 	a, err := m.NewAdmit(t.Context(), AdmitOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer a.Close()
 	for _, n := range []int{1, 2, 255, 256, 600} {
 		batch, dst := candidates(n), make([]bool, n)
-		if err := a.Admit(batch, dst); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, a.Admit(batch, dst))
 		for i, got := range dst {
 			if want := i%2 == 1 && i/2%3 == 0; got != want {
 				t.Errorf("%d candidates: answer %d is %v", n, i, got)
@@ -90,9 +85,7 @@ func TestTheHostAnswersByDefault(t *testing.T) {
 	for name, m := range modules {
 		t.Run(name, func(t *testing.T) {
 			a, err := m.NewAdmit(t.Context(), AdmitOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			defer a.Close()
 			batch := []abi.Candidate{{}, {Kind: abi.KindDemotion}, {Kind: abi.KindPromotion, Hits: 1}, {Kind: abi.KindPromotion, Hits: 2}}
 			dst := []bool{false, true, true, false}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
@@ -33,9 +34,7 @@ func openBytes(t testing.TB, b []byte, opt Options) (*Module, error) {
 func open(t testing.TB, a wasmtest.Assembly, opt Options) *Module {
 	t.Helper()
 	m, err := openBytes(t, a.Bytes(), opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return m
 }
 
@@ -152,9 +151,7 @@ func TestFaultyEvict(t *testing.T) {
 			if s := e.Stats(); s.Faults != 1 {
 				t.Errorf("%d faults counted", s.Faults)
 			}
-			if err := e.Close(); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, e.Close())
 		})
 	}
 }
@@ -195,9 +192,7 @@ func TestFaultyPlace(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			m := open(t, c.mod, Options{})
 			p, err := m.NewPlace(t.Context(), PlaceOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			defer p.Close()
 			p.SetRoots(make([]abi.RootFacts, 2))
 			path, root, err := p.Path(&abi.PlaceQuery{KeyLen: 16}, []byte("kept"))
@@ -215,9 +210,7 @@ func TestFaultyPlace(t *testing.T) {
 	t.Run("good", func(t *testing.T) {
 		m := open(t, answer(1, 16, 4, abcd), Options{})
 		p, err := m.NewPlace(t.Context(), PlaceOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer p.Close()
 		p.SetRoots(make([]abi.RootFacts, 2))
 		if path, root, err := p.Path(&abi.PlaceQuery{KeyLen: 16}, nil); string(path) != "abcd" || root != 1 || err != nil {
@@ -234,25 +227,19 @@ func TestGuestThatLeavesItToTheHost(t *testing.T) {
 	a.Pages = 200
 	m := open(t, a, Options{})
 	p, err := m.NewPlace(t.Context(), PlaceOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer p.Close()
 	if path, root, err := p.Path(&abi.PlaceQuery{KeyLen: 16}, nil); len(path) != 0 || root != abi.None || err != nil {
 		t.Errorf("got the path %q on root %d, %v, want the built-in name", path, root, err)
 	}
 	l, err := m.NewLayout(t.Context(), LayoutOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer l.Close()
 	if plan, err := l.Plan(0, 0, "model=a\n", kv.Uniform(4, 2, 2, 4096)); err != nil || len(plan.Segments()) != 4 {
 		t.Errorf("a plan that is left to the host: %v", err)
 	}
 	ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer ad.Close()
 	dst := make([]bool, 600)
 	if err := ad.Admit(make([]abi.Candidate, 600), dst); err != nil || !dst[599] {
@@ -267,9 +254,7 @@ func TestBadLayoutAndAdmission(t *testing.T) {
 	a.Pages = 200
 	m := open(t, a, Options{})
 	l, err := m.NewLayout(t.Context(), LayoutOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer l.Close()
 	plan, err := l.Plan(0, 0, "", kv.Uniform(4, 2, 2, 4096))
 	if err != nil || len(plan.Segments()) != 4 {
@@ -279,9 +264,7 @@ func TestBadLayoutAndAdmission(t *testing.T) {
 		t.Errorf("the stats of the layout are %+v, want one fault and the built-in policy", s)
 	}
 	ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer ad.Close()
 	dst := []bool{true, true}
 	if err := ad.Admit(make([]abi.Candidate, 2), dst); err != nil || dst[0] || dst[1] {
@@ -300,14 +283,10 @@ func TestOpenByName(t *testing.T) {
 		t.Errorf("opening a missing file: got %v, want %v", err, ErrNotFound)
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "mine.wasm"), minimal(abi.RoleEvict).Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(filepath.Join(dir, "mine.wasm"), minimal(abi.RoleEvict).Bytes(), 0o600))
 	for _, name := range []string{"mine", "mine.wasm", filepath.Join(dir, "mine.wasm")} {
 		m, err := Open(t.Context(), name, Options{Dir: dir, Cache: policytest.Cache(t)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if m.Name() != "mine" || len(m.Digest()) != 64 || !m.Has(abi.RoleEvict) || m.Has(abi.RolePlace) {
 			t.Errorf("%s opens as module %s with digest %s", name, m.Name(), m.Digest())
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
@@ -19,9 +20,7 @@ import (
 func openCache(t testing.TB, dir string) *sandbox.Cache {
 	t.Helper()
 	c, err := sandbox.OpenCache(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { c.Close(context.Background()) })
 	return c
 }
@@ -41,13 +40,9 @@ func TestCacheKeepsModules(t *testing.T) {
 	use := func() {
 		t.Helper()
 		m, err := openBytes(t, minimal(abi.RoleEvict).With(abi.ExportStep, "ii>I", unreachable).Bytes(), Options{Cache: openCache(t, dir)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		e := newEvict(t, m, 10)
-		if err := e.Event(abi.Event{}); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, e.Event(abi.Event{}))
 		if _, err := e.Victims(abi.Ask{MaxVictims: 1}, make([]uint32, 1)); !errors.Is(err, ErrFault) {
 			t.Error(err)
 		}
@@ -68,18 +63,14 @@ func TestCacheKeepsModules(t *testing.T) {
 	}
 	for _, name := range []string{verdict, machine} {
 		b, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		for _, at := range []int{0, len(b) / 2, len(b) - 1} {
 			bad := append([]byte{}, b...)
 			bad[at] ^= 1
 			if name == machine && at == len(b)/2 {
 				bad = bad[:at]
 			}
-			if err := os.WriteFile(name, bad, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, os.WriteFile(name, bad, 0o600))
 			use()
 		}
 	}
@@ -115,17 +106,11 @@ func TestCancelledCompilation(t *testing.T) {
 
 func TestCacheMustBePrivate(t *testing.T) {
 	open := t.TempDir()
-	if err := os.Chmod(open, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Chmod(open, 0o755))
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(file, nil, 0o600))
 	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(open, link); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Symlink(open, link))
 	for dir, says := range map[string]string{open: "chmod 700", link: "not a directory", file: "not a directory", file + "/x": ""} {
 		if _, err := sandbox.OpenCache(dir); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), says) {
 			t.Errorf("opening a cache in %s: got %v, want %q", dir, err, says)
@@ -133,9 +118,7 @@ func TestCacheMustBePrivate(t *testing.T) {
 	}
 	if os.Geteuid() == 0 {
 		other := filepath.Join(t.TempDir(), "other")
-		if err := errors.Join(os.Mkdir(other, 0o700), os.Chown(other, 12345, 12345)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, errors.Join(os.Mkdir(other, 0o700), os.Chown(other, 12345, 12345)))
 		if _, err := sandbox.OpenCache(other); !errors.Is(err, ErrCache) || !strings.Contains(err.Error(), "another user") {
 			t.Error(err)
 		}
@@ -159,9 +142,7 @@ func TestCacheRecordsSelfTests(t *testing.T) {
 	var first time.Time
 	written := func() time.Time {
 		info, err := os.Stat(only(t, dir+"/*.selftest"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		return info.ModTime()
 	}
 	evict := minimal(abi.RoleEvict)
@@ -204,9 +185,7 @@ func TestClosedModulesLeaveNothing(t *testing.T) {
 				time.Sleep(10 * time.Millisecond)
 			}
 			b, err := os.ReadFile("/proc/self/maps")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			for line := range strings.Lines(string(b)) {
 				var from, to uint64
 				if f := strings.Fields(line); len(f) == 5 && strings.Contains(f[1], "x") {
@@ -224,9 +203,7 @@ func TestClosedModulesLeaveNothing(t *testing.T) {
 			if err == nil {
 				err = m.Close(t.Context())
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 		}
 		open(0)
 		before := code()

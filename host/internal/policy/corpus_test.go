@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
@@ -110,9 +111,7 @@ func TestEachExportCanFail(t *testing.T) {
 			}
 			t.Run(e.export+"/"+kind, func(t *testing.T) {
 				m, err := openBytes(t, roomy(e.role).With(e.export, sig, body).Bytes(), Options{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.OK(t, err)
 				_, err = e.enter(m)
 				var f *Fault
 				if !errors.As(err, &f) || f.Export != e.export || errors.Is(err, ErrFuel) != (kind == "loop") {
@@ -161,9 +160,7 @@ func TestFaultyLayout(t *testing.T) {
 		"segments hold 16380 bytes": wasmtest.Join(body, wasmtest.Packed(0, 1)), "at most 65536": wasmtest.Packed(0, 0xffffffff),
 	} {
 		l, err := open(t, roomy(abi.RoleLayout).With(abi.ExportLayout, "ii>I", code), Options{}).NewLayout(t.Context(), LayoutOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer l.Close()
 		if _, err := askLayout(l, kv.Uniform(4, 1, 1, 4096)); !errors.Is(err, ErrFault) || !strings.Contains(err.Error(), says) {
 			t.Errorf("asking for a plan: got %v, want %q", err, says)
@@ -180,9 +177,7 @@ func TestBeyondLimits(t *testing.T) {
 	}
 	huge := filepath.Join(t.TempDir(), "huge.wasm")
 	f, err := os.Create(huge)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	_, err = f.Write(minimal(abi.RoleEvict).Bytes())
 	if err = errors.Join(err, f.Truncate(100<<20), f.Close()); err != nil {
 		t.Fatal(err)

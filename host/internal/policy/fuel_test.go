@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
@@ -15,9 +16,7 @@ func TestOutOfFuel(t *testing.T) {
 	m, err := Open(t.Context(), "lru", Options{
 		Dir: distDir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 2000, Record: 1}, SkipSelfTest: true,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer m.Close(t.Context())
 	e := newEvict(t, m, 1000)
 	before := e.Stats().Fuel
@@ -40,9 +39,7 @@ func TestFuelIsDeterministic(t *testing.T) {
 		e := newEvict(t, modules["lru"], 500)
 		s := newStream(9, 500)
 		for range 5000 {
-			if err := e.Event(s.next()); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, e.Event(s.next()))
 		}
 		used[i] = e.Stats().Fuel
 	}

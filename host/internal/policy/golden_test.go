@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
@@ -23,15 +24,11 @@ func decisions(t *testing.T, m *Module) []byte {
 	var dst [16]uint32
 	for range 150 {
 		for range 1 + s.rng.IntN(20) {
-			if err := e.Event(s.next()); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, e.Event(s.next()))
 		}
 		ask := s.ask()
 		n, err := e.Victims(ask, dst[:])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		fmt.Fprintf(&b, "bytes %d most %d tenant %d: %d\n", ask.Bytes, ask.MaxVictims, int32(ask.Tenant), dst[:n])
 		for _, v := range dst[:n] {
 			if s.at[v] >= 0 {
@@ -47,14 +44,10 @@ func TestGoldenDecisions(t *testing.T) {
 		path := "testdata/" + name + ".decisions"
 		got := decisions(t, natives[name])
 		if *rewrite {
-			if err := os.WriteFile(path, got, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, os.WriteFile(path, got, 0o644))
 		}
 		want, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if !bytes.Equal(got, want) {
 			t.Errorf("%s: decisions differ from %s; if that is meant, raise the policy's version and run with -rewrite", name, path)
 		}

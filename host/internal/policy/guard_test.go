@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
@@ -27,15 +28,11 @@ func TestAdmitComesBack(t *testing.T) {
 	m := open(t, mortal(), Options{})
 	synctest.Test(t, func(t *testing.T) {
 		ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer ad.Close()
 		ask := func(key uint64) (bool, bool) {
 			dst := []bool{false}
-			if err := ad.Admit([]abi.Candidate{{Key: key}}, dst); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, ad.Admit([]abi.Candidate{{Key: key}}, dst))
 			return dst[0], ad.Stats().Builtin
 		}
 		if yes, builtin := ask(1); yes || builtin { // the guest's own answer is what stands in RESULT: no
@@ -94,22 +91,16 @@ func TestLayoutAndPlaceComeBack(t *testing.T) {
 	m := open(t, mortal(), Options{})
 	synctest.Test(t, func(t *testing.T) {
 		p, err := m.NewPlace(t.Context(), PlaceOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer p.Close()
 		for id := range uint32(20) {
-			if err := p.Namespace(id, "x\n"); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, p.Namespace(id, "x\n"))
 		}
 		path := func(ns uint32) error {
 			_, _, err := p.Path(&abi.PlaceQuery{Namespace: ns, KeyLen: 16}, nil)
 			return err
 		}
-		if err := path(1); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, path(1))
 		if err := path(13); !errors.Is(err, ErrFault) {
 			t.Error(err)
 		}
@@ -139,14 +130,10 @@ func TestStopOnFault(t *testing.T) {
 	var why []error
 	m := open(t, mortal(), Options{OnFault: Stop, Stop: func(err error) { why = append(why, err) }})
 	ad, err := m.NewAdmit(t.Context(), AdmitOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer ad.Close()
 	l, err := m.NewPlace(t.Context(), PlaceOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer l.Close()
 	if err := ad.Admit([]abi.Candidate{{Key: 13}}, make([]bool, 1)); !errors.Is(err, ErrFault) {
 		t.Errorf("the call that faults: got %v, want %v", err, ErrFault)

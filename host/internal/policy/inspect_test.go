@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
@@ -16,13 +17,9 @@ import (
 func inspect(t *testing.T, b []byte, opt Options) *Inspection {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "m.wasm")
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(path, b, 0o600))
 	i, err := Inspect(t.Context(), path, opt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if i.Path != path || i.Digest != digestOf(b) || i.Bytes != len(b) {
 		t.Errorf("the inspection of %s is %+v", path, i)
 	}

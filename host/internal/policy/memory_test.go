@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
@@ -35,9 +36,7 @@ func TestOperatorLimitsMemory(t *testing.T) {
 		{"more than the default", Options{MemoryPages: 5000}, 0, 5000 << 16},
 	} {
 		p, err := open(t, grower(false), c.opt).Probe(t.Context(), ProbeOptions{Role: abi.RoleEvict, MaxSlots: c.slots})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if got := p.MemoryBytes(); got != c.want {
 			t.Errorf("%s: %d bytes, want %d", c.name, got, c.want)
 		}
@@ -51,13 +50,9 @@ func TestMemoryBudget(t *testing.T) {
 	opt := Options{Memory: budget}
 	options := ProbeOptions{Role: abi.RoleEvict}
 	first, err := open(t, grower(false), opt).Probe(t.Context(), options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	second, err := open(t, grower(false), opt).Probe(t.Context(), options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if budget.Used() != 80<<20 || first.MemoryBytes()+second.MemoryBytes() != 80<<20 {
 		t.Errorf("%d used, by %d and %d", budget.Used(), first.MemoryBytes(), second.MemoryBytes())
 	}
@@ -85,14 +80,10 @@ func TestMemoryOfEachRole(t *testing.T) {
 		t.Fatal(err)
 	}
 	admit, err := open(t, keeper(abi.RoleAdmit, "k/1"), opt).NewAdmit(t.Context(), AdmitOptions{State: state})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	m := open(t, mortal(), opt)
 	place, err := m.NewPlace(t.Context(), PlaceOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	of := func(s Stats) uint64 { return s.Memory }
 	e, a, p := of(evict.Stats()), of(admit.Stats()), of(place.Stats())
 	if e == 0 || a == 0 || p == 0 || e+a+p != budget.Used() {

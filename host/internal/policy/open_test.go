@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,9 +37,7 @@ func TestOddFilesAreRefused(t *testing.T) {
 		for _, of := range []string{"module", "signature"} {
 			t.Run(name+" as "+of, func(t *testing.T) {
 				dir, err := os.MkdirTemp("", "kv") // a socket's path must be short
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.OK(t, err)
 				t.Cleanup(func() { os.RemoveAll(dir) })
 				path := filepath.Join(dir, "m.wasm")
 				at, is := path, ErrBadModule
@@ -46,9 +45,7 @@ func TestOddFilesAreRefused(t *testing.T) {
 					at, is = path+SignatureSuffix, ErrSignature
 					err = os.WriteFile(path, module, 0o600)
 				}
-				if err := errors.Join(err, place(at)); err != nil {
-					t.Fatal(err)
-				}
+				testenv.OK(t, errors.Join(err, place(at)))
 				done := started(func() error {
 					_, err := Open(t.Context(), path, Options{PublicKey: key.String()})
 					return err

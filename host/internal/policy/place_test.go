@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func randomQuery(rng *rand.Rand, namespaces uint32) *abi.PlaceQuery {
@@ -20,9 +21,7 @@ func randomQuery(rng *rand.Rand, namespaces uint32) *abi.PlaceQuery {
 func checkPlace(t testing.TB, p *Place) {
 	t.Helper()
 	for id, text := range []string{"model=a\n", "model=b\n"} {
-		if err := p.Namespace(uint32(id), text); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, p.Namespace(uint32(id), text))
 	}
 	rng := rand.New(rand.NewPCG(3, 4))
 	seen := map[string]bool{}
@@ -38,9 +37,7 @@ func checkPlace(t testing.TB, p *Place) {
 func newPlace(t testing.TB, m *Module) *Place {
 	t.Helper()
 	p, err := m.NewPlace(t.Context(), PlaceOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
@@ -98,9 +99,7 @@ func TestSetupIsNotTimed(t *testing.T) {
 	m, err := Open(t.Context(), "lru", Options{
 		Dir: distDir, Cache: policytest.Cache(t), cpuClock: clock, SkipSelfTest: true,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer m.Close(t.Context())
 	for range 3 {
 		newEvict(t, m, 100_000).Close()
@@ -118,13 +117,9 @@ func TestFuelOverSlices(t *testing.T) {
 			[]byte{0x03, 0x40, localGet, 0}, wasmtest.I32(-1), []byte{i32Add, localTee, 0, 0x0d, 0, 0x0b}, wasmtest.I64(0))
 	}
 	one, err := stepOf(t, count(1), Options{cpuClock: clock})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	two, err := stepOf(t, count(2), Options{cpuClock: clock})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	many, err := stepOf(t, count(100_001), Options{cpuClock: clock})
 	if turn := two.Fuel - one.Fuel; err != nil || many.Fuel != one.Fuel+100_000*turn || many.Faults != 0 {
 		t.Errorf("%d for one turn, %d for a hundred thousand more of %d: %v", one.Fuel, many.Fuel, turn, err)

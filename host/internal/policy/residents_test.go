@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 )
@@ -58,13 +59,9 @@ func TestSetKeepsTheContract(t *testing.T) {
 				p.answer = []uint32{slot, slot, 99}
 				_, err = s.Evict(p, abi.Ask{}, make([]uint32, 4), c, func() bool { return false })
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 		}
-		if err := s.EndRequest(0, abi.Hints{}, policy.Cause{}); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, s.EndRequest(0, abi.Hints{}, policy.Cause{}))
 		if err := policytest.CheckEvents(p.events); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -86,14 +83,10 @@ func TestEvictStopsWhenItIsEnough(t *testing.T) {
 	s := policy.NewResidents(p)
 	for key := range uint64(4) {
 		slot, err := s.Insert(abi.OpResident, policy.Resident{Key: key + 1, Size: 1}, policy.Cause{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		p.answer = append(p.answer, slot)
 	}
-	if err := s.Pin(p.answer[0], policy.Cause{}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, s.Pin(p.answer[0], policy.Cause{}))
 	n, err := s.Evict(p, abi.Ask{}, make([]uint32, 4), policy.Cause{}, func() bool { return s.Len() <= 2 })
 	if n != 2 || err != nil || s.Len() != 2 || !s.Pinned(p.answer[0]) {
 		t.Errorf("removed %d, %d left, %v", n, s.Len(), err)

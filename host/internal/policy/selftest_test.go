@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
@@ -57,9 +58,7 @@ func TestSelfTestRefuses(t *testing.T) {
 
 // A role that wants settings is judged where it gets them.
 func TestSelfTestLeavesSettingsToTheRole(t *testing.T) {
-	if err := tried(t, minimal(abi.RoleEvict).With(abi.ExportInit, "i>i", wasmtest.I32(-1)), Options{}); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, tried(t, minimal(abi.RoleEvict).With(abi.ExportInit, "i>i", wasmtest.I32(-1)), Options{}))
 }
 
 // Counters of the self-test are discarded.
@@ -71,9 +70,7 @@ func TestSelfTestLeavesNoTrace(t *testing.T) {
 	m, err := load(t.Context(), "m.wasm", newFile("", a.Bytes()), Options{
 		Grants: []string{"metrics"}, Log: slog.New(slog.NewTextHandler(&said, nil)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer m.Close(t.Context())
 	if n := m.Counters()["steps"]; n != 0 || strings.Contains(said.String(), "text=") || m.Quarantined() != nil {
 		t.Errorf("%d counted by the self-test, and it logged %s", n, said.String())

@@ -12,6 +12,7 @@ import (
 	"aead.dev/minisign"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/plugins/dist"
 )
@@ -22,9 +23,7 @@ func TestSignatures(t *testing.T) {
 	public, key := newKey(t)
 	otherPublic, other := newKey(t)
 	file, err := public.MarshalText()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	id, otherID, line := keyID(public.ID()), keyID(otherPublic.ID()), public.String()
 	sameID := withID(t, otherPublic, line)
 	for name, c := range map[string]struct {
@@ -47,22 +46,16 @@ func TestSignatures(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "m.wasm")
-			if err := os.WriteFile(path, module, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, os.WriteFile(path, module, 0o600))
 			if c.signature != nil {
-				if err := os.WriteFile(path+SignatureSuffix, c.signature, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				testenv.OK(t, os.WriteFile(path+SignatureSuffix, c.signature, 0o600))
 			}
 			m, err := Open(t.Context(), path, Options{PublicKey: c.key, Cache: policytest.Cache(t)})
 			if err == nil {
 				defer m.Close(t.Context())
 			}
 			if c.says == nil {
-				if err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, err)
 				return
 			}
 			if !errors.Is(err, ErrSignature) || !errors.Is(err, ErrBadModule) {
@@ -90,9 +83,7 @@ func TestSignatures(t *testing.T) {
 func newKey(t testing.TB) (minisign.PublicKey, minisign.PrivateKey) {
 	t.Helper()
 	public, secret, err := minisign.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return public, secret
 }
 
@@ -100,13 +91,9 @@ func newKey(t testing.TB) (minisign.PublicKey, minisign.PrivateKey) {
 func withID(t *testing.T, key minisign.PublicKey, other string) string {
 	t.Helper()
 	b, err := base64.StdEncoding.DecodeString(key.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	o, err := base64.StdEncoding.DecodeString(other)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	copy(b[:10], o) // the algorithm and the id
 	return base64.StdEncoding.EncodeToString(b)
 }
@@ -128,9 +115,7 @@ const (
 func verified(t testing.TB, publicKey string, bytes, signature []byte) error {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "m")
-	if err := os.WriteFile(path+SignatureSuffix, signature, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(path+SignatureSuffix, signature, 0o600))
 	return verifySignature(t.Context(), publicKey, &file{path: path, bytes: bytes, digest: digestOf(bytes)})
 }
 

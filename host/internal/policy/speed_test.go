@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
@@ -17,9 +18,7 @@ func touches(b *testing.B, m *Module, slots uint32) func() {
 	for slot := range slots {
 		_ = e.Event(abi.Event{Op: abi.OpInsert, Slot: slot, Parent: abi.None, Size: 1})
 	}
-	if err := e.Flush(); err != nil {
-		b.Fatal(err)
-	}
+	testenv.OK(b, e.Flush())
 	rng := rand.New(rand.NewPCG(1, 2))
 	order := make([]uint32, 64*4*sandbox.MaxBatch)
 	for i := range order {
@@ -29,9 +28,7 @@ func touches(b *testing.B, m *Module, slots uint32) func() {
 	return func() {
 		at = (at + 4*sandbox.MaxBatch) % len(order)
 		for _, slot := range order[at : at+4*sandbox.MaxBatch] {
-			if err := e.Event(abi.Event{Op: abi.OpTouch, Slot: slot, Parent: abi.None, Size: 1}); err != nil {
-				b.Fatal(err)
-			}
+			testenv.OK(b, e.Event(abi.Event{Op: abi.OpTouch, Slot: slot, Parent: abi.None, Size: 1}))
 		}
 	}
 }
@@ -53,9 +50,7 @@ func BenchmarkSpeedOfEvents(b *testing.B) {
 // recency is the example of the same policy in C.
 func recency(b *testing.B) *Module {
 	m, err := Open(b.Context(), policytest.Example(b, "recency"), Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	testenv.OK(b, err)
 	b.Cleanup(func() { m.Close(context.Background()) })
 	return m
 }

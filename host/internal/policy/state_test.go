@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
@@ -88,9 +89,7 @@ func TestEvictStateGoesOn(t *testing.T) {
 			t.Errorf("saving a closed instance: got %v, want %v", err, ErrClosed)
 		}
 	}
-	if err := m.Quarantined(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, m.Quarantined())
 }
 
 func TestStateThatIsNotKept(t *testing.T) {
@@ -134,9 +133,7 @@ func TestAdmitStateGoesOn(t *testing.T) {
 		answer bool
 	}{{1, true, true}, {0, true, false}, {13, false, false}, {14, false, false}} {
 		a, err := m.NewAdmit(t.Context(), AdmitOptions{State: State{Format: "k/1", Data: word(c.word)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer a.Close()
 		dst := []bool{true}
 		if err := a.Admit(make([]abi.Candidate, 1), dst); err != nil || dst[0] != c.answer || a.Loaded() != c.loaded || a.Stats().Faults != 0 {

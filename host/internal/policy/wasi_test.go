@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/tetratelabs/wazero/sys"
 )
@@ -22,9 +23,7 @@ func TestStandardErrorAndExit(t *testing.T) {
 		wasmtest.I32(2), wasmtest.Call(1), unreachable)
 	var log bytes.Buffer
 	m, err := openBytes(t, a.Bytes(), Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	e := newEvict(t, m, 10)
 	_, err = e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, make([]uint32, 1))
 	var f *Fault
@@ -47,14 +46,10 @@ func TestSeededRandom(t *testing.T) {
 		t.Fatalf("random numbers without a grant: got %v, want %v", err, ErrGrant)
 	}
 	m, err := openBytes(t, a.Bytes(), Options{Grants: []string{abi.GrantRandom}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	draw := func(seed uint64) (out [8]uint32) {
 		e, err := m.NewEvict(t.Context(), EvictOptions{MaxSlots: 128, Seed: seed})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer e.Close()
 		for i := range out {
 			if _, err := e.Victims(abi.Ask{Bytes: 1, MaxVictims: 1}, out[i:i+1]); err != nil {

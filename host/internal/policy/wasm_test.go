@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/plugins/fifo"
@@ -138,9 +139,7 @@ func (s *stream) ask() abi.Ask {
 func newEvict(t testing.TB, m *Module, slots uint32) *Evict {
 	t.Helper()
 	e, err := m.NewEvict(t.Context(), EvictOptions{MaxSlots: slots, Capacity: 1 << 30, Seed: 7})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { e.Close() })
 	return e
 }

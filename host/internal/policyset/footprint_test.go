@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
@@ -23,14 +24,10 @@ func TestMemoryComesWithEntries(t *testing.T) {
 			m, err := policy.Open(t.Context(), filepath.Join(policytest.Dir(t, name), name+".wasm"), policy.Options{
 				Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Time: time.Minute}, // a busy machine changes no memory
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			defer m.Close(t.Context())
 			e, err := m.NewEvict(t.Context(), policy.EvictOptions{MaxSlots: slots, Capacity: slots << 20, Seed: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			defer e.Close()
 			empty := e.Stats().Memory
 			if empty > 32<<20 {
@@ -46,13 +43,9 @@ func TestMemoryComesWithEntries(t *testing.T) {
 					t.Fatalf("entry %d: %v", slot, err)
 				}
 			}
-			if err := e.Flush(); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, e.Flush())
 			f, err := footprintOf(t.Context(), m, policy.EvictOptions{MaxSlots: slots, Capacity: slots << 20, Seed: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			t.Logf("%d KiB when empty, %d bytes for an entry, of a limit of %d MiB for %d entries", empty>>10, f.Entry, f.Limit>>20, f.Fits(slots))
 			if f.Entry == 0 || f.Entry > most {
 				t.Errorf("%d bytes for an entry, want at most %d", f.Entry, most)

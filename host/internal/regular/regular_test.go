@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 func TestReadFile(t *testing.T) {
@@ -20,9 +22,7 @@ func TestReadFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	l, err := net.Listen("unix", at("socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer l.Close()
 	for _, c := range []struct {
 		path  string

@@ -3,6 +3,7 @@ package replay
 import (
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/trace"
 )
 
@@ -45,9 +46,7 @@ func TestWorkIsSpread(t *testing.T) {
 		work := make([]int, n)
 		total := 0
 		r, err := trace.Open("../../../examples/traces/mixed.jsonl.zst")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer r.Close()
 		for q := (trace.Request{}); r.Next(&q) == nil; {
 			work[d.Deal(q.HashIDs)] += len(q.HashIDs)

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
 	"github.com/kvhost/kvhost/host/internal/replay"
@@ -28,16 +29,12 @@ func write(t *testing.T, requests [][]uint64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "t.jsonl")
 	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer f.Close()
 	w := json.NewEncoder(f)
 	for i, ids := range requests {
 		q := map[string]any{"timestamp": i, "input_length": len(ids), "output_length": 0, "hash_ids": ids}
-		if err := w.Encode(q); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, w.Encode(q))
 	}
 	return path
 }
@@ -45,16 +42,12 @@ func write(t *testing.T, requests [][]uint64) string {
 func mixture(t *testing.T, requests int) [][]uint64 {
 	t.Helper()
 	r, err := trace.Open("../../../examples/traces/mixed.jsonl.zst")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer r.Close()
 	all := make([][]uint64, requests)
 	for i := range all {
 		var q trace.Request
-		if err := r.Next(&q); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, r.Next(&q))
 		all[i] = append([]uint64{}, q.HashIDs...)
 	}
 	return all
@@ -63,9 +56,7 @@ func mixture(t *testing.T, requests int) [][]uint64 {
 func entryBytes(t *testing.T, s replay.Shape) int64 {
 	t.Helper()
 	n, err := s.EntryBytes(t.Context(), nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return n
 }
 
@@ -73,11 +64,7 @@ func entryBytes(t *testing.T, s replay.Shape) int64 {
 func play(t *testing.T, o replay.Options) *replay.Report {
 	t.Helper()
 	r, err := replay.Run(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Err(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
+	testenv.OK(t, r.Err())
 	return r
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/payload"
@@ -191,34 +192,24 @@ func TestWrongBytesAreFound(t *testing.T) {
 	path, shape := write(t, [][]uint64{ids}), replay.Shape{Ranks: 1, ChunkBytes: 8192, PageBytes: 8192}
 	socket, _ := start(t, t.TempDir(), 1<<20)
 	ns, err := shape.Namespace()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	s, err := client.Dial(t.Context(), client.Hello{Socket: socket, Engine: "liar", Namespace: *ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer s.Close()
 	arena, err := s.NewArena(8192)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer arena.Close()
 	if _, err := s.Register(t.Context(), 0, arena, []client.PlaneRegion{{Stride: 8192, Blocks: 1}}); err != nil {
 		t.Fatal(err)
 	}
 	job, err := s.Store(t.Context(), 1, 0, []client.StoreChunk{{Key: replay.ChainKeys(nil, ids)[0],
 		Blocks: []uint32{0}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if _, err := job.Published(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	r, err := replay.Run(t.Context(), replay.Options{Trace: path, Socket: socket, Shape: shape})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if r.MismatchedBytes < 8000 || r.Hits != 0 {
 		t.Errorf("%d mismatched bytes, %d hits", r.MismatchedBytes, r.Hits)
 	}
@@ -250,9 +241,7 @@ func TestDamagedFilesAreFailedLoads(t *testing.T) {
 		t.Fatalf("%d files damaged, %v", damaged, err)
 	}
 	r, err := replay.Run(t.Context(), replay.Options{Trace: path, Socket: socket, Shape: shape})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if r.MismatchedBytes != 0 || r.FailedLoads != 3 || r.Stored != 3 || !errors.Is(r.Err(), replay.ErrFailures) {
 		t.Errorf("%d mismatched, %d failed loads, %d stored, verdict %v", r.MismatchedBytes, r.FailedLoads, r.Stored,
 			r.Err())
@@ -296,9 +285,7 @@ func TestReportForms(t *testing.T) {
 	socket, _ := start(t, t.TempDir(), 1<<20)
 	r := play(t, replay.Options{Trace: path, Socket: socket, Shape: replay.Shape{Ranks: 1, ChunkBytes: 4096}})
 	var table strings.Builder
-	if err := r.Table(&table); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, r.Table(&table))
 	for _, want := range []string{"chunk accesses", "5", "hit ratio 0.4000", "mismatched bytes  0", "policy evict",
 		" ns per chunk access (admit ", "p99", "GB/s"} {
 		if !strings.Contains(table.String(), want) {
@@ -306,13 +293,9 @@ func TestReportForms(t *testing.T) {
 		}
 	}
 	text, err := json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	var fields map[string]any
-	if err := json.Unmarshal(text, &fields); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, json.Unmarshal(text, &fields))
 	for name, want := range map[string]float64{"requests": 2, "accesses": 5, "hits": 2, "hit_ratio": 0.4,
 		"bytes_loaded": 8192, "bytes_stored": 3 * 4096, "mismatched_bytes": 0} {
 		if fields[name] != want {

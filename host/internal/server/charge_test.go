@@ -29,9 +29,7 @@ func newGroup(t *testing.T) group {
 	dir, err := os.MkdirTemp(testenv.MemoryCgroups(), "kvhost-test-")
 	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := os.Remove(dir); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, os.Remove(dir))
 	})
 	return group(dir)
 }

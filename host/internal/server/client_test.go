@@ -84,9 +84,7 @@ func TestSessionIsSafeForConcurrentUse(t *testing.T) {
 			if res, err := load.Wait(t.Context()); err != nil || len(res.Failed) != 0 || !p.holds(n, 16+n) {
 				t.Errorf("chunk %d: %+v, %v", n, res, err)
 			}
-			if err := errors.Join(p.EndRequest(t.Context(), uint32(n+1), client.Hints{}), p.Ping(t.Context())); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, errors.Join(p.EndRequest(t.Context(), uint32(n+1), client.Hints{}), p.Ping(t.Context())))
 		})
 	}
 	work.Wait()

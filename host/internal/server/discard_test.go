@@ -92,9 +92,7 @@ func TestDiscardOnAHungDisk(t *testing.T) {
 		answered <- err
 	}()
 	until(t, "the removal begins", func() bool { return r.faults.Injected() > 0 })
-	if err := p.Ping(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, p.Ping(t.Context()))
 	p.Close()
 	if err := <-answered; !errors.Is(err, client.ErrClosed) {
 		t.Error(err)

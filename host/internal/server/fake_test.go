@@ -99,9 +99,7 @@ func fakeServer(t testing.TB, cfg Config, b *fakeStore) *Server {
 	s := newServer(cfg, b)
 	t.Cleanup(func() {
 		s.work.Wait()
-		if err := errors.Join(engine.Close(), st.Close()); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, errors.Join(engine.Close(), st.Close()))
 	})
 	return s
 }

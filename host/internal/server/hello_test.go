@@ -115,9 +115,7 @@ func TestFirstMessageIsHello(t *testing.T) {
 			t.Errorf("%s: the stream goes on: %v", name, err)
 		}
 	}
-	if err := other.Ping(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, other.Ping(t.Context()))
 }
 
 func TestSilenceIsNoHello(t *testing.T) {

@@ -144,9 +144,7 @@ func TestLimits(t *testing.T) {
 	if err := look(2); !errors.Is(err, client.ErrLimit) {
 		t.Errorf("requests: %v", err)
 	}
-	if err := p.EndRequest(t.Context(), 1, client.Hints{}); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, p.EndRequest(t.Context(), 1, client.Hints{}))
 	if err := look(2); err != nil {
 		t.Errorf("after the end of the first: %v", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
@@ -58,9 +59,7 @@ func TestSessionEndWaitsForItsSemaphores(t *testing.T) {
 			case <-time.After(20 * time.Millisecond):
 			}
 			close(slow.pass)
-			if err := <-w.end; err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, <-w.end)
 		})
 	}
 }

@@ -79,9 +79,7 @@ func TestUnsealedMemory(t *testing.T) {
 		t.Errorf("a load to pages that are gone: %+v", res)
 	}
 	other.check(3)
-	if err := s.Ping(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, s.Ping(t.Context()))
 }
 
 // Semaphores in memory that is gone cancel the jobs that wait for them.
@@ -101,7 +99,5 @@ func TestSemaphoresInMemoryThatIsGone(t *testing.T) {
 	if res, err := job.Published(t.Context()); err != nil || !res.Cancelled {
 		t.Errorf("cancelled store: got %+v, %v", res, err)
 	}
-	if err := p.Ping(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, p.Ping(t.Context()))
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/plugins/lru"
@@ -30,13 +31,9 @@ func TestEventsKeepTheContract(t *testing.T) {
 		return r, err
 	})
 	res, err := w.Run(t.Context(), m, nil, 60, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if res.Evictions == 0 || len(r.events) == 0 {
 		t.Fatalf("%d evictions and %d events: nothing to check", res.Evictions, len(r.events))
 	}
-	if err := policytest.CheckEvents(r.events); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, policytest.CheckEvents(r.events))
 }

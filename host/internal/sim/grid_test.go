@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"sync/atomic"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -22,9 +24,7 @@ func grid(t testing.TB, workloads ...*Workload) *Grid {
 	}
 	for _, text := range []string{"2%", "10%", "50%"} {
 		c, err := ParseCapacity(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		g.Capacities = append(g.Capacities, c)
 	}
 	return g
@@ -33,9 +33,7 @@ func grid(t testing.TB, workloads ...*Workload) *Grid {
 func outcome(t testing.TB, g *Grid) *Outcome {
 	t.Helper()
 	o, err := g.Run(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return o
 }
 
@@ -75,13 +73,9 @@ func TestGrid(t *testing.T) {
 
 func TestJSONFields(t *testing.T) {
 	text, err := json.Marshal(Result{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	var fields map[string]any
-	if err := json.Unmarshal(text, &fields); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, json.Unmarshal(text, &fields))
 	for _, name := range []string{
 		"trace", "policy", "capacity", "accesses", "hits", "miss_ratio", "prefix_hit_ratio", "evictions",
 		"accesses_per_second",
@@ -100,23 +94,17 @@ func TestGoldenTable(t *testing.T) {
 	other := generated(t, 120)
 	other.Name = "other"
 	var table bytes.Buffer
-	if err := outcome(t, grid(t, generated(t, 400), other)).WriteTable(&table); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, outcome(t, grid(t, generated(t, 400), other)).WriteTable(&table))
 	golden(t, "testdata/table.txt", speeds.ReplaceAll(table.Bytes(), nil))
 }
 
 func golden(t *testing.T, file string, got []byte) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(file, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.WriteFile(file, got, 0o644))
 	}
 	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s: run with -update if this is meant:\n%s", file, got)
 	}

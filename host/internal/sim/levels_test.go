@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
@@ -38,18 +39,14 @@ func levelGrid(t testing.TB, w *Workload, pol string, capacities ...string) *Lev
 func admits(t testing.TB, text string) *Policy {
 	t.Helper()
 	a, err := OpenAdmission(context.Background(), text, policy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return a
 }
 
 func levelOutcome(t testing.TB, g *LevelGrid) *LevelOutcome {
 	t.Helper()
 	o, err := g.Run(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return o
 }
 
@@ -214,9 +211,7 @@ func TestLevelsAddUp(t *testing.T) {
 		for _, write := range []Write{WriteBack, WriteThrough} {
 			g := levelGrid(t, w, "sieve", "40", "200", "300")
 			h, err := g.open(t.Context(), w, g.Policies[0], admits(t, admit), write)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			lo := 0
 			for i, end := range w.ends {
 				if _, err := h.request(w.ids[lo:end], uint32(i)+1); err != nil {
@@ -264,17 +259,13 @@ func TestLevelsInWasmAsNative(t *testing.T) {
 	g.Policies = append(g.Policies, evicts(t, "prefix"))
 	want := levelOutcome(t, g).Results
 	reuse, err := OpenAdmission(t.Context(), "reuse:least=80", policy.Options{Dir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer reuse.Close(context.Background())
 	g.Admissions[1] = reuse
 	for i, name := range []string{"lru", "prefix"} {
 		// Fuel bounds a batch, and prefix decides by batches: it is as for the native twin.
 		p, err := OpenPolicy(t.Context(), name, policy.Options{Dir: dir, Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer p.Close(context.Background())
 		g.Policies[i] = p
 	}
@@ -307,9 +298,7 @@ func TestGoldenLevelTable(t *testing.T) {
 	g.Writes = append(g.Writes, WriteThrough)
 	g.Levels[2].Policy = evicts(t, "sieve")
 	var table bytes.Buffer
-	if err := levelOutcome(t, g).WriteTable(&table); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, levelOutcome(t, g).WriteTable(&table))
 	golden(t, "testdata/levels.txt", table.Bytes())
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/trace"
@@ -36,9 +37,7 @@ func fromRequests(name string, requests []trace.Request) (*Workload, error) {
 func generated(t testing.TB, requests int) *Workload {
 	t.Helper()
 	r, err := trace.Open("../../../examples/traces/mixed.jsonl.zst")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer r.Close()
 	w, err := read(t.Context(), "generated", func(q *trace.Request) error {
 		if requests--; requests < 0 {
@@ -46,9 +45,7 @@ func generated(t testing.TB, requests int) *Workload {
 		}
 		return r.Next(q)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return w
 }
 
@@ -59,18 +56,14 @@ func workload(t testing.TB, requests ...[]uint64) *Workload {
 		all = append(all, trace.Request{Timestamp: int64(i), HashIDs: ids})
 	}
 	w, err := fromRequests("made", all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return w
 }
 
 func run(t testing.TB, w *Workload, m *policy.Module, capacity int, o Options) Result {
 	t.Helper()
 	r, err := w.Run(context.Background(), m, nil, capacity, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return r
 }
 
@@ -218,9 +211,7 @@ func TestBeladyIsTheBest(t *testing.T) {
 	ctx := context.Background()
 	for _, capacity := range []int{50, 500, w.Unique(), 2 * w.Unique()} {
 		best, err := w.RunBelady(ctx, capacity, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		for _, name := range nativeNames() {
 			if r := run(t, w, native(t, name), capacity, Options{}); r.Hits > best.Hits {
 				t.Errorf("%s hits %d times at %d chunks, belady %d", name, r.Hits, capacity, best.Hits)
@@ -292,9 +283,7 @@ func TestCapacities(t *testing.T) {
 	}
 	for _, text := range []string{"1%", "4KiB"} {
 		c, err := ParseCapacity(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if _, err := c.Chunks(w, 16<<10); !errors.Is(err, ErrCapacity) {
 			t.Errorf("%s of 19 chunks: got %v, want %v", text, err, ErrCapacity)
 		}
@@ -304,9 +293,7 @@ func TestCapacities(t *testing.T) {
 		if err == nil {
 			c, err = c.Compressed(1.4)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if got, err := c.Chunks(w, 16<<10); got != want || err != nil {
 			t.Errorf("%s at a ratio of 1.4 is %d chunks, want %d (%v)", text, got, want, err)
 		}
@@ -348,9 +335,7 @@ func TestOpenPolicy(t *testing.T) {
 func TestLoad(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.jsonl")
 	text := `{"timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [4, 5]}` + "\n"
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(path, []byte(text), 0o600))
 	w, err := Load(context.Background(), path)
 	if err != nil || w.Name != "a" || w.Unique() != 2 || w.times[0] != 5e6 {
 		t.Errorf("loading a trace of two chunks: got %+v, %v", w, err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
@@ -21,9 +22,7 @@ func decisions(t testing.TB, w *Workload, m *policy.Module, config policy.Config
 	e, err := m.NewEvict(context.Background(), policy.EvictOptions{
 		MaxSlots: uint32(capacity), Capacity: uint64(capacity) * abi.SizeUnit, Seed: 1, Config: config,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer e.Close()
 	h := fnv.New64a()
 	c := newCache(w, e, capacity, 1)
@@ -62,9 +61,7 @@ func TestWasmDecidesAsNative(t *testing.T) {
 			m, err := policy.Open(ctx, name, policy.Options{
 				Dir: dir, Cache: policytest.Cache(t), Fuel: sandbox.Fuel{Call: 1 << 30, Record: 1 << 20},
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			defer m.Close(ctx)
 			for _, config := range append([]policy.Config{nil}, configs[name]...) {
 				for _, capacity := range []int{7, 300} {

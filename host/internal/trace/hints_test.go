@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // Hints are optional, and a bad one is refused by its name.
@@ -16,14 +17,10 @@ func TestHints(t *testing.T) {
 `
 	want := []Request{{}, {EndReason: abi.EndToolCall, Priority: -5, ReturnMS: 1500}}
 	r, err := NewReader(strings.NewReader(text), "t.jsonl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	var got Request
 	for i, q := range want {
-		if err := r.Next(&got); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, r.Next(&got))
 		if got.EndReason != q.EndReason || got.Priority != q.Priority || got.ReturnMS != q.ReturnMS {
 			t.Errorf("request %d reads as %+v, want %+v", i, got, q)
 		}
@@ -40,9 +37,7 @@ func TestHints(t *testing.T) {
 		`"end_reason": 3}`: "end_reason",
 	} {
 		r, err := NewReader(strings.NewReader(line+text+"\n"), "bad")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		if err := r.Next(&got); !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), says) {
 			t.Errorf("reading %s: got %v, want %v for %s", text, err, ErrFormat, says)
 		}

@@ -14,6 +14,8 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 const three = `{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}
@@ -37,9 +39,7 @@ func pack(t testing.TB, name string, requests []Request) []byte {
 		w = gzip.NewWriter(&b)
 	case ".zst":
 		z, err := zstd.NewWriter(&b, zstd.WithEncoderConcurrency(1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		w = z
 	default:
 		t.Fatalf("%s is of no kind that is compressed", name)
@@ -47,13 +47,9 @@ func pack(t testing.TB, name string, requests []Request) []byte {
 	lines := json.NewEncoder(w)
 	for _, r := range requests {
 		line := map[string]any{"timestamp": r.Timestamp, "input_length": r.InputLength, "output_length": r.OutputLength, "hash_ids": r.HashIDs}
-		if err := lines.Encode(line); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, lines.Encode(line))
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, w.Close())
 	return b.Bytes()
 }
 
@@ -104,13 +100,9 @@ func TestReadsCompressed(t *testing.T) {
 	}
 	for _, kind := range []string{"x.jsonl.gz", "x.jsonl.zst"} {
 		path := filepath.Join(t.TempDir(), "trace")
-		if err := os.WriteFile(path, pack(t, kind, want), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.WriteFile(path, pack(t, kind, want), 0o600))
 		r, err := Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		got, err := rest(r)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %d requests, %v", kind, len(got), err)
@@ -199,9 +191,7 @@ func (e *endless) Read(p []byte) (int, error) {
 func TestBounds(t *testing.T) {
 	src := &endless{}
 	r, err := NewReader(src, "endless")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if err := r.Next(&Request{}); !errors.Is(err, ErrBounds) {
 		t.Errorf("endless line: %v", err)
 	}

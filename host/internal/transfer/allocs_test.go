@@ -6,6 +6,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
@@ -34,9 +35,7 @@ func TestCopiesAllocateNothing(t *testing.T) {
 	for _, windows := range []bool{true, false} {
 		for i, move := range [...]func(ExtentRange, []byte) error{r.memory.Gather, r.memory.Scatter} {
 			if n := testing.AllocsPerRun(50, func() {
-				if err := move(of, slot); err != nil {
-					t.Fatal(err)
-				}
+				testenv.OK(t, move(of, slot))
 			}); n > 0 {
 				t.Errorf("%s, windows %t: %g objects", [...]string{"gather", "scatter"}[i], windows, n)
 			}
@@ -52,9 +51,7 @@ func TestCodecAllocatesByWindow(t *testing.T) {
 	m := flaggedMemory{r.memory, r.gpu.NewFlag()}
 	defer m.flag.Release()
 	plain := testing.AllocsPerRun(50, func() {
-		if err := m.Gather(of, slot); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, m.Gather(of, slot))
 	})
 	stored, size := make([]pieceformat.Stored, of.Hi), 0
 	encode := testing.AllocsPerRun(50, func() {

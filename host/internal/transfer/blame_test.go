@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -22,15 +23,11 @@ func TestCloseBlamesNoPiece(t *testing.T) {
 	}
 	b.fs.Set(rules...)
 	other, err := b.engine.Queue("other")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	loads, first, second := b.spread(8), make(chan transfer.Outcome, 1), make(chan transfer.Outcome, 1)
 	b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads[:4],
 		Done: func(o transfer.Outcome) { first <- o }})
-	if err := b.fs.AwaitHanging(t.Context(), 4); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.fs.AwaitHanging(t.Context(), 4))
 	other.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads[4:],
 		Done: func(o transfer.Outcome) { second <- o }})
 	closed := make(chan error, 1)
@@ -40,9 +37,7 @@ func TestCloseBlamesNoPiece(t *testing.T) {
 	}
 	b.fs.Release()
 	b.fs.Set()
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, <-closed)
 	<-first
 	b.stillThere(4, 5, 6, 7)
 }

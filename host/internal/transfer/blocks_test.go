@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -16,9 +17,7 @@ func TestLayerwiseBlocksAreCheckedFirst(t *testing.T) {
 		regions = append(regions, HostRegion{Data: make([]byte, 4*4096), Stride: 4096, Blocks: 4})
 	}
 	m, err := NewHostMemory(geo, regions)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	q := &Queue{engine: &Engine{cfg: Config{Threads: 1}}}
 	l := q.loadLayers(newFence(3, nil, nil), &LoadJob{
 		Lease:  &store.Lease{}, // which nothing is looked up in

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
@@ -24,9 +25,7 @@ func TestCancelNeedsNoDisk(t *testing.T) {
 	done := make(chan transfer.Outcome, 2)
 	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: loads,
 		Done: func(o transfer.Outcome) { done <- o }})
-	if err := b.fs.AwaitHanging(context.Background(), 1); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.fs.AwaitHanging(context.Background(), 1))
 	h.Cancel()
 	<-h.Fenced()
 	out := <-done
@@ -70,9 +69,7 @@ func TestCancelOfAStoreGivesTheBlocksBack(t *testing.T) {
 		Memory: b.memory, Chunks: chunks,
 		Read: func(o transfer.Outcome) { read <- o }, Published: func(o transfer.Outcome) { published <- o },
 	})
-	if err := b.fs.AwaitHanging(context.Background(), 1); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.fs.AwaitHanging(context.Background(), 1))
 	h.Cancel()
 	<-h.Fenced()
 	first := <-read
@@ -96,9 +93,7 @@ func TestCancelOfAStoreGivesTheBlocksBack(t *testing.T) {
 		t.Fatal(out)
 	}
 	for n, c := range loads {
-		if err := b.checkPages(n, c.Blocks); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, b.checkPages(n, c.Blocks))
 	}
 }
 
@@ -109,9 +104,7 @@ func TestClosedEngineTakesNothing(t *testing.T) {
 	l := b.lease(0)
 	defer l.Release()
 	c := b.put(1, []uint32{0, 1})
-	if err := b.engine.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.engine.Close())
 	if out := b.load(l, b.spread(1), nil); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrClosed) {
 		t.Errorf("load: %+v", out)
 	}

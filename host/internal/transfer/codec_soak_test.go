@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -124,9 +125,7 @@ func (r *deviceRig) discard(list []int) {
 		keys = append(keys, deviceKey(n))
 	}
 	results, err := r.store.Discard(store.DiscardRequest{Namespace: r.space, Keys: keys})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	for i, is := range results {
 		if is != store.DiscardRemoved {
 			r.t.Fatalf("chunk %d: result %d of its deletion", list[i], is)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/fsck"
@@ -81,9 +82,7 @@ func TestCompressedPiecesAreEverybodys(t *testing.T) {
 							t.Fatal(out.Failed)
 						}
 						for c := range n {
-							if err := r.holds(c, ids[c], false); err != nil {
-								t.Error(err)
-							}
+							testenv.NoError(t, r.holds(c, ids[c], false))
 						}
 						continue
 					}
@@ -126,13 +125,9 @@ func (r *deviceRig) hostMemory() (*HostMemory, *Queue, func(plane int, id uint32
 			Stride: int64(p.PageBytes), Blocks: r.memory.Blocks()})
 	}
 	m, err := NewHostMemory(r.geo, regions)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	q, err := r.engine.Queue("host")
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	return m, q, func(plane int, id uint32) []byte {
 		n := int(r.geo.Planes[plane].PageBytes)
 		return regions[plane].Data[int(id)*n : int(id+1)*n]
@@ -185,9 +180,7 @@ func codecFaultOn(t *testing.T, rules string, left, direct bool) {
 				t.Fatal(f.Err)
 			}
 		}
-		if err := r.holds(0, ids[0], len(out.Failed) > 0); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.holds(0, ids[0], len(out.Failed) > 0))
 	}
 	if left && stored && r.gpu.FitsCoder(1, 1) {
 		t.Error("the codec that fails each time is not left")
@@ -238,9 +231,7 @@ func TestCodecFindsDamage(t *testing.T) {
 					c.want != ErrDamaged && !errors.Is(out.Failed[0].Err, c.want) {
 					t.Errorf("the load ended with %+v", out.Failed)
 				}
-				if err := r.holds(0, ids[0], true); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, r.holds(0, ids[0], true))
 				if q := r.store.Stats().Roots[0].Quarantined; q != 1 {
 					t.Errorf("%d files in quarantine", q)
 				}
@@ -291,9 +282,7 @@ func TestCancelWhileTheGPUCodes(t *testing.T) {
 				Done: func(o Outcome) { done <- o }})
 		})
 	}
-	if err := r.holds(0, ids[0], true); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, r.holds(0, ids[0], true))
 	put := r.put(1, ids[0])
 	during("pack", func(done chan<- Outcome) *Handle {
 		return r.queue.Store(&StoreJob{Memory: r.memory, Chunks: []StoreChunk{put}, Read: func(Outcome) {},
@@ -318,14 +307,10 @@ func (r *deviceRig) path(n int) string {
 func (r *deviceRig) plan(n int) *kv.Plan {
 	r.t.Helper()
 	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []kv.Key{deviceKey(n)}, Ranks: 1})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	defer l.Release()
 	p, err := l.Open(0, 0)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	defer p.Close()
 	return p.Expected().Plan
 }
@@ -334,17 +319,11 @@ func (r *deviceRig) plan(n int) *kv.Plan {
 func RewritePiece(t testing.TB, path string, plan *kv.Plan, change func(x int, stored []byte)) {
 	t.Helper()
 	image, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	h, err := pieceformat.DecodeHeader(image)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	table, stored, err := h.ReadStored(image[pieceformat.Page:], plan.Extents(), nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	offsets := pieceformat.Offsets(stored, nil)
 	for x := range stored {
 		part := image[h.DataOffset+offsets[x] : h.DataOffset+offsets[x+1]]
@@ -355,9 +334,7 @@ func RewritePiece(t testing.TB, path string, plan *kv.Plan, change func(x int, s
 	}
 	h.TableSum = pieceformat.PutStored(image[pieceformat.Page:], table, stored)
 	h.Encode(image)
-	if err := os.WriteFile(path, image, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(path, image, 0o600))
 }
 
 // The codec's time on a GPU is what a piece's way takes more than that of a plain one, as far as one was seen.
@@ -392,9 +369,7 @@ func TestCodecTimeIsBeyondAPlainWay(t *testing.T) {
 		plain.Observe(16<<10, time.Hour) // so that all of the codec's time is less
 	}
 	chunks := []StoreChunk{r.put(1, r.shuffled(1)[0])}
-	if _, out := r.storeAll(chunks...); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(chunks...)
 	if _, err := r.loadOne(1, ""); err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -82,9 +83,7 @@ func TestCompressedSizes(t *testing.T) {
 			var size, allocated int64
 			for _, path := range b.pieces() {
 				info, err := os.Stat(path)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testenv.OK(t, err)
 				size += info.Size()
 				allocated += info.Sys().(*syscall.Stat_t).Blocks * 512 // a fragmented file has a block for its map
 			}
@@ -111,9 +110,7 @@ func TestCompressedSizes(t *testing.T) {
 					t.Errorf("flow %s: got %+v, want %d bytes of pages", what, got, c.of*geo.PageBytes())
 				}
 			}
-			if err := b.store.Close(); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, b.store.Close())
 			b.config.Roots[0].Compressed = false
 			b.open()
 			load()
@@ -135,9 +132,7 @@ func (b *bench) plan(n int) *kv.Plan {
 	l := b.lease(n)
 	defer l.Release()
 	p, err := l.Open(0, 0)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.OK(b.t, err)
 	defer p.Close()
 	return p.Expected().Plan
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
@@ -23,14 +24,10 @@ func hang(t *testing.T, always bool) {
 	t.Setenv("KVHOST_TEST_GPU", "")
 	r := newDeviceRig(t, kv.Uniform(4, 4, 1, 100_000), 64, 32<<20)
 	from := r.shuffled(2)
-	if _, out := r.storeAll(r.put(0, from[0])); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(r.put(0, from[0]))
 	limited, err := gds.NewDirectRoute(r.gpu, r.direct.CuFile(),
 		gds.DirectConfig{BufferBytes: 32 << 20, Limit: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	settled := func() {
 		t.Helper()
 		r.double.Rules("")
@@ -39,17 +36,13 @@ func hang(t *testing.T, always bool) {
 		}
 	}
 	t.Cleanup(func() {
-		if err := limited.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, limited.Close())
 	})
 	r.route(RouteChoice{Direct: limited, Always: always})
 	ids := r.shuffled(1)
 	r.poison()
 	r.double.Rules("cuFileRead:hang")
-	if out := r.load([]int{0}, ids); len(out.Failed) > 0 {
-		t.Fatal(out.Failed)
-	}
+	r.mustLoad([]int{0}, ids)
 	if s := r.stats(); s.LoadFallbacks != 1 || s.Suspended != 1 || s.Route != "staged" || s.Hung != 1 ||
 		s.SlotsInUse != 1 {
 		t.Errorf("always %v: %+v", always, s)
@@ -58,9 +51,7 @@ func hang(t *testing.T, always bool) {
 		t.Errorf("always %v: %v, %+v", always, out.Failed, r.stats())
 	}
 	settled()
-	if err := r.holds(0, ids[0], false); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, r.holds(0, ids[0], false))
 
 	r.route(RouteChoice{Direct: limited, Always: always})
 	last := r.put(1, from[1])
@@ -87,20 +78,14 @@ func TestDirectLoadsVerify(t *testing.T) {
 	r := newDeviceRig(t, kv.Uniform(4, 4, 1, 100_000), 64, 32<<20)
 	r.route(RouteChoice{})
 	from, ids := r.shuffled(3), r.shuffled(3)
-	if _, out := r.storeAll(r.put(0, from[0]), r.put(1, from[1]), r.put(2, from[2])); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(r.put(0, from[0]), r.put(1, from[1]), r.put(2, from[2]))
 	r.poison()
 	r.double.Rules("") // counts from here
-	if out := r.load([]int{0, 1, 2}, ids); len(out.Failed) > 0 {
-		t.Fatal(out.Failed)
-	}
+	r.mustLoad([]int{0, 1, 2}, ids)
 	if n := r.double.Calls("sums"); n != 3 {
 		t.Errorf("%d launches for checksums, want 3", n)
 	}
 	for n := range 3 {
-		if err := r.holds(n, ids[n], false); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.holds(n, ids[n], false))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/internal/payload"
@@ -59,9 +60,7 @@ func newDeviceRigOf(
 		rng: rand.New(rand.NewPCG(3, 4))}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 	}
 	var names []string
 	if os.Getenv("KVHOST_TEST_GPU") == "" {
@@ -116,18 +115,12 @@ func newDeviceRigOf(
 		}
 		r.fs.Set()
 		for _, f := range []func() error{r.engine.Close, r.store.Close, r.direct.Close} {
-			if err := f(); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, f())
 		}
 		if r.gpu.Err() == nil {
-			if err := r.onFile(c.Close); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, r.onFile(c.Close))
 		}
-		if err := r.gpu.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.gpu.Close())
 		if r.double != nil {
 			r.double.Forget()
 		}
@@ -188,9 +181,7 @@ func (r *deviceRig) content(n, plane, block int) []byte {
 			dtype = payload.BFloat16
 		}
 		content, err := payload.Of(dtype)
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		testenv.OK(r.t, err)
 		key := deviceKey(n)
 		content.Fill(page, payload.Seed(&key, 0, r.geo.Planes[plane], uint32(block)))
 		return page
@@ -235,6 +226,14 @@ func (r *deviceRig) storeAll(chunks ...StoreChunk) (read, published Outcome) {
 	return r.storeFrom(r.queue, r.memory, chunks...)
 }
 
+// mustStore is storeAll where no chunk may fail.
+func (r *deviceRig) mustStore(chunks ...StoreChunk) {
+	r.t.Helper()
+	if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
+		r.t.Fatalf("stored %d chunks: %+v, %+v; want no failure", len(chunks), read.Failed, out.Failed)
+	}
+}
+
 // storeFrom is storeAll from any memory.
 func (r *deviceRig) storeFrom(q *Queue, m Memory, chunks ...StoreChunk) (read, published Outcome) {
 	var wg sync.WaitGroup
@@ -265,6 +264,14 @@ func (r *deviceRig) shuffled(n int) [][]uint32 {
 func (r *deviceRig) load(chunks []int, ids [][]uint32) Outcome {
 	r.t.Helper()
 	return r.loadTo(r.queue, r.memory, chunks, ids, nil)
+}
+
+// mustLoad is load where no chunk may fail.
+func (r *deviceRig) mustLoad(chunks []int, ids [][]uint32) {
+	r.t.Helper()
+	if out := r.load(chunks, ids); len(out.Failed) > 0 {
+		r.t.Fatalf("loaded chunks %v: %+v, want no failure", chunks, out.Failed)
+	}
 }
 
 // loadTo is load to any memory, whole or by layers.

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -15,9 +16,7 @@ func TestFlightIsToldByRoute(t *testing.T) {
 	r := newDeviceRig(t, kv.Uniform(2, 2, 1, 4096), 16, 8<<20)
 	r.route(RouteChoice{})
 	ids := r.shuffled(1)
-	if _, out := r.storeAll(r.put(0, ids[0])); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(r.put(0, ids[0]))
 	inFlight := func() map[string]int {
 		out := map[string]int{}
 		for _, f := range r.engine.Traffic() {
@@ -45,9 +44,7 @@ func TestFlightIsToldByRoute(t *testing.T) {
 	r.double.Rules("cuFileRead:code=5030")
 	r.fs.Set(faultfs.MustRules("read **.kv: hang")...)
 	go func() { done <- r.load([]int{0}, ids) }()
-	if err := r.fs.AwaitHanging(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, r.fs.AwaitHanging(t.Context(), 1))
 	if got := inFlight(); got["direct"] != 0 || got["staged"] != 1 {
 		t.Errorf("while it is staged instead: %v", got)
 	}
@@ -68,9 +65,7 @@ func TestGPUStatsAreOfAllItsRoots(t *testing.T) {
 	r := newDeviceRig(t, kv.Uniform(2, 2, 1, 4096), 16, 8<<20)
 	r.engine.SetRoute(r.gpu, "/", RouteChoice{Why: "as configured"})
 	r.route(RouteChoice{})
-	if _, out := r.storeAll(r.put(0, r.shuffled(1)[0])); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(r.put(0, r.shuffled(1)[0]))
 	list := r.engine.Routes()
 	if len(list) != 2 || list[0].Root != "/" || list[0].Route != "staged" || list[1].Route != "direct" {
 		t.Fatalf("routes: got %+v, want / staged and the root direct", list)

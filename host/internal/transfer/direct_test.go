@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
@@ -59,16 +60,12 @@ func TestShapesTakeTheirRoute(t *testing.T) {
 				if compresses != (c.compressed && name != "tiny pages") {
 					t.Errorf("pieces are compressed: %t", compresses)
 				}
-				if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
-					t.Fatal(read, out)
-				}
+				r.mustStore(chunks...)
 				back := func(what string) {
 					t.Helper()
 					r.poison()
 					ids := r.shuffled(n)
-					if out := r.load([]int{0, 1, 2, 3, 4}, ids); len(out.Failed) > 0 {
-						t.Fatal(what, out.Failed)
-					}
+					r.mustLoad([]int{0, 1, 2, 3, 4}, ids)
 					for i := range n {
 						if err := r.holds(i, ids[i], false); err != nil {
 							t.Error(what, err)
@@ -97,9 +94,7 @@ func TestShapesTakeTheirRoute(t *testing.T) {
 					return
 				}
 				for range 2 { // the second finds the file registered, whatever the order of the others was
-					if out := r.load([]int{0}, r.shuffled(1)); len(out.Failed) > 0 {
-						t.Fatal(out.Failed)
-					}
+					r.mustLoad([]int{0}, r.shuffled(1))
 				}
 				if s := r.stats(); s.Stores != n || s.Loads != n+2 || s.Route != "direct" || s.SlotsInUse != 0 || s.Handles.Hits == 0 {
 					t.Errorf("after %d stores and %d loads the route has %+v", n, n+2, s)
@@ -133,9 +128,7 @@ func TestDirectFaultsAreStaged(t *testing.T) {
 			from := r.shuffled(3)
 			chunks := []StoreChunk{r.put(0, from[0]), r.put(1, from[1]), r.put(2, from[2])}
 			r.double.Rules(c.store)
-			if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
-				t.Fatal(read, out)
-			}
+			r.mustStore(chunks...)
 			r.double.Rules(c.load)
 			r.direct.Handles.Close() // so that the files are registered again
 			r.direct.Handles = gds.NewHandles(r.gpu, r.direct.CuFile(), 4)
@@ -143,14 +136,10 @@ func TestDirectFaultsAreStaged(t *testing.T) {
 			r.double.Rules("")
 			r.poison()
 			r.double.Rules(c.load)
-			if out := r.load([]int{0, 1, 2}, ids); len(out.Failed) > 0 {
-				t.Fatal(out.Failed)
-			}
+			r.mustLoad([]int{0, 1, 2}, ids)
 			r.double.Rules("")
 			for n := range 3 {
-				if err := r.holds(n, ids[n], false); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, r.holds(n, ids[n], false))
 			}
 			s := r.stats()
 			if c.name == "no slot" {
@@ -187,21 +176,15 @@ func TestRouteIsSuspendedAndResumed(t *testing.T) {
 	now := time.Unix(1000, 0)
 	way.now = func() time.Time { return now }
 	ids := r.shuffled(1)
-	if _, out := r.storeAll(r.put(0, ids[0])); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(r.put(0, ids[0]))
 	load := func(rules string) {
 		t.Helper()
 		r.double.Rules("")
 		r.poison()
 		r.double.Rules(rules)
-		if out := r.load([]int{0}, ids); len(out.Failed) > 0 {
-			t.Fatal(out.Failed)
-		}
+		r.mustLoad([]int{0}, ids)
 		r.double.Rules("")
-		if err := r.holds(0, ids[0], false); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, r.holds(0, ids[0], false))
 	}
 	const broken = "cuFileRead:code=5030"
 	load(broken)
@@ -243,22 +226,16 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 	now := time.Unix(1000, 0)
 	way.now = func() time.Time { return now }
 	from := r.shuffled(2)
-	if _, out := r.storeAll(r.put(0, from[0]), r.put(1, from[1])); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(r.put(0, from[0]), r.put(1, from[1]))
 	ids := r.shuffled(2)
 	for lie := range int64(4) { // a probe that lies is a probe that failed, so the next is twice as far
 		r.poison()
 		r.double.Rules("cuFileRead:flip=500000")
 		for range 2 { // the second is staged
-			if out := r.load([]int{0}, ids[:1]); len(out.Failed) > 0 {
-				t.Fatal(out.Failed)
-			}
+			r.mustLoad([]int{0}, ids[:1])
 		}
 		r.double.Rules("")
-		if err := r.holds(0, ids[0], false); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.holds(0, ids[0], false))
 		if s := r.stats(); s.Mismatched != lie+1 || s.Suspended != lie+1 || s.Route != "staged" || s.Loads != 0 ||
 			way.suspension != firstSuspension<<lie {
 			t.Errorf("%+v, left for %v", s, way.suspension)
@@ -276,9 +253,7 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 		t.Fatal(damaged, err)
 	}
 	f, err := os.OpenFile(damaged, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if _, err := f.WriteAt([]byte{1, 2, 3}, 700_001); err != nil {
 		t.Fatal(err)
 	}
@@ -288,9 +263,7 @@ func TestDirectLiesAreFoundOut(t *testing.T) {
 	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, kv.ErrChecksum) {
 		t.Fatal(out)
 	}
-	if err := errors.Join(r.holds(0, ids[0], false), r.holds(1, ids[1], true)); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, errors.Join(r.holds(0, ids[0], false), r.holds(1, ids[1], true)))
 	if s := r.stats(); s.Mismatched != 0 || s.Suspended != 0 || s.Route != "direct" {
 		t.Errorf("a damaged file is blamed on the route: %+v", s)
 	}
@@ -352,9 +325,7 @@ func TestLostGPUOnTheDirectRoute(t *testing.T) {
 	r := newDeviceRig(t, kv.Uniform(2, 2, 1, 4096), 16, 8<<20)
 	r.route(RouteChoice{})
 	from := r.shuffled(2)
-	if _, out := r.storeAll(r.put(0, from[0])); len(out.Failed) > 0 {
-		t.Fatal(out)
-	}
+	r.mustStore(r.put(0, from[0]))
 	last := r.put(1, from[1])
 	r.double.Rules("sums:code=719")
 	if out := r.load([]int{0}, from); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrDevice) {
@@ -379,18 +350,12 @@ func TestStagedWindows(t *testing.T) {
 	for c, ids := range r.shuffled(n) {
 		chunks = append(chunks, r.put(c, ids))
 	}
-	if read, out := r.storeAll(chunks...); len(read.Failed)+len(out.Failed) > 0 {
-		t.Fatal(read, out)
-	}
+	r.mustStore(chunks...)
 	r.poison()
 	ids := r.shuffled(n)
-	if out := r.load([]int{0, 1, 2, 3}, ids); len(out.Failed) > 0 {
-		t.Fatal(out.Failed)
-	}
+	r.mustLoad([]int{0, 1, 2, 3}, ids)
 	for c := range n {
-		if err := r.holds(c, ids[c], false); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.holds(c, ids[c], false))
 	}
 	if in := r.engine.Stats().SlotsInUse; in != 0 {
 		t.Errorf("%d slots are held", in)
@@ -404,9 +369,7 @@ func TestStagedWindows(t *testing.T) {
 		t.Fatal(out.Failed)
 	}
 	for c := range n {
-		if err := r.holds(c, ids[c], c == 2); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, r.holds(c, ids[c], c == 2))
 	}
 	last := r.put(5, ids[0])
 	r.fs.Set(faultfs.MustRules("write ** 4th: enospc")...)

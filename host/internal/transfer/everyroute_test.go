@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -107,9 +108,7 @@ func everyRoute(t *testing.T, test func(t *testing.T, r *routeRig)) {
 func ChangeByte(t testing.TB, path string, at int64, by byte) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer f.Close()
 	var one [1]byte
 	if _, err := f.ReadAt(one[:], at); err != nil {
@@ -384,9 +383,7 @@ func (r *routeRig) otherShape() Memory {
 			regions = append(regions, HostRegion{Data: first[:cap(first)], Stride: int64(len(first)), Blocks: r.memory.Blocks()})
 		}
 		m, err := NewHostMemory(geo, regions)
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		testenv.OK(r.t, err)
 		return m
 	}
 	var regions []DeviceRegion
@@ -395,9 +392,7 @@ func (r *routeRig) otherShape() Memory {
 			Stride: int64(r.geo.Planes[plane].PageBytes + 64), Blocks: r.memory.Blocks()})
 	}
 	m, err := NewDeviceMemory(r.gpu, geo, regions)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	return m
 }
 

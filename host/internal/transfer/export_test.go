@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -18,9 +19,7 @@ func (e *Engine) SetWriteQueue(d time.Duration) { e.cfg.WriteQueue = d }
 func Fragment(t testing.TB, mem *memfs.FS, of int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(1, 1))
-	if err := mem.Mkdir("/taken", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, mem.Mkdir("/taken", 0o700))
 	var names []string
 	for err := error(nil); err == nil; {
 		var f staging.File
@@ -33,9 +32,7 @@ func Fragment(t testing.TB, mem *memfs.FS, of int) {
 	}
 	for i, name := range names {
 		if i%of == 0 {
-			if err := mem.Remove(name); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, mem.Remove(name))
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -29,9 +30,7 @@ func (b *bench) pieces() []string {
 		}
 		return err
 	})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.OK(b.t, err)
 	return out
 }
 
@@ -90,13 +89,9 @@ func (b *bench) failsAlone(layers bool) error {
 		b.t.Fatalf("failed: %+v", out.Failed)
 	}
 	for _, n := range []int{0, 2} {
-		if err := b.checkPages(n, loads[n].Blocks); err != nil {
-			b.t.Error(err)
-		}
+		testenv.NoError(b.t, b.checkPages(n, loads[n].Blocks))
 	}
-	if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
-		b.t.Error(err)
-	}
+	testenv.NoError(b.t, b.checkRightSoFar(1, loads[1].Blocks))
 	again := b.lease(0, 1, 2)
 	defer again.Release()
 	if again.Hits() != 1 {
@@ -113,9 +108,7 @@ func TestDamageFailsItsChunkOnly(t *testing.T) {
 	flip := func(at int64) func(*bench, int64) { return func(b *bench, _ int64) { change(b, at) } }
 	truncate := func(n int64) func(*bench, int64) {
 		return func(b *bench, _ int64) {
-			if err := os.Truncate(b.pieceOf(1), n); err != nil {
-				b.t.Fatal(err)
-			}
+			testenv.OK(b.t, os.Truncate(b.pieceOf(1), n))
 		}
 	}
 	for _, c := range []struct {
@@ -133,9 +126,7 @@ func TestDamageFailsItsChunkOnly(t *testing.T) {
 			"header only":    truncate(4096),
 			"empty":          truncate(0),
 			"gone": func(b *bench, _ int64) {
-				if err := os.Remove(b.pieceOf(1)); err != nil {
-					b.t.Fatal(err)
-				}
+				testenv.OK(b.t, os.Remove(b.pieceOf(1)))
 			},
 		}},
 		{newCompressed, map[string]func(b *bench, size int64){
@@ -157,9 +148,7 @@ func TestDamageFailsItsChunkOnly(t *testing.T) {
 					b := c.open(t, geo, geo.Blocks*3)
 					b.storeChunks(3)
 					info, err := os.Stat(b.pieceOf(1))
-					if err != nil {
-						t.Fatal(err)
-					}
+					testenv.OK(t, err)
 					damage(b, info.Size())
 					if err := b.failsAlone(layers); errors.Is(err, codec.ErrCorrupt) {
 						t.Errorf("a decoder was given damaged bytes: %v", err)
@@ -239,9 +228,7 @@ func TestBlockIdsAreCheckedBeforeAnythingMoves(t *testing.T) {
 			if len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrBlocks) {
 				t.Errorf("load: %+v", out)
 			}
-			if err := b.checkUntouched([]uint32{0, 1, 2, 3}); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, b.checkUntouched([]uint32{0, 1, 2, 3}))
 			c := b.put(1, []uint32{0, 1})
 			c.Blocks = ids
 			if _, out := b.storeAll(c); len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, transfer.ErrBlocks) {
@@ -317,14 +304,10 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 	engine, err := transfer.New(transfer.Config{
 		Threads: 2, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer engine.Close()
 	queue, err := engine.Queue("host")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	b.fs.Set(faultfs.MustRules("write **: hang")...)
 	store := func(from, to int) (read, published chan transfer.Outcome) {
 		var chunks []transfer.StoreChunk
@@ -337,9 +320,7 @@ func TestStoresThatWaitTooLongAreShed(t *testing.T) {
 		return read, published
 	}
 	_, first := store(0, 2)
-	if err := b.fs.AwaitHanging(t.Context(), 2); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.fs.AwaitHanging(t.Context(), 2))
 	engine.SetWriteQueue(50 * time.Millisecond)
 	read, second := store(2, 6)
 	if o := <-read; len(o.Failed) != 4 || !errors.Is(o.Failed[0].Err, transfer.ErrShed) ||

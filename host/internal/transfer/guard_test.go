@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -16,17 +17,11 @@ import (
 func shared(t *testing.T, size int) (*os.File, []byte) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("guard", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	f := os.NewFile(uintptr(fd), "guard")
-	if err := f.Truncate(int64(size)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, f.Truncate(int64(size)))
 	data, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { errors.Join(unix.Munmap(data), f.Close()) })
 	return f, data
 }
@@ -37,13 +32,9 @@ func TestShrinkingMemory(t *testing.T) {
 	geo := kv.Uniform(blocks, 1, 1, page)
 	f, data := shared(t, page*blocks)
 	m, err := NewHostMemory(geo, []HostRegion{{Data: data, Stride: page, Blocks: blocks}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	plan, err := kv.NewPlan(geo, []abi.Segment{{Blocks: blocks, PageLen: page}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	r := ExtentRange{Plan: plan, Hi: len(plan.Extents()), Table: make([]uint64, len(plan.Extents()))}
 	for i := range uint32(blocks) {
 		r.Blocks = append(r.Blocks, i)
@@ -60,15 +51,11 @@ func TestShrinkingMemory(t *testing.T) {
 		if err := copying(); err != nil {
 			t.Fatalf("%s: copy of memory that is there: %v", name, err)
 		}
-		if err := f.Truncate(page * blocks / 2); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, f.Truncate(page*blocks/2))
 		if err := copying(); !errors.Is(err, ErrMemory) {
 			t.Errorf("%s of memory that is gone: %v", name, err)
 		}
-		if err := f.Truncate(page * blocks); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, f.Truncate(page*blocks))
 		if err := m.Gather(r, buf); err != nil { // the sums are those of zeros now
 			t.Errorf("%s of memory that is back: %v", name, err)
 		}
@@ -82,9 +69,7 @@ func TestShrinkingMemory(t *testing.T) {
 			} else if got != nil {
 				t.Fatalf("%s: copy of memory that goes away: got %v, want ErrMemory or none", name, got)
 			}
-			if err := errors.Join(err, f.Truncate(page*blocks)); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, errors.Join(err, f.Truncate(page*blocks)))
 		}
 		if failed == 0 {
 			t.Errorf("%s: no copy met the end of its memory", name)
@@ -98,9 +83,7 @@ func TestShrinkingMemory(t *testing.T) {
 // A fault elsewhere is a bug, not the client's.
 func TestGuardPassesOtherPanics(t *testing.T) {
 	f, elsewhere := shared(t, 4096)
-	if err := f.Truncate(0); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, f.Truncate(0))
 	_, mine := shared(t, 4096)
 	for name, fn := range map[string]func() error{
 		"fault": func() error { elsewhere[0] = 1; return nil },

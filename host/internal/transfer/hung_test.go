@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
@@ -30,13 +31,9 @@ func closeDuringHungRead(t *testing.T) {
 		Threads: 1, SlotBytes: transfer.MinSlotBytes, MaxStaging: 2 * transfer.MinSlotBytes, ReadRatio: 0.75,
 		Log: slog.New(slog.NewTextHandler(&log, nil)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	queue, err := engine.Queue("host")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	b.fs.Set(faultfs.MustRules("read " + b.pieceOf(0) + ": hang")...)
 	defer b.fs.Release()
 	l := b.lease(0)

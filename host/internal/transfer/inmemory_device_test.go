@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
@@ -24,13 +25,9 @@ func newMemoryRigOf(
 	t testing.TB, dtype string, geo kv.Geometry, blocks uint32, change ...func(*store.Config)) (*deviceRig, *memfs.FS) {
 	t.Helper()
 	mem, err := memfs.New(128<<20, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := mem.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, mem.Close())
 	})
 	faulty := faultfs.New(mem)
 	r := newDeviceRigOf(t, dtype, geo, blocks, 16<<20, append(change, func(c *store.Config) {
@@ -40,9 +37,7 @@ func newMemoryRigOf(
 	mem.Start(nil, r.gpu.Pinner())
 	<-mem.Grown()
 	t.Cleanup(func() {
-		if err := mem.Unlock(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, mem.Unlock())
 	})
 	return r, mem
 }
@@ -53,9 +48,7 @@ func (r *deviceRig) memoryFile(mem *memfs.FS, n int) staging.Segments {
 	var find func(dir string) string
 	find = func(dir string) string {
 		list, err := mem.ReadDir(dir)
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		testenv.OK(r.t, err)
 		for _, e := range list {
 			name := dir + "/" + e.Name()
 			if !e.IsDir() && strings.HasPrefix(e.Name(), deviceKey(n).String()) {
@@ -70,9 +63,7 @@ func (r *deviceRig) memoryFile(mem *memfs.FS, n int) staging.Segments {
 		return ""
 	}
 	f, err := mem.OpenFile(find(r.root), os.O_RDONLY, 0)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	defer f.Close()
 	s, err := staging.MemoryOf(f, 1)
 	if err != nil || s == nil {
@@ -85,9 +76,7 @@ func (r *deviceRig) memoryFile(mem *memfs.FS, n int) staging.Segments {
 func (r *deviceRig) lookup(n int) *store.Lease {
 	r.t.Helper()
 	l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []kv.Key{deviceKey(n)}, Ranks: 1})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testenv.OK(r.t, err)
 	return l
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -27,13 +28,9 @@ func newMemoryBench(t testing.TB, geo kv.Geometry, blocks uint32, holes int, cha
 	*memfs.FS) {
 	t.Helper()
 	mem, err := memfs.New(64<<20, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := mem.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, mem.Close())
 	})
 	mem.Start(nil)
 	if holes > 1 {
@@ -63,9 +60,7 @@ func (b *bench) byMemory() error {
 func memoryPieces(t testing.TB, fsys staging.FS, dir string) (names []string) {
 	t.Helper()
 	list, err := fsys.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	for _, e := range list {
 		switch name := dir + "/" + e.Name(); {
 		case !e.IsDir() && strings.HasSuffix(name, ".kv"):
@@ -109,20 +104,14 @@ func TestMemoryIsKeptForLoads(t *testing.T) {
 	var open []*store.Piece
 	for i := range chunks {
 		p, err := l.Open(i, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		open = append(open, p)
 	}
 	for _, name := range memoryPieces(t, mem, "/root") {
-		if err := mem.Remove(name); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, mem.Remove(name))
 	}
 	other, err := mem.OpenFile("/other", os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer other.Close()
 	ones := make([]byte, 1<<20)
 	for i := range ones {
@@ -206,9 +195,7 @@ func TestMemoryUnderEviction(t *testing.T) {
 	if used := mem.Stats().Used; used > 4<<20+64<<10 {
 		t.Errorf("%d bytes in use in a root of 4 MiB", used)
 	}
-	if err := b.byMemory(); err != nil {
-		t.Error(err)
-	}
+	testenv.NoError(t, b.byMemory())
 	for s, n := range loaded {
 		if n == 0 {
 			t.Errorf("goroutine %d loaded nothing", s)
@@ -222,21 +209,15 @@ func TestMemoryIsEmptyAfterRestart(t *testing.T) {
 	b, _ := newMemoryBench(t, geo, geo.Blocks*3, 1)
 	b.storeChunks(3)
 	mem, err := memfs.New(8<<20, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if _, err := mem.Stat("/root"); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	if err := b.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.store.Close())
 	b.config.FS = mem
 	b.open()
 	t.Cleanup(func() {
-		if err := errors.Join(b.store.Close(), mem.Close()); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, errors.Join(b.store.Close(), mem.Close()))
 	})
 	l := b.lease(0, 1, 2)
 	if l.Hits() != 0 {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
@@ -48,17 +49,13 @@ func TestHungRootLeavesWorkers(t *testing.T) {
 		t.Errorf("load from the root that is well failed: %+v", out)
 	}
 	for _, c := range well {
-		if err := b.checkPages(c.Index, c.Blocks); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, b.checkPages(c.Index, c.Blocks))
 	}
 	b.fs.Release()
 	if out := <-stuck; len(out.Failed) > 0 {
 		t.Errorf("load from the root that hung failed after its release: %+v", out)
 	}
 	for _, c := range slices.Concat(well, hung) {
-		if err := b.checkPages(c.Index, c.Blocks); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, b.checkPages(c.Index, c.Blocks))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
@@ -116,13 +117,9 @@ func TestLayersLandInOrder(t *testing.T) {
 					t.Fatalf("told of layers %v, want %v", told, order)
 				}
 				for n, c := range loads {
-					if err := b.checkPages(n, c.Blocks); err != nil {
-						t.Error(err)
-					}
+					testenv.NoError(t, b.checkPages(n, c.Blocks))
 				}
-				if err := b.checkBetween(); err != nil {
-					t.Error(err)
-				}
+				testenv.NoError(t, b.checkBetween())
 			})
 		}
 	}
@@ -134,9 +131,7 @@ func TestDamagedLayerFailsItsChunk(t *testing.T) {
 	b := newBench(t, geo, geo.Blocks*3)
 	b.storeChunks(3)
 	f, err := os.OpenFile(b.pieceOf(1), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if _, err := f.WriteAt([]byte("damage"), 8192+2*4*20000+70000); err != nil { // in layer 2, its second extent
 		t.Fatal(err)
 	}
@@ -155,9 +150,7 @@ func TestDamagedLayerFailsItsChunk(t *testing.T) {
 	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, kv.ErrChecksum) {
 		t.Fatalf("failed: %+v", out.Failed)
 	}
-	if err := b.checkRightSoFar(1, loads[1].Blocks); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.checkRightSoFar(1, loads[1].Blocks))
 	again := b.lease(0, 1, 2)
 	defer again.Release()
 	if again.Hits() != 1 {
@@ -179,9 +172,7 @@ func TestCancelOfALayerThatHangs(t *testing.T) {
 		Lease: l, Memory: b.memory, Chunks: loads, Done: func(o transfer.Outcome) { done <- o },
 		Layers: &transfer.Layers{Landed: func(layer uint32, _ []int) { t.Errorf("layer %d landed", layer) }},
 	})
-	if err := b.fs.AwaitHanging(context.Background(), 1); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.fs.AwaitHanging(context.Background(), 1))
 	h.Cancel()
 	<-h.Fenced()
 	out := <-done // chunks of which each layer was there already did not fail
@@ -191,9 +182,7 @@ func TestCancelOfALayerThatHangs(t *testing.T) {
 	b.poison()
 	b.fs.Release()
 	b.fs.Set()
-	if err := b.engine.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.engine.Close())
 	if err := b.checkUntouched([]uint32{0, 1, 2, 3, 4, 5}); err != nil {
 		t.Errorf("after the fence: %v", err)
 	}
@@ -249,18 +238,14 @@ func TestLayersKeepFewFiles(t *testing.T) {
 		t.Errorf("after the load %d pieces are open and %d were given back, want 0 and %d", n, may.gone, kept)
 	}
 	for n, c := range loads {
-		if err := b.checkPages(n, c.Blocks); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, b.checkPages(n, c.Blocks))
 	}
 }
 
 // openPieces counts the descriptors that this process has of pieces.
 func (b *bench) openPieces() (n int) {
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		b.t.Error(err)
-	}
+	testenv.NoError(b.t, err)
 	for _, e := range list {
 		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.HasPrefix(to, b.root) && strings.HasSuffix(to, ".kv") {
 			n++

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -66,17 +67,13 @@ func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 						}
 						return err
 					})
-					if err != nil {
-						t.Fatal(err)
-					}
+					testenv.OK(t, err)
 				}
 				if len(used) != p.roots {
 					t.Errorf("pieces by root: %v, want %d roots in use", used, p.roots)
 				}
 				for now := range layouts { // what was written under one layout is read under any
-					if err := b.store.Close(); err != nil {
-						t.Fatal(err)
-					}
+					testenv.OK(t, b.store.Close())
 					b.config.Policies.Layout = layouts[now]
 					b.open()
 					var all []int
@@ -97,9 +94,7 @@ func TestPlacesAndLayoutsRoundTrip(t *testing.T) {
 						t.Fatal(out.Failed[0].Err)
 					}
 					for n, c := range loads {
-						if err := b.checkPages(n, c.Blocks); err != nil {
-							t.Error(err)
-						}
+						testenv.NoError(t, b.checkPages(n, c.Blocks))
 					}
 					lease.Release()
 				}

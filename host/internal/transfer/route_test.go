@@ -197,9 +197,7 @@ func TestARouteThatFailsIsTheLast(t *testing.T) {
 	r := newDeviceRig(t, kv.Uniform(2, 2, 1, 4096), 16, 8<<20)
 	r.route(RouteChoice{})
 	ids := r.shuffled(2)
-	if _, out := r.storeAll(r.put(0, ids[0])); len(out.Failed) > 0 {
-		t.Fatal(out.Failed)
-	}
+	r.mustStore(r.put(0, ids[0]))
 	log := r.watchRoutes(func(string) {})
 	broken := errors.New("broken")
 	r.engine.routes[1] = asked{failing{broken}, "direct", log}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
@@ -64,9 +65,7 @@ func TestBusyIsWhileAnythingMoves(t *testing.T) {
 	done := make(chan transfer.Outcome, 1)
 	h := b.queue.Load(&transfer.LoadJob{Lease: l, Memory: b.memory, Chunks: b.spread(2),
 		Done: func(o transfer.Outcome) { done <- o }})
-	if err := b.fs.AwaitHanging(t.Context(), 2); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.fs.AwaitHanging(t.Context(), 2))
 	first := b.engine.Traffic()[0]
 	for first.Busy == b.engine.Traffic()[0].Busy {
 		time.Sleep(time.Millisecond)
@@ -78,9 +77,7 @@ func TestBusyIsWhileAnythingMoves(t *testing.T) {
 	<-done
 	b.fs.Release()
 	b.fs.Set()
-	if err := b.engine.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.engine.Close())
 	if now := b.engine.Traffic()[0]; now.InFlight != 0 || len(now.Routes) != 0 {
 		t.Errorf("what was cancelled is counted: %+v", now)
 	}

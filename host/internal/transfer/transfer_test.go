@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/transfer"
@@ -55,17 +56,11 @@ func newBench(t testing.TB, geo kv.Geometry, blocks uint32, change ...func(*stor
 		Threads: 4, SlotBytes: transfer.MinSlotBytes, MaxStaging: 4 * transfer.MinSlotBytes, ReadRatio: 0.75,
 		Roots: len(b.config.Roots),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		b.fs.Set()
-		if err := b.engine.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := b.store.Close(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, b.engine.Close())
+		testenv.NoError(t, b.store.Close())
 	})
 	if b.queue, err = b.engine.Queue("host"); err != nil {
 		t.Fatal(err)
@@ -93,9 +88,7 @@ func (b *bench) open() {
 	b.space, err = b.store.Namespace(context.Background(), &kv.Namespace{
 		Model: "test/model", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []kv.Group{{Geometry: b.geo}},
 	})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.OK(b.t, err)
 }
 
 func (b *bench) page(plane int, id uint32) []byte {
@@ -185,9 +178,7 @@ func (b *bench) lease(n ...int) *store.Lease {
 		keys = append(keys, key(i))
 	}
 	l, err := b.store.Lookup(store.LookupRequest{Namespace: b.space, Keys: keys, Ranks: 1})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	testenv.OK(b.t, err)
 	return l
 }
 
@@ -312,9 +303,7 @@ func TestRoundTrip(t *testing.T) {
 						loads = append(loads, transfer.LoadChunk{Index: n, Blocks: ids[n*per : (n+1)*per]})
 					}
 					b.loadRight(loads, layers)
-					if err := b.checkBetween(); err != nil {
-						t.Error(err)
-					}
+					testenv.NoError(t, b.checkBetween())
 				}
 				if strings.HasPrefix(kind, ", memory") {
 					if err := b.byMemory(); err != nil && (kind == ", memory" || b.engine.Stats().LoadErrors > 0) {
@@ -339,8 +328,6 @@ func (b *bench) loadRight(loads []transfer.LoadChunk, layers *transfer.Layers) {
 		b.t.Fatalf("loaded %d bytes of %d chunks, %+v failed; want all", out.Bytes, len(loads), out.Failed)
 	}
 	for n, c := range loads {
-		if err := b.checkPages(n, c.Blocks); err != nil {
-			b.t.Error(err)
-		}
+		testenv.NoError(b.t, b.checkPages(n, c.Blocks))
 	}
 }

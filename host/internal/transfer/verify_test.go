@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -25,13 +26,9 @@ func TestDamageIsNotServed(t *testing.T) {
 	b.storeChunks(4)
 	transfer.ChangeByte(t, b.pieceOf(0), 8192, 0x10)
 	transfer.ChangeByte(t, b.pieceOf(1), 100, 0x10) // header
-	if err := os.Truncate(b.pieceOf(2), 1<<20); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Truncate(b.pieceOf(2), 1<<20))
 	three, err := os.ReadFile(b.pieceOf(3))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	other := newBench(t, geo, geo.Blocks)
 	other.storeChunks(1)
 	if err := os.WriteFile(other.pieceOf(0), three, 0o600); err != nil { // another key's, sound in itself
@@ -54,9 +51,7 @@ func TestDamageIsNotServed(t *testing.T) {
 		t.Error("the damaged payload was served")
 	}
 	for _, n := range []int{1, 2} {
-		if err := b.checkUntouched(loads[n].Blocks); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, b.checkUntouched(loads[n].Blocks))
 	}
 	m := other.lease(0)
 	defer m.Release()
@@ -68,9 +63,7 @@ func TestDamageIsNotServed(t *testing.T) {
 	// A restart finds the piece by its header. Its payload is verified by the load.
 	b.config.FS = staging.OS()
 	transfer.ChangeByte(t, b.pieceOf(3), 8192, 0x10)
-	if err := b.store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, b.store.Close())
 	b.open()
 	l = b.lease(3)
 	defer l.Release()

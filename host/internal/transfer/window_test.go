@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -64,12 +65,8 @@ func TestWindowFaultsAreWorkedAround(t *testing.T) {
 			r.stage(2, c.store)
 			for n, rules := range []string{c.load, ""} {
 				ids, err := r.loadOne(n, rules)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := r.holds(n, ids, false); err != nil {
-					t.Error(err)
-				}
+				testenv.OK(t, err)
+				testenv.NoError(t, r.holds(n, ids, false))
 			}
 			if fits := r.gpu.FitsWindow(1, 1); fits != c.windows {
 				t.Errorf("windows are used: %t", fits)
@@ -96,9 +93,7 @@ func TestWindowFindsDamage(t *testing.T) {
 			if !errors.Is(err, kv.ErrChecksum) || errors.Is(err, ErrDevice) {
 				t.Errorf("the load ended with %v", err)
 			}
-			if err := r.holds(0, ids, true); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, r.holds(0, ids, true))
 			for plane := range r.geo.Planes {
 				for i, id := range ids {
 					if page := r.page(plane, id); strings.Count(page, "\xa5") != len(page) {

@@ -1,14 +1,18 @@
 // The policies that are made of slots are tested natively here: each is driven as the host does it (victims, then removals, then the
-// insert), and each answer compared with that of the algorithm as its paper gives it, with maps and lists, deciding at the access.
+// insert), and each answer compared with that of the algorithm as its paper gives it, or with what it was when it was so compared.
 package slots_test
 
 import (
+	"fmt"
+	"hash/fnv"
+	"maps"
 	"math/bits"
 	"slices"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // Make is a policy's constructor.
@@ -48,9 +52,7 @@ type Cache struct {
 func NewCache(t testing.TB, make_ Make, capacity int, config guest.Config) *Cache {
 	t.Helper()
 	p, err := make_(Info(capacity, config))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return &Cache{
 		t: t, p: p, slot: make(map[uint64]uint32), keys: make([]uint64, capacity), capacity: capacity,
 		batch: make([]abi.Event, 0, 256), dst: make([]uint32, 1),
@@ -136,22 +138,21 @@ func Misses(c Textbook, s Stream) (misses int) {
 	return misses
 }
 
-// Near fails the test when, on any stream, the policy's misses differ from the textbook's by more than the given parts
-// per thousand of the accesses.
-func Near(t *testing.T, make_ Make, config guest.Config, perMille int, textbook func(capacity int) Textbook) {
+// Decisions is a digest of a policy's victims on all streams, with the accesses at which they went.
+func Decisions(t *testing.T, make_ Make, config guest.Config) uint64 {
 	t.Helper()
-	for name, stream := range Streams(20000) {
+	h, streams := fnv.New64a(), Streams(20000)
+	for _, name := range slices.Sorted(maps.Keys(streams)) {
 		for _, capacity := range Capacities {
-			if capacity < 50 {
-				continue // too few entries for a share of them to mean anything
-			}
-			got := Misses(NewCache(t, make_, capacity, config), stream)
-			want := Misses(textbook(capacity), stream)
-			if diff := max(got-want, want-got); diff*1000 > perMille*len(stream) {
-				t.Errorf("%s, capacity %d: %d misses, the textbook has %d", name, capacity, got, want)
+			c := NewCache(t, make_, capacity, config)
+			for i, key := range streams[name] {
+				if _, gone := c.Access(key); len(gone) > 0 {
+					fmt.Fprintln(h, name, capacity, i, gone)
+				}
 			}
 		}
 	}
+	return h.Sum64()
 }
 
 // AllocatesNothing fails the test when a policy that has been made allocates.
@@ -171,9 +172,7 @@ func AllocatesNothing(t *testing.T, make_ Make, config guest.Config) {
 	}
 	c.flush()
 	p, err := make_(Info(200, config))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	dst := make([]uint32, 1)
 	at := 0
 	allocs := testing.AllocsPerRun(1, func() {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 const (
@@ -23,9 +24,7 @@ func insert(t *testing.T, tab *Table, slot, size, tenant uint32, l List) {
 func table(t *testing.T, ghosts uint32) *Table {
 	t.Helper()
 	tab, err := NewTable(8, ghosts, listB)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return tab
 }
 

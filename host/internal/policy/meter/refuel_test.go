@@ -10,6 +10,8 @@ import (
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // pump gives so much more whenever a guest has run out, and remembers how far it was below.
@@ -60,9 +62,7 @@ func TestFuelInSlices(t *testing.T) {
 		whole := instantiate(t, wasm)
 		fuel(whole).Set(math.MaxInt64)
 		want, err := whole.ExportedFunction("f").Call(ctx, arg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		cost := math.MaxInt64 - int64(fuel(whole).Get())
 		for _, slice := range []int64{0, 1, 37, 1000} {
 			p := &pump{slice: slice}

@@ -17,9 +17,7 @@ func compile(t *testing.T, source, manifest string, macros ...string) string {
 	testenv.Need(t, testenv.Clang)
 	dir := t.TempDir()
 	text := filepath.Join(dir, "manifest.json")
-	if err := os.WriteFile(text, []byte(manifest), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(text, []byte(manifest), 0o644))
 	out := filepath.Join(dir, "module.wasm")
 	args := []string{
 		"--target=wasm32", "-O1", "-mbulk-memory", "-nostdlib", "-ffreestanding", "-fno-builtin", "-I../../../../abi/c", "-Wl,--no-entry",
@@ -99,9 +97,7 @@ func TestBroken(t *testing.T) {
 			r, err := Check(t.Context(), compile(t, c.source, c.manifest, c.macro), Options{
 				Cache: policytest.Cache(t), Slots: 1 << 14,
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			var said []string
 			for i := range r.Findings {
 				said = append(said, r.Findings[i].Error())

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 )
 
@@ -20,9 +21,7 @@ func TestFirstParty(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".wasm"), func(t *testing.T) {
 			t.Parallel()
 			r, err := Check(t.Context(), file, Options{Cache: policytest.Cache(t), Slots: 1 << 17})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			for i := range r.Findings {
 				t.Error(&r.Findings[i])
 			}
@@ -41,9 +40,7 @@ func TestWhatCannotBeRead(t *testing.T) {
 		t.Error("a file that is not there was checked")
 	}
 	path := filepath.Join(t.TempDir(), "text.wasm")
-	if err := os.WriteFile(path, []byte("not a module"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(path, []byte("not a module"), 0o644))
 	r, err := Check(t.Context(), path, Options{})
 	if err != nil || len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Error(), "refuses it") {
 		t.Errorf("checking a text file: got %+v, %v, want one finding", r, err)

@@ -63,9 +63,7 @@ func TestHostileModules(t *testing.T) {
 // peak is the most memory that this process ever had.
 func peak(t *testing.T) (bytes int64) {
 	b, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	for line := range strings.Lines(string(b)) {
 		if _, err := fmt.Sscanf(line, "VmHWM: %d kB", &bytes); err == nil {
 			return bytes << 10
@@ -87,13 +85,9 @@ func (c *counted) Handle(context.Context, slog.Record) error {
 }
 
 func useAll(t *testing.T) {
-	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: memoryLimit, Max: memoryLimit}); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: memoryLimit, Max: memoryLimit}))
 	cache, err := sandbox.OpenCache(filepath.Join(t.TempDir(), "cache"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	tally := testenv.NewTally(t, "hostile")
 	u := &user{T: t, budget: sandbox.NewMemoryBudget(guestMemory), cache: cache, path: filepath.Join(t.TempDir(), "hostile.wasm")}
 	byClass := map[string][]wasmtest.Module{}
@@ -142,9 +136,7 @@ type user struct {
 
 func (u *user) use(m *wasmtest.Module) {
 	u.module = m
-	if err := os.WriteFile(u.path, m.Wasm, 0o600); err != nil {
-		u.Fatal(err)
-	}
+	testenv.OK(u, os.WriteFile(u.path, m.Wasm, 0o600))
 	said := &counted{}
 	opt := policy.Options{
 		Log: slog.New(said), Memory: u.budget, Cache: u.cache, Grants: []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom},

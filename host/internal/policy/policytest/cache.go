@@ -22,9 +22,7 @@ import (
 func Cache(t testing.TB) *sandbox.Cache {
 	t.Helper()
 	cache, err := OpenCache()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return cache
 }
 

@@ -23,9 +23,7 @@ import (
 func Dir(t testing.TB, names ...string) string {
 	t.Helper()
 	dir, err := Build(names...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return dir
 }
 
@@ -83,9 +81,7 @@ func Example(t testing.TB, name string) string {
 		testenv.Need(t, testenv.Clang)
 	}
 	path, err := buildExample(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return path
 }
 

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // sourceOf is a module of one exported function whose code is given, without the final end.
@@ -25,9 +27,7 @@ func sourceOf(t *testing.T, cache *Cache, code ...byte) *Source {
 	wasm := slices.Concat([]byte("\x00asm\x01\x00\x00\x00"), []byte{1, 4, 1, 0x60, 0, 0}, []byte{3, 2, 1, 0},
 		[]byte{7, 5, 1, 1, 'f', 0, 0}, []byte{10}, lengths(append([]byte{1}, body...)))
 	scan, err := ScanModule(wasm)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return &Source{
 		Name: "m", Digest: fmt.Sprintf("%x", code[:min(len(code), 8)]), Bytes: wasm, Scan: scan, Pages: 1,
 		Log: slog.New(slog.DiscardHandler), Cache: cache,
@@ -46,9 +46,7 @@ func TestCompilingDelaysNobody(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "c")
 	a, errA := OpenCache(dir)
 	b, errB := OpenCache(dir) // as another host would
-	if err := errors.Join(errA, errB); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, errors.Join(errA, errB))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -57,9 +55,7 @@ func TestCompilingDelaysNobody(t *testing.T) {
 	}()
 	working := func() int {
 		names, err := filepath.Glob(filepath.Join(dir, workPrefix+"*"))
-		if err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, err)
 		return len(names)
 	}
 	for working() == 0 {
@@ -67,12 +63,8 @@ func TestCompilingDelaysNobody(t *testing.T) {
 	}
 	for i, cache := range []*Cache{a, b} {
 		c, err := Compile(t.Context(), sourceOf(t, cache, 0x41, byte(i), 0x1a))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
+		testenv.OK(t, err)
+		testenv.NoError(t, c.Close(t.Context()))
 	}
 	select {
 	case err := <-ended:
@@ -91,9 +83,7 @@ func TestCompilingDelaysNobody(t *testing.T) {
 // What is in the cache needs no child process, and thus no time.
 func TestCachedModulesNeedNoCompiler(t *testing.T) {
 	cache, err := OpenCache(filepath.Join(t.TempDir(), "c"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	compile := func(most time.Duration) error {
 		src := sourceOf(t, cache, 0x41, 7, 0x1a)
 		src.Compile = CompileLimits{Time: most}
@@ -106,9 +96,7 @@ func TestCachedModulesNeedNoCompiler(t *testing.T) {
 	if err := compile(1); !errors.Is(err, ErrLimit) { // no child is so quick
 		t.Errorf("compiling in 1 ns: got %v, want %v", err, ErrLimit)
 	}
-	if err := compile(0); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, compile(0))
 	if err := compile(1); err != nil {
 		t.Errorf("it was compiled again: %v", err)
 	}
@@ -121,9 +109,7 @@ func TestWorkDirectories(t *testing.T) {
 	for _, c := range []struct{ dir, in string }{{"", "/dev/shm"}, {"/proc", "/dev/shm"}, {writable, ""}} {
 		cache := &Cache{dir: c.dir}
 		dir, err := cache.workDir()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		defer os.RemoveAll(dir)
 		if in := filepath.Dir(dir); in != c.in && in != c.dir {
 			t.Errorf("cache %q: %s", c.dir, dir)
@@ -133,12 +119,8 @@ func TestWorkDirectories(t *testing.T) {
 		}
 	}
 	code, err := Compile(t.Context(), sourceOf(t, &Cache{dir: "/proc"}, 0x41, 9, 0x1a))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := code.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	testenv.OK(t, err)
+	testenv.NoError(t, code.Close(t.Context()))
 }
 
 // A killed host leaves its directory, which a later one removes.
@@ -162,31 +144,21 @@ func TestPruneRemovesOldCompilations(t *testing.T) {
 // The compiler, which has read a module, hands over the machine code of that module alone.
 func TestForeignCodeIsNotTaken(t *testing.T) {
 	cache, err := OpenCache(filepath.Join(t.TempDir(), "c"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	mine, other := cache.entry(sourceOf(t, cache, 1)), cache.entry(sourceOf(t, cache, 2))
 	if mine == other {
 		t.Fatal("two modules have one entry")
 	}
 	work, err := cache.workDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	code := filepath.Join(work, "wazero-x")
-	if err := errors.Join(os.Mkdir(code, 0o700), os.WriteFile(filepath.Join(code, "a"), nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, errors.Join(os.Mkdir(code, 0o700), os.WriteFile(filepath.Join(code, "a"), nil, 0o600)))
 	log := slog.New(slog.DiscardHandler)
-	if err := os.WriteFile(filepath.Join(code, "b"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(filepath.Join(code, "b"), nil, 0o600))
 	if mine.takeCode(work, log) {
 		t.Error("took two files")
 	}
-	if err := os.Remove(filepath.Join(code, "b")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Remove(filepath.Join(code, "b")))
 	if !mine.takeCode(work, log) {
 		t.Error("did not take one")
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/meter"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/tetratelabs/wazero"
@@ -87,9 +88,7 @@ func TestResultIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	wasm := manyLocals(3, 2)
 	metered, err := runCompiler(t.Context(), job(wasm, CompileLimits{}), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	want, err := meter.Inject(wasm)
 	if err != nil || !bytes.Equal(metered, want) {
 		t.Errorf("the metered module differs: %v", err)
@@ -152,9 +151,7 @@ func TestChildEndsWithItsParent(t *testing.T) {
 	wasm := phis(1, 5_000, 5000)
 	limits := CompileLimits{CPU: time.Hour, Memory: DefaultMemory}
 	head, err := json.Marshal(&request{Dir: t.TempDir(), Bytes: len(wasm), Pages: 1, Limits: limits})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = []string{processName}
 	// It is closed after the module, as when the parent ends.

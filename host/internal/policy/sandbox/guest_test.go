@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
@@ -78,18 +79,14 @@ func (g *guest) compiled(t testing.TB, pages uint32, clock func() time.Duration)
 	t.Helper()
 	wasm := g.bytes()
 	scan, err := ScanModule(wasm)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	limits := Fuel{}.Limits(nil)
 	limits.CPUTime = time.Hour
 	c, err := Compile(t.Context(), &Source{
 		Name: "guest", Digest: fmt.Sprintf("%x", sha256.Sum256(wasm)), Bytes: wasm, Scan: scan, Pages: pages, Limits: limits,
 		Counters: 1, Log: slog.New(slog.DiscardHandler), CPUClock: clock,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { _ = c.Close(context.Background()) })
 	return c
 }
@@ -98,9 +95,7 @@ func (g *guest) compiled(t testing.TB, pages uint32, clock func() time.Duration)
 func (g *guest) instance(t testing.TB, c *Code) *Instance {
 	t.Helper()
 	in, err := c.Instantiate(t.Context(), &Settings{Bare: true, MemoryPages: c.pages}, &Usage{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(in.Close)
 	return in
 }

@@ -7,20 +7,18 @@ import (
 	"testing"
 
 	"github.com/tetratelabs/wazero"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // What opens the same module with one cache at the same time has its machine code once, for as long as one of them has it.
 func TestMachineCodeIsShared(t *testing.T) {
 	cache, err := OpenCache(filepath.Join(t.TempDir(), "c"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	compile := func(code ...byte) *Code {
 		t.Helper()
 		c, err := Compile(t.Context(), sourceOf(t, cache, code...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 		return c
 	}
 	first, second, other := compile(0x01), compile(0x01), compile(0x01, 0x01)
@@ -30,9 +28,7 @@ func TestMachineCodeIsShared(t *testing.T) {
 	if other.machineCode == first.machineCode {
 		t.Error("two modules share their machine code")
 	}
-	if err := first.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, first.Close(t.Context()))
 	if third := compile(0x01); third.machineCode != second.machineCode {
 		t.Error("code in use was loaded again")
 	} else if err := third.Close(t.Context()); err != nil {
@@ -41,9 +37,7 @@ func TestMachineCodeIsShared(t *testing.T) {
 	if _, err := second.runtime.InstantiateModule(t.Context(), second.compiled, wazero.NewModuleConfig().WithName("")); err != nil {
 		t.Errorf("code that one still has: %v", err)
 	}
-	if err := errors.Join(second.Close(t.Context()), other.Close(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, errors.Join(second.Close(t.Context()), other.Close(t.Context())))
 	if len(cache.inUse) != 0 {
 		t.Errorf("%d modules are still loaded", len(cache.inUse))
 	}
@@ -51,9 +45,7 @@ func TestMachineCodeIsShared(t *testing.T) {
 
 func TestMachineCodeIsSharedConcurrently(t *testing.T) {
 	cache, err := OpenCache(filepath.Join(t.TempDir(), "c"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	src := sourceOf(t, cache, 0x01)
 	var work sync.WaitGroup
 	for range 8 {

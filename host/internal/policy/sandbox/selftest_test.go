@@ -7,14 +7,13 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // A file of the cache counts only if it holds exactly the key of the self-test.
 func TestDamagedSelfTestRecord(t *testing.T) {
 	c, err := OpenCache(filepath.Join(t.TempDir(), "c"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	code := func(pages uint32) *Code {
 		log := slog.New(slog.DiscardHandler)
 		return &Code{digest: "d", roles: [abi.Roles]bool{true}, pages: pages, limits: Fuel{}.Limits(nil), log: log}
@@ -35,9 +34,7 @@ func TestDamagedSelfTestRecord(t *testing.T) {
 	for at := range key {
 		bad := append([]byte{}, key...)
 		bad[at] ^= 1
-		if err := os.WriteFile(names[0], bad, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.WriteFile(names[0], bad, 0o600))
 		if c.SelfTestPassed(tested) {
 			t.Errorf("byte %d is wrong", at)
 		}

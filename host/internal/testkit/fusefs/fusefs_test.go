@@ -19,21 +19,15 @@ func mount(t *testing.T, rules string) *fusefs.Mount {
 	t.Helper()
 	testenv.Need(t, testenv.FUSE)
 	m, err := fusefs.New(t.TempDir(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
-		if err := m.Unmount(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, m.Unmount())
 		mounts, err := os.ReadFile("/proc/mounts")
 		if err != nil || strings.Contains(string(mounts), m.Dir) {
 			t.Errorf("%s is still mounted: %v", m.Dir, err)
 		}
 	})
-	if err := m.Set(rules); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, m.Set(rules))
 	return m
 }
 
@@ -70,9 +64,7 @@ func TestFaults(t *testing.T) {
 	m := mount(t, "")
 	name := filepath.Join(m.Dir, "f")
 	f, err := staging.OS().OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer f.Close()
 	want := bytes.Repeat([]byte("0123456789abcdef"), 512)
 	if _, err := f.WriteAt(want, 0); err != nil {
@@ -80,9 +72,7 @@ func TestFaults(t *testing.T) {
 	}
 	set := func(rules string) {
 		t.Helper()
-		if err := m.Set(rules); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, m.Set(rules))
 	}
 	got := make([]byte, len(want))
 	set("read **: torn 4096")
@@ -118,9 +108,7 @@ func TestFaults(t *testing.T) {
 	if _, err := os.Stat(name + "2"); err != nil { // the rename was made
 		t.Error(err)
 	}
-	if err := m.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, m.Kill())
 	if _, err := f.ReadAt(got, 0); err == nil {
 		t.Error("read without a server")
 	}
