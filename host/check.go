@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
-	"github.com/kvhost/kvhost/host/internal/doctor"
 	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policyset"
@@ -21,9 +20,6 @@ type Checked struct {
 	Refused  []Refusal        // in the order in which a start meets them: it fails with the first
 	Out      map[string]error // roots without which a host would start, by their path
 	Warnings []string         // that a start would log
-
-	Needs        []doctor.Need // what the roots need when they are full; nil where policies are refused
-	PolicyMemory uint64        // what all policies may have
 }
 
 // Refusal is a reason for which a host does not start.
@@ -39,8 +35,8 @@ func (c *Checked) refuse(about string, err error) {
 }
 
 // Check goes through the parts of [New] and [Host.Run] in their order, and finds all that they would refuse at present, by the
-// same functions. It serves nothing, uses no GPU, and leaves no trace. A host that runs with these roots, this socket or this
-// address is not disturbed, and is a reason to refuse.
+// same functions. It serves nothing, uses no GPU, and leaves no trace but compiled policies in their cache. A host that runs with
+// these roots, this socket or this address is not disturbed, and is a reason to refuse.
 func Check(ctx context.Context, cfg Config) *Checked {
 	c := &Checked{}
 	h := &Host{cfg: cfg.Config.WithMemory(cfg.Memory), version: cfg.Version, log: slog.New(&warnings{into: c}), speeds: cfg.Speeds}
@@ -51,7 +47,6 @@ func Check(ctx context.Context, cfg Config) *Checked {
 		h.policies = nil
 	} else {
 		bound = h.policies.Bound()
-		c.PolicyMemory = h.policies.Memory().Limit()
 	}
 	if h.devices, err = devices.Open(h.cfg, h.log); err != nil {
 		c.refuse("memory", err)
@@ -76,10 +71,6 @@ func Check(ctx context.Context, cfg Config) *Checked {
 		c.refuse("HTTP", observe.Try(w))
 	}
 	c.refuse("socket", socket.Free(h.cfg.Socket, h.log))
-	if len(c.Refused) == 0 {
-		c.Needs, err = h.policies.Needs(ctx)
-		c.refuse("policies", err)
-	}
 	c.refuse("end of the check", h.Close())
 	return c
 }

@@ -30,10 +30,9 @@ certificate, token, headers of traces, limits, HTTP address, socket. What a star
 that of the start: while a host runs, its roots, socket and address are in use.
 
 It also tries what the configuration asks for: the roots (it writes a file with O_DIRECT in each, reads it back and removes it),
-the GPUs, cuFile and the resource limits. For roots in memory it judges memory, huge pages and the limit of locked memory. With
-store.compression it measures the roots and the codec for a moment (64 MiB in each root with 16 threads), and says what would be
-compressed there. It reports which route serves each pair of GPU and root, why, and what would improve it. Where a host would start,
-and something configured cannot work, the exit code is 9. It changes nothing, and works without a GPU.`,
+the GPUs, cuFile and the resource limits. For roots in memory it judges memory, huge pages and the limit of locked memory.
+It reports which route serves each pair of GPU and root, why, and what would improve it. Where a host would start, and something
+configured cannot work, the exit code is 9. It changes nothing but the cache of compiled policies, and works without a GPU.`,
 		Example: `  kvhost check --config /etc/kvhost.toml
   kvhost check --root /mnt/nvme0/kv=2TiB --json | jq .verdicts`,
 		Args: noArgs,
@@ -63,7 +62,6 @@ func check(ctx context.Context, out io.Writer, loaded *config.Loaded, asJSON boo
 	report := doctor.Judge(version, cfg, deviceBytes(cfg), facts)
 	start := host.Check(ctx, host.Config{Config: &loaded.Config, Version: version, Memory: memory})
 	report.Start(findings(start, loaded.Warnings)...)
-	report.Needs(start.Needs, start.PolicyMemory)
 	if memory > 0 {
 		report.Findings = append(report.Findings, doctor.Finding{Level: doctor.Note, About: "memory", Says: "up to " +
 			config.FormatSize(memory) + " are the nearest level, allocated as chunks need it", Fix: "store.memory sets the size, and 0 turns it off"})

@@ -73,7 +73,6 @@ func serve(ctx context.Context, s *settings) error {
 			log.Warn("the service manager does not know that the host is ready", "error", err)
 		}
 		log.Info("ready", "socket", h.Socket(), "http", h.HTTPAddr(), "version", version)
-		h.Policies().LogNeeds(ctx)
 		err = <-ended
 	case err = <-ended:
 	}

@@ -12,7 +12,7 @@
 //     this request, chunks that it found, its last chunk (a partial block that the next turn replaces), what was left
 //     over when a later request took another branch, prefixes that many branches share; and, for continuations, one
 //     per length of the pause before this turn, because people and agents keep their pace;
-//   - times a weight for what the request looked like (features.go): its turn number, and by how much it extended the
+//   - times a weight for what the request looked like (request.go): its turn number, and by how much it extended the
 //     conversation, began one, or branched off;
 //   - damped by a gamma frailty, because a segment that has lived long is likely to be a long-lived one. With frailty of
 //     unit variance survival is 1/(1+wH), which needs no exponential.

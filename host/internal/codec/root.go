@@ -111,15 +111,6 @@ func (s Speeds) times() (file, codec float64) {
 	return file, codec
 }
 
-// Takes is the time of such a byte when it is compressed by a ratio, over its time as it is.
-func (s Speeds) Takes(ratio float64) float64 {
-	file, codec := s.times()
-	if s.Memory {
-		return (codec + file) / file
-	}
-	return (codec + file/ratio) / file
-}
-
 // Least is the ratio from which on compressing saves time, infinite if none does; where it was begun, any time. It is known
 // once a direction counts.
 func (s Speeds) Least(begun bool) (ratio float64, known bool) {

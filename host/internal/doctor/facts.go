@@ -7,7 +7,6 @@ type Facts struct {
 	CuFile  CuFile     `json:"cufile"`
 	GPUs    []GPU      `json:"gpus"`
 	Roots   []Root     `json:"roots"`
-	Codec   CodecFacts `json:"codec"`
 }
 
 // Machine is the machine as a whole.
@@ -87,9 +86,6 @@ type Root struct {
 	MemAlign   int    `json:"memory_align"` // of direct I/O, as the kernel says; 0: it does not
 	OffAlign   int    `json:"offset_align"`
 	NoReplace  Answer `json:"rename_noreplace"`
-	Write      uint64 `json:"write_bytes_per_second,omitempty"` // of one worker while the others run, where chunks may be compressed
-	Read       uint64 `json:"read_bytes_per_second,omitempty"`
-	Unmeasured string `json:"not_measured,omitempty"` // why these are not known
 	CuFile     string `json:"cufile"`                 // of registering a file with cuFile: "ok", an error, or empty when not tried
 	Failed     string `json:"failed"`
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -36,14 +35,7 @@ func probe(ctx context.Context, c *config.Config, s system, libcuda, libcufile [
 				NoReplace: Unknown})
 			continue
 		}
-		root := s.probeRoot(r.Path, g.ask())
-		if c.Compresses(r) && root.unusable() == "" {
-			root.measure(ctx, c.Engine.ThreadsPerGPU, c.Engine.DirectIO)
-		}
-		f.Roots = append(f.Roots, root)
-	}
-	if slices.ContainsFunc(c.Roots, func(r config.Root) bool { return c.Compresses(r) && !r.InMemory() }) {
-		f.Codec = measureCodec(c.Engine.ThreadsPerGPU)
+		f.Roots = append(f.Roots, s.probeRoot(r.Path, g.ask()))
 	}
 	return f, nil
 }

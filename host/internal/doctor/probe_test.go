@@ -14,43 +14,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 )
 
-// Where chunks may be compressed, the root and the codec are measured, and nothing is left behind.
-func TestRootsAreMeasured(t *testing.T) {
-	disk := t.TempDir()
-	w := config.Default()
-	w.Store.Compression = config.CompressionAuto
-	w.Engine.ThreadsPerGPU = 3
-	w.Roots = []config.Root{{Path: filepath.Join(disk, "new")}, {Path: config.MemoryPrefix}, {Path: disk, Shared: true}}
-	f, err := Probe(t.Context(), w)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r := f.Roots[0]; r.Write == 0 || r.Read == 0 || r.Unmeasured != "" {
-		t.Errorf("speeds of the root: got %+v, want them measured", r)
-	}
-	if r := f.Roots[2]; r.Write+f.Roots[1].Write > 0 {
-		t.Errorf("what is never compressed is measured: %+v", r)
-	}
-	if c := f.Codec; c.Encode == 0 || c.Decode == 0 || c.Ratio < 1.45 || c.Ratio > 1.55 {
-		t.Errorf("the codec: %+v", c)
-	}
-	full := Root{Path: disk, Tried: disk, Available: 1 << 20}
-	if full.measure(t.Context(), 3, true); full.Write != 0 || !strings.Contains(full.Unmeasured, "1 MiB are free") {
-		t.Errorf("a full root: %+v", full)
-	}
-	gone := Root{Path: disk, Tried: filepath.Join(disk, "gone"), Available: 1 << 30}
-	if gone.measure(t.Context(), 3, true); gone.Write != 0 || !strings.Contains(gone.Unmeasured, "no such file") {
-		t.Errorf("a root that is gone: %+v", gone)
-	}
-	if list, _ := os.ReadDir(disk); len(list) != 0 {
-		t.Errorf("left behind: %v", list)
-	}
-	w.Store.Compression = config.CompressionOff
-	if f, err := Probe(t.Context(), w); err != nil || f.Codec.Ratio+float64(f.Roots[0].Write) != 0 {
-		t.Errorf("measured without compression: %+v, %v", f, err)
-	}
-}
-
 // Real directories are tested, the test's files are removed, and a missing root is not created.
 func TestRootsAreTried(t *testing.T) {
 	disk := t.TempDir()

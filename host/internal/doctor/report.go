@@ -13,7 +13,6 @@ type Report struct {
 	Verdicts []Verdict `json:"verdicts"`
 	Findings []Finding `json:"findings"`
 	Memory   []VRAM    `json:"gpu_memory"`
-	Full     []Need    `json:"full_roots,omitempty"`
 
 	config *config.Config // that was judged
 }

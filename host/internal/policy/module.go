@@ -75,14 +75,6 @@ func (m *Module) Manifest() abi.Manifest { return m.manifest }
 // Has reports whether the module has the role.
 func (m *Module) Has(r abi.Role) bool { return r < abi.Roles && m.roles[r] }
 
-// MemoryLimit is the most memory of an evict instance in a root of so many slots; false for a native policy.
-func (m *Module) MemoryLimit(slots uint32) (bytes uint64, ok bool) {
-	if m.code == nil {
-		return 0, false
-	}
-	return m.code.MemoryLimit(&sandbox.Settings{MaxSlots: slots, MemoryPages: m.pages}), true
-}
-
 // Counters are the sums that the module's instances reported through counter_add, by the manifest's names.
 func (m *Module) Counters() map[string]int64 {
 	if m.code == nil || len(m.manifest.Counters) == 0 {

@@ -29,8 +29,6 @@ type Set struct {
 
 	openMu sync.Mutex
 	opened map[*policy.Module]struct{}
-	over   bool           // no measurement begins any more
-	inUse  sync.WaitGroup // measurements, with instances that delay no request
 }
 
 // Open opens the configured modules in order and binds them.
@@ -182,10 +180,6 @@ func OpenCache(dir string, log *slog.Logger) (*sandbox.Cache, error) {
 // Close closes every module that is still open, whoever holds a reference to it. The store must have been closed.
 func (p *Set) Close(ctx context.Context) error {
 	var errs []error
-	p.openMu.Lock()
-	p.over = true
-	p.openMu.Unlock()
-	p.inUse.Wait()
 	p.openMu.Lock()
 	defer p.openMu.Unlock()
 	for m := range p.opened {

@@ -31,7 +31,7 @@ type Store struct {
 
 	swapping *semaphore.Weighted // held while policies change
 	shadows  shadow.Set
-	plans    sync.Map // chunk.Digest to *chunk.Plan, of earlier layouts
+	plans    sync.Map // kv.Digest to *kv.Plan, of earlier layouts
 
 	stripes    [1024]*semaphore.Weighted // by fingerprint: a key is reserved once, in one root
 	requests   *touchRecord

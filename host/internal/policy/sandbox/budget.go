@@ -102,8 +102,8 @@ const slotMemory = 128
 // maxMemory is the most that a 32-bit size can say.
 const maxMemory = 1<<32 - pageSize
 
-// MemoryLimit is the most bytes that an instance may have. The operator's limit counts, if there is one.
-func (c *Code) MemoryLimit(s *Settings) uint64 {
+// memoryLimit is the most bytes that an instance may have. The operator's limit counts, if there is one.
+func (c *Code) memoryLimit(s *Settings) uint64 {
 	limit := min(uint64(c.pages)*pageSize, maxMemory)
 	if s.MemoryPages != 0 {
 		return min(limit, uint64(s.MemoryPages)*pageSize)
@@ -115,7 +115,7 @@ func (c *Code) MemoryLimit(s *Settings) uint64 {
 func (c *Code) memory(s *Settings, u *Usage) (*boundedMemory, error) {
 	least := uint64(c.compiled.ExportedMemories()[abi.ExportMemory].Min()) * pageSize
 	m := &boundedMemory{
-		LinearMemory: reserve(uint64(c.pages) * pageSize), limit: c.MemoryLimit(s), budget: s.Memory, usage: u,
+		LinearMemory: reserve(uint64(c.pages) * pageSize), limit: c.memoryLimit(s), budget: s.Memory, usage: u,
 	}
 	if m.Reallocate(least) == nil {
 		m.Free()

@@ -17,8 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
 )
 
@@ -60,52 +58,6 @@ func OpenCache(dir string) (*Cache, error) {
 	}
 	prune(dir)
 	return &Cache{dir: dir}, nil
-}
-
-// CheckCache says what [OpenCache] would, and whether files can be made there. It makes nothing.
-func CheckCache(dir string) error {
-	if dir == "" {
-		return nil
-	}
-	err := private(dir)
-	if !errors.Is(err, fs.ErrNotExist) {
-		if err == nil {
-			err = writable(dir)
-		}
-		return err
-	}
-	if dir, err = filepath.Abs(dir); err != nil {
-		return fmt.Errorf("%w: %w", ErrCache, err)
-	}
-	for { // what is above is made, too
-		dir = filepath.Dir(dir)
-		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-			return writable(dir)
-		}
-	}
-}
-
-// CheckWorkDir says whether there is a directory in which policies can be compiled, next to a cache.
-func CheckWorkDir(cache string) error {
-	if cache != "" && CheckCache(cache) == nil {
-		return nil
-	}
-	var errs []error
-	for _, place := range compileDirs("") {
-		err := writable(place)
-		if err == nil {
-			return nil
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-func writable(dir string) error {
-	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
-		return fmt.Errorf("%w: %w", ErrCache, &fs.PathError{Op: "write to", Path: dir, Err: err})
-	}
-	return nil
 }
 
 func private(dir string) error {
