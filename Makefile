@@ -126,7 +126,7 @@ fuse-histories $(GO) test -timeout 0 ./host/internal/store/storetest -run TestHi
 fuse $(GO) test -timeout 0 ./host/command -run TestRootOnFUSE -fuse.time $(TORTURE)
 model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
 kills $(GO) test -timeout 0 -run TestKillRounds ./host/command -kill.rounds $(KILLS)
-hostile $(GO) test -timeout 0 ./host/internal/policy/plugintest -run TestHostileModules -hostile.all
+hostile $(GO) test -timeout 0 ./host -run TestHostilePolicies -hostile.all
 clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/internal/server -run TestHostileClients -hostile.time $(TORTURE)
 endef
 export TORTURE_PARTS
