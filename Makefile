@@ -126,12 +126,13 @@ fuse-histories $(GO) test -timeout 0 ./host/internal/store/storetest -run TestHi
 fuse $(GO) test -timeout 0 ./host/command -run TestRootOnFUSE -fuse.time $(TORTURE)
 model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
 kills $(GO) test -timeout 0 -run TestKillRounds ./host/command -kill.rounds $(KILLS)
-hostile $(GO) test -timeout 0 ./host/internal/policy/plugintest -run TestHostileModules -hostile.all
+hostile $(GO) test -timeout 0 ./host -run TestHostilePolicies -hostile.all
+image $(GO) test ./examples/deploy -run 'TestImage$$' -image
 clients CGO_ENABLED=1 $(GO) test -race -tags invariants -timeout 0 ./host/internal/server -run TestHostileClients -hostile.time $(TORTURE)
 endef
 export TORTURE_PARTS
 
-torture: ## histories, power losses and the model of shared roots for TORTURE each (10m), kill -9 for KILLS rounds (500), hostile modules and clients; ends in counts
+torture: ## histories, power losses and the model of shared roots for TORTURE each (10m), kill -9 for KILLS rounds (500), hostile modules and clients, the container image; ends in counts
 	@echo "$$TORTURE_PARTS" | .ci/torture
 
 fuzz: ## every fuzz target for FUZZ (1m); what fails is kept in testdata/fuzz

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -186,7 +187,7 @@ func (l *logged) WithGroup(string) slog.Handler                    { return l }
 func (l *logged) Handle(context.Context, slog.Record) error        { l.lines.Add(1); return nil }
 
 // Hostile policies are swapped into a served host, one after the other, while a client works. It must not see wrong
-// bytes or long stalls, and it must go on hitting; the host's memory and its log stay bounded.
+// bytes or long stalls, and it must go on hitting; the host's memory and its log stay bounded, and refusals are fit for people.
 func TestHostilePolicies(t *testing.T) {
 	c := configuration(t)
 	c.Roots[0].Capacity = 150 * 10 * 4096
@@ -214,6 +215,7 @@ func TestHostilePolicies(t *testing.T) {
 	labels := [abi.Roles]string{abi.RoleEvict: "lru", abi.RoleAdmit: "admit-default", abi.RolePlace: "fanout", abi.RoleLayout: "layermajor"}
 	counts, swapped, refused := map[string]int{}, 0, 0
 	classes := map[string]*classFigures{}
+	tally := testenv.NewTally(t, "hostile")
 	began, lines := time.Now(), log.lines.Load()
 	for _, m := range wasmtest.Modules() {
 		n := counts[m.Class]
@@ -228,11 +230,16 @@ func TestHostilePolicies(t *testing.T) {
 		figures := classes[m.Class].begin(w)
 		testenv.OK(t, os.WriteFile(path, m.Wasm, 0o600))
 		_, err := h.Policies().Swap(ctx, labels[m.Role], config.Policy{Module: path})
+		tally.Add(1, 0, 0)
 		if err == nil {
 			swapped++
 			classes[m.Class].swapped++
 		} else if refused++; !errors.Is(err, policyset.ErrPolicy) && !strings.Contains(err.Error(), "policy") {
 			t.Errorf("%s: swap: %v", &m, err)
+		}
+		odd := func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }
+		if text := fmt.Sprint(err); len(text) > 8192 || strings.ContainsFunc(text, odd) {
+			t.Errorf("%s: its refusal has %d bytes that people read, want printable ones: %.300q", &m, len(text), text)
 		}
 		w.round(ctx)
 		if err != nil {

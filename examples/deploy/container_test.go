@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 )
+
+var withImage = flag.Bool("image", false, "build and run the container image, which takes minutes")
 
 // imageUser is the user of the image, and of the manifests.
 const imageUser = 10001
@@ -22,10 +25,13 @@ func image(storage string, args ...string) []string {
 }
 
 // The Dockerfile gives an image whose host is a user without capabilities, which serves as it is. buildah builds and runs
-// it without a daemon; the base is made here, because no registry is at hand.
+// it without a daemon; the base is made here, because no registry is at hand. It is for make torture.
 func TestImage(t *testing.T) {
+	if !*withImage {
+		t.Skip("make torture builds the image")
+	}
 	testenv.Need(t, testenv.Buildah)
-	base := bareDebian(t)
+	base, tally := bareDebian(t), testenv.NewTally(t, "image")
 	storage, context := t.TempDir(), t.TempDir()
 	buildah := func(args ...string) string {
 		t.Helper()
@@ -73,6 +79,7 @@ func TestImage(t *testing.T) {
 		t.Errorf("the image has no cache:\n%s", s.logged())
 	}
 	s.stop()
+	tally.Add(1, 0, 0)
 }
 
 // The user of the image is the manifests'.
