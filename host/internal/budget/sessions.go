@@ -83,8 +83,11 @@ const (
 	partPieces
 )
 
-// partEvents is the part of the memory of connections that streams of events have.
-const partEvents = 1
+// Parts of the memory of connections, besides what arrives.
+const (
+	partEvents  = 1 // streams of events
+	partAnswers = 2 // that are not written yet
+)
 
 // Parts of the memory.
 const (
@@ -117,8 +120,8 @@ const moreConnections = 64
 func OfArriving(limit int64, sessions int) *Budget {
 	return some(Config{
 		Of: "memory of connections", Limit: limit, Holders: int(min(int64(sessions+moreConnections), openFiles()/8)),
-		Half: true, Parts: []string{"arriving", "events"},
-		Advice: "send smaller messages, each one whole, read fewer streams, or ask the operator for more (max_memory)",
+		Half: true, Parts: []string{"arriving", "events", "answers"},
+		Advice: "send smaller messages, each one whole, read fewer streams, read answers, or ask the operator for more (max_memory)",
 	})
 }
 
@@ -127,6 +130,12 @@ func (h *Holder) Stream() error { return h.Take(partEvents, streamBytes) }
 
 // StreamOver gives it back.
 func (h *Holder) StreamOver() { h.Give(partEvents, streamBytes) }
+
+// Answer takes the memory of an answer, or says why the connection may not have one more before it reads others.
+func (h *Holder) Answer(bytes int64) error { return h.Take(partAnswers, bytes) }
+
+// AnswerOver gives it back.
+func (h *Holder) AnswerOver(bytes int64) { h.Give(partAnswers, bytes) }
 
 // openFiles is how many files the process may have open. Sessions have 7 of 32 of them (OfDescriptors), their connections 4
 // (OfArriving), and those of the descriptor socket and of HTTP one each (newConnections). More than half is for the store, which

@@ -131,6 +131,43 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 	until(t, "all is given back", func() bool { return arriving.Figures(0).Held == 0 })
 }
 
+// Answers that a client does not read are charged to its connection until they are written, not wanted any more or lost with
+// the connection. Those that exceed the budget are refused.
+func TestAnswersAreBounded(t *testing.T) {
+	for how, over := range map[string]func(w *wire, stream uint32){
+		"read":      func(w *wire, stream uint32) { w.frame(8, 0, stream, []byte{0, 1, 0, 0}) }, // WINDOW_UPDATE
+		"reset":     func(w *wire, stream uint32) { w.frame(3, 0, stream, []byte{0, 0, 0, 8}) },
+		"connected": func(w *wire, _ uint32) { w.Close() },
+	} {
+		arriving := budget.OfArriving(256<<10, 32)
+		r := newRig(t, func(c *Config, _ *store.Config) { c.Limits.Sessions, c.Arriving = 32, arriving })
+		var list []*wire
+		for len(list) < 32 && arriving.Figures(0).Refused == 0 {
+			w := r.wire()
+			list = append(list, w)
+			w.frame(4, 0, 0, []byte{0, 4, 0, 0, 0, 0}) // SETTINGS: streams have no window
+			held := arriving.Figures(0).Parts["answers"]
+			for i := range uint32(8) {
+				w.call(2*i+1, proto.StatusService_Status_FullMethodName)
+				w.frame(0, 1, 2*i+1, make([]byte, 5)) // an empty message, the last
+			}
+			until(t, "answers are charged", func() bool {
+				f := arriving.Figures(0)
+				return f.Parts["answers"] >= held+8*256 || f.Refused > 0
+			})
+		}
+		if f := arriving.Figures(0); f.Refused == 0 || f.Held > f.Limit {
+			t.Errorf("%s: %d connections with answers that are not read: %+v, want refusals within the limit", how, len(list), f)
+		}
+		for _, w := range list {
+			for i := range uint32(8) {
+				over(w, 2*i+1)
+			}
+		}
+		until(t, "all answers are given back: "+how, func() bool { return arriving.Figures(0).Parts["answers"] == 0 })
+	}
+}
+
 // readUntilPong reads frames until the answer to a PING, or the end.
 func readUntilPong(r io.Reader) (text string, err error) {
 	for {

@@ -6,10 +6,14 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	protobuf "google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/server/socket"
 )
 
 // maxListed bounds the sessions of one Status reply.
@@ -19,8 +23,12 @@ const maxListed = 256
 const mostHolders = 3
 
 // Status answers the Status call.
-func (s service) Status(context.Context, *proto.StatusRequest) (*proto.StatusResponse, error) {
-	return s.Server.Status(), nil
+func (s service) Status(ctx context.Context, _ *proto.StatusRequest) (*proto.StatusResponse, error) {
+	r := s.Server.Status()
+	if err := socket.Caller(ctx).Answer(protobuf.Size(r)); err != nil {
+		return nil, status.Error(codes.ResourceExhausted, err.Error())
+	}
+	return r, nil
 }
 
 // Status returns the state of the host: what the server knows, added to what Config.Info returns.

@@ -29,6 +29,7 @@ func (r *root) upkeep(ctx context.Context) {
 			next = n + pause
 		}
 		if r.Health.Serves() {
+			r.Quarantine.Reread()
 			r.recovery.again(ctx)
 		}
 	}

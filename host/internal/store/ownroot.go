@@ -155,7 +155,6 @@ func (c *ownRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed
 func (c *ownRoot) vanished(err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		c.r.Counted(&c.r.Count.Vanished)
-		c.r.Quarantine.Recount()
 	}
 }
 

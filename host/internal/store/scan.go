@@ -360,6 +360,7 @@ func (c *scan) order() {
 // ended is called with the lock held, and gets the bytes that were booked as orphans.
 func (c *scan) End(ctx context.Context, ended func(booked int64)) {
 	s := c.by.set
+	c.by.kept.Quarantine.Recount()
 	s.Lock()
 	booked := c.Orphaned()
 	s.Account.Add(capacity.Orphans, booked)

@@ -26,7 +26,6 @@ func (r *root) unopened(m entries.Mark, rank uint32, name string, err error) err
 			return fmt.Errorf("%w: %w", ErrRootOut, err) // all of it is
 		}
 		r.Counted(&r.Count.Vanished)
-		r.Quarantine.Recount()
 		r.drop(m, 0)
 	case r.spares(m, name, err):
 		return err

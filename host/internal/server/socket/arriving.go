@@ -41,6 +41,9 @@ type arrivals struct {
 	partial map[uint32]*message // by stream
 	unread  int64               // bytes of whole messages
 	calls   int                 // that run
+	last    uint32              // stream that the client has opened
+	open    map[uint32]struct{} // streams that neither side has ended
+	answers []int64             // what is charged of those that may not be written yet, oldest first
 	closed  bool
 
 	writing sync.Mutex
@@ -60,7 +63,8 @@ type message struct {
 
 // newArrivals charges a connection to a share, and tells of a refusal before it closes the connection.
 func newArrivals(c net.Conn, holder *budget.Holder, refused func(error)) *arrivals {
-	return &arrivals{Conn: c, holder: holder, refused: refused, in: frames{skip: preface}, partial: map[uint32]*message{}}
+	return &arrivals{Conn: c, holder: holder, refused: refused, in: frames{skip: preface}, partial: map[uint32]*message{},
+		open: map[uint32]struct{}{}}
 }
 
 // Read reads, and charges what has come.
@@ -152,6 +156,13 @@ func (c *arrival) end() {
 		c.give(m.charged)
 		delete(c.partial, c.in.stream())
 	}
+	switch {
+	case c.in.kind() == kindReset:
+		(*arrivals)(c).over(c.in.stream())
+	case c.in.kind() == kindHeaders && c.in.stream() > c.last:
+		c.last = c.in.stream()
+		c.open[c.last] = struct{}{}
+	}
 }
 
 func (c *arrival) take(m *message, n int64) error {
@@ -208,20 +219,57 @@ func (c *arrivals) Over() {
 	}
 }
 
-// Write writes, and notes where a frame ends.
+// Answer charges an answer to the connection, until it is written or not wanted any more. gRPC keeps what the client does not
+// read. Answers are written in about their order, and the streams of those that wait are open: so the oldest charge goes when
+// there are more charges than open streams.
+func (c *arrivals) Answer(size int64) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return net.ErrClosed
+	}
+	if err := c.holder.Answer(size); err != nil {
+		return err
+	}
+	c.answers = append(c.answers, size)
+	c.settle()
+	return nil
+}
+
+// over notes the end of a stream. The mutex is held.
+func (c *arrivals) over(stream uint32) {
+	delete(c.open, stream)
+	c.settle()
+}
+
+func (c *arrivals) settle() {
+	for len(c.answers) > len(c.open) {
+		c.holder.AnswerOver(c.answers[0])
+		c.answers = c.answers[1:]
+	}
+}
+
+// Write writes, and notes where a frame ends, and a stream.
 func (c *arrivals) Write(p []byte) (int, error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	n, err := c.Conn.Write(p)
-	_ = c.out.feed(p[:n], nothing{})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = c.out.feed(p[:n], (*departure)(c))
 	return n, err
 }
 
-type nothing struct{}
+// departure is what a connection makes of the frames that go. The connection's mutexes are held.
+type departure arrivals
 
-func (nothing) begin() error         { return nil }
-func (nothing) payload([]byte) error { return nil }
-func (nothing) end()                 {}
+func (*departure) begin() error         { return nil }
+func (*departure) payload([]byte) error { return nil }
+func (c *departure) end() {
+	if k := c.out.kind(); k == kindReset || (k == kindData || k == kindHeaders) && c.out.flags()&flagEndStream != 0 {
+		(*arrivals)(c).over(c.out.stream())
+	}
+}
 
 // explain tells the client why the connection is closed, unless a frame is half written.
 func (c *arrivals) explain(reason error) {
@@ -243,6 +291,8 @@ func (c *arrivals) Close() error {
 		for _, m := range c.partial {
 			(*arrival)(c).give(m.charged)
 		}
+		clear(c.open)
+		c.settle()
 		c.closed = true
 		c.holder.Leave()
 	}

@@ -42,6 +42,14 @@ func (p Peer) Stream() (over func(), err error) {
 	return p.arriving.holder.StreamOver, nil
 }
 
+// Answer charges an answer of so many bytes to the peer's connection until it is written.
+func (p Peer) Answer(size int) error {
+	if p.arriving == nil { // the host itself
+		return nil
+	}
+	return p.arriving.Answer(int64(size))
+}
+
 // AuthType makes it a [credentials.AuthInfo].
 func (Peer) AuthType() string { return "unix" }
 

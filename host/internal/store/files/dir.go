@@ -112,6 +112,7 @@ func (d *Dir) Unlink(name string) error {
 		return nil
 	}
 	if errors.Is(err, fs.ErrNotExist) {
+		d.Quarantine.Recount()
 		return err
 	}
 	switch info, serr := d.FS.Stat(name); {

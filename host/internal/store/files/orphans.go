@@ -211,6 +211,7 @@ func (l *Orphans) retryOne() bool {
 	}
 	err := l.unlink(o)
 	if errors.Is(err, fs.ErrNotExist) || Misled(err) {
+		l.dir.Quarantine.Recount()
 		err = nil
 	}
 	if l.deleted(o, err); err == nil {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -19,8 +20,11 @@ type Quarantine struct {
 	maxFiles int // 0: none are kept
 	maxBytes int64
 
+	unread atomic.Bool // Recount could not look
+
 	mu    sync.Mutex
-	files []Kept // oldest first
+	files []Kept          // oldest first
+	known map[string]bool // those, and what is being removed
 	bytes int64
 	count uint64 // files moved here
 }
@@ -32,7 +36,8 @@ type Kept struct {
 }
 
 func (q *Quarantine) init(d *Dir, cfg Config) {
-	q.dir, q.sequence, q.maxFiles, q.maxBytes = d, cfg.Sequence, max(cfg.QuarantineFiles, 0), cfg.QuarantineBytes
+	q.dir, q.sequence, q.known = d, cfg.Sequence, map[string]bool{}
+	q.maxFiles, q.maxBytes = max(cfg.QuarantineFiles, 0), cfg.QuarantineBytes
 }
 
 // SetBytes changes how many bytes are kept. What is too much goes when the next file comes, or when bytes are needed.
@@ -54,6 +59,7 @@ func (q *Quarantine) Move(name string, most int64, cause error) (k Kept, left in
 	d := q.dir
 	info, err := d.FS.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) || Misled(err) || err == nil && info.IsDir() {
+		q.Recount()
 		return Kept{}, 0
 	}
 	perhaps := "" // a name that the file may have, though the rename reported an error
@@ -98,13 +104,20 @@ func (q *Quarantine) Add(k Kept) (excess []Kept) {
 	if k.name == "" {
 		return nil
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.count++
-	return q.add(k)
+	return q.enter(k, true)
 }
 
-func (q *Quarantine) add(k Kept) (excess []Kept) {
+// enter books a file, unless it has been. moved says that it has just come.
+func (q *Quarantine) enter(k Kept, moved bool) (excess []Kept) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.known[k.name] {
+		return nil
+	}
+	if moved {
+		q.count++
+	}
+	q.known[k.name] = true
 	q.files = append(q.files, k)
 	q.bytes += k.Bytes
 	q.dir.account.Add(capacity.Quarantine, k.Bytes)
@@ -127,6 +140,9 @@ func (q *Quarantine) Remove(list []Kept) {
 	for _, k := range list {
 		q.dir.Discard(k.name, k.Bytes)
 		q.dir.account.Remove(capacity.Quarantine, k.Bytes)
+		q.mu.Lock()
+		delete(q.known, k.name)
+		q.mu.Unlock()
 	}
 }
 
@@ -146,69 +162,49 @@ func (q *Quarantine) Shrink(bytes int64) bool {
 
 // Load books what is there at the start.
 func (q *Quarantine) Load() error {
-	list, err := q.dir.FS.ReadDir(q.dir.Slash + pieceformat.QuarantineDir)
-	if err != nil {
+	if err := q.book(false); err != nil { // its bytes would be in no account
 		return fmt.Errorf("store: root %s: %w", q.dir.Path, err)
-	}
-	for _, e := range list {
-		k, err := q.at(e.Name())
-		if err != nil { // its bytes would be in no account
-			return fmt.Errorf("store: root %s: %w", q.dir.Path, err)
-		}
-		if k.name == "" {
-			continue
-		}
-		q.mu.Lock()
-		excess := q.add(k)
-		q.mu.Unlock()
-		q.Remove(excess)
 	}
 	return nil
 }
 
-func (q *Quarantine) holds(base string) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.has(q.dir.Slash + pieceformat.QuarantineDir + "/" + base)
+// Recount books files that another program has moved into quarantine, as a repair of the root does while this host runs. It
+// is called whenever a file is missing, before the file's own bytes are free, and at the end of a scan, which may have missed
+// what was moved.
+func (q *Quarantine) Recount() { q.unread.Store(q.book(true) != nil) }
+
+// book books files that are here and not on the list; with repaired those alone that a repair has moved.
+func (q *Quarantine) book(repaired bool) error {
+	list, err := q.dir.FS.ReadDir(q.dir.Slash + pieceformat.QuarantineDir)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		name := q.dir.Slash + pieceformat.QuarantineDir + "/" + e.Name()
+		if repaired && (!pieceformat.IsRepairName(e.Name()) || q.has(name) || q.dir.Orphans.Has(name)) {
+			continue // it is booked: this host's own were when they were moved
+		}
+		info, err := q.dir.FS.Stat(name)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode.IsRegular() {
+			continue
+		} else if err != nil {
+			return err
+		}
+		q.Remove(q.enter(Kept{name: name, Bytes: pieceformat.Padded(info.Allocated)}, repaired))
+	}
+	return nil
 }
 
 func (q *Quarantine) has(name string) bool {
-	return slices.ContainsFunc(q.files, func(k Kept) bool { return k.name == name })
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.known[name]
 }
 
-// at is a file in quarantine; what is none has no bytes.
-func (q *Quarantine) at(base string) (k Kept, err error) {
-	name := q.dir.Slash + pieceformat.QuarantineDir + "/" + base
-	info, err := q.dir.FS.Stat(name)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode.IsRegular() {
-		return Kept{}, nil
-	}
-	return Kept{name: name, Bytes: pieceformat.Padded(info.Allocated)}, err
-}
-
-// Recount books files that another program has moved into quarantine, as a repair of the root does while this host runs. It
-// is called when a piece is missing, before the piece's own bytes are free.
-func (q *Quarantine) Recount() {
-	list, err := q.dir.FS.ReadDir(q.dir.Slash + pieceformat.QuarantineDir)
-	if err != nil {
-		return // a root that is gone altogether
-	}
-	for _, e := range list {
-		if !pieceformat.IsRepairName(e.Name()) || q.holds(e.Name()) {
-			continue // this host's own were booked when they were moved
-		}
-		k, err := q.at(e.Name())
-		if err != nil || k.name == "" {
-			continue
-		}
-		q.mu.Lock()
-		var excess []Kept
-		if !q.has(k.name) {
-			q.count++
-			excess = q.add(k)
-		}
-		q.mu.Unlock()
-		q.Remove(excess)
+// Reread is Recount if that was not possible, as without descriptors.
+func (q *Quarantine) Reread() {
+	if q.unread.Load() {
+		q.Recount()
 	}
 }
 
@@ -216,7 +212,7 @@ func (q *Quarantine) Recount() {
 func (q *Quarantine) Reset() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.files, q.bytes = nil, 0
+	q.files, q.known, q.bytes = nil, map[string]bool{}, 0
 }
 
 // Count is how many files were moved here.

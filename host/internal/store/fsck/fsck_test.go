@@ -172,6 +172,71 @@ func TestRepairBesideIdleHost(t *testing.T) {
 	}
 }
 
+// TestRepairKeepsTheAccount: in whatever way a running host finds that a repair has moved a file, the bytes stay in its account.
+func TestRepairKeepsTheAccount(t *testing.T) {
+	const most = 20
+	for _, c := range []struct {
+		how  string
+		find func(r *rig, faulty *faultfs.FS, read func()) // has the host of key 2 find it
+	}{
+		{"looked up", func(r *rig, _ *faultfs.FS, _ func()) { r.hit(2) }},
+		{"being read", func(_ *rig, _ *faultfs.FS, read func()) { read() }},
+		{"evicted", func(r *rig, _ *faultfs.FS, _ func()) { r.mustPut(most+2, most+3, most+4, most+5) }},
+		{"found without descriptors", func(r *rig, faulty *faultfs.FS, _ func()) {
+			faulty.Set(faultfs.MustRules("readdir **: emfile")...)
+			r.hit(2)
+			faulty.Set()
+			for wait := time.Now().Add(10 * time.Second); r.store.Stats().Roots[0].Held == 0 && time.Now().Before(wait); {
+				time.Sleep(time.Millisecond)
+			}
+		}},
+	} {
+		t.Run(c.how, func(t *testing.T) {
+			faulty := faultfs.New(staging.OS())
+			r := newRig(t, 1<<30)
+			r.store.Close()
+			r.openRoot(store.RootConfig{Path: r.dir, Capacity: most * (50 << 12), FS: faulty})
+			for n := range uint64(most) {
+				r.mustPut(n + 2)
+			}
+			l, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []kv.Key{key(2)}})
+			must(t, err)
+			reader, err := l.Open(0, 0)
+			must(t, err)
+			l.Release()
+			r.change(r.pieces(3)[2], func(b []byte) []byte { b[len(b)-pieceformat.Page] ^= 1; return b })
+			if report := r.check(Options{Repair: true}); report.Repaired != 1 {
+				t.Fatalf("repair: %+v, want one file moved to the quarantine", report)
+			}
+			c.find(r, faulty, func() { reader.Bad(pieceformat.ErrDamaged) })
+			reader.Close()
+			r.accounts(c.how)
+		})
+	}
+	t.Run("during a scan", func(t *testing.T) {
+		r := newRig(t, 1<<30)
+		r.mustPut(1, 2, 3)
+		name := r.pieces(4)[2]
+		r.change(name, func(b []byte) []byte { b[len(b)-pieceformat.Page] ^= 1; return b })
+		r.store.Close()
+		must(t, os.Remove(filepath.Join(r.dir, pieceformat.CheckpointFile)))
+		r.openRoot(store.RootConfig{Path: r.dir, Capacity: 1 << 30, FS: &meanwhile{FS: staging.OS(), dir: filepath.Dir(name),
+			then: func() { r.check(Options{Repair: true}) }}})
+		<-r.store.ScanDone()
+		r.accounts("after the scan")
+	})
+}
+
+// accounts says when the host's account is not of what is in the root, one file of it in the quarantine.
+func (r *rig) accounts(when string) {
+	r.Helper()
+	disk := r.check(Options{})
+	if used := r.store.Stats().Roots[0].Used; used != disk.Pieces.Bytes+disk.Quarantine.Bytes || disk.Quarantine.Files != 1 {
+		r.Errorf("%s: the account says %d bytes, want those of %+v in service and %+v in quarantine, one file", when, used,
+			disk.Pieces, disk.Quarantine)
+	}
+}
+
 // TestBesideBusyHost repairs again and again while a host stores, evicts and takes victims' files over. Nothing is
 // damaged, so nothing may be found.
 func TestBesideBusyHost(t *testing.T) {
