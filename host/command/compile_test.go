@@ -63,7 +63,7 @@ name = "main"
 module = "lru"
 `)
 	_, logged, stop := startHost(t, dir, "--config", "kvhost.toml")
-	bad := command(t, dir, "policy", "swap", "main", "bomb.wasm")
+	bad := command(t, dir, "policy", "swap", "--unchecked", "main", "bomb.wasm")
 	if err := bad.Start(); err != nil {
 		t.Fatal(err)
 	}
