@@ -193,7 +193,11 @@ func TestSwapIsJudged(t *testing.T) {
 	if r := swap("--unchecked"); r.code != exitOK || strings.Contains(r.stdout, "checked") {
 		t.Errorf("unchecked swap: %+v, want it to be made", r)
 	}
-	r := finish(t, command(t, dir, "policy", "swap", "--socket", "s", "lru", "lru"))
+	r := finish(t, command(t, dir, "__complete", "policy", "swap", "--socket", "s", ""))
+	if !strings.Contains(r.stdout, "lru\tevict, ") || !strings.Contains(r.stdout, "fanout\tplace, ") {
+		t.Errorf("completion of live policies: %+v, want lru and fanout", r)
+	}
+	r = finish(t, command(t, dir, "policy", "swap", "--socket", "s", "lru", "lru"))
 	if r.code != exitOK || !strings.Contains(r.stdout, "lru: checked, no findings") {
 		t.Errorf("swap of a sound module: %+v, want it checked and made", r)
 	}

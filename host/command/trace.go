@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -18,7 +19,13 @@ func newTrace() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
 		Short: "Generate and describe request traces",
-		Args:  noArgs,
+		Long: `Generates and describes request traces: JSON lines, plain, gzip or zstd, a request in each line, such as
+
+  {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, 2353]}
+
+The timestamp is in milliseconds, lengths are in tokens, and a hash id stands for a block of the prompt and all before it. Optional are
+output_length, end_reason (stop, length, tool_call, abort), priority, and return_ms until the prefix is expected again.`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return usageError{fmt.Errorf("%s: want gen or info", cmd.CommandPath())}
 		},
@@ -118,15 +125,14 @@ func traceInfo(path string, asJSON bool) error {
 		}
 	}
 	s := c.Stats()
-	if asJSON {
-		err = json.NewEncoder(os.Stdout).Encode(infoOf(path, &s))
-	} else {
-		err = infoTable(os.Stdout, path, &s)
+	switch {
+	case failure != io.EOF: // what is redirected has whole traces only
+		fmt.Fprintf(os.Stderr, "kvhost: the part of %s that can be read:\n", path)
+		return errors.Join(infoTable(os.Stderr, path, &s), failure)
+	case asJSON:
+		return json.NewEncoder(os.Stdout).Encode(infoOf(path, &s))
 	}
-	if failure != io.EOF { // the part that was read is printed all the same
-		return failure
-	}
-	return err
+	return infoTable(os.Stdout, path, &s)
 }
 
 // info is the JSON form of a trace's statistics.
