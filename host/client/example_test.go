@@ -4,8 +4,13 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"os"
+	"path/filepath"
+	"testing"
 
+	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -25,10 +30,43 @@ func namespace() kv.Namespace {
 	}
 }
 
+// socket is that of the host for the examples: of a service it is /run/kvhost/kvhost.sock.
+var socket string
+
+// TestMain runs a host for the examples, in the order in which they stand here: what one stores another loads.
+func TestMain(m *testing.M) { os.Exit(withHost(m.Run)) }
+
+func withHost(run func() int) int {
+	dir, err := os.MkdirTemp("", "kv")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	socket = filepath.Join(dir, "s")
+	c := config.Default()
+	c.Socket, c.HTTP.Listen, c.GDS.CUDA, c.Store.Memory = socket, "", config.CUDAOff, 0
+	c.Roots = []config.Root{{Path: filepath.Join(dir, "kv"), Capacity: 8 << 20}}
+	h, err := host.New(context.Background(), host.Config{Config: c})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- h.Run(ctx) }()
+	<-h.Ready()
+	code := run()
+	stop()
+	if err := <-ended; err != nil {
+		log.Print(err)
+		return 1
+	}
+	return code
+}
+
 // connect opens a session whose arena holds the pages of every plane, one plane after the other.
 func connect(ctx context.Context) (*client.Session, *client.Arena, error) {
 	s, err := client.Dial(ctx, client.Hello{
-		Socket: "/run/kvhost/kvhost.sock", Engine: "engine-1", LocalRanks: 1, Namespace: namespace(),
+		Socket: socket, Engine: "engine-1", LocalRanks: 1, Namespace: namespace(),
 	})
 	if err != nil {
 		return nil, nil, err
@@ -78,6 +116,9 @@ func ExampleSession_Store() {
 	for i, c := range result.Chunks {
 		fmt.Println(i, c.Result)
 	}
+	// Output:
+	// 0 stored
+	// 1 stored
 }
 
 // Look a prefix up and load what is there. Blocks that fail are named and must be computed.
@@ -98,6 +139,7 @@ func ExampleSession_Load() {
 	for i := range hit.Hits() {
 		chunks = append(chunks, client.LoadChunk{Index: i, Blocks: []uint32{uint32(2 * i), uint32(2*i + 1)}})
 	}
+	fmt.Println(len(chunks), "of 3 chunks are there")
 	if len(chunks) == 0 {
 		return // compute everything
 	}
@@ -112,6 +154,7 @@ func ExampleSession_Load() {
 	for _, b := range result.Failed {
 		fmt.Println("compute block", b.Block, b.Err)
 	}
+	// Output: 2 of 3 chunks are there
 }
 
 // A layer-wise load lets a forward pass start when the first layer is there.
@@ -143,11 +186,18 @@ func ExampleLoadOptions() {
 	if _, err := job.Wait(ctx); err != nil {
 		log.Fatal(err)
 	}
+	// Output: layer 0 can be used
 }
 
-// Timeline semaphores order a store after the compute that fills its blocks, without a message in between.
+// Timeline semaphores order a store after the compute that fills its blocks, without a message in between. Their memory outlives
+// the session, whose end writes the values of jobs that did not end.
 func ExampleTimeline() {
 	ctx := context.Background()
+	memory, err := client.NewArena(4096)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer memory.Close()
 	s, arena, err := connect(ctx)
 	if err != nil {
 		log.Fatal(err)
@@ -155,17 +205,12 @@ func ExampleTimeline() {
 	defer arena.Close()
 	defer s.Close()
 
-	memory, err := client.NewArena(4096)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer memory.Close()
 	semaphores, err := s.ShareSemaphores(ctx, memory, 0, 8)
 	if err != nil {
 		log.Fatal(err)
 	}
 	order := &client.Timeline{Semaphores: semaphores, Wait: 0, WaitValue: 1, Done: 1, DoneValue: 1, Status: 2}
-	_, err = s.Store(ctx, 0, 0, []client.StoreChunk{{Key: kv.Key{1}, Blocks: []uint32{0, 1}}}, client.WithTimeline(order))
+	_, err = s.Store(ctx, 0, 0, []client.StoreChunk{{Key: kv.Key{9}, Blocks: []uint32{0, 1}}}, client.WithTimeline(order))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -175,4 +220,5 @@ func ExampleTimeline() {
 		log.Fatal(err)
 	}
 	fmt.Println("stored:", semaphores.Load(2) == client.StatusDone)
+	// Output: stored: true
 }

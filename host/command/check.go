@@ -66,6 +66,9 @@ func check(ctx context.Context, out io.Writer, loaded *config.Loaded, asJSON boo
 		report.Findings = append(report.Findings, doctor.Finding{Level: doctor.Note, About: "memory", Says: "up to " +
 			config.FormatSize(memory) + " are the nearest level, allocated as chunks need it", Fix: "store.memory sets the size, and 0 turns it off"})
 	}
+	for i := range report.Findings {
+		report.Findings[i].Says = plainText(report.Findings[i].Says)
+	}
 	if asJSON {
 		err = writeJSON(out, report)
 	} else {
@@ -80,12 +83,12 @@ func check(ctx context.Context, out io.Writer, loaded *config.Loaded, asJSON boo
 // findings are what a start meets: what it refuses, roots that would be out, and its warnings.
 func findings(start *host.Checked, warnings []string) (list []doctor.Finding) {
 	for _, r := range start.Refused {
-		list = append(list, doctor.Finding{Level: doctor.Problem, About: r.About, Says: plainError(r.Err)})
+		list = append(list, doctor.Finding{Level: doctor.Problem, About: r.About, Says: r.Err.Error()})
 	}
 	if len(start.Refused) == 0 {
 		for _, path := range slices.Sorted(maps.Keys(start.Out)) {
 			list = append(list, doctor.Finding{Level: doctor.Problem, About: "root " + path,
-				Says: "a host would start without it: " + plainError(start.Out[path])})
+				Says: "a host would start without it: " + start.Out[path].Error()})
 		}
 	}
 	for _, w := range append(start.Warnings, warnings...) {

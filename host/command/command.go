@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 )
 
 // version is what the linker has set.
@@ -19,6 +21,12 @@ func Main(ctx context.Context, release string, args []string) int {
 
 func run(ctx context.Context, args []string) int {
 	root := newRoot()
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd(args...)
+	if cmd, _, _ := root.Find(args); cmd == root && len(args) == 2 && !strings.HasPrefix(args[0], "-") &&
+		slices.Contains([]string{"-h", "--help"}, args[1]) {
+		args = args[:1] // no command has that name, which the help would not say
+	}
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(err)

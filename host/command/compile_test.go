@@ -64,7 +64,7 @@ name = "main"
 module = "lru"
 `)
 	_, logged, stop := startHost(t, dir, "--config", "kvhost.toml")
-	bad := command(t, dir, "policy", "swap", "main", "bomb.wasm")
+	bad := command(t, dir, "policy", "swap", "--unchecked", "main", "bomb.wasm")
 	testenv.OK(t, bad.Start())
 	refused := make(chan error, 1)
 	go func() { refused <- bad.Wait() }()

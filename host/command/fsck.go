@@ -39,10 +39,10 @@ quarantine, where a running host accounts for them and serves them as misses. It
 host uses the root. It never writes to a piece.
 
 Exit codes:
-  0  no problems, or all were repaired
-  1  the check did not finish
-  2  wrong usage
-  8  problems remain: see the report`,
+  0   no problems, or all were repaired
+  8   problems remain: see the report
+  11  the check did not finish
+  12  wrong usage`,
 		Example: `  kvhost fsck /mnt/nvme0/kv
   kvhost fsck --repair --read-limit 500MiB /mnt/nvme0/kv /mnt/nvme1/kv
   kvhost fsck --quick --json /mnt/nvme0/kv`,

@@ -18,14 +18,17 @@ func newLog(c *config.Log) (*slog.Logger, *slog.LevelVar) {
 	_ = level.UnmarshalText([]byte(c.Level)) // it is a choice
 	terminal := term.IsTerminal(int(os.Stderr.Fd()))
 	if c.Format == config.FormatText || c.Format == config.FormatAuto && terminal {
-		return slog.New(tint.NewTextHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly,
+		return slog.New(tint.NewTextHandler(os.Stderr, &tint.Options{Level: level, TimeFormat: time.TimeOnly, ReplaceAttr: asText,
 			NoColor: !terminal})), level
 	}
 	return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level, ReplaceAttr: asText})), level
 }
 
-// asText gives what has a text as that text: in JSON a duration would be nanoseconds, and an enumeration a number.
+// asText gives what has a text as that text: in JSON a duration would be nanoseconds, and an enumeration a number. Errors are plain.
 func asText(_ []string, a slog.Attr) slog.Attr {
+	if err, ok := a.Value.Any().(error); ok {
+		return slog.String(a.Key, plainError(err))
+	}
 	if s, ok := a.Value.Any().(fmt.Stringer); ok && a.Value.Kind() != slog.KindTime {
 		a.Value = slog.StringValue(s.String())
 	}

@@ -226,6 +226,10 @@ func TestHelpers(t *testing.T) {
 		{[]string{"serve", "--help-all"}, []string{"Exit codes:", "SIGHUP", "--engine-threads-per-gpu"}},
 		{[]string{"replay", "--help"}, []string{"Examples:", "--chunk-bytes", "--embedded"}},
 		{[]string{"version"}, []string{"policy abi 1", "lru"}},
+		{[]string{"version", "--json"}, []string{`"policy_abi": 1`}},
+		{[]string{"__complete", "sim", "--policy", "l"}, []string{"lru.wasm\n"}},
+		{[]string{"__complete", "fsck", ""}, []string{":16\n"}},
+		{[]string{"__complete", "check", "--config", ""}, []string{"toml\n:8\n"}},
 		{[]string{"--version"}, []string{"kvhost"}},
 		{[]string{"completion", "bash"}, []string{"__start_kvhost"}},
 		{[]string{"config", "--store-durability", "strict"}, []string{`durability = "strict" # flag --store-durability`,
@@ -240,6 +244,9 @@ func TestHelpers(t *testing.T) {
 				t.Errorf("%v does not say %q:\n%s", test.args, want, r.stdout)
 			}
 		}
+	}
+	if r := finish(t, command(t, dir, "bogus", "--help")); r.code != exitUsage || !strings.Contains(r.stderr, `unknown command "bogus"`) {
+		t.Errorf("help of a command that is not there: %+v, want exit code %d", r, exitUsage)
 	}
 	if r := finish(t, command(t, dir, "--help")); strings.Count(r.stdout, "\n") > 54 ||
 		strings.Contains(r.stdout, "--engine-threads-per-gpu") {

@@ -3,8 +3,10 @@ package command
 import "regexp"
 
 // packages are the names of packages that their errors begin with, for developers.
-var packages = regexp.MustCompile(`(^|[:;] |\n)(?:(?:bench|budget|capacity|catalog|client|config|doctor|fsck|gds|host|` +
-	`kvhost|memfs|meter|minisign|policy|regular|replay|sandbox|server|sim|staging|store|trace|transfer): )+`)
+var packages = regexp.MustCompile(`(^|[:;,] |\n)(?:(?:bench|budget|capacity|catalog|client|config|doctor|fsck|gds|host|` +
+	`kvhost|memfs|meter|minisign|policy|regular|replay|sandbox|scaffold|server|sim|staging|store|trace|transfer): )+`)
 
 // plainError is an error's text without the names of packages.
-func plainError(err error) string { return packages.ReplaceAllString(err.Error(), "$1") }
+func plainError(err error) string { return plainText(err.Error()) }
+
+func plainText(text string) string { return packages.ReplaceAllString(text, "$1") }

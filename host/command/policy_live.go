@@ -3,6 +3,7 @@ package command
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,6 +18,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policy/plugintest"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -168,13 +171,14 @@ func short(digest string) string { return cmp.Or(digest[:min(len(digest), 12)], 
 func newPolicySwap() *cobra.Command {
 	var r running
 	q := &proto.SwapPolicyRequest{}
+	var unchecked bool
 	cmd := &cobra.Command{
 		Use:   "swap POLICY [MODULE]",
 		Short: "Replace a policy of a running host, under load",
 		Long: `Replaces the module of a policy, in all its roles, without interrupting sessions. The new module
-is opened and tested first, and learns what is resident. When it is refused or fails, the old one stays and the
-exit code is not 0. POLICY is a name from kvhost policy list. Without MODULE the policy restarts from its file,
-with the settings given.
+is judged first as kvhost policy check does with 65,536 slots, which takes seconds; then the host opens it with its own limits
+and tells it what is resident. Where it has findings, is refused or fails, the old one stays, and the exit code is 5. POLICY is a
+name from kvhost policy list. Without MODULE the policy restarts from its file, unjudged, with the settings given.
 
 The change lasts until the host restarts or reloads its configuration (SIGHUP). To keep it, write it to the
 configuration.`,
@@ -186,6 +190,11 @@ configuration.`,
 			if len(args) == 2 {
 				q.Module = modulePath(args[1])
 			}
+			if q.Module != "" && !unchecked {
+				if err := judge(cmd, q); err != nil {
+					return err
+				}
+			}
 			a, err := ask(cmd.Context(), &r, proto.NewAdminServiceClient, proto.AdminServiceClient.SwapPolicy, q)
 			if err != nil {
 				return err
@@ -195,9 +204,33 @@ configuration.`,
 		},
 	}
 	r.addTo(cmd)
+	cmd.Flags().BoolVar(&unchecked, "unchecked", false, "do not judge the module first; the host tests less of it")
 	cmd.Flags().StringVar(&q.Sha256, "sha256", "", "SHA-256 that the module must have, in hexadecimal")
 	cmd.Flags().StringToStringVar(&q.Config, "set", nil, "a setting of the policy, as key=value; repeatable")
 	return cmd
+}
+
+// judge refuses a module in which a short policy check finds something. One that only the host knows by its name is left to it.
+func judge(cmd *cobra.Command, q *proto.SwapPolicyRequest) error {
+	var settings []string
+	for key, value := range q.Config {
+		settings = append(settings, key+"="+value)
+	}
+	o := plugintest.Options{Slots: 1 << 16}
+	return withModules(cmd, settings, &o, func(ctx context.Context) error {
+		r, err := plugintest.Check(ctx, q.Module, o)
+		switch {
+		case errors.Is(err, policy.ErrNotFound):
+			return nil
+		case err != nil:
+			return err
+		case len(r.Findings) > 0:
+			return fmt.Errorf("%w: %s: %v; `kvhost policy check` has the rest, --unchecked swaps it all the same",
+				errFindings, q.Module, &r.Findings[0])
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: checked, no findings\n", q.Module)
+		return nil
+	})
 }
 
 // modulePath makes a path absolute: the host has another working directory. A name stays a name.

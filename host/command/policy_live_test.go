@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 // module copies a first-party policy to a file.
@@ -167,4 +168,31 @@ func longestHex(text string) (longest string) {
 		}
 	}
 	return longest
+}
+
+// A module that the host would take, and in which policy check finds something, is not swapped in unless that is asked for.
+func TestSwapIsJudged(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	all := wasmtest.Modules()
+	i := slices.IndexFunc(all, func(m wasmtest.Module) bool { return m.Name == "later the same slot always" })
+	testenv.OK(t, os.WriteFile(filepath.Join(dir, "bad.wasm"), all[i].Wasm, 0o600))
+	startHost(t, dir, "--policy", "lru", "--root", "kv=4MiB", "--socket", "s", "--http-listen", "")
+	swap := func(more ...string) result {
+		return finish(t, command(t, dir, append([]string{"policy", "swap", "--socket", "s", "lru", "bad.wasm"}, more...)...))
+	}
+	if r := swap(); r.code != exitPolicy || !strings.Contains(r.stderr, "bad.wasm: ") || !strings.Contains(r.stderr, "--unchecked") {
+		t.Errorf("swap of a module with findings: %+v, want exit code %d and a finding", r, exitPolicy)
+	}
+	if r := swap("--unchecked"); r.code != exitOK || strings.Contains(r.stdout, "checked") {
+		t.Errorf("unchecked swap: %+v, want it to be made", r)
+	}
+	r := finish(t, command(t, dir, "__complete", "policy", "swap", "--socket", "s", ""))
+	if !strings.Contains(r.stdout, "lru\tevict, ") || !strings.Contains(r.stdout, "fanout\tplace, ") {
+		t.Errorf("completion of live policies: %+v, want lru and fanout", r)
+	}
+	r = finish(t, command(t, dir, "policy", "swap", "--socket", "s", "lru", "lru"))
+	if r.code != exitOK || !strings.Contains(r.stdout, "lru: checked, no findings") {
+		t.Errorf("swap of a sound module: %+v, want it checked and made", r)
+	}
 }

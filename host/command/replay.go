@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -120,6 +121,9 @@ func (r *replayFlags) parse() (*config.Loaded, error) {
 	if !r.embedded && (r.store != "" || r.capacity != "" || r.withRoots) {
 		return nil, usageError{errors.New("replay: --store, --capacity and --with-roots are for --embedded; a running host has " +
 			"its own")}
+	}
+	if r.embedded && slices.ContainsFunc(r.given, func(s config.Setting) bool { return s.Key == "socket" }) {
+		return nil, usageError{errors.New("replay: --socket names a running host, and --embedded starts another one")}
 	}
 	if r.withRoots && (r.store != "" || r.capacity != "") {
 		return nil, usageError{errors.New("replay: --with-roots does not go with --store or --capacity: the configuration " +

@@ -44,6 +44,7 @@ Without a command it serves: clients on a Unix socket, probes, metrics and a pag
 	group(root, groupPolicy, newPolicy(), newSim(), newReplay())
 	group(root, groupOther, newVersion())
 	addHelp(root)
+	addCompletion(root)
 	return root
 }
 

@@ -53,6 +53,13 @@ A capacity is a share of the trace's unique chunks, rounded down (10%), a number
 loads take by --cost. A chunk has a real size then (--chunk-bytes). What is saved is the time that prefill would
 have taken less that of the loads.
 
+A trace has a JSON object for each request, in a line of its own:
+
+  {"timestamp": 27482, "input_length": 6955, "hash_ids": [46, 47, 48, 2353]}
+
+The timestamp is in milliseconds, the length in tokens, and a hash id stands for a block of the prompt and all before it. Optional are
+output_length, end_reason (stop, length, tool_call, abort), priority, and return_ms until the prefix is expected again.
+
 accesses_per_second counts the policy's loop only. The figure for the whole run includes reading the trace,
 numbering its chunks and compiling the modules.`,
 		Example: `  kvhost sim --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --policy s3fifo.wasm --policy belady

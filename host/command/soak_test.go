@@ -198,7 +198,7 @@ func (s *soakSide) honest(ctx context.Context) {
 // swapMain replaces the evict policy of the good root, which must succeed.
 func (s *soakSide) swapMain(_ context.Context, n int) {
 	good := []string{"fifo", "lru", "s3fifo", "prefix"}
-	if out, err := s.command("policy", "swap", "--socket", "s", "main", good[n%len(good)]).CombinedOutput(); err != nil {
+	if out, err := s.command("policy", "swap", "--unchecked", "--socket", "s", "main", good[n%len(good)]).CombinedOutput(); err != nil {
 		s.Errorf("%s: swap of main: %v\n%s", s.name, err, out)
 	}
 	s.swaps++
@@ -226,7 +226,7 @@ func (s *soakSide) swapBeside(ctx context.Context) {
 		s.Error(err)
 		return
 	}
-	cmd := exec.CommandContext(ctx, binary, "policy", "swap", "--socket", "s", "beside-"+m.Role.String(), "hostile.wasm")
+	cmd := exec.CommandContext(ctx, binary, "policy", "swap", "--unchecked", "--socket", "s", "beside-"+m.Role.String(), "hostile.wasm")
 	cmd.Dir = s.dir
 	if cmd.Run() != nil {
 		s.notOpened++

@@ -12,17 +12,25 @@ import (
 )
 
 func newVersion() *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version, the policy ABI and the embedded policies",
 		Args:  noArgs,
-		Run: func(*cobra.Command, []string) {
-			names := "none"
-			if n := dist.Names(); len(n) > 0 {
-				names = strings.Join(n, " ")
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			names := dist.Names()
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), map[string]any{"version": version, "go": runtime.Version(), "os": runtime.GOOS,
+					"arch": runtime.GOARCH, "policy_abi": abi.Version, "policy_release": abi.Release, "policies": names})
 			}
-			fmt.Printf("kvhost %s\n%s %s/%s\npolicy abi %d, release %s\nembedded policies: %s\n",
-				version, runtime.Version(), runtime.GOOS, runtime.GOARCH, abi.Version, abi.Release, names)
+			if len(names) == 0 {
+				names = []string{"none"}
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "kvhost %s\n%s %s/%s\npolicy abi %d, release %s\nembedded policies: %s\n",
+				version, runtime.Version(), runtime.GOOS, runtime.GOARCH, abi.Version, abi.Release, strings.Join(names, " "))
+			return err
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
 }

@@ -57,13 +57,14 @@ type Loaded struct {
 // Load puts file, environment and flags over the defaults and validates the result.
 func Load(src Source) (*Loaded, error) {
 	l := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
+	var err error
 	if src.File != "" {
-		if err := l.applyFile(src.File); err != nil {
+		if err = l.applyFile(src.File); errors.Is(err, ErrFile) {
 			return nil, err
 		}
 	}
-	if err := errors.Join(l.applyEnv(src.Env), l.applyFlags(src.Flags)); err != nil {
-		return nil, err
+	if err = errors.Join(err, l.applyEnv(src.Env), l.applyFlags(src.Flags)); err != nil {
+		return nil, errors.Join(err, l.validate()) // what was refused has its default
 	}
 	if err := l.measure(); err != nil {
 		return nil, err

@@ -38,7 +38,12 @@ func Open(cfg *config.Config, log *slog.Logger) (*Devices, error) {
 	}
 	driver, err := gds.Open(log)
 	if err != nil {
-		log.Info("no GPU in use; clients can register host memory only", "reason", err)
+		reason := err
+		if errors.Is(err, gds.ErrNoDriver) {
+			reason = gds.ErrNoDriver // which file is missing where is of no use at each start
+			log.Debug("the driver cannot be loaded", "error", err)
+		}
+		log.Info("no GPU in use; clients can register host memory only", "reason", reason)
 		return d, nil
 	}
 	d.driver = driver

@@ -2,11 +2,11 @@ package doctor
 
 // Facts are what a probe found.
 type Facts struct {
-	Machine Machine    `json:"machine"`
-	Driver  Driver     `json:"driver"`
-	CuFile  CuFile     `json:"cufile"`
-	GPUs    []GPU      `json:"gpus"`
-	Roots   []Root     `json:"roots"`
+	Machine Machine `json:"machine"`
+	Driver  Driver  `json:"driver"`
+	CuFile  CuFile  `json:"cufile"`
+	GPUs    []GPU   `json:"gpus"`
+	Roots   []Root  `json:"roots"`
 }
 
 // Machine is the machine as a whole.
@@ -69,23 +69,23 @@ type GPU struct {
 
 // Root is a root's directory. Of a root in memory only Path and Memory are known: its memory is the machine's.
 type Root struct {
-	Path       string `json:"path"`
-	Memory     bool   `json:"memory,omitempty"`
-	Tried      string `json:"tried"`            // the directory that was tried: Path, or the nearest above it that exists
-	Missing    bool   `json:"missing"`          // it does not exist yet
-	Parent     string `json:"parent,omitempty"` // the directory in which it would be made, when that is missing, too
-	FS         string `json:"fs"`
-	Mount      string `json:"mount,omitempty"`      // of tmpfs: where it is mounted
-	HugePages  Answer `json:"huge_pages,omitempty"` // of tmpfs: its files get them
-	Device     string `json:"device"`
-	Node       int    `json:"numa_node"`
-	Total      int64  `json:"total_bytes"`
-	Available  int64  `json:"available_bytes"`
-	Writable   bool   `json:"writable"`
-	Direct     Answer `json:"direct_io"`    // written and read back past the page cache
-	MemAlign   int    `json:"memory_align"` // of direct I/O, as the kernel says; 0: it does not
-	OffAlign   int    `json:"offset_align"`
-	NoReplace  Answer `json:"rename_noreplace"`
-	CuFile     string `json:"cufile"`                 // of registering a file with cuFile: "ok", an error, or empty when not tried
-	Failed     string `json:"failed"`
+	Path      string `json:"path"`
+	Memory    bool   `json:"memory,omitempty"`
+	Tried     string `json:"tried"`            // the directory that was tried: Path, or the nearest above it that exists
+	Missing   bool   `json:"missing"`          // it does not exist yet
+	Parent    string `json:"parent,omitempty"` // the directory in which it would be made, when that is missing, too
+	FS        string `json:"fs"`
+	Mount     string `json:"mount,omitempty"`      // of tmpfs: where it is mounted
+	HugePages Answer `json:"huge_pages,omitempty"` // of tmpfs: its files get them
+	Device    string `json:"device"`
+	Node      int    `json:"numa_node"`
+	Total     int64  `json:"total_bytes"`
+	Available int64  `json:"available_bytes"`
+	Writable  bool   `json:"writable"`
+	Direct    Answer `json:"direct_io"`    // written and read back past the page cache
+	MemAlign  int    `json:"memory_align"` // of direct I/O, as the kernel says; 0: it does not
+	OffAlign  int    `json:"offset_align"`
+	NoReplace Answer `json:"rename_noreplace"`
+	CuFile    string `json:"cufile"` // of registering a file with cuFile: "ok", an error, or empty when not tried
+	Failed    string `json:"failed"`
 }

@@ -52,6 +52,9 @@ func (g *gpus) open(libcuda []string) {
 	driver, err := gds.Open(nil, libcuda...)
 	if err != nil {
 		g.facts.Driver.Failed = err.Error()
+		if errors.Is(err, gds.ErrNoDriver) {
+			g.facts.Driver.Failed = gds.ErrNoDriver.Error() // which file is missing where is of no use
+		}
 		return
 	}
 	g.facts.Driver.CUDA = driver.Version()

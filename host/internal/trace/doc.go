@@ -8,7 +8,7 @@
 // for one block of the prompt together with everything before it: ids are chained, so an id has exactly one parent. A
 // reader takes plain text, gzip and zstd, recognised by their first bytes, and needs memory for one line only.
 //
-// Three more keys are optional, and carry what an engine tells policies when a request ends: "end_reason" ("stop",
+// "output_length" may be missing. Three more keys are optional, and carry what an engine tells policies when a request ends: "end_reason" ("stop",
 // "length", "tool_call" or "abort"), "priority" (a whole number, lower goes first) and "return_ms" (milliseconds until the
 // prefix is expected to be used again). Other keys are ignored.
 package trace

@@ -13,7 +13,7 @@ func parse(line []byte, req *Request) error {
 	var l struct {
 		Timestamp    *float64 `json:"timestamp"`
 		InputLength  *float64 `json:"input_length"`
-		OutputLength *float64 `json:"output_length"`
+		OutputLength float64  `json:"output_length"`
 		HashIDs      []uint64 `json:"hash_ids"`
 		EndReason    string   `json:"end_reason"`
 		Priority     int32    `json:"priority"`
@@ -35,7 +35,7 @@ func parse(line []byte, req *Request) error {
 		to   *int64
 	}{
 		{"timestamp", l.Timestamp, &req.Timestamp}, {"input_length", l.InputLength, &req.InputLength},
-		{"output_length", l.OutputLength, &req.OutputLength}, {"return_ms", &l.ReturnMS, &req.ReturnMS},
+		{"output_length", &l.OutputLength, &req.OutputLength}, {"return_ms", &l.ReturnMS, &req.ReturnMS},
 	} {
 		if f.from == nil {
 			return fmt.Errorf("%w: no %s", ErrFormat, f.name)

@@ -152,7 +152,7 @@ func TestErrorsNameFileAndLine(t *testing.T) {
 	for _, test := range []struct{ line, want string }{
 		{`[1]`, "array"},
 		{`{}`, "no hash_ids"},
-		{`{"timestamp":0,"input_length":1,"hash_ids":[]}`, "no output_length"},
+		{`{"timestamp":0,"hash_ids":[]}`, "no input_length"},
 		{`{"timestamp":"0","input_length":1,"output_length":1,"hash_ids":[]}`, "timestamp"},
 		{`{"timestamp":-1,"input_length":1,"output_length":1,"hash_ids":[]}`, "timestamp is out of range"},
 		{`{"timestamp":0,"input_length":1e99,"output_length":1,"hash_ids":[]}`, "input_length is out of range"},

@@ -168,6 +168,7 @@ class Lookup:
         return f"<Lookup: {self.hits} hits, {self.bytes} bytes, lease {self.lease}>"
 
     def has(self, i: int) -> bool:
+        """Whether key ``i`` of the lookup was hit."""
         if self.bits:
             return i // 8 < len(self.bits) and bool(self.bits[i // 8] >> (i % 8) & 1)
         return self._first <= i < self._first + self.hits
@@ -582,6 +583,7 @@ class Session:
         return self._stream.events(digest, key_bytes, after)
 
     def ping(self) -> None:
+        """Returns when the host has answered, and so has handled all that was sent before."""
         self._ask(ping=pb.Ping())
 
     def status(self) -> pb.StatusResponse:

@@ -28,6 +28,7 @@ class Group:
 
     @staticmethod
     def uniform(id: int, blocks: int, layers: int, parts: int, page_bytes: int) -> Group:
+        """A group whose layers all have ``parts`` planes (two: keys and values) with pages of the same size."""
         return Group(id, blocks, [Plane(layer, part, page_bytes) for layer in range(layers) for part in range(parts)])
 
 

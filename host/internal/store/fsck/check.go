@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
@@ -59,6 +60,7 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 		return nil, fmt.Errorf("%w: %s has no directory %s: %w", ErrRoot, dir, pieceformat.MetaDir,
 			cmp.Or(err, fs.ErrInvalid))
 	}
+	c.report.InUse = c.inUse()
 	if c.slots, err = staging.NewSlots(o.Workers, slotBytes); err != nil {
 		return nil, fmt.Errorf("fsck: %w", err)
 	}
@@ -66,6 +68,19 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 	err = c.run(ctx)
 	c.finish()
 	return &c.report, err
+}
+
+// inUse says whether a host has the root for itself now. It takes the lock of a file that is there, for an instant.
+func (c *check) inUse() bool {
+	file := c.dir + "/" + pieceformat.LockFile
+	if _, err := c.o.FS.Stat(file); err != nil {
+		return false
+	}
+	locks, err := health.Lock(c.o.FS, c.dir, file, true, nil)
+	if err == nil {
+		err = health.Unlock(locks)
+	}
+	return errors.Is(err, staging.ErrLocked)
 }
 
 // Files counts the files that a check of the root will go through: names only.

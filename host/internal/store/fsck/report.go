@@ -69,7 +69,7 @@ type Compressed struct {
 type Report struct {
 	Root        string               `json:"root"`
 	Quick       bool                 `json:"quick"`
-	InUse       bool                 `json:"in_use"`      // a host had the root while it was repaired
+	InUse       bool                 `json:"in_use"`      // a host had the root
 	Pieces      Usage                `json:"pieces"`      // sound ones
 	Compressed  Compressed           `json:"compressed"`  // of Pieces
 	Temporaries Usage                `json:"temporaries"` // the stale ones are problems besides
@@ -140,7 +140,7 @@ func (r *Report) WriteText(out io.Writer) error {
 		line("  %d files changed while they were read; they are not judged", r.Changing)
 	}
 	if r.InUse {
-		line("  a host has the root: temporaries were left alone")
+		line("  a host has the root: temporaries are left alone")
 	}
 	how := "read"
 	if r.Quick {
