@@ -20,7 +20,7 @@ type Policy struct {
 }
 
 // OpenPolicy parses "name", "path/to.wasm", "belady" or "infinite", with settings after a colon:
-// "lfu.wasm:aging=false", "s3fifo:small=20,moveat=1".
+// "twoq.wasm:in=50", "s3fifo:small=20,moveat=1".
 func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, error) {
 	if text == Belady || text == Infinite {
 		return &Policy{Text: text, Label: text}, nil

@@ -313,8 +313,8 @@ func TestCapacities(t *testing.T) {
 
 func TestOpenPolicy(t *testing.T) {
 	ctx := context.Background()
-	opt := policy.Options{Dir: policytest.Dir(t, "lfu"), Cache: policytest.Cache(t)}
-	for text, label := range map[string]string{"belady": "belady", "infinite": "infinite", "lfu.wasm:aging=false": "lfu aging=false"} {
+	opt := policy.Options{Dir: policytest.Dir(t, "twoq"), Cache: policytest.Cache(t)}
+	for text, label := range map[string]string{"belady": "belady", "infinite": "infinite", "twoq.wasm:in=50": "twoq in=50"} {
 		p, err := OpenPolicy(ctx, text, opt)
 		if err != nil || p.Label != label || p.Text != text {
 			t.Errorf("opening %s: got %+v and %v, want the label %q", text, p, err, label)
@@ -322,7 +322,7 @@ func TestOpenPolicy(t *testing.T) {
 		}
 		defer p.Close(ctx)
 	}
-	for _, text := range []string{"lfu:aging=false,x", "lfu:=1"} {
+	for _, text := range []string{"twoq:in=50,x", "twoq:=1"} {
 		if _, err := OpenPolicy(ctx, text, opt); !errors.Is(err, ErrPolicy) {
 			t.Errorf("opening %s: got %v, want %v", text, err, ErrPolicy)
 		}

@@ -48,8 +48,6 @@ func TestWasmDecidesAsNative(t *testing.T) {
 	dir := policytest.Dir(t, nativeNames()...)
 	w := generated(t, 500)
 	configs := map[string][]policy.Config{
-		"lfu":      {{"aging": "false"}},
-		"gdsf":     {{"depth_cost": "64"}},
 		"twoq":     {{"in": "50", "out": "100"}},
 		"s3fifo":   {{"small": "25", "moveat": "1"}},
 		"wtinylfu": {{"sample": "1", "window": "10"}, {"adapt": "false"}},

@@ -204,45 +204,6 @@ func TestNoGhosts(t *testing.T) {
 	}
 }
 
-func TestHeapAgainstSorting(t *testing.T) {
-	const slots = 50
-	r := rand.New(rand.NewPCG(2, 2))
-	h := NewHeap(slots)
-	ranks := map[uint32]Rank{}
-	for n := range uint64(20000) {
-		s := r.Uint32N(slots)
-		h.Begin()
-		switch r.IntN(3) {
-		case 0:
-			h.Delete(s)
-			delete(ranks, s)
-		default:
-			ranks[s] = Rank{r.Uint64N(20), n}
-			h.Set(s, ranks[s])
-		}
-		if n%50 != 0 {
-			continue
-		}
-		var want, got []uint32
-		for s := range ranks {
-			want = append(want, s)
-		}
-		slices.SortFunc(want, func(a, b uint32) int {
-			if ra, rb := ranks[a], ranks[b]; ra.less(&rb) {
-				return -1
-			}
-			return 1
-		})
-		h.walk()
-		for s := h.next(); s != None; s = h.next() {
-			got = append(got, s)
-		}
-		if !slices.Equal(got, want) {
-			t.Fatalf("heap gives %v, want %v", got, want)
-		}
-	}
-}
-
 // TestSizeOfWhatWasWritten: an entry has the size of its last UNPIN, in its list too.
 func TestSizeOfWhatWasWritten(t *testing.T) {
 	tab := table(t, 0)
