@@ -1,12 +1,12 @@
 //go:build ignore
 
-// Command check renders the Helm chart and judges it: every object is decoded strictly into the types of Kubernetes, the
-// parts of each fit together, and the plain manifests are what the chart gives with its defaults. No package has it:
-// `make .build/bin/check-kubernetes` builds it, with the requirements of check.mod, so that kvhost does not depend on
-// Kubernetes.
+// Package check renders the Helm chart and judges it: every object is decoded strictly into the types of Kubernetes, the
+// parts of each fit together, and the plain manifests are what the chart gives with its defaults. It has tests alone, which
+// `make .build/bin/check-kubernetes` compiles with the requirements of check.mod, so that kvhost does not depend on
+// Kubernetes. TestManifests of examples/deploy runs them.
 //
 //	check-kubernetes [-update] [-config] DIRECTORY   # which has chart/, kvhost.yaml and vllm.yaml
-package main
+package check
 
 import (
 	"bytes"
@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
@@ -70,7 +71,7 @@ var bad = map[string]values{
 	"egress":      {"config": "[otlp]\n[[root]]\n"},
 }
 
-func main() {
+func TestMain(*testing.M) {
 	update := flag.Bool("update", false, "write the plain manifests")
 	config := flag.Bool("config", false, "print the host's configuration")
 	flag.Parse()
@@ -78,6 +79,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	os.Exit(0)
 }
 
 func run(dir string, update, config bool) error {
