@@ -32,6 +32,7 @@ type release struct {
 	overlay string    // of go build; empty: none
 	epoch   time.Time // of all files
 	man     string    // directory of the manual's pages
+	share   string    // directory of completions and documents
 }
 
 func main() {
@@ -73,6 +74,10 @@ func (r *release) run(ctx context.Context, archs []string) error {
 	}
 	r.man = filepath.Join(work, "man")
 	if err := r.manual(ctx, own, r.man); err != nil {
+		return err
+	}
+	r.share = filepath.Join(work, "share")
+	if err := r.shared(ctx, own, r.share); err != nil {
 		return err
 	}
 	for _, arch := range archs {
@@ -146,7 +151,7 @@ func (r *release) packages(ctx context.Context, arch, base, binary string) error
 	for _, kind := range []string{"deb", "rpm"} {
 		pack := exec.CommandContext(ctx, r.nfpm, "package", "--config", "examples/deploy/package/nfpm.yaml", "--packager", kind,
 			"--target", base+"."+kind)
-		pack.Env = append(os.Environ(), "VERSION="+r.version, "ARCH="+arch, "BINARY="+binary, "MAN="+r.man,
+		pack.Env = append(os.Environ(), "VERSION="+r.version, "ARCH="+arch, "BINARY="+binary, "MAN="+r.man, "SHARE="+r.share,
 			"SOURCE_DATE_EPOCH="+strconv.FormatInt(r.epoch.Unix(), 10))
 		if out, err := pack.CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w\n%s", r.nfpm, err, out)

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -22,21 +24,21 @@ func (r *release) manual(ctx context.Context, binary, dir string) error {
 		}
 		return string(out), nil
 	}
-	var page func(path []string, short string) error
-	page = func(path []string, short string) error {
-		help, err := run(append(path, "--help-all")...)
+	var page func(words []string, short string) error
+	page = func(words []string, short string) error {
+		help, err := run(append(words, "--help-all")...)
 		if err != nil {
-			help, err = run(append(path, "--help")...) // it has no settings
+			help, err = run(append(words, "--help")...) // it has no settings
 		}
 		if err != nil {
 			return err
 		}
-		name := strings.Join(append([]string{"kvhost"}, path...), "-")
+		name := strings.Join(append([]string{"kvhost"}, words...), "-")
 		if err := os.WriteFile(filepath.Join(dir, name+".1"), []byte(r.page(name, "1", short, help)), 0o644); err != nil {
 			return err
 		}
-		list, err := run(append(append([]string{"__complete"}, path...), "")...)
-		if err != nil || len(path) > 1 {
+		list, err := run(append(append([]string{"__complete"}, words...), "")...)
+		if err != nil || len(words) > 1 {
 			return err
 		}
 		for line := range strings.Lines(list) {
@@ -44,7 +46,7 @@ func (r *release) manual(ctx context.Context, binary, dir string) error {
 			if !ok || command == "help" || command == "completion" {
 				continue
 			}
-			if err := page(append(path[:len(path):len(path)], command), what); err != nil {
+			if err := page(append(words[:len(words):len(words)], command), what); err != nil {
 				return err
 			}
 		}
@@ -59,6 +61,41 @@ func (r *release) manual(ctx context.Context, binary, dir string) error {
 	}
 	text := r.page("kvhost.toml", "5", "configuration of kvhost", "  "+strings.ReplaceAll(defaults, "\n", "\n  "))
 	return os.WriteFile(filepath.Join(dir, "kvhost.toml.5"), []byte(text), 0o644)
+}
+
+// shared writes completions for shells, and documents whose links lead from anywhere.
+func (r *release) shared(ctx context.Context, binary, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		out, err := exec.CommandContext(ctx, binary, "completion", shell).Output()
+		if err != nil {
+			return fmt.Errorf("completion %s: %w", shell, err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, shell), out, 0o644); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{"host/docs/operate.md", "host/docs/reference.md", ".github/CHANGELOG.md"} {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(name)), linked(name, text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var link = regexp.MustCompile(`\]\([^)#:]+`)
+
+// linked makes the relative links of a document absolute.
+func linked(name string, text []byte) []byte {
+	return link.ReplaceAllFunc(text, func(to []byte) []byte {
+		return []byte("](https://github.com/kvhost/kvhost/blob/main/" + path.Join(path.Dir(name), string(to[2:])))
+	})
 }
 
 // page is a text in roff. What ends in a colon at the left is a heading, what is indented stays as it is, and the rest is

@@ -55,6 +55,7 @@ func file(arch, suffix string) string { return "kvhost_" + distVersion + "_linux
 var installed = []string{
 	"/usr/bin/kvhost", "/etc/kvhost/kvhost.toml", "/usr/lib/systemd/system/kvhost.service",
 	"/usr/lib/systemd/system/kvhost@.service", "/usr/share/doc/kvhost/copyright",
+	"/usr/lib/tmpfiles.d/kvhost.conf", "/usr/share/bash-completion/completions/kvhost", "/usr/share/doc/kvhost/CHANGELOG.md",
 	"/usr/share/man/man1/kvhost.1", "/usr/share/man/man1/kvhost-policy-swap.1", "/usr/share/man/man5/kvhost.toml.5",
 }
 
@@ -152,6 +153,11 @@ func TestInstall(t *testing.T) {
 	if out, err := analyze("verify", "--root="+root, "kvhost.service"); err != nil || strings.TrimSpace(out) != "" {
 		t.Errorf("verify: %v\n%s", err, out)
 	}
+	// The documented first step, before the first start.
+	first := exec.Command("chroot", "--userspec=kvhost:kvhost", root, "kvhost", "check", "--config", "/etc/kvhost/kvhost.toml")
+	if out, err := first.CombinedOutput(); err != nil || strings.Contains(string(out), "problem") {
+		t.Errorf("check after the installation: %v\n%s", err, out)
+	}
 	if out := must(t, "chroot", root, "kvhost", "--version"); out != "kvhost "+distVersion+"\n" {
 		t.Errorf("--version: %s", out)
 	}
@@ -197,5 +203,11 @@ exec chroot --userspec="$user:nogroup" "$0" kvhost "$@"`
 	}
 	if _, err := os.Stat(config); err != nil {
 		t.Errorf("the configuration went with the package: %v", err)
+	}
+	must(t, "chroot", root, "dpkg", "--purge", "kvhost")
+	for at, stays := range map[string]bool{"etc/kvhost": false, "var/cache/kvhost": false, "var/lib/kvhost": true} {
+		if _, err := os.Stat(filepath.Join(root, at)); os.IsNotExist(err) == stays {
+			t.Errorf("/%s after a purge: %v, want it to stay: %v", at, err, stays)
+		}
 	}
 }
