@@ -35,19 +35,20 @@ func TestManifests(t *testing.T) {
 
 // What is wrong with a chart is found.
 func TestManifestsAreJudged(t *testing.T) {
-	const daemon, engine, policy = "daemonset.yaml", "vllm.yaml", "networkpolicy.yaml"
+	const daemon, engine, policy, pod = "daemonset.yaml", "vllm.yaml", "networkpolicy.yaml", "_names.tpl"
 	for _, c := range []struct{ file, from, to, says string }{
-		{daemon, "hostIPC: true", "hostIpc: true", "hostIpc"},
-		{daemon, "hostIPC: true", "hostIPC: 1", "hostIPC"},
-		{daemon, "hostPID: true", "hostPID: false", "CUDA IPC does not work"},
+		{pod, "hostIPC: true", "hostIpc: true", "hostIpc"},
+		{pod, "hostIPC: true", "hostIPC: 1", "hostIPC"},
+		{pod, "hostPID: true", "hostPID: false", "CUDA IPC does not work"},
 		{daemon, "{name: udev, mountPath: /run/udev", "{name: dev, mountPath: /run/udev", "which is no volume"},
 		{daemon, "path: /readyz, port: http", "path: /readyz, port: web", "no readiness probe"},
 		{daemon, "drop: [ALL]}\n          volumeMounts:\n            - {name: config", "drop: [NET_RAW]}\n          volumeMounts:\n            - {name: config",
 			"without capabilities"},
-		{daemon, "configMap: {name: kvhost}", "configMap: {name: other}", "the ConfigMap other"},
+		{daemon, "configMap: {name: {{ .Release.Name }}}", "configMap: {name: other}", "the ConfigMap other"},
 		{engine, "hostPath: {path: {{ .Values.run }}", "hostPath: {path: /run/other", "directory for the socket"},
-		{engine, "labels: {app.kubernetes.io/name: vllm}\n    spec", "labels: {app.kubernetes.io/name: llm}\n    spec", "does not match its own pods"},
+		{engine, "matchLabels: {{ include \"kvhost.vllm.labels\" . }}", "matchLabels: {app.kubernetes.io/name: llm}", "does not match its own pods"},
 		{policy, "port: http", "port: metrics", "which the host lacks"},
+		{policy, ".Values.traces", ".Values.nothing", "may call"},
 		{policy, "kind: NetworkPolicy", "kind: NetworkPolicies", "unexpected kind"},
 		{daemon, "periodSeconds: 2", "periodSeconds: 3", "is not what the chart gives"},
 	} {

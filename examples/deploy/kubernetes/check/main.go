@@ -1,7 +1,7 @@
 //go:build ignore
 
 // Command check renders the Helm chart and judges it: every object is decoded strictly into the types of Kubernetes, the
-// parts of each fit together, and the plain manifests are what the chart gives with its defaults. No package has it:
+// parts of each fit together, the schema refuses wrong values, and the plain manifests are what the chart gives. No package has it:
 // `make .build/bin/check-kubernetes` builds it, with the requirements of check.mod, so that kvhost does not depend on
 // Kubernetes.
 //
@@ -30,8 +30,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const head = "# kubectl create namespace kvhost && kubectl apply -n kvhost -f this file. It is what the chart gives with its defaults:\n" +
+const head = "# kubectl create namespace kvhost && kubectl apply -n kvhost -f this file. It is what the chart gives with vllm.enabled:\n" +
 	"# `make manifests` writes it.\n"
+
+// plain is the rendering that the manifests without Helm are.
+const plain = "with vLLM"
 
 func main() {
 	update := flag.Bool("update", false, "write the plain manifests")
@@ -49,23 +52,41 @@ func run(dir string, update, config bool) error {
 		return err
 	}
 	var errs []error
-	for name, values := range map[string]map[string]any{
-		"defaults":   {},
-		"no vLLM":    {"vllm": map[string]any{"enabled": false}},
-		"no class":   {"runtimeClass": ""},
-		"other user": {"user": 1, "state": "/data", "run": "/data/run"},
+	type values = map[string]any
+	for _, wrong := range []values{ // which the schema refuses
+		{"typo": 1}, {"image": ""}, {"state": "relative"}, {"user": 0}, {"metricsFrom": nil}, {"traces": values{"port": 4318}},
+		{"vllm": values{"replicas": "abc"}}, {"vllm": values{"gpu": 1}}, {"podMonitor": "yes"},
 	} {
-		files, err := render(c, values)
+		if _, err := render(c, "kvhost", wrong); err == nil {
+			errs = append(errs, fmt.Errorf("the chart takes %v", wrong))
+		}
+	}
+	vllm := values{"enabled": true, "tokenSecret": "hf"}
+	for name, v := range map[string]values{
+		"defaults": {}, plain: {"vllm": values{"enabled": true}}, "no class": {"runtimeClass": ""},
+		"other user": {"user": 1, "state": "/data", "run": "/data/run", "vllm": vllm},
+		"everything": {"podMonitor": true, "priorityClass": "p", "annotations": values{"a": "b"}, "vllm": vllm,
+			"imagePullSecrets": []any{values{"name": "r"}}, "env": []any{values{"name": "N", "value": "v"}},
+			"affinity": values{"nodeAffinity": values{}}, "traces": values{"port": 4318, "namespace": values{"a": "b"}}},
+	} {
+		release := "kvhost"
+		if name == "everything" {
+			release = "other"
+		}
+		files, err := render(c, release, v)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		_, vllm := files["vllm.yaml"]
-		if want := name != "no vLLM"; vllm != want {
-			errs = append(errs, fmt.Errorf("%s: has vLLM: %v", name, vllm))
+		_, has := files["vllm.yaml"]
+		if want := v["vllm"] != nil; has != want {
+			errs = append(errs, fmt.Errorf("%s: has vLLM: %v", name, has))
 		}
 		objects, err := decode(files)
 		errs = append(errs, err, objects.judge())
-		if name != "defaults" {
+		if objects.host.Name != release || len(objects.policy.Spec.Egress) > 0 != (v["traces"] != nil) {
+			errs = append(errs, fmt.Errorf("%s: the host is called %s, and may call %v", name, objects.host.Name, objects.policy.Spec.Egress))
+		}
+		if name != plain {
 			continue
 		}
 		if config {
@@ -83,9 +104,9 @@ func run(dir string, update, config bool) error {
 	return errors.Join(errs...)
 }
 
-// render gives the manifests, vLLM's apart.
-func render(c *chart.Chart, values map[string]any) (map[string]string, error) {
-	top, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "kvhost", Namespace: "kvhost"}, nil)
+// render gives the manifests of a release, vLLM's apart.
+func render(c *chart.Chart, release string, values map[string]any) (map[string]string, error) {
+	top, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: release, Namespace: "kvhost"}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +116,7 @@ func render(c *chart.Chart, values map[string]any) (map[string]string, error) {
 	}
 	var names []string
 	for name, text := range rendered {
-		if strings.TrimSpace(text) != "" {
+		if strings.TrimSpace(text) != "" && path.Base(name) != "NOTES.txt" {
 			names = append(names, name)
 		}
 	}
@@ -144,6 +165,10 @@ func decode(files map[string]string) (o objects, err error) {
 				into = &o.config
 			case "networking.k8s.io/v1 NetworkPolicy":
 				into = &o.policy
+			case "v1 Service":
+				into = &corev1.Service{}
+			case "monitoring.coreos.com/v1 PodMonitor":
+				continue // Kubernetes has no type for it
 			default:
 				errs = append(errs, fmt.Errorf("%s: an object of an unexpected kind %q", file, what))
 				continue
