@@ -1,6 +1,4 @@
-"""What becomes resident in the host, and what goes: the host's stream, and a publisher of it in vLLM's format.
-
-``python -m kvhost.events`` is the publisher (README.md in this directory)."""
+"""What becomes resident in the host, and what goes: the host's stream, as a connector reads it (README.md in this directory)."""
 
 from kvhost.events.reader import Change, Changed, EventReader
 from kvhost.events.stream import Event, EventBatch, EventStream, Position
