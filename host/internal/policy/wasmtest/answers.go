@@ -1,10 +1,6 @@
 package wasmtest
 
-import (
-	"fmt"
-
-	"github.com/kvhost/kvhost/abi"
-)
+import "github.com/kvhost/kvhost/abi"
 
 // answers are victims, decisions and states that break the contract.
 func answers(b *builder) {
@@ -115,63 +111,21 @@ func places(b *builder) {
 	}
 }
 
-// layouts miss, repeat or stretch what is to be stored.
-func layouts(b *builder) {
-	base := minimal(abi.RoleLayout)
-	segment := func(at int32, words ...int32) (code []byte) {
-		for i, w := range words {
-			code = Join(code, store32(resultAt+24*at+4*int32(i), I32(w)))
-		}
-		return code
-	}
-	for name, code := range map[string][]byte{
-		"no segments":           Packed(0, 0),
-		"too many segments":     Packed(0, 65_537),
-		"far too many":          Packed(0, 1<<32-1),
-		"an empty segment":      Packed(0, 1),
-		"a byte too many":       Join(segment(0, 0, 0, 1, 0, -1, 0), Packed(0, 1)),
-		"a plane out of range":  Join(segment(0, 99, 0, 1, 0, 1, 0), Packed(0, 1)),
-		"one byte twice":        Join(segment(0, 0, 0, 1, 0, 8, 0), segment(1, 0, 0, 1, 0, 8, 0), Packed(0, 2)),
-		"gaps":                  Join(segment(0, 0, 0, 1, 0, 8, 4095), Packed(0, 1)),
-		"gaps beyond all":       Join(segment(0, 0, 0, 1, 0, 8, -1), Packed(0, 1)),
-		"an unknown status":     Packed(-99, 0),
-		"a trap":                unreachable,
-		"another each time":     Join(store32(resultAt+20, counting(1024)), Packed(0, 1)),
-		"what is in the buffer": Join(I32(resultAt), I32(argsAt), I32(1<<16), []byte{0xfc, 10, 0, 0}, Packed(0, 2000)),
-	} {
-		b.addf(abi.RoleLayout, base.with(abi.ExportLayout, code), "%s", name)
-	}
-}
-
-// traps are faults of every kind in every export.
-func traps(b *builder) {
-	kinds := []struct {
-		name string
-		code []byte
-	}{
-		{"unreachable", unreachable},
-		{"a division by zero", Join(I32(1), I32(0), []byte{0x6d}, drop)},
-		{"a load outside", Join(load32(-4), drop)},
-		{"a number that does not fit", []byte{0x43, 0, 0, 0xc0, 0x7f, 0xa8, 0x1a}}, // i32.trunc_f32_s of a NaN
-		{"an exit", Join(I32(3), Call(0))},
-	}
-	for _, export := range []string{abi.ExportInitialize, abi.ExportBuffer, abi.ExportInit, abi.ExportNamespace, abi.ExportEvents,
-		abi.ExportStep, abi.ExportAdmit, abi.ExportPlace, abi.ExportLayout, abi.ExportSave, abi.ExportLoad} {
-		for _, kind := range kinds {
-			role := roleOf(export)
-			a := minimal(role)
-			if export == abi.ExportSave || export == abi.ExportLoad {
-				a = keeper()
-			}
-			a = a.Importing(abi.ImportWASI, "proc_exit", "i>").with(export, kind.code, ok(export))
-			fields := `,"grants":["wasi-stub"]`
-			if export == abi.ExportSave || export == abi.ExportLoad {
-				fields += `,"state_format":"hostile/1"`
-			}
-			b.add(fmt.Sprintf("%s in %s", kind.name, export), role, a.described(fields, role).Bytes())
-			if export == abi.ExportStep || export == abi.ExportEvents || export == abi.ExportPlace || export == abi.ExportAdmit {
-				b.add(fmt.Sprintf("later %s in %s", kind.name, export), role, a.sleeping(export, false, kind.code).described(fields, role).Bytes())
-			}
+// buffers are modules with buffers outside their memory, over one another, or where the host must not write.
+func buffers(b *builder) {
+	for _, role := range []abi.Role{abi.RoleEvict, abi.RoleAdmit, abi.RolePlace, abi.RoleLayout} {
+		for name, body := range map[string][]byte{
+			"no buffer":              I32(0),
+			"not aligned":            I32(bufferBase + 8),
+			"at the end":             I32(basePages << 16),
+			"across the end":         I32(basePages<<16 - 16),
+			"beyond a size":          I32(-16),
+			"all in one place":       I32(bufferBase),
+			"moved with each call":   Join(counting(1024), I32(20), []byte{0x74}, I32(bufferBase), []byte{opAdd}),
+			"overlapping by 16":      Join(local(0), I32(10), []byte{0x74}, I32(bufferBase), []byte{opAdd}),
+			"after a trap elsewhere": Join(when(Join(local(0), I32(2), []byte{opEq}), unreachable), bufferBody()),
+		} {
+			b.addf(role, minimal(role).with(abi.ExportBuffer, body), "%s as %s", name, role)
 		}
 	}
 }
