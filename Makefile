@@ -138,7 +138,7 @@ torture: ## histories, power losses and the model of shared roots for TORTURE ea
 fuzz: ## every fuzz target for FUZZ (1m); what fails is kept in testdata/fuzz
 	.ci/fuzz $(FUZZ)
 
-soak: ## two hosts for SOAK (1h), one of them attacked by clients and policies: times, memory and bytes beside the other's
+soak: ## two hosts for SOAK (1h), one of them attacked by clients: times, memory and bytes beside the other's
 	$(GO) test -timeout 0 -v -run TestSoak ./host/command -soak.time $(SOAK) -soak.phase 30s
 
 bench: ## benchmarks, each beside its baseline in the same run

@@ -9,14 +9,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
 var (
@@ -35,8 +32,8 @@ const (
 )
 
 // TestSoak runs two hosts with the same configuration, in turns, so that what else the machine does meets both. Honest sessions
-// come and go, whose times are measured and whose every byte is compared; the evict policy is swapped again and again. One host
-// is attacked in its turns: by clients of another process, and by modules that are swapped in as policies of other namespaces.
+// come and go, whose times are measured and whose every byte is compared. One host is attacked in its turns by clients of another
+// process. TestHostilePolicies has hostile modules beside a control, and TestLivePolicies swaps.
 func TestSoak(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	tally := testenv.NewTally(t, "soak")
@@ -73,11 +70,10 @@ type soakSide struct {
 	pid      int
 	logged   func() string
 	stop     func(os.Signal) int
-	modules  []wasmtest.Module
 	samples  []soakSample
 	start    time.Time
 
-	swaps, intruders, notOpened, attacks int
+	attacks int
 }
 
 // soakSample is what a host takes after a phase, without sessions.
@@ -88,79 +84,41 @@ type soakSample struct {
 
 const soakConfig = `
 socket = "s"
-policy_memory = "256MiB"
 [http]
 listen = "%s"
 [[tenant]]
 id = "%d"
 quota = "15%%"
 [[root]]
-path = "good"
+path = "one"
 capacity = "48MiB"
-evict = "main"
 [[root]]
-path = "beside"
+path = "another"
 capacity = "48MiB"
-evict = "beside-evict"
-[[policy]]
-name = "main"
-module = "lru"
-[[policy]]
-name = "beside-evict"
-module = "lru"
-[[policy]]
-name = "beside-admit"
-module = "harmless.wasm"
-namespaces = ["hostile/*"]
-[[policy]]
-name = "beside-place"
-module = "fanout"
-namespaces = ["hostile/*"]
-[[policy]]
-name = "beside-layout"
-module = "layermajor"
-namespaces = ["hostile/*"]
 `
 
 func newSoakSide(t *testing.T, name string, attacked bool) *soakSide {
 	t.Helper()
 	s := &soakSide{T: t, name: name, attacked: attacked, dir: shortDir(t), start: time.Now()}
-	testenv.OK(t, os.WriteFile(filepath.Join(s.dir, "harmless.wasm"), wasmtest.Harmless(abi.RoleAdmit), 0o600))
 	write(t, s.dir, "kvhost.toml", fmt.Sprintf(soakConfig, anyPort, hostileTenant))
-	cmd := s.command("--config", "kvhost.toml", "--policy-cache", filepath.Join(s.dir, "cache"))
+	cmd := exec.Command(binary, "--config", "kvhost.toml", "--policy-cache", filepath.Join(s.dir, "cache")) // without a time limit
+	cmd.Dir = s.dir
 	_, s.logged, s.stop = startCommand(t, cmd)
 	s.pid, s.address, s.socket = cmd.Process.Pid, httpAddress(t, s.logged), filepath.Join(s.dir, "s")
-	if attacked {
-		for i, all := 0, wasmtest.Modules(); i < len(all); i++ {
-			s.modules = append(s.modules, all[i*263%len(all)]) // of all classes, in a mixed order
-		}
-	}
 	return s
-}
-
-// command is the binary without a time limit.
-func (s *soakSide) command(args ...string) *exec.Cmd {
-	cmd := exec.Command(binary, args...)
-	cmd.Dir = s.dir
-	return cmd
 }
 
 // phase works with the host for a time.
 func (s *soakSide) phase(n int, d time.Duration) {
 	ctx, cancel := context.WithTimeout(s.Context(), d)
 	defer cancel()
-	var all sync.WaitGroup
-	var attackers *exec.Cmd
-	all.Go(func() { s.honest(ctx) })
-	all.Go(func() { s.swapMain(ctx, n) })
+	ended := func() {}
 	if s.attacked {
-		attackers = startAttackers(s.T, filepath.Join(s.dir, "s"), uint64(n))
-		all.Go(func() { s.intrude(ctx) })
+		attackers := startAttackers(s.T, filepath.Join(s.dir, "s"), uint64(n))
+		ended = func() { s.ended(attackers) }
 	}
-	all.Wait()
-	if attackers != nil {
-		s.ended(attackers)
-	}
+	s.honest(ctx)
+	ended()
 	if strings.Contains(s.logged(), "goroutine ") {
 		s.Errorf("%s: the host panicked:\n%s", s.name, s.logged())
 	}
@@ -193,46 +151,6 @@ func (s *soakSide) honest(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// swapMain replaces the evict policy of the good root, which must succeed.
-func (s *soakSide) swapMain(_ context.Context, n int) {
-	good := []string{"fifo", "lru", "s3fifo", "prefix"}
-	if out, err := s.command("policy", "swap", "--unchecked", "--socket", "s", "main", good[n%len(good)]).CombinedOutput(); err != nil {
-		s.Errorf("%s: swap of main: %v\n%s", s.name, err, out)
-	}
-	s.swaps++
-}
-
-// intrude replaces policies of hostile namespaces by hostile modules, one after the other.
-func (s *soakSide) intrude(ctx context.Context) {
-	for ctx.Err() == nil {
-		s.swapBeside(ctx)
-		select {
-		case <-ctx.Done():
-		case <-time.After(intruderStays):
-		}
-	}
-}
-
-// intruderStays is how long a hostile module is left to do what it does.
-const intruderStays = 4 * time.Second
-
-// swapBeside swaps the next hostile module in. It may be refused.
-func (s *soakSide) swapBeside(ctx context.Context) {
-	m := s.modules[0]
-	s.modules = append(s.modules[1:], m)
-	if err := os.WriteFile(filepath.Join(s.dir, "hostile.wasm"), m.Wasm, 0o600); err != nil {
-		s.Error(err)
-		return
-	}
-	cmd := exec.CommandContext(ctx, binary, "policy", "swap", "--unchecked", "--socket", "s", "beside-"+m.Role.String(), "hostile.wasm")
-	cmd.Dir = s.dir
-	if cmd.Run() != nil {
-		s.notOpened++
-		return
-	}
-	s.intruders++
 }
 
 // sample waits until the host has no session, and looks at what it takes.

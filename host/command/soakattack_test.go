@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -17,13 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	protobuf "google.golang.org/protobuf/proto"
-
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -82,11 +76,10 @@ type attacker struct {
 	engines      int
 }
 
-// attacks are what clients do to a host, each until its context ends.
+// attacks are what clients do to a host, each until its context ends. TestHostileClients has those who break the protocol.
 var attacks = []func(*attacker, context.Context) error{
-	(*attacker).floodLookups, (*attacker).readNothing, (*attacker).breakMessages, (*attacker).breakSockets,
-	(*attacker).abandonLeases, (*attacker).floodStores, (*attacker).comeInCrowds, (*attacker).waitForWords,
-	(*attacker).registerMuch, (*attacker).discardOthers,
+	(*attacker).floodLookups, (*attacker).abandonLeases, (*attacker).floodStores, (*attacker).comeInCrowds,
+	(*attacker).waitForWords, (*attacker).registerMuch, (*attacker).discardOthers,
 }
 
 func (a *attacker) namespace() kv.Namespace {
@@ -161,130 +154,6 @@ func (a *attacker) floodLookups(ctx context.Context) error {
 		})
 	}
 	all.Wait()
-	return nil
-}
-
-// raw opens a stream that says what it likes.
-func (a *attacker) raw(ctx context.Context) (grpc.BidiStreamingClient[proto.SessionRequest, proto.SessionResponse], *grpc.ClientConn, error) {
-	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", a.socket)
-		}), grpc.WithDefaultCallOptions(grpc.ForceCodec(anyBytes{})))
-	if err != nil {
-		return nil, nil, err
-	}
-	s, err := proto.NewEngineServiceClient(conn).Session(ctx)
-	if err != nil {
-		conn.Close()
-	}
-	return s, conn, err
-}
-
-// anyBytes is a codec that sends the unknown fields of a message as they are, so that nothing has to be a message.
-type anyBytes struct{}
-
-func (anyBytes) Name() string { return "proto" }
-func (anyBytes) Marshal(m any) ([]byte, error) {
-	if x := m.(*proto.SessionRequest); x.GetBody() == nil {
-		return x.ProtoReflect().GetUnknown(), nil
-	}
-	return protobuf.Marshal(m.(protobuf.Message))
-}
-func (anyBytes) Unmarshal(b []byte, m any) error { return protobuf.Unmarshal(b, m.(protobuf.Message)) }
-
-func (a *attacker) greeting() *proto.SessionRequest {
-	h, space := a.hello(), a.namespace()
-	return &proto.SessionRequest{Id: 1, Body: &proto.SessionRequest_Hello{Hello: &proto.Hello{
-		Protocol: proto.Protocol, Engine: h.Engine, Role: h.Role, LocalRanks: 1, Namespace: proto.FromNamespace(&space), Tenant: h.Tenant,
-	}}}
-}
-
-func (a *attacker) lookup(id uint64, keys []kv.Key) *proto.SessionRequest {
-	return &proto.SessionRequest{Id: id, Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Keys: proto.PackKeys(keys, 32)}}}
-}
-
-// readNothing asks and asks, and never reads an answer.
-func (a *attacker) readNothing(ctx context.Context) error {
-	s, conn, err := a.raw(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	if err := s.Send(a.greeting()); err != nil {
-		return err
-	}
-	keys := a.keys(3000)
-	for id := uint64(2); ; id++ {
-		if err := s.Send(a.lookup(id, keys)); err != nil {
-			<-ctx.Done() // it keeps the stream
-			return err
-		}
-	}
-}
-
-// breakMessages sends messages of which bits, lengths or order are wrong.
-func (a *attacker) breakMessages(ctx context.Context) error {
-	for ctx.Err() == nil {
-		s, conn, err := a.raw(ctx)
-		if err != nil {
-			return err
-		}
-		if a.rng.IntN(8) > 0 {
-			err = s.Send(a.greeting())
-		}
-		for id := uint64(2); err == nil && id < 200; id++ {
-			store := &proto.SessionRequest{Id: id, Body: &proto.SessionRequest_Store{Store: &proto.Store{
-				Chunks: []*proto.StoreChunk{{Key: make([]byte, a.rng.IntN(40)), Blocks: []uint32{a.rng.Uint32(), 0, 1}}}}}}
-			valid := []*proto.SessionRequest{a.lookup(id, a.keys(3)), store,
-				{Id: id, Body: &proto.SessionRequest_Load{Load: &proto.Load{Lease: a.rng.Uint64N(50), Layers: true}}}}
-			b, merr := protobuf.Marshal(valid[a.rng.IntN(len(valid))])
-			if merr != nil {
-				return merr
-			}
-			for range a.rng.IntN(4) {
-				b[a.rng.IntN(len(b))] ^= 1 << a.rng.IntN(8)
-			}
-			m := &proto.SessionRequest{}
-			m.ProtoReflect().SetUnknown(b[:len(b)-a.rng.IntN(3)])
-			err = s.Send(m)
-		}
-		for range 5 {
-			if err == nil {
-				_, err = s.Recv()
-			}
-		}
-		conn.Close()
-	}
-	return nil
-}
-
-// breakSockets opens connections to both sockets that are silent, slow, or say what nobody understands.
-func (a *attacker) breakSockets(ctx context.Context) error {
-	var open []net.Conn
-	defer func() {
-		for _, c := range open {
-			c.Close()
-		}
-	}()
-	for ctx.Err() == nil && len(open) < 400 {
-		c, err := (&net.Dialer{}).DialContext(ctx, "unix", a.socket+[]string{"", proto.DescriptorSuffix}[len(open)%2])
-		if err != nil {
-			return err
-		}
-		open = append(open, c)
-		noise := make([]byte, a.rng.IntN(60))
-		for i := range noise {
-			noise[i] = byte(a.rng.Uint32())
-		}
-		if len(open)%8 == 0 {
-			noise = append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), noise...)
-		}
-		_ = c.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
-		if len(open)%5 > 0 {
-			_, _ = c.Write(noise)
-		}
-	}
-	<-ctx.Done()
 	return nil
 }
 

@@ -33,8 +33,6 @@ func soakTable(sides []*soakSide) string {
 		}
 		return strings.Join(list, "  ")
 	})
-	row("swaps of good policies", func(s *soakSide) string { return fmt.Sprint(s.swaps) })
-	row("hostile modules swapped in, refused", func(s *soakSide) string { return fmt.Sprintf("%d  %d", s.intruders, s.notOpened) })
 	row("attacks by clients", func(s *soakSide) string { return fmt.Sprint(s.attacks) })
 	row("resident MiB by quarter", func(s *soakSide) string {
 		var q []string
@@ -72,13 +70,13 @@ func judgeSoak(t *testing.T, sides []*soakSide, all bool) {
 	t.Helper()
 	control, attacked := sides[0], sides[1]
 	for _, s := range sides {
-		if s.wrong > 0 || s.compared == 0 || s.hits == 0 || s.stored == 0 || s.swaps == 0 {
-			t.Errorf("%s: %d wrong bytes of %d, %d hits, %d stored, %d sessions, %d swaps", s.name, s.wrong, s.compared, s.hits,
-				s.stored, s.sessions, s.swaps)
+		if s.wrong > 0 || s.compared == 0 || s.hits == 0 || s.stored == 0 {
+			t.Errorf("%s: %d wrong bytes of %d, %d hits, %d stored, %d sessions", s.name, s.wrong, s.compared, s.hits,
+				s.stored, s.sessions)
 		}
 	}
-	if attacked.attacks == 0 || attacked.intruders+attacked.notOpened == 0 {
-		t.Errorf("%d attacks, %d modules: want some of both", attacked.attacks, attacked.intruders+attacked.notOpened)
+	if attacked.attacks == 0 {
+		t.Error("the attacked host met no attack")
 	}
 	var line strings.Builder
 	for i, op := range honestOps {
