@@ -19,13 +19,13 @@ type Module struct {
 func (m *Module) String() string { return fmt.Sprintf("%s/%s", m.Class, m.Name) }
 
 // Classes are the names of the classes.
-var Classes = []string{"claims", "names", "malformed", "bombs", "runaways", "memory", "buffers", "answers", "places"}
+var Classes = []string{"bombs", "runaways", "memory", "buffers", "answers", "places"}
 
 // Modules constructs all attacks, in the order of [Classes].
 func Modules() []Module {
 	b := &builder{}
 	for i, class := range []func(*builder){
-		claims, names, malformed, bombs, runaways, memory, buffers, answers, places,
+		bombs, runaways, memory, buffers, answers, places,
 	} {
 		b.class = Classes[i]
 		from := len(b.list)
