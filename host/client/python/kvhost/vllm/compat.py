@@ -190,6 +190,13 @@ def waits_for_layers(forward_context: Any) -> bool:
     return bool(forward_context.cudagraph_runtime_mode != CUDAGraphMode.FULL)
 
 
+def kinds(kv_cache_config: Any) -> Sequence[str]:
+    """The name of each group's attention in events, such as full_attention."""
+    from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+
+    return [get_kv_cache_spec_kind(g.kv_cache_spec).value for g in kv_cache_config.kv_cache_groups]
+
+
 def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
     """How many tokens one of a request's block hashes covers."""
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes

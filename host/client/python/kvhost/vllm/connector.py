@@ -355,7 +355,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
 
         return KVEvents(
             plans, hash_tokens, self._settings.events_medium, stages, open, alive=lambda: link.epoch >= 0,
-            cleared=self._clearings.happened,
+            cleared=self._clearings.happened, kinds=compat.kinds(self._kv_cache_config),
         )
 
     def take_events(self) -> Iterable[KVCacheEvent]:

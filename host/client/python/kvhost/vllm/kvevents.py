@@ -55,14 +55,16 @@ class KVEvents:
         alive: Callable[[], bool],
         *,
         cleared: Callable[[], bool],
+        kinds: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``hash_tokens`` are those that one of a request's block hashes covers. ``open`` starts a stage's stream.
-        ``cleared`` tells whether the engine has made routers forget everything since it was called last."""
+        ``cleared`` tells whether the engine has made routers forget everything since it was called last. ``kinds`` are the
+        engine's names for the attention of its groups, which its own events have, too."""
         self._groups = [g for g in groups if not g.window]
         self._at = {g.id: at for at, g in enumerate(self._groups)}
         self._hash_tokens, self._medium = hash_tokens, medium
-        self._alive, self._cleared, self._clock = alive, cleared, clock
+        self._alive, self._cleared, self._kinds, self._clock = alive, cleared, kinds, clock
         self._tree = ChunkTree(stages * len(self._groups), self.MOST_BYTES)
         self._snapshots: dict[int, tuple[float, dict[bytes, int]]] = {}  # by stage: since when, and what it has so far
         self._seen, self._away = clock(), False  # when the host was there last
@@ -128,6 +130,7 @@ class KVEvents:
             lora_name=lora.name if lora else None,
             extra_keys=compat.event_extra_keys(request, first, end, g.block_tokens),
             **self._optional(g),
+            **({"kv_cache_spec_kind": self._kinds[g.id]} if self._kinds else {}),
         )
 
     def _optional(self, g: GroupPlan) -> dict[str, Any]:

@@ -157,12 +157,15 @@ def test_stored_chunks_have_the_engines_own_hashes(setting: Setting) -> None:
     setting.engine.one_by_one(LONG)
     setting.settle(lambda: len(setting.of_engine.of("DISK")) == 3 * CHUNKS)
     of_gpu: dict[Any, list[int]] = {}
+    (kind,) = {e.kv_cache_spec_kind for e in setting.of_engine.of("GPU") if isinstance(e, BlockStored)}
+    assert kind
     for e in setting.of_engine.of("GPU"):
         if isinstance(e, BlockStored):
             for i, h in enumerate(e.block_hashes):
                 of_gpu[h] = e.token_ids[i * e.block_size : (i + 1) * e.block_size]
     for e in setting.of_engine.of("DISK"):
         assert isinstance(e, BlockStored) and e.block_size == BLOCK and (e.group_idx, e.locality) == (0, "LOCAL")
+        assert e.kv_cache_spec_kind == kind
         assert e.token_ids == [t for h in e.block_hashes for t in of_gpu[h]] and len(e.token_ids) == CHUNK
     resident = setting.of_engine.resident("DISK")
     assert [tokens_of(resident, p) for p in LONG] == [CHUNKS * CHUNK] * 3
