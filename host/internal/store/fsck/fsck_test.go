@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -318,15 +319,9 @@ func TestReplacedUnderTheRepair(t *testing.T) {
 	must(t, err)
 	r.change(name, func(b []byte) []byte { b[len(b)-pieceformat.Page] ^= 1; return b })
 	fsys := &replacing{FS: staging.OS(), before: func() {
-		if err := os.Remove(name); err != nil {
-			t.Error(err)
-		}
-		if err := os.WriteFile(name+".new", sound, 0o600); err != nil {
-			t.Error(err)
-		}
-		if err := os.Rename(name+".new", name); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, os.Remove(name))
+		testenv.NoError(t, os.WriteFile(name+".new", sound, 0o600))
+		testenv.NoError(t, os.Rename(name+".new", name))
 	}}
 	report := r.check(Options{FS: fsys, Repair: true})
 	if report.Repaired != 1 || report.Quarantine.Files != 1 {
