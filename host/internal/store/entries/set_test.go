@@ -55,9 +55,8 @@ func newSet(t testing.TB) *set {
 		Groups: []kv.Group{{Lookup: kv.ByPrefix, Geometry: kv.Uniform(2, 2, 2, 1000)}},
 	})
 	testenv.OK(t, err)
-	if s.class, err = ns.OpenClass(0); err != nil {
-		t.Fatal(err)
-	}
+	s.class, err = ns.OpenClass(0)
+	testenv.OK(t, err)
 	s.tenant = c.Tenants.Number(0)
 	s.Init(entries.Config{
 		MaxEntries: slots, Catalog: c, Changes: entries.NewChangeLog(16), Now: now,
