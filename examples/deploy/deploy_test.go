@@ -137,9 +137,8 @@ func serve(t *testing.T, cmd *exec.Cmd) *server {
 		}
 	})
 	s.await(`"msg":"ready"`)
-	if s.pid, err = strconv.Atoi(pidInLog.FindStringSubmatch(s.logged())[1]); err != nil {
-		t.Fatal(err)
-	}
+	s.pid, err = strconv.Atoi(pidInLog.FindStringSubmatch(s.logged())[1])
+	testenv.OK(t, err)
 	return s
 }
 

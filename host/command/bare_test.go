@@ -28,9 +28,7 @@ func asNobody(t *testing.T, dir, home string, args ...string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	for _, err := range []error{os.Chmod(dir, 0o755), os.Chown(dir, testenv.Nobody, testenv.Nobody)} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
 	}
 	var env []string
 	for _, v := range cmd.Env {
@@ -48,14 +46,10 @@ func asNobody(t *testing.T, dir, home string, args ...string) *exec.Cmd {
 func get(t *testing.T, url string) (code int, body string) {
 	t.Helper()
 	r, err := http.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	defer r.Body.Close()
 	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return r.StatusCode, string(text)
 }
 
@@ -87,9 +81,7 @@ func TestNobodyServes(t *testing.T) {
 			}
 			cmd, logged, stop := startCommand(t, asNobody(t, dir, c.home, args...))
 			_, port, err := net.SplitHostPort(httpAddress(t, logged))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			address := net.JoinHostPort(testenv.OutsideAddress(t), port)
 			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
 			if err != nil || !strings.Contains(string(status), "CapEff:\t0000000000000000") {
@@ -161,9 +153,7 @@ func TestRootOfAnother(t *testing.T) {
 func TestReadOnlyFileSystem(t *testing.T) {
 	testenv.Need(t, testenv.Mounts)
 	dir := shortDir(t)
-	if err := os.Mkdir(filepath.Join(dir, "state"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Mkdir(filepath.Join(dir, "state"), 0o755))
 	inside := func(args ...string) *exec.Cmd {
 		const script = `mount --make-rprivate / && mount -t tmpfs kvhost-test state
 grep -q ' /dev/shm ' /proc/mounts && mount -o remount,bind,ro /dev/shm

@@ -115,9 +115,8 @@ type fuseRoot struct {
 func (f *fuseRoot) mount() {
 	f.Helper()
 	var err error
-	if f.m, err = fusefs.New(f.under, f.dir); err != nil {
-		f.Fatal(err)
-	}
+	f.m, err = fusefs.New(f.under, f.dir)
+	testenv.OK(f, err)
 }
 
 // suffer lets the client work under rules, and waits until the root is well again.

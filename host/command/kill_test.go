@@ -29,9 +29,8 @@ func dialToKill(t *testing.T, socket string) *killPeer {
 	const pages = killLayers * killBlocks * killPage
 	p := &killPeer{Client: hosttest.Dial(t, hosttest.Hello(socket, kv.Uniform(16, killLayers, 1, killPage)), killBlocks, 0, 4096)}
 	var err error
-	if p.semaphores, err = p.ShareSemaphores(t.Context(), p.Arena, pages, 64); err != nil {
-		t.Fatal(err)
-	}
+	p.semaphores, err = p.ShareSemaphores(t.Context(), p.Arena, pages, 64)
+	testenv.OK(t, err)
 	return p
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 )
 
@@ -52,9 +53,7 @@ func testMain(m *testing.M) int {
 // The binary has in it the policies that an operator would choose, and stays small.
 func TestBinarySize(t *testing.T) {
 	info, err := os.Stat(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	const limit = 28_000_000 // of which 0.3 MB are the kernels that code extents on a GPU
 	if info.Size() > limit {
 		t.Errorf("the binary has %d bytes, at most %d", info.Size(), limit)
@@ -105,9 +104,7 @@ func finish(t *testing.T, cmd *exec.Cmd) result {
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }
@@ -115,18 +112,14 @@ func shortDir(t *testing.T) string {
 func absolute(t *testing.T, path string) string {
 	t.Helper()
 	abs, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	return abs
 }
 
 func write(t *testing.T, dir, name, text string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -134,9 +127,7 @@ func write(t *testing.T, dir, name, text string) string {
 func TestWrongInput(t *testing.T) {
 	dir := shortDir(t)
 	whole, err := os.ReadFile(mixedTrace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	write(t, dir, "cut.jsonl.zst", string(whole[:len(whole)/2]))
 	write(t, dir, "bad.jsonl", `{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[1,x]}`+"\n")
 	write(t, dir, "not.wasm", "this is no module")
@@ -253,9 +244,7 @@ func TestHelpers(t *testing.T) {
 		t.Errorf("--help is long:\n%s", r.stdout)
 	}
 	example, err := os.ReadFile("../../examples/kvhost.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if r := finish(t, command(t, dir, "config", "--defaults")); r.stdout != string(example) {
 		t.Error("config --defaults is not examples/kvhost.toml")
 	}

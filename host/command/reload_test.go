@@ -50,9 +50,7 @@ const baseRoots = "[[root]]\npath = \"a\"\ncapacity = \"32MiB\"\nwrite = \"throu
 // reload writes a file, sends SIGHUP, and returns the line of the log that says what came of it.
 func (h *served) reload(text string) (ok bool, line string) {
 	h.Helper()
-	if err := os.WriteFile(h.file, []byte(text), 0o600); err != nil {
-		h.Fatal(err)
-	}
+	testenv.OK(h, os.WriteFile(h.file, []byte(text), 0o600))
 	before := len(h.logged())
 	h.signal(syscall.SIGHUP)
 	end := regexp.MustCompile(`(?m)^.*"msg":"configuration (reloaded|not reloaded: nothing changed)".*$`)
@@ -68,9 +66,7 @@ func (h *served) until(what string, done func() bool) {
 func (h *served) status() *proto.StatusResponse {
 	h.Helper()
 	st, err := (&running{socket: filepath.Join(h.dir, "kvhost.sock")}).status(h.Context())
-	if err != nil {
-		h.Fatal(err)
-	}
+	testenv.OK(h, err)
 	return st
 }
 
@@ -147,20 +143,12 @@ func TestReloadOfEachKey(t *testing.T) {
 	h := &served{T: t, dir: dir, file: filepath.Join(dir, "k.toml")}
 	for from, to := range map[string]string{"fifo": "special", "lru": "lru", "fanout": "fanout", "clock": "clock"} {
 		module, err := os.ReadFile(filepath.Join(policytest.Dir(t, "fifo", "lru", "fanout", "clock"), from+".wasm"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.MkdirAll(filepath.Join(dir, "modules"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "modules", to+".wasm"), module, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, err)
+		testenv.OK(t, os.MkdirAll(filepath.Join(dir, "modules"), 0o700))
+		testenv.OK(t, os.WriteFile(filepath.Join(dir, "modules", to+".wasm"), module, 0o600))
 	}
 	base := h.base() + baseRoots
-	if err := os.WriteFile(h.file, []byte(base), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(h.file, []byte(base), 0o600))
 	cmd, logged, stop := startHost(t, dir, "--config", h.file)
 	h.logged, h.signal = logged, func(s os.Signal) { cmd.Process.Signal(s) }
 	if n := h.fill(0, 80); n > 0 {

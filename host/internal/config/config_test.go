@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
@@ -25,25 +26,17 @@ const examplePath = "../../../examples/kvhost.toml"
 // The example file lists exactly the known keys, each at its default.
 func TestExampleFile(t *testing.T) {
 	var want bytes.Buffer
-	if err := Example(&want); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, Example(&want))
 	if *update {
-		if err := os.WriteFile(examplePath, want.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.WriteFile(examplePath, want.Bytes(), 0o644))
 	}
 	got, err := os.ReadFile(examplePath)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if !bytes.Equal(got, want.Bytes()) {
 		t.Fatalf("%s is not what kvhost config --defaults prints: go test ./host/internal/config -update", examplePath)
 	}
 	l, err := Load(Source{File: examplePath})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if !reflect.DeepEqual(&l.Config, Default()) {
 		t.Errorf("the example says %+v, the defaults are %+v", l.Config, *Default())
 	}
@@ -63,9 +56,7 @@ func TestExampleFile(t *testing.T) {
 func TestReloadTable(t *testing.T) {
 	const path, begin, end = "../../docs/reference.md", "<!-- reload: go test ./host/internal/config -update -->\n", "<!-- end of reload -->"
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	head, rest, found := strings.Cut(string(text), begin)
 	have, tail, closed := strings.Cut(rest, end)
 	if !found || !closed {
@@ -73,9 +64,7 @@ func TestReloadTable(t *testing.T) {
 	}
 	want := reloadTable()
 	if *update {
-		if err := os.WriteFile(path, []byte(head+begin+want+end+tail), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.WriteFile(path, []byte(head+begin+want+end+tail), 0o644))
 	} else if have != want {
 		t.Errorf("%s has another table than the keys: go test ./host/internal/config -update", path)
 	}
@@ -84,15 +73,11 @@ func TestReloadTable(t *testing.T) {
 // The commented [[policy]] block is valid configuration.
 func TestExamplePolicyBlock(t *testing.T) {
 	var text strings.Builder
-	if err := Example(&text); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, Example(&text))
 	_, block, _ := strings.Cut(text.String(), "#\n# [[policy]]\n")
 	block, _, _ = strings.Cut(block, "\n\n")
 	l := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
-	if err := l.applyText("example", "[[policy]]\n"+strings.ReplaceAll("\n"+block, "\n# ", "\n")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, l.applyText("example", "[[policy]]\n"+strings.ReplaceAll("\n"+block, "\n# ", "\n")))
 	if len(l.Config.Policies) != 1 || l.Config.Policies[0].Module != "lru.wasm" {
 		t.Fatalf("policies %+v", l.Config.Policies)
 	}
@@ -101,9 +86,7 @@ func TestExamplePolicyBlock(t *testing.T) {
 func write(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "k.toml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -138,9 +121,7 @@ shared = true
 			"KVHOST_SERVICE_HOST=10.0.0.1"},
 		Flags: []Setting{{"log.level", "error"}, {"policy", "a.wasm"}, {"policy", "c.wasm"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	c := l.Config
 	if c.Socket != "from-file.sock" || c.Log.Level != "error" || c.Log.Format != "text" ||
 		c.Engine.SlotBytes != 1<<20 || c.Engine.MaxStagingMemory != 1<<30 || c.Session.LeaseTTL != 5*time.Second {
@@ -181,9 +162,7 @@ func TestListsFromEnvironmentAndFlags(t *testing.T) {
 		Env:   []string{"KVHOST_POLICY=lru.wasm, fanout.wasm", "KVHOST_ROOT=/a=1GB,/b"},
 		Flags: []Setting{{"root", "/c=16KiB"}, {"root", "/d"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if got := l.Config.Policies; len(got) != 2 || got[0].Module != "lru.wasm" || got[1].Module != "fanout.wasm" {
 		t.Errorf("policies %+v", got)
 	}
@@ -197,13 +176,9 @@ func TestListsFromEnvironmentAndFlags(t *testing.T) {
 func TestParts(t *testing.T) {
 	dir := t.TempDir()
 	var s unix.Statfs_t
-	if err := unix.Statfs(dir, &s); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, unix.Statfs(dir, &s))
 	l, err := Load(Source{File: write(t, "[[root]]\npath = '"+dir+"/old'\ncapacity = '50%'\n[[root]]\npath = '"+dir+"/new'\ncapacity = '25%'\n")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	total := int64(s.Blocks) * int64(s.Bsize)
 	if a, b := l.Config.Roots[0].Capacity, l.Config.Roots[1].Capacity; a != total/2>>20<<20 || b != total/4>>20<<20 {
 		t.Errorf("%d and %d of %d", a, b, total)
@@ -213,13 +188,9 @@ func TestParts(t *testing.T) {
 // What was not set is marked, line for line.
 func TestPrintMarksDefaults(t *testing.T) {
 	l, err := Load(Source{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	var out bytes.Buffer
-	if err := l.Print(&out); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, l.Print(&out))
 	for line := range strings.Lines(out.String()) {
 		if strings.TrimSpace(line) != "" && !strings.HasSuffix(line, "# default\n") {
 			t.Errorf("line without \"# default\": %q", line)
@@ -233,13 +204,9 @@ func TestPrintReadsBack(t *testing.T) {
 		"[http]\nlisten = \"\"\n[[policy]]\nmodule = 'we\\ird\"name.wasm'\ngrants = [\"clock\"]\nsha256 = \""+strings.Repeat("Ab", 32)+"\"\npublic_key = \"RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3\"\non_fault = \"stop\"\nmemory_pages = 7\nfuel = {record = 9, time = \"7ms\"}\nconfig = { a = \"x y\", \"b.c\" = 1.5 }\n[[root]]\npath = \"r\"\ncapacity = 12345\nrequire_mount = true\nmin_free = \"2.5%\"\ndaily_writes = \"3GiB\"\n[[tenant]]\nid = \"3-9\"\nquota = \"20%\"\n[[tenant]]\nid = \"*\"\nquota = \"1GiB\"\n[[tenant]]\nid = 4\nuids = [1001, 1002]\nprivate = true\nsessions = 3\n[[expiry]]\nmodel = \"a/*\"\nttl = \"36h\"\n[[compression]]\nnamespaces = [\"a/*\", \"dtype=bf16\"]\nmode = \"auto\"\n")
 	l, err := Load(Source{File: file, Env: []string{"KVHOST_STORE_DURABILITY=strict"},
 		Flags: []Setting{{"session.lease_ttl", "90s"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	var out bytes.Buffer
-	if err := l.Print(&out); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, l.Print(&out))
 	for _, want := range []string{
 		"lease_ttl = \"1m30s\" # flag --session-lease-ttl", "durability = \"strict\" # env KVHOST_STORE_DURABILITY",
 		"listen = \"\" # file " + file, "seed = 1 # default",
@@ -306,9 +273,7 @@ func TestCloneSharesNothing(t *testing.T) {
 // No text makes the reader panic or hang. An accepted text prints and reads back as the same configuration.
 func FuzzFile(f *testing.F) {
 	var example strings.Builder
-	if err := Example(&example); err != nil {
-		f.Fatal(err)
-	}
+	testenv.OK(f, Example(&example))
 	for _, seed := range []string{
 		example.String(), "[[policy]]\nmodule='a'\n[policy.config]\nx={y=1}\n", "a=[[[",
 		"[a.b]\nc=\"\"\"x\\\"\"\"\"\"\n", "x={a=1,b=[{c=2}]}",
@@ -322,17 +287,13 @@ func FuzzFile(f *testing.F) {
 			return
 		}
 		var out bytes.Buffer
-		if err := l.Print(&out); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, l.Print(&out))
 		again := &Loaded{Config: *Default(), Origins: map[string]Origin{}}
 		if err := again.applyText("f", out.String()); err != nil {
 			t.Fatalf("%v reading back\n%s", err, out.String())
 		}
 		var twice bytes.Buffer
-		if err := again.Print(&twice); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, again.Print(&twice))
 		if strip(out.String()) != strip(twice.String()) {
 			t.Fatalf("printed\n%s\nand then\n%s", out.String(), twice.String())
 		}
@@ -354,9 +315,7 @@ func strip(text string) string {
 // A configuration that is a FIFO, as by a mistaken path, must not hang a start or a reload.
 func TestFileIsRegular(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "kvhost.toml")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, unix.Mkfifo(fifo, 0o600))
 	for _, name := range []string{fifo, "/dev/zero", t.TempDir()} {
 		done := make(chan error, 1)
 		go func() {
@@ -433,9 +392,7 @@ func TestChangesThatNeedARestart(t *testing.T) {
 	for key, value := range map[string]any{"path": "x", "level": int64(1), "write": "through", "shared": true, "require_mount": true,
 		"route": RouteStaged, "capacity": "1GiB", "evict": "x", "min_free": "5%", "daily_writes": "1GiB"} {
 		next := Default()
-		if err := roots.set(&next.Roots[0], key, value); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, roots.set(&next.Roots[0], key, value))
 		reload := slices.Contains(roots.fields(), Field{key, true})
 		if got := Changes(Default(), next); len(got) != 1 || got[0].Key != "root[0]."+key || (got[0].Restart == "") != reload {
 			t.Errorf("another %s of a root: got %+v, want one change, reloaded %v", key, got, reload)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/config"
 )
 
@@ -142,19 +143,13 @@ func TestReportsAreGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := Judge("test", m.wanted, 0, &m.facts)
 			var got bytes.Buffer
-			if err := r.Write(&got); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, r.Write(&got))
 			path := filepath.Join("testdata", name+".txt")
 			if *update {
-				if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				testenv.OK(t, os.WriteFile(path, got.Bytes(), 0o644))
 			}
 			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			if !bytes.Equal(got.Bytes(), want) {
 				t.Errorf("go test ./host/internal/doctor -update\n%s", got.String())
 			}
@@ -163,9 +158,7 @@ func TestReportsAreGolden(t *testing.T) {
 				t.Errorf("problems: %v", problems)
 			}
 			text, err := json.Marshal(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			var back Report
 			if err := json.Unmarshal(text, &back); err != nil || len(back.Verdicts) != len(r.Verdicts) {
 				t.Errorf("as JSON: %v", err)

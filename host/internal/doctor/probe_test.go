@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/internal/config"
 )
@@ -19,9 +20,7 @@ func TestRootsAreTried(t *testing.T) {
 	disk := t.TempDir()
 	missing := filepath.Join(disk, "a")
 	file := filepath.Join(disk, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(file, nil, 0o600))
 	s := system{"/"}
 	asked := 0
 	for _, path := range []string{disk, missing} {
@@ -86,9 +85,7 @@ broken line
 			"proc/self/mountinfo": info, "sys/kernel/mm/transparent_hugepage/shmem_enabled": c.shmem,
 		} {
 			path := filepath.Join(top, name)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)))
 		}
 		if mount, huge := (system{top}).tmpfs(c.dir); mount != c.mount || huge != c.huge {
 			t.Errorf("%s with %q: %q, %v; want %q, %v", c.dir, c.shmem, mount, huge, c.mount, c.huge)
@@ -140,9 +137,7 @@ func TestProbeWithAndWithoutAGPU(t *testing.T) {
 	w.Roots = []config.Root{{Path: t.TempDir(), Capacity: 1 << 20}}
 	double := gdstest.Build(t).Path
 	f, err := probe(context.Background(), w, system{"/"}, []string{double}, []string{double})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if f.Driver.Failed != "" || len(f.GPUs) == 0 || f.GPUs[0].Pinned != Yes || f.GPUs[0].Failed != "" ||
 		f.CuFile.Failed != "" {
 		t.Errorf("probe with the double: got %+v", f)
@@ -157,9 +152,7 @@ func TestProbeWithAndWithoutAGPU(t *testing.T) {
 	}
 	w.GDS.UseCuFile = true
 	f, err = probe(context.Background(), w, system{"/"}, []string{"/nonexistent/libcuda.so"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if r := Judge("test", w, 0, f); f.Driver.Failed == "" || r.Problems() != nil || r.Verdicts[0].Route != RouteStaged {
 		t.Errorf("report without a driver: got %+v", r)
 	}

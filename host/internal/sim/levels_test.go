@@ -29,9 +29,8 @@ func levelGrid(t testing.TB, w *Workload, pol string, capacities ...string) *Lev
 		capacities[n] = fmt.Sprintf("%d=%s", n, capacities[n])
 	}
 	var err error
-	if g.Levels, err = ParseLevels(capacities, costs); err != nil {
-		t.Fatal(err)
-	}
+	g.Levels, err = ParseLevels(capacities, costs)
+	testenv.OK(t, err)
 	g.Policies, g.Admissions = []*Policy{evicts(t, pol)}, []*Policy{admits(t, AdmitDefault)}
 	return g
 }

@@ -95,9 +95,8 @@ func TestBudgetOutlivesACrash(t *testing.T) {
 				must(t, machine.PowerLoss(seed))
 				f.kill()
 				var err error
-				if machine, err = faultfs.NewMachine(staging.OS(), t.TempDir()); err != nil {
-					t.Fatal(err)
-				}
+				machine, err = faultfs.NewMachine(staging.OS(), t.TempDir())
+				must(t, err)
 				f.cfg.FS = machine
 				f.start()
 			}

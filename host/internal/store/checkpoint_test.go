@@ -206,9 +206,7 @@ func FuzzCheckpoint(f *testing.F) {
 		x.Touch(slot)
 	}
 	var file memory
-	if err := writeCheckpoint(&file, x, 9, []pieceformat.CheckpointOwner{{Group: 1}}); err != nil {
-		f.Fatal(err)
-	}
+	must(f, writeCheckpoint(&file, x, 9, []pieceformat.CheckpointOwner{{Group: 1}}))
 	f.Add([]byte(file))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) >= 64 {
@@ -224,9 +222,7 @@ func FuzzCheckpoint(f *testing.F) {
 		if y.Len() != c.Entries || y.High() != c.High {
 			t.Fatalf("%d entries in %d slots, the head says %+v", y.Len(), y.High(), c)
 		}
-		if err := y.Check(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, y.Check())
 	})
 }
 

@@ -190,9 +190,8 @@ func TestWhatDoesNotGainIsStoredPlain(t *testing.T) {
 		must(t, f.storeHalf(n))
 	}
 	var err error
-	if f.space, err = f.store.Namespace(t.Context(), &random); err != nil {
-		t.Fatal(err)
-	}
+	f.space, err = f.store.Namespace(t.Context(), &random)
+	must(t, err)
 	compressed := 0
 	for n := range uint64(pieces) {
 		p, err := f.store.Put(t.Context(), f.request(n, n, 0))

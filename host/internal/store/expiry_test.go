@@ -81,9 +81,8 @@ func TestNoExpiryForOthers(t *testing.T) {
 	f.mustPut(0, 1)
 	f.ns.Model = "another/model"
 	var err error
-	if f.space, err = f.store.Namespace(context.Background(), f.ns); err != nil {
-		t.Fatal(err)
-	}
+	f.space, err = f.store.Namespace(context.Background(), f.ns)
+	must(t, err)
 	f.mustPut(2, 3)
 	clock.pass(2 * time.Hour)
 	f.mustRead(2, 3)

@@ -354,9 +354,8 @@ func TestNothingOfAnotherKind(t *testing.T) {
 			o := newFixture(t, t.TempDir(), 400, 1)
 			o.ns = testNamespace(1)
 			change(o.ns)
-			if o.space, err = o.store.Namespace(context.Background(), o.ns); err != nil {
-				t.Fatal(err)
-			}
+			o.space, err = o.store.Namespace(context.Background(), o.ns)
+			must(t, err)
 			o.mustPut(0)
 			if err := os.WriteFile(o.pieceFile(0, 0), image, 0o600); err != nil { // the first namespace's, under this name
 				t.Fatal(err)

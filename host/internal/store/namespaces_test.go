@@ -38,9 +38,8 @@ func TestNamespacesWithoutEntriesLoseTheirPlace(t *testing.T) {
 				other := testNamespace(1)
 				other.Revision = fmt.Sprint("other ", n)
 				var err error
-				if f.space, err = f.store.Namespace(context.Background(), other); err != nil {
-					t.Fatal(err)
-				}
+				f.space, err = f.store.Namespace(context.Background(), other)
+				must(t, err)
 				if n == 1 {
 					f.mustPut(1)
 					f.drop(1)
@@ -91,9 +90,8 @@ func TestDamagedFileOfDormantNamespace(t *testing.T) {
 	other.Revision = "other"
 	mine := f.ns
 	var err error
-	if f.space, err = f.store.Namespace(context.Background(), other); err != nil {
-		t.Fatal(err)
-	}
+	f.space, err = f.store.Namespace(context.Background(), other)
+	must(t, err)
 	f.mustPut(0)
 	name := f.pieceFile(0, 0)
 	f.ns = mine

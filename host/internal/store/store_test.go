@@ -99,9 +99,8 @@ func (f *fixture) open() {
 	must(f, err)
 	f.store = s
 	f.Cleanup(func() { s.Close() })
-	if f.space, err = s.Namespace(context.Background(), f.ns); err != nil {
-		f.Fatal(err)
-	}
+	f.space, err = s.Namespace(context.Background(), f.ns)
+	must(f, err)
 }
 
 func (f *fixture) restart() {

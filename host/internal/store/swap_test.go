@@ -57,9 +57,7 @@ func use(t testing.TB, name string, closed *atomic.Int32, config policy.Config) 
 	m, err := policy.Open(context.Background(), name, opt)
 	must(t, err)
 	h := policy.NewHandle(m, "", config, func(_ *policy.Module, err error) {
-		if err != nil {
-			t.Error(err)
-		}
+		noError(t, err)
 		if closed != nil {
 			closed.Add(1)
 		}

@@ -62,9 +62,8 @@ func newBench(t testing.TB, geo kv.Geometry, blocks uint32, change ...func(*stor
 		testenv.NoError(t, b.engine.Close())
 		testenv.NoError(t, b.store.Close())
 	})
-	if b.queue, err = b.engine.Queue("host"); err != nil {
-		t.Fatal(err)
-	}
+	b.queue, err = b.engine.Queue("host")
+	testenv.OK(t, err)
 	var regions []transfer.HostRegion
 	for _, p := range geo.Planes {
 		stride := int64(p.PageBytes) + 64 // pages do not touch: a copy that runs over is seen
@@ -72,9 +71,8 @@ func newBench(t testing.TB, geo kv.Geometry, blocks uint32, change ...func(*stor
 		b.planes = append(b.planes, mem)
 		regions = append(regions, transfer.HostRegion{Data: mem, Offset: 32, Stride: stride, Blocks: blocks})
 	}
-	if b.memory, err = transfer.NewHostMemory(geo, regions); err != nil {
-		t.Fatal(err)
-	}
+	b.memory, err = transfer.NewHostMemory(geo, regions)
+	testenv.OK(t, err)
 	return b
 }
 
@@ -82,9 +80,8 @@ func newBench(t testing.TB, geo kv.Geometry, blocks uint32, change ...func(*stor
 func (b *bench) open() {
 	b.t.Helper()
 	var err error
-	if b.store, err = store.Open(context.Background(), b.config); err != nil {
-		b.t.Fatal(err)
-	}
+	b.store, err = store.Open(context.Background(), b.config)
+	testenv.OK(b.t, err)
 	b.space, err = b.store.Namespace(context.Background(), &kv.Namespace{
 		Model: "test/model", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []kv.Group{{Geometry: b.geo}},
 	})

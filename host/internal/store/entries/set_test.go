@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
@@ -47,20 +48,15 @@ func newSet(t testing.TB) *set {
 			Layout: policy.BuiltinHandle(abi.RoleLayout),
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	ns, err := c.Open(t.Context(), &kv.Namespace{
 		Model: "test", Revision: "1", DType: "fp8", Engine: "test", HashAlgorithm: "sha256", KeyBytes: 32,
 		TokensPerBlock: 16, TensorParallel: 2,
 		Groups: []kv.Group{{Lookup: kv.ByPrefix, Geometry: kv.Uniform(2, 2, 2, 1000)}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s.class, err = ns.OpenClass(0); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
+	s.class, err = ns.OpenClass(0)
+	testenv.OK(t, err)
 	s.tenant = c.Tenants.Number(0)
 	s.Init(entries.Config{
 		MaxEntries: slots, Catalog: c, Changes: entries.NewChangeLog(16), Now: now,
@@ -72,17 +68,13 @@ func newSet(t testing.TB) *set {
 	err = s.StartEvictor(t.Context(), evictor.Config{
 		Policy: p, Run: t.Context(), Work: &work, Size: evictor.Size{Capacity: 1 << 30}, Log: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		s.Lock()
 		err := s.Evictor.Close()
 		s.Unlock()
 		p.Release()
-		if err := errors.Join(err, c.Close()); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, errors.Join(err, c.Close()))
 	})
 	return s
 }
@@ -121,9 +113,7 @@ func (s *set) find(n uint64) uint32 {
 
 func (s *set) sound() {
 	s.Helper()
-	if err := s.Check(0); err != nil {
-		s.Error(err)
-	}
+	testenv.NoError(s, s.Check(0))
 }
 
 // TestForget: an entry that is leased and written leaves the table at once, and another can take its key. Its bytes and
@@ -133,9 +123,7 @@ func TestForget(t *testing.T) {
 	s.Lock()
 	defer s.Unlock()
 	m, err := s.begin(1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	s.Written(m.Slot, 0, "", 3, kv.Root, 0)
 	s.EndWrite(m, 0)
 	s.Index.Pin(m.Slot) // a lease
@@ -176,9 +164,7 @@ func TestForgetDuringARemoval(t *testing.T) {
 	s.Lock()
 	defer s.Unlock()
 	m, err := s.begin(1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	s.Written(m.Slot, 0, "", 1, kv.Root, 0)
 	s.EndWrite(m, 0)
 	v := s.BeginEvict(m.Slot)
@@ -199,9 +185,7 @@ func TestJoin(t *testing.T) {
 	s.Lock()
 	defer s.Unlock()
 	a, err := s.begin(1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	if _, err := s.begin(1, 0); !errors.Is(err, entries.ErrResident) {
 		t.Errorf("a second writer of a piece: %v", err)
 	}
@@ -214,9 +198,7 @@ func TestJoin(t *testing.T) {
 		t.Error("an entry is complete with one of two pieces")
 	}
 	b, err := s.begin(1, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	s.Written(b.Slot, 1, "", 3, kv.Root, 0)
 	s.EndWrite(b, 1)
 	s.sound()

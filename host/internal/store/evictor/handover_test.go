@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/kv"
@@ -41,9 +42,7 @@ func newRig(t testing.TB, slots uint32) *rig {
 		Index: r.x, Lock: &r.mu, Host: r, Policy: lruPolicy(nil), Run: ctx, Work: &r.all, Size: Size{Slots: slots, Capacity: 1 << 30},
 		Log: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	t.Cleanup(func() {
 		stop()
 		r.all.Wait()
@@ -117,9 +116,7 @@ func TestHandover(t *testing.T) {
 			}
 			var next *lru.Policy
 			p, err := r.v.start(t.Context(), lruPolicy(&next), SizeOf(r.v), policy.State{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testenv.OK(t, err)
 			defer p.Close()
 			c := &candidate{policy: p}
 			r.v.setCandidate(c)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/staging"
@@ -18,9 +19,7 @@ func TestDirectoriesAreCounted(t *testing.T) {
 	const bytes = 100 << 20
 	root := filepath.Join(t.TempDir(), "kv")
 	for _, dir := range []string{"a/b/c", "a/d"} {
-		if err := os.MkdirAll(root+"/"+dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.MkdirAll(root+"/"+dir, 0o700))
 	}
 	account := capacity.New(capacity.Config{Dir: root, Bounds: capacity.Bounds{Capacity: bytes}, Now: time.Now})
 	tolerated := int64(1<<20) - 6*dirBytes // less the root's own, four in it, and one that comes
@@ -40,13 +39,9 @@ func TestDirectoriesAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	left(1)
-	if err := d.MakeDir(filepath.Dir(file)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, d.MakeDir(filepath.Dir(file)))
 	left(1)
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.WriteFile(file, nil, 0o600))
 	d.Leave(file) // the file is in it
 	left(1)
 	if _, err := d.Remove(file, 0); err != nil {
@@ -79,9 +74,7 @@ func TestToleratedDirectoriesStay(t *testing.T) {
 		d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: staging.OS(), Now: time.Now})})
 		d.OwnDirs()
 		file := root + "/a/b/piece"
-		if err := d.MakeDir(filepath.Dir(file)); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, d.MakeDir(filepath.Dir(file)))
 		d.Leave(file)
 		if _, err := os.Stat(root + "/a"); os.IsNotExist(err) != test.goes {
 			t.Errorf("of %d bytes, with %d of other directories: %v", test.capacity, test.others, err)
@@ -109,9 +102,7 @@ func TestDirectoriesChangeWhileCounted(t *testing.T) {
 	const bytes = 100 << 20
 	root := filepath.Join(t.TempDir(), "kv")
 	for _, dir := range []string{"a/b/c", "a/d", "e/f/g", "h", "i/j", "k/l"} {
-		if err := os.MkdirAll(root+"/"+dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testenv.OK(t, os.MkdirAll(root+"/"+dir, 0o700))
 	}
 	account := capacity.New(capacity.Config{Dir: root, Bounds: capacity.Bounds{Capacity: bytes}, Now: time.Now})
 	account.Directories(2 << 20) // of others
@@ -119,9 +110,7 @@ func TestDirectoriesChangeWhileCounted(t *testing.T) {
 	d := New(Config{Path: root, Account: account, Health: health.NewMonitor(health.Config{Dir: root, FS: fsys, Now: time.Now})})
 	d.OwnDirs()
 	comes := func(dir string) {
-		if err := d.MakeDir(root + "/" + dir); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, d.MakeDir(root+"/"+dir))
 	}
 	goes := func(dir string) { d.Leave(root + "/" + dir + "/piece") }
 	fsys.then[root] = func() {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -318,15 +319,9 @@ func TestReplacedUnderTheRepair(t *testing.T) {
 	must(t, err)
 	r.change(name, func(b []byte) []byte { b[len(b)-pieceformat.Page] ^= 1; return b })
 	fsys := &replacing{FS: staging.OS(), before: func() {
-		if err := os.Remove(name); err != nil {
-			t.Error(err)
-		}
-		if err := os.WriteFile(name+".new", sound, 0o600); err != nil {
-			t.Error(err)
-		}
-		if err := os.Rename(name+".new", name); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, os.Remove(name))
+		testenv.NoError(t, os.WriteFile(name+".new", sound, 0o600))
+		testenv.NoError(t, os.Rename(name+".new", name))
 	}}
 	report := r.check(Options{FS: fsys, Repair: true})
 	if report.Repaired != 1 || report.Quarantine.Files != 1 {
@@ -397,9 +392,8 @@ func TestNamespaceOpenedMeanwhile(t *testing.T) {
 			TensorParallel: 1, Groups: []kv.Group{{ID: 0, Geometry: kv.Uniform(2, 4, 2, 5000)}},
 		}
 		var err error
-		if r.space, err = r.store.Namespace(ctx, ns); err != nil {
-			t.Fatal(err)
-		}
+		r.space, err = r.store.Namespace(ctx, ns)
+		must(t, err)
 		r.mustPut(1, 2, 3)
 	}}})
 	if len(report.Problems) != 0 || report.Pieces.Files != 3 {
@@ -555,9 +549,8 @@ const hostID = "fsckhost"
 func newRig(t testing.TB, capacity int64) *rig {
 	r := &rig{TB: t, dir: t.TempDir()}
 	var err error
-	if r.slots, err = staging.NewSlots(1, 1<<20); err != nil {
-		t.Fatal(err)
-	}
+	r.slots, err = staging.NewSlots(1, 1<<20)
+	must(t, err)
 	t.Cleanup(func() { r.slots.Close() })
 	r.open(capacity)
 	return r
@@ -582,9 +575,8 @@ func (r *rig) openRoot(cfg store.RootConfig) {
 		r.Fatal(err)
 	}
 	r.Cleanup(func() { r.store.Close() })
-	if r.space, err = r.store.Namespace(ctx, ns); err != nil {
-		r.Fatal(err)
-	}
+	r.space, err = r.store.Namespace(ctx, ns)
+	must(r, err)
 }
 
 func key(n uint64) (k kv.Key) {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/zeebo/xxh3"
 )
@@ -80,9 +81,7 @@ func TestIndexAgainstMap(t *testing.T) {
 				}
 			}
 			checkFamilies(t, x, model)
-			if err := x.Check(); err != nil {
-				t.Error(err)
-			}
+			testenv.NoError(t, x.Check())
 		})
 	}
 }

@@ -76,9 +76,7 @@ func TestGoldenFile(t *testing.T) {
 	}
 	table, err := got.ReadTable(want[Page:], nil)
 	must(t, err)
-	if err := kv.VerifyExtents(goldenPlan(t), 0, len(table), want[got.DataOffset:], 0, table); err != nil {
-		t.Error(err)
-	}
+	must(t, kv.VerifyExtents(goldenPlan(t), 0, len(table), want[got.DataOffset:], 0, table))
 }
 
 // resum makes a changed header's own checksum right again.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/zeebo/xxh3"
@@ -62,9 +63,7 @@ func FuzzRecord(f *testing.F) {
 func FuzzControl(f *testing.F) {
 	for _, v := range []any{status{Beat: 1, Vetoes: map[uint64][]int{3: {1, 2}}}, grantFile{7}, batchFile{Forget: "a.1"}} {
 		b, err := encodeControl(v)
-		if err != nil {
-			f.Fatal(err)
-		}
+		testenv.OK(f, err)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -84,9 +83,7 @@ func FuzzControl(f *testing.F) {
 
 func TestControlSeesDamage(t *testing.T) {
 	b, err := encodeControl(grantFile{12345})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 	var g grantFile
 	if err := decodeControl(b, &g); err != nil || g.Granted != 12345 {
 		t.Errorf("a grant is read as %+v, error %v, want what was written", g, err)

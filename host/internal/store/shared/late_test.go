@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -78,9 +79,7 @@ func (s *hands) boot(id string) *node {
 		Dir: "/r", Host: id, Capacity: modelCapacity, Lapse: modelLapse, FS: failingFS{n.fs, s},
 		Unique: func() uint64 { unique++; return unique }, Now: func() time.Duration { return s.now },
 	}, damagedBackend{n})
-	if err != nil {
-		s.t.Error(err)
-	}
+	testenv.NoError(s.t, err)
 	return n
 }
 

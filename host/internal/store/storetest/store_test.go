@@ -268,9 +268,7 @@ func TestHistoriesOnFUSE(t *testing.T) {
 	m, err := fusefs.New(t.TempDir(), t.TempDir())
 	must(t, err)
 	defer func() {
-		if err := m.Unmount(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, m.Unmount())
 	}()
 	seeds := uint64(len(lesser)) // the short run: one history on each
 	start, first, length := time.Now(), uint64(0), min(*ops, 60)
