@@ -44,7 +44,7 @@ SOAK    ?= 1h
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
+.PHONY: all help plugins kits build install run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
