@@ -2,6 +2,7 @@
 
 SHELL       := /bin/bash
 GO          ?= go
+PREFIX      ?= /usr/local
 VERSION     ?= $(shell .ci/version)
 TOOLS       := $(CURDIR)/.build/bin
 STATICCHECK := $(TOOLS)/staticcheck
@@ -43,7 +44,7 @@ SOAK    ?= 1h
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
+.PHONY: all help plugins kits build install run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -61,6 +62,10 @@ build: plugins
 
 run: build ## replay a trace through a real host: real socket, evict policy in wasm, chunks on disk
 	bin/kvhost replay --embedded --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --capacity 1000 --sessions 2
+	@echo 'Every byte was compared. Next: bin/kvhost check, and host/docs/get-started.md with an engine.'
+
+install: build ## bin/kvhost to $(DESTDIR)$(PREFIX)/bin; packages of make dist have a service, too
+	install -D -m 0755 bin/kvhost $(DESTDIR)$(PREFIX)/bin/kvhost
 
 test: kits ## all tests that this machine has the tools for; ends with what was left out
 	@test "$$KVHOST_REQUIRE_TOOLS" != 1 || $(TOOLS_LEFT_OUT)

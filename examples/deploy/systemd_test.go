@@ -76,6 +76,9 @@ func TestUnits(t *testing.T) {
 		if out, err := analyze("verify", "--root="+root, name); err != nil || strings.TrimSpace(out) != "" {
 			t.Errorf("verify %s: %v\n%s", name, err, out)
 		}
+		if unit := units(t)["kvhost.service"]; regexp.MustCompile(`(?m)^RestrictSUIDSGID=`).MatchString(unit) {
+			t.Error("RestrictSUIDSGID= forbids openat2, without which the host opens no root")
+		}
 		if out, err := analyze("security", "--offline=yes", "--no-pager", "--threshold="+exposure, "--root="+root,
 			name); err != nil {
 			t.Errorf("security %s: %v\n%s", name, err, out)

@@ -14,7 +14,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Templates are files with {NAME}, {LANGUAGE} and {GRANTS} in them, not of text/template: that one calls methods by name,
+// Templates are files with words such as {NAME} in them, not of text/template: that one calls methods by name,
 // for which the linker keeps every exported method of the program.
 //
 //go:embed templates
@@ -28,9 +28,19 @@ var (
 	goodPolicyName  = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
 )
 
+// beginnings are the manifests' parts of the policies that projects begin with, by role.
+var beginnings = map[string]struct{ does, config string }{
+	"evict": {"Evicts what was not used since the hand last came by.",
+		`"chances": { "type": "int", "default": "1", "help": "rounds of the hand that a use is good for, 1 to 255" }`},
+	"admit": {"Stores what is near the beginning of a prompt, or was continued.",
+		`"depth": { "type": "int", "default": "64", "help": "chunks from the beginning that are always stored" }`},
+	"place":  {"Names pieces by key in a directory for each namespace.", ""},
+	"layout": {"Orders a chunk's pages by layer.", ""},
+}
+
 // newProject writes a project into dir, which must be empty or not there. The policy is called like the directory. The
 // kit for its language is copied into it, so that it builds without a network and uses the ABI of the host that made it.
-func newProject(dir, language string) error {
+func newProject(dir, language, role string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return err
@@ -42,6 +52,13 @@ func newProject(dir, language string) error {
 	if !slices.Contains(policyLanguages, language) {
 		return usageError{fmt.Errorf("unknown language %q (there are %s)", language, strings.Join(policyLanguages, ", "))}
 	}
+	begins, known := beginnings[role]
+	if !known {
+		return usageError{fmt.Errorf("unknown role %q (evict, admit, place, layout)", role)}
+	}
+	if language != "go" && role != "evict" {
+		return usageError{fmt.Errorf("a project with the role %s is in Go; examples/plugins has policies of other roles in C and Rust", role)}
+	}
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
 		return usageError{fmt.Errorf("%s: directory is not empty", dir)}
 	}
@@ -49,8 +66,13 @@ func newProject(dir, language string) error {
 	if language == "go" {
 		grants = `"wasi-stub"`
 	}
-	fill := strings.NewReplacer("{NAME}", name, "{LANGUAGE}", language, "{GRANTS}", grants)
-	for _, part := range []string{language, "all"} {
+	fill := strings.NewReplacer("{NAME}", name, "{LANGUAGE}", language, "{GRANTS}", grants, "{ROLE}", role,
+		"{DOES}", begins.does, "{CONFIG}", begins.config)
+	parts := []string{language, "all"}
+	if role != "evict" {
+		parts = append(parts, language+"-"+role)
+	}
+	for _, part := range parts {
 		err := eachFile(templates, "templates/"+part, func(file, text string) error {
 			to := strings.TrimPrefix(strings.TrimSuffix(file, ".tmpl"), "dot")
 			return writeProject(fill.Replace(text), dir, strings.ReplaceAll(to, "NAME", name))

@@ -92,22 +92,25 @@ func TestPolicyNew(t *testing.T) {
 	tools := map[string][]*testenv.Tool{
 		"go": {testenv.Make}, "c": {testenv.Make, testenv.Clang}, "rust": {testenv.Make, testenv.Cargo},
 	}
-	for _, language := range []string{"go", "c", "rust"} {
-		t.Run(language, func(t *testing.T) {
+	for _, kind := range []string{"go evict", "go admit", "go place", "go layout", "c evict", "rust evict"} {
+		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
+			language, role, _ := strings.Cut(kind, " ")
 			testenv.Need(t, tools[language]...)
 			dir := t.TempDir()
-			want(t, dir, exitOK, "make -C mine check", "policy", "new", "--lang", language, "mine")
+			want(t, dir, exitOK, "make -C mine check", "policy", "new", "--lang", language, "--role", role, "mine")
 			cmd := exec.Command("make", "-C", "mine", "check", "KVHOST="+binary)
 			cmd.Dir = dir
 			cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "CARGO_NET_OFFLINE=true")
 			out, err := cmd.CombinedOutput()
-			if err != nil || !strings.Contains(string(out), "mine.wasm: ok: evict;") {
+			if err != nil || !strings.Contains(string(out), "mine.wasm: ok: "+role+";") {
 				t.Errorf("make check: %v\n%s", err, out)
 			}
 			want(t, dir, exitUsage, "not empty", "policy", "new", "--lang", language, "mine")
 		})
 	}
 	want(t, t.TempDir(), exitUsage, "unknown language", "policy", "new", "--lang", "perl", "mine")
+	want(t, t.TempDir(), exitUsage, "unknown role", "policy", "new", "--role", "run", "mine")
+	want(t, t.TempDir(), exitUsage, "examples/plugins", "policy", "new", "--lang", "c", "--role", "place", "mine")
 	want(t, t.TempDir(), exitUsage, "bad name", "policy", "new", "Not-A-Name")
 }
