@@ -15,7 +15,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/proto"
-	"github.com/kvhost/kvhost/host/internal/server"
 )
 
 // mostListed bounds the rows of a table on the screen.
@@ -185,7 +184,7 @@ func quantile(l *proto.LatencyStatus, q float64) string {
 	for i, b := range l.Bounds {
 		bounds[i] = b.AsDuration().Seconds()
 	}
-	s := server.Quantile(q, bounds, l.Buckets)
+	s := bucketBound(q, bounds, l.Buckets)
 	if s == 0 {
 		return "-"
 	}
@@ -212,3 +211,18 @@ func speedText(n float64) string { return config.DecimalText(n) + "/s" }
 
 // word turns ROOT_STATE_READ_ONLY into "read only".
 func word(e protoreflect.Enum) string { return strings.ReplaceAll(proto.Word(e), "_", " ") }
+
+// bucketBound returns the bucket bound below which a part q of the answers lies, and 0 if there were none. Answers above the
+// last bound count as the last bound.
+func bucketBound(q float64, bounds []float64, buckets []uint64) float64 {
+	var count, below uint64
+	for _, n := range buckets {
+		count += n
+	}
+	for i, n := range buckets {
+		if below += n; count > 0 && float64(below) >= q*float64(count) {
+			return bounds[min(i, len(bounds)-1)]
+		}
+	}
+	return 0
+}

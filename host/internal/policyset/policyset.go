@@ -12,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // Set is the policies of a host.
@@ -67,6 +68,15 @@ func Open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Set, er
 			"sha256", h.Module.Digest(), "roles", h.Module.Manifest().Roles)
 	}
 	return p, nil
+}
+
+// memoryFor is the memory of all policies' instances: what is configured, or a quarter of what the host may use.
+func memoryFor(configured int64) uint64 {
+	if configured > 0 {
+		return uint64(configured)
+	}
+	total, _, _ := staging.MachineMemory()
+	return uint64(total) / 4
 }
 
 // Attach tells the set the store that its changes apply to.

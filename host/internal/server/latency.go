@@ -65,18 +65,3 @@ func (l *Latencies) Read() []Latency {
 	}
 	return list
 }
-
-// Quantile returns the bucket bound below which a part q of the answers lies, and 0 if there were none. Answers above the
-// last bound count as the last bound.
-func Quantile(q float64, bounds []float64, buckets []uint64) float64 {
-	var count, below uint64
-	for _, n := range buckets {
-		count += n
-	}
-	for i, n := range buckets {
-		if below += n; count > 0 && float64(below) >= q*float64(count) {
-			return bounds[min(i, len(bounds)-1)]
-		}
-	}
-	return 0
-}
