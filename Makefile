@@ -20,9 +20,9 @@ SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/meter \
 LONG := ./host/internal/store/storetest ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
 SLOW_TESTS := TestHostilePolicies TestClosedModulesLeaveNothing TestLongCodeGivesControl TestStacksAreBounded TestBulkInSlices \
-  TestForetoldVictims.* TestNeedsFollowCapacityAndPolicy TestHistoriesOnFUSE TestFindsFaults TestRepeats TestAPieceInTwoSizes TestTrees \
+  TestForetoldVictims.* TestHistoriesOnFUSE TestFindsFaults TestRepeats TestAPieceInTwoSizes TestTrees \
   TestMoreNamespacesKeptThanPlaces TestCodecFaultsAreWorkedAround TestCodecFindsDamage TestEveryRouteFindsDamage \
-  TestTenThousandCompressedOperations TestCompressedPiecesAreEverybodys TestDamagedCompressedPiece TestCompressedSizes \
+  TestTenThousandCompressedOperations TestCompressedPiecesAreEverybodys TestCompressedSizes \
   TestGarbageUnderFittingChecksums TestDesignNames TestCompressionEndToEnd TestCompressionIsChosen TestConform
 space := $(subst ,, )
 SLOW := ^($(subst $(space),|,$(strip $(SLOW_TESTS))))$$

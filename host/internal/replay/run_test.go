@@ -15,7 +15,6 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/replay"
 	"github.com/kvhost/kvhost/host/internal/trace"
@@ -97,32 +96,6 @@ func TestHitsAreTheTextbooks(t *testing.T) {
 				t.Errorf("hit ratio %v, %d requests", r.HitRatio, r.Requests)
 			}
 		})
-	}
-}
-
-// TestCompressedChunks: the same bytes of disk have more hits when bfloat16 is compressed, and what cannot be compressed has
-// as many as before.
-func TestCompressedChunks(t *testing.T) {
-	requests := mixture(t, 120)
-	path := write(t, requests)
-	hits := func(dtype, compression string) int64 {
-		shape := replay.Shape{Ranks: 1, ChunkBytes: 64 << 10, DType: dtype}
-		socket, _ := start(t, t.TempDir(), 300*entryBytes(t, shape), func(c *config.Config) { c.Store.Compression = compression })
-		return play(t, replay.Options{Trace: path, Socket: socket, Shape: shape}).Hits
-	}
-	plain, _ := textbook(requests, 300)
-	more, _ := textbook(requests, 300*13/10)
-	if more <= plain {
-		t.Fatalf("the trace has %d hits in 300 chunks and %d in 390", plain, more)
-	}
-	if n := hits(payload.BFloat16, config.CompressionOff); n != plain {
-		t.Errorf("%d hits without compression, the textbook has %d", n, plain)
-	}
-	if n := hits(payload.U8, config.CompressionHuffman); n != plain {
-		t.Errorf("%d hits of what cannot be compressed, the textbook has %d", n, plain)
-	}
-	if n := hits(payload.BFloat16, config.CompressionHuffman); n < more {
-		t.Errorf("%d hits of compressed chunks, the textbook has %d in 1.3 times the capacity", n, more)
 	}
 }
 

@@ -5,12 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/codec"
@@ -223,55 +220,6 @@ func TestWhatDoesNotGainIsStoredPlain(t *testing.T) {
 				Plain: (pieces - 4) * 2 * extent}
 		}
 		equal(t, "figures", m, want)
-	}
-}
-
-// TestCompressionWhereItSavesTime: pieces are compressed while the speeds say that it saves time, as much as their namespace
-// gains, and the speeds are measured as pieces are stored.
-func TestCompressionWhereItSavesTime(t *testing.T) {
-	var now codec.Speeds
-	f := compressing(t, t.TempDir(), func(c *Config) {
-		c.Compression.Rest, c.Roots[0].Speeds = codec.Faster, func() codec.Speeds { return now }
-	})
-	n := uint64(0)
-	stored := func() (encoded int64) {
-		t.Helper()
-		before := f.store.Compression()[0].Encoded.Pages
-		if n++; n > 40 {
-			t.Fatal("too many")
-		}
-		must(t, f.storeHalf(n))
-		return f.store.Compression()[0].Encoded.Pages - before
-	}
-	const page = 6 * kv.ExtentBytes
-	for range codec.First - 1 {
-		equal(t, "compressed of the first pieces", stored(), 0)
-	}
-	equal(t, "compressed of the first trial", stored(), page)
-	equal(t, "compressed while nothing is known", stored(), 0)
-	slow, fast := codec.Speeds{Write: 2e8, Read: 2e8, Encode: 1e9, Decode: 1e9}, codec.Speeds{Write: 4e9, Read: 4e9, Encode: 1e9, Decode: 1e9}
-	now = slow
-	equal(t, "compressed on a slow root", stored(), page)
-	now = fast
-	equal(t, "compressed on a fast root", stored(), 0)
-	if st := f.store.Stats().Roots[0]; !math.IsInf(st.Least, 1) || !strings.Contains(st.Why, "writes 4.00") {
-		t.Errorf("from %g on: %s", st.Least, st.Why)
-	}
-	now = slow
-	equal(t, "compressed on a slow root again", stored(), page)
-
-	f.cfg.Roots[0].Speeds = nil
-	f.restart()
-	stored() // the codec's time is not known to the test's own writer
-	if s := f.root().meter.gain.Speeds(); s.Write == 0 || s.Encode != 0 {
-		t.Errorf("%+v after a piece was written without an engine", s)
-	}
-	p, err := f.store.Put(t.Context(), f.request(41, 41, 0))
-	must(t, err)
-	defer p.Abort(nil)
-	p.Encoded(page/2, time.Millisecond)
-	if s := f.root().meter.gain.Speeds(); s.Encode < page*999 || s.Encode > page*1000 {
-		t.Errorf("%d bytes per second of the codec, want %d", s.Encode, page*1000)
 	}
 }
 
