@@ -4,10 +4,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
+	"github.com/kvhost/kvhost/host/internal/doctor"
 	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policyset"
@@ -17,21 +20,26 @@ import (
 
 // Checked is what [Check] found.
 type Checked struct {
-	Refused  []Refusal        // in the order in which a start meets them: it fails with the first
-	Out      map[string]error // roots without which a host would start, by their path
-	Warnings []string         // that a start would log
+	Refused  error            // the first reason for which a host does not start
+	Findings []doctor.Finding // all of them, roots without which a host would start, and what a start would warn of
+
+	mu sync.Mutex // of Findings, while parts may log
 }
 
-// Refusal is a reason for which a host does not start.
-type Refusal struct {
-	About string
-	Err   error
+func (c *Checked) find(level doctor.Level, about, says string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.Findings = append(c.Findings, doctor.Finding{Level: level, About: about, Says: says})
 }
 
 func (c *Checked) refuse(about string, err error) {
-	if err != nil {
-		c.Refused = append(c.Refused, Refusal{about, err})
+	if err == nil {
+		return
 	}
+	if c.Refused == nil {
+		c.Refused = err
+	}
+	c.find(doctor.Problem, about, err.Error())
 }
 
 // Check goes through the parts of [New] and [Host.Run] in their order, and finds all that they would refuse at present, by the
@@ -39,7 +47,7 @@ func (c *Checked) refuse(about string, err error) {
 // these roots, this socket or this address is not disturbed, and is a reason to refuse.
 func Check(ctx context.Context, cfg Config) *Checked {
 	c := &Checked{}
-	h := &Host{cfg: cfg.Config.WithMemory(cfg.Memory), version: cfg.Version, log: slog.New(&warnings{into: c}), speeds: cfg.Speeds}
+	h := &Host{cfg: cfg.Config.WithMemory(cfg.Memory), version: cfg.Version, log: slog.New(warnings{into: c}), speeds: cfg.Speeds}
 	bound := &policyset.Bound{Roots: make([]*policy.Handle, len(h.cfg.Roots))} // built-in policies
 	var err error
 	if h.policies, err = policyset.Open(ctx, h.cfg, h.log); err != nil {
@@ -52,8 +60,13 @@ func Check(ctx context.Context, cfg Config) *Checked {
 		c.refuse("memory", err)
 		h.devices = nil
 	} else {
-		c.Out, err = store.Try(ctx, h.storeConfig(h.cfg, bound))
+		out, err := store.Try(ctx, h.storeConfig(h.cfg, bound))
 		c.refuse("roots", err)
+		for _, path := range slices.Sorted(maps.Keys(out)) {
+			if err == nil {
+				c.find(doctor.Problem, "root "+path, "a host would start without it: "+out[path].Error())
+			}
+		}
 	}
 	if h.engine, err = h.newEngine(); err != nil {
 		c.refuse("memory", err)
@@ -81,24 +94,19 @@ func httpConfig(c *config.Config) observe.Config {
 	return observe.Config{Listen: w.Listen, CertFile: w.TLSCert, KeyFile: w.TLSKey, TokenFile: w.TokenFile, Profiles: w.Profiles}
 }
 
-// warnings is a log that keeps warnings. What is an error is among the reasons to refuse, or a root that is out.
-type warnings struct {
-	mu   sync.Mutex
-	into *Checked
-}
+// warnings is a log that makes findings of warnings. What is an error is a reason to refuse, or a root that is out.
+type warnings struct{ into *Checked }
 
-func (w *warnings) Enabled(_ context.Context, level slog.Level) bool { return level == slog.LevelWarn }
-func (w *warnings) WithAttrs([]slog.Attr) slog.Handler               { return w }
-func (w *warnings) WithGroup(string) slog.Handler                    { return w }
+func (w warnings) Enabled(_ context.Context, level slog.Level) bool { return level == slog.LevelWarn }
+func (w warnings) WithAttrs([]slog.Attr) slog.Handler               { return w }
+func (w warnings) WithGroup(string) slog.Handler                    { return w }
 
-func (w *warnings) Handle(_ context.Context, r slog.Record) error {
+func (w warnings) Handle(_ context.Context, r slog.Record) error {
 	text := r.Message
 	r.Attrs(func(a slog.Attr) bool {
 		text += fmt.Sprintf("; %s: %v", a.Key, a.Value)
 		return true
 	})
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.into.Warnings = append(w.into.Warnings, text)
+	w.into.find(doctor.Warning, "start", text)
 	return nil
 }

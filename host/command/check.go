@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/signal"
 	"slices"
@@ -61,7 +60,10 @@ func check(ctx context.Context, out io.Writer, loaded *config.Loaded, asJSON boo
 	}
 	report := doctor.Judge(version, cfg, deviceBytes(cfg), facts)
 	start := host.Check(ctx, host.Config{Config: &loaded.Config, Version: version, Memory: memory})
-	report.Start(findings(start, loaded.Warnings)...)
+	for _, w := range loaded.Warnings {
+		start.Findings = append(start.Findings, doctor.Finding{Level: doctor.Warning, About: "start", Says: w})
+	}
+	report.Findings = append(start.Findings, report.Findings...)
 	if memory > 0 {
 		report.Findings = append(report.Findings, doctor.Finding{Level: doctor.Note, About: "memory", Says: "up to " +
 			config.FormatSize(memory) + " are the nearest level, allocated as chunks need it", Fix: "store.memory sets the size, and 0 turns it off"})
@@ -74,27 +76,10 @@ func check(ctx context.Context, out io.Writer, loaded *config.Loaded, asJSON boo
 	} else {
 		err = report.Write(out)
 	}
-	if err == nil && len(start.Refused) > 0 {
-		return fmt.Errorf("a host would not start: %w", start.Refused[0].Err)
+	if err == nil && start.Refused != nil {
+		return fmt.Errorf("a host would not start: %w", start.Refused)
 	}
 	return errors.Join(err, report.Problems())
-}
-
-// findings are what a start meets: what it refuses, roots that would be out, and its warnings.
-func findings(start *host.Checked, warnings []string) (list []doctor.Finding) {
-	for _, r := range start.Refused {
-		list = append(list, doctor.Finding{Level: doctor.Problem, About: r.About, Says: r.Err.Error()})
-	}
-	if len(start.Refused) == 0 {
-		for _, path := range slices.Sorted(maps.Keys(start.Out)) {
-			list = append(list, doctor.Finding{Level: doctor.Problem, About: "root " + path,
-				Says: "a host would start without it: " + start.Out[path].Error()})
-		}
-	}
-	for _, w := range append(start.Warnings, warnings...) {
-		list = append(list, doctor.Finding{Level: doctor.Warning, About: "start", Says: w})
-	}
-	return list
 }
 
 // deviceBytes is the GPU memory of the copy threads' windows, their codec, and the direct route's slots.

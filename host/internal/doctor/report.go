@@ -1,10 +1,6 @@
 package doctor
 
-import (
-	"slices"
-
-	"github.com/kvhost/kvhost/host/internal/config"
-)
+import "github.com/kvhost/kvhost/host/internal/config"
 
 // Report is the result of a check.
 type Report struct {
@@ -58,9 +54,6 @@ type VRAM struct {
 	Takes       int64   `json:"takes_bytes"`
 	Utilization float64 `json:"gpu_memory_utilization"` // at most, for an engine that takes a share of the whole
 }
-
-// Start puts what a start of the host meets before the rest.
-func (r *Report) Start(f ...Finding) { r.Findings = slices.Insert(r.Findings, 0, f...) }
 
 // Problems is ErrProblems when something configured cannot work.
 func (r *Report) Problems() error {

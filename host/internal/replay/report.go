@@ -217,6 +217,9 @@ func (r *Report) volume(n int64) string {
 	if r.Seconds > 0 {
 		perSecond = float64(n) / 1e9 / r.Seconds
 	}
+	if n < 1e9 {
+		return fmt.Sprintf("%.3f MB (%.3f GB/s)", float64(n)/1e6, perSecond)
+	}
 	return fmt.Sprintf("%.3f GB (%.3f GB/s)", float64(n)/1e9, perSecond)
 }
 

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
@@ -98,8 +97,8 @@ func (r *recovery) scan(ctx context.Context) error {
 	r.missed = c.missed
 	c.End(ctx, func(int64) {})
 	r.makeRoom()
-	if took := r.root.store.cfg.Now().Sub(start); took > time.Second {
-		r.kept.Log.Info("scanned", "files", r.count.Scanned.Load(), "took", took)
+	if files := r.count.Scanned.Load(); files > 0 { // after a kill, most of the time
+		r.kept.Log.Info("scanned", "files", files, "took", r.root.store.cfg.Now().Sub(start))
 	}
 	return nil
 }

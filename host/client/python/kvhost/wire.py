@@ -74,7 +74,13 @@ class Stream:
             self.ended.set()
 
     def _gone(self, e: grpc.RpcError) -> HostGoneError:
-        return HostGoneError(unreachable(self.path) or f"{self.path}: {e.details() if hasattr(e, 'details') else e}")
+        why = e.details() if hasattr(e, "details") else str(e)
+        if hasattr(e, "code") and e.code() is grpc.StatusCode.UNAVAILABLE:  # the words are of gRPC's transport
+            why = (
+                f"the host closed the connection: it is ending, or lets user {os.geteuid()} not in, which socket_users or "
+                "socket_groups in its configuration would"
+            )
+        return HostGoneError(unreachable(self.path) or f"{self.path}: {why}")
 
     def start(self, call: Call, **body: Any) -> int:
         """Sends a message. Ids are sent in their order: the host wants them to rise."""
