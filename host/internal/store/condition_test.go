@@ -37,6 +37,8 @@ func TestAFileOrItsRoot(t *testing.T) {
 		{"a root without rights", "open **: eacces", false},
 		{"a root without rights to pieces", "open **.kv: eperm", false},
 		{"a device without an answer", "open,read,stat **: eio", false},
+		{"a file system whose process has ended", "open **: econnaborted", false},
+		{"a server that is away", "open **: ehostunreach", false},
 		{"no descriptors", "open **: emfile", false},
 		{"no memory", "open **: enomem", false},
 	} {
