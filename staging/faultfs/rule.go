@@ -163,12 +163,14 @@ func parseWhen(words []string) (w When, err error) {
 	return w, err
 }
 
-// errnos are those that a rule can name.
-var errnos = map[string]unix.Errno{
-	"eio": unix.EIO, "enospc": unix.ENOSPC, "edquot": unix.EDQUOT, "estale": unix.ESTALE, "enoent": unix.ENOENT,
-	"eacces": unix.EACCES, "eexist": unix.EEXIST, "eintr": unix.EINTR, "eperm": unix.EPERM, "erofs": unix.EROFS,
-	"einval": unix.EINVAL, "emfile": unix.EMFILE, "enomem": unix.ENOMEM,
-	"enotconn": unix.ENOTCONN, "etimedout": unix.ETIMEDOUT, "eopnotsupp": unix.EOPNOTSUPP, "exdev": unix.EXDEV,
+// errnoOf is the number of a name in small letters, 0 if it is of none.
+func errnoOf(name string) unix.Errno {
+	for e := unix.Errno(1); e < 256; e++ {
+		if strings.ToLower(unix.ErrnoName(e)) == name {
+			return e
+		}
+	}
+	return 0
 }
 
 func parseFault(words []string) (f Fault, err error) {
@@ -200,7 +202,7 @@ func parseFault(words []string) (f Fault, err error) {
 			f.Bytes, err = strconv.ParseInt(next(), 10, 64)
 		}
 	default:
-		if f.Errno = errnos[word]; f.Errno == 0 {
+		if f.Errno = errnoOf(word); f.Errno == 0 {
 			return f, fmt.Errorf("unknown fault %q", word)
 		}
 		if len(words) == 1 && words[0] == "after" {

@@ -206,3 +206,18 @@ func TestBudgetsOfHostsThatShare(t *testing.T) {
 		t.Errorf("the first host finds %d pieces", got)
 	}
 }
+
+// TestBudgetThatCannotBeRead: a start that cannot read the count does not begin with none.
+func TestBudgetThatCannotBeRead(t *testing.T) {
+	f, faulty := faultyFixture(t, 100, withClock(newAt("2026-11-21 10:00:00")), withBudget(100))
+	f.mustPut(0, 1, 2)
+	must(t, f.store.Close())
+	faulty.Set(faultfs.MustRules("open **/written*: eio")...)
+	if s, err := Open(t.Context(), f.cfg); err == nil {
+		s.Close()
+		t.Error("a root is opened whose count cannot be read, want an error")
+	}
+	faulty.Set()
+	f.start()
+	equal(t, "count after an error", f.written(), 3)
+}

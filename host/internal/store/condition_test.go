@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -36,6 +37,8 @@ func TestAFileOrItsRoot(t *testing.T) {
 		{"a root without rights", "open **: eacces", false},
 		{"a root without rights to pieces", "open **.kv: eperm", false},
 		{"a device without an answer", "open,read,stat **: eio", false},
+		{"a file system whose process has ended", "open **: econnaborted", false},
+		{"a server that is away", "open **: ehostunreach", false},
 		{"no descriptors", "open **: emfile", false},
 		{"no memory", "open **: enomem", false},
 	} {
@@ -93,32 +96,54 @@ var errMiss = errors.New("a miss")
 // done. Five seconds after its end, without help, all that was stored is a hit, the account is the disk's, and stores and
 // loads work. A store that needs room may have cost the entry that it replaces.
 func TestConditionsPass(t *testing.T) {
-	for _, errno := range conditions {
-		for _, lasts := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%v/lasts=%t", errno, lasts), func(t *testing.T) {
-				t.Parallel()
-				calls := 0
-				for struck := true; struck && !t.Failed(); calls++ {
-					when := faultfs.When{Nth: uint64(calls + 1)}
-					if lasts {
-						when = faultfs.When{First: uint64(calls + 1)}
+	for name, change := range stores {
+		for _, errno := range conditions {
+			for _, lasts := range []bool{false, true} {
+				if name != "one root" && (!lasts || errno != unix.EIO && errno != unix.ENOSPC) {
+					continue // the rest has no more to find, and takes minutes
+				}
+				t.Run(fmt.Sprintf("%s/%v/lasts=%t", name, errno, lasts), func(t *testing.T) {
+					t.Parallel()
+					calls := 0
+					for struck := true; struck && !t.Failed(); calls++ {
+						when := faultfs.When{Nth: uint64(calls + 1)}
+						if lasts {
+							when = faultfs.When{First: uint64(calls + 1)}
+						}
+						rule := faultfs.Rule{Op: staging.OpAny, Path: "**", When: when, Fault: faultfs.Fault{Errno: errno}}
+						synctest.Test(t, func(t *testing.T) { struck = conditionAt(t, change, rule) })
 					}
-					rule := faultfs.Rule{Op: staging.OpAny, Path: "**", When: when, Fault: faultfs.Fault{Errno: errno}}
-					synctest.Test(t, func(t *testing.T) { struck = conditionAt(t, rule) })
-				}
-				if calls < 20 {
-					t.Errorf("%d calls were tried, want all of a store's work", calls)
-				}
-			})
+					if calls < 20 {
+						t.Errorf("%d calls were tried, want all of a store's work", calls)
+					}
+				})
+			}
 		}
 	}
 }
 
+// stores are sorts of stores, by what they have in common.
+var stores = map[string]func(*Config){
+	"one root": func(*Config) {},
+	"strict":   func(c *Config) { c.Strict, c.Roots[0].DailyWrites = true, 1<<30 },
+	"two levels": func(c *Config) {
+		far := c.Roots[0]
+		far.Path, far.Level, far.Capacity = far.Path+"/../far", 1, 64*pieceBytes
+		c.Roots = append(c.Roots, far)
+	},
+	"shared": func(c *Config) {
+		r := &c.Roots[0]
+		r.Shared, r.Poll, r.Lapse, r.Capacity = true, 250*time.Millisecond, time.Minute, 60*pieceBytes
+	},
+}
+
 // conditionAt has a rule strike a store's work, and says whether it did.
-func conditionAt(t *testing.T, rule faultfs.Rule) (struck bool) {
+func conditionAt(t *testing.T, change func(*Config), rule faultfs.Rule) (struck bool) {
 	const room = 4
 	faulty := faultfs.New(staging.OS())
-	f := newFixture(t, t.TempDir(), room, 1, func(c *Config) { c.FS, c.Now, c.IOTimeout = faulty, time.Now, -1 })
+	f := newFixture(t, filepath.Join(t.TempDir(), "root"), room, 1, func(c *Config) {
+		c.FS, c.Now, c.IOTimeout = faulty, time.Now, -1
+	}, change)
 	defer func() { f.store.Close() }()
 	when := fmt.Sprintf("%v at %+v", rule.Fault.Errno, rule.When)
 	stored := map[uint64]bool{}
@@ -165,8 +190,21 @@ func conditionAt(t *testing.T, rule faultfs.Rule) (struck bool) {
 	f.passes(when+", at a start", faulty)
 	f.space, err = s.Namespace(t.Context(), f.ns)
 	must(t, err)
-	if after := f.hits(room + 1); len(after) < len(before) {
-		t.Errorf("%s, at a start: keys %v are hits, want %v", when, after, before)
+	after := f.hits(room + 1)
+	if len(after) < len(before) || len(after) < 3 {
+		t.Fatalf("%s, at a start: keys %v are hits, want %v", when, after, before)
+	}
+	// A damaged piece, and one that is discarded.
+	bad, rest := after[0], after[2:]
+	near := filepath.Join(f.cfg.Roots[f.rootOf(bad)].Path, strings.TrimPrefix(f.pieceFile(bad, 0), f.cfg.Roots[0].Path))
+	must(t, os.WriteFile(near, make([]byte, pieceBytes), 0o600))
+	faulty.Set(rule)
+	_ = f.load(bad)
+	_, _ = f.store.Discard(DiscardRequest{Namespace: f.space, Keys: keys(after[1])})
+	struck = struck || faulty.Injected() > 0
+	f.passes(when+", with damage", faulty)
+	if still := f.hits(room + 1); len(still) < len(rest) || !slices.Equal(still[len(still)-len(rest):], rest) {
+		t.Errorf("%s, with damage of %d: keys %v are hits, want %v too", when, bad, still, rest)
 	}
 	return struck
 }

@@ -29,11 +29,13 @@ import (
 //   - the evict policy gets no event. At the end it gets everything in order of last touch, what was touched since the scan
 //     began last, a slice at a time.
 type recovery struct {
-	root   *root
-	kept   *keptDir
-	set    *entries.Set
-	count  scanCounters
-	missed map[string]int64 // as of the scan; the upkeep's once that has ended
+	root  *root
+	kept  *keptDir
+	set   *entries.Set
+	count scanCounters
+	// The set's lock guards these.
+	missed     map[string]int64 // by the last scan, as there
+	overlooked *int64           // of a shared root: what is booked of files that it does not serve
 	// incomplete is set when a scan could not read something.
 	incomplete atomic.Bool
 

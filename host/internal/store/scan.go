@@ -94,7 +94,7 @@ func (r *recovery) scan(ctx context.Context) error {
 	r.current.Store(nil)
 	c.settle(c.Close())
 	c.order()
-	r.missed = c.missed
+	r.miss(c)
 	c.End(ctx, func(int64) {})
 	r.makeRoom()
 	if files := r.count.Scanned.Load(); files > 0 { // after a kill, most of the time
@@ -227,32 +227,58 @@ func (c *scan) unreadable(name string, err error) {
 	c.miss(strings.TrimPrefix(name, d.Slash), bytes)
 }
 
+// miss keeps what a scan that has ended could not read.
+func (r *recovery) miss(c *scan) {
+	r.set.Lock()
+	defer r.set.Unlock()
+	r.missed = c.missed
+}
+
+// met ends that something could not be read, but perhaps some of what is in it. It is false if another scan has begun since.
+func (r *recovery) met(rel string, but map[string]int64) bool {
+	r.set.Lock()
+	defer r.set.Unlock()
+	bytes, is := r.missed[rel]
+	if !is {
+		return false
+	}
+	delete(r.missed, rel)
+	maps.Copy(r.missed, but)
+	r.set.Account.Remove(capacity.Orphans, bytes)
+	if r.overlooked != nil {
+		*r.overlooked -= bytes
+	}
+	return true
+}
+
 // lateLooks is how many files and directories again looks at.
 const lateLooks = 16
 
 // again looks at some of what the scan could not read, as a part of the root's upkeep.
 func (r *recovery) again(ctx context.Context) {
-	if r.set.IsScanning() || len(r.missed) == 0 || r.kept.loadNamespaces() != nil {
+	s := r.set
+	s.Lock()
+	looks := make([]string, 0, lateLooks)
+	for rel := range r.missed { // any of them
+		if looks = append(looks, rel); len(looks) == lateLooks {
+			break
+		}
+	}
+	s.Unlock()
+	if len(looks) == 0 || s.IsScanning() || r.kept.loadNamespaces() != nil {
 		return
 	}
-	looks, found := 0, 0
-	for rel, bytes := range r.missed { // any of them
+	found := 0
+	for _, rel := range looks {
 		c := r.newLateScan()
 		c.revisit(ctx, rel)
-		if _, still := c.missed[rel]; !still && c.short == nil && ctx.Err() == nil {
-			delete(r.missed, rel)
-			maps.Copy(r.missed, c.missed) // of what is in a directory
-			r.set.Account.Remove(capacity.Orphans, bytes)
+		if _, still := c.missed[rel]; !still && c.short == nil && ctx.Err() == nil && r.met(rel, c.missed) {
 			found++
-		}
-		if looks++; looks == lateLooks {
-			break
 		}
 	}
 	if found == 0 {
 		return
 	}
-	s := r.set
 	s.Lock()
 	defer s.Unlock()
 	s.Index.Each(func(slot uint32, e *index.Entry) {

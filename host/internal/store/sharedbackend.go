@@ -131,7 +131,8 @@ func (r backend) Touched(prints []uint64) {
 func (r backend) Used() int64 {
 	r.set.Lock()
 	defer r.set.Unlock()
-	others := max(0, r.root.cfg.Capacity-r.set.Account.Figures().Limit) // what is to be left free, and is not
+	// What is to be left free, and is not. An evictor makes much room at once, so a moment's lack is none.
+	others := max(0, r.root.cfg.Capacity-r.set.Account.Lasting())
 	return r.set.Account.Figures().Used - r.inFlight + others
 }
 

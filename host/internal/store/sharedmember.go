@@ -118,7 +118,7 @@ func (r *sharedRoot) newMember() (*shared.Member, error) {
 // join joins the others, and makes steps until [sharedRoot.leave]. What is there a scan finds, while sessions use the root:
 // scans has the judge of [sharedRoot.judge].
 func (r *sharedRoot) join(scans *recovery) error {
-	r.scans = scans
+	r.scans, scans.overlooked = scans, &r.overlooked
 	if err := r.kept.removeCheckpoint(); err != nil { // of a run that had the root to itself
 		return err
 	}
@@ -217,11 +217,12 @@ func (r *sharedRoot) rescan(ctx context.Context) error {
 	r.scanned.Store(r.member.Ticket())
 	r.set.Lock()
 	r.set.Account.Remove(capacity.Orphans, r.overlooked)
-	r.overlooked = 0
+	r.overlooked, r.scans.missed = 0, nil
 	r.set.Unlock()
 	found := r.scans.newScan()
 	err := found.walk(ctx)
 	r.overlook(found.Orphaned())
+	r.scans.miss(found)
 	return err
 }
 

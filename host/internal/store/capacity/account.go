@@ -56,6 +56,7 @@ type Account struct {
 	full     bool      // there is a ceiling
 	until    time.Time // when it ends, or the last one has ended
 	pause    time.Duration
+	passing  bool // it is the first ceiling since there was room, and may pass by itself
 }
 
 // Figures are an account at one moment: what the owner of the root allows, the bytes in use, reserved ones included, what the
@@ -105,7 +106,16 @@ func (a *Account) Free() float64 {
 	return float64(a.limit()-a.used) / float64(a.bounds.Capacity)
 }
 
-func (a *Account) limit() int64 {
+// Lasting is the limit, but for that of a file system that was full for the first time: it may have room again in a moment.
+func (a *Account) Lasting() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.limitUnder(a.full && !a.passing)
+}
+
+func (a *Account) limit() int64 { return a.limitUnder(a.full) }
+
+func (a *Account) limitUnder(ceiling bool) int64 {
 	limit := a.bounds.Capacity
 	if !a.bounds.ForPieces {
 		limit = max(0, limit-max(0, a.dirs-max(leastDirs, limit/dirsShare)))
@@ -113,7 +123,7 @@ func (a *Account) limit() int64 {
 	if !a.measured.IsZero() {
 		limit = min(limit, a.free)
 	}
-	if a.full {
+	if ceiling {
 		limit = min(limit, a.ceiling)
 	}
 	return limit
@@ -289,6 +299,7 @@ func (a *Account) Full(entry, unwritten int64, least, most time.Duration) {
 		a.pause = 0
 	}
 	if !a.full || a.pause == 0 {
+		a.passing = a.pause == 0
 		a.pause = min(max(least, 2*a.pause), most)
 	}
 	a.full, a.ceiling, a.until = true, written, a.now().Add(a.pause)

@@ -34,7 +34,8 @@ var errnos = map[Condition][]unix.Errno{
 	Refused:   {unix.EACCES, unix.EPERM},
 	Device: {
 		unix.EIO, unix.ENXIO, unix.ENODEV, unix.ENOTCONN, unix.ESHUTDOWN, unix.EHOSTDOWN, unix.EREMOTEIO, unix.ETIMEDOUT,
-		unix.EUCLEAN,
+		unix.EUCLEAN, unix.EBUSY, unix.ECONNABORTED, unix.ECONNRESET, unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETDOWN,
+		unix.ENETUNREACH, unix.ENOLINK, // file systems of a network, and those whose process has ended
 	},
 }
 

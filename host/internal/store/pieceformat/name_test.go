@@ -1,7 +1,9 @@
 package pieceformat
 
 import (
+	"errors"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/plugins/fanout"
+	"github.com/kvhost/kvhost/staging"
 )
 
 func keyOf(r *rand.Rand, bytes int) (k kv.Key) {
@@ -140,5 +143,43 @@ func TestTempNames(t *testing.T) {
 		if temp, ok := ParseTemp(base); ok {
 			t.Errorf("%q is read as %+v", base, temp)
 		}
+	}
+}
+
+// TestWrittenCount: counts are read back, and nothing else is.
+func TestWrittenCount(t *testing.T) {
+	for _, want := range [][2]int64{{0, 0}, {20000, 0}, {20000, 1 << 40}} {
+		if day, bytes, err := DecodeWritten(EncodeWritten(want[0], want[1])); err != nil || day != want[0] || bytes != want[1] {
+			t.Errorf("got %d and %d, error %v, want %d", day, bytes, err, want)
+		}
+	}
+	for _, text := range []string{"", "1", "1 -1\n", "-1 1\n", "1 1", "1 1\n\n", "01 1\n", "1 1x\n"} {
+		if _, _, err := DecodeWritten([]byte(text)); !errors.Is(err, ErrDamaged) {
+			t.Errorf("%q: error %v, want %v", text, err, ErrDamaged)
+		}
+	}
+}
+
+// TestReadFileCloses: whether it can be read or not.
+func TestReadFileCloses(t *testing.T) {
+	name := t.TempDir() + "/file"
+	must(t, os.WriteFile(name, make([]byte, 10), 0o600))
+	open := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		must(t, err)
+		return len(list)
+	}
+	before := open()
+	for range 10 {
+		b, info, err := ReadFile(staging.OS(), name, 10)
+		if err != nil || len(b) != 10 || info.Size != 10 {
+			t.Fatalf("got %d bytes of %d, error %v, want all 10", len(b), info.Size, err)
+		}
+		if _, _, err := ReadFile(staging.OS(), name, 9); !errors.Is(err, ErrDamaged) {
+			t.Fatalf("a file that is too long: error %v, want %v", err, ErrDamaged)
+		}
+	}
+	if after := open(); after > before {
+		t.Errorf("%d files are open, want the %d of before", after, before)
 	}
 }

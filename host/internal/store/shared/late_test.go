@@ -2,6 +2,7 @@ package shared
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -184,5 +185,42 @@ func TestVictimIsNotLearnedLate(t *testing.T) {
 			s.round(s.b)
 			s.round(s.b)
 		})
+	})
+}
+
+// TestTouchesReachTheOthers: each of them once, and not the host itself.
+func TestTouchesReachTheOthers(t *testing.T) {
+	byHand(t, func(s *hands) {
+		s.b.Touch(7)
+		s.b.Touch(7)
+		for range 3 {
+			s.round(s.a, s.b, s.c)
+		}
+		for n, want := range map[*node][]uint64{s.a: {7}, s.b: nil, s.c: {7}} {
+			if !slices.Equal(n.touched, want) {
+				t.Errorf("%s has learned of touches of %d, want %d", n.name, n.touched, want)
+			}
+		}
+	})
+}
+
+// TestDecisionsAreInOrder: a batch is not decided before one that was proposed earlier.
+func TestDecisionsAreInOrder(t *testing.T) {
+	byHand(t, func(s *hands) {
+		term := s.a.term
+		first, second := term.propose(batch{forget: "first"}), term.propose(batch{forget: "second"})
+		if err := term.writeBatches(); err != nil {
+			t.Error(err)
+		}
+		for _, p := range term.peers {
+			p.status.Vetoes = map[uint64][]int{second: nil} // each has acknowledged this one alone
+		}
+		if err := term.decideAll(s.now); err != nil {
+			t.Error(err)
+		}
+		if term.batches[first].decided || term.batches[second].decided {
+			t.Errorf("decided: %t and %t, want neither before the first is acknowledged", term.batches[first].decided,
+				term.batches[second].decided)
+		}
 	})
 }

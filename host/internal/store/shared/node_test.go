@@ -14,6 +14,7 @@ import (
 
 // node is a host of the model: a member, an index in memory, and clients, each a thread.
 type node struct {
+	touched []uint64 // by others
 	*Member
 	m       *model
 	h       *host // the thread that makes the steps
@@ -61,7 +62,7 @@ func (n *node) Learn(r *Record) bool {
 	return true
 }
 
-func (n *node) Touched([]uint64) {}
+func (n *node) Touched(prints []uint64) { n.touched = append(n.touched, prints...) }
 
 func (n *node) Propose(v *Victim) bool {
 	i := n.at(v.Key)

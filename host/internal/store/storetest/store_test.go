@@ -254,7 +254,7 @@ func versionOf(of Piece, payload []byte) (version uint64, ok bool) {
 var lesser = []string{
 	"read ** 10% seed 1: short\nwrite ** 10% seed 2: short",
 	"open,read,write,rename,publish,link,remove,mkdir,sync,allocate ** 5% seed 3: eintr",
-	"direct **: einval\nallocate **: eopnotsupp",
+	"direct **: einval\nallocate **: enotsup",
 	"publish **: einval", // renameat2 takes no flags; links are there
 	"stat,readdir ** 2% seed 4: delay 2ms",
 }

@@ -37,7 +37,7 @@ var legal = map[string]string{
 	"short":           "read ** 33% seed 1: short\nwrite ** 50% seed 1: short",
 	"interrupted":     "open,read,write,rename,publish,link,remove,mkdir,sync,allocate ** 33% seed 1: eintr",
 	"no direct":       "direct **: einval", // a second mount on the same device number is not asked again
-	"no allocate":     "allocate **: eopnotsupp",
+	"no allocate":     "allocate **: enotsup",
 	"no rename flags": "publish **: einval",
 }
 

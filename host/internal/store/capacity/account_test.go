@@ -1,0 +1,41 @@
+package capacity
+
+import (
+	"testing"
+	"time"
+)
+
+// TestCeiling: a file system that is full takes what is there and no more, until a pause is over. Puts that fail together are
+// one time; each next time without more written the pause is twice as long, and lasting.
+func TestCeiling(t *testing.T) {
+	now := time.Unix(0, 0)
+	a := New(Config{Bounds: Bounds{Capacity: 100, ForPieces: true}, Now: func() time.Time { return now }})
+	a.Commit(0, 40)
+	for i, c := range []struct {
+		pause        time.Duration
+		lasting      int64
+		write, again int64 // before it is full; how many puts fail
+	}{
+		{1, 100, 0, 1}, {2, 40, 0, 3}, {4, 40, 0, 1}, {1, 100, 10, 2}, {2, 50, 0, 1},
+	} {
+		a.Commit(0, c.write)
+		for range c.again {
+			a.Full(1, 0, time.Second, 8*time.Second)
+		}
+		if got := a.Figures(); got.Limit != got.Used || a.Lasting() != c.lasting {
+			t.Errorf("time %d: limit %d, lasting %d, want %d and %d", i, got.Limit, a.Lasting(), got.Used, c.lasting)
+		}
+		now = now.Add(c.pause*time.Second - 1)
+		if a.Retry() {
+			t.Errorf("time %d: tried again before %d s, want then", i, c.pause)
+		}
+		if now = now.Add(2); !a.Retry() || a.Figures().Limit != 100 {
+			t.Errorf("time %d: limit %d after %d s, want 100", i, a.Figures().Limit, c.pause)
+		}
+	}
+	a.Add(Quarantine, 7)
+	a.Reset()
+	if got := a.Figures(); got != (Figures{Capacity: 100, Limit: 100}) {
+		t.Errorf("after Reset: %+v, want nothing in use", got)
+	}
+}
