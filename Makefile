@@ -21,8 +21,9 @@ LONG := ./host/internal/store/storetest ./host/internal/store ./host/internal/po
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
 SLOW_TESTS := TestHostilePolicies TestClosedModulesLeaveNothing TestLongCodeGivesControl TestStacksAreBounded TestBulkInSlices \
   TestForetoldVictims.* TestHistoriesOnFUSE TestFindsFaults TestRepeats TestAPieceInTwoSizes TestTrees \
-  TestMoreNamespacesKeptThanPlaces TestCodecFaultsAreWorkedAround TestCodecFindsDamage TestEveryRouteFindsDamage \
-  TestTenThousandCompressedOperations TestCompressedPiecesAreEverybodys TestCompressedSizes \
+  TestMoreNamespacesKeptThanPlaces TestCodecFaultsAreWorkedAround TestCodecFindsDamage TestEveryRouteFindsDamage TestEveryRouteMovesPieces \
+  TestTenThousandCompressedOperations TestCompressedPiecesAreEverybodys TestCompressedSizes TestShapesTakeTheirRoute \
+  TestDamageFailsItsChunkOnly TestCompressedPieceOfManyExtents \
   TestGarbageUnderFittingChecksums TestDesignNames TestCompressionEndToEnd TestCompressionIsChosen TestConform
 space := $(subst ,, )
 SLOW := ^($(subst $(space),|,$(strip $(SLOW_TESTS))))$$
