@@ -2,6 +2,7 @@ package policy
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"testing"
 
@@ -10,7 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
-// decisions runs a seeded stream and logs each answer.
+// decisions runs a seeded stream, with pins, tenants and sizes, and logs each answer: what a policy decides is part of its version.
 func decisions(t *testing.T, m *Module) []byte {
 	t.Helper()
 	const slots = 300
@@ -33,6 +34,16 @@ func decisions(t *testing.T, m *Module) []byte {
 		}
 	}
 	return b.Bytes()
+}
+
+func TestDecisionsStay(t *testing.T) {
+	for name, want := range map[string]string{"lru": "ea353a2fe4807811", "fifo": "fc16bb4c20333d97"} {
+		for kind, m := range map[string]*Module{"native": natives[name], "module": modules[name]} {
+			if got := fmt.Sprintf("%x", sha256.Sum256(decisions(t, m)))[:16]; got != want {
+				t.Errorf("%s, %s: its decisions have the digest %s, want %s: another version?", name, kind, got, want)
+			}
+		}
+	}
 }
 
 // The scan reads whatever an operator hands over.
