@@ -59,8 +59,8 @@ var nobodys = map[string]struct {
 	args []string
 	says string
 }{
-	"no home":                     {"/nonexistent", nil, "policies: compiled at each start"},
-	"no HOME":                     {"", nil, "this user has no home"},
+	"no home":                     {"/nonexistent", nil, "policies are compiled at each start"},
+	"no HOME":                     {"", nil, "neither XDG_CACHE_HOME nor HOME is set"},
 	"a cache of his own":          {"/nonexistent", []string{"--policy-cache", "cache"}, ""},
 	"no cache, as configured":     {"/nonexistent", []string{"--policy-cache", ""}, ""},
 	"a home, but none of his own": {"/root", nil, "permission denied"},
@@ -69,7 +69,7 @@ var nobodys = map[string]struct {
 // Nobody, with no capabilities, serves on another address than loopback, and compiles at each start where there is no
 // cache. The log and check say so, with the setting that mends it.
 func TestNobodyServes(t *testing.T) {
-	const fix = "set policy_cache to a directory of this user"
+	const fix = "Set policy_cache to a directory of this user"
 	for name, c := range nobodys {
 		t.Run(name, func(t *testing.T) {
 			dir := shortDir(t)

@@ -122,7 +122,7 @@ func fieldFiles(h *served) map[string]changed {
 		"policy[0].roles":        {policies("roles = [\"place\"]\n"), false, nil, "the role"},
 		"policy[0].grants":       {policies("grants = [\"nonsense\"]\n"), false, nil, "grants"},
 		"policy[0].sha256":       {policies(fmt.Sprintf("sha256 = %q\n", strings.Repeat("ab", 32))), false, nil, "SHA-256"},
-		"policy[0].public_key":   {policies("public_key = \"" + strings.Repeat("A", 56) + "\"\n"), false, nil, "minisig"},
+		"policy[0].public_key":   {policies("public_key = \"" + strings.Repeat("A", 56) + "\"\n"), false, nil, "no valid signature"},
 		"policy[0].on_fault":     {policies("on_fault = \"never\"\n"), false, nil, "on_fault"},
 		"policy[0].memory_pages": {policies("memory_pages = 1\n"), false, nil, "memory_pages"},
 		"policy[0].fuel":         {policies("fuel = {call = 1, record = 1}\n"), false, nil, "fuel"},
