@@ -1,6 +1,7 @@
 # `make run` and `make test` need Go, git and make; `make help` lists the rest.
 
 SHELL       := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 GO          ?= go
 PREFIX      ?= /usr/local
 VERSION     ?= $(shell .ci/version)
@@ -34,6 +35,8 @@ export GORACE ?= atexit_sleep_ms=50
 # Says which tools the tests lack, or whether the machine has one.
 TOOLS_LEFT_OUT := $(GO) run ./abi/testenv/internal/tools
 HAS := $(TOOLS_LEFT_OUT) 2>/dev/null
+# What the Go tests print.
+TIMES := .build/test-times
 # How long each part of make torture runs, and how many rounds of kill -9.
 TORTURE ?= 10m
 KILLS   ?= 500
@@ -78,11 +81,13 @@ test-go: ## the Go tests, concurrent packages under the race detector where ther
 	$(GO) vet ./...
 	@# The first compiles the first-party policies for all: under the race detector that takes twenty times as long. go vet has
 	@# looked at everything, so go test does not, for each package and once more for the race detector.
-	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m ./cmd/... ./examples/... $(SINGLE) ./abi/... ./plugins/...
-	CGO_ENABLED=0 $(GO) test -vet=off -tags invariants -timeout 30m -run '$(SLOW)' $(SLOW_IN)
+	@mkdir -p .build && : >$(TIMES)
+	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m ./cmd/... ./examples/... $(SINGLE) ./abi/... ./plugins/... | tee -a $(TIMES)
+	CGO_ENABLED=0 $(GO) test -vet=off -tags invariants -timeout 30m -run '$(SLOW)' $(SLOW_IN) | tee -a $(TIMES)
 	@race=; export CGO_ENABLED=0; if $(HAS) cc; then race=-race; CGO_ENABLED=1; fi; \
 	  packages=$$($(GO) list ./gds/... ./staging/... ./host/... | grep -vxF "$$($(GO) list $(SINGLE))"); set -x; \
-	  $(GO) test $$race -vet=off -tags invariants -timeout 30m -skip '$(SLOW)' $(LONG) $$packages
+	  $(GO) test $$race -vet=off -tags invariants -timeout 30m -skip '$(SLOW)' $(LONG) $$packages | tee -a $(TIMES)
+	@echo 'The slowest ten, in seconds:'; awk '$$1 == "ok" && $$3 ~ /s$$/ { print $$3 + 0, $$2 }' $(TIMES) | sort -rn | head
 
 .venv/installed: host/client/python/pyproject.toml host/client/python/tests/requirements.txt
 	python3 -m venv .venv
