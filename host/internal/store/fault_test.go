@@ -368,3 +368,37 @@ func TestNothingOfAnotherKind(t *testing.T) {
 		})
 	}
 }
+
+// TestAPieceThatIsNotWhole: a file that lacks its end is not published, and nothing of it is left.
+func TestAPieceThatIsNotWhole(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 10, 1)
+	p, err := f.store.Put(t.Context(), f.request(1, 0, 0))
+	must(t, err)
+	file, err := p.File()
+	must(t, err)
+	head := make([]byte, p.DataOffset())
+	p.Head(head, make([]uint64, len(p.Plan().Extents())))
+	_, err = file.WriteAt(head, 0)
+	must(t, err)
+	if err := p.Publish(t.Context()); !errors.Is(err, ErrShort) {
+		t.Errorf("a piece without its payload: error %v, want %v", err, ErrShort)
+	}
+	equal(t, "bytes in use", f.store.Stats().Roots[0].Used, 0)
+	f.checkUsed()
+}
+
+// TestEntryGoesWhileARankIsWritten: the damage of one rank's piece drops the entry. Another's that is published afterwards
+// does not stay without one.
+func TestEntryGoesWhileARankIsWritten(t *testing.T) {
+	f := newFixture(t, t.TempDir(), 10, 2)
+	must(t, f.putRanks(1, 0, 0b11))
+	p, err := f.store.Put(t.Context(), f.request(1, 1, 1))
+	must(t, err)
+	must(t, write(p))
+	f.root().drop(p.mark, 0)
+	if err := p.Publish(t.Context()); !errors.Is(err, ErrGone) {
+		t.Errorf("a piece of a dropped entry: error %v, want %v", err, ErrGone)
+	}
+	equal(t, "bytes in use", f.store.Stats().Roots[0].Used, 0)
+	f.checkUsed()
+}

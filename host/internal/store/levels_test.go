@@ -285,7 +285,9 @@ func TestWriteAround(t *testing.T) {
 	for n := uint64(50); n < 64; n++ {
 		equal(t, "root of a late entry", f.rootOf(n), 0)
 	}
-	equal(t, "entries that went without a copy", f.moved(1, moves.Demotion).Shed.Load() > 20, true)
+	if shed := f.moved(1, moves.Demotion).Shed.Load(); shed == 0 {
+		t.Errorf("%d entries went without a copy, want some", shed)
+	}
 	f.checkUsed()
 }
 
