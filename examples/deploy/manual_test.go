@@ -27,7 +27,7 @@ func TestManual(t *testing.T) {
 		"kvhost.1":             {".TH KVHOST 1 2023-11-14 \"kvhost 1.2.3\"\n", "kvhost \\- keeps", ".SH EXIT CODES\n", "\\-\\-store\\-durability"},
 		"kvhost-serve.1":       {".SH NAME\nkvhost-serve \\- Serve clients", ".SH USAGE\n"},
 		"kvhost-policy-swap.1": {"kvhost policy swap"},
-		"kvhost-trace.1":       {".TH KVHOST-TRACE 1"},
+		"kvhost-reload.1":      {".TH KVHOST-RELOAD 1"},
 		"kvhost.toml.5":        {"[[tenant]]", "read_preferring_ratio = 0.75"},
 	} {
 		text, err := os.ReadFile(filepath.Join(pages, name))

@@ -153,9 +153,16 @@ func TestInstall(t *testing.T) {
 	if out, err := analyze("verify", "--root="+root, "kvhost.service"); err != nil || strings.TrimSpace(out) != "" {
 		t.Errorf("verify: %v\n%s", err, out)
 	}
+	inside := func(user string, args ...string) *exec.Cmd {
+		const script = `mount --make-rprivate / && mount -t proc proc "$0/proc" && user=$1 && shift && unset HOME &&
+exec chroot --userspec="$user:nogroup" "$0" kvhost "$@"`
+		cmd := exec.Command("/bin/sh", append([]string{"-c", script, root, user}, args...)...)
+		cmd.SysProcAttr = testenv.MountNamespace()
+		return cmd
+	}
+	const at = "/etc/kvhost/kvhost.toml"
 	// The documented first step, before the first start.
-	first := exec.Command("chroot", "--userspec=kvhost:kvhost", root, "kvhost", "check", "--config", "/etc/kvhost/kvhost.toml")
-	if out, err := first.CombinedOutput(); err != nil || strings.Contains(string(out), "problem") {
+	if out, err := inside("kvhost", "check", "--config", at).CombinedOutput(); err != nil || strings.Contains(string(out), "problem") {
 		t.Errorf("check after the installation: %v\n%s", err, out)
 	}
 	if out := must(t, "chroot", root, "kvhost", "--version"); out != "kvhost "+distVersion+"\n" {
@@ -168,22 +175,15 @@ func TestInstall(t *testing.T) {
 	text := read(t, config)
 	for _, user := range []string{"kvhost", "nobody"} {
 		write(t, config, "http.listen = \""+address+"\"\n"+text, 0o644)
-		for _, at := range []string{"/run/kvhost", "/var/lib/kvhost", "/var/cache/kvhost"} {
-			must(t, "chroot", root, "rm", "-rf", at)
-			must(t, "chroot", root, "install", "-d", "-m", "0700", "-o", user, at)
+		for _, dir := range []string{"/run/kvhost", "/var/lib/kvhost", "/var/cache/kvhost"} {
+			must(t, "chroot", root, "rm", "-rf", dir)
+			must(t, "chroot", root, "install", "-d", "-m", "0700", "-o", user, dir)
 		}
-		inside := func(args ...string) *exec.Cmd {
-			const script = `mount --make-rprivate / && mount -t proc proc "$0/proc" && user=$1 && shift && unset HOME &&
-exec chroot --userspec="$user:nogroup" "$0" kvhost "$@"`
-			cmd := exec.Command("/bin/sh", append([]string{"-c", script, root, user}, args...)...)
-			cmd.SysProcAttr = testenv.MountNamespace()
-			return cmd
+		out, err := inside(user, "check", "--config", at).CombinedOutput()
+		if err != nil || strings.Count(string(out), "warning") != 1 || !strings.Contains(string(out), "not on loopback") {
+			t.Errorf("check as %s: %v, want one warning, of the address\n%s", user, err, out)
 		}
-		const at = "/etc/kvhost/kvhost.toml"
-		if out, err := inside("check", "--config", at).CombinedOutput(); err != nil || strings.Contains(string(out), "warning") {
-			t.Errorf("check as %s: %v\n%s", user, err, out)
-		}
-		cmd := inside("--config", at)
+		cmd := inside(user, "--config", at)
 		s := serve(t, cmd)
 		uid := strings.TrimSpace(must(t, "chroot", root, "id", "-u", user))
 		if n, err := strconv.Atoi(uid); err != nil {
