@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -234,4 +235,19 @@ func (m *memory) WriteAt(p []byte, off int64) (int, error) {
 		*m = append(*m, 0)
 	}
 	return copy((*m)[off:], p), nil
+}
+
+// TestCheckpointDoesNotComeBack: a start has removed it durably before anything changes that it describes.
+func TestCheckpointDoesNotComeBack(t *testing.T) {
+	for seed := range uint64(10) {
+		f, machine := onMachine(t, 40)
+		f.mustPut(0, 1, 2)
+		f.restart()
+		must(t, machine.PowerLoss(seed))
+		_, err := os.Stat(filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile))
+		if !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the checkpoint of an earlier end, after a start and a loss of power: error %v, want %v", err, os.ErrNotExist)
+		}
+		f.kill()
+	}
 }
