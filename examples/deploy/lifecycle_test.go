@@ -72,9 +72,7 @@ func TestLifeUnderSystemd(t *testing.T) {
 	dir, at := releaseDir(t), t.TempDir()
 	write(t, filepath.Join(at, "steps"), steps, 0o600)
 	write(t, filepath.Join(at, "out"), "", 0o644)
-	if err := os.Mkdir(filepath.Join(at, "machine"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, os.Mkdir(filepath.Join(at, "machine"), 0o755))
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var log bytes.Buffer
@@ -82,9 +80,7 @@ func TestLifeUnderSystemd(t *testing.T) {
 		filepath.Join(at, "steps"), filepath.Join(at, "out"))
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() { cmd.Wait(); close(ended) }()
 	for !strings.HasSuffix(read(t, filepath.Join(at, "out")), "\nEND\n") {

@@ -49,9 +49,7 @@ func put(t testing.TB, fsys staging.FS, name string, flag int, data []byte, sync
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 }
 
 // What each way of writing may leave: the outcomes that no seed shows are a bug of the machine, the others of the way.

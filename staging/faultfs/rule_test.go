@@ -38,32 +38,3 @@ func TestParseRules(t *testing.T) {
 		}
 	}
 }
-
-func TestMatches(t *testing.T) {
-	for _, c := range []struct {
-		glob, name string
-		want       bool
-	}{
-		{"/a/b", "/a/b", true}, {"/a/b", "/a/bc", false}, {"*", "/x/y/z", true}, {"*.tmp", "/x/y.tmp", true},
-		{"*.tmp", "/x.tmp/y", false}, {"b", "/a/b", true}, {"/a/*", "/a/b", true}, {"/a/*", "/a/b/c", false},
-		{"/a/?", "/a/b", true}, {"/a?b", "/a/b", false}, {"/a/**", "/a/b/c", true}, {"/a/**", "/a", false},
-		{"**", "/a/b", true}, {"/**/c", "/a/c/c", true}, {"/**/c", "/c", false}, {"**/*-tmp", "/r/x-tmp", true},
-	} {
-		if got := matches(c.glob, c.name); got != c.want {
-			t.Errorf("matches(%q, %q) is %t, want %t", c.glob, c.name, got, c.want)
-		}
-	}
-}
-
-// TestWhen: a seed draws the same calls each time, about as many as it is to.
-func TestWhen(t *testing.T) {
-	w, hits := When{Percent: 10, Seed: 42}, 0
-	for n := range uint64(100_000) {
-		if w.takes(n + 1) {
-			hits++
-		}
-	}
-	if hits < 9_700 || hits > 10_300 {
-		t.Errorf("10%% of 100,000 calls are %d", hits)
-	}
-}

@@ -30,9 +30,7 @@ func BenchmarkCodec(b *testing.B) {
 	}
 	for _, dtype := range []string{payload.BFloat16, payload.FP8} {
 		content, err := payload.Of(dtype)
-		if err != nil {
-			b.Fatal(err)
-		}
+		testenv.OK(b, err)
 		fills[dtype] = content.Fill
 	}
 	for name, fill := range fills {
@@ -62,9 +60,7 @@ func BenchmarkCodec(b *testing.B) {
 				b.RunParallel(func(pb *testing.PB) {
 					room := make([]byte, MaxBytes)
 					for pb.Next() {
-						if err := do(room, int(next.Add(1))%len(extents)); err != nil {
-							b.Error(err)
-						}
+						testenv.NoError(b, do(room, int(next.Add(1))%len(extents)))
 					}
 				})
 				b.ReportMetric(float64(b.N)*MaxBytes/float64(processorTime(b)-before), "GB/cpu-s")

@@ -429,9 +429,7 @@ func second[T any](_ T, err error) error { return err }
 // must ends a test that cannot go on without what failed.
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 }
 
 // Memory that grows as needed has one step more than files need, whatever its size.

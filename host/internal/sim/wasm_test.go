@@ -82,9 +82,7 @@ func BenchmarkPolicies(b *testing.B) {
 	w := generated(b, 5000)
 	for _, name := range nativeNames() {
 		m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Cache: policytest.Cache(b)})
-		if err != nil {
-			b.Fatal(err)
-		}
+		testenv.OK(b, err)
 		for kind, m := range map[string]*policy.Module{"native": native(b, name), "wasm": m} {
 			b.Run(fmt.Sprintf("%s/%s", name, kind), func(b *testing.B) {
 				for b.Loop() {

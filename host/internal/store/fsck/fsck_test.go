@@ -687,7 +687,5 @@ func kinds(r *Report) map[string]Kind {
 // must ends a test that cannot go on without what failed.
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 }

@@ -209,15 +209,11 @@ func TestDecisionsAreInOrder(t *testing.T) {
 	byHand(t, func(s *hands) {
 		term := s.a.term
 		first, second := term.propose(batch{forget: "first"}), term.propose(batch{forget: "second"})
-		if err := term.writeBatches(); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, term.writeBatches())
 		for _, p := range term.peers {
 			p.status.Vetoes = map[uint64][]int{second: nil} // each has acknowledged this one alone
 		}
-		if err := term.decideAll(s.now); err != nil {
-			t.Error(err)
-		}
+		testenv.NoError(t, term.decideAll(s.now))
 		if term.batches[first].decided || term.batches[second].decided {
 			t.Errorf("decided: %t and %t, want neither before the first is acknowledged", term.batches[first].decided,
 				term.batches[second].decided)

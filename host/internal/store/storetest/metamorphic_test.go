@@ -139,7 +139,5 @@ func save(t *testing.T, file, text string) {
 // must ends a test that cannot go on without what failed.
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.OK(t, err)
 }
