@@ -154,7 +154,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("verify: %v\n%s", err, out)
 	}
 	inside := func(user string, args ...string) *exec.Cmd {
-		const script = `mount --make-rprivate / && mount -t proc proc "$0/proc" && user=$1 && shift && unset HOME &&
+		const script = `mount --make-rprivate / && mount -t proc proc "$0/proc" && user=$1 && shift && unset HOME KVHOST_REQUIRE_TOOLS &&
 exec chroot --userspec="$user:nogroup" "$0" kvhost "$@"`
 		cmd := exec.Command("/bin/sh", append([]string{"-c", script, root, user}, args...)...)
 		cmd.SysProcAttr = testenv.MountNamespace()
