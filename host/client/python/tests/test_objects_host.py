@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator
-
 import time
+from collections.abc import Iterator
 
 import pytest
 from kvhost import DiscardResult, HostGoneError, Result
