@@ -13,11 +13,11 @@ import (
 // check reports what it found, as text and as JSON, leaves nothing behind, and exits with 9 when something cannot work.
 func TestCheck(t *testing.T) {
 	dir := shortDir(t)
-	r := finish(t, command(t, dir, "check", "--root", "kv=1MiB", "--socket", "s"))
+	r := finish(t, command(t, dir, "check", "--root", "kv=1MiB", "--socket", "s", "--http-listen", ""))
 	if r.code != 0 || !strings.Contains(r.stdout, "staged") || !strings.Contains(r.stdout, "does not exist yet") {
 		t.Errorf("check: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
-	r = finish(t, command(t, dir, "check", "--json", "--root", dir+"=1MiB", "--socket", "s", "--gds-cuda", "off"))
+	r = finish(t, command(t, dir, "check", "--json", "--root", dir+"=1MiB", "--socket", "s", "--http-listen", "", "--gds-cuda", "off"))
 	var report struct {
 		Verdicts []struct{ Root, Route string }
 		Facts    struct {
@@ -29,7 +29,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("check --json: exit code %d, %v, want a staged route to a writable root\n%s%s", r.code, err, r.stdout, r.stderr)
 	}
 	file := write(t, dir, "file", "")
-	r = finish(t, command(t, dir, "check", "--root", filepath.Join(file, "kv")+"=1MiB", "--socket", "missing/s"))
+	r = finish(t, command(t, dir, "check", "--root", filepath.Join(file, "kv")+"=1MiB", "--socket", "missing/s", "--http-listen", ""))
 	if r.code != exitFailure || strings.Count(r.stdout, "problem") != 2 || !strings.Contains(r.stderr, "would not start") {
 		t.Errorf("check of an impossible root and socket: exit code %d, want two problems\n%s%s", r.code, r.stdout, r.stderr)
 	}

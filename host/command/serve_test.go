@@ -286,7 +286,7 @@ func TestMemoryByDefault(t *testing.T) {
 		if code := stop(syscall.SIGTERM); code != 0 {
 			t.Errorf("store.memory %s: the host ended with %d", setting, code)
 		}
-		r = finish(t, command(t, dir, "check", "--root", "kv=1GiB", "--socket", "s", "--store-memory", setting))
+		r = finish(t, command(t, dir, "check", "--root", "kv=1GiB", "--socket", "s", "--http-listen", "", "--store-memory", setting))
 		if got := strings.Contains(r.stdout, "are the nearest level"); got != want {
 			t.Errorf("store.memory %s: check tells of memory: %v, want %v: %s", setting, got, want, r.stdout)
 		}
