@@ -82,7 +82,7 @@ test-go: ## the Go tests, concurrent packages under the race detector where ther
 	@# The first compiles the first-party policies for all: under the race detector that takes twenty times as long. go vet has
 	@# looked at everything, so go test does not, for each package and once more for the race detector.
 	@mkdir -p .build && : >$(TIMES)
-	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m ./host/command ./cmd/... ./examples/... $(SINGLE) ./abi/... ./plugins/... | tee -a $(TIMES)
+	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m ./cmd/... ./examples/... $(SINGLE) ./abi/... ./plugins/... | tee -a $(TIMES)
 	CGO_ENABLED=0 $(GO) test -vet=off -tags invariants -timeout 30m -run '$(SLOW)' $(SLOW_IN) | tee -a $(TIMES)
 	@race=; export CGO_ENABLED=0; if $(HAS) cc; then race=-race; CGO_ENABLED=1; fi; \
 	  packages=$$($(GO) list ./gds/... ./staging/... ./host/... | grep -vxF "$$($(GO) list $(SINGLE))"); set -x; \
