@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"path/filepath"
@@ -60,7 +61,7 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 		return nil, fmt.Errorf("%w: %s has no directory %s: %w", ErrRoot, dir, pieceformat.MetaDir,
 			cmp.Or(err, fs.ErrInvalid))
 	}
-	c.report.InUse = c.inUse()
+	c.lookForHost()
 	if c.slots, err = staging.NewSlots(o.Workers, slotBytes); err != nil {
 		return nil, fmt.Errorf("fsck: %w", err)
 	}
@@ -70,17 +71,21 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 	return &c.report, err
 }
 
-// inUse says whether a host has the root for itself now. It takes the lock of a file that is there, for an instant.
-func (c *check) inUse() bool {
-	file := c.dir + "/" + pieceformat.LockFile
-	if _, err := c.o.FS.Stat(file); err != nil {
-		return false
+// lookForHost reports whether a host has the root for itself now. It takes the lock of a file that is there, for an instant.
+func (c *check) lookForHost() {
+	if _, err := c.o.FS.Stat(c.lockFile()); err == nil {
+		locks, _ := c.lock()
+		_ = health.Unlock(locks)
 	}
-	locks, err := health.Lock(c.o.FS, c.dir, file, true, nil)
-	if err == nil {
-		err = health.Unlock(locks)
-	}
-	return errors.Is(err, staging.ErrLocked)
+}
+
+func (c *check) lockFile() string { return c.dir + "/" + pieceformat.LockFile }
+
+// lock takes the root's locks, or reports that a host has them.
+func (c *check) lock() ([]io.Closer, error) {
+	locks, err := health.Lock(c.o.FS, c.dir, c.lockFile(), true, nil)
+	c.report.InUse = c.report.InUse || errors.Is(err, staging.ErrLocked)
+	return locks, err
 }
 
 // Files counts the files that a check of the root will go through: names only.

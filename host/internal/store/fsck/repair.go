@@ -98,16 +98,15 @@ func (c *check) sweep() {
 		}
 		return
 	}
-	locks, err := health.Lock(c.o.FS, c.dir, c.dir+"/"+pieceformat.LockFile, true, nil)
+	locks, err := c.lock()
 	if err != nil {
-		c.report.InUse = errors.Is(err, staging.ErrLocked)
 		return
 	}
 	defer health.Unlock(locks)
 	shared := c.shared()
 	for owner, list := range c.byOwner() {
 		var held io.Closer
-		name := c.dir + "/" + pieceformat.LockFile + "." + owner
+		name := c.lockFile() + "." + owner
 		if _, err := c.o.FS.Stat(name); err == nil {
 			if held, err = c.o.FS.Lock(name); err != nil {
 				c.report.InUse = true
