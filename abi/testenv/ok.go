@@ -1,8 +1,3 @@
-// Package testenv knows the tools that tests need besides Go: how to find each, what is tested with it, and how to get
-// it.
-//
-// A test calls [Need] before it uses a tool. Without the tool the test is skipped, and says so. With [Require] set to
-// 1, as continuous integration does, it fails. `go run ./abi/testenv/internal/tools` lists what this machine lacks.
 package testenv
 
 import "testing"

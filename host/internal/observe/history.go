@@ -11,7 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// The last five minutes of what the page draws are kept here: who opens the page after an incident wants to see it.
+// The last five minutes of what the page draws are kept here, because operators open the page after an incident.
 const (
 	sampleEvery = 2 * time.Second
 	samplesKept = 150

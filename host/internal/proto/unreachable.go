@@ -27,7 +27,7 @@ func Plain(socket string, err error) error {
 	switch {
 	case err == nil:
 		c.Close()
-		return fmt.Errorf("%s: the host closed the connection: it is ending, or lets user %d not in, which socket_users or "+
+		return fmt.Errorf("%s: the host closed the connection: it is ending, or does not let user %d in, which socket_users or "+
 			"socket_groups in its configuration would", socket, os.Geteuid())
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%s: no host is running there: there is no such socket", socket)

@@ -77,7 +77,7 @@ class Stream:
         why = e.details() if hasattr(e, "details") else str(e)
         if hasattr(e, "code") and e.code() is grpc.StatusCode.UNAVAILABLE:  # the words are of gRPC's transport
             why = (
-                f"the host closed the connection: it is ending, or lets user {os.geteuid()} not in, which socket_users or "
+                f"the host closed the connection: it is ending, or does not let user {os.geteuid()} in, which socket_users or "
                 "socket_groups in its configuration would"
             )
         return HostGoneError(unreachable(self.path) or f"{self.path}: {why}")

@@ -107,7 +107,7 @@ func (q *Quarantine) Add(k Kept) (excess []Kept) {
 	return q.enter(k, true)
 }
 
-// enter books a file, unless it has been. moved says that it has just come.
+// enter books a file that is not booked yet. A file that was moved here just now counts as one more.
 func (q *Quarantine) enter(k Kept, moved bool) (excess []Kept) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
