@@ -234,20 +234,16 @@ func (t *layerTask) end(err error) {
 	t.queue.engine.release(t.loading.held, err)
 	l, c := t.layered, t.chunk
 	l.mu.Lock()
-	first := err != nil && c.err == nil
-	if first {
-		c.err = err
-	}
 	s := &l.steps[t.step]
 	if err != nil {
 		s.failed = append(s.failed, t.index)
+		if c.err == nil {
+			c.err = err
+		}
 	}
 	s.left--
 	l.report()
 	l.mu.Unlock()
-	if first {
-		reportDamage(t.loading.piece, err)
-	}
 	if t.loading.piece != nil {
 		t.rest()
 	}
@@ -268,6 +264,7 @@ func (l *layered) endChunk(i int, err error) {
 		e.stats.loaded(c.piece.Size())
 	} else {
 		e.stats.loadErrors.Add(1)
+		reportDamage(c.piece, err) // here: the step that ended first may not have been the one that opened it
 	}
 	if c.piece != nil {
 		c.span.finish(c.piece.Size(), err)
