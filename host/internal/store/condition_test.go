@@ -34,6 +34,7 @@ func TestAFileOrItsRoot(t *testing.T) {
 		{"a stale name", "open **/FILE: estale", true},
 		{"a file that fails once", "open **/FILE 1st: eio", false},
 		{"a page that fails once", "read **/FILE 1st: eio", false},
+		{"an error that ends as others are asked", "read **/FILE 1st: eio\nread **/FILE 2nd: eio", false},
 		{"a root without rights", "open **: eacces", false},
 		{"a root without rights to pieces", "open **.kv: eperm", false},
 		{"a device without an answer", "open,read,stat **: eio", false},

@@ -36,8 +36,8 @@ func (r *root) unopened(m entries.Mark, rank uint32, name string, err error) err
 }
 
 // spares says that an error of using an entry's file is no verdict on the entry. What gave no answer is dropped before the
-// root returns. A file that was refused, or could not be read, is tried once more: the verdict is its own only if it fails
-// again while another file of the root can be read.
+// root returns. A file that was refused, or could not be read, is tried again: the verdict is its own only if it fails
+// before and after another file of the root is read, since a condition of all may end between the two.
 func (r *root) spares(m entries.Mark, name string, err error) bool {
 	switch c := health.Judge(err); {
 	case c == health.Unanswered:
@@ -46,21 +46,30 @@ func (r *root) spares(m entries.Mark, name string, err error) bool {
 		}
 		return true
 	case c == health.Refused, c == health.Device, c == health.Gone, errors.Is(err, staging.ErrAlign):
-		again := health.ReadThrough(r.Health.Bare(), name, math.MaxInt64)
+		again := r.reads(name)
 		switch health.Judge(again) {
 		case health.Refused:
 			if err := r.refused(m.Slot); err != nil {
 				r.Health.TakeOut("its files may not be opened", err, "give kvhost its right to read them back")
 				return true
 			}
-			return false
 		case health.Device, health.Gone: // as a handle that is stale
-			return !errors.Is(again, fs.ErrNotExist) && r.unreadable(m.Slot) != nil
+			if !errors.Is(again, fs.ErrNotExist) && r.unreadable(m.Slot) != nil {
+				return true
+			}
+		default:
+			return true
 		}
-		return true
+		last := health.Judge(r.reads(name))
+		return last != health.Refused && last != health.Device && last != health.Gone
 	default:
 		return c.Untouched()
 	}
+}
+
+// reads says why a file cannot be read through, if so.
+func (r *root) reads(name string) error {
+	return health.ReadThrough(r.Health.Bare(), name, math.MaxInt64)
 }
 
 // refused says why no file of the root may be opened, but perhaps that of one slot, if so.
