@@ -138,9 +138,7 @@ func TestNoSpace(t *testing.T) {
 }
 
 func TestAllocateWithoutSpace(t *testing.T) {
-	dir, err := os.MkdirTemp("/dev/shm", "kvhost-staging-")
-	must(t, err)
-	defer os.RemoveAll(dir)
+	dir := testenv.Dir(t)
 	space, err := OS().Statfs(dir)
 	must(t, err)
 	f, err := OS().OpenFile(filepath.Join(dir, "a"), os.O_RDWR|os.O_CREATE, 0o600)

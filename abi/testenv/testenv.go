@@ -5,6 +5,7 @@ package testenv
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 )
 
@@ -13,6 +14,21 @@ const Require = "KVHOST_REQUIRE_TOOLS"
 
 // Required says whether a missing tool is a failure.
 func Required() bool { return os.Getenv(Require) == "1" }
+
+// Dir makes a directory with a path that is short enough for a socket's, and removes it with the test. It is in memory where
+// there is room: a test of processes that are killed, or of injected errors, is as good there, and takes a third of the time.
+func Dir(t testing.TB) string {
+	t.Helper()
+	parent := ""
+	var st syscall.Statfs_t
+	if err := syscall.Statfs("/dev/shm", &st); err == nil && st.Bavail*uint64(st.Bsize) > 4<<30 {
+		parent = "/dev/shm"
+	}
+	dir, err := os.MkdirTemp(parent, "kv")
+	OK(t, err)
+	t.Cleanup(func() { NoError(t, os.RemoveAll(dir)) })
+	return dir
+}
 
 // Need skips the test when the machine lacks one of the tools, or fails it when tools are required.
 func Need(t testing.TB, tools ...*Tool) {

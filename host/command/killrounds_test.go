@@ -40,7 +40,7 @@ func TestKillRounds(t *testing.T) {
 	}
 	t.Logf("-kill.seed=%d", seed)
 	rng := rand.New(rand.NewPCG(seed, 9))
-	dir := shortDir(t)
+	dir := testenv.Dir(t)
 	call, trap := filepath.Join(dir, "call.wasm"), filepath.Join(dir, "trap.wasm")
 	for _, m := range wasmtest.Modules() {
 		name := map[string]string{"places/a name for each call": call, "places/later faults now and then": trap}[m.String()]

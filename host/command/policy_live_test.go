@@ -27,7 +27,7 @@ func module(t *testing.T, dir, name, policy string) string {
 // compares.
 func TestLivePolicies(t *testing.T) {
 	t.Parallel() // it waits more than it works
-	dir := shortDir(t)
+	dir := testenv.Dir(t)
 	module(t, dir, "main.wasm", "lru")
 	fifo := module(t, dir, "second.wasm", "fifo")
 	bad := write(t, dir, "bad.wasm", "not wasm at all")
@@ -173,7 +173,7 @@ func longestHex(text string) (longest string) {
 // A module that the host would take, and in which policy check finds something, is not swapped in unless that is asked for.
 func TestSwapIsJudged(t *testing.T) {
 	t.Parallel()
-	dir := shortDir(t)
+	dir := testenv.Dir(t)
 	all := wasmtest.Modules()
 	i := slices.IndexFunc(all, func(m wasmtest.Module) bool { return m.Name == "later the same slot always" })
 	testenv.OK(t, os.WriteFile(filepath.Join(dir, "bad.wasm"), all[i].Wasm, 0o600))

@@ -139,7 +139,7 @@ func (h *served) acting(name string) *proto.PolicyStatus {
 // package config tests which keys those are.
 func TestReloadOfEachKey(t *testing.T) {
 	t.Parallel() // it waits more than it works
-	dir := shortDir(t)
+	dir := testenv.Dir(t)
 	h := &served{T: t, dir: dir, file: filepath.Join(dir, "k.toml")}
 	for from, to := range map[string]string{"fifo": "special", "lru": "lru", "fanout": "fanout", "clock": "clock"} {
 		module, err := os.ReadFile(filepath.Join(policytest.Dir(t, "fifo", "lru", "fanout", "clock"), from+".wasm"))
@@ -195,7 +195,7 @@ func TestReloadOfEachKey(t *testing.T) {
 
 // kvhost reload waits for the result, prints it, and has the exit code of a start that is refused for the same.
 func TestReloadCommand(t *testing.T) {
-	dir := shortDir(t)
+	dir := testenv.Dir(t)
 	const base = "socket = 's'\nhttp.listen = '" + anyPort + "'\ngds.cuda = 'off'\npolicy_cache = ''\n[[root]]\npath = 'kv'\n"
 	write(t, dir, "k.toml", base+"capacity = '32MiB'\n")
 	_, logged, stop := startHost(t, dir, "--config", "k.toml")
@@ -230,7 +230,7 @@ func TestReloadCommand(t *testing.T) {
 
 // A service manager learns that the host is ready once its socket answers.
 func TestServiceManagerLearnsThatTheHostIsReady(t *testing.T) {
-	dir := shortDir(t)
+	dir := testenv.Dir(t)
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
 	testenv.OK(t, err)
 	defer manager.Close()

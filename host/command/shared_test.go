@@ -16,7 +16,7 @@ import (
 // TestSharedRoot runs two hosts on one directory, clients on both, and kills the one that evicts.
 func TestSharedRoot(t *testing.T) {
 	t.Parallel() // it waits more than it works
-	dir := shortDir(t)
+	dir := testenv.Dir(t)
 	const capacity = 24 << 20
 	conf := func(id string) []string {
 		text := fmt.Sprintf(`socket = %q

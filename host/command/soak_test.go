@@ -99,7 +99,7 @@ capacity = "48MiB"
 
 func newSoakSide(t *testing.T, name string, attacked bool) *soakSide {
 	t.Helper()
-	s := &soakSide{T: t, name: name, attacked: attacked, dir: shortDir(t), start: time.Now()}
+	s := &soakSide{T: t, name: name, attacked: attacked, dir: testenv.Dir(t), start: time.Now()}
 	write(t, s.dir, "kvhost.toml", fmt.Sprintf(soakConfig, anyPort, hostileTenant))
 	cmd := exec.Command(binary, "--config", "kvhost.toml", "--policy-cache", filepath.Join(s.dir, "cache")) // without a time limit
 	cmd.Dir = s.dir

@@ -15,7 +15,7 @@ import (
 // What a start refuses, check refuses, for the same reason and with the same exit code; what a start takes, check takes, or
 // exits with 9 where the host serves and something configured cannot work.
 func TestCheckSaysWhatAStartWould(t *testing.T) {
-	dir := shortDir(t)
+	dir := testenv.Dir(t)
 	other := filepath.Join(dir, "other") // another host's
 	testenv.OK(t, os.Mkdir(other, 0o700))
 	_, log, _ := startHost(t, other, "--root", "kv=8MiB", "--socket", "s", "--http-listen", anyPort)

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -142,7 +143,7 @@ var stores = map[string]func(*Config){
 func conditionAt(t *testing.T, change func(*Config), rule faultfs.Rule) (struck bool) {
 	const room = 4
 	faulty := faultfs.New(staging.OS())
-	f := newFixture(t, filepath.Join(t.TempDir(), "root"), room, 1, func(c *Config) {
+	f := newFixture(t, filepath.Join(testenv.Dir(t), "root"), room, 1, func(c *Config) {
 		c.FS, c.Now, c.IOTimeout = faulty, time.Now, -1
 	}, change)
 	defer func() { f.store.Close() }()
