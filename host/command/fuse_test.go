@@ -30,6 +30,8 @@ var misfortunes = []string{
 	"read ** 20%% seed %d: eio",
 	"write ** 20%% seed %d: enospc",
 	"write,allocate **: enospc",
+	"open **.tmp 30%% seed %d: enospc\nmkdir ** 30%% seed %d: enospc", // no inodes
+	"write ** 20%% seed %d: edquot\nclose **.tmp 20%% seed %d: edquot",
 	"read **.kv 30%% seed %d: torn 4096",
 	"write **.tmp 20%% seed %d: torn 4096",
 	"publish,link ** 30%% seed %d: eio after",

@@ -52,7 +52,8 @@ func TestWriteBudget(t *testing.T) {
 		t.Error("the place policy is not told")
 	}
 	f.mustRead(5003)
-	clock.pass(5 * time.Hour) // the next day
+	clock.pass(5 * time.Hour)
+	equal(t, "Written on the next day", f.written(), 0)
 	noError(t, lone(7000))
 	f.checkUsed()
 }

@@ -2,8 +2,6 @@ package store
 
 import (
 	"bytes"
-	"cmp"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -46,11 +44,7 @@ func grown(t *testing.T, change ...func(*Config)) *fixture {
 			}
 			q := f.request(n, n-1, rank)
 			q.Tenant = uint32(n % 3)
-			p, err := f.store.Put(context.Background(), q)
-			if err == nil {
-				err = cmp.Or(write(p), p.Publish(context.Background()))
-			}
-			must(t, err)
+			must(t, f.putAs(q))
 		}
 	}
 	for _, n := range []uint64{2, 11, 29} {

@@ -1,122 +1,12 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"math/rand/v2"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 )
-
-// roomyDirs are where the concurrency tests run: on disk, and on tmpfs where there is one.
-func roomyDirs(t *testing.T) map[string]string {
-	dirs := map[string]string{"disk": t.TempDir()}
-	if dir, err := os.MkdirTemp("/dev/shm", "kvhost-store-"); err == nil {
-		t.Cleanup(func() { os.RemoveAll(dir) })
-		dirs["shm"] = dir
-	}
-	return dirs
-}
-
-// TestManyClients has clients store, load, damage, abort and look up the same keys at once, over two roots, with room
-// for half of them. Loads give what was stored or fail; the account is exact at the end.
-func TestManyClients(t *testing.T) {
-	for where, dir := range roomyDirs(t) {
-		t.Run(where, func(t *testing.T) {
-			f := newFixture(t, dir+"/a", 10, 2, func(c *Config) {
-				c.Roots = append(c.Roots, c.Roots[0])
-				c.Roots[1].Path = dir + "/b"
-			})
-			var clients sync.WaitGroup
-			var hits, stores atomic.Int64
-			for id := range 8 {
-				clients.Go(func() {
-					rng := rand.New(rand.NewPCG(uint64(id), 5))
-					for range 150 {
-						if rng.IntN(2) == 0 {
-							f.storeSome(rng, &stores)
-						} else {
-							f.loadSome(rng, &hits)
-						}
-						f.overCapacity()
-					}
-				})
-			}
-			clients.Wait()
-			resume := f.rested()
-			for _, r := range f.store.roots {
-				noError(t, r.idle())
-			}
-			f.checkUsed()
-			resume()
-			if hits.Load() == 0 || stores.Load() == 0 {
-				t.Errorf("%d hits and %d stores, want some of each", hits.Load(), stores.Load())
-			}
-			f.restart()
-			f.checkUsed()
-		})
-	}
-}
-
-func (f *fixture) overCapacity() {
-	for _, r := range f.store.Stats().Roots {
-		if r.Used > r.Capacity {
-			f.Errorf("%d bytes used of %d", r.Used, r.Capacity)
-		}
-	}
-}
-
-func (f *fixture) storeSome(rng *rand.Rand, stores *atomic.Int64) {
-	n, rank := rng.Uint64N(40), uint32(rng.IntN(2))
-	p, err := f.store.Put(context.Background(), f.request(n, n-1, rank))
-	if err != nil {
-		if !errors.Is(err, ErrResident) && !errors.Is(err, ErrNoSpace) {
-			f.Errorf("put: %v", err)
-		}
-		return
-	}
-	if rng.IntN(8) == 0 {
-		p.Abort(errors.New("on purpose"))
-		return
-	}
-	if err = write(p); err == nil {
-		err = p.Publish(context.Background())
-	}
-	if err != nil && !errors.Is(err, ErrGone) {
-		f.Errorf("store: %v", err)
-	}
-	p.Abort(err)
-	stores.Add(1)
-}
-
-func (f *fixture) loadSome(rng *rand.Rand, hits *atomic.Int64) {
-	from := rng.Uint64N(40)
-	l := f.lookup(from, from+1, from+2)
-	for i := range l.Hits() {
-		rank := uint32(rng.IntN(2))
-		if rng.IntN(50) == 0 {
-			if p, err := l.Open(i, rank); err == nil {
-				p.Bad(errors.New("on purpose"))
-				p.Close()
-			}
-			continue
-		}
-		data, err := read(l, i, rank)
-		switch {
-		case err == nil && !bytes.Equal(data, payload(f.space.Plan(0), testKey(from+uint64(i)), rank)):
-			f.Errorf("key %d: other bytes than were stored", from+uint64(i))
-		case err == nil:
-			hits.Add(1)
-		case !errors.Is(err, ErrGone) && !errors.Is(err, os.ErrNotExist):
-			f.Errorf("load: %v", err)
-		}
-	}
-	go l.Release()
-	l.Release()
-}
 
 // TestOnePutPerPiece has clients race for the same pieces: each is granted once.
 func TestOnePutPerPiece(t *testing.T) {

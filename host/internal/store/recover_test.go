@@ -247,10 +247,7 @@ func TestMembershipLookup(t *testing.T) {
 	for _, n := range []uint64{1, 3} {
 		q := f.request(n, n, 0)
 		q.Group = 1
-		p, err := f.store.Put(context.Background(), q)
-		must(t, err)
-		must(t, write(p))
-		must(t, p.Publish(context.Background()))
+		must(t, f.putAs(q))
 	}
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Group: 1, Keys: keys(0, 1, 2, 3, 4)})
 	if err != nil || l.Hits() != 2 || l.Has(0) || !l.Has(1) || l.Has(2) || !l.Has(3) || l.Has(4) {

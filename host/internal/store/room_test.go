@@ -59,15 +59,7 @@ func TestFloor(t *testing.T) {
 func (f *fixture) putOf(tenant uint32, n uint64) error {
 	q := f.request(n, n, 0)
 	q.Tenant = tenant
-	p, err := f.store.Put(context.Background(), q)
-	if err != nil {
-		return err
-	}
-	if err := write(p); err != nil {
-		p.Abort(err)
-		return err
-	}
-	return p.Publish(context.Background())
+	return f.putAs(q)
 }
 
 // TestQuotas: a tenant that uses its quota up loses its own entries and nobody else's.
@@ -210,21 +202,6 @@ func damage(t *testing.T, name string) {
 	put(t, name, b)
 }
 
-// putRanks stores one piece of key n on behalf of an engine with a local run of ranks.
-func (f *fixture) putRanks(n uint64, rank uint32, ranks uint64) error {
-	q := f.request(n, n, rank)
-	q.Ranks = ranks
-	p, err := f.store.Put(context.Background(), q)
-	if err != nil {
-		return err
-	}
-	if err := write(p); err != nil {
-		p.Abort(err)
-		return err
-	}
-	return p.Publish(context.Background())
-}
-
 func (f *fixture) hasRanks(n, ranks uint64) bool {
 	f.Helper()
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n), Ranks: ranks})
@@ -250,25 +227,25 @@ func TestEnginesShareEntries(t *testing.T) {
 		must(t, err)
 	}
 	for n := range uint64(4) {
-		must(f.putRanks(n, 0, low))
-		must(f.putRanks(n, 1, low))
+		must(f.putRank(0, n, 0, low))
+		must(f.putRank(0, n, 1, low))
 	}
 	within("one engine")
 	if used := f.store.Stats().Roots[0].Used; used != 8*pieceBytes {
 		t.Fatalf("%d bytes used, the pieces take %d", used, 8*pieceBytes)
 	}
-	must(f.putRanks(3, 2, high)) // evicts 0
+	must(f.putRank(0, 3, 2, high)) // evicts 0
 	within("a third rank")
 	if f.hasRanks(3, high) || f.hasRanks(3, 0) || !f.hasRanks(3, low) || f.hasRanks(0, low) {
 		t.Error("key 3 must be there for the first engine only, and key 0 gone")
 	}
-	must(f.putRanks(3, 3, high))
+	must(f.putRank(0, 3, 3, high))
 	within("a fourth rank")
 	if !f.hasRanks(3, high) || !f.hasRanks(3, 0) {
 		t.Error("key 3 is whole and a miss")
 	}
-	must(f.putRanks(2, 3, high))
-	must(f.putRanks(2, 2, high))
+	must(f.putRank(0, 2, 3, high))
+	must(f.putRank(0, 2, 2, high))
 	within("another key")
 	if !f.hasRanks(3, 0) || !f.hasRanks(2, 0) || f.hasRanks(1, low) {
 		t.Error("keys 2 and 3 fill the root")
@@ -286,13 +263,13 @@ func TestEnginesShareEntries(t *testing.T) {
 // TestRecoveredEntriesAreReserved finds pieces of two engines at the start, each with one rank missing.
 func TestRecoveredEntriesAreReserved(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 1, 4)
-	must(t, errors.Join(f.putRanks(1, 0, 0b0011), f.putRanks(1, 2, 0b1100)))
+	must(t, errors.Join(f.putRank(0, 1, 0, 0b0011), f.putRank(0, 1, 2, 0b1100)))
 	f.crash()
 	r := f.root()
 	if used := f.store.Stats().Roots[0].Used; used != 4*pieceBytes {
 		t.Errorf("%d bytes used, the entry will take %d", used, 4*pieceBytes)
 	}
-	must(t, errors.Join(f.putRanks(1, 3, 0b1100), f.putRanks(1, 1, 0b0011)))
+	must(t, errors.Join(f.putRank(0, 1, 3, 0b1100), f.putRank(0, 1, 1, 0b0011)))
 	if !f.hasRanks(1, 0) || len(r.Index.MissingByClass()) != 0 {
 		t.Errorf("the entry is not whole; %v are missing", r.Index.MissingByClass())
 	}
@@ -302,7 +279,7 @@ func TestRecoveredEntriesAreReserved(t *testing.T) {
 // TestNoSpaceForAnotherRank pins all there is: a rank that was not reserved is shed, and what is there stays.
 func TestNoSpaceForAnotherRank(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 1, 2)
-	must(t, errors.Join(f.putRanks(1, 0, 0b01), f.putRanks(2, 0, 0b01)))
+	must(t, errors.Join(f.putRank(0, 1, 0, 0b01), f.putRank(0, 2, 0, 0b01)))
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(1), Ranks: 1})
 	if err != nil || l.Hits() != 1 {
 		t.Fatal(l, err)
@@ -311,7 +288,7 @@ func TestNoSpaceForAnotherRank(t *testing.T) {
 	if err != nil || held.Hits() != 1 {
 		t.Fatal(held, err)
 	}
-	if err := f.putRanks(1, 1, 0b10); !errors.Is(err, ErrNoSpace) {
+	if err := f.putRank(0, 1, 1, 0b10); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("put of a rank that does not fit: %v", err)
 	}
 	l.Release()
@@ -360,15 +337,7 @@ func (f *fixture) ceiling(bytes int64) {
 func (f *fixture) putRank(tenant uint32, n uint64, rank uint32, ranks uint64) error {
 	q := f.request(n, n, rank)
 	q.Tenant, q.Ranks = tenant, ranks
-	p, err := f.store.Put(f.Context(), q)
-	if err != nil {
-		return err
-	}
-	if err := write(p); err != nil {
-		p.Abort(err)
-		return err
-	}
-	return p.Publish(f.Context())
+	return f.putAs(q)
 }
 
 func (f *fixture) mustPutRanks(tenant uint32, n uint64, ranks uint64) {
@@ -437,23 +406,14 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 // TestMoreTenantsThanNumbers finds and stores pieces of tenants that get no number. Nobody else may be billed for them.
 func TestMoreTenantsThanNumbers(t *testing.T) {
 	f := newFixture(t, t.TempDir(), 10, 1)
-	store := func(n uint64, tenant uint32) {
-		t.Helper()
-		q := f.request(n, n, 0)
-		q.Tenant = tenant
-		p, err := f.store.Put(t.Context(), q)
-		must(t, err)
-		must(t, write(p))
-		must(t, p.Publish(t.Context()))
-	}
-	store(0, 1<<20)
+	must(t, f.putOf(1<<20, 0))
 	g := f.reopenGated()
 	for tenant := range uint32(1<<16 - 1) {
 		f.store.catalog.Tenants.Number(tenant)
 	}
 	close(g.gate)
 	<-f.store.ScanDone()
-	store(1, 1<<20+1)
+	must(t, f.putOf(1<<20+1, 1))
 	r := f.root()
 	for n := range uint64(2) {
 		slot := f.markOf(n).Slot

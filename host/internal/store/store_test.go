@@ -148,7 +148,12 @@ func (f *fixture) request(n, parent uint64, rank uint32) PutRequest {
 }
 
 func (f *fixture) putUnder(n, parent uint64, rank uint32) error {
-	p, err := f.store.Put(context.Background(), f.request(n, parent, rank))
+	return f.putAs(f.request(n, parent, rank))
+}
+
+// putAs stores one piece.
+func (f *fixture) putAs(q PutRequest) error {
+	p, err := f.store.Put(context.Background(), q)
 	if err != nil {
 		return err
 	}

@@ -80,7 +80,6 @@ func (b *Budget) load() (err error) {
 		return err
 	}
 	b.ahead = b.spent
-	b.turn()
 	return nil
 }
 
@@ -109,6 +108,7 @@ func (b *Budget) Left() (any, plenty bool) {
 func (b *Budget) Spent() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.turn()
 	return b.spent
 }
 

@@ -28,7 +28,7 @@ func (a *Account) Possible(w Want, scanning bool) error {
 	if w.Bytes > all {
 		return fmt.Errorf("%w: %d bytes in a root of %d", ErrNoSpace, w.Bytes, all)
 	}
-	if w.Bytes > 0 && w.Bytes > limit && !scanning {
+	if w.Bytes > limit && !scanning {
 		return fmt.Errorf("%w: an entry of %d bytes in %s, which may take %d now", ErrNoSpace, w.Bytes, a.dir, limit)
 	}
 	if w.Quota >= 0 && w.Bytes > w.Quota {
@@ -56,11 +56,9 @@ func (a *Account) Reserve(w Want) (s Shortage, ok bool) {
 	if s = a.short(w); s.Bytes > 0 || s.Quota > 0 {
 		return s, false
 	}
-	if w.Bytes > 0 {
-		a.bill(w.Tenant, w.Bytes)
-		a.add(Orphans, -w.Taken)
-		a.check()
-	}
+	a.bill(w.Tenant, w.Bytes)
+	a.add(Orphans, -w.Taken)
+	a.check()
 	return s, true
 }
 

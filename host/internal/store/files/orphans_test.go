@@ -1,8 +1,10 @@
 package files
 
 import (
+	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 )
 
 // TestOrphansAreBounded: the list takes so many and no more, and nothing is left of those that are gone.
@@ -23,4 +25,30 @@ func TestOrphansAreBounded(t *testing.T) {
 	if len(l.by) > 0 {
 		t.Errorf("%d names are left of an empty list", len(l.by))
 	}
+}
+
+// TestClaimWaitsForAnUnlink: a put that needs an orphan's name gets it when the orphan is no longer being unlinked. One that
+// could not be is still listed, and tried again.
+func TestClaimWaitsForAnUnlink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l Orphans
+		l.init(nil)
+		l.add(&Orphan{name: "/root/a"})
+		o := l.first()
+		var got []*Orphan
+		claimed := false
+		go func() { got, claimed = l.Claim("/root/a"), true }()
+		synctest.Wait()
+		if claimed {
+			t.Error("an orphan was claimed while it is being unlinked, want the claim to wait")
+		}
+		l.deleted(o, errors.New("it stays"))
+		synctest.Wait()
+		if !claimed || len(got) != 1 || l.len() != 0 {
+			t.Errorf("claimed %t: %d orphans, %d to be tried, want the one, and none", claimed, len(got), l.len())
+		}
+		if l.unclaim(o, false); l.first() != o {
+			t.Error("the orphan is not tried again after its claim, want it first in the list")
+		}
+	})
 }

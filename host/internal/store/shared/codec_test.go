@@ -125,17 +125,18 @@ func TestCreditAndRecordEndTogether(t *testing.T) {
 	m.credits.reset(1)
 	m.pending.begin(1)
 	m.credits.grant(100)
-	credit, ok := m.Take(60)
-	if !ok {
-		t.Fatal("no credit")
+	less, _ := m.Take(60)
+	credit, ok := m.Take(40)
+	if !ok || !m.published("less", Record{Bytes: 40}, less) || m.credits.free() != 20 {
+		t.Fatalf("%d bytes are free after 40 of 60 were written, and 40 taken of 100, want 20", m.credits.free())
 	}
 	m.pending.end() // as fence begins
-	if m.published("temp", Record{Bytes: 60}, credit) {
+	if m.published("temp", Record{Bytes: 40}, credit) {
 		t.Fatal("published in an incarnation that has ended")
 	}
 	m.credits.reset(0) // as fence ends
-	if _, _, _, held := m.credits.settle(0); held != 60 {
-		t.Errorf("%d bytes are held while the put goes on, want 60", held)
+	if _, _, _, held := m.credits.settle(0); held != 40 {
+		t.Errorf("%d bytes are held while the put goes on, want 40", held)
 	}
 	m.Give(credit)
 	if _, _, _, held := m.credits.settle(0); held != 0 {

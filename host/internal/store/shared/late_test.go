@@ -18,7 +18,8 @@ type hands struct {
 	*world
 	t       *testing.T
 	a, b, c *node
-	fails   map[*node]func(name string) error // of opening a file
+	fails   map[*node]func(name string) error // of opening a file, and after a rename to a name
+	boots   uint64
 }
 
 // damagedBackend cannot read a temporary that was published.
@@ -38,6 +39,14 @@ func (f failingFS) OpenFile(name string, flag int, perm os.FileMode) (staging.Fi
 		}
 	}
 	return f.hostFS.OpenFile(name, flag, perm)
+}
+
+func (f failingFS) Rename(from, to string) error {
+	err := f.hostFS.Rename(from, to)
+	if fail := f.s.fails[f.proc.(*node)]; err == nil && fail != nil {
+		err = fail(to)
+	}
+	return err
 }
 
 // byHand runs a test's history with hosts that have met.
@@ -74,7 +83,8 @@ func byHand(t *testing.T, history func(s *hands)) {
 func (s *hands) boot(id string) *node {
 	n := &node{w: s.world, index: map[kv.Key]*item{}}
 	n.fs = hostFS{n, s.world}
-	unique := uint64(id[0]) << 32
+	s.boots++
+	unique := s.boots << 32
 	var err error
 	n.Member, err = New(Config{
 		Dir: "/r", Host: id, Capacity: modelCapacity, Lapse: modelLapse, FS: failingFS{n.fs, s},
@@ -217,6 +227,56 @@ func TestDecisionsAreInOrder(t *testing.T) {
 		if term.batches[first].decided || term.batches[second].decided {
 			t.Errorf("decided: %t and %t, want neither before the first is acknowledged", term.batches[first].decided,
 				term.batches[second].decided)
+		}
+	})
+}
+
+// TestARestartEndsTheEarlierLife: the others do not wait for what a host acknowledged, or had granted, before it ended.
+func TestARestartEndsTheEarlierLife(t *testing.T) {
+	byHand(t, func(s *hands) {
+		if s.round(s.boot("c")); s.c.listed() {
+			t.Errorf("%s is counted on after its host began anew, want it given up", s.c.name)
+		}
+	})
+}
+
+// TestADecisionStands: one that is there although its write failed is not made again: the others have applied it, and
+// acknowledge nothing more of its batch.
+func TestADecisionStands(t *testing.T) {
+	byHand(t, func(s *hands) {
+		first, second := modelKey(46), modelKey(47)
+		s.store(s.c, first)
+		s.store(s.c, second)
+		s.round(s.c)
+		s.fails[s.a] = func(name string) error {
+			if !strings.Contains(name, "/journal/d") || strings.HasSuffix(name, ".new") {
+				return nil
+			}
+			s.round(s.b, s.c)
+			s.fails[s.a] = nil
+			return pathErr("rename", name, unix.EIO)
+		}
+		for _, k := range []kv.Key{first, second} {
+			s.condemn(k)
+			s.until(k, s.b, s.c, s.a)
+		}
+	})
+}
+
+// TestADeadLogIsReadToItsEnd: the evictor forgets what a host may write when it knows of all that the host has written.
+func TestADeadLogIsReadToItsEnd(t *testing.T) {
+	byHand(t, func(s *hands) {
+		k, name := modelKey(46), s.c.name
+		s.store(s.c, k)
+		s.before("rename", "/hosts/"+name, func() { _ = s.c.Step() }) // it writes its log in the last moment
+		for range 40 {
+			s.round(s.b, s.a)
+			if p := s.a.term.peers[name]; (p == nil || p.swept) && s.a.index[k] == nil {
+				t.Fatalf("the evictor counts on nothing more of %s, and has not read of %d", name, k[0])
+			}
+		}
+		if s.a.Stats().GivenUp != 1 {
+			t.Errorf("%d hosts were given up, want 1", s.a.Stats().GivenUp)
 		}
 	})
 }

@@ -201,10 +201,12 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 		step()
 	}
 	var evictors int
+	var credit, outside int64
 	for _, n := range m.live() {
 		s := n.Stats()
-		if s.State != Active {
-			fail("%s is %s", n.h.id, s.State)
+		credit += s.Free
+		if s.State != Active || s.Free < s.Want {
+			fail("%s is %s, with credit for %d bytes, and wants %d", n.h.id, s.State, s.Free, s.Want)
 		}
 		used := n.Used()
 		for k := range modelKeys {
@@ -219,14 +221,14 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 			}
 		}
 		if s.Evictor {
-			evictors++
+			evictors, outside = evictors+1, s.Outside
 			if disk := m.disk(); used != disk {
 				fail("the evictor %s reckons with %d bytes, the disk has %d", n.h.id, used, disk)
 			}
 		}
 	}
-	if evictors != 1 {
-		fail("%d evictors", evictors)
+	if evictors != 1 || outside != credit {
+		fail("%d evictors, which count on %d bytes of credit, the hosts have %d", evictors, outside, credit)
 	}
 	if gone := m.under("/r/.kvhost/shared/gone"); len(gone) != 0 {
 		fail("members that are gone are left: %v", gone)

@@ -321,7 +321,7 @@ func (t *term) judge(n uint64, b *proposal) error {
 			spared[i] = true
 		}
 	}
-	if err := t.emptyTrash(t.dir); err != nil { // of a try that failed: the file has no other name any more
+	if err := t.emptyTrash(); err != nil { // of a try that failed: the file has no other name any more
 		return err
 	}
 	for i := range b.victims {
@@ -354,14 +354,11 @@ func (t *term) judge(n uint64, b *proposal) error {
 	return nil
 }
 
-// takeOver continues the work of earlier evictors. It empties their trash before anything is counted, and keeps their
-// grants and journals. It may be repeated after an error.
+// takeOver continues the work of earlier evictors. It keeps their grants and journals, and removes the rest, trash included,
+// before anything is counted. It may be repeated after an error.
 func (t *term) takeOver(e epochs) error {
 	for _, name := range e.old {
 		old := t.m.base + "/" + name
-		if err := t.emptyTrash(old); err != nil {
-			return err
-		}
 		grants, err := t.m.list(old + "/grants")
 		if err != nil {
 			return err
@@ -409,13 +406,13 @@ func (t *term) giveUp(name string, p *peer, cause error) error {
 	return ignoreMissing(t.m.fs.Rename(t.m.hosts()+"/"+name, t.m.gone()+"/"+name))
 }
 
-func (t *term) emptyTrash(dir string) error {
-	names, err := t.m.list(dir + "/trash")
+func (t *term) emptyTrash() error {
+	names, err := t.m.list(t.dir + "/trash")
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if err := t.m.remove(dir + "/trash/" + name); err != nil {
+		if err := t.m.remove(t.dir + "/trash/" + name); err != nil {
 			return err
 		}
 		if err := t.heartbeat(0, false); err != nil {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -35,18 +36,31 @@ func (b *broken) Lookup(space int, keys []uint64, ranks uint64) (Lease, error) {
 	return l, err
 }
 
-// stale serves the bytes that it served first, whatever is asked for.
-type stale struct {
-	Lease
-	first *[]byte
+// hoarder serves what it served of a piece first, though another version was stored since.
+type hoarder struct {
+	Store
+	first *sync.Map // by Piece
 }
 
-func (s stale) Load(i int, rank uint32) ([]byte, error) {
-	b, err := s.Lease.Load(i, rank)
-	if err == nil && *s.first == nil {
-		*s.first = b
+type hoarded struct {
+	Lease
+	first func(i int, rank uint32, payload []byte) []byte
+}
+
+func (h hoarder) Lookup(space int, keys []uint64, ranks uint64) (Lease, error) {
+	l, err := h.Store.Lookup(space, keys, ranks)
+	return hoarded{l, func(i int, rank uint32, payload []byte) []byte {
+		first, _ := h.first.LoadOrStore(Piece{Entry{space, keys[i]}, rank}, payload)
+		return first.([]byte)
+	}}, err
+}
+
+func (h hoarded) Load(i int, rank uint32) ([]byte, error) {
+	b, err := h.Lease.Load(i, rank)
+	if err == nil {
+		b = h.first(i, rank, b)
 	}
-	return *s.first, err
+	return b, err
 }
 
 // leaky never releases.
@@ -116,7 +130,6 @@ func puts(change func(Put) Put) func(Store) Store {
 
 // TestFindsFaults: histories fail when a store breaks one of its promises.
 func TestFindsFaults(t *testing.T) {
-	first := new([]byte)
 	lives := 0
 	for name, c := range map[string]struct {
 		kind  string
@@ -124,9 +137,9 @@ func TestFindsFaults(t *testing.T) {
 		store func(Store) Store
 		cfg   func(*store.Config)
 	}{
-		"stale bytes": {
-			kind: "clean", want: "never offered",
-			store: leases(func(l Lease) Lease { return stale{l, first} }),
+		"an earlier version": {
+			kind: "many-clients", want: "no order explains",
+			store: func(s Store) Store { return hoarder{s, new(sync.Map)} },
 		},
 		"torn bytes": {
 			kind: "clean", want: "are not those of version",

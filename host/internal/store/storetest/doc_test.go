@@ -5,7 +5,8 @@
 // load failed is a miss from then on; no root takes more than its capacity, however many hosts share it; the account of
 // a root covers what lies on its disk. At the end of a history every host is killed and opened again: then nothing is
 // pinned, no temporary is left, accounts and disk agree, and the process has no goroutine and no descriptor more than
-// before.
+// before. Porcupine then looks for an order of all stores, grants, loads and discards of each piece, and of the ends of
+// leases, by which a root that does one at a time, and evicts what has no lease, would have given the same results.
 //
 // A seed makes a [History], and a history is text: a few settings, the fault rules, and one operation per line.
 //

@@ -30,6 +30,7 @@ func GenerateKind(kind Kind, seed uint64, operations int) *History {
 		g.h.Hosts = append(g.h.Hosts, host)
 		g.hosts = append(g.hosts, &plan{Host: host})
 	}
+	g.h.Copies = kind.hosts > 1 && g.rng.IntN(2) == 0
 	if kind.lives {
 		g.lives(operations)
 	} else {
@@ -121,9 +122,11 @@ func (g *generator) drafts() []draft {
 	} else {
 		list = append(list, draft{3, (*generator).damage})
 	}
-	list = append(list, draft{2, func(g *generator, p *plan) {
-		g.add(p, "Swap", "role", "place", "policy", g.placer())
-	}})
+	if g.places() {
+		list = append(list, draft{2, func(g *generator, p *plan) {
+			g.add(p, "Swap", "role", "place", "policy", g.placer())
+		}})
+	}
 	if g.h.Kind.hosts > 1 {
 		list = append(list,
 			draft{30, func(g *generator, p *plan) { g.add(p, "Turns", "n", 1+g.rng.IntN(4)) }},
@@ -272,6 +275,9 @@ func (g *generator) evictor() string {
 // placers are policies that follow the key, and rogues: see roguePlacer.
 var placers = []string{"1/1/1", "4/4", "2/2", "collider", "mute", "fickle", "thief"}
 
+// places says whether there are place policies.
+func (g *generator) places() bool { return g.h.Kind.hosts == 1 || g.h.Copies }
+
 // placer draws no collider where power is lost: a file that is damaged under a name that no policy can read back is a
 // foreign file to a scan, which leaves it alone and does not count it.
 func (g *generator) placer() string {
@@ -290,7 +296,7 @@ func (g *generator) policies() (args []any) {
 	if g.rng.IntN(2) == 0 {
 		args = append(args, "evict", g.evictor())
 	}
-	if g.rng.IntN(2) == 0 {
+	if g.places() && g.rng.IntN(2) == 0 {
 		args = append(args, "place", g.placer())
 	}
 	return args

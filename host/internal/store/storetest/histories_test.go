@@ -18,6 +18,7 @@ type History struct {
 	Seed   uint64
 	Hosts  []Host
 	Faults []string // rules of package faultfs that hold in every life of every host
+	Copies bool     // hosts that share a root may name a piece each as it likes, and store it twice
 	Ops    []Op
 }
 

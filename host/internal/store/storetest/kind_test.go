@@ -21,6 +21,9 @@ type Kind struct {
 	before bool   // of stored: the second root, the fourth and so on do, and the first must not
 }
 
+// exact says that a file which is removed stays so, and that what a lease is on cannot fail.
+func (k *Kind) exact() bool { return k.faults == "" && !k.power }
+
 // Kinds are all kinds of histories. The kind of a seed is its remainder.
 func Kinds() []Kind { return slices.Clone(kinds) }
 

@@ -37,7 +37,8 @@ func (n operator) runRelease(op Op) (string, error) {
 
 // lookup asks for a run of keys.
 func (n *node) lookup(from Entry, count int, ranks uint64) (*lease, error) {
-	l := &lease{lost: map[Entry]bool{}, doubted: n.doubted.Load()}
+	l := &lease{n: n, lost: map[Entry]bool{}, doubted: n.doubted.Load()}
+	began := n.r.model.tick()
 	var keys []uint64
 	for i := range uint64(count) {
 		l.keys = append(l.keys, Entry{from.Space, from.Key + i})
@@ -47,7 +48,33 @@ func (n *node) lookup(from Entry, count int, ranks uint64) (*lease, error) {
 	if l.Lease, err = n.store.Lookup(from.Space, keys, ranks); err != nil {
 		return nil, fmt.Errorf("host %s: looking %d keys up from %s: %w", n.ID, count, from, err)
 	}
+	if n.r.h.Kind.exact() && !l.doubted && ranks == 0 {
+		l.granted = l.keys[:l.Hits()]
+		l.did(granted, began)
+	}
 	return l, nil
+}
+
+// did notes what was done with all that a lease is on.
+func (l *lease) did(verb string, began int64) {
+	for _, e := range l.granted {
+		for rank := range uint32(numRanks) {
+			l.n.r.model.did(Piece{e, rank}, act{verb: verb}, began)
+		}
+	}
+}
+
+// doubt ends what a lease promises: the others gave its host up, or may have.
+func (l *lease) doubt() {
+	l.did(ended, l.n.r.model.tick())
+	l.granted, l.doubted = nil, true
+}
+
+// Release ends the lease.
+func (l *lease) Release() {
+	began := l.n.r.model.tick()
+	l.Lease.Release()
+	l.did(ended, began)
 }
 
 // runDiscard discards a run of keys. An entry that was removed is no hit until it is stored again, and none that a
@@ -74,9 +101,18 @@ func (n *node) discard(from Entry, count int) ([]store.DiscardResult, error) {
 	for i := range uint64(count) {
 		keys = append(keys, from.Key+i)
 	}
+	began := n.r.model.tick()
 	results, err := n.store.Discard(from.Space, keys)
 	if err != nil {
 		return nil, fmt.Errorf("host %s: discarding %d keys from %s: %w", n.ID, count, from, err)
+	}
+	for i, key := range keys {
+		// What goes from a shared root is a hit of the others until its evictor has asked them.
+		for rank := range uint32(numRanks) {
+			if k := &n.r.h.Kind; k.exact() && k.hosts == 1 && results[i] == store.DiscardRemoved {
+				n.r.model.did(Piece{Entry{from.Space, key}, rank}, act{verb: discarded}, began)
+			}
+		}
 	}
 	return results, nil
 }
@@ -91,22 +127,22 @@ func (n *node) loadAll(l *lease, ranks string) {
 func (n *node) load(l *lease, i int, rank uint32) {
 	of := Piece{l.keys[i], rank}
 	n.r.loads.Add(1)
+	began := n.r.model.tick()
 	payload, err := l.Load(i, rank)
 	n.r.ended.Add(1)
-	if err = n.judge(l, of, payload, err); err != nil {
+	if err == nil {
+		err = n.r.model.served(of, payload, began)
+	} else {
+		err = n.judge(l, of, err)
+	}
+	if err != nil {
 		n.r.report(fmt.Errorf("host %s: %w", n.ID, err))
 	}
 }
 
-// judge compares a load with the model. One that failed is a load whose blocks the engine computes again.
-func (n *node) judge(l *lease, of Piece, payload []byte, failed error) error {
+// judge says whether a load may fail. The engine computes its blocks again.
+func (n *node) judge(l *lease, of Piece, failed error) error {
 	r, k := n.r, &n.r.h.Kind
-	if !r.model.known(of) {
-		return fmt.Errorf("piece %s is a hit and was never offered", of)
-	}
-	if failed == nil {
-		return r.model.served(of, payload)
-	}
 	if n.armed && errors.Is(failed, faultfs.ErrInjected) {
 		return nil // its process is dying
 	}
@@ -165,10 +201,11 @@ func (n *node) loadFurther(of Piece, failed error) error {
 			l.Release()
 			return nil
 		}
+		began := n.r.model.tick()
 		payload, err := l.Load(0, of.Rank)
 		l.Release()
 		if err == nil {
-			return n.r.model.served(of, payload)
+			return n.r.model.served(of, payload, began)
 		}
 		if !isLoss(err) {
 			return nil

@@ -3,9 +3,12 @@ package storetest
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 	"sync"
 
+	"github.com/anishathalye/porcupine"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
@@ -35,55 +38,166 @@ func parsePiece(text string) (p Piece) {
 	return p
 }
 
-// model knows which bytes may be served. It is safe for concurrent use.
+// model keeps what was asked of each piece, and what came of it. It is safe for concurrent use.
 type model struct {
 	mu      sync.Mutex
-	version uint64
-	offered map[Piece]map[uint64]bool // versions that were written under a piece's name
-	damaged map[Entry]bool            // some file was damaged or removed behind the stores' back
+	now     int64 // moves with each operation that begins or ends
+	asked   map[Piece][]porcupine.Operation
+	damaged map[Entry]bool // some file was damaged or removed behind the stores' back
+	unclear map[Entry]bool // one ever was
 	hits    int64
 }
 
 func newModel() *model {
-	return &model{offered: map[Piece]map[uint64]bool{}, damaged: map[Entry]bool{}}
+	return &model{asked: map[Piece][]porcupine.Operation{}, damaged: map[Entry]bool{}, unclear: map[Entry]bool{}}
 }
 
-// begin notes that a piece is being stored and returns the version of what will be written.
-func (m *model) begin(of Piece) uint64 {
+// act is what is done with a piece. Each put of a history writes a version of its own.
+type act struct {
+	verb    string
+	version uint64
+}
+
+const (
+	stored    = "stored"
+	offered   = "offered" // it is there, or what stood there is
+	granted   = "granted" // a lookup has it
+	ended     = "ended"   // what a lookup got
+	loaded    = "loaded"
+	discarded = "discarded"
+	died      = "died" // its host; a removal may come to nothing
+)
+
+// never is when an operation ends that failed: what it began may take effect at any time.
+const never = math.MaxInt64
+
+// held is what a root has of a piece: a version or none, and so many leases on it.
+type held struct {
+	version uint64
+	leases  int
+	unknown bool // it may be any version
+}
+
+// serial is how a root would do one operation with a piece after the other. It may evict what no lease is on, without a
+// word: then the next store finds nothing.
+var serial = porcupine.NondeterministicModel{
+	Init: func() []any { return []any{held{}} },
+	Step: func(state, input, _ any) []any {
+		h, a := state.(held), input.(act)
+		next, ok := h, true
+		switch a.verb {
+		case stored, offered:
+			var list []any
+			if next.version, next.unknown = a.version, false; h.leases == 0 {
+				list = append(list, next)
+			}
+			if a.verb == offered && (h.version != 0 || h.unknown) {
+				list = append(list, h)
+			}
+			return list
+		case granted:
+			ok = h.version != 0 || h.unknown
+			next.leases++
+		case ended:
+			next.leases--
+		case loaded:
+			ok = h.version == a.version || h.unknown
+			next.version, next.unknown = a.version, false
+		case discarded:
+			ok = h.leases == 0
+			next = held{}
+		case died:
+			next = held{unknown: true}
+		}
+		if !ok {
+			return nil
+		}
+		return []any{next}
+	},
+}
+
+// tick is the time at which an operation begins. There is no other like it.
+func (m *model) tick() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.offered[of] == nil {
-		m.offered[of] = map[uint64]bool{}
+	m.now++
+	return m.now
+}
+
+// did notes an operation that has ended.
+func (m *model) did(of Piece, a act, began int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.now++
+	m.asked[of] = append(m.asked[of], porcupine.Operation{Input: a, Call: began, Return: m.now})
+}
+
+// dies notes that a host has ended after which files may come back.
+func (m *model) dies() {
+	now := m.tick()
+	for of := range m.asked {
+		m.did(of, act{verb: died}, now)
 	}
-	m.version++
-	return m.version
 }
 
-// written notes that a version may be served from now on.
-func (m *model) written(of Piece, version uint64) {
+// written notes that a version may be served from now on. The returned function says that the put has ended well.
+func (m *model) written(of Piece, a act) (published func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.offered[of][version] = true
-}
-
-// known says whether a put of the piece was ever begun.
-func (m *model) known(of Piece) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.offered[of]) > 0
+	m.now++
+	i := len(m.asked[of])
+	m.asked[of] = append(m.asked[of], porcupine.Operation{Input: a, Call: m.now, Return: never})
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.now++
+		m.asked[of][i].Return = m.now
+	}
 }
 
 // served judges the payload of a load that succeeded.
-func (m *model) served(of Piece, payload []byte) error {
+func (m *model) served(of Piece, payload []byte, began int64) error {
 	version, whole := versionOf(of, payload)
+	m.did(of, act{loaded, version}, began)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.hits++
+	known := func(op porcupine.Operation) bool {
+		a := op.Input.(act)
+		return a.verb != loaded && a.version == version
+	}
 	switch {
-	case !m.offered[of][version]:
+	case !slices.ContainsFunc(m.asked[of], known):
 		return fmt.Errorf("piece %s: served version %d, which was never offered under that name", of, version)
 	case !whole:
 		return fmt.Errorf("piece %s: the served bytes are not those of version %d", of, version)
+	}
+	return nil
+}
+
+// judge says of which piece no order explains what came of its operations, each at some moment between its begin and its
+// end.
+func (m *model) judge() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for of, ops := range m.asked {
+		seen := map[uint64]bool{}
+		for _, op := range ops {
+			if a := op.Input.(act); a.verb == loaded {
+				seen[a.version] = true
+			}
+		}
+		// A store that failed, and was not seen, explains nothing.
+		ops = slices.DeleteFunc(slices.Clone(ops), func(op porcupine.Operation) bool {
+			return op.Return == never && !seen[op.Input.(act).version]
+		})
+		if !m.unclear[of.Entry] && !porcupine.CheckOperations(serial.ToModel(), ops) {
+			var text strings.Builder
+			for _, op := range ops {
+				fmt.Fprintf(&text, "\n%d to %d: %v", op.Call, op.Return, op.Input)
+			}
+			return fmt.Errorf("piece %s: no order explains%s", of, &text)
+		}
 	}
 	return nil
 }
@@ -98,7 +212,7 @@ func (m *model) setDamaged(e Entry, damaged bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if damaged {
-		m.damaged[e] = true
+		m.damaged[e], m.unclear[e] = true, true
 	} else {
 		delete(m.damaged, e)
 	}

@@ -55,7 +55,9 @@ type put struct {
 // lease is a lease with the keys that it is on.
 type lease struct {
 	Lease
+	n       *node
 	keys    []Entry
+	granted []Entry        // of them, while none may go
 	lost    map[Entry]bool // a load found its file bad, and the entry went
 	doubted bool           // others gave the host up since, or may have: what it is on may be gone
 }
@@ -258,7 +260,9 @@ func (n *node) crash() error {
 	}
 	n.owed.ends(n)
 	n.faults.Set(faultfs.Rule{Op: staging.OpAny, Path: "**", Fault: faultfs.Fault{Errno: syscall.EACCES}})
-	n.letGo()
+	if n.letGo(); !n.r.h.Kind.exact() {
+		n.r.model.dies()
+	}
 	err = n.store.Close()
 	n.store = nil
 	if n.machine != nil {
@@ -274,6 +278,7 @@ func (n *node) losePower(seed uint64) error {
 	if err := n.machine.PowerLoss(seed); err != nil {
 		return err
 	}
+	n.r.model.dies()
 	n.lost, n.before = true, nil
 	if n.store == nil {
 		return nil

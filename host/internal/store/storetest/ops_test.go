@@ -91,6 +91,7 @@ func (n operator) runPowerLoss(op Op) (string, error) {
 
 func (n operator) runArm(op Op) (string, error) {
 	n.asleep = 0
+	doubt(n.node)
 	n.arm(op.number("call"), op.get("power") == "true" && n.machine != nil, op.number("seed"))
 	return "", nil
 }
@@ -101,7 +102,7 @@ func (n *node) begin(of Piece) (*put, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &put{Put: p, of: of, version: n.r.model.begin(of)}, nil
+	return &put{Put: p, of: of, version: uint64(n.r.model.tick())}, nil
 }
 
 // write writes a put's piece.
@@ -115,9 +116,14 @@ func (n *node) publish(p *put) error {
 		p.Abort(err)
 		return err
 	}
-	n.r.model.written(p.of, p.version)
+	what := act{offered, p.version}
+	if k := &n.r.h.Kind; k.exact() && k.hosts == 1 && !k.levels {
+		what.verb = stored
+	}
+	published := n.r.model.written(p.of, what)
 	err := p.Publish(context.Background())
 	if err == nil {
+		published()
 		n.r.stored.Add(1)
 	}
 	return err

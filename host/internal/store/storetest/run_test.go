@@ -197,6 +197,11 @@ func (r *runner) end() error {
 	if err := r.compareAccounts(); err != nil {
 		return err
 	}
+	if !r.h.Copies {
+		if err := r.model.judge(); err != nil {
+			return err
+		}
+	}
 	for _, n := range r.nodes {
 		err := n.store.Close()
 		if n.store = nil; err != nil {
@@ -314,7 +319,7 @@ func (r *runner) step(n *node, step func()) {
 func doubt(n *node) {
 	n.doubted.Store(true)
 	for _, l := range n.leases {
-		l.doubted = true
+		l.doubt()
 	}
 }
 
