@@ -96,13 +96,12 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	if err != nil {
 		return nil, refused(name, err)
 	}
-	if opt.SkipSelfTest || opt.Cache.SelfTestPassed(m.code) {
+	if opt.SkipSelfTest {
 		return m, nil
 	}
 	if err := m.selfTest(ctx); err != nil {
 		return nil, errors.Join(refused(name, err), m.Close(ctx))
 	}
-	opt.Cache.RecordSelfTest(m.code)
 	return m, nil
 }
 

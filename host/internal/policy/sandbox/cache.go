@@ -20,8 +20,8 @@ import (
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
 )
 
-// Cache stores the results of loading a module: its metered form or the reason of its refusal, wazero's machine code,
-// and the passed self-test. Processes may share the directory. Nothing is locked: files are published by renaming, and
+// Cache stores the results of loading a module: its metered form or the reason of its refusal, and wazero's machine code.
+// Processes may share the directory. Nothing is locked: files are published by renaming, and
 // two processes that compile the same module at the same time publish the same files. Modules of one process that are
 // the same share their machine code in memory, too.
 type Cache struct {
