@@ -32,6 +32,7 @@ type simFlags struct {
 	prefill    sim.Prefill
 	seed       uint64
 	levels     levelFlags
+	step       *stepper // of kvhost policy step
 }
 
 func newSim() *cobra.Command {
@@ -123,6 +124,10 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	}
 	defer cache.Close(context.WithoutCancel(ctx))
 	opt := policy.Options{Dir: f.policyDir, Cache: cache}
+	if f.step != nil {
+		g.Options.Observe = f.step.observe
+		opt.Grants, opt.Log, opt.Profile = allGrants, slog.New(f.step), f.step.profile
+	}
 	for _, text := range f.policies {
 		p, err := openSimPolicy(ctx, text, opt)
 		if err != nil {
@@ -141,7 +146,7 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	}
 	loaded := time.Since(started)
 	err = simulate(f, g.Accesses(), &g.Options, func() (*sim.Outcome, error) { return g.Run(ctx) }, func(o *sim.Outcome) any { return o.Results })
-	if err != nil || f.asJSON {
+	if err != nil || f.asJSON || f.step != nil {
 		return err
 	}
 	total := time.Since(started)
@@ -161,7 +166,7 @@ func simulate[O interface{ WriteTable(io.Writer) error }](f *simFlags, accesses 
 	switch {
 	case errors.Is(err, sim.ErrCapacity), errors.Is(err, sim.ErrPolicy):
 		return usageError{err}
-	case err != nil:
+	case err != nil || f.step != nil:
 		return err
 	case f.asJSON:
 		return writeJSON(os.Stdout, results(o))

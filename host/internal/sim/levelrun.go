@@ -182,7 +182,9 @@ func (g *LevelGrid) open(ctx context.Context, w *Workload, p *Policy, a *Policy,
 			cache: c, grants: make([]uint32, capacity), figures: LevelFigures{Level: n, Capacity: capacity},
 		})
 	}
-	h.admit, err = a.module.NewAdmit(ctx, policy.AdmitOptions{Capacity: all, Seed: g.Options.Seed, Config: a.config})
+	h.admit, err = a.module.NewAdmit(ctx, policy.AdmitOptions{
+		Capacity: all, Seed: g.Options.Seed, Config: a.config, Observe: g.Options.Observe,
+	})
 	if err != nil {
 		return h, err
 	}

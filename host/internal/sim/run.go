@@ -16,6 +16,8 @@ type Options struct {
 	Seed       uint64
 	// Progress, when set, is called every few thousand accesses with their number.
 	Progress func(accesses int)
+	// Observe, when set, gets the calls of the evict policy, with levels those of the admit policy.
+	Observe policy.Observer
 }
 
 // Result is the outcome of one policy at one capacity on one workload.
@@ -91,7 +93,7 @@ func (w *Workload) Run(ctx context.Context, m *policy.Module, config policy.Conf
 	o.ChunkUnits = max(1, o.ChunkUnits)
 	e, err := m.NewEvict(ctx, policy.EvictOptions{
 		MaxSlots: uint32(capacity), Capacity: uint64(capacity) * uint64(o.ChunkUnits) * abi.SizeUnit,
-		Seed: o.Seed, Config: config,
+		Seed: o.Seed, Config: config, Observe: o.Observe,
 	})
 	if err != nil {
 		return r, err

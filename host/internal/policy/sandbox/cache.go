@@ -120,7 +120,7 @@ type entry struct {
 // entry is named by what the metered form and the machine code depend on: the module, the meter and wazero. wazero
 // itself adds the processor's features to the name of its file.
 func (c *Cache) entry(src *Source) entry {
-	if c.dir == "" {
+	if c.dir == "" || src.Profile != nil {
 		return entry{}
 	}
 	h := sha256.Sum256(fmt.Appendf(nil, "%s %d meter %d validator %s %s", src.Digest, src.Pages, metering.Version,
