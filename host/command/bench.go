@@ -28,8 +28,6 @@ import (
 type benchOptions struct {
 	chunks, rounds int
 	memory, pages  string
-	clients        int
-	ranks          bool
 	dtype          string
 	compression    []string
 	json           bool
@@ -54,20 +52,14 @@ reads files that were not read since they were written; so do the threads. Passe
 medians over the rounds; the ratio is ours over the smaller ceiling of the same round: median (first to third
 quartile). A root in memory has only the first ceiling.
 
-With --clients 2, two engines, each with the memory of a GPU of its own, store and load through one host: each
-alone, and both at the same time. Without GPUs their pages are in host memory. With --ranks they are the ranks of
-one engine, and each chunk has a piece of each. The ratio is then together over alone, so 2 is all there is.
-
 Pages have values of a normal distribution, as an engine's have, because what compression gains depends on them. With
 --compression off,huffman,auto each setting has a host of its own and the same pages, in the same rounds:
 "over off" compares it with off, and "stored" is the bytes of pages over what they take in the root.
 
-The roots must exist, with free memory and disk for twice the bytes of all chunks of all clients, and once more for each
-further setting.`,
+The roots must exist, with free memory and disk for twice the bytes of all chunks, and once more for each further setting.`,
 		Example: `  kvhost bench --root /mnt/nvme0/kv
   kvhost bench --root memory: --root /dev/shm
-  kvhost bench --root /mnt/nvme0/kv --root /dev/shm --compression off,huffman,auto --pages llama
-  kvhost bench --root memory: --clients 2 --ranks --pages llama`,
+  kvhost bench --root /mnt/nvme0/kv --root /dev/shm --compression off,huffman,auto --pages llama`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			loaded, err := s.load()
@@ -84,8 +76,6 @@ further setting.`,
 	f.IntVar(&o.rounds, "rounds", 7, "rounds that count, after one that does not")
 	f.StringVar(&o.memory, "memory", "auto", "memory of the pages: gpu, host, or auto (the first GPU if there is one)")
 	f.StringVar(&o.pages, "pages", "all", "geometry of the pages: llama, mla, fp8 or all")
-	f.IntVar(&o.clients, "clients", 1, "clients of one host at the same time")
-	f.BoolVar(&o.ranks, "ranks", false, "the clients are one engine's ranks")
 	f.StringSliceVar(&o.compression, "compression", nil,
 		"settings of store.compression to compare: off, huffman, auto (default: as configured)")
 	f.StringVar(&o.dtype, "dtype", "", "values of the pages: u8, bfloat16 or fp8 (default: those of the geometry)")
@@ -130,12 +120,6 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 	if _, err := payload.Of(o.dtype); o.dtype != "" && err != nil {
 		return nil, usageError{fmt.Errorf("--dtype: %w", err)}
 	}
-	if o.clients > 1 && len(o.compression) > 1 {
-		return nil, usageError{fmt.Errorf("--clients %d: want one setting of --compression", o.clients)}
-	}
-	if o.clients < 1 || o.ranks && o.clients < 2 {
-		return nil, usageError{fmt.Errorf("--clients %d: want one or more, and with --ranks two or more", o.clients)}
-	}
 	for _, r := range cfg.Roots {
 		if r.InMemory() {
 			continue
@@ -144,17 +128,13 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 			return nil, usageError{fmt.Errorf("root %s does not exist: create it first", r.Path)}
 		}
 	}
-	gpus, err := o.open(cfg)
+	gpu, err := o.open(cfg)
 	if err != nil {
 		return nil, err
 	}
 	var direct *gds.DirectRoute
-	for _, gpu := range gpus {
-		if gpu != nil {
-			defer gpu.Close()
-		}
-	}
-	if gpu := gpus[0]; gpu != nil && o.clients == 1 {
+	if gpu != nil {
+		defer gpu.Close()
 		if direct, err = devices.OpenDirect(cfg, gpu, bench.MaxFile); err != nil {
 			fmt.Fprintf(os.Stderr, "kvhost: the direct route is not measured: %v\n", err)
 		}
@@ -168,7 +148,7 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 		}
 		shape.DType = cmp.Or(o.dtype, shape.DType)
 		for _, root := range cfg.Roots {
-			got, err := benchRoot(ctx, cfg, o, gpus, direct, root, &shape)
+			got, err := benchRoot(ctx, cfg, o, gpu, direct, root, &shape)
 			if err != nil {
 				return nil, err
 			}
@@ -184,12 +164,11 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 	return rows, nil
 }
 
-// open opens a GPU for each client; nil: host memory.
-func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
-	none := make([]*gds.GPU, o.clients)
+// open opens the GPU with the pages; nil: host memory.
+func (o *benchOptions) open(cfg *config.Config) (*gds.GPU, error) {
 	switch o.memory {
 	case "host":
-		return none, nil
+		return nil, nil
 	case "auto", "gpu":
 	default:
 		return nil, usageError{fmt.Errorf("--memory %q: want gpu, host or auto", o.memory)}
@@ -200,24 +179,24 @@ func (o *benchOptions) open(cfg *config.Config) ([]*gds.GPU, error) {
 			cfg.Store.Compression = setting // so that the GPU has its codec
 		}
 	}
-	gpus, err := devices.OpenFirst(cfg, o.clients)
+	gpu, err := devices.OpenFirst(cfg)
 	if err != nil && o.memory == "auto" {
-		return none, nil
+		return nil, nil
 	}
-	return gpus, err
+	return gpu, err
 }
 
 // benchRoot measures every route to a root.
-func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []*gds.GPU, direct *gds.DirectRoute,
+func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gds.GPU, direct *gds.DirectRoute,
 	root config.Root, shape *bench.Shape) (rows []bench.Row, err error) {
-	e, dir, gpu := cfg.Engine, root.Path, gpus[0]
+	e, dir := cfg.Engine, root.Path
 	base := bench.Config{
 		GPU: gpu, FS: staging.OS(), Dir: dir, Geometry: shape.Geometry, DType: shape.DType, Compression: o.compression,
 		Chunks: o.chunks, Rounds: o.rounds, Threads: e.ThreadsPerGPU, SlotBytes: int(e.SlotBytes), Copiers: runtime.GOMAXPROCS(0),
 		Root: root,
 	}
 	base.Root.Shared, base.Root.Route = false, config.RouteStaged
-	base.Root.Capacity = int64(o.clients)*2*bench.MemoryBytes(o.chunks, &shape.Geometry) + 1<<30 // also for probes, and for what is removed late
+	base.Root.Capacity = 2*bench.MemoryBytes(o.chunks, &shape.Geometry) + 1<<30 // also for probes, and for what is removed late
 	memory := "host memory"
 	if gpu != nil {
 		base.Copiers, memory = e.ThreadsPerGPU, gpu.Name
@@ -242,13 +221,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpus []
 	for _, k := range cases {
 		k.c.Host = cfg.Clone()
 		k.c.Host.Engine.DirectIO = k.c.FS == staging.OS()
-		var got []bench.Row
-		var err error
-		if o.clients > 1 {
-			got, err = bench.RunTogether(ctx, k.c, bench.Clients{GPUs: gpus, Ranks: o.ranks})
-		} else {
-			got, err = bench.Run(ctx, k.c)
-		}
+		got, err := bench.Run(ctx, k.c)
 		if err != nil && k.c.Direct != nil && ctx.Err() == nil {
 			fmt.Fprintf(os.Stderr, "kvhost: %s: the direct route is not measured: %v\n", dir, err)
 			continue

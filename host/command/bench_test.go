@@ -96,50 +96,6 @@ func TestBenchCompression(t *testing.T) {
 	}
 }
 
-// With --clients 2 two engines, or two ranks of one, store and load through one host at the same time, each with the memory
-// of a GPU of its own. Every byte is compared with what that client stored.
-func TestBenchTogether(t *testing.T) {
-	dir, double := shortDir(t), gdstest.Build(t)
-	bench := func(args ...string) result {
-		cmd := command(t, dir, append([]string{"bench", "--chunks", "1", "--rounds", "1", "--pages", "fp8", "--json",
-			"--engine-direct-io=false", "--gds-use-cufile=false", "--engine-threads-per-gpu", "2"}, args...)...)
-		cmd.Env = append(cmd.Env, "TMPDIR="+dir, "LD_LIBRARY_PATH="+filepath.Dir(double.Path), "KVHOST_DOUBLE_GPUS=2")
-		return finish(t, cmd)
-	}
-	for _, args := range [][]string{
-		{"--root", "memory:", "--memory", "gpu", "--clients", "2"},
-		{"--root", "memory:", "--memory", "gpu", "--clients", "2", "--ranks"},
-		{"--root", dir, "--memory", "host", "--clients", "2", "--ranks"},
-	} {
-		r := bench(args...)
-		var rows []struct {
-			Pass, Route string
-			Alone       []float64
-			Ours        float64
-		}
-		if err := json.Unmarshal([]byte(r.stdout), &rows); err != nil || r.code != 0 || len(rows) != 3 {
-			t.Fatalf("bench %v: exit code %d, %v, want 3 rows\n%s%s", args, r.code, err, r.stdout, r.stderr)
-		}
-		want := map[bool]string{true: "staged", false: "memory"}[args[1] == dir]
-		for _, row := range rows {
-			if row.Route != want || len(row.Alone) != 2 || row.Alone[1] <= 0 || row.Ours <= 0 {
-				t.Errorf("%v: want route %s: %+v", args, want, row)
-			}
-		}
-	}
-	for _, wrong := range [][]string{{"--clients", "0"}, {"--ranks"}} {
-		if r := bench(append(wrong, "--root", dir)...); r.code != exitUsage {
-			t.Errorf("bench %v: exit code %d, want wrong usage\n%s", wrong, r.code, r.stderr)
-		}
-	}
-	if r := bench("--root", dir, "--memory", "gpu", "--clients", "3"); r.code == 0 || !strings.Contains(r.stderr, "2 GPUs, want 3") {
-		t.Errorf("bench of 3 clients with 2 GPUs: exit code %d, want a refusal\n%s", r.code, r.stderr)
-	}
-	if left, _ := os.ReadDir(dir); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
-}
-
 // The direct route is measured through a client where cuFile takes it, and named by cuFile's statistics. Where the host stages
 // the root, it is left out with the reason, and no staged figure stands in its place.
 func TestBenchThroughClientDirect(t *testing.T) {

@@ -24,7 +24,7 @@ func newPolicy() *cobra.Command {
 			return usageError{fmt.Errorf("%s: want a subcommand", cmd.CommandPath())}
 		},
 	}
-	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyNew(), newPolicyPack(), newPolicyDigest())
+	cmd.AddCommand(newPolicyInspect(), newPolicyCheck(), newPolicyStep(), newPolicyNew(), newPolicyPack(), newPolicyDigest())
 	cmd.AddCommand(newPolicyList(), newPolicySwap(), newPolicyPromote())
 	return cmd
 }

@@ -51,6 +51,7 @@ Each finding is a line: the file, what, where, and what to do. The exit code is 
 	f.Uint32Var(&o.Slots, "slots", 1<<20, "slots of the largest instance")
 	f.Uint64Var(&o.Seed, "seed", 0, "seed of the random requests")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object per file")
+	f.BoolVar(&o.Profile, "profile", false, "also print the fuel of the module's functions; calls take longer")
 	f.BoolVarP(&verbose, "verbose", "v", false, "also print the most expensive call of each export")
 	return cmd
 }
@@ -109,6 +110,7 @@ func policyCheck(ctx context.Context, out io.Writer, paths []string, o plugintes
 			fmt.Fprintf(out, "%s: ok: %s; %.1f MiB of memory with %d slots; %s\n", path, roleList(r.Roles),
 				float64(r.Memory)/(1<<20), r.Slots, mostExpensive(r.Calls))
 		}
+		writeProfile(out, r.Profile)
 		if verbose {
 			for _, u := range r.Calls {
 				fmt.Fprintf(out, "  %-12s most expensive call: %d of %d fuel (%.0f %%), %d records\n", u.Export,

@@ -15,6 +15,9 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy"
 )
 
+// allGrants are those of commands that judge modules and serve no requests.
+var allGrants = []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom}
+
 func newPolicyInspect() *cobra.Command {
 	var o policy.Options
 	var asJSON bool
@@ -26,7 +29,7 @@ func newPolicyInspect() *cobra.Command {
   kvhost policy inspect --public-key RWQ... vendor.wasm`,
 		Args: wantFiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.Grants = []string{abi.GrantClock, abi.GrantMetrics, abi.GrantRandom}
+			o.Grants = allGrants
 			refused := 0
 			for _, path := range args {
 				i, err := policy.Inspect(cmd.Context(), path, o)

@@ -15,7 +15,7 @@ func newPolicyNew() *cobra.Command {
 		Short: "Create a project for a new policy, named like its directory",
 		Long: `Creates a project that builds and passes kvhost policy check: a small policy, its manifest, a
 Makefile and a copy of the kit for its language.`,
-		Example: "  kvhost policy new --lang rust mine && make -C mine check",
+		Example: "  kvhost policy new --lang rust --role place mine && make -C mine check",
 		Args:    wantArgs(1, 1, "one directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := newProject(args[0], language, role); err != nil {
@@ -25,7 +25,7 @@ Makefile and a copy of the kit for its language.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&role, "role", "evict", "role: evict; with --lang go also admit, place or layout")
+	cmd.Flags().StringVar(&role, "role", "evict", "role: evict, admit, place or layout")
 	cmd.Flags().StringVar(&language, "lang", "go", "language: "+strings.Join(policyLanguages, ", "))
 	return cmd
 }

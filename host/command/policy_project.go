@@ -29,13 +29,13 @@ var (
 )
 
 // beginnings are the manifests' parts of the policies that projects begin with, by role.
-var beginnings = map[string]struct{ does, config string }{
+var beginnings = map[string]struct{ does, more string }{
 	"evict": {"Evicts what was not used since the hand last came by.",
-		`"chances": { "type": "int", "default": "1", "help": "rounds of the hand that a use is good for, 1 to 255" }`},
-	"admit": {"Stores what is near the beginning of a prompt, or was continued.",
-		`"depth": { "type": "int", "default": "64", "help": "chunks from the beginning that are always stored" }`},
-	"place":  {"Names pieces by key in a directory for each namespace.", ""},
-	"layout": {"Orders a chunk's pages by layer.", ""},
+		`"config": { "chances": { "type": "int", "default": "1", "help": "rounds of the hand that a use is good for, 1 to 255" } }`},
+	"admit": {"Stores what is near the beginning of a prompt, or was continued.", `"min_host": "0.2",
+  "config": { "depth": { "type": "int", "default": "64", "help": "chunks from the beginning that are always stored" } }`},
+	"place":  {"Names pieces by key in a directory for each namespace.", `"min_host": "0.3"`},
+	"layout": {"Orders a chunk's pages by layer.", `"config": {}`},
 }
 
 // newProject writes a project into dir, which must be empty or not there. The policy is called like the directory. The
@@ -56,9 +56,6 @@ func newProject(dir, language, role string) error {
 	if !known {
 		return usageError{fmt.Errorf("unknown role %q (evict, admit, place, layout)", role)}
 	}
-	if language != "go" && role != "evict" {
-		return usageError{fmt.Errorf("a project with the role %s is in Go; examples/plugins has policies of other roles in C and Rust", role)}
-	}
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
 		return usageError{fmt.Errorf("%s: directory is not empty", dir)}
 	}
@@ -67,19 +64,18 @@ func newProject(dir, language, role string) error {
 		grants = `"wasi-stub"`
 	}
 	fill := strings.NewReplacer("{NAME}", name, "{LANGUAGE}", language, "{GRANTS}", grants, "{ROLE}", role,
-		"{DOES}", begins.does, "{CONFIG}", begins.config)
-	parts := []string{language, "all"}
-	if role != "evict" {
-		parts = append(parts, language+"-"+role)
-	}
-	for _, part := range parts {
-		err := eachFile(templates, "templates/"+part, func(file, text string) error {
-			to := strings.TrimPrefix(strings.TrimSuffix(file, ".tmpl"), "dot")
-			return writeProject(fill.Replace(text), dir, strings.ReplaceAll(to, "NAME", name))
-		})
-		if err != nil {
-			return err
+		"{DOES}", begins.does, "{MORE}", begins.more)
+	parts := []string{"all", language, language + "-" + role} // of a file in two, the later one is taken
+	err = eachFile(templates, "templates", func(file, text string) error {
+		part, file, _ := strings.Cut(file, "/")
+		if !slices.Contains(parts, part) {
+			return nil
 		}
+		to := strings.TrimPrefix(strings.TrimSuffix(file, ".tmpl"), "dot")
+		return writeProject(fill.Replace(text), dir, strings.ReplaceAll(to, "NAME", name))
+	})
+	if err != nil {
+		return err
 	}
 	return copyKit(filepath.Join(dir, "kvhost"), language)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -31,6 +32,7 @@ type simFlags struct {
 	prefill    sim.Prefill
 	seed       uint64
 	levels     levelFlags
+	step       *stepper // of kvhost policy step
 }
 
 func newSim() *cobra.Command {
@@ -122,6 +124,10 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 	}
 	defer cache.Close(context.WithoutCancel(ctx))
 	opt := policy.Options{Dir: f.policyDir, Cache: cache}
+	if f.step != nil {
+		g.Options.Observe = f.step.observe
+		opt.Grants, opt.Log, opt.Profile = allGrants, slog.New(f.step), f.step.profile
+	}
 	for _, text := range f.policies {
 		p, err := openSimPolicy(ctx, text, opt)
 		if err != nil {
@@ -139,26 +145,33 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		}, opt)
 	}
 	loaded := time.Since(started)
-	bar := newProgress("accesses", f.quiet)
-	bar.Begin(g.Accesses())
-	g.Options.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
-	o, err := g.Run(ctx)
-	bar.End()
-	if errors.Is(err, sim.ErrCapacity) {
-		return usageError{err}
-	} else if err != nil {
-		return err
-	}
-	if f.asJSON {
-		return writeJSON(os.Stdout, o.Results)
-	}
-	if err := o.WriteTable(os.Stdout); err != nil {
+	err = simulate(f, g.Accesses(), &g.Options, func() (*sim.Outcome, error) { return g.Run(ctx) }, func(o *sim.Outcome) any { return o.Results })
+	if err != nil || f.asJSON || f.step != nil {
 		return err
 	}
 	total := time.Since(started)
 	fmt.Printf("whole run: %.1f s, of which %.1f s opening policies and reading traces; %.1f M accesses/s overall\n",
 		total.Seconds(), loaded.Seconds(), float64(g.Accesses())/1e6/total.Seconds())
 	return nil
+}
+
+// simulate makes runs and prints what comes of them.
+func simulate[O interface{ WriteTable(io.Writer) error }](f *simFlags, accesses int64, opt *sim.Options, run func() (O, error),
+	results func(O) any) error {
+	bar := newProgress("accesses", f.quiet)
+	bar.Begin(accesses)
+	opt.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
+	o, err := run()
+	bar.End()
+	switch {
+	case errors.Is(err, sim.ErrCapacity), errors.Is(err, sim.ErrPolicy):
+		return usageError{err}
+	case err != nil || f.step != nil:
+		return err
+	case f.asJSON:
+		return writeJSON(os.Stdout, results(o))
+	}
+	return o.WriteTable(os.Stdout)
 }
 
 func openSimPolicy(ctx context.Context, text string, opt policy.Options) (*sim.Policy, error) {

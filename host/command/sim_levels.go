@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/spf13/pflag"
 
@@ -93,20 +92,8 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 		defer a.Close(context.WithoutCancel(ctx))
 		g.Admissions = append(g.Admissions, a)
 	}
-	bar := newProgress("accesses", f.quiet)
-	bar.Begin(g.Accesses())
-	g.Options.Progress = func(accesses int) { bar.Step(int64(accesses), "") }
-	o, err := g.Run(ctx)
-	bar.End()
-	if errors.Is(err, sim.ErrCapacity) || errors.Is(err, sim.ErrPolicy) {
-		return usageError{err}
-	} else if err != nil {
-		return err
-	}
-	if f.asJSON {
-		return writeJSON(os.Stdout, o.Results)
-	}
-	return o.WriteTable(os.Stdout)
+	return simulate(f, g.Accesses(), &g.Options, func() (*sim.LevelOutcome, error) { return g.Run(ctx) },
+		func(o *sim.LevelOutcome) any { return o.Results })
 }
 
 // chunkBytesText is the chunk's size: with levels the time of loads depends on it, so that it must be a real one.

@@ -8,9 +8,8 @@ EXPORT int cuInit(unsigned flags) {
   return flags ? INVALID_VALUE : 0;
 }
 EXPORT int cuDriverGetVersion(int* v) { FAULT("cuDriverGetVersion"); *v = 13000; return 0; }
-static int gpus(void) { const char* n = getenv("KVHOST_DOUBLE_GPUS"); return n ? atoi(n) : 1; } // they share their memory
-#define DEVICE(d) do { if ((d) < 0 || (d) >= gpus()) return 101; } while (0)
-EXPORT int cuDeviceGetCount(int* n) { FAULT("cuDeviceGetCount"); if (!initialised) return NOT_INITIALIZED; *n = gpus(); return 0; }
+#define DEVICE(d) do { if ((d) != 0) return 101; } while (0)
+EXPORT int cuDeviceGetCount(int* n) { FAULT("cuDeviceGetCount"); if (!initialised) return NOT_INITIALIZED; *n = 1; return 0; }
 EXPORT int cuDeviceGet(int* d, int ordinal) { FAULT("cuDeviceGet"); DEVICE(ordinal); *d = ordinal; return 0; }
 EXPORT int cuDeviceGetName(char* s, int n, int d) { FAULT("cuDeviceGetName"); DEVICE(d); snprintf(s, n, "Double of a GPU"); return 0; }
 EXPORT int cuDeviceGetUuid_v2(unsigned char* u, int d) { FAULT("cuDeviceGetUuid_v2"); DEVICE(d); for (int i = 0; i < 16; i++) u[i] = i * 17 + d; return 0; }

@@ -38,7 +38,7 @@ type Config struct {
 	Root        config.Root      // the host's only one; its path is below Dir, unless InMemory
 }
 
-// bench is a case under way, of one client.
+// bench is a case under way.
 type bench struct {
 	Config
 	hosts    *hosts
@@ -50,8 +50,6 @@ type bench struct {
 	slots    *staging.Slots // of the ceilings
 	rng      *rand.Rand
 	made     bool // Dir is one of its own
-	client   int  // which of several it is
-	ranks    int  // how many clients are one engine's ranks; 0: none
 }
 
 // figures of one pass with one setting, by round.
@@ -112,7 +110,7 @@ func (b *bench) begin(ctx context.Context) error {
 	if len(b.Compression) == 0 {
 		b.Compression = []string{config.CompressionOff}
 	}
-	b.rng = rand.New(rand.NewPCG(1, 1+uint64(b.client)))
+	b.rng = rand.New(rand.NewPCG(1, 1))
 	if b.Direct != nil { // cuFile keeps files open, and their blocks are not free before it closes them
 		b.FS = staging.OnRemove(b.FS, b.Direct.Handles.Forget)
 	}
@@ -198,11 +196,8 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	b.image, b.got = image(b.Geometry, blocks, b.client, content), image(b.Geometry, blocks, b.client, nil)
-	group := shared{namespace: b.namespace(), engine: fmt.Sprint("bench", b.client), blocks: uint32(blocks)}
-	if b.ranks > 0 {
-		group.engine, group.rank = "bench", uint32(b.client)
-	}
+	b.image, b.got = image(b.Geometry, blocks, content), image(b.Geometry, blocks, nil)
+	group := shared{namespace: b.namespace(), blocks: uint32(blocks)}
 	if err = b.pages.share(&group); err != nil {
 		return err
 	}
@@ -219,7 +214,7 @@ func (b *bench) open(ctx context.Context) (err error) {
 // namespace is that of the chunks.
 func (b *bench) namespace() kv.Namespace {
 	return kv.Namespace{Model: "bench", DType: b.DType, KeyBytes: 32, TokensPerBlock: 16,
-		TensorParallel: b.ranks, Groups: []kv.Group{{Geometry: b.Geometry}}}
+		Groups: []kv.Group{{Geometry: b.Geometry}}}
 }
 
 // MemoryBytes is enough memory for a root that holds so many chunks.

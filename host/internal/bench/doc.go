@@ -12,9 +12,7 @@
 // much as a third of the rate. Later loads read the same files again. Layer-wise loads come last: how long the whole takes,
 // and which part of that until the first layer of all chunks has landed.
 //
-// Clients store and load through hosts in processes of their own, as engines do: a job for each prompt, and a lookup before
+// A client stores and loads through hosts in processes of their own, as an engine does: a job for each prompt, and a lookup before
 // each load. Settings of compression are compared: each has a host of its own and the same pages, in the same rounds.
 // The pages have values of a normal distribution, since what compression gains depends on them.
-//
-// Several clients of one host, each with a GPU of its own, are measured alone and at the same time, in the same rounds.
 package bench

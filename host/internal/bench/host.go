@@ -29,7 +29,6 @@ type hostProcess struct {
 	root    config.Root
 	dir     string // of its socket and configuration
 	socket  string
-	clients int // that use it
 	process *exec.Cmd
 	stop    context.CancelFunc
 	ended   chan struct{} // closed when its log has ended
@@ -225,46 +224,29 @@ func (h *hostProcess) processor() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// hosts are those of a measurement, by their setting of store.compression. Each serves all clients, and ends with the last.
-// They run in processes of their own, because CUDA does not let a process open the IPC handles of its own memory.
+// hosts starts those of a measurement, one for each setting of store.compression. They run in processes of their own, because
+// CUDA does not let a process open the IPC handles of its own memory.
 type hosts struct {
-	host    *config.Config
-	root    config.Root
-	running map[string]*hostProcess
+	host *config.Config
+	root config.Root
 }
 
-// open connects a client to the host with a setting. Its root is dir, unless it is in memory.
+// open connects to a new host with a setting. Its root is dir, unless it is in memory.
 func (t *hosts) open(ctx context.Context, compression, dir string, group *shared) (*session, error) {
-	h := t.running[compression]
-	if h == nil || h.clients == 0 {
-		cfg, root := t.host.Clone(), t.root
-		if !root.InMemory() {
-			root.Path = dir
-		}
-		cfg.Store.Compression, cfg.Compressions, cfg.Roots = compression, nil, []config.Root{root}
-		var err error
-		if h, err = startHost(ctx, cfg); err != nil {
-			return nil, err
-		}
-		if t.running == nil {
-			t.running = map[string]*hostProcess{}
-		}
-		t.running[compression] = h
+	cfg, root := t.host.Clone(), t.root
+	if !root.InMemory() {
+		root.Path = dir
 	}
-	h.clients++
+	cfg.Store.Compression, cfg.Compressions, cfg.Roots = compression, nil, []config.Root{root}
+	h, err := startHost(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
 	s, err := newSession(ctx, h, group)
 	if err != nil {
-		return nil, errors.Join(err, h.leave())
+		return nil, errors.Join(err, h.close())
 	}
 	return s, nil
-}
-
-// leave ends the host with its last client.
-func (h *hostProcess) leave() error {
-	if h.clients--; h.clients > 0 {
-		return nil
-	}
-	return h.close()
 }
 
 // close ends the host and removes its directory.

@@ -37,14 +37,14 @@ type move struct {
 
 // image is what a client's planes hold before a store, or, without content, room for it. Bytes are a function of the client,
 // the plane and the offset.
-func image(g kv.Geometry, blocks, client int, content payload.Content) [][]byte {
+func image(g kv.Geometry, blocks int, content payload.Content) [][]byte {
 	out := make([][]byte, len(g.Planes))
 	_ = planes(g, func(i int) error {
 		page := int(g.Planes[i].PageBytes)
 		mem := make([]byte, blocks*page)
 		for block := range blocks {
 			if content != nil {
-				content.Fill(mem[block*page:][:page], payload.Seed(&kv.Root, uint32(client), kv.Plane{Layer: uint32(i)}, uint32(block)))
+				content.Fill(mem[block*page:][:page], payload.Seed(&kv.Root, 0, kv.Plane{Layer: uint32(i)}, uint32(block)))
 			}
 		}
 		out[i] = mem

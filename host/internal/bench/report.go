@@ -23,33 +23,27 @@ func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Mi
 
 // Row is one pass and its ceilings. Rates are medians in GB/s of page bytes.
 type Row struct {
-	Pages  string `json:"pages"`
-	Memory string `json:"memory"`
-	Files  string `json:"files"` // where they are
-	Route  string `json:"route"`
-	// Of several clients at the same time: what each moves alone. Ratio is together over the mean of these, and there are
-	// no ceilings.
-	Alone       []float64 `json:"alone,omitempty"`
-	Compression string    `json:"compression"`
-	Pass        string    `json:"pass"`
-	Copy        float64   `json:"copy"`             // the copy between pages and slots alone
-	Plain       float64   `json:"plain,omitempty"`  // plain threads and files alone; 0: not of a root in memory
-	Ours        float64   `json:"ours"`             // all of it
-	Ratio       Spread    `json:"ratio"`            // ours over the smaller ceiling of its round
-	Stored      float64   `json:"stored,omitempty"` // page bytes over what they take in the root; 0: not of several clients
-	Gain        *Spread   `json:"gain,omitempty"`   // ours over that with compression off, in the same round
-	CPU         float64   `json:"cpu"`              // processor seconds per GB, ours
-	PlainCPU    float64   `json:"plain_cpu"`        // of the plain threads
-	First       *Spread   `json:"first,omitempty"`  // of a layer-wise load: its first layer's part of the whole time
-	FirstMS     float64   `json:"first_ms,omitempty"`
-	WholeMS     float64   `json:"whole_ms,omitempty"`
+	Pages       string  `json:"pages"`
+	Memory      string  `json:"memory"`
+	Files       string  `json:"files"` // where they are
+	Route       string  `json:"route"`
+	Compression string  `json:"compression"`
+	Pass        string  `json:"pass"`
+	Copy        float64 `json:"copy"`             // the copy between pages and slots alone
+	Plain       float64 `json:"plain,omitempty"`  // plain threads and files alone; 0: not of a root in memory
+	Ours        float64 `json:"ours"`             // all of it
+	Ratio       Spread  `json:"ratio"`            // ours over the smaller ceiling of its round
+	Stored      float64 `json:"stored,omitempty"` // page bytes over what they take in the root
+	Gain        *Spread `json:"gain,omitempty"`   // ours over that with compression off, in the same round
+	CPU         float64 `json:"cpu"`              // processor seconds per GB, ours
+	PlainCPU    float64 `json:"plain_cpu"`        // of the plain threads
+	First       *Spread `json:"first,omitempty"`  // of a layer-wise load: its first layer's part of the whole time
+	FirstMS     float64 `json:"first_ms,omitempty"`
+	WholeMS     float64 `json:"whole_ms,omitempty"`
 }
 
 // Write prints rows as a table in Markdown.
 func Write(w io.Writer, rows []Row) error {
-	if len(rows) > 0 && rows[0].Alone != nil {
-		return writeTogether(w, rows)
-	}
 	if _, err := fmt.Fprint(w,
 		"| pages | memory | files in | route | compression | pass | copy alone | plain threads | ours | ratio | over off | stored | CPU s/GB |\n",
 		"|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"); err != nil {

@@ -165,9 +165,6 @@ func (b *bench) chunks(round int) []chunk {
 		c.blocks, c.depth = ids, uint32(n%promptChunks)
 		binary.LittleEndian.PutUint64(c.key[:], uint64(round*b.Chunks+n)*0x9e3779b97f4a7c15+1)
 		c.key[31] = 1
-		if b.ranks == 0 { // engines do not store each other's chunks
-			c.key[31] += byte(b.client)
-		}
 		c.parent = kv.Root
 		if c.depth > 0 {
 			c.parent = out[n-1].key

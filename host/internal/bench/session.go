@@ -24,8 +24,6 @@ const promptChunks = 64
 // shared is the memory of the pages as the host registers it.
 type shared struct {
 	namespace kv.Namespace
-	engine    string
-	rank      uint32
 	blocks    uint32        // of each plane, one after the other
 	device    string        // UUID of the GPU; empty for host memory
 	handles   [][]byte      // CUDA IPC handles of the planes: each is an allocation
@@ -46,9 +44,8 @@ func newSession(ctx context.Context, h *hostProcess, group *shared) (_ *session,
 			err = errors.Join(err, p.closeSession())
 		}
 	}()
-	if p.client, err = client.Dial(ctx, client.Hello{Socket: h.socket, Engine: group.engine, Role: "worker",
-		Rank: group.rank, LocalRanks: uint32(group.namespace.Ranks()), Namespace: group.namespace,
-		DeviceUUID: group.device}); err != nil {
+	if p.client, err = client.Dial(ctx, client.Hello{Socket: h.socket, Engine: "bench", Role: "worker", LocalRanks: 1,
+		Namespace: group.namespace, DeviceUUID: group.device}); err != nil {
 		return nil, err
 	}
 	var regions []client.PlaneRegion
@@ -158,7 +155,7 @@ func (p *session) forget(ctx context.Context, chunks []chunk) error {
 	return err
 }
 
-func (p *session) close() error { return errors.Join(p.closeSession(), p.host.leave()) }
+func (p *session) close() error { return errors.Join(p.closeSession(), p.host.close()) }
 
 func (p *session) closeSession() error {
 	if p.client == nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 )
 
-// OpenFirst opens the first n GPUs alone, as a configuration uses them.
-func OpenFirst(c *config.Config, n int) (opened []*gds.GPU, err error) {
+// OpenFirst opens the first GPU alone, as a configuration uses it.
+func OpenFirst(c *config.Config) (*gds.GPU, error) {
 	if c.GDS.CUDA == config.CUDAOff {
 		return nil, fmt.Errorf("%w: gds.cuda is off", gds.ErrNoDriver)
 	}
@@ -22,20 +22,10 @@ func OpenFirst(c *config.Config, n int) (opened []*gds.GPU, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(list) < n {
-		return nil, fmt.Errorf("%w: the machine has %d GPUs, want %d", gds.ErrNoGPU, len(list), n)
+	if len(list) == 0 {
+		return nil, fmt.Errorf("%w: the machine has none", gds.ErrNoGPU)
 	}
-	for _, dev := range list[:n] {
-		g, err := driver.OpenGPU(dev.UUID, GPUConfig(c))
-		if err != nil {
-			for _, g := range opened {
-				err = errors.Join(err, g.Close())
-			}
-			return nil, err
-		}
-		opened = append(opened, g)
-	}
-	return opened, nil
+	return driver.OpenGPU(list[0].UUID, GPUConfig(c))
 }
 
 // OpenDirect loads cuFile for a GPU alone. Each thread has a slot of device memory for files of so many bytes, so that none

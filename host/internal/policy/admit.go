@@ -17,13 +17,15 @@ type AdmitOptions struct {
 	Config        Config
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
 	State         State  // of an earlier instance
+	Observe       Observer
 }
 
 // Admit decides which entries are stored at all, and which move to another level. It is safe for concurrent use; calls are
 // serialised. While a module is down after a fault, [AdmitsByDefault] answers.
 type Admit struct {
 	role[guest.Admitter]
-	loaded bool
+	observe Observer
+	loaded  bool
 }
 
 // NewAdmit starts an instance, from o.State if it can use that.
@@ -47,7 +49,7 @@ func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 func (m *Module) newAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	a := &Admit{role: role[guest.Admitter]{m: m, export: abi.ExportAdmit, buffers: map[int]uint32{
 		abi.BufferArgs: sandbox.MaxBatch * abi.CandidateSize, abi.BufferResult: sandbox.MaxBatch,
-	}}}
+	}}, observe: o.Observe}
 	s := &a.settings
 	s.role, s.config, s.Capacity, s.Seed, s.MaxNamespaces = abi.RoleAdmit, o.Config, o.Capacity, o.Seed, o.MaxNamespaces
 	if err := a.begin(ctx); err != nil {
@@ -81,6 +83,8 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 			a.usage.End(start)
 		case a.in == nil:
 			admitDefault{}.Admit(batch[:n], dst[:n])
+		case a.observe != nil:
+			a.err = a.observed(batch[:n], dst[:n])
 		default:
 			if err := a.ask(batch[:n], dst[:n]); err != nil {
 				admitDefault{}.Admit(batch[:n], dst[:n])
@@ -90,6 +94,11 @@ func (a *Admit) Admit(batch []abi.Candidate, dst []bool) error {
 		batch, dst = batch[n:], dst[n:]
 	}
 	return a.err
+}
+
+func (a *Admit) observed(batch []abi.Candidate, dst []bool) error {
+	c := &Call{Candidates: batch, Admitted: dst, Allowed: a.m.code.Limits().For(len(batch))}
+	return a.observe.watch(c, a.Stats, func() error { return a.ask(batch, dst) })
 }
 
 // ask calls the guest once. It may leave the call to [AdmitsByDefault].

@@ -125,56 +125,6 @@ func TestCacheMustBePrivate(t *testing.T) {
 	}
 }
 
-// A module that passed its self-test is not tested again by the same host under the same limits. One that failed is.
-func TestCacheRecordsSelfTests(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "c")
-	tries := func(a wasmtest.Assembly, fuel sandbox.Fuel) (passed int, err error) {
-		m, err := load(t.Context(), "x.wasm", newFile("", a.Bytes()), Options{Cache: openCache(t, dir), Fuel: fuel})
-		if err == nil {
-			m.Close(t.Context())
-		}
-		files, globErr := filepath.Glob(dir + "/*.selftest")
-		if globErr != nil {
-			t.Fatal(globErr)
-		}
-		return len(files), err
-	}
-	var first time.Time
-	written := func() time.Time {
-		info, err := os.Stat(only(t, dir+"/*.selftest"))
-		testenv.OK(t, err)
-		return info.ModTime()
-	}
-	evict := minimal(abi.RoleEvict)
-	for i, c := range []struct {
-		what string
-		mod  wasmtest.Assembly
-		fuel sandbox.Fuel
-		want int // self-tests passed so far
-	}{
-		{"for the first time", evict, sandbox.Fuel{}, 1},
-		{"again", evict, sandbox.Fuel{}, 1},
-		{"with other limits", evict, sandbox.Fuel{Call: 400_000}, 2},
-		{"with more time", evict, sandbox.Fuel{Time: time.Second}, 3},
-		{"another module", evict.With("more", ">"), sandbox.Fuel{}, 4},
-	} {
-		if n, err := tries(c.mod, c.fuel); n != c.want || err != nil {
-			t.Errorf("try %d, %s: %d self-tests recorded, %v, want %d", i, c.what, n, err, c.want)
-		}
-		if i == 0 {
-			first = written()
-		} else if i == 1 && !written().Equal(first) {
-			t.Error("tested twice")
-		}
-	}
-	if _, err := tries(evict.With(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); !errors.Is(err, ErrSelfTest) {
-		t.Errorf("a module that fails its self-test: got %v", err)
-	}
-	if n, err := tries(evict.With(abi.ExportEvents, "ii>i", unreachable), sandbox.Fuel{}); n != 4 || !errors.Is(err, ErrSelfTest) {
-		t.Errorf("a failed self-test again: %d recorded, %v, want 4 and %v", n, err, ErrSelfTest)
-	}
-}
-
 // A cache has the code of modules that are open, and on disk that of others: a host that swaps for years keeps no more.
 func TestClosedModulesLeaveNothing(t *testing.T) {
 	for _, dir := range []string{"", filepath.Join(t.TempDir(), "c")} {

@@ -16,8 +16,7 @@
 //
 // A module that cannot do its job is best refused while the operator watches, with a reason, and not by its first
 // fault. The self-test (selftest.go) makes an instance of each role do a little of everything; it costs about two
-// starts of an instance. A pass is stored with the compiled form, under the module, the host and the limits that it
-// depends on.
+// starts of an instance, 3 to 4 ms for one in Go, at each load.
 //
 // # A signature is a file next to the module
 //

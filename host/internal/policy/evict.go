@@ -16,7 +16,8 @@ type EvictOptions struct {
 	Seed     uint64
 	Config   Config
 	// State of an earlier instance. A state that the policy cannot use is ignored: see [Evict.Loaded].
-	State State
+	State   State
+	Observe Observer // optional
 }
 
 // Evict is the evict policy of one root. It is for one goroutine at a time, except for Stats.
@@ -32,6 +33,7 @@ type Evict struct {
 	in       *sandbox.Instance // wasm
 	events   sandbox.Export
 	step     sandbox.Export
+	observe  Observer
 	loaded   bool
 	left     bool  // the last answer left the question to the host
 	silences int   // in a row: see Unanswered
@@ -65,7 +67,7 @@ func (m *Module) newEvict(ctx context.Context, o EvictOptions) (*Evict, error) {
 		return nil, err
 	}
 	e := &Evict{m: m, maxSlots: o.MaxSlots, batch: sandbox.MaxBatch, queue: make([]abi.Event, eventQueue),
-		usage: sandbox.Usage{Sampled: true}}
+		usage: sandbox.Usage{Sampled: o.Observe == nil}, observe: o.Observe}
 	var err error
 	if m.code == nil {
 		if e.guest, err = native[guest.Evictor](m, &s); err != nil {
@@ -141,12 +143,30 @@ func (e *Evict) Flush() error {
 func (e *Evict) deliver(events []abi.Event) error {
 	for len(events) > 0 {
 		n := min(len(events), e.batch)
-		if err := e.cross(events[:n]); err != nil {
+		err := error(nil)
+		if e.observe == nil {
+			err = e.cross(events[:n])
+		} else {
+			err = e.observed(events[:n])
+		}
+		if err != nil {
 			return err
 		}
 		events = events[n:]
 	}
 	return nil
+}
+
+func (e *Evict) observed(events []abi.Event) error {
+	return e.observe.watch(&Call{Events: events, Allowed: e.fuel(len(events))}, e.Stats, func() error { return e.cross(events) })
+}
+
+// fuel is what a call with so many records may use; a native guest has no limit.
+func (e *Evict) fuel(records int) uint64 {
+	if e.in == nil {
+		return 0
+	}
+	return e.m.code.Limits().For(records)
 }
 
 func (e *Evict) cross(events []abi.Event) error {
@@ -160,7 +180,7 @@ func (e *Evict) cross(events []abi.Event) error {
 	if err != nil {
 		return err
 	}
-	_, err = e.in.Status(&e.events, n, abi.EventSize, len(events), e.m.code.Limits().For(len(events)))
+	_, err = e.in.Status(&e.events, n, abi.EventSize, len(events), e.fuel(len(events)))
 	return err
 }
 
@@ -185,9 +205,6 @@ func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
 	ask.MaxVictims = min(ask.MaxVictims, uint32(min(len(dst), sandbox.MaxVictims)))
 	dst, e.left = dst[:ask.MaxVictims], false
 	n, err := e.ask(ask, dst)
-	if err == nil {
-		err = e.judge(dst, n)
-	}
 	if err != nil {
 		return 0, e.drop(err)
 	}
@@ -203,6 +220,29 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 		return 0, err
 	}
 	e.n = 0
+	if e.observe != nil {
+		return e.observedAnswer(ask, last, dst)
+	}
+	n, err := e.answer(ask, last, dst)
+	if err == nil {
+		err = e.judge(dst, n)
+	}
+	return n, err
+}
+
+func (e *Evict) observedAnswer(ask abi.Ask, last []abi.Event, dst []uint32) (n int, err error) {
+	c := &Call{Events: last, Ask: &ask, Allowed: e.fuel(len(last) + sandbox.MaxVictims)}
+	err = e.observe.watch(c, e.Stats, func() (err error) {
+		if n, err = e.answer(ask, last, dst); err == nil {
+			err = e.judge(dst, n)
+		}
+		c.Victims = dst[:max(0, min(n, len(dst)))]
+		return err
+	})
+	return n, err
+}
+
+func (e *Evict) answer(ask abi.Ask, last []abi.Event, dst []uint32) (int, error) {
 	if e.in == nil {
 		start := e.usage.Begin(len(last))
 		if len(last) > 0 {
@@ -222,8 +262,7 @@ func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
 		return 0, err
 	}
 	// What an answer takes follows from what it must pass over, not from how much is asked for.
-	n, ok, err := e.in.Count(&e.step, events, abi.EventSize, len(last),
-		e.m.code.Limits().For(len(last)+sandbox.MaxVictims))
+	n, ok, err := e.in.Count(&e.step, events, abi.EventSize, len(last), e.fuel(len(last)+sandbox.MaxVictims))
 	if err != nil || !ok {
 		e.left = true // the host decides by last touch
 		return 0, err

@@ -39,6 +39,9 @@ type Options struct {
 	// Compile limits the compilation.
 	Compile sandbox.CompileLimits
 
+	// Profile collects the fuel of the module's functions. Calls are slow then, and have no limit of time.
+	Profile *sandbox.Profile
+
 	// SkipSelfTest loads a module without running it. It is for programs that judge modules themselves.
 	SkipSelfTest bool
 

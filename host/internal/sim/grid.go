@@ -37,19 +37,25 @@ func (o *Outcome) At(workload, pol, capacity int) *Result {
 	return &o.Results[(workload*len(g.Policies)+pol)*len(g.Capacities)+capacity]
 }
 
-// inParallel is a group for so many runs at a time; 0 means one per core.
-func inParallel(ctx context.Context, runs int) (*errgroup.Group, context.Context) {
-	if runs <= 0 {
-		runs = runtime.GOMAXPROCS(0)
+// runAll makes n runs, so many at a time; 0 means one per core. The first error ends them.
+func runAll[R any](ctx context.Context, parallel, n int, run func(ctx context.Context, i int) (R, error)) ([]R, error) {
+	if parallel <= 0 {
+		parallel = runtime.GOMAXPROCS(0)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(runs)
-	return group, ctx
+	group.SetLimit(parallel)
+	results := make([]R, n)
+	for i := range results {
+		group.Go(func() (err error) {
+			results[i], err = run(ctx, i)
+			return err
+		})
+	}
+	return results, group.Wait()
 }
 
-// Run does all runs, one per core at a time. The first error ends them.
+// Run does all runs.
 func (g *Grid) Run(ctx context.Context) (*Outcome, error) {
-	o := &Outcome{grid: g, Results: make([]Result, len(g.Workloads)*len(g.Policies)*len(g.Capacities))}
 	chunks := make([][]int, len(g.Workloads))
 	for i, w := range g.Workloads {
 		for _, c := range g.Capacities {
@@ -60,20 +66,10 @@ func (g *Grid) Run(ctx context.Context) (*Outcome, error) {
 			chunks[i] = append(chunks[i], n)
 		}
 	}
-	group, ctx := inParallel(ctx, g.Parallel)
-	for i, w := range g.Workloads {
-		for j, p := range g.Policies {
-			for k := range g.Capacities {
-				group.Go(func() error {
-					r, err := p.run(ctx, w, chunks[i][k], g.Options)
-					*o.At(i, j, k) = r
-					return err
-				})
-			}
-		}
-	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	return o, nil
+	per := len(g.Policies) * len(g.Capacities)
+	results, err := runAll(ctx, g.Parallel, len(g.Workloads)*per, func(ctx context.Context, i int) (Result, error) {
+		w, p, k := i/per, i%per/len(g.Capacities), i%len(g.Capacities)
+		return g.Policies[p].run(ctx, g.Workloads[w], chunks[w][k], g.Options)
+	})
+	return &Outcome{results, g}, err
 }

@@ -81,34 +81,24 @@ type LevelOutcome struct {
 	grid    *LevelGrid
 }
 
-// Run does all runs, one per core at a time. The first error ends them.
+// Run does all runs.
 func (g *LevelGrid) Run(ctx context.Context) (*LevelOutcome, error) {
 	for _, p := range g.Policies {
 		if p.module == nil {
 			return nil, fmt.Errorf("%w: %s knows the future or needs no room, and has no levels", ErrPolicy, p.Text)
 		}
 	}
-	o := &LevelOutcome{grid: g, Results: make([]LevelResult, len(g.Workloads)*g.rows())}
-	group, ctx := inParallel(ctx, g.Parallel)
-	at := 0
-	for _, w := range g.Workloads {
-		for _, p := range g.Policies {
-			for _, a := range g.Admissions {
-				for _, write := range g.Writes {
-					r := &o.Results[at]
-					at++
-					group.Go(func() (err error) {
-						*r, err = g.run(ctx, w, p, a, write)
-						return err
-					})
-				}
-			}
-		}
-	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	return o, nil
+	results, err := runAll(ctx, g.Parallel, len(g.Workloads)*g.rows(), func(ctx context.Context, i int) (LevelResult, error) {
+		p, a, write := g.cell(i % g.rows())
+		return g.run(ctx, g.Workloads[i/g.rows()], p, a, write)
+	})
+	return &LevelOutcome{results, g}, err
+}
+
+// cell is what runs in a row.
+func (g *LevelGrid) cell(row int) (p, a *Policy, w Write) {
+	rest := row / len(g.Writes)
+	return g.Policies[rest/len(g.Admissions)], g.Admissions[rest%len(g.Admissions)], g.Writes[row%len(g.Writes)]
 }
 
 func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Policy, write Write) (LevelResult, error) {
@@ -121,17 +111,7 @@ func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Policy, 
 		return r, err
 	}
 	defer h.close()
-	costs := g.Options.Prefill.upTo(w.longest)
-	err = w.each(ctx, &g.Options, func(number uint32, ids []uint32) error {
-		prefix, err := h.request(ids, number)
-		if err != nil {
-			return fmt.Errorf("sim: %s: request %d: %w", r.Policy, number, err)
-		}
-		r.PrefixHits += prefix
-		r.PrefillSeconds += costs[prefix]
-		return nil
-	})
-	if err != nil {
+	if r.PrefixHits, r.PrefillSeconds, err = w.play(ctx, &g.Options, r.Policy, h.request); err != nil {
 		return r, err
 	}
 	for n := range h.levels {
@@ -202,7 +182,9 @@ func (g *LevelGrid) open(ctx context.Context, w *Workload, p *Policy, a *Policy,
 			cache: c, grants: make([]uint32, capacity), figures: LevelFigures{Level: n, Capacity: capacity},
 		})
 	}
-	h.admit, err = a.module.NewAdmit(ctx, policy.AdmitOptions{Capacity: all, Seed: g.Options.Seed, Config: a.config})
+	h.admit, err = a.module.NewAdmit(ctx, policy.AdmitOptions{
+		Capacity: all, Seed: g.Options.Seed, Config: a.config, Observe: g.Options.Observe,
+	})
 	if err != nil {
 		return h, err
 	}

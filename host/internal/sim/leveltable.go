@@ -61,13 +61,13 @@ func (o *LevelOutcome) WriteTable(out io.Writer) error {
 // label names a row: what is the same in all rows is left out.
 func (o *LevelOutcome) label(row int) string {
 	g := o.grid
-	write, rest := row%len(g.Writes), row/len(g.Writes)
-	text := g.Policies[rest/len(g.Admissions)].Label
+	p, admit, write := g.cell(row)
+	text := p.Label
 	if len(g.Admissions) > 1 {
-		text += ", admit " + g.Admissions[rest%len(g.Admissions)].Label
+		text += ", admit " + admit.Label
 	}
 	if len(g.Writes) > 1 {
-		text += ", " + g.Writes[write].String()
+		text += ", " + write.String()
 	}
 	return text
 }

@@ -35,17 +35,14 @@ func (w *Workload) RunBelady(ctx context.Context, capacity int, o Options) (Resu
 func (w *Workload) offline(ctx context.Context, capacity int, o Options) (Result, error) {
 	r := Result{Capacity: capacity}
 	next := w.next()
-	costs := o.Prefill.upTo(w.longest)
 	h := newFarthest(len(w.keys))
 	started := time.Now()
 	access := 0
-	err := w.each(ctx, &o, func(_ uint32, ids []uint32) error {
-		prefix := 0
+	var err error
+	r.PrefixHits, r.SavedSeconds, err = w.play(ctx, &o, Belady, func(ids []uint32, _ uint32) (prefix int, _ error) {
 		for prefix < len(ids) && h.has(ids[prefix]) {
 			prefix++
 		}
-		r.PrefixHits += prefix
-		r.SavedSeconds += costs[prefix]
 		for _, id := range ids {
 			if h.has(id) {
 				r.Hits++
@@ -56,7 +53,7 @@ func (w *Workload) offline(ctx context.Context, capacity int, o Options) (Result
 			h.set(id, next[access])
 			access++
 		}
-		return nil
+		return prefix, nil
 	})
 	if err != nil {
 		return r, err

@@ -16,6 +16,8 @@ type Options struct {
 	Seed       uint64
 	// Progress, when set, is called every few thousand accesses with their number.
 	Progress func(accesses int)
+	// Observe, when set, gets the calls of the evict policy, with levels those of the admit policy.
+	Observe policy.Observer
 }
 
 // Result is the outcome of one policy at one capacity on one workload.
@@ -55,23 +57,29 @@ func (r *Result) finish(w *Workload, o *Options, started time.Time) {
 // progressStep is the number of accesses between two checks of the context.
 const progressStep = 1 << 16
 
-// each passes the requests on in order, with their numbers from 1 on.
-func (w *Workload) each(ctx context.Context, o *Options, request func(number uint32, ids []uint32) error) error {
+// play passes the requests on in order, with their numbers from 1 on. It adds up what they find of their prefixes, and the
+// seconds of prefill that this saves.
+func (w *Workload) play(ctx context.Context, o *Options, name string, request func(ids []uint32, number uint32) (prefix int, err error)) (
+	hits int, saved float64, err error) {
+	costs := o.Prefill.upTo(w.longest)
 	lo, done := 0, 0
 	for i, end := range w.ends {
-		if err := request(uint32(i)+1, w.ids[lo:end]); err != nil {
-			return err
+		prefix, err := request(w.ids[lo:end], uint32(i)+1)
+		if err != nil {
+			return 0, 0, fmt.Errorf("sim: %s: request %d: %w", name, i+1, err)
 		}
+		hits += prefix
+		saved += costs[prefix]
 		if lo = int(end); lo-done >= progressStep || i+1 == len(w.ends) {
 			if o.Progress != nil {
 				o.Progress(lo - done)
 			}
 			if done = lo; ctx.Err() != nil {
-				return ctx.Err()
+				return 0, 0, ctx.Err()
 			}
 		}
 	}
-	return nil
+	return hits, saved, nil
 }
 
 // Run simulates a root of capacity chunks under an eviction policy.
@@ -85,25 +93,15 @@ func (w *Workload) Run(ctx context.Context, m *policy.Module, config policy.Conf
 	o.ChunkUnits = max(1, o.ChunkUnits)
 	e, err := m.NewEvict(ctx, policy.EvictOptions{
 		MaxSlots: uint32(capacity), Capacity: uint64(capacity) * uint64(o.ChunkUnits) * abi.SizeUnit,
-		Seed: o.Seed, Config: config,
+		Seed: o.Seed, Config: config, Observe: o.Observe,
 	})
 	if err != nil {
 		return r, err
 	}
 	defer e.Close()
 	c := newCache(w, e, capacity, o.ChunkUnits)
-	costs := o.Prefill.upTo(w.longest)
 	started := time.Now()
-	err = w.each(ctx, &o, func(number uint32, ids []uint32) error {
-		prefix, err := c.request(ids, number)
-		if err != nil {
-			return fmt.Errorf("sim: %s: request %d: %w", r.Policy, number, err)
-		}
-		r.PrefixHits += prefix
-		r.SavedSeconds += costs[prefix]
-		return nil
-	})
-	if err != nil {
+	if r.PrefixHits, r.SavedSeconds, err = w.play(ctx, &o, r.Policy, c.request); err != nil {
 		return r, err
 	}
 	if err := e.Flush(); err != nil {

@@ -121,6 +121,13 @@ func fingerprint(id uint64) uint64 {
 	return max(1, z^z>>31)
 }
 
+// HashID is the hash id in the trace that a fingerprint is of.
+func HashID(key uint64) uint64 {
+	z := (key ^ key>>31 ^ key>>62) * 0x319642b2d24d8ec3
+	z = (z ^ z>>27 ^ z>>54) * 0x96de1b173f119089
+	return (z ^ z>>30 ^ z>>60) - 0x9e3779b97f4a7c15
+}
+
 // numbering maps ids to dense numbers: small ids by a table, others by a map.
 type numbering struct {
 	small []uint32 // number + 1, 0 for none

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
 // checker is a check of one module in progress.
@@ -28,6 +29,10 @@ func Check(ctx context.Context, path string, o Options) (*Report, error) {
 	r := &Report{Path: path, Slots: o.Slots}
 	options := o.policy()
 	options.SkipSelfTest = true
+	if o.Profile {
+		options.Profile = &sandbox.Profile{}
+		defer func() { r.Profile = options.Profile.Functions() }()
+	}
 	seen, err := policy.Inspect(ctx, path, options)
 	if err != nil {
 		return nil, err

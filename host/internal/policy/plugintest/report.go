@@ -20,6 +20,8 @@ type Options struct {
 	Slots  uint32         // of the largest instance that is tried; 0 for 1,048,576
 	Seed   uint64         // of the random streams; the same seed gives the same streams
 	Cache  *sandbox.Cache // of compiled code; optional
+	// Profile is whether to tell what the module's functions use.
+	Profile bool
 }
 
 const defaultSlots = 1 << 20
@@ -30,10 +32,11 @@ type Report struct {
 	Name     string // the manifest's
 	Digest   string // SHA-256 of the module
 	Roles    []abi.Role
-	Findings []Finding // none when the module conforms; one of each kind and place
-	Calls    []Usage   // the most expensive call of each export, with its fuel
-	Memory   uint64    // bytes of the largest instance's memory at its end
-	Slots    uint32    // it was made for
+	Findings []Finding              // none when the module conforms; one of each kind and place
+	Calls    []Usage                // the most expensive call of each export, with its fuel
+	Memory   uint64                 // bytes of the largest instance's memory at its end
+	Slots    uint32                 // it was made for
+	Profile  []sandbox.FunctionFuel `json:",omitempty"`
 }
 
 // Finding is a defect of a module.

@@ -20,8 +20,8 @@ import (
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
 )
 
-// Cache stores the results of loading a module: its metered form or the reason of its refusal, wazero's machine code,
-// and the passed self-test. Processes may share the directory. Nothing is locked: files are published by renaming, and
+// Cache stores the results of loading a module: its metered form or the reason of its refusal, and wazero's machine code.
+// Processes may share the directory. Nothing is locked: files are published by renaming, and
 // two processes that compile the same module at the same time publish the same files. Modules of one process that are
 // the same share their machine code in memory, too.
 type Cache struct {
@@ -120,7 +120,7 @@ type entry struct {
 // entry is named by what the metered form and the machine code depend on: the module, the meter and wazero. wazero
 // itself adds the processor's features to the name of its file.
 func (c *Cache) entry(src *Source) entry {
-	if c.dir == "" {
+	if c.dir == "" || src.Profile != nil {
 		return entry{}
 	}
 	h := sha256.Sum256(fmt.Appendf(nil, "%s %d meter %d validator %s %s", src.Digest, src.Pages, metering.Version,

@@ -33,6 +33,7 @@ type request struct {
 	Pages  uint32
 	Limits CompileLimits
 	Load   loadLimits
+	Calls  bool // functions with a name call the host: for a [Profile]
 }
 
 // reply is what the child answers.
@@ -148,7 +149,11 @@ func compile(ctx context.Context, r *request, wasm []byte) (reply, error) {
 	if err := os.WriteFile(filepath.Join(r.Dir, meteredFile), metered, 0o600); err != nil {
 		return reply{}, err
 	}
-	ctx = withRefuelListener(ctx, noListener{})
+	var named experimental.FunctionListener
+	if r.Calls {
+		named = noListener{}
+	}
+	ctx = withListeners(ctx, noListener{}, named)
 	workers := experimental.WithCompilationWorkers(ctx, min(runtime.GOMAXPROCS(0), maxWorkers))
 	if err := throughCache(workers, r, metered); err != nil {
 		return refused(err)

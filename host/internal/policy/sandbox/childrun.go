@@ -24,6 +24,7 @@ type compileJob struct {
 	Wasm   []byte
 	Pages  uint32 // most pages of memory, of 64 KiB
 	Limits CompileLimits
+	Calls  bool // as in a request
 }
 
 // runCompiler compiles a module in a child process and returns its metered form. Dir must be an empty directory of this user
@@ -32,7 +33,7 @@ func runCompiler(ctx context.Context, job *compileJob, dir string) (metered []by
 	limits := job.Limits.withDefaults()
 	answer, err := runChild(ctx, &request{
 		Dir: dir, Bytes: len(job.Wasm), Pages: job.Pages, Limits: limits,
-		Load: maxLoad,
+		Load: maxLoad, Calls: job.Calls,
 	}, job.Wasm)
 	switch {
 	case err != nil:

@@ -99,7 +99,7 @@ func TestResultIsComplete(t *testing.T) {
 			return err
 		}
 		defer cache.Close(context.Background())
-		ctx := withoutCompiling(withRefuelListener(t.Context(), noListener{}))
+		ctx := withoutCompiling(withListeners(t.Context(), noListener{}, nil))
 		return throughRuntime(ctx, runtimeConfig(1).WithCompilationCache(cache), metered)
 	}
 	if err := load(dir); err != nil {

@@ -25,6 +25,7 @@ type Source struct {
 	Log      *slog.Logger
 	Cache    *Cache        // optional
 	Compile  CompileLimits // of compiling
+	Profile  *Profile      // nil on the way of requests
 
 	CPUClock func() time.Duration // CPU time of the thread; nil for the real one
 }
@@ -93,7 +94,7 @@ func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*machin
 	src.Log.Info("compiling policy", "bytes", len(src.Bytes), "cached", entry.dir != "", "memory", src.Compile.Memory,
 		"cpu", src.Compile.CPU.String(), "time", src.Compile.Time.String())
 	wasm, err := runCompiler(ctx, &compileJob{
-		Wasm: src.Bytes, Pages: src.Pages, Limits: src.Compile,
+		Wasm: src.Bytes, Pages: src.Pages, Limits: src.Compile, Calls: src.Profile != nil,
 	}, dir)
 	if isFinal(err) {
 		entry.keep(nil, err, src.Log)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/experimental"
 )
 
 // machineCode is a module's compiled form in a runtime of its own. Loading it decodes and validates the module, which
@@ -23,11 +24,12 @@ type machineCode struct {
 
 // codeKey is what a module's machine code depends on.
 type codeKey struct {
-	digest string
-	pages  uint32
+	digest  string
+	pages   uint32
+	profile *Profile
 }
 
-func (s *Source) key() codeKey { return codeKey{s.Digest, s.Pages} }
+func (s *Source) key() codeKey { return codeKey{s.Digest, s.Pages, s.Profile} }
 
 // sharedCode is the machine code that is in use.
 type sharedCode struct {
@@ -104,7 +106,11 @@ func newMachineCode(ctx context.Context, src *Source, bytes []byte, dir string) 
 	}
 	m.runtime = wazero.NewRuntimeWithConfig(ctx, runtimeConfig(src.Pages).WithCompilationCache(m.cache))
 	if err = m.link(ctx, src.Scan); err == nil {
-		cached := withoutCompiling(withRefuelListener(ctx, refueler{}))
+		var named experimental.FunctionListener
+		if src.Profile != nil {
+			named = src.Profile
+		}
+		cached := withoutCompiling(withListeners(ctx, refueler{}, named))
 		m.compiled, err = m.runtime.CompileModule(cached, bytes)
 	}
 	if err != nil {

@@ -16,13 +16,16 @@ func runtimeConfig(pages uint32) wazero.RuntimeConfig {
 	return wazero.NewRuntimeConfigCompiler().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false)
 }
 
-// withRefuelListener makes compiled code call l where a guest has used up its fuel. The machine code has these calls,
-// so child and parent must both use it.
-func withRefuelListener(ctx context.Context, l experimental.FunctionListener) context.Context {
+// withListeners makes compiled code call l where a guest has used up its fuel, and named, if there is one, around each
+// function with a name or an export. The machine code has these calls, so child and parent must both use them.
+func withListeners(ctx context.Context, l, named experimental.FunctionListener) context.Context {
 	return experimental.WithFunctionListenerFactory(ctx, experimental.FunctionListenerFactoryFunc(
 		func(f api.FunctionDefinition) experimental.FunctionListener {
-			if slices.Contains(f.ExportNames(), meter.Refuel) {
+			switch {
+			case slices.Contains(f.ExportNames(), meter.Refuel):
 				return l
+			case f.Name() != "" || len(f.ExportNames()) > 0:
+				return named
 			}
 			return nil
 		}))

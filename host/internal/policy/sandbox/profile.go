@@ -1,0 +1,99 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/experimental"
+)
+
+// Profile collects what the functions of a module use, export by export. It is for authors: code that is compiled for it
+// calls the host around each function that has a name in the module's name section, is in no cache, and is slow. Fuel is
+// as without it, to the unit; what functions without a name use is their callers'.
+type Profile struct {
+	mu        sync.Mutex
+	functions map[[2]string]*FunctionFuel
+}
+
+// FunctionFuel is what one function used in calls of one export.
+type FunctionFuel struct {
+	Export, Function string
+	Calls            uint64
+	Fuel             uint64 // without what it called
+	Whole            uint64 // with it
+
+	active int // how often it is on the stack: a function that calls itself is whole once
+}
+
+// profiled is a function on an instance's stack.
+type profiled struct {
+	*FunctionFuel
+	from, called int64 // fuel used before it, and by what it called
+}
+
+// Functions are all that were called: the exports by their fuel, and their functions by their own.
+func (p *Profile) Functions() []FunctionFuel {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sums, out := map[string]uint64{}, []FunctionFuel(nil)
+	for f := range maps.Values(p.functions) {
+		sums[f.Export] += f.Fuel
+		out = append(out, *f)
+	}
+	slices.SortFunc(out, func(a, b FunctionFuel) int {
+		return cmp.Or(cmp.Compare(sums[b.Export], sums[a.Export]), cmp.Compare(a.Export, b.Export),
+			cmp.Compare(b.Fuel, a.Fuel), cmp.Compare(a.Function, b.Function))
+	})
+	return out
+}
+
+// spent is the fuel that the current call has used, but for a constant.
+func (in *Instance) spent() int64 { return -in.budget.left - int64(in.fuel.Get()) }
+
+func (p *Profile) Before(ctx context.Context, _ api.Module, f api.FunctionDefinition, _ []uint64, _ experimental.StackIterator) {
+	in := ctx.Value(instanceKey{}).(*Instance)
+	exported, name := strings.Join(f.ExportNames(), ", "), f.Name()
+	key := [2]string{exported, cmp.Or(name, exported)}
+	if len(in.frames) > 0 {
+		key[0] = in.frames[0].Export
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.functions == nil {
+		p.functions = map[[2]string]*FunctionFuel{}
+	}
+	use := p.functions[key]
+	if use == nil {
+		use = &FunctionFuel{Export: key[0], Function: key[1]}
+		p.functions[key] = use
+	}
+	use.Calls++
+	use.active++
+	in.frames = append(in.frames, profiled{FunctionFuel: use, from: in.spent()})
+}
+
+func (p *Profile) After(ctx context.Context, _ api.Module, _ api.FunctionDefinition, _ []uint64) {
+	in := ctx.Value(instanceKey{}).(*Instance)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := len(in.frames) - 1
+	f := in.frames[last]
+	in.frames = in.frames[:last]
+	whole := in.spent() - f.from
+	f.Fuel += uint64(whole - f.called)
+	if f.active--; f.active == 0 {
+		f.Whole += uint64(whole)
+	}
+	if last > 0 {
+		in.frames[last-1].called += whole
+	}
+}
+
+func (p *Profile) Abort(ctx context.Context, m api.Module, f api.FunctionDefinition, _ error) {
+	p.After(ctx, m, f, nil)
+}
