@@ -69,8 +69,7 @@ class KvhostTier(SecondaryTierManager):
         options.pop("backpressure", None)
         own = {n: options.pop(n) for n in _OWN if n in options}
         self._settings = Settings.parse(options, f"secondary_tiers, {tier_type}", _SETTINGS)
-        if own.get("locality") is not None:
-            self.locality = base.Locality(own["locality"])
+        self.locality = base.Locality(own["locality"]) if own.get("locality") is not None else None
         publishes = own.get("enable_kv_events") and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events: list[OffloadingEvent] | None = [] if publishes else None
         self._link: Link | None = None
@@ -78,13 +77,14 @@ class KvhostTier(SecondaryTierManager):
         self._fd = -1
         self._loads: dict[int, int] = {}  # jobs, and how many chunks they have
         self._tokens: dict[int, int] = {}  # of a chunk, by group
+        self._key_bytes = 0
         try:
             self._start(offloading_spec, primary_kv_view)
         except Refused as e:
             log.error("kvhost: NOT OFFLOADING: %s. The engine runs without this tier", e)
         s = self._settings
         self._jobs = TierJobs(
-            self._link or _Nowhere(), self._tokens, Times(s.lookup_timeout, s.load_timeout, s.read_timeout)
+            self._link or _Nowhere(), self._tokens, self._key_bytes, Times(s.lookup_timeout, s.load_timeout, s.read_timeout)
         )
 
     def _start(self, spec: Any, view: memoryview) -> None:
@@ -98,7 +98,7 @@ class KvhostTier(SecondaryTierManager):
         if fd is None or os.fstat(fd).st_size < view.nbytes:
             raise Refused("vLLM's CPU tier is not the shared memory that it is in vLLM 0.26 to 0.32")
         self._fd = os.dup(fd)
-        self._tokens = {r.id: r.tokens for r in rows}
+        self._tokens, self._key_bytes = {r.id: r.tokens for r in rows}, namespace.key_bytes
         count, stride = view.shape or (0, 0)
 
         def open(epoch: int) -> list[Session]:

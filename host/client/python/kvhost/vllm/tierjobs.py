@@ -24,6 +24,7 @@ log = logging.getLogger("vllm.kvhost")
 
 _T = TypeVar("_T")
 
+_MOST_NUMBERS = (1 << 32) - 1
 _DRAIN_SECONDS = 5.0  # then what is left is cancelled
 _CANCEL_AGAIN = 5.0
 
@@ -135,6 +136,7 @@ class _Part:
     def __init__(self, job: _Job, slots: Sequence[Slot]) -> None:
         self.job, self.slots = job, slots
         self.batch: _Batch | None = None  # of a load
+        self.asked = False  # the batch is the part's own
         self.running: LoadJob | StoreJob | None = None
         self.since = 0.0
         self.cancelled = 0.0
@@ -159,9 +161,11 @@ class _Job:
 class TierJobs:
     """The tier's traffic. Keys are vLLM's: a block hash, and the number of the group in four bytes."""
 
-    def __init__(self, link: Sessions, groups: Collection[int], times: Times = Times()) -> None:
+    def __init__(self, link: Sessions, groups: Collection[int], key_bytes: int, times: Times = Times()) -> None:
+        """``key_bytes`` is the length of the block hashes."""
         self._link, self._groups, self._times = link, frozenset(groups), times
-        self._numbers = itertools.cycle(range(1, 1 << 32))
+        self._length = key_bytes + 4
+        self._numbers = itertools.count()
         self._requests: dict[str, _Request] = {}
         self._asking: list[_Request] = []  # those with keys to look up
         self._waiting: deque[_Part] = deque()  # parts that are to be sent, loads first
@@ -187,8 +191,11 @@ class TierJobs:
     def _request(self, id: str) -> _Request:
         r = self._requests.get(id)
         if r is None:
-            r = self._requests[id] = _Request(next(self._numbers))
+            r = self._requests[id] = _Request(next(self._numbers) % _MOST_NUMBERS + 1)
         return r
+
+    def _known(self, key: bytes) -> bool:
+        return len(key) == self._length and _group(key) in self._groups
 
     def _host_key(self, key: bytes) -> bytes:
         hash = key[:-4]
@@ -205,7 +212,7 @@ class TierJobs:
             return False
         batch = r.batches.get(key)
         if batch is None or (batch.over(self._times.lookup) and batch.has(key) and not batch.leased):
-            if self._session() is None or _group(key) not in self._groups:
+            if self._session() is None or not self._known(key):
                 return False
             r.batches.pop(key, None)
             if not r.wanted:
@@ -243,9 +250,7 @@ class TierJobs:
         for group, found in _by_group(keys, _group).items():
             for some in _pieces(found, session.limits.keys_per_lookup):
                 try:
-                    pending = session.start_lookup(
-                        [self._host_key(k) for k in some], group=group, request=r.number, prefetch=session.levels > 1
-                    )
+                    pending = session.start_lookup([self._host_key(k) for k in some], group=group, request=r.number)
                 except KvhostError:
                     return batches
                 r.session = session
@@ -270,34 +275,38 @@ class TierJobs:
             batch = j.request.batches.pop(s.key, None)
             by_batch.setdefault(batch if batch is not None and batch.leased else None, []).append(s)
         for batch, some in by_batch.items():
-            for same in _by_group(some, lambda s: _group(s.key)).values():
-                self._enqueue(j, same, batch)
-        self._advance()
+            self._enqueue(j, some, batch)
+        self._begun(j)
 
     def store(self, job: int, request: str, slots: Sequence[Slot]) -> None:
         j = self._begin(job, request, loads=False)
-        for same in _by_group(slots, lambda s: _group(s.key)).values():
-            self._enqueue(j, same, None)
-        self._advance()
+        self._enqueue(j, slots, None)
+        self._begun(j)
 
     def _begin(self, job: int, request: str, *, loads: bool) -> _Job:
         self._unanswered += 1
-        return _Job(job, self._request(request), loads, time.monotonic())
+        return _Job(job, self._request(request), loads, time.monotonic(), left=1)
+
+    def _begun(self, j: _Job) -> None:
+        self._over(j, [])
+        self._advance()
 
     def _enqueue(self, j: _Job, slots: Sequence[Slot], batch: _Batch | None) -> None:
         session = self._session()
         most = len(slots)
         if session is not None:
             most = min(n or most for n in (most, session.limits.chunks_per_job, session.limits.keys_per_lookup))
-        for some in _pieces(slots, most):
-            part = _Part(j, some)
-            part.batch, batch = batch, None  # a lease is of one load: further parts are looked up again
-            j.left += 1
-            j.request.unsent += 1
-            self._waiting.append(part)
+        self._lose(j, [s.key for s in slots if not self._known(s.key)])
+        for same in _by_group([s for s in slots if self._known(s.key)], lambda s: _group(s.key)).values():
+            for some in _pieces(same, most):
+                part = _Part(j, some)
+                part.batch, batch = batch, None  # a lease is of one load: further parts are looked up again
+                j.left += 1
+                j.request.unsent += 1
+                self._waiting.append(part)
 
     def finished(self) -> list[Done]:
-        """The jobs that are over since the last call, each once."""
+        """The jobs that are over since the last call: each once."""
         self._advance()
         done, self._done = self._done, []
         return done
@@ -316,7 +325,7 @@ class TierJobs:
         for part in sorted(waiting, key=lambda p: not p.job.loads):
             if session is None:
                 self._fail(part)
-            elif len(self._running) >= session.limits.jobs or not self._send(part, session):
+            elif len(self._running) >= (session.limits.jobs or math.inf) or not self._send(part, session):
                 self._waiting.append(part)
 
     def _send(self, part: _Part, session: Session) -> bool:
@@ -326,19 +335,10 @@ class TierJobs:
             if not part.job.loads:
                 part.running = session.store(self._store_chunks(r, part.slots), group=_group(part.slots[0].key), request=r.number)
             else:
-                part.batch = part.batch or next(iter(self._ask(r, part.keys)), None)
-                if part.batch is None:
-                    self._fail(part)
-                    return True
-                if not part.batch.over(self._times.lookup):
-                    return False
-                found = [s for s in part.slots if part.batch.has(s.key)]
-                self._lose(part.job, [s.key for s in part.slots if not part.batch.has(s.key)])
-                part.slots = found
-                if not found or not part.batch.leased:
-                    self._fail(part)
-                    return True
-                part.running = part.batch.load([(s.key, s.row) for s in found])
+                batch = self._found(part)
+                if batch is None:
+                    return not part.slots
+                part.running = batch.load([(s.key, s.row) for s in part.slots])
         except KvhostError:
             self._fail(part)
             return True
@@ -347,6 +347,26 @@ class TierJobs:
         self._running.append(part)
         self._sent(r)
         return True
+
+    def _found(self, part: _Part) -> _Batch | None:
+        """The lookup that has leased all of a load's slots. Those that are not there, the part loses. None while it is not
+        known, and where the part has no slots left: then it is over."""
+        batch = part.batch
+        if not part.asked and (batch is None or not batch.leased):
+            part.batch = batch = next(iter(self._ask(part.job.request, part.keys)), None)
+            part.asked = True
+        if batch is not None and not batch.over(self._times.lookup):
+            return None
+        leased = batch is not None and batch.leased
+        there = [s for s in part.slots if leased and batch is not None and batch.has(s.key)]
+        if there:
+            kept = {s.key for s in there}
+            self._lose(part.job, [k for k in part.keys if k not in kept])
+            part.slots = there
+            return batch
+        self._fail(part)
+        part.slots = []
+        return None
 
     def _store_chunks(self, r: _Request, slots: Sequence[Slot]) -> list[StoreChunk]:
         chunks = []
@@ -399,15 +419,17 @@ class TierJobs:
                 part.job.bytes += loaded.bytes
         except KvhostError:
             good, bad = [], part.keys
+            if isinstance(job, StoreJob):
+                self._count("chunks_not_stored", len(bad))
         part.job.good += good
-        self._over(part, bad)
+        self._over(part.job, bad)
 
     def _fail(self, part: _Part) -> None:
         """Ends a part that was not sent."""
         if not part.job.loads:
             self._count("chunks_dropped", len(part.slots))
         self._sent(part.job.request)
-        self._over(part, part.keys)
+        self._over(part.job, part.keys)
 
     def _lose(self, job: _Job, keys: Sequence[bytes]) -> None:
         """Keys that are not there. Their request is not promised them again: it would ask for ever."""
@@ -416,8 +438,8 @@ class TierJobs:
             self._count("chunks_not_loaded", len(keys))
             job.request.missing.update(keys)
 
-    def _over(self, part: _Part, bad: Sequence[bytes]) -> None:
-        job = part.job
+    def _over(self, job: _Job, bad: Sequence[bytes]) -> None:
+        """A part of the job is over."""
         self._lose(job, bad)
         job.left -= 1
         if job.left == 0:
@@ -459,12 +481,15 @@ class TierJobs:
         while True:
             self._woken.clear()
             self._advance()
-            if not self._running or time.monotonic() > end:
+            if not self._running:
                 return
-            if not cancelled and time.monotonic() > due:
+            now = time.monotonic()
+            if not cancelled and now >= due:
                 cancelled = True
                 for part in self._running:
                     self._cancel(part)
+            if now >= end:
+                return
             self._woken.wait(0.1)
 
     def new_generation(self) -> None:
