@@ -100,6 +100,7 @@ def test_keys_of_another_engine_are_misses(rig: Rig) -> None:
 def test_a_load_is_under_the_lookups_lease_and_names_what_failed(rig: Rig) -> None:
     rig.has(1, 2, 3)
     assert rig.ask("a", key(1), key(2), key(3), key(3, 3)) == [True] * 4
+    assert rig.ask("b", key(2), key(3)) == [True] * 2
     rig.jobs.load(1, "a", slots(key(3), key(1), key(3, 3)))
     first, second = rig.session.loads
     assert (sent(first), sent(second)) == ([(2, 100), (0, 101)], [(0, 102)])
@@ -110,7 +111,8 @@ def test_a_load_is_under_the_lookups_lease_and_names_what_failed(rig: Rig) -> No
     done = rig.done()[1]
     assert (done.good, done.bad) == ([key(1), key(3, 3)], [key(3)])
     assert rig.found("a", key(3)) == [False], "what failed is not promised to its request again"
-    assert rig.found("a", key(1)) == [None], "what was loaded may be asked for again"
+    assert rig.found("b", key(2), key(3)) == [True, False], "nor to others that have asked for it"
+    assert rig.found("a", key(1)) == [True], "what was loaded is still there"
 
 
 def test_a_lease_that_was_used_is_asked_for_again(rig: Rig) -> None:

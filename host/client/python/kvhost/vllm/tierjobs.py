@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 
 _MOST_NUMBERS = (1 << 32) - 1
 _DRAIN_SECONDS = 5.0  # then what is left is cancelled
+_DRAIN_PAUSE = 0.01  # between looks at what was answered
 _CANCEL_AGAIN = 5.0
 
 
@@ -211,7 +212,7 @@ class TierJobs:
         if key in r.missing:
             return False
         batch = r.batches.get(key)
-        if batch is None or (batch.over(self._times.lookup) and batch.has(key) and not batch.leased):
+        if batch is None or batch.session.ended.is_set():
             if self._session() is None or not self._known(key):
                 return False
             r.batches.pop(key, None)
@@ -272,7 +273,7 @@ class TierJobs:
         j = self._begin(job, request, loads=True)
         by_batch: dict[_Batch | None, list[Slot]] = {}
         for s in slots:
-            batch = j.request.batches.pop(s.key, None)
+            batch = j.request.batches.get(s.key)
             by_batch.setdefault(batch if batch is not None and batch.leased else None, []).append(s)
         for batch, some in by_batch.items():
             self._enqueue(j, some, batch)
@@ -432,11 +433,14 @@ class TierJobs:
         self._over(part.job, part.keys)
 
     def _lose(self, job: _Job, keys: Sequence[bytes]) -> None:
-        """Keys that are not there. Their request is not promised them again: it would ask for ever."""
+        """Keys that are not there. No request that has asked for them is promised them again: it would load them for ever."""
         job.bad += keys
-        if job.loads:
-            self._count("chunks_not_loaded", len(keys))
-            job.request.missing.update(keys)
+        if not job.loads or not keys:
+            return
+        self._count("chunks_not_loaded", len(keys))
+        job.request.missing.update(keys)
+        for r in self._requests.values():
+            r.missing.update(k for k in keys if k in r.batches)
 
     def _over(self, job: _Job, bad: Sequence[bytes]) -> None:
         """A part of the job is over."""
@@ -474,23 +478,26 @@ class TierJobs:
         it goes on; after ``give_up`` seconds they are left to it."""
         began = time.monotonic()
         due, end = began + min(_DRAIN_SECONDS, give_up / 2), began + give_up
-        for part in list(self._waiting):
-            self._fail(part)
-        self._waiting.clear()
         cancelled = False
         while True:
             self._woken.clear()
             self._advance()
-            if not self._running:
+            if not self._running and not self._waiting:
                 return
             now = time.monotonic()
             if not cancelled and now >= due:
                 cancelled = True
-                for part in self._running:
-                    self._cancel(part)
+                self._cancel_all()
             if now >= end:
                 return
-            self._woken.wait(0.1)
+            self._woken.wait(_DRAIN_PAUSE)
+
+    def _cancel_all(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for part in waiting:
+            self._fail(part)
+        for part in self._running:
+            self._cancel(part)
 
     def new_generation(self) -> None:
         """Nothing that was stored before is found again: the model's weights may be others."""

@@ -88,12 +88,10 @@ class TiersSpec(TieringOffloadingSpec):
                 engine_id=self.config.engine_id, rank=self.config.parallel.rank, cpu_page_size=self.cpu_page_size_per_worker,
                 **{chunks: _chunks(self), row: self.kv_bytes_per_chunk},
             )
-            kept = [
-                region.create_next_worker_view(t.page_size_bytes * self.blocks_per_chunk).view(torch.uint8)
-                for t in kv_caches.tensors
-            ]
-            for view in kept:
-                view.fill_(_POISON)
+            view = getattr(region, "create_next_worker_view", None) or region.create_next_view  # 0.32, 0.26
+            kept = [view(t.page_size_bytes * self.blocks_per_chunk).view(torch.uint8) for t in kv_caches.tensors]
+            for rows in kept:
+                rows.fill_(_POISON)
             self._note(kv_caches)
             self._copies = Copies(kv_caches, kept, self.blocks_per_chunk)
         return self._copies
