@@ -49,8 +49,10 @@ class Store(StoreJob):
     def finish_reading(self) -> None:
         self._call(pb.SessionResponse(store_read=pb.StoreRead()))
 
-    def publish(self, result: Result = Result.STORED) -> None:
-        self._call(pb.SessionResponse(store_published=pb.StorePublished(results=[f"CHUNK_RESULT_{result.name}"] * len(self.chunks))))
+    def publish(self, *results: Result) -> None:
+        """One result for all chunks, or one for each; all are stored without."""
+        each = results if len(results) > 1 else [*results, Result.STORED][:1] * len(self.chunks)
+        self._call(pb.SessionResponse(store_published=pb.StorePublished(results=[f"CHUNK_RESULT_{r.name}" for r in each])))
 
     def cancel(self, *, wait: bool = True) -> None:
         self.cancelled = True
@@ -81,7 +83,7 @@ class DoubleSession:
     """What a session with a host would do, at the test's word."""
 
     lease_seconds = 60.0
-    limits = Record(keys_per_lookup=1000)
+    limits = Record(keys_per_lookup=1000, chunks_per_job=1000, jobs=1000)
     version = "double"
     namespace_digest = bytes(16)
 
@@ -107,7 +109,7 @@ class DoubleSession:
         self.hints: list[Hints | None] = []
 
     def start_lookup(
-        self, keys: Sequence[bytes], *, group: int, request: int, readers: int, prefetch: bool, traceparent: str
+        self, keys: Sequence[bytes], *, group: int, request: int, readers: int = 0, prefetch: bool = False, traceparent: str = ""
     ) -> Pending:
         self._alive()
         self.traces.append(traceparent)
@@ -126,7 +128,7 @@ class DoubleSession:
     def leased(self, lease: int) -> Lookup:
         return Lookup(self, 0, pb.LookupReply(lease=lease))  # type: ignore[arg-type]
 
-    def store(self, chunks: Sequence[Any], *, group: int, request: int, traceparent: str) -> Store:
+    def store(self, chunks: Sequence[Any], *, group: int, request: int, traceparent: str = "") -> Store:
         self._alive()
         self.traces.append(traceparent)
         self.stores.append(Store(self, chunks))

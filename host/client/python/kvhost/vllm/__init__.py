@@ -12,7 +12,7 @@ __all__ = ["KvhostConnector", "register"]
 
 
 def register() -> None:
-    """Makes ``KvhostConnector`` known to vLLM by its name alone.
+    """Makes ``KvhostConnector`` known to vLLM by its name alone, and the tier ``kvhost`` to vLLM's offloading.
 
     vLLM calls this as a plugin in each of its processes. Importing the connector calls it, too: MultiConnector's
     statistics name a connector's class, whatever way it was loaded."""
@@ -21,7 +21,12 @@ def register() -> None:
     try:
         KVConnectorFactory.register_connector("KvhostConnector", "kvhost.vllm.connector", "KvhostConnector")
     except ValueError:
-        pass  # this process has registered it before
+        return  # this process has registered both before
+    try:
+        from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+    except ImportError:
+        return  # of a vLLM without tiers
+    SecondaryTierFactory.register_tier("kvhost", "kvhost.vllm.tier", "KvhostTier")
 
 
 def __getattr__(name: str) -> Any:

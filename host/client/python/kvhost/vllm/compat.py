@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -244,3 +246,77 @@ def event_extra_keys(request: Any, first: int, end: int, block_tokens: int) -> l
         return None
     published: Any = getattr(kv_cache_utils, "to_event_extra_keys", list)  # 0.33 tags the keys, but not in events
     return published(keys)  # type: ignore[no-any-return]
+
+
+def engine_config() -> tuple[Any, Any]:
+    """vLLM's configuration and that of its KV cache. Call where vLLM makes a tier of its offloading: it hands over neither,
+    and has both in a caller. None where it has not."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        config, cache = (frame.f_locals.get(name) for name in ("vllm_config", "kv_cache_config"))
+        if hasattr(config, "kv_transfer_config") and hasattr(cache, "kv_cache_groups"):
+            return config, cache
+        frame = frame.f_back  # type: ignore[assignment]
+    return None, None
+
+
+def row_tensors(kv_cache_config: Any, groups: Sequence[int]) -> list[tuple[int, dict[str, int]]] | None:
+    """The tensors of vLLM's offloading in their order in a row: the bytes of a block, and how many of them each layer uses.
+    Layers of several groups share a tensor. None where it is not known: layers lie side by side in a block, or a group's
+    layers differ, of which the scheduler sees one."""
+    specs: dict[str, Any] = {}
+    for at in groups:
+        group = kv_cache_config.kv_cache_groups[at]
+        specs |= dict.fromkeys(group.layer_names, group.kv_cache_spec)
+        if len(groups) > 1 and hasattr(group.kv_cache_spec, "kv_cache_specs"):
+            return None
+    tensors: dict[Any, dict[str, int]] = {}
+    pages: dict[Any, int] = {}
+    places = _places(kv_cache_config, specs)
+    if places is None:
+        return None
+    for layer, place in places:
+        pages.setdefault(place, specs[layer].page_size_bytes)
+        used = _unpadded(specs[layer]) if len(groups) > 1 else pages[place]
+        tensors.setdefault(place, {})[layer] = min(used, pages[place])
+        if pages[place] != specs[layer].page_size_bytes:
+            return None
+    return [(pages[place], used) for place, used in tensors.items()]
+
+
+def _places(kv_cache_config: Any, specs: dict[str, Any]) -> list[tuple[str, Any]] | None:
+    """Layers in the order of their tensors, and what is the same for layers that share one."""
+    if all(hasattr(t, "shared_by") for t in kv_cache_config.kv_cache_tensors):  # 0.26
+        if any(t.block_stride for t in kv_cache_config.kv_cache_tensors):
+            return None
+        return [(layer, i) for i, t in enumerate(kv_cache_config.kv_cache_tensors) for layer in t.shared_by if layer in specs]
+    at: dict[str, int] = {}
+    for t in kv_cache_config.kv_cache_tensors:
+        if any(t.block_stride != specs[layer].page_size_bytes for layer in t.layers if layer in specs):
+            return None
+        at |= {layer: t.offset + i * t.layer_stride for i, layer in enumerate(t.layers)}
+    whole = {tuple(t.layers) for t in kv_cache_config.kv_cache_tensors}
+    for group in kv_cache_config.kv_cache_groups:
+        if tuple(group.layer_names) not in whole and group.layer_names[0] in specs:
+            return None  # its layers differ
+    return [(layer, at[layer]) for layer in specs]
+
+
+def _unpadded(spec: Any) -> int:
+    """The bytes of a page that are used, and copied."""
+    if hasattr(spec, "unpadded_page_size_bytes"):
+        return int(spec.unpadded_page_size_bytes)
+    if getattr(spec, "page_size_padded", None) is None:
+        return int(spec.page_size_bytes)
+    return int(dataclasses.replace(spec, page_size_padded=None).page_size_bytes)
+
+
+def block_hashes(cache_config: Any) -> tuple[str, int, bool]:
+    """The algorithm of vLLM's block hashes, the bytes of each, and whether another process computes the same ones. What the
+    chain of hashes begins with is in all of them."""
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core import kv_cache_utils
+
+    algorithm = str(cache_config.prefix_caching_hash_algo)
+    fixed = hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED") and not algorithm.startswith("xxhash")  # 0.26 has none
+    return algorithm, len(get_hash_fn_by_name(algorithm)(b"")), fixed or "PYTHONHASHSEED" in os.environ

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from kvhost.session import EndReason, Hints
@@ -14,22 +15,25 @@ _REASONS = {
 }
 
 
-def of_request(request: Any) -> Hints:
-    """A request's hints.
-
-    Its client may add ``kv_transfer_params: {"kvhost": {"tool_call": true, "return_seconds": 30}}``: its stop is a tool
-    call, and the conversation is expected to go on after so long."""
-    reason = _REASONS.get(str(request.status), EndReason.UNSPECIFIED)
-    said = (request.kv_transfer_params or {}).get("kvhost")
+def of_client(params: Any, reason: EndReason | None = None) -> Hints:
+    """What a request's client has said, ``kv_transfer_params: {"kvhost": {"tool_call": true, "return_seconds": 30}}``: its
+    stop is a tool call, and the conversation is expected to go on after so long. ``reason`` is the engine's, None where it
+    does not tell why a request has ended."""
+    said = (params or {}).get("kvhost")
     said = said if isinstance(said, dict) else {}
-    if reason == EndReason.STOP and said.get("tool_call") is True:
+    if reason in (None, EndReason.STOP) and said.get("tool_call") is True:
         reason = EndReason.TOOL_CALL
     seconds = said.get("return_seconds", 0)
     valid = isinstance(seconds, (int, float)) and 0 <= seconds < 1 << 22
-    return Hints(
-        reason=reason,
+    return Hints(reason=reason or EndReason.UNSPECIFIED, return_seconds=float(seconds) if valid else 0.0)
+
+
+def of_request(request: Any) -> Hints:
+    """A request's hints: the engine's, and its client's."""
+    told = of_client(request.kv_transfer_params, _REASONS.get(str(request.status), EndReason.UNSPECIFIED))
+    return dataclasses.replace(
+        told,
         tokens_in=request.num_prompt_tokens,
         tokens_out=request.num_tokens - request.num_prompt_tokens,
         priority=max(-(1 << 31), min((1 << 31) - 1, int(getattr(request, "priority", 0)))),
-        return_seconds=float(seconds) if valid else 0.0,
     )

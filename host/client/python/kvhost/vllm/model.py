@@ -27,6 +27,10 @@ _PARALLEL = {
 _FULL = {"FullAttentionSpec", "MLAAttentionSpec", "TQFullAttentionSpec", "SinkFullAttentionSpec"}
 _WINDOW = {"SlidingWindowSpec", "SlidingWindowMLASpec"}
 
+NO_CONTINUATION = (
+    "MLA on this processor: vLLM computes other tokens behind a prefix of an earlier step, and turns its own prefix cache off"
+)
+
 
 def _layer_specs(group: Any) -> dict[str, Any]:
     spec = group.kv_cache_spec
@@ -41,8 +45,7 @@ def plan_groups(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> l
         if name.endswith("_parallel_size") and name not in _PARALLEL and (size or 1) > 1:
             raise Refused(f"{name} is {size}, want 1")
     if not compat.continues(vllm_config):
-        raise Refused("MLA on this processor: vLLM computes other tokens behind a prefix of an earlier step, and turns "
-                      "its own prefix cache off")
+        raise Refused(NO_CONTINUATION)
     if getattr(parallel, "nnodes_within_dp", 1) > 1:
         raise Refused(f"an engine on {parallel.nnodes_within_dp} nodes: the scheduler asks only its own node's host")
     if not (offloaded := compat.offloaded(kv_cache_config)):
@@ -119,10 +122,10 @@ def namespace(
     specs = [[name, type(s).__name__, s.block_size, s.page_size_bytes] for name, s in _offloaded_specs(kv_cache_config)]
     extra = {
         "chunk_tokens": str(plans[0].chunk_tokens),
-        "config": _digest(_model_config(model)),
-        "layout": _digest([[r.layout for r in regions], specs, _backends(vllm_config, tensors)]),
+        "config": digest(hf_config(model)),
+        "layout": digest([[r.layout for r in regions], specs, _backends(vllm_config, tensors)]),
         "quantization": str(model.quantization or ""),
-        "weights": _weights(model, vllm_config.load_config),
+        "weights": weights(model, vllm_config.load_config),
         "kv_scales": str(bool(getattr(cache, "calculate_kv_scales", False))),
         "stage": f"{stage}/{parallel.pipeline_parallel_size}",
         "context_parallel": f"{parallel.decode_context_parallel_size}/{parallel.cp_kv_cache_interleave_size}",
@@ -149,7 +152,7 @@ def _backends(vllm_config: Any, tensors: Mapping[str, Any]) -> list[str]:
     return sorted(found)
 
 
-def _model_config(model: Any) -> Any:
+def hf_config(model: Any) -> Any:
     """The model's own configuration: rotary scaling and the like change its KV, versions and paths do not."""
     config = dict(model.hf_config.to_dict())
     for name in ("transformers_version", "_name_or_path"):
@@ -157,7 +160,7 @@ def _model_config(model: Any) -> Any:
     return config
 
 
-def _weights(model: Any, load: Any) -> str:
+def weights(model: Any, load: Any) -> str:
     """What the weights are, whatever the model's path says."""
     if load.load_format == "dummy":
         return "dummy"
@@ -170,6 +173,6 @@ def _weights(model: Any, load: Any) -> str:
         return ""
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

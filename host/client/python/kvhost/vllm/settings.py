@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,27 +44,28 @@ class Settings:
     unread_blocks: float = 0.25  # of the cache that may be held for the host to read it; other chunks wait for that
 
     @staticmethod
-    def parse(extra: Mapping[str, Any]) -> Settings:
-        known = {f.name: f for f in dataclasses.fields(Settings)}
+    def parse(extra: Mapping[str, Any], where: str = "kv_connector_extra_config", only: Collection[str] = ()) -> Settings:
+        """``where`` they stand, and the names that are taken there, which are all without ``only``."""
+        known = {f.name: f for f in dataclasses.fields(Settings) if not only or f.name in only}
         for name in extra:
             if name not in known:
-                raise ValueError(f"kv_connector_extra_config: unknown setting {name!r}, known are {', '.join(known)}")
+                raise ValueError(f"{where}: unknown setting {name!r}, known are {', '.join(known)}")
         for name, value in extra.items():
             want, is_it = _TYPES[str(known[name].type)]
             if not is_it(value):
-                raise ValueError(f"kv_connector_extra_config: {name} is {value!r}, want {want}")
+                raise ValueError(f"{where}: {name} is {value!r}, want {want}")
         s = Settings(**extra)
-        check_settings("kv_connector_extra_config", extra)
+        check_settings(where, extra)
         if not (s.socket or s.root or s.memory):
             s = dataclasses.replace(s, socket=os.environ.get("KVHOST_SOCKET") or "/run/kvhost/kvhost.sock")
         choices = ("load_when", ("faster", "always")), ("load_in", ("auto", "step", "beside")), ("store", ("all", "prompt", "none")), ("events_medium", MEDIUMS)
         for name, values in choices:
             if getattr(s, name) not in values:
-                raise ValueError(f"kv_connector_extra_config: {name} is {getattr(s, name)!r}, want one of {values}")
+                raise ValueError(f"{where}: {name} is {getattr(s, name)!r}, want one of {values}")
         if s.chunk_tokens < 1:
-            raise ValueError(f"kv_connector_extra_config: chunk_tokens is {s.chunk_tokens}, want at least 1")
+            raise ValueError(f"{where}: chunk_tokens is {s.chunk_tokens}, want at least 1")
         if not 0 <= s.tenant < 1 << 32:
-            raise ValueError(f"kv_connector_extra_config: tenant is {s.tenant}, want 0 to {(1 << 32) - 1}")
+            raise ValueError(f"{where}: tenant is {s.tenant}, want 0 to {(1 << 32) - 1}")
         return s
 
     @functools.cached_property

@@ -79,3 +79,36 @@ def write_lora(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
             t[at + "lora_A.weight"] = torch.randn(rank, h) / h**0.5
             t[at + "lora_B.weight"] = torch.randn(kv, rank)
     save_file(t, str(path / "adapter_model.safetensors"))
+
+
+def hybrid_config() -> dict[str, Any]:
+    """A Qwen3-Next: every fourth layer is attention, the others are gated delta nets with a recurrent state. vLLM's kernels
+    for processors have these in bfloat16 only."""
+    return {
+        "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 128, "intermediate_size": 256,
+        "num_hidden_layers": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": VOCAB,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "rope_theta": 1e6, "partial_rotary_factor": 0.25,
+        "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "full_attention_interval": 4, "decoder_sparse_step": 1, "mlp_only_layers": list(range(7)),
+        "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+        "norm_topk_prob": True,
+    }
+
+
+def write_hybrid(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
+    """With weights so large that what the layers remember decides every token."""
+    import torch
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3NextConfig(**{n: v for n, v in c.items() if n not in ("architectures", "model_type", "torch_dtype")})
+    model = Qwen3NextForCausalLM(config).to(torch.bfloat16)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.ndim == 2 and "embed" not in name:
+                p.copy_(torch.randn(p.shape) * 2 / p.shape[1] ** 0.5)
+            elif "embed" in name:
+                p.copy_(torch.randn(p.shape))
+    model.save_pretrained(path)
+    (path / "config.json").write_text(json.dumps(c))

@@ -1,33 +1,50 @@
-"""vLLM's own offloading to host memory on a machine without a GPU: all of it is vLLM's but the copies, which its CUDA
-kernels would make."""
+"""vLLM's own offloading on a machine without a GPU: all of it is vLLM's but the copies, which its CUDA kernels would
+make."""
 
 from __future__ import annotations
 
+import json
+import os
+import pathlib
 from collections.abc import Collection
 from typing import Any
 
 import torch
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+import kvhost.vllm
+
+kvhost.vllm.register()  # its tier; vLLM calls this itself where the package is installed
+
+_POISON = 0x5A
 
 
 class Copies(OffloadingWorker):
     """Copies blocks at once, and reports them as done when it is asked next."""
 
-    def __init__(self, caches: Any, chunks: int) -> None:
-        self._caches = caches
-        self._kept = [torch.zeros(chunks, *t.tensor.shape[1:], dtype=t.tensor.dtype) for t in caches.tensors]
+    def __init__(self, caches: Any, kept: list[torch.Tensor], blocks: int) -> None:
+        """``kept`` has a row of bytes for each chunk of so many ``blocks``, for each of the caches' tensors."""
+        self._caches, self._kept, self._blocks = caches, kept, blocks
         self._done: list[TransferResult] = []
 
     def _copy(self, job: int, cache: Any, kept: Any, *, store: bool) -> bool:
-        at = 0
+        at = chunks = 0
         for group, size in enumerate(cache.group_sizes):
+            skipped = cache.block_indices[group] % self._blocks if size else 0
             for ref in self._caches.group_data_refs[group]:
-                ours, theirs = self._caches.tensors[ref.tensor_idx].tensor, self._kept[ref.tensor_idx]
-                for i in range(at, at + size):
-                    block, chunk = ours[int(cache.block_ids[i])], theirs[int(kept.block_ids[i])]
-                    chunk.copy_(block) if store else block.copy_(chunk)
+                tensor = self._caches.tensors[ref.tensor_idx]
+                for i in range(size):
+                    chunk, part = divmod(skipped + i, self._blocks)
+                    page = tensor.tensor[int(cache.block_ids[at + i])].reshape(-1).view(torch.uint8)[: ref.page_size_bytes]
+                    start = part * tensor.page_size_bytes
+                    row = self._kept[ref.tensor_idx][int(kept.block_ids[chunks + chunk])]
+                    place = row[start : start + ref.page_size_bytes]
+                    place.copy_(page) if store else page.copy_(place)
             at += size
+            chunks += -(-(skipped + size) // self._blocks)
         self._done.append(TransferResult(job, True))
         return True
 
@@ -50,6 +67,48 @@ class HostMemorySpec(CPUOffloadingSpec):
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
         if self._copies is None:
-            chunks = self.num_chunks if hasattr(self, "num_chunks") else self.num_blocks  # 0.32, 0.26
-            self._copies = Copies(kv_caches, chunks)
+            kept = [
+                torch.zeros(_chunks(self), t.page_size_bytes * self.blocks_per_chunk, dtype=torch.uint8) for t in kv_caches.tensors
+            ]
+            self._copies = Copies(kv_caches, kept, self.blocks_per_chunk)
         return self._copies
+
+
+class TiersSpec(TieringOffloadingSpec):
+    """The CPU tier in shared memory, poisoned, with tiers behind it. The file ``rows`` in PROBE_DIR gets the bytes of a row
+    that each group's chunks use, as (offset, bytes)."""
+
+    _copies: Copies | None = None
+
+    def get_worker(self, kv_caches: Any) -> OffloadingWorker:
+        if self._copies is None:
+            chunks = "num_chunks" if hasattr(self, "num_chunks") else "num_blocks"
+            row = "kv_bytes_per_chunk" if chunks == "num_chunks" else "kv_bytes_per_block"
+            region = SharedOffloadRegion(
+                engine_id=self.config.engine_id, rank=self.config.parallel.rank, cpu_page_size=self.cpu_page_size_per_worker,
+                **{chunks: _chunks(self), row: self.kv_bytes_per_chunk},
+            )
+            view = getattr(region, "create_next_worker_view", None) or region.create_next_view  # 0.32, 0.26
+            kept = [view(t.page_size_bytes * self.blocks_per_chunk).view(torch.uint8) for t in kv_caches.tensors]
+            for rows in kept:
+                rows.fill_(_POISON)
+            self._note(kv_caches)
+            self._copies = Copies(kv_caches, kept, self.blocks_per_chunk)
+        return self._copies
+
+    def _note(self, caches: Any) -> None:
+        starts = [0]
+        for t in caches.tensors:
+            starts.append(starts[-1] + t.page_size_bytes * self.blocks_per_chunk)
+        runs = [
+            [
+                (starts[ref.tensor_idx] + b * caches.tensors[ref.tensor_idx].page_size_bytes, ref.page_size_bytes)
+                for ref in refs for b in range(self.blocks_per_chunk)
+            ]
+            for refs in caches.group_data_refs
+        ]
+        pathlib.Path(os.environ["PROBE_DIR"], "rows").write_text(json.dumps(runs))
+
+
+def _chunks(spec: Any) -> int:
+    return int(spec.num_chunks if hasattr(spec, "num_chunks") else spec.num_blocks)  # 0.32, 0.26

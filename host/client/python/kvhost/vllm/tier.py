@@ -1,0 +1,225 @@
+"""KvhostTier: a tier of vLLM's own offloading whose chunks are in kvhost.
+
+vLLM copies KV between the GPU and its CPU tier, which is shared memory that the host maps as it is. One session in the
+scheduler's process serves all ranks of the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.v1.kv_offload import base
+from vllm.v1.kv_offload.base import LookupResult, OffloadingCounterMetadata, OffloadingEvent, RequestOffloadingContext
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+from kvhost.arena import SharedMemory
+from kvhost.session import Session
+from kvhost.shape import Namespace, Region
+from kvhost.vllm import compat, hints, tierrows
+from kvhost.vllm.link import Link
+from kvhost.vllm.settings import Refused, Settings
+from kvhost.vllm.tierjobs import Slot, TierJobs, Times
+from kvhost.vllm.worker import open_session
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import OffloadingSpec
+
+log = logging.getLogger("vllm.kvhost")
+
+_FIRST_CONNECT = 3.0  # seconds that a starting engine waits for the host
+_SETTINGS = (
+    "socket", "root", "memory", "tenant", "model", "revision", "extra", "lookup_timeout", "load_timeout", "read_timeout", "shutdown_wait",
+)
+_OWN = ("enable_kv_events", "locality")
+
+#: What is counted as ``vllm:kvhost_tier_<name>``, and what it means.
+COUNTERS = {
+    "lookups": "Chunks looked up in kvhost",
+    "lookups_timed_out": "Chunks of lookups that kvhost did not answer in time",
+    "chunks_loaded": "Chunks that kvhost delivered into vLLM's CPU tier",
+    "chunks_not_loaded": "Chunks whose load failed; the engine computes them",
+    "chunks_stored": "Chunks that kvhost wrote anew",
+    "chunks_not_stored": "Chunks that kvhost failed or was too busy to store",
+    "chunks_dropped": "Chunks that were not offered to kvhost: no host was there",
+}
+_METRIC = "vllm:kvhost_tier_"
+_RESULT = {f.name for f in dataclasses.fields(JobResult)}
+
+
+class KvhostTier(SecondaryTierManager):
+    """Keeps the chunks of vLLM's CPU tier in kvhost."""
+
+    medium = base.Medium.STORAGE if hasattr(base, "Medium") else "STORAGE"  # 0.26
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        return {_METRIC + name: OffloadingCounterMetadata(documentation=text) for name, text in COUNTERS.items()}
+
+    def __init__(
+        self, offloading_spec: OffloadingSpec, primary_kv_view: memoryview, tier_type: str, *more: Any, **options: Any
+    ) -> None:
+        """``more`` and the option ``backpressure_detector`` are vLLM's, other options are the tier's settings."""
+        detector = {n: options.pop(n) for n in ("backpressure_detector",) if n in options}
+        super().__init__(offloading_spec, primary_kv_view, tier_type, *more, **detector)
+        options.pop("module_path", None)
+        options.pop("backpressure", None)
+        own = {n: options.pop(n) for n in _OWN if n in options}
+        self._settings = Settings.parse(options, f"secondary_tiers, {tier_type}", _SETTINGS)
+        self.locality = base.Locality(own["locality"]) if own.get("locality") is not None else None
+        publishes = own.get("enable_kv_events") and offloading_spec.kv_events_config.enable_kv_cache_events
+        self._events: list[OffloadingEvent] | None = [] if publishes else None
+        self._link: Link | None = None
+        self._memory: SharedMemory | None = None
+        self._fd = -1
+        self._loads: dict[int, int] = {}  # jobs, and how many chunks they have
+        self._tokens: dict[int, int] = {}  # of a chunk, by group
+        self._key_bytes = 0
+        try:
+            self._start(offloading_spec, primary_kv_view)
+        except Refused as e:
+            log.error("kvhost: NOT OFFLOADING: %s. The engine runs without this tier", e)
+        s = self._settings
+        self._jobs = TierJobs(
+            self._link or _Nowhere(), self._tokens, self._key_bytes, Times(s.lookup_timeout, s.load_timeout, s.read_timeout)
+        )
+
+    def _start(self, spec: Any, view: memoryview) -> None:
+        config, cache = compat.engine_config()
+        if config is None:
+            raise Refused("this vLLM does not show its configuration where it makes its tiers, and nothing else says what "
+                          "must agree for KV to be shared")
+        rows = tierrows.groups(spec.config, cache)
+        namespace = tierrows.namespace(config, cache, spec.config, self._settings, rows)
+        fd = getattr(getattr(spec, "_scheduler_mmap", None), "fd", None)
+        if fd is None or os.fstat(fd).st_size < view.nbytes:
+            raise Refused("vLLM's CPU tier is not the shared memory that it is in vLLM 0.26 to 0.32")
+        self._fd = os.dup(fd)
+        self._tokens, self._key_bytes = {r.id: r.tokens for r in rows}, namespace.key_bytes
+        count, stride = view.shape or (0, 0)
+
+        def open(epoch: int) -> list[Session]:
+            if self._settings.own is not None:
+                self._settings.own.ensure()
+            if self._memory is None:
+                self._memory = SharedMemory(self._fd)
+            return open_session(lambda: self._open(epoch, namespace), register)
+
+        def register(session: Session) -> None:
+            assert self._memory is not None
+            for r in rows:
+                session.register(r.id, self._memory, [Region(at, stride, count) for at, _ in r.runs])
+
+        self._link = Link("tier", self._settings.path, open, leads=True)
+        self._link.start(_FIRST_CONNECT)
+        log.info("kvhost: tier of %d rows; %s", count, ", ".join(
+            f"group {r.id}: {sum(n for _, n in r.runs)} of {stride} bytes per chunk of {r.tokens} tokens" for r in rows))
+
+    def _open(self, epoch: int, namespace: Namespace) -> Session:
+        engine = f"{self._offloading_spec.config.engine_id}/tier/{epoch}"
+        return Session(
+            self._settings.path, engine, namespace, tenant=self._settings.tenant, unsealed_memory=True, timeout=10.0
+        )
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def lookup(self, key: Any, req_context: Any) -> LookupResult:
+        found = self._jobs.lookup(req_context.req_id, key)
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def on_request_finished(self, req_context: Any) -> None:
+        self._jobs.end_request(req_context.req_id, hints.of_client(req_context.kv_transfer_params))
+
+    def on_schedule_end(self, context: Any) -> None:
+        self._jobs.flush(context.new_req_ids)
+
+    # ---- jobs --------------------------------------------------------------------------------------------------------
+
+    def submit_store(self, job_metadata: Any) -> None:
+        self._jobs.store(job_metadata.job_id, job_metadata.req_context.req_id, self._slots(job_metadata, links=True))
+
+    def submit_load(self, job_metadata: Any) -> None:
+        self._loads[job_metadata.job_id] = len(job_metadata.keys)
+        self._jobs.load(job_metadata.job_id, job_metadata.req_context.req_id, self._slots(job_metadata, links=False))
+
+    def _slots(self, job: Any, *, links: bool) -> list[Slot]:
+        """``links``: with each chunk's place in the prompt, as far as vLLM tells it."""
+        rows = [int(row) for row in (job.chunk_ids if hasattr(job, "chunk_ids") else job.block_ids)]  # 0.26
+        positions: dict[Any, int] = getattr(job.req_context, "_offload_key_positions", {})
+        if not links or not positions:
+            return [Slot(bytes(key), row) for key, row in zip(job.keys, rows, strict=True)]
+        slots: list[Slot] = []
+        before: dict[tuple[bytes, int], bytes] | None = None
+        last: dict[bytes, int] = {}
+        for key, row in zip(job.keys, rows, strict=True):
+            group, end = key[-4:], positions.get(key, 0)
+            tokens = self._tokens.get(int.from_bytes(group, "big"), 1)
+            depth = max(0, -(-end // tokens) - 1)
+            parent = b""
+            if depth and last.get(group) != depth - 1:
+                if before is None:
+                    before = {(k[-4:], at): bytes(k) for k, at in positions.items()}
+                parent = before.get((group, depth * tokens), b"")
+            last[group] = depth
+            slots.append(Slot(bytes(key), row, depth, parent))
+        return slots
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        results = []
+        for done in self._jobs.finished():
+            loads = self._loads.pop(done.id, 0)
+            if self._events is not None and not loads and done.good:
+                self._events.append(OffloadingEvent(done.good, self.medium, False, self.locality))
+            told = {
+                "job_id": done.id, "success": not done.bad, "transfer_time": done.seconds, "transfer_bytes": done.bytes,
+                "successful_keys": tuple(done.good) if loads and done.bad and done.good else None,
+            }
+            results.append(JobResult(**{name: value for name, value in told.items() if name in _RESULT}))
+        return results
+
+    def has_pending_work(self) -> bool:
+        return self._jobs.pending
+
+    def drain_jobs(self) -> None:
+        """vLLM empties its caches, for sleep or for other weights, and only this tells the tier."""
+        self._jobs.drain()
+        self._jobs.new_generation()
+
+    def shutdown(self) -> None:
+        self._jobs.drain(self._settings.shutdown_wait)
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self._memory is not None:
+            self._memory.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        events, self._events = self._events or (), [] if self._events is not None else None
+        return events
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        counts, self._jobs.counts = self._jobs.counts, {}
+        if not counts:
+            return None
+        stats = OffloadingConnectorStats()
+        for name, n in counts.items():
+            stats.increase_counter(_METRIC + name, n)
+        return stats
+
+
+class _Nowhere:
+    """The sessions of a tier that has refused the model."""
+
+    def sessions(self) -> list[Session]:
+        return []

