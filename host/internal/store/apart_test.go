@@ -41,7 +41,7 @@ func TestRootsApart(t *testing.T) {
 	refused("inside of the root "+link, link, deep)
 	must(t, os.RemoveAll(outer))
 	must(t, os.Mkdir(outer, 0o700))
-	f := newFixture(t, outer, 4, 1)
+	f := newFixtureIn(t, outer, 4, 1)
 	f.mustPut(0)
 	refused("another host's root", inner)
 	refused("another host's root", filepath.Join(link, "inner"))

@@ -26,7 +26,7 @@ import (
 // BenchmarkScan opens a root of KVHOST_FILES sparse pieces without its checkpoint.
 func BenchmarkScan(b *testing.B) {
 	files := sized(b, "KVHOST_FILES", 2000)
-	f := newFixture(b, b.TempDir(), files+8, 1, func(c *Config) { c.ScanWait = time.Hour })
+	f := newFixtureIn(b, b.TempDir(), files+8, 1, func(c *Config) { c.ScanWait = time.Hour })
 	f.mustPut(0)
 	page, err := os.ReadFile(f.pieceFile(0, 0))
 	must(b, err)
@@ -305,7 +305,7 @@ func BenchmarkOpen(b *testing.B) {
 		}
 		b.Run("open/"+by, func(b *testing.B) {
 			const keys = 64
-			f := newFixture(b, b.TempDir(), 2*keys, 1, named)
+			f := newFixtureIn(b, b.TempDir(), 2*keys, 1, named)
 			f.mustPut(upTo(keys)...)
 			leases := make([]*Lease, keys)
 			for n := range leases {
@@ -320,7 +320,7 @@ func BenchmarkOpen(b *testing.B) {
 			}
 		})
 		b.Run("put/"+by, func(b *testing.B) {
-			f := newFixture(b, b.TempDir(), 16, 1, named)
+			f := newFixtureIn(b, b.TempDir(), 16, 1, named)
 			b.ReportAllocs()
 			for n := uint64(0); b.Loop(); n++ {
 				p, err := f.store.Put(b.Context(), f.request(n, n, 0))

@@ -13,7 +13,7 @@ import (
 func TestWriteBudget(t *testing.T) {
 	clock := newAt("2026-11-21 20:00:00")
 	dir := t.TempDir()
-	f := newFixture(t, dir, 100, 1, withClock(clock), func(c *Config) {
+	f := newFixtureIn(t, dir, 100, 1, withClock(clock), func(c *Config) {
 		c.Roots[0].DailyWrites, c.UpkeepEvery = 20*pieceBytes, time.Hour
 	})
 	lone := func(n uint64) error { return f.putUnder(n, n, 0) }
@@ -112,7 +112,7 @@ func TestBudgetOutlivesACrash(t *testing.T) {
 // TestBudgetCountsWhatIsWritten: a put that is shed costs nothing, nor does one that is given up before its file is
 // made; a rank that an entry grows by does.
 func TestBudgetCountsWhatIsWritten(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 2, 1, withClock(newAt("2026-11-21 10:00:00")), withBudget(100))
+	f := newFixture(t, 2, 1, withClock(newAt("2026-11-21 10:00:00")), withBudget(100))
 	f.mustPut(0, 1)
 	l := f.lookup(0, 1)
 	for n := range uint64(50) {
@@ -139,14 +139,14 @@ func TestBudgetCountsWhatIsWritten(t *testing.T) {
 		t.Errorf("%d pieces are counted, and what was written of one counts", got)
 	}
 
-	f = newFixture(t, t.TempDir(), 4, 2, withClock(newAt("2026-11-21 10:00:00")), withBudget(2))
+	f = newFixture(t, 4, 2, withClock(newAt("2026-11-21 10:00:00")), withBudget(2))
 	for rank := range uint32(2) {
 		must(t, f.putRank(0, 0, rank, 1<<rank))
 		if got, want := f.written(), int64(rank+1); got != want {
 			t.Errorf("%d pieces are counted, want %d", got, want)
 		}
 	}
-	f = newFixture(t, t.TempDir(), 4, 2, withClock(newAt("2026-11-21 10:00:00")), withBudget(1))
+	f = newFixture(t, 4, 2, withClock(newAt("2026-11-21 10:00:00")), withBudget(1))
 	err = f.putRank(0, 0, 0, 1)
 	if again := f.putRank(0, 0, 0, 1); err != nil && !errors.Is(again, ErrResident) {
 		err = again // the budget is nearly spent from the first one on
@@ -160,7 +160,7 @@ func TestBudgetCountsWhatIsWritten(t *testing.T) {
 // TestBudgetAfterAClockStep: a look at a clock that is wrong does not end the budget for good.
 func TestBudgetAfterAClockStep(t *testing.T) {
 	clock := newAt("2026-11-21 10:00:00")
-	f := newFixture(t, t.TempDir(), 100, 1, withClock(clock), withBudget(10))
+	f := newFixture(t, 100, 1, withClock(clock), withBudget(10))
 	const wrong = 30 * 24 * time.Hour
 	clock.pass(wrong)
 	f.mustPut(upTo(8)...)
@@ -189,7 +189,7 @@ func TestBudgetAfterAClockStep(t *testing.T) {
 // TestBudgetsOfHostsThatShare: each host's budget is its own.
 func TestBudgetsOfHostsThatShare(t *testing.T) {
 	clock := newAt("2026-11-21 10:00:00")
-	f := newFixture(t, t.TempDir(), 100, 1, withClock(clock), withBudget(100), func(c *Config) {
+	f := newFixture(t, 100, 1, withClock(clock), withBudget(100), func(c *Config) {
 		c.Roots[0].Shared = true
 	})
 	f.mustPut(0, 1, 2)

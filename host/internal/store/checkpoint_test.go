@@ -36,7 +36,7 @@ func (f *fixture) image() (list []string) {
 // grown is a root with entries of several tenants, sizes and sets of ranks, some of them incomplete, with free slots
 // between.
 func grown(t *testing.T, change ...func(*Config)) *fixture {
-	f := newFixture(t, t.TempDir(), 40, 2, change...)
+	f := newFixture(t, 40, 2, change...)
 	for n := range uint64(30) {
 		for rank := range uint32(2) {
 			if n%7 == 3 && rank == 1 {

@@ -10,7 +10,7 @@ import (
 
 // TestOnePutPerPiece has clients race for the same pieces: each is granted once.
 func TestOnePutPerPiece(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 40, 2)
+	f := newFixture(t, 40, 2)
 	var granted [20][2]atomic.Int64
 	var clients sync.WaitGroup
 	for range 6 {
@@ -40,7 +40,7 @@ func TestOnePutPerPiece(t *testing.T) {
 
 // TestReleaseBesideOpen releases a lease while others open pieces under it.
 func TestReleaseBesideOpen(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 4, 1)
+	f := newFixture(t, 4, 1)
 	f.mustPut(0, 1)
 	for range 100 {
 		l := f.lookup(0, 1)
@@ -63,7 +63,7 @@ func TestReleaseBesideOpen(t *testing.T) {
 
 // TestWaitingEndsWithTheContext lets puts wait for the turn and for a key's stripe.
 func TestWaitingEndsWithTheContext(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 4, 1)
+	f := newFixture(t, 4, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	resume := f.rested()

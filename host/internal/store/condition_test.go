@@ -143,7 +143,7 @@ var stores = map[string]func(*Config){
 func conditionAt(t *testing.T, change func(*Config), rule faultfs.Rule) (struck bool) {
 	const room = 4
 	faulty := faultfs.New(staging.OS())
-	f := newFixture(t, filepath.Join(testenv.Dir(t), "root"), room, 1, func(c *Config) {
+	f := newFixtureIn(t, filepath.Join(testenv.Dir(t), "root"), room, 1, func(c *Config) {
 		c.FS, c.Now, c.IOTimeout = faulty, time.Now, -1
 	}, change)
 	defer func() { f.store.Close() }()

@@ -23,7 +23,7 @@ func (f *fixture) discards(ns []uint64, want ...DiscardResult) {
 
 // Discarded entries are gone with the files of all ranks, also after a restart, and can be stored again.
 func TestDiscard(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 10, 2)
+	f := newFixture(t, 10, 2)
 	f.mustPut(0, 1, 2, 3)
 	f.mustPut(4)
 	at := f.store.Changes().Start()
@@ -62,7 +62,7 @@ func TestDiscard(t *testing.T) {
 
 // What is leased, being loaded or being stored stays, and is removed when asked for again.
 func TestDiscardInUse(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 10, 1)
+	f := newFixture(t, 10, 1)
 	f.mustPut(0)
 	l := f.lookup(0)
 	f.discards([]uint64{0}, DiscardInUse)
@@ -84,7 +84,7 @@ func TestDiscardInUse(t *testing.T) {
 
 // A tenant cannot remove what another one stored.
 func TestDiscardOfAnotherTenant(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 10, 1)
+	f := newFixture(t, 10, 1)
 	f.mustPut(0)
 	q := DiscardRequest{Namespace: f.space, Keys: keys(0), Tenant: 7}
 	if got, err := f.store.Discard(q); err != nil || got[0] != DiscardOtherTenant {
@@ -99,7 +99,7 @@ func TestDiscardOfAnotherTenant(t *testing.T) {
 
 // Nobody can say of a key that it is absent while a scan has not seen all files.
 func TestDiscardWhileScanning(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 10, 1)
+	f := newFixture(t, 10, 1)
 	f.mustPut(0, 1)
 	g := f.reopenGated()
 	f.discards([]uint64{0}, DiscardUnavailable)
@@ -115,7 +115,7 @@ func TestDiscardWhileScanning(t *testing.T) {
 // A file that cannot be unlinked is no hit any more, and its bytes stay in the account until it is gone.
 func TestDiscardThatCannotUnlink(t *testing.T) {
 	faults := faultfs.New(staging.OS())
-	f := newFixture(t, t.TempDir(), 10, 1, func(c *Config) { c.FS = faults })
+	f := newFixture(t, 10, 1, func(c *Config) { c.FS = faults })
 	f.mustPut(0)
 	rules, err := faultfs.ParseRules("remove **: eio")
 	must(t, err)

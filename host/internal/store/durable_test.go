@@ -18,7 +18,7 @@ func onMachine(t *testing.T, entries int, change ...func(*Config)) (f *fixture, 
 	base := t.TempDir()
 	machine, err := faultfs.NewMachine(staging.OS(), filepath.Join(base, "grave"))
 	must(t, err)
-	f = newFixture(t, filepath.Join(base, "kv"), entries, 1, append(change, func(c *Config) { c.FS = machine })...)
+	f = newFixtureIn(t, filepath.Join(base, "kv"), entries, 1, append(change, func(c *Config) { c.FS = machine })...)
 	return f, machine
 }
 
@@ -99,7 +99,7 @@ func TestDirectoryThatNobodySynced(t *testing.T) {
 
 // TestReturnThatIsBrokenOff: a root's return ends early, and a later one drops the entries whose files gave no answer.
 func TestReturnThatIsBrokenOff(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.UpkeepEvery = time.Hour })
+	f := newFixture(t, 20, 1, func(c *Config) { c.UpkeepEvery = time.Hour })
 	f.mustPut(0, 1, 2, 3)
 	f.root().suspects.add(f.markOf(1), f.markOf(2), f.markOf(3))
 	f.takeOut(0)

@@ -83,7 +83,7 @@ func (w *witness) told(f *fixture) string {
 
 func TestEvents(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
+	f := newFixture(t, 3, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
 	expect := func(what, want string) {
 		t.Helper()
 		if got := w.told(f); got != want {
@@ -132,7 +132,7 @@ func TestEvents(t *testing.T) {
 
 func TestLinkWhenAParentComesBack(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
+	f := newFixture(t, 4, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
 	f.mustPut(2, 1)
 	if got := w.told(f); got != "insert:2 pin:2 unpin:2 insert:1 link:2<1 pin:1 unpin:1" {
 		t.Error(got)
@@ -146,7 +146,7 @@ func TestLinkWhenAParentComesBack(t *testing.T) {
 // TestVictimsAreJudged has a policy that names what it must not; the host passes over that and takes what is right.
 func TestVictimsAreJudged(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
+	f := newFixture(t, 3, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
 	f.mustPut(0, 1, 2)
 	l := f.lookup(0)
 	defer l.Release()
@@ -174,7 +174,7 @@ func TestVictimsAreJudged(t *testing.T) {
 // TestPolicyFault replaces a policy that answers nonsense by the built-in one, which knows what is here.
 func TestPolicyFault(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
+	f := newFixture(t, 3, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
 	f.mustPut(0, 1, 2)
 	f.lookup(0).Release()
 	w.answer = func(_ abi.Ask, dst []uint32) int { return copy(dst, []uint32{1 << 30}) }
@@ -194,7 +194,7 @@ func TestAdmission(t *testing.T) {
 	admit := policy.NativeModule("deep", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
 		return admitFunc(func(c abi.Candidate) bool { seen = append(seen, c); return c.Depth < 2 }), nil
 	})
-	f := newFixture(t, t.TempDir(), 4, 2, func(c *Config) { c.Policies.Admit = handle(admit) })
+	f := newFixture(t, 4, 2, func(c *Config) { c.Policies.Admit = handle(admit) })
 	f.mustPut(0, 1)
 	if err := f.put(2, 0); !errors.Is(err, ErrRefused) {
 		t.Errorf("put at depth 2: %v", err)
@@ -225,7 +225,7 @@ func TestDetour(t *testing.T) {
 	place := policy.NativeModule("one", []abi.Role{abi.RolePlace}, func(guest.Info) (any, error) {
 		return onePlace{}, nil
 	})
-	f := newFixture(t, t.TempDir(), 8, 2, func(c *Config) { c.Policies.Place = handle(place) })
+	f := newFixture(t, 8, 2, func(c *Config) { c.Policies.Place = handle(place) })
 	f.mustPut(0, 1, 2)
 	for round := range 2 {
 		f.mustRead(upTo(3)...)

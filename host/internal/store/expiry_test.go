@@ -26,7 +26,7 @@ func hourly(model string) func(*Config) {
 // TestExpiry: an entry that has expired is a miss at once, goes with the next sweep, and can be stored again.
 func TestExpiry(t *testing.T) {
 	clock := newAt("2026-11-21 10:00:00")
-	f := newFixture(t, t.TempDir(), 20, 1, withClock(clock), hourly("test/*"))
+	f := newFixture(t, 20, 1, withClock(clock), hourly("test/*"))
 	f.mustPut(0, 1)
 	clock.pass(30 * time.Minute)
 	f.mustPut(2)
@@ -65,7 +65,7 @@ func TestExpiriesAreCounted(t *testing.T) {
 	const slots = 4096 // times are kept for as many at a time
 	var of [2]int64
 	for i, expiry := range []func(*Config){func(*Config) {}, hourly("test/*")} {
-		f := newFixture(t, t.TempDir(), 20, 1, expiry)
+		f := newFixture(t, 20, 1, expiry)
 		f.mustPut(0)
 		of[i] = f.store.Stats().Roots[0].IndexBytes
 	}
@@ -77,7 +77,7 @@ func TestExpiriesAreCounted(t *testing.T) {
 // TestNoExpiryForOthers leaves other models alone, also in slots that entries with an end had before.
 func TestNoExpiryForOthers(t *testing.T) {
 	clock := newAt("2026-11-21 10:00:00")
-	f := newFixture(t, t.TempDir(), 2, 1, withClock(clock), hourly("test/model"))
+	f := newFixture(t, 2, 1, withClock(clock), hourly("test/model"))
 	f.mustPut(0, 1)
 	f.ns.Model = "another/model"
 	var err error
@@ -92,7 +92,7 @@ func TestNoExpiryForOthers(t *testing.T) {
 // time of events from its start, and has the start's idea of the time of day.
 func TestExpiryAfterTheClockIsSetBack(t *testing.T) {
 	clock := newAt("2026-11-21 12:00:00")
-	f := newFixture(t, t.TempDir(), 20, 1, withClock(clock), hourly("test/*"))
+	f := newFixture(t, 20, 1, withClock(clock), hourly("test/*"))
 	clock.pass(-2 * time.Hour)
 	f.mustPut(0)
 	f.mustRead(0)
@@ -109,7 +109,7 @@ func TestExpiryAfterAWrongClock(t *testing.T) {
 		"scan": (*fixture).crash} {
 		t.Run(name, func(t *testing.T) {
 			clock := newAt("2026-11-21 10:00:00")
-			f := newFixture(t, t.TempDir(), 20, 1, withClock(clock), hourly("test/*"))
+			f := newFixture(t, 20, 1, withClock(clock), hourly("test/*"))
 			const wrong = 30 * 24 * time.Hour
 			clock.pass(wrong)
 			f.mustPut(0)

@@ -18,7 +18,7 @@ import (
 
 func faultyFixture(t *testing.T, entries int, change ...func(*Config)) (*fixture, *faultfs.FS) {
 	faulty := faultfs.New(staging.OS())
-	return newFixture(t, t.TempDir(), entries, 1, append(change, func(c *Config) { c.FS = faulty })...), faulty
+	return newFixture(t, entries, 1, append(change, func(c *Config) { c.FS = faulty })...), faulty
 }
 
 // TestFullDisk fills a small real file system below the configured capacity, if one can be mounted here; the errors are
@@ -33,7 +33,7 @@ func TestFullDisk(t *testing.T) {
 		return
 	}
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
-	fillDisk(t, newFixture(t, dir, 100, 1))
+	fillDisk(t, newFixtureIn(t, dir, 100, 1))
 }
 
 func fillDisk(t *testing.T, f *fixture) {
@@ -64,7 +64,7 @@ func fillDisk(t *testing.T, f *fixture) {
 }
 
 func TestFilesRemovedOutside(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 3, 2)
+	f := newFixture(t, 3, 2)
 	f.mustPut(0, 1, 2)
 	must(t, os.Remove(f.pieceFile(1, 1)))
 	l := f.lookup(0, 1, 2)
@@ -157,7 +157,7 @@ func TestUnlinkFailsForGood(t *testing.T) {
 
 // TestPutBesideACondemnedEntrysReader has a reader stay on an entry that was condemned while a piece of it was written.
 func TestPutBesideACondemnedEntrysReader(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 4, 2)
+	f := newFixture(t, 4, 2)
 	must(t, f.put(1, 0))
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(1), Ranks: 1})
 	if err != nil || l.Hits() != 1 {
@@ -297,7 +297,7 @@ func TestStaleHandles(t *testing.T) {
 // bytes are never to be had, whatever stands there.
 func TestNothingOfAnotherKind(t *testing.T) {
 	dir := t.TempDir()
-	f := newFixture(t, dir, 400, 1)
+	f := newFixtureIn(t, dir, 400, 1)
 	f.mustPut(0)
 	image, err := os.ReadFile(f.pieceFile(0, 0))
 	must(t, err)
@@ -312,7 +312,7 @@ func TestNothingOfAnotherKind(t *testing.T) {
 		"hash seed":       func(n *kv.Namespace) { n.HashSeed = "other" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := newFixture(t, t.TempDir(), 400, 1)
+			o := newFixture(t, 400, 1)
 			o.ns = testNamespace(1)
 			change(o.ns)
 			o.space, err = o.store.Namespace(context.Background(), o.ns)
@@ -332,7 +332,7 @@ func TestNothingOfAnotherKind(t *testing.T) {
 
 // TestAPieceThatIsNotWhole: a file that lacks its end is not published, and nothing of it is left.
 func TestAPieceThatIsNotWhole(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 10, 1)
+	f := newFixture(t, 10, 1)
 	p, err := f.store.Put(t.Context(), f.request(1, 0, 0))
 	must(t, err)
 	file, err := p.File()
@@ -351,7 +351,7 @@ func TestAPieceThatIsNotWhole(t *testing.T) {
 // TestEntryGoesWhileARankIsWritten: the damage of one rank's piece drops the entry. Another's that is published afterwards
 // does not stay without one.
 func TestEntryGoesWhileARankIsWritten(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 10, 2)
+	f := newFixture(t, 10, 2)
 	must(t, f.putRank(0, 1, 0, 0b11))
 	p, err := f.store.Put(t.Context(), f.request(1, 1, 1))
 	must(t, err)

@@ -64,7 +64,7 @@ func twoRoots(t *testing.T, entries int, change ...func(*Config)) (f *fixture, f
 	bad = filepath.Join(base, "bad")
 	faulty = faultfs.New(staging.OS())
 	t.Cleanup(faulty.Release)
-	f = newFixture(t, filepath.Join(base, "good"), entries, 1, append([]func(*Config){func(c *Config) {
+	f = newFixtureIn(t, filepath.Join(base, "good"), entries, 1, append([]func(*Config){func(c *Config) {
 		c.Roots = append(c.Roots, RootConfig{Path: bad, Capacity: c.Roots[0].Capacity, MaxEntries: c.Roots[0].MaxEntries})
 		c.FS, c.IOTimeout, c.UpkeepEvery = faulty, longIO, 5*time.Millisecond
 	}}, change...)...)
@@ -302,7 +302,7 @@ func testAnotherFileSystemAtTheRoot(t *testing.T) {
 		t.Skipf("missing: the right to mount (%v): run as root with CAP_SYS_ADMIN", err)
 	}
 	t.Cleanup(func() { unix.Unmount(root, unix.MNT_DETACH) })
-	f := newFixture(t, root, 10, 1, func(c *Config) { c.UpkeepEvery = 5 * time.Millisecond })
+	f := newFixtureIn(t, root, 10, 1, func(c *Config) { c.UpkeepEvery = 5 * time.Millisecond })
 	f.mustPut(0, 1)
 	must(t, unix.Unmount(root, unix.MNT_DETACH))
 	f.awaitState(0, health.Out)
@@ -322,7 +322,7 @@ func testAnotherFileSystemAtTheRoot(t *testing.T) {
 // With two roots the place policy hears how fast each is.
 func TestRootsSpeedsReachThePlacePolicy(t *testing.T) {
 	dir := t.TempDir()
-	f := newFixture(t, filepath.Join(dir, "a"), 20, 1, func(c *Config) {
+	f := newFixtureIn(t, filepath.Join(dir, "a"), 20, 1, func(c *Config) {
 		second := c.Roots[0]
 		second.Path = filepath.Join(dir, "b")
 		c.Roots = append(c.Roots, second)
@@ -341,7 +341,7 @@ func TestOneRootCannotBeOpened(t *testing.T) {
 	for _, how := range []string{"checkpoint", "scan"} {
 		t.Run(how, func(t *testing.T) {
 			second := filepath.Join(t.TempDir(), "second")
-			f := newFixture(t, t.TempDir(), 40, 1, func(c *Config) {
+			f := newFixture(t, 40, 1, func(c *Config) {
 				c.UpkeepEvery = time.Millisecond
 				c.Roots = append(c.Roots, c.Roots[0])
 				c.Roots[1].Path = second
@@ -393,7 +393,7 @@ func TestOneRootCannotBeOpened(t *testing.T) {
 // TestNoRootCanBeOpened: then there is nothing to serve with.
 func TestNoRootCanBeOpened(t *testing.T) {
 	dir := t.TempDir()
-	f := newFixture(t, dir, 4, 1)
+	f := newFixtureIn(t, dir, 4, 1)
 	must(t, f.store.Close())
 	c := f.cfg
 	c.Roots = append(slices.Clone(c.Roots), c.Roots[0])
@@ -432,7 +432,7 @@ func TestLockIsLost(t *testing.T) {
 	for name, lose := range lockLosses {
 		for _, killed := range []bool{false, true} {
 			t.Run(name+map[bool]string{true: ", killed"}[killed], func(t *testing.T) {
-				f := newFixture(t, filepath.Join(t.TempDir(), "root"), 40, 1, func(c *Config) { c.UpkeepEvery = time.Hour })
+				f := newFixtureIn(t, filepath.Join(t.TempDir(), "root"), 40, 1, func(c *Config) { c.UpkeepEvery = time.Hour })
 				f.mustPut(0, 1, 2)
 				r := f.root()
 				must(t, lose(r.Path))
@@ -471,7 +471,7 @@ func TestLockIsLost(t *testing.T) {
 // TestLostLockIsNoticed: the root's own upkeep notices it within a second.
 func TestLostLockIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, t.TempDir(), 40, 1, func(c *Config) { c.Now = time.Now })
+		f := newFixture(t, 40, 1, func(c *Config) { c.Now = time.Now })
 		defer f.store.Close()
 		f.mustPut(0)
 		must(t, lockLosses["its directory"](f.cfg.Roots[0].Path))
@@ -505,7 +505,7 @@ func (f *leaving) Stat(name string) (staging.Info, error) {
 func TestDirectoryGoesMeanwhile(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "root")
 	fsys := &leaving{FS: staging.OS(), root: root}
-	f := newFixture(t, root, 40, 1, func(c *Config) { c.FS, c.UpkeepEvery = fsys, time.Hour })
+	f := newFixtureIn(t, root, 40, 1, func(c *Config) { c.FS, c.UpkeepEvery = fsys, time.Hour })
 	fsys.left.Store(true)
 	must(t, f.store.Maintain(t.Context(), 0, Probe))
 	if said := f.root().Health.Report().Reason; !strings.HasPrefix(said, "its directory is gone") {

@@ -36,7 +36,7 @@ const (
 
 // inTree is a store on a root of a tree.
 func inTree(t *testing.T, dir string) *fixture {
-	return newFixture(t, dir, treeRoom, 1, func(c *Config) {
+	return newFixtureIn(t, dir, treeRoom, 1, func(c *Config) {
 		c.HostID, c.ScanWorkers, c.ScanWait, c.UpkeepEvery, c.Now = treeHost, 1, time.Minute, time.Hour, nil
 		c.Roots[0].MaxEntries = 0
 	})
@@ -112,7 +112,7 @@ type seedling struct {
 }
 
 func newSeedling(t *testing.T) *seedling {
-	s := &seedling{clean: filepath.Join(t.TempDir(), "clean"), killed: filepath.Join(t.TempDir(), "killed")}
+	s := &seedling{clean: filepath.Join(testenv.Dir(t), "clean"), killed: filepath.Join(t.TempDir(), "killed")}
 	f := inTree(t, s.clean)
 	path := func(n uint64) string {
 		must(t, f.putUnder(n, n, 0))
@@ -165,7 +165,7 @@ func TestTrees(t *testing.T) {
 
 // run has an intruder come before a start that finds a checkpoint, before one that scans, or to a running host.
 func (s *seedling) run(t *testing.T, p place, in intruder, when int) {
-	top := t.TempDir()
+	top := testenv.Dir(t)
 	tree := s.tree
 	tree.Root, tree.Outside = filepath.Join(top, "root"), filepath.Join(top, "outside")
 	from := s.clean

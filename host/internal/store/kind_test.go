@@ -30,7 +30,7 @@ func shareRoot(c *RootConfig) { c.Shared, c.Poll, c.Lapse = true, 20*time.Millis
 
 func (k *kindOfRoot) open(t *testing.T, entries, ranks int, change ...func(*Config)) *fixture {
 	t.Helper()
-	return newFixture(t, filepath.Join(t.TempDir(), "root"), entries, ranks, append([]func(*Config){func(c *Config) {
+	return newFixtureIn(t, filepath.Join(t.TempDir(), "root"), entries, ranks, append([]func(*Config){func(c *Config) {
 		c.Now = time.Now
 		k.set(&c.Roots[0])
 	}}, change...)...)

@@ -21,7 +21,7 @@ import (
 // twoLevels is a fixture with a root of level 0, which holds so many entries, before one of level 1, which has room.
 func twoLevels(t *testing.T, near, far int, change ...func(*Config)) *fixture {
 	t.Helper()
-	return newFixture(t, filepath.Join(t.TempDir(), "near"), near, 1, append([]func(*Config){func(c *Config) {
+	return newFixtureIn(t, filepath.Join(t.TempDir(), "near"), near, 1, append([]func(*Config){func(c *Config) {
 		c.Roots = append(c.Roots, RootConfig{
 			Path: filepath.Join(t.TempDir(), "far"), Capacity: int64(far) * pieceBytes, MaxEntries: 1024, Level: 1,
 		})

@@ -127,7 +127,7 @@ func TestNamesOutliveTheirPolicy(t *testing.T) {
 	const entries = 24
 	for name, by := range namers(t) {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, t.TempDir(), entries, 2, func(c *Config) { c.Policies.Place = by.open() })
+			f := newFixture(t, entries, 2, func(c *Config) { c.Policies.Place = by.open() })
 			all := func(when string, keys ...uint64) {
 				t.Helper()
 				for _, n := range keys {
@@ -195,7 +195,7 @@ func TestAPolicyThatTraps(t *testing.T) {
 	m, err := policy.Open(t.Context(), "fanout", policy.Options{Dir: policytest.Dir(t, "fanout"), Cache: policytest.Cache(t)})
 	must(t, err)
 	defer m.Close(context.Background())
-	f := newFixture(t, t.TempDir(), 40, 2, func(c *Config) {
+	f := newFixture(t, 40, 2, func(c *Config) {
 		h := policy.NewHandle(m, "", policy.Config{fanout.ConfigWidths: "1/1"}, func(*policy.Module, error) {})
 		c.Policies.Place = h.Acquire()
 	})
@@ -222,7 +222,7 @@ func TestAPolicyThatTraps(t *testing.T) {
 
 // TestTheHeaderSaysTheName: also of a piece that could not have the name that it was written for.
 func TestTheHeaderSaysTheName(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 8, 1, colliding)
+	f := newFixture(t, 8, 1, colliding)
 	f.mustPut(0, 1)
 	for n, want := range []string{"heap/same.kv", ""} {
 		h, _, err := f.root().Look(f.pieceFile(uint64(n), 0))
@@ -238,7 +238,7 @@ func TestAPieceTwice(t *testing.T) {
 	for _, back := range []bool{false, true} {
 		for _, other := range []string{"0/other", "zz/other", "backup/link"} {
 			t.Run(fmt.Sprintf("back=%t/%s", back, other), func(t *testing.T) {
-				f := newFixture(t, t.TempDir(), 8, 2, inOrder(back), func(c *Config) { c.Policies.Place = widths(t, "1/1") })
+				f := newFixture(t, 8, 2, inOrder(back), func(c *Config) { c.Policies.Place = widths(t, "1/1") })
 				f.mustPut(0, 1)
 				name, twice := f.pieceFile(0, 1), filepath.Join(f.cfg.Roots[0].Path, other)
 				if filepath.Base(other) == "link" { // as a copy by links has
@@ -261,7 +261,7 @@ func TestAPieceTwice(t *testing.T) {
 // TestARenamedPiece: somebody has given files other names. A scan finds them there; one that no piece can have, and the
 // built-in name of another, make the file one of nobody's.
 func TestARenamedPiece(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 8, 1)
+	f := newFixture(t, 8, 1)
 	f.mustPut(0, 1, 2)
 	root := f.cfg.Roots[0].Path
 	k := testKey(7)
@@ -298,7 +298,7 @@ func TestPutDuringAScan(t *testing.T) {
 	} {
 		for _, when := range []string{"published before", "published after"} {
 			t.Run(name+"/"+when, func(t *testing.T) {
-				f := newFixture(t, t.TempDir(), 6, 2, inOrder(false), func(cfg *Config) { cfg.Policies.Place = c.first() })
+				f := newFixture(t, 6, 2, inOrder(false), func(cfg *Config) { cfg.Policies.Place = c.first() })
 				f.mustPut(0)
 				f.cfg.Policies.Place = c.second()
 				g := f.reopenGated()
@@ -340,7 +340,7 @@ func (p linkedPlacer) use0(name string) func() *policy.Handle {
 // TestATornPiece: a power failure leaves a file under a policy's name without its first page. A scan moves it away; another
 // program's file it leaves alone.
 func TestATornPiece(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 100, 1, func(c *Config) { c.Policies.Place = fickle().use("f") })
+	f := newFixture(t, 100, 1, func(c *Config) { c.Policies.Place = fickle().use("f") })
 	f.mustPut(0, 1)
 	image, err := os.ReadFile(f.pieceFile(0, 0))
 	f.must(err)
@@ -360,7 +360,7 @@ func TestATornPiece(t *testing.T) {
 // evict each other's pieces, and a host that stores what another stores at the same time under another name loses nothing.
 // The hosts stay within the capacity, and all their accounts are the disk's.
 func TestNamesOnASharedRoot(t *testing.T) {
-	s := &turns{T: t, dir: t.TempDir()}
+	s := newTurns(t)
 	a := s.host("a", 24, func(c *Config) { c.Policies.Place = fickle().use("f") })
 	b := s.host("b", 24, func(c *Config) { c.Policies.Place = widths(t, "1/1") })
 	s.pass(6)
@@ -406,7 +406,7 @@ func TestNamesOnASharedRoot(t *testing.T) {
 // TestAHostDiesAfterALink: a host is killed between the link and its log. Another one learns of the piece, and its name,
 // from the header.
 func TestAHostDiesAfterALink(t *testing.T) {
-	s := &turns{T: t, dir: t.TempDir()}
+	s := newTurns(t)
 	a := s.host("a", 24)
 	b := s.host("b", 24, func(c *Config) { c.Policies.Place = fickle().use("f") })
 	s.pass(6)

@@ -31,7 +31,7 @@ func numbered(s *Store) int { return len(s.catalog.Namespaces()) }
 func TestNamespacesWithoutEntriesLoseTheirPlace(t *testing.T) {
 	for _, how := range []string{"checkpoint", "scan"} {
 		t.Run(how, func(t *testing.T) {
-			f := newFixture(t, t.TempDir(), 8, 1)
+			f := newFixture(t, 8, 1)
 			f.mustPut(0)
 			mine := f.space
 			for n := range 2 {
@@ -65,7 +65,7 @@ func TestNamespacesWithoutEntriesLoseTheirPlace(t *testing.T) {
 
 // TestMoreNamespacesKeptThanPlaces starts on a root that has kept more namespaces than there are places for.
 func TestMoreNamespacesKeptThanPlaces(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 8, 1)
+	f := newFixture(t, 8, 1)
 	f.mustPut(0)
 	must(t, f.store.Close())
 	for n := range catalog.MaxNamespaces + 10 {
@@ -85,7 +85,7 @@ func TestMoreNamespacesKeptThanPlaces(t *testing.T) {
 // TestDamagedFileOfDormantNamespace: a file is known by its path to be the store's although no sound piece says whose
 // it is.
 func TestDamagedFileOfDormantNamespace(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 8, 1)
+	f := newFixture(t, 8, 1)
 	other := testNamespace(1)
 	other.Revision = "other"
 	mine := f.ns
@@ -111,7 +111,7 @@ func TestDamagedFileOfDormantNamespace(t *testing.T) {
 // TestTemporariesOfMeta leaves some beside the store's own files.
 func TestTemporariesOfMeta(t *testing.T) {
 	dir := t.TempDir()
-	f := newFixture(t, dir, 4, 1)
+	f := newFixtureIn(t, dir, 4, 1)
 	f.mustPut(0)
 	mine := func(d string) string { return pieceformat.TempName(filepath.Join(dir, d, "x"), "testhost", 7) }
 	others := pieceformat.TempName(filepath.Join(dir, pieceformat.MetaDir, "x"), "otherhost", 7)

@@ -173,7 +173,7 @@ func (f *fixture) covers(when string) {
 func TestATakenFileIsCounted(t *testing.T) {
 	for more, want := range map[string]error{"": nil, " eacces": ErrNoSpace} {
 		fsys := faultfs.New(staging.OS())
-		f := newFixture(t, t.TempDir(), 4, 2, func(c *Config) { c.FS = fsys })
+		f := newFixture(t, 4, 2, func(c *Config) { c.FS = fsys })
 		f.mustPut(0, 1, 2, 3)
 		var err error
 		f.whileHanging(fsys, "remove **_r1.kv 1st: eio\nremove **.kv 2nd: hang"+more, func() {
@@ -198,7 +198,7 @@ func TestATakenFileIsCounted(t *testing.T) {
 // temporary is there until it is removed.
 func TestALeftFileIsPublishedAgain(t *testing.T) {
 	fsys := faultfs.New(staging.OS())
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.FS = fsys })
+	f := newFixture(t, 4, 1, func(c *Config) { c.FS = fsys })
 	f.mustPut(0)
 	fsys.Set(faultfs.MustRules("remove **.kv: eio")...)
 	f.drop(0)
@@ -215,7 +215,7 @@ func TestALeftFileIsPublishedAgain(t *testing.T) {
 // are being unlinked.
 func TestALeftFileGoesBeforeItsEntry(t *testing.T) {
 	fsys := faultfs.New(staging.OS())
-	f := newFixture(t, t.TempDir(), 4, 2, func(c *Config) { c.FS = fsys })
+	f := newFixture(t, 4, 2, func(c *Config) { c.FS = fsys })
 	f.mustPut(0)
 	m := f.markOf(0)
 	f.whileHanging(fsys, "remove **_r0.kv 1st: eio\nremove **_r1.kv: hang", func() { f.root().drop(m, 0) },
@@ -279,7 +279,7 @@ func (f strange) Stat() (staging.Info, error) {
 // A store that evicts overwrites the victim's file: no file is made or unlinked, and every key has its own bytes.
 func TestVictimsFilesAreTakenOver(t *testing.T) {
 	fsys := faultfs.New(staging.OS())
-	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.FS = fsys })
+	f := newFixture(t, 3, 1, func(c *Config) { c.FS = fsys })
 	f.mustPut(0, 1, 2)
 	fsys.Set(faultfs.MustRules("remove **.kv: eio")...) // none may be unlinked
 	f.mustPut(3, 4, 5, 6)
@@ -306,12 +306,12 @@ func TestVictimsFilesAreTakenOver(t *testing.T) {
 
 func TestWhatIsNotTakenOver(t *testing.T) {
 	t.Run("a file with a second name", func(t *testing.T) {
-		f := newFixture(t, t.TempDir(), 1, 1)
+		f := newFixture(t, 1, 1)
 		f.mustPut(0)
 		l := f.lookup(0)
 		p, err := l.Open(0, 0)
 		must(t, err)
-		other := filepath.Join(t.TempDir(), "backup")
+		other := f.cfg.Roots[0].Path + "-backup"
 		must(t, os.Link(p.File().Name(), other))
 		before, err := os.ReadFile(other)
 		must(t, err)
@@ -328,7 +328,7 @@ func TestWhatIsNotTakenOver(t *testing.T) {
 	})
 	t.Run("another user's file", func(t *testing.T) {
 		fsys := &strangers{FS: staging.OS()}
-		f := newFixture(t, t.TempDir(), 1, 1, func(c *Config) { c.FS = fsys })
+		f := newFixture(t, 1, 1, func(c *Config) { c.FS = fsys })
 		f.mustPut(0)
 		f.mustPut(1)
 		equal(t, "taken over", f.recycled(), 1)
@@ -339,7 +339,7 @@ func TestWhatIsNotTakenOver(t *testing.T) {
 		f.checkUsed()
 	})
 	t.Run("a file of another size", func(t *testing.T) {
-		f := newFixture(t, t.TempDir(), 2, 1)
+		f := newFixture(t, 2, 1)
 		q := f.request(0, 0, 0)
 		q.Group = 1 // larger files
 		must(t, f.putAs(q))
@@ -351,7 +351,7 @@ func TestWhatIsNotTakenOver(t *testing.T) {
 		}
 	})
 	t.Run("anything of a shared root", func(t *testing.T) {
-		f := newFixture(t, t.TempDir(), 1, 1)
+		f := newFixture(t, 1, 1)
 		f.unlinkVictims()
 		f.mustPut(0, 1)
 		f.mustHold(1)
@@ -372,7 +372,7 @@ func TestTakingOverFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fsys := faultfs.New(staging.OS())
-			f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) { c.FS = fsys })
+			f := newFixture(t, 2, 1, func(c *Config) { c.FS = fsys })
 			f.mustPut(0, 1)
 			fsys.Set(faultfs.MustRules(rule)...)
 			err := f.put(2, 0)
@@ -391,7 +391,7 @@ func TestTakingOverFails(t *testing.T) {
 	}
 	t.Run("rename happened but says not, and the file cannot be unlinked", func(t *testing.T) {
 		fsys := faultfs.New(staging.OS())
-		f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) { c.FS = fsys })
+		f := newFixture(t, 2, 1, func(c *Config) { c.FS = fsys })
 		f.mustPut(0, 1)
 		fsys.Set(faultfs.MustRules("rename **: eio after\nremove **.tmp: eacces")...)
 		err := f.put(2, 0)
@@ -406,7 +406,7 @@ func TestTakingOverFails(t *testing.T) {
 		f.checkUsed()
 	})
 	t.Run("the put is aborted before it opened the file", func(t *testing.T) {
-		f := newFixture(t, t.TempDir(), 1, 1)
+		f := newFixture(t, 1, 1)
 		f.mustPut(0)
 		p, err := f.store.Put(context.Background(), f.request(1, 1, 0))
 		must(t, err)
@@ -444,7 +444,7 @@ func (f *fixture) emptyDirs() (empty []string) {
 // A directory goes with the last piece in it, whether its file is unlinked or becomes another piece's.
 func TestEmptyDirectoriesGo(t *testing.T) {
 	for _, unlinks := range []bool{false, true} {
-		f := newFixture(t, t.TempDir(), 3, 2)
+		f := newFixture(t, 3, 2)
 		if unlinks {
 			f.unlinkVictims()
 		}
@@ -482,7 +482,7 @@ func (u *undoing) MkdirAll(name string, perm fs.FileMode) error {
 func TestADirectoryGoesBeforeItsFile(t *testing.T) {
 	for _, strict := range []bool{false, true} {
 		fsys := &undoing{FS: staging.OS()}
-		f := newFixture(t, filepath.Join(t.TempDir(), "kv"), 3, 1, func(c *Config) {
+		f := newFixtureIn(t, filepath.Join(t.TempDir(), "kv"), 3, 1, func(c *Config) {
 			c.FS = fsys
 			if strict {
 				c.Strict = true
@@ -506,7 +506,7 @@ func TestDirectoriesStayWithinTheCapacity(t *testing.T) {
 		return fmt.Appendf(dst, "%x/a/b/c/d/piece", q.Key[:q.KeyLen])
 	})
 	const entries = 400
-	f := newFixture(t, t.TempDir(), entries, 1, func(c *Config) { c.Policies.Place = alone.use("alone") })
+	f := newFixture(t, entries, 1, func(c *Config) { c.Policies.Place = alone.use("alone") })
 	root := f.cfg.Roots[0]
 	const block = 4096
 	directories := func() (dirs int64) {

@@ -35,7 +35,7 @@ func put(t testing.TB, name string, data []byte) {
 // TestScanOfAMess opens a root in which crashes, other programs and a careless operator have left what they leave.
 func TestScanOfAMess(t *testing.T) {
 	dir := t.TempDir()
-	f := newFixture(t, dir, 400, 1)
+	f := newFixtureIn(t, dir, 400, 1)
 	f.mustPut(0, 1, 2, 3, 4, 5, 6)
 	var names []string
 	for n := range uint64(7) {
@@ -104,7 +104,7 @@ func TestScanOfAMess(t *testing.T) {
 
 // TestQuarantineIsBounded damages piece after piece.
 func TestQuarantineIsBounded(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 100, 1, func(c *Config) { c.QuarantineFiles = 2 })
+	f := newFixture(t, 100, 1, func(c *Config) { c.QuarantineFiles = 2 })
 	for n := range uint64(6) {
 		f.mustPut(n)
 		b, err := os.ReadFile(f.pieceFile(n, 0))
@@ -142,7 +142,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 
 func TestRootBusy(t *testing.T) {
 	dir := t.TempDir()
-	f := newFixture(t, dir, 4, 1)
+	f := newFixtureIn(t, dir, 4, 1)
 	_, err := Open(context.Background(), f.cfg)
 	if !errors.Is(err, ErrRootBusy) || !strings.Contains(err.Error(), dir) ||
 		!strings.Contains(err.Error(), "shared = true") {
@@ -163,7 +163,7 @@ func TestRootBusy(t *testing.T) {
 }
 
 func TestCapacityShrinks(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 10, 1)
+	f := newFixture(t, 10, 1)
 	f.mustPut(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 	f.cfg.Roots[0].Capacity = 4 * pieceBytes
 	f.restart()
@@ -180,7 +180,7 @@ func TestLayoutPolicyChanges(t *testing.T) {
 	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) {
 		return blockMajor{}, nil
 	})
-	f := newFixture(t, t.TempDir(), 10, 1, func(c *Config) { c.Policies.Layout = handle(layout) })
+	f := newFixture(t, 10, 1, func(c *Config) { c.Policies.Layout = handle(layout) })
 	f.mustPut(0, 1)
 	before := f.space.Plan(0)
 	f.cfg.Policies.Layout = nil
@@ -222,7 +222,7 @@ func (blockMajor) Layout(h abi.LayoutHeader, planes []abi.Plane, dst []abi.Segme
 }
 
 func TestNamespacesDoNotMix(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 10, 1)
+	f := newFixture(t, 10, 1)
 	f.mustPut(0, 1)
 	other := *f.ns
 	other.Revision = "2"
@@ -243,7 +243,7 @@ func TestNamespacesDoNotMix(t *testing.T) {
 }
 
 func TestMembershipLookup(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 10, 1)
+	f := newFixture(t, 10, 1)
 	for _, n := range []uint64{1, 3} {
 		q := f.request(n, n, 0)
 		q.Group = 1
@@ -303,7 +303,7 @@ func (g *gated) Statfs(string) (staging.Space, error) {
 // TestServesWhileItScans opens a root after a crash and uses it while its directories cannot be listed.
 func TestServesWhileItScans(t *testing.T) {
 	const entries, room = 20, 30
-	f := newFixture(t, t.TempDir(), room, 1)
+	f := newFixture(t, room, 1)
 	f.mustPut(upTo(entries)...)
 	dir := f.cfg.Roots[0].Path
 	g := f.reopenGated()
@@ -380,7 +380,7 @@ func TestClosedBeforeAllIsTold(t *testing.T) {
 	module := policy.NativeModule("keeper", []abi.Role{abi.RoleEvict}, func(guest.Info) (any, error) {
 		return &keeper{told: &told}, nil
 	}).KeepState("keeper/1")
-	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Policies.Evict = handle(module) })
+	f := newFixture(t, 20, 1, func(c *Config) { c.Policies.Evict = handle(module) })
 	f.mustPut(0, 1, 2)
 	r := f.root()
 	r.Lock()
@@ -512,7 +512,7 @@ func TestNamespaceIsDamaged(t *testing.T) {
 		{"no bytes", copies[:1], func(name string) error { return os.Truncate(name, 0) }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := newFixture(t, t.TempDir(), 200, 1)
+			f := newFixture(t, 200, 1)
 			f.mustPut(0, 1, 2)
 			must(t, f.store.Close())
 			dir := f.cfg.Roots[0].Path

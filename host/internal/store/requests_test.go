@@ -13,7 +13,7 @@ import (
 // TestRequestMemory: a client that uses one request id for all its lookups makes the host remember each entry once.
 func TestRequestMemory(t *testing.T) {
 	const keys, request = 120, 5
-	f := newFixture(t, t.TempDir(), keys, 1)
+	f := newFixture(t, keys, 1)
 	all := make([]uint64, keys)
 	for n := range all {
 		all[n] = uint64(n)
@@ -74,7 +74,7 @@ func (f *fixture) order(of int) (list []int) {
 
 // TestOrderAfterACrash starts without a checkpoint: the order of storing stands for the order of last touch.
 func TestOrderAfterACrash(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 16, 1)
+	f := newFixture(t, 16, 1)
 	for _, n := range []uint64{3, 1, 4, 0, 2} {
 		f.mustPut(n)
 	}

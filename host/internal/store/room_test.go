@@ -28,7 +28,7 @@ func TestFloor(t *testing.T) {
 	}
 	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
 	const keep = 1 << 20
-	f := newFixture(t, filepath.Join(dir, "root"), 1000, 1, func(c *Config) {
+	f := newFixtureIn(t, filepath.Join(dir, "root"), 1000, 1, func(c *Config) {
 		c.Roots[0].MinFree, c.UpkeepEvery = keep, 5*time.Millisecond
 	})
 	free := func() int64 {
@@ -64,7 +64,7 @@ func (f *fixture) putOf(tenant uint32, n uint64) error {
 
 // TestQuotas: a tenant that uses its quota up loses its own entries and nobody else's.
 func TestQuotas(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 20, 1, func(c *Config) {
+	f := newFixture(t, 20, 1, func(c *Config) {
 		c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 5 * pieceBytes}, {First: 8, Last: 9, Share: 0.1}}
 	})
 	count := func(from, to uint64) (n int) {
@@ -111,7 +111,7 @@ func TestQuotas(t *testing.T) {
 		t.Errorf("%d entries of tenant 1 after a restart", got)
 	}
 	f.checkUsed()
-	f = newFixture(t, t.TempDir(), 20, 1, func(c *Config) { c.Quotas = []Quota{{Last: abi.None, Bytes: pieceBytes}} })
+	f = newFixture(t, 20, 1, func(c *Config) { c.Quotas = []Quota{{Last: abi.None, Bytes: pieceBytes}} })
 	must(t, f.putOf(3, 1))
 	l = f.lookup(1)
 	if err := f.putOf(3, 2); !errors.Is(err, ErrNoSpace) {
@@ -171,7 +171,7 @@ func TestReturnOfAFullRoot(t *testing.T) {
 // TestSlotsAreOut: all slots are taken and pinned, and there is something in quarantine, which frees bytes and no slot.
 // The put gives up at once.
 func TestSlotsAreOut(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 100, 1, func(c *Config) { c.Roots[0].MaxEntries = 3 })
+	f := newFixture(t, 100, 1, func(c *Config) { c.Roots[0].MaxEntries = 3 })
 	f.mustPut(0, 1, 2)
 	damage(t, f.pieceFile(2, 0))
 	l := f.lookup(2)
@@ -213,7 +213,7 @@ func (f *fixture) hasRanks(n, ranks uint64) bool {
 // TestEnginesShareEntries has two engines with different local ranks store the same keys. What the second one adds is
 // reserved like what the first one did, before and after a restart.
 func TestEnginesShareEntries(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 2, 4) // room for 8 pieces
+	f := newFixture(t, 2, 4) // room for 8 pieces
 	within := func(when string) {
 		t.Helper()
 		if err := f.check(); err != nil {
@@ -262,7 +262,7 @@ func TestEnginesShareEntries(t *testing.T) {
 
 // TestRecoveredEntriesAreReserved finds pieces of two engines at the start, each with one rank missing.
 func TestRecoveredEntriesAreReserved(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 1, 4)
+	f := newFixture(t, 1, 4)
 	must(t, errors.Join(f.putRank(0, 1, 0, 0b0011), f.putRank(0, 1, 2, 0b1100)))
 	f.crash()
 	r := f.root()
@@ -278,7 +278,7 @@ func TestRecoveredEntriesAreReserved(t *testing.T) {
 
 // TestNoSpaceForAnotherRank pins all there is: a rank that was not reserved is shed, and what is there stays.
 func TestNoSpaceForAnotherRank(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 1, 2)
+	f := newFixture(t, 1, 2)
 	must(t, errors.Join(f.putRank(0, 1, 0, 0b01), f.putRank(0, 2, 0, 0b01)))
 	l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(1), Ranks: 1})
 	if err != nil || l.Hits() != 1 {
@@ -312,7 +312,7 @@ func TestWhatNeverFitsEvictsNothing(t *testing.T) {
 		"over what there is": {8, func(f *fixture) { f.ceiling(3 * pieceBytes) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, t.TempDir(), 5, 4, func(c *Config) {
+			f := newFixture(t, 5, 4, func(c *Config) {
 				c.Quotas = []Quota{{First: 7, Last: 7, Bytes: 3 * pieceBytes}}
 			})
 			f.mustPutRanks(c.tenant, 0, 1)
@@ -373,7 +373,7 @@ func (d *smallDisk) Statfs(string) (staging.Space, error) {
 func TestReservedRanksAreNotFree(t *testing.T) {
 	const ranks, keep, all = 8, 4, 40
 	disk := &smallDisk{FS: staging.OS(), dir: t.TempDir(), bytes: all * pieceBytes}
-	f := newFixture(t, disk.dir, 100, ranks, func(c *Config) {
+	f := newFixtureIn(t, disk.dir, 100, ranks, func(c *Config) {
 		c.Roots[0].MinFree, c.FS, c.UpkeepEvery = keep*pieceBytes, disk, time.Hour
 	})
 	r := f.root()
@@ -405,7 +405,7 @@ func TestReservedRanksAreNotFree(t *testing.T) {
 
 // TestMoreTenantsThanNumbers finds and stores pieces of tenants that get no number. Nobody else may be billed for them.
 func TestMoreTenantsThanNumbers(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 10, 1)
+	f := newFixture(t, 10, 1)
 	must(t, f.putOf(1<<20, 0))
 	g := f.reopenGated()
 	for tenant := range uint32(1<<16 - 1) {

@@ -35,7 +35,7 @@ const capacityBytes = 64 * pieceformat.Page
 
 func newRig(t testing.TB) *rig {
 	r := &rig{TB: t, now: time.Hour, faults: faultfs.New(staging.OS())}
-	f := newFixture(t, t.TempDir(), 1, 2, func(c *Config) {
+	f := newFixture(t, 1, 2, func(c *Config) {
 		c.FS, c.Now, c.HostID = r.faults, func() time.Time { return time.Unix(1_700_000_000, 0) }, "a"
 		c.IOTimeout, c.UpkeepEvery, c.ScanWorkers = -1, time.Hour, 1
 		root := &c.Roots[0]

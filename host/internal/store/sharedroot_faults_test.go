@@ -181,7 +181,7 @@ func TestOneHostOrSeveral(t *testing.T) {
 // TestAVictimHasNoOtherName: a host is paused while it removes the temporary of a piece that the evictor knows already,
 // because its own put of the piece met it. The evictor grants the piece's room only when the temporary has gone too.
 func TestAVictimHasNoOtherName(t *testing.T) {
-	s := &turns{T: t, dir: t.TempDir()}
+	s := newTurns(t)
 	a, faulty := s.host("a", 24), faultfs.New(staging.OS())
 	b := s.host("b", 24, func(c *Config) { c.FS = faulty })
 	s.pass(3)
@@ -218,7 +218,7 @@ func TestAVictimHasNoOtherName(t *testing.T) {
 func TestAPublishedTemporaryIsDamaged(t *testing.T) {
 	for name, rules := range map[string]string{"": "", " and cannot be emptied at first": "open **/gone/*/t/* 2nd: eio"} {
 		t.Run("damaged"+name, func(t *testing.T) {
-			s := &turns{T: t, dir: t.TempDir()}
+			s := newTurns(t)
 			faulty := faultfs.New(staging.OS())
 			a := s.host("a", 24, func(c *Config) { c.FS = faulty })
 			b, c := s.host("b", 24), s.host("c", 24)
@@ -260,7 +260,7 @@ func TestAPublishedTemporaryIsDamaged(t *testing.T) {
 // TestAStaleHandleOfTheHosts: the evictor's handle of the hosts' directory is stale once. It does not take them for gone:
 // they would never acknowledge that, nor what is proposed after it.
 func TestAStaleHandleOfTheHosts(t *testing.T) {
-	s := &turns{T: t, dir: t.TempDir()}
+	s := newTurns(t)
 	faulty := faultfs.New(staging.OS())
 	a := s.host("a", 24, func(c *Config) { c.FS = faulty })
 	b := s.host("b", 24)
@@ -289,7 +289,7 @@ func TestAStaleHandleOfTheHosts(t *testing.T) {
 // TestForgottenWhileItWaits: a put of an entry's second rank waits for credit while its host is given up and joins again.
 // The entry was forgotten; a piece that was added to it would be on the disk and not in this host's account.
 func TestForgottenWhileItWaits(t *testing.T) {
-	s := &turns{T: t, dir: t.TempDir()}
+	s := newTurns(t)
 	var b *fixture
 	waits := func() {}
 	host := func(id string) (f *fixture) {

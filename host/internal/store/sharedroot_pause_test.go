@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -23,6 +24,8 @@ type turns struct {
 	hosts  []*fixture
 	paused []*fixture
 }
+
+func newTurns(t *testing.T) *turns { return &turns{T: t, dir: testenv.Dir(t)} }
 
 const turnsLapse = 10 * time.Second
 
@@ -99,7 +102,7 @@ func (s *turns) within() {
 func TestCreditEndsWithItsIncarnation(t *testing.T) {
 	for _, when := range []string{"before it has a file", "while it writes", "before it publishes"} {
 		t.Run(when, func(t *testing.T) {
-			s := &turns{T: t, dir: t.TempDir()}
+			s := newTurns(t)
 			a, b := s.host("a", 24), s.host("b", 24)
 			b.mustPut(0, 1)
 			s.pass(3)
@@ -150,7 +153,7 @@ func TestCreditEndsWithItsIncarnation(t *testing.T) {
 // TestHeldCreditIsCounted: what puts of an earlier incarnation may still have in open files is not granted to anybody
 // while they go on.
 func TestHeldCreditIsCounted(t *testing.T) {
-	s := &turns{T: t, dir: t.TempDir()}
+	s := newTurns(t)
 	a, b := s.host("a", 24), s.host("b", 24)
 	s.pass(3)
 	p := b.begin(100)
@@ -171,7 +174,7 @@ func TestHeldCreditIsCounted(t *testing.T) {
 
 // TestTemporariesOfAPausedHostAreEmptied: their names go, and so do the bytes of those that it has open.
 func TestTemporariesOfAPausedHostAreEmptied(t *testing.T) {
-	s := &turns{T: t, dir: t.TempDir()}
+	s := newTurns(t)
 	s.host("a", 24)
 	b := s.host("b", 24)
 	s.pass(3)
@@ -192,7 +195,7 @@ func TestTemporariesOfAPausedHostAreEmptied(t *testing.T) {
 // TestARejoinForgets: what a host knew before it was given up it neither grants nor loads, also where the files are
 // still there; after the scan it has what there is.
 func TestARejoinForgets(t *testing.T) {
-	s := &turns{T: t, dir: t.TempDir()}
+	s := newTurns(t)
 	a, b := s.host("a", 24), s.host("b", 24)
 	b.mustPut(0, 1, 2, 3)
 	s.pass(3)
@@ -241,7 +244,7 @@ func TestARejoinForgets(t *testing.T) {
 func TestASharedPublicationInDoubt(t *testing.T) {
 	for rule, made := range map[string]bool{"link **/t/*: eio after": true, "link **/t/* 1st: eio": false} {
 		t.Run(rule, func(t *testing.T) {
-			s := &turns{T: t, dir: t.TempDir()}
+			s := newTurns(t)
 			a, faulty := s.host("a", 24), faultfs.New(staging.OS())
 			b := s.host("b", 24, func(c *Config) { c.FS = faulty })
 			b.mustPut(0)
@@ -282,7 +285,7 @@ func TestASharedPublicationInDoubt(t *testing.T) {
 // TestAPieceIsPublishedWhileItIsWritten: a host learns of a piece that it is writing itself, and its own put comes to
 // nothing. It must know the piece all the same, as it may be the evictor.
 func TestAPieceIsPublishedWhileItIsWritten(t *testing.T) {
-	s := &turns{T: t, dir: t.TempDir()}
+	s := newTurns(t)
 	a, b := s.host("a", 24), s.host("b", 24)
 	equal(t, "a is the evictor", a.fellowStats().Evictor, true)
 	p := a.begin(1)
@@ -310,7 +313,7 @@ func (f *fixture) reckons() int64 {
 func TestAScanMeetsAPieceThatIsWritten(t *testing.T) {
 	for _, ends := range []string{"is aborted", "is published"} {
 		t.Run("the put "+ends, func(t *testing.T) {
-			s := &turns{T: t, dir: t.TempDir()}
+			s := newTurns(t)
 			a, b := s.host("a", 24), s.host("b", 24)
 			equal(t, "a is the evictor", a.fellowStats().Evictor, true)
 			p := a.begin(1)
@@ -337,7 +340,7 @@ func TestAScanMeetsAPieceThatIsWritten(t *testing.T) {
 // TestAScanMeetsVictims: a host joins while victims are in the journal, and becomes the evictor before they are decided.
 // They are on disk until then, and it grants nobody their bytes.
 func TestAScanMeetsVictims(t *testing.T) {
-	s := &turns{T: t, dir: t.TempDir()}
+	s := newTurns(t)
 	a, c := s.host("a", 24), s.host("c", 24)
 	for n := range uint64(16) {
 		a.mustPut(n)

@@ -27,7 +27,7 @@ func fellow(t *testing.T, dir, id string, entries int, change ...func(*Config)) 
 
 func fellowOf(t *testing.T, dir, id string, entries, ranks int, change ...func(*Config)) *fixture {
 	t.Helper()
-	return newFixture(t, dir, entries, ranks, append([]func(*Config){func(c *Config) {
+	return newFixtureIn(t, dir, entries, ranks, append([]func(*Config){func(c *Config) {
 		c.HostID, c.Now = id, time.Now
 		c.Roots[0].Shared, c.Roots[0].Poll, c.Roots[0].Lapse = true, 20*time.Millisecond, time.Second
 	}}, change...)...)

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/health"
@@ -68,7 +69,11 @@ type fixture struct {
 }
 
 // open starts a store with room for so many entries of group 0.
-func newFixture(t testing.TB, dir string, entries int, ranks int, change ...func(*Config)) *fixture {
+func newFixture(t testing.TB, entries, ranks int, change ...func(*Config)) *fixture {
+	return newFixtureIn(t, testenv.Dir(t), entries, ranks, change...)
+}
+
+func newFixtureIn(t testing.TB, dir string, entries int, ranks int, change ...func(*Config)) *fixture {
 	t.Helper()
 	f := &fixture{TB: t, ns: testNamespace(ranks)}
 	f.cfg = Config{
@@ -426,7 +431,7 @@ func (r *root) idle() error {
 }
 
 func TestStoreAndLoad(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 8, 2)
+	f := newFixture(t, 8, 2)
 	if got := f.space.Plan(0).PayloadBytes(); got != 8000 {
 		t.Fatalf("payload of %d bytes", got)
 	}
@@ -451,7 +456,7 @@ func TestStoreAndLoad(t *testing.T) {
 }
 
 func TestEntryNeedsAllPieces(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 8, 2)
+	f := newFixture(t, 8, 2)
 	must(t, f.put(0, 1))
 	if f.has(0) {
 		t.Error("a hit with one of two pieces")
@@ -474,7 +479,7 @@ func TestEntryNeedsAllPieces(t *testing.T) {
 }
 
 func TestAbort(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 1, 1)
+	f := newFixture(t, 1, 1)
 	ctx := context.Background()
 	p, err := f.store.Put(ctx, f.request(0, 0, 0))
 	must(t, err)
@@ -500,7 +505,7 @@ func TestAbort(t *testing.T) {
 
 // TestAfterClose lets go of what a client still held when the store was closed.
 func TestAfterClose(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 4, 1)
+	f := newFixture(t, 4, 1)
 	f.mustPut(0, 1)
 	l := f.lookup(0)
 	piece, err := l.Open(0, 0)
@@ -528,7 +533,7 @@ func TestAfterClose(t *testing.T) {
 
 // TestNamespaceOpensBesideEviction evicts recovered entries of a namespace while a session opens it.
 func TestNamespaceOpensBesideEviction(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 6, 1)
+	f := newFixture(t, 6, 1)
 	f.mustPut(0, 1, 2, 3, 4, 5)
 	old := *f.ns
 	f.ns = testNamespace(1)
@@ -551,7 +556,7 @@ func TestNamespaceOpensBesideEviction(t *testing.T) {
 }
 
 func TestLeaseKeepsWhatItGrants(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 4, 1)
+	f := newFixture(t, 4, 1)
 	f.mustPut(0)
 	list := append(keys(0), make([]kv.Key, 0, 1000)...)
 	for n := range uint64(999) {
@@ -569,7 +574,7 @@ func TestLeaseKeepsWhatItGrants(t *testing.T) {
 // also those of a start.
 func TestEventsKeepTheContract(t *testing.T) {
 	w := &witness{}
-	f := newFixture(t, t.TempDir(), 6, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
+	f := newFixture(t, 6, 1, func(c *Config) { c.Policies.Evict = handle(w.module()) })
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 3 {
 		var leases []*Lease
@@ -618,7 +623,7 @@ func TestEventsKeepTheContract(t *testing.T) {
 // A root is made, what is above it is not: where that is missing, a file system is not mounted.
 func TestParentIsNotMade(t *testing.T) {
 	dir := t.TempDir()
-	f := newFixture(t, filepath.Join(dir, "kv"), 4, 1)
+	f := newFixtureIn(t, filepath.Join(dir, "kv"), 4, 1)
 	must(t, f.store.Close())
 	c := f.cfg
 	c.Roots[0].Path = filepath.Join(dir, "mnt", "kv")
@@ -642,7 +647,7 @@ func TestPromisedCapacityIsJudged(t *testing.T) {
 		warns    bool
 	}{{1 << 20, false}, {1 << 60, true}} {
 		var log bytes.Buffer
-		f := newFixture(t, t.TempDir(), 4, 1, func(cfg *Config) {
+		f := newFixture(t, 4, 1, func(cfg *Config) {
 			cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
 			cfg.Roots[0].Capacity, cfg.Roots[0].MaxEntries = c.capacity, 64
 		})

@@ -101,7 +101,7 @@ func TestManySwaps(t *testing.T) {
 	}
 	const entries = 64
 	var done atomic.Int32
-	f := newFixture(t, t.TempDir(), entries, 1)
+	f := newFixture(t, entries, 1)
 	f.mustPut(0)
 	ctx, stop := context.WithCancel(t.Context())
 	var clients sync.WaitGroup
@@ -206,7 +206,7 @@ func lines(t *testing.T, name string) int {
 
 // TestSwapWhilePut has a piece in flight, and a rank still to come, when its names and layout are replaced.
 func TestSwapWhilePut(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 6, 2)
+	f := newFixture(t, 6, 2)
 	first, err := f.store.Put(t.Context(), f.request(1, 1, 0))
 	must(t, err)
 	layout := policy.NativeModule("blocks", []abi.Role{abi.RoleLayout}, func(guest.Info) (any, error) {
@@ -296,7 +296,7 @@ func TestSwapEvict(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			f := newFixture(t, t.TempDir(), 4, 1, func(cfg *Config) { cfg.Policies.Evict = from })
+			f := newFixture(t, 4, 1, func(cfg *Config) { cfg.Policies.Evict = from })
 			from.Release()
 			f.mustPut(0, 1, 2, 3)
 			f.lookup(0).Release()
@@ -320,7 +320,7 @@ func TestSwapEvict(t *testing.T) {
 
 // TestSwapRefused leaves the old policy where it is, in every root, when a new one cannot be had in one of them.
 func TestSwapRefused(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
+	f := newFixture(t, 4, 1, func(c *Config) {
 		second := c.Roots[0]
 		second.Path += "2"
 		c.Roots = append(c.Roots, second)
@@ -357,7 +357,7 @@ func TestSwapRefused(t *testing.T) {
 
 // TestSwapUndone: a policy is ready in one root, has failed in another, and both are left as they were.
 func TestSwapUndone(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
+	f := newFixture(t, 4, 1, func(c *Config) {
 		second := c.Roots[0]
 		second.Path += "2"
 		c.Roots = append(c.Roots, second)
@@ -435,7 +435,7 @@ func (f *fixture) deciders() (names []string) {
 
 // TestSwapDoesNotWaitForEver ends with its context while a scan, or another swap that waits for one, is under way.
 func TestSwapDoesNotWaitForEver(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 4, 1)
+	f := newFixture(t, 4, 1)
 	r := f.root()
 	for name, c := range map[string]struct {
 		lock   func(context.Context) error
@@ -477,7 +477,7 @@ func (f *fixture) resized(entries uint32) Config {
 // A root that becomes smaller evicts what is too much by itself, the least recently used first, and one that grows takes
 // more entries than it had slots for. What fails changes nothing.
 func TestReloadResizes(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 8, 1)
+	f := newFixture(t, 8, 1)
 	f.mustPut(0, 1, 2, 3, 4, 5, 6, 7)
 	f.lookup(0).Release()
 	if _, err := f.store.Reload(t.Context(), f.resized(4)); err != nil {
@@ -537,7 +537,7 @@ func (f *fixture) shadowStats(name string, keys uint64) ShadowStats {
 // TestShadow has two shadows of lru: a smaller cache than the live one, and one as large, which must do as it does.
 func TestShadow(t *testing.T) {
 	builtin := policy.Builtin(0)
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) {
+	f := newFixture(t, 4, 1, func(c *Config) {
 		c.Policies.Shadows = []Shadow{
 			{Policy: policy.NewHandle(builtin, "small", nil, nil), Capacity: 2 * pieceBytes},
 			{Policy: policy.NewHandle(builtin, "twin", nil, nil)},
@@ -601,7 +601,7 @@ func TestShadowFails(t *testing.T) {
 		made.Add(1)
 		return beyond{}, nil
 	})
-	f := newFixture(t, t.TempDir(), 64, 1, func(c *Config) {
+	f := newFixture(t, 64, 1, func(c *Config) {
 		c.Policies.Shadows = []Shadow{{Policy: policy.NewHandle(wrong, "wrong", nil, nil), Capacity: pieceBytes}}
 	})
 	state := func() ShadowStats { return f.store.Stats().Shadows[0] }

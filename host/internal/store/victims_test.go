@@ -190,7 +190,7 @@ func TestSilentPolicies(t *testing.T) {
 		{"a slot that is free", []uint32{7}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(answers(tt.names...)) })
+			f := newFixture(t, 4, 1, func(c *Config) { c.Policies.Evict = handle(answers(tt.names...)) })
 			f.mustPut(0, 1, 2, 3)
 			held := f.lookup(0)
 			defer held.Release()
@@ -218,7 +218,7 @@ func TestSilentPolicies(t *testing.T) {
 
 // TestSilenceWithoutEntriesThatCanGo is no fault: all are in use.
 func TestSilenceWithoutEntriesThatCanGo(t *testing.T) {
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(answers()) })
+	f := newFixture(t, 4, 1, func(c *Config) { c.Policies.Evict = handle(answers()) })
 	f.mustPut(0, 1, 2, 3)
 	held := f.lookup(0, 1, 2, 3)
 	for n := range uint64(2 * policy.MaxSilences) {
@@ -285,7 +285,7 @@ func TestEvictComesBack(t *testing.T) {
 }
 
 func testEvictComesBack(t *testing.T, m *policy.Module) {
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(m) })
+	f := newFixture(t, 4, 1, func(c *Config) { c.Policies.Evict = handle(m) })
 	f.mustPut(0, 1, 2, 3)
 	var request uint32
 	f.fail(0, &request)
@@ -315,7 +315,7 @@ func TestEvictInQuarantine(t *testing.T) {
 }
 
 func testEvictInQuarantine(t *testing.T, m *policy.Module) {
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.Policies.Evict = handle(m) })
+	f := newFixture(t, 4, 1, func(c *Config) { c.Policies.Evict = handle(m) })
 	f.mustPut(0, 1, 2, 3)
 	var request uint32
 	for m.Quarantined() == nil {
