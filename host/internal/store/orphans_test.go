@@ -169,7 +169,8 @@ func (f *fixture) covers(when string) {
 	}
 }
 
-// TestATakenFileIsCounted: a put has taken over a victim's file, and needs more room; it gets it, or ends without.
+// TestATakenFileIsCounted: a put has taken over a victim's file, and needs more room; it gets it, or ends without. Lookups and
+// loads do not wait for it.
 func TestATakenFileIsCounted(t *testing.T) {
 	for more, want := range map[string]error{"": nil, " eacces": ErrNoSpace} {
 		fsys := faultfs.New(staging.OS())
@@ -184,6 +185,9 @@ func TestATakenFileIsCounted(t *testing.T) {
 		}, func() {
 			if n := len(f.temporaries()); n != 1 {
 				t.Errorf("%d temporaries, want the file that was taken over", n)
+			}
+			if f.mustRead(3); f.has(1) {
+				t.Error("a hit on an entry that is being unlinked")
 			}
 		})
 		if !errors.Is(err, want) {
