@@ -201,8 +201,7 @@ func TestATakenFileIsCounted(t *testing.T) {
 // TestALeftFileIsPublishedAgain: a put finds its piece under the name, in a file that could not be unlinked. Its own
 // temporary is there until it is removed.
 func TestALeftFileIsPublishedAgain(t *testing.T) {
-	fsys := faultfs.New(staging.OS())
-	f := newFixture(t, t.TempDir(), 4, 1, func(c *Config) { c.FS = fsys })
+	f, fsys := faultyFixture(t, 4)
 	f.mustPut(0)
 	fsys.Set(faultfs.MustRules("remove **.kv: eio")...)
 	f.drop(0)
@@ -282,8 +281,7 @@ func (f strange) Stat() (staging.Info, error) {
 
 // A store that evicts overwrites the victim's file: no file is made or unlinked, and every key has its own bytes.
 func TestVictimsFilesAreTakenOver(t *testing.T) {
-	fsys := faultfs.New(staging.OS())
-	f := newFixture(t, t.TempDir(), 3, 1, func(c *Config) { c.FS = fsys })
+	f, fsys := faultyFixture(t, 3)
 	f.mustPut(0, 1, 2)
 	fsys.Set(faultfs.MustRules("remove **.kv: eio")...) // none may be unlinked
 	f.mustPut(3, 4, 5, 6)
@@ -375,8 +373,7 @@ func TestTakingOverFails(t *testing.T) {
 		"the write fails":              "write **.tmp: eio",
 	} {
 		t.Run(name, func(t *testing.T) {
-			fsys := faultfs.New(staging.OS())
-			f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) { c.FS = fsys })
+			f, fsys := faultyFixture(t, 2)
 			f.mustPut(0, 1)
 			fsys.Set(faultfs.MustRules(rule)...)
 			err := f.put(2, 0)
@@ -394,8 +391,7 @@ func TestTakingOverFails(t *testing.T) {
 		})
 	}
 	t.Run("rename happened but says not, and the file cannot be unlinked", func(t *testing.T) {
-		fsys := faultfs.New(staging.OS())
-		f := newFixture(t, t.TempDir(), 2, 1, func(c *Config) { c.FS = fsys })
+		f, fsys := faultyFixture(t, 2)
 		f.mustPut(0, 1)
 		fsys.Set(faultfs.MustRules("rename **: eio after\nremove **.tmp: eacces")...)
 		err := f.put(2, 0)
@@ -486,12 +482,7 @@ func (u *undoing) MkdirAll(name string, perm fs.FileMode) error {
 func TestADirectoryGoesBeforeItsFile(t *testing.T) {
 	for _, strict := range []bool{false, true} {
 		fsys := &undoing{FS: staging.OS()}
-		f := newFixture(t, filepath.Join(t.TempDir(), "kv"), 3, 1, func(c *Config) {
-			c.FS = fsys
-			if strict {
-				c.Strict = true
-			}
-		})
+		f := newFixture(t, filepath.Join(t.TempDir(), "kv"), 3, 1, func(c *Config) { c.FS, c.Strict = fsys, strict })
 		for n := range uint64(9) { // the last ones take files over
 			fsys.left.Store(3)
 			f.mustPut(n)

@@ -304,12 +304,22 @@ func TestALinkIsLate(t *testing.T) {
 	})
 }
 
-// TestALogGoesOn: what is logged is written though an old file of the log could not be removed at once.
+// TestALogGoesOn: what is logged is written though an old file of the log could not be removed at once. A step that cannot
+// write it says so.
 func TestALogGoesOn(t *testing.T) {
 	byHand(t, func(s *hands) {
 		w, list := writer{file: logKept - 1, size: 1}, []Record{{Op: Damaged, Pieces: 1}}
 		again := w
-		s.fails[s.c] = func(name string) error { return pathErr("remove", name, unix.EIO) }
+		s.store(s.c, modelKey(46))
+		s.fails[s.c] = func(name string) error {
+			if strings.HasPrefix(name, s.c.dir+"/log.") {
+				return pathErr("open", name, unix.EIO)
+			}
+			return nil
+		}
+		if err := s.c.Step(); !errors.Is(err, unix.EIO) {
+			t.Errorf("a step without a log: error %v, want %v", err, unix.EIO)
+		}
 		if err := w.append(&s.c.tree, s.c.dir, 1, list); !errors.Is(err, unix.EIO) || w != again {
 			t.Errorf("with a file that stays: error %v and %+v, want %v and %+v", err, w, unix.EIO, again)
 		}
