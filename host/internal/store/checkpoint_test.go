@@ -90,22 +90,6 @@ func (f *fixture) crash() {
 	f.start()
 }
 
-// TestCheckpointIsUsedOnce looks for the file while the store is open: after a crash there must be none.
-func TestCheckpointIsUsedOnce(t *testing.T) {
-	f := grown(t)
-	name := filepath.Join(f.cfg.Roots[0].Path, pieceformat.CheckpointFile)
-	for range 2 {
-		if _, err := os.Stat(name); err == nil {
-			t.Fatal("there is a checkpoint while the store is open")
-		}
-		must(t, f.store.Close())
-		if _, err := os.Stat(name); err != nil {
-			t.Fatal(err)
-		}
-		f.start()
-	}
-}
-
 // TestCheckpointIsNotBelieved restarts with checkpoints that must not be gone by. The scan then finds what is there.
 func TestCheckpointIsNotBelieved(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, f *fixture, file, piece string){

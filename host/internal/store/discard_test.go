@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
-	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
@@ -114,12 +113,9 @@ func TestDiscardWhileScanning(t *testing.T) {
 
 // A file that cannot be unlinked is no hit any more, and its bytes stay in the account until it is gone.
 func TestDiscardThatCannotUnlink(t *testing.T) {
-	faults := faultfs.New(staging.OS())
-	f := newFixture(t, 10, 1, func(c *Config) { c.FS = faults })
+	f, faults := faultyFixture(t, 10)
 	f.mustPut(0)
-	rules, err := faultfs.ParseRules("remove **: eio")
-	must(t, err)
-	faults.Set(rules...)
+	faults.Set(faultfs.MustRules("remove **: eio")...)
 	f.discards([]uint64{0}, DiscardRemoved)
 	if f.has(0) {
 		t.Error("it is a hit")

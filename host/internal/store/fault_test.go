@@ -6,7 +6,6 @@ import (
 	"os"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -105,30 +104,6 @@ func TestFilesRemovedOutside(t *testing.T) {
 	f.checkUsed()
 	f.restart()
 	f.mustRead(7)
-}
-
-// TestHungUnlink has the eviction of one put hang; lookups and loads do not wait.
-func TestHungUnlink(t *testing.T) {
-	f, faulty := faultyFixture(t, 2)
-	f.unlinkVictims()
-	f.mustPut(0, 1)
-	faulty.Set(faultfs.MustRules("remove,rename ** 1st: hang")...)
-	done := make(chan error)
-	go func() { done <- f.put(2, 0) }()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	must(t, faulty.AwaitHanging(ctx, 1))
-	if f.has(0) {
-		t.Error("a hit on an entry that is being unlinked")
-	}
-	f.mustRead(1)
-	if got := f.store.Stats().Roots[0].Used; got != 2*pieceBytes {
-		t.Errorf("%d bytes used while the unlink hangs", got)
-	}
-	faulty.Release()
-	must(t, <-done)
-	f.mustRead(2)
-	f.checkUsed()
 }
 
 // TestUnlinkFailsForGood has every unlink fail. A put that needs room costs no entry: what cannot go is served as before.

@@ -98,37 +98,6 @@ func TestOneStoresAnotherLoads(t *testing.T) {
 	noError(t, a.idle())
 }
 
-// TestSameKeyTwice: two hosts store the same keys at the same time; the file of one stands, and no credit is lost.
-func TestSameKeyTwice(t *testing.T) {
-	dir := t.TempDir()
-	a, b := fellow(t, dir, "a", 200, patient), fellow(t, dir, "b", 200, patient)
-	var both sync.WaitGroup
-	for _, f := range []*fixture{a, b} {
-		both.Go(func() {
-			for n := range uint64(30) {
-				if err := f.put(n, 0); err != nil && !errors.Is(err, ErrResident) {
-					t.Errorf("put %d: %v", n, err)
-				}
-			}
-		})
-	}
-	both.Wait()
-	await(t, "both have all", func() bool { return a.lookup(0, 1, 2, 29).Hits() == 4 && b.has(29) })
-	for n := range uint64(30) {
-		a.mustRead(n)
-		b.mustRead(n)
-	}
-	if disk := onDisk(t, dir); disk != 30*pieceBytes {
-		t.Errorf("%d bytes on disk of 30 pieces", disk)
-	}
-	await(t, "nothing is out", func() bool { return a.fellowStats().Unlogged == 0 && b.fellowStats().Unlogged == 0 })
-	for _, f := range []*fixture{a, b} {
-		if c := f.shared(); c.inFlight != 0 {
-			t.Errorf("%d bytes are in flight for ever", c.inFlight)
-		}
-	}
-}
-
 // TestCapacityHoldsForAll: three hosts store and load without end, and at no time is there more than the capacity.
 func TestCapacityHoldsForAll(t *testing.T) {
 	dir := t.TempDir()

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"testing"
 	"testing/synctest"
+
+	"github.com/kvhost/kvhost/host/internal/store/capacity"
 )
 
 // TestOrphansAreBounded: the list takes so many and no more, and nothing is left of those that are gone.
@@ -51,4 +53,17 @@ func TestClaimWaitsForAnUnlink(t *testing.T) {
 			t.Error("the orphan is not tried again after its claim, want it first in the list")
 		}
 	})
+}
+
+// TestAFileInQuarantineIsBookedOnce: two looks at the quarantine may meet a file at the same time.
+func TestAFileInQuarantineIsBookedOnce(t *testing.T) {
+	account := capacity.New(capacity.Config{})
+	var q Quarantine
+	q.init(&Dir{account: account}, Config{QuarantineFiles: 2, QuarantineBytes: 100})
+	for range 2 {
+		q.enter(Kept{name: "a", Bytes: 7}, true)
+	}
+	if got := account.Figures().Quarantine; got != 7 || q.Count() != 1 {
+		t.Errorf("%d bytes and %d files are booked, want 7 and 1", got, q.Count())
+	}
 }

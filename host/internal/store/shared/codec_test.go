@@ -143,3 +143,15 @@ func TestCreditAndRecordEndTogether(t *testing.T) {
 		t.Errorf("%d bytes are held when the put has ended, want 0", held)
 	}
 }
+
+// TestAWishDecays: credit that is not used any more goes back, but for a little.
+func TestAWishDecays(t *testing.T) {
+	c := credits{granted: 1 << 20, taken: 1 << 16, largest: 1 << 10}
+	_, before, most, _ := c.settle(1 << 20)
+	for range 40 {
+		c.settle(1 << 16)
+	}
+	if returned, free, want, _ := c.settle(1 << 16); want != 4<<10 || free != want || returned != 1<<20-want {
+		t.Errorf("%d of %d bytes wanted and %d of %d free after a while, want %d of both", want, most, free, before, 4<<10)
+	}
+}

@@ -1,6 +1,7 @@
 package shared
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -18,7 +19,7 @@ type hands struct {
 	*world
 	t       *testing.T
 	a, b, c *node
-	fails   map[*node]func(name string) error // of opening a file, and after a rename to a name
+	fails   map[*node]func(name string) error // of opening or removing a file, and after a rename to a name
 	boots   uint64
 }
 
@@ -39,6 +40,13 @@ func (f failingFS) OpenFile(name string, flag int, perm os.FileMode) (staging.Fi
 		}
 	}
 	return f.hostFS.OpenFile(name, flag, perm)
+}
+
+func (f failingFS) Remove(name string) error {
+	if fail := f.s.fails[f.proc.(*node)]; fail != nil && fail(name) != nil {
+		return fail(name)
+	}
+	return f.hostFS.Remove(name)
 }
 
 func (f failingFS) Rename(from, to string) error {
@@ -211,6 +219,9 @@ func TestTouchesReachTheOthers(t *testing.T) {
 				t.Errorf("%s has learned of touches of %d, want %d", n.name, n.touched, want)
 			}
 		}
+		if s.b.out.file != 0 {
+			t.Errorf("the log has begun %d more files for one record, want none", s.b.out.file)
+		}
 	})
 }
 
@@ -277,6 +288,44 @@ func TestADeadLogIsReadToItsEnd(t *testing.T) {
 		}
 		if s.a.Stats().GivenUp != 1 {
 			t.Errorf("%d hosts were given up, want 1", s.a.Stats().GivenUp)
+		}
+	})
+}
+
+// TestALinkIsLate: a publication is found that happened after the first look at it.
+func TestALinkIsLate(t *testing.T) {
+	byHand(t, func(s *hands) {
+		d := doubt{temp: s.c.dir + "/t/late", target: "/r/p/late"}
+		testenv.OK(t, s.c.tree.put(d.temp, status{}))
+		s.before("remove", d.temp, func() { testenv.NoError(t, s.c.fs.Link(d.temp, d.target)) })
+		if there, err := d.happened(&s.c.tree); !there || err != nil {
+			t.Errorf("a link that was made between two looks: found %t, error %v, want it", there, err)
+		}
+	})
+}
+
+// TestALogGoesOn: what is logged is written though an old file of the log could not be removed at once. A step that cannot
+// write it says so.
+func TestALogGoesOn(t *testing.T) {
+	byHand(t, func(s *hands) {
+		w, list := writer{file: logKept - 1, size: 1}, []Record{{Op: Damaged, Pieces: 1}}
+		again := w
+		s.store(s.c, modelKey(46))
+		s.fails[s.c] = func(name string) error {
+			if strings.HasPrefix(name, s.c.dir+"/log.") {
+				return pathErr("open", name, unix.EIO)
+			}
+			return nil
+		}
+		if err := s.c.Step(); !errors.Is(err, unix.EIO) {
+			t.Errorf("a step without a log: error %v, want %v", err, unix.EIO)
+		}
+		if err := w.append(&s.c.tree, s.c.dir, 1, list); !errors.Is(err, unix.EIO) || w != again {
+			t.Errorf("with a file that stays: error %v and %+v, want %v and %+v", err, w, unix.EIO, again)
+		}
+		s.fails[s.c] = nil
+		if err := w.append(&s.c.tree, s.c.dir, 1, list); err != nil || s.files[logName(s.c.dir, logKept)] == nil {
+			t.Errorf("tried again: error %v, log %+v, want the next file", err, w)
 		}
 	})
 }

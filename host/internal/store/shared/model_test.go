@@ -222,8 +222,9 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 		}
 		if s.Evictor {
 			evictors, outside = evictors+1, s.Outside
-			if disk := m.disk(); used != disk {
-				fail("the evictor %s reckons with %d bytes, the disk has %d", n.h.id, used, disk)
+			if disk := m.disk(); used != disk || len(n.term.peers) != len(m.live()) {
+				fail("the evictor %s reckons with %d bytes and %d hosts, there are %d and %d", n.h.id, used, len(n.term.peers), disk,
+					len(m.live()))
 			}
 		}
 	}

@@ -205,14 +205,7 @@ func (t *term) removeDead(now time.Duration) (failed error) {
 			}
 			p.swept = true
 		}
-		if p.forget == 0 {
-			for n, b := range t.batches {
-				if b.forget == name {
-					p.forget = n // proposed by an earlier evictor
-				}
-			}
-		}
-		if p.forget == 0 {
+		if p.forget == 0 { // again, where an earlier evictor has
 			p.forget = t.propose(batch{forget: name})
 			continue
 		}
