@@ -130,9 +130,7 @@ func (k *Key) toml(c *Config) string {
 	case Count, Flag:
 		return text
 	case Size:
-		if strings.Trim(text, "0123456789") == "" {
-			return text
-		}
+		return sizeValue(text)
 	}
 	return quote(text)
 }
