@@ -2,10 +2,13 @@ package config
 
 import (
 	"bufio"
+	"bytes"
 	_ "embed" // arrays.toml
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/BurntSushi/toml"
 )
 
 // Print writes the effective configuration as TOML, with the origin of each value as a comment. The output can be read
@@ -16,7 +19,7 @@ func (l *Loaded) Print(w io.Writer) error {
 	for _, k := range keys {
 		if k.Section != section {
 			section = k.Section
-			fmt.Fprintf(b, "\n[%s]%s\n", section, l.allDefault(section))
+			fmt.Fprintf(b, "%s\n", l.heading(section))
 		}
 		fmt.Fprintf(b, "%s = %s # %s\n", k.Name, k.toml(&l.Config), l.Origins[k.Path()])
 	}
@@ -27,14 +30,30 @@ func (l *Loaded) Print(w io.Writer) error {
 	return b.Flush()
 }
 
-// allDefault is the comment of a section in which nothing was set.
-func (l *Loaded) allDefault(section string) string {
+// heading is a section's first line. A section in which nothing was set leaves nothing behind where lines with "# default" are
+// cut: no empty line is before it.
+func (l *Loaded) heading(section string) string {
 	for _, k := range keys {
 		if k.Section == section && l.Origins[k.Path()].From != FromDefault {
-			return ""
+			return "\n[" + section + "]"
 		}
 	}
-	return " # default"
+	return "[" + section + "] # default"
+}
+
+// JSON is what Print writes, and the origins by the values' paths.
+func (l *Loaded) JSON() (any, error) {
+	var text bytes.Buffer
+	var values map[string]any
+	if err := l.Print(&text); err != nil {
+		return nil, err
+	}
+	_, err := toml.Decode(text.String(), &values)
+	origins := map[string]string{}
+	for path, o := range l.Origins {
+		origins[path] = o.String()
+	}
+	return map[string]any{"config": values, "origins": origins}, err
 }
 
 const exampleHead = `# kvhost configuration: every key with its default. Without a line, its default holds.
