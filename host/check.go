@@ -78,14 +78,29 @@ func Check(ctx context.Context, cfg Config) *Checked {
 	c.refuse("access", err)
 	_, _, err = memoryBudgets(h.cfg)
 	c.refuse("memory", err)
-	if h.cfg.HTTP.Listen != "" {
-		w := httpConfig(h.cfg)
-		w.Log = h.log
-		c.refuse("HTTP", observe.Try(w))
-	}
+	c.refuse("HTTP", h.tryHTTP(h.log))
 	c.refuse("socket", socket.Free(h.cfg.Socket, h.log))
 	c.refuse("end of the check", h.Close())
 	return c
+}
+
+func (h *Host) tryHTTP(log *slog.Logger) error {
+	if h.cfg.HTTP.Listen == "" {
+		return nil
+	}
+	w := httpConfig(h.cfg)
+	w.Log = log
+	return observe.Try(w)
+}
+
+// addressesFree fails where the host could not listen. A root that exists is tried first, because "in use by process N" says
+// most; one that would be made is not, so that a second host which does not start leaves none.
+func (h *Host) addressesFree() error {
+	log := slog.New(slog.DiscardHandler) // what there is to warn of is said when the addresses are taken
+	if err := h.tryHTTP(log); err != nil {
+		return err
+	}
+	return socket.Free(h.cfg.Socket, log)
 }
 
 // httpConfig is a configuration in the form of the HTTP interface.

@@ -154,7 +154,7 @@ func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	s, fsys := c.Store, h.devices.FileSystem()
 	out := store.Config{Policies: b.Policies, Log: h.log, Seed: uint64(s.Seed)}
-	out.FS = fsys
+	out.FS, out.Making = fsys, sync.OnceValue(h.addressesFree)
 	out.HostID = s.HostID
 	out.Strict = s.Durability == config.DurabilityStrict
 	if out.IOTimeout = s.IOTimeout; s.IOTimeout == 0 {

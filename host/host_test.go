@@ -136,6 +136,7 @@ func TestRefusals(t *testing.T) {
 		"policy is not there":  {func(c *config.Config) { c.Policies = []config.Policy{{Module: "nowhere.wasm"}} }, policyset.ErrPolicy},
 		"root in use":          {func(c *config.Config) { c.Roots = other.Roots }, store.ErrRootBusy},
 		"http address in use":  {func(c *config.Config) { c.HTTP.Listen = running.HTTPAddr() }, observe.ErrHTTP},
+		"new root, old socket": {func(c *config.Config) { c.Socket = other.Socket }, socket.ErrInUse},
 		"http token too short": {func(c *config.Config) { c.HTTP.TokenFile = notWasm }, observe.ErrCredential},
 		"root cannot be made":  {func(c *config.Config) { c.Roots[0].Path = "/proc/nowhere" }, os.ErrNotExist},
 	} {
@@ -149,11 +150,15 @@ func TestRefusals(t *testing.T) {
 			if err == nil {
 				h.Close()
 			}
+			if _, err := os.Stat(conf.Roots[0].Path); name != "root in use" && !strings.HasPrefix(name, "policy") && !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("after the refusal: want no root made, got %v", err)
+			}
 		})
 	}
 	t.Run("socket in use", func(t *testing.T) {
 		conf := configuration(t)
 		conf.Socket = other.Socket
+		testenv.OK(t, os.Mkdir(conf.Roots[0].Path, 0o700)) // else New refuses, too: TestRefusals
 		h, err := host.New(context.Background(), host.Config{Config: conf})
 		testenv.OK(t, err)
 		if err := h.Run(context.Background()); !errors.Is(err, socket.ErrInUse) {

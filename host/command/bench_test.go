@@ -30,7 +30,7 @@ func TestBench(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 	for _, wrong := range [][]string{{"--memory", "x"}, {"--pages", "x"},
-		{"--dtype", "x"}, {"--compression", "off,x"}, {"--clients", "2", "--compression", "off,auto"}} {
+		{"--dtype", "x"}, {"--compression", "off,x"}} {
 		if r := finish(t, command(t, dir, append([]string{"bench", "--root", dir}, wrong...)...)); r.code != exitUsage {
 			t.Errorf("bench %v: exit code %d, want wrong usage\n%s", wrong, r.code, r.stderr)
 		}

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -11,7 +12,7 @@ import (
 
 func newConfig() *cobra.Command {
 	var s settings
-	var defaults bool
+	var defaults, asJSON bool
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Print the effective configuration, with the origin of each value",
@@ -30,10 +31,15 @@ func newConfig() *cobra.Command {
 			for _, w := range loaded.Warnings {
 				fmt.Fprintf(os.Stderr, "kvhost: warning: %s\n", w)
 			}
-			return loaded.Print(os.Stdout)
+			if !asJSON {
+				return loaded.Print(os.Stdout)
+			}
+			v, err := loaded.JSON()
+			return errors.Join(err, writeJSON(os.Stdout, v))
 		},
 	}
 	cmd.Flags().BoolVar(&defaults, "defaults", false, "print a commented file of all keys and their defaults instead")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON: the configuration, and the origin of each value")
 	s.addTo(cmd)
 	return cmd
 }

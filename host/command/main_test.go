@@ -225,6 +225,7 @@ func TestHelpers(t *testing.T) {
 		{[]string{"completion", "bash"}, []string{"__start_kvhost"}},
 		{[]string{"config", "--store-durability", "strict"}, []string{`durability = "strict" # flag --store-durability`,
 			"# default"}},
+		{[]string{"config", "--json", "--log-level", "warn"}, []string{`"level": "warn"`, `"log.level": "flag --log-level"`, `"path": "kvhost-data"`}},
 	} {
 		r := finish(t, command(t, dir, test.args...))
 		if r.code != exitOK {

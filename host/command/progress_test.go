@@ -37,14 +37,3 @@ func TestProgress(t *testing.T) {
 	p.End()
 	expect("the end", "")
 }
-
-// Without a terminal nothing is written, and nothing fails.
-func TestProgressWithoutTerminal(t *testing.T) {
-	p := newProgress("files", true)
-	p.Begin(1)
-	p.Step(1, "x")
-	p.End()
-	if p.Shown() || p.done != 0 {
-		t.Errorf("quiet, yet it counts %d", p.done)
-	}
-}

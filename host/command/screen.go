@@ -207,7 +207,7 @@ func percent(part, whole uint64) string {
 	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
 }
 
-func speedText(n float64) string { return config.DecimalText(n) + "/s" }
+func speedText(n float64) string { return config.SizeText(int64(n)) + "/s" }
 
 // word turns ROOT_STATE_READ_ONLY into "read only".
 func word(e protoreflect.Enum) string { return strings.ReplaceAll(proto.Word(e), "_", " ") }

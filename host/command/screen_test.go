@@ -31,7 +31,7 @@ func TestScreen(t *testing.T) {
 		now.SessionList = append(now.SessionList, &proto.SessionStatus{Engine: "e", Since: timestamppb.Now()})
 	}
 	text := drawScreen(before, now)
-	for _, want := range []string{"up 12s  NOT READY", "  because", "hit ratio 62.5% (now 25.0%)  lookups 10/s  loads 1.5 GB/s",
+	for _, want := range []string{"up 12s  NOT READY", "  because", "hit ratio 62.5% (now 25.0%)  lookups 10/s  loads 1.4 GiB/s",
 		"read only, scanning  [###.......]  1 GiB  4 GiB", "/a is read only: it is so", "<10ms  <10ms  <10ms  5ms", "... and 2 more",
 		"0      7     0 B", "2      5     1 GiB   11          0            0           0     0       3"} {
 		if !strings.Contains(text, want) {

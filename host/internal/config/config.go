@@ -106,7 +106,7 @@ type Policy struct {
 	Capacity   int64    // bytes of a shadow's imaginary cache; 0 for what the roots have together
 
 	SHA256      string // that the module must have, in hexadecimal; empty for any
-	PublicKey   string // of minisign, in base64, by which <module>.minisig must sign the module; empty for none
+	PublicKey   string // of minisign in base64, or of cosign in PEM, that must have signed the module; empty for none
 	OnFault     string // OnFaultBuiltin (also when empty), OnFaultStop
 	MemoryPages int64  // of 64 KiB, at most; 0 for 1,024 and 128 bytes for each slot
 	Fuel        Fuel

@@ -300,14 +300,14 @@ func FuzzFile(f *testing.F) {
 	})
 }
 
-// strip removes the origin comments.
+// strip removes the origin comments, and the empty lines that depend on them.
 func strip(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
 		if i := strings.LastIndex(line, " # "); i >= 0 {
 			line = line[:i] + "\n"
 		}
-		b.WriteString(line)
+		b.WriteString(strings.TrimPrefix(line, "\n"))
 	}
 	return b.String()
 }

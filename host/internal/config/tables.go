@@ -59,7 +59,7 @@ type kind[V any] struct {
 var (
 	text      = kind[string]{asText, quote}
 	textIfAny = kind[string]{asText, quoteSome}
-	texts     = kind[[]string]{asTexts, quoteAll}
+	texts     = kind[[]string]{asList("text", asText), quoteAll}
 	onOff     = kind[bool]{asFlag, strconv.FormatBool}
 	ifOn      = kind[bool]{asFlag, onlyTrue}
 	whole     = kind[int]{asInt, strconv.Itoa}
@@ -78,7 +78,7 @@ var policies = tableOf[Policy]{"policy", func(c *Config) *[]Policy { return &c.P
 	by("name", true, textIfAny, func(p *Policy) *string { return &p.Name }),
 	by("module", true, text, func(p *Policy) *string { return &p.Module }),
 	by("namespaces", true, texts, func(p *Policy) *[]string { return &p.Namespaces }),
-	by("levels", true, kind[[]int]{asCounts, numbers[int]}, func(p *Policy) *[]int { return &p.Levels }),
+	by("levels", true, kind[[]int]{asList("whole numbers", asInt), numbers[int]}, func(p *Policy) *[]int { return &p.Levels }),
 	by("shadow", true, ifOn, func(p *Policy) *bool { return &p.Shadow }),
 	by("capacity", true, kind[int64]{asSize, sizeTOML}, func(p *Policy) *int64 { return &p.Capacity }),
 	by("roles", true, texts, func(p *Policy) *[]string { return &p.Roles }),
@@ -260,8 +260,9 @@ func settingsTOML(m map[string]string) string {
 	return "{" + strings.Join(list, ", ") + "}"
 }
 
-func sizeTOML(n int64) string {
-	text := FormatSize(n)
+func sizeTOML(n int64) string { return sizeValue(FormatSize(n)) }
+
+func sizeValue(text string) string {
 	if strings.Trim(text, "0123456789") == "" {
 		return text
 	}

@@ -56,36 +56,23 @@ func asInt(path string, value any) (int, error) {
 	return int(n), err
 }
 
-func asCounts(path string, value any) ([]int, error) {
-	list, ok := value.([]any)
-	if !ok {
-		return nil, fmt.Errorf("%w: %s is %s, want a list of whole numbers", ErrValue, path, typeName(value))
-	}
-	var out []int
-	for _, v := range list {
-		n, err := asCount(path, v)
-		if err != nil {
-			return nil, err
+// asList reads a list of what one reads.
+func asList[V any](of string, one func(path string, value any) (V, error)) func(path string, value any) ([]V, error) {
+	return func(path string, value any) ([]V, error) {
+		list, ok := value.([]any)
+		if !ok {
+			return nil, fmt.Errorf("%w: %s is %s, want a list of %s", ErrValue, path, typeName(value), of)
 		}
-		out = append(out, int(n))
-	}
-	return out, nil
-}
-
-func asTexts(path string, value any) ([]string, error) {
-	list, ok := value.([]any)
-	if !ok {
-		return nil, fmt.Errorf("%w: %s is %s, want a list of text", ErrValue, path, typeName(value))
-	}
-	var out []string
-	for _, v := range list {
-		text, err := asText(path, v)
-		if err != nil {
-			return nil, err
+		var out []V
+		for _, v := range list {
+			x, err := one(path, v)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, x)
 		}
-		out = append(out, text)
+		return out, nil
 	}
-	return out, nil
 }
 
 func typeName(value any) string {

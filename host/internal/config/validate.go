@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -180,9 +181,10 @@ func (p *Policy) validate(at string, bad func(path, format string, args ...any))
 		}
 	}
 	if p.PublicKey != "" {
-		if b, err := base64.StdEncoding.DecodeString(p.PublicKey); err != nil || len(b) != publicKeyBytes {
-			bad(at+".public_key",
-				"%q is not a public key of minisign: want its line of base64, not the comment nor a path", p.PublicKey)
+		block, _ := pem.Decode([]byte(p.PublicKey))
+		if b, err := base64.StdEncoding.DecodeString(p.PublicKey); block == nil && (err != nil || len(b) != publicKeyBytes) {
+			bad(at+".public_key", "%q is not a public key of minisign, nor of cosign: want the line of base64 of the former, not the "+
+				"comment nor a path, or the PEM of the latter", p.PublicKey)
 		}
 	}
 	if choices := []string{OnFaultBuiltin, OnFaultStop}; p.OnFault != "" && !slices.Contains(choices, p.OnFault) {

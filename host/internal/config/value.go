@@ -130,9 +130,7 @@ func (k *Key) toml(c *Config) string {
 	case Count, Flag:
 		return text
 	case Size:
-		if strings.Trim(text, "0123456789") == "" {
-			return text
-		}
+		return sizeValue(text)
 	}
 	return quote(text)
 }
@@ -203,8 +201,8 @@ func SizeText[N int64 | uint64](n N) string {
 	return fmt.Sprintf("%.1f %ciB", v, units[i])
 }
 
-// DecimalText writes bytes for people in decimal units, as speeds and traces have.
-func DecimalText[N int64 | float64](n N) string {
+// DecimalText writes bytes for people in decimal units, as traces and figures have.
+func DecimalText(n int64) string {
 	const units = "kMGTP"
 	v, i := float64(n)/1000, 0
 	if v < 1 {

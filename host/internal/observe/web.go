@@ -74,7 +74,7 @@ func bind(cfg *Config) (b bound, err error) {
 		}
 	}
 	if b.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
-		return b, fmt.Errorf("%w: %s: %w; another address is --http-listen", ErrHTTP, cfg.Listen, err)
+		return b, fmt.Errorf("%w: %s: %w%s; another address is --http-listen", ErrHTTP, cfg.Listen, err, holder(cfg.Listen, err))
 	}
 	if ip := b.listener.Addr().(*net.TCPAddr).IP; !ip.IsLoopback() && (cfg.TokenFile == "" || cfg.CertFile == "") {
 		cfg.Log.Warn("the HTTP address is not on loopback, and clients need no token or can be listened to: "+

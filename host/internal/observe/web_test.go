@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/big"
@@ -226,6 +227,8 @@ func TestListenErrors(t *testing.T) {
 			if err == nil {
 				s.Close()
 			}
+		} else if process := fmt.Sprintf("in use by process %d;", os.Getpid()); name == "in use" && !strings.Contains(err.Error(), process) {
+			t.Errorf("an address in use: want %q, got %v", process, err)
 		}
 	}
 }

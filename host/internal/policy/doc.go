@@ -18,10 +18,11 @@
 // fault. The self-test (selftest.go) makes an instance of each role do a little of everything; it costs about two
 // starts of an instance, 3 to 4 ms for one in Go, at each load.
 //
-// # A signature is a file next to the module
+// # A signature is a file next to the module, or in its artefact
 //
-// A section inside would have to be excluded from what is signed, and no tool would verify it. The tool minisign signs
-// any file and writes <file>.minisig; the host only verifies.
+// A section inside would have to be excluded from what is signed, and no tool would verify it. The tools minisign and
+// cosign sign any file, cosign also what is in a registry: an artefact in a directory has those signatures with it. The
+// host only verifies.
 //
 // # A state is tried once
 //

@@ -18,6 +18,8 @@ var (
 	ErrCache = sandbox.ErrCache
 	// ErrSelfTest means that the module failed a small amount of its own work.
 	ErrSelfTest = errors.New("policy: failed its self-test")
+	// ErrArtefact means that a directory has an OCI image layout, and not one of a module.
+	ErrArtefact = errors.New("policy: unusable artefact")
 	// ErrDigest means that the module is not the one that the configuration pins.
 	ErrDigest = errors.New("policy: wrong digest")
 	// ErrSignature means that the configuration requires a signature, and the module has none, or not one by that key.

@@ -31,19 +31,3 @@ func TestOutOfFuel(t *testing.T) {
 		t.Errorf("the stats after it are %+v, want 2256 fuel more than %d and one fault", s, before)
 	}
 }
-
-// The same events cost the same fuel.
-func TestFuelIsDeterministic(t *testing.T) {
-	var used [2]uint64
-	for i := range used {
-		e := newEvict(t, modules["lru"], 500)
-		s := newStream(9, 500)
-		for range 5000 {
-			testenv.OK(t, e.Event(s.next()))
-		}
-		used[i] = e.Stats().Fuel
-	}
-	if used[0] != used[1] || used[0] == 0 {
-		t.Errorf("the same events used %d fuel", used)
-	}
-}

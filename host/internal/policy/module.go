@@ -21,8 +21,8 @@ type Options struct {
 	Grants []string
 	// SHA256 is the digest of the module in hexadecimal; any other module is refused. Empty for any.
 	SHA256 string
-	// PublicKey is a minisign key, its line of base64 or the whole file. The file <module>.minisig must hold a
-	// signature of the module by that key. Empty for none.
+	// PublicKey is a minisign key, its line of base64 or the whole file, by which <module>.minisig must sign the module; or
+	// a PEM of cosign's, by which <module>.sig must, or a signature in the module's artefact. Empty for none.
 	PublicKey string
 	// MemoryPages is the most memory of an instance, in pages of 64 KiB, if its manifest does not ask for less. 0 is 1,024
 	// pages and, for an evict policy, 128 bytes for each slot.

@@ -19,7 +19,7 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
-// Open loads a module by the path of a .wasm file, or by the name of an embedded policy with or without ".wasm".
+// Open loads a module by the path of a .wasm file or of a directory with an artefact, or by the name of an embedded policy with or without ".wasm".
 func Open(ctx context.Context, name string, opt Options) (*Module, error) {
 	f, err := read(ctx, name, &opt)
 	if err != nil {
@@ -33,12 +33,13 @@ func label(name string) string { return strings.TrimSuffix(filepath.Base(name), 
 
 // file is a module as it was found.
 type file struct {
-	path   string // empty for an embedded policy
-	bytes  []byte
-	digest string // SHA-256 in hexadecimal
+	path     string // empty for an embedded policy
+	bytes    []byte
+	digest   string    // SHA-256 in hexadecimal
+	artefact *artefact // nil for a .wasm file
 }
 
-func newFile(path string, b []byte) *file { return &file{path, b, digestOf(b)} }
+func newFile(path string, b []byte) *file { return &file{path: path, bytes: b, digest: digestOf(b)} }
 
 func digestOf(b []byte) string {
 	sum := sha256.Sum256(b)
@@ -62,7 +63,16 @@ func read(ctx context.Context, name string, opt *Options) (*file, error) {
 		if err == nil {
 			return newFile(path, b), nil
 		}
-		if errors.Is(err, regular.ErrNotRegular) || errors.Is(err, regular.ErrTooLarge) {
+		if errors.Is(err, regular.ErrNotRegular) {
+			f, e := readArtefact(ctx, path)
+			if e == nil {
+				return f, nil
+			}
+			if errors.Is(e, ErrArtefact) {
+				err = e
+			}
+		}
+		if errors.Is(err, regular.ErrNotRegular) || errors.Is(err, ErrArtefact) || errors.Is(err, regular.ErrTooLarge) {
 			return nil, refused(name, err)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {

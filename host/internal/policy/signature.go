@@ -3,6 +3,12 @@ package policy
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,8 +19,11 @@ import (
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
-// SignatureSuffix follows a module's path in the path of its signature.
-const SignatureSuffix = ".minisig"
+// What follows a module's path in the path of its signature: by minisign, and by `cosign sign-blob`.
+const (
+	SignatureSuffix = ".minisig"
+	cosignSuffix    = ".sig"
+)
 
 // maxSignature is more than a signature file can have.
 const maxSignature = 64 << 10
@@ -28,28 +37,19 @@ func parsePublicKey(text string) (key minisign.PublicKey, err error) {
 // keyID is a key's id as minisign prints it.
 func keyID(id uint64) string { return fmt.Sprintf("%016X", id) }
 
-// verifySignature checks the signature file next to a module with the operator's key. An embedded module has no
-// signature.
+// verifySignature checks a module's signature with the operator's key, which says of which tool it is.
 func verifySignature(ctx context.Context, publicKey string, f *file) error {
+	if block, _ := pem.Decode([]byte(publicKey)); block != nil {
+		return verifyCosign(ctx, block.Bytes, f)
+	}
 	key, err := parsePublicKey(publicKey)
 	if err != nil {
 		return fmt.Errorf("%w: public_key: %w", ErrSignature, err)
 	}
-	if f.path == "" {
-		return fmt.Errorf("%w: the configuration wants one by key %s; a policy that is embedded in the host has none (pin "+
-			"its SHA-256, which is %s, instead)",
-			ErrSignature, keyID(key.ID()), f.digest)
-	}
-	path := f.path + SignatureSuffix
-	text, err := regular.ReadFile(ctx, path, maxSignature)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: no file %s; the configuration wants a signature by key %s of the module, whose SHA-256 is %s",
-			ErrSignature, path, keyID(key.ID()), f.digest)
-	}
+	text, path, err := f.readSignature(ctx, SignatureSuffix, keyID(key.ID()))
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrSignature, err)
+		return err
 	}
-	text = bytes.TrimRight(text, "\r\n")
 	var s minisign.Signature
 	if err := s.UnmarshalText(text); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrSignature, path, err)
@@ -63,4 +63,60 @@ func verifySignature(ctx context.Context, publicKey string, f *file) error {
 	}
 	return fmt.Errorf("%w: %s names key %s, as wanted, but that key did not sign these bytes: one of the two files is altered, or "+
 		"the signature is by another key of this id; the module's SHA-256 is %s", ErrSignature, path, keyID(s.KeyID), f.digest)
+}
+
+// readSignature reads the file next to a module. An embedded module has none.
+func (f *file) readSignature(ctx context.Context, suffix, key string) (text []byte, path string, err error) {
+	if f.path == "" {
+		return nil, "", fmt.Errorf("%w: the configuration wants one by key %s; a policy that is embedded in the host has none (pin "+
+			"its SHA-256, which is %s, instead)", ErrSignature, key, f.digest)
+	}
+	path = f.path + suffix
+	text, err = regular.ReadFile(ctx, path, maxSignature)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, path, fmt.Errorf("%w: no file %s; the configuration wants a signature by key %s of the module, whose SHA-256 is %s",
+			ErrSignature, path, key, f.digest)
+	}
+	if err != nil {
+		return nil, path, fmt.Errorf("%w: %w", ErrSignature, err)
+	}
+	return bytes.TrimRight(text, "\r\n"), path, nil
+}
+
+// signature is what cosign signed, and its signature in base64.
+type signature struct {
+	payload []byte
+	text    string
+}
+
+// verifyCosign checks the signature of an artefact's manifest, or that of a module's bytes in the file next to it. What a
+// transparency log says of either is not asked.
+func verifyCosign(ctx context.Context, der []byte, f *file) error {
+	parsed, err := x509.ParsePKIXPublicKey(der)
+	key, ok := parsed.(*ecdsa.PublicKey)
+	if err != nil || !ok || key.Curve != elliptic.P256() {
+		return fmt.Errorf("%w: public_key: want a key of ECDSA on P-256, as `cosign generate-key-pair` makes it", ErrSignature)
+	}
+	id := digestOf(der)[:16]
+	var list []signature
+	where := f.path + ", which holds an artefact,"
+	if f.artefact != nil {
+		if list, err = f.artefact.signed(ctx); err != nil {
+			return fmt.Errorf("%w: %w", ErrSignature, err)
+		}
+	} else {
+		var text []byte
+		if text, where, err = f.readSignature(ctx, cosignSuffix, id); err != nil {
+			return err
+		}
+		list = append(list, signature{f.bytes, string(text)})
+	}
+	for _, s := range list {
+		sum := sha256.Sum256(s.payload)
+		if b, err := base64.StdEncoding.DecodeString(s.text); err == nil && ecdsa.VerifyASN1(key, sum[:], b) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %s has no signature of this module by the key with the SHA-256 %s...; the module's SHA-256 is %s",
+		ErrSignature, where, id, f.digest)
 }

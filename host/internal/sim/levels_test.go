@@ -233,21 +233,6 @@ func TestLevelsAddUp(t *testing.T) {
 	}
 }
 
-// A level may have a policy of its own.
-func TestPolicyOfALevel(t *testing.T) {
-	w := generated(t, 400)
-	g := levelGrid(t, w, "lru", "40", "200")
-	plain := levelOutcome(t, g).Results[0]
-	g.Levels[1].Policy = evicts(t, "fifo")
-	mixed := levelOutcome(t, g).Results[0]
-	g.Policies = []*Policy{evicts(t, "fifo")}
-	g.Levels[1].Policy, g.Levels[0].Policy = nil, evicts(t, "lru")
-	turned := levelOutcome(t, g).Results[0]
-	if reflect.DeepEqual(plain.Levels, mixed.Levels) || !reflect.DeepEqual(mixed.Levels, turned.Levels) {
-		t.Errorf("lru %+v\nlru, fifo %+v\n%+v", plain.Levels, mixed.Levels, turned.Levels)
-	}
-}
-
 // Modules decide as their native twins do, in levels too.
 func TestLevelsInWasmAsNative(t *testing.T) {
 	w := generated(t, 300)

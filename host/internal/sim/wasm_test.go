@@ -3,7 +3,6 @@ package sim
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"hash/fnv"
 	"slices"
 	"testing"
@@ -72,27 +71,5 @@ func TestWasmDecidesAsNative(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// The cost of a policy, natively and as a module, on conversations and agents at a tenth of their chunks.
-func BenchmarkPolicies(b *testing.B) {
-	ctx := context.Background()
-	dir := policytest.Dir(b, nativeNames()...)
-	w := generated(b, 5000)
-	for _, name := range nativeNames() {
-		m, err := policy.Open(ctx, name, policy.Options{Dir: dir, Cache: policytest.Cache(b)})
-		testenv.OK(b, err)
-		for kind, m := range map[string]*policy.Module{"native": native(b, name), "wasm": m} {
-			b.Run(fmt.Sprintf("%s/%s", name, kind), func(b *testing.B) {
-				for b.Loop() {
-					if _, err := w.Run(ctx, m, nil, w.Unique()/10, Options{}); err != nil {
-						b.Fatal(err)
-					}
-				}
-				b.ReportMetric(float64(b.N)*float64(w.Accesses())/1e6/b.Elapsed().Seconds(), "M_accesses/s")
-			})
-		}
-		m.Close(ctx)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -130,7 +131,14 @@ func (s *Store) abandon() error {
 }
 
 func (s *Store) openRoots(ctx context.Context) error {
-	if err := s.eachRoot(ctx, func(r *root) error { return r.take(ctx) }); err != nil {
+	if err := s.eachRoot(ctx, func(r *root) error {
+		if _, err := r.FS.Stat(r.Path); s.cfg.Making != nil && !r.cfg.Volatile && errors.Is(err, fs.ErrNotExist) {
+			if err := s.cfg.Making(); err != nil {
+				return err
+			}
+		}
+		return r.take(ctx)
+	}); err != nil {
 		return err
 	}
 	if err := s.eachRoot(ctx, func(r *root) error { return r.kept.loadNamespaces() }); err != nil {

@@ -13,7 +13,7 @@ const units = (n, step, names, digits = 1) => {
   return (i === 0 && Number.isInteger(n) ? n : n.toFixed(n >= 100 ? 0 : digits)) + names[i];
 };
 const bytes = n => units(n, 1024, [' B', ' KiB', ' MiB', ' GiB', ' TiB', ' PiB']);
-const rate = n => units(n, 1000, [' B/s', ' kB/s', ' MB/s', ' GB/s', ' TB/s'], 2);
+const rate = n => bytes(n) + '/s';
 const count = n => units(n, 1000, ['', ' k', ' M', ' G', ' T']);
 const part = (a, b) => b > 0 ? (100 * a / b).toFixed(1) + ' %' : '–';
 const time = s => s === 0 ? '–' : s < 1e-6 ? (s * 1e9).toFixed(0) + ' ns' : s < 1e-3 ? (s * 1e6).toFixed(0) + ' µs' : s < 1 ? +(s * 1e3).toPrecision(3) + ' ms' : +s.toPrecision(3) + ' s';

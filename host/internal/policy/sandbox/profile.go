@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kvhost/kvhost/host/internal/policy/meter"
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
 )
@@ -58,7 +59,7 @@ func (in *Instance) spent() int64 { return -in.budget.left - int64(in.fuel.Get()
 func (p *Profile) Before(ctx context.Context, _ api.Module, f api.FunctionDefinition, _ []uint64, _ experimental.StackIterator) {
 	in := ctx.Value(instanceKey{}).(*Instance)
 	exported, name := strings.Join(f.ExportNames(), ", "), f.Name()
-	key := [2]string{exported, cmp.Or(name, exported)}
+	key := [2]string{exported, meter.Printable(cmp.Or(name, exported), maxTextBytes)}
 	if len(in.frames) > 0 {
 		key[0] = in.frames[0].Export
 	}
