@@ -71,6 +71,8 @@ class KvhostTier(SecondaryTierManager):
         self._settings = Settings.parse(options, f"secondary_tiers, {tier_type}", _SETTINGS)
         self.locality = base.Locality(own["locality"]) if own.get("locality") is not None else None
         publishes = own.get("enable_kv_events") and offloading_spec.kv_events_config.enable_kv_cache_events
+        if own.get("enable_kv_events") and not publishes:
+            log.warning("kvhost: the tier publishes no events: the engine does not, which --kv-events-config changes")
         self._events: list[OffloadingEvent] | None = [] if publishes else None
         self._link: Link | None = None
         self._memory: SharedMemory | None = None
