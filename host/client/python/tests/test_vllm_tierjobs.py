@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from types import SimpleNamespace as Record
 from typing import Any
 
@@ -273,3 +274,70 @@ def test_what_a_client_says() -> None:
     assert hints.of_client(params) == want, "the tier is not told why a request ends"
     assert hints.of_client(params, EndReason.LENGTH) == dataclasses.replace(want, reason=EndReason.LENGTH)
     assert [hints.of_client(p) for p in (None, {}, {"kvhost": 3}, {"kvhost": {"return_seconds": -1}})] == [Hints()] * 4
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_job_is_answered_once(seed: int) -> None:
+    """Whatever comes in which order, a host's death included."""
+    rng, rig = random.Random(seed), Rig()
+    keys = [key(n, g) for n in range(1, 9) for g in GROUPS]
+    asked: dict[int, set[bytes]] = {}
+    answered: dict[int, Done] = {}
+    rows: set[int] = set()  # of jobs that are not answered
+
+    def take() -> None:
+        for id, done in rig.done().items():
+            assert id in asked and id not in answered, f"job {id} was answered twice, or never asked for"
+            assert len(done.good) + len(done.bad) == len(set(done.good) | set(done.bad)), "a key has two answers"
+            assert set(done.good) | set(done.bad) <= asked[id], "a key of another job"
+            if id % 2:  # a load: no policy refuses it
+                assert set(done.good) | set(done.bad) == asked[id], "a key has no answer"
+            answered[id] = done
+            rows.difference_update(range(100 * id, 100 * id + len(asked[id])))
+
+    def end(job: Any) -> None:
+        if job.over:
+            return
+        assert set(rows) >= {row for c in job.chunks for row in c.blocks}, "the host has rows of a job that was answered"
+        if hasattr(job, "lease"):
+            job.finish([(i, 7) for i in range(len(job.chunks)) if rng.random() < 0.3])
+        else:
+            job.publish(*(rng.choice(list(Result)[1:]) for _ in job.chunks))
+
+    for n in range(1, 120):
+        rig.session.answers = rng.random() < 0.7
+        rig.session.limits = Record(keys_per_lookup=3, chunks_per_job=rng.choice([2, 9]), jobs=rng.choice([1, 4]))
+        rig.has(*(i for i in range(1, 9) if rng.random() < 0.2))
+        request, some = f"r{rng.randrange(4)}", rng.sample(keys, rng.randrange(1, 6))
+        what = rng.randrange(9)
+        if what < 3:
+            rig.found(request, *some)
+        elif what < 6:
+            id = 2 * n + (what == 3)
+            asked[id] = set(some)
+            rows.update(range(100 * id, 100 * id + len(some)))
+            parts = [Slot(k, 100 * id + i) for i, k in enumerate(some)]
+            (rig.jobs.load if id % 2 else rig.jobs.store)(id, request, parts)
+        elif what == 6:
+            rig.jobs.end_request(request, Hints())
+        elif what == 7 and rng.random() < 0.2:
+            rig.new_host()
+        for job in [*rig.session.loads, *rig.session.stores]:
+            if rng.random() < 0.2:
+                end(job)
+        for lookup in rig.session.lookups:
+            if not lookup.done() and rng.random() < 0.3:
+                lookup.reply()
+        rig.jobs.flush([request] if rng.random() < 0.2 else [])
+        take()
+    while rig.jobs.pending:
+        for lookup in rig.session.lookups:
+            if not lookup.done():
+                lookup.reply()
+        rig.jobs.flush()
+        for job in [*rig.session.loads, *rig.session.stores]:
+            end(job)
+        take()
+    assert answered.keys() == asked.keys() and not rows, "a job has no answer"
+    ended = rig.session.ended_requests
+    assert len(ended) == len(set(ended)), "a request ended twice"

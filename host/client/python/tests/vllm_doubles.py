@@ -153,9 +153,8 @@ class DoubleSession:
     def die(self) -> None:
         self.ended.set()
         jobs: list[Store | Load] = [*self.stores, *self.loads]
-        for job in jobs:
-            if not job.over:
-                job._call(HostGoneError("the host is gone"))
+        for call in [*(j for j in jobs if not j.over), *(p for p in self.lookups if not p.done())]:
+            call._call(HostGoneError("the host is gone"))
 
     def close(self, wait: float | None = 5.0) -> None:
         self.die()

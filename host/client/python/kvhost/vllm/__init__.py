@@ -1,7 +1,7 @@
 """vLLM connector of kvhost: ``KvhostConnector``, for ``--kv-transfer-config`` (see README.md in this directory).
 
 The connector translates between vLLM and a kvhost session; the host decides what to keep. The modules that know vLLM
-are ``connector``, ``model``, ``stats`` and ``compat``; the others work without vLLM.
+are ``connector``, ``tier``, ``tierrows``, ``model``, ``stats`` and ``compat``; the others work without vLLM.
 """
 
 from __future__ import annotations

@@ -44,12 +44,15 @@ class Settings:
     unread_blocks: float = 0.25  # of the cache that may be held for the host to read it; other chunks wait for that
 
     @staticmethod
-    def parse(extra: Mapping[str, Any], where: str = "kv_connector_extra_config", only: Collection[str] = ()) -> Settings:
-        """``where`` they stand, and the names that are taken there, which are all without ``only``."""
+    def parse(
+        extra: Mapping[str, Any], where: str = "kv_connector_extra_config", only: Collection[str] = (), also: Collection[str] = ()
+    ) -> Settings:
+        """``where`` they stand, and the names that are taken there: all, or ``only`` these, and ``also`` those that are no
+        settings of the connector."""
         known = {f.name: f for f in dataclasses.fields(Settings) if not only or f.name in only}
         for name in extra:
             if name not in known:
-                raise ValueError(f"{where}: unknown setting {name!r}, known are {', '.join(known)}")
+                raise ValueError(f"{where}: unknown setting {name!r}, known are {', '.join([*known, *also])}")
         for name, value in extra.items():
             want, is_it = _TYPES[str(known[name].type)]
             if not is_it(value):
@@ -58,7 +61,10 @@ class Settings:
         check_settings(where, extra)
         if not (s.socket or s.root or s.memory):
             s = dataclasses.replace(s, socket=os.environ.get("KVHOST_SOCKET") or "/run/kvhost/kvhost.sock")
-        choices = ("load_when", ("faster", "always")), ("load_in", ("auto", "step", "beside")), ("store", ("all", "prompt", "none")), ("events_medium", MEDIUMS)
+        choices = (
+            ("load_when", ("faster", "always")), ("load_in", ("auto", "step", "beside")), ("store", ("all", "prompt", "none")),
+            ("events_medium", MEDIUMS),
+        )
         for name, values in choices:
             if getattr(s, name) not in values:
                 raise ValueError(f"{where}: {name} is {getattr(s, name)!r}, want one of {values}")

@@ -32,7 +32,8 @@ log = logging.getLogger("vllm.kvhost")
 
 _FIRST_CONNECT = 3.0  # seconds that a starting engine waits for the host
 _SETTINGS = (
-    "socket", "root", "memory", "tenant", "model", "revision", "extra", "lookup_timeout", "load_timeout", "read_timeout", "shutdown_wait",
+    "socket", "root", "memory", "tenant", "model", "revision", "extra", "lookup_timeout", "load_timeout", "read_timeout",
+    "shutdown_wait",
 )
 _OWN = ("enable_kv_events", "locality")
 
@@ -68,9 +69,11 @@ class KvhostTier(SecondaryTierManager):
         options.pop("module_path", None)
         options.pop("backpressure", None)
         own = {n: options.pop(n) for n in _OWN if n in options}
-        self._settings = Settings.parse(options, f"secondary_tiers, {tier_type}", _SETTINGS)
+        self._settings = Settings.parse(options, f"secondary_tiers, {tier_type}", _SETTINGS, _OWN)
         self.locality = base.Locality(own["locality"]) if own.get("locality") is not None else None
         publishes = own.get("enable_kv_events") and offloading_spec.kv_events_config.enable_kv_cache_events
+        if own.get("enable_kv_events") and not publishes:
+            log.warning("kvhost: the tier publishes no events: the engine does not, which --kv-events-config changes")
         self._events: list[OffloadingEvent] | None = [] if publishes else None
         self._link: Link | None = None
         self._memory: SharedMemory | None = None
@@ -158,16 +161,16 @@ class KvhostTier(SecondaryTierManager):
             return [Slot(bytes(key), row) for key, row in zip(job.keys, rows, strict=True)]
         slots: list[Slot] = []
         before: dict[tuple[bytes, int], bytes] | None = None
-        last: dict[bytes, int] = {}
+        last = self._jobs.stored_last(job.req_context.req_id)
         for key, row in zip(job.keys, rows, strict=True):
-            group, end = key[-4:], positions.get(key, 0)
-            tokens = self._tokens.get(int.from_bytes(group, "big"), 1)
-            depth = max(0, -(-end // tokens) - 1)
+            group = int.from_bytes(key[-4:], "big")
+            tokens = self._tokens.get(group, 1)
+            depth = max(0, -(-positions.get(key, 0) // tokens) - 1)
             parent = b""
             if depth and last.get(group) != depth - 1:
                 if before is None:
                     before = {(k[-4:], at): bytes(k) for k, at in positions.items()}
-                parent = before.get((group, depth * tokens), b"")
+                parent = before.get((key[-4:], depth * tokens), b"")
             last[group] = depth
             slots.append(Slot(bytes(key), row, depth, parent))
         return slots

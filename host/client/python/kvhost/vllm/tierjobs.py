@@ -284,6 +284,10 @@ class TierJobs:
         self._enqueue(j, slots, None)
         self._begun(j)
 
+    def stored_last(self, request: str) -> dict[int, int]:
+        """By group: the depth of the chunk that was stored last of a request."""
+        return {group: depth for group, (depth, _) in self._request(request).last.items()}
+
     def _begin(self, job: int, request: str, *, loads: bool) -> _Job:
         self._unanswered += 1
         return _Job(job, self._request(request), loads, time.monotonic(), left=1)

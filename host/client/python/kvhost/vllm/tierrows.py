@@ -41,6 +41,8 @@ def groups(config: Any, kv_cache_config: Any) -> list[RowGroup]:
     """The groups of an ``OffloadingConfig``. A group has all that is used of a row where its own part is not known."""
     parallel, blocks = config.parallel, config.cache.blocks_per_chunk
     cell = config.worker_kv_bytes_per_block * blocks
+    if not cell:
+        raise Refused("vLLM does not say how many bytes a block has")
     cells = 1 if getattr(config, "replicated_layout", False) else parallel.world_size
     ids = [getattr(g, "group_id", i) for i, g in enumerate(config.groups)]
     tensors = compat.row_tensors(kv_cache_config, ids)

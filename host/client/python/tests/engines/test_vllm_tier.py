@@ -89,9 +89,10 @@ def llama(folder: Path) -> Iterator[Lives]:
     lives.close()
 
 
-def counters(engine: Engine) -> dict[str, float]:
+def counted(engine: Engine, name: str) -> float | None:
+    """One of the tier's counters. None in vLLM 0.26, which drops what is counted in steps without output."""
     found: dict[str, float] = engine.ask("counters")
-    return {name.removeprefix("vllm:kvhost_tier_"): n for name, n in found.items() if name.startswith("vllm:kvhost_tier_")}
+    return None if OLD else found.get(f"vllm:kvhost_tier_{name}", 0)
 
 
 def stored_parts(engine: Engine) -> list[int]:
@@ -116,8 +117,8 @@ def test_lives_of_a_model(llama: Lives) -> None:
     engine = llama.engine(cpu_bytes_to_use=16 * ROW)  # the second prompt takes the first one's rows
     again = engine.one_by_one([*asked, *asked])
     assert (tokens(again), cached(again)) == (want * 2, [HITS] * 4)
-    counts = counters(engine)
-    assert counts["chunks_loaded"] >= 2 * HITS // BLOCK and counts["lookups"] >= counts["chunks_loaded"]
+    loaded = counted(engine, "chunks_loaded")
+    assert loaded is None or loaded >= 2 * HITS // BLOCK, f"{loaded} chunks were loaded, want those of two prompts twice"
 
     host.kill()  # between jobs
     engine.reset()
@@ -134,7 +135,7 @@ def test_lives_of_a_model(llama: Lives) -> None:
     engine.send("generate", hung, 8, None)
     assert engine.answers(60), "want an answer though the host's process is stopped"
     assert tokens(engine.answer()) == want_hung
-    assert counters(engine)["lookups_timed_out"] > 0
+    assert counted(engine, "lookups_timed_out") != 0
     host.resume()
     llama.published()
     engine.stop()
@@ -147,8 +148,7 @@ def test_lives_of_a_model(llama: Lives) -> None:
     found = engine.one_by_one([*asked, *away])
     assert tokens(found) == want + want_away
     assert sorted(cached(found))[1:] == [HITS] * 3 and min(cached(found)) < HITS, f"{cached(found)}, want one chunk lost"
-    lost = counters(engine)["chunks_not_loaded"]
-    assert lost == 1, f"{lost} chunks were not loaded, want the damaged one"
+    assert counted(engine, "chunks_not_loaded") in (1, None), "want the damaged chunk"
     llama.published()
     engine.stop()
 
@@ -162,14 +162,18 @@ def test_lives_of_a_model(llama: Lives) -> None:
     assert (tokens(other), cached(other)) == (want, [LENGTH // (2 * BLOCK) * 2 * BLOCK] * 2)
 
 
-@pytest.mark.parametrize("kind", ["windows", "hybrid"])
-def test_lives_of_a_model_of_several_groups(folder: Path, kind: str) -> None:
-    """A group of the windows' layers has one layer only, and the hybrid's states are shorter than pages of attention."""
+@pytest.mark.parametrize("kind", ["windows", "hybrid", "ranks"])
+def test_lives_of_other_rows(folder: Path, kind: str) -> None:
+    """A group of the windows' layers has one layer only, the hybrid's states are shorter than pages of attention, and two
+    ranks have a cell each."""
     if kind == "hybrid" and OLD:
         pytest.skip("vLLM 0.26 has no gated delta nets for processors")
     if kind == "windows":
         lives = Lives(folder)
         model.write(lives.model, model.config(5, window=300), seed=8)
+    elif kind == "ranks":
+        lives = Lives(folder, tensor_parallel_size=2)
+        model.write(lives.model, model.config(3), seed=7)
     else:
         lives = Lives(folder, dtype="bfloat16", enable_prefix_caching=True, mamba_cache_mode="align", max_num_batched_tokens=1024)
         model.write_hybrid(lives.model, model.hybrid_config(), seed=5)
@@ -182,14 +186,15 @@ def test_lives_of_a_model_of_several_groups(folder: Path, kind: str) -> None:
         assert len({tuple(t) for t in tokens(first)}) == 3, "want tokens that depend on the prompt"
         lives.published()
         engine.stop()
-        parts = stored_parts(engine)
-        assert parts == used_parts(folder) and min(parts) < max(parts), f"chunks have {parts} bytes"
+        parts, used, ranks = stored_parts(engine), used_parts(folder), 2 if kind == "ranks" else 1
+        assert parts == [ranks * n for n in used], f"chunks have {parts} bytes, want {ranks} times {used}"
+        assert kind == "ranks" or min(parts) < max(parts), f"chunks have {parts} bytes, want the groups to differ"
 
         engine = lives.engine()
         again = engine.one_by_one(asked)
         assert tokens(again) == tokens(first)
         assert min(cached(again)) >= LENGTH - 3 * BLOCK - 100, f"{cached(again)} tokens were cached"
-        assert counters(engine).get("chunks_not_loaded", 0) == 0
+        assert not counted(engine, "chunks_not_loaded")
     finally:
         lives.close()
 
