@@ -206,15 +206,17 @@ func TestVictimIsNotLearnedLate(t *testing.T) {
 	})
 }
 
-// TestTouchesReachTheOthers: each of them once, and not the host itself.
+// TestTouchesReachTheOthers: each of them, once between two steps, and not the host itself.
 func TestTouchesReachTheOthers(t *testing.T) {
 	byHand(t, func(s *hands) {
-		s.b.Touch(7)
-		s.b.Touch(7)
-		for range 3 {
-			s.round(s.a, s.b, s.c)
+		for range 2 {
+			s.b.Touch(7)
+			s.b.Touch(7)
+			for range 3 {
+				s.round(s.a, s.b, s.c)
+			}
 		}
-		for n, want := range map[*node][]uint64{s.a: {7}, s.b: nil, s.c: {7}} {
+		for n, want := range map[*node][]uint64{s.a: {7, 7}, s.b: nil, s.c: {7, 7}} {
 			if !slices.Equal(n.touched, want) {
 				t.Errorf("%s has learned of touches of %d, want %d", n.name, n.touched, want)
 			}
