@@ -244,11 +244,18 @@ func TestDecisionsAreInOrder(t *testing.T) {
 	})
 }
 
-// TestARestartEndsTheEarlierLife: the others do not wait for what a host acknowledged, or had granted, before it ended.
-func TestARestartEndsTheEarlierLife(t *testing.T) {
+// TestALifeThatEnded: the others do not wait for one of a host that began anew, nor for an evictor that has left.
+func TestALifeThatEnded(t *testing.T) {
 	byHand(t, func(s *hands) {
 		if s.round(s.boot("c")); s.c.listed() {
 			t.Errorf("%s is counted on after its host began anew, want it given up", s.c.name)
+		}
+		testenv.NoError(t, s.a.Leave())
+		for range 3 {
+			s.round(s.b)
+		}
+		if !s.b.Stats().Evictor {
+			t.Error("no host is the evictor three steps after it has left, want another one")
 		}
 	})
 }
