@@ -56,7 +56,6 @@ func TestPolicyStep(t *testing.T) {
 		!strings.Contains(got, "slotlist.__List_.Victims\n") {
 		t.Errorf("a profile: want kv_step and its functions, got\n%s", got)
 	}
-
 	trace := []string{"--trace", simTrace(t), "--capacity", "5%", "--json"}
 	var rows []struct{ Hits, Evictions int }
 	testenv.OK(t, json.Unmarshal([]byte(want(t, dir, exitOK, "", append([]string{"sim", "--policy", "lru.wasm"}, trace...)...)), &rows))

@@ -61,9 +61,6 @@ func TestInspect(t *testing.T) {
 	if i := inspect(t, minimal(abi.RoleEvict).With(metering.Global, ">").Bytes(), Options{}); !errors.Is(i.Refused, metering.ErrReserved) {
 		t.Errorf("the inspection of a reserved export is %+v, want %v", i, metering.ErrReserved)
 	}
-	if _, err := Inspect(t.Context(), "no-such-policy", Options{}); !errors.Is(err, ErrNotFound) {
-		t.Error(err)
-	}
 	if i, err := Inspect(t.Context(), "lru", Options{Dir: distDir}); err != nil || i.Refused != nil || i.Digest != modules["lru"].Digest() {
 		t.Errorf("the inspection of lru is %+v, %v", i, err)
 	}

@@ -130,15 +130,18 @@ func (l candidateLog) Admit(batch []abi.Candidate, dst []bool) {
 	}
 }
 
+func logs(seen *[]abi.Candidate) []*Policy {
+	return []*Policy{policyOf(policy.NativeModule("log", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
+		return candidateLog{seen}, nil
+	}))}
+}
+
 // A level evicts the start of a prefix that goes on, and writes through: the admit policy is asked about both.
 func TestCandidatesOfPrefixes(t *testing.T) {
 	var seen []abi.Candidate
-	m := policy.NativeModule("log", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
-		return candidateLog{&seen}, nil
-	})
 	w := workload(t, []uint64{1, 2, 3}, []uint64{4, 5, 6})
 	g := levelGrid(t, w, "lru", "3", "6", "6")
-	g.Admissions = []*Policy{policyOf(m)}
+	g.Admissions = logs(&seen)
 	moves := func(kind abi.CandidateKind) (list []string) {
 		for _, c := range seen {
 			if c.Kind == kind && c.From != abi.NoLevel {
@@ -166,12 +169,9 @@ func TestCandidatesOfPrefixes(t *testing.T) {
 // The admit policy is told the truth about what would move.
 func TestCandidatesOfLevels(t *testing.T) {
 	var seen []abi.Candidate
-	m := policy.NativeModule("log", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) {
-		return candidateLog{&seen}, nil
-	})
 	w := workload(t, []uint64{1, 2}, []uint64{1}, []uint64{3}, []uint64{4}, []uint64{1}, []uint64{1, 2})
 	g := levelGrid(t, w, "lru", "2", "2")
-	g.Admissions = []*Policy{policyOf(m)}
+	g.Admissions = logs(&seen)
 	levelOutcome(t, g)
 	var got []string
 	chunk := map[uint64]int{0: 0}

@@ -11,7 +11,6 @@ import (
 	"github.com/kvhost/kvhost/plugins/arc"
 	"github.com/kvhost/kvhost/plugins/clock"
 	"github.com/kvhost/kvhost/plugins/fifo"
-	"github.com/kvhost/kvhost/plugins/lirs"
 	"github.com/kvhost/kvhost/plugins/lru"
 	"github.com/kvhost/kvhost/plugins/prefix"
 	"github.com/kvhost/kvhost/plugins/reuse"
@@ -26,7 +25,6 @@ var natives = map[string]func(guest.Info) (any, error){
 	"arc":      func(i guest.Info) (any, error) { return arc.New(i) },
 	"clock":    func(i guest.Info) (any, error) { return clock.New(i) },
 	"fifo":     func(i guest.Info) (any, error) { return fifo.New(i) },
-	"lirs":     func(i guest.Info) (any, error) { return lirs.New(i) },
 	"lru":      func(i guest.Info) (any, error) { return lru.New(i) },
 	"prefix":   func(i guest.Info) (any, error) { return prefix.New(i) },
 	"s3fifo":   func(i guest.Info) (any, error) { return s3fifo.New(i) },

@@ -50,7 +50,6 @@ func TestWasmDecidesAsNative(t *testing.T) {
 		"twoq":     {{"in": "50", "out": "100"}},
 		"s3fifo":   {{"small": "25", "moveat": "1"}},
 		"wtinylfu": {{"sample": "1", "window": "10"}, {"adapt": "false"}},
-		"lirs":     {{"hir": "10"}},
 	}
 	for _, name := range nativeNames() {
 		t.Run(name, func(t *testing.T) {

@@ -46,12 +46,6 @@ func (t *Table) widen() {
 	}
 }
 
-// IsGhost says whether a node is a ghost.
-func (t *Table) IsGhost(i uint32) bool { return i >= t.slots }
-
-// GhostsFree is how many ghosts there is room for.
-func (t *Table) GhostsFree() uint32 { return t.left }
-
 // NewGhost makes a node that is in no list remember a fingerprint, which no other may remember. It answers None when no
 // node is free; policies drop their oldest ghost first.
 func (t *Table) NewGhost(key uint64, size uint32) uint32 {

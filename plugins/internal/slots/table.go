@@ -22,6 +22,9 @@ type node struct {
 	links
 }
 
+// links are one node's neighbours in its list.
+type links struct{ prev, next uint32 }
+
 // List names one of a table's lists. List 0 is no list.
 type List uint8
 

@@ -206,15 +206,17 @@ func TestVictimIsNotLearnedLate(t *testing.T) {
 	})
 }
 
-// TestTouchesReachTheOthers: each of them once, and not the host itself.
+// TestTouchesReachTheOthers: each of them, once between two steps, and not the host itself.
 func TestTouchesReachTheOthers(t *testing.T) {
 	byHand(t, func(s *hands) {
-		s.b.Touch(7)
-		s.b.Touch(7)
-		for range 3 {
-			s.round(s.a, s.b, s.c)
+		for range 2 {
+			s.b.Touch(7)
+			s.b.Touch(7)
+			for range 3 {
+				s.round(s.a, s.b, s.c)
+			}
 		}
-		for n, want := range map[*node][]uint64{s.a: {7}, s.b: nil, s.c: {7}} {
+		for n, want := range map[*node][]uint64{s.a: {7, 7}, s.b: nil, s.c: {7, 7}} {
 			if !slices.Equal(n.touched, want) {
 				t.Errorf("%s has learned of touches of %d, want %d", n.name, n.touched, want)
 			}
@@ -242,11 +244,18 @@ func TestDecisionsAreInOrder(t *testing.T) {
 	})
 }
 
-// TestARestartEndsTheEarlierLife: the others do not wait for what a host acknowledged, or had granted, before it ended.
-func TestARestartEndsTheEarlierLife(t *testing.T) {
+// TestALifeThatEnded: the others do not wait for one of a host that began anew, nor for an evictor that has left.
+func TestALifeThatEnded(t *testing.T) {
 	byHand(t, func(s *hands) {
 		if s.round(s.boot("c")); s.c.listed() {
 			t.Errorf("%s is counted on after its host began anew, want it given up", s.c.name)
+		}
+		testenv.NoError(t, s.a.Leave())
+		for range 3 {
+			s.round(s.b)
+		}
+		if !s.b.Stats().Evictor {
+			t.Error("no host is the evictor three steps after it has left, want another one")
 		}
 	})
 }

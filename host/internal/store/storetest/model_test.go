@@ -163,8 +163,7 @@ func (m *model) served(of Piece, payload []byte, began int64) error {
 	defer m.mu.Unlock()
 	m.hits++
 	known := func(op porcupine.Operation) bool {
-		a := op.Input.(act)
-		return a.verb != loaded && a.version == version
+		return op.Input == act{stored, version} || op.Input == act{offered, version}
 	}
 	switch {
 	case !slices.ContainsFunc(m.asked[of], known):
@@ -181,15 +180,10 @@ func (m *model) judge() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for of, ops := range m.asked {
-		seen := map[uint64]bool{}
-		for _, op := range ops {
-			if a := op.Input.(act); a.verb == loaded {
-				seen[a.version] = true
-			}
-		}
 		// A store that failed, and was not seen, explains nothing.
 		ops = slices.DeleteFunc(slices.Clone(ops), func(op porcupine.Operation) bool {
-			return op.Return == never && !seen[op.Input.(act).version]
+			seen := func(o porcupine.Operation) bool { return o.Input == act{loaded, op.Input.(act).version} }
+			return op.Return == never && !slices.ContainsFunc(ops, seen)
 		})
 		if !m.unclear[of.Entry] && !porcupine.CheckOperations(serial.ToModel(), ops) {
 			var text strings.Builder
