@@ -444,6 +444,22 @@ def test_hints() -> None:
     assert of_request(r) == dataclasses.replace(want, reason=EndReason.UNSPECIFIED)
 
 
+@pytest.mark.parametrize(
+    ("said", "loads", "stores"),
+    [({"load": False}, False, True), ({"store": False}, True, False), ({"load": 0, "store": "no"}, True, True), (3, True, True)],
+)
+def test_a_client_forbids(said: Any, loads: bool, stores: bool) -> None:
+    rig, r, again = Rig(), request("a", TOKENS), request("b", TOKENS)
+    r.kv_transfer_params = again.kv_transfer_params = {"kvhost": said}
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(36), 0)
+    assert [chunk for chunk, _ in rig.run(r, 36)] == ([0, 1, 2, 3] if stores else [])
+    rig.s.finished(r)
+    assert not rig.s.counts.get("chunks_dropped"), "a chunk that its client does not want stored is not lost"
+    rig.session.resident = set(KEYS)
+    assert bool(rig.s.matched(again, 0)) == loads
+
+
 def test_a_new_generation_finds_nothing() -> None:
     rig = Rig()
     rig.session.resident = set(KEYS)

@@ -1,4 +1,4 @@
-"""What the engine knows about a request when it ends, for policies."""
+"""What is known of a request beside its tokens: what its client wants of the cache, and what policies learn at its end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ _REASONS = {
     "FINISHED_LENGTH_CAPPED": EndReason.LENGTH,
     "FINISHED_ABORTED": EndReason.ABORT,
 }
+
+
+def forbids(params: Any, act: str) -> bool:
+    """Whether a request's client forbids to "load" KV for it, as one that measures prefill does, or to "store" its KV, as
+    one whose prompt is secret, or never comes again: ``kv_transfer_params: {"kvhost": {"store": false}}``."""
+    said = (params or {}).get("kvhost")
+    return isinstance(said, dict) and said.get(act) is False
 
 
 def of_client(params: Any, reason: EndReason | None = None) -> Hints:

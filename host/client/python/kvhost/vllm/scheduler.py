@@ -61,7 +61,8 @@ class Tracked:
         self.in_step = False  # its hit is loaded inside the step that computes behind it
         self.loading = 0  # the order of its load, until it is scheduled
         self.step = 0  # the step that was being scheduled when the engine asked last
-        self.may_load = True
+        self.may_load = not hints.forbids(request.kv_transfer_params, "load")
+        self.may_store = not hints.forbids(request.kv_transfer_params, "store")
         self.stored = 0  # chunks that the host has, or was ordered to store
         self.end = 0  # chunks that are computed, or will be by the steps that were scheduled
         # The trace that the engine's client has named, if any; the host's spans become part of it.
@@ -388,7 +389,8 @@ class Scheduler:
         else:
             t.end = min(t.end, request.num_computed_tokens // self._chunk)
         self._order_chunks(t, request.num_computed_tokens, ends=True)
-        self._drop(AWAY if self._link.epoch < 0 else NO_ROOM, t.end - t.stored)
+        if t.may_store:
+            self._drop(AWAY if self._link.epoch < 0 else NO_ROOM, t.end - t.stored)
         self._orders.ended.append((request.request_id, t.number))
         told = hints.of_request(request)
         for s in self._link.sessions():
@@ -467,7 +469,7 @@ class Scheduler:
         """Orders the request's chunks that are complete, in their order, as far as there is room to hold their blocks.
         The others stay with the request until the host has read earlier ones; when it ``ends``, all blocks that no
         other request needs may be held."""
-        if t.end <= t.stored or t.chain is None or self._settings.store == "none" or self._link.epoch < 0:
+        if t.end <= t.stored or t.chain is None or not t.may_store or self._settings.store == "none" or self._link.epoch < 0:
             return
         keys = t.chain.extend(t.request.all_token_ids, t.request.num_tokens)
         if self._events is not None:

@@ -163,6 +163,17 @@ def test_generated_tokens_are_stored(setting: Setting) -> None:
     assert again == (said[280:], 2 * CHUNK)
 
 
+def test_a_client_forbids(setting: Setting) -> None:
+    engine, secret = setting.engine(), prompt(70, 700)
+    want, cached, _ = engine.ask("transfer", secret, 8, {"kvhost": {"store": False}})
+    engine.reset()
+    assert (cached, engine.ask("transfer", secret, 8, None)[:2]) == (0, (want, 0)), "its KV was stored"
+    engine.reset()
+    assert engine.ask("transfer", secret, 8, {"kvhost": {"load": False}})[:2] == (want, 0), "KV was loaded for it"
+    engine.reset()
+    assert engine.ask("transfer", secret, 8, {})[:2] == (want, 2 * CHUNK)
+
+
 def test_engine_restart(setting: Setting) -> None:
     setting.engine()
     setting.stop_engine()
