@@ -323,10 +323,7 @@ func BenchmarkOpen(b *testing.B) {
 			f := newFixtureIn(b, b.TempDir(), 16, 1, named)
 			b.ReportAllocs()
 			for n := uint64(0); b.Loop(); n++ {
-				p, err := f.store.Put(b.Context(), f.request(n, n, 0))
-				must(b, err)
-				must(b, write(p))
-				must(b, p.Publish(b.Context()))
+				must(b, f.putAs(f.request(n, n, 0)))
 			}
 		})
 	}

@@ -391,13 +391,7 @@ func TestAroundIsJudged(t *testing.T) {
 	refused := 0
 	for n := range uint64(64) {
 		p.asked = nil
-		put, err := f.store.Put(t.Context(), PutRequest{Namespace: f.space, Key: testKey(n), Request: 7, Continued: n%2 == 0})
-		if err == nil {
-			if err = write(put); err != nil {
-				t.Fatal(err)
-			}
-			err = put.Publish(t.Context())
-		}
+		err := f.putAs(PutRequest{Namespace: f.space, Key: testKey(n), Request: 7, Continued: n%2 == 0})
 		last := p.asked[len(p.asked)-1]
 		switch around := last.To == 1; {
 		case around && n%2 == 1:

@@ -227,7 +227,7 @@ func TestALeftFileGoesBeforeItsEntry(t *testing.T) {
 	equal(t, "bytes on the disk", onDisk(t, f.cfg.Roots[0].Path), 0)
 }
 
-// unlinkVictims keeps puts from reusing the files of victims, as on a shared root.
+// unlinkVictims keeps puts from reusing the files of victims.
 func (f *fixture) unlinkVictims() { f.own().unlinksAll = true }
 
 func (f *fixture) recycled() uint64 { return f.store.Stats().Roots[0].Recycled }
@@ -348,15 +348,6 @@ func TestWhatIsNotTakenOver(t *testing.T) {
 		f.mustPut(1, 2)
 		f.mustHold(1)
 		f.mustHold(2)
-		if n := f.recycled(); n != 0 {
-			t.Errorf("%d taken over", n)
-		}
-	})
-	t.Run("anything of a shared root", func(t *testing.T) {
-		f := newFixture(t, 1, 1)
-		f.unlinkVictims()
-		f.mustPut(0, 1)
-		f.mustHold(1)
 		if n := f.recycled(); n != 0 {
 			t.Errorf("%d taken over", n)
 		}

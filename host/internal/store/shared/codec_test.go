@@ -39,6 +39,14 @@ func TestRecordRoundTrip(t *testing.T) {
 			b[i] ^= 1
 		}
 	}
+	for _, r := range []Record{
+		{Op: 99, Key: kv.Key{1}}, {Op: Published}, {Op: Relayed, Key: kv.Key{1}, Bytes: -1}, {Op: Damaged, Key: kv.Key{1}, Rank: kv.MaxRanks},
+		{Op: Touched}, {Op: Published, Key: kv.Key{1}, Names: []pieceformat.Name{{Path: "../a"}}},
+	} {
+		if _, _, err := decodeRecord(r.append(nil)); !errors.Is(err, ErrDamaged) {
+			t.Errorf("%+v is read: error %v, want %v", r, err, ErrDamaged)
+		}
+	}
 }
 
 func FuzzRecord(f *testing.F) {

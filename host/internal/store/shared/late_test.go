@@ -118,6 +118,12 @@ func (s *hands) round(list ...*node) {
 	}
 }
 
+func (s *hands) rounds(n int, list ...*node) {
+	for range n {
+		s.round(list...)
+	}
+}
+
 // before calls do once, before an operation on a name that ends like this.
 func (s *hands) before(op, suffix string, do func()) {
 	s.check = func(_ *host, is string, names ...string) error {
@@ -166,9 +172,7 @@ func TestVictimIsNotLearnedLate(t *testing.T) {
 				}
 				return nil
 			}
-			for range 3 {
-				s.round(s.b, s.c, s.a)
-			}
+			s.rounds(3, s.b, s.c, s.a)
 			s.fails[s.b] = nil
 			s.until(k, s.b, s.c, s.a)
 			s.round(s.b, s.c, s.a)
@@ -187,9 +191,7 @@ func TestVictimIsNotLearnedLate(t *testing.T) {
 		byHand(t, func(s *hands) {
 			s.store(s.c, k)
 			s.condemn(k)
-			for range 5 { // c falls silent first
-				s.round(s.b, s.a)
-			}
+			s.rounds(5, s.b, s.a) // c falls silent first
 			s.before("readdir", "/journal", func() {
 				s.fails[s.c] = func(name string) error {
 					if strings.HasSuffix(name, "/status.new") {
@@ -212,9 +214,7 @@ func TestTouchesReachTheOthers(t *testing.T) {
 		for range 2 {
 			s.b.Touch(7)
 			s.b.Touch(7)
-			for range 3 {
-				s.round(s.a, s.b, s.c)
-			}
+			s.rounds(3, s.a, s.b, s.c)
 		}
 		for n, want := range map[*node][]uint64{s.a: {7, 7}, s.b: nil, s.c: {7, 7}} {
 			if !slices.Equal(n.touched, want) {
@@ -251,11 +251,22 @@ func TestALifeThatEnded(t *testing.T) {
 			t.Errorf("%s is counted on after its host began anew, want it given up", s.c.name)
 		}
 		testenv.NoError(t, s.a.Leave())
-		for range 3 {
-			s.round(s.b)
-		}
+		s.rounds(3, s.b)
 		if !s.b.Stats().Evictor {
 			t.Error("no host is the evictor three steps after it has left, want another one")
+		}
+	})
+}
+
+// TestALogIsReadBeforeItGoes: a host that has not read the log of one that left is waited for.
+func TestALogIsReadBeforeItGoes(t *testing.T) {
+	byHand(t, func(s *hands) {
+		k := modelKey(46)
+		s.store(s.c, k)
+		testenv.NoError(t, s.c.Leave())
+		s.rounds(5, s.a)
+		if s.rounds(1, s.b); !s.b.index[k].grantable() {
+			t.Errorf("%s knows nothing of %d, which one that left has stored", s.b.name, k[0])
 		}
 	})
 }
