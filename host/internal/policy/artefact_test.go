@@ -106,7 +106,7 @@ func TestCosign(t *testing.T) {
 		t.Errorf("a file without a signature: want the name of what lacks, got %v", err)
 	}
 	signature := read("mine.sig")
-	for text, want := range map[string]error{signature: nil, signature + "\n": nil, "": ErrSignature,
+	for text, want := range map[string]error{signature: nil, signature + "\n": nil, read("mine.bundle"): nil, "": ErrSignature, "{}": ErrSignature,
 		strings.Replace(signature, "A", "B", 1): ErrSignature} {
 		testenv.OK(t, os.WriteFile(path+".sig", []byte(text), 0o600))
 		if err := open(path, key); !errors.Is(err, want) || !errors.Is(open(path, other), ErrSignature) {
