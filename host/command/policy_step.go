@@ -108,7 +108,7 @@ type stepCall struct {
 	Events   []stepRow     `json:"events,omitempty"`
 	Victims  []stepRow     `json:"victims,omitempty"`
 	Asked    *stepRow      `json:"candidate,omitempty"`
-	Admitted bool          `json:"admitted,omitempty"`
+	Admitted *bool         `json:"admitted,omitempty"`
 	Resident int           `json:"resident"`
 	Hits     int           `json:"hits"`
 	Misses   int           `json:"misses"`
@@ -169,7 +169,7 @@ func (s *stepper) observe(c *policy.Call) error {
 		if x.From != abi.NoLevel {
 			now.Asked.From = new(x.From)
 		}
-		now.Admitted, now.Time, now.Request = c.Admitted[i], time.Duration(x.Time), max(now.Request, x.Request)
+		now.Admitted, now.Time, now.Request = new(c.Admitted[i]), time.Duration(x.Time), max(now.Request, x.Request)
 	}
 	if c.Err != nil {
 		now.Error = c.Err.Error()
@@ -275,7 +275,7 @@ func (c *stepCall) String() string {
 		if x.From != nil {
 			text += fmt.Sprintf(" from %d with %d hits", *x.From, x.Uses)
 		}
-		text += map[bool]string{true: ": yes", false: ": no"}[c.Admitted]
+		text += map[bool]string{true: ": yes", false: ": no"}[*c.Admitted]
 	case len(c.Victims) == 0:
 		text += "names none: the chunk is not stored"
 	}

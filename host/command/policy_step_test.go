@@ -56,6 +56,17 @@ func TestPolicyStep(t *testing.T) {
 		!strings.Contains(got, "slotlist.__List_.Victims\n") {
 		t.Errorf("a profile: want kv_step and its functions, got\n%s", got)
 	}
+	cmd := command(t, dir, "policy", "step", "--trace", simTrace(t), "--capacity", "9", "--only", "evict", "lru.wasm")
+	m := onTerminal(t, cmd)
+	for _, keys := range []struct{ wait, press string }{{"#1 ", "\n"}, {"#2 ", "2\n"}, {"#4 ", "q\n"}} {
+		m.await(t, keys.wait, func(drawn string) bool { return strings.Contains(drawn, keys.wait) })
+		_, err := m.screen.WriteString(keys.press)
+		testenv.OK(t, err)
+	}
+	<-m.ended
+	if err := cmd.Wait(); err != nil || strings.Contains(m.text(), "#5 ") {
+		t.Errorf("Enter, two more and q: want four decisions and success, got %v and %q", err, m.text())
+	}
 	trace := []string{"--trace", simTrace(t), "--capacity", "5%", "--json"}
 	var rows []struct{ Hits, Evictions int }
 	testenv.OK(t, json.Unmarshal([]byte(want(t, dir, exitOK, "", append([]string{"sim", "--policy", "lru.wasm"}, trace...)...)), &rows))

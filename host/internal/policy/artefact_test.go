@@ -68,6 +68,7 @@ func TestCosign(t *testing.T) {
 	key := read("cosign.pub")
 	other := "-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEaxfR8uEsQkf4vOblY6RA8ncDfYEt\n" +
 		"6zOg9KE5RdiYwpZP40Li/hp/m47n60p8D54WK84zV2sxXs7LtkBoN79R9Q==\n-----END PUBLIC KEY-----\n" // P-256's generator
+	none := "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"
 	for name, c := range map[string]struct {
 		blob, from, to        string // what is replaced; no blob: in the index
 		key                   string
@@ -78,7 +79,7 @@ func TestCosign(t *testing.T) {
 		"another payload":  {"055620b6", "sha256:beb7", "sha256:beb8", key, ErrSignature, ErrSignature},
 		"other signatures": {"f2a21ccf", "MEYCIQCe", "MEYCIQCf", key, ErrArtefact, ErrSignature},
 		"another key":      {"1ccd770c", "created", "Created", other, ErrSignature, ErrSignature},
-		"not a key":        {"1ccd770c", "created", "Created", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", ErrSignature, ErrSignature},
+		"not a key":        {"1ccd770c", "created", "Created", none, ErrSignature, ErrSignature},
 		"a path":           {"", "sha256:beb7", "sha256:../", key, ErrArtefact, ErrArtefact},
 		"no manifests":     {"", "manifests", "manifests2", key, ErrArtefact, ErrArtefact},
 		"as it is":         {"1ccd770c", "created", "created", key, nil, nil},
@@ -106,8 +107,10 @@ func TestCosign(t *testing.T) {
 		t.Errorf("a file without a signature: want the name of what lacks, got %v", err)
 	}
 	signature := read("mine.sig")
-	for text, want := range map[string]error{signature: nil, signature + "\n": nil, "": ErrSignature,
-		strings.Replace(signature, "A", "B", 1): ErrSignature} {
+	for text, want := range map[string]error{
+		signature: nil, signature + "\n": nil, read("mine.bundle"): nil,
+		"": ErrSignature, "{}": ErrSignature, strings.Replace(signature, "A", "B", 1): ErrSignature,
+	} {
 		testenv.OK(t, os.WriteFile(path+".sig", []byte(text), 0o600))
 		if err := open(path, key); !errors.Is(err, want) || !errors.Is(open(path, other), ErrSignature) {
 			t.Errorf("a file, signed %q: want %v, and by another key %v, got %v", text, want, ErrSignature, err)

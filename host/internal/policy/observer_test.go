@@ -65,9 +65,8 @@ func TestObservedPolicyIsTheSame(t *testing.T) {
 		t.Errorf("the functions' fuel: want %d in all, got %d", e.Stats().Fuel, own)
 	}
 	o.Observe = func(*Call) error { return ErrClosed }
-	if e, err = m.NewEvict(t.Context(), o); err != nil {
-		t.Fatalf("a second instance: want one, got %v", err)
-	}
+	e, err = m.NewEvict(t.Context(), o)
+	testenv.OK(t, err)
 	if _, err := e.Victims(s.ask(), make([]uint32, 1)); !errors.Is(err, ErrClosed) || !e.Ended() {
 		t.Errorf("an observer's error: want it to end the policy, got %v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -108,6 +109,10 @@ func verifyCosign(ctx context.Context, der []byte, f *file) error {
 		var text []byte
 		if text, where, err = f.readSignature(ctx, cosignSuffix, id); err != nil {
 			return err
+		}
+		var bundle struct{ MessageSignature struct{ Signature string } } // of --new-bundle-format, which is JSON
+		if json.Unmarshal(text, &bundle) == nil {
+			text = []byte(bundle.MessageSignature.Signature)
 		}
 		list = append(list, signature{f.bytes, string(text)})
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -327,9 +326,6 @@ func TestOpenPolicy(t *testing.T) {
 			t.Errorf("opening %s: got %v, want %v", text, err, ErrPolicy)
 		}
 	}
-	if _, err := OpenPolicy(ctx, "no such policy", opt); err == nil {
-		t.Error("a policy that does not exist was opened")
-	}
 }
 
 func TestLoad(t *testing.T) {
@@ -339,9 +335,6 @@ func TestLoad(t *testing.T) {
 	w, err := Load(context.Background(), path)
 	if err != nil || w.Name != "a" || w.Unique() != 2 || w.times[0] != 5e6 {
 		t.Errorf("loading a trace of two chunks: got %+v, %v", w, err)
-	}
-	if _, err := Load(context.Background(), path+".gz"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a file that is not there: %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

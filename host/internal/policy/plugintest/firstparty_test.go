@@ -1,7 +1,6 @@
 package plugintest
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -32,17 +31,5 @@ func TestFirstParty(t *testing.T) {
 				t.Logf("%-12s %5.1f %% of its fuel in the dearest call: %d of %d, %d records", u.Export, 100*u.Share(), u.Used, u.Allowed, u.Records)
 			}
 		})
-	}
-}
-
-func TestWhatCannotBeRead(t *testing.T) {
-	if _, err := Check(t.Context(), filepath.Join(t.TempDir(), "none.wasm"), Options{}); err == nil {
-		t.Error("a file that is not there was checked")
-	}
-	path := filepath.Join(t.TempDir(), "text.wasm")
-	testenv.OK(t, os.WriteFile(path, []byte("not a module"), 0o644))
-	r, err := Check(t.Context(), path, Options{})
-	if err != nil || len(r.Findings) != 1 || !strings.Contains(r.Findings[0].Error(), "refuses it") {
-		t.Errorf("checking a text file: got %+v, %v, want one finding", r, err)
 	}
 }
