@@ -16,7 +16,9 @@ TAGS        := grpcnotrace
 # Packages whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the race
 # detector, which needs a C compiler.
 SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/meter \
-  policy/plugintest proto regular sim store/index store/pieceformat trace) ./host/command
+  policy/plugintest proto regular sim store/index store/pieceformat trace)
+# Tests of processes: they wait more than they work, and run next to each other, not next to those that count a policy's time.
+PROCESSES := ./host/command ./examples/... ./cmd/...
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/internal/store/storetest ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
@@ -82,10 +84,11 @@ test-go: ## the Go tests, concurrent packages under the race detector where ther
 	@# The first compiles the first-party policies for all: under the race detector that takes twenty times as long. go vet has
 	@# looked at everything, so go test does not, for each package and once more for the race detector.
 	@mkdir -p .build && : >$(TIMES)
-	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m ./cmd/... ./examples/... $(SINGLE) ./abi/... ./plugins/... | tee -a $(TIMES)
+	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m $(PROCESSES) | tee -a $(TIMES)
+	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m $(SINGLE) ./abi/... ./plugins/... | tee -a $(TIMES)
 	CGO_ENABLED=0 $(GO) test -vet=off -tags invariants -timeout 30m -run '$(SLOW)' $(SLOW_IN) | tee -a $(TIMES)
 	@race=; export CGO_ENABLED=0; if $(HAS) cc; then race=-race; CGO_ENABLED=1; fi; \
-	  packages=$$($(GO) list ./gds/... ./staging/... ./host/... | grep -vxF "$$($(GO) list $(SINGLE))"); set -x; \
+	  packages=$$($(GO) list ./gds/... ./staging/... ./host/... | grep -vxF "$$($(GO) list $(SINGLE) $(PROCESSES))"); set -x; \
 	  $(GO) test $$race -vet=off -tags invariants -timeout 30m -skip '$(SLOW)' $(LONG) $$packages | tee -a $(TIMES)
 	@echo 'The slowest ten, in seconds:'; awk '$$1 == "ok" && $$3 ~ /s$$/ { print $$3 + 0, $$2 }' $(TIMES) | sort -rn | head
 
