@@ -378,3 +378,25 @@ func TestLongWorkIsNoSilence(t *testing.T) {
 		}
 	})
 }
+
+// TestGrants: what hosts want is granted in one step, and written once.
+func TestGrants(t *testing.T) {
+	byHand(t, func(s *hands) {
+		for _, n := range []*node{s.b, s.c} {
+			n.Take(20 * 4096) // more than it has
+		}
+		s.rounds(1, s.b, s.c)
+		written := 0
+		s.fails[s.a] = func(name string) error {
+			if strings.HasSuffix(name, "/grants/"+s.b.name) || strings.HasSuffix(name, "/grants/"+s.c.name) {
+				written++
+			}
+			return nil
+		}
+		s.rounds(1, s.a)
+		first := written
+		if s.rounds(3, s.a); first != 2 || written != 2 {
+			t.Errorf("%d grants of two hosts are written in a step, and %d in four, want 2", first, written)
+		}
+	})
+}
