@@ -398,5 +398,12 @@ func TestGrants(t *testing.T) {
 		if s.rounds(3, s.a); first != 2 || written != 2 {
 			t.Errorf("%d grants of two hosts are written in a step, and %d in four, want 2", first, written)
 		}
+		more := s.b.More()
+		s.rounds(1, s.b)
+		select {
+		case <-more:
+		default:
+			t.Error("no signal when credit came, want one for the puts that wait")
+		}
 	})
 }
