@@ -221,27 +221,6 @@ func (blockMajor) Layout(h abi.LayoutHeader, planes []abi.Plane, dst []abi.Segme
 	return dst
 }
 
-func TestNamespacesDoNotMix(t *testing.T) {
-	f := newFixture(t, 10, 1)
-	f.mustPut(0, 1)
-	other := *f.ns
-	other.Revision = "2"
-	space, err := f.store.Namespace(context.Background(), &other)
-	must(t, err)
-	if space.ID == f.space.ID || space.Digest == f.space.Digest {
-		t.Error("two namespaces are one")
-	}
-	l, err := f.store.Lookup(LookupRequest{Namespace: space, Keys: keys(0, 1)})
-	if err != nil || l.Hits() != 0 {
-		t.Errorf("%d hits in another namespace, %v", l.Hits(), err)
-	}
-	l.Release()
-	again, err := f.store.Namespace(context.Background(), &other)
-	if err != nil || again != space {
-		t.Errorf("the same namespace is another space: %v", err)
-	}
-}
-
 func TestMembershipLookup(t *testing.T) {
 	f := newFixture(t, 10, 1)
 	for _, n := range []uint64{1, 3} {

@@ -98,10 +98,11 @@ func name(page []byte, path string) {
 func TestHeaderName(t *testing.T) {
 	h, image := goldenHeader(t)
 	h.Name = "model/" + strings.Repeat("x", 255) + "/a_r1.kv"
+	h.Extents, h.DataOffset = maxExtents, DataOffset(maxExtents, false)
 	h.Encode(image)
 	got, err := DecodeHeader(image)
 	if err != nil || got != h {
-		t.Errorf("a header with the longest name is decoded to %+v, error %v, want %+v", got, err, h)
+		t.Errorf("a header with the longest name and table is decoded to %+v, error %v, want %+v", got, err, h)
 	}
 }
 

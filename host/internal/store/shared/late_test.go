@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sys/unix"
@@ -325,10 +326,10 @@ func TestALinkIsLate(t *testing.T) {
 }
 
 // TestALogGoesOn: what is logged is written though an old file of the log could not be removed at once. A step that cannot
-// write it says so.
+// write it says so. A reader that is far behind gets all.
 func TestALogGoesOn(t *testing.T) {
 	byHand(t, func(s *hands) {
-		w, list := writer{file: logKept - 1, size: 1}, []Record{{Op: Damaged, Pieces: 1}}
+		w, list := writer{file: logKept - 1, size: 1}, []Record{{Op: Damaged, Key: modelKey(1), Names: []pieceformat.Name{{Path: "a"}}}}
 		again := w
 		s.store(s.c, modelKey(46))
 		s.fails[s.c] = func(name string) error {
@@ -346,6 +347,63 @@ func TestALogGoesOn(t *testing.T) {
 		s.fails[s.c] = nil
 		if err := w.append(&s.c.tree, s.c.dir, 1, list); err != nil || s.files[logName(s.c.dir, logKept)] == nil {
 			t.Errorf("tried again: error %v, log %+v, want the next file", err, w)
+		}
+		const many = 3*1024 + 7
+		count := 0
+		testenv.NoError(t, (&writer{}).append(&s.c.tree, "/r/p", logFull, slices.Repeat(list, many)))
+		if err := (&tail{}).follow(&s.c.tree, "/r/p", func(*Record) { count++ }); err != nil || count != many {
+			t.Errorf("%d records are read, error %v, want %d", count, err, many)
+		}
+	})
+}
+
+// TestLongWorkIsNoSilence: an evictor that takes longer than the lapse to remove a batch stays the evictor.
+func TestLongWorkIsNoSilence(t *testing.T) {
+	byHand(t, func(s *hands) {
+		for n := range 4 * int(modelLapse/modelPoll) {
+			s.a.ReportDamaged(Record{Key: modelKey(n), Pieces: 1})
+		}
+		removed := 0
+		s.check = func(_ *host, op string, names ...string) error {
+			if op == "rename" && strings.HasPrefix(names[0], "/r/p/") && s.b.term == nil {
+				removed++
+				s.now += modelPoll
+				_ = s.b.Step()
+			}
+			return nil
+		}
+		s.rounds(4, s.a, s.b, s.c)
+		if !s.a.Stats().Evictor || removed < 20 {
+			t.Errorf("after %d removals of %s each the evictor is one: %t, want it to be", removed, modelPoll, s.a.Stats().Evictor)
+		}
+	})
+}
+
+// TestGrants: what hosts want is granted in one step, and written once.
+func TestGrants(t *testing.T) {
+	byHand(t, func(s *hands) {
+		for _, n := range []*node{s.b, s.c} {
+			n.Take(20 * 4096) // more than it has
+		}
+		s.rounds(1, s.b, s.c)
+		written := 0
+		s.fails[s.a] = func(name string) error {
+			if strings.HasSuffix(name, "/grants/"+s.b.name) || strings.HasSuffix(name, "/grants/"+s.c.name) {
+				written++
+			}
+			return nil
+		}
+		s.rounds(1, s.a)
+		first := written
+		if s.rounds(3, s.a); first != 2 || written != 2 {
+			t.Errorf("%d grants of two hosts are written in a step, and %d in four, want 2", first, written)
+		}
+		more := s.b.More()
+		s.rounds(1, s.b)
+		select {
+		case <-more:
+		default:
+			t.Error("no signal when credit came, want one for the puts that wait")
 		}
 	})
 }
