@@ -29,9 +29,9 @@ HITS = LENGTH // BLOCK * BLOCK
 ROW = 3 * 2 * BLOCK * 2 * 64 * 4  # of the Llama: layers, keys and values, tokens, heads, their size, float32
 
 
-def prompts(seed: int, n: int = 2) -> list[Tokens]:
+def prompts(seed: int, n: int = 2, length: int = LENGTH) -> list[Tokens]:
     rng = random.Random(seed)
-    return [[rng.randrange(3, model.VOCAB) for _ in range(LENGTH)] for _ in range(n)]
+    return [[rng.randrange(3, model.VOCAB) for _ in range(length)] for _ in range(n)]
 
 
 def tokens(answers: Answers) -> list[Tokens]:
@@ -67,6 +67,8 @@ class Lives:
         return self._engines[-1]
 
     def published(self) -> None:
+        """What the last step has computed, vLLM stores with the next one that it makes."""
+        self._engines[-1].generate([[5] * 8])
         wait_for("the host has published all", self.host.idle)
 
     def close(self) -> None:
@@ -177,7 +179,8 @@ def test_lives_of_other_rows(folder: Path, kind: str) -> None:
     else:
         lives = Lives(folder, dtype="bfloat16", enable_prefix_caching=True, mamba_cache_mode="align", max_num_batched_tokens=1024)
         model.write_hybrid(lives.model, model.hybrid_config(), seed=5)
-    asked = prompts(1, 3)
+    # The hybrid's blocks have 384 tokens. So few are computed behind its hits that the loaded states decide what is said.
+    asked, hits = (prompts(1, 3, 1180), 1152) if kind == "hybrid" else (prompts(1, 3), HITS)
     try:
         lives.host.start()
         engine = lives.engine()
@@ -193,7 +196,7 @@ def test_lives_of_other_rows(folder: Path, kind: str) -> None:
         engine = lives.engine()
         again = engine.one_by_one(asked)
         assert tokens(again) == tokens(first)
-        assert min(cached(again)) >= LENGTH - 3 * BLOCK - 100, f"{cached(again)} tokens were cached"
+        assert cached(again) == [hits] * 3
         assert not counted(engine, "chunks_not_loaded")
     finally:
         lives.close()

@@ -97,7 +97,7 @@ def hybrid_config() -> dict[str, Any]:
 
 
 def write_hybrid(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
-    """With weights so large that what the layers remember decides every token."""
+    """With weights so large that what the layers remember decides every token, and states that hardly fade."""
     import torch
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
@@ -110,5 +110,7 @@ def write_hybrid(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
                 p.copy_(torch.randn(p.shape) * 2 / p.shape[1] ** 0.5)
             elif "embed" in name:
                 p.copy_(torch.randn(p.shape))
+            elif name.endswith("A_log"):
+                p.fill_(-8.0)
     model.save_pretrained(path)
     (path / "config.json").write_text(json.dumps(c))
