@@ -33,11 +33,11 @@ type Evict struct {
 	in       *sandbox.Instance // wasm
 	events   sandbox.Export
 	step     sandbox.Export
-	observe  Observer
 	loaded   bool
-	left     bool  // the last answer left the question to the host
-	silences int   // in a row: see Unanswered
-	err      error // why the policy ended
+	left     bool     // the last answer left the question to the host
+	silences int      // in a row: see Unanswered
+	err      error    // why the policy ended
+	observe  Observer // optional
 }
 
 // NewEvict starts an instance, from o.State if it can use that and otherwise with empty slots.
@@ -143,13 +143,7 @@ func (e *Evict) Flush() error {
 func (e *Evict) deliver(events []abi.Event) error {
 	for len(events) > 0 {
 		n := min(len(events), e.batch)
-		err := error(nil)
-		if e.observe == nil {
-			err = e.cross(events[:n])
-		} else {
-			err = e.observed(events[:n])
-		}
-		if err != nil {
+		if err := e.cross(events[:n]); err != nil {
 			return err
 		}
 		events = events[n:]
@@ -158,7 +152,7 @@ func (e *Evict) deliver(events []abi.Event) error {
 }
 
 func (e *Evict) observed(events []abi.Event) error {
-	return e.observe.watch(&Call{Events: events, Allowed: e.fuel(len(events))}, e.Stats, func() error { return e.cross(events) })
+	return e.observe.watch(&Call{Events: events, Allowed: e.fuel(len(events))}, e.Stats, func() error { return e.call(events) })
 }
 
 // fuel is what a call with so many records may use; a native guest has no limit.
@@ -170,6 +164,13 @@ func (e *Evict) fuel(records int) uint64 {
 }
 
 func (e *Evict) cross(events []abi.Event) error {
+	if e.observe != nil {
+		return e.observed(events)
+	}
+	return e.call(events)
+}
+
+func (e *Evict) call(events []abi.Event) error {
 	if e.in == nil {
 		start := e.usage.Begin(len(events))
 		e.guest.Events(events)
@@ -180,7 +181,7 @@ func (e *Evict) cross(events []abi.Event) error {
 	if err != nil {
 		return err
 	}
-	_, err = e.in.Status(&e.events, n, abi.EventSize, len(events), e.fuel(len(events)))
+	_, err = e.in.Status(&e.events, n, abi.EventSize, len(events), e.m.code.Limits().For(len(events)))
 	return err
 }
 
@@ -204,45 +205,56 @@ func (e *Evict) Victims(ask abi.Ask, dst []uint32) (int, error) {
 	}
 	ask.MaxVictims = min(ask.MaxVictims, uint32(min(len(dst), sandbox.MaxVictims)))
 	dst, e.left = dst[:ask.MaxVictims], false
+	if e.observe != nil {
+		return e.observedVictims(ask, dst)
+	}
 	n, err := e.ask(ask, dst)
+	if err == nil {
+		err = e.judge(dst, n)
+	}
 	if err != nil {
 		return 0, e.drop(err)
 	}
 	return n, nil
 }
 
-func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
-	last := e.queue[:e.n]
-	if e.n > e.batch {
-		last = e.queue[(e.n-1)/e.batch*e.batch : e.n]
+// observedVictims is Victims for an observer.
+func (e *Evict) observedVictims(ask abi.Ask, dst []uint32) (n int, err error) {
+	if before := e.before(); before > 0 {
+		if err := e.deliver(e.queue[:before]); err != nil {
+			return 0, e.drop(err)
+		}
+		e.n = copy(e.queue, e.queue[before:e.n])
 	}
-	if err := e.deliver(e.queue[:e.n-len(last)]); err != nil {
-		return 0, err
-	}
-	e.n = 0
-	if e.observe != nil {
-		return e.observedAnswer(ask, last, dst)
-	}
-	n, err := e.answer(ask, last, dst)
-	if err == nil {
-		err = e.judge(dst, n)
-	}
-	return n, err
-}
-
-func (e *Evict) observedAnswer(ask abi.Ask, last []abi.Event, dst []uint32) (n int, err error) {
-	c := &Call{Events: last, Ask: &ask, Allowed: e.fuel(len(last) + sandbox.MaxVictims)}
+	c := &Call{Events: e.queue[:e.n], Ask: &ask, Allowed: e.fuel(e.n + sandbox.MaxVictims)}
 	err = e.observe.watch(c, e.Stats, func() (err error) {
-		if n, err = e.answer(ask, last, dst); err == nil {
+		if n, err = e.ask(ask, dst); err == nil {
 			err = e.judge(dst, n)
 		}
 		c.Victims = dst[:max(0, min(n, len(dst)))]
 		return err
 	})
-	return n, err
+	if err != nil {
+		return 0, e.drop(err)
+	}
+	return n, nil
 }
 
-func (e *Evict) answer(ask abi.Ask, last []abi.Event, dst []uint32) (int, error) {
+// before is how many of the queued events do not fit the call that asks for victims.
+func (e *Evict) before() int {
+	if e.n <= e.batch {
+		return 0
+	}
+	return (e.n - 1) / e.batch * e.batch
+}
+
+func (e *Evict) ask(ask abi.Ask, dst []uint32) (int, error) {
+	before := e.before()
+	last := e.queue[before:e.n]
+	if err := e.deliver(e.queue[:before]); err != nil {
+		return 0, err
+	}
+	e.n = 0
 	if e.in == nil {
 		start := e.usage.Begin(len(last))
 		if len(last) > 0 {
@@ -262,7 +274,8 @@ func (e *Evict) answer(ask abi.Ask, last []abi.Event, dst []uint32) (int, error)
 		return 0, err
 	}
 	// What an answer takes follows from what it must pass over, not from how much is asked for.
-	n, ok, err := e.in.Count(&e.step, events, abi.EventSize, len(last), e.fuel(len(last)+sandbox.MaxVictims))
+	n, ok, err := e.in.Count(&e.step, events, abi.EventSize, len(last),
+		e.m.code.Limits().For(len(last)+sandbox.MaxVictims))
 	if err != nil || !ok {
 		e.left = true // the host decides by last touch
 		return 0, err

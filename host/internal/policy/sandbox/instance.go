@@ -38,8 +38,6 @@ type Instance struct {
 	ticks    uint64 // readings of the stub's clock
 	failText []byte // the guest's own description of a fault
 	line     []byte // output without a line break so far
-
-	frames []profiled // for a Profile: what is being called
 }
 
 // Export is one of the guest's functions, looked up once.

@@ -19,6 +19,7 @@ import (
 type Profile struct {
 	mu        sync.Mutex
 	functions map[[2]string]*FunctionFuel
+	stacks    map[*Instance][]profiled // of functions that are being called
 }
 
 // FunctionFuel is what one function used in calls of one export.
@@ -60,13 +61,13 @@ func (p *Profile) Before(ctx context.Context, _ api.Module, f api.FunctionDefini
 	in := ctx.Value(instanceKey{}).(*Instance)
 	exported, name := strings.Join(f.ExportNames(), ", "), f.Name()
 	key := [2]string{exported, meter.Printable(cmp.Or(name, exported), maxTextBytes)}
-	if len(in.frames) > 0 {
-		key[0] = in.frames[0].Export
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.functions == nil {
-		p.functions = map[[2]string]*FunctionFuel{}
+		p.functions, p.stacks = map[[2]string]*FunctionFuel{}, map[*Instance][]profiled{}
+	}
+	if stack := p.stacks[in]; len(stack) > 0 {
+		key[0] = stack[0].Export
 	}
 	use := p.functions[key]
 	if use == nil {
@@ -75,23 +76,24 @@ func (p *Profile) Before(ctx context.Context, _ api.Module, f api.FunctionDefini
 	}
 	use.Calls++
 	use.active++
-	in.frames = append(in.frames, profiled{FunctionFuel: use, from: in.spent()})
+	p.stacks[in] = append(p.stacks[in], profiled{FunctionFuel: use, from: in.spent()})
 }
 
 func (p *Profile) After(ctx context.Context, _ api.Module, _ api.FunctionDefinition, _ []uint64) {
 	in := ctx.Value(instanceKey{}).(*Instance)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	last := len(in.frames) - 1
-	f := in.frames[last]
-	in.frames = in.frames[:last]
+	stack := p.stacks[in]
+	last := len(stack) - 1
+	f := stack[last]
+	p.stacks[in] = stack[:last]
 	whole := in.spent() - f.from
 	f.Fuel += uint64(whole - f.called)
 	if f.active--; f.active == 0 {
 		f.Whole += uint64(whole)
 	}
 	if last > 0 {
-		in.frames[last-1].called += whole
+		stack[last-1].called += whole
 	}
 }
 
