@@ -26,7 +26,11 @@ type Admit struct {
 	role[guest.Admitter]
 	observe Observer
 	loaded  bool
+	allNew  bool
 }
+
+// TakesAllNew says that this is the built-in policy, which stores everything new and needs no question.
+func (a *Admit) TakesAllNew() bool { return a.allNew }
 
 // NewAdmit starts an instance, from o.State if it can use that.
 func (m *Module) NewAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
@@ -55,6 +59,7 @@ func (m *Module) newAdmit(ctx context.Context, o AdmitOptions) (*Admit, error) {
 	if err := a.begin(ctx); err != nil {
 		return nil, err
 	}
+	_, a.allNew = any(a.guest).(admitDefault)
 	return a, nil
 }
 

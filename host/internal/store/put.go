@@ -223,7 +223,7 @@ func (l *level) candidate(p *Put, q *PutRequest) abi.Candidate {
 
 // admitted asks the admit policy about a new entry.
 func (s *Store) admitted(p *Put, q *PutRequest) error {
-	if q.copy != nil {
+	if q.copy != nil || p.class.Namespace.Admit.Now().Policy.TakesAllNew() {
 		return nil
 	}
 	w := s.candidates.Get().(*candidate)
