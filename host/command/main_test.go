@@ -100,7 +100,7 @@ func finish(t *testing.T, cmd *exec.Cmd) result {
 	return r
 }
 
-// shortDir is a directory whose path leaves room for a socket's.
+// shortDir is as testenv.Dir, but on the disk: for links to the binary, and for direct I/O.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kv")

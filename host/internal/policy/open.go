@@ -19,7 +19,8 @@ import (
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
-// Open loads a module by the path of a .wasm file or of a directory with an artefact, or by the name of an embedded policy with or without ".wasm".
+// Open loads a module by the path of a .wasm file or of a directory with an artefact, or by the name of an embedded policy
+// with or without ".wasm".
 func Open(ctx context.Context, name string, opt Options) (*Module, error) {
 	f, err := read(ctx, name, &opt)
 	if err != nil {
@@ -110,7 +111,7 @@ func load(ctx context.Context, name string, f *file, opt Options) (*Module, erro
 	if err != nil {
 		return nil, refused(name, err)
 	}
-	if opt.SkipSelfTest || opt.Profile != nil { // it would count
+	if opt.SkipSelfTest || opt.Profile != nil { // a profile has the caller's calls alone
 		return m, nil
 	}
 	if err := m.selfTest(ctx); err != nil {

@@ -45,7 +45,7 @@ func (r *root) spares(m entries.Mark, name string, err error) bool {
 			r.suspects.add(m)
 		}
 		return true
-	case c == health.Refused, c == health.Device, c == health.Gone, errors.Is(err, staging.ErrAlign):
+	case c.MayBeOneFile(), errors.Is(err, staging.ErrAlign):
 		again := r.reads(name)
 		switch health.Judge(again) {
 		case health.Refused:
@@ -60,8 +60,7 @@ func (r *root) spares(m entries.Mark, name string, err error) bool {
 		default:
 			return true
 		}
-		last := health.Judge(r.reads(name))
-		return last != health.Refused && last != health.Device && last != health.Gone
+		return !health.Judge(r.reads(name)).MayBeOneFile()
 	default:
 		return c.Untouched()
 	}

@@ -58,5 +58,8 @@ func Judge(err error) Condition {
 	return Other
 }
 
+// MayBeOneFile says that the error may be of one file alone, or of all of its root.
+func (c Condition) MayBeOneFile() bool { return c == Gone || c == Refused || c == Device }
+
 // Untouched says that an operation that failed so has changed nothing.
 func (c Condition) Untouched() bool { return c >= Shortage && c <= Refused }

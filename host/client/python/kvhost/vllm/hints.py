@@ -1,4 +1,4 @@
-"""What is known of a request beside its tokens: what its client wants of the cache, and what policies learn at its end."""
+"""What is known of a request besides its tokens: what its client wants of the cache, and what policies learn at its end."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ _REASONS = {
 }
 
 
+def _said(params: Any) -> dict[str, Any]:
+    said = (params or {}).get("kvhost")
+    return said if isinstance(said, dict) else {}
+
+
 def forbids(params: Any, act: str) -> bool:
     """Whether a request's client forbids to "load" KV for it, as one that measures prefill does, or to "store" its KV, as
     one whose prompt is secret, or never comes again: ``kv_transfer_params: {"kvhost": {"store": false}}``."""
-    said = (params or {}).get("kvhost")
-    return isinstance(said, dict) and said.get(act) is False
+    return _said(params).get(act) is False
 
 
 def of_client(params: Any, reason: EndReason | None = None) -> Hints:
     """What a request's client has said, ``kv_transfer_params: {"kvhost": {"tool_call": true, "return_seconds": 30}}``: its
     stop is a tool call, and the conversation is expected to go on after so long. ``reason`` is the engine's, None where it
     does not tell why a request has ended."""
-    said = (params or {}).get("kvhost")
-    said = said if isinstance(said, dict) else {}
+    said = _said(params)
     if reason in (None, EndReason.STOP) and said.get("tool_call") is True:
         reason = EndReason.TOOL_CALL
     seconds = said.get("return_seconds", 0)
