@@ -66,6 +66,7 @@ class KvhostTier(SecondaryTierManager):
         """``more`` and the option ``backpressure_detector`` are vLLM's, other options are the tier's settings."""
         detector = {n: options.pop(n) for n in ("backpressure_detector",) if n in options}
         super().__init__(offloading_spec, primary_kv_view, tier_type, *more, **detector)
+        compat.keep_ended_requests()
         options.pop("module_path", None)
         options.pop("backpressure", None)
         own = {n: options.pop(n) for n in _OWN if n in options}

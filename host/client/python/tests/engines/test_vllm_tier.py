@@ -222,6 +222,33 @@ def test_an_engine_starts_its_own_host(folder: Path) -> None:
         lives.close()
 
 
+@pytest.mark.skipif(not OLD, reason="a request of later releases ends after its stores")
+def test_a_request_that_ended_is_stored_when_there_is_room() -> None:
+    from vllm.v1.kv_offload.base import ReqContext
+    from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
+
+    from kvhost.vllm.tier import KvhostTier
+
+    region = Record(create_kv_memoryview=lambda: memoryview(bytearray(32)).cast("B", (1, 32)))
+    spec = Record(kv_events_config=Record(enable_kv_cache_events=False))
+    tier = KvhostTier(spec, region.create_kv_memoryview(), "kvhost", socket="/nowhere")
+    manager = TieringOffloadingManager(CPUPrimaryTierOffloadingManager(1, region), [tier])
+    first, late = (ReqContext(name) for name in ("first", "late"))
+    one, other = (bytes([i]) * 32 + bytes(4) for i in (1, 2))
+    for request in (first, late):
+        manager.on_new_request(request)
+    assert manager.prepare_store([one], first), "want the only row"
+    assert manager.prepare_store([other], late) is None, "want no row left"
+    manager.on_request_finished(late)
+    manager.complete_store([one], first)
+    manager.on_schedule_end(Record(new_req_ids=[]))  # the tier has let go of the row
+    assert manager.prepare_store([other], late), "want the row, though the request has ended"
+    manager.complete_store([other], late)
+    manager.on_request_finished(first)
+    assert not manager._req_state, f"want no request left, got {list(manager._req_state)}"
+    tier.shutdown()
+
+
 def test_what_is_refused() -> None:
     from kvhost.vllm import tierrows
     from kvhost.vllm.settings import Refused, Settings
