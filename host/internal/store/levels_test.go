@@ -82,6 +82,25 @@ func TestNearestLevel(t *testing.T) {
 	f.checkUsed()
 }
 
+// TestOneVersionInAllLevels: a piece that a farther level has is not stored a second time into the nearer entry that lacks
+// it, as one does that is being copied: once that was evicted, the older piece would come back.
+func TestOneVersionInAllLevels(t *testing.T) {
+	f := newFixtureIn(t, filepath.Join(t.TempDir(), "near"), 8, 2, func(c *Config) {
+		c.Roots = append(c.Roots, RootConfig{
+			Path: filepath.Join(t.TempDir(), "far"), Capacity: 64 * pieceBytes, MaxEntries: 64, Level: 1,
+		})
+		c.UpkeepEvery = time.Hour
+	})
+	must(t, f.putRank(0, 0, 0, 0b11))
+	f.takeOut(0)
+	f.mustPutRanks(0, 0, 0b11)
+	must(t, f.store.Maintain(t.Context(), 0, Probe))
+	equal(t, "root of the whole entry", f.rootOf(0), 1)
+	if err := f.putRank(0, 0, 1, 0b11); !errors.Is(err, ErrResident) {
+		t.Errorf("the piece that only the far level has was stored again: got %v, want %v", err, ErrResident)
+	}
+}
+
 // settle waits until no entry moves, and what leaves has been offered.
 func (f *fixture) settle() {
 	f.Helper()

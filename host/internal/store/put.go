@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"sync"
 
 	"github.com/kvhost/kvhost/abi"
@@ -167,6 +168,10 @@ func (q *PutRequest) levels(s *Store) (list []*level, last bool) {
 // join adds the piece to the entry of its key, if there is one.
 func (s *Store) join(ctx context.Context, p *Put, q *PutRequest) (bool, error) {
 	levels, _ := q.levels(s)
+	if q.copy == nil && len(levels) > 1 && s.has(p) { // an entry that is copied nearer lacks its later pieces there
+		s.count.resident.Add(1)
+		return false, ErrResident
+	}
 	for _, l := range levels {
 		for _, r := range l.roots {
 			if !r.Health.Serves() {
@@ -181,6 +186,19 @@ func (s *Store) join(ctx context.Context, p *Put, q *PutRequest) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// has says whether any root has the piece.
+func (s *Store) has(p *Put) bool {
+	return slices.ContainsFunc(s.roots, func(r *root) bool {
+		if !r.Health.Serves() {
+			return false
+		}
+		r.Lock()
+		defer r.Unlock()
+		slot := r.Index.Find(p.mark.Fingerprint, p.class.Base, &p.key)
+		return slot != index.None && !r.Index.At(slot).Is(index.Evicting) && r.Index.Pieces(slot)&(1<<p.rank) != 0
+	})
 }
 
 func (r *root) join(ctx context.Context, p *Put) (bool, error) {

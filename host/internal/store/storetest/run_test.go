@@ -365,6 +365,11 @@ func (n *node) watchDisk(stop <-chan struct{}) {
 		for i, root := range n.cfg.Roots {
 			disk, err := n.r.frozenDisk(i)
 			if err == nil && disk > root.Capacity {
+				var left int64
+				left, err = foreign(n, root.Path)
+				disk -= left
+			}
+			if err == nil && disk > root.Capacity {
 				err = fmt.Errorf("root %d: %d bytes on disk, of %d", i, disk, root.Capacity)
 			}
 			if err != nil {
