@@ -78,7 +78,7 @@ class KvhostTier(SecondaryTierManager):
         self._link: Link | None = None
         self._memory: SharedMemory | None = None
         self._fd = -1
-        self._loads: dict[int, int] = {}  # jobs, and how many chunks they have
+        self._loads: dict[int, Any] = {}  # vLLM's jobs
         self._tokens: dict[int, int] = {}  # of a chunk, by group
         self._key_bytes = 0
         try:
@@ -87,7 +87,8 @@ class KvhostTier(SecondaryTierManager):
             log.error("kvhost: NOT OFFLOADING: %s. The engine runs without this tier", e)
         s = self._settings
         self._jobs = TierJobs(
-            self._link or _Nowhere(), self._tokens, self._key_bytes, Times(s.lookup_timeout, s.load_timeout, s.read_timeout)
+            self._link or _Nowhere(), self._tokens, self._key_bytes, Times(s.lookup_timeout, s.load_timeout, s.read_timeout),
+            lambda job: compat.set_aside(offloading_spec, self._loads[job]),
         )
 
     def _start(self, spec: Any, view: memoryview) -> None:
@@ -150,7 +151,7 @@ class KvhostTier(SecondaryTierManager):
         self._jobs.store(job_metadata.job_id, job_metadata.req_context.req_id, self._slots(job_metadata, links=True))
 
     def submit_load(self, job_metadata: Any) -> None:
-        self._loads[job_metadata.job_id] = len(job_metadata.keys)
+        self._loads[job_metadata.job_id] = job_metadata
         self._jobs.load(job_metadata.job_id, job_metadata.req_context.req_id, self._slots(job_metadata, links=False))
 
     def _slots(self, job: Any, *, links: bool) -> list[Slot]:
@@ -178,7 +179,7 @@ class KvhostTier(SecondaryTierManager):
     def get_finished_jobs(self) -> Iterable[JobResult]:
         results = []
         for done in self._jobs.finished():
-            loads = self._loads.pop(done.id, 0)
+            loads = self._loads.pop(done.id, None) is not None
             if self._events is not None and not loads and done.good:
                 self._events.append(OffloadingEvent(done.good, self.medium, False, self.locality))
             told = {

@@ -66,6 +66,28 @@ class Done:
     bytes: int
 
 
+class _Pulse:
+    """Whether the host goes on: one that is slow answers a ping at once, and one whose process is stopped does not."""
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._answered = threading.Event()
+        self._asked = 0.0
+
+    def stopped(self, session: Session, seconds: float) -> bool:
+        """Asks the host; whether it has not answered for so many seconds."""
+        now = time.monotonic()
+        if session is self._session and not self._answered.is_set():
+            return now - self._asked > seconds
+        if session is not self._session or now - self._asked > seconds:
+            try:
+                self._answered = session.start_ping()
+            except KvhostError:
+                return False  # the session has ended, and its jobs with it
+            self._session, self._asked = session, now
+        return False
+
+
 class _Batch:
     """Keys of one request and one group that were looked up together."""
 
@@ -139,7 +161,7 @@ class _Part:
         self.batch: _Batch | None = None  # of a load
         self.asked = False  # the batch is the part's own
         self.running: LoadJob | StoreJob | None = None
-        self.since = 0.0
+        self.since = time.monotonic()  # it was sent, or waits to be
         self.cancelled = 0.0
 
     @property
@@ -153,7 +175,9 @@ class _Job:
     request: _Request
     loads: bool
     began: float
+    keys: Sequence[bytes]
     left: int = 0  # parts
+    given_up: bool = False  # a load that the host did not end: no request waits for it
     good: list[bytes] = field(default_factory=list)
     bad: list[bytes] = field(default_factory=list)
     bytes: int = 0
@@ -162,8 +186,13 @@ class _Job:
 class TierJobs:
     """The tier's traffic. Keys are vLLM's: a block hash, and the number of the group in four bytes."""
 
-    def __init__(self, link: Sessions, groups: Collection[int], key_bytes: int, times: Times = Times()) -> None:
-        """``key_bytes`` is the length of the block hashes."""
+    def __init__(
+        self, link: Sessions, groups: Collection[int], key_bytes: int, times: Times = Times(),
+        set_aside: Callable[[int], bool] = lambda job: False,
+    ) -> None:
+        """``key_bytes`` is the length of the block hashes. ``set_aside`` lets requests go on without a load whose slots nothing
+        else uses until it is answered; it returns whether it could."""
+        self._set_aside, self._pulse = set_aside, _Pulse()
         self._link, self._groups, self._times = link, frozenset(groups), times
         self._length = key_bytes + 4
         self._numbers = itertools.count()
@@ -270,7 +299,7 @@ class TierJobs:
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
     def load(self, job: int, request: str, slots: Sequence[Slot]) -> None:
-        j = self._begin(job, request, loads=True)
+        j = self._begin(job, request, slots, loads=True)
         by_batch: dict[_Batch | None, list[Slot]] = {}
         for s in slots:
             batch = j.request.batches.get(s.key)
@@ -280,7 +309,7 @@ class TierJobs:
         self._begun(j)
 
     def store(self, job: int, request: str, slots: Sequence[Slot]) -> None:
-        j = self._begin(job, request, loads=False)
+        j = self._begin(job, request, slots, loads=False)
         self._enqueue(j, slots, None)
         self._begun(j)
 
@@ -288,9 +317,9 @@ class TierJobs:
         """By group: the depth of the chunk that was stored last of a request."""
         return {group: depth for group, (depth, _) in self._request(request).last.items()}
 
-    def _begin(self, job: int, request: str, *, loads: bool) -> _Job:
+    def _begin(self, job: int, request: str, slots: Sequence[Slot], *, loads: bool) -> _Job:
         self._unanswered += 1
-        return _Job(job, self._request(request), loads, time.monotonic(), left=1)
+        return _Job(job, self._request(request), loads, time.monotonic(), [s.key for s in slots], left=1)
 
     def _begun(self, j: _Job) -> None:
         self._over(j, [])
@@ -328,9 +357,14 @@ class TierJobs:
                 self._hurry(part)
         waiting, self._waiting = self._waiting, deque()
         for part in sorted(waiting, key=lambda p: not p.job.loads):
-            if session is None:
+            if session is None or part.job.given_up:
                 self._fail(part)
-            elif len(self._running) >= (session.limits.jobs or math.inf) or not self._send(part, session):
+            elif len(self._running) < (session.limits.jobs or math.inf):
+                if not self._send(part, session):
+                    self._waiting.append(part)
+            elif part.job.loads and self._hangs(part):
+                self._fail(part)
+            else:
                 self._waiting.append(part)
 
     def _send(self, part: _Part, session: Session) -> bool:
@@ -392,9 +426,28 @@ class TierJobs:
             late = now - part.since > self._times.store and not job.was_read
         else:
             late = now - part.since > self._times.load
+            if not part.job.given_up and self._hangs(part):
+                self._give_up(part.job)
         if late and now - part.cancelled > _CANCEL_AGAIN:
             part.cancelled = now
             self._cancel(part)
+
+    def _hangs(self, load: _Part) -> bool:
+        """Whether the host does not end a load: its process is stopped, or it does not even cancel the load in time."""
+        session, seconds = load.job.request.session, time.monotonic() - load.since
+        if seconds > self._times.load + _CANCEL_AGAIN:
+            return True
+        return seconds > self._times.lookup and session is not None and self._pulse.stopped(session, self._times.lookup)
+
+    def _give_up(self, job: _Job) -> None:
+        """Lets requests go on without a load. Its slots are the host's until it has ended the load."""
+        if not self._set_aside(job.id):
+            return
+        log.error("kvhost: the host does not answer and has not ended a load of %d chunks, which are computed; their rows of the CPU "
+                  "tier stay unused until it does or ends", len(job.keys))
+        job.good = []
+        self._lose(job, [k for k in job.keys if k not in job.bad])
+        job.given_up = True
 
     def _cancel(self, part: _Part) -> None:
         assert part.running is not None
@@ -418,7 +471,7 @@ class TierJobs:
                 assert isinstance(job, LoadJob)
                 loaded = job.wait(0)
                 failed = {part.slots[f.chunk].key for f in loaded.failed}
-                good = [k for k in part.keys if k not in failed]
+                good = [k for k in part.keys if k not in failed and not part.job.given_up]
                 bad = [k for k in part.keys if k in failed]
                 self._count("chunks_loaded", len(good))
                 part.job.bytes += loaded.bytes
@@ -438,6 +491,8 @@ class TierJobs:
 
     def _lose(self, job: _Job, keys: Sequence[bytes]) -> None:
         """Keys that are not there. No request that has asked for them is promised them again: it would load them for ever."""
+        if job.given_up:
+            return
         job.bad += keys
         if not job.loads or not keys:
             return
