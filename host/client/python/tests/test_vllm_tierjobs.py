@@ -335,11 +335,22 @@ def test_after_other_weights_nothing_is_found(rig: Rig) -> None:
 
 
 def test_what_a_client_says() -> None:
-    params = {"kvhost": {"tool_call": True, "return_seconds": 30}}
+    def said(params: Any, *actions: Any) -> Any:
+        return Record(kv_transfer_params=params, kv_hints=Record(actions=actions) if actions else None)
+
+    def action(payload: dict[str, Any], kind: str = "kvhost", version: str = "1") -> Any:
+        return Record(action_type=kind, action_version=version, payload=payload)
+
+    told = {"tool_call": True, "return_seconds": 30}
     want = Hints(reason=EndReason.TOOL_CALL, return_seconds=30.0)
-    assert hints.of_client(params) == want, "the tier is not told why a request ends"
-    assert hints.of_client(params, EndReason.LENGTH) == dataclasses.replace(want, reason=EndReason.LENGTH)
-    assert [hints.of_client(p) for p in (None, {}, {"kvhost": 3}, {"kvhost": {"return_seconds": -1}})] == [Hints()] * 4
+    assert hints.of_client(said({"kvhost": told})) == want, "the tier is not told why a request ends"
+    assert hints.of_client(said(None, action({"store": True}, kind="other"), action(told))) == want, "an orchestrator's word"
+    assert hints.of_client(said({"kvhost": told}), EndReason.LENGTH) == dataclasses.replace(want, reason=EndReason.LENGTH)
+    for params in (None, {}, {"kvhost": 3}, {"kvhost": {"return_seconds": -1}}):
+        assert hints.of_client(said(params)) == Hints(), f"{params} was understood"
+    both = said({"kvhost": {"store": True}}, action({"store": False, "load": False}), action({"tool_call": True}, version="2"))
+    assert (hints.forbids(both, "store"), hints.forbids(both, "load")) == (False, True), "want the client's word to stand"
+    assert hints.of_client(both) == Hints(), "an action of another version was understood"
 
 
 @pytest.mark.parametrize("seed", range(60))

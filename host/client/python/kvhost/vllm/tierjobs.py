@@ -225,9 +225,10 @@ class TierJobs:
         return r
 
     def _known(self, key: bytes) -> bool:
-        return len(key) == self._length and _group(key) in self._groups
+        return len(key) == self._length and group_of(key) in self._groups
 
-    def _host_key(self, key: bytes) -> bytes:
+    def host_key(self, key: bytes) -> bytes:
+        """The host's key of a chunk. It has the number of the group, too."""
         hash = key[:-4]
         if not self._generation:
             return hash
@@ -277,10 +278,10 @@ class TierJobs:
         session = self._session()
         if session is None:
             return batches
-        for group, found in _by_group(keys, _group).items():
+        for group, found in _by_group(keys, group_of).items():
             for some in _pieces(found, session.limits.keys_per_lookup):
                 try:
-                    pending = session.start_lookup([self._host_key(k) for k in some], group=group, request=r.number)
+                    pending = session.start_lookup([self.host_key(k) for k in some], group=group, request=r.number)
                 except KvhostError:
                     return batches
                 r.session = session
@@ -331,7 +332,7 @@ class TierJobs:
         if session is not None:
             most = min(n or most for n in (most, session.limits.chunks_per_job, session.limits.keys_per_lookup))
         self._lose(j, [s.key for s in slots if not self._known(s.key)])
-        for same in _by_group([s for s in slots if self._known(s.key)], lambda s: _group(s.key)).values():
+        for same in _by_group([s for s in slots if self._known(s.key)], lambda s: group_of(s.key)).values():
             for some in _pieces(same, most):
                 part = _Part(j, some)
                 part.batch, batch = batch, None  # a lease is of one load: further parts are looked up again
@@ -372,7 +373,7 @@ class TierJobs:
         r = part.job.request
         try:
             if not part.job.loads:
-                part.running = session.store(self._store_chunks(r, part.slots), group=_group(part.slots[0].key), request=r.number)
+                part.running = session.store(self._store_chunks(r, part.slots), group=group_of(part.slots[0].key), request=r.number)
             else:
                 batch = self._found(part)
                 if batch is None:
@@ -410,11 +411,11 @@ class TierJobs:
     def _store_chunks(self, r: _Request, slots: Sequence[Slot]) -> list[StoreChunk]:
         chunks = []
         for s in slots:
-            key, group = self._host_key(s.key), _group(s.key)
+            key, group = self.host_key(s.key), group_of(s.key)
             last, parent = r.last.get(group, (-1, b""))
             depth = last + 1 if s.depth < 0 else s.depth
             if depth != last + 1:
-                parent = self._host_key(s.parent) if s.parent else b""
+                parent = self.host_key(s.parent) if s.parent else b""
             chunks.append(StoreChunk(key, [s.row], parent if parent != key else b"", depth))
             r.last[group] = depth, key
         return chunks
@@ -568,7 +569,8 @@ class TierJobs:
             r.last.clear()
 
 
-def _group(key: bytes) -> int:
+def group_of(key: bytes) -> int:
+    """Of one of vLLM's keys."""
     return int.from_bytes(key[-4:], "big")
 
 
