@@ -586,6 +586,17 @@ class Session:
         """Returns when the host has answered, and so has handled all that was sent before."""
         self._ask(ping=pb.Ping())
 
+    def start_ping(self) -> threading.Event:
+        """Like ping, but the event is set when the answer has come, or will not, as the session has ended."""
+        answered = threading.Event()
+
+        def call(_: Any) -> bool:
+            answered.set()
+            return True
+
+        self._stream.start(call, ping=pb.Ping())
+        return answered
+
     def status(self) -> pb.StatusResponse:
         """What the host is doing."""
         return self._stream.status(self._timeout)

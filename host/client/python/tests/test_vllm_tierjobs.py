@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from types import SimpleNamespace as Record
 from typing import Any
 
@@ -30,7 +31,13 @@ class Rig:
         self.session = DoubleSession()
         self.session.membership = set(GROUPS)
         self.link = DoubleLink(self.session)
-        self.jobs = TierJobs(self.link, GROUPS, 32, Times(**times))  # type: ignore[arg-type]
+        self.aside: list[int] = []
+        self.can_set_aside = True
+        self.jobs = TierJobs(self.link, GROUPS, 32, Times(**times), self._set_aside)  # type: ignore[arg-type]
+
+    def _set_aside(self, job: int) -> bool:
+        self.aside.append(job)
+        return self.can_set_aside
 
     def has(self, *ns: int) -> None:
         self.session.resident |= {host_key(n) for n in ns}
@@ -228,6 +235,65 @@ def test_a_hanging_host_keeps_its_slots(rig: Rig) -> None:
     assert not rig.jobs.pending, "no job is left"
 
 
+def test_no_request_waits_for_a_stopped_host() -> None:
+    rig = Rig(lookup=0.0)
+    rig.has(1, 2, 3)
+    rig.jobs.lookup("a", key(1))
+    rig.jobs.lookup("b", key(1))
+    for k in (2, 3):
+        rig.jobs.lookup("a", key(k, 3))
+    rig.jobs.flush()
+    rig.session.limits = Record(keys_per_lookup=9, chunks_per_job=9, jobs=1)
+    rig.jobs.load(1, "a", slots(key(1), key(2, 3)))
+    assert [sent(job) for job in rig.session.loads] == [[(0, 100)]], "want one job at a time"
+    for _ in range(3):
+        rig.jobs.flush()
+    assert rig.session.pings and not rig.aside, "the host is slow and answers: want its load waited for"
+
+    rig.session.frozen = lambda: True
+    rig.session.pings.clear()
+    for _ in range(4):
+        time.sleep(0.001)
+        rig.jobs.flush()
+    assert (len(rig.session.pings), rig.aside) == (1, [1]), "want one ping without an answer to be enough"
+    assert rig.found("a", key(1), key(2, 3)) + rig.found("b", key(1)) == [False] * 3, "want all to be computed"
+    assert rig.done() == {}, "the slots are the host's until it has ended the load"
+    assert rig.jobs.counts["chunks_not_loaded"] == 2, f"counted {rig.jobs.counts}, want both chunks"
+    rig.session.loads[0].finish()
+    done = rig.done()[1]
+    assert (done.good, set(done.bad)) == ([], {key(1), key(2, 3)}), "what was loaded too late is not there"
+    assert "chunks_loaded" not in rig.jobs.counts, f"counted {rig.jobs.counts}, want none loaded"
+
+
+def test_a_load_that_is_not_sent_does_not_wait_for_a_stopped_host() -> None:
+    rig = Rig(lookup=0.0)
+    rig.session.limits = Record(keys_per_lookup=9, chunks_per_job=9, jobs=1)
+    rig.has(1)
+    assert rig.ask("a", key(1)) == [True]
+    rig.jobs.store(1, "a", slots(key(2)))
+    rig.session.frozen = lambda: True
+    rig.jobs.load(2, "a", slots(key(1)))
+    for _ in range(4):
+        time.sleep(0.001)
+        rig.jobs.flush()
+    assert {id: d.bad for id, d in rig.done().items()} == {2: [key(1)]}, "want the load over, and the store the host's"
+
+
+def test_where_rows_cannot_be_set_aside_the_request_waits() -> None:
+    rig = Rig(lookup=0.0)
+    rig.can_set_aside = False
+    rig.has(1)
+    assert rig.ask("a", key(1)) == [True]
+    rig.session.frozen = lambda: True
+    rig.jobs.load(1, "a", slots(key(1)))
+    for _ in range(4):
+        time.sleep(0.001)
+        rig.jobs.flush()
+    assert (rig.done(), rig.found("a", key(1))) == ({}, [True])
+    rig.session.loads[0].finish()
+    assert rig.done()[1].good == [key(1)]
+
+
 def test_a_request_ends_after_what_was_sent_for_it(rig: Rig) -> None:
     rig.session.limits = Record(keys_per_lookup=9, chunks_per_job=9, jobs=1)
     rig.has(1)
@@ -269,17 +335,29 @@ def test_after_other_weights_nothing_is_found(rig: Rig) -> None:
 
 
 def test_what_a_client_says() -> None:
-    params = {"kvhost": {"tool_call": True, "return_seconds": 30}}
+    def said(params: Any, *actions: Any) -> Any:
+        return Record(kv_transfer_params=params, kv_hints=Record(actions=actions) if actions else None)
+
+    def action(payload: dict[str, Any], kind: str = "kvhost", version: str = "1") -> Any:
+        return Record(action_type=kind, action_version=version, payload=payload)
+
+    told = {"tool_call": True, "return_seconds": 30}
     want = Hints(reason=EndReason.TOOL_CALL, return_seconds=30.0)
-    assert hints.of_client(params) == want, "the tier is not told why a request ends"
-    assert hints.of_client(params, EndReason.LENGTH) == dataclasses.replace(want, reason=EndReason.LENGTH)
-    assert [hints.of_client(p) for p in (None, {}, {"kvhost": 3}, {"kvhost": {"return_seconds": -1}})] == [Hints()] * 4
+    assert hints.of_client(said({"kvhost": told})) == want, "the tier is not told why a request ends"
+    assert hints.of_client(said(None, action({"store": True}, kind="other"), action(told))) == want, "an orchestrator's word"
+    assert hints.of_client(said({"kvhost": told}), EndReason.LENGTH) == dataclasses.replace(want, reason=EndReason.LENGTH)
+    for params in (None, {}, {"kvhost": 3}, {"kvhost": {"return_seconds": -1}}):
+        assert hints.of_client(said(params)) == Hints(), f"{params} was understood"
+    both = said({"kvhost": {"store": True}}, action({"store": False, "load": False}), action({"tool_call": True}, version="2"))
+    assert (hints.forbids(both, "store"), hints.forbids(both, "load")) == (False, True), "want the client's word to stand"
+    assert hints.of_client(both) == Hints(), "an action of another version was understood"
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_job_is_answered_once(seed: int) -> None:
-    """Whatever comes in which order, a host's death included."""
-    rng, rig = random.Random(seed), Rig()
+    """Whatever comes in which order, a host's death and one that is stopped for a while included."""
+    rng = random.Random(seed)
+    rig = Rig(lookup=rng.choice([0.001, 1.0]))
     keys = [key(n, g) for n in range(1, 9) for g in GROUPS]
     asked: dict[int, set[bytes]] = {}
     answered: dict[int, Done] = {}
@@ -322,6 +400,8 @@ def test_every_job_is_answered_once(seed: int) -> None:
             rig.jobs.end_request(request, Hints())
         elif what == 7 and rng.random() < 0.2:
             rig.new_host()
+        elif what == 8:
+            rig.session.frozen = rng.choice([lambda: False, lambda: True])
         for job in [*rig.session.loads, *rig.session.stores]:
             if rng.random() < 0.2:
                 end(job)

@@ -105,6 +105,7 @@ class DoubleSession:
         self.stores: list[Store] = []
         self.loads: list[Load] = []
         self.released: list[int] = []
+        self.pings: list[threading.Event] = []
         self.ended_requests: list[int] = []
         self.hints: list[Hints | None] = []
 
@@ -144,6 +145,13 @@ class DoubleSession:
         if on_layer is not None:
             self.in_step(load)
         return load
+
+    def start_ping(self) -> threading.Event:
+        self._alive()
+        self.pings.append(threading.Event())
+        if not self.frozen():
+            self.pings[-1].set()
+        return self.pings[-1]
 
     def end_request(self, request: int, hints: Hints | None = None, *, wait: bool) -> None:
         self._alive()

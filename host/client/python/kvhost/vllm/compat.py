@@ -285,6 +285,24 @@ def keep_ended_requests() -> None:
     Manager.prepare_store = prepare_store  # type: ignore[method-assign]
 
 
+def set_aside(offloading_spec: Any, load: Any) -> bool:
+    """Gives the rows of a tier's load keys that are no request's: requests find their chunks missing and go on, and vLLM has no
+    other use for the rows until the load is answered, as failed. Returns whether this vLLM lets it."""
+    policy: Any = getattr(getattr(getattr(offloading_spec, "_manager", None), "primary_tier", None), "_policy", None)
+    if not all(hasattr(policy, name) for name in ("get", "insert", "remove")):
+        return False
+    chunks = {key: policy.get(key) for key in load.keys}
+    if any(chunk is None or chunk.is_ready for chunk in chunks.values()):
+        return False
+    keys = []
+    for key, chunk in chunks.items():
+        policy.remove(key)
+        keys.append(b"%b kvhost %d" % (key, load.job_id))
+        policy.insert(keys[-1], chunk)
+    load.keys = keys
+    return True
+
+
 def row_tensors(kv_cache_config: Any, groups: Sequence[int]) -> list[tuple[int, dict[str, int]]] | None:
     """The tensors of vLLM's offloading in their order in a row: the bytes of a block, and how many of them each layer uses.
     Layers of several groups share a tensor. None where it is not known: layers lie side by side in a block, or a group's

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from typing import Any
 
 from kvhost.session import EndReason, Hints
+
+log = logging.getLogger("vllm.kvhost")
+
+_VERSION = "1"  # of the actions of kv_hints
 
 # vLLM's RequestStatus by name. It cannot tell a tool call from another stop: a client may say so (see of_request).
 _REASONS = {
@@ -15,22 +21,37 @@ _REASONS = {
 }
 
 
-def _said(params: Any) -> dict[str, Any]:
-    said = (params or {}).get("kvhost")
-    return said if isinstance(said, dict) else {}
+@functools.cache  # says it once
+def _not_known(version: str) -> None:
+    log.warning("kvhost: kv_hints: actions kvhost of version %r are ignored: known is %r", version, _VERSION)
 
 
-def forbids(params: Any, act: str) -> bool:
+def _said(request: Any) -> dict[str, Any]:
+    """What the client says in ``kv_transfer_params``, and an orchestrator in the actions ``kvhost`` of vLLM's ``kv_hints`` (from
+    0.32 on), whose payloads are the same. The client's word stands."""
+    said: dict[str, Any] = {}
+    for action in getattr(getattr(request, "kv_hints", None), "actions", ()):
+        if action.action_type != "kvhost":
+            continue
+        if action.action_version == _VERSION:
+            said |= action.payload
+        else:
+            _not_known(action.action_version)
+    client = (request.kv_transfer_params or {}).get("kvhost")
+    return said | client if isinstance(client, dict) else said
+
+
+def forbids(request: Any, act: str) -> bool:
     """Whether a request's client forbids to "load" KV for it, as one that measures prefill does, or to "store" its KV, as
     one whose prompt is secret, or never comes again: ``kv_transfer_params: {"kvhost": {"store": false}}``."""
-    return _said(params).get(act) is False
+    return _said(request).get(act) is False
 
 
-def of_client(params: Any, reason: EndReason | None = None) -> Hints:
+def of_client(request: Any, reason: EndReason | None = None) -> Hints:
     """What a request's client has said, ``kv_transfer_params: {"kvhost": {"tool_call": true, "return_seconds": 30}}``: its
     stop is a tool call, and the conversation is expected to go on after so long. ``reason`` is the engine's, None where it
     does not tell why a request has ended."""
-    said = _said(params)
+    said = _said(request)
     if reason in (None, EndReason.STOP) and said.get("tool_call") is True:
         reason = EndReason.TOOL_CALL
     seconds = said.get("return_seconds", 0)
@@ -40,7 +61,7 @@ def of_client(params: Any, reason: EndReason | None = None) -> Hints:
 
 def of_request(request: Any) -> Hints:
     """A request's hints: the engine's, and its client's."""
-    told = of_client(request.kv_transfer_params, _REASONS.get(str(request.status), EndReason.UNSPECIFIED))
+    told = of_client(request, _REASONS.get(str(request.status), EndReason.UNSPECIFIED))
     return dataclasses.replace(
         told,
         tokens_in=request.num_prompt_tokens,

@@ -59,8 +59,8 @@ def plan_groups(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> l
         names = {type(s).__name__ for s in specs}
         if not names <= _FULL and not names <= _WINDOW:
             kinds = ", ".join(sorted(names))
-            raise Refused(f"KV cache group {at} is {kinds}; supported are full, MLA and sliding-window attention; "
-                          "kvhost's tier in vLLM's offloading takes others, too")
+            raise Refused(f"KV cache group {at} is {kinds}; KvhostConnector supports full, MLA and sliding-window attention: for "
+                          'others use the tier of vLLM\'s offloading, "secondary_tiers": [{"type": "kvhost", ...}]')
         windows = {compat.window(s) for s in specs} if names <= _WINDOW else {0}
         if len(windows) > 1:
             raise Refused(f"KV cache group {at} has windows of {sorted(windows)} tokens")

@@ -61,8 +61,8 @@ class Tracked:
         self.in_step = False  # its hit is loaded inside the step that computes behind it
         self.loading = 0  # the order of its load, until it is scheduled
         self.step = 0  # the step that was being scheduled when the engine asked last
-        self.may_load = not hints.forbids(request.kv_transfer_params, "load")
-        self.may_store = not hints.forbids(request.kv_transfer_params, "store")
+        self.may_load = not hints.forbids(request, "load")
+        self.may_store = not hints.forbids(request, "store")
         self.stored = 0  # chunks that the host has, or was ordered to store
         self.end = 0  # chunks that are computed, or will be by the steps that were scheduled
         # The trace that the engine's client has named, if any; the host's spans become part of it.

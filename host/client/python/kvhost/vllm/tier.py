@@ -6,6 +6,7 @@ scheduler's process serves all ranks of the engine."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import os
 from collections.abc import Iterable
@@ -17,12 +18,14 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadingCounterMetadata, Off
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvhost.arena import SharedMemory
+from kvhost.events import EventStream, Position
 from kvhost.session import Session
 from kvhost.shape import Namespace, Region
 from kvhost.vllm import compat, hints, tierrows
 from kvhost.vllm.link import Link
 from kvhost.vllm.settings import Refused, Settings
-from kvhost.vllm.tierjobs import Slot, TierJobs, Times
+from kvhost.vllm.tierevents import TierEvents
+from kvhost.vllm.tierjobs import Slot, TierJobs, Times, group_of
 from kvhost.vllm.worker import open_session
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ COUNTERS = {
 }
 _METRIC = "vllm:kvhost_tier_"
 _RESULT = {f.name for f in dataclasses.fields(JobResult)}
+_EVENT = {f.name for f in dataclasses.fields(OffloadingEvent)}
 
 
 class KvhostTier(SecondaryTierManager):
@@ -75,20 +79,25 @@ class KvhostTier(SecondaryTierManager):
         publishes = own.get("enable_kv_events") and offloading_spec.kv_events_config.enable_kv_cache_events
         if own.get("enable_kv_events") and not publishes:
             log.warning("kvhost: the tier publishes no events: the engine does not, which --kv-events-config changes")
-        self._events: list[OffloadingEvent] | None = [] if publishes else None
+        self._events: TierEvents | None = None
+        self._offered: dict[int, list[Any]] = {}  # by job, the keys of stores whose answers routers learn
         self._link: Link | None = None
         self._memory: SharedMemory | None = None
         self._fd = -1
-        self._loads: dict[int, int] = {}  # jobs, and how many chunks they have
+        self._loads: dict[int, Any] = {}  # vLLM's jobs
+        self._unread: set[str] = set()  # requests that forbid to load
         self._tokens: dict[int, int] = {}  # of a chunk, by group
         self._key_bytes = 0
         try:
             self._start(offloading_spec, primary_kv_view)
         except Refused as e:
             log.error("kvhost: NOT OFFLOADING: %s. The engine runs without this tier", e)
+        if publishes:
+            self._events = TierEvents(self._stream, lambda: bool(self._sessions()))
         s = self._settings
         self._jobs = TierJobs(
-            self._link or _Nowhere(), self._tokens, self._key_bytes, Times(s.lookup_timeout, s.load_timeout, s.read_timeout)
+            self._link or _Nowhere(), self._tokens, self._key_bytes, Times(s.lookup_timeout, s.load_timeout, s.read_timeout),
+            lambda job: compat.set_aside(offloading_spec, self._loads[job]),
         )
 
     def _start(self, spec: Any, view: memoryview) -> None:
@@ -122,6 +131,12 @@ class KvhostTier(SecondaryTierManager):
         log.info("kvhost: tier of %d rows; %s", count, ", ".join(
             f"group {r.id}: {sum(n for _, n in r.runs)} of {stride} bytes per chunk of {r.tokens} tokens" for r in rows))
 
+    def _sessions(self) -> list[Session]:
+        return self._link.sessions() if self._link is not None else []
+
+    def _stream(self, after: Position | None) -> EventStream | None:
+        return next((s.events(after) for s in self._sessions()), None)
+
     def _open(self, epoch: int, namespace: Namespace) -> Session:
         engine = f"{self._offloading_spec.config.engine_id}/tier/{epoch}"
         return Session(
@@ -131,16 +146,21 @@ class KvhostTier(SecondaryTierManager):
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+        if hints.forbids(req_context, "load"):
+            self._unread.add(req_context.req_id)
         return RequestOffloadingContext()
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
+        if req_context.req_id in self._unread:
+            return LookupResult.MISS
         found = self._jobs.lookup(req_context.req_id, key)
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
     def on_request_finished(self, req_context: Any) -> None:
-        self._jobs.end_request(req_context.req_id, hints.of_client(req_context.kv_transfer_params))
+        self._unread.discard(req_context.req_id)
+        self._jobs.end_request(req_context.req_id, hints.of_client(req_context))
 
     def on_schedule_end(self, context: Any) -> None:
         self._jobs.flush(context.new_req_ids)
@@ -148,10 +168,16 @@ class KvhostTier(SecondaryTierManager):
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
     def submit_store(self, job_metadata: Any) -> None:
-        self._jobs.store(job_metadata.job_id, job_metadata.req_context.req_id, self._slots(job_metadata, links=True))
+        context = job_metadata.req_context
+        slots = [] if hints.forbids(context, "store") else self._slots(job_metadata, links=True)
+        if self._events is not None:
+            self._offered[job_metadata.job_id] = [s.key for s in slots]
+            for s in slots:
+                self._events.offered(group_of(s.key), self._jobs.host_key(s.key), s.key)
+        self._jobs.store(job_metadata.job_id, context.req_id, slots)
 
     def submit_load(self, job_metadata: Any) -> None:
-        self._loads[job_metadata.job_id] = len(job_metadata.keys)
+        self._loads[job_metadata.job_id] = job_metadata
         self._jobs.load(job_metadata.job_id, job_metadata.req_context.req_id, self._slots(job_metadata, links=False))
 
     def _slots(self, job: Any, *, links: bool) -> list[Slot]:
@@ -179,9 +205,11 @@ class KvhostTier(SecondaryTierManager):
     def get_finished_jobs(self) -> Iterable[JobResult]:
         results = []
         for done in self._jobs.finished():
-            loads = self._loads.pop(done.id, 0)
-            if self._events is not None and not loads and done.good:
-                self._events.append(OffloadingEvent(done.good, self.medium, False, self.locality))
+            loads = self._loads.pop(done.id, None) is not None
+            if self._events is not None:
+                there = set(done.good)
+                for key in self._offered.pop(done.id, ()):
+                    self._events.answered(group_of(key), self._jobs.host_key(key), key in there)
             told = {
                 "job_id": done.id, "success": not done.bad, "transfer_time": done.seconds, "transfer_bytes": done.bytes,
                 "successful_keys": tuple(done.good) if loads and done.bad and done.good else None,
@@ -196,9 +224,14 @@ class KvhostTier(SecondaryTierManager):
         """vLLM empties its caches, for sleep or for other weights, and only this tells the tier."""
         self._jobs.drain()
         self._jobs.new_generation()
+        self._offered.clear()
+        if self._events is not None:
+            self._events.forget()
 
     def shutdown(self) -> None:
         self._jobs.drain(self._settings.shutdown_wait)
+        if self._events is not None:
+            self._events.close()
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -209,8 +242,12 @@ class KvhostTier(SecondaryTierManager):
             self._fd = -1
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        events, self._events = self._events or (), [] if self._events is not None else None
-        return events
+        changes = self._events.take() if self._events is not None else []
+        for removed, some in itertools.groupby(changes, lambda change: change[1]):
+            told = {"removed": removed, "locality": self.locality, "removal_expected": True}
+            yield OffloadingEvent(
+                keys=[key for key, _ in some], medium=self.medium, **{n: v for n, v in told.items() if n in _EVENT},
+            )
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         counts, self._jobs.counts = self._jobs.counts, {}

@@ -66,6 +66,28 @@ class Done:
     bytes: int
 
 
+class _Pulse:
+    """Whether the host goes on: one that is slow answers a ping at once, and one whose process is stopped does not."""
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._answered = threading.Event()
+        self._asked = 0.0
+
+    def stopped(self, session: Session, seconds: float) -> bool:
+        """Asks the host; whether it has not answered for so many seconds."""
+        now = time.monotonic()
+        if session is self._session and not self._answered.is_set():
+            return now - self._asked > seconds
+        if session is not self._session or now - self._asked > seconds:
+            try:
+                self._answered = session.start_ping()
+            except KvhostError:
+                return False  # the session has ended, and its jobs with it
+            self._session, self._asked = session, now
+        return False
+
+
 class _Batch:
     """Keys of one request and one group that were looked up together."""
 
@@ -139,7 +161,7 @@ class _Part:
         self.batch: _Batch | None = None  # of a load
         self.asked = False  # the batch is the part's own
         self.running: LoadJob | StoreJob | None = None
-        self.since = 0.0
+        self.since = time.monotonic()  # it was sent, or waits to be
         self.cancelled = 0.0
 
     @property
@@ -153,7 +175,9 @@ class _Job:
     request: _Request
     loads: bool
     began: float
+    keys: Sequence[bytes]
     left: int = 0  # parts
+    given_up: bool = False  # a load that the host did not end: no request waits for it
     good: list[bytes] = field(default_factory=list)
     bad: list[bytes] = field(default_factory=list)
     bytes: int = 0
@@ -162,8 +186,13 @@ class _Job:
 class TierJobs:
     """The tier's traffic. Keys are vLLM's: a block hash, and the number of the group in four bytes."""
 
-    def __init__(self, link: Sessions, groups: Collection[int], key_bytes: int, times: Times = Times()) -> None:
-        """``key_bytes`` is the length of the block hashes."""
+    def __init__(
+        self, link: Sessions, groups: Collection[int], key_bytes: int, times: Times = Times(),
+        set_aside: Callable[[int], bool] = lambda job: False,
+    ) -> None:
+        """``key_bytes`` is the length of the block hashes. ``set_aside`` lets requests go on without a load whose slots nothing
+        else uses until it is answered; it returns whether it could."""
+        self._set_aside, self._pulse = set_aside, _Pulse()
         self._link, self._groups, self._times = link, frozenset(groups), times
         self._length = key_bytes + 4
         self._numbers = itertools.count()
@@ -196,9 +225,10 @@ class TierJobs:
         return r
 
     def _known(self, key: bytes) -> bool:
-        return len(key) == self._length and _group(key) in self._groups
+        return len(key) == self._length and group_of(key) in self._groups
 
-    def _host_key(self, key: bytes) -> bytes:
+    def host_key(self, key: bytes) -> bytes:
+        """The host's key of a chunk. It has the number of the group, too."""
         hash = key[:-4]
         if not self._generation:
             return hash
@@ -248,10 +278,10 @@ class TierJobs:
         session = self._session()
         if session is None:
             return batches
-        for group, found in _by_group(keys, _group).items():
+        for group, found in _by_group(keys, group_of).items():
             for some in _pieces(found, session.limits.keys_per_lookup):
                 try:
-                    pending = session.start_lookup([self._host_key(k) for k in some], group=group, request=r.number)
+                    pending = session.start_lookup([self.host_key(k) for k in some], group=group, request=r.number)
                 except KvhostError:
                     return batches
                 r.session = session
@@ -270,7 +300,7 @@ class TierJobs:
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
     def load(self, job: int, request: str, slots: Sequence[Slot]) -> None:
-        j = self._begin(job, request, loads=True)
+        j = self._begin(job, request, slots, loads=True)
         by_batch: dict[_Batch | None, list[Slot]] = {}
         for s in slots:
             batch = j.request.batches.get(s.key)
@@ -280,7 +310,7 @@ class TierJobs:
         self._begun(j)
 
     def store(self, job: int, request: str, slots: Sequence[Slot]) -> None:
-        j = self._begin(job, request, loads=False)
+        j = self._begin(job, request, slots, loads=False)
         self._enqueue(j, slots, None)
         self._begun(j)
 
@@ -288,9 +318,9 @@ class TierJobs:
         """By group: the depth of the chunk that was stored last of a request."""
         return {group: depth for group, (depth, _) in self._request(request).last.items()}
 
-    def _begin(self, job: int, request: str, *, loads: bool) -> _Job:
+    def _begin(self, job: int, request: str, slots: Sequence[Slot], *, loads: bool) -> _Job:
         self._unanswered += 1
-        return _Job(job, self._request(request), loads, time.monotonic(), left=1)
+        return _Job(job, self._request(request), loads, time.monotonic(), [s.key for s in slots], left=1)
 
     def _begun(self, j: _Job) -> None:
         self._over(j, [])
@@ -302,7 +332,7 @@ class TierJobs:
         if session is not None:
             most = min(n or most for n in (most, session.limits.chunks_per_job, session.limits.keys_per_lookup))
         self._lose(j, [s.key for s in slots if not self._known(s.key)])
-        for same in _by_group([s for s in slots if self._known(s.key)], lambda s: _group(s.key)).values():
+        for same in _by_group([s for s in slots if self._known(s.key)], lambda s: group_of(s.key)).values():
             for some in _pieces(same, most):
                 part = _Part(j, some)
                 part.batch, batch = batch, None  # a lease is of one load: further parts are looked up again
@@ -328,9 +358,14 @@ class TierJobs:
                 self._hurry(part)
         waiting, self._waiting = self._waiting, deque()
         for part in sorted(waiting, key=lambda p: not p.job.loads):
-            if session is None:
+            if session is None or part.job.given_up:
                 self._fail(part)
-            elif len(self._running) >= (session.limits.jobs or math.inf) or not self._send(part, session):
+            elif len(self._running) < (session.limits.jobs or math.inf):
+                if not self._send(part, session):
+                    self._waiting.append(part)
+            elif part.job.loads and self._hangs(part):
+                self._fail(part)
+            else:
                 self._waiting.append(part)
 
     def _send(self, part: _Part, session: Session) -> bool:
@@ -338,7 +373,7 @@ class TierJobs:
         r = part.job.request
         try:
             if not part.job.loads:
-                part.running = session.store(self._store_chunks(r, part.slots), group=_group(part.slots[0].key), request=r.number)
+                part.running = session.store(self._store_chunks(r, part.slots), group=group_of(part.slots[0].key), request=r.number)
             else:
                 batch = self._found(part)
                 if batch is None:
@@ -376,11 +411,11 @@ class TierJobs:
     def _store_chunks(self, r: _Request, slots: Sequence[Slot]) -> list[StoreChunk]:
         chunks = []
         for s in slots:
-            key, group = self._host_key(s.key), _group(s.key)
+            key, group = self.host_key(s.key), group_of(s.key)
             last, parent = r.last.get(group, (-1, b""))
             depth = last + 1 if s.depth < 0 else s.depth
             if depth != last + 1:
-                parent = self._host_key(s.parent) if s.parent else b""
+                parent = self.host_key(s.parent) if s.parent else b""
             chunks.append(StoreChunk(key, [s.row], parent if parent != key else b"", depth))
             r.last[group] = depth, key
         return chunks
@@ -392,9 +427,28 @@ class TierJobs:
             late = now - part.since > self._times.store and not job.was_read
         else:
             late = now - part.since > self._times.load
+            if not part.job.given_up and self._hangs(part):
+                self._give_up(part.job)
         if late and now - part.cancelled > _CANCEL_AGAIN:
             part.cancelled = now
             self._cancel(part)
+
+    def _hangs(self, load: _Part) -> bool:
+        """Whether the host does not end a load: its process is stopped, or it does not even cancel the load in time."""
+        session, seconds = load.job.request.session, time.monotonic() - load.since
+        if seconds > self._times.load + _CANCEL_AGAIN:
+            return True
+        return seconds > self._times.lookup and session is not None and self._pulse.stopped(session, self._times.lookup)
+
+    def _give_up(self, job: _Job) -> None:
+        """Lets requests go on without a load. Its slots are the host's until it has ended the load."""
+        if not self._set_aside(job.id):
+            return
+        log.error("kvhost: the host does not answer and has not ended a load of %d chunks, which are computed; their rows of the CPU "
+                  "tier stay unused until it does or ends", len(job.keys))
+        job.good = []
+        self._lose(job, [k for k in job.keys if k not in job.bad])
+        job.given_up = True
 
     def _cancel(self, part: _Part) -> None:
         assert part.running is not None
@@ -418,7 +472,7 @@ class TierJobs:
                 assert isinstance(job, LoadJob)
                 loaded = job.wait(0)
                 failed = {part.slots[f.chunk].key for f in loaded.failed}
-                good = [k for k in part.keys if k not in failed]
+                good = [k for k in part.keys if k not in failed and not part.job.given_up]
                 bad = [k for k in part.keys if k in failed]
                 self._count("chunks_loaded", len(good))
                 part.job.bytes += loaded.bytes
@@ -438,6 +492,8 @@ class TierJobs:
 
     def _lose(self, job: _Job, keys: Sequence[bytes]) -> None:
         """Keys that are not there. No request that has asked for them is promised them again: it would load them for ever."""
+        if job.given_up:
+            return
         job.bad += keys
         if not job.loads or not keys:
             return
@@ -513,7 +569,8 @@ class TierJobs:
             r.last.clear()
 
 
-def _group(key: bytes) -> int:
+def group_of(key: bytes) -> int:
+    """Of one of vLLM's keys."""
     return int.from_bytes(key[-4:], "big")
 
 

@@ -21,6 +21,15 @@ def wait_for(what: str, true: Callable[[], bool], timeout: float = 60.0) -> None
         time.sleep(0.02)
 
 
+def stopped(pid: int) -> bool:
+    """Whether all threads of a process are stopped, whatever has stopped them."""
+    try:
+        threads = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # one has ended just now
+        return False
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in threads)
+
+
 class Process:
     """A command whose output is in a file."""
 
@@ -82,16 +91,15 @@ class Host(Process):
         self.stop(signal.SIGKILL)
 
     def hang(self) -> None:
-        """Stops the process where it is, until :meth:`resume`."""
+        """Stops the process where it is, until :meth:`resume`. A signal is under way for milliseconds on a busy machine."""
         self._signal(signal.SIGSTOP)
+        wait_for("all threads of kvhost are stopped", self.hangs)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     def hangs(self) -> bool:
-        """Whether the process is stopped, by anybody."""
-        stat = Path(f"/proc/{self.pid()}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] == "T"
+        return stopped(self.pid())
 
     def idle(self) -> bool:
         """Whether no job runs: what engines have stored is published."""

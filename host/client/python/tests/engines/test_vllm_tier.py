@@ -140,6 +140,19 @@ def test_lives_of_a_model(llama: Lives) -> None:
     assert counted(engine, "lookups_timed_out") != 0
     host.resume()
     llama.published()
+
+    engine.reset()
+    (llama.folder / "stop").write_text(str(host.pid()))  # after the lookup, before the load
+    engine.send("generate", asked[:1], 8, None)
+    assert engine.answers(60), "want an answer though the host's process was stopped with a load in flight"
+    assert tokens(engine.answer()) == want[:1]
+    assert host.hangs() and engine.count("has not ended a load") == 1, "want a load that the host had and has not ended"
+    assert tokens(engine.one_by_one(hung)) == want_hung
+    host.resume()
+    llama.published()
+    engine.reset()
+    back = engine.one_by_one([*hung, *asked])
+    assert (tokens(back), cached(back)) == (want_hung + want, [HITS] * 3)
     engine.stop()
 
     damaged = host.files()[0]
@@ -247,6 +260,36 @@ def test_a_request_that_ended_is_stored_when_there_is_room() -> None:
     manager.on_request_finished(first)
     assert not manager._req_state, f"want no request left, got {list(manager._req_state)}"
     tier.shutdown()
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_rows_that_a_stopped_host_has(policy: str) -> None:
+    """Requests go on without them, and vLLM gives them to nothing else until the load is answered."""
+    from kvhost.vllm import compat
+    from vllm.v1.kv_offload.base import ReqContext
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+    context: Any = ReqContext(req_id="a")
+    cpu: Any = CPUOffloadingManager(4, cache_policy=policy)
+    keys: Any = [bytes([n]) * 32 + bytes(4) for n in range(6)]
+
+    def taken(*wanted: bytes) -> set[int] | None:
+        prepared = cpu.prepare_store(wanted, context)
+        ids = "chunk_ids" if hasattr(prepared and prepared.store_spec, "chunk_ids") else "block_ids"  # 0.26
+        return prepared and {int(i) for i in getattr(prepared.store_spec, ids)}
+
+    rows = taken(*keys[:2])
+    load = Record(job_id=7, keys=keys[:2])
+    assert not compat.set_aside(Record(), load) and load.keys == keys[:2], "want rows left alone where vLLM is another one"
+    assert compat.set_aside(Record(_manager=Record(primary_tier=cpu)), load)
+    assert [cpu.lookup(k, context).name for k in keys[:2]] == ["MISS"] * 2
+    others = taken(*keys[1:3])
+    assert rows and others and len(rows | others) == 4, f"rows {others} were given away, and the host has {rows}"
+    cpu.complete_store(keys[1:3], context)
+    assert taken(*keys[3:6]) is None, "want two rows for three chunks to be too few"
+    cpu.complete_store(load.keys, context, False)
+    assert cpu.lookup(keys[1], context).name == "HIT", "the load's end was another row's"
+    assert taken(*keys[3:6]), "want the host's rows back"
 
 
 def test_what_is_refused() -> None:

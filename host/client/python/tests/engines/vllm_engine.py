@@ -57,9 +57,16 @@ class Engine:
                 [sys.executable, HERE / "vllm_process.py", address, json.dumps(settings)],
                 env=environment(folder) | (env or {}), stdout=log, stderr=log, start_new_session=True,
             )
-        wait_for(f"engine {name} starts", lambda: os.path.exists(address) or self.process.poll() is not None)
-        self._connection = Client(address, "AF_UNIX")
+        wait_for(f"engine {name} starts", lambda: self._connects(address))
         self._receive(300)
+
+    def _connects(self, address: str) -> bool:
+        try:
+            self._connection = Client(address, "AF_UNIX")
+        except (FileNotFoundError, ConnectionRefusedError):  # the socket's file is there before it listens
+            assert self.process.poll() is None, f"the engine ended: {self.log.read_text(errors='replace')[-8000:]}"
+            return False
+        return True
 
     def _receive(self, seconds: float = 240) -> Any:
         try:

@@ -6,20 +6,38 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import signal
 from collections.abc import Collection
 from typing import Any
 
 import torch
+from processes import stopped, wait_for
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 import kvhost.vllm
+from kvhost.vllm.tier import KvhostTier
 
 kvhost.vllm.register()  # its tier; vLLM calls this itself where the package is installed
 
 _POISON = 0x5A
+_submit_load = KvhostTier.submit_load
+
+
+def _submit(tier: KvhostTier, job: Any) -> None:
+    """Stops the host whose process's number is in the file ``stop`` of PROBE_DIR, and then sends it the load."""
+    stop = pathlib.Path(os.environ["PROBE_DIR"], "stop")
+    if stop.exists():
+        pid = int(stop.read_text())
+        os.kill(pid, signal.SIGSTOP)
+        wait_for("kvhost is stopped", lambda: stopped(pid))
+        stop.unlink()
+    _submit_load(tier, job)
+
+
+KvhostTier.submit_load = _submit  # type: ignore[method-assign]
 
 
 class Copies(OffloadingWorker):
