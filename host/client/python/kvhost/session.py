@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -214,6 +215,7 @@ class _Job:
         self.timeline = timeline
         self.id = 0
         self._over = threading.Event()
+        self.over_at = 0.0  # by time.monotonic
         self._answer: Any = None
         self._lock = threading.Lock()
         self._wakers: list[Callable[[], None]] = []
@@ -222,7 +224,7 @@ class _Job:
         if self.timeline is not None and (isinstance(m, Exception) or m.WhichOneof("body") == "error"):
             self.timeline.abandon()  # the host will not
         with self._lock:
-            self._answer = m
+            self._answer, self.over_at = m, time.monotonic()
             self._over.set()
             wakers, self._wakers = self._wakers, []
         for wake in wakers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from kvhost.vllm.hints import of_request
 from kvhost.vllm.holds import Holds
 from kvhost.keys import KeyChain
 from kvhost.vllm.lookups import RequestLookup
-from kvhost.vllm.orders import LoadOrder, WorkerReport
+from kvhost.vllm.orders import LoadOrder, LoadTime, WorkerReport
 from kvhost.vllm.scheduler import Scheduler
 from kvhost.vllm.settings import Settings
 
@@ -510,6 +511,40 @@ def test_longest_hit() -> None:
     assert longest_hit((FULL, window), 6, lambda g, i: i in there[g]) == 4
     assert longest_hit((FULL,), 6, lambda g, i: False) == 0
     assert chunk_size(256, [16]) == 256 and chunk_size(256, [16, 48]) == 288 and chunk_size(100, [128]) == 128
+
+
+def test_the_phases_of_a_load_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two ranks reports the load with its free blocks; the later end counts, once."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    rig, r = Rig(ranks=2), request("a", TOKENS)
+    rig.session.resident, rig.session.answers = set(KEYS), False
+
+    def after(seconds: float) -> None:
+        clock.now += seconds
+
+    assert rig.s.matched(r, 0) is None
+    after(0.25)
+    rig.session.lookups[-1].reply()
+    n = rig.s.matched(r, 0)
+    assert n and n > 0
+    after(0.5)
+    rig.s.allocated(r, rig.table(n), n)
+    (order,) = rig.s.step(step({})).loads
+    after(3)
+    report = WorkerReport()
+    for over in (101.75, 102.75):
+        report.aggregate(WorkerReport(
+            free=Counter([order.id]), loads=[LoadTime(order.id, n, 2.5, over)], loaded=Counter([r.request_id]),
+        ))
+    rig.s.reported(report)
+    rig.s.received(report, {r.request_id})
+    after(0.125)
+    rig.run(r, len(TOKENS) - n)
+    took = {name: value for name, value in rig.s.counts.items() if name.endswith("_seconds")}
+    assert took == {
+        "lookup_seconds": [0.25], "wait_seconds": [0.5], "load_seconds": [2.0], "notice_seconds": [1.0], "schedule_seconds": [0.125],
+    }
 
 
 def test_slow_loads_are_computed() -> None:

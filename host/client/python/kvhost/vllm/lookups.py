@@ -28,7 +28,7 @@ class RequestLookup:
         self._groups, self._count = groups, len(keys)
         self._lease_seconds = min(s.lease_seconds for s in sessions)
         self.began = time.monotonic()
-        self._answered = 0.0
+        self.answered = 0.0
         self._pending: list[list[PendingLookup]] = []  # by group, then stage
         self._found: list[list[Lookup]] = []
         for g in groups:
@@ -49,7 +49,7 @@ class RequestLookup:
         due = time.monotonic() + timeout
         if not all(p.done(max(0.0, due - time.monotonic())) for stages in self._pending for p in stages):
             return False
-        self._answered = time.monotonic()
+        self.answered = time.monotonic()
         found: list[list[Lookup]] = []
         failed = False
         for stages in self._pending:
@@ -68,12 +68,7 @@ class RequestLookup:
     @property
     def fresh(self) -> bool:
         """Whether the leases last long enough for a load to be sent."""
-        return time.monotonic() - self._answered < self._lease_seconds / 2
-
-    @property
-    def seconds(self) -> float:
-        """How long the answers took."""
-        return self._answered - self.began
+        return time.monotonic() - self.answered < self._lease_seconds / 2
 
     def hit(self, limit: int) -> int:
         """How many leading chunks, at most ``limit``, the engine can be given."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvhost.shape import Namespace
 from kvhost.vllm.adapters import Content, Loaded, Rank
@@ -74,6 +74,15 @@ class Registration:
     refusal: str = ""
 
 
+class LoadTime(NamedTuple):
+    """How long a rank's load took that loaded all."""
+
+    order: int
+    tokens: int
+    seconds: float  # until the worker saw its end
+    over: float  # when it ended, by time.monotonic
+
+
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
     """What happened on the workers since the last report."""
@@ -86,7 +95,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     broken: set[int] = field(default_factory=set)  # blocks that a load inside the step was to fill, and has not
     abandoned: dict[int, str] = field(default_factory=dict)  # loads that the host neither ends nor cancels: their requests
     dropped: Counter[str] = field(default_factory=Counter)  # chunks that were not sent, by cause
-    loads: list[tuple[int, float]] = field(default_factory=list)  # (tokens, seconds)
+    loads: list[LoadTime] = field(default_factory=list)
     loaded: Counter[str] = field(default_factory=Counter)  # requests: on how many ranks their load is over, or failed
     adapters: dict[Rank, dict[int, Loaded]] = field(default_factory=dict)  # all that a rank has loaded, by number
 

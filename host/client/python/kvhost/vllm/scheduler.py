@@ -60,6 +60,7 @@ class Tracked:
         self.local = 0  # leading tokens that the engine's own cache has
         self.in_step = False  # its hit is loaded inside the step that computes behind it
         self.loading = 0  # the order of its load, until it is scheduled
+        self.received = 0.0  # when its load was known to be over, until it is scheduled
         self.step = 0  # the step that was being scheduled when the engine asked last
         self.may_load = not hints.forbids(request, "load")
         self.may_store = not hints.forbids(request, "store")
@@ -112,10 +113,14 @@ class Scheduler:
         self._last_output = 0.0
         self._last_step = 0  # the number of the step that is scheduled next
         self._unproven = -1  # the last step that loads KV
-        self.counts: dict[str, int] = {}  # since they were last taken
+        self._ordered_at: dict[int, float] = {}  # loads that no rank has reported
+        self.counts: dict[str, Any] = {}  # since they were last taken; lists of seconds for the phases of loads
 
     def _count(self, name: str, n: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + n
+
+    def _took(self, phase: str, begin: float, end: float) -> None:
+        self.counts.setdefault(f"{phase}_seconds", []).append(max(0.0, end - begin))
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -350,7 +355,10 @@ class Scheduler:
                 written += [b for b in chunks[-1].blocks if b != NOT_WANTED]
             if chunks:
                 groups.append(GroupLoad(g.id, lookup.leases(at), chunks))
-        t.loading = self._next_order()
+        t.loading, now = self._next_order(), time.monotonic()
+        self._ordered_at[t.loading] = now
+        self._took("lookup", lookup.began, lookup.answered)
+        self._took("wait", lookup.answered, now)
         if t.in_step:
             self._loads_in_step.add(t.loading)
         else:
@@ -427,7 +435,9 @@ class Scheduler:
         for request_id, scheduled in output.num_scheduled_tokens.items():
             self._holds.scheduled(request_id)
             if (t := self._requests.get(request_id)) is not None and t.table:
-                t.loading = 0
+                if t.received:
+                    self._took("schedule", t.received, time.monotonic())
+                t.loading, t.received = 0, 0.0
                 if self._loads_in_step:
                     self._tables.append(t.table)
                 if proven:
@@ -536,8 +546,7 @@ class Scheduler:
         for key in report.stored:
             self._bad.pop(key, None)
         self._count("chunks_stored", len(report.stored))
-        for tokens, seconds in report.loads:
-            self._choice.load.add(tokens, seconds)
+        self._loaded(report)
         if report.adapters and self._adapters is not None:
             self._adapters.reported(report.adapters)
             for tracked in self._requests.values():
@@ -553,6 +562,17 @@ class Scheduler:
         failed = [r for r in self._failed_loads(report) if r not in abandoned]
         self._holds.free_on(report.free.items())
         return failed, abandoned
+
+    def _loaded(self, report: WorkerReport) -> None:
+        over: dict[int, float] = {}
+        for load in report.loads:
+            self._choice.load.add(load.tokens, load.seconds)
+            over[load.order] = max(load.over, over.get(load.order, 0.0))
+        for order in report.free.keys() | report.abandoned.keys():
+            ordered = self._ordered_at.pop(order, None)
+            if ordered is not None and order in over:
+                self._took("load", ordered, over[order])
+                self._took("notice", over[order], time.monotonic())
 
     def broken(self, report: WorkerReport) -> set[int]:
         """The cached blocks that loads inside steps have left bad, with those that were computed behind them: also by
@@ -579,6 +599,8 @@ class Scheduler:
             if not self._loading[request_id]:
                 del self._loading[request_id]
                 over.add(request_id)
+                if (t := self._requests.get(request_id)) is not None:
+                    t.received = time.monotonic()
         return (received - self._loading.keys()) | over
 
     def _failed_loads(self, report: WorkerReport) -> list[Any]:

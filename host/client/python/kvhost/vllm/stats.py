@@ -1,4 +1,4 @@
-"""Counters for vLLM's log and its Prometheus endpoint."""
+"""Counters and histograms for vLLM's log and its Prometheus endpoint."""
 
 from __future__ import annotations
 
@@ -22,26 +22,41 @@ COUNTERS = {
 }
 
 
+#: The phases of a load, one after the other, of which there are histograms in seconds. A load inside a step has no last one.
+PHASES = {
+    "lookup": "Until kvhost answered the lookup of a hit that was loaded",
+    "wait": "From the answer until the engine had blocks for the hit and ordered its load",
+    "load": "From the order until kvhost had ended the load",
+    "notice": "From the end of a load until the engine's scheduler knew",
+    "schedule": "From then until the request was in a step",
+}
+_BUCKETS = [0.0005 * 2**n for n in range(16)]  # to 16 s
+
+
 class KvhostStats(KVConnectorStats):
-    """Counts since the last report, by name."""
+    """Counts since the last report, by name, and the seconds of each load's phases."""
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, n in other.data.items():
-            self.data[name] = self.data.get(name, 0) + n
+            self.data[name] = self.data[name] + n if name in self.data else n
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        return {f"kvhost {name.replace('_', ' ')}": n for name, n in self.data.items() if n}
+        return {
+            f"kvhost {name.replace('_', ' ')}": round(sum(n) / len(n), 4) if isinstance(n, list) else n
+            for name, n in self.data.items() if n
+        }
 
     def is_empty(self) -> bool:
         return not any(self.data.values())
 
 
 class KvhostPromMetrics(KVConnectorPromMetrics):
-    """One Prometheus counter for each of :data:`COUNTERS`, named ``vllm:kvhost_<name>``."""
+    """One Prometheus counter for each of :data:`COUNTERS`, named ``vllm:kvhost_<name>``, and one histogram for each of
+    :data:`PHASES`, named ``vllm:kvhost_<phase>_seconds``."""
 
     def __init__(
         self,
@@ -55,9 +70,18 @@ class KvhostPromMetrics(KVConnectorPromMetrics):
             name: self._counter_cls(name=f"vllm:kvhost_{name}", documentation=text, labelnames=labelnames)
             for name, text in COUNTERS.items()
         }
+        self._histograms: dict[str, Any] = {
+            f"{phase}_seconds": self._histogram_cls(
+                name=f"vllm:kvhost_{phase}_seconds", documentation=text, labelnames=labelnames, buckets=_BUCKETS
+            )
+            for phase, text in PHASES.items()
+        }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]
         for name, n in transfer_stats_data.items():
             if name in self._counters and n:
                 self._counters[name].labels(*labels).inc(n)
+            elif name in self._histograms:
+                for seconds in n:
+                    self._histograms[name].labels(*labels).observe(seconds)

@@ -15,7 +15,7 @@ from kvhost.session import NOT_WANTED, LoadChunk, LoadJob, Lookup, Result, Sessi
 from kvhost.vllm.adapters import LoadedAdapters
 from kvhost.vllm.layers import Gate, StepLayers
 from kvhost.vllm.link import Link
-from kvhost.vllm.orders import ChunkOrder, LoadOrder, StepOrders, StoreOrder, WorkerReport
+from kvhost.vllm.orders import ChunkOrder, LoadOrder, LoadTime, StepOrders, StoreOrder, WorkerReport
 from kvhost.vllm.settings import Settings
 
 log = logging.getLogger("vllm.kvhost")
@@ -74,6 +74,11 @@ class _Load:
     @property
     def over(self) -> bool:
         return all(j.over for _, j in self.jobs)
+
+    @property
+    def time(self) -> LoadTime:
+        over = max((j.over_at for _, j in self.jobs), default=self.began)
+        return LoadTime(self.order.id, self.order.tokens, time.monotonic() - self.began, over)
 
     def over_by(self, due: float) -> bool:
         return all(_ends_by(due, job.wait) for _, job in self.jobs)
@@ -314,7 +319,7 @@ class Worker:
             if not (waited_for_it or load.cause):
                 load.cause = f"its layers had not come within {self._settings.step_timeout} s"
             if self._settle_load(load.order.request_id, load, waited_for_it):
-                self._report.loads.append((load.order.tokens, time.monotonic() - load.began))
+                self._report.loads.append(load.time)
             self._report.broken |= self._bad_blocks
             self._bad_blocks |= before
 
@@ -366,7 +371,7 @@ class Worker:
             done.received.add(request)
             self._report.loaded[request] += 1
             if self._settle_load(request, load):
-                self._report.loads.append((load.order.tokens, now - load.began))
+                self._report.loads.append(load.time)
             else:
                 done.failed.add(request)
             if load.abandoned:

@@ -12,7 +12,7 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
     from vllm.config import KVEventsConfig, KVTransferConfig
     from vllm.lora.request import LoRARequest
-    from vllm.v1.metrics.reader import Counter
+    from vllm.v1.metrics.reader import Counter, Histogram
 
     for name, config in (("kv_transfer_config", KVTransferConfig), ("kv_events_config", KVEventsConfig)):
         if name in options:
@@ -43,8 +43,10 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             told.extra_args = {"kv_transfer_params": args[2]}
             (out,) = llm.generate([{"prompt_token_ids": args[0]}], told, use_tqdm=False)
             connection.send((list(out.outputs[0].token_ids), out.num_cached_tokens, out.kv_transfer_params))
-        elif op == "counters":  # Prometheus' counters by name
-            connection.send({m.name: m.value for m in llm.get_metrics() if isinstance(m, Counter)})
+        elif op == "counters":  # Prometheus' counters by name, and how many values histograms have
+            metrics = llm.get_metrics()
+            counts = {m.name: m.count for m in metrics if isinstance(m, Histogram)}
+            connection.send(counts | {m.name: m.value for m in metrics if isinstance(m, Counter)})
         elif op == "reset":  # empties the engine's own prefix cache, and the connector's, too?
             connection.send(llm.reset_prefix_cache(reset_connector=args[0]))
         elif op == "begin":  # id, prompt: a request that is not waited for
