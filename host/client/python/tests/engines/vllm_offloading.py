@@ -27,7 +27,7 @@ _POISON = 0x5A
 _submit_load = KvhostTier.submit_load
 
 
-def _submit(tier: KvhostTier, job: Any) -> None:
+def _submit(self: KvhostTier, job_metadata: Any) -> None:
     """Stops the host whose process's number is in the file ``stop`` of PROBE_DIR, and then sends it the load."""
     stop = pathlib.Path(os.environ["PROBE_DIR"], "stop")
     if stop.exists():
@@ -35,7 +35,7 @@ def _submit(tier: KvhostTier, job: Any) -> None:
         os.kill(pid, signal.SIGSTOP)
         wait_for("kvhost is stopped", lambda: stopped(pid))
         stop.unlink()
-    _submit_load(tier, job)
+    _submit_load(self, job_metadata)
 
 
 KvhostTier.submit_load = _submit  # type: ignore[method-assign]
