@@ -81,29 +81,46 @@ def write_lora(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
     save_file(t, str(path / "adapter_model.safetensors"))
 
 
-def hybrid_config() -> dict[str, Any]:
-    """A Qwen3-Next: every fourth layer is attention, the others are gated delta nets with a recurrent state. vLLM's kernels
-    for processors have these in bfloat16 only."""
-    return {
-        "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 128, "intermediate_size": 256,
-        "num_hidden_layers": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": VOCAB,
-        "rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "rope_theta": 1e6, "partial_rotary_factor": 0.25,
-        "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+_SMALL = {
+    "vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 8192, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+}
+_MAMBA2 = {
+    "mamba_n_heads": 4, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
+    "mamba_chunk_size": 64,
+}
+#: Families whose layers are not all attention, by the type of their model.
+HYBRIDS: dict[str, dict[str, Any]] = {
+    # gated delta nets, whose kernels for processors take bfloat16 only
+    "qwen3_next": _SMALL | {
+        "head_dim": 64, "num_hidden_layers": 8, "full_attention_interval": 4, "partial_rotary_factor": 0.25,
         "linear_conv_kernel_dim": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4, "full_attention_interval": 4, "decoder_sparse_step": 1, "mlp_only_layers": list(range(7)),
-        "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
-        "norm_topk_prob": True,
-    }
+        "linear_num_value_heads": 4, "decoder_sparse_step": 1, "mlp_only_layers": list(range(7)), "num_experts": 2,
+        "num_experts_per_tok": 1, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "norm_topk_prob": True,
+    },
+    # Mamba 2 and attention, one after the other
+    "granitemoehybrid": _SMALL | _MAMBA2 | {
+        "num_hidden_layers": 4, "layer_types": ["mamba", "mamba", "attention", "mamba"], "num_local_experts": 0,
+        "num_experts_per_tok": 0, "shared_intermediate_size": 256, "position_embedding_type": "nope",
+    },
+    # both in each layer
+    "falcon_h1": _SMALL | _MAMBA2 | {"head_dim": 64, "num_hidden_layers": 3, "mamba_d_ssm": 256},
+    # short convolutions
+    "lfm2": _SMALL | {
+        "num_hidden_layers": 6, "layer_types": ["conv", "conv", "full_attention"] * 2, "conv_L_cache": 3, "conv_bias": False,
+        "conv_dim": 128, "conv_dim_out": 128, "block_dim": 128, "block_ff_dim": 256, "block_multiple_of": 64,
+        "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": False, "block_use_swiglu": True, "num_heads": 2,
+    },
+}
 
 
-def write_hybrid(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
+def write_hybrid(path: pathlib.Path, family: str, seed: int) -> None:
     """With weights so large that what the layers remember decides every token, and states that hardly fade."""
     import torch
-    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = Qwen3NextConfig(**{n: v for n, v in c.items() if n not in ("architectures", "model_type", "torch_dtype")})
-    model = Qwen3NextForCausalLM(config).to(torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **HYBRIDS[family])).to(torch.bfloat16)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.ndim == 2 and "embed" not in name:
@@ -113,4 +130,5 @@ def write_hybrid(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
             elif name.endswith("A_log"):
                 p.fill_(-8.0)
     model.save_pretrained(path)
-    (path / "config.json").write_text(json.dumps(c))
+    saved = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(saved | HYBRIDS[family]))

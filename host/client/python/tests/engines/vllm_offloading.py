@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 import kvhost.vllm
+from kvhost.vllm import compat
 from kvhost.vllm.tier import KvhostTier
 
 kvhost.vllm.register()  # its tier; vLLM calls this itself where the package is installed
@@ -26,7 +27,7 @@ _POISON = 0x5A
 _submit_load = KvhostTier.submit_load
 
 
-def _submit(tier: KvhostTier, job: Any) -> None:
+def _submit(self: KvhostTier, job_metadata: Any) -> None:
     """Stops the host whose process's number is in the file ``stop`` of PROBE_DIR, and then sends it the load."""
     stop = pathlib.Path(os.environ["PROBE_DIR"], "stop")
     if stop.exists():
@@ -34,7 +35,7 @@ def _submit(tier: KvhostTier, job: Any) -> None:
         os.kill(pid, signal.SIGSTOP)
         wait_for("kvhost is stopped", lambda: stopped(pid))
         stop.unlink()
-    _submit_load(tier, job)
+    _submit_load(self, job_metadata)
 
 
 KvhostTier.submit_load = _submit  # type: ignore[method-assign]
@@ -94,9 +95,16 @@ class HostMemorySpec(CPUOffloadingSpec):
 
 class TiersSpec(TieringOffloadingSpec):
     """The CPU tier in shared memory, poisoned, with tiers behind it. The file ``rows`` in PROBE_DIR gets the bytes of a row
-    that each group's chunks use, as (offset, bytes)."""
+    that each group's chunks use, as (offset, bytes), and ``kinds`` each group's kind."""
 
     _copies: Copies | None = None
+
+    def get_manager(self) -> Any:
+        _, cache = compat.engine_config()
+        pathlib.Path(os.environ["PROBE_DIR"], "kinds").write_text(
+            json.dumps([type(g.kv_cache_spec).__name__ for g in cache.kv_cache_groups])
+        )
+        return super().get_manager()
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
         if self._copies is None:
