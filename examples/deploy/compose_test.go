@@ -40,6 +40,9 @@ func TestCompose(t *testing.T) {
 			t.Errorf("the image's socket %s is named %d times, want by the engine and by the probe", m[1], strings.Count(text, m[1]))
 		}
 	}
+	if !strings.Contains(text, "VLLM_CPU_KVCACHE_SPACE: ") {
+		t.Error("the engine on a processor takes nearly all memory, and ends where the host has some")
+	}
 	testenv.Need(t, testenv.Promtool)
 	dir := t.TempDir()
 	scrape := composeScrape.FindStringSubmatch(text)

@@ -52,6 +52,8 @@ func TestManifestsAreJudged(t *testing.T) {
 		{monitor, "port: http", "port: web", "does not select the host's metrics"},
 		{engine, "targetPort: api", "targetPort: http", "does not lead to the engine"},
 		{pod, "app.kubernetes.io/instance: {{ .top.Release.Name }}", "app.kubernetes.io/instance: one", "two releases"},
+		{pod, `replace "." "-"`, "lower", "cannot have the name"},
+		{pod, `"r%s"`, `"%s"`, "cannot have the name"},
 		{"../values.schema.json", `"minimum": 0}`, `"minimum": "0"}`, "schema"},
 		{policy, "kind: NetworkPolicy", "kind: NetworkPolicies", "unexpected kind"},
 		{daemon, "periodSeconds: 2", "periodSeconds: 3", "is not what the chart gives"},

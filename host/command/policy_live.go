@@ -191,6 +191,9 @@ configuration.`,
 				q.Module = modulePath(args[1])
 			}
 			if q.Module != "" && !unchecked {
+				if _, err := r.status(cmd.Context()); err != nil {
+					return err // without a host nothing is worth seconds
+				}
 				if err := judge(cmd, q); err != nil {
 					return err
 				}

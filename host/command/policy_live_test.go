@@ -195,4 +195,8 @@ func TestSwapIsJudged(t *testing.T) {
 	if r.code != exitOK || !strings.Contains(r.stdout, "lru: checked, no findings") {
 		t.Errorf("swap of a sound module: %+v, want it checked and made", r)
 	}
+	r = finish(t, command(t, dir, "policy", "swap", "--socket", "none", "lru", "lru"))
+	if r.code != exitFailure || r.stdout != "" || !strings.Contains(r.stderr, "no host is running") {
+		t.Errorf("swap without a host: %+v, want exit code %d before anything is checked", r, exitFailure)
+	}
 }

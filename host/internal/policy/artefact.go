@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,25 +15,27 @@ import (
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
-// Media types of a module in a registry, and of the payload that cosign signs for it.
+// Media types of a module in a registry, and of what cosign signs for it: the payload of cosign 2, and the kind of statement that
+// cosign 3 puts into an envelope.
 const (
 	wasmConfigType = "application/vnd.wasm.config.v0+json"
 	wasmLayerType  = "application/wasm"
 	cosignType     = "application/vnd.dev.cosign.simplesigning.v1+json"
+	cosignSigns    = "https://sigstore.dev/cosign/sign/v1"
 )
 
 // Bounds of what is read before anything is verified.
 const (
 	maxIndex     = 256 << 10 // bytes of the index, and of each manifest
 	maxManifests = 16
+	maxBlobs     = 64
 )
 
 // artefact is a directory with an OCI image layout that holds one module, and cosign's signatures of it. Registries are
 // not asked: `cosign save` makes the directory, and so do other tools.
 type artefact struct {
-	dir        string
-	manifest   string       // digest of the module's manifest, which is what is signed
-	signatures []descriptor // of payloads
+	dir      string
+	manifest string // digest of the module's manifest, which is what is signed
 }
 
 type descriptor struct {
@@ -70,7 +73,6 @@ func readArtefact(ctx context.Context, dir string) (*file, error) {
 			return nil, fmt.Errorf("%w: manifest %s: %w", ErrArtefact, d.Digest, err)
 		}
 		if m.Config.MediaType != wasmConfigType {
-			a.signatures = append(a.signatures, m.Layers...)
 			continue
 		}
 		at := slices.IndexFunc(m.Layers, func(l descriptor) bool { return l.MediaType == wasmLayerType })
@@ -106,30 +108,101 @@ func (a *artefact) blob(ctx context.Context, digest string, most int64) ([]byte,
 	return b, err
 }
 
-// signed are the payloads that name the module's manifest, and their signatures.
+// signed are the payloads that name the module's manifest, and their signatures. All blobs are looked at: cosign 3 saves its
+// signatures, which refer to the module, without listing them.
 func (a *artefact) signed(ctx context.Context) (list []signature, err error) {
-	for _, d := range a.signatures {
-		var p struct {
-			Critical struct {
-				Type  string
-				Image struct {
-					Digest string `json:"docker-manifest-digest"`
-				}
-			}
-		}
-		if d.MediaType != cosignType {
-			continue
-		}
-		payload, err := a.blob(ctx, d.Digest, maxSignature)
-		if err == nil {
-			err = json.Unmarshal(payload, &p)
-		}
+	entries, err := os.ReadDir(filepath.Join(a.dir, "blobs", "sha256"))
+	if err != nil || len(entries) > maxBlobs {
+		return nil, fmt.Errorf("%w: %d blobs, want at most %d (%v)", ErrArtefact, len(entries), maxBlobs, err)
+	}
+	for _, e := range entries {
+		info, err := e.Info()
 		if err != nil {
 			return nil, err
 		}
-		if c := &p.Critical; c.Type == "cosign container image signature" && c.Image.Digest == a.manifest {
-			list = append(list, signature{payload, d.Annotations["dev.cosignproject.cosign/signature"]})
+		if info.Size() > maxIndex {
+			continue // no manifest, and no envelope
+		}
+		text, err := a.blob(ctx, "sha256:"+e.Name(), maxIndex)
+		if err != nil {
+			return nil, err
+		}
+		var b struct {
+			Layers   []descriptor
+			Envelope envelope `json:"dsseEnvelope"`
+		}
+		if json.Unmarshal(text, &b) != nil {
+			continue // the module
+		}
+		if b.Envelope.names(a.manifest) {
+			for _, s := range b.Envelope.Signatures {
+				list = append(list, signature{b.Envelope.signed(), s.Sig})
+			}
+		}
+		for _, d := range b.Layers {
+			if d.MediaType != cosignType {
+				continue
+			}
+			payload, err := a.payload(ctx, d.Digest)
+			if err != nil {
+				return nil, err
+			}
+			if payload != nil {
+				list = append(list, signature{payload, d.Annotations["dev.cosignproject.cosign/signature"]})
+			}
 		}
 	}
 	return list, nil
+}
+
+// payload is one of cosign 2 if it names the module's manifest.
+func (a *artefact) payload(ctx context.Context, digest string) ([]byte, error) {
+	payload, err := a.blob(ctx, digest, maxSignature)
+	if err != nil {
+		return nil, err
+	}
+	var p struct {
+		Critical struct {
+			Type  string
+			Image struct {
+				Digest string `json:"docker-manifest-digest"`
+			}
+		}
+	}
+	if err := json.Unmarshal(payload, &p); err != nil {
+		return nil, err
+	}
+	if c := &p.Critical; c.Type != "cosign container image signature" || c.Image.Digest != a.manifest {
+		return nil, nil
+	}
+	return payload, nil
+}
+
+// envelope is one of DSSE, with a statement of in-toto.
+type envelope struct {
+	Payload     []byte
+	PayloadType string
+	Signatures  []struct{ Sig string }
+}
+
+// names reports whether the statement says that a manifest is signed. Other statements of the same key, as of a build, do not.
+func (e *envelope) names(manifest string) bool {
+	var s struct {
+		PredicateType string
+		Subject       []struct{ Digest struct{ SHA256 string } }
+	}
+	if json.Unmarshal(e.Payload, &s) != nil || e.PayloadType != "application/vnd.in-toto+json" || s.PredicateType != cosignSigns {
+		return false
+	}
+	for _, of := range s.Subject {
+		if "sha256:"+of.Digest.SHA256 == manifest {
+			return true
+		}
+	}
+	return false
+}
+
+// signed is what the signatures are of.
+func (e *envelope) signed() []byte {
+	return fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(e.PayloadType), e.PayloadType, len(e.Payload), e.Payload)
 }

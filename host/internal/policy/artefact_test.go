@@ -58,16 +58,8 @@ func TestCosign(t *testing.T) {
 		testenv.OK(t, err)
 		return string(b)
 	}
-	open := func(path, key string) error {
-		m, err := Open(t.Context(), path, Options{PublicKey: key, Cache: policytest.Cache(t)})
-		if err == nil {
-			m.Close(t.Context())
-		}
-		return err
-	}
-	key := read("cosign.pub")
-	other := "-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEaxfR8uEsQkf4vOblY6RA8ncDfYEt\n" +
-		"6zOg9KE5RdiYwpZP40Li/hp/m47n60p8D54WK84zV2sxXs7LtkBoN79R9Q==\n-----END PUBLIC KEY-----\n" // P-256's generator
+	open := func(path, key string) error { return openSigned(t, path, key) }
+	key, other := read("cosign.pub"), otherKey
 	none := "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"
 	for name, c := range map[string]struct {
 		blob, from, to        string // what is replaced; no blob: in the index
@@ -115,5 +107,58 @@ func TestCosign(t *testing.T) {
 		if err := open(path, key); !errors.Is(err, want) || !errors.Is(open(path, other), ErrSignature) {
 			t.Errorf("a file, signed %q: want %v, and by another key %v, got %v", text, want, ErrSignature, err)
 		}
+	}
+}
+
+// otherKey is P-256's generator.
+const otherKey = "-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEaxfR8uEsQkf4vOblY6RA8ncDfYEt\n" +
+	"6zOg9KE5RdiYwpZP40Li/hp/m47n60p8D54WK84zV2sxXs7LtkBoN79R9Q==\n-----END PUBLIC KEY-----\n"
+
+// openSigned opens a module with a signature by a key.
+func openSigned(t *testing.T, path, key string) error {
+	m, err := Open(t.Context(), path, Options{PublicKey: key, Cache: policytest.Cache(t)})
+	if err == nil {
+		m.Close(t.Context())
+	}
+	return err
+}
+
+// What cosign v3.1.3 made in the same way: bundles, which `cosign save` does not list. A bundle by the same key that attests something
+// else, as `cosign attest` makes it, is no signature.
+func TestCosign3(t *testing.T) {
+	golden := filepath.Join("testdata", "cosign3")
+	read := func(name string) string {
+		b, err := os.ReadFile(filepath.Join(golden, name))
+		testenv.OK(t, err)
+		return string(b)
+	}
+	const bundle = "blobs/sha256/463d820bec87f0ae115c249315df95cf1de78143adddae7eb53be48e01b0da0a"
+	key, signed := read("cosign.pub"), read("mine/"+bundle)
+	for name, c := range map[string]struct {
+		text, key string
+		want      error
+	}{
+		"as it is":            {signed, key, nil},
+		"another key":         {signed, otherKey, ErrSignature},
+		"another payload":     {strings.Replace(signed, "eyJfdHlwZSI6", "eyJfdHlwZSI7", 1), key, ErrSignature},
+		"another signature":   {strings.Replace(signed, "MEUCIQD7", "MEUCIQD8", 1), key, ErrSignature},
+		"another payloadType": {strings.Replace(signed, "in-toto+json", "in-toto+jsom", 1), key, ErrSignature},
+		"an attestation":      {read("attested.json"), key, ErrSignature},
+		"no bundle":           {"{}", key, ErrSignature},
+	} {
+		dir := filepath.Join(t.TempDir(), "mine")
+		testenv.OK(t, os.CopyFS(dir, os.DirFS(filepath.Join(golden, "mine"))))
+		testenv.OK(t, os.Remove(filepath.Join(dir, bundle)))
+		testenv.OK(t, os.WriteFile(filepath.Join(dir, "blobs/sha256", digestOf([]byte(c.text))), []byte(c.text), 0o600))
+		if err := openSigned(t, dir, c.key); !errors.Is(err, c.want) {
+			t.Errorf("an artefact with %s: want %v, got %v", name, c.want, err)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "mine.wasm")
+	module := read("mine/blobs/sha256/fc1860f8a1179267c55202954a4483f85b27614ca5c6dad217a577f5b3a708dd")
+	testenv.OK(t, os.WriteFile(path, []byte(module), 0o600))
+	testenv.OK(t, os.WriteFile(path+".sig", []byte(read("mine.bundle")), 0o600))
+	if err := openSigned(t, path, key); err != nil {
+		t.Errorf("a file signed by sign-blob: %v", err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // judge says where the parts of the objects do not fit together, which no schema tells.
@@ -70,6 +71,9 @@ func (o *objects) judge() error {
 	if s := o.service; s != nil && (!selects(&metav1.LabelSelector{MatchLabels: s.Spec.Selector}, engine.Labels) ||
 		!hasPort(&engine.Spec.Containers[0], &s.Spec.Ports[0].TargetPort)) {
 		bad("the Service does not lead to the engine")
+	}
+	if s := o.service; s != nil && len(validation.IsDNS1035Label(s.Name)) > 0 {
+		bad("a Service cannot have the name %s", s.Name)
 	}
 	return errors.Join(errs...)
 }

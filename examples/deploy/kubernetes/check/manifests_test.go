@@ -95,7 +95,7 @@ func run(dir string, update, config bool) error {
 	}
 	for name, v := range good {
 		var seen [2]*objects // of two releases
-		for i, release := range []string{"kvhost", "blue"} {
+		for i, release := range []string{"kvhost", "1.blue"} {
 			files, err := render(c, release, v)
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)

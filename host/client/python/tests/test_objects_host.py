@@ -36,7 +36,7 @@ class Buffers:
 
 def connector(arena_bytes: int = 1 << 20, sessions: int = 64) -> Connector:
     options = Options(os.environ["KVHOST_SOCKET"], arena_bytes, sessions=sessions)
-    return Connector(options, f"t{os.urandom(4).hex()}")
+    return Connector(options, "test")
 
 
 @pytest.fixture
@@ -125,6 +125,16 @@ def test_idle_sessions_make_room() -> None:
     store.close()
     with pytest.raises(HostGoneError):
         store.lookup(KIND, k)
+
+
+def test_processes_with_one_number_are_two_engines() -> None:
+    """As the first ones of two containers are."""
+    b, k = Buffers(1), keys(1)
+    stores = [ObjectStore(connector()) for _ in "ab"]
+    for model, store in zip("ab", stores):
+        assert store.store(Kind(model, "objects", PAGES), [StoreObject(k[0], b.pages[0])]) == [Result.STORED], model
+    for store in stores:
+        store.close()
 
 
 class Pool:

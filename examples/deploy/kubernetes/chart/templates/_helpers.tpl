@@ -1,6 +1,9 @@
-{{/* The name of the host's objects: the release's, with kvhost in it. */}}
+{{/* The name of the host's objects: the release's, with kvhost in it. A Service's has no dots, and begins with a letter. */}}
 {{- define "kvhost.name" -}}
-{{- if contains "kvhost" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-kvhost" (.Release.Name | trunc 43 | trimSuffix "-") }}{{ end }}
+{{- $release := .Release.Name | replace "." "-" | trunc 43 | trimSuffix "-" }}
+{{- if not (contains "kvhost" $release) }}{{ $release = printf "%s-kvhost" $release }}{{ end }}
+{{- if regexMatch "^[0-9]" $release }}{{ $release = printf "r%s" $release }}{{ end }}
+{{- $release }}
 {{- end }}
 
 {{/* By which objects select pods: of the host, or of vLLM. */}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -85,7 +84,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         super().__init__()
         options = config.options
         self._tenants = options.tenants
-        self._host = Connector(options, f"lmcache-{os.getpid()}")
+        self._host = Connector(options, "lmcache")
         self._store = ObjectStore(self._host)
         self._l1 = l1_memory_desc
         self._mapping: Mapping | None = None

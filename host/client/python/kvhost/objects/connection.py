@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -50,7 +51,9 @@ class Connection:
     still touches it."""
 
     def __init__(self, options: Options, engine: str) -> None:
-        self._options, self._engine = options, engine
+        self._options = options
+        # Of this connection alone: processes of two containers may have the same number.
+        self._engine = f"{engine}-{os.getpid()}-{os.urandom(4).hex()}"
         self.arena = Arena(options.arena_bytes)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.arena.view))
         self.space = Space(options.arena_bytes)
@@ -63,7 +66,7 @@ class Connection:
     @contextmanager
     def session(self, kind: Kind, place: Place | None) -> Iterator[Session]:
         """The session for objects of a kind in the arena, or in their place. It is opened at its first use, and stays
-        open while anybody is in here."""
+        open while it is used."""
         key = (kind, place)
         with self._lock:
             if self._lost:
@@ -164,7 +167,7 @@ class Connector:
     """The way to the host: while it is gone, attempts fail at once and are made again after a pause that grows."""
 
     def __init__(self, options: Options, engine: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """``engine`` names this process among the host's clients."""
+        """``engine`` is the program's name."""
         self.socket, self.timeout, self.prefetch = options.socket, options.timeout, options.prefetch
         self._options, self._engine, self._clock = options, engine, clock
         self._lock = threading.Lock()

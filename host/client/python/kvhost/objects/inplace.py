@@ -96,7 +96,7 @@ class HostProcess:
                 raise HostGoneError(f"{path}: {e}") from e
             pid, _, _ = struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if pid <= 0:
-            raise NotShared("the host's process is in another PID namespace, so nobody could tell when it dies")
+            raise NotShared("the host's process is in another PID namespace, so its end cannot be seen")
         self._pid = pid
         try:
             self._fd = os.pidfd_open(pid)

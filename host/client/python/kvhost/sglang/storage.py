@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +62,7 @@ class KvhostStorage(HiCacheStorage):
         self._generation = plugin.generation
         self._config = storage_config
         self._in_place = bool(extra.get("interface_v1", 0))
-        self._host = Connector(options, f"sglang-{os.getpid()}")
+        self._host = Connector(options, "sglang")
         self._store = ObjectStore(self._host)
         self._locks = Locks()
         self._pools: dict[str, Pool] = {}

@@ -17,12 +17,12 @@ class LMCacheServer(Process):
     """LMCache's MP server with kvhost as its L2."""
 
     def __init__(
-        self, directory: Path, socket: str, ports: tuple[int, int, int], *, shm_name: str = "", **params: object
+        self, directory: Path, ports: tuple[int, int, int], *, shm_name: str = "", **params: object
     ) -> None:
         self.rpc, self.http = f"grpc://localhost:{ports[0]}", f"http://localhost:{ports[1]}"
         adapter = {
             "type": "plugin", "module_path": "kvhost.lmcache", "class_name": "KvhostL2Adapter",
-            "adapter_params": {"socket": socket, **params},
+            "adapter_params": params,
         }  # fmt: skip
         super().__init__(
             [

@@ -7,7 +7,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvhost.errors import HostGoneError
@@ -119,3 +120,20 @@ class Host(Process):
     def _ended(self) -> bool:
         assert self.alive(), self.output()
         return False
+
+
+@contextmanager
+def own_host(root: Path) -> Iterator[tuple[dict[str, str], Callable[[], None]]]:
+    """The environment of engines that start a host for a root themselves, and what kills it."""
+    run = Path("/tmp", f"kvhost-engine-{os.getpid()}")  # a socket's path is short
+    run.mkdir()
+
+    def kill() -> None:
+        os.kill(int((root / ".kvhost" / "lock").read_text().split()[0]), signal.SIGKILL)
+
+    try:
+        yield {"XDG_RUNTIME_DIR": str(run), "KVHOST_STORE_MEMORY": "0", "KVHOST_SOCKET": "/nowhere"}, kill
+    finally:
+        with suppress(OSError):
+            kill()
+        shutil.rmtree(run)

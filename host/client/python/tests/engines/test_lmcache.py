@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from lmcache_server import LMCacheServer, lmcache, lmcache_env
 from needs import needs
-from processes import Host, wait_for
+from processes import Host, own_host, wait_for
 
 needs("lmcache")
 
@@ -334,13 +335,34 @@ def test_chunks_outlive_lmcache(host: Host, tmp_path: Path, shared: bool) -> Non
     """With an L1 in shared memory no chunk goes through the arena: it has no room for one."""
     ports = _ports()
     options: dict[str, Any] = {"shm_name": f"kvhost-test-{ports[0]}", "arena_bytes": 4096} if shared else {}
-    server = LMCacheServer(tmp_path, host.socket, ports, **options)
+    server = LMCacheServer(tmp_path, ports, socket=host.socket, **options)
     server.start()
     try:
         _outlive(host, server, both=not shared)
         assert f'"l1_is_shared":{str(shared).lower()}' in server.get("/status")
     finally:
         server.stop()
+
+
+def test_a_server_starts_its_own_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One setting, and no host before: chunks are found again after a kill of LMCache and of its host."""
+    with own_host(tmp_path / "kv") as (env, kill_host):
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        server = LMCacheServer(tmp_path, _ports(), root=f"{tmp_path}/kv=1GiB")
+        digests = []
+        for life, found in enumerate(("0/2", "2/2")):
+            server.start()
+            try:
+                said = server.bench()
+                digests.append({name: value for name, value in said.items() if name.endswith("warm digest")})
+                assert {said[f"seq {i}/cold"] for i in (0, 1)} == {found}, f"life {life}"
+                assert server.output().count("has started a host of its own") == life + 1
+                wait_for("the chunks are in the host", lambda: len(_listed(server)) == 4)
+            finally:
+                server.stop(signal.SIGKILL)
+            kill_host()
+        assert len(digests[0]) == 2 and digests[0] == digests[1]
 
 
 def _listed(server: LMCacheServer, most: int = 500) -> list[Any]:

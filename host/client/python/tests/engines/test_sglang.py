@@ -21,7 +21,7 @@ from unittest.mock import MagicMock
 import pytest
 import vllm_model as model
 from needs import needs
-from processes import Host, wait_for
+from processes import Host, own_host, wait_for
 
 needs("sglang")
 
@@ -123,18 +123,20 @@ class Server:
 
     def __init__(
         self,
-        socket: str,
+        socket: str = "",
         pool: Any = None,
         *,
+        root: str = "",
         in_place: bool = True,
         arena_bytes: int = 4 << 20,
         timeout: float = 30,
         **config: Any,
     ) -> None:
         self.pool = host_pool() if pool is None else pool
+        where = {"root": root} if root else {"socket": socket}
         extra = {
             "backend_name": "kvhost", "module_path": "kvhost.sglang", "class_name": "KvhostStorage",
-            "interface_v1": int(in_place), "kvhost": {"socket": socket, "arena_bytes": arena_bytes, "timeout": timeout},
+            "interface_v1": int(in_place), "kvhost": {**where, "arena_bytes": arena_bytes, "timeout": timeout},
         }  # fmt: skip
         fields = {
             "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1,
@@ -220,6 +222,32 @@ def test_a_prompt_outlives_both_servers(host: Host, layout: str, allocator: str,
     second.close()
 
 
+def test_ranks_start_their_own_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One setting, and no host before: pages are found again after a kill of the host, by the same servers and by others."""
+    names = hashes(4)
+    with own_host(tmp_path / "kv") as (env, kill_host):
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+
+        def ranks() -> list[Server]:
+            return [Server(root=f"{tmp_path}/kv=1GiB", pool=host_pool(allocator="shm"), tp_rank=r, tp_size=2) for r in (0, 1)]
+
+        first, want = ranks(), []
+        for s in first:
+            want.append(s.fill(4))
+            assert s.write(names) == 4 * PAGE
+        kill_host()
+        wait_for("the loss is seen", lambda: first[0].storage.batch_exists(names) == 0)
+        for again in (first, ranks()):
+            for s, pages in zip(again, want):
+                wait_for("hits", lambda: int(s.storage.batch_exists(names)) == 4)
+                assert s.read(names, first=9) == 4 and s.content(4, first=9) == pages
+                s.close()
+            assert caplog.text.count("has started a host of its own") == 2
+
+
 def test_bf16_is_compressed_as_such(compressing: Host) -> None:
     host = compressing
     server = Server(host.socket, host_pool(layers=64))
@@ -290,7 +318,7 @@ def test_a_host_that_hangs_has_the_pool_until_it_answers(host: Host) -> None:
     s.close()
 
 
-def test_ranks_share_pages_only_where_they_hold_the_same(host: Host) -> None:
+def test_ranks_share_pages_only_where_they_hold_the_same(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     names = hashes(2)
     for mla in (False, True):
         ranks = [Server(host.socket, tp_rank=r, tp_size=2, is_mla_model=mla, model_name=f"m{mla}") for r in (0, 1)]
@@ -308,6 +336,7 @@ def test_ranks_share_pages_only_where_they_hold_the_same(host: Host) -> None:
         s = Server(host.socket, **other)
         assert s.storage.batch_exists(names) == 0, other
         s.close()
+    assert "failed" not in caplog.text, "pages are missed for another reason than their names"
 
 
 def test_several_pools(host: Host) -> None:

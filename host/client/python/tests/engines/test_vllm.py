@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import vllm_model as model
 from needs import needs
-from processes import Host, wait_for
+from processes import Host, own_host, wait_for
 from vllm_engine import BLOCK, CHUNK, HERE, Answers, Engine, Tokens
 from vllm_signatures import classes
 
@@ -202,20 +200,13 @@ def test_the_default_rule_after_a_restart(setting: Setting) -> None:
 
 def test_an_engine_starts_its_own_host(setting: Setting, tmp_path: Path) -> None:
     """One setting, and no host before: chunks are found again after a kill of the engine and of its host."""
-    run = Path("/tmp", f"kvhost-engine-{os.getpid()}")  # a socket's path is short
-    run.mkdir()
     root, want = tmp_path / "kv", setting.reference.long
     transfer = {
         "kv_connector": "KvhostConnector", "kv_connector_module_path": "kvhost.vllm", "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"root": f"{root}=1GiB", "load_when": "always", "lookup_timeout": 5.0},
     }
-    env = {"XDG_RUNTIME_DIR": str(run), "KVHOST_STORE_MEMORY": "0", "KVHOST_SOCKET": "/nowhere"}
-
-    def host() -> int:
-        return int((root / ".kvhost" / "lock").read_text().split()[0])
-
-    try:
+    with own_host(root) as (env, kill_host):
         for life in range(2):
             engine = Engine(
                 setting.folder, f"own{life}", setting.llama, None, blocks=BLOCKS, vllm={"kv_transfer_config": transfer}, env=env
@@ -232,9 +223,7 @@ def test_an_engine_starts_its_own_host(setting: Setting, tmp_path: Path) -> None
                 wait_for("all is published", hits)
             finally:
                 engine.kill()
-            os.kill(host(), signal.SIGKILL)
-    finally:
-        shutil.rmtree(run)
+            kill_host()
 
 
 def test_host_restart(setting: Setting) -> None:
