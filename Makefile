@@ -121,13 +121,15 @@ engine_test  = KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_DYNAMO=$(CURDIR)/.build/dy
 	.build/dynamo/bin/pip install --quiet --no-deps --no-cache-dir --only-binary=:all: --require-hashes --requirement $<
 	@touch $@
 
-test-engines: test-engines-0.26 test-engines-0.32 ## real vLLM, LMCache and SGLang with kvhost on the CPU (5.9 GB once); also test-vllm, test-lmcache, test-sglang
+test-engines: test-engines-0.26 test-engines-0.32 ## real vLLM, LMCache and SGLang with kvhost on the CPU (5.9 GB once), and vLLM's own tests of connectors; also test-vllm, test-lmcache, test-sglang
 
 test-engines-0.26: build .build/engines/installed .build/dynamo/installed ## vLLM 0.26, LMCache and SGLang
 	$(call engine_test,engines,$(ALL_ENGINES)) $(ENGINES)
+	.build/engines/bin/python $(ENGINES)/suite_vllm.py .build/suites
 
 test-engines-0.32: build .build/engines-0.32/installed .build/dynamo/installed ## vLLM 0.32
 	$(call engine_test,engines-0.32,$(NEWER_VLLM)) $(ENGINES)/test_vllm*.py
+	.build/engines-0.32/bin/python $(ENGINES)/suite_vllm.py .build/suites
 
 test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed .build/dynamo/installed
 	$(call engine_test,engines,$(ALL_ENGINES)) $(ENGINES)/test_$**.py
