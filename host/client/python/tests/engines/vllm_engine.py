@@ -57,8 +57,12 @@ class Engine:
                 [sys.executable, HERE / "vllm_process.py", address, json.dumps(settings)],
                 env=environment(folder) | (env or {}), stdout=log, stderr=log, start_new_session=True,
             )
-        wait_for(f"engine {name} starts", lambda: self._connects(address))
-        self._receive(300)
+        try:
+            wait_for(f"engine {name} starts", lambda: self._connects(address), 300)
+            self._receive(300)
+        except BaseException:
+            self.kill()  # whatever has made it does not have it yet
+            raise
 
     def _connects(self, address: str) -> bool:
         try:
