@@ -75,6 +75,9 @@ func rootStatus(r *store.RootStats) *proto.RootStatus {
 	switch r.State {
 	case health.In:
 		out.State = proto.RootState_ROOT_STATE_IN_SERVICE
+		if r.Limit < r.Capacity/2 {
+			out.Reason = fmt.Sprintf("its file system, less min_free, has room for %s of its capacity", config.SizeText(max(0, r.Limit)))
+		}
 	case health.Full:
 		out.State = proto.RootState_ROOT_STATE_FULL
 		out.Reason += fmt.Sprintf(": it holds %s, new chunks take the place of others or go to other roots; next look for room in %s",

@@ -49,6 +49,7 @@ func TestManifestsAreJudged(t *testing.T) {
 		{engine, "      labels:\n{{ include \"kvhost.labels\" $part", "      labels:\n{{ include \"kvhost.labels\" (dict \"part\" \"llm\" \"top\" .)", "does not match its own pods"},
 		{policy, "port: http", "port: metrics", "which the host lacks"},
 		{policy, "{{- fail", "{{- print", "[otlp]"},
+		{policy, "{{- with .egress }}", "{{- range list .egress }}", "an empty list"},
 		{monitor, "port: http", "port: web", "does not select the host's metrics"},
 		{engine, "targetPort: api", "targetPort: http", "does not lead to the engine"},
 		{pod, "app.kubernetes.io/instance: {{ .top.Release.Name }}", "app.kubernetes.io/instance: one", "two releases"},

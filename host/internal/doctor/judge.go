@@ -165,10 +165,10 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 		if want.Capacity > root.Total {
 			r.find(Problem, about, "set a capacity below the file system's size",
 				"capacity %s, but the file system has only %s", config.SizeText(want.Capacity), config.SizeText(root.Total))
-		} else if want.Capacity > root.Available {
-			r.find(Warning, about, "free space, or set a lower capacity",
-				"capacity %s, but only %s available, unless this root's own pieces hold the rest", config.SizeText(want.Capacity),
-				config.SizeText(root.Available))
+		} else if left := root.Available - max(want.MinFree.Bytes, int64(want.MinFree.Part*float64(root.Total))); want.Capacity > left {
+			r.find(Warning, about, "free space, or set a lower capacity or min_free",
+				"capacity %s, but only %s available, of which min_free leaves %s, unless this root's own pieces hold the rest",
+				config.SizeText(want.Capacity), config.SizeText(root.Available), config.SizeText(max(0, left)))
 		}
 		if c.Engine.DirectIO && root.Direct == No {
 			r.find(Note, about, "", "%s does not support direct I/O: files go through the page cache", root.FS)

@@ -84,7 +84,7 @@ func machines() map[string]struct {
 			Path: "/home/u/kvhost-data", Tried: "/home/u", Missing: true, FS: "btrfs", Node: -1, Total: 500 << 30,
 			Available: 100 << 30, Writable: true, Direct: No, NoReplace: Yes,
 		}
-		w.Roots[0] = config.Root{Path: "/home/u/kvhost-data", Capacity: 10 << 30}
+		w.Roots[0] = config.Root{Path: "/home/u/kvhost-data", Capacity: 10 << 30, MinFree: config.Amount{Part: 0.19}}
 		f.Machine.Nodes, f.Machine.Transparent = 1, false
 	})
 	add("tmpfs", func(w *config.Config, f *Facts) {

@@ -36,6 +36,9 @@ func (o *objects) judge() error {
 		if !selects(&o.policy.Spec.PodSelector, host.Labels) {
 			bad("the NetworkPolicy does not select the host")
 		}
+		if e := o.policy.Spec.Egress; e != nil && len(e) == 0 {
+			bad("the NetworkPolicy has an empty list, which the server drops: each apply would be a change")
+		}
 		for _, rule := range o.policy.Spec.Ingress {
 			for _, p := range rule.Ports {
 				if !hasPort(c, p.Port) {
