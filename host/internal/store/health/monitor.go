@@ -54,8 +54,10 @@ const (
 	// tolerated is how many errors of a device take its root out. They are forgotten one by one.
 	tolerated   = 8
 	forgetAfter = 5 * time.Second
-	// MaxPause is the longest pause between probes, in Config.Every.
+	// MaxPause is the longest pause before the store tries again what failed in a root that is in service, in Config.Every.
 	MaxPause = 64
+	// mostPause is that between probes: a device that is back is in use 5 s later, however long it was away.
+	mostPause = 4
 )
 
 // NewMonitor makes the monitor of a root that is in service.
@@ -206,7 +208,7 @@ func (m *Monitor) Promote(from, to State) bool {
 
 // postpone sets the next probe, after a pause that doubles each time. The caller holds m.mu.
 func (m *Monitor) postpone() {
-	m.due = m.cfg.Now().Add(m.cfg.Every * time.Duration(min(1<<min(m.tries, 16), MaxPause)))
+	m.due = m.cfg.Now().Add(m.cfg.Every * time.Duration(min(1<<min(m.tries, 16), mostPause)))
 	m.tries++
 }
 
