@@ -1,7 +1,6 @@
 package staging
 
 import (
-	"context"
 	"fmt"
 	"runtime/debug"
 	"slices"
@@ -28,8 +27,9 @@ func (k Kind) String() string {
 // Workers runs tasks on n goroutines. Reads and writes have separate queues. While both wait, reads get readRatio of
 // the turns (0.75: three reads, one write). With 0 or 1 one kind runs only when the other has none. Tasks may be in
 // lanes, one for each thing that can hang, such as a mount. With several lanes, none of them gets more than three
-// quarters of the goroutines, so that a lane that hangs does not stop the others. The queues have no bound: Submit
-// never blocks. Callers bound them, by what a task needs before it is submitted: a slot or a credit.
+// quarters of the goroutines, so that a lane that hangs does not stop the others. Tenants take turns in each lane, and
+// while others have tasks, one has at most half of the goroutines. The queues have no bound: Submit never blocks. Callers
+// bound them, by what a task needs before it is submitted: a slot or a credit.
 type Workers struct {
 	ratio float64
 
@@ -80,12 +80,17 @@ func NewWorkers(n int, readRatio float64) *Workers {
 	return w
 }
 
-// lane is a group of tasks that hang together.
+// lane is a group of tasks that hang together, of one tenant.
 type lane struct {
 	name    string
+	tenant  uint32
 	queue   [2]ring
 	running int
+	last    time.Time // when the task began that ended last
 }
+
+// mostLanes are kept that have no tasks.
+const mostLanes = 64
 
 // Lanes sets the number of lanes. It must be called before Submit.
 func (w *Workers) Lanes(n int) {
@@ -105,10 +110,10 @@ func (w *Workers) OnPanic(told func(value any, stack []byte)) {
 }
 
 // Submit queues a task. It fails with [ErrClosed] after Close and never blocks.
-func (w *Workers) Submit(kind Kind, task func()) error { return w.SubmitTo("", kind, task) }
+func (w *Workers) Submit(kind Kind, task func()) error { return w.SubmitTo("", 0, kind, task) }
 
-// SubmitTo queues a task in a lane.
-func (w *Workers) SubmitTo(name string, kind Kind, task func()) error {
+// SubmitTo queues a task of a tenant in a lane.
+func (w *Workers) SubmitTo(name string, tenant uint32, kind Kind, task func()) error {
 	if kind > Write {
 		return fmt.Errorf("staging: task of unknown kind %d", kind)
 	}
@@ -117,7 +122,7 @@ func (w *Workers) SubmitTo(name string, kind Kind, task func()) error {
 		w.mu.Unlock()
 		return ErrClosed
 	}
-	w.lane(name).queue[kind].push(task)
+	w.lane(name, tenant).queue[kind].push(task)
 	w.queued[kind]++
 	w.mu.Unlock()
 	w.wake.Signal()
@@ -125,34 +130,28 @@ func (w *Workers) SubmitTo(name string, kind Kind, task func()) error {
 }
 
 // lane returns a lane, which it makes if missing.
-func (w *Workers) lane(name string) *lane {
+func (w *Workers) lane(name string, tenant uint32) *lane {
 	for _, l := range w.lanes {
-		if l.name == name {
+		if l.name == name && l.tenant == tenant {
 			return l
 		}
 	}
-	l := &lane{name: name}
+	if len(w.lanes) >= mostLanes {
+		w.lanes = slices.DeleteFunc(w.lanes, func(l *lane) bool { return l.running+l.queue[Read].len+l.queue[Write].len == 0 })
+	}
+	l := &lane{name: name, tenant: tenant}
 	w.lanes = append(w.lanes, l)
 	return l
 }
 
 // Close accepts no more tasks, runs those in the queues, and returns when all have ended: each task that Submit
 // accepted runs once. A second call waits too.
-func (w *Workers) Close() { _ = w.CloseContext(context.Background()) }
-
-// CloseContext is Close, but it stops waiting when the context ends, because a task may hang in a system call. The
-// tasks still run.
-func (w *Workers) CloseContext(ctx context.Context) error {
+func (w *Workers) Close() {
 	w.mu.Lock()
 	w.closed = true
 	w.mu.Unlock()
 	w.wake.Broadcast()
-	select {
-	case <-w.over:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	<-w.over
 }
 
 // Stats returns a snapshot.
@@ -172,7 +171,12 @@ func (w *Workers) Stats() WorkersStats {
 		}
 	}
 	for _, l := range w.lanes {
-		s.Lanes = append(s.Lanes, LaneStats{l.name, l.queue[Read].len, l.queue[Write].len, l.running})
+		i := slices.IndexFunc(s.Lanes, func(o LaneStats) bool { return o.Name == l.name })
+		if i < 0 {
+			i, s.Lanes = len(s.Lanes), append(s.Lanes, LaneStats{Name: l.name})
+		}
+		o := &s.Lanes[i]
+		o.QueuedRead, o.QueuedWrite, o.Running = o.QueuedRead+l.queue[Read].len, o.QueuedWrite+l.queue[Write].len, o.Running+l.running
 	}
 	slices.SortFunc(s.Lanes, func(a, b LaneStats) int { return strings.Compare(a.Name, b.Name) })
 	return s
@@ -218,9 +222,11 @@ func (w *Workers) run(i int, l *lane, kind Kind, task func()) {
 		}
 		w.mu.Lock()
 		w.done[kind]++
-		w.started[i] = time.Time{}
-		if l.running--; l.running == w.most-1 || w.closed {
-			w.wake.Broadcast() // for waiting tasks of the lane, and for Close
+		w.started[i], l.last = time.Time{}, w.started[i]
+		if l.running--; w.closed {
+			w.wake.Broadcast()
+		} else if w.queued != [2]int{} { // some may have waited for this one's end, or for that of others' second
+			w.wake.Signal()
 		}
 		told := w.onPanic
 		if value != nil {
@@ -248,7 +254,7 @@ func (w *Workers) turn() (*lane, Kind) {
 	for kind := range next {
 		next[kind] = -1
 		for i, l := range w.lanes {
-			if l.queue[kind].len > 0 && l.running < w.most {
+			if l.queue[kind].len > 0 && w.may(l) {
 				next[kind] = i
 				break
 			}
@@ -271,6 +277,22 @@ func (w *Workers) turn() (*lane, Kind) {
 	copy(w.lanes[i:], w.lanes[i+1:])
 	w.lanes[len(w.lanes)-1] = l
 	return l, kind
+}
+
+// may says whether a task of the lane may run beside those that do.
+func (w *Workers) may(l *lane) bool {
+	lane, tenant, alone := 0, 0, true
+	for _, o := range w.lanes {
+		if o.name == l.name {
+			lane += o.running
+		}
+		if o.tenant == l.tenant {
+			tenant += o.running
+		} else if alone {
+			alone = o.running+o.queue[Read].len+o.queue[Write].len == 0 && time.Since(o.last) > time.Second
+		}
+	}
+	return lane < w.most && (alone || tenant < max(1, len(w.started)/2))
 }
 
 // ring is a queue that grows and never shrinks.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 )
 
 // TestWorkersTurns fills both queues of one held worker and looks at the order that the tasks run in.
@@ -71,14 +72,8 @@ func TestWorkersClose(t *testing.T) {
 		submit(t, w, Read, func() { ran.Add(1) })
 	}
 	until(func() bool { return w.Stats().Running == 3 })
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := w.CloseContext(ctx); !errors.Is(err, context.Canceled) {
-		t.Fatalf("closed over running tasks: %v", err)
-	}
-	if err := w.Submit(Read, func() {}); !errors.Is(err, ErrClosed) {
-		t.Fatalf("took a task after Close: %v", err)
-	}
+	go w.Close()
+	until(func() bool { return errors.Is(w.Submit(Read, func() {}), ErrClosed) })
 	if s := w.Stats(); s.Running != 3 || s.Workers != 3 {
 		t.Fatalf("%d of %d workers run, want 3 of 3", s.Running, s.Workers)
 	}
@@ -220,12 +215,12 @@ func TestLanes(t *testing.T) {
 		hold := make(chan struct{})
 		var begun atomic.Int32
 		for n := range 3 * c.workers {
-			must(t, w.SubmitTo("hung", Kind(n%2), func() { begun.Add(1); <-hold }))
+			must(t, w.SubmitTo("hung", 0, Kind(n%2), func() { begun.Add(1); <-hold }))
 		}
 		if c.lanes > 1 {
 			done := make(chan struct{})
 			for n := range 100 {
-				must(t, w.SubmitTo("well", Kind(n%2), func() { done <- struct{}{} }))
+				must(t, w.SubmitTo("well", 0, Kind(n%2), func() { done <- struct{}{} }))
 			}
 			for range 100 {
 				<-done
@@ -242,6 +237,79 @@ func TestLanes(t *testing.T) {
 			t.Errorf("%+v: %d tasks ran, want %d", c, got, 3*c.workers)
 		}
 	}
+}
+
+// TestTenantsTakeTurns: a tenant's task is the next one, however many another has queued, and a tenant that is not alone has
+// no more than half of the workers.
+func TestTenantsTakeTurns(t *testing.T) {
+	w := NewWorkers(1, 0.75)
+	defer w.Close()
+	hold, ran := make(chan struct{}), make(chan uint32, 400)
+	must(t, w.SubmitTo("", 9, Read, func() { <-hold }))
+	for n := range uint32(303) {
+		tenant := n / 100 // of the last one there are 3
+		must(t, w.SubmitTo(string(rune('a'+n%2)), tenant, Kind(n%2), func() { ran <- tenant }))
+	}
+	close(hold)
+	var last []uint32
+	for n := range 303 {
+		if <-ran == 3 {
+			last = append(last, uint32(n))
+		}
+	}
+	if len(last) != 3 || last[2] > 30 {
+		t.Errorf("3 tasks behind 300 of three other tenants: they run at places %d, want them among the first 30", last)
+	}
+
+	wide := NewWorkers(8, 0.75)
+	defer wide.Close()
+	hold = make(chan struct{})
+	must(t, wide.SubmitTo("", 1, Read, func() { <-hold }))
+	for range 20 {
+		must(t, wide.SubmitTo("", 2, Read, func() { <-hold }))
+	}
+	until(func() bool { return wide.Stats().Running == 5 })
+	done := make(chan struct{})
+	must(t, wide.SubmitTo("", 3, Write, func() { close(done) }))
+	<-done
+	if n := wide.Stats().Running; n > 5 {
+		t.Errorf("%d tasks run, of tenant 1 and of tenant 2, want 1 and 4 of 8", n)
+	}
+	close(hold)
+}
+
+// TestTurns: tenants take turns, however many of each wait, and one that stops waiting keeps no turn.
+func TestTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turns, ended := NewTurns(1), context.Canceled
+		var order []uint32
+		take := func(ctx context.Context, tenant uint32) {
+			go func() {
+				if err := turns.Take(ctx, tenant); err != nil && err != ended {
+					t.Errorf("tenant %d: error %v, want none or %v", tenant, err, ended)
+				} else if err == nil {
+					order = append(order, tenant)
+					turns.Give()
+				}
+			}()
+			synctest.Wait()
+		}
+		must(t, turns.Take(t.Context(), 9))
+		for n := range 23 {
+			take(t.Context(), uint32(n/20)) // of the last one there are 3
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		take(ctx, 4)
+		take(ctx, 0)
+		cancel()
+		synctest.Wait()
+		turns.Give()
+		synctest.Wait()
+		if last := slices.Index(order, 1); len(order) != 23 || slices.Contains(order[10:], 1) {
+			t.Errorf("turns were of %d, the first of tenant 1 at place %d, want 23, and its three among the first ten", order, last)
+		}
+		must(t, turns.Take(t.Context(), 5)) // all were given back
+	})
 }
 
 // must ends a test that cannot go on without what failed.

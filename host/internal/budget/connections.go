@@ -24,17 +24,20 @@ type connection struct {
 	client string
 }
 
-// OfPassing are connections that bring descriptors: with its own, each has DescriptorFiles open at most.
-func OfPassing() *Connections { return newConnections("connections for descriptors", DescriptorFiles) }
+// OfPassing are connections that bring descriptors: with its own, each has DescriptorFiles open at most. Engines that start
+// together bring theirs together, and one whose connection is closed for another's would take the host for gone.
+func OfPassing() *Connections {
+	return newConnections("connections for descriptors", 1024, DescriptorFiles)
+}
 
 // DescriptorFiles is how many files a connection of the descriptor socket has open at most.
 const DescriptorFiles = 3
 
 // OfHTTP are the connections of the HTTP interface.
-func OfHTTP() *Connections { return newConnections("HTTP connections", 1) }
+func OfHTTP() *Connections { return newConnections("HTTP connections", 64, 1) }
 
-func newConnections(of string, files int64) *Connections {
-	return &Connections{Of: of, Max: int(max(2, min(64, openFiles()/32/files)))}
+func newConnections(of string, most, files int64) *Connections {
+	return &Connections{Of: of, Max: int(max(2, min(most, openFiles()/32/files)))}
 }
 
 // Add enters a client's connection, and makes room if there are too many.

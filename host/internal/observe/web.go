@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -117,6 +118,20 @@ type answer struct {
 	body   []byte
 }
 
+// exposition is an answer of /metrics, which is written for all who ask.
+type exposition struct {
+	header http.Header
+	code   int
+	body   []byte
+}
+
+func (e *exposition) Header() http.Header  { return e.header }
+func (e *exposition) WriteHeader(code int) { e.code = code }
+func (e *exposition) Write(p []byte) (int, error) {
+	e.body = append(e.body, p...)
+	return len(p), nil
+}
+
 // handler answers requests. sample keeps what it answers of the past.
 func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Context)) {
 	period := cmp.Or(cfg.period, period)
@@ -125,7 +140,15 @@ func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Cont
 		body, err := proto.JSON(s)
 		return answer{s, append(body, '\n')}, err
 	})
-	metrics := prometheus.GathererFunc(shared(period, cfg.Registry.Gather))
+	exposed := promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
+		DisableCompression: true, // it would take more memory than all else of an answer
+	})
+	metrics := shared(period, func() (exposition, error) {
+		e := exposition{header: http.Header{}, code: http.StatusOK}
+		exposed.ServeHTTP(&e, &http.Request{})
+		return e, nil
+	})
 	mux, guarded := http.NewServeMux(), http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -136,10 +159,12 @@ func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Cont
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	guarded.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
-		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
-		DisableCompression: true, // it would take more memory than all else of an answer
-	}))
+	guarded.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		e, _ := metrics()
+		maps.Copy(w.Header(), e.header)
+		w.WriteHeader(e.code)
+		w.Write(e.body)
+	})
 	guarded.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		a, err := status()
 		if err != nil {

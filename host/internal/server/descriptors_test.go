@@ -215,6 +215,30 @@ func TestRegionsLieWithinTheirFile(t *testing.T) {
 	}
 }
 
+// Engines that start together bring their descriptors together: no connection is closed to make room for another's.
+func TestEnginesStartTogether(t *testing.T) {
+	r := newRig(t, nil)
+	var limit unix.Rlimit
+	testenv.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	together := int(min(200, limit.Cur/100))
+	var first net.Conn
+	for n := range together {
+		c, err := net.Dial("unix", r.socket+proto.DescriptorSuffix)
+		testenv.OK(t, err)
+		defer c.Close()
+		if n == 0 {
+			first = c
+		}
+	}
+	if text, err := r.pass(make([]byte, proto.DescriptorBytes)); text == "" || err != nil { // all others were accepted before
+		t.Fatalf("a message without a descriptor: refusal %q, error %v, want a refusal", text, err)
+	}
+	first.SetReadDeadline(time.Now().Add(50 * time.Millisecond)) // one that is closed says so at once
+	if _, err := first.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the first of %d connections: error %v, want it open, and silent", together, err)
+	}
+}
+
 // Connections that send nothing do not keep another client's descriptor out, however many there are.
 func TestSilentConnectionsDelayNobody(t *testing.T) {
 	r := newRig(t, nil)

@@ -30,7 +30,7 @@ func (x *session) load(j *job, m *proto.Load) error {
 	if err != nil {
 		return err
 	}
-	spec := transfer.LoadJob{Lease: l.pins, Rank: x.piece, Memory: reg.memory, Done: s.done}
+	spec := transfer.LoadJob{Tenant: x.tenant, Lease: l.pins, Rank: x.piece, Memory: reg.memory, Done: s.done}
 	if spec.Chunks, err = checkLoad(m, l, reg); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"crypto/rand"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // Server serves sessions on one socket.
@@ -29,6 +31,7 @@ type Server struct {
 	epoch   uint64 // of this run, for readers of events
 
 	budgets budget.Sessions
+	aside   *staging.Turns // half of the processors, for streams of events, which have no haste
 
 	mapped  atomic.Int64 // bytes of all mappings
 	protect func([]byte) error
@@ -72,7 +75,8 @@ func newServer(cfg Config, st chunkStore) *Server {
 	cfg.Limits.MessageBytes = min(cfg.Limits.MessageBytes, socket.LargestMessage(cfg.Arriving.Alone()))
 	s := &Server{
 		cfg: cfg, store: st, budgets: cfg.budgets(), protect: protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
-		quit: make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
+		aside: staging.NewTurns(max(1, runtime.GOMAXPROCS(0)/2)),
+		quit:  make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
 		engines: map[engineKey]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
 	}
 	s.current.Store(&cfg)
@@ -110,7 +114,12 @@ func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[pr
 		case <-ctx.Done():
 		}
 	}()
-	return (&eventStream{Store: s.store, Epoch: s.epoch, Send: st.Send}).Run(ctx, q)
+	send := func(m *proto.EventsResponse) error { // outside of the turn: readers may be slow
+		s.aside.Give()
+		defer s.aside.Take(context.Background(), abi.None)
+		return st.Send(m)
+	}
+	return (&eventStream{Store: s.store, Epoch: s.epoch, Send: send, Aside: s.aside}).Run(ctx, q)
 }
 
 // Serve listens on a Unix socket at path, and on its descriptor socket, until the context is done or Close is

@@ -32,7 +32,7 @@ func (x *session) store(j *job, m *proto.Store) error {
 	if s.timeline, err = x.timelines.of(m.GetTimeline(), 0); err != nil {
 		return err
 	}
-	spec := &transfer.StoreJob{Memory: reg.memory, Read: s.read, Published: s.published, Paths: j.span.Paths} // reg may be unmapped while s reserves
+	spec := &transfer.StoreJob{Tenant: x.tenant, Memory: reg.memory, Read: s.read, Published: s.published, Paths: j.span.Paths} // reg may be unmapped while s reserves
 	x.reserving.Add(j.id, func() { s.reserve(wants, number, spec) })
 	if j.cancelled.Load() { // it may not have been queued yet when it was cancelled
 		x.reserving.Remove(j.id)

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"context"
+
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
@@ -64,6 +66,7 @@ func (d DiscardResult) and(o DiscardResult, levels int) DiscardResult {
 // discard removes the entries of keys that are in this root.
 func (r *root) discard(c *catalog.Class, keys []kv.Key, tenant uint32, results []DiscardResult) {
 	var removed []entries.Eviction
+	_ = r.store.discarding.Take(context.Background(), tenant)
 	r.Lock()
 	for i := range keys {
 		slot := r.Index.Find(c.Printer.Print(&keys[i]), c.Base, &keys[i])
@@ -78,6 +81,7 @@ func (r *root) discard(c *catalog.Class, keys []kv.Key, tenant uint32, results [
 	}
 	r.Count.Discarded += uint64(len(removed))
 	r.Unlock()
+	r.store.discarding.Give()
 	for i := range removed {
 		_, _ = r.kind.unlink(&removed[i], removed[i].Pieces) // it logs what fails, and retries
 	}

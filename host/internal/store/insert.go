@@ -52,7 +52,7 @@ func refusedHere(err error) bool {
 // next level yet is not evicted if spares says so.
 func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) error {
 	tenant := l.store.catalog.Tenants.Number(q.Tenant)
-	r, err := l.enter(ctx, p.chosen)
+	r, err := l.enter(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -96,15 +96,15 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 
 // enter chooses the root of a new entry and takes the root's turn. A root can be taken out while the turn is waited for;
 // then another is chosen.
-func (l *level) enter(ctx context.Context, chosen uint32) (*root, error) {
+func (l *level) enter(ctx context.Context, p *Put) (*root, error) {
 	refreshFacts(l.store)
 	for {
-		r, err := l.choose(chosen)
+		r, err := l.choose(p.chosen)
 		if err != nil {
 			return nil, err
 		}
 		freeSpace{r}.refresh()
-		if err := r.kind.turn(ctx); err != nil {
+		if err := r.kind.turn(ctx, p.tenant); err != nil {
 			return nil, err
 		}
 		if r.Health.Takes() {

@@ -66,7 +66,7 @@ type kind interface {
 	// Room.
 
 	// turn takes the turn to reserve and evict. endTurn gives it back.
-	turn(ctx context.Context) error
+	turn(ctx context.Context, tenant uint32) error
 	endTurn()
 	// reserve books what a put needs.
 	reserve(ctx context.Context, w reservation) error

@@ -18,7 +18,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"golang.org/x/sync/semaphore"
 )
 
 // ownRoot is the [kind] of a directory that this host has for itself: it evicts, gives entries the bytes of all their
@@ -26,15 +25,15 @@ import (
 type ownRoot struct {
 	r *root
 
-	evicting *semaphore.Weighted // the turn: held by the one reservation that may evict
-	victims  []entries.Eviction  // of the turn's holder
-	leaving  moves.Leaving       // for the next level
+	evicting *staging.Turns     // the turn: held by the one reservation that may evict
+	victims  []entries.Eviction // of the turn's holder
+	leaving  moves.Leaving      // for the next level
 	// unlinksAll is for tests: no put gets a victim's file.
 	unlinksAll bool
 }
 
 func newOwnRoot(r *root) *ownRoot {
-	c := &ownRoot{r: r, evicting: semaphore.NewWeighted(1)}
+	c := &ownRoot{r: r, evicting: staging.NewTurns(1)}
 	c.leaving.From, c.leaving.Mover, c.leaving.Takes = &r.origin, r.store.mover, r.Health.Takes
 	c.leaving.Init()
 	if below := r.level.below(); below != nil {

@@ -303,7 +303,7 @@ func (p *Put) extend(ctx context.Context) error {
 	if err := r.budget.charge(p, need, p.mark.Fingerprint); err != nil { // as a continuation of what is there
 		return err
 	}
-	if err := r.kind.turn(ctx); err != nil {
+	if err := r.kind.turn(ctx, p.tenant); err != nil {
 		return err
 	}
 	defer r.kind.endTurn()

@@ -117,7 +117,7 @@ func (c *ownRoot) evict(w *reservation, short capacity.Shortage, noSlot bool) er
 
 // evictDown evicts down to the limit: what was reserved took more than it should have.
 func (c *ownRoot) evictDown(ctx context.Context) {
-	if c.evicting.Acquire(ctx, 1) != nil {
+	if c.evicting.Take(ctx, abi.None) != nil {
 		return
 	}
 	defer c.endTurn()
@@ -139,10 +139,10 @@ func (c *ownRoot) shrink(ctx context.Context) bool {
 
 func (c *ownRoot) within() bool { return c.r.IsScanning() || c.r.Account.Excess(1) <= c.r.twice.Load() }
 
-// turn implements [kind]: one reservation at a time evicts.
-func (c *ownRoot) turn(ctx context.Context) error { return c.evicting.Acquire(ctx, 1) }
+// turn implements [kind]: one reservation at a time evicts, and tenants take turns.
+func (c *ownRoot) turn(ctx context.Context, tenant uint32) error { return c.evicting.Take(ctx, tenant) }
 
-func (c *ownRoot) endTurn() { c.evicting.Release(1) }
+func (c *ownRoot) endTurn() { c.evicting.Give() }
 
 func (c *ownRoot) grew() { c.leaving.Wake() }
 

@@ -33,13 +33,13 @@ func (r *sharedRoot) mayInsert(p *Put) error                  { return r.mayEnte
 
 // The evictor makes room, ahead of need too, and no entry leaves for a lower level: this host may not be the evictor.
 
-func (r *sharedRoot) turn(context.Context) error  { return nil }
-func (r *sharedRoot) endTurn()                    {}
-func (r *sharedRoot) grew()                       {}
-func (r *sharedRoot) shrink(context.Context) bool { return true }
-func (r *sharedRoot) published(entries.Mark)      {}
-func (r *sharedRoot) offer()                      {}
-func (r *sharedRoot) drain(context.Context)       {}
+func (r *sharedRoot) turn(context.Context, uint32) error { return nil }
+func (r *sharedRoot) endTurn()                           {}
+func (r *sharedRoot) grew()                              {}
+func (r *sharedRoot) shrink(context.Context) bool        { return true }
+func (r *sharedRoot) published(entries.Mark)             {}
+func (r *sharedRoot) offer()                             {}
+func (r *sharedRoot) drain(context.Context)              {}
 
 func (r *sharedRoot) reserve(ctx context.Context, w reservation) error {
 	var credit *shared.Credit

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -34,6 +36,7 @@ type Store struct {
 	shadows  shadow.Set
 	plans    sync.Map // kv.Digest to *kv.Plan, of earlier layouts
 
+	discarding *staging.Turns            // half of the processors: it has no haste
 	stripes    [1024]*semaphore.Weighted // by fingerprint: a key is reserved once, in one root
 	requests   *touchRecord
 	candidates sync.Pool    // of *candidate
@@ -88,7 +91,7 @@ func prepare(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: entries.NewChangeLog(keptChanges),
-		requests: newTouchRecord(),
+		requests: newTouchRecord(), discarding: staging.NewTurns(max(1, runtime.GOMAXPROCS(0)/2)),
 	}
 	s.live.Store(&s.cfg)
 	if len(cfg.Roots) > 1 {

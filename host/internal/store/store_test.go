@@ -376,7 +376,7 @@ func ownOf(r *root) *ownRoot {
 func (f *fixture) rested() (resume func()) {
 	f.Helper()
 	for _, r := range f.store.roots {
-		f.must(ownOf(r).evicting.Acquire(context.Background(), 1))
+		f.must(ownOf(r).evicting.Take(context.Background(), 0))
 	}
 	return func() {
 		for _, r := range f.store.roots {

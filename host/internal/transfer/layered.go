@@ -113,7 +113,7 @@ func (l *layered) submitDue() {
 		l.begun++
 		l.mu.Unlock()
 		for range l.chunks {
-			if l.queue.workers.SubmitTo(l.lane, staging.Read, l.run) != nil {
+			if l.queue.workers.SubmitTo(l.lane, l.spec.Tenant, staging.Read, l.run) != nil {
 				l.run() // the engine is closed; the task notices and ends
 			}
 		}
@@ -143,7 +143,7 @@ func (l *layered) run() {
 		t.end(err)
 		return
 	}
-	l.queue.engine.runLoad(t)
+	l.queue.engine.runLoad(l.spec.Tenant, t)
 }
 
 // read brings the step's bytes of the chunk and returns the copy of the last of them.

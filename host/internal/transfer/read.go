@@ -14,6 +14,7 @@ import (
 
 // LoadJob reads leased chunks back.
 type LoadJob struct {
+	Tenant uint32 // whose turn it is when a worker is free
 	Lease  *store.Lease
 	Rank   uint32
 	Memory Memory
@@ -52,7 +53,7 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 		for i := range spec.Chunks {
 			t := &loadTask{queue: q, spec: &spec, index: i, loading: loading{pieceReader: newReader(q, f, &spec, i)}}
 			spec.Lease.Approach(spec.Chunks[i].Index)
-			if err := q.workers.SubmitTo(spec.Lease.Root(spec.Chunks[i].Index), staging.Read, t.run); err != nil {
+			if err := q.workers.SubmitTo(spec.Lease.Root(spec.Chunks[i].Index), spec.Tenant, staging.Read, t.run); err != nil {
 				t.end(ErrClosed)
 			}
 		}
@@ -78,11 +79,11 @@ type loadTask struct {
 	on    span
 }
 
-func (t *loadTask) run() { t.engine.runLoad(t) }
+func (t *loadTask) run() { t.engine.runLoad(t.spec.Tenant, t) }
 
 // runLoad runs a task that reads and then copies. If read returns the last copy as a function, it runs on the engine's
 // copiers. end runs exactly once.
-func (e *Engine) runLoad(t interface {
+func (e *Engine) runLoad(tenant uint32, t interface {
 	read() (last func() error, err error)
 	end(err error)
 }) {
@@ -103,7 +104,7 @@ func (e *Engine) runLoad(t interface {
 		defer func() { t.end(err) }()
 		err = last()
 	}
-	if handedOver = e.copiers.Submit(staging.Read, copying) == nil; !handedOver {
+	if handedOver = e.copiers.SubmitTo("", tenant, staging.Read, copying) == nil; !handedOver {
 		err = last()
 	}
 }

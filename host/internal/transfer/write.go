@@ -13,6 +13,7 @@ import (
 
 // StoreJob writes chunks with reserved places.
 type StoreJob struct {
+	Tenant uint32 // whose turn it is when a worker is free
 	Memory Memory
 	Chunks []StoreChunk
 	// Held keeps the store from starting before Handle.Begin is called.
@@ -57,7 +58,7 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 					t.run()
 				}
 			}
-			if err := q.workers.SubmitTo(t.chunk.Put.Root(), staging.Write, run); err != nil && timeout.claim(i) {
+			if err := q.workers.SubmitTo(t.chunk.Put.Root(), spec.Tenant, staging.Write, run); err != nil && timeout.claim(i) {
 				giveUp(i, ErrClosed)
 			}
 		}

@@ -1,6 +1,7 @@
 package capacity
 
 import (
+	"errors"
 	"testing"
 	"time"
 )
@@ -37,5 +38,35 @@ func TestCeiling(t *testing.T) {
 	a.Reset()
 	if got := a.Figures(); got != (Figures{Capacity: 100, Limit: 100}) {
 		t.Errorf("after Reset: %+v, want nothing in use", got)
+	}
+}
+
+// TestAQuotaOfNothing: a tenant with so small a share that it has none of a root stores nothing there, and nothing is evicted.
+func TestAQuotaOfNothing(t *testing.T) {
+	a := New(Config{Bounds: Bounds{Capacity: 100, ForPieces: true}, Now: time.Now})
+	quota := Quotas{{Bytes: 9}}.Of(0, 100, 1000)
+	if err := a.Possible(Want{Bytes: 1, Quota: quota}, false); quota != 0 || !errors.Is(err, ErrNoSpace) {
+		t.Errorf("with a quota of %d bytes: error %v, want 0 bytes and %v", quota, err, ErrNoSpace)
+	}
+}
+
+// saves counts how often a budget's file is written.
+type saves int
+
+func (s *saves) Load() (day, bytes int64, err error) { return 0, 0, nil }
+func (s *saves) Save(day, bytes int64) error         { *s++; return nil }
+
+// TestBudgetIsSavedInSteps: its file, which is synced, is written ahead and not at each put.
+func TestBudgetIsSavedInSteps(t *testing.T) {
+	var file saves
+	b := NewBudget(1000*budgetSteps, time.Now, &file)
+	for range 5000 {
+		b.Charge(1, 0, func() bool { return true })
+		if err := b.Save(false); err != nil {
+			t.Fatalf("saving: error %v, want none", err)
+		}
+	}
+	if file < 5 || file > 7 { // a midnight may come
+		t.Errorf("the file is written %d times for 5 steps, want 5", file)
 	}
 }

@@ -407,3 +407,44 @@ func TestGrants(t *testing.T) {
 		}
 	})
 }
+
+// TestAVictimThatIsNotRemovedIsNotDecided: while it lies in the trash, what it takes is not given to another.
+func TestAVictimThatIsNotRemovedIsNotDecided(t *testing.T) {
+	byHand(t, func(s *hands) {
+		k, trash := modelKey(46), ""
+		s.store(s.c, k)
+		s.rounds(2, s.c, s.b)
+		s.fails[s.a] = func(name string) error {
+			if strings.Contains(name, "/trash/") {
+				trash = name
+				return pathErr("remove", name, unix.EIO)
+			}
+			return nil
+		}
+		s.condemn(k)
+		s.until(k, s.b, s.c, s.a)
+		if s.rounds(5, s.b, s.c, s.a); s.files[trash] == nil || s.b.index[k] == nil {
+			t.Errorf("file in the trash %t, entry known %t, want both until the file can be removed", s.files[trash] != nil,
+				s.b.index[k] != nil)
+		}
+		s.fails[s.a] = nil
+		if s.rounds(5, s.b, s.c, s.a); s.files[trash] != nil || s.b.index[k] != nil {
+			t.Errorf("file in the trash %t, entry known %t, want neither", s.files[trash] != nil, s.b.index[k] != nil)
+		}
+	})
+}
+
+// TestAJoinThatFailsIsReported, and made again.
+func TestAJoinThatFailsIsReported(t *testing.T) {
+	byHand(t, func(s *hands) {
+		d := s.boot("d")
+		s.fails[d] = func(name string) error { return pathErr("open", name, unix.EIO) }
+		if err := d.Step(); !errors.Is(err, unix.EIO) {
+			t.Errorf("a step that cannot join: error %v, want %v", err, unix.EIO)
+		}
+		s.fails[d] = nil
+		if s.rounds(10, d, s.a, s.b, s.c); d.Stats().State != Active {
+			t.Errorf("state %v after ten rounds, want %v", d.Stats().State, Active)
+		}
+	})
+}

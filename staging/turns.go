@@ -1,0 +1,36 @@
+package staging
+
+import (
+	"context"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// Turns let at most so many go on at a time. Tenants take turns, however many of each wait: of each, one at a time waits with
+// those of the others.
+type Turns struct {
+	all   *semaphore.Weighted
+	lines [64]*semaphore.Weighted // by tenant: two of one line share its turns
+}
+
+// NewTurns lets n go on at a time.
+func NewTurns(n int) *Turns {
+	t := &Turns{all: semaphore.NewWeighted(int64(n))}
+	for i := range t.lines {
+		t.lines[i] = semaphore.NewWeighted(1)
+	}
+	return t
+}
+
+// Take waits for a turn, which Give ends. The error is the context's.
+func (t *Turns) Take(ctx context.Context, tenant uint32) error {
+	line := t.lines[tenant%uint32(len(t.lines))]
+	if err := line.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer line.Release(1)
+	return t.all.Acquire(ctx, 1)
+}
+
+// Give ends a turn.
+func (t *Turns) Give() { t.all.Release(1) }
