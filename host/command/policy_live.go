@@ -249,11 +249,10 @@ func modulePath(module string) string {
 func printTaken(w io.Writer, name string, a *proto.Swap) {
 	fmt.Fprintf(w, "%s is %s, sha256 %s\n", name, a.Module, a.Digest)
 	for _, t := range a.Taken {
-		switch t.Role {
-		case proto.PolicyRole_POLICY_ROLE_EVICT:
+		if t.Role == proto.PolicyRole_POLICY_ROLE_EVICT {
 			fmt.Fprintf(w, "  evict %s: replaced %s, handover by %s, %d entries, %.3f s\n", t.Root, short(t.From),
 				proto.Word(t.Handover), t.Entries, t.Time.AsDuration().Seconds())
-		default:
+		} else {
 			fmt.Fprintf(w, "  %s: replaced %s\n", proto.Word(t.Role), short(t.From))
 		}
 	}

@@ -26,9 +26,8 @@ const (
 
 // Bounds of what is read before anything is verified.
 const (
-	maxIndex     = 256 << 10 // bytes of the index, and of each manifest
-	maxManifests = 16
-	maxBlobs     = 64
+	maxIndex = 256 << 10 // bytes of the index, and of each manifest
+	maxBlobs = 64
 )
 
 // artefact is a directory with an OCI image layout that holds one module, and cosign's signatures of it. Registries are
@@ -43,15 +42,20 @@ type descriptor struct {
 	Annotations       map[string]string
 }
 
-// ociManifest is an index, or what an index lists.
-type ociManifest struct {
+// document is an index, what an index lists, or a bundle of cosign 3.
+type document struct {
 	Config            descriptor
 	Layers, Manifests []descriptor
+	Envelope          struct { // one of DSSE
+		Payload     []byte
+		PayloadType string
+		Signatures  []struct{ Sig string }
+	} `json:"dsseEnvelope"`
 }
 
 // readArtefact finds the module. The error is an ErrArtefact if the directory has an index.
 func readArtefact(ctx context.Context, dir string) (*file, error) {
-	a, index := &artefact{dir: dir}, ociManifest{}
+	a, index := &artefact{dir: dir}, document{}
 	text, err := regular.ReadFile(ctx, filepath.Join(dir, "index.json"), maxIndex)
 	if err != nil {
 		return nil, err
@@ -59,12 +63,12 @@ func readArtefact(ctx context.Context, dir string) (*file, error) {
 	if err := json.Unmarshal(text, &index); err != nil {
 		return nil, fmt.Errorf("%w: index.json: %w", ErrArtefact, err)
 	}
-	if len(index.Manifests) > maxManifests {
-		return nil, fmt.Errorf("%w: %d manifests, at most %d", ErrArtefact, len(index.Manifests), maxManifests)
+	if len(index.Manifests) > maxBlobs {
+		return nil, fmt.Errorf("%w: %d manifests, at most %d", ErrArtefact, len(index.Manifests), maxBlobs)
 	}
 	var module []byte
 	for _, d := range index.Manifests {
-		var m ociManifest
+		var m document
 		text, err := a.blob(ctx, d.Digest, maxIndex)
 		if err == nil {
 			err = json.Unmarshal(text, &m)
@@ -109,100 +113,62 @@ func (a *artefact) blob(ctx context.Context, digest string, most int64) ([]byte,
 }
 
 // signed are the payloads that name the module's manifest, and their signatures. All blobs are looked at: cosign 3 saves its
-// signatures, which refer to the module, without listing them.
+// bundles, which refer to the module, without listing them.
 func (a *artefact) signed(ctx context.Context) (list []signature, err error) {
 	entries, err := os.ReadDir(filepath.Join(a.dir, "blobs", "sha256"))
 	if err != nil || len(entries) > maxBlobs {
 		return nil, fmt.Errorf("%w: %d blobs, want at most %d (%v)", ErrArtefact, len(entries), maxBlobs, err)
 	}
 	for _, e := range entries {
-		info, err := e.Info()
+		text, err := a.blob(ctx, "sha256:"+e.Name(), sandbox.MaxModuleBytes)
 		if err != nil {
 			return nil, err
 		}
-		if info.Size() > maxIndex {
-			continue // no manifest, and no envelope
-		}
-		text, err := a.blob(ctx, "sha256:"+e.Name(), maxIndex)
-		if err != nil {
-			return nil, err
-		}
-		var b struct {
-			Layers   []descriptor
-			Envelope envelope `json:"dsseEnvelope"`
-		}
+		var b document
 		if json.Unmarshal(text, &b) != nil {
 			continue // the module
-		}
-		if b.Envelope.names(a.manifest) {
-			for _, s := range b.Envelope.Signatures {
-				list = append(list, signature{b.Envelope.signed(), s.Sig})
-			}
 		}
 		for _, d := range b.Layers {
 			if d.MediaType != cosignType {
 				continue
 			}
-			payload, err := a.payload(ctx, d.Digest)
+			payload, err := a.blob(ctx, d.Digest, maxSignature)
 			if err != nil {
 				return nil, err
 			}
-			if payload != nil {
+			if a.named(payload) {
 				list = append(list, signature{payload, d.Annotations["dev.cosignproject.cosign/signature"]})
+			}
+		}
+		for _, s := range b.Envelope.Signatures {
+			if v := &b.Envelope; a.named(v.Payload) {
+				payload := fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(v.PayloadType), v.PayloadType, len(v.Payload), v.Payload)
+				list = append(list, signature{payload, s.Sig})
 			}
 		}
 	}
 	return list, nil
 }
 
-// payload is one of cosign 2 if it names the module's manifest.
-func (a *artefact) payload(ctx context.Context, digest string) ([]byte, error) {
-	payload, err := a.blob(ctx, digest, maxSignature)
-	if err != nil {
-		return nil, err
-	}
+// named reports whether a payload says that the module's manifest is signed. Other statements of a key, as of a build, do not.
+func (a *artefact) named(payload []byte) bool {
 	var p struct {
-		Critical struct {
+		Critical struct { // of cosign 2
 			Type  string
 			Image struct {
 				Digest string `json:"docker-manifest-digest"`
 			}
 		}
-	}
-	if err := json.Unmarshal(payload, &p); err != nil {
-		return nil, err
-	}
-	if c := &p.Critical; c.Type != "cosign container image signature" || c.Image.Digest != a.manifest {
-		return nil, nil
-	}
-	return payload, nil
-}
-
-// envelope is one of DSSE, with a statement of in-toto.
-type envelope struct {
-	Payload     []byte
-	PayloadType string
-	Signatures  []struct{ Sig string }
-}
-
-// names reports whether the statement says that a manifest is signed. Other statements of the same key, as of a build, do not.
-func (e *envelope) names(manifest string) bool {
-	var s struct {
-		PredicateType string
+		PredicateType string // of a statement of in-toto
 		Subject       []struct{ Digest struct{ SHA256 string } }
 	}
-	if json.Unmarshal(e.Payload, &s) != nil || e.PayloadType != "application/vnd.in-toto+json" || s.PredicateType != cosignSigns {
+	if json.Unmarshal(payload, &p) != nil {
 		return false
 	}
-	for _, of := range s.Subject {
-		if "sha256:"+of.Digest.SHA256 == manifest {
+	for _, s := range p.Subject {
+		if p.PredicateType == cosignSigns && "sha256:"+s.Digest.SHA256 == a.manifest {
 			return true
 		}
 	}
-	return false
-}
-
-// signed is what the signatures are of.
-func (e *envelope) signed() []byte {
-	return fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(e.PayloadType), e.PayloadType, len(e.Payload), e.Payload)
+	return p.Critical.Type == "cosign container image signature" && p.Critical.Image.Digest == a.manifest
 }
