@@ -290,6 +290,8 @@ def test_an_engine_starts_its_own_host(folder: Path) -> None:
 
 
 def test_routers_learn_what_the_host_has(folder: Path) -> None:
+    if OLD:
+        pytest.skip("vLLM 0.26 describes no events of its tiers, and refuses to")
     from test_vllm_events import Router
     from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
