@@ -317,6 +317,8 @@ def test_a_request_that_ended_is_stored_when_there_is_room() -> None:
 
 
 def test_routers_learn_what_the_host_has(folder: Path) -> None:
+    if OLD:
+        pytest.skip("vLLM 0.26 describes no events of its tiers, and refuses to")
     from test_vllm_events import Router
     from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
