@@ -3,7 +3,6 @@ package staging
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -189,21 +188,6 @@ func TestRing(t *testing.T) {
 			t.Fatalf("place %d keeps a task alive", i)
 		}
 	}
-}
-
-func ExampleWorkers() {
-	w := NewWorkers(2, 0.75)
-	var done sync.WaitGroup
-	done.Add(1)
-	if err := w.Submit(Read, func() { defer done.Done(); fmt.Println("read") }); err != nil {
-		fmt.Println(err)
-	}
-	done.Wait()
-	w.Close()
-	fmt.Println(w.Submit(Read, func() {}))
-	// Output:
-	// read
-	// staging: closed
 }
 
 // TestLanes has the tasks of one lane hang: those of another are run all the same, and the rest of the first when that

@@ -15,6 +15,7 @@
 package observe
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -120,17 +121,13 @@ type answer struct {
 
 // exposition is an answer of /metrics, which is written for all who ask.
 type exposition struct {
+	bytes.Buffer
 	header http.Header
 	code   int
-	body   []byte
 }
 
 func (e *exposition) Header() http.Header  { return e.header }
 func (e *exposition) WriteHeader(code int) { e.code = code }
-func (e *exposition) Write(p []byte) (int, error) {
-	e.body = append(e.body, p...)
-	return len(p), nil
-}
 
 // handler answers requests. sample keeps what it answers of the past.
 func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Context)) {
@@ -144,9 +141,9 @@ func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Cont
 		ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
 		DisableCompression: true, // it would take more memory than all else of an answer
 	})
-	metrics := shared(period, func() (exposition, error) {
-		e := exposition{header: http.Header{}, code: http.StatusOK}
-		exposed.ServeHTTP(&e, &http.Request{})
+	metrics := shared(period, func() (*exposition, error) {
+		e := &exposition{header: http.Header{}, code: http.StatusOK}
+		exposed.ServeHTTP(e, &http.Request{})
 		return e, nil
 	})
 	mux, guarded := http.NewServeMux(), http.NewServeMux()
@@ -163,7 +160,7 @@ func handler(cfg Config, guard *guard) (_ http.Handler, sample func(context.Cont
 		e, _ := metrics()
 		maps.Copy(w.Header(), e.header)
 		w.WriteHeader(e.code)
-		w.Write(e.body)
+		w.Write(e.Bytes())
 	})
 	guarded.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		a, err := status()
