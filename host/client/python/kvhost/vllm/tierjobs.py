@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 from kvhost.errors import KvhostError
 from kvhost.session import Hints, LoadChunk, LoadJob, Lookup, PendingLookup, Result, Session, StoreChunk, StoreJob
+from kvhost.vllm.pulse import Pulse
 
 log = logging.getLogger("vllm.kvhost")
 
@@ -64,28 +65,6 @@ class Done:
     bad: list[bytes]  # not those of a store that a policy refused
     seconds: float
     bytes: int
-
-
-class _Pulse:
-    """Whether the host goes on: one that is slow answers a ping at once, and one whose process is stopped does not."""
-
-    def __init__(self) -> None:
-        self._session: Session | None = None
-        self._answered = threading.Event()
-        self._asked = 0.0
-
-    def stopped(self, session: Session, seconds: float) -> bool:
-        """Asks the host; whether it has not answered for so many seconds."""
-        now = time.monotonic()
-        if session is self._session and not self._answered.is_set():
-            return now - self._asked > seconds
-        if session is not self._session or now - self._asked > seconds:
-            try:
-                self._answered = session.start_ping()
-            except KvhostError:
-                return False  # the session has ended, and its jobs with it
-            self._session, self._asked = session, now
-        return False
 
 
 class _Batch:
@@ -192,7 +171,7 @@ class TierJobs:
     ) -> None:
         """``key_bytes`` is the length of the block hashes. ``set_aside`` lets requests go on without a load whose slots nothing
         else uses until it is answered; it returns whether it could."""
-        self._set_aside, self._pulse = set_aside, _Pulse()
+        self._set_aside, self._pulse = set_aside, Pulse()
         self._link, self._groups, self._times = link, frozenset(groups), times
         self._length = key_bytes + 4
         self._numbers = itertools.count()

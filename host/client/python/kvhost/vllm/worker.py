@@ -16,6 +16,7 @@ from kvhost.vllm.adapters import LoadedAdapters
 from kvhost.vllm.layers import Gate, StepLayers
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import ChunkOrder, LoadOrder, LoadTime, StepOrders, StoreOrder, WorkerReport
+from kvhost.vllm.pulse import Pulse
 from kvhost.vllm.settings import Settings
 
 log = logging.getLogger("vllm.kvhost")
@@ -108,6 +109,7 @@ class Worker:
         """``rank`` is (pipeline stage, rank in the stage); ``stores`` is false when another rank has the same bytes.
         ``layers`` are those that a step can wait for; None where no load runs inside a step."""
         self._settings, self._link, self._rank = settings, link, rank
+        self._pulse = Pulse()
         self._stores_here = stores
         self._adapters = adapters  # None: no request with a LoRA adapter is stored or loaded
         self._lock = threading.Lock()
@@ -382,19 +384,28 @@ class Worker:
         """Whether the request must go on without a load that is not over."""
         if load.abandoned:
             return False
+        if load.cancelled is None and now - load.began > self._settings.load_timeout:
+            log.error("kvhost: load of request %s cancelled after %.0f s", load.order.request_id, now - load.began)
+            self._cancel(load)
+            return False
         if load.cancelled is None:
-            if now - load.began > self._settings.load_timeout:
-                log.error("kvhost: load of request %s cancelled after %.0f s", load.order.request_id, now - load.began)
-                self._cancel(load)
+            if not self._stopped(load, now):
+                return False
+            self._cancel(load)  # for when it goes on
+        elif now - load.cancelled <= _CANCEL_SECONDS:
             return False
-        if now - load.cancelled <= _CANCEL_SECONDS:
-            return False
-        log.error("kvhost: the host did not end the load of request %s within %.0f s of being asked to; its blocks stay "
-                  "unused until it does or ends", load.order.request_id, _CANCEL_SECONDS)
+        log.error("kvhost: the host does not answer, or has not ended the load of request %s within %.0f s of being asked to; its "
+                  "blocks stay unused until it does or ends", load.order.request_id, _CANCEL_SECONDS)
         load.abandoned = True
         load.cause = "the host hangs"
         self._report.abandoned[load.order.id] = load.order.request_id
         return True
+
+    def _stopped(self, load: _Load, now: float) -> bool:
+        """Whether the load is late, and the host's process does not run."""
+        seconds = self._settings.lookup_timeout
+        session = next(iter(self._link.sessions()), None)
+        return session is not None and now - load.began > seconds and self._pulse.stopped(session, seconds)
 
     def _settle_load(self, request: str, load: _Load, waited: bool = True) -> bool:
         """Notes which blocks and chunks failed; whether none did. Without ``waited`` all have: the model computed before
