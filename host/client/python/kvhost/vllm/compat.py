@@ -282,7 +282,7 @@ def keep_ended_requests() -> None:
             if ended:
                 self.on_request_finished(req_context)
 
-    Manager.prepare_store = prepare_store  # type: ignore[method-assign]
+    Manager.prepare_store = prepare_store
 
 
 def set_aside(offloading_spec: Any, load: Any) -> bool:
