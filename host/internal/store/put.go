@@ -96,6 +96,9 @@ func (s *Store) Put(ctx context.Context, q PutRequest) (*Put, error) {
 // reserve makes the put's entry, or adds its piece to the one that is there.
 func (s *Store) reserve(ctx context.Context, p *Put, q *PutRequest) (*Put, error) {
 	found, err := s.join(ctx, p, q)
+	if errors.Is(err, ErrResident) && q.copy == nil {
+		s.count.resident.Add(1)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +172,6 @@ func (q *PutRequest) levels(s *Store) (list []*level, last bool) {
 func (s *Store) join(ctx context.Context, p *Put, q *PutRequest) (bool, error) {
 	levels, _ := q.levels(s)
 	if q.copy == nil && len(levels) > 1 && s.has(p) { // an entry that is copied nearer lacks its later pieces there
-		s.count.resident.Add(1)
 		return false, ErrResident
 	}
 	for _, l := range levels {
@@ -178,9 +180,6 @@ func (s *Store) join(ctx context.Context, p *Put, q *PutRequest) (bool, error) {
 				continue // what it has is not to be had: it can be stored elsewhere
 			}
 			if ok, err := r.join(ctx, p); ok || err != nil {
-				if errors.Is(err, ErrResident) && q.copy == nil {
-					s.count.resident.Add(1)
-				}
 				return ok, err
 			}
 		}
