@@ -5,11 +5,10 @@ import (
 	"context"
 	"errors"
 
-	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sync/semaphore"
 )
 
 // eventBatch is the most events of one message.
@@ -26,7 +25,7 @@ type eventStream struct {
 	Store eventSource
 	Epoch uint64 // of this run of the host: positions of another are not resumed
 	Send  func(*proto.EventsResponse) error
-	Aside *staging.Turns // held but while it waits and while Send sends
+	Aside *semaphore.Weighted // held but while it waits and while Send sends
 
 	namespace []byte // empty: all
 }
@@ -34,8 +33,8 @@ type eventStream struct {
 // Run streams until the context ends or sending fails.
 func (s *eventStream) Run(ctx context.Context, q *proto.EventsRequest) error {
 	s.namespace = q.GetNamespaceDigest()
-	_ = s.Aside.Take(context.Background(), abi.None)
-	defer s.Aside.Give()
+	_ = s.Aside.Acquire(context.Background(), 1)
+	defer s.Aside.Release(1)
 	log, after := s.Store.Changes(), q.GetAfter()
 	start := log.Start()
 	if q.GetEpoch() != s.Epoch {
@@ -59,12 +58,12 @@ func (s *eventStream) Run(ctx context.Context, q *proto.EventsRequest) error {
 				return err
 			}
 		default:
-			s.Aside.Give()
+			s.Aside.Release(1)
 			select {
 			case <-wake:
 			case <-ctx.Done():
 			}
-			_ = s.Aside.Take(context.Background(), abi.None)
+			_ = s.Aside.Acquire(context.Background(), 1)
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}

@@ -19,7 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/kvhost/kvhost/staging"
+	"golang.org/x/sync/semaphore"
 )
 
 // Server serves sessions on one socket.
@@ -31,7 +31,7 @@ type Server struct {
 	epoch   uint64 // of this run, for readers of events
 
 	budgets budget.Sessions
-	aside   *staging.Turns // half of the processors, for streams of events, which have no haste
+	aside   *semaphore.Weighted // half of the processors, for streams of events, which have no haste
 
 	mapped  atomic.Int64 // bytes of all mappings
 	protect func([]byte) error
@@ -75,7 +75,7 @@ func newServer(cfg Config, st chunkStore) *Server {
 	cfg.Limits.MessageBytes = min(cfg.Limits.MessageBytes, socket.LargestMessage(cfg.Arriving.Alone()))
 	s := &Server{
 		cfg: cfg, store: st, budgets: cfg.budgets(), protect: protect, started: time.Now(), epoch: uint64(time.Now().UnixNano()),
-		aside: staging.NewTurns(max(1, runtime.GOMAXPROCS(0)/2)),
+		aside: semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2))),
 		quit:  make(chan struct{}), ready: make(chan struct{}), empty: make(chan struct{}),
 		engines: map[engineKey]*servingEngine{}, sessions: map[[proto.NonceBytes]byte]*session{},
 	}
@@ -115,8 +115,8 @@ func (s service) Events(q *proto.EventsRequest, st grpc.ServerStreamingServer[pr
 		}
 	}()
 	send := func(m *proto.EventsResponse) error { // outside of the turn: readers may be slow
-		s.aside.Give()
-		defer s.aside.Take(context.Background(), abi.None)
+		s.aside.Release(1)
+		defer s.aside.Acquire(context.Background(), 1)
 		return st.Send(m)
 	}
 	return (&eventStream{Store: s.store, Epoch: s.epoch, Send: send, Aside: s.aside}).Run(ctx, q)
