@@ -176,7 +176,7 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 		files, capacity := h.devices.RootFS(i, r, fsys)
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
-			Compressed: c.Compresses(r), Speeds: h.speeds,
+			Compressed: c.Compresses(), Speeds: h.speeds,
 			Volatile: r.InMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			ForPieces: r.ForPieces || r.InMemory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
 			DailyWrites: r.DailyWrites, Evict: b.Roots[i],

@@ -53,9 +53,6 @@ func TestCheckWantsWhatTheHostTries(t *testing.T) {
 		"cuda off":       {func(c *config.Config) { c.GDS.CUDA = config.CUDAOff }, false, false, 0},
 		"compression": {func(c *config.Config) { c.Store.Compression = config.CompressionAuto }, true, true,
 			1024 + 4*2*96 + 1}, // windows twice as large, three times that beside them, and rows
-		"compression of a shared root": {func(c *config.Config) {
-			c.Store.Compression, c.Roots[0].Shared = config.CompressionAuto, true
-		}, true, true, 1024 + 96},
 		"staged": {func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, true, false, 96},
 	} {
 		cfg := config.Default().Clone()

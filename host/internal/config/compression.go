@@ -45,8 +45,8 @@ func (c *Config) Modes() codec.Modes {
 	return out
 }
 
-// Compresses says whether pieces in a root may be compressed: other hosts of a shared root may not read them.
-func (c *Config) Compresses(r Root) bool {
+// Compresses says whether any chunks may be compressed.
+func (c *Config) Compresses() bool {
 	m := c.Modes()
-	return (m.Any(codec.Gaining) || m.Any(codec.Faster)) && !r.Shared
+	return m.Any(codec.Gaining) || m.Any(codec.Faster)
 }

@@ -155,11 +155,11 @@ var keys = []*Key{
 		field: func(c *Config) any { return &c.Store.Durability }},
 	{Section: "store", Name: "compression", Kind: Choice, Choices: []string{CompressionOff, CompressionAuto, CompressionHuffman},
 		Default: CompressionOff,
-		Help: "How chunks of 16 KiB and more are stored in directories that no other host shares. huffman: byte planes in " +
+		Help: "How chunks of 16 KiB and more are stored. huffman: byte planes in " +
 			"Huffman codes, without loss; bf16 takes about two thirds of the bytes. A GPU codes its own pages, in device " +
 			"memory of eight times slot_bytes (at most 64MiB) for each of its threads, and the processor all others. " +
 			"auto: the same where it saves time, or in memory takes none, by the speeds of the root and of the codec as chunks " +
-			"are stored and loaded. Shared roots are never compressed. What is stored stays readable when this changes. " +
+			"are stored and loaded. What is stored stays readable when this changes. " +
 			"[[compression]] has another mode for some namespaces.",
 		field: func(c *Config) any { return &c.Store.Compression }},
 	{Section: "store", Name: "io_timeout", Kind: Duration, Default: "30s",

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 
 	"github.com/kvhost/kvhost/gds"
@@ -96,7 +95,7 @@ const maxWindow = 16 << 20
 func GPUConfig(c *config.Config) gds.Config {
 	use := gds.Config{
 		Threads: c.Engine.ThreadsPerGPU, Files: c.GDS.MaxConcurrentOps, Blocks: c.GDS.CopyBlocks,
-		Window: int(c.Engine.SlotBytes), Codec: slices.ContainsFunc(c.Roots, c.Compresses),
+		Window: int(c.Engine.SlotBytes), Codec: c.Compresses(),
 	}
 	if use.Codec {
 		use.Window *= 2 // so that all that a slot has is decoded at a time: it takes hardly longer than half of it

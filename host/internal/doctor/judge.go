@@ -35,7 +35,6 @@ func Judge(version string, c *config.Config, deviceBytes int64, f *Facts) *Repor
 	}
 	r.judgeRoots(c, f)
 	r.judgeLevels(c.Roots)
-	r.judgeCompression(c)
 	r.judgeMachine(c, f)
 	r.judgeGPUs(c, deviceBytes, f)
 	return r

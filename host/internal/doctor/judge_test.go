@@ -23,7 +23,6 @@ func machines() map[string]struct {
 	wanted := config.Default()
 	wanted.Roots = []config.Root{{Path: "/mnt/kv", Capacity: 1 << 40}}
 	wanted.Socket, wanted.Engine.MaxStagingMemory = "/run/kvhost/kvhost.sock", 4<<30
-	wanted.Store.Compression = config.CompressionOff
 	machine := Machine{
 		Kernel: "6.8.0", Arch: "amd64", CPUs: 64, MemoryBytes: 512 << 30, FreeBytes: 300 << 30, Nodes: 2, Memlock: -1,
 		OpenFiles: 1 << 20,
@@ -119,17 +118,6 @@ func machines() map[string]struct {
 		}
 	}
 	add("memory", inMemory(200<<30))
-	add("compression", func(w *config.Config, f *Facts) {
-		w.Store.Compression = config.CompressionAuto
-		w.Compressions = []config.Compression{{Namespaces: []string{"m"}, Mode: config.CompressionHuffman}}
-		shared := f.Roots[0]
-		shared.Path, shared.Tried, shared.Device = "/mnt/shared", "/mnt/shared", ""
-		f.Roots = append(f.Roots, shared)
-		w.Roots = append(w.Roots, config.Root{Path: "/mnt/shared", Capacity: 1 << 30, Shared: true})
-	})
-	add("compression-nowhere", func(w *config.Config, f *Facts) {
-		w.Roots[0].Shared, w.Store.Compression = true, config.CompressionAuto
-	})
 	add("memory-limits", func(w *config.Config, f *Facts) {
 		inMemory(400<<30)(w, f)
 		f.Machine.Memlock, f.Machine.Transparent = 8<<20, false

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/codec"
@@ -108,6 +109,46 @@ func TestCompressedPiecesAreBookedAsTheyAre(t *testing.T) {
 	f.cfg.Roots[0].Compressed = false
 	f.restart()
 	check("with compression off")
+}
+
+// TestHostsShareCompressedPieces fills a shared root by two hosts with pieces of half their size: the credit that a put took
+// for a whole one returns, so that more fit than there would be plain ones. Each host, and a third that does not compress,
+// counts and reads them.
+func TestHostsShareCompressedPieces(t *testing.T) {
+	dir := t.TempDir()
+	host := func(id string, compresses bool) *fixture {
+		return compressing(t, dir, func(c *Config) {
+			c.HostID, c.Now = id, time.Now
+			r := &c.Roots[0]
+			r.Capacity, r.Compressed = 16*(6*kv.ExtentBytes+2*pieceformat.Page), compresses
+			r.Shared, r.Poll, r.Lapse = true, 5*time.Millisecond, time.Hour
+		})
+	}
+	hosts := []*fixture{host("a", true), host("b", true), host("c", false)}
+	const pieces = 20
+	for n := range uint64(pieces) {
+		must(t, hosts[n%2].storeHalf(n))
+	}
+	want := pieces * (2*pieceformat.Page + pieceformat.Padded(3*kv.ExtentBytes+3*8))
+	for _, f := range hosts {
+		id := f.cfg.HostID
+		await(t, id+" knows all pieces", func() bool { return f.store.Stats().Roots[0].Used == want })
+		for n := range uint64(pieces) {
+			l := f.lookup(n)
+			equal(t, fmt.Sprintf("hits of %d by %s", n, id), l.Hits(), 1)
+			p, err := l.Open(0, 0)
+			must(t, err)
+			image := make([]byte, p.Size())
+			_, err = p.File().ReadAt(image, 0)
+			must(t, err)
+			if head, err := p.Verify(image); err != nil || !head.Compressed {
+				t.Errorf("%s reads %d: head %+v, %v, want that of a compressed piece", id, n, head, err)
+			}
+			p.Close()
+			l.Release()
+		}
+	}
+	equal(t, "bytes on the disk", onDisk(t, dir), want)
 }
 
 // TestPutSaysWhatItWrites compares puts with and without compression.

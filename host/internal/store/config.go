@@ -30,7 +30,7 @@ type RootConfig struct {
 	FS           staging.FS     // that has the directory; nil: Config.FS
 	Capacity     int64          // bytes that pieces, temporaries and quarantine may take together
 	Through      bool           // what is stored is copied to the next level at once
-	Compressed   bool           // pieces that are stored here are compressed, as Config.Compression says; not of Shared
+	Compressed   bool           // pieces that are stored here are compressed, as Config.Compression says
 	Volatile     bool           // it is empty after a start: an orderly end copies what it holds to the next level
 	Level        int            // 0 is nearest: entries are stored there, and looked for there first
 	Shared       bool           // other hosts use it too: no exclusive lock
@@ -124,10 +124,6 @@ func (c *Config) complete() error {
 		}
 		if r.Level < 0 || r.Level >= MaxLevels {
 			return fmt.Errorf("%w: root %q has the level %d, want 0 to %d", ErrConfig, r.Path, r.Level, MaxLevels-1)
-		}
-		if r.Compressed && r.Shared {
-			return fmt.Errorf("%w: root %q is shared, and its pieces are to be compressed: other hosts may not read them",
-				ErrConfig, r.Path)
 		}
 		abs, err := r.Path, error(nil)
 		if r.FS == nil {

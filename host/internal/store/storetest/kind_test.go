@@ -50,6 +50,8 @@ var kinds = []Kind{
 	{Name: "compressed-levels", hosts: 1, roots: 3, stored: true, levels: true},
 	{Name: "compressed-levels-behind-memory", hosts: 1, roots: 3, stored: true, before: true, levels: true},
 	{Name: "levels-with-power-losses", hosts: 1, roots: 2, levels: true, power: true},
+	{Name: "compressed-shared-with-faults", hosts: 2, roots: 1, stored: true, faults: sharedFaults},
+	{Name: "compressed-shared-by-many-clients-with-pauses", hosts: 3, roots: 1, stored: true, many: true, pauses: true},
 }
 
 func kindNamed(name string) (Kind, error) {
