@@ -136,8 +136,8 @@ test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed .buil
 
 # The parts of make torture. A test names its part with testenv.NewTally.
 define TORTURE_PARTS
-histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/internal/store/storetest -run TestHistories -time $(TORTURE)
-power-losses $(GO) test -timeout 0 ./host/internal/store/storetest -run TestHistories -kind power-losses -time $(TORTURE)
+histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/internal/store/storetest -run 'TestHistories$$' -time $(TORTURE)
+power-losses $(GO) test -timeout 0 ./host/internal/store/storetest -run 'TestHistories$$' -kind power-losses -time $(TORTURE)
 fuse-histories $(GO) test -timeout 0 ./host/internal/store/storetest -run TestHistoriesOnFUSE -time $(TORTURE)
 fuse $(GO) test -timeout 0 ./host/command -run TestRootOnFUSE -fuse.time $(TORTURE)
 model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
