@@ -93,7 +93,7 @@ func (i Info) Same(o Info) bool { return i.Dev == o.Dev && i.Ino == o.Ino }
 type Space struct {
 	Total     int64 // bytes
 	Free      int64 // bytes not in use
-	Available int64 // bytes available to this user
+	Available int64 // bytes available to this user now
 	Type      int64 // the file system's magic number
 	ReadOnly  bool
 }

@@ -3,6 +3,7 @@ package staging
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -54,7 +55,13 @@ func (m *Mapping) Unmap() error {
 
 // Populate allocates all pages without changing what they hold. A kernel before 5.14 cannot, and fails with EINVAL.
 func (m *Mapping) Populate() error {
-	return retry(func() error { return unix.Madvise(m.mem, unix.MADV_POPULATE_WRITE) })
+	// A call holds the lock of the process' mappings, and making a huge page out of others can take it milliseconds.
+	for part := range slices.Chunk(m.mem, hugePage) {
+		if err := retry(func() error { return unix.Madvise(part, unix.MADV_POPULATE_WRITE) }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // mapper is mmap.

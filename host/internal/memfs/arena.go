@@ -33,7 +33,7 @@ type arena struct {
 	step int64
 	keep int64 // one part in so many of the machine's memory is left to others
 
-	asNeeded bool // grows while less than a step is free
+	ahead int64 // of memory that grows as needed: bytes that are to be free; 0: all memory is wanted at once
 
 	mu      sync.Mutex
 	changed sync.Cond // on mu: pages were freed, a step was added, or growth has ended
@@ -98,7 +98,7 @@ func (a *arena) grow(err error) {
 	began := time.Now()
 	for {
 		a.mu.Lock()
-		for a.asNeeded && err == nil && !a.stop && a.ready < a.goal && a.pages.free*page >= a.step {
+		for err == nil && !a.stop && a.ready < a.goal && a.isAhead() {
 			a.changed.Wait()
 		}
 		if err != nil || a.stop || a.ready >= a.goal {
@@ -128,6 +128,9 @@ func (a *arena) grow(err error) {
 		a.mu.Unlock()
 	}
 }
+
+// isAhead says that growth can rest. The caller holds mu.
+func (a *arena) isAhead() bool { return a.ahead > 0 && a.pages.free*page >= a.ahead }
 
 // makeStep maps and page-locks a step.
 func (a *arena) makeStep(n int64) (*staging.Mapping, error) {
@@ -209,7 +212,7 @@ func (a *arena) alloc(n int64, list []extent) ([]extent, error) {
 	for {
 		var ok bool
 		if list, ok = a.pages.alloc(n, list); ok {
-			if a.asNeeded && a.growing && a.pages.free*page < a.step {
+			if a.growing && !a.isAhead() {
 				a.changed.Broadcast()
 			}
 			return list, nil
@@ -246,11 +249,15 @@ func (a *arena) memory(e extent) []byte {
 	return a.steps[e.step].Bytes()[at:end:end]
 }
 
-// space returns the bytes in use by steps and the free ones.
-func (a *arena) space() (ready, free int64) {
+// space returns the bytes that there will be, those of the steps, and the free ones among these.
+func (a *arena) space() (total, ready, free int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.ready, a.pages.free * page
+	total = a.ready
+	if a.growing {
+		total = a.goal
+	}
+	return total, a.ready, a.pages.free * page
 }
 
 // extent is a run of pages of one step.

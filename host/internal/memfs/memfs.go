@@ -63,8 +63,12 @@ func New(bytes int64, log *slog.Logger) (*FS, error) {
 	return f, nil
 }
 
-// AsNeeded has the memory allocated as files need it, and leaves more of the machine's memory to others. Call it before Start.
-func (f *FS) AsNeeded() { f.arena.asNeeded, f.arena.keep = true, keepFreeAsNeeded }
+// AsNeeded has the memory allocated as files need it, a quarter of the whole ahead of them: where the kernel must first make
+// huge pages out of others, allocating takes longer than what fills them. It leaves more of the machine's memory to others.
+// Call it before Start.
+func (f *FS) AsNeeded() {
+	f.arena.ahead, f.arena.keep = max(f.arena.goal/4, f.arena.step), keepFreeAsNeeded
+}
 
 // Start page-locks memory near NUMA nodes and registers it with pinners, the first step before it returns and the
 // others in the background. Without pinners the memory is allocated, and not page-locked. Call it once.
@@ -329,13 +333,13 @@ func (f *FS) directory(op, name string) (*node, error) {
 	return n, nil
 }
 
-// Statfs implements [staging.FS].
+// Statfs implements [staging.FS]. What is free and not available is being allocated.
 func (f *FS) Statfs(name string) (staging.Space, error) {
 	if _, err := f.Stat(name); err != nil {
 		return staging.Space{}, err
 	}
-	ready, free := f.arena.space()
-	return staging.Space{Total: ready, Free: free, Available: free, Type: Magic}, nil
+	total, ready, free := f.arena.space()
+	return staging.Space{Total: total, Free: total - ready + free, Available: free, Type: Magic}, nil
 }
 
 // Lock implements [staging.FS].

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/staging"
@@ -432,25 +433,34 @@ func must(t testing.TB, err error) {
 	testenv.OK(t, err)
 }
 
-// Memory that grows as needed has one step more than files need, whatever its size.
+// Memory that grows as needed is a quarter of the whole ahead of what files need. Statfs tells what is still to come.
 func TestGrowsAsNeeded(t *testing.T) {
-	f := newFS(t, 256<<20)
-	step := f.arena.step
+	const whole, step = 512 << 20, 4 << 20
+	f := newFS(t, whole)
 	f.AsNeeded()
 	f.arena.keep = 1 << 20 // also on a small machine
-	f.arena.step = 4 << 20
+	f.arena.step = step
 	f.Start(nil)
-	first := f.Stats().Ready
-	if first != step {
-		t.Errorf("%d bytes are ready at first, want the first step of %d", first, step)
-	}
 	file := create(t, f, "/file")
 	defer file.Close()
-	for at := int64(0); at < first+f.arena.step; at += 4 << 20 {
-		_, err := file.WriteAt(make([]byte, 4<<20), at)
+	for used := int64(0); used <= whole/4; used += step {
+		_, err := file.WriteAt(make([]byte, step), used)
 		must(t, err)
 	}
-	if s := f.Stats(); s.Ready < first+f.arena.step || s.Ready > first+3*f.arena.step || s.Short != nil {
-		t.Errorf("%d bytes are ready for files of %d, short: %v; want at most two steps of %d more", s.Ready, s.Used, s.Short, f.arena.step)
+	ready := func() int64 {
+		space, err := f.Statfs("/")
+		must(t, err)
+		if space.Total != whole || space.Total-space.Free != f.Stats().Used {
+			t.Errorf("%+v while %d bytes are in use, want a total of %d", space, f.Stats().Used, whole)
+		}
+		return space.Total - space.Free + space.Available
+	}
+	const want = whole/2 + step
+	for deadline := time.Now().Add(time.Minute); ready() < want && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	if got := ready(); got < want || got > want+step || f.Stats().Short != nil {
+		t.Errorf("%d bytes are ready for files of %d, short: %v; want %d and at most a step of %d more", got, f.Stats().Used,
+			f.Stats().Short, want, step)
 	}
 }

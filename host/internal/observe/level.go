@@ -11,7 +11,7 @@ import (
 var (
 	levelHits    = counted("level_hits_total", "Keys that lookups found in the level.", "level")
 	levelLoaded  = counted("level_loaded_bytes_total", "Bytes of pieces of the level that were opened for loads.", "level")
-	levelAround  = counted("level_around_total", "Chunks that went to the next level because demotions from the level were behind.", "level")
+	levelAround  = counted("level_around_total", "Chunks that went to the next level because demotions from the level were behind, or memory was being allocated.", "level")
 	levelMoves   = counted("level_moves_total", "Copies from other levels to the level.", "level kind result")
 	levelMoved   = counted("level_moved_bytes_total", "Bytes copied from other levels to the level.", "level kind")
 	levelFetched = counted("level_prefetches_total",

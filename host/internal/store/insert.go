@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
@@ -49,7 +50,7 @@ func refusedHere(err error) bool {
 }
 
 // insert makes the entry in the level. The root that the place policy chose counts if it is there. What has no copy in the
-// next level yet is not evicted if spares says so.
+// next level yet is not evicted, and memory that is not there yet is not waited for, if spares says so.
 func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) error {
 	tenant := l.store.catalog.Tenants.Number(q.Tenant)
 	r, err := l.enter(ctx, p)
@@ -58,6 +59,9 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 	}
 	defer r.kind.endTurn()
 	parent := kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
+	if spares && r.isAllocating(p.entryBytes()) {
+		return fmt.Errorf("%w: memory of %s is being allocated", moves.ErrBehind, r.Path)
+	}
 	if err := r.budget.charge(p, p.entryBytes(), parent); err != nil {
 		return err
 	}
@@ -71,6 +75,18 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 		return p.shed(err)
 	}
 	return nil
+}
+
+// isAllocating says that memory for so many bytes more will be there, and is not yet.
+func (r *root) isAllocating(bytes int64) bool {
+	if !r.cfg.Volatile {
+		return false
+	}
+	space, err := r.cfg.FS.Statfs(r.Path)
+	if err != nil || space.Available == space.Free {
+		return false
+	}
+	return r.Account.Figures().Used+bytes > space.Total-space.Free+space.Available
 }
 
 // addEntry makes the entry, with bytes that are reserved. The lock is held.

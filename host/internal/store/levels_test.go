@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/staging"
 )
 
 // twoLevels is a fixture with a root of level 0, which holds so many entries, before one of level 1, which has room.
@@ -37,6 +39,44 @@ func (f *fixture) rootOf(n uint64) int {
 		return -1
 	}
 	return int(l.grants[0].Root)
+}
+
+// allocating is a file system in memory of which so many bytes are there, of those that will be.
+type allocating struct {
+	staging.FS
+	ready int64
+	total int64
+}
+
+// Statfs says what is free now, and what will be.
+func (a *allocating) Statfs(string) (staging.Space, error) {
+	return staging.Space{Total: a.total, Free: a.total, Available: a.ready}, nil
+}
+
+// TestStoresDoNotWaitForMemory: while memory is being allocated, what has no room there goes to the next level. Without one it
+// waits.
+func TestStoresDoNotWaitForMemory(t *testing.T) {
+	memory := &allocating{ready: 2 * pieceBytes, total: 8 * pieceBytes}
+	inMemory := func(c *Config) {
+		memory.FS = staging.Below(c.Roots[0].Path)
+		c.Roots[0].Volatile, c.Roots[0].FS = true, memory
+	}
+	f := twoLevels(t, 8, 64, inMemory)
+	roots := func() (list []int) {
+		for n := range uint64(4) {
+			list = append(list, f.rootOf(n))
+		}
+		return list
+	}
+	f.mustPut(0, 1, 2)
+	memory.ready = memory.total
+	f.mustPut(3)
+	equal(t, "roots of entries, of which the third had no memory", fmt.Sprint(roots()), fmt.Sprint([]int{0, 0, 1, 0}))
+	equal(t, "entries that went around the level", f.store.Stats().Levels[0].Around, 1)
+
+	memory.ready = 0
+	alone := newFixtureIn(t, filepath.Join(t.TempDir(), "alone"), 8, 1, inMemory)
+	alone.mustPut(0)
 }
 
 // TestNearestLevel: entries are stored in the nearest level and granted there, and in the next one while that is out
