@@ -224,7 +224,7 @@ func TestLanes(t *testing.T) {
 }
 
 // TestTenantsTakeTurns: a tenant's task is the next one, however many another has queued, and a tenant that is not alone has
-// no more than half of the workers.
+// no more than half of the workers, and in a lane no more than half of the processors.
 func TestTenantsTakeTurns(t *testing.T) {
 	w := NewWorkers(1, 0.75)
 	defer w.Close()
@@ -245,21 +245,24 @@ func TestTenantsTakeTurns(t *testing.T) {
 		t.Errorf("3 tasks behind 300 of three other tenants: they run at places %d, want them among the first 30", last)
 	}
 
-	wide := NewWorkers(8, 0.75)
-	defer wide.Close()
-	hold = make(chan struct{})
-	must(t, wide.SubmitTo("", 1, Read, func() { <-hold }))
-	for range 20 {
-		must(t, wide.SubmitTo("", 2, Read, func() { <-hold }))
+	for _, c := range []struct{ beside, lanes, want int }{{3, 1, 4}, {3, 3, 5}, {100, 1, 5}} {
+		wide := NewWorkers(8, 0.75)
+		wide.beside = c.beside
+		hold := make(chan struct{})
+		must(t, wide.SubmitTo("", 1, Read, func() { <-hold }))
+		for n := range 21 {
+			must(t, wide.SubmitTo(string(rune('a'+n%c.lanes)), 2, Read, func() { <-hold }))
+		}
+		until(func() bool { return wide.Stats().Running >= c.want })
+		done := make(chan struct{})
+		must(t, wide.SubmitTo("", 3, Write, func() { close(done) }))
+		<-done
+		if n := wide.Stats().Running; n > c.want {
+			t.Errorf("%d tasks run, of tenant 1 and of tenant 2 in %d lanes, want 1 and %d of 8", n, c.lanes, c.want-1)
+		}
+		close(hold)
+		wide.Close()
 	}
-	until(func() bool { return wide.Stats().Running == 5 })
-	done := make(chan struct{})
-	must(t, wide.SubmitTo("", 3, Write, func() { close(done) }))
-	<-done
-	if n := wide.Stats().Running; n > 5 {
-		t.Errorf("%d tasks run, of tenant 1 and of tenant 2, want 1 and 4 of 8", n)
-	}
-	close(hold)
 }
 
 // TestTurns: tenants take turns, however many of each wait, and one that stops waiting keeps no turn.
