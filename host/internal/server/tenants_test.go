@@ -118,37 +118,32 @@ func TestDescriptorsOfOtherUsers(t *testing.T) {
 
 // Loads and stores that hang leave other tenants workers, even if a tenant has more of them than there are workers.
 func TestTenantsAreLeftWorkers(t *testing.T) {
-	load := func(p *peer, n int) { p.loads(p.look(n), n) }
-	save := func(p *peer, n int) {
-		var list []client.StoreChunk
-		for i := range n {
-			list = append(list, chunkOf(int(p.Host().Session)*100+i, i))
-		}
-		_, err := p.Store(p.t.Context(), 0, 0, list)
-		testenv.OK(p.t, err)
-	}
-	for name, c := range map[string]struct {
-		hangs   staging.Op
-		begin   func(p *peer, n int)
-		another func(p *peer, n int)
-	}{
-		"loads":  {staging.OpRead, load, func(p *peer, n int) { p.save(20+n, 21+n) }},
-		"stores": {staging.OpWrite, save, func(p *peer, n int) { p.check(1) }},
+	for hangs, another := range map[staging.Op]func(p *peer, n int){
+		staging.OpRead:  func(p *peer, n int) { p.save(20+n, 21+n) },
+		staging.OpWrite: func(p *peer, n int) { p.check(1) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, nil)
-			var peers [3]*peer
-			for i := range peers {
-				peers[i] = r.dial(func(h *client.Hello) { h.Tenant = uint32(i) })
+		r := newRig(t, nil)
+		var peers [3]*peer
+		for i := range peers {
+			peers[i] = r.dial(func(h *client.Hello) { h.Tenant = uint32(i) })
+		}
+		peers[0].save(0, 8)
+		r.faults.Set(faultfs.Rule{Op: hangs, Path: "*", Fault: faultfs.Fault{Hang: true}})
+		for n, p := range peers[1:] {
+			if hangs == staging.OpRead {
+				p.loads(p.look(1+n*7), 1+n*7)
+			} else {
+				var list []client.StoreChunk
+				for i := range 1 + n*7 {
+					list = append(list, chunkOf(100+10*n+i, i))
+				}
+				_, err := p.Store(t.Context(), 0, 0, list)
+				testenv.OK(t, err)
 			}
-			peers[0].save(0, 8)
-			r.faults.Set(faultfs.Rule{Op: c.hangs, Path: "*", Fault: faultfs.Fault{Hang: true}})
-			c.begin(peers[1], 1)
-			testenv.OK(t, r.faults.AwaitHanging(t.Context(), 1))
-			c.begin(peers[2], 8)
-			for n := range 8 { // each leaves a worker to those that wait; without one it fails when the disk has not answered in time
-				c.another(peers[0], n)
-			}
-		})
+			testenv.OK(t, r.faults.AwaitHanging(t.Context(), 1+n))
+		}
+		for n := range 8 { // each leaves a worker to those that wait; without one it fails when the disk has not answered in time
+			another(peers[0], n)
+		}
 	}
 }
