@@ -30,7 +30,7 @@ func (k Kind) String() string {
 // lanes, one for each thing that can hang, such as a mount. With several lanes, none of them gets more than three
 // quarters of the goroutines, so that a lane that hangs does not stop the others. Tenants take turns in each lane, and
 // while others have tasks, one has at most half of the goroutines, and in a lane no more than half of the processors. The
-// queues have no bound: Submit never blocks. Callers bound them, by what a task needs before it is submitted: a slot or a
+// queues have no bound: SubmitTo never blocks. Callers bound them, by what a task needs before it is submitted: a slot or a
 // credit.
 type Workers struct {
 	ratio float64
@@ -95,7 +95,7 @@ type lane struct {
 // mostLanes are kept that have no tasks.
 const mostLanes = 64
 
-// Lanes sets the number of lanes. It must be called before Submit.
+// Lanes sets the number of lanes. It must be called before SubmitTo.
 func (w *Workers) Lanes(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -105,17 +105,14 @@ func (w *Workers) Lanes(n int) {
 }
 
 // OnPanic sets a function that is called when a task panics, instead of ending the process. It must be called before
-// Submit. The worker continues.
+// SubmitTo. The worker continues.
 func (w *Workers) OnPanic(told func(value any, stack []byte)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.onPanic = told
 }
 
-// Submit queues a task. It fails with [ErrClosed] after Close and never blocks.
-func (w *Workers) Submit(kind Kind, task func()) error { return w.SubmitTo("", 0, kind, task) }
-
-// SubmitTo queues a task of a tenant in a lane.
+// SubmitTo queues a task of a tenant in a lane. It fails with [ErrClosed] after Close and never blocks.
 func (w *Workers) SubmitTo(name string, tenant uint32, kind Kind, task func()) error {
 	if kind > Write {
 		return fmt.Errorf("staging: task of unknown kind %d", kind)
@@ -147,7 +144,7 @@ func (w *Workers) lane(name string, tenant uint32) *lane {
 	return l
 }
 
-// Close accepts no more tasks, runs those in the queues, and returns when all have ended: each task that Submit
+// Close accepts no more tasks, runs those in the queues, and returns when all have ended: each task that SubmitTo
 // accepted runs once. A second call waits too.
 func (w *Workers) Close() {
 	w.mu.Lock()

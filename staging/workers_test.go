@@ -40,7 +40,7 @@ func TestWorkersTurns(t *testing.T) {
 		for range c.writes {
 			submit(t, w, Write, func() { order.WriteByte('W') })
 		}
-		if s, err := w.Stats(), w.Submit(Kind(2), func() {}); s.QueuedRead != c.reads || s.QueuedWrite != c.writes || s.Workers != 1 || err == nil {
+		if s, err := w.Stats(), w.SubmitTo("", 0, Kind(2), func() {}); s.QueuedRead != c.reads || s.QueuedWrite != c.writes || s.Workers != 1 || err == nil {
 			t.Errorf("%+v queued: %+v, and a task of no kind: error %v, want one", c, s, err)
 		}
 		close(hold)
@@ -56,7 +56,7 @@ func TestWorkersTurns(t *testing.T) {
 
 func submit(t testing.TB, w *Workers, kind Kind, task func()) {
 	t.Helper()
-	must(t, w.Submit(kind, task))
+	must(t, w.SubmitTo("", 0, kind, task))
 }
 
 func TestWorkersClose(t *testing.T) {
@@ -72,7 +72,7 @@ func TestWorkersClose(t *testing.T) {
 	}
 	until(func() bool { return w.Stats().Running == 3 })
 	go w.Close()
-	until(func() bool { return errors.Is(w.Submit(Read, func() {}), ErrClosed) })
+	until(func() bool { return errors.Is(w.SubmitTo("", 0, Read, func() {}), ErrClosed) })
 	if s := w.Stats(); s.Running != 3 || s.Workers != 3 {
 		t.Fatalf("%d of %d workers run, want 3 of 3", s.Running, s.Workers)
 	}
@@ -119,7 +119,7 @@ func TestWorkersHammer(t *testing.T) {
 		task := func() { ran.Add(1) }
 		nested := func() {
 			ran.Add(1)
-			if w.Submit(Read, task) == nil {
+			if w.SubmitTo("", 0, Read, task) == nil {
 				taken.Add(1)
 			}
 		}
@@ -132,7 +132,7 @@ func TestWorkersHammer(t *testing.T) {
 					if i%7 == 0 {
 						f = nested
 					}
-					err := w.Submit(Kind((i+g)%2), f)
+					err := w.SubmitTo("", 0, Kind((i+g)%2), f)
 					if err == nil {
 						taken.Add(1)
 					} else if !errors.Is(err, ErrClosed) {
