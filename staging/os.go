@@ -86,23 +86,18 @@ func (osFS) Stat(name string) (Info, error) {
 }
 
 // SyncDir implements [FS].
-func (osFS) SyncDir(name string) error {
-	fd, err := open(name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return pathError("fsync", name, retry(func() error { return unix.Fsync(fd) }))
-}
+func (osFS) SyncDir(name string) error { return syncPath(name, unix.O_DIRECTORY, "fsync", unix.Fsync) }
 
 // SyncFS implements [FS].
-func (osFS) SyncFS(name string) error {
-	fd, err := open(name, unix.O_RDONLY, 0)
+func (osFS) SyncFS(name string) error { return syncPath(name, 0, "syncfs", unix.Syncfs) }
+
+func syncPath(name string, flag int, op string, do func(fd int) error) error {
+	fd, err := open(name, unix.O_RDONLY|flag, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	return pathError("syncfs", name, retry(func() error { return unix.Syncfs(fd) }))
+	return pathError(op, name, retry(func() error { return do(fd) }))
 }
 
 // Statfs implements [FS].

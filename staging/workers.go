@@ -2,6 +2,7 @@ package staging
 
 import (
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -28,8 +29,9 @@ func (k Kind) String() string {
 // the turns (0.75: three reads, one write). With 0 or 1 one kind runs only when the other has none. Tasks may be in
 // lanes, one for each thing that can hang, such as a mount. With several lanes, none of them gets more than three
 // quarters of the goroutines, so that a lane that hangs does not stop the others. Tenants take turns in each lane, and
-// while others have tasks, one has at most half of the goroutines. The queues have no bound: Submit never blocks. Callers
-// bound them, by what a task needs before it is submitted: a slot or a credit.
+// while others have tasks, one has at most half of the goroutines, and in a lane no more than half of the processors. The
+// queues have no bound: SubmitTo never blocks. Callers bound them, by what a task needs before it is submitted: a slot or a
+// credit.
 type Workers struct {
 	ratio float64
 
@@ -37,6 +39,7 @@ type Workers struct {
 	wake    sync.Cond
 	lanes   []*lane // in the order of their turns: the lane with the task that started last is the last
 	most    int     // most tasks of one lane that run
+	beside  int     // most tasks of a lane and tenant that run beside other tenants'
 	queued  [2]int
 	credit  float64
 	closed  bool
@@ -71,8 +74,8 @@ type LaneStats struct {
 // NewWorkers starts n goroutines (at least one).
 func NewWorkers(n int, readRatio float64) *Workers {
 	n = max(1, n)
-	w := &Workers{ratio: min(1, max(0, readRatio)), most: n, started: make([]time.Time, n), left: n,
-		over: make(chan struct{})}
+	w := &Workers{ratio: min(1, max(0, readRatio)), most: n, beside: max(1, runtime.GOMAXPROCS(0)/2),
+		started: make([]time.Time, n), left: n, over: make(chan struct{})}
 	w.wake.L = &w.mu
 	for i := range n {
 		go w.work(i)
@@ -92,7 +95,7 @@ type lane struct {
 // mostLanes are kept that have no tasks.
 const mostLanes = 64
 
-// Lanes sets the number of lanes. It must be called before Submit.
+// Lanes sets the number of lanes. It must be called before SubmitTo.
 func (w *Workers) Lanes(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,17 +105,14 @@ func (w *Workers) Lanes(n int) {
 }
 
 // OnPanic sets a function that is called when a task panics, instead of ending the process. It must be called before
-// Submit. The worker continues.
+// SubmitTo. The worker continues.
 func (w *Workers) OnPanic(told func(value any, stack []byte)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.onPanic = told
 }
 
-// Submit queues a task. It fails with [ErrClosed] after Close and never blocks.
-func (w *Workers) Submit(kind Kind, task func()) error { return w.SubmitTo("", 0, kind, task) }
-
-// SubmitTo queues a task of a tenant in a lane.
+// SubmitTo queues a task of a tenant in a lane. It fails with [ErrClosed] after Close and never blocks.
 func (w *Workers) SubmitTo(name string, tenant uint32, kind Kind, task func()) error {
 	if kind > Write {
 		return fmt.Errorf("staging: task of unknown kind %d", kind)
@@ -144,7 +144,7 @@ func (w *Workers) lane(name string, tenant uint32) *lane {
 	return l
 }
 
-// Close accepts no more tasks, runs those in the queues, and returns when all have ended: each task that Submit
+// Close accepts no more tasks, runs those in the queues, and returns when all have ended: each task that SubmitTo
 // accepted runs once. A second call waits too.
 func (w *Workers) Close() {
 	w.mu.Lock()
@@ -292,7 +292,7 @@ func (w *Workers) may(l *lane) bool {
 			alone = o.running+o.queue[Read].len+o.queue[Write].len == 0 && time.Since(o.last) > time.Second
 		}
 	}
-	return lane < w.most && (alone || tenant < max(1, len(w.started)/2))
+	return lane < w.most && (alone || tenant < max(1, len(w.started)/2) && l.running < w.beside)
 }
 
 // ring is a queue that grows and never shrinks.

@@ -29,7 +29,7 @@ func TestWorkersTurns(t *testing.T) {
 		{0.75, 0, 3, "WWW"},
 		{0.25, 3, 0, "RRR"},
 	} {
-		w := NewWorkers(1, c.ratio)
+		w := NewWorkers(0, c.ratio) // of which one is made
 		hold := make(chan struct{})
 		var order strings.Builder
 		submit(t, w, Read, func() { <-hold })
@@ -40,8 +40,8 @@ func TestWorkersTurns(t *testing.T) {
 		for range c.writes {
 			submit(t, w, Write, func() { order.WriteByte('W') })
 		}
-		if s := w.Stats(); s.QueuedRead != c.reads || s.QueuedWrite != c.writes {
-			t.Errorf("%+v queued: %+v", c, s)
+		if s, err := w.Stats(), w.SubmitTo("", 0, Kind(2), func() {}); s.QueuedRead != c.reads || s.QueuedWrite != c.writes || s.Workers != 1 || err == nil {
+			t.Errorf("%+v queued: %+v, and a task of no kind: error %v, want one", c, s, err)
 		}
 		close(hold)
 		w.Close()
@@ -56,7 +56,7 @@ func TestWorkersTurns(t *testing.T) {
 
 func submit(t testing.TB, w *Workers, kind Kind, task func()) {
 	t.Helper()
-	must(t, w.Submit(kind, task))
+	must(t, w.SubmitTo("", 0, kind, task))
 }
 
 func TestWorkersClose(t *testing.T) {
@@ -72,7 +72,7 @@ func TestWorkersClose(t *testing.T) {
 	}
 	until(func() bool { return w.Stats().Running == 3 })
 	go w.Close()
-	until(func() bool { return errors.Is(w.Submit(Read, func() {}), ErrClosed) })
+	until(func() bool { return errors.Is(w.SubmitTo("", 0, Read, func() {}), ErrClosed) })
 	if s := w.Stats(); s.Running != 3 || s.Workers != 3 {
 		t.Fatalf("%d of %d workers run, want 3 of 3", s.Running, s.Workers)
 	}
@@ -110,17 +110,6 @@ func TestWorkersPanic(t *testing.T) {
 
 func explode() { panic("boom") }
 
-func TestWorkersUnknownKind(t *testing.T) {
-	w := NewWorkers(0, 0.75)
-	defer w.Close()
-	if err := w.Submit(Kind(2), func() {}); err == nil {
-		t.Fatal("took it")
-	}
-	if w.Stats().Workers != 1 {
-		t.Fatal("no worker at all")
-	}
-}
-
 // TestWorkersHammer submits from many goroutines, tasks among them, while the pool closes: what was taken ran once.
 func TestWorkersHammer(t *testing.T) {
 	for range 20 {
@@ -130,7 +119,7 @@ func TestWorkersHammer(t *testing.T) {
 		task := func() { ran.Add(1) }
 		nested := func() {
 			ran.Add(1)
-			if w.Submit(Read, task) == nil {
+			if w.SubmitTo("", 0, Read, task) == nil {
 				taken.Add(1)
 			}
 		}
@@ -143,7 +132,7 @@ func TestWorkersHammer(t *testing.T) {
 					if i%7 == 0 {
 						f = nested
 					}
-					err := w.Submit(Kind((i+g)%2), f)
+					err := w.SubmitTo("", 0, Kind((i+g)%2), f)
 					if err == nil {
 						taken.Add(1)
 					} else if !errors.Is(err, ErrClosed) {
@@ -224,7 +213,7 @@ func TestLanes(t *testing.T) {
 }
 
 // TestTenantsTakeTurns: a tenant's task is the next one, however many another has queued, and a tenant that is not alone has
-// no more than half of the workers.
+// no more than half of the workers, and in a lane no more than half of the processors.
 func TestTenantsTakeTurns(t *testing.T) {
 	w := NewWorkers(1, 0.75)
 	defer w.Close()
@@ -245,54 +234,44 @@ func TestTenantsTakeTurns(t *testing.T) {
 		t.Errorf("3 tasks behind 300 of three other tenants: they run at places %d, want them among the first 30", last)
 	}
 
-	wide := NewWorkers(8, 0.75)
-	defer wide.Close()
-	hold = make(chan struct{})
-	must(t, wide.SubmitTo("", 1, Read, func() { <-hold }))
-	for range 20 {
-		must(t, wide.SubmitTo("", 2, Read, func() { <-hold }))
+	for _, c := range []struct{ beside, lanes, want int }{{3, 1, 4}, {3, 3, 5}, {100, 1, 5}} {
+		wide := NewWorkers(8, 0.75)
+		wide.beside = c.beside
+		hold := make(chan struct{})
+		must(t, wide.SubmitTo("", 1, Read, func() { <-hold }))
+		for n := range 21 {
+			must(t, wide.SubmitTo(string(rune('a'+n%c.lanes)), 2, Read, func() { <-hold }))
+		}
+		until(func() bool { return wide.Stats().Running >= c.want })
+		done := make(chan struct{})
+		must(t, wide.SubmitTo("", 3, Write, func() { close(done) }))
+		<-done
+		if n := wide.Stats().Running; n > c.want {
+			t.Errorf("%d tasks run, of tenant 1 and of tenant 2 in %d lanes, want 1 and %d of 8", n, c.lanes, c.want-1)
+		}
+		close(hold)
+		wide.Close()
 	}
-	until(func() bool { return wide.Stats().Running == 5 })
-	done := make(chan struct{})
-	must(t, wide.SubmitTo("", 3, Write, func() { close(done) }))
-	<-done
-	if n := wide.Stats().Running; n > 5 {
-		t.Errorf("%d tasks run, of tenant 1 and of tenant 2, want 1 and 4 of 8", n)
-	}
-	close(hold)
 }
 
-// TestTurns: tenants take turns, however many of each wait, and one that stops waiting keeps no turn.
+// TestTurns: one that stops waiting keeps no turn.
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		turns, ended := NewTurns(1), context.Canceled
-		var order []uint32
-		take := func(ctx context.Context, tenant uint32) {
+		turns := NewTurns(1)
+		must(t, turns.Take(t.Context(), 9))
+		ctx, cancel := context.WithCancel(t.Context())
+		for _, tenant := range []uint32{4, 4, 0} {
 			go func() {
-				if err := turns.Take(ctx, tenant); err != nil && err != ended {
-					t.Errorf("tenant %d: error %v, want none or %v", tenant, err, ended)
-				} else if err == nil {
-					order = append(order, tenant)
-					turns.Give()
+				if err := turns.Take(ctx, tenant); err != context.Canceled {
+					t.Errorf("tenant %d: error %v, want %v", tenant, err, context.Canceled)
 				}
 			}()
-			synctest.Wait()
 		}
-		must(t, turns.Take(t.Context(), 9))
-		for n := range 23 {
-			take(t.Context(), uint32(n/20)) // of the last one there are 3
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		take(ctx, 4)
-		take(ctx, 0)
+		synctest.Wait()
 		cancel()
 		synctest.Wait()
 		turns.Give()
-		synctest.Wait()
-		if last := slices.Index(order, 1); len(order) != 23 || slices.Contains(order[10:], 1) {
-			t.Errorf("turns were of %d, the first of tenant 1 at place %d, want 23, and its three among the first ten", order, last)
-		}
-		must(t, turns.Take(t.Context(), 5)) // all were given back
+		must(t, turns.Take(t.Context(), 4))
 	})
 }
 

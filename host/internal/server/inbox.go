@@ -26,10 +26,10 @@ type inbox struct {
 	ended   atomic.Bool
 }
 
-// Submit handles a message at once if nothing is queued before it and it does not wait for storage. Otherwise it
-// queues it.
+// Submit handles a message at once if nothing is queued before it and it does not wait for storage, as DISCARD does. Otherwise
+// it queues it.
 func (b *inbox) Submit(m *proto.SessionRequest) error {
-	if !slow(m) && b.waiting.Load() == 0 {
+	if m.GetDiscard() == nil && b.waiting.Load() == 0 {
 		b.inTurn(m)
 		return nil
 	}
@@ -44,15 +44,6 @@ func (b *inbox) Submit(m *proto.SessionRequest) error {
 		b.waiting.Add(-1)
 		return fmt.Errorf("%w: %d", errInboxFull, cap(b.backlog))
 	}
-}
-
-// slow says whether a message may wait for storage.
-func slow(m *proto.SessionRequest) bool {
-	switch m.Body.(type) {
-	case *proto.SessionRequest_Discard:
-		return true
-	}
-	return false
 }
 
 // inTurn handles one message while no other is being handled.

@@ -11,6 +11,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // asUser begins a session of a process of another user and returns the answer to its HELLO.
@@ -112,4 +114,36 @@ func TestDescriptorsOfOtherUsers(t *testing.T) {
 	}
 	testenv.NoError(t, s.giveDescriptor(socket.Peer{UID: x.memory.uid}, x.nonce, 1, f))
 	testenv.OK(t, w.close())
+}
+
+// Loads and stores that hang leave other tenants workers, even if a tenant has more of them than there are workers.
+func TestTenantsAreLeftWorkers(t *testing.T) {
+	for hangs, another := range map[staging.Op]func(p *peer, n int){
+		staging.OpRead:  func(p *peer, n int) { p.save(20+n, 21+n) },
+		staging.OpWrite: func(p *peer, n int) { p.check(1) },
+	} {
+		r := newRig(t, nil)
+		var peers [3]*peer
+		for i := range peers {
+			peers[i] = r.dial(func(h *client.Hello) { h.Tenant = uint32(i) })
+		}
+		peers[0].save(0, 8)
+		r.faults.Set(faultfs.Rule{Op: hangs, Path: "*", Fault: faultfs.Fault{Hang: true}})
+		for n, p := range peers[1:] {
+			if hangs == staging.OpRead {
+				p.loads(p.look(1+n*7), 1+n*7)
+			} else {
+				var list []client.StoreChunk
+				for i := range 1 + n*7 {
+					list = append(list, chunkOf(100+10*n+i, i))
+				}
+				_, err := p.Store(t.Context(), 0, 0, list)
+				testenv.OK(t, err)
+			}
+			testenv.OK(t, r.faults.AwaitHanging(t.Context(), 1+n))
+		}
+		for n := range 8 { // each leaves a worker to those that wait; without one it fails when the disk has not answered in time
+			another(peers[0], n)
+		}
+	}
 }

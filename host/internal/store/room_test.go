@@ -7,7 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
@@ -425,4 +427,35 @@ func TestMoreTenantsThanNumbers(t *testing.T) {
 		}
 	}
 	f.checkUsed()
+}
+
+// TestTenantsTakeTurnsForRoom: a put of a new entry, and of another rank of one, is not behind all of a tenant with many.
+func TestTenantsTakeTurnsForRoom(t *testing.T) { synctest.Test(t, testTenantsTakeTurnsForRoom) }
+
+func testTenantsTakeTurnsForRoom(t *testing.T) {
+	f := newFixture(t, 64, 2)
+	f.must(f.putRank(2, 31, 0, 0b01))
+	resume := f.rested()
+	var done [3]atomic.Int32 // by tenant
+	for n := range uint64(22) {
+		q := f.request(10+n, 10+n, uint32(n/21))
+		q.Tenant, q.Ranks = uint32(n/20*2), 1<<q.Rank // the last two are of tenant 2
+		go func() {
+			_, err := f.store.Put(t.Context(), q)
+			noError(t, err)
+			done[q.Tenant].Add(1)
+		}()
+		synctest.Wait() // it waits
+	}
+	for range 2 { // turns of tenant 1, each behind those that wait beside it
+		go f.own().evicting.Take(t.Context(), 1)
+		synctest.Wait()
+		resume()
+		synctest.Wait()
+	}
+	if n := done[2].Load(); n != 2 {
+		t.Errorf("after two turns of another tenant, and %d of one with 20 puts: %d puts of tenant 2 are done, want 2", done[0].Load(), n)
+	}
+	resume()
+	synctest.Wait()
 }

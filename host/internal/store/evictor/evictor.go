@@ -123,9 +123,6 @@ func SizeOf(v *Evictor) Size {
 // Active is what decides, or did until it failed.
 func (v *Evictor) Active() *Policy { return v.active }
 
-// Down says whether the policy has failed and not been restarted.
-func (v *Evictor) Down() bool { return v.fallback != nil }
-
 // Counts are the evictor's.
 func (v *Evictor) Counts() Counts { return v.count }
 
