@@ -220,6 +220,13 @@ func TestPage(t *testing.T) {
 				t.Errorf("the console says %q", list)
 			}
 			b.picture(fmt.Sprintf("page-%d-%s", c.width, c.scheme))
+			// The host's last reading may be of a moment before the page's first.
+			b.eval(`const now = history.at(-1), at = (t, mib) => ({...now, uptime: now.uptime - t, routes: [{...now.routes[0], bytes: mib << 20}]});
+				get = async name => name === 'status' ? at(0, 5) : [at(4, 0), at(2, 2), at(.001, 4)]; history = []; read()`)
+			b.wait(`history.length > 1 && history.length < 5`)
+			if key := b.eval(`return document.getElementById('throughput-key').innerText`).(string); !strings.Contains(key, "1.5 MiB/s") {
+				t.Errorf("3 MiB in the last 2 s are drawn as %q, want 1.5 MiB/s", key)
+			}
 		})
 	}
 }

@@ -259,11 +259,12 @@ async function read() {
   document.querySelector('main').hidden = status === null;
   if (status === null) return false;
   const last = history.at(-1);
-  // Another process, or a page that did not run for a while, begins with what the host has kept.
+  // Another process, or a page that did not run for a while, begins with what the host has kept. A reading of a moment ago is left
+  // out: the rate between it and this one would be of that moment, and drawn as that of two seconds.
   before = last;
   if (!last || status.uptime < last.uptime || status.uptime > last.uptime + 5 * every / 1000) {
     before = null;
-    history = (await get('history') || []).filter(s => s.uptime < status.uptime);
+    history = (await get('history') || []).filter(s => s.uptime <= status.uptime - every / 2000);
   }
   if (!history.length || status.uptime > history.at(-1).uptime) history.push(status);
   if (history.length > kept + 1) history.shift();
