@@ -83,7 +83,7 @@ function lines(id, all, top, text) {
     s.values.forEach((v, x) => {
       if (v === null) { pen = 'M'; return; }
       if (ago(x) >= kept) return;
-      d += `${pen}${(600 * (1 - ago(x) / (kept - 1))).toFixed(1)} ${(155 - 150 * Math.min(1, v / max)).toFixed(1)}`;
+      d += `${pen}${(600 * (1 - ago(x) / (kept - 1))).toFixed(1)} ${(155 - 150 * Math.min(1, v / max)).toFixed(1)}${pen === 'M' ? 'h0' : ''}`; // a dot, if gaps are around it
       pen = 'L';
     });
     add('path', { d }).style.stroke = `var(${colours[i % colours.length]})`;
