@@ -136,7 +136,10 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		defer p.Close(context.WithoutCancel(ctx))
 		g.Policies = append(g.Policies, p)
 		if p.Role == abi.RoleLayout {
-			return p.Layouts(ctx, bench.Geometries(), g.Options)
+			for i := 0; i < len(bench.Shapes) && err == nil; i++ {
+				err = p.Layout(ctx, uint32(i), bench.Shapes[i].Geometry, g.Options)
+			}
+			return err
 		}
 	}
 	if err := f.load(ctx, g); err != nil {

@@ -19,13 +19,5 @@ var Shapes = [...]Shape{
 	{"fp8", "Llama-3.1-8B, 32 x 32 KiB pages", payload.FP8, kv.Uniform(16, 32, 1, 32<<10)},
 }
 
-// Geometries are those of all shapes, in their order.
-func Geometries() (list []kv.Geometry) {
-	for i := range Shapes {
-		list = append(list, Shapes[i].Geometry)
-	}
-	return list
-}
-
 // MaxFile is more than the file of a chunk of any of them takes.
 const MaxFile = 40 << 20

@@ -19,9 +19,6 @@ type placement struct {
 	query abi.PlaceQuery
 }
 
-// factsEvery is how old a host lets a place policy's facts get, in nanoseconds.
-const factsEvery = uint64(time.Second)
-
 func (h *hierarchy) openPlace(ctx context.Context, p *Policy, o Options) (err error) {
 	opt := policy.PlaceOptions{Seed: o.Seed, Config: p.config}
 	if o.Observe != nil {
@@ -31,7 +28,7 @@ func (h *hierarchy) openPlace(ctx context.Context, p *Policy, o Options) (err er
 	if h.place.Place, err = p.module.NewPlace(ctx, opt); err != nil {
 		return err
 	}
-	return h.place.Namespace(0, namespace(h.w.Name))
+	return h.place.Namespace(0, "model="+h.w.Name+"\n")
 }
 
 // choose gives what was asked about to the root that the policy chooses, else to the one with most room.
@@ -45,7 +42,7 @@ func (h *hierarchy) choose() (root int, err error) {
 			most, root = share, n
 		}
 	}
-	if p.told == 0 || c.Time >= p.told+factsEvery {
+	if p.told == 0 || c.Time >= p.told+uint64(time.Second) { // as seldom as a host
 		p.SetRoots(p.facts)
 		p.told = max(1, c.Time)
 	}
@@ -60,22 +57,13 @@ func (h *hierarchy) choose() (root int, err error) {
 	return root, err
 }
 
-// Layouts asks a layout policy for each geometry, as a host does once for each group of a namespace.
-func (p *Policy) Layouts(ctx context.Context, geometries []kv.Geometry, o Options) error {
+// Layout asks a layout policy for a geometry, as a host does once for a group of a namespace.
+func (p *Policy) Layout(ctx context.Context, group uint32, g kv.Geometry, o Options) error {
 	l, err := p.module.NewLayout(ctx, policy.LayoutOptions{Seed: o.Seed, Config: p.config, Observe: o.Observe})
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	for group, g := range geometries {
-		if _, err := l.Plan(0, uint32(group), namespace("model"), g); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// namespace is a text as an engine's namespace has.
-func namespace(model string) string {
-	return (&kv.Namespace{Model: model, KeyBytes: abi.KeyBytes}).Text()
+	_, err = l.Plan(0, group, "model=any\n", g)
+	return err
 }
