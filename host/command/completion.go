@@ -2,6 +2,7 @@ package command
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -76,5 +77,5 @@ func livePolicies(cmd *cobra.Command, args []string, begun string) (list []strin
 			list = append(list, p.Name+"\t"+proto.Word(p.Role)+", "+p.Module)
 		}
 	}
-	return list, cobra.ShellCompDirectiveNoFileComp
+	return slices.Compact(list), cobra.ShellCompDirectiveNoFileComp // several roots have one
 }

@@ -2,6 +2,7 @@ package command
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/bench"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/sim"
@@ -29,14 +31,14 @@ var errStepped = errors.New("command: shown as far as wanted")
 func newPolicyStep() *cobra.Command {
 	f := simFlags{quiet: true, ratio: 1, levels: levelFlags{writes: []string{sim.WriteBack.String()}}}
 	s := &stepper{slots: map[uint32]stepRow{}}
-	var capacity string
+	var trace, capacity string
 	var profile bool
 	cmd := &cobra.Command{
 		Use:   "step MODULE",
 		Short: "Play a trace through a policy decision by decision",
 		Long: `Runs kvhost sim and shows what crosses into the module: each event, each question, the answer, what the call cost,
-and what the module logged. MODULE evicts from one root, or with --level it admits to levels in which lru evicts; it may
-have settings, as --policy of kvhost sim.
+and what the module logged. MODULE evicts from one root, or lays out the pages of models, which takes no trace. With --level
+it admits to levels in which lru evicts, or places, and each level is a root. It may have settings, as --policy of kvhost sim.
 
 On a terminal each decision waits for Enter; a number plays so many, and q ends.`,
 		Example: `  kvhost policy step --trace examples/traces/mixed.jsonl.zst --until 20 mine.wasm
@@ -46,12 +48,16 @@ On a terminal each decision waits for Enter; a number plays so many, and q ends.
 		Args: wantArgs(1, 1, "one .wasm file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, what := range s.only {
-				if !slices.Contains([]string{"events", "evict", "admit", "log"}, what) {
-					return usageError{fmt.Errorf("--only %s: want events, evict, admit or log", what)}
+				if !slices.Contains([]string{"events", "evict", "admit", "place", "layout", "log"}, what) {
+					return usageError{fmt.Errorf("--only %s: want events, evict, admit, place, layout or log", what)}
 				}
 			}
-			if f.policies, f.capacities = args, []string{capacity}; f.levels.on() {
-				f.policies, f.levels.admissions = []string{"lru.wasm"}, args
+			if trace != "" {
+				f.traces = []string{trace}
+			}
+			f.policies, f.capacities, f.roles = args, []string{capacity}, s.plays(abi.RoleEvict, abi.RoleLayout)
+			if f.levels.on() {
+				f.policies, f.levels.admissions, f.levels.roles = []string{"lru.wasm"}, args, s.plays(abi.RoleAdmit, abi.RolePlace)
 			}
 			f.step, s.json, s.out = s, f.asJSON, bufio.NewWriter(cmd.OutOrStdout())
 			if term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd())) && !s.json {
@@ -63,6 +69,8 @@ On a terminal each decision waits for Enter; a number plays so many, and q ends.
 			err := f.run(cmd.Context())
 			if errors.Is(err, errStepped) {
 				err = nil
+			} else if errors.Is(err, policy.ErrRole) && !f.levels.on() {
+				err = fmt.Errorf("%w; with --level it admits or places", err)
 			}
 			if err == nil && profile {
 				writeProfile(s.out, s.profile.Functions())
@@ -72,13 +80,13 @@ On a terminal each decision waits for Enter; a number plays so many, and q ends.
 	}
 	fl := cmd.Flags()
 	fl.SortFlags = false
-	fl.StringSliceVar(&f.traces, "trace", nil, "trace file, as of kvhost sim")
+	fl.StringVar(&trace, "trace", "", "trace file, as of kvhost sim")
 	fl.StringVar(&capacity, "capacity", "1%", "what the root holds: a share of the trace's chunks, or a number")
 	fl.StringSliceVar(&f.levels.capacities, "level", nil, "what levels hold, as 0=1%,1=10%")
 	fl.StringSliceVar(&f.levels.costs, "cost", nil, "how fast each level loads in GB/s, as 0=50,1=5")
 	fl.Uint64Var(&s.from, "from", 1, "first decision to show")
 	fl.Uint64Var(&s.until, "until", 0, "last decision; 0 for that of the trace")
-	fl.StringSliceVar(&s.only, "only", nil, "show only these: events, evict, admit, log; failures are always shown")
+	fl.StringSliceVar(&s.only, "only", nil, "show only these: events, log, or of a module's roles evict, admit, place or layout; failures are always shown")
 	fl.BoolVar(&f.asJSON, "json", false, "print one JSON object per call")
 	fl.BoolVar(&profile, "profile", false, "then print the fuel of the module's functions; calls take longer")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of the policy")
@@ -102,6 +110,7 @@ type stepRow struct {
 
 // stepCall is a call as it is shown. Counts are those after its events.
 type stepCall struct {
+	role     abi.Role
 	Decision uint64        `json:"decision,omitempty"`
 	Request  uint32        `json:"request"`
 	Time     time.Duration `json:"time_ns"` // in the trace
@@ -109,6 +118,11 @@ type stepCall struct {
 	Victims  []stepRow     `json:"victims,omitempty"`
 	Asked    *stepRow      `json:"candidate,omitempty"`
 	Admitted *bool         `json:"admitted,omitempty"`
+	Roots    [][2]uint64   `json:"roots,omitempty"` // capacity and free bytes, as a place policy was told
+	Root     *uint32       `json:"root,omitempty"`  // its choice, if it makes one
+	Path     string        `json:"path,omitempty"`  // none: the host's own
+	Pages    string        `json:"pages,omitempty"`
+	Segments [][6]uint32   `json:"segments,omitempty"` // plane, first block, blocks, first byte of a page, bytes, gap
 	Resident int           `json:"resident"`
 	Hits     int           `json:"hits"`
 	Misses   int           `json:"misses"`
@@ -134,6 +148,15 @@ type stepper struct {
 	call        stepCall
 }
 
+// plays are the roles that a module may play: those that are to be shown, if any is.
+func (s *stepper) plays(roles ...abi.Role) []abi.Role {
+	shown := slices.DeleteFunc(slices.Clone(roles), func(r abi.Role) bool { return !slices.Contains(s.only, r.String()) })
+	if len(shown) > 0 {
+		return shown
+	}
+	return roles
+}
+
 func (s *stepper) Enabled(context.Context, slog.Level) bool { return true }
 func (s *stepper) WithAttrs([]slog.Attr) slog.Handler       { return s }
 func (s *stepper) Handle(_ context.Context, r slog.Record) error {
@@ -153,7 +176,7 @@ func (s *stepper) observe(c *policy.Call) error {
 		s.learn(&c.Events[i])
 	}
 	now.Resident = len(s.slots)
-	decides := c.Ask != nil || len(c.Candidates) > 0
+	decides := c.Ask != nil || len(c.Candidates) > 0 || c.Geometry != nil
 	if decides {
 		now.Decision++
 	}
@@ -169,7 +192,24 @@ func (s *stepper) observe(c *policy.Call) error {
 		if x.From != abi.NoLevel {
 			now.Asked.From = new(x.From)
 		}
-		now.Admitted, now.Time, now.Request = new(c.Admitted[i]), time.Duration(x.Time), max(now.Request, x.Request)
+		now.role, now.Time, now.Request = abi.RoleAdmit, time.Duration(x.Time), max(now.Request, x.Request)
+		if c.Query == nil {
+			now.Admitted = new(c.Admitted[i])
+		}
+	}
+	if c.Query != nil {
+		for _, r := range c.Roots {
+			now.Roots = append(now.Roots, [2]uint64{r.Capacity, r.Free})
+		}
+		if now.role, now.Path = abi.RolePlace, string(c.Path); c.Root != abi.None {
+			now.Root = &c.Root
+		}
+	}
+	if c.Geometry != nil {
+		now.role, now.Pages = abi.RoleLayout, bench.Shapes[c.Geometry.Group].Title
+		for _, r := range c.Segments {
+			now.Segments = append(now.Segments, [6]uint32{r.Plane, r.Block, r.Blocks, r.PageOff, r.PageLen, r.Gap})
+		}
 	}
 	if c.Err != nil {
 		now.Error = c.Err.Error()
@@ -218,7 +258,7 @@ func (s *stepper) show(decides bool) error {
 	if !wants("log") {
 		now.Log = nil
 	}
-	line := decides && (now.Asked == nil && wants("evict") || now.Asked != nil && wants("admit")) || now.Error != ""
+	line := decides && wants(now.role.String()) || now.Error != ""
 	if now.Error == "" && (next < s.from || !line && len(now.Events)+len(now.Log) == 0) {
 		return nil
 	}
@@ -230,6 +270,9 @@ func (s *stepper) show(decides bool) error {
 	}
 	if line {
 		fmt.Fprintln(s.out, &now)
+	}
+	for _, x := range now.Segments[:min(len(now.Segments), 4)] {
+		fmt.Fprintf(s.out, "  plane %d, blocks from %d: %d, bytes of each page from %d: %d, gap %d\n", x[0], x[1], x[2], x[3], x[4], x[5])
 	}
 	for _, text := range now.Log {
 		fmt.Fprintf(s.out, "  log: %s\n", text)
@@ -270,6 +313,19 @@ func (c *stepCall) String() string {
 	switch x := c.Asked; {
 	case c.Error != "":
 		text += "failed: " + c.Error
+	case c.role == abi.RoleLayout:
+		text = fmt.Sprintf("#%d %s: %d segments", c.Decision, c.Pages, len(c.Segments))
+	case c.role == abi.RolePlace:
+		text += x.String() + ": "
+		for i, r := range c.Roots {
+			text += fmt.Sprintf("root %d is %.0f %% full, ", i, 100-100*float64(r[1])/float64(r[0]))
+		}
+		if c.Root != nil {
+			text += fmt.Sprintf("to root %d", *c.Root)
+		} else {
+			text += "to the emptiest"
+		}
+		text += ", path " + cmp.Or(c.Path, "of the host's own")
 	case x != nil:
 		text += fmt.Sprintf("%s, to level %d", x, x.To)
 		if x.From != nil {
@@ -286,7 +342,7 @@ func (c *stepCall) String() string {
 			text += fmt.Sprintf(", %d uses", v.Uses)
 		}
 	}
-	if c.Asked == nil {
+	if c.role == abi.RoleEvict {
 		text += fmt.Sprintf("; %d resident, %d hits, %d misses, %d evicted", c.Resident, c.Hits, c.Misses, c.Evicted)
 	}
 	return text + fmt.Sprintf("; %d of %d fuel, %v", c.Fuel, c.Allowed, c.Took)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 )
 
@@ -49,8 +50,9 @@ func TestPolicyStep(t *testing.T) {
 	testenv.OK(t, os.WriteFile(filepath.Join(dir, "b.wasm"), a.Bytes(), 0o600))
 	step(exitPolicy, "", "b.wasm")
 	step(exitOK, `"admitted":true`, "--level", "0=1,1=2", "--cost", "0=2,1=1", "--until", "1", "--json", "reuse.wasm")
-	step(exitPolicy, "does not evict", "fanout.wasm")
-	step(exitUsage, "want events, evict, admit or log", "--only", "all", "lru.wasm")
+	step(exitPolicy, "does not evict or layout; with --level", "fanout.wasm")
+	step(exitOK, "to the emptiest, path t_", "--level", "0=1,1=2", "--cost", "0=2,1=1", "--until", "1", "llmd.wasm")
+	step(exitUsage, "want events, evict, admit, place, layout or log", "--only", "all", "lru.wasm")
 	step(exitUsage, "want a share", "--capacity", "0%", "lru.wasm")
 	if got := step(exitOK, "", "--profile", "--only", "log", "lru.wasm"); !strings.Contains(got, "\nkv_step: ") ||
 		!strings.Contains(got, "slotlist.__List_.Victims\n") {
@@ -75,5 +77,34 @@ func TestPolicyStep(t *testing.T) {
 	testenv.OK(t, json.Unmarshal([]byte(lines[len(lines)-1]), &last))
 	if last.Hits != rows[0].Hits || last.Evicted != rows[0].Evictions || last.Decision != uint64(rows[0].Evictions) {
 		t.Errorf("at the end: want what the simulation counts, %+v, got %d hits, %d evicted, decision %d", rows[0], last.Hits, last.Evicted, last.Decision)
+	}
+}
+
+// What the examples' authors see: where a chunk goes and how full the roots were said to be, and how pages are laid out.
+func TestPolicyStepOfExamples(t *testing.T) {
+	dir := t.TempDir()
+	text := `{"timestamp":0,"input_length":9,"hash_ids":[5,6]}` + "\n" + `{"timestamp":2000,"input_length":9,"hash_ids":[5,7]}` + "\n"
+	testenv.OK(t, os.WriteFile(filepath.Join(dir, "t.jsonl"), []byte(text), 0o600))
+	spill := policytest.Example(t, "spill") + ":room_percent=100"
+	got := want(t, dir, exitOK, "", "policy", "step", "--trace", "t.jsonl", "--level", "0=3,1=2", "--cost", "0=5,1=1", spill)
+	for _, line := range []string{
+		"#2 request 1 at 0s: new, chunk 6, depth 1, request 1: root 0 is 0 % full, root 1 is 0 % full, to root 0, path r0/",
+		"#3 request 2 at 2s: new, chunk 7, depth 1, request 2: root 0 is 67 % full, root 1 is 0 % full, to root 1, path r0/",
+	} {
+		if !strings.Contains(got, line) || strings.Contains(got, "#4 ") {
+			t.Errorf("spill: want three decisions and %q, got\n%s", line, got)
+		}
+	}
+	aligned := policytest.Example(t, "aligned")
+	got = want(t, dir, exitOK, "", "policy", "step", "--only", "layout", aligned)
+	for _, line := range []string{"#2 MLA, 61 x 18,432 B pages: 976 segments; ", "\n  plane 1, blocks from 0: 1, bytes of each page from 0: 18432, gap 0\n", "#3 "} {
+		if !strings.Contains(got, line) {
+			t.Errorf("aligned: want %q, got\n%s", line, got)
+		}
+	}
+	var call stepCall
+	testenv.OK(t, json.Unmarshal([]byte(want(t, dir, exitOK, "", "policy", "step", "--until", "1", "--json", aligned)), &call))
+	if n := len(call.Segments); n != 512 || call.Segments[511] != [6]uint32{31, 15, 1, 0, 64 << 10, 0} {
+		t.Errorf("aligned, JSON: got %d segments, the last %v; want 512, the last of plane 31 and block 15", n, call.Segments[max(0, n-1):])
 	}
 }

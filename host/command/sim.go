@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/bench"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policyset"
@@ -32,11 +34,12 @@ type simFlags struct {
 	prefill    sim.Prefill
 	seed       uint64
 	levels     levelFlags
-	step       *stepper // of kvhost policy step
+	roles      []abi.Role // the first of which a policy plays
+	step       *stepper   // of kvhost policy step
 }
 
 func newSim() *cobra.Command {
-	f := simFlags{prefill: sim.DefaultPrefill()}
+	f := simFlags{prefill: sim.DefaultPrefill(), roles: []abi.Role{abi.RoleEvict}}
 	cmd := &cobra.Command{
 		Use:   "sim",
 		Short: "Simulate eviction policies on request traces",
@@ -106,9 +109,6 @@ numbering its chunks and compiling the modules.`,
 
 func (f *simFlags) run(ctx context.Context) (err error) {
 	started := time.Now()
-	if len(f.traces) == 0 {
-		return usageError{errors.New("sim: want a trace: --trace FILE")}
-	}
 	if len(f.policies) == 0 {
 		if f.policies = []string{"lru.wasm"}; !f.levels.on() {
 			f.policies = append(f.policies, sim.Belady)
@@ -129,12 +129,18 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 		opt.Grants, opt.Log, opt.Profile = allGrants, slog.New(f.step), f.step.profile
 	}
 	for _, text := range f.policies {
-		p, err := openSimPolicy(ctx, text, opt)
+		p, err := openSimPolicy(ctx, text, opt, f.roles...)
 		if err != nil {
 			return err
 		}
 		defer p.Close(context.WithoutCancel(ctx))
 		g.Policies = append(g.Policies, p)
+		if p.Role == abi.RoleLayout {
+			for i := 0; i < len(bench.Shapes) && err == nil; i++ {
+				err = p.Layout(ctx, uint32(i), bench.Shapes[i].Geometry, g.Options)
+			}
+			return err
+		}
 	}
 	if err := f.load(ctx, g); err != nil {
 		return err
@@ -174,8 +180,8 @@ func simulate[O interface{ WriteTable(io.Writer) error }](f *simFlags, accesses 
 	return o.WriteTable(os.Stdout)
 }
 
-func openSimPolicy(ctx context.Context, text string, opt policy.Options) (*sim.Policy, error) {
-	p, err := sim.OpenPolicy(ctx, text, opt)
+func openSimPolicy(ctx context.Context, text string, opt policy.Options, roles ...abi.Role) (*sim.Policy, error) {
+	p, err := sim.OpenPolicy(ctx, text, opt, roles...)
 	if errors.Is(err, sim.ErrPolicy) {
 		return nil, usageError{err}
 	}
@@ -206,6 +212,9 @@ func (f *simFlags) sizes(g *sim.Grid) error {
 }
 
 func (f *simFlags) load(ctx context.Context, g *sim.Grid) error {
+	if len(f.traces) == 0 {
+		return usageError{errors.New("sim: want a trace: --trace FILE")}
+	}
 	for _, path := range f.traces {
 		w, err := sim.Load(ctx, path)
 		if err != nil {

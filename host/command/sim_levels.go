@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/sim"
 )
@@ -19,9 +20,11 @@ type levelFlags struct {
 	policies   []string
 	admissions []string
 	writes     []string
+	roles      []abi.Role // of admissions
 }
 
 func (f *levelFlags) define(fl *pflag.FlagSet) {
+	f.roles = []abi.Role{abi.RoleAdmit}
 	fl.StringSliceVar(&f.capacities, "level", nil, "simulate levels: their capacities, as 0=1%,1=10%; 0 is the nearest")
 	fl.StringSliceVar(&f.costs, "cost", nil, "how fast each level loads in GB/s, as 0=50,1=5")
 	fl.StringArrayVar(&f.policies, "level-policy", nil,
@@ -75,7 +78,7 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 		if err != nil {
 			return usageError{err}
 		}
-		p, err := openSimPolicy(ctx, name, opt)
+		p, err := openSimPolicy(ctx, name, opt, abi.RoleEvict)
 		if err != nil {
 			return err
 		}
@@ -83,7 +86,7 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 		g.Levels[n].Policy = p
 	}
 	for _, text := range l.admissions {
-		a, err := sim.OpenAdmission(ctx, text, opt)
+		a, err := sim.OpenAdmission(ctx, text, opt, l.roles...)
 		if errors.Is(err, sim.ErrPolicy) {
 			return usageError{err}
 		} else if err != nil {

@@ -220,6 +220,17 @@ func TestPage(t *testing.T) {
 				t.Errorf("the console says %q", list)
 			}
 			b.picture(fmt.Sprintf("page-%d-%s", c.width, c.scheme))
+			// The host's last reading may be of a moment before the page's first.
+			b.eval(`const now = history.at(-1), at = (t, mib, keys) => ({...now, uptime: now.uptime - t,
+				counters: {...now.counters, lookup_keys: keys, lookup_hits: keys}, routes: [{...now.routes[0], bytes: mib << 20}]});
+				get = async name => name === 'status' ? at(0, 5, 8) : [at(4, 0, 4), at(2, 2, 8), at(.001, 4, 8)]; history = []; read()`)
+			b.wait(`history.length > 1 && history.length < 5`)
+			if key := b.eval(`return document.getElementById('throughput-key').innerText`).(string); !strings.Contains(key, "1.5 MiB/s") {
+				t.Errorf("3 MiB in the last 2 s are drawn as %q, want 1.5 MiB/s", key)
+			}
+			if lone := b.eval(`const p = document.querySelector('#ratio path'); return p.getAttribute('d') + ' ' + getComputedStyle(p).strokeLinecap`); lone != "M596.0 5.0h0 round" {
+				t.Errorf("a hit ratio between two gaps is drawn as %q, want a dot", lone)
+			}
 		})
 	}
 }

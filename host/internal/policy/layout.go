@@ -17,17 +17,21 @@ type LayoutOptions struct {
 	Seed          uint64
 	Config        Config
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
+	Observe       Observer
 }
 
 // Layout decides how a payload's page bytes are ordered. It is safe for concurrent use; calls are serialised. While a
 // module is down after a fault, the built-in policy answers.
-type Layout struct{ role[guest.Layouter] }
+type Layout struct {
+	role[guest.Layouter]
+	observe Observer
+}
 
 // NewLayout starts an instance.
 func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error) {
-	l := &Layout{role[guest.Layouter]{m: m, export: abi.ExportLayout, buffers: map[int]uint32{
+	l := &Layout{role: role[guest.Layouter]{m: m, export: abi.ExportLayout, buffers: map[int]uint32{
 		abi.BufferArgs: abi.LayoutHeaderSize + kv.MaxPlanes*abi.PlaneSize, abi.BufferResult: kv.MaxSegments * abi.SegmentSize,
-	}}}
+	}}, observe: o.Observe}
 	s := &l.settings
 	s.role, s.config, s.Seed, s.MaxNamespaces = abi.RoleLayout, o.Config, o.Seed, o.MaxNamespaces
 	if err := l.begin(ctx); err != nil {
@@ -37,7 +41,7 @@ func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error
 }
 
 // Plan asks for the layout of one namespace's group and checks that it covers every page byte exactly once.
-func (l *Layout) Plan(nsID, group uint32, nsText string, g kv.Geometry) (*kv.Plan, error) {
+func (l *Layout) Plan(nsID, group uint32, nsText string, g kv.Geometry) (plan *kv.Plan, err error) {
 	if err := g.Validate(); err != nil {
 		return nil, err
 	}
@@ -54,8 +58,16 @@ func (l *Layout) Plan(nsID, group uint32, nsText string, g kv.Geometry) (*kv.Pla
 		planes[i] = abi.Plane{Layer: p.Layer, Part: p.Part, PageBytes: p.PageBytes}
 	}
 	h := abi.LayoutHeader{Namespace: nsID, Group: group, Blocks: g.Blocks, Planes: uint32(len(planes))}
+	if l.observe != nil && l.in != nil {
+		c := &Call{Geometry: &h, Allowed: l.fuel(&h)}
+		err = l.observe.watch(c, l.Stats, func() (err error) {
+			plan, c.Segments, err = l.plan(h, planes, nsText, g)
+			return err
+		})
+		return plan, err
+	}
 	if l.native || l.in != nil {
-		plan, err := l.plan(h, planes, nsText, g)
+		plan, _, err := l.plan(h, planes, nsText, g)
 		if err == nil {
 			return plan, nil
 		}
@@ -66,16 +78,21 @@ func (l *Layout) Plan(nsID, group uint32, nsText string, g kv.Geometry) (*kv.Pla
 	return kv.NewPlan(g, (*layermajor.Policy)(nil).Layout(h, planes, nil))
 }
 
-func (l *Layout) plan(h abi.LayoutHeader, planes []abi.Plane, nsText string, g kv.Geometry) (*kv.Plan, error) {
+func (l *Layout) plan(h abi.LayoutHeader, planes []abi.Plane, nsText string, g kv.Geometry) (*kv.Plan, []abi.Segment, error) {
 	segments, err := l.segments(h, planes, nsText)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	plan, err := kv.NewPlan(g, segments)
 	if err != nil {
-		return nil, l.fault(err.Error(), err)
+		return nil, segments, l.fault(err.Error(), err)
 	}
-	return plan, nil
+	return plan, segments, nil
+}
+
+// fuel is what an answer may use.
+func (l *Layout) fuel(h *abi.LayoutHeader) uint64 {
+	return l.m.code.Limits().ForPages(uint64(h.Planes) * uint64(h.Blocks))
 }
 
 // segments asks the guest, after telling it of the namespace.
@@ -95,8 +112,7 @@ func (l *Layout) segments(h abi.LayoutHeader, planes []abi.Plane, nsText string)
 	}
 	*(*abi.LayoutHeader)(unsafe.Pointer(&args[0])) = h
 	copy(unsafe.Slice((*abi.Plane)(unsafe.Pointer(&args[abi.LayoutHeaderSize])), len(planes)), planes)
-	n, ok, err := l.in.Count(&l.call, uint64(len(planes)), abi.PlaneSize, len(planes),
-		l.m.code.Limits().ForPages(uint64(len(planes))*uint64(h.Blocks)))
+	n, ok, err := l.in.Count(&l.call, uint64(len(planes)), abi.PlaneSize, len(planes), l.fuel(&h))
 	if err != nil {
 		return nil, err
 	}

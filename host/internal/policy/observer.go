@@ -6,13 +6,20 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Call is one call into a guest: a batch of events, with a question for victims or without, or a batch of candidates.
+// Call is one call into a guest: a batch of events, with a question for victims or without, a batch of candidates, a query for a
+// path, or a geometry.
 type Call struct {
 	Events     []abi.Event
 	Ask        *abi.Ask
 	Victims    []uint32
 	Candidates []abi.Candidate
 	Admitted   []bool
+	Query      *abi.PlaceQuery
+	Roots      []abi.RootFacts // as the guest was told
+	Path       []byte          // empty: the built-in name
+	Root       uint32
+	Geometry   *abi.LayoutHeader
+	Segments   []abi.Segment
 	Fuel       uint64
 	Allowed    uint64
 	Time       time.Duration

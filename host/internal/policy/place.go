@@ -16,6 +16,7 @@ type PlaceOptions struct {
 	Seed          uint64
 	Config        Config
 	MaxNamespaces uint32 // ids are below this; 0 for 1,024
+	Observe       Observer
 }
 
 // maxRoots bounds the facts a policy is given.
@@ -26,8 +27,9 @@ const maxRoots = 64
 // quarantine, new pieces get the built-in names.
 type Place struct {
 	role[guest.Placer]
-	roots []abi.RootFacts
-	told  *sandbox.Instance // of the roots
+	observe Observer
+	roots   []abi.RootFacts
+	told    *sandbox.Instance // of the roots
 }
 
 const answerBytes = abi.PlaceAnswerSize + MaxPath
@@ -37,7 +39,7 @@ func (m *Module) NewPlace(ctx context.Context, o PlaceOptions) (*Place, error) {
 	p := &Place{role: role[guest.Placer]{m: m, export: abi.ExportPlace, buffers: map[int]uint32{
 		abi.BufferResult: answerBytes, abi.BufferArgs: abi.PlaceQuerySize,
 		abi.BufferRoots: abi.RootsHeaderSize + maxRoots*abi.RootFactsSize,
-	}}}
+	}}, observe: o.Observe}
 	s := &p.settings
 	s.role, s.config, s.Seed, s.MaxNamespaces = abi.RolePlace, o.Config, o.Seed, o.MaxNamespaces
 	if err := p.begin(ctx); err != nil {
@@ -62,24 +64,36 @@ func (p *Place) Path(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, e
 	if p.err != nil || !p.native && p.in == nil {
 		return dst, abi.None, p.err
 	}
-	out, root, left, err := p.ask(q, dst)
-	if err == nil && left {
-		return dst, abi.None, nil
+	if p.observe != nil && p.in != nil {
+		c := &Call{Query: q, Roots: p.roots, Allowed: p.m.code.Limits().For(1)}
+		p.err = p.observe.watch(c, p.Stats, func() (err error) {
+			path, root, err = p.answer(q, dst)
+			c.Path, c.Root = path[len(dst):], root
+			return err
+		})
+		return path, root, p.err
 	}
-	if err == nil {
-		reason := pathError(out[len(dst):])
-		if root != abi.None && uint64(root) >= uint64(len(p.roots)) {
-			reason = fmt.Sprintf("chose root %d of %d", root, len(p.roots))
-		}
-		if reason == "" {
-			return out, root, nil
-		}
-		err = p.fault(reason, nil)
-	}
-	if !p.native { // a native guest is asked again
+	path, root, err = p.answer(q, dst)
+	if err != nil && !p.native { // a native guest is asked again
 		_ = p.failed(err)
 	}
-	return dst, abi.None, err
+	return path, root, err
+}
+
+// answer is what the guest gives, if it keeps to the contract.
+func (p *Place) answer(q *abi.PlaceQuery, dst []byte) (path []byte, root uint32, err error) {
+	out, root, left, err := p.ask(q, dst)
+	if err != nil || left {
+		return dst, abi.None, err
+	}
+	reason := pathError(out[len(dst):])
+	if root != abi.None && uint64(root) >= uint64(len(p.roots)) {
+		reason = fmt.Sprintf("chose root %d of %d", root, len(p.roots))
+	}
+	if reason != "" {
+		return dst, abi.None, p.fault(reason, nil)
+	}
+	return out, root, nil
 }
 
 // Misnamed records a name that a piece cannot have: another file has it, or stands on the way to it. It counts as a fault.

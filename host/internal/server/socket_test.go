@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"strings"
@@ -30,6 +31,9 @@ func TestSockets(t *testing.T) {
 	}
 	if err := serve(r.socket); !errors.Is(err, socket.ErrInUse) || !strings.Contains(err.Error(), r.socket) {
 		t.Errorf("in use: %v", err)
+	}
+	if err := socket.Free(r.socket, slog.New(slog.DiscardHandler)); !errors.Is(err, socket.ErrInUse) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("both sockets of a host are in use: %v, want one line", err)
 	}
 	if err := r.dial(nil).Ping(t.Context()); err != nil {
 		t.Errorf("the first host suffers: %v", err)

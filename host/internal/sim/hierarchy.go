@@ -11,6 +11,7 @@ type hierarchy struct {
 	w       *Workload
 	levels  []simLevel
 	admit   *policy.Admit
+	place   placement
 	through bool
 
 	loaded  []load // of the request, in order
@@ -140,7 +141,13 @@ func (h *hierarchy) store(id, number uint32, now uint64, continued bool) error {
 		h.refused++
 		return nil
 	}
-	for n := range h.levels {
+	first := 0
+	if h.place.Place != nil {
+		if first, err = h.choose(); err != nil {
+			return err
+		}
+	}
+	for n := first; n < len(h.levels); n++ {
 		stored, err := h.copyTo(n, id, number, now)
 		if err != nil {
 			return err
@@ -222,7 +229,9 @@ func (h *hierarchy) admits(c abi.Candidate, id uint32, now uint64) (bool, error)
 	if parent := h.w.parents[id]; parent != abi.None {
 		c.ParentKey = h.w.keys[parent]
 	}
-	h.ask[0] = c
+	if h.ask[0] = c; h.place.Place != nil {
+		return c.Kind == abi.KindNew, nil
+	}
 	err := h.admit.Admit(h.ask[:], h.answer[:])
 	return h.answer[0], err
 }

@@ -170,6 +170,10 @@ func (g *LevelGrid) open(ctx context.Context, w *Workload, p *Policy, a *Policy,
 		}
 		bytes := uint64(capacity) * uint64(units) * abi.SizeUnit
 		all += bytes
+		speed := uint64(l.BytesPerSecond)
+		h.place.facts = append(h.place.facts, abi.RootFacts{
+			ID: uint32(n), Flags: abi.RootWritable, Capacity: bytes, ReadBps: speed, WriteBps: speed,
+		})
 		e, err := evicts.module.NewEvict(ctx, policy.EvictOptions{
 			MaxSlots: uint32(capacity), Capacity: bytes, Seed: g.Options.Seed, Config: evicts.config,
 		})
@@ -181,6 +185,9 @@ func (g *LevelGrid) open(ctx context.Context, w *Workload, p *Policy, a *Policy,
 		h.levels = append(h.levels, simLevel{
 			cache: c, grants: make([]uint32, capacity), figures: LevelFigures{Level: n, Capacity: capacity},
 		})
+	}
+	if a.Role == abi.RolePlace {
+		return h, h.openPlace(ctx, a, g.Options)
 	}
 	h.admit, err = a.module.NewAdmit(ctx, policy.AdmitOptions{
 		Capacity: all, Seed: g.Options.Seed, Config: a.config, Observe: g.Options.Observe,
@@ -197,5 +204,8 @@ func (h *hierarchy) close() {
 	}
 	if h.admit != nil {
 		_ = h.admit.Close()
+	}
+	if h.place.Place != nil {
+		_ = h.place.Close()
 	}
 }

@@ -112,8 +112,9 @@ const (
 	AdmitAll     = "all"     // all demotions, and promotion at the first load, as by a policy that knows nothing of levels
 )
 
-// OpenAdmission opens AdmitDefault, AdmitAll, or an admit policy as [OpenPolicy] opens evict policies.
-func OpenAdmission(ctx context.Context, text string, opt policy.Options) (*Policy, error) {
+// OpenAdmission opens AdmitDefault, AdmitAll, or a policy of such a role as [OpenPolicy] does. One that places makes roots of the
+// levels, among which it chooses.
+func OpenAdmission(ctx context.Context, text string, opt policy.Options, roles ...abi.Role) (*Policy, error) {
 	switch text {
 	case AdmitDefault:
 		return &Policy{Text: text, Label: text, module: policy.Builtin(abi.RoleAdmit)}, nil
@@ -122,7 +123,7 @@ func OpenAdmission(ctx context.Context, text string, opt policy.Options) (*Polic
 			return admitsAll{}, nil
 		})}, nil
 	}
-	return open(ctx, text, opt, abi.RoleAdmit)
+	return open(ctx, text, opt, roles...)
 }
 
 type admitsAll struct{}

@@ -15,20 +15,21 @@ import (
 type Policy struct {
 	Text   string // as written
 	Label  string // short, for tables
+	Role   abi.Role
 	module *policy.Module
 	config policy.Config
 }
 
 // OpenPolicy parses "name", "path/to.wasm", "belady" or "infinite", with settings after a colon:
-// "twoq.wasm:in=50", "s3fifo:small=20,moveat=1".
-func OpenPolicy(ctx context.Context, text string, opt policy.Options) (*Policy, error) {
+// "twoq.wasm:in=50", "s3fifo:small=20,moveat=1". It plays the first of the roles that it has.
+func OpenPolicy(ctx context.Context, text string, opt policy.Options, roles ...abi.Role) (*Policy, error) {
 	if text == Belady || text == Infinite {
 		return &Policy{Text: text, Label: text}, nil
 	}
-	return open(ctx, text, opt, abi.RoleEvict)
+	return open(ctx, text, opt, roles...)
 }
 
-func open(ctx context.Context, text string, opt policy.Options, role abi.Role) (*Policy, error) {
+func open(ctx context.Context, text string, opt policy.Options, roles ...abi.Role) (*Policy, error) {
 	name, config, err := settings(text)
 	if err != nil {
 		return nil, err
@@ -37,10 +38,13 @@ func open(ctx context.Context, text string, opt policy.Options, role abi.Role) (
 	if p.module, err = policy.Open(ctx, name, opt); err != nil {
 		return nil, err
 	}
-	if !p.module.Has(role) {
-		return nil, errors.Join(fmt.Errorf("%w: %s does not %s", policy.ErrRole, name, role), p.Close(ctx))
+	for _, p.Role = range roles {
+		if p.module.Has(p.Role) {
+			return p, nil
+		}
 	}
-	return p, nil
+	does := strings.ReplaceAll(strings.Trim(fmt.Sprint(roles), "[]"), " ", " or ")
+	return nil, errors.Join(fmt.Errorf("%w: %s does not %s", policy.ErrRole, name, does), p.Close(ctx))
 }
 
 // label is the name of a policy with its settings, for tables.

@@ -314,7 +314,7 @@ func TestOpenPolicy(t *testing.T) {
 	ctx := context.Background()
 	opt := policy.Options{Dir: policytest.Dir(t, "twoq"), Cache: policytest.Cache(t)}
 	for text, label := range map[string]string{"belady": "belady", "infinite": "infinite", "twoq.wasm:in=50": "twoq in=50"} {
-		p, err := OpenPolicy(ctx, text, opt)
+		p, err := OpenPolicy(ctx, text, opt, abi.RoleEvict)
 		if err != nil || p.Label != label || p.Text != text {
 			t.Errorf("opening %s: got %+v and %v, want the label %q", text, p, err, label)
 			continue
@@ -322,7 +322,7 @@ func TestOpenPolicy(t *testing.T) {
 		defer p.Close(ctx)
 	}
 	for _, text := range []string{"twoq:in=50,x", "twoq:=1"} {
-		if _, err := OpenPolicy(ctx, text, opt); !errors.Is(err, ErrPolicy) {
+		if _, err := OpenPolicy(ctx, text, opt, abi.RoleEvict); !errors.Is(err, ErrPolicy) {
 			t.Errorf("opening %s: got %v, want %v", text, err, ErrPolicy)
 		}
 	}

@@ -83,7 +83,7 @@ function lines(id, all, top, text) {
     s.values.forEach((v, x) => {
       if (v === null) { pen = 'M'; return; }
       if (ago(x) >= kept) return;
-      d += `${pen}${(600 * (1 - ago(x) / (kept - 1))).toFixed(1)} ${(155 - 150 * Math.min(1, v / max)).toFixed(1)}`;
+      d += `${pen}${(600 * (1 - ago(x) / (kept - 1))).toFixed(1)} ${(155 - 150 * Math.min(1, v / max)).toFixed(1)}${pen === 'M' ? 'h0' : ''}`; // a dot, if gaps are around it
       pen = 'L';
     });
     add('path', { d }).style.stroke = `var(${colours[i % colours.length]})`;
@@ -259,11 +259,12 @@ async function read() {
   document.querySelector('main').hidden = status === null;
   if (status === null) return false;
   const last = history.at(-1);
-  // Another process, or a page that did not run for a while, begins with what the host has kept.
+  // Another process, or a page that did not run for a while, begins with what the host has kept. A reading of a moment ago is left
+  // out: the rate between it and this one would be of that moment, and drawn as that of two seconds.
   before = last;
   if (!last || status.uptime < last.uptime || status.uptime > last.uptime + 5 * every / 1000) {
     before = null;
-    history = (await get('history') || []).filter(s => s.uptime < status.uptime);
+    history = (await get('history') || []).filter(s => s.uptime <= status.uptime - every / 2000);
   }
   if (!history.length || status.uptime > history.at(-1).uptime) history.push(status);
   if (history.length > kept + 1) history.shift();

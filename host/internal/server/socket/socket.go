@@ -55,8 +55,10 @@ func Free(path string, log *slog.Logger) error {
 		return fmt.Errorf("%w: %s: %w; its directory must be writable for the user of kvhost", ErrPath, path, err)
 	}
 	_, err := stale(path)
-	_, other := stale(path + proto.DescriptorSuffix)
-	return errors.Join(err, other)
+	if err == nil {
+		_, err = stale(path + proto.DescriptorSuffix)
+	}
+	return err
 }
 
 // SetUsers changes who may connect. Connections that are there stay.
