@@ -55,7 +55,7 @@ func TestPolicyStep(t *testing.T) {
 	step(exitPolicy, "", "b.wasm")
 	step(exitOK, `"admitted":true`, "--level", "0=1,1=2", "--cost", "0=2,1=1", "--until", "1", "--json", "reuse.wasm")
 	step(exitPolicy, "does not evict or layout; with --level", "fanout.wasm")
-	step(exitOK, "to the emptiest, path t_", "--level", "0=1,1=2", "--cost", "0=2,1=1", "--until", "1", "llmd.wasm")
+	step(exitOK, "to the emptiest, path t_", "--level", "0=1,1=2", "--cost", "0=2,1=1", "--until", "1", "--only", "place,layout", "llmd.wasm")
 	step(exitUsage, "want events, evict, admit, place, layout or log", "--only", "all", "lru.wasm")
 	step(exitUsage, "want a share", "--capacity", "0%", "lru.wasm")
 	if got := step(exitOK, "", "--profile", "--only", "log", "lru.wasm"); !strings.Contains(got, "\nkv_step: ") ||
