@@ -57,7 +57,8 @@ On a terminal each decision waits for Enter; a number plays so many, and q ends.
 			}
 			f.policies, f.capacities, f.roles = args, []string{capacity}, s.plays(abi.RoleEvict, abi.RoleLayout)
 			if f.levels.on() {
-				f.policies, f.levels.admissions, f.levels.roles = []string{"lru.wasm"}, args, s.plays(abi.RoleAdmit, abi.RolePlace)
+				f.policies, f.roles = []string{"lru.wasm"}, []abi.Role{abi.RoleEvict}
+				f.levels.admissions, f.levels.roles = args, s.plays(abi.RoleAdmit, abi.RolePlace)
 			}
 			f.step, s.json, s.out = s, f.asJSON, bufio.NewWriter(cmd.OutOrStdout())
 			if term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd())) && !s.json {

@@ -38,20 +38,24 @@ func TestPolicyStep(t *testing.T) {
 	if got := step(exitOK, "#1 ", "--only", "evict", "fifo.wasm"); !strings.Contains(got, "victim slot 0") || strings.Contains(got, "insert") {
 		t.Errorf("fifo, only evict: want slot 0 and no events, got\n%s", got)
 	}
-	a := wasmtest.Assembly{Pages: 9}.Importing(abi.ImportModule, abi.ImportLog, "iii>").With(abi.ExportMarker, ">").
-		With(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, wasmtest.I32(16), []byte{0x74}, wasmtest.I32(4096), []byte{0x6a}).With(abi.ExportInit, "i>i", wasmtest.I32(0)).
+	a := wasmtest.Assembly{Pages: 200}.Importing(abi.ImportModule, abi.ImportLog, "iii>").With(abi.ExportMarker, ">").
+		With(abi.ExportBuffer, "ii>i", []byte{0x20, 0}, wasmtest.I32(21), []byte{0x74}, wasmtest.I32(4096), []byte{0x6a}).With(abi.ExportInit, "i>i", wasmtest.I32(0)).
 		With(abi.ExportEvents, "ii>i", wasmtest.I32(0)).
 		With(abi.ExportStep, "ii>I", wasmtest.I32(2), wasmtest.I32(4096), wasmtest.I32(3), wasmtest.Call(0), wasmtest.Packed(abi.StatusDefault, 0))
 	testenv.OK(t, os.WriteFile(filepath.Join(dir, "a.wasm"), a.Bytes(), 0o600))
 	if got := step(exitOK, "names none", "a.wasm"); !strings.Contains(got, "  log: WARN: ") {
 		t.Errorf("a module that logs: want the line, got\n%s", got)
 	}
+	both := a.With(abi.ExportLayout, "ii>I", wasmtest.Packed(abi.StatusDefault, 0)).Bytes()
+	testenv.OK(t, os.WriteFile(filepath.Join(dir, "both.wasm"), both, 0o600))
+	step(exitOK, "names none", "both.wasm")
+	step(exitOK, "#1 Llama-3.1-8B, 32 x 64 KiB pages: 32 segments", "--only", "layout", "both.wasm")
 	a = a.With(abi.ExportStep, "ii>I", wasmtest.Packed(abi.StatusInternal, 0))
 	testenv.OK(t, os.WriteFile(filepath.Join(dir, "b.wasm"), a.Bytes(), 0o600))
 	step(exitPolicy, "", "b.wasm")
 	step(exitOK, `"admitted":true`, "--level", "0=1,1=2", "--cost", "0=2,1=1", "--until", "1", "--json", "reuse.wasm")
 	step(exitPolicy, "does not evict or layout; with --level", "fanout.wasm")
-	step(exitOK, "to the emptiest, path t_", "--level", "0=1,1=2", "--cost", "0=2,1=1", "--until", "1", "llmd.wasm")
+	step(exitOK, "to the emptiest, path t_", "--level", "0=1,1=2", "--cost", "0=2,1=1", "--until", "1", "--only", "place,layout", "llmd.wasm")
 	step(exitUsage, "want events, evict, admit, place, layout or log", "--only", "all", "lru.wasm")
 	step(exitUsage, "want a share", "--capacity", "0%", "lru.wasm")
 	if got := step(exitOK, "", "--profile", "--only", "log", "lru.wasm"); !strings.Contains(got, "\nkv_step: ") ||

@@ -33,7 +33,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     run = Path("/tmp", f"kvhost-own-{os.getpid()}")  # a socket's path is short
     run.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run))
-    monkeypatch.setenv("KVHOST_SESSION_IDLE_EXIT", "2s")
     monkeypatch.delenv("KVHOST_SOCKET", raising=False)
     yield tmp_path
     for log in run.rglob("*.log"):
@@ -115,7 +114,8 @@ def hits(host: OwnHost) -> int:
         return s.lookup([KEY], request=1).hits
 
 
-def test_it_ends_after_the_last_session(place: Path) -> None:
+def test_it_ends_after_the_last_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVHOST_SESSION_IDLE_EXIT", "2s")
     host = OwnHost(memory="64MiB")
     host.ensure()
     pid = host_of(host)
@@ -146,6 +146,7 @@ def test_the_engines_log_says_how_it_runs(place: Path, caplog: pytest.LogCapture
     host.ensure()
     assert f"a host of its own, process {host_of(host)}" in caplog.text and f"--root {place}/kv=64MiB" in caplog.text
     until("the host's own words", lambda: "kvhost: ready socket=" in caplog.text)
+    assert "is not a setting" not in caplog.text  # as KVHOST_BIN is none of the host
 
 
 def test_where_the_program_is(monkeypatch: pytest.MonkeyPatch) -> None:
