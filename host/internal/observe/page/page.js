@@ -171,7 +171,7 @@ function show(s) {
     [count(since(x => x.counters.lookups)) + '/s', 'lookups'],
     [part(used, capacity), `of ${bytes(capacity)} used`],
     [count(sum(s.roots, r => r.entries)), 'entries'],
-    [s.sessions, `sessions of ${s.engines} engines`],
+    [`${s.sessions}, ${s.engines}`, 'sessions, engines'],
     [count((s.counters.load_errors || 0) + (s.counters.store_errors || 0)), 'failed pieces'],
   ];
   $('tiles').replaceChildren(...tiles.map(([value, name]) => make('div', {}, make('b', {}, String(value)), make('span', {}, name))));
