@@ -116,8 +116,7 @@ func TestDescriptorsOfOtherUsers(t *testing.T) {
 	testenv.OK(t, w.close())
 }
 
-// Loads and stores that hang leave other tenants workers, even if a tenant has more of them than there are workers.
-func TestTenantsAreLeftWorkers(t *testing.T) {
+func TestLoadsAndStoresThatHangLeaveTenantsWorkers(t *testing.T) {
 	for hangs, another := range map[staging.Op]func(p *peer, n int){
 		staging.OpRead:  func(p *peer, n int) { p.save(20+n, 21+n) },
 		staging.OpWrite: func(p *peer, n int) { p.check(1) },

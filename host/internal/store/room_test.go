@@ -429,9 +429,9 @@ func TestMoreTenantsThanNumbers(t *testing.T) {
 	f.checkUsed()
 }
 
-// TestTenantsTakeTurnsForRoom: a put of a new entry, and of another rank of one, is not behind all of a tenant with many.
 func TestTenantsTakeTurnsForRoom(t *testing.T) { synctest.Test(t, testTenantsTakeTurnsForRoom) }
 
+// A put of a new entry, and of another rank of one, is not behind all of a tenant with many.
 func testTenantsTakeTurnsForRoom(t *testing.T) {
 	f := newFixture(t, 64, 2)
 	f.must(f.putRank(2, 31, 0, 0b01))
