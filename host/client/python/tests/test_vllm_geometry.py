@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import namedtuple
 from collections.abc import Sequence
+from types import SimpleNamespace as Record
 
 import pytest
 
+from kvhost import cuda
+from kvhost.vllm import regions
 from kvhost.vllm.geometry import Pages, order_inside, pages_of
 from kvhost.vllm.settings import Refused
 
@@ -108,3 +112,17 @@ def test_the_order_inside_tells_layouts_apart_but_not_sizes_of_caches() -> None:
         return order_inside(shape, contiguous(shape, order), 0)
 
     assert inside(5, (0, 1, 2, 3)) == inside(99, (0, 1, 2, 3)) != inside(5, (0, 2, 1, 3))
+
+
+def test_memory_that_cuda_does_not_export_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of an engine that can sleep."""
+
+    def refuse(address: int) -> None:
+        raise cuda.CudaError("cuIpcGetMemHandle", 1)
+
+    monkeypatch.setattr(cuda, "device_uuid", lambda index: "GPU-1")
+    monkeypatch.setattr(cuda, "export_ipc", refuse)
+    Device = namedtuple("Device", "type index")
+    layer, group = Record(device=Device("cuda", 0)), Record(pages=[Record(address=1)])
+    with pytest.raises(Refused, match="use neither expandable segments nor an allocator for sleep mode"):
+        regions.share({"layer": layer}, [group])  # type: ignore[list-item]

@@ -15,15 +15,13 @@ from typing import Any
 
 import pytest
 import vllm_model as model
+from features import OLD
 from needs import needs
 from processes import Host, wait_for
 from vllm_engine import BLOCK, Answers, Engine, Tokens
 
 needs("vllm")
 
-import vllm  # noqa: E402
-
-OLD = vllm.__version__.startswith("0.26")
 LENGTH = 1500
 HITS = LENGTH // BLOCK * BLOCK
 ROW = 3 * 2 * BLOCK * 2 * 64 * 4  # of the Llama: layers, keys and values, tokens, heads, their size, float32
@@ -45,30 +43,40 @@ def cached(answers: Answers) -> list[int]:
 class Lives:
     """Engines with one model, one after the other, and their host."""
 
-    def __init__(self, folder: Path, **vllm: Any) -> None:
-        self.folder, self.model, self._vllm = folder, folder / "model", vllm
+    def __init__(self, folder: Path, door: str = "tier", **vllm: Any) -> None:
+        """``door``: "tier", "connector", or none."""
+        self.folder, self.model, self.door, self.vllm = folder, folder / "model", door, vllm
         self.host = Host(folder)
         self._engines: list[Engine] = []
 
-    def engine(self, tier: dict[str, Any] | None = None, env: dict[str, str] | None = None, **extra: Any) -> Engine:
+    def engine(
+        self, tier: dict[str, Any] | None = None, env: dict[str, str] | None = None, *, door: str | None = None,
+        **extra: Any,
+    ) -> Engine:
         """``extra`` is of the offloading, ``tier`` of the tier instead of the host's socket."""
         for e in self._engines:
             e.kill()
-        config = {
-            "spec_name": "TiersSpec", "spec_module_path": "vllm_offloading", "cpu_bytes_to_use": 32 << 20,
-            "secondary_tiers": [{"type": "kvhost", **(tier or {"socket": self.host.socket, "lookup_timeout": 5.0})}], **extra,
-        }
-        transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": config}
+        door = self.door if door is None else door
+        options = dict(self.vllm)
+        if door == "tier":
+            options = {"kv_transfer_config": self.offloading(tier, **extra), **options}
         self._engines.append(Engine(
-            self.folder, f"life{len(self._engines)}", self.model, None if tier else self.host, blocks=96,
-            vllm={"kv_transfer_config": transfer, **self._vllm},
+            self.folder, f"life{len(self._engines)}", self.model, None if tier or not door else self.host, blocks=96, vllm=options,
             env={"PYTHONHASHSEED": "0", **(env or {})},  # which 0.26 needs for others to find its blocks
         ))
         return self._engines[-1]
 
+    def offloading(self, tier: dict[str, Any] | None = None, **extra: Any) -> dict[str, Any]:
+        """vLLM's connector with the tier."""
+        config = {
+            "spec_name": "TiersSpec", "spec_module_path": "vllm_offloading", "cpu_bytes_to_use": 32 << 20,
+            "secondary_tiers": [{"type": "kvhost", **(tier or {"socket": self.host.socket, "lookup_timeout": 5.0})}], **extra,
+        }
+        return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": config}
+
     def published(self) -> None:
-        """What the last step has computed, vLLM stores with the next one that it makes."""
-        self._engines[-1].generate([[5] * 8])
+        """What the last step has computed, vLLM's offloading stores with the next one that it makes."""
+        self._engines[-1].generate([[5] * 8] * 2)  # one for each data parallel rank
         wait_for("the host has published all", self.host.idle)
 
     def close(self) -> None:
@@ -175,43 +183,6 @@ def test_lives_of_a_model(llama: Lives) -> None:
     engine = llama.engine(blocks_per_chunk=2)
     other = engine.one_by_one(asked)
     assert (tokens(other), cached(other)) == (want, [LENGTH // (2 * BLOCK) * 2 * BLOCK] * 2)
-
-
-@pytest.mark.parametrize("kind", ["windows", "ranks", "uncached", "drafts", "stages"])
-def test_lives_of_other_engines(folder: Path, kind: str) -> None:
-    """A group of the windows' layers has one layer only, and two ranks, or stages, have a cell of a row each."""
-    if kind == "stages" and not OLD:
-        pytest.skip("vLLM 0.32 for processors ends with two stages, without any connector too")
-    if kind == "windows":
-        lives = Lives(folder)
-        model.write(lives.model, model.config(5, window=300), seed=8)
-    else:
-        options: dict[str, dict[str, Any]] = {
-            "ranks": {"tensor_parallel_size": 2}, "stages": {"pipeline_parallel_size": 2}, "uncached": {"enable_prefix_caching": False},
-            "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
-        }
-        lives = Lives(folder, **options[kind])
-        model.write(lives.model, model.config(4), seed=7)
-    asked = prompts(1, 3)
-    try:
-        lives.host.start()
-        engine = lives.engine()
-        first = engine.one_by_one(asked)
-        assert cached(first) == [0, 0, 0]
-        assert len({tuple(t) for t in tokens(first)}) == 3, "want tokens that depend on the prompt"
-        lives.published()
-        engine.stop()
-        parts, used, cells = stored_parts(engine), used_parts(folder), 2 if kind in ("ranks", "stages") else 1
-        assert parts == [cells * n for n in used], f"chunks have {parts} bytes, want {cells} times {used}"
-        assert kind != "windows" or min(parts) < max(parts), f"chunks have {parts} bytes, want the groups to differ"
-
-        engine = lives.engine()
-        again = engine.one_by_one(asked)
-        assert tokens(again) == tokens(first)
-        assert cached(again) == [HITS] * 3
-        assert not counted(engine, "chunks_not_loaded")
-    finally:
-        lives.close()
 
 
 @pytest.mark.parametrize("family", model.HYBRIDS)

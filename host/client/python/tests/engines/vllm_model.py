@@ -34,7 +34,8 @@ def mla_config() -> dict[str, Any]:
     }
 
 
-def write(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
+def write(path: pathlib.Path, c: dict[str, Any], seed: int, *, drafts: bool = False) -> None:
+    """``drafts``: an EAGLE head, whose layers begin with what the model's own have made of a token and the next token."""
     import torch
     from safetensors.torch import save_file
 
@@ -58,6 +59,10 @@ def write(path: pathlib.Path, c: dict[str, Any], seed: int) -> None:
             at + "mlp.down_proj.weight": matrix(h, ffn), at + "input_layernorm.weight": torch.ones(h),
             at + "post_attention_layernorm.weight": torch.ones(h),
         }
+    if drafts:
+        without = ("lm_head.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight")
+        t = {name.removeprefix("model."): w for name, w in t.items() if name not in without}
+        t["fc.weight"] = matrix(h, 2 * h)
     save_file(t, str(path / "model.safetensors"), metadata={"format": "pt"})
 
 
@@ -116,11 +121,53 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 
 def write_hybrid(path: pathlib.Path, family: str, seed: int) -> None:
     """With weights so large that what the layers remember decides every token, and states that hardly fade."""
+    write_made(path, family, HYBRIDS[family], seed, dtype="bfloat16")
+
+
+IMAGE, IMAGE_TOKENS = VOCAB - 1, 16  # the token that stands for a picture, and how many it becomes
+#: Looks at pictures of 32 times 32 points.
+LLAVA: dict[str, Any] = {
+    "vision_config": {
+        "model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "projection_dim": 64,
+    },
+    "text_config": _SMALL | {"model_type": "llama", "head_dim": 64, "num_hidden_layers": 3},
+    "image_token_index": IMAGE, "image_seq_length": IMAGE_TOKENS, "vision_feature_layer": -1, "tie_word_embeddings": False,
+}
+
+
+def write_llava(path: pathlib.Path, seed: int) -> None:
+    from safetensors.torch import load_file, save_file
+    from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
+
+    write_made(path, "llava", LLAVA, seed)
+    saved = load_file(path / "model.safetensors")  # with other names than vLLM's
+    named = {n.replace("vision_tower.", "vision_tower.vision_model."): t for n, t in saved.items()}
+    save_file(named, path / "model.safetensors", metadata={"format": "pt"})
+    words = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(IMAGE)} | {"<image>": IMAGE}, "unk_token": "w0"}
+    special = {"id": IMAGE, "content": "<image>", "special": True} | dict.fromkeys(
+        ("single_word", "lstrip", "rstrip", "normalized"), False
+    )
+    (path / "words.json").write_text(json.dumps({
+        "version": "1.0", "added_tokens": [special], "model": words, "pre_tokenizer": {"type": "WhitespaceSplit"},
+    }))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "words.json"), bos_token="w1", eos_token="w2", pad_token="w0")
+    pictures = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    processor: Any = LlavaProcessor
+    processor(
+        image_processor=pictures, tokenizer=tokenizer, patch_size=8, vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    ).save_pretrained(path)
+
+
+def write_made(path: pathlib.Path, family: str, config: dict[str, Any], seed: int, dtype: str = "float32") -> None:
+    """A model of one of transformers' families."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **HYBRIDS[family])).to(torch.bfloat16)
+    kind: Any = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+    model = kind.from_config(AutoConfig.for_model(family, **config)).to(getattr(torch, dtype))
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.ndim == 2 and "embed" not in name:
@@ -131,4 +178,4 @@ def write_hybrid(path: pathlib.Path, family: str, seed: int) -> None:
                 p.fill_(-8.0)
     model.save_pretrained(path)
     saved = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(saved | HYBRIDS[family]))
+    (path / "config.json").write_text(json.dumps(saved | config))

