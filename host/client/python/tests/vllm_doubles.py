@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvhost import Hints, HostGoneError, Lookup
 from kvhost.semaphores import Timeline
-from kvhost.session import NOT_WANTED, LoadJob, PendingLookup, Result, StoreJob
+from kvhost.session import NOT_WANTED, DiscardResult, LoadJob, PendingLookup, Result, StoreJob
 from kvhost.v1 import kvhost_pb2 as pb
 
 
@@ -108,6 +108,8 @@ class DoubleSession:
         self.pings: list[threading.Event] = []
         self.ended_requests: list[int] = []
         self.hints: list[Hints | None] = []
+        self.discarded: list[list[bytes]] = []
+        self.in_use: set[bytes] = set()
 
     def start_lookup(
         self, keys: Sequence[bytes], *, group: int, request: int, readers: int = 0, prefetch: bool = False, traceparent: str = ""
@@ -145,6 +147,19 @@ class DoubleSession:
         if on_layer is not None:
             self.in_step(load)
         return load
+
+    def discard(self, keys: Sequence[bytes], *, group: int) -> list[DiscardResult]:
+        self._alive()
+        self.discarded.append(list(keys))
+        results = []
+        for key in keys:
+            results.append(
+                DiscardResult.IN_USE if key in self.in_use else
+                DiscardResult.REMOVED if key in self.resident else DiscardResult.ABSENT
+            )
+            if results[-1] == DiscardResult.REMOVED:
+                self.resident.discard(key)
+        return results
 
     def start_ping(self) -> threading.Event:
         self._alive()

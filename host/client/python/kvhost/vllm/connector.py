@@ -397,9 +397,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        if self._scheduler is not None:
-            self._scheduler.finished(request)
-        return False, None
+        return False, self._scheduler.finished(request) if self._scheduler is not None else None
 
     def on_new_request(self, request: Request) -> None:
         if self._scheduler is not None:

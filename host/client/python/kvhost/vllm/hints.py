@@ -21,6 +21,22 @@ _REASONS = {
 }
 
 
+#: What may happen after a request's end (see keeper.py).
+KEPT = ("pin_seconds", "prefetch_seconds", "drop_seconds")
+
+
+def _seconds(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1 << 22
+
+
+def _bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+#: What a client may say, and which values each has.
+_VALID = {"load": _bool, "store": _bool, "tool_call": _bool, **dict.fromkeys(("return_seconds", *KEPT), _seconds)}
+
+
 @functools.cache  # says it once
 def _not_known(version: str) -> None:
     log.warning("kvhost: kv_hints: actions kvhost of version %r are ignored: known is %r", version, _VERSION)
@@ -41,6 +57,27 @@ def _said(request: Any) -> dict[str, Any]:
     return said | client if isinstance(client, dict) else said
 
 
+def wished(request: Any) -> dict[str, float]:
+    """What a request's client wants to happen after its end: seconds from then, by name."""
+    said = _said(request)
+    return {name: float(said[name]) for name in KEPT if _seconds(said.get(name))}
+
+
+def answer(request: Any, rejected: dict[str, str], clipped: dict[str, float]) -> dict[str, Any] | None:
+    """What became of each thing that a client has said, by its name; None where it has said nothing."""
+    answers: dict[str, str] = {}
+    for name, value in _said(request).items():
+        if not (valid := _VALID.get(name)):
+            answers[name] = "rejected: it is not known"
+        elif not valid(value):
+            answers[name] = f"rejected: {value!r} is no value of it"
+        elif why := rejected.get(name):
+            answers[name] = f"rejected: {why}"
+        else:
+            answers[name] = f"clipped: {clipped[name]:g}" if name in clipped else "accepted"
+    return {"kvhost_answers": answers} if answers else None
+
+
 def forbids(request: Any, act: str) -> bool:
     """Whether a request's client forbids to "load" KV for it, as one that measures prefill does, or to "store" its KV, as
     one whose prompt is secret, or never comes again: ``kv_transfer_params: {"kvhost": {"store": false}}``."""
@@ -54,9 +91,8 @@ def of_client(request: Any, reason: EndReason | None = None) -> Hints:
     said = _said(request)
     if reason in (None, EndReason.STOP) and said.get("tool_call") is True:
         reason = EndReason.TOOL_CALL
-    seconds = said.get("return_seconds", 0)
-    valid = isinstance(seconds, (int, float)) and 0 <= seconds < 1 << 22
-    return Hints(reason=reason or EndReason.UNSPECIFIED, return_seconds=float(seconds) if valid else 0.0)
+    seconds: Any = said.get("return_seconds")
+    return Hints(reason=reason or EndReason.UNSPECIFIED, return_seconds=float(seconds) if _seconds(seconds) else 0.0)
 
 
 def of_request(request: Any) -> Hints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from kvhost.vllm import hints
 from kvhost.vllm.adapters import Adapters, Asked, Content
 from kvhost.vllm.groups import NULL_BLOCK, GroupPlan
 from kvhost.vllm.holds import Holds
+from kvhost.vllm.keeper import LONGEST, MOST, Keeper
 from kvhost.keys import KeyChain, Item
 from kvhost.vllm.link import Link
 from kvhost.vllm.lookups import RequestLookup
@@ -64,6 +66,7 @@ class Tracked:
         self.step = 0  # the step that was being scheduled when the engine asked last
         self.may_load = not hints.forbids(request, "load")
         self.may_store = not hints.forbids(request, "store")
+        self.found: int | None = None  # chunks that were there when it came
         self.stored = 0  # chunks that the host has, or was ordered to store
         self.end = 0  # chunks that are computed, or will be by the steps that were scheduled
         # The trace that the engine's client has named, if any; the host's spans become part of it.
@@ -92,6 +95,7 @@ class Scheduler:
         self._tables: list[list[list[int]]] = []  # the blocks of requests in the steps since the first of these
         self._step_seconds: float | None = None  # expected of the loads in the step that is being scheduled, if any
         self._events = events  # None: the engine publishes none
+        self._keeper = Keeper(link, groups, (1 << ranks) - 1)
         self._adapters = adapters  # None: the engine has no LoRA
         self._requests: dict[str, Tracked] = {}
         self._live: dict[str, Any] = {}  # all of the engine's requests
@@ -182,6 +186,9 @@ class Scheduler:
             return 0
         there = lookup.hit(len(keys))
         t.stored = max(t.stored, there)
+        if t.found is None:
+            t.found = there
+            self._keeper.continued(keys)
         if self._events is not None:
             self._events.found(keys[:there])
         hit = self._before_bad(keys, there)
@@ -380,13 +387,14 @@ class Scheduler:
         self._last_order += 1
         return self._last_order
 
-    def finished(self, request: Any) -> None:
-        """The engine frees the request's blocks when this returns; what the host may touch is held."""
+    def finished(self, request: Any) -> dict[str, Any] | None:
+        """The engine frees the request's blocks when this returns; what the host may touch is held. Returns an answer to what
+        its client has said."""
         self._live.pop(request.request_id, None)
         self._largest = None
         t = self._requests.pop(request.request_id, None)
         if t is None:
-            return
+            return None
         self._holds.scheduled(request.request_id)
         self._ran.discard(request.request_id)
         if t.loading:
@@ -406,6 +414,43 @@ class Scheduler:
                 s.end_request(t.number, told, wait=False)  # and with it the leases of its lookups
             except KvhostError:
                 pass
+        return self._keep(t)
+
+    def _keep(self, t: Tracked) -> dict[str, Any] | None:
+        """Sees to what a client wants to happen from now on; returns the answer."""
+        wished = hints.wished(t.request)
+        rejected: dict[str, str] = {}
+        clipped: dict[str, float] = {}
+        if wished:
+            why = self._why_not(t)
+            rejected = dict.fromkeys(wished, why) if why else self._rejected(t)
+            most = {"pin_seconds": min(LONGEST, self._settings.pin_seconds)}
+            clipped = {name: limit for name, s in wished.items() if s > (limit := most.get(name, LONGEST))}
+        do = {name: clipped.get(name, s) for name, s in wished.items() if name not in rejected}
+        if do:
+            assert t.chain is not None
+            self._keeper.keep(
+                t.chain.keys[: t.end], t.found or 0, do.get("pin_seconds", 0.0), do.get("prefetch_seconds", math.inf),
+                do.get("drop_seconds", math.inf),
+            )
+        return hints.answer(t.request, rejected, clipped)
+
+    def _why_not(self, t: Tracked) -> str:
+        if t.chain is None or not t.end:
+            return "no whole chunk of it was computed"
+        if not self._keeper.levels:
+            return "no host is there"
+        return f"this engine keeps {MOST} requests already" if self._keeper.full else ""
+
+    def _rejected(self, t: Tracked) -> dict[str, str]:
+        rejected = {}
+        if self._keeper.levels == 1:
+            rejected["prefetch_seconds"] = "the host has one level"
+        if not self._settings.pin_seconds:
+            rejected["pin_seconds"] = "this engine allows no pins"
+        if t.found is None:
+            rejected["drop_seconds"] = "it was not looked up, and its chunks may be others' as well"
+        return rejected
 
     def _drop(self, cause: str, chunks: int) -> None:
         if chunks <= 0 or self._settings.store == "none":
@@ -637,4 +682,5 @@ class Scheduler:
             self._events.close()
         if self._adapters is not None:
             self._adapters.close()
+        self._keeper.close()
         self._link.close()

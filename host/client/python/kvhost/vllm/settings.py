@@ -29,6 +29,7 @@ class Settings:
     load_in: str = "auto"  # "step": inside the one that computes behind the hit; "beside": the steps go on; or by request
     step_delay: float = 0.01  # seconds that loads may add to a step in which other requests run ("auto")
     step_timeout: float = 2.0  # seconds until a load inside a step is cancelled
+    pin_seconds: float = 300.0  # that a client may have its chunks kept; 0: no pins
     prefetch: bool = True  # with several levels: hits come nearer while their request waits for blocks
     store: str = "all"  # "prompt": not what the engine generates; "none"
     tenant: int = 0

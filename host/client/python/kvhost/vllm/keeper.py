@@ -1,0 +1,160 @@
+"""What clients ask of the cache for the time after their requests: chunks that stay, come nearer, or go."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvhost.errors import KvhostError
+from kvhost.session import DiscardResult, Session
+from kvhost.vllm.groups import GroupPlan
+from kvhost.vllm.lookups import RequestLookup
+
+LONGEST = 3600.0  # seconds that a client may look ahead
+MOST = 256  # requests at a time
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # they double: a request's last chunks are published a little after its end
+_DISCARDS = 6  # at most: a chunk that is in use, or not stored yet, is discarded later
+_ANSWER_SECONDS = 1.0
+
+
+class Sessions(Protocol):
+    """Where the sessions are (see link.py)."""
+
+    def sessions(self) -> list[Session]: ...
+
+
+@dataclass
+class _Kept:
+    keys: Sequence[bytes]
+    until: float  # its leases are renewed
+    near: float  # when its chunks are to come to the nearest level; inf: not
+    drop: float  # when those in ``left`` are to be discarded; inf: not
+    left: dict[bytes, None]
+    due: float
+    pause: float = _FIRST_PAUSE
+    prefetches: bool = False
+    lookup: RequestLookup | None = None
+    discards: int = 0
+
+
+class Keeper:
+    """Renews leases, as the host's are short, and sends prefetches and discards when they are due. An idle engine makes no
+    steps, so a thread of its own does it, from the first wish on."""
+
+    def __init__(
+        self, link: Sessions, groups: Sequence[GroupPlan], readers: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._link, self._groups, self._readers, self._clock = link, groups, readers, clock
+        self._wake = threading.Condition()
+        self._kept: dict[bytes, _Kept] = {}  # by the last key
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def levels(self) -> int:
+        """Of the host's roots; 0 while no host is there."""
+        return min((s.levels for s in self._link.sessions()), default=0)
+
+    @property
+    def full(self) -> bool:
+        return len(self._kept) >= MOST
+
+    def keep(self, keys: Sequence[bytes], own: int, pin: float, near: float, drop: float) -> None:
+        """For so many seconds, or after them; ``near`` and ``drop`` are inf where that is not wished. Chunks before ``own`` were
+        there when the request came, and are not dropped."""
+        now = self._clock()
+        due = now if pin else now + min(near, drop)
+        if due == math.inf:
+            return
+        with self._wake:
+            before = self._kept.get(keys[-1])
+            self._kept[keys[-1]] = _Kept(
+                keys, now + pin, now + near, now + drop, dict.fromkeys(keys[own:]), due, lookup=before.lookup if before else None
+            )
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kvhost-keeper", daemon=True)
+                self._thread.start()
+            self._wake.notify_all()
+
+    def continued(self, keys: Sequence[bytes]) -> None:
+        """A request with these chunks has come: nothing of what it continues is dropped."""
+        if self._kept:
+            with self._wake:
+                for kept in filter(None, map(self._kept.get, keys)):
+                    kept.drop, kept.due = math.inf, self._clock()
+                self._wake.notify_all()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self.act()
+            with self._wake:
+                due = min((k.due for k in self._kept.values()), default=math.inf)
+                if not self._closed and due > self._clock():
+                    self._wake.wait(due - self._clock() if due < math.inf else None)
+
+    def act(self) -> None:
+        """Does what is due."""
+        now = self._clock()
+        with self._wake:
+            due = [(key, k) for key, k in self._kept.items() if k.due <= now]
+        for key, kept in due:
+            kept.due = now + kept.pause
+            kept.pause = min(2 * kept.pause, _LONGEST_PAUSE)
+            try:
+                self._act(kept, now)
+            except (KvhostError, TimeoutError):
+                pass  # no host answers: later
+            with self._wake:
+                if kept.due == math.inf and self._kept.get(key) is kept:
+                    del self._kept[key]
+
+    def _act(self, k: _Kept, now: float) -> None:
+        sessions = self._link.sessions()
+        if now >= k.drop:
+            self._release(k)
+            if sessions:
+                if not k.discards:
+                    k.pause, k.due = _FIRST_PAUSE, now + _FIRST_PAUSE
+                k.discards += 1
+                self._discard(k, sessions)
+            if not k.left or k.discards == _DISCARDS:
+                k.due = math.inf
+            return
+        lease = min((s.lease_seconds for s in sessions), default=_LONGEST_PAUSE)
+        if now >= k.near:
+            k.prefetches, k.near, k.until = True, math.inf, max(k.until, now + lease)
+        if now >= k.until:
+            self._release(k)
+            k.due = min(k.near, k.drop)
+            return
+        k.pause = min(k.pause, lease / 2)
+        k.due = min(k.due, k.until, k.near, k.drop)
+        if sessions:
+            found = RequestLookup(sessions, self._groups, k.keys, 0, self._readers, prefetch=k.prefetches)
+            found.done(_ANSWER_SECONDS)
+            self._release(k)
+            k.lookup = found
+
+    def _release(self, k: _Kept) -> None:
+        if k.lookup is not None:
+            k.lookup.release()
+            k.lookup = None
+
+    def _discard(self, k: _Kept, sessions: Sequence[Session]) -> None:
+        over = set(k.left)
+        for s in sessions:
+            for g in self._groups:
+                for key, result in zip(k.left, s.discard(list(k.left), group=g.id), strict=True):
+                    if result not in (DiscardResult.REMOVED, DiscardResult.OTHER_TENANT):
+                        over.discard(key)
+        for key in over:
+            del k.left[key]
+
+    def close(self) -> None:
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()

@@ -1,0 +1,194 @@
+"""What happens after a request's end because its client wishes it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import pytest
+from test_vllm_scheduler import CHUNK, FULL, KEYS, TOKENS, Rig
+from vllm_doubles import DoubleLink, DoubleSession, request
+
+from kvhost.session import DiscardResult
+from kvhost.vllm import keeper
+from kvhost.vllm.keeper import Keeper
+
+NEVER = math.inf
+
+
+class Kept:
+    """A keeper whose clock and thread are the test's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+        self.session, self.now = DoubleSession(), 1000.0
+        self.session.resident, self.session.lease_seconds = set(KEYS), 8.0
+        self.link = DoubleLink(self.session)
+        self.keeper = Keeper(self.link, [FULL], 1, lambda: self.now)  # type: ignore[arg-type]
+
+    def held(self) -> int:
+        """Leases that are not released."""
+        return len(self.session.lookups) - len(self.session.released)
+
+    def after(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.5)
+            self.keeper.act()
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    return Kept(monkeypatch)
+
+
+def test_a_pin_is_a_lease_that_is_renewed_until_its_time_is_over(kept: Kept) -> None:
+    kept.keeper.keep(KEYS, 0, 60.0, NEVER, NEVER)
+    kept.keeper.act()
+    for _ in range(14):
+        before = len(kept.session.lookups)
+        kept.after(4.0)
+        assert (kept.held(), len(kept.session.lookups) > before) == (1, True), "want one lease, renewed in half of its time"
+    kept.after(8.0)
+    asked = len(kept.session.lookups)
+    kept.after(60.0)
+    assert (kept.held(), len(kept.session.lookups), kept.session.prefetches) == (0, asked, [False] * asked)
+
+
+def test_chunks_come_nearer_when_they_are_to(kept: Kept) -> None:
+    kept.session.levels = 2
+    kept.keeper.keep(KEYS, 0, 0.0, 20.0, NEVER)
+    kept.after(19.5)
+    assert not kept.session.lookups
+    kept.after(1.0)
+    assert (kept.session.prefetches[0], kept.held()) == (True, 1)
+    kept.after(20.0)
+    assert all(kept.session.prefetches) and kept.held() == 0, "want the lease of a prefetch for as long as a lease, and no longer"
+
+
+def test_a_request_drops_its_own_chunks(kept: Kept) -> None:
+    kept.keeper.keep(KEYS, 1, 5.0, NEVER, 10.0)
+    kept.after(9.5)
+    assert not kept.session.discarded
+    kept.session.in_use = {KEYS[2]}
+    kept.after(1.0)
+    assert kept.session.resident == {KEYS[0], KEYS[2]}, "want what it found, and what is in use, left"
+    kept.session.in_use = set()
+    kept.after(5.0)
+    assert (kept.session.resident, kept.held()) == ({KEYS[0]}, 0)
+    tries = len(kept.session.discarded)
+    kept.after(100.0)
+    assert len(kept.session.discarded) == tries
+
+
+def test_what_is_never_stored_is_dropped_a_few_times(kept: Kept) -> None:
+    kept.session.resident = set()
+    kept.keeper.keep(KEYS, 0, 0.0, NEVER, 0.0)
+    kept.after(200.0)
+    assert kept.session.discarded == [KEYS] * 6
+
+
+def test_what_goes_on_is_not_dropped(kept: Kept) -> None:
+    kept.keeper.keep(KEYS[:2], 0, 0.0, NEVER, 5.0)
+    kept.keeper.keep(KEYS, 0, 0.0, NEVER, 5.0)
+    kept.keeper.continued(KEYS[:2])
+    kept.after(60.0)
+    assert kept.session.discarded == [KEYS], "want the longer one dropped alone"
+
+
+def test_a_host_that_goes_and_comes_back(kept: Kept) -> None:
+    kept.keeper.keep(KEYS, 0, 300.0, NEVER, NEVER)
+    kept.after(4.0)
+    kept.session.die()
+    kept.after(30.0)
+    kept.link.up = []
+    assert kept.keeper.levels == 0
+    kept.after(30.0)
+    again = DoubleSession()
+    kept.link.up = [again]
+    kept.after(60.0)
+    assert again.lookups, "want the pin at the new host"
+
+
+def test_its_thread_runs_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = DoubleSession()
+    session.resident = set(KEYS)
+    gone = threading.Event()
+
+    def discard(keys: list[bytes], group: int) -> list[DiscardResult]:
+        gone.set()
+        return [DiscardResult.REMOVED for _ in keys]
+
+    monkeypatch.setattr(session, "discard", discard)
+    k = Keeper(DoubleLink(session), [FULL], 1)  # type: ignore[arg-type]
+    k.keep(KEYS, 0, 0.0, NEVER, 0.0)
+    assert gone.wait(30), "want what is due done without a step of the engine"
+    k.close()
+    assert k._thread is not None
+    k._thread.join(30)
+    assert not k._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("said", "settings", "levels", "want"),
+    [
+        ({"pin_seconds": 30}, {}, 1, {"pin_seconds": "accepted"}),
+        ({"pin_seconds": 9000, "return_seconds": 9000}, {}, 1, {"pin_seconds": "clipped: 300", "return_seconds": "accepted"}),
+        ({"drop_seconds": 9000}, {}, 1, {"drop_seconds": "clipped: 3600"}),
+        ({"pin_seconds": 30}, {"pin_seconds": 0.0}, 1, {"pin_seconds": "rejected: this engine allows no pins"}),
+        ({"prefetch_seconds": 5}, {}, 1, {"prefetch_seconds": "rejected: the host has one level"}),
+        ({"prefetch_seconds": 5}, {}, 2, {"prefetch_seconds": "accepted"}),
+        ({"pin_seconds": 5}, {}, 0, {"pin_seconds": "rejected: no host is there"}),
+        ({"load": False, "drop_seconds": 0}, {}, 1,
+         {"load": "accepted", "drop_seconds": "rejected: it was not looked up, and its chunks may be others' as well"}),
+        ({"pin_seconds": "long", "evict": 1}, {}, 1,
+         {"pin_seconds": "rejected: 'long' is no value of it", "evict": "rejected: it is not known"}),
+        ({"tool_call": True}, {}, 1, {"tool_call": "accepted"}),
+    ],
+)  # fmt: skip
+def test_each_wish_is_answered(
+    said: Any, settings: dict[str, Any], levels: int, want: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    rig, r = Rig(**settings), request("a", TOKENS)
+    r.kv_transfer_params = {"kvhost": said}
+    rig.session.levels = levels
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(36), 0)
+    rig.run(r, 36)
+    if not levels:
+        rig.link.epoch = -1
+    assert rig.s.finished(r) == {"kvhost_answers": want}
+
+
+def test_who_says_nothing_gets_no_answer_and_who_has_no_chunk_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "MOST", 0)
+    rig, silent, short = Rig(), request("a", TOKENS), request("b", TOKENS[: CHUNK - 1])
+    short.kv_transfer_params = {"kvhost": {"pin_seconds": 5}}
+    for r in (silent, short):
+        assert rig.s.matched(r, 0) == 0
+        rig.s.allocated(r, rig.table(len(r.all_token_ids)), 0)
+        rig.run(r, len(r.all_token_ids))
+    assert rig.s.finished(silent) is None
+    assert rig.s.finished(short) == {"kvhost_answers": {"pin_seconds": "rejected: no whole chunk of it was computed"}}
+    silent.request_id, silent.num_computed_tokens, silent.kv_transfer_params = "c", 0, {"kvhost": {"pin_seconds": 5}}
+    rig.s.matched(silent, 0)
+    rig.s.allocated(silent, rig.table(36), 0)
+    rig.run(silent, 36)
+    assert rig.s.finished(silent) == {"kvhost_answers": {"pin_seconds": "rejected: this engine keeps 256 requests already"}}
+
+
+def test_the_next_turn_stops_a_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    rig, first, after = Rig(), request("a", TOKENS), request("b", [*TOKENS, *range(60)])
+    first.kv_transfer_params = {"kvhost": {"drop_seconds": 3600}}
+    assert rig.s.matched(first, 0) == 0
+    rig.s.allocated(first, rig.table(36), 0)
+    rig.run(first, 36)
+    rig.s.finished(first)
+    (kept,) = rig.s._keeper._kept.values()
+    assert kept.drop < NEVER
+    rig.session.resident = set(KEYS)
+    assert rig.s.matched(after, 0) == len(KEYS) * CHUNK
+    assert kept.drop == NEVER
