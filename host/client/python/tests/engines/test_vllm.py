@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import vllm_model as model
@@ -90,10 +91,10 @@ class Setting:
         assert len(loaded) >= at_least
         (self.folder / "loaded").write_text("")
 
-    def hang_in_mid_load(self) -> None:
+    def hang_in_mid_load(self, engine: Engine | None = None) -> None:
         """LONG is being generated, and the host stops where a load of it begins."""
         (self.folder / "stop").write_text(str(self.host.pid()))
-        self.engine().send("generate", LONG, 8, None)
+        (engine or self.engine()).send("generate", LONG, 8, None)
         wait_for("a load begins", self.host.hangs)
 
     def host_dies_in_mid_load(self) -> None:
@@ -335,7 +336,7 @@ def test_two_models_and_a_sliding_window(setting: Setting) -> None:
     setting.stop_engine()
     reference = Reference(setting.folder, setting.other, "other-reference", all=False)
     assert reference.long != setting.reference.long
-    engine = Engine(setting.folder, "other", setting.other, setting.host, blocks=4 * BLOCKS)
+    engine = Engine(setting.folder, "other", setting.other, setting.host, blocks=4 * BLOCKS, load_timeout=600.0)
     try:
         cold = engine.one_by_one(LONG)
         assert tokens(cold) == reference.long and [c for _, c in cold] == [0, 0, 0]
@@ -346,9 +347,15 @@ def test_two_models_and_a_sliding_window(setting: Setting) -> None:
         setting.check_bytes(3 * HITS // CHUNK)
 
         engine.reset()
-        (setting.folder / "stop").write_text(str(setting.host.pid()))
-        engine.send("generate", LONG, 8, None)
-        wait_for("a load begins", setting.host.hangs)
+        setting.hang_in_mid_load(engine)
+        assert tokens(engine.answer()) == reference.long
+        assert setting.host.hangs(), "want answers though the host's process is stopped with a load in flight"
+        setting.host.resume()
+        engine.reset()
+        assert engine.one_by_one(LONG) == [(w, HITS) for w in reference.long]
+
+        engine.reset()
+        setting.hang_in_mid_load(engine)
         setting.host.kill()
         assert tokens(engine.answer()) == reference.long
         setting.host.start()
@@ -419,3 +426,35 @@ def test_lora_adapters_have_chunks_of_their_own(setting: Setting) -> None:
         setting.check_bytes(3 * HITS // CHUNK)
     finally:
         engine.kill()
+
+
+def test_clients_keep_and_drop_what_they_will(setting: Setting, tmp_path: Path) -> None:
+    """Three prompts fit into the host's root. Of two that were stored first, the pinned one stays when others come."""
+    setting.stop_engine()
+    host = Host(tmp_path, "16MiB")
+    host.start()
+    engine = Engine(setting.folder, "kept", setting.llama, host, blocks=2 * BLOCKS, chunk_tokens=CHUNK, pin_seconds=600.0)
+    pinned, other, dropped = LONG
+    try:
+        def say(p: Tokens, **said: Any) -> tuple[int, dict[str, str]]:
+            engine.reset()
+            tokens, cached, answer = engine.ask("transfer", p, 8, {"kvhost": said})
+            assert p not in LONG or tokens == setting.reference.long[LONG.index(p)]
+            return cached, (answer or {}).get("kvhost_answers", {})
+
+        assert say(pinned, pin_seconds=900) == (0, {"pin_seconds": "clipped: 600"})
+        assert say(other, return_seconds=3) == (0, {"return_seconds": "accepted"})
+        for i in range(8):
+            say(prompt(500 + i, 1500))
+        assert [say(p)[0] for p in (pinned, other)] == [HITS, 0], "want the pinned prompt alone kept"
+
+        engine.reset()
+        before = {p.name for p in host.files()}
+        want = {"drop_seconds": "accepted", "prefetch_seconds": "rejected: the host has one level", "demote": "rejected: it is not known"}
+        assert say(dropped, drop_seconds=0, prefetch_seconds=1, demote=True) == (0, want)
+        engine.reset()  # all is published
+        wait_for("the dropped chunks are gone", lambda: {p.name for p in host.files()} <= before)
+        assert [say(p)[0] for p in (pinned, dropped)] == [HITS, 0]
+    finally:
+        engine.kill()
+        host.kill()
