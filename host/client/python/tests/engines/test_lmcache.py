@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -302,13 +303,26 @@ def test_wrong_parameters_are_named(params: dict[str, object], error: str) -> No
         Adapter(**{"socket": "/none", **params})  # type: ignore[arg-type]
 
 
-def test_bench_l2(host: Host) -> None:
-    spec = (
-        '{"type":"plugin","module_path":"kvhost.lmcache","class_name":"KvhostL2Adapter",'
-        f'"adapter_params":{{"socket":"{host.socket}"}}}}'
-    )
+def plugin(host: Host) -> str:
+    return json.dumps({
+        "type": "plugin", "module_path": "kvhost.lmcache", "class_name": "KvhostL2Adapter",
+        "adapter_params": {"socket": host.socket},
+    })
+
+
+def test_basic_check(host: Host) -> None:
     command = [
-        lmcache(), "bench", "l2", "--l2-adapter", spec, "--no-skip-verify", "--num-keys", "8", "--in-flight", "4",
+        sys.executable, "-m", "lmcache.v1.basic_check", "--mode", "test_l2_adapter", "--l2-adapter", plugin(host),
+        "--num-keys", "7", "--kv-dtype", "bfloat16",
+    ]  # fmt: skip
+    done = subprocess.run(command, env=lmcache_env(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"Validation.*: (\d)/7", done.stdout) == ["7"] * 4, done.stdout
+
+
+def test_bench_l2(host: Host) -> None:
+    command = [
+        lmcache(), "bench", "l2", "--l2-adapter", plugin(host), "--no-skip-verify", "--num-keys", "8", "--in-flight", "4",
         "--data-size-kb", "1024", "--rounds", "3", "--lookup-max-hit-rate", "0.5",
     ]  # fmt: skip
     done = subprocess.run(command, env=lmcache_env(), capture_output=True, text=True, timeout=300)
