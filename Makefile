@@ -107,7 +107,7 @@ test-python: build .venv/installed ## the Python client's tests against a real h
 ENGINES     := host/client/python/tests/engines
 ENVIRONMENT := $(ENGINES)/environment
 ALL_ENGINES := dynamo,lmcache,nixl,sglang,vllm
-NEWER_VLLM  := dynamo,vllm
+NEWER_VLLM  := dynamo,nixl,vllm
 # pytest in an environment: its name, and the engines whose absence is a failure. Each environment keeps its own --last-failed.
 engine_test  = KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_DYNAMO=$(CURDIR)/.build/dynamo/bin/python KVHOST_REQUIRE_TOOLS=$(2) \
   .build/$(1)/bin/python -m pytest -q -o cache_dir=$(CURDIR)/.build/$(1)/pytest $(PYTEST_ARGS)
@@ -121,7 +121,7 @@ engine_test  = KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_DYNAMO=$(CURDIR)/.build/dy
 	.build/dynamo/bin/pip install --quiet --no-deps --no-cache-dir --only-binary=:all: --require-hashes --requirement $<
 	@touch $@
 
-test-engines: test-engines-0.26 test-engines-0.32 ## real vLLM, LMCache and SGLang with kvhost on the CPU (5.9 GB once), and vLLM's own tests of connectors; also test-vllm, test-lmcache, test-sglang
+test-engines: test-engines-0.26 test-engines-0.32 ## real vLLM, LMCache and SGLang with kvhost on the CPU (6.1 GB once), and vLLM's own tests of connectors; also test-vllm, test-lmcache, test-sglang
 
 test-engines-0.26: build .build/engines/installed .build/dynamo/installed ## vLLM 0.26, LMCache and SGLang
 	$(call engine_test,engines,$(ALL_ENGINES)) $(ENGINES)

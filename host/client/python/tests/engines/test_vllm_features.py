@@ -104,6 +104,8 @@ def test_data_parallel_ranks(lives: Lives, alone: list[Tokens]) -> None:
 @pytest.mark.parametrize("door", BOTH)
 def test_pictures(lives: Lives) -> None:
     """Prompts with the same tokens have the same KV only with the same picture."""
+    if why := why_not("pictures", lives.door):
+        pytest.skip(why)
     model.write_llava(lives.model, seed=7)
     lives.vllm = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 1}, "mm_processor_cache_gb": 0}
     (asked,) = prompts(1, 1, LENGTH)
@@ -139,6 +141,6 @@ def test_both_doors_in_one_engine(lives: Lives, alone: list[Tokens]) -> None:
     engine = lives.engine()
     assert engine.one_by_one(PROMPTS) == [(w, 0) for w in alone]
     lives.published()
-    assert engine.ask("counters")["vllm:kvhost_chunks_ordered"] == len(PROMPTS) * HITS["connector"] // CHUNK
+    assert len({p.relative_to(lives.host.root).parts[0] for p in lives.host.files()}) == 2, "want chunks of both doors"
     engine.stop()
     assert lives.engine().one_by_one(PROMPTS) == [(w, HITS["tier"]) for w in alone]

@@ -1,7 +1,7 @@
 """Makes a virtual environment of the engines' tests for machines without a GPU: install.py <directory>.
 
-The directory's last name says which: engines holds vLLM 0.26, LMCache and SGLang, 3.2 GB; engines-0.32 vLLM 0.32 alone,
-2.3 GB. Where it cannot be made, the exit status is 3 and the last line says why.
+The directory's last name says which: engines holds vLLM 0.26, LMCache and SGLang, 3.2 GB; engines-0.32 vLLM 0.32 and NIXL,
+2.5 GB. Where it cannot be made, the exit status is 3 and the last line says why.
 """
 
 from __future__ import annotations
