@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"time"
@@ -135,7 +136,9 @@ func (n *node) Identify(temp string, info staging.Info) (Record, error) {
 	}
 	defer f.Close()
 	b := make([]byte, info.Size)
-	if _, err := f.ReadAt(b, 0); err != nil {
+	if _, err := f.ReadAt(b, 0); err == io.EOF { // its successor as evictor has emptied it meanwhile
+		return Record{}, ErrDamaged
+	} else if err != nil {
 		return Record{}, err
 	}
 	var r Record
