@@ -179,6 +179,20 @@ def test_who_says_nothing_gets_no_answer_and_who_has_no_chunk_keeps_none(monkeyp
     assert rig.s.finished(silent) == {"kvhost_answers": {"pin_seconds": "rejected: this engine keeps 256 requests already"}}
 
 
+def test_what_came_while_the_host_was_away_can_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    rig, r = Rig(), request("a", TOKENS)
+    r.kv_transfer_params = {"kvhost": {"store": False, "pin_seconds": 5}}
+    rig.link.epoch = -1
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(36), 0)
+    rig.run(r, 36)
+    rig.link.epoch = 0
+    assert rig.s.finished(r) == {"kvhost_answers": {"store": "accepted", "pin_seconds": "accepted"}}
+    rig.s._keeper.act()
+    assert [p.keys for p in rig.session.lookups] == [KEYS]
+
+
 def test_the_next_turn_stops_a_drop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", lambda self: None)
     rig, first, after = Rig(), request("a", TOKENS), request("b", [*TOKENS, *range(60)])

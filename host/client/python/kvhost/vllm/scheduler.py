@@ -430,8 +430,8 @@ class Scheduler:
         if do:
             assert t.chain is not None
             self._keeper.keep(
-                t.chain.keys[: t.end], t.found or 0, do.get("pin_seconds", 0.0), do.get("prefetch_seconds", math.inf),
-                do.get("drop_seconds", math.inf),
+                t.chain.extend(t.request.all_token_ids, t.request.num_tokens)[: t.end], t.found or 0,
+                do.get("pin_seconds", 0.0), do.get("prefetch_seconds", math.inf), do.get("drop_seconds", math.inf),
             )
         return hints.answer(t.request, rejected, clipped)
 
