@@ -10,6 +10,7 @@ import pytest
 from test_vllm_scheduler import CHUNK, FULL, KEYS, TOKENS, Rig
 from vllm_doubles import DoubleLink, DoubleSession, request
 
+from kvhost.errors import Code, HostError
 from kvhost.session import DiscardResult
 from kvhost.vllm import keeper
 from kvhost.vllm.keeper import Keeper
@@ -191,6 +192,20 @@ def test_what_came_while_the_host_was_away_can_be_pinned(monkeypatch: pytest.Mon
     assert rig.s.finished(r) == {"kvhost_answers": {"store": "accepted", "pin_seconds": "accepted"}}
     rig.s._keeper.act()
     assert [p.keys for p in rig.session.lookups] == [KEYS]
+
+
+def test_a_lookup_that_fails_tells_nothing_of_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    rig, r = Rig(), request("a", TOKENS)
+    r.kv_transfer_params = {"kvhost": {"drop_seconds": 0}}
+    rig.session.resident, rig.session.answers = set(KEYS[:2]), False
+    assert rig.s.matched(r, 0) is None
+    rig.session.lookups[0]._call(HostError(Code.LIMIT, "lease", "too many"))
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(36), 0)
+    rig.run(r, 36)
+    why = "it was not looked up, and its chunks may be others' as well"
+    assert rig.s.finished(r) == {"kvhost_answers": {"drop_seconds": f"rejected: {why}"}}
 
 
 def test_the_next_turn_stops_a_drop(monkeypatch: pytest.MonkeyPatch) -> None:

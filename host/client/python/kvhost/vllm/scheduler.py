@@ -186,7 +186,7 @@ class Scheduler:
             return 0
         there = lookup.hit(len(keys))
         t.stored = max(t.stored, there)
-        if t.found is None:
+        if t.found is None and not lookup.failed:
             t.found = there
             self._keeper.continued(keys)
         if self._events is not None:
