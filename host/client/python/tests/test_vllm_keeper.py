@@ -95,7 +95,7 @@ def test_what_goes_on_is_not_dropped(kept: Kept) -> None:
     kept.keeper.keep(KEYS, 0, 0.0, NEVER, 5.0)
     kept.keeper.continued(KEYS[:2])
     kept.after(60.0)
-    assert kept.session.discarded == [KEYS], "want the longer one dropped alone"
+    assert kept.session.discarded == [KEYS[2:]], "want what the longer one has beyond it dropped, and nothing else"
 
 
 def test_a_host_that_goes_and_comes_back(kept: Kept) -> None:
@@ -206,6 +206,23 @@ def test_a_lookup_that_fails_tells_nothing_of_what_was_there(monkeypatch: pytest
     rig.run(r, 36)
     why = "it was not looked up, and its chunks may be others' as well"
     assert rig.s.finished(r) == {"kvhost_answers": {"drop_seconds": f"rejected: {why}"}}
+
+
+@pytest.mark.parametrize("order", [("first", "other", "over"), ("other", "first", "over"), ("first", "over", "other")])
+def test_what_another_request_has_too_is_not_dropped(order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    rig, both = Rig(), {"first": request("a", TOKENS), "other": request("b", [*TOKENS[:20], *range(60)])}
+    both["first"].kv_transfer_params = {"kvhost": {"drop_seconds": 0}}
+    for name in order:
+        if name == "over":
+            rig.s.finished(both["first"])
+        else:
+            assert rig.s.matched(r := both[name], 0) == 0
+            rig.s.allocated(r, rig.table(len(r.all_token_ids)), 0)
+            rig.run(r, len(r.all_token_ids))
+    rig.session.resident = set(KEYS)
+    rig.s._keeper.act()
+    assert rig.session.resident == set(KEYS[:2]), f"want the two chunks that both have left, in the order {order}"
 
 
 def test_the_next_turn_stops_a_drop(monkeypatch: pytest.MonkeyPatch) -> None:
