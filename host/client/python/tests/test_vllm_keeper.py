@@ -98,6 +98,18 @@ def test_what_goes_on_is_not_dropped(kept: Kept) -> None:
     assert kept.session.discarded == [KEYS[2:]], "want what the longer one has beyond it dropped, and nothing else"
 
 
+@pytest.mark.parametrize(("own", "drop"), [(4, 0.0), (2, 0.0), (2, 10.0)])
+def test_a_pin_outlasts_the_drop_of_another_request(kept: Kept, own: int, drop: float) -> None:
+    kept.keeper.keep(KEYS, 0, 60.0, NEVER, NEVER)
+    kept.after(20.0)
+    kept.keeper.keep(KEYS, own, 0.0, NEVER, drop)
+    for _ in range(7):
+        kept.after(5.0)
+        assert (kept.held(), kept.session.resident) == (1, set(KEYS)), f"after {kept.now - 1020} s, want one lease and no drop"
+    kept.after(60.0)
+    assert (kept.held(), kept.session.resident) == (0, set(KEYS[:own]))
+
+
 def test_a_host_that_goes_and_comes_back(kept: Kept) -> None:
     kept.keeper.keep(KEYS, 0, 300.0, NEVER, NEVER)
     kept.after(4.0)

@@ -79,14 +79,18 @@ class Keeper:
         """For so many seconds, or after them; ``near`` and ``drop`` are inf where that is not wished. Chunks before ``own`` are
         not dropped."""
         now = self._clock()
+        if own >= len(keys):
+            drop = math.inf
         due = now if pin else now + min(near, drop)
         if due == math.inf:
             return
         with self._wake:
-            before = self._kept.get(keys[-1])
-            self._kept[keys[-1]] = _Kept(
-                keys, now + pin, now + near, own, now + drop, due, lookup=before.lookup if before else None
-            )
+            kept = _Kept(keys, now + pin, now + near, own, now + drop, due)
+            if (before := self._kept.get(keys[-1])) is not None:  # perhaps another client's: its pin and its prefetch stand
+                kept.until, kept.near = max(kept.until, before.until), min(kept.near, before.near)
+                kept.drop, kept.due = max(kept.drop, before.until), min(kept.due, before.due)
+                kept.lookup, kept.prefetches = before.lookup, before.prefetches
+            self._kept[keys[-1]] = kept
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kvhost-keeper", daemon=True)
                 self._thread.start()
