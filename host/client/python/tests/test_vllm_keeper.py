@@ -83,6 +83,16 @@ def test_a_request_drops_its_own_chunks(kept: Kept) -> None:
     assert len(kept.session.discarded) == tries
 
 
+def test_no_message_has_more_keys_than_the_host_takes_nor_many_discards(kept: Kept) -> None:
+    many = [bytes([n % 256, n // 256]) for n in range(1500)]
+    kept.session.resident = set(many)
+    kept.keeper.keep(many, 0, 5.0, NEVER, 5.0)
+    kept.after(6.0)
+    want = kept.session.limits.keys_per_lookup
+    assert {len(p.keys) for p in kept.session.lookups} == {want}, "want pinned as many as a lookup may have"
+    assert not kept.session.resident and max(map(len, kept.session.discarded)) <= 64, "want lookups let in between discards"
+
+
 def test_what_is_never_stored_is_dropped_a_few_times(kept: Kept) -> None:
     kept.session.resident = set()
     kept.keeper.keep(KEYS, 0, 0.0, NEVER, 0.0)

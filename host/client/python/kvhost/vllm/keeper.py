@@ -20,6 +20,7 @@ MOST = 256  # requests at a time
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # they double: a request's last chunks are published a little after its end
 _DISCARDS = 6  # at most: a chunk that is in use, or not stored yet, is discarded later
 _ANSWER_SECONDS = 1.0
+_AT_ONCE = 64  # discards in one message: lookups wait behind it while files are removed
 
 
 def common(a: Sequence[bytes], b: Sequence[bytes]) -> int:
@@ -153,7 +154,8 @@ class Keeper:
         k.pause = min(k.pause, lease / 2)
         k.due = min(k.due, k.until, k.near, k.drop)
         if sessions:
-            found = RequestLookup(sessions, self._groups, k.keys, 0, self._readers, prefetch=k.prefetches)
+            limit = min(s.limits.keys_per_lookup for s in sessions) or len(k.keys)
+            found = RequestLookup(sessions, self._groups, k.keys[:limit], 0, self._readers, prefetch=k.prefetches)
             found.done(_ANSWER_SECONDS)
             self._release(k)
             k.lookup = found
@@ -165,13 +167,16 @@ class Keeper:
 
     def _discard(self, k: _Kept, sessions: Sequence[Session]) -> None:
         left = k.left
-        over = set(left)
-        for s in sessions:
-            for g in self._groups:
-                for key, result in zip(left, s.discard(left, group=g.id), strict=True):
-                    if result not in (DiscardResult.REMOVED, DiscardResult.OTHER_TENANT):
-                        over.discard(key)
-        k.gone |= over
+        at_once = min(_AT_ONCE, *(s.limits.keys_per_lookup or _AT_ONCE for s in sessions))
+        for at in range(0, len(left), at_once):
+            part = left[at : at + at_once]
+            over = set(part)
+            for s in sessions:
+                for g in self._groups:
+                    for key, result in zip(part, s.discard(part, group=g.id), strict=True):
+                        if result not in (DiscardResult.REMOVED, DiscardResult.OTHER_TENANT):
+                            over.discard(key)
+            k.gone |= over
 
     def close(self) -> None:
         with self._wake:
