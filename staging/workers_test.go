@@ -239,9 +239,8 @@ func TestTenantsTakeTurns(t *testing.T) {
 			must(t, wide.SubmitTo(string(rune('a'+n%c.lanes)), 2, Read, func() { <-hold }))
 		}
 		until(func() bool { return wide.Stats().Running >= c.want })
-		done := make(chan struct{})
-		must(t, wide.SubmitTo("", 3, Write, func() { close(done) }))
-		<-done
+		must(t, wide.SubmitTo("", 3, Write, func() {}))
+		until(func() bool { return wide.Stats().DoneWrite == 1 })
 		if n := wide.Stats().Running; n > c.want {
 			t.Errorf("%d tasks run, of tenant 1 and of tenant 2 in %d lanes, want 1 and %d of 8", n, c.lanes, c.want-1)
 		}

@@ -25,7 +25,7 @@ type level struct {
 	places []uint32 // of the roots, in the configuration
 	roots  []*root
 	count  moves.Counters // of moves to it
-	around atomic.Uint64  // entries that went to the next level because demotions from this one were behind
+	around atomic.Uint64  // entries that went to the next level: see LevelStats
 	hits   atomic.Uint64  // keys granted
 	loaded atomic.Uint64  // bytes of pieces that were opened for loads
 }

@@ -98,7 +98,7 @@ type LevelStats struct {
 	Level  int
 	Hits   uint64 // keys granted
 	Loaded uint64 // bytes of pieces that were opened for loads
-	Around uint64 // entries that went to the next level because demotions from this one were behind
+	Around uint64 // entries that went to the next level: demotions from this one were behind, or its memory was being allocated
 	Moves  [moves.Kinds]MoveStats
 
 	Published        uint64 // pieces, new ones and copies

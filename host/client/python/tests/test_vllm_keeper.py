@@ -10,6 +10,7 @@ import pytest
 from test_vllm_scheduler import CHUNK, FULL, KEYS, TOKENS, Rig
 from vllm_doubles import DoubleLink, DoubleSession, request
 
+from kvhost.errors import Code, HostError
 from kvhost.session import DiscardResult
 from kvhost.vllm import keeper
 from kvhost.vllm.keeper import Keeper
@@ -82,6 +83,16 @@ def test_a_request_drops_its_own_chunks(kept: Kept) -> None:
     assert len(kept.session.discarded) == tries
 
 
+def test_no_message_has_more_keys_than_the_host_takes_nor_many_discards(kept: Kept) -> None:
+    many = [bytes([n % 256, n // 256]) for n in range(1500)]
+    kept.session.resident = set(many)
+    kept.keeper.keep(many, 0, 5.0, NEVER, 5.0)
+    kept.after(6.0)
+    want = kept.session.limits.keys_per_lookup
+    assert {len(p.keys) for p in kept.session.lookups} == {want}, "want pinned as many as a lookup may have"
+    assert not kept.session.resident and max(map(len, kept.session.discarded)) <= 64, "want lookups let in between discards"
+
+
 def test_what_is_never_stored_is_dropped_a_few_times(kept: Kept) -> None:
     kept.session.resident = set()
     kept.keeper.keep(KEYS, 0, 0.0, NEVER, 0.0)
@@ -94,7 +105,19 @@ def test_what_goes_on_is_not_dropped(kept: Kept) -> None:
     kept.keeper.keep(KEYS, 0, 0.0, NEVER, 5.0)
     kept.keeper.continued(KEYS[:2])
     kept.after(60.0)
-    assert kept.session.discarded == [KEYS], "want the longer one dropped alone"
+    assert kept.session.discarded == [KEYS[2:]], "want what the longer one has beyond it dropped, and nothing else"
+
+
+@pytest.mark.parametrize(("own", "drop"), [(4, 0.0), (2, 0.0), (2, 10.0)])
+def test_a_pin_outlasts_the_drop_of_another_request(kept: Kept, own: int, drop: float) -> None:
+    kept.keeper.keep(KEYS, 0, 60.0, NEVER, NEVER)
+    kept.after(20.0)
+    kept.keeper.keep(KEYS, own, 0.0, NEVER, drop)
+    for _ in range(7):
+        kept.after(5.0)
+        assert (kept.held(), kept.session.resident) == (1, set(KEYS)), f"after {kept.now - 1020} s, want one lease and no drop"
+    kept.after(60.0)
+    assert (kept.held(), kept.session.resident) == (0, set(KEYS[:own]))
 
 
 def test_a_host_that_goes_and_comes_back(kept: Kept) -> None:
@@ -177,6 +200,51 @@ def test_who_says_nothing_gets_no_answer_and_who_has_no_chunk_keeps_none(monkeyp
     rig.s.allocated(silent, rig.table(36), 0)
     rig.run(silent, 36)
     assert rig.s.finished(silent) == {"kvhost_answers": {"pin_seconds": "rejected: this engine keeps 256 requests already"}}
+
+
+def test_what_came_while_the_host_was_away_can_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    rig, r = Rig(), request("a", TOKENS)
+    r.kv_transfer_params = {"kvhost": {"store": False, "pin_seconds": 5}}
+    rig.link.epoch = -1
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(36), 0)
+    rig.run(r, 36)
+    rig.link.epoch = 0
+    assert rig.s.finished(r) == {"kvhost_answers": {"store": "accepted", "pin_seconds": "accepted"}}
+    rig.s._keeper.act()
+    assert [p.keys for p in rig.session.lookups] == [KEYS]
+
+
+def test_a_lookup_that_fails_tells_nothing_of_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    rig, r = Rig(), request("a", TOKENS)
+    r.kv_transfer_params = {"kvhost": {"drop_seconds": 0}}
+    rig.session.resident, rig.session.answers = set(KEYS[:2]), False
+    assert rig.s.matched(r, 0) is None
+    rig.session.lookups[0]._call(HostError(Code.LIMIT, "lease", "too many"))
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(36), 0)
+    rig.run(r, 36)
+    why = "it was not looked up, and its chunks may be others' as well"
+    assert rig.s.finished(r) == {"kvhost_answers": {"drop_seconds": f"rejected: {why}"}}
+
+
+@pytest.mark.parametrize("order", [("first", "other", "over"), ("other", "first", "over"), ("first", "over", "other")])
+def test_what_another_request_has_too_is_not_dropped(order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    rig, both = Rig(), {"first": request("a", TOKENS), "other": request("b", [*TOKENS[:20], *range(60)])}
+    both["first"].kv_transfer_params = {"kvhost": {"drop_seconds": 0}}
+    for name in order:
+        if name == "over":
+            rig.s.finished(both["first"])
+        else:
+            assert rig.s.matched(r := both[name], 0) == 0
+            rig.s.allocated(r, rig.table(len(r.all_token_ids)), 0)
+            rig.run(r, len(r.all_token_ids))
+    rig.session.resident = set(KEYS)
+    rig.s._keeper.act()
+    assert rig.session.resident == set(KEYS[:2]), f"want the two chunks that both have left, in the order {order}"
 
 
 def test_the_next_turn_stops_a_drop(monkeypatch: pytest.MonkeyPatch) -> None:

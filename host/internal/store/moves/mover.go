@@ -292,8 +292,8 @@ func (m *Mover) InFlight() (moves int, waiting int64) {
 var (
 	// ErrCancelled says that the entry has gone, or that the copy is not wanted any more.
 	ErrCancelled = errors.New("store: move is cancelled")
-	// ErrBehind says that nothing of a level can go without loss at present: what leaves has no copy yet.
-	ErrBehind = errors.New("store: demotions of the level are behind")
+	// ErrBehind says that a level has no room at present: what leaves has no copy yet, or its memory is being allocated.
+	ErrBehind = errors.New("store: the level has no room yet")
 	// ErrLayout says that new pieces of the group have another layout than the entry's.
 	ErrLayout = errors.New("store: the entry has an earlier layout, which is not written any more")
 	// ErrTable says that a piece has a longer table than is copied at a time. There is nothing wrong with the piece.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvhost.errors import KvhostError
@@ -19,6 +20,12 @@ MOST = 256  # requests at a time
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # they double: a request's last chunks are published a little after its end
 _DISCARDS = 6  # at most: a chunk that is in use, or not stored yet, is discarded later
 _ANSWER_SECONDS = 1.0
+_AT_ONCE = 64  # discards in one message: lookups wait behind it while files are removed
+
+
+def common(a: Sequence[bytes], b: Sequence[bytes]) -> int:
+    """How many leading chunks two requests have in common: a key stands for all that is before it, too."""
+    return bisect.bisect_left(range(min(len(a), len(b))), True, key=lambda i: a[i] != b[i])
 
 
 class Sessions(Protocol):
@@ -32,13 +39,19 @@ class _Kept:
     keys: Sequence[bytes]
     until: float  # its leases are renewed
     near: float  # when its chunks are to come to the nearest level; inf: not
-    drop: float  # when those in ``left`` are to be discarded; inf: not
-    left: dict[bytes, None]
+    own: int  # the first chunk that no other request has had
+    drop: float  # when its own are to be discarded; inf: not
     due: float
     pause: float = _FIRST_PAUSE
     prefetches: bool = False
     lookup: RequestLookup | None = None
     discards: int = 0
+    gone: set[bytes] = field(default_factory=set)
+
+    @property
+    def left(self) -> list[bytes]:
+        """What is still to be discarded."""
+        return [k for k in self.keys[self.own :] if k not in self.gone]
 
 
 class Keeper:
@@ -64,17 +77,21 @@ class Keeper:
         return len(self._kept) >= MOST
 
     def keep(self, keys: Sequence[bytes], own: int, pin: float, near: float, drop: float) -> None:
-        """For so many seconds, or after them; ``near`` and ``drop`` are inf where that is not wished. Chunks before ``own`` were
-        there when the request came, and are not dropped."""
+        """For so many seconds, or after them; ``near`` and ``drop`` are inf where that is not wished. Chunks before ``own`` are
+        not dropped."""
         now = self._clock()
+        if own >= len(keys):
+            drop = math.inf
         due = now if pin else now + min(near, drop)
         if due == math.inf:
             return
         with self._wake:
-            before = self._kept.get(keys[-1])
-            self._kept[keys[-1]] = _Kept(
-                keys, now + pin, now + near, now + drop, dict.fromkeys(keys[own:]), due, lookup=before.lookup if before else None
-            )
+            kept = _Kept(keys, now + pin, now + near, own, now + drop, due)
+            if (before := self._kept.get(keys[-1])) is not None:  # perhaps another client's: its pin and its prefetch stand
+                kept.until, kept.near = max(kept.until, before.until), min(kept.near, before.near)
+                kept.drop, kept.due = max(kept.drop, before.until), min(kept.due, before.due)
+                kept.lookup, kept.prefetches = before.lookup, before.prefetches
+            self._kept[keys[-1]] = kept
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kvhost-keeper", daemon=True)
                 self._thread.start()
@@ -84,8 +101,10 @@ class Keeper:
         """A request with these chunks has come: nothing of what it continues is dropped."""
         if self._kept:
             with self._wake:
-                for kept in filter(None, map(self._kept.get, keys)):
-                    kept.drop, kept.due = math.inf, self._clock()
+                for kept in self._kept.values():
+                    kept.own = max(kept.own, common(kept.keys, keys))
+                    if kept.own == len(kept.keys) and kept.drop < math.inf:
+                        kept.drop, kept.due = math.inf, self._clock()
                 self._wake.notify_all()
 
     def _run(self) -> None:
@@ -120,7 +139,8 @@ class Keeper:
                 if not k.discards:
                     k.pause, k.due = _FIRST_PAUSE, now + _FIRST_PAUSE
                 k.discards += 1
-                self._discard(k, sessions)
+                if k.left:
+                    self._discard(k, sessions)
             if not k.left or k.discards == _DISCARDS:
                 k.due = math.inf
             return
@@ -134,7 +154,8 @@ class Keeper:
         k.pause = min(k.pause, lease / 2)
         k.due = min(k.due, k.until, k.near, k.drop)
         if sessions:
-            found = RequestLookup(sessions, self._groups, k.keys, 0, self._readers, prefetch=k.prefetches)
+            limit = min(s.limits.keys_per_lookup for s in sessions) or len(k.keys)
+            found = RequestLookup(sessions, self._groups, k.keys[:limit], 0, self._readers, prefetch=k.prefetches)
             found.done(_ANSWER_SECONDS)
             self._release(k)
             k.lookup = found
@@ -145,14 +166,17 @@ class Keeper:
             k.lookup = None
 
     def _discard(self, k: _Kept, sessions: Sequence[Session]) -> None:
-        over = set(k.left)
-        for s in sessions:
-            for g in self._groups:
-                for key, result in zip(k.left, s.discard(list(k.left), group=g.id), strict=True):
-                    if result not in (DiscardResult.REMOVED, DiscardResult.OTHER_TENANT):
-                        over.discard(key)
-        for key in over:
-            del k.left[key]
+        left = k.left
+        at_once = min(_AT_ONCE, *(s.limits.keys_per_lookup or _AT_ONCE for s in sessions))
+        for at in range(0, len(left), at_once):
+            part = left[at : at + at_once]
+            over = set(part)
+            for s in sessions:
+                for g in self._groups:
+                    for key, result in zip(part, s.discard(part, group=g.id), strict=True):
+                        if result not in (DiscardResult.REMOVED, DiscardResult.OTHER_TENANT):
+                            over.discard(key)
+            k.gone |= over
 
     def close(self) -> None:
         with self._wake:

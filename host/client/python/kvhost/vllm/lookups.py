@@ -29,6 +29,7 @@ class RequestLookup:
         self._lease_seconds = min(s.lease_seconds for s in sessions)
         self.began = time.monotonic()
         self.answered = 0.0
+        self.failed = False
         self._pending: list[list[PendingLookup]] = []  # by group, then stage
         self._found: list[list[Lookup]] = []
         for g in groups:
@@ -51,16 +52,15 @@ class RequestLookup:
             return False
         self.answered = time.monotonic()
         found: list[list[Lookup]] = []
-        failed = False
         for stages in self._pending:
             found.append([])
             for p in stages:
                 try:
                     found[-1].append(p.result(0))
                 except KvhostError:
-                    failed = True
+                    self.failed = True
         self._found = found
-        if failed:
+        if self.failed:
             self.release()
             self._count = 0
         return True

@@ -15,7 +15,7 @@ from kvhost.vllm import hints
 from kvhost.vllm.adapters import Adapters, Asked, Content
 from kvhost.vllm.groups import NULL_BLOCK, GroupPlan
 from kvhost.vllm.holds import Holds
-from kvhost.vllm.keeper import LONGEST, MOST, Keeper
+from kvhost.vllm.keeper import LONGEST, MOST, Keeper, common
 from kvhost.keys import KeyChain, Item
 from kvhost.vllm.link import Link
 from kvhost.vllm.lookups import RequestLookup
@@ -66,7 +66,9 @@ class Tracked:
         self.step = 0  # the step that was being scheduled when the engine asked last
         self.may_load = not hints.forbids(request, "load")
         self.may_store = not hints.forbids(request, "store")
+        self.may_drop = "drop_seconds" in hints.wished(request)
         self.found: int | None = None  # chunks that were there when it came
+        self.shared: int | None = None  # leading chunks that other requests have, too; None until it is compared with them
         self.stored = 0  # chunks that the host has, or was ordered to store
         self.end = 0  # chunks that are computed, or will be by the steps that were scheduled
         # The trace that the engine's client has named, if any; the host's spans become part of it.
@@ -168,6 +170,8 @@ class Scheduler:
             return 0 if known is False else None
         assert t.chain is not None
         keys = t.chain.extend(request.all_token_ids, request.num_tokens)
+        if t.shared is None:
+            self._compare(t, keys)
         if not keys or not t.may_load or getattr(request, "skip_reading_prefix_cache", False):
             return 0
         if t.lookup is not None and (t.epoch != self._link.epoch or t.lookup.done() and not t.lookup.fresh):
@@ -186,9 +190,8 @@ class Scheduler:
             return 0
         there = lookup.hit(len(keys))
         t.stored = max(t.stored, there)
-        if t.found is None:
+        if t.found is None and not lookup.failed:
             t.found = there
-            self._keeper.continued(keys)
         if self._events is not None:
             self._events.found(keys[:there])
         hit = self._before_bad(keys, there)
@@ -203,6 +206,15 @@ class Scheduler:
             return 0
         t.hit = take
         return self._end(t, take) - computed
+
+    def _compare(self, t: Tracked, keys: Sequence[bytes]) -> None:
+        """Nothing that a request has in common with another is dropped after either."""
+        t.shared = 0
+        self._keeper.continued(keys)
+        for o in self._requests.values():
+            if o is not t and o.shared is not None and o.chain is not None and (o.may_drop or t.may_drop):
+                n = common(keys, o.chain.keys)
+                t.shared, o.shared = max(t.shared, n), max(o.shared, n)
 
     def _end(self, t: Tracked, chunks: int) -> int:
         """How many leading tokens so many chunks give the engine."""
@@ -430,7 +442,8 @@ class Scheduler:
         if do:
             assert t.chain is not None
             self._keeper.keep(
-                t.chain.keys[: t.end], t.found or 0, do.get("pin_seconds", 0.0), do.get("prefetch_seconds", math.inf),
+                t.chain.extend(t.request.all_token_ids, t.request.num_tokens)[: t.end],
+                max(t.found or 0, t.shared or 0), do.get("pin_seconds", 0.0), do.get("prefetch_seconds", math.inf),
                 do.get("drop_seconds", math.inf),
             )
         return hints.answer(t.request, rejected, clipped)
