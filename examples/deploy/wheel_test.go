@@ -46,7 +46,7 @@ func TestWheel(t *testing.T) {
 	site := strings.TrimSpace(must(t, python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
 	testenv.OK(t, os.WriteFile(filepath.Join(site, "needs.pth"), []byte(packages[0]+"\n"), 0o644))
 	cmd := exec.Command(python, "-c", fmt.Sprintf(`
-import kvhost, logging
+import kvhost, logging, os, pathlib, signal
 from importlib import metadata
 from kvhost.own import OwnHost, program
 assert kvhost.__file__.startswith(%[1]q) and program().startswith(%[1]q), (kvhost.__file__, program())
@@ -60,8 +60,10 @@ group = kvhost.Group.uniform(0, blocks=1, layers=1, parts=1, page_bytes=65536)
 space = kvhost.Namespace(model="m", dtype="bf16", key_bytes=32, tokens_per_block=16, groups=[group])
 with kvhost.Session(host.socket, "e", space) as s:
     print("served by", s.version)
+said = pathlib.Path(host.socket).with_suffix(".log").read_text()
+os.kill(int(said.split('"pid":')[1].split(",")[0]), signal.SIGTERM)
 `, env, distVersion))
-	cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+run, "KVHOST_SESSION_IDLE_EXIT=100ms", "KVHOST_BIN=")
+	cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+run, "KVHOST_BIN=")
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "served by "+distVersion+"\n") {
 		t.Errorf("a client of the wheel's host: %v, want one that is served by %s\n%s", err, distVersion, out)
