@@ -109,10 +109,12 @@ func (h *History) host(id string) int {
 	return slices.IndexFunc(h.Hosts, func(host Host) bool { return host.ID == id })
 }
 
-// TestRepeats: a history has the same results each time, but for names of directories.
+// TestRepeats: a history has the same results each time, but for names of directories, and for the call at which a host ends:
+// the directories that are there at a start are counted beside the calls of operations.
 func TestRepeats(t *testing.T) {
 	for _, seed := range []uint64{1, 3, 5, 9, 11, 13} {
 		h := Generate(seed, 120)
+		h.Ops = slices.DeleteFunc(h.Ops, func(op Op) bool { return op.Verb == "Arm" })
 		var texts [2]string
 		for i := range texts {
 			res, err := runOnce(t, h)
