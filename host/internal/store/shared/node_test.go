@@ -77,12 +77,14 @@ func (n *node) Propose(v *Victim) bool {
 func (n *node) Decide(v *Victim, removed bool) {
 	i := n.at(v.Key)
 	look := !removed || i.learned
-	*i = item{leases: i.leases, writing: i.writing} // as in a host, nothing is granted until it has been looked for
-	if look {
-		if info, err := n.fs.Stat(keyPath(v.Key)); err == nil {
-			n.at(v.Key).bytes = info.Allocated
-		}
+	if !look {
+		i.bytes = 0
+	} else if info, err := n.fs.Stat(keyPath(v.Key)); err == nil {
+		i.bytes = info.Allocated
+	} else {
+		i.bytes = 0
 	}
+	i.proposed, i.learned = false, false // not before: as in a host, nothing is granted until it has been looked for
 	n.prune(v.Key)
 }
 
