@@ -146,7 +146,7 @@ def test_the_engines_log_says_how_it_runs(place: Path, caplog: pytest.LogCapture
     host.ensure()
     assert f"a host of its own, process {host_of(host)}" in caplog.text and f"--root {place}/kv=64MiB" in caplog.text
     until("the host's own words", lambda: "kvhost: ready socket=" in caplog.text)
-    assert "is not a setting" not in caplog.text  # as KVHOST_BIN is none of the host
+    assert "KVHOST_BIN is not a setting" not in caplog.text
 
 
 def test_where_the_program_is(monkeypatch: pytest.MonkeyPatch) -> None:
