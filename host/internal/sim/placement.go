@@ -7,7 +7,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/kv"
 )
 
 // placement chooses the level of what is new by a place policy: the levels are then roots that are equally near, and nothing moves
@@ -55,15 +54,4 @@ func (h *hierarchy) choose() (root int, err error) {
 		root = int(chosen)
 	}
 	return root, err
-}
-
-// Layout asks a layout policy for a geometry, as a host does once for a group of a namespace.
-func (p *Policy) Layout(ctx context.Context, group uint32, g kv.Geometry, o Options) error {
-	l, err := p.module.NewLayout(ctx, policy.LayoutOptions{Seed: o.Seed, Config: p.config, Observe: o.Observe})
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	_, err = l.Plan(0, group, "model=any\n", g)
-	return err
 }
