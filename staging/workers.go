@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Kind is what a task does with the device.
@@ -29,9 +31,9 @@ func (k Kind) String() string {
 // the turns (0.75: three reads, one write). With 0 or 1 one kind runs only when the other has none. Tasks may be in
 // lanes, one for each thing that can hang, such as a mount. With several lanes, none of them gets more than three
 // quarters of the goroutines, so that a lane that hangs does not stop the others. Tenants take turns in each lane, and
-// while others have tasks, one has at most half of the goroutines, and in a lane no more than half of the processors. The
-// queues have no bound: SubmitTo never blocks. Callers bound them, by what a task needs before it is submitted: a slot or a
-// credit.
+// while others have tasks, one has at most half of the goroutines, and in a lane no more than half of the processors unless
+// its tasks there wait most of their time, as for a network. The queues have no bound: SubmitTo never blocks. Callers bound
+// them, by what a task needs before it is submitted: a slot or a credit.
 type Workers struct {
 	ratio float64
 
@@ -39,7 +41,7 @@ type Workers struct {
 	wake    sync.Cond
 	lanes   []*lane // in the order of their turns: the lane with the task that started last is the last
 	most    int     // most tasks of one lane that run
-	beside  int     // most tasks of a lane and tenant that run beside other tenants'
+	beside  int     // most tasks of a lane and tenant that compute beside other tenants'
 	queued  [2]int
 	credit  float64
 	closed  bool
@@ -90,7 +92,12 @@ type lane struct {
 	queue   [2]ring
 	running int
 	last    time.Time // when the task began that ended last
+
+	took, computed float64 // seconds of the latest tasks, and of a processor's time in them
 }
+
+// waits says that the tasks take less than an eighth of a processor each: they do not keep others' from computing.
+func (l *lane) waits() bool { return l.took > 8*l.computed }
 
 // mostLanes are kept that have no tasks.
 const mostLanes = 64
@@ -201,8 +208,9 @@ func (w *Workers) work(i int) {
 		w.queued[kind]--
 		l.running++
 		w.started[i] = time.Now()
+		measured := len(w.lanes) > 1 // there may be another tenant
 		w.mu.Unlock()
-		w.run(i, l, kind, task)
+		w.run(i, l, kind, measured, task)
 		w.mu.Lock()
 	}
 	w.left--
@@ -213,15 +221,28 @@ func (w *Workers) work(i int) {
 }
 
 // run runs one task and counts it, however it ends.
-func (w *Workers) run(i int, l *lane, kind Kind, task func()) {
+func (w *Workers) run(i int, l *lane, kind Kind, measured bool, task func()) {
 	returned := false
+	var before, computed time.Duration
+	if measured {
+		runtime.LockOSThread()
+		before = ThreadTime()
+	}
 	defer func() {
 		var value any
 		if !returned {
 			value = recover()
 		}
+		if measured {
+			computed = ThreadTime() - before
+			runtime.UnlockOSThread()
+		}
 		w.mu.Lock()
 		w.done[kind]++
+		if measured {
+			l.took = l.took*7/8 + time.Since(w.started[i]).Seconds()
+			l.computed = l.computed*7/8 + computed.Seconds()
+		}
 		w.started[i], l.last = time.Time{}, w.started[i]
 		if l.running--; w.closed {
 			w.wake.Broadcast()
@@ -292,7 +313,16 @@ func (w *Workers) may(l *lane) bool {
 			alone = o.running+o.queue[Read].len+o.queue[Write].len == 0 && time.Since(o.last) > time.Second
 		}
 	}
-	return lane < w.most && (alone || tenant < max(1, len(w.started)/2) && l.running < w.beside)
+	return lane < w.most && (alone || tenant < max(1, len(w.started)/2) && l.running < max(1, w.most/2) &&
+		(l.running < w.beside || l.waits()))
+}
+
+// ThreadTime is how long the calling thread has run on a processor. A goroutine must be locked to its thread between two
+// readings, or the time of other goroutines counts too.
+func ThreadTime() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // every Linux has this clock
+	return time.Duration(ts.Nano())
 }
 
 // ring is a queue that grows and never shrinks.

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // TestWorkersTurns fills both queues of one held worker and looks at the order that the tasks run in.
@@ -213,7 +214,8 @@ func TestLanes(t *testing.T) {
 }
 
 // TestTenantsTakeTurns: a tenant's task is the next one, however many another has queued, and a tenant that is not alone has
-// no more than half of the workers, and in a lane no more than half of the processors.
+// no more than half of the workers, in one lane of several no more than half of what a lane has, and no more than half of the
+// processors while its tasks compute.
 func TestTenantsTakeTurns(t *testing.T) {
 	w := NewWorkers(1, 0.75)
 	defer w.Close()
@@ -230,9 +232,18 @@ func TestTenantsTakeTurns(t *testing.T) {
 		}
 	}
 
-	for _, c := range []struct{ beside, lanes, want int }{{3, 1, 4}, {3, 3, 5}, {100, 1, 5}} {
+	for _, c := range []struct {
+		beside, lanes, mounts int
+		computed              float64 // of each second
+		want                  int
+	}{{3, 1, 1, 1, 4}, {3, 3, 1, 1, 5}, {100, 1, 1, 1, 5}, {3, 1, 1, 0.13, 4}, {3, 1, 1, 0.12, 5}, {3, 1, 2, 0, 4}, {100, 3, 2, 1, 5}} {
 		wide := NewWorkers(8, 0.75)
+		wide.Lanes(c.mounts)
 		wide.beside = c.beside
+		for n := range c.lanes {
+			l := wide.lane(string(rune('a'+n)), 2)
+			l.took, l.computed = 1, c.computed
+		}
 		hold := make(chan struct{})
 		must(t, wide.SubmitTo("", 1, Read, func() { <-hold }))
 		for n := range 21 {
@@ -242,10 +253,32 @@ func TestTenantsTakeTurns(t *testing.T) {
 		must(t, wide.SubmitTo("", 3, Write, func() {}))
 		until(func() bool { return wide.Stats().DoneWrite == 1 })
 		if n := wide.Stats().Running; n > c.want {
-			t.Errorf("%d tasks run, of tenant 1 and of tenant 2 in %d lanes, want 1 and %d of 8", n, c.lanes, c.want-1)
+			t.Errorf("%+v: %d tasks run, of tenant 1 and of tenant 2 in some lanes, want 1 and %d of 8", c, n, c.want-1)
 		}
 		close(hold)
 		wide.Close()
+	}
+}
+
+// TestTasksAreMeasured: a task beside another tenant's that only waits, and one that computes on.
+func TestTasksAreMeasured(t *testing.T) {
+	w := NewWorkers(3, 0.75)
+	hold := make(chan struct{})
+	must(t, w.SubmitTo("", 1, Read, func() { <-hold }))
+	must(t, w.SubmitTo("", 2, Read, func() { <-hold }))
+	var computed time.Duration
+	must(t, w.SubmitTo("", 3, Read, func() {
+		for before := ThreadTime(); computed < 20*time.Millisecond; computed = ThreadTime() - before {
+		}
+	}))
+	until(func() bool { s := w.Stats(); return s.Longest > 20*time.Millisecond && s.DoneRead == 1 })
+	close(hold)
+	w.Close()
+	if l := w.lane("", 2); !l.waits() {
+		t.Errorf("a task that waited computed for %v of %v s, want less than an eighth", l.computed, l.took)
+	}
+	if l := w.lane("", 3); l.computed < computed.Seconds() || l.took < l.computed {
+		t.Errorf("a task that computed for %s took %v s, of which %v on a processor", computed, l.took, l.computed)
 	}
 }
 

@@ -23,7 +23,7 @@ const (
 	wantedSteps  = 128
 )
 
-// growthWait bounds how long an allocation waits for the next step.
+// growthWait bounds how long an allocation waits for the next step, and growth as needed for memory of the machine.
 const growthWait = 10 * time.Second
 
 // arena is the memory of a file system: steps of page-locked memory and their free pages.
@@ -33,7 +33,9 @@ type arena struct {
 	step int64
 	keep int64 // one part in so many of the machine's memory is left to others
 
-	ahead int64 // of memory that grows as needed: bytes that are to be free; 0: all memory is wanted at once
+	// Of memory that grows as needed.
+	ahead int64         // bytes that are to be free; 0: all memory is wanted at once
+	retry time.Duration // between tries while the machine has no more
 
 	mu      sync.Mutex
 	changed sync.Cond // on mu: pages were freed, a step was added, or growth has ended
@@ -43,7 +45,7 @@ type arena struct {
 	ready   int64              // bytes of the steps
 	growing bool
 	started bool
-	short   error // why growth ended before the goal
+	short   error // why growth ended before the goal, or pauses
 	pinners []staging.Pinner
 	nodes   []int
 	pinned  int // steps that the pinners have registered
@@ -101,6 +103,10 @@ func (a *arena) grow(err error) {
 		for err == nil && !a.stop && a.ready < a.goal && a.isAhead() {
 			a.changed.Wait()
 		}
+		if err != nil && a.ahead > 0 && a.pinned > 0 { // others may have it for a while only
+			a.pause(err)
+			err = nil
+		}
 		if err != nil || a.stop || a.ready >= a.goal {
 			a.growing, a.short = false, err
 			a.changed.Broadcast()
@@ -125,7 +131,27 @@ func (a *arena) grow(err error) {
 		a.mu.Lock()
 		a.add(m)
 		a.pinned++
+		a.growing, a.short = true, nil
 		a.mu.Unlock()
+	}
+}
+
+// pause has the memory be what is there until the next try. The caller holds mu.
+func (a *arena) pause(short error) {
+	if a.growing {
+		a.log.Error("memory is smaller than configured", "bytes", a.ready, "wanted", a.goal, "error", short)
+	}
+	a.growing, a.short = false, short
+	a.changed.Broadcast()
+	over := false
+	defer time.AfterFunc(a.retry, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		over = true
+		a.changed.Broadcast()
+	}).Stop()
+	for !over && !a.stop {
+		a.changed.Wait()
 	}
 }
 

@@ -64,17 +64,18 @@ func New(bytes int64, log *slog.Logger) (*FS, error) {
 }
 
 // AsNeeded has the memory allocated as files need it, a quarter of the whole ahead of them: where the kernel must first make
-// huge pages out of others, allocating takes longer than what fills them. It leaves more of the machine's memory to others.
+// huge pages out of others, allocating takes longer than what fills them. It leaves more of the machine's memory to others, and
+// goes on when they give some back.
 // Call it before Start.
 func (f *FS) AsNeeded() {
-	f.arena.ahead, f.arena.keep = max(f.arena.goal/4, f.arena.step), keepFreeAsNeeded
+	f.arena.ahead, f.arena.keep, f.arena.retry = max(f.arena.goal/4, f.arena.step), keepFreeAsNeeded, growthWait
 }
 
 // Start page-locks memory near NUMA nodes and registers it with pinners, the first step before it returns and the
 // others in the background. Without pinners the memory is allocated, and not page-locked. Call it once.
 func (f *FS) Start(nodes []int, pinners ...staging.Pinner) { f.arena.start(nodes, pinners) }
 
-// Grown is closed when all memory is page-locked, or there is no more: see Stats.
+// Grown is closed when all memory is page-locked, or, but for memory as needed, there is no more: see Stats.
 func (f *FS) Grown() <-chan struct{} { return f.arena.ended }
 
 // Unlock ends the growth and unregisters the memory from the pinners. The files remain.

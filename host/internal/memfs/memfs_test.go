@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -299,6 +300,34 @@ func TestGrowth(t *testing.T) {
 			}
 			testenv.NoError(t, errors.Join(file.Close(), f.Close()))
 		})
+	}
+}
+
+// TestGrowsAgain: memory as needed that the machine lacks for a while is what is there, and grows when there is more.
+func TestGrowsAgain(t *testing.T) {
+	f := newFS(t, 200<<20)
+	f.AsNeeded()
+	f.arena.keep, f.arena.retry = 1<<20, time.Millisecond
+	p := &pinner{held: map[*byte]int{}, left: 1}
+	f.Start(nil, p)
+	file := create(t, f, "/a")
+	defer file.Close()
+	_, err := file.WriteAt([]byte{1}, 0)
+	must(t, err)
+	for f.Stats().Short == nil {
+		runtime.Gosched()
+	}
+	if _, err := staging.MemoryOf(file, 2*smallestStep); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("more than there is: error %v, want %v", err, unix.ENOSPC)
+	}
+	p.mu.Lock()
+	p.left = 99
+	p.mu.Unlock()
+	for s := f.Stats(); s.Short != nil || s.Ready < 2*smallestStep; s = f.Stats() {
+		runtime.Gosched()
+	}
+	if _, err := staging.MemoryOf(file, 2*smallestStep); err != nil {
+		t.Errorf("memory that has come: %v", err)
 	}
 }
 

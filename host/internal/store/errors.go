@@ -24,6 +24,8 @@ var (
 	ErrSync = files.ErrSync
 	// ErrShort says that a piece was published before all of it was written.
 	ErrShort = errors.New("store: piece is not written to its end")
+	// errAllocating says that a root in memory will have room for the entry, and has not yet.
+	errAllocating = errors.New("store: memory is being allocated")
 	// ErrPutOver says that the put was published or aborted before.
 	ErrPutOver = errors.New("store: put is over")
 )

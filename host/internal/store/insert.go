@@ -17,10 +17,13 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	var err error
 	levels, last := q.levels(s)
 	var behind *level
+	allocating := false // which is why it is behind
 	for _, l := range levels {
 		if behind != nil && q.copy == nil { // this level would judge it later, when it was demoted
 			c := l.candidate(p, q)
-			if admitted, asked := l.Admits(&c, p.class.Namespace); asked && !admitted {
+			if admitted, asked := l.Admits(&c, p.class.Namespace); asked && !admitted && allocating {
+				return behind.insert(ctx, p, q, false) // which has room for it: it waits
+			} else if asked && !admitted {
 				s.count.refused.Add(1)
 				return ErrRefused
 			}
@@ -29,7 +32,7 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 			break
 		}
 		if behind == nil && errors.Is(err, moves.ErrBehind) {
-			behind = l
+			behind, allocating = l, errors.Is(err, errAllocating)
 		}
 	}
 	switch {
@@ -60,7 +63,7 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 	defer r.kind.endTurn()
 	parent := kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
 	if spares && r.isAllocating(p.entryBytes()) {
-		return fmt.Errorf("%w: memory of %s is being allocated", moves.ErrBehind, r.Path)
+		return fmt.Errorf("%w: %w", moves.ErrBehind, errAllocating)
 	}
 	if err := r.budget.charge(p, p.entryBytes(), parent); err != nil {
 		return err

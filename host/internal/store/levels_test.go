@@ -55,8 +55,8 @@ func (a *allocating) Statfs(string) (staging.Space, error) {
 	return staging.Space{Total: a.total, Free: a.total, Available: a.ready}, nil
 }
 
-// TestStoresDoNotWaitForMemory: while memory is being allocated, what has no room there goes to the next level. Without one it
-// waits.
+// TestStoresDoNotWaitForMemory: while memory is being allocated, what has no room there goes to the next level. Where there is
+// none, or its policy refuses it, it waits.
 func TestStoresDoNotWaitForMemory(t *testing.T) {
 	memory := &allocating{ready: 2 * pieceBytes, total: 8 * pieceBytes}
 	inMemory := func(c *Config) {
@@ -77,6 +77,12 @@ func TestStoresDoNotWaitForMemory(t *testing.T) {
 	equal(t, "entries that went around the level", f.store.Stats().Levels[0].Around, 1)
 
 	memory.ready = 0
+	h := handle(policy.NativeModule("ends", []abi.Role{abi.RoleAdmit}, func(guest.Info) (any, error) { return &ends{}, nil }))
+	h.Levels = 3
+	refused := twoLevels(t, 8, 64, inMemory, func(c *Config) { c.Policies.Admit = h })
+	refused.mustPut(0)
+	equal(t, "root of an entry that the next level refuses", refused.rootOf(0), 0)
+	equal(t, "entries refused", refused.store.Stats().Refused, 0)
 	alone := newFixtureIn(t, filepath.Join(t.TempDir(), "alone"), 8, 1, inMemory)
 	alone.mustPut(0)
 }

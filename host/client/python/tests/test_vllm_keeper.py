@@ -57,6 +57,28 @@ def test_a_pin_is_a_lease_that_is_renewed_until_its_time_is_over(kept: Kept) -> 
     assert (kept.held(), len(kept.session.lookups), kept.session.prefetches) == (0, asked, [False] * asked)
 
 
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_pin_holds_its_lease_until_it_has_another(kept: Kept, failed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "_ANSWER_SECONDS", 0.0)
+    kept.keeper.keep(KEYS, 0, 60.0, NEVER, NEVER)
+    kept.keeper.act()
+    kept.session.answers, start = False, kept.session.start_lookup
+
+    def failing(*keys: Any, **more: Any) -> Any:
+        pending = start(*keys, **more)
+        pending._call(HostError(Code.LIMIT, "lease", "too many"))
+        return pending
+
+    if failed:
+        monkeypatch.setattr(kept.session, "start_lookup", failing)
+    kept.after(4.0)
+    assert (len(kept.session.lookups) > 1, kept.session.released) == (True, []), "want another asked for, and none released"
+    kept.session.answers = True
+    monkeypatch.undo()
+    kept.after(4.0)
+    assert kept.session.released == [1]
+
+
 def test_chunks_come_nearer_when_they_are_to(kept: Kept) -> None:
     kept.session.levels = 2
     kept.keeper.keep(KEYS, 0, 0.0, 20.0, NEVER)
@@ -91,6 +113,20 @@ def test_no_message_has_more_keys_than_the_host_takes_nor_many_discards(kept: Ke
     want = kept.session.limits.keys_per_lookup
     assert {len(p.keys) for p in kept.session.lookups} == {want}, "want pinned as many as a lookup may have"
     assert not kept.session.resident and max(map(len, kept.session.discarded)) <= 64, "want lookups let in between discards"
+
+
+def test_a_request_that_comes_during_a_drop_stops_it(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [bytes([n % 256, n // 256]) for n in range(300)]
+    kept.session.resident, discard = set(many), kept.session.discard
+
+    def during(keys: Any, **more: Any) -> Any:
+        kept.keeper.continued(many[:200])
+        return discard(keys, **more)
+
+    monkeypatch.setattr(kept.session, "discard", during)
+    kept.keeper.keep(many, 0, 0.0, NEVER, 5.0)
+    kept.after(60.0)
+    assert kept.session.resident == set(many[64:200]), "want no more than a message dropped of what goes on, and the rest"
 
 
 def test_what_is_never_stored_is_dropped_a_few_times(kept: Kept) -> None:

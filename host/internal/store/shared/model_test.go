@@ -165,6 +165,11 @@ func (m *model) misfortune() {
 func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evictions, givenUp, reigns uint64) {
 	m = newModel(t, seed)
 	m.faulty = faulty
+	defer func() { // the threads of those that live on would keep the world
+		for _, n := range m.live() {
+			m.kill(n)
+		}
+	}()
 	fail := func(format string, args ...any) {
 		t.Helper()
 		t.Log(strings.Join(m.trace[max(0, len(m.trace)-*modelTrace):], "\n"))

@@ -156,9 +156,9 @@ class Keeper:
         if sessions:
             limit = min(s.limits.keys_per_lookup for s in sessions) or len(k.keys)
             found = RequestLookup(sessions, self._groups, k.keys[:limit], 0, self._readers, prefetch=k.prefetches)
-            found.done(_ANSWER_SECONDS)
-            self._release(k)
-            k.lookup = found
+            if found.done(_ANSWER_SECONDS) and not found.failed:  # else what is held lasts on, and it is asked again
+                self._release(k)
+                k.lookup = found
 
     def _release(self, k: _Kept) -> None:
         if k.lookup is not None:
@@ -166,7 +166,7 @@ class Keeper:
             k.lookup = None
 
     def _discard(self, k: _Kept, sessions: Sequence[Session]) -> None:
-        left = k.left
+        left, own = k.left, k.own
         at_once = min(_AT_ONCE, *(s.limits.keys_per_lookup or _AT_ONCE for s in sessions))
         for at in range(0, len(left), at_once):
             part = left[at : at + at_once]
@@ -177,6 +177,8 @@ class Keeper:
                         if result not in (DiscardResult.REMOVED, DiscardResult.OTHER_TENANT):
                             over.discard(key)
             k.gone |= over
+            if k.own != own:  # a request has come meanwhile that continues some of it
+                return
 
     def close(self) -> None:
         with self._wake:
