@@ -29,8 +29,11 @@ const (
 	paceFree   = time.Millisecond       // of debt is not made up for
 )
 
-// mostSpent bounds the time that a message of a weight has used a processor: it may have waited for one, or for a disk.
-func mostSpent(weight int64) time.Duration { return 50*time.Microsecond + time.Duration(10*weight) }
+// spentOn is the time of processors that a message of a weight has used, whose handling took some: its transport takes about 3 ns a
+// byte, and a handling that took longer than its weight explains has waited, for a processor or for a disk.
+func spentOn(weight int64, took time.Duration) time.Duration {
+	return 20*time.Microsecond + time.Duration(3*weight) + min(took, 50*time.Microsecond+time.Duration(10*weight))
+}
 
 // enter counts a session of a tenant.
 func (p *pace) enter(tenant uint32) *paced {
@@ -56,8 +59,7 @@ func (p *pace) leave(t *paced) {
 	}
 }
 
-// spent enters the time that the handling of a message has taken, twice, as its transport takes about as much, and says for
-// how long its session is not to read the next one.
+// spent enters the time that a message has taken, and says for how long its session is not to read the next one.
 func (p *pace) spent(t *paced, took time.Duration, now time.Time, processors float64) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,6 +72,6 @@ func (p *pace) spent(t *paced, took time.Duration, now time.Time, processors flo
 	if t.at = now; now.Sub(p.otherAt) > paceWindow {
 		return 0
 	}
-	t.debt += 2 * took
+	t.debt += took
 	return time.Duration(float64(max(0, t.debt-paceFree)) / part)
 }

@@ -133,7 +133,7 @@ func (h *Session) Spent(since time.Time) time.Duration {
 		return 0
 	}
 	now := time.Now()
-	return h.of.pace.spent(t, min(now.Sub(since), mostSpent(h.weight)), now, h.of.Processors)
+	return h.of.pace.spent(t, spentOn(h.weight, now.Sub(since)), now, h.of.Processors)
 }
 
 // Received takes the memory of a message until it is answered.
