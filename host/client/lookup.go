@@ -18,6 +18,8 @@ type LookupRequest struct {
 	// Prefetch says that the load will come later: hits of farther levels are copied to the nearest one, as long as
 	// the lease lasts. It has no effect on a host with one level (Host.Levels).
 	Prefetch bool
+	// Pin says that no load follows: the lease keeps what is found, in at most half of a root (Host.PinBytes).
+	Pin bool
 }
 
 // LevelHits are the hits of which a level has the nearest copy.
@@ -48,7 +50,7 @@ type Lookup struct {
 // Lookup asks what can be loaded. If the context ends first, a granted lease is left to expire.
 func (s *Session) Lookup(ctx context.Context, q LookupRequest) (*Lookup, error) {
 	m := &proto.Lookup{
-		Request: q.Request, Group: q.Group, First: q.First, Readers: q.Readers, Prefetch: q.Prefetch,
+		Request: q.Request, Group: q.Group, First: q.First, Readers: q.Readers, Prefetch: q.Prefetch, Pin: q.Pin,
 		Keys: proto.PackKeys(q.Keys, s.hello.Namespace.KeyBytes),
 	}
 	r, err := s.ask(ctx, &proto.SessionRequest{Body: &proto.SessionRequest_Lookup{Lookup: m}})

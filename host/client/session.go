@@ -38,6 +38,7 @@ type Host struct {
 	Limits   Limits
 	Session  uint64 // the session's number in the host's log
 	Levels   int    // levels of roots
+	PinBytes int64  // that leases of LookupRequest.Pin may keep, of all engines
 }
 
 // Limits are what the host takes of one session; 0: it does not say.
@@ -157,7 +158,7 @@ func (s *Session) greet(ctx context.Context) error {
 	}
 	s.nonce, s.descriptors = r.GetNonce(), h.Socket+proto.DescriptorSuffix
 	s.host = Host{
-		Version: r.GetVersion(), Levels: int(r.GetLevels()), LeaseTTL: r.GetLeaseTime().AsDuration(),
+		Version: r.GetVersion(), Levels: int(r.GetLevels()), PinBytes: int64(r.GetPinBytes()), LeaseTTL: r.GetLeaseTime().AsDuration(),
 		Session: r.GetSession(),
 	}
 	l := r.GetLimits()

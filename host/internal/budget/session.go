@@ -3,6 +3,8 @@ package budget
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	protobuf "google.golang.org/protobuf/proto"
 
@@ -13,6 +15,9 @@ import (
 type Session struct {
 	held      [shared]*Holder
 	namespace int64 // bytes of it
+	of        *Sessions
+	tenant    atomic.Pointer[paced] // nil before HELLO
+	weight    int64                 // of the message that was received last
 
 	mu       sync.Mutex
 	messages map[uint64]int64 // bytes by id, of messages that are not answered
@@ -69,7 +74,7 @@ func (h *Session) Give(u Use, n int64) {
 
 // New makes what a new session holds, or says why there is no share for it.
 func (b *Sessions) New(session uint64) (*Session, error) {
-	h := &Session{messages: map[uint64]int64{}}
+	h := &Session{of: b, messages: map[uint64]int64{}}
 	for i, of := range [shared]*Budget{b.Memory, b.Descriptors, b.Room, b.Leased, b.Mappings} {
 		holder, err := of.Join(fmt.Sprintf("session %d", session), 0)
 		if err != nil {
@@ -104,21 +109,37 @@ func (h *Session) Greeted(session uint64, m *proto.Hello) error {
 		return err
 	}
 	h.namespace = bytes
+	h.tenant.Store(h.of.pace.enter(m.GetTenant()))
 	return nil
 }
 
 // Leave releases what the session itself holds. What its jobs hold counts until they are over.
 func (h *Session) Leave() {
 	h.held[inMemory].Give(partSessions, sessionBytes+h.namespace)
+	if t := h.tenant.Load(); t != nil {
+		h.of.pace.leave(t)
+	}
 	h.leave()
 }
 
 // Held is the memory that the session holds.
 func (h *Session) Held() int64 { return h.held[inMemory].Held() }
 
+// Spent enters the time that the handling of a message has taken until now, and says for how long the session does not read
+// the next one, so that its tenant leaves others their part of the processors.
+func (h *Session) Spent(since time.Time) time.Duration {
+	t := h.tenant.Load()
+	if t == nil {
+		return 0
+	}
+	now := time.Now()
+	return h.of.pace.spent(t, min(now.Sub(since), mostSpent(h.weight)), now, h.of.Processors)
+}
+
 // Received takes the memory of a message until it is answered.
 func (h *Session) Received(m *proto.SessionRequest) error {
 	bytes := weigh(m)
+	h.weight = bytes
 	if bytes == 0 {
 		return nil
 	}

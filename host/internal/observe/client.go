@@ -3,6 +3,7 @@ package observe
 import (
 	"runtime"
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -16,6 +17,7 @@ var (
 	modelHits     = counted("model_lookup_hits_total", "Keys granted with a lease.", "model tenant")
 	modelLoaded   = counted("model_loaded_bytes_total", "Bytes of pages delivered.", "model tenant")
 	modelStored   = counted("model_stored_bytes_total", "Bytes of pages published.", "model tenant")
+	modelPaused   = counted("model_paused_seconds_total", "Time that sessions waited because the tenant has half of the processors beside others.", "model tenant")
 )
 
 func collectClients(out series, s *server.Server) {
@@ -28,6 +30,7 @@ func collectClients(out series, s *server.Server) {
 		out.put(modelHits, float64(u.Hits.Load()), u.Model, tenant)
 		out.put(modelLoaded, float64(u.LoadedBytes.Load()), u.Model, tenant)
 		out.put(modelStored, float64(u.StoredBytes.Load()), u.Model, tenant)
+		out.put(modelPaused, time.Duration(u.Paused.Load()).Seconds(), u.Model, tenant)
 	}
 }
 

@@ -1743,8 +1743,9 @@ type HelloReply struct {
 	LeaseTime       *durationpb.Duration   `protobuf:"bytes,6,opt,name=lease_time,json=leaseTime,proto3" json:"lease_time,omitempty"` // leases expire this long after their LOOKUP was answered
 	Descriptors     string                 `protobuf:"bytes,7,opt,name=descriptors,proto3" json:"descriptors,omitempty"`              // path of the descriptor socket
 	NamespaceDigest []byte                 `protobuf:"bytes,8,opt,name=namespace_digest,json=namespaceDigest,proto3" json:"namespace_digest,omitempty"`
-	Session         uint64                 `protobuf:"varint,9,opt,name=session,proto3" json:"session,omitempty"` // a number for logs
-	Levels          uint32                 `protobuf:"varint,10,opt,name=levels,proto3" json:"levels,omitempty"`  // of roots that the host has. With more than one Lookup.prefetch has an effect
+	Session         uint64                 `protobuf:"varint,9,opt,name=session,proto3" json:"session,omitempty"`                    // a number for logs
+	Levels          uint32                 `protobuf:"varint,10,opt,name=levels,proto3" json:"levels,omitempty"`                     // of roots that the host has. With more than one Lookup.prefetch has an effect
+	PinBytes        uint64                 `protobuf:"varint,11,opt,name=pin_bytes,json=pinBytes,proto3" json:"pin_bytes,omitempty"` // that leases of Lookup.pin may keep: half of the roots' capacity
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1845,6 +1846,13 @@ func (x *HelloReply) GetSession() uint64 {
 func (x *HelloReply) GetLevels() uint32 {
 	if x != nil {
 		return x.Levels
+	}
+	return 0
+}
+
+func (x *HelloReply) GetPinBytes() uint64 {
+	if x != nil {
+		return x.PinBytes
 	}
 	return 0
 }
@@ -2368,7 +2376,10 @@ type Lookup struct {
 	Readers uint64                 `protobuf:"varint,5,opt,name=readers,proto3" json:"readers,omitempty"` // bit i: the engine's i-th local rank will LOAD under this lease. 0: only this session's rank
 	// prefetch: the LOAD will come later, and hits of farther levels are copied to the nearest one while the lease
 	// lasts, behind everything else. A LOAD waits for no copy. Without levels it has no effect.
-	Prefetch      bool `protobuf:"varint,6,opt,name=prefetch,proto3" json:"prefetch,omitempty"`
+	Prefetch bool `protobuf:"varint,6,opt,name=prefetch,proto3" json:"prefetch,omitempty"`
+	// pin: no LOAD follows, the lease is to keep what it finds. It is no use of the entries, and gets none that no lease has yet
+	// where those with leases have half of their root.
+	Pin           bool `protobuf:"varint,7,opt,name=pin,proto3" json:"pin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2441,6 +2452,13 @@ func (x *Lookup) GetReaders() uint64 {
 func (x *Lookup) GetPrefetch() bool {
 	if x != nil {
 		return x.Prefetch
+	}
+	return false
+}
+
+func (x *Lookup) GetPin() bool {
+	if x != nil {
+		return x.Pin
 	}
 	return false
 }
@@ -5545,7 +5563,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05layer\x18\x01 \x01(\rR\x05layer\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\rR\x04part\x12\x1d\n" +
 	"\n" +
-	"page_bytes\x18\x03 \x01(\rR\tpageBytes\"\xd9\x02\n" +
+	"page_bytes\x18\x03 \x01(\rR\tpageBytes\"\xf6\x02\n" +
 	"\n" +
 	"HelloReply\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
@@ -5559,7 +5577,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x10namespace_digest\x18\b \x01(\fR\x0fnamespaceDigest\x12\x18\n" +
 	"\asession\x18\t \x01(\x04R\asession\x12\x16\n" +
 	"\x06levels\x18\n" +
-	" \x01(\rR\x06levels\"\xe4\x01\n" +
+	" \x01(\rR\x06levels\x12\x1b\n" +
+	"\tpin_bytes\x18\v \x01(\x04R\bpinBytes\"\xe4\x01\n" +
 	"\x06Limits\x12&\n" +
 	"\x0fkeys_per_lookup\x18\x01 \x01(\rR\rkeysPerLookup\x12$\n" +
 	"\x0echunks_per_job\x18\x02 \x01(\rR\fchunksPerJob\x12#\n" +
@@ -5599,14 +5618,15 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"done_value\x18\x04 \x01(\x04R\tdoneValue\x12\x1b\n" +
 	"\x06status\x18\x05 \x01(\rH\x01R\x06status\x88\x01\x01B\a\n" +
 	"\x05_waitB\t\n" +
-	"\a_status\"\x98\x01\n" +
+	"\a_status\"\xaa\x01\n" +
 	"\x06Lookup\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\rR\arequest\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
 	"\x04keys\x18\x03 \x01(\fR\x04keys\x12\x14\n" +
 	"\x05first\x18\x04 \x01(\rR\x05first\x12\x18\n" +
 	"\areaders\x18\x05 \x01(\x04R\areaders\x12\x1a\n" +
-	"\bprefetch\x18\x06 \x01(\bR\bprefetch\"\x95\x02\n" +
+	"\bprefetch\x18\x06 \x01(\bR\bprefetch\x12\x10\n" +
+	"\x03pin\x18\a \x01(\bR\x03pin\"\x95\x02\n" +
 	"\vLookupReply\x12\x18\n" +
 	"\apending\x18\x01 \x01(\bR\apending\x12\x12\n" +
 	"\x04hits\x18\x02 \x01(\rR\x04hits\x12\x12\n" +

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -79,6 +80,7 @@ func (s *Server) welcome(x *session) *proto.HelloReply {
 		NamespaceDigest: digest[:],
 		Session:         x.number,
 		Levels:          uint32(s.cfg.Levels),
+		PinBytes:        uint64(store.PinShare * float64(x.cfg.Capacity)),
 		Limits: &proto.Limits{
 			KeysPerLookup: uint32(l.KeysPerLookup), ChunksPerJob: uint32(l.ChunksPerJob),
 			MessageBytes: uint32(l.MessageBytes),

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -66,6 +67,51 @@ func TestLeasesLeaveRoom(t *testing.T) {
 	greedy.Close()
 	other.Close()
 	until(t, "all is given back", func() bool { return figuresOf(r.server, "leased bytes").Held == 0 })
+}
+
+// An engine that is alone and pins all that it has stored keeps half of the root for what it stores next. Pins are no hits.
+func TestPinsLeaveRoom(t *testing.T) {
+	const chunks = 16
+	r := newRig(t, func(c *Config, s *store.Config) {
+		s.Roots[0].Capacity = chunks*pieceBytes + pieceBytes/2
+		c.Capacity = s.Roots[0].Capacity
+	})
+	p := r.dial(nil)
+	p.save(0, chunks)
+	pin := func() int {
+		l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: keys(chunks), Pin: true})
+		testenv.OK(t, err)
+		return l.Hits()
+	}
+	kept := pin()
+	if most := int(p.Host().PinBytes/pieceBytes) + 1; kept != most {
+		t.Errorf("%d of %d chunks are pinned, want %d", kept, chunks, most)
+	}
+	if again := pin(); again != kept {
+		t.Errorf("%d chunks are pinned again, want the %d that are", again, kept)
+	}
+	if f := r.store.Stats(); f.Lookups != 0 || f.Hits != 0 {
+		t.Errorf("%d lookups and %d hits are counted of pins, want none", f.Lookups, f.Hits)
+	}
+	p.save(chunks, 2*chunks-kept)
+	if l := p.look(chunks); l.Hits() != kept {
+		t.Errorf("%d hits after as many stores as there is room for, want the %d that were pinned", l.Hits(), kept)
+	}
+}
+
+// What was pinned is evicted, once its pin is over, as if it had not been.
+func TestPinsAreNoUse(t *testing.T) {
+	const chunks = 16
+	r := newRig(t, func(_ *Config, s *store.Config) { s.Roots[0].Capacity = chunks*pieceBytes + pieceBytes/2 })
+	p := r.dial(nil)
+	p.save(0, chunks)
+	l, err := p.Lookup(t.Context(), client.LookupRequest{Keys: keys(2), Pin: true})
+	testenv.OK(t, err)
+	testenv.OK(t, l.Release(t.Context()))
+	p.save(chunks, chunks+1)
+	if hits := p.look(1).Hits(); hits != 0 {
+		t.Errorf("%d hits of the chunk that was stored first, want that it is evicted", hits)
+	}
 }
 
 func figuresOf(s *Server, of string) (f budget.Figures) {

@@ -40,7 +40,7 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 		}
 		l, err := x.server.store.Lookup(store.LookupRequest{
 			Namespace: x.engine.space, Group: group.ID, Keys: keys[first:], Ranks: x.engine.facts.pieces, Request: number,
-			Tenant: x.tenant, Prefetch: m.GetPrefetch(),
+			Tenant: x.tenant, Prefetch: m.GetPrefetch(), Pin: m.GetPin(),
 		})
 		if err != nil {
 			return err
@@ -55,8 +55,10 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 	x.reply(&reply.Message)
 	x.server.latencies.Observe(AnswerLookup, since)
 	asked, profile := len(keys)-min(first, len(keys)), x.profile.Load()
-	profile.usage.Keys.Add(uint64(asked))
-	profile.usage.Hits.Add(uint64(reply.Reply.Hits))
+	if !m.GetPin() {
+		profile.usage.Keys.Add(uint64(asked))
+		profile.usage.Hits.Add(uint64(reply.Reply.Hits))
+	}
 	span.Lookup(profile.spans, m, asked, &reply.Reply)
 	return nil
 }

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"runtime"
+
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 )
@@ -11,6 +13,7 @@ func (c *Config) budgets() budget.Sessions {
 		Memory: c.Memory, Arriving: c.Arriving, Descriptors: budget.OfDescriptors(c.Limits.Sessions),
 		Room: budget.OfRoom(c.Capacity, c.Limits.Sessions), Leased: budget.OfLeased(c.Capacity, c.Limits.Sessions),
 		Mappings: budget.OfMappings(c.Limits.Sessions), Passing: budget.OfPassing(), HTTP: budget.OfHTTP(),
+		Processors: float64(runtime.GOMAXPROCS(0)),
 	}
 }
 

@@ -159,7 +159,15 @@ func (x *session) read() {
 		case x.ctx.Err() != nil:
 			return
 		}
+		since := time.Now()
 		x.receive(m)
+		if d := x.share.Spent(since); d > 0 {
+			x.profile.Load().usage.Paused.Add(int64(d))
+			select {
+			case <-time.After(d):
+			case <-x.ctx.Done():
+			}
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -100,6 +101,30 @@ func TestPrivateTenants(t *testing.T) {
 	forged.Namespace.Extra = map[string]string{privateField: "7"}
 	if _, err := client.Dial(t.Context(), forged); err == nil || !strings.Contains(err.Error(), privateField) {
 		t.Errorf("a session names the field of private tenants: %v", err)
+	}
+}
+
+// A session whose tenant, beside another, takes more than half of the processors is not read for a while.
+func TestTenantsArePaced(t *testing.T) {
+	s := fakeServer(t, Config{}, &fakeStore{})
+	s.budgets.Processors = 0.01
+	greedy, modest := newTalk(t, s, tenantHello("greedy", 1)), newTalk(t, s, tenantHello("modest", 2))
+	paused := func() bool {
+		return slices.ContainsFunc(s.usage.List(), func(u *Usage) bool { return u.Tenant == 1 && u.Paused.Load() > 0 })
+	}
+	keys := make([]byte, 1000*32)
+	for n := range keys {
+		keys[n] = byte(1 + n/32)
+	}
+	for n := 0; !paused(); n++ {
+		if n == 10_000 {
+			t.Fatalf("no pause after %d lookups of 1,000 keys beside another tenant", n)
+		}
+		modest.ask(&proto.SessionRequest{Body: &proto.SessionRequest_Ping{Ping: &proto.Ping{}}})
+		greedy.ask(&proto.SessionRequest{Body: &proto.SessionRequest_Lookup{Lookup: &proto.Lookup{Request: 1, Keys: keys}}})
+	}
+	for _, w := range []*talk{greedy, modest} {
+		testenv.OK(t, w.close())
 	}
 }
 

@@ -20,6 +20,7 @@ type Usage struct {
 	Tenant uint32
 
 	Keys, Hits, LoadedBytes, StoredBytes atomic.Uint64
+	Paused                               atomic.Int64 // nanoseconds for which sessions did not read: see [budget.Session.Spent]
 }
 
 type pair struct {

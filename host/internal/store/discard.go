@@ -24,7 +24,7 @@ type DiscardResult uint8
 const (
 	DiscardAbsent DiscardResult = iota
 	DiscardRemoved
-	DiscardInUse       // a lease has it, or a piece of it is being read or written
+	DiscardInUse       // a lease has it, or a piece of it is being loaded or stored
 	DiscardOtherTenant // another tenant stored it
 	DiscardUnavailable // it is, or may be, in a root that cannot be written to or is still being scanned
 )
@@ -32,8 +32,8 @@ const (
 // discardStep is how many keys are looked for under a root's lock at a time.
 const discardStep = 256
 
-// Discard removes entries with all their pieces, but none that is in use or that another tenant stored. It returns one
-// result for each key. Lookups miss a removed entry at once, and its files are unlinked before Discard returns. Those
+// Discard removes entries with all their pieces, but none that is in use or that another tenant stored. A copy from one level
+// to another is no use: it ends without a result. Discard returns one result for each key. Lookups miss a removed entry at once, and its files are unlinked before Discard returns. Those
 // in a shared root the evicting host unlinks, unless another host uses them.
 func (s *Store) Discard(q DiscardRequest) ([]DiscardResult, error) {
 	if s.closed.Load() {
@@ -104,7 +104,7 @@ func (r *root) discardable(slot, tenant uint32) DiscardResult {
 		return DiscardUnavailable
 	case r.TenantOf(slot) != tenant:
 		return DiscardOtherTenant
-	case !r.Evictor.Evictable(slot):
+	case !r.Unused(slot):
 		return DiscardInUse
 	}
 	return DiscardRemoved

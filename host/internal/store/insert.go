@@ -103,7 +103,7 @@ func (p *Put) addEntry(tenant uint16, parent uint64, q *PutRequest) error {
 	}
 	slot, err := r.Insert(&entries.New{
 		Fingerprint: p.mark.Fingerprint, Class: p.class, Key: &p.key, Parent: parent, Depth: q.Depth, Tenant: tenant,
-		Rank: p.rank, Reserved: p.entryRanks(), Stored: p.stamp, Request: q.Request,
+		Rank: p.rank, Reserved: p.entryRanks(), Stored: p.stamp, Request: q.Request, Copied: p.copy != nil,
 	})
 	if err != nil {
 		return err

@@ -195,5 +195,5 @@ func (l *Lease) hold(p *Piece) error {
 		return ErrLeaseOver
 	}
 	l.loaded = true
-	return p.pin(true)
+	return p.pin()
 }

@@ -161,25 +161,22 @@ type copyOf struct {
 }
 
 // movedPiece is a piece that is copied.
-type movedPiece struct {
-	*Piece
-	move *entries.Move
-}
+type movedPiece struct{ *Piece }
 
 func (p movedPiece) ReadAt(b []byte, off int64) (int, error) { return p.file.ReadAt(b, off) }
 func (p movedPiece) Cancelled() bool                         { return p.move.Cancelled() }
 
 // openMoved opens a piece of an entry that is pinned.
 func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
-	p := &Piece{root: r, mark: m.Mark, rank: rank}
-	if err := p.pin(false); err != nil {
+	p := &Piece{root: r, mark: m.Mark, rank: rank, move: m}
+	if err := p.pin(); err != nil {
 		return nil, err
 	}
 	if err := p.open(); err != nil {
 		p.Close()
 		return nil, err
 	}
-	return movedPiece{p, m}, nil
+	return movedPiece{p}, nil
 }
 
 // movedTo is the put of a piece that is copied.

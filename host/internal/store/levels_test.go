@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -303,19 +305,66 @@ func TestDemotionThatCannotBe(t *testing.T) {
 	f.checkUsed()
 }
 
-// TestDiscardWhileItMoves: what is discarded while it is copied is in no level afterwards.
+// watched calls at before each step of a copy in a root, and after its publication.
+type watched struct {
+	staging.FS
+	at func(step string)
+}
+
+func (w watched) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
+	if flag&os.O_CREATE != 0 {
+		w.at("create")
+	} else {
+		w.at("open")
+	}
+	return w.FS.OpenFile(name, flag, perm)
+}
+
+func (w watched) RenameNoReplace(from, to string) error {
+	w.at("publish")
+	err := w.FS.RenameNoReplace(from, to)
+	w.at("published")
+	return err
+}
+
+// TestDiscardWhileItMoves: what is discarded at any step of its copy is removed at once, and is in no level afterwards.
 func TestDiscardWhileItMoves(t *testing.T) {
-	f := twoLevels(t, 64, 256, func(c *Config) { c.Roots[0].Through = true })
-	for n := range uint64(60) {
-		f.mustPut(n)
-		results, err := f.store.Discard(DiscardRequest{Namespace: f.space, Keys: keys(n)})
-		must(t, err)
-		f.settle()
-		if at := f.rootOf(n); results[0] == DiscardRemoved && at >= 0 {
-			t.Fatalf("entry %d was discarded, and is in root %d", n, at)
+	for root, steps := range [][]string{{"open"}, {"create", "publish", "published"}} {
+		for _, step := range steps {
+			t.Run(step, func(t *testing.T) {
+				var f *fixture
+				var next uint64
+				var results []DiscardResult
+				armed := false
+				f = twoLevels(t, 64, 256, func(c *Config) {
+					c.Roots[0].Through = true
+					c.Roots[root].FS = watched{staging.Below(c.Roots[root].Path), func(at string) {
+						if !armed || at != step {
+							return
+						}
+						armed = false
+						got, err := f.store.Discard(DiscardRequest{Namespace: f.space, Keys: keys(next)})
+						results = append(results, got...)
+						must(t, err)
+					}}
+				})
+				for ; next < 5; next++ {
+					armed = true
+					f.mustPut(next)
+					f.settle()
+					equal(t, "root of what was discarded", f.rootOf(next), -1)
+				}
+				equal(t, "results", fmt.Sprint(results), fmt.Sprint(slices.Repeat([]DiscardResult{DiscardRemoved}, 5)))
+				f.checkUsed()
+				for _, r := range f.store.Stats().Roots {
+					equal(t, "bytes of "+r.Path, r.Used, 0)
+				}
+				f.mustPut(next)
+				f.settle()
+				equal(t, "copies of what stays", f.moved(1, moves.Through).Done.Load(), 1)
+			})
 		}
 	}
-	f.checkUsed()
 }
 
 // slowMoves lets copies between levels take longer than any test.

@@ -18,7 +18,11 @@ type LookupRequest struct {
 	Request   uint32 // 0: none
 	Tenant    uint32
 	Prefetch  bool // copy to the nearest level what is granted from farther away
+	Pin       bool // only to keep what is there: no hit and no touch, and at most PinShare of a root
 }
+
+// PinShare is the part of a root where lookups to pin find nothing more that no lease has: the rest is for what is stored next.
+const PinShare = 0.5
 
 // Lookup grants a lease on the entries that are there with all the pieces needed: the run from the first key on, or, in
 // a group that is looked up by membership, each one. Every entry granted is pinned until the lease is released. A lease
@@ -35,11 +39,13 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		q.Ranks = c.Ranks
 	}
 	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
-	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, touches: s.requests.Begin(q.Request)}
+	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, touches: s.requests.Begin(q.Request)}
 	w.cause = evictor.Cause{Request: q.Request, Time: s.seq.Clock()}
-	w.shadows = s.shadows.Lookup(shadow.Step{
-		Time: w.cause.Time, Request: q.Request, Tenant: q.Tenant, ByPrefix: c.Lookup == kv.ByPrefix,
-	})
+	if !q.Pin {
+		w.shadows = s.shadows.Lookup(shadow.Step{
+			Time: w.cause.Time, Request: q.Request, Tenant: q.Tenant, ByPrefix: c.Lookup == kv.ByPrefix,
+		})
+	}
 	asked := 0
 	for i := range q.Keys {
 		l.grants = l.grants[:i+1]
@@ -59,14 +65,17 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if len(l.grants) < cap(l.grants)/2 {
 		l.grants = append([]grant(nil), l.grants...) // a lease, and its request, may last
 	}
-	for n, level := range s.levels {
-		if w.hits[n] > 0 {
-			level.hits.Add(w.hits[n])
-			l.found[n] = uint32(w.hits[n])
-		}
+	for n := range s.levels {
+		l.found[n] = uint32(w.hits[n])
 	}
 	if q.Prefetch && len(s.levels) > 1 {
 		l.prefetch()
+	}
+	if q.Pin {
+		return l, nil
+	}
+	for n, level := range s.levels {
+		level.hits.Add(w.hits[n])
 	}
 	s.count.lookups.Add(1)
 	s.count.keys.Add(uint64(len(q.Keys)))
@@ -82,6 +91,7 @@ type walk struct {
 	class   *catalog.Class
 	keys    []kv.Key
 	ranks   uint64
+	pin     bool // see LookupRequest.Pin
 	touches touchLog
 	seconds int64          // since 1970, see second
 	at      int            // the root that is locked, if locked
@@ -115,7 +125,7 @@ func (w *walk) grant(i int, g *grant) bool {
 				w.seek(n)
 			}
 			r := w.store.roots[w.at]
-			if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil {
+			if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil && (!w.pin || e.Pins() > 0 || r.leased() < PinShare) {
 				w.touch(r, i, slot, e, fp)
 				if w.shadows.On() {
 					w.shadows.Hit(fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth())
@@ -204,7 +214,7 @@ func (w *walk) isOf(r *root, e *index.Entry) bool {
 
 // touch makes an entry the most recent and pins it.
 func (w *walk) touch(r *root, i int, slot uint32, e *index.Entry, fp uint64) {
-	first := !w.touches.Has(i, fp)
+	first := !w.pin && !w.touches.Has(i, fp)
 	r.Moves.Granted(slot, e, first)
 	if first {
 		w.touches.touch(i)

@@ -29,16 +29,17 @@ type Piece struct {
 	file   staging.File
 	size   int64
 	head   Head
-	isLoad bool // moves wait while it is open
+	isLoad bool          // moves wait while it is open
+	move   *entries.Move // that copies it
 	closed atomic.Bool
 }
 
 // Head is what a reader needs to know of a piece before its payload.
 type Head = moves.Head
 
-// pin pins the piece's entry, which has another pin. Loads says that the piece is for a load.
-func (p *Piece) pin(loads bool) error {
-	at, ok := p.root.PinPiece(p.mark.Slot, p.rank, loads)
+// pin pins the piece's entry, which has another pin.
+func (p *Piece) pin() error {
+	at, ok := p.root.PinPiece(p.mark.Slot, p.rank, p.move)
 	if !ok {
 		return fmt.Errorf("%w: rank %d of %s", ErrGone, p.rank, at.Key)
 	}
@@ -176,7 +177,11 @@ func (p *Piece) Close() {
 		_ = p.file.Close() // it was only read
 	}
 	p.root.Lock()
-	p.root.Unpin(p.mark)
+	if p.move != nil {
+		p.root.Moves.UnpinPiece(p.move)
+	} else {
+		p.root.Unpin(p.mark)
+	}
 	p.root.Unlock()
 	if p.isLoad {
 		p.root.store.loads.End()

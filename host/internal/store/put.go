@@ -203,7 +203,7 @@ func (s *Store) has(p *Put) bool {
 func (r *root) join(ctx context.Context, p *Put) (bool, error) {
 	r.Lock()
 	defer r.Unlock()
-	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.key, p.rank, func() error { return r.kind.mayAwait(p.key) })
+	slot, err := r.Join(ctx, p.mark.Fingerprint, p.class, &p.key, p.rank, p.copy != nil, func() error { return r.kind.mayAwait(p.key) })
 	if err != nil || slot == index.None {
 		return false, err
 	}

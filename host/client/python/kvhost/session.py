@@ -365,6 +365,7 @@ class Session:
         self._socket = socket
         self._timeout = timeout
         self._namespace = namespace
+        self.chunk_bytes = namespace.chunk_bytes
         self._tags = iter(range(1, 1 << 62))
         self._stream = Stream(socket)
         try:
@@ -387,6 +388,7 @@ class Session:
             l.keys_per_lookup, l.chunks_per_job, l.message_bytes, l.jobs, l.leases, l.requests, l.arena_bytes
         )
         self.levels: int = hello.levels or 1  # of the host's roots
+        self.pin_bytes: int = hello.pin_bytes  # that leases of ``pin`` may keep, of all engines
 
     def _ask(self, **body: Any) -> Any:
         return self._stream.ask(self._timeout, **body)
@@ -470,16 +472,18 @@ class Session:
         first: int = 0,
         readers: int = 0,
         prefetch: bool = False,
+        pin: bool = False,
         traceparent: str = "",
     ) -> PendingLookup:
-        """Asks likewise, without waiting for the answer."""
+        """Asks likewise, without waiting for the answer. ``pin``: no load follows, the lease keeps what is found, in at most
+        half of a root."""
         packed = self._packed(keys)
         pending = PendingLookup(self, first)
         self._stream.start(
             pending._call,
             traceparent=traceparent,
             lookup=pb.Lookup(
-                request=request, group=group, keys=packed, first=first, readers=readers, prefetch=prefetch
+                request=request, group=group, keys=packed, first=first, readers=readers, prefetch=prefetch, pin=pin
             ),
         )
         return pending

@@ -53,6 +53,12 @@ class Namespace:
     #: What the pages hold, where ``dtype`` does not say it: a hint to the host's compression, not to be agreed on.
     page_dtype: str = ""
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Of all ranks."""
+        pages = sum(g.blocks * p.page_bytes for g in self.groups for p in g.planes)
+        return pages * (1 if self.replicated else self.tensor_parallel)
+
     def message(self) -> pb.Namespace:
         return pb.Namespace(
             model=self.model, revision=self.revision, dtype=self.dtype, engine=self.engine,

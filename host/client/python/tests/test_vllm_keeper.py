@@ -79,6 +79,19 @@ def test_a_pin_holds_its_lease_until_it_has_another(kept: Kept, failed: bool, mo
     assert kept.session.released == [1]
 
 
+def test_pins_have_a_share_of_the_host(kept: Kept) -> None:
+    kept.session.pin_bytes = 6 * kept.session.chunk_bytes
+    branch, other = [*KEYS[:2], b"x", b"y", b"z"], [b"1", b"2", b"3"]
+    assert kept.keeper.keep(KEYS, 0, 20.0, NEVER, NEVER) == len(KEYS) == 4
+    assert kept.keeper.keep(branch, 0, 60.0, NEVER, NEVER) == 4, "want the two that both have counted once, and two more"
+    assert kept.keeper.keep(other, 0, 60.0, NEVER, NEVER) == 0
+    assert kept.keeper.keep(KEYS, 0, 20.0, NEVER, NEVER) == 4, "want what is pinned pinned again"
+    kept.after(1.0)
+    assert {tuple(p.keys) for p in kept.session.lookups} == {tuple(KEYS), tuple(branch[:4])} and all(kept.session.pins)
+    kept.after(20.0)
+    assert kept.keeper.keep(other, 0, 60.0, NEVER, NEVER) == 3, "want room once another pin is over"
+
+
 def test_chunks_come_nearer_when_they_are_to(kept: Kept) -> None:
     kept.session.levels = 2
     kept.keeper.keep(KEYS, 0, 0.0, 20.0, NEVER)
@@ -108,10 +121,10 @@ def test_a_request_drops_its_own_chunks(kept: Kept) -> None:
 def test_no_message_has_more_keys_than_the_host_takes_nor_many_discards(kept: Kept) -> None:
     many = [bytes([n % 256, n // 256]) for n in range(1500)]
     kept.session.resident = set(many)
-    kept.keeper.keep(many, 0, 5.0, NEVER, 5.0)
+    pinned = kept.keeper.keep(many, 0, 5.0, NEVER, 5.0)
     kept.after(6.0)
     want = kept.session.limits.keys_per_lookup
-    assert {len(p.keys) for p in kept.session.lookups} == {want}, "want pinned as many as a lookup may have"
+    assert (pinned, {len(p.keys) for p in kept.session.lookups}) == (want, {want}), "want pinned as many as a lookup may have"
     assert not kept.session.resident and max(map(len, kept.session.discarded)) <= 64, "want lookups let in between discards"
 
 
@@ -219,6 +232,22 @@ def test_each_wish_is_answered(
     if not levels:
         rig.link.epoch = -1
     assert rig.s.finished(r) == {"kvhost_answers": want}
+
+
+@pytest.mark.parametrize(
+    ("share", "want"), [(4, "accepted"), (3, f"clipped: 30, of {3 * CHUNK} tokens"), (0, "rejected: what is pinned has its share of the host")]
+)
+def test_what_is_pinned_of_a_request_is_told(share: int, want: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    rig, r = Rig(), request("a", TOKENS)
+    r.kv_transfer_params = {"kvhost": {"pin_seconds": 30}}
+    rig.session.pin_bytes = share * rig.session.chunk_bytes
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(36), 0)
+    rig.run(r, 36)
+    assert rig.s.finished(r) == {"kvhost_answers": {"pin_seconds": want}}
+    rig.s._keeper.act()
+    assert [p.keys for p in rig.session.lookups[1:]] == [KEYS[:share]][: bool(share)]
 
 
 def test_who_says_nothing_gets_no_answer_and_who_has_no_chunk_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,8 +100,10 @@ class DoubleSession:
         self.last_lease = 0
         self.lookups: list[Pending] = []
         self.prefetches: list[bool] = []  # by lookup
+        self.pins: list[bool] = []  # likewise
         self.traces: list[str] = []  # by lookup and store
         self.levels = 1
+        self.pin_bytes, self.chunk_bytes = 1 << 40, 1 << 20
         self.stores: list[Store] = []
         self.loads: list[Load] = []
         self.released: list[int] = []
@@ -112,11 +114,13 @@ class DoubleSession:
         self.in_use: set[bytes] = set()
 
     def start_lookup(
-        self, keys: Sequence[bytes], *, group: int, request: int, readers: int = 0, prefetch: bool = False, traceparent: str = ""
+        self, keys: Sequence[bytes], *, group: int, request: int, readers: int = 0, prefetch: bool = False, pin: bool = False,
+        traceparent: str = "",
     ) -> Pending:
         self._alive()
         self.traces.append(traceparent)
         self.prefetches.append(prefetch)
+        self.pins.append(pin)
         self.lookups.append(Pending(self, keys, group))
         return self.lookups[-1]
 

@@ -21,7 +21,7 @@ type Move struct {
 	ended   atomic.Bool // whoever asked for it does not want it any more
 	leaves  bool        // it is to go, and the policy does not know it any more
 	settled bool        // of one that leaves: nothing more is done with it before it goes
-	reading bool        // its copy is being made, which has a pin
+	pins    uint8       // that its copy has, while it is being made
 	bytes   int64
 }
 
@@ -83,11 +83,11 @@ func (s *Moves) begin(slot uint32) *Move {
 // BeginCopy pins a move's entry for its copy. It says false when the entry has gone, was asked for again before its
 // copy began, or is not whole.
 func (s *Moves) BeginCopy(m *Move) bool {
-	if s.of[m.Slot] != m || m.gone.Load() || m.reading || s.Busy(m.Slot) ||
+	if s.of[m.Slot] != m || m.gone.Load() || m.pins > 0 || s.Busy(m.Slot) ||
 		!s.Index.At(m.Slot).Is(index.Complete) {
 		return false
 	}
-	m.reading = true
+	m.pins = 1
 	if m.leaves {
 		s.Index.Pin(m.Slot)
 	} else {
@@ -109,15 +109,21 @@ func (s *Moves) EndCopy(m *Move) {
 
 // PauseCopy takes BeginCopy back: the move goes on.
 func (s *Moves) PauseCopy(m *Move) {
-	was := m.reading
-	m.reading = false
+	was := m.pins
+	m.pins = 0
 	switch {
-	case !was:
+	case was == 0:
 	case m.leaves && !s.Index.At(m.Slot).Is(index.Evicting):
 		s.Index.Unpin(m.Slot) // the policy knows of no pin
 	default:
 		s.Unpin(m.Mark)
 	}
+}
+
+// unpinPiece takes the pin back that [Set.PinPiece] gave.
+func (s *Moves) UnpinPiece(m *Move) {
+	m.pins--
+	s.Unpin(m.Mark)
 }
 
 // stay keeps an entry that is being copied, or left, because it is wanted.
@@ -135,7 +141,7 @@ func (s *Moves) stay(slot uint32) {
 	if e.Pins() > 0 {
 		s.Evictor.Post(abi.OpPin, slot, e, m.Fingerprint, &evictor.Cause{Tenant: s.TenantOf(slot), Time: s.cfg.Clock()})
 	}
-	if !m.reading {
+	if m.pins == 0 {
 		s.forget(m)
 	}
 }
@@ -199,7 +205,7 @@ func (s *Moves) NextLeaving(tenant uint32, lossy bool) (slot uint32, settled boo
 		return index.None, false
 	}
 	for i, m := range s.leaving {
-		if !s.leaves(m) || m.reading || !m.settled && !lossy || s.Index.At(m.Slot).Pins() != 0 ||
+		if !s.leaves(m) || m.pins > 0 || !m.settled && !lossy || s.Index.At(m.Slot).Pins() != 0 ||
 			tenant != abi.None && s.TenantOf(m.Slot) != tenant {
 			continue
 		}
@@ -225,7 +231,7 @@ func (s *Moves) check() error {
 			settled++
 		}
 		if e := s.Index.At(slot); m.Slot != slot || m.gone.Load() || !e.Is(index.Live|index.Moving) || e.Is(index.Evicting) ||
-			m.leaves && !m.reading && e.Pins() > 0 {
+			e.Pins() < m.pins || m.leaves && m.pins == 0 && e.Pins() > 0 {
 			return fmt.Errorf("slot %d has %d pins and a move that is none: %+v", slot, e.Pins(), m.Mark)
 		}
 	}

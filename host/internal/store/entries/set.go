@@ -68,7 +68,17 @@ type Counters struct {
 // flight is what happens to an entry's files now.
 type flight struct {
 	ranks     uint64 // pieces that are being written
+	copies    uint64 // those of them that are copied from another level
 	unlinking bool   // its files are being unlinked
+}
+
+// with is the flight with another piece that is being written.
+func (f flight) with(rank uint32, copied bool) flight {
+	f.ranks |= 1 << rank
+	if copied {
+		f.copies |= 1 << rank
+	}
+	return f
 }
 
 // flights are by the entries' slots.
@@ -139,6 +149,15 @@ func (s *Set) Stands(m Mark) bool {
 func (s *Set) Busy(slot uint32) bool {
 	_, busy := s.flights[slot]
 	return busy
+}
+
+// Unused says whether nothing has an entry but copies from or to another level, which end without it.
+func (s *Set) Unused(slot uint32) bool {
+	e, copies := s.Index.At(slot), uint8(bits.OnesCount64(s.flights[slot].copies))
+	if m := s.Moves.of[slot]; m != nil {
+		copies += m.pins
+	}
+	return e.Is(index.Live) && !e.Any(index.Evicting|index.Detached) && e.Pins() == copies
 }
 
 // InFlight is how many entries have pieces that are being written or unlinked.
@@ -227,9 +246,9 @@ type Pinned struct {
 	Name  string // empty: the built-in one
 }
 
-// PinPiece pins an entry that has another pin, for one of its pieces, which is loaded if loads says so. There is none where
-// the entry is being removed, or has not got the piece: then Key alone is set. It takes the lock.
-func (s *Set) PinPiece(slot, rank uint32, loads bool) (p Pinned, ok bool) {
+// PinPiece pins an entry that has another pin, for one of its pieces, which is loaded, or copied by a move. There is none
+// where the entry is being removed, or has not got the piece: then Key alone is set. It takes the lock.
+func (s *Set) PinPiece(slot, rank uint32, m *Move) (p Pinned, ok bool) {
 	s.Lock()
 	defer s.Unlock()
 	e := s.Index.At(slot)
@@ -238,7 +257,9 @@ func (s *Set) PinPiece(slot, rank uint32, loads bool) (p Pinned, ok bool) {
 		return p, false
 	}
 	s.Index.Pin(slot)
-	if loads {
+	if m != nil {
+		m.pins++
+	} else {
 		s.Prefetched.loaded(slot)
 	}
 	p.Class = s.ClassOf(slot)

@@ -93,7 +93,7 @@ func (s *set) begin(n uint64, rank uint32) (m entries.Mark, err error) {
 	k := keyOf(n)
 	m.Fingerprint = s.print(n)
 	refused := errors.New("it is leaving")
-	m.Slot, err = s.Join(s.Context(), m.Fingerprint, s.class, &k, rank, func() error { return refused })
+	m.Slot, err = s.Join(s.Context(), m.Fingerprint, s.class, &k, rank, false, func() error { return refused })
 	if err == nil && m.Slot == index.None {
 		s.Account.Commit(s.tenant, s.class.FileBytes())
 		m.Slot, err = s.Insert(&entries.New{

@@ -25,6 +25,7 @@ type New struct {
 	Reserved    uint64 // the ranks that bytes are reserved for
 	Stored      int64  // time of storing
 	Request     uint32
+	Copied      bool // from another level
 }
 
 // Insert makes an entry, pinned by the put of its first piece. Its bytes are in the account already.
@@ -39,7 +40,7 @@ func (s *Set) Insert(n *New) (slot uint32, err error) {
 	s.Index.SetUnits(slot, uint32(bytes/abi.SizeUnit))
 	s.Index.ReservePieces(slot, n.Reserved)
 	s.expire(slot, n.Class, n.Stored)
-	s.flights[slot] = flight{ranks: 1 << n.Rank}
+	s.flights[slot] = flight{}.with(n.Rank, n.Copied)
 	s.Index.Touch(slot)
 	s.Evictor.Announce(abi.OpInsert, slot, n.Fingerprint, n.Request)
 	s.Evictor.Pin(slot, n.Fingerprint, n.Request)
@@ -50,7 +51,7 @@ func (s *Set) Insert(n *New) (slot uint32, err error) {
 // [ErrResident] when the piece is there or is being written. It waits until an entry that is being evicted has left
 // the table, unless leaving forbids that; the lock is released during the wait.
 func (s *Set) Join(
-	ctx context.Context, fp uint64, cl *catalog.Class, key *kv.Key, rank uint32, leaving func() error,
+	ctx context.Context, fp uint64, cl *catalog.Class, key *kv.Key, rank uint32, copied bool, leaving func() error,
 ) (slot uint32, err error) {
 	var unwatch func() bool
 	defer func() {
@@ -87,8 +88,7 @@ func (s *Set) Join(
 		if e.Is(index.Moving) {
 			s.Moves.stay(slot)
 		}
-		f.ranks |= 1 << rank
-		s.flights[slot] = f
+		s.flights[slot] = f.with(rank, copied)
 		s.Evictor.Pin(slot, fp, 0)
 		return slot, nil
 	}
@@ -142,7 +142,7 @@ func Rebook(s *Set, slot uint32, bytes int64) {
 // EndWrite ends the writing of a piece, and its put's pin. An entry that has no piece, and gets none, goes.
 func (s *Set) EndWrite(m Mark, rank uint32) {
 	f := s.flights[m.Slot]
-	f.ranks &^= 1 << rank
+	f.ranks, f.copies = f.ranks&^(1<<rank), f.copies&^(1<<rank)
 	s.flights.set(m.Slot, f)
 	s.reap(m.Slot) // a reader may have a pin for long; whoever wants to store the key again need not wait for that
 	if e := s.Index.At(m.Slot); !e.Is(index.Evicting) && f.ranks == 0 && s.Index.Pieces(m.Slot) == 0 {

@@ -240,7 +240,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., engine: _Optional[str] = ..., role: _Optional[str] = ..., rank: _Optional[int] = ..., local_ranks: _Optional[int] = ..., device_uuid: _Optional[str] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ..., tenant: _Optional[int] = ..., unsealed_memory: bool = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ["descriptors", "key_bytes", "lease_time", "levels", "limits", "namespace_digest", "nonce", "protocol", "session", "version"]
+    __slots__ = ["descriptors", "key_bytes", "lease_time", "levels", "limits", "namespace_digest", "nonce", "pin_bytes", "protocol", "session", "version"]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     KEY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +248,7 @@ class HelloReply(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    PIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -258,10 +259,11 @@ class HelloReply(_message.Message):
     limits: Limits
     namespace_digest: bytes
     nonce: bytes
+    pin_bytes: int
     protocol: int
     session: int
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lease_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., descriptors: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., session: _Optional[int] = ..., levels: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key_bytes: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lease_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., descriptors: _Optional[str] = ..., namespace_digest: _Optional[bytes] = ..., session: _Optional[int] = ..., levels: _Optional[int] = ..., pin_bytes: _Optional[int] = ...) -> None: ...
 
 class Holder(_message.Message):
     __slots__ = ["held", "name", "tenant"]
@@ -366,20 +368,22 @@ class LoadPart(_message.Message):
     def __init__(self, keys: _Optional[int] = ..., load_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Lookup(_message.Message):
-    __slots__ = ["first", "group", "keys", "prefetch", "readers", "request"]
+    __slots__ = ["first", "group", "keys", "pin", "prefetch", "readers", "request"]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     READERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     first: int
     group: int
     keys: bytes
+    pin: bool
     prefetch: bool
     readers: int
     request: int
-    def __init__(self, request: _Optional[int] = ..., group: _Optional[int] = ..., keys: _Optional[bytes] = ..., first: _Optional[int] = ..., readers: _Optional[int] = ..., prefetch: bool = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., group: _Optional[int] = ..., keys: _Optional[bytes] = ..., first: _Optional[int] = ..., readers: _Optional[int] = ..., prefetch: bool = ..., pin: bool = ...) -> None: ...
 
 class LookupReply(_message.Message):
     __slots__ = ["bits", "bytes", "hits", "lease", "levels", "load_parts", "load_time", "pending"]

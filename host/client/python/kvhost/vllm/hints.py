@@ -63,7 +63,7 @@ def wished(request: Any) -> dict[str, float]:
     return {name: float(said[name]) for name in KEPT if _seconds(said.get(name))}
 
 
-def answer(request: Any, rejected: dict[str, str], clipped: dict[str, float]) -> dict[str, Any] | None:
+def answer(request: Any, rejected: dict[str, str], clipped: dict[str, str]) -> dict[str, Any] | None:
     """What became of each thing that a client has said, by its name; None where it has said nothing."""
     answers: dict[str, str] = {}
     for name, value in _said(request).items():
@@ -74,7 +74,7 @@ def answer(request: Any, rejected: dict[str, str], clipped: dict[str, float]) ->
         elif why := rejected.get(name):
             answers[name] = f"rejected: {why}"
         else:
-            answers[name] = f"clipped: {clipped[name]:g}" if name in clipped else "accepted"
+            answers[name] = f"clipped: {clipped[name]}" if name in clipped else "accepted"
     return {"kvhost_answers": answers} if answers else None
 
 

@@ -37,7 +37,9 @@ class Sessions(Protocol):
 @dataclass
 class _Kept:
     keys: Sequence[bytes]
-    until: float  # its leases are renewed
+    pins: int  # how many leading chunks are kept
+    alone: int  # how many of them no request had pinned before
+    until: float  # their leases are renewed
     near: float  # when its chunks are to come to the nearest level; inf: not
     own: int  # the first chunk that no other request has had
     drop: float  # when its own are to be discarded; inf: not
@@ -76,26 +78,39 @@ class Keeper:
     def full(self) -> bool:
         return len(self._kept) >= MOST
 
-    def keep(self, keys: Sequence[bytes], own: int, pin: float, near: float, drop: float) -> None:
+    def _room(self, keys: Sequence[bytes], now: float) -> tuple[int, int]:
+        """How many leading chunks may be pinned, and how many of them are."""
+        sessions = self._link.sessions()
+        if not sessions:
+            return 0, 0
+        pinned = [k for k in self._kept.values() if k.until > now]
+        shared = max((min(k.pins, common(k.keys, keys)) for k in pinned), default=0)
+        room = min(s.pin_bytes for s in sessions) // sum(s.chunk_bytes for s in sessions) - sum(k.alone for k in pinned)
+        return min(shared + max(0, room), *(s.limits.keys_per_lookup or len(keys) for s in sessions), len(keys)), shared
+
+    def keep(self, keys: Sequence[bytes], own: int, pin: float, near: float, drop: float) -> int:
         """For so many seconds, or after them; ``near`` and ``drop`` are inf where that is not wished. Chunks before ``own`` are
-        not dropped."""
+        not dropped. Returns how many leading chunks are pinned: with all others they may have a share of the host."""
         now = self._clock()
         if own >= len(keys):
             drop = math.inf
-        due = now if pin else now + min(near, drop)
-        if due == math.inf:
-            return
         with self._wake:
-            kept = _Kept(keys, now + pin, now + near, own, now + drop, due)
+            pins, shared = self._room(keys, now) if pin else (0, 0)
+            due = now if pins else now + min(near, drop)
+            if due == math.inf:
+                return 0
+            kept = _Kept(keys, pins, max(0, pins - shared), now + (pin if pins else 0), now + near, own, now + drop, due)
             if (before := self._kept.get(keys[-1])) is not None:  # perhaps another client's: its pin and its prefetch stand
                 kept.until, kept.near = max(kept.until, before.until), min(kept.near, before.near)
                 kept.drop, kept.due = max(kept.drop, before.until), min(kept.due, before.due)
+                kept.pins, kept.alone = max(kept.pins, before.pins), kept.alone + before.alone
                 kept.lookup, kept.prefetches = before.lookup, before.prefetches
             self._kept[keys[-1]] = kept
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kvhost-keeper", daemon=True)
                 self._thread.start()
             self._wake.notify_all()
+        return pins
 
     def continued(self, keys: Sequence[bytes]) -> None:
         """A request with these chunks has come: nothing of what it continues is dropped."""
@@ -154,8 +169,8 @@ class Keeper:
         k.pause = min(k.pause, lease / 2)
         k.due = min(k.due, k.until, k.near, k.drop)
         if sessions:
-            limit = min(s.limits.keys_per_lookup for s in sessions) or len(k.keys)
-            found = RequestLookup(sessions, self._groups, k.keys[:limit], 0, self._readers, prefetch=k.prefetches)
+            limit = min(s.limits.keys_per_lookup or len(k.keys) for s in sessions) if k.prefetches else k.pins
+            found = RequestLookup(sessions, self._groups, k.keys[:limit], 0, self._readers, prefetch=k.prefetches, pin=True)
             if found.done(_ANSWER_SECONDS) and not found.failed:  # else what is held lasts on, and it is asked again
                 self._release(k)
                 k.lookup = found

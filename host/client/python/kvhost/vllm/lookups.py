@@ -22,9 +22,10 @@ class RequestLookup:
         readers: int,
         prefetch: bool = False,
         traceparent: str = "",
+        pin: bool = False,
     ) -> None:
         """``sessions`` has one for each pipeline stage. ``readers`` has a bit for each rank of a stage. With ``prefetch``
-        what is found comes nearer while the request waits, where the host has levels."""
+        what is found comes nearer while the request waits, where the host has levels. ``pin``: only to keep what is found."""
         self._groups, self._count = groups, len(keys)
         self._lease_seconds = min(s.lease_seconds for s in sessions)
         self.began = time.monotonic()
@@ -36,7 +37,7 @@ class RequestLookup:
             self._pending.append(
                 [
                     s.start_lookup(
-                        keys, group=g.id, request=request, readers=readers, prefetch=prefetch and s.levels > 1,
+                        keys, group=g.id, request=request, readers=readers, prefetch=prefetch and s.levels > 1, pin=pin,
                         traceparent=traceparent,
                     )
                     for s in sessions

@@ -432,20 +432,25 @@ class Scheduler:
         """Sees to what a client wants to happen from now on; returns the answer."""
         wished = hints.wished(t.request)
         rejected: dict[str, str] = {}
-        clipped: dict[str, float] = {}
+        clipped: dict[str, str] = {}
+        do: dict[str, float] = {}
         if wished:
             why = self._why_not(t)
             rejected = dict.fromkeys(wished, why) if why else self._rejected(t)
             most = {"pin_seconds": min(LONGEST, self._settings.pin_seconds)}
-            clipped = {name: limit for name, s in wished.items() if s > (limit := most.get(name, LONGEST))}
-        do = {name: clipped.get(name, s) for name, s in wished.items() if name not in rejected}
+            do = {name: min(s, most.get(name, LONGEST)) for name, s in wished.items() if name not in rejected}
+            clipped = {name: f"{s:g}" for name, s in do.items() if s < wished[name]}
         if do:
             assert t.chain is not None
-            self._keeper.keep(
+            pinned = self._keeper.keep(
                 t.chain.extend(t.request.all_token_ids, t.request.num_tokens)[: t.end],
                 max(t.found or 0, t.shared or 0), do.get("pin_seconds", 0.0), do.get("prefetch_seconds", math.inf),
                 do.get("drop_seconds", math.inf),
             )
+            if do.get("pin_seconds") and not pinned:
+                rejected["pin_seconds"] = "what is pinned has its share of the host"
+            elif do.get("pin_seconds") and pinned < t.end:
+                clipped["pin_seconds"] = f"{do['pin_seconds']:g}, of {pinned * self._chunk} tokens"
         return hints.answer(t.request, rejected, clipped)
 
     def _why_not(self, t: Tracked) -> str:

@@ -90,6 +90,10 @@ def namespace(vllm_config: Any, kv_cache_config: Any, config: Any, settings: Set
     if vllm_config.lora_config is not None:
         raise Refused("vLLM's offloading knows LoRA adapters by their names alone, and would serve replaced ones; "
                       "KvhostConnector knows their content")
+    one = vllm_config.parallel_config
+    if config.parallel.world_size > 1 and (one.distributed_executor_backend != "mp" or one.nnodes_within_dp > 1):
+        raise Refused("workers may be on other nodes, and vLLM's CPU tier is memory of one: the others' part of a row would be "
+                      "stored as it is here. With all workers on one node take --distributed-executor-backend mp")
     if not compat.continues(vllm_config):
         raise Refused(model.NO_CONTINUATION)
     m, cache, parallel = vllm_config.model_config, vllm_config.cache_config, config.parallel

@@ -12,9 +12,7 @@ DOORS = ("connector", "tier")
 #: Why something is not tested.
 NOTES = {
     "a": "vLLM for processors has no kernel for it, or ends without a connector, too",
-    "b": "needs a GPU",
-    "c": "not tried",
-    "d": "no LLaVA with the tests' transformers",
+    "b": "no LLaVA with the tests' transformers",
 }
 
 
@@ -52,27 +50,33 @@ TABLE: dict[str, tuple[Cell, Cell]] = {
     ),
     "DP 2": _each("test_data_parallel_ranks"),
     "DCP 2": (both("test_vllm_parallel.py::test_each_rank_gets_its_own_bytes[one KV head, DCP]", "bytes"), _NONE),
+    "several nodes": (
+        both("test_vllm_namespace.py::test_what_is_refused", "refused"),
+        both("test_vllm_tier.py::test_workers_on_other_nodes_are_refused", "refused"),
+    ),
     "LoRA": (
         both("test_vllm.py::test_lora_adapters_have_chunks_of_their_own"),
         both("test_vllm_tier.py::test_what_is_refused", "refused"),
     ),
-    "pictures": _each("test_pictures", ("d", "yes")),
+    "pictures": _each("test_pictures", ("b", "yes")),
     "drafts": (both(_lives("drafts", "connector")), both(_lives("drafts", "tier"))),
     "EAGLE": (both(_lives("EAGLE", "connector")), both(_lives("EAGLE", "tier"))),
     "chunked prefill": (both("test_vllm.py::test_hits_give_the_same_tokens"), both("test_vllm_tier.py::test_lives_of_a_model")),
     "prefix caching off": (both(_lives("prefix caching off", "connector")), both(_lives("prefix caching off", "tier"))),
     "sleep": (
-        both("../test_vllm_geometry.py::test_memory_that_cuda_does_not_export_is_refused", "refused"), both("", "b")
+        both("../test_vllm_geometry.py::test_memory_that_cuda_does_not_export_is_refused", "refused"),
+        both("test_vllm_features.py::test_sleep[tier]"),
     ),
     "MultiConnector": (
         both("test_vllm_multi.py::test_with_vllms_offloading"), both("test_vllm_features.py::test_both_doors_in_one_engine")
     ),
     "prefill and decode by NIXL": (
-        both("test_vllm_multi.py::test_prefill_and_decode_with_nixl"), both("", "c")
+        both("test_vllm_multi.py::test_prefill_and_decode_with_nixl[connector]"),
+        both("test_vllm_multi.py::test_prefill_and_decode_with_nixl[tier]"),
     ),
     "sliding windows": (both("test_vllm.py::test_two_models_and_a_sliding_window"), both(_lives("sliding windows", "tier"))),
     "hybrids": (
-        Cell(("refused", "refused"), "test_vllm_groups.py::test_what_is_refused"),
+        Cell(("refused", "refused"), "test_vllm_namespace.py::test_what_is_refused"),
         Cell(("a", "yes"), "test_vllm_tier.py::test_lives_of_a_hybrid"),
     ),
     "fp8": (both("test_vllm.py::test_fp8_and_heads_first"), both(_lives("fp8", "tier"))),

@@ -455,6 +455,11 @@ def test_clients_keep_and_drop_what_they_will(setting: Setting, tmp_path: Path) 
         engine.reset()  # all is published
         wait_for("the dropped chunks are gone", lambda: {p.name for p in host.files()} <= before)
         assert [say(p)[0] for p in (pinned, dropped)] == [HITS, 0]
+
+        long, last = prompt(520, 2500), prompt(530, 1500)  # half of the root has ten chunks
+        assert say(long, pin_seconds=30)[1] == {"pin_seconds": f"clipped: 30, of {5 * CHUNK} tokens"}
+        assert say(last, pin_seconds=30)[1] == {"pin_seconds": "rejected: what is pinned has its share of the host"}
+        assert [say(p)[0] for p in (last, pinned)] == [HITS, HITS], "want what is stored after pins found, too"
     finally:
         engine.kill()
         host.kill()

@@ -11,7 +11,7 @@ import pytest
 import vllm_model as model
 from features import OLD, why_not
 from needs import needs
-from test_vllm_tier import LENGTH, Lives, cached, counted, prompts, stored_parts, tokens, used_parts
+from test_vllm_tier import LENGTH, ROW, Lives, cached, counted, prompts, stored_parts, tokens, used_parts
 from vllm_engine import BLOCK, CHUNK, Tokens
 
 needs("vllm")
@@ -99,6 +99,28 @@ def test_data_parallel_ranks(lives: Lives, alone: list[Tokens]) -> None:
     engine.stop()
     engine = lives.engine()
     assert engine.generate(PROMPTS[1::-1]) == [(w, HITS[lives.door]) for w in alone[1::-1]]
+
+
+@pytest.mark.parametrize("door", BOTH)
+def test_sleep(lives: Lives, alone: list[Tokens]) -> None:
+    """Of the engine alone (level 0) nothing is lost. With its memory, vLLM empties the cache of its connector too, as it may wake
+    up with other weights. What the memory had is spoilt meanwhile."""
+    model.write(lives.model, model.config(4), seed=7)
+    lives.vllm = {"worker_extension_cls": "vllm_probe.Sleeper"}
+    engine = lives.engine(**{"cpu_bytes_to_use": 16 * ROW} if lives.door == "tier" else {})  # one prompt takes another's rows
+    hits = [(w, HITS[lives.door]) for w in alone]
+    assert engine.one_by_one(PROMPTS) == [(w, 0) for w in alone]
+    lives.published()
+    engine.reset()
+    for level, want in ((0, hits), (1, [(w, 0) for w in alone]), (2, [(w, 0) for w in alone])):
+        engine.ask("sleep", level)
+        engine.ask("wake")
+        assert engine.one_by_one(PROMPTS) == want, f"after sleep of level {level}"
+        lives.published()
+        engine.reset()
+        assert engine.one_by_one(PROMPTS) == hits, f"what was stored after sleep of level {level}"
+        engine.reset()
+    assert not counted(engine, "chunks_not_loaded")
 
 
 @pytest.mark.parametrize("door", BOTH)

@@ -21,7 +21,6 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
-    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
@@ -80,10 +79,6 @@ def test_only_what_the_engine_finds_again_is_offloaded() -> None:
     [
         (lambda: [scratch()], "the model has no KV cache whose blocks the engine finds again by their tokens"),
         (list, "the model has no KV cache whose blocks the engine finds again by their tokens"),
-        (
-            lambda: [full(), group("state", MambaSpec(block_size=BLOCK, shapes=((4, 8),), dtypes=(torch.float32,)))],
-            r"KV cache group 1 is MambaSpec; .*: for others use the tier of vLLM's offloading, .*\"type\": \"kvhost\"",
-        ),
         (lambda: [full(), group("host", full().kv_cache_spec, host_resident=True)], "group 1 lies in host memory"),
     ],
 )

@@ -88,6 +88,14 @@ def kvhost(host: Host, **more: Any) -> Child:
     return {"kv_connector": "KvhostConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra, **more}
 
 
+def tier(host: Host) -> Child:
+    config = {
+        "spec_name": "TiersSpec", "spec_module_path": "vllm_offloading", "cpu_bytes_to_use": 32 << 20,
+        "secondary_tiers": [{"type": "kvhost", "socket": host.socket, "lookup_timeout": 5.0}],
+    }
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": config}
+
+
 def ordered(first: str, ours: Child, other: Child) -> list[Child]:
     return [ours, other] if first == "kvhost first" else [other, ours]
 
@@ -182,24 +190,29 @@ def prefilled(engine: Engine, prompt: Tokens) -> tuple[Tokens, int, dict[str, An
 
 
 @BOTH
-def test_prefill_and_decode_with_nixl(setting: Setting, host: Host, first: str) -> None:
+@pytest.mark.parametrize("door", ["connector", "tier"])
+def test_prefill_and_decode_with_nixl(setting: Setting, host: Host, first: str, door: str) -> None:
     needs("nixl")
+    kept, env = (OURS, {}) if door == "connector" else (BLOCKS_OF, {"PYTHONHASHSEED": "0"})
     engines = []
     try:
         for name, role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
-            children = ordered(first, kvhost(host, kv_connector_module_path="kvhost.vllm"), nixl(role))
-            engines.append(setting.engine(name, host, children, role=role, env=side_channel()))
+            ours = kvhost(host, kv_connector_module_path="kvhost.vllm") if door == "connector" else tier(host)
+            children = ordered(first, ours, nixl(role))
+            engines.append(setting.engine(name, host, children, role=role, env=side_channel() | env))
         prefill, decode = engines
-        for kept in (False, True):  # whether the prefill engine finds its prompts in kvhost
-            for prompt, tokens, ours in zip(PROMPTS, setting.reference, OURS, strict=True):
+        for again in (False, True):  # whether the prefill engine finds its prompts in kvhost
+            for prompt, tokens, ours in zip(PROMPTS, setting.reference, kept, strict=True):
                 token, cached, params = prefilled(prefill, prompt)
-                assert (token, cached) == (tokens[:1], ours if kept else 0)
+                assert (token, cached) == (tokens[:1], ours if again else 0)
+                if door == "tier":
+                    prefill.generate([[5] * 8])  # vLLM's offloading stores with the next step
                 wait_for("the host has published all", host.idle)
                 brought = ours if ours and first == "kvhost first" else len(prompt)
                 assert decode.ask("transfer", prompt, 8, params)[:2] == (tokens, brought)
             for e in engines:
                 e.reset()  # succeeds when both connectors have given all blocks back
-        assert decode.one_by_one(PROMPTS) == expected(setting.reference, OURS)
+        assert decode.one_by_one(PROMPTS) == expected(setting.reference, kept)
         for e in engines:
             e.stop()
     finally:

@@ -14,7 +14,9 @@ from needs import needs
 
 needs("vllm")
 
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig  # noqa: E402
+import torch  # noqa: E402
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, VllmConfig  # noqa: E402
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec  # noqa: E402
 
 from kvhost.vllm.groups import GroupPlan  # noqa: E402
 from kvhost.vllm.model import namespace, plan_groups  # noqa: E402
@@ -50,6 +52,21 @@ def test_the_type_of_the_cache_is_told(
     settings: Any = Record(model="", revision="", extra={})
     made = namespace(config, Record(kv_cache_groups=[]), settings, [regions], caches, 0)
     assert (made.dtype, made.page_dtype) == (dtype, page_dtype)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"), [(1, "group 1 is MambaSpec; .*: for others use the tier of vLLM's offloading"), (2, "an engine on 2 nodes")]
+)
+def test_what_is_refused(nodes: int, why: str) -> None:
+    full = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=16, dtype=torch.float32)
+    state = MambaSpec(block_size=16, shapes=((4, 8),), dtypes=(torch.float32,))
+    groups = [KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], state)]
+    config = Record(
+        parallel_config=ParallelConfig(tensor_parallel_size=2, nnodes=nodes, distributed_executor_backend="mp"), model_config=None,
+        device_config=Record(device_type="cuda"),
+    )
+    with pytest.raises(Refused, match=why):
+        plan_groups(config, KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups), Settings(chunk_tokens=64))
 
 
 @pytest.mark.parametrize("mla", [False, True])

@@ -368,6 +368,19 @@ def test_rows_that_a_stopped_host_has(policy: str) -> None:
     assert taken(*keys[3:6]), "want the host's rows back"
 
 
+@pytest.mark.parametrize(("backend", "nodes"), [("mp", 2), ("ray", 1), ("external_launcher", 1)])
+def test_workers_on_other_nodes_are_refused(backend: str, nodes: int) -> None:
+    """vLLM's CPU tier of the scheduler's node has nothing of theirs, and vLLM does not say so."""
+    from kvhost.vllm import tierrows
+    from kvhost.vllm.settings import Refused, Settings
+
+    parallel = Record(distributed_executor_backend=backend, nnodes_within_dp=nodes)
+    with pytest.raises(Refused, match="workers may be on other nodes"):
+        tierrows.namespace(
+            Record(lora_config=None, parallel_config=parallel), None, Record(parallel=Record(world_size=2)), Settings(), []
+        )
+
+
 def test_what_is_refused() -> None:
     from kvhost.vllm import tierrows
     from kvhost.vllm.settings import Refused, Settings

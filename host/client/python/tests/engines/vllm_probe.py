@@ -44,6 +44,16 @@ class ProbeConnector(KvhostConnector):
         return super().build_connector_meta(scheduler_output)
 
 
+class Sleeper:
+    """Of vLLM's worker: on a processor it keeps the KV of an engine that sleeps."""
+
+    def spoil_kv(self: Any) -> None:
+        import torch
+
+        for cache in self.model_runner.kv_caches:
+            cache.untyped_storage().copy_(torch.full((cache.untyped_storage().nbytes(),), 0x5A, dtype=torch.uint8).untyped_storage())
+
+
 def _digest(tensors: list[Any], blocks: list[int]) -> str:
     import torch
 

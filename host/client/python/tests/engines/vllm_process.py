@@ -63,6 +63,14 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             connection.send(counts | {m.name: m.value for m in metrics if isinstance(m, Counter)})
         elif op == "reset":  # empties the engine's own prefix cache, and the connector's, too?
             connection.send(llm.reset_prefix_cache(reset_connector=args[0]))
+        elif op == "sleep":  # level, of vLLM's: from 1 on the KV is lost
+            llm.sleep(args[0])
+            if args[0]:
+                llm.collective_rpc("spoil_kv")
+            connection.send(None)
+        elif op == "wake":
+            llm.wake_up()
+            connection.send(None)
         elif op == "begin":  # id, prompt: a request that is not waited for
             engine.add_request(args[0], {"prompt_token_ids": args[1]}, params(8))
             connection.send(None)
