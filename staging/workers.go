@@ -8,8 +8,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Kind is what a task does with the device.
@@ -32,8 +30,8 @@ func (k Kind) String() string {
 // lanes, one for each thing that can hang, such as a mount. With several lanes, none of them gets more than three
 // quarters of the goroutines, so that a lane that hangs does not stop the others. Tenants take turns in each lane, and
 // while others have tasks, one has at most half of the goroutines, and in a lane no more than half of the processors unless
-// its tasks there wait most of their time, as for a network. The queues have no bound: SubmitTo never blocks. Callers bound
-// them, by what a task needs before it is submitted: a slot or a credit.
+// its tasks there are slow, as for a network. The queues have no bound: SubmitTo never blocks. Callers bound them, by what a
+// task needs before it is submitted: a slot or a credit.
 type Workers struct {
 	ratio float64
 
@@ -41,7 +39,7 @@ type Workers struct {
 	wake    sync.Cond
 	lanes   []*lane // in the order of their turns: the lane with the task that started last is the last
 	most    int     // most tasks of one lane that run
-	beside  int     // most tasks of a lane and tenant that compute beside other tenants'
+	beside  int     // most tasks of a lane and tenant that run beside other tenants', unless they are slow
 	queued  [2]int
 	credit  float64
 	closed  bool
@@ -92,12 +90,17 @@ type lane struct {
 	queue   [2]ring
 	running int
 	last    time.Time // when the task began that ended last
-
-	took, computed float64 // seconds of the latest tasks, and of a processor's time in them
+	slow    float64   // part of the latest tasks
 }
 
-// waits says that the tasks take less than an eighth of a processor each: they do not keep others' from computing.
-func (l *lane) waits() bool { return l.took > 8*l.computed }
+// A task is slow that takes longer than this: it waits most of its time, as for a network, where computing takes a tenth of it.
+const (
+	slowTask = 2 * time.Millisecond
+	slowByte = 4 * time.Nanosecond
+)
+
+// waits says that most tasks are slow: they do not keep others' from computing.
+func (l *lane) waits() bool { return l.slow > 0.75 }
 
 // mostLanes are kept that have no tasks.
 const mostLanes = 64
@@ -119,8 +122,8 @@ func (w *Workers) OnPanic(told func(value any, stack []byte)) {
 	w.onPanic = told
 }
 
-// SubmitTo queues a task of a tenant in a lane. It fails with [ErrClosed] after Close and never blocks.
-func (w *Workers) SubmitTo(name string, tenant uint32, kind Kind, task func()) error {
+// SubmitTo queues a task of a tenant in a lane, which moves so many bytes. It fails with [ErrClosed] after Close and never blocks.
+func (w *Workers) SubmitTo(name string, tenant uint32, kind Kind, bytes int64, task func()) error {
 	if kind > Write {
 		return fmt.Errorf("staging: task of unknown kind %d", kind)
 	}
@@ -129,7 +132,7 @@ func (w *Workers) SubmitTo(name string, tenant uint32, kind Kind, task func()) e
 		w.mu.Unlock()
 		return ErrClosed
 	}
-	w.lane(name, tenant).queue[kind].push(task)
+	w.lane(name, tenant).queue[kind].push(queued{task, bytes})
 	w.queued[kind]++
 	w.mu.Unlock()
 	w.wake.Signal()
@@ -208,9 +211,8 @@ func (w *Workers) work(i int) {
 		w.queued[kind]--
 		l.running++
 		w.started[i] = time.Now()
-		measured := len(w.lanes) > 1 // there may be another tenant
 		w.mu.Unlock()
-		w.run(i, l, kind, measured, task)
+		w.run(i, l, kind, task)
 		w.mu.Lock()
 	}
 	w.left--
@@ -221,27 +223,17 @@ func (w *Workers) work(i int) {
 }
 
 // run runs one task and counts it, however it ends.
-func (w *Workers) run(i int, l *lane, kind Kind, measured bool, task func()) {
+func (w *Workers) run(i int, l *lane, kind Kind, task queued) {
 	returned := false
-	var before, computed time.Duration
-	if measured {
-		runtime.LockOSThread()
-		before = ThreadTime()
-	}
 	defer func() {
 		var value any
 		if !returned {
 			value = recover()
 		}
-		if measured {
-			computed = ThreadTime() - before
-			runtime.UnlockOSThread()
-		}
 		w.mu.Lock()
 		w.done[kind]++
-		if measured {
-			l.took = l.took*7/8 + time.Since(w.started[i]).Seconds()
-			l.computed = l.computed*7/8 + computed.Seconds()
+		if l.slow *= 7. / 8; time.Since(w.started[i]) > slowTask+time.Duration(task.bytes)*slowByte {
+			l.slow += 1. / 8
 		}
 		w.started[i], l.last = time.Time{}, w.started[i]
 		if l.running--; w.closed {
@@ -264,7 +256,7 @@ func (w *Workers) run(i int, l *lane, kind Kind, measured bool, task func()) {
 			told(value, debug.Stack())
 		}
 	}()
-	task()
+	task.run()
 	returned = true
 }
 
@@ -317,24 +309,22 @@ func (w *Workers) may(l *lane) bool {
 		(l.running < w.beside || l.waits()))
 }
 
-// ThreadTime is how long the calling thread has run on a processor. A goroutine must be locked to its thread between two
-// readings, or the time of other goroutines counts too.
-func ThreadTime() time.Duration {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // every Linux has this clock
-	return time.Duration(ts.Nano())
+// queued is a task in a queue.
+type queued struct {
+	run   func()
+	bytes int64
 }
 
 // ring is a queue that grows and never shrinks.
 type ring struct {
-	buf  []func() // a power of two long
+	buf  []queued // a power of two long
 	head int
 	len  int
 }
 
-func (r *ring) push(f func()) {
+func (r *ring) push(f queued) {
 	if r.len == len(r.buf) {
-		buf := make([]func(), max(64, 2*len(r.buf)))
+		buf := make([]queued, max(64, 2*len(r.buf)))
 		n := copy(buf, r.buf[r.head:])
 		copy(buf[n:], r.buf[:r.head])
 		r.buf, r.head = buf, 0
@@ -343,9 +333,9 @@ func (r *ring) push(f func()) {
 	r.len++
 }
 
-func (r *ring) pop() func() {
+func (r *ring) pop() queued {
 	f := r.buf[r.head]
-	r.buf[r.head] = nil
+	r.buf[r.head] = queued{}
 	r.head = (r.head + 1) & (len(r.buf) - 1)
 	r.len--
 	return f

@@ -16,21 +16,17 @@ import (
 	"github.com/kvhost/kvhost/plugins/reuse"
 	"github.com/kvhost/kvhost/plugins/s3fifo"
 	"github.com/kvhost/kvhost/plugins/sieve"
-	"github.com/kvhost/kvhost/plugins/twoq"
-	"github.com/kvhost/kvhost/plugins/wtinylfu"
 )
 
 // natives are the first-party eviction policies, to compare modules with.
 var natives = map[string]func(guest.Info) (any, error){
-	"arc":      func(i guest.Info) (any, error) { return arc.New(i) },
-	"clock":    func(i guest.Info) (any, error) { return clock.New(i) },
-	"fifo":     func(i guest.Info) (any, error) { return fifo.New(i) },
-	"lru":      func(i guest.Info) (any, error) { return lru.New(i) },
-	"prefix":   func(i guest.Info) (any, error) { return prefix.New(i) },
-	"s3fifo":   func(i guest.Info) (any, error) { return s3fifo.New(i) },
-	"sieve":    func(i guest.Info) (any, error) { return sieve.New(i) },
-	"twoq":     func(i guest.Info) (any, error) { return twoq.New(i) },
-	"wtinylfu": func(i guest.Info) (any, error) { return wtinylfu.New(i) },
+	"arc":    func(i guest.Info) (any, error) { return arc.New(i) },
+	"clock":  func(i guest.Info) (any, error) { return clock.New(i) },
+	"fifo":   func(i guest.Info) (any, error) { return fifo.New(i) },
+	"lru":    func(i guest.Info) (any, error) { return lru.New(i) },
+	"prefix": func(i guest.Info) (any, error) { return prefix.New(i) },
+	"s3fifo": func(i guest.Info) (any, error) { return s3fifo.New(i) },
+	"sieve":  func(i guest.Info) (any, error) { return sieve.New(i) },
 }
 
 // nativeNames are the keys of natives, sorted.

@@ -22,7 +22,7 @@ type Policy struct {
 }
 
 // OpenPolicy parses "name", "path/to.wasm", "belady" or "infinite", with settings after a colon:
-// "twoq.wasm:in=50", "s3fifo:small=20,moveat=1". A module plays the first of the roles that it has.
+// "s3fifo.wasm:small=20,moveat=1". A module plays the first of the roles that it has.
 func OpenPolicy(ctx context.Context, text string, opt policy.Options, roles ...abi.Role) (*Policy, error) {
 	if text == Belady || text == Infinite {
 		return &Policy{Text: text, Label: text}, nil

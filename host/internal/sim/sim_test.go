@@ -312,8 +312,8 @@ func TestCapacities(t *testing.T) {
 
 func TestOpenPolicy(t *testing.T) {
 	ctx := context.Background()
-	opt := policy.Options{Dir: policytest.Dir(t, "twoq"), Cache: policytest.Cache(t)}
-	for text, label := range map[string]string{"belady": "belady", "infinite": "infinite", "twoq.wasm:in=50": "twoq in=50"} {
+	opt := policy.Options{Dir: policytest.Dir(t, "s3fifo"), Cache: policytest.Cache(t)}
+	for text, label := range map[string]string{"belady": "belady", "infinite": "infinite", "s3fifo.wasm:small=20": "s3fifo small=20"} {
 		p, err := OpenPolicy(ctx, text, opt, abi.RoleEvict)
 		if err != nil || p.Label != label || p.Text != text {
 			t.Errorf("opening %s: got %+v and %v, want the label %q", text, p, err, label)
@@ -321,7 +321,7 @@ func TestOpenPolicy(t *testing.T) {
 		}
 		defer p.Close(ctx)
 	}
-	for _, text := range []string{"twoq:in=50,x", "twoq:=1"} {
+	for _, text := range []string{"s3fifo:small=20,x", "s3fifo:=1"} {
 		if _, err := OpenPolicy(ctx, text, opt, abi.RoleEvict); !errors.Is(err, ErrPolicy) {
 			t.Errorf("opening %s: got %v, want %v", text, err, ErrPolicy)
 		}

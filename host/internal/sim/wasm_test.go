@@ -47,9 +47,7 @@ func TestWasmDecidesAsNative(t *testing.T) {
 	dir := policytest.Dir(t, nativeNames()...)
 	w := generated(t, 500)
 	configs := map[string][]policy.Config{
-		"twoq":     {{"in": "50", "out": "100"}},
-		"s3fifo":   {{"small": "25", "moveat": "1"}},
-		"wtinylfu": {{"sample": "1", "window": "10"}, {"adapt": "false"}},
+		"s3fifo": {{"small": "25", "moveat": "1"}},
 	}
 	for _, name := range nativeNames() {
 		t.Run(name, func(t *testing.T) {

@@ -109,11 +109,12 @@ func (l *layered) submitDue() {
 		return
 	}
 	l.submitting = true
+	g := l.spec.Memory.Geometry()
 	for l.due() {
 		l.begun++
 		l.mu.Unlock()
 		for range l.chunks {
-			if l.queue.workers.SubmitTo(l.lane, l.spec.Tenant, staging.Read, l.run) != nil {
+			if l.queue.workers.SubmitTo(l.lane, l.spec.Tenant, staging.Read, g.PageBytes()/int64(len(l.steps)), l.run) != nil {
 				l.run() // the engine is closed; the task notices and ends
 			}
 		}
@@ -143,7 +144,7 @@ func (l *layered) run() {
 		t.end(err)
 		return
 	}
-	l.queue.engine.runLoad(l.spec.Tenant, t)
+	l.queue.engine.runLoad(l.spec, t)
 }
 
 // read brings the step's bytes of the chunk and returns the copy of the last of them.

@@ -50,10 +50,12 @@ func (q *Queue) Load(l *LoadJob) *Handle {
 	}
 	h := &Handle{fence: f}
 	begin := func() {
+		g := spec.Memory.Geometry()
 		for i := range spec.Chunks {
 			t := &loadTask{queue: q, spec: &spec, index: i, loading: loading{pieceReader: newReader(q, f, &spec, i)}}
 			spec.Lease.Approach(spec.Chunks[i].Index)
-			if err := q.workers.SubmitTo(spec.Lease.Root(spec.Chunks[i].Index), spec.Tenant, staging.Read, t.run); err != nil {
+			lane := spec.Lease.Root(spec.Chunks[i].Index)
+			if q.workers.SubmitTo(lane, spec.Tenant, staging.Read, g.PageBytes(), t.run) != nil {
 				t.end(ErrClosed)
 			}
 		}
@@ -79,11 +81,11 @@ type loadTask struct {
 	on    span
 }
 
-func (t *loadTask) run() { t.engine.runLoad(t.spec.Tenant, t) }
+func (t *loadTask) run() { t.engine.runLoad(t.spec, t) }
 
 // runLoad runs a task that reads and then copies. If read returns the last copy as a function, it runs on the engine's
 // copiers. end runs exactly once.
-func (e *Engine) runLoad(tenant uint32, t interface {
+func (e *Engine) runLoad(l *LoadJob, t interface {
 	read() (last func() error, err error)
 	end(err error)
 }) {
@@ -104,7 +106,8 @@ func (e *Engine) runLoad(tenant uint32, t interface {
 		defer func() { t.end(err) }()
 		err = last()
 	}
-	if handedOver = e.copiers.SubmitTo("", tenant, staging.Read, copying) == nil; !handedOver {
+	g := l.Memory.Geometry()
+	if handedOver = e.copiers.SubmitTo("", l.Tenant, staging.Read, g.PageBytes(), copying) == nil; !handedOver {
 		err = last()
 	}
 }

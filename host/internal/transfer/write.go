@@ -51,6 +51,7 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 			q.engine.stats.storesShed.Add(1)
 			giveUp(i, ErrShed)
 		})
+		g := spec.Memory.Geometry()
 		for i := range spec.Chunks {
 			t := &storeTask{queue: q, fence: f, memory: spec.Memory, chunk: &spec.Chunks[i], index: i, paths: spec.Paths}
 			run := func() {
@@ -58,7 +59,7 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 					t.run()
 				}
 			}
-			if err := q.workers.SubmitTo(t.chunk.Put.Root(), spec.Tenant, staging.Write, run); err != nil && timeout.claim(i) {
+			if q.workers.SubmitTo(t.chunk.Put.Root(), spec.Tenant, staging.Write, g.PageBytes(), run) != nil && timeout.claim(i) {
 				giveUp(i, ErrClosed)
 			}
 		}

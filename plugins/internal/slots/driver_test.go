@@ -128,16 +128,6 @@ func Compare(t *testing.T, make_ Make, config guest.Config, textbook func(capaci
 	}
 }
 
-// Misses runs a stream through a cache and counts.
-func Misses(c Textbook, s Stream) (misses int) {
-	for _, key := range s {
-		if hit, _ := c.Access(key); !hit {
-			misses++
-		}
-	}
-	return misses
-}
-
 // Decisions is a digest of a policy's victims on all streams, with the accesses at which they went.
 func Decisions(t *testing.T, make_ Make, config guest.Config) uint64 {
 	t.Helper()

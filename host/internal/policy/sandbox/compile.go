@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/staging"
 )
 
 // Source is a module as [Compile] takes it: scanned, checked, and with its limits resolved.
@@ -60,7 +59,7 @@ func Compile(ctx context.Context, src *Source) (*Code, error) {
 		counters: make([]atomic.Int64, src.Counters), log: src.Log, cpuClock: src.CPUClock,
 	}
 	if c.cpuClock == nil {
-		c.cpuClock = staging.ThreadTime
+		c.cpuClock = ThreadCPUTime
 	}
 	return c, nil
 }

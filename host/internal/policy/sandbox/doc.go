@@ -41,7 +41,7 @@
 //
 // A call gets a fixed amount and more per record: see fuel.go. Measured with the first-party policies, all in Go, on
 // roots made to be hard: 256 events take lru 0.3 million at most, naming 1,024 victims among 100,000 entries takes the
-// others up to 1.5 million, and an event of wtinylfu takes 5,000. Go guests use several units where C uses one, because
+// others up to 1.5 million. Go guests use several units where C uses one, because
 // their functions are one big switch that is charged in coarse steps. A module that needs more than the default states
 // it in its manifest, up to 6 million per call, and gets fewer events per call if they are expensive. Beyond that the
 // operator must allow it.

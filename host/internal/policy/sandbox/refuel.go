@@ -9,6 +9,7 @@ import (
 
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/experimental"
+	"golang.org/x/sys/unix"
 )
 
 // A guest gets its fuel in slices. When a slice is used up, the guest calls the host, which grants the next one if the
@@ -36,6 +37,14 @@ type fuelBudget struct {
 	cpuTime  time.Duration
 	since    time.Duration // by the CPU clock; 0 before the second slice
 	aborted  error         // why the call got no more
+}
+
+// ThreadCPUTime is the CPU time of the calling thread. A goroutine must be locked to its thread between two readings,
+// or the time of other goroutines counts too.
+func ThreadCPUTime() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // every Linux has this clock
+	return time.Duration(ts.Nano())
 }
 
 // grantFirst grants the first slice of a call's fuel.
