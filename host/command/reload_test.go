@@ -141,8 +141,8 @@ func TestReloadOfEachKey(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	dir := testenv.Dir(t)
 	h := &served{T: t, dir: dir, file: filepath.Join(dir, "k.toml")}
-	for from, to := range map[string]string{"fifo": "special", "lru": "lru", "fanout": "fanout", "clock": "clock"} {
-		module, err := os.ReadFile(filepath.Join(policytest.Dir(t, "fifo", "lru", "fanout", "clock"), from+".wasm"))
+	for from, to := range map[string]string{"fifo": "special", "lru": "lru", "fanout": "fanout", "sieve": "sieve"} {
+		module, err := os.ReadFile(filepath.Join(policytest.Dir(t, "fifo", "lru", "fanout", "sieve"), from+".wasm"))
 		testenv.OK(t, err)
 		testenv.OK(t, os.MkdirAll(filepath.Join(dir, "modules"), 0o700))
 		testenv.OK(t, os.WriteFile(filepath.Join(dir, "modules", to+".wasm"), module, 0o600))

@@ -100,7 +100,7 @@ func fieldFiles(h *served) map[string]changed {
 	}
 	return map[string]changed{
 		"policy[0].name":   {policies(""), true, took("main", "evict", "lru"), ""},
-		"policy[0].module": {h.base() + baseRoots + "[[policy]]\nmodule = \"modules/clock.wasm\"\n", true, took("clock", "evict", "clock"), ""},
+		"policy[0].module": {h.base() + baseRoots + "[[policy]]\nmodule = \"modules/sieve.wasm\"\n", true, took("sieve", "evict", "sieve"), ""},
 		"policy[0].namespaces": {place("namespaces = [\"m*\"]\n"), true, func(h *served, key string) {
 			took("names", "place", "fanout")(h, key)
 			h.fill(0, 1) // a namespace that it names files of
@@ -109,12 +109,12 @@ func fieldFiles(h *served) map[string]changed {
 			}
 		}, ""},
 		"policy[0].levels": {place("levels = [1]\n"), true, took("names", "place", "fanout"), ""},
-		"policy[0].shadow": {policies("[[policy]]\nname = \"trial\"\nmodule = \"modules/clock.wasm\"\nshadow = true\n"), true, func(h *served, key string) {
+		"policy[0].shadow": {policies("[[policy]]\nname = \"trial\"\nmodule = \"modules/sieve.wasm\"\nshadow = true\n"), true, func(h *served, key string) {
 			if p := h.acting("trial"); p == nil || p.State != proto.PolicyState_POLICY_STATE_SHADOW {
 				h.Errorf("%s: the shadow is %v", key, p)
 			}
 		}, ""},
-		"policy[0].capacity": {policies("[[policy]]\nname = \"trial\"\nmodule = \"modules/clock.wasm\"\nshadow = true\ncapacity = \"5MiB\"\n"), true, func(h *served, key string) {
+		"policy[0].capacity": {policies("[[policy]]\nname = \"trial\"\nmodule = \"modules/sieve.wasm\"\nshadow = true\ncapacity = \"5MiB\"\n"), true, func(h *served, key string) {
 			if p := h.acting("trial"); p == nil || p.GetTrial().GetCapacity() != 5<<20 {
 				h.Errorf("%s: the shadow is %v, want a capacity of 5 MiB", key, p)
 			}

@@ -47,6 +47,11 @@ func (n *Namespace) Compresses(r *Root, pages int64) bool {
 	return n.gains(least, pages)
 }
 
+// Keeps says whether a piece that is compressed stays so in a root that may hold such pieces.
+func (n *Namespace) Keeps(r *Root) bool {
+	return n.mode == Gaining || n.mode == Faster && r.Least() <= Usual
+}
+
 // gains is Compresses where a ratio from least on is worth it.
 func (n *Namespace) gains(least float64, pages int64) bool {
 	n.mu.Lock()

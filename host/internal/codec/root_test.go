@@ -61,21 +61,27 @@ func TestChoiceIsLogged(t *testing.T) {
 	now := Speeds{}
 	r := Root{Speeds: func() Speeds { return now }, Log: slog.New(slog.NewTextHandler(&log, nil))}
 	for _, c := range []struct {
-		s    Speeds
-		says []string // of one line; nil: none
+		s     Speeds
+		keeps bool     // what comes compressed
+		says  []string // of one line; nil: none
 	}{
-		{Speeds{}, nil},
-		{speeds(4, 0, 1, 0), []string{"compressed=false", "writes 4.00 and reads 0.00 GB/s", "1.00 and 0.00", "takes longer"}},
-		{speeds(4, 5, 1, 1), nil},
-		{speeds(0.2, 0.2, 1, 1), []string{"compressed=true", "from a ratio of 1."}},
-		{speeds(0.27, 0.27, 1, 1), nil}, // it would not be begun at these
-		{speeds(0.4, 0.4, 1, 1), []string{"compressed=false", "from a ratio of 1.82 on"}},
-		{speeds(0.27, 0.27, 1, 1), nil},
+		{Speeds{}, false, nil},
+		{speeds(4, 0, 1, 0), false, []string{"compressed=false", "writes 4.00 and reads 0.00 GB/s", "1.00 and 0.00", "takes longer"}},
+		{speeds(4, 5, 1, 1), false, nil},
+		{speeds(0.2, 0.2, 1, 1), true, []string{"compressed=true", "from a ratio of 1."}},
+		{speeds(0.27, 0.27, 1, 1), true, nil}, // it would not be begun at these
+		{speeds(0.4, 0.4, 1, 1), false, []string{"compressed=false", "from a ratio of 1.82 on"}},
+		{speeds(0.27, 0.27, 1, 1), false, nil},
 	} {
 		log.Reset()
 		now = c.s
 		for range 3 {
 			r.Least()
+		}
+		for mode, want := range map[Mode]bool{Gaining: true, Faster: c.keeps, Never: false} {
+			if n := (&Namespace{mode: mode}); n.Keeps(&r) != want {
+				t.Errorf("%+v, mode %v: keeps what is compressed: %t, want %t", c.s, mode, !want, want)
+			}
 		}
 		text := log.String()
 		if strings.Count(text, "\n") != min(1, len(c.says)) {

@@ -9,7 +9,6 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/plugins/arc"
-	"github.com/kvhost/kvhost/plugins/clock"
 	"github.com/kvhost/kvhost/plugins/fifo"
 	"github.com/kvhost/kvhost/plugins/lru"
 	"github.com/kvhost/kvhost/plugins/prefix"
@@ -21,7 +20,6 @@ import (
 // natives are the first-party eviction policies, to compare modules with.
 var natives = map[string]func(guest.Info) (any, error){
 	"arc":    func(i guest.Info) (any, error) { return arc.New(i) },
-	"clock":  func(i guest.Info) (any, error) { return clock.New(i) },
 	"fifo":   func(i guest.Info) (any, error) { return fifo.New(i) },
 	"lru":    func(i guest.Info) (any, error) { return lru.New(i) },
 	"prefix": func(i guest.Info) (any, error) { return prefix.New(i) },

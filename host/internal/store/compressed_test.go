@@ -290,13 +290,16 @@ func TestDamageAtAStartCostsNoOtherEntry(t *testing.T) {
 	}
 }
 
-// TestCompressedPiecesAreCopied: a level on a disk gets compressed pieces as they are, one in memory gets their pages.
+// TestCompressedPiecesAreCopied: a level gets compressed pieces as they are, one in memory that holds plain ones gets their pages.
 func TestCompressedPiecesAreCopied(t *testing.T) {
-	for _, volatile := range []bool{false, true} {
-		far := t.TempDir()
+	for _, to := range []RootConfig{
+		{}, {Shared: true, Poll: 5 * time.Millisecond, Lapse: time.Hour}, {Volatile: true}, {Volatile: true, Compressed: true},
+	} {
+		decoded := to.Volatile && !to.Compressed
+		to.Path, to.Capacity, to.MaxEntries, to.Level = t.TempDir(), 64<<20, 64, 1
 		f := compressing(t, t.TempDir(), func(c *Config) {
-			c.Roots[0].Through = true
-			c.Roots = append(c.Roots, RootConfig{Path: far, Capacity: 64 << 20, MaxEntries: 64, Level: 1, Volatile: volatile})
+			c.Now, c.Roots[0].Through = time.Now, true
+			c.Roots = append(c.Roots, to)
 		})
 		for n := range uint64(3) {
 			must(t, f.storeHalf(n))
@@ -321,10 +324,10 @@ func TestCompressedPiecesAreCopied(t *testing.T) {
 			}
 			head, err := p.Verify(image)
 			must(t, err)
-			equal(t, "a copy is compressed", head.Compressed, !volatile)
+			equal(t, "a copy is compressed", head.Compressed, !decoded)
 			noError(t, head.Verify(0, len(head.Table), image, 0))
-			if want := pieceformat.FileBytes(head.Plan); volatile != (p.Size() == want) {
-				t.Errorf("volatile %t: a copy of %d bytes, without compression it has %d", volatile, p.Size(), want)
+			if want := pieceformat.FileBytes(head.Plan); decoded != (p.Size() == want) {
+				t.Errorf("%+v: a copy of %d bytes, without compression it has %d", to, p.Size(), want)
 			}
 		}
 	}

@@ -91,8 +91,6 @@ type kind interface {
 	entryRanks(rank uint32, ranks uint64) uint64
 	// aborted follows a put that failed. The root's lock is held.
 	aborted(p *Put)
-	// decodes says whether copies of compressed pieces are stored as version 1.
-	decodes() bool
 
 	// Files, and their names.
 

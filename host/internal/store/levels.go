@@ -183,10 +183,11 @@ func (r *root) openMoved(m *entries.Move, rank uint32) (moves.Piece, error) {
 type movedTo struct {
 	staging.File
 	*Put
+	decodes bool
 }
 
-// Decodes says whether compressed pieces come as version 1.
-func (t movedTo) Decodes() bool { return t.root.kind.decodes() }
+// Decodes says whether compressed pieces come as version 1: memory from which plain ones are loaded faster holds those.
+func (t movedTo) Decodes() bool { return t.decodes }
 
 // Name is the one that the place policy gave the copy.
 func (t movedTo) Name() string { return t.Put.name }
@@ -212,11 +213,12 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 		put.Abort(err)
 		return nil, err
 	}
-	to := movedTo{f, put}
-	if put.size = h.FileBytes(); to.Decodes() {
+	r := put.root
+	decodes := r.cfg.Volatile && !(r.cfg.Compressed && put.class.Namespace.Compression.Keeps(r.meter.gain))
+	if put.size = h.FileBytes(); decodes {
 		put.size = pieceformat.FileBytes(put.class.Plan)
 	}
-	return to, nil
+	return movedTo{f, put, decodes}, nil
 }
 
 // ways are the levels that the copy of an entry may go to: what leaves may go beyond the next one, as what is new.

@@ -52,7 +52,6 @@ func (c *ownRoot) entryRanks(_ uint32, ranks uint64) uint64 { return ranks }
 func (c *ownRoot) aborted(*Put)                             {} // the entry keeps the bytes for a put that tries again
 func (c *ownRoot) giveBack(*Put)                            {}
 func (c *ownRoot) grants() bool                             { return true }
-func (c *ownRoot) decodes() bool                            { return false }
 func (c *ownRoot) drain(context.Context)                    {}
 func (c *ownRoot) leave()                                   {}
 func (c *ownRoot) step(context.Context)                     {}
@@ -256,12 +255,11 @@ func (c *ownRoot) unshared() error {
 }
 
 // memoryRoot is the [kind] of a root in memory, which one host has for itself: an [ownRoot] that is empty after a start. At
-// an orderly end it copies what it holds to the next level. Its pieces are read in place, so none is kept compressed, and its
-// capacity is a part of memory whatever its file system says.
+// an orderly end it copies what it holds to the next level. Its capacity is a part of memory
+// whatever its file system says.
 type memoryRoot struct{ *ownRoot }
 
 func (c memoryRoot) recover(ctx context.Context) error { return c.find(ctx) }
-func (c memoryRoot) decodes() bool                     { return true }
 
 func (c memoryRoot) drain(ctx context.Context) {
 	if c.leaving.To == nil || !c.r.Health.Serves() {

@@ -28,7 +28,6 @@ func (r *sharedRoot) file(base string) string                 { return base + ".
 func (r *sharedRoot) ownsTemp(host string) bool               { return host == r.root.store.cfg.HostID }
 func (r *sharedRoot) forget(string, string)                   {} // another host may have use for it
 func (r *sharedRoot) entryRanks(rank uint32, _ uint64) uint64 { return 1 << rank }
-func (r *sharedRoot) decodes() bool                           { return true } // some hosts may not read the other version
 func (r *sharedRoot) mayInsert(p *Put) error                  { return r.mayEnter(p.class, &p.key, p.mark.Fingerprint) }
 
 // The evictor makes room, ahead of need too, and no entry leaves for a lower level: this host may not be the evictor.

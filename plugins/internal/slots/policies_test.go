@@ -6,7 +6,6 @@ import (
 
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/plugins/arc"
-	"github.com/kvhost/kvhost/plugins/clock"
 	"github.com/kvhost/kvhost/plugins/fifo"
 	"github.com/kvhost/kvhost/plugins/lru"
 	"github.com/kvhost/kvhost/plugins/prefix"
@@ -24,7 +23,6 @@ type policy struct {
 var policies = []policy{
 	{"lru", Of(lru.New), nil},
 	{"fifo", Of(fifo.New), nil},
-	{"clock", Of(clock.New), nil},
 	{"sieve", Of(sieve.New), nil},
 	{"arc", Of(arc.New), nil},
 	{"s3fifo", Of(s3fifo.New), nil},
@@ -45,7 +43,7 @@ func TestTextbook(t *testing.T) {
 // REPLACE before the new entry is known. A policy that decides otherwise is another version of it.
 func TestDecisionsStay(t *testing.T) {
 	want := map[string]uint64{
-		"clock": 0x590b8a45758e255d, "sieve": 0x175bf9dab0c12abc, "arc": 0x9719251886ed9dda,
+		"sieve": 0x175bf9dab0c12abc, "arc": 0x9719251886ed9dda,
 	}
 	for _, p := range policies {
 		if sum, ok := want[p.name]; ok {

@@ -37,8 +37,6 @@ const (
 	Active                // it knows all pieces
 )
 
-func (s State) String() string { return [...]string{"joining", "admitted", "active"}[s] }
-
 // Member is this host's part in a shared root. Step is called again and again, by one goroutine; the rest is safe for
 // concurrent use.
 type Member struct {

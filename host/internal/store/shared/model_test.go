@@ -211,7 +211,7 @@ func runModel(t *testing.T, seed uint64, steps int, faulty bool) (m *model, evic
 		s := n.Stats()
 		credit += s.Free
 		if s.State != Active || s.Free < s.Want {
-			fail("%s is %s, with credit for %d bytes, and wants %d", n.h.id, s.State, s.Free, s.Want)
+			fail("%s is in state %d, with credit for %d bytes, and wants %d", n.h.id, s.State, s.Free, s.Want)
 		}
 		used := n.Used()
 		for k := range modelKeys {
