@@ -312,6 +312,25 @@ def test_what_another_request_has_too_is_not_dropped(order: tuple[str, ...], mon
     assert rig.session.resident == set(KEYS[:2]), f"want the two chunks that both have left, in the order {order}"
 
 
+@pytest.mark.parametrize("waits", ["before", "after"])
+def test_what_a_request_in_the_queue_has_is_not_dropped(waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine has not asked for it yet."""
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    rig, first, queued = Rig(), request("a", TOKENS), request("b", [*TOKENS[:20], *range(60)])
+    first.kv_transfer_params = {"kvhost": {"drop_seconds": 0}}
+    assert rig.s.matched(first, 0) == 0
+    rig.s.allocated(first, rig.table(36), 0)
+    rig.run(first, 36)
+    if waits == "before":
+        rig.s.new_request(queued)
+    rig.s.finished(first)
+    if waits == "after":
+        rig.s.new_request(queued)
+    rig.session.resident = set(KEYS)
+    rig.s._keeper.act()
+    assert rig.session.resident == set(KEYS[:2]), "want the two chunks that the other one has left"
+
+
 def test_the_next_turn_stops_a_drop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", lambda self: None)
     rig, first, after = Rig(), request("a", TOKENS), request("b", [*TOKENS, *range(60)])

@@ -78,6 +78,14 @@ class Keeper:
     def full(self) -> bool:
         return len(self._kept) >= MOST
 
+    @property
+    def drops(self) -> bool:
+        """Whether there is anything to drop."""
+        if not self._kept:
+            return False
+        with self._wake:
+            return any(k.drop < math.inf for k in self._kept.values())
+
     def _room(self, keys: Sequence[bytes], now: float) -> tuple[int, int]:
         """How many leading chunks may be pinned, and how many of them are."""
         sessions = self._link.sessions()

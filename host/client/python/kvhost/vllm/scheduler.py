@@ -139,7 +139,7 @@ class Scheduler:
             self._last_number = self._last_number % 0xFFFFFFFF + 1
             t = Tracked(request, self._last_number, None if request.lora_request is not None else self._chain(request))
             self._requests[request.request_id] = t
-            self.new_request(request)
+            self._live[request.request_id], self._largest = request, None
         return t
 
     def _chain(self, request: Any, adapter: bytes = b"") -> KeyChain:
@@ -152,8 +152,17 @@ class Scheduler:
         )
 
     def new_request(self, request: Any) -> None:
-        self._live[request.request_id] = request
-        self._largest = None
+        self._live[request.request_id], self._largest = request, None
+        if self._keeper.drops and request.lora_request is None and (t := self.track(request)) is not None and t.chain is not None:
+            self._keeper.continued(t.chain.extend(request.all_token_ids, request.num_tokens))
+
+    def _queued(self, t: Tracked, keys: Sequence[bytes]) -> int:
+        """How many leading chunks a request has in common with those that the engine has not asked for yet."""
+        begin, n = t.request.all_token_ids[: self._chunk], 0
+        for r in list(self._live.values()):
+            if r.lora_request is None and r.all_token_ids[: self._chunk] == begin and (o := self.track(r)) is not None and o.chain is not None:
+                n = max(n, common(o.chain.extend(r.all_token_ids, r.num_tokens), keys))
+        return n
 
     def matched(self, request: Any, computed: int) -> int | None:
         """How many tokens beyond the ``computed`` ones can be loaded; None to be asked again."""
@@ -442,9 +451,10 @@ class Scheduler:
             clipped = {name: f"{s:g}" for name, s in do.items() if s < wished[name]}
         if do:
             assert t.chain is not None
+            keys = t.chain.extend(t.request.all_token_ids, t.request.num_tokens)[: t.end]
+            queued = self._queued(t, keys) if "drop_seconds" in do else 0
             pinned = self._keeper.keep(
-                t.chain.extend(t.request.all_token_ids, t.request.num_tokens)[: t.end],
-                max(t.found or 0, t.shared or 0), do.get("pin_seconds", 0.0), do.get("prefetch_seconds", math.inf),
+                keys, max(t.found or 0, t.shared or 0, queued), do.get("pin_seconds", 0.0), do.get("prefetch_seconds", math.inf),
                 do.get("drop_seconds", math.inf),
             )
             if do.get("pin_seconds") and not pinned:

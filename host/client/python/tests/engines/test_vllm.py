@@ -428,6 +428,27 @@ def test_lora_adapters_have_chunks_of_their_own(setting: Setting) -> None:
         engine.kill()
 
 
+def test_a_drop_leaves_what_a_request_in_the_queue_has(setting: Setting, tmp_path: Path) -> None:
+    setting.stop_engine()
+    host = Host(tmp_path)
+    host.start()
+    engine = Engine(
+        setting.folder, "queue", setting.llama, host, blocks=2 * BLOCKS, chunk_tokens=CHUNK, lookup_wait=5.0,
+        vllm={"max_num_seqs": 1, "enable_prefix_caching": False},
+    )  # requests run in their order
+    try:
+        drop, no = {"kvhost": {"drop_seconds": 0}}, {"kvhost": {}}
+        engine.generate([prompt(540, 600)])  # the workers have reported
+        first, _, again = engine.ask("queue", [(LONG[0], 8, drop), (LONG[1], 1000, no), (LONG[0], 8, no)])
+        assert first == (setting.reference.long[0], 0)
+        assert again == (first[0], HITS), "want what waits for it left"
+        engine.ask("queue", [(LONG[2], 8, drop), (LONG[1], 1000, no)])
+        assert engine.generate(LONG[2:]) == [(setting.reference.long[2], 0)], "want dropped what nothing waits for"
+    finally:
+        engine.kill()
+        host.kill()
+
+
 def test_clients_keep_and_drop_what_they_will(setting: Setting, tmp_path: Path) -> None:
     """Three prompts fit into the host's root. Of two that were stored first, the pinned one stays when others come."""
     setting.stop_engine()

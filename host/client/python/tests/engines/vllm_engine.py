@@ -118,7 +118,7 @@ class Engine:
     def stop(self) -> None:
         self.ask("stop")
         try:
-            self.process.wait(30)
+            self.process.wait(300)
         finally:
             self.kill()
 
@@ -127,7 +127,7 @@ class Engine:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self.process.wait(30)
+        self.process.wait(300)
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -49,6 +49,12 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             told.extra_args = {"kv_transfer_params": args[2]}
             (out,) = llm.generate([{"prompt_token_ids": args[0]}], told, use_tqdm=False)
             connection.send((list(out.outputs[0].token_ids), out.num_cached_tokens, out.kv_transfer_params))
+        elif op == "queue":  # (prompt, tokens, kv_transfer_params) of each -> [(tokens, cached)]
+            each = [params(n) for _, n, _ in args[0]]
+            for p, (_, _, said) in zip(each, args[0], strict=True):
+                p.extra_args = {"kv_transfer_params": said}
+            outs = llm.generate([{"prompt_token_ids": p} for p, _, _ in args[0]], each, use_tqdm=False)
+            connection.send([(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outs])
         elif op == "picture":  # prompt, a number for its picture, tokens -> (tokens, cached)
             from PIL import Image
 
