@@ -152,7 +152,7 @@ func (r *runner) converge() (all bool, err error) {
 	for _, n := range r.nodes {
 		st := n.store.Stats().Roots[0]
 		if st.Shared.State != shared.Active {
-			return false, fmt.Errorf("host %s is %s after %d steps: %+v", n.ID, st.Shared.State, enough, *st.Shared)
+			return false, fmt.Errorf("host %s is in state %d after %d steps: %+v", n.ID, st.Shared.State, enough, *st.Shared)
 		}
 		if st.Shared.Evictor {
 			evictors = append(evictors, n.ID)
