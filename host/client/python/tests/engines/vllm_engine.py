@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ class Engine:
             assert self._connection.poll(seconds), f"no answer within {seconds} s, see {self.log}"
             return self._connection.recv()
         except (EOFError, ConnectionError):
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(60)  # it still writes why
             tail = self.log.read_text(errors="replace")[-8000:]
             raise AssertionError(f"the engine ended: {tail}") from None
 
