@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -327,43 +328,56 @@ func (w watched) RenameNoReplace(from, to string) error {
 	return err
 }
 
+func (w watched) Link(from, to string) error {
+	w.at("publish")
+	err := w.FS.Link(from, to)
+	w.at("published")
+	return err
+}
+
 // TestDiscardWhileItMoves: what is discarded at any step of its copy is removed at once, and is in no level afterwards.
 func TestDiscardWhileItMoves(t *testing.T) {
-	for root, steps := range [][]string{{"open"}, {"create", "publish", "published"}} {
-		for _, step := range steps {
-			t.Run(step, func(t *testing.T) {
-				var f *fixture
-				var next uint64
-				var results []DiscardResult
-				armed := false
-				f = twoLevels(t, 64, 256, func(c *Config) {
-					c.Roots[0].Through = true
-					c.Roots[root].FS = watched{staging.Below(c.Roots[root].Path), func(at string) {
-						if !armed || at != step {
-							return
-						}
-						armed = false
-						got, err := f.store.Discard(DiscardRequest{Namespace: f.space, Keys: keys(next)})
-						results = append(results, got...)
-						must(t, err)
-					}}
-				})
-				for ; next < 5; next++ {
-					armed = true
-					f.mustPut(next)
-					f.settle()
-					equal(t, "root of what was discarded", f.rootOf(next), -1)
+	for _, c := range []struct {
+		step   string
+		root   int
+		shared bool
+	}{
+		{"open", 0, false}, {"create", 1, false}, {"publish", 1, false}, {"published", 1, false},
+		{"publish", 1, true}, {"published", 1, true},
+	} {
+		t.Run(fmt.Sprintf("%s, shared %t", c.step, c.shared), func(t *testing.T) {
+			var f *fixture
+			var next uint64
+			var results []DiscardResult
+			var armed atomic.Bool
+			f = twoLevels(t, 64, 256, func(cfg *Config) {
+				cfg.Roots[0].Through = true
+				if c.shared {
+					shareRoot(&cfg.Roots[1])
 				}
-				equal(t, "results", fmt.Sprint(results), fmt.Sprint(slices.Repeat([]DiscardResult{DiscardRemoved}, 5)))
-				f.checkUsed()
-				for _, r := range f.store.Stats().Roots {
-					equal(t, "bytes of "+r.Path, r.Used, 0)
-				}
+				cfg.Roots[c.root].FS = watched{staging.Below(cfg.Roots[c.root].Path), func(at string) {
+					if at != c.step || !armed.CompareAndSwap(true, false) {
+						return
+					}
+					got, err := f.store.Discard(DiscardRequest{Namespace: f.space, Keys: keys(next)})
+					results = append(results, got...)
+					must(t, err)
+				}}
+			})
+			for ; next < 5; next++ {
+				armed.Store(true)
 				f.mustPut(next)
 				f.settle()
-				equal(t, "copies of what stays", f.moved(1, moves.Through).Done.Load(), 1)
+				equal(t, "root of what was discarded", f.rootOf(next), -1)
+			}
+			equal(t, "results", fmt.Sprint(results), fmt.Sprint(slices.Repeat([]DiscardResult{DiscardRemoved}, 5)))
+			await(t, "no root has any bytes", func() bool {
+				return !slices.ContainsFunc(f.store.Stats().Roots, func(r RootStats) bool { return r.Used != 0 })
 			})
-		}
+			f.mustPut(next)
+			f.settle()
+			equal(t, "copies of what stays", f.moved(1, moves.Through).Done.Load(), 1)
+		})
 	}
 }
 

@@ -57,6 +57,7 @@ func (c *ownRoot) leave()                                   {}
 func (c *ownRoot) step(context.Context)                     {}
 func (c *ownRoot) stats() *SharedStats                      { return nil }
 func (c *ownRoot) removeTemp(p *Put)                        { c.discard(p.temp, p.class.FileBytes()) }
+func (c *ownRoot) dropped(p *Put)                           { c.discard(p.target, p.class.FileBytes()) }
 func (c *ownRoot) offer()                                   { c.leaving.Step() }
 
 func (c *ownRoot) openTemp(p *Put) (staging.File, error) {

@@ -145,7 +145,7 @@ func (p *Put) enter(info staging.Info) error {
 		forgotten := e.Is(index.Detached) // with all else; the file is found again
 		r.Unlock()
 		if !forgotten {
-			r.kind.discard(p.target, p.class.FileBytes())
+			r.kind.dropped(p)
 		}
 		p.end()
 		return fmt.Errorf("%w: the entry was dropped while its piece was written", ErrGone)

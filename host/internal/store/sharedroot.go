@@ -122,6 +122,10 @@ func (r *sharedRoot) nameTaken(p *Put, h *pieceformat.Header, damage error) erro
 	return fmt.Errorf("a damaged file has the name: %w", damage)
 }
 
+func (r *sharedRoot) dropped(p *Put) {
+	r.propose(&entries.Eviction{Class: p.class, Key: p.key, Names: namesOf(p.rank, p.name)}, 1<<p.rank)
+}
+
 func (r *sharedRoot) unlink(v *entries.Eviction, pieces uint64) (left int64, failed error) {
 	r.propose(v, pieces)
 	return 0, nil
