@@ -174,11 +174,12 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	out.Compression = c.Modes()
 	for i, r := range c.Roots {
 		files, capacity := h.devices.RootFS(i, r, fsys)
+		kind := r.Kind()
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
 			Compressed: c.Compresses(), Speeds: h.speeds,
-			Volatile: r.InMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
-			ForPieces: r.ForPieces || r.InMemory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
+			NoDirectory: !kind.HasDirectory(), Volatile: kind.TakesMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
+			ForPieces: r.ForPieces || !kind.HasDirectory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
 			DailyWrites: r.DailyWrites, Evict: b.Roots[i],
 		})
 	}

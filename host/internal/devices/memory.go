@@ -13,7 +13,7 @@ import (
 func (d *Devices) openMemory() error {
 	d.memory = map[int]*memfs.FS{}
 	for i, r := range d.cfg.Roots {
-		if !r.InMemory() {
+		if !r.Kind().TakesMemory() {
 			continue
 		}
 		fsys, err := memfs.New(r.Capacity, d.log.With("root", r.Path))

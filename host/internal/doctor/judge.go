@@ -204,7 +204,7 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 // rootMemory is the bytes of all roots in memory.
 func rootMemory(c *config.Config) (bytes int64) {
 	for _, r := range c.Roots {
-		if r.InMemory() {
+		if r.Kind().TakesMemory() {
 			bytes += r.Capacity
 		}
 	}

@@ -30,8 +30,8 @@ func probe(ctx context.Context, c *config.Config, s system, libcuda, libcufile [
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if r.InMemory() {
-			f.Roots = append(f.Roots, Root{Path: r.Path, Memory: true, Node: staging.NoNode, Direct: Unknown,
+		if k := r.Kind(); !k.HasDirectory() {
+			f.Roots = append(f.Roots, Root{Path: r.Path, Memory: k.TakesMemory(), Node: staging.NoNode, Direct: Unknown,
 				NoReplace: Unknown})
 			continue
 		}
