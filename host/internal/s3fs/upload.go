@@ -1,0 +1,323 @@
+package s3fs
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// upload is a file that is written: its first part, which is kept to the end, and the part that is being filled. Parts between
+// the two are gone to the server.
+type upload struct {
+	fs   *FS
+	name string
+	id   uint64
+	key  string // that its object is to have
+
+	mu       sync.Mutex
+	named    bool // its name is its object's: it is put when it is synced or closed
+	first    []byte
+	last     []byte // bytes from the end of what was sent
+	multi    string // the multipart upload, once it has begun
+	sent     []minio.CompletePart
+	dirty    bool // there are bytes that its object lacks
+	modified time.Time
+	failed   error // of a part: the file is of no use
+}
+
+// take begins a file under a name that an object may have: with its bytes, unless it is to be a new one.
+func (u *upload) take(flag int) error {
+	data := make([]byte, u.fs.part)
+	n, v, err := u.fs.get(u.key, "", data, 0)
+	switch {
+	case err == nil && flag&os.O_EXCL != 0:
+		return pathError("open", u.name, unix.EEXIST)
+	case err == nil && v.size > int64(n):
+		return pathError("open", u.name, unix.EFBIG)
+	case err == nil:
+		u.first = data[:n]
+		return nil
+	case errnoOf(err, false) == unix.ENOENT && flag&os.O_CREATE != 0, errnoOf(err, false) == unix.ESTALE: // it is empty
+		u.dirty = true
+		return nil
+	}
+	return err
+}
+
+func (u *upload) size() int64 {
+	return int64(len(u.first)) + int64(len(u.sent))*int64(u.fs.part) + int64(len(u.last))
+}
+
+func (u *upload) stat() staging.Info {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.fs.info(version{size: u.size(), id: u.id, modified: u.modified})
+}
+
+// writeAt takes bytes along, and sends each part that they fill.
+func (u *upload) writeAt(p []byte, off int64) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	part := int64(u.fs.part)
+	u.dirty, u.modified = true, time.Now()
+	if off < part {
+		n := min(int64(len(p)), part-off)
+		u.first = fill(u.first, off, p[:n], u.fs.part)
+		p, off = p[n:], off+n
+	}
+	for len(p) > 0 && u.failed == nil {
+		at := off - part*int64(1+len(u.sent))
+		if at < 0 || at > int64(len(u.last)) || len(u.first) < u.fs.part {
+			return fmt.Errorf("%w: %d bytes at %d of %d", ErrOrder, len(p), off, u.size())
+		}
+		n := min(int64(len(p)), part-at)
+		u.last = fill(u.last, at, p[:n], u.fs.part)
+		p, off = p[n:], off+n
+		if len(u.last) == u.fs.part {
+			u.failed = u.send()
+		}
+	}
+	return u.failed
+}
+
+// fill writes bytes at an offset of a buffer, which grows: to as much as is written, or, after that, to a whole part.
+func fill(b []byte, off int64, p []byte, most int) []byte {
+	if end := int(off) + len(p); end > len(b) {
+		if end > cap(b) {
+			grown := make([]byte, len(b), grow(cap(b), end, most))
+			copy(grown, b)
+			b = grown
+		}
+		clear(b[len(b):end])
+		b = b[:end]
+	}
+	copy(b[off:], p)
+	return b
+}
+
+func grow(has, wanted, most int) int {
+	if has == 0 {
+		return wanted
+	}
+	return min(max(2*has, wanted), most)
+}
+
+// send sends the part that was filled.
+func (u *upload) send() (err error) {
+	if err = u.fs.mayWrite(); err != nil {
+		return err
+	}
+	if u.multi == "" {
+		if u.multi, err = u.fs.start(u.key, u.id); err != nil {
+			return err
+		}
+	}
+	p, err := u.fs.client.part(u.key, u.multi, len(u.sent)+2, u.last)
+	if err == nil {
+		u.sent, u.last = append(u.sent, p), u.last[:0]
+	}
+	return err
+}
+
+// publish makes the file an object under a key; absent: where there is none.
+func (u *upload) publish(key string, absent bool) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	when := condition{absent: absent && u.fs.conditional()}
+	switch {
+	case u.failed != nil:
+		return u.failed
+	case u.multi == "" && len(u.last) == 0:
+		_, err := u.fs.put(key, u.id, u.first, when)
+		u.dirty = err != nil
+		return err
+	case key != u.key: // the parts are another key's
+		return pathError("rename", u.name, unix.EXDEV)
+	}
+	parts := u.sent
+	if len(u.last) > 0 {
+		if u.multi == "" {
+			var err error
+			if u.multi, err = u.fs.start(key, u.id); err != nil {
+				return err
+			}
+		}
+		p, err := u.fs.client.part(key, u.multi, len(u.sent)+2, u.last)
+		if err != nil {
+			return err
+		}
+		parts = append(parts, p)
+	}
+	p, err := u.fs.client.part(key, u.multi, 1, u.first)
+	if err == nil {
+		_, err = u.fs.complete(key, u.multi, u.id, append([]minio.CompletePart{p}, parts...), when)
+	}
+	u.dirty = err != nil
+	return err
+}
+
+// settle puts a file that has its name. It is pending no more once it is closed.
+func (u *upload) settle() error {
+	u.mu.Lock()
+	due := u.named && u.dirty
+	u.mu.Unlock()
+	if !due {
+		return nil
+	}
+	if err := u.fs.mayWrite(); err != nil {
+		return err
+	}
+	return u.publish(u.key, false)
+}
+
+// truncate takes all bytes back.
+func (u *upload) truncate() error {
+	err := u.giveUp()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.first, u.last, u.sent, u.dirty = u.first[:0], u.last[:0], nil, true
+	return err
+}
+
+// giveUp aborts a multipart upload that has begun. One that cannot be aborted now is at the next start.
+func (u *upload) giveUp() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	multi := u.multi
+	if u.multi = ""; multi == "" {
+		if u.named {
+			return u.fs.remove(u.key)
+		}
+		return nil
+	}
+	return u.fs.abort(u.key, multi)
+}
+
+// handle is a file of an upload that is open.
+type handle struct {
+	*upload
+	name   string
+	writes bool
+	over   atomic.Bool
+}
+
+func (h *handle) check(op string, allowed bool, off int64) error {
+	switch {
+	case h.over.Load():
+		return pathError(op, h.name, fs.ErrClosed)
+	case !allowed:
+		return pathError(op, h.name, unix.EBADF)
+	case off < 0:
+		return pathError(op, h.name, fmt.Errorf("offset %d: %w", off, unix.EINVAL))
+	}
+	return nil
+}
+
+// Name implements [staging.File].
+func (h *handle) Name() string { return h.name }
+
+// Direct implements [staging.File].
+func (h *handle) Direct() bool { return false }
+
+// Fd implements [staging.File].
+func (h *handle) Fd() uintptr { return staging.NoFd }
+
+// ReadAt implements [staging.File], for bytes that no part has taken along. Of a file that has its name, and is put, the server
+// is asked.
+func (h *handle) ReadAt(p []byte, off int64) (int, error) {
+	if err := h.check("read", true, off); err != nil {
+		return 0, err
+	}
+	h.mu.Lock()
+	size, put := h.size(), h.named && !h.dirty
+	h.mu.Unlock()
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if off >= size {
+		return 0, io.EOF
+	}
+	short := error(nil)
+	if int64(len(p)) > size-off {
+		p, short = p[:size-off], io.EOF
+	}
+	if put {
+		n, _, err := h.fs.get(h.key, "", p, off)
+		if err == nil {
+			err = short
+		}
+		return n, failed("read", h.name, err, false)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := 0
+	if off < int64(len(h.first)) {
+		n = copy(p, h.first[off:])
+	}
+	if n < len(p) {
+		at := off + int64(n) - int64(h.fs.part)*int64(1+len(h.sent))
+		if at < 0 || at > int64(len(h.last)) {
+			return n, failed("read", h.name, ErrOrder, true)
+		}
+		n += copy(p[n:], h.last[at:])
+	}
+	return n, short
+}
+
+// WriteAt implements [staging.File]. Bytes beyond the first part must be written in order.
+func (h *handle) WriteAt(p []byte, off int64) (int, error) {
+	err := h.check("write", h.writes, off)
+	if err == nil && len(p) > 0 {
+		err = failed("write", h.name, h.writeAt(p, off), true)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Datasync implements [staging.File].
+func (h *handle) Datasync() error {
+	if err := h.check("fdatasync", true, 0); err != nil {
+		return err
+	}
+	return failed("fdatasync", h.name, h.settle(), true)
+}
+
+// Stat implements [staging.File].
+func (h *handle) Stat() (staging.Info, error) {
+	if err := h.check("stat", true, 0); err != nil {
+		return staging.Info{}, err
+	}
+	return h.stat(), nil
+}
+
+// Allocate implements [staging.File]: there is nothing to reserve.
+func (h *handle) Allocate(int64) error { return h.check("allocate", true, 0) }
+
+// Close implements [staging.File].
+func (h *handle) Close() error {
+	if h.over.Swap(true) {
+		return pathError("close", h.name, fs.ErrClosed)
+	}
+	if !h.writes || !h.named {
+		return nil
+	}
+	err := failed("close", h.name, h.settle(), true)
+	f := h.fs
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.pending[h.name] == h.upload {
+		delete(f.pending, h.name)
+	}
+	return err
+}
