@@ -41,6 +41,7 @@ type Config struct {
 	Target func(temp string) (target string, is bool)
 	Holder string        // who a lock is held by, for others to read
 	Term   time.Duration // that a lock is held without being renewed: 20 s
+	Part   int           // bytes of a part of a file that is written, which has two of them in memory: 8 MiB. It can have 10,000
 	Log    *slog.Logger
 }
 
@@ -54,7 +55,6 @@ type FS struct {
 	prefix string // of keys: empty, or with a slash at its end
 	top    string // Config.Path, cleaned
 	dev    uint64
-	part   int // bytes of a part
 
 	mu      sync.Mutex
 	pending map[string]*upload // files that have no object yet, by name
@@ -62,9 +62,6 @@ type FS struct {
 	lease   *lease             // the lock that is held, or was
 	number  uint64             // of the file made last
 }
-
-// partBytes is the size of a part, which a file has two of in memory while it is written. A file can have 10,000 of them.
-const partBytes = 8 << 20
 
 // Open makes the file system of a bucket's prefix. It asks the server nothing.
 func Open(cfg Config) (*FS, error) {
@@ -75,12 +72,12 @@ func Open(cfg Config) (*FS, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	cfg.Term = cmp.Or(cfg.Term, 20*time.Second)
+	cfg.Term, cfg.Part = cmp.Or(cfg.Term, 20*time.Second), cmp.Or(cfg.Part, 8<<20)
 	c, err := newClient(&cfg, bucket)
 	if err != nil {
 		return nil, err
 	}
-	f := &FS{client: c, cfg: cfg, top: path.Clean(cfg.Path), dev: 1<<62 | devices.Add(1), part: partBytes,
+	f := &FS{client: c, cfg: cfg, top: path.Clean(cfg.Path), dev: 1<<62 | devices.Add(1),
 		pending: map[string]*upload{}, own: map[string]bool{}, number: uint64(time.Now().UnixNano())}
 	if prefix != "" {
 		f.prefix = prefix + "/"

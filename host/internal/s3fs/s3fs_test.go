@@ -98,7 +98,7 @@ func TestOneWinner(t *testing.T) {
 func TestParts(t *testing.T) {
 	s := s3double.Start(t)
 	f := open(t, s.URL)
-	f.part = 5 << 20
+	f.cfg.Part = 5 << 20
 	want := make([]byte, 17<<20+12345)
 	rand.NewChaCha8([32]byte{1}).Read(want)
 	for _, publish := range []bool{true, false} {
@@ -264,7 +264,7 @@ func TestLock(t *testing.T) {
 func TestUploadsOfEarlierHosts(t *testing.T) {
 	s := s3double.Start(t)
 	f := open(t, s.URL)
-	f.part = 5 << 20
+	f.cfg.Part = 5 << 20
 	w, err := f.OpenFile(top+"/a.tmp", os.O_RDWR|os.O_CREATE, 0o600)
 	must(t, err)
 	_, err = w.WriteAt(make([]byte, 11<<20), 0)

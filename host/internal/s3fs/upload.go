@@ -36,7 +36,7 @@ type upload struct {
 
 // take begins a file under a name that an object may have: with its bytes, unless it is to be a new one.
 func (u *upload) take(flag int) error {
-	data := make([]byte, u.fs.part)
+	data := make([]byte, u.fs.cfg.Part)
 	n, v, err := u.fs.get(u.key, "", data, 0)
 	switch {
 	case err == nil && flag&os.O_EXCL != 0:
@@ -54,7 +54,7 @@ func (u *upload) take(flag int) error {
 }
 
 func (u *upload) size() int64 {
-	return int64(len(u.first)) + int64(len(u.sent))*int64(u.fs.part) + int64(len(u.last))
+	return int64(len(u.first)) + int64(len(u.sent))*int64(u.fs.cfg.Part) + int64(len(u.last))
 }
 
 func (u *upload) stat() staging.Info {
@@ -67,22 +67,22 @@ func (u *upload) stat() staging.Info {
 func (u *upload) writeAt(p []byte, off int64) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	part := int64(u.fs.part)
+	part := int64(u.fs.cfg.Part)
 	u.dirty, u.modified = true, time.Now()
 	if off < part {
 		n := min(int64(len(p)), part-off)
-		u.first = fill(u.first, off, p[:n], u.fs.part)
+		u.first = fill(u.first, off, p[:n], u.fs.cfg.Part)
 		p, off = p[n:], off+n
 	}
 	for len(p) > 0 && u.failed == nil {
 		at := off - part*int64(1+len(u.sent))
-		if at < 0 || at > int64(len(u.last)) || len(u.first) < u.fs.part {
+		if at < 0 || at > int64(len(u.last)) || len(u.first) < u.fs.cfg.Part {
 			return fmt.Errorf("%w: %d bytes at %d of %d", ErrOrder, len(p), off, u.size())
 		}
 		n := min(int64(len(p)), part-at)
-		u.last = fill(u.last, at, p[:n], u.fs.part)
+		u.last = fill(u.last, at, p[:n], u.fs.cfg.Part)
 		p, off = p[n:], off+n
-		if len(u.last) == u.fs.part {
+		if len(u.last) == u.fs.cfg.Part {
 			u.failed = u.send()
 		}
 	}
@@ -121,7 +121,7 @@ func (u *upload) send() (err error) {
 			return err
 		}
 	}
-	p, err := u.fs.client.part(u.key, u.multi, len(u.sent)+2, u.last)
+	p, err := u.fs.part(u.key, u.multi, len(u.sent)+2, u.last)
 	if err == nil {
 		u.sent, u.last = append(u.sent, p), u.last[:0]
 	}
@@ -151,13 +151,13 @@ func (u *upload) publish(key string, absent bool) error {
 				return err
 			}
 		}
-		p, err := u.fs.client.part(key, u.multi, len(u.sent)+2, u.last)
+		p, err := u.fs.part(key, u.multi, len(u.sent)+2, u.last)
 		if err != nil {
 			return err
 		}
 		parts = append(parts, p)
 	}
-	p, err := u.fs.client.part(key, u.multi, 1, u.first)
+	p, err := u.fs.part(key, u.multi, 1, u.first)
 	if err == nil {
 		_, err = u.fs.complete(key, u.multi, u.id, append([]minio.CompletePart{p}, parts...), when)
 	}
@@ -264,7 +264,7 @@ func (h *handle) ReadAt(p []byte, off int64) (int, error) {
 		n = copy(p, h.first[off:])
 	}
 	if n < len(p) {
-		at := off + int64(n) - int64(h.fs.part)*int64(1+len(h.sent))
+		at := off + int64(n) - int64(h.fs.cfg.Part)*int64(1+len(h.sent))
 		if at < 0 || at > int64(len(h.last)) {
 			return n, failed("read", h.name, ErrOrder, true)
 		}

@@ -24,6 +24,7 @@ const (
 	Broken    Fault = "500 InternalError"
 	Expired   Fault = "403 ExpiredToken"
 	Denied    Fault = "403 AccessDenied"
+	ActDenied Fault = "the server acts, and 403 AccessDenied"
 	Reset     Fault = "the connection ends"
 	ResetLate Fault = "the server acts, and the connection ends" // before its answer
 	Stall     Fault = "no answer"
@@ -117,6 +118,9 @@ func (p *Proxy) serve(forward http.Handler, w http.ResponseWriter, r *http.Reque
 		fail(w, http.StatusInternalServerError, "InternalError")
 	case Expired:
 		fail(w, http.StatusForbidden, "ExpiredToken")
+	case ActDenied:
+		forward.ServeHTTP(httptest.NewRecorder(), r)
+		fail(w, http.StatusForbidden, "AccessDenied")
 	case Denied:
 		fail(w, http.StatusForbidden, "AccessDenied")
 	case Stall:

@@ -41,6 +41,8 @@ type Server struct {
 	Bucket string
 	// Unconditional has it ignore If-None-Match and If-Match in requests that write, as servers of old did.
 	Unconditional bool
+	// LeastPart is the least that a part which is not the last must have: 5 MiB.
+	LeastPart int
 
 	mu      sync.Mutex
 	objects map[string]Object
@@ -51,7 +53,8 @@ type Server struct {
 
 // Start runs a server of an empty bucket until the test ends.
 func Start(t testing.TB) *Server {
-	s := &Server{Bucket: "bucket", objects: map[string]Object{}, uploads: map[string]*upload{}, count: map[string]int{}}
+	s := &Server{Bucket: "bucket", objects: map[string]Object{}, uploads: map[string]*upload{}, count: map[string]int{},
+		LeastPart: 5 << 20}
 	h := httptest.NewServer(s)
 	t.Cleanup(h.Close)
 	s.URL = h.URL
@@ -391,7 +394,7 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request, key string, bo
 			fail(w, http.StatusBadRequest, "InvalidPart")
 			return
 		}
-		if len(part) < 5<<20 && i < len(ask.Part)-1 {
+		if len(part) < s.LeastPart && i < len(ask.Part)-1 {
 			fail(w, http.StatusBadRequest, "EntityTooSmall")
 			return
 		}
