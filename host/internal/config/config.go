@@ -152,6 +152,11 @@ type Root struct {
 
 	part float64 // of its file system: what Capacity is made of, when it was loaded
 
+	Endpoint  string // of a bucket: https://host; empty: of AWS
+	Region    string // empty: as the environment says
+	PathStyle bool   // the bucket is in the path of requests
+	CAFile    string // certificates of who may sign the endpoint's; empty: the system's
+
 	MinFree     Amount // left free on its file system; a percentage is of that
 	DailyWrites int64  // bytes; 0: as many as come
 }

@@ -1,6 +1,10 @@
 package config
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/kvhost/kvhost/host/internal/s3fs"
+)
 
 // RootKind is what holds a root's pieces. It says what follows from that, so that who asks need not know the kinds.
 type RootKind int
@@ -10,6 +14,8 @@ const (
 	Directory RootKind = iota
 	// Memory is page-locked memory of the host, gone with it.
 	Memory
+	// Bucket is the objects below a prefix of a bucket.
+	Bucket
 )
 
 // MemoryPrefix begins the path of a root in page-locked memory: "memory:", or "memory:name" where there are several. A
@@ -18,8 +24,11 @@ const MemoryPrefix = "memory:"
 
 // Kind is what the root's path names.
 func (r Root) Kind() RootKind {
-	if strings.HasPrefix(r.Path, MemoryPrefix) {
+	switch {
+	case strings.HasPrefix(r.Path, MemoryPrefix):
 		return Memory
+	case strings.HasPrefix(r.Path, s3fs.Scheme):
+		return Bucket
 	}
 	return Directory
 }
@@ -33,4 +42,7 @@ func (k RootKind) TakesMemory() bool { return k == Memory }
 
 func (r Root) takesMemory() bool { return r.Kind().TakesMemory() }
 
-func (k RootKind) String() string { return [...]string{"a directory", "memory"}[k] }
+// FixesCapacity says that a running host cannot change the root's capacity.
+func (k RootKind) FixesCapacity() bool { return k == Memory }
+
+func (k RootKind) String() string { return [...]string{"a directory", "memory", "a bucket"}[k] }

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/spans"
 )
 
@@ -114,8 +115,16 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		if r.DailyWrites < 0 {
 			bad(at+".daily_writes", "%d: want bytes such as \"2TiB\", or 0 for no budget", r.DailyWrites)
 		}
-		if !r.Kind().HasDirectory() {
+		if r.Kind() != Directory {
 			r.validateApart(at, bad)
+		}
+		if r.Kind() != Bucket {
+			for key, has := range map[string]bool{"endpoint": r.Endpoint != "", "region": r.Region != "", "path_style": r.PathStyle,
+				"ca_file": r.CAFile != ""} {
+				if has {
+					bad(at+"."+key, "%q is no root in a bucket, which has the path s3://bucket/prefix", r.Path)
+				}
+			}
 		}
 		for _, o := range c.Roots[:i] {
 			switch in, below := r.within(o), o.within(r); {
@@ -161,9 +170,20 @@ func (r Root) validateApart(at string, bad func(path, format string, args ...any
 	if !r.MinFree.zero() {
 		bad(at+".min_free", "%s: a root in %s has no file system, so lower its capacity instead", r.MinFree, k)
 	}
-	if k.TakesMemory() {
+	switch k {
+	case Memory:
 		r.validateMemory(at, bad)
+	case Bucket:
+		var key *s3fs.ConfigError
+		if _, err := s3fs.Open(r.Bucket()); errors.As(err, &key) {
+			bad(at+"."+key.Key, "%s", key.Text)
+		}
 	}
+}
+
+// Bucket is how a root in a bucket is reached.
+func (r Root) Bucket() s3fs.Config {
+	return s3fs.Config{Path: r.Path, Endpoint: r.Endpoint, Region: r.Region, PathStyle: r.PathStyle, CAFile: r.CAFile}
 }
 
 // validateMemory refuses what a root in memory, which is this process's and ends with it, cannot have.

@@ -79,7 +79,7 @@ func newClient(c *Config, bucket string) (*client, error) {
 	endpoint := cmp.Or(c.Endpoint, "https://s3.amazonaws.com")
 	u, err := url.Parse(endpoint)
 	if err != nil || u.Host == "" || u.Path != "" && u.Path != "/" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fmt.Errorf("%w: endpoint %q, want https://host or http://host, with a port or without", ErrConfig, endpoint)
+		return nil, refuse("endpoint", "%q, want https://host or http://host, with a port or without", endpoint)
 	}
 	transport := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialLimit}).DialContext,
@@ -90,11 +90,11 @@ func newClient(c *Config, bucket string) (*client, error) {
 	if c.CAFile != "" {
 		pem, err := os.ReadFile(c.CAFile)
 		if err != nil {
-			return nil, fmt.Errorf("%w: ca_file: %w", ErrConfig, err)
+			return nil, refuse("ca_file", "%v", err)
 		}
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%w: ca_file %s holds no certificate", ErrConfig, c.CAFile)
+			return nil, refuse("ca_file", "%s holds no certificate", c.CAFile)
 		}
 		transport.TLSClientConfig = &tls.Config{RootCAs: pool}
 	}
@@ -111,7 +111,7 @@ func newClient(c *Config, bucket string) (*client, error) {
 		Region: cmp.Or(c.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"), "us-east-1"),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+		return nil, refuse("endpoint", "%v", err)
 	}
 	return &client{core: core, bucket: bucket, transport: transport}, nil
 }
@@ -134,7 +134,8 @@ func (c *client) stats() Stats {
 	s := Stats{Requests: map[Request]uint64{}, Failed: map[Request]uint64{}, Read: c.read.Load(), Written: c.written.Load(),
 		Retries: c.retries.Load()}
 	for r := range requests {
-		s.Requests[r], s.Failed[r] = c.made[r].Load(), c.failed[r].Load()
+		s.Failed[r] = c.failed[r].Load() // first, so that there are never more of them
+		s.Requests[r] = c.made[r].Load()
 	}
 	return s
 }

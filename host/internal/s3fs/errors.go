@@ -14,8 +14,6 @@ import (
 )
 
 var (
-	// ErrConfig refuses a configuration.
-	ErrConfig = errors.New("s3fs: bad configuration")
 	// ErrAnswer means that a server's answer is not to what was asked.
 	ErrAnswer = errors.New("s3fs: not what was asked for")
 	// ErrLapsed means that the lock was not renewed in time, so that another host may have it.
@@ -23,6 +21,18 @@ var (
 	// ErrOrder means that bytes were written before some that a part has taken along.
 	ErrOrder = errors.New("s3fs: written to a part that is gone")
 )
+
+// ConfigError refuses a configuration.
+type ConfigError struct {
+	Key  string // path, endpoint or ca_file
+	Text string
+}
+
+func (e *ConfigError) Error() string { return "s3fs: " + e.Key + ": " + e.Text }
+
+func refuse(key, format string, args ...any) error {
+	return &ConfigError{key, fmt.Sprintf(format, args...)}
+}
 
 // The codes of credentials that no request can succeed with: they say nothing of one object.
 const credentialCodes = " ExpiredToken InvalidToken TokenRefreshRequired InvalidAccessKeyId SignatureDoesNotMatch " +

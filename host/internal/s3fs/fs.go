@@ -2,7 +2,6 @@ package s3fs
 
 import (
 	"cmp"
-	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -67,7 +66,7 @@ type FS struct {
 func Open(cfg Config) (*FS, error) {
 	bucket, prefix := Split(cfg.Path)
 	if bucket == "" || !strings.HasPrefix(cfg.Path, Scheme) {
-		return nil, fmt.Errorf("%w: %q, want s3://bucket/prefix", ErrConfig, cfg.Path)
+		return nil, refuse("path", "%q, want s3://bucket/prefix", cfg.Path)
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)

@@ -23,7 +23,7 @@ import (
 // Writes of the object name the version that they replace, so that of two takers one fails, and a holder that was paused finds out
 // at its next renewal. Until then it knows by its own clock that the lock has lapsed, and writes nothing. What stays: a request
 // that it began before, and that the server carries out late. Objects of pieces are never replaced, so that it can store a piece
-// that nobody counts, or remove one, which is a miss.
+// that is in no account, or remove one, which is a miss.
 //
 // Where the server has no conditional writes, two hosts that start within settleTime of each other may both take the lock.
 type lease struct {
@@ -104,7 +104,7 @@ func (f *FS) Lock(name string) (io.Closer, error) {
 	return l, nil
 }
 
-// abortEarlier gives up the multipart uploads of hosts that had the lock before.
+// abortEarlier ends the multipart uploads of hosts that had the lock before.
 func (f *FS) abortEarlier() {
 	count := 0
 	err := f.uploads(f.prefix, func(key, upload string) {

@@ -272,7 +272,7 @@ func (c memoryRoot) drain(ctx context.Context) {
 		c.leaving.To.Number())
 }
 
-// objectRoot is the [kind] of a root in a bucket, of which this host is the one writer: an [ownRoot] whose file system has no
+// objectRoot is the [kind] of a root in a bucket, which only this host writes: an [ownRoot] of a file system that has no
 // temporaries that others could see, and no files that can be written again.
 type objectRoot struct{ *ownRoot }
 
