@@ -1,9 +1,8 @@
 // Package s3fs is a [staging.FS] of the objects below a prefix of a bucket, for one host that writes there.
 //
-// A file that is made is in memory, and in parts of a multipart upload once it is longer than one; nothing of it is visible
-// before it is renamed, or, under a name that is no temporary's, synced or closed. Its first part goes last, because heads are
-// written last. A rename of such a file puts the object under its new name; there is no other rename but a copy. Directories
-// are prefixes of keys: they are there without being made.
+// A file that is made is in memory, and in parts of a multipart upload once it is longer than one; others do not see it before
+// it is renamed, which puts the object under its new name. Its first part goes last, because heads are written last. An object is
+// renamed by a copy. Directories are prefixes of keys: they are there without being made.
 //
 // A file that is read is one version of an object, which its first request finds. Another version that takes its place ends
 // it with ESTALE.

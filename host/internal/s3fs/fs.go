@@ -160,7 +160,7 @@ func (f *FS) file(name string) *upload {
 	return f.pending[name]
 }
 
-// OpenFile implements [staging.FS].
+// OpenFile implements [staging.FS]. A file that is made takes no name: an object may have it.
 func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
 	const writes = os.O_WRONLY | os.O_RDWR
 	if flag&unix.O_DIRECT != 0 {
@@ -180,31 +180,24 @@ func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, er
 			}
 		}
 		return &handle{upload: u, name: name, writes: flag&writes != 0}, nil
-	case flag&writes == 0:
+	case flag&os.O_CREATE == 0:
 		return f.openObject(name)
 	}
-	u = &upload{fs: f, name: name, id: f.newNumber(), modified: time.Now()}
-	target, temporary := f.target(name)
-	u.key = f.key(target)
-	if u.named = !temporary; u.named && flag&os.O_TRUNC == 0 { // a temporary's name is new
-		if err := u.take(flag); err != nil {
-			return nil, failed("open", name, err, false)
-		}
-	}
+	u = &upload{fs: f, name: name, id: f.newNumber(), key: f.key(f.target(name)), modified: time.Now()}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.pending[name] = u
 	return &handle{upload: u, name: name, writes: true}, nil
 }
 
-// target is the name that a file that is made now is to have, and whether it is a temporary.
-func (f *FS) target(name string) (target string, temporary bool) {
+// target is the name that a file that is made is to get.
+func (f *FS) target(name string) string {
 	if f.cfg.Target != nil {
-		if target, temporary = f.cfg.Target(name); temporary {
-			return target, true
+		if target, is := f.cfg.Target(name); is {
+			return target
 		}
 	}
-	return name, false
+	return name
 }
 
 // Rename implements [staging.FS].
@@ -231,6 +224,7 @@ func (f *FS) rename(oldname, newname string, replace bool) error {
 		if err = u.publish(f.key(newname), !replace); err == nil {
 			f.mu.Lock()
 			delete(f.pending, oldname)
+			delete(f.pending, newname)
 			f.mu.Unlock()
 		}
 	default:
@@ -258,7 +252,7 @@ func (f *FS) Remove(name string) error {
 		f.mu.Unlock()
 		return failed("remove", name, u.giveUp(), true)
 	}
-	if _, temporary := f.target(name); temporary {
+	if f.target(name) != name { // no temporary is an object
 		return pathError("remove", name, unix.ENOENT)
 	}
 	err := f.mayWrite()

@@ -50,6 +50,12 @@ func create(t *testing.T, f *FS, name string, data []byte) {
 	must(t, w.Close())
 }
 
+func put(t *testing.T, f *FS, name string, data []byte) {
+	t.Helper()
+	create(t, f, name+".tmp", data)
+	must(t, f.Rename(top+"/"+name+".tmp", top+"/"+name))
+}
+
 func content(t *testing.T, f *FS, name string) []byte {
 	t.Helper()
 	r, err := f.OpenFile(top+"/"+name, os.O_RDONLY, 0)
@@ -138,7 +144,7 @@ func TestParts(t *testing.T) {
 			t.Error("read other bytes than were written")
 		}
 	}
-	create(t, f, "taken", []byte("there"))
+	put(t, f, "taken", []byte("there"))
 	create(t, f, "a.tmp", []byte("mine"))
 	if err := f.RenameNoReplace(top+"/a.tmp", top+"/taken"); !errors.Is(err, fs.ErrExist) || string(content(t, f, "taken")) != "there" {
 		t.Errorf("publishing under a name that is taken: %v, want %v and the object as it was", err, fs.ErrExist)
@@ -171,7 +177,7 @@ func TestRequests(t *testing.T) {
 func TestVersions(t *testing.T) {
 	s := s3double.Start(t)
 	f := open(t, s.URL)
-	create(t, f, "a", bytes.Repeat([]byte("1"), 200<<10))
+	put(t, f, "a", bytes.Repeat([]byte("1"), 200<<10))
 	r, err := f.OpenFile(top+"/a", os.O_RDONLY, 0)
 	must(t, err)
 	s.Set("some/prefix/a", bytes.Repeat([]byte("2"), 200<<10))

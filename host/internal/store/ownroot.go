@@ -282,11 +282,15 @@ func newObjectRoot(r *root) objectRoot {
 	return c
 }
 
-// identify implements [kind]. Only a request tells whether the server answers: the root itself, and temporaries, are there without
+// identify implements [kind]. Only requests tell whether the server answers: the root itself, and temporaries, are there without
 // one.
 func (c objectRoot) identify() (empty bool, err error) {
+	bare, name := c.r.Health.Bare(), c.r.Slash+pieceformat.ProbeFile
 	if empty, err = c.ownRoot.identify(); err == nil {
-		err = c.r.directory.Probe(c.r.Slash + pieceformat.ProbeFile)
+		err = pieceformat.ReplaceFile(bare, c.r.store.seq.TempName(name), name, true, pieceformat.Holding([]byte("kvhost probe\n")))
+	}
+	if err == nil {
+		err = errors.Join(health.ReadThrough(bare, name, pieceformat.Page), bare.Remove(name))
 	}
 	return empty, err
 }
