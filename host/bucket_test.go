@@ -39,35 +39,36 @@ func bucketConfiguration(t *testing.T, roots string) *config.Config {
 // over a restart.
 func TestBucketRoot(t *testing.T) {
 	for _, compression := range []string{config.CompressionOff, config.CompressionHuffman} {
-		s := s3double.Start(t)
-		c := bucketConfiguration(t, fmt.Sprintf("[[root]]\npath = \"s3://bucket/a/b\"\ncapacity = \"1GiB\"\nendpoint = %q\npath_style = true\n", s.URL))
-		c.Store.Compression = compression
-		random := rand.New(rand.NewPCG(3, 4))
-		const chunks = 4
-		for run := range 2 {
-			h, two, stop := twoRanks(t, host.Config{Config: c})
-			for n := range chunks {
-				for _, r := range two {
-					if run == 0 {
-						r.store(n, random)
-					}
+		t.Run(compression, func(t *testing.T) { bucketRoot(t, s3double.Start(t).URL, compression) })
+	}
+	t.Run("versitygw", func(t *testing.T) { bucketRoot(t, s3double.StartReal(t), config.CompressionOff) })
+}
+
+func bucketRoot(t *testing.T, url, compression string) {
+	c := bucketConfiguration(t, fmt.Sprintf("[[root]]\npath = \"s3://bucket/a/b\"\ncapacity = \"1GiB\"\nendpoint = %q\npath_style = true\n", url))
+	c.Store.Compression = compression
+	random := rand.New(rand.NewPCG(3, 4))
+	const chunks = 4
+	for run := range 2 {
+		h, two, stop := twoRanks(t, host.Config{Config: c})
+		for n := range chunks {
+			for _, r := range two {
+				if run == 0 {
+					r.store(n, random)
 				}
 			}
-			for n := range chunks {
-				for rank, r := range two {
-					if !r.load(n, n%2 == rank, random) {
-						t.Errorf("%s, run %d: chunk %d is a miss", compression, run, n)
-					}
+		}
+		for n := range chunks {
+			for rank, r := range two {
+				if !r.load(n, n%2 == rank, random) {
+					t.Errorf("%s, run %d: chunk %d is a miss", compression, run, n)
 				}
 			}
-			if want := `kvhost_bucket_requests_total{request="get",result="error",root="s3://bucket/a/b"} `; !strings.Contains(get(t, h, "/metrics"), want) {
-				t.Errorf("/metrics lacks %s", want)
-			}
-			stop()
 		}
-		if n := s.Count("PUT"); n < chunks*ranks {
-			t.Errorf("%d objects were put, want at least %d", n, chunks*ranks)
+		if want := `kvhost_bucket_requests_total{request="get",result="error",root="s3://bucket/a/b"} `; !strings.Contains(get(t, h, "/metrics"), want) {
+			t.Errorf("/metrics lacks %s", want)
 		}
+		stop()
 	}
 }
 

@@ -30,7 +30,9 @@ const (
 	answerLimit  = 4 * time.Second // for the first byte, and between any two
 	leastRate    = 1 << 20         // bytes per second of a body that is sent
 	joining      = 8 << 20         // what a server that copies or joins bytes before it answers is given, in bytes that are sent
-	budget       = 15 * time.Second
+	budget       = 12 * time.Second
+	outageRest   = time.Second
+	outageLimit  = time.Second // in the place of answerLimit
 	firstPause   = 50 * time.Millisecond
 	longestPause = 2 * time.Second
 )
@@ -67,11 +69,20 @@ type Stats struct {
 type client struct {
 	core      *minio.Core
 	bucket    string
+	budget    time.Duration
 	transport *http.Transport
 
 	made, failed  [requests]atomic.Uint64
+	outage        atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
 	retries       atomic.Uint64
 	read, written atomic.Uint64
+}
+
+// outage is a request that has failed with all its attempts. For a moment others fail at once, so that who tries many objects
+// because one has failed need not wait for each; then they have little time until one succeeds.
+type outage struct {
+	at  time.Time
+	err error
 }
 
 // newClient makes the client of a configuration. It asks the server nothing.
@@ -113,7 +124,7 @@ func newClient(c *Config, bucket string) (*client, error) {
 	if err != nil {
 		return nil, refuse("endpoint", "%v", err)
 	}
-	return &client{core: core, bucket: bucket, transport: transport}, nil
+	return &client{core: core, bucket: bucket, budget: budget, transport: transport}, nil
 }
 
 // limited gives requests without a deadline one: the library lists without a context.
@@ -144,7 +155,12 @@ func (c *client) stats() Stats {
 // begin its answer in, and what sending so many bytes takes.
 func (c *client) do(kind Request, send int, once func(ctx context.Context) error) error {
 	limit := answerLimit + time.Duration(send)*time.Second/leastRate
-	whole, cancel := context.WithTimeout(context.Background(), max(budget, limit))
+	if out := c.outage.Load(); out != nil && time.Since(out.at) < outageRest {
+		return out.err
+	} else if out != nil {
+		limit -= answerLimit - outageLimit
+	}
+	whole, cancel := context.WithTimeout(context.Background(), max(c.budget, limit))
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		ctx, end := context.WithTimeout(whole, limit)
@@ -152,6 +168,7 @@ func (c *client) do(kind Request, send int, once func(ctx context.Context) error
 		end()
 		c.made[kind].Add(1)
 		if err == nil {
+			c.outage.Store(nil)
 			return nil
 		}
 		c.failed[kind].Add(1)
@@ -160,6 +177,7 @@ func (c *client) do(kind Request, send int, once func(ctx context.Context) error
 		}
 		wait := pause/2 + rand.N(pause)
 		if deadline, _ := whole.Deadline(); time.Until(deadline) < wait+firstPause {
+			c.outage.Store(&outage{time.Now(), err})
 			return err
 		}
 		c.retries.Add(1)

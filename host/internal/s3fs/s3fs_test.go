@@ -229,6 +229,33 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestOutage: once a request has failed with all its attempts, others fail without one for a moment. One that succeeds ends that.
+func TestOutage(t *testing.T) {
+	s := s3double.Start(t)
+	p := s3double.StartProxy(t, s.URL)
+	f := open(t, p.URL)
+	put(t, f, "a", []byte("a"))
+	f.budget = 0 // what one attempt takes
+	p.Set(s3double.Rule{Fault: s3double.TooMany})
+	if _, err := f.Stat(top + "/a"); !errors.Is(err, unix.EIO) || p.Injected() < 2 {
+		t.Errorf("a server that is too busy: %v after %d attempts, want %v after some", err, p.Injected(), unix.EIO)
+	}
+	tried := p.Injected()
+	if _, err := f.Stat(top + "/a"); !errors.Is(err, unix.EIO) || p.Injected() != tried {
+		t.Errorf("the next request: %v after %d attempts, want %v after none", err, p.Injected()-tried, unix.EIO)
+	}
+	p.Set()
+	for {
+		if _, err := f.Stat(top + "/a"); err == nil {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if f.outage.Load() != nil {
+		t.Error("the outage goes on after a request has succeeded")
+	}
+}
+
 // TestLock: one host at a time; a lock that is not given back lapses, and who had it writes nothing any more.
 func TestLock(t *testing.T) {
 	s := s3double.Start(t)
@@ -283,5 +310,56 @@ func TestUploadsOfEarlierHosts(t *testing.T) {
 	defer held.Close()
 	if got := s.Uploads(); len(got) != 0 {
 		t.Errorf("uploads %v of a host that is gone, want none", got)
+	}
+}
+
+// TestServers: the double and a real server answer alike.
+func TestServers(t *testing.T) {
+	for name, start := range map[string]func(testing.TB) string{
+		"double": func(t testing.TB) string { return s3double.Start(t).URL }, "versitygw": s3double.StartReal,
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := start(t)
+			f := open(t, url)
+			f.cfg.Term = 4 * time.Second // a busy machine is slow
+			if got := f.Try(); len(got.Failed) > 0 || !got.Conditional || len(got.Read) != len(TrialSizes) {
+				t.Errorf("a trial finds %+v, want conditional writes, speeds and no failure", got)
+			}
+			held, err := f.Lock(top + "/.kvhost/lock")
+			must(t, err)
+			if _, err := open(t, url).Lock(top + "/.kvhost/lock"); !errors.Is(err, staging.ErrLocked) {
+				t.Errorf("a second host takes the lock: %v, want %v", err, staging.ErrLocked)
+			}
+			f.cfg.Part = 5 << 20
+			data := make([]byte, 12<<20+12345)
+			rand.NewChaCha8([32]byte{1}).Read(data)
+			for file, n := range map[string]int{"empty": 0, "one": 1 << 20, "dir/parts": len(data)} {
+				put(t, f, file, data[:n])
+				if !bytes.Equal(content(t, f, file), data[:n]) {
+					t.Errorf("%s: read other bytes than were written", file)
+				}
+				create(t, f, file+".tmp", data)
+				if err := f.RenameNoReplace(top+"/"+file+".tmp", top+"/"+file); !errors.Is(err, fs.ErrExist) {
+					t.Errorf("%s is published twice: %v, want %v", file, err, fs.ErrExist)
+				}
+				must(t, f.Remove(top+"/"+file+".tmp"))
+			}
+			must(t, f.uploads(f.prefix, func(key, upload string) { t.Errorf("an upload of %s is left", key) }))
+			must(t, f.Rename(top+"/dir/parts", top+"/moved"))
+			list, err := f.ReadDir(top)
+			must(t, err)
+			var names []string
+			for _, e := range list {
+				names = append(names, e.Name())
+			}
+			if got, want := fmt.Sprint(names), "[.kvhost empty moved one]"; got != want {
+				t.Errorf("listed %s, want %s", got, want)
+			}
+			must(t, errors.Join(f.Remove(top+"/moved"), f.Remove(top+"/never there")))
+			if _, err := f.Stat(top + "/moved"); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("a removed object: %v, want %v", err, fs.ErrNotExist)
+			}
+			must(t, held.Close())
+		})
 	}
 }

@@ -82,7 +82,7 @@ func (f *FS) clock(key string) (ahead time.Duration) {
 		}
 		defer body.Close()
 		if date, err := http.ParseTime(header.Get("Date")); err == nil {
-			ahead = time.Until(date).Round(time.Second)
+			ahead = (time.Until(date) + time.Second/2).Round(time.Second)
 		}
 		return nil
 	})
