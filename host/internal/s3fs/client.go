@@ -1,7 +1,6 @@
 package s3fs
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
@@ -16,6 +15,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -304,11 +304,40 @@ func (w condition) options(id uint64) minio.PutObjectOptions {
 	return o
 }
 
+// body is what an attempt sends. A transport may read on when the attempt is over, and then must not see other bytes that the
+// buffer has.
+type body struct {
+	mu   sync.Mutex
+	left []byte
+}
+
+func newBody(b []byte) *body { return &body{left: b} }
+
+// Read implements [io.Reader].
+func (b *body) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.left) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, b.left)
+	b.left = b.left[n:]
+	return n, nil
+}
+
+func (b *body) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left = nil
+}
+
 // put writes an object of a file's number, and returns its ETag.
 func (c *client) put(key string, id uint64, data []byte, when condition) (etag string, err error) {
 	tried := false
 	err = c.do(Put, len(data), func(ctx context.Context) error {
-		info, err := c.core.PutObject(ctx, c.bucket, key, bytes.NewReader(data), int64(len(data)), "", "", when.options(id))
+		body := newBody(data)
+		defer body.end()
+		info, err := c.core.PutObject(ctx, c.bucket, key, body, int64(len(data)), "", "", when.options(id))
 		if etag = info.ETag; err != nil {
 			etag, err = c.settled(key, id, tried, err)
 		}
@@ -346,7 +375,9 @@ func (c *client) start(key string, id uint64) (upload string, err error) {
 // part sends a part.
 func (c *client) part(key, upload string, number int, data []byte) (p minio.CompletePart, err error) {
 	err = c.do(Part, len(data), func(ctx context.Context) error {
-		part, err := c.core.PutObjectPart(ctx, c.bucket, key, upload, number, bytes.NewReader(data), int64(len(data)),
+		body := newBody(data)
+		defer body.end()
+		part, err := c.core.PutObjectPart(ctx, c.bucket, key, upload, number, body, int64(len(data)),
 			minio.PutObjectPartOptions{DisableContentSha256: true})
 		p = minio.CompletePart{PartNumber: number, ETag: part.ETag}
 		return err

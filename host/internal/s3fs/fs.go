@@ -52,7 +52,9 @@ type FS struct {
 	*client
 	cfg    Config
 	prefix string // of keys: empty, or with a slash at its end
-	top    string // Config.Path, cleaned
+	memory buffers
+	first  atomic.Int64 // bytes of the last read that was an object's first
+	top    string       // Config.Path, cleaned
 	dev    uint64
 
 	mu      sync.Mutex
@@ -175,7 +177,7 @@ func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, er
 		return nil, pathError("open", name, unix.EEXIST)
 	case u != nil:
 		if flag&os.O_TRUNC != 0 {
-			if err := u.truncate(); err != nil {
+			if err := u.giveUp(); err != nil {
 				return nil, failed("open", name, err, true)
 			}
 		}

@@ -12,9 +12,12 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// headBytes is how much of an object the request that opens it brings: what pieces have before their payload, and more than the
-// whole of most files that a store keeps for itself.
-const headBytes = 64 << 10
+// leastHead is the least of an object that the request which opens it brings, so that it need not be read by another one: what
+// pieces have before their payload. Where more was read at first of another object, it brings as much.
+const leastHead = 64 << 10
+
+// smallBytes is the most that stays in memory of a file that is open: there may be thousands.
+const smallBytes = 16 << 10
 
 // object is a version of an object, open for reading.
 type object struct {
@@ -30,12 +33,13 @@ type object struct {
 
 func (f *FS) openObject(name string) (staging.File, error) {
 	o := &object{fs: f, name: name, key: f.key(name)}
-	head := make([]byte, headBytes)
+	head := f.memory.take(min(max(leastHead, int(f.first.Load())), f.cfg.Part))
 	n, at, err := f.get(o.key, "", head, 0)
 	if err != nil && errnoOf(err, false) == unix.ESTALE { // no range of an empty object can be had
 		at, err = f.client.head(o.key)
 	}
 	if err != nil {
+		f.memory.give(head)
 		return nil, failed("open", name, err, false)
 	}
 	o.at, o.head = at, head[:n]
@@ -72,8 +76,9 @@ func (o *object) ReadAt(p []byte, off int64) (n int, err error) {
 	if off < int64(len(o.head)) {
 		n = copy(p, o.head[off:])
 	}
-	if int64(len(o.head)) < o.at.size {
-		o.head = nil // thousands of files may be open
+	if o.head != nil && o.at.size > smallBytes {
+		o.fs.first.Store(off + int64(len(p)))
+		o.drop()
 	}
 	o.mu.Unlock()
 	if n < len(p) {
@@ -83,6 +88,12 @@ func (o *object) ReadAt(p []byte, off int64) (n int, err error) {
 		}
 	}
 	return n, short
+}
+
+// drop gives the head up. The caller holds mu.
+func (o *object) drop() {
+	o.fs.memory.give(o.head)
+	o.head = nil
 }
 
 func (o *object) usable(op string) error {
@@ -124,5 +135,8 @@ func (o *object) Close() error {
 	if o.over.Swap(true) {
 		return pathError("close", o.name, fs.ErrClosed)
 	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.drop()
 	return nil
 }

@@ -167,9 +167,13 @@ func TestRequests(t *testing.T) {
 	must(t, err)
 	_, err = r.ReadAt(make([]byte, 1<<20), 0)
 	must(t, errors.Join(err, r.Close(), f.Remove(top+"/a")))
+	put(t, f, "b", make([]byte, 1<<20)) // opened as the last one was read
+	if !bytes.Equal(content(t, f, "b"), make([]byte, 1<<20)) {
+		t.Error("read other bytes than were written")
+	}
 	got := fmt.Sprint(f.Stats().Requests)
-	if want := "map[get:2 head:0 put:1 part:0 copy:0 list:0 delete:1]"; got != want {
-		t.Errorf("requests for a store, a load and an eviction: %s, want %s", got, want)
+	if want := "map[get:3 head:0 put:2 part:0 copy:0 list:0 delete:1]"; got != want {
+		t.Errorf("requests for two stores, two loads and an eviction: %s, want %s", got, want)
 	}
 }
 
@@ -205,6 +209,7 @@ func TestFaults(t *testing.T) {
 			t.Errorf("%s once, storing: error %v, %d faults, want none and 1", fault, err, p.Injected())
 		}
 		p.Set(s3double.Rule{Fault: fault, Times: 1, After: 1})
+		f.first.Store(0) // so that there is a second request
 		if got := content(t, f, name[len(top)+1:]); !bytes.Equal(got, data) || p.Injected() != 1 {
 			t.Errorf("%s once, loading: %d bytes or others, %d faults, want %d and 1", fault, len(got), p.Injected(), len(data))
 		}

@@ -33,10 +33,13 @@ func (f *FS) Try() *Trial {
 		return err == nil
 	}
 	try("list objects", f.list(f.prefix+".kvhost/", func(*minio.ObjectInfo, bool) {}))
+	if f.outage.Load() != nil {
+		return t
+	}
 	id := f.newNumber()
 	page := make([]byte, 4096)
 	if _, err := f.put(key, id, page, condition{}); !try("put an object", err) {
-		return t // where there is no answer, all others would take as long
+		return t
 	}
 	_, absent := f.put(key, id, page, condition{absent: true})
 	_, other := f.put(key, id, page, condition{etag: "00000000000000000000000000000000"})

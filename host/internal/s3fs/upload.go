@@ -25,20 +25,17 @@ type upload struct {
 	mu       sync.Mutex
 	first    []byte
 	last     []byte // bytes from the end of what was sent
+	size     int64
 	multi    string // the multipart upload, once it has begun
 	sent     []minio.CompletePart
 	modified time.Time
 	failed   error // of a part: the file is of no use
 }
 
-func (u *upload) size() int64 {
-	return int64(len(u.first)) + int64(len(u.sent))*int64(u.fs.cfg.Part) + int64(len(u.last))
-}
-
 func (u *upload) stat() staging.Info {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.fs.info(version{size: u.size(), id: u.id, modified: u.modified})
+	return u.fs.info(version{size: u.size, id: u.id, modified: u.modified})
 }
 
 // writeAt takes bytes along, and sends each part that they fill.
@@ -47,18 +44,19 @@ func (u *upload) writeAt(p []byte, off int64) error {
 	defer u.mu.Unlock()
 	part := int64(u.fs.cfg.Part)
 	u.modified = time.Now()
+	u.size = max(u.size, off+int64(len(p)))
 	if off < part {
 		n := min(int64(len(p)), part-off)
-		u.first = fill(u.first, off, p[:n], u.fs.cfg.Part)
+		u.first = u.fill(u.first, off, p[:n])
 		p, off = p[n:], off+n
 	}
 	for len(p) > 0 && u.failed == nil {
 		at := off - part*int64(1+len(u.sent))
 		if at < 0 || at > int64(len(u.last)) || len(u.first) < u.fs.cfg.Part {
-			return fmt.Errorf("%w: %d bytes at %d of %d", ErrOrder, len(p), off, u.size())
+			return fmt.Errorf("%w: %d bytes at %d of %d", ErrOrder, len(p), off, u.size)
 		}
 		n := min(int64(len(p)), part-at)
-		u.last = fill(u.last, at, p[:n], u.fs.cfg.Part)
+		u.last = u.fill(u.last, at, p[:n])
 		p, off = p[n:], off+n
 		if len(u.last) == u.fs.cfg.Part {
 			u.failed = u.send()
@@ -67,12 +65,14 @@ func (u *upload) writeAt(p []byte, off int64) error {
 	return u.failed
 }
 
-// fill writes bytes at an offset of a buffer, which grows: to as much as is written, or, after that, to a whole part.
-func fill(b []byte, off int64, p []byte, most int) []byte {
+// fill writes bytes at an offset of a buffer, which grows: to what is written at first, then to twice that, at most to a part.
+func (u *upload) fill(b []byte, off int64, p []byte) []byte {
 	if end := int(off) + len(p); end > len(b) {
 		if end > cap(b) {
-			grown := make([]byte, len(b), grow(cap(b), end, most))
+			grown := u.fs.memory.take(max(end, min(2*cap(b), u.fs.cfg.Part)))
 			copy(grown, b)
+			grown = grown[:len(b)]
+			u.fs.memory.give(b)
 			b = grown
 		}
 		clear(b[len(b):end])
@@ -80,13 +80,6 @@ func fill(b []byte, off int64, p []byte, most int) []byte {
 	}
 	copy(b[off:], p)
 	return b
-}
-
-func grow(has, wanted, most int) int {
-	if has == 0 {
-		return wanted
-	}
-	return min(max(2*has, wanted), most)
 }
 
 // send sends the part that was filled.
@@ -111,51 +104,51 @@ func (u *upload) publish(key string, absent bool) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	when := condition{absent: absent && u.fs.conditional()}
+	err := u.failed
 	switch {
-	case u.failed != nil:
-		return u.failed
+	case err != nil:
 	case u.multi == "" && len(u.last) == 0:
-		_, err := u.fs.put(key, u.id, u.first, when)
-		return err
+		_, err = u.fs.put(key, u.id, u.first, when)
 	case key != u.key: // the parts are another key's
-		return pathError("rename", u.name, unix.EXDEV)
+		err = pathError("rename", u.name, unix.EXDEV)
+	default:
+		err = u.join(when)
 	}
-	parts := u.sent
+	if err == nil {
+		u.release()
+	}
+	return err
+}
+
+// join sends the parts that are left, and makes the object of them.
+func (u *upload) join(when condition) error {
 	if len(u.last) > 0 {
-		if u.multi == "" {
-			var err error
-			if u.multi, err = u.fs.start(key, u.id); err != nil {
-				return err
-			}
-		}
-		p, err := u.fs.part(key, u.multi, len(u.sent)+2, u.last)
-		if err != nil {
+		if err := u.send(); err != nil {
 			return err
 		}
-		parts = append(parts, p)
 	}
-	p, err := u.fs.part(key, u.multi, 1, u.first)
+	p, err := u.fs.part(u.key, u.multi, 1, u.first)
 	if err == nil {
-		_, err = u.fs.complete(key, u.multi, u.id, append([]minio.CompletePart{p}, parts...), when)
+		_, err = u.fs.complete(u.key, u.multi, u.id, append([]minio.CompletePart{p}, u.sent...), when)
 	}
 	return err
 }
 
-// truncate takes all bytes back.
-func (u *upload) truncate() error {
-	err := u.giveUp()
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.first, u.last, u.sent = u.first[:0], u.last[:0], nil
-	return err
+// release gives the buffers back. The caller holds mu.
+func (u *upload) release() {
+	u.fs.memory.give(u.first)
+	u.fs.memory.give(u.last)
+	u.first, u.last = nil, nil
 }
 
-// giveUp aborts a multipart upload that has begun. One that cannot be aborted now is at the next start.
+// giveUp takes all bytes back, and aborts a multipart upload that has begun. One that cannot be aborted now is at the next start.
 func (u *upload) giveUp() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	multi := u.multi
-	if u.multi = ""; multi == "" {
+	u.release()
+	u.multi, u.sent, u.size = "", nil, 0
+	if multi == "" {
 		return nil
 	}
 	return u.fs.abort(u.key, multi)
@@ -197,7 +190,7 @@ func (h *handle) ReadAt(p []byte, off int64) (int, error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	size := h.size()
+	size := h.size
 	if len(p) == 0 {
 		return 0, nil
 	}
