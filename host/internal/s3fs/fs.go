@@ -155,8 +155,8 @@ func (f *FS) conditional() bool {
 	return f.lease == nil || f.lease.conditional
 }
 
-// file finds a file that has no object yet.
-func (f *FS) file(name string) *upload {
+// unpublished finds a file that has no object yet.
+func (f *FS) unpublished(name string) *upload {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.pending[name]
@@ -171,7 +171,7 @@ func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, er
 	if f.isTop(name) {
 		return nil, pathError("open", name, unix.EISDIR)
 	}
-	u := f.file(name)
+	u := f.unpublished(name)
 	switch {
 	case u != nil && flag&os.O_EXCL != 0:
 		return nil, pathError("open", name, unix.EEXIST)
@@ -181,7 +181,7 @@ func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, er
 				return nil, failed("open", name, err, true)
 			}
 		}
-		return &handle{upload: u, name: name, writes: flag&writes != 0}, nil
+		return &file{content: u, name: name, writes: flag&writes != 0}, nil
 	case flag&os.O_CREATE == 0:
 		return f.openObject(name)
 	}
@@ -189,7 +189,7 @@ func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, er
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.pending[name] = u
-	return &handle{upload: u, name: name, writes: true}, nil
+	return &file{content: u, name: name, writes: true}, nil
 }
 
 // target is the name that a file that is made is to get.
@@ -211,7 +211,7 @@ func (f *FS) RenameNoReplace(oldname, newname string) error { return f.rename(ol
 
 func (f *FS) rename(oldname, newname string, replace bool) error {
 	err := f.mayWrite()
-	u := f.file(oldname)
+	u := f.unpublished(oldname)
 	if err == nil && !replace && (u == nil || !f.conditional()) {
 		switch _, look := f.head(f.key(newname)); {
 		case look == nil:
@@ -248,7 +248,7 @@ func (f *FS) Remove(name string) error {
 	if f.isTop(name) {
 		return pathError("remove", name, unix.EBUSY)
 	}
-	if u := f.file(name); u != nil {
+	if u := f.unpublished(name); u != nil {
 		f.mu.Lock()
 		delete(f.pending, name)
 		f.mu.Unlock()

@@ -56,7 +56,7 @@ func put(t *testing.T, f *FS, name string, data []byte) {
 	must(t, f.Rename(top+"/"+name+".tmp", top+"/"+name))
 }
 
-func content(t *testing.T, f *FS, name string) []byte {
+func bytesOf(t *testing.T, f *FS, name string) []byte {
 	t.Helper()
 	r, err := f.OpenFile(top+"/"+name, os.O_RDONLY, 0)
 	must(t, err)
@@ -94,7 +94,7 @@ func TestOneWinner(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if close(won); len(won) != 1 || content(t, f, "a")[0] != <-won {
+	if close(won); len(won) != 1 || bytesOf(t, f, "a")[0] != <-won {
 		t.Errorf("%d of 8 have published, or another one's content is there, want one", len(won))
 	}
 }
@@ -140,13 +140,13 @@ func TestParts(t *testing.T) {
 		if now, err := f.Stat(name); err != nil || !now.Same(info) || now.Size != info.Size {
 			t.Errorf("published: %+v, error %v, want %+v", now, err, info)
 		}
-		if !bytes.Equal(content(t, f, "dir/file-true"), want) {
+		if !bytes.Equal(bytesOf(t, f, "dir/file-true"), want) {
 			t.Error("read other bytes than were written")
 		}
 	}
 	put(t, f, "taken", []byte("there"))
 	create(t, f, "a.tmp", []byte("mine"))
-	if err := f.RenameNoReplace(top+"/a.tmp", top+"/taken"); !errors.Is(err, fs.ErrExist) || string(content(t, f, "taken")) != "there" {
+	if err := f.RenameNoReplace(top+"/a.tmp", top+"/taken"); !errors.Is(err, fs.ErrExist) || string(bytesOf(t, f, "taken")) != "there" {
 		t.Errorf("publishing under a name that is taken: %v, want %v and the object as it was", err, fs.ErrExist)
 	}
 	_, err := f.OpenFile(top+"/none", os.O_RDONLY, 0)
@@ -168,7 +168,7 @@ func TestRequests(t *testing.T) {
 	_, err = r.ReadAt(make([]byte, 1<<20), 0)
 	must(t, errors.Join(err, r.Close(), f.Remove(top+"/a")))
 	put(t, f, "b", make([]byte, 1<<20)) // opened as the last one was read
-	if !bytes.Equal(content(t, f, "b"), make([]byte, 1<<20)) {
+	if !bytes.Equal(bytesOf(t, f, "b"), make([]byte, 1<<20)) {
 		t.Error("read other bytes than were written")
 	}
 	got := fmt.Sprint(f.Stats().Requests)
@@ -210,7 +210,7 @@ func TestFaults(t *testing.T) {
 		}
 		p.Set(s3double.Rule{Fault: fault, Times: 1, After: 1})
 		f.first.Store(0) // so that there is a second request
-		if got := content(t, f, name[len(top)+1:]); !bytes.Equal(got, data) || p.Injected() != 1 {
+		if got := bytesOf(t, f, name[len(top)+1:]); !bytes.Equal(got, data) || p.Injected() != 1 {
 			t.Errorf("%s once, loading: %d bytes or others, %d faults, want %d and 1", fault, len(got), p.Injected(), len(data))
 		}
 	}
@@ -340,7 +340,7 @@ func TestServers(t *testing.T) {
 			rand.NewChaCha8([32]byte{1}).Read(data)
 			for file, n := range map[string]int{"empty": 0, "one": 1 << 20, "dir/parts": len(data)} {
 				put(t, f, file, data[:n])
-				if !bytes.Equal(content(t, f, file), data[:n]) {
+				if !bytes.Equal(bytesOf(t, f, file), data[:n]) {
 					t.Errorf("%s: read other bytes than were written", file)
 				}
 				create(t, f, file+".tmp", data)

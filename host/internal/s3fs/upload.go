@@ -2,10 +2,7 @@ package s3fs
 
 import (
 	"fmt"
-	"io"
-	"io/fs"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/minio/minio-go/v7"
@@ -38,7 +35,8 @@ func (u *upload) stat() staging.Info {
 	return u.fs.info(version{size: u.size, id: u.id, modified: u.modified})
 }
 
-// writeAt takes bytes along, and sends each part that they fill.
+// writeAt implements [content]: it takes bytes along, and sends each part that they fill. What is beyond the first part must come
+// in order.
 func (u *upload) writeAt(p []byte, off int64) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -154,97 +152,22 @@ func (u *upload) giveUp() error {
 	return u.fs.abort(u.key, multi)
 }
 
-// handle is a file of an upload that is open.
-type handle struct {
-	*upload
-	name   string
-	writes bool
-	over   atomic.Bool
-}
-
-func (h *handle) check(op string, allowed bool, off int64) error {
-	switch {
-	case h.over.Load():
-		return pathError(op, h.name, fs.ErrClosed)
-	case !allowed:
-		return pathError(op, h.name, unix.EBADF)
-	case off < 0:
-		return pathError(op, h.name, fmt.Errorf("offset %d: %w", off, unix.EINVAL))
-	}
-	return nil
-}
-
-// Name implements [staging.File].
-func (h *handle) Name() string { return h.name }
-
-// Direct implements [staging.File].
-func (h *handle) Direct() bool { return false }
-
-// Fd implements [staging.File].
-func (h *handle) Fd() uintptr { return staging.NoFd }
-
-// ReadAt implements [staging.File], for bytes that no part has taken along.
-func (h *handle) ReadAt(p []byte, off int64) (int, error) {
-	if err := h.check("read", true, off); err != nil {
-		return 0, err
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	size := h.size
-	if len(p) == 0 {
-		return 0, nil
-	}
-	if off >= size {
-		return 0, io.EOF
-	}
-	short := error(nil)
-	if int64(len(p)) > size-off {
-		p, short = p[:size-off], io.EOF
-	}
-	n := 0
-	if off < int64(len(h.first)) {
-		n = copy(p, h.first[off:])
+// readAt implements [content], for bytes that no part has taken along.
+func (u *upload) readAt(p []byte, off int64) (n int, err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if off < int64(len(u.first)) {
+		n = copy(p, u.first[off:])
 	}
 	if n < len(p) {
-		at := off + int64(n) - int64(h.fs.cfg.Part)*int64(1+len(h.sent))
-		if at < 0 || at > int64(len(h.last)) {
-			return n, failed("read", h.name, ErrOrder, true)
+		at := off + int64(n) - int64(u.fs.cfg.Part)*int64(1+len(u.sent))
+		if at < 0 || at > int64(len(u.last)) {
+			return n, ErrOrder
 		}
-		n += copy(p[n:], h.last[at:])
+		n += copy(p[n:], u.last[at:])
 	}
-	return n, short
+	return n, nil
 }
 
-// WriteAt implements [staging.File]. Bytes beyond the first part must be written in order.
-func (h *handle) WriteAt(p []byte, off int64) (int, error) {
-	err := h.check("write", h.writes, off)
-	if err == nil && len(p) > 0 {
-		err = failed("write", h.name, h.writeAt(p, off), true)
-	}
-	if err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}
-
-// Datasync implements [staging.File]: there is nothing to make durable before the file is published, and nothing after that.
-func (h *handle) Datasync() error { return h.check("fdatasync", true, 0) }
-
-// Stat implements [staging.File].
-func (h *handle) Stat() (staging.Info, error) {
-	if err := h.check("stat", true, 0); err != nil {
-		return staging.Info{}, err
-	}
-	return h.stat(), nil
-}
-
-// Allocate implements [staging.File]: there is nothing to reserve.
-func (h *handle) Allocate(int64) error { return h.check("allocate", true, 0) }
-
-// Close implements [staging.File]. The file stays until it is renamed or removed.
-func (h *handle) Close() error {
-	if h.over.Swap(true) {
-		return pathError("close", h.name, fs.ErrClosed)
-	}
-	return nil
-}
+// closed implements [content]. The file stays until it is renamed or removed.
+func (u *upload) closed() {}
