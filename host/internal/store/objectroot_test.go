@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -284,5 +285,78 @@ func TestEndsDuringAnUpload(t *testing.T) {
 	}
 	if left < 4 {
 		t.Errorf("%d ends left an upload, want at least 4 of 8", left)
+	}
+}
+
+// TestBucketHistories has hosts store, look up and load at random, with a bucket as the last of three levels whose server fails in all
+// ways, and ends their lives in order or without. Nothing wrong is read, no level is over its capacity, and what the bucket has in the
+// end is in the account, without an upload that is left.
+func TestBucketHistories(t *testing.T) {
+	faults := []s3double.Fault{s3double.Busy, s3double.TooMany, s3double.Broken, s3double.Reset, s3double.ResetLate, s3double.Half,
+		s3double.Wrong, s3double.Expired, s3double.Denied, s3double.ActDenied}
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 37))
+			s := startServer(t)
+			p := s3double.StartProxy(t, s.URL)
+			f := threeLevels(t, p.URL, 4, 8, 24)
+			loaded, failed, lives := 0, 0, 0
+			for range 6 {
+				for range 60 {
+					p.Set()
+					if random.IntN(3) == 0 {
+						p.Set(s3double.Rule{Fault: faults[random.IntN(len(faults))], After: random.IntN(6), Times: 1 + random.IntN(2)})
+					}
+					n := random.Uint64N(80)
+					switch random.IntN(3) {
+					case 0:
+						_ = f.put(n, 0)
+					case 1:
+						_ = f.putUnder(n, n+1, 0)
+					default:
+						l := f.lookup(n)
+						if l.Hits() > 0 {
+							data, err := read(l, 0, 0)
+							if err != nil {
+								failed++
+							} else if loaded++; !bytes.Equal(data, payload(f.space.Plan(0), testKey(n), 0)) {
+								t.Fatalf("key %d: other bytes than were stored", n)
+							}
+						}
+						l.Release()
+					}
+					for i, r := range f.store.Stats().Roots {
+						if r.Used > r.Capacity {
+							t.Fatalf("root %d has %d bytes of %d", i, r.Used, r.Capacity)
+						}
+					}
+					if random.IntN(4) == 0 {
+						f.settle()
+					}
+				}
+				p.Set()
+				if lives++; random.IntN(2) == 0 {
+					must(t, f.store.Close())
+				} else {
+					f.kill()
+				}
+				f.life(p.URL)
+			}
+			f.settle()
+			f.kill() // so that the next life counts what is there
+			f.life(p.URL)
+			st := f.store.Stats().Roots[2]
+			damaged := 0
+			for key := range s.Objects() {
+				if strings.HasPrefix(key, "kv/"+pieceformat.QuarantineDir) {
+					damaged++
+				}
+			}
+			equal(t, "bytes in the account", st.Used, int64(len(pieces(s))+damaged)*pieceBytes)
+			if up := s.Uploads(); len(up) > 0 || loaded == 0 {
+				t.Errorf("uploads %v are left, %d loads, want none and some", up, loaded)
+			}
+			t.Logf("%d lives, %d loads, %d failed; %d objects, %d in quarantine", lives, loaded, failed, len(pieces(s)), damaged)
+		})
 	}
 }
