@@ -11,7 +11,7 @@ import (
 )
 
 // longestTerm is how long a bucket's lock is held without being renewed, and what a start after a kill may wait for.
-const longestTerm = 20 * time.Second
+const longestTerm = 15 * time.Second
 
 // openBuckets makes the file systems of the roots in buckets. No server is asked.
 func (d *Devices) openBuckets() error {
@@ -24,7 +24,7 @@ func (d *Devices) openBuckets() error {
 		c.Target, c.Log, c.Term = pieceformat.Target, d.log.With("root", r.Path), longestTerm
 		c.Holder, _ = os.Hostname()
 		if limit := d.cfg.Store.IOTimeout; limit > 0 {
-			c.Term = min(longestTerm, limit/2) // who waits for it to lapse does so in one operation
+			c.Term, c.Budget = min(longestTerm, limit/2), limit*2/5 // who waits for a lock to lapse does so in one operation
 		}
 		fsys, err := s3fs.Open(c)
 		if err != nil {

@@ -23,14 +23,12 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// Limits of requests. The budget is what an operation may take with all its attempts; it is less than what the host gives an
-// operation on files by default (30 s), so that a slow server is seen as that and not as one that hangs.
+// Limits of requests.
 const (
 	dialLimit    = 3 * time.Second
 	answerLimit  = 4 * time.Second // for the first byte, and between any two
 	leastRate    = 1 << 20         // bytes per second of a body that is sent
 	joining      = 8 << 20         // what a server that copies or joins bytes before it answers is given, in bytes that are sent
-	budget       = 12 * time.Second
 	outageRest   = time.Second
 	outageLimit  = time.Second // in the place of answerLimit
 	firstPause   = 50 * time.Millisecond
@@ -69,7 +67,7 @@ type Stats struct {
 type client struct {
 	core      *minio.Core
 	bucket    string
-	budget    time.Duration
+	budget    time.Duration // see Config.Budget
 	transport *http.Transport
 
 	made, failed  [requests]atomic.Uint64
@@ -124,7 +122,7 @@ func newClient(c *Config, bucket string) (*client, error) {
 	if err != nil {
 		return nil, refuse("endpoint", "%v", err)
 	}
-	return &client{core: core, bucket: bucket, budget: budget, transport: transport}, nil
+	return &client{core: core, bucket: bucket, budget: c.Budget, transport: transport}, nil
 }
 
 // limited gives requests without a deadline one: the library lists without a context.

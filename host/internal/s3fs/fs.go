@@ -41,6 +41,9 @@ type Config struct {
 	Holder string        // who a lock is held by, for others to read
 	Term   time.Duration // that a lock is held without being renewed: 20 s
 	Part   int           // bytes of a part of a file that is written, which has two of them in memory: 8 MiB. It can have 10,000
+	// Budget is what a request may take with all its attempts: 12 s. It is to be less than the limit of an operation on files, so
+	// that a slow server is not taken for one that hangs.
+	Budget time.Duration
 	Log    *slog.Logger
 }
 
@@ -73,6 +76,7 @@ func Open(cfg Config) (*FS, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	cfg.Budget = cmp.Or(cfg.Budget, 12*time.Second)
 	cfg.Term, cfg.Part = cmp.Or(cfg.Term, 20*time.Second), cmp.Or(cfg.Part, 8<<20)
 	c, err := newClient(&cfg, bucket)
 	if err != nil {
