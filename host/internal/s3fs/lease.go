@@ -137,13 +137,13 @@ func (l *lease) take(old *lease) error {
 				}
 			}
 			when = condition{etag: v.etag}
-		case !isCode(err, http.StatusNotFound):
+		case errnoOf(err, false) != unix.ENOENT:
 			return err
 		}
 		switch err := l.write(when); {
 		case isCode(err, http.StatusNotImplemented):
 			return l.settle()
-		case isCode(err, http.StatusPreconditionFailed), isCode(err, http.StatusNotFound): // another was faster
+		case isCode(err, http.StatusPreconditionFailed), when.etag != "" && isCode(err, http.StatusNotFound): // another was faster
 			continue
 		case err != nil:
 			return err
@@ -239,6 +239,11 @@ func (l *lease) renew() {
 		etag := l.etag
 		l.mu.Unlock()
 		err := l.write(condition{etag: etag})
+		if isCode(err, http.StatusPreconditionFailed) {
+			if v, look := l.fs.head(l.key); look == nil && v.id == l.id { // a renewal without an answer took effect
+				err = l.write(condition{etag: v.etag})
+			}
+		}
 		if isCode(err, http.StatusPreconditionFailed) || isCode(err, http.StatusNotFound) {
 			l.mu.Lock()
 			l.over = true

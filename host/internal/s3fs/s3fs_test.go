@@ -298,6 +298,39 @@ func TestLock(t *testing.T) {
 	must(t, held.Close())
 }
 
+// TestRenewalWithoutAnAnswer: a renewal that took effect, and was answered to no attempt, does not cost the lock.
+func TestRenewalWithoutAnAnswer(t *testing.T) {
+	s := s3double.Start(t)
+	p := s3double.StartProxy(t, s.URL)
+	f := open(t, p.URL)
+	f.budget = 0 // what one attempt takes
+	name := top + "/.kvhost/lock"
+	held, err := f.Lock(name)
+	must(t, err)
+	p.Set(s3double.Rule{Fault: s3double.ResetLate, Method: "PUT"})
+	for f.outage.Load() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	p.Set()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if _, err := f.Stat(name); err == nil && f.outage.Load() == nil {
+			break
+		} else if errors.Is(err, fs.ErrNotExist) || time.Now().After(end) {
+			t.Fatalf("the lock is lost: %v", err)
+		}
+	}
+	must(t, held.Close())
+}
+
+// TestNoBucket: a bucket that is not there is no place for a lock.
+func TestNoBucket(t *testing.T) {
+	f := open(t, s3double.Start(t).URL)
+	f.bucket = "another"
+	if _, err := f.Lock(top + "/.kvhost/lock"); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("the lock in a bucket that is not there: %v, want %v", err, unix.ENODEV)
+	}
+}
+
 // TestUploadsOfEarlierHosts end when the next host takes the lock.
 func TestUploadsOfEarlierHosts(t *testing.T) {
 	s := s3double.Start(t)

@@ -59,13 +59,10 @@ func StartProxy(t testing.TB, server string) *Proxy {
 		t.Fatal(err)
 	}
 	p := &Proxy{ended: make(chan struct{})}
-	forward := httputil.NewSingleHostReverseProxy(target)
-	director := forward.Director
-	forward.Director = func(r *http.Request) { // signatures are of the proxy's name, which real servers do not mind
-		host := r.Host
-		director(r)
-		r.Host = host
-	}
+	forward := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { // what is signed names the proxy as the host
+		r.SetURL(target)
+		r.Out.Host = r.In.Host
+	}}
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(forward, w, r) }))
 	p.URL = h.URL
 	t.Cleanup(func() { close(p.ended); h.CloseClientConnections(); h.Close() })
