@@ -107,9 +107,12 @@ func newClient(c *Config, bucket string) (*client, error) {
 		}
 		transport.TLSClientConfig = &tls.Config{RootCAs: pool}
 	}
-	lookup := minio.BucketLookupAuto
-	if c.PathStyle {
+	lookup := minio.BucketLookupDNS
+	switch {
+	case c.PathStyle:
 		lookup = minio.BucketLookupPath
+	case c.Endpoint == "":
+		lookup = minio.BucketLookupAuto // by path where a certificate of AWS would not fit the bucket's name
 	}
 	core, err := minio.NewCore(u.Host, &minio.Options{
 		// The order of the AWS SDKs: environment, profile, web identity, containers, instances.

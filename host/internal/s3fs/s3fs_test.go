@@ -2,11 +2,13 @@ package s3fs
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"math/rand/v2"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -328,6 +330,42 @@ func TestNoBucket(t *testing.T) {
 	f.bucket = "another"
 	if _, err := f.Lock(top + "/.kvhost/lock"); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("the lock in a bucket that is not there: %v, want %v", err, unix.ENODEV)
+	}
+}
+
+// TestWaysToServers: the bucket is in the name of the host, or in the path; certificates are of a file, where one is named.
+func TestWaysToServers(t *testing.T) {
+	s, certificate := s3double.StartTLS(t)
+	at := strings.TrimPrefix(s.URL, "https://")
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	for _, c := range []struct {
+		endpoint, ca string
+		path, works  bool
+	}{
+		{s.URL, certificate, true, true},
+		{s.URL, "", true, false},
+		{"https://example.com", certificate, true, true},
+		{"https://example.com", certificate, false, true},
+		{s3double.Start(t).URL, "", true, true},
+	} {
+		f, err := Open(Config{Path: top, Endpoint: c.endpoint, CAFile: c.ca, PathStyle: c.path})
+		must(t, err)
+		var asked string
+		if strings.Contains(c.endpoint, "example.com") {
+			f.transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				asked = addr
+				return new(net.Dialer).DialContext(ctx, network, at)
+			}
+		}
+		f.budget = 0
+		if _, err := f.Stat(top + "/none"); errors.Is(err, fs.ErrNotExist) != c.works {
+			t.Errorf("%+v: got %v, want an answer: %v", c, err, c.works)
+		}
+		if want := map[bool]string{true: "example.com:443", false: "bucket.example.com:443"}[c.path]; asked != "" && asked != want {
+			t.Errorf("%+v: %s was asked, want %s", c, asked, want)
+		}
+		must(t, f.Close())
 	}
 }
 

@@ -6,12 +6,15 @@ import (
 	"cmp"
 	"crypto/md5"
 	"encoding/hex"
+	"encoding/pem"
 	"encoding/xml"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,12 +56,30 @@ type Server struct {
 
 // Start runs a server of an empty bucket until the test ends.
 func Start(t testing.TB) *Server {
-	s := &Server{Bucket: "bucket", objects: map[string]Object{}, uploads: map[string]*upload{}, count: map[string]int{},
-		LeastPart: 5 << 20}
+	s := newServer()
 	h := httptest.NewServer(s)
 	t.Cleanup(h.Close)
 	s.URL = h.URL
 	return s
+}
+
+// StartTLS is Start with TLS. Its certificate, which is in a file, is for example.com and the names below it.
+func StartTLS(t testing.TB) (s *Server, certificate string) {
+	s = newServer()
+	h := httptest.NewTLSServer(s)
+	t.Cleanup(h.Close)
+	s.URL = h.URL
+	certificate = filepath.Join(t.TempDir(), "ca.pem")
+	block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.Certificate().Raw})
+	if err := os.WriteFile(certificate, block, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return s, certificate
+}
+
+func newServer() *Server {
+	return &Server{Bucket: "bucket", objects: map[string]Object{}, uploads: map[string]*upload{}, count: map[string]int{},
+		LeastPart: 5 << 20}
 }
 
 // Objects are the objects that are there, by their keys.
@@ -148,7 +169,11 @@ func bodyOf(r *http.Request) ([]byte, error) {
 }
 
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	bucket, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	path := strings.TrimPrefix(r.URL.Path, "/")
+	if strings.HasPrefix(r.Host, s.Bucket+".") {
+		path = s.Bucket + "/" + path
+	}
+	bucket, key, _ := strings.Cut(path, "/")
 	if bucket != s.Bucket {
 		fail(w, http.StatusNotFound, "NoSuchBucket")
 		return
