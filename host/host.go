@@ -109,7 +109,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	h.server = server.New(sessions)
 	if h.cfg.HTTP.Listen != "" {
 		registry := observe.NewRegistry(observe.Host{Store: h.store, Engine: h.engine, Server: h.server,
-			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), PolicyMemory: h.policies.Memory(),
+			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), Buckets: h.devices.Buckets(), PolicyMemory: h.policies.Memory(),
 			Version: cfg.Version, Spans: h.spans, Reloads: &h.reloads})
 		w := httpConfig(h.cfg)
 		w.Registry, w.Status, w.Connections, w.Log = registry, h.server.Status, h.server.HTTPConnections(), h.log
@@ -174,11 +174,12 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	out.Compression = c.Modes()
 	for i, r := range c.Roots {
 		files, capacity := h.devices.RootFS(i, r, fsys)
+		kind := r.Kind()
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
 			Compressed: c.Compresses(), Speeds: h.speeds,
-			Volatile: r.InMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
-			ForPieces: r.ForPieces || r.InMemory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
+			NoDirectory: !kind.HasDirectory(), Volatile: kind.TakesMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
+			ForPieces: r.ForPieces || !kind.HasDirectory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
 			DailyWrites: r.DailyWrites, Evict: b.Roots[i],
 		})
 	}
@@ -246,7 +247,7 @@ func (h *Host) HTTPAddr() string {
 }
 
 // Close closes the parts in the reverse order of their start: sessions before the engine that moves their bytes, the
-// engine before the GPUs and the store that it uses, the store before the memory of its roots and its policies.
+// engine before the GPUs and the store that it uses, the store before the file systems of its roots and its policies.
 func (h *Host) Close() error {
 	h.closeOnce.Do(func() {
 		var errs []error
@@ -269,7 +270,7 @@ func (h *Host) Close() error {
 			errs = append(errs, h.store.Close())
 		}
 		if h.devices != nil {
-			errs = append(errs, h.devices.CloseMemory())
+			errs = append(errs, h.devices.CloseRoots())
 		}
 		if h.policies != nil {
 			errs = append(errs, h.policies.Close(context.Background()))

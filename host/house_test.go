@@ -26,7 +26,7 @@ var rows = [][]string{
 	{"gds", "staging"},
 	{"host/kv"},
 	{"host/internal/codec", "host/internal/memfs", "host/internal/payload",
-		"host/internal/regular", "host/internal/spans", "host/internal/testkit", "host/internal/trace"},
+		"host/internal/regular", "host/internal/s3fs", "host/internal/spans", "host/internal/testkit", "host/internal/trace"},
 	{"host/internal/policy/meter", "host/internal/policy/wasmtest"},
 	{"host/internal/policy/sandbox"},
 	{"host/internal/policy", "host/internal/policy/policytest"},

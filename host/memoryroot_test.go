@@ -102,7 +102,7 @@ func TestMemoryRootsAreValidated(t *testing.T) {
 		t.Error("two roots with one name")
 	}
 	c.Roots = []config.Root{{Path: "./memory:", Capacity: 1 << 30}}
-	if c.Roots[0].InMemory() {
+	if c.Roots[0].Kind() != config.Directory {
 		t.Error("./memory: is a directory")
 	}
 }

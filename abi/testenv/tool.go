@@ -113,6 +113,12 @@ var (
 		Other: "`make .build/bin/check-kubernetes`, with a network (make test does this)", After: Make,
 		probe: file(".build", "bin", "check-kubernetes"),
 	}
+	// VersityGW is a server of S3.
+	VersityGW = &Tool{
+		Name: "versitygw", Tests: "roots in buckets of a server that is no double",
+		Other: "`make .build/bin/versitygw`, with a network and minutes of a processor", Optional: true, After: Make,
+		probe: file(".build", "bin", "versitygw"),
+	}
 	// Debian makes a bare installation in a directory.
 	Debian = &Tool{
 		Name: "mmdebstrap", Tests: "an installation on a bare Debian", Packages: "mmdebstrap", probe: commands("mmdebstrap"),
@@ -160,7 +166,7 @@ var (
 
 // Tools are all of them.
 var Tools = []*Tool{Make, Git, CC, Clang, Cargo, Python, PythonPackages, Chromium, Promtool, Systemd,
-	Packages, NFPM, Kubernetes, Debian, Buildah, Mounts, Users, FUSE, DirectIO, Devices, UserFaults, MemoryCgroup}
+	Packages, NFPM, Kubernetes, VersityGW, Debian, Buildah, Mounts, Users, FUSE, DirectIO, Devices, UserFaults, MemoryCgroup}
 
 func commands(names ...string) func() bool {
 	return func() bool {

@@ -121,8 +121,11 @@ func measure(ctx context.Context, cfg *config.Config, o *benchOptions) (rows []b
 		return nil, usageError{fmt.Errorf("--dtype: %w", err)}
 	}
 	for _, r := range cfg.Roots {
-		if r.InMemory() {
+		switch r.Kind() {
+		case config.Memory:
 			continue
+		case config.Bucket:
+			return nil, usageError{fmt.Errorf("root %s is a bucket, whose speed kvhost check tells", r.Path)}
 		}
 		if _, err := os.Stat(r.Path); errors.Is(err, fs.ErrNotExist) {
 			return nil, usageError{fmt.Errorf("root %s does not exist: create it first", r.Path)}
@@ -207,7 +210,7 @@ func benchRoot(ctx context.Context, cfg *config.Config, o *benchOptions, gpu *gd
 		files string
 		c     bench.Config
 	}{{"page cache", cached}}
-	if root.InMemory() {
+	if root.Kind().TakesMemory() {
 		cases[0].files, cases[0].c = "page-locked memory", base
 		cases[0].c.InMemory = true
 	} else if cfg.Engine.DirectIO && bench.TakesDirectIO(dir) {

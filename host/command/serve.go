@@ -110,7 +110,7 @@ func logStart(log *slog.Logger, file string, c *config.Config) {
 		"durability", c.Store.Durability)
 	for _, r := range c.Roots {
 		path, err := filepath.Abs(r.Path)
-		if err != nil || r.InMemory() {
+		if err != nil || !r.Kind().HasDirectory() {
 			path = r.Path
 		}
 		log.Info("root", "path", path, "capacity", config.FormatSize(r.Capacity), "shared", r.Shared)

@@ -132,7 +132,7 @@ func (h *hostProcess) read(log io.Reader) {
 func (h *hostProcess) wait(ctx context.Context) error {
 	for {
 		h.mu.Lock()
-		ready := h.seen["ready"] && (!h.root.InMemory() || h.seen["all memory is there"])
+		ready := h.seen["ready"] && (!h.root.Kind().TakesMemory() || h.seen["all memory is there"])
 		short := h.seen["memory is smaller than configured"]
 		h.mu.Unlock()
 		if ready {
@@ -171,7 +171,7 @@ func (h *hostProcess) checkRoute() error {
 // routeTaken is the route of all bytes, the direct one by cuFile's own statistics. For files and host memory there is none to
 // choose. Pieces that were staged in place of the direct route would spoil the figures.
 func (h *hostProcess) routeTaken(ctx context.Context) (string, error) {
-	if h.root.InMemory() {
+	if h.root.Kind().TakesMemory() {
 		return "memory", nil
 	}
 	if h.root.Route != config.RouteDirect {
@@ -234,7 +234,7 @@ type hosts struct {
 // open connects to a new host with a setting. Its root is dir, unless it is in memory.
 func (t *hosts) open(ctx context.Context, compression, dir string, group *shared) (*session, error) {
 	cfg, root := t.host.Clone(), t.root
-	if !root.InMemory() {
+	if root.Kind().HasDirectory() {
 		root.Path = dir
 	}
 	cfg.Store.Compression, cfg.Compressions, cfg.Roots = compression, nil, []config.Root{root}

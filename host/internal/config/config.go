@@ -3,7 +3,6 @@ package config
 import (
 	"maps"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -133,7 +132,7 @@ const autoText = "auto"
 // CacheAuto stands for $XDG_CACHE_HOME/kvhost, or ~/.cache/kvhost.
 const CacheAuto = "auto"
 
-// Root is a directory that holds pieces, or page-locked memory: see InMemory.
+// Root holds pieces. Its path says where: see Kind.
 type Root struct {
 	Path     string
 	Capacity int64  // bytes
@@ -153,16 +152,14 @@ type Root struct {
 
 	part float64 // of its file system: what Capacity is made of, when it was loaded
 
+	Endpoint  string // of a bucket: https://host; empty: of AWS
+	Region    string // empty: as the environment says
+	PathStyle bool   // the bucket is in the path of requests
+	CAFile    string // certificates of who may sign the endpoint's; empty: the system's
+
 	MinFree     Amount // left free on its file system; a percentage is of that
 	DailyWrites int64  // bytes; 0: as many as come
 }
-
-// MemoryPrefix begins the path of a root in page-locked memory: "memory:", or "memory:name" where there are several. A
-// directory of such a name can be written as "./memory:".
-const MemoryPrefix = "memory:"
-
-// InMemory says whether the root is page-locked memory of the host instead of a directory.
-func (r Root) InMemory() bool { return strings.HasPrefix(r.Path, MemoryPrefix) }
 
 // Routes of a root's pieces to and from GPUs.
 const (
@@ -230,7 +227,7 @@ func (c *Config) MayUseCuFile() bool {
 
 // TriesDirect says whether the direct route between a root and the GPUs is tried at start.
 func (c *Config) TriesDirect(r Root) bool {
-	return c.MayUseCuFile() && r.Route != RouteStaged && !r.InMemory()
+	return c.MayUseCuFile() && r.Route != RouteStaged && r.Kind().HasDirectory()
 }
 
 // Values of GDS.CUDA.

@@ -16,9 +16,9 @@ func (l *Loaded) measure() (err error) {
 		if r.part == 0 {
 			continue
 		}
-		if r.InMemory() {
-			err = errors.Join(err, fmt.Errorf("%w: root %s: a capacity of %s: memory has no file system, want bytes", ErrValue, r.Path,
-				Amount{Part: r.part}))
+		if k := r.Kind(); !k.HasDirectory() {
+			err = errors.Join(err, fmt.Errorf("%w: root %s: a capacity of %s: %s has no file system, want bytes", ErrValue, r.Path,
+				Amount{Part: r.part}, k))
 			continue
 		}
 		total, e := fileSystemBytes(r.Path)

@@ -12,7 +12,7 @@ func (c *Config) MemoryBefore(available int64) int64 {
 	if c.Store.Memory != Auto {
 		return c.Store.Memory
 	}
-	arranged := func(r Root) bool { return r.Level > 0 || r.InMemory() }
+	arranged := func(r Root) bool { return r.Level > 0 || r.takesMemory() }
 	if c.Store.Durability == DurabilityStrict || slices.ContainsFunc(c.Roots, arranged) {
 		return 0
 	}

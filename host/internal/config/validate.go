@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/spans"
 )
 
@@ -77,7 +78,7 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		if m < smallestMemory {
 			bad("store.memory", "%s, want at least %s, or 0", FormatSize(m), FormatSize(smallestMemory))
 		}
-		if slices.ContainsFunc(c.Roots, Root.InMemory) {
+		if slices.ContainsFunc(c.Roots, Root.takesMemory) {
 			bad("store.memory", "%s, but a root is in memory already", FormatSize(m))
 		}
 	}
@@ -114,8 +115,16 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		if r.DailyWrites < 0 {
 			bad(at+".daily_writes", "%d: want bytes such as \"2TiB\", or 0 for no budget", r.DailyWrites)
 		}
-		if r.InMemory() {
-			r.validateMemory(at, bad)
+		if r.Kind() != Directory {
+			r.validateApart(at, bad)
+		}
+		if r.Kind() != Bucket {
+			for key, has := range map[string]bool{"endpoint": r.Endpoint != "", "region": r.Region != "", "path_style": r.PathStyle,
+				"ca_file": r.CAFile != ""} {
+				if has {
+					bad(at+"."+key, "%q is no root in a bucket, which has the path s3://bucket/prefix", r.Path)
+				}
+			}
 		}
 		for _, o := range c.Roots[:i] {
 			switch in, below := r.within(o), o.within(r); {
@@ -131,7 +140,7 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 // within says whether a root is another one or inside of it, by their paths.
 func (r Root) within(o Root) bool {
 	mine, err := filepath.Abs(r.Path)
-	if others, oerr := filepath.Abs(o.Path); err == nil && oerr == nil && r.Path != "" && o.Path != "" && r.InMemory() == o.InMemory() {
+	if others, oerr := filepath.Abs(o.Path); err == nil && oerr == nil && r.Path != "" && o.Path != "" && r.Kind() == o.Kind() {
 		return mine == others || strings.HasPrefix(mine, strings.TrimSuffix(others, "/")+"/")
 	}
 	return false
@@ -146,7 +155,38 @@ const maxLevel = 7
 // smallestMemory is the least capacity of a root in memory.
 const smallestMemory = 1 << 20
 
-// validateMemory refuses what has no meaning for a root in memory, which is this process's and ends with it.
+// validateApart refuses what has no meaning for a root without a directory.
+func (r Root) validateApart(at string, bad func(path, format string, args ...any)) {
+	k := r.Kind()
+	if r.Shared {
+		bad(at+".shared", "a root in %s is this host's alone", k)
+	}
+	if r.RequireMount {
+		bad(at+".require_mount", "a root in %s has no mount", k)
+	}
+	if r.Route == RouteDirect {
+		bad(at+".route", "%q: cuFile does not reach %s", r.Route, k)
+	}
+	if !r.MinFree.zero() {
+		bad(at+".min_free", "%s: a root in %s has no file system, so lower its capacity instead", r.MinFree, k)
+	}
+	switch k {
+	case Memory:
+		r.validateMemory(at, bad)
+	case Bucket:
+		var key *s3fs.ConfigError
+		if _, err := s3fs.Open(r.Bucket()); errors.As(err, &key) {
+			bad(at+"."+key.Key, "%s", key.Text)
+		}
+	}
+}
+
+// Bucket is how a root in a bucket is reached.
+func (r Root) Bucket() s3fs.Config {
+	return s3fs.Config{Path: r.Path, Endpoint: r.Endpoint, Region: r.Region, PathStyle: r.PathStyle, CAFile: r.CAFile}
+}
+
+// validateMemory refuses what a root in memory, which is this process's and ends with it, cannot have.
 func (r Root) validateMemory(at string, bad func(path, format string, args ...any)) {
 	name := strings.TrimPrefix(r.Path, MemoryPrefix)
 	if strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" || len(name) > 32 {
@@ -154,18 +194,6 @@ func (r Root) validateMemory(at string, bad func(path, format string, args ...an
 	}
 	if r.Capacity > 0 && r.Capacity < smallestMemory {
 		bad(at+".capacity", "%s, want at least %s", FormatSize(r.Capacity), FormatSize(smallestMemory))
-	}
-	if r.Shared {
-		bad(at+".shared", "a root in memory is this host's alone")
-	}
-	if r.RequireMount {
-		bad(at+".require_mount", "a root in memory has no mount")
-	}
-	if r.Route == RouteDirect {
-		bad(at+".route", "%q: pieces in memory need neither cuFile nor staging", r.Route)
-	}
-	if !r.MinFree.zero() {
-		bad(at+".min_free", "%s: the root has its own memory, so lower its capacity instead", r.MinFree)
 	}
 	if r.DailyWrites > 0 {
 		bad(at+".daily_writes", "memory does not wear")

@@ -9,6 +9,7 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -21,16 +22,17 @@ type Devices struct {
 	gpus   []*gds.GPU
 	cufile *gds.CuFile       // nil: everything is staged
 	memory map[int]*memfs.FS // of roots in memory
+	bucket map[int]*s3fs.FS  // of roots in buckets
 
 	mu     sync.Mutex
 	direct []*gds.DirectRoute // of GPUs
 }
 
-// Open maps the memory of the roots in memory, and loads the CUDA driver. It logs when there is none.
+// Open makes the file systems of roots that have one of their own, and loads the CUDA driver. It logs when there is none.
 func Open(cfg *config.Config, log *slog.Logger) (*Devices, error) {
 	d := &Devices{cfg: cfg, log: log}
-	if err := d.openMemory(); err != nil {
-		return nil, errors.Join(err, d.CloseMemory())
+	if err := errors.Join(d.openMemory(), d.openBuckets()); err != nil {
+		return nil, errors.Join(err, d.CloseRoots())
 	}
 	if cfg.GDS.CUDA == config.CUDAOff {
 		return d, nil
@@ -113,7 +115,7 @@ func (d *Devices) Lost() error {
 	return errors.Join(errs...)
 }
 
-// Close closes cuFile and then the GPUs. Nothing may use them any more. The memory of roots remains until CloseMemory.
+// Close closes cuFile and then the GPUs. Nothing may use them any more. The file systems of roots remain until CloseRoots.
 func (d *Devices) Close() error {
 	errs := []error{d.unlockMemory(), d.closeDirect()}
 	for _, g := range d.gpus {

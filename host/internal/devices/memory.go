@@ -13,7 +13,7 @@ import (
 func (d *Devices) openMemory() error {
 	d.memory = map[int]*memfs.FS{}
 	for i, r := range d.cfg.Roots {
-		if !r.InMemory() {
+		if !r.Kind().TakesMemory() {
 			continue
 		}
 		fsys, err := memfs.New(r.Capacity, d.log.With("root", r.Path))
@@ -60,6 +60,9 @@ func (d *Devices) RootFS(i int, r config.Root, fsys staging.FS) (staging.FS, int
 	if m := d.memory[i]; m != nil {
 		return m, memfs.Usable(r.Capacity)
 	}
+	if b := d.bucket[i]; b != nil {
+		return b, r.Capacity
+	}
 	return fsys, r.Capacity - d.probeBytes(r)
 }
 
@@ -72,12 +75,15 @@ func (d *Devices) unlockMemory() error {
 	return errors.Join(errs...)
 }
 
-// CloseMemory frees the memory of roots. No store may use it any more.
-func (d *Devices) CloseMemory() error {
+// CloseRoots ends the file systems of roots that have one of their own. No store may use them any more.
+func (d *Devices) CloseRoots() error {
 	var errs []error
 	for _, fsys := range d.memory {
 		errs = append(errs, fsys.Close())
 	}
-	d.memory = nil
+	for _, fsys := range d.bucket {
+		errs = append(errs, fsys.Close())
+	}
+	d.memory, d.bucket = nil, nil
 	return errors.Join(errs...)
 }

@@ -38,7 +38,7 @@ func (d *Devices) triesDirect(r config.Root) bool { return d.driver != nil && d.
 func (d *Devices) FileSystem() staging.FS {
 	var dirs []string
 	for _, r := range d.cfg.Roots {
-		if !r.InMemory() {
+		if r.Kind().HasDirectory() {
 			dirs = append(dirs, r.Path)
 		}
 	}
@@ -68,7 +68,7 @@ func (d *Devices) OpenRoutes(ctx context.Context, engine *transfer.Engine, st *s
 	chosen := map[*gds.DirectRoute]bool{}
 	p := prober{engine: engine, store: st, fs: fsys}
 	for i, s := range st.Stats().Roots {
-		if d.cfg.Roots[i].InMemory() {
+		if d.cfg.Roots[i].Kind().TakesMemory() {
 			d.log.Info("route chosen", "root", s.Path, "route", "memory", "why", "its pieces are page-locked memory")
 			continue
 		}

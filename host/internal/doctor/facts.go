@@ -1,5 +1,7 @@
 package doctor
 
+import "github.com/kvhost/kvhost/host/internal/s3fs"
+
 // Facts are what a probe found.
 type Facts struct {
 	Machine Machine `json:"machine"`
@@ -67,10 +69,14 @@ type GPU struct {
 	Failed string `json:"failed"` // why it cannot be used
 }
 
-// Root is a root's directory. Of a root in memory only Path and Memory are known: its memory is the machine's.
+// Root is a root's directory. Of a root in memory only Path and Memory are known: its memory is the machine's. Of one in a bucket
+// only Path and Bucket.
 type Root struct {
-	Path      string `json:"path"`
-	Memory    bool   `json:"memory,omitempty"`
+	Path   string `json:"path"`
+	Memory bool   `json:"memory,omitempty"`
+
+	Bucket *s3fs.Trial `json:"bucket,omitempty"`
+
 	Tried     string `json:"tried"`            // the directory that was tried: Path, or the nearest above it that exists
 	Missing   bool   `json:"missing"`          // it does not exist yet
 	Parent    string `json:"parent,omitempty"` // the directory in which it would be made, when that is missing, too

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"time"
 
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -49,6 +51,8 @@ func (root *Root) unusable() string {
 	switch {
 	case root.Memory:
 		return ""
+	case root.Bucket != nil:
+		return strings.Join(root.Bucket.Failed, "; ")
 	case root.Parent != "":
 		return root.Parent + " does not exist"
 	case root.Failed != "":
@@ -62,6 +66,8 @@ func (root *Root) unusable() string {
 // fileAccess says how the root's files are read and written.
 func fileAccess(c *config.Config, root *Root) string {
 	switch {
+	case root.Bucket != nil:
+		return "by requests"
 	case !c.Engine.DirectIO:
 		return "through the page cache, as configured"
 	case root.Direct == Yes:
@@ -95,6 +101,8 @@ func gpuVerdict(f *Facts, g *GPU, root *Root) Verdict {
 	switch {
 	case root.Memory:
 		v.Route, v.Why = RouteMemory, "the GPU copies between its pages and the root's page-locked memory"
+	case root.Bucket != nil:
+		v.Why = "objects are sent and received from memory of the host"
 	case f.CuFile.Forbid:
 		v.Why = "as configured: gds.use_cufile or gds.buffer_mib forbids the direct route"
 	case f.CuFile.Version == 0:
@@ -155,6 +163,10 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 			continue
 		}
 		about := "root " + root.Path
+		if root.Bucket != nil {
+			r.judgeBucket(about, root.Bucket)
+			continue
+		}
 		if root.unusable() != "" {
 			if root.Failed != "" && root.Writable { // or a start refuses it
 				r.find(Problem, about, "look after the device or the mount", "%s", root.Failed)
@@ -201,10 +213,26 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 	}
 }
 
+// mostSkew is how far clocks may be apart: requests are signed with the time, and servers refuse what is 15 minutes off.
+const mostSkew = 5 * time.Minute
+
+func (r *Report) judgeBucket(about string, t *s3fs.Trial) {
+	for _, failed := range t.Failed {
+		r.find(Problem, about, "see host/docs/s3.md for the rights that are needed", "cannot %s", failed)
+	}
+	if !t.Conditional && len(t.Failed) == 0 {
+		r.find(Warning, about, "start no second host with this root",
+			"the server has no conditional writes: of two hosts that start at the same time both may take the root")
+	}
+	if t.Clock.Abs() > mostSkew {
+		r.find(Warning, about, "set this machine's clock", "the server's clock is %s ahead", t.Clock)
+	}
+}
+
 // rootMemory is the bytes of all roots in memory.
 func rootMemory(c *config.Config) (bytes int64) {
 	for _, r := range c.Roots {
-		if r.InMemory() {
+		if r.Kind().TakesMemory() {
 			bytes += r.Capacity
 		}
 	}

@@ -20,7 +20,7 @@ func (r *Report) judgeLevels(roots []config.Root) {
 			levels = slices.Insert(levels, i, level{number: root.Level})
 		}
 		levels[i].capacity += root.Capacity
-		levels[i].memory = levels[i].memory || root.InMemory()
+		levels[i].memory = levels[i].memory || root.Kind().TakesMemory()
 	}
 	for i := range max(0, len(levels)-1) {
 		near, far := levels[i], levels[i+1]

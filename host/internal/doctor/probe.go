@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/staging"
 )
 
@@ -30,12 +31,20 @@ func probe(ctx context.Context, c *config.Config, s system, libcuda, libcufile [
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if r.InMemory() {
-			f.Roots = append(f.Roots, Root{Path: r.Path, Memory: true, Node: staging.NoNode, Direct: Unknown,
-				NoReplace: Unknown})
-			continue
+		root := Root{Path: r.Path, Node: staging.NoNode, Direct: Unknown, NoReplace: Unknown}
+		switch r.Kind() {
+		case config.Directory:
+			root = s.probeRoot(r.Path, g.ask())
+		case config.Memory:
+			root.Memory = true
+		case config.Bucket:
+			fsys, err := s3fs.Open(r.Bucket())
+			if err != nil {
+				return nil, err
+			}
+			root.Bucket = fsys.Try()
 		}
-		f.Roots = append(f.Roots, s.probeRoot(r.Path, g.ask()))
+		f.Roots = append(f.Roots, root)
 	}
 	return f, nil
 }

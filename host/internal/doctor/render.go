@@ -6,8 +6,10 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/s3fs"
 )
 
 // Write prints the report for people.
@@ -107,6 +109,15 @@ func (r *Report) gpu(w io.Writer, g *GPU) {
 func (r *Report) root(w io.Writer, root *Root, capacity int64) {
 	if root.Memory {
 		fmt.Fprintf(w, "root\t%s: %s of memory in %s\n", root.Path, config.SizeText(capacity), r.Facts.Machine.pages(rootMemory(r.config)))
+		return
+	}
+	if t := root.Bucket; t != nil {
+		fmt.Fprintf(w, "root\t%s: a bucket; capacity %s; first byte after %s", root.Path, config.SizeText(capacity), t.FirstByte.Round(time.Millisecond))
+		for i := range t.Read {
+			fmt.Fprintf(w, "; %s at %s/s read, %s/s written", config.SizeText(int64(s3fs.TrialSizes[i])), config.SizeText(t.Read[i]),
+				config.SizeText(t.Write[i]))
+		}
+		fmt.Fprintln(w)
 		return
 	}
 	if root.FS == "" {

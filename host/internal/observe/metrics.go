@@ -7,6 +7,7 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/server"
 	"github.com/kvhost/kvhost/host/internal/spans"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -127,6 +128,8 @@ type Host struct {
 	Server *server.Server
 	GPUs   []*gds.GPU
 	Memory map[string]*memfs.FS // of roots in memory, by path
+	// Buckets are those of roots, by path.
+	Buckets map[string]*s3fs.FS
 	// PolicyMemory is what the instances of all policies have and may have.
 	PolicyMemory *sandbox.MemoryBudget
 	Version      string
@@ -157,6 +160,8 @@ var (
 	leases       = gauged("leases", "Leases held.", "")
 	slots        = gauged("staging_slots", "Staging slots by state.", "state")
 	rootMemory   = gauged("root_memory_bytes", "Memory of a root in memory: used and free are there, pending is to come.", "root state")
+	requests     = counted("bucket_requests_total", "Requests to the server of a root in a bucket; result is ok or error.", "root request result")
+	requestBytes = counted("bucket_bytes_total", "Bytes of objects from (read) and to (write) the server of a root in a bucket.", "root direction")
 	spanResults  = counted("otlp_spans_total",
 		"Spans of requests: exported; dropped, as the queue was full; failed, as the collector did not take them.", "result")
 )
@@ -176,6 +181,16 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for i := range st.Roots {
 		rootMetrics.put(out, rootFamilies, &st.Roots[i], st.Roots[i].Path)
+	}
+	for path, fsys := range c.Buckets {
+		s := fsys.Stats()
+		for kind, n := range s.Requests {
+			failed := s.Failed[kind]
+			out.put(requests, float64(n-failed), path, kind.String(), "ok")
+			out.put(requests, float64(failed), path, kind.String(), "error")
+		}
+		out.put(requestBytes, float64(s.Read), path, "read")
+		out.put(requestBytes, float64(s.Written), path, "write")
 	}
 	for path, fsys := range c.Memory {
 		m := fsys.Stats()

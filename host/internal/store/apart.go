@@ -19,12 +19,12 @@ func (r *root) apart() error {
 	if missing {
 		above, err = filepath.Dir(r.Path), nil
 	}
-	if err != nil || r.cfg.Volatile {
+	if err != nil || r.cfg.NoDirectory {
 		return err
 	}
 	others := map[[2]uint64]string{}
 	for _, o := range r.store.roots {
-		if info, err := o.Health.Bare().Stat(o.Path); o != r && !o.cfg.Volatile && err == nil {
+		if info, err := o.Health.Bare().Stat(o.Path); o != r && !o.cfg.NoDirectory && err == nil {
 			others[[2]uint64{info.Dev, info.Ino}] = o.Path
 		}
 	}

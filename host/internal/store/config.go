@@ -31,6 +31,7 @@ type RootConfig struct {
 	Capacity     int64          // bytes that pieces, temporaries and quarantine may take together
 	Through      bool           // what is stored is copied to the next level at once
 	Compressed   bool           // pieces that are stored here are compressed, as Config.Compression says
+	NoDirectory  bool           // Path is a name in FS alone, and no directory of the operating system
 	Volatile     bool           // it is empty after a start: an orderly end copies what it holds to the next level
 	Level        int            // 0 is nearest: entries are stored there, and looked for there first
 	Shared       bool           // other hosts use it too: no exclusive lock

@@ -12,7 +12,7 @@ import (
 )
 
 // kind is a kind of root: a directory that one host has for itself ([ownRoot]), one that several hosts share
-// ([sharedRoot]), or memory ([memoryRoot]). The store calls its methods and never asks which one it is, so another kind is
+// ([sharedRoot]), memory ([memoryRoot]), or a part of a bucket ([objectRoot]). The store calls its methods and never asks which one it is, so another kind is
 // one more implementation and one more case of [newKind]. Every kind promises:
 //
 // Room. A put that is reserved has its bytes in the root's account, which stays within the root's limit by evictions of
@@ -123,6 +123,8 @@ func newKind(r *root) kind {
 		return newSharedRoot(r)
 	case r.cfg.Volatile:
 		return memoryRoot{newOwnRoot(r)}
+	case r.cfg.NoDirectory:
+		return newObjectRoot(r)
 	}
 	return newOwnRoot(r)
 }

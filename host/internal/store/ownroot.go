@@ -28,7 +28,7 @@ type ownRoot struct {
 	evicting *staging.Turns     // the turn: held by the one reservation that may evict
 	victims  []entries.Eviction // of the turn's holder
 	leaving  moves.Leaving      // for the next level
-	// unlinksAll is for tests: no put gets a victim's file.
+	// unlinksAll says that no put gets a victim's file.
 	unlinksAll bool
 }
 
@@ -269,6 +269,29 @@ func (c memoryRoot) drain(ctx context.Context) {
 	kept, left := c.leaving.Drain(ctx)
 	c.r.Log.Info("what the root held was copied to the next level", "entries", kept, "left", left, "level",
 		c.leaving.To.Number())
+}
+
+// objectRoot is the [kind] of a root in a bucket, which only this host writes: an [ownRoot] of a file system that has no
+// temporaries that others could see, and no files that can be written again.
+type objectRoot struct{ *ownRoot }
+
+func newObjectRoot(r *root) objectRoot {
+	c := objectRoot{newOwnRoot(r)}
+	c.unlinksAll = true
+	return c
+}
+
+// identify implements [kind]. Only requests tell whether the server answers: the root itself, and temporaries, are there without
+// one.
+func (c objectRoot) identify() (empty bool, err error) {
+	bare, name := c.r.Health.Bare(), c.r.Slash+pieceformat.ProbeFile
+	if empty, err = c.ownRoot.identify(); err == nil {
+		err = pieceformat.ReplaceFile(bare, c.r.store.seq.TempName(name), name, true, pieceformat.Holding([]byte("kvhost probe\n")))
+	}
+	if err == nil {
+		err = errors.Join(health.ReadThrough(bare, name, pieceformat.Page), bare.Remove(name))
+	}
+	return empty, err
 }
 
 // ownJudge is the [scanJudge] of a root that one host has for itself: what is of no use is moved or removed.

@@ -135,7 +135,7 @@ func (s *Store) abandon() error {
 
 func (s *Store) openRoots(ctx context.Context) error {
 	if err := s.eachRoot(ctx, func(r *root) error {
-		if _, err := r.FS.Stat(r.Path); s.cfg.Making != nil && !r.cfg.Volatile && errors.Is(err, fs.ErrNotExist) {
+		if _, err := r.FS.Stat(r.Path); s.cfg.Making != nil && !r.cfg.NoDirectory && errors.Is(err, fs.ErrNotExist) {
 			if err := s.cfg.Making(); err != nil {
 				return err
 			}

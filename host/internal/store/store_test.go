@@ -217,11 +217,15 @@ func read(l *Lease, i int, rank uint32) ([]byte, error) {
 		return nil, err
 	}
 	defer p.Close()
-	image, err := os.ReadFile(p.File().Name())
-	if err != nil {
-		return nil, err
-	}
+	image, err := make([]byte, p.Size()), error(nil)
 	fail := func(err error) ([]byte, error) { p.Bad(err); return nil, err }
+	if f := p.File(); f.Fd() != staging.NoFd {
+		if image, err = os.ReadFile(f.Name()); err != nil { // which needs no aligned memory
+			return nil, err
+		}
+	} else if _, err = f.ReadAt(image, 0); err != nil {
+		return fail(err)
+	}
 	if len(image) < pieceformat.Page {
 		return fail(pieceformat.ErrDamaged)
 	}

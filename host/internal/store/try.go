@@ -44,7 +44,7 @@ func (r *root) try(ctx context.Context) (err error) {
 		}
 	}()
 	bare, lock := r.Health.Bare(), r.Slash+r.kind.file(pieceformat.LockFile)
-	if r.cfg.Volatile {
+	if r.cfg.NoDirectory {
 		return nil
 	}
 	missing, err := health.TryRoot(bare, r.Path, r.cfg.RequireMount)

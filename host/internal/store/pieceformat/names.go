@@ -28,6 +28,7 @@ const (
 	CheckpointFile = MetaDir + "/index"
 	StateFile      = MetaDir + "/policy"
 	WrittenFile    = MetaDir + "/written" // hosts that share a root have WrittenFile.<host id>
+	ProbeFile      = MetaDir + "/probe"   // of roots without directories, while one is tried
 )
 
 // RootDirs are the directories that every root has.
@@ -96,6 +97,16 @@ func ParseTemp(base string) (t Temp, ok bool) {
 		return Temp{}, false
 	}
 	return Temp{rest[dot+1:], seq}, true
+}
+
+// Target is the name that a temporary was made for, unless that was cut short.
+func Target(temp string) (target string, ok bool) {
+	dir, base := filepath.Split(temp)
+	t, ok := ParseTemp(base)
+	if !ok {
+		return "", false
+	}
+	return dir + base[1:len(base)-len(fmt.Sprintf(".%s.%x.tmp", t.Host, t.Seq))], true
 }
 
 // QuarantineName is the name, below a root, of a damaged file that a host keeps. Names sort by time.

@@ -1,0 +1,484 @@
+package s3fs
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+// Limits of requests.
+const (
+	dialLimit    = 3 * time.Second
+	answerLimit  = 4 * time.Second // for the first byte, and between any two
+	leastRate    = 1 << 20         // bytes per second of a body that is sent
+	joining      = 8 << 20         // what a server that copies or joins bytes before it answers is given, in bytes that are sent
+	outageRest   = time.Second
+	outageLimit  = time.Second // in the place of answerLimit
+	firstPause   = 50 * time.Millisecond
+	longestPause = 2 * time.Second
+)
+
+// Request is a kind of request, as servers bill them.
+type Request int
+
+// The kinds of requests.
+const (
+	Get Request = iota
+	Head
+	Put
+	Part // of a multipart upload, its start and its end
+	Copy
+	List
+	Delete
+	requests
+)
+
+func (r Request) String() string {
+	return [...]string{"get", "head", "put", "part", "copy", "list", "delete"}[r]
+}
+
+// Stats are counted since the start.
+type Stats struct {
+	Requests           map[Request]uint64 // made
+	Failed             map[Request]uint64 // of them: answered with an error, or not at all
+	Read, Written      uint64             // bytes of bodies
+	Retries            uint64
+	Conditional, Known bool // whether the server has conditional writes, if that is known
+}
+
+// client makes requests.
+type client struct {
+	core      *minio.Core
+	bucket    string
+	budget    time.Duration // see Config.Budget
+	transport *http.Transport
+
+	made, failed  [requests]atomic.Uint64
+	outage        atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
+	retries       atomic.Uint64
+	read, written atomic.Uint64
+}
+
+// outage is a request that has failed with all its attempts. For a moment others fail at once, so that who tries many objects
+// because one has failed need not wait for each; then they have little time until one succeeds.
+type outage struct {
+	at  time.Time
+	err error
+}
+
+// newClient makes the client of a configuration. It asks the server nothing.
+func newClient(c *Config, bucket string) (*client, error) {
+	endpoint := cmp.Or(c.Endpoint, "https://s3.amazonaws.com")
+	u, err := url.Parse(endpoint)
+	if err != nil || u.Host == "" || u.Path != "" && u.Path != "/" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, refuse("endpoint", "%q, want https://host or http://host, with a port or without", endpoint)
+	}
+	transport := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialLimit}).DialContext,
+		TLSHandshakeTimeout: dialLimit, ExpectContinueTimeout: time.Second,
+		MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second, DisableCompression: true,
+		ReadBufferSize: 64 << 10, WriteBufferSize: 64 << 10,
+	}
+	if c.CAFile != "" {
+		pem, err := os.ReadFile(c.CAFile)
+		if err != nil {
+			return nil, refuse("ca_file", "%v", err)
+		}
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(pem) {
+			return nil, refuse("ca_file", "%s holds no certificate", c.CAFile)
+		}
+		transport.TLSClientConfig = &tls.Config{RootCAs: pool}
+	}
+	lookup := minio.BucketLookupDNS
+	switch {
+	case c.PathStyle:
+		lookup = minio.BucketLookupPath
+	case c.Endpoint == "":
+		lookup = minio.BucketLookupAuto // by path where a certificate of AWS would not fit the bucket's name
+	}
+	core, err := minio.NewCore(u.Host, &minio.Options{
+		// The order of the AWS SDKs: environment, profile, web identity, containers, instances.
+		Creds: credentials.NewChainCredentials([]credentials.Provider{
+			&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{Client: &http.Client{Timeout: dialLimit}},
+		}),
+		Secure: u.Scheme == "https", Transport: limited{transport}, MaxRetries: 1, BucketLookup: lookup,
+		Region: cmp.Or(c.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"), "us-east-1"),
+	})
+	if err != nil {
+		return nil, refuse("endpoint", "%v", err)
+	}
+	return &client{core: core, bucket: bucket, budget: c.Budget, transport: transport}, nil
+}
+
+// limited gives requests without a deadline one: the library lists without a context.
+type limited struct{ http.RoundTripper }
+
+// RoundTrip implements [http.RoundTripper].
+func (l limited) RoundTrip(q *http.Request) (*http.Response, error) {
+	if _, has := q.Context().Deadline(); !has {
+		ctx, cancel := context.WithCancel(q.Context())
+		time.AfterFunc(answerLimit, cancel)
+		q = q.WithContext(ctx)
+	}
+	return l.RoundTripper.RoundTrip(q)
+}
+
+// stats reads the counters.
+func (c *client) stats() Stats {
+	s := Stats{Requests: map[Request]uint64{}, Failed: map[Request]uint64{}, Read: c.read.Load(), Written: c.written.Load(),
+		Retries: c.retries.Load()}
+	for r := range requests {
+		s.Failed[r] = c.failed[r].Load() // first, so that there are never more of them
+		s.Requests[r] = c.made[r].Load()
+	}
+	return s
+}
+
+// do makes a request until it succeeds, fails for good, or the budget is used up. An attempt may take what the server has to
+// begin its answer in, and what sending so many bytes takes.
+func (c *client) do(kind Request, send int, once func(ctx context.Context) error) error {
+	limit := answerLimit + time.Duration(send)*time.Second/leastRate
+	if out := c.outage.Load(); out != nil && time.Since(out.at) < outageRest {
+		return out.err
+	} else if out != nil {
+		limit -= answerLimit - outageLimit
+	}
+	whole, cancel := context.WithTimeout(context.Background(), max(c.budget, limit))
+	defer cancel()
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		ctx, end := context.WithTimeout(whole, limit)
+		err := once(ctx)
+		end()
+		c.made[kind].Add(1)
+		if err == nil {
+			c.outage.Store(nil)
+			return nil
+		}
+		c.failed[kind].Add(1)
+		if !passing(err) {
+			return err
+		}
+		wait := pause/2 + rand.N(pause)
+		if deadline, _ := whole.Deadline(); time.Until(deadline) < wait+firstPause {
+			c.outage.Store(&outage{time.Now(), err})
+			return err
+		}
+		c.retries.Add(1)
+		time.Sleep(wait)
+	}
+}
+
+// version is an object as an answer tells of it.
+type version struct {
+	size     int64
+	etag     string
+	id       uint64 // that the object was stored with; else made of the ETag
+	modified time.Time
+}
+
+// idMeta names the metadata with the number of the file that an object was made of: it tells, after a request without an
+// answer, whether that has taken effect.
+const idMeta = "Kvhost-File"
+
+func versionOf(o *minio.ObjectInfo) version {
+	v := version{size: o.Size, etag: o.ETag, modified: o.LastModified}
+	var err error
+	if v.id, err = strconv.ParseUint(o.Metadata.Get("X-Amz-Meta-"+idMeta), 16, 64); err != nil {
+		for _, b := range []byte(o.ETag) { // FNV-1a
+			v.id = (v.id ^ uint64(b)) * 1099511628211
+		}
+	}
+	return v
+}
+
+// head looks at an object.
+func (c *client) head(key string) (v version, err error) {
+	err = c.do(Head, 0, func(ctx context.Context) error {
+		o, err := c.core.StatObject(ctx, c.bucket, key, minio.StatObjectOptions{})
+		v = versionOf(&o)
+		return err
+	})
+	return v, err
+}
+
+// get reads bytes of an object, of the version with an ETag if one is given. It reads less only at the object's end. When a
+// body ends early the rest is asked for.
+func (c *client) get(key, etag string, p []byte, off int64) (n int, v version, err error) {
+	err = c.do(Get, len(p), func(ctx context.Context) error {
+		var o minio.GetObjectOptions
+		if err := o.SetRange(off+int64(n), off+int64(len(p))-1); err != nil {
+			return err
+		}
+		if etag != "" {
+			if err := o.SetMatchETag(etag); err != nil {
+				return err
+			}
+		}
+		ctx, stop := context.WithCancel(ctx)
+		defer stop()
+		stall := time.AfterFunc(answerLimit, stop)
+		defer stall.Stop()
+		body, info, header, err := c.core.GetObject(ctx, c.bucket, key, o)
+		if err != nil {
+			return stalled(ctx, err)
+		}
+		defer body.Close()
+		v = versionOf(&info)
+		want, err := ranged(header, off+int64(n), len(p)-n, &v)
+		if err != nil {
+			return err
+		}
+		etag = v.etag // what is left is to be of the same version
+		for end := n + want; n < end; {
+			stall.Reset(answerLimit)
+			m, err := body.Read(p[n:end])
+			n += m
+			c.read.Add(uint64(m))
+			if err == io.EOF && n < end {
+				err = io.ErrUnexpectedEOF
+			}
+			if err != nil && err != io.EOF {
+				return stalled(ctx, err)
+			}
+		}
+		return nil
+	})
+	return n, v, err
+}
+
+// stalled is the error of a request that was given up because no bytes came.
+func stalled(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("no byte in %s: %w", answerLimit, context.DeadlineExceeded)
+	}
+	return err
+}
+
+// ranged checks that an answer is of the range that was asked for, and returns the bytes that it will have.
+func ranged(h http.Header, off int64, most int, v *version) (int, error) {
+	text := h.Get("Content-Range")
+	var first, last, size int64
+	if n, _ := fmt.Sscanf(text, "bytes %d-%d/%d", &first, &last, &size); n != 3 || first != off || last < first ||
+		last != min(off+int64(most), size)-1 {
+		return 0, fmt.Errorf("%w: range %q, want %d bytes from %d", ErrAnswer, text, most, off)
+	}
+	v.size = size
+	return int(last - first + 1), nil
+}
+
+// condition is what must hold for an object to be written.
+type condition struct {
+	absent bool   // there is none
+	etag   string // it is this version
+}
+
+func (w condition) options(id uint64) minio.PutObjectOptions {
+	o := minio.PutObjectOptions{
+		DisableContentSha256: true, // pieces have checksums of their own
+		ContentType:          "application/octet-stream",
+		UserMetadata:         map[string]string{idMeta: strconv.FormatUint(id, 16)},
+	}
+	if w.absent {
+		o.SetMatchETagExcept("*")
+	}
+	if w.etag != "" {
+		o.SetMatchETag(w.etag)
+	}
+	return o
+}
+
+// body is what an attempt sends. A transport may read on when the attempt is over, and then must not see other bytes that the
+// buffer has.
+type body struct {
+	mu   sync.Mutex
+	left []byte
+}
+
+func newBody(b []byte) *body { return &body{left: b} }
+
+// Read implements [io.Reader].
+func (b *body) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.left) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, b.left)
+	b.left = b.left[n:]
+	return n, nil
+}
+
+func (b *body) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.left = nil
+}
+
+// put writes an object of a file's number, and returns its ETag.
+func (c *client) put(key string, id uint64, data []byte, when condition) (etag string, err error) {
+	tried := false
+	err = c.do(Put, len(data), func(ctx context.Context) error {
+		body := newBody(data)
+		defer body.end()
+		info, err := c.core.PutObject(ctx, c.bucket, key, body, int64(len(data)), "", "", when.options(id))
+		if etag = info.ETag; err != nil {
+			etag, err = c.settled(key, id, tried, err)
+		}
+		tried = true
+		return err
+	})
+	if err == nil {
+		c.written.Add(uint64(len(data)))
+	}
+	return etag, err
+}
+
+// settled ends a write that is refused although an earlier attempt without an answer may have taken effect: where the object
+// has the file's number, it has.
+func (c *client) settled(key string, id uint64, tried bool, err error) (etag string, _ error) {
+	code := minio.ToErrorResponse(err)
+	if !tried || code.StatusCode != http.StatusPreconditionFailed && code.Code != "NoSuchUpload" {
+		return "", err
+	}
+	if v, look := c.head(key); look == nil && v.id == id {
+		return v.etag, nil
+	}
+	return "", err
+}
+
+// start begins a multipart upload.
+func (c *client) start(key string, id uint64) (upload string, err error) {
+	err = c.do(Part, 0, func(ctx context.Context) error {
+		upload, err = c.core.NewMultipartUpload(ctx, c.bucket, key, condition{}.options(id))
+		return err
+	})
+	return upload, err
+}
+
+// part sends a part.
+func (c *client) part(key, upload string, number int, data []byte) (p minio.CompletePart, err error) {
+	err = c.do(Part, len(data), func(ctx context.Context) error {
+		body := newBody(data)
+		defer body.end()
+		part, err := c.core.PutObjectPart(ctx, c.bucket, key, upload, number, body, int64(len(data)),
+			minio.PutObjectPartOptions{DisableContentSha256: true})
+		p = minio.CompletePart{PartNumber: number, ETag: part.ETag}
+		return err
+	})
+	if err == nil {
+		c.written.Add(uint64(len(data)))
+	}
+	return p, err
+}
+
+// complete makes an object of parts.
+func (c *client) complete(key, upload string, id uint64, parts []minio.CompletePart, when condition) (etag string, err error) {
+	tried := false
+	err = c.do(Part, joining, func(ctx context.Context) error {
+		o := when.options(id)
+		o.UserMetadata, o.ContentType = nil, ""
+		info, err := c.core.CompleteMultipartUpload(ctx, c.bucket, key, upload, parts, o)
+		if etag = info.ETag; err != nil {
+			etag, err = c.settled(key, id, tried, err)
+		}
+		tried = true
+		return err
+	})
+	return etag, err
+}
+
+// abort gives a multipart upload up.
+func (c *client) abort(key, upload string) error {
+	err := c.do(Delete, 0, func(ctx context.Context) error {
+		return c.core.AbortMultipartUpload(ctx, c.bucket, key, upload)
+	})
+	if minio.ToErrorResponse(err).StatusCode == http.StatusNotFound {
+		return nil
+	}
+	return err
+}
+
+// uploads calls found for the multipart uploads of keys with a prefix.
+func (c *client) uploads(prefix string, found func(key, upload string)) error {
+	var key, id string
+	for {
+		var page minio.ListMultipartUploadsResult
+		err := c.do(List, 0, func(ctx context.Context) (err error) {
+			page, err = c.core.ListMultipartUploads(ctx, c.bucket, prefix, key, id, "", 1000)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for _, u := range page.Uploads {
+			found(u.Key, u.UploadID)
+		}
+		if !page.IsTruncated || page.NextKeyMarker == "" {
+			return nil
+		}
+		key, id = page.NextKeyMarker, page.NextUploadIDMarker
+	}
+}
+
+// copy makes an object of another one, with its metadata.
+func (c *client) copy(from, etag, to string) error {
+	return c.do(Copy, joining, func(ctx context.Context) error {
+		_, err := c.core.CopyObject(ctx, c.bucket, from, c.bucket, to, nil,
+			minio.CopySrcOptions{Bucket: c.bucket, Object: from, MatchETag: etag}, minio.PutObjectOptions{})
+		return err
+	})
+}
+
+// remove removes an object. It is no error where there is none.
+func (c *client) remove(key string) error {
+	return c.do(Delete, 0, func(ctx context.Context) error {
+		return c.core.RemoveObject(ctx, c.bucket, key, minio.RemoveObjectOptions{})
+	})
+}
+
+// list calls found for the objects and prefixes directly below a prefix, in order.
+func (c *client) list(prefix string, found func(o *minio.ObjectInfo, isPrefix bool)) error {
+	for token := ""; ; {
+		var page minio.ListBucketV2Result
+		err := c.do(List, 0, func(context.Context) (err error) {
+			page, err = c.core.ListObjectsV2(c.bucket, prefix, "", token, "/", 1000)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for i := range page.Contents {
+			found(&page.Contents[i], false)
+		}
+		for _, p := range page.CommonPrefixes {
+			found(&minio.ObjectInfo{Key: strings.TrimSuffix(p.Prefix, "/")}, true)
+		}
+		if !page.IsTruncated || page.NextContinuationToken == "" {
+			return nil
+		}
+		token = page.NextContinuationToken
+	}
+}
+
+// isCode says that a server has answered with a status.
+func isCode(err error, status int) bool {
+	return err != nil && minio.ToErrorResponse(err).StatusCode == status && !errors.Is(err, ErrAnswer)
+}

@@ -1,0 +1,98 @@
+package s3fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"strings"
+
+	"github.com/minio/minio-go/v7"
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrAnswer means that a server's answer is not to what was asked.
+	ErrAnswer = errors.New("s3fs: not what was asked for")
+	// ErrLapsed means that the lock was not renewed in time, so that another host may have it.
+	ErrLapsed = errors.New("s3fs: the lock has lapsed")
+	// ErrOrder means that bytes were written before some that a part has taken along.
+	ErrOrder = errors.New("s3fs: written to a part that is gone")
+)
+
+// ConfigError refuses a configuration.
+type ConfigError struct {
+	Key  string // path, endpoint or ca_file
+	Text string
+}
+
+func (e *ConfigError) Error() string { return "s3fs: " + e.Key + ": " + e.Text }
+
+func refuse(key, format string, args ...any) error {
+	return &ConfigError{key, fmt.Sprintf(format, args...)}
+}
+
+// The codes of credentials that no request can succeed with: they say nothing of one object.
+const credentialCodes = " ExpiredToken InvalidToken TokenRefreshRequired InvalidAccessKeyId SignatureDoesNotMatch " +
+	"RequestTimeTooSkewed RequestExpired InvalidClientTokenId "
+
+// passing says that the same request may succeed when it is made again.
+func passing(err error) bool {
+	r := minio.ToErrorResponse(err)
+	switch r.StatusCode {
+	case 0, http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusConflict, http.StatusInternalServerError,
+		http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return !errors.Is(err, context.Canceled) && !isErrno(err)
+	case http.StatusOK, http.StatusPartialContent: // an error in a body that began well
+		return true
+	}
+	return r.Code == "RequestTimeout" || r.Code == "SlowDown"
+}
+
+// isErrno says that an error is this package's own, with an errno that says what is to blame.
+func isErrno(err error) bool { return errors.Is(err, ErrOrder) || errors.Is(err, ErrLapsed) }
+
+// errnoOf says what is to blame for an error of a request.
+func errnoOf(err error, writes bool) error {
+	r := minio.ToErrorResponse(err)
+	switch {
+	case errors.Is(err, ErrLapsed):
+		return unix.ENOLINK
+	case errors.Is(err, ErrOrder):
+		return unix.ESPIPE
+	case strings.Contains(credentialCodes, " "+r.Code+" ") && r.Code != "":
+		return unix.ENOTCONN
+	case r.Code == "NoSuchBucket", r.StatusCode == http.StatusMovedPermanently:
+		return unix.ENODEV
+	case r.Code == "NoSuchUpload":
+		return unix.EIO
+	case r.StatusCode == http.StatusNotFound:
+		return unix.ENOENT
+	case r.StatusCode == http.StatusForbidden && writes, r.StatusCode == http.StatusMethodNotAllowed:
+		return unix.EROFS
+	case r.StatusCode == http.StatusForbidden:
+		return unix.EACCES
+	case r.StatusCode == http.StatusPreconditionFailed && writes:
+		return unix.EEXIST
+	case r.StatusCode == http.StatusPreconditionFailed, r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
+		return unix.ESTALE
+	case r.StatusCode == http.StatusInsufficientStorage, strings.Contains(r.Code, "QuotaExceeded"):
+		return unix.ENOSPC
+	case errors.Is(err, context.DeadlineExceeded):
+		return unix.ETIMEDOUT
+	}
+	return unix.EIO
+}
+
+// failed is the error of an operation on a file.
+func failed(op, name string, err error, writes bool) error {
+	var path *fs.PathError
+	if err == nil || err == io.EOF || errors.As(err, &path) {
+		return err
+	}
+	return pathError(op, name, fmt.Errorf("%w (%w)", errnoOf(err, writes), err))
+}
+
+func pathError(op, name string, err error) error { return &fs.PathError{Op: op, Path: name, Err: err} }

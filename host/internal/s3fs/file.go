@@ -1,0 +1,100 @@
+package s3fs
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// content is what a file holds: an [upload] or an [object].
+type content interface {
+	stat() staging.Info
+	readAt(p []byte, off int64) (int, error) // within its size
+	writeAt(p []byte, off int64) error
+	closed()
+}
+
+// file is a file that is open.
+type file struct {
+	content
+	name   string
+	writes bool
+	over   atomic.Bool
+}
+
+func (f *file) check(op string, allowed bool, off int64) error {
+	switch {
+	case f.over.Load():
+		return pathError(op, f.name, fs.ErrClosed)
+	case !allowed:
+		return pathError(op, f.name, unix.EBADF)
+	case off < 0:
+		return pathError(op, f.name, fmt.Errorf("offset %d: %w", off, unix.EINVAL))
+	}
+	return nil
+}
+
+// Name implements [staging.File].
+func (f *file) Name() string { return f.name }
+
+// Direct implements [staging.File].
+func (f *file) Direct() bool { return false }
+
+// Fd implements [staging.File].
+func (f *file) Fd() uintptr { return staging.NoFd }
+
+// ReadAt implements [staging.File].
+func (f *file) ReadAt(p []byte, off int64) (int, error) {
+	if err := f.check("read", true, off); err != nil || len(p) == 0 {
+		return 0, err
+	}
+	left := f.stat().Size - off
+	if left <= 0 {
+		return 0, io.EOF
+	}
+	n, err := f.readAt(p[:min(int64(len(p)), left)], off)
+	if err == nil && n < len(p) {
+		err = io.EOF
+	}
+	return n, failed("read", f.name, err, false)
+}
+
+// WriteAt implements [staging.File].
+func (f *file) WriteAt(p []byte, off int64) (int, error) {
+	err := f.check("write", f.writes, off)
+	if err == nil && len(p) > 0 {
+		err = failed("write", f.name, f.writeAt(p, off), true)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Datasync implements [staging.File]: there is nothing to make durable before a file is published, and nothing after that.
+func (f *file) Datasync() error { return f.check("fdatasync", true, 0) }
+
+// Stat implements [staging.File].
+func (f *file) Stat() (staging.Info, error) {
+	if err := f.check("stat", true, 0); err != nil {
+		return staging.Info{}, err
+	}
+	return f.stat(), nil
+}
+
+// Allocate implements [staging.File]: there is nothing to reserve.
+func (f *file) Allocate(int64) error { return f.check("allocate", true, 0) }
+
+// Close implements [staging.File].
+func (f *file) Close() error {
+	if f.over.Swap(true) {
+		return pathError("close", f.name, fs.ErrClosed)
+	}
+	f.closed()
+	return nil
+}

@@ -1,0 +1,320 @@
+package s3fs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// lease is a lock: an object that its holder writes again three times in a term. Whoever finds it unchanged for a term may take
+// it, and only then. No clock is compared with another one's.
+//
+// Writes of the object name the version that they replace, so that of two takers one fails, and a holder that was paused finds out
+// at its next renewal. Until then it knows by its own clock that the lock has lapsed, and writes nothing. What stays: a request
+// that it began before, and that the server carries out late. Objects of pieces are never replaced, so that it can store a piece
+// that is in no account, or remove one, which is a miss.
+//
+// Where the server has no conditional writes, two hosts that start within settleTime of each other may both take the lock.
+type lease struct {
+	fs          *FS
+	name, key   string
+	id          uint64
+	conditional bool
+	who         holder
+
+	stop, ended chan struct{}
+	close       sync.Once
+
+	mu      sync.Mutex
+	etag    string
+	renewed time.Time // when the last renewal that succeeded began
+	over    bool      // it was given back, or another host has it
+}
+
+// holder is the text of a lock.
+type holder struct {
+	Holder  string        `json:"holder"`
+	PID     int           `json:"pid"`
+	Started string        `json:"started"` // when the process was, in the kernel's words
+	Kernel  string        `json:"kernel"`  // which started when, and the name space of PID
+	Term    time.Duration `json:"term_ns"`
+	Renewal int           `json:"renewal"`
+}
+
+// settleTime is how long a lock must stand unchanged where the server has no conditional writes.
+const settleTime = 2 * time.Second
+
+// me is the holder that this process is.
+func (f *FS) me() holder {
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	space, _ := os.Readlink("/proc/self/ns/pid")
+	h := holder{Holder: f.cfg.Holder, PID: os.Getpid(), Kernel: strings.TrimSpace(string(boot)) + " " + space, Term: f.cfg.Term}
+	h.Started = started(h.PID)
+	return h
+}
+
+// started says when a process was, or nothing where there is none.
+func started(pid int) string {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	if fields := strings.Fields(rest); len(fields) > 19 {
+		return fields[19]
+	}
+	return ""
+}
+
+// hasEnded says that a holder was a process of this kernel that is there no more.
+func (h *holder) hasEnded(me *holder) bool {
+	return h.Kernel == me.Kernel && len(me.Kernel) > len(" ") && h.Started != "" && started(h.PID) != h.Started
+}
+
+// Lock implements [staging.FS]. The lock of a file is a [lease]; that of a directory keeps others of this process out. It waits for
+// a lock that was not given back to lapse, unless its holder was a process of this machine that has ended.
+func (f *FS) Lock(name string) (io.Closer, error) {
+	if f.isTop(name) {
+		return f.lockDirectory(name)
+	}
+	l := &lease{fs: f, name: name, key: f.key(name), id: f.newNumber(), conditional: true, who: f.me(),
+		stop: make(chan struct{}), ended: make(chan struct{})}
+	f.mu.Lock()
+	old := f.lease
+	f.mu.Unlock()
+	if old != nil && old.stands() {
+		return nil, fmt.Errorf("%w: %s (process %d)", staging.ErrLocked, name, os.Getpid())
+	}
+	if err := l.take(old); err != nil {
+		return nil, failed("lock", name, err, true)
+	}
+	f.mu.Lock()
+	f.lease = l
+	f.mu.Unlock()
+	f.abortEarlier()
+	go l.renew()
+	return l, nil
+}
+
+// abortEarlier ends the multipart uploads of hosts that had the lock before.
+func (f *FS) abortEarlier() {
+	count := 0
+	err := f.uploads(f.prefix, func(key, upload string) {
+		if err := f.abort(key, upload); err != nil {
+			f.cfg.Log.Warn("a multipart upload of an earlier host is left", "key", key, "error", err)
+			return
+		}
+		count++
+	})
+	if err != nil {
+		f.cfg.Log.Warn("multipart uploads of earlier hosts cannot be listed; a lifecycle rule can end them", "error", err)
+	} else if count > 0 {
+		f.cfg.Log.Info("multipart uploads of earlier hosts were ended", "uploads", count)
+	}
+}
+
+// take writes the lock where there is none, or where its holder is gone.
+func (l *lease) take(old *lease) error {
+	for {
+		text, v, err := l.read()
+		when := condition{absent: true}
+		switch {
+		case err == nil:
+			var other holder
+			_ = json.Unmarshal(text, &other) // of what is no lock, no holder has ended
+			ours := old != nil && v.id == old.id
+			if !ours && !other.hasEnded(&l.who) {
+				if err := l.lapse(&other, v.etag); err != nil {
+					return err
+				}
+			}
+			when = condition{etag: v.etag}
+		case errnoOf(err, false) != unix.ENOENT:
+			return err
+		}
+		switch err := l.write(when); {
+		case isCode(err, http.StatusNotImplemented):
+			return l.settle()
+		case isCode(err, http.StatusPreconditionFailed), when.etag != "" && isCode(err, http.StatusNotFound): // another was faster
+			continue
+		case err != nil:
+			return err
+		}
+		return l.tryConditions()
+	}
+}
+
+// lapse waits until the lock was unchanged for its term, and fails when it changes.
+func (l *lease) lapse(other *holder, etag string) error {
+	term := max(other.Term, l.who.Term)
+	l.fs.cfg.Log.Info("the lock was not given back; waiting for it to lapse", "holder", other.Holder, "term", term)
+	for end := time.Now().Add(term); time.Now().Before(end); {
+		time.Sleep(term / 8)
+		v, err := l.fs.head(l.key)
+		switch {
+		case isCode(err, http.StatusNotFound):
+			return nil
+		case err != nil:
+			return err
+		case v.etag != etag:
+			return pathError("lock", l.name, fmt.Errorf("%w: by %s (process %d)", staging.ErrLocked, other.Holder, other.PID))
+		}
+	}
+	return nil
+}
+
+func (l *lease) read() (text []byte, v version, err error) {
+	text = make([]byte, 4096)
+	n, v, err := l.fs.get(l.key, "", text, 0)
+	return text[:n], v, err
+}
+
+// write writes the lock anew.
+func (l *lease) write(when condition) error {
+	began := time.Now()
+	l.who.Renewal++
+	text, err := json.Marshal(&l.who)
+	if err != nil {
+		return err
+	}
+	if !l.conditional {
+		when = condition{}
+	}
+	etag, err := l.fs.put(l.key, l.id, text, when)
+	if err == nil {
+		l.mu.Lock()
+		l.etag, l.renewed = etag, began
+		l.mu.Unlock()
+	}
+	return err
+}
+
+// tryConditions tries, with conditions that do not hold, whether the server heeds them.
+func (l *lease) tryConditions() error {
+	for _, wrong := range []condition{{absent: true}, {etag: "00000000000000000000000000000000"}} {
+		switch err := l.write(wrong); {
+		case err == nil, isCode(err, http.StatusNotImplemented):
+			return l.settle()
+		case !isCode(err, http.StatusPreconditionFailed):
+			return err
+		}
+	}
+	return nil
+}
+
+// settle takes the lock of a server that has no conditional writes.
+func (l *lease) settle() error {
+	l.conditional = false
+	l.fs.cfg.Log.Warn("the server has no conditional writes: of two hosts that start at the same time both may take the root")
+	if err := l.write(condition{}); err != nil {
+		return err
+	}
+	time.Sleep(min(settleTime, l.who.Term/4))
+	if v, err := l.fs.head(l.key); err != nil || v.id != l.id {
+		return errors.Join(err, pathError("lock", l.name, fmt.Errorf("%w: by another, just now", staging.ErrLocked)))
+	}
+	return nil
+}
+
+// renew renews the lock until it is given back, or lost.
+func (l *lease) renew() {
+	defer close(l.ended)
+	tick := time.NewTicker(l.who.Term / 3)
+	defer tick.Stop()
+	for {
+		select {
+		case <-l.stop:
+			return
+		case <-tick.C:
+		}
+		l.mu.Lock()
+		etag := l.etag
+		l.mu.Unlock()
+		err := l.write(condition{etag: etag})
+		if isCode(err, http.StatusPreconditionFailed) {
+			if v, look := l.fs.head(l.key); look == nil && v.id == l.id { // a renewal without an answer took effect
+				err = l.write(condition{etag: v.etag})
+			}
+		}
+		if isCode(err, http.StatusPreconditionFailed) || isCode(err, http.StatusNotFound) {
+			l.mu.Lock()
+			l.over = true
+			l.mu.Unlock()
+			l.fs.cfg.Log.Error("another host has taken the lock, or removed it: nothing is written any more", "key", l.key)
+			return
+		}
+		if err != nil && !errors.Is(err, context.Canceled) {
+			l.fs.cfg.Log.Warn("the lock was not renewed", "error", err)
+		}
+	}
+}
+
+// stands says that no other host can have the lock.
+func (l *lease) stands() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.over && time.Since(l.renewed) < l.who.Term*9/10
+}
+
+// stat is the lock as a file. Of one that has lapsed it is not known who has it.
+func (l *lease) stat() (staging.Info, error) {
+	l.mu.Lock()
+	lost := l.over
+	v := version{size: 1, id: l.id, modified: l.renewed}
+	l.mu.Unlock()
+	switch {
+	case lost:
+		return staging.Info{}, pathError("stat", l.name, unix.ENOENT)
+	case !l.stands():
+		return staging.Info{}, failed("stat", l.name, ErrLapsed, false)
+	}
+	return l.fs.info(v), nil
+}
+
+// Close gives the lock back.
+func (l *lease) Close() (err error) {
+	l.close.Do(func() {
+		close(l.stop)
+		if l.stands() {
+			<-l.ended // or it would be there again
+			err = failed("unlock", l.name, l.fs.remove(l.key), true)
+		}
+		l.mu.Lock()
+		l.over = true
+		l.mu.Unlock()
+	})
+	return err
+}
+
+// lockDirectory locks the file system within this process.
+func (f *FS) lockDirectory(name string) (io.Closer, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.own[name] {
+		return nil, fmt.Errorf("%w: %s", staging.ErrLocked, name)
+	}
+	f.own[name] = true
+	return directoryLock{f, name}, nil
+}
+
+// directoryLock is the lock on a directory.
+type directoryLock struct {
+	fs   *FS
+	name string
+}
+
+// Close releases the lock.
+func (l directoryLock) Close() error {
+	l.fs.mu.Lock()
+	defer l.fs.mu.Unlock()
+	delete(l.fs.own, l.name)
+	return nil
+}

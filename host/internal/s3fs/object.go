@@ -1,0 +1,78 @@
+package s3fs
+
+import (
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvhost/kvhost/staging"
+)
+
+// leastHead is the least of an object that the request which opens it brings, so that it need not be read by another one: what
+// pieces have before their payload. Where more was read at first of another object, it brings as much.
+const leastHead = 64 << 10
+
+// smallBytes is the most that stays in memory of a file that is open: there may be thousands.
+const smallBytes = 16 << 10
+
+// object is a version of an object, open for reading.
+type object struct {
+	fs  *FS
+	key string
+	at  version
+
+	mu   sync.Mutex
+	head []byte // its first bytes, for the first read
+}
+
+func (f *FS) openObject(name string) (staging.File, error) {
+	o := &object{fs: f, key: f.key(name)}
+	head := f.memory.take(min(max(leastHead, int(f.first.Load())), f.cfg.Part))
+	n, at, err := f.get(o.key, "", head, 0)
+	if err != nil && errnoOf(err, false) == unix.ESTALE { // no range of an empty object can be had
+		at, err = f.client.head(o.key)
+	}
+	if err != nil {
+		f.memory.give(head)
+		return nil, failed("open", name, err, false)
+	}
+	o.at, o.head = at, head[:n]
+	return &file{content: o, name: name}, nil
+}
+
+func (o *object) stat() staging.Info { return o.fs.info(o.at) }
+
+// readAt implements [content].
+func (o *object) readAt(p []byte, off int64) (n int, err error) {
+	o.mu.Lock()
+	if off < int64(len(o.head)) {
+		n = copy(p, o.head[off:])
+	}
+	if o.head != nil && o.at.size > smallBytes {
+		o.fs.first.Store(off + int64(len(p)))
+		o.drop()
+	}
+	o.mu.Unlock()
+	if n < len(p) {
+		var m int
+		m, _, err = o.fs.get(o.key, o.at.etag, p[n:], off+int64(n))
+		n += m
+	}
+	return n, err
+}
+
+// writeAt implements [content].
+func (o *object) writeAt([]byte, int64) error { return ErrOrder }
+
+// closed implements [content].
+func (o *object) closed() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.drop()
+}
+
+// drop gives the head up. The caller holds mu.
+func (o *object) drop() {
+	o.fs.memory.give(o.head)
+	o.head = nil
+}
