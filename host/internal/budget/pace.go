@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// pace keeps a tenant beside others to half of the processors: what its messages take beyond that its sessions make up for
+// pace keeps a tenant among others to half of the processors: what its messages take beyond that its sessions make up for
 // by not reading. Then the next ones wait in the tenant's own connections, and not among the host's goroutines, where those of
 // others would queue behind them. A tenant that is alone has all.
 type pace struct {
 	mu      sync.Mutex
 	tenants map[uint32]*paced
-	last    *paced    // whose message came last
+	last    *paced    // of the message that came last
 	lastAt  time.Time // when that was
 	otherAt time.Time // when one of another tenant came before
 }
@@ -25,11 +25,11 @@ type paced struct {
 }
 
 const (
-	paceWindow = 100 * time.Millisecond // a tenant that sends nothing for so long is not beside others
+	paceWindow = 100 * time.Millisecond // a tenant that sends nothing for so long is not among others
 	paceFree   = time.Millisecond       // of debt is not made up for
 )
 
-// spentOn is the time of processors that a message of a weight has used, whose handling took some: its transport takes about 3 ns a
+// spentOn is the time of processors that a message of a weight has used that took some to handle: its transport takes about 3 ns a
 // byte, and a handling that took longer than its weight explains has waited, for a processor or for a disk.
 func spentOn(weight int64, took time.Duration) time.Duration {
 	return 20*time.Microsecond + time.Duration(3*weight) + min(took, 50*time.Microsecond+time.Duration(10*weight))

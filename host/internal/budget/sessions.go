@@ -24,7 +24,7 @@ type Sessions struct {
 	Arriving    *Budget      // bytes that connections hold and no session, by connection
 	Passing     *Connections // of the descriptor socket
 	HTTP        *Connections
-	Processors  float64 // of which a tenant beside others has half
+	Processors  float64 // of which a tenant among others has half
 
 	pace pace
 	said atomic.Int64 // when a refusal was logged last, in nanoseconds

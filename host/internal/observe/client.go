@@ -17,7 +17,7 @@ var (
 	modelHits     = counted("model_lookup_hits_total", "Keys granted with a lease.", "model tenant")
 	modelLoaded   = counted("model_loaded_bytes_total", "Bytes of pages delivered.", "model tenant")
 	modelStored   = counted("model_stored_bytes_total", "Bytes of pages published.", "model tenant")
-	modelPaused   = counted("model_paused_seconds_total", "Time that sessions waited because the tenant has half of the processors beside others.", "model tenant")
+	modelPaused   = counted("model_paused_seconds_total", "Time that sessions waited because the tenant has half of the processors among others.", "model tenant")
 )
 
 func collectClients(out series, s *server.Server) {

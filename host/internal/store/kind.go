@@ -110,7 +110,7 @@ type kind interface {
 	unlink(v *entries.Eviction, pieces uint64) (left int64, failed error)
 	// unlinkDamaged removes an evicted entry's files, one of which is damaged and kept.
 	unlinkDamaged(v *entries.Eviction, rank uint32, name string, cause error)
-	// dropped removes the published file of a put whose entry went meanwhile.
+	// dropped removes the published file of a put after its entry went.
 	dropped(p *Put)
 	// discard removes a file of a put that failed, and returns the bytes of it that are left and booked.
 	discard(name string, most int64) (left int64)
