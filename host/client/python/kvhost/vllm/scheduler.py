@@ -160,7 +160,9 @@ class Scheduler:
         """How many leading chunks a request has in common with those that the engine has not asked for yet."""
         begin, n = t.request.all_token_ids[: self._chunk], 0
         for r in list(self._live.values()):
-            if r.lora_request is None and r.all_token_ids[: self._chunk] == begin and (o := self.track(r)) is not None and o.chain is not None:
+            if r.lora_request is not None or r.all_token_ids[: self._chunk] != begin:
+                continue
+            if (o := self.track(r)) is not None and o.chain is not None:
                 n = max(n, common(o.chain.extend(r.all_token_ids, r.num_tokens), keys))
         return n
 

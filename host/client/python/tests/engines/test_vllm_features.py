@@ -35,6 +35,7 @@ PROMPTS = prompts(1, 3)
 @pytest.fixture
 def lives(tmp_path_factory: pytest.TempPathFactory, door: str) -> Iterator[Lives]:
     made = Lives(tmp_path_factory.mktemp("features"), door)
+    made.lookup_timeout = 60.0  # no host is stopped here
     made.host.start()
     yield made
     made.close()

@@ -47,6 +47,7 @@ class Lives:
         """``door``: "tier", "connector", or none."""
         self.folder, self.model, self.door, self.vllm = folder, folder / "model", door, vllm
         self.host = Host(folder)
+        self.lookup_timeout = 5.0
         self._engines: list[Engine] = []
 
     def engine(
@@ -70,7 +71,7 @@ class Lives:
         """vLLM's connector with the tier."""
         config = {
             "spec_name": "TiersSpec", "spec_module_path": "vllm_offloading", "cpu_bytes_to_use": 32 << 20,
-            "secondary_tiers": [{"type": "kvhost", **(tier or {"socket": self.host.socket, "lookup_timeout": 5.0})}], **extra,
+            "secondary_tiers": [{"type": "kvhost", **(tier or {"socket": self.host.socket, "lookup_timeout": self.lookup_timeout})}], **extra,
         }
         return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": config}
 
