@@ -89,6 +89,21 @@ func (i Info) IsDir() bool { return i.Mode.IsDir() }
 // Same reports whether two infos describe the same file.
 func (i Info) Same(o Info) bool { return i.Dev == o.Dev && i.Ino == o.Ino }
 
+// Entry is it as a directory's entry of a name.
+func (i Info) Entry(name string) fs.DirEntry { return fs.FileInfoToDirEntry(named{name, i}) }
+
+// named is an Info as an [fs.FileInfo].
+type named struct {
+	name string
+	Info
+}
+
+func (n named) Name() string       { return n.name }
+func (n named) Size() int64        { return n.Info.Size }
+func (n named) Mode() fs.FileMode  { return n.Info.Mode }
+func (n named) ModTime() time.Time { return n.Info.ModTime }
+func (n named) Sys() any           { return nil }
+
 // Space describes the space of a file system.
 type Space struct {
 	Total     int64 // bytes

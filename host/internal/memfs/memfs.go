@@ -518,21 +518,8 @@ func (f *FS) ReadDir(name string) ([]fs.DirEntry, error) {
 	defer f.mu.RUnlock()
 	list := make([]fs.DirEntry, 0, len(dir.children))
 	for base, n := range dir.children {
-		list = append(list, fs.FileInfoToDirEntry(fileInfo{base, n.info(f.dev)}))
+		list = append(list, n.info(f.dev).Entry(base))
 	}
 	slices.SortFunc(list, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	return list, nil
 }
-
-// fileInfo is a [staging.Info] as an [fs.FileInfo].
-type fileInfo struct {
-	name string
-	info staging.Info
-}
-
-func (i fileInfo) Name() string       { return i.name }
-func (i fileInfo) Size() int64        { return i.info.Size }
-func (i fileInfo) Mode() fs.FileMode  { return i.info.Mode }
-func (i fileInfo) ModTime() time.Time { return i.info.ModTime }
-func (i fileInfo) IsDir() bool        { return i.info.IsDir() }
-func (i fileInfo) Sys() any           { return nil }

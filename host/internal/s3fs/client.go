@@ -56,11 +56,10 @@ func (r Request) String() string {
 
 // Stats are counted since the start.
 type Stats struct {
-	Requests           map[Request]uint64 // made
-	Failed             map[Request]uint64 // of them: answered with an error, or not at all
-	Read, Written      uint64             // bytes of bodies
-	Retries            uint64
-	Conditional, Known bool // whether the server has conditional writes, if that is known
+	Requests      map[Request]uint64 // made
+	Failed        map[Request]uint64 // of them: answered with an error, or not at all
+	Read, Written uint64             // bytes of bodies
+	Retries       uint64
 }
 
 // client makes requests.
@@ -141,8 +140,8 @@ func (l limited) RoundTrip(q *http.Request) (*http.Response, error) {
 	return l.RoundTripper.RoundTrip(q)
 }
 
-// stats reads the counters.
-func (c *client) stats() Stats {
+// Stats reads the counters.
+func (c *client) Stats() Stats {
 	s := Stats{Requests: map[Request]uint64{}, Failed: map[Request]uint64{}, Read: c.read.Load(), Written: c.written.Load(),
 		Retries: c.retries.Load()}
 	for r := range requests {

@@ -2,7 +2,6 @@ package s3fs
 
 import (
 	"cmp"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -101,17 +100,6 @@ func (f *FS) Close() error {
 	}
 	f.transport.CloseIdleConnections()
 	return err
-}
-
-// Stats reads the counters.
-func (f *FS) Stats() Stats {
-	s := f.client.stats()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.lease != nil {
-		s.Known, s.Conditional = true, f.lease.conditional
-	}
-	return s
 }
 
 // key is the key of a name, which is cleaned: "//" of the scheme may have become "/".
@@ -290,7 +278,7 @@ func (f *FS) ReadDir(name string) (list []fs.DirEntry, err error) {
 		if isPrefix {
 			info = f.directory()
 		}
-		list = append(list, fs.FileInfoToDirEntry(entry{path.Base(o.Key), info}))
+		list = append(list, info.Entry(path.Base(o.Key)))
 	})
 	if err != nil {
 		return nil, failed("readdir", name, err, false)
@@ -330,18 +318,3 @@ func (f *FS) SyncFS(string) error { return nil }
 func (f *FS) Statfs(name string) (staging.Space, error) {
 	return staging.Space{}, pathError("statfs", name, unix.EOPNOTSUPP)
 }
-
-// entry is a [staging.Info] as an [fs.FileInfo].
-type entry struct {
-	name string
-	info staging.Info
-}
-
-func (e entry) Name() string       { return e.name }
-func (e entry) Size() int64        { return e.info.Size }
-func (e entry) Mode() fs.FileMode  { return e.info.Mode }
-func (e entry) ModTime() time.Time { return e.info.ModTime }
-func (e entry) IsDir() bool        { return e.info.IsDir() }
-func (e entry) Sys() any           { return nil }
-
-var _ io.Closer = (*FS)(nil)

@@ -9,11 +9,9 @@ import (
 )
 
 // leastHead is the least of an object that the request which opens it brings, so that it need not be read by another one: what
-// pieces have before their payload. Where more was read at first of another object, it brings as much.
-const leastHead = 64 << 10
-
-// smallBytes is the most that stays in memory of a file that is open: there may be thousands.
-const smallBytes = 16 << 10
+// pieces have before their payload. Where more was read at first of another object, it brings as much. An object that is no longer
+// stays in memory while it is open, of which there may be thousands.
+const leastHead = 16 << 10
 
 // object is a version of an object, open for reading.
 type object struct {
@@ -48,7 +46,7 @@ func (o *object) readAt(p []byte, off int64) (n int, err error) {
 	if off < int64(len(o.head)) {
 		n = copy(p, o.head[off:])
 	}
-	if o.head != nil && o.at.size > smallBytes {
+	if o.head != nil && o.at.size > leastHead {
 		o.fs.first.Store(off + int64(len(p)))
 		o.drop()
 	}

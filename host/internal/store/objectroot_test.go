@@ -138,6 +138,17 @@ func TestBucketIsTheLastLevel(t *testing.T) {
 		}
 	}
 	equal(t, "demotions that were shed", f.moved(2, moves.Demotion).Shed.Load(), 0)
+	for range 2 {
+		for n := range uint64(64) {
+			if f.rootOf(n) == 2 {
+				f.mustRead(n)
+				f.settle()
+			}
+		}
+	}
+	if n := f.moved(0, moves.Promotion).Done.Load(); n == 0 {
+		t.Error("nothing that was loaded from the bucket again and again came nearer")
+	}
 }
 
 // oneBucket is a fixture with one root, in a bucket.
