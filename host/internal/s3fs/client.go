@@ -59,7 +59,6 @@ type Stats struct {
 	Requests      map[Request]uint64 // made
 	Failed        map[Request]uint64 // of them: answered with an error, or not at all
 	Read, Written uint64             // bytes of bodies
-	Retries       uint64
 }
 
 // client makes requests.
@@ -71,7 +70,6 @@ type client struct {
 
 	made, failed  [requests]atomic.Uint64
 	outage        atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
-	retries       atomic.Uint64
 	read, written atomic.Uint64
 }
 
@@ -142,8 +140,7 @@ func (l limited) RoundTrip(q *http.Request) (*http.Response, error) {
 
 // Stats reads the counters.
 func (c *client) Stats() Stats {
-	s := Stats{Requests: map[Request]uint64{}, Failed: map[Request]uint64{}, Read: c.read.Load(), Written: c.written.Load(),
-		Retries: c.retries.Load()}
+	s := Stats{Requests: map[Request]uint64{}, Failed: map[Request]uint64{}, Read: c.read.Load(), Written: c.written.Load()}
 	for r := range requests {
 		s.Failed[r] = c.failed[r].Load() // first, so that there are never more of them
 		s.Requests[r] = c.made[r].Load()
@@ -180,7 +177,6 @@ func (c *client) do(kind Request, send int, once func(ctx context.Context) error
 			c.outage.Store(&outage{time.Now(), err})
 			return err
 		}
-		c.retries.Add(1)
 		time.Sleep(wait)
 	}
 }

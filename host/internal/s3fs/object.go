@@ -26,13 +26,12 @@ type object struct {
 
 func (f *FS) openObject(name string) (staging.File, error) {
 	o := &object{fs: f, key: f.key(name)}
-	head := f.memory.take(leastHead)
+	head := make([]byte, leastHead)
 	n, rest, at, err := f.open(o.key, head, min(max(leastHead, int(f.first.Load())), f.cfg.Part))
 	if err != nil && errnoOf(err, false) == unix.ESTALE { // no range of an empty object can be had
 		at, err = f.client.head(o.key)
 	}
 	if err != nil {
-		f.memory.give(head)
 		return nil, failed("open", name, err, false)
 	}
 	o.at, o.head, o.rest = at, head[:n], rest
@@ -82,7 +81,6 @@ func (o *object) closed() {
 
 // drop gives up what is there for the first read. The caller holds mu.
 func (o *object) drop() {
-	o.fs.memory.give(o.head)
 	if o.rest != nil {
 		o.rest.close()
 	}
