@@ -59,7 +59,6 @@ type Stats struct {
 	Requests      map[Request]uint64 // made
 	Failed        map[Request]uint64 // of them: answered with an error, or not at all
 	Read, Written uint64             // bytes of bodies
-	Retries       uint64
 }
 
 // client makes requests.
@@ -71,7 +70,6 @@ type client struct {
 
 	made, failed  [requests]atomic.Uint64
 	outage        atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
-	retries       atomic.Uint64
 	read, written atomic.Uint64
 }
 
@@ -142,8 +140,7 @@ func (l limited) RoundTrip(q *http.Request) (*http.Response, error) {
 
 // Stats reads the counters.
 func (c *client) Stats() Stats {
-	s := Stats{Requests: map[Request]uint64{}, Failed: map[Request]uint64{}, Read: c.read.Load(), Written: c.written.Load(),
-		Retries: c.retries.Load()}
+	s := Stats{Requests: map[Request]uint64{}, Failed: map[Request]uint64{}, Read: c.read.Load(), Written: c.written.Load()}
 	for r := range requests {
 		s.Failed[r] = c.failed[r].Load() // first, so that there are never more of them
 		s.Requests[r] = c.made[r].Load()
@@ -180,7 +177,6 @@ func (c *client) do(kind Request, send int, once func(ctx context.Context) error
 			c.outage.Store(&outage{time.Now(), err})
 			return err
 		}
-		c.retries.Add(1)
 		time.Sleep(wait)
 	}
 }
@@ -222,50 +218,109 @@ func (c *client) head(key string) (v version, err error) {
 // body ends early the rest is asked for.
 func (c *client) get(key, etag string, p []byte, off int64) (n int, v version, err error) {
 	err = c.do(Get, len(p), func(ctx context.Context) error {
-		var o minio.GetObjectOptions
-		if err := o.SetRange(off+int64(n), off+int64(len(p))-1); err != nil {
-			return err
-		}
-		if etag != "" {
-			if err := o.SetMatchETag(etag); err != nil {
-				return err
-			}
-		}
-		ctx, stop := context.WithCancel(ctx)
-		defer stop()
-		stall := time.AfterFunc(answerLimit, stop)
-		defer stall.Stop()
-		body, info, header, err := c.core.GetObject(ctx, c.bucket, key, o)
-		if err != nil {
-			return stalled(ctx, err)
-		}
-		defer body.Close()
-		v = versionOf(&info)
-		want, err := ranged(header, off+int64(n), len(p)-n, &v)
+		s, at, err := c.begin(ctx, key, etag, off+int64(n), len(p)-n)
 		if err != nil {
 			return err
 		}
-		etag = v.etag // what is left is to be of the same version
-		for end := n + want; n < end; {
-			stall.Reset(answerLimit)
-			m, err := body.Read(p[n:end])
-			n += m
-			c.read.Add(uint64(m))
-			if err == io.EOF && n < end {
-				err = io.ErrUnexpectedEOF
-			}
-			if err != nil && err != io.EOF {
-				return stalled(ctx, err)
-			}
-		}
-		return nil
+		defer s.close()
+		v, etag = at, at.etag // what is left is to be of the same version
+		m, err := s.read(p[n:])
+		n += m
+		return err
 	})
 	return n, v, err
 }
 
+// open begins to read an object: its first bytes to head, and what follows of so many by the stream, if there is more.
+func (c *client) open(key string, head []byte, most int) (n int, rest *stream, v version, err error) {
+	err = c.do(Get, 0, func(ctx context.Context) (err error) {
+		while, stop := context.WithCancel(context.Background())
+		bound := context.AfterFunc(ctx, stop) // only until the first bytes are there
+		if rest, v, err = c.begin(while, key, "", 0, most); err != nil {
+			stop()
+			return stalled(ctx, err)
+		}
+		if n, err = rest.read(head); err != nil || rest.left == 0 || !bound() {
+			rest.close()
+			stop()
+			rest = nil
+		}
+		return stalled(ctx, err)
+	})
+	return n, rest, v, err
+}
+
+// stream is a body that is being read. It is given up where no byte comes for answerLimit.
+type stream struct {
+	client *client
+	ctx    context.Context
+	stop   func()
+	stall  *time.Timer
+	body   io.ReadCloser
+	left   int
+}
+
+// begin asks for so many bytes of an object.
+func (c *client) begin(ctx context.Context, key, etag string, off int64, most int) (*stream, version, error) {
+	var o minio.GetObjectOptions
+	err := o.SetRange(off, off+int64(most)-1)
+	if err == nil && etag != "" {
+		err = o.SetMatchETag(etag)
+	}
+	if err != nil {
+		return nil, version{}, err
+	}
+	s := &stream{client: c}
+	s.ctx, s.stop = context.WithCancel(ctx)
+	s.stall = time.AfterFunc(answerLimit, s.stop)
+	var info minio.ObjectInfo
+	var header http.Header
+	if s.body, info, header, err = c.core.GetObject(s.ctx, c.bucket, key, o); err != nil {
+		defer s.stop()
+		return nil, version{}, stalled(s.ctx, err)
+	}
+	v := versionOf(&info)
+	if s.left, err = ranged(header, off, most, &v); err != nil {
+		s.close()
+		return nil, version{}, err
+	}
+	s.stall.Stop()
+	return s, v, nil
+}
+
+// read reads as many bytes as there are and p takes.
+func (s *stream) read(p []byte) (n int, err error) {
+	defer s.stall.Stop()
+	for most := min(len(p), s.left); n < most && err == nil; {
+		s.stall.Reset(answerLimit)
+		var m int
+		m, err = s.body.Read(p[n:most])
+		n += m
+		if err == io.EOF && n < most {
+			err = io.ErrUnexpectedEOF
+		}
+	}
+	s.left -= n
+	s.client.read.Add(uint64(n))
+	if err == io.EOF {
+		err = nil
+	}
+	return n, stalled(s.ctx, err)
+}
+
+// close ends the stream. The connection is used again if all was read.
+func (s *stream) close() {
+	if s.left == 0 {
+		_, _ = s.body.Read(make([]byte, 1)) // its end
+	}
+	s.stall.Stop()
+	_ = s.body.Close()
+	s.stop()
+}
+
 // stalled is the error of a request that was given up because no bytes came.
 func stalled(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("no byte in %s: %w", answerLimit, context.DeadlineExceeded)
 	}
 	return err

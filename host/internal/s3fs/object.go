@@ -20,21 +20,21 @@ type object struct {
 	at  version
 
 	mu   sync.Mutex
-	head []byte // its first bytes, for the first read
+	head []byte  // its first bytes, for the first read
+	rest *stream // what follows them, likewise
 }
 
 func (f *FS) openObject(name string) (staging.File, error) {
 	o := &object{fs: f, key: f.key(name)}
-	head := f.memory.take(min(max(leastHead, int(f.first.Load())), f.cfg.Part))
-	n, at, err := f.get(o.key, "", head, 0)
+	head := make([]byte, leastHead)
+	n, rest, at, err := f.open(o.key, head, min(max(leastHead, int(f.first.Load())), f.cfg.Part))
 	if err != nil && errnoOf(err, false) == unix.ESTALE { // no range of an empty object can be had
 		at, err = f.client.head(o.key)
 	}
 	if err != nil {
-		f.memory.give(head)
 		return nil, failed("open", name, err, false)
 	}
-	o.at, o.head = at, head[:n]
+	o.at, o.head, o.rest = at, head[:n], rest
 	return &file{content: o, name: name}, nil
 }
 
@@ -43,14 +43,24 @@ func (o *object) stat() staging.Info { return o.fs.info(o.at) }
 // readAt implements [content].
 func (o *object) readAt(p []byte, off int64) (n int, err error) {
 	o.mu.Lock()
-	if off < int64(len(o.head)) {
+	rest, at := o.rest, int64(len(o.head))
+	if off < at {
 		n = copy(p, o.head[off:])
 	}
 	if o.head != nil && o.at.size > leastHead {
 		o.fs.first.Store(off + int64(len(p)))
+		o.rest = nil
 		o.drop()
 	}
 	o.mu.Unlock()
+	if rest != nil {
+		if n < len(p) && off+int64(n) == at {
+			var m int
+			m, _ = rest.read(p[n:]) // what it lacks is asked for again
+			n += m
+		}
+		rest.close()
+	}
 	if n < len(p) {
 		var m int
 		m, _, err = o.fs.get(o.key, o.at.etag, p[n:], off+int64(n))
@@ -69,8 +79,10 @@ func (o *object) closed() {
 	o.drop()
 }
 
-// drop gives the head up. The caller holds mu.
+// drop gives up what is there for the first read. The caller holds mu.
 func (o *object) drop() {
-	o.fs.memory.give(o.head)
-	o.head = nil
+	if o.rest != nil {
+		o.rest.close()
+	}
+	o.head, o.rest = nil, nil
 }
