@@ -13,8 +13,8 @@ import (
 // The memory of each policy and of all is in the metrics and in the status, beside what all may have.
 func TestPolicyMemoryIsShown(t *testing.T) {
 	c := configuration(t)
-	c.PolicyDir, c.PolicyMemory = policytest.Dir(t, "lru", "fanout", "clock"), 1<<30
-	c.Policies = []config.Policy{{Module: "lru"}, {Module: "fanout"}, {Module: "clock", Shadow: true}}
+	c.PolicyDir, c.PolicyMemory = policytest.Dir(t, "lru", "fanout", "sieve"), 1<<30
+	c.Policies = []config.Policy{{Module: "lru"}, {Module: "fanout"}, {Module: "sieve", Shadow: true}}
 	h, _ := hosttest.Start(t, c)
 	st := h.Status()
 	var sum uint64

@@ -39,7 +39,7 @@ func reload(t *testing.T, h *host.Host, c *config.Config) error {
 
 // A reload changes all that it can of what a configuration says, or nothing.
 func TestReload(t *testing.T) {
-	dir := policytest.Dir(t, "lru", "fifo", "clock", "fanout")
+	dir := policytest.Dir(t, "lru", "fifo", "sieve", "fanout")
 	with := func(c *config.Config, policies ...config.Policy) *config.Config {
 		next := *c
 		next.PolicyDir, next.Policies = dir, policies
@@ -49,11 +49,11 @@ func TestReload(t *testing.T) {
 	names := func(widths string) config.Policy {
 		return config.Policy{Name: "names", Module: "fanout", Config: map[string]string{"widths": widths}}
 	}
-	trial := config.Policy{Name: "trial", Module: "clock", Shadow: true}
+	trial := config.Policy{Name: "trial", Module: "sieve", Shadow: true}
 	base := configuration(t)
 	h, _ := hosttest.Start(t, with(base, main("lru"), names("2/1"), trial))
 	before := acting(h)
-	if !strings.Contains(before, "main lru") || !strings.Contains(before, "trial clock") {
+	if !strings.Contains(before, "main lru") || !strings.Contains(before, "trial sieve") {
 		t.Fatal(before)
 	}
 	unknown := trial
@@ -92,15 +92,15 @@ func TestReload(t *testing.T) {
 	if err := reload(t, h, with(base, main("fifo"), names("1/1/1"), trial)); err != nil { // the shadow is back
 		t.Fatal(err)
 	}
-	if now := acting(h); !strings.Contains(now, "trial clock") {
+	if now := acting(h); !strings.Contains(now, "trial sieve") {
 		t.Error(now)
 	}
 	// A policy that is new, for a root and for namespaces; one that is gone; and a shadow that acts.
-	acts := config.Policy{Name: "trial", Module: "clock"}
+	acts := config.Policy{Name: "trial", Module: "sieve"}
 	vendor := names("1/1/1")
 	vendor.Namespaces = []string{"m*"}
 	testenv.OK(t, reload(t, h, evicts(with(base, acts, vendor), "trial")))
-	if now := acting(h); !strings.Contains(now, "trial clock") || strings.Contains(now, "main") || !strings.Contains(now, "names fanout") {
+	if now := acting(h); !strings.Contains(now, "trial sieve") || strings.Contains(now, "main") || !strings.Contains(now, "names fanout") {
 		t.Error(now)
 	}
 	testenv.OK(t, reload(t, h, with(base)))

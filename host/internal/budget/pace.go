@@ -44,7 +44,7 @@ func (p *pace) enter(tenant uint32) *paced {
 	}
 	t := p.tenants[tenant]
 	if t == nil {
-		t = &paced{id: tenant}
+		t = &paced{id: tenant, at: time.Now()}
 		p.tenants[tenant] = t
 	}
 	t.sessions++
