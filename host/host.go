@@ -178,7 +178,8 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
 			Compressed: c.Compresses(), Speeds: h.speeds,
-			NoDirectory: !kind.HasDirectory(), Volatile: kind.TakesMemory(), Shared: r.Shared, RequireMount: r.RequireMount, Poll: s.SharedPoll, Lapse: s.SharedLapse,
+			NoDirectory: !kind.HasDirectory(), Volatile: kind.TakesMemory(), Shared: r.Shared, RequireMount: r.RequireMount,
+			Poll: s.SharedPoll, Lapse: s.SharedLapse,
 			ForPieces: r.ForPieces || !kind.HasDirectory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
 			DailyWrites: r.DailyWrites, Evict: b.Roots[i],
 		})

@@ -43,7 +43,7 @@ func Changes(old, next *Config) (list []Change) {
 	roots.changes(old, next, func(key string, reload bool) {
 		add(key, reload)
 		index, _, capacity := strings.Cut(strings.TrimPrefix(key, "root["), "].capacity")
-		if i, err := strconv.Atoi(index); capacity && err == nil && (old.Roots[i].Shared || old.Roots[i].Kind().FixesCapacity()) {
+		if i, err := strconv.Atoi(index); capacity && err == nil && (old.Roots[i].Shared || old.Roots[i].takesMemory()) {
 			list[len(list)-1].Restart = "needs a restart where the root is shared or in memory"
 		}
 	})

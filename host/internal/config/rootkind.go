@@ -37,12 +37,9 @@ func (r Root) Kind() RootKind {
 // measured, mounted and shared, holds directories beside pieces, and its files have descriptors.
 func (k RootKind) HasDirectory() bool { return k == Directory }
 
-// TakesMemory says that the root's capacity is memory of this machine, as long as the host runs.
+// TakesMemory says that the root's capacity is memory of this machine, and the same as long as the host runs.
 func (k RootKind) TakesMemory() bool { return k == Memory }
 
 func (r Root) takesMemory() bool { return r.Kind().TakesMemory() }
-
-// FixesCapacity says that a running host cannot change the root's capacity.
-func (k RootKind) FixesCapacity() bool { return k == Memory }
 
 func (k RootKind) String() string { return [...]string{"a directory", "memory", "a bucket"}[k] }

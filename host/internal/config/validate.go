@@ -119,10 +119,12 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 			r.validateApart(at, bad)
 		}
 		if r.Kind() != Bucket {
-			for key, has := range map[string]bool{"endpoint": r.Endpoint != "", "region": r.Region != "", "path_style": r.PathStyle,
-				"ca_file": r.CAFile != ""} {
-				if has {
-					bad(at+"."+key, "%q is no root in a bucket, which has the path s3://bucket/prefix", r.Path)
+			for _, set := range []struct {
+				key string
+				is  bool
+			}{{"endpoint", r.Endpoint != ""}, {"region", r.Region != ""}, {"path_style", r.PathStyle}, {"ca_file", r.CAFile != ""}} {
+				if set.is {
+					bad(at+"."+set.key, "%q is no root in a bucket, which has the path s3://bucket/prefix", r.Path)
 				}
 			}
 		}

@@ -43,6 +43,7 @@ func probe(ctx context.Context, c *config.Config, s system, libcuda, libcufile [
 				return nil, err
 			}
 			root.Bucket = fsys.Try()
+			_ = fsys.Close() // it has no lock
 		}
 		f.Roots = append(f.Roots, root)
 	}

@@ -91,11 +91,8 @@ func Open(cfg Config) (*FS, error) {
 
 // Close ends the renewal of a lock that is held, and closes connections.
 func (f *FS) Close() error {
-	f.mu.Lock()
-	held := f.lease
-	f.mu.Unlock()
 	var err error
-	if held != nil {
+	if held := f.held(); held != nil {
 		err = held.Close()
 	}
 	f.transport.CloseIdleConnections()
@@ -129,12 +126,16 @@ func (f *FS) newNumber() uint64 {
 	return f.number
 }
 
+// held is the lock that was taken last, or nil.
+func (f *FS) held() *lease {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.lease
+}
+
 // mayWrite fails once the lock that was taken has lapsed: another host may have it.
 func (f *FS) mayWrite() error {
-	f.mu.Lock()
-	held := f.lease
-	f.mu.Unlock()
-	if held != nil && !held.stands() {
+	if held := f.held(); held != nil && !held.stands() {
 		return ErrLapsed
 	}
 	return nil
@@ -142,9 +143,8 @@ func (f *FS) mayWrite() error {
 
 // conditional says whether the server is known to have conditional writes.
 func (f *FS) conditional() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.lease == nil || f.lease.conditional
+	held := f.held()
+	return held == nil || held.conditional
 }
 
 // unpublished finds a file that has no object yet.

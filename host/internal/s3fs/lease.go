@@ -87,9 +87,7 @@ func (f *FS) Lock(name string) (io.Closer, error) {
 	}
 	l := &lease{fs: f, name: name, key: f.key(name), id: f.newNumber(), conditional: true, who: f.me(),
 		stop: make(chan struct{}), ended: make(chan struct{})}
-	f.mu.Lock()
-	old := f.lease
-	f.mu.Unlock()
+	old := f.held()
 	if old != nil && old.stands() {
 		return nil, fmt.Errorf("%w: %s (process %d)", staging.ErrLocked, name, os.Getpid())
 	}

@@ -79,7 +79,7 @@ func (o *object) closed() {
 	o.drop()
 }
 
-// drop gives up what is there for the first read. The caller holds mu.
+// drop frees the bytes for the first read. The caller holds mu.
 func (o *object) drop() {
 	if o.rest != nil {
 		o.rest.close()

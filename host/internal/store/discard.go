@@ -32,9 +32,10 @@ const (
 // discardStep is how many keys are looked for under a root's lock at a time.
 const discardStep = 256
 
-// Discard removes entries with all their pieces, but none that is in use or that another tenant stored. A copy from one level
-// to another is no use: it ends without a result. Discard returns one result for each key. Lookups miss a removed entry at once, and its files are unlinked before Discard returns. Those
-// in a shared root the evicting host unlinks, unless another host uses them.
+// Discard removes entries with all their pieces, but none that is in use or that another tenant stored. A copy from one
+// level to another is no use: it ends without a result. Discard returns one result for each key. Lookups miss a removed
+// entry at once, and its files are unlinked before Discard returns. Those in a shared root the evicting host unlinks,
+// unless another host uses them.
 func (s *Store) Discard(q DiscardRequest) ([]DiscardResult, error) {
 	if s.closed.Load() {
 		return nil, ErrClosed

@@ -21,9 +21,10 @@ func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	for _, l := range levels {
 		if behind != nil && q.copy == nil { // this level would judge it later, when it was demoted
 			c := l.candidate(p, q)
-			if admitted, asked := l.Admits(&c, p.class.Namespace); asked && !admitted && allocating {
-				return behind.insert(ctx, p, q, false) // which has room for it: it waits
-			} else if asked && !admitted {
+			if admitted, asked := l.Admits(&c, p.class.Namespace); asked && !admitted {
+				if allocating { // the nearer one will have room for it: it waits there
+					break
+				}
 				s.count.refused.Add(1)
 				return ErrRefused
 			}

@@ -256,8 +256,7 @@ func (c *ownRoot) unshared() error {
 }
 
 // memoryRoot is the [kind] of a root in memory, which one host has for itself: an [ownRoot] that is empty after a start. At
-// an orderly end it copies what it holds to the next level. Its capacity is a part of memory
-// whatever its file system says.
+// an orderly end it copies what it holds to the next level. Its capacity is a part of memory whatever its file system says.
 type memoryRoot struct{ *ownRoot }
 
 func (c memoryRoot) recover(ctx context.Context) error { return c.find(ctx) }

@@ -176,13 +176,7 @@ func (p *Piece) Close() {
 	if p.file != nil {
 		_ = p.file.Close() // it was only read
 	}
-	p.root.Lock()
-	if p.move != nil {
-		p.root.Moves.UnpinPiece(p.move)
-	} else {
-		p.root.Unpin(p.mark)
-	}
-	p.root.Unlock()
+	p.root.UnpinPiece(p.mark, p.move)
 	if p.isLoad {
 		p.root.store.loads.End()
 	}

@@ -120,12 +120,6 @@ func (s *Moves) PauseCopy(m *Move) {
 	}
 }
 
-// unpinPiece takes the pin back that [Set.PinPiece] gave.
-func (s *Moves) UnpinPiece(m *Move) {
-	m.pins--
-	s.Unpin(m.Mark)
-}
-
 // stay keeps an entry that is being copied, or left, because it is wanted.
 func (s *Moves) stay(slot uint32) {
 	m := s.of[slot]

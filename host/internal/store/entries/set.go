@@ -288,6 +288,16 @@ func (s *Set) PinCopy(fp uint64, prefetched, wanted bool) (slot uint32, pinned b
 	return slot, wanted
 }
 
+// UnpinPiece takes the pin of a piece back. It takes the lock.
+func (s *Set) UnpinPiece(m Mark, by *Move) {
+	s.Lock()
+	defer s.Unlock()
+	if by != nil {
+		by.pins--
+	}
+	s.Unpin(m)
+}
+
 const (
 	sweptSlots   = 1 << 16 // visited by one sweep
 	sweptEntries = 256     // found by one sweep

@@ -78,35 +78,38 @@ type Temp struct {
 }
 
 // ParseTemp reads the base name of a temporary. It is false for the name of any other file.
-func ParseTemp(base string) (t Temp, ok bool) {
+func ParseTemp(base string) (Temp, bool) {
+	t, _, ok := parseTemp(base)
+	return t, ok
+}
+
+// parseTemp is ParseTemp, with the base name of the target, which may be cut short.
+func parseTemp(base string) (t Temp, target string, ok bool) {
 	rest, ok := strings.CutSuffix(base, ".tmp")
 	if !ok || !strings.HasPrefix(base, ".") {
-		return Temp{}, false
+		return Temp{}, "", false
 	}
 	dot := strings.LastIndexByte(rest, '.')
 	if dot <= 0 {
-		return Temp{}, false
+		return Temp{}, "", false
 	}
 	seq, err := strconv.ParseUint(rest[dot+1:], 16, 64)
 	if err != nil {
-		return Temp{}, false
+		return Temp{}, "", false
 	}
 	rest = rest[:dot]
 	dot = strings.LastIndexByte(rest, '.')
 	if dot <= 0 || !ValidHostID(rest[dot+1:]) {
-		return Temp{}, false
+		return Temp{}, "", false
 	}
-	return Temp{rest[dot+1:], seq}, true
+	return Temp{rest[dot+1:], seq}, rest[1:dot], true
 }
 
 // Target is the name that a temporary was made for, unless that was cut short.
 func Target(temp string) (target string, ok bool) {
 	dir, base := filepath.Split(temp)
-	t, ok := ParseTemp(base)
-	if !ok {
-		return "", false
-	}
-	return dir + base[1:len(base)-len(fmt.Sprintf(".%s.%x.tmp", t.Host, t.Seq))], true
+	_, target, ok = parseTemp(base)
+	return dir + target, ok
 }
 
 // QuarantineName is the name, below a root, of a damaged file that a host keeps. Names sort by time.
