@@ -12,27 +12,35 @@ import (
 type throughput struct {
 	perSecond float64 // 0: unknown
 	bytes     int64   // of the sample being taken
+	finished  int     // its pieces
+	before    int     // pieces that were in flight when it began
 	from      time.Duration
-	partial   bool // pieces were in flight when the sample began
 }
 
-// A sample ends after this much busy time, or when the path falls idle and was idle when it began: pieces that were in
-// flight then would make a short sample look fast.
+// A sample ends when the path falls idle, or after this much busy time.
 const sampleTime = 50 * time.Millisecond
 
-// add counts a piece that has finished at busy, the path's busy time. idle says that none is left in flight.
-func (r *throughput) add(bytes int64, busy time.Duration, idle bool) {
+// A sample counts if so many times as many pieces finish in it as are in flight at its ends, of which it is not known how
+// far they are: the pieces of a layer-wise load all finish at its end, and then look as if they had taken no time.
+const sureTimes = 4
+
+// add counts a piece that has finished at busy, the path's busy time, when so many others are in flight.
+func (r *throughput) add(bytes int64, busy time.Duration, inFlight int) {
 	r.bytes += bytes
+	r.finished++
 	took := busy - r.from
-	if took <= 0 || took < sampleTime && (!idle || r.partial) {
+	sure := r.finished >= sureTimes*(r.before+inFlight)
+	if took <= 0 || inFlight > 0 && (took < sampleTime || !sure) {
 		return
 	}
-	if v := float64(r.bytes) / took.Seconds(); v > r.perSecond {
-		r.perSecond = v
-	} else {
-		r.perSecond += (v - r.perSecond) / 8
+	if sure {
+		if v := float64(r.bytes) / took.Seconds(); v > r.perSecond {
+			r.perSecond = v
+		} else {
+			r.perSecond += (v - r.perSecond) / 8
+		}
 	}
-	r.bytes, r.from, r.partial = 0, busy, !idle
+	r.bytes, r.finished, r.before, r.from = 0, 0, inFlight, busy
 }
 
 // sampledKeys bounds the keys that an estimate looks up the roots of: most of a prefix is in one root.

@@ -129,7 +129,7 @@ func (p *span) finish(bytes int64, err error) {
 	m := &t.moved[p.route]
 	m.end(now)
 	if err == nil {
-		t.rate.add(bytes, t.all.busy(now), t.all.inFlight == 0)
+		t.rate.add(bytes, t.all.busy(now), t.all.inFlight)
 	}
 	switch {
 	case err == nil:

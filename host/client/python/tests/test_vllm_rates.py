@@ -115,6 +115,20 @@ def test_a_disk_that_becomes_faster_is_found_out() -> None:
     assert engine.request() == PROMPT
 
 
+def test_a_root_that_seemed_slow_is_tried_again_though_others_are_loaded_from() -> None:
+    """The host's estimate of a root changes only when something is loaded from it."""
+    engine = Engine()
+    for _ in range(3):
+        engine.step(2048)
+    seemed = DISK
+    for _ in range(40):
+        engine.now += 1
+        assert engine.choice.choose([Part(PROMPT, PROMPT * MEMORY)]) == PROMPT, "a hit in the other root is loaded"
+        if engine.choice.choose([Part(PROMPT, PROMPT * seemed)]):
+            seemed = MEMORY
+    assert engine.choice.choose([Part(PROMPT, PROMPT * seemed)]) == PROMPT, "want the root tried within 40 s"
+
+
 def test_a_disk_that_becomes_slower_is_left() -> None:
     engine = Engine(load=8 * US)
     assert [engine.request() for _ in range(5)][1:] == [PROMPT] * 4

@@ -114,7 +114,7 @@ class LoadOrCompute:
         self._chunk = chunk_tokens
         self.compute = PrefillRate(min(self.FULL_TOKENS, step_tokens), clock)
         self.load = Rate()  # per token
-        self._loaded = clock()  # when something was loaded last
+        self._retried = clock()  # when a load that seemed too slow was tried last
         self._began = False  # whether a chunk was left to be computed before any step was seen
         self._trial = -math.inf  # when a full step was left to be computed last
 
@@ -124,10 +124,9 @@ class LoadOrCompute:
         if not parts[-1].seconds:
             parts = [Part(whole, self.load.seconds * whole)]
         n = self._measured_choice(parts, now) if parts[-1].seconds else whole
-        if n < whole and now - self._loaded >= self.RETRY_SECONDS and now - self._trial >= self.TRIAL_SECONDS:
+        if n < whole and now - self._retried >= self.RETRY_SECONDS and now - self._trial >= self.TRIAL_SECONDS:
+            self._retried = now  # whatever was loaded since: it may have come from another root
             n = max(n, min(whole, self._chunks(self.compute.full)))  # loads may have become faster
-        if n:
-            self._loaded = now
         return n
 
     def _measured_choice(self, parts: Sequence[Part], now: float) -> int:
