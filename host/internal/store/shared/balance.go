@@ -38,23 +38,43 @@ func (t *term) balance(now time.Duration) error {
 	})
 	used := t.m.back.Used()
 	room := t.m.cfg.Capacity - used - t.outside
-	var unmet int64
+	shorts := make([]int64, len(live))
+	for i, name := range live {
+		shorts[i] = t.peers[name].short()
+	}
+	gives, unmet := Portions(room, shorts)
 	for i, name := range live {
 		p := t.peers[name]
-		short := p.short()
-		give := min(short, max(0, room)/int64(len(live)-i))
-		unmet += short - give
-		if give <= 0 {
+		if gives[i] == 0 {
 			continue
 		}
-		p.granted += give
-		room -= give
-		t.outside += give
+		p.granted += gives[i]
+		t.outside += gives[i]
 		if err := t.writeGrant(name, p); err != nil {
 			return err // the grant stays counted; the file is written at the next step
 		}
 	}
 	return t.evict(used + t.outside + unmet)
+}
+
+// Portions shares room among hosts, by what they are short of in ascending order: what the first leave is shared among
+// the rest. unmet is what none could be given.
+func Portions(room int64, shorts []int64) (gives []int64, unmet int64) {
+	gives = make([]int64, len(shorts))
+	for i, short := range shorts {
+		gives[i] = min(short, max(0, room)/int64(len(shorts)-i))
+		room -= gives[i]
+		unmet += short - gives[i]
+	}
+	return gives, unmet
+}
+
+// Excess is how much is to be evicted of so many bytes that are in use, granted or wanted.
+func Excess(level, capacity int64) int64 {
+	if level <= int64(high*float64(capacity)) {
+		return 0
+	}
+	return level - int64(low*float64(capacity))
 }
 
 // published returns the bytes that a member's log says it published.
@@ -77,7 +97,7 @@ func (p *peer) short() int64 {
 	if p.status.Beat < p.grantedAt+2 {
 		return 0
 	}
-	return max(0, p.status.Want-p.status.Free)
+	return p.status.Short()
 }
 
 // evict proposes damaged entries, and victims when level is above the high watermark.
@@ -87,8 +107,8 @@ func (t *term) evict(level int64) error {
 			level -= b.bytes() // being removed
 		}
 	}
-	excess := level > int64(high*float64(t.m.cfg.Capacity))
-	if !excess && len(t.m.forced) == 0 {
+	excess := Excess(level, t.m.cfg.Capacity)
+	if excess == 0 && len(t.m.forced) == 0 {
 		return nil
 	}
 	proposed := t.proposed()
@@ -99,14 +119,14 @@ func (t *term) evict(level int64) error {
 			victims = append(victims, v)
 		}
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(t.m.forced), ID.compare) {
+	for _, id := range slices.SortedFunc(maps.Keys(t.m.forced), ID.Compare) {
 		if len(victims) == maxBatch {
 			break
 		}
 		add(t.m.forced[id])
 	}
-	if excess {
-		for _, v := range t.m.back.Victims(level - int64(low*float64(t.m.cfg.Capacity))) {
+	if excess > 0 {
+		for _, v := range t.m.back.Victims(excess) {
 			add(v)
 		}
 	}

@@ -196,8 +196,8 @@ func (m *Member) join() error {
 		tails: map[string]*tail{}, forced: map[ID]Victim{}, reported: map[ID]bool{},
 	}
 	m.term = nil
-	m.credits.reset(m.life)
-	m.pending.begin(m.life)
+	m.Reset(m.life)
+	m.Begin(m.life)
 	return nil
 }
 
@@ -253,7 +253,7 @@ func (m *Member) fence() {
 	for _, d := range m.pending.end() {
 		m.Give(d.credit) // the evictor finds what was published; no host has the file open
 	}
-	m.credits.reset(0)
+	m.Reset(0)
 	m.name, m.admitted, m.term, m.batches, m.retry = "", false, nil, nil, nil
 	m.back.Fenced()
 }
@@ -274,7 +274,7 @@ func (m *Member) readGrant(epoch uint64) error {
 	case err != nil:
 		return err
 	}
-	m.credits.grant(g.Granted)
+	m.Grant(g.Granted)
 	if m.admitted {
 		return nil
 	}
@@ -312,7 +312,7 @@ func (m *Member) Leave() error {
 	}
 	m.name, m.admitted = "", false
 	m.ticket.Store(0)
-	m.credits.reset(0)
+	m.Reset(0)
 	m.publishStats()
 	return err
 }

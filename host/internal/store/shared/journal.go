@@ -31,29 +31,38 @@ type batch struct {
 }
 
 func (b *batch) file() batchFile {
-	f := batchFile{Forget: b.forget}
-	for i := range b.victims {
-		v := &b.victims[i]
+	return batchFile{b.forget, EncodeVictims(b.victims)}
+}
+
+// EncodeVictims makes records of victims.
+func EncodeVictims(list []Victim) (b []byte) {
+	for i := range list {
+		v := &list[i]
 		r := Record{
 			Op: Damaged, Names: v.Names, Namespace: v.Namespace, Group: v.Group, Key: v.Key, Pieces: v.Pieces,
 			Bytes: v.Bytes,
 		}
-		f.Victims = r.append(f.Victims)
+		b = r.Append(b)
 	}
-	return f
+	return b
 }
 
-func (f *batchFile) batch() (*batch, error) {
-	b := &batch{forget: f.Forget}
-	for rest := f.Victims; len(rest) > 0; {
-		r, n, err := decodeRecord(rest)
+// DecodeVictims reads them.
+func DecodeVictims(b []byte) (list []Victim, err error) {
+	for len(b) > 0 {
+		r, n, err := DecodeRecord(b)
 		if err != nil {
 			return nil, err
 		}
-		rest = rest[n:]
-		b.victims = append(b.victims, r.victim())
+		b = b[n:]
+		list = append(list, r.Victim())
 	}
-	return b, nil
+	return list, nil
+}
+
+func (f *batchFile) batch() (*batch, error) {
+	victims, err := DecodeVictims(f.Victims)
+	return &batch{f.Forget, victims}, err
 }
 
 func (b *batch) bytes() (n int64) {

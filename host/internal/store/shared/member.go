@@ -15,12 +15,9 @@ const Dir = ".kvhost/shared"
 type status struct {
 	Beat uint64 `json:"beat"`
 	// acknowledged batches, until their decisions are applied: indices of vetoed victims
-	Vetoes   map[uint64][]int `json:"vetoes"`
-	Returned int64            `json:"returned"`
-	Free     int64            `json:"free"` // credit
-	Want     int64            `json:"want"`
-	Held     int64            `json:"held"`    // bytes that puts of earlier incarnations may have in files without a name
-	Scanned  bool             `json:"scanned"` // it knows all pieces, and could be the evictor
+	Vetoes map[uint64][]int `json:"vetoes"`
+	Claim
+	Scanned bool `json:"scanned"` // it knows all pieces, and could be the evictor
 }
 
 // grantFile is the total credit that the evictor granted to a member.
@@ -41,12 +38,12 @@ const (
 // concurrent use.
 type Member struct {
 	tree
+	Credits
+	pending
 	cfg  Config
 	log  *slog.Logger
 	back Backend
 
-	credits credits
-	pending pending
 	wakeup  chan struct{}
 	beatAt  atomic.Int64 // when the last heartbeat was written, by Config.Now; 0 while fenced
 	ticket  atomic.Uint64
@@ -102,6 +99,8 @@ func New(cfg Config, back Backend) (*Member, error) {
 		cfg: cfg, tree: tree{fs: cfg.FS, base: cfg.Dir + "/" + Dir}, log: cfg.Log, back: back, wakeup: make(chan struct{}, 1),
 	}
 	m.facts.Store(&Stats{})
+	m.Credits.Init(m.Fresh, m.Wake)
+	m.Outbox.Init(m.Wake)
 	return m, nil
 }
 
@@ -223,7 +222,7 @@ func (m *Member) step(now time.Duration) error {
 func (m *Member) heartbeat(now time.Duration) error {
 	peers := int64(max(1, len(m.tails)+1))
 	s := &m.status
-	s.Returned, s.Free, s.Want, s.Held = m.credits.settle(m.cfg.Capacity / (4 * peers))
+	s.Claim = m.Settle(m.cfg.Capacity / (4 * peers))
 	s.Scanned = m.active()
 	s.Beat++
 	told := *s
@@ -283,7 +282,7 @@ func (m *Member) publishStats() {
 	old := m.facts.Load()
 	s := Stats{
 		Member: m.name, Evictor: m.term != nil, Epoch: m.seen.epoch, Lag: m.lag, Journal: len(m.batches),
-		Unlogged: m.pending.len(),
+		Unlogged: m.Len(),
 		Terms:    old.Terms, Removed: old.Removed, Spared: old.Spared, GivenUp: old.GivenUp, Outside: 0,
 	}
 	switch {
@@ -308,9 +307,6 @@ func (m *Member) publishStats() {
 // Stats returns the figures of the latest step.
 func (m *Member) Stats() Stats {
 	s := *m.facts.Load()
-	c := &m.credits
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s.Granted, s.Free, s.Want, s.Held, s.Refused = c.granted, c.free(), c.want, c.held, c.refused
+	m.Tell(&s)
 	return s
 }
