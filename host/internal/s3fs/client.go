@@ -54,6 +54,8 @@ func (r Request) String() string {
 	return [...]string{"get", "head", "put", "part", "copy", "list", "delete"}[r]
 }
 
+func (r Request) writes() bool { return r == Put || r == Part || r == Copy || r == Delete }
+
 // Stats are counted since the start.
 type Stats struct {
 	Requests      map[Request]uint64 // made
@@ -66,11 +68,23 @@ type client struct {
 	core      *minio.Core
 	bucket    string
 	budget    time.Duration // see Config.Budget
+	answer    time.Duration // for the first byte of an answer
 	transport *http.Transport
+	may       func() error // nil, or why nothing may be written now
 
+	*counters
+	outage atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
+}
+
+// counters are those of all clients of a file system.
+type counters struct {
 	made, failed  [requests]atomic.Uint64
-	outage        atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
 	read, written atomic.Uint64
+}
+
+// apart is a client of the same bucket that writes at any time, has patience of its own, and learns of outages by itself.
+func (c *client) apart(budget, answer time.Duration) *client {
+	return &client{core: c.core, bucket: c.bucket, budget: budget, answer: answer, transport: c.transport, counters: c.counters}
 }
 
 // outage is a request that has failed with all its attempts. For a moment others fail at once, so that who tries many objects
@@ -122,7 +136,7 @@ func newClient(c *Config, bucket string) (*client, error) {
 	if err != nil {
 		return nil, refuse("endpoint", "%v", err)
 	}
-	return &client{core: core, bucket: bucket, budget: c.Budget, transport: transport}, nil
+	return &client{core: core, bucket: bucket, budget: c.Budget, answer: answerLimit, transport: transport, counters: &counters{}}, nil
 }
 
 // limited gives requests without a deadline one: the library lists without a context.
@@ -149,19 +163,24 @@ func (c *client) Stats() Stats {
 }
 
 // do makes a request until it succeeds, fails for good, or the budget is used up. An attempt may take what the server has to
-// begin its answer in, and what sending so many bytes takes.
-func (c *client) do(kind Request, send int, once func(ctx context.Context) error) error {
-	limit := answerLimit + time.Duration(send)*time.Second/leastRate
+// begin its answer in, and what sending so many bytes takes. One that writes is made only while that is allowed.
+func (c *client) do(kind Request, send int, once func(ctx context.Context) error) (err error) {
+	limit := c.answer + time.Duration(send)*time.Second/leastRate
 	if out := c.outage.Load(); out != nil && time.Since(out.at) < outageRest {
 		return out.err
 	} else if out != nil {
-		limit -= answerLimit - outageLimit
+		limit -= max(0, c.answer-outageLimit)
 	}
 	whole, cancel := context.WithTimeout(context.Background(), max(c.budget, limit))
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		if c.may != nil && kind.writes() {
+			if no := c.may(); no != nil {
+				return cmp.Or(err, no) // what an earlier attempt has done is not known
+			}
+		}
 		ctx, end := context.WithTimeout(whole, limit)
-		err := once(ctx)
+		err = once(ctx)
 		end()
 		c.made[kind].Add(1)
 		if err == nil {

@@ -149,7 +149,7 @@ func (u *upload) giveUp() error {
 	if multi == "" {
 		return nil
 	}
-	return u.fs.abort(u.key, multi)
+	return u.fs.free.abort(u.key, multi)
 }
 
 // readAt implements [content], for bytes that no part has taken along.
