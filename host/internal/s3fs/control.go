@@ -65,13 +65,11 @@ func (c *Control) Remove(name string) error {
 	return failed("remove", c.prefix+name, c.client.remove(c.prefix+name), true)
 }
 
-// List tells the versions of the objects directly below a name.
+// List tells the versions of the objects directly below a name, and the names with objects below them, without a version.
 func (c *Control) List(name string) (versions map[string]string, err error) {
 	versions = map[string]string{}
-	err = c.client.list(c.prefix+name+"/", func(o *minio.ObjectInfo, isPrefix bool) {
-		if !isPrefix {
-			versions[path.Base(o.Key)] = strings.Trim(o.ETag, `"`)
-		}
+	err = c.client.list(c.prefix+name+"/", func(o *minio.ObjectInfo, _ bool) {
+		versions[path.Base(o.Key)] = strings.Trim(o.ETag, `"`)
 	})
 	return versions, failed("list", c.prefix+name, err, false)
 }

@@ -79,8 +79,8 @@ func (o *Outbox) ReportDamaged(r Record) {
 	o.wake()
 }
 
-// Take empties the outbox.
-func (o *Outbox) Take() []Record {
+// Drain empties the outbox.
+func (o *Outbox) Drain() []Record {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.take()
@@ -94,4 +94,11 @@ func (o *Outbox) take() []Record {
 	o.records, o.fingerprints = nil, nil
 	clear(o.held)
 	return records
+}
+
+// Relay has a record of another member's piece logged.
+func (o *Outbox) Relay(r Record) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.records = append(o.records, r)
 }
