@@ -54,8 +54,6 @@ func (r Request) String() string {
 	return [...]string{"get", "head", "put", "part", "copy", "list", "delete"}[r]
 }
 
-func (r Request) writes() bool { return r == Put || r == Part || r == Copy || r == Delete }
-
 // Stats are counted since the start.
 type Stats struct {
 	Requests      map[Request]uint64 // made
@@ -70,7 +68,7 @@ type client struct {
 	budget    time.Duration // see Config.Budget
 	answer    time.Duration // for the first byte of an answer
 	transport *http.Transport
-	may       func() error // nil, or why nothing may be written now
+	may       func(key string) error // why an object may not be written or removed now; nil: all may
 
 	*counters
 	outage atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
@@ -163,8 +161,13 @@ func (c *client) Stats() Stats {
 }
 
 // do makes a request until it succeeds, fails for good, or the budget is used up. An attempt may take what the server has to
-// begin its answer in, and what sending so many bytes takes. One that writes is made only while that is allowed.
-func (c *client) do(kind Request, send int, once func(ctx context.Context) error) (err error) {
+// begin its answer in, and what sending so many bytes takes.
+func (c *client) do(kind Request, send int, once func(ctx context.Context) error) error {
+	return c.doOn("", kind, send, once)
+}
+
+// doOn is do for a request that writes or removes an object, while that is allowed.
+func (c *client) doOn(key string, kind Request, send int, once func(ctx context.Context) error) (err error) {
 	limit := c.answer + time.Duration(send)*time.Second/leastRate
 	if out := c.outage.Load(); out != nil && time.Since(out.at) < outageRest {
 		return out.err
@@ -174,8 +177,8 @@ func (c *client) do(kind Request, send int, once func(ctx context.Context) error
 	whole, cancel := context.WithTimeout(context.Background(), max(c.budget, limit))
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		if c.may != nil && kind.writes() {
-			if no := c.may(); no != nil {
+		if c.may != nil && key != "" {
+			if no := c.may(key); no != nil {
 				return cmp.Or(err, no) // what an earlier attempt has done is not known
 			}
 		}
@@ -408,7 +411,7 @@ func (b *body) end() {
 // put writes an object of a file's number, and returns its ETag.
 func (c *client) put(key string, id uint64, data []byte, when condition) (etag string, err error) {
 	tried := false
-	err = c.do(Put, len(data), func(ctx context.Context) error {
+	err = c.doOn(key, Put, len(data), func(ctx context.Context) error {
 		body := newBody(data)
 		defer body.end()
 		info, err := c.core.PutObject(ctx, c.bucket, key, body, int64(len(data)), "", "", when.options(id))
@@ -439,7 +442,7 @@ func (c *client) settled(key string, id uint64, tried bool, err error) (etag str
 
 // start begins a multipart upload.
 func (c *client) start(key string, id uint64) (upload string, err error) {
-	err = c.do(Part, 0, func(ctx context.Context) error {
+	err = c.doOn(key, Part, 0, func(ctx context.Context) error {
 		upload, err = c.core.NewMultipartUpload(ctx, c.bucket, key, condition{}.options(id))
 		return err
 	})
@@ -448,7 +451,7 @@ func (c *client) start(key string, id uint64) (upload string, err error) {
 
 // part sends a part.
 func (c *client) part(key, upload string, number int, data []byte) (p minio.CompletePart, err error) {
-	err = c.do(Part, len(data), func(ctx context.Context) error {
+	err = c.doOn(key, Part, len(data), func(ctx context.Context) error {
 		body := newBody(data)
 		defer body.end()
 		part, err := c.core.PutObjectPart(ctx, c.bucket, key, upload, number, body, int64(len(data)),
@@ -465,7 +468,7 @@ func (c *client) part(key, upload string, number int, data []byte) (p minio.Comp
 // complete makes an object of parts.
 func (c *client) complete(key, upload string, id uint64, parts []minio.CompletePart, when condition) (etag string, err error) {
 	tried := false
-	err = c.do(Part, joining, func(ctx context.Context) error {
+	err = c.doOn(key, Part, joining, func(ctx context.Context) error {
 		o := when.options(id)
 		o.UserMetadata, o.ContentType = nil, ""
 		info, err := c.core.CompleteMultipartUpload(ctx, c.bucket, key, upload, parts, o)
@@ -513,7 +516,7 @@ func (c *client) uploads(prefix string, found func(key, upload string)) error {
 
 // copy makes an object of another one, with its metadata.
 func (c *client) copy(from, etag, to string) error {
-	return c.do(Copy, joining, func(ctx context.Context) error {
+	return c.doOn(to, Copy, joining, func(ctx context.Context) error {
 		_, err := c.core.CopyObject(ctx, c.bucket, from, c.bucket, to, nil,
 			minio.CopySrcOptions{Bucket: c.bucket, Object: from, MatchETag: etag}, minio.PutObjectOptions{})
 		return err
@@ -522,17 +525,22 @@ func (c *client) copy(from, etag, to string) error {
 
 // remove removes an object. It is no error where there is none.
 func (c *client) remove(key string) error {
-	return c.do(Delete, 0, func(ctx context.Context) error {
+	return c.doOn(key, Delete, 0, func(ctx context.Context) error {
 		return c.core.RemoveObject(ctx, c.bucket, key, minio.RemoveObjectOptions{})
 	})
 }
 
 // list calls found for the objects and prefixes directly below a prefix, in order.
 func (c *client) list(prefix string, found func(o *minio.ObjectInfo, isPrefix bool)) error {
+	return c.listTo(prefix, "/", found)
+}
+
+// listTo is list for the prefixes that end at a delimiter; without one all objects with the prefix are found.
+func (c *client) listTo(prefix, delimiter string, found func(o *minio.ObjectInfo, isPrefix bool)) error {
 	for token := ""; ; {
 		var page minio.ListBucketV2Result
 		err := c.do(List, 0, func(context.Context) (err error) {
-			page, err = c.core.ListObjectsV2(c.bucket, prefix, "", token, "/", 1000)
+			page, err = c.core.ListObjectsV2(c.bucket, prefix, "", token, delimiter, 1000)
 			return err
 		})
 		if err != nil {

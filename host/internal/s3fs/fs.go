@@ -24,6 +24,9 @@ import (
 // Scheme begins the path of a root in a bucket.
 const Scheme = "s3://"
 
+// metaDir begins the names of the files that a store keeps for itself.
+const metaDir = ".kvhost"
+
 // Split takes the path of a root apart: s3://bucket/prefix, the prefix without a slash at either end.
 func Split(root string) (bucket, prefix string) {
 	bucket, prefix, _ = strings.Cut(strings.TrimPrefix(root, Scheme), "/")
@@ -150,13 +153,14 @@ func (f *FS) lock(name string) *lease {
 	return f.leases[name]
 }
 
-// WriteWhile has files published, replaced and removed only while may says so. It is asked before each attempt.
+// WriteWhile has pieces published and removed only while may says so, of a file system that is shared. It is asked before each attempt.
+// What is below .kvhost is each host's own, or the same whoever writes it.
 func (f *FS) WriteWhile(may func() bool) { f.allowed.Store(&may) }
 
 // mayWrite fails once the lock that was taken has lapsed: another host may have it.
-func (f *FS) mayWrite() error {
+func (f *FS) mayWrite(key string) error {
 	if f.cfg.Shared {
-		if may := f.allowed.Load(); may != nil && !(*may)() {
+		if may := f.allowed.Load(); may != nil && !strings.HasPrefix(key, f.prefix+metaDir) && !(*may)() {
 			return ErrNotNow
 		}
 		return nil
@@ -227,7 +231,7 @@ func (f *FS) Rename(oldname, newname string) error { return f.rename(oldname, ne
 func (f *FS) RenameNoReplace(oldname, newname string) error { return f.rename(oldname, newname, false) }
 
 func (f *FS) rename(oldname, newname string, replace bool) error {
-	err := f.mayWrite()
+	err := f.mayWrite(f.key(newname))
 	u := f.unpublished(oldname)
 	if err == nil && !replace && (u == nil || !f.conditional()) {
 		switch _, look := f.head(f.key(newname)); {
@@ -274,7 +278,7 @@ func (f *FS) Remove(name string) error {
 	if f.target(name) != name { // no temporary is an object
 		return pathError("remove", name, unix.ENOENT)
 	}
-	err := f.mayWrite()
+	err := f.mayWrite(f.key(name))
 	if err == nil {
 		err = f.remove(f.key(name))
 	}
@@ -310,6 +314,16 @@ func (f *FS) ReadDir(name string) (list []fs.DirEntry, err error) {
 	}
 	slices.SortFunc(list, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	return list, nil
+}
+
+// Pieces calls found for all objects but those that a store keeps for itself, a thousand with each request.
+func (f *FS) Pieces(found func(rel string, info staging.Info)) error {
+	err := f.listTo(f.prefix, "", func(o *minio.ObjectInfo, _ bool) {
+		if rel := strings.TrimPrefix(o.Key, f.prefix); !strings.HasPrefix(rel, metaDir) {
+			found(rel, f.info(versionOf(o)))
+		}
+	})
+	return failed("list", f.top, err, false)
 }
 
 // Stat implements [staging.FS].

@@ -294,6 +294,11 @@ func (l *lease) Close() (err error) {
 		l.mu.Lock()
 		l.over = true
 		l.mu.Unlock()
+		l.fs.mu.Lock()
+		if l.fs.cfg.Shared && l.fs.leases[l.name] == l { // it says nothing of what may be written
+			delete(l.fs.leases, l.name)
+		}
+		l.fs.mu.Unlock()
 	})
 	return err
 }

@@ -82,7 +82,7 @@ func (u *upload) fill(b []byte, off int64, p []byte) []byte {
 
 // send sends the part that was filled.
 func (u *upload) send() (err error) {
-	if err = u.fs.mayWrite(); err != nil {
+	if err = u.fs.mayWrite(u.key); err != nil {
 		return err
 	}
 	if u.multi == "" {

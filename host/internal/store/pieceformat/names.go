@@ -239,28 +239,33 @@ func Reserved(path []byte) bool {
 
 // IsBuiltin says whether a path is the built-in name of some piece, whatever stands under it.
 func IsBuiltin(path []byte) bool {
-	var namespace kv.Digest
-	var key kv.Key
+	_, is := ParseBuiltin(path)
+	return is
+}
+
+// ParseBuiltin is what a built-in name tells of its piece: namespace, group, key and rank.
+func ParseBuiltin(path []byte) (h Header, ok bool) {
 	if len(path) < digestDigits+fanDigits {
-		return false
+		return h, false
 	}
-	if _, err := hex.Decode(namespace[:], path[:digestDigits]); err != nil {
-		return false
+	if _, err := hex.Decode(h.Namespace[:], path[:digestDigits]); err != nil {
+		return h, false
 	}
 	rest, ok := bytes.CutSuffix(path[digestDigits+fanDigits:], []byte(suffix))
 	text, rest, found := bytes.Cut(rest, []byte("_g"))
 	group, rank, both := bytes.Cut(rest, []byte("_r"))
 	if !ok || !found || !both || len(text) == 0 || len(text) > 2*kv.KeyBytes || len(text)%2 != 0 {
-		return false
+		return h, false
 	}
-	n, err := hex.Decode(key[:], text)
+	n, err := hex.Decode(h.Key[:], text)
 	g, gerr := strconv.ParseUint(string(group), 10, 32)
 	r, rerr := strconv.ParseUint(string(rank), 10, 32)
 	if err != nil || gerr != nil || rerr != nil {
-		return false
+		return h, false
 	}
+	h.Group, h.Rank = uint32(g), uint32(r)
 	// Only the one spelling that AppendBuiltin has.
-	return bytes.Equal(path, AppendBuiltin(nil, namespace, uint32(n), &key, uint32(g), uint32(r)))
+	return h, bytes.Equal(path, AppendBuiltin(nil, h.Namespace, uint32(n), &h.Key, h.Group, h.Rank))
 }
 
 // KeyLen is the length of a namespace's keys in bytes, by the namespace's text.

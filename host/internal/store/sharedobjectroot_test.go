@@ -1,0 +1,105 @@
+package store
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/s3fs"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
+)
+
+// openShared is the file system of one life of a host among others of a bucket.
+func openShared(t testing.TB, url, id string) *s3fs.FS {
+	t.Helper()
+	if t, ok := t.(*testing.T); ok {
+		t.Setenv("AWS_ACCESS_KEY_ID", "key")
+		t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	}
+	fsys, err := s3fs.Open(s3fs.Config{Path: bucketRoot, Endpoint: url, PathStyle: true, Target: pieceformat.Target, Holder: id,
+		Term: 10 * time.Second, Shared: true})
+	must(t, err)
+	t.Cleanup(func() { _ = fsys.Close() })
+	return fsys
+}
+
+// neighbour opens one of several hosts on a bucket.
+func neighbour(t testing.TB, url, id string, entries int, change ...func(*Config)) *fixture {
+	t.Helper()
+	return newFixtureIn(t, "", entries, 1, append([]func(*Config){func(c *Config) {
+		c.HostID, c.Now = id, time.Now
+		r := &c.Roots[0]
+		r.Path, r.FS, r.NoDirectory, r.ForPieces, r.Shared = bucketRoot, openShared(t, url, id), true, true, true
+		r.Poll, r.Lapse = 20*time.Millisecond, 2*time.Second
+	}}, change...)...)
+}
+
+// inTheBucket is the bytes of all pieces as the server counts them.
+func inTheBucket(s *s3double.Server) (sum int64) {
+	for key, o := range s.Objects() {
+		if !strings.Contains(key, "/.") {
+			sum += int64(len(o.Body))
+		}
+	}
+	return sum
+}
+
+// TestDamageInASharedBucket: the host that finds it asks the evictor to remove the object; then it can be stored again.
+func TestDamageInASharedBucket(t *testing.T) {
+	s := startServer(t)
+	a, b := neighbour(t, s.URL, "a", 100, patient), neighbour(t, s.URL, "b", 100, patient)
+	a.mustPut(0, 1, 2)
+	await(t, "b sees it", func() bool { return b.has(2) })
+	name := "kv/" + strings.TrimPrefix(a.pieceFile(1, 0), bucketRoot+"/")
+	body := bytes.Clone(s.Objects()[name].Body)
+	body[len(body)/2] ^= 1
+	s.Set(name, body)
+	l := b.lookup(1)
+	if _, err := read(l, 0, 0); err == nil {
+		t.Error("a damaged piece was read")
+	}
+	l.Release()
+	await(t, "the damaged object is gone", func() bool { _, there := s.Objects()[name]; return !there })
+	await(t, "it can be stored again", func() bool { return a.put(1, 0) == nil })
+	await(t, "b sees the new one", func() bool { return b.has(1) })
+	b.mustRead(1)
+	await(t, "the accounts are the server's", func() bool {
+		return a.store.Stats().Roots[0].Used == inTheBucket(s) && b.store.Stats().Roots[0].Used == inTheBucket(s)
+	})
+}
+
+// TestWhoMayShareABucket: a server without conditional writes, and a host that has the bucket for itself, keep others out by name; so do
+// hosts that share it.
+func TestWhoMayShareABucket(t *testing.T) {
+	s := startServer(t)
+	refused := func(c Config, want error, say string) {
+		t.Helper()
+		if o, err := Open(t.Context(), c); err == nil {
+			must(t, o.Close())
+			t.Errorf("opened, want %v", want)
+		} else if !errors.Is(err, want) || !strings.Contains(err.Error(), say) {
+			t.Errorf("%v, want %v that says %q", err, want, say)
+		}
+	}
+	own := oneBucket(t, s.URL, 8)
+	another := func(of *fixture, fsys *s3fs.FS) Config {
+		c := of.cfg
+		c.Roots = slices.Clone(c.Roots)
+		c.Roots[0].FS = fsys
+		return c
+	}
+	c := another(own, openShared(t, s.URL, "b"))
+	c.HostID, c.Roots[0].Shared, c.Roots[0].Poll, c.Roots[0].Lapse = "b", true, time.Second, 10*time.Second
+	refused(c, ErrRootBusy, "testhost")
+	must(t, own.store.Close())
+	a := neighbour(t, s.URL, "a", 8, patient)
+	refused(another(own, openBucket(t, s.URL)), ErrRootBusy, "is shared by a.")
+	refused(another(a, openShared(t, s.URL, "a")), ErrRootBusy, "lock.a")
+	must(t, a.store.Close())
+	s.Unconditional = true
+	refused(another(a, openShared(t, s.URL, "a")), s3fs.ErrConditions, "conditional writes")
+}
