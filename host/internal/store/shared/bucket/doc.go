@@ -27,10 +27,10 @@
 // A host joins with an object among hosts, and is admitted by a seat. From then on nothing is removed without its acknowledgement; it
 // notes where the logs end, and scans the bucket.
 //
-// The evictor gives a member up that has no object any more, or one that has not changed for Lapse by the evictor's clock. It ends the
-// member's log: it writes the next number itself, where there is none. The member's next log then fails, by which it learns that it is
-// fenced. It forgets all that rested on its membership, joins as a new incarnation, and scans. A host that leaves writes the end
-// itself, and says by it that all it published is logged.
+// The evictor gives a member up that has no object any more, or one that has not changed for Lapse by the evictor's clock. It writes down
+// where the member's log ends, and removes the member's object. The member's next heartbeat fails, by which it learns that it is
+// fenced: it forgets all that rested on its membership, joins as a new incarnation, and scans. What it may have logged in between is read by
+// no host; an audit finds what it stored. A host that leaves says by the last of its log that all it published is logged.
 //
 // # One evictor
 //

@@ -14,12 +14,10 @@ import (
 )
 
 // A member's log is a sequence of objects, each with a head that says how many bytes the member had published before it, and records.
-// A number that has an end in the place of records is the last.
+// A member that leaves writes an end after the last.
 
-var (
-	end      = []byte("kvsend1\n")
-	endClean = []byte("kvsend1 all it published is logged\n")
-)
+// end says that all is logged which a member has published.
+var end = []byte("kvsend1\n")
 
 func logName(member string, n uint64) string {
 	return "log/" + member + "/" + strconv.FormatUint(n, 10)
@@ -174,7 +172,7 @@ func (m *Member) flush(now time.Duration) error {
 		if errors.Is(err, fs.ErrExist) {
 			var there []byte
 			if there, _, err = m.cfg.Objects.Get(name, ""); err == nil && !bytes.Equal(there, m.retry.data) {
-				return shared.ErrFenced // the end, by the evictor
+				return shared.ErrFenced
 			}
 		}
 		if err != nil {

@@ -83,6 +83,24 @@ type ballot struct {
 	All     bool   `json:"all,omitempty"`    // all were spared
 }
 
+func decodeOffice(b []byte) (*office, error) {
+	var o office
+	if err := shared.DecodeControl(b, &o); err != nil {
+		return nil, err
+	}
+	for name, s := range o.Seats {
+		if s == nil {
+			return nil, fmt.Errorf("%w: no seat of %s", shared.ErrDamaged, name)
+		}
+	}
+	for n, b := range o.Batches {
+		if b == nil {
+			return nil, fmt.Errorf("%w: no batch %d", shared.ErrDamaged, n)
+		}
+	}
+	return &o, nil
+}
+
 // Member is this host's part in a shared bucket. Step is called again and again, by one goroutine; the rest is safe for concurrent
 // use.
 type Member struct {
@@ -249,6 +267,9 @@ func (m *Member) look(now time.Duration) error {
 	if err := m.readOffice(now); err != nil {
 		return err
 	}
+	if s := m.seat(); s != nil && s.End > 0 {
+		return shared.ErrFenced
+	}
 	if err := m.readPeers(now); err != nil || !m.admitted {
 		return err
 	}
@@ -337,8 +358,8 @@ func (m *Member) readOffice(now time.Duration) error {
 	if err != nil || version == m.version {
 		return err
 	}
-	var o office
-	if err := shared.DecodeControl(b, &o); err != nil {
+	o, err := decodeOffice(b)
+	if err != nil {
 		return fmt.Errorf("evictor: %w", err)
 	}
 	m.version, m.seenAt = version, now
@@ -346,7 +367,7 @@ func (m *Member) readOffice(now time.Duration) error {
 		m.log.Warn("another host is the evictor now", "term", o.Term)
 		m.term = nil
 	}
-	m.office = &o
+	m.office = o
 	if m.term == nil && o.Owner == m.name { // its election had no answer
 		m.begin()
 	}
@@ -629,7 +650,7 @@ func (m *Member) Leave() error {
 	doubts := len(m.doubts)
 	m.mu.Unlock()
 	if err == nil && doubts == 0 && m.admitted {
-		_, err = m.cfg.Objects.Put(logName(m.name, m.logged+1), endClean, "")
+		_, err = m.cfg.Objects.Put(logName(m.name, m.logged+1), end, "")
 	}
 	m.beatAt.Store(0)
 	if m.term != nil {

@@ -102,6 +102,13 @@ func (m *model) holds(t *thread, verb, name string) error {
 		if m.most = max(m.most, sum); sum > modelCapacity {
 			return fmt.Errorf("%d bytes in the bucket besides those that came late, the capacity is %d", sum, modelCapacity)
 		}
+		o := m.officeNow()
+		for _, n := range m.live() {
+			if n.name == o.Owner && n.term != nil && n.term.knows && n.active() && n.Used()+n.term.outside < sum {
+				return fmt.Errorf("%d bytes in the bucket, the evictor %s reckons with %d and %d that were granted", sum, n.name, n.Used(),
+					n.term.outside)
+			}
+		}
 	case "delete": // by the evictor, not by one that was given up
 		o := m.officeNow()
 		if by := t.proc.(*node); o.Owner != by.name || by.term == nil {

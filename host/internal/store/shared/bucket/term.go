@@ -156,7 +156,7 @@ func (t *term) admit(now time.Duration) error {
 	return nil
 }
 
-// endLog writes the number that a member would write next, unless the member itself was first.
+// endLog finds where the log of a member ends that is gone. What it may write after that is read by no host.
 func (t *term) endLog(name string, s *seat, now time.Duration) error {
 	m := t.m
 	list, err := m.cfg.Objects.List("log/" + name)
@@ -169,24 +169,22 @@ func (t *term) endLog(name string, s *seat, now time.Duration) error {
 			last = max(last, n)
 		}
 	}
-	// The last may be an end already: of the member, or of an evictor that could not write it down.
-	for _, n := range []uint64{last, last + 1} {
-		b, _, err := m.cfg.Objects.Get(logName(name, n), "")
-		if errors.Is(err, fs.ErrNotExist) && n > last {
-			_, err = m.cfg.Objects.Put(logName(name, n), end, "")
-			b = end
-		}
-		switch {
-		case errors.Is(err, fs.ErrNotExist): // it is long gone
-		case err != nil:
-			return err // also when the member has written just now: the next step looks again
-		case bytes.Equal(b, end), bytes.Equal(b, endClean):
-			s.End = n
-			t.members[name] = &gone{since: now, swept: bytes.Equal(b, endClean)}
-			return nil
-		}
+	s.End = last + 1
+	clean, err := t.leftCleanly(name, last)
+	if clean {
+		s.End = last
 	}
-	return nil
+	t.members[name] = &gone{since: now, swept: clean}
+	return err
+}
+
+// leftCleanly says that a number in a member's log is its own end.
+func (t *term) leftCleanly(name string, n uint64) (bool, error) {
+	b, _, err := t.m.cfg.Objects.Get(logName(name, n), "")
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return bytes.Equal(b, end), err
 }
 
 // over says that others can read that a member is gone.
@@ -210,11 +208,11 @@ func (t *term) removeGone(now time.Duration) error {
 		}
 		g := t.members[name]
 		if g == nil { // an earlier evictor has ended its log
-			b, _, err := m.cfg.Objects.Get(logName(name, t.next.Seats[name].End), "")
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			clean, err := t.leftCleanly(name, t.next.Seats[name].End)
+			if err != nil {
 				return err
 			}
-			g = &gone{since: now, swept: bytes.Equal(b, endClean)}
+			g = &gone{since: now, swept: clean}
 			t.members[name] = g
 		}
 		forgotten := false
@@ -500,8 +498,8 @@ func (t *term) write() error {
 		return err
 	}
 	version, err := m.replace("evictor", b, m.version, func(b []byte) bool {
-		var o office
-		return shared.DecodeControl(b, &o) == nil && o.Owner == m.name && o.Term == t.number
+		o, err := decodeOffice(b)
+		return err == nil && o.Owner == m.name && o.Term == t.number
 	})
 	if errors.Is(err, errReplaced) {
 		m.log.Warn("another host became the evictor", "term", t.number)
