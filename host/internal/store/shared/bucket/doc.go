@@ -56,6 +56,7 @@
 //
 //   - a put may store its piece, at any later time. It is in no account until the next audit: the capacity is exceeded by at most what the
 //     host's puts had under way. Nobody reads it before that, and what it holds is what its name says.
+//   - an evictor may end the part of a member that is alive, which then joins again.
 //   - a removal, of an evictor, may remove an object that was stored again since: loads of it fail, and it is a miss.
 //   - a lookup may grant what is gone: its load fails.
 //
