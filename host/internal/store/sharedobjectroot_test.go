@@ -3,6 +3,8 @@ package store
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
 )
 
@@ -21,7 +24,7 @@ func openShared(t testing.TB, url, id string) *s3fs.FS {
 		t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	}
 	fsys, err := s3fs.Open(s3fs.Config{Path: bucketRoot, Endpoint: url, PathStyle: true, Target: pieceformat.Target, Holder: id,
-		Term: 10 * time.Second, Shared: true})
+		Term: 10 * time.Second, Part: 2 * pieceformat.Page, Shared: true})
 	must(t, err)
 	t.Cleanup(func() { _ = fsys.Close() })
 	return fsys
@@ -102,4 +105,69 @@ func TestWhoMayShareABucket(t *testing.T) {
 	must(t, a.store.Close())
 	s.Unconditional = true
 	refused(another(a, openShared(t, s.URL, "a")), s3fs.ErrConditions, "conditional writes")
+}
+
+// TestSharedBucketHistories has two hosts store, look up and load at random on a bucket whose server fails in all ways, and ends their lives in
+// order or without. Nothing wrong is read; what is in the bucket in the end is in the account of the evictor, and within the capacity.
+func TestSharedBucketHistories(t *testing.T) {
+	faults := []s3double.Fault{s3double.Busy, s3double.TooMany, s3double.Broken, s3double.Reset, s3double.ResetLate, s3double.Half,
+		s3double.Wrong, s3double.Expired, s3double.Denied, s3double.ActDenied}
+	const entries = 40
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 41))
+			s := startServer(t)
+			p := s3double.StartProxy(t, s.URL)
+			names := []string{"a", "b"}
+			open := func(i int) *fixture { return neighbour(t, p.URL, names[i], entries) }
+			hosts := []*fixture{open(0), open(1)}
+			loaded, failed, lives := 0, 0, 2
+			for range 300 {
+				p.Set()
+				if random.IntN(4) == 0 {
+					p.Set(s3double.Rule{Fault: faults[random.IntN(len(faults))], After: random.IntN(6), Times: 1 + random.IntN(3)})
+				}
+				i := random.IntN(2)
+				f, n := hosts[i], random.Uint64N(100)
+				switch l := f.lookup(n); {
+				case l.Hits() > 0:
+					if data, err := read(l, 0, 0); err != nil {
+						failed++
+					} else if loaded++; !bytes.Equal(data, payload(f.space.Plan(0), testKey(n), 0)) {
+						t.Fatalf("key %d: other bytes than were stored", n)
+					}
+					l.Release()
+				default:
+					l.Release()
+					_ = f.put(n, 0)
+				}
+				if random.IntN(40) == 0 {
+					p.Set()
+					if random.IntN(2) == 0 {
+						must(t, f.store.Close())
+					} else {
+						f.shared().silence() // as if it was killed
+						f.kill()
+					}
+					hosts[i] = open(i)
+					lives++
+				}
+			}
+			p.Set()
+			capacity := hosts[0].cfg.Roots[0].Capacity
+			await(t, "the evictor's account is what the server has, within the capacity", func() bool {
+				for _, f := range hosts {
+					if st := f.store.Stats().Roots[0]; st.Shared.Evictor && st.Shared.State == shared.Active {
+						in := inTheBucket(s)
+						return st.Used == in && in <= capacity
+					}
+				}
+				return false
+			})
+			if loaded == 0 {
+				t.Error("nothing was loaded")
+			}
+			t.Logf("%d lives, %d loads, %d failed; %d objects", lives, loaded, failed, len(pieces(s)))
+		})
+	}
 }

@@ -103,10 +103,16 @@ func (m *model) holds(t *thread, verb, name string) error {
 			return fmt.Errorf("%d bytes in the bucket besides those that came late, the capacity is %d", sum, modelCapacity)
 		}
 		o := m.officeNow()
+		var credit int64
 		for _, n := range m.live() {
-			if n.name == o.Owner && n.term != nil && n.term.knows && n.active() && n.Used()+n.term.outside < sum {
-				return fmt.Errorf("%d bytes in the bucket, the evictor %s reckons with %d and %d that were granted", sum, n.name, n.Used(),
-					n.term.outside)
+			if s := o.Seats[n.name]; s != nil && s.End == 0 {
+				credit += n.Stats().Free
+			}
+		}
+		for _, n := range m.live() {
+			if n.name == o.Owner && n.term != nil && n.term.knows && n.active() && n.Used()+n.term.outside < sum+credit {
+				return fmt.Errorf("%d bytes in the bucket, and credit for %d; the evictor %s reckons with %d, and %d that were granted", sum,
+					credit, n.name, n.Used(), n.term.outside)
 			}
 		}
 	case "delete": // by the evictor, not by one that was given up
