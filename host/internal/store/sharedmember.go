@@ -65,6 +65,8 @@ type sharedRoot struct {
 	// bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
 	inFlight int64
 	waiting  int // puts that wait for credit
+	// entries that were removed since the scan began that is under way; nil: there is none
+	removed map[shared.ID]bool
 }
 
 // member is this host's part in a protocol of the hosts that share a root: see [shared.Member], and [bucket.Member].
@@ -241,10 +243,13 @@ func (r *sharedRoot) rescan(ctx context.Context) error {
 	r.scanned.Store(r.member.Ticket())
 	r.set.Lock()
 	r.set.Account.Remove(capacity.Orphans, r.overlooked)
-	r.overlooked, r.scans.missed = 0, nil
+	r.overlooked, r.scans.missed, r.removed = 0, nil, map[shared.ID]bool{}
 	r.set.Unlock()
 	found := r.scans.newScan()
 	err := found.walk(ctx)
+	r.set.Lock()
+	r.removed = nil
+	r.set.Unlock()
 	r.overlook(found.Orphaned())
 	r.scans.miss(found)
 	return err

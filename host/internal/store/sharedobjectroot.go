@@ -28,6 +28,7 @@ type sharedObjectRoot struct {
 type audits struct {
 	root   *sharedRoot
 	member *bucket.Member
+	told   map[string]uint64 // objects that were reported: nothing more can be made of those that are not known yet
 }
 
 // objectFS is what a shared root in a bucket needs of its file system besides files.
@@ -44,7 +45,7 @@ const patience = 5
 const requestsAtOnce = 16
 
 func newSharedObjectRoot(r *root) sharedObjectRoot {
-	c := sharedObjectRoot{newSharedRoot(r), &audits{}}
+	c := sharedObjectRoot{newSharedRoot(r), &audits{told: map[string]uint64{}}}
 	c.audits.root = c.sharedRoot
 	c.newMember = c.bucketMember
 	return c
@@ -170,7 +171,8 @@ func (a *audits) pass(ctx context.Context, while time.Duration) {
 	}
 	var strays []bucket.Stray
 	for rel, info := range unknown {
-		if !a.knows(rel) {
+		if !a.knows(rel) && a.told[rel] != info.Ino {
+			a.told[rel] = info.Ino
 			strays = append(strays, bucket.Stray{Path: r.kept.Slash + rel, Info: info})
 		}
 	}

@@ -124,10 +124,11 @@ type Member struct {
 	incarnation
 	lag      time.Duration
 	lastStep time.Duration
-	office   *office // as it was read or written last; nil: there is none
-	version  string  // of it
-	seenAt   time.Duration
-	term     *term // not nil: this host is the evictor
+	office   *office       // as it was read or written last; nil: there is none
+	version  string        // of it
+	seenAt   time.Duration // when it was seen to change
+	lookedAt time.Duration // when the others were seen last
+	term     *term         // not nil: this host is the evictor
 }
 
 // incarnation is what begins anew whenever this host joins.
@@ -215,12 +216,6 @@ func (m *Member) Step() error {
 		m.lag = now - m.lastStep
 	}
 	m.lastStep = now
-	if m.lag > m.cfg.Lapse/2 { // it may have missed heartbeats
-		m.seenAt = now
-		for _, p := range m.peers {
-			p.seenAt = now
-		}
-	}
 	err := m.step(now)
 	if errors.Is(err, shared.ErrFenced) {
 		m.log.Warn("host given up by the others; joining again", "member", m.name)
@@ -270,8 +265,18 @@ func (m *Member) look(now time.Duration) error {
 	if s := m.seat(); s != nil && s.End > 0 {
 		return shared.ErrFenced
 	}
-	if err := m.readPeers(now); err != nil || !m.admitted {
+	if err := m.readPeers(now); err != nil {
 		return err
+	}
+	if now-m.lookedAt > m.cfg.Lapse/2 { // while it was paused, or the server was away, it may have missed heartbeats
+		m.seenAt = now
+		for _, p := range m.peers {
+			p.seenAt = now
+		}
+	}
+	m.lookedAt = now
+	if !m.admitted {
+		return nil
 	}
 	// What the store could not learn while it wrote the same entry itself goes first: what is proposed later was known.
 	later := m.later

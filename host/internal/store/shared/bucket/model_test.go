@@ -272,3 +272,46 @@ func TestModel(t *testing.T) {
 		t.Errorf("too little happened: %+v", all)
 	}
 }
+
+// TestTheServerIsAway for longer than a lapse: no host gives another one up for that, whichever is the first to see it return, and all go on
+// as they were.
+func TestTheServerIsAway(t *testing.T) {
+	for seed := range uint64(8) {
+		m := newModel(seed)
+		for _, id := range []string{"a", "b", "c"} {
+			m.boot(id)
+		}
+		run := func(d time.Duration) {
+			for end := m.now + d; m.now < end; {
+				if m.step(); m.fault != nil {
+					t.Fatal(m.fault)
+				}
+			}
+		}
+		run(6 * modelLapse)
+		for last := ""; !strings.Contains(last, "put evictor: <nil>"); last = m.trace[len(m.trace)-1] { // it has seen all heartbeats
+			m.step()
+		}
+		names := m.names(shared.Dir + "/hosts")
+		m.away = true
+		run(3 * modelLapse)
+		for _, n := range m.nodes {
+			if n.Fresh() {
+				t.Errorf("seed %d: %s grants and stores without the server", seed, n.name)
+			}
+		}
+		m.away = false
+		run(2 * modelLapse)
+		for _, n := range m.nodes {
+			if s := n.Stats(); !n.Fresh() || s.State != shared.Active || s.GivenUp > 0 {
+				t.Errorf("seed %d: %s after the server's return: %+v, want active, and no host given up", seed, n.name, s)
+			}
+		}
+		if now := m.names(shared.Dir + "/hosts"); len(names) != 3 || !slices.Equal(now, names) {
+			t.Errorf("seed %d: members %v, were %v; want the same three", seed, now, names)
+		}
+		for _, n := range m.nodes {
+			m.kill(n)
+		}
+	}
+}

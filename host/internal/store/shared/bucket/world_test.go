@@ -27,6 +27,7 @@ type world struct {
 	threads []*thread
 	at      *thread // the one whose turn it is
 	faulty  bool    // requests fail now and then, before the server acts or after it
+	away    bool    // all fail
 	acts    int64
 	trace   []string
 	fault   error // what must hold and did not
@@ -142,7 +143,7 @@ func (w *world) request(verb, name string, act func() error) error {
 	if w.faulty {
 		fault = w.rng.IntN(100)
 	}
-	if fault == 0 {
+	if fault == 0 || w.away {
 		w.note("%s %s FAILS", verb, name)
 		return errNoAnswer
 	}
