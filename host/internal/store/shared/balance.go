@@ -2,7 +2,6 @@ package shared
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 )
@@ -103,42 +102,14 @@ func (p *peer) short() int64 {
 // evict proposes damaged entries, and victims when level is above the high watermark.
 func (t *term) evict(level int64) error {
 	for n, b := range t.batches {
-		if _, mine := t.m.batches[n]; mine || !b.decided {
+		if _, mine := t.m.Batches[n]; mine || !b.decided {
 			level -= b.bytes() // being removed
 		}
 	}
-	excess := Excess(level, t.m.cfg.Capacity)
-	if excess == 0 && len(t.m.forced) == 0 {
-		return nil
-	}
-	proposed := t.proposed()
-	var victims []Victim
-	add := func(v Victim) {
-		if id := v.ID(); !proposed[id] {
-			proposed[id] = true
-			victims = append(victims, v)
-		}
-	}
-	for _, id := range slices.SortedFunc(maps.Keys(t.m.forced), ID.Compare) {
-		if len(victims) == maxBatch {
-			break
-		}
-		add(t.m.forced[id])
-	}
-	if excess > 0 {
-		for _, v := range t.m.back.Victims(excess) {
-			add(v)
-		}
-	}
+	victims := t.m.Choose(t.proposed(), Excess(level, t.m.cfg.Capacity), maxBatch)
 	for part := range slices.Chunk(victims, maxBatch) {
 		t.propose(batch{victims: part})
-		for i := range part {
-			id := part[i].ID()
-			if _, forced := t.m.forced[id]; forced {
-				delete(t.m.forced, id)
-				t.m.reported[id] = true
-			}
-		}
+		t.m.Proposed(part)
 	}
 	if len(victims) > 0 {
 		t.m.Wake()

@@ -126,13 +126,13 @@ func FuzzLogHead(f *testing.F) {
 // incarnation holds no bytes for it: a number below zero would be granted to others.
 func TestCreditAndRecordEndTogether(t *testing.T) {
 	m := &Member{
-		cfg:    Config{Lapse: time.Hour, Now: func() time.Duration { return 1 }},
-		wakeup: make(chan struct{}, 1),
+		cfg: Config{Lapse: time.Hour, Now: func() time.Duration { return 1 }},
 	}
+	m.Presence.Init(m.cfg.Lapse, m.cfg.Now, nil)
 	m.Credits.Init(m.Fresh, m.Wake)
-	m.beatAt.Store(1)
+	m.Beat(1)
 	m.Reset(1)
-	m.Begin(1)
+	m.pending.Begin(1)
 	m.Grant(100)
 	less, _ := m.Take(60)
 	credit, ok := m.Take(40)

@@ -119,13 +119,13 @@ func (m *Member) apply(j journal) error {
 		return nil
 	}
 	// Decisions come first: a spared victim may be proposed again at once.
-	for _, n := range slices.Sorted(maps.Keys(m.batches)) {
+	for _, n := range slices.Sorted(maps.Keys(m.Batches)) {
 		if err := m.retire(n, j); err != nil {
 			return err
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(j.proposed)) {
-		if _, acked := m.status.Vetoes[n]; acked || j.decided[n] {
+		if _, acked := m.Docket.Vetoes[n]; acked || j.decided[n] {
 			continue
 		}
 		if err := m.acknowledge(j.dir, n); err != nil && !missing(err) {
@@ -155,16 +155,7 @@ func (m *Member) acknowledge(dir string, n uint64) error {
 			return nil // its log must be read first
 		}
 	}
-	vetoes := []int{}
-	for i := range b.victims {
-		m.reported[b.victims[i].ID()] = true
-		delete(m.forced, b.victims[i].ID())
-		if !m.back.Propose(&b.victims[i]) {
-			vetoes = append(vetoes, i)
-		}
-	}
-	m.status.Vetoes[n] = vetoes
-	m.batches[n] = b
+	m.Acknowledge(n, b.victims)
 	return nil
 }
 
@@ -185,18 +176,6 @@ func (m *Member) retire(n uint64, j journal) error {
 	case j.proposed[n]:
 		return nil
 	}
-	// A batch that is neither proposed nor decided any more was decided before this member acknowledged it. The store
-	// checks on its next use whether a victim still exists.
-	b, vetoes := m.batches[n], m.status.Vetoes[n]
-	for i := range b.victims {
-		v := &b.victims[i]
-		delete(m.reported, v.ID())
-		if slices.Contains(vetoes, i) && (d.spared(i) || !known) {
-			continue // vetoed here, so never withheld
-		}
-		m.back.Decide(v, known && !d.spared(i))
-	}
-	delete(m.batches, n)
-	delete(m.status.Vetoes, n)
+	m.Retire(n, known, d.spared)
 	return nil
 }

@@ -235,7 +235,7 @@ func (m *Member) followAll(each func(r *Record)) (all bool, err error) {
 			t.lost = false
 			if m.admitted {
 				m.log.Warn("log rotated before it was read; scanning the root again", "log", name)
-				m.scanAgain()
+				m.ScanAgain()
 			}
 		}
 	}
@@ -246,25 +246,3 @@ func (m *Member) followAll(each func(r *Record)) (all bool, err error) {
 	}
 	return all, nil
 }
-
-func (m *Member) learn(r *Record) {
-	switch r.Op {
-	case Published, Relayed:
-		if !m.back.Learn(r) {
-			m.later = append(m.later, *r)
-		}
-	case Touched:
-		m.back.Touched(r.Fingerprints)
-	case Damaged:
-		m.noteDamaged(r)
-	}
-}
-
-// noteDamaged remembers a damaged entry; the evictor, now or later, puts it into the journal.
-func (m *Member) noteDamaged(r *Record) {
-	if !m.reported[r.ID()] && len(m.forced) < maxForced {
-		m.forced[r.ID()] = r.Victim()
-	}
-}
-
-const maxForced = 1 << 16

@@ -216,7 +216,7 @@ func (a *attempt) record(m *Member) error {
 	a.written = true
 	for i := range a.records {
 		if a.records[i].Op == Damaged {
-			m.noteDamaged(&a.records[i])
+			m.Docket.Learn(&a.records[i])
 		}
 	}
 	return nil

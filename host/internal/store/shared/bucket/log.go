@@ -103,38 +103,16 @@ func (m *Member) follow(q *request) error {
 		}
 		m.log.Warn("log lost before it was read; scanning the root again", "log", q.name, "error", errors.Join(q.err, err))
 		p.next, p.published, p.bad = max(p.Log, q.number)+1, max(p.published, p.status.Published), 0
-		m.scanAgain()
+		m.ScanAgain()
 		return nil
 	}
 	p.bad = 0
 	for i := range records {
-		m.learn(&records[i])
+		m.Docket.Learn(&records[i])
 	}
 	p.next, p.published = q.number+1, published
 	return nil
 }
-
-func (m *Member) learn(r *shared.Record) {
-	switch r.Op {
-	case shared.Published, shared.Relayed:
-		if !m.back.Learn(r) {
-			m.later = append(m.later, *r)
-		}
-	case shared.Touched:
-		m.back.Touched(r.Fingerprints)
-	case shared.Damaged:
-		m.noteDamaged(r)
-	}
-}
-
-// noteDamaged remembers a damaged entry; the evictor, now or later, puts it into a batch.
-func (m *Member) noteDamaged(r *shared.Record) {
-	if !m.reported[r.ID()] && len(m.forced) < maxForced {
-		m.forced[r.ID()] = r.Victim()
-	}
-}
-
-const maxForced = 1 << 16
 
 // mostBad is how often a log is read that its checksum does not fit.
 const mostBad = 10
@@ -183,7 +161,7 @@ func (m *Member) flush(now time.Duration) error {
 		m.kept = append(m.kept, keptLog{m.logged, now})
 		for i := range m.retry.records {
 			if r := &m.retry.records[i]; r.Op == shared.Damaged {
-				m.noteDamaged(r)
+				m.Docket.Learn(r)
 			}
 		}
 		m.retry = nil

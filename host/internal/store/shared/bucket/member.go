@@ -104,17 +104,14 @@ func decodeOffice(b []byte) (*office, error) {
 // Member is this host's part in a shared bucket. Step is called again and again, by one goroutine; the rest is safe for concurrent
 // use.
 type Member struct {
+	shared.Presence
 	shared.Credits
 	shared.Outbox
 	cfg  Config
 	log  *slog.Logger
 	back shared.Backend
 
-	wakeup  chan struct{}
-	beatAt  atomic.Int64 // when the last heartbeat began, by Config.Now; 0 while fenced
-	ticket  atomic.Uint64
-	scanned atomic.Uint64
-	facts   atomic.Pointer[shared.Stats]
+	facts atomic.Pointer[shared.Stats]
 
 	mu     sync.Mutex
 	doubts []doubt
@@ -133,21 +130,17 @@ type Member struct {
 
 // incarnation is what begins anew whenever this host joins.
 type incarnation struct {
-	name      string // <host id>.<life in hexadecimal>; empty: not joined
-	admitted  bool
-	told      status // as others may see it
-	toldAs    string // its version
-	vetoes    map[uint64][]int
-	batches   map[uint64][]shared.Victim // acknowledged and not decided
-	logged    uint64                     // number of the last log
+	name     string // <host id>.<life in hexadecimal>; empty: not joined
+	admitted bool
+	told     status // as others may see it
+	toldAs   string // its version
+	shared.Docket
+	logged    uint64 // number of the last log
 	published int64
 	retry     *attempt
 	kept      []keptLog
 	peers     map[string]*peer
-	forced    map[shared.ID]shared.Victim // damaged entries, for the evictor
-	reported  map[shared.ID]bool          // those that are in a batch
-	unread    map[uint64]int              // batches, and how often they could not be read
-	later     []shared.Record             // published while this host was writing the same piece
+	unread    map[uint64]int // batches, and how often they could not be read
 }
 
 // peer is another member.
@@ -173,40 +166,15 @@ func New(cfg Config, back shared.Backend) (*Member, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	m := &Member{cfg: cfg, log: cfg.Log, back: back, wakeup: make(chan struct{}, 1)}
+	m := &Member{cfg: cfg, log: cfg.Log, back: back}
 	m.facts.Store(&shared.Stats{})
+	m.Presence.Init(cfg.Lapse, cfg.Now, cfg.Unique)
 	m.Credits.Init(m.Fresh, m.Wake)
 	m.Outbox.Init(m.Wake)
 	return m, nil
 }
 
-// Wake asks for a step.
-func (m *Member) Wake() {
-	select {
-	case m.wakeup <- struct{}{}:
-	default:
-	}
-}
-
-// Wakeups receives when a step should be made before the next poll.
-func (m *Member) Wakeups() <-chan struct{} { return m.wakeup }
-
-// Fresh reports whether this host is admitted and began a heartbeat that succeeded less than half of Lapse ago. Otherwise nothing
-// may be granted or written.
-func (m *Member) Fresh() bool {
-	at := m.beatAt.Load()
-	return at != 0 && m.cfg.Now()-time.Duration(at) < m.cfg.Lapse/2
-}
-
-// Ticket changes when the root must be scanned. It is 0 while this host is not admitted.
-func (m *Member) Ticket() uint64 { return m.ticket.Load() }
-
-// Scanned reports that a scan of the whole root has ended that began after Ticket returned ticket.
-func (m *Member) Scanned(ticket uint64) { m.scanned.Store(ticket) }
-
-func (m *Member) active() bool { return m.admitted && m.scanned.Load() == m.ticket.Load() }
-
-func (m *Member) scanAgain() { m.ticket.Store(max(1, m.cfg.Unique())) }
+func (m *Member) active() bool { return m.admitted && m.IsScanned() }
 
 // Step makes one round: it follows the other members, tells them of this one, and does the evictor's work when this host is the
 // evictor. An error comes from the server; the next step tries again.
@@ -278,12 +246,7 @@ func (m *Member) look(now time.Duration) error {
 	if !m.admitted {
 		return nil
 	}
-	// What the store could not learn while it wrote the same entry itself goes first: what is proposed later was known.
-	later := m.later
-	m.later = nil
-	for i := range later {
-		m.learn(&later[i])
-	}
+	m.LearnLater()
 	if err := m.followAll(); err != nil {
 		return err
 	}
@@ -306,11 +269,10 @@ func (m *Member) join() error {
 		return err
 	}
 	m.incarnation = incarnation{
-		name: name, told: told, toldAs: version, vetoes: map[uint64][]int{}, batches: map[uint64][]shared.Victim{},
-		peers: map[string]*peer{}, forced: map[shared.ID]shared.Victim{}, reported: map[shared.ID]bool{},
-		unread: map[uint64]int{},
+		name: name, told: told, toldAs: version, peers: map[string]*peer{}, unread: map[uint64]int{},
 	}
 	m.term = nil
+	m.Docket.Begin(m.back)
 	m.Reset(life)
 	m.Begin(life)
 	list, err := m.cfg.Objects.List("hosts")
@@ -334,8 +296,7 @@ func (m *Member) isOwn(member string) bool {
 
 // fence ends an incarnation that the others have given up. Everything that rests on it is forgotten before the next one begins.
 func (m *Member) fence() {
-	m.beatAt.Store(0)
-	m.ticket.Store(0)
+	m.Silence()
 	m.End()
 	m.mu.Lock()
 	doubts := m.doubts
@@ -345,8 +306,7 @@ func (m *Member) fence() {
 		m.Give(d.credit) // an audit finds what was stored
 	}
 	m.Reset(0)
-	m.incarnation = incarnation{}
-	m.term = nil
+	m.incarnation, m.term = incarnation{}, nil
 	m.back.Fenced()
 }
 
@@ -473,12 +433,12 @@ func (m *Member) heartbeat(logged bool) error {
 		s.Granted = seat.Granted
 	}
 	if logged {
-		s.Vetoes = maps.Clone(m.vetoes)
+		s.Vetoes = maps.Clone(m.Docket.Vetoes)
 	}
 	if s.Free >= s.Want && m.told.Free >= m.told.Want { // what it wants is of no interest while it has that
 		s.Free, s.Want = m.told.Free, m.told.Want
 	}
-	if reflect.DeepEqual(&s, &m.told) && at-time.Duration(m.beatAt.Load()) < m.cfg.Lapse/4 {
+	if reflect.DeepEqual(&s, &m.told) && at-m.BeatAt() < m.cfg.Lapse/4 {
 		return nil
 	}
 	s.Beat++
@@ -494,7 +454,7 @@ func (m *Member) heartbeat(logged bool) error {
 	}
 	m.told, m.toldAs = s, version
 	if m.admitted {
-		m.beatAt.Store(int64(max(1, at)))
+		m.Beat(at)
 	}
 	return nil
 }
@@ -554,8 +514,8 @@ func (m *Member) takeSeat() {
 		p.next, p.published = p.Log+1, p.status.Published
 	}
 	m.admitted = true
-	m.beatAt.Store(int64(max(1, m.lastStep))) // this step's heartbeat, or an earlier one
-	m.scanAgain()
+	m.Beat(m.lastStep) // this step's, or an earlier one
+	m.ScanAgain()
 	m.log.Info("admitted to the shared bucket", "member", m.name, "term", m.office.Term)
 	m.Wake()
 }
@@ -565,14 +525,14 @@ func (m *Member) apply() {
 	if m.office == nil {
 		return
 	}
-	for _, n := range slices.Sorted(maps.Keys(m.batches)) {
+	for _, n := range slices.Sorted(maps.Keys(m.Batches)) {
 		if b := m.office.Batches[n]; b == nil || b.Decided {
-			m.retire(n, b)
+			m.Retire(n, b != nil, func(i int) bool { return b.All || slices.Contains(b.Spared, i) })
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(m.office.Batches)) {
 		b := m.office.Batches[n]
-		if _, acked := m.vetoes[n]; !acked && !b.Decided {
+		if _, acked := m.Docket.Vetoes[n]; !acked && !b.Decided {
 			if err := m.acknowledge(n, b); err != nil {
 				m.unread[n]++
 				m.log.Warn("cannot read a batch of victims; it is read again", "batch", n, "error", err)
@@ -591,15 +551,7 @@ func (m *Member) acknowledge(n uint64, b *ballot) error {
 			return err
 		}
 	}
-	vetoes := []int{}
-	for i := range victims {
-		m.reported[victims[i].ID()] = true
-		delete(m.forced, victims[i].ID())
-		if !m.back.Propose(&victims[i]) {
-			vetoes = append(vetoes, i)
-		}
-	}
-	m.vetoes[n], m.batches[n] = vetoes, victims
+	m.Acknowledge(n, victims)
 	return nil
 }
 
@@ -618,33 +570,6 @@ func (m *Member) victims(n uint64) ([]shared.Victim, error) {
 
 func batchName(n uint64) string { return "batch/" + strconv.FormatUint(n, 10) }
 
-// retire applies a decision. A batch that is not there any more was decided before this member acknowledged it, or is of an evictor
-// that could not write it down: the store checks on its next use whether a victim still exists.
-func (m *Member) retire(n uint64, b *ballot) {
-	victims := m.batches[n]
-	spared := map[int]bool{}
-	if b != nil {
-		for _, i := range b.Spared {
-			spared[i] = true
-		}
-	}
-	vetoed := map[int]bool{}
-	for _, i := range m.vetoes[n] {
-		vetoed[i] = true
-	}
-	for i := range victims {
-		v := &victims[i]
-		delete(m.reported, v.ID())
-		removed := b != nil && !b.All && !spared[i]
-		if vetoed[i] && !removed {
-			continue // vetoed here, so never withheld
-		}
-		m.back.Decide(v, removed)
-	}
-	delete(m.batches, n)
-	delete(m.vetoes, n)
-}
-
 // Leave ends this host's part. The caller must have ended all puts and leases.
 func (m *Member) Leave() error {
 	if m.name == "" {
@@ -657,13 +582,12 @@ func (m *Member) Leave() error {
 	if err == nil && doubts == 0 && m.admitted {
 		_, err = m.cfg.Objects.Put(logName(m.name, m.logged+1), end, "")
 	}
-	m.beatAt.Store(0)
+	m.Silence()
 	if m.term != nil {
 		err = errors.Join(err, m.term.leave())
 	}
 	err = errors.Join(err, m.cfg.Objects.Remove("hosts/"+m.name))
 	m.incarnation, m.term = incarnation{}, nil
-	m.ticket.Store(0)
 	m.Reset(0)
 	m.publishStats()
 	return err
@@ -672,7 +596,7 @@ func (m *Member) Leave() error {
 func (m *Member) publishStats() {
 	old := m.facts.Load()
 	s := shared.Stats{
-		Member: m.name, Evictor: m.term != nil, Lag: m.lag, Journal: len(m.batches), Unlogged: m.Len(),
+		Member: m.name, Evictor: m.term != nil, Lag: m.lag, Journal: len(m.Batches), Unlogged: m.Len(),
 		Terms: old.Terms, Removed: old.Removed, Spared: old.Spared, GivenUp: old.GivenUp,
 	}
 	if m.office != nil {

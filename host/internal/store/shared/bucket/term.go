@@ -308,7 +308,7 @@ func (t *term) decideAll() error {
 			continue // the others do not see it yet
 		}
 		vetoes, all, any := t.acks(n)
-		_, mine := t.m.batches[n]
+		_, mine := t.m.Batches[n]
 		switch {
 		case known.Decided && !any && !mine:
 			err := error(nil)
@@ -343,7 +343,7 @@ func (t *term) judge(n uint64, b *ballot, vetoes map[int]bool) (over bool, err e
 	m := t.m
 	p := t.batches[n]
 	if p == nil {
-		p = &proposal{spared: map[int]bool{}, victims: m.batches[n]}
+		p = &proposal{spared: map[int]bool{}, victims: m.Batches[n]}
 		t.batches[n] = p
 	}
 	maps.Copy(p.spared, vetoes)
@@ -439,10 +439,10 @@ func (t *term) evict(level int64) error {
 	m := t.m
 	proposed := map[shared.ID]bool{} // a victim in two batches would be granted again when the first spares it, and removed by the second
 	for n, b := range t.next.Batches {
-		if _, mine := m.batches[n]; b.Forget != "" || b.Decided && !mine {
+		if _, mine := m.Batches[n]; b.Forget != "" || b.Decided && !mine {
 			continue
 		}
-		victims := m.batches[n]
+		victims := m.Batches[n]
 		if victims == nil { // acknowledged at the next step
 			return nil
 		}
@@ -451,30 +451,15 @@ func (t *term) evict(level int64) error {
 			level -= victims[i].Bytes
 		}
 	}
-	var victims []shared.Victim
-	add := func(v shared.Victim) {
-		if id := v.ID(); !proposed[id] && len(victims) < maxBatch {
-			proposed[id] = true
-			victims = append(victims, v)
+	victims := m.Choose(proposed, shared.Excess(level, m.cfg.Capacity), maxBatch)
+	for part := range slices.Chunk(victims, maxBatch) {
+		t.last++
+		if _, err := m.cfg.Objects.Put(batchName(t.last), shared.EncodeVictims(part), ""); err != nil {
+			return err
 		}
+		t.next.Batches[t.last] = &ballot{}
+		m.Wake()
 	}
-	for _, id := range slices.SortedFunc(maps.Keys(m.forced), shared.ID.Compare) {
-		add(m.forced[id])
-	}
-	if excess := shared.Excess(level, m.cfg.Capacity); excess > 0 {
-		for _, v := range m.back.Victims(excess) {
-			add(v)
-		}
-	}
-	if len(victims) == 0 {
-		return nil
-	}
-	t.last++
-	if _, err := m.cfg.Objects.Put(batchName(t.last), shared.EncodeVictims(victims), ""); err != nil {
-		return err
-	}
-	t.next.Batches[t.last] = &ballot{}
-	m.Wake()
 	return nil
 }
 
@@ -597,7 +582,7 @@ func (t *term) sweep() error {
 		switch {
 		case err == nil:
 			r.Op = shared.Relayed
-			m.learn(&r)
+			m.Docket.Learn(&r)
 			m.Relay(r)
 			m.log.Warn("an object was in no account; it is now", "object", part[i].Path)
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, shared.ErrDamaged):
