@@ -230,7 +230,7 @@ func (m *Member) look(now time.Duration) error {
 	if err := m.readOffice(now); err != nil {
 		return err
 	}
-	if s := m.seat(); s != nil && s.End > 0 {
+	if s := m.seat(); m.admitted && s == nil || s != nil && s.End > 0 {
 		return shared.ErrFenced
 	}
 	if err := m.readPeers(now); err != nil {

@@ -315,3 +315,34 @@ func TestTheServerIsAway(t *testing.T) {
 		}
 	}
 }
+
+// TestTheEvictorsObjectIsRemoved behind the hosts' backs, with all that was granted: they join again, and the capacity holds.
+func TestTheEvictorsObjectIsRemoved(t *testing.T) {
+	m := newModel(2)
+	for _, id := range []string{"a", "b", "c"} {
+		m.boot(id)
+	}
+	run := func(d time.Duration) {
+		for end := m.now + d; m.now < end; {
+			if m.step(); m.fault != nil {
+				t.Fatal(m.fault)
+			}
+		}
+	}
+	run(10 * modelLapse)
+	before := m.names(shared.Dir + "/hosts")
+	delete(m.objects, shared.Dir+"/evictor")
+	clear(m.owners)
+	run(10 * modelLapse)
+	for _, name := range m.names(shared.Dir + "/hosts") {
+		if slices.Contains(before, name) {
+			t.Errorf("%s goes on with credit that no evictor knows", name)
+		}
+	}
+	for _, n := range m.nodes {
+		if s := n.Stats(); s.State != shared.Active || s.Granted == 0 {
+			t.Errorf("%s: %+v, want active, with credit", n.name, s)
+		}
+		m.kill(n)
+	}
+}
