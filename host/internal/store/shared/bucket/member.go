@@ -438,7 +438,7 @@ func (m *Member) heartbeat(logged bool) error {
 	if s.Free >= s.Want && m.told.Free >= m.told.Want { // what it wants is of no interest while it has that
 		s.Free, s.Want = m.told.Free, m.told.Want
 	}
-	if reflect.DeepEqual(&s, &m.told) && at-m.BeatAt() < m.cfg.Lapse/4 {
+	if m.admitted && reflect.DeepEqual(&s, &m.told) && at-m.BeatAt() < m.cfg.Lapse/4 {
 		return nil
 	}
 	s.Beat++
@@ -514,7 +514,7 @@ func (m *Member) takeSeat() {
 		p.next, p.published = p.Log+1, p.status.Published
 	}
 	m.admitted = true
-	m.Beat(m.lastStep) // this step's, or an earlier one
+	m.Beat(m.lastStep) // this step's
 	m.ScanAgain()
 	m.log.Info("admitted to the shared bucket", "member", m.name, "term", m.office.Term)
 	m.Wake()
@@ -555,7 +555,7 @@ func (m *Member) acknowledge(n uint64, b *ballot) error {
 	return nil
 }
 
-// victims are those of a batch, which is the evictor's own if it has it.
+// victims are those of a batch.
 func (m *Member) victims(n uint64) ([]shared.Victim, error) {
 	b, _, err := m.cfg.Objects.Get(batchName(n), "")
 	if err != nil {

@@ -118,7 +118,7 @@ func (t *term) step(now time.Duration) error {
 	if t.holds() {
 		failed = append(failed, t.decideAll())
 	}
-	failed = append(failed, t.balance(now), t.write())
+	failed = append(failed, t.balance(), t.write())
 	return errors.Join(failed...)
 }
 
@@ -392,7 +392,7 @@ func (t *term) remove(paths []string) error {
 
 // balance grants credit and proposes victims when there is too little. A term begins with an audit, or a scan: what other hosts have found
 // when they joined, of members that are gone, no log tells.
-func (t *term) balance(now time.Duration) error {
+func (t *term) balance() error {
 	m := t.m
 	t.outside = 0
 	var live []string
