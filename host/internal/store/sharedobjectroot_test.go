@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -57,6 +58,11 @@ func TestDamageInASharedBucket(t *testing.T) {
 	a, b := neighbour(t, s.URL, "a", 100, patient), neighbour(t, s.URL, "b", 100, patient)
 	a.mustPut(0, 1, 2)
 	await(t, "b sees it", func() bool { return b.has(2) })
+	heads := s.Count("HEAD")
+	for range 100 {
+		equal(t, "a chunk of another host is a hit", b.has(1), true)
+	}
+	equal(t, "looks at objects for lookups", s.Count("HEAD"), heads)
 	name := "kv/" + strings.TrimPrefix(a.pieceFile(1, 0), bucketRoot+"/")
 	body := bytes.Clone(s.Objects()[name].Body)
 	body[len(body)/2] ^= 1
@@ -170,4 +176,34 @@ func TestSharedBucketHistories(t *testing.T) {
 			t.Logf("%d lives, %d loads, %d failed; %d objects", lives, loaded, failed, len(pieces(s)))
 		})
 	}
+}
+
+// TestSharedBucketIsTheLastLevel: what one host's memory has no room for is a hit at another host, and outlives both.
+func TestSharedBucketIsTheLastLevel(t *testing.T) {
+	s := startServer(t)
+	open := func(id string) *fixture {
+		return newFixtureIn(t, filepath.Join(t.TempDir(), "near"), 8, 1, func(c *Config) {
+			c.HostID, c.Now, c.Moves.Shutdown = id, time.Now, time.Minute
+			c.Roots[0].Volatile = true
+			c.Roots = append(c.Roots, RootConfig{
+				Path: bucketRoot, FS: openShared(t, s.URL, id), Capacity: 200 * pieceBytes, MaxEntries: 1024, Level: 1,
+				NoDirectory: true, ForPieces: true, Shared: true, Poll: 20 * time.Millisecond, Lapse: time.Hour,
+			})
+		})
+	}
+	a, b := open("a"), open("b")
+	for n := range uint64(32) {
+		a.mustPut(n)
+		a.settle()
+	}
+	await(t, "chunks that a's memory had no room for are hits at b", func() bool { return len(b.hits(32)) >= 16 })
+	b.mustRead(b.hits(32)...)
+	must(t, a.store.Close())
+	must(t, b.store.Close())
+	c := open("c")
+	hits := c.hits(32)
+	if len(hits) < 30 { // what ends a prefix, and was not asked for, may go
+		t.Errorf("%d hits after both have ended, want 30 of 32", len(hits))
+	}
+	c.mustRead(hits...)
 }
