@@ -305,7 +305,8 @@ func (r backend) look(rel string, most int64) {
 // forgetStep is how many slots Fenced looks at under one lock.
 const forgetStep = 1 << 12
 
-// Fenced implements [shared.Backend]. Files are left alone: what is there the next scan finds.
+// Fenced implements [shared.Backend]. Files are left alone: what is there the next scan finds. Entries stay where that looks for their
+// files at a time: a load that comes before fails where the file has gone.
 func (r backend) Fenced() {
 	r.set.Lock()
 	for _, d := range r.pending {
@@ -321,6 +322,9 @@ func (r backend) Fenced() {
 	clear(r.awaited)
 	r.met = nil
 	high := r.set.Index.High()
+	if r.confirms {
+		high = 0
+	}
 	r.set.Unlock()
 	// Nothing is granted and no put can begin, so entries do not appear where this has been.
 	for from := uint32(0); from < high; from += forgetStep {

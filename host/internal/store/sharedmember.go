@@ -46,6 +46,8 @@ type sharedRoot struct {
 	began time.Time
 
 	newMember func() (member, error)
+	walk      func(ctx context.Context, c *scan) error // looks at every file
+	confirms  bool                                     // walk drops what is not there, so that entries outlive a membership
 	member    member
 	ended     chan struct{} // closed when the steps have ended
 	stop      context.CancelFunc
@@ -246,7 +248,7 @@ func (r *sharedRoot) rescan(ctx context.Context) error {
 	r.overlooked, r.scans.missed, r.removed = 0, nil, map[shared.ID]bool{}
 	r.set.Unlock()
 	found := r.scans.newScan()
-	err := found.walk(ctx)
+	err := r.walk(ctx, found)
 	r.set.Lock()
 	r.removed = nil
 	r.set.Unlock()

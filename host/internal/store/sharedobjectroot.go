@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/s3fs"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
@@ -24,7 +28,7 @@ type sharedObjectRoot struct {
 	audits *audits
 }
 
-// audits lists the bucket when the member asks for that.
+// audits lists the bucket: in scans, and when the member asks for that.
 type audits struct {
 	root   *sharedRoot
 	member *bucket.Member
@@ -47,7 +51,7 @@ const requestsAtOnce = 16
 func newSharedObjectRoot(r *root) sharedObjectRoot {
 	c := sharedObjectRoot{newSharedRoot(r), &audits{told: map[string]uint64{}}}
 	c.audits.root = c.sharedRoot
-	c.newMember = c.bucketMember
+	c.newMember, c.walk, c.confirms = c.bucketMember, c.audits.walk, true
 	return c
 }
 
@@ -153,12 +157,11 @@ func (a *audits) pass(ctx context.Context, while time.Duration) {
 	}
 	unknown := map[string]staging.Info{}
 	named := a.named()
-	err := r.root.cfg.FS.(objectFS).Pieces(func(rel string, info staging.Info) {
-		if !named[rel] && !a.knows(rel) {
+	if err := a.list(func(rel string, info staging.Info) {
+		if _, known := a.slotOf(rel, named); !known {
 			unknown[rel] = info
 		}
-	})
-	if err != nil {
+	}); err != nil {
 		r.kept.Log.Warn("the bucket could not be listed; it is tried again", "error", err)
 		return
 	}
@@ -171,7 +174,7 @@ func (a *audits) pass(ctx context.Context, while time.Duration) {
 	}
 	var strays []bucket.Stray
 	for rel, info := range unknown {
-		if !a.knows(rel) && a.told[rel] != info.Ino {
+		if _, known := a.slotOf(rel, named); !known && a.told[rel] != info.Ino {
 			a.told[rel] = info.Ino
 			strays = append(strays, bucket.Stray{Path: r.kept.Slash + rel, Info: info})
 		}
@@ -179,32 +182,86 @@ func (a *audits) pass(ctx context.Context, while time.Duration) {
 	m.Audited(ticket, strays)
 }
 
-// named are the names of pieces that are not the built-in ones.
-func (a *audits) named() map[string]bool {
-	s, names := a.root.set, map[string]bool{}
+func (a *audits) list(found func(rel string, info staging.Info)) error {
+	return a.root.root.cfg.FS.(objectFS).Pieces(found)
+}
+
+// walk is a scan that reads the heads of objects that this host does not know. Entries that do not have their objects, as listed, are
+// forgotten, and looked for again.
+func (a *audits) walk(ctx context.Context, c *scan) error {
+	s, before, named := a.root.set, map[uint32]uint64{}, a.named()
+	s.Lock()
+	s.Index.Each(func(slot uint32, _ *index.Entry) { before[slot] = s.Index.Fingerprint(slot) })
+	s.Unlock()
+	sums := map[uint32]int64{}
+	var unknown []string
+	if err := a.list(func(rel string, info staging.Info) {
+		if slot, known := a.slotOf(rel, named); known {
+			sums[slot] += pieceformat.Padded(info.Allocated)
+		} else {
+			unknown = append(unknown, rel)
+		}
+	}); err != nil {
+		return err
+	}
+	for slot, fp := range before {
+		s.Lock()
+		if m := (entries.Mark{Slot: slot, Fingerprint: fp}); s.Stands(m) && !s.Busy(slot) && !s.Index.At(slot).Is(index.Evicting) &&
+			s.Index.Bytes(slot) != sums[slot] {
+			key := s.Index.Key(slot)
+			unknown = append(unknown, filesOf(s.ClassOf(slot), &key, s.Index.Pieces(slot), s.Index.NamesOf(slot))...)
+			entries.Forget(s, slot)
+		}
+		s.Unlock()
+	}
+	return c.fileAll(ctx, unknown)
+}
+
+// fileAll judges files by their paths below the root, several at a time.
+func (c *scan) fileAll(ctx context.Context, list []string) error {
+	var next atomic.Int64
+	var work sync.WaitGroup
+	for range c.by.root.store.cfg.ScanWorkers {
+		work.Go(func() {
+			for i := next.Add(1); i <= int64(len(list)) && ctx.Err() == nil; i = next.Add(1) {
+				rel := list[i-1]
+				c.file(rel, staging.Info{}.Entry(path.Base(rel)))
+			}
+		})
+	}
+	work.Wait()
+	return errors.Join(ctx.Err(), c.short)
+}
+
+// named are the slots of pieces with names that are not the built-in ones.
+func (a *audits) named() map[string]uint32 {
+	s, names := a.root.set, map[string]uint32{}
 	s.Lock()
 	defer s.Unlock()
 	s.Index.Each(func(slot uint32, _ *index.Entry) {
 		for _, n := range s.Index.NamesOf(slot) {
-			names[n.Path] = true
+			names[n.Path] = slot
 		}
 	})
 	return names
 }
 
-// knows says that what has a built-in name is a piece in the account.
-func (a *audits) knows(rel string) bool {
+// slotOf is the slot of the entry that an object is a piece of, if that is known.
+func (a *audits) slotOf(rel string, named map[string]uint32) (slot uint32, known bool) {
+	if slot, known = named[rel]; known {
+		return slot, true
+	}
 	h, ok := pieceformat.ParseBuiltin([]byte(rel))
 	if !ok {
-		return false
+		return 0, false
 	}
 	cl, err := a.root.kept.Catalog.ClassFor(&h)
 	if err != nil {
-		return false
+		return 0, false
 	}
 	s := a.root.set
 	s.Lock()
 	defer s.Unlock()
-	slot := s.Index.Find(kv.Fingerprint(h.Namespace, h.Group, h.Key), cl.Base, &h.Key)
-	return slot != index.None && s.Index.Pieces(slot)&(1<<h.Rank) != 0
+	slot = s.Index.Find(kv.Fingerprint(h.Namespace, h.Group, h.Key), cl.Base, &h.Key)
+	return slot, slot != index.None && s.Index.Pieces(slot)&(1<<h.Rank) != 0
 }

@@ -207,3 +207,27 @@ func TestSharedBucketIsTheLastLevel(t *testing.T) {
 	}
 	c.mustRead(hits...)
 }
+
+// TestAFencedHostKnowsItsObjects: a host that was given up lists the bucket when it has joined again, and reads no head of an object that it
+// knows; what was removed in between is a miss.
+func TestAFencedHostKnowsItsObjects(t *testing.T) {
+	s := startServer(t)
+	a, b := neighbour(t, s.URL, "a", 100, patient), neighbour(t, s.URL, "b", 100, patient)
+	a.mustPut(upTo(40)...)
+	await(t, "b sees what a stored", func() bool { return len(b.hits(40)) == 40 })
+	fsys := b.cfg.Roots[0].FS.(*s3fs.FS)
+	member, read := b.fellowStats().Member, fsys.Stats().Read
+	s.Set("kv/"+strings.TrimPrefix(a.pieceFile(7, 0), bucketRoot+"/"), nil)
+	s.Set("kv/"+shared.Dir+"/hosts/"+member, nil)
+	await(t, "b joins again and has scanned", func() bool {
+		st := b.fellowStats()
+		return st.Member != member && st.State == shared.Active
+	})
+	if more := fsys.Stats().Read - read; more > 10*pieceBytes {
+		t.Errorf("%d bytes were read to join again, want few of the %d of 40 objects", more, 40*pieceBytes)
+	}
+	equal(t, "the object that is gone is a hit", b.has(7), false)
+	equal(t, "hits of a host that has joined again", len(b.hits(40)), 39) // it loads them
+	equal(t, "bytes in the account", b.store.Stats().Roots[0].Used, inTheBucket(s))
+	b.mustRead(0, 39)
+}
