@@ -253,7 +253,7 @@ func TestModel(t *testing.T) {
 		return
 	}
 	tally := testenv.NewTally(t, "model of a bucket")
-	seeds := uint64(6)
+	seeds := uint64(12)
 	if *modelSeeds > 0 {
 		seeds = *modelSeeds
 	}
