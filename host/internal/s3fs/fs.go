@@ -2,6 +2,7 @@ package s3fs
 
 import (
 	"cmp"
+	"context"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -262,15 +263,28 @@ func (f *FS) Mkdir(string, fs.FileMode) error { return nil }
 // MkdirAll implements [staging.FS].
 func (f *FS) MkdirAll(string, fs.FileMode) error { return nil }
 
+// below is what the keys of files in a directory begin with.
+func (f *FS) below(name string) string {
+	if f.isTop(name) {
+		return f.prefix
+	}
+	return f.key(name) + "/"
+}
+
+// List calls found for the files below a directory, in order of their keys, which costs a request for 1,000 of them.
+func (f *FS) List(ctx context.Context, name string, found func(rel string, size int64, modified time.Time)) error {
+	prefix := f.below(name)
+	return failed("list", name, f.list(ctx, prefix, "", func(o *minio.ObjectInfo, _ bool) {
+		if rel := o.Key[len(prefix):]; rel != "" && !strings.HasSuffix(rel, "/") {
+			found(rel, o.Size, o.LastModified)
+		}
+	}), false)
+}
+
 // ReadDir implements [staging.FS].
 func (f *FS) ReadDir(name string) (list []fs.DirEntry, err error) {
-	prefix := f.key(name)
-	if f.isTop(name) {
-		prefix = f.prefix
-	} else {
-		prefix += "/"
-	}
-	err = f.list(prefix, func(o *minio.ObjectInfo, isPrefix bool) {
+	prefix := f.below(name)
+	err = f.list(context.Background(), prefix, "/", func(o *minio.ObjectInfo, isPrefix bool) {
 		if o.Key == prefix { // a mark that some tools leave for a directory
 			return
 		}

@@ -22,7 +22,7 @@ import (
 const bucketRoot = "s3://bucket/kv"
 
 // startServer starts a server that takes parts of two pages.
-func startServer(t *testing.T) *s3double.Server {
+func startServer(t testing.TB) *s3double.Server {
 	s := s3double.Start(t)
 	s.LeastPart = 2 * pieceformat.Page
 	return s
