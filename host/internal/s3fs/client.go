@@ -68,6 +68,7 @@ type client struct {
 	budget    time.Duration // see Config.Budget
 	transport *http.Transport
 
+	hedge         hedge
 	made, failed  [requests]atomic.Uint64
 	outage        atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
 	read, written atomic.Uint64
@@ -270,8 +271,8 @@ type stream struct {
 	left   int
 }
 
-// begin asks for so many bytes of an object.
-func (c *client) begin(ctx context.Context, key, etag string, off int64, most int) (*stream, version, error) {
+// ask asks for so many bytes of an object.
+func (c *client) ask(ctx context.Context, key, etag string, off int64, most int) (*stream, version, error) {
 	var o minio.GetObjectOptions
 	err := o.SetRange(off, off+int64(most)-1)
 	if err == nil && etag != "" {

@@ -16,14 +16,15 @@ import (
 
 // listed is how many entries were entered by their names, and no head of them was read yet.
 func (f *fixture) listed() (n int) {
-	r := f.root()
-	r.Lock()
-	defer r.Unlock()
-	r.Index.Each(func(_ uint32, e *index.Entry) {
-		if e.Is(index.Listed) {
-			n++
-		}
-	})
+	for _, r := range f.store.roots {
+		r.Lock()
+		r.Index.Each(func(_ uint32, e *index.Entry) {
+			if e.Is(index.Listed) {
+				n++
+			}
+		})
+		r.Unlock()
+	}
 	return n
 }
 

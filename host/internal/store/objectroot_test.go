@@ -109,6 +109,7 @@ func TestBucketIsTheLastLevel(t *testing.T) {
 		if got, most := s.Count("GET")-before, 12; !kill && got > most {
 			t.Errorf("a start after an orderly end has read %d objects, want at most %d", got, most)
 		}
+		await(t, "all heads are read", func() bool { return f.listed() == 0 })
 		heads := s.Count("HEAD") + s.Count("GET") + s.Count("LIST")
 		here := uint64(0)
 		for n := range uint64(64) {

@@ -28,6 +28,7 @@ const (
 	Reset     Fault = "the connection ends"
 	ResetLate Fault = "the server acts, and the connection ends" // before its answer
 	Stall     Fault = "no answer"
+	Late      Fault = "the answer is half a second late"
 	Half      Fault = "half of the body"
 	Wrong     Fault = "a byte of the body is another"
 )
@@ -39,6 +40,7 @@ type Rule struct {
 	In     string // of the path and query; empty: any
 	After  int    // requests that fit go by first
 	Times  int    // 0: for ever
+	Every  int    // of the requests that fit, each so manieth; 0: all
 }
 
 // Proxy is in front of a server.
@@ -91,7 +93,7 @@ func (p *Proxy) fault(r *http.Request) Fault {
 			continue
 		}
 		p.seen[i]++
-		if n := p.seen[i] - rule.After; n > 0 && (rule.Times == 0 || n <= rule.Times) {
+		if n := p.seen[i] - rule.After; n > 0 && (rule.Times == 0 || n <= rule.Times) && n%max(1, rule.Every) == 0 {
 			p.did++
 			return rule.Fault
 		}
@@ -104,6 +106,13 @@ func (p *Proxy) serve(forward http.Handler, w http.ResponseWriter, r *http.Reque
 	switch fault {
 	case "":
 		forward.ServeHTTP(w, r)
+	case Late:
+		select {
+		case <-r.Context().Done():
+		case <-p.ended:
+		case <-time.After(500 * time.Millisecond):
+			forward.ServeHTTP(w, r)
+		}
 	case Busy:
 		_, _ = io.Copy(io.Discard, r.Body)
 		fail(w, http.StatusServiceUnavailable, "SlowDown")
