@@ -181,6 +181,29 @@ func TestBucketStaysWithinItsCapacity(t *testing.T) {
 	f.mustRead(39)
 }
 
+// TestBucketHasADailyBudget: what is stored in a day is bounded, in few requests, and the count outlives a kill.
+func TestBucketHasADailyBudget(t *testing.T) {
+	s := startServer(t)
+	f := oneBucket(t, s.URL, 64, withBudget(20))
+	f.mustPut(upTo(16)...)
+	most := s.Count("PUT")
+	stored := func() (n int) {
+		for k := uint64(100); k < 200; k++ {
+			if f.putUnder(k, k-1, 0) == nil || f.putUnder(k, k-1, 0) == nil {
+				n++
+			}
+		}
+		return n
+	}
+	equal(t, "stores after 16 of 20 pieces", stored(), 4)
+	if most > 2*16+8 {
+		t.Errorf("%d objects were put for 16 stores", most)
+	}
+	f.kill()
+	f.life(s.URL)
+	equal(t, "stores after a kill on the same day", stored(), 0)
+}
+
 // TestObjectsOfOthers: what was removed, damaged or replaced behind the host's back is a miss, and counted.
 func TestObjectsOfOthers(t *testing.T) {
 	s := startServer(t)

@@ -3,6 +3,7 @@ package s3double
 import (
 	"errors"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -64,7 +65,7 @@ func StartProxy(t testing.TB, server string) *Proxy {
 	forward := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { // what is signed names the proxy as the host
 		r.SetURL(target)
 		r.Out.Host = r.In.Host
-	}}
+	}, ErrorLog: log.New(io.Discard, "", 0)} // clients give requests up
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(forward, w, r) }))
 	p.URL = h.URL
 	t.Cleanup(func() { close(p.ended); h.CloseClientConnections(); h.Close() })
