@@ -295,6 +295,7 @@ func (c objectRoot) identify() (empty bool, err error) {
 
 // scan implements [kind]. After it entries are complete, but for what policies and tenants' accounts need to know.
 func (c objectRoot) scan(ctx context.Context) error {
+	c.r.recovery.from, _ = c.r.cfg.FS.(lister)
 	err := c.ownRoot.scan(ctx)
 	if err == nil {
 		c.r.store.work.Go(func() { c.r.recovery.describe(c.r.store.run) })

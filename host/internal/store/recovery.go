@@ -34,6 +34,7 @@ type recovery struct {
 	root  *root
 	kept  *keptDir
 	set   *entries.Set
+	from  lister // that scans list, or nil: they walk
 	count scanCounters
 	// The set's lock guards these.
 	missed     map[string]int64 // by the last scan, as there
