@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +22,7 @@ import (
 )
 
 // bucketConfiguration is a configuration of TOML text, with the roots in it.
-func bucketConfiguration(t *testing.T, roots string) *config.Config {
+func bucketConfiguration(t testing.TB, roots string) *config.Config {
 	t.Helper()
 	t.Setenv("AWS_ACCESS_KEY_ID", "key")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -45,7 +46,7 @@ func TestBucketRoot(t *testing.T) {
 }
 
 func bucketRoot(t *testing.T, url, compression string) {
-	c := bucketConfiguration(t, fmt.Sprintf("[[root]]\npath = \"s3://bucket/a/b\"\ncapacity = \"1GiB\"\nendpoint = %q\npath_style = true\n", url))
+	c := bucketConfiguration(t, fmt.Sprintf("[[root]]\npath = \"s3://bucket/a/b\"\ncapacity = \"1GiB\"\nendpoint = %q\npath_style = true\nprices = [5, 0.4, 0.1, 0]\n", url))
 	c.Store.Compression = compression
 	random := rand.New(rand.NewPCG(3, 4))
 	const chunks = 4
@@ -67,6 +68,17 @@ func bucketRoot(t *testing.T, url, compression string) {
 		}
 		if want := `kvhost_bucket_requests_total{request="get",result="error",root="s3://bucket/a/b"} `; !strings.Contains(get(t, h, "/metrics"), want) {
 			t.Errorf("/metrics lacks %s", want)
+		}
+		metrics := get(t, h, "/metrics")
+		for _, kind := range []string{"requests", "stored"} { // a few seconds are not a day
+			_, after, _ := strings.Cut(metrics, `kvhost_bucket_cost_per_day{for="`+kind+`",root="s3://bucket/a/b"} `)
+			value, _, _ := strings.Cut(after, "\n")
+			if cost, err := strconv.ParseFloat(value, 64); err != nil || cost <= 0 {
+				t.Errorf("a day costs %q for %s, want more than nothing", value, kind)
+			}
+		}
+		if r := h.Status().Roots[0]; !strings.Contains(r.Reason, "a day costs ") || !strings.Contains(r.Reason, " 0.00 for bytes read") {
+			t.Errorf("the status says %q, want what a day costs", r.Reason)
 		}
 		stop()
 	}
@@ -135,6 +147,7 @@ func TestBucketsAreValidated(t *testing.T) {
 		"min_free":      func(r *config.Root) { r.MinFree.Bytes = 1 },
 		"endpoint":      func(r *config.Root) { r.Endpoint = "s3.example.org" },
 		"ca_file":       func(r *config.Root) { r.CAFile = "/none" },
+		"prices":        func(r *config.Root) { r.Prices = []float64{1, 2, 3} },
 		"region":        func(r *config.Root) { r.Path, r.Region = "/a", "eu-central-1" },
 	} {
 		c := configuration(t)

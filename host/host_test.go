@@ -25,7 +25,7 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-func configuration(t *testing.T) *config.Config {
+func configuration(t testing.TB) *config.Config {
 	t.Helper()
 	c := hosttest.Configuration(t)
 	c.HTTP.Listen = "127.0.0.1:0"

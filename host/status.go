@@ -11,6 +11,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/observe"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/server"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/health"
@@ -28,8 +29,13 @@ func (h *Host) Status() *proto.StatusResponse {
 	for i := range st.Shadows {
 		out.Policies = append(out.Policies, shadowStatus(&st.Shadows[i]))
 	}
+	buckets := h.devices.Buckets()
 	for _, r := range st.Roots {
-		out.Roots = append(out.Roots, rootStatus(&r))
+		s := rootStatus(&r)
+		if b := buckets[r.Path]; b != nil && s.Reason == "" {
+			s.Reason = costs(b.Cost(r.Used))
+		}
+		out.Roots = append(out.Roots, s)
 	}
 	for _, t := range h.engine.Traffic() {
 		for i := range t.Routes {
@@ -60,6 +66,15 @@ func (h *Host) Status() *proto.StatusResponse {
 	}
 	out.NotReady = h.notReady(out)
 	return out
+}
+
+// costs says what a bucket costs.
+func costs(c s3fs.Cost, known bool) string {
+	if !known {
+		return ""
+	}
+	return fmt.Sprintf("a day costs %.2f at its prices: %.2f for requests, %.2f for bytes read, %.2f for what is stored",
+		c.Requests+c.Read+c.Stored, c.Requests, c.Read, c.Stored)
 }
 
 func rootStatus(r *store.RootStats) *proto.RootStatus {

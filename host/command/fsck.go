@@ -9,16 +9,20 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/store/fsck"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 )
 
 type fsckFlags struct {
+	settings  settings // where buckets are
 	options   fsck.Options
 	readLimit string
 	asJSON    bool
@@ -38,6 +42,9 @@ It is safe while a host runs, which keeps storing and evicting. A repair moves d
 quarantine, where a running host accounts for them and serves them as misses. It removes temporaries when no
 host uses the root. It never writes to a piece.
 
+A root in a bucket (s3://bucket/prefix) is reached as its [[root]] in the configuration says, or by the defaults of AWS. A
+check reads each object, or its head with --quick. A repair needs the bucket's lock: no host may have it.
+
 Exit codes:
   0   no problems, or all were repaired
   8   problems remain: see the report
@@ -46,7 +53,7 @@ Exit codes:
 		Example: `  kvhost fsck /mnt/nvme0/kv
   kvhost fsck --repair --read-limit 500MiB /mnt/nvme0/kv /mnt/nvme1/kv
   kvhost fsck --quick --json /mnt/nvme0/kv`,
-		Args: wantArgs(1, math.MaxInt, "the directory of a root"),
+		Args: wantArgs(1, math.MaxInt, "the path of a root"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
@@ -61,6 +68,7 @@ Exit codes:
 	fl.StringVar(&f.readLimit, "read-limit", "0", "most bytes read per second, 0 for no limit")
 	fl.DurationVar(&f.options.TempAge, "temp-age", time.Hour,
 		"age at which a temporary counts as abandoned, where hosts share the root or nothing is repaired")
+	fl.StringVarP(&f.settings.file, "config", "c", "", "TOML file with the roots in buckets (default: $"+config.EnvFile+", else none)")
 	fl.BoolVar(&f.asJSON, "json", false, "print a JSON array with a report per root instead of text")
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "no progress bar")
 	return cmd
@@ -101,9 +109,17 @@ func (f *fsckFlags) run(ctx context.Context, out io.Writer, roots []string) erro
 
 func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error) {
 	o := f.options
+	if strings.HasPrefix(root, s3fs.Scheme) {
+		bucket, err := f.bucket(root)
+		if err != nil {
+			return nil, err
+		}
+		defer bucket.Close()
+		o.FS, o.Alone = bucket, true
+	}
 	b := newProgress("files of "+root, f.quiet)
 	if b.Shown() {
-		n, err := fsck.Files(ctx, root, nil)
+		n, err := fsck.Files(ctx, root, o.FS)
 		if err != nil {
 			return nil, err
 		}
@@ -112,4 +128,21 @@ func (f *fsckFlags) check(ctx context.Context, root string) (*fsck.Report, error
 	}
 	defer b.End()
 	return fsck.Check(ctx, root, o)
+}
+
+// bucket is the file system of a root in a bucket.
+func (f *fsckFlags) bucket(root string) (*s3fs.FS, error) {
+	loaded, err := f.settings.load()
+	if err != nil {
+		return nil, err
+	}
+	at := config.Root{Path: root}
+	for _, r := range loaded.Config.Roots {
+		if r.Path == root {
+			at = r
+		}
+	}
+	c := at.Bucket()
+	c.Target, c.Holder = pieceformat.Target, "kvhost fsck"
+	return s3fs.Open(c)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
 )
 
 // TestFsck fills a root by a replay, damages a piece, and goes through check, repair and check.
@@ -73,5 +74,19 @@ func TestFsck(t *testing.T) {
 	}
 	if r := finish(t, command(t, dir, "fsck", filepath.Join(dir, "missing"))); r.code != exitFailure {
 		t.Errorf("a missing root: exit %d", r.code)
+	}
+}
+
+// TestFsckFindsTheBucket: a bucket is reached as the configuration says.
+func TestFsckFindsTheBucket(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	s := s3double.Start(t)
+	s.Set("kv/.kvhost/written", []byte("junk"))
+	file := filepath.Join(t.TempDir(), "kvhost.toml")
+	testenv.OK(t, os.WriteFile(file, []byte("[[root]]\npath = \"s3://bucket/kv\"\npath_style = true\nendpoint = \""+s.URL+"\"\n"), 0o600))
+	r := finish(t, command(t, t.TempDir(), "fsck", "--config", file, "s3://bucket/kv"))
+	if r.code != exitProblems || !strings.Contains(r.stdout, ".kvhost/written") || s.Count("LIST") == 0 {
+		t.Errorf("exit %d, %d lists, want %d and the damaged file: %s%s", r.code, s.Count("LIST"), exitProblems, r.stdout, r.stderr)
 	}
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/kvhost/kvhost/staging"
 )
 
 var (
@@ -276,7 +275,11 @@ func watchBucket(t *testing.T, url string) *bucketWatch {
 func (w *bucketWatch) run(ctx context.Context) {
 	for ; ctx.Err() == nil; time.Sleep(20 * time.Millisecond) {
 		var sum int64
-		err := w.fs.Pieces(func(_ string, info staging.Info) { sum += info.Size })
+		err := w.fs.List(ctx, "s3://bucket/kv", func(rel string, size int64, _ time.Time) {
+			if !strings.HasPrefix(rel, ".kvhost") {
+				sum += size
+			}
+		})
 		b, _, gerr := w.control.Get("evictor", "")
 		if err != nil || gerr != nil {
 			continue

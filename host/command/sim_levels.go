@@ -26,7 +26,7 @@ type levelFlags struct {
 func (f *levelFlags) define(fl *pflag.FlagSet) {
 	f.roles = []abi.Role{abi.RoleAdmit}
 	fl.StringSliceVar(&f.capacities, "level", nil, "simulate levels: their capacities, as 0=1%,1=10%; 0 is the nearest")
-	fl.StringSliceVar(&f.costs, "cost", nil, "how fast each level loads in GB/s, as 0=50,1=5")
+	fl.StringSliceVar(&f.costs, "cost", nil, "how fast each level loads in GB/s, after which latency, as 0=50,1=5:30ms")
 	fl.StringArrayVar(&f.policies, "level-policy", nil,
 		"policy of one level, as 1=x.wasm, in place of those compared; repeatable")
 	fl.StringArrayVar(&f.admissions, "admit", []string{sim.AdmitDefault},

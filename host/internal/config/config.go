@@ -156,6 +156,8 @@ type Root struct {
 	Region    string // empty: as the environment says
 	PathStyle bool   // the bucket is in the path of requests
 	CAFile    string // certificates of who may sign the endpoint's; empty: the system's
+	// Prices are what the bucket's server is paid; nil: not known.
+	Prices []float64
 
 	MinFree     Amount // left free on its file system; a percentage is of that
 	DailyWrites int64  // bytes; 0: as many as come

@@ -182,13 +182,13 @@ var keys = []*Key{
 		field: func(c *Config) any { return &c.Store.Seed }},
 
 	{Section: "move", Name: "workers", Kind: Count, Default: "2", Unit: "threads", Min: 1, Max: 64,
-		Help:  "Copies between levels of roots at a time. A copy waits for loads between its parts.",
+		Help:  "Copies between levels of roots at a time, for each level but the nearest. A copy waits for loads between its parts.",
 		field: func(c *Config) any { return &c.Move.Workers }},
 	{Section: "move", Name: "bandwidth", Kind: Size, Default: "512MiB", Unit: "bytes per second",
 		Help:  "Most bytes per second that are copied between levels. What is more is not kept. 0: no limit.",
 		field: func(c *Config) any { return &c.Move.Bandwidth }},
 	{Section: "move", Name: "waiting", Kind: Size, Default: "256MiB", Min: 1 << 20,
-		Help:  "Most bytes of chunks that may wait for their copy. What is more is not copied.",
+		Help:  "Most bytes of chunks that may wait for their copy, for each level. What is more is not copied.",
 		field: func(c *Config) any { return &c.Move.Waiting }},
 	{Section: "move", Name: "shutdown", Kind: Duration, Default: "10s",
 		Help: "How long an orderly end may take to copy to the next level what roots in memory hold, the most recently " +

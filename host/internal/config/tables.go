@@ -108,6 +108,7 @@ var roots = tableOf[Root]{"root", func(c *Config) *[]Root { return &c.Roots },
 		by("region", false, textIfAny, func(r *Root) *string { return &r.Region }),
 		by("path_style", false, ifOn, func(r *Root) *bool { return &r.PathStyle }),
 		by("ca_file", false, textIfAny, func(r *Root) *string { return &r.CAFile }),
+		by("prices", false, kind[[]float64]{asList("numbers", asNumber), numbers[float64]}, func(r *Root) *[]float64 { return &r.Prices }),
 		{Field{"capacity", true}, (*Root).setCapacity, func(r *Root) string { return sizeTOML(r.Capacity) }},
 		by("evict", true, text, func(r *Root) *string { return &r.Evict }),
 		by("min_free", true, amount, func(r *Root) *Amount { return &r.MinFree }),
@@ -246,7 +247,7 @@ func quoteAll(list []string) string {
 	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
-func numbers[N int | uint32](list []N) string {
+func numbers[N int | uint32 | float64](list []N) string {
 	if list == nil {
 		return ""
 	}

@@ -56,6 +56,16 @@ func asInt(path string, value any) (int, error) {
 	return int(n), err
 }
 
+func asNumber(path string, value any) (float64, error) {
+	switch v := value.(type) {
+	case int64:
+		return float64(v), nil
+	case float64:
+		return v, nil
+	}
+	return 0, fmt.Errorf("%w: %s is %s, want a number", ErrValue, path, typeName(value))
+}
+
 // asList reads a list of what one reads.
 func asList[V any](of string, one func(path string, value any) (V, error)) func(path string, value any) ([]V, error) {
 	return func(path string, value any) ([]V, error) {

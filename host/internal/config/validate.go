@@ -122,7 +122,7 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 			for _, set := range []struct {
 				key string
 				is  bool
-			}{{"endpoint", r.Endpoint != ""}, {"region", r.Region != ""}, {"path_style", r.PathStyle}, {"ca_file", r.CAFile != ""}} {
+			}{{"endpoint", r.Endpoint != ""}, {"region", r.Region != ""}, {"path_style", r.PathStyle}, {"ca_file", r.CAFile != ""}, {"prices", r.Prices != nil}} {
 				if set.is {
 					bad(at+"."+set.key, "%q is no root in a bucket, which has the path s3://bucket/prefix", r.Path)
 				}
@@ -186,7 +186,8 @@ func (r Root) validateApart(at string, bad func(path, format string, args ...any
 // Bucket is how a root in a bucket is reached.
 func (r Root) Bucket() s3fs.Config {
 	return s3fs.Config{
-		Path: r.Path, Endpoint: r.Endpoint, Region: r.Region, PathStyle: r.PathStyle, CAFile: r.CAFile, Shared: r.Shared,
+		Path: r.Path, Endpoint: r.Endpoint, Region: r.Region, PathStyle: r.PathStyle, CAFile: r.CAFile, Prices: r.Prices,
+		Shared: r.Shared,
 	}
 }
 

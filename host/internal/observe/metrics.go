@@ -162,7 +162,9 @@ var (
 	rootMemory   = gauged("root_memory_bytes", "Memory of a root in memory: used and free are there, pending is to come.", "root state")
 	requests     = counted("bucket_requests_total", "Requests to the server of a root in a bucket; result is ok or error.", "root request result")
 	requestBytes = counted("bucket_bytes_total", "Bytes of objects from (read) and to (write) the server of a root in a bucket.", "root direction")
-	spanResults  = counted("otlp_spans_total",
+	bucketCost   = gauged("bucket_cost_per_day",
+		"What a day like the time since the start costs at the root's prices, for requests, for bytes read and for what is stored.", "root for")
+	spanResults = counted("otlp_spans_total",
 		"Spans of requests: exported; dropped, as the queue was full; failed, as the collector did not take them.", "result")
 )
 
@@ -179,7 +181,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for i, m := range counters {
 		out.put(wholeHost[i], float64(m.value(&st, ts)))
 	}
+	used := map[string]int64{}
 	for i := range st.Roots {
+		used[st.Roots[i].Path] = st.Roots[i].Used
 		rootMetrics.put(out, rootFamilies, &st.Roots[i], st.Roots[i].Path)
 	}
 	for path, fsys := range c.Buckets {
@@ -191,6 +195,11 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		out.put(requestBytes, float64(s.Read), path, "read")
 		out.put(requestBytes, float64(s.Written), path, "write")
+		if cost, known := fsys.Cost(used[path]); known {
+			out.put(bucketCost, cost.Requests, path, "requests")
+			out.put(bucketCost, cost.Read, path, "read")
+			out.put(bucketCost, cost.Stored, path, "stored")
+		}
 	}
 	for path, fsys := range c.Memory {
 		m := fsys.Stats()

@@ -70,6 +70,7 @@ type client struct {
 	transport *http.Transport
 	may       func(key string) error // why an object may not be written or removed now; nil: all may
 
+	hedge hedge
 	*counters
 	outage atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
 }
@@ -123,28 +124,32 @@ func newClient(c *Config, bucket string) (*client, error) {
 	case c.Endpoint == "":
 		lookup = minio.BucketLookupAuto // by path where a certificate of AWS would not fit the bucket's name
 	}
-	core, err := minio.NewCore(u.Host, &minio.Options{
+	made := &client{bucket: bucket, budget: c.Budget, answer: answerLimit, transport: transport, counters: &counters{}}
+	made.core, err = minio.NewCore(u.Host, &minio.Options{
 		// The order of the AWS SDKs: environment, profile, web identity, containers, instances.
 		Creds: credentials.NewChainCredentials([]credentials.Provider{
 			&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{Client: &http.Client{Timeout: dialLimit}},
 		}),
-		Secure: u.Scheme == "https", Transport: limited{transport}, MaxRetries: 1, BucketLookup: lookup,
+		Secure: u.Scheme == "https", Transport: limited{transport, made}, MaxRetries: 1, BucketLookup: lookup,
 		Region: cmp.Or(c.Region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"), "us-east-1"),
 	})
 	if err != nil {
 		return nil, refuse("endpoint", "%v", err)
 	}
-	return &client{core: core, bucket: bucket, budget: c.Budget, answer: answerLimit, transport: transport, counters: &counters{}}, nil
+	return made, nil
 }
 
 // limited gives requests without a deadline one: the library lists without a context.
-type limited struct{ http.RoundTripper }
+type limited struct {
+	http.RoundTripper
+	client *client
+}
 
 // RoundTrip implements [http.RoundTripper].
 func (l limited) RoundTrip(q *http.Request) (*http.Response, error) {
 	if _, has := q.Context().Deadline(); !has {
 		ctx, cancel := context.WithCancel(q.Context())
-		time.AfterFunc(answerLimit, cancel)
+		time.AfterFunc(l.client.answers(), cancel)
 		q = q.WithContext(ctx)
 	}
 	return l.RoundTripper.RoundTrip(q)
@@ -160,6 +165,14 @@ func (c *client) Stats() Stats {
 	return s
 }
 
+// answers is how long a request may take until its first byte.
+func (c *client) answers() time.Duration {
+	if c.outage.Load() != nil {
+		return min(c.answer, outageLimit)
+	}
+	return c.answer
+}
+
 // do makes a request until it succeeds, fails for good, or the budget is used up. An attempt may take what the server has to
 // begin its answer in, and what sending so many bytes takes.
 func (c *client) do(kind Request, send int, once func(ctx context.Context) error) error {
@@ -168,12 +181,10 @@ func (c *client) do(kind Request, send int, once func(ctx context.Context) error
 
 // doOn is do for a request that writes or removes an object, while that is allowed.
 func (c *client) doOn(key string, kind Request, send int, once func(ctx context.Context) error) (err error) {
-	limit := c.answer + time.Duration(send)*time.Second/leastRate
 	if out := c.outage.Load(); out != nil && time.Since(out.at) < outageRest {
 		return out.err
-	} else if out != nil {
-		limit -= max(0, c.answer-outageLimit)
 	}
+	limit := c.answers() + time.Duration(send)*time.Second/leastRate
 	whole, cancel := context.WithTimeout(context.Background(), max(c.budget, limit))
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
@@ -282,8 +293,8 @@ type stream struct {
 	left   int
 }
 
-// begin asks for so many bytes of an object.
-func (c *client) begin(ctx context.Context, key, etag string, off int64, most int) (*stream, version, error) {
+// ask asks for so many bytes of an object.
+func (c *client) ask(ctx context.Context, key, etag string, off int64, most int) (*stream, version, error) {
 	var o minio.GetObjectOptions
 	err := o.SetRange(off, off+int64(most)-1)
 	if err == nil && etag != "" {
@@ -530,20 +541,16 @@ func (c *client) remove(key string) error {
 	})
 }
 
-// list calls found for the objects and prefixes directly below a prefix, in order.
-func (c *client) list(prefix string, found func(o *minio.ObjectInfo, isPrefix bool)) error {
-	return c.listTo(prefix, "/", found)
-}
-
-// listTo is list for the prefixes that end at a delimiter; without one all objects with the prefix are found.
-func (c *client) listTo(prefix, delimiter string, found func(o *minio.ObjectInfo, isPrefix bool)) error {
+// list calls found for the objects below a prefix, in order. With a delimiter it calls found for prefixes in the place of what is
+// below them.
+func (c *client) list(ctx context.Context, prefix, delimiter string, found func(o *minio.ObjectInfo, isPrefix bool)) error {
 	for token := ""; ; {
 		var page minio.ListBucketV2Result
 		err := c.do(List, 0, func(context.Context) (err error) {
 			page, err = c.core.ListObjectsV2(c.bucket, prefix, "", token, delimiter, 1000)
 			return err
 		})
-		if err != nil {
+		if err = errors.Join(err, ctx.Err()); err != nil {
 			return err
 		}
 		for i := range page.Contents {

@@ -68,7 +68,7 @@ func (c *Control) Remove(name string) error {
 // List tells the versions of the objects directly below a name, and the names with objects below them, without a version.
 func (c *Control) List(name string) (versions map[string]string, err error) {
 	versions = map[string]string{}
-	err = c.client.list(c.prefix+name+"/", func(o *minio.ObjectInfo, _ bool) {
+	err = c.client.list(context.Background(), c.prefix+name+"/", "/", func(o *minio.ObjectInfo, _ bool) {
 		versions[path.Base(o.Key)] = strings.Trim(o.ETag, `"`)
 	})
 	return versions, failed("list", c.prefix+name, err, false)

@@ -8,6 +8,8 @@
 // A file that is read is one version of an object, which its first request finds. Another version that takes its place ends
 // it with ESTALE.
 //
+// A read that is not answered in about the time of 95 in 100 is asked for again, for one in twenty at most, and the first answer counts.
+//
 // Failing is normal. Requests have time limits and are tried again, at growing and random pauses, within a budget. What then
 // still fails has an errno that says whether the server, the rights or the name is to blame.
 //

@@ -2,6 +2,7 @@ package s3fs
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -40,6 +41,9 @@ type Config struct {
 	Region    string // empty: as the environment says
 	PathStyle bool   // the bucket is in the path of requests, and not in the name of the host
 	CAFile    string // certificates of who may sign the server's; empty: the system's
+	// Prices are of 1,000 requests that write or list, of 1,000 that read, of a GB that is stored for a month, and of a GB that is
+	// read. Nil: not known.
+	Prices []float64
 	// Target is the name that a temporary is to get. It is false for what is none, and for one that does not tell.
 	Target func(temp string) (target string, is bool)
 	Holder string        // who a lock is held by, for others to read
@@ -67,6 +71,7 @@ type FS struct {
 	first  atomic.Int64 // bytes of the last read that was an object's first
 	top    string       // Config.Path, cleaned
 	dev    uint64
+	began  time.Time
 
 	mu      sync.Mutex
 	pending map[string]*upload // files that have no object yet, by name
@@ -87,19 +92,39 @@ func Open(cfg Config) (*FS, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	if len(cfg.Prices) != 0 && (len(cfg.Prices) != 4 || slices.Min(cfg.Prices) < 0) {
+		return nil, refuse("prices", "%v, want four, 0 or more: of 1,000 writes, 1,000 reads, a GB stored for a month, and a GB read", cfg.Prices)
+	}
 	cfg.Budget = cmp.Or(cfg.Budget, 12*time.Second)
 	cfg.Term, cfg.Part = cmp.Or(cfg.Term, 20*time.Second), cmp.Or(cfg.Part, 8<<20)
 	c, err := newClient(&cfg, bucket)
 	if err != nil {
 		return nil, err
 	}
-	f := &FS{client: c, cfg: cfg, top: path.Clean(cfg.Path), dev: 1<<62 | devices.Add(1),
+	f := &FS{client: c, cfg: cfg, began: time.Now(), top: path.Clean(cfg.Path), dev: 1<<62 | devices.Add(1),
 		pending: map[string]*upload{}, own: map[string]bool{}, leases: map[string]*lease{}, number: uint64(time.Now().UnixNano())}
 	f.may, f.free = f.mayWrite, c.apart(c.budget, c.answer)
 	if prefix != "" {
 		f.prefix = prefix + "/"
 	}
 	return f, nil
+}
+
+// Cost is what a day costs.
+type Cost struct{ Requests, Read, Stored float64 }
+
+// Cost is that of a day like the time since the start, with so many bytes stored. It is false without prices.
+func (f *FS) Cost(stored int64) (c Cost, known bool) {
+	p, s, days := f.cfg.Prices, f.Stats(), time.Since(f.began).Hours()/24
+	if len(p) == 0 {
+		return c, false
+	}
+	writes, reads := s.Requests[Put]+s.Requests[Part]+s.Requests[Copy]+s.Requests[List], s.Requests[Get]+s.Requests[Head]
+	return Cost{
+		Requests: (float64(writes)*p[0] + float64(reads)*p[1]) / 1000 / days,
+		Stored:   float64(stored) / 1e9 * p[2] / 30,
+		Read:     float64(s.Read) / 1e9 * p[3] / days,
+	}, true
 }
 
 // Close ends the renewal of a lock that is held, and closes connections.
@@ -291,15 +316,28 @@ func (f *FS) Mkdir(string, fs.FileMode) error { return nil }
 // MkdirAll implements [staging.FS].
 func (f *FS) MkdirAll(string, fs.FileMode) error { return nil }
 
+// below is what the keys of files in a directory begin with.
+func (f *FS) below(name string) string {
+	if f.isTop(name) {
+		return f.prefix
+	}
+	return f.key(name) + "/"
+}
+
+// List calls found for the files below a directory, in order of their keys, which costs a request for 1,000 of them.
+func (f *FS) List(ctx context.Context, name string, found func(rel string, size int64, modified time.Time)) error {
+	prefix := f.below(name)
+	return failed("list", name, f.list(ctx, prefix, "", func(o *minio.ObjectInfo, _ bool) {
+		if rel := o.Key[len(prefix):]; rel != "" && !strings.HasSuffix(rel, "/") {
+			found(rel, o.Size, o.LastModified)
+		}
+	}), false)
+}
+
 // ReadDir implements [staging.FS].
 func (f *FS) ReadDir(name string) (list []fs.DirEntry, err error) {
-	prefix := f.key(name)
-	if f.isTop(name) {
-		prefix = f.prefix
-	} else {
-		prefix += "/"
-	}
-	err = f.list(prefix, func(o *minio.ObjectInfo, isPrefix bool) {
+	prefix := f.below(name)
+	err = f.list(context.Background(), prefix, "/", func(o *minio.ObjectInfo, isPrefix bool) {
 		if o.Key == prefix { // a mark that some tools leave for a directory
 			return
 		}
@@ -314,16 +352,6 @@ func (f *FS) ReadDir(name string) (list []fs.DirEntry, err error) {
 	}
 	slices.SortFunc(list, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	return list, nil
-}
-
-// Pieces calls found for all objects but those that a store keeps for itself, a thousand with each request.
-func (f *FS) Pieces(found func(rel string, info staging.Info)) error {
-	err := f.listTo(f.prefix, "", func(o *minio.ObjectInfo, _ bool) {
-		if rel := strings.TrimPrefix(o.Key, f.prefix); !strings.HasPrefix(rel, metaDir) {
-			found(rel, f.info(versionOf(o)))
-		}
-	})
-	return failed("list", f.top, err, false)
 }
 
 // Stat implements [staging.FS].

@@ -32,7 +32,7 @@ func (f *FS) Try() *Trial {
 		}
 		return err == nil
 	}
-	try("list objects", f.list(f.prefix+".kvhost/", func(*minio.ObjectInfo, bool) {}))
+	try("list objects", f.list(context.Background(), f.prefix+".kvhost/", "/", func(*minio.ObjectInfo, bool) {}))
 	if f.outage.Load() != nil {
 		return t
 	}

@@ -14,8 +14,9 @@ type hierarchy struct {
 	place   placement
 	through bool
 
-	loaded  []load // of the request, in order
-	refused int    // new chunks that the admit policy did not want
+	loaded  []load      // of the request, in order
+	times   *levelTimes // of loads
+	refused int         // new chunks that the admit policy did not want
 	ask     [1]abi.Candidate
 	answer  [1]bool
 }
@@ -99,6 +100,7 @@ func (h *hierarchy) grant(n int, slot, id, number uint32, now uint64) error {
 
 // promote copies what was loaded to the nearest level, if the admit policy likes.
 func (h *hierarchy) promote(number uint32, now uint64) error {
+	h.times.add(h.loaded)
 	for _, x := range h.loaded {
 		if x.level == 0 {
 			continue

@@ -31,7 +31,10 @@ type LevelResult struct {
 	SavedSeconds     float64 `json:"seconds_saved"`         // prefill saved, less the loads
 	// What the loads would take from the farthest level, less what they do take.
 	FartherSeconds float64 `json:"farthest_seconds_saved"`
-	Seconds        float64 `json:"seconds"` // that the simulation took
+	// Of requests that load; prefetched as if all had come to the nearest level while they waited.
+	LoadTimes       Times   `json:"load_times"`
+	PrefetchedTimes Times   `json:"load_times_prefetched"`
+	Seconds         float64 `json:"seconds"` // that the simulation took
 
 	Levels []LevelFigures `json:"levels"`
 }
@@ -50,6 +53,7 @@ type LevelFigures struct {
 	Shed         int   `json:"shed"`    // not stored, because the policy freed too little
 	BytesLoaded  int64 `json:"bytes_loaded"`
 	BytesWritten int64 `json:"bytes_written"`
+	LoadTimes    Times `json:"load_times"` // of requests that load from the level
 }
 
 // LevelGrid is every policy with every admission and way to write, on every workload.
@@ -127,7 +131,6 @@ func (g *LevelGrid) run(ctx context.Context, w *Workload, p *Policy, a *Policy, 
 
 // count adds up what the levels counted.
 func (r *LevelResult) count(h *hierarchy, g *LevelGrid) {
-	slowest := g.Levels[len(g.Levels)-1].BytesPerSecond
 	r.Refused = h.refused
 	for n := range h.levels {
 		f := h.levels[n].figures
@@ -137,19 +140,23 @@ func (r *LevelResult) count(h *hierarchy, g *LevelGrid) {
 		r.Hits += f.Hits
 		r.BytesLoaded += f.BytesLoaded
 		r.BytesWritten += f.BytesWritten
-		r.LoadSeconds += float64(f.BytesLoaded) / g.Levels[n].BytesPerSecond
+		_, f.LoadTimes = timesOf(h.times.of[n])
 		r.Levels = append(r.Levels, f)
 	}
 	r.MissRatio = 1 - float64(r.Hits)/float64(r.Accesses)
 	r.PrefixHitRatio = float64(r.PrefixHits) / float64(r.Accesses)
+	var farther float64
+	r.LoadSeconds, r.LoadTimes = timesOf(h.times.all)
+	_, r.PrefetchedTimes = timesOf(h.times.nearest)
+	farther, _ = timesOf(h.times.farthest)
 	r.SavedSeconds = r.PrefillSeconds - r.LoadSeconds
-	r.FartherSeconds = float64(r.BytesLoaded)/slowest - r.LoadSeconds
+	r.FartherSeconds = farther - r.LoadSeconds
 }
 
 // open starts an instance of the policy for each level, and one that admits.
 func (g *LevelGrid) open(ctx context.Context, w *Workload, p *Policy, a *Policy, write Write) (h *hierarchy,
 	err error) {
-	h = &hierarchy{w: w, through: write == WriteThrough, levels: make([]simLevel, 0, len(g.Levels))}
+	h = &hierarchy{w: w, times: newLevelTimes(g), through: write == WriteThrough, levels: make([]simLevel, 0, len(g.Levels))}
 	defer func() {
 		if err != nil {
 			h.close()

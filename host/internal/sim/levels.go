@@ -6,6 +6,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
@@ -19,10 +20,17 @@ const maxLevels = 8
 type Level struct {
 	Capacity       Capacity
 	BytesPerSecond float64
-	Policy         *Policy // evicts there, whatever evicts in the other levels; nil: the policy that is compared
+	Latency        time.Duration // until the first byte of what a request loads from it
+	Policy         *Policy       // evicts there, whatever evicts in the other levels; nil: the policy that is compared
 }
 
-// ParseLevels reads capacities and speeds such as "0=1%" and "0=50", the latter in GB/s. Each level has both.
+// seconds is what so many bytes take.
+func (l *Level) seconds(bytes int64) float64 {
+	return l.Latency.Seconds() + float64(bytes)/l.BytesPerSecond
+}
+
+// ParseLevels reads capacities and speeds such as "0=1%" and "0=50" or "0=50:30ms", the latter in GB/s and with a latency. Each level
+// has both.
 func ParseLevels(capacities, costs []string) ([]Level, error) {
 	texts, err := byLevel(capacities, "1=10%")
 	if err != nil {
@@ -41,9 +49,13 @@ func ParseLevels(capacities, costs []string) ([]Level, error) {
 		if levels[n].Capacity, err = ParseCapacity(text); err != nil {
 			return nil, err
 		}
-		speed, err := strconv.ParseFloat(speeds[n], 64)
-		if err != nil || !(speed > 0) || math.IsInf(speed, 0) {
-			return nil, fmt.Errorf("%w: level %d loads at %q GB/s, want a number above 0", ErrLevel, n, speeds[n])
+		rate, latency, _ := strings.Cut(speeds[n], ":")
+		speed, err := strconv.ParseFloat(rate, 64)
+		if latency != "" && err == nil {
+			levels[n].Latency, err = time.ParseDuration(latency)
+		}
+		if err != nil || levels[n].Latency < 0 || !(speed > 0) || math.IsInf(speed, 0) {
+			return nil, fmt.Errorf("%w: level %d loads at %q GB/s, want a number above 0, and perhaps a latency as in 1:30ms", ErrLevel, n, speeds[n])
 		}
 		levels[n].BytesPerSecond = speed * 1e9
 	}

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
@@ -89,6 +91,8 @@ func TestLevelsByHand(t *testing.T) {
 			for n := range c.want {
 				f := &c.want[n]
 				f.Capacity, f.BytesLoaded = n+2, int64(f.Loads)*1000
+				one := 1000 / g.Levels[n].BytesPerSecond
+				f.LoadTimes = Times{one, one, one}
 				f.BytesWritten = int64(f.New+f.Demotions+f.Promotions) * 1000
 				hits += f.Hits
 			}
@@ -287,8 +291,8 @@ func TestGoldenLevelTable(t *testing.T) {
 }
 
 func TestParseLevels(t *testing.T) {
-	levels, err := ParseLevels([]string{"1=10%", "0=5"}, []string{"0=50", "1=0.5"})
-	if err != nil || len(levels) != 2 || levels[0].Capacity.String() != "5" || levels[1].BytesPerSecond != 5e8 {
+	levels, err := ParseLevels([]string{"1=10%", "0=5"}, []string{"0=50", "1=0.5:30ms"})
+	if err != nil || len(levels) != 2 || levels[1].Latency != 30*time.Millisecond || levels[0].Capacity.String() != "5" || levels[1].BytesPerSecond != 5e8 {
 		t.Errorf("two levels parse as %+v, %v", levels, err)
 	}
 	for _, c := range []struct{ capacities, costs []string }{
@@ -299,6 +303,8 @@ func TestParseLevels(t *testing.T) {
 		{[]string{"0=5"}, []string{"0=-1"}},
 		{[]string{"0=5"}, []string{"0=Inf"}},
 		{[]string{"0=5"}, []string{"0=NaN"}},
+		{[]string{"0=5"}, []string{"0=1:x"}},
+		{[]string{"0=5"}, []string{"0=1:-1ms"}},
 		{[]string{"0=5"}, nil},
 		{[]string{"8=5"}, []string{"8=1"}},
 		{[]string{"-1=5"}, nil},
@@ -326,5 +332,29 @@ func TestParseLevels(t *testing.T) {
 	cancel()
 	if _, err := levelGrid(t, generated(t, 100), "lru", "5").Run(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("after cancelling: %v", err)
+	}
+}
+
+// TestLoadTimes: a request waits for the latency of each level once, and for all bytes.
+func TestLoadTimes(t *testing.T) {
+	g := &LevelGrid{ChunkBytes: 1000, Levels: []Level{{BytesPerSecond: 1e6}, {BytesPerSecond: 1e5, Latency: time.Second}}}
+	times := newLevelTimes(g)
+	times.add([]load{{1, 0}, {2, 1}, {3, 1}})
+	times.add(nil)
+	times.add([]load{{1, 0}})
+	sum, all := timesOf(times.all)
+	if want := (Times{Mean: (0.001 + 1.021) / 2, Median: 1.021, P99: 1.021}); math.Abs(sum-1.022) > 1e-9 || math.Abs(all.Mean-want.Mean) > 1e-9 ||
+		math.Abs(all.P99-want.P99) > 1e-9 || math.Abs(all.Median-want.Median) > 1e-9 {
+		t.Errorf("%g s in all, %+v, want 1.022 and %+v", sum, all, want)
+	}
+	for n, want := range []float64{0.002, 1.02} {
+		if sum, _ := timesOf(times.of[n]); math.Abs(sum-want) > 1e-9 {
+			t.Errorf("level %d takes %g s, want %g", n, sum, want)
+		}
+	}
+	near, _ := timesOf(times.nearest)
+	far, _ := timesOf(times.farthest)
+	if math.Abs(near-0.004) > 1e-9 || math.Abs(far-2.04) > 1e-9 {
+		t.Errorf("%g s from the nearest level and %g from the farthest, want 0.004 and 2.04", near, far)
 	}
 }

@@ -18,29 +18,34 @@ func (o *LevelOutcome) WriteTable(out io.Writer) error {
 			w.Unique(), config.DecimalText(g.ChunkBytes))
 		farthest := len(g.Levels) - 1
 		rows := [][]string{{"all levels", "hit ratio", "prefix hits", "loaded", "written", "written below 0", "prefill saved",
-			"loading", "saved", fmt.Sprintf("over level %d", farthest)}}
+			"loading", "saved", fmt.Sprintf("over level %d", farthest), "load p50", "p99", "p99 prefetched"}}
 		for j := range results {
 			r := &results[j]
 			rows = append(rows, []string{
 				o.label(j), fmt.Sprintf("%.4f", 1-r.MissRatio), fmt.Sprintf("%.4f", r.PrefixHitRatio), config.DecimalText(r.BytesLoaded),
 				config.DecimalText(r.BytesWritten), config.DecimalText(r.BytesWritten - r.Levels[0].BytesWritten), seconds(r.PrefillSeconds),
 				seconds(r.LoadSeconds), seconds(r.SavedSeconds), seconds(r.FartherSeconds),
+				seconds(r.LoadTimes.Median), seconds(r.LoadTimes.P99), seconds(r.PrefetchedTimes.P99),
 			})
 		}
 		align(&b, rows)
 		for n, l := range g.Levels {
 			title := fmt.Sprintf("level %d: %d chunks, %g GB/s", n, results[0].Levels[n].Capacity, l.BytesPerSecond/1e9)
+			if l.Latency > 0 {
+				title += " after " + l.Latency.String()
+			}
 			if l.Policy != nil {
 				title += ", " + l.Policy.Label
 			}
 			rows = [][]string{{title, "hits", "loaded", "of all", "written", "new", "demoted to it", "promoted to it", "covered",
-				"dropped"}}
+				"dropped", "load mean", "p99"}}
 			for j := range results {
 				r, f := &results[j], &results[j].Levels[n]
 				rows = append(rows, []string{
 					o.label(j), fmt.Sprint(f.Hits), config.DecimalText(f.BytesLoaded), share(f.BytesLoaded, r.BytesLoaded),
 					config.DecimalText(f.BytesWritten),
 					fmt.Sprint(f.New), fmt.Sprint(f.Demotions), fmt.Sprint(f.Promotions), fmt.Sprint(f.Covered), fmt.Sprint(f.Drops),
+					seconds(f.LoadTimes.Mean), seconds(f.LoadTimes.P99),
 				})
 			}
 			align(&b, rows)

@@ -62,9 +62,13 @@ type Moves struct {
 	Shutdown  time.Duration // how long Close may take to copy what volatile roots hold; 0: it copies nothing
 }
 
-// of is the configuration of the mover.
-func (m Moves) of(loads *moves.Loads) moves.Config {
-	return moves.Config{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Loads: loads}
+// of is the configuration of the mover between levels.
+func (m Moves) of(loads *moves.Loads, levels []*level) moves.Config {
+	c := moves.Config{Workers: m.Workers, Bandwidth: m.Bandwidth, Waiting: m.Waiting, Loads: loads}
+	for _, l := range levels[1:] {
+		c.Levels = append(c.Levels, l.number)
+	}
+	return c
 }
 
 // Quota bounds what the entries of one tenant may take.

@@ -544,6 +544,7 @@ func TestAroundIsJudged(t *testing.T) {
 type gate chan struct{}
 
 func (g gate) Bytes() int64                            { return 0 }
+func (g gate) Level() int                              { return 1 }
 func (g gate) Run(context.Context, *moves.Copier) bool { <-g; return false }
 func (g gate) Shed()                                   {}
 func (g gate) Yields() bool                            { return false }

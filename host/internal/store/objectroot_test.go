@@ -22,7 +22,7 @@ import (
 const bucketRoot = "s3://bucket/kv"
 
 // startServer starts a server that takes parts of two pages.
-func startServer(t *testing.T) *s3double.Server {
+func startServer(t testing.TB) *s3double.Server {
 	s := s3double.Start(t)
 	s.LeastPart = 2 * pieceformat.Page
 	return s
@@ -109,6 +109,7 @@ func TestBucketIsTheLastLevel(t *testing.T) {
 		if got, most := s.Count("GET")-before, 12; !kill && got > most {
 			t.Errorf("a start after an orderly end has read %d objects, want at most %d", got, most)
 		}
+		await(t, "all heads are read", func() bool { return f.listed() == 0 })
 		heads := s.Count("HEAD") + s.Count("GET") + s.Count("LIST")
 		here := uint64(0)
 		for n := range uint64(64) {
@@ -178,6 +179,29 @@ func TestBucketStaysWithinItsCapacity(t *testing.T) {
 	equal(t, "a put that was given up is a hit", f.has(100), false)
 	f.restart()
 	f.mustRead(39)
+}
+
+// TestBucketHasADailyBudget: what is stored in a day is bounded, in few requests, and the count outlives a kill.
+func TestBucketHasADailyBudget(t *testing.T) {
+	s := startServer(t)
+	f := oneBucket(t, s.URL, 64, withBudget(20))
+	f.mustPut(upTo(16)...)
+	most := s.Count("PUT")
+	stored := func() (n int) {
+		for k := uint64(100); k < 200; k++ {
+			if f.putUnder(k, k-1, 0) == nil || f.putUnder(k, k-1, 0) == nil {
+				n++
+			}
+		}
+		return n
+	}
+	equal(t, "stores after 16 of 20 pieces", stored(), 4)
+	if most > 2*16+8 {
+		t.Errorf("%d objects were put for 16 stores", most)
+	}
+	f.kill()
+	f.life(s.URL)
+	equal(t, "stores after a kill on the same day", stored(), 0)
 }
 
 // TestObjectsOfOthers: what was removed, damaged or replaced behind the host's back is a miss, and counted.

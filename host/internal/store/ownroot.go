@@ -298,6 +298,16 @@ func (r *root) answers(probe string) error {
 	return err
 }
 
+// scan implements [kind]. After it entries are complete, but for what policies and tenants' accounts need to know.
+func (c objectRoot) scan(ctx context.Context) error {
+	c.r.recovery.from, _ = c.r.cfg.FS.(lister)
+	err := c.ownRoot.scan(ctx)
+	if err == nil {
+		c.r.store.work.Go(func() { c.r.recovery.describe(c.r.store.run) })
+	}
+	return err
+}
+
 // ownJudge is the [scanJudge] of a root that one host has for itself: what is of no use is moved or removed.
 type ownJudge struct{}
 

@@ -19,6 +19,8 @@ import (
 // What becomes of a file that is not a sound piece, or of a piece that is there twice, the [scanJudge] of the root says. The
 // order of storing stands for the order of last touch, which a crash loses.
 //
+// Where names and sizes can be listed a [listing] takes the place of the look at every file, and heads are read behind it.
+//
 // While a root is scanned, the store serves: lookups find what the scan has seen, and what was stored since. Until the scan
 // has ended,
 //
@@ -32,6 +34,7 @@ type recovery struct {
 	root  *root
 	kept  *keptDir
 	set   *entries.Set
+	from  lister // that scans list, or nil: they walk
 	count scanCounters
 	// The set's lock guards these.
 	missed     map[string]int64 // by the last scan, as there

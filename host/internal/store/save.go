@@ -27,8 +27,11 @@ func (r *recovery) unsettled() (why string) {
 		return "the root is out"
 	}
 	s.Index.Each(func(_ uint32, e *index.Entry) {
-		if e.Any(index.Evicting | index.Detached) {
+		switch {
+		case e.Any(index.Evicting | index.Detached):
 			why = "entries are being evicted"
+		case e.Is(index.Listed):
+			why = "heads of listed entries are to be read"
 		}
 	})
 	return why

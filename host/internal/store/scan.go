@@ -130,6 +130,9 @@ func (r *recovery) makeRoom() {
 // walk looks at every file.
 func (c *scan) walk(ctx context.Context) error {
 	d := c.by.kept
+	if c.by.from != nil {
+		return c.list(ctx, c.by.from)
+	}
 	err := staging.Walk(ctx, d.FS, d.Path, pieceformat.MetaDir, c.by.root.store.cfg.ScanWorkers, c.file, c.skipped)
 	return errors.Join(err, c.short)
 }

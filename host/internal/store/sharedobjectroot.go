@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,14 +33,14 @@ type sharedObjectRoot struct {
 type audits struct {
 	root   *sharedRoot
 	member *bucket.Member
-	told   map[string]uint64 // objects that were reported: nothing more can be made of those that are not known yet
+	told   map[string]time.Time // objects that were reported: nothing more can be made of those that are not known yet
 }
 
 // objectFS is what a shared root in a bucket needs of its file system besides files.
 type objectFS interface {
 	Control(name string, patience time.Duration) *s3fs.Control
 	WriteWhile(may func() bool)
-	Pieces(found func(rel string, info staging.Info)) error
+	lister
 }
 
 // patience is the part of the lapse, 1/n, that a request of the protocol may take.
@@ -49,7 +50,7 @@ const patience = 5
 const requestsAtOnce = 16
 
 func newSharedObjectRoot(r *root) sharedObjectRoot {
-	c := sharedObjectRoot{newSharedRoot(r), &audits{told: map[string]uint64{}}}
+	c := sharedObjectRoot{newSharedRoot(r), &audits{told: map[string]time.Time{}}}
 	c.audits.root = c.sharedRoot
 	c.newMember, c.walk, c.confirms = c.bucketMember, c.audits.walk, true
 	return c
@@ -157,9 +158,9 @@ func (a *audits) pass(ctx context.Context, while time.Duration) {
 	}
 	unknown := map[string]staging.Info{}
 	named := a.named()
-	if err := a.list(func(rel string, info staging.Info) {
+	if err := a.list(ctx, func(rel string, size int64, modified time.Time) {
 		if _, known := a.slotOf(rel, named); !known {
-			unknown[rel] = info
+			unknown[rel] = staging.Info{Size: size, Allocated: size, ModTime: modified}
 		}
 	}); err != nil {
 		r.kept.Log.Warn("the bucket could not be listed; it is tried again", "error", err)
@@ -174,16 +175,21 @@ func (a *audits) pass(ctx context.Context, while time.Duration) {
 	}
 	var strays []bucket.Stray
 	for rel, info := range unknown {
-		if _, known := a.slotOf(rel, named); !known && a.told[rel] != info.Ino {
-			a.told[rel] = info.Ino
+		if _, known := a.slotOf(rel, named); !known && !a.told[rel].Equal(info.ModTime) {
+			a.told[rel] = info.ModTime
 			strays = append(strays, bucket.Stray{Path: r.kept.Slash + rel, Info: info})
 		}
 	}
 	m.Audited(ticket, strays)
 }
 
-func (a *audits) list(found func(rel string, info staging.Info)) error {
-	return a.root.root.cfg.FS.(objectFS).Pieces(found)
+// list calls found for all objects but those that stores keep for themselves.
+func (a *audits) list(ctx context.Context, found func(rel string, size int64, modified time.Time)) error {
+	return a.root.root.cfg.FS.(objectFS).List(ctx, a.root.kept.Path, func(rel string, size int64, modified time.Time) {
+		if !strings.HasPrefix(rel, pieceformat.MetaDir) {
+			found(rel, size, modified)
+		}
+	})
 }
 
 // walk is a scan that reads the heads of objects that this host does not know. Entries that do not have their objects, as listed, are
@@ -195,9 +201,9 @@ func (a *audits) walk(ctx context.Context, c *scan) error {
 	s.Unlock()
 	sums := map[uint32]int64{}
 	var unknown []string
-	if err := a.list(func(rel string, info staging.Info) {
+	if err := a.list(ctx, func(rel string, size int64, _ time.Time) {
 		if slot, known := a.slotOf(rel, named); known {
-			sums[slot] += pieceformat.Padded(info.Allocated)
+			sums[slot] += pieceformat.Padded(size)
 		} else {
 			unknown = append(unknown, rel)
 		}
@@ -251,7 +257,7 @@ func (a *audits) slotOf(rel string, named map[string]uint32) (slot uint32, known
 	if slot, known = named[rel]; known {
 		return slot, true
 	}
-	h, ok := pieceformat.ParseBuiltin([]byte(rel))
+	h, _, ok := pieceformat.ParseBuiltin([]byte(rel))
 	if !ok {
 		return 0, false
 	}

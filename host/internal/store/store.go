@@ -109,7 +109,7 @@ func prepare(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	if len(s.levels) > 1 {
 		var err error
-		if s.mover, err = moves.New(cfg.Moves.of(&s.loads)); err != nil {
+		if s.mover, err = moves.New(cfg.Moves.of(&s.loads, s.levels)); err != nil {
 			return nil, errors.Join(err, s.catalog.Close())
 		}
 	}

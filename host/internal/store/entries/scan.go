@@ -128,6 +128,46 @@ func (c *Scan) AddOf(
 	return found
 }
 
+// AddListed enters an entry all pieces of which are there, given their sizes by rank and what their names say. It is false for one
+// that is there. It takes the lock.
+func (c *Scan) AddListed(cl *catalog.Class, h *pieceformat.Header, sizes []int64) bool {
+	s := c.set
+	tenant := s.cfg.Catalog.Tenants.Number(h.Tenant)
+	s.Lock()
+	defer s.Unlock()
+	fp := kv.Fingerprint(h.Namespace, h.Group, h.Key)
+	if s.Index.Find(fp, cl.Base, &h.Key) != index.None {
+		return false
+	}
+	for rank, size := range sizes {
+		h.Rank = uint32(rank)
+		c.AddOf(tenant, cl, h, "", pieceformat.Padded(size))
+	}
+	if slot := s.Index.Find(fp, cl.Base, &h.Key); slot != index.None {
+		s.Index.At(slot).Set(index.Listed)
+	}
+	return true
+}
+
+// Describe completes an entry that was entered by AddListed, by the head of one of its pieces. It takes the lock.
+func (s *Set) Describe(m Mark, h *pieceformat.Header) {
+	tenant := s.cfg.Catalog.Tenants.Number(h.Tenant)
+	s.Lock()
+	defer s.Unlock()
+	if !s.Stands(m) || !s.Index.At(m.Slot).Is(index.Listed) {
+		return
+	}
+	was, bytes := s.Index.Owner(m.Slot), s.Index.Bytes(m.Slot)
+	is := index.Owner{Class: was.Class, Tenant: tenant}
+	if !s.Index.Describe(m.Slot, is, kv.Fingerprint(h.Namespace, h.Group, h.Parent), h.Depth) {
+		return
+	}
+	s.Account.Release(was.Tenant, bytes)
+	s.Account.Commit(tenant, bytes)
+	s.expire(m.Slot, s.ClassOf(m.Slot), h.StoreTime)
+	s.Evictor.Describe(m.Slot, m.Fingerprint, is.Tenant != was.Tenant)
+}
+
 // stamp notes when a piece of an entry was stored.
 func (c *Scan) stamp(slot uint32, at int64) {
 	if c.late {

@@ -102,6 +102,21 @@ func (v *Evictor) Announce(op abi.Op, slot uint32, fp uint64, request uint32) {
 	})
 }
 
+// Describe tells the policy what was not known of an entry that it knows: its parent, and whether it is another tenant's.
+func (v *Evictor) Describe(slot uint32, fp uint64, ofOther bool) {
+	if !v.x.At(slot).Is(index.Announced) {
+		return
+	}
+	if ofOther && v.x.At(slot).Pins() == 0 {
+		v.Tell(abi.OpRemove, slot, fp, 0)
+		v.Announce(abi.OpResident, slot, fp, 0)
+		return
+	}
+	if parent := v.x.FindFingerprint(v.x.At(slot).Parent()); parent != index.None && v.x.At(parent).Is(index.Announced) {
+		v.tellOf(abi.OpLink, slot, fp, parent, 0)
+	}
+}
+
 // Pin keeps an entry from being a victim.
 func (v *Evictor) Pin(slot uint32, fp uint64, request uint32) {
 	if v.x.Pin(slot) {

@@ -30,6 +30,7 @@ type Options struct {
 	Quick     bool          // headers and sizes only
 	Repair    bool          // see the package comment
 	TempAge   time.Duration // without writes, after which a temporary counts as abandoned; 0: 1 h
+	Alone     bool          // a bucket: a repair holds its lock throughout, since no object can be renamed under a host
 	Most      int           // problems that are listed; 0: 10,000. All are counted, and repaired
 
 	Progress func(files, bytes int64) // called from several goroutines after each file
@@ -44,9 +45,11 @@ const (
 // Check verifies a root. The report holds what was found up to then also when the error is not nil; problems are no
 // error, see [Report.Err].
 func Check(ctx context.Context, dir string, o Options) (*Report, error) {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrRoot, dir, err)
+	var err error
+	if !o.Alone {
+		if dir, err = filepath.Abs(dir); err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrRoot, dir, err)
+		}
 	}
 	o.complete(dir)
 	c := &check{
@@ -57,11 +60,19 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 	if info, err := o.FS.Stat(dir); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("%w: %s: %w", ErrRoot, dir, cmp.Or(err, fs.ErrInvalid))
 	}
-	if info, err := o.FS.Stat(dir + "/" + pieceformat.MetaDir); err != nil || !info.IsDir() {
+	if list, err := o.FS.ReadDir(dir + "/" + pieceformat.MetaDir); err != nil || o.Alone && len(list) == 0 {
 		return nil, fmt.Errorf("%w: %s has no directory %s: %w", ErrRoot, dir, pieceformat.MetaDir,
 			cmp.Or(err, fs.ErrInvalid))
 	}
-	c.lookForHost()
+	if o.Alone && o.Repair {
+		locks, err := c.lock()
+		if err != nil {
+			return nil, fmt.Errorf("fsck: %s is repaired when no host has it: %w", dir, err)
+		}
+		defer func() { _ = health.Unlock(locks) }()
+	} else {
+		c.lookForHost()
+	}
 	if c.slots, err = staging.NewSlots(o.Workers, slotBytes); err != nil {
 		return nil, fmt.Errorf("fsck: %w", err)
 	}

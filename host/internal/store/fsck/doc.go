@@ -14,6 +14,8 @@
 //   - What the store keeps for itself and writes again by itself is put into quarantine when it is damaged. What
 //     hosts that share the root leave for each other is only looked at.
 //
+// A bucket is repaired under its lock, and refused while a host has it: an object is renamed by a copy and a removal.
+//
 // What a check cannot judge it leaves alone: files that are no pieces, unless they have a built-in name or an empty first
 // page, and formats of a later version.
 package fsck

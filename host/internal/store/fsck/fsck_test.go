@@ -1,6 +1,7 @@
 package fsck
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -18,10 +19,12 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/storetest"
+	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
@@ -46,6 +49,65 @@ func TestSoundRoot(t *testing.T) {
 	quick := r.check(Options{Quick: true})
 	if quick.Err() != nil || quick.Pieces != report.Pieces || quick.Read != 3*pieceformat.Page {
 		t.Errorf("quick: %+v", quick)
+	}
+}
+
+// TestBucket checks objects as files, repairs them under the bucket's lock, and refuses that while another has it.
+func TestBucket(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "key")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	r := newRig(t, 1<<30)
+	r.mustPut(1, 2, 3)
+	s := s3double.Start(t)
+	must(t, filepath.WalkDir(r.dir, func(name string, e os.DirEntry, err error) error {
+		if err == nil && !e.IsDir() && e.Name() != filepath.Base(pieceformat.LockFile) {
+			b, err := os.ReadFile(name)
+			must(t, err)
+			s.Set("kv/"+strings.TrimPrefix(name, r.dir+"/"), b)
+		}
+		return err
+	}))
+	damaged := strings.TrimPrefix(r.pieces(4)[2], r.dir+"/")
+	open := func() *s3fs.FS {
+		f, err := s3fs.Open(s3fs.Config{Path: "s3://bucket/kv", Endpoint: s.URL, PathStyle: true, Target: pieceformat.Target, Term: 2 * time.Second})
+		must(t, err)
+		t.Cleanup(func() { _ = f.Close() })
+		return f
+	}
+	fsys := open()
+	check := func(o Options) *Report {
+		t.Helper()
+		o.FS, o.Alone = fsys, true
+		report, err := Check(t.Context(), "s3://bucket/kv", o)
+		must(t, err)
+		return report
+	}
+	if sound := check(Options{}); sound.Err() != nil || sound.Pieces.Files != 3 || sound.InUse || sound.Read < sound.Pieces.Bytes {
+		t.Errorf("check of a sound bucket: %+v, want 3 pieces that were read and no problem", sound)
+	}
+	body := bytes.Clone(s.Objects()["kv/"+damaged].Body)
+	body[2*pieceformat.Page+5] ^= 1
+	s.Set("kv/"+damaged, body)
+	if quick := check(Options{Quick: true}); quick.Err() != nil || quick.Read != 3*pieceformat.Page {
+		t.Errorf("quick: %+v, want three heads and no problem", quick)
+	}
+	if found := check(Options{}); !maps.Equal(kinds(found), map[string]Kind{"s3:/bucket/kv/" + damaged: Damaged}) {
+		t.Errorf("found %v, want %s damaged", kinds(found), damaged)
+	}
+	host, err := open().Lock("s3://bucket/kv/" + pieceformat.LockFile)
+	must(t, err)
+	if _, err := Check(t.Context(), "s3://bucket/kv", Options{FS: fsys, Alone: true, Repair: true}); !errors.Is(err, staging.ErrLocked) {
+		t.Errorf("repair of a bucket in use: %v, want %v", err, staging.ErrLocked)
+	}
+	if used := check(Options{Quick: true}); !used.InUse {
+		t.Error("the report of a bucket in use does not say so")
+	}
+	must(t, host.Close())
+	if repaired := check(Options{Repair: true}); repaired.Err() != nil || repaired.Repaired != 1 {
+		t.Errorf("repair: %+v, want one object repaired", repaired)
+	}
+	if after := check(Options{}); after.Err() != nil || after.Pieces.Files != 2 || after.Quarantine.Files != 1 || after.InUse {
+		t.Errorf("after the repair: %+v, want 2 pieces and one in quarantine", after)
 	}
 }
 

@@ -45,6 +45,7 @@ const (
 	Named                 // some piece has another name than the built-in one: see [Index.Names]
 	Announced             // the evict policy knows it
 	Moving                // it is copied to another level, or waits for that
+	Listed                // entered by its files' names: its parent, depth and tenant are not known
 	stateBits = 0xff
 )
 

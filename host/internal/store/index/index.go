@@ -127,6 +127,22 @@ func (x *Index) Add(fp uint64, o Owner, k *kv.Key, parent uint64, depth uint32) 
 	return slot
 }
 
+// Describe says what was not known of an entry that is [Listed]. It is false when there are too many owners.
+func (x *Index) Describe(slot uint32, o Owner, parent uint64, depth uint32) bool {
+	id, ok := x.InternOwner(o)
+	if !ok {
+		return false
+	}
+	e := x.At(slot)
+	x.families.remove(slot)
+	e.setOwner(id)
+	e.depth = uint16(min(depth, maxDepth))
+	e.setParent(parent)
+	x.families.add(slot)
+	e.Unset(Listed)
+	return true
+}
+
 // Detach makes an entry one that is not found any more. The slot stays in use until Release.
 func (x *Index) Detach(slot uint32) {
 	x.byKey.remove(x.Fingerprint(slot), slot)

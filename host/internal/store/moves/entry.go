@@ -131,6 +131,9 @@ func (k Kind) record() abi.CandidateKind {
 // Bytes implements [Move].
 func (v *Entry) Bytes() int64 { return v.size }
 
+// Level implements [Move].
+func (v *Entry) Level() int { return max(v.From.Level, v.To.Number()) }
+
 // Yields implements [Move]: without a prefetch a load takes longer, without another move a copy may be lost.
 func (v *Entry) Yields() bool { return v.Kind == Prefetch }
 

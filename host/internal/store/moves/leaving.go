@@ -65,12 +65,15 @@ func (l *Leaving) Run(ctx context.Context) {
 
 // Step lets entries leave as far as is due and moves may wait, and offers them to the next level.
 func (l *Leaving) Step() {
+	if l.To == nil {
+		return
+	}
 	l.turn.Lock()
 	defer l.turn.Unlock()
 	var list []*entries.Move
 	s := l.From.Set
 	s.Lock()
-	room := l.Mover.room()
+	room := l.Mover.room(l.To.Number())
 	leave := func(bytes int64, tenant uint32) {
 		if bytes = min(bytes, room); bytes <= 0 {
 			return
@@ -164,11 +167,11 @@ func (l *Leaving) dropVictims(list []entries.Eviction, bytes int64, tenant uint3
 // It returns how many entries have a copy there, and how many have none although the level wants them. Nothing else
 // uses the root.
 func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
-	count := l.To.Count()
+	count, lane := l.To.Count(), l.Mover.lanes[l.To.Number()]
 	before := count[Demotion].Done.Load() + count[Demotion].Cancelled.Load()
 	offered := 0
 	for _, slot := range l.order() {
-		if l.Mover.wait(ctx, l.Mover.cfg.Waiting/2) != nil {
+		if l.Mover.await(ctx, func() bool { return lane.waiting <= l.Mover.cfg.Waiting/2 }) != nil {
 			left++
 			continue
 		}
@@ -182,7 +185,7 @@ func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
 			offered++
 		}
 	}
-	_ = l.Mover.wait(ctx, 0)
+	_ = l.Mover.await(ctx, func() bool { return lane.moves == 0 })
 	waiting, _ := l.Mover.InFlight()
 	after := count[Demotion].Done.Load() + count[Demotion].Cancelled.Load()
 	return int(after - before), left + min(waiting, offered)

@@ -29,6 +29,8 @@ func (k Kind) String() string { return [...]string{"demotion", "promotion", "thr
 type Move interface {
 	// Bytes is how much it is.
 	Bytes() int64
+	// Level is the farther one of the two that it goes between.
+	Level() int
 	// Leaves says that the entry leaves: whoever offers it has looked for [Mover.Room].
 	Leaves() bool
 	// Run copies it. It says true when it is to be run again after another move.
@@ -43,10 +45,11 @@ type Move interface {
 
 // Config makes a mover. Zero is a default.
 type Config struct {
-	Workers   int   // copies at a time: 2
+	Workers   int   // copies at a time, of each of Levels: 2
 	Bandwidth int64 // bytes per second over all of them; 0: no limit
 	Waiting   int64 // bytes of moves that may wait: 256 MiB
 	Loads     *Loads
+	Levels    []int // that moves have as the farther one
 }
 
 // Most moves that may wait, whatever their size.
@@ -57,22 +60,27 @@ const (
 	defaultWaiting = 256 << 20
 )
 
-// Mover runs moves. It is safe for concurrent use.
+// Mover runs moves. Those that a far level holds up keep no other from a worker. It is safe for concurrent use.
 type Mover struct {
 	cfg    Config
 	slots  *staging.Slots
 	budget budget
 
-	mu       sync.Mutex
-	changed  sync.Cond // a move waits, one has ended, or no more are taken
+	mu      sync.Mutex
+	changed sync.Cond     // a move waits, one has ended, or no more are taken
+	lanes   map[int]*lane // by level
+	again   []Move        // that wait for the end of any other
+	ends    uint64        // moves that have ended: one that is to run again may have missed the last it waits for
+	closed  bool
+}
+
+// lane is the moves of one level as the farther one. It has workers and a bound for itself.
+type lane struct {
 	queue    []Move
-	again    []Move // that wait for the end of any other
-	waiting  int64  // bytes of both
-	yielding int    // moves of both that yield
-	yields   int64  // their bytes
-	running  int
-	ends     uint64 // moves that have ended: one that is to run again may have missed the last it waits for
-	closed   bool
+	waiting  int64 // bytes of what waits, also of again
+	moves    int   // that wait or run
+	yielding int   // moves that wait and yield
+	yields   int64 // their bytes
 }
 
 // New makes a mover. Its memory is touched when the first moves are run.
@@ -81,26 +89,31 @@ func New(cfg Config) (*Mover, error) {
 	if cfg.Loads == nil {
 		cfg.Loads = &Loads{}
 	}
-	slots, err := staging.NewSlots(cfg.Workers, bufferBytes)
+	slots, err := staging.NewSlots(cfg.Workers*len(cfg.Levels), bufferBytes)
 	if err != nil {
 		return nil, fmt.Errorf("store: buffers of moves: %w", err)
 	}
-	m := &Mover{cfg: cfg, slots: slots, budget: budget{loads: cfg.Loads, rate: Rate{PerSecond: cfg.Bandwidth}}}
+	m := &Mover{cfg: cfg, slots: slots, budget: budget{loads: cfg.Loads, rate: Rate{PerSecond: cfg.Bandwidth}},
+		lanes: map[int]*lane{}}
+	for _, level := range cfg.Levels {
+		m.lanes[level] = &lane{}
+	}
 	m.changed.L = &m.mu
 	return m, nil
 }
 
-// room is how many bytes of moves that do not yield may be offered before too many wait: one move more, when none waits.
-func (m *Mover) room() int64 {
+// room is how many bytes of moves of a level that do not yield may be offered before too many wait: one move more, when none waits.
+func (m *Mover) room(level int) int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	l := m.lanes[level]
 	switch {
-	case len(m.queue) == 0:
+	case len(l.queue) == 0:
 		return max(1, m.cfg.Waiting)
-	case len(m.queue) >= maxWaiting:
+	case len(l.queue) >= maxWaiting:
 		return 0
 	}
-	return max(0, m.cfg.Waiting-m.waiting+m.yields)
+	return max(0, m.cfg.Waiting-l.waiting+l.yields)
 }
 
 // Offer queues a move. It says false, and the move will not run, when too many wait already, also without the last of
@@ -108,18 +121,21 @@ func (m *Mover) room() int64 {
 func (m *Mover) Offer(v Move) (queued bool) {
 	var shed []Move
 	m.mu.Lock()
+	l := m.lanes[v.Level()]
 	if !v.Yields() {
-		for at := len(m.queue) - 1; at >= 0 && m.yielding > 0 && !m.fits(v); at-- {
-			if m.queue[at].Yields() {
-				shed = append(shed, m.queue[at])
-				m.count(m.queue[at], -1)
-				m.queue = slices.Delete(m.queue, at, at+1)
+		for at := len(l.queue) - 1; at >= 0 && l.yielding > 0 && !m.fits(l, v); at-- {
+			if l.queue[at].Yields() {
+				shed = append(shed, l.queue[at])
+				l.count(l.queue[at], -1)
+				l.queue = slices.Delete(l.queue, at, at+1)
+				l.moves--
 			}
 		}
 	}
-	if queued = !m.closed && (v.Leaves() || m.fits(v)); queued {
-		m.queue = append(m.queue, v)
-		m.count(v, 1)
+	if queued = !m.closed && (v.Leaves() || m.fits(l, v)); queued {
+		l.queue = append(l.queue, v)
+		l.count(v, 1)
+		l.moves++
 	}
 	m.changed.Broadcast()
 	m.mu.Unlock()
@@ -128,16 +144,16 @@ func (m *Mover) Offer(v Move) (queued bool) {
 }
 
 // fits says whether another move may wait. m.mu is held.
-func (m *Mover) fits(v Move) bool {
-	return len(m.queue) < maxWaiting && (len(m.queue) == 0 || m.waiting+v.Bytes() <= m.cfg.Waiting)
+func (m *Mover) fits(l *lane, v Move) bool {
+	return len(l.queue) < maxWaiting && (len(l.queue) == 0 || l.waiting+v.Bytes() <= m.cfg.Waiting)
 }
 
-// count counts a move that waits in, or out. m.mu is held.
-func (m *Mover) count(v Move, n int) {
-	m.waiting += int64(n) * v.Bytes()
+// count counts a move that waits in, or out. The mover's mu is held.
+func (l *lane) count(v Move, n int) {
+	l.waiting += int64(n) * v.Bytes()
 	if v.Yields() {
-		m.yielding += n
-		m.yields += int64(n) * v.Bytes()
+		l.yielding += n
+		l.yields += int64(n) * v.Bytes()
 	}
 }
 
@@ -150,10 +166,15 @@ func (m *Mover) Prune() {
 			return false
 		}
 		shed = append(shed, v)
-		m.count(v, -1)
+		l := m.lanes[v.Level()]
+		l.count(v, -1)
+		l.moves--
 		return true
 	}
-	m.queue, m.again = slices.DeleteFunc(m.queue, cancelled), slices.DeleteFunc(m.again, cancelled)
+	for _, l := range m.lanes {
+		l.queue = slices.DeleteFunc(l.queue, cancelled)
+	}
+	m.again = slices.DeleteFunc(m.again, cancelled)
 	m.changed.Broadcast()
 	m.mu.Unlock()
 	shedAll(shed)
@@ -171,13 +192,19 @@ func (m *Mover) Run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, m.close)
 	defer stop()
 	var workers sync.WaitGroup
-	for range m.cfg.Workers {
-		workers.Go(func() { m.work(ctx) })
+	for _, l := range m.lanes {
+		for range m.cfg.Workers {
+			workers.Go(func() { m.work(ctx, l) })
+		}
 	}
 	workers.Wait()
 	m.mu.Lock()
-	left := append(m.queue, m.again...)
-	m.queue, m.again, m.waiting, m.yielding, m.yields = nil, nil, 0, 0, 0
+	left := m.again
+	m.again = nil
+	for _, l := range m.lanes {
+		left = append(left, l.queue...)
+		*l = lane{}
+	}
 	m.changed.Broadcast()
 	m.mu.Unlock()
 	shedAll(left)
@@ -193,8 +220,8 @@ func (m *Mover) close() {
 	m.changed.Broadcast()
 }
 
-// work runs moves.
-func (m *Mover) work(ctx context.Context) {
+// work runs moves of a lane.
+func (m *Mover) work(ctx context.Context, l *lane) {
 	slot, err := m.slots.Acquire(ctx)
 	if err != nil {
 		return
@@ -203,40 +230,42 @@ func (m *Mover) work(ctx context.Context) {
 	c := &Copier{buf: slot.Bytes(), budget: &m.budget}
 	for {
 		m.mu.Lock()
-		for len(m.queue) == 0 && !m.closed {
+		for len(l.queue) == 0 && !m.closed {
 			m.changed.Wait()
 		}
 		if m.closed {
 			m.mu.Unlock()
 			return
 		}
-		v := m.queue[0]
-		m.queue[0] = nil
-		m.queue = m.queue[1:]
-		m.count(v, -1)
-		m.running++
+		v := l.queue[0]
+		l.queue[0] = nil
+		l.queue = l.queue[1:]
+		l.count(v, -1)
 		began := m.ends
 		m.mu.Unlock()
-		m.ended(v, began, v.Run(ctx, c))
+		m.ended(l, v, began, v.Run(ctx, c))
 	}
 }
 
 // ended ends a move that was run, and lets those run that wait for that. Began is how many had ended when it began.
-func (m *Mover) ended(v Move, began uint64, again bool) {
+func (m *Mover) ended(l *lane, v Move, began uint64, again bool) {
 	m.mu.Lock()
-	m.running--
 	switch {
 	case again && m.ends != began && !m.closed: // another has ended since
-		m.queue = append(m.queue, v)
-		m.count(v, 1)
+		l.queue = append(l.queue, v)
+		l.count(v, 1)
 		again = false
-	case again && m.running+len(m.queue) > 0 && !m.closed:
+	case again && m.moves() > len(m.again)+1 && !m.closed:
 		m.again = append(m.again, v)
-		m.count(v, 1)
+		l.count(v, 1)
 		again = false
 	default:
+		l.moves--
 		m.ends++
-		m.queue = append(m.queue, m.again...)
+		for _, v := range m.again {
+			l := m.lanes[v.Level()]
+			l.queue = append(l.queue, v)
+		}
 		m.again = nil
 	}
 	m.changed.Broadcast()
@@ -246,11 +275,19 @@ func (m *Mover) ended(v Move, began uint64, again bool) {
 	}
 }
 
+// moves is how many wait or run. m.mu is held.
+func (m *Mover) moves() (n int) {
+	for _, l := range m.lanes {
+		n += l.moves
+	}
+	return n
+}
+
 // Hurry lifts the limits of bandwidth: there are no more loads.
 func (m *Mover) Hurry() { m.budget.hurry.Store(true) }
 
-// wait waits until no move waits or runs, or until at most so many bytes wait.
-func (m *Mover) wait(ctx context.Context, waiting int64) error {
+// await waits until something holds. Holds is called with m.mu held.
+func (m *Mover) await(ctx context.Context, holds func() bool) error {
 	stop := context.AfterFunc(ctx, func() {
 		m.mu.Lock() // not between the look at ctx and the wait
 		defer m.mu.Unlock()
@@ -259,7 +296,7 @@ func (m *Mover) wait(ctx context.Context, waiting int64) error {
 	defer stop()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for m.waiting > waiting || waiting == 0 && m.running+len(m.queue)+len(m.again) > 0 {
+	for !holds() {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -275,7 +312,7 @@ func (m *Mover) Settle(ctx context.Context, step func()) error {
 		if n, _ := m.InFlight(); n == 0 {
 			return nil
 		}
-		if err := m.wait(ctx, 0); err != nil {
+		if err := m.await(ctx, func() bool { return m.moves() == 0 }); err != nil {
 			return err
 		}
 	}
@@ -285,7 +322,10 @@ func (m *Mover) Settle(ctx context.Context, step func()) error {
 func (m *Mover) InFlight() (moves int, waiting int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.running + len(m.queue) + len(m.again), m.waiting
+	for _, l := range m.lanes {
+		waiting += l.waiting
+	}
+	return m.moves(), waiting
 }
 
 // A move ends without a copy.

@@ -16,9 +16,11 @@ type task struct {
 	shed  *atomic.Int64
 
 	leaves bool
+	level  int
 }
 
 func (v *task) Bytes() int64    { return v.bytes }
+func (v *task) Level() int      { return v.level }
 func (v *task) Shed()           { v.shed.Add(1) }
 func (v *task) Yields() bool    { return false }
 func (v *task) Cancelled() bool { return false }
@@ -30,9 +32,10 @@ func (v *task) Run(context.Context, *Copier) bool {
 	return false
 }
 
-// started is a mover that runs. end ends it and waits until it has ended.
+// started is a mover of moves of level 0 that runs. end ends it and waits until it has ended.
 func started(t *testing.T, c Config) (m *Mover, end func()) {
 	t.Helper()
+	c.Levels = append(c.Levels, 0)
 	m, err := New(c)
 	must(t, err)
 	t.Cleanup(func() { m.Close() })
@@ -60,8 +63,8 @@ func TestMoverIsBounded(t *testing.T) {
 			t.Errorf("move %d: got %v, want %v", i, got, want)
 		}
 	}
-	if n, bytes := m.InFlight(); n != 4 || bytes != 10 || m.room() != 0 {
-		t.Errorf("%d moves and %d bytes in flight, and room for %d bytes", n, bytes, m.room())
+	if n, bytes := m.InFlight(); n != 4 || bytes != 10 || m.room(0) != 0 {
+		t.Errorf("%d moves and %d bytes in flight, and room for %d bytes", n, bytes, m.room(0))
 	}
 	if !m.Offer(&task{bytes: 1, begun: begun, end: end, run: &run, shed: &shed, leaves: true}) { // it was given room before
 		t.Error("an entry that leaves was refused")
@@ -76,10 +79,42 @@ func TestMoverIsBounded(t *testing.T) {
 	}
 }
 
+// TestLevelThatStalls: moves of a level that does not answer hold its workers, and fill its bound, and those of another level run.
+func TestLevelThatStalls(t *testing.T) {
+	m, stop := started(t, Config{Workers: 2, Waiting: 10, Levels: []int{1}})
+	begun, end := make(chan struct{}), make(chan struct{})
+	var run, shed atomic.Int64
+	stalled := func() bool {
+		return m.Offer(&task{bytes: 10, level: 1, begun: begun, end: end, run: &run, shed: &shed})
+	}
+	for range 2 {
+		stalled()
+		<-begun
+	}
+	if first, second := stalled(), stalled(); !first || second {
+		t.Errorf("moves that wait for the stalled level were taken: %v, %v, want one of them", first, second)
+	}
+	for range 4 {
+		other := &task{bytes: 10, begun: make(chan struct{}), end: make(chan struct{}), run: &run, shed: &shed}
+		if !m.Offer(other) {
+			t.Fatal("a move of another level was refused")
+		}
+		<-other.begun
+		close(other.end)
+	}
+	if n, bytes := m.InFlight(); n < 3 || bytes != 10 { // the others may not have ended yet
+		t.Errorf("%d moves and %d bytes in flight, want the three of the stalled level", n, bytes)
+	}
+	close(end)
+	<-begun
+	stop()
+}
+
 // stubborn is a move that always wants to be run again.
 type stubborn struct{ runs, shed atomic.Int64 }
 
 func (v *stubborn) Bytes() int64                      { return 1 }
+func (v *stubborn) Level() int                        { return 0 }
 func (v *stubborn) Leaves() bool                      { return false }
 func (v *stubborn) Yields() bool                      { return false }
 func (v *stubborn) Cancelled() bool                   { return false }
@@ -104,7 +139,7 @@ func TestMoveAgain(t *testing.T) {
 				v.runs.Load(), v.shed.Load(), n, bytes)
 		}
 		end <- struct{}{}
-		must(t, m.wait(t.Context(), 0))
+		must(t, m.Settle(t.Context(), func() {}))
 		stop()
 		if v.runs.Load() != 2 || v.shed.Load() != 1 {
 			t.Errorf("run %d times and shed %d times, want 2 and 1", v.runs.Load(), v.shed.Load())
@@ -139,7 +174,7 @@ func TestMoveThatEndedMeanwhile(t *testing.T) {
 			synctest.Wait()
 		}}
 		m.Offer(v)
-		must(t, m.wait(t.Context(), 0))
+		must(t, m.Settle(t.Context(), func() {}))
 		if runs, n := v.runs.Load(), v.shed.Load(); runs != 2 || n != 0 || run.Load() != 1 {
 			t.Errorf("it ran %d times and was shed %d times, the other ran %d times", runs, n, run.Load())
 		}

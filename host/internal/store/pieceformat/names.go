@@ -239,33 +239,34 @@ func Reserved(path []byte) bool {
 
 // IsBuiltin says whether a path is the built-in name of some piece, whatever stands under it.
 func IsBuiltin(path []byte) bool {
-	_, is := ParseBuiltin(path)
-	return is
+	_, _, ok := ParseBuiltin(path)
+	return ok
 }
 
-// ParseBuiltin is what a built-in name tells of its piece: namespace, group, key and rank.
-func ParseBuiltin(path []byte) (h Header, ok bool) {
+// ParseBuiltin says of which piece a path is the built-in name. Of the header it fills namespace, group, key and rank.
+func ParseBuiltin(path []byte) (h Header, keyLen uint32, ok bool) {
 	if len(path) < digestDigits+fanDigits {
-		return h, false
+		return h, 0, false
 	}
 	if _, err := hex.Decode(h.Namespace[:], path[:digestDigits]); err != nil {
-		return h, false
+		return h, 0, false
 	}
 	rest, ok := bytes.CutSuffix(path[digestDigits+fanDigits:], []byte(suffix))
 	text, rest, found := bytes.Cut(rest, []byte("_g"))
 	group, rank, both := bytes.Cut(rest, []byte("_r"))
 	if !ok || !found || !both || len(text) == 0 || len(text) > 2*kv.KeyBytes || len(text)%2 != 0 {
-		return h, false
+		return h, 0, false
 	}
 	n, err := hex.Decode(h.Key[:], text)
 	g, gerr := strconv.ParseUint(string(group), 10, 32)
 	r, rerr := strconv.ParseUint(string(rank), 10, 32)
 	if err != nil || gerr != nil || rerr != nil {
-		return h, false
+		return h, 0, false
 	}
 	h.Group, h.Rank = uint32(g), uint32(r)
 	// Only the one spelling that AppendBuiltin has.
-	return h, bytes.Equal(path, AppendBuiltin(nil, h.Namespace, uint32(n), &h.Key, h.Group, h.Rank))
+	var room [2 * MaxPath]byte
+	return h, uint32(n), bytes.Equal(path, AppendBuiltin(room[:0], h.Namespace, uint32(n), &h.Key, h.Group, h.Rank))
 }
 
 // KeyLen is the length of a namespace's keys in bytes, by the namespace's text.

@@ -3,6 +3,7 @@ package s3double
 import (
 	"errors"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -28,6 +29,7 @@ const (
 	Reset     Fault = "the connection ends"
 	ResetLate Fault = "the server acts, and the connection ends" // before its answer
 	Stall     Fault = "no answer"
+	Late      Fault = "the answer is half a second late"
 	Half      Fault = "half of the body"
 	Wrong     Fault = "a byte of the body is another"
 )
@@ -39,6 +41,7 @@ type Rule struct {
 	In     string // of the path and query; empty: any
 	After  int    // requests that fit go by first
 	Times  int    // 0: for ever
+	Every  int    // of the requests that fit, each so manieth; 0: all
 }
 
 // Proxy is in front of a server.
@@ -62,7 +65,7 @@ func StartProxy(t testing.TB, server string) *Proxy {
 	forward := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { // what is signed names the proxy as the host
 		r.SetURL(target)
 		r.Out.Host = r.In.Host
-	}}
+	}, ErrorLog: log.New(io.Discard, "", 0)} // clients give requests up
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(forward, w, r) }))
 	p.URL = h.URL
 	t.Cleanup(func() { close(p.ended); h.CloseClientConnections(); h.Close() })
@@ -91,7 +94,7 @@ func (p *Proxy) fault(r *http.Request) Fault {
 			continue
 		}
 		p.seen[i]++
-		if n := p.seen[i] - rule.After; n > 0 && (rule.Times == 0 || n <= rule.Times) {
+		if n := p.seen[i] - rule.After; n > 0 && (rule.Times == 0 || n <= rule.Times) && n%max(1, rule.Every) == 0 {
 			p.did++
 			return rule.Fault
 		}
@@ -104,6 +107,13 @@ func (p *Proxy) serve(forward http.Handler, w http.ResponseWriter, r *http.Reque
 	switch fault {
 	case "":
 		forward.ServeHTTP(w, r)
+	case Late:
+		select {
+		case <-r.Context().Done():
+		case <-p.ended:
+		case <-time.After(500 * time.Millisecond):
+			forward.ServeHTTP(w, r)
+		}
 	case Busy:
 		_, _ = io.Copy(io.Discard, r.Body)
 		fail(w, http.StatusServiceUnavailable, "SlowDown")

@@ -49,6 +49,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	objects map[string]Object
+	sorted  []string // keys of objects; nil: not sorted since one was added or removed
 	uploads map[string]*upload
 	count   map[string]int
 	number  int
@@ -95,6 +96,7 @@ func (s *Server) Set(key string, body []byte) {
 	defer s.mu.Unlock()
 	if body == nil {
 		delete(s.objects, key)
+		s.sorted = nil
 		return
 	}
 	s.put(key, body, s.objects[key].Meta)
@@ -121,6 +123,9 @@ func (s *Server) Count(kind string) int {
 func (s *Server) put(key string, body []byte, meta http.Header) Object {
 	sum := md5.Sum(body)
 	o := Object{Body: body, ETag: `"` + hex.EncodeToString(sum[:]) + `"`, Time: time.Now(), Meta: meta}
+	if _, there := s.objects[key]; !there {
+		s.sorted = nil
+	}
 	s.objects[key] = o
 	return o
 }
@@ -277,6 +282,7 @@ func (s *Server) remove(w http.ResponseWriter, r *http.Request, key string, _ []
 		return
 	}
 	delete(s.objects, key)
+	s.sorted = nil
 	w.WriteHeader(http.StatusNoContent)
 }
 
@@ -326,7 +332,14 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, _ string, _ []byte
 		CommonPrefixes        []prefixed `xml:"CommonPrefixes"`
 	}{Name: s.Bucket, Prefix: prefix}
 	last := ""
-	for _, key := range slices.Sorted(maps.Keys(s.objects)) {
+	if s.sorted == nil {
+		s.sorted = slices.Sorted(maps.Keys(s.objects))
+	}
+	from, _ := slices.BinarySearch(s.sorted, max(prefix, after))
+	for _, key := range s.sorted[from:] {
+		if !strings.HasPrefix(key, prefix) && key > prefix {
+			break
+		}
 		rest, ok := strings.CutPrefix(key, prefix)
 		if !ok || key <= after || after != "" && strings.HasSuffix(after, "/") && strings.HasPrefix(key, after) {
 			continue

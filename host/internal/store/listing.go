@@ -1,0 +1,195 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/bits"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// lister is a file system that tells names and sizes of a thousand files at the price of one head.
+type lister interface {
+	List(ctx context.Context, dir string, found func(rel string, size int64, modified time.Time)) error
+}
+
+// listing is a scan by names and sizes. Entries all pieces of which stand under built-in names are served and evicted from then on.
+// What only heads say of them, parent, depth and tenant, is read behind it: see describe. All other files are looked at.
+type listing struct {
+	*scan
+	look  chan string
+	whole map[*catalog.Class]uint64 // ranks
+
+	foreign string // below it another root stands
+	head    pieceformat.Header
+	keyLen  uint32
+	stem    []byte  // of the pieces that follow each other: their names up to the rank
+	ranks   []int64 // sizes of them by rank, -1: none
+}
+
+// list looks at every file.
+func (c *scan) list(ctx context.Context, from lister) error {
+	l := &listing{scan: c, look: make(chan string), whole: map[*catalog.Class]uint64{}}
+	var all sync.WaitGroup
+	for range c.by.root.store.cfg.ScanWorkers {
+		all.Go(func() {
+			for rel := range l.look {
+				c.look(rel)
+			}
+		})
+	}
+	err := from.List(ctx, c.by.kept.Path, l.found)
+	l.enter()
+	close(l.look)
+	all.Wait()
+	return errors.Join(err, c.short)
+}
+
+// found notes a file.
+func (l *listing) found(rel string, size int64, modified time.Time) {
+	if l.hidden(rel) {
+		return
+	}
+	l.by.count.Scanned.Add(1)
+	h, keyLen, builtin := pieceformat.ParseBuiltin([]byte(rel))
+	if !builtin || h.Rank >= kv.MaxRanks {
+		if _, temp := pieceformat.ParseTemp(rel[strings.LastIndexByte(rel, '/')+1:]); !temp && strings.Contains("/"+rel, "/.") {
+			l.by.count.Foreign.Add(1)
+			return
+		}
+		l.look <- rel
+		return
+	}
+	if stem := rel[:strings.LastIndexByte(rel, 'r')]; !bytes.Equal(l.stem, []byte(stem)) {
+		l.enter()
+		l.stem, l.head, l.keyLen = append(l.stem[:0], stem...), h, keyLen
+	}
+	for uint32(len(l.ranks)) <= h.Rank {
+		l.ranks = append(l.ranks, -1)
+	}
+	l.ranks[h.Rank] = size
+	l.head.Pieces |= 1 << h.Rank
+	l.head.StoreTime = max(l.head.StoreTime, modified.UnixNano())
+}
+
+// hidden says that a file is in a directory that scans leave out.
+func (l *listing) hidden(rel string) bool {
+	if l.foreign != "" && strings.HasPrefix(rel, l.foreign) {
+		return true
+	}
+	if at := strings.Index("/"+rel, "/"+pieceformat.MetaDir+"/"); at > 0 {
+		l.foreign = rel[:at]
+		l.skipped(strings.TrimSuffix(l.foreign, "/"), staging.ErrForeign)
+		return true
+	}
+	dir := rel[:strings.LastIndexByte(rel, '/')+1]
+	return strings.Contains("/"+dir, "/.")
+}
+
+// enter enters the entry of the pieces that followed each other.
+func (l *listing) enter() {
+	if len(l.ranks) == 0 {
+		return
+	}
+	cl, err := l.by.kept.Catalog.ClassFor(&l.head)
+	whole := err == nil && cl.Namespace.KeyLen == l.keyLen && l.wants(cl) == l.head.Pieces
+	if !whole || !l.AddListed(cl, &l.head, l.ranks) {
+		for rank, size := range l.ranks {
+			if size >= 0 {
+				l.look <- string(pieceformat.AppendBuiltin(nil, l.head.Namespace, l.keyLen, &l.head.Key, l.head.Group, uint32(rank)))
+			}
+		}
+	}
+	l.stem, l.ranks = l.stem[:0], l.ranks[:0]
+}
+
+// wants are the ranks that make an entry of a class whole, by the head of the first that was met.
+func (l *listing) wants(cl *catalog.Class) uint64 {
+	ranks := l.whole[cl]
+	if ranks == 0 {
+		name := cl.Builtin(&l.head.Key, uint32(bits.TrailingZeros64(l.head.Pieces)))
+		if h, _, err := l.by.kept.Look(l.by.kept.Slash + name); err == nil {
+			ranks = h.Pieces
+			l.whole[cl] = ranks
+		}
+	}
+	return ranks
+}
+
+// describeEvery is the pause before entries are looked at again of which a head could not be read.
+const describeEvery = 10 * time.Second
+
+// describe reads a head of each entry that was entered by its name, the ones that were stored first at first.
+func (r *recovery) describe(ctx context.Context) {
+	for {
+		r.set.Lock()
+		var list []uint32
+		for _, slot := range r.set.Index.ByLastTouch() {
+			if r.set.Index.At(slot).Is(index.Listed) {
+				list = append(list, slot)
+			}
+		}
+		r.set.Unlock()
+		if len(list) == 0 {
+			return
+		}
+		r.describeAll(ctx, list)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(describeEvery):
+		}
+	}
+}
+
+func (r *recovery) describeAll(ctx context.Context, list []uint32) {
+	var all sync.WaitGroup
+	next := make(chan uint32)
+	for range r.root.store.cfg.ScanWorkers {
+		all.Go(func() {
+			for slot := range next {
+				r.describeOne(slot)
+			}
+		})
+	}
+	for _, slot := range list {
+		if ctx.Err() != nil || !r.kept.Health.Serves() {
+			break
+		}
+		next <- slot
+	}
+	close(next)
+	all.Wait()
+}
+
+// describeOne reads the head of a piece of an entry, which goes if there is none or a wrong one, as at a load.
+func (r *recovery) describeOne(slot uint32) {
+	s := r.set
+	s.Lock()
+	e := s.Index.At(slot)
+	if !e.Is(index.Live|index.Listed) || e.Any(index.Evicting|index.Detached) {
+		s.Unlock()
+		return
+	}
+	m, cl, key := entries.Mark{Slot: slot, Fingerprint: s.Index.Fingerprint(slot)}, s.ClassOf(slot), s.Index.Key(slot)
+	s.Unlock()
+	name := r.kept.Slash + cl.Builtin(&key, 0)
+	h, _, err := r.kept.Look(name)
+	if err == nil && !cl.IsPiece(&h, &key, 0) {
+		err = pieceformat.ErrWrongPiece
+	}
+	if err != nil {
+		_ = r.root.unopened(m, 0, name, err)
+		return
+	}
+	s.Describe(m, &h)
+}

@@ -1,0 +1,144 @@
+package store
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// listed is how many entries were entered by their names, and no head of them was read yet.
+func (f *fixture) listed() (n int) {
+	for _, r := range f.store.roots {
+		r.Lock()
+		r.Index.Each(func(_ uint32, e *index.Entry) {
+			if e.Is(index.Listed) {
+				n++
+			}
+		})
+		r.Unlock()
+	}
+	return n
+}
+
+// TestStartByAListing: after a kill the names and sizes that the server lists are all that lookups, stores and evictions need. What
+// heads say follows when they can be read. What lacks a piece, or is none, is judged by its head.
+func TestStartByAListing(t *testing.T) {
+	s := startServer(t)
+	p := s3double.StartProxy(t, s.URL)
+	f := newFixtureIn(t, "", 8, 2, func(c *Config) { c.Now = fakeClock() }, inBucket(t, p.URL))
+	for n := range uint64(8) {
+		for rank := range uint32(2) {
+			q := f.request(n, max(n, 1)-1, rank)
+			q.Tenant = 5 + uint32(n%2)
+			must(t, f.putAs(q))
+		}
+	}
+	key := func(n uint64, rank uint32) string {
+		return "kv/" + strings.TrimPrefix(f.pieceFile(n, rank), bucketRoot+"/")
+	}
+	f.kill()
+	s.Set(key(7, 1), nil)
+	s.Set("kv/other/.kvhost/lock", []byte("x"))
+	s.Set("kv/other/piece", []byte("of another root"))
+	lists := s.Count("LIST")
+	var rules []s3double.Rule
+	first := slices.Min(pieces(s)) // tells the ranks of all
+	for n := range uint64(7) {
+		if at := key(n, 0); at != first {
+			rules = append(rules, s3double.Rule{Fault: s3double.Stall, Method: "GET", In: at})
+		}
+	}
+	p.Set(rules...)
+	inBucket(t, p.URL)(&f.cfg)
+	f.start()
+	if n := s.Count("LIST") - lists; n > 12 {
+		t.Errorf("%d lists for a start, want at most 12, one of them of objects", n)
+	}
+	here := func() (list []uint64) {
+		for n := range uint64(8) {
+			if f.has(n) {
+				list = append(list, n)
+			}
+		}
+		return list
+	}
+	equal(t, "hits by the listing alone", len(here()), 7)
+	r := f.root()
+	equal(t, "scanning", r.IsScanning(), false)
+	f.mustPutRanks(5, 20, 0b11)
+	f.mustPutRanks(5, 21, 0b11)
+	equal(t, "the oldest entry is a hit after stores that needed its room", f.has(0), false)
+	if st := f.store.Stats().Roots[0]; st.Used > st.Capacity {
+		t.Errorf("%d bytes are used of %d", st.Used, st.Capacity)
+	}
+	p.Set()
+	await(t, "all heads are read", func() bool { return f.listed() == 0 })
+	for _, n := range here()[1:] {
+		m := f.markOf(n)
+		k := testKey(n - 1)
+		r.Lock()
+		e, want := r.Index.At(m.Slot), kv.Fingerprint(f.space.Digest, 0, k)
+		if got := e.Parent(); got != want || r.TenantOf(m.Slot) != 5+uint32(n%2) {
+			t.Errorf("entry %d: parent %x of tenant %d, want %x of %d", n, got, r.TenantOf(m.Slot), want, 5+n%2)
+		}
+		r.Unlock()
+	}
+	f.mustRead(here()...)
+	r.Lock()
+	defer r.Unlock()
+	used := int64(0)
+	r.Index.Each(func(slot uint32, _ *index.Entry) { used += r.Index.Bytes(slot) })
+	equal(t, "bytes in the account", r.Account.Figures().Used, used)
+	must(t, r.Index.Check())
+}
+
+// BenchmarkStartByAListing starts after a kill on so many objects. Of the second size all have the bytes of one, so that no head but the
+// first fits.
+func BenchmarkStartByAListing(b *testing.B) {
+	b.Setenv("AWS_ACCESS_KEY_ID", "key")
+	b.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	for _, c := range []struct {
+		objects int
+		heads   bool
+	}{{20_000, true}, {200_000, false}} {
+		b.Run(fmt.Sprint(c.objects), func(b *testing.B) {
+			s := startServer(b)
+			f := newFixtureIn(b, "", c.objects, 1, inBucket(b, s.URL))
+			f.mustPut(0)
+			name := "kv/" + strings.TrimPrefix(f.pieceFile(0, 0), bucketRoot+"/")
+			body := s.Objects()[name].Body
+			h, err := pieceformat.DecodeHeader(body)
+			must(b, err)
+			for n := uint64(1); n < uint64(c.objects); n++ {
+				if c.heads {
+					body, h.Key = bytes.Clone(body), testKey(n)
+					h.Encode(body)
+				}
+				s.Set("kv/"+strings.TrimPrefix(f.pieceFile(n, 0), bucketRoot+"/"), body)
+			}
+			f.kill()
+			lists := s.Count("LIST")
+			for b.Loop() {
+				inBucket(b, s.URL)(&f.cfg)
+				began := time.Now()
+				f.start()
+				b.ReportMetric(time.Since(began).Seconds(), "known-s")
+				b.ReportMetric(float64(s.Count("LIST")-lists), "lists")
+				equal(b, "entries", f.store.Stats().Roots[0].Entries, c.objects)
+				if c.heads {
+					await(b, "all heads are read", func() bool { return f.listed() == 0 })
+					b.ReportMetric(time.Since(began).Seconds(), "heads-s")
+				}
+				f.kill()
+			}
+		})
+	}
+}
