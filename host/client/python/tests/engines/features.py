@@ -51,7 +51,7 @@ TABLE: dict[str, tuple[Cell, Cell]] = {
     "DP 2": _each("test_data_parallel_ranks"),
     "DCP 2": (both("test_vllm_parallel.py::test_each_rank_gets_its_own_bytes[one KV head, DCP]", "bytes"), _NONE),
     "several nodes": (
-        both("test_vllm_namespace.py::test_what_is_refused", "refused"),
+        both("test_vllm_multi_core.py::test_a_worker_on_another_node_is_refused", "refused"),
         both("test_vllm_tier.py::test_workers_on_other_nodes_are_refused", "refused"),
     ),
     "LoRA": (
@@ -76,7 +76,7 @@ TABLE: dict[str, tuple[Cell, Cell]] = {
     ),
     "sliding windows": (both("test_vllm.py::test_two_models_and_a_sliding_window"), both(_lives("sliding windows", "tier"))),
     "hybrids": (
-        Cell(("refused", "refused"), "test_vllm_namespace.py::test_what_is_refused"),
+        both("test_vllm_namespace.py::test_a_hybrid_is_refused", "refused"),
         Cell(("a", "yes"), "test_vllm_tier.py::test_lives_of_a_hybrid"),
     ),
     "fp8": (both("test_vllm.py::test_fp8_and_heads_first"), both(_lives("fp8", "tier"))),
