@@ -22,8 +22,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "TP 2": {"tensor_parallel_size": 2},
     "PP 2": {"pipeline_parallel_size": 2},
     "prefix caching off": {"enable_prefix_caching": False},
-    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
-    "EAGLE": {"speculative_config": {"method": "eagle", "num_speculative_tokens": 2, "model": "eagle"}},
+    "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+    "draft model": {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 2, "model": "drafting"}},
+    "EAGLE": {"speculative_config": {"method": "eagle", "num_speculative_tokens": 2, "model": "drafting"}},
     "sliding windows": {},
     "fp8": {"kv_cache_dtype": "fp8"},
 }
@@ -66,9 +67,9 @@ def test_lives(lives: Lives, alone: list[Tokens], feature: str) -> None:
     if feature == "sliding windows":
         config = model.config(5, window=300)
         want = said_alone(lives.folder / "alone", config)
-    if feature == "EAGLE":
-        model.write(lives.folder / "eagle", model.config(1), seed=9, drafts=True)
-        lives.vllm = {"speculative_config": OPTIONS[feature]["speculative_config"] | {"model": str(lives.folder / "eagle")}}
+    if feature in ("draft model", "EAGLE"):
+        model.write(lives.folder / "drafting", model.config(1), seed=9, drafts=feature == "EAGLE")
+        lives.vllm = {"speculative_config": OPTIONS[feature]["speculative_config"] | {"model": str(lives.folder / "drafting")}}
     model.write(lives.model, config, seed=7)
     engine = lives.engine()
     first = engine.one_by_one(PROMPTS)
@@ -127,12 +128,10 @@ def test_sleep(lives: Lives, alone: list[Tokens]) -> None:
 @pytest.mark.parametrize("door", BOTH)
 def test_pictures(lives: Lives) -> None:
     """Prompts with the same tokens have the same KV only with the same picture."""
-    if why := why_not("pictures", lives.door):
-        pytest.skip(why)
-    model.write_llava(lives.model, seed=7)
-    lives.vllm = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 1}, "mm_processor_cache_gb": 0}
+    model.write_qwen_vl(lives.model, seed=7)
+    lives.vllm = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 1, "video": 0}, "mm_processor_cache_gb": 0}
     (asked,) = prompts(1, 1, LENGTH)
-    asked = [t % (model.IMAGE - 3) + 3 for t in asked]
+    asked = [t % 1000 + 3 for t in asked]
     asked[300] = model.IMAGE
     alone = lives.engine(door="")
     want = [alone.ask("picture", asked, seed, 8)[0] for seed in (1, 2)]
