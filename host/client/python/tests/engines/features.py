@@ -9,18 +9,13 @@ from typing import NamedTuple
 RELEASES = ("0.26", "0.32")
 DOORS = ("connector", "tier")
 
-#: Why something is not tested.
-NOTES = {
-    "a": "vLLM ends without a connector, too",
-}
-
 
 class Cell(NamedTuple):
     """``answers`` are those of the releases: "yes", "bytes" (with caches that the test makes, where vLLM for processors has no kernel
-    that fills them), "refused" (by name), or a note's letter."""
+    that fills them), "refused" (by name)."""
 
     answers: tuple[str, str]
-    test: str = ""
+    test: str
     old: str = ""  # 0.26's, where it is another one
 
 
@@ -36,18 +31,16 @@ def _rows(case: str) -> str:
     return f"test_vllm_tier_rows.py::test_each_worker_gets_its_own_bytes[{case}]"
 
 
-def _each(test: str, answers: tuple[str, str] = ("yes", "yes")) -> tuple[Cell, Cell]:
+def _each(test: str) -> tuple[Cell, Cell]:
     """A test that each door has."""
-    connector, tier = (Cell(answers, f"test_vllm_features.py::{test}[{door}]") for door in DOORS)
+    connector, tier = (both(f"test_vllm_features.py::{test}[{door}]") for door in DOORS)
     return connector, tier
 
 
 #: By feature: the connector's and the tier's cell.
 TABLE: dict[str, tuple[Cell, Cell]] = {
     "TP 2": (both("test_vllm.py::test_two_workers[tensor_parallel_size]"), both(_lives("TP 2", "tier"))),
-    "PP 2": (
-        Cell(("yes", "a"), "test_vllm.py::test_two_workers[pipeline_parallel_size]"), Cell(("yes", "a"), _lives("PP 2", "tier"))
-    ),
+    "PP 2": (both("test_vllm.py::test_two_workers[pipeline_parallel_size]"), both(_lives("PP 2", "tier"))),
     "DP 2": _each("test_data_parallel_ranks"),
     "DCP 2": (both("test_vllm_parallel.py::test_each_rank_gets_its_own_bytes[one KV head, DCP]", "bytes"), both(_rows("DCP"), "bytes")),
     "several nodes": (
@@ -97,8 +90,7 @@ def table() -> str:
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     for feature, cells in TABLE.items():
         lines.append(f"| {feature} | " + " | ".join(answer for cell in cells for answer in cell.answers) + " |")
-    notes = "; ".join(f"*{letter}*: {why}" for letter, why in NOTES.items())
-    return "\n".join([*lines, "", f"*bytes*: with caches that the test makes. Not tested: {notes}."]) + "\n"
+    return "\n".join([*lines, "", "*bytes*: with caches that the test makes, as vLLM for processors does not."]) + "\n"
 
 
 try:
@@ -106,12 +98,6 @@ try:
 except importlib.metadata.PackageNotFoundError:
     RELEASE = RELEASES[-1]
 OLD = RELEASE == "0.26"
-
-
-def why_not(feature: str, door: str) -> str:
-    """Why the installed vLLM does not show a feature; nothing where it does."""
-    answer = TABLE[feature][DOORS.index(door)].answers[RELEASES.index(RELEASE)]
-    return NOTES.get(answer, "")
 
 
 if __name__ == "__main__":

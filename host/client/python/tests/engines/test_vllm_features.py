@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import vllm_model as model
-from features import OLD, why_not
+from features import OLD
 from needs import needs
 from test_vllm_tier import LENGTH, ROW, Lives, cached, counted, prompts, stored_parts, tokens, used_parts
-from vllm_engine import BLOCK, CHUNK, Tokens
+from vllm_engine import BLOCK, CHUNK, WARM, Tokens
 
 needs("vllm")
 
@@ -20,7 +20,7 @@ HITS = {"connector": LENGTH // CHUNK * CHUNK, "tier": LENGTH // BLOCK * BLOCK}
 #: A feature's options of vLLM. With several workers, a row of the tier has a cell of each.
 OPTIONS: dict[str, dict[str, Any]] = {
     "TP 2": {"tensor_parallel_size": 2},
-    "PP 2": {"pipeline_parallel_size": 2},
+    "PP 2": {"pipeline_parallel_size": 2, **WARM},
     "prefix caching off": {"enable_prefix_caching": False},
     "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
     "draft model": {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 2, "model": "drafting"}},
@@ -61,8 +61,6 @@ def said_alone(folder: Path, config: dict[str, Any]) -> list[Tokens]:
 @pytest.mark.parametrize("feature, door", [(f, d) for f in OPTIONS for d in BOTH if d == "tier" or f not in IN_TEST_VLLM])
 def test_lives(lives: Lives, alone: list[Tokens], feature: str) -> None:
     """With ``fp8`` on a processor vLLM's own tokens differ from one cold run to the next: the hits count there."""
-    if why := why_not(feature, lives.door):
-        pytest.skip(why)
     lives.vllm, config, want = OPTIONS[feature], model.config(4), alone
     if feature == "sliding windows":
         config = model.config(5, window=300)
