@@ -62,7 +62,7 @@ CASES: dict[str, tuple[list[Any], dict[str, int]]] = {
 class Life:
     """An engine's scheduler and workers, as far as they offload."""
 
-    def __init__(self, folder: Path, host: Host, case: str, caplog: Any) -> None:
+    def __init__(self, folder: Path, host: Host, case: str) -> None:
         specs, parallel = CASES[case]
         tier = {"type": "kvhost", "socket": host.socket, "lookup_timeout": 60.0, "extra": {"test": case}}
         extra = {"spec_name": "TiersSpec", "spec_module_path": "vllm_offloading", "cpu_bytes_to_use": 4 << 20, "secondary_tiers": [tier]}
@@ -74,7 +74,6 @@ class Life:
         groups = [KVCacheGroupSpec([f"g{g}.{i}" for i in range(LAYERS)], spec) for g, spec in enumerate(specs)]
         kv_cache_config = get_kv_cache_config_from_groups(vllm_config, groups, 1 << 20)
         config = build_offloading_config(vllm_config, kv_cache_config)
-        caplog.clear()
         self.spec = vllm_offloading.TiersSpec(config)
         self.manager = self.spec.get_manager()  # the tier finds the configuration in this frame
         self.groups = tierrows.groups(config, kv_cache_config)
@@ -139,12 +138,12 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 @pytest.fixture
-def make(tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Life]]:
+def make(tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Life]]:
     monkeypatch.setenv("PROBE_DIR", str(tmp_path))
     made: list[Life] = []
 
     def life(case: str) -> Life:
-        made.append(Life(tmp_path, host, case, caplog))
+        made.append(Life(tmp_path, host, case))
         return made[-1]
 
     yield life
