@@ -86,6 +86,10 @@ type helper struct {
 	late  func()        // called at the end of a task that was given up; set before state
 }
 
+// turns divide the limit: a process or a machine that is stopped loses one of them, however long it was stopped, and an
+// operation that ends with the pause has the others to say so.
+const turns = 8
+
 const (
 	taskRuns = iota
 	taskEnded
@@ -159,14 +163,16 @@ func (f *WatchedFS) attempt(op Op, name string, t task) error {
 	}
 	h := f.help()
 	h.state.Store(taskRuns)
-	h.timer.Reset(limit)
 	h.in <- t
-	select {
-	case <-h.out:
-		h.timer.Stop()
-		f.rest(h)
-		return nil
-	case <-h.timer.C:
+	for range turns {
+		h.timer.Reset(limit / turns)
+		select {
+		case <-h.out:
+			h.timer.Stop()
+			f.rest(h)
+			return nil
+		case <-h.timer.C:
+		}
 	}
 	hung := &HungError{Op: op, Name: name, Limit: limit, ended: make(chan struct{})}
 	f.stuck.Add(1)

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
+	"golang.org/x/sys/unix"
 )
 
 // TestWatchedGivesUp lets each kind of operation hang. The caller gets its error, what comes late is undone, and the
@@ -99,6 +103,51 @@ func TestWatchedGivesUp(t *testing.T) {
 			t.Errorf("%s is still open", to)
 		}
 	}
+}
+
+// pausing is set for the process that is stopped.
+const pausing = "KVHOST_TEST_PAUSING"
+
+// A process that was stopped for longer than the limit, or a machine that was, gives up nothing that ends when it goes on.
+func TestPauseIsNoHang(t *testing.T) {
+	if os.Getenv(pausing) == "" {
+		child := exec.Command(os.Args[0], "-test.run=^TestPauseIsNoHang$")
+		child.Env = append(os.Environ(), pausing+"=1")
+		in, err := child.StdinPipe()
+		must(t, err)
+		out, err := child.StdoutPipe()
+		must(t, err)
+		must(t, child.Start())
+		_, err = out.Read(make([]byte, 1))
+		must(t, err)
+		must(t, child.Process.Signal(unix.SIGSTOP))
+		time.Sleep(3 * time.Second)
+		must(t, child.Process.Signal(unix.SIGCONT))
+		must(t, in.Close())
+		said, err := io.ReadAll(out)
+		if err = errors.Join(err, child.Wait()); err != nil {
+			t.Errorf("want no operation given up after a pause, got %v\n%s", err, said)
+		}
+		return
+	}
+	w := staging.Watched(faultfs.New(staging.OS(), faultfs.MustRules("stat **: delay 100ms")...), staging.Watch{Limit: 2 * time.Second})
+	defer w.Close()
+	ctx, over := context.WithCancel(t.Context())
+	var calls sync.WaitGroup
+	for range 200 {
+		calls.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := w.Stat("/"); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	_, err := os.Stdout.Write([]byte("\n"))
+	must(t, err)
+	_, _ = os.Stdin.Read(make([]byte, 1))
+	over()
+	calls.Wait()
 }
 
 func TestWatchedAdmits(t *testing.T) {

@@ -27,7 +27,7 @@ from kvhost.vllm.groups import GroupPlan
 from kvhost.vllm.holds import Holds
 from kvhost.vllm.layers import DeviceGates, Gates, HostGates, StepLayers
 from kvhost.vllm.link import Link
-from kvhost.vllm.orders import Registration, StepOrders, WorkerReport
+from kvhost.vllm.orders import Registration, StepOrders, WorkerReport, node
 from kvhost.vllm.scheduler import Scheduler
 from kvhost.vllm.settings import Refused, Settings
 from kvhost.vllm.stats import KvhostPromMetrics, KvhostStats
@@ -283,7 +283,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         """Starts the scheduler's half once every worker has reported; whether it runs."""
         parallel = self._vllm_config.parallel_config
         ranks, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-        refused = {rank: w.refusal for rank, w in workers.items() if w.refusal}
+        here, away = node(), "on another node, and the scheduler asks only the host of its own"
+        refused = {rank: why for rank, w in workers.items() if (why := w.refusal or (away if w.node != here else ""))}
         if refused and not self._out:
             log.error("kvhost: NOT OFFLOADING: %s", refused)
             self._out = True

@@ -46,8 +46,6 @@ def plan_groups(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> l
             raise Refused(f"{name} is {size}, want 1")
     if not compat.continues(vllm_config):
         raise Refused(NO_CONTINUATION)
-    if getattr(parallel, "nnodes_within_dp", 1) > 1:
-        raise Refused(f"an engine on {parallel.nnodes_within_dp} nodes: the scheduler asks only its own node's host")
     if not (offloaded := compat.offloaded(kv_cache_config)):
         raise Refused("the model has no KV cache whose blocks the engine finds again by their tokens")
     found: list[tuple[int, int, int]] = []  # (group, block tokens, window)

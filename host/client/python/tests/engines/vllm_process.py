@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 import sys
+import time
 from multiprocessing.connection import Connection, Listener
 from typing import Any
+
+# vLLM's workers wait for a step in a loop of this. Workers of two engines on two processors kept all other processes of a
+# machine from running for a minute, those of its kernel (6.18) too. Each process of an engine comes here.
+os.sched_yield = lambda: time.sleep(1e-4)
 
 
 def serve(connection: Connection, options: dict[str, Any]) -> None:
