@@ -142,7 +142,6 @@ func TestBucketBehindADirectory(t *testing.T) {
 func TestBucketsAreValidated(t *testing.T) {
 	for name, change := range map[string]func(r *config.Root){
 		"path":          func(r *config.Root) { r.Path = "s3://" },
-		"shared":        func(r *config.Root) { r.Shared = true },
 		"route":         func(r *config.Root) { r.Route = config.RouteDirect },
 		"require_mount": func(r *config.Root) { r.RequireMount = true },
 		"min_free":      func(r *config.Root) { r.MinFree.Bytes = 1 },

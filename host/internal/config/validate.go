@@ -160,7 +160,7 @@ const smallestMemory = 1 << 20
 // validateApart refuses what has no meaning for a root without a directory.
 func (r Root) validateApart(at string, bad func(path, format string, args ...any)) {
 	k := r.Kind()
-	if r.Shared {
+	if r.Shared && k.TakesMemory() {
 		bad(at+".shared", "a root in %s is this host's alone", k)
 	}
 	if r.RequireMount {
@@ -185,7 +185,10 @@ func (r Root) validateApart(at string, bad func(path, format string, args ...any
 
 // Bucket is how a root in a bucket is reached.
 func (r Root) Bucket() s3fs.Config {
-	return s3fs.Config{Path: r.Path, Endpoint: r.Endpoint, Region: r.Region, PathStyle: r.PathStyle, CAFile: r.CAFile, Prices: r.Prices}
+	return s3fs.Config{
+		Path: r.Path, Endpoint: r.Endpoint, Region: r.Region, PathStyle: r.PathStyle, CAFile: r.CAFile, Prices: r.Prices,
+		Shared: r.Shared,
+	}
 }
 
 // validateMemory refuses what a root in memory, which is this process's and ends with it, cannot have.

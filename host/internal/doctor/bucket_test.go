@@ -21,15 +21,17 @@ func TestBucketsAreTried(t *testing.T) {
 	for name, k := range map[string]struct {
 		rules         []s3double.Rule
 		unconditional bool
+		shared        bool
 		finds         []string
 	}{
-		"all is right":          {},
-		"no conditional writes": {unconditional: true, finds: []string{"no conditional writes"}},
-		"rights":                {rules: []s3double.Rule{{Fault: s3double.Denied, Method: "DELETE"}}, finds: []string{"cannot remove an object", "cannot end a multipart upload"}},
-		"no lists":              {rules: []s3double.Rule{{Fault: s3double.Denied, In: "list-type"}}, finds: []string{"cannot list objects"}},
-		"no uploads":            {rules: []s3double.Rule{{Fault: s3double.Denied, Method: "POST"}}, finds: []string{"cannot begin a multipart upload"}},
+		"all is right":           {},
+		"no conditional writes":  {unconditional: true, finds: []string{"no conditional writes"}},
+		"nothing to share it by": {unconditional: true, shared: true, finds: []string{"the bucket cannot be shared"}},
+		"rights":                 {rules: []s3double.Rule{{Fault: s3double.Denied, Method: "DELETE"}}, finds: []string{"cannot remove an object", "cannot end a multipart upload"}},
+		"no lists":               {rules: []s3double.Rule{{Fault: s3double.Denied, In: "list-type"}}, finds: []string{"cannot list objects"}},
+		"no uploads":             {rules: []s3double.Rule{{Fault: s3double.Denied, Method: "POST"}}, finds: []string{"cannot begin a multipart upload"}},
 	} {
-		s.Unconditional = k.unconditional
+		s.Unconditional, c.Roots[0].Shared = k.unconditional, k.shared
 		p.Set(k.rules...)
 		facts, err := Probe(t.Context(), c)
 		testenv.OK(t, err)

@@ -164,7 +164,7 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 		}
 		about := "root " + root.Path
 		if root.Bucket != nil {
-			r.judgeBucket(about, root.Bucket)
+			r.judgeBucket(about, root.Bucket, want.Shared)
 			continue
 		}
 		if root.unusable() != "" {
@@ -216,11 +216,15 @@ func (r *Report) judgeRoots(c *config.Config, f *Facts) {
 // mostSkew is how far clocks may be apart: requests are signed with the time, and servers refuse what is 15 minutes off.
 const mostSkew = 5 * time.Minute
 
-func (r *Report) judgeBucket(about string, t *s3fs.Trial) {
+func (r *Report) judgeBucket(about string, t *s3fs.Trial, shared bool) {
 	for _, failed := range t.Failed {
 		r.find(Problem, about, "see host/docs/s3.md for the rights that are needed", "cannot %s", failed)
 	}
-	if !t.Conditional && len(t.Failed) == 0 {
+	switch {
+	case t.Conditional || len(t.Failed) > 0:
+	case shared:
+		r.find(Problem, about, "give the root one host, without shared", "%v", s3fs.ErrConditions)
+	default:
 		r.find(Warning, about, "start no second host with this root",
 			"the server has no conditional writes: of two hosts that start at the same time both may take the root")
 	}

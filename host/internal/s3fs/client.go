@@ -66,12 +66,24 @@ type client struct {
 	core      *minio.Core
 	bucket    string
 	budget    time.Duration // see Config.Budget
+	answer    time.Duration // for the first byte of an answer
 	transport *http.Transport
+	may       func(key string) error // why an object may not be written or removed now; nil: all may
 
-	hedge         hedge
+	hedge hedge
+	*counters
+	outage atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
+}
+
+// counters are those of all clients of a file system.
+type counters struct {
 	made, failed  [requests]atomic.Uint64
-	outage        atomic.Pointer[outage] // that the last answer, or its absence, told of; nil: none
 	read, written atomic.Uint64
+}
+
+// apart is a client of the same bucket that writes at any time, has patience of its own, and learns of outages by itself.
+func (c *client) apart(budget, answer time.Duration) *client {
+	return &client{core: c.core, bucket: c.bucket, budget: budget, answer: answer, transport: c.transport, counters: c.counters}
 }
 
 // outage is a request that has failed with all its attempts. For a moment others fail at once, so that who tries many objects
@@ -112,7 +124,7 @@ func newClient(c *Config, bucket string) (*client, error) {
 	case c.Endpoint == "":
 		lookup = minio.BucketLookupAuto // by path where a certificate of AWS would not fit the bucket's name
 	}
-	made := &client{bucket: bucket, budget: c.Budget, transport: transport}
+	made := &client{bucket: bucket, budget: c.Budget, answer: answerLimit, transport: transport, counters: &counters{}}
 	made.core, err = minio.NewCore(u.Host, &minio.Options{
 		// The order of the AWS SDKs: environment, profile, web identity, containers, instances.
 		Creds: credentials.NewChainCredentials([]credentials.Provider{
@@ -156,14 +168,19 @@ func (c *client) Stats() Stats {
 // answers is how long a request may take until its first byte.
 func (c *client) answers() time.Duration {
 	if c.outage.Load() != nil {
-		return outageLimit
+		return min(c.answer, outageLimit)
 	}
-	return answerLimit
+	return c.answer
 }
 
 // do makes a request until it succeeds, fails for good, or the budget is used up. An attempt may take what the server has to
 // begin its answer in, and what sending so many bytes takes.
 func (c *client) do(kind Request, send int, once func(ctx context.Context) error) error {
+	return c.doOn("", kind, send, once)
+}
+
+// doOn is do for a request that writes or removes an object, while that is allowed.
+func (c *client) doOn(key string, kind Request, send int, once func(ctx context.Context) error) (err error) {
 	if out := c.outage.Load(); out != nil && time.Since(out.at) < outageRest {
 		return out.err
 	}
@@ -171,8 +188,13 @@ func (c *client) do(kind Request, send int, once func(ctx context.Context) error
 	whole, cancel := context.WithTimeout(context.Background(), max(c.budget, limit))
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		if c.may != nil && key != "" {
+			if no := c.may(key); no != nil {
+				return cmp.Or(err, no) // what an earlier attempt has done is not known
+			}
+		}
 		ctx, end := context.WithTimeout(whole, limit)
-		err := once(ctx)
+		err = once(ctx)
 		end()
 		c.made[kind].Add(1)
 		if err == nil {
@@ -400,7 +422,7 @@ func (b *body) end() {
 // put writes an object of a file's number, and returns its ETag.
 func (c *client) put(key string, id uint64, data []byte, when condition) (etag string, err error) {
 	tried := false
-	err = c.do(Put, len(data), func(ctx context.Context) error {
+	err = c.doOn(key, Put, len(data), func(ctx context.Context) error {
 		body := newBody(data)
 		defer body.end()
 		info, err := c.core.PutObject(ctx, c.bucket, key, body, int64(len(data)), "", "", when.options(id))
@@ -431,7 +453,7 @@ func (c *client) settled(key string, id uint64, tried bool, err error) (etag str
 
 // start begins a multipart upload.
 func (c *client) start(key string, id uint64) (upload string, err error) {
-	err = c.do(Part, 0, func(ctx context.Context) error {
+	err = c.doOn(key, Part, 0, func(ctx context.Context) error {
 		upload, err = c.core.NewMultipartUpload(ctx, c.bucket, key, condition{}.options(id))
 		return err
 	})
@@ -440,7 +462,7 @@ func (c *client) start(key string, id uint64) (upload string, err error) {
 
 // part sends a part.
 func (c *client) part(key, upload string, number int, data []byte) (p minio.CompletePart, err error) {
-	err = c.do(Part, len(data), func(ctx context.Context) error {
+	err = c.doOn(key, Part, len(data), func(ctx context.Context) error {
 		body := newBody(data)
 		defer body.end()
 		part, err := c.core.PutObjectPart(ctx, c.bucket, key, upload, number, body, int64(len(data)),
@@ -457,7 +479,7 @@ func (c *client) part(key, upload string, number int, data []byte) (p minio.Comp
 // complete makes an object of parts.
 func (c *client) complete(key, upload string, id uint64, parts []minio.CompletePart, when condition) (etag string, err error) {
 	tried := false
-	err = c.do(Part, joining, func(ctx context.Context) error {
+	err = c.doOn(key, Part, joining, func(ctx context.Context) error {
 		o := when.options(id)
 		o.UserMetadata, o.ContentType = nil, ""
 		info, err := c.core.CompleteMultipartUpload(ctx, c.bucket, key, upload, parts, o)
@@ -505,7 +527,7 @@ func (c *client) uploads(prefix string, found func(key, upload string)) error {
 
 // copy makes an object of another one, with its metadata.
 func (c *client) copy(from, etag, to string) error {
-	return c.do(Copy, joining, func(ctx context.Context) error {
+	return c.doOn(to, Copy, joining, func(ctx context.Context) error {
 		_, err := c.core.CopyObject(ctx, c.bucket, from, c.bucket, to, nil,
 			minio.CopySrcOptions{Bucket: c.bucket, Object: from, MatchETag: etag}, minio.PutObjectOptions{})
 		return err
@@ -514,7 +536,7 @@ func (c *client) copy(from, etag, to string) error {
 
 // remove removes an object. It is no error where there is none.
 func (c *client) remove(key string) error {
-	return c.do(Delete, 0, func(ctx context.Context) error {
+	return c.doOn(key, Delete, 0, func(ctx context.Context) error {
 		return c.core.RemoveObject(ctx, c.bucket, key, minio.RemoveObjectOptions{})
 	})
 }

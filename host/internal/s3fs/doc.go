@@ -1,4 +1,5 @@
-// Package s3fs is a [staging.FS] of the objects below a prefix of a bucket, for one host that writes there.
+// Package s3fs is a [staging.FS] of the objects below a prefix of a bucket, for one host that writes there, or several that agree by
+// small objects of their protocol ([Control]) when each may ([FS.WriteWhile]).
 //
 // A file that is made is in memory, and in parts of a multipart upload once it is longer than one; others do not see it before
 // it is renamed, which puts the object under its new name. Its first part goes last, because heads are written last. An object is

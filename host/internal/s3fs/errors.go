@@ -18,6 +18,10 @@ var (
 	ErrAnswer = errors.New("s3fs: not what was asked for")
 	// ErrLapsed means that the lock was not renewed in time, so that another host may have it.
 	ErrLapsed = errors.New("s3fs: the lock has lapsed")
+	// ErrNotNow means that the other hosts of the bucket may not count on this one at present, so that it writes nothing.
+	ErrNotNow = errors.New("s3fs: nothing is written until the other hosts count on this one again")
+	// ErrConditions means that a bucket cannot be shared, because its server does not heed the conditions of writes.
+	ErrConditions = errors.New("s3fs: the server has no conditional writes (If-None-Match, If-Match), so the bucket cannot be shared")
 	// ErrOrder means that bytes were written before some that a part has taken along.
 	ErrOrder = errors.New("s3fs: written to a part that is gone")
 )
@@ -52,7 +56,9 @@ func passing(err error) bool {
 }
 
 // isErrno says that an error is this package's own, with an errno that says what is to blame.
-func isErrno(err error) bool { return errors.Is(err, ErrOrder) || errors.Is(err, ErrLapsed) }
+func isErrno(err error) bool {
+	return errors.Is(err, ErrOrder) || errors.Is(err, ErrLapsed) || errors.Is(err, ErrNotNow)
+}
 
 // errnoOf says what is to blame for an error of a request.
 func errnoOf(err error, writes bool) error {
@@ -60,6 +66,8 @@ func errnoOf(err error, writes bool) error {
 	switch {
 	case errors.Is(err, ErrLapsed):
 		return unix.ENOLINK
+	case errors.Is(err, ErrNotNow):
+		return unix.EAGAIN
 	case errors.Is(err, ErrOrder):
 		return unix.ESPIPE
 	case strings.Contains(credentialCodes, " "+r.Code+" ") && r.Code != "":

@@ -3,8 +3,10 @@ package s3fs
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"path"
@@ -22,6 +24,9 @@ import (
 
 // Scheme begins the path of a root in a bucket.
 const Scheme = "s3://"
+
+// metaDir begins the names of the files that a store keeps for itself.
+const metaDir = ".kvhost"
 
 // Split takes the path of a root apart: s3://bucket/prefix, the prefix without a slash at either end.
 func Split(root string) (bucket, prefix string) {
@@ -43,7 +48,10 @@ type Config struct {
 	Target func(temp string) (target string, is bool)
 	Holder string        // who a lock is held by, for others to read
 	Term   time.Duration // that a lock is held without being renewed: 20 s
-	Part   int           // bytes of a part of a file that is written, which has two of them in memory: 8 MiB. It can have 10,000
+	// Shared says that other hosts write below the prefix too: a server without conditional writes is refused then, and [FS.WriteWhile]
+	// says when this one may.
+	Shared bool
+	Part   int // bytes of a part of a file that is written, which has two of them in memory: 8 MiB. It can have 10,000
 	// Budget is what a request may take with all its attempts: 12 s. It is to be less than the limit of an operation on files, so
 	// that a slow server is not taken for one that hangs.
 	Budget time.Duration
@@ -56,6 +64,7 @@ var devices atomic.Uint64
 // FS is the objects below a prefix. It is safe for concurrent use.
 type FS struct {
 	*client
+	free   *client // writes at any time: locks
 	cfg    Config
 	prefix string // of keys: empty, or with a slash at its end
 	memory buffers
@@ -67,8 +76,11 @@ type FS struct {
 	mu      sync.Mutex
 	pending map[string]*upload // files that have no object yet, by name
 	own     map[string]bool    // locks of directories, which keep others of this process out
-	lease   *lease             // the lock that is held, or was
+	leases  map[string]*lease  // locks that are held, or were
 	number  uint64             // of the file made last
+
+	allowed       atomic.Pointer[func() bool] // see WriteWhile
+	unconditional atomic.Bool                 // the server is known to have no conditional writes
 }
 
 // Open makes the file system of a bucket's prefix. It asks the server nothing.
@@ -90,7 +102,8 @@ func Open(cfg Config) (*FS, error) {
 		return nil, err
 	}
 	f := &FS{client: c, cfg: cfg, began: time.Now(), top: path.Clean(cfg.Path), dev: 1<<62 | devices.Add(1),
-		pending: map[string]*upload{}, own: map[string]bool{}, number: uint64(time.Now().UnixNano())}
+		pending: map[string]*upload{}, own: map[string]bool{}, leases: map[string]*lease{}, number: uint64(time.Now().UnixNano())}
+	f.may, f.free = f.mayWrite, c.apart(c.budget, c.answer)
 	if prefix != "" {
 		f.prefix = prefix + "/"
 	}
@@ -116,12 +129,12 @@ func (f *FS) Cost(stored int64) (c Cost, known bool) {
 
 // Close ends the renewal of a lock that is held, and closes connections.
 func (f *FS) Close() error {
-	var err error
-	if held := f.held(); held != nil {
-		err = held.Close()
+	var errs []error
+	for _, held := range f.held() {
+		errs = append(errs, held.Close())
 	}
 	f.transport.CloseIdleConnections()
-	return err
+	return errors.Join(errs...)
 }
 
 // key is the key of a name, which is cleaned: "//" of the scheme may have become "/".
@@ -151,26 +164,42 @@ func (f *FS) newNumber() uint64 {
 	return f.number
 }
 
-// held is the lock that was taken last, or nil.
-func (f *FS) held() *lease {
+// held are the locks that were taken.
+func (f *FS) held() []*lease {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.lease
+	return slices.Collect(maps.Values(f.leases))
 }
 
+// lock is the lock of a name that was taken last, or nil.
+func (f *FS) lock(name string) *lease {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.leases[name]
+}
+
+// WriteWhile has pieces published and removed only while may says so, of a file system that is shared. It is asked before each attempt.
+// What is below .kvhost is each host's own, or the same whoever writes it.
+func (f *FS) WriteWhile(may func() bool) { f.allowed.Store(&may) }
+
 // mayWrite fails once the lock that was taken has lapsed: another host may have it.
-func (f *FS) mayWrite() error {
-	if held := f.held(); held != nil && !held.stands() {
-		return ErrLapsed
+func (f *FS) mayWrite(key string) error {
+	if f.cfg.Shared {
+		if may := f.allowed.Load(); may != nil && !strings.HasPrefix(key, f.prefix+metaDir) && !(*may)() {
+			return ErrNotNow
+		}
+		return nil
+	}
+	for _, held := range f.held() {
+		if !held.stands() {
+			return ErrLapsed
+		}
 	}
 	return nil
 }
 
-// conditional says whether the server is known to have conditional writes.
-func (f *FS) conditional() bool {
-	held := f.held()
-	return held == nil || held.conditional
-}
+// conditional says whether the server is taken to have conditional writes.
+func (f *FS) conditional() bool { return !f.unconditional.Load() }
 
 // unpublished finds a file that has no object yet.
 func (f *FS) unpublished(name string) *upload {
@@ -227,7 +256,7 @@ func (f *FS) Rename(oldname, newname string) error { return f.rename(oldname, ne
 func (f *FS) RenameNoReplace(oldname, newname string) error { return f.rename(oldname, newname, false) }
 
 func (f *FS) rename(oldname, newname string, replace bool) error {
-	err := f.mayWrite()
+	err := f.mayWrite(f.key(newname))
 	u := f.unpublished(oldname)
 	if err == nil && !replace && (u == nil || !f.conditional()) {
 		switch _, look := f.head(f.key(newname)); {
@@ -274,7 +303,7 @@ func (f *FS) Remove(name string) error {
 	if f.target(name) != name { // no temporary is an object
 		return pathError("remove", name, unix.ENOENT)
 	}
-	err := f.mayWrite()
+	err := f.mayWrite(f.key(name))
 	if err == nil {
 		err = f.remove(f.key(name))
 	}
@@ -331,12 +360,12 @@ func (f *FS) Stat(name string) (staging.Info, error) {
 		return f.directory(), nil
 	}
 	f.mu.Lock()
-	held, u := f.lease, f.pending[name]
+	held, u := f.leases[name], f.pending[name]
 	f.mu.Unlock()
 	if u != nil {
 		return u.stat(), nil
 	}
-	if held != nil && held.name == name {
+	if held != nil {
 		return held.stat()
 	}
 	v, err := f.head(f.key(name))

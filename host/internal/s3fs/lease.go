@@ -87,7 +87,7 @@ func (f *FS) Lock(name string) (io.Closer, error) {
 	}
 	l := &lease{fs: f, name: name, key: f.key(name), id: f.newNumber(), conditional: true, who: f.me(),
 		stop: make(chan struct{}), ended: make(chan struct{})}
-	old := f.held()
+	old := f.lock(name)
 	if old != nil && old.stands() {
 		return nil, fmt.Errorf("%w: %s (process %d)", staging.ErrLocked, name, os.Getpid())
 	}
@@ -95,9 +95,11 @@ func (f *FS) Lock(name string) (io.Closer, error) {
 		return nil, failed("lock", name, err, true)
 	}
 	f.mu.Lock()
-	f.lease = l
+	f.leases[name] = l
 	f.mu.Unlock()
-	f.abortEarlier()
+	if !f.cfg.Shared {
+		f.abortEarlier()
+	}
 	go l.renew()
 	return l, nil
 }
@@ -106,7 +108,7 @@ func (f *FS) Lock(name string) (io.Closer, error) {
 func (f *FS) abortEarlier() {
 	count := 0
 	err := f.uploads(f.prefix, func(key, upload string) {
-		if err := f.abort(key, upload); err != nil {
+		if err := f.free.abort(key, upload); err != nil {
 			f.cfg.Log.Warn("a multipart upload of an earlier host is left", "key", key, "error", err)
 			return
 		}
@@ -156,7 +158,7 @@ func (l *lease) lapse(other *holder, etag string) error {
 	l.fs.cfg.Log.Info("the lock was not given back; waiting for it to lapse", "holder", other.Holder, "term", term)
 	for end := time.Now().Add(term); time.Now().Before(end); {
 		time.Sleep(term / 8)
-		v, err := l.fs.head(l.key)
+		v, err := l.fs.free.head(l.key)
 		switch {
 		case isCode(err, http.StatusNotFound):
 			return nil
@@ -171,7 +173,7 @@ func (l *lease) lapse(other *holder, etag string) error {
 
 func (l *lease) read() (text []byte, v version, err error) {
 	text = make([]byte, 4096)
-	n, v, err := l.fs.get(l.key, "", text, 0)
+	n, v, err := l.fs.free.get(l.key, "", text, 0)
 	return text[:n], v, err
 }
 
@@ -186,7 +188,7 @@ func (l *lease) write(when condition) error {
 	if !l.conditional {
 		when = condition{}
 	}
-	etag, err := l.fs.put(l.key, l.id, text, when)
+	etag, err := l.fs.free.put(l.key, l.id, text, when)
 	if err == nil {
 		l.mu.Lock()
 		l.etag, l.renewed = etag, began
@@ -210,13 +212,17 @@ func (l *lease) tryConditions() error {
 
 // settle takes the lock of a server that has no conditional writes.
 func (l *lease) settle() error {
+	if l.fs.cfg.Shared {
+		return errors.Join(ErrConditions, l.fs.free.remove(l.key))
+	}
 	l.conditional = false
+	l.fs.unconditional.Store(true)
 	l.fs.cfg.Log.Warn("the server has no conditional writes: of two hosts that start at the same time both may take the root")
 	if err := l.write(condition{}); err != nil {
 		return err
 	}
 	time.Sleep(min(settleTime, l.who.Term/4))
-	if v, err := l.fs.head(l.key); err != nil || v.id != l.id {
+	if v, err := l.fs.free.head(l.key); err != nil || v.id != l.id {
 		return errors.Join(err, pathError("lock", l.name, fmt.Errorf("%w: by another, just now", staging.ErrLocked)))
 	}
 	return nil
@@ -238,7 +244,7 @@ func (l *lease) renew() {
 		l.mu.Unlock()
 		err := l.write(condition{etag: etag})
 		if isCode(err, http.StatusPreconditionFailed) {
-			if v, look := l.fs.head(l.key); look == nil && v.id == l.id { // a renewal without an answer took effect
+			if v, look := l.fs.free.head(l.key); look == nil && v.id == l.id { // a renewal without an answer took effect
 				err = l.write(condition{etag: v.etag})
 			}
 		}
@@ -283,11 +289,16 @@ func (l *lease) Close() (err error) {
 		close(l.stop)
 		if l.stands() {
 			<-l.ended // or it would be there again
-			err = failed("unlock", l.name, l.fs.remove(l.key), true)
+			err = failed("unlock", l.name, l.fs.free.remove(l.key), true)
 		}
 		l.mu.Lock()
 		l.over = true
 		l.mu.Unlock()
+		l.fs.mu.Lock()
+		if l.fs.cfg.Shared && l.fs.leases[l.name] == l { // it says nothing of what may be written
+			delete(l.fs.leases, l.name)
+		}
+		l.fs.mu.Unlock()
 	})
 	return err
 }

@@ -305,17 +305,17 @@ func TestRenewalWithoutAnAnswer(t *testing.T) {
 	s := s3double.Start(t)
 	p := s3double.StartProxy(t, s.URL)
 	f := open(t, p.URL)
-	f.budget = 0 // what one attempt takes
+	f.free.budget = 0 // what one attempt takes
 	name := top + "/.kvhost/lock"
 	held, err := f.Lock(name)
 	must(t, err)
 	p.Set(s3double.Rule{Fault: s3double.ResetLate, Method: "PUT"})
-	for f.outage.Load() == nil {
+	for f.free.outage.Load() == nil {
 		time.Sleep(time.Millisecond)
 	}
 	p.Set()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if _, err := f.Stat(name); err == nil && f.outage.Load() == nil {
+		if _, err := f.Stat(name); err == nil && f.free.outage.Load() == nil {
 			break
 		} else if errors.Is(err, fs.ErrNotExist) || time.Now().After(end) {
 			t.Fatalf("the lock is lost: %v", err)
@@ -327,7 +327,7 @@ func TestRenewalWithoutAnAnswer(t *testing.T) {
 // TestNoBucket: a bucket that is not there is no place for a lock.
 func TestNoBucket(t *testing.T) {
 	f := open(t, s3double.Start(t).URL)
-	f.bucket = "another"
+	f.free.bucket = "another"
 	if _, err := f.Lock(top + "/.kvhost/lock"); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("the lock in a bucket that is not there: %v, want %v", err, unix.ENODEV)
 	}
@@ -437,5 +437,74 @@ func TestServers(t *testing.T) {
 			}
 			must(t, held.Close())
 		})
+	}
+}
+
+// TestControl: the small objects of hosts that share a bucket are written in the place of one version.
+func TestControl(t *testing.T) {
+	s := s3double.Start(t)
+	c := open(t, s.URL).Control(top+"/.kvhost/shared", time.Second)
+	first, err := c.Put("hosts/a", []byte("1"), "")
+	must(t, err)
+	if _, err := c.Put("hosts/a", []byte("2"), ""); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("made where one is: %v, want %v", err, fs.ErrExist)
+	}
+	second, err := c.Put("hosts/a", []byte("2"), first)
+	must(t, err)
+	if _, err := c.Put("hosts/a", []byte("3"), first); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("written over another version: %v, want %v", err, fs.ErrExist)
+	}
+	if _, err := c.Put("hosts/b", []byte("1"), first); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("written over what is not there: %v, want %v", err, fs.ErrNotExist)
+	}
+	for known, want := range map[string]string{"": "2", first: "2", second: ""} {
+		if data, at, err := c.Get("hosts/a", known); err != nil || string(data) != want || at != second {
+			t.Errorf("with version %q known: %q of version %s, %v, want %q of %s", known, data, at, err, want, second)
+		}
+	}
+	if list, err := c.List("hosts"); err != nil || len(list) != 1 || list["a"] != second {
+		t.Errorf("the list is %v, %v, want a of version %s", list, err, second)
+	}
+	must(t, c.Remove("hosts/a"))
+	if _, _, err := c.Get("hosts/a", ""); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what was removed is read: %v", err)
+	}
+}
+
+// TestSharedNeedsConditions: a bucket is not shared where the server does not heed conditions, and no lock stays there.
+func TestSharedNeedsConditions(t *testing.T) {
+	s := s3double.Start(t)
+	s.Unconditional = true
+	f := open(t, s.URL)
+	f.cfg.Shared = true
+	if _, err := f.Lock(top + "/.kvhost/lock.a"); !errors.Is(err, ErrConditions) {
+		t.Errorf("the lock of a host: %v, want %v", err, ErrConditions)
+	}
+	if left := s.Objects(); len(left) > 0 {
+		t.Errorf("%d objects are left, want none", len(left))
+	}
+}
+
+// TestWriteWhile: a host that may not write makes no request, and does not say that it made none when it did.
+func TestWriteWhile(t *testing.T) {
+	s := s3double.Start(t)
+	p := s3double.StartProxy(t, s.URL)
+	f := open(t, p.URL)
+	f.cfg.Shared = true
+	asked, most := 0, 0
+	f.WriteWhile(func() bool { asked++; return asked <= most })
+	publish := func(name string) error {
+		asked = 0
+		create(t, f, name+".tmp", []byte("text"))
+		return f.RenameNoReplace(top+"/"+name+".tmp", top+"/"+name)
+	}
+	if err := publish("x"); !errors.Is(err, unix.EAGAIN) || s.Count("PUT") != 0 {
+		t.Errorf("publishing: %v and %d requests, want %v and none", err, s.Count("PUT"), unix.EAGAIN)
+	}
+	most = 2 // by the file system, and before the first attempt
+	p.Set(s3double.Rule{Fault: s3double.ResetLate, Method: "PUT"})
+	if err := publish("y"); err == nil || errors.Is(err, unix.EAGAIN) || s.Count("PUT") != 1 {
+		t.Errorf("publishing, of which one attempt was allowed: %v and %d requests, want another error than %v and one", err,
+			s.Count("PUT"), unix.EAGAIN)
 	}
 }

@@ -82,7 +82,7 @@ func (u *upload) fill(b []byte, off int64, p []byte) []byte {
 
 // send sends the part that was filled.
 func (u *upload) send() (err error) {
-	if err = u.fs.mayWrite(); err != nil {
+	if err = u.fs.mayWrite(u.key); err != nil {
 		return err
 	}
 	if u.multi == "" {
@@ -149,7 +149,7 @@ func (u *upload) giveUp() error {
 	if multi == "" {
 		return nil
 	}
-	return u.fs.abort(u.key, multi)
+	return u.fs.free.abort(u.key, multi)
 }
 
 // readAt implements [content], for bytes that no part has taken along.

@@ -12,7 +12,7 @@ import (
 )
 
 // kind is a kind of root: a directory that one host has for itself ([ownRoot]), one that several hosts share
-// ([sharedRoot]), memory ([memoryRoot]), or a part of a bucket ([objectRoot]). The store calls its methods and never asks
+// ([sharedRoot]), memory ([memoryRoot]), or a part of a bucket ([objectRoot], [sharedObjectRoot]). The store calls its methods and never asks
 // which one it is, so another kind is one more implementation and one more case of [newKind]. Every kind promises:
 //
 // Room. A put that is reserved has its bytes in the root's account, which stays within the root's limit by evictions of
@@ -119,6 +119,8 @@ type kind interface {
 // newKind is the kind that a root's configuration names.
 func newKind(r *root) kind {
 	switch {
+	case r.cfg.Shared && r.cfg.NoDirectory:
+		return newSharedObjectRoot(r)
 	case r.cfg.Shared:
 		return newSharedRoot(r)
 	case r.cfg.Volatile:

@@ -280,17 +280,22 @@ func newObjectRoot(r *root) objectRoot {
 	return c
 }
 
-// identify implements [kind]. Only requests tell whether the server answers: the root itself, and temporaries, are there without
-// one.
+// identify implements [kind].
 func (c objectRoot) identify() (empty bool, err error) {
-	bare, name := c.r.Health.Bare(), c.r.Slash+pieceformat.ProbeFile
 	if empty, err = c.ownRoot.identify(); err == nil {
-		err = pieceformat.ReplaceFile(bare, c.r.store.seq.TempName(name), name, true, pieceformat.Holding([]byte("kvhost probe\n")))
+		err = c.r.answers(pieceformat.ProbeFile)
 	}
+	return empty, err
+}
+
+// answers fails unless the server of a bucket answers. Only requests tell: the root itself, and temporaries, are there without one.
+func (r *root) answers(probe string) error {
+	bare, name := r.Health.Bare(), r.Slash+probe
+	err := pieceformat.ReplaceFile(bare, r.store.seq.TempName(name), name, true, pieceformat.Holding([]byte("kvhost probe\n")))
 	if err == nil {
 		err = errors.Join(health.ReadThrough(bare, name, pieceformat.Page), bare.Remove(name))
 	}
-	return empty, err
+	return err
 }
 
 // scan implements [kind]. After it entries are complete, but for what policies and tenants' accounts need to know.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -113,7 +114,8 @@ func (s *Store) eachRoot(ctx context.Context, part func(*root) error) error {
 // openWithout leaves a root out because of an error, or returns the error when that must not be.
 func (s *Store) openWithout(ctx context.Context, r *root, err error) error {
 	r.reset()
-	if ctx.Err() != nil || errors.Is(err, ErrRootBusy) || errors.Is(err, ErrConfig) || errors.Is(err, shared.ErrLinks) {
+	if ctx.Err() != nil || errors.Is(err, ErrRootBusy) || errors.Is(err, ErrConfig) || errors.Is(err, shared.ErrLinks) ||
+		errors.Is(err, s3fs.ErrConditions) {
 		return err
 	}
 	r.unavailable.Store(true)

@@ -240,6 +240,9 @@ func (r backend) Decide(v *shared.Victim, removed bool) {
 		r.set.Lock()
 	}
 	delete(r.pending, v.ID())
+	if r.removed != nil && removed {
+		r.removed[v.ID()] = true
+	}
 	if err != nil {
 		r.overlooked += d.orphaned // what is there stays in the account until the next scan
 		r.set.WakeJoiners()
@@ -302,7 +305,8 @@ func (r backend) look(rel string, most int64) {
 // forgetStep is how many slots Fenced looks at under one lock.
 const forgetStep = 1 << 12
 
-// Fenced implements [shared.Backend]. Files are left alone: what is there the next scan finds.
+// Fenced implements [shared.Backend]. Files are left alone: what is there the next scan finds. Entries stay where that looks for their
+// files at a time: a load that comes before fails where the file has gone.
 func (r backend) Fenced() {
 	r.set.Lock()
 	for _, d := range r.pending {
@@ -318,6 +322,9 @@ func (r backend) Fenced() {
 	clear(r.awaited)
 	r.met = nil
 	high := r.set.Index.High()
+	if r.confirms {
+		high = 0
+	}
 	r.set.Unlock()
 	// Nothing is granted and no put can begin, so entries do not appear where this has been.
 	for from := uint32(0); from < high; from += forgetStep {
@@ -377,7 +384,7 @@ type sight struct {
 	allocated int64
 }
 
-// Found enters a piece that a scan has met. It may have gone since its header was read; and while the others do not
+// Found enters a piece that a scan has met. It may have gone since its header was read, which is looked at where its entry was removed; and while the others do not
 // count on this host it may go at any time, without its knowledge. One that cannot be entered now is in the account all
 // the same, because this host may be the evictor next: no record tells it of the piece again.
 func (r judge) Found(
@@ -390,10 +397,15 @@ func (r judge) Found(
 	case withheld:
 		return
 	}
-	_, err := r.kept.FS.Stat(r.kept.Slash + rel)
 	ticket := r.member.Ticket()
 	here := ticket != 0 && ticket == r.scanned.Load()
-	if here && !errors.Is(err, fs.ErrNotExist) {
+	r.set.Lock()
+	went := r.removed == nil || r.removed[shared.ID{Namespace: h.Namespace, Group: h.Group, Key: h.Key}]
+	r.set.Unlock()
+	if here && !went {
+		return
+	}
+	if _, err := r.kept.FS.Stat(r.kept.Slash + rel); here && !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
 	fp := kv.Fingerprint(h.Namespace, h.Group, h.Key)

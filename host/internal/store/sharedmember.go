@@ -45,10 +45,13 @@ type sharedRoot struct {
 	scans *recovery
 	began time.Time
 
-	member *shared.Member
-	ended  chan struct{} // closed when the steps have ended
-	stop   context.CancelFunc
-	gate   []io.Closer // held until this host has joined the others
+	newMember func() (member, error)
+	walk      func(ctx context.Context, c *scan) error // looks at every file
+	confirms  bool                                     // walk drops what is not there, so that entries outlive a membership
+	member    member
+	ended     chan struct{} // closed when the steps have ended
+	stop      context.CancelFunc
+	gate      []io.Closer // held until this host has joined the others
 
 	busy    atomic.Bool   // the first scan is under way
 	ticket  uint64        // of the last scan that was begun: Scan's, and then steps'
@@ -64,6 +67,30 @@ type sharedRoot struct {
 	// bytes of the account that are covered by credit: of pieces being written, and of temporaries that would not go
 	inFlight int64
 	waiting  int // puts that wait for credit
+	// entries that were removed since the scan began that is under way; nil: there is none
+	removed map[shared.ID]bool
+}
+
+// member is this host's part in a protocol of the hosts that share a root: see [shared.Member], and [bucket.Member].
+type member interface {
+	Step() error
+	Leave() error
+	Wake()
+	Wakeups() <-chan struct{}
+	Fresh() bool
+	Ticket() uint64
+	Scanned(ticket uint64)
+	Stats() shared.Stats
+
+	Take(bytes int64) (shared.Credit, bool)
+	Holds(credit shared.Credit) bool
+	Give(credit shared.Credit)
+	More() <-chan struct{}
+
+	Temp(name string, credit shared.Credit) (string, error)
+	Publish(temp, target string, r shared.Record, credit *shared.Credit) error
+	Touch(fingerprint uint64)
+	ReportDamaged(r shared.Record)
 }
 
 // met is a file of an entry, by its path below the root.
@@ -102,16 +129,17 @@ func (d *pendingEviction) has(rel string) bool { return slices.Contains(d.files(
 // joinTimeout is how long a host waits for others that are joining.
 const joinTimeout = 5 * time.Second
 
-func (r *sharedRoot) newMember() (*shared.Member, error) {
+// unique is a number that no other host has, either.
+func unique() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+func (r *sharedRoot) directoryMember() (member, error) {
 	return shared.New(shared.Config{
 		Dir: r.kept.Path, Host: r.root.store.cfg.HostID, Capacity: r.root.cfg.Capacity, Lapse: r.root.cfg.Lapse,
-		FS: r.kept.FS, Log: r.kept.Log,
-		Unique: func() uint64 {
-			var b [8]byte
-			_, _ = rand.Read(b[:]) // it never fails
-			return binary.LittleEndian.Uint64(b[:])
-		},
-		Now: r.clock,
+		FS: r.kept.FS, Log: r.kept.Log, Unique: unique, Now: r.clock,
 	}, backend{r})
 }
 
@@ -217,10 +245,13 @@ func (r *sharedRoot) rescan(ctx context.Context) error {
 	r.scanned.Store(r.member.Ticket())
 	r.set.Lock()
 	r.set.Account.Remove(capacity.Orphans, r.overlooked)
-	r.overlooked, r.scans.missed = 0, nil
+	r.overlooked, r.scans.missed, r.removed = 0, nil, map[shared.ID]bool{}
 	r.set.Unlock()
 	found := r.scans.newScan()
-	err := found.walk(ctx)
+	err := r.walk(ctx, found)
+	r.set.Lock()
+	r.removed = nil
+	r.set.Unlock()
 	r.overlook(found.Orphaned())
 	r.scans.miss(found)
 	return err

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/capacity"
@@ -31,7 +30,7 @@ const (
 
 // tempName is the name of a put's temporary, given the one that it would have next to its target.
 func (r *sharedRoot) tempName(beside string, credit shared.Credit) (string, error) {
-	return r.member.Temp(filepath.Base(beside), credit)
+	return r.member.Temp(beside, credit)
 }
 
 // reserveCredit books a put's bytes against credit, if the put can take any, and calls enter with the lock held. The evictor
@@ -206,7 +205,7 @@ func (r *sharedRoot) reportDamaged(cl *catalog.Class, rec shared.Record) {
 // discard removes a file of a put that failed, and returns the bytes of it that are left. A file that was published may
 // be in use by other hosts: it stays, and is booked as one that is not served.
 func (r *sharedRoot) discard(name string, most int64) (left int64) {
-	if !strings.HasPrefix(name, r.kept.Slash+pieceformat.MetaDir) {
+	if _, temp := pieceformat.ParseTemp(filepath.Base(name)); !temp {
 		r.overlook(most) // published: others may have it
 		return 0
 	}

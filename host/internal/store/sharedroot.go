@@ -20,6 +20,7 @@ func newSharedRoot(r *root) *sharedRoot {
 	c := &sharedRoot{
 		root: r, kept: r.kept, set: &r.Set, began: r.store.cfg.Now(), pending: map[shared.ID]*pendingEviction{},
 	}
+	c.newMember, c.walk = c.directoryMember, func(ctx context.Context, c *scan) error { return c.walk(ctx) }
 	r.guardDirectory(c, false)
 	return c
 }

@@ -362,11 +362,16 @@ func upTo(n int) []uint64 {
 
 // The ways of tests into a store's roots. The first root is meant where none is named.
 
-func (f *fixture) root() *root         { return f.store.roots[0] }
-func (f *fixture) check() error        { return f.root().check() }
-func (f *fixture) idle() error         { return f.root().idle() }
-func (f *fixture) own() *ownRoot       { return ownOf(f.root()) }
-func (f *fixture) shared() *sharedRoot { return f.root().kind.(*sharedRoot) }
+func (f *fixture) root() *root   { return f.store.roots[0] }
+func (f *fixture) check() error  { return f.root().check() }
+func (f *fixture) idle() error   { return f.root().idle() }
+func (f *fixture) own() *ownRoot { return ownOf(f.root()) }
+func (f *fixture) shared() *sharedRoot {
+	return f.root().kind.(interface{ among() *sharedRoot }).among()
+}
+
+// among is a root's part among the hosts that share it, in a directory or a bucket.
+func (r *sharedRoot) among() *sharedRoot { return r }
 
 // ownOf is the part of a root that evicts for itself.
 func ownOf(r *root) *ownRoot {

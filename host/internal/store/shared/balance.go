@@ -2,7 +2,6 @@ package shared
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 )
@@ -38,23 +37,43 @@ func (t *term) balance(now time.Duration) error {
 	})
 	used := t.m.back.Used()
 	room := t.m.cfg.Capacity - used - t.outside
-	var unmet int64
+	shorts := make([]int64, len(live))
+	for i, name := range live {
+		shorts[i] = t.peers[name].short()
+	}
+	gives, unmet := Portions(room, shorts)
 	for i, name := range live {
 		p := t.peers[name]
-		short := p.short()
-		give := min(short, max(0, room)/int64(len(live)-i))
-		unmet += short - give
-		if give <= 0 {
+		if gives[i] == 0 {
 			continue
 		}
-		p.granted += give
-		room -= give
-		t.outside += give
+		p.granted += gives[i]
+		t.outside += gives[i]
 		if err := t.writeGrant(name, p); err != nil {
 			return err // the grant stays counted; the file is written at the next step
 		}
 	}
 	return t.evict(used + t.outside + unmet)
+}
+
+// Portions shares room among hosts, by what they are short of in ascending order: what the first leave is shared among
+// the rest. unmet is what none could be given.
+func Portions(room int64, shorts []int64) (gives []int64, unmet int64) {
+	gives = make([]int64, len(shorts))
+	for i, short := range shorts {
+		gives[i] = min(short, max(0, room)/int64(len(shorts)-i))
+		room -= gives[i]
+		unmet += short - gives[i]
+	}
+	return gives, unmet
+}
+
+// Excess is how much is to be evicted of so many bytes that are in use, granted or wanted.
+func Excess(level, capacity int64) int64 {
+	if level <= int64(high*float64(capacity)) {
+		return 0
+	}
+	return level - int64(low*float64(capacity))
 }
 
 // published returns the bytes that a member's log says it published.
@@ -77,48 +96,20 @@ func (p *peer) short() int64 {
 	if p.status.Beat < p.grantedAt+2 {
 		return 0
 	}
-	return max(0, p.status.Want-p.status.Free)
+	return p.status.Short()
 }
 
 // evict proposes damaged entries, and victims when level is above the high watermark.
 func (t *term) evict(level int64) error {
 	for n, b := range t.batches {
-		if _, mine := t.m.batches[n]; mine || !b.decided {
+		if _, mine := t.m.Batches[n]; mine || !b.decided {
 			level -= b.bytes() // being removed
 		}
 	}
-	excess := level > int64(high*float64(t.m.cfg.Capacity))
-	if !excess && len(t.m.forced) == 0 {
-		return nil
-	}
-	proposed := t.proposed()
-	var victims []Victim
-	add := func(v Victim) {
-		if id := v.ID(); !proposed[id] {
-			proposed[id] = true
-			victims = append(victims, v)
-		}
-	}
-	for _, id := range slices.SortedFunc(maps.Keys(t.m.forced), ID.compare) {
-		if len(victims) == maxBatch {
-			break
-		}
-		add(t.m.forced[id])
-	}
-	if excess {
-		for _, v := range t.m.back.Victims(level - int64(low*float64(t.m.cfg.Capacity))) {
-			add(v)
-		}
-	}
+	victims := t.m.Choose(t.proposed(), Excess(level, t.m.cfg.Capacity), maxBatch)
 	for part := range slices.Chunk(victims, maxBatch) {
 		t.propose(batch{victims: part})
-		for i := range part {
-			id := part[i].ID()
-			if _, forced := t.m.forced[id]; forced {
-				delete(t.m.forced, id)
-				t.m.reported[id] = true
-			}
-		}
+		t.m.Proposed(part)
 	}
 	if len(victims) > 0 {
 		t.m.Wake()

@@ -26,14 +26,14 @@ func TestRecordRoundTrip(t *testing.T) {
 		{Op: Relayed, Key: kv.Key{1}, Bytes: 4096},
 		{Op: Touched, Fingerprints: []uint64{1, 1 << 63, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}},
 	} {
-		b := r.append(nil)
-		got, n, err := decodeRecord(append(b, b...))
+		b := r.Append(nil)
+		got, n, err := DecodeRecord(append(b, b...))
 		if err != nil || !reflect.DeepEqual(got, r) || n != len(b) {
 			t.Errorf("%+v became %+v, %v", r, got, err)
 		}
 		for i := range b {
 			b[i] ^= 1
-			if _, _, err := decodeRecord(b); !errors.Is(err, ErrDamaged) {
+			if _, _, err := DecodeRecord(b); !errors.Is(err, ErrDamaged) {
 				t.Fatalf("a flip of byte %d is not seen: %v", i, err)
 			}
 			b[i] ^= 1
@@ -43,7 +43,7 @@ func TestRecordRoundTrip(t *testing.T) {
 		{Op: 99, Key: kv.Key{1}}, {Op: Published}, {Op: Relayed, Key: kv.Key{1}, Bytes: -1}, {Op: Damaged, Key: kv.Key{1}, Rank: kv.MaxRanks},
 		{Op: Touched}, {Op: Published, Key: kv.Key{1}, Names: []pieceformat.Name{{Path: "../a"}}},
 	} {
-		if _, _, err := decodeRecord(r.append(nil)); !errors.Is(err, ErrDamaged) {
+		if _, _, err := DecodeRecord(r.Append(nil)); !errors.Is(err, ErrDamaged) {
 			t.Errorf("%+v is read: error %v, want %v", r, err, ErrDamaged)
 		}
 	}
@@ -51,17 +51,17 @@ func TestRecordRoundTrip(t *testing.T) {
 
 func FuzzRecord(f *testing.F) {
 	r := Record{Op: Published, Key: kv.Key{1}, Bytes: 4096}
-	f.Add(r.append(nil))
+	f.Add(r.Append(nil))
 	r = Record{Op: Touched, Fingerprints: []uint64{1, 2}}
-	f.Add(r.append(nil))
+	f.Add(r.Append(nil))
 	r = Record{Op: Damaged, Key: kv.Key{1}, Pieces: 1, Names: []pieceformat.Name{{Path: "a/b"}}}
-	f.Add(r.append(nil))
+	f.Add(r.Append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r, _, err := decodeRecord(b)
+		r, _, err := DecodeRecord(b)
 		if err != nil {
 			return
 		}
-		again, _, err := decodeRecord(r.append(nil))
+		again, _, err := DecodeRecord(r.Append(nil))
 		if err != nil || !reflect.DeepEqual(again, r) {
 			t.Errorf("%+v became %+v, %v", r, again, err)
 		}
@@ -70,39 +70,39 @@ func FuzzRecord(f *testing.F) {
 
 func FuzzControl(f *testing.F) {
 	for _, v := range []any{status{Beat: 1, Vetoes: map[uint64][]int{3: {1, 2}}}, grantFile{7}, batchFile{Forget: "a.1"}} {
-		b, err := encodeControl(v)
+		b, err := EncodeControl(v)
 		testenv.OK(f, err)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var s status
-		if decodeControl(b, &s) == nil {
-			if _, err := encodeControl(s); err != nil {
+		if DecodeControl(b, &s) == nil {
+			if _, err := EncodeControl(s); err != nil {
 				t.Error(err)
 			}
 		}
 		var batch batchFile
-		if decodeControl(b, &batch) == nil {
+		if DecodeControl(b, &batch) == nil {
 			_, _ = batch.batch()
 		}
-		_, _ = decodeLogHead(b)
+		_, _ = DecodeLogHead(b)
 	})
 }
 
 func TestControlSeesDamage(t *testing.T) {
-	b, err := encodeControl(grantFile{12345})
+	b, err := EncodeControl(grantFile{12345})
 	testenv.OK(t, err)
 	var g grantFile
-	if err := decodeControl(b, &g); err != nil || g.Granted != 12345 {
+	if err := DecodeControl(b, &g); err != nil || g.Granted != 12345 {
 		t.Errorf("a grant is read as %+v, error %v, want what was written", g, err)
 	}
 	for i := range b {
 		cut := bytes.Clone(b)
 		cut[i] ^= 1
-		if err := decodeControl(cut, &g); !errors.Is(err, ErrDamaged) {
+		if err := DecodeControl(cut, &g); !errors.Is(err, ErrDamaged) {
 			t.Errorf("a flip of byte %d is not seen: %v", i, err)
 		}
-		if err := decodeControl(b[:i], &g); !errors.Is(err, ErrDamaged) {
+		if err := DecodeControl(b[:i], &g); !errors.Is(err, ErrDamaged) {
 			t.Errorf("cut at %d: %v", i, err)
 		}
 	}
@@ -110,12 +110,12 @@ func TestControlSeesDamage(t *testing.T) {
 
 // FuzzLogHead reads heads with the right checksum, and writes them again.
 func FuzzLogHead(f *testing.F) {
-	f.Add(encodeLogHead(1 << 40))
+	f.Add(EncodeLogHead(1 << 40))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if len(b) >= logHead {
+		if len(b) >= LogHead {
 			binary.LittleEndian.PutUint64(b[24:], xxh3.Hash(b[:24]))
 		}
-		published, err := decodeLogHead(b)
+		published, err := DecodeLogHead(b)
 		if err == nil && published < 0 {
 			t.Fatalf("a log of %d bytes", published)
 		}
@@ -126,40 +126,41 @@ func FuzzLogHead(f *testing.F) {
 // incarnation holds no bytes for it: a number below zero would be granted to others.
 func TestCreditAndRecordEndTogether(t *testing.T) {
 	m := &Member{
-		cfg:    Config{Lapse: time.Hour, Now: func() time.Duration { return 1 }},
-		wakeup: make(chan struct{}, 1),
+		cfg: Config{Lapse: time.Hour, Now: func() time.Duration { return 1 }},
 	}
-	m.beatAt.Store(1)
-	m.credits.reset(1)
-	m.pending.begin(1)
-	m.credits.grant(100)
+	m.Presence.Init(m.cfg.Lapse, m.cfg.Now, nil)
+	m.Credits.Init(m.Fresh, m.Wake)
+	m.Beat(1)
+	m.Reset(1)
+	m.pending.Begin(1)
+	m.Grant(100)
 	less, _ := m.Take(60)
 	credit, ok := m.Take(40)
-	if !ok || !m.published("less", Record{Bytes: 40}, less) || m.credits.free() != 20 {
-		t.Fatalf("%d bytes are free after 40 of 60 were written, and 40 taken of 100, want 20", m.credits.free())
+	if !ok || !m.published("less", Record{Bytes: 40}, less) || m.free() != 20 {
+		t.Fatalf("%d bytes are free after 40 of 60 were written, and 40 taken of 100, want 20", m.free())
 	}
 	m.pending.end() // as fence begins
 	if m.published("temp", Record{Bytes: 40}, credit) {
 		t.Fatal("published in an incarnation that has ended")
 	}
-	m.credits.reset(0) // as fence ends
-	if _, _, _, held := m.credits.settle(0); held != 40 {
+	m.Reset(0) // as fence ends
+	if held := m.Settle(0).Held; held != 40 {
 		t.Errorf("%d bytes are held while the put goes on, want 40", held)
 	}
 	m.Give(credit)
-	if _, _, _, held := m.credits.settle(0); held != 0 {
+	if held := m.Settle(0).Held; held != 0 {
 		t.Errorf("%d bytes are held when the put has ended, want 0", held)
 	}
 }
 
 // TestAWishDecays: credit that is not used any more goes back, but for a little.
 func TestAWishDecays(t *testing.T) {
-	c := credits{granted: 1 << 20, taken: 1 << 16, largest: 1 << 10}
-	_, before, most, _ := c.settle(1 << 20)
+	c := Credits{granted: 1 << 20, taken: 1 << 16, largest: 1 << 10}
+	before := c.Settle(1 << 20)
 	for range 40 {
-		c.settle(1 << 16)
+		c.Settle(1 << 16)
 	}
-	if returned, free, want, _ := c.settle(1 << 16); want != 4<<10 || free != want || returned != 1<<20-want {
-		t.Errorf("%d of %d bytes wanted and %d of %d free after a while, want %d of both", want, most, free, before, 4<<10)
+	if now := c.Settle(1 << 16); now.Want != 4<<10 || now.Free != now.Want || now.Returned != 1<<20-now.Want {
+		t.Errorf("%+v after a while, and %+v before, want %d wanted and free", now, before, 4<<10)
 	}
 }

@@ -24,7 +24,8 @@ const (
 	maxControl   = 64 << 20
 )
 
-func encodeControl(v any) ([]byte, error) {
+// EncodeControl makes the bytes of a control file.
+func EncodeControl(v any) ([]byte, error) {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return nil, err
@@ -32,7 +33,8 @@ func encodeControl(v any) ([]byte, error) {
 	return append(fmt.Appendf(nil, "%s%016x\n", controlMagic, xxh3.Hash(text)), text...), nil
 }
 
-func decodeControl(b []byte, v any) error {
+// DecodeControl reads them. What does not match its checksum is ErrDamaged.
+func DecodeControl(b []byte, v any) error {
 	if len(b) < controlHead || string(b[:len(controlMagic)]) != controlMagic {
 		return fmt.Errorf("%w: no heading", ErrDamaged)
 	}
@@ -69,7 +71,7 @@ func (t *tree) keep(name string, v any) error {
 }
 
 func (t *tree) replace(name string, v any, sync bool) error {
-	b, err := encodeControl(v)
+	b, err := EncodeControl(v)
 	if err != nil {
 		return err
 	}
@@ -83,7 +85,7 @@ func (t *tree) get(name string, v any) error {
 	} else if err != nil {
 		return err
 	}
-	if err := decodeControl(b, v); err != nil {
+	if err := DecodeControl(b, v); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil

@@ -2,11 +2,14 @@ package shared
 
 import "sync"
 
-// credits is the account of bytes that this member may write: granted less returned less spent. A put takes credit
+// Credits is the account of bytes that a member may write: granted less returned less spent. A put takes credit
 // before it writes, and gives back what it did not publish after its bytes are gone from the disk.
-type credits struct {
+type Credits struct {
+	fresh func() bool
+	wake  func()
+
 	mu       sync.Mutex
-	life     uint64 // incarnation: credit of an earlier one is void
+	current  uint64 // incarnation: credit of an earlier one is void
 	granted  int64
 	returned int64
 	spent    int64 // by puts in flight and published pieces
@@ -29,20 +32,24 @@ type Credit struct {
 // Bytes returns the amount.
 func (c Credit) Bytes() int64 { return c.bytes }
 
-func (c *credits) free() int64 { return c.granted - c.returned - c.spent }
+// Init says when credit may be taken and written on, and what is called when there is too little.
+func (c *Credits) Init(fresh func() bool, wake func()) { c.fresh, c.wake = fresh, wake }
 
-func (c *credits) reset(life uint64) {
+func (c *Credits) free() int64 { return c.granted - c.returned - c.spent }
+
+// Reset ends an incarnation, and begins the account of another one; 0: there is none.
+func (c *Credits) Reset(life uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held += c.flying
-	c.life, c.granted, c.returned, c.spent, c.flying = life, 0, 0, 0, 0
+	c.current, c.granted, c.returned, c.spent, c.flying = life, 0, 0, 0, 0
 }
 
-// publish turns a put in flight into a published piece. It is false when the credit is void.
-func (c *credits) publish(credit Credit, bytes int64) bool {
+// Spend turns a put in flight into a published piece. It is false when the credit is void.
+func (c *Credits) Spend(credit Credit, bytes int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if credit.life != c.life {
+	if credit.life != c.current {
 		return false
 	}
 	c.spent += bytes - credit.bytes
@@ -50,43 +57,41 @@ func (c *credits) publish(credit Credit, bytes int64) bool {
 	return true
 }
 
-func (c *credits) valid(credit Credit) bool {
+func (c *Credits) valid(credit Credit) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return credit.life != 0 && credit.life == c.life
+	return credit.life != 0 && credit.life == c.current
 }
 
 // Take reserves credit for this many bytes; ok is false when this member has less.
-func (m *Member) Take(bytes int64) (Credit, bool) {
-	if !m.Fresh() {
+func (c *Credits) Take(bytes int64) (Credit, bool) {
+	if !c.fresh() {
 		return Credit{}, false
 	}
-	c := &m.credits
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.largest = max(c.largest, bytes)
 	if c.free() < bytes {
 		c.starved = max(c.starved, bytes)
 		c.refused++
-		m.Wake()
+		c.wake()
 		return Credit{}, false
 	}
 	c.spent += bytes
 	c.flying += bytes
 	c.taken += bytes
-	return Credit{bytes, c.life}, true
+	return Credit{bytes, c.current}, true
 }
 
 // Holds reports whether credit may be written on now. It is checked before each operation on a temporary: what the other
 // hosts gave up with an earlier incarnation is void.
-func (m *Member) Holds(credit Credit) bool { return m.Fresh() && m.credits.valid(credit) }
+func (c *Credits) Holds(credit Credit) bool { return c.fresh() && c.valid(credit) }
 
 // Give returns unspent credit. Its bytes must be gone from the disk, and its file closed.
-func (m *Member) Give(credit Credit) {
-	c := &m.credits
+func (c *Credits) Give(credit Credit) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if credit.life != c.life {
+	if credit.life != c.current {
 		c.held -= credit.bytes
 		return
 	}
@@ -96,8 +101,7 @@ func (m *Member) Give(credit Credit) {
 }
 
 // More returns a channel that is closed when this member receives credit.
-func (m *Member) More() <-chan struct{} {
-	c := &m.credits
+func (c *Credits) More() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.changed == nil {
@@ -106,15 +110,15 @@ func (m *Member) More() <-chan struct{} {
 	return c.changed
 }
 
-func (c *credits) notify() {
+func (c *Credits) notify() {
 	if c.changed != nil {
 		close(c.changed)
 		c.changed = nil
 	}
 }
 
-// grant records the total that was granted.
-func (c *credits) grant(granted int64) {
+// Grant records the total that was granted.
+func (c *Credits) Grant(granted int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if granted > c.granted {
@@ -123,9 +127,20 @@ func (c *credits) grant(granted int64) {
 	}
 }
 
-// settle computes once per step how much free credit this member wants, and returns the excess. It wants several times
+// Claim is what a member tells the evictor of its credit.
+type Claim struct {
+	Returned int64 `json:"returned"`
+	Free     int64 `json:"free"` // credit
+	Want     int64 `json:"want"`
+	Held     int64 `json:"held"` // bytes that puts of earlier incarnations may have in files without a name
+}
+
+// Short is how much more credit the member wants than it has.
+func (c *Claim) Short() int64 { return max(0, c.Want-c.Free) }
+
+// Settle computes once per step how much free credit this member wants, and returns the excess. It wants several times
 // what the last step used, because the next grant is steps away; an unused wish decays.
-func (c *credits) settle(most int64) (returned, free, want, held int64) {
+func (c *Credits) Settle(most int64) Claim {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	least := max(4*c.largest, most/16) // a host that has stored nothing yet need not wait for its first credit
@@ -135,5 +150,12 @@ func (c *credits) settle(most int64) (returned, free, want, held int64) {
 	if extra := c.free() - c.want; extra > 0 {
 		c.returned += extra
 	}
-	return c.returned, c.free(), c.want, c.held
+	return Claim{c.returned, c.free(), c.want, c.held}
+}
+
+// Tell adds the account's figures to those of a member.
+func (c *Credits) Tell(s *Stats) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.Granted, s.Free, s.Want, s.Held, s.Refused = c.granted, c.free(), c.want, c.held, c.refused
 }

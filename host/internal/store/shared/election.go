@@ -192,12 +192,12 @@ func (m *Member) join() error {
 		return err
 	}
 	m.incarnation = incarnation{
-		name: name, dir: dir, life: m.life, status: status{Vetoes: map[uint64][]int{}}, batches: map[uint64]*batch{},
-		tails: map[string]*tail{}, forced: map[ID]Victim{}, reported: map[ID]bool{},
+		name: name, dir: dir, life: m.life, tails: map[string]*tail{},
 	}
+	m.Docket.Begin(m.back)
 	m.term = nil
-	m.credits.reset(m.life)
-	m.pending.begin(m.life)
+	m.Reset(m.life)
+	m.pending.Begin(m.life)
 	return nil
 }
 
@@ -248,13 +248,13 @@ func (t *tree) probeLinks(dir string) error {
 // fence ends an incarnation that the others have given up. Everything that rests on it is forgotten before the next one
 // begins: credit, what was to be logged, proposals, and what the store knows.
 func (m *Member) fence() {
-	m.beatAt.Store(0)
-	m.ticket.Store(0)
+	m.Silence()
 	for _, d := range m.pending.end() {
 		m.Give(d.credit) // the evictor finds what was published; no host has the file open
 	}
-	m.credits.reset(0)
-	m.name, m.admitted, m.term, m.batches, m.retry = "", false, nil, nil, nil
+	m.Reset(0)
+	m.name, m.admitted, m.term, m.retry = "", false, nil, nil
+	m.Docket.Begin(m.back)
 	m.back.Fenced()
 }
 
@@ -274,7 +274,7 @@ func (m *Member) readGrant(epoch uint64) error {
 	case err != nil:
 		return err
 	}
-	m.credits.grant(g.Granted)
+	m.Grant(g.Granted)
 	if m.admitted {
 		return nil
 	}
@@ -284,8 +284,8 @@ func (m *Member) readGrant(epoch uint64) error {
 		return err
 	}
 	m.admitted = true
-	m.beatAt.Store(int64(max(1, m.lastStep))) // this step's heartbeat
-	m.ticket.Store(max(1, m.cfg.Unique()))
+	m.Beat(m.lastStep) // this step's
+	m.ScanAgain()
 	m.log.Info("admitted to the shared root", "member", m.name, "epoch", epoch)
 	j, err := m.seen.journal(&m.tree)
 	if err != nil {
@@ -304,15 +304,14 @@ func (m *Member) Leave() error {
 	if err == nil {
 		err = m.retry.clear(m)
 	}
-	m.beatAt.Store(0)
+	m.Silence()
 	err = errors.Join(err, ignoreMissing(m.fs.Rename(m.dir, m.gone()+"/"+m.name)))
 	if m.term != nil {
 		err = errors.Join(err, ignoreMissing(m.fs.Rename(m.term.dir, fmt.Sprintf("%s/x%d.%s", m.base, m.term.epoch, m.name))))
 		m.term = nil
 	}
 	m.name, m.admitted = "", false
-	m.ticket.Store(0)
-	m.credits.reset(0)
+	m.Reset(0)
 	m.publishStats()
 	return err
 }

@@ -31,29 +31,38 @@ type batch struct {
 }
 
 func (b *batch) file() batchFile {
-	f := batchFile{Forget: b.forget}
-	for i := range b.victims {
-		v := &b.victims[i]
+	return batchFile{b.forget, EncodeVictims(b.victims)}
+}
+
+// EncodeVictims makes records of victims.
+func EncodeVictims(list []Victim) (b []byte) {
+	for i := range list {
+		v := &list[i]
 		r := Record{
 			Op: Damaged, Names: v.Names, Namespace: v.Namespace, Group: v.Group, Key: v.Key, Pieces: v.Pieces,
 			Bytes: v.Bytes,
 		}
-		f.Victims = r.append(f.Victims)
+		b = r.Append(b)
 	}
-	return f
+	return b
 }
 
-func (f *batchFile) batch() (*batch, error) {
-	b := &batch{forget: f.Forget}
-	for rest := f.Victims; len(rest) > 0; {
-		r, n, err := decodeRecord(rest)
+// DecodeVictims reads them.
+func DecodeVictims(b []byte) (list []Victim, err error) {
+	for len(b) > 0 {
+		r, n, err := DecodeRecord(b)
 		if err != nil {
 			return nil, err
 		}
-		rest = rest[n:]
-		b.victims = append(b.victims, r.victim())
+		b = b[n:]
+		list = append(list, r.Victim())
 	}
-	return b, nil
+	return list, nil
+}
+
+func (f *batchFile) batch() (*batch, error) {
+	victims, err := DecodeVictims(f.Victims)
+	return &batch{f.Forget, victims}, err
 }
 
 func (b *batch) bytes() (n int64) {
@@ -110,13 +119,13 @@ func (m *Member) apply(j journal) error {
 		return nil
 	}
 	// Decisions come first: a spared victim may be proposed again at once.
-	for _, n := range slices.Sorted(maps.Keys(m.batches)) {
+	for _, n := range slices.Sorted(maps.Keys(m.Batches)) {
 		if err := m.retire(n, j); err != nil {
 			return err
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(j.proposed)) {
-		if _, acked := m.status.Vetoes[n]; acked || j.decided[n] {
+		if _, acked := m.Docket.Vetoes[n]; acked || j.decided[n] {
 			continue
 		}
 		if err := m.acknowledge(j.dir, n); err != nil && !missing(err) {
@@ -146,16 +155,7 @@ func (m *Member) acknowledge(dir string, n uint64) error {
 			return nil // its log must be read first
 		}
 	}
-	vetoes := []int{}
-	for i := range b.victims {
-		m.reported[b.victims[i].ID()] = true
-		delete(m.forced, b.victims[i].ID())
-		if !m.back.Propose(&b.victims[i]) {
-			vetoes = append(vetoes, i)
-		}
-	}
-	m.status.Vetoes[n] = vetoes
-	m.batches[n] = b
+	m.Acknowledge(n, b.victims)
 	return nil
 }
 
@@ -176,18 +176,6 @@ func (m *Member) retire(n uint64, j journal) error {
 	case j.proposed[n]:
 		return nil
 	}
-	// A batch that is neither proposed nor decided any more was decided before this member acknowledged it. The store
-	// checks on its next use whether a victim still exists.
-	b, vetoes := m.batches[n], m.status.Vetoes[n]
-	for i := range b.victims {
-		v := &b.victims[i]
-		delete(m.reported, v.ID())
-		if slices.Contains(vetoes, i) && (d.spared(i) || !known) {
-			continue // vetoed here, so never withheld
-		}
-		m.back.Decide(v, known && !d.spared(i))
-	}
-	delete(m.batches, n)
-	delete(m.status.Vetoes, n)
+	m.Retire(n, known, d.spared)
 	return nil
 }

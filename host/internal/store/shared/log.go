@@ -16,7 +16,7 @@ import (
 
 const (
 	logMagic    = "kvslog2\n"
-	logHead     = 32 // magic, published u64, zero u64, xxh3-64 of what is before
+	LogHead     = 32 // bytes: magic, published u64, zero u64, xxh3-64 of what is before
 	logKept     = 4
 	logFull     = 1 << 20
 	logReadPart = 1024 * recordBytes
@@ -24,16 +24,18 @@ const (
 
 func logName(dir string, n uint64) string { return fmt.Sprintf("%s/log.%d", dir, n) }
 
-func encodeLogHead(published int64) []byte {
-	b := make([]byte, logHead)
+// EncodeLogHead makes the head of a part of a log, before which so many bytes were published.
+func EncodeLogHead(published int64) []byte {
+	b := make([]byte, LogHead)
 	copy(b, logMagic)
 	binary.LittleEndian.PutUint64(b[8:], uint64(published))
 	binary.LittleEndian.PutUint64(b[24:], xxh3.Hash(b[:24]))
 	return b
 }
 
-func decodeLogHead(b []byte) (published int64, err error) {
-	if len(b) < logHead || string(b[:8]) != logMagic || binary.LittleEndian.Uint64(b[24:]) != xxh3.Hash(b[:24]) {
+// DecodeLogHead reads it.
+func DecodeLogHead(b []byte) (published int64, err error) {
+	if len(b) < LogHead || string(b[:8]) != logMagic || binary.LittleEndian.Uint64(b[24:]) != xxh3.Hash(b[:24]) {
 		return 0, fmt.Errorf("%w: log header", ErrDamaged)
 	}
 	if published = int64(binary.LittleEndian.Uint64(b[8:])); published < 0 {
@@ -66,11 +68,11 @@ func (w *writer) append(t *tree, dir string, limit int64, records []Record) erro
 	}
 	var b []byte
 	if w.size == 0 {
-		b = encodeLogHead(w.published)
+		b = EncodeLogHead(w.published)
 	}
 	var published int64
 	for i := range records {
-		b = records[i].append(b)
+		b = records[i].Append(b)
 		if records[i].Op == Published {
 			published += records[i].Bytes
 		}
@@ -149,18 +151,18 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 	}
 	defer f.Close()
 	if l.at == 0 {
-		var head [logHead]byte
-		if n, err := f.ReadAt(head[:], 0); n < logHead {
+		var head [LogHead]byte
+		if n, err := f.ReadAt(head[:], 0); n < LogHead {
 			if err == io.EOF {
 				return nil // being written
 			}
 			return err
 		}
-		published, err := decodeLogHead(head[:])
+		published, err := DecodeLogHead(head[:])
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		l.at, l.published = logHead, published
+		l.at, l.published = LogHead, published
 	}
 	if t.part == nil {
 		t.part = make([]byte, logReadPart)
@@ -172,7 +174,7 @@ func (l *tail) readOn(t *tree, name string, each func(r *Record)) error {
 		}
 		full := n == len(t.part)
 		for b := t.part[:n]; len(b) > 0; {
-			r, size, err := decodeRecord(b)
+			r, size, err := DecodeRecord(b)
 			if full && len(b) < size && len(b) < len(t.part) {
 				break // the part ends within the record, which the next one begins with
 			}
@@ -233,7 +235,7 @@ func (m *Member) followAll(each func(r *Record)) (all bool, err error) {
 			t.lost = false
 			if m.admitted {
 				m.log.Warn("log rotated before it was read; scanning the root again", "log", name)
-				m.scanAgain()
+				m.ScanAgain()
 			}
 		}
 	}
@@ -244,25 +246,3 @@ func (m *Member) followAll(each func(r *Record)) (all bool, err error) {
 	}
 	return all, nil
 }
-
-func (m *Member) learn(r *Record) {
-	switch r.Op {
-	case Published, Relayed:
-		if !m.back.Learn(r) {
-			m.later = append(m.later, *r)
-		}
-	case Touched:
-		m.back.Touched(r.Fingerprints)
-	case Damaged:
-		m.noteDamaged(r)
-	}
-}
-
-// noteDamaged remembers a damaged entry; the evictor, now or later, puts it into the journal.
-func (m *Member) noteDamaged(r *Record) {
-	if !m.reported[r.ID()] && len(m.forced) < maxForced {
-		m.forced[r.ID()] = r.victim()
-	}
-}
-
-const maxForced = 1 << 16

@@ -15,12 +15,9 @@ const Dir = ".kvhost/shared"
 type status struct {
 	Beat uint64 `json:"beat"`
 	// acknowledged batches, until their decisions are applied: indices of vetoed victims
-	Vetoes   map[uint64][]int `json:"vetoes"`
-	Returned int64            `json:"returned"`
-	Free     int64            `json:"free"` // credit
-	Want     int64            `json:"want"`
-	Held     int64            `json:"held"`    // bytes that puts of earlier incarnations may have in files without a name
-	Scanned  bool             `json:"scanned"` // it knows all pieces, and could be the evictor
+	Vetoes map[uint64][]int `json:"vetoes"`
+	Claim
+	Scanned bool `json:"scanned"` // it knows all pieces, and could be the evictor
 }
 
 // grantFile is the total credit that the evictor granted to a member.
@@ -41,17 +38,14 @@ const (
 // concurrent use.
 type Member struct {
 	tree
+	Presence
+	Credits
+	pending
 	cfg  Config
 	log  *slog.Logger
 	back Backend
 
-	credits credits
-	pending pending
-	wakeup  chan struct{}
-	beatAt  atomic.Int64 // when the last heartbeat was written, by Config.Now; 0 while fenced
-	ticket  atomic.Uint64
-	scanned atomic.Uint64
-	facts   atomic.Pointer[Stats]
+	facts atomic.Pointer[Stats]
 
 	// The rest belongs to Step.
 	incarnation
@@ -68,14 +62,11 @@ type incarnation struct {
 	life     uint64
 	admitted bool
 	status   status
-	acks     map[uint64][]int  // status.Vetoes as others may see it
-	batches  map[uint64]*batch // acknowledged and not decided
-	out      writer
-	retry    *attempt // the write of the log that failed: others may have read some of it
-	tails    map[string]*tail
-	forced   map[ID]Victim // damaged entries, for the evictor
-	reported map[ID]bool   // those that are in the journal
-	later    []Record      // published while this host was writing the same piece
+	acks     map[uint64][]int // Docket.Vetoes as others may see it
+	Docket
+	out   writer
+	retry *attempt // the write of the log that failed: others may have read some of it
+	tails map[string]*tail
 }
 
 // evictorSeen is the evictor as this member saw it last.
@@ -99,35 +90,14 @@ func New(cfg Config, back Backend) (*Member, error) {
 		return nil, err
 	}
 	m := &Member{
-		cfg: cfg, tree: tree{fs: cfg.FS, base: cfg.Dir + "/" + Dir}, log: cfg.Log, back: back, wakeup: make(chan struct{}, 1),
+		cfg: cfg, tree: tree{fs: cfg.FS, base: cfg.Dir + "/" + Dir}, log: cfg.Log, back: back,
 	}
 	m.facts.Store(&Stats{})
+	m.Presence.Init(cfg.Lapse, cfg.Now, cfg.Unique)
+	m.Credits.Init(m.Fresh, m.Wake)
+	m.Outbox.Init(m.Wake)
 	return m, nil
 }
-
-// Wake asks for a step.
-func (m *Member) Wake() {
-	select {
-	case m.wakeup <- struct{}{}:
-	default:
-	}
-}
-
-// Wakeups receives when a step should be made before the next poll.
-func (m *Member) Wakeups() <-chan struct{} { return m.wakeup }
-
-// Fresh reports whether this host is admitted and wrote a heartbeat less than half of Lapse ago. Otherwise nothing may
-// be granted or written.
-func (m *Member) Fresh() bool {
-	at := m.beatAt.Load()
-	return at != 0 && m.cfg.Now()-time.Duration(at) < m.cfg.Lapse/2
-}
-
-// Ticket changes when the root must be scanned. It is 0 while this host is not admitted.
-func (m *Member) Ticket() uint64 { return m.ticket.Load() }
-
-// Scanned reports that a scan of the whole root has ended that began after Ticket returned ticket.
-func (m *Member) Scanned(ticket uint64) { m.scanned.Store(ticket) }
 
 // Step makes one round: it writes the heartbeat, follows the other members, and does the evictor's work when this host
 // is the evictor. An error comes from the file system; the next step tries again.
@@ -165,19 +135,14 @@ func (m *Member) step(now time.Duration) error {
 		return err
 	}
 	if m.admitted {
-		// What the store could not learn while it wrote the same entry itself goes first: what is proposed later was known.
-		later := m.later
-		m.later = nil
-		for i := range later {
-			m.learn(&later[i])
-		}
+		m.LearnLater()
 		// What a decision removes was in a log before it was decided: all logs are read between the look for decisions and
 		// their use, so nothing of a victim is read after it. When a log was missed the journal waits for the next step.
 		j, err := m.seen.journal(&m.tree)
 		if err != nil {
 			return err
 		}
-		if all, err := m.followAll(m.learn); err != nil {
+		if all, err := m.followAll(m.Docket.Learn); err != nil {
 			return err
 		} else if all {
 			if err := m.apply(j); err != nil {
@@ -196,7 +161,7 @@ func (m *Member) step(now time.Duration) error {
 		return unlogged
 	}
 	if unlogged == nil {
-		m.acks = maps.Clone(m.status.Vetoes)
+		m.acks = maps.Clone(m.Docket.Vetoes)
 	}
 	if err := m.heartbeat(now); err != nil {
 		return err
@@ -223,7 +188,7 @@ func (m *Member) step(now time.Duration) error {
 func (m *Member) heartbeat(now time.Duration) error {
 	peers := int64(max(1, len(m.tails)+1))
 	s := &m.status
-	s.Returned, s.Free, s.Want, s.Held = m.credits.settle(m.cfg.Capacity / (4 * peers))
+	s.Claim = m.Settle(m.cfg.Capacity / (4 * peers))
 	s.Scanned = m.active()
 	s.Beat++
 	told := *s
@@ -234,12 +199,12 @@ func (m *Member) heartbeat(now time.Duration) error {
 		return err
 	}
 	if m.admitted {
-		m.beatAt.Store(int64(max(1, now)))
+		m.Beat(now)
 	}
 	return nil
 }
 
-func (m *Member) active() bool { return m.admitted && m.scanned.Load() == m.ticket.Load() }
+func (m *Member) active() bool { return m.admitted && m.IsScanned() }
 
 // Errors of a member.
 var (
@@ -282,8 +247,8 @@ type Stats struct {
 func (m *Member) publishStats() {
 	old := m.facts.Load()
 	s := Stats{
-		Member: m.name, Evictor: m.term != nil, Epoch: m.seen.epoch, Lag: m.lag, Journal: len(m.batches),
-		Unlogged: m.pending.len(),
+		Member: m.name, Evictor: m.term != nil, Epoch: m.seen.epoch, Lag: m.lag, Journal: len(m.Batches),
+		Unlogged: m.Len(),
 		Terms:    old.Terms, Removed: old.Removed, Spared: old.Spared, GivenUp: old.GivenUp, Outside: 0,
 	}
 	switch {
@@ -308,9 +273,6 @@ func (m *Member) publishStats() {
 // Stats returns the figures of the latest step.
 func (m *Member) Stats() Stats {
 	s := *m.facts.Load()
-	c := &m.credits
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s.Granted, s.Free, s.Want, s.Held, s.Refused = c.granted, c.free(), c.want, c.held, c.refused
+	m.Tell(&s)
 	return s
 }

@@ -3,58 +3,38 @@ package shared
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
+	"path"
 
 	"github.com/kvhost/kvhost/staging"
 )
 
-// pending is what this member published, touched or found damaged and has not logged yet.
+// pending is what this member has yet to log, and the names that go then. The lock of the outbox guards all.
 type pending struct {
-	mu           sync.Mutex
-	life         uint64
-	records      []Record
-	temps        []string // names to remove once the records are logged
-	doubts       []doubt
-	fingerprints []uint64
-	held         map[uint64]struct{}
+	Outbox
+	temps  []string // names to remove once the records are logged
+	doubts []doubt
 }
-
-// maxTouches bounds the touches logged in one step; the first ones are logged.
-const maxTouches = 1 << 13
 
 // end forgets everything with an incarnation, and returns what was in doubt.
 func (p *pending) end() (doubts []doubt) {
+	p.End()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	doubts = p.doubts
-	p.life, p.records, p.temps, p.doubts, p.fingerprints, p.held = 0, nil, nil, nil, nil, nil
+	p.temps, p.doubts = nil, nil
 	return doubts
 }
 
-// begin follows when the next incarnation begins. What was found damaged since the end is kept.
-func (p *pending) begin(life uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.life, p.held = life, map[uint64]struct{}{}
-}
-
-func (p *pending) len() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.records)
-}
-
-// Temp returns the path of a temporary with this name, which may take the credit's bytes. It is in the directory of the
+// Temp returns the path of a temporary, given the one that it would have next to its target. It may take the credit's bytes. It is in the directory of the
 // incarnation that took the credit, so that it goes with it. It fails with ErrFenced when the credit is void.
-func (m *Member) Temp(base string, credit Credit) (string, error) {
+func (m *Member) Temp(name string, credit Credit) (string, error) {
 	if credit.bytes == 0 {
-		return "", fmt.Errorf("%w: %s", ErrCredit, base)
+		return "", fmt.Errorf("%w: %s", ErrCredit, name)
 	}
 	if !m.Holds(credit) {
 		return "", ErrFenced
 	}
-	return m.hosts() + "/" + m.cfg.member(credit.life) + "/t/" + base, nil
+	return m.hosts() + "/" + m.cfg.member(credit.life) + "/t/" + path.Base(name), nil
 }
 
 // Publish links a temporary to its target name, or fails with fs.ErrExist. Afterwards the temporary belongs to the
@@ -92,34 +72,11 @@ func (m *Member) published(temp string, r Record, credit Credit) bool {
 	p := &m.pending
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// Credit is spent only with its record: an incarnation's records end before its credit does.
-	if p.life != credit.life || !m.credits.publish(credit, r.Bytes) {
+	if !p.publish(r, credit, &m.Credits) {
 		return false
 	}
-	p.records = append(p.records, r)
 	p.temps = append(p.temps, temp)
 	return true
-}
-
-// Touch tells the others at the next step that an entry was used.
-func (m *Member) Touch(fingerprint uint64) {
-	p := &m.pending
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, again := p.held[fingerprint]; again || len(p.fingerprints) == maxTouches || p.held == nil {
-		return
-	}
-	p.held[fingerprint] = struct{}{}
-	p.fingerprints = append(p.fingerprints, fingerprint)
-}
-
-// ReportDamaged tells the evictor at the next step that an entry is damaged. r.Pieces are the ranks to remove.
-func (m *Member) ReportDamaged(r Record) {
-	r.Op = Damaged
-	m.pending.mu.Lock()
-	m.pending.records = append(m.pending.records, r)
-	m.pending.mu.Unlock()
-	m.Wake()
 }
 
 // A link that reports an error may have been made all the same: a network file system loses the reply, or the call was
@@ -238,14 +195,9 @@ func (m *Member) flush() error {
 	}
 	p := &m.pending
 	p.mu.Lock()
-	a := &attempt{records: p.records, temps: append(left, p.temps...)}
-	fingerprints := p.fingerprints
-	p.records, p.temps, p.fingerprints = nil, nil, nil
-	clear(p.held)
+	a := &attempt{records: p.take(), temps: append(left, p.temps...)}
+	p.temps = nil
 	p.mu.Unlock()
-	for part := range slices.Chunk(fingerprints, recordFingerprints) {
-		a.records = append(a.records, Record{Op: Touched, Fingerprints: part})
-	}
 	return a.record(m)
 }
 
@@ -264,7 +216,7 @@ func (a *attempt) record(m *Member) error {
 	a.written = true
 	for i := range a.records {
 		if a.records[i].Op == Damaged {
-			m.noteDamaged(&a.records[i])
+			m.Docket.Learn(&a.records[i])
 		}
 	}
 	return nil

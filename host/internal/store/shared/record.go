@@ -62,8 +62,8 @@ const (
 	maxNames        = 1 << 17
 )
 
-// append encodes a record at the end of b.
-func (r *Record) append(b []byte) []byte {
+// Append encodes a record at the end of b.
+func (r *Record) Append(b []byte) []byte {
 	var a [recordBytes]byte
 	le := binary.LittleEndian
 	a[recOp] = byte(r.Op)
@@ -100,9 +100,9 @@ func recordSum(a []byte) uint64 {
 	return sum
 }
 
-// decodeRecord decodes the first record of a and says how long it is. A record that is cut off or partly written is
+// DecodeRecord decodes the first record of a and says how long it is. A record that is cut off or partly written is
 // ErrDamaged.
-func decodeRecord(a []byte) (r Record, n int, err error) {
+func DecodeRecord(a []byte) (r Record, n int, err error) {
 	le := binary.LittleEndian
 	if n = recordBytes; len(a) >= n && Op(a[recOp]) != Touched {
 		n += int(min(le.Uint32(a[recNames:]), maxNames+1))
@@ -167,16 +167,16 @@ type ID struct {
 	Key       kv.Key
 }
 
-// compare orders entries: what a host does has an order that a test can repeat.
-func (a ID) compare(b ID) int {
+// Compare orders entries: what a host does has an order that a test can repeat.
+func (a ID) Compare(b ID) int {
 	return cmp.Or(bytes.Compare(a.Namespace[:], b.Namespace[:]), cmp.Compare(a.Group, b.Group), bytes.Compare(a.Key[:], b.Key[:]))
 }
 
 // ID returns the victim's entry.
 func (v *Victim) ID() ID { return ID{v.Namespace, v.Group, v.Key} }
 
-// victim is the entry of a record, to be evicted.
-func (r *Record) victim() Victim {
+// Victim is the entry of a record, to be evicted.
+func (r *Record) Victim() Victim {
 	return Victim{Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Names: r.Names, Bytes: r.Bytes}
 }
 

@@ -269,7 +269,7 @@ func (t *term) decideAll(now time.Duration) error {
 			_, has := p.status.Vetoes[n]
 			return !p.gone && has
 		})
-		if _, mine := t.m.batches[n]; held || mine {
+		if _, mine := t.m.Batches[n]; held || mine {
 			continue
 		}
 		// The proposal goes first: a proposal without a decision would be acknowledged again.
@@ -488,7 +488,7 @@ func (t *term) sweep(dir string) error {
 	}
 	if len(a.records) > 0 {
 		for i := range a.records {
-			m.learn(&a.records[i])
+			m.Docket.Learn(&a.records[i])
 		}
 		if err := a.record(m); err != nil {
 			return err
@@ -570,6 +570,3 @@ func (t *tree) copy(from, to string) error {
 	_, err = io.Copy(io.NewOffsetWriter(w, 0), io.NewSectionReader(r, 0, math.MaxInt64))
 	return errors.Join(err, w.Close())
 }
-
-// scanAgain asks for another scan of the root.
-func (m *Member) scanAgain() { m.ticket.Store(max(1, m.cfg.Unique())) }

@@ -1,0 +1,633 @@
+package bucket
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// Objects are those of the protocol. Names are below [shared.Dir].
+type Objects interface {
+	// Get reads an object and its version; nothing where that is the one that is known.
+	Get(name, known string) (data []byte, version string, err error)
+	// Put writes an object over a version, or where there is none if that is empty. The error is fs.ErrExist or fs.ErrNotExist where
+	// that is not so; after another one the object may have been written, or may be yet.
+	Put(name string, data []byte, over string) (version string, err error)
+	Remove(name string) error
+	// List tells the versions of the objects directly below a name, and the names with objects below them, without a version.
+	List(name string) (versions map[string]string, err error)
+}
+
+// Config makes a member.
+type Config struct {
+	Objects  Objects
+	FS       staging.FS // of the pieces
+	Host     string     // [a-z0-9]+, unique among the running hosts
+	Capacity int64
+	Lapse    time.Duration // a host without a heartbeat for this long is given up
+	Log      *slog.Logger
+	Unique   func() uint64        // never returns the same number twice
+	Now      func() time.Duration // monotonic; its origin does not matter
+	Workers  int                  // requests at a time
+}
+
+// landing is how long a request that was given up may still take effect while its host is not paused.
+func (c *Config) landing() time.Duration { return 2 * c.Lapse }
+
+// auditEvery is how often the evictor has the bucket listed when no host is given up.
+const auditEvery = time.Hour
+
+// status is the object in which a member describes itself.
+type status struct {
+	Beat      uint64           `json:"beat"`
+	Log       uint64           `json:"log"`       // the number of its last log
+	Published int64            `json:"published"` // bytes, by its logs
+	Vetoes    map[uint64][]int `json:"vetoes"`    // acknowledged batches, until their decisions are applied: indices of vetoed victims
+	Granted   int64            `json:"granted"`   // that it has seen
+	Scanned   bool             `json:"scanned"`   // it knows all pieces
+	shared.Claim
+}
+
+// office is the evictor's object.
+type office struct {
+	Term    uint64             `json:"term"`
+	Owner   string             `json:"owner"` // empty: it left
+	Beat    uint64             `json:"beat"`
+	Seats   map[string]*seat   `json:"seats"`
+	Batches map[uint64]*ballot `json:"batches"`
+}
+
+// seat is a member as the evictor counts on it.
+type seat struct {
+	Granted int64  `json:"granted"`
+	End     uint64 `json:"end,omitempty"` // of the log of a member that is gone: a number that has no records
+}
+
+// ballot is a batch of victims, or a member that is to be forgotten when every other has read its log.
+type ballot struct {
+	Forget  string `json:"forget,omitempty"`
+	Decided bool   `json:"decided,omitempty"`
+	Spared  []int  `json:"spared,omitempty"` // indices
+	All     bool   `json:"all,omitempty"`    // all were spared
+}
+
+func decodeOffice(b []byte) (*office, error) {
+	var o office
+	if err := shared.DecodeControl(b, &o); err != nil {
+		return nil, err
+	}
+	for name, s := range o.Seats {
+		if s == nil {
+			return nil, fmt.Errorf("%w: no seat of %s", shared.ErrDamaged, name)
+		}
+	}
+	for n, b := range o.Batches {
+		if b == nil {
+			return nil, fmt.Errorf("%w: no batch %d", shared.ErrDamaged, n)
+		}
+	}
+	return &o, nil
+}
+
+// Member is this host's part in a shared bucket. Step is called again and again, by one goroutine; the rest is safe for concurrent
+// use.
+type Member struct {
+	shared.Presence
+	shared.Credits
+	shared.Outbox
+	cfg  Config
+	log  *slog.Logger
+	back shared.Backend
+
+	facts atomic.Pointer[shared.Stats]
+
+	mu     sync.Mutex
+	doubts []doubt
+	audit  audit
+
+	// The rest belongs to Step.
+	incarnation
+	lag      time.Duration
+	lastStep time.Duration
+	office   *office       // as it was read or written last; nil: there is none
+	version  string        // of it
+	seenAt   time.Duration // when it was seen to change
+	lookedAt time.Duration // when the others were seen last
+	term     *term         // not nil: this host is the evictor
+}
+
+// incarnation is what begins anew whenever this host joins.
+type incarnation struct {
+	name     string // <host id>.<life in hexadecimal>; empty: not joined
+	admitted bool
+	told     status // as others may see it
+	toldAs   string // its version
+	shared.Docket
+	logged    uint64 // number of the last log
+	published int64
+	retry     *attempt
+	kept      []keptLog
+	peers     map[string]*peer
+	unread    map[uint64]int // batches, and how often they could not be read
+}
+
+// peer is another member.
+type peer struct {
+	status
+	here    bool   // it has an object
+	version string // of it
+	seenAt  time.Duration
+
+	next      uint64 // number in its log that is read next
+	published int64  // bytes, by what was read
+	ended     bool   // it is gone, and its log was read to the end
+	past      bool   // it had gone before this host was admitted: its log is of no interest
+	bad       int    // steps in which what is next could not be made out
+}
+
+// New makes a member. No request is made before the first Step.
+func New(cfg Config, back shared.Backend) (*Member, error) {
+	if cfg.Objects == nil || cfg.Host == "" || strings.ContainsAny(cfg.Host, "./") || cfg.Capacity <= 0 || cfg.Lapse <= 0 ||
+		cfg.Unique == nil || cfg.Now == nil {
+		return nil, fmt.Errorf("%w: host %q, capacity %d, lapse %s", shared.ErrConfig, cfg.Host, cfg.Capacity, cfg.Lapse)
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &Member{cfg: cfg, log: cfg.Log, back: back}
+	m.facts.Store(&shared.Stats{})
+	m.Presence.Init(cfg.Lapse, cfg.Now, cfg.Unique)
+	m.Credits.Init(m.Fresh, m.Wake)
+	m.Outbox.Init(m.Wake)
+	return m, nil
+}
+
+func (m *Member) active() bool { return m.admitted && m.IsScanned() }
+
+// Step makes one round: it follows the other members, tells them of this one, and does the evictor's work when this host is the
+// evictor. An error comes from the server; the next step tries again.
+func (m *Member) Step() error {
+	now := m.cfg.Now()
+	if m.lastStep != 0 {
+		m.lag = now - m.lastStep
+	}
+	m.lastStep = now
+	err := m.step(now)
+	if errors.Is(err, shared.ErrFenced) {
+		m.log.Warn("host given up by the others; joining again", "member", m.name)
+		m.fence()
+		err = nil
+	}
+	m.publishStats()
+	return err
+}
+
+func (m *Member) step(now time.Duration) error {
+	if m.name == "" {
+		if err := m.join(); err != nil {
+			m.name = ""
+			return err
+		}
+	}
+	blind := m.look(now)
+	if errors.Is(blind, shared.ErrFenced) {
+		return blind
+	}
+	m.settleDoubts(now)
+	// What this host published is in its log before others see that it has acknowledged a batch: else its record of a victim would
+	// follow the decision.
+	unlogged := m.flush(now)
+	if errors.Is(unlogged, shared.ErrFenced) {
+		return unlogged
+	}
+	if err := m.heartbeat(unlogged == nil); err != nil {
+		return err
+	}
+	if err := errors.Join(blind, unlogged); err != nil {
+		return err
+	}
+	m.takeSeat()
+	if m.term == nil {
+		return m.campaign(now)
+	}
+	return m.term.step(now)
+}
+
+// look reads what the others have written, and does what the evictor's object says.
+func (m *Member) look(now time.Duration) error {
+	if err := m.readOffice(now); err != nil {
+		return err
+	}
+	if s := m.seat(); m.admitted && s == nil || s != nil && s.End > 0 {
+		return shared.ErrFenced
+	}
+	if err := m.readPeers(now); err != nil {
+		return err
+	}
+	if now-m.lookedAt > m.cfg.Lapse/2 { // while it was paused, or the server was away, it may have missed heartbeats
+		m.seenAt = now
+		for _, p := range m.peers {
+			p.seenAt = now
+		}
+	}
+	m.lookedAt = now
+	if !m.admitted {
+		return nil
+	}
+	m.LearnLater()
+	if err := m.followAll(); err != nil {
+		return err
+	}
+	m.apply()
+	return nil
+}
+
+// join makes the object of a new incarnation, and removes those of earlier ones, which the evictor gives up then. The operator makes
+// sure that no two running hosts have the same id.
+func (m *Member) join() error {
+	life := max(1, m.cfg.Unique())
+	name := m.cfg.Host + "." + strconv.FormatUint(life, 16)
+	told := status{Beat: 1}
+	b, err := shared.EncodeControl(&told)
+	if err != nil {
+		return err
+	}
+	version, err := m.cfg.Objects.Put("hosts/"+name, b, "")
+	if err != nil {
+		return err
+	}
+	m.incarnation = incarnation{
+		name: name, told: told, toldAs: version, peers: map[string]*peer{}, unread: map[uint64]int{},
+	}
+	m.term = nil
+	m.Docket.Begin(m.back)
+	m.Reset(life)
+	m.Begin(life)
+	list, err := m.cfg.Objects.List("hosts")
+	if err != nil {
+		return err
+	}
+	for other := range list {
+		if other != name && m.isOwn(other) {
+			if err := m.cfg.Objects.Remove("hosts/" + other); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (m *Member) isOwn(member string) bool {
+	host, _, _ := strings.Cut(member, ".")
+	return host == m.cfg.Host
+}
+
+// fence ends an incarnation that the others have given up. Everything that rests on it is forgotten before the next one begins.
+func (m *Member) fence() {
+	m.Silence()
+	m.End()
+	m.mu.Lock()
+	doubts := m.doubts
+	m.doubts = nil
+	m.mu.Unlock()
+	for _, d := range doubts {
+		m.Give(d.credit) // an audit finds what was stored
+	}
+	m.Reset(0)
+	m.incarnation, m.term = incarnation{}, nil
+	m.back.Fenced()
+}
+
+// readOffice reads the evictor's object, and notes when it has changed.
+func (m *Member) readOffice(now time.Duration) error {
+	b, version, err := m.cfg.Objects.Get("evictor", m.version)
+	if errors.Is(err, fs.ErrNotExist) {
+		if m.office != nil || m.seenAt == 0 {
+			m.seenAt = max(1, now)
+		}
+		m.office, m.version, m.term = nil, "", nil
+		return nil
+	}
+	if err != nil || version == m.version {
+		return err
+	}
+	o, err := decodeOffice(b)
+	if err != nil {
+		return fmt.Errorf("evictor: %w", err)
+	}
+	m.version, m.seenAt = version, now
+	if m.term != nil && (o.Owner != m.name || o.Term != m.term.number) {
+		m.log.Warn("another host is the evictor now", "term", o.Term)
+		m.term = nil
+	}
+	m.office = o
+	if m.term == nil && o.Owner == m.name { // its election had no answer
+		m.begin()
+	}
+	return nil
+}
+
+// readPeers lists the members and reads what has changed of them.
+func (m *Member) readPeers(now time.Duration) error {
+	list, err := m.cfg.Objects.List("hosts")
+	if err != nil {
+		return err
+	}
+	if _, here := list[m.name]; !here {
+		return shared.ErrFenced
+	}
+	var changed []request
+	for _, name := range slices.Sorted(maps.Keys(list)) {
+		p, version := m.peers[name], list[name]
+		if p == nil {
+			p = &peer{seenAt: now, next: 1}
+			m.peers[name] = p
+		}
+		if p.here = true; p.version != version && name != m.name {
+			changed = append(changed, request{member: name, name: "hosts/" + name})
+		}
+	}
+	m.fetch(changed)
+	for i := range changed {
+		q := &changed[i]
+		p := m.peers[q.member]
+		if errors.Is(q.err, fs.ErrNotExist) { // since it was listed
+			p.here = false
+			continue
+		}
+		var s status
+		if q.err == nil {
+			q.err = shared.DecodeControl(q.data, &s)
+		}
+		if q.err != nil {
+			return fmt.Errorf("%s: %w", q.name, q.err)
+		}
+		p.status, p.version, p.seenAt = s, q.version, now
+	}
+	for name, p := range m.peers {
+		if _, listed := list[name]; !listed {
+			p.here = false
+		}
+		if m.office != nil && !p.here && m.office.Seats[name] == nil {
+			delete(m.peers, name)
+		}
+	}
+	return nil
+}
+
+// request is a read of an object of a member.
+type request struct {
+	member, name string
+	number       uint64
+	data         []byte
+	version      string
+	err          error
+}
+
+// fetch makes several reads at a time.
+func (m *Member) fetch(list []request) {
+	get := func(q *request) { q.data, q.version, q.err = m.cfg.Objects.Get(q.name, "") }
+	parallel(m.cfg.Workers, len(list), func(i int) { get(&list[i]) })
+}
+
+// parallel calls do for each number below n, on so many goroutines, which have ended when it returns.
+func parallel(workers, n int, do func(i int)) {
+	if workers <= 1 || n <= 1 {
+		for i := range n {
+			do(i)
+		}
+		return
+	}
+	var next atomic.Int64
+	var work sync.WaitGroup
+	for range min(workers, n) {
+		work.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				do(i)
+			}
+		})
+	}
+	work.Wait()
+}
+
+// heartbeat writes this member's status when it has something to tell, or has told nothing for a while. Acknowledgements are told once
+// all is logged.
+func (m *Member) heartbeat(logged bool) error {
+	at := m.cfg.Now()
+	s := m.told
+	s.Log, s.Published, s.Scanned = m.logged, m.published, m.active()
+	s.Claim = m.Settle(m.cfg.Capacity / (4 * int64(max(1, len(m.peers)))))
+	if seat := m.seat(); seat != nil {
+		s.Granted = seat.Granted
+	}
+	if logged {
+		s.Vetoes = maps.Clone(m.Docket.Vetoes)
+	}
+	if s.Free >= s.Want && m.told.Free >= m.told.Want { // what it wants is of no interest while it has that
+		s.Free, s.Want = m.told.Free, m.told.Want
+	}
+	if m.admitted && reflect.DeepEqual(&s, &m.told) && at-m.BeatAt() < m.cfg.Lapse/4 {
+		return nil
+	}
+	s.Beat++
+	b, err := shared.EncodeControl(&s)
+	if err != nil {
+		return err
+	}
+	version, err := m.replace("hosts/"+m.name, b, m.toldAs, func([]byte) bool { return true }) // it has no other writer
+	if errors.Is(err, errReplaced) {
+		return shared.ErrFenced
+	} else if err != nil {
+		return err
+	}
+	m.told, m.toldAs = s, version
+	if m.admitted {
+		m.Beat(at)
+	}
+	return nil
+}
+
+// errReplaced means that an object is another host's now, or gone.
+var errReplaced = errors.New("bucket: the object was replaced or removed")
+
+// replace writes an object over a version. Where there is another one that is this host's, which had no answer to its write, it is
+// written over that.
+func (m *Member) replace(name string, b []byte, over string, own func([]byte) bool) (version string, err error) {
+	for range 2 {
+		version, err = m.cfg.Objects.Put(name, b, over)
+		if !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist) {
+			return version, err
+		}
+		now, other, gerr := m.cfg.Objects.Get(name, "")
+		switch {
+		case errors.Is(gerr, fs.ErrNotExist) || gerr == nil && !own(now):
+			return "", errReplaced
+		case gerr != nil:
+			return "", gerr
+		}
+		over = other
+	}
+	return "", err
+}
+
+// seat is this member's, nil before it is admitted.
+func (m *Member) seat() *seat {
+	if m.office == nil {
+		return nil
+	}
+	return m.office.Seats[m.name]
+}
+
+// takeSeat takes the credit that was granted. The first look at its seat admits this host: from then on the evictor waits for
+// its acknowledgements, so the host notes where the other logs end and then scans.
+func (m *Member) takeSeat() {
+	s := m.seat()
+	if s == nil {
+		return
+	}
+	m.Grant(s.Granted)
+	if m.admitted {
+		return
+	}
+	// The scan finds what was published so far, unless it is removed before: a log that is read from its beginning later tells of what
+	// has long been evicted.
+	for name, other := range m.office.Seats {
+		if m.peers[name] == nil {
+			m.peers[name] = &peer{next: 1}
+		}
+		p := m.peers[name]
+		p.past = !p.here || other.End > 0
+	}
+	for _, p := range m.peers {
+		p.next, p.published = p.Log+1, p.status.Published
+	}
+	m.admitted = true
+	m.Beat(m.lastStep) // this step's
+	m.ScanAgain()
+	m.log.Info("admitted to the shared bucket", "member", m.name, "term", m.office.Term)
+	m.Wake()
+}
+
+// apply applies decisions and acknowledges batches, of the evictor's object that was read before the logs.
+func (m *Member) apply() {
+	if m.office == nil {
+		return
+	}
+	for _, n := range slices.Sorted(maps.Keys(m.Batches)) {
+		if b := m.office.Batches[n]; b == nil || b.Decided {
+			m.Retire(n, b != nil, func(i int) bool { return b.All || slices.Contains(b.Spared, i) })
+		}
+	}
+	for _, n := range slices.Sorted(maps.Keys(m.office.Batches)) {
+		b := m.office.Batches[n]
+		if _, acked := m.Docket.Vetoes[n]; !acked && !b.Decided {
+			if err := m.acknowledge(n, b); err != nil {
+				m.unread[n]++
+				m.log.Warn("cannot read a batch of victims; it is read again", "batch", n, "error", err)
+			}
+		}
+	}
+}
+
+func (m *Member) acknowledge(n uint64, b *ballot) error {
+	var victims []shared.Victim
+	if p := m.peers[b.Forget]; b.Forget != "" && p != nil && !p.ended {
+		return nil // its log must be read first
+	} else if b.Forget == "" {
+		var err error
+		if victims, err = m.victims(n); err != nil {
+			return err
+		}
+	}
+	m.Acknowledge(n, victims)
+	return nil
+}
+
+// victims are those of a batch.
+func (m *Member) victims(n uint64) ([]shared.Victim, error) {
+	b, _, err := m.cfg.Objects.Get(batchName(n), "")
+	if err != nil {
+		return nil, fmt.Errorf("batch %d: %w", n, err)
+	}
+	list, err := shared.DecodeVictims(b)
+	if err != nil {
+		return nil, fmt.Errorf("batch %d: %w", n, err)
+	}
+	return list, nil
+}
+
+func batchName(n uint64) string { return "batch/" + strconv.FormatUint(n, 10) }
+
+// Leave ends this host's part. The caller must have ended all puts and leases.
+func (m *Member) Leave() error {
+	if m.name == "" {
+		return nil
+	}
+	err := m.flush(m.cfg.Now())
+	m.mu.Lock()
+	doubts := len(m.doubts)
+	m.mu.Unlock()
+	if err == nil && doubts == 0 && m.admitted {
+		_, err = m.cfg.Objects.Put(logName(m.name, m.logged+1), end, "")
+	}
+	m.Silence()
+	if m.term != nil {
+		err = errors.Join(err, m.term.leave())
+	}
+	err = errors.Join(err, m.cfg.Objects.Remove("hosts/"+m.name))
+	m.incarnation, m.term = incarnation{}, nil
+	m.Reset(0)
+	m.publishStats()
+	return err
+}
+
+func (m *Member) publishStats() {
+	old := m.facts.Load()
+	s := shared.Stats{
+		Member: m.name, Evictor: m.term != nil, Lag: m.lag, Journal: len(m.Batches), Unlogged: m.Len(),
+		Terms: old.Terms, Removed: old.Removed, Spared: old.Spared, GivenUp: old.GivenUp,
+	}
+	if m.office != nil {
+		s.Epoch = m.office.Term
+	}
+	switch {
+	case m.active():
+		s.State = shared.Active
+	case m.admitted:
+		s.State = shared.Admitted
+	}
+	for name, p := range m.peers {
+		if name != m.name && p.here {
+			s.Peers++
+		}
+	}
+	if t := m.term; t != nil {
+		if !t.counted {
+			t.counted = true
+			s.Terms++
+		}
+		s.Outside = t.outside
+		s.Removed, s.Spared, s.GivenUp = s.Removed+t.removed, s.Spared+t.spared, s.GivenUp+t.givenUp
+		t.removed, t.spared, t.givenUp = 0, 0, 0
+	}
+	m.facts.Store(&s)
+}
+
+// Stats returns the figures of the latest step.
+func (m *Member) Stats() shared.Stats {
+	s := *m.facts.Load()
+	m.Tell(&s)
+	return s
+}

@@ -1,0 +1,604 @@
+package bucket
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"io/fs"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// maxBatch bounds the victims of one batch.
+const maxBatch = 1024
+
+// term is the evictor's work, on the member that was elected.
+type term struct {
+	m       *Member
+	number  uint64
+	next    office // what the object is to be
+	wroteAt time.Duration
+	last    uint64 // number of the batch made last
+	members map[string]*gone
+	batches map[uint64]*proposal
+	cleaned bool   // of what no member and no term has
+	ticket  uint64 // of this host's scan when the term began
+	knows   bool   // all is in the account that was stored before the term began
+	outside int64
+
+	counted                  bool
+	removed, spared, givenUp uint64
+}
+
+// gone is a member whose log has ended.
+type gone struct {
+	since time.Duration // when its log was seen to have ended
+	swept bool          // all that it has stored is accounted for
+}
+
+// proposal is an undecided batch.
+type proposal struct {
+	victims []shared.Victim
+	done    int // victims that were removed, or spared
+	spared  map[int]bool
+}
+
+// campaign makes this host the evictor when there is no live one. Hosts that know all pieces go first: they can grant credit without
+// a scan.
+func (m *Member) campaign(now time.Duration) error {
+	next := office{}
+	if o := m.office; o != nil {
+		silent := now-m.seenAt > m.cfg.Lapse
+		if o.Owner != "" && !silent && !m.isOwn(o.Owner) {
+			return nil
+		}
+		next = o.clone()
+	}
+	for name, p := range m.peers {
+		if name != m.name && p.here && p.Scanned && !m.active() && now-m.seenAt <= 3*m.cfg.Lapse {
+			return nil
+		}
+	}
+	next.Term++
+	next.Beat++
+	next.Owner = m.name
+	b, err := shared.EncodeControl(&next)
+	if err != nil {
+		return err
+	}
+	version, err := m.cfg.Objects.Put("evictor", b, m.version)
+	if errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) {
+		return nil // another host was first
+	} else if err != nil {
+		return err
+	}
+	m.office, m.version, m.seenAt = &next, version, now
+	m.begin()
+	return nil
+}
+
+// begin begins this host's term, by the object that says so.
+func (m *Member) begin() {
+	o := m.office
+	m.log.Info("elected evictor of the shared bucket", "term", o.Term)
+	m.term = &term{
+		m: m, number: o.Term, next: o.clone(), wroteAt: m.lastStep, last: o.Term << 32, ticket: m.Ticket(),
+		members: map[string]*gone{}, batches: map[uint64]*proposal{},
+	}
+	m.mu.Lock()
+	m.audit = audit{}
+	m.mu.Unlock()
+	m.Wake()
+}
+
+// clone is a copy that can be changed.
+func (o *office) clone() office {
+	c := *o
+	c.Seats, c.Batches = map[string]*seat{}, map[uint64]*ballot{}
+	for name, s := range o.Seats {
+		s := *s
+		c.Seats[name] = &s
+	}
+	for n, b := range o.Batches {
+		b := *b
+		c.Batches[n] = &b
+	}
+	return c
+}
+
+// step makes one round of the evictor's work. What it does to others holds once the office is written, in the end.
+func (t *term) step(now time.Duration) error {
+	var failed []error
+	failed = append(failed, t.clean(), t.admit(now), t.removeGone(now), t.sweep())
+	if t.holds() {
+		failed = append(failed, t.decideAll())
+	}
+	failed = append(failed, t.balance(), t.write())
+	return errors.Join(failed...)
+}
+
+// holds says that no other host can have the next term yet.
+func (t *term) holds() bool { return t.m.cfg.Now()-t.wroteAt < t.m.cfg.Lapse/2 && t.m.Fresh() }
+
+// admit gives seats to who has joined, and ends the logs of who is silent or has gone.
+func (t *term) admit(now time.Duration) error {
+	m := t.m
+	for name, p := range m.peers {
+		if p.here && t.next.Seats[name] == nil {
+			t.next.Seats[name] = &seat{}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.next.Seats)) {
+		s, p := t.next.Seats[name], m.peers[name]
+		if name == m.name || s.End > 0 {
+			continue
+		}
+		if p == nil { // it joined and went before this host could see it
+			p = &peer{next: 1}
+			m.peers[name] = p
+		}
+		if p.here && now-p.seenAt <= m.cfg.Lapse {
+			continue
+		}
+		if p.here {
+			m.log.Warn("host given up", "member", name, "silent", now-p.seenAt)
+			t.givenUp++
+		}
+		if err := t.endLog(name, s, now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endLog finds where the log of a member ends that is gone. What it may write after that is read by no host.
+func (t *term) endLog(name string, s *seat, now time.Duration) error {
+	m := t.m
+	list, err := m.cfg.Objects.List("log/" + name)
+	if err != nil {
+		return err
+	}
+	last := m.peers[name].next - 1
+	for text := range list {
+		if n, err := strconv.ParseUint(text, 10, 64); err == nil {
+			last = max(last, n)
+		}
+	}
+	s.End = last + 1
+	clean, err := t.leftCleanly(name, last)
+	if clean {
+		s.End = last
+	}
+	t.members[name] = &gone{since: now, swept: clean}
+	return err
+}
+
+// leftCleanly says that a number in a member's log is its own end.
+func (t *term) leftCleanly(name string, n uint64) (bool, error) {
+	b, _, err := t.m.cfg.Objects.Get(logName(name, n), "")
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return bytes.Equal(b, end), err
+}
+
+// over says that others can read that a member is gone.
+func (t *term) over(name string) bool {
+	s := t.m.office.Seats[name]
+	return s != nil && s.End > 0
+}
+
+// removeGone ends the parts of members that are gone: their objects go, an audit finds what they have stored, and when all others have
+// read their logs they are forgotten.
+func (t *term) removeGone(now time.Duration) error {
+	m := t.m
+	for _, name := range slices.Sorted(maps.Keys(t.next.Seats)) {
+		if !t.over(name) {
+			continue
+		}
+		if m.peers[name] != nil && m.peers[name].here {
+			if err := m.cfg.Objects.Remove("hosts/" + name); err != nil {
+				return err
+			}
+		}
+		g := t.members[name]
+		if g == nil { // an earlier evictor has ended its log
+			clean, err := t.leftCleanly(name, t.next.Seats[name].End)
+			if err != nil {
+				return err
+			}
+			g = &gone{since: now, swept: clean}
+			t.members[name] = g
+		}
+		forgotten := false
+		for _, b := range t.next.Batches {
+			forgotten = forgotten || b.Forget == name
+		}
+		if g.swept && !forgotten {
+			t.last++
+			t.next.Batches[t.last] = &ballot{Forget: name}
+		}
+	}
+	return nil
+}
+
+// clean removes batches that earlier evictors could not write down, and logs that members wrote after they were forgotten.
+func (t *term) clean() error {
+	if t.cleaned {
+		return nil
+	}
+	batches, err := t.m.cfg.Objects.List("batch")
+	if err != nil {
+		return err
+	}
+	for text := range batches {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err == nil && t.next.Batches[n] == nil {
+			err = t.m.cfg.Objects.Remove(batchName(n))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	logs, err := t.m.cfg.Objects.List("log")
+	if err != nil {
+		return err
+	}
+	for name := range logs {
+		if t.next.Seats[name] == nil { // who has none does not log
+			if err := t.forget(name); err != nil {
+				return err
+			}
+		}
+	}
+	t.cleaned = true
+	return nil
+}
+
+// forget removes what is left of a member, when every other has read its log.
+func (t *term) forget(name string) error {
+	list, err := t.m.cfg.Objects.List("log/" + name)
+	if err != nil {
+		return err
+	}
+	for text := range list {
+		if err := t.m.cfg.Objects.Remove("log/" + name + "/" + text); err != nil {
+			return err
+		}
+	}
+	delete(t.next.Seats, name)
+	delete(t.members, name)
+	return nil
+}
+
+// acks are the vetoes of members that are counted on. all is false unless each has acknowledged the batch; any says that one has.
+func (t *term) acks(n uint64) (vetoes map[int]bool, all, any bool) {
+	vetoes, all = map[int]bool{}, true
+	for name := range t.next.Seats {
+		if t.over(name) {
+			continue
+		}
+		told := t.m.told.Vetoes
+		if name != t.m.name {
+			told = nil
+			if p := t.m.peers[name]; p != nil {
+				told = p.Vetoes
+			}
+		}
+		list, acked := told[n]
+		all, any = all && acked, any || acked
+		for _, i := range list {
+			vetoes[i] = true
+		}
+	}
+	return vetoes, all, any
+}
+
+// decideAll decides the batches that every member has acknowledged, and ends those that every member has applied.
+func (t *term) decideAll() error {
+	for _, n := range slices.Sorted(maps.Keys(t.next.Batches)) {
+		b := t.next.Batches[n]
+		known := t.m.office.Batches[n]
+		if known == nil {
+			continue // the others do not see it yet
+		}
+		vetoes, all, any := t.acks(n)
+		_, mine := t.m.Batches[n]
+		switch {
+		case known.Decided && !any && !mine:
+			err := error(nil)
+			if b.Forget != "" {
+				err = t.forget(b.Forget)
+			} else {
+				err = t.m.cfg.Objects.Remove(batchName(n))
+			}
+			if err != nil {
+				return err
+			}
+			delete(t.next.Batches, n)
+		case !b.Decided && t.m.unread[n] > mostBad: // what was removed of it is unknown: every member looks
+			b.Decided, b.All = true, true
+		case !b.Decided && all && b.Forget != "":
+			b.Decided = true
+		case !b.Decided && all:
+			if over, err := t.judge(n, b, vetoes); err != nil || !over {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// removals is how many victims are removed between two looks at the clock.
+const removals = 64
+
+// judge removes a batch's victims, except the spared ones. It goes on at the next step when that takes long: there is a heartbeat to
+// keep up.
+func (t *term) judge(n uint64, b *ballot, vetoes map[int]bool) (over bool, err error) {
+	m := t.m
+	p := t.batches[n]
+	if p == nil {
+		p = &proposal{spared: map[int]bool{}, victims: m.Batches[n]}
+		t.batches[n] = p
+	}
+	maps.Copy(p.spared, vetoes)
+	for began := m.cfg.Now(); p.done < len(p.victims); {
+		if !t.holds() || m.cfg.Now()-began > m.cfg.Lapse/8 {
+			m.Wake()
+			return false, nil
+		}
+		end := min(p.done+removals, len(p.victims))
+		var paths []string
+		for i := p.done; i < end; i++ {
+			if p.spared[i] {
+				continue
+			}
+			list, unnamed := m.back.Paths(&p.victims[i])
+			if unnamed != nil {
+				m.log.Warn("victim spared: its objects cannot be named", "key", p.victims[i].Key, "error", unnamed)
+				p.spared[i] = true
+				continue
+			}
+			paths = append(paths, list...)
+		}
+		if err := t.remove(paths); err != nil {
+			return false, err
+		}
+		p.done = end
+	}
+	b.Decided, b.Spared = true, slices.Sorted(maps.Keys(p.spared))
+	t.spared += uint64(len(b.Spared))
+	t.removed += uint64(len(p.victims) - len(b.Spared))
+	delete(t.batches, n)
+	m.Wake()
+	return true, nil
+}
+
+// remove removes objects of victims.
+func (t *term) remove(paths []string) error {
+	errs := make([]error, len(paths))
+	parallel(t.m.cfg.Workers, len(paths), func(i int) {
+		if err := t.m.cfg.FS.Remove(paths[i]); !errors.Is(err, fs.ErrNotExist) {
+			errs[i] = err
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// balance grants credit and proposes victims when there is too little. A term begins with an audit, or a scan: what other hosts have found
+// when they joined, of members that are gone, no log tells.
+func (t *term) balance() error {
+	m := t.m
+	t.outside = 0
+	var live []string
+	short := map[string]int64{}
+	for name, s := range t.next.Seats {
+		told, published := &m.told, m.published
+		if name != m.name {
+			told, published = &status{}, 0
+			if p := m.peers[name]; p != nil {
+				told, published = &p.status, p.published
+			}
+		}
+		if g := t.members[name]; s.End == 0 || g == nil || !g.swept {
+			t.outside += max(0, s.Granted-told.Returned-published)
+		}
+		if s.End == 0 {
+			t.outside += told.Held
+			live = append(live, name)
+			if told.Granted == s.Granted { // else it has not seen its last grant
+				short[name] = told.Short()
+			}
+		}
+	}
+	if t.knows = t.knows || m.active() && m.Ticket() != t.ticket; !t.knows || !m.active() {
+		return nil // the root is not fully known yet
+	}
+	// The smallest wishes come first, so that what they leave is shared among the larger ones.
+	slices.SortFunc(live, func(a, b string) int { return cmp.Or(cmp.Compare(short[a], short[b]), cmp.Compare(a, b)) })
+	shorts := make([]int64, len(live))
+	for i, name := range live {
+		shorts[i] = short[name]
+	}
+	used := m.back.Used()
+	gives, unmet := shared.Portions(m.cfg.Capacity-used-t.outside, shorts)
+	for i, name := range live {
+		t.next.Seats[name].Granted += gives[i]
+		t.outside += gives[i]
+	}
+	return t.evict(used + t.outside + unmet)
+}
+
+// evict proposes damaged entries, and victims when there is too little room.
+func (t *term) evict(level int64) error {
+	m := t.m
+	proposed := map[shared.ID]bool{} // a victim in two batches would be granted again when the first spares it, and removed by the second
+	for n, b := range t.next.Batches {
+		if _, mine := m.Batches[n]; b.Forget != "" || b.Decided && !mine {
+			continue
+		}
+		victims := m.Batches[n]
+		if victims == nil { // acknowledged at the next step
+			return nil
+		}
+		for i := range victims {
+			proposed[victims[i].ID()] = true
+			level -= victims[i].Bytes
+		}
+	}
+	victims := m.Choose(proposed, shared.Excess(level, m.cfg.Capacity), maxBatch)
+	for part := range slices.Chunk(victims, maxBatch) {
+		t.last++
+		if _, err := m.cfg.Objects.Put(batchName(t.last), shared.EncodeVictims(part), ""); err != nil {
+			return err
+		}
+		t.next.Batches[t.last] = &ballot{}
+		m.Wake()
+	}
+	return nil
+}
+
+// write writes the office when it has something to tell, or has told nothing for a while. Once that fails because another host has
+// written it, this one is not the evictor any more.
+func (t *term) write() error {
+	m := t.m
+	at := m.cfg.Now()
+	told := *m.office
+	told.Beat = t.next.Beat
+	before, err := shared.EncodeControl(&told)
+	if err != nil {
+		return err
+	}
+	if b, err := shared.EncodeControl(&t.next); err != nil || bytes.Equal(b, before) && at-t.wroteAt < m.cfg.Lapse/4 {
+		return err
+	}
+	t.next.Beat++
+	b, err := shared.EncodeControl(&t.next)
+	if err != nil {
+		return err
+	}
+	version, err := m.replace("evictor", b, m.version, func(b []byte) bool {
+		o, err := decodeOffice(b)
+		return err == nil && o.Owner == m.name && o.Term == t.number
+	})
+	if errors.Is(err, errReplaced) {
+		m.log.Warn("another host became the evictor", "term", t.number)
+		m.term, m.version = nil, ""
+		return nil
+	} else if err != nil {
+		return err
+	}
+	o := t.next.clone()
+	m.office, m.version, m.seenAt, t.wroteAt = &o, version, at, at
+	return nil
+}
+
+// leave writes that there is no evictor. Who leaves alone takes its seat along.
+func (t *term) leave() error {
+	m := t.m
+	t.next.Owner = ""
+	alone := len(t.next.Seats) == 1 && len(t.next.Batches) == 0
+	for name, p := range m.peers {
+		alone = alone && (name == m.name || !p.here)
+	}
+	if alone {
+		if err := t.forget(m.name); err != nil {
+			return err
+		}
+	}
+	return t.write()
+}
+
+// audit is a list of the whole bucket, in the background.
+type audit struct {
+	ticket uint64 // of the one that is under way, or due; 0: none
+	began  time.Duration
+	over   bool
+	strays []Stray
+	last   time.Duration // when the last one ended
+}
+
+// Stray is an object of the bucket that the store does not know.
+type Stray struct {
+	Path string
+	Info staging.Info
+}
+
+// Audit returns the ticket of an audit that is due, or 0.
+func (m *Member) Audit() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.audit.over {
+		return 0
+	}
+	return m.audit.ticket
+}
+
+// Audited reports what a list of the whole bucket has found, which began after Audit returned the ticket.
+func (m *Member) Audited(ticket uint64, strays []Stray) {
+	m.mu.Lock()
+	if m.audit.ticket == ticket {
+		m.audit.over, m.audit.strays = true, strays
+	}
+	m.mu.Unlock()
+	m.Wake()
+}
+
+// mostStrays is how many strays are read in one step.
+const mostStrays = 64
+
+// sweep begins audits, reads what they have found, and tells the others. The credit of members that had gone for long enough when an
+// audit began is free when all of that is logged.
+func (t *term) sweep() error {
+	m := t.m
+	now := m.cfg.Now()
+	m.mu.Lock()
+	a := &m.audit
+	if a.last == 0 {
+		a.last = now
+	}
+	due := now-a.last > auditEvery || !t.knows
+	for _, g := range t.members {
+		due = due || !g.swept && now-g.since > m.cfg.landing()
+	}
+	if due && a.ticket == 0 && m.active() {
+		a.ticket, a.began = max(1, m.cfg.Unique()), now
+		m.Wake()
+	}
+	if !a.over {
+		m.mu.Unlock()
+		return nil
+	}
+	part := a.strays[:min(mostStrays, len(a.strays))]
+	m.mu.Unlock()
+	for i := range part {
+		// No object is removed at the same time: this host is the one that does that.
+		r, err := m.back.Identify(part[i].Path, part[i].Info)
+		switch {
+		case err == nil:
+			r.Op = shared.Relayed
+			m.Docket.Learn(&r)
+			m.Relay(r)
+			m.log.Warn("an object was in no account; it is now", "object", part[i].Path)
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, shared.ErrDamaged):
+			return err // again, all of them
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if a.strays = a.strays[len(part):]; len(part) > 0 {
+		m.Wake()
+		return nil // they are logged at the next step
+	}
+	for _, g := range t.members {
+		g.swept = g.swept || a.began-g.since > m.cfg.landing()
+	}
+	*a, t.knows = audit{last: now}, true
+	t.cleaned = false // once more
+	return nil
+}

@@ -1,0 +1,65 @@
+package shared
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Presence is how far a member has come, and whether the others count on it. Its methods are safe for concurrent use.
+type Presence struct {
+	lapse  time.Duration
+	now    func() time.Duration
+	unique func() uint64
+
+	wakeup  chan struct{}
+	beatAt  atomic.Int64 // when the last heartbeat was written; 0 while fenced
+	ticket  atomic.Uint64
+	scanned atomic.Uint64
+}
+
+// Init makes the presence of a host that has not joined.
+func (p *Presence) Init(lapse time.Duration, now func() time.Duration, unique func() uint64) {
+	p.lapse, p.now, p.unique, p.wakeup = lapse, now, unique, make(chan struct{}, 1)
+}
+
+// Wake asks for a step.
+func (p *Presence) Wake() {
+	select {
+	case p.wakeup <- struct{}{}:
+	default:
+	}
+}
+
+// Wakeups receives when a step should be made before the next poll.
+func (p *Presence) Wakeups() <-chan struct{} { return p.wakeup }
+
+// Fresh reports whether this host is admitted and wrote a heartbeat less than half of Lapse ago. Otherwise nothing may
+// be granted or written.
+func (p *Presence) Fresh() bool {
+	at := p.beatAt.Load()
+	return at != 0 && p.now()-time.Duration(at) < p.lapse/2
+}
+
+// Beat notes when a heartbeat was written.
+func (p *Presence) Beat(at time.Duration) { p.beatAt.Store(int64(max(1, at))) }
+
+// BeatAt is when the last one was, 0 while this host is not admitted.
+func (p *Presence) BeatAt() time.Duration { return time.Duration(p.beatAt.Load()) }
+
+// Silence ends what the others count on.
+func (p *Presence) Silence() {
+	p.beatAt.Store(0)
+	p.ticket.Store(0)
+}
+
+// Ticket changes when the root must be scanned. It is 0 while this host is not admitted.
+func (p *Presence) Ticket() uint64 { return p.ticket.Load() }
+
+// ScanAgain asks for a scan of the root.
+func (p *Presence) ScanAgain() { p.ticket.Store(max(1, p.unique())) }
+
+// Scanned reports that a scan of the whole root has ended that began after Ticket returned ticket.
+func (p *Presence) Scanned(ticket uint64) { p.scanned.Store(ticket) }
+
+// IsScanned says that the last scan that was asked for has ended.
+func (p *Presence) IsScanned() bool { return p.scanned.Load() == p.ticket.Load() }

@@ -1,0 +1,273 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/s3fs"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/internal/store/shared/bucket"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// sharedObjectRoot is the [kind] of a root in a bucket that several hosts share: a [sharedRoot] with another protocol, that of
+// package bucket. A temporary is not seen by others, wherever it stands. What hosts that are gone have stored and told nobody is
+// found by audits.
+type sharedObjectRoot struct {
+	*sharedRoot
+	audits *audits
+}
+
+// audits lists the bucket: in scans, and when the member asks for that.
+type audits struct {
+	root   *sharedRoot
+	member *bucket.Member
+	told   map[string]time.Time // objects that were reported: nothing more can be made of those that are not known yet
+}
+
+// objectFS is what a shared root in a bucket needs of its file system besides files.
+type objectFS interface {
+	Control(name string, patience time.Duration) *s3fs.Control
+	WriteWhile(may func() bool)
+	lister
+}
+
+// patience is the part of the lapse, 1/n, that a request of the protocol may take.
+const patience = 5
+
+// requestsAtOnce is how many objects are read or removed at a time.
+const requestsAtOnce = 16
+
+func newSharedObjectRoot(r *root) sharedObjectRoot {
+	c := sharedObjectRoot{newSharedRoot(r), &audits{told: map[string]time.Time{}}}
+	c.audits.root = c.sharedRoot
+	c.newMember, c.walk, c.confirms = c.bucketMember, c.audits.walk, true
+	return c
+}
+
+func (r sharedObjectRoot) bucketMember() (member, error) {
+	cfg := &r.root.cfg
+	files, ok := cfg.FS.(objectFS)
+	if !ok {
+		return nil, fmt.Errorf("%w: root %s is in no bucket", ErrConfig, cfg.Path)
+	}
+	m, err := bucket.New(bucket.Config{
+		Objects: files.Control(r.kept.Slash+shared.Dir, cfg.Lapse/patience), FS: r.kept.FS, Host: r.root.store.cfg.HostID,
+		Capacity: cfg.Capacity, Lapse: cfg.Lapse, Log: r.kept.Log, Unique: unique, Now: r.clock, Workers: requestsAtOnce,
+	}, backend{r.sharedRoot})
+	if err == nil {
+		files.WriteWhile(m.Fresh)
+		r.set.Lock()
+		r.audits.member = m
+		r.set.Unlock()
+	}
+	return m, err
+}
+
+// lockOut implements [kind]: a lock that a host left which had the bucket for itself must lapse. Hosts that join do not keep each other
+// out.
+func (r sharedObjectRoot) lockOut(ctx context.Context) error {
+	if free, err := r.unlocked(); free || err != nil {
+		return err
+	}
+	err := r.sharedRoot.lockOut(ctx)
+	r.unlockJoin()
+	return err
+}
+
+// unlocked says that no host has the bucket for itself.
+func (r sharedObjectRoot) unlocked() (bool, error) {
+	_, err := r.root.Health.Bare().Stat(r.kept.Slash + pieceformat.LockFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, nil
+	}
+	return false, err
+}
+
+// recover implements [kind]. A host that wants the bucket for itself locks it, and then looks for others; this one has joined, and then looks
+// for the lock: of two that start at the same time one sees the other.
+func (r sharedObjectRoot) recover(ctx context.Context) error {
+	if err := r.sharedRoot.recover(ctx); err != nil {
+		return err
+	}
+	if free, err := r.unlocked(); free || err != nil {
+		return err
+	}
+	r.leave()
+	return fmt.Errorf("%w: %s: a host has it for itself: stop it, or set shared = true there too", ErrRootBusy, r.kept.Path)
+}
+
+// identify implements [kind].
+func (r sharedObjectRoot) identify() (empty bool, err error) {
+	if empty, err = r.sharedRoot.identify(); err == nil {
+		err = r.root.answers(r.file(pieceformat.ProbeFile))
+	}
+	return empty, err
+}
+
+// start implements [kind].
+func (r sharedObjectRoot) start() {
+	if s := r.root.store; r.root.cfg.Scheduler == nil {
+		s.work.Go(func() { r.audits.run(s.run) })
+	}
+}
+
+// step implements [kind].
+func (r sharedObjectRoot) step(ctx context.Context) {
+	r.sharedRoot.step(ctx)
+	r.audits.pass(ctx, 0)
+}
+
+// run makes audits until the context is done.
+func (a *audits) run(ctx context.Context) {
+	tick := time.NewTicker(a.root.root.cfg.Poll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			a.pass(ctx, 2*a.root.root.cfg.Poll)
+		}
+	}
+}
+
+// pass makes an audit if one is due. What others stored while the bucket was listed is known a while later.
+func (a *audits) pass(ctx context.Context, while time.Duration) {
+	r := a.root
+	r.set.Lock()
+	m := a.member
+	r.set.Unlock()
+	if m == nil {
+		return
+	}
+	ticket := m.Audit()
+	if ticket == 0 {
+		return
+	}
+	unknown := map[string]staging.Info{}
+	named := a.named()
+	if err := a.list(ctx, func(rel string, size int64, modified time.Time) {
+		if _, known := a.slotOf(rel, named); !known {
+			unknown[rel] = staging.Info{Size: size, Allocated: size, ModTime: modified}
+		}
+	}); err != nil {
+		r.kept.Log.Warn("the bucket could not be listed; it is tried again", "error", err)
+		return
+	}
+	if len(unknown) > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(while):
+		}
+	}
+	var strays []bucket.Stray
+	for rel, info := range unknown {
+		if _, known := a.slotOf(rel, named); !known && !a.told[rel].Equal(info.ModTime) {
+			a.told[rel] = info.ModTime
+			strays = append(strays, bucket.Stray{Path: r.kept.Slash + rel, Info: info})
+		}
+	}
+	m.Audited(ticket, strays)
+}
+
+// list calls found for all objects but those that stores keep for themselves.
+func (a *audits) list(ctx context.Context, found func(rel string, size int64, modified time.Time)) error {
+	return a.root.root.cfg.FS.(objectFS).List(ctx, a.root.kept.Path, func(rel string, size int64, modified time.Time) {
+		if !strings.HasPrefix(rel, pieceformat.MetaDir) {
+			found(rel, size, modified)
+		}
+	})
+}
+
+// walk is a scan that reads the heads of objects that this host does not know. Entries that do not have their objects, as listed, are
+// forgotten, and looked for again.
+func (a *audits) walk(ctx context.Context, c *scan) error {
+	s, before, named := a.root.set, map[uint32]uint64{}, a.named()
+	s.Lock()
+	s.Index.Each(func(slot uint32, _ *index.Entry) { before[slot] = s.Index.Fingerprint(slot) })
+	s.Unlock()
+	sums := map[uint32]int64{}
+	var unknown []string
+	if err := a.list(ctx, func(rel string, size int64, _ time.Time) {
+		if slot, known := a.slotOf(rel, named); known {
+			sums[slot] += pieceformat.Padded(size)
+		} else {
+			unknown = append(unknown, rel)
+		}
+	}); err != nil {
+		return err
+	}
+	for slot, fp := range before {
+		s.Lock()
+		if m := (entries.Mark{Slot: slot, Fingerprint: fp}); s.Stands(m) && !s.Busy(slot) && !s.Index.At(slot).Is(index.Evicting) &&
+			s.Index.Bytes(slot) != sums[slot] {
+			key := s.Index.Key(slot)
+			unknown = append(unknown, filesOf(s.ClassOf(slot), &key, s.Index.Pieces(slot), s.Index.NamesOf(slot))...)
+			entries.Forget(s, slot)
+		}
+		s.Unlock()
+	}
+	return c.fileAll(ctx, unknown)
+}
+
+// fileAll judges files by their paths below the root, several at a time.
+func (c *scan) fileAll(ctx context.Context, list []string) error {
+	var next atomic.Int64
+	var work sync.WaitGroup
+	for range c.by.root.store.cfg.ScanWorkers {
+		work.Go(func() {
+			for i := next.Add(1); i <= int64(len(list)) && ctx.Err() == nil; i = next.Add(1) {
+				rel := list[i-1]
+				c.file(rel, staging.Info{}.Entry(path.Base(rel)))
+			}
+		})
+	}
+	work.Wait()
+	return errors.Join(ctx.Err(), c.short)
+}
+
+// named are the slots of pieces with names that are not the built-in ones.
+func (a *audits) named() map[string]uint32 {
+	s, names := a.root.set, map[string]uint32{}
+	s.Lock()
+	defer s.Unlock()
+	s.Index.Each(func(slot uint32, _ *index.Entry) {
+		for _, n := range s.Index.NamesOf(slot) {
+			names[n.Path] = slot
+		}
+	})
+	return names
+}
+
+// slotOf is the slot of the entry that an object is a piece of, if that is known.
+func (a *audits) slotOf(rel string, named map[string]uint32) (slot uint32, known bool) {
+	if slot, known = named[rel]; known {
+		return slot, true
+	}
+	h, _, ok := pieceformat.ParseBuiltin([]byte(rel))
+	if !ok {
+		return 0, false
+	}
+	cl, err := a.root.kept.Catalog.ClassFor(&h)
+	if err != nil {
+		return 0, false
+	}
+	s := a.root.set
+	s.Lock()
+	defer s.Unlock()
+	slot = s.Index.Find(kv.Fingerprint(h.Namespace, h.Group, h.Key), cl.Base, &h.Key)
+	return slot, slot != index.None && s.Index.Pieces(slot)&(1<<h.Rank) != 0
+}
