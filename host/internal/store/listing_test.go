@@ -28,6 +28,14 @@ func (f *fixture) listed() (n int) {
 	return n
 }
 
+// stallHeads lets no head be read but the first, which tells the ranks of all.
+func stallHeads(s *s3double.Server, p *s3double.Proxy, rules ...s3double.Rule) {
+	for _, key := range slices.Sorted(slices.Values(pieces(s)))[1:] {
+		rules = append(rules, s3double.Rule{Fault: s3double.Stall, Method: "GET", In: key})
+	}
+	p.Set(rules...)
+}
+
 // TestStartByAListing: after a kill the names and sizes that the server lists are all that lookups, stores and evictions need. What
 // heads say follows when they can be read. What lacks a piece, or is none, is judged by its head.
 func TestStartByAListing(t *testing.T) {
@@ -98,6 +106,58 @@ func TestStartByAListing(t *testing.T) {
 	r.Index.Each(func(slot uint32, _ *index.Entry) { used += r.Index.Bytes(slot) })
 	equal(t, "bytes in the account", r.Account.Figures().Used, used)
 	must(t, r.Index.Check())
+}
+
+// TestListedOfLaterRanks: of an engine on two hosts the second has no piece of rank 0.
+func TestListedOfLaterRanks(t *testing.T) {
+	s := startServer(t)
+	f := newFixtureIn(t, "", 8, 4, func(c *Config) { c.Now = fakeClock() }, inBucket(t, s.URL))
+	for n := range uint64(4) {
+		for rank := uint32(2); rank < 4; rank++ {
+			q := f.request(n, n, rank)
+			q.Ranks = 0b1100
+			must(t, f.putAs(q))
+		}
+	}
+	f.kill()
+	f.life(s.URL)
+	await(t, "all heads are read", func() bool { return f.listed() == 0 })
+	equal(t, "objects", len(pieces(s)), 8)
+	for n := range uint64(4) {
+		l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(n), Ranks: 0b1100})
+		must(t, err)
+		if l.Hits() != 1 {
+			t.Errorf("key %d is a miss", n)
+		}
+		l.Release()
+	}
+	must(t, f.check())
+}
+
+// TestListingIsBegunAgain: a listing that fails is begun again, and no head is read of what the first has met.
+func TestListingIsBegunAgain(t *testing.T) {
+	s := startServer(t)
+	p := s3double.StartProxy(t, s.URL)
+	const n = 1100 // more than an answer tells of
+	f := newFixtureIn(t, "", n, 1, inBucket(t, p.URL))
+	f.mustPut(0)
+	body := s.Objects()[pieces(s)[0]].Body
+	h, err := pieceformat.DecodeHeader(body)
+	must(t, err)
+	for k := uint64(1); k < n; k++ {
+		body, h.Key = bytes.Clone(body), testKey(k)
+		h.Encode(body)
+		s.Set("kv/"+strings.TrimPrefix(f.pieceFile(k, 0), bucketRoot+"/"), body)
+	}
+	f.kill()
+	stallHeads(s, p, s3double.Rule{Fault: s3double.Denied, In: "continuation-token", Times: 1})
+	f.cfg.ScanWait = -1
+	f.life(p.URL)
+	equal(t, "entries", f.store.Stats().Roots[0].Entries, n)
+	if read := n - f.listed(); read > 1 {
+		t.Errorf("%d heads were read, want that of the first", read)
+	}
+	p.Set()
 }
 
 // BenchmarkStartByAListing starts after a kill on so many objects. Of the second size all have the bytes of one, so that no head but the
