@@ -129,10 +129,10 @@ func (c *Scan) AddOf(
 }
 
 // AddListed enters an entry all pieces of which are there, given their sizes by rank, negative for none, and what their names say.
-// It is false for one that is there, but by other files. It takes the lock.
+// Its bytes are billed to no tenant. It is false for one that is there, but by other files. It takes the lock.
 func (c *Scan) AddListed(cl *catalog.Class, h *pieceformat.Header, sizes []int64) bool {
 	s := c.set
-	tenant := s.cfg.Catalog.Tenants.Number(h.Tenant)
+	tenant := s.cfg.Catalog.Tenants.Number(catalog.UnknownTenant)
 	s.Lock()
 	defer s.Unlock()
 	fp := kv.Fingerprint(h.Namespace, h.Group, h.Key)
@@ -171,7 +171,7 @@ func (s *Set) Describe(m Mark, h *pieceformat.Header) {
 	s.Account.Release(was.Tenant, bytes)
 	s.Account.Commit(tenant, bytes)
 	s.expire(m.Slot, s.ClassOf(m.Slot), h.StoreTime)
-	s.Evictor.Describe(m.Slot, m.Fingerprint, is.Tenant != was.Tenant)
+	s.Evictor.Describe(m.Slot, m.Fingerprint)
 }
 
 // stamp notes when a piece of an entry was stored.
