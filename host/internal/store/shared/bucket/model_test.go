@@ -346,3 +346,39 @@ func TestTheEvictorsObjectIsRemoved(t *testing.T) {
 		m.kill(n)
 	}
 }
+
+// TestDamagedObjects: an object that nobody can read does not end the work of the others.
+func TestDamagedObjects(t *testing.T) {
+	for _, name := range []string{"/hosts/junk.1", "/hosts/a.100000001", "/evictor"} {
+		m := newModel(2)
+		for _, id := range []string{"a", "b", "c"} {
+			m.boot(id)
+		}
+		run := func(d time.Duration) {
+			for end := m.now + d; m.now < end; {
+				if m.step(); m.fault != nil {
+					t.Fatal(m.fault)
+				}
+			}
+		}
+		run(10 * modelLapse)
+		if m.set(shared.Dir+name, &object{data: []byte("junk")}); name == "/evictor" {
+			clear(m.owners)
+		}
+		run(10 * modelLapse)
+		before := m.officeNow()
+		run(2 * modelLapse)
+		if now := m.officeNow(); now.Beat == before.Beat {
+			t.Errorf("%s: no evictor is at work", name)
+		}
+		if hosts := m.names(shared.Dir + "/hosts"); len(hosts) != 3 {
+			t.Errorf("%s: members %v, want three", name, hosts)
+		}
+		for _, n := range m.nodes {
+			if s := n.Stats(); s.State != shared.Active || s.Granted == 0 {
+				t.Errorf("%s: %s: %+v, want active, with credit", name, n.name, s)
+			}
+			m.kill(n)
+		}
+	}
+}
