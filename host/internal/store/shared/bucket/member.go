@@ -335,8 +335,9 @@ func (m *Member) readOffice(now time.Duration) error {
 		m.term = nil
 	}
 	m.office = o
-	if m.term == nil && o.Owner == m.name { // its election had no answer
+	if m.term == nil && o.Owner == m.name { // its election had no answer, and may be so old that another host is elected now
 		m.begin()
+		m.term.wroteAt = now - m.cfg.Lapse
 	}
 	return nil
 }

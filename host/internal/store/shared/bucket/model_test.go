@@ -382,3 +382,37 @@ func TestDamagedObjects(t *testing.T) {
 		}
 	}
 }
+
+// elected are objects of which one is read: the evictor's, that a host has written.
+type elected struct {
+	Objects
+	host string
+}
+
+func (e elected) Get(string, string) ([]byte, string, error) {
+	b, err := shared.EncodeControl(&office{Term: 3, Owner: e.host, Beat: 9})
+	return b, "version", err
+}
+
+// TestAnElectionWithoutAnAnswer: who finds out later that it was elected does not act until it has written the object again, since the others
+// count from when it was written.
+func TestAnElectionWithoutAnAnswer(t *testing.T) {
+	now := time.Hour
+	m, err := New(Config{Objects: elected{host: "a.1"}, Host: "a", Capacity: 1, Lapse: modelLapse, Unique: func() uint64 { return 1 },
+		Now: func() time.Duration { return now }}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.name, m.lastStep = "a.1", now
+	m.Beat(now)
+	if err := m.readOffice(now); err != nil || m.term == nil {
+		t.Fatalf("error %v, term %v; want that of the object", err, m.term)
+	}
+	if m.term.holds() {
+		t.Error("it acts as the evictor before it has written")
+	}
+	m.term.wroteAt = now
+	if !m.term.holds() {
+		t.Error("it does not act when it has written")
+	}
+}
