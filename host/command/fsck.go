@@ -43,7 +43,8 @@ quarantine, where a running host accounts for them and serves them as misses. It
 host uses the root. It never writes to a piece.
 
 A root in a bucket (s3://bucket/prefix) is reached as its [[root]] in the configuration says, or by the defaults of AWS. A
-check reads each object, or its head with --quick. A repair needs the bucket's lock: no host may have it.
+check reads each object, or its head with --quick. A repair needs the bucket's lock: no host may have it, or
+share it.
 
 Exit codes:
   0   no problems, or all were repaired
@@ -137,8 +138,9 @@ func (f *fsckFlags) bucket(root string) (*s3fs.FS, error) {
 		return nil, err
 	}
 	at := config.Root{Path: root}
+	bucket, prefix := s3fs.Split(root)
 	for _, r := range loaded.Config.Roots {
-		if r.Path == root {
+		if b, p := s3fs.Split(r.Path); strings.HasPrefix(r.Path, s3fs.Scheme) && b == bucket && p == prefix {
 			at = r
 		}
 	}

@@ -85,7 +85,7 @@ func TestFsckFindsTheBucket(t *testing.T) {
 	s.Set("kv/.kvhost/written", []byte("junk"))
 	file := filepath.Join(t.TempDir(), "kvhost.toml")
 	testenv.OK(t, os.WriteFile(file, []byte("[[root]]\npath = \"s3://bucket/kv\"\npath_style = true\nendpoint = \""+s.URL+"\"\n"), 0o600))
-	r := finish(t, command(t, t.TempDir(), "fsck", "--config", file, "s3://bucket/kv"))
+	r := finish(t, command(t, t.TempDir(), "fsck", "--config", file, "s3://bucket/kv/"))
 	if r.code != exitProblems || !strings.Contains(r.stdout, ".kvhost/written") || s.Count("LIST") == 0 {
 		t.Errorf("exit %d, %d lists, want %d and the damaged file: %s%s", r.code, s.Count("LIST"), exitProblems, r.stdout, r.stderr)
 	}

@@ -26,7 +26,7 @@ const (
 	DiscardRemoved
 	DiscardInUse       // a lease has it, or a piece of it is being loaded or stored
 	DiscardOtherTenant // another tenant stored it
-	DiscardUnavailable // it is, or may be, in a root that cannot be written to or is still being scanned
+	DiscardUnavailable // it is, or may be, in a root that cannot be written to or is still being scanned, or it is not known yet who stored it
 )
 
 // discardStep is how many keys are looked for under a root's lock at a time.
@@ -101,7 +101,7 @@ func (r *root) discardable(slot, tenant uint32) DiscardResult {
 		return DiscardUnavailable
 	case slot == index.None:
 		return DiscardAbsent
-	case !r.Health.Takes() || !r.kind.grants():
+	case !r.Health.Takes() || !r.kind.grants() || r.Index.At(slot).Is(index.Listed):
 		return DiscardUnavailable
 	case r.TenantOf(slot) != tenant:
 		return DiscardOtherTenant

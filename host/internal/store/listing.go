@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/bits"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -130,14 +131,12 @@ const describeEvery = 10 * time.Second
 
 // describe reads a head of each entry that was entered by its name, the ones that were stored first at first.
 func (r *recovery) describe(ctx context.Context) {
+	r.set.Lock()
+	list := r.set.Index.ByLastTouch()
+	r.set.Unlock()
 	for {
 		r.set.Lock()
-		var list []uint32
-		for _, slot := range r.set.Index.ByLastTouch() {
-			if r.set.Index.At(slot).Is(index.Listed) {
-				list = append(list, slot)
-			}
-		}
+		list = slices.DeleteFunc(list, func(slot uint32) bool { return !r.set.Index.At(slot).Is(index.Live | index.Listed) })
 		r.set.Unlock()
 		if len(list) == 0 {
 			return
@@ -181,14 +180,15 @@ func (r *recovery) describeOne(slot uint32) {
 		return
 	}
 	m, cl, key := entries.Mark{Slot: slot, Fingerprint: s.Index.Fingerprint(slot)}, s.ClassOf(slot), s.Index.Key(slot)
+	rank := uint32(bits.TrailingZeros64(s.Index.Pieces(slot)))
 	s.Unlock()
-	name := r.kept.Slash + cl.Builtin(&key, 0)
+	name := r.kept.Slash + cl.Builtin(&key, rank)
 	h, _, err := r.kept.Look(name)
-	if err == nil && !cl.IsPiece(&h, &key, 0) {
+	if err == nil && !cl.IsPiece(&h, &key, rank) {
 		err = pieceformat.ErrWrongPiece
 	}
 	if err != nil {
-		_ = r.root.unopened(m, 0, name, err)
+		_ = r.root.unopened(m, rank, name, err)
 		return
 	}
 	s.Describe(m, &h)

@@ -33,7 +33,6 @@ type sharedObjectRoot struct {
 type audits struct {
 	root   *sharedRoot
 	member *bucket.Member
-	told   map[string]time.Time // objects that were reported: nothing more can be made of those that are not known yet
 }
 
 // objectFS is what a shared root in a bucket needs of its file system besides files.
@@ -50,7 +49,7 @@ const patience = 5
 const requestsAtOnce = 16
 
 func newSharedObjectRoot(r *root) sharedObjectRoot {
-	c := sharedObjectRoot{newSharedRoot(r), &audits{told: map[string]time.Time{}}}
+	c := sharedObjectRoot{newSharedRoot(r), &audits{}}
 	c.audits.root = c.sharedRoot
 	c.newMember, c.walk, c.confirms = c.bucketMember, c.audits.walk, true
 	return c
@@ -175,8 +174,7 @@ func (a *audits) pass(ctx context.Context, while time.Duration) {
 	}
 	var strays []bucket.Stray
 	for rel, info := range unknown {
-		if _, known := a.slotOf(rel, named); !known && !a.told[rel].Equal(info.ModTime) {
-			a.told[rel] = info.ModTime
+		if _, known := a.slotOf(rel, named); !known {
 			strays = append(strays, bucket.Stray{Path: r.kept.Slash + rel, Info: info})
 		}
 	}

@@ -231,3 +231,33 @@ func TestAFencedHostKnowsItsObjects(t *testing.T) {
 	equal(t, "bytes in the account", b.store.Stats().Roots[0].Used, inTheBucket(s))
 	b.mustRead(0, 39)
 }
+
+// TestAnAuditThatIsGivenUp: what it has found is found again in the next term of the same host.
+func TestAnAuditThatIsGivenUp(t *testing.T) {
+	s := startServer(t)
+	p := s3double.StartProxy(t, s.URL)
+	a := neighbour(t, p.URL, "a", 100)
+	a.mustPut(0)
+	body := bytes.Clone(s.Objects()["kv/"+strings.TrimPrefix(a.pieceFile(0, 0), bucketRoot+"/")].Body)
+	h, err := pieceformat.DecodeHeader(body)
+	must(t, err)
+	h.Key = testKey(50)
+	h.Encode(body)
+	stray := "kv/" + strings.TrimPrefix(a.pieceFile(50, 0), bucketRoot+"/")
+	p.Set(s3double.Rule{Fault: s3double.Denied, Method: "GET", In: stray})
+	s.Set(stray, body)
+	const evictor = "kv/" + shared.Dir + "/evictor"
+	for range 2 { // of the first term's audit it is seen that it has asked for the object
+		var office map[string]any
+		must(t, shared.DecodeControl(s.Objects()[evictor].Body, &office))
+		office["term"], office["owner"] = office["term"].(float64)+1, "gone.1"
+		b, err := shared.EncodeControl(office)
+		must(t, err)
+		terms, done := a.fellowStats().Terms, p.Injected()
+		s.Set(evictor, b)
+		await(t, "another term", func() bool { return a.fellowStats().Terms > terms })
+		await(t, "the object is asked for", func() bool { return p.Injected() > done })
+	}
+	p.Set()
+	await(t, "the object is known", func() bool { return a.has(50) })
+}

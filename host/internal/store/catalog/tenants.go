@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// UnknownTenant is the tenant that bytes are billed to when there are too many tenants to number.
+// UnknownTenant is the tenant that bytes are billed to when there are too many tenants to number, or none is known yet.
 const UnknownTenant = abi.None - 1
 
 // unknownTenant is its number.

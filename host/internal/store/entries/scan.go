@@ -128,20 +128,26 @@ func (c *Scan) AddOf(
 	return found
 }
 
-// AddListed enters an entry all pieces of which are there, given their sizes by rank and what their names say. It is false for one
-// that is there. It takes the lock.
+// AddListed enters an entry all pieces of which are there, given their sizes by rank, negative for none, and what their names say.
+// Its bytes are billed to no tenant. It is false for one that is there, but by other files. It takes the lock.
 func (c *Scan) AddListed(cl *catalog.Class, h *pieceformat.Header, sizes []int64) bool {
 	s := c.set
-	tenant := s.cfg.Catalog.Tenants.Number(h.Tenant)
+	tenant := s.cfg.Catalog.Tenants.Number(catalog.UnknownTenant)
 	s.Lock()
 	defer s.Unlock()
 	fp := kv.Fingerprint(h.Namespace, h.Group, h.Key)
-	if s.Index.Find(fp, cl.Base, &h.Key) != index.None {
-		return false
+	if slot := s.Index.Find(fp, cl.Base, &h.Key); slot != index.None { // as in a scan that is begun again
+		known := s.Index.Pieces(slot)&h.Pieces == h.Pieces && !s.Index.At(slot).Is(index.Named)
+		if known {
+			c.stamp(slot, h.StoreTime)
+		}
+		return known
 	}
 	for rank, size := range sizes {
-		h.Rank = uint32(rank)
-		c.AddOf(tenant, cl, h, "", pieceformat.Padded(size))
+		if size >= 0 {
+			h.Rank = uint32(rank)
+			c.AddOf(tenant, cl, h, "", pieceformat.Padded(size))
+		}
 	}
 	if slot := s.Index.Find(fp, cl.Base, &h.Key); slot != index.None {
 		s.Index.At(slot).Set(index.Listed)
@@ -165,7 +171,7 @@ func (s *Set) Describe(m Mark, h *pieceformat.Header) {
 	s.Account.Release(was.Tenant, bytes)
 	s.Account.Commit(tenant, bytes)
 	s.expire(m.Slot, s.ClassOf(m.Slot), h.StoreTime)
-	s.Evictor.Describe(m.Slot, m.Fingerprint, is.Tenant != was.Tenant)
+	s.Evictor.Describe(m.Slot, m.Fingerprint)
 }
 
 // stamp notes when a piece of an entry was stored.

@@ -102,17 +102,11 @@ func (v *Evictor) Announce(op abi.Op, slot uint32, fp uint64, request uint32) {
 	})
 }
 
-// Describe tells the policy what was not known of an entry that it knows: its parent, and whether it is another tenant's.
-func (v *Evictor) Describe(slot uint32, fp uint64, ofOther bool) {
-	if !v.x.At(slot).Is(index.Announced) {
-		return
-	}
-	if ofOther && v.x.At(slot).Pins() == 0 {
-		v.Tell(abi.OpRemove, slot, fp, 0)
-		v.Announce(abi.OpResident, slot, fp, 0)
-		return
-	}
-	if parent := v.x.FindFingerprint(v.x.At(slot).Parent()); parent != index.None && v.x.At(parent).Is(index.Announced) {
+// Describe links an entry that the policy knows to the parent that is known by now. Its tenant is not told: told anew the entry
+// would be the newest. Where a tenant's entries are asked for, those that were touched least recently go.
+func (v *Evictor) Describe(slot uint32, fp uint64) {
+	parent := v.x.FindFingerprint(v.x.At(slot).Parent())
+	if parent != index.None && v.x.At(slot).Is(index.Announced) && v.x.At(parent).Is(index.Announced) {
 		v.tellOf(abi.OpLink, slot, fp, parent, 0)
 	}
 }

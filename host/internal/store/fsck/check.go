@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )
@@ -82,11 +84,14 @@ func Check(ctx context.Context, dir string, o Options) (*Report, error) {
 	return &c.report, err
 }
 
-// lookForHost reports whether a host has the root for itself now. It takes the lock of a file that is there, for an instant.
+// lookForHost reports whether a host has the root for itself now, or some share a bucket. It takes the lock of a file that is
+// there, for an instant.
 func (c *check) lookForHost() {
 	if _, err := c.o.FS.Stat(c.lockFile()); err == nil {
 		locks, _ := c.lock()
 		_ = health.Unlock(locks)
+	} else if c.o.Alone {
+		c.report.InUse = c.unshared() != nil
 	}
 }
 
@@ -95,8 +100,27 @@ func (c *check) lockFile() string { return c.dir + "/" + pieceformat.LockFile }
 // lock takes the root's locks, or reports that a host has them.
 func (c *check) lock() ([]io.Closer, error) {
 	locks, err := health.Lock(c.o.FS, c.dir, c.lockFile(), true, nil)
+	if err == nil && c.o.Alone {
+		if err = c.unshared(); err != nil { // who joins later finds the lock
+			_, locks = health.Unlock(locks), nil
+		}
+	}
 	c.report.InUse = c.report.InUse || errors.Is(err, staging.ErrLocked)
 	return locks, err
+}
+
+// unshared says who shares a bucket: hosts that do hold no lock.
+func (c *check) unshared() error {
+	list, err := c.o.FS.ReadDir(c.dir + "/" + shared.Dir + "/hosts")
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	var names []string
+	for _, e := range list {
+		names = append(names, e.Name())
+	}
+	return fmt.Errorf("%w: hosts share it: %s; remove what is in %s/hosts of hosts that were killed",
+		staging.ErrLocked, strings.Join(names, ", "), shared.Dir)
 }
 
 // Files counts the files that a check of the root will go through: names only.

@@ -23,6 +23,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/internal/store/storetest"
 	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
 	"github.com/kvhost/kvhost/host/kv"
@@ -103,6 +104,16 @@ func TestBucket(t *testing.T) {
 		t.Error("the report of a bucket in use does not say so")
 	}
 	must(t, host.Close())
+	const member = "kv/" + shared.Dir + "/hosts/other.1"
+	s.Set(member, []byte("{}"))
+	if _, err := Check(t.Context(), "s3://bucket/kv", Options{FS: fsys, Alone: true, Repair: true}); !errors.Is(err, staging.ErrLocked) ||
+		!strings.Contains(err.Error(), "other.1") {
+		t.Errorf("repair of a bucket that hosts share: %v, want %v by other.1", err, staging.ErrLocked)
+	}
+	if used := check(Options{Quick: true}); !used.InUse {
+		t.Error("the report of a bucket that hosts share does not say that it is in use")
+	}
+	must(t, fsys.Control("s3://bucket/kv/"+shared.Dir, time.Second).Remove("hosts/other.1"))
 	if repaired := check(Options{Repair: true}); repaired.Err() != nil || repaired.Repaired != 1 {
 		t.Errorf("repair: %+v, want one object repaired", repaired)
 	}

@@ -324,8 +324,10 @@ func (m *Member) readOffice(now time.Duration) error {
 		return err
 	}
 	o, err := decodeOffice(b)
-	if err != nil {
-		return fmt.Errorf("evictor: %w", err)
+	if err != nil { // as if it were removed: else no host could ever write it again
+		m.log.Error("the evictor's object is damaged; a new one is made", "error", err)
+		m.office, m.version, m.seenAt, m.term = nil, version, now, nil
+		return nil
 	}
 	m.version, m.seenAt = version, now
 	if m.term != nil && (o.Owner != m.name || o.Term != m.term.number) {
@@ -333,8 +335,9 @@ func (m *Member) readOffice(now time.Duration) error {
 		m.term = nil
 	}
 	m.office = o
-	if m.term == nil && o.Owner == m.name { // its election had no answer
+	if m.term == nil && o.Owner == m.name { // its election had no answer, and may be so old that another host is elected now
 		m.begin()
+		m.term.wroteAt = now - m.cfg.Lapse
 	}
 	return nil
 }
@@ -368,13 +371,15 @@ func (m *Member) readPeers(now time.Duration) error {
 			continue
 		}
 		var s status
-		if q.err == nil {
-			q.err = shared.DecodeControl(q.data, &s)
-		}
 		if q.err != nil {
 			return fmt.Errorf("%s: %w", q.name, q.err)
 		}
-		p.status, p.version, p.seenAt = s, q.version, now
+		p.version = q.version
+		if err := shared.DecodeControl(q.data, &s); err != nil { // its member writes it again, or is given up
+			m.log.Warn("the object of a member is damaged", "member", q.member, "error", err)
+			continue
+		}
+		p.status, p.seenAt = s, now
 	}
 	for name, p := range m.peers {
 		if _, listed := list[name]; !listed {

@@ -346,3 +346,73 @@ func TestTheEvictorsObjectIsRemoved(t *testing.T) {
 		m.kill(n)
 	}
 }
+
+// TestDamagedObjects: an object that nobody can read does not end the work of the others.
+func TestDamagedObjects(t *testing.T) {
+	for _, name := range []string{"/hosts/junk.1", "/hosts/a.100000001", "/evictor"} {
+		m := newModel(2)
+		for _, id := range []string{"a", "b", "c"} {
+			m.boot(id)
+		}
+		run := func(d time.Duration) {
+			for end := m.now + d; m.now < end; {
+				if m.step(); m.fault != nil {
+					t.Fatal(m.fault)
+				}
+			}
+		}
+		run(10 * modelLapse)
+		if m.set(shared.Dir+name, &object{data: []byte("junk")}); name == "/evictor" {
+			clear(m.owners)
+		}
+		run(10 * modelLapse)
+		before := m.officeNow()
+		run(2 * modelLapse)
+		if now := m.officeNow(); now.Beat == before.Beat {
+			t.Errorf("%s: no evictor is at work", name)
+		}
+		if hosts := m.names(shared.Dir + "/hosts"); len(hosts) != 3 {
+			t.Errorf("%s: members %v, want three", name, hosts)
+		}
+		for _, n := range m.nodes {
+			if s := n.Stats(); s.State != shared.Active || s.Granted == 0 {
+				t.Errorf("%s: %s: %+v, want active, with credit", name, n.name, s)
+			}
+			m.kill(n)
+		}
+	}
+}
+
+// elected are objects of which one is read: the evictor's, that a host has written.
+type elected struct {
+	Objects
+	host string
+}
+
+func (e elected) Get(string, string) ([]byte, string, error) {
+	b, err := shared.EncodeControl(&office{Term: 3, Owner: e.host, Beat: 9})
+	return b, "version", err
+}
+
+// TestAnElectionWithoutAnAnswer: who finds out later that it was elected does not act until it has written the object again, since the others
+// count from when it was written.
+func TestAnElectionWithoutAnAnswer(t *testing.T) {
+	now := time.Hour
+	m, err := New(Config{Objects: elected{host: "a.1"}, Host: "a", Capacity: 1, Lapse: modelLapse, Unique: func() uint64 { return 1 },
+		Now: func() time.Duration { return now }}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.name, m.lastStep = "a.1", now
+	m.Beat(now)
+	if err := m.readOffice(now); err != nil || m.term == nil {
+		t.Fatalf("error %v, term %v; want that of the object", err, m.term)
+	}
+	if m.term.holds() {
+		t.Error("it acts as the evictor before it has written")
+	}
+	m.term.wroteAt = now
+	if !m.term.holds() {
+		t.Error("it does not act when it has written")
+	}
+}

@@ -520,7 +520,8 @@ type audit struct {
 	began  time.Duration
 	over   bool
 	strays []Stray
-	last   time.Duration // when the last one ended
+	last   time.Duration        // when the last one ended
+	judged map[string]time.Time // strays, by path, with their times: those that stay unknown are not read again in this term
 }
 
 // Stray is an object of the bucket that the store does not know.
@@ -542,8 +543,16 @@ func (m *Member) Audit() uint64 {
 // Audited reports what a list of the whole bucket has found, which began after Audit returned the ticket.
 func (m *Member) Audited(ticket uint64, strays []Stray) {
 	m.mu.Lock()
-	if m.audit.ticket == ticket {
-		m.audit.over, m.audit.strays = true, strays
+	if a := &m.audit; a.ticket == ticket {
+		judged := a.judged
+		a.judged = map[string]time.Time{}
+		a.over, a.strays = true, slices.DeleteFunc(strays, func(s Stray) bool {
+			at, is := judged[s.Path]
+			if is = is && at.Equal(s.Info.ModTime); is {
+				a.judged[s.Path] = at
+			}
+			return is
+		})
 	}
 	m.mu.Unlock()
 	m.Wake()
@@ -591,6 +600,9 @@ func (t *term) sweep() error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	for i := range part {
+		a.judged[part[i].Path] = part[i].Info.ModTime
+	}
 	if a.strays = a.strays[len(part):]; len(part) > 0 {
 		m.Wake()
 		return nil // they are logged at the next step
@@ -598,7 +610,7 @@ func (t *term) sweep() error {
 	for _, g := range t.members {
 		g.swept = g.swept || a.began-g.since > m.cfg.landing()
 	}
-	*a, t.knows = audit{last: now}, true
+	*a, t.knows = audit{last: now, judged: a.judged}, true
 	t.cleaned = false // once more
 	return nil
 }
