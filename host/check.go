@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
@@ -68,6 +69,7 @@ func Check(ctx context.Context, cfg Config) *Checked {
 			}
 		}
 	}
+	c.tryPeers(ctx, h)
 	if h.engine, err = h.newEngine(); err != nil {
 		c.refuse("memory", err)
 		h.engine = nil
@@ -82,6 +84,30 @@ func Check(ctx context.Context, cfg Config) *Checked {
 	c.refuse("socket", socket.Free(h.cfg.Socket, h.log))
 	c.refuse("end of the check", h.Close())
 	return c
+}
+
+// answerWithin is how long a peer may take to answer a check.
+const answerWithin = 3 * time.Second
+
+// tryPeers listens where the host would lend, and asks each peer for a word. One that does not answer keeps no host from starting.
+func (c *Checked) tryPeers(ctx context.Context, h *Host) {
+	p, err := openPeers(h.cfg, h.log)
+	if err == nil {
+		err = p.Close()
+	}
+	if c.refuse("peers", err); p == nil {
+		return
+	}
+	for _, name := range h.cfg.Peers.List() {
+		ctx, stop := context.WithTimeout(ctx, answerWithin)
+		if err := p.Try(ctx, name); err != nil {
+			c.find(doctor.Warning, "peer "+name, "it does not lend: "+err.Error())
+		} else {
+			c.find(doctor.Note, "peer "+name, "it lends")
+		}
+		stop()
+	}
+	c.refuse("peers", p.CloseFiles())
 }
 
 func (h *Host) tryHTTP(log *slog.Logger) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/devices"
 	"github.com/kvhost/kvhost/host/internal/observe"
+	"github.com/kvhost/kvhost/host/internal/peers"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/server"
@@ -45,6 +47,7 @@ type Host struct {
 	log      *slog.Logger
 	policies *policyset.Set
 	devices  *devices.Devices
+	peers    *peers.Peers // nil when off
 	store    *store.Store
 	engine   *transfer.Engine
 	server   *server.Server
@@ -88,6 +91,9 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		return nil, err
 	}
 	fsys := h.devices.FileSystem()
+	if h.peers, err = openPeers(h.cfg, h.log); err != nil {
+		return nil, err
+	}
 	if h.store, err = store.Open(ctx, h.storeConfig(h.cfg, h.policies.Bound())); err != nil {
 		return nil, err
 	}
@@ -107,10 +113,13 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		return nil, err
 	}
 	h.server = server.New(sessions)
+	if h.peers != nil {
+		h.peers.Start(h.store)
+	}
 	if h.cfg.HTTP.Listen != "" {
 		registry := observe.NewRegistry(observe.Host{Store: h.store, Engine: h.engine, Server: h.server,
 			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), Buckets: h.devices.Buckets(), PolicyMemory: h.policies.Memory(),
-			Version: cfg.Version, Spans: h.spans, Reloads: &h.reloads})
+			Peers: h.peers, Version: cfg.Version, Spans: h.spans, Reloads: &h.reloads})
 		w := httpConfig(h.cfg)
 		w.Registry, w.Status, w.Connections, w.Log = registry, h.server.Status, h.server.HTTPConnections(), h.log
 		if h.http, err = observe.Listen(w); err != nil {
@@ -141,7 +150,7 @@ func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 	}
 	return server.Config{
 		Store: h.store, Engine: h.engine, GPUs: h.devices.GPUs(), Log: h.log, Version: h.version, LeaseTTL: s.LeaseTTL, MaxWait: s.MaxWait,
-		Memory: memory, Arriving: arriving, Capacity: c.Capacity(), Levels: len(h.store.Stats().Levels),
+		Peers: h.peers, Memory: memory, Arriving: arriving, Capacity: c.Capacity(), Levels: len(h.store.Stats().Levels),
 		Info: h.Status, Admin: admin{host: h}, Pins: s.Pins, Rules: rules, Users: users, Spans: h.traced,
 		Limits: server.Limits{
 			KeysPerLookup: s.MaxKeys, ChunksPerJob: s.MaxChunks, MessageBytes: int(s.MaxMessage), Sessions: s.MaxSessions,
@@ -183,6 +192,10 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 			ForPieces: r.ForPieces || !kind.HasDirectory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
 			DailyWrites: r.DailyWrites, Evict: b.Roots[i],
 		})
+	}
+	if h.peers != nil {
+		farthest := slices.MaxFunc(c.Roots, func(a, b config.Root) int { return a.Level - b.Level })
+		out.Roots = append(out.Roots, h.peers.Root(farthest.Level+1))
 	}
 	return out
 }
@@ -247,7 +260,7 @@ func (h *Host) HTTPAddr() string {
 	return h.http.Addr()
 }
 
-// Close closes the parts in the reverse order of their start: sessions before the engine that moves their bytes, the
+// Close closes the parts in the reverse order of their start: sessions before the peers, from which they borrow, and the engine that moves their bytes, the
 // engine before the GPUs and the store that it uses, the store before the file systems of its roots and its policies.
 func (h *Host) Close() error {
 	h.closeOnce.Do(func() {
@@ -258,6 +271,7 @@ func (h *Host) Close() error {
 		if h.server != nil {
 			errs = append(errs, h.server.Close())
 		}
+		errs = append(errs, h.peers.Close())
 		if h.spans != nil {
 			h.spans.Close()
 		}
@@ -273,6 +287,7 @@ func (h *Host) Close() error {
 		if h.devices != nil {
 			errs = append(errs, h.devices.CloseRoots())
 		}
+		errs = append(errs, h.peers.CloseFiles())
 		if h.policies != nil {
 			errs = append(errs, h.policies.Close(context.Background()))
 		}

@@ -40,7 +40,7 @@ var rows = [][]string{
 	{"host/internal/store", "host/internal/store/fsck"},
 	{"host/internal/transfer"},
 	{"host/internal/proto"},
-	{"host/internal/budget"},
+	{"host/internal/budget", "host/internal/peers"},
 	{"host/internal/server", "host/client"},
 	{"host/internal/config", "host/internal/replay"},
 	{"host/internal/doctor"},

@@ -36,6 +36,16 @@ type Config struct {
 	Engine       Engine
 	GDS          GDS
 	Session      Session
+	Peers        Peers
+}
+
+// Peers are the other hosts that lend this one what they hold.
+type Peers struct {
+	Hosts         string // host:port of each, separated by commas: see List
+	Listen        string // where this host lends; empty is nowhere
+	Cert, Key, CA string // PEM files; empty: no TLS
+	Deadline      time.Duration
+	Bandwidth     int64 // most bytes a second that are lent; 0 for no limit
 }
 
 // PolicyCompile limits the child process that compiles a policy.

@@ -118,7 +118,7 @@ func unknown(path string, value any) error {
 		if k.Section == section {
 			near = append(near, k.Name)
 		}
-		if k.Name == name {
+		if k.Name == name && hint == "" {
 			hint = fmt.Sprintf("; did you mean %q?", k.Path())
 		}
 	}

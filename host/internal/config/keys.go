@@ -268,6 +268,30 @@ var keys = []*Key{
 	{Section: "session", Name: "max_registered", Kind: Size, Default: "0", Unit: "0 for the built-in limit of 8TiB",
 		Help:  "Most client memory that all sessions together may register.",
 		field: func(c *Config) any { return &c.Session.MaxRegistered }},
+
+	{Section: "peers", Name: "hosts", Kind: Text, Unit: "host:port, ...",
+		Help: "Other hosts that lend this one what they hold, separated by commas. A name may have several addresses, and is " +
+			"resolved again each minute; this host may be among them.",
+		field: func(c *Config) any { return &c.Peers.Hosts }},
+	{Section: "peers", Name: "listen", Kind: Text, Unit: "host:port",
+		Help:  "Address where this host lends what its own roots hold. Empty: nowhere.",
+		field: func(c *Config) any { return &c.Peers.Listen }},
+	{Section: "peers", Name: "cert", Kind: Text,
+		Help: "PEM file of this host's certificate, for the name by which the others have it, as a server and as a client. It, " +
+			"the key and the authorities are read again when they were renewed. Empty: no TLS, and only loopback addresses.",
+		field: func(c *Config) any { return &c.Peers.Cert }},
+	{Section: "peers", Name: "key", Kind: Text,
+		Help:  "PEM file of the certificate's key.",
+		field: func(c *Config) any { return &c.Peers.Key }},
+	{Section: "peers", Name: "ca", Kind: Text,
+		Help:  "PEM file of the authorities that sign the hosts' certificates, and no others.",
+		field: func(c *Config) any { return &c.Peers.CA }},
+	{Section: "peers", Name: "deadline", Kind: Duration, Default: "50ms", Min: 1e6, Max: 10e9,
+		Help:  "How long a lookup may wait for a peer that has promised what is missing here.",
+		field: func(c *Config) any { return &c.Peers.Deadline }},
+	{Section: "peers", Name: "bandwidth", Kind: Size, Default: "4GiB", Unit: "bytes per second",
+		Help:  "Most bytes per second that are lent. What is more is refused. 0: no limit.",
+		field: func(c *Config) any { return &c.Peers.Bandwidth }},
 }
 
 var byPath = func() map[string]*Key {

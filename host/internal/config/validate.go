@@ -61,6 +61,7 @@ func (c *Config) Validate() error {
 	if id := c.Store.HostID; strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") != "" || len(id) > 32 {
 		bad("store.host_id", "%q, want at most 32 of a-z and 0-9", id)
 	}
+	c.Peers.validate(bad)
 	c.validateLimits(bad)
 	c.validateCompression(bad)
 	c.validatePins(bad)
@@ -73,6 +74,9 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		bad("root", "no roots: a host needs at least one directory")
 	}
 	most := maxLevel
+	if c.Peers.On() {
+		most-- // for what other hosts lend, behind all others
+	}
 	if m := c.Store.Memory; m > 0 {
 		most-- // for the root before all others
 		if m < smallestMemory {

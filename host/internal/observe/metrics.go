@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/memfs"
+	"github.com/kvhost/kvhost/host/internal/peers"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/server"
@@ -130,6 +131,7 @@ type Host struct {
 	Memory map[string]*memfs.FS // of roots in memory, by path
 	// Buckets are those of roots, by path.
 	Buckets map[string]*s3fs.FS
+	Peers   *peers.Peers // nil when off
 	// PolicyMemory is what the instances of all policies have and may have.
 	PolicyMemory *sandbox.MemoryBudget
 	Version      string
@@ -225,6 +227,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	collectTransfers(out, c.Engine, c.GPUs)
 	collectCodec(out, c.Store)
 	collectClients(out, c.Server)
+	collectPeers(out, c.Peers)
 	collectBudgets(out, c.Server.Budgets(0))
 }
 

@@ -3890,6 +3890,7 @@ type StatusResponse struct {
 	NotReady          []string               `protobuf:"bytes,17,rep,name=not_ready,json=notReady,proto3" json:"not_ready,omitempty"` // why the host is not ready, as GET /readyz says; empty when it is
 	Serving           bool                   `protobuf:"varint,18,opt,name=serving,proto3" json:"serving,omitempty"`
 	Budgets           []*BudgetStatus        `protobuf:"bytes,19,rep,name=budgets,proto3" json:"budgets,omitempty"`
+	Peers             []*PeerStatus          `protobuf:"bytes,20,rep,name=peers,proto3" json:"peers,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -4057,6 +4058,146 @@ func (x *StatusResponse) GetBudgets() []*BudgetStatus {
 	return nil
 }
 
+func (x *StatusResponse) GetPeers() []*PeerStatus {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+// PeerStatus is another host that lends this one what it holds.
+type PeerStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the configuration
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`      // here, away, alone (after failures or wrong bytes), self, twin
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`    // of the last failure
+	Entries       uint64                 `protobuf:"varint,5,opt,name=entries,proto3" json:"entries,omitempty"` // that it says it has
+	Heard         *durationpb.Duration   `protobuf:"bytes,6,opt,name=heard,proto3" json:"heard,omitempty"`      // since it told a change
+	Asks          uint64                 `protobuf:"varint,7,opt,name=asks,proto3" json:"asks,omitempty"`       // for leases, since the start, as what follows
+	Failures      uint64                 `protobuf:"varint,8,opt,name=failures,proto3" json:"failures,omitempty"`
+	Keys          uint64                 `protobuf:"varint,9,opt,name=keys,proto3" json:"keys,omitempty"`      // asked for
+	Struck        uint64                 `protobuf:"varint,10,opt,name=struck,proto3" json:"struck,omitempty"` // promised, and not lent
+	Bytes         uint64                 `protobuf:"varint,11,opt,name=bytes,proto3" json:"bytes,omitempty"`   // read
+	Blamed        uint64                 `protobuf:"varint,12,opt,name=blamed,proto3" json:"blamed,omitempty"` // pieces with wrong bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerStatus) Reset() {
+	*x = PeerStatus{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerStatus) ProtoMessage() {}
+
+func (x *PeerStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerStatus.ProtoReflect.Descriptor instead.
+func (*PeerStatus) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *PeerStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PeerStatus) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *PeerStatus) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *PeerStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *PeerStatus) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *PeerStatus) GetHeard() *durationpb.Duration {
+	if x != nil {
+		return x.Heard
+	}
+	return nil
+}
+
+func (x *PeerStatus) GetAsks() uint64 {
+	if x != nil {
+		return x.Asks
+	}
+	return 0
+}
+
+func (x *PeerStatus) GetFailures() uint64 {
+	if x != nil {
+		return x.Failures
+	}
+	return 0
+}
+
+func (x *PeerStatus) GetKeys() uint64 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *PeerStatus) GetStruck() uint64 {
+	if x != nil {
+		return x.Struck
+	}
+	return 0
+}
+
+func (x *PeerStatus) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PeerStatus) GetBlamed() uint64 {
+	if x != nil {
+		return x.Blamed
+	}
+	return 0
+}
+
 // BudgetStatus is what clients share of something that the host has a bounded amount of.
 type BudgetStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4073,7 +4214,7 @@ type BudgetStatus struct {
 
 func (x *BudgetStatus) Reset() {
 	*x = BudgetStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4085,7 +4226,7 @@ func (x *BudgetStatus) String() string {
 func (*BudgetStatus) ProtoMessage() {}
 
 func (x *BudgetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4098,7 +4239,7 @@ func (x *BudgetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetStatus.ProtoReflect.Descriptor instead.
 func (*BudgetStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *BudgetStatus) GetOf() string {
@@ -4161,7 +4302,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4173,7 +4314,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4186,7 +4327,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Holder) GetName() string {
@@ -4228,7 +4369,7 @@ type SessionStatus struct {
 
 func (x *SessionStatus) Reset() {
 	*x = SessionStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4240,7 +4381,7 @@ func (x *SessionStatus) String() string {
 func (*SessionStatus) ProtoMessage() {}
 
 func (x *SessionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4253,7 +4394,7 @@ func (x *SessionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStatus.ProtoReflect.Descriptor instead.
 func (*SessionStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SessionStatus) GetNumber() uint64 {
@@ -4340,7 +4481,7 @@ type LatencyStatus struct {
 
 func (x *LatencyStatus) Reset() {
 	*x = LatencyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4352,7 +4493,7 @@ func (x *LatencyStatus) String() string {
 func (*LatencyStatus) ProtoMessage() {}
 
 func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4365,7 +4506,7 @@ func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyStatus.ProtoReflect.Descriptor instead.
 func (*LatencyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LatencyStatus) GetAnswer() Answer {
@@ -4421,7 +4562,7 @@ type RouteStatus struct {
 
 func (x *RouteStatus) Reset() {
 	*x = RouteStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4433,7 +4574,7 @@ func (x *RouteStatus) String() string {
 func (*RouteStatus) ProtoMessage() {}
 
 func (x *RouteStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4446,7 +4587,7 @@ func (x *RouteStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteStatus.ProtoReflect.Descriptor instead.
 func (*RouteStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RouteStatus) GetGpu() string {
@@ -4528,7 +4669,7 @@ type UsageStatus struct {
 
 func (x *UsageStatus) Reset() {
 	*x = UsageStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4540,7 +4681,7 @@ func (x *UsageStatus) String() string {
 func (*UsageStatus) ProtoMessage() {}
 
 func (x *UsageStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4553,7 +4694,7 @@ func (x *UsageStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageStatus.ProtoReflect.Descriptor instead.
 func (*UsageStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *UsageStatus) GetModel() string {
@@ -4623,7 +4764,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +4776,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +4789,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PolicyStatus) GetRole() PolicyRole {
@@ -4785,7 +4926,7 @@ type Trial struct {
 
 func (x *Trial) Reset() {
 	*x = Trial{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4797,7 +4938,7 @@ func (x *Trial) String() string {
 func (*Trial) ProtoMessage() {}
 
 func (x *Trial) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4810,7 +4951,7 @@ func (x *Trial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trial.ProtoReflect.Descriptor instead.
 func (*Trial) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Trial) GetKeys() uint64 {
@@ -4881,7 +5022,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4893,7 +5034,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4906,7 +5047,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -5043,7 +5184,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5055,7 +5196,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5068,7 +5209,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
 }
 
 type ReloadResponse struct {
@@ -5080,7 +5221,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5092,7 +5233,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5105,7 +5246,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -5128,7 +5269,7 @@ type SwapPolicyRequest struct {
 
 func (x *SwapPolicyRequest) Reset() {
 	*x = SwapPolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5140,7 +5281,7 @@ func (x *SwapPolicyRequest) String() string {
 func (*SwapPolicyRequest) ProtoMessage() {}
 
 func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5153,7 +5294,7 @@ func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SwapPolicyRequest) GetName() string {
@@ -5193,7 +5334,7 @@ type SwapPolicyResponse struct {
 
 func (x *SwapPolicyResponse) Reset() {
 	*x = SwapPolicyResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5205,7 +5346,7 @@ func (x *SwapPolicyResponse) String() string {
 func (*SwapPolicyResponse) ProtoMessage() {}
 
 func (x *SwapPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5218,7 +5359,7 @@ func (x *SwapPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SwapPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SwapPolicyResponse) GetSwap() *Swap {
@@ -5238,7 +5379,7 @@ type PromotePolicyRequest struct {
 
 func (x *PromotePolicyRequest) Reset() {
 	*x = PromotePolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5250,7 +5391,7 @@ func (x *PromotePolicyRequest) String() string {
 func (*PromotePolicyRequest) ProtoMessage() {}
 
 func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5263,7 +5404,7 @@ func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
 func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{53}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PromotePolicyRequest) GetName() string {
@@ -5289,7 +5430,7 @@ type PromotePolicyResponse struct {
 
 func (x *PromotePolicyResponse) Reset() {
 	*x = PromotePolicyResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5301,7 +5442,7 @@ func (x *PromotePolicyResponse) String() string {
 func (*PromotePolicyResponse) ProtoMessage() {}
 
 func (x *PromotePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5314,7 +5455,7 @@ func (x *PromotePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyResponse.ProtoReflect.Descriptor instead.
 func (*PromotePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{54}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PromotePolicyResponse) GetSwap() *Swap {
@@ -5336,7 +5477,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[55]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5348,7 +5489,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[55]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5361,7 +5502,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{55}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Swap) GetTaken() []*PolicyTaken {
@@ -5400,7 +5541,7 @@ type PolicyTaken struct {
 
 func (x *PolicyTaken) Reset() {
 	*x = PolicyTaken{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[56]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5412,7 +5553,7 @@ func (x *PolicyTaken) String() string {
 func (*PolicyTaken) ProtoMessage() {}
 
 func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[56]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5425,7 +5566,7 @@ func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
 func (*PolicyTaken) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{56}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PolicyTaken) GetRole() PolicyRole {
@@ -5720,7 +5861,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05group\x18\x03 \x01(\rR\x05group\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\fR\x03key\x12\x16\n" +
 	"\x06parent\x18\x05 \x01(\fR\x06parent\"\x0f\n" +
-	"\rStatusRequest\"\xd6\x06\n" +
+	"\rStatusRequest\"\x83\a\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x121\n" +
 	"\x06uptime\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06uptime\x12\x1a\n" +
@@ -5742,10 +5883,26 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05usage\x18\x10 \x03(\v2\x16.kvhost.v1.UsageStatusR\x05usage\x12\x1b\n" +
 	"\tnot_ready\x18\x11 \x03(\tR\bnotReady\x12\x18\n" +
 	"\aserving\x18\x12 \x01(\bR\aserving\x121\n" +
-	"\abudgets\x18\x13 \x03(\v2\x17.kvhost.v1.BudgetStatusR\abudgets\x1a;\n" +
+	"\abudgets\x18\x13 \x03(\v2\x17.kvhost.v1.BudgetStatusR\abudgets\x12+\n" +
+	"\x05peers\x18\x14 \x03(\v2\x15.kvhost.v1.PeerStatusR\x05peers\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\x8f\x02\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xbd\x02\n" +
+	"\n" +
+	"PeerStatus\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x18\n" +
+	"\aentries\x18\x05 \x01(\x04R\aentries\x12/\n" +
+	"\x05heard\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x05heard\x12\x12\n" +
+	"\x04asks\x18\a \x01(\x04R\x04asks\x12\x1a\n" +
+	"\bfailures\x18\b \x01(\x04R\bfailures\x12\x12\n" +
+	"\x04keys\x18\t \x01(\x04R\x04keys\x12\x16\n" +
+	"\x06struck\x18\n" +
+	" \x01(\x04R\x06struck\x12\x14\n" +
+	"\x05bytes\x18\v \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06blamed\x18\f \x01(\x04R\x06blamed\"\x8f\x02\n" +
 	"\fBudgetStatus\x12\x0e\n" +
 	"\x02of\x18\x01 \x01(\tR\x02of\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x04R\x05limit\x12\x10\n" +
@@ -5982,7 +6139,7 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 }
 
 var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),                     // 0: kvhost.v1.Code
 	(LookupKind)(0),               // 1: kvhost.v1.LookupKind
@@ -6037,29 +6194,30 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(*Event)(nil),                 // 50: kvhost.v1.Event
 	(*StatusRequest)(nil),         // 51: kvhost.v1.StatusRequest
 	(*StatusResponse)(nil),        // 52: kvhost.v1.StatusResponse
-	(*BudgetStatus)(nil),          // 53: kvhost.v1.BudgetStatus
-	(*Holder)(nil),                // 54: kvhost.v1.Holder
-	(*SessionStatus)(nil),         // 55: kvhost.v1.SessionStatus
-	(*LatencyStatus)(nil),         // 56: kvhost.v1.LatencyStatus
-	(*RouteStatus)(nil),           // 57: kvhost.v1.RouteStatus
-	(*UsageStatus)(nil),           // 58: kvhost.v1.UsageStatus
-	(*PolicyStatus)(nil),          // 59: kvhost.v1.PolicyStatus
-	(*Trial)(nil),                 // 60: kvhost.v1.Trial
-	(*RootStatus)(nil),            // 61: kvhost.v1.RootStatus
-	(*ReloadRequest)(nil),         // 62: kvhost.v1.ReloadRequest
-	(*ReloadResponse)(nil),        // 63: kvhost.v1.ReloadResponse
-	(*SwapPolicyRequest)(nil),     // 64: kvhost.v1.SwapPolicyRequest
-	(*SwapPolicyResponse)(nil),    // 65: kvhost.v1.SwapPolicyResponse
-	(*PromotePolicyRequest)(nil),  // 66: kvhost.v1.PromotePolicyRequest
-	(*PromotePolicyResponse)(nil), // 67: kvhost.v1.PromotePolicyResponse
-	(*Swap)(nil),                  // 68: kvhost.v1.Swap
-	(*PolicyTaken)(nil),           // 69: kvhost.v1.PolicyTaken
-	nil,                           // 70: kvhost.v1.Namespace.ExtraEntry
-	nil,                           // 71: kvhost.v1.StatusResponse.CountersEntry
-	nil,                           // 72: kvhost.v1.BudgetStatus.PartsEntry
-	nil,                           // 73: kvhost.v1.SwapPolicyRequest.ConfigEntry
-	(*durationpb.Duration)(nil),   // 74: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 75: google.protobuf.Timestamp
+	(*PeerStatus)(nil),            // 53: kvhost.v1.PeerStatus
+	(*BudgetStatus)(nil),          // 54: kvhost.v1.BudgetStatus
+	(*Holder)(nil),                // 55: kvhost.v1.Holder
+	(*SessionStatus)(nil),         // 56: kvhost.v1.SessionStatus
+	(*LatencyStatus)(nil),         // 57: kvhost.v1.LatencyStatus
+	(*RouteStatus)(nil),           // 58: kvhost.v1.RouteStatus
+	(*UsageStatus)(nil),           // 59: kvhost.v1.UsageStatus
+	(*PolicyStatus)(nil),          // 60: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                 // 61: kvhost.v1.Trial
+	(*RootStatus)(nil),            // 62: kvhost.v1.RootStatus
+	(*ReloadRequest)(nil),         // 63: kvhost.v1.ReloadRequest
+	(*ReloadResponse)(nil),        // 64: kvhost.v1.ReloadResponse
+	(*SwapPolicyRequest)(nil),     // 65: kvhost.v1.SwapPolicyRequest
+	(*SwapPolicyResponse)(nil),    // 66: kvhost.v1.SwapPolicyResponse
+	(*PromotePolicyRequest)(nil),  // 67: kvhost.v1.PromotePolicyRequest
+	(*PromotePolicyResponse)(nil), // 68: kvhost.v1.PromotePolicyResponse
+	(*Swap)(nil),                  // 69: kvhost.v1.Swap
+	(*PolicyTaken)(nil),           // 70: kvhost.v1.PolicyTaken
+	nil,                           // 71: kvhost.v1.Namespace.ExtraEntry
+	nil,                           // 72: kvhost.v1.StatusResponse.CountersEntry
+	nil,                           // 73: kvhost.v1.BudgetStatus.PartsEntry
+	nil,                           // 74: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(*durationpb.Duration)(nil),   // 75: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 76: google.protobuf.Timestamp
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	17, // 0: kvhost.v1.SessionRequest.hello:type_name -> kvhost.v1.Hello
@@ -6087,17 +6245,17 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	0,  // 22: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
 	18, // 23: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
 	19, // 24: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	70, // 25: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	71, // 25: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
 	1,  // 26: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
 	20, // 27: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
 	22, // 28: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	74, // 29: kvhost.v1.HelloReply.lease_time:type_name -> google.protobuf.Duration
+	75, // 29: kvhost.v1.HelloReply.lease_time:type_name -> google.protobuf.Duration
 	24, // 30: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	74, // 31: kvhost.v1.LookupReply.load_time:type_name -> google.protobuf.Duration
+	75, // 31: kvhost.v1.LookupReply.load_time:type_name -> google.protobuf.Duration
 	31, // 32: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
 	30, // 33: kvhost.v1.LookupReply.levels:type_name -> kvhost.v1.LevelHits
-	74, // 34: kvhost.v1.LevelHits.load_time:type_name -> google.protobuf.Duration
-	74, // 35: kvhost.v1.LoadPart.load_time:type_name -> google.protobuf.Duration
+	75, // 34: kvhost.v1.LevelHits.load_time:type_name -> google.protobuf.Duration
+	75, // 35: kvhost.v1.LoadPart.load_time:type_name -> google.protobuf.Duration
 	34, // 36: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
 	27, // 37: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
 	2,  // 38: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
@@ -6108,58 +6266,60 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	37, // 43: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
 	3,  // 44: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
 	4,  // 45: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
-	74, // 46: kvhost.v1.EndRequest.return_after:type_name -> google.protobuf.Duration
+	75, // 46: kvhost.v1.EndRequest.return_after:type_name -> google.protobuf.Duration
 	50, // 47: kvhost.v1.EventsResponse.events:type_name -> kvhost.v1.Event
 	5,  // 48: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
-	74, // 49: kvhost.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	59, // 50: kvhost.v1.StatusResponse.policies:type_name -> kvhost.v1.PolicyStatus
-	61, // 51: kvhost.v1.StatusResponse.roots:type_name -> kvhost.v1.RootStatus
-	71, // 52: kvhost.v1.StatusResponse.counters:type_name -> kvhost.v1.StatusResponse.CountersEntry
-	55, // 53: kvhost.v1.StatusResponse.session_list:type_name -> kvhost.v1.SessionStatus
-	56, // 54: kvhost.v1.StatusResponse.latencies:type_name -> kvhost.v1.LatencyStatus
-	57, // 55: kvhost.v1.StatusResponse.routes:type_name -> kvhost.v1.RouteStatus
-	58, // 56: kvhost.v1.StatusResponse.usage:type_name -> kvhost.v1.UsageStatus
-	53, // 57: kvhost.v1.StatusResponse.budgets:type_name -> kvhost.v1.BudgetStatus
-	72, // 58: kvhost.v1.BudgetStatus.parts:type_name -> kvhost.v1.BudgetStatus.PartsEntry
-	54, // 59: kvhost.v1.BudgetStatus.most:type_name -> kvhost.v1.Holder
-	75, // 60: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
-	6,  // 61: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
-	74, // 62: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
-	74, // 63: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
-	7,  // 64: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
-	8,  // 65: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
-	74, // 66: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
-	9,  // 67: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
-	74, // 68: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
-	10, // 69: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	75, // 70: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
-	60, // 71: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	11, // 72: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
-	75, // 73: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
-	73, // 74: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	68, // 75: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
-	68, // 76: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
-	69, // 77: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
-	9,  // 78: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
-	12, // 79: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
-	74, // 80: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
-	13, // 81: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
-	48, // 82: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
-	51, // 83: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
-	64, // 84: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	66, // 85: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	62, // 86: kvhost.v1.AdminService.Reload:input_type -> kvhost.v1.ReloadRequest
-	14, // 87: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
-	49, // 88: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
-	52, // 89: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
-	65, // 90: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
-	67, // 91: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
-	63, // 92: kvhost.v1.AdminService.Reload:output_type -> kvhost.v1.ReloadResponse
-	87, // [87:93] is the sub-list for method output_type
-	81, // [81:87] is the sub-list for method input_type
-	81, // [81:81] is the sub-list for extension type_name
-	81, // [81:81] is the sub-list for extension extendee
-	0,  // [0:81] is the sub-list for field type_name
+	75, // 49: kvhost.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	60, // 50: kvhost.v1.StatusResponse.policies:type_name -> kvhost.v1.PolicyStatus
+	62, // 51: kvhost.v1.StatusResponse.roots:type_name -> kvhost.v1.RootStatus
+	72, // 52: kvhost.v1.StatusResponse.counters:type_name -> kvhost.v1.StatusResponse.CountersEntry
+	56, // 53: kvhost.v1.StatusResponse.session_list:type_name -> kvhost.v1.SessionStatus
+	57, // 54: kvhost.v1.StatusResponse.latencies:type_name -> kvhost.v1.LatencyStatus
+	58, // 55: kvhost.v1.StatusResponse.routes:type_name -> kvhost.v1.RouteStatus
+	59, // 56: kvhost.v1.StatusResponse.usage:type_name -> kvhost.v1.UsageStatus
+	54, // 57: kvhost.v1.StatusResponse.budgets:type_name -> kvhost.v1.BudgetStatus
+	53, // 58: kvhost.v1.StatusResponse.peers:type_name -> kvhost.v1.PeerStatus
+	75, // 59: kvhost.v1.PeerStatus.heard:type_name -> google.protobuf.Duration
+	73, // 60: kvhost.v1.BudgetStatus.parts:type_name -> kvhost.v1.BudgetStatus.PartsEntry
+	55, // 61: kvhost.v1.BudgetStatus.most:type_name -> kvhost.v1.Holder
+	76, // 62: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
+	6,  // 63: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
+	75, // 64: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
+	75, // 65: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
+	7,  // 66: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
+	8,  // 67: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
+	75, // 68: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
+	9,  // 69: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
+	75, // 70: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
+	10, // 71: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	76, // 72: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
+	61, // 73: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	11, // 74: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
+	76, // 75: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
+	74, // 76: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	69, // 77: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
+	69, // 78: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
+	70, // 79: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
+	9,  // 80: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
+	12, // 81: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
+	75, // 82: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
+	13, // 83: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
+	48, // 84: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
+	51, // 85: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
+	65, // 86: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	67, // 87: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	63, // 88: kvhost.v1.AdminService.Reload:input_type -> kvhost.v1.ReloadRequest
+	14, // 89: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
+	49, // 90: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
+	52, // 91: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
+	66, // 92: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
+	68, // 93: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
+	64, // 94: kvhost.v1.AdminService.Reload:output_type -> kvhost.v1.ReloadResponse
+	89, // [89:95] is the sub-list for method output_type
+	83, // [83:89] is the sub-list for method input_type
+	83, // [83:83] is the sub-list for extension type_name
+	83, // [83:83] is the sub-list for extension extendee
+	0,  // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -6208,7 +6368,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
 			NumEnums:      13,
-			NumMessages:   61,
+			NumMessages:   62,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/budget"
+	"github.com/kvhost/kvhost/host/internal/peers"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -48,6 +49,8 @@ type Config struct {
 	Rules socket.Rules
 	// Admin implements the admin service. Optional.
 	Admin proto.AdminServiceServer
+	// Peers may have what a lookup misses. Optional.
+	Peers *peers.Peers
 	// Spans makes spans of requests. Optional.
 	Spans *RequestSpans
 }

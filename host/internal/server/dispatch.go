@@ -133,6 +133,7 @@ func (x *session) handleGreeted(j *job, m *proto.SessionRequest) error {
 	case *proto.SessionRequest_Discard:
 		return x.discard(m)
 	case *proto.SessionRequest_EndRequest:
+		x.endAsking(b.EndRequest.GetRequest())
 		x.engine.endLeases(x, b.EndRequest.GetRequest(), false)
 		end := x.engine.endRequest(x, b.EndRequest.GetRequest(), hintsOf(b.EndRequest))
 		// Policies learn the end after the request's stores, unless very much is queued.

@@ -31,35 +31,58 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 	if cap(keys) > mostScratch { // as few have so many, it is not kept for the next one
 		x.keys = nil
 	}
-	reply := newLookupAnswer(message.Id)
 	first := int(m.GetFirst())
+	a := lookupInHand{message: message, since: since, span: span, group: group}
 	if first < len(keys) {
 		number, err := x.engine.number(x, m.GetRequest())
 		if err != nil {
 			return err
 		}
-		l, err := x.server.store.Lookup(store.LookupRequest{
+		q := store.LookupRequest{
 			Namespace: x.engine.space, Group: group.ID, Keys: keys[first:], Ranks: x.engine.facts.pieces, Request: number,
 			Tenant: x.tenant, Prefetch: m.GetPrefetch(), Pin: m.GetPin(),
-		})
+		}
+		l, err := x.server.store.Lookup(q)
 		if err != nil {
 			return err
 		}
-		if err := x.answer(reply, group, &sharedLease{
+		a.lease = &sharedLease{
 			owner: x, request: m.GetRequest(), group: group.ID, keys: len(keys), first: first, pins: l,
 			readers: readers, span: span.Span(),
-		}); err != nil {
+		}
+		if ask := x.server.cfg.Peers.Promise(&q, l, group.Lookup != kv.ByMembership); ask != nil && x.askPeer(ask, q, a) {
+			return nil
+		}
+	}
+	return x.answerLookup(a)
+}
+
+// lookupInHand is a LOOKUP and what was found.
+type lookupInHand struct {
+	message *proto.SessionRequest
+	since   time.Time
+	span    requestSpan
+	group   *kv.Group
+	lease   *sharedLease // nil if no key is looked up
+}
+
+// answerLookup answers, and grants the lease.
+func (x *session) answerLookup(a lookupInHand) error {
+	reply, m, asked := newLookupAnswer(a.message.Id), a.message.GetLookup(), 0
+	if a.lease != nil {
+		asked = a.lease.keys - a.lease.first
+		if err := x.answer(reply, a.group, a.lease); err != nil {
 			return err
 		}
 	}
 	x.reply(&reply.Message)
-	x.server.latencies.Observe(AnswerLookup, since)
-	asked, profile := len(keys)-min(first, len(keys)), x.profile.Load()
+	x.server.latencies.Observe(AnswerLookup, a.since)
+	profile := x.profile.Load()
 	if !m.GetPin() {
 		profile.usage.Keys.Add(uint64(asked))
 		profile.usage.Hits.Add(uint64(reply.Reply.Hits))
 	}
-	span.Lookup(profile.spans, m, asked, &reply.Reply)
+	a.span.Lookup(profile.spans, m, asked, &reply.Reply)
 	return nil
 }
 

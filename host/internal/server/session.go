@@ -55,7 +55,8 @@ type session struct {
 	queue   *transfer.Queue
 	profile atomic.Pointer[profile] // noProfile before HELLO
 
-	keys []kv.Key // scratch of LOOKUP, used with the turn held
+	keys   []kv.Key  // scratch of LOOKUP, used with the turn held
+	asking []*asking // LOOKUPs that a peer is asked for, used with the turn held
 	// reserving has the STOREs that are checked. A reservation outlives its job, and the session, if the job is
 	// cancelled; there is one at a time, so that a session leaves no more than one goroutine to a disk that hangs.
 	reserving *reserveQueue

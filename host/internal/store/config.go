@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/codec"
@@ -42,6 +43,8 @@ type RootConfig struct {
 	MinFree      int64          // bytes that are left free on the file system, for others; it counts what others take
 	MinFreePart  float64        // the same as a part of the file system; the larger of the two holds
 	Evict        *policy.Handle // borrowed; nil: as Policies says
+	// Lender makes it the root of what other hosts lend, behind all others: FS has the files of [Store.Borrow]. It takes no stores.
+	Lender Lender
 
 	Poll      time.Duration       // of Shared: how soon the hosts see what others have stored: 1 s
 	Lapse     time.Duration       // of Shared: how long a host can be silent before the others give it up: 10 s
@@ -127,6 +130,9 @@ func (c *Config) complete() error {
 			return fmt.Errorf("%w: root %q is to leave %d bytes or %g of its file system free, "+
 				"and %d bytes are to be written a day", ErrConfig, r.Path, r.MinFree, r.MinFreePart, r.DailyWrites)
 		}
+		if r.Lender != nil && (i < len(c.Roots)-1 || slices.ContainsFunc(c.Roots[:i], func(o RootConfig) bool { return o.Level >= r.Level })) {
+			return fmt.Errorf("%w: root %q, of what other hosts lend, is not behind all others", ErrConfig, r.Path)
+		}
 		if r.Level < 0 || r.Level >= MaxLevels {
 			return fmt.Errorf("%w: root %q has the level %d, want 0 to %d", ErrConfig, r.Path, r.Level, MaxLevels-1)
 		}
@@ -181,6 +187,17 @@ func (c *Config) complete() error {
 	return nil
 }
 
+// evicts is the policy of a root, or nil for the built-in one. What leases end soon needs no other.
+func (c *Config) evicts(r *RootConfig) *policy.Handle {
+	switch {
+	case r.Lender != nil:
+		return nil
+	case r.Evict != nil:
+		return r.Evict
+	}
+	return c.Policies.Evict
+}
+
 // SlotsFor is the most entries that so many bytes are expected to hold.
 func SlotsFor(capacity int64) uint32 {
 	return uint32(max(min(capacity/smallestEntry+1, defaultSlots), min(capacity/usualEntry, 1<<30)))
@@ -216,7 +233,9 @@ type Shadow struct {
 // Capacity is that of all roots.
 func (c *Config) Capacity() (all int64) {
 	for i := range c.Roots {
-		all += c.Roots[i].Capacity
+		if c.Roots[i].Lender == nil {
+			all += c.Roots[i].Capacity
+		}
 	}
 	return all
 }

@@ -12,8 +12,8 @@ import (
 )
 
 // kind is a kind of root: a directory that one host has for itself ([ownRoot]), one that several hosts share
-// ([sharedRoot]), memory ([memoryRoot]), or a part of a bucket ([objectRoot], [sharedObjectRoot]). The store calls its methods and never asks
-// which one it is, so another kind is one more implementation and one more case of [newKind]. Every kind promises:
+// ([sharedRoot]), memory ([memoryRoot]), a part of a bucket ([objectRoot], [sharedObjectRoot]), or what other hosts lend ([peerRoot]). The
+// store calls its methods and never asks which one it is, so another kind is one more implementation and one more case of [newKind]. Every kind promises:
 //
 // Room. A put that is reserved has its bytes in the root's account, which stays within the root's limit by evictions of
 // this host, or of the one host that evicts for all. A put reserves while it has the root's turn. Where reserve fails,
@@ -119,6 +119,8 @@ type kind interface {
 // newKind is the kind that a root's configuration names.
 func newKind(r *root) kind {
 	switch {
+	case r.cfg.Lender != nil:
+		return newPeerRoot(r)
 	case r.cfg.Shared && r.cfg.NoDirectory:
 		return newSharedObjectRoot(r)
 	case r.cfg.Shared:

@@ -48,10 +48,24 @@ func levelsOf(s *Store) (list []*level) {
 
 // below is the next level, or nil.
 func (l *level) below() *level {
-	if n := slices.Index(l.store.levels, l) + 1; n < len(l.store.levels) {
-		return l.store.levels[n]
+	if n := slices.Index(l.store.own, l) + 1; n > 0 && n < len(l.store.own) {
+		return l.store.own[n]
 	}
 	return nil
+}
+
+// ownLevels are those that take stores, and lent those of them that other hosts may borrow from: what is in a bucket they reach as soon
+// themselves.
+func (s *Store) ownLevels() {
+	s.own = s.levels
+	if last := s.cfg.Roots[len(s.cfg.Roots)-1]; last.Lender != nil {
+		s.own = s.levels[:len(s.levels)-1]
+	}
+	for _, l := range s.own {
+		if !slices.ContainsFunc(l.places, func(i uint32) bool { r := s.cfg.Roots[i]; return r.NoDirectory && !r.Volatile }) {
+			s.lent = append(s.lent, l)
+		}
+	}
 }
 
 // levelOf is the level of a root that is configured.
@@ -144,9 +158,9 @@ func countCopies(s *Store) {
 	if s.copies == nil {
 		return
 	}
-	sets := make([]*entries.Set, len(s.roots))
-	for i, r := range s.roots {
-		sets[i] = &r.Set
+	var sets []*entries.Set
+	for _, r := range s.ownRoots() {
+		sets = append(sets, &r.Set)
 	}
 	entries.CountCopies(sets)
 }
@@ -223,11 +237,11 @@ func (l *level) Begin(ctx context.Context, e *moves.Entry, h *pieceformat.Header
 
 // ways are the levels that the copy of an entry may go to: what leaves may go beyond the next one, as what is new.
 func (l *level) ways(e *moves.Entry) []*level {
-	at := slices.Index(l.store.levels, l)
+	at := slices.Index(l.store.own, l)
 	if e.Leaves() {
-		return l.store.levels[at:]
+		return l.store.own[at:]
 	}
-	return l.store.levels[at : at+1]
+	return l.store.own[at : at+1]
 }
 
 // DropPart implements [moves.Level].

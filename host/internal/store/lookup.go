@@ -19,6 +19,12 @@ type LookupRequest struct {
 	Tenant    uint32
 	Prefetch  bool // copy to the nearest level what is granted from farther away
 	Pin       bool // only to keep what is there: no hit and no touch, and at most PinShare of a root
+	// Lend is for another host: no hit, at most PinShare of a root, and only what this host has near.
+	Lend bool
+	// Leading is for Lend: a run from the first key on, whatever the group is looked up by.
+	Leading bool
+	// After is the lease of a first lookup with the same request, since which more may be there. It is released.
+	After *Lease
 }
 
 // PinShare is the part of a root where lookups to pin find nothing more that no lease has: the rest is for what is stored next.
@@ -32,6 +38,9 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		return nil, ErrClosed
 	}
 	c, err := q.Namespace.OpenClass(q.Group)
+	if q.Lend { // no session here need have opened it
+		c, err = q.Namespace.Class(q.Group), nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -39,11 +48,15 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		q.Ranks = c.Ranks
 	}
 	l := &Lease{store: s, grants: make([]grant, 0, len(q.Keys))}
-	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, touches: s.requests.Begin(q.Request)}
+	byPrefix := c.Lookup == kv.ByPrefix
+	w := walk{store: s, class: c, keys: q.Keys, ranks: q.Ranks, pin: q.Pin, touches: s.requests.Begin(q.Request), levels: s.levels}
+	if w.bounded = q.Pin || q.Lend; q.Lend {
+		w.levels, byPrefix = s.lent, q.Leading
+	}
 	w.cause = evictor.Cause{Request: q.Request, Time: s.seq.Clock()}
-	if !q.Pin {
+	if !w.bounded && q.After == nil {
 		w.shadows = s.shadows.Lookup(shadow.Step{
-			Time: w.cause.Time, Request: q.Request, Tenant: q.Tenant, ByPrefix: c.Lookup == kv.ByPrefix,
+			Time: w.cause.Time, Request: q.Request, Tenant: q.Tenant, ByPrefix: byPrefix,
 		})
 	}
 	asked := 0
@@ -52,7 +65,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		asked++
 		if w.grant(i, &l.grants[i]) {
 			l.hits++
-		} else if c.Lookup == kv.ByPrefix {
+		} else if byPrefix {
 			l.grants = l.grants[:i]
 			break
 		}
@@ -71,17 +84,27 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if q.Prefetch && len(s.levels) > 1 {
 		l.prefetch()
 	}
-	if q.Pin {
+	if w.bounded {
 		return l, nil
 	}
-	for n, level := range s.levels {
-		level.hits.Add(w.hits[n])
-	}
-	s.count.lookups.Add(1)
-	s.count.keys.Add(uint64(len(q.Keys)))
-	s.count.hits.Add(uint64(l.hits))
+	s.counted(l, q.After, len(q.Keys))
 	s.requests.Keep(q.Request, &w.touches, l.grants)
 	return l, nil
+}
+
+// counted counts a lookup, or what more it found than the first one of its request.
+func (s *Store) counted(l, first *Lease, keys int) {
+	if first == nil {
+		s.count.lookups.Add(1)
+		s.count.keys.Add(uint64(keys))
+		first = &Lease{}
+	} else {
+		first.Release()
+	}
+	for n, level := range s.levels {
+		level.hits.Add(uint64(max(l.found[n], first.found[n]) - first.found[n]))
+	}
+	s.count.hits.Add(uint64(max(l.hits, first.hits) - first.hits))
 }
 
 // walk goes through a lookup's keys, for each from the nearest level on, and within a level with the root where the last
@@ -91,7 +114,9 @@ type walk struct {
 	class   *catalog.Class
 	keys    []kv.Key
 	ranks   uint64
+	levels  []*level
 	pin     bool // see LookupRequest.Pin
+	bounded bool // to PinShare
 	touches touchLog
 	seconds int64          // since 1970, see second
 	at      int            // the root that is locked, if locked
@@ -119,13 +144,13 @@ func (w *walk) grant(i int, g *grant) bool {
 	if fp == 0 {
 		return false
 	}
-	for n, level := range w.store.levels {
+	for n, level := range w.levels {
 		for range level.roots {
 			if !w.locked || w.at != int(level.places[w.last[n]]) {
 				w.seek(n)
 			}
 			r := w.store.roots[w.at]
-			if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil && (!w.pin || e.Pins() > 0 || r.leased() < PinShare) {
+			if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil && (!w.bounded || e.Pins() > 0 || r.leased() < PinShare) {
 				w.touch(r, i, slot, e, fp)
 				if w.shadows.On() {
 					w.shadows.Hit(fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth())
@@ -148,7 +173,7 @@ func (w *walk) grant(i int, g *grant) bool {
 
 // seek goes to the root of a level where the last key was found, and locks it.
 func (w *walk) seek(n int) {
-	at := int(w.store.levels[n].places[w.last[n]])
+	at := int(w.levels[n].places[w.last[n]])
 	if w.at == at && w.locked {
 		return
 	}

@@ -163,7 +163,7 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 // takes it otherwise.
 func (q *PutRequest) levels(s *Store) (list []*level, last bool) {
 	if q.copy == nil {
-		return s.levels, true
+		return s.own, true
 	}
 	return q.copy.level.ways(q.copy.entry), q.copy.entry.Leaves()
 }
@@ -189,7 +189,7 @@ func (s *Store) join(ctx context.Context, p *Put, q *PutRequest) (bool, error) {
 
 // has says whether any root has the piece.
 func (s *Store) has(p *Put) bool {
-	return slices.ContainsFunc(s.roots, func(r *root) bool {
+	return slices.ContainsFunc(s.ownRoots(), func(r *root) bool {
 		if !r.Health.Serves() {
 			return false
 		}

@@ -62,8 +62,12 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	r := &root{
 		store: s, cfg: cfg, upkeepWake: make(chan struct{}, 1), level: levelOf(s, &cfg), scanned: make(chan struct{}),
 	}
+	changes, copies := s.changes, s.copies
+	if cfg.Lender != nil { // what others have is no change of what is here
+		changes, copies = entries.NewChangeLog(0), entries.NewCopies()
+	}
 	r.Init(entries.Config{
-		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: s.changes, Copies: s.copies, Now: s.cfg.Now, Clock: s.seq.Clock,
+		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: changes, Copies: copies, Now: s.cfg.Now, Clock: s.seq.Clock,
 		Account: capacity.New(capacity.Config{
 			Dir: cfg.Path, Bounds: cfg.bounds(), Now: s.cfg.Now,
 		}),
@@ -76,7 +80,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		}),
 		Strict: s.cfg.Strict, QuarantineFiles: s.cfg.QuarantineFiles, QuarantineBytes: cfg.Capacity / quarantineShare,
 	})
-	r.origin = moves.Origin{Set: &r.Set, Level: cfg.Level, Copies: s.copies, Clock: s.seq.Clock, Open: r.openMoved}
+	r.origin = moves.Origin{Set: &r.Set, Level: cfg.Level, Copies: copies, Clock: s.seq.Clock, Open: r.openMoved}
 	if len(s.levels) > 1 {
 		r.Hits.Start()
 	}
@@ -84,11 +88,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 	if cfg.Compressed && s.cfg.Compression.Any(codec.Faster) {
 		r.meter.gain = s.catalog.Compression.Root(&r.meter.Meter, cfg.Volatile, cfg.Speeds, log)
 	}
-	h := s.cfg.Policies.Evict
-	if cfg.Evict != nil {
-		h = cfg.Evict
-	}
-	p := s.evictPolicy(h)
+	p := s.evictPolicy(s.cfg.evicts(&cfg))
 	defer p.Release() // the evictor has its own reference
 	if err := r.StartEvictor(ctx, evictor.Config{
 		Policy: p, Run: s.run, Work: &s.work, Size: evictor.Size{Capacity: cfg.Capacity}, Seed: s.cfg.Seed, Log: r.Log,

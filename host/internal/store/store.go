@@ -31,6 +31,8 @@ type Store struct {
 	catalog *catalog.Catalog
 	roots   []*root
 	levels  []*level // nearest first
+	own     []*level // see ownLevels
+	lent    []*level
 
 	swapping *semaphore.Weighted // held while policies change
 	shadows  shadow.Set
@@ -98,6 +100,7 @@ func prepare(ctx context.Context, cfg Config) (*Store, error) {
 		s.copies = entries.NewCopies()
 	}
 	s.levels = levelsOf(s)
+	s.ownLevels()
 	s.seq.Init(cfg.Now, cfg.HostID)
 	for i := range s.stripes {
 		s.stripes[i] = semaphore.NewWeighted(1)
@@ -199,8 +202,9 @@ func (s *Store) ScratchName(root, what string) string {
 
 // tellRoots gives the place policy fresh facts.
 func (s *Store) tellRoots() {
-	facts := make([]abi.RootFacts, len(s.roots))
-	for i, r := range s.roots {
+	own := s.ownRoots()
+	facts := make([]abi.RootFacts, len(own))
+	for i, r := range own {
 		facts[i] = r.facts(i)
 	}
 	s.catalog.SetRoots(facts)
@@ -247,7 +251,7 @@ func (s *Store) Changes() *entries.ChangeLog { return s.changes }
 // during the call may be missing or not: the log has them, from an [entries.ChangeLog.Start] before the call on.
 func (s *Store) Snapshot(yield func([]entries.Change) bool) {
 	batch := make([]entries.Change, 0, entries.SnapshotStep)
-	for _, r := range s.roots {
+	for _, r := range s.ownRoots() {
 		for from, more := uint32(0), true; more; from += entries.SnapshotStep {
 			if batch, more = r.Snapshot(from, batch[:0]); len(batch) > 0 && !yield(batch) {
 				return

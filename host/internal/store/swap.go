@@ -111,7 +111,7 @@ func (s *Store) replace(
 
 // prepareEvict gets a policy ready for its roots. Those that are ready are in the answer also when there is an error.
 func (s *Store) prepareEvict(ctx context.Context, w *Swap, to *evictor.Policy) (changes []handover, err error) {
-	for _, r := range s.roots {
+	for _, r := range s.ownRoots() {
 		from := r.Policy()
 		if w.Root != "" && w.Root != r.Path || w.From != "" && w.From != from.Label {
 			continue
@@ -172,10 +172,7 @@ func (s *Store) reload(ctx context.Context, next *Config) (taken []Taken, err er
 	var changes []handover
 	for i, r := range s.roots {
 		from, size := r.Policy(), sizes[i]
-		to, evict := from, next.Roots[i].Evict
-		if evict == nil {
-			evict = next.Policies.Evict
-		}
+		to, evict := from, next.evicts(&next.Roots[i])
 		if !acts(from, evict) {
 			to = s.evictPolicy(evict)
 			defer to.Release()

@@ -102,6 +102,13 @@ func (c *Catalog) Namespaces() (list []*Namespace) {
 	return list
 }
 
+// Known is the namespace of a digest, if it has a number, or nil.
+func (c *Catalog) Known(d kv.Digest) *Namespace {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.byDigest[d]
+}
+
 // plans are the plans of a namespace's classes. Catalog.mu is held.
 func (ns *Namespace) plans() (plans []*kv.Plan) {
 	for _, cl := range ns.classes {

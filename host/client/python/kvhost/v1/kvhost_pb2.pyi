@@ -446,6 +446,34 @@ class Namespace(_message.Message):
     tokens_per_block: int
     def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., engine: _Optional[str] = ..., hash_algorithm: _Optional[str] = ..., hash_seed: _Optional[str] = ..., key_bytes: _Optional[int] = ..., tokens_per_block: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_stages: _Optional[int] = ..., context_parallel: _Optional[int] = ..., replicated: bool = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., extra: _Optional[_Mapping[str, str]] = ..., page_dtype: _Optional[str] = ...) -> None: ...
 
+class PeerStatus(_message.Message):
+    __slots__ = ["address", "asks", "blamed", "bytes", "entries", "failures", "heard", "keys", "name", "reason", "state", "struck"]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
+    BLAMED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STRUCK_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    asks: int
+    blamed: int
+    bytes: int
+    entries: int
+    failures: int
+    heard: _duration_pb2.Duration
+    keys: int
+    name: str
+    reason: str
+    state: str
+    struck: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., entries: _Optional[int] = ..., heard: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., asks: _Optional[int] = ..., failures: _Optional[int] = ..., keys: _Optional[int] = ..., struck: _Optional[int] = ..., bytes: _Optional[int] = ..., blamed: _Optional[int] = ...) -> None: ...
+
 class Ping(_message.Message):
     __slots__ = []
     def __init__(self) -> None: ...
@@ -728,7 +756,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ["arena_bytes", "budgets", "counters", "engines", "jobs", "latencies", "leases", "not_ready", "policies", "policy_memory", "policy_memory_limit", "roots", "routes", "serving", "session_list", "sessions", "uptime", "usage", "version"]
+    __slots__ = ["arena_bytes", "budgets", "counters", "engines", "jobs", "latencies", "leases", "not_ready", "peers", "policies", "policy_memory", "policy_memory_limit", "roots", "routes", "serving", "session_list", "sessions", "uptime", "usage", "version"]
     class CountersEntry(_message.Message):
         __slots__ = ["key", "value"]
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -744,6 +772,7 @@ class StatusResponse(_message.Message):
     LATENCIES_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     NOT_READY_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     POLICIES_FIELD_NUMBER: _ClassVar[int]
     POLICY_MEMORY_FIELD_NUMBER: _ClassVar[int]
     POLICY_MEMORY_LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -763,6 +792,7 @@ class StatusResponse(_message.Message):
     latencies: _containers.RepeatedCompositeFieldContainer[LatencyStatus]
     leases: int
     not_ready: _containers.RepeatedScalarFieldContainer[str]
+    peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
     policies: _containers.RepeatedCompositeFieldContainer[PolicyStatus]
     policy_memory: int
     policy_memory_limit: int
@@ -774,7 +804,7 @@ class StatusResponse(_message.Message):
     uptime: _duration_pb2.Duration
     usage: _containers.RepeatedCompositeFieldContainer[UsageStatus]
     version: str
-    def __init__(self, version: _Optional[str] = ..., uptime: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sessions: _Optional[int] = ..., engines: _Optional[int] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., roots: _Optional[_Iterable[_Union[RootStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., policy_memory: _Optional[int] = ..., policy_memory_limit: _Optional[int] = ..., session_list: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStatus, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[RouteStatus, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[UsageStatus, _Mapping]]] = ..., not_ready: _Optional[_Iterable[str]] = ..., serving: bool = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., uptime: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sessions: _Optional[int] = ..., engines: _Optional[int] = ..., leases: _Optional[int] = ..., jobs: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., policies: _Optional[_Iterable[_Union[PolicyStatus, _Mapping]]] = ..., roots: _Optional[_Iterable[_Union[RootStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., policy_memory: _Optional[int] = ..., policy_memory_limit: _Optional[int] = ..., session_list: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., latencies: _Optional[_Iterable[_Union[LatencyStatus, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[RouteStatus, _Mapping]]] = ..., usage: _Optional[_Iterable[_Union[UsageStatus, _Mapping]]] = ..., not_ready: _Optional[_Iterable[str]] = ..., serving: bool = ..., budgets: _Optional[_Iterable[_Union[BudgetStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ...) -> None: ...
 
 class Store(_message.Message):
     __slots__ = ["chunks", "group", "request", "timeline"]

@@ -1,0 +1,24 @@
+// Package peers lets hosts lend each other what they hold: a prompt's prefix that lies on the node next door is a hit here.
+//
+// Each host tells the others the fingerprints of its resident entries, all at first and then what changes, so a [Table] in memory says who
+// has what. Where a lookup misses, the table is asked, which costs no message. Only if a peer promises something is that one peer asked for
+// a lease of it, within a deadline, and the lookup made again. What is lent are entries of one more root, behind all others, with a file
+// system ([FS]) that reads from the lenders. So verification, layer-wise loads, promotion to nearer levels and the handling of failures are
+// those of every root. When a lease has ended, its entries leave the index.
+//
+// A peer answers only for its own roots, and not for those in buckets, which others reach as soon themselves. Nothing is asked on
+// another's behalf, so there are no loops. A namespace is named by its digest, and a private tenant's namespace has a digest no other has.
+//
+// What a peer can do at worst:
+//
+//   - One that is dead, or was never there, costs nothing: its stream has broken, and what it promised does not count.
+//   - One that does not answer costs a lookup the deadline, and a load [stall], or what one read may take if it sends a little now and
+//     then. After [mostFailures] in a row it is left alone, for a time that doubles up to [longestPause], and what it has lent is forgotten.
+//   - One that promises what it has not costs a round trip for each key, once: the promise is struck out.
+//   - One whose bytes are not what was stored costs the load: they are verified like those of a disk before one reaches a page. The peer is
+//     blamed: named in the log, counted, and left alone for [longestPause]. The entry is a miss.
+//   - One that sends more than it was asked for is cut off. Fingerprints beyond [mostTable] bytes are not kept.
+//
+// The serving side sends at most so many bytes a second, holds at most [mostLent] leases, and pins at most half of a root. What is more is
+// refused before it is promised.
+package peers

@@ -1,0 +1,14 @@
+package peers
+
+import "errors"
+
+var (
+	// ErrConfig refuses a configuration.
+	ErrConfig = errors.New("peers: bad configuration")
+	// ErrAway means that a peer did not answer, or not in time, or is left alone. It speaks of no bytes.
+	ErrAway = errors.New("peers: no answer")
+	// ErrMessage means that a peer has sent what the protocol does not allow.
+	ErrMessage = errors.New("peers: a message that is none")
+	// ErrPlaintext refuses to speak without TLS to an address that is not loopback.
+	ErrPlaintext = errors.New("peers: without peers.cert, key and ca only loopback addresses are spoken to")
+)

@@ -1,0 +1,409 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+const (
+	mostFailures  = 3
+	firstPause    = time.Second
+	longestPause  = 30 * time.Second
+	stall         = 2 * time.Second // without a byte of what is fetched
+	asksAtOnce    = 64
+	dataLines     = 4 // connections for bytes, apart from that of leases
+	returnTimeout = time.Second
+	unused        = 10 * time.Second // what no lookup has granted any more is kept so long, for the next
+)
+
+var (
+	aliveParams   = keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}
+	aliveDemand   = keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}
+	connectParams = grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+		MaxDelay: 5 * time.Second}, MinConnectTimeout: 2 * time.Second}
+)
+
+// State is what is known of a peer.
+type State string
+
+// States of a peer.
+const (
+	Away  State = "away"  // there is no connection, or what it has is not known yet
+	Here  State = "here"  // it is asked
+	Alone State = "alone" // left alone for a time, after failures or wrong bytes
+	Self  State = "self"  // the address is this host's own
+	Twin  State = "twin"  // another address leads to the same host
+)
+
+// peer is one other host, by its address.
+type peer struct {
+	owner      *Peers
+	name, addr string
+	run        context.Context
+	stop       context.CancelFunc
+	asks       chan struct{} // a place for each that is under way
+	next       atomic.Uint32 // data line
+
+	mu       sync.Mutex
+	lines    []*grpc.ClientConn // the first is for leases
+	host     [16]byte
+	state    State
+	reason   string
+	list     int // of the table; lists: none
+	failures int
+	pause    time.Duration
+	until    time.Time // left alone
+	heard    time.Time
+	loans    []*loan
+	apart    map[apartKey]bool // what it stores in a layout that is not known here
+
+	count peerCounters
+}
+
+type apartKey struct {
+	namespace kv.Digest
+	group     uint32
+}
+
+// peerCounters count since the start.
+type peerCounters struct {
+	asks, failures, keys, struck, bytes, blamed atomic.Uint64
+	waited                                      atomic.Int64
+}
+
+func newPeer(p *Peers, name, addr string) *peer {
+	x := &peer{owner: p, name: name, addr: addr, state: Away, list: lists, asks: make(chan struct{}, asksAtOnce), apart: map[apartKey]bool{}}
+	x.run, x.stop = context.WithCancel(p.run)
+	return x
+}
+
+// live keeps a stream of what the peer has, and begins again when it ends.
+func (x *peer) live() {
+	log := x.owner.cfg.Log.With("peer", x.addr)
+	defer x.close()
+	for pause := firstPause; x.run.Err() == nil; pause = min(2*pause, longestPause) {
+		err := x.dial()
+		if err == nil {
+			if err = x.listen(); x.leave(err) {
+				pause = firstPause
+				log.Warn("a peer has gone", "error", err)
+			}
+		}
+		switch {
+		case x.is(Self):
+			<-x.run.Done()
+			return
+		case x.is(Twin): // until the other address is gone
+			pause = longestPause
+		}
+		select {
+		case <-time.After(pause):
+		case <-x.run.Done():
+		}
+	}
+}
+
+func (x *peer) dial() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for len(x.lines) < 1+dataLines {
+		line, err := x.owner.dial(x.name, x.addr)
+		if err != nil {
+			return err
+		}
+		x.lines = append(x.lines, line)
+	}
+	return nil
+}
+
+// client is one of the connections: the first for leases, the others in turn for bytes.
+func (x *peer) client(data bool) (proto.PeerServiceClient, error) {
+	n := 0
+	if data {
+		n = 1 + int(x.next.Add(1)%dataLines)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if len(x.lines) <= n || x.state != Here {
+		return nil, fmt.Errorf("%w: %s is %s", ErrAway, x.addr, x.state)
+	}
+	return proto.NewPeerServiceClient(x.lines[n]), nil
+}
+
+// listen learns what the peer has, until the stream ends.
+func (x *peer) listen() error {
+	ctx, stop := context.WithCancel(x.run)
+	defer stop()
+	x.mu.Lock()
+	line := x.lines[0]
+	x.mu.Unlock()
+	stream, err := proto.NewPeerServiceClient(line).Residents(ctx, &proto.ResidentsRequest{})
+	if err != nil {
+		return err
+	}
+	m, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if len(m.GetHost()) != len(x.host) {
+		return fmt.Errorf("%w: it does not say who it is", ErrMessage)
+	}
+	list, ok := x.owner.table.open()
+	if !ok {
+		return fmt.Errorf("%w: %d peers are the most", ErrConfig, lists)
+	}
+	if x.owner.who(x, list, [16]byte(m.GetHost())) != Away {
+		return nil
+	}
+	for {
+		if err := x.owner.table.learn(list, m.GetAdded(), m.GetRemoved()); err != nil {
+			return err
+		}
+		x.mu.Lock()
+		x.heard = time.Now()
+		if m.GetWhole() && x.state == Away {
+			x.state, x.reason, x.failures = Here, "", 0
+			clear(x.apart)
+			x.owner.of[list].Store(x)
+			x.owner.usable.Or(1 << list)
+			x.owner.cfg.Log.Info("a peer is here", "peer", x.addr, "entries", x.owner.table.count[list].Load())
+		}
+		x.mu.Unlock()
+		if m, err = stream.Recv(); err != nil {
+			return err
+		}
+	}
+}
+
+// who gives a peer its list, and says whether the host is this one, or one that another address has led to.
+func (p *Peers) who(x *peer, list int, host [16]byte) State {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	state := Away
+	for _, o := range p.peers {
+		o.mu.Lock()
+		if o != x && o.host == host && o.list < lists {
+			state = Twin
+		}
+		o.mu.Unlock()
+	}
+	if host == p.self {
+		state = Self
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.list, x.host, x.state = list, [16]byte{}, state
+	if state == Away {
+		x.host = host
+	}
+	return state
+}
+
+// leave forgets what the peer had. It says whether it was there.
+func (x *peer) leave(cause error) (was bool) {
+	x.mu.Lock()
+	was = x.state == Here || x.state == Alone
+	if was || x.state == Away {
+		x.state = Away
+	}
+	if cause != nil {
+		x.reason = status.Convert(cause).Message()
+	}
+	list := x.list
+	x.list = lists
+	x.mu.Unlock()
+	if list < lists {
+		x.owner.usable.And(^(uint64(1) << list))
+		x.owner.of[list].Store(nil)
+		x.owner.table.drop(list)
+	}
+	x.giveBack(true)
+	return was
+}
+
+func (x *peer) close() {
+	x.leave(nil)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, line := range x.lines {
+		_ = line.Close() // nothing is to be done about it
+	}
+}
+
+func (x *peer) is(s State) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.state == s
+}
+
+// worked follows an answer in time.
+func (x *peer) worked() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.failures, x.pause = 0, 0
+}
+
+// failed follows a failure. A peer that fails again and again is left alone.
+func (x *peer) failed(err error) {
+	if x.run.Err() != nil || errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled {
+		return
+	}
+	x.count.failures.Add(1)
+	x.mu.Lock()
+	x.failures++
+	over := x.failures >= mostFailures && x.state == Here
+	if over {
+		x.pause = min(max(x.owner.pause, 2*x.pause), longestPause)
+	}
+	pause := x.pause
+	x.mu.Unlock()
+	if over {
+		x.leaveAlone(pause, err)
+	}
+}
+
+// blame follows a piece that was not what it should be, or could not be read.
+func (x *peer) blame(l *loan, name string, cause error) {
+	if errors.Is(cause, ErrAway) {
+		return // it was counted as that
+	}
+	if errors.Is(cause, pieceformat.ErrUnknownPlan) {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.apart[apartKey{l.namespace, l.group}] = true
+		x.owner.cfg.Log.Warn("a peer stores chunks in a layout that is not known here: they are not asked for", "peer", x.addr,
+			"namespace", l.namespace, "group", l.group)
+		return
+	}
+	x.count.blamed.Add(1)
+	x.owner.cfg.Log.Error("a peer has sent wrong bytes: it is left alone for a while", "peer", x.addr, "file", name, "error", cause)
+	x.leaveAlone(longestPause, fmt.Errorf("it has sent wrong bytes: %w", cause))
+}
+
+// leaveAlone has the peer not asked for a time, and forgets what it has lent.
+func (x *peer) leaveAlone(pause time.Duration, cause error) {
+	x.mu.Lock()
+	if x.state == Here {
+		x.state, x.reason, x.until = Alone, cause.Error(), time.Now().Add(pause)
+		x.owner.usable.And(^(uint64(1) << x.list))
+		x.owner.cfg.Log.Warn("a peer is left alone", "peer", x.addr, "for", pause, "error", cause)
+	}
+	x.mu.Unlock()
+	// What is lent goes in tidy: who blames holds an entry that is being removed.
+}
+
+// tidy gives back what is due, and ends a pause.
+func (x *peer) tidy(now time.Time) {
+	x.mu.Lock()
+	here := x.state == Here
+	if x.state == Alone && now.After(x.until) {
+		x.state, x.reason, x.failures = Here, "", mostFailures-1 // the next failure is enough
+		x.owner.usable.Or(1 << x.list)
+	}
+	x.mu.Unlock()
+	x.giveBack(!here)
+}
+
+// loan is a lease that a peer has granted.
+type loan struct {
+	peer      *peer
+	lease     uint64
+	namespace kv.Digest
+	group     uint32
+	entries   []store.Borrowed
+	due, ends time.Time // what no lease of this host has goes when it is due, and all at the end
+}
+
+// giveBack ends loans: those that are due, or all.
+func (x *peer) giveBack(all bool) {
+	now := time.Now()
+	x.mu.Lock()
+	list := x.loans
+	x.loans = nil
+	x.mu.Unlock()
+	var left []*loan
+	for _, l := range list {
+		over := all || now.After(l.ends)
+		if over || now.After(l.due) {
+			l.entries = x.owner.store.GiveBack(l.entries, over)
+		}
+		if len(l.entries) > 0 {
+			left = append(left, l)
+			continue
+		}
+		x.owner.work.Go(func() { x.giveLease(l.lease) })
+	}
+	if left != nil {
+		x.mu.Lock()
+		x.loans = append(x.loans, left...)
+		x.mu.Unlock()
+	}
+}
+
+// giveLease tells the peer that a lease is not needed. If that fails the lease ends by itself.
+func (x *peer) giveLease(lease uint64) {
+	if client, err := x.client(false); err == nil {
+		ctx, stop := context.WithTimeout(x.run, returnTimeout)
+		defer stop()
+		_, _ = client.Return(ctx, &proto.ReturnRequest{Lease: lease})
+	}
+}
+
+// read reads bytes of a piece from its lender.
+func (p *piece) read(dst []byte, off int64) (err error) {
+	x, all := p.loan.peer, len(dst)
+	client, err := x.client(true)
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancelCause(x.run)
+	defer stop(nil)
+	patience := min(stall, x.owner.cfg.Budget)
+	idle := time.AfterFunc(patience, func() { stop(fmt.Errorf("%w: no byte for %s", ErrAway, patience)) })
+	defer idle.Stop()
+	slow := time.AfterFunc(x.owner.cfg.Budget, func() { stop(fmt.Errorf("%w: not all bytes in %s", ErrAway, x.owner.cfg.Budget)) })
+	defer slow.Stop()
+	defer func() {
+		if err == nil {
+			x.count.bytes.Add(uint64(all))
+			x.worked()
+			return
+		}
+		if cause := context.Cause(ctx); cause != nil && x.run.Err() == nil {
+			err = cause
+		}
+		if !errors.Is(err, ErrMessage) {
+			err = fmt.Errorf("%w: %s: %w", ErrAway, x.addr, err)
+		}
+		x.failed(err)
+	}()
+	stream, err := client.Fetch(ctx, &proto.FetchRequest{Lease: p.loan.lease, Index: p.entry, Rank: p.rank, Offset: uint64(off),
+		Bytes: uint64(len(dst))}, grpc.ForceCodecV2(byParts))
+	if err != nil {
+		return err
+	}
+	for m := (parted{dst: dst}); len(m.dst) > 0; m.dst = m.dst[m.have:] {
+		if err := stream.RecvMsg(&m); m.bad != nil {
+			return m.bad
+		} else if err != nil {
+			return err
+		}
+		idle.Reset(patience)
+	}
+	return nil
+}

@@ -1,0 +1,498 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"maps"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// fake is a peer that answers as it is told.
+type fake struct {
+	proto.UnimplementedPeerServiceServer
+	has   []uint64 // fingerprints
+	lease func(*proto.LeaseRequest) (*proto.LeaseResponse, error)
+	fetch func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error
+	given atomic.Int64
+}
+
+func (f *fake) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
+	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{7}, 16), Whole: true}
+	for _, p := range f.has {
+		for range 8 {
+			m.Added = append(m.Added, byte(p))
+			p >>= 8
+		}
+	}
+	if err := st.Send(m); err != nil {
+		return err
+	}
+	<-st.Context().Done()
+	return nil
+}
+
+func (f *fake) Lease(_ context.Context, q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+	return f.lease(q)
+}
+func (f *fake) Return(context.Context, *proto.ReturnRequest) (*proto.ReturnResponse, error) {
+	f.given.Add(1)
+	return &proto.ReturnResponse{}, nil
+}
+func (f *fake) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
+	return f.fetch(q, st)
+}
+
+// rig is a store that borrows from one fake.
+type rig struct {
+	*testing.T
+	peers *Peers
+	store *store.Store
+	space *catalog.Namespace
+	peer  *peer
+}
+
+const planes = 2
+
+func space() *kv.Namespace {
+	return &kv.Namespace{Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []kv.Group{{Geometry: kv.Uniform(2, planes, 1, 8192)}}}
+}
+
+func key(n byte) kv.Key { return kv.Key{n, 1} }
+
+func newRig(t *testing.T, f *fake, hosts ...byte) *rig {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	testenv.OK(t, err)
+	g := grpc.NewServer()
+	proto.RegisterPeerServiceServer(g, f)
+	go func() { _ = g.Serve(l) }()
+	t.Cleanup(g.Stop)
+	ns := space()
+	for _, n := range hosts {
+		f.has = append(f.has, kv.Fingerprint(ns.Digest(), 0, key(n)))
+	}
+	r := &rig{T: t}
+	r.peers, err = New(Config{Hosts: []string{l.Addr().String()}, Deadline: time.Minute})
+	testenv.OK(t, err)
+	r.store, err = store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, r.peers.Root(1)}})
+	testenv.OK(t, err)
+	t.Cleanup(func() {
+		testenv.NoError(t, errors.Join(r.peers.Close(), r.store.Close(), r.peers.CloseFiles()))
+	})
+	r.space, err = r.store.Namespace(t.Context(), ns)
+	testenv.OK(t, err)
+	r.peers.Start(r.store)
+	r.await("the peer is here", func() bool {
+		list := r.peers.all()
+		return len(list) == 1 && list[0].is(Here)
+	})
+	r.peer = r.peers.all()[0]
+	return r
+}
+
+// names are those of the pieces that are borrowed.
+func (f *FS) names() []string {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return slices.Collect(maps.Keys(f.pieces))
+}
+
+func (r *rig) await(what string, ok func() bool) {
+	r.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			r.Fatalf("not in 20 s: %s; the peer: %+v", what, r.peers.Stats())
+		}
+	}
+}
+
+// look is a lookup with the help of peers, as sessions make it.
+func (r *rig) look(keys ...kv.Key) (hits int) {
+	r.Helper()
+	q := store.LookupRequest{Namespace: r.space, Keys: keys, Ranks: 1}
+	l, err := r.store.Lookup(q)
+	testenv.OK(r, err)
+	if ask := r.peers.Promise(&q, l, true); ask != nil && ask.Run(r.Context()) {
+		q.After = l
+		l, err = r.store.Lookup(q)
+		testenv.OK(r, err)
+	}
+	l.Release()
+	return l.Hits()
+}
+
+// lend is the answer that all that is asked for is there.
+func lend(bytes uint64) func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+	return func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+		m := &proto.LeaseResponse{Lease: 1, Time: durationpb.New(time.Minute)}
+		for i := range len(q.GetKeys()) / kv.KeyBytes {
+			m.Entries = append(m.Entries, &proto.LentEntry{Index: uint32(i), Bytes: []uint64{bytes}})
+		}
+		return m, nil
+	}
+}
+
+const pieceBytes = 4096 + 2*planes*8192
+
+// TestPromises: a promise that is not kept is struck out and asked for once; a session's lookup is not made again for it.
+func TestPromises(t *testing.T) {
+	f := &fake{lease: func(*proto.LeaseRequest) (*proto.LeaseResponse, error) { return &proto.LeaseResponse{}, nil }}
+	r := newRig(t, f, 1, 2)
+	for range 5 {
+		if n := r.look(key(1), key(2)); n != 0 {
+			t.Errorf("%d hits, want none", n)
+		}
+	}
+	if s := r.peers.Stats()[0]; s.Asks != 1 || s.Struck != 1 {
+		t.Errorf("%d asks and %d promises struck out, want 1 and 1", s.Asks, s.Struck)
+	}
+	q, keys := store.LookupRequest{Namespace: r.space, Keys: []kv.Key{key(9), key(8)}, Ranks: 1}, 0
+	l, err := r.store.Lookup(q)
+	testenv.OK(t, err)
+	for _, leading := range []bool{true, false} {
+		if n := testing.AllocsPerRun(100, func() {
+			if r.peers.Promise(&q, l, leading) != nil {
+				keys++
+			}
+		}); n != 0 || keys != 0 {
+			t.Errorf("%.0f allocations and %d promises where there is none, want none", n, keys)
+		}
+	}
+	l.Release()
+	if n := r.look(key(9)); n != 0 || r.peers.Stats()[0].Asks != 1 {
+		t.Errorf("%d hits and %d asks after a key that no peer promises, want none more", n, r.peers.Stats()[0].Asks)
+	}
+}
+
+// TestLoansEnd: what a peer lends is found until the lease ends, and is given back; a lookup for another host never finds it.
+func TestLoansEnd(t *testing.T) {
+	f := &fake{lease: lend(pieceBytes)}
+	r := newRig(t, f, 1, 2)
+	if n := r.look(key(1), key(2)); n != 2 {
+		t.Fatalf("%d hits, want 2", n)
+	}
+	l, err := r.store.Lend(r.space.Digest, store.LookupRequest{Keys: []kv.Key{key(1)}, Ranks: 1, Leading: true})
+	testenv.OK(t, err)
+	if l.Hits() != 0 {
+		t.Error("what is borrowed was lent to another host")
+	}
+	l.Release()
+	r.store.Snapshot(func(list []entries.Change) bool {
+		t.Errorf("peers are told of %d entries that are only borrowed", len(list))
+		return false
+	})
+	r.peer.giveBack(false)
+	if n := r.look(key(1)); n != 1 || r.peers.Stats()[0].Asks != 1 {
+		t.Errorf("%d hits and %d asks before the lease is due, want 1 and 1", n, r.peers.Stats()[0].Asks)
+	}
+	q := store.LookupRequest{Namespace: r.space, Keys: []kv.Key{key(1)}, Ranks: 1}
+	held, err := r.store.Lookup(q)
+	testenv.OK(t, err)
+	r.peer.mu.Lock()
+	for _, l := range r.peer.loans {
+		l.due = time.Now()
+	}
+	r.peer.mu.Unlock()
+	r.await("what no lease has is given back", func() bool { return len(r.peers.fs.names()) == 1 })
+	held.Release()
+	r.await("the rest is given back, and the lease", func() bool { return len(r.peers.fs.names()) == 0 && f.given.Load() == 1 })
+	if s := r.store.Stats().Roots[1]; s.Used != 0 || s.Entries != 0 || s.Vanished != 0 {
+		t.Errorf("%d bytes and %d entries are left, %d files vanished, want none", s.Used, s.Entries, s.Vanished)
+	}
+}
+
+// TestSlowPeer: a peer that does not answer costs no lookup more than the deadline, and is left alone after some.
+func TestSlowPeer(t *testing.T) {
+	hang := make(chan struct{})
+	f := &fake{lease: func(*proto.LeaseRequest) (*proto.LeaseResponse, error) {
+		<-hang
+		return nil, status.Error(codes.Unavailable, "")
+	}}
+	t.Cleanup(func() { close(hang) })
+	r := newRig(t, f, 1)
+	r.peers.cfg.Deadline, r.peers.pause = 50*time.Millisecond, longestPause
+	for n := range mostFailures {
+		r.look(key(1))
+		if s := r.peers.Stats()[0]; s.Failures != uint64(n+1) {
+			t.Fatalf("%+v after %d lookups, want as many failures", s, n+1)
+		}
+	}
+	if s := r.peers.Stats()[0]; s.State != Alone {
+		t.Errorf("the peer is %s, want it left alone", s.State)
+	}
+	if r.look(key(1)); r.peers.Stats()[0].Asks != mostFailures {
+		t.Errorf("%d asks, want none of a peer that is left alone", r.peers.Stats()[0].Asks)
+	}
+	r.peer.mu.Lock()
+	r.peer.until = time.Now()
+	r.peer.mu.Unlock()
+	r.await("it is tried again", func() bool { return r.peer.is(Here) })
+}
+
+// TestHostilePeers: whatever a peer answers, it costs what it lends: no read returns bytes that were not sent, or more than were asked for.
+func TestHostilePeers(t *testing.T) {
+	for name, lease := range map[string]func(q *proto.LeaseRequest, m *proto.LeaseResponse){
+		"an entry beyond":   func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Entries[0].Index = 99 },
+		"an entry twice":    func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Entries = append(m.Entries, m.Entries[0]) },
+		"no piece":          func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Entries[0].Bytes = nil },
+		"an odd size":       func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Entries[0].Bytes[0] = 4097 },
+		"an immense size":   func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Entries[0].Bytes[0] = 1 << 63 },
+		"a negative lease":  func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Time = durationpb.New(-time.Hour) },
+		"a lease for years": func(_ *proto.LeaseRequest, m *proto.LeaseResponse) { m.Time = &durationpb.Duration{Seconds: 1 << 60} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fake{lease: func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+				m, err := lend(pieceBytes)(q)
+				lease(q, m)
+				return m, err
+			}}
+			r := newRig(t, f, 1)
+			n := r.look(key(1))
+			if valid := strings.HasSuffix(name, "lease") || strings.HasSuffix(name, "years"); n != 0 && !valid {
+				t.Errorf("%d hits, want none", n)
+			}
+			r.await("what it lent is given back within the longest lease", func() bool {
+				r.peer.mu.Lock()
+				defer r.peer.mu.Unlock()
+				for _, l := range r.peer.loans {
+					if time.Until(l.ends) > longestLease {
+						return false
+					}
+				}
+				return true
+			})
+		})
+	}
+	send := func(data ...int) func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error {
+		return func(_ *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
+			for _, n := range data {
+				if err := st.Send(&proto.FetchResponse{Data: make([]byte, n)}); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	for name, c := range map[string]struct {
+		fetch func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error
+		want  error
+	}{
+		"all":      {send(4000, 4192), nil},
+		"too few":  {send(4000), ErrAway},
+		"none":     {send(), ErrAway},
+		"too many": {send(4000, 4193), ErrMessage},
+		"empty":    {send(0, 8192), ErrMessage},
+		"a refusal": {func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error {
+			return status.Error(codes.NotFound, "gone")
+		}, ErrAway},
+		"a stall": {func(_ *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
+			<-st.Context().Done()
+			return nil
+		}, ErrAway},
+		"a drip": {func(_ *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
+			for st.Send(&proto.FetchResponse{Data: make([]byte, 1)}) == nil {
+				time.Sleep(5 * time.Millisecond)
+			}
+			return nil
+		}, ErrAway},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, &fake{lease: lend(pieceBytes), fetch: c.fetch}, 1)
+			if name == "a drip" {
+				r.peers.cfg.Budget = 100 * time.Millisecond
+			}
+			if n := r.look(key(1)); n != 1 {
+				t.Fatalf("%d hits, want 1", n)
+			}
+			names := r.peers.fs.names()
+			f, err := r.peers.fs.OpenFile(names[0], os.O_RDONLY, 0)
+			testenv.OK(t, err)
+			buf := make([]byte, 8192)
+			n, err := f.ReadAt(buf, 4096)
+			if c.want == nil && (n != len(buf) || err != nil) || c.want != nil && (n != 0 || !errors.Is(err, c.want)) {
+				t.Errorf("%d bytes, %v, want %v", n, err, c.want)
+			}
+			if name == "a stall" && !strings.Contains(err.Error(), "no byte for") {
+				t.Errorf("the read ended by %v, want it cut off for its silence", err)
+			}
+			if name == "a drip" && !strings.Contains(err.Error(), "not all bytes in") && !strings.Contains(err.Error(), "no byte for") {
+				t.Errorf("the read ended by %v, want it cut off for its slowness", err)
+			}
+		})
+	}
+}
+
+// authority signs certificates for tests.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{}
+	a.cert, a.key, a.pem = certify(t, nil, &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign})
+	return a
+}
+
+func certify(t *testing.T, by *authority, c *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey, []byte) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	testenv.OK(t, err)
+	c.SerialNumber, c.Subject, c.NotBefore, c.NotAfter = big.NewInt(time.Now().UnixNano()), pkix.Name{CommonName: "test"}, time.Now().Add(-time.Hour),
+		time.Now().Add(time.Hour)
+	parent, signer := c, key
+	if by != nil {
+		parent, signer = by.cert, by.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
+	testenv.OK(t, err)
+	cert, err := x509.ParseCertificate(der)
+	testenv.OK(t, err)
+	return cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// files are a certificate for a name, its key, and the authority that its holder believes.
+func (a *authority) files(t *testing.T, name string, believes *authority) (cert, key, ca string) {
+	t.Helper()
+	c := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
+	if ip := net.ParseIP(name); ip != nil {
+		c.IPAddresses = []net.IP{ip}
+	} else {
+		c.DNSNames = []string{name}
+	}
+	_, k, certPEM := certify(t, a, c)
+	der, err := x509.MarshalECPrivateKey(k)
+	testenv.OK(t, err)
+	dir := t.TempDir()
+	write := func(base string, b []byte) string {
+		testenv.OK(t, os.WriteFile(filepath.Join(dir, base), b, 0o600))
+		return filepath.Join(dir, base)
+	}
+	return write("cert", certPEM), write("key", pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})), write("ca", believes.pem)
+}
+
+// TestIdentities: hosts speak only to hosts with a certificate of their authority, for the name that the configuration has.
+func TestIdentities(t *testing.T) {
+	ours, other := newAuthority(t), newAuthority(t)
+	for name, c := range map[string]struct {
+		by, believes *authority // of who calls
+		server       string     // the name in the certificate of who is called
+		plain        bool
+		want         bool
+	}{
+		"ours":                       {ours, ours, "127.0.0.1", false, true},
+		"a caller of another":        {other, ours, "127.0.0.1", false, false},
+		"a server of another":        {ours, other, "127.0.0.1", false, false},
+		"a server of another's name": {ours, ours, "elsewhere", false, false},
+		"plaintext":                  {ours, ours, "127.0.0.1", true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := Config{Listen: "127.0.0.1:0"}
+			a.Cert, a.Key, a.CA = ours.files(t, c.server, ours)
+			lends, err := New(a)
+			testenv.OK(t, err)
+			s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, lends.Root(1)}})
+			testenv.OK(t, err)
+			lends.Start(s)
+			t.Cleanup(func() { testenv.NoError(t, errors.Join(lends.Close(), s.Close(), lends.CloseFiles())) })
+			b := Config{Hosts: []string{lends.Addr()}}
+			if !c.plain {
+				b.Cert, b.Key, b.CA = c.by.files(t, "127.0.0.1", c.believes)
+			}
+			calls, err := New(b)
+			testenv.OK(t, err)
+			t.Cleanup(func() { testenv.NoError(t, errors.Join(calls.Close(), calls.CloseFiles())) })
+			if err := calls.Try(t.Context(), lends.Addr()); (err == nil) != c.want {
+				t.Errorf("%v, want an answer: %v", err, c.want)
+			}
+		})
+	}
+}
+
+// TestPlaintext: without certificates only loopback addresses are listened on and called.
+func TestPlaintext(t *testing.T) {
+	if _, err := New(Config{Listen: "0.0.0.0:0"}); !errors.Is(err, ErrPlaintext) {
+		t.Errorf("listening on all interfaces without TLS: %v, want %v", err, ErrPlaintext)
+	}
+	p, err := New(Config{Hosts: []string{"192.0.2.1:9477"}})
+	testenv.OK(t, err)
+	t.Cleanup(func() { testenv.NoError(t, errors.Join(p.Close(), p.CloseFiles())) })
+	if p.settle(); len(p.all()) != 0 || !errors.Is(p.lost["192.0.2.1:9477"], ErrPlaintext) {
+		t.Errorf("%d peers, %v, want none and %v", len(p.all()), p.lost, ErrPlaintext)
+	}
+}
+
+// TestPace: bytes are spread over time, and what would wait too long is refused.
+func TestPace(t *testing.T) {
+	p := pace{rate: 1 << 20}
+	for range 2 {
+		testenv.OK(t, p.wait(t.Context(), 1))
+	}
+	p.free = time.Now().Add(2 * longestWait)
+	if err := p.wait(t.Context(), 1); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("%v, want it refused", err)
+	}
+	if p.behind() < longestWait {
+		t.Errorf("it is %s behind, want more than %s", p.behind(), longestWait)
+	}
+}
+
+// TestSelfAndTwin: an address that leads to this host is not asked, and of two that lead to one host one is.
+func TestSelfAndTwin(t *testing.T) {
+	g := grpc.NewServer()
+	proto.RegisterPeerServiceServer(g, &fake{})
+	t.Cleanup(g.Stop)
+	var hosts []string
+	for range 2 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		testenv.OK(t, err)
+		hosts = append(hosts, l.Addr().String())
+		go func() { _ = g.Serve(l) }()
+	}
+	p, err := New(Config{Listen: "127.0.0.1:0"})
+	testenv.OK(t, err)
+	p.cfg.Hosts = append(hosts, p.Addr())
+	s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, p.Root(1)}})
+	testenv.OK(t, err)
+	p.Start(s)
+	t.Cleanup(func() { testenv.NoError(t, errors.Join(p.Close(), s.Close(), p.CloseFiles())) })
+	r := &rig{T: t, peers: p}
+	r.await("one is asked, one is its twin, and one is this host", func() bool {
+		count := map[State]int{}
+		for _, s := range p.Stats() {
+			count[s.State]++
+			if s.State == Self && s.Address != p.Addr() {
+				t.Fatalf("%s is taken for this host", s.Address)
+			}
+		}
+		return count[Here] == 1 && count[Twin] == 1 && count[Self] == 1
+	})
+}

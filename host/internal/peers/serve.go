@@ -1,0 +1,356 @@
+package peers
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+const (
+	mostLent     = 4096 // leases
+	mostStreams  = 256  // calls of a connection
+	longestLease = 10 * time.Minute
+	part         = 512 << 10 // bytes of a message of Fetch
+	buffers      = 32
+	batch        = 4096 // changes of a message
+	batchEvery   = 100 * time.Millisecond
+	longestWait  = time.Second // of what is fetched, for its turn
+	pageBytes    = 4096
+)
+
+// lending is this host's part that lends.
+type lending struct {
+	owner *Peers
+	grpc  *grpc.Server
+	pace  pace
+	free  chan []byte // buffers of a part and a page
+
+	mu     sync.Mutex
+	next   uint64
+	leases map[uint64]*lent
+
+	count struct{ leases, keys, refused, bytes atomic.Uint64 }
+}
+
+// lent is a lease that a peer has.
+type lent struct {
+	*store.Lease
+	ends time.Time
+}
+
+func newLending(p *Peers) *lending {
+	l := &lending{owner: p, leases: map[uint64]*lent{}, free: make(chan []byte, buffers), pace: pace{rate: float64(p.cfg.Bandwidth)}}
+	for range buffers {
+		l.free <- nil // mapped when it is used
+	}
+	l.grpc = grpc.NewServer(grpc.Creds(p.id.serving()), grpc.MaxRecvMsgSize(mostBytes), grpc.MaxConcurrentStreams(mostStreams),
+		grpc.KeepaliveEnforcementPolicy(aliveDemand), grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second,
+			Timeout: 5 * time.Second}), grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(2*window),
+		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer), grpc.WaitForHandlers(true))
+	proto.RegisterPeerServiceServer(l.grpc, service{lending: l})
+	return l
+}
+
+// serve serves until close, and ends leases that are over.
+func (l *lending) serve(at net.Listener) {
+	var ending sync.WaitGroup
+	ending.Go(l.endLeases)
+	if err := l.grpc.Serve(at); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		l.owner.cfg.Log.Error("nothing is lent any more", "error", err)
+	}
+	ending.Wait()
+	l.end(func(*lent) bool { return true })
+}
+
+func (l *lending) close() { l.grpc.Stop() }
+
+func (l *lending) endLeases() {
+	tick := time.NewTicker(tidyEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			l.end(func(x *lent) bool { return now.After(x.ends) })
+		case <-l.owner.run.Done():
+			return
+		}
+	}
+}
+
+// end releases leases.
+func (l *lending) end(which func(*lent) bool) {
+	var over []*lent
+	l.mu.Lock()
+	for n, x := range l.leases {
+		if which(x) {
+			over = append(over, x)
+			delete(l.leases, n)
+		}
+	}
+	l.mu.Unlock()
+	for _, x := range over {
+		x.Release()
+	}
+}
+
+func (l *lending) lease(n uint64) *lent {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.leases[n]
+}
+
+// Residents implements the service.
+func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) (err error) {
+	st0, ctx := s.owner.store, st.Context()
+	log := st0.Changes()
+	after := log.Start()
+	first := &proto.ResidentsResponse{Host: s.owner.self[:]}
+	st0.Snapshot(func(list []entries.Change) bool {
+		for i := range list {
+			first.Added = appendPrint(first.Added, &list[i])
+		}
+		if len(first.Added) < 8*batch {
+			return true
+		}
+		err = st.Send(first)
+		first = &proto.ResidentsResponse{}
+		return err == nil && ctx.Err() == nil && s.owner.run.Err() == nil
+	})
+	if first.Whole = true; err == nil {
+		err = st.Send(first)
+	}
+	list := make([]entries.Change, 0, batch)
+	for err == nil {
+		got, wake, lost := log.Read(after, list[:0])
+		if lost != nil {
+			return status.Error(codes.Aborted, lost.Error())
+		}
+		if len(got) > 0 {
+			after = got[len(got)-1].Seq
+			err = st.Send(changes(got))
+			wake = nil // others follow soon: they go together
+		}
+		pause := time.NewTimer(batchEvery)
+		select {
+		case <-wake:
+		case <-pause.C:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		case <-s.owner.run.Done():
+			err = status.Error(codes.Unavailable, "the host ends")
+		}
+		pause.Stop()
+	}
+	return err
+}
+
+func appendPrint(b []byte, c *entries.Change) []byte {
+	return binary.LittleEndian.AppendUint64(b, kv.Fingerprint(c.Namespace, c.Group, c.Key))
+}
+
+// changes is a message. A receiver takes removals first, so what went and came again, or the other way round, counts by its last change.
+func changes(list []entries.Change) *proto.ResidentsResponse {
+	m := &proto.ResidentsResponse{}
+	last := make(map[uint64]entries.ChangeKind, len(list))
+	for i := range list {
+		last[kv.Fingerprint(list[i].Namespace, list[i].Group, list[i].Key)] = list[i].Kind
+	}
+	for print, kind := range last {
+		if kind == entries.Stored {
+			m.Added = binary.LittleEndian.AppendUint64(m.Added, print)
+		} else {
+			m.Removed = binary.LittleEndian.AppendUint64(m.Removed, print)
+		}
+	}
+	return m
+}
+
+// Lease implements the service.
+func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+	keys, err := proto.ParseKeys(nil, q.GetKeys(), kv.KeyBytes)
+	digest := q.GetNamespaceDigest()
+	if err != nil || len(digest) != len(kv.Digest{}) || len(keys) > mostKeys || q.GetRanks() == 0 {
+		s.count.refused.Add(1)
+		return nil, status.Error(codes.InvalidArgument, "keys, namespace or ranks")
+	}
+	s.mu.Lock()
+	many := len(s.leases) >= mostLent
+	s.mu.Unlock()
+	if many || s.pace.behind() > longestWait/2 {
+		s.count.refused.Add(1)
+		return nil, status.Error(codes.ResourceExhausted, "it lends or sends as much as it may")
+	}
+	found, err := s.owner.store.Lend(kv.Digest(digest), store.LookupRequest{Group: q.GetGroup(), Keys: keys, Ranks: q.GetRanks(),
+		Leading: q.GetLeading()})
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	r := &proto.LeaseResponse{}
+	for i := range keys {
+		e := &proto.LentEntry{Index: uint32(i)}
+		for rank := range entries.Ranks(q.GetRanks()) {
+			if n, err := found.Size(i, rank); err == nil && ctx.Err() == nil {
+				e.Bytes = append(e.Bytes, uint64(n))
+			}
+		}
+		if len(e.Bytes) > 0 && len(e.Bytes) == ranksOf(q) {
+			r.Entries = append(r.Entries, e)
+		} else if q.GetLeading() {
+			break
+		}
+	}
+	if len(r.Entries) == 0 {
+		found.Release()
+		return r, nil
+	}
+	time := min(max(q.GetTime().AsDuration(), time.Second), longestLease)
+	r.Lease, r.Time = s.hold(found, time), durationpb.New(time)
+	s.count.leases.Add(1)
+	s.count.keys.Add(uint64(len(r.Entries)))
+	return r, nil
+}
+
+func ranksOf(q *proto.LeaseRequest) (n int) {
+	for range entries.Ranks(q.GetRanks()) {
+		n++
+	}
+	return n
+}
+
+func (l *lending) hold(found *store.Lease, d time.Duration) uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.next++
+	l.leases[l.next] = &lent{found, time.Now().Add(d)}
+	return l.next
+}
+
+// Return implements the service.
+func (s service) Return(_ context.Context, q *proto.ReturnRequest) (*proto.ReturnResponse, error) {
+	s.mu.Lock()
+	x := s.leases[q.GetLease()]
+	delete(s.leases, q.GetLease())
+	s.mu.Unlock()
+	if x != nil {
+		x.Release()
+	}
+	return &proto.ReturnResponse{}, nil
+}
+
+// Fetch implements the service.
+func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
+	x := s.lease(q.GetLease())
+	if x == nil {
+		return status.Error(codes.NotFound, "the lease is over")
+	}
+	piece, err := x.Open(int(q.GetIndex()), q.GetRank())
+	if err != nil {
+		return status.Error(codes.NotFound, err.Error())
+	}
+	defer piece.Close()
+	off, end := int64(q.GetOffset()), int64(q.GetOffset()+q.GetBytes())
+	if off < 0 || end < off || end > piece.Size() {
+		return status.Errorf(codes.OutOfRange, "bytes %d to %d of %d", off, end, piece.Size())
+	}
+	buf, err := s.take(st.Context())
+	if err != nil {
+		return err
+	}
+	defer func() { s.free <- buf }()
+	for off < end {
+		from := off &^ (pageBytes - 1) // direct files are read by pages
+		n := min(end-from, part)
+		want := min((n+pageBytes-1)&^(pageBytes-1), piece.Size()-from)
+		if _, err := piece.File().ReadAt(buf[:want], from); err != nil {
+			return status.Error(codes.DataLoss, err.Error())
+		}
+		if err := s.pace.wait(st.Context(), n); err != nil {
+			return err
+		}
+		if err := st.Send(&proto.FetchResponse{Data: buf[off-from : n]}); err != nil {
+			return err
+		}
+		s.count.bytes.Add(uint64(n - (off - from)))
+		off = from + n
+	}
+	return nil
+}
+
+// take takes a buffer, which bounds what all calls together have read and not sent.
+func (l *lending) take(ctx context.Context) ([]byte, error) {
+	select {
+	case b := <-l.free:
+		if b != nil {
+			return b, nil
+		}
+		m, err := staging.Map(part + pageBytes)
+		if err != nil {
+			l.free <- nil
+			return nil, status.Error(codes.ResourceExhausted, err.Error())
+		}
+		return m.Bytes(), nil
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// pace spreads bytes over time. The zero rate is no limit.
+type pace struct {
+	rate float64 // bytes a second
+
+	mu   sync.Mutex
+	free time.Time // when all that was asked for has been sent
+}
+
+// behind is how long what is sent now would wait.
+func (p *pace) behind() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(0, time.Until(p.free))
+}
+
+// wait waits for the turn of so many bytes.
+func (p *pace) wait(ctx context.Context, bytes int64) error {
+	if p.rate == 0 {
+		return nil
+	}
+	now := time.Now()
+	p.mu.Lock()
+	if p.free.Before(now) {
+		p.free = now
+	}
+	wait := p.free.Sub(now)
+	if wait > longestWait {
+		p.mu.Unlock()
+		return status.Error(codes.ResourceExhausted, "it sends as much as it may")
+	}
+	p.free = p.free.Add(time.Duration(float64(bytes) / p.rate * float64(time.Second)))
+	p.mu.Unlock()
+	if wait < time.Millisecond {
+		return nil
+	}
+	turn := time.NewTimer(wait)
+	defer turn.Stop()
+	select {
+	case <-turn.C:
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}

@@ -1,0 +1,178 @@
+package peers
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+)
+
+// A table holds 64 lists of fingerprints at most, and takes at most so much memory.
+const (
+	lists     = 64
+	mostTable = 256 << 20
+	cellBytes = 16
+	shards    = 256
+)
+
+// Table says which peers have an entry: a bit of a word for each, by the entry's fingerprint. It is exact, so a promise is wrong only
+// while a change is on its way. An entry takes 20 to 30 bytes, however many peers have it, and to ask for all peers is one look. A
+// Bloom or cuckoo filter takes 2 bytes an entry and peer, and a look for each peer.
+type Table struct {
+	shards [shards]shard
+	count  [lists]atomic.Int64
+	taken  atomic.Uint64 // lists in use
+	cells  atomic.Int64
+	full   atomic.Uint64 // fingerprints that there was no memory for
+}
+
+// shard is the fingerprints with the same first byte, by open addressing. Who reads takes no lock: a cell keeps its fingerprint, and one
+// that is replaced by growth is out of date at worst.
+type shard struct {
+	cells atomic.Pointer[[]cell]
+
+	mu   sync.Mutex // of who writes
+	used int        // cells with a fingerprint, also of entries that no peer has any more
+}
+
+type cell struct {
+	print atomic.Uint64 // 0: empty
+	has   atomic.Uint64
+}
+
+// open takes a list.
+func (t *Table) open() (list int, ok bool) {
+	for {
+		taken := t.taken.Load()
+		if list = bits.TrailingZeros64(^taken); list == lists {
+			return 0, false
+		}
+		if t.taken.CompareAndSwap(taken, taken|1<<list) {
+			return list, true
+		}
+	}
+}
+
+// drop empties a list and gives it back. It must not count any more.
+func (t *Table) drop(list int) {
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.mu.Lock()
+		cells := s.all()
+		for j := range cells {
+			cells[j].has.And(^(uint64(1) << list))
+		}
+		s.mu.Unlock()
+	}
+	t.count[list].Store(0)
+	t.taken.And(^(uint64(1) << list))
+}
+
+// at is the lists that have a fingerprint.
+func (t *Table) at(print uint64) uint64 {
+	if c, found := find(t.shards[print>>56].all(), print); found {
+		return c.has.Load()
+	}
+	return 0
+}
+
+func (s *shard) all() []cell {
+	if p := s.cells.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// find is the cell of a fingerprint, or the one that it would get.
+func find(cells []cell, print uint64) (c *cell, found bool) {
+	if len(cells) == 0 {
+		return nil, false
+	}
+	hi, _ := bits.Mul64(print<<8, uint64(len(cells)))
+	for at := int(hi); ; {
+		c = &cells[at]
+		switch c.print.Load() {
+		case print:
+			return c, true
+		case 0:
+			return c, false
+		}
+		if at++; at == len(cells) {
+			at = 0
+		}
+	}
+}
+
+func (t *Table) add(print uint64, list int) {
+	if print == 0 {
+		return
+	}
+	s := &t.shards[print>>56]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, found := find(s.all(), print)
+	if !found {
+		if (s.used+1)*5 > len(s.all())*4 {
+			if !t.grow(s) {
+				t.full.Add(1)
+				return
+			}
+			c, _ = find(s.all(), print)
+		}
+		c.print.Store(print)
+		s.used++
+	}
+	if c.has.Or(1<<list)&(1<<list) == 0 {
+		t.count[list].Add(1)
+	}
+}
+
+func (t *Table) remove(print uint64, list int) {
+	s := &t.shards[print>>56]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c, found := find(s.all(), print); found && c.has.And(^(uint64(1)<<list))&(1<<list) != 0 {
+		t.count[list].Add(-1)
+	}
+}
+
+// grow makes room by half, and leaves out what no peer has.
+func (t *Table) grow(s *shard) bool {
+	old, alive := s.all(), 0
+	for i := range old {
+		if old[i].has.Load() != 0 {
+			alive++
+		}
+	}
+	size := alive*15/8 + 16
+	if more := int64(size - len(old)); t.cells.Add(more)*cellBytes > mostTable && more > 0 {
+		t.cells.Add(-more)
+		return false
+	}
+	cells := make([]cell, size)
+	for i := range old {
+		if has := old[i].has.Load(); has != 0 {
+			c, _ := find(cells, old[i].print.Load())
+			c.print.Store(old[i].print.Load())
+			c.has.Store(has)
+		}
+	}
+	s.cells.Store(&cells)
+	s.used = alive
+	return true
+}
+
+// learn enters the fingerprints of a message.
+func (t *Table) learn(list int, added, removed []byte) error {
+	if len(added)%8 != 0 || len(removed)%8 != 0 {
+		return fmt.Errorf("%w: fingerprints of %d and %d bytes", ErrMessage, len(added), len(removed))
+	}
+	for ; len(removed) > 0; removed = removed[8:] {
+		t.remove(binary.LittleEndian.Uint64(removed), list)
+	}
+	for ; len(added) > 0; added = added[8:] {
+		t.add(binary.LittleEndian.Uint64(added), list)
+	}
+	return nil
+}

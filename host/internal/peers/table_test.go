@@ -1,0 +1,97 @@
+package peers
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"testing"
+)
+
+// TestTable: the table says what sets would, through additions, removals, growth and lists that are dropped.
+func TestTable(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	var table Table
+	var model [3]map[uint64]bool
+	for i := range model {
+		if list, ok := table.open(); !ok || list != i {
+			t.Fatalf("list %d, %v, want %d", list, ok, i)
+		}
+		model[i] = map[uint64]bool{}
+	}
+	prints := make([]uint64, 20000)
+	for i := range prints {
+		prints[i] = random.Uint64() >> (random.IntN(2) * 6) // crowded shards too
+	}
+	for range 200000 {
+		p, list := prints[random.IntN(len(prints))], random.IntN(len(model))
+		if random.IntN(3) == 0 {
+			table.remove(p, list)
+			delete(model[list], p)
+		} else {
+			table.add(p, list)
+			model[list][p] = true
+		}
+	}
+	check := func() {
+		t.Helper()
+		for _, p := range prints {
+			want := uint64(0)
+			for i := range model {
+				if model[i][p] {
+					want |= 1 << i
+				}
+			}
+			if got := table.at(p); got != want {
+				t.Fatalf("fingerprint %x is in lists %b, want %b", p, got, want)
+			}
+		}
+		for i := range model {
+			if got := table.count[i].Load(); got != int64(len(model[i])) {
+				t.Errorf("list %d has %d fingerprints, want %d", i, got, len(model[i]))
+			}
+		}
+	}
+	check()
+	table.drop(1)
+	clear(model[1])
+	check()
+	if list, ok := table.open(); !ok || list != 1 {
+		t.Errorf("the list given next is %d, %v, want the one that was dropped", list, ok)
+	}
+}
+
+// TestTableMemory: an entry takes 20 to 30 bytes however many peers have it.
+func TestTableMemory(t *testing.T) {
+	var table Table
+	random := rand.New(rand.NewPCG(3, 4))
+	const entries = 1 << 20
+	for range entries {
+		p := random.Uint64()
+		table.add(p, 0)
+		table.add(p, 1)
+	}
+	if per := float64(table.cells.Load()*cellBytes) / entries; per < 20 || per > 30 {
+		t.Errorf("%.1f bytes an entry, want 20 to 30", per)
+	} else {
+		t.Logf("%.1f bytes an entry", per)
+	}
+}
+
+// FuzzLearn: no message breaks the table, and one that is whole is learned.
+func FuzzLearn(f *testing.F) {
+	f.Add([]byte("12345678"), []byte("87654321"))
+	f.Add([]byte{}, []byte{1})
+	f.Fuzz(func(t *testing.T, added, removed []byte) {
+		var table Table
+		list, _ := table.open()
+		err := table.learn(list, added, removed)
+		if bad := len(added)%8 != 0 || len(removed)%8 != 0; bad != errors.Is(err, ErrMessage) {
+			t.Fatalf("%d and %d bytes: %v", len(added), len(removed), err)
+		}
+		for ; err == nil && len(added) > 0; added = added[8:] {
+			if p := binary.LittleEndian.Uint64(added); p != 0 && table.at(p) != 1<<list {
+				t.Fatalf("fingerprint %x was not learned", p)
+			}
+		}
+	})
+}

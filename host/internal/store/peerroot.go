@@ -1,0 +1,177 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// Lender is who stands for the hosts that lend.
+type Lender interface {
+	// Blame says that the file of a piece could not be read, or is not what it should be. Its entry is dropped.
+	Blame(name string, cause error)
+}
+
+// peerRoot is the [kind] of a root of what other hosts lend: an [ownRoot] that is empty at both ends of the host's life and takes no
+// stores. Its entries come by [Store.Borrow] and leave by [Store.GiveBack], or as victims; to unlink their files is to forget them.
+type peerRoot struct{ *ownRoot }
+
+func newPeerRoot(r *root) peerRoot {
+	c := peerRoot{newOwnRoot(r)}
+	c.unlinksAll = true
+	return c
+}
+
+func (c peerRoot) save() {}
+
+// recover implements [kind]: nothing is there, so no scan is due.
+func (c peerRoot) recover(context.Context) error {
+	close(c.r.scanned)
+	return nil
+}
+
+// mayInsert implements [kind].
+func (c peerRoot) mayInsert(p *Put) error {
+	return fmt.Errorf("%w: %s is of what other hosts lend", ErrNoSpace, c.r.Path)
+}
+
+// unlinkDamaged implements [kind]: the file is the lender's, and so is the fault.
+func (c peerRoot) unlinkDamaged(v *entries.Eviction, _ uint32, name string, cause error) {
+	c.r.cfg.Lender.Blame(name, cause)
+	_, _ = c.unlink(v, v.Pieces)
+}
+
+// ownRoots are all roots but that one.
+func (s *Store) ownRoots() []*root {
+	if n := len(s.roots) - 1; s.roots[n].cfg.Lender != nil {
+		return s.roots[:n]
+	}
+	return s.roots
+}
+
+// Loan is entries that another host lends, with the pieces of the same ranks.
+type Loan struct {
+	Namespace *catalog.Namespace
+	Group     uint32
+	Tenant    uint32
+	Ranks     uint64
+	Entries   []LentEntry
+	// Name is told the name of each piece's file before it may be opened, with the lock of the root held.
+	Name func(entry int, rank uint32, bytes int64, name string)
+}
+
+// LentEntry is an entry with the bytes of its pieces' files, by rank.
+type LentEntry struct {
+	Key   kv.Key
+	Bytes []int64
+}
+
+// Borrowed names an entry of a loan.
+type Borrowed = entries.Mark
+
+// Borrow lets lookups find what another host lends. It leaves out what is there already, and stops where the root is full.
+func (s *Store) Borrow(l *Loan) (list []Borrowed, err error) {
+	r := s.roots[len(s.roots)-1]
+	if s.closed.Load() || r.cfg.Lender == nil {
+		return nil, ErrClosed
+	}
+	cl, err := l.Namespace.OpenClass(l.Group)
+	if err != nil {
+		return nil, err
+	}
+	tenant := s.catalog.Tenants.Number(l.Tenant)
+	sight := entries.NewLateScan(&r.Set)
+	for i := range l.Entries {
+		e := &l.Entries[i]
+		var bytes int64
+		for _, n := range e.Bytes {
+			bytes += n
+		}
+		if r.Account.Figures().Used+bytes > r.cfg.Capacity || bytes <= 0 {
+			break
+		}
+		r.Lock()
+		if m := r.borrow(sight, cl, tenant, l, i); m.Slot != index.None {
+			list = append(list, m)
+		}
+		r.Unlock()
+	}
+	return list, nil
+}
+
+// borrow enters one entry, unless there is one of its key. The lock is held.
+func (r *root) borrow(sight *entries.Scan, cl *catalog.Class, tenant uint16, l *Loan, i int) Borrowed {
+	e := &l.Entries[i]
+	fp := cl.Printer.Print(&e.Key)
+	if r.Index.Find(fp, cl.Base, &e.Key) != index.None || r.Index.Len() >= r.Index.Max() {
+		return Borrowed{Slot: index.None}
+	}
+	n := 0
+	for rank := range entries.Ranks(l.Ranks) {
+		l.Name(i, rank, e.Bytes[n], r.path("", cl, &e.Key, rank))
+		sight.AddOf(tenant, cl, &pieceformat.Header{
+			Namespace: cl.Namespace.Digest, Group: l.Group, Rank: rank, Key: e.Key, Tenant: l.Tenant, Pieces: 1 << rank,
+			StoreTime: r.store.cfg.Now().UnixNano(), DataOffset: pieceformat.Page, Payload: e.Bytes[n] - pieceformat.Page,
+		}, "", e.Bytes[n])
+		n++
+	}
+	slot := r.Index.Find(fp, cl.Base, &e.Key)
+	if slot != index.None && !r.Index.At(slot).Is(index.Announced) {
+		r.Index.Touch(slot)
+		r.Evictor.Announce(abi.OpResident, slot, fp, 0)
+	}
+	return Borrowed{Slot: slot, Fingerprint: fp}
+}
+
+// GiveBack removes entries that were borrowed, but for those that are in use unless all are to go. It returns what is left.
+func (s *Store) GiveBack(list []Borrowed, all bool) []Borrowed {
+	r := s.roots[len(s.roots)-1]
+	return slices.DeleteFunc(list, func(m Borrowed) bool {
+		r.Lock()
+		stands := r.Stands(m)
+		used := stands && !r.Unused(m.Slot)
+		r.Unlock()
+		if stands && (all || !used) {
+			r.drop(m, 0)
+		}
+		return !used || all
+	})
+}
+
+// Lend looks entries up for another host, by the digest of a namespace that need not be known here.
+func (s *Store) Lend(ns kv.Digest, q LookupRequest) (*Lease, error) {
+	if q.Namespace, q.Lend = s.catalog.Known(ns), true; q.Namespace == nil || q.Namespace.Class(q.Group) == nil {
+		return &Lease{store: s}, nil
+	}
+	return s.Lookup(q)
+}
+
+// Size is the size of the file of the i-th key's piece, which is not taken for one that is loaded.
+func (l *Lease) Size(i int, rank uint32) (int64, error) {
+	if !l.Has(i) {
+		return 0, fmt.Errorf("%w: it does not cover key %d", ErrLeaseOver, i)
+	}
+	g := l.granted(i)
+	p := &Piece{root: l.store.roots[g.Root], mark: entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint}, rank: rank}
+	l.mu.Lock()
+	over, err := l.over, error(nil)
+	if !over {
+		err = p.pin()
+	}
+	l.mu.Unlock()
+	if over {
+		return 0, ErrLeaseOver
+	} else if err != nil {
+		return 0, err
+	}
+	defer p.Close()
+	err = p.open()
+	return p.size, err
+}
