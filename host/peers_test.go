@@ -18,6 +18,7 @@ import (
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -163,7 +164,7 @@ func TestPeerWithDamage(t *testing.T) {
 func TestPeerWithAnotherLayout(t *testing.T) {
 	random := rand.New(rand.NewPCG(11, 12))
 	ca := among(t)
-	ca.Policies = []config.Policy{{Module: "blockmajor"}}
+	ca.PolicyDir, ca.Policies = policytest.Dir(t, "blockmajor"), []config.Policy{{Module: "blockmajor"}}
 	a, two, _ := twoRanks(t, host.Config{Config: ca})
 	for n := range 2 {
 		for _, r := range two {
@@ -430,7 +431,7 @@ func BenchmarkPeerLoad(b *testing.B) {
 // TestPeersAndPolicies: the built-in policy evicts what is borrowed, before and after a reload, and a place policy is not told of that root.
 func TestPeersAndPolicies(t *testing.T) {
 	c := among(t, "127.0.0.1:1")
-	c.Policies = []config.Policy{{Module: "lru"}, {Module: "striped"}}
+	c.PolicyDir, c.Policies = policytest.Dir(t, "lru", "striped"), []config.Policy{{Module: "lru"}, {Module: "striped"}}
 	h, two, _ := twoRanks(t, host.Config{Config: c})
 	random := rand.New(rand.NewPCG(13, 14))
 	for run := range 2 {

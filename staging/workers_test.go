@@ -239,10 +239,12 @@ func TestTenantsTakeTurns(t *testing.T) {
 	}{{3, 1, 1, 0, 4}, {3, 3, 1, 0, 5}, {100, 1, 1, 0, 5}, {3, 1, 1, 0.75, 4}, {3, 1, 1, 0.76, 5}, {3, 1, 2, 1, 4}, {100, 3, 2, 0, 5}} {
 		wide := NewWorkers(8, 0.75)
 		wide.Lanes(c.mounts)
+		wide.mu.Lock()
 		wide.beside = c.beside
 		for n := range c.lanes {
 			wide.lane(string(rune('a'+n)), 2).slow = c.slow
 		}
+		wide.mu.Unlock()
 		hold := make(chan struct{})
 		must(t, wide.SubmitTo("", 1, Read, 0, func() { <-hold }))
 		for n := range 21 {
