@@ -189,7 +189,11 @@ func TestBucketHasADailyBudget(t *testing.T) {
 	most := s.Count("PUT")
 	stored := func() (n int) {
 		for k := uint64(100); k < 200; k++ {
-			if f.putUnder(k, k-1, 0) == nil || f.putUnder(k, k-1, 0) == nil {
+			err := f.putUnder(k, k-1, 0)
+			if err != nil { // once more: the refusal may have been the admission's
+				err = f.putUnder(k, k-1, 0)
+			}
+			if err == nil {
 				n++
 			}
 		}
