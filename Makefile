@@ -22,7 +22,7 @@ PROCESSES := ./host/command ./examples/... ./cmd/...
 # Those that take longest begin first, so that no core waits for one of them in the end.
 LONG := ./host/internal/store/storetest ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
-SLOW_TESTS := TestHostilePolicies TestConditionsPass TestClosedModulesLeaveNothing TestLongCodeGivesControl TestStacksAreBounded TestBulkInSlices \
+SLOW_TESTS := TestModel TestHostilePolicies TestConditionsPass TestClosedModulesLeaveNothing TestLongCodeGivesControl TestStacksAreBounded TestBulkInSlices \
   TestForetoldVictims.* TestHistoriesOnFUSE TestFindsFaults TestRepeats TestAPieceInTwoSizes TestTrees \
   TestMoreNamespacesKeptThanPlaces TestCodecFaultsAreWorkedAround TestCodecFindsDamage TestEveryRouteFindsDamage TestEveryRouteMovesPieces \
   TestTenThousandCompressedOperations TestCompressedPiecesAreEverybodys TestCompressedSizes TestShapesTakeTheirRoute \
@@ -30,7 +30,7 @@ SLOW_TESTS := TestHostilePolicies TestConditionsPass TestClosedModulesLeaveNothi
   TestGarbageUnderFittingChecksums TestDesignNames TestCompressionEndToEnd TestCompressionIsChosen TestConform
 space := $(subst ,, )
 SLOW := ^($(subst $(space),|,$(strip $(SLOW_TESTS))))$$
-SLOW_IN := ./host ./host/internal/transfer ./host/internal/store ./host/internal/store/storetest ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset
+SLOW_IN := ./host ./host/internal/transfer ./host/internal/store ./host/internal/store/storetest ./host/internal/store/shared/... ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset
 # How long a program under the race detector sleeps when it ends, for others to report: each package's tests, and each process that
 # they start. By default it is a second.
 export GORACE ?= atexit_sleep_ms=50

@@ -190,7 +190,7 @@ func TestBucketHasADailyBudget(t *testing.T) {
 	stored := func() (n int) {
 		for k := uint64(100); k < 200; k++ {
 			err := f.putUnder(k, k-1, 0)
-			if err != nil { // once more: the refusal may have been the admission's
+			if err != nil { // where little of the day is left, only what asks again is stored
 				err = f.putUnder(k, k-1, 0)
 			}
 			if err == nil {
