@@ -203,7 +203,7 @@ func TestLoansEnd(t *testing.T) {
 		t.Error("what is borrowed was lent to another host")
 	}
 	l.Release()
-	r.store.Snapshot(func(list []entries.Change) bool {
+	r.store.Lendable(func(list []entries.Change) bool {
 		t.Errorf("peers are told of %d entries that are only borrowed", len(list))
 		return false
 	})

@@ -119,9 +119,12 @@ func (l *lending) lease(n uint64) *lent {
 func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) (err error) {
 	st0, ctx := s.owner.store, st.Context()
 	log := st0.Changes()
+	if !st0.Lends() {
+		log = entries.NewChangeLog(0)
+	}
 	after := log.Start()
 	first := &proto.ResidentsResponse{Host: s.owner.self[:]}
-	st0.Snapshot(func(list []entries.Change) bool {
+	st0.Lendable(func(list []entries.Change) bool {
 		for i := range list {
 			first.Added = appendPrint(first.Added, &list[i])
 		}
