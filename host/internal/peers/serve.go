@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -42,7 +43,6 @@ type lending struct {
 	free  chan []byte // buffers of a part and a page
 
 	mu     sync.Mutex
-	next   uint64
 	leases map[uint64]*lent
 
 	count struct{ leases, keys, refused, bytes atomic.Uint64 }
@@ -205,10 +205,10 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	r := &proto.LeaseResponse{}
-	for i := range keys {
+	for i := 0; i < len(keys) && ctx.Err() == nil; i++ {
 		e := &proto.LentEntry{Index: uint32(i)}
 		for rank := range entries.Ranks(q.GetRanks()) {
-			if n, err := found.Size(i, rank); err == nil && ctx.Err() == nil {
+			if n, err := found.Size(i, rank); err == nil {
 				e.Bytes = append(e.Bytes, uint64(n))
 			}
 		}
@@ -217,6 +217,10 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		} else if q.GetLeading() {
 			break
 		}
+	}
+	if err := ctx.Err(); err != nil { // nothing would give it back
+		found.Release()
+		return nil, status.FromContextError(err).Err()
 	}
 	if len(r.Entries) == 0 {
 		found.Release()
@@ -236,12 +240,15 @@ func ranksOf(q *proto.LeaseRequest) (n int) {
 	return n
 }
 
-func (l *lending) hold(found *store.Lease, d time.Duration) uint64 {
+// hold keeps a lease under a number that another peer cannot guess, and that no lease of an earlier run had.
+func (l *lending) hold(found *store.Lease, d time.Duration) (n uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.next++
-	l.leases[l.next] = &lent{found, time.Now().Add(d)}
-	return l.next
+	for n == 0 || l.leases[n] != nil {
+		n = rand.Uint64()
+	}
+	l.leases[n] = &lent{found, time.Now().Add(d)}
+	return n
 }
 
 // Return implements the service.
@@ -281,6 +288,7 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 		n := min(end-from, part)
 		want := min((n+pageBytes-1)&^(pageBytes-1), piece.Size()-from)
 		if _, err := piece.File().ReadAt(buf[:want], from); err != nil {
+			buf = s.given(buf, err)
 			return status.Error(codes.DataLoss, err.Error())
 		}
 		if err := s.pace.wait(st.Context(), n); err != nil {
@@ -311,6 +319,19 @@ func (l *lending) take(ctx context.Context) ([]byte, error) {
 	case <-ctx.Done():
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
+}
+
+// given is the buffer after a read has failed, nil if the host ends first: a read that was given up uses the buffer until it ends.
+func (l *lending) given(buf []byte, failed error) []byte {
+	var hung *staging.HungError
+	if errors.As(failed, &hung) {
+		select {
+		case <-hung.Ended():
+		case <-l.owner.run.Done():
+			return nil
+		}
+	}
+	return buf
 }
 
 // pace spreads bytes over time. The zero rate is no limit.
