@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/storetest"
+	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 	"github.com/kvhost/kvhost/staging/faultfs"
 )
@@ -103,6 +105,26 @@ func TestLeaseNumbers(t *testing.T) {
 	}
 	if n := l.owner.Lent().Held; n != len(given) {
 		t.Errorf("%d leases are held after others' were given back, want %d", n, len(given))
+	}
+}
+
+// TestLeasesKeys: leases have so many keys together, whoever asks for how few entries how often.
+func TestLeasesKeys(t *testing.T) {
+	l := newLender(t)
+	first, err := l.Lease(t.Context(), l.ask)
+	testenv.OK(t, err)
+	l.ask.Leading, l.ask.Keys = false, append(l.ask.Keys, bytes.Repeat([]byte{9}, (mostKeys-1)*kv.KeyBytes)...)
+	for range mostLentKeys/mostKeys - 1 { // the first lease's key leaves no room for one more
+		_, err := l.Lease(t.Context(), l.ask)
+		testenv.OK(t, err)
+	}
+	if _, err := l.Lease(t.Context(), l.ask); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("%v for more keys than all leases may have, want it refused", err)
+	}
+	_, err = l.Return(t.Context(), &proto.ReturnRequest{Lease: first.GetLease()})
+	testenv.OK(t, err)
+	if _, err := l.Lease(t.Context(), l.ask); err != nil {
+		t.Errorf("%v after a lease was given back, want it granted", err)
 	}
 }
 

@@ -24,8 +24,9 @@ import (
 )
 
 const (
-	mostLent     = 4096 // leases
-	mostStreams  = 256  // calls of a connection
+	mostLent     = 4096    // leases
+	mostLentKeys = 1 << 20 // of all leases: each takes memory, also where many leases have the same entries
+	mostStreams  = 256     // calls of a connection
 	longestLease = 10 * time.Minute
 	part         = 512 << 10 // bytes of a message of Fetch
 	buffers      = 32
@@ -44,6 +45,7 @@ type lending struct {
 
 	mu     sync.Mutex
 	leases map[uint64]*lent
+	keys   int // that all of them were asked for
 
 	count struct{ leases, keys, refused, bytes atomic.Uint64 }
 }
@@ -51,6 +53,7 @@ type lending struct {
 // lent is a lease that a peer has.
 type lent struct {
 	*store.Lease
+	keys int
 	ends time.Time
 }
 
@@ -100,7 +103,7 @@ func (l *lending) end(which func(*lent) bool) {
 	for n, x := range l.leases {
 		if which(x) {
 			over = append(over, x)
-			delete(l.leases, n)
+			l.forget(n, x)
 		}
 	}
 	l.mu.Unlock()
@@ -193,7 +196,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		return nil, status.Error(codes.InvalidArgument, "keys, namespace or ranks")
 	}
 	s.mu.Lock()
-	many := len(s.leases) >= mostLent
+	many := len(s.leases) >= mostLent || s.keys+len(keys) > mostLentKeys
 	s.mu.Unlock()
 	if many || s.pace.behind() > longestWait/2 {
 		s.count.refused.Add(1)
@@ -227,7 +230,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		return r, nil
 	}
 	time := min(max(q.GetTime().AsDuration(), time.Second), longestLease)
-	r.Lease, r.Time = s.hold(found, time), durationpb.New(time)
+	r.Lease, r.Time = s.hold(found, len(keys), time), durationpb.New(time)
 	s.count.leases.Add(1)
 	s.count.keys.Add(uint64(len(r.Entries)))
 	return r, nil
@@ -241,21 +244,30 @@ func ranksOf(q *proto.LeaseRequest) (n int) {
 }
 
 // hold keeps a lease under a number that another peer cannot guess, and that no lease of an earlier run had.
-func (l *lending) hold(found *store.Lease, d time.Duration) (n uint64) {
+func (l *lending) hold(found *store.Lease, keys int, d time.Duration) (n uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for n == 0 || l.leases[n] != nil {
 		n = rand.Uint64()
 	}
-	l.leases[n] = &lent{found, time.Now().Add(d)}
+	l.leases[n] = &lent{found, keys, time.Now().Add(d)}
+	l.keys += keys
 	return n
+}
+
+// forget takes a lease out. The lock is held.
+func (l *lending) forget(n uint64, x *lent) {
+	delete(l.leases, n)
+	l.keys -= x.keys
 }
 
 // Return implements the service.
 func (s service) Return(_ context.Context, q *proto.ReturnRequest) (*proto.ReturnResponse, error) {
 	s.mu.Lock()
 	x := s.leases[q.GetLease()]
-	delete(s.leases, q.GetLease())
+	if x != nil {
+		s.forget(q.GetLease(), x)
+	}
 	s.mu.Unlock()
 	if x != nil {
 		x.Release()
