@@ -318,6 +318,44 @@ func TestOthersDoNotWaitForPeers(t *testing.T) {
 	}
 }
 
+// TestSessionEndsWhileItAsks: a session ends while a peer is asked for it, at once, and keeps nothing of what its lookup had found.
+func TestSessionEndsWhileItAsks(t *testing.T) {
+	random := rand.New(rand.NewPCG(11, 12))
+	a, two, _ := twoRanks(t, host.Config{Config: among(t)})
+	for _, r := range two {
+		r.store(0, random)
+	}
+	between := newDam(t, a.PeerAddr())
+	b, others, _ := twoRanks(t, host.Config{Config: among(t, between.addr)})
+	awaitPeer(t, b, "all entries told", knows(1))
+	for _, r := range others {
+		r.store(1, random)
+	}
+	between.shut()
+	defer between.open()
+	answered := make(chan error, 1)
+	go func() {
+		_, err := others[0].Lookup(t.Context(), client.LookupRequest{Keys: []kv.Key{compressionKey(1), compressionKey(0)}})
+		answered <- err
+	}()
+	awaitPeer(t, b, "asked", func(p *proto.PeerStatus) bool { return p.Asks == 1 })
+	const silence = 15 * time.Second // that ends the call in any case
+	end := time.Now().Add(silence * 2 / 3)
+	others[0].Close()
+	if err := <-answered; err == nil {
+		t.Error("the lookup of a session that was closed was answered, want an error")
+	}
+	for ; ; time.Sleep(time.Millisecond) {
+		results, err := others[1].Discard(t.Context(), 0, []kv.Key{compressionKey(1)})
+		testenv.OK(t, err)
+		if time.Now().After(end) {
+			t.Fatalf("what the lookup had found is %v after %s, want it removed", results, silence*2/3)
+		} else if results[0] == client.Removed {
+			return
+		}
+	}
+}
+
 // dam passes bytes on to an address, or holds them back.
 type dam struct {
 	addr string

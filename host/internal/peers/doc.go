@@ -19,6 +19,6 @@
 //     blamed: named in the log, counted, and left alone for [longestPause]. The entry is a miss.
 //   - One that sends more than it was asked for is cut off. Fingerprints beyond [mostTable] bytes are not kept.
 //
-// The serving side sends at most so many bytes a second, holds at most [mostLent] leases, and pins at most half of a root. What is more is
-// refused before it is promised.
+// The serving side sends at most so many bytes a second, holds at most [mostLent] leases of [mostLentKeys] keys together, and pins at most
+// half of a root. What is more is refused before it is promised.
 package peers

@@ -58,6 +58,7 @@ type peer struct {
 	stop       context.CancelFunc
 	asks       chan struct{} // a place for each that is under way
 	next       atomic.Uint32 // data line
+	giving     sync.Mutex    // held by giveBack: who is to give all back must find what another has in hand
 
 	mu       sync.Mutex
 	lines    []*grpc.ClientConn // the first is for leases
@@ -331,6 +332,8 @@ type loan struct {
 
 // giveBack ends loans: those that are due, or all.
 func (x *peer) giveBack(all bool) {
+	x.giving.Lock()
+	defer x.giving.Unlock()
 	now := time.Now()
 	x.mu.Lock()
 	list := x.loans

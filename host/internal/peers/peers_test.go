@@ -203,7 +203,7 @@ func TestLoansEnd(t *testing.T) {
 		t.Error("what is borrowed was lent to another host")
 	}
 	l.Release()
-	r.store.Snapshot(func(list []entries.Change) bool {
+	r.store.Lendable(func(list []entries.Change) bool {
 		t.Errorf("peers are told of %d entries that are only borrowed", len(list))
 		return false
 	})
@@ -225,6 +225,35 @@ func TestLoansEnd(t *testing.T) {
 	if s := r.store.Stats().Roots[1]; s.Used != 0 || s.Entries != 0 || s.Vanished != 0 {
 		t.Errorf("%d bytes and %d entries are left, %d files vanished, want none", s.Used, s.Entries, s.Vanished)
 	}
+}
+
+// TestPeerRemoved: nothing is left of what a host has lent that the configuration's names lead to no more, whatever is being given back.
+func TestPeerRemoved(t *testing.T) {
+	r := newRig(t, &fake{lease: lend(pieceBytes)}, 1, 2)
+	if n := r.look(key(1), key(2)); n != 2 {
+		t.Fatalf("%d hits, want 2", n)
+	}
+	held, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []kv.Key{key(1)}, Ranks: 1})
+	testenv.OK(t, err)
+	defer held.Release()
+	r.peers.fs.mu.RLock() // keeps an entry that is given back from going
+	r.peer.mu.Lock()
+	for _, l := range r.peer.loans {
+		l.due = time.Now()
+	}
+	r.peer.mu.Unlock()
+	r.await("what is due is being given back", func() bool {
+		r.peer.mu.Lock()
+		defer r.peer.mu.Unlock()
+		return len(r.peer.loans) == 0
+	})
+	r.peers.mu.Lock()
+	r.peers.cfg.Hosts = nil
+	r.peers.mu.Unlock()
+	r.peers.settle()
+	r.await("the peer has left", func() bool { return r.peer.is(Away) })
+	r.peers.fs.mu.RUnlock()
+	r.await("all is given back", func() bool { return len(r.peers.fs.names()) == 0 })
 }
 
 // TestSlowPeer: a peer that does not answer costs no lookup more than the deadline, and is left alone after some.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -23,8 +24,9 @@ import (
 )
 
 const (
-	mostLent     = 4096 // leases
-	mostStreams  = 256  // calls of a connection
+	mostLent     = 4096    // leases
+	mostLentKeys = 1 << 20 // of all leases: each takes memory, also where many leases have the same entries
+	mostStreams  = 256     // calls of a connection
 	longestLease = 10 * time.Minute
 	part         = 512 << 10 // bytes of a message of Fetch
 	buffers      = 32
@@ -42,8 +44,8 @@ type lending struct {
 	free  chan []byte // buffers of a part and a page
 
 	mu     sync.Mutex
-	next   uint64
 	leases map[uint64]*lent
+	keys   int // that all of them were asked for
 
 	count struct{ leases, keys, refused, bytes atomic.Uint64 }
 }
@@ -51,6 +53,7 @@ type lending struct {
 // lent is a lease that a peer has.
 type lent struct {
 	*store.Lease
+	keys int
 	ends time.Time
 }
 
@@ -100,7 +103,7 @@ func (l *lending) end(which func(*lent) bool) {
 	for n, x := range l.leases {
 		if which(x) {
 			over = append(over, x)
-			delete(l.leases, n)
+			l.forget(n, x)
 		}
 	}
 	l.mu.Unlock()
@@ -119,9 +122,12 @@ func (l *lending) lease(n uint64) *lent {
 func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) (err error) {
 	st0, ctx := s.owner.store, st.Context()
 	log := st0.Changes()
+	if !st0.Lends() {
+		log = entries.NewChangeLog(0)
+	}
 	after := log.Start()
 	first := &proto.ResidentsResponse{Host: s.owner.self[:]}
-	st0.Snapshot(func(list []entries.Change) bool {
+	st0.Lendable(func(list []entries.Change) bool {
 		for i := range list {
 			first.Added = appendPrint(first.Added, &list[i])
 		}
@@ -190,7 +196,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		return nil, status.Error(codes.InvalidArgument, "keys, namespace or ranks")
 	}
 	s.mu.Lock()
-	many := len(s.leases) >= mostLent
+	many := len(s.leases) >= mostLent || s.keys+len(keys) > mostLentKeys
 	s.mu.Unlock()
 	if many || s.pace.behind() > longestWait/2 {
 		s.count.refused.Add(1)
@@ -202,10 +208,10 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	r := &proto.LeaseResponse{}
-	for i := range keys {
+	for i := 0; i < len(keys) && ctx.Err() == nil; i++ {
 		e := &proto.LentEntry{Index: uint32(i)}
 		for rank := range entries.Ranks(q.GetRanks()) {
-			if n, err := found.Size(i, rank); err == nil && ctx.Err() == nil {
+			if n, err := found.Size(i, rank); err == nil {
 				e.Bytes = append(e.Bytes, uint64(n))
 			}
 		}
@@ -215,12 +221,16 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 			break
 		}
 	}
+	if err := ctx.Err(); err != nil { // nothing would give it back
+		found.Release()
+		return nil, status.FromContextError(err).Err()
+	}
 	if len(r.Entries) == 0 {
 		found.Release()
 		return r, nil
 	}
 	time := min(max(q.GetTime().AsDuration(), time.Second), longestLease)
-	r.Lease, r.Time = s.hold(found, time), durationpb.New(time)
+	r.Lease, r.Time = s.hold(found, len(keys), time), durationpb.New(time)
 	s.count.leases.Add(1)
 	s.count.keys.Add(uint64(len(r.Entries)))
 	return r, nil
@@ -233,19 +243,31 @@ func ranksOf(q *proto.LeaseRequest) (n int) {
 	return n
 }
 
-func (l *lending) hold(found *store.Lease, d time.Duration) uint64 {
+// hold keeps a lease under a number that another peer cannot guess, and that no lease of an earlier run had.
+func (l *lending) hold(found *store.Lease, keys int, d time.Duration) (n uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.next++
-	l.leases[l.next] = &lent{found, time.Now().Add(d)}
-	return l.next
+	for n == 0 || l.leases[n] != nil {
+		n = rand.Uint64()
+	}
+	l.leases[n] = &lent{found, keys, time.Now().Add(d)}
+	l.keys += keys
+	return n
+}
+
+// forget takes a lease out. The lock is held.
+func (l *lending) forget(n uint64, x *lent) {
+	delete(l.leases, n)
+	l.keys -= x.keys
 }
 
 // Return implements the service.
 func (s service) Return(_ context.Context, q *proto.ReturnRequest) (*proto.ReturnResponse, error) {
 	s.mu.Lock()
 	x := s.leases[q.GetLease()]
-	delete(s.leases, q.GetLease())
+	if x != nil {
+		s.forget(q.GetLease(), x)
+	}
 	s.mu.Unlock()
 	if x != nil {
 		x.Release()
@@ -278,6 +300,7 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 		n := min(end-from, part)
 		want := min((n+pageBytes-1)&^(pageBytes-1), piece.Size()-from)
 		if _, err := piece.File().ReadAt(buf[:want], from); err != nil {
+			buf = s.given(buf, err)
 			return status.Error(codes.DataLoss, err.Error())
 		}
 		if err := s.pace.wait(st.Context(), n); err != nil {
@@ -308,6 +331,19 @@ func (l *lending) take(ctx context.Context) ([]byte, error) {
 	case <-ctx.Done():
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
+}
+
+// given is the buffer after a read has failed, nil if the host ends first: a read that was given up uses the buffer until it ends.
+func (l *lending) given(buf []byte, failed error) []byte {
+	var hung *staging.HungError
+	if errors.As(failed, &hung) {
+		select {
+		case <-hung.Ended():
+		case <-l.owner.run.Done():
+			return nil
+		}
+	}
+	return buf
 }
 
 // pace spreads bytes over time. The zero rate is no limit.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/bits"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 )
@@ -27,7 +28,7 @@ type Table struct {
 	full   atomic.Uint64 // fingerprints that there was no memory for
 }
 
-// shard is the fingerprints with the same first byte, by open addressing. Who reads takes no lock: a cell keeps its fingerprint, and one
+// shard is the fingerprints with the same first byte of their place, by open addressing. Who reads takes no lock: a cell keeps its fingerprint, and one
 // that is replaced by growth is out of date at worst.
 type shard struct {
 	cells atomic.Pointer[[]cell]
@@ -39,6 +40,16 @@ type shard struct {
 type cell struct {
 	print atomic.Uint64 // 0: empty
 	has   atomic.Uint64
+}
+
+// Where a fingerprint is looked for differs from run to run: a peer that chose its fingerprints would have them in a row otherwise, which
+// each search for one of them passes.
+var scatter = [2]uint64{rand.Uint64() | 1, rand.Uint64() | 1}
+
+// placed is a fingerprint's shard, in the first byte, and its place there. No two have the same.
+func placed(print uint64) uint64 {
+	print *= scatter[0]
+	return (print ^ print>>32) * scatter[1]
 }
 
 // open takes a list.
@@ -71,7 +82,8 @@ func (t *Table) drop(list int) {
 
 // at is the lists that have a fingerprint.
 func (t *Table) at(print uint64) uint64 {
-	if c, found := find(t.shards[print>>56].all(), print); found {
+	place := placed(print)
+	if c, found := find(t.shards[place>>56].all(), print, place); found {
 		return c.has.Load()
 	}
 	return 0
@@ -85,11 +97,11 @@ func (s *shard) all() []cell {
 }
 
 // find is the cell of a fingerprint, or the one that it would get.
-func find(cells []cell, print uint64) (c *cell, found bool) {
+func find(cells []cell, print, place uint64) (c *cell, found bool) {
 	if len(cells) == 0 {
 		return nil, false
 	}
-	hi, _ := bits.Mul64(print<<8, uint64(len(cells)))
+	hi, _ := bits.Mul64(place<<8, uint64(len(cells)))
 	for at := int(hi); ; {
 		c = &cells[at]
 		switch c.print.Load() {
@@ -108,17 +120,18 @@ func (t *Table) add(print uint64, list int) {
 	if print == 0 {
 		return
 	}
-	s := &t.shards[print>>56]
+	place := placed(print)
+	s := &t.shards[place>>56]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c, found := find(s.all(), print)
+	c, found := find(s.all(), print, place)
 	if !found {
 		if (s.used+1)*5 > len(s.all())*4 {
 			if !t.grow(s) {
 				t.full.Add(1)
 				return
 			}
-			c, _ = find(s.all(), print)
+			c, _ = find(s.all(), print, place)
 		}
 		c.print.Store(print)
 		s.used++
@@ -129,10 +142,11 @@ func (t *Table) add(print uint64, list int) {
 }
 
 func (t *Table) remove(print uint64, list int) {
-	s := &t.shards[print>>56]
+	place := placed(print)
+	s := &t.shards[place>>56]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c, found := find(s.all(), print); found && c.has.And(^(uint64(1)<<list))&(1<<list) != 0 {
+	if c, found := find(s.all(), print, place); found && c.has.And(^(uint64(1)<<list))&(1<<list) != 0 {
 		t.count[list].Add(-1)
 	}
 }
@@ -153,8 +167,9 @@ func (t *Table) grow(s *shard) bool {
 	cells := make([]cell, size)
 	for i := range old {
 		if has := old[i].has.Load(); has != 0 {
-			c, _ := find(cells, old[i].print.Load())
-			c.print.Store(old[i].print.Load())
+			print := old[i].print.Load()
+			c, _ := find(cells, print, placed(print))
+			c.print.Store(print)
 			c.has.Store(has)
 		}
 	}

@@ -20,7 +20,7 @@ func TestTable(t *testing.T) {
 	}
 	prints := make([]uint64, 20000)
 	for i := range prints {
-		prints[i] = random.Uint64() >> (random.IntN(2) * 6) // crowded shards too
+		prints[i] = random.Uint64()
 	}
 	for range 200000 {
 		p, list := prints[random.IntN(len(prints))], random.IntN(len(model))
@@ -94,4 +94,31 @@ func FuzzLearn(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestTableChosenPrints: a peer that chooses its fingerprints next to each other makes no search long.
+func TestTableChosenPrints(t *testing.T) {
+	const n, start = 1 << 14, 0x4242 << 48
+	var table Table
+	for i := range uint64(n) {
+		table.add(start+i, 3)
+	}
+	longest := 0
+	for i := range table.shards {
+		run := 0
+		for j := range table.shards[i].all() {
+			if run++; table.shards[i].all()[j].print.Load() == 0 {
+				run = 0
+			}
+			longest = max(longest, run)
+		}
+	}
+	if longest > n/8 {
+		t.Errorf("a search passes %d cells of %d fingerprints, want few", longest, n)
+	}
+	for i := range uint64(n) {
+		if table.at(start+i) != 1<<3 {
+			t.Fatalf("fingerprint %d is not found", i)
+		}
+	}
 }

@@ -600,6 +600,26 @@ func (f *fixture) openIn(l *Lease, i, level int) {
 	p.Close()
 }
 
+// TestLookupAgainKeepsItsPrefetch: a lookup that is made again, as after a peer was asked, gets the copies that the first one asked for.
+func TestLookupAgainKeepsItsPrefetch(t *testing.T) {
+	f := farAway(t, 64)
+	open := f.shut()
+	q := LookupRequest{Namespace: f.space, Keys: keys(0, 1), Prefetch: true, After: f.prefetch(0, 1)}
+	l, err := f.store.Lookup(q)
+	must(t, err)
+	open()
+	f.settle()
+	for i := range 2 {
+		equal(t, "level of a hit that was asked for", f.levelOf(l, i), 0)
+	}
+	l.Release()
+	f.settle()
+	for _, r := range f.store.roots {
+		_, inUse := r.Census()
+		equal(t, "entries in use", inUse, 0)
+	}
+}
+
 // TestLoadBeforeItsPrefetch: a load takes what is there at once, and never waits for a copy. What it has loaded from
 // farther away is not copied for it any more; the other is, and is loaded from near.
 func TestLoadBeforeItsPrefetch(t *testing.T) {

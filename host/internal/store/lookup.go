@@ -81,6 +81,9 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	for n := range s.levels {
 		l.found[n] = uint32(w.hits[n])
 	}
+	if q.After != nil { // before the prefetch: an entry has one copy under way, which this cancels
+		q.After.Release()
+	}
 	if q.Prefetch && len(s.levels) > 1 {
 		l.prefetch()
 	}
@@ -98,8 +101,6 @@ func (s *Store) counted(l, first *Lease, keys int) {
 		s.count.lookups.Add(1)
 		s.count.keys.Add(uint64(keys))
 		first = &Lease{}
-	} else {
-		first.Release()
 	}
 	for n, level := range s.levels {
 		level.hits.Add(uint64(max(l.found[n], first.found[n]) - first.found[n]))

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/s3fs"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -398,4 +399,23 @@ func TestBucketHistories(t *testing.T) {
 			t.Logf("%d lives, %d loads, %d failed; %d objects, %d in quarantine", lives, loaded, failed, len(pieces(s)), damaged)
 		})
 	}
+}
+
+// TestLendOfBucket: other hosts are neither told of what is in a bucket nor lent it, also where nothing else is there.
+func TestLendOfBucket(t *testing.T) {
+	f := newFixtureIn(t, t.TempDir(), 4, 1, inBucket(t, startServer(t).URL))
+	f.mustPut(1)
+	l, err := f.store.Lend(f.space.Digest, LookupRequest{Keys: keys(1), Ranks: 1, Leading: true})
+	must(t, err)
+	if l.Hits() != 0 {
+		t.Errorf("%d entries of a bucket are lent, want none", l.Hits())
+	}
+	l.Release()
+	if f.store.Lends() {
+		t.Error("it says that it lends")
+	}
+	f.store.Lendable(func(list []entries.Change) bool {
+		t.Errorf("%d entries of a bucket are told, want none", len(list))
+		return false
+	})
 }

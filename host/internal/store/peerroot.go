@@ -145,9 +145,22 @@ func (s *Store) GiveBack(list []Borrowed, all bool) []Borrowed {
 	})
 }
 
+// Lends says whether Lend may ever find something.
+func (s *Store) Lends() bool { return len(s.lent) > 0 }
+
+// Lendable lists what Lend may find, as Snapshot does.
+func (s *Store) Lendable(yield func([]entries.Change) bool) {
+	for _, l := range s.lent {
+		if !snapshot(l.roots, yield) {
+			return
+		}
+	}
+}
+
 // Lend looks entries up for another host, by the digest of a namespace that need not be known here.
 func (s *Store) Lend(ns kv.Digest, q LookupRequest) (*Lease, error) {
-	if q.Namespace, q.Lend = s.catalog.Known(ns), true; q.Namespace == nil || q.Namespace.Class(q.Group) == nil {
+	q.Namespace, q.Lend = s.catalog.Known(ns), true
+	if !s.Lends() || q.Namespace == nil || q.Namespace.Class(q.Group) == nil {
 		return &Lease{store: s}, nil
 	}
 	return s.Lookup(q)

@@ -249,15 +249,18 @@ func (s *Store) Changes() *entries.ChangeLog { return s.changes }
 
 // Snapshot calls yield with the entries that are resident, as changes without a number, until it returns false. Changes
 // during the call may be missing or not: the log has them, from an [entries.ChangeLog.Start] before the call on.
-func (s *Store) Snapshot(yield func([]entries.Change) bool) {
+func (s *Store) Snapshot(yield func([]entries.Change) bool) { snapshot(s.ownRoots(), yield) }
+
+func snapshot(roots []*root, yield func([]entries.Change) bool) bool {
 	batch := make([]entries.Change, 0, entries.SnapshotStep)
-	for _, r := range s.ownRoots() {
+	for _, r := range roots {
 		for from, more := uint32(0), true; more; from += entries.SnapshotStep {
 			if batch, more = r.Snapshot(from, batch[:0]); len(batch) > 0 && !yield(batch) {
-				return
+				return false
 			}
 		}
 	}
+	return true
 }
 
 // Namespace opens a namespace: the same one gives the same pointer. Its text and its plans are durable in every root

@@ -1,0 +1,173 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/storetest"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+	"github.com/kvhost/kvhost/staging/faultfs"
+)
+
+// lender is a host that lends one entry.
+type lender struct {
+	service
+	ask   *proto.LeaseRequest
+	store *store.Store
+	disk  *faultfs.FS
+}
+
+func newLender(t *testing.T) *lender {
+	l := &lender{disk: faultfs.New(staging.OS())}
+	p, err := New(Config{Listen: "127.0.0.1:0"})
+	testenv.OK(t, err)
+	l.store, err = store.Open(t.Context(), store.Config{IOTimeout: time.Second,
+		Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20, FS: l.disk}, p.Root(1)}})
+	testenv.OK(t, err)
+	p.Start(l.store)
+	t.Cleanup(func() {
+		l.disk.Release()
+		testenv.NoError(t, errors.Join(p.Close(), l.store.Close(), p.CloseFiles()))
+	})
+	ns := space()
+	space, err := l.store.Namespace(t.Context(), ns)
+	testenv.OK(t, err)
+	pool, err := staging.NewSlots(1, 1<<20)
+	testenv.OK(t, err)
+	t.Cleanup(func() { testenv.NoError(t, pool.Close()) })
+	put, err := l.store.Put(t.Context(), store.PutRequest{Namespace: space, Key: key(1)})
+	testenv.OK(t, err)
+	testenv.OK(t, storetest.StorePut(t.Context(), pool, put, make([]byte, put.Plan().PayloadBytes())))
+	digest, k := ns.Digest(), key(1)
+	l.ask = &proto.LeaseRequest{NamespaceDigest: digest[:], Keys: k[:], Ranks: 1, Leading: true, Time: durationpb.New(time.Minute)}
+	l.service = service{lending: p.lending}
+	return l
+}
+
+// late is a context that ends after it was looked at so many times.
+type late struct {
+	context.Context
+	looks int
+}
+
+func (c *late) Err() error {
+	if c.looks--; c.looks < 0 {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// TestLateLease: a lease that was made too late for who has asked is not kept.
+func TestLateLease(t *testing.T) {
+	l := newLender(t)
+	for looks := range 2 {
+		if r, err := l.Lease(&late{t.Context(), looks}, l.ask); status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("%v, %v for a call that is over after %d looks, want its deadline", r, err, looks)
+		}
+	}
+	if n := l.owner.Lent().Held; n != 0 {
+		t.Errorf("%d leases are held that nothing will give back, want none", n)
+	}
+}
+
+// TestLeaseNumbers: a number that a peer was not given names no lease, nor does one of an earlier run.
+func TestLeaseNumbers(t *testing.T) {
+	l := newLender(t)
+	given := map[uint64]bool{}
+	for range 8 {
+		r, err := l.Lease(t.Context(), l.ask)
+		testenv.OK(t, err)
+		given[r.GetLease()] = true
+	}
+	for n := range given {
+		for _, other := range []uint64{n - 1, n + 1} {
+			if given[other] {
+				t.Errorf("the leases %d and %d: who has one can tell the other", n, other)
+			}
+		}
+	}
+	for n := range uint64(100) {
+		_, err := l.Return(t.Context(), &proto.ReturnRequest{Lease: n})
+		testenv.OK(t, err)
+	}
+	if n := l.owner.Lent().Held; n != len(given) {
+		t.Errorf("%d leases are held after others' were given back, want %d", n, len(given))
+	}
+}
+
+// TestLeasesKeys: leases have so many keys together, whoever asks for how few entries how often.
+func TestLeasesKeys(t *testing.T) {
+	l := newLender(t)
+	first, err := l.Lease(t.Context(), l.ask)
+	testenv.OK(t, err)
+	l.ask.Leading, l.ask.Keys = false, append(l.ask.Keys, bytes.Repeat([]byte{9}, (mostKeys-1)*kv.KeyBytes)...)
+	for range mostLentKeys/mostKeys - 1 { // the first lease's key leaves no room for one more
+		_, err := l.Lease(t.Context(), l.ask)
+		testenv.OK(t, err)
+	}
+	if _, err := l.Lease(t.Context(), l.ask); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("%v for more keys than all leases may have, want it refused", err)
+	}
+	_, err = l.Return(t.Context(), &proto.ReturnRequest{Lease: first.GetLease()})
+	testenv.OK(t, err)
+	if _, err := l.Lease(t.Context(), l.ask); err != nil {
+		t.Errorf("%v after a lease was given back, want it granted", err)
+	}
+}
+
+// sink is the end of a Fetch that takes everything.
+type sink struct {
+	grpc.ServerStream
+	ctx  context.Context
+	data []byte
+}
+
+func (s *sink) Context() context.Context { return s.ctx }
+func (s *sink) Send(m *proto.FetchResponse) error {
+	s.data = append(s.data, m.GetData()...)
+	return nil
+}
+
+// TestHungRead: a buffer that a read still uses, which was given up, is not used for another.
+func TestHungRead(t *testing.T) {
+	l := newLender(t)
+	r, err := l.Lease(t.Context(), l.ask)
+	testenv.OK(t, err)
+	l.disk.Set(faultfs.Rule{Op: staging.OpRead, Path: "**", Fault: faultfs.Fault{Hang: true}})
+	over := make(chan error, 1)
+	go func() {
+		over <- l.Fetch(&proto.FetchRequest{Lease: r.GetLease(), Bytes: pageBytes}, &sink{ctx: t.Context()})
+	}()
+	testenv.OK(t, l.disk.AwaitHanging(t.Context(), 1))
+	for end := time.Now().Add(20 * time.Second); l.store.Stats().Roots[0].State == health.In && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	select {
+	case err := <-over:
+		t.Fatalf("the call has given its buffer back while the read still uses it: %v", err)
+	case <-time.After(100 * time.Millisecond): // broken code is done by then
+	}
+	if n := len(l.free); n != buffers-1 {
+		t.Errorf("%d buffers are free while a read hangs, want %d", n, buffers-1)
+	}
+	l.disk.Release()
+	if err := <-over; status.Code(err) != codes.DataLoss {
+		t.Errorf("%v, want the read to fail", err)
+	}
+	if n := len(l.free); n != buffers {
+		t.Errorf("%d buffers are free after the read has ended, want %d", n, buffers)
+	}
+}
