@@ -43,7 +43,7 @@ type State string
 
 // States of a peer.
 const (
-	Away  State = "away"  // there is no connection, or what it has is not known yet
+	Away  State = "away"  // there is no connection, or its entries are not known yet
 	Here  State = "here"  // it is asked
 	Alone State = "alone" // left alone for a time, after failures or wrong bytes
 	Self  State = "self"  // the address is this host's own

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"math/bits"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -215,7 +216,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 				e.Bytes = append(e.Bytes, uint64(n))
 			}
 		}
-		if len(e.Bytes) > 0 && len(e.Bytes) == ranksOf(q) {
+		if len(e.Bytes) == bits.OnesCount64(q.GetRanks()) {
 			r.Entries = append(r.Entries, e)
 		} else if q.GetLeading() {
 			break
@@ -234,13 +235,6 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 	s.count.leases.Add(1)
 	s.count.keys.Add(uint64(len(r.Entries)))
 	return r, nil
-}
-
-func ranksOf(q *proto.LeaseRequest) (n int) {
-	for range entries.Ranks(q.GetRanks()) {
-		n++
-	}
-	return n
 }
 
 // hold keeps a lease under a number that another peer cannot guess, and that no lease of an earlier run had.
