@@ -67,6 +67,10 @@ func (g *GPU) DoFile(fn func(*Thread)) error {
 	return nil
 }
 
+// turns divide the limit of an operation: a process or a machine that is stopped loses one of them, however long it was stopped, and an
+// operation that ends with the pause has the others to say so.
+const turns = 8
+
 // DoFileFor is [GPU.DoFile] with a time limit; 0 is none. When the limit passes, fn is abandoned and the error is a
 // [HungError], which tells when fn returns. When it passes before a thread is free, fn does not run and the error is
 // [ErrHung]. ran reports whether fn was started.
@@ -79,16 +83,21 @@ func (g *GPU) DoFileFor(limit time.Duration, fn func(*Thread) error) (ran bool, 
 		return false, err
 	}
 	call := fileTasks.Get().(*fileTask)
-	call.timer.Reset(limit)
+	left := turns
 	var t *Thread
-	select {
-	case <-g.closed:
-		err = ErrClosed
-	case <-call.timer.C:
-		err = fmt.Errorf("%w: every thread of the GPU is in a hung call", ErrHung)
-	case t = <-g.files.idle:
-	}
-	if err != nil {
+	for t == nil {
+		call.timer.Reset(limit / turns)
+		select {
+		case t = <-g.files.idle:
+			continue
+		case <-g.closed:
+			err = ErrClosed
+		case <-call.timer.C:
+			if left--; left > 0 {
+				continue
+			}
+			err = fmt.Errorf("%w: every thread of the GPU is in a hung call", ErrHung)
+		}
 		call.timer.Stop()
 		fileTasks.Put(call)
 		return false, err
@@ -96,19 +105,16 @@ func (g *GPU) DoFileFor(limit time.Duration, fn func(*Thread) error) (ran bool, 
 	call.fn = fn
 	t.tasks <- task{call.run, call.done}
 	var panicked any
-	select {
-	case panicked = <-call.done:
-	case <-call.timer.C:
-		hung := &HungError{Limit: limit, ended: make(chan struct{})}
-		g.files.abandon()
-		go func() {
-			if v := <-call.done; v != nil { // no caller is left to receive it
-				g.driver.log.Error("abandoned cuFile call panicked", "gpu", g.UUID.String(), "panic", fmt.Sprint(v))
+	for runs := true; runs; {
+		call.timer.Reset(limit / turns)
+		select {
+		case panicked = <-call.done:
+			runs = false
+		case <-call.timer.C:
+			if left--; left == 0 {
+				return true, g.abandon(t, call, limit)
 			}
-			g.files.reclaim(t)
-			close(hung.ended)
-		}()
-		return true, hung
+		}
 	}
 	g.files.idle <- t
 	err = call.err
@@ -119,6 +125,20 @@ func (g *GPU) DoFileFor(limit time.Duration, fn func(*Thread) error) (ran bool, 
 		panic(panicked)
 	}
 	return true, err
+}
+
+// abandon gives up a call that does not return.
+func (g *GPU) abandon(t *Thread, call *fileTask, limit time.Duration) error {
+	hung := &HungError{Limit: limit, ended: make(chan struct{})}
+	g.files.abandon()
+	go func() {
+		if v := <-call.done; v != nil { // no caller is left to receive it
+			g.driver.log.Error("abandoned cuFile call panicked", "gpu", g.UUID.String(), "panic", fmt.Sprint(v))
+		}
+		g.files.reclaim(t)
+		close(hung.ended)
+	}()
+	return hung
 }
 
 func (p *filePool) add(t *Thread) {

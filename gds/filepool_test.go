@@ -2,13 +2,19 @@ package gds
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 )
@@ -67,6 +73,50 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 	if err := s.Read(int(f.Fd()), s.Bytes); err != nil || g.Hung() != 0 || len(g.files.idle) != size {
 		t.Errorf("afterwards: %v, %d stuck, %d threads", err, g.Hung(), len(g.files.idle))
 	}
+}
+
+const pausing = "KVHOST_TEST_PAUSED"
+
+// TestPauseIsNoHang: this program is stopped for longer than a call may take, as a machine may be. The calls that were under way end after
+// it, and none is given up.
+func TestPauseIsNoHang(t *testing.T) {
+	if os.Getenv(pausing) == "" {
+		child := exec.Command(os.Args[0], "-test.run=^TestPauseIsNoHang$")
+		child.Env = append(os.Environ(), pausing+"=1")
+		in, err := child.StdinPipe()
+		testenv.OK(t, err)
+		out, err := child.StdoutPipe()
+		testenv.OK(t, err)
+		testenv.OK(t, child.Start())
+		_, err = out.Read(make([]byte, 1))
+		testenv.OK(t, err)
+		testenv.OK(t, child.Process.Signal(unix.SIGSTOP))
+		time.Sleep(3 * time.Second)
+		testenv.OK(t, child.Process.Signal(unix.SIGCONT))
+		testenv.OK(t, in.Close())
+		said, err := io.ReadAll(out)
+		if err = errors.Join(err, child.Wait()); err != nil {
+			t.Errorf("want no call given up after a pause, got %v\n%s", err, said)
+		}
+		return
+	}
+	g, _ := doubled(t, Config{Threads: 1, Files: 16})
+	ctx, over := context.WithCancel(t.Context())
+	var calls sync.WaitGroup
+	for range 64 {
+		calls.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := g.DoFileFor(2*time.Second, func(*Thread) error { time.Sleep(20 * time.Millisecond); return nil }); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	_, err := os.Stdout.Write([]byte("\n"))
+	testenv.OK(t, err)
+	_, _ = os.Stdin.Read(make([]byte, 1))
+	over()
+	calls.Wait()
 }
 
 // TestCloseLeavesWhatHangs: a GPU is closed while an operation that was given up is still under way. Close says so

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -148,14 +149,17 @@ func TestBucketsAreValidated(t *testing.T) {
 		"endpoint":      func(r *config.Root) { r.Endpoint = "s3.example.org" },
 		"ca_file":       func(r *config.Root) { r.CAFile = "/none" },
 		"prices":        func(r *config.Root) { r.Prices = []float64{1, 2, 3} },
+		"prices/NaN":    func(r *config.Root) { r.Prices = []float64{1, 2, 3, math.NaN()} },
+		"prices/Inf":    func(r *config.Root) { r.Prices = []float64{1, 2, 3, math.Inf(1)} },
 		"region":        func(r *config.Root) { r.Path, r.Region = "/a", "eu-central-1" },
 	} {
 		c := configuration(t)
 		c.Roots = []config.Root{{Path: "s3://bucket/prefix", Capacity: 1 << 30}}
 		testenv.OK(t, c.Validate())
 		change(&c.Roots[0])
+		key, _, _ := strings.Cut(name, "/")
 		var problem *config.Problem
-		if err := c.Validate(); !errors.As(err, &problem) || problem.Path != "root[0]."+name {
+		if err := c.Validate(); !errors.As(err, &problem) || problem.Path != "root[0]."+key {
 			t.Errorf("root in a bucket with %s: got %v", name, err)
 		}
 	}

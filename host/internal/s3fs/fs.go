@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math"
 	"net/http"
 	"os"
 	"path"
@@ -92,7 +93,7 @@ func Open(cfg Config) (*FS, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Prices) != 0 && (len(cfg.Prices) != 4 || slices.Min(cfg.Prices) < 0) {
+	if len(cfg.Prices) != 0 && (len(cfg.Prices) != 4 || !(slices.Min(cfg.Prices) >= 0) || math.IsInf(slices.Max(cfg.Prices), 1)) {
 		return nil, refuse("prices", "%v, want four, 0 or more: of 1,000 writes, 1,000 reads, a GB stored for a month, and a GB read", cfg.Prices)
 	}
 	cfg.Budget = cmp.Or(cfg.Budget, 12*time.Second)
