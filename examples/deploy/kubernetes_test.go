@@ -35,7 +35,8 @@ func TestManifests(t *testing.T) {
 
 // What is wrong with a chart is found.
 func TestManifestsAreJudged(t *testing.T) {
-	const daemon, engine, policy, pod, monitor = "daemonset.yaml", "vllm.yaml", "networkpolicy.yaml", "_helpers.tpl", "podmonitor.yaml"
+	const daemon, engine, policy, pod, monitor, peers = "daemonset.yaml", "vllm.yaml", "networkpolicy.yaml", "_helpers.tpl", "podmonitor.yaml",
+		"peers.yaml"
 	for _, c := range []struct{ file, from, to, says string }{
 		{pod, "hostIPC: true", "hostIpc: true", "hostIpc"},
 		{pod, "hostIPC: true", "hostIPC: 1", "hostIPC"},
@@ -49,8 +50,16 @@ func TestManifestsAreJudged(t *testing.T) {
 		{engine, "      labels:\n{{ include \"kvhost.labels\" $part", "      labels:\n{{ include \"kvhost.labels\" (dict \"part\" \"llm\" \"top\" .)", "does not match its own pods"},
 		{policy, "port: http", "port: metrics", "which the host lacks"},
 		{policy, "{{- fail", "{{- print", "[otlp]"},
-		{policy, "{{- with .egress }}", "{{- range list .egress }}", "an empty list"},
+		{policy, "{{- if or .egress $.Values.peers.secret }}\n  egress:", "{{- if true }}\n  egress: []", "an empty list"},
 		{monitor, "port: http", "port: web", "does not select the host's metrics"},
+		{peers, "clusterIP: None", "clusterIP: 10.0.0.1", "does not lead to the hosts"},
+		{peers, "targetPort: peers", "targetPort: peer", "does not lead to the hosts"},
+		{peers, "targetPort: peers", "targetPort: http", "keeps peers apart"},
+		{daemon, "}}.svc:9477", "}}.svc:9476", "does not lead to the hosts"},
+		{daemon, "secretName: {{ .Values.peers.secret }}", "secret: a", "unknown field"},
+		{policy, "{protocol: TCP, port: peers}\n{{- end }}\n{{- if or", "{protocol: TCP, port: http}\n{{- end }}\n{{- if or", "to the host false"},
+		{policy, "    - to:", "    - from:", "unknown field"},
+		{policy, "port: 53", "port: 54", "names false"},
 		{engine, "targetPort: api", "targetPort: http", "does not lead to the engine"},
 		{pod, "app.kubernetes.io/instance: {{ .top.Release.Name }}", "app.kubernetes.io/instance: one", "two releases"},
 		{pod, `replace "." "-"`, "lower", "cannot have the name"},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -47,6 +48,7 @@ func (o *objects) judge() error {
 			}
 		}
 	}
+	o.judgePeers(bad)
 	if m := o.monitor; m != nil && (!selects(&m.Spec.Selector, host.Labels) || !hasPort(c, &intstr.IntOrString{StrVal: m.Spec.PodMetricsEndpoints[0].Port})) {
 		bad("the PodMonitor does not select the host's metrics")
 	}
@@ -79,6 +81,53 @@ func (o *objects) judge() error {
 		bad("a Service cannot have the name %s", s.Name)
 	}
 	return errors.Join(errs...)
+}
+
+// judgePeers says where hosts do not reach each other.
+func (o *objects) judgePeers(bad func(string, ...any)) {
+	host := &o.host.Spec.Template
+	c := &host.Spec.Containers[0]
+	hosts := ""
+	for _, e := range c.Env {
+		if e.Name == "KVHOST_PEERS_HOSTS" {
+			hosts = e.Value
+		}
+	}
+	s := o.peers
+	if (s == nil) != (hosts == "") {
+		bad("peers by the name %q, and a Service: %t", hosts, s != nil)
+	}
+	if s == nil {
+		return
+	}
+	port := &s.Spec.Ports[0]
+	if s.Spec.ClusterIP != corev1.ClusterIPNone || !selects(&metav1.LabelSelector{MatchLabels: s.Spec.Selector}, host.Labels) ||
+		!hasPort(c, &port.TargetPort) || hosts != fmt.Sprintf("%s.%s.svc:%d", s.Name, s.Namespace, port.Port) {
+		bad("the Service %s does not lead to the hosts as %s", s.Name, hosts)
+	}
+	if len(validation.IsDNS1035Label(s.Name)) > 0 {
+		bad("a Service cannot have the name %s", s.Name)
+	}
+	if o.policy == nil {
+		return
+	}
+	in, out, names := false, false, false
+	for _, rule := range o.policy.Spec.Ingress {
+		in = in || reaches(rule.From, rule.Ports, host.Labels, port.TargetPort)
+	}
+	for _, rule := range o.policy.Spec.Egress {
+		out = out || reaches(rule.To, rule.Ports, host.Labels, port.TargetPort)
+		names = names || len(rule.To) == 0 && len(rule.Ports) > 0 && rule.Ports[0].Port.IntVal == 53
+	}
+	if !in || !out || !names {
+		bad("the NetworkPolicy keeps peers apart: to the host %t, from it %t, names %t", in, out, names)
+	}
+}
+
+// reaches says whether a rule is of pods of this namespace with these labels, and of a port.
+func reaches(pods []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort, labels map[string]string, port intstr.IntOrString) bool {
+	return len(pods) == 1 && pods[0].NamespaceSelector == nil && pods[0].PodSelector != nil && selects(pods[0].PodSelector, labels) &&
+		len(ports) == 1 && *ports[0].Port == port
 }
 
 // socketVolume is the directory of the node that a pod mounts as "run", at the same path.

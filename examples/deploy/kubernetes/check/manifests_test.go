@@ -55,6 +55,7 @@ var good = map[string]values{
 		"podMonitor":    values{"enabled": true, "labels": values{"release": "prometheus"}},
 		"vllm":          values{"enabled": true, "args": []any{"--seed=1"}, "env": []any{values{"name": "B", "value": "c"}}, "hfTokenSecret": "hf"},
 	},
+	"peers":     {"peers": values{"secret": "kvhost-peers"}, "vllm": values{"enabled": true}},
 	"no policy": {"networkPolicy": values{"enabled": false}, "vllm": values{"enabled": true, "service": false}},
 }
 
@@ -69,6 +70,7 @@ var bad = map[string]values{
 	"config":      {"config": "socket = 1"},
 	"limits":      {"resources": values{"limits": nil}},
 	"egress":      {"config": "[otlp]\n[[root]]\n"},
+	"peers":       {"peers": values{"secret": 1}},
 }
 
 func TestMain(*testing.M) {
@@ -176,7 +178,8 @@ type objects struct {
 	engine  *appsv1.Deployment
 	config  *corev1.ConfigMap
 	policy  *networkingv1.NetworkPolicy
-	service *corev1.Service
+	service *corev1.Service // of the engine
+	peers   *corev1.Service // of the hosts
 	monitor *podMonitor
 }
 
@@ -214,7 +217,11 @@ func decode(files map[string]string) (*objects, error) {
 			case "v1 ConfigMap":
 				err = strict(doc, &o.config)
 			case "v1 Service":
-				err = strict(doc, &o.service)
+				into := &o.service
+				if file == "kvhost.yaml" {
+					into = &o.peers
+				}
+				err = strict(doc, into)
 			case "networking.k8s.io/v1 NetworkPolicy":
 				err = strict(doc, &o.policy)
 			case "monitoring.coreos.com/v1 PodMonitor":
