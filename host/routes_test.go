@@ -39,8 +39,11 @@ func TestRoutesAreChosenAndLogged(t *testing.T) {
 		route, why  string
 		neverCalled string
 	}{
-		"direct":     {change: func(c *config.Config) { c.Roots[0].Route = config.RouteDirect }, route: "direct", why: gds.ByCompatibility},
-		"staged":     {change: func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, route: "staged", why: "as configured", neverCalled: "cuFileDriverOpen"},
+		"direct": {change: func(c *config.Config) { c.Roots[0].Route = config.RouteDirect }, route: "direct", why: gds.ByCompatibility},
+		"staged": {change: func(c *config.Config) { c.Roots[0].Route = config.RouteStaged }, route: "staged", why: "as configured", neverCalled: "cuFileDriverOpen"},
+		"among peers": {change: func(c *config.Config) {
+			c.Peers.Listen, c.Peers.Hosts, c.Roots[0].Route = "127.0.0.1:0", "127.0.0.1:1", config.RouteDirect
+		}, route: "direct", why: gds.ByCompatibility},
 		"forbidden":  {change: func(c *config.Config) { c.GDS.UseCuFile = false }, route: "staged", why: "as configured", neverCalled: "cuFileDriverOpen"},
 		"no library": {noCuFile: true, route: "staged", why: "no cuFile library"},
 		"no driver":  {rules: "cuFileDriverOpen:code=5001", route: "staged", why: "CU_FILE_DRIVER_NOT_INITIALIZED"},

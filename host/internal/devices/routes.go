@@ -67,26 +67,28 @@ func (d *Devices) OpenRoutes(ctx context.Context, engine *transfer.Engine, st *s
 	direct, why := d.openDirect()
 	chosen := map[*gds.DirectRoute]bool{}
 	p := prober{engine: engine, store: st, fs: fsys}
-	for i, s := range st.Stats().Roots {
-		if d.cfg.Roots[i].Kind().TakesMemory() {
-			d.log.Info("route chosen", "root", s.Path, "route", "memory", "why", "its pieces are page-locked memory")
+	roots := st.Stats().Roots
+	for i, r := range d.cfg.Roots { // and not those that the host has for itself: what peers lend is staged
+		path := roots[i].Path
+		if r.Kind().TakesMemory() {
+			d.log.Info("route chosen", "root", path, "route", "memory", "why", "its pieces are page-locked memory")
 			continue
 		}
 		for _, g := range d.gpus {
 			choice := transfer.RouteChoice{Why: "as configured"}
 			switch route := direct[g]; {
-			case !d.triesDirect(d.cfg.Roots[i]):
+			case !d.triesDirect(r):
 			case route == nil:
 				choice.Why = why.Error()
 			default:
-				choice = p.probe(ctx, route, d.cfg.Roots[i], s.Path, d.probeBytes(d.cfg.Roots[i]))
+				choice = p.probe(ctx, route, r, path, d.probeBytes(r))
 			}
-			engine.SetRoute(g, s.Path, choice)
+			engine.SetRoute(g, path, choice)
 			route := "staged"
 			if choice.Direct != nil {
 				route, chosen[choice.Direct] = "direct", true
 			}
-			d.log.Info("route chosen", "gpu", g.UUID.String(), "root", s.Path, "route", route, "why", choice.Why)
+			d.log.Info("route chosen", "gpu", g.UUID.String(), "root", path, "route", route, "why", choice.Why)
 		}
 	}
 	for g, route := range direct {
