@@ -40,7 +40,6 @@ func got[T any](run func(Call) error, op Op, name string, undo func(T), do func(
 	return value, nil
 }
 
-// OpenFile implements [FS].
 func (a *Around) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
 	return a.opened(name, func() (File, error) { return a.Inner.OpenFile(name, flag, perm) })
 }
@@ -49,63 +48,51 @@ func (a *Around) opened(name string, open func() (File, error)) (File, error) {
 	return got(a.Run, OpOpen, name, func(f File) { f.Close() }, open)
 }
 
-// Rename implements [FS].
 func (a *Around) Rename(oldname, newname string) error {
 	return a.Run(Call{Op: OpRename, Name: oldname, Other: newname, Do: func() error { return a.Inner.Rename(oldname, newname) }})
 }
 
-// RenameNoReplace implements [FS].
 func (a *Around) RenameNoReplace(oldname, newname string) error {
 	return a.Run(Call{Op: OpPublish, Name: oldname, Other: newname,
 		Do: func() error { return a.Inner.RenameNoReplace(oldname, newname) }})
 }
 
-// Link implements [FS].
 func (a *Around) Link(oldname, newname string) error {
 	return a.Run(Call{Op: OpLink, Name: oldname, Other: newname, Do: func() error { return a.Inner.Link(oldname, newname) }})
 }
 
-// Remove implements [FS].
 func (a *Around) Remove(name string) error {
 	return a.Run(Call{Op: OpRemove, Name: name, Do: func() error { return a.Inner.Remove(name) }})
 }
 
-// Mkdir implements [FS].
 func (a *Around) Mkdir(name string, perm fs.FileMode) error {
 	return a.Run(Call{Op: OpMkdir, Name: name, Do: func() error { return a.Inner.Mkdir(name, perm) }})
 }
 
-// MkdirAll implements [FS].
 func (a *Around) MkdirAll(name string, perm fs.FileMode) error {
 	return a.Run(Call{Op: OpMkdir, Name: name, Do: func() error { return a.Inner.MkdirAll(name, perm) }})
 }
 
-// ReadDir implements [FS].
 func (a *Around) ReadDir(name string) ([]fs.DirEntry, error) {
 	return Told(a.Run, OpReadDir, name, func() ([]fs.DirEntry, error) { return a.Inner.ReadDir(name) })
 }
 
-// Stat implements [FS].
 func (a *Around) Stat(name string) (Info, error) {
 	return Told(a.Run, OpStat, name, func() (Info, error) { return a.Inner.Stat(name) })
 }
 
-// SyncDir implements [FS].
 func (a *Around) SyncDir(name string) error {
 	return a.Run(Call{Op: OpSyncDir, Name: name, Do: func() error { return a.Inner.SyncDir(name) }})
 }
 
-// SyncFS implements [FS].
 func (a *Around) SyncFS(name string) error {
 	return a.Run(Call{Op: OpSyncFS, Name: name, Do: func() error { return a.Inner.SyncFS(name) }})
 }
 
-// Statfs implements [FS].
 func (a *Around) Statfs(name string) (Space, error) {
 	return Told(a.Run, OpStatfs, name, func() (Space, error) { return a.Inner.Statfs(name) })
 }
 
-// Lock implements [FS].
 func (a *Around) Lock(name string) (io.Closer, error) {
 	return got(a.Run, OpLock, name, func(l io.Closer) { l.Close() }, func() (io.Closer, error) { return a.Inner.Lock(name) })
 }

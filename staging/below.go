@@ -125,7 +125,6 @@ func (b *belowFS) Device(name string) (dev uint64, err error) {
 // DirectModes implements [DirectModer].
 func (b *belowFS) DirectModes() *DirectModes { return &osModes }
 
-// OpenFile implements [FS].
 func (b *belowFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
 	p, err := b.enter("open", name)
 	if err != nil {
@@ -201,17 +200,14 @@ func (b *belowFS) two(oldname, newname string, call func(from, to at) error) err
 	return linkError("rename", oldname, newname, err)
 }
 
-// Rename implements [FS].
 func (b *belowFS) Rename(oldname, newname string) error {
 	return b.two(oldname, newname, func(from, to at) error { return renames.replace(from, to, oldname, newname) })
 }
 
-// RenameNoReplace implements [FS].
 func (b *belowFS) RenameNoReplace(oldname, newname string) error {
 	return b.two(oldname, newname, func(from, to at) error { return renames.noReplace(from, to, oldname, newname) })
 }
 
-// Link implements [FS].
 func (b *belowFS) Link(oldname, newname string) error {
 	return b.two(oldname, newname, func(from, to at) error {
 		return linkError("link", oldname, newname, retry(func() error { return renames.link(from, to) }))
@@ -233,7 +229,6 @@ func (b *belowFS) inParent(op, name string, call func(at) error) error {
 	return pathError(op, name, call(at))
 }
 
-// Remove implements [FS].
 func (b *belowFS) Remove(name string) error {
 	return b.inParent("remove", name, func(at at) error {
 		err := retry(func() error { return unix.Unlinkat(at.dir, at.name, 0) })
@@ -246,7 +241,6 @@ func (b *belowFS) Remove(name string) error {
 	})
 }
 
-// Mkdir implements [FS].
 func (b *belowFS) Mkdir(name string, perm fs.FileMode) error {
 	if _, rel, ok := b.find(name); ok && rel == "." {
 		return os.Mkdir(name, perm)
@@ -256,7 +250,6 @@ func (b *belowFS) Mkdir(name string, perm fs.FileMode) error {
 	})
 }
 
-// MkdirAll implements [FS].
 func (b *belowFS) MkdirAll(name string, perm fs.FileMode) error {
 	if _, rel, ok := b.find(name); ok && rel == "." {
 		return os.MkdirAll(name, perm)
@@ -298,7 +291,6 @@ func (p *place) mkdirAll(perm fs.FileMode) error {
 	return err
 }
 
-// ReadDir implements [FS].
 func (b *belowFS) ReadDir(name string) (list []fs.DirEntry, err error) {
 	err = b.directory("open", name, func(fd int) error {
 		dir := os.NewFile(uintptr(fd), name)
@@ -324,7 +316,6 @@ func (b *belowFS) directory(op, name string, call func(fd int) error) error {
 	return call(fd)
 }
 
-// Stat implements [FS].
 func (b *belowFS) Stat(name string) (Info, error) {
 	t, rel, ok := b.find(name)
 	if ok && rel == "." {
@@ -359,7 +350,6 @@ func (b *belowFS) SyncDir(name string) error {
 	})
 }
 
-// SyncFS implements [FS].
 func (b *belowFS) SyncFS(name string) error {
 	p, err := b.enter("syncfs", name)
 	if err != nil {
@@ -374,7 +364,6 @@ func (b *belowFS) SyncFS(name string) error {
 	return pathError("syncfs", name, retry(func() error { return unix.Syncfs(fd) }))
 }
 
-// Statfs implements [FS].
 func (b *belowFS) Statfs(name string) (Space, error) {
 	p, err := b.enter("statfs", name)
 	if err != nil {
@@ -393,7 +382,6 @@ func (b *belowFS) Statfs(name string) (Space, error) {
 	return spaceOf(&st), nil
 }
 
-// Lock implements [FS].
 func (b *belowFS) Lock(name string) (io.Closer, error) {
 	t, rel, ok := b.find(name)
 	if ok && rel == "." {

@@ -52,16 +52,12 @@ func (f *osFile) fail(op string, err error) error {
 	return &fs.PathError{Op: op, Path: f.name, Err: err}
 }
 
-// Name implements [File].
 func (f *osFile) Name() string { return f.name }
 
-// Direct implements [File].
 func (f *osFile) Direct() bool { return f.direct.Load() }
 
-// Fd implements [File].
 func (f *osFile) Fd() uintptr { return uintptr(f.fd) }
 
-// ReadAt implements [File].
 func (f *osFile) ReadAt(p []byte, off int64) (int, error) {
 	if !f.enter() {
 		return 0, f.fail("read", fs.ErrClosed)
@@ -78,7 +74,6 @@ func (f *osFile) ReadAt(p []byte, off int64) (int, error) {
 	return n, f.classify("read", direct, err)
 }
 
-// WriteAt implements [File].
 func (f *osFile) WriteAt(p []byte, off int64) (int, error) {
 	if !f.enter() {
 		return 0, f.fail("write", fs.ErrClosed)
@@ -107,7 +102,6 @@ func (f *osFile) classify(op string, direct bool, err error) error {
 	return refusedDirect(op, f.name)
 }
 
-// Datasync implements [File].
 func (f *osFile) Datasync() error {
 	if !f.enter() {
 		return f.fail("fdatasync", fs.ErrClosed)
@@ -119,7 +113,6 @@ func (f *osFile) Datasync() error {
 	return nil
 }
 
-// Stat implements [File].
 func (f *osFile) Stat() (Info, error) {
 	if !f.enter() {
 		return Info{}, f.fail("stat", fs.ErrClosed)
@@ -132,7 +125,6 @@ func (f *osFile) Stat() (Info, error) {
 	return infoOf(&st), nil
 }
 
-// Allocate implements [File].
 func (f *osFile) Allocate(n int64) error {
 	if !f.enter() {
 		return f.fail("fallocate", fs.ErrClosed)

@@ -178,7 +178,6 @@ func (r removeFS) DirectModes() *DirectModes { return r.known }
 // Device implements [placed].
 func (r removeFS) Device(name string) (uint64, error) { return deviceOf(r.FS, name) }
 
-// Remove implements [FS].
 func (r removeFS) Remove(name string) error {
 	info, err := r.FS.Stat(name)
 	if removed := r.FS.Remove(name); removed != nil {

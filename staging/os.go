@@ -32,7 +32,6 @@ func linkError(op, oldname, newname string, err error) error {
 	return &os.LinkError{Op: op, Old: oldname, New: newname, Err: err}
 }
 
-// OpenFile implements [FS].
 func (osFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
 	fd, err := open(name, flag, perm)
 	if err != nil {
@@ -49,34 +48,26 @@ func open(name string, flag int, perm fs.FileMode) (fd int, err error) {
 	return fd, pathError("open", name, err)
 }
 
-// Rename implements [FS].
 func (osFS) Rename(oldname, newname string) error {
 	return renames.replace(byPath(oldname), byPath(newname), oldname, newname)
 }
 
-// RenameNoReplace implements [FS].
 func (osFS) RenameNoReplace(oldname, newname string) error {
 	return renames.noReplace(byPath(oldname), byPath(newname), oldname, newname)
 }
 
-// Link implements [FS].
 func (osFS) Link(oldname, newname string) error {
 	return linkError("link", oldname, newname, retry(func() error { return unix.Link(oldname, newname) }))
 }
 
-// Remove implements [FS].
 func (osFS) Remove(name string) error { return os.Remove(name) }
 
-// Mkdir implements [FS].
 func (osFS) Mkdir(name string, perm fs.FileMode) error { return os.Mkdir(name, perm) }
 
-// MkdirAll implements [FS].
 func (osFS) MkdirAll(name string, perm fs.FileMode) error { return os.MkdirAll(name, perm) }
 
-// ReadDir implements [FS].
 func (osFS) ReadDir(name string) ([]fs.DirEntry, error) { return os.ReadDir(name) }
 
-// Stat implements [FS].
 func (osFS) Stat(name string) (Info, error) {
 	var st unix.Stat_t
 	if err := retry(func() error { return unix.Stat(name, &st) }); err != nil {
@@ -85,10 +76,8 @@ func (osFS) Stat(name string) (Info, error) {
 	return infoOf(&st), nil
 }
 
-// SyncDir implements [FS].
 func (osFS) SyncDir(name string) error { return syncPath(name, unix.O_DIRECTORY, "fsync", unix.Fsync) }
 
-// SyncFS implements [FS].
 func (osFS) SyncFS(name string) error { return syncPath(name, 0, "syncfs", unix.Syncfs) }
 
 func syncPath(name string, flag int, op string, do func(fd int) error) error {
@@ -100,7 +89,6 @@ func syncPath(name string, flag int, op string, do func(fd int) error) error {
 	return pathError(op, name, retry(func() error { return do(fd) }))
 }
 
-// Statfs implements [FS].
 func (osFS) Statfs(name string) (Space, error) {
 	var st unix.Statfs_t
 	if err := retry(func() error { return unix.Statfs(name, &st) }); err != nil {

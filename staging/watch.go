@@ -229,7 +229,6 @@ func (f *WatchedFS) openDirect(name string, flag int, perm fs.FileMode) (File, e
 	return f.file(f.opened(name, func() (File, error) { return OpenDirect(f.Inner, name, flag, perm) }))
 }
 
-// OpenFile implements [FS].
 func (f *WatchedFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
 	return f.file(f.Around.OpenFile(name, flag, perm))
 }
@@ -241,7 +240,6 @@ func (f *WatchedFS) file(file File, err error) (File, error) {
 	return &watchedFile{File: file, fs: f}, nil
 }
 
-// Lock implements [FS].
 func (f *WatchedFS) Lock(name string) (io.Closer, error) {
 	lock, err := f.Around.Lock(name)
 	if err != nil {
@@ -310,18 +308,14 @@ func (f *watchedFile) transfer(op Op, p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// ReadAt implements [File].
 func (f *watchedFile) ReadAt(p []byte, off int64) (int, error) { return f.transfer(OpRead, p, off) }
 
-// WriteAt implements [File].
 func (f *watchedFile) WriteAt(p []byte, off int64) (int, error) { return f.transfer(OpWrite, p, off) }
 
-// Datasync implements [File].
 func (f *watchedFile) Datasync() error {
 	return f.fs.call(Call{Op: OpSync, Name: f.Name(), Do: f.File.Datasync})
 }
 
-// Allocate implements [File].
 func (f *watchedFile) Allocate(n int64) error {
 	return f.fs.call(Call{Op: OpAllocate, Name: f.Name(), Do: func() error { return f.File.Allocate(n) }})
 }
@@ -341,8 +335,6 @@ func (f *watchedFile) Memory(n int64) (Segments, error) {
 // Shrink implements [MemoryFile].
 func (f *watchedFile) Shrink(n int64) error { return Shrink(f.File, n) }
 
-// Stat implements [File].
 func (f *watchedFile) Stat() (Info, error) { return Told(f.fs.call, OpStat, f.Name(), f.File.Stat) }
 
-// Close implements [File].
 func (f *watchedFile) Close() error { return f.fs.release(f.Name(), f.File) }

@@ -208,7 +208,6 @@ func (f *FS) call(c staging.Call) error {
 // DirectModes makes f an FS with its own memory of which devices take direct I/O; see [staging.OpenDirect].
 func (f *FS) DirectModes() *staging.DirectModes { return &f.modes }
 
-// OpenFile implements [staging.FS].
 func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
 	around := f.Around
 	if flag&unix.O_DIRECT != 0 { // two operations: open, and in it direct
@@ -232,7 +231,6 @@ type faultFile struct {
 	fs *FS
 }
 
-// ReadAt implements [staging.File].
 func (f *faultFile) ReadAt(p []byte, off int64) (int, error) {
 	ft := f.fs.Take(staging.OpRead, f.Name(), "")
 	switch {
@@ -254,7 +252,6 @@ func (f *faultFile) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// WriteAt implements [staging.File].
 func (f *faultFile) WriteAt(p []byte, off int64) (int, error) {
 	ft := f.fs.Take(staging.OpWrite, f.Name(), "")
 	cut := ft.cut(len(p))
@@ -315,14 +312,12 @@ func (f *faultFile) learn(err error) {
 	}
 }
 
-// Datasync implements [staging.File].
 func (f *faultFile) Datasync() error { return f.call(staging.OpSync, f.File.Datasync) }
 
 func (f *faultFile) call(op staging.Op, do func() error) error {
 	return f.fs.call(staging.Call{Op: op, Name: f.Name(), Do: do})
 }
 
-// Allocate implements [staging.File].
 func (f *faultFile) Allocate(n int64) error {
 	return f.call(staging.OpAllocate, func() error { return f.File.Allocate(n) })
 }
@@ -337,7 +332,6 @@ func (f *faultFile) Memory(n int64) (staging.Segments, error) {
 	})
 }
 
-// Stat implements [staging.File].
 func (f *faultFile) Stat() (staging.Info, error) {
 	return staging.Told(f.fs.call, staging.OpStat, f.Name(), f.File.Stat)
 }

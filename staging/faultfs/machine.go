@@ -172,7 +172,6 @@ func (v *disk) before(k *keptFile, off, n int64) error {
 	return nil
 }
 
-// OpenFile implements [staging.FS].
 func (v *disk) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
 	_, missing := v.FS.Stat(name)
 	f, err := v.FS.OpenFile(name, flag&^os.O_TRUNC, perm)
@@ -199,7 +198,6 @@ func (v *disk) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, 
 	return out, nil
 }
 
-// Stat implements [staging.FS].
 func (v *disk) Stat(name string) (staging.Info, error) {
 	info, err := v.FS.Stat(name)
 	return v.visible(info), err
@@ -213,7 +211,6 @@ func (v *disk) visible(info staging.Info) staging.Info {
 	return info
 }
 
-// SyncFS implements [staging.FS].
 func (v *disk) SyncFS(name string) error {
 	if err := v.FS.SyncFS(name); err != nil {
 		return err
@@ -235,7 +232,6 @@ func (v *disk) SyncFS(name string) error {
 	return v.forgetDurable()
 }
 
-// Lock implements [staging.FS].
 func (v *disk) Lock(name string) (io.Closer, error) {
 	inner, err := v.FS.Lock(name)
 	if err != nil {
@@ -273,13 +269,11 @@ func (f *crashFile) run(op staging.Op, do func() error) error {
 	return f.disk.machine.run(staging.Call{Op: op, Name: f.Name(), Do: do})
 }
 
-// ReadAt implements [staging.File].
 func (f *crashFile) ReadAt(p []byte, off int64) (n int, err error) {
 	err = f.run(staging.OpRead, func() error { n, err = f.File.ReadAt(p, off); return err })
 	return n, err
 }
 
-// WriteAt implements [staging.File].
 func (f *crashFile) WriteAt(p []byte, off int64) (n int, err error) {
 	err = f.run(staging.OpWrite, func() error {
 		if f.kept != nil && off >= 0 {
@@ -293,7 +287,6 @@ func (f *crashFile) WriteAt(p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-// Datasync implements [staging.File].
 func (f *crashFile) Datasync() error {
 	return f.run(staging.OpSync, func() error {
 		if err := f.File.Datasync(); err != nil {
@@ -307,12 +300,10 @@ func (f *crashFile) Datasync() error {
 	})
 }
 
-// Allocate implements [staging.File].
 func (f *crashFile) Allocate(n int64) error {
 	return f.run(staging.OpAllocate, func() error { return f.File.Allocate(n) })
 }
 
-// Stat implements [staging.File].
 func (f *crashFile) Stat() (staging.Info, error) {
 	return staging.Told(f.disk.machine.run, staging.OpStat, f.Name(), func() (staging.Info, error) {
 		info, err := f.File.Stat()
@@ -320,7 +311,6 @@ func (f *crashFile) Stat() (staging.Info, error) {
 	})
 }
 
-// Close implements [staging.File].
 func (f *crashFile) Close() error {
 	machine := f.disk.machine
 	machine.mu.Lock()
@@ -413,7 +403,6 @@ func (v *disk) Rename(oldname, newname string) error {
 	return nil
 }
 
-// RenameNoReplace implements [staging.FS].
 func (v *disk) RenameNoReplace(oldname, newname string) error {
 	if err := v.FS.RenameNoReplace(oldname, newname); err != nil {
 		return err
@@ -422,7 +411,6 @@ func (v *disk) RenameNoReplace(oldname, newname string) error {
 	return nil
 }
 
-// Link implements [staging.FS].
 func (v *disk) Link(oldname, newname string) error {
 	if err := v.FS.Link(oldname, newname); err != nil {
 		return err
@@ -431,7 +419,6 @@ func (v *disk) Link(oldname, newname string) error {
 	return nil
 }
 
-// Mkdir implements [staging.FS].
 func (v *disk) Mkdir(name string, perm fs.FileMode) error {
 	if err := v.FS.Mkdir(name, perm); err != nil {
 		return err
@@ -441,7 +428,6 @@ func (v *disk) Mkdir(name string, perm fs.FileMode) error {
 	return nil
 }
 
-// MkdirAll implements [staging.FS].
 func (v *disk) MkdirAll(name string, perm fs.FileMode) error {
 	var missing []string
 	for d := filepath.Clean(name); ; d = filepath.Dir(d) {
@@ -458,7 +444,6 @@ func (v *disk) MkdirAll(name string, perm fs.FileMode) error {
 	return v.FS.MkdirAll(name, perm) // which finds a file in a directory's place
 }
 
-// SyncDir implements [staging.FS].
 func (v *disk) SyncDir(name string) error {
 	if err := v.FS.SyncDir(name); err != nil {
 		return err

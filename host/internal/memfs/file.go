@@ -38,16 +38,12 @@ func (f *file) leave() {
 
 func (f *file) fail(op string, err error) error { return pathError(op, f.name, err) }
 
-// Name implements [staging.File].
 func (f *file) Name() string { return f.name }
 
-// Direct implements [staging.File].
 func (f *file) Direct() bool { return false }
 
-// Fd implements [staging.File].
 func (f *file) Fd() uintptr { return staging.NoFd }
 
-// ReadAt implements [staging.File].
 func (f *file) ReadAt(p []byte, off int64) (int, error) {
 	if err := f.enter("read"); err != nil {
 		return 0, err
@@ -63,7 +59,6 @@ func (f *file) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// WriteAt implements [staging.File].
 func (f *file) WriteAt(p []byte, off int64) (int, error) {
 	if err := f.enter("write"); err != nil {
 		return 0, err
@@ -119,7 +114,6 @@ func (f *file) Shrink(n int64) error {
 	return nil
 }
 
-// Allocate implements [staging.File].
 func (f *file) Allocate(n int64) error {
 	if err := f.enter("allocate"); err != nil {
 		return err
@@ -134,7 +128,6 @@ func (f *file) Allocate(n int64) error {
 	return nil
 }
 
-// Datasync implements [staging.File].
 func (f *file) Datasync() error {
 	if err := f.enter("fdatasync"); err != nil {
 		return err
@@ -143,7 +136,6 @@ func (f *file) Datasync() error {
 	return nil
 }
 
-// Stat implements [staging.File].
 func (f *file) Stat() (staging.Info, error) {
 	if err := f.enter("stat"); err != nil {
 		return staging.Info{}, err

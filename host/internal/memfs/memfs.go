@@ -33,7 +33,7 @@ func Usable(bytes int64) int64 { return (bytes - bytes/64 - min(16<<20, bytes/8)
 // devices numbers the file systems of this process.
 var devices atomic.Uint64
 
-// FS is a file system in memory. It is safe for concurrent use.
+// FS is a file system in memory, a [staging.FS]. It is safe for concurrent use.
 type FS struct {
 	arena *arena
 	dev   uint64
@@ -114,7 +114,6 @@ func linkError(op, oldname, newname string, err error) error {
 	return &os.LinkError{Op: op, Old: oldname, New: newname, Err: err}
 }
 
-// OpenFile implements [staging.FS].
 func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (staging.File, error) {
 	if flag&unix.O_DIRECT != 0 {
 		return nil, pathError("open", name, unix.EINVAL)
@@ -170,7 +169,6 @@ func (f *FS) closed(n *node) {
 // Rename implements [staging.FS]. Directories cannot be renamed.
 func (f *FS) Rename(oldname, newname string) error { return f.rename(oldname, newname, true) }
 
-// RenameNoReplace implements [staging.FS].
 func (f *FS) RenameNoReplace(oldname, newname string) error { return f.rename(oldname, newname, false) }
 
 func (f *FS) rename(oldname, newname string, replace bool) error {
@@ -212,7 +210,6 @@ func (f *FS) rename(oldname, newname string, replace bool) error {
 	return nil
 }
 
-// Link implements [staging.FS].
 func (f *FS) Link(oldname, newname string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -237,7 +234,6 @@ func (f *FS) Link(oldname, newname string) error {
 	return nil
 }
 
-// Remove implements [staging.FS].
 func (f *FS) Remove(name string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -257,7 +253,6 @@ func (f *FS) Remove(name string) error {
 	return pathError("remove", name, err)
 }
 
-// Mkdir implements [staging.FS].
 func (f *FS) Mkdir(name string, perm fs.FileMode) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -272,7 +267,6 @@ func (f *FS) Mkdir(name string, perm fs.FileMode) error {
 	return nil
 }
 
-// MkdirAll implements [staging.FS].
 func (f *FS) MkdirAll(name string, perm fs.FileMode) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -298,7 +292,6 @@ func (f *FS) MkdirAll(name string, perm fs.FileMode) error {
 	}
 }
 
-// Stat implements [staging.FS].
 func (f *FS) Stat(name string) (staging.Info, error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -315,7 +308,6 @@ func (f *FS) SyncDir(name string) error {
 	return err
 }
 
-// SyncFS implements [staging.FS].
 func (f *FS) SyncFS(name string) error {
 	_, err := f.Stat(name)
 	return err
@@ -343,7 +335,6 @@ func (f *FS) Statfs(name string) (staging.Space, error) {
 	return staging.Space{Total: total, Free: total - ready + free, Available: free, Type: Magic}, nil
 }
 
-// Lock implements [staging.FS].
 func (f *FS) Lock(name string) (io.Closer, error) {
 	file, err := f.open(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err == unix.EISDIR {
@@ -508,7 +499,6 @@ func (f *FS) reap(n *node) {
 	}
 }
 
-// ReadDir implements [staging.FS].
 func (f *FS) ReadDir(name string) ([]fs.DirEntry, error) {
 	dir, err := f.directory("readdir", name)
 	if err != nil {

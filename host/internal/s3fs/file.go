@@ -39,16 +39,12 @@ func (f *file) check(op string, allowed bool, off int64) error {
 	return nil
 }
 
-// Name implements [staging.File].
 func (f *file) Name() string { return f.name }
 
-// Direct implements [staging.File].
 func (f *file) Direct() bool { return false }
 
-// Fd implements [staging.File].
 func (f *file) Fd() uintptr { return staging.NoFd }
 
-// ReadAt implements [staging.File].
 func (f *file) ReadAt(p []byte, off int64) (int, error) {
 	if err := f.check("read", true, off); err != nil || len(p) == 0 {
 		return 0, err
@@ -64,7 +60,6 @@ func (f *file) ReadAt(p []byte, off int64) (int, error) {
 	return n, failed("read", f.name, err, false)
 }
 
-// WriteAt implements [staging.File].
 func (f *file) WriteAt(p []byte, off int64) (int, error) {
 	err := f.check("write", f.writes, off)
 	if err == nil && len(p) > 0 {
@@ -79,7 +74,6 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 // Datasync implements [staging.File]: there is nothing to make durable before a file is published, and nothing after that.
 func (f *file) Datasync() error { return f.check("fdatasync", true, 0) }
 
-// Stat implements [staging.File].
 func (f *file) Stat() (staging.Info, error) {
 	if err := f.check("stat", true, 0); err != nil {
 		return staging.Info{}, err
@@ -90,7 +84,6 @@ func (f *file) Stat() (staging.Info, error) {
 // Allocate implements [staging.File]: there is nothing to reserve.
 func (f *file) Allocate(int64) error { return f.check("allocate", true, 0) }
 
-// Close implements [staging.File].
 func (f *file) Close() error {
 	if f.over.Swap(true) {
 		return pathError("close", f.name, fs.ErrClosed)

@@ -62,7 +62,7 @@ type Config struct {
 // devices numbers the file systems of this process.
 var devices atomic.Uint64
 
-// FS is the objects below a prefix. It is safe for concurrent use.
+// FS is the objects below a prefix, as a [staging.FS]. It is safe for concurrent use.
 type FS struct {
 	*client
 	free   *client // writes at any time: locks
@@ -249,7 +249,6 @@ func (f *FS) target(name string) string {
 	return name
 }
 
-// Rename implements [staging.FS].
 func (f *FS) Rename(oldname, newname string) error { return f.rename(oldname, newname, true) }
 
 // RenameNoReplace implements [staging.FS]. Where the server has no conditional writes it looks before it writes, which can race
@@ -311,10 +310,8 @@ func (f *FS) Remove(name string) error {
 	return failed("remove", name, err, true)
 }
 
-// Mkdir implements [staging.FS].
 func (f *FS) Mkdir(string, fs.FileMode) error { return nil }
 
-// MkdirAll implements [staging.FS].
 func (f *FS) MkdirAll(string, fs.FileMode) error { return nil }
 
 // below is what the keys of files in a directory begin with.
@@ -335,7 +332,6 @@ func (f *FS) List(ctx context.Context, name string, found func(rel string, size 
 	}), false)
 }
 
-// ReadDir implements [staging.FS].
 func (f *FS) ReadDir(name string) (list []fs.DirEntry, err error) {
 	prefix := f.below(name)
 	err = f.list(context.Background(), prefix, "/", func(o *minio.ObjectInfo, isPrefix bool) {
@@ -355,7 +351,6 @@ func (f *FS) ReadDir(name string) (list []fs.DirEntry, err error) {
 	return list, nil
 }
 
-// Stat implements [staging.FS].
 func (f *FS) Stat(name string) (staging.Info, error) {
 	if f.isTop(name) {
 		return f.directory(), nil
@@ -379,7 +374,6 @@ func (f *FS) Stat(name string) (staging.Info, error) {
 // SyncDir implements [staging.FS]. What a server has acknowledged is durable.
 func (f *FS) SyncDir(string) error { return nil }
 
-// SyncFS implements [staging.FS].
 func (f *FS) SyncFS(string) error { return nil }
 
 // Statfs implements [staging.FS]. A bucket does not tell how much is in it, or will fit.

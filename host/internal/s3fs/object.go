@@ -40,7 +40,6 @@ func (f *FS) openObject(name string) (staging.File, error) {
 
 func (o *object) stat() staging.Info { return o.fs.info(o.at) }
 
-// readAt implements [content].
 func (o *object) readAt(p []byte, off int64) (n int, err error) {
 	o.mu.Lock()
 	rest, at := o.rest, int64(len(o.head))
@@ -69,10 +68,8 @@ func (o *object) readAt(p []byte, off int64) (n int, err error) {
 	return n, err
 }
 
-// writeAt implements [content].
 func (o *object) writeAt([]byte, int64) error { return ErrOrder }
 
-// closed implements [content].
 func (o *object) closed() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

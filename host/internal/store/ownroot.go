@@ -280,7 +280,6 @@ func newObjectRoot(r *root) objectRoot {
 	return c
 }
 
-// identify implements [kind].
 func (c objectRoot) identify() (empty bool, err error) {
 	if empty, err = c.ownRoot.identify(); err == nil {
 		err = c.r.answers(pieceformat.ProbeFile)

@@ -28,7 +28,6 @@ func (r *root) checkHealth(ctx context.Context) {
 	r.Health.Check(ctx, returning{r})
 }
 
-// Probe implements [health.Root].
 func (r returning) Probe() (empty bool, err error) {
 	if r.unavailable.Load() {
 		return false, nil // openLate looks at it as at a start
@@ -42,7 +41,6 @@ func (r returning) Probe() (empty bool, err error) {
 	return empty, err
 }
 
-// Reopen implements [health.Root].
 func (r returning) Reopen(ctx context.Context, from health.State, empty bool) error {
 	if r.unavailable.Load() {
 		return r.openLate(ctx)

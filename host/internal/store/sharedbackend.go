@@ -33,7 +33,6 @@ func (r backend) classOf(ns kv.Digest, group uint32, key *kv.Key) (*catalog.Clas
 	return cl, err
 }
 
-// Learn implements [shared.Backend].
 func (r backend) Learn(rec *shared.Record) bool {
 	cl, err := r.classOf(rec.Namespace, rec.Group, &rec.Key)
 	if err != nil {
@@ -113,7 +112,6 @@ func (r backend) see(cl *catalog.Class, h *pieceformat.Header, rel string, alloc
 	return served
 }
 
-// Touched implements [shared.Backend].
 func (r backend) Touched(prints []uint64) {
 	r.set.Lock()
 	defer r.set.Unlock()
@@ -127,7 +125,6 @@ func (r backend) Touched(prints []uint64) {
 	}
 }
 
-// Used implements [shared.Backend].
 func (r backend) Used() int64 {
 	r.set.Lock()
 	defer r.set.Unlock()
@@ -136,7 +133,6 @@ func (r backend) Used() int64 {
 	return r.set.Account.Figures().Used - r.inFlight + others
 }
 
-// Paths implements [shared.Backend].
 func (r backend) Paths(v *shared.Victim) ([]string, error) {
 	cl, err := r.classOf(v.Namespace, v.Group, &v.Key)
 	if err != nil {
@@ -165,7 +161,6 @@ func filesOf(cl *catalog.Class, key *kv.Key, pieces uint64, named []pieceformat.
 	return list
 }
 
-// Identify implements [shared.Backend].
 func (r backend) Identify(temp string, info staging.Info) (shared.Record, error) {
 	h, _, err := r.kept.Look(temp)
 	if pieceformat.IsDamage(err) {
@@ -199,7 +194,6 @@ func (r *sharedRoot) bookOverlooked(bytes int64) {
 	r.overlooked += bytes
 }
 
-// Propose implements [shared.Backend].
 func (r backend) Propose(v *shared.Victim) bool {
 	cl, err := r.classOf(v.Namespace, v.Group, &v.Key)
 	r.set.Lock()
@@ -225,7 +219,6 @@ func (r backend) Propose(v *shared.Victim) bool {
 	return true
 }
 
-// Decide implements [shared.Backend].
 func (r backend) Decide(v *shared.Victim, removed bool) {
 	r.set.Lock()
 	d := r.pending[v.ID()]
@@ -338,7 +331,6 @@ func (r backend) Fenced() {
 	}
 }
 
-// Victims implements [shared.Backend].
 func (r backend) Victims(bytes int64) (list []shared.Victim) {
 	r.set.Lock()
 	defer r.set.Unlock()

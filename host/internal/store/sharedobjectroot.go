@@ -107,7 +107,6 @@ func (r sharedObjectRoot) recover(ctx context.Context) error {
 	return fmt.Errorf("%w: %s: a host has it for itself: stop it, or set shared = true there too", ErrRootBusy, r.kept.Path)
 }
 
-// identify implements [kind].
 func (r sharedObjectRoot) identify() (empty bool, err error) {
 	if empty, err = r.sharedRoot.identify(); err == nil {
 		err = r.root.answers(r.file(pieceformat.ProbeFile))
@@ -115,14 +114,12 @@ func (r sharedObjectRoot) identify() (empty bool, err error) {
 	return empty, err
 }
 
-// start implements [kind].
 func (r sharedObjectRoot) start() {
 	if s := r.root.store; r.root.cfg.Scheduler == nil {
 		s.work.Go(func() { r.audits.run(s.run) })
 	}
 }
 
-// step implements [kind].
 func (r sharedObjectRoot) step(ctx context.Context) {
 	r.sharedRoot.step(ctx)
 	r.audits.pass(ctx, 0)

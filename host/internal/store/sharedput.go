@@ -232,7 +232,6 @@ func (g *guarded) check() error {
 	return nil
 }
 
-// WriteAt implements [staging.File].
 func (g *guarded) WriteAt(p []byte, off int64) (int, error) {
 	if err := g.check(); err != nil {
 		return 0, err
@@ -240,7 +239,6 @@ func (g *guarded) WriteAt(p []byte, off int64) (int, error) {
 	return g.File.WriteAt(p, off)
 }
 
-// Allocate implements [staging.File].
 func (g *guarded) Allocate(n int64) error {
 	if err := g.check(); err != nil {
 		return err
