@@ -71,21 +71,3 @@ func hang(t *testing.T, always bool) {
 	}
 	l.Release()
 }
-
-// TestDirectLoadsVerify: checksums are made on the GPU.
-func TestDirectLoadsVerify(t *testing.T) {
-	t.Setenv("KVHOST_TEST_GPU", "")
-	r := newDeviceRig(t, kv.Uniform(4, 4, 1, 100_000), 64, 32<<20)
-	r.route(RouteChoice{})
-	from, ids := r.shuffled(3), r.shuffled(3)
-	r.mustStore(r.put(0, from[0]), r.put(1, from[1]), r.put(2, from[2]))
-	r.poison()
-	r.double.Rules("") // counts from here
-	r.mustLoad([]int{0, 1, 2}, ids)
-	if n := r.double.Calls("sums"); n != 3 {
-		t.Errorf("%d launches for checksums, want 3", n)
-	}
-	for n := range 3 {
-		testenv.NoError(t, r.holds(n, ids[n], false))
-	}
-}

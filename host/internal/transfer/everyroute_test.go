@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
@@ -19,7 +21,7 @@ import (
 type routeRig struct {
 	*deviceRig
 	route, layered string                         // which pieces are to take: loaded whole, and by layers
-	breakStores    string                         // a rule that fails them
+	breakStores    string                         // the operation that fails with them
 	change         func(n int, at int64, by byte) // changes one byte of chunk n's piece
 
 	from  Memory
@@ -33,7 +35,7 @@ func everyRoute(t *testing.T, test func(t *testing.T, r *routeRig)) {
 	const blocks = 24
 	inMemory := func(t *testing.T) *routeRig {
 		r, mem := newMemoryRig(t, geo, blocks)
-		out := &routeRig{deviceRig: r, route: "memory", layered: "memory", breakStores: "allocate **: eio"}
+		out := &routeRig{deviceRig: r, route: "memory", layered: "memory", breakStores: "allocate"}
 		out.change = func(n int, at int64, by byte) { r.memoryFile(mem, n).From(at)[0] ^= by }
 		return out
 	}
@@ -41,14 +43,14 @@ func everyRoute(t *testing.T, test func(t *testing.T, r *routeRig)) {
 		r, mem := newMemoryRig(t, geo, blocks, compressed)
 		Fragment(t, mem, 9)
 		r.float = true
-		out := &routeRig{deviceRig: r, route: "memory", layered: "memory", breakStores: "allocate **: eio"}
+		out := &routeRig{deviceRig: r, route: "memory", layered: "memory", breakStores: "allocate"}
 		out.change = func(n int, at int64, by byte) { r.memoryFile(mem, n).From(at)[0] ^= by }
 		return out
 	}
 	noCodec := func(t *testing.T) *routeRig {
 		r := coded(t)
 		r.disableCodec()
-		r.route, r.layered, r.breakStores = "staged", "staged", "write **: eio"
+		r.route, r.layered, r.breakStores = "staged", "staged", "write"
 		return r
 	}
 	onFile := func(route string, compressed bool) func(t *testing.T) *routeRig {
@@ -62,7 +64,7 @@ func everyRoute(t *testing.T, test func(t *testing.T, r *routeRig)) {
 			if route == "direct" {
 				r.route(RouteChoice{})
 			}
-			out := &routeRig{deviceRig: r, route: route, layered: "staged", breakStores: "write **: eio"}
+			out := &routeRig{deviceRig: r, route: route, layered: "staged", breakStores: "write"}
 			out.change = func(n int, at int64, by byte) { ChangeByte(t, r.path(n), at, by) }
 			return out
 		}
@@ -430,30 +432,34 @@ func TestEveryRouteSparesCancelledJobs(t *testing.T) {
 	})
 }
 
-// A root that takes no bytes fails the store and leaves no piece. The route is not to blame, and the chunk can be stored again.
+// A piece that the root takes no bytes of fails its chunk alone, and leaves nothing. The route is not to blame, and the chunk can be
+// stored again.
 func TestEveryRouteFailsStoresOfTheRoot(t *testing.T) {
 	everyRoute(t, func(t *testing.T, r *routeRig) {
-		chunks := []StoreChunk{r.put(0, r.shuffled(1)[0])}
-		r.fs.Set(faultfs.MustRules(r.breakStores)...)
+		from := r.shuffled(2)
+		chunks := []StoreChunk{r.put(0, from[0]), r.put(1, from[1])}
+		r.fs.Set(faultfs.MustRules(r.breakStores + " **" + deviceKey(0).String() + "**: eio")...)
 		_, out := r.storeFrom(r.queue, r.from, chunks...)
 		r.fs.Set()
-		if len(out.Failed) != 1 {
-			t.Fatalf("failed: %+v, want the chunk", out.Failed)
+		if len(out.Failed) != 1 || out.Failed[0].Chunk != 0 || !errors.Is(out.Failed[0].Err, unix.EIO) {
+			t.Fatalf("failed: %+v, want chunk 0 with %v", out.Failed, unix.EIO)
 		}
-		if r.hits(0) != 0 {
-			t.Error("a piece is published, want none")
+		if r.hits(0) != 0 || r.hits(1) != 1 {
+			t.Errorf("%d and %d hits, want the second piece alone", r.hits(0), r.hits(1))
 		}
 		failed := r.route
 		if failed == "memory" {
 			failed = "staged" // it was not seen to be memory
 		}
-		r.wantMoved(staging.Write, nil, map[string]int64{failed: 1})
+		r.wantMoved(staging.Write, map[string]int64{r.route: 1}, map[string]int64{failed: 1})
 		if r.route == "direct" {
-			if d := r.stats(); d.StoreFallbacks+d.Suspended+d.Stores != 0 {
+			if d := r.stats(); d.StoreFallbacks+d.Suspended != 0 || d.Stores != 1 {
 				t.Errorf("the direct route counted %+v, want no fault of its own", d)
 			}
 		}
 		r.idle()
-		r.store(1)
+		if _, out := r.storeFrom(r.queue, r.from, r.put(0, from[0])); len(out.Failed) > 0 {
+			t.Errorf("the second try failed: %+v, want none", out.Failed)
+		}
 	})
 }

@@ -2,16 +2,12 @@ package transfer_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
 	"os"
 	"strings"
 	"sync"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/memfs"
@@ -70,27 +66,6 @@ func memoryPieces(t testing.TB, fsys staging.FS, dir string) (names []string) {
 		}
 	}
 	return names
-}
-
-// An allocation that fails fails its chunk, and leaves nothing behind.
-func TestMemoryFaultFailsItsChunkOnly(t *testing.T) {
-	geo := kv.Uniform(4, 3, 2, 4096)
-	b, mem := newMemoryBench(t, geo, geo.Blocks*3, 1)
-	b.fs.Set(faultfs.MustRules("allocate **" + key(1).String() + "**: eio")...)
-	b.poison()
-	loads := b.spread(3)
-	var stores []transfer.StoreChunk
-	for n := range 3 {
-		stores = append(stores, b.put(n, loads[n].Blocks))
-	}
-	_, out := b.storeAll(stores...)
-	b.fs.Set()
-	if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, unix.EIO) {
-		t.Fatalf("stores with one I/O error: got failures %+v, want chunk 1 with EIO", out.Failed)
-	}
-	if got := len(memoryPieces(t, mem, "/root")); got != 2 {
-		t.Errorf("%d pieces", got)
-	}
 }
 
 // A load whose piece is removed, and whose memory others want, still delivers right bytes: the open file keeps it.
@@ -201,30 +176,6 @@ func TestMemoryUnderEviction(t *testing.T) {
 			t.Errorf("goroutine %d loaded nothing", s)
 		}
 	}
-}
-
-// After a restart a memory root is empty, and works.
-func TestMemoryIsEmptyAfterRestart(t *testing.T) {
-	geo := kv.Uniform(4, 3, 2, 4096)
-	b, _ := newMemoryBench(t, geo, geo.Blocks*3, 1)
-	b.storeChunks(3)
-	mem, err := memfs.New(8<<20, nil)
-	testenv.OK(t, err)
-	if _, err := mem.Stat("/root"); !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
-	testenv.OK(t, b.store.Close())
-	b.config.FS = mem
-	b.open()
-	t.Cleanup(func() {
-		testenv.NoError(t, errors.Join(b.store.Close(), mem.Close()))
-	})
-	l := b.lease(0, 1, 2)
-	if l.Hits() != 0 {
-		t.Errorf("%d hits", l.Hits())
-	}
-	l.Release()
-	b.storeChunks(3)
 }
 
 // Storing and loading a chunk in memory allocates no more than doing so in a file.
