@@ -23,7 +23,6 @@ func (t *Thread) bindCPUs(g *GPU) {
 	t.bound = true
 }
 
-// unbindCPUs undoes bindCPUs.
 func (t *Thread) unbindCPUs() {
 	if t.bound {
 		_ = unix.SchedSetaffinity(0, &t.affinity) // best effort

@@ -33,7 +33,6 @@ type HungError struct {
 
 func (e *HungError) Error() string { return fmt.Sprintf("%v after %s", ErrHung, e.Limit) }
 
-// Unwrap returns [ErrHung].
 func (e *HungError) Unwrap() error { return ErrHung }
 
 // Ended is closed when the operation has returned. Until then its memory and its file are in use.

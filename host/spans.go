@@ -11,7 +11,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/spans"
 )
 
-// openSpans makes the tracer.
 func (h *Host) openSpans(ctx context.Context) (*server.RequestSpans, error) {
 	c, err := spansConfig(ctx, h.cfg)
 	if err != nil {

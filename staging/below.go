@@ -506,7 +506,6 @@ type topLock struct {
 	dir *openDir
 }
 
-// Close implements [io.Closer].
 func (l *topLock) Close() error {
 	l.top.now.CompareAndSwap(l.dir, nil)
 	return l.dir.Close()

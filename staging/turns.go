@@ -32,5 +32,4 @@ func (t *Turns) Take(ctx context.Context, tenant uint32) error {
 	return t.all.Acquire(ctx, 1)
 }
 
-// Give ends a turn.
 func (t *Turns) Give() { t.all.Release(1) }

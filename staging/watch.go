@@ -71,7 +71,6 @@ func (e *HungError) Error() string {
 	return fmt.Sprintf("%s %s: %v after %s", e.Op, e.Name, ErrHung, e.Limit)
 }
 
-// Unwrap returns [ErrHung].
 func (e *HungError) Unwrap() error { return ErrHung }
 
 // Ended is closed when the system call has returned. Until then it uses the memory that was passed to it.

@@ -24,7 +24,6 @@ import (
 	"time"
 )
 
-// release is one run.
 type release struct {
 	version string
 	out     string

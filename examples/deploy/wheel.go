@@ -96,7 +96,6 @@ func (r *release) wheel(arch, binary string) error {
 	return r.zip(filepath.Join(r.out, name+"-"+tag+".whl"), append(names, record), files, script)
 }
 
-// metadata is a wheel's METADATA.
 func (p *project) metadata(version string, readme []byte) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "Metadata-Version: 2.4\nName: %s\nVersion: %s\nSummary: %s\nLicense-Expression: %s\nLicense-File: LICENSE\nRequires-Python: %s\n",
@@ -114,7 +113,6 @@ func (p *project) metadata(version string, readme []byte) []byte {
 	return b.Bytes()
 }
 
-// entryPoints is a wheel's entry_points.txt.
 func (p *project) entryPoints() []byte {
 	var b bytes.Buffer
 	for _, group := range slices.Sorted(maps.Keys(p.Project.EntryPoints)) {

@@ -101,7 +101,6 @@ func writeJSON(w io.Writer, v any) error {
 	return out.Encode(v)
 }
 
-// write prints a table.
 func (o *benchOptions) write(w io.Writer, cfg *config.Config, rows []bench.Row) error {
 	fmt.Fprintf(w, "kvhost %s, %s, %d CPUs, %d threads, %d chunks, %d rounds. GB/s are medians.\n\n",
 		version, runtime.Version(), runtime.NumCPU(), cfg.Engine.ThreadsPerGPU, o.chunks, o.rounds)

@@ -50,7 +50,6 @@ configured cannot work, the exit code is 9. It changes nothing but the cache of 
 	return cmd
 }
 
-// check judges the machine.
 func check(ctx context.Context, out io.Writer, loaded *config.Loaded, asJSON bool) error {
 	memory := memoryBefore(&loaded.Config)
 	cfg := loaded.Config.WithMemory(memory)

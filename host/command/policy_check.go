@@ -73,7 +73,6 @@ func withModules(cmd *cobra.Command, settings []string, o *plugintest.Options,
 	return do(ctx)
 }
 
-// parseSettings reads key=value.
 func parseSettings(list []string) (policy.Config, error) {
 	if len(list) == 0 {
 		return nil, nil

@@ -77,7 +77,6 @@ func (p *progress) OfFiles() func(files, bytes int64) {
 	}
 }
 
-// End removes the line.
 func (p *progress) End() {
 	if p.out == nil {
 		return

@@ -171,7 +171,6 @@ func busiest(list []*proto.UsageStatus) []*proto.UsageStatus {
 	return slices.SortedStableFunc(slices.Values(list), func(a, b *proto.UsageStatus) int { return cmp.Compare(b.Keys, a.Keys) })
 }
 
-// count reads a counter.
 func count(name string) func(*proto.StatusResponse) uint64 {
 	return func(s *proto.StatusResponse) uint64 { return s.Counters[name] }
 }

@@ -48,7 +48,6 @@ func (s *settings) flag(f *pflag.FlagSet, key, kind, usage string) *pflag.Flag {
 	return f.VarPF(&setting{key: key, kind: kind, into: s}, config.FlagName(key), "", usage)
 }
 
-// load is the effective configuration.
 func (s *settings) load() (*config.Loaded, error) {
 	src := config.Source{File: s.file, Env: os.Environ(), Flags: s.given}
 	if src.File == "" {

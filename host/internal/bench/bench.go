@@ -17,7 +17,6 @@ import (
 	"github.com/kvhost/kvhost/staging"
 )
 
-// Config is one case.
 type Config struct {
 	GPU      *gds.GPU   // the GPU with the memory; nil: host memory
 	FS       staging.FS // the files' of the plain threads; unused with InMemory

@@ -8,7 +8,6 @@ import (
 	"sync"
 )
 
-// Config describes a budget.
 type Config struct {
 	Of      string   // what it is of, for refusals: "memory"
 	Limit   int64    // of all holders and the host's own together
@@ -56,7 +55,6 @@ type Holder struct {
 	left   bool
 }
 
-// New makes a budget.
 func New(cfg Config) (*Budget, error) {
 	cfg.Holders = max(1, cfg.Holders)
 	pool := cfg.Limit - cfg.Own

@@ -73,7 +73,6 @@ func (d *Connections) Heard(e *list.Element) {
 	d.list.MoveToBack(e) // no effect if it was removed
 }
 
-// Remove removes a connection.
 func (d *Connections) Remove(e *list.Element) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -29,5 +29,4 @@ func (r *Refusal) Error() string {
 		r.May, r.Advice)
 }
 
-// Unwrap makes it an [ErrShare].
 func (r *Refusal) Unwrap() error { return ErrShare }

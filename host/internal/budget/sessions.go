@@ -130,13 +130,11 @@ func OfArriving(limit int64, sessions int) *Budget {
 // Stream takes the memory of a stream of events, or says why the connection may not have one more.
 func (h *Holder) Stream() error { return h.Take(partEvents, streamBytes) }
 
-// StreamOver gives it back.
 func (h *Holder) StreamOver() { h.Give(partEvents, streamBytes) }
 
 // Answer takes the memory of an answer, or says why the connection may not have one more before it reads others.
 func (h *Holder) Answer(bytes int64) error { return h.Take(partAnswers, bytes) }
 
-// AnswerOver gives it back.
 func (h *Holder) AnswerOver(bytes int64) { h.Give(partAnswers, bytes) }
 
 // openFiles is how many files the process may have open. Sessions have 7 of 32 of them (OfDescriptors), their connections 4

@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// Config is the whole configuration.
 type Config struct {
 	Socket string
 	// SocketUsers and SocketGroups are numbers, separated by commas: see [IDs].

@@ -49,7 +49,6 @@ func (k *Key) Path() string {
 // Keys are the scalar keys in the order of the example file. The slice is the package's.
 func Keys() []*Key { return keys }
 
-// keys is the table.
 var keys = []*Key{
 	{Name: "socket", Kind: Text, Default: "kvhost.sock",
 		Help: "Unix socket for clients, created with mode 0600. A second one, with the suffix \".fd\", " +

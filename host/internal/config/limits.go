@@ -98,7 +98,6 @@ func asIDs(path string, value any) ([]uint32, error) {
 	return ids, nil
 }
 
-// allTenants is every tenant's number.
 const allTenants = "*"
 
 func parseTenants(text string) (first, last uint32, err error) {

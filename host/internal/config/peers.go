@@ -5,7 +5,6 @@ import (
 	"strings"
 )
 
-// List are the hosts.
 func (p *Peers) List() (list []string) {
 	for h := range strings.SplitSeq(p.Hosts, ",") {
 		if h = strings.TrimSpace(h); h != "" {

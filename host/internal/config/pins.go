@@ -20,7 +20,6 @@ var pinFields = []string{
 
 var pinGroup = regexp.MustCompile(`^group\.(0|[1-9][0-9]*)$`)
 
-// pins reads [session.pins].
 func (r *fileReader) pins(value any) {
 	pins, err := asSettings(pinsPath, value)
 	if err != nil {

@@ -207,7 +207,6 @@ func (t tableOf[E]) differ(old, next *Config) bool {
 	return !reflect.DeepEqual(*t.list(old), *t.list(next))
 }
 
-// names of fields, for suggestions.
 func names(list []Field) (out []string) {
 	for _, f := range list {
 		out = append(out, f.Name)

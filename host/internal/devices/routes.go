@@ -101,7 +101,6 @@ func (d *Devices) OpenRoutes(ctx context.Context, engine *transfer.Engine, st *s
 	}
 }
 
-// prober probes direct routes.
 type prober struct {
 	engine *transfer.Engine
 	store  *store.Store

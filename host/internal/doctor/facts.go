@@ -57,7 +57,6 @@ type CuFile struct {
 	Forbid  bool   `json:"forbid"` // by configuration
 }
 
-// GPU is a device.
 type GPU struct {
 	UUID   string `json:"uuid"`
 	Name   string `json:"name"`

@@ -50,7 +50,6 @@ func (c *Client) Page(plane, block int) []byte {
 	return c.Arena.Bytes()[(plane*c.blocks+block)*c.stride:][:c.stride]
 }
 
-// Poison overwrites the arena.
 func (c *Client) Poison() {
 	for i := range c.Arena.Bytes() {
 		c.Arena.Bytes()[i] = 0xa5
@@ -67,7 +66,6 @@ func (c *Client) Put(chunks ...client.StoreChunk) client.StoreResult {
 	return r
 }
 
-// Find looks keys up.
 func (c *Client) Find(keys ...kv.Key) *client.Lookup {
 	c.t.Helper()
 	l, err := c.Lookup(c.t.Context(), client.LookupRequest{Request: 2, Keys: keys})

@@ -100,7 +100,6 @@ type Stats struct {
 	Short  error         // why Ready stays below Wanted; nil while it grows
 }
 
-// Stats reads the figures.
 func (f *FS) Stats() Stats {
 	a := f.arena
 	a.mu.Lock()
@@ -363,7 +362,6 @@ func (f *FS) lockDirectory(name string) (io.Closer, error) {
 // directoryLock is the lock on a directory.
 type directoryLock struct{ *node }
 
-// Close releases the lock.
 func (l directoryLock) Close() error {
 	l.locked.Store(false)
 	return nil
@@ -371,7 +369,6 @@ func (l directoryLock) Close() error {
 
 type lock struct{ *file }
 
-// Close releases the lock.
 func (l lock) Close() error {
 	l.node.locked.Store(false)
 	return l.file.Close()

@@ -176,7 +176,6 @@ type collector struct{ *Host }
 // Describe sends nothing: the set of series depends on roots, GPUs, sessions and policies, so the collector is unchecked.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect sends all series.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	out := series(ch)
 	st, ts, ss := c.Store.Stats(), c.Engine.Stats(), c.Server.Stats()

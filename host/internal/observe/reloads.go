@@ -16,7 +16,6 @@ type Reloads struct {
 	applied atomic.Int64
 }
 
-// Observe counts a reload.
 func (r *Reloads) Observe(ok bool, now time.Time) {
 	if ok {
 		r.applied.Store(now.Unix())

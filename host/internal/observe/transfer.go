@@ -47,7 +47,6 @@ func Direction(k staging.Kind) string {
 	return "store"
 }
 
-// GPULabel names a device.
 func GPULabel(device string) string {
 	if device == "" {
 		return "host"

@@ -36,7 +36,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// Config is what [Listen] needs.
 type Config struct {
 	Listen    string // host:port
 	CertFile  string // PEM; empty: no TLS
@@ -52,7 +51,6 @@ type Config struct {
 	period, timeout, sampleEvery time.Duration // for tests: other than the constants
 }
 
-// Server is a bound listener.
 type Server struct {
 	listener net.Listener
 	server   http.Server

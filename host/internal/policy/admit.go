@@ -10,7 +10,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
-// AdmitOptions bind an admission policy.
 type AdmitOptions struct {
 	Capacity      uint64 // bytes behind it, over all roots
 	Seed          uint64

@@ -126,7 +126,6 @@ func (e *Evict) Commit() error {
 	return nil
 }
 
-// Flush delivers the queued events.
 func (e *Evict) Flush() error {
 	if e.err != nil {
 		e.n = len(e.queue) - 1 // so that the next event calls Flush again
@@ -329,7 +328,6 @@ func (e *Evict) judge(dst []uint32, n int) error {
 // Ended says whether the policy has failed or was closed: every call returns an error.
 func (e *Evict) Ended() bool { return e.err != nil }
 
-// Close ends the policy.
 func (e *Evict) Close() error {
 	if e.err == nil {
 		e.drop(ErrClosed)

@@ -12,7 +12,6 @@ import (
 	"github.com/kvhost/kvhost/plugins/layermajor"
 )
 
-// LayoutOptions bind a layout policy.
 type LayoutOptions struct {
 	Seed          uint64
 	Config        Config
@@ -27,7 +26,6 @@ type Layout struct {
 	observe Observer
 }
 
-// NewLayout starts an instance.
 func (m *Module) NewLayout(ctx context.Context, o LayoutOptions) (*Layout, error) {
 	l := &Layout{role: role[guest.Layouter]{m: m, export: abi.ExportLayout, buffers: map[int]uint32{
 		abi.BufferArgs: abi.LayoutHeaderSize + kv.MaxPlanes*abi.PlaneSize, abi.BufferResult: kv.MaxSegments * abi.SegmentSize,

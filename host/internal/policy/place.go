@@ -11,7 +11,6 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 )
 
-// PlaceOptions bind a place policy.
 type PlaceOptions struct {
 	Seed          uint64
 	Config        Config

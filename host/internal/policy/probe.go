@@ -95,5 +95,4 @@ func (p *Probe) MemoryBytes() uint64 {
 	return p.in.MemorySize()
 }
 
-// Close ends the guest.
 func (p *Probe) Close() { p.in.Close() }

@@ -7,13 +7,11 @@ type eventSink interface {
 	Event(abi.Event) error
 }
 
-// victimSource also names victims.
 type victimSource interface {
 	eventSink
 	Victims(ask abi.Ask, dst []uint32) (int, error)
 }
 
-// Resident describes a resident entry.
 type Resident struct {
 	Key    uint64 // fingerprint
 	Parent uint64 // fingerprint; 0 for the first chunk of a prefix
@@ -48,7 +46,6 @@ type slot struct {
 	resident   bool
 }
 
-// NewResidents returns an empty set.
 func NewResidents(p eventSink) *Residents {
 	return &Residents{policy: p, slotOf: map[uint64]uint32{}, firstChild: map[uint64]uint32{}}
 }
@@ -123,7 +120,6 @@ func (s *Residents) Pin(slot uint32, c Cause) error {
 	return s.send(abi.OpPin, slot, abi.None, c)
 }
 
-// Unpin undoes a Pin.
 func (s *Residents) Unpin(slot uint32, c Cause) error {
 	if s.slots[slot].pins--; s.slots[slot].pins > 0 {
 		return nil

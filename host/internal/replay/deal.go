@@ -18,7 +18,6 @@ type dealt struct {
 // sharedBy is how many different successors make a block part of a shared prompt.
 const sharedBy = 4
 
-// newDealer deals to n sessions.
 func newDealer(n int) *dealer {
 	return &dealer{blocks: map[uint64]dealt{}, work: make([]int64, n)}
 }

@@ -25,7 +25,6 @@ type Options struct {
 	Step  func(Request)
 }
 
-// Request is a completed request.
 type Request struct {
 	Accesses, Hits int
 	Loaded, Stored int64 // bytes

@@ -61,7 +61,6 @@ type Stats struct {
 	Read, Written uint64             // bytes of bodies
 }
 
-// client makes requests.
 type client struct {
 	core      *minio.Core
 	bucket    string
@@ -155,7 +154,6 @@ func (l limited) RoundTrip(q *http.Request) (*http.Response, error) {
 	return l.RoundTripper.RoundTrip(q)
 }
 
-// Stats reads the counters.
 func (c *client) Stats() Stats {
 	s := Stats{Requests: map[Request]uint64{}, Failed: map[Request]uint64{}, Read: c.read.Load(), Written: c.written.Load()}
 	for r := range requests {
@@ -451,7 +449,6 @@ func (c *client) settled(key string, id uint64, tried bool, err error) (etag str
 	return "", err
 }
 
-// start begins a multipart upload.
 func (c *client) start(key string, id uint64) (upload string, err error) {
 	err = c.doOn(key, Part, 0, func(ctx context.Context) error {
 		upload, err = c.core.NewMultipartUpload(ctx, c.bucket, key, condition{}.options(id))
@@ -460,7 +457,6 @@ func (c *client) start(key string, id uint64) (upload string, err error) {
 	return upload, err
 }
 
-// part sends a part.
 func (c *client) part(key, upload string, number int, data []byte) (p minio.CompletePart, err error) {
 	err = c.doOn(key, Part, len(data), func(ctx context.Context) error {
 		body := newBody(data)

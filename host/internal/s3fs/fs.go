@@ -35,7 +35,6 @@ func Split(root string) (bucket, prefix string) {
 	return bucket, strings.Trim(prefix, "/")
 }
 
-// Config makes an FS.
 type Config struct {
 	Path      string // that names begin with: s3://bucket/prefix
 	Endpoint  string // https://host; empty: of AWS

@@ -177,7 +177,6 @@ func (l *lease) read() (text []byte, v version, err error) {
 	return text[:n], v, err
 }
 
-// write writes the lock anew.
 func (l *lease) write(when condition) error {
 	began := time.Now()
 	l.who.Renewal++
@@ -283,7 +282,6 @@ func (l *lease) stat() (staging.Info, error) {
 	return l.fs.info(v), nil
 }
 
-// Close gives the lock back.
 func (l *lease) Close() (err error) {
 	l.close.Do(func() {
 		close(l.stop)
@@ -320,7 +318,6 @@ type directoryLock struct {
 	name string
 }
 
-// Close releases the lock.
 func (l directoryLock) Close() error {
 	l.fs.mu.Lock()
 	defer l.fs.mu.Unlock()

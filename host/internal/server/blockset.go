@@ -18,7 +18,6 @@ var blockSets = sync.Pool{New: func() any { return new(blockSet) }}
 // newBlockSet returns a set, which putBlockSet takes back.
 func newBlockSet() *blockSet { return blockSets.Get().(*blockSet) }
 
-// putBlockSet takes a set back.
 func putBlockSet(u *blockSet) { blockSets.Put(u) }
 
 // Begin empties the set for a job with so many ids. It is not cleared but stamped anew.

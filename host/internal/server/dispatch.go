@@ -175,7 +175,6 @@ func (x *session) outOfPlace(id uint64, j *job, hello bool) {
 	x.end(errRefused)
 }
 
-// cancelJob is CANCEL.
 func (x *session) cancelJob(id uint64, m *proto.Cancel) error {
 	if m.GetJob() == 0 || m.GetJob() >= id {
 		return faultf(proto.Code_CODE_UNKNOWN, "job", "%d was never sent", m.GetJob())
@@ -189,7 +188,6 @@ func (x *session) cancelJob(id uint64, m *proto.Cancel) error {
 	return x.jobs.acknowledge([]*job{j}, func() { x.done(id) })
 }
 
-// awaitCopies is AWAIT_COPIES.
 func (x *session) awaitCopies(id uint64, m *proto.AwaitCopies) error {
 	jobs, err := x.jobs.named(id, m)
 	if err != nil {

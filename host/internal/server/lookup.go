@@ -13,7 +13,6 @@ import (
 // mostScratch is how many keys a session's scratch memory has room for.
 const mostScratch = 4 << 10
 
-// lookup is LOOKUP.
 func (x *session) lookup(message *proto.SessionRequest) error {
 	since, m, span := time.Now(), message.GetLookup(), x.server.cfg.Spans.Begin(message)
 	group, err := groupOf(x.ns, m.GetGroup())
@@ -145,7 +144,6 @@ func (x *session) readers(mask uint64) (uint64, error) {
 // reader returns this session's local rank as a bit.
 func (x *session) reader() uint64 { return 1 << (x.rank - x.engine.facts.firstRank) }
 
-// release is RELEASE.
 func (x *session) release(m *proto.Release) error {
 	l, err := x.engine.peek(m.GetLease())
 	switch {

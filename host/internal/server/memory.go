@@ -108,7 +108,6 @@ func (c *clientMemory) close() {
 	}
 }
 
-// unmap releases a registration's mappings.
 func (c *clientMemory) unmap(r *registration) {
 	for _, m := range r.maps {
 		c.unmapFile(m)

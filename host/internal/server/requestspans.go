@@ -38,7 +38,6 @@ func (r *RequestSpans) Begin(m *proto.SessionRequest) (q requestSpan) {
 	return q
 }
 
-// Span is the request's.
 func (q *requestSpan) Span() spans.Span { return q.span }
 
 // Follow makes a LOAD part of the trace of its LOOKUP, unless its client has named another parent.

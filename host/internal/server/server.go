@@ -93,7 +93,6 @@ type service struct {
 	*Server
 }
 
-// Session runs one session.
 func (s service) Session(st grpc.BidiStreamingServer[proto.SessionRequest, proto.SessionResponse]) error {
 	return s.serve(st)
 }

@@ -194,7 +194,6 @@ func (x *session) teardown() {
 	x.memory.unmapSemaphores(x.timelines.semaphores())
 }
 
-// reply queues an answer.
 func (x *session) reply(m *proto.SessionResponse) {
 	var bytes int64
 	switch m.Body.(type) {

@@ -22,7 +22,6 @@ const maxListed = 256
 // mostHolders is how many of a budget's holders it names.
 const mostHolders = 3
 
-// Status answers the Status call.
 func (s service) Status(ctx context.Context, _ *proto.StatusRequest) (*proto.StatusResponse, error) {
 	r := s.Server.Status()
 	if err := socket.Caller(ctx).Answer(protobuf.Size(r)); err != nil {
@@ -99,7 +98,6 @@ type Stats struct {
 	ArenaBytes                      int64
 }
 
-// Stats reads the counters.
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()

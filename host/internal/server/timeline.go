@@ -31,7 +31,6 @@ type heldJob struct {
 	over     func() // called when it does not wait any more
 }
 
-// share is SEMAPHORES.
 func (s *timelines) share(m *proto.Semaphores) error {
 	if s.semaphores() != nil {
 		return faultf(proto.Code_CODE_BUSY, "semaphores", "the session has shared semaphores already")

@@ -17,7 +17,6 @@ type queue struct {
 	sdk.SpanProcessor
 }
 
-// OnEnd queues a span.
 func (q *queue) OnEnd(s sdk.ReadOnlySpan) {
 	if q.of.waiting.Add(1) > queued {
 		q.of.waiting.Add(-1)
@@ -76,7 +75,6 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	return nil // an error would go to OpenTelemetry's own log
 }
 
-// Shutdown ends the exporter.
 func (e *exporter) Shutdown(ctx context.Context) error { return e.to.Shutdown(ctx) }
 
 // partly is how the exporter says that a collector has refused some spans of a batch. The error's type is its own.
@@ -118,7 +116,6 @@ type temporary struct{ error }
 func (temporary) Temporary() bool { return true }
 func (t temporary) Unwrap() error { return t.error }
 
-// RoundTrip sends a request.
 func (a again) RoundTrip(q *http.Request) (*http.Response, error) {
 	r, err := a.RoundTripper.RoundTrip(q)
 	if err != nil && q.Context().Err() == nil {

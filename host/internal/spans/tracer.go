@@ -98,7 +98,6 @@ type Stats struct {
 	Waiting                   int
 }
 
-// Stats reads the counters.
 func (t *Tracer) Stats() Stats {
 	return Stats{t.exported.Load(), t.dropped.Load(), t.failed.Load(), int(t.waiting.Load())}
 }

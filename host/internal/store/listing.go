@@ -55,7 +55,6 @@ func (c *scan) list(ctx context.Context, from lister) error {
 	return errors.Join(err, c.short)
 }
 
-// found notes a file.
 func (l *listing) found(rel string, size int64, modified time.Time) {
 	if l.hidden(rel) {
 		return

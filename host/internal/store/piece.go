@@ -47,7 +47,6 @@ func (p *Piece) pin() error {
 	return nil
 }
 
-// open opens the file.
 func (p *Piece) open() (err error) {
 	r := p.root
 	p.name = r.path(p.given, p.class, &p.key, p.rank)

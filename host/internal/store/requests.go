@@ -18,7 +18,6 @@ type touchRecord struct {
 	kept int // grants in all of seen
 }
 
-// newTouchRecord makes an empty record.
 func newTouchRecord() *touchRecord { return &touchRecord{seen: map[uint32]*touches{}} }
 
 // A client may never end its requests, or use one number for all of them. Beyond these bounds requests are forgotten,
@@ -109,7 +108,6 @@ func (q *touchRecord) forget(request uint32) {
 	}
 }
 
-// End forgets a request.
 func (q *touchRecord) End(request uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -195,7 +195,6 @@ func (r *root) facts(id int) abi.RootFacts {
 // those holds a lock file with its name, against a second host of that name, and the common one only while it joins: from
 // then on its directory among the hosts' says that it is there, on other machines too, where a lock may not reach.
 
-// lockRoot takes the root's lock.
 func (r *root) lockRoot(ctx context.Context) error {
 	if err := r.directory.Lock(); err != nil {
 		return r.notLocked(err)

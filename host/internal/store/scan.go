@@ -45,7 +45,6 @@ type scan struct {
 	missed map[string]int64 // what could not be read, by path below the root, directories with a slash: the bytes booked for it
 }
 
-// newScan prepares a scan.
 func (r *recovery) newScan() *scan {
 	return &scan{Scan: entries.NewScan(r.set), by: r, missed: map[string]int64{}}
 }

@@ -362,7 +362,6 @@ func (r *sharedRoot) lockOut(ctx context.Context) (err error) {
 	return nil
 }
 
-// unlockJoin lets other hosts join.
 func (r *sharedRoot) unlockJoin() {
 	_ = health.Unlock(r.gate) // the locks go with the descriptors
 	r.gate = nil

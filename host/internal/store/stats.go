@@ -74,7 +74,6 @@ type Stats struct {
 	Shadows  []ShadowStats
 }
 
-// ShadowStats describes a shadow policy.
 type ShadowStats struct {
 	shadow.Stats
 	Name    string

@@ -282,7 +282,6 @@ func (s *Store) startShadow(ctx context.Context, h Shadow) error {
 	return nil
 }
 
-// RemoveShadow ends a shadow.
 func (s *Store) RemoveShadow(name string) error {
 	return s.changing(context.Background(), func() error {
 		if !s.shadows.End(name) {

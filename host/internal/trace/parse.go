@@ -8,7 +8,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// parse parses one JSON object.
 func parse(line []byte, req *Request) error {
 	var l struct {
 		Timestamp    *float64 `json:"timestamp"`

@@ -56,7 +56,6 @@ type Reader struct {
 	err    error // final
 }
 
-// Open opens a trace file.
 func Open(path string) (*Reader, error) {
 	f, err := os.Open(path)
 	if err != nil {

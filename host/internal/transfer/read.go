@@ -40,7 +40,6 @@ type LoadChunk struct {
 	Blocks []uint32 // the client's block id for each block of the chunk; abi.None for one that is not wanted
 }
 
-// Load queues a job.
 func (q *Queue) Load(l *LoadJob) *Handle {
 	f := newFence(len(l.Chunks), l.Done, nil)
 	spec := *l

@@ -25,7 +25,6 @@ type Stats struct {
 	SlotsInUse, Slots                     int
 }
 
-// Stats reads the counters.
 func (e *Engine) Stats() Stats {
 	c := &e.stats
 	return Stats{

@@ -198,7 +198,6 @@ type QueueStats struct {
 	staging.WorkersStats
 }
 
-// Queues lists the devices' queues.
 func (e *Engine) Queues() (list []QueueStats) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

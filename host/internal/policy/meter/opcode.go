@@ -100,7 +100,6 @@ type instruction struct {
 	lo, hi int
 }
 
-// next decodes one instruction.
 func (r *reader) next() instruction {
 	in := instruction{lo: r.at}
 	in.op = r.byte()

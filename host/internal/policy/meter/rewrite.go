@@ -121,7 +121,6 @@ func (m *rewriter) filler() uint32 { return m.refuel() + 2 }
 // bulkKind is their type.
 func (m *rewriter) bulkKind() uint32 { return uint32(len(m.Types)) + 1 }
 
-// appendItems adds to a vector.
 func appendItems(vector []byte, items ...[]byte) []byte {
 	r := reader{b: vector}
 	n := r.u32()

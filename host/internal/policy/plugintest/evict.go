@@ -19,7 +19,6 @@ type move struct {
 // evictChecks are what an eviction policy must pass.
 type evictChecks struct{ *checker }
 
-// evict checks an eviction policy.
 func (c evictChecks) evict() {
 	for _, g := range []struct {
 		slots  uint32

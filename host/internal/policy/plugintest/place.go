@@ -156,7 +156,6 @@ func facts() [][]abi.RootFacts {
 // placeChecks are what a place policy must pass.
 type placeChecks struct{ *checker }
 
-// place checks a place policy.
 func (c placeChecks) place() {
 	l, err := c.placer(0)
 	if err != nil {

@@ -322,7 +322,6 @@ func (in *Instance) log(level slog.Level, text []byte) {
 // Dead is why the instance takes no calls; nil while it is alive.
 func (in *Instance) Dead() error { return in.dead }
 
-// SetNow sets what now_ns returns.
 func (in *Instance) SetNow(nanoseconds uint64) { in.now = nanoseconds }
 
 // FailText is the guest's own description of the last failure.

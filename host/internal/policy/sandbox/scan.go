@@ -27,7 +27,6 @@ type Import struct {
 // MaxModuleBytes is the most that a module's file may have.
 const MaxModuleBytes = meter.MaxModuleBytes
 
-// ScanModule reads the sections.
 func ScanModule(b []byte) (*Scan, error) {
 	m, err := meter.Read(b)
 	if err != nil {

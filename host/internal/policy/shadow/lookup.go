@@ -38,7 +38,6 @@ func (l *Lookup) add(step Step) {
 	l.step.First = false
 }
 
-// End ends the lookup.
 func (l *Lookup) End() { l.set.send(l.batch) }
 
 // Tell passes on a single step. Nothing happens without shadows.

@@ -131,7 +131,6 @@ func (s *Set) end(r *Running) {
 	r.Release()
 }
 
-// Close ends all shadows.
 func (s *Set) Close() {
 	list := s.List()
 	s.running.Store(nil)

@@ -31,7 +31,6 @@ type Step struct {
 	Hints       abi.Hints // End
 }
 
-// batchSteps bounds a batch.
 const batchSteps = 1024
 
 // Batch is a sequence of steps, which shadows share.
@@ -45,7 +44,6 @@ var batches = sync.Pool{New: func() any { return &Batch{steps: make([]Step, 0, b
 // On reports whether there is a shadow. Otherwise only Tell and Lookup may be called to pass steps on.
 func (s *Set) On() bool { return len(s.List()) > 0 }
 
-// newBatch returns an empty batch.
 func newBatch() *Batch { return batches.Get().(*Batch) }
 
 // step appends a step, and sends the batch when it is full. It returns the batch for the next step.

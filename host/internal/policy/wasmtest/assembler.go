@@ -101,7 +101,6 @@ func (a Assembly) With(name, sig string, code ...[]byte) Assembly {
 	return a
 }
 
-// Without leaves an export out.
 func (a Assembly) Without(name string) Assembly {
 	a.Funcs = slices.DeleteFunc(slices.Clone(a.Funcs), func(f Function) bool { return f.Name == name })
 	return a
@@ -128,10 +127,8 @@ func (a Assembly) Ending(sections ...[]byte) Assembly {
 	return a
 }
 
-// I32 is i32.const.
 func I32(v int32) []byte { return append([]byte{0x41}, Sleb(int64(v))...) }
 
-// I64 is i64.const.
 func I64(v uint64) []byte { return append([]byte{0x42}, Sleb(int64(v))...) }
 
 // Call calls a function by its index, imported ones first.
@@ -168,10 +165,8 @@ const (
 	opEq  = 0x46
 )
 
-// Uleb is an unsigned LEB128.
 func Uleb(v uint64) []byte { return binary.AppendUvarint(nil, v) }
 
-// Sleb is a signed LEB128.
 func Sleb(v int64) (out []byte) {
 	for {
 		c := byte(v & 0x7f)
@@ -189,7 +184,6 @@ func Text(s string) []byte { return append(Uleb(uint64(len(s))), s...) }
 // Section is a section with its length.
 func Section(id byte, body []byte) []byte { return Join([]byte{id}, Uleb(uint64(len(body))), body) }
 
-// Custom is a custom section.
 func Custom(name string, body ...[]byte) []byte {
 	return Section(0, append(Text(name), Join(body...)...))
 }

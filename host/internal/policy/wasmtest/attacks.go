@@ -8,7 +8,6 @@ import (
 	"github.com/kvhost/kvhost/abi"
 )
 
-// Module is one attack.
 type Module struct {
 	Class string
 	Name  string

@@ -174,7 +174,6 @@ func listenUnix(path string, users Users, log *slog.Logger) (*Listener, error) {
 	return listener, nil
 }
 
-// setUsers changes who may connect.
 func (l *Listener) setUsers(users Users) error {
 	l.users.Store(&users)
 	mode := os.FileMode(0o600)

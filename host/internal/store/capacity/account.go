@@ -20,7 +20,6 @@ const (
 	parts
 )
 
-// Config bounds an account.
 type Config struct {
 	Dir string // of the root, for errors
 	Bounds
@@ -80,7 +79,6 @@ func (a *Account) SetBounds(b Bounds) {
 	a.bounds, a.measured = b, time.Time{} // the last measurement was for another floor
 }
 
-// Figures are the account's.
 func (a *Account) Figures() Figures {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -92,7 +92,6 @@ func (l Bindings[P]) has(b *Binding[P]) bool {
 	return slices.ContainsFunc(l, func(o boundRule[P]) bool { return o.Binding == b })
 }
 
-// Each yields every binding once.
 func (l Bindings[P]) Each() iter.Seq[*Binding[P]] {
 	return func(yield func(*Binding[P]) bool) {
 		for i, b := range l {
@@ -103,7 +102,6 @@ func (l Bindings[P]) Each() iter.Seq[*Binding[P]] {
 	}
 }
 
-// close closes the policies.
 func (l Bindings[P]) close() (err error) {
 	for b := range l.Each() {
 		err = errors.Join(err, b.Now().close())

@@ -90,7 +90,6 @@ func New(ctx context.Context, opt Options) (_ *Catalog, err error) {
 	return c, nil
 }
 
-// Close closes the policies.
 func (c *Catalog) Close() error {
 	c.reapClasses()
 	return errors.Join(c.place.Load().close(), c.layout.Load().close(), c.admit.Load().close())
@@ -111,7 +110,6 @@ func (c *Catalog) Run(ctx context.Context) {
 // Lock keeps namespaces from being opened and policies from being swapped.
 func (c *Catalog) Lock(ctx context.Context) error { return c.opening.Acquire(ctx, 1) }
 
-// Unlock ends Lock.
 func (c *Catalog) Unlock() { c.opening.Release(1) }
 
 // SetRoots gives the place policies fresh facts about the roots.

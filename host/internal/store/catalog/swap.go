@@ -167,7 +167,6 @@ func (w *Swap) prepare(ctx context.Context, ns *Namespace) error {
 	return nil
 }
 
-// Abandon closes what was opened.
 func (w *Swap) Abandon() {
 	for _, cl := range w.made {
 		cl.Release()
@@ -309,7 +308,6 @@ func (r *rebinding[P]) bind(
 	return b, nil
 }
 
-// abandon closes what was opened.
 func (r *rebinding[P]) abandon() {
 	for _, s := range r.opened {
 		_ = s.policy.close()

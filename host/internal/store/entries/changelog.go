@@ -17,7 +17,6 @@ const (
 	Evicted ChangeKind = 2 // it cannot be loaded any more
 )
 
-// Change is one record.
 type Change struct {
 	Seq       uint64 // 0 in a snapshot
 	Kind      ChangeKind
@@ -64,7 +63,6 @@ func (l *ChangeLog) Start() uint64 {
 	return l.next - 1
 }
 
-// Add records a change.
 func (l *ChangeLog) Add(c Change) {
 	if !l.on.Load() {
 		return
@@ -159,7 +157,6 @@ type copies struct {
 	makers   int // that may add a copy
 }
 
-// NewCopies makes an empty count.
 func NewCopies() *Copies { return &Copies{of: map[uint64]copies{}} }
 
 // Watch counts an entry from now on, until Unwatch and while there are two copies. The caller holds the lock of a set
@@ -175,7 +172,6 @@ func (c *Copies) Watch(fp uint64) {
 	c.of[fp] = n
 }
 
-// Unwatch ends one Watch.
 func (c *Copies) Unwatch(fp uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -258,7 +258,6 @@ type Hits struct {
 	of []uint8 // nil: nothing is counted
 }
 
-// Start begins to count.
 func (h *Hits) Start() { h.of = []uint8{} }
 
 // Of is the hits of the entry in a slot.
@@ -298,7 +297,6 @@ type Prefetched struct {
 	Wasted atomic.Uint64 // copies that went without
 }
 
-// Add counts an entry in.
 func (p *Prefetched) Add(slot uint32) {
 	if p.of == nil {
 		p.of = map[uint32]struct{}{}

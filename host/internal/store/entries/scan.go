@@ -52,7 +52,6 @@ type MarkedPiece struct {
 	Rank uint32
 }
 
-// NewScan begins a scan's record.
 func NewScan(s *Set) *Scan { return &Scan{set: s} }
 
 // NewLateScan begins the record of what is found after the scan.

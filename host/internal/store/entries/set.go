@@ -15,7 +15,6 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Config makes a set.
 type Config struct {
 	MaxEntries uint32
 	Account    *capacity.Account
@@ -126,12 +125,10 @@ func (s *Set) Counted(n *uint64) {
 	s.Unlock()
 }
 
-// ClassOf is an entry's class.
 func (s *Set) ClassOf(slot uint32) *catalog.Class {
 	return s.cfg.Catalog.Class(s.Index.Owner(slot).Class)
 }
 
-// TenantOf is an entry's tenant.
 func (s *Set) TenantOf(slot uint32) uint32 {
 	return s.cfg.Catalog.Tenants.Tenant(s.Index.Owner(slot).Tenant)
 }

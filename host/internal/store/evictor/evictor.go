@@ -29,7 +29,6 @@ type Policy struct {
 	Since time.Time
 }
 
-// Config makes an evictor.
 type Config struct {
 	Index  *index.Index
 	Lock   *sync.Mutex // the root's
@@ -123,7 +122,6 @@ func SizeOf(v *Evictor) Size {
 // Active is what decides, or did until it failed.
 func (v *Evictor) Active() *Policy { return v.active }
 
-// Counts are the evictor's.
 func (v *Evictor) Counts() Counts { return v.count }
 
 // Stats are the active policy's, with its earlier instances.

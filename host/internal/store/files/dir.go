@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config makes a Dir.
 type Config struct {
 	Path            string // absolute
 	Log             *slog.Logger

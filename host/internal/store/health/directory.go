@@ -289,7 +289,6 @@ func Lock(fsys staging.FS, dir, file string, alone bool, prepare func() error) (
 	return append(locks, lock), nil
 }
 
-// Unlock gives locks back.
 func Unlock(locks []io.Closer) error {
 	var errs []error
 	for _, lock := range locks {

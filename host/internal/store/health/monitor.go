@@ -22,7 +22,6 @@ type Root interface {
 	Reopen(ctx context.Context, from State, empty bool) error
 }
 
-// Config makes a monitor.
 type Config struct {
 	Dir   string
 	FS    staging.FS
@@ -81,7 +80,6 @@ func (m *Monitor) Close() {
 	m.bare.Close()
 }
 
-// State is the root's.
 func (m *Monitor) State() State { return State(m.state.Load()) }
 
 // Serves says whether loads can come from the root.
@@ -101,7 +99,6 @@ type Report struct {
 	Outages uint64    // times that the root was taken out
 }
 
-// Report is the monitor's now.
 func (m *Monitor) Report() Report {
 	m.mu.Lock()
 	defer m.mu.Unlock()

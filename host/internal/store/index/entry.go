@@ -51,7 +51,6 @@ const (
 
 func (e *Entry) word() uint32 { return binary.LittleEndian.Uint32(e.ownerState[:]) }
 
-// State is all state bits.
 func (e *Entry) State() uint8 { return e.ownerState[0] }
 
 // Is says whether all of these state bits are set.
@@ -60,10 +59,8 @@ func (e *Entry) Is(bits uint8) bool { return e.ownerState[0]&bits == bits }
 // Any says whether one of these state bits is set.
 func (e *Entry) Any(bits uint8) bool { return e.ownerState[0]&bits != 0 }
 
-// Set sets state bits.
 func (e *Entry) Set(bits uint8) { e.ownerState[0] |= bits }
 
-// Unset clears state bits.
 func (e *Entry) Unset(bits uint8) { e.ownerState[0] &^= bits }
 
 // OwnerID is the number of the entry's owner: see [Index.Owner].

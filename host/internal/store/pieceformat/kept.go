@@ -27,7 +27,6 @@ type State struct {
 	Data   []byte
 }
 
-// Encode returns the file.
 func (s *State) Encode() []byte {
 	le, b := binary.LittleEndian, []byte(stateMagic)
 	b = le.AppendUint64(b, uint64(s.Time))
@@ -40,7 +39,6 @@ func (s *State) Encode() []byte {
 	return b
 }
 
-// DecodeState reads what Encode wrote.
 func DecodeState(b []byte) (s State, err error) {
 	format, _, sum, err := decodeStateHead(b[:min(len(b), stateHead)], int64(len(b)))
 	if err != nil {
@@ -83,7 +81,6 @@ func CheckState(f io.ReaderAt, size int64) error {
 // EncodeWritten is the text of a count of bytes written on a day, which is counted from 1970.
 func EncodeWritten(day, bytes int64) []byte { return fmt.Appendf(nil, "%d %d\n", day, bytes) }
 
-// DecodeWritten reads what EncodeWritten wrote.
 func DecodeWritten(text []byte) (day, bytes int64, err error) {
 	if _, err := fmt.Sscanf(string(text), "%d %d\n", &day, &bytes); err != nil {
 		return 0, 0, fmt.Errorf("%w: count of bytes written: %w", ErrDamaged, err)

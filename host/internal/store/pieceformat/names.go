@@ -148,7 +148,6 @@ func CheckName(path string) error { return policy.CheckPath([]byte(path)) }
 // A list of names is encoded as, for each, its rank (1 byte), the path's length (2) and the path.
 const listHead = 3
 
-// AppendNames encodes names.
 func AppendNames(b []byte, list []Name) []byte {
 	for _, n := range list {
 		b = append(b, byte(n.Rank))

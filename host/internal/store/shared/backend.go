@@ -41,7 +41,6 @@ type Backend interface {
 	Identify(temp string, info staging.Info) (Record, error)
 }
 
-// Config makes a member.
 type Config struct {
 	Dir      string // the root
 	Host     string // [a-z0-9]+, unique among the running hosts

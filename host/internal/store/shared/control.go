@@ -59,7 +59,6 @@ func (t *tree) hosts() string            { return t.base + "/hosts" }
 func (t *tree) gone() string             { return t.base + "/gone" }
 func (t *tree) epochDir(n uint64) string { return t.base + "/e" + strconv.FormatUint(n, 10) }
 
-// put replaces a control file.
 func (t *tree) put(name string, v any) error { return t.replace(name, v, false) }
 
 // keep replaces a control file durably, name included, because others rely on it after a loss of power.

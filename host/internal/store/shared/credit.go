@@ -29,7 +29,6 @@ type Credit struct {
 	life  uint64
 }
 
-// Bytes returns the amount.
 func (c Credit) Bytes() int64 { return c.bytes }
 
 // Init says when credit may be taken and written on, and what is called when there is too little.

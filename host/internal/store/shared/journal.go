@@ -34,7 +34,6 @@ func (b *batch) file() batchFile {
 	return batchFile{b.forget, EncodeVictims(b.victims)}
 }
 
-// EncodeVictims makes records of victims.
 func EncodeVictims(list []Victim) (b []byte) {
 	for i := range list {
 		v := &list[i]
@@ -47,7 +46,6 @@ func EncodeVictims(list []Victim) (b []byte) {
 	return b
 }
 
-// DecodeVictims reads them.
 func DecodeVictims(b []byte) (list []Victim, err error) {
 	for len(b) > 0 {
 		r, n, err := DecodeRecord(b)

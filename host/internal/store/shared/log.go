@@ -33,7 +33,6 @@ func EncodeLogHead(published int64) []byte {
 	return b
 }
 
-// DecodeLogHead reads it.
 func DecodeLogHead(b []byte) (published int64, err error) {
 	if len(b) < LogHead || string(b[:8]) != logMagic || binary.LittleEndian.Uint64(b[24:]) != xxh3.Hash(b[:24]) {
 		return 0, fmt.Errorf("%w: log header", ErrDamaged)

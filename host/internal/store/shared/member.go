@@ -184,7 +184,6 @@ func (m *Member) step(now time.Duration) error {
 	return errors.Join(err, doubts)
 }
 
-// heartbeat writes this member's status.
 func (m *Member) heartbeat(now time.Duration) error {
 	peers := int64(max(1, len(m.tails)+1))
 	s := &m.status
@@ -222,7 +221,6 @@ var (
 	ErrConfig = errors.New("shared: bad configuration")
 )
 
-// Stats describes a member.
 type Stats struct {
 	State    State
 	Member   string

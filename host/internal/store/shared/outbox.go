@@ -79,7 +79,6 @@ func (o *Outbox) ReportDamaged(r Record) {
 	o.wake()
 }
 
-// Drain empties the outbox.
 func (o *Outbox) Drain() []Record {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -22,7 +22,6 @@ func (p *Presence) Init(lapse time.Duration, now func() time.Duration, unique fu
 	p.lapse, p.now, p.unique, p.wakeup = lapse, now, unique, make(chan struct{}, 1)
 }
 
-// Wake asks for a step.
 func (p *Presence) Wake() {
 	select {
 	case p.wakeup <- struct{}{}:

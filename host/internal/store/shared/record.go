@@ -160,7 +160,6 @@ type Victim struct {
 	Bytes     int64
 }
 
-// ID identifies an entry.
 type ID struct {
 	Namespace kv.Digest
 	Group     uint32
@@ -172,7 +171,6 @@ func (a ID) Compare(b ID) int {
 	return cmp.Or(bytes.Compare(a.Namespace[:], b.Namespace[:]), cmp.Compare(a.Group, b.Group), bytes.Compare(a.Key[:], b.Key[:]))
 }
 
-// ID returns the victim's entry.
 func (v *Victim) ID() ID { return ID{v.Namespace, v.Group, v.Key} }
 
 // Victim is the entry of a record, to be evicted.
@@ -180,5 +178,4 @@ func (r *Record) Victim() Victim {
 	return Victim{Namespace: r.Namespace, Group: r.Group, Key: r.Key, Pieces: r.Pieces, Names: r.Names, Bytes: r.Bytes}
 }
 
-// ID returns the record's entry.
 func (r *Record) ID() ID { return ID{r.Namespace, r.Group, r.Key} }

@@ -141,7 +141,6 @@ func (n *node) Create(ctx context.Context, name string, flags, mode uint32, out 
 	return child, &handle{LoopbackFile: file, n: made, direct: flags&unix.O_DIRECT != 0}, openFlags, 0
 }
 
-// handle is an open file.
 type handle struct {
 	*fs.LoopbackFile
 	n      *node

@@ -71,7 +71,6 @@ func StartProxy(t testing.TB, server string) *Proxy {
 	return p
 }
 
-// Set replaces the rules.
 func (p *Proxy) Set(rules ...Rule) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -30,7 +30,6 @@ type Objects interface {
 	List(name string) (versions map[string]string, err error)
 }
 
-// Config makes a member.
 type Config struct {
 	Objects  Objects
 	FS       staging.FS // of the pieces

@@ -379,7 +379,6 @@ func (t *term) judge(n uint64, b *ballot, vetoes map[int]bool) (over bool, err e
 	return true, nil
 }
 
-// remove removes objects of victims.
 func (t *term) remove(paths []string) error {
 	errs := make([]error, len(paths))
 	parallel(t.m.cfg.Workers, len(paths), func(i int) {
