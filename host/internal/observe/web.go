@@ -34,6 +34,7 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/budget"
 	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
 type Config struct {
@@ -61,7 +62,7 @@ type Server struct {
 type bound struct {
 	listener    net.Listener
 	guard       *guard
-	certificate *certificate // nil: no TLS
+	certificate *regular.Renewed[*tls.Certificate] // nil: no TLS
 }
 
 func bind(cfg *Config) (b bound, err error) {
@@ -69,8 +70,12 @@ func bind(cfg *Config) (b bound, err error) {
 		return b, fmt.Errorf("%w: %w", ErrCredential, err)
 	}
 	if cfg.CertFile != "" {
-		if b.certificate, err = loadCertificate(cfg.CertFile, cfg.KeyFile); err != nil {
-			return b, fmt.Errorf("%w: %w", ErrCredential, err)
+		load := func() (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
+			return &pair, err
+		}
+		if b.certificate, err = regular.Renew(load, cfg.CertFile, cfg.KeyFile); err != nil {
+			return b, fmt.Errorf("%w: http.tls_cert, http.tls_key: %w", ErrCredential, err)
 		}
 	}
 	if b.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
@@ -105,8 +110,11 @@ func Listen(cfg Config) (*Server, error) {
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 	}}
 	if b.certificate != nil {
-		s.listener = tls.NewListener(s.listener, &tls.Config{GetCertificate: b.certificate.get, MinVersion: tls.VersionTLS12,
-			NextProtos: []string{"http/1.1"}}) // a connection of HTTP/2 would be many
+		s.listener = tls.NewListener(s.listener, &tls.Config{
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return b.certificate.Now(), nil },
+			MinVersion:     tls.VersionTLS12,
+			NextProtos:     []string{"http/1.1"}, // a connection of HTTP/2 would be many
+		})
 	}
 	return s, nil
 }

@@ -5,21 +5,19 @@ import (
 	"crypto/x509"
 	"fmt"
 	"os"
-	"sync"
-	"time"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
-// identity is this host's certificate and who signs those of its peers: files, read again when one was renewed.
-type identity struct {
-	cert, key, ca string
+// identity is this host's certificate and who signs those of its peers.
+type identity struct{ *regular.Renewed[papers] }
 
-	mu      sync.Mutex
-	pair    *tls.Certificate
-	pool    *x509.CertPool
-	changed [3]time.Time
+type papers struct {
+	pair *tls.Certificate
+	pool *x509.CertPool
 }
 
 // newIdentity is nil without files: what is said then is not encrypted.
@@ -27,42 +25,22 @@ func newIdentity(cert, key, ca string) (*identity, error) {
 	if cert == "" && key == "" && ca == "" {
 		return nil, nil
 	}
-	id := &identity{cert: cert, key: key, ca: ca}
-	return id, id.load()
-}
-
-func (id *identity) load() error {
-	var now [3]time.Time
-	for i, name := range []string{id.cert, id.key, id.ca} {
-		if st, err := os.Stat(name); err == nil {
-			now[i] = st.ModTime()
+	files, err := regular.Renew(func() (p papers, err error) {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return p, fmt.Errorf("%w: peers.cert, peers.key: %w", ErrConfig, err)
 		}
-	}
-	if id.pair != nil && now == id.changed {
-		return nil
-	}
-	pair, err := tls.LoadX509KeyPair(id.cert, id.key)
-	if err != nil {
-		return fmt.Errorf("%w: peers.cert, peers.key: %w", ErrConfig, err)
-	}
-	pem, err := os.ReadFile(id.ca)
-	if err != nil {
-		return fmt.Errorf("%w: peers.ca: %w", ErrConfig, err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return fmt.Errorf("%w: peers.ca: %s has no certificate", ErrConfig, id.ca)
-	}
-	id.pair, id.pool, id.changed = &pair, pool, now
-	return nil
-}
-
-// now is what counts at present. While a renewal is half written, the old files count.
-func (id *identity) now() (*tls.Certificate, *x509.CertPool) {
-	id.mu.Lock()
-	defer id.mu.Unlock()
-	_ = id.load()
-	return id.pair, id.pool
+		pem, err := os.ReadFile(ca)
+		if err != nil {
+			return p, fmt.Errorf("%w: peers.ca: %w", ErrConfig, err)
+		}
+		p.pair, p.pool = &pair, x509.NewCertPool()
+		if !p.pool.AppendCertsFromPEM(pem) {
+			return p, fmt.Errorf("%w: peers.ca: %s has no certificate", ErrConfig, ca)
+		}
+		return p, nil
+	}, cert, key, ca)
+	return &identity{files}, err
 }
 
 // serving demands a certificate of who calls.
@@ -71,9 +49,9 @@ func (id *identity) serving() credentials.TransportCredentials {
 		return insecure.NewCredentials()
 	}
 	return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		pair, pool := id.now()
-		return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair}, ClientAuth: tls.RequireAndVerifyClientCert,
-			ClientCAs: pool, NextProtos: []string{"h2"}}, nil
+		p := id.Now()
+		return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*p.pair}, ClientAuth: tls.RequireAndVerifyClientCert,
+			ClientCAs: p.pool, NextProtos: []string{"h2"}}, nil
 	}})
 }
 
@@ -84,18 +62,14 @@ func (id *identity) calling(name string) credentials.TransportCredentials {
 	}
 	return credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS13, ServerName: name,
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			pair, _ := id.now()
-			return pair, nil
-		},
-		InsecureSkipVerify: true, // VerifyConnection verifies, with the authorities of the moment
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return id.Now().pair, nil },
+		InsecureSkipVerify:   true, // VerifyConnection verifies, with the authorities of the moment
 		VerifyConnection: func(c tls.ConnectionState) error {
-			_, pool := id.now()
 			between := x509.NewCertPool()
 			for _, cert := range c.PeerCertificates[1:] {
 				between.AddCert(cert)
 			}
-			_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{DNSName: name, Roots: pool, Intermediates: between})
+			_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{DNSName: name, Roots: id.Now().pool, Intermediates: between})
 			return err
 		},
 	})

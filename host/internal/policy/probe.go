@@ -47,7 +47,7 @@ func (m *Module) Probe(ctx context.Context, o ProbeOptions) (*Probe, error) {
 	}
 	var err error
 	p.in, err = m.instantiate(ctx, &p.settings, &p.usage)
-	p.Used, p.Allowed = p.usage.Fuel(), m.code.Limits().ForExport(abi.ExportInit, 0, o.MaxSlots)
+	p.Used, p.Allowed = p.usage.Fuel.Load(), m.code.Limits().ForExport(abi.ExportInit, 0, o.MaxSlots)
 	return p, err
 }
 
@@ -58,9 +58,9 @@ func (p *Probe) Limits() (batch, victims, namespaces, roots int) {
 
 // Buffer asks for a buffer, as often as the caller likes. The guest may refuse an optional one: ok is then false.
 func (p *Probe) Buffer(kind int, size uint32) (ok bool, err error) {
-	before := p.usage.Fuel()
+	before := p.usage.Fuel.Load()
 	err = p.in.OfferBuffer(kind, size)
-	p.Used, p.Allowed = p.usage.Fuel()-before, p.m.code.Limits().ForExport(abi.ExportBuffer, 0, 0)
+	p.Used, p.Allowed = p.usage.Fuel.Load()-before, p.m.code.Limits().ForExport(abi.ExportBuffer, 0, 0)
 	return err == nil && p.in.HasBuffer(kind, size), err
 }
 
@@ -75,9 +75,9 @@ func (p *Probe) Call(name string, a, b uint64, records int) (uint64, error) {
 		return 0, fmt.Errorf("%w: %s does not export %s", ErrBadModule, p.m.name, name)
 	}
 	p.Allowed = p.m.code.Limits().ForExport(name, records, p.settings.MaxSlots)
-	before := p.usage.Fuel()
+	before := p.usage.Fuel.Load()
 	err := p.in.Call(&f, a, b, records, p.Allowed)
-	p.Used = p.usage.Fuel() - before
+	p.Used = p.usage.Fuel.Load() - before
 	return p.in.Result(), err
 }
 

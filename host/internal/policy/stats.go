@@ -23,7 +23,7 @@ type Stats struct {
 
 func stats(u *sandbox.Usage, m *Module, role abi.Role) Stats {
 	return Stats{
-		Role: role, Module: m.name, Digest: m.digest, Calls: u.Calls(), Records: u.Records(), Time: u.Time(), Fuel: u.Fuel(),
-		Faults: u.Faults.Load(), Memory: u.Memory(), Builtin: u.Builtin.Load(),
+		Role: role, Module: m.name, Digest: m.digest, Calls: u.Calls.Load(), Records: u.Records.Load(), Time: time.Duration(u.Nanos.Load()), Fuel: u.Fuel.Load(),
+		Faults: u.Faults.Load(), Memory: u.Memory.Load(), Builtin: u.Builtin.Load(),
 	}
 }

@@ -1,6 +1,6 @@
 // Package regular reads small files that an operator names: configurations, policy modules, signatures, keys. Such a name
 // may stand for anything: a FIFO without a writer, a device, a file of a terabyte, or one on a mount that hangs. None
-// of these may stop the program.
+// of these may stop the program. [Renewed] follows files that are renewed.
 package regular
 
 import (

@@ -15,11 +15,6 @@ type blockSet struct {
 // blockSets are shared by all sessions: a set is used only while one message is checked.
 var blockSets = sync.Pool{New: func() any { return new(blockSet) }}
 
-// newBlockSet returns a set, which putBlockSet takes back.
-func newBlockSet() *blockSet { return blockSets.Get().(*blockSet) }
-
-func putBlockSet(u *blockSet) { blockSets.Put(u) }
-
 // Begin empties the set for a job with so many ids. It is not cleared but stamped anew.
 func (u *blockSet) Begin(ids int) {
 	size := 1 << bits.Len(uint(2*ids))

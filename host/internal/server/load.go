@@ -79,8 +79,8 @@ func (x *session) useUpLease(m *proto.Load) {
 // checkLoad reads the chunks of a LOAD.
 func checkLoad(m *proto.Load, l *sharedLease, reg *registration) ([]transfer.LoadChunk, error) {
 	chunks := make([]transfer.LoadChunk, len(m.GetChunks()))
-	used := newBlockSet()
-	defer putBlockSet(used)
+	used := blockSets.Get().(*blockSet)
+	defer blockSets.Put(used)
 	ids := 0 // those that came, whatever the group's geometry says
 	for _, c := range m.GetChunks() {
 		ids += len(c.GetBlocks())

@@ -18,8 +18,6 @@ type touchRecord struct {
 	kept int // grants in all of seen
 }
 
-func newTouchRecord() *touchRecord { return &touchRecord{seen: map[uint32]*touches{}} }
-
 // A client may never end its requests, or use one number for all of them. Beyond these bounds requests are forgotten,
 // in no order. A forgotten request touches its entries once more; it costs nothing else.
 const (

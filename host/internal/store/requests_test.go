@@ -46,7 +46,7 @@ func TestRequestMemory(t *testing.T) {
 
 // TestRequestBounds: requests that never end are forgotten beyond the bounds.
 func TestRequestBounds(t *testing.T) {
-	q := newTouchRecord()
+	q := &touchRecord{seen: map[uint32]*touches{}}
 	for request := range uint32(maxRequests + 10) {
 		q.Keep(request+1, &touchLog{any: true}, make([]grant, 3))
 	}

@@ -93,7 +93,7 @@ func prepare(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg: cfg, log: cfg.Log, swapping: semaphore.NewWeighted(1), changes: entries.NewChangeLog(keptChanges),
-		requests: newTouchRecord(), discarding: staging.NewTurns(max(1, runtime.GOMAXPROCS(0)/2)),
+		requests: &touchRecord{seen: map[uint32]*touches{}}, discarding: staging.NewTurns(max(1, runtime.GOMAXPROCS(0)/2)),
 	}
 	s.live.Store(&s.cfg)
 	if len(cfg.Roots) > 1 {

@@ -83,7 +83,7 @@ func (s *Store) replace(
 	for i := 0; i < len(changes) && err == nil; i++ {
 		c := &changes[i]
 		if unready := c.Ready(); unready != nil {
-			err = fmt.Errorf("store: root %s: policy %s: %w", c.r.Path, c.To().Label, unready)
+			err = fmt.Errorf("store: root %s: policy %s: %w", c.r.Path, c.To.Label, unready)
 		}
 	}
 	if err != nil {
@@ -93,7 +93,7 @@ func (s *Store) replace(
 	}
 	for _, c := range changes {
 		taken = append(taken, Taken{
-			Role: abi.RoleEvict, Root: c.r.Path, From: c.From().Module.Digest(), Handover: c.Method(), Entries: c.Finish(),
+			Role: abi.RoleEvict, Root: c.r.Path, From: c.From.Module.Digest(), Handover: c.Method, Entries: c.Finish(),
 		})
 	}
 	for _, t := range rest.Commit() {

@@ -81,7 +81,7 @@ func (m *boundedMemory) Reallocate(size uint64) []byte {
 			return nil
 		}
 		m.size += more
-		m.usage.memory.Add(more)
+		m.usage.Memory.Add(more)
 		return b
 	}
 }
@@ -89,7 +89,7 @@ func (m *boundedMemory) Reallocate(size uint64) []byte {
 func (m *boundedMemory) Free() {
 	m.LinearMemory.Free()
 	m.budget.give(m.size)
-	m.usage.memory.Add(-m.size)
+	m.usage.Memory.Add(-m.size)
 	m.size = 0
 }
 

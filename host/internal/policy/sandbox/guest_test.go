@@ -107,10 +107,10 @@ func spend(t testing.TB, in *Instance, name string, fuel uint64) (used uint64, e
 	if !f.Exists() {
 		t.Fatalf("no function %s", name)
 	}
-	before := in.usage.Fuel()
+	before := in.usage.Fuel.Load()
 	err = in.Call(&f, 0, 0, Setup, fuel)
 	if err != nil && !errors.Is(err, ErrFuel) && !errors.Is(err, ErrTime) {
-		return in.usage.Fuel() - before, err
+		return in.usage.Fuel.Load() - before, err
 	}
-	return in.usage.Fuel() - before, err
+	return in.usage.Fuel.Load() - before, err
 }

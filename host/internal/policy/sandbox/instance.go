@@ -177,7 +177,7 @@ func (in *Instance) Call(f *Export, a, b uint64, records int, fuel uint64) error
 	err := f.fn.CallWithStack(in.ctx, in.stack[:])
 	in.usage.End(start)
 	left := in.settleFuel()
-	in.usage.addFuel(fuel - uint64(max(0, left)))
+	in.usage.Fuel.Add(fuel - uint64(max(0, left)))
 	if left < 0 || in.budget.aborted != nil {
 		return in.exhausted(f.Name, fuel, err)
 	}

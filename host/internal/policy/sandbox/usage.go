@@ -10,12 +10,11 @@ type Usage struct {
 	Sampled bool // set once: time only some of the short calls
 	Builtin atomic.Bool
 	Faults  atomic.Uint64
-
-	memory  atomic.Uint64
-	calls   atomic.Uint64
-	records atomic.Uint64
-	nanos   atomic.Int64
-	fuel    atomic.Uint64
+	Memory  atomic.Uint64 // bytes that the guests have
+	Calls   atomic.Uint64
+	Records atomic.Uint64 // handed over
+	Nanos   atomic.Int64  // spent in guests
+	Fuel    atomic.Uint64
 }
 
 // Reading the clock twice costs more than a short call. So a sampled Usage times only one in sampleEvery of the calls
@@ -35,9 +34,9 @@ type timing struct{ start, weight int64 }
 
 // Begin counts a call with so many records, or [Setup], and starts to time it.
 func (u *Usage) Begin(records int) timing {
-	calls := u.calls.Add(1)
+	calls := u.Calls.Add(1)
 	if records > 0 {
-		u.records.Add(uint64(records))
+		u.Records.Add(uint64(records))
 	}
 	if !u.Sampled || records == Setup || records >= fewRecords {
 		return timing{nanotime(), 1}
@@ -51,7 +50,7 @@ func (u *Usage) Begin(records int) timing {
 // End adds the time of a call.
 func (u *Usage) End(t timing) {
 	if t.weight > 0 {
-		u.nanos.Add(max(0, nanotime()-t.start-clockCost) * t.weight)
+		u.Nanos.Add(max(0, nanotime()-t.start-clockCost) * t.weight)
 	}
 }
 
@@ -65,20 +64,3 @@ var clockCost = func() int64 {
 	}
 	return least
 }()
-
-func (u *Usage) addFuel(n uint64) { u.fuel.Add(n) }
-
-// Memory is how many bytes the guests have.
-func (u *Usage) Memory() uint64 { return u.memory.Load() }
-
-// Calls is the number of calls.
-func (u *Usage) Calls() uint64 { return u.calls.Load() }
-
-// Records is the number of records handed over.
-func (u *Usage) Records() uint64 { return u.records.Load() }
-
-// Time is the time spent in guests.
-func (u *Usage) Time() time.Duration { return time.Duration(u.nanos.Load()) }
-
-// Fuel is the fuel that guests used.
-func (u *Usage) Fuel() uint64 { return u.fuel.Load() }

@@ -83,11 +83,9 @@ func (b *Budget) load() (err error) {
 	return nil
 }
 
-func dayOf(t time.Time) int64 { return t.Unix() / (24 * 60 * 60) }
-
 // turn begins a new day. The caller holds b.mu.
 func (b *Budget) turn() {
-	if day := dayOf(b.now()); day > b.day || day < b.day-1 {
+	if day := b.now().Unix() / (24 * 60 * 60); day > b.day || day < b.day-1 {
 		b.day, b.spent, b.ahead = day, 0, 0
 	}
 }

@@ -34,12 +34,13 @@ const MaxHandoverState = 2 << 20
 
 // Handover is a change of a root's evict policy under way. There is one at a time.
 type Handover struct {
-	v        *Evictor
-	ctx      context.Context
-	to, from *Policy
-	size     Size
-	next     *candidate
-	method   Method
+	To, From *Policy // From is the one that is replaced
+	Method   Method  // by which To learned what is here
+
+	v    *Evictor
+	ctx  context.Context
+	size Size
+	next *candidate
 }
 
 // HoldHandovers keeps handovers from the root, as during a scan, until AllowHandovers.
@@ -60,7 +61,7 @@ func PrepareSize(ctx context.Context, v *Evictor, to, from *Policy, size *Size) 
 	if err := v.HoldHandovers(ctx); err != nil { // a scan may hold it for long
 		return nil, err
 	}
-	h := &Handover{v: v, ctx: ctx, to: to, from: from, size: SizeOf(v)}
+	h := &Handover{v: v, ctx: ctx, To: to, From: from, size: SizeOf(v)}
 	if size != nil {
 		h.size = *size
 	}
@@ -75,27 +76,18 @@ func PrepareSize(ctx context.Context, v *Evictor, to, from *Policy, size *Size) 
 	return h, nil
 }
 
-// To is the policy that takes over.
-func (h *Handover) To() *Policy { return h.to }
-
-// From is the policy that is replaced.
-func (h *Handover) From() *Policy { return h.from }
-
-// Method is how the policy learned what is here.
-func (h *Handover) Method() Method { return h.method }
-
 // inherit takes over the active policy's state, if both keep the same. The events that come until that is done are held
 // back for it.
 func (h *Handover) inherit() error {
-	v, format := h.v, h.to.Module.StateFormat()
-	if format == "" || format != h.from.Module.StateFormat() {
+	v, format := h.v, h.To.Module.StateFormat()
+	if format == "" || format != h.From.Module.StateFormat() {
 		return nil
 	}
 	next := &candidate{whole: true}
 	v.mu.Lock()
 	var state policy.State
 	ok := false
-	if v.active == h.from && v.fallback == nil {
+	if v.active == h.From && v.fallback == nil {
 		var err error
 		if state, ok, err = v.policy.Save(MaxHandoverState); err != nil {
 			v.Fail(err)
@@ -108,9 +100,9 @@ func (h *Handover) inherit() error {
 	if !ok {
 		return nil
 	}
-	p, err := v.start(h.ctx, h.to, h.size, state)
+	p, err := v.start(h.ctx, h.To, h.size, state)
 	if err == nil && p.Loaded() {
-		h.next, h.method = next, Loaded
+		h.next, h.Method = next, Loaded
 		return h.catchUp(p)
 	}
 	v.setCandidate(nil)
@@ -152,13 +144,13 @@ func (h *Handover) catchUp(p *policy.Evict) error {
 // learn tells the policy of all entries in order of the last touch.
 func (h *Handover) learn() error {
 	v := h.v
-	p, err := v.start(h.ctx, h.to, h.size, policy.State{})
+	p, err := v.start(h.ctx, h.To, h.size, policy.State{})
 	if err != nil {
 		return err
 	}
 	h.next = &candidate{policy: p}
 	v.mu.Lock()
-	superseded := v.active != h.from
+	superseded := v.active != h.From
 	if !superseded {
 		v.candidate = h.next
 	}
@@ -219,11 +211,11 @@ func (h *Handover) Finish() (entries int) {
 	v.mu.Lock()
 	before, past := v.policy, v.past
 	v.size, v.policy, v.fallback, v.candidate = h.size, next.policy, nil, nil
-	if h.to == h.from {
+	if h.To == h.From {
 		v.past = addStats(past, before.Stats())
 	} else {
-		h.to.Acquire()
-		v.active, v.past = h.to, policy.Stats{}
+		h.To.Acquire()
+		v.active, v.past = h.To, policy.Stats{}
 	}
 	if next.err != nil {
 		v.Fail(next.err)
@@ -231,11 +223,11 @@ func (h *Handover) Finish() (entries int) {
 	entries = int(v.x.Len())
 	v.mu.Unlock()
 	v.AllowHandovers()
-	v.cfg.Log.Info("evict policy took over", "policy", h.to.Label, "sha256", h.to.Module.Digest(),
-		"from", h.from.Label, "by", h.method)
+	v.cfg.Log.Info("evict policy took over", "policy", h.To.Label, "sha256", h.To.Module.Digest(),
+		"from", h.From.Label, "by", h.Method)
 	_ = before.Close() // without the lock: to return memory takes time
-	if h.to != h.from {
-		h.from.Release()
+	if h.To != h.From {
+		h.From.Release()
 	}
 	return entries
 }

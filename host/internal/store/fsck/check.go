@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -296,16 +295,13 @@ func (c *check) finish() {
 		return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Kind, b.Kind))
 	})
 	for d, u := range r.Namespaces {
-		r.Spaces = append(r.Spaces, SpaceUsage{Namespace: d.String(), Model: modelOf(c.texts[d]), Usage: *u})
+		r.Spaces = append(r.Spaces, SpaceUsage{Namespace: d.String(), Model: kv.Field(c.texts[d], "model"), Usage: *u})
 	}
 	slices.SortFunc(r.Spaces, func(a, b SpaceUsage) int {
 		return cmp.Or(-cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.Namespace, b.Namespace))
 	})
 	r.Plans = len(c.plans)
 }
-
-// kinds are the kinds of problems that were found, in order.
-func (r *Report) kinds() []Kind { return slices.Sorted(maps.Keys(r.Found)) }
 
 // file judges a file that is not a temporary and, if it is bad, takes it out.
 func (c *check) file(ctx context.Context, rel string, buf []byte) {
@@ -354,6 +350,3 @@ func (c *check) file(ctx context.Context, rel string, buf []byte) {
 	c.takeOut(&p, v.info)
 	c.found(p)
 }
-
-// modelOf is the model that a namespace's text names.
-func modelOf(text string) string { return kv.Field(text, "model") }

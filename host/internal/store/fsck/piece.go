@@ -25,8 +25,6 @@ type verdict struct {
 	blank    bool // its first page is all zeros
 }
 
-func (v *verdict) same(o *verdict) bool { return unchanged(v.info, o.info) }
-
 // unchanged says that two looks were at one file, and that it was not written to between them.
 func unchanged(a, b staging.Info) bool {
 	return a.Same(b) && a.Size == b.Size && a.ModTime.Equal(b.ModTime)
@@ -40,7 +38,7 @@ func (c *check) settled(ctx context.Context, rel string, buf []byte) (verdict, e
 			return last, err
 		}
 		v, again := c.verify(ctx, rel, buf)
-		if bad(again) && v.same(&last) {
+		if bad(again) && unchanged(v.info, last.info) {
 			return v, again
 		}
 		last, err = v, again

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/kvhost/kvhost/host/kv"
 )
@@ -133,7 +135,7 @@ func (r *Report) WriteText(out io.Writer) error {
 	usage("temporaries", r.Temporaries)
 	usage("quarantine", r.Quarantine)
 	usage("foreign", r.Foreign)
-	for _, k := range r.kinds() {
+	for _, k := range slices.Sorted(maps.Keys(r.Found)) {
 		usage(string(k), *r.Found[k])
 	}
 	if r.Changing > 0 {

@@ -100,8 +100,6 @@ type ownerTable struct {
 // MaxOwners bounds the numbers of owners; itself it is no owner's.
 const MaxOwners = 1 << 24
 
-func newOwnerTable() ownerTable { return ownerTable{ids: map[Owner]uint32{}} }
-
 // InternOwner returns the number of an owner. It is false when there are too many.
 func (t *ownerTable) InternOwner(o Owner) (uint32, bool) {
 	if len(t.list) > 0 && t.list[0] == o {

@@ -38,7 +38,7 @@ const (
 // all classes of its group share: two entries with the same key and base are the same chunk.
 func New(max uint32, fingerprint func(class uint16, k kv.Key) uint64, base func(class uint16) uint16) *Index {
 	x := &Index{
-		slab: slab{free: None, max: max}, ownerTable: newOwnerTable(), pieceSets: newPieceSets(),
+		slab: slab{free: None, max: max}, ownerTable: ownerTable{ids: map[Owner]uint32{}}, pieceSets: pieceSets{number: map[uint64]uint8{0: 0}},
 		wide: map[uint32]uint64{}, large: map[uint32]uint32{}, pinned: map[uint32]uint32{},
 		missing: map[uint32]uint64{}, missingByClass: map[uint16]int64{}, fingerprint: fingerprint, base: base,
 	}

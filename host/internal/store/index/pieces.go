@@ -13,8 +13,6 @@ type pieceSets struct {
 // unnumbered is the number of a set for which no number was free.
 const unnumbered = 1<<8 - 1
 
-func newPieceSets() pieceSets { return pieceSets{number: map[uint64]uint8{0: 0}} }
-
 // acquire counts one user of a set and returns its number.
 func (p *pieceSets) acquire(set uint64) uint8 {
 	if set == 0 {
