@@ -53,111 +53,88 @@ func (t *Tool) Fix() string {
 }
 
 var (
-	// Make builds the example policies.
 	Make = &Tool{
 		Name: "make", Tests: "the example policies, `kvhost policy new`", Packages: "make", probe: commands("make"),
 	}
-	// Git lists the files of a checkout.
-	Git = &Tool{Name: "git", Tests: "the files at the top level", Packages: "git", probe: commands("git")}
-	// Clang compiles policies in C.
+	Git   = &Tool{Name: "git", Tests: "the files at the top level", Packages: "git", probe: commands("git")}
 	Clang = &Tool{
 		Name: "clang and wasm-ld", Tests: "policies in C, the conformance checks' broken policies, the GPU's codec",
 		Packages: "clang lld",
 		probe:    commands("clang", "wasm-ld"),
 	}
-	// Cargo compiles policies in Rust.
 	Cargo = &Tool{
 		Name: "cargo with wasm32-unknown-unknown", Tests: "policies in Rust", Packages: "cargo libstd-rust-dev-wasm32",
 		Other: "rustup target add wasm32-unknown-unknown", probe: wasmTarget,
 	}
-	// CC links what the race detector needs, and compiles the double of the NVIDIA libraries.
 	CC = &Tool{
 		Name: "a C compiler", Tests: "the race detector (the concurrent packages run without it), the GPU code",
 		Packages: "gcc libc6-dev", probe: compilesC,
 	}
-	// Python runs the Python client's tests in a virtual environment.
 	Python = &Tool{
 		Name: "python3 with venv", Tests: "the Python client", Packages: "python3-venv", probe: python,
 	}
-	// PythonPackages are what the Python client's tests import.
 	PythonPackages = &Tool{
 		Name: "the packages of the Python client's tests", Tests: "the Python client",
 		Other: "`make .venv/installed`, with a network (make test does this)", After: Python,
 		probe: file(".venv", "installed"),
 	}
-	// Chromium looks at the page that a host serves.
 	Chromium = &Tool{
 		Name: "chromium and chromedriver", Tests: "the page that a host serves", Packages: "chromium chromium-driver",
 		probe: commands("chromium", "chromedriver"),
 	}
-	// Promtool tests alert rules.
 	Promtool = &Tool{
 		Name: "promtool", Tests: "the alert rules and the dashboard", Packages: "prometheus", probe: commands("promtool"),
 	}
-	// Systemd judges units.
 	Systemd = &Tool{
 		Name: "systemd-analyze", Tests: "the systemd units", Packages: "systemd", probe: commands("systemd-analyze"),
 	}
-	// Packages reads what is packed.
 	Packages = &Tool{
 		Name: "dpkg-deb and rpm", Tests: "the packages", Packages: "dpkg rpm", probe: commands("dpkg-deb", "rpm"),
 	}
-	// NFPM makes packages.
 	NFPM = &Tool{
 		Name: "nfpm", Tests: "the packages", Other: "`make .build/bin/nfpm`, with a network (make test does this)", After: Make,
 		probe: file(".build", "bin", "nfpm"),
 	}
-	// Kubernetes renders and judges manifests.
 	Kubernetes = &Tool{
 		Name: "the check of Kubernetes' manifests", Tests: "the Helm chart and the plain manifests",
 		Other: "`make .build/bin/check-kubernetes`, with a network (make test does this)", After: Make,
 		probe: file(".build", "bin", "check-kubernetes"),
 	}
-	// VersityGW is a server of S3.
 	VersityGW = &Tool{
 		Name: "versitygw", Tests: "roots in buckets of a server that is no double",
 		Other: "`make .build/bin/versitygw`, with a network and minutes of a processor", Optional: true, After: Make,
 		probe: file(".build", "bin", "versitygw"),
 	}
-	// Debian makes a bare installation in a directory.
 	Debian = &Tool{
 		Name: "mmdebstrap", Tests: "an installation on a bare Debian", Packages: "mmdebstrap", probe: commands("mmdebstrap"),
 	}
-	// Buildah builds container images without a daemon.
 	Buildah = &Tool{
 		Name: "buildah", Tests: "the container image", Packages: "buildah", probe: commands("buildah"),
 	}
-	// Mounts are a mount namespace of one's own, for small and vanishing file systems.
 	Mounts = &Tool{
 		Name: "the right to mount", Tests: "a full disk, a root that is unmounted",
 		Other: "run as root with CAP_SYS_ADMIN, or allow unprivileged user namespaces", Optional: true, probe: mounts,
 	}
-	// Users lets a process of this test become another user's.
 	Users = &Tool{
 		Name: "the right to become another user", Tests: "hosts of a user without a home and without capabilities",
 		Other: "run as root with CAP_SETUID and CAP_SETGID", Optional: true, probe: becomesNobody,
 	}
-	// FUSE mounts file systems that misbehave.
 	FUSE = &Tool{
 		Name: "/dev/fuse", Tests: "roots on a file system that misbehaves below the kernel",
 		Other: "run as root with CAP_SYS_ADMIN, and give the container /dev/fuse", Optional: true, probe: mayUseFUSE,
 	}
-	// DirectIO is a file system for temporary files that takes O_DIRECT.
 	DirectIO = &Tool{
 		Name: "direct I/O", Tests: "what GPUDirect Storage needs of a file", Other: "set TMPDIR to a directory on a disk",
 		Optional: true, probe: takesDirectIO,
 	}
-	// Devices makes device files.
 	Devices = &Tool{
 		Name: "the right to make devices", Tests: "devices in the place of a store's files", Other: "run as root with CAP_MKNOD",
 		Optional: true, probe: makesDevices,
 	}
-	// UserFaults makes accesses to missing pages fail.
 	UserFaults = &Tool{
 		Name: "userfaultfd", Tests: "that a host allocates no page of a client",
 		Other: "a kernel with CONFIG_USERFAULTFD, and no filter of that system call", Optional: true, probe: userFaults,
 	}
-	// MemoryCgroup makes memory cgroups.
 	MemoryCgroup = &Tool{
 		Name: "memory cgroups", Tests: "whose memory a client's pages are",
 		Other: "run as root with a writable /sys/fs/cgroup", Optional: true, probe: func() bool { return MemoryCgroups() != "" },
