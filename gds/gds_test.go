@@ -199,30 +199,3 @@ func TestBatchRefusesWhatIsOutsideItsBuffer(t *testing.T) {
 		return b.Wait()
 	})
 }
-
-func TestVRAMBuffer(t *testing.T) {
-	g, _ := open(t, Config{Threads: 1})
-	pages, packed := buffer(t, g, 1<<20), buffer(t, g, 1<<20)
-	want := random(1 << 20)
-	got := make([]byte, len(want))
-	on(t, g, func(th *Thread) error {
-		if err := th.Write(pages.Address, want); err != nil {
-			return err
-		}
-		b := th.BeginDevice(Gather, packed.Address, 1<<20, nil)
-		for i := range 16 {
-			if err := b.Add(pages.Address+uint64((15-i)<<16), i<<16, 1<<16); err != nil {
-				return err
-			}
-		}
-		if err := b.Wait(); err != nil {
-			return err
-		}
-		return th.Read(got, packed.Address)
-	})
-	for i := range 16 {
-		if !bytes.Equal(got[i<<16:(i+1)<<16], want[(15-i)<<16:(16-i)<<16]) {
-			t.Fatalf("page %d differs", i)
-		}
-	}
-}

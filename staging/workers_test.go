@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -149,33 +148,6 @@ func TestWorkersHammer(t *testing.T) {
 		wg.Wait()
 		if taken.Load() != ran.Load() {
 			t.Fatalf("%d taken, %d ran", taken.Load(), ran.Load())
-		}
-	}
-}
-
-func TestRing(t *testing.T) {
-	var r ring
-	var got []int
-	next := 0
-	for round := range 50 {
-		for range round * 3 {
-			n := next
-			next++
-			r.push(queued{run: func() { got = append(got, n) }})
-		}
-		for range round * 2 {
-			r.pop().run()
-		}
-	}
-	for r.len > 0 {
-		r.pop().run()
-	}
-	if len(got) != next || !slices.IsSorted(got) {
-		t.Fatalf("%d of %d came out, in order: %v", len(got), next, slices.IsSorted(got))
-	}
-	for i, f := range r.buf {
-		if f.run != nil {
-			t.Fatalf("place %d keeps a task alive", i)
 		}
 	}
 }

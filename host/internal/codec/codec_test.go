@@ -115,26 +115,6 @@ func TestRatio(t *testing.T) {
 	}
 }
 
-func TestSplitAndJoin(t *testing.T) {
-	r := rand.New(rand.NewPCG(5, 6))
-	for n := range 100 {
-		src, dst := make([]byte, n), make([]byte, n)
-		for i := range src {
-			src[i] = byte(r.Uint32())
-		}
-		lo, hi := make([]byte, (n+1)/2), make([]byte, n/2)
-		split(lo, hi, src)
-		for i, v := range src {
-			if got := [2][]byte{lo, hi}[i%2][i/2]; got != v {
-				t.Fatalf("%d bytes: byte %d is %#x in its plane, want %#x", n, i, got, v)
-			}
-		}
-		if join(dst, lo, hi); !bytes.Equal(src, dst) {
-			t.Fatalf("%d bytes: they differ after a split and a join", n)
-		}
-	}
-}
-
 func TestDecodeRefuses(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	extent, stored := make([]byte, MaxBytes), make([]byte, MaxBytes)

@@ -109,23 +109,6 @@ func TestSetupIsNotTimed(t *testing.T) {
 	}
 }
 
-// Calls that take several slices count as one that took all at once.
-func TestFuelOverSlices(t *testing.T) {
-	_, clock := steppingClock(0)
-	count := func(times int32) wasmtest.Assembly { // a loop that ends
-		return minimal(abi.RoleEvict).With(abi.ExportStep, "ii>I", wasmtest.I32(times), []byte{localSet, 0},
-			[]byte{0x03, 0x40, localGet, 0}, wasmtest.I32(-1), []byte{i32Add, localTee, 0, 0x0d, 0, 0x0b}, wasmtest.I64(0))
-	}
-	one, err := stepOf(t, count(1), Options{cpuClock: clock})
-	testenv.OK(t, err)
-	two, err := stepOf(t, count(2), Options{cpuClock: clock})
-	testenv.OK(t, err)
-	many, err := stepOf(t, count(100_001), Options{cpuClock: clock})
-	if turn := two.Fuel - one.Fuel; err != nil || many.Fuel != one.Fuel+100_000*turn || many.Faults != 0 {
-		t.Errorf("%d for one turn, %d for a hundred thousand more of %d: %v", one.Fuel, many.Fuel, turn, err)
-	}
-}
-
 // Every guest that is made to take its time ends, and by what it should.
 func TestStallers(t *testing.T) {
 	for name, a := range stallers {
