@@ -57,7 +57,7 @@ func (e *Engine) Probe(ctx context.Context, q ProbeRequest) RouteChoice {
 	if p.now == nil {
 		p.now = time.Now
 	}
-	if err := p.open(ctx); err != nil {
+	if err := p.open(); err != nil {
 		return RouteChoice{Why: err.Error()}
 	}
 	direct, via, err := p.direct(ctx)
@@ -94,7 +94,7 @@ type probe struct {
 	dirty  bool // the slots do not hold their original bytes
 }
 
-func (p *probe) open(ctx context.Context) error {
+func (p *probe) open() error {
 	p.size = min(p.Bytes/probeFiles, probeMost) &^ (staging.Align - 1)
 	if p.size < staging.Align {
 		return fmt.Errorf("%w: no room for a probe", ErrProbe)

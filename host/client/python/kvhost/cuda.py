@@ -37,13 +37,6 @@ def _check(call: str, *args: Any) -> None:
         raise CudaError(call, code)
 
 
-def use_device(ordinal: int = 0) -> None:
-    """Makes the GPU's primary context current on this thread, for programs without a framework that does."""
-    context = C.c_void_p()
-    _check("cuDevicePrimaryCtxRetain", C.byref(context), ordinal)
-    _check("cuCtxSetCurrent", context)
-
-
 def device_uuid(ordinal: int = 0) -> str:
     """The GPU's UUID, for ``Session(device_uuid=...)``."""
     raw = (C.c_ubyte * 16)()

@@ -43,14 +43,12 @@ func (l *Orphans) init(d *Dir) {
 	l.dir, l.ended.L, l.by = d, &l.mu, map[string][]*Orphan{}
 }
 
-// add is false when the list is full. The caller holds l.mu.
-func (l *Orphans) add(o *Orphan) bool {
-	if len(l.queue) >= maxOrphans {
-		return false
+// add takes no orphan when the list is full. The caller holds l.mu.
+func (l *Orphans) add(o *Orphan) {
+	if len(l.queue) < maxOrphans {
+		l.queue = append(l.queue, o)
+		l.by[o.name] = append(l.by[o.name], o)
 	}
-	l.queue = append(l.queue, o)
-	l.by[o.name] = append(l.by[o.name], o)
-	return true
 }
 
 // forget takes an orphan off the list that is not in the queue. The caller holds l.mu.

@@ -79,22 +79,22 @@ func (t *table) second(fp uint64) *bucket {
 func (t *table) matches(b *bucket, fp uint64) uint32 { return matchBucket(b, fp, t.shift) }
 
 // search calls visit for the slots that may have this fingerprint, until it has found the wanted one.
-func (t *table) search(fp uint64, visit func(slot uint32) (found bool)) bool {
+func (t *table) search(fp uint64, visit func(slot uint32) (found bool)) {
 	s := t.shard(fp)
 	n := s.buckets()
 	if n == 0 {
-		return false
+		return
 	}
 	first, second := firstBucket(fp, n), secondBucket(fp, n)
 	for at := first; ; at = second {
 		b := s.bucket(at)
 		for set := t.matches(b, fp); set != 0; set &= set - 1 {
 			if c := b[bits.TrailingZeros32(set)]; c != emptyCell && visit(t.slotOf(c)) {
-				return true
+				return
 			}
 		}
 		if at == second {
-			return false
+			return
 		}
 	}
 }
@@ -108,12 +108,12 @@ func (t *table) most(fp uint64) int {
 	return bits.OnesCount32(t.matches(b, fp)) + bits.OnesCount32(t.matches(t.second(fp), fp))
 }
 
-// remove takes a slot out and says whether it was there.
-func (t *table) remove(fp uint64, slot uint32) bool {
+// remove takes a slot out, if it is there.
+func (t *table) remove(fp uint64, slot uint32) {
 	s := t.shard(fp)
 	n, want := s.buckets(), t.cell(fp, slot)
 	if n == 0 {
-		return false
+		return
 	}
 	for _, at := range [...]int{firstBucket(fp, n), secondBucket(fp, n)} {
 		b := s.bucket(at)
@@ -121,11 +121,10 @@ func (t *table) remove(fp uint64, slot uint32) bool {
 			if b[i] == want {
 				b[i] = emptyCell
 				s.n--
-				return true
+				return
 			}
 		}
 	}
-	return false
 }
 
 // insert adds a slot that is not there. It is false when both buckets are full of nearly equal fingerprints and growing

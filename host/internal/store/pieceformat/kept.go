@@ -40,7 +40,7 @@ func (s *State) Encode() []byte {
 }
 
 func DecodeState(b []byte) (s State, err error) {
-	format, _, sum, err := decodeStateHead(b[:min(len(b), stateHead)], int64(len(b)))
+	format, sum, err := decodeStateHead(b[:min(len(b), stateHead)], int64(len(b)))
 	if err != nil {
 		return s, err
 	}
@@ -52,16 +52,16 @@ func DecodeState(b []byte) (s State, err error) {
 		Data: rest[format:]}, nil
 }
 
-func decodeStateHead(head []byte, size int64) (format, data, sum uint64, err error) {
+func decodeStateHead(head []byte, size int64) (format, sum uint64, err error) {
 	le := binary.LittleEndian
 	if len(head) < stateHead || string(head[:len(stateMagic)]) != stateMagic {
-		return 0, 0, 0, fmt.Errorf("%w: not a policy's state", ErrDamaged)
+		return 0, 0, fmt.Errorf("%w: not a policy's state", ErrDamaged)
 	}
-	format, data = uint64(le.Uint32(head[20:])), le.Uint64(head[24:])
+	format, data := uint64(le.Uint32(head[20:])), le.Uint64(head[24:])
 	if format > MaxState || data > MaxState || uint64(size) != stateHead+format+data {
-		return 0, 0, 0, fmt.Errorf("%w: policy state of %d and %d bytes in a file of %d", ErrDamaged, format, data, size)
+		return 0, 0, fmt.Errorf("%w: policy state of %d and %d bytes in a file of %d", ErrDamaged, format, data, size)
 	}
-	return format, data, le.Uint64(head[stateHead-8:]), nil
+	return format, le.Uint64(head[stateHead-8:]), nil
 }
 
 // CheckState compares a policy's state with its checksum.
@@ -71,7 +71,7 @@ func CheckState(f io.ReaderAt, size int64) error {
 	if err != nil && err != io.EOF {
 		return err
 	}
-	_, _, sum, err := decodeStateHead(head[:n], size)
+	_, sum, err := decodeStateHead(head[:n], size)
 	if err != nil {
 		return err
 	}

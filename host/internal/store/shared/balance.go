@@ -3,7 +3,6 @@ package shared
 import (
 	"cmp"
 	"slices"
-	"time"
 )
 
 // maxBatch bounds the victims of one batch.
@@ -13,7 +12,7 @@ const maxBatch = 4096
 const high, low = 0.95, 0.90
 
 // balance grants credit and proposes victims when there is too little.
-func (t *term) balance(now time.Duration) error {
+func (t *term) balance() error {
 	t.outside = 0
 	live := make([]string, 0, len(t.peers))
 	for name, p := range t.peers {

@@ -237,7 +237,7 @@ func TestDecisionsAreInOrder(t *testing.T) {
 		for _, p := range term.peers {
 			p.status.Vetoes = map[uint64][]int{second: nil} // each has acknowledged this one alone
 		}
-		testenv.NoError(t, term.decideAll(s.now))
+		testenv.NoError(t, term.decideAll())
 		if term.batches[first].decided || term.batches[second].decided {
 			t.Errorf("decided: %t and %t, want neither before the first is acknowledged", term.batches[first].decided,
 				term.batches[second].decided)

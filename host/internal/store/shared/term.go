@@ -69,14 +69,14 @@ func (t *term) step(now time.Duration, e epochs) error {
 	if err := t.seal(); err != nil {
 		return err
 	}
-	unclear := t.removeDead(now)
+	unclear := t.removeDead()
 	if errors.Is(unclear, ErrFenced) || missing(unclear) {
 		return unclear
 	}
-	if err := t.decideAll(now); err != nil {
+	if err := t.decideAll(); err != nil {
 		return err
 	}
-	if err := t.balance(now); err != nil {
+	if err := t.balance(); err != nil {
 		return err
 	}
 	return errors.Join(t.writeBatches(), unclear)
@@ -187,7 +187,7 @@ func (t *term) readStatus(dir string, p *peer, now time.Duration) error {
 
 // removeDead removes members that are gone: it clears their temporaries, waits until their logs are read, and frees
 // their credit. A member with temporaries that cannot be cleared keeps its credit, and others do not wait for it.
-func (t *term) removeDead(now time.Duration) (failed error) {
+func (t *term) removeDead() (failed error) {
 	for _, name := range slices.Sorted(maps.Keys(t.peers)) {
 		p, dir := t.peers[name], t.m.gone()+"/"+name
 		if !p.gone {
@@ -253,7 +253,7 @@ func (t *term) writeBatches() error {
 }
 
 // decideAll decides the batches that every member has acknowledged and removes those that every member has applied.
-func (t *term) decideAll(now time.Duration) error {
+func (t *term) decideAll() error {
 	for _, n := range slices.Sorted(maps.Keys(t.batches)) {
 		b := t.batches[n]
 		if !b.decided {
