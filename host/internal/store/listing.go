@@ -7,8 +7,9 @@ import (
 	"math/bits"
 	"slices"
 	"strings"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -27,7 +28,7 @@ type lister interface {
 // What only heads say of them, parent, depth and tenant, is read behind it: see describe. All other files are looked at.
 type listing struct {
 	*scan
-	look  chan string
+	heads errgroup.Group            // reads those of files that are not listed
 	whole map[*catalog.Class]uint64 // ranks
 
 	foreign string // below it another root stands
@@ -39,20 +40,11 @@ type listing struct {
 
 // list looks at every file.
 func (c *scan) list(ctx context.Context, from lister) error {
-	l := &listing{scan: c, look: make(chan string), whole: map[*catalog.Class]uint64{}}
-	var all sync.WaitGroup
-	for range c.by.root.store.cfg.ScanWorkers {
-		all.Go(func() {
-			for rel := range l.look {
-				c.look(rel)
-			}
-		})
-	}
+	l := &listing{scan: c, whole: map[*catalog.Class]uint64{}}
+	l.heads.SetLimit(c.by.root.store.cfg.ScanWorkers)
 	err := from.List(ctx, c.by.kept.Path, l.found)
 	l.enter()
-	close(l.look)
-	all.Wait()
-	return errors.Join(err, c.short)
+	return errors.Join(err, l.heads.Wait(), c.short)
 }
 
 func (l *listing) found(rel string, size int64, modified time.Time) {
@@ -66,7 +58,7 @@ func (l *listing) found(rel string, size int64, modified time.Time) {
 			l.by.count.Foreign.Add(1)
 			return
 		}
-		l.look <- rel
+		l.lookAt(rel)
 		return
 	}
 	if stem := rel[:strings.LastIndexByte(rel, 'r')]; !bytes.Equal(l.stem, []byte(stem)) {
@@ -79,6 +71,14 @@ func (l *listing) found(rel string, size int64, modified time.Time) {
 	l.ranks[h.Rank] = size
 	l.head.Pieces |= 1 << h.Rank
 	l.head.StoreTime = max(l.head.StoreTime, modified.UnixNano())
+}
+
+// lookAt looks at a file that is not entered by its name.
+func (l *listing) lookAt(rel string) {
+	l.heads.Go(func() error {
+		l.look(rel)
+		return nil
+	})
 }
 
 // hidden says that a file is in a directory that scans leave out.
@@ -105,7 +105,7 @@ func (l *listing) enter() {
 	if !whole || !l.AddListed(cl, &l.head, l.ranks) {
 		for rank, size := range l.ranks {
 			if size >= 0 {
-				l.look <- string(pieceformat.AppendBuiltin(nil, l.head.Namespace, l.keyLen, &l.head.Key, l.head.Group, uint32(rank)))
+				l.lookAt(string(pieceformat.AppendBuiltin(nil, l.head.Namespace, l.keyLen, &l.head.Key, l.head.Group, uint32(rank))))
 			}
 		}
 	}
@@ -150,23 +150,18 @@ func (r *recovery) describe(ctx context.Context) {
 }
 
 func (r *recovery) describeAll(ctx context.Context, list []uint32) {
-	var all sync.WaitGroup
-	next := make(chan uint32)
-	for range r.root.store.cfg.ScanWorkers {
-		all.Go(func() {
-			for slot := range next {
-				r.describeOne(slot)
-			}
-		})
-	}
+	var work errgroup.Group
+	work.SetLimit(r.root.store.cfg.ScanWorkers)
 	for _, slot := range list {
 		if ctx.Err() != nil || !r.kept.Health.Serves() {
 			break
 		}
-		next <- slot
+		work.Go(func() error {
+			r.describeOne(slot)
+			return nil
+		})
 	}
-	close(next)
-	all.Wait()
+	_ = work.Wait()
 }
 
 // describeOne reads the head of a piece of an entry, which goes if there is none or a wrong one, as at a load.

@@ -7,9 +7,9 @@ import (
 	"io/fs"
 	"path"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kvhost/kvhost/host/internal/s3fs"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -220,18 +220,17 @@ func (a *audits) walk(ctx context.Context, c *scan) error {
 
 // fileAll judges files by their paths below the root, several at a time.
 func (c *scan) fileAll(ctx context.Context, list []string) error {
-	var next atomic.Int64
-	var work sync.WaitGroup
-	for range c.by.root.store.cfg.ScanWorkers {
-		work.Go(func() {
-			for i := next.Add(1); i <= int64(len(list)) && ctx.Err() == nil; i = next.Add(1) {
-				rel := list[i-1]
+	var work errgroup.Group
+	work.SetLimit(c.by.root.store.cfg.ScanWorkers)
+	for _, rel := range list {
+		work.Go(func() error {
+			if ctx.Err() == nil {
 				c.file(rel, staging.Info{}.Entry(path.Base(rel)))
 			}
+			return nil
 		})
 	}
-	work.Wait()
-	return errors.Join(ctx.Err(), c.short)
+	return errors.Join(work.Wait(), ctx.Err(), c.short)
 }
 
 // named are the slots of pieces with names that are not the built-in ones.
