@@ -45,7 +45,20 @@ type model struct {
 func newModel(seed uint64) *model {
 	m := &model{world: newWorld(seed), owners: map[uint64]string{}}
 	m.after = m.holds
+	for _, id := range []string{"a", "b", "c"} {
+		m.boot(id)
+	}
 	return m
+}
+
+// run lets hosts that fare well go on for a while.
+func (m *model) run(t *testing.T, d time.Duration) {
+	t.Helper()
+	for end := m.now + d; m.now < end; {
+		if m.step(); m.fault != nil {
+			t.Fatal(m.fault)
+		}
+	}
 }
 
 func (m *model) boot(id string) {
@@ -180,9 +193,6 @@ func runModel(t *testing.T, seed uint64, faulty bool) (m *model, f figures) {
 		t.Log(strings.Join(m.trace[max(0, len(m.trace)-*modelTrace):], "\n"))
 		t.Fatalf("seed %d: "+format, append([]any{seed}, args...)...)
 	}
-	for _, id := range []string{"a", "b", "c"} {
-		m.boot(id)
-	}
 	step := func() {
 		m.step()
 		if m.fault != nil {
@@ -278,30 +288,20 @@ func TestModel(t *testing.T) {
 func TestTheServerIsAway(t *testing.T) {
 	for seed := range uint64(8) {
 		m := newModel(seed)
-		for _, id := range []string{"a", "b", "c"} {
-			m.boot(id)
-		}
-		run := func(d time.Duration) {
-			for end := m.now + d; m.now < end; {
-				if m.step(); m.fault != nil {
-					t.Fatal(m.fault)
-				}
-			}
-		}
-		run(6 * modelLapse)
+		m.run(t, 6*modelLapse)
 		for last := ""; !strings.Contains(last, "put evictor: <nil>"); last = m.trace[len(m.trace)-1] { // it has seen all heartbeats
 			m.step()
 		}
 		names := m.names(shared.Dir + "/hosts")
 		m.away = true
-		run(3 * modelLapse)
+		m.run(t, 3*modelLapse)
 		for _, n := range m.nodes {
 			if n.Fresh() {
 				t.Errorf("seed %d: %s grants and stores without the server", seed, n.name)
 			}
 		}
 		m.away = false
-		run(2 * modelLapse)
+		m.run(t, 2*modelLapse)
 		for _, n := range m.nodes {
 			if s := n.Stats(); !n.Fresh() || s.State != shared.Active || s.GivenUp > 0 {
 				t.Errorf("seed %d: %s after the server's return: %+v, want active, and no host given up", seed, n.name, s)
@@ -319,21 +319,11 @@ func TestTheServerIsAway(t *testing.T) {
 // TestTheEvictorsObjectIsRemoved behind the hosts' backs, with all that was granted: they join again, and the capacity holds.
 func TestTheEvictorsObjectIsRemoved(t *testing.T) {
 	m := newModel(2)
-	for _, id := range []string{"a", "b", "c"} {
-		m.boot(id)
-	}
-	run := func(d time.Duration) {
-		for end := m.now + d; m.now < end; {
-			if m.step(); m.fault != nil {
-				t.Fatal(m.fault)
-			}
-		}
-	}
-	run(10 * modelLapse)
+	m.run(t, 10*modelLapse)
 	before := m.names(shared.Dir + "/hosts")
 	delete(m.objects, shared.Dir+"/evictor")
 	clear(m.owners)
-	run(10 * modelLapse)
+	m.run(t, 10*modelLapse)
 	for _, name := range m.names(shared.Dir + "/hosts") {
 		if slices.Contains(before, name) {
 			t.Errorf("%s goes on with credit that no evictor knows", name)
@@ -351,23 +341,13 @@ func TestTheEvictorsObjectIsRemoved(t *testing.T) {
 func TestDamagedObjects(t *testing.T) {
 	for _, name := range []string{"/hosts/junk.1", "/hosts/a.100000001", "/evictor"} {
 		m := newModel(2)
-		for _, id := range []string{"a", "b", "c"} {
-			m.boot(id)
-		}
-		run := func(d time.Duration) {
-			for end := m.now + d; m.now < end; {
-				if m.step(); m.fault != nil {
-					t.Fatal(m.fault)
-				}
-			}
-		}
-		run(10 * modelLapse)
+		m.run(t, 10*modelLapse)
 		if m.set(shared.Dir+name, &object{data: []byte("junk")}); name == "/evictor" {
 			clear(m.owners)
 		}
-		run(10 * modelLapse)
+		m.run(t, 10*modelLapse)
 		before := m.officeNow()
-		run(2 * modelLapse)
+		m.run(t, 2*modelLapse)
 		if now := m.officeNow(); now.Beat == before.Beat {
 			t.Errorf("%s: no evictor is at work", name)
 		}
