@@ -1,6 +1,7 @@
 // Package sandbox runs one WebAssembly guest safely: it scans and verifies a module, loads its compiled form, starts
 // instances, and makes every call into one. It knows exports, buffers and status codes, and nothing of what
-// a policy decides; package policy does. abi/SPEC.md is the contract. The rest of this comment explains the decisions.
+// a policy decides; package policy does. abi/SPEC.md is the contract. The rest of this comment explains the decisions that no one
+// place in the code shows.
 //
 // # Numbers only, in buffers that the guest owns
 //
@@ -8,12 +9,6 @@
 // decision. A batch of records that both sides read in place costs a few nanoseconds per event. Guests in any language
 // can provide a static array; an allocator shared by both sides is where other plugin systems leak. A view of a buffer
 // is made anew after each call, because a call may have grown, and so moved, the memory.
-//
-// # One runtime per module
-//
-// Modules in one wazero runtime can import each other's exports and memories. Policies come from different authors, so
-// each has its own runtime. Each also has its own [wazero.CompilationCache]: a shared one would keep everything it ever
-// loaded in memory, and a host that swaps policies for a year must not grow.
 //
 // # No WithCloseOnContextDone
 //
@@ -46,24 +41,6 @@
 // it in its manifest, up to 6 million per call, and gets fewer events per call if they are expensive. Beyond that the
 // operator must allow it.
 //
-// # Large memories are populated at the start
-//
-// The first use of a huge page takes a tenth of a millisecond for the fuel of one store. A guest that touches 4 GiB
-// page by page would take 0.2 s for 40,000 units. So the pages of a large memory are populated before the guest runs,
-// and when it grows by a MiB or more, by system calls of 8 MiB each, which hold up neither scheduler nor garbage
-// collector. The policy's tables occupy their memory from the start.
-//
-// # Stacks are bounded
-//
-// wazero doubles a stack that is full, up to 100 MB. A few thousand nested calls of a function with a large frame would
-// cost 20 ms for the fuel of some instructions. So large frames cost fuel (package meter), and a call is a fault
-// if its stack has grown beyond 8 MiB, even if it has returned by then.
-//
-// # The original is validated before it is rewritten
-//
-// What the meter adds has an index that a module could name beforehand. Such a module is not valid by itself, and would
-// be valid afterwards. The interpreter's compiler is the validator, because it takes a tenth of the other's time.
-//
 // # An instance dies of its first fault
 //
 // wazero would accept further calls of a trapped guest, in a state that its author never considered. A new instance costs
@@ -76,11 +53,10 @@
 //
 // # A child process compiles
 //
-// A module of 700 kB can make a compiler use 17 GiB, or run for minutes, and no limit on sizes and counts tells it from
-// an honest one. A goroutine cannot be stopped, and its memory cannot be limited; a process can be killed. So a child
-// validates, meters and compiles. It is this executable, started again with another name as its first argument
-// ([processName]): the package's init recognizes the name and compiles instead of running the program, so that every
-// program that links the package, tests and embedders included, can compile without a line of its own.
+// A module can make a compiler use 17 GiB, or run for minutes (host/docs/rationale.md). So a child validates, meters and
+// compiles. It is this executable, started again with another name as its first argument ([processName]): the package's
+// init recognizes the name and compiles instead of running the program, so that every program that links the package,
+// tests and embedders included, can compile without a line of its own.
 //
 // The child limits itself before it reads the module: memory by RLIMIT_DATA, processor time by RLIMIT_CPU, file sizes by
 // RLIMIT_FSIZE, no core dumps. It asks to be the first that the kernel kills when memory is short. The parent limits
@@ -97,16 +73,4 @@
 // author what to do ("build with -buildmode=c-shared"), which a validator cannot. It also protects the validator and the
 // compiler: its decoder reserves memory for as many names or bytes as a module claims to have: 200 bytes would end the
 // host. So the scan walks every section to its end, and custom sections do not get past it ([Scan.Compilable]).
-//
-// # The WASI stub needs no permission from the operator
-//
-// Every Go guest imports ten of its functions. The stub has no files, no arguments, no environment, a clock that only
-// counts its readings, and seeded random numbers: there is nothing to allow. The manifest must still request it, so
-// that it is visible.
-//
-// # Guest memory is mapped
-//
-// A memory is a reservation of the module's largest size, made accessible as it grows: an instance starts ten times
-// faster than on the Go heap, growing never copies, and closing releases the pages at once. Address space costs
-// nothing, so modules for 10^8 slots may have their limit at 4 GiB.
 package sandbox

@@ -96,8 +96,8 @@ func (m *machineCode) release(ctx context.Context) error {
 }
 
 // newMachineCode loads a module's machine code from a directory into a runtime of its own, because modules must not see
-// each other's memory and exports. wazero keeps what it compiled in memory for as long as its cache is open, so each
-// module has a cache of its own, too. Nothing is compiled here.
+// each other's memory and exports. wazero keeps what it compiled in memory for as long as its cache is open, and a host swaps
+// policies for a year, so each module has a cache of its own, too. Nothing is compiled here.
 func newMachineCode(ctx context.Context, src *Source, bytes []byte, dir string) (*machineCode, error) {
 	m := &machineCode{}
 	var err error

@@ -68,7 +68,8 @@ const populateStep = 4 * hugePage
 var madvise = unix.Madvise
 
 // populate faults in the pages of a memory that may have huge ones. The first use of such a page takes a tenth of a
-// millisecond, for which the guest would pay the fuel of one load. What grows by less pays more for growing.
+// millisecond, for which the guest would pay the fuel of one load: 0.2 s for 40,000 units in 4 GiB. What grows by less pays
+// more for growing.
 func populate(memory []byte) {
 	if len(memory) < hugeFrom {
 		return

@@ -12,10 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A guest gets its fuel in slices. When a slice is used up, the guest calls the host, which grants the next one if the
-// call has fuel left. Guest code cannot be preempted, so these calls are where Go's scheduler and garbage collector get
-// control, and where the CPU time is checked. Fuel alone would not do: it counts instructions, and one that waits for
-// memory takes a hundred times as long as one that does not.
+// A guest gets its fuel in slices: see doc.go.
 const (
 	firstSlice = 128_000 // enough for most calls; 40 us of computation, or 2 ms of waiting for memory
 	nextSlice  = 64_000

@@ -10,7 +10,8 @@ import (
 
 // wasiFunctions are the functions that the runtimes of Go, TinyGo, Rust and C always link. They open nothing: there are
 // no files, no arguments and no environment. The clock advances by a fixed step per reading, random bytes come from the
-// instance's seed, and standard output and error become log lines.
+// instance's seed, and standard output and error become log lines. So there is nothing for the operator to allow; the manifest
+// must request it all the same, so that it is visible.
 var wasiFunctions = map[string]hostFunction{
 	"args_get":          wasi("ii", wasiNothing),
 	"args_sizes_get":    wasi("ii", wasiNoList),
