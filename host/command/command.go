@@ -6,8 +6,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // version is what the linker has set.
@@ -37,4 +39,9 @@ func run(ctx context.Context, args []string) int {
 		fmt.Fprintf(os.Stderr, "kvhost: see %s --help\n", cmd.CommandPath())
 	}
 	return code
+}
+
+// untilSignal is a context that ends when the user or the service manager asks the process to.
+func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 }

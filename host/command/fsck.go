@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"os/signal"
 	"runtime"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -56,7 +53,7 @@ Exit codes:
   kvhost fsck --quick --json /mnt/nvme0/kv`,
 		Args: wantArgs(1, math.MaxInt, "the path of a root"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
 			return f.run(ctx, cmd.OutOrStdout(), args)
 		},

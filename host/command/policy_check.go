@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -62,7 +60,7 @@ func withModules(cmd *cobra.Command, settings []string, o *plugintest.Options,
 	if o.Config, err = parseSettings(settings); err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := untilSignal(cmd.Context())
 	defer stop()
 	cache, err := policyset.OpenCache(config.CacheAuto, slog.New(slog.DiscardHandler))
 	if err != nil {

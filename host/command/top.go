@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,7 +35,7 @@ func newTop() *cobra.Command {
 			if !term.IsTerminal(fd) {
 				return usageError{errors.New("top draws on a terminal, and standard output is none: use kvhost status, or kvhost status --json")}
 			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
 			top := topScreen{
 				out: os.Stdout,
