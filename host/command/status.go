@@ -1,7 +1,6 @@
 package command
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -37,8 +36,10 @@ document as GET /status, at once.`,
 			if asJSON {
 				return printStatus(cmd.OutOrStdout(), before)
 			}
-			if err := pause(cmd.Context(), time.Second); err != nil {
-				return err
+			select {
+			case <-time.After(time.Second):
+			case <-cmd.Context().Done():
+				return cmd.Context().Err()
 			}
 			now, err := r.status(cmd.Context())
 			if err != nil {
@@ -81,16 +82,4 @@ func printPart(w io.Writer, st *proto.StatusResponse, fields ...string) error {
 	}
 	maps.DeleteFunc(all, func(name string, _ json.RawMessage) bool { return !slices.Contains(fields, name) })
 	return json.NewEncoder(w).Encode(all)
-}
-
-// pause waits, unless the context ends first.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -158,10 +158,8 @@ func (f Fault) fails() bool { return f.Errno != 0 || f.Short || f.Torn || f.Powe
 
 func (s *ruleSet) wait(f Fault) {
 	if !f.Hang {
-		t := time.NewTimer(f.Delay)
-		defer t.Stop()
 		select {
-		case <-t.C:
+		case <-time.After(f.Delay):
 		case <-s.released:
 		}
 		return

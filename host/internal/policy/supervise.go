@@ -38,12 +38,10 @@ func (b *Backoff) Faults() int { return len(b.faults) }
 func Supervise(ctx context.Context, pause time.Duration, start func(context.Context) error,
 	failed func(error) (Verdict, time.Duration)) {
 	for {
-		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return
-		case <-timer.C:
+		case <-time.After(pause):
 		}
 		err := start(ctx)
 		if err == nil || ctx.Err() != nil {

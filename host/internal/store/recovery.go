@@ -226,8 +226,7 @@ func (s *Store) scanRoots(ctx context.Context) error {
 	if s.cfg.ScanWait < 0 {
 		return nil
 	}
-	patience := time.NewTimer(s.cfg.ScanWait)
-	defer patience.Stop()
+	patience := time.After(s.cfg.ScanWait)
 	for {
 		select {
 		case <-s.scanDone:
@@ -239,7 +238,7 @@ func (s *Store) scanRoots(ctx context.Context) error {
 			s.log.Error("a scan failed and is begun again; what it has not seen are misses", "error", err)
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-patience.C:
+		case <-patience:
 			s.log.Info("the store serves while its roots are scanned")
 			return nil
 		}

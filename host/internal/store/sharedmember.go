@@ -297,14 +297,12 @@ func (r *sharedRoot) steps(ctx context.Context) {
 			go func() { done <- r.rescan(ctx) }()
 		}
 		var kicked <-chan struct{}
-		pause := time.NewTimer(r.root.cfg.Poll / 8) // the most that kicks hurry it
 		select {
 		case <-ctx.Done():
 		case <-tick.C:
-		case <-pause.C:
+		case <-time.After(r.root.cfg.Poll / 8): // the most that kicks hurry it
 			kicked = r.member.Wakeups()
 		}
-		pause.Stop()
 		if kicked != nil {
 			select {
 			case <-ctx.Done():

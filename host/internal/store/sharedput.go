@@ -70,9 +70,7 @@ func (r *sharedRoot) takeCreditUnlocking(ctx context.Context, credit *shared.Cre
 			}
 			r.waiting++
 			defer func() { r.waiting-- }()
-			t := time.NewTimer(max(creditPolls*r.root.cfg.Poll, leastWait))
-			defer t.Stop()
-			over = t.C
+			over = time.After(max(creditPolls*r.root.cfg.Poll, leastWait))
 		}
 		r.set.Unlock()
 		var err error
