@@ -27,19 +27,15 @@ var flags = []string{"-buildmode=c-shared", "-ldflags=-w", "-trimpath", "-buildv
 type pkg struct {
 	ImportPath string
 	Dir        string
-	Standard   bool
-	GoFiles    []string
-	EmbedFiles []string
+	BuildID    string // which names sources, Go version and flags
 	Deps       []string
 }
 
 type builder struct {
-	root     string            // of the Go module
-	work     string            // a directory of its own
-	mains    map[string]string // text of each plugin's main package, by the path at which the go tool finds it
+	root     string // of the Go module
+	work     string // a directory of its own
 	packages map[string]*pkg
 	byDir    map[string]*pkg
-	version  string
 }
 
 // command runs the go tool for the wasm target, without whatever the caller's environment adds.
@@ -57,12 +53,11 @@ func (b *builder) overlay() string { return "-overlay=" + filepath.Join(b.work, 
 
 // writeMains writes the main package of each plugin, which no directory has: it follows from the manifest.
 func (b *builder) writeMains(plugins []plugin) error {
-	b.mains = map[string]string{}
 	files := map[string]string{}
 	for _, p := range plugins {
-		path, file := filepath.Join(p.dir, "wasm", "main.go"), filepath.Join(b.work, p.name+".go")
-		b.mains[path], files[path] = p.main(), file
-		if err := os.WriteFile(file, []byte(b.mains[path]), 0o600); err != nil {
+		file := filepath.Join(b.work, p.name+".go")
+		files[filepath.Join(p.dir, "wasm", "main.go")] = file
+		if err := os.WriteFile(file, []byte(p.main()), 0o600); err != nil {
 			return err
 		}
 	}
@@ -88,12 +83,12 @@ func (p *plugin) main() string {
 	return "//go:build wasip1\n\npackage main\n\nimport (\n" + imports.String() + ")\n\n" + exports.String() + "func main() {}\n"
 }
 
-// list learns the sources of all plugins in one run of the go tool.
+// list compiles the packages of all plugins that were not compiled yet, in one run of the go tool.
 func (b *builder) list(ctx context.Context, plugins []plugin) error {
 	if err := b.writeMains(plugins); err != nil {
 		return err
 	}
-	args := []string{"list", b.overlay(), "-deps", "-json=ImportPath,Dir,Standard,GoFiles,EmbedFiles,Deps"}
+	args := append([]string{"list", b.overlay(), "-deps", "-export", "-json=ImportPath,Dir,BuildID,Deps"}, flags...)
 	for _, p := range plugins {
 		args = append(args, filepath.Join(p.dir, "wasm"))
 	}
@@ -101,11 +96,6 @@ func (b *builder) list(ctx context.Context, plugins []plugin) error {
 	if err != nil {
 		return fmt.Errorf("go list: %w", err)
 	}
-	version, err := b.command(ctx, "env", "GOVERSION").Output()
-	if err != nil {
-		return fmt.Errorf("go env GOVERSION: %w", err)
-	}
-	b.version = strings.TrimSpace(string(version))
 	b.packages, b.byDir = map[string]*pkg{}, map[string]*pkg{}
 	for d := json.NewDecoder(bytes.NewReader(text)); ; {
 		p := new(pkg)
@@ -119,29 +109,17 @@ func (b *builder) list(ctx context.Context, plugins []plugin) error {
 	}
 }
 
-// digest names everything that goes into a plugin: what of the standard library it takes follows from the Go version.
+// digest names everything that goes into a plugin.
 func (b *builder) digest(p plugin) (string, error) {
-	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%q\n%q\n", b.version, flags, p.text)
 	main, ok := b.byDir[filepath.Join(p.dir, "wasm")]
 	if !ok {
 		return "", fmt.Errorf("go list did not name %s", p.dir)
 	}
+	h := sha256.New()
+	fmt.Fprintf(h, "%q\n%q\n", flags, p.text)
 	for _, path := range append(slices.Clone(main.Deps), main.ImportPath) {
-		dep := b.packages[path]
-		if dep == nil || dep.Standard {
-			continue
-		}
-		for _, name := range slices.Concat(dep.GoFiles, dep.EmbedFiles) {
-			at := filepath.Join(dep.Dir, name)
-			text, err := []byte(b.mains[at]), error(nil)
-			if len(text) == 0 {
-				text, err = os.ReadFile(at)
-			}
-			if err != nil {
-				return "", err
-			}
-			fmt.Fprintf(h, "%s/%s %x\n", path, name, sha256.Sum256(text))
+		if dep := b.packages[path]; dep != nil {
+			fmt.Fprintf(h, "%s %s\n", path, dep.BuildID)
 		}
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil

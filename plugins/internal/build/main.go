@@ -84,14 +84,13 @@ func run(ctx context.Context, out, overlay string, verbose bool, dirs []string) 
 		}
 		embedded = openEmbedDir(filepath.Dir(overlay))
 	}
-	var target output = embedded
+	target := embedded
 	if out != "" {
-		target = plainDir(out)
-	}
-	if out == "" {
+		target = &output{dir: out}
+	} else {
 		plugins = slices.DeleteFunc(plugins, func(p plugin) bool { return !slices.Contains(chosen, p.name) })
 	}
-	if err := os.MkdirAll(target.path(), 0o755); err != nil {
+	if err := os.MkdirAll(target.dir, 0o755); err != nil {
 		return err
 	}
 	for _, p := range plugins {

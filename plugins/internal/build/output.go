@@ -4,95 +4,70 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
-// output is where modules go.
-type output interface {
-	// path is the directory.
-	path() string
-	// read gives the module that an earlier run wrote; nil when there is none.
-	read(name string) []byte
-	// write replaces it.
-	write(name string, module []byte) (path string, err error)
+// output is a directory for modules: as a host reads them from files, or compressed for embedding. Then the base must be written first.
+type output struct {
+	dir        string
+	compressed bool
+	oldBase    []byte // what the modules of an earlier run were compressed with
+	base       []byte
 }
 
-// plainDir holds modules as a host reads them from files.
-type plainDir string
-
-func (d plainDir) path() string { return string(d) }
-
-func (d plainDir) file(name string) string { return filepath.Join(string(d), name+".wasm") }
-
-func (d plainDir) read(name string) []byte {
-	b, _ := os.ReadFile(d.file(name)) // what cannot be read is written again
-	return b
-}
-
-func (d plainDir) write(name string, module []byte) (string, error) {
-	if bytes.Equal(d.read(name), module) {
-		return d.file(name), nil
-	}
-	return d.file(name), replace(d.file(name), module)
-}
-
-// embedDir holds compressed modules for embedding. The base must be written first.
-type embedDir struct {
-	dir     string
-	oldBase []byte // what the modules of an earlier run were compressed with
-	base    []byte
-}
-
-func openEmbedDir(dir string) *embedDir {
-	d := &embedDir{dir: dir}
+func openEmbedDir(dir string) *output {
+	d := &output{dir: dir, compressed: true}
 	d.oldBase = d.read(dist.Base)
 	return d
 }
 
-func (d *embedDir) path() string { return d.dir }
+func (d *output) file(name string) string {
+	if d.compressed {
+		return filepath.Join(d.dir, name+dist.Suffix)
+	}
+	return filepath.Join(d.dir, name+".wasm")
+}
 
-func (d *embedDir) file(name string) string { return filepath.Join(d.dir, name+dist.Suffix) }
-
-func (d *embedDir) read(name string) []byte {
-	packed, err := os.ReadFile(d.file(name))
-	if err != nil {
-		return nil
+// read gives the module that an earlier run wrote; nil when there is none, or it cannot be read.
+func (d *output) read(name string) []byte {
+	module, err := os.ReadFile(d.file(name))
+	if err != nil || !d.compressed {
+		return module
 	}
 	base := d.oldBase
 	if name == dist.Base {
 		base = nil
 	}
-	module, _ := dist.Decode(packed, base) // what cannot be read is written again
+	module, _ = dist.Decode(module, base)
 	return module
 }
 
-func (d *embedDir) write(name string, module []byte) (string, error) {
-	if name == dist.Base {
+// write replaces it.
+func (d *output) write(name string, module []byte) (path string, err error) {
+	path = d.file(name)
+	if d.compressed && name == dist.Base {
 		d.base = module
-	} else if d.base == nil {
-		return "", fmt.Errorf("the base %q is not written yet", dist.Base)
 	}
-	unchanged := bytes.Equal(d.base, d.oldBase) && bytes.Equal(d.read(name), module)
-	if unchanged {
-		return d.file(name), nil
+	if bytes.Equal(d.base, d.oldBase) && bytes.Equal(d.read(name), module) {
+		return path, nil
 	}
-	base := d.base
-	if name == dist.Base {
-		base = nil
+	if d.compressed {
+		base := d.base
+		if name == dist.Base {
+			base = nil
+		}
+		if module, err = dist.Encode(module, base); err != nil {
+			return "", err
+		}
 	}
-	packed, err := dist.Encode(module, base)
-	if err != nil {
-		return "", err
-	}
-	return d.file(name), replace(d.file(name), packed)
+	return path, replace(path, module)
 }
 
 // sweep removes modules that no plugin has any more: they would be embedded, too.
-func (d *embedDir) sweep(plugins []plugin) error {
+func (d *output) sweep(plugins []plugin) error {
 	keep := map[string]bool{}
 	for _, p := range plugins {
 		keep[d.file(p.name)] = true
