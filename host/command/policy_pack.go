@@ -2,10 +2,7 @@ package command
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -50,21 +47,5 @@ func pack(ctx context.Context, path, manifest, out string) error {
 	if module, err = abi.WithCustomSection(module, abi.ManifestSection, text); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	return replaceFile(out, module)
-}
-
-// replaceFile writes a temporary next to the file and renames it, so that a reader never gets half a module.
-func replaceFile(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".kvhost-")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
+	return regular.Replace(out, module, 0o644)
 }

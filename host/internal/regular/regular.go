@@ -1,6 +1,6 @@
 // Package regular reads small files that an operator names: configurations, policy modules, signatures, keys. Such a name
 // may stand for anything: a FIFO without a writer, a device, a file of a terabyte, or one on a mount that hangs. None
-// of these may stop the program. [Renewed] follows files that are renewed.
+// of these may stop the program. [Renewed] follows files that are renewed, and [Replace] writes one.
 package regular
 
 import (
@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -92,4 +93,20 @@ func notRegular(path string, info fs.FileInfo) error {
 
 func tooLarge(path string, limit int64) error {
 	return fmt.Errorf("%s has more than %d bytes: %w", path, limit, ErrTooLarge)
+}
+
+// Replace writes a temporary next to a file and renames it, so that a reader never gets half of it.
+func Replace(path string, data []byte, mode fs.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".kvhost-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(mode), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		err = errors.Join(err, os.Remove(f.Name()))
+	}
+	return err
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
+	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
 // Cache stores the results of loading a module: its metered form or the reason of its refusal, and wazero's machine code.
@@ -169,7 +170,7 @@ func (e entry) keep(wasm []byte, refused error, log *slog.Logger) {
 	sum := sha256.Sum256(wasm)
 	err := os.MkdirAll(e.dir, 0o700)
 	if err == nil {
-		err = writeFile(filepath.Join(e.dir, verdictFile), slices.Concat([]byte(verdictMagic), sum[:], wasm))
+		err = regular.Replace(filepath.Join(e.dir, verdictFile), slices.Concat([]byte(verdictMagic), sum[:], wasm), 0o600)
 	}
 	if err != nil {
 		log.Warn("cannot store compiled policy; it will be compiled again", "error", err)
@@ -195,22 +196,6 @@ func (e entry) takeCode(dir string, log *slog.Logger) bool {
 		log.Warn("cannot store compiled policy; it will be compiled again", "error", err)
 	}
 	return err == nil
-}
-
-// writeFile replaces a file at once.
-func writeFile(name string, b []byte) error {
-	temp, err := os.CreateTemp(filepath.Dir(name), "*.tmp")
-	if err != nil {
-		return err
-	}
-	_, err = temp.Write(b)
-	if err = errors.Join(err, temp.Close()); err == nil {
-		err = os.Rename(temp.Name(), name)
-	}
-	if err != nil {
-		_ = os.Remove(temp.Name()) // prune removes it later
-	}
-	return err
 }
 
 // maxCacheBytes bounds the files of a cache. Opening it removes the oldest.
