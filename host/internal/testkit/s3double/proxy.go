@@ -41,6 +41,7 @@ type Rule struct {
 	In     string // of the path and query; empty: any
 	After  int    // requests that fit go by first
 	Times  int    // 0: for ever
+	Every  int    // of the requests that fit, each so manieth; 0: all
 }
 
 // Proxy is in front of a server.
@@ -92,7 +93,7 @@ func (p *Proxy) fault(r *http.Request) Fault {
 			continue
 		}
 		p.seen[i]++
-		if n := p.seen[i] - rule.After; n > 0 && (rule.Times == 0 || n <= rule.Times) {
+		if n := p.seen[i] - rule.After; n > 0 && (rule.Times == 0 || n <= rule.Times) && n%max(1, rule.Every) == 0 {
 			p.did++
 			return rule.Fault
 		}
