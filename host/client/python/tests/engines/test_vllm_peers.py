@@ -102,6 +102,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     p = Pair(tmp_path_factory.mktemp("peers"))
     yield p
     p.lender.kill()
+    p.host.kill()
 
 
 @pytest.fixture(scope="module", params=["beside", "step"])
@@ -112,7 +113,7 @@ def engine(pair: Pair, request: pytest.FixtureRequest) -> Iterator[Engine]:
     e = pair.engine(request.param, pair.host, load_in=request.param)
     yield e
     e.kill()
-    pair.host.kill()
+    pair.host.kill()  # the next one has another root
 
 
 def test_hits(pair: Pair, engine: Engine) -> None:
