@@ -86,19 +86,26 @@ func space() *kv.Namespace {
 
 func key(n byte) kv.Key { return kv.Key{n, 1} }
 
-func newRig(t *testing.T, f *fake, hosts ...byte) *rig {
+// serve is where the fake answers.
+func (f *fake) serve(t *testing.T) string {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	testenv.OK(t, err)
 	g := grpc.NewServer()
 	proto.RegisterPeerServiceServer(g, f)
 	go func() { _ = g.Serve(l) }()
 	t.Cleanup(g.Stop)
+	return l.Addr().String()
+}
+
+func newRig(t *testing.T, f *fake, hosts ...byte) *rig {
 	ns := space()
 	for _, n := range hosts {
 		f.has = append(f.has, kv.Fingerprint(ns.Digest(), 0, key(n)))
 	}
 	r := &rig{T: t}
-	r.peers, err = New(Config{Hosts: []string{l.Addr().String()}, Deadline: time.Minute})
+	var err error
+	r.peers, err = New(Config{Hosts: []string{f.serve(t)}, Deadline: time.Minute})
 	testenv.OK(t, err)
 	r.store, err = store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, r.peers.Root(1)}})
 	testenv.OK(t, err)
