@@ -40,11 +40,15 @@ type fake struct {
 	has   []uint64 // fingerprints
 	lease func(*proto.LeaseRequest) (*proto.LeaseResponse, error)
 	fetch func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error
+	offer func(*proto.OfferRequest) (*proto.OfferResponse, error) // nil: it takes no offers
 	given atomic.Int64
 }
 
 func (f *fake) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
 	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{7}, 16), Whole: true}
+	if f.offer != nil {
+		m.Turnover = new(uint64(1 << 40))
+	}
 	for _, p := range f.has {
 		for range 8 {
 			m.Added = append(m.Added, byte(p))
@@ -64,6 +68,9 @@ func (f *fake) Lease(_ context.Context, q *proto.LeaseRequest) (*proto.LeaseResp
 func (f *fake) Return(context.Context, *proto.ReturnRequest) (*proto.ReturnResponse, error) {
 	f.given.Add(1)
 	return &proto.ReturnResponse{}, nil
+}
+func (f *fake) Offer(_ context.Context, q *proto.OfferRequest) (*proto.OfferResponse, error) {
+	return f.offer(q)
 }
 func (f *fake) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
 	return f.fetch(q, st)
