@@ -48,12 +48,12 @@ type Candidate struct {
 	Depth     uint32
 	Request   uint32
 	Tenant    uint32
-	Flags     uint32 // CandidateParentResident, CandidateContinued
-	_         uint32
+	Flags     uint32 // CandidateParentResident, CandidateContinued, CandidateLast
+	Copies    uint32 // other hosts that are known to have it
 	Time      uint64
 	Kind      CandidateKind
-	From      uint8 // the level that it would leave or be copied from; NoLevel for what an engine stores
-	To        uint8 // the level that would receive it; 0 is the nearest
+	From      uint8 // the level that it would leave or be copied from; PeerLevel; NoLevel for what an engine stores
+	To        uint8 // the level that would receive it; 0 is the nearest; PeerLevel
 	_         uint8
 	Hits      uint32 // lookups that granted it since it became resident where it is; 0 for a new one
 }
@@ -67,6 +67,8 @@ const (
 	CandidateParentResident = 1 << 0
 	// CandidateContinued is set when a child of the candidate is resident, in any level, or is stored with it.
 	CandidateContinued = 1 << 1
+	// CandidateLast is set when this host has no level of its own behind To.
+	CandidateLast = 1 << 2
 )
 
 // CandidateKind is what would become of a candidate that is admitted.
@@ -80,6 +82,9 @@ const (
 
 // NoLevel is [Candidate].From of what an engine stores.
 const NoLevel = 0xff
+
+// PeerLevel is another host, behind all levels of this one: [Candidate].From of what it lends or offers, and To of what would be offered to it.
+const PeerLevel = 0xfe
 
 // FeatureLevels is the bit of Info.Features that says that candidates tell Kind, From, To and Hits.
 const FeatureLevels = 1 << 1

@@ -29,7 +29,9 @@
 #define KV_ROOT_WRITABLE 1u    /* kv_root_facts.flags: it takes stores at present */
 #define KV_PARENT_RESIDENT 1u  /* kv_candidate.flags: the parent, in any level */
 #define KV_CONTINUED 2u        /* kv_candidate.flags: a child is resident, in any level, or stored with it */
+#define KV_LAST 4u             /* kv_candidate.flags: this host has no level of its own behind to */
 #define KV_NO_LEVEL 0xffu      /* kv_candidate.from of what an engine stores */
+#define KV_PEER_LEVEL 0xfeu    /* kv_candidate.from and to: another host */
 #define KV_FEATURE_LEVELS 2u   /* kv_info.features: candidates tell kind, from, to and hits */
 
 /* Status of a call: 0 is success, above 0 leaves the call to the host, below 0 is a fault. */
@@ -81,9 +83,9 @@ typedef struct {
 
 typedef struct {
   uint64_t key, parent_key;
-  uint32_t namespace, group, size, depth, request, tenant, flags, reserved;
+  uint32_t namespace, group, size, depth, request, tenant, flags, copies;
   uint64_t time;
-  uint8_t kind, from, to, reserved2;
+  uint8_t kind, from, to, reserved;
   uint32_t hits;
 } kv_candidate;
 
@@ -131,7 +133,7 @@ KV_AT(kv_info, config_len, 60); KV_AT(kv_info, capacity, 64); KV_AT(kv_info, see
 KV_SIZE_IS(kv_ask, 16);
 KV_AT(kv_ask, max_victims, 8); KV_AT(kv_ask, tenant, 12);
 KV_SIZE_IS(kv_candidate, 64);
-KV_AT(kv_candidate, namespace, 16); KV_AT(kv_candidate, flags, 40); KV_AT(kv_candidate, time, 48);
+KV_AT(kv_candidate, namespace, 16); KV_AT(kv_candidate, flags, 40); KV_AT(kv_candidate, copies, 44); KV_AT(kv_candidate, time, 48);
 KV_AT(kv_candidate, kind, 56); KV_AT(kv_candidate, to, 58); KV_AT(kv_candidate, hits, 60);
 KV_SIZE_IS(kv_place_query, 56);
 KV_AT(kv_place_query, key_len, 12); KV_AT(kv_place_query, size, 16); KV_AT(kv_place_query, key, 24);

@@ -61,6 +61,20 @@ type Admitter interface {
 	Admit(batch []abi.Candidate, dst []bool)
 }
 
+// Elsewhere is the host's own rule for candidates that concern other hosts, so that all hosts together behave as one cache: a chunk is
+// kept once. decided is false where the rule has nothing to say, and how often the chunk is used decides.
+func Elsewhere(c *abi.Candidate) (admits, decided bool) {
+	switch demotion := c.Kind == abi.KindDemotion; {
+	case demotion && c.To == abi.PeerLevel:
+		return c.Copies == 0, true
+	case demotion && c.From == abi.PeerLevel:
+		return c.Copies <= 1, true // that of who offers it
+	case demotion && c.Copies > 0, c.Kind == abi.KindPromotion && c.From == abi.PeerLevel && c.Flags&abi.CandidateLast != 0:
+		return false, true
+	}
+	return false, false
+}
+
 // Placer names new pieces. It is asked once for each, and the name is written down.
 type Placer interface {
 	// Place appends the piece's relative path to dst and returns it with the chosen root, or abi.None for the root.

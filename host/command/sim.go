@@ -32,6 +32,8 @@ type simFlags struct {
 	prefill    sim.Prefill
 	seed       uint64
 	levels     levelFlags
+	hosts      int
+	deals      []string
 	roles      []abi.Role // the first of which a policy plays
 	step       *stepper   // of kvhost policy step
 }
@@ -56,6 +58,10 @@ A capacity is a share of the trace's unique chunks, rounded down (10%), a number
 loads take by --cost. A chunk has a real size then (--chunk-bytes). What is saved is the time that prefill would
 have taken less that of the loads.
 
+--hosts simulates hosts that lend each other what they hold, with a policy each, beside one host with the capacity of all.
+--deal says which host gets a request: random, or sticky, by which a conversation (requests with the same second chunk)
+stays with its host but for a tenth of its requests.
+
 A trace has a JSON object for each request, in a line of its own:
 
   {"timestamp": 27482, "input_length": 6955, "hash_ids": [46, 47, 48, 2353]}
@@ -68,12 +74,13 @@ numbering its chunks and compiling the modules.`,
 		Example: `  kvhost sim --trace examples/traces/mixed.jsonl.zst --policy lru.wasm --policy s3fifo.wasm --policy belady
   kvhost sim --trace a.jsonl.gz,b.jsonl.zst --policy-dir bin/policies --policy arc.wasm --capacity 1%,5%,20%
   kvhost sim --trace a.jsonl.gz --policy mine.wasm --policy prefix.wasm --json
+  kvhost sim --trace a.jsonl.gz --hosts 8 --deal random,sticky:20% --capacity 10% --policy lru.wasm
   kvhost sim --trace a.jsonl.gz --level 0=1%,1=10%,2=100% --cost 0=50,1=5,2=1 --policy lru.wasm --write back,through`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
-			if err := f.levels.check(cmd.Flags().Changed); err != nil {
+			if err := f.check(cmd.Flags().Changed); err != nil {
 				return usageError{err}
 			}
 			return f.run(ctx)
@@ -101,6 +108,8 @@ numbering its chunks and compiling the modules.`,
 	fl.Float64Var(&f.prefill.DoubleAt, "prefill-double-at", f.prefill.DoubleAt,
 		"tokens of context at which a token costs twice as much; 0 for never")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of randomised policies")
+	fl.IntVar(&f.hosts, "hosts", 0, "simulate so many hosts, 2 to 64, which share a capacity evenly")
+	fl.StringSliceVar(&f.deals, "deal", []string{"random"}, "how requests come to hosts, separated by commas: random, sticky, sticky:20%")
 	f.levels.define(fl)
 	return cmd
 }
@@ -108,7 +117,7 @@ numbering its chunks and compiling the modules.`,
 func (f *simFlags) run(ctx context.Context) (err error) {
 	started := time.Now()
 	if len(f.policies) == 0 {
-		if f.policies = []string{"lru.wasm"}; !f.levels.on() {
+		if f.policies = []string{"lru.wasm"}; !f.levels.on() && f.hosts == 0 {
 			f.policies = append(f.policies, sim.Belady)
 		}
 	}
@@ -148,6 +157,9 @@ func (f *simFlags) run(ctx context.Context) (err error) {
 			Workloads: g.Workloads, Policies: g.Policies, ChunkBytes: g.ChunkBytes, Parallel: g.Parallel, Options: g.Options,
 		}, opt)
 	}
+	if f.hosts != 0 {
+		return f.simulateHosts(ctx, &sim.HostsGrid{Grid: *g, Hosts: f.hosts}, opt)
+	}
 	loaded := time.Since(started)
 	err = simulate(f, g.Accesses(), &g.Options, func() (*sim.Outcome, error) { return g.Run(ctx) }, func(o *sim.Outcome) any { return o.Results })
 	if err != nil || f.asJSON || f.step != nil {
@@ -168,7 +180,7 @@ func simulate[O interface{ WriteTable(io.Writer) error }](f *simFlags, accesses 
 	o, err := run()
 	bar.End()
 	switch {
-	case errors.Is(err, sim.ErrCapacity), errors.Is(err, sim.ErrPolicy):
+	case errors.Is(err, sim.ErrCapacity), errors.Is(err, sim.ErrPolicy), errors.Is(err, sim.ErrHosts):
 		return usageError{err}
 	case err != nil || f.step != nil:
 		return err

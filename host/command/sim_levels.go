@@ -39,20 +39,22 @@ func (f *levelFlags) define(fl *pflag.FlagSet) {
 func (f *levelFlags) on() bool { return len(f.capacities) > 0 }
 
 // check finds flags that make no sense together. changed tells which were given.
-func (f *levelFlags) check(changed func(string) bool) error {
-	with, without := []string{"cost", "level-policy", "admit", "write"}, []string{"capacity", "compression-ratio"}
-	if f.on() {
-		for _, name := range without {
+func (f *simFlags) check(changed func(string) bool) error {
+	if f.levels.on() {
+		for _, name := range []string{"capacity", "compression-ratio", "hosts", "deal"} {
 			if changed(name) {
 				return fmt.Errorf("sim: --%s does not go with --level", name)
 			}
 		}
 		return nil
 	}
-	for _, name := range with {
-		if changed(name) {
+	for _, name := range []string{"cost", "level-policy", "admit", "write"} {
+		if changed(name) && (name != "admit" || f.hosts == 0) {
 			return fmt.Errorf("sim: --%s wants --level", name)
 		}
+	}
+	if changed("deal") && f.hosts == 0 {
+		return errors.New("sim: --deal wants --hosts")
 	}
 	return nil
 }
@@ -85,18 +87,50 @@ func (f *simFlags) simulateLevels(ctx context.Context, g *sim.LevelGrid, opt pol
 		defer p.Close(context.WithoutCancel(ctx))
 		g.Levels[n].Policy = p
 	}
-	for _, text := range l.admissions {
-		a, err := sim.OpenAdmission(ctx, text, opt, l.roles...)
-		if errors.Is(err, sim.ErrPolicy) {
-			return usageError{err}
-		} else if err != nil {
-			return err
-		}
-		defer a.Close(context.WithoutCancel(ctx))
-		g.Admissions = append(g.Admissions, a)
+	if g.Admissions, err = f.openAdmissions(ctx, opt); err != nil {
+		return err
 	}
+	defer closeAll(ctx, g.Admissions)
 	return simulate(f, g.Accesses(), &g.Options, func() (*sim.LevelOutcome, error) { return g.Run(ctx) },
 		func(o *sim.LevelOutcome) any { return o.Results })
+}
+
+func (f *simFlags) openAdmissions(ctx context.Context, opt policy.Options) (list []*sim.Policy, err error) {
+	for _, text := range f.levels.admissions {
+		a, err := sim.OpenAdmission(ctx, text, opt, f.levels.roles...)
+		if errors.Is(err, sim.ErrPolicy) {
+			err = usageError{err}
+		}
+		if err != nil {
+			closeAll(ctx, list)
+			return nil, err
+		}
+		list = append(list, a)
+	}
+	return list, nil
+}
+
+func closeAll(ctx context.Context, list []*sim.Policy) {
+	for _, p := range list {
+		_ = p.Close(context.WithoutCancel(ctx)) // nothing is to be done about it
+	}
+}
+
+// simulateHosts runs the grid with hosts and prints what comes of it.
+func (f *simFlags) simulateHosts(ctx context.Context, g *sim.HostsGrid, opt policy.Options) (err error) {
+	for _, text := range f.deals {
+		d, err := sim.ParseDeal(text)
+		if err != nil {
+			return usageError{err}
+		}
+		g.Deals = append(g.Deals, d)
+	}
+	if g.Admissions, err = f.openAdmissions(ctx, opt); err != nil {
+		return err
+	}
+	defer closeAll(ctx, g.Admissions)
+	return simulate(f, g.Accesses(), &g.Options, func() (*sim.HostsOutcome, error) { return g.Run(ctx) },
+		func(o *sim.HostsOutcome) any { return o.Results })
 }
 
 // chunkBytesText is the chunk's size: with levels the time of loads depends on it, so that it must be a real one.

@@ -81,6 +81,35 @@ func TestSimLevels(t *testing.T) {
 	}
 }
 
+func TestSimHosts(t *testing.T) {
+	args := []string{"sim", "--trace", simTrace(t), "--hosts", "4", "--capacity", "10%,20%", "--deal", "random,sticky", "--admit", "default", "--admit", "all"}
+	r := finish(t, command(t, t.TempDir(), append(args, "--json")...))
+	if r.code != exitOK {
+		t.Fatalf("exit %d: %s", r.code, r.stderr)
+	}
+	var rows []struct {
+		Policy, Admit, Deal string
+		Beside              float64 `json:"beside_one_host"`
+		Sent                []int64 `json:"bytes_sent"`
+	}
+	testenv.OK(t, json.Unmarshal([]byte(r.stdout), &rows))
+	if len(rows) != 8 {
+		t.Fatalf("%d rows, want one for each capacity, admission and deal", len(rows))
+	}
+	for i, row := range rows {
+		if row.Policy != "lru.wasm" || row.Admit != []string{"default", "all"}[i/2%2] || row.Deal != []string{"random", "sticky"}[i%2] ||
+			row.Beside < 0.5 || row.Beside > 1.1 || len(row.Sent) != 4 {
+			t.Errorf("row %d is %+v", i, row)
+		}
+	}
+	r = finish(t, command(t, t.TempDir(), args...))
+	for _, want := range []string{"mixed: ", "4 hosts, ", "beside it", "lru, admit all, sticky"} {
+		if r.code != exitOK || !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q in\n%s%s", want, r.stdout, r.stderr)
+		}
+	}
+}
+
 func TestSimExitCodes(t *testing.T) {
 	path, dir := simTrace(t), t.TempDir()
 	broken := filepath.Join(dir, "broken.jsonl")
@@ -110,6 +139,11 @@ func TestSimExitCodes(t *testing.T) {
 			exitUsage, "no level 1"},
 		{"an evict policy that should admit", []string{"--trace", path, "--level", "0=2%", "--cost", "0=50", "--admit", "lru.wasm"},
 			exitPolicy, "does not admit"},
+		{"a host alone", []string{"--trace", path, "--hosts", "1"}, exitUsage, "want 2 to 64"},
+		{"a deal that is none", []string{"--trace", path, "--hosts", "8", "--deal", "sticky:5"}, exitUsage, "sticky:20%"},
+		{"a deal without hosts", []string{"--trace", path, "--deal", "sticky"}, exitUsage, "--deal wants --hosts"},
+		{"hosts with levels", []string{"--trace", path, "--hosts", "8", "--level", "0=2%", "--cost", "0=50"}, exitUsage, "--hosts does not go with --level"},
+		{"hosts that know the future", []string{"--trace", path, "--hosts", "8", "--policy", "belady"}, exitUsage, "is no host's"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := finish(t, command(t, dir, append([]string{"sim"}, c.args...)...))

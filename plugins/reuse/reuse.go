@@ -15,7 +15,7 @@
 //
 // It demotes what was hit, and what is of a kind that comes back nearly as often as the average, unless its prefix was
 // refused. It promotes at the second hit, and admits everything new. What is new and finds no room in the nearest level is
-// stored in the next one, except for ends that hardly ever come back.
+// stored in the next one, except for ends that hardly ever come back. What concerns other hosts is decided as by the host itself.
 package reuse
 
 import (
@@ -120,12 +120,16 @@ func (p *Policy) admit(c *abi.Candidate) bool {
 		p.grow(c)
 		return true
 	case abi.KindDemotion:
+		if admits, decided := guest.Elsewhere(c); decided {
+			return admits
+		}
 		return at.key != c.Key || p.demotes(at, c)
 	case abi.KindPromotion:
 		if at.key == c.Key {
 			p.again(at)
 		}
-		return c.Hits >= promotedAt
+		_, decided := guest.Elsewhere(c)
+		return c.Hits >= promotedAt && !decided
 	}
 	return false
 }

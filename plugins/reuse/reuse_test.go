@@ -39,6 +39,13 @@ func (r prompt) candidate(kind abi.CandidateKind, i, hits uint32) abi.Candidate 
 	return c
 }
 
+// candidateTo is a demotion that would be refused between own levels.
+func (r prompt) candidateTo(level uint8, i uint32) abi.Candidate {
+	c := r.candidate(abi.KindDemotion, i, 0)
+	c.To = level
+	return c
+}
+
 func (r prompt) store(p *Policy) {
 	for i := range r.chunks {
 		ask(p, r.candidate(abi.KindNew, i, 0))
@@ -125,6 +132,11 @@ func TestRules(t *testing.T) {
 		"a stranger's demotion": {abi.Candidate{Kind: abi.KindDemotion, Key: 1 << 60}, true},
 		"the first hit":         {r.candidate(abi.KindPromotion, 3, 1), false},
 		"the second hit":        {r.candidate(abi.KindPromotion, 3, 2), true},
+		"one that a peer has":   {abi.Candidate{Kind: abi.KindDemotion, Key: 1 << 60, Hits: 3, Copies: 1}, false},
+		"to a peer":             {r.candidateTo(abi.PeerLevel, 4), true},
+		"from a peer":           {abi.Candidate{Kind: abi.KindPromotion, From: abi.PeerLevel, Key: 1 << 60, Hits: 3, Flags: abi.CandidateLast}, false},
+		"from a peer to memory": {abi.Candidate{Kind: abi.KindPromotion, From: abi.PeerLevel, Key: 1 << 60, Hits: 3}, true},
+		"a peer's offer":        {abi.Candidate{Kind: abi.KindDemotion, From: abi.PeerLevel, Key: 1 << 60, Copies: 2}, false},
 		"an unknown kind":       {abi.Candidate{Kind: 9, Key: 5, Hits: 5}, false},
 		"written through":       {abi.Candidate{Kind: abi.KindNew, Key: r.key(1), To: 1}, true},
 		"of no request":         {abi.Candidate{Kind: abi.KindNew, From: abi.NoLevel, Key: 7}, true},

@@ -35,7 +35,7 @@ Ask, 16, { bytes: u64, max_victims: u32, tenant: u32 });
 record!(/// What may be stored, or moved to another level.
 Candidate, 64, {
     key: u64, parent_key: u64, namespace: u32, group: u32, size: u32, depth: u32, request: u32, tenant: u32,
-    flags: u32, reserved: u32, time: u64, kind: u8, from: u8, to: u8, reserved2: u8, hits: u32,
+    flags: u32, copies: u32, time: u64, kind: u8, from: u8, to: u8, reserved: u8, hits: u32,
 });
 record!(/// What wants a path.
 PlaceQuery, 56, {
@@ -60,8 +60,12 @@ pub const ROOT_WRITABLE: u32 = 1;
 pub const PARENT_RESIDENT: u32 = 1;
 /// [`Candidate::flags`]: a child is resident, in any level, or stored with it.
 pub const CONTINUED: u32 = 2;
+/// [`Candidate::flags`]: this host has no level of its own behind `to`.
+pub const LAST: u32 = 4;
 /// [`Candidate::from`] of what an engine stores.
 pub const NO_LEVEL: u8 = 0xff;
+/// [`Candidate::from`] and [`Candidate::to`]: another host.
+pub const PEER_LEVEL: u8 = 0xfe;
 
 impl Info {
     /// The value of a setting as the operator wrote it. Call it on the reference that `new` was given, not on a copy: the

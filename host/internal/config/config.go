@@ -45,6 +45,7 @@ type Peers struct {
 	Cert, Key, CA string // PEM files; empty: no TLS
 	Deadline      time.Duration
 	Bandwidth     int64 // most bytes a second that are lent; 0 for no limit
+	Demote        bool  // to others and from them
 }
 
 // PolicyCompile limits the child process that compiles a policy.

@@ -291,6 +291,10 @@ var keys = []*Key{
 	{Section: "peers", Name: "bandwidth", Kind: Size, Default: "4GiB", Unit: "bytes per second",
 		Help:  "Most bytes per second that are lent. What is more is refused. 0: no limit.",
 		field: func(c *Config) any { return &c.Peers.Bandwidth }},
+	{Section: "peers", Name: "demote", Kind: Flag, Default: "true",
+		Help: "Offer what the last own level evicts, and no other host is known to have, to one that replaces what it holds at most a third " +
+			"as fast, and take what others offer. It needs peers.listen.",
+		field: func(c *Config) any { return &c.Peers.Demote }},
 }
 
 var byPath = func() map[string]*Key {

@@ -14,6 +14,10 @@ var peerMetrics = rows[peers.Stats]{
 	{"peer_struck_keys_total", "Keys among them that the peer had promised and did not lend.", counter,
 		func(s *peers.Stats) float64 { return float64(s.Struck) }},
 	{"peer_read_bytes_total", "Bytes of pieces read from the peer.", counter, func(s *peers.Stats) float64 { return float64(s.Bytes) }},
+	{"peer_turnover_seconds", "How long the peer takes to replace what it holds, as it says; 0: it takes no offers.", gauge,
+		func(s *peers.Stats) float64 { return s.Turnover.Seconds() }},
+	{"peer_offers_total", "Entries evicted here that the peer was offered.", counter, func(s *peers.Stats) float64 { return float64(s.Offers) }},
+	{"peer_offers_taken_total", "Offers that the peer has taken.", counter, func(s *peers.Stats) float64 { return float64(s.Taken) }},
 	{"peer_blamed_total", "Pieces that were not what they should be.", counter, func(s *peers.Stats) float64 { return float64(s.Blamed) }},
 }
 
@@ -24,6 +28,8 @@ var (
 	lentKeys     = counted("lent_keys_total", "Keys lent to peers.", "")
 	lentBytes    = counted("lent_bytes_total", "Bytes of pieces sent to peers.", "")
 	lentRefused  = counted("lent_refused_total", "Leases refused to peers.", "")
+	offersTaken  = counted("offers_taken_total", "Offers of peers that this host has taken.", "")
+	offersNot    = counted("offers_declined_total", "Offers of peers that it has not taken.", "")
 	peerMemory   = gauged("peer_table_bytes", "Memory of the fingerprints that peers have told.", "")
 	peerDropped  = counted("peer_table_dropped_total", "Fingerprints that there was no memory for.", "")
 )
@@ -45,6 +51,8 @@ func collectPeers(out series, p *peers.Peers) {
 	out.put(lentKeys, float64(l.Keys))
 	out.put(lentBytes, float64(l.Bytes))
 	out.put(lentRefused, float64(l.Refused))
+	out.put(offersTaken, float64(l.Took))
+	out.put(offersNot, float64(l.Declined))
 	bytes, dropped := p.Table()
 	out.put(peerMemory, float64(bytes))
 	out.put(peerDropped, float64(dropped))

@@ -4,7 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
-	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -16,17 +17,23 @@ import (
 	"github.com/kvhost/kvhost/host/kv"
 )
 
-// Ask is a peer's promise of what a lookup has missed.
+// Ask is what peers promise of what a lookup has missed.
 type Ask struct {
-	peer    *peer
-	list    int
 	lookup  store.LookupRequest
-	leading bool
-	keys    []kv.Key
+	leading bool // to each peer what follows a key that it lacks is of no use
+	peers   []question
 }
 
-// Promise says which peer promises most of what a lookup has not found, or nil: for a run the longest one after the hits, else the most
-// keys. It costs no message, and allocates nothing where there is no promise.
+// question is what one peer is asked for.
+type question struct {
+	*Ask
+	peer *peer
+	list int
+	keys []kv.Key
+}
+
+// Promise says which peers promise what a lookup has not found, or nil: for a run as far as they and this host have it together, else every
+// key. Hosts that keep a chunk once have a prompt's prefix in parts. It costs no message, and allocates nothing where there is no promise.
 func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool) *Ask {
 	if p == nil || q.Pin {
 		return nil
@@ -36,66 +43,95 @@ func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool
 		return nil
 	}
 	printer := kv.PrinterOf(q.Namespace.Digest, q.Group)
+	var a *Ask
+	var run []kv.Key // the latest keys that are promised
+	has := uint64(0) // the peers that have all of them
+	at := 0
 	if leading {
-		rest := q.Keys[found.Hits():]
-		n, has := 0, usable
-		for ; n < len(rest); n++ {
-			if also := has & p.table.at(printer.Print(&rest[n])); also != 0 {
-				has = also
+		at = found.Hits()
+	}
+	for ; at < len(q.Keys); at++ {
+		if !leading && found.Has(at) {
+			continue
+		}
+		fp := printer.Print(&q.Keys[at])
+		also := usable & p.table.at(fp)
+		if also == 0 {
+			if !leading || a != nil && p.store.Has(fp) {
 				continue
 			}
 			break
 		}
-		if n == 0 {
-			return nil
+		if a == nil {
+			a, has = &Ask{lookup: *q, leading: leading}, also
+			a.lookup.Keys = nil
 		}
-		rotate := int(rest[0][0]) % lists // those that promise as much take turns
-		return p.ask(q, true, (bits.TrailingZeros64(bits.RotateLeft64(has, -rotate))+rotate)%lists, rest[:n])
-	}
-	var count [lists]int
-	best := 0
-	for i := range q.Keys {
-		if found.Has(i) {
-			continue
-		}
-		for has := usable & p.table.at(printer.Print(&q.Keys[i])); has != 0; has &= has - 1 {
-			list := bits.TrailingZeros64(has)
-			if count[list]++; count[list] > count[best] {
-				best = list
+		if has&also == 0 {
+			if !a.add(p, has, run) && leading {
+				run = nil
+				break
 			}
+			has, run = also, nil
 		}
+		has, run = has&also, append(run, q.Keys[at])
 	}
-	if count[best] == 0 {
+	if a == nil {
 		return nil
 	}
-	keys := make([]kv.Key, 0, count[best])
-	for i := range q.Keys {
-		if !found.Has(i) && p.table.at(printer.Print(&q.Keys[i]))&(1<<best) != 0 {
-			keys = append(keys, q.Keys[i])
-		}
-	}
-	return p.ask(q, false, best, keys)
-}
-
-// ask is nil if the peer has gone, or is not to be asked for that.
-func (p *Peers) ask(q *store.LookupRequest, leading bool, list int, keys []kv.Key) *Ask {
-	x := p.of[list].Load()
-	if x == nil {
+	if a.add(p, has, run); len(a.peers) == 0 {
 		return nil
 	}
-	x.mu.Lock()
-	apart := x.apart[apartKey{q.Namespace.Digest, q.Group}]
-	x.mu.Unlock()
-	if apart || len(keys) == 0 {
-		return nil
-	}
-	a := &Ask{peer: x, list: list, lookup: *q, leading: leading, keys: slices.Clone(keys[:min(len(keys), mostKeys)])}
-	a.lookup.Keys = nil
 	return a
 }
 
-// Run asks the peer for a lease within the deadline, and enters what it lends. It says whether there is more to be found now.
+// add asks a peer for keys, one that is asked already if it is among those that have them. It is false if none is to be asked for them.
+func (a *Ask) add(p *Peers, has uint64, run []kv.Key) bool {
+	if len(run) == 0 {
+		return true
+	}
+	for i := range a.peers {
+		if t := &a.peers[i]; has&(1<<t.list) != 0 {
+			t.keys = append(t.keys, run[:min(len(run), mostKeys-len(t.keys))]...)
+			return true
+		}
+	}
+	rotate := int(run[0][0]) % lists // those that promise as much take turns
+	for has != 0 {
+		list := (bits.TrailingZeros64(bits.RotateLeft64(has, -rotate)) + rotate) % lists
+		x := p.of[list].Load()
+		if x != nil && !x.isApart(a.lookup.Namespace.Digest, a.lookup.Group) {
+			a.peers = append(a.peers, question{a, x, list, run[:min(len(run), mostKeys)]})
+			return true
+		}
+		has &^= 1 << list
+	}
+	return false
+}
+
+func (x *peer) isApart(namespace kv.Digest, group uint32) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.apart[apartKey{namespace, group}]
+}
+
+// Run asks the peers for leases within the deadline, at once, and enters what they lend. It says whether there is more to be found now.
 func (a *Ask) Run(ctx context.Context) bool {
+	var more atomic.Bool
+	var others sync.WaitGroup
+	ask := func(t *question) {
+		if t.ask(ctx) {
+			more.Store(true)
+		}
+	}
+	for i := range a.peers[1:] {
+		others.Go(func() { ask(&a.peers[1+i]) })
+	}
+	ask(&a.peers[0])
+	others.Wait()
+	return more.Load()
+}
+
+func (a *question) ask(ctx context.Context) bool {
 	x := a.peer
 	select {
 	case x.asks <- struct{}{}:
@@ -123,7 +159,7 @@ func (a *Ask) Run(ctx context.Context) bool {
 	return n > 0
 }
 
-func (a *Ask) borrow(ctx context.Context, since time.Time) (entered int, err error) {
+func (a *question) borrow(ctx context.Context, since time.Time) (entered int, err error) {
 	x, p := a.peer, a.peer.owner
 	client, err := x.client(false)
 	if err != nil {
@@ -154,7 +190,7 @@ func (a *Ask) borrow(ctx context.Context, since time.Time) (entered int, err err
 		given[e.GetIndex()] = true
 		entry := store.LentEntry{Key: a.keys[e.GetIndex()]}
 		for _, n := range e.GetBytes() {
-			if n == 0 || n%4096 != 0 || n > 1<<40 {
+			if !soundSize(n) {
 				return 0, fmt.Errorf("%w: a piece of %d bytes", ErrMessage, n)
 			}
 			entry.Bytes = append(entry.Bytes, int64(n))
@@ -181,8 +217,11 @@ func (a *Ask) borrow(ctx context.Context, since time.Time) (entered int, err err
 	return entered, err
 }
 
+// soundSize says whether a piece's file may have so many bytes.
+func soundSize(n uint64) bool { return n > 0 && n%pageBytes == 0 && n <= 1<<40 }
+
 // strike takes promises out of the table that were not kept.
-func (a *Ask) strike(given []bool) {
+func (a *question) strike(given []bool) {
 	printer := kv.PrinterOf(a.lookup.Namespace.Digest, a.lookup.Group)
 	for i, ok := range given {
 		if ok {

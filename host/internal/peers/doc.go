@@ -1,13 +1,16 @@
 // Package peers lets hosts lend each other what they hold: a prompt's prefix that lies on the node next door is a hit here.
 //
 // Each host tells the others the fingerprints of its resident entries, all at first and then what changes, so a [Table] in memory says who
-// has what. Where a lookup misses, the table is asked, which costs no message. Only if a peer promises something is that one peer asked for
-// a lease of it, within a deadline, and the lookup made again. What is lent are entries of one more root, behind all others, with a file
+// has what. Where a lookup misses, the table is asked, which costs no message. Only if peers promise something are they asked for
+// leases of it, all at once and within a deadline, and the lookup made again. What is lent are entries of one more root, behind all others, with a file
 // system ([FS]) that reads from the lenders. So verification, layer-wise loads, promotion to nearer levels and the handling of failures are
 // those of every root. When a lease has ended, its entries leave the index.
 //
 // A peer answers only for its own roots, and not for those in buckets, which others reach as soon themselves. Nothing is asked on
 // another's behalf, so there are no loops. A namespace is named by its digest, and a private tenant's namespace has a digest no other has.
+//
+// Hosts keep a chunk once. What is lent is a touch for the lender's policy and is not copied to the last level; what the last level evicts, and
+// no other host has, is offered to the peer that takes longest to replace what it holds, which fetches it if it likes.
 //
 // What a peer can do at worst:
 //
@@ -17,6 +20,8 @@
 //   - A promise that it does not keep costs a round trip for each key, once, and is struck out.
 //   - One whose bytes are not what was stored costs the load: they are verified like those of a disk before one reaches a page. The peer is
 //     blamed: named in the log, counted, and left alone for [longestPause]. The entry is a miss.
+//   - One that is offered an entry and does not answer costs a worker of the moves [offerTime], and one that offers what it does not send the same.
+//     Neither a store nor a load waits for it.
 //   - One that sends more than it was asked for is cut off. Fingerprints beyond [mostTable] bytes are not kept.
 //
 // The serving side sends at most so many bytes a second, holds at most [mostLent] leases of [mostLentKeys] keys together, and pins at most

@@ -58,6 +58,7 @@ type peer struct {
 	stop       context.CancelFunc
 	asks       chan struct{} // a place for each that is under way
 	next       atomic.Uint32 // data line
+	turnover   atomic.Int64  // as it says; 0: it takes nothing
 	giving     sync.Mutex    // held by giveBack: who is to give all back must find what another has in hand
 
 	mu       sync.Mutex
@@ -83,8 +84,8 @@ type apartKey struct {
 
 // peerCounters count since the start.
 type peerCounters struct {
-	asks, failures, keys, struck, bytes, blamed atomic.Uint64
-	waited                                      atomic.Int64
+	asks, failures, keys, struck, bytes, blamed, offers, taken atomic.Uint64
+	waited                                                     atomic.Int64
 }
 
 func newPeer(p *Peers, name, addr string) *peer {
@@ -174,6 +175,9 @@ func (x *peer) listen() error {
 	for {
 		if err := x.owner.table.learn(list, m.GetAdded(), m.GetRemoved()); err != nil {
 			return err
+		}
+		if m.Turnover != nil {
+			x.turnover.Store(int64(turnoverOf(m.GetTurnover())))
 		}
 		x.mu.Lock()
 		x.heard = time.Now()

@@ -30,6 +30,7 @@ type Config struct {
 	Deadline  time.Duration // of a lease
 	Bandwidth int64         // most bytes a second that are lent; 0: no limit
 	LeaseTime time.Duration // that a lookup's lease may last here
+	Demote    bool          // offer to others what is evicted here, and take what they offer
 	// Budget is what one read may take: 12 s. It is to be less than the limit of an operation on files, so that a slow peer is not
 	// taken for a file system that hangs.
 	Budget time.Duration
@@ -48,7 +49,10 @@ type Peers struct {
 	self     [16]byte
 	fs       *FS
 	table    Table
-	usable   atomic.Uint64 // lists that count
+	usable   atomic.Uint64        // lists that count
+	taker    atomic.Pointer[peer] // that what is evicted here is offered to, or nil
+	turn     int                  // of those that take as long; tidy's
+	patience time.Duration        // with an offer
 	of       [lists]atomic.Pointer[peer]
 	store    *store.Store
 	listener net.Listener // nil: it lends nothing
@@ -66,7 +70,8 @@ type Peers struct {
 
 // New listens, and calls no peer yet.
 func New(cfg Config) (*Peers, error) {
-	p := &Peers{cfg: cfg, peers: map[string]*peer{}, lost: map[string]error{}, pause: firstPause}
+	p := &Peers{cfg: cfg, peers: map[string]*peer{}, lost: map[string]error{}, pause: firstPause,
+		patience: offerTime}
 	if p.cfg.Log == nil {
 		p.cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -215,9 +220,11 @@ func (p *Peers) tidy() {
 	for {
 		select {
 		case now := <-tick.C:
-			for _, x := range p.all() {
+			list := p.all()
+			for _, x := range list {
 				x.tidy(now)
 			}
+			p.chooseTaker(list)
 		case <-p.run.Done():
 			return
 		}

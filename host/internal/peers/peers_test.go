@@ -40,11 +40,15 @@ type fake struct {
 	has   []uint64 // fingerprints
 	lease func(*proto.LeaseRequest) (*proto.LeaseResponse, error)
 	fetch func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error
+	offer func(*proto.OfferRequest) (*proto.OfferResponse, error) // nil: it takes no offers
 	given atomic.Int64
 }
 
 func (f *fake) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
 	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{7}, 16), Whole: true}
+	if f.offer != nil {
+		m.Turnover = new(uint64(1 << 40))
+	}
 	for _, p := range f.has {
 		for range 8 {
 			m.Added = append(m.Added, byte(p))
@@ -64,6 +68,9 @@ func (f *fake) Lease(_ context.Context, q *proto.LeaseRequest) (*proto.LeaseResp
 func (f *fake) Return(context.Context, *proto.ReturnRequest) (*proto.ReturnResponse, error) {
 	f.given.Add(1)
 	return &proto.ReturnResponse{}, nil
+}
+func (f *fake) Offer(_ context.Context, q *proto.OfferRequest) (*proto.OfferResponse, error) {
+	return f.offer(q)
 }
 func (f *fake) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
 	return f.fetch(q, st)
@@ -86,19 +93,26 @@ func space() *kv.Namespace {
 
 func key(n byte) kv.Key { return kv.Key{n, 1} }
 
-func newRig(t *testing.T, f *fake, hosts ...byte) *rig {
+// serve is where the fake answers.
+func (f *fake) serve(t *testing.T) string {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	testenv.OK(t, err)
 	g := grpc.NewServer()
 	proto.RegisterPeerServiceServer(g, f)
 	go func() { _ = g.Serve(l) }()
 	t.Cleanup(g.Stop)
+	return l.Addr().String()
+}
+
+func newRig(t *testing.T, f *fake, hosts ...byte) *rig {
 	ns := space()
 	for _, n := range hosts {
 		f.has = append(f.has, kv.Fingerprint(ns.Digest(), 0, key(n)))
 	}
 	r := &rig{T: t}
-	r.peers, err = New(Config{Hosts: []string{l.Addr().String()}, Deadline: time.Minute})
+	var err error
+	r.peers, err = New(Config{Hosts: []string{f.serve(t)}, Deadline: time.Minute})
 	testenv.OK(t, err)
 	r.store, err = store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, r.peers.Root(1)}})
 	testenv.OK(t, err)

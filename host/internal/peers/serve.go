@@ -42,13 +42,14 @@ type lending struct {
 	owner *Peers
 	grpc  *grpc.Server
 	pace  pace
-	free  chan []byte // buffers of a part and a page
+	free  chan []byte   // buffers of a part and a page
+	takes chan struct{} // a place for each offer that is being taken
 
 	mu     sync.Mutex
 	leases map[uint64]*lent
 	keys   int // that all of them were asked for
 
-	count struct{ leases, keys, refused, bytes atomic.Uint64 }
+	count struct{ leases, keys, refused, bytes, took, declined atomic.Uint64 }
 }
 
 // lent is a lease that a peer has.
@@ -59,7 +60,8 @@ type lent struct {
 }
 
 func newLending(p *Peers) *lending {
-	l := &lending{owner: p, leases: map[uint64]*lent{}, free: make(chan []byte, buffers), pace: pace{rate: float64(p.cfg.Bandwidth)}}
+	l := &lending{owner: p, leases: map[uint64]*lent{}, free: make(chan []byte, buffers), takes: make(chan struct{}, mostTakes),
+		pace: pace{rate: float64(p.cfg.Bandwidth)}}
 	for range buffers {
 		l.free <- nil // mapped when it is used
 	}
@@ -127,7 +129,8 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 		log = entries.NewChangeLog(0)
 	}
 	after := log.Start()
-	first := &proto.ResidentsResponse{Host: s.owner.self[:]}
+	told := s.owner.turnover()
+	first := &proto.ResidentsResponse{Host: s.owner.self[:], Turnover: &told}
 	st0.Lendable(func(list []entries.Change) bool {
 		for i := range list {
 			first.Added = appendPrint(first.Added, &list[i])
@@ -148,9 +151,15 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 		if lost != nil {
 			return status.Error(codes.Aborted, lost.Error())
 		}
+		m := changes(got)
+		if t := s.owner.turnover(); t < told-told/8 || t > told+told/8 {
+			m.Turnover, told = &t, t
+		}
+		if len(got) > 0 || m.Turnover != nil {
+			err = st.Send(m)
+		}
 		if len(got) > 0 {
 			after = got[len(got)-1].Seq
-			err = st.Send(changes(got))
 			wake = nil // others follow soon: they go together
 		}
 		pause := time.NewTimer(batchEvery)

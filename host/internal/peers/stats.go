@@ -21,12 +21,16 @@ type Stats struct {
 	Struck   uint64        // promises that were not kept
 	Bytes    uint64        // read
 	Blamed   uint64        // pieces with wrong bytes
+	Turnover time.Duration // how long it takes to replace what it holds, as it says; 0: it takes no offers
+	Offers   uint64        // of what was evicted here
+	Taken    uint64        // of them
 }
 
 // Lent is what this host has lent, since the start.
 type Lent struct {
 	Held                         int // leases at present
 	Leases, Keys, Refused, Bytes uint64
+	Took, Declined               uint64 // offers of peers
 }
 
 // Stats are all peers, by address, and then the names without one.
@@ -37,7 +41,8 @@ func (p *Peers) Stats() (list []Stats) {
 	for _, x := range p.all() {
 		c := &x.count
 		s := Stats{Name: x.name, Address: x.addr, Asks: c.asks.Load(), Waited: time.Duration(c.waited.Load()), Failures: c.failures.Load(),
-			Keys: c.keys.Load(), Struck: c.struck.Load(), Bytes: c.bytes.Load(), Blamed: c.blamed.Load()}
+			Keys: c.keys.Load(), Struck: c.struck.Load(), Bytes: c.bytes.Load(), Blamed: c.blamed.Load(), Turnover: time.Duration(x.turnover.Load()),
+			Offers: c.offers.Load(), Taken: c.taken.Load()}
 		x.mu.Lock()
 		s.State, s.Reason = x.state, x.reason
 		if x.list < lists {
@@ -69,5 +74,6 @@ func (p *Peers) Lent() (l Lent) {
 	l.Held = len(p.lending.leases)
 	p.lending.mu.Unlock()
 	l.Leases, l.Keys, l.Refused, l.Bytes = c.leases.Load(), c.keys.Load(), c.refused.Load(), c.bytes.Load()
+	l.Took, l.Declined = c.took.Load(), c.declined.Load()
 	return l
 }

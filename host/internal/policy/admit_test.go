@@ -50,6 +50,9 @@ func TestAdmitsByDefault(t *testing.T) {
 		hits   uint32
 		parent uint64
 		flags  uint32
+		copies uint32
+		from   uint8
+		to     uint8
 		want   bool
 	}{
 		{kind: abi.KindNew, want: true},
@@ -66,8 +69,18 @@ func TestAdmitsByDefault(t *testing.T) {
 		{kind: abi.KindPromotion, hits: 2, want: true},
 		{kind: abi.KindPromotion, hits: 9, want: true},
 		{kind: abi.KindPromotion + 1, hits: 9, flags: there | goesOn, want: false},
+		{kind: abi.KindNew, copies: 3, want: true},
+		{kind: abi.KindDemotion, hits: 9, copies: 1, want: false},
+		{kind: abi.KindDemotion, to: abi.PeerLevel, want: true},
+		{kind: abi.KindDemotion, to: abi.PeerLevel, hits: 9, copies: 1, want: false},
+		{kind: abi.KindDemotion, from: abi.PeerLevel, copies: 1, flags: abi.CandidateLast, want: true},
+		{kind: abi.KindDemotion, from: abi.PeerLevel, want: true},
+		{kind: abi.KindDemotion, from: abi.PeerLevel, copies: 2, want: false},
+		{kind: abi.KindPromotion, from: abi.PeerLevel, hits: 9, copies: 1, flags: abi.CandidateLast, want: false},
+		{kind: abi.KindPromotion, from: abi.PeerLevel, hits: 2, copies: 1, want: true},
+		{kind: abi.KindPromotion, from: 1, hits: 2, copies: 1, flags: abi.CandidateLast, want: true},
 	} {
-		q := abi.Candidate{Kind: c.kind, Hits: c.hits, ParentKey: c.parent, Flags: c.flags}
+		q := abi.Candidate{Kind: c.kind, Hits: c.hits, ParentKey: c.parent, Flags: c.flags, Copies: c.copies, From: c.from, To: c.to}
 		if got := AdmitsByDefault(&q); got != c.want {
 			t.Errorf("the default for %+v: got %v", c, got)
 		}

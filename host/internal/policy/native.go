@@ -49,8 +49,11 @@ var builtins = [abi.Roles]struct {
 // AdmitsByDefault is the answer of the built-in admit policy. Everything new is stored. What a level evicts goes on to the
 // next one if a lookup has granted it there, or if it is inside of a prefix: it begins one, or its parent is resident,
 // and something continues it. What ends a prefix and was never hit is mostly the end of a prompt, which no other prompt has
-// in common. What is loaded gets a copy in a nearer level when it is granted for the second time.
+// in common. What is loaded gets a copy in a nearer level when it is granted for the second time. [guest.Elsewhere] goes first.
 func AdmitsByDefault(c *abi.Candidate) bool {
+	if admits, decided := guest.Elsewhere(c); decided {
+		return admits
+	}
 	switch c.Kind {
 	case abi.KindNew:
 		return true

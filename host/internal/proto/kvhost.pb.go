@@ -4076,10 +4076,13 @@ type PeerStatus struct {
 	Heard         *durationpb.Duration   `protobuf:"bytes,6,opt,name=heard,proto3" json:"heard,omitempty"`      // since it told a change
 	Asks          uint64                 `protobuf:"varint,7,opt,name=asks,proto3" json:"asks,omitempty"`       // for leases, since the start, as what follows
 	Failures      uint64                 `protobuf:"varint,8,opt,name=failures,proto3" json:"failures,omitempty"`
-	Keys          uint64                 `protobuf:"varint,9,opt,name=keys,proto3" json:"keys,omitempty"`      // asked for
-	Struck        uint64                 `protobuf:"varint,10,opt,name=struck,proto3" json:"struck,omitempty"` // promised, and not lent
-	Bytes         uint64                 `protobuf:"varint,11,opt,name=bytes,proto3" json:"bytes,omitempty"`   // read
-	Blamed        uint64                 `protobuf:"varint,12,opt,name=blamed,proto3" json:"blamed,omitempty"` // pieces with wrong bytes
+	Keys          uint64                 `protobuf:"varint,9,opt,name=keys,proto3" json:"keys,omitempty"`         // asked for
+	Struck        uint64                 `protobuf:"varint,10,opt,name=struck,proto3" json:"struck,omitempty"`    // promised, and not lent
+	Bytes         uint64                 `protobuf:"varint,11,opt,name=bytes,proto3" json:"bytes,omitempty"`      // read
+	Blamed        uint64                 `protobuf:"varint,12,opt,name=blamed,proto3" json:"blamed,omitempty"`    // pieces with wrong bytes
+	Turnover      *durationpb.Duration   `protobuf:"bytes,13,opt,name=turnover,proto3" json:"turnover,omitempty"` // how long it takes to replace what it holds, as it says; 0: it takes no offers
+	Offers        uint64                 `protobuf:"varint,14,opt,name=offers,proto3" json:"offers,omitempty"`    // of what was evicted here
+	Taken         uint64                 `protobuf:"varint,15,opt,name=taken,proto3" json:"taken,omitempty"`      // of them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4194,6 +4197,27 @@ func (x *PeerStatus) GetBytes() uint64 {
 func (x *PeerStatus) GetBlamed() uint64 {
 	if x != nil {
 		return x.Blamed
+	}
+	return 0
+}
+
+func (x *PeerStatus) GetTurnover() *durationpb.Duration {
+	if x != nil {
+		return x.Turnover
+	}
+	return nil
+}
+
+func (x *PeerStatus) GetOffers() uint64 {
+	if x != nil {
+		return x.Offers
+	}
+	return 0
+}
+
+func (x *PeerStatus) GetTaken() uint64 {
+	if x != nil {
+		return x.Taken
 	}
 	return 0
 }
@@ -5887,7 +5911,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05peers\x18\x14 \x03(\v2\x15.kvhost.v1.PeerStatusR\x05peers\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xbd\x02\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xa2\x03\n" +
 	"\n" +
 	"PeerStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
@@ -5902,7 +5926,10 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x06struck\x18\n" +
 	" \x01(\x04R\x06struck\x12\x14\n" +
 	"\x05bytes\x18\v \x01(\x04R\x05bytes\x12\x16\n" +
-	"\x06blamed\x18\f \x01(\x04R\x06blamed\"\x8f\x02\n" +
+	"\x06blamed\x18\f \x01(\x04R\x06blamed\x125\n" +
+	"\bturnover\x18\r \x01(\v2\x19.google.protobuf.DurationR\bturnover\x12\x16\n" +
+	"\x06offers\x18\x0e \x01(\x04R\x06offers\x12\x14\n" +
+	"\x05taken\x18\x0f \x01(\x04R\x05taken\"\x8f\x02\n" +
 	"\fBudgetStatus\x12\x0e\n" +
 	"\x02of\x18\x01 \x01(\tR\x02of\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x04R\x05limit\x12\x10\n" +
@@ -6280,46 +6307,47 @@ var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	54, // 57: kvhost.v1.StatusResponse.budgets:type_name -> kvhost.v1.BudgetStatus
 	53, // 58: kvhost.v1.StatusResponse.peers:type_name -> kvhost.v1.PeerStatus
 	75, // 59: kvhost.v1.PeerStatus.heard:type_name -> google.protobuf.Duration
-	73, // 60: kvhost.v1.BudgetStatus.parts:type_name -> kvhost.v1.BudgetStatus.PartsEntry
-	55, // 61: kvhost.v1.BudgetStatus.most:type_name -> kvhost.v1.Holder
-	76, // 62: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
-	6,  // 63: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
-	75, // 64: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
-	75, // 65: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
-	7,  // 66: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
-	8,  // 67: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
-	75, // 68: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
-	9,  // 69: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
-	75, // 70: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
-	10, // 71: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	76, // 72: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
-	61, // 73: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	11, // 74: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
-	76, // 75: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
-	74, // 76: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	69, // 77: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
-	69, // 78: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
-	70, // 79: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
-	9,  // 80: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
-	12, // 81: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
-	75, // 82: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
-	13, // 83: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
-	48, // 84: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
-	51, // 85: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
-	65, // 86: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	67, // 87: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	63, // 88: kvhost.v1.AdminService.Reload:input_type -> kvhost.v1.ReloadRequest
-	14, // 89: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
-	49, // 90: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
-	52, // 91: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
-	66, // 92: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
-	68, // 93: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
-	64, // 94: kvhost.v1.AdminService.Reload:output_type -> kvhost.v1.ReloadResponse
-	89, // [89:95] is the sub-list for method output_type
-	83, // [83:89] is the sub-list for method input_type
-	83, // [83:83] is the sub-list for extension type_name
-	83, // [83:83] is the sub-list for extension extendee
-	0,  // [0:83] is the sub-list for field type_name
+	75, // 60: kvhost.v1.PeerStatus.turnover:type_name -> google.protobuf.Duration
+	73, // 61: kvhost.v1.BudgetStatus.parts:type_name -> kvhost.v1.BudgetStatus.PartsEntry
+	55, // 62: kvhost.v1.BudgetStatus.most:type_name -> kvhost.v1.Holder
+	76, // 63: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
+	6,  // 64: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
+	75, // 65: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
+	75, // 66: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
+	7,  // 67: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
+	8,  // 68: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
+	75, // 69: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
+	9,  // 70: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
+	75, // 71: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
+	10, // 72: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	76, // 73: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
+	61, // 74: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	11, // 75: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
+	76, // 76: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
+	74, // 77: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	69, // 78: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
+	69, // 79: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
+	70, // 80: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
+	9,  // 81: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
+	12, // 82: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
+	75, // 83: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
+	13, // 84: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
+	48, // 85: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
+	51, // 86: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
+	65, // 87: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	67, // 88: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	63, // 89: kvhost.v1.AdminService.Reload:input_type -> kvhost.v1.ReloadRequest
+	14, // 90: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
+	49, // 91: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
+	52, // 92: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
+	66, // 93: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
+	68, // 94: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
+	64, // 95: kvhost.v1.AdminService.Reload:output_type -> kvhost.v1.ReloadResponse
+	90, // [90:96] is the sub-list for method output_type
+	84, // [84:90] is the sub-list for method input_type
+	84, // [84:84] is the sub-list for extension type_name
+	84, // [84:84] is the sub-list for extension extendee
+	0,  // [0:84] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }

@@ -61,11 +61,13 @@ func (*ResidentsRequest) Descriptor() ([]byte, []int) {
 }
 
 type ResidentsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Host          []byte                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`       // 16 random bytes of this run of the host, in the first message
-	Added         []byte                 `protobuf:"bytes,2,opt,name=added,proto3" json:"added,omitempty"`     // fingerprints of entries, 8 bytes each, little-endian
-	Removed       []byte                 `protobuf:"bytes,3,opt,name=removed,proto3" json:"removed,omitempty"` // likewise
-	Whole         bool                   `protobuf:"varint,4,opt,name=whole,proto3" json:"whole,omitempty"`    // with the last of the first ones
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Host    []byte                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`       // 16 random bytes of this run of the host, in the first message
+	Added   []byte                 `protobuf:"bytes,2,opt,name=added,proto3" json:"added,omitempty"`     // fingerprints of entries, 8 bytes each, little-endian
+	Removed []byte                 `protobuf:"bytes,3,opt,name=removed,proto3" json:"removed,omitempty"` // likewise
+	Whole   bool                   `protobuf:"varint,4,opt,name=whole,proto3" json:"whole,omitempty"`    // with the last of the first ones
+	// How long the host takes to replace what it holds, in milliseconds, if it has changed. 0: it takes no offers.
+	Turnover      *uint64 `protobuf:"varint,5,opt,name=turnover,proto3,oneof" json:"turnover,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -126,6 +128,13 @@ func (x *ResidentsResponse) GetWhole() bool {
 		return x.Whole
 	}
 	return false
+}
+
+func (x *ResidentsResponse) GetTurnover() uint64 {
+	if x != nil && x.Turnover != nil {
+		return *x.Turnover
+	}
+	return 0
 }
 
 type LeaseRequest struct {
@@ -524,17 +533,163 @@ func (*ReturnResponse) Descriptor() ([]byte, []int) {
 	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{8}
 }
 
+type OfferRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Host            []byte                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"` // of the caller, as in ResidentsResponse
+	NamespaceDigest []byte                 `protobuf:"bytes,2,opt,name=namespace_digest,json=namespaceDigest,proto3" json:"namespace_digest,omitempty"`
+	Group           uint32                 `protobuf:"varint,3,opt,name=group,proto3" json:"group,omitempty"`
+	Key             []byte                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`
+	Ranks           uint64                 `protobuf:"varint,5,opt,name=ranks,proto3" json:"ranks,omitempty"` // the pieces, one bit per rank
+	Tenant          uint32                 `protobuf:"varint,6,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Lease           uint64                 `protobuf:"varint,7,opt,name=lease,proto3" json:"lease,omitempty"`        // of this entry alone, for Fetch; it ends with the call
+	Bytes           []uint64               `protobuf:"varint,8,rep,packed,name=bytes,proto3" json:"bytes,omitempty"` // of each piece's file, by rank
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *OfferRequest) Reset() {
+	*x = OfferRequest{}
+	mi := &file_kvhost_v1_peers_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OfferRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OfferRequest) ProtoMessage() {}
+
+func (x *OfferRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_peers_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OfferRequest.ProtoReflect.Descriptor instead.
+func (*OfferRequest) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *OfferRequest) GetHost() []byte {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *OfferRequest) GetNamespaceDigest() []byte {
+	if x != nil {
+		return x.NamespaceDigest
+	}
+	return nil
+}
+
+func (x *OfferRequest) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
+func (x *OfferRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *OfferRequest) GetRanks() uint64 {
+	if x != nil {
+		return x.Ranks
+	}
+	return 0
+}
+
+func (x *OfferRequest) GetTenant() uint32 {
+	if x != nil {
+		return x.Tenant
+	}
+	return 0
+}
+
+func (x *OfferRequest) GetLease() uint64 {
+	if x != nil {
+		return x.Lease
+	}
+	return 0
+}
+
+func (x *OfferRequest) GetBytes() []uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return nil
+}
+
+type OfferResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Taken         bool                   `protobuf:"varint,1,opt,name=taken,proto3" json:"taken,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OfferResponse) Reset() {
+	*x = OfferResponse{}
+	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OfferResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OfferResponse) ProtoMessage() {}
+
+func (x *OfferResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OfferResponse.ProtoReflect.Descriptor instead.
+func (*OfferResponse) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *OfferResponse) GetTaken() bool {
+	if x != nil {
+		return x.Taken
+	}
+	return false
+}
+
 var File_kvhost_v1_peers_proto protoreflect.FileDescriptor
 
 const file_kvhost_v1_peers_proto_rawDesc = "" +
 	"\n" +
 	"\x15kvhost/v1/peers.proto\x12\tkvhost.v1\x1a\x1egoogle/protobuf/duration.proto\"\x12\n" +
-	"\x10ResidentsRequest\"m\n" +
+	"\x10ResidentsRequest\"\x9b\x01\n" +
 	"\x11ResidentsResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\fR\x04host\x12\x14\n" +
 	"\x05added\x18\x02 \x01(\fR\x05added\x12\x18\n" +
 	"\aremoved\x18\x03 \x01(\fR\aremoved\x12\x14\n" +
-	"\x05whole\x18\x04 \x01(\bR\x05whole\"\xc2\x01\n" +
+	"\x05whole\x18\x04 \x01(\bR\x05whole\x12\x1f\n" +
+	"\bturnover\x18\x05 \x01(\x04H\x00R\bturnover\x88\x01\x01B\v\n" +
+	"\t_turnover\"\xc2\x01\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10namespace_digest\x18\x01 \x01(\fR\x0fnamespaceDigest\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
@@ -559,12 +714,24 @@ const file_kvhost_v1_peers_proto_rawDesc = "" +
 	"\x04data\x18\x01 \x01(\fR\x04data\"%\n" +
 	"\rReturnRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\"\x10\n" +
-	"\x0eReturnResponse2\x90\x02\n" +
+	"\x0eReturnResponse\"\xcf\x01\n" +
+	"\fOfferRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\fR\x04host\x12)\n" +
+	"\x10namespace_digest\x18\x02 \x01(\fR\x0fnamespaceDigest\x12\x14\n" +
+	"\x05group\x18\x03 \x01(\rR\x05group\x12\x10\n" +
+	"\x03key\x18\x04 \x01(\fR\x03key\x12\x14\n" +
+	"\x05ranks\x18\x05 \x01(\x04R\x05ranks\x12\x16\n" +
+	"\x06tenant\x18\x06 \x01(\rR\x06tenant\x12\x14\n" +
+	"\x05lease\x18\a \x01(\x04R\x05lease\x12\x14\n" +
+	"\x05bytes\x18\b \x03(\x04R\x05bytes\"%\n" +
+	"\rOfferResponse\x12\x14\n" +
+	"\x05taken\x18\x01 \x01(\bR\x05taken2\xcc\x02\n" +
 	"\vPeerService\x12H\n" +
 	"\tResidents\x12\x1b.kvhost.v1.ResidentsRequest\x1a\x1c.kvhost.v1.ResidentsResponse0\x01\x12:\n" +
 	"\x05Lease\x12\x17.kvhost.v1.LeaseRequest\x1a\x18.kvhost.v1.LeaseResponse\x12<\n" +
 	"\x05Fetch\x12\x17.kvhost.v1.FetchRequest\x1a\x18.kvhost.v1.FetchResponse0\x01\x12=\n" +
-	"\x06Return\x12\x18.kvhost.v1.ReturnRequest\x1a\x19.kvhost.v1.ReturnResponseB4Z2github.com/kvhost/kvhost/host/internal/proto;protob\x06proto3"
+	"\x06Return\x12\x18.kvhost.v1.ReturnRequest\x1a\x19.kvhost.v1.ReturnResponse\x12:\n" +
+	"\x05Offer\x12\x17.kvhost.v1.OfferRequest\x1a\x18.kvhost.v1.OfferResponseB4Z2github.com/kvhost/kvhost/host/internal/proto;protob\x06proto3"
 
 var (
 	file_kvhost_v1_peers_proto_rawDescOnce sync.Once
@@ -578,7 +745,7 @@ func file_kvhost_v1_peers_proto_rawDescGZIP() []byte {
 	return file_kvhost_v1_peers_proto_rawDescData
 }
 
-var file_kvhost_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_kvhost_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_kvhost_v1_peers_proto_goTypes = []any{
 	(*ResidentsRequest)(nil),    // 0: kvhost.v1.ResidentsRequest
 	(*ResidentsResponse)(nil),   // 1: kvhost.v1.ResidentsResponse
@@ -589,25 +756,29 @@ var file_kvhost_v1_peers_proto_goTypes = []any{
 	(*FetchResponse)(nil),       // 6: kvhost.v1.FetchResponse
 	(*ReturnRequest)(nil),       // 7: kvhost.v1.ReturnRequest
 	(*ReturnResponse)(nil),      // 8: kvhost.v1.ReturnResponse
-	(*durationpb.Duration)(nil), // 9: google.protobuf.Duration
+	(*OfferRequest)(nil),        // 9: kvhost.v1.OfferRequest
+	(*OfferResponse)(nil),       // 10: kvhost.v1.OfferResponse
+	(*durationpb.Duration)(nil), // 11: google.protobuf.Duration
 }
 var file_kvhost_v1_peers_proto_depIdxs = []int32{
-	9, // 0: kvhost.v1.LeaseRequest.time:type_name -> google.protobuf.Duration
-	9, // 1: kvhost.v1.LeaseResponse.time:type_name -> google.protobuf.Duration
-	4, // 2: kvhost.v1.LeaseResponse.entries:type_name -> kvhost.v1.LentEntry
-	0, // 3: kvhost.v1.PeerService.Residents:input_type -> kvhost.v1.ResidentsRequest
-	2, // 4: kvhost.v1.PeerService.Lease:input_type -> kvhost.v1.LeaseRequest
-	5, // 5: kvhost.v1.PeerService.Fetch:input_type -> kvhost.v1.FetchRequest
-	7, // 6: kvhost.v1.PeerService.Return:input_type -> kvhost.v1.ReturnRequest
-	1, // 7: kvhost.v1.PeerService.Residents:output_type -> kvhost.v1.ResidentsResponse
-	3, // 8: kvhost.v1.PeerService.Lease:output_type -> kvhost.v1.LeaseResponse
-	6, // 9: kvhost.v1.PeerService.Fetch:output_type -> kvhost.v1.FetchResponse
-	8, // 10: kvhost.v1.PeerService.Return:output_type -> kvhost.v1.ReturnResponse
-	7, // [7:11] is the sub-list for method output_type
-	3, // [3:7] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	11, // 0: kvhost.v1.LeaseRequest.time:type_name -> google.protobuf.Duration
+	11, // 1: kvhost.v1.LeaseResponse.time:type_name -> google.protobuf.Duration
+	4,  // 2: kvhost.v1.LeaseResponse.entries:type_name -> kvhost.v1.LentEntry
+	0,  // 3: kvhost.v1.PeerService.Residents:input_type -> kvhost.v1.ResidentsRequest
+	2,  // 4: kvhost.v1.PeerService.Lease:input_type -> kvhost.v1.LeaseRequest
+	5,  // 5: kvhost.v1.PeerService.Fetch:input_type -> kvhost.v1.FetchRequest
+	7,  // 6: kvhost.v1.PeerService.Return:input_type -> kvhost.v1.ReturnRequest
+	9,  // 7: kvhost.v1.PeerService.Offer:input_type -> kvhost.v1.OfferRequest
+	1,  // 8: kvhost.v1.PeerService.Residents:output_type -> kvhost.v1.ResidentsResponse
+	3,  // 9: kvhost.v1.PeerService.Lease:output_type -> kvhost.v1.LeaseResponse
+	6,  // 10: kvhost.v1.PeerService.Fetch:output_type -> kvhost.v1.FetchResponse
+	8,  // 11: kvhost.v1.PeerService.Return:output_type -> kvhost.v1.ReturnResponse
+	10, // 12: kvhost.v1.PeerService.Offer:output_type -> kvhost.v1.OfferResponse
+	8,  // [8:13] is the sub-list for method output_type
+	3,  // [3:8] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_peers_proto_init() }
@@ -615,13 +786,14 @@ func file_kvhost_v1_peers_proto_init() {
 	if File_kvhost_v1_peers_proto != nil {
 		return
 	}
+	file_kvhost_v1_peers_proto_msgTypes[1].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_peers_proto_rawDesc), len(file_kvhost_v1_peers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,7 @@ const (
 	PeerService_Lease_FullMethodName     = "/kvhost.v1.PeerService/Lease"
 	PeerService_Fetch_FullMethodName     = "/kvhost.v1.PeerService/Fetch"
 	PeerService_Return_FullMethodName    = "/kvhost.v1.PeerService/Return"
+	PeerService_Offer_FullMethodName     = "/kvhost.v1.PeerService/Offer"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -42,6 +43,9 @@ type PeerServiceClient interface {
 	Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchResponse], error)
 	// Return ends a lease.
 	Return(ctx context.Context, in *ReturnRequest, opts ...grpc.CallOption) (*ReturnResponse, error)
+	// Offer asks the host to take an entry that the caller evicts, and is answered when it has, or will not. RESOURCE_EXHAUSTED: it takes as
+	// much as it may.
+	Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferResponse, error)
 }
 
 type peerServiceClient struct {
@@ -110,6 +114,16 @@ func (c *peerServiceClient) Return(ctx context.Context, in *ReturnRequest, opts 
 	return out, nil
 }
 
+func (c *peerServiceClient) Offer(ctx context.Context, in *OfferRequest, opts ...grpc.CallOption) (*OfferResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OfferResponse)
+	err := c.cc.Invoke(ctx, PeerService_Offer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PeerServiceServer is the server API for PeerService service.
 // All implementations must embed UnimplementedPeerServiceServer
 // for forward compatibility.
@@ -125,6 +139,9 @@ type PeerServiceServer interface {
 	Fetch(*FetchRequest, grpc.ServerStreamingServer[FetchResponse]) error
 	// Return ends a lease.
 	Return(context.Context, *ReturnRequest) (*ReturnResponse, error)
+	// Offer asks the host to take an entry that the caller evicts, and is answered when it has, or will not. RESOURCE_EXHAUSTED: it takes as
+	// much as it may.
+	Offer(context.Context, *OfferRequest) (*OfferResponse, error)
 	mustEmbedUnimplementedPeerServiceServer()
 }
 
@@ -146,6 +163,9 @@ func (UnimplementedPeerServiceServer) Fetch(*FetchRequest, grpc.ServerStreamingS
 }
 func (UnimplementedPeerServiceServer) Return(context.Context, *ReturnRequest) (*ReturnResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Return not implemented")
+}
+func (UnimplementedPeerServiceServer) Offer(context.Context, *OfferRequest) (*OfferResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Offer not implemented")
 }
 func (UnimplementedPeerServiceServer) mustEmbedUnimplementedPeerServiceServer() {}
 func (UnimplementedPeerServiceServer) testEmbeddedByValue()                     {}
@@ -226,6 +246,24 @@ func _PeerService_Return_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_Offer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OfferRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).Offer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_Offer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).Offer(ctx, req.(*OfferRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PeerService_ServiceDesc is the grpc.ServiceDesc for PeerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -240,6 +278,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Return",
 			Handler:    _PeerService_Return_Handler,
+		},
+		{
+			MethodName: "Offer",
+			Handler:    _PeerService_Offer_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -10,6 +10,8 @@ var (
 	ErrTrace = errors.New("sim: unusable trace")
 	// ErrLevel: levels, their speeds or how they are written are malformed.
 	ErrLevel = errors.New("sim: bad level")
+	// ErrHosts: so many hosts cannot be, or how requests are dealt to them is malformed.
+	ErrHosts = errors.New("sim: bad hosts")
 	// ErrPolicy: a policy's name or settings are malformed.
 	ErrPolicy = errors.New("sim: bad policy")
 )

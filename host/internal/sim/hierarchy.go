@@ -231,6 +231,9 @@ func (h *hierarchy) admits(c abi.Candidate, id uint32, now uint64) (bool, error)
 	if parent := h.w.parents[id]; parent != abi.None {
 		c.ParentKey = h.w.keys[parent]
 	}
+	if int(c.To) == len(h.levels)-1 {
+		c.Flags |= abi.CandidateLast
+	}
 	if h.ask[0] = c; h.place.Place != nil {
 		return c.Kind == abi.KindNew, nil
 	}

@@ -164,7 +164,7 @@ func TestCandidatesOfPrefixes(t *testing.T) {
 	g.Writes = []Write{WriteThrough}
 	r = levelOutcome(t, g).Results[0]
 	through := moves(abi.KindNew)
-	if len(through) != 12 || through[2] != "depth 1, 0 to 1, flags 1" || through[3] != "depth 1, 1 to 2, flags 1" ||
+	if len(through) != 12 || through[2] != "depth 1, 0 to 1, flags 1" || through[3] != "depth 1, 1 to 2, flags 5" ||
 		r.Levels[1].New != 6 || r.Levels[2].New != 6 || r.Levels[0].Covered != 3 {
 		t.Errorf("copies written through: got %v and %+v", through, r.Levels)
 	}
@@ -190,14 +190,14 @@ func TestCandidatesOfLevels(t *testing.T) {
 		"1 of 0: kind 0, -1 to 0, hits 0, flags 2, depth 0, request 1, time 0",
 		"2 of 1: kind 0, -1 to 0, hits 0, flags 1, depth 1, request 1, time 0",
 		"3 of 0: kind 0, -1 to 0, hits 0, flags 0, depth 0, request 3, time 2",
-		"2 of 1: kind 1, 0 to 1, hits 0, flags 1, depth 1, request 0, time 2",
+		"2 of 1: kind 1, 0 to 1, hits 0, flags 5, depth 1, request 0, time 2",
 		"4 of 0: kind 0, -1 to 0, hits 0, flags 0, depth 0, request 4, time 3",
-		"1 of 0: kind 1, 0 to 1, hits 1, flags 0, depth 0, request 0, time 3",
+		"1 of 0: kind 1, 0 to 1, hits 1, flags 4, depth 0, request 0, time 3",
 		"1 of 0: kind 2, 1 to 0, hits 1, flags 0, depth 0, request 0, time 4",
 		"1 of 0: kind 2, 1 to 0, hits 2, flags 0, depth 0, request 0, time 5",
-		"3 of 0: kind 1, 0 to 1, hits 0, flags 0, depth 0, request 0, time 5",
+		"3 of 0: kind 1, 0 to 1, hits 0, flags 4, depth 0, request 0, time 5",
 		"2 of 1: kind 0, -1 to 0, hits 0, flags 1, depth 1, request 6, time 5",
-		"4 of 0: kind 1, 0 to 1, hits 0, flags 0, depth 0, request 0, time 5",
+		"4 of 0: kind 1, 0 to 1, hits 0, flags 4, depth 0, request 0, time 5",
 	}
 	if !slices.Equal(got, want) {
 		for _, line := range got {

@@ -71,6 +71,9 @@ func (m Moves) of(loads *moves.Loads, levels []*level) moves.Config {
 	for _, l := range levels[1:] {
 		c.Levels = append(c.Levels, l.number)
 	}
+	if levels[0].store.offered != nil {
+		c.Levels = append(c.Levels, MaxLevels) // see peerLevel
+	}
 	return c
 }
 

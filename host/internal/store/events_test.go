@@ -199,7 +199,7 @@ func TestAdmission(t *testing.T) {
 	if err := f.put(2, 0); !errors.Is(err, ErrRefused) {
 		t.Errorf("put at depth 2: %v", err)
 	}
-	if len(seen) != 3 || seen[0].Flags != 0 || seen[1].Flags != abi.CandidateParentResident || seen[1].Size != 8 {
+	if len(seen) != 3 || seen[0].Flags != abi.CandidateLast || seen[1].Flags != abi.CandidateLast|abi.CandidateParentResident || seen[1].Size != 8 {
 		t.Errorf("candidates %+v", seen)
 	}
 	for _, c := range seen {

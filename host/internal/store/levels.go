@@ -66,6 +66,7 @@ func (s *Store) ownLevels() {
 			s.lent = append(s.lent, l)
 		}
 	}
+	s.offered = offeredLevel(s)
 }
 
 // levelOf is the level of a root that is configured.
@@ -112,24 +113,24 @@ func (l *level) Number() int { return l.number }
 // Count implements [moves.Level].
 func (l *level) Count() *moves.Counters { return &l.count }
 
-// Family implements [moves.Level].
-func (l *level) Family(fp, parent uint64) (flags uint32) {
+// Facts implements [moves.Level].
+func (l *level) Facts(c *abi.Candidate) {
 	const all = abi.CandidateContinued | abi.CandidateParentResident
 	for _, r := range l.store.roots {
 		serves := r.Health.Serves()
 		r.Lock()
-		if r.Continued(fp) {
-			flags |= abi.CandidateContinued
+		if r.Continued(c.Key) {
+			c.Flags |= abi.CandidateContinued
 		}
-		if parent != 0 && serves && r.Has(parent, index.Live) {
-			flags |= abi.CandidateParentResident
+		if c.ParentKey != 0 && serves && r.Has(c.ParentKey, index.Live) {
+			c.Flags |= abi.CandidateParentResident
 		}
 		r.Unlock()
-		if flags == all {
+		if c.Flags == all {
 			break
 		}
 	}
-	return flags
+	l.store.elsewhere(c)
 }
 
 // Holds implements [moves.Level].

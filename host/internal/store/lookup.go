@@ -108,6 +108,9 @@ func (s *Store) counted(l, first *Lease, keys int) {
 	s.count.hits.Add(uint64(max(l.hits, first.hits) - first.hits))
 }
 
+// Has says whether an entry is in an own root.
+func (s *Store) Has(fp uint64) bool { return holds(s.ownRoots(), fp, index.Complete) }
+
 // walk goes through a lookup's keys, for each from the nearest level on, and within a level with the root where the last
 // one was found: the next is there too. It keeps that root's lock while it stays.
 type walk struct {

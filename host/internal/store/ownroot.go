@@ -38,6 +38,9 @@ func newOwnRoot(r *root) *ownRoot {
 	c.leaving.Init()
 	if below := r.level.below(); below != nil {
 		c.leaving.To = below
+	} else if r.offers() {
+		c.leaving.To, c.leaving.Lossy = &peerLevel{r.store.levels[len(r.store.levels)-1]}, true
+		c.leaving.Takes = func() bool { return r.Health.Takes() && r.store.lender().Takes() }
 	}
 	r.OwnDirs()
 	r.guardDirectory(c, true)
@@ -262,7 +265,7 @@ type memoryRoot struct{ *ownRoot }
 func (c memoryRoot) recover(ctx context.Context) error { return c.find(ctx) }
 
 func (c memoryRoot) drain(ctx context.Context) {
-	if c.leaving.To == nil || !c.r.Health.Serves() {
+	if c.leaving.To == nil || c.leaving.Lossy || !c.r.Health.Serves() {
 		return
 	}
 	kept, left := c.leaving.Drain(ctx)

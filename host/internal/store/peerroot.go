@@ -17,6 +17,12 @@ import (
 type Lender interface {
 	// Blame says that the file of a piece could not be read, or is not what it should be. Its entry is dropped.
 	Blame(name string, cause error)
+	// Copies is how many other hosts are known to have an entry. It costs no message.
+	Copies(fp uint64) int
+	// Takes says whether a host is there that may take what this one evicts.
+	Takes() bool
+	// Offer asks it to take an entry, and waits until it has or will not: [moves.ErrRefused].
+	Offer(ctx context.Context, o *Offer) error
 }
 
 // peerRoot is the [kind] of a root of what other hosts lend: an [ownRoot] that is empty at both ends of the host's life and takes no

@@ -235,6 +235,7 @@ func (l *level) candidate(p *Put, q *PutRequest) abi.Candidate {
 	if q.Continued {
 		c.Flags |= abi.CandidateContinued
 	}
+	l.store.elsewhere(&c)
 	return c
 }
 

@@ -194,6 +194,9 @@ func (c *ownRoot) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy boo
 		r.FinishEvict(&list[i])
 	}
 	r.Count.Evictions += uint64(got.entries)
+	if r.offers() {
+		r.level.replaced(got.freed)
+	}
 	if offered && reuseFor.temp != "" { // the file is there before the put's bytes are reserved
 		got.taken = reuseFor.class.FileBytes()
 		r.Account.Add(capacity.Orphans, got.taken)

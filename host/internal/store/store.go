@@ -47,6 +47,8 @@ type Store struct {
 	changes    *entries.ChangeLog
 	copies     *entries.Copies // nil: there is one root
 	mover      *moves.Mover    // nil: there is one level
+	offered    *level          // see root.offers
+	turnover   turnover        // of it
 	loads      moves.Loads
 	seq        files.Sequence
 	scanDone   chan struct{}

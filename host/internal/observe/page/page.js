@@ -225,8 +225,8 @@ function show(s) {
   table('peers', [
     ['peer', false, p => p.address || p.name], ['state', false, p => p.state, p => p.state === 'here' ? 'good' : p.state === 'alone' ? 'bad' : ''],
     ['entries', true, p => count(p.entries)], ['asked for', true, p => count(p.keys)], ['struck out', true, p => count(p.struck)],
-    ['read', true, p => bytes(p.bytes)], ['failures', true, p => count(p.failures)],
-    ['blamed', true, p => count(p.blamed), p => p.blamed > 0 ? 'bad' : ''],
+    ['read', true, p => bytes(p.bytes)], ['offered', true, p => count(p.offers)], ['taken', true, p => count(p.taken)],
+    ['failures', true, p => count(p.failures)], ['blamed', true, p => count(p.blamed), p => p.blamed > 0 ? 'bad' : ''],
   ], s.peers, '', p => p.reason);
 
   heat(s);

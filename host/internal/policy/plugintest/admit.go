@@ -92,19 +92,26 @@ func (c *checker) admissions(longer uint32) ([]byte, error) {
 	return answers, nil
 }
 
-// someCandidate is a new entry as often as one that would move.
+// someCandidate is a new entry, or one that would move between levels or hosts.
 func someCandidate(rng *rand.Rand, round int) abi.Candidate {
 	c := abi.Candidate{
 		Key: 1 + rng.Uint64N(5000), ParentKey: rng.Uint64N(5000), Namespace: rng.Uint32N(uint32(len(texts))),
 		Group: rng.Uint32N(3), Size: 1 + rng.Uint32N(2000), Depth: rng.Uint32N(200), Request: uint32(round),
-		Tenant: rng.Uint32N(tenants), Flags: rng.Uint32N(4), Time: uint64(round) * 1_000_000,
+		Tenant: rng.Uint32N(tenants), Flags: rng.Uint32N(8), Copies: rng.Uint32N(3), Time: uint64(round) * 1_000_000,
 		Kind: abi.KindNew, From: abi.NoLevel, To: uint8(rng.UintN(3)),
 	}
-	switch near := uint8(rng.UintN(3)); rng.IntN(4) {
-	case 0:
+	near := uint8(rng.UintN(3))
+	switch rng.IntN(7) {
+	case 0, 1:
 		c.Kind, c.From, c.To, c.Hits = abi.KindDemotion, near, near+1, rng.Uint32N(4)
-	case 1:
+	case 2:
 		c.Kind, c.From, c.To, c.Hits = abi.KindPromotion, near+1, near, 1+rng.Uint32N(4)
+	case 3: // another host lends, is offered or offers it
+		c.Kind, c.From, c.To, c.Hits = abi.KindPromotion, abi.PeerLevel, near, 1+rng.Uint32N(4)
+	case 4:
+		c.Kind, c.From, c.To, c.Hits = abi.KindDemotion, near, abi.PeerLevel, rng.Uint32N(4)
+	case 5:
+		c.Kind, c.From, c.To = abi.KindDemotion, abi.PeerLevel, near
 	}
 	return c
 }

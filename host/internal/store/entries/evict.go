@@ -175,5 +175,7 @@ func (s *Set) UnpinAt(slot uint32, fp, now uint64) {
 		s.reap(slot)
 		return
 	}
-	s.Evictor.Post(abi.OpUnpin, slot, e, fp, &evictor.Cause{Tenant: s.TenantOf(slot), Time: now})
+	if e.Is(index.Announced) { // else it leaves, and was lent to who was offered it
+		s.Evictor.Post(abi.OpUnpin, slot, e, fp, &evictor.Cause{Tenant: s.TenantOf(slot), Time: now})
+	}
 }

@@ -225,7 +225,7 @@ func (s *Moves) check() error {
 			settled++
 		}
 		if e := s.Index.At(slot); m.Slot != slot || m.gone.Load() || !e.Is(index.Live|index.Moving) || e.Is(index.Evicting) ||
-			e.Pins() < m.pins || m.leaves && m.pins == 0 && e.Pins() > 0 {
+			e.Pins() < m.pins {
 			return fmt.Errorf("slot %d has %d pins and a move that is none: %+v", slot, e.Pins(), m.Mark)
 		}
 	}
@@ -252,20 +252,33 @@ func (s *Moves) granted(slot uint32, e *index.Entry, first bool) {
 	}
 }
 
-// Hits counts, by slot, how many lookups have granted an entry since it became resident, 255 at most. A request that
+// Hits counts, by slot, how many lookups have granted an entry since it became resident, 254 at most. A request that
 // asks again counts once. The counts are not kept over a restart. The set's lock guards them.
 type Hits struct {
-	of []uint8 // nil: nothing is counted
+	of []uint8 // nil: nothing is counted; else the count, or taken
 }
+
+// taken is what another host had offered, before its first hit.
+const taken = 255
 
 func (h *Hits) Start() { h.of = []uint8{} }
 
 // Of is the hits of the entry in a slot.
 func (h *Hits) Of(slot uint32) uint32 {
-	if int(slot) < len(h.of) {
+	if int(slot) < len(h.of) && h.of[slot] != taken {
 		return uint32(h.of[slot])
 	}
 	return 0
+}
+
+// Taken says whether another host had offered the entry in a slot, and no lookup has granted it since. This is not kept over a restart
+// either: then it may be offered once more.
+func (h *Hits) Taken(slot uint32) bool { return int(slot) < len(h.of) && h.of[slot] == taken }
+
+// Take says that another host had offered the entry in a slot.
+func (h *Hits) Take(slot, slots uint32) {
+	h.grow(slot, slots)
+	h.of[slot] = taken
 }
 
 // add counts a hit. There are so many slots.
@@ -273,11 +286,19 @@ func (h *Hits) add(slot, slots uint32) {
 	if h.of == nil {
 		return
 	}
+	h.grow(slot, slots)
+	switch h.of[slot] {
+	case taken:
+		h.of[slot] = 1
+	case taken - 1:
+	default:
+		h.of[slot]++
+	}
+}
+
+func (h *Hits) grow(slot, slots uint32) {
 	if int(slot) >= len(h.of) {
 		h.of = append(h.of, make([]uint8, int(slots)-len(h.of))...)
-	}
-	if h.of[slot] < 255 {
-		h.of[slot]++
 	}
 }
 

@@ -11,6 +11,8 @@
 //	Run        a worker takes the oldest move and gives it a [Copier]
 //	Copy       a piece goes from a [Source] to a [Target] in parts, each within the budget of bandwidth
 //
+// What leaves the last level may be offered to another host, which fetches it ([Taker]), and what another host has offered comes as [Taken].
+//
 // A piece is copied as it is stored: header, checksum table and payload. Every checksum is compared on the way, and the
 // target shows nothing before it is committed, so a copy is whole and right, or it is not there.
 //

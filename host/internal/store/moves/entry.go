@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -37,8 +38,8 @@ type Level interface {
 	Count() *Counters
 	// Holds says whether the level has a whole copy of an entry.
 	Holds(fp uint64) bool
-	// Family is the flags of a candidate: whether any level has its parent, and a child of it.
-	Family(fp, parent uint64) uint32
+	// Facts completes what is known of a candidate: whether any level has its parent, and a child of it, and how many other hosts have it.
+	Facts(c *abi.Candidate)
 	// Admits asks the level's admit policy; asked is false where there is none.
 	Admits(c *abi.Candidate, ns *catalog.Namespace) (admitted, asked bool)
 	// Begin makes the target of a piece with this header. The error is [entries.ErrResident] if it is there.
@@ -47,6 +48,11 @@ type Level interface {
 	DropPart(e *Entry)
 	// Log logs why an entry was not copied.
 	Log(e *Entry, cause error)
+}
+
+// Taker is a [Level] that is asked to fetch an entry, which is pinned until it has. [ErrRefused] says that it will not.
+type Taker interface {
+	Take(ctx context.Context, e *Entry) error
 }
 
 // Counters count moves to one level, by kind.
@@ -96,12 +102,12 @@ func (v *Entry) Offer(m *Mover) (queued bool) {
 	return false
 }
 
-// wanted asks the level. known says that the entry is here, and has no copy there yet.
+// wanted asks the level. known says that the entry is here, and has no copy there yet; what another host has offered leaves only after a hit.
 func (v *Entry) wanted() (wanted, known bool) {
 	r := v.From
 	r.Lock()
 	e := r.Index.At(v.Slot)
-	if v.Gone() || !e.Is(index.Complete) {
+	if v.Gone() || !e.Is(index.Complete) || v.Leaves() && r.Hits.Taken(v.Slot) {
 		r.Unlock()
 		return false, false
 	}
@@ -116,16 +122,19 @@ func (v *Entry) wanted() (wanted, known bool) {
 	if v.To.Holds(v.Fingerprint) {
 		return false, false
 	}
-	c.Flags = v.To.Family(v.Fingerprint, c.ParentKey)
+	v.To.Facts(&c)
 	if admitted, asked := v.To.Admits(&c, v.Namespace); asked {
 		return admitted, true
+	}
+	if admits, decided := guest.Elsewhere(&c); decided {
+		return admits, true
 	}
 	return v.Kind == Prefetch || policy.AdmitsByDefault(&c), true
 }
 
 // record is the kind as policies get it. What is written through has just been stored.
 func (k Kind) record() abi.CandidateKind {
-	return [Kinds]abi.CandidateKind{abi.KindDemotion, abi.KindPromotion, abi.KindNew, abi.KindPromotion}[k]
+	return [Kinds]abi.CandidateKind{abi.KindDemotion, abi.KindPromotion, abi.KindNew, abi.KindPromotion, abi.KindDemotion}[k]
 }
 
 // Bytes implements [Move].
@@ -182,12 +191,12 @@ func (v *Entry) Run(ctx context.Context, c *Copier) (again bool) {
 		n.Cancelled.Add(1)
 		return false
 	}
-	for rank := range entries.Ranks(v.Pieces) {
-		err := v.copyPiece(ctx, c, rank)
-		if err == nil || errors.Is(err, entries.ErrResident) {
-			continue
-		}
+	if err := v.copyAll(ctx, c); err != nil {
 		v.To.DropPart(v)
+		if errors.Is(err, ErrRefused) {
+			n.Refused.Add(1)
+			return false
+		}
 		if v.Cancelled() || errors.Is(err, ErrCancelled) || ctx.Err() != nil {
 			n.Cancelled.Add(1)
 			return false
@@ -209,6 +218,25 @@ func (v *Entry) Run(ctx context.Context, c *Copier) (again bool) {
 	n.Done.Add(1)
 	n.Bytes.Add(uint64(v.size))
 	return false
+}
+
+// copyAll copies the pieces, or has them fetched.
+func (v *Entry) copyAll(ctx context.Context, c *Copier) error {
+	if t, is := v.To.(Taker); is {
+		if err := c.budget.yield(ctx); err != nil {
+			return err
+		}
+		if err := c.budget.take(ctx, int(v.size)); err != nil {
+			return err
+		}
+		return t.Take(ctx, v)
+	}
+	for rank := range entries.Ranks(v.Pieces) {
+		if err := v.copyPiece(ctx, c, rank); err != nil && !errors.Is(err, entries.ErrResident) {
+			return err
+		}
+	}
+	return nil
 }
 
 // pause ends a copy that will be made anew.

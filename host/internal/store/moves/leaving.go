@@ -17,7 +17,8 @@ type Leaving struct {
 	From  *Origin
 	To    Level // nil: what is evicted is dropped
 	Mover *Mover
-	Takes func() bool // the root is in service
+	Takes func() bool // the root is in service, and so is the next level
+	Lossy bool        // what is not copied in time goes
 
 	wake   chan struct{}
 	turn   sync.Mutex       // held while entries are offered
@@ -122,7 +123,9 @@ func (l *Leaving) Evict(list []entries.Eviction, bytes int64, tenant uint32, los
 	if l.To == nil {
 		return l.dropVictims(list, bytes, tenant), false
 	}
-	l.want(bytes, tenant)
+	if lossy = lossy || l.Lossy; l.can() {
+		l.want(bytes, tenant)
+	}
 	for bytes > 0 {
 		slot, settled := s.Moves.NextLeaving(tenant, lossy)
 		if slot == index.None {
@@ -154,8 +157,9 @@ func (l *Leaving) dropVictims(list []entries.Eviction, bytes int64, tenant uint3
 		return list
 	}
 	s := l.From.Set
+	sheds := l.can()
 	s.Evictor.Victims(bytes, tenant, func(slot uint32) {
-		if l.To != nil {
+		if sheds {
 			l.To.Count()[Demotion].Shed.Add(1)
 		}
 		list = append(list, s.BeginEvict(slot))

@@ -20,10 +20,13 @@ const (
 	Promotion             // it was granted from a farther level
 	Through               // it was just stored, in a root that writes through
 	Prefetch              // a lookup found it farther away and asks for it
+	Taken                 // another host evicts it and has offered it
 	Kinds
 )
 
-func (k Kind) String() string { return [...]string{"demotion", "promotion", "through", "prefetch"}[k] }
+func (k Kind) String() string {
+	return [...]string{"demotion", "promotion", "through", "prefetch", "taken"}[k]
+}
 
 // Move is an entry to be copied.
 type Move interface {
@@ -332,6 +335,8 @@ func (m *Mover) InFlight() (moves int, waiting int64) {
 var (
 	// ErrCancelled says that the entry has gone, or that the copy is not wanted any more.
 	ErrCancelled = errors.New("store: move is cancelled")
+	// ErrRefused says that another host does not take what it was offered.
+	ErrRefused = errors.New("store: the offer is refused")
 	// ErrBehind says that a level has no room at present: what leaves has no copy yet, or its memory is being allocated.
 	ErrBehind = errors.New("store: the level has no room yet")
 	// ErrLayout says that new pieces of the group have another layout than the entry's.

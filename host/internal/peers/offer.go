@@ -1,0 +1,155 @@
+package peers
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/bits"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// Hosts fill unevenly. What one that replaces its content soon evicts, and no other has, is offered to the one that takes longest, once: the
+// N-chance forwarding of Dahlin et al., Cooperative Caching (OSDI 1994), to a host that is chosen. The peer fetches what it likes to have,
+// so it is never more than it can take.
+
+const (
+	offerTime = 5 * time.Second // until an offer is dropped
+	mostTakes = 4               // offers that are taken at once
+)
+
+// turnover is this host's in milliseconds, as it is told; 0: it takes no offers.
+func (p *Peers) turnover() uint64 {
+	if p.cfg.Demote && p.lending != nil {
+		if t := p.store.Turnover(); t > 0 {
+			return uint64(t.Milliseconds()) + 1
+		}
+	}
+	return 0
+}
+
+// turnoverOf is the inverse of turnover.
+func turnoverOf(ms uint64) time.Duration {
+	return time.Duration(min(ms, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
+}
+
+// chooseTaker chooses who is offered what is evicted here.
+func (p *Peers) chooseTaker(list []*peer) {
+	own := p.turnover()
+	if own == 0 {
+		return
+	}
+	turnovers := make([]time.Duration, len(list))
+	for i, x := range list {
+		if x.is(Here) {
+			turnovers[i] = time.Duration(x.turnover.Load())
+		}
+	}
+	p.turn++
+	var taker *peer
+	if n := policy.Taker(turnoverOf(own), turnovers, p.turn); n >= 0 {
+		taker = list[n]
+	}
+	p.taker.Store(taker)
+}
+
+// Copies implements [store.Lender].
+func (p *Peers) Copies(fp uint64) int { return bits.OnesCount64(p.table.at(fp) & p.usable.Load()) }
+
+// Takes implements [store.Lender].
+func (p *Peers) Takes() bool { return p.taker.Load() != nil }
+
+// Offer implements [store.Lender].
+func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
+	x := p.taker.Load()
+	if x == nil {
+		return moves.ErrRefused
+	}
+	client, err := x.client(false)
+	if err != nil {
+		return err
+	}
+	q := &proto.OfferRequest{Host: p.self[:], NamespaceDigest: o.Namespace[:], Group: o.Group, Key: o.Key[:], Ranks: o.Ranks, Tenant: o.Tenant}
+	for rank := range entries.Ranks(o.Ranks) {
+		n, err := o.Lease.Size(0, rank)
+		if err != nil {
+			return err
+		}
+		q.Bytes = append(q.Bytes, uint64(n))
+	}
+	ctx, stop := context.WithTimeout(ctx, p.patience)
+	defer stop()
+	q.Lease = p.lending.hold(o.Lease, 1, p.patience)
+	defer p.lending.end(func(l *lent) bool { return l.Lease == o.Lease })
+	x.count.offers.Add(1)
+	r, err := client.Offer(ctx, q)
+	switch {
+	case status.Code(err) == codes.ResourceExhausted, err == nil && !r.GetTaken():
+		return moves.ErrRefused
+	case err != nil:
+		x.failed(err)
+		return fmt.Errorf("%w: %s: %w", ErrAway, x.addr, err)
+	}
+	x.count.taken.Add(1)
+	return nil
+}
+
+// Offer implements the service.
+func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.OfferResponse, error) {
+	if len(q.GetHost()) != len(s.owner.self) || len(q.GetNamespaceDigest()) != len(kv.Digest{}) || len(q.GetKey()) != kv.KeyBytes ||
+		q.GetRanks() == 0 || len(q.GetBytes()) != bits.OnesCount64(q.GetRanks()) {
+		return nil, status.Error(codes.InvalidArgument, "host, namespace, key or pieces")
+	}
+	entry := store.LentEntry{Key: kv.Key(q.GetKey())}
+	for _, n := range q.GetBytes() {
+		if !soundSize(n) {
+			return nil, status.Error(codes.InvalidArgument, "the size of a piece")
+		}
+		entry.Bytes = append(entry.Bytes, int64(n))
+	}
+	select {
+	case s.takes <- struct{}{}:
+		defer func() { <-s.takes }()
+	default:
+		s.count.declined.Add(1)
+		return nil, status.Error(codes.ResourceExhausted, "it takes as much as it may")
+	}
+	x := s.owner.named([16]byte(q.GetHost()))
+	if x == nil || s.owner.turnover() == 0 {
+		s.count.declined.Add(1)
+		return &proto.OfferResponse{}, nil
+	}
+	l := &loan{peer: x, lease: q.GetLease(), namespace: kv.Digest(q.GetNamespaceDigest()), group: q.GetGroup()}
+	took := s.owner.store.Take(ctx, l.namespace, &store.Loan{Group: l.group, Tenant: q.GetTenant(), Ranks: q.GetRanks(),
+		Entries: []store.LentEntry{entry}, Name: func(_ int, rank uint32, bytes int64, name string) {
+			s.owner.fs.add(name, &piece{loan: l, rank: rank, bytes: bytes})
+		}})
+	if took {
+		s.count.took.Add(1)
+	} else {
+		s.count.declined.Add(1)
+	}
+	return &proto.OfferResponse{Taken: took}, nil
+}
+
+// named is the peer that is this run of a host, if it is there.
+func (p *Peers) named(host [16]byte) *peer {
+	for _, x := range p.all() {
+		x.mu.Lock()
+		is := x.host == host && x.state == Here
+		x.mu.Unlock()
+		if is {
+			return x
+		}
+	}
+	return nil
+}

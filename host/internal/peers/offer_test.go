@@ -1,0 +1,237 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/proto"
+	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// TestOffers: what a host evicts goes to one that has room, once, and is a hit at both.
+func TestOffers(t *testing.T) {
+	const room, more = 48, 40
+	hosts := newHosts(t, Config{Demote: true}, room, 4*room)
+	a, b := hosts[0], hosts[1]
+	for n := range byte(2 * room) {
+		a.put(n + 1)
+	}
+	a.await("there is who takes", a.peers.Takes) // it has evicted something
+	var all []byte
+	for n := range byte(2 * room) {
+		if a.look(key(n+1)) == 1 {
+			all = append(all, n+1)
+		}
+	}
+	all = all[1:] // one goes before any has left
+	for n := range byte(more) {
+		all = append(all, 2*room+n+1)
+		a.put(2*room + n + 1)
+	}
+	s := a.peers.Stats()[0]
+	if s.Taken < more-2 || s.Turnover < policy.Endless/2 {
+		t.Errorf("%+v, want what went taken", s)
+	}
+	if l := b.peers.Lent(); l.Took != s.Taken || l.Declined != s.Offers-s.Taken { // what it has taken before, and has not told yet
+		t.Errorf("the peer has taken %d offers and declined %d, want %d and the others of %d", l.Took, l.Declined, s.Taken, s.Offers)
+	}
+	if n := a.peers.Lent().Held; n != 0 {
+		t.Errorf("%d leases of offers that are over are held, want none", n)
+	}
+	a.knows(int64(s.Taken))
+	if n := b.store.Stats().Roots[0].Entries; n != int(s.Taken) {
+		t.Errorf("the peer has %d entries, want the %d that it has taken", n, s.Taken)
+	}
+	for _, n := range all {
+		if a.look(key(n)) != 1 {
+			t.Errorf("chunk %d is a miss where it was stored, want it here or lent by who has taken it", n)
+		}
+	}
+	l, err := b.store.Lookup(store.LookupRequest{Namespace: b.space, Keys: []kv.Key{key(all[0])}})
+	testenv.OK(t, err)
+	defer l.Release()
+	p, err := l.Open(0, 0)
+	testenv.OK(t, err)
+	defer p.Close()
+	slot, err := staging.NewSlots(1, 1<<20)
+	testenv.OK(t, err)
+	defer slot.Close()
+	buf, err := slot.Acquire(t.Context())
+	testenv.OK(t, err)
+	defer buf.Release()
+	_, err = p.File().ReadAt(buf.Bytes()[:p.Size()], 0)
+	testenv.OK(t, err)
+	if got := buf.Bytes()[p.Size()-int64(len(content(1))) : p.Size()]; p.Root() == Path || !bytes.Equal(got, content(all[0])) {
+		t.Errorf("root %s has other bytes of a chunk that was taken than were stored, want them in the peer's own root", p.Root())
+	}
+}
+
+// TestTurnoverIsTold: peers hear how long a host takes to replace what it holds, at first and when that changes.
+func TestTurnoverIsTold(t *testing.T) {
+	hosts := newHosts(t, Config{Demote: true}, 48, 48)
+	told := func() time.Duration { return hosts[0].peers.Stats()[0].Turnover }
+	hosts[0].await("a peer has room", func() bool { return told() > policy.Endless/2 })
+	for n := range byte(120) {
+		hosts[1].put(n + 1)
+	}
+	hosts[0].await("it has none any more", func() bool { return told() < time.Hour })
+}
+
+// TestNoOffers: a peer that does not say that it takes offers gets none, and a host that takes none declines them.
+func TestNoOffers(t *testing.T) {
+	for _, demotes := range []bool{true, false} {
+		r := newTaker(t, &fake{}, demotes)
+		for n := range byte(40) {
+			r.put(n + 1)
+		}
+		if s := r.peers.Stats()[0]; s.Offers != 0 || s.Turnover != 0 || r.peers.Takes() {
+			t.Errorf("%+v, want no offer to a host that takes none", s)
+		}
+		if took := r.peers.turnover() > 0; took != demotes {
+			t.Errorf("this host says that it takes offers: %v, want %v", took, demotes)
+		}
+		if demotes {
+			continue
+		}
+		digest, k := space().Digest(), key(1)
+		m, err := service{lending: r.peers.lending}.Offer(t.Context(), &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:],
+			Key: k[:], Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}})
+		if err != nil || m.GetTaken() || r.peers.Lent().Declined != 1 {
+			t.Errorf("%v, %v of a host that takes no offers, want it declined", m, err)
+		}
+	}
+}
+
+// newTaker is a host with room for 16 entries, of which the fake is the only peer.
+func newTaker(t *testing.T, f *fake, demotes bool) *rig {
+	t.Helper()
+	p, err := New(Config{Listen: "127.0.0.1:0", Hosts: []string{f.serve(t)}, Demote: demotes})
+	testenv.OK(t, err)
+	r := &rig{T: t, peers: p}
+	r.open(16)
+	r.await("the peer is here", func() bool { return len(p.all()) == 1 && p.all()[0].is(Here) })
+	return r
+}
+
+// TestHostileOffers: an offer that is none is refused, and one that cannot be fetched, or has wrong bytes, leaves nothing.
+func TestHostileOffers(t *testing.T) {
+	fetched := func(_ *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
+		return st.Send(&proto.FetchResponse{Data: make([]byte, pieceBytes)})
+	}
+	f := &fake{fetch: fetched, lease: lend(pieceBytes)}
+	r := newTaker(t, f, true)
+	p := r.peers
+	x, s := p.all()[0], service{lending: p.lending}
+	digest, k := space().Digest(), key(1)
+	offer := func(change func(*proto.OfferRequest)) (bool, codes.Code) {
+		q := &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:], Key: k[:], Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}}
+		change(q)
+		m, err := s.Offer(t.Context(), q)
+		return m.GetTaken(), status.Code(err)
+	}
+	for name, change := range map[string]func(*proto.OfferRequest){
+		"a short host":       func(q *proto.OfferRequest) { q.Host = q.Host[1:] },
+		"a long namespace":   func(q *proto.OfferRequest) { q.NamespaceDigest = append(q.NamespaceDigest, 1) },
+		"no key":             func(q *proto.OfferRequest) { q.Key = nil },
+		"no ranks":           func(q *proto.OfferRequest) { q.Ranks, q.Bytes = 0, nil },
+		"a size too few":     func(q *proto.OfferRequest) { q.Ranks = 3 },
+		"a size too many":    func(q *proto.OfferRequest) { q.Bytes = append(q.Bytes, pieceBytes) },
+		"an odd size":        func(q *proto.OfferRequest) { q.Bytes[0]++ },
+		"an immense size":    func(q *proto.OfferRequest) { q.Bytes[0] = 1 << 63 },
+		"nothing in a piece": func(q *proto.OfferRequest) { q.Bytes[0] = 0 },
+	} {
+		if took, code := offer(change); took || code != codes.InvalidArgument {
+			t.Errorf("%s: taken %v, %s, want it refused", name, took, code)
+		}
+	}
+	for name, change := range map[string]func(*proto.OfferRequest){
+		"of a host that is not there": func(q *proto.OfferRequest) { q.Host[0]++ },
+		"of an unknown namespace":     func(q *proto.OfferRequest) { q.NamespaceDigest = make([]byte, len(digest)) },
+		"of an unknown group":         func(q *proto.OfferRequest) { q.Group = 9 },
+		"of more than there is room":  func(q *proto.OfferRequest) { q.Bytes[0] = 1 << 40 },
+	} {
+		if took, code := offer(change); took || code != codes.OK {
+			t.Errorf("an offer %s: taken %v, %s, want it declined", name, took, code)
+		}
+	}
+	if n := x.count.blamed.Load(); n != 0 || !x.is(Here) {
+		t.Errorf("%d pieces blamed before one with wrong bytes was fetched, want none", n)
+	}
+	for range mostTakes {
+		s.takes <- struct{}{}
+	}
+	if took, code := offer(func(*proto.OfferRequest) {}); took || code != codes.ResourceExhausted {
+		t.Errorf("an offer beyond those that are taken at once: taken %v, %s, want it refused", took, code)
+	}
+	for range mostTakes {
+		<-s.takes
+	}
+	if took, _ := offer(func(*proto.OfferRequest) {}); took || x.count.blamed.Load() != 1 || !x.is(Alone) {
+		t.Errorf("an offer with wrong bytes: taken %v, %d pieces blamed, the peer is %s, want it blamed and left alone", took, x.count.blamed.Load(),
+			p.Stats()[0].State)
+	}
+	st := r.store.Stats()
+	if n := len(p.fs.names()); n != 0 || st.Roots[0].Entries != 0 || st.Roots[1].Entries != 0 || st.Roots[1].Used != 0 {
+		t.Errorf("%d names, %d entries here and %d borrowed are left, want none", n, st.Roots[0].Entries, st.Roots[1].Entries)
+	}
+}
+
+// TestOfferEnds: an offer whose caller has gone is dropped, whatever its bytes do.
+func TestOfferEnds(t *testing.T) {
+	begun, end := make(chan struct{}, 64), make(chan struct{})
+	f := &fake{lease: lend(pieceBytes), fetch: func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error {
+		begun <- struct{}{}
+		<-end
+		return status.Error(codes.Unavailable, "")
+	}}
+	r := newTaker(t, f, true)
+	p := r.peers
+	ctx, cancel := context.WithCancel(t.Context())
+	over := make(chan bool)
+	digest, k := space().Digest(), key(1)
+	go func() {
+		m, _ := service{lending: p.lending}.Offer(ctx, &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:], Key: k[:],
+			Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}})
+		over <- m.GetTaken()
+	}()
+	<-begun
+	cancel()
+	close(end)
+	if <-over {
+		t.Error("an offer was taken that has no bytes")
+	}
+	if n := len(p.fs.names()); n != 0 || len(p.lending.takes) != 0 {
+		t.Errorf("%d names are left and %d offers are being taken, want none", n, len(p.lending.takes))
+	}
+}
+
+// TestOffersWithoutAnswer: an offer that is not answered is dropped in time, and what was offered goes. A peer that answers none is left alone.
+func TestOffersWithoutAnswer(t *testing.T) {
+	hang := make(chan struct{})
+	t.Cleanup(func() { close(hang) })
+	r := newTaker(t, &fake{offer: func(*proto.OfferRequest) (*proto.OfferResponse, error) {
+		<-hang
+		return nil, status.Error(codes.Unavailable, "")
+	}}, true)
+	r.peers.patience = 50 * time.Millisecond
+	next := byte(0)
+	r.await("the peer was offered something in vain, and is left alone", func() bool {
+		next++
+		r.put(next)
+		return r.peers.all()[0].is(Alone)
+	})
+	if s := r.peers.Stats()[0]; s.Offers < mostFailures || s.Taken != 0 || r.peers.Lent().Held != 0 {
+		t.Errorf("%+v, %d leases held, want some offers, none taken and none held", s, r.peers.Lent().Held)
+	}
+	r.await("nothing more is offered", func() bool { return !r.peers.Takes() })
+}

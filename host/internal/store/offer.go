@@ -1,0 +1,172 @@
+package store
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/store/entries"
+	"github.com/kvhost/kvhost/host/internal/store/index"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// lender stands for the other hosts, or is nil.
+func (s *Store) lender() Lender { return s.cfg.Roots[len(s.cfg.Roots)-1].Lender }
+
+// elsewhere completes what concerns other hosts of a candidate.
+func (s *Store) elsewhere(c *abi.Candidate) {
+	if s.own[len(s.own)-1].number == int(c.To) {
+		c.Flags |= abi.CandidateLast
+	}
+	l := s.lender()
+	if l == nil {
+		return
+	}
+	c.Copies = uint32(l.Copies(c.Key))
+	for _, level := range [...]*uint8{&c.From, &c.To} {
+		if *level != abi.NoLevel && int(*level) >= s.levels[len(s.levels)-1].number {
+			*level = abi.PeerLevel
+		}
+	}
+}
+
+// offers says whether what the root evicts may be offered to another host, and what another host evicts to it: it is of the last own level,
+// and not where other hosts reach it as soon themselves.
+func (r *root) offers() bool { return r.store.lender() != nil && r.level == r.store.offered }
+
+// offeredLevel is that level, or nil.
+func offeredLevel(s *Store) *level {
+	l := s.own[len(s.own)-1]
+	if s.lender() == nil || slices.ContainsFunc(l.places, func(i uint32) bool {
+		r := s.cfg.Roots[i]
+		return r.Shared || r.NoDirectory && !r.Volatile
+	}) {
+		return nil
+	}
+	return l
+}
+
+// turnover is that of the level.
+type turnover struct {
+	mu sync.Mutex
+	policy.Turnover
+}
+
+// replaced counts bytes of the level that were evicted.
+func (l *level) replaced(bytes int64) {
+	_, content := l.room()
+	t := &l.store.turnover
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Replaced(bytes, content, time.Duration(l.store.seq.Clock()))
+}
+
+func (l *level) room() (free, capacity int64) {
+	for _, r := range l.roots {
+		a := r.Account.Figures()
+		free, capacity = free+max(0, a.Limit-a.Used), capacity+a.Capacity
+	}
+	return free, capacity
+}
+
+// Turnover is how long the last own level takes to replace what it holds; 0 where it is offered nothing and offers nothing.
+func (s *Store) Turnover() time.Duration {
+	if s.offered == nil {
+		return 0
+	}
+	free, capacity := s.offered.room()
+	if policy.HasRoom(free, capacity) {
+		return policy.Endless
+	}
+	s.turnover.mu.Lock()
+	defer s.turnover.mu.Unlock()
+	return max(1, s.turnover.Of(capacity, time.Duration(s.seq.Clock())))
+}
+
+// peerLevel is the level of other hosts as what evicted entries are offered to. It implements [moves.Taker].
+type peerLevel struct{ *level }
+
+// Number implements [moves.Level]: moves to it keep no worker from what this host borrows, or takes, which another host may wait for.
+func (l *peerLevel) Number() int { return MaxLevels }
+
+// DropPart implements [moves.Level]: what the other host has left is not here.
+func (l *peerLevel) DropPart(*moves.Entry) {}
+
+// Offer is an entry that another host is to take.
+type Offer struct {
+	Namespace kv.Digest
+	Group     uint32
+	Key       kv.Key
+	Tenant    uint32
+	Ranks     uint64
+	Lease     *Lease // of it alone, which ends when Offer returns
+}
+
+// Take implements [moves.Taker].
+func (l *peerLevel) Take(ctx context.Context, e *moves.Entry) error {
+	for place, r := range l.store.roots {
+		if e.From != &r.origin {
+			continue
+		}
+		o := Offer{Lease: &Lease{store: l.store, hits: 1, grants: []grant{{Fingerprint: e.Fingerprint, Slot: e.Slot, Root: uint32(place)}}}}
+		r.Lock()
+		class := r.ClassOf(e.Slot)
+		o.Namespace, o.Group, o.Key, o.Tenant, o.Ranks = class.Namespace.Digest, class.Group, r.Index.Key(e.Slot), r.TenantOf(e.Slot), e.Pieces
+		r.Index.Pin(e.Slot) // the policy knows neither of this pin nor of the move's
+		r.Unlock()
+		defer o.Lease.Release()
+		return l.store.lender().Offer(ctx, &o)
+	}
+	return moves.ErrCancelled
+}
+
+// Take fetches to the last own level what another host offers and lends, and says whether it has. The admit policy and the mover may refuse.
+func (s *Store) Take(ctx context.Context, digest kv.Digest, l *Loan) bool {
+	last := s.offered
+	l.Namespace = s.catalog.Known(digest)
+	if last == nil || l.Namespace == nil || l.Namespace.Class(l.Group) == nil {
+		return false
+	}
+	list, err := s.Borrow(l)
+	if err != nil || len(list) == 0 {
+		return false
+	}
+	defer s.GiveBack(list, true)
+	var m *entries.Move
+	from := s.roots[len(s.roots)-1]
+	from.Lock()
+	if from.Stands(list[0]) {
+		m = from.Moves.Copy(list[0].Slot)
+	}
+	from.Unlock()
+	if m == nil {
+		return false
+	}
+	over, took := make(chan struct{}), false
+	v := &moves.Entry{Move: m, Kind: moves.Taken, From: &from.origin, To: last, Then: func() { took = true }, Ended: func() { close(over) }}
+	if !v.Offer(s.mover) {
+		return false
+	}
+	select {
+	case <-ctx.Done():
+		v.Cancel()
+		s.mover.Prune()
+		<-over
+	case <-over:
+	}
+	if !took {
+		return false
+	}
+	for _, r := range last.roots {
+		r.Lock()
+		if r.Has(m.Fingerprint, index.Complete) {
+			r.Hits.Take(r.Index.FindFingerprint(m.Fingerprint), r.Index.High())
+		}
+		r.Unlock()
+	}
+	return true
+}
