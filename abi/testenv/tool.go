@@ -105,6 +105,10 @@ var (
 		Other: "`make .build/bin/versitygw`, with a network and minutes of a processor", Optional: true, After: Make,
 		probe: file(".build", "bin", "versitygw"),
 	}
+	NIXL = &Tool{
+		Name: "NVIDIA's wheel of NIXL", Tests: "bytes of peers by NIXL", Other: "`make .build/nixl/installed`, with a network (make test does this)",
+		After: Python, probe: file(".build", "nixl", "installed"),
+	}
 	Debian = &Tool{
 		Name: "mmdebstrap", Tests: "an installation on a bare Debian", Packages: "mmdebstrap", probe: commands("mmdebstrap"),
 	}
@@ -143,7 +147,7 @@ var (
 
 // Tools are all of them.
 var Tools = []*Tool{Make, Git, CC, Clang, Cargo, Python, PythonPackages, Chromium, Promtool, Systemd,
-	Packages, NFPM, Kubernetes, VersityGW, Debian, Buildah, Mounts, Users, FUSE, DirectIO, Devices, UserFaults, MemoryCgroup}
+	Packages, NFPM, Kubernetes, VersityGW, NIXL, Debian, Buildah, Mounts, Users, FUSE, DirectIO, Devices, UserFaults, MemoryCgroup}
 
 func commands(names ...string) func() bool {
 	return func() bool {
