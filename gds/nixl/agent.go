@@ -25,7 +25,7 @@ const (
 )
 
 // progressMicroseconds is the longest time between looks of the agent's thread at what UCX has to do. An event wakes it before.
-const progressMicroseconds = 10_000
+const progressMicroseconds = 100_000
 
 // config is nixl_capi_agent_config_t.
 type config struct {
@@ -277,7 +277,7 @@ type Read struct {
 }
 
 // Read begins to read parts of another agent's memory, one after the other, to registered memory of the same length. With an error
-// nothing has begun.
+// nothing has begun. What UCX refuses at once has: NIXL does not say how much of it.
 func (a *Agent) Read(dst []byte, from string, parts []Part) (*Read, error) {
 	left := int64(len(dst))
 	for _, p := range parts {
@@ -348,10 +348,10 @@ func (r *Read) begin(dst []byte, from string, at uint64) (err error) {
 	if err := l.do(createRequest, r.agent.agent, opRead, lists[0], lists[1], uintptr(text(from)), uintptr(unsafe.Pointer(&request)), r.worker.options); err != nil {
 		return err
 	}
-	if s := l.status(postRequest, r.agent.agent, request, 0); s < 0 {
-		return errors.Join(&Error{callNames[postRequest], s}, r.release(request))
-	}
 	r.requests = append(r.requests, request)
+	if s := l.status(postRequest, r.agent.agent, request, 0); s < 0 {
+		return &Error{callNames[postRequest], s}
+	}
 	return nil
 }
 

@@ -5,7 +5,7 @@
 // closed. [Open] finds it, and refuses one that is a stub, or lacks a function that is used.
 //
 // An [Agent] has registered memory ([Agent.Register]), which the agents of others may read and write from then on, once they have its
-// [Agent.Metadata]. UCX knows neither users nor encryption: who reaches the agent's ports, or is told its metadata, can read
+// [Agent.Metadata]. UCX knows neither users nor encryption: who reaches the agent's ports, or is told its metadata, may be able to read
 // and write what is registered, and with some transports all memory of the process. Let none but trusted machines reach it.
 //
 // A [Read] of an agent's memory is begun by [Agent.Read], and goes on in the background. It has its destination until it has ended,
