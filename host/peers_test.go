@@ -419,53 +419,6 @@ func TestCheckAsksPeers(t *testing.T) {
 	}
 }
 
-// BenchmarkPeerLoad loads 4 chunks of 32 MiB from this host's own root and from that of a peer.
-func BenchmarkPeerLoad(b *testing.B) {
-	const chunks, blocks, layers, page = 4, 16, 16, 64 << 10
-	conf := func(hosts string) *config.Config {
-		c := hosttest.Configuration(b)
-		c.Roots = []config.Root{{Path: filepath.Join(filepath.Dir(c.Socket), "root"), Capacity: 1 << 30}}
-		c.Peers.Listen, c.Peers.Hosts, c.Peers.Bandwidth, c.Peers.Deadline = "127.0.0.1:0", hosts, 0, time.Second
-		c.Move.Bandwidth = 1 // what was borrowed is borrowed again
-		return c
-	}
-	key := func(host, n int) kv.Key { return kv.Key{byte(host), byte(n), 1} }
-	ids := func(n int) (list []uint32) {
-		for i := range blocks {
-			list = append(list, uint32(n*blocks+i))
-		}
-		return list
-	}
-	start := func(number int, hosts string) (*host.Host, *hosttest.Client) {
-		h, _ := hosttest.Start(b, conf(hosts))
-		c := hosttest.Dial(b, hosttest.Hello(h.Socket(), kv.Uniform(blocks, layers, 2, page)), chunks*blocks, 0, 0)
-		for n := range chunks {
-			c.Put(client.StoreChunk{Key: key(number, n), Blocks: ids(n)})
-		}
-		return h, c
-	}
-	lends, _ := start(0, "")
-	h, c := start(1, lends.PeerAddr())
-	for len(h.Status().Peers) == 0 || h.Status().Peers[0].Entries < chunks {
-		time.Sleep(time.Millisecond)
-	}
-	for number, from := range []string{"peer", "own root"} {
-		b.Run(from, func(b *testing.B) {
-			b.SetBytes(chunks * blocks * layers * 2 * page)
-			var keys []kv.Key
-			var wanted []client.LoadChunk
-			for n := range chunks {
-				keys, wanted = append(keys, key(number, n)), append(wanted, client.LoadChunk{Index: n, Blocks: ids(n)})
-			}
-			for b.Loop() {
-				if r := c.Get(c.Find(keys...), client.LoadOptions{}, wanted...); len(r.Failed) > 0 {
-					b.Fatalf("%d blocks failed", len(r.Failed))
-				}
-			}
-		})
-	}
-}
-
 // TestPeersAndPolicies: the built-in policy evicts what is borrowed, before and after a reload, and a place policy is not told of that root.
 func TestPeersAndPolicies(t *testing.T) {
 	c := among(t, "127.0.0.1:1")

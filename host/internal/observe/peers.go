@@ -14,6 +14,10 @@ var peerMetrics = rows[peers.Stats]{
 	{"peer_struck_keys_total", "Keys among them that the peer had promised and did not lend.", counter,
 		func(s *peers.Stats) float64 { return float64(s.Struck) }},
 	{"peer_read_bytes_total", "Bytes of pieces read from the peer.", counter, func(s *peers.Stats) float64 { return float64(s.Bytes) }},
+	{"peer_nixl", "1 while the peer is read by NIXL.", gauge, func(s *peers.Stats) float64 { return boolean(s.NIXL) }},
+	{"peer_nixl_bytes_total", "Bytes among them that came by NIXL.", counter, func(s *peers.Stats) float64 { return float64(s.NIXLBytes) }},
+	{"peer_nixl_fallbacks_total", "Reads that went by gRPC though both hosts have NIXL.", counter,
+		func(s *peers.Stats) float64 { return float64(s.NIXLFallbacks) }},
 	{"peer_blamed_total", "Pieces that were not what they should be.", counter, func(s *peers.Stats) float64 { return float64(s.Blamed) }},
 }
 
@@ -23,6 +27,7 @@ var (
 	lentLeases   = gauged("lent_leases", "Leases that peers have of this host.", "")
 	lentKeys     = counted("lent_keys_total", "Keys lent to peers.", "")
 	lentBytes    = counted("lent_bytes_total", "Bytes of pieces sent to peers.", "")
+	lentNIXL     = counted("lent_nixl_bytes_total", "Bytes among them that peers may have read by NIXL.", "")
 	lentRefused  = counted("lent_refused_total", "Leases refused to peers.", "")
 	peerMemory   = gauged("peer_table_bytes", "Memory of the fingerprints that peers have told.", "")
 	peerDropped  = counted("peer_table_dropped_total", "Fingerprints that there was no memory for.", "")
@@ -44,6 +49,7 @@ func collectPeers(out series, p *peers.Peers) {
 	out.put(lentLeases, float64(l.Held))
 	out.put(lentKeys, float64(l.Keys))
 	out.put(lentBytes, float64(l.Bytes))
+	out.put(lentNIXL, float64(l.NIXLBytes))
 	out.put(lentRefused, float64(l.Refused))
 	bytes, dropped := p.Table()
 	out.put(peerMemory, float64(bytes))

@@ -9,6 +9,10 @@
 // A peer answers only for its own roots, and not for those in buckets, which others reach as soon themselves. Nothing is asked on
 // another's behalf, so there are no loops. A namespace is named by its digest, and a private tenant's namespace has a digest no other has.
 //
+// Where both hosts have NIXL and UCX a way between them, the bytes of loads are read from the lender's memory: the agent's metadata comes with
+// the residents, Place says where a piece is, and the rest is a READ of package gds/nixl. Such a READ cannot be stopped. When it is given up, or has
+// failed, the error says that its destination is in use ([staging.Held]), the slot waits for its end, and the peer is read by gRPC.
+//
 // What a peer can do at worst:
 //
 //   - One that is dead, or was never there, costs nothing: its stream has broken, and what it promised does not count.

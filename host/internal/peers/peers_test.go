@@ -40,11 +40,13 @@ type fake struct {
 	has   []uint64 // fingerprints
 	lease func(*proto.LeaseRequest) (*proto.LeaseResponse, error)
 	fetch func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error
+	place func(context.Context, *proto.PlaceRequest) (*proto.PlaceResponse, error)
+	nixl  []byte // its metadata
 	given atomic.Int64
 }
 
 func (f *fake) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
-	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{7}, 16), Whole: true}
+	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{7}, 16), Whole: true, Nixl: f.nixl}
 	for _, p := range f.has {
 		for range 8 {
 			m.Added = append(m.Added, byte(p))
@@ -64,6 +66,9 @@ func (f *fake) Lease(_ context.Context, q *proto.LeaseRequest) (*proto.LeaseResp
 func (f *fake) Return(context.Context, *proto.ReturnRequest) (*proto.ReturnResponse, error) {
 	f.given.Add(1)
 	return &proto.ReturnResponse{}, nil
+}
+func (f *fake) Place(ctx context.Context, q *proto.PlaceRequest) (*proto.PlaceResponse, error) {
+	return f.place(ctx, q)
 }
 func (f *fake) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
 	return f.fetch(q, st)
@@ -86,7 +91,9 @@ func space() *kv.Namespace {
 
 func key(n byte) kv.Key { return kv.Key{n, 1} }
 
-func newRig(t *testing.T, f *fake, hosts ...byte) *rig {
+func newRig(t *testing.T, f *fake, hosts ...byte) *rig { return newRigWith(t, f, Config{}, hosts...) }
+
+func newRigWith(t *testing.T, f *fake, c Config, hosts ...byte) *rig {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	testenv.OK(t, err)
 	g := grpc.NewServer()
@@ -98,7 +105,8 @@ func newRig(t *testing.T, f *fake, hosts ...byte) *rig {
 		f.has = append(f.has, kv.Fingerprint(ns.Digest(), 0, key(n)))
 	}
 	r := &rig{T: t}
-	r.peers, err = New(Config{Hosts: []string{l.Addr().String()}, Deadline: time.Minute})
+	c.Hosts, c.Deadline = []string{l.Addr().String()}, time.Minute
+	r.peers, err = New(c)
 	testenv.OK(t, err)
 	r.store, err = store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, r.peers.Root(1)}})
 	testenv.OK(t, err)
@@ -459,7 +467,7 @@ func TestIdentities(t *testing.T) {
 			calls, err := New(b)
 			testenv.OK(t, err)
 			t.Cleanup(func() { testenv.NoError(t, errors.Join(calls.Close(), calls.CloseFiles())) })
-			if err := calls.Try(t.Context(), lends.Addr()); (err == nil) != c.want {
+			if _, err := calls.Try(t.Context(), lends.Addr()); (err == nil) != c.want {
 				t.Errorf("%v, want an answer: %v", err, c.want)
 			}
 		})

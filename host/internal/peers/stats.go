@@ -21,12 +21,17 @@ type Stats struct {
 	Struck   uint64        // promises that were not kept
 	Bytes    uint64        // read
 	Blamed   uint64        // pieces with wrong bytes
+
+	NIXL          bool   // it is read by NIXL
+	NIXLBytes     uint64 // of Bytes
+	NIXLFallbacks uint64 // reads that went by gRPC though both hosts have NIXL
 }
 
 // Lent is what this host has lent, since the start.
 type Lent struct {
 	Held                         int // leases at present
 	Leases, Keys, Refused, Bytes uint64
+	NIXLBytes                    uint64 // of Bytes
 }
 
 // Stats are all peers, by address, and then the names without one.
@@ -37,7 +42,8 @@ func (p *Peers) Stats() (list []Stats) {
 	for _, x := range p.all() {
 		c := &x.count
 		s := Stats{Name: x.name, Address: x.addr, Asks: c.asks.Load(), Waited: time.Duration(c.waited.Load()), Failures: c.failures.Load(),
-			Keys: c.keys.Load(), Struck: c.struck.Load(), Bytes: c.bytes.Load(), Blamed: c.blamed.Load()}
+			Keys: c.keys.Load(), Struck: c.struck.Load(), Bytes: c.bytes.Load(), Blamed: c.blamed.Load(),
+			NIXL: p.nixl.isProven(x.agent()), NIXLBytes: c.nixl.Load(), NIXLFallbacks: c.fallbacks.Load()}
 		x.mu.Lock()
 		s.State, s.Reason = x.state, x.reason
 		if x.list < lists {
@@ -69,5 +75,6 @@ func (p *Peers) Lent() (l Lent) {
 	l.Held = len(p.lending.leases)
 	p.lending.mu.Unlock()
 	l.Leases, l.Keys, l.Refused, l.Bytes = c.leases.Load(), c.keys.Load(), c.refused.Load(), c.bytes.Load()
+	l.NIXLBytes = c.nixl.Load()
 	return l
 }
