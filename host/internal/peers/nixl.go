@@ -22,6 +22,8 @@ import (
 
 const (
 	mostReads   = 16 // under way at a time: each has its destination until it ends
+	mostOfOne   = 8  // of them from one peer, so that one which stops leaves some to others
+	placeWait   = stall / 4
 	mostWorkers = 4
 	nixlPause   = 5 * time.Minute        // at most, after a READ that failed: UCX may have no way to that peer
 	polls       = 4                      // of a READ in a row, before each waits
@@ -60,9 +62,10 @@ type nixlWay struct {
 type remote struct {
 	name     string
 	metadata []byte
-	wanted   bool      // the peer is there
-	proven   bool      // its memory was read; what it was is not known any more after a READ has failed
-	proving  bool      // that is being found out
+	wanted   bool // the peer is there
+	proven   bool // its memory was read; what it was is not known any more after a READ has failed
+	proving  bool // that is being found out
+	places   chan struct{}
 	reads    int       // that have not ended
 	stuck    int       // of them, given up: a peer that has one is read by gRPC
 	until    time.Time // before that it is not proven again
@@ -109,7 +112,7 @@ func (w *nixlWay) learn(name string, metadata []byte) {
 	defer w.mu.Unlock()
 	r := w.remotes[name]
 	if r == nil {
-		r = &remote{name: name}
+		r = &remote{name: name, places: make(chan struct{}, mostOfOne)}
 		w.remotes[name] = r
 	}
 	r.metadata, r.wanted, r.until = metadata, true, time.Time{}
@@ -213,27 +216,48 @@ func (w *nixlWay) measure(ctx context.Context, client proto.PeerServiceClient, n
 func (w *nixlWay) begin(ctx context.Context, name string) (r *remote, has bool) {
 	w.mu.Lock()
 	r = w.remotes[name]
-	if r == nil || !r.proven || r.stuck > 0 || w.stuck.Load() >= mostReads/2 {
+	if r == nil || !r.proven || r.stuck > 0 || w.stuck.Load() >= mostReads {
 		w.mu.Unlock()
 		return nil, r != nil
 	}
 	r.reads++
 	w.mu.Unlock()
-	select {
-	case w.places <- struct{}{}:
-		return r, true
-	case <-ctx.Done():
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		r.reads--
-		w.forget(r)
-		return nil, true
+	if take(ctx, r.places) {
+		if take(ctx, w.places) {
+			return r, true
+		}
+		<-r.places
 	}
+	w.leave(r)
+	return nil, true
 }
 
-// end gives the place back.
+// take takes a place, if there is one soon enough for the bytes to come by gRPC otherwise.
+func take(ctx context.Context, places chan struct{}) bool {
+	select {
+	case places <- struct{}{}:
+		return true
+	default:
+	}
+	late := time.NewTimer(placeWait)
+	defer late.Stop()
+	select {
+	case places <- struct{}{}:
+		return true
+	case <-late.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// end gives the places back.
 func (w *nixlWay) end(r *remote) {
 	<-w.places
+	<-r.places
+	w.leave(r)
+}
+
+func (w *nixlWay) leave(r *remote) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r.reads--

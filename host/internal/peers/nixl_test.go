@@ -299,6 +299,38 @@ func TestHungPlace(t *testing.T) {
 	}
 }
 
+// TestPlacesOfOne: a peer that takes all its places leaves some to others, and who waits in vain is told to fetch.
+func TestPlacesOfOne(t *testing.T) {
+	w := &nixlWay{places: make(chan struct{}, mostReads), remotes: map[string]*remote{}}
+	for _, name := range []string{"a", "b"} {
+		w.remotes[name] = &remote{name: name, wanted: true, proven: true, places: make(chan struct{}, mostOfOne)}
+	}
+	for range mostOfOne {
+		if r, _ := w.begin(t.Context(), "a"); r == nil {
+			t.Fatal("no place for a peer that has fewer than it may")
+		}
+	}
+	if r, has := w.begin(t.Context(), "a"); r != nil || !has || w.remotes["a"].reads != mostOfOne {
+		t.Errorf("%v, %v for one more of that peer and %d reads, want none and NIXL", r, has, w.remotes["a"].reads)
+	}
+	r, _ := w.begin(t.Context(), "b")
+	if r == nil {
+		t.Fatal("no place for another peer")
+	}
+	w.end(r)
+	w.end(w.remotes["a"])
+	if r, _ := w.begin(t.Context(), "a"); r == nil {
+		t.Error("no place after one was given back")
+	}
+	w.remotes["b"].stuck = 1
+	if r, has := w.begin(t.Context(), "b"); r != nil || !has {
+		t.Error("a place for a peer with a READ that was given up")
+	}
+	if r, has := w.begin(t.Context(), "c"); r != nil || has {
+		t.Error("a place for a peer without NIXL")
+	}
+}
+
 // FuzzPlaces: whatever parts a peer names, those of a range are as long as it, and within them.
 func FuzzPlaces(f *testing.F) {
 	f.Add([]byte{1, 2, 3}, int64(1), int64(2))
