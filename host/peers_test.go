@@ -115,9 +115,12 @@ func TestPeers(t *testing.T) {
 
 // TestPeerWithDamage: a peer with flipped bytes on its disk costs the load. No wrong byte is delivered, the next lookup misses, and the
 // peer is named and left alone.
-func TestPeerWithDamage(t *testing.T) {
+func TestPeerWithDamage(t *testing.T) { peerWithDamage(t, "") }
+
+func peerWithDamage(t *testing.T, nixl string) {
 	random := rand.New(rand.NewPCG(3, 4))
 	ca := among(t)
+	ca.Peers.NIXL = nixl
 	a, two, _ := twoRanks(t, host.Config{Config: ca})
 	for n := range 2 {
 		for _, r := range two {
@@ -135,8 +138,10 @@ func TestPeerWithDamage(t *testing.T) {
 		}
 		return err
 	}))
-	b, others, _ := twoRanks(t, host.Config{Config: among(t, a.PeerAddr())})
-	awaitPeer(t, b, "all entries told", knows(2))
+	cb := among(t, a.PeerAddr())
+	cb.Peers.NIXL = nixl
+	b, others, _ := twoRanks(t, host.Config{Config: cb})
+	awaitPeer(t, b, "all entries told", func(p *proto.PeerStatus) bool { return knows(2)(p) && p.Nixl == (nixl != "") })
 	l := others[0].Find(compressionKey(0))
 	if l.Hits() != 1 {
 		t.Fatalf("%d hits, want 1", l.Hits())
@@ -145,6 +150,9 @@ func TestPeerWithDamage(t *testing.T) {
 		t.Error("a load of damaged bytes delivered blocks, want all to fail")
 	}
 	s := awaitPeer(t, b, "left alone", func(p *proto.PeerStatus) bool { return p.State == "alone" && p.Blamed == 1 })
+	if by := s.NixlBytes > 0; by != (nixl != "") {
+		t.Errorf("%d bytes came by NIXL", s.NixlBytes)
+	}
 	if !strings.Contains(s.Reason, "wrong bytes") {
 		t.Errorf("the peer is left alone because of %q, want wrong bytes named", s.Reason)
 	}

@@ -72,6 +72,9 @@ func TestPeersByNIXL(t *testing.T) {
 	}
 }
 
+// TestDamageByNIXL: bytes that come by NIXL are verified as all others.
+func TestDamageByNIXL(t *testing.T) { peerWithDamage(t, nixlPath(t)) }
+
 // TestNoNIXL: a host whose library is missing says so, starts, and reads from one that has it by gRPC, as that reads from it.
 func TestNoNIXL(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
