@@ -210,6 +210,13 @@ CHECK := examples/deploy/kubernetes/check
 .build/bin/versitygw: .ci/tools/versitygw.mod
 	$(GO) build -modfile=$< -o $@ github.com/versity/versitygw/cmd/versitygw
 
+# NVIDIA's wheel of NIXL, as the engines' lock file has it.
+.build/nixl/installed: $(ENVIRONMENT)/engines.txt
+	python3 -m venv --clear .build/nixl
+	sed -n '/^nixl-cu13==/,/[^\\]$$/p' $< >.build/nixl/lock.txt
+	.build/nixl/bin/pip install --quiet --no-deps --no-cache-dir --only-binary=:all: --require-hashes --requirement .build/nixl/lock.txt
+	@touch $@
+
 manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernetes from the Helm chart
 	$< -update examples/deploy/kubernetes
 
@@ -220,6 +227,7 @@ kits: ## install what tests need and root is not needed for: Rust's wasm target,
 	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi
 	@if $(HAS) python; then $(MAKE) --no-print-directory .venv/installed || true; fi
 	@$(MAKE) --no-print-directory .build/bin/nfpm .build/bin/check-kubernetes || true
+	@if $(HAS) python; then $(MAKE) --no-print-directory .build/nixl/installed || true; fi
 
 hooks: ## switch the hooks of .github/hooks on in this clone
 	git config core.hooksPath .github/hooks

@@ -109,7 +109,7 @@ func Open(log *slog.Logger, names ...string) (*Driver, error) {
 	if err := lib.resolve(d.fn.required(), d.fn.optional()); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoDriver, err)
 	}
-	if err := setDefault(queuesEnv, mostQueues); err != nil {
+	if err := SetDefault(queuesEnv, mostQueues); err != nil {
 		log.Warn("copies of many threads wait for each other", "error", err)
 	}
 	if err := d.call(d.fn.init, 0); err != nil {

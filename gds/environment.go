@@ -26,8 +26,8 @@ func setenv(name, value string) error {
 	return nil
 }
 
-// setDefault is setenv for a variable that is not set.
-func setDefault(name, value string) error {
+// SetDefault is setenv for a variable that is not set.
+func SetDefault(name, value string) error {
 	if _, set := os.LookupEnv(name); set {
 		return nil
 	}

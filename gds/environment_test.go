@@ -18,7 +18,7 @@ func TestSetDefault(t *testing.T) {
 	getenv, err := purego.Dlsym(purego.RTLD_DEFAULT, "getenv")
 	testenv.OK(t, err)
 	for _, value := range []string{"32", "8"} { // the second finds it set
-		testenv.OK(t, setDefault(name, value))
+		testenv.OK(t, SetDefault(name, value))
 		key := append([]byte(name), 0)
 		at, _, _ := purego.SyscallN(getenv, uintptr(unsafe.Pointer(&key[0])))
 		if at == 0 {

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -91,23 +92,41 @@ const answerWithin = 3 * time.Second
 
 // tryPeers listens where the host would lend, and asks each peer for a word. One that does not answer keeps no host from starting.
 func (c *Checked) tryPeers(ctx context.Context, h *Host) {
-	p, err := openPeers(h.cfg, h.log)
-	if err == nil {
-		err = p.Close()
-	}
-	if c.refuse("peers", err); p == nil {
+	listens, asks := *h.cfg, *h.cfg
+	listens.Peers.NIXL, asks.Peers.Listen = "", ""
+	p, err := openPeers(&listens, h.log)
+	c.refuse("peers", errors.Join(err, p.Close(), p.CloseFiles()))
+	if err != nil {
 		return
+	}
+	if p, err = openPeers(&asks, h.log); p == nil {
+		c.refuse("peers", err)
+		return
+	}
+	if says, err := p.NIXL(); err != nil {
+		c.find(doctor.Warning, "peers.nixl", err.Error())
+	} else if says != "" {
+		c.find(doctor.Note, "peers.nixl", says)
 	}
 	for _, name := range h.cfg.Peers.List() {
 		ctx, stop := context.WithTimeout(ctx, answerWithin)
-		if err := p.Try(ctx, name); err != nil {
+		list, err := p.Try(ctx, name)
+		if err != nil {
 			c.find(doctor.Warning, "peer "+name, "it does not lend: "+err.Error())
 		} else {
 			c.find(doctor.Note, "peer "+name, "it lends")
 		}
+		for _, t := range list {
+			switch {
+			case t.NIXL != nil:
+				c.find(doctor.Warning, "peer "+name, fmt.Sprintf("%s is read by gRPC, not by NIXL: %v", t.Address, t.NIXL))
+			case t.Speed > 0:
+				c.find(doctor.Note, "peer "+name, fmt.Sprintf("%s is read by NIXL, at up to %.1f GB/s", t.Address, t.Speed/1e9))
+			}
+		}
 		stop()
 	}
-	c.refuse("peers", p.CloseFiles())
+	c.refuse("peers", errors.Join(p.Close(), p.CloseFiles()))
 }
 
 func (h *Host) tryHTTP(log *slog.Logger) error {

@@ -101,8 +101,14 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if h.engine, err = h.newEngine(); err != nil {
 		return nil, err
 	}
-	if err := h.devices.OpenGPUs(h.engine); err != nil {
+	pinners := h.peers.Pinners()
+	if err := h.devices.OpenGPUs(h.engine, pinners...); err != nil {
 		return nil, err
+	}
+	for _, p := range pinners { // after the GPUs, near which the slots are
+		if err := h.engine.Register(p); err != nil {
+			return nil, err
+		}
 	}
 	h.devices.OpenRoutes(ctx, h.engine, h.store, fsys)
 	if h.traced, err = h.openSpans(ctx); err != nil {

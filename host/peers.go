@@ -19,7 +19,7 @@ func openPeers(c *config.Config, log *slog.Logger) (*peers.Peers, error) {
 		budget = limit * 2 / 5
 	}
 	return peers.New(peers.Config{Hosts: p.List(), Listen: p.Listen, Cert: p.Cert, Key: p.Key, CA: p.CA, Deadline: p.Deadline,
-		Bandwidth: p.Bandwidth, Demote: p.Demote, LeaseTime: c.Session.LeaseTTL, Budget: budget, Log: log})
+		Bandwidth: p.Bandwidth, Demote: p.Demote, LeaseTime: c.Session.LeaseTTL, Budget: budget, NIXL: p.NIXL, Log: log})
 }
 
 // PeerAddr is where this host lends; empty if it does not.

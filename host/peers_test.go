@@ -115,9 +115,12 @@ func TestPeers(t *testing.T) {
 
 // TestPeerWithDamage: a peer with flipped bytes on its disk costs the load. No wrong byte is delivered, the next lookup misses, and the
 // peer is named and left alone.
-func TestPeerWithDamage(t *testing.T) {
+func TestPeerWithDamage(t *testing.T) { peerWithDamage(t, "") }
+
+func peerWithDamage(t *testing.T, nixl string) {
 	random := rand.New(rand.NewPCG(3, 4))
 	ca := among(t)
+	ca.Peers.NIXL = nixl
 	a, two, _ := twoRanks(t, host.Config{Config: ca})
 	for n := range 2 {
 		for _, r := range two {
@@ -135,8 +138,10 @@ func TestPeerWithDamage(t *testing.T) {
 		}
 		return err
 	}))
-	b, others, _ := twoRanks(t, host.Config{Config: among(t, a.PeerAddr())})
-	awaitPeer(t, b, "all entries told", knows(2))
+	cb := among(t, a.PeerAddr())
+	cb.Peers.NIXL = nixl
+	b, others, _ := twoRanks(t, host.Config{Config: cb})
+	awaitPeer(t, b, "all entries told", func(p *proto.PeerStatus) bool { return knows(2)(p) && p.Nixl == (nixl != "") })
 	l := others[0].Find(compressionKey(0))
 	if l.Hits() != 1 {
 		t.Fatalf("%d hits, want 1", l.Hits())
@@ -145,6 +150,9 @@ func TestPeerWithDamage(t *testing.T) {
 		t.Error("a load of damaged bytes delivered blocks, want all to fail")
 	}
 	s := awaitPeer(t, b, "left alone", func(p *proto.PeerStatus) bool { return p.State == "alone" && p.Blamed == 1 })
+	if by := s.NixlBytes > 0; by != (nixl != "") {
+		t.Errorf("%d bytes came by NIXL", s.NixlBytes)
+	}
 	if !strings.Contains(s.Reason, "wrong bytes") {
 		t.Errorf("the peer is left alone because of %q, want wrong bytes named", s.Reason)
 	}
@@ -416,53 +424,6 @@ func TestCheckAsksPeers(t *testing.T) {
 	}
 	if said["peer "+a.PeerAddr()] != "it lends" || !strings.Contains(said["peer 127.0.0.1:1"], "does not lend") {
 		t.Errorf("the check says %v, want which peer lends", said)
-	}
-}
-
-// BenchmarkPeerLoad loads 4 chunks of 32 MiB from this host's own root and from that of a peer.
-func BenchmarkPeerLoad(b *testing.B) {
-	const chunks, blocks, layers, page = 4, 16, 16, 64 << 10
-	conf := func(hosts string) *config.Config {
-		c := hosttest.Configuration(b)
-		c.Roots = []config.Root{{Path: filepath.Join(filepath.Dir(c.Socket), "root"), Capacity: 1 << 30}}
-		c.Peers.Listen, c.Peers.Hosts, c.Peers.Bandwidth, c.Peers.Deadline = "127.0.0.1:0", hosts, 0, time.Second
-		c.Move.Bandwidth = 1 // what was borrowed is borrowed again
-		return c
-	}
-	key := func(host, n int) kv.Key { return kv.Key{byte(host), byte(n), 1} }
-	ids := func(n int) (list []uint32) {
-		for i := range blocks {
-			list = append(list, uint32(n*blocks+i))
-		}
-		return list
-	}
-	start := func(number int, hosts string) (*host.Host, *hosttest.Client) {
-		h, _ := hosttest.Start(b, conf(hosts))
-		c := hosttest.Dial(b, hosttest.Hello(h.Socket(), kv.Uniform(blocks, layers, 2, page)), chunks*blocks, 0, 0)
-		for n := range chunks {
-			c.Put(client.StoreChunk{Key: key(number, n), Blocks: ids(n)})
-		}
-		return h, c
-	}
-	lends, _ := start(0, "")
-	h, c := start(1, lends.PeerAddr())
-	for len(h.Status().Peers) == 0 || h.Status().Peers[0].Entries < chunks {
-		time.Sleep(time.Millisecond)
-	}
-	for number, from := range []string{"peer", "own root"} {
-		b.Run(from, func(b *testing.B) {
-			b.SetBytes(chunks * blocks * layers * 2 * page)
-			var keys []kv.Key
-			var wanted []client.LoadChunk
-			for n := range chunks {
-				keys, wanted = append(keys, key(number, n)), append(wanted, client.LoadChunk{Index: n, Blocks: ids(n)})
-			}
-			for b.Loop() {
-				if r := c.Get(c.Find(keys...), client.LoadOptions{}, wanted...); len(r.Failed) > 0 {
-					b.Fatalf("%d blocks failed", len(r.Failed))
-				}
-			}
-		})
 	}
 }
 

@@ -61,7 +61,8 @@ func (h *Host) Status() *proto.StatusResponse {
 	for _, p := range h.peers.Stats() {
 		out.Peers = append(out.Peers, &proto.PeerStatus{Name: p.Name, Address: p.Address, State: string(p.State), Reason: p.Reason,
 			Entries: uint64(p.Entries), Heard: durationpb.New(p.Heard), Asks: p.Asks, Failures: p.Failures, Keys: p.Keys, Struck: p.Struck,
-			Bytes: p.Bytes, Blamed: p.Blamed, Turnover: durationpb.New(p.Turnover), Offers: p.Offers, Taken: p.Taken})
+			Bytes: p.Bytes, Blamed: p.Blamed, Turnover: durationpb.New(p.Turnover), Offers: p.Offers, Taken: p.Taken,
+			Nixl: p.NIXL, NixlBytes: p.NIXLBytes, NixlFallbacks: p.NIXLFallbacks})
 	}
 	out.Counters = observe.Counters(&st, h.engine.Stats())
 	select {

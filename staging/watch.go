@@ -59,7 +59,13 @@ func (f *WatchedFS) Close() {
 	f.idle = nil
 }
 
-// HungError is an operation that was given up. It is [ErrHung].
+// Held is the error of an operation that was given up, and still uses the memory that was passed to it until Ended is closed.
+type Held interface {
+	error
+	Ended() <-chan struct{}
+}
+
+// HungError is an operation that was given up. It is [ErrHung], and a [Held].
 type HungError struct {
 	Op    Op
 	Name  string

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // Tool is something that tests need and a machine may lack.
@@ -105,6 +108,14 @@ var (
 		Other: "`make .build/bin/versitygw`, with a network and minutes of a processor", Optional: true, After: Make,
 		probe: file(".build", "bin", "versitygw"),
 	}
+	NIXL = &Tool{
+		Name: "NVIDIA's wheel of NIXL", Tests: "bytes of peers by NIXL", Other: "`make .build/nixl/installed`, with a network (make test does this)",
+		After: Python, probe: file(".build", "nixl", "installed"),
+	}
+	OthersMemory = &Tool{
+		Name: "the right to read the memory of other processes", Tests: "bytes of peers by NIXL",
+		Other: "run as root with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0", Optional: true, probe: readsOthersMemory,
+	}
 	Debian = &Tool{
 		Name: "mmdebstrap", Tests: "an installation on a bare Debian", Packages: "mmdebstrap", probe: commands("mmdebstrap"),
 	}
@@ -143,7 +154,7 @@ var (
 
 // Tools are all of them.
 var Tools = []*Tool{Make, Git, CC, Clang, Cargo, Python, PythonPackages, Chromium, Promtool, Systemd,
-	Packages, NFPM, Kubernetes, VersityGW, Debian, Buildah, Mounts, Users, FUSE, DirectIO, Devices, UserFaults, MemoryCgroup}
+	Packages, NFPM, Kubernetes, VersityGW, NIXL, OthersMemory, Debian, Buildah, Mounts, Users, FUSE, DirectIO, Devices, UserFaults, MemoryCgroup}
 
 func commands(names ...string) func() bool {
 	return func() bool {
@@ -270,6 +281,24 @@ func mayUseFUSE() bool {
 		return false
 	}
 	return f.Close() == nil && os.Geteuid() == 0 && Mounts.Have()
+}
+
+// readsOthersMemory looks where UCX does, and whether a filter of system calls keeps the process from it.
+func readsOthersMemory() bool {
+	const sysPtrace = 1 << 19
+	scope, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	if err == nil && strings.TrimSpace(string(scope)) != "0" {
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var data [2]unix.CapUserData
+		if unix.Capget(&header, &data[0]) != nil || data[0].Effective&sysPtrace == 0 {
+			return false
+		}
+	}
+	var from, to [1]byte
+	local := []unix.Iovec{{Base: &to[0], Len: 1}}
+	remote := []unix.RemoteIovec{{Base: uintptr(unsafe.Pointer(&from[0])), Len: 1}}
+	n, err := unix.ProcessVMReadv(os.Getpid(), local, remote, 0)
+	return n == 1 && err == nil
 }
 
 func mounts() bool {

@@ -44,21 +44,12 @@ func peerDies(t *testing.T, signal syscall.Signal) {
 		return logged, cmd.Process, dialToKill(t, filepath.Join(dir, "s"))
 	}
 	logA, process, a := start(fmt.Sprintf("listen = %q\nbandwidth = \"4MiB\"", at))
-	fill := func(p *killPeer, n int) {
-		for plane := range killLayers {
-			for b, id := range killIDs(0) {
-				copy(p.Page(plane, int(id)), bytes.Repeat([]byte{byte(n + 1), byte(plane), byte(b), 7}, killPage/4))
-			}
-		}
-	}
 	for n := range chunks {
-		fill(a, n)
-		a.Put(client.StoreChunk{Key: killKey(n), Blocks: killIDs(0)})
+		a.putOwn(n)
 	}
 	logB, _, b := start(fmt.Sprintf("hosts = %q", at))
 	awaitPeerGauge(t, logB, "kvhost_peer_entries", chunks)
-	fill(b, 200)
-	b.Put(client.StoreChunk{Key: killKey(200), Blocks: killIDs(0)})
+	b.putOwn(200)
 	var keys []kv.Key
 	var wanted []client.LoadChunk
 	for n := range chunks {
@@ -81,16 +72,7 @@ func peerDies(t *testing.T, signal syscall.Signal) {
 		t.Error("no block failed: the load was over too soon")
 	}
 	for n := range chunks {
-		failed := slices.ContainsFunc(r.Failed, func(e client.BlockError) bool { return e.Chunk == n })
-		for plane := range killLayers {
-			for i, id := range killIDs(n) {
-				page := b.Page(plane, int(id))
-				right := bytes.Equal(page, bytes.Repeat([]byte{byte(n + 1), byte(plane), byte(i), 7}, killPage/4))
-				if poison := bytes.Count(page, []byte{0xa5}) == len(page); !right && !(failed && poison) {
-					t.Fatalf("chunk %d (failed: %v): plane %d block %d holds other bytes than were stored", n, failed, plane, i)
-				}
-			}
-		}
+		b.looksAt(t, n, slices.ContainsFunc(r.Failed, func(e client.BlockError) bool { return e.Chunk == n }))
 	}
 	b.Find(keys...)
 	if n := b.Find(killKey(200)).Hits(); n != 1 {
@@ -107,6 +89,34 @@ func peerDies(t *testing.T, signal syscall.Signal) {
 	for end := time.Now().Add(time.Minute); b.Find(keys[0]).Hits() == 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("a host that goes on lends nothing in a minute")
+		}
+	}
+}
+
+// putOwn stores chunk n, whose bytes say which it is.
+func (p *killPeer) putOwn(n int) {
+	for plane := range killLayers {
+		for b, id := range killIDs(0) {
+			copy(p.Page(plane, int(id)), ownPage(n, plane, b))
+		}
+	}
+	p.Put(client.StoreChunk{Key: killKey(n), Blocks: killIDs(0)})
+}
+
+func ownPage(n, plane, block int) []byte {
+	return bytes.Repeat([]byte{byte(n + 1), byte(plane), byte(block), 7}, killPage/4)
+}
+
+// looksAt says that the blocks of chunk n have its bytes, or, if it has failed, those that were there before.
+func (p *killPeer) looksAt(t *testing.T, n int, failed bool) {
+	t.Helper()
+	for plane := range killLayers {
+		for i, id := range killIDs(n) {
+			page := p.Page(plane, int(id))
+			right := bytes.Equal(page, ownPage(n, plane, i))
+			if poison := bytes.Count(page, []byte{0xa5}) == len(page); !right && !(failed && poison) {
+				t.Fatalf("chunk %d (failed: %v): plane %d block %d holds other bytes than were stored", n, failed, plane, i)
+			}
 		}
 	}
 }

@@ -54,9 +54,9 @@ func drawScreen(before, now *proto.StatusResponse) string {
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\n", r.Path, state, bar(r.Used, r.Capacity), config.SizeText(r.Used),
 				config.SizeText(r.Capacity), r.Entries, r.Evictions, r.Sheds, r.Damaged, r.Outages)
 		})
-	table(&b, "PEER\tSTATE\tENTRIES\tASKS\tFAILURES\tSTRUCK OUT\tREAD\tOFFERED\tTAKEN\tBLAMED", now.Peers, func(w io.Writer, p *proto.PeerStatus) {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%s\t%d\t%d\t%d\n", cmp.Or(p.Address, p.Name), p.State, p.Entries, p.Asks, p.Failures, p.Struck,
-			config.SizeText(p.Bytes), p.Offers, p.Taken, p.Blamed)
+	table(&b, "PEER\tSTATE\tENTRIES\tASKS\tFAILURES\tSTRUCK OUT\tREAD\tBY NIXL\tOFFERED\tTAKEN\tBLAMED", now.Peers, func(w io.Writer, p *proto.PeerStatus) {
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\t%d\t%d\t%d\n", cmp.Or(p.Address, p.Name), p.State, p.Entries, p.Asks, p.Failures, p.Struck,
+			config.SizeText(p.Bytes), config.SizeText(p.NixlBytes), p.Offers, p.Taken, p.Blamed)
 	})
 	for _, p := range now.Peers {
 		if p.Reason != "" {

@@ -44,8 +44,9 @@ type Peers struct {
 	Listen        string // where this host lends; empty is nowhere
 	Cert, Key, CA string // PEM files; empty: no TLS
 	Deadline      time.Duration
-	Bandwidth     int64 // most bytes a second that are lent; 0 for no limit
-	Demote        bool  // to others and from them
+	Bandwidth     int64  // most bytes a second that are lent; 0 for no limit
+	Demote        bool   // to others and from them
+	NIXL          string // a path, or auto; empty: gRPC alone
 }
 
 // PolicyCompile limits the child process that compiles a policy.

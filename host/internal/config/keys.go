@@ -295,6 +295,11 @@ var keys = []*Key{
 		Help: "Offer what the last own level evicts, and no other host is known to have, to one that replaces what it holds at most a third " +
 			"as fast, and take what others offer. It needs peers.listen.",
 		field: func(c *Config) any { return &c.Peers.Demote }},
+	{Section: "peers", Name: "nixl", Kind: Text, Unit: "auto, a file or a directory",
+		Help: "Read the bytes of peers that have it too by NIXL: the file libnixl_capi.so, its directory, or that of a Python environment " +
+			"with nixl-cu12 or nixl-cu13; auto: what the system's loader or the active environment has. UCX does not encrypt, and who reaches its ports " +
+			"may be able to read and write this process's memory: for trusted networks only. Empty: gRPC alone.",
+		field: func(c *Config) any { return &c.Peers.NIXL }},
 }
 
 var byPath = func() map[string]*Key {

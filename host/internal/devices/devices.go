@@ -55,10 +55,10 @@ func Open(cfg *config.Config, log *slog.Logger) (*Devices, error) {
 func (d *Devices) GPUs() []*gds.GPU { return d.gpus }
 
 // OpenGPUs takes the machine's GPUs into use and adds them to the engine. One that cannot be used is logged and left
-// out. Then it page-locks the memory of roots for them.
-func (d *Devices) OpenGPUs(engine *transfer.Engine) error {
+// out. Then it page-locks the memory of roots for them, and for others if there are.
+func (d *Devices) OpenGPUs(engine *transfer.Engine, others ...staging.Pinner) error {
 	if d.driver == nil {
-		d.startMemory(nil)
+		d.startMemory(nil, others)
 		return nil
 	}
 	devices, err := d.driver.Devices()
@@ -86,7 +86,7 @@ func (d *Devices) OpenGPUs(engine *transfer.Engine) error {
 		d.log.Info("GPU in use", "gpu", dev.UUID.String(), "name", dev.Name, "pci", dev.PCI, "memory", dev.Memory,
 			"cuda", d.driver.Version(), "copies", g.Mode().String(), "numa_node", place.ID)
 	}
-	d.startMemory(nodes)
+	d.startMemory(nodes, others)
 	return nil
 }
 

@@ -3,6 +3,7 @@ package devices
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/memfs"
@@ -28,10 +29,10 @@ func (d *Devices) openMemory() error {
 	return nil
 }
 
-// startMemory page-locks the memory of roots for the GPUs that are in use, near them. Each root can be used when its
+// startMemory page-locks the memory of roots for the GPUs that are in use, near them, and for others. Each root can be used when its
 // first step is ready; the rest follows in the background.
-func (d *Devices) startMemory(nodes []int) {
-	var pinners []staging.Pinner
+func (d *Devices) startMemory(nodes []int, others []staging.Pinner) {
+	pinners := slices.Clone(others)
 	for _, g := range d.gpus {
 		pinners = append(pinners, g.Pinner())
 	}
@@ -40,7 +41,7 @@ func (d *Devices) startMemory(nodes []int) {
 			fsys.Start(nodes, pinners...)
 			s := fsys.Stats()
 			d.log.Info("memory root", "root", r.Path, "bytes", s.Wanted, "ready", s.Ready, "pages", string(s.Pages),
-				"gpus", len(pinners), "numa_nodes", nodes)
+				"gpus", len(d.gpus), "numa_nodes", nodes)
 		}
 	}
 }

@@ -14,6 +14,10 @@ var peerMetrics = rows[peers.Stats]{
 	{"peer_struck_keys_total", "Keys among them that the peer had promised and did not lend.", counter,
 		func(s *peers.Stats) float64 { return float64(s.Struck) }},
 	{"peer_read_bytes_total", "Bytes of pieces read from the peer.", counter, func(s *peers.Stats) float64 { return float64(s.Bytes) }},
+	{"peer_nixl", "1 while the peer is read by NIXL.", gauge, func(s *peers.Stats) float64 { return boolean(s.NIXL) }},
+	{"peer_nixl_bytes_total", "Bytes among them that came by NIXL.", counter, func(s *peers.Stats) float64 { return float64(s.NIXLBytes) }},
+	{"peer_nixl_fallbacks_total", "Reads that went by gRPC though both hosts have NIXL.", counter,
+		func(s *peers.Stats) float64 { return float64(s.NIXLFallbacks) }},
 	{"peer_turnover_seconds", "How long the peer takes to replace what it holds, as it says; 0: it takes no offers.", gauge,
 		func(s *peers.Stats) float64 { return s.Turnover.Seconds() }},
 	{"peer_offers_total", "Entries evicted here that the peer was offered.", counter, func(s *peers.Stats) float64 { return float64(s.Offers) }},
@@ -27,6 +31,7 @@ var (
 	lentLeases   = gauged("lent_leases", "Leases that peers have of this host.", "")
 	lentKeys     = counted("lent_keys_total", "Keys lent to peers.", "")
 	lentBytes    = counted("lent_bytes_total", "Bytes of pieces sent to peers.", "")
+	lentNIXL     = counted("lent_nixl_bytes_total", "Bytes among them that peers may have read by NIXL.", "")
 	lentRefused  = counted("lent_refused_total", "Leases refused to peers.", "")
 	offersTaken  = counted("offers_taken_total", "Offers of peers that this host has taken.", "")
 	offersNot    = counted("offers_declined_total", "Offers of peers that it has not taken.", "")
@@ -50,6 +55,7 @@ func collectPeers(out series, p *peers.Peers) {
 	out.put(lentLeases, float64(l.Held))
 	out.put(lentKeys, float64(l.Keys))
 	out.put(lentBytes, float64(l.Bytes))
+	out.put(lentNIXL, float64(l.NIXLBytes))
 	out.put(lentRefused, float64(l.Refused))
 	out.put(offersTaken, float64(l.Took))
 	out.put(offersNot, float64(l.Declined))

@@ -12,6 +12,10 @@
 // Hosts keep a chunk once. What is lent is a touch for the lender's policy and is not copied to the last level; what the last level evicts, and
 // no other host has, is offered to the peer that takes longest to replace what it holds, which fetches it if it likes.
 //
+// Where both hosts have NIXL and UCX a way between them, the bytes of loads are read from the lender's memory: the agent's metadata comes with
+// the residents, Place says where a piece is, and the rest is a READ of package gds/nixl. Such a READ cannot be stopped. When it is given up, or has
+// failed, the error says that its destination is in use ([staging.Held]), the slot waits for its end, and the peer is read by gRPC.
+//
 // What a peer can do at worst:
 //
 //   - One that is dead, or was never there, costs nothing: its stream has broken, and what it promised does not count.

@@ -9,6 +9,9 @@ var (
 	ErrAway = errors.New("peers: no answer")
 	// ErrMessage means that a peer has sent what the protocol does not allow.
 	ErrMessage = errors.New("peers: a message that is none")
+	// errNoWay means that UCX cannot read a peer's memory, and says what that takes.
+	errNoWay = errors.New("that host's memory is not read, which takes InfiniBand or RoCE, or on one machine the right to trace its process " +
+		"(kernel.yama.ptrace_scope=0): TCP is no way")
 	// ErrPlaintext refuses to speak without TLS to an address that is not loopback.
 	ErrPlaintext = errors.New("peers: without peers.cert, key and ca only loopback addresses are spoken to")
 )

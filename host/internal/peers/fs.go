@@ -43,6 +43,8 @@ type piece struct {
 	rank  uint32
 	bytes int64
 	ino   uint64
+
+	placed atomic.Pointer[spot] // nil: it is not known to be in its lender's memory
 }
 
 func newFS() (*FS, error) {

@@ -30,9 +30,12 @@ type lender struct {
 	disk  *faultfs.FS
 }
 
-func newLender(t *testing.T) *lender {
+func newLender(t *testing.T) *lender { return newLenderWith(t, Config{}) }
+
+func newLenderWith(t *testing.T, c Config) *lender {
 	l := &lender{disk: faultfs.New(staging.OS())}
-	p, err := New(Config{Listen: "127.0.0.1:0"})
+	c.Listen = "127.0.0.1:0"
+	p, err := New(c)
 	testenv.OK(t, err)
 	l.store, err = store.Open(t.Context(), store.Config{IOTimeout: time.Second,
 		Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20, FS: l.disk}, p.Root(1)}})

@@ -18,6 +18,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/kv"
+	"github.com/kvhost/kvhost/staging"
 )
 
 const (
@@ -73,6 +74,7 @@ type peer struct {
 	heard    time.Time
 	loans    []*loan
 	apart    map[apartKey]bool // what it stores in a layout that is not known here
+	slots    []uint64          // of its memory that are read, and it does not know yet
 
 	count peerCounters
 }
@@ -84,8 +86,8 @@ type apartKey struct {
 
 // peerCounters count since the start.
 type peerCounters struct {
-	asks, failures, keys, struck, bytes, blamed, offers, taken atomic.Uint64
-	waited                                                     atomic.Int64
+	asks, failures, keys, struck, bytes, blamed, offers, taken, nixl, fallbacks atomic.Uint64
+	waited                                                                      atomic.Int64
 }
 
 func newPeer(p *Peers, name, addr string) *peer {
@@ -179,6 +181,9 @@ func (x *peer) listen() error {
 		if m.Turnover != nil {
 			x.turnover.Store(int64(turnoverOf(m.GetTurnover())))
 		}
+		if w := x.owner.nixl; w != nil && len(m.GetNixl()) > 0 {
+			w.learn(x.agent(), m.GetNixl())
+		}
 		x.mu.Lock()
 		x.heard = time.Now()
 		if m.GetWhole() && x.state == Away {
@@ -236,6 +241,9 @@ func (x *peer) leave(cause error) (was bool) {
 		x.owner.usable.And(^(uint64(1) << list))
 		x.owner.of[list].Store(nil)
 		x.owner.table.drop(list)
+	}
+	if w := x.owner.nixl; w != nil && was {
+		w.drop(x.agent())
 	}
 	x.giveBack(true)
 	return was
@@ -322,6 +330,12 @@ func (x *peer) tidy(now time.Time) {
 	}
 	x.mu.Unlock()
 	x.giveBack(!here)
+	if w := x.owner.nixl; w != nil && here {
+		w.prove(x)
+	}
+	if done := x.spent(); here && done != nil {
+		x.owner.work.Go(func() { x.giveLease(0, done) })
+	}
 }
 
 // loan is a lease that a peer has granted.
@@ -353,7 +367,7 @@ func (x *peer) giveBack(all bool) {
 			left = append(left, l)
 			continue
 		}
-		x.owner.work.Go(func() { x.giveLease(l.lease) })
+		x.owner.work.Go(func() { x.giveLease(l.lease, nil) })
 	}
 	if left != nil {
 		x.mu.Lock()
@@ -362,12 +376,12 @@ func (x *peer) giveBack(all bool) {
 	}
 }
 
-// giveLease tells the peer that a lease is not needed. If that fails the lease ends by itself.
-func (x *peer) giveLease(lease uint64) {
+// giveLease tells the peer that a lease is not needed, or slots. If that fails they end by themselves.
+func (x *peer) giveLease(lease uint64, done []uint64) {
 	if client, err := x.client(false); err == nil {
 		ctx, stop := context.WithTimeout(x.run, returnTimeout)
 		defer stop()
-		_, _ = client.Return(ctx, &proto.ReturnRequest{Lease: lease})
+		_, _ = client.Return(ctx, &proto.ReturnRequest{Lease: lease, Done: done})
 	}
 }
 
@@ -391,7 +405,8 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 			x.worked()
 			return
 		}
-		if cause := context.Cause(ctx); cause != nil && x.run.Err() == nil {
+		var held staging.Held // it says the cause itself
+		if cause := context.Cause(ctx); cause != nil && x.run.Err() == nil && !errors.As(err, &held) {
 			err = cause
 		}
 		if !errors.Is(err, ErrMessage) {
@@ -399,6 +414,9 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 		}
 		x.failed(err)
 	}()
+	if did, err := p.readByNIXL(ctx, dst, off, func() { idle.Reset(patience) }); did {
+		return err
+	}
 	stream, err := client.Fetch(ctx, &proto.FetchRequest{Lease: p.loan.lease, Index: p.entry, Rank: p.rank, Offset: uint64(off),
 		Bytes: uint64(len(dst))}, grpc.ForceCodecV2(byParts))
 	if err != nil {

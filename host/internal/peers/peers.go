@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -34,6 +33,7 @@ type Config struct {
 	// Budget is what one read may take: 12 s. It is to be less than the limit of an operation on files, so that a slow peer is not
 	// taken for a file system that hangs.
 	Budget time.Duration
+	NIXL   string // what [nixl.Open] takes; empty: bytes go by gRPC alone
 	Log    *slog.Logger
 }
 
@@ -58,6 +58,7 @@ type Peers struct {
 	listener net.Listener // nil: it lends nothing
 	lending  *lending
 	pause    time.Duration // the first one of a peer that is left alone
+	nixl     *nixlWay      // nil: bytes go by gRPC alone
 
 	run  context.Context
 	stop context.CancelFunc
@@ -87,12 +88,18 @@ func New(cfg Config) (*Peers, error) {
 		return nil, err
 	}
 	p.run, p.stop = context.WithCancel(context.Background())
+	if cfg.NIXL != "" {
+		var err error
+		if p.nixl, err = newWay(cfg.NIXL, p.self, p.cfg.Log); err != nil {
+			p.cfg.Log.Warn("peers are read by gRPC alone", "setting", "peers.nixl", "error", err)
+		}
+	}
 	if cfg.Listen != "" {
 		if p.listener, err = net.Listen("tcp", cfg.Listen); err == nil && p.id == nil && !isLoopback(p.listener.Addr().String()) {
 			err = errors.Join(fmt.Errorf("%w: %w: peers.listen %s", ErrConfig, ErrPlaintext, cfg.Listen), p.listener.Close())
 		}
 		if err != nil {
-			return nil, errors.Join(err, p.fs.Close())
+			return nil, errors.Join(err, p.nixl.close(), p.fs.Close())
 		}
 	}
 	return p, nil
@@ -136,6 +143,10 @@ func (p *Peers) Close() error {
 		err = p.listener.Close()
 	}
 	p.work.Wait()
+	err = errors.Join(err, p.nixl.close())
+	if p.lending != nil {
+		err = errors.Join(err, p.lending.shelf.close())
+	}
 	return err
 }
 
@@ -236,41 +247,6 @@ func (p *Peers) Blame(name string, cause error) {
 	if c := p.fs.piece(name); c != nil {
 		c.loan.peer.blame(c.loan, name, cause)
 	}
-}
-
-// Try says why a host's peer does not answer, at each of its addresses, or why it has none.
-func (p *Peers) Try(ctx context.Context, name string) error {
-	host, port, err := net.SplitHostPort(name)
-	if err != nil {
-		return err
-	}
-	list, err := net.DefaultResolver.LookupHost(ctx, host)
-	for _, ip := range list {
-		at := net.JoinHostPort(ip, port)
-		if e := p.try(ctx, name, at); e != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %w", at, e))
-		}
-	}
-	return err
-}
-
-func (p *Peers) try(ctx context.Context, name, at string) error {
-	if p.id == nil && !isLoopback(at) {
-		return ErrPlaintext
-	}
-	line, err := p.dial(name, at)
-	if err != nil {
-		return err
-	}
-	defer line.Close()
-	stream, err := proto.NewPeerServiceClient(line).Residents(ctx, &proto.ResidentsRequest{})
-	if err == nil {
-		_, err = stream.Recv()
-	}
-	if err != nil {
-		return errors.New(status.Convert(err).Message())
-	}
-	return nil
 }
 
 func isLoopback(address string) bool {

@@ -41,11 +41,13 @@ type fake struct {
 	lease func(*proto.LeaseRequest) (*proto.LeaseResponse, error)
 	fetch func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error
 	offer func(*proto.OfferRequest) (*proto.OfferResponse, error) // nil: it takes no offers
+	place func(context.Context, *proto.PlaceRequest) (*proto.PlaceResponse, error)
+	nixl  []byte // its metadata
 	given atomic.Int64
 }
 
 func (f *fake) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
-	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{7}, 16), Whole: true}
+	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{7}, 16), Whole: true, Nixl: f.nixl}
 	if f.offer != nil {
 		m.Turnover = new(uint64(1 << 40))
 	}
@@ -71,6 +73,9 @@ func (f *fake) Return(context.Context, *proto.ReturnRequest) (*proto.ReturnRespo
 }
 func (f *fake) Offer(_ context.Context, q *proto.OfferRequest) (*proto.OfferResponse, error) {
 	return f.offer(q)
+}
+func (f *fake) Place(ctx context.Context, q *proto.PlaceRequest) (*proto.PlaceResponse, error) {
+	return f.place(ctx, q)
 }
 func (f *fake) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
 	return f.fetch(q, st)
@@ -105,14 +110,17 @@ func (f *fake) serve(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func newRig(t *testing.T, f *fake, hosts ...byte) *rig {
+func newRig(t *testing.T, f *fake, hosts ...byte) *rig { return newRigWith(t, f, Config{}, hosts...) }
+
+func newRigWith(t *testing.T, f *fake, c Config, hosts ...byte) *rig {
 	ns := space()
 	for _, n := range hosts {
 		f.has = append(f.has, kv.Fingerprint(ns.Digest(), 0, key(n)))
 	}
 	r := &rig{T: t}
+	c.Hosts, c.Deadline = []string{f.serve(t)}, time.Minute
 	var err error
-	r.peers, err = New(Config{Hosts: []string{f.serve(t)}, Deadline: time.Minute})
+	r.peers, err = New(c)
 	testenv.OK(t, err)
 	r.store, err = store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, r.peers.Root(1)}})
 	testenv.OK(t, err)
@@ -473,7 +481,7 @@ func TestIdentities(t *testing.T) {
 			calls, err := New(b)
 			testenv.OK(t, err)
 			t.Cleanup(func() { testenv.NoError(t, errors.Join(calls.Close(), calls.CloseFiles())) })
-			if err := calls.Try(t.Context(), lends.Addr()); (err == nil) != c.want {
+			if _, err := calls.Try(t.Context(), lends.Addr()); (err == nil) != c.want {
 				t.Errorf("%v, want an answer: %v", err, c.want)
 			}
 		})

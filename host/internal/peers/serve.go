@@ -44,12 +44,13 @@ type lending struct {
 	pace  pace
 	free  chan []byte   // buffers of a part and a page
 	takes chan struct{} // a place for each offer that is being taken
+	shelf *shelf        // nil without NIXL
 
 	mu     sync.Mutex
 	leases map[uint64]*lent
 	keys   int // that all of them were asked for
 
-	count struct{ leases, keys, refused, bytes, took, declined atomic.Uint64 }
+	count struct{ leases, keys, refused, bytes, nixl, took, declined atomic.Uint64 }
 }
 
 // lent is a lease that a peer has.
@@ -64,6 +65,12 @@ func newLending(p *Peers) *lending {
 		pace: pace{rate: float64(p.cfg.Bandwidth)}}
 	for range buffers {
 		l.free <- nil // mapped when it is used
+	}
+	if p.nixl != nil {
+		var err error
+		if l.shelf, err = newShelf(pinner{p.nixl}); err != nil {
+			p.cfg.Log.Warn("nothing is lent by NIXL", "error", err)
+		}
 	}
 	l.grpc = grpc.NewServer(grpc.Creds(p.id.serving()), grpc.MaxRecvMsgSize(mostBytes), grpc.MaxConcurrentStreams(mostStreams),
 		grpc.KeepaliveEnforcementPolicy(aliveDemand), grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second,
@@ -92,6 +99,7 @@ func (l *lending) endLeases() {
 	for {
 		select {
 		case now := <-tick.C:
+			l.shelf.end(now)
 			l.end(func(x *lent) bool { return now.After(x.ends) })
 		case <-l.owner.run.Done():
 			return
@@ -129,8 +137,8 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 		log = entries.NewChangeLog(0)
 	}
 	after := log.Start()
-	told := s.owner.turnover()
-	first := &proto.ResidentsResponse{Host: s.owner.self[:], Turnover: &told}
+	told, metadata := s.owner.turnover(), uint64(0)
+	first := &proto.ResidentsResponse{Host: s.owner.self[:], Turnover: &told, Nixl: s.metadata(&metadata)}
 	st0.Lendable(func(list []entries.Change) bool {
 		for i := range list {
 			first.Added = appendPrint(first.Added, &list[i])
@@ -161,6 +169,9 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 		if len(got) > 0 {
 			after = got[len(got)-1].Seq
 			wake = nil // others follow soon: they go together
+		}
+		if more := s.metadata(&metadata); more != nil && err == nil {
+			err = st.Send(&proto.ResidentsResponse{Nixl: more})
 		}
 		pause := time.NewTimer(batchEvery)
 		select {
@@ -275,24 +286,52 @@ func (s service) Return(_ context.Context, q *proto.ReturnRequest) (*proto.Retur
 	if x != nil {
 		x.Release()
 	}
+	s.shelf.done(q.GetDone())
 	return &proto.ReturnResponse{}, nil
+}
+
+// metadata is that of NIXL's agent if it is not what was told, by its generation.
+func (s service) metadata(told *uint64) []byte {
+	if s.shelf == nil {
+		return nil
+	}
+	agent := s.owner.nixl.agent
+	now := agent.Generation() // before the metadata: what comes between is told twice
+	if now == *told {
+		return nil
+	}
+	m, err := agent.Metadata()
+	if err != nil {
+		s.owner.cfg.Log.Warn("peers are not told where to read by NIXL", "error", err)
+	}
+	*told = now
+	return m
+}
+
+// open opens a piece of a lease, for the bytes [off, end).
+func (s service) open(lease uint64, index, rank uint32, from, bytes uint64) (piece *store.Piece, off, end int64, err error) {
+	x := s.lease(lease)
+	if x == nil {
+		return nil, 0, 0, status.Error(codes.NotFound, "the lease is over")
+	}
+	if piece, err = x.Open(int(index), rank); err != nil {
+		return nil, 0, 0, status.Error(codes.NotFound, err.Error())
+	}
+	if off, end = int64(from), int64(from+bytes); off < 0 || end < off || end > piece.Size() {
+		err = status.Errorf(codes.OutOfRange, "bytes %d to %d of %d", off, end, piece.Size())
+		piece.Close()
+		return nil, 0, 0, err
+	}
+	return piece, off, end, nil
 }
 
 // Fetch implements the service.
 func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
-	x := s.lease(q.GetLease())
-	if x == nil {
-		return status.Error(codes.NotFound, "the lease is over")
-	}
-	piece, err := x.Open(int(q.GetIndex()), q.GetRank())
+	piece, off, end, err := s.open(q.GetLease(), q.GetIndex(), q.GetRank(), q.GetOffset(), q.GetBytes())
 	if err != nil {
-		return status.Error(codes.NotFound, err.Error())
+		return err
 	}
 	defer piece.Close()
-	off, end := int64(q.GetOffset()), int64(q.GetOffset()+q.GetBytes())
-	if off < 0 || end < off || end > piece.Size() {
-		return status.Errorf(codes.OutOfRange, "bytes %d to %d of %d", off, end, piece.Size())
-	}
 	buf, err := s.take(st.Context())
 	if err != nil {
 		return err

@@ -24,6 +24,10 @@ type Stats struct {
 	Turnover time.Duration // how long it takes to replace what it holds, as it says; 0: it takes no offers
 	Offers   uint64        // of what was evicted here
 	Taken    uint64        // of them
+
+	NIXL          bool   // it is read by NIXL
+	NIXLBytes     uint64 // of Bytes
+	NIXLFallbacks uint64 // reads that went by gRPC though both hosts have NIXL
 }
 
 // Lent is what this host has lent, since the start.
@@ -31,6 +35,7 @@ type Lent struct {
 	Held                         int // leases at present
 	Leases, Keys, Refused, Bytes uint64
 	Took, Declined               uint64 // offers of peers
+	NIXLBytes                    uint64 // of Bytes
 }
 
 // Stats are all peers, by address, and then the names without one.
@@ -42,7 +47,8 @@ func (p *Peers) Stats() (list []Stats) {
 		c := &x.count
 		s := Stats{Name: x.name, Address: x.addr, Asks: c.asks.Load(), Waited: time.Duration(c.waited.Load()), Failures: c.failures.Load(),
 			Keys: c.keys.Load(), Struck: c.struck.Load(), Bytes: c.bytes.Load(), Blamed: c.blamed.Load(), Turnover: time.Duration(x.turnover.Load()),
-			Offers: c.offers.Load(), Taken: c.taken.Load()}
+			Offers: c.offers.Load(), Taken: c.taken.Load(),
+			NIXL: p.nixl.isProven(x.agent()), NIXLBytes: c.nixl.Load(), NIXLFallbacks: c.fallbacks.Load()}
 		x.mu.Lock()
 		s.State, s.Reason = x.state, x.reason
 		if x.list < lists {
@@ -75,5 +81,6 @@ func (p *Peers) Lent() (l Lent) {
 	p.lending.mu.Unlock()
 	l.Leases, l.Keys, l.Refused, l.Bytes = c.leases.Load(), c.keys.Load(), c.refused.Load(), c.bytes.Load()
 	l.Took, l.Declined = c.took.Load(), c.declined.Load()
+	l.NIXLBytes = c.nixl.Load()
 	return l
 }

@@ -4076,13 +4076,16 @@ type PeerStatus struct {
 	Heard         *durationpb.Duration   `protobuf:"bytes,6,opt,name=heard,proto3" json:"heard,omitempty"`      // since it told a change
 	Asks          uint64                 `protobuf:"varint,7,opt,name=asks,proto3" json:"asks,omitempty"`       // for leases, since the start, as what follows
 	Failures      uint64                 `protobuf:"varint,8,opt,name=failures,proto3" json:"failures,omitempty"`
-	Keys          uint64                 `protobuf:"varint,9,opt,name=keys,proto3" json:"keys,omitempty"`         // asked for
-	Struck        uint64                 `protobuf:"varint,10,opt,name=struck,proto3" json:"struck,omitempty"`    // promised, and not lent
-	Bytes         uint64                 `protobuf:"varint,11,opt,name=bytes,proto3" json:"bytes,omitempty"`      // read
-	Blamed        uint64                 `protobuf:"varint,12,opt,name=blamed,proto3" json:"blamed,omitempty"`    // pieces with wrong bytes
-	Turnover      *durationpb.Duration   `protobuf:"bytes,13,opt,name=turnover,proto3" json:"turnover,omitempty"` // how long it takes to replace what it holds, as it says; 0: it takes no offers
-	Offers        uint64                 `protobuf:"varint,14,opt,name=offers,proto3" json:"offers,omitempty"`    // of what was evicted here
-	Taken         uint64                 `protobuf:"varint,15,opt,name=taken,proto3" json:"taken,omitempty"`      // of them
+	Keys          uint64                 `protobuf:"varint,9,opt,name=keys,proto3" json:"keys,omitempty"`                                         // asked for
+	Struck        uint64                 `protobuf:"varint,10,opt,name=struck,proto3" json:"struck,omitempty"`                                    // promised, and not lent
+	Bytes         uint64                 `protobuf:"varint,11,opt,name=bytes,proto3" json:"bytes,omitempty"`                                      // read
+	Blamed        uint64                 `protobuf:"varint,12,opt,name=blamed,proto3" json:"blamed,omitempty"`                                    // pieces with wrong bytes
+	Turnover      *durationpb.Duration   `protobuf:"bytes,13,opt,name=turnover,proto3" json:"turnover,omitempty"`                                 // how long it takes to replace what it holds, as it says; 0: it takes no offers
+	Offers        uint64                 `protobuf:"varint,14,opt,name=offers,proto3" json:"offers,omitempty"`                                    // of what was evicted here
+	Taken         uint64                 `protobuf:"varint,15,opt,name=taken,proto3" json:"taken,omitempty"`                                      // of them
+	Nixl          bool                   `protobuf:"varint,16,opt,name=nixl,proto3" json:"nixl,omitempty"`                                        // its memory is read by NIXL
+	NixlBytes     uint64                 `protobuf:"varint,17,opt,name=nixl_bytes,json=nixlBytes,proto3" json:"nixl_bytes,omitempty"`             // of bytes, by NIXL
+	NixlFallbacks uint64                 `protobuf:"varint,18,opt,name=nixl_fallbacks,json=nixlFallbacks,proto3" json:"nixl_fallbacks,omitempty"` // reads that went by gRPC though both hosts have NIXL
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4218,6 +4221,27 @@ func (x *PeerStatus) GetOffers() uint64 {
 func (x *PeerStatus) GetTaken() uint64 {
 	if x != nil {
 		return x.Taken
+	}
+	return 0
+}
+
+func (x *PeerStatus) GetNixl() bool {
+	if x != nil {
+		return x.Nixl
+	}
+	return false
+}
+
+func (x *PeerStatus) GetNixlBytes() uint64 {
+	if x != nil {
+		return x.NixlBytes
+	}
+	return 0
+}
+
+func (x *PeerStatus) GetNixlFallbacks() uint64 {
+	if x != nil {
+		return x.NixlFallbacks
 	}
 	return 0
 }
@@ -5911,7 +5935,7 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x05peers\x18\x14 \x03(\v2\x15.kvhost.v1.PeerStatusR\x05peers\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xa2\x03\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xfc\x03\n" +
 	"\n" +
 	"PeerStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
@@ -5929,7 +5953,11 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x06blamed\x18\f \x01(\x04R\x06blamed\x125\n" +
 	"\bturnover\x18\r \x01(\v2\x19.google.protobuf.DurationR\bturnover\x12\x16\n" +
 	"\x06offers\x18\x0e \x01(\x04R\x06offers\x12\x14\n" +
-	"\x05taken\x18\x0f \x01(\x04R\x05taken\"\x8f\x02\n" +
+	"\x05taken\x18\x0f \x01(\x04R\x05taken\x12\x12\n" +
+	"\x04nixl\x18\x10 \x01(\bR\x04nixl\x12\x1d\n" +
+	"\n" +
+	"nixl_bytes\x18\x11 \x01(\x04R\tnixlBytes\x12%\n" +
+	"\x0enixl_fallbacks\x18\x12 \x01(\x04R\rnixlFallbacks\"\x8f\x02\n" +
 	"\fBudgetStatus\x12\x0e\n" +
 	"\x02of\x18\x01 \x01(\tR\x02of\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x04R\x05limit\x12\x10\n" +

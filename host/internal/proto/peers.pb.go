@@ -67,7 +67,9 @@ type ResidentsResponse struct {
 	Removed []byte                 `protobuf:"bytes,3,opt,name=removed,proto3" json:"removed,omitempty"` // likewise
 	Whole   bool                   `protobuf:"varint,4,opt,name=whole,proto3" json:"whole,omitempty"`    // with the last of the first ones
 	// How long the host takes to replace what it holds, in milliseconds, if it has changed. 0: it takes no offers.
-	Turnover      *uint64 `protobuf:"varint,5,opt,name=turnover,proto3,oneof" json:"turnover,omitempty"`
+	Turnover *uint64 `protobuf:"varint,5,opt,name=turnover,proto3,oneof" json:"turnover,omitempty"`
+	// Metadata of the host's NIXL agent, whose name is host in hexadecimal: with the first message, and when memory has been added.
+	Nixl          []byte `protobuf:"bytes,6,opt,name=nixl,proto3" json:"nixl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -135,6 +137,13 @@ func (x *ResidentsResponse) GetTurnover() uint64 {
 		return *x.Turnover
 	}
 	return 0
+}
+
+func (x *ResidentsResponse) GetNixl() []byte {
+	if x != nil {
+		return x.Nixl
+	}
+	return nil
 }
 
 type LeaseRequest struct {
@@ -453,16 +462,215 @@ func (x *FetchResponse) GetData() []byte {
 	return nil
 }
 
+type PlaceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"` // 0: any bytes, to measure
+	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Rank          uint32                 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
+	Offset        uint64                 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Done          []uint64               `protobuf:"fixed64,6,rep,packed,name=done,proto3" json:"done,omitempty"` // slots that the caller has read
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlaceRequest) Reset() {
+	*x = PlaceRequest{}
+	mi := &file_kvhost_v1_peers_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlaceRequest) ProtoMessage() {}
+
+func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_peers_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
+func (*PlaceRequest) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PlaceRequest) GetLease() uint64 {
+	if x != nil {
+		return x.Lease
+	}
+	return 0
+}
+
+func (x *PlaceRequest) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *PlaceRequest) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *PlaceRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *PlaceRequest) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PlaceRequest) GetDone() []uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return nil
+}
+
+type PlaceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Parts []*PlacedPart          `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"` // in their order
+	// 0: parts are the whole piece, which stays there while the lease lasts, and is to be read once. Otherwise they begin at the offset, may be fewer bytes than were
+	// asked for, and are there for time, unless the slot is done before.
+	Slot          uint64               `protobuf:"fixed64,2,opt,name=slot,proto3" json:"slot,omitempty"`
+	Time          *durationpb.Duration `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlaceResponse) Reset() {
+	*x = PlaceResponse{}
+	mi := &file_kvhost_v1_peers_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlaceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlaceResponse) ProtoMessage() {}
+
+func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_peers_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
+func (*PlaceResponse) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PlaceResponse) GetParts() []*PlacedPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+func (x *PlaceResponse) GetSlot() uint64 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *PlaceResponse) GetTime() *durationpb.Duration {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+type PlacedPart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       uint64                 `protobuf:"fixed64,1,opt,name=address,proto3" json:"address,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlacedPart) Reset() {
+	*x = PlacedPart{}
+	mi := &file_kvhost_v1_peers_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlacedPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlacedPart) ProtoMessage() {}
+
+func (x *PlacedPart) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_peers_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlacedPart.ProtoReflect.Descriptor instead.
+func (*PlacedPart) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PlacedPart) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *PlacedPart) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type ReturnRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`       // 0: none
+	Done          []uint64               `protobuf:"fixed64,2,rep,packed,name=done,proto3" json:"done,omitempty"` // slots of Place that the caller has read
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReturnRequest) Reset() {
 	*x = ReturnRequest{}
-	mi := &file_kvhost_v1_peers_proto_msgTypes[7]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -474,7 +682,7 @@ func (x *ReturnRequest) String() string {
 func (*ReturnRequest) ProtoMessage() {}
 
 func (x *ReturnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_peers_proto_msgTypes[7]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -487,7 +695,7 @@ func (x *ReturnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnRequest.ProtoReflect.Descriptor instead.
 func (*ReturnRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{7}
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReturnRequest) GetLease() uint64 {
@@ -495,6 +703,13 @@ func (x *ReturnRequest) GetLease() uint64 {
 		return x.Lease
 	}
 	return 0
+}
+
+func (x *ReturnRequest) GetDone() []uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return nil
 }
 
 type ReturnResponse struct {
@@ -505,7 +720,7 @@ type ReturnResponse struct {
 
 func (x *ReturnResponse) Reset() {
 	*x = ReturnResponse{}
-	mi := &file_kvhost_v1_peers_proto_msgTypes[8]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -517,7 +732,7 @@ func (x *ReturnResponse) String() string {
 func (*ReturnResponse) ProtoMessage() {}
 
 func (x *ReturnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_peers_proto_msgTypes[8]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -530,7 +745,7 @@ func (x *ReturnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnResponse.ProtoReflect.Descriptor instead.
 func (*ReturnResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{8}
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{11}
 }
 
 type OfferRequest struct {
@@ -549,7 +764,7 @@ type OfferRequest struct {
 
 func (x *OfferRequest) Reset() {
 	*x = OfferRequest{}
-	mi := &file_kvhost_v1_peers_proto_msgTypes[9]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +776,7 @@ func (x *OfferRequest) String() string {
 func (*OfferRequest) ProtoMessage() {}
 
 func (x *OfferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_peers_proto_msgTypes[9]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +789,7 @@ func (x *OfferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferRequest.ProtoReflect.Descriptor instead.
 func (*OfferRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{9}
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *OfferRequest) GetHost() []byte {
@@ -642,7 +857,7 @@ type OfferResponse struct {
 
 func (x *OfferResponse) Reset() {
 	*x = OfferResponse{}
-	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +869,7 @@ func (x *OfferResponse) String() string {
 func (*OfferResponse) ProtoMessage() {}
 
 func (x *OfferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +882,7 @@ func (x *OfferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferResponse.ProtoReflect.Descriptor instead.
 func (*OfferResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{10}
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *OfferResponse) GetTaken() bool {
@@ -682,13 +897,14 @@ var File_kvhost_v1_peers_proto protoreflect.FileDescriptor
 const file_kvhost_v1_peers_proto_rawDesc = "" +
 	"\n" +
 	"\x15kvhost/v1/peers.proto\x12\tkvhost.v1\x1a\x1egoogle/protobuf/duration.proto\"\x12\n" +
-	"\x10ResidentsRequest\"\x9b\x01\n" +
+	"\x10ResidentsRequest\"\xaf\x01\n" +
 	"\x11ResidentsResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\fR\x04host\x12\x14\n" +
 	"\x05added\x18\x02 \x01(\fR\x05added\x12\x18\n" +
 	"\aremoved\x18\x03 \x01(\fR\aremoved\x12\x14\n" +
 	"\x05whole\x18\x04 \x01(\bR\x05whole\x12\x1f\n" +
-	"\bturnover\x18\x05 \x01(\x04H\x00R\bturnover\x88\x01\x01B\v\n" +
+	"\bturnover\x18\x05 \x01(\x04H\x00R\bturnover\x88\x01\x01\x12\x12\n" +
+	"\x04nixl\x18\x06 \x01(\fR\x04nixlB\v\n" +
 	"\t_turnover\"\xc2\x01\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10namespace_digest\x18\x01 \x01(\fR\x0fnamespaceDigest\x12\x14\n" +
@@ -711,9 +927,25 @@ const file_kvhost_v1_peers_proto_rawDesc = "" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x14\n" +
 	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\"#\n" +
 	"\rFetchResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"%\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x90\x01\n" +
+	"\fPlaceRequest\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12\x12\n" +
+	"\x04rank\x18\x03 \x01(\rR\x04rank\x12\x16\n" +
+	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12\x12\n" +
+	"\x04done\x18\x06 \x03(\x06R\x04done\"\x7f\n" +
+	"\rPlaceResponse\x12+\n" +
+	"\x05parts\x18\x01 \x03(\v2\x15.kvhost.v1.PlacedPartR\x05parts\x12\x12\n" +
+	"\x04slot\x18\x02 \x01(\x06R\x04slot\x12-\n" +
+	"\x04time\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04time\"<\n" +
+	"\n" +
+	"PlacedPart\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\x06R\aaddress\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"9\n" +
 	"\rReturnRequest\x12\x14\n" +
-	"\x05lease\x18\x01 \x01(\x04R\x05lease\"\x10\n" +
+	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x12\n" +
+	"\x04done\x18\x02 \x03(\x06R\x04done\"\x10\n" +
 	"\x0eReturnResponse\"\xcf\x01\n" +
 	"\fOfferRequest\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\fR\x04host\x12)\n" +
@@ -725,11 +957,12 @@ const file_kvhost_v1_peers_proto_rawDesc = "" +
 	"\x05lease\x18\a \x01(\x04R\x05lease\x12\x14\n" +
 	"\x05bytes\x18\b \x03(\x04R\x05bytes\"%\n" +
 	"\rOfferResponse\x12\x14\n" +
-	"\x05taken\x18\x01 \x01(\bR\x05taken2\xcc\x02\n" +
+	"\x05taken\x18\x01 \x01(\bR\x05taken2\x88\x03\n" +
 	"\vPeerService\x12H\n" +
 	"\tResidents\x12\x1b.kvhost.v1.ResidentsRequest\x1a\x1c.kvhost.v1.ResidentsResponse0\x01\x12:\n" +
 	"\x05Lease\x12\x17.kvhost.v1.LeaseRequest\x1a\x18.kvhost.v1.LeaseResponse\x12<\n" +
-	"\x05Fetch\x12\x17.kvhost.v1.FetchRequest\x1a\x18.kvhost.v1.FetchResponse0\x01\x12=\n" +
+	"\x05Fetch\x12\x17.kvhost.v1.FetchRequest\x1a\x18.kvhost.v1.FetchResponse0\x01\x12:\n" +
+	"\x05Place\x12\x17.kvhost.v1.PlaceRequest\x1a\x18.kvhost.v1.PlaceResponse\x12=\n" +
 	"\x06Return\x12\x18.kvhost.v1.ReturnRequest\x1a\x19.kvhost.v1.ReturnResponse\x12:\n" +
 	"\x05Offer\x12\x17.kvhost.v1.OfferRequest\x1a\x18.kvhost.v1.OfferResponseB4Z2github.com/kvhost/kvhost/host/internal/proto;protob\x06proto3"
 
@@ -745,7 +978,7 @@ func file_kvhost_v1_peers_proto_rawDescGZIP() []byte {
 	return file_kvhost_v1_peers_proto_rawDescData
 }
 
-var file_kvhost_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_kvhost_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_kvhost_v1_peers_proto_goTypes = []any{
 	(*ResidentsRequest)(nil),    // 0: kvhost.v1.ResidentsRequest
 	(*ResidentsResponse)(nil),   // 1: kvhost.v1.ResidentsResponse
@@ -754,31 +987,38 @@ var file_kvhost_v1_peers_proto_goTypes = []any{
 	(*LentEntry)(nil),           // 4: kvhost.v1.LentEntry
 	(*FetchRequest)(nil),        // 5: kvhost.v1.FetchRequest
 	(*FetchResponse)(nil),       // 6: kvhost.v1.FetchResponse
-	(*ReturnRequest)(nil),       // 7: kvhost.v1.ReturnRequest
-	(*ReturnResponse)(nil),      // 8: kvhost.v1.ReturnResponse
-	(*OfferRequest)(nil),        // 9: kvhost.v1.OfferRequest
-	(*OfferResponse)(nil),       // 10: kvhost.v1.OfferResponse
-	(*durationpb.Duration)(nil), // 11: google.protobuf.Duration
+	(*PlaceRequest)(nil),        // 7: kvhost.v1.PlaceRequest
+	(*PlaceResponse)(nil),       // 8: kvhost.v1.PlaceResponse
+	(*PlacedPart)(nil),          // 9: kvhost.v1.PlacedPart
+	(*ReturnRequest)(nil),       // 10: kvhost.v1.ReturnRequest
+	(*ReturnResponse)(nil),      // 11: kvhost.v1.ReturnResponse
+	(*OfferRequest)(nil),        // 12: kvhost.v1.OfferRequest
+	(*OfferResponse)(nil),       // 13: kvhost.v1.OfferResponse
+	(*durationpb.Duration)(nil), // 14: google.protobuf.Duration
 }
 var file_kvhost_v1_peers_proto_depIdxs = []int32{
-	11, // 0: kvhost.v1.LeaseRequest.time:type_name -> google.protobuf.Duration
-	11, // 1: kvhost.v1.LeaseResponse.time:type_name -> google.protobuf.Duration
+	14, // 0: kvhost.v1.LeaseRequest.time:type_name -> google.protobuf.Duration
+	14, // 1: kvhost.v1.LeaseResponse.time:type_name -> google.protobuf.Duration
 	4,  // 2: kvhost.v1.LeaseResponse.entries:type_name -> kvhost.v1.LentEntry
-	0,  // 3: kvhost.v1.PeerService.Residents:input_type -> kvhost.v1.ResidentsRequest
-	2,  // 4: kvhost.v1.PeerService.Lease:input_type -> kvhost.v1.LeaseRequest
-	5,  // 5: kvhost.v1.PeerService.Fetch:input_type -> kvhost.v1.FetchRequest
-	7,  // 6: kvhost.v1.PeerService.Return:input_type -> kvhost.v1.ReturnRequest
-	9,  // 7: kvhost.v1.PeerService.Offer:input_type -> kvhost.v1.OfferRequest
-	1,  // 8: kvhost.v1.PeerService.Residents:output_type -> kvhost.v1.ResidentsResponse
-	3,  // 9: kvhost.v1.PeerService.Lease:output_type -> kvhost.v1.LeaseResponse
-	6,  // 10: kvhost.v1.PeerService.Fetch:output_type -> kvhost.v1.FetchResponse
-	8,  // 11: kvhost.v1.PeerService.Return:output_type -> kvhost.v1.ReturnResponse
-	10, // 12: kvhost.v1.PeerService.Offer:output_type -> kvhost.v1.OfferResponse
-	8,  // [8:13] is the sub-list for method output_type
-	3,  // [3:8] is the sub-list for method input_type
-	3,  // [3:3] is the sub-list for extension type_name
-	3,  // [3:3] is the sub-list for extension extendee
-	0,  // [0:3] is the sub-list for field type_name
+	9,  // 3: kvhost.v1.PlaceResponse.parts:type_name -> kvhost.v1.PlacedPart
+	14, // 4: kvhost.v1.PlaceResponse.time:type_name -> google.protobuf.Duration
+	0,  // 5: kvhost.v1.PeerService.Residents:input_type -> kvhost.v1.ResidentsRequest
+	2,  // 6: kvhost.v1.PeerService.Lease:input_type -> kvhost.v1.LeaseRequest
+	5,  // 7: kvhost.v1.PeerService.Fetch:input_type -> kvhost.v1.FetchRequest
+	7,  // 8: kvhost.v1.PeerService.Place:input_type -> kvhost.v1.PlaceRequest
+	10, // 9: kvhost.v1.PeerService.Return:input_type -> kvhost.v1.ReturnRequest
+	12, // 10: kvhost.v1.PeerService.Offer:input_type -> kvhost.v1.OfferRequest
+	1,  // 11: kvhost.v1.PeerService.Residents:output_type -> kvhost.v1.ResidentsResponse
+	3,  // 12: kvhost.v1.PeerService.Lease:output_type -> kvhost.v1.LeaseResponse
+	6,  // 13: kvhost.v1.PeerService.Fetch:output_type -> kvhost.v1.FetchResponse
+	8,  // 14: kvhost.v1.PeerService.Place:output_type -> kvhost.v1.PlaceResponse
+	11, // 15: kvhost.v1.PeerService.Return:output_type -> kvhost.v1.ReturnResponse
+	13, // 16: kvhost.v1.PeerService.Offer:output_type -> kvhost.v1.OfferResponse
+	11, // [11:17] is the sub-list for method output_type
+	5,  // [5:11] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_peers_proto_init() }
@@ -793,7 +1033,7 @@ func file_kvhost_v1_peers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_peers_proto_rawDesc), len(file_kvhost_v1_peers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

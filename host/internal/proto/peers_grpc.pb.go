@@ -24,6 +24,7 @@ const (
 	PeerService_Residents_FullMethodName = "/kvhost.v1.PeerService/Residents"
 	PeerService_Lease_FullMethodName     = "/kvhost.v1.PeerService/Lease"
 	PeerService_Fetch_FullMethodName     = "/kvhost.v1.PeerService/Fetch"
+	PeerService_Place_FullMethodName     = "/kvhost.v1.PeerService/Place"
 	PeerService_Return_FullMethodName    = "/kvhost.v1.PeerService/Return"
 	PeerService_Offer_FullMethodName     = "/kvhost.v1.PeerService/Offer"
 )
@@ -41,6 +42,9 @@ type PeerServiceClient interface {
 	Lease(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseResponse, error)
 	// Fetch sends bytes of one piece of a lease as they are stored: header, table, payload. NOT_FOUND: the lease or the piece is gone.
 	Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchResponse], error)
+	// Place says where bytes of one piece of a lease are, for a caller that reads them by NIXL. FAILED_PRECONDITION: this host's are only to
+	// be fetched. RESOURCE_EXHAUSTED: its memory for others is in use, or it sends as much as it may.
+	Place(ctx context.Context, in *PlaceRequest, opts ...grpc.CallOption) (*PlaceResponse, error)
 	// Return ends a lease.
 	Return(ctx context.Context, in *ReturnRequest, opts ...grpc.CallOption) (*ReturnResponse, error)
 	// Offer asks the host to take an entry that the caller evicts, and is answered when it has, or will not. RESOURCE_EXHAUSTED: it takes as
@@ -104,6 +108,16 @@ func (c *peerServiceClient) Fetch(ctx context.Context, in *FetchRequest, opts ..
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PeerService_FetchClient = grpc.ServerStreamingClient[FetchResponse]
 
+func (c *peerServiceClient) Place(ctx context.Context, in *PlaceRequest, opts ...grpc.CallOption) (*PlaceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlaceResponse)
+	err := c.cc.Invoke(ctx, PeerService_Place_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *peerServiceClient) Return(ctx context.Context, in *ReturnRequest, opts ...grpc.CallOption) (*ReturnResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReturnResponse)
@@ -137,6 +151,9 @@ type PeerServiceServer interface {
 	Lease(context.Context, *LeaseRequest) (*LeaseResponse, error)
 	// Fetch sends bytes of one piece of a lease as they are stored: header, table, payload. NOT_FOUND: the lease or the piece is gone.
 	Fetch(*FetchRequest, grpc.ServerStreamingServer[FetchResponse]) error
+	// Place says where bytes of one piece of a lease are, for a caller that reads them by NIXL. FAILED_PRECONDITION: this host's are only to
+	// be fetched. RESOURCE_EXHAUSTED: its memory for others is in use, or it sends as much as it may.
+	Place(context.Context, *PlaceRequest) (*PlaceResponse, error)
 	// Return ends a lease.
 	Return(context.Context, *ReturnRequest) (*ReturnResponse, error)
 	// Offer asks the host to take an entry that the caller evicts, and is answered when it has, or will not. RESOURCE_EXHAUSTED: it takes as
@@ -160,6 +177,9 @@ func (UnimplementedPeerServiceServer) Lease(context.Context, *LeaseRequest) (*Le
 }
 func (UnimplementedPeerServiceServer) Fetch(*FetchRequest, grpc.ServerStreamingServer[FetchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Fetch not implemented")
+}
+func (UnimplementedPeerServiceServer) Place(context.Context, *PlaceRequest) (*PlaceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Place not implemented")
 }
 func (UnimplementedPeerServiceServer) Return(context.Context, *ReturnRequest) (*ReturnResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Return not implemented")
@@ -228,6 +248,24 @@ func _PeerService_Fetch_Handler(srv interface{}, stream grpc.ServerStream) error
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PeerService_FetchServer = grpc.ServerStreamingServer[FetchResponse]
 
+func _PeerService_Place_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlaceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).Place(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_Place_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).Place(ctx, req.(*PlaceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PeerService_Return_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReturnRequest)
 	if err := dec(in); err != nil {
@@ -274,6 +312,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Lease",
 			Handler:    _PeerService_Lease_Handler,
+		},
+		{
+			MethodName: "Place",
+			Handler:    _PeerService_Place_Handler,
 		},
 		{
 			MethodName: "Return",

@@ -174,6 +174,9 @@ func (e *Engine) AddGPU(g *gds.GPU) error {
 	return nil
 }
 
+// Register registers the engine's staging slots with others than GPUs. Close it after the engine, or once nothing uses them.
+func (e *Engine) Register(p staging.Pinner) error { return e.slots.Register(p) }
+
 // deviceError marks an error as the GPU's, so that no piece file is reported as damaged for it.
 func deviceError(err error) error {
 	switch {

@@ -17,20 +17,21 @@ func (e *Engine) withSlot(fn func(slot []byte) error) (err error) {
 }
 
 // release gives a slot back after its task has ended with err. An abandoned read or write still uses the slot's
-// memory, so that slot is given back when the system call returns. A root that hangs therefore holds slots for as
+// memory, so that slot is given back when it ends. A root that hangs therefore holds slots for as
 // long as it hangs, at most one per worker, because no new operation starts on it.
 func (e *Engine) release(slot *staging.Slot, err error) {
 	if slot == nil { // the task needed none
 		return
 	}
+	var held staging.Held
 	var hung *staging.HungError
-	if !errors.As(err, &hung) || hung.Op&(staging.OpRead|staging.OpWrite) == 0 {
+	if !errors.As(err, &held) || errors.As(err, &hung) && hung.Op&(staging.OpRead|staging.OpWrite) == 0 {
 		slot.Release()
 		return
 	}
 	e.hungSlots.Add(1)
 	go func() {
-		<-hung.Ended()
+		<-held.Ended()
 		slot.Release()
 		e.hungSlots.Add(-1)
 	}()

@@ -447,7 +447,7 @@ class Namespace(_message.Message):
     def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., engine: _Optional[str] = ..., hash_algorithm: _Optional[str] = ..., hash_seed: _Optional[str] = ..., key_bytes: _Optional[int] = ..., tokens_per_block: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_stages: _Optional[int] = ..., context_parallel: _Optional[int] = ..., replicated: bool = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., extra: _Optional[_Mapping[str, str]] = ..., page_dtype: _Optional[str] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ["address", "asks", "blamed", "bytes", "entries", "failures", "heard", "keys", "name", "offers", "reason", "state", "struck", "taken", "turnover"]
+    __slots__ = ["address", "asks", "blamed", "bytes", "entries", "failures", "heard", "keys", "name", "nixl", "nixl_bytes", "nixl_fallbacks", "offers", "reason", "state", "struck", "taken", "turnover"]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
     BLAMED_FIELD_NUMBER: _ClassVar[int]
@@ -457,6 +457,9 @@ class PeerStatus(_message.Message):
     HEARD_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    NIXL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NIXL_FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    NIXL_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -472,13 +475,16 @@ class PeerStatus(_message.Message):
     heard: _duration_pb2.Duration
     keys: int
     name: str
+    nixl: bool
+    nixl_bytes: int
+    nixl_fallbacks: int
     offers: int
     reason: str
     state: str
     struck: int
     taken: int
     turnover: _duration_pb2.Duration
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., entries: _Optional[int] = ..., heard: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., asks: _Optional[int] = ..., failures: _Optional[int] = ..., keys: _Optional[int] = ..., struck: _Optional[int] = ..., bytes: _Optional[int] = ..., blamed: _Optional[int] = ..., turnover: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., offers: _Optional[int] = ..., taken: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., entries: _Optional[int] = ..., heard: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., asks: _Optional[int] = ..., failures: _Optional[int] = ..., keys: _Optional[int] = ..., struck: _Optional[int] = ..., bytes: _Optional[int] = ..., blamed: _Optional[int] = ..., turnover: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., offers: _Optional[int] = ..., taken: _Optional[int] = ..., nixl: bool = ..., nixl_bytes: _Optional[int] = ..., nixl_fallbacks: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = []

@@ -1,0 +1,124 @@
+package command
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+// TestPeerDiesInARead loads again and again from the memory of a host of another process, by NIXL, and kills or stops that on the way.
+// Every load ends, each block is right or named as failed, and what this host has itself is loaded all the while. A host that was only
+// stopped lends again when it goes on. Over TCP a READ from a host that is stopped does not end: what it has is kept from others.
+func TestPeerDiesInARead(t *testing.T) {
+	testenv.Need(t, testenv.NIXL, testenv.OthersMemory)
+	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+		for name, way := range map[string][]string{"memory": nil, "TCP": {"UCX_TLS=tcp,self", "UCX_PROTO_EMULATION_ENABLE=y"}} {
+			t.Run(fmt.Sprint(name, " ", signal), func(t *testing.T) {
+				t.Parallel() // it waits more than it works
+				peerDiesInARead(t, signal, way)
+			})
+		}
+	}
+}
+
+func peerDiesInARead(t *testing.T, signal syscall.Signal, environment []string) {
+	const chunks = killBlocks/16 - 1 // and one that this host has itself
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	testenv.OK(t, err)
+	at := free.Addr().String()
+	testenv.OK(t, free.Close())
+	start := func(root, more string) (func() string, *os.Process, *killPeer) {
+		dir := shortDir(t)
+		if root == "" {
+			root = filepath.Join(dir, "kv")
+		}
+		conf := write(t, dir, "k.toml", fmt.Sprintf("socket = %q\n[http]\nlisten = %q\n[store]\nmemory = 0\n[move]\nbandwidth = 1\n[[root]]\npath = %q\ncapacity = \"256MiB\"\n[peers]\nnixl = %q\n%s\n",
+			filepath.Join(dir, "s"), anyPort, root, filepath.Join(testenv.Root(), ".build", "nixl"), more))
+		cmd := command(t, dir, "--config", conf, "--log-format", "json")
+		cmd.Env = append(slices.Clone(cmd.Environ()), environment...)
+		_, logged, _ := startCommand(t, cmd)
+		return logged, cmd.Process, dialToKill(t, filepath.Join(dir, "s"))
+	}
+	_, lender, a := start("memory:", fmt.Sprintf("listen = %q\nbandwidth = 0", at))
+	for n := range chunks {
+		a.putOwn(n)
+	}
+	logB, _, b := start("", fmt.Sprintf("hosts = %q", at))
+	b.putOwn(chunks)
+	awaitPeerGauge(t, logB, "kvhost_peer_entries", chunks)
+	awaitPeerGauge(t, logB, "kvhost_peer_nixl", 1)
+	var keys []kv.Key
+	var wanted []client.LoadChunk
+	for n := range chunks {
+		keys, wanted = append(keys, killKey(n)), append(wanted, client.LoadChunk{Index: n, Blocks: killIDs(n)})
+	}
+	// load loads what is a hit, and says how many chunks of the peer have come.
+	load := func() (whole int) {
+		t.Helper()
+		b.Poison()
+		l := b.Find(keys...)
+		if hits := l.Hits(); hits > 0 {
+			since := time.Now()
+			r := b.Get(l, client.LoadOptions{}, wanted[:hits]...)
+			if d := time.Since(since); d > 30*time.Second {
+				t.Fatalf("a load took %s", d)
+			}
+			for n := range hits {
+				failed := slices.ContainsFunc(r.Failed, func(e client.BlockError) bool { return e.Chunk == n })
+				if b.looksAt(t, n, failed); !failed {
+					whole++
+				}
+			}
+		}
+		own := b.Find(killKey(chunks))
+		if r := b.Get(own, client.LoadOptions{}, client.LoadChunk{Blocks: killIDs(chunks)}); own.Hits() != 1 || len(r.Failed) > 0 {
+			t.Fatalf("%d hits and failures %v of what this host has itself", own.Hits(), r.Failed)
+		}
+		b.looksAt(t, chunks, false)
+		return whole
+	}
+	for range 3 {
+		if n := load(); n != chunks {
+			t.Fatalf("%d chunks of the peer, want %d", n, chunks)
+		}
+	}
+	if n := gauge(t, httpAddress(t, logB), "kvhost_peer_nixl_bytes_total"); n < 3*chunks*killLayers*16*killPage {
+		t.Fatalf("%d bytes by NIXL, want all", n)
+	}
+	signalled := make(chan error, 1)
+	time.AfterFunc(20*time.Millisecond, func() { signalled <- lender.Signal(signal) })
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); { // its lease would last longer
+		load()
+	}
+	testenv.OK(t, <-signalled)
+	if signal == syscall.SIGKILL {
+		awaitPeerGauge(t, logB, "kvhost_peer_here", 0)
+		if n := b.Find(keys...).Hits(); n != 0 {
+			t.Errorf("%d hits of a host that was killed, want none", n)
+		}
+		return
+	}
+	time.AfterFunc(10*time.Millisecond, func() { signalled <- lender.Signal(syscall.SIGCONT) })
+	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); { // while what was given up arrives
+		load()
+	}
+	testenv.OK(t, <-signalled)
+	for end := time.Now().Add(time.Minute); load() != chunks; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a host that goes on lends nothing in a minute")
+		}
+	}
+	if text := logB(); strings.Contains(text, "out of service") {
+		t.Error("a root went out of service for a peer")
+	}
+}
