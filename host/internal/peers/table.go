@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
@@ -26,6 +27,7 @@ type Table struct {
 	taken  atomic.Uint64 // lists in use
 	cells  atomic.Int64
 	full   atomic.Uint64 // fingerprints that there was no memory for
+	most   int64         // bytes, 0: mostTable
 }
 
 // shard is the fingerprints with the same first byte of their place, by open addressing. Who reads takes no lock: a cell keeps its fingerprint, and one
@@ -126,11 +128,10 @@ func (t *Table) add(print uint64, list int) {
 	defer s.mu.Unlock()
 	c, found := find(s.all(), print, place)
 	if !found {
-		if (s.used+1)*5 > len(s.all())*4 {
-			if !t.grow(s) {
-				t.full.Add(1)
-				return
-			}
+		if grown := (s.used+1)*5 > len(s.all())*4; t.greedy(list) || grown && !t.grow(s) {
+			t.full.Add(1)
+			return
+		} else if grown {
 			c, _ = find(s.all(), print, place)
 		}
 		c.print.Store(print)
@@ -151,6 +152,14 @@ func (t *Table) remove(print uint64, list int) {
 	}
 }
 
+// greedy says that a list gets no more cells: the last eighth of the memory is for those that have less than an equal part of
+// all, or half where there is one.
+func (t *Table) greedy(list int) bool {
+	most := cmp.Or(t.most, mostTable)
+	return t.cells.Load()*cellBytes > most/8*7 &&
+		t.count[list].Load()*int64(max(2, bits.OnesCount64(t.taken.Load()))) > most/cellBytes*4/5
+}
+
 // grow makes room by half, and leaves out what no peer has.
 func (t *Table) grow(s *shard) bool {
 	old, alive := s.all(), 0
@@ -160,7 +169,7 @@ func (t *Table) grow(s *shard) bool {
 		}
 	}
 	size := alive*15/8 + 16
-	if more := int64(size - len(old)); t.cells.Add(more)*cellBytes > mostTable && more > 0 {
+	if more := int64(size - len(old)); t.cells.Add(more)*cellBytes > cmp.Or(t.most, mostTable) && more > 0 {
 		t.cells.Add(-more)
 		return false
 	}

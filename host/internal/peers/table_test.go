@@ -77,6 +77,30 @@ func TestTableMemory(t *testing.T) {
 	}
 }
 
+// TestTableShares: one peer that tells of more than there is memory for does not keep others from being heard.
+func TestTableShares(t *testing.T) {
+	const many, few = 2 << 20, 50_000
+	table := Table{most: 16 << 20}
+	random := rand.New(rand.NewPCG(5, 6))
+	for list, n := range []int{many, few} {
+		if got, ok := table.open(); !ok || got != list {
+			t.Fatalf("list %d, %v, want %d", got, ok, list)
+		}
+		for range n {
+			table.add(random.Uint64(), list)
+		}
+	}
+	if n := table.count[1].Load(); n != few {
+		t.Errorf("%d fingerprints of a peer are kept after another told too many, want %d", n, few)
+	}
+	if n := table.count[0].Load(); n < many/4 {
+		t.Errorf("%d fingerprints of that one are kept, want most of the memory used", n)
+	}
+	if n := table.cells.Load() * cellBytes; n > table.most {
+		t.Errorf("%d bytes, want at most %d", n, table.most)
+	}
+}
+
 // FuzzLearn: no message breaks the table, and one that is whole is learned.
 func FuzzLearn(f *testing.F) {
 	f.Add([]byte("12345678"), []byte("87654321"))
