@@ -2,6 +2,8 @@ package host_test
 
 import (
 	"bytes"
+	"context"
+	"encoding/binary"
 	"errors"
 	"io/fs"
 	"math/rand/v2"
@@ -10,8 +12,11 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
@@ -493,5 +498,63 @@ func TestPeersAndPolicies(t *testing.T) {
 	next.Peers.Hosts = ""
 	if _, err := h.Reload(t.Context(), next); !errors.Is(err, host.ErrRestart) {
 		t.Errorf("a reload with other peers: %v, want %v", err, host.ErrRestart)
+	}
+}
+
+// boaster promises an entry, and has none.
+type boaster struct {
+	proto.UnimplementedPeerServiceServer
+	has   []uint64 // fingerprints
+	asked atomic.Int64
+}
+
+func (f *boaster) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
+	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{7}, 16), Whole: true}
+	for _, fp := range f.has {
+		m.Added = binary.LittleEndian.AppendUint64(m.Added, fp)
+	}
+	if err := st.Send(m); err != nil {
+		return err
+	}
+	<-st.Context().Done()
+	return nil
+}
+
+func (f *boaster) Lease(context.Context, *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+	f.asked.Add(1)
+	return &proto.LeaseResponse{}, nil
+}
+
+// TestNextPeer: what a peer has evicted after it was promised comes from another that has it, in the same lookup.
+func TestNextPeer(t *testing.T) {
+	random := rand.New(rand.NewPCG(15, 16))
+	a, two, _ := twoRanks(t, host.Config{Config: among(t)})
+	for _, r := range two {
+		r.store(0, random)
+	}
+	space := rankSpace("m")
+	f := &boaster{}
+	for n := range 2 { // a longer run: it is asked first
+		f.has = append(f.has, kv.Fingerprint(space.Digest(), 0, compressionKey(n)))
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	testenv.OK(t, err)
+	s := grpc.NewServer()
+	proto.RegisterPeerServiceServer(s, f)
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(s.Stop)
+	b, others, _ := twoRanks(t, host.Config{Config: among(t, a.PeerAddr(), l.Addr().String())})
+	var entries uint64
+	for end := time.Now().Add(20 * time.Second); entries != 3; time.Sleep(time.Millisecond) {
+		entries = 0
+		for _, p := range b.Status().Peers {
+			entries += p.Entries
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d entries of peers are known after 20 s, want 3", entries)
+		}
+	}
+	if n := others[0].Find(compressionKey(0), compressionKey(1)).Hits(); n != 1 || f.asked.Load() != 1 {
+		t.Errorf("%d hits after %d asks of a peer that has evicted what it promised, want 1 of the other and 1", n, f.asked.Load())
 	}
 }

@@ -290,7 +290,7 @@ var keys = []*Key{
 		Help:  "How long a lookup may wait for a peer that has promised what is missing here.",
 		field: func(c *Config) any { return &c.Peers.Deadline }},
 	{Section: "peers", Name: "bandwidth", Kind: Size, Default: "4GiB", Unit: "bytes per second",
-		Help:  "Most bytes per second that are lent. What is more is refused. 0: no limit.",
+		Help:  "Most bytes per second that are lent, and that are borrowed. What is more is refused, or not asked for. 0: no limit.",
 		field: func(c *Config) any { return &c.Peers.Bandwidth }},
 }
 

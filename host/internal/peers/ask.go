@@ -32,7 +32,7 @@ func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool
 		return nil
 	}
 	usable := p.usable.Load()
-	if usable == 0 || found.Hits() == len(q.Keys) {
+	if usable == 0 || p.reads.behind() > longestWait/2 || found.Hits() == len(q.Keys) {
 		return nil
 	}
 	printer := kv.PrinterOf(q.Namespace.Digest, q.Group)
@@ -161,7 +161,9 @@ func (a *Ask) borrow(ctx context.Context, since time.Time) (entered int, err err
 		}
 		lent.Entries, index = append(lent.Entries, entry), append(index, e.GetIndex())
 	}
-	a.strike(given)
+	if !r.GetBusy() {
+		a.strike(given)
+	}
 	if len(index) == 0 {
 		return 0, nil
 	}
@@ -169,7 +171,7 @@ func (a *Ask) borrow(ctx context.Context, since time.Time) (entered int, err err
 		p.fs.add(name, &piece{loan: l, entry: index[entry], rank: rank, bytes: bytes})
 	}
 	lasts := min(r.GetTime().AsDuration(), longestLease)
-	l.due, l.ends = since.Add(min(unused, lasts/2)), since.Add(lasts)
+	l.lasts, l.due, l.ends = lasts, since.Add(min(unused, lasts/2)), since.Add(lasts)
 	l.entries, err = p.store.Borrow(lent)
 	entered = len(l.entries)
 	x.mu.Lock()

@@ -2,8 +2,10 @@ package peers
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +30,7 @@ const (
 	asksAtOnce    = 64
 	dataLines     = 4 // connections for bytes, apart from that of leases
 	returnTimeout = time.Second
-	unused        = 10 * time.Second // what no lookup has granted any more is kept so long, for the next
+	unused        = 2 * time.Second // what no lookup has granted any more is kept so long, for the next
 )
 
 var (
@@ -61,7 +63,8 @@ type peer struct {
 	giving     sync.Mutex    // held by giveBack: who is to give all back must find what another has in hand
 
 	mu       sync.Mutex
-	lines    []*grpc.ClientConn // the first is for leases
+	lines    []*grpc.ClientConn  // the first is for leases
+	chain    []*x509.Certificate // that the peer has shown; nil without TLS
 	host     [16]byte
 	state    State
 	reason   string
@@ -98,11 +101,14 @@ func (x *peer) live() {
 	log := x.owner.cfg.Log.With("peer", x.addr)
 	defer x.close()
 	for pause := firstPause; x.run.Err() == nil; pause = min(2*pause, longestPause) {
-		err := x.dial()
+		line, err := x.dial()
 		if err == nil {
-			if err = x.listen(); x.leave(err) {
+			if err = x.listen(line); x.leave(err) {
 				pause = firstPause
 				log.Warn("a peer has gone", "error", err)
+			}
+			if status.Code(err) == codes.PermissionDenied { // this host may have another certificate than when it called
+				x.hangUp()
 			}
 		}
 		switch {
@@ -119,17 +125,18 @@ func (x *peer) live() {
 	}
 }
 
-func (x *peer) dial() error {
+// dial makes the connections, and returns the first.
+func (x *peer) dial() (*grpc.ClientConn, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for len(x.lines) < 1+dataLines {
 		line, err := x.owner.dial(x.name, x.addr)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		x.lines = append(x.lines, line)
 	}
-	return nil
+	return x.lines[0], nil
 }
 
 // client is one of the connections: the first for leases, the others in turn for bytes.
@@ -147,12 +154,9 @@ func (x *peer) client(data bool) (proto.PeerServiceClient, error) {
 }
 
 // listen learns what the peer has, until the stream ends.
-func (x *peer) listen() error {
+func (x *peer) listen(line *grpc.ClientConn) error {
 	ctx, stop := context.WithCancel(x.run)
 	defer stop()
-	x.mu.Lock()
-	line := x.lines[0]
-	x.mu.Unlock()
 	stream, err := proto.NewPeerServiceClient(line).Residents(ctx, &proto.ResidentsRequest{})
 	if err != nil {
 		return err
@@ -161,6 +165,9 @@ func (x *peer) listen() error {
 	if err != nil {
 		return err
 	}
+	x.mu.Lock()
+	x.chain = shown(stream.Context())
+	x.mu.Unlock()
 	if len(m.GetHost()) != len(x.host) {
 		return fmt.Errorf("%w: it does not say who it is", ErrMessage)
 	}
@@ -239,11 +246,17 @@ func (x *peer) leave(cause error) (was bool) {
 
 func (x *peer) close() {
 	x.leave(nil)
+	x.hangUp()
+}
+
+// hangUp closes the connections. Others are made if the peer is still one.
+func (x *peer) hangUp() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, line := range x.lines {
 		_ = line.Close() // nothing is to be done about it
 	}
+	x.lines, x.chain = nil, nil
 }
 
 func (x *peer) is(s State) bool {
@@ -311,6 +324,12 @@ func (x *peer) leaveAlone(pause time.Duration, cause error) {
 // tidy gives back what is due, and ends a pause.
 func (x *peer) tidy(now time.Time) {
 	x.mu.Lock()
+	chain := x.chain
+	x.mu.Unlock()
+	if host, _, _ := net.SplitHostPort(x.name); chain != nil && x.owner.id.verify(chain, host) != nil {
+		x.hangUp()
+	}
+	x.mu.Lock()
 	here := x.state == Here
 	if x.state == Alone && now.After(x.until) {
 		x.state, x.reason, x.failures = Here, "", mostFailures-1 // the next failure is enough
@@ -328,6 +347,8 @@ type loan struct {
 	group     uint32
 	entries   []store.Borrowed
 	due, ends time.Time // what no lease of this host has goes when it is due, and all at the end
+	lasts     time.Duration
+	renewing  bool // the peer is being asked for a later end
 }
 
 // giveBack ends loans: those that are due, or all.
@@ -341,12 +362,19 @@ func (x *peer) giveBack(all bool) {
 	x.mu.Unlock()
 	var left []*loan
 	for _, l := range list {
+		x.mu.Lock()
 		over := all || now.After(l.ends)
+		half := !over && !l.renewing && l.ends.Sub(now) < l.lasts/2
+		x.mu.Unlock()
 		if over || now.After(l.due) {
 			l.entries = x.owner.store.GiveBack(l.entries, over)
 		}
 		if len(l.entries) > 0 {
 			left = append(left, l)
+			if half {
+				l.renewing = true
+				x.owner.work.Go(func() { x.renew(l) })
+			}
 			continue
 		}
 		x.owner.work.Go(func() { x.giveLease(l.lease) })
@@ -370,6 +398,9 @@ func (x *peer) giveLease(lease uint64) {
 // read reads bytes of a piece from its lender.
 func (p *piece) read(dst []byte, off int64) (err error) {
 	x, all := p.loan.peer, len(dst)
+	if err := x.owner.reads.wait(x.run, int64(all), x.owner.cfg.Budget/2); err != nil {
+		return fmt.Errorf("%w: %w", ErrAway, err)
+	}
 	client, err := x.client(true)
 	if err != nil {
 		return err

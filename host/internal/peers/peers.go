@@ -28,7 +28,7 @@ type Config struct {
 	Cert, Key, CA string   // PEM files; empty: no TLS, and only loopback addresses
 
 	Deadline  time.Duration // of a lease
-	Bandwidth int64         // most bytes a second that are lent; 0: no limit
+	Bandwidth int64         // most bytes a second that are lent, and that are read from others; 0: no limit
 	LeaseTime time.Duration // that a lookup's lease may last here
 	// Budget is what one read may take: 12 s. It is to be less than the limit of an operation on files, so that a slow peer is not
 	// taken for a file system that hangs.
@@ -54,6 +54,7 @@ type Peers struct {
 	listener net.Listener // nil: it lends nothing
 	lending  *lending
 	pause    time.Duration // the first one of a peer that is left alone
+	reads    pace          // of what is fetched, from all peers
 
 	run  context.Context
 	stop context.CancelFunc
@@ -66,7 +67,7 @@ type Peers struct {
 
 // New listens, and calls no peer yet.
 func New(cfg Config) (*Peers, error) {
-	p := &Peers{cfg: cfg, peers: map[string]*peer{}, lost: map[string]error{}, pause: firstPause}
+	p := &Peers{cfg: cfg, peers: map[string]*peer{}, lost: map[string]error{}, pause: firstPause, reads: pace{rate: float64(cfg.Bandwidth)}}
 	if p.cfg.Log == nil {
 		p.cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -92,6 +93,9 @@ func New(cfg Config) (*Peers, error) {
 	}
 	return p, nil
 }
+
+// Deadline is of all that one lookup asks.
+func (p *Peers) Deadline() time.Duration { return p.cfg.Deadline }
 
 // Addr is where this host lends; empty if it does not.
 func (p *Peers) Addr() string {

@@ -1,26 +1,34 @@
 package peers
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"io/fs"
 	"os"
 	"sync"
-	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	grpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 )
 
 // identity is this host's certificate and who signs those of its peers: files, read again when one was renewed.
 type identity struct {
 	cert, key, ca string
 
-	mu      sync.Mutex
-	pair    *tls.Certificate
-	pool    *x509.CertPool
-	changed [3]time.Time
+	mu    sync.Mutex
+	pair  *tls.Certificate
+	pool  *x509.CertPool
+	files [3]fs.FileInfo
+	trust map[*x509.Certificate]*x509.CertPool // that has verified what is used
 }
+
+// mostTrust is how many certificates of connections are remembered as verified.
+const mostTrust = 1 << 10
 
 // newIdentity is nil without files: what is said then is not encrypted.
 func newIdentity(cert, key, ca string) (*identity, error) {
@@ -32,13 +40,17 @@ func newIdentity(cert, key, ca string) (*identity, error) {
 }
 
 func (id *identity) load() error {
-	var now [3]time.Time
+	var now [3]fs.FileInfo
+	same := id.pair != nil
 	for i, name := range []string{id.cert, id.key, id.ca} {
-		if st, err := os.Stat(name); err == nil {
-			now[i] = st.ModTime()
+		var err error
+		if now[i], err = os.Stat(name); err != nil {
+			return fmt.Errorf("%w: %w", ErrConfig, err)
 		}
+		was := id.files[i]
+		same = same && os.SameFile(was, now[i]) && was.ModTime().Equal(now[i].ModTime())
 	}
-	if id.pair != nil && now == id.changed {
+	if same {
 		return nil
 	}
 	pair, err := tls.LoadX509KeyPair(id.cert, id.key)
@@ -53,7 +65,7 @@ func (id *identity) load() error {
 	if !pool.AppendCertsFromPEM(pem) {
 		return fmt.Errorf("%w: peers.ca: %s has no certificate", ErrConfig, id.ca)
 	}
-	id.pair, id.pool, id.changed = &pair, pool, now
+	id.pair, id.pool, id.files, id.trust = &pair, pool, now, map[*x509.Certificate]*x509.CertPool{}
 	return nil
 }
 
@@ -90,13 +102,53 @@ func (id *identity) calling(name string) credentials.TransportCredentials {
 		},
 		InsecureSkipVerify: true, // VerifyConnection verifies, with the authorities of the moment
 		VerifyConnection: func(c tls.ConnectionState) error {
-			_, pool := id.now()
-			between := x509.NewCertPool()
-			for _, cert := range c.PeerCertificates[1:] {
-				between.AddCert(cert)
-			}
-			_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{DNSName: name, Roots: pool, Intermediates: between})
-			return err
+			return id.verify(c.PeerCertificates, name)
 		},
 	})
+}
+
+// verify verifies what the other side of a connection has shown, by the authorities of the moment. Connections last longer than those.
+func (id *identity) verify(chain []*x509.Certificate, name string) error {
+	_, pool := id.now()
+	id.mu.Lock()
+	known := id.trust[chain[0]] == pool
+	id.mu.Unlock()
+	if known {
+		return nil
+	}
+	between := x509.NewCertPool()
+	for _, cert := range chain[1:] {
+		between.AddCert(cert)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{DNSName: name, Roots: pool, Intermediates: between,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}) // the handshake has looked at that
+	if err == nil {
+		id.mu.Lock()
+		defer id.mu.Unlock()
+		if len(id.trust) >= mostTrust {
+			clear(id.trust)
+		}
+		id.trust[chain[0]] = pool
+	}
+	return err
+}
+
+// admits says whether a call comes from a host that is trusted still.
+func (id *identity) admits(ctx context.Context) error {
+	if chain := shown(ctx); id != nil && chain != nil {
+		if err := id.verify(chain, ""); err != nil {
+			return status.Error(codes.PermissionDenied, err.Error())
+		}
+	}
+	return nil
+}
+
+// shown is what the other side of a connection has shown, nil without TLS.
+func shown(ctx context.Context) []*x509.Certificate {
+	if p, ok := grpcpeer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			return info.State.PeerCertificates
+		}
+	}
+	return nil
 }

@@ -217,6 +217,7 @@ type LeaseResponse struct {
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"` // 0: none of the keys is there
 	Time          *durationpb.Duration   `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
 	Entries       []*LentEntry           `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"`
+	Busy          bool                   `protobuf:"varint,4,opt,name=busy,proto3" json:"busy,omitempty"` // it lends no more at present: what is not among the entries may be there
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -270,6 +271,13 @@ func (x *LeaseResponse) GetEntries() []*LentEntry {
 		return x.Entries
 	}
 	return nil
+}
+
+func (x *LeaseResponse) GetBusy() bool {
+	if x != nil {
+		return x.Busy
+	}
+	return false
 }
 
 type LentEntry struct {
@@ -444,6 +452,102 @@ func (x *FetchResponse) GetData() []byte {
 	return nil
 }
 
+type RenewRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	Time          *durationpb.Duration   `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"` // from now on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewRequest) Reset() {
+	*x = RenewRequest{}
+	mi := &file_kvhost_v1_peers_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewRequest) ProtoMessage() {}
+
+func (x *RenewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_peers_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
+func (*RenewRequest) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *RenewRequest) GetLease() uint64 {
+	if x != nil {
+		return x.Lease
+	}
+	return 0
+}
+
+func (x *RenewRequest) GetTime() *durationpb.Duration {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+type RenewResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Time          *durationpb.Duration   `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewResponse) Reset() {
+	*x = RenewResponse{}
+	mi := &file_kvhost_v1_peers_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewResponse) ProtoMessage() {}
+
+func (x *RenewResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_peers_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
+func (*RenewResponse) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RenewResponse) GetTime() *durationpb.Duration {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
 type ReturnRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
@@ -453,7 +557,7 @@ type ReturnRequest struct {
 
 func (x *ReturnRequest) Reset() {
 	*x = ReturnRequest{}
-	mi := &file_kvhost_v1_peers_proto_msgTypes[7]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -465,7 +569,7 @@ func (x *ReturnRequest) String() string {
 func (*ReturnRequest) ProtoMessage() {}
 
 func (x *ReturnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_peers_proto_msgTypes[7]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -478,7 +582,7 @@ func (x *ReturnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnRequest.ProtoReflect.Descriptor instead.
 func (*ReturnRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{7}
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReturnRequest) GetLease() uint64 {
@@ -496,7 +600,7 @@ type ReturnResponse struct {
 
 func (x *ReturnResponse) Reset() {
 	*x = ReturnResponse{}
-	mi := &file_kvhost_v1_peers_proto_msgTypes[8]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -508,7 +612,7 @@ func (x *ReturnResponse) String() string {
 func (*ReturnResponse) ProtoMessage() {}
 
 func (x *ReturnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_peers_proto_msgTypes[8]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -521,7 +625,7 @@ func (x *ReturnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnResponse.ProtoReflect.Descriptor instead.
 func (*ReturnResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{8}
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{10}
 }
 
 var File_kvhost_v1_peers_proto protoreflect.FileDescriptor
@@ -541,11 +645,12 @@ const file_kvhost_v1_peers_proto_rawDesc = "" +
 	"\x04keys\x18\x03 \x01(\fR\x04keys\x12\x14\n" +
 	"\x05ranks\x18\x04 \x01(\x04R\x05ranks\x12\x18\n" +
 	"\aleading\x18\x05 \x01(\bR\aleading\x12-\n" +
-	"\x04time\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04time\"\x84\x01\n" +
+	"\x04time\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04time\"\x98\x01\n" +
 	"\rLeaseResponse\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12-\n" +
 	"\x04time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04time\x12.\n" +
-	"\aentries\x18\x03 \x03(\v2\x14.kvhost.v1.LentEntryR\aentries\"7\n" +
+	"\aentries\x18\x03 \x03(\v2\x14.kvhost.v1.LentEntryR\aentries\x12\x12\n" +
+	"\x04busy\x18\x04 \x01(\bR\x04busy\"7\n" +
 	"\tLentEntry\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n" +
 	"\x05bytes\x18\x02 \x03(\x04R\x05bytes\"|\n" +
@@ -556,14 +661,20 @@ const file_kvhost_v1_peers_proto_rawDesc = "" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x14\n" +
 	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\"#\n" +
 	"\rFetchResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"%\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"S\n" +
+	"\fRenewRequest\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12-\n" +
+	"\x04time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04time\">\n" +
+	"\rRenewResponse\x12-\n" +
+	"\x04time\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x04time\"%\n" +
 	"\rReturnRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\"\x10\n" +
-	"\x0eReturnResponse2\x90\x02\n" +
+	"\x0eReturnResponse2\xcc\x02\n" +
 	"\vPeerService\x12H\n" +
 	"\tResidents\x12\x1b.kvhost.v1.ResidentsRequest\x1a\x1c.kvhost.v1.ResidentsResponse0\x01\x12:\n" +
 	"\x05Lease\x12\x17.kvhost.v1.LeaseRequest\x1a\x18.kvhost.v1.LeaseResponse\x12<\n" +
-	"\x05Fetch\x12\x17.kvhost.v1.FetchRequest\x1a\x18.kvhost.v1.FetchResponse0\x01\x12=\n" +
+	"\x05Fetch\x12\x17.kvhost.v1.FetchRequest\x1a\x18.kvhost.v1.FetchResponse0\x01\x12:\n" +
+	"\x05Renew\x12\x17.kvhost.v1.RenewRequest\x1a\x18.kvhost.v1.RenewResponse\x12=\n" +
 	"\x06Return\x12\x18.kvhost.v1.ReturnRequest\x1a\x19.kvhost.v1.ReturnResponseB4Z2github.com/kvhost/kvhost/host/internal/proto;protob\x06proto3"
 
 var (
@@ -578,7 +689,7 @@ func file_kvhost_v1_peers_proto_rawDescGZIP() []byte {
 	return file_kvhost_v1_peers_proto_rawDescData
 }
 
-var file_kvhost_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_kvhost_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_kvhost_v1_peers_proto_goTypes = []any{
 	(*ResidentsRequest)(nil),    // 0: kvhost.v1.ResidentsRequest
 	(*ResidentsResponse)(nil),   // 1: kvhost.v1.ResidentsResponse
@@ -587,27 +698,33 @@ var file_kvhost_v1_peers_proto_goTypes = []any{
 	(*LentEntry)(nil),           // 4: kvhost.v1.LentEntry
 	(*FetchRequest)(nil),        // 5: kvhost.v1.FetchRequest
 	(*FetchResponse)(nil),       // 6: kvhost.v1.FetchResponse
-	(*ReturnRequest)(nil),       // 7: kvhost.v1.ReturnRequest
-	(*ReturnResponse)(nil),      // 8: kvhost.v1.ReturnResponse
-	(*durationpb.Duration)(nil), // 9: google.protobuf.Duration
+	(*RenewRequest)(nil),        // 7: kvhost.v1.RenewRequest
+	(*RenewResponse)(nil),       // 8: kvhost.v1.RenewResponse
+	(*ReturnRequest)(nil),       // 9: kvhost.v1.ReturnRequest
+	(*ReturnResponse)(nil),      // 10: kvhost.v1.ReturnResponse
+	(*durationpb.Duration)(nil), // 11: google.protobuf.Duration
 }
 var file_kvhost_v1_peers_proto_depIdxs = []int32{
-	9, // 0: kvhost.v1.LeaseRequest.time:type_name -> google.protobuf.Duration
-	9, // 1: kvhost.v1.LeaseResponse.time:type_name -> google.protobuf.Duration
-	4, // 2: kvhost.v1.LeaseResponse.entries:type_name -> kvhost.v1.LentEntry
-	0, // 3: kvhost.v1.PeerService.Residents:input_type -> kvhost.v1.ResidentsRequest
-	2, // 4: kvhost.v1.PeerService.Lease:input_type -> kvhost.v1.LeaseRequest
-	5, // 5: kvhost.v1.PeerService.Fetch:input_type -> kvhost.v1.FetchRequest
-	7, // 6: kvhost.v1.PeerService.Return:input_type -> kvhost.v1.ReturnRequest
-	1, // 7: kvhost.v1.PeerService.Residents:output_type -> kvhost.v1.ResidentsResponse
-	3, // 8: kvhost.v1.PeerService.Lease:output_type -> kvhost.v1.LeaseResponse
-	6, // 9: kvhost.v1.PeerService.Fetch:output_type -> kvhost.v1.FetchResponse
-	8, // 10: kvhost.v1.PeerService.Return:output_type -> kvhost.v1.ReturnResponse
-	7, // [7:11] is the sub-list for method output_type
-	3, // [3:7] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	11, // 0: kvhost.v1.LeaseRequest.time:type_name -> google.protobuf.Duration
+	11, // 1: kvhost.v1.LeaseResponse.time:type_name -> google.protobuf.Duration
+	4,  // 2: kvhost.v1.LeaseResponse.entries:type_name -> kvhost.v1.LentEntry
+	11, // 3: kvhost.v1.RenewRequest.time:type_name -> google.protobuf.Duration
+	11, // 4: kvhost.v1.RenewResponse.time:type_name -> google.protobuf.Duration
+	0,  // 5: kvhost.v1.PeerService.Residents:input_type -> kvhost.v1.ResidentsRequest
+	2,  // 6: kvhost.v1.PeerService.Lease:input_type -> kvhost.v1.LeaseRequest
+	5,  // 7: kvhost.v1.PeerService.Fetch:input_type -> kvhost.v1.FetchRequest
+	7,  // 8: kvhost.v1.PeerService.Renew:input_type -> kvhost.v1.RenewRequest
+	9,  // 9: kvhost.v1.PeerService.Return:input_type -> kvhost.v1.ReturnRequest
+	1,  // 10: kvhost.v1.PeerService.Residents:output_type -> kvhost.v1.ResidentsResponse
+	3,  // 11: kvhost.v1.PeerService.Lease:output_type -> kvhost.v1.LeaseResponse
+	6,  // 12: kvhost.v1.PeerService.Fetch:output_type -> kvhost.v1.FetchResponse
+	8,  // 13: kvhost.v1.PeerService.Renew:output_type -> kvhost.v1.RenewResponse
+	10, // 14: kvhost.v1.PeerService.Return:output_type -> kvhost.v1.ReturnResponse
+	10, // [10:15] is the sub-list for method output_type
+	5,  // [5:10] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_peers_proto_init() }
@@ -621,7 +738,7 @@ func file_kvhost_v1_peers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_peers_proto_rawDesc), len(file_kvhost_v1_peers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

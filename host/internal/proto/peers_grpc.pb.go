@@ -24,6 +24,7 @@ const (
 	PeerService_Residents_FullMethodName = "/kvhost.v1.PeerService/Residents"
 	PeerService_Lease_FullMethodName     = "/kvhost.v1.PeerService/Lease"
 	PeerService_Fetch_FullMethodName     = "/kvhost.v1.PeerService/Fetch"
+	PeerService_Renew_FullMethodName     = "/kvhost.v1.PeerService/Renew"
 	PeerService_Return_FullMethodName    = "/kvhost.v1.PeerService/Return"
 )
 
@@ -40,6 +41,8 @@ type PeerServiceClient interface {
 	Lease(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseResponse, error)
 	// Fetch sends bytes of one piece of a lease as they are stored: header, table, payload. NOT_FOUND: the lease or the piece is gone.
 	Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FetchResponse], error)
+	// Renew has a lease last longer. NOT_FOUND: it is over.
+	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error)
 	// Return ends a lease.
 	Return(ctx context.Context, in *ReturnRequest, opts ...grpc.CallOption) (*ReturnResponse, error)
 }
@@ -100,6 +103,16 @@ func (c *peerServiceClient) Fetch(ctx context.Context, in *FetchRequest, opts ..
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PeerService_FetchClient = grpc.ServerStreamingClient[FetchResponse]
 
+func (c *peerServiceClient) Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RenewResponse)
+	err := c.cc.Invoke(ctx, PeerService_Renew_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *peerServiceClient) Return(ctx context.Context, in *ReturnRequest, opts ...grpc.CallOption) (*ReturnResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReturnResponse)
@@ -123,6 +136,8 @@ type PeerServiceServer interface {
 	Lease(context.Context, *LeaseRequest) (*LeaseResponse, error)
 	// Fetch sends bytes of one piece of a lease as they are stored: header, table, payload. NOT_FOUND: the lease or the piece is gone.
 	Fetch(*FetchRequest, grpc.ServerStreamingServer[FetchResponse]) error
+	// Renew has a lease last longer. NOT_FOUND: it is over.
+	Renew(context.Context, *RenewRequest) (*RenewResponse, error)
 	// Return ends a lease.
 	Return(context.Context, *ReturnRequest) (*ReturnResponse, error)
 	mustEmbedUnimplementedPeerServiceServer()
@@ -143,6 +158,9 @@ func (UnimplementedPeerServiceServer) Lease(context.Context, *LeaseRequest) (*Le
 }
 func (UnimplementedPeerServiceServer) Fetch(*FetchRequest, grpc.ServerStreamingServer[FetchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Fetch not implemented")
+}
+func (UnimplementedPeerServiceServer) Renew(context.Context, *RenewRequest) (*RenewResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Renew not implemented")
 }
 func (UnimplementedPeerServiceServer) Return(context.Context, *ReturnRequest) (*ReturnResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Return not implemented")
@@ -208,6 +226,24 @@ func _PeerService_Fetch_Handler(srv interface{}, stream grpc.ServerStream) error
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PeerService_FetchServer = grpc.ServerStreamingServer[FetchResponse]
 
+func _PeerService_Renew_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RenewRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).Renew(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_Renew_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).Renew(ctx, req.(*RenewRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PeerService_Return_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReturnRequest)
 	if err := dec(in); err != nil {
@@ -236,6 +272,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Lease",
 			Handler:    _PeerService_Lease_Handler,
+		},
+		{
+			MethodName: "Renew",
+			Handler:    _PeerService_Renew_Handler,
 		},
 		{
 			MethodName: "Return",
