@@ -74,6 +74,7 @@ type peer struct {
 	until    time.Time // left alone
 	heard    time.Time
 	loans    []*loan
+	owed     []uint64          // leases that could not be given back
 	apart    map[apartKey]bool // what it stores in a layout that is not known here
 
 	count peerCounters
@@ -280,7 +281,7 @@ func (x *peer) failed(err error) {
 	x.count.failures.Add(1)
 	x.mu.Lock()
 	x.failures++
-	over := x.failures >= mostFailures && x.state == Here
+	over := (x.failures >= mostFailures || errors.Is(err, errSilent)) && x.state == Here
 	if over {
 		x.pause = min(max(x.owner.pause, 2*x.pause), longestPause)
 	}
@@ -335,7 +336,18 @@ func (x *peer) tidy(now time.Time) {
 		x.state, x.reason, x.failures = Here, "", mostFailures-1 // the next failure is enough
 		x.owner.usable.Or(1 << x.list)
 	}
+	var owed []uint64
+	if here {
+		owed, x.owed = x.owed, nil
+	}
 	x.mu.Unlock()
+	if len(owed) > 0 {
+		x.owner.work.Go(func() {
+			for _, lease := range owed {
+				x.giveLease(lease)
+			}
+		})
+	}
 	x.giveBack(!here)
 }
 
@@ -386,12 +398,18 @@ func (x *peer) giveBack(all bool) {
 	}
 }
 
-// giveLease tells the peer that a lease is not needed. If that fails the lease ends by itself.
+// giveLease tells the peer that a lease is not needed, at once or when it is asked again. Otherwise the lease ends by itself.
 func (x *peer) giveLease(lease uint64) {
-	if client, err := x.client(false); err == nil {
+	client, err := x.client(false)
+	if err == nil {
 		ctx, stop := context.WithTimeout(x.run, returnTimeout)
 		defer stop()
-		_, _ = client.Return(ctx, &proto.ReturnRequest{Lease: lease})
+		_, err = client.Return(ctx, &proto.ReturnRequest{Lease: lease})
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err != nil && len(x.owed) < mostLent {
+		x.owed = append(x.owed, lease)
 	}
 }
 
@@ -408,7 +426,7 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 	ctx, stop := context.WithCancelCause(x.run)
 	defer stop(nil)
 	patience := min(stall, x.owner.cfg.Budget)
-	idle := time.AfterFunc(patience, func() { stop(fmt.Errorf("%w: no byte for %s", ErrAway, patience)) })
+	idle := time.AfterFunc(patience, func() { stop(fmt.Errorf("%w for %s", errSilent, patience)) })
 	defer idle.Stop()
 	slow := time.AfterFunc(x.owner.cfg.Budget, func() { stop(fmt.Errorf("%w: not all bytes in %s", ErrAway, x.owner.cfg.Budget)) })
 	defer slow.Stop()

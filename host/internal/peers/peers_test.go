@@ -231,6 +231,21 @@ func TestLoansEnd(t *testing.T) {
 	}
 }
 
+// TestLoansAreReturnedLater: the lease of a peer that is left alone, and keeps entries for it, is given back when the peer is asked again.
+func TestLoansAreReturnedLater(t *testing.T) {
+	f := &fake{lease: lend(pieceBytes)}
+	r := newRig(t, f, 1)
+	if n := r.look(key(1)); n != 1 {
+		t.Fatalf("%d hits, want 1", n)
+	}
+	r.peer.leaveAlone(longestPause, ErrAway)
+	r.await("what it lent is forgotten", func() bool { return len(r.peers.fs.names()) == 0 })
+	r.peer.mu.Lock()
+	r.peer.until = time.Now()
+	r.peer.mu.Unlock()
+	r.await("its lease is given back", func() bool { return f.given.Load() == 1 })
+}
+
 // TestLoansAreRenewed: what a lease of this host has stays borrowed beyond the loan's end, if the peer has it so, and only then.
 func TestLoansAreRenewed(t *testing.T) {
 	var renewals atomic.Int64
@@ -451,7 +466,10 @@ func TestHostilePeers(t *testing.T) {
 			if c.want == nil && (n != len(buf) || err != nil) || c.want != nil && (n != 0 || !errors.Is(err, c.want)) {
 				t.Errorf("%d bytes, %v, want %v", n, err, c.want)
 			}
-			if name == "a stall" && !strings.Contains(err.Error(), "no byte for") {
+			if alone := r.peer.is(Alone); alone != (name == "a stall") {
+				t.Errorf("left alone: %v, want that after one read without a byte", alone)
+			}
+			if name == "a stall" && !errors.Is(err, errSilent) {
 				t.Errorf("the read ended by %v, want it cut off for its silence", err)
 			}
 			if name == "a drip" && !strings.Contains(err.Error(), "not all bytes in") && !strings.Contains(err.Error(), "no byte for") {

@@ -13,13 +13,13 @@ import (
 // A table holds 64 lists of fingerprints at most, and takes at most so much memory.
 const (
 	lists     = 64
-	mostTable = 256 << 20
+	mostTable = 288 << 20
 	cellBytes = 16
 	shards    = 256
 )
 
 // Table says which peers have an entry: a bit of a word for each, by the entry's fingerprint. It is exact, so a promise is wrong only
-// while a change is on its way. An entry takes 20 to 30 bytes, however many peers have it, and to ask for all peers is one look. A
+// while a change is on its way. An entry takes 20 to 24 bytes, however many peers have it, and to ask for all peers is one look. A
 // Bloom or cuckoo filter takes 2 bytes an entry and peer, and a look for each peer.
 type Table struct {
 	shards [shards]shard
@@ -152,15 +152,15 @@ func (t *Table) remove(print uint64, list int) {
 	}
 }
 
-// greedy says that a list gets no more cells: the last eighth of the memory is for those that have less than an equal part of
+// greedy says that a list gets no more cells: the last quarter of the memory is for those that have less than an equal part of
 // all, or half where there is one.
 func (t *Table) greedy(list int) bool {
 	most := cmp.Or(t.most, mostTable)
-	return t.cells.Load()*cellBytes > most/8*7 &&
+	return t.cells.Load()*cellBytes > most/4*3 &&
 		t.count[list].Load()*int64(max(2, bits.OnesCount64(t.taken.Load()))) > most/cellBytes*4/5
 }
 
-// grow makes room by half, and leaves out what no peer has.
+// grow makes room by a fifth, and leaves out what no peer has.
 func (t *Table) grow(s *shard) bool {
 	old, alive := s.all(), 0
 	for i := range old {
@@ -168,7 +168,7 @@ func (t *Table) grow(s *shard) bool {
 			alive++
 		}
 	}
-	size := alive*15/8 + 16
+	size := alive*3/2 + 16
 	if more := int64(size - len(old)); t.cells.Add(more)*cellBytes > cmp.Or(t.most, mostTable) && more > 0 {
 		t.cells.Add(-more)
 		return false
