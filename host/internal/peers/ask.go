@@ -32,7 +32,7 @@ func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool
 		return nil
 	}
 	usable := p.usable.Load()
-	if usable == 0 || p.reads.behind() > longestWait/2 || found.Hits() == len(q.Keys) {
+	if usable == 0 || found.Hits() == len(q.Keys) {
 		return nil
 	}
 	printer := kv.PrinterOf(q.Namespace.Digest, q.Group)
@@ -77,10 +77,10 @@ func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool
 	return p.ask(q, false, best, keys)
 }
 
-// ask is nil if the peer has gone, or is not to be asked for that.
+// ask is nil if the peer has gone, or is not to be asked for that, and while as much is read as may be.
 func (p *Peers) ask(q *store.LookupRequest, leading bool, list int, keys []kv.Key) *Ask {
 	x := p.of[list].Load()
-	if x == nil {
+	if x == nil || p.reads.behind() > longestWait/2 {
 		return nil
 	}
 	x.mu.Lock()
