@@ -604,7 +604,7 @@ func TestNextPeer(t *testing.T) {
 			t.Fatalf("%d entries of peers are known after 20 s, want 3", entries)
 		}
 	}
-	if n := others[0].Find(compressionKey(0), compressionKey(1)).Hits(); n != 1 || f.asked.Load() != 1 {
-		t.Errorf("%d hits after %d asks of a peer that has evicted what it promised, want 1 of the other and 1", n, f.asked.Load())
+	if n := others[0].Find(compressionKey(0), compressionKey(1)).Hits(); n != 1 || f.asked.Load() == 0 {
+		t.Errorf("%d hits after %d asks of a peer that has evicted what it promised, want 1 of the other, and some", n, f.asked.Load())
 	}
 }

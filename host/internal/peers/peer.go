@@ -72,6 +72,7 @@ type peer struct {
 	failures int
 	pause    time.Duration
 	until    time.Time // left alone
+	trying   bool      // whether it answers
 	heard    time.Time
 	loans    []*loan
 	owed     []uint64          // leases that could not be given back
@@ -322,7 +323,7 @@ func (x *peer) leaveAlone(pause time.Duration, cause error) {
 	// What is lent goes in tidy: who blames holds an entry that is being removed.
 }
 
-// tidy gives back what is due, and ends a pause.
+// tidy gives back what is due, and finds out whether a pause is over.
 func (x *peer) tidy(now time.Time) {
 	x.mu.Lock()
 	chain := x.chain
@@ -332,9 +333,9 @@ func (x *peer) tidy(now time.Time) {
 	}
 	x.mu.Lock()
 	here := x.state == Here
-	if x.state == Alone && now.After(x.until) {
-		x.state, x.reason, x.failures = Here, "", mostFailures-1 // the next failure is enough
-		x.owner.usable.Or(1 << x.list)
+	if x.state == Alone && now.After(x.until) && !x.trying {
+		x.trying = true
+		x.owner.work.Go(x.tryAgain)
 	}
 	var owed []uint64
 	if here {
@@ -349,6 +350,31 @@ func (x *peer) tidy(now time.Time) {
 		})
 	}
 	x.giveBack(!here)
+}
+
+// tryAgain ends a pause if the peer answers: no lookup waits to find out.
+func (x *peer) tryAgain() {
+	x.mu.Lock()
+	lines := x.lines
+	x.mu.Unlock()
+	err := ErrAway
+	if len(lines) > 0 {
+		ctx, stop := context.WithTimeout(x.run, x.owner.cfg.Deadline)
+		defer stop()
+		_, err = proto.NewPeerServiceClient(lines[0]).Return(ctx, &proto.ReturnRequest{})
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.trying = false
+	switch {
+	case x.state != Alone:
+	case err != nil:
+		x.pause = min(max(x.owner.pause, 2*x.pause), longestPause)
+		x.until = time.Now().Add(x.pause)
+	default:
+		x.state, x.reason, x.failures = Here, "", mostFailures-1 // the next failure is enough
+		x.owner.usable.Or(1 << x.list)
+	}
 }
 
 // loan is a lease that a peer has granted.

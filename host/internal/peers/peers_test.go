@@ -41,6 +41,7 @@ type fake struct {
 	lease func(*proto.LeaseRequest) (*proto.LeaseResponse, error)
 	fetch func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error
 	given atomic.Int64
+	hangs atomic.Bool // it answers no Return
 	renew func(*proto.RenewRequest) (*proto.RenewResponse, error)
 }
 
@@ -62,8 +63,12 @@ func (f *fake) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServe
 func (f *fake) Lease(_ context.Context, q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
 	return f.lease(q)
 }
-func (f *fake) Return(context.Context, *proto.ReturnRequest) (*proto.ReturnResponse, error) {
-	f.given.Add(1)
+func (f *fake) Return(ctx context.Context, q *proto.ReturnRequest) (*proto.ReturnResponse, error) {
+	if f.hangs.Load() {
+		<-ctx.Done()
+	} else if q.GetLease() != 0 {
+		f.given.Add(1)
+	}
 	return &proto.ReturnResponse{}, nil
 }
 func (f *fake) Renew(_ context.Context, q *proto.RenewRequest) (*proto.RenewResponse, error) {
@@ -377,10 +382,25 @@ func TestSlowPeer(t *testing.T) {
 	if r.look(key(1)); r.peers.Stats()[0].Asks != mostFailures {
 		t.Errorf("%d asks, want none of a peer that is left alone", r.peers.Stats()[0].Asks)
 	}
-	r.peer.mu.Lock()
-	r.peer.until = time.Now()
-	r.peer.mu.Unlock()
-	r.await("it is tried again", func() bool { return r.peer.is(Here) })
+	f.hangs.Store(true) // what no lookup waits for
+	ends := func() time.Time {
+		r.peer.mu.Lock()
+		defer r.peer.mu.Unlock()
+		return r.peer.until
+	}
+	due := func() {
+		r.peer.mu.Lock()
+		defer r.peer.mu.Unlock()
+		r.peer.until = time.Now()
+	}
+	due()
+	r.await("it is left alone for longer", func() bool { return time.Until(ends()) > 0 })
+	if r.look(key(1)); r.peers.Stats()[0].Asks != mostFailures {
+		t.Errorf("%d asks, want none of a peer that still does not answer", r.peers.Stats()[0].Asks)
+	}
+	f.hangs.Store(false)
+	due()
+	r.await("it is asked again", func() bool { return r.peer.is(Here) })
 }
 
 // TestHostilePeers: whatever a peer answers, it costs what it lends: no read returns bytes that were not sent, or more than were asked for.
