@@ -254,7 +254,7 @@ func TestLoansAreReturnedLater(t *testing.T) {
 // TestLoansAreRenewed: what a lease of this host has stays borrowed beyond the loan's end, if the peer has it so, and only then.
 func TestLoansAreRenewed(t *testing.T) {
 	var renewals atomic.Int64
-	const first = 3 * time.Second
+	const first = 2 * time.Second
 	f := &fake{
 		lease: func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
 			m, err := lend(pieceBytes)(q)
@@ -486,8 +486,8 @@ func TestHostilePeers(t *testing.T) {
 			if c.want == nil && (n != len(buf) || err != nil) || c.want != nil && (n != 0 || !errors.Is(err, c.want)) {
 				t.Errorf("%d bytes, %v, want %v", n, err, c.want)
 			}
-			if alone := r.peer.is(Alone); alone != (name == "a stall") {
-				t.Errorf("left alone: %v, want that after one read without a byte", alone)
+			if alone := r.peer.is(Alone); alone != errors.Is(err, errSilent) {
+				t.Errorf("left alone: %v after %v, want that after one read without a byte", alone, err)
 			}
 			if name == "a stall" && !errors.Is(err, errSilent) {
 				t.Errorf("the read ended by %v, want it cut off for its silence", err)

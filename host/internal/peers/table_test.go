@@ -79,8 +79,8 @@ func TestTableMemory(t *testing.T) {
 
 // TestTableShares: one peer that tells of more than there is memory for does not keep others from being heard.
 func TestTableShares(t *testing.T) {
-	const many, few = 2 << 20, 50_000
-	table := Table{most: 16 << 20}
+	const many, few = 1 << 19, 12_000
+	table := Table{most: 4 << 20}
 	random := rand.New(rand.NewPCG(5, 6))
 	for list, n := range []int{many, few} {
 		if got, ok := table.open(); !ok || got != list {
