@@ -315,10 +315,15 @@ func TestReadsBound(t *testing.T) {
 	testenv.OK(t, err)
 	const bytes = 8192
 	r.peers.reads = pace{rate: bytes}
-	for range 2 { // the first second's worth, and the next one's
+	since := time.Now()
+	for range 2 {
 		_, err = file.ReadAt(make([]byte, bytes), 0)
 		testenv.OK(t, err)
 	}
+	if d := time.Since(since); d < time.Second*9/10 {
+		t.Errorf("two seconds' worth was read in %s, want the second to wait for its turn", d)
+	}
+	r.peers.reads.free = time.Now().Add(time.Hour)
 	if n := r.look(key(2)); n != 0 || r.peers.Stats()[0].Asks != 1 {
 		t.Errorf("%d hits and %d asks while as much is read as may be, want none more", n, r.peers.Stats()[0].Asks)
 	}
@@ -399,8 +404,10 @@ func TestSlowPeer(t *testing.T) {
 		t.Errorf("%d asks, want none of a peer that still does not answer", r.peers.Stats()[0].Asks)
 	}
 	f.hangs.Store(false)
-	due()
-	r.await("it is asked again", func() bool { return r.peer.is(Here) })
+	r.await("it is asked again", func() bool {
+		due() // again, as a try that is under way makes the pause longer
+		return r.peer.is(Here)
+	})
 }
 
 // TestHostilePeers: whatever a peer answers, it costs what it lends: no read returns bytes that were not sent, or more than were asked for.
