@@ -42,9 +42,15 @@ const (
 func dialRank(t *testing.T, h *host.Host, model string, rank int) *compressionRank {
 	t.Helper()
 	hello := hosttest.Hello(h.Socket(), kv.Uniform(blocks, layers, 2, pageBytes))
-	hello.Engine, hello.Rank, hello.LocalRanks = "engine of "+model, uint32(rank), ranks
-	hello.Namespace.Model, hello.Namespace.DType, hello.Namespace.TensorParallel = model, "bfloat16", ranks
+	hello.Engine, hello.Rank, hello.LocalRanks, hello.Namespace = "engine of "+model, uint32(rank), ranks, rankSpace(model)
 	return &compressionRank{hosttest.Dial(t, hello, arenaBlocks, pageStride-pageBytes, 0), t, rank}
+}
+
+// rankSpace is the namespace of an engine of two ranks.
+func rankSpace(model string) kv.Namespace {
+	n := hosttest.Hello("", kv.Uniform(blocks, layers, 2, pageBytes)).Namespace
+	n.Model, n.DType, n.TensorParallel = model, "bfloat16", ranks
+	return n
 }
 
 // twoRanks starts a host with both ranks of an engine, until stop ends them.

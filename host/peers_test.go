@@ -2,7 +2,10 @@ package host_test
 
 import (
 	"bytes"
+	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"net"
@@ -10,8 +13,11 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
@@ -427,6 +433,84 @@ func TestCheckAsksPeers(t *testing.T) {
 	}
 }
 
+// loader is a host with chunks of 32 MiB, and a session that loads them or others.
+type loader struct {
+	*host.Host
+	*hosttest.Client
+}
+
+const loaderChunks, loaderBlocks, loaderLayers, loaderPage = 4, 16, 16, 64 << 10
+
+func loaderKey(host, n int) kv.Key { return kv.Key{byte(host), byte(n), 1} }
+
+func loaderIDs(n int) (list []uint32) {
+	for i := range loaderBlocks {
+		list = append(list, uint32(n*loaderBlocks+i))
+	}
+	return list
+}
+
+func startLoader(b *testing.B, number int, hosts string, bandwidth int64) *loader {
+	c := hosttest.Configuration(b)
+	c.Roots = []config.Root{{Path: filepath.Join(filepath.Dir(c.Socket), "root"), Capacity: 1 << 30}}
+	c.Peers.Listen, c.Peers.Hosts, c.Peers.Bandwidth, c.Peers.Deadline = "127.0.0.1:0", hosts, bandwidth, time.Second
+	c.Move.Bandwidth = 1 // what was borrowed is borrowed again
+	h, _ := hosttest.Start(b, c)
+	l := &loader{h, hosttest.Dial(b, hosttest.Hello(h.Socket(), kv.Uniform(loaderBlocks, loaderLayers, 2, loaderPage)), loaderChunks*loaderBlocks, 0, 0)}
+	for n := range loaderChunks {
+		l.Put(client.StoreChunk{Key: loaderKey(number, n), Blocks: loaderIDs(n)})
+	}
+	return l
+}
+
+// load loads all chunks of a host. It returns how many blocks failed or were not there.
+func (l *loader) load(number int) (failed int) {
+	var keys []kv.Key
+	var wanted []client.LoadChunk
+	for n := range loaderChunks {
+		keys, wanted = append(keys, loaderKey(number, n)), append(wanted, client.LoadChunk{Index: n, Blocks: loaderIDs(n)})
+	}
+	found := l.Find(keys...)
+	wanted = wanted[:found.Hits()]
+	return (loaderChunks-len(wanted))*loaderBlocks + len(l.Get(found, client.LoadOptions{}, wanted...).Failed)
+}
+
+const loaderBytes = loaderChunks * loaderBlocks * loaderLayers * 2 * loaderPage
+
+// BenchmarkLending loads a host's own chunks, while a peer loads them as fast as it can, too, and while it does not.
+func BenchmarkLending(b *testing.B) {
+	for _, bandwidth := range []int64{0, 256 << 20} {
+		own := startLoader(b, 0, "", bandwidth)
+		other := startLoader(b, 1, own.PeerAddr(), 0)
+		for len(other.Status().Peers) == 0 || other.Status().Peers[0].Entries < loaderChunks {
+			time.Sleep(time.Millisecond)
+		}
+		for _, greedy := range []bool{false, true} {
+			b.Run(fmt.Sprintf("bandwidth %d MiB/lends %v", bandwidth>>20, greedy), func(b *testing.B) {
+				var over atomic.Bool
+				var work sync.WaitGroup
+				if greedy {
+					work.Go(func() {
+						for !over.Load() {
+							other.load(0)
+						}
+					})
+				}
+				before, since := other.Status().Peers[0].Bytes, time.Now()
+				b.SetBytes(loaderBytes)
+				for b.Loop() {
+					if n := own.load(0); n > 0 {
+						b.Fatalf("%d blocks failed", n)
+					}
+				}
+				b.ReportMetric(float64(other.Status().Peers[0].Bytes-before)/time.Since(since).Seconds()/1e6, "lentMB/s")
+				over.Store(true)
+				work.Wait()
+			})
+		}
+	}
+}
+
 // TestPeersAndPolicies: the built-in policy evicts what is borrowed, before and after a reload, and a place policy is not told of that root.
 func TestPeersAndPolicies(t *testing.T) {
 	c := among(t, "127.0.0.1:1")
@@ -454,5 +538,63 @@ func TestPeersAndPolicies(t *testing.T) {
 	next.Peers.Hosts = ""
 	if _, err := h.Reload(t.Context(), next); !errors.Is(err, host.ErrRestart) {
 		t.Errorf("a reload with other peers: %v, want %v", err, host.ErrRestart)
+	}
+}
+
+// boaster promises an entry, and has none.
+type boaster struct {
+	proto.UnimplementedPeerServiceServer
+	has   []uint64 // fingerprints
+	asked atomic.Int64
+}
+
+func (f *boaster) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
+	m := &proto.ResidentsResponse{Host: bytes.Repeat([]byte{7}, 16), Whole: true}
+	for _, fp := range f.has {
+		m.Added = binary.LittleEndian.AppendUint64(m.Added, fp)
+	}
+	if err := st.Send(m); err != nil {
+		return err
+	}
+	<-st.Context().Done()
+	return nil
+}
+
+func (f *boaster) Lease(context.Context, *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+	f.asked.Add(1)
+	return &proto.LeaseResponse{}, nil
+}
+
+// TestNextPeer: what a peer has evicted after it was promised comes from another that has it, in the same lookup.
+func TestNextPeer(t *testing.T) {
+	random := rand.New(rand.NewPCG(15, 16))
+	a, two, _ := twoRanks(t, host.Config{Config: among(t)})
+	for _, r := range two {
+		r.store(0, random)
+	}
+	space := rankSpace("m")
+	f := &boaster{}
+	for n := range 2 { // a longer run: it is asked first
+		f.has = append(f.has, kv.Fingerprint(space.Digest(), 0, compressionKey(n)))
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	testenv.OK(t, err)
+	s := grpc.NewServer()
+	proto.RegisterPeerServiceServer(s, f)
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(s.Stop)
+	b, others, _ := twoRanks(t, host.Config{Config: among(t, a.PeerAddr(), l.Addr().String())})
+	var entries uint64
+	for end := time.Now().Add(20 * time.Second); entries != 3; time.Sleep(time.Millisecond) {
+		entries = 0
+		for _, p := range b.Status().Peers {
+			entries += p.Entries
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d entries of peers are known after 20 s, want 3", entries)
+		}
+	}
+	if n := others[0].Find(compressionKey(0), compressionKey(1)).Hits(); n != 1 || f.asked.Load() == 0 {
+		t.Errorf("%d hits after %d asks of a peer that has evicted what it promised, want 1 of the other, and some", n, f.asked.Load())
 	}
 }

@@ -289,7 +289,7 @@ var keys = []*Key{
 		Help:  "How long a lookup may wait for a peer that has promised what is missing here.",
 		field: func(c *Config) any { return &c.Peers.Deadline }},
 	{Section: "peers", Name: "bandwidth", Kind: Size, Default: "4GiB", Unit: "bytes per second",
-		Help:  "Most bytes per second that are lent. What is more is refused. 0: no limit.",
+		Help:  "Most bytes per second that are lent, and that are borrowed. What is more is refused, or not asked for. 0: no limit.",
 		field: func(c *Config) any { return &c.Peers.Bandwidth }},
 	{Section: "peers", Name: "demote", Kind: Flag, Default: "true",
 		Help: "Offer what the last own level evicts, and no other host is known to have, to one that replaces what it holds at most a third " +

@@ -63,6 +63,9 @@ func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool
 			break
 		}
 		if a == nil {
+			if p.reads.behind() > longestWait/2 { // as much is read as may be
+				return nil
+			}
 			a, has = &Ask{lookup: *q, leading: leading}, also
 			a.lookup.Keys = nil
 		}
@@ -197,7 +200,9 @@ func (a *question) borrow(ctx context.Context, since time.Time) (entered int, er
 		}
 		lent.Entries, index = append(lent.Entries, entry), append(index, e.GetIndex())
 	}
-	a.strike(given)
+	if !r.GetBusy() {
+		a.strike(given)
+	}
 	if len(index) == 0 {
 		return 0, nil
 	}
@@ -205,7 +210,7 @@ func (a *question) borrow(ctx context.Context, since time.Time) (entered int, er
 		p.fs.add(name, &piece{loan: l, entry: index[entry], rank: rank, bytes: bytes})
 	}
 	lasts := min(r.GetTime().AsDuration(), longestLease)
-	l.due, l.ends = since.Add(min(unused, lasts/2)), since.Add(lasts)
+	l.lasts, l.due, l.ends = lasts, since.Add(min(unused, lasts/2)), since.Add(lasts)
 	l.entries, err = p.store.Borrow(lent)
 	entered = len(l.entries)
 	x.mu.Lock()

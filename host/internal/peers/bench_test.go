@@ -6,8 +6,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
+
+	protobuf "google.golang.org/protobuf/proto"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/storetest"
 	"github.com/kvhost/kvhost/host/kv"
@@ -70,5 +74,60 @@ func BenchmarkPromise(b *testing.B) {
 				})
 			}
 		}
+	}
+}
+
+// BenchmarkTable is what a table with so many entries of one peer takes, when another has an eighth of them, too. Each round is a second of
+// a peer that stores 1,000 chunks and evicts as many, in its ten messages, and then 1,000 keys of no entry.
+func BenchmarkTable(b *testing.B) {
+	const stores, messages, absent = 1000, 10, 1000
+	for _, entries := range []int{1e6, 1e7} {
+		b.Run(fmt.Sprint(entries), func(b *testing.B) {
+			random := rand.New(rand.NewPCG(7, 8))
+			table := &Table{}
+			table.open()
+			table.open()
+			prints := make([]uint64, entries)
+			since := time.Now()
+			for i := range prints {
+				prints[i] = random.Uint64()
+				if table.add(prints[i], 0); i%8 == 0 {
+					table.add(prints[i], 1)
+				}
+			}
+			told := time.Since(since)
+			var sent, wrong int
+			var learned, looked time.Duration
+			for b.Loop() {
+				for range messages {
+					m := &proto.ResidentsResponse{}
+					for range stores / messages {
+						at := random.IntN(entries)
+						m.Removed = binary.LittleEndian.AppendUint64(m.Removed, prints[at])
+						prints[at] = random.Uint64()
+						m.Added = binary.LittleEndian.AppendUint64(m.Added, prints[at])
+					}
+					sent += protobuf.Size(m)
+					since := time.Now()
+					testenv.OK(b, table.learn(0, m.GetAdded(), m.GetRemoved()))
+					learned += time.Since(since)
+				}
+				since := time.Now()
+				for range absent {
+					if table.at(random.Uint64()) != 0 {
+						wrong++
+					}
+				}
+				looked += time.Since(since)
+			}
+			n := float64(b.N)
+			b.ReportMetric(float64(table.cells.Load()*cellBytes)/float64(entries), "B/entry")
+			b.ReportMetric(float64(sent)/n, "B/s-sent")
+			b.ReportMetric(float64(learned)/n/1e3, "µs-of-a-second")
+			b.ReportMetric(float64(looked)/n/absent, "ns/absent-key")
+			b.ReportMetric(float64(wrong)/n, "false/1000")
+			b.ReportMetric(float64(table.full.Load()), "dropped")
+			b.ReportMetric(told.Seconds(), "s-whole")
+		})
 	}
 }

@@ -20,14 +20,16 @@
 //
 //   - One that is dead, or was never there, costs nothing: its stream has broken, and what it promised does not count.
 //   - One that does not answer costs a lookup the deadline, and a load [stall], or what one read may take if it sends a little now and
-//     then. After [mostFailures] in a row it is left alone, for a time that doubles up to [longestPause], and its loans are forgotten.
+//     then. After [mostFailures] in a row, or one such load, it is left alone, for a time that doubles up to [longestPause], and its loans are forgotten.
 //   - A promise that it does not keep costs a round trip for each key, once, and is struck out.
 //   - One whose bytes are not what was stored costs the load: they are verified like those of a disk before one reaches a page. The peer is
 //     blamed: named in the log, counted, and left alone for [longestPause]. The entry is a miss.
 //   - One that is offered an entry and does not answer costs a worker of the moves [offerTime], and one that offers what it does not send the same.
 //     Neither a store nor a load waits for it.
-//   - One that sends more than it was asked for is cut off. Fingerprints beyond [mostTable] bytes are not kept.
+//   - One that sends more than it was asked for is cut off. Fingerprints beyond [mostTable] bytes are not kept, and the last quarter of
+//     them is not for a peer that has told more than the others.
 //
-// The serving side sends at most so many bytes a second, holds at most [mostLent] leases of [mostLentKeys] keys together, and pins at most
-// half of a root. What is more is refused before it is promised.
+// Each side moves at most so many bytes a second. The serving side holds at most [mostLent] leases of [mostLentKeys] keys together, half of
+// them of one peer, and pins at most half of a root. What is more is refused before it is promised, and the caller keeps what it knows. A
+// loan that is in use when half of its time is over is renewed. A connection ends when nothing that counts has signed its certificate.
 package peers

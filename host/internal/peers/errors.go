@@ -7,6 +7,8 @@ var (
 	ErrConfig = errors.New("peers: bad configuration")
 	// ErrAway means that a peer did not answer, or not in time, or is left alone. It speaks of no bytes.
 	ErrAway = errors.New("peers: no answer")
+	// errSilent is of a read: who does not answer for so long will not answer the next one.
+	errSilent = errors.New("no byte")
 	// ErrMessage means that a peer has sent what the protocol does not allow.
 	ErrMessage = errors.New("peers: a message that is none")
 	// errNoWay means that UCX cannot read a peer's memory, and says what that takes.

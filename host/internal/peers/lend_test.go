@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math/rand/v2"
+	"net"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -28,6 +31,7 @@ type lender struct {
 	ask   *proto.LeaseRequest
 	store *store.Store
 	disk  *faultfs.FS
+	put   func(n byte)
 }
 
 func newLender(t *testing.T) *lender { return newLenderWith(t, Config{}) }
@@ -51,9 +55,12 @@ func newLenderWith(t *testing.T, c Config) *lender {
 	pool, err := staging.NewSlots(1, 1<<20)
 	testenv.OK(t, err)
 	t.Cleanup(func() { testenv.NoError(t, pool.Close()) })
-	put, err := l.store.Put(t.Context(), store.PutRequest{Namespace: space, Key: key(1)})
-	testenv.OK(t, err)
-	testenv.OK(t, storetest.StorePut(t.Context(), pool, put, make([]byte, put.Plan().PayloadBytes())))
+	l.put = func(n byte) {
+		put, err := l.store.Put(t.Context(), store.PutRequest{Namespace: space, Key: key(n)})
+		testenv.OK(t, err)
+		testenv.OK(t, storetest.StorePut(t.Context(), pool, put, make([]byte, put.Plan().PayloadBytes())))
+	}
+	l.put(1)
 	digest, k := ns.Digest(), key(1)
 	l.ask = &proto.LeaseRequest{NamespaceDigest: digest[:], Keys: k[:], Ranks: 1, Leading: true, Time: durationpb.New(time.Minute)}
 	l.service = service{lending: p.lending}
@@ -111,23 +118,108 @@ func TestLeaseNumbers(t *testing.T) {
 	}
 }
 
-// TestLeasesKeys: leases have so many keys together, whoever asks for how few entries how often.
+// calledBy is the context of a call from an address.
+func calledBy(t *testing.T, last byte) context.Context {
+	return grpcpeer.NewContext(t.Context(), &grpcpeer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, last), Port: int(rand.Uint32N(1 << 16))}})
+}
+
+// TestLeasesKeys: leases have so many keys together, whoever asks for how few entries how often, and those of one peer half of them.
 func TestLeasesKeys(t *testing.T) {
 	l := newLender(t)
-	first, err := l.Lease(t.Context(), l.ask)
+	first, err := l.Lease(calledBy(t, 1), l.ask)
 	testenv.OK(t, err)
 	l.ask.Leading, l.ask.Keys = false, append(l.ask.Keys, bytes.Repeat([]byte{9}, (mostKeys-1)*kv.KeyBytes)...)
-	for range mostLentKeys/mostKeys - 1 { // the first lease's key leaves no room for one more
-		_, err := l.Lease(t.Context(), l.ask)
-		testenv.OK(t, err)
+	granted := func(who byte) (n int) {
+		for n <= mostLentKeys/mostKeys {
+			if _, err := l.Lease(calledBy(t, who), l.ask); status.Code(err) == codes.ResourceExhausted {
+				return n
+			} else {
+				testenv.OK(t, err)
+			}
+			n++
+		}
+		return n
 	}
-	if _, err := l.Lease(t.Context(), l.ask); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("%v for more keys than all leases may have, want it refused", err)
+	const half = mostLentKeys / mostKeys / 2
+	for who, want := range map[byte]int{1: half - 1} { // the first lease's key leaves no room for one more
+		if n := granted(who); n != want {
+			t.Errorf("%d leases of one peer, want %d", n, want)
+		}
+	}
+	if n := granted(2); n != half {
+		t.Errorf("%d leases of another peer after one has what it may, want %d", n, half)
+	}
+	if n := granted(3); n != 0 {
+		t.Errorf("%d leases of a third peer, want none: all leases have the keys that they may", n)
 	}
 	_, err = l.Return(t.Context(), &proto.ReturnRequest{Lease: first.GetLease()})
 	testenv.OK(t, err)
-	if _, err := l.Lease(t.Context(), l.ask); err != nil {
-		t.Errorf("%v after a lease was given back, want it granted", err)
+	if n := granted(1); n != 1 {
+		t.Errorf("%d leases after one was given back, want 1", n)
+	}
+}
+
+// TestLeasesOfOne: half of all leases is the most that one peer may have.
+func TestLeasesOfOne(t *testing.T) {
+	l := newLender(t)
+	for n := range mostLent/2 + 1 {
+		_, err := l.Lease(calledBy(t, 1), l.ask)
+		if refused := status.Code(err) == codes.ResourceExhausted; refused != (n == mostLent/2) {
+			t.Fatalf("lease %d of one peer: %v", n, err)
+		}
+	}
+	if _, err := l.Lease(calledBy(t, 2), l.ask); err != nil {
+		t.Errorf("%v for another peer, want a lease", err)
+	}
+	l.end(func(*lent) bool { return true })
+	if len(l.shares) != 0 || l.keys != 0 {
+		t.Errorf("%v and %d keys are counted without leases, want none", l.shares, l.keys)
+	}
+}
+
+// TestRenew: a lease that is renewed lasts longer, and one that is over does not begin again.
+func TestRenew(t *testing.T) {
+	l := newLender(t)
+	l.ask.Time = durationpb.New(0) // the shortest
+	r, err := l.Lease(t.Context(), l.ask)
+	testenv.OK(t, err)
+	renewed, err := l.Renew(t.Context(), &proto.RenewRequest{Lease: r.GetLease(), Time: durationpb.New(time.Minute)})
+	testenv.OK(t, err)
+	if got := renewed.GetTime().AsDuration(); got != time.Minute {
+		t.Errorf("renewed for %s, want a minute", got)
+	}
+	soon := time.Now().Add(10 * time.Second)
+	l.end(func(x *lent) bool { return soon.After(x.ends) })
+	if n := l.owner.Lent().Held; n != 1 {
+		t.Errorf("%d leases are held, want the one that was renewed", n)
+	}
+	l.end(func(*lent) bool { return true })
+	if _, err := l.Renew(t.Context(), &proto.RenewRequest{Lease: r.GetLease()}); status.Code(err) != codes.NotFound {
+		t.Errorf("%v for a lease that is over, want %v", err, codes.NotFound)
+	}
+}
+
+// TestBusy: what is there, and not lent because others have half of the root, is not said to be gone.
+func TestBusy(t *testing.T) {
+	l := newLender(t)
+	const chunks = 24 // nearly all that the root has room for
+	for n := range byte(chunks - 1) {
+		l.put(n + 2)
+		k := key(n + 2)
+		l.ask.Keys = append(l.ask.Keys, k[:]...)
+	}
+	absent := key(99)
+	for _, c := range []struct {
+		keys []byte
+		some bool
+		busy bool
+	}{{absent[:], false, false}, {l.ask.Keys[:kv.KeyBytes], true, false}, {l.ask.Keys, true, true}, {l.ask.Keys[(chunks-1)*kv.KeyBytes:], false, true}} {
+		l.ask.Keys = c.keys
+		r, err := l.Lease(t.Context(), l.ask)
+		testenv.OK(t, err)
+		if n := len(r.GetEntries()); n > 0 != c.some || c.busy && n == chunks || r.GetBusy() != c.busy {
+			t.Errorf("%d entries of %d, busy: %v, want some: %v, busy: %v", n, len(c.keys)/kv.KeyBytes, r.GetBusy(), c.some, c.busy)
+		}
 	}
 }
 

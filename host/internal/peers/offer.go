@@ -88,7 +88,7 @@ func (p *Peers) Offer(ctx context.Context, o *store.Offer) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, p.patience)
 	defer stop()
-	q.Lease = p.lending.hold(o.Lease, 1, p.patience)
+	q.Lease = p.lending.hold(o.Lease, "", 1, p.patience)
 	defer p.lending.end(func(l *lent) bool { return l.Lease == o.Lease })
 	x.count.offers.Add(1)
 	r, err := client.Offer(ctx, q)

@@ -2,8 +2,10 @@ package peers
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,7 +31,7 @@ const (
 	asksAtOnce    = 64
 	dataLines     = 4 // connections for bytes, apart from that of leases
 	returnTimeout = time.Second
-	unused        = 10 * time.Second // what no lookup has granted any more is kept so long, for the next
+	unused        = 2 * time.Second // what no lookup has granted any more is kept so long, for the next
 )
 
 var (
@@ -63,7 +65,8 @@ type peer struct {
 	giving     sync.Mutex    // held by giveBack: who is to give all back must find what another has in hand
 
 	mu       sync.Mutex
-	lines    []*grpc.ClientConn // the first is for leases
+	lines    []*grpc.ClientConn  // the first is for leases
+	chain    []*x509.Certificate // that the peer has shown; nil without TLS
 	host     [16]byte
 	state    State
 	reason   string
@@ -71,8 +74,10 @@ type peer struct {
 	failures int
 	pause    time.Duration
 	until    time.Time // left alone
+	trying   bool      // whether it answers
 	heard    time.Time
 	loans    []*loan
+	owed     []uint64          // leases that could not be given back
 	apart    map[apartKey]bool // what it stores in a layout that is not known here
 	slots    []uint64          // of its memory that are read, and it does not know yet
 
@@ -101,11 +106,14 @@ func (x *peer) live() {
 	log := x.owner.cfg.Log.With("peer", x.addr)
 	defer x.close()
 	for pause := firstPause; x.run.Err() == nil; pause = min(2*pause, longestPause) {
-		err := x.dial()
+		line, err := x.dial()
 		if err == nil {
-			if err = x.listen(); x.leave(err) {
+			if err = x.listen(line); x.leave(err) {
 				pause = firstPause
 				log.Warn("a peer has gone", "error", err)
+			}
+			if status.Code(err) == codes.PermissionDenied { // this host may have another certificate than when it called
+				x.hangUp()
 			}
 		}
 		switch {
@@ -122,17 +130,18 @@ func (x *peer) live() {
 	}
 }
 
-func (x *peer) dial() error {
+// dial makes the connections, and returns the first.
+func (x *peer) dial() (*grpc.ClientConn, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for len(x.lines) < 1+dataLines {
 		line, err := x.owner.dial(x.name, x.addr)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		x.lines = append(x.lines, line)
 	}
-	return nil
+	return x.lines[0], nil
 }
 
 // client is one of the connections: the first for leases, the others in turn for bytes.
@@ -150,12 +159,9 @@ func (x *peer) client(data bool) (proto.PeerServiceClient, error) {
 }
 
 // listen learns what the peer has, until the stream ends.
-func (x *peer) listen() error {
+func (x *peer) listen(line *grpc.ClientConn) error {
 	ctx, stop := context.WithCancel(x.run)
 	defer stop()
-	x.mu.Lock()
-	line := x.lines[0]
-	x.mu.Unlock()
 	stream, err := proto.NewPeerServiceClient(line).Residents(ctx, &proto.ResidentsRequest{})
 	if err != nil {
 		return err
@@ -164,6 +170,9 @@ func (x *peer) listen() error {
 	if err != nil {
 		return err
 	}
+	x.mu.Lock()
+	x.chain = shown(stream.Context())
+	x.mu.Unlock()
 	if len(m.GetHost()) != len(x.host) {
 		return fmt.Errorf("%w: it does not say who it is", ErrMessage)
 	}
@@ -251,11 +260,17 @@ func (x *peer) leave(cause error) (was bool) {
 
 func (x *peer) close() {
 	x.leave(nil)
+	x.hangUp()
+}
+
+// hangUp closes the connections. Others are made if the peer is still one.
+func (x *peer) hangUp() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, line := range x.lines {
 		_ = line.Close() // nothing is to be done about it
 	}
+	x.lines, x.chain = nil, nil
 }
 
 func (x *peer) is(s State) bool {
@@ -279,7 +294,7 @@ func (x *peer) failed(err error) {
 	x.count.failures.Add(1)
 	x.mu.Lock()
 	x.failures++
-	over := x.failures >= mostFailures && x.state == Here
+	over := (x.failures >= mostFailures || errors.Is(err, errSilent)) && x.state == Here
 	if over {
 		x.pause = min(max(x.owner.pause, 2*x.pause), longestPause)
 	}
@@ -320,21 +335,63 @@ func (x *peer) leaveAlone(pause time.Duration, cause error) {
 	// What is lent goes in tidy: who blames holds an entry that is being removed.
 }
 
-// tidy gives back what is due, and ends a pause.
+// tidy gives back what is due, and finds out whether a pause is over.
 func (x *peer) tidy(now time.Time) {
 	x.mu.Lock()
+	chain := x.chain
+	x.mu.Unlock()
+	if host, _, _ := net.SplitHostPort(x.name); chain != nil && x.owner.id.verify(chain, host) != nil {
+		x.hangUp()
+	}
+	x.mu.Lock()
 	here := x.state == Here
-	if x.state == Alone && now.After(x.until) {
-		x.state, x.reason, x.failures = Here, "", mostFailures-1 // the next failure is enough
-		x.owner.usable.Or(1 << x.list)
+	if x.state == Alone && now.After(x.until) && !x.trying {
+		x.trying = true
+		x.owner.work.Go(x.tryAgain)
+	}
+	var owed []uint64
+	if here {
+		owed, x.owed = x.owed, nil
 	}
 	x.mu.Unlock()
+	if len(owed) > 0 {
+		x.owner.work.Go(func() {
+			for _, lease := range owed {
+				x.giveLease(lease, nil)
+			}
+		})
+	}
 	x.giveBack(!here)
 	if w := x.owner.nixl; w != nil && here {
 		w.prove(x)
 	}
 	if done := x.spent(); here && done != nil {
 		x.owner.work.Go(func() { x.giveLease(0, done) })
+	}
+}
+
+// tryAgain ends a pause if the peer answers: no lookup waits to find out.
+func (x *peer) tryAgain() {
+	x.mu.Lock()
+	lines := x.lines
+	x.mu.Unlock()
+	err := ErrAway
+	if len(lines) > 0 {
+		ctx, stop := context.WithTimeout(x.run, x.owner.cfg.Deadline)
+		defer stop()
+		_, err = proto.NewPeerServiceClient(lines[0]).Return(ctx, &proto.ReturnRequest{})
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.trying = false
+	switch {
+	case x.state != Alone:
+	case err != nil:
+		x.pause = min(max(x.owner.pause, 2*x.pause), longestPause)
+		x.until = time.Now().Add(x.pause)
+	default:
+		x.state, x.reason, x.failures = Here, "", mostFailures-1 // the next failure is enough
+		x.owner.usable.Or(1 << x.list)
 	}
 }
 
@@ -346,6 +403,8 @@ type loan struct {
 	group     uint32
 	entries   []store.Borrowed
 	due, ends time.Time // what no lease of this host has goes when it is due, and all at the end
+	lasts     time.Duration
+	renewing  bool // the peer is being asked for a later end
 }
 
 // giveBack ends loans: those that are due, or all.
@@ -359,12 +418,19 @@ func (x *peer) giveBack(all bool) {
 	x.mu.Unlock()
 	var left []*loan
 	for _, l := range list {
+		x.mu.Lock()
 		over := all || now.After(l.ends)
+		half := !over && !l.renewing && l.ends.Sub(now) < l.lasts/2
+		x.mu.Unlock()
 		if over || now.After(l.due) {
 			l.entries = x.owner.store.GiveBack(l.entries, over)
 		}
 		if len(l.entries) > 0 {
 			left = append(left, l)
+			if half {
+				l.renewing = true
+				x.owner.work.Go(func() { x.renew(l) })
+			}
 			continue
 		}
 		x.owner.work.Go(func() { x.giveLease(l.lease, nil) })
@@ -376,18 +442,27 @@ func (x *peer) giveBack(all bool) {
 	}
 }
 
-// giveLease tells the peer that a lease is not needed, or slots. If that fails they end by themselves.
+// giveLease tells the peer that a lease is not needed, at once or when it is asked again, and slots. What it is not told ends by itself.
 func (x *peer) giveLease(lease uint64, done []uint64) {
-	if client, err := x.client(false); err == nil {
+	client, err := x.client(false)
+	if err == nil {
 		ctx, stop := context.WithTimeout(x.run, returnTimeout)
 		defer stop()
-		_, _ = client.Return(ctx, &proto.ReturnRequest{Lease: lease, Done: done})
+		_, err = client.Return(ctx, &proto.ReturnRequest{Lease: lease, Done: done})
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err != nil && lease != 0 && len(x.owed) < mostLent {
+		x.owed = append(x.owed, lease)
 	}
 }
 
 // read reads bytes of a piece from its lender.
 func (p *piece) read(dst []byte, off int64) (err error) {
 	x, all := p.loan.peer, len(dst)
+	if err := x.owner.reads.wait(x.run, int64(all), x.owner.cfg.Budget/2); err != nil {
+		return fmt.Errorf("%w: %w", ErrAway, err)
+	}
 	client, err := x.client(true)
 	if err != nil {
 		return err
@@ -395,7 +470,7 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 	ctx, stop := context.WithCancelCause(x.run)
 	defer stop(nil)
 	patience := min(stall, x.owner.cfg.Budget)
-	idle := time.AfterFunc(patience, func() { stop(fmt.Errorf("%w: no byte for %s", ErrAway, patience)) })
+	idle := time.AfterFunc(patience, func() { stop(fmt.Errorf("%w for %s", errSilent, patience)) })
 	defer idle.Stop()
 	slow := time.AfterFunc(x.owner.cfg.Budget, func() { stop(fmt.Errorf("%w: not all bytes in %s", ErrAway, x.owner.cfg.Budget)) })
 	defer slow.Stop()

@@ -27,7 +27,7 @@ type Config struct {
 	Cert, Key, CA string   // PEM files; empty: no TLS, and only loopback addresses
 
 	Deadline  time.Duration // of a lease
-	Bandwidth int64         // most bytes a second that are lent; 0: no limit
+	Bandwidth int64         // most bytes a second that are lent, and that are read from others; 0: no limit
 	LeaseTime time.Duration // that a lookup's lease may last here
 	Demote    bool          // offer to others what is evicted here, and take what they offer
 	// Budget is what one read may take: 12 s. It is to be less than the limit of an operation on files, so that a slow peer is not
@@ -59,6 +59,7 @@ type Peers struct {
 	lending  *lending
 	pause    time.Duration // the first one of a peer that is left alone
 	nixl     *nixlWay      // nil: bytes go by gRPC alone
+	reads    pace          // of what is fetched, from all peers
 
 	run  context.Context
 	stop context.CancelFunc
@@ -71,8 +72,8 @@ type Peers struct {
 
 // New listens, and calls no peer yet.
 func New(cfg Config) (*Peers, error) {
-	p := &Peers{cfg: cfg, peers: map[string]*peer{}, lost: map[string]error{}, pause: firstPause,
-		patience: offerTime}
+	p := &Peers{cfg: cfg, peers: map[string]*peer{}, lost: map[string]error{}, pause: firstPause, patience: offerTime,
+		reads: pace{rate: float64(cfg.Bandwidth)}}
 	if p.cfg.Log == nil {
 		p.cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -104,6 +105,9 @@ func New(cfg Config) (*Peers, error) {
 	}
 	return p, nil
 }
+
+// Deadline is of all that one lookup asks.
+func (p *Peers) Deadline() time.Duration { return p.cfg.Deadline }
 
 // Addr is where this host lends; empty if it does not.
 func (p *Peers) Addr() string {

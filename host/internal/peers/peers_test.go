@@ -44,6 +44,8 @@ type fake struct {
 	place func(context.Context, *proto.PlaceRequest) (*proto.PlaceResponse, error)
 	nixl  []byte // its metadata
 	given atomic.Int64
+	hangs atomic.Bool // it answers no Return
+	renew func(*proto.RenewRequest) (*proto.RenewResponse, error)
 }
 
 func (f *fake) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServer[proto.ResidentsResponse]) error {
@@ -67,8 +69,12 @@ func (f *fake) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingServe
 func (f *fake) Lease(_ context.Context, q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
 	return f.lease(q)
 }
-func (f *fake) Return(context.Context, *proto.ReturnRequest) (*proto.ReturnResponse, error) {
-	f.given.Add(1)
+func (f *fake) Return(ctx context.Context, q *proto.ReturnRequest) (*proto.ReturnResponse, error) {
+	if f.hangs.Load() {
+		<-ctx.Done()
+	} else if q.GetLease() != 0 {
+		f.given.Add(1)
+	}
 	return &proto.ReturnResponse{}, nil
 }
 func (f *fake) Offer(_ context.Context, q *proto.OfferRequest) (*proto.OfferResponse, error) {
@@ -76,6 +82,9 @@ func (f *fake) Offer(_ context.Context, q *proto.OfferRequest) (*proto.OfferResp
 }
 func (f *fake) Place(ctx context.Context, q *proto.PlaceRequest) (*proto.PlaceResponse, error) {
 	return f.place(ctx, q)
+}
+func (f *fake) Renew(_ context.Context, q *proto.RenewRequest) (*proto.RenewResponse, error) {
+	return f.renew(q)
 }
 func (f *fake) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
 	return f.fetch(q, st)
@@ -249,6 +258,106 @@ func TestLoansEnd(t *testing.T) {
 	}
 }
 
+// TestLoansAreReturnedLater: the lease of a peer that is left alone, and keeps entries for it, is given back when the peer is asked again.
+func TestLoansAreReturnedLater(t *testing.T) {
+	f := &fake{lease: lend(pieceBytes)}
+	r := newRig(t, f, 1)
+	if n := r.look(key(1)); n != 1 {
+		t.Fatalf("%d hits, want 1", n)
+	}
+	r.peer.leaveAlone(longestPause, ErrAway)
+	r.await("what it lent is forgotten", func() bool { return len(r.peers.fs.names()) == 0 })
+	r.peer.mu.Lock()
+	r.peer.until = time.Now()
+	r.peer.mu.Unlock()
+	r.await("its lease is given back", func() bool { return f.given.Load() == 1 })
+}
+
+// TestLoansAreRenewed: what a lease of this host has stays borrowed beyond the loan's end, if the peer has it so, and only then.
+func TestLoansAreRenewed(t *testing.T) {
+	var renewals atomic.Int64
+	const first = 2 * time.Second
+	f := &fake{
+		lease: func(q *proto.LeaseRequest) (*proto.LeaseResponse, error) {
+			m, err := lend(pieceBytes)(q)
+			m.Time = durationpb.New(first)
+			return m, err
+		},
+		renew: func(q *proto.RenewRequest) (*proto.RenewResponse, error) {
+			if renewals.Add(1) > 1 {
+				return nil, status.Error(codes.NotFound, "")
+			}
+			return &proto.RenewResponse{Time: durationpb.New(2 * first)}, nil
+		},
+	}
+	r := newRig(t, f, 1, 2)
+	if n := r.look(key(1), key(2)); n != 2 {
+		t.Fatalf("%d hits, want 2", n)
+	}
+	held, err := r.store.Lookup(store.LookupRequest{Namespace: r.space, Keys: []kv.Key{key(1)}, Ranks: 1})
+	testenv.OK(t, err)
+	defer held.Release()
+	since := time.Now()
+	r.await("the loan is renewed, and the peer refuses to do so again", func() bool { return renewals.Load() >= 2 })
+	if names := r.peers.fs.names(); len(names) != 1 {
+		t.Errorf("%d pieces are borrowed, want the one that is in use", len(names))
+	}
+	r.await("what was renewed ends", func() bool { return len(r.peers.fs.names()) == 0 })
+	if d := time.Since(since); d < first+first/2 {
+		t.Errorf("the loan ended after %s, want it renewed", d)
+	}
+}
+
+// TestBusyLender: what a peer does not lend at present is asked for again.
+func TestBusyLender(t *testing.T) {
+	f := &fake{lease: func(*proto.LeaseRequest) (*proto.LeaseResponse, error) { return &proto.LeaseResponse{Busy: true}, nil }}
+	r := newRig(t, f, 1)
+	for range 2 {
+		r.look(key(1))
+	}
+	if s := r.peers.Stats()[0]; s.Asks != 2 || s.Struck != 0 || s.Failures != 0 {
+		t.Errorf("%d asks, %d promises struck out, %d failures, want 2, 0 and 0", s.Asks, s.Struck, s.Failures)
+	}
+	f.lease = lend(pieceBytes)
+	if n := r.look(key(1)); n != 1 {
+		t.Errorf("%d hits when the peer lends again, want 1", n)
+	}
+}
+
+// TestReadsBound: more than this host may read from others is not promised, and what was promised waits, and fails without a fault of the peer.
+func TestReadsBound(t *testing.T) {
+	f := &fake{lease: lend(pieceBytes), fetch: func(q *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
+		return st.Send(&proto.FetchResponse{Data: make([]byte, q.GetBytes())})
+	}}
+	r := newRig(t, f, 1, 2)
+	if n := r.look(key(1)); n != 1 {
+		t.Fatalf("%d hits, want 1", n)
+	}
+	file, err := r.peers.fs.OpenFile(r.peers.fs.names()[0], os.O_RDONLY, 0)
+	testenv.OK(t, err)
+	const bytes = 8192
+	r.peers.reads = pace{rate: bytes}
+	since := time.Now()
+	for range 2 {
+		_, err = file.ReadAt(make([]byte, bytes), 0)
+		testenv.OK(t, err)
+	}
+	if d := time.Since(since); d < time.Second*9/10 {
+		t.Errorf("two seconds' worth was read in %s, want the second to wait for its turn", d)
+	}
+	r.peers.reads.free = time.Now().Add(time.Hour)
+	if n := r.look(key(2)); n != 0 || r.peers.Stats()[0].Asks != 1 {
+		t.Errorf("%d hits and %d asks while as much is read as may be, want none more", n, r.peers.Stats()[0].Asks)
+	}
+	r.peers.cfg.Budget = 0
+	if _, err := file.ReadAt(make([]byte, bytes), 0); !errors.Is(err, ErrAway) {
+		t.Errorf("%v for a read that would wait too long, want %v", err, ErrAway)
+	}
+	if s := r.peers.Stats()[0]; s.Failures != 0 || s.Bytes != 2*bytes {
+		t.Errorf("%d failures and %d bytes, want 0 and %d", s.Failures, s.Bytes, 2*bytes)
+	}
+}
+
 // TestPeerRemoved: nothing is left of what a host has lent that the configuration's names lead to no more, whatever is being given back.
 func TestPeerRemoved(t *testing.T) {
 	r := newRig(t, &fake{lease: lend(pieceBytes)}, 1, 2)
@@ -300,10 +409,27 @@ func TestSlowPeer(t *testing.T) {
 	if r.look(key(1)); r.peers.Stats()[0].Asks != mostFailures {
 		t.Errorf("%d asks, want none of a peer that is left alone", r.peers.Stats()[0].Asks)
 	}
-	r.peer.mu.Lock()
-	r.peer.until = time.Now()
-	r.peer.mu.Unlock()
-	r.await("it is tried again", func() bool { return r.peer.is(Here) })
+	f.hangs.Store(true) // what no lookup waits for
+	ends := func() time.Time {
+		r.peer.mu.Lock()
+		defer r.peer.mu.Unlock()
+		return r.peer.until
+	}
+	due := func() {
+		r.peer.mu.Lock()
+		defer r.peer.mu.Unlock()
+		r.peer.until = time.Now()
+	}
+	due()
+	r.await("it is left alone for longer", func() bool { return time.Until(ends()) > 0 })
+	if r.look(key(1)); r.peers.Stats()[0].Asks != mostFailures {
+		t.Errorf("%d asks, want none of a peer that still does not answer", r.peers.Stats()[0].Asks)
+	}
+	f.hangs.Store(false)
+	r.await("it is asked again", func() bool {
+		due() // again, as a try that is under way makes the pause longer
+		return r.peer.is(Here)
+	})
 }
 
 // TestHostilePeers: whatever a peer answers, it costs what it lends: no read returns bytes that were not sent, or more than were asked for.
@@ -389,7 +515,10 @@ func TestHostilePeers(t *testing.T) {
 			if c.want == nil && (n != len(buf) || err != nil) || c.want != nil && (n != 0 || !errors.Is(err, c.want)) {
 				t.Errorf("%d bytes, %v, want %v", n, err, c.want)
 			}
-			if name == "a stall" && !strings.Contains(err.Error(), "no byte for") {
+			if alone := r.peer.is(Alone); alone != errors.Is(err, errSilent) {
+				t.Errorf("left alone: %v after %v, want that after one read without a byte", alone, err)
+			}
+			if name == "a stall" && !errors.Is(err, errSilent) {
 				t.Errorf("the read ended by %v, want it cut off for its silence", err)
 			}
 			if name == "a drip" && !strings.Contains(err.Error(), "not all bytes in") && !strings.Contains(err.Error(), "no byte for") {
@@ -488,6 +617,102 @@ func TestIdentities(t *testing.T) {
 	}
 }
 
+// TestAuthorityRenewed: the authority of running hosts changes in steps, and they do not lose each other. Once one authority does not count
+// any more, a connection that it was good for ends, on either side.
+func TestAuthorityRenewed(t *testing.T) {
+	old, next := newAuthority(t), newAuthority(t)
+	both := &authority{pem: slices.Concat(old.pem, next.pem)}
+	var sides [2]Config // who lends, and who calls
+	set := func(side int, by, believes *authority) {
+		cert, key, ca := by.files(t, "127.0.0.1", believes)
+		c := &sides[side]
+		for at, from := range map[*string]string{&c.Cert: cert, &c.Key: key, &c.CA: ca} {
+			if *at == "" {
+				*at = from
+			} else { // a new file in the place of the old one, as old
+				was, err := os.Stat(*at)
+				testenv.OK(t, err)
+				testenv.OK(t, os.Chtimes(from, was.ModTime(), was.ModTime()))
+				testenv.OK(t, os.Rename(from, *at))
+			}
+		}
+	}
+	set(0, old, old)
+	set(1, old, old)
+	sides[0].Listen = "127.0.0.1:0"
+	var hosts [2]*Peers
+	for i := range sides {
+		if i == 1 {
+			sides[1].Hosts = []string{hosts[0].Addr()}
+		}
+		p, err := New(sides[i])
+		testenv.OK(t, err)
+		hosts[i] = p
+		s, err := store.Open(t.Context(), store.Config{Roots: []store.RootConfig{{Path: t.TempDir(), Capacity: 1 << 20}, p.Root(1)}})
+		testenv.OK(t, err)
+		p.Start(s)
+		t.Cleanup(func() { testenv.NoError(t, errors.Join(p.Close(), s.Close(), p.CloseFiles())) })
+	}
+	r := &rig{T: t, peers: hosts[1]}
+	is := func(want State) func() bool {
+		return func() bool { s := hosts[1].Stats(); return len(s) == 1 && s[0].State == want }
+	}
+	r.await("the peer is here", is(Here))
+	heard := hosts[1].all()[0]
+	answers := func(step string) {
+		t.Helper()
+		if _, err := hosts[1].Try(t.Context(), hosts[0].Addr()); err != nil || !heard.is(Here) {
+			t.Errorf("%s: %v, and the peer is %s, want an answer and it here", step, err, hosts[1].Stats()[0].State)
+		}
+	}
+	set(0, old, both)
+	set(1, old, both)
+	answers("both count")
+	set(0, next, both)
+	answers("the lender's is of the new one")
+	set(1, next, both)
+	answers("the caller's is, too")
+	// Their connections are of the old one still.
+	line, err := hosts[1].dial(hosts[0].Addr(), hosts[0].Addr())
+	testenv.OK(t, err)
+	defer line.Close()
+	calls := func(want codes.Code) {
+		t.Helper()
+		c := proto.NewPeerServiceClient(line)
+		_, err := c.Renew(t.Context(), &proto.RenewRequest{Lease: 1})
+		if status.Code(err) != want {
+			t.Errorf("a call: %v, want %v", err, want)
+		}
+		st, err := c.Fetch(t.Context(), &proto.FetchRequest{Lease: 1})
+		testenv.OK(t, err)
+		if _, err := st.Recv(); status.Code(err) != want {
+			t.Errorf("a call of a stream: %v, want %v", err, want)
+		}
+	}
+	set(1, old, both)
+	calls(codes.NotFound)
+	set(1, next, both)
+	set(0, next, next)
+	calls(codes.PermissionDenied)
+	r.await("the lender has ended it", func() bool { return hosts[1].Stats()[0].Reason != "" })
+	r.await("the caller is back with the new one's", is(Here))
+	set(1, old, both)
+	set(0, old, both)
+	r.peers.all()[0].hangUp()
+	r.await("they speak with the old one's again", func() bool { return is(Here)() && r.peers.all()[0].signedBy(old.cert) })
+	set(1, next, next)
+	r.await("the caller has ended it", is(Away))
+	set(0, next, both)
+	r.await("the lender is back with the new one's", is(Here))
+}
+
+// signedBy says whether the peer's certificate is of an authority.
+func (x *peer) signedBy(a *x509.Certificate) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.chain != nil && x.chain[0].CheckSignatureFrom(a) == nil
+}
+
 // TestPlaintext: without certificates only loopback addresses are listened on and called.
 func TestPlaintext(t *testing.T) {
 	if _, err := New(Config{Listen: "0.0.0.0:0"}); !errors.Is(err, ErrPlaintext) {
@@ -505,10 +730,10 @@ func TestPlaintext(t *testing.T) {
 func TestPace(t *testing.T) {
 	p := pace{rate: 1 << 20}
 	for range 2 {
-		testenv.OK(t, p.wait(t.Context(), 1))
+		testenv.OK(t, p.wait(t.Context(), 1, longestWait))
 	}
 	p.free = time.Now().Add(2 * longestWait)
-	if err := p.wait(t.Context(), 1); status.Code(err) != codes.ResourceExhausted {
+	if err := p.wait(t.Context(), 1, longestWait); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("%v, want it refused", err)
 	}
 	if p.behind() < longestWait {

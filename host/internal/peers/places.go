@@ -113,7 +113,7 @@ func (s service) Place(ctx context.Context, q *proto.PlaceRequest) (*proto.Place
 	}
 	defer piece.Close()
 	if parts := s.inMemory(piece); parts != nil {
-		if err := s.pace.wait(ctx, piece.Size()); err != nil {
+		if err := s.pace.wait(ctx, piece.Size(), longestWait); err != nil {
 			return nil, err
 		}
 		s.sent(piece.Size())
@@ -173,7 +173,7 @@ func (s service) inSlot(ctx context.Context, piece *store.Piece, off, end int64)
 			return nil, status.Error(codes.DataLoss, err.Error())
 		}
 	}
-	if err := s.pace.wait(ctx, n); err != nil {
+	if err := s.pace.wait(ctx, n, longestWait); err != nil {
 		slot.Release()
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -49,6 +50,7 @@ type lending struct {
 	mu     sync.Mutex
 	leases map[uint64]*lent
 	keys   int // that all of them were asked for
+	shares map[string]share
 
 	count struct{ leases, keys, refused, bytes, nixl, took, declined atomic.Uint64 }
 }
@@ -56,12 +58,13 @@ type lending struct {
 // lent is a lease that a peer has.
 type lent struct {
 	*store.Lease
+	who  string // has asked
 	keys int
 	ends time.Time
 }
 
 func newLending(p *Peers) *lending {
-	l := &lending{owner: p, leases: map[uint64]*lent{}, free: make(chan []byte, buffers), takes: make(chan struct{}, mostTakes),
+	l := &lending{owner: p, leases: map[uint64]*lent{}, shares: map[string]share{}, free: make(chan []byte, buffers), takes: make(chan struct{}, mostTakes),
 		pace: pace{rate: float64(p.cfg.Bandwidth)}}
 	for range buffers {
 		l.free <- nil // mapped when it is used
@@ -75,9 +78,25 @@ func newLending(p *Peers) *lending {
 	l.grpc = grpc.NewServer(grpc.Creds(p.id.serving()), grpc.MaxRecvMsgSize(mostBytes), grpc.MaxConcurrentStreams(mostStreams),
 		grpc.KeepaliveEnforcementPolicy(aliveDemand), grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second,
 			Timeout: 5 * time.Second}), grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(2*window),
-		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer), grpc.WaitForHandlers(true))
+		grpc.ReadBufferSize(ioBuffer), grpc.WriteBufferSize(ioBuffer), grpc.WaitForHandlers(true),
+		grpc.UnaryInterceptor(l.admit), grpc.StreamInterceptor(l.admitStream))
 	proto.RegisterPeerServiceServer(l.grpc, service{lending: l})
 	return l
+}
+
+// admit refuses calls by a connection that would not be accepted any more.
+func (l *lending) admit(ctx context.Context, q any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	if err := l.owner.id.admits(ctx); err != nil {
+		return nil, err
+	}
+	return handle(ctx, q)
+}
+
+func (l *lending) admitStream(srv any, st grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if err := l.owner.id.admits(st.Context()); err != nil {
+		return err
+	}
+	return handle(srv, st)
 }
 
 // serve serves until close, and ends leases that are over.
@@ -154,7 +173,7 @@ func (s service) Residents(_ *proto.ResidentsRequest, st grpc.ServerStreamingSer
 		err = st.Send(first)
 	}
 	list := make([]entries.Change, 0, batch)
-	for err == nil {
+	for err = cmp.Or(err, s.owner.id.admits(ctx)); err == nil; err = cmp.Or(err, s.owner.id.admits(ctx)) {
 		got, wake, lost := log.Read(after, list[:0])
 		if lost != nil {
 			return status.Error(codes.Aborted, lost.Error())
@@ -216,10 +235,8 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		s.count.refused.Add(1)
 		return nil, status.Error(codes.InvalidArgument, "keys, namespace or ranks")
 	}
-	s.mu.Lock()
-	many := len(s.leases) >= mostLent || s.keys+len(keys) > mostLentKeys
-	s.mu.Unlock()
-	if many || s.pace.behind() > longestWait/2 {
+	who := caller(ctx)
+	if s.many(who, len(keys)) || s.pace.behind() > longestWait/2 {
 		s.count.refused.Add(1)
 		return nil, status.Error(codes.ResourceExhausted, "it lends or sends as much as it may")
 	}
@@ -228,7 +245,7 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
-	r := &proto.LeaseResponse{}
+	r := &proto.LeaseResponse{Busy: found.Short()}
 	for i := 0; i < len(keys) && ctx.Err() == nil; i++ {
 		e := &proto.LentEntry{Index: uint32(i)}
 		for rank := range entries.Ranks(q.GetRanks()) {
@@ -250,29 +267,29 @@ func (s service) Lease(ctx context.Context, q *proto.LeaseRequest) (*proto.Lease
 		found.Release()
 		return r, nil
 	}
-	time := min(max(q.GetTime().AsDuration(), time.Second), longestLease)
-	r.Lease, r.Time = s.hold(found, len(keys), time), durationpb.New(time)
+	time := leaseTime(q.GetTime())
+	r.Lease, r.Time = s.hold(found, who, len(keys), time), durationpb.New(time)
 	s.count.leases.Add(1)
 	s.count.keys.Add(uint64(len(r.Entries)))
 	return r, nil
 }
 
 // hold keeps a lease under a number that another peer cannot guess, and that no lease of an earlier run had.
-func (l *lending) hold(found *store.Lease, keys int, d time.Duration) (n uint64) {
+func (l *lending) hold(found *store.Lease, who string, keys int, d time.Duration) (n uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for n == 0 || l.leases[n] != nil {
 		n = rand.Uint64()
 	}
-	l.leases[n] = &lent{found, keys, time.Now().Add(d)}
-	l.keys += keys
+	l.leases[n] = &lent{found, who, keys, time.Now().Add(d)}
+	l.account(who, 1, keys)
 	return n
 }
 
 // forget takes a lease out. The lock is held.
 func (l *lending) forget(n uint64, x *lent) {
 	delete(l.leases, n)
-	l.keys -= x.keys
+	l.account(x.who, -1, -x.keys)
 }
 
 // Return implements the service.
@@ -345,7 +362,7 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 			buf = s.given(buf, err)
 			return status.Error(codes.DataLoss, err.Error())
 		}
-		if err := s.pace.wait(st.Context(), n); err != nil {
+		if err := s.pace.wait(st.Context(), n, longestWait); err != nil {
 			return err
 		}
 		if err := st.Send(&proto.FetchResponse{Data: buf[off-from : n]}); err != nil {
@@ -403,8 +420,8 @@ func (p *pace) behind() time.Duration {
 	return max(0, time.Until(p.free))
 }
 
-// wait waits for the turn of so many bytes.
-func (p *pace) wait(ctx context.Context, bytes int64) error {
+// wait waits for the turn of so many bytes, unless that takes longer than most.
+func (p *pace) wait(ctx context.Context, bytes int64, most time.Duration) error {
 	if p.rate == 0 {
 		return nil
 	}
@@ -414,9 +431,9 @@ func (p *pace) wait(ctx context.Context, bytes int64) error {
 		p.free = now
 	}
 	wait := p.free.Sub(now)
-	if wait > longestWait {
+	if wait > most {
 		p.mu.Unlock()
-		return status.Error(codes.ResourceExhausted, "it sends as much as it may")
+		return status.Error(codes.ResourceExhausted, "as much is moved as may be")
 	}
 	p.free = p.free.Add(time.Duration(float64(bytes) / p.rate * float64(time.Second)))
 	p.mu.Unlock()

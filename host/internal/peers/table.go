@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
@@ -12,13 +13,13 @@ import (
 // A table holds 64 lists of fingerprints at most, and takes at most so much memory.
 const (
 	lists     = 64
-	mostTable = 256 << 20
+	mostTable = 288 << 20
 	cellBytes = 16
 	shards    = 256
 )
 
 // Table says which peers have an entry: a bit of a word for each, by the entry's fingerprint. It is exact, so a promise is wrong only
-// while a change is on its way. An entry takes 20 to 30 bytes, however many peers have it, and to ask for all peers is one look. A
+// while a change is on its way. An entry takes 20 to 24 bytes, however many peers have it, and to ask for all peers is one look. A
 // Bloom or cuckoo filter takes 2 bytes an entry and peer, and a look for each peer.
 type Table struct {
 	shards [shards]shard
@@ -26,6 +27,7 @@ type Table struct {
 	taken  atomic.Uint64 // lists in use
 	cells  atomic.Int64
 	full   atomic.Uint64 // fingerprints that there was no memory for
+	most   int64         // bytes, 0: mostTable
 }
 
 // shard is the fingerprints with the same first byte of their place, by open addressing. Who reads takes no lock: a cell keeps its fingerprint, and one
@@ -126,11 +128,10 @@ func (t *Table) add(print uint64, list int) {
 	defer s.mu.Unlock()
 	c, found := find(s.all(), print, place)
 	if !found {
-		if (s.used+1)*5 > len(s.all())*4 {
-			if !t.grow(s) {
-				t.full.Add(1)
-				return
-			}
+		if grown := (s.used+1)*5 > len(s.all())*4; t.greedy(list) || grown && !t.grow(s) {
+			t.full.Add(1)
+			return
+		} else if grown {
 			c, _ = find(s.all(), print, place)
 		}
 		c.print.Store(print)
@@ -151,7 +152,15 @@ func (t *Table) remove(print uint64, list int) {
 	}
 }
 
-// grow makes room by half, and leaves out what no peer has.
+// greedy says that a list gets no more cells: the last quarter of the memory is for those that have less than an equal part of
+// all, or half where there is one.
+func (t *Table) greedy(list int) bool {
+	most := cmp.Or(t.most, mostTable)
+	return t.cells.Load()*cellBytes > most/4*3 &&
+		t.count[list].Load()*int64(max(2, bits.OnesCount64(t.taken.Load()))) > most/cellBytes*4/5
+}
+
+// grow makes room by a fifth, and leaves out what no peer has.
 func (t *Table) grow(s *shard) bool {
 	old, alive := s.all(), 0
 	for i := range old {
@@ -159,8 +168,8 @@ func (t *Table) grow(s *shard) bool {
 			alive++
 		}
 	}
-	size := alive*15/8 + 16
-	if more := int64(size - len(old)); t.cells.Add(more)*cellBytes > mostTable && more > 0 {
+	size := alive*3/2 + 16
+	if more := int64(size - len(old)); t.cells.Add(more)*cellBytes > cmp.Or(t.most, mostTable) && more > 0 {
 		t.cells.Add(-more)
 		return false
 	}

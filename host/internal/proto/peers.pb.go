@@ -235,6 +235,7 @@ type LeaseResponse struct {
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"` // 0: none of the keys is there
 	Time          *durationpb.Duration   `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
 	Entries       []*LentEntry           `protobuf:"bytes,3,rep,name=entries,proto3" json:"entries,omitempty"`
+	Busy          bool                   `protobuf:"varint,4,opt,name=busy,proto3" json:"busy,omitempty"` // it lends no more at present: what is not among the entries may be there
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -288,6 +289,13 @@ func (x *LeaseResponse) GetEntries() []*LentEntry {
 		return x.Entries
 	}
 	return nil
+}
+
+func (x *LeaseResponse) GetBusy() bool {
+	if x != nil {
+		return x.Busy
+	}
+	return false
 }
 
 type LentEntry struct {
@@ -660,6 +668,102 @@ func (x *PlacedPart) GetBytes() uint64 {
 	return 0
 }
 
+type RenewRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	Time          *durationpb.Duration   `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"` // from now on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewRequest) Reset() {
+	*x = RenewRequest{}
+	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewRequest) ProtoMessage() {}
+
+func (x *RenewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
+func (*RenewRequest) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RenewRequest) GetLease() uint64 {
+	if x != nil {
+		return x.Lease
+	}
+	return 0
+}
+
+func (x *RenewRequest) GetTime() *durationpb.Duration {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+type RenewResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Time          *durationpb.Duration   `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewResponse) Reset() {
+	*x = RenewResponse{}
+	mi := &file_kvhost_v1_peers_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewResponse) ProtoMessage() {}
+
+func (x *RenewResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_peers_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
+func (*RenewResponse) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RenewResponse) GetTime() *durationpb.Duration {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
 type ReturnRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`       // 0: none
@@ -670,7 +774,7 @@ type ReturnRequest struct {
 
 func (x *ReturnRequest) Reset() {
 	*x = ReturnRequest{}
-	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +786,7 @@ func (x *ReturnRequest) String() string {
 func (*ReturnRequest) ProtoMessage() {}
 
 func (x *ReturnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_peers_proto_msgTypes[10]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +799,7 @@ func (x *ReturnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnRequest.ProtoReflect.Descriptor instead.
 func (*ReturnRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{10}
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReturnRequest) GetLease() uint64 {
@@ -720,7 +824,7 @@ type ReturnResponse struct {
 
 func (x *ReturnResponse) Reset() {
 	*x = ReturnResponse{}
-	mi := &file_kvhost_v1_peers_proto_msgTypes[11]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -732,7 +836,7 @@ func (x *ReturnResponse) String() string {
 func (*ReturnResponse) ProtoMessage() {}
 
 func (x *ReturnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_peers_proto_msgTypes[11]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -745,7 +849,7 @@ func (x *ReturnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnResponse.ProtoReflect.Descriptor instead.
 func (*ReturnResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{11}
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{13}
 }
 
 type OfferRequest struct {
@@ -764,7 +868,7 @@ type OfferRequest struct {
 
 func (x *OfferRequest) Reset() {
 	*x = OfferRequest{}
-	mi := &file_kvhost_v1_peers_proto_msgTypes[12]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -776,7 +880,7 @@ func (x *OfferRequest) String() string {
 func (*OfferRequest) ProtoMessage() {}
 
 func (x *OfferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_peers_proto_msgTypes[12]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -789,7 +893,7 @@ func (x *OfferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferRequest.ProtoReflect.Descriptor instead.
 func (*OfferRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{12}
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *OfferRequest) GetHost() []byte {
@@ -857,7 +961,7 @@ type OfferResponse struct {
 
 func (x *OfferResponse) Reset() {
 	*x = OfferResponse{}
-	mi := &file_kvhost_v1_peers_proto_msgTypes[13]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +973,7 @@ func (x *OfferResponse) String() string {
 func (*OfferResponse) ProtoMessage() {}
 
 func (x *OfferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_peers_proto_msgTypes[13]
+	mi := &file_kvhost_v1_peers_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +986,7 @@ func (x *OfferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferResponse.ProtoReflect.Descriptor instead.
 func (*OfferResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{13}
+	return file_kvhost_v1_peers_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *OfferResponse) GetTaken() bool {
@@ -912,11 +1016,12 @@ const file_kvhost_v1_peers_proto_rawDesc = "" +
 	"\x04keys\x18\x03 \x01(\fR\x04keys\x12\x14\n" +
 	"\x05ranks\x18\x04 \x01(\x04R\x05ranks\x12\x18\n" +
 	"\aleading\x18\x05 \x01(\bR\aleading\x12-\n" +
-	"\x04time\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04time\"\x84\x01\n" +
+	"\x04time\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04time\"\x98\x01\n" +
 	"\rLeaseResponse\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12-\n" +
 	"\x04time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04time\x12.\n" +
-	"\aentries\x18\x03 \x03(\v2\x14.kvhost.v1.LentEntryR\aentries\"7\n" +
+	"\aentries\x18\x03 \x03(\v2\x14.kvhost.v1.LentEntryR\aentries\x12\x12\n" +
+	"\x04busy\x18\x04 \x01(\bR\x04busy\"7\n" +
 	"\tLentEntry\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n" +
 	"\x05bytes\x18\x02 \x03(\x04R\x05bytes\"|\n" +
@@ -942,7 +1047,12 @@ const file_kvhost_v1_peers_proto_rawDesc = "" +
 	"\n" +
 	"PlacedPart\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\x06R\aaddress\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"9\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"S\n" +
+	"\fRenewRequest\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12-\n" +
+	"\x04time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04time\">\n" +
+	"\rRenewResponse\x12-\n" +
+	"\x04time\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x04time\"9\n" +
 	"\rReturnRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x12\n" +
 	"\x04done\x18\x02 \x03(\x06R\x04done\"\x10\n" +
@@ -957,12 +1067,13 @@ const file_kvhost_v1_peers_proto_rawDesc = "" +
 	"\x05lease\x18\a \x01(\x04R\x05lease\x12\x14\n" +
 	"\x05bytes\x18\b \x03(\x04R\x05bytes\"%\n" +
 	"\rOfferResponse\x12\x14\n" +
-	"\x05taken\x18\x01 \x01(\bR\x05taken2\x88\x03\n" +
+	"\x05taken\x18\x01 \x01(\bR\x05taken2\xc4\x03\n" +
 	"\vPeerService\x12H\n" +
 	"\tResidents\x12\x1b.kvhost.v1.ResidentsRequest\x1a\x1c.kvhost.v1.ResidentsResponse0\x01\x12:\n" +
 	"\x05Lease\x12\x17.kvhost.v1.LeaseRequest\x1a\x18.kvhost.v1.LeaseResponse\x12<\n" +
 	"\x05Fetch\x12\x17.kvhost.v1.FetchRequest\x1a\x18.kvhost.v1.FetchResponse0\x01\x12:\n" +
-	"\x05Place\x12\x17.kvhost.v1.PlaceRequest\x1a\x18.kvhost.v1.PlaceResponse\x12=\n" +
+	"\x05Place\x12\x17.kvhost.v1.PlaceRequest\x1a\x18.kvhost.v1.PlaceResponse\x12:\n" +
+	"\x05Renew\x12\x17.kvhost.v1.RenewRequest\x1a\x18.kvhost.v1.RenewResponse\x12=\n" +
 	"\x06Return\x12\x18.kvhost.v1.ReturnRequest\x1a\x19.kvhost.v1.ReturnResponse\x12:\n" +
 	"\x05Offer\x12\x17.kvhost.v1.OfferRequest\x1a\x18.kvhost.v1.OfferResponseB4Z2github.com/kvhost/kvhost/host/internal/proto;protob\x06proto3"
 
@@ -978,7 +1089,7 @@ func file_kvhost_v1_peers_proto_rawDescGZIP() []byte {
 	return file_kvhost_v1_peers_proto_rawDescData
 }
 
-var file_kvhost_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_kvhost_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_kvhost_v1_peers_proto_goTypes = []any{
 	(*ResidentsRequest)(nil),    // 0: kvhost.v1.ResidentsRequest
 	(*ResidentsResponse)(nil),   // 1: kvhost.v1.ResidentsResponse
@@ -990,35 +1101,41 @@ var file_kvhost_v1_peers_proto_goTypes = []any{
 	(*PlaceRequest)(nil),        // 7: kvhost.v1.PlaceRequest
 	(*PlaceResponse)(nil),       // 8: kvhost.v1.PlaceResponse
 	(*PlacedPart)(nil),          // 9: kvhost.v1.PlacedPart
-	(*ReturnRequest)(nil),       // 10: kvhost.v1.ReturnRequest
-	(*ReturnResponse)(nil),      // 11: kvhost.v1.ReturnResponse
-	(*OfferRequest)(nil),        // 12: kvhost.v1.OfferRequest
-	(*OfferResponse)(nil),       // 13: kvhost.v1.OfferResponse
-	(*durationpb.Duration)(nil), // 14: google.protobuf.Duration
+	(*RenewRequest)(nil),        // 10: kvhost.v1.RenewRequest
+	(*RenewResponse)(nil),       // 11: kvhost.v1.RenewResponse
+	(*ReturnRequest)(nil),       // 12: kvhost.v1.ReturnRequest
+	(*ReturnResponse)(nil),      // 13: kvhost.v1.ReturnResponse
+	(*OfferRequest)(nil),        // 14: kvhost.v1.OfferRequest
+	(*OfferResponse)(nil),       // 15: kvhost.v1.OfferResponse
+	(*durationpb.Duration)(nil), // 16: google.protobuf.Duration
 }
 var file_kvhost_v1_peers_proto_depIdxs = []int32{
-	14, // 0: kvhost.v1.LeaseRequest.time:type_name -> google.protobuf.Duration
-	14, // 1: kvhost.v1.LeaseResponse.time:type_name -> google.protobuf.Duration
+	16, // 0: kvhost.v1.LeaseRequest.time:type_name -> google.protobuf.Duration
+	16, // 1: kvhost.v1.LeaseResponse.time:type_name -> google.protobuf.Duration
 	4,  // 2: kvhost.v1.LeaseResponse.entries:type_name -> kvhost.v1.LentEntry
 	9,  // 3: kvhost.v1.PlaceResponse.parts:type_name -> kvhost.v1.PlacedPart
-	14, // 4: kvhost.v1.PlaceResponse.time:type_name -> google.protobuf.Duration
-	0,  // 5: kvhost.v1.PeerService.Residents:input_type -> kvhost.v1.ResidentsRequest
-	2,  // 6: kvhost.v1.PeerService.Lease:input_type -> kvhost.v1.LeaseRequest
-	5,  // 7: kvhost.v1.PeerService.Fetch:input_type -> kvhost.v1.FetchRequest
-	7,  // 8: kvhost.v1.PeerService.Place:input_type -> kvhost.v1.PlaceRequest
-	10, // 9: kvhost.v1.PeerService.Return:input_type -> kvhost.v1.ReturnRequest
-	12, // 10: kvhost.v1.PeerService.Offer:input_type -> kvhost.v1.OfferRequest
-	1,  // 11: kvhost.v1.PeerService.Residents:output_type -> kvhost.v1.ResidentsResponse
-	3,  // 12: kvhost.v1.PeerService.Lease:output_type -> kvhost.v1.LeaseResponse
-	6,  // 13: kvhost.v1.PeerService.Fetch:output_type -> kvhost.v1.FetchResponse
-	8,  // 14: kvhost.v1.PeerService.Place:output_type -> kvhost.v1.PlaceResponse
-	11, // 15: kvhost.v1.PeerService.Return:output_type -> kvhost.v1.ReturnResponse
-	13, // 16: kvhost.v1.PeerService.Offer:output_type -> kvhost.v1.OfferResponse
-	11, // [11:17] is the sub-list for method output_type
-	5,  // [5:11] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	16, // 4: kvhost.v1.PlaceResponse.time:type_name -> google.protobuf.Duration
+	16, // 5: kvhost.v1.RenewRequest.time:type_name -> google.protobuf.Duration
+	16, // 6: kvhost.v1.RenewResponse.time:type_name -> google.protobuf.Duration
+	0,  // 7: kvhost.v1.PeerService.Residents:input_type -> kvhost.v1.ResidentsRequest
+	2,  // 8: kvhost.v1.PeerService.Lease:input_type -> kvhost.v1.LeaseRequest
+	5,  // 9: kvhost.v1.PeerService.Fetch:input_type -> kvhost.v1.FetchRequest
+	7,  // 10: kvhost.v1.PeerService.Place:input_type -> kvhost.v1.PlaceRequest
+	10, // 11: kvhost.v1.PeerService.Renew:input_type -> kvhost.v1.RenewRequest
+	12, // 12: kvhost.v1.PeerService.Return:input_type -> kvhost.v1.ReturnRequest
+	14, // 13: kvhost.v1.PeerService.Offer:input_type -> kvhost.v1.OfferRequest
+	1,  // 14: kvhost.v1.PeerService.Residents:output_type -> kvhost.v1.ResidentsResponse
+	3,  // 15: kvhost.v1.PeerService.Lease:output_type -> kvhost.v1.LeaseResponse
+	6,  // 16: kvhost.v1.PeerService.Fetch:output_type -> kvhost.v1.FetchResponse
+	8,  // 17: kvhost.v1.PeerService.Place:output_type -> kvhost.v1.PlaceResponse
+	11, // 18: kvhost.v1.PeerService.Renew:output_type -> kvhost.v1.RenewResponse
+	13, // 19: kvhost.v1.PeerService.Return:output_type -> kvhost.v1.ReturnResponse
+	15, // 20: kvhost.v1.PeerService.Offer:output_type -> kvhost.v1.OfferResponse
+	14, // [14:21] is the sub-list for method output_type
+	7,  // [7:14] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_peers_proto_init() }
@@ -1033,7 +1150,7 @@ func file_kvhost_v1_peers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_peers_proto_rawDesc), len(file_kvhost_v1_peers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,7 @@ const (
 	PeerService_Lease_FullMethodName     = "/kvhost.v1.PeerService/Lease"
 	PeerService_Fetch_FullMethodName     = "/kvhost.v1.PeerService/Fetch"
 	PeerService_Place_FullMethodName     = "/kvhost.v1.PeerService/Place"
+	PeerService_Renew_FullMethodName     = "/kvhost.v1.PeerService/Renew"
 	PeerService_Return_FullMethodName    = "/kvhost.v1.PeerService/Return"
 	PeerService_Offer_FullMethodName     = "/kvhost.v1.PeerService/Offer"
 )
@@ -45,6 +46,8 @@ type PeerServiceClient interface {
 	// Place says where bytes of one piece of a lease are, for a caller that reads them by NIXL. FAILED_PRECONDITION: this host's are only to
 	// be fetched. RESOURCE_EXHAUSTED: its memory for others is in use, or it sends as much as it may.
 	Place(ctx context.Context, in *PlaceRequest, opts ...grpc.CallOption) (*PlaceResponse, error)
+	// Renew has a lease last longer. NOT_FOUND: it is over.
+	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error)
 	// Return ends a lease.
 	Return(ctx context.Context, in *ReturnRequest, opts ...grpc.CallOption) (*ReturnResponse, error)
 	// Offer asks the host to take an entry that the caller evicts, and is answered when it has, or will not. RESOURCE_EXHAUSTED: it takes as
@@ -118,6 +121,16 @@ func (c *peerServiceClient) Place(ctx context.Context, in *PlaceRequest, opts ..
 	return out, nil
 }
 
+func (c *peerServiceClient) Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RenewResponse)
+	err := c.cc.Invoke(ctx, PeerService_Renew_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *peerServiceClient) Return(ctx context.Context, in *ReturnRequest, opts ...grpc.CallOption) (*ReturnResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReturnResponse)
@@ -154,6 +167,8 @@ type PeerServiceServer interface {
 	// Place says where bytes of one piece of a lease are, for a caller that reads them by NIXL. FAILED_PRECONDITION: this host's are only to
 	// be fetched. RESOURCE_EXHAUSTED: its memory for others is in use, or it sends as much as it may.
 	Place(context.Context, *PlaceRequest) (*PlaceResponse, error)
+	// Renew has a lease last longer. NOT_FOUND: it is over.
+	Renew(context.Context, *RenewRequest) (*RenewResponse, error)
 	// Return ends a lease.
 	Return(context.Context, *ReturnRequest) (*ReturnResponse, error)
 	// Offer asks the host to take an entry that the caller evicts, and is answered when it has, or will not. RESOURCE_EXHAUSTED: it takes as
@@ -180,6 +195,9 @@ func (UnimplementedPeerServiceServer) Fetch(*FetchRequest, grpc.ServerStreamingS
 }
 func (UnimplementedPeerServiceServer) Place(context.Context, *PlaceRequest) (*PlaceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Place not implemented")
+}
+func (UnimplementedPeerServiceServer) Renew(context.Context, *RenewRequest) (*RenewResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Renew not implemented")
 }
 func (UnimplementedPeerServiceServer) Return(context.Context, *ReturnRequest) (*ReturnResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Return not implemented")
@@ -266,6 +284,24 @@ func _PeerService_Place_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_Renew_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RenewRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).Renew(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_Renew_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).Renew(ctx, req.(*RenewRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PeerService_Return_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReturnRequest)
 	if err := dec(in); err != nil {
@@ -316,6 +352,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Place",
 			Handler:    _PeerService_Place_Handler,
+		},
+		{
+			MethodName: "Renew",
+			Handler:    _PeerService_Renew_Handler,
 		},
 		{
 			MethodName: "Return",

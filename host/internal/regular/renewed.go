@@ -1,21 +1,21 @@
 package regular
 
 import (
+	"io/fs"
 	"os"
 	"slices"
 	"sync"
-	"time"
 )
 
-// Renewed is what was read of files, such as a certificate's, and is read again once one of them has another time. It is safe for
-// concurrent use.
+// Renewed is what was read of files, such as a certificate's, and is read again once one of them is another, or has another time. It is
+// safe for concurrent use.
 type Renewed[T any] struct {
 	read  func() (T, error)
 	names []string
 
 	mu    sync.Mutex
 	value T
-	times []time.Time // of the files, when value was read
+	files []fs.FileInfo // when value was read
 }
 
 // Renew reads files for the first time.
@@ -33,18 +33,19 @@ func (r *Renewed[T]) Now() T {
 }
 
 func (r *Renewed[T]) load() error {
-	now := make([]time.Time, len(r.names))
+	now := make([]fs.FileInfo, len(r.names))
 	for i, name := range r.names {
-		if st, err := os.Stat(name); err == nil {
-			now[i] = st.ModTime()
+		var err error
+		if now[i], err = os.Stat(name); err != nil && r.files != nil {
+			return err
 		}
 	}
-	if slices.Equal(now, r.times) {
+	if slices.EqualFunc(now, r.files, func(a, b fs.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }) {
 		return nil
 	}
 	value, err := r.read()
 	if err == nil {
-		r.value, r.times = value, now
+		r.value, r.files = value, now
 	}
 	return err
 }

@@ -1,10 +1,13 @@
 package server
 
 import (
+	"context"
 	"slices"
+	"time"
 
 	"github.com/kvhost/kvhost/host/internal/peers"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/kv"
 )
 
 // mostAsking is how many LOOKUPs of a session may wait for peers.
@@ -24,12 +27,14 @@ func (x *session) askPeer(ask *peers.Ask, q store.LookupRequest, a lookupInHand)
 	}
 	q.Keys = slices.Clone(q.Keys) // they are the session's scratch memory
 	this := &asking{request: a.lease.request}
+	deadline := x.server.cfg.Peers.Deadline()
 	if !x.jobs.wait(func() {
-		more := ask.Run(x.ctx)
-		x.inbox.Turn.Lock()
-		defer x.inbox.Turn.Unlock()
-		x.asking = slices.DeleteFunc(x.asking, func(o *asking) bool { return o == this })
-		x.answerAsked(more, this.ended, q, a)
+		ctx, stop := context.WithTimeout(x.ctx, deadline)
+		defer stop()
+		again := time.Now().Add(deadline / 2) // who is asked later has little time to answer
+		if next := x.asked(ask.Run(ctx), this, q, a, again); next != nil {
+			x.asked(next.Run(ctx), this, q, a, time.Time{})
+		}
 	}) {
 		return false
 	}
@@ -37,24 +42,42 @@ func (x *session) askPeer(ask *peers.Ask, q store.LookupRequest, a lookupInHand)
 	return true
 }
 
-// answerAsked looks again if there is more to be found, and answers. The turn is held.
-func (x *session) answerAsked(more, ended bool, q store.LookupRequest, a lookupInHand) {
-	if ended || x.inbox.closed {
+// asked looks again if there is more to be found, and answers, unless another peer promises what the first one has evicted or will not lend:
+// it is asked if there is time.
+func (x *session) asked(more bool, this *asking, q store.LookupRequest, a lookupInHand, again time.Time) *peers.Ask {
+	x.inbox.Turn.Lock()
+	defer x.inbox.Turn.Unlock()
+	if !this.ended && !x.inbox.closed {
+		if more {
+			q.After = a.lease.pins
+			l, err := x.server.store.Lookup(q)
+			if err != nil {
+				a.lease.pins.Release()
+				x.refuse(a.message, err)
+				x.wasAsked(this)
+				return nil
+			}
+			a.lease.pins = l
+		}
+		if time.Now().Before(again) {
+			if next := x.server.cfg.Peers.Promise(&q, a.lease.pins, a.group.Lookup != kv.ByMembership); next != nil {
+				return next
+			}
+		}
+	} else {
 		a.lease.pins.Release()
 		a.lease = nil
-	} else if more {
-		q.After = a.lease.pins
-		l, err := x.server.store.Lookup(q)
-		if err != nil {
-			a.lease.pins.Release()
-			x.refuse(a.message, err)
-			return
-		}
-		a.lease.pins = l
 	}
 	if err := x.answerLookup(a); err != nil {
 		x.refuse(a.message, err)
 	}
+	x.wasAsked(this)
+	return nil
+}
+
+// wasAsked ends the wait of a LOOKUP. The turn is held.
+func (x *session) wasAsked(this *asking) {
+	x.asking = slices.DeleteFunc(x.asking, func(o *asking) bool { return o == this })
 }
 
 // endAsking has LOOKUPs of a request that ends grant nothing. The turn is held.

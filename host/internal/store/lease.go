@@ -15,6 +15,7 @@ type Lease struct {
 	hits   int
 	bytes  int64
 	scarce bool
+	short  bool
 	grants []grant           // by key; a slot of none was not granted
 	found  [MaxLevels]uint32 // hits by level, nearest first
 
@@ -42,6 +43,9 @@ func (l *Lease) Root(i int) string {
 // Holds is the size of the entries that were found. It is scarce if entries with pins had more than three quarters of one of their
 // roots: what is stored there has to find room in the rest.
 func (l *Lease) Holds() (bytes int64, scarce bool) { return l.bytes, l.scarce }
+
+// Short says that more is there than [PinShare] lets the lease have.
+func (l *Lease) Short() bool { return l.short }
 
 // Seen is a set of entries.
 type Seen struct{ roots [][]uint64 } // a bit for each slot

@@ -71,7 +71,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		}
 	}
 	w.leave()
-	l.bytes, l.scarce = int64(w.units)*abi.SizeUnit, w.scarce
+	l.bytes, l.scarce, l.short = int64(w.units)*abi.SizeUnit, w.scarce, w.short
 	if w.shadows.On() {
 		w.endShadows(q.Keys[asked:])
 	}
@@ -128,6 +128,7 @@ type walk struct {
 	hits    [MaxLevels]uint64
 	units   uint64 // size of what was granted, in abi.SizeUnit
 	scarce  bool   // see Lease.Holds
+	short   bool   // see Lease.Short
 	locked  bool
 	open    bool // that root grants
 	owner   uint32
@@ -154,7 +155,11 @@ func (w *walk) grant(i int, g *grant) bool {
 				w.seek(n)
 			}
 			r := w.store.roots[w.at]
-			if slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i]); e != nil && (!w.bounded || e.Pins() > 0 || r.leased() < PinShare) {
+			slot, e := w.find(r, w.ahead.Likely(w.at, i), fp, &w.keys[i])
+			if e != nil && w.bounded && e.Pins() == 0 && r.leased() >= PinShare {
+				w.short, e = true, nil
+			}
+			if e != nil {
 				w.touch(r, i, slot, e, fp)
 				if w.shadows.On() {
 					w.shadows.Hit(fp, e.Parent(), r.Index.EntryUnits(slot, e), e.Depth())

@@ -1,0 +1,417 @@
+package command
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/client"
+	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/payload"
+	"github.com/kvhost/kvhost/host/internal/replay"
+	"github.com/kvhost/kvhost/host/internal/trace"
+	"github.com/kvhost/kvhost/host/kv"
+)
+
+var (
+	hostsNumber   = flag.Int("hosts.number", 3, "hosts of TestHosts and TestHostsFaults")
+	hostsTrace    = flag.String("hosts.trace", "", "trace that they replay; empty: a made workload")
+	hostsRequests = flag.Int("hosts.requests", 240, "requests of it")
+	hostsShare    = flag.Float64("hosts.share", 0.4, "capacity of all hosts together, of all chunks of the requests")
+	hostsApart    = flag.Bool("hosts.apart", false, "each host in a network namespace where the test may make some; otherwise on loopback")
+	hostsLoss     = flag.Float64("hosts.loss", 0, "of the packets between namespaces, the part that is lost")
+	hostsSeed     = flag.Uint64("hosts.seed", 1, "of the workload, and of the host that gets a request")
+)
+
+const (
+	hostsWindow = 256 // chunks of one lookup
+	hostsLayers = 4
+	hostsPage   = 16 << 10
+	hostsTell   = 100 * time.Millisecond // how often hosts tell each other what has changed
+)
+
+// TestHosts deals requests to hosts that lend each other, one after the other, at random, and such that a conversation stays with its
+// host but for one move in ten. One host with the capacity of all gets the same requests. Every byte is compared.
+func TestHosts(t *testing.T) {
+	if !hostsAreApart(t) {
+		t.Parallel() // it waits more than it works
+	}
+	tally := testenv.NewTally(t, "hosts")
+	for _, deal := range []string{"random", "sticky"} {
+		t.Run(deal, func(t *testing.T) {
+			requests := workload(t)
+			c, alone := startHosts(t, requests)
+			to := dealt(requests, deal, len(c.members))
+			var ends sync.WaitGroup
+			ends.Go(func() {
+				for n, keys := range requests {
+					if !alone.members[0].player.play(uint32(n+1), keys) {
+						return
+					}
+				}
+			})
+			var copies copyCount
+			told := map[kv.Key]time.Time{}
+			for n, keys := range requests {
+				awaitTold(told, keys)
+				if !c.members[to[n]].player.play(uint32(n+1), keys) {
+					break
+				}
+				if n%(len(requests)/8) == len(requests)/8-1 && n > len(requests)/2 {
+					copies.add(c)
+				}
+			}
+			ends.Wait()
+			all, one := playerCount{}, alone.members[0].player.count
+			for _, m := range c.members {
+				all.merge(&m.player.count)
+			}
+			tally.Add(all.keys+one.keys, 0, 1)
+			mean, most := copies.mean()
+			t.Logf("%d hosts, %d requests: hit ratio %.4f, one host of all capacity %.4f: %.3f of it; copies of a chunk %.3f (most %d); "+
+				"%.3f of hits remote; %d bytes wrong, %d loads failed; bytes sent by each: %s",
+				len(c.members), len(requests), all.ratio(), one.ratio(), all.ratio()/one.ratio(), mean, most,
+				float64(all.remote)/float64(max(1, all.hits)), all.wrong+one.wrong, all.failed+one.failed, c.sent())
+			t.Logf("lookups %s; loads %s; one host: lookups %s; loads %s", quantiles(all.lookups), quantiles(all.loads),
+				quantiles(one.lookups), quantiles(one.loads))
+			if all.wrong+one.wrong > 0 {
+				t.Errorf("%d and %d wrong bytes, want none", all.wrong, one.wrong)
+			}
+			if all.remote == 0 || all.failed+one.failed > 0 {
+				t.Errorf("%d hits of peers, %d loads failed, want some and none", all.remote, all.failed+one.failed)
+			}
+			if part := all.ratio() / one.ratio(); *hostsTrace == "" && part < 0.75 { // without peers it is 0.71
+				t.Errorf("%.3f of the hits that one host of all capacity has, want 0.75", part)
+			}
+		})
+	}
+}
+
+// awaitTold waits until all hosts have been told where a request's chunks are. Requests that have a prefix in common come seconds after
+// each other in a trace, and here at once.
+func awaitTold(told map[kv.Key]time.Time, keys []kv.Key) {
+	var last time.Time
+	for _, k := range keys {
+		if at := told[k]; at.After(last) {
+			last = at
+		}
+	}
+	time.Sleep(time.Until(last))
+	now := time.Now().Add(2 * hostsTell)
+	for _, k := range keys {
+		if told[k].IsZero() {
+			told[k] = now
+		}
+	}
+}
+
+// startHosts starts the hosts, and one that has the capacity of all.
+func startHosts(t *testing.T, requests [][]kv.Key) (c, alone *cluster) {
+	t.Helper()
+	distinct := map[kv.Key]bool{}
+	for _, keys := range requests {
+		for _, k := range keys {
+			distinct[k] = true
+		}
+	}
+	entry, err := replay.Shape{Ranks: 1, ChunkBytes: hostsLayers * hostsPage, PageBytes: hostsPage, Layers: hostsLayers}.EntryBytes(t.Context(), nil, nil)
+	testenv.OK(t, err)
+	each := int64(float64(len(distinct))**hostsShare/float64(*hostsNumber)) * entry
+	c = newCluster(t, *hostsNumber, each, hostsAreApart(t))
+	for _, m := range c.members {
+		c.start(m)
+	}
+	c.await(len(c.members) - 1)
+	alone = newCluster(t, 1, each*int64(*hostsNumber), false)
+	alone.start(alone.members[0])
+	return c, alone
+}
+
+// workload is the keys of each request.
+func workload(t *testing.T) (requests [][]kv.Key) {
+	t.Helper()
+	if *hostsTrace == "" {
+		return madeWorkload()
+	}
+	r, err := trace.Open(*hostsTrace)
+	testenv.OK(t, err)
+	defer r.Close()
+	for len(requests) < *hostsRequests {
+		var q trace.Request
+		if err := r.Next(&q); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		requests = append(requests, replay.ChainKeys(nil, q.HashIDs))
+	}
+	return requests
+}
+
+// madeWorkload is conversations that begin with one of four prompts and grow by a few chunks with each request. Some are long over.
+func madeWorkload() (requests [][]kv.Key) {
+	random := rand.New(rand.NewPCG(*hostsSeed, 1))
+	var talks [][]uint64
+	for id := uint64(1 << 20); len(requests) < *hostsRequests; {
+		if len(talks) < 8 || random.IntN(4) == 0 {
+			ids := make([]uint64, 6)
+			prompt := uint64(random.IntN(4)) << 8
+			for i := range ids {
+				ids[i] = prompt + uint64(i)
+			}
+			talks = append(talks, ids)
+		}
+		at := len(talks) - 1 - random.IntN(min(len(talks), 24))
+		if len(talks[at]) > 24 {
+			continue
+		}
+		for range 1 + random.IntN(6) {
+			id++
+			talks[at] = append(talks[at], id)
+		}
+		requests = append(requests, replay.ChainKeys(nil, talks[at]))
+	}
+	return requests
+}
+
+// dealt is the host of each request. A sticky one goes where its conversation went last: that of its longest prefix known.
+func dealt(requests [][]kv.Key, deal string, hosts int) (to []int) {
+	random := rand.New(rand.NewPCG(*hostsSeed, 2))
+	last := map[kv.Key]int{}
+	for _, keys := range requests {
+		at := random.IntN(hosts)
+		if moves := random.IntN(10) == 0; deal == "sticky" && !moves {
+			// What many begin with says nothing of a conversation.
+			for i := len(keys) - 1; i >= min(8, len(keys)/2); i-- {
+				if h, ok := last[keys[i]]; ok {
+					at = h
+					break
+				}
+			}
+		}
+		for _, k := range keys {
+			last[k] = at
+		}
+		to = append(to, at)
+	}
+	return to
+}
+
+// player is an engine's session that plays requests, one at a time.
+type player struct {
+	*testing.T
+	*hosttest.Client
+	content payload.Content
+	planes  []kv.Plane
+	number  uint32 // of the latest request, where they are not numbered
+	next    uint32 // block
+	count   playerCount
+}
+
+// playerCount is what a player has seen.
+type playerCount struct {
+	keys, hits, remote, failed int64 // chunks
+	wrong                      int64 // bytes
+	lookups, loads             []time.Duration
+}
+
+func (c *playerCount) ratio() float64 { return float64(c.hits) / float64(max(1, c.keys)) }
+
+func (c *playerCount) merge(o *playerCount) {
+	c.keys, c.hits, c.remote, c.failed, c.wrong = c.keys+o.keys, c.hits+o.hits, c.remote+o.remote, c.failed+o.failed, c.wrong+o.wrong
+	c.lookups, c.loads = append(c.lookups, o.lookups...), append(c.loads, o.loads...)
+}
+
+func newPlayer(t *testing.T, socket string) *player {
+	t.Helper()
+	g := kv.Uniform(1, hostsLayers, 1, hostsPage)
+	p := &player{T: t, Client: hosttest.Dial(t, hosttest.Hello(socket, g), hostsWindow+16, 0, 0), planes: g.Planes}
+	var err error
+	p.content, err = payload.Of(payload.U8)
+	testenv.OK(t, err)
+	return p
+}
+
+// play plays a request: it looks its keys up, loads what is there, compares it, and stores the rest. It is false after an error.
+func (p *player) play(number uint32, keys []kv.Key) bool {
+	ctx, hits := p.Context(), 0
+	var rest []int
+	p.count.keys += int64(len(keys))
+	for hits < len(keys) {
+		part := keys[hits:min(hits+hostsWindow, len(keys))]
+		n, again, err := p.load(ctx, number, part)
+		if err != nil {
+			p.Errorf("request %d: %v", number, err)
+			return false
+		}
+		for _, i := range again {
+			rest = append(rest, hits+i)
+		}
+		if hits += n; n < len(part) {
+			break
+		}
+	}
+	for i := hits; i < len(keys); i++ {
+		rest = append(rest, i)
+	}
+	for some := range slices.Chunk(rest, hostsWindow) {
+		chunks := make([]client.StoreChunk, len(some))
+		for n, i := range some {
+			chunks[n] = client.StoreChunk{Key: keys[i], Depth: uint32(i), Blocks: p.block()}
+			if i > 0 {
+				chunks[n].Parent = keys[i-1]
+			}
+			for plane := range p.planes {
+				p.content.Fill(p.Page(plane, int(chunks[n].Blocks[0])), payload.Seed(&keys[i], 0, p.planes[plane], 0))
+			}
+		}
+		job, err := p.Store(ctx, number, 0, chunks)
+		if err == nil {
+			_, err = job.Published(ctx)
+		}
+		if err != nil {
+			p.Errorf("request %d: store: %v", number, err)
+			return false
+		}
+	}
+	if err := p.EndRequest(ctx, number, client.Hints{}); err != nil {
+		p.Errorf("request %d: %v", number, err)
+		return false
+	}
+	return true
+}
+
+// block is the next of the session's blocks.
+func (p *player) block() []uint32 {
+	p.next = (p.next + 1) % (hostsWindow + 16)
+	return []uint32{p.next}
+}
+
+// load loads what is found of keys, and says which of that has failed.
+func (p *player) load(ctx context.Context, number uint32, keys []kv.Key) (hits int, again []int, err error) {
+	start := time.Now()
+	l, err := p.Lookup(ctx, client.LookupRequest{Request: number, Keys: keys})
+	p.count.lookups = append(p.count.lookups, time.Since(start))
+	if err != nil || l.Hits() == 0 {
+		return 0, nil, err
+	}
+	hits = l.Hits()
+	for _, in := range l.Levels() {
+		if in.Level > 0 {
+			p.count.remote += int64(in.Chunks)
+		}
+	}
+	chunks := make([]client.LoadChunk, hits)
+	for i := range chunks {
+		chunks[i] = client.LoadChunk{Index: i, Blocks: p.block()}
+		for plane := range p.planes {
+			clear(p.Page(plane, int(chunks[i].Blocks[0])))
+		}
+	}
+	start = time.Now()
+	job, err := p.Load(ctx, l, chunks, client.LoadOptions{})
+	if err != nil {
+		return 0, nil, err
+	}
+	r, err := job.Wait(ctx)
+	p.count.loads = append(p.count.loads, time.Since(start))
+	if err != nil {
+		return 0, nil, err
+	}
+	failed := make([]bool, hits)
+	for _, f := range r.Failed {
+		failed[f.Chunk] = true
+	}
+	for i := range chunks {
+		for plane := range p.planes {
+			page := p.Page(plane, int(chunks[i].Blocks[0]))
+			if n := p.content.Mismatches(page, payload.Seed(&keys[i], 0, p.planes[plane], 0)); n > 0 && !(failed[i] && blank(page)) {
+				p.count.wrong += n
+			}
+		}
+		if failed[i] {
+			again = append(again, i)
+		}
+	}
+	p.count.failed += int64(len(again))
+	p.count.hits += int64(hits - len(again))
+	return hits, again, nil
+}
+
+// blank says that a page has what it had before its load.
+func blank(page []byte) bool {
+	return !slices.ContainsFunc(page, func(b byte) bool { return b != 0 })
+}
+
+// copyCount counts how many hosts have a chunk.
+type copyCount struct{ chunks, copies, most int }
+
+// add counts the pieces that are on the disks.
+func (n *copyCount) add(c *cluster) {
+	c.Helper()
+	has := map[string]int{}
+	for _, m := range c.members {
+		for _, name := range pieces(c.T, m) {
+			has[filepath.Base(name)]++
+		}
+	}
+	n.chunks += len(has)
+	for _, copies := range has {
+		n.copies, n.most = n.copies+copies, max(n.most, copies)
+	}
+}
+
+func (n *copyCount) mean() (mean float64, most int) {
+	return float64(n.copies) / float64(max(1, n.chunks)), n.most
+}
+
+// pieces are the files of a member's root.
+func pieces(t *testing.T, m *member) (names []string) {
+	t.Helper()
+	testenv.OK(t, filepath.WalkDir(m.root(), func(name string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() && strings.HasSuffix(name, ".kv") && !strings.Contains(name, "/.kvhost") {
+			names = append(names, name)
+		}
+		return nil // what is evicted on the way
+	}))
+	return names
+}
+
+// sent is how many bytes the others have read from each member, in MB.
+func (c *cluster) sent() string {
+	sum := map[string]uint64{}
+	for _, m := range c.members {
+		for at, p := range c.peers(m) {
+			sum[at] += p.GetBytes()
+		}
+	}
+	var list []string
+	for _, m := range c.members {
+		list = append(list, fmt.Sprintf("%.1f", float64(sum[m.addr])/1e6))
+	}
+	return strings.Join(list, " ") + " MB"
+}
+
+// quantiles are the median, the 99th percentile and the longest of times.
+func quantiles(times []time.Duration) string {
+	if len(times) == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("p50 %.2f p99 %.2f most %.2f ms (%d)", millis(times, 0.5), millis(times, 0.99), millis(times, 1), len(times))
+}
+
+func millis(times []time.Duration, q float64) float64 {
+	slices.Sort(times)
+	return float64(times[max(1, int(math.Ceil(q*float64(len(times)))))-1]) / 1e6
+}
