@@ -617,6 +617,23 @@ func TestIdentities(t *testing.T) {
 	}
 }
 
+// TestTrustIsOfAName: a certificate that a host has shown as a client is not one for the name of another host.
+func TestTrustIsOfAName(t *testing.T) {
+	a := newAuthority(t)
+	cert, key, ca := a.files(t, "one.example.org", a)
+	id, err := newIdentity(cert, key, ca)
+	testenv.OK(t, err)
+	chain := []*x509.Certificate{id.Now().pair.Leaf}
+	for _, c := range []struct {
+		name string
+		good bool
+	}{{"", true}, {"two.example.org", false}, {"one.example.org", true}, {"two.example.org", false}} {
+		if err := id.verify(chain, c.name); (err == nil) != c.good {
+			t.Errorf("for the name %q: %v, want it good: %v", c.name, err, c.good)
+		}
+	}
+}
+
 // TestAuthorityRenewed: the authority of running hosts changes in steps, and they do not lose each other. Once one authority does not count
 // any more, a connection that it was good for ends, on either side.
 func TestAuthorityRenewed(t *testing.T) {
