@@ -487,7 +487,9 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 		if !errors.Is(err, ErrMessage) {
 			err = fmt.Errorf("%w: %s: %w", ErrAway, x.addr, err)
 		}
-		x.failed(err)
+		if offered := p.loan.lasts == 0; !offered || status.Code(err) != codes.NotFound { // an offer is over before long
+			x.failed(err)
+		}
 	}()
 	if did, err := p.readByNIXL(ctx, dst, off, func() { idle.Reset(patience) }); did {
 		return err

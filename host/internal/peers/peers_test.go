@@ -358,6 +358,27 @@ func TestReadsBound(t *testing.T) {
 	}
 }
 
+// TestLateOffer: what a peer has offered, and does not send because the offer is over, is no fault of the peer. What it has lent is.
+func TestLateOffer(t *testing.T) {
+	f := &fake{lease: lend(pieceBytes), fetch: func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error {
+		return status.Error(codes.NotFound, "the lease is over")
+	}}
+	r := newRig(t, f, 1)
+	if n := r.look(key(1)); n != 1 {
+		t.Fatalf("%d hits, want 1", n)
+	}
+	lent := r.peers.fs.piece(r.peers.fs.names()[0])
+	for want, p := range map[uint64]*piece{0: {loan: &loan{peer: r.peer}, bytes: pieceBytes}, 1: lent} {
+		before := r.peers.Stats()[0].Failures
+		if err := p.read(make([]byte, 8192), 4096); !errors.Is(err, ErrAway) {
+			t.Errorf("%v, want %v", err, ErrAway)
+		}
+		if n := r.peers.Stats()[0].Failures - before; n != want {
+			t.Errorf("%d failures, want %d", n, want)
+		}
+	}
+}
+
 // TestPeerRemoved: nothing is left of what a host has lent that the configuration's names lead to no more, whatever is being given back.
 func TestPeerRemoved(t *testing.T) {
 	r := newRig(t, &fake{lease: lend(pieceBytes)}, 1, 2)
