@@ -83,6 +83,7 @@ func TestHosts(t *testing.T) {
 				"%.3f of hits remote; %d bytes wrong, %d loads failed; bytes sent by each: %s",
 				len(c.members), len(requests), all.ratio(), one.ratio(), all.ratio()/one.ratio(), mean, most,
 				float64(all.remote)/float64(max(1, all.hits)), all.wrong+one.wrong, all.failed+one.failed, c.sent())
+			t.Log(c.asked())
 			t.Logf("lookups %s; loads %s; one host: lookups %s; loads %s", quantiles(all.lookups), quantiles(all.loads),
 				quantiles(one.lookups), quantiles(one.loads))
 			if all.wrong+one.wrong > 0 {
@@ -401,6 +402,19 @@ func (c *cluster) sent() string {
 		list = append(list, fmt.Sprintf("%.1f", float64(sum[m.addr])/1e6))
 	}
 	return strings.Join(list, " ") + " MB"
+}
+
+// asked is what came of the messages about chunks, over all members.
+func (c *cluster) asked() string {
+	var asks, failures, keys, struck, offers, taken uint64
+	for _, m := range c.members {
+		for _, p := range c.peers(m) {
+			asks, failures, keys, struck = asks+p.GetAsks(), failures+p.GetFailures(), keys+p.GetKeys(), struck+p.GetStruck()
+			offers, taken = offers+p.GetOffers(), taken+p.GetTaken()
+		}
+	}
+	return fmt.Sprintf("%d leases were asked for, %d without an answer in time; of %d keys %d were not lent; of %d offers %d were taken", asks, failures,
+		keys, struck, offers, taken)
 }
 
 // quantiles are the median, the 99th percentile and the longest of times.
