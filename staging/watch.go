@@ -2,6 +2,7 @@ package staging
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -298,7 +299,13 @@ func (t *transfer) run() {
 	}
 }
 
-func (t *transfer) late() {}
+// late waits for what has been left under way: see [Held].
+func (t *transfer) late() {
+	var held Held
+	if errors.As(t.err, &held) {
+		<-held.Ended()
+	}
+}
 
 func (f *watchedFile) transfer(op Op, p []byte, off int64) (int, error) {
 	t := transfers.Get().(*transfer)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -217,4 +218,53 @@ func TestWatchedTransfers(t *testing.T) {
 		testenv.NoError(t, f.Close())
 		w.Close()
 	}
+}
+
+// heldFS is a file system of one file, where a read ends when it is told to, and has left something under way.
+type heldFS struct {
+	staging.FS
+	file *heldFile
+}
+
+type heldFile struct {
+	staging.File
+	returns, ended chan struct{}
+}
+
+type heldError struct{ file *heldFile }
+
+func (f heldFS) OpenFile(string, int, fs.FileMode) (staging.File, error) { return f.file, nil }
+
+func (f *heldFile) Name() string { return "f" }
+func (f *heldFile) ReadAt([]byte, int64) (int, error) {
+	<-f.returns
+	return 0, heldError{f}
+}
+
+func (e heldError) Error() string          { return "given up" }
+func (e heldError) Ended() <-chan struct{} { return e.file.ended }
+
+// TestWatchedHolds: memory of a read that was given up is in use until what it has left under way has ended.
+func TestWatchedHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &heldFile{returns: make(chan struct{}), ended: make(chan struct{})}
+		w := staging.Watched(heldFS{file: inner}, staging.Watch{Limit: time.Minute})
+		defer w.Close()
+		f, err := w.OpenFile("f", os.O_RDONLY, 0)
+		must(t, err)
+		_, err = f.ReadAt(make([]byte, 8), 0)
+		var hung *staging.HungError
+		if !errors.As(err, &hung) {
+			t.Fatalf("%v, want the read given up", err)
+		}
+		close(inner.returns)
+		synctest.Wait()
+		select {
+		case <-hung.Ended():
+			t.Error("the memory is said to be free, and is written to")
+		default:
+		}
+		close(inner.ended)
+		<-hung.Ended()
+	})
 }
