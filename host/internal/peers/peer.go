@@ -244,15 +244,17 @@ func (x *peer) leave(cause error) (was bool) {
 		x.reason = status.Convert(cause).Message()
 	}
 	list := x.list
-	x.list = lists
 	x.mu.Unlock()
 	if list < lists {
+		if w := x.owner.nixl; w != nil {
+			w.drop(x.agent()) // before another address can be this host's
+		}
+		x.mu.Lock()
+		x.list = lists
+		x.mu.Unlock()
 		x.owner.usable.And(^(uint64(1) << list))
 		x.owner.of[list].Store(nil)
 		x.owner.table.drop(list)
-	}
-	if w := x.owner.nixl; w != nil && was {
-		w.drop(x.agent())
 	}
 	x.giveBack(true)
 	return was
