@@ -162,9 +162,8 @@ func (w *nixlWay) prove(x *peer) {
 }
 
 func (w *nixlWay) proveBy(ctx context.Context, client proto.PeerServiceClient, r *remote, metadata []byte) {
-	name := r.name
-	_ = w.agent.Forget(name) // the connection may be broken
-	speed, err := w.measure(ctx, client, name, metadata)
+	_ = w.agent.Forget(r.name) // the connection may be broken
+	speed, err := w.measure(ctx, client, r, metadata)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r.proving = false
@@ -174,7 +173,7 @@ func (w *nixlWay) proveBy(ctx context.Context, client proto.PeerServiceClient, r
 		if !slices.Equal(metadata, r.metadata) { // there is more by now
 			w.loadMore(r)
 		}
-		w.log.Info("a peer is read by NIXL", "agent", name, "bytes_per_second", int64(speed))
+		w.log.Info("a peer is read by NIXL", "agent", r.name, "bytes_per_second", int64(speed))
 	case ctx.Err() == nil:
 		w.doubtful(r, err)
 	}
@@ -182,10 +181,10 @@ func (w *nixlWay) proveBy(ctx context.Context, client proto.PeerServiceClient, r
 }
 
 // measure reads a slot of a peer, several times. The best speed is what the way can do.
-func (w *nixlWay) measure(ctx context.Context, client proto.PeerServiceClient, name string, metadata []byte) (best float64, err error) {
+func (w *nixlWay) measure(ctx context.Context, client proto.PeerServiceClient, r *remote, metadata []byte) (best float64, err error) {
 	ctx, stop := context.WithTimeout(ctx, triedIn)
 	defer stop()
-	if err := w.agent.Load(name, metadata); err != nil {
+	if err := w.agent.Load(r.name, metadata); err != nil {
 		return 0, err
 	}
 	m, err := client.Place(ctx, &proto.PlaceRequest{Bytes: triedBytes})
@@ -199,12 +198,18 @@ func (w *nixlWay) measure(ctx context.Context, client proto.PeerServiceClient, n
 	}
 	for range triedReads {
 		since := time.Now()
-		read, err := w.agent.Read(w.proof.Bytes()[:n], name, parts)
+		read, err := w.agent.Read(w.proof.Bytes()[:n], r.name, parts)
 		if err != nil {
 			return 0, err
 		}
 		if err := await(ctx, read); err != nil {
-			w.settleLater(func() { w.settle(read) }) // it may go on to write: no one has use for the bytes
+			w.mu.Lock()
+			r.reads++ // it may go on to write: no one has use for the bytes, but it is known until it ends
+			w.mu.Unlock()
+			w.settleLater(func() {
+				w.settle(read)
+				w.leave(r)
+			})
 			return 0, fmt.Errorf("%w: %w", errNoWay, err)
 		}
 		best = max(best, float64(n)/time.Since(since).Seconds())
@@ -378,7 +383,7 @@ func from(parts []nixl.Part, off, n int64) (list []nixl.Part) {
 func (p *piece) readByNIXL(ctx context.Context, dst []byte, off int64, heard func()) (did bool, err error) {
 	x := p.loan.peer
 	w := x.owner.nixl
-	if w == nil || !w.agent.Has(dst) || time.Until(p.loan.ends) < x.owner.cfg.Budget {
+	if w == nil || !w.agent.Has(dst) || x.left(p.loan) < x.owner.cfg.Budget {
 		return false, nil
 	}
 	r, has := w.begin(ctx, x.agent())

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds/nixl"
@@ -32,6 +34,7 @@ type placing struct {
 	*fake
 	agent   *nixl.Agent
 	memory  *staging.Mapping
+	base    uint64 // its address
 	reader  staging.File
 	dst     []byte
 	fetched int
@@ -48,6 +51,7 @@ func newPlacing(t *testing.T, place func(p *placing, q *proto.PlaceRequest) (*pr
 	testenv.OK(t, err)
 	p.memory, err = staging.Map(1 << 20)
 	testenv.OK(t, err)
+	p.base = uint64(uintptr(unsafe.Pointer(&p.memory.Bytes()[0])))
 	copy(p.memory.Bytes(), bytes.Repeat([]byte{read}, 1<<20))
 	testenv.OK(t, p.agent.Register(p.memory.Bytes()))
 	t.Cleanup(func() { testenv.NoError(t, p.agent.Close()) })
@@ -79,9 +83,7 @@ func newPlacing(t *testing.T, place func(p *placing, q *proto.PlaceRequest) (*pr
 	return r, p
 }
 
-func (p *placing) at(off int) uint64 {
-	return uint64(uintptr(unsafe.Pointer(&p.memory.Bytes()[0]))) + uint64(off)
-}
+func (p *placing) at(off int) uint64 { return p.base + uint64(off) }
 
 // all says that bytes are all the same.
 func all(b []byte, is byte) bool { return len(bytes.Trim(b, string([]byte{is}))) == 0 }
@@ -203,6 +205,65 @@ func TestFailedRead(t *testing.T) {
 		t.Errorf("the memory was given back after %s, want %s at least", d, afterError)
 	}
 	r.await("all reads have ended", func() bool { return len(r.peers.nixl.places) == 0 && r.peers.nixl.stuck.Load() == 0 })
+}
+
+// TestRenewedWhileRead: a loan is renewed while it is read, which the race detector watches.
+func TestRenewedWhileRead(t *testing.T) {
+	r, p := newPlacing(t, func(p *placing, _ *proto.PlaceRequest) (*proto.PlaceResponse, error) {
+		return parts(p.at(0), pieceBytes), nil
+	})
+	p.renew = func(*proto.RenewRequest) (*proto.RenewResponse, error) {
+		return &proto.RenewResponse{Time: durationpb.New(time.Hour)}, nil
+	}
+	l := r.peers.fs.piece(r.peers.fs.names()[0]).loan
+	var renewing sync.WaitGroup
+	renewing.Go(func() {
+		for range 500 {
+			r.peer.renew(l)
+		}
+	})
+	for range 500 {
+		if _, err := p.reader.ReadAt(p.dst[:4096], 0); err != nil {
+			t.Error(err)
+		}
+	}
+	renewing.Wait()
+}
+
+// TestFailedProof: a peer is not forgotten, nor proven again, before the READ of a proof that failed has ended.
+func TestFailedProof(t *testing.T) {
+	r, p := newPlacing(t, nil)
+	w := r.peers.nixl
+	w.mu.Lock()
+	x := w.remotes[p.agent.Name()]
+	w.mu.Unlock()
+	testenv.OK(t, p.memory.Unmap())
+	w.doubt(x, ErrAway)
+	r.await("a proof has failed, and its READ counts", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return x.pause > firstPause && x.reads == 1
+	})
+	r.await("it has ended", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return x.reads == 0
+	})
+}
+
+// TestGoneBeforeAll: a peer that goes before it has told all its entries is forgotten too.
+func TestGoneBeforeAll(t *testing.T) {
+	r, p := newPlacing(t, nil)
+	x, w := r.peer, r.peers.nixl
+	x.mu.Lock()
+	x.state = Away
+	x.mu.Unlock()
+	x.leave(ErrAway)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.remotes[p.agent.Name()] != nil {
+		t.Error("the agent of a peer that has gone is kept")
+	}
 }
 
 // TestNoPlaceInTime: a peer that does not say where bytes are costs what one costs that does not send any.

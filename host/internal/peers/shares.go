@@ -60,6 +60,13 @@ func (s service) Renew(_ context.Context, q *proto.RenewRequest) (*proto.RenewRe
 	return &proto.RenewResponse{Time: durationpb.New(lasts)}, nil
 }
 
+// left is how long a loan lasts yet.
+func (x *peer) left(l *loan) time.Duration {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return time.Until(l.ends)
+}
+
 // renew has a loan last longer that is in use when half of its time is over: a load that takes long, or waits.
 func (x *peer) renew(l *loan) {
 	client, err := x.client(false)

@@ -69,7 +69,7 @@ func (p *Peers) try(ctx context.Context, name, at string) (t Tried, err error) {
 		return t, errors.New(status.Convert(err).Message())
 	}
 	if w := p.nixl; w != nil && len(m.GetNixl()) > 0 && !slices.Equal(m.GetHost(), p.self[:]) {
-		t.Speed, t.NIXL = w.measure(ctx, client, hex.EncodeToString(m.GetHost()), m.GetNixl())
+		t.Speed, t.NIXL = w.measure(ctx, client, &remote{name: hex.EncodeToString(m.GetHost()), wanted: true}, m.GetNixl())
 	}
 	return t, nil
 }
