@@ -312,6 +312,20 @@ func TestPlaced(t *testing.T) {
 	if _, err := ask(0, size, slots[0], slots[0], 12345); err != nil {
 		t.Errorf("%v when one slot was read, want a place", err)
 	}
+	l.shelf.patience = time.Minute
+	waited := make(chan error, 1)
+	go func() {
+		_, err := ask(0, size)
+		waited <- err
+	}()
+	select {
+	case err := <-waited:
+		t.Fatalf("%v at once with all slots in use, want it to wait", err)
+	case <-time.After(20 * time.Millisecond): // code that does not wait has answered
+	}
+	_, err = l.Return(t.Context(), &proto.ReturnRequest{Done: slots[1:2]})
+	testenv.NoError(t, errors.Join(err, <-waited))
+	l.shelf.patience = time.Millisecond
 	l.shelf.end(time.Now().Add(placeTime / 2))
 	if _, err := ask(0, size); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("%v before the slots' time is over, want it refused", err)

@@ -22,11 +22,13 @@ const (
 	placeBytes = 4<<20 + 2*pageBytes // of a slot: what a load reads at a time, wherever it begins
 	// placeTime is how long a slot is lent for. A READ that takes longer than stall is given up, and its bytes count for nothing.
 	placeTime = 2*stall + time.Second
+	slotWait  = 100 * time.Millisecond // for a slot: others are read in a few
 )
 
 // shelf is the memory where peers read what this host has in files.
 type shelf struct {
-	slots *staging.Slots
+	slots    *staging.Slots
+	patience time.Duration
 
 	mu  sync.Mutex
 	out map[uint64]lentSlot
@@ -42,7 +44,7 @@ func newShelf(p staging.Pinner) (*shelf, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &shelf{slots: slots, out: map[uint64]lentSlot{}}, slots.Register(p)
+	return &shelf{slots: slots, patience: slotWait, out: map[uint64]lentSlot{}}, slots.Register(p)
 }
 
 // lend gives a slot a number that another peer cannot guess.
@@ -156,8 +158,9 @@ func partOf(mem []byte) *proto.PlacedPart {
 
 // inSlot brings the first bytes [off, end) of a piece to a slot, or those of no piece.
 func (s service) inSlot(ctx context.Context, piece *store.Piece, off, end int64) (*proto.PlaceResponse, error) {
-	slot, ok := s.shelf.slots.TryAcquire()
-	if !ok {
+	soon, stop := context.WithTimeout(ctx, s.shelf.patience)
+	slot, err := s.shelf.slots.Acquire(soon)
+	if stop(); err != nil {
 		return nil, status.Error(codes.ResourceExhausted, "all memory for others is in use")
 	}
 	from := off &^ (pageBytes - 1) // direct files are read by pages
