@@ -30,15 +30,17 @@ type question struct {
 	peer *peer
 	list int
 	keys []kv.Key
+	busy bool // or gave no answer
 }
 
 // Promise says which peers promise what a lookup has not found, or nil: for a run as far as they and this host have it together, else every
-// key. Hosts that keep a chunk once have a prompt's prefix in parts. It costs no message, and allocates nothing where there is no promise.
-func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool) *Ask {
+// key. Hosts that keep a chunk once have a prompt's prefix in parts. It costs no message, and allocates nothing where there is no promise. What
+// was busy when it was asked before for the same lookup is left out, so that another with the same is asked.
+func (p *Peers) Promise(q *store.LookupRequest, found *store.Lease, leading bool, before *Ask) *Ask {
 	if p == nil || q.Pin {
 		return nil
 	}
-	usable := p.usable.Load()
+	usable := p.usable.Load() &^ before.busy()
 	if usable == 0 || found.Hits() == len(q.Keys) {
 		return nil
 	}
@@ -103,7 +105,7 @@ func (a *Ask) add(p *Peers, has uint64, run []kv.Key) bool {
 		list := (bits.TrailingZeros64(bits.RotateLeft64(has, -rotate)) + rotate) % lists
 		x := p.of[list].Load()
 		if x != nil && !x.isApart(a.lookup.Namespace.Digest, a.lookup.Group) {
-			a.peers = append(a.peers, question{a, x, list, run[:min(len(run), mostKeys)]})
+			a.peers = append(a.peers, question{Ask: a, peer: x, list: list, keys: run[:min(len(run), mostKeys)]})
 			return true
 		}
 		has &^= 1 << list
@@ -115,6 +117,18 @@ func (x *peer) isApart(namespace kv.Digest, group uint32) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.apart[apartKey{namespace, group}]
+}
+
+// busy is the lists of peers that were, after Run.
+func (a *Ask) busy() (lists uint64) {
+	if a != nil {
+		for i := range a.peers {
+			if a.peers[i].busy {
+				lists |= 1 << a.peers[i].list
+			}
+		}
+	}
+	return lists
 }
 
 // Run asks the peers for leases within the deadline, at once, and enters what they lend. It says whether there is more to be found now.
@@ -140,6 +154,7 @@ func (a *question) ask(ctx context.Context) bool {
 	case x.asks <- struct{}{}:
 		defer func() { <-x.asks }()
 	default: // it has enough to answer
+		a.busy = true
 		return false
 	}
 	x.count.asks.Add(1)
@@ -157,12 +172,14 @@ func (a *question) ask(ctx context.Context) bool {
 		}
 	}
 	if err != nil {
+		a.busy = true
 		x.owner.cfg.Log.Debug("a peer lends nothing", "peer", x.addr, "error", err)
 	}
 	return n > 0
 }
 
-func (a *question) borrow(ctx context.Context, since time.Time) (entered int, err error) {
+// borrow enters what the peer lends, and returns how much that is: what another lookup has borrowed since is there too.
+func (a *question) borrow(ctx context.Context, since time.Time) (n int, err error) {
 	x, p := a.peer, a.peer.owner
 	client, err := x.client(false)
 	if err != nil {
@@ -200,7 +217,7 @@ func (a *question) borrow(ctx context.Context, since time.Time) (entered int, er
 		}
 		lent.Entries, index = append(lent.Entries, entry), append(index, e.GetIndex())
 	}
-	if !r.GetBusy() {
+	if a.busy = r.GetBusy(); !a.busy {
 		a.strike(given)
 	}
 	if len(index) == 0 {
@@ -212,14 +229,13 @@ func (a *question) borrow(ctx context.Context, since time.Time) (entered int, er
 	lasts := min(r.GetTime().AsDuration(), longestLease)
 	l.lasts, l.due, l.ends = lasts, since.Add(min(unused, lasts/2)), since.Add(lasts)
 	l.entries, err = p.store.Borrow(lent)
-	entered = len(l.entries)
 	x.mu.Lock()
 	x.loans = append(x.loans, l) // tidy gives back what has no entry, and what comes when the peer is left alone
 	x.mu.Unlock()
 	if x.run.Err() != nil {
 		x.giveBack(true)
 	}
-	return entered, err
+	return len(index), err
 }
 
 // soundSize says whether a piece's file may have so many bytes.

@@ -95,7 +95,7 @@ func TestPrefixInParts(t *testing.T) {
 		q := store.LookupRequest{Namespace: c.space, Keys: []kv.Key{key(1), key(2), key(3), key(4), key(5), key(6), key(7), key(8), key(9)}, Ranks: 1}
 		l, err := c.store.Lookup(q)
 		testenv.OK(t, err)
-		ask := c.peers.Promise(&q, l, leading)
+		ask := c.peers.Promise(&q, l, leading, nil)
 		if ask == nil || !ask.Run(t.Context()) {
 			t.Fatal("peers have promised or lent nothing")
 		}
@@ -116,4 +116,55 @@ func TestPrefixInParts(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestLentToAnother: what another lookup has borrowed since is there for one that asked for it at the same time.
+func TestLentToAnother(t *testing.T) {
+	f := &fake{lease: lend(pieceBytes)}
+	r := newRig(t, f, 1)
+	q := store.LookupRequest{Namespace: r.space, Keys: []kv.Key{key(1)}, Ranks: 1}
+	none, err := r.store.Lookup(q)
+	testenv.OK(t, err)
+	defer none.Release()
+	for _, ask := range []*Ask{r.peers.Promise(&q, none, true, nil), r.peers.Promise(&q, none, true, nil)} {
+		if !ask.Run(t.Context()) {
+			t.Error("a lookup is told that there is no more to be found, want it to look again for what was lent twice")
+		}
+	}
+	r.await("the lease without entries is given back", func() bool { return f.given.Load() > 0 })
+}
+
+// TestBusyOneOfTwo: a lookup does not ask a peer again that is busy, or has failed, but another that has the same.
+func TestBusyOneOfTwo(t *testing.T) {
+	hosts := newHosts(t, Config{Bandwidth: 1 << 30}, 64, 64, 64)
+	a, b, c := hosts[0], hosts[1], hosts[2]
+	a.put(1)
+	b.put(1)
+	c.knows(2)
+	q := store.LookupRequest{Namespace: c.space, Keys: []kv.Key{key(1)}, Ranks: 1}
+	l, err := c.store.Lookup(q)
+	testenv.OK(t, err)
+	ask := c.peers.Promise(&q, l, true, nil)
+	busy := a
+	if first := ask.peers[0].peer.addr; first == b.peers.Addr() {
+		busy = b
+	}
+	pace := &busy.peers.lending.pace
+	pace.mu.Lock()
+	pace.free = time.Now().Add(time.Hour)
+	pace.mu.Unlock()
+	if ask.Run(t.Context()) {
+		t.Error("a busy peer has lent something")
+	}
+	next := c.peers.Promise(&q, l, true, ask)
+	if next == nil || next.peers[0].peer == ask.peers[0].peer || !next.Run(t.Context()) {
+		t.Fatal("the other peer was not asked, or has lent nothing")
+	}
+	q.After = l
+	l, err = c.store.Lookup(q)
+	testenv.OK(t, err)
+	if l.Hits() != 1 {
+		t.Errorf("%d hits of two peers, one of them busy, want 1", l.Hits())
+	}
+	l.Release()
 }

@@ -66,7 +66,7 @@ func BenchmarkPromise(b *testing.B) {
 					for b.Loop() {
 						l, err := s.Lookup(q)
 						testenv.OK(b, err)
-						if p.Promise(&q, l, n.Groups[0].Lookup == kv.ByPrefix) != nil {
+						if p.Promise(&q, l, n.Groups[0].Lookup == kv.ByPrefix, nil) != nil {
 							b.Fatal("a promise of what no peer has")
 						}
 						l.Release()

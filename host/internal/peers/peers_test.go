@@ -169,7 +169,7 @@ func (r *rig) look(keys ...kv.Key) (hits int) {
 	q := store.LookupRequest{Namespace: r.space, Keys: keys, Ranks: 1}
 	l, err := r.store.Lookup(q)
 	testenv.OK(r, err)
-	if ask := r.peers.Promise(&q, l, true); ask != nil && ask.Run(r.Context()) {
+	if ask := r.peers.Promise(&q, l, true, nil); ask != nil && ask.Run(r.Context()) {
 		q.After = l
 		l, err = r.store.Lookup(q)
 		testenv.OK(r, err)
@@ -208,7 +208,7 @@ func TestPromises(t *testing.T) {
 	testenv.OK(t, err)
 	for _, leading := range []bool{true, false} {
 		if n := testing.AllocsPerRun(100, func() {
-			if r.peers.Promise(&q, l, leading) != nil {
+			if r.peers.Promise(&q, l, leading, nil) != nil {
 				keys++
 			}
 		}); n != 0 || keys != 0 {

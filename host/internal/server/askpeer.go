@@ -32,8 +32,8 @@ func (x *session) askPeer(ask *peers.Ask, q store.LookupRequest, a lookupInHand)
 		ctx, stop := context.WithTimeout(x.ctx, deadline)
 		defer stop()
 		again := time.Now().Add(deadline / 2) // who is asked later has little time to answer
-		if next := x.asked(ask.Run(ctx), this, q, a, again); next != nil {
-			x.asked(next.Run(ctx), this, q, a, time.Time{})
+		if next := x.asked(ask, ask.Run(ctx), this, q, a, again); next != nil {
+			x.asked(next, next.Run(ctx), this, q, a, time.Time{})
 		}
 	}) {
 		return false
@@ -42,9 +42,9 @@ func (x *session) askPeer(ask *peers.Ask, q store.LookupRequest, a lookupInHand)
 	return true
 }
 
-// asked looks again if there is more to be found, and answers, unless another peer promises what the first one has evicted or will not lend:
-// it is asked if there is time.
-func (x *session) asked(more bool, this *asking, q store.LookupRequest, a lookupInHand, again time.Time) *peers.Ask {
+// asked looks again if there is more to be found, and answers, unless another peer promises what those that were asked have evicted or will not
+// lend: it is asked if there is time.
+func (x *session) asked(ask *peers.Ask, more bool, this *asking, q store.LookupRequest, a lookupInHand, again time.Time) *peers.Ask {
 	x.inbox.Turn.Lock()
 	defer x.inbox.Turn.Unlock()
 	if !this.ended && !x.inbox.closed {
@@ -60,7 +60,7 @@ func (x *session) asked(more bool, this *asking, q store.LookupRequest, a lookup
 			a.lease.pins = l
 		}
 		if time.Now().Before(again) {
-			if next := x.server.cfg.Peers.Promise(&q, a.lease.pins, a.group.Lookup != kv.ByMembership); next != nil {
+			if next := x.server.cfg.Peers.Promise(&q, a.lease.pins, a.group.Lookup != kv.ByMembership, ask); next != nil {
 				return next
 			}
 		}

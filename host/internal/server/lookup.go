@@ -49,7 +49,7 @@ func (x *session) lookup(message *proto.SessionRequest) error {
 			owner: x, request: m.GetRequest(), group: group.ID, keys: len(keys), first: first, pins: l,
 			readers: readers, span: span.Span(),
 		}
-		if ask := x.server.cfg.Peers.Promise(&q, l, group.Lookup != kv.ByMembership); ask != nil && x.askPeer(ask, q, a) {
+		if ask := x.server.cfg.Peers.Promise(&q, l, group.Lookup != kv.ByMembership, nil); ask != nil && x.askPeer(ask, q, a) {
 			return nil
 		}
 	}
