@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"net"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -23,7 +24,7 @@ import (
 // so it is never more than it can take.
 
 const (
-	offerTime = 5 * time.Second // until an offer is dropped
+	offerTime = 5 * time.Second // until an offer is dropped; in half of it the peer says whether it takes it
 	mostTakes = 4               // offers that are taken at once
 )
 
@@ -129,6 +130,10 @@ func (s service) Offer(ctx context.Context, q *proto.OfferRequest) (*proto.Offer
 		return &proto.OfferResponse{}, nil
 	}
 	l := &loan{peer: x, lease: q.GetLease(), namespace: kv.Digest(q.GetNamespaceDigest()), group: q.GetGroup()}
+	host, _, _ := net.SplitHostPort(x.addr)
+	l.hearsay = caller(ctx) != host
+	ctx, stop := context.WithTimeout(ctx, s.owner.patience/2) // who hears nothing takes this host for one that is dead
+	defer stop()
 	took := s.owner.store.Take(ctx, l.namespace, &store.Loan{Group: l.group, Tenant: q.GetTenant(), Ranks: q.GetRanks(),
 		Entries: []store.LentEntry{entry}, Name: func(_ int, rank uint32, bytes int64, name string) {
 			s.owner.fs.add(name, &piece{loan: l, rank: rank, bytes: bytes})

@@ -3,11 +3,15 @@ package peers
 import (
 	"bytes"
 	"context"
+	"net"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -123,6 +127,11 @@ func newTaker(t *testing.T, f *fake, demotes bool) *rig {
 	return r
 }
 
+// byPeer is the context of a call from where the fake answers.
+func byPeer(t *testing.T) context.Context {
+	return grpcpeer.NewContext(t.Context(), &grpcpeer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}})
+}
+
 // TestHostileOffers: an offer that is none is refused, and one that cannot be fetched, or has wrong bytes, leaves nothing.
 func TestHostileOffers(t *testing.T) {
 	fetched := func(_ *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
@@ -136,7 +145,7 @@ func TestHostileOffers(t *testing.T) {
 	offer := func(change func(*proto.OfferRequest)) (bool, codes.Code) {
 		q := &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:], Key: k[:], Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}}
 		change(q)
-		m, err := s.Offer(t.Context(), q)
+		m, err := s.Offer(byPeer(t), q)
 		return m.GetTaken(), status.Code(err)
 	}
 	for name, change := range map[string]func(*proto.OfferRequest){
@@ -234,4 +243,55 @@ func TestOffersWithoutAnswer(t *testing.T) {
 		t.Errorf("%+v, %d leases held, want some offers, none taken and none held", s, r.peers.Lent().Held)
 	}
 	r.await("nothing more is offered", func() bool { return !r.peers.Takes() })
+}
+
+// TestForgedOffers: whatever is offered in the name of a peer by another address, it is no fault of that peer.
+func TestForgedOffers(t *testing.T) {
+	var over atomic.Bool
+	f := &fake{lease: lend(pieceBytes), fetch: func(_ *proto.FetchRequest, st grpc.ServerStreamingServer[proto.FetchResponse]) error {
+		if over.Load() {
+			return status.Error(codes.NotFound, "the lease is over")
+		}
+		return st.Send(&proto.FetchResponse{Data: make([]byte, pieceBytes)})
+	}}
+	r := newTaker(t, f, true)
+	x, digest, k := r.peers.all()[0], space().Digest(), key(1)
+	for range 2 {
+		for range mostFailures {
+			m, err := service{lending: r.peers.lending}.Offer(calledBy(t, 9), &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:],
+				Key: k[:], Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}})
+			testenv.OK(t, err)
+			if m.GetTaken() || !x.is(Here) || x.count.blamed.Load() != 0 || x.count.failures.Load() != 0 {
+				t.Errorf("taken %v, %+v, want it declined and the peer asked as before", m.GetTaken(), r.peers.Stats()[0])
+			}
+		}
+		over.Store(true)
+	}
+}
+
+// TestSlowTaker: who has no time to take an offer declines it before the patience of who offers it is over, so that it is not taken for dead.
+func TestSlowTaker(t *testing.T) {
+	begun, end := make(chan struct{}, 64), make(chan struct{})
+	r := newTaker(t, &fake{lease: lend(pieceBytes), fetch: func(*proto.FetchRequest, grpc.ServerStreamingServer[proto.FetchResponse]) error {
+		begun <- struct{}{}
+		<-end
+		return status.Error(codes.Unavailable, "")
+	}}, true)
+	digest := space().Digest()
+	offer := func(n byte) (*proto.OfferResponse, error) {
+		k := key(n)
+		return service{lending: r.peers.lending}.Offer(byPeer(t), &proto.OfferRequest{Host: bytes.Repeat([]byte{7}, 16), NamespaceDigest: digest[:],
+			Key: k[:], Ranks: 1, Lease: 1, Bytes: []uint64{pieceBytes}})
+	}
+	var others sync.WaitGroup
+	for n := range byte(2) { // as many as are copied at once
+		others.Go(func() { _, _ = offer(n + 1) })
+		<-begun
+	}
+	r.peers.patience = 50 * time.Millisecond
+	if m, err := offer(3); err != nil || m.GetTaken() || !r.peers.all()[0].is(Here) {
+		t.Errorf("taken %v, %v, %+v, want it declined before one that is fetched has ended", m.GetTaken(), err, r.peers.Stats()[0])
+	}
+	close(end)
+	others.Wait()
 }

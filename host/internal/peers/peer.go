@@ -309,8 +309,8 @@ func (x *peer) failed(err error) {
 
 // blame follows a piece that was not what it should be, or could not be read.
 func (x *peer) blame(l *loan, name string, cause error) {
-	if errors.Is(cause, ErrAway) {
-		return // it was counted as that
+	if l.hearsay || errors.Is(cause, ErrAway) {
+		return // the second was counted as that
 	}
 	if errors.Is(cause, pieceformat.ErrUnknownPlan) {
 		x.mu.Lock()
@@ -407,6 +407,7 @@ type loan struct {
 	due, ends time.Time // what no lease of this host has goes when it is due, and all at the end
 	lasts     time.Duration
 	renewing  bool // the peer is being asked for a later end
+	hearsay   bool // it was offered by another address than the peer's: no fault of it counts
 }
 
 // giveBack ends loans: those that are due, or all.
@@ -489,7 +490,8 @@ func (p *piece) read(dst []byte, off int64) (err error) {
 		if !errors.Is(err, ErrMessage) {
 			err = fmt.Errorf("%w: %s: %w", ErrAway, x.addr, err)
 		}
-		if offered := p.loan.lasts == 0; !offered || status.Code(err) != codes.NotFound { // an offer is over before long
+		offered := p.loan.lasts == 0 // which is over before long
+		if !p.loan.hearsay && (!offered || status.Code(err) != codes.NotFound) {
 			x.failed(err)
 		}
 	}()
