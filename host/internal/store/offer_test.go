@@ -205,7 +205,7 @@ func (f *fixture) checkOwn() {
 	must(f, r.Check(0))
 }
 
-// strict is lru, which counts events of slots that it was not told of.
+// strict is lru, which counts events of slots that it was not told of, or is told of again.
 type strict struct {
 	*lru.Policy
 	known map[uint32]bool
@@ -216,6 +216,9 @@ func (p strict) Events(batch []abi.Event) {
 	for _, e := range batch {
 		switch e.Op {
 		case abi.OpInsert, abi.OpResident:
+			if p.known[e.Slot] {
+				p.wrong.Add(1)
+			}
 			p.known[e.Slot] = true
 		case abi.OpRequestEnd:
 		default:
@@ -271,6 +274,40 @@ func TestSlowOffers(t *testing.T) {
 	_, used := f.root().Census()
 	equal(t, "entries in use", used, 0)
 	equal(t, "events of slots that the policy does not know", wrong.Load(), 0)
+}
+
+// TestSwapWhileOffered: an evict policy that takes over is not told of what leaves, of which it would not hear the end.
+func TestSwapWhileOffered(t *testing.T) {
+	var wrong atomic.Int32
+	f, o := among(t, 64)
+	hang := make(chan struct{})
+	o.take = func(context.Context, *Offer) error {
+		<-hang
+		return moves.ErrRefused
+	}
+	for n := range uint64(64) {
+		f.mustPut(n)
+	}
+	r := f.root()
+	await(t, "entries leave", func() bool {
+		r.Lock()
+		defer r.Unlock()
+		return r.Moves.Leaving() >= 2*pieceBytes
+	})
+	_, err := f.store.Swap(t.Context(), Swap{From: "lru", Policies: [abi.Roles]*policy.Handle{
+		abi.RoleEvict: handle(policy.NativeModule("strict", []abi.Role{abi.RoleEvict}, func(i guest.Info) (any, error) {
+			p, err := lru.New(i)
+			return strict{p, map[uint32]bool{}, &wrong}, err
+		})),
+	}})
+	must(t, err)
+	for n := uint64(64); n < 256; n++ {
+		f.mustPut(n)
+	}
+	close(hang)
+	f.settle()
+	f.checkOwn()
+	equal(t, "events of slots that the policy does not know, or knew before", wrong.Load(), 0)
 }
 
 // TestNoOffersAtTheEnd: a host that ends offers nothing of what its memory holds: others are not for that.

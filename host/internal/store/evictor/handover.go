@@ -161,7 +161,8 @@ func (h *Handover) learn() error {
 	return v.tell(h.ctx, h.next)
 }
 
-// tell goes through all entries in order of the last touch, with the lock for a slice of them at a time.
+// tell goes through all entries in order of the last touch, with the lock for a slice of them at a time. Those that leave are left out: the
+// active policy has heard of their end already. A scan finds entries that no policy has heard of yet.
 func (v *Evictor) tell(ctx context.Context, c *candidate) error {
 	for order := v.Snapshot(); len(order) > 0; {
 		if err := cmp.Or(ctx.Err(), v.cfg.Run.Err()); err != nil {
@@ -170,7 +171,7 @@ func (v *Evictor) tell(ctx context.Context, c *candidate) error {
 		n, start := min(len(order), slice), time.Now()
 		v.mu.Lock()
 		for i := range order[:n] {
-			if m := &order[i]; v.current(m) && !c.knows(m.Slot) {
+			if m := &order[i]; v.current(m) && !c.knows(m.Slot) && (v.scanning || v.x.At(m.Slot).Is(index.Announced)) {
 				c.announce(v, m.Slot, m.Fingerprint)
 			}
 		}
@@ -337,7 +338,7 @@ func (c *candidate) send(ev abi.Event) {
 
 // follow passes on an event that the active policy got. What it changes in an entry that the candidate does not know
 // yet is in the index, and told with the entry: at once when it is a touch, because a later place in the order would be
-// wrong.
+// wrong, or when an entry that was to leave stays.
 func (c *candidate) follow(v *Evictor, ev abi.Event) {
 	switch {
 	case c.whole || ev.Op == abi.OpRequestEnd:
@@ -346,7 +347,7 @@ func (c *candidate) follow(v *Evictor, ev abi.Event) {
 	case ev.Op == abi.OpInsert:
 		c.note(ev.Slot, true)
 	case !c.knows(ev.Slot):
-		if ev.Op == abi.OpTouch {
+		if ev.Op == abi.OpTouch || ev.Op == abi.OpResident {
 			c.announce(v, ev.Slot, ev.Key)
 		}
 		return
