@@ -230,10 +230,11 @@ func (a *question) borrow(ctx context.Context, since time.Time) (n int, err erro
 	l.lasts, l.due, l.ends = lasts, since.Add(min(unused, lasts/2)), since.Add(lasts)
 	l.entries, err = p.store.Borrow(lent)
 	x.mu.Lock()
-	x.loans = append(x.loans, l) // tidy gives back what has no entry, and what comes when the peer is left alone
+	x.loans = append(x.loans, l) // tidy gives back what has no entry
+	here := x.state == Here
 	x.mu.Unlock()
-	if x.run.Err() != nil {
-		x.giveBack(true)
+	if !here {
+		x.giveBack()
 	}
 	return len(index), err
 }

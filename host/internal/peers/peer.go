@@ -256,7 +256,7 @@ func (x *peer) leave(cause error) (was bool) {
 		x.owner.of[list].Store(nil)
 		x.owner.table.drop(list)
 	}
-	x.giveBack(true)
+	x.giveBack()
 	return was
 }
 
@@ -363,7 +363,7 @@ func (x *peer) tidy(now time.Time) {
 			}
 		})
 	}
-	x.giveBack(!here)
+	x.giveBack()
 	if w := x.owner.nixl; w != nil && here {
 		w.prove(x)
 	}
@@ -410,13 +410,13 @@ type loan struct {
 	hearsay   bool // it was offered by another address than the peer's: no fault of it counts
 }
 
-// giveBack ends loans: those that are due, or all.
-func (x *peer) giveBack(all bool) {
+// giveBack ends loans: those that are due, or all where the peer is not asked any more.
+func (x *peer) giveBack() {
 	x.giving.Lock()
 	defer x.giving.Unlock()
 	now := time.Now()
 	x.mu.Lock()
-	list := x.loans
+	list, all := x.loans, x.state != Here
 	x.loans = nil
 	x.mu.Unlock()
 	var left []*loan

@@ -238,7 +238,7 @@ func TestLoansEnd(t *testing.T) {
 		t.Errorf("peers are told of %d entries that are only borrowed", len(list))
 		return false
 	})
-	r.peer.giveBack(false)
+	r.peer.giveBack()
 	if n := r.look(key(1)); n != 1 || r.peers.Stats()[0].Asks != 1 {
 		t.Errorf("%d hits and %d asks before the lease is due, want 1 and 1", n, r.peers.Stats()[0].Asks)
 	}
