@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/host/internal/policy"
+	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
@@ -130,6 +131,9 @@ func (s *Store) Take(ctx context.Context, digest kv.Digest, l *Loan) bool {
 	l.Namespace = s.catalog.Known(digest)
 	if last == nil || l.Namespace == nil || l.Namespace.Class(l.Group) == nil {
 		return false
+	}
+	if !s.catalog.Tenants.Has(l.Tenant) { // the copy gets that of the piece, once that is here and verified
+		l.Tenant = catalog.UnknownTenant
 	}
 	list, err := s.Borrow(l)
 	if err != nil || len(list) == 0 {

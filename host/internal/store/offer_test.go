@@ -343,6 +343,20 @@ func TestTake(t *testing.T) {
 	f.checkOwn()
 }
 
+// TestTenantsOfOffers: who offers under many tenants takes none of their numbers, which are few: a piece that was fetched says its tenant itself.
+func TestTenantsOfOffers(t *testing.T) {
+	f, _ := among(t, 16)
+	nothing := f.loanOf(100, 7)
+	nothing.Name = func(int, uint32, int64, string) {}
+	equal(t, "taken", f.store.Take(t.Context(), f.space.Digest, nothing), false)
+	equal(t, "taken", f.store.Take(t.Context(), f.space.Digest, f.loanOf(101, 8)), true)
+	for _, tenant := range []uint32{7, 8} {
+		if f.store.catalog.Tenants.Has(tenant) {
+			t.Errorf("tenant %d of an offer has a number, want none", tenant)
+		}
+	}
+}
+
 // TestTakenEnds: a mark of what was taken ends with its entry.
 func TestTakenEnds(t *testing.T) {
 	f, _ := among(t, 16)

@@ -35,6 +35,14 @@ func (t *Tenants) Tenant(number uint16) uint32 {
 	return (*t.list.Load())[number]
 }
 
+// Has says whether a tenant has a number.
+func (t *Tenants) Has(tenant uint32) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, ok := t.number[tenant]
+	return ok
+}
+
 // Number returns a tenant's number. Tenants beyond the first 65,535 are UnknownTenant: they share its quota, if it has
 // one, and no other tenant is billed for them.
 func (t *Tenants) Number(tenant uint32) uint16 {
