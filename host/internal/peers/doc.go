@@ -25,7 +25,7 @@
 //   - One whose bytes are not what was stored costs the load: they are verified like those of a disk before one reaches a page. The peer is
 //     blamed: named in the log, counted, and left alone for [longestPause]. The entry is a miss.
 //   - One that is offered an entry and does not answer costs a worker of the moves [offerTime], and one that offers what it does not send the same.
-//     Neither a store nor a load waits for it.
+//     Neither a store nor a load waits for it. What is offered in its name from another address is no fault of that peer.
 //   - One that sends more than it was asked for is cut off. Fingerprints beyond [mostTable] bytes are not kept, and the last quarter of
 //     them is not for a peer that has told more than the others.
 //
