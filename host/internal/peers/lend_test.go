@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -234,6 +235,54 @@ func (s *sink) Context() context.Context { return s.ctx }
 func (s *sink) Send(m *proto.FetchResponse) error {
 	s.data = append(s.data, m.GetData()...)
 	return nil
+}
+
+// stuck is the end of a Fetch that takes nothing until it is let go.
+type stuck struct {
+	sink
+	sends chan<- struct{}
+	let   <-chan struct{}
+}
+
+func (s *stuck) Send(*proto.FetchResponse) error {
+	s.sends <- struct{}{}
+	<-s.let
+	return nil
+}
+
+// TestFetchesOfOne: a peer that does not take what it fetches leaves buffers for others.
+func TestFetchesOfOne(t *testing.T) {
+	l := newLender(t)
+	r, err := l.Lease(calledBy(t, 1), l.ask)
+	testenv.OK(t, err)
+	q := &proto.FetchRequest{Lease: r.GetLease(), Bytes: pageBytes}
+	sends, let := make(chan struct{}, 2*buffers), make(chan struct{})
+	var calls sync.WaitGroup
+	for range 2 * buffers {
+		calls.Go(func() {
+			if err := l.Fetch(q, &stuck{sink{ctx: calledBy(t, 1)}, sends, let}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range buffersOfOne {
+		<-sends
+	}
+	select {
+	case <-sends:
+		t.Errorf("one peer has more than %d of %d buffers", buffersOfOne, buffers)
+	case <-time.After(100 * time.Millisecond): // broken code has them by then
+		other := &sink{ctx: calledBy(t, 2)}
+		testenv.OK(t, l.Fetch(q, other))
+		if len(other.data) != pageBytes {
+			t.Errorf("another peer has got %d bytes, want %d", len(other.data), pageBytes)
+		}
+	}
+	close(let)
+	calls.Wait()
+	if n := len(l.fetching); n != 0 {
+		t.Errorf("%d callers are known after all calls, want none", n)
+	}
 }
 
 // TestHungRead: a buffer that a read still uses, which was given up, is not used for another.

@@ -32,7 +32,8 @@ const (
 	longestLease = 10 * time.Minute
 	part         = 512 << 10 // bytes of a message of Fetch
 	buffers      = 32
-	batch        = 4096 // changes of a message
+	buffersOfOne = buffers * 3 / 4 // what one peer may have: it may take what it fetches slowly, or not at all
+	batch        = 4096            // changes of a message
 	batchEvery   = 100 * time.Millisecond
 	longestWait  = time.Second // of what is fetched, for its turn
 	pageBytes    = 4096
@@ -52,6 +53,8 @@ type lending struct {
 	keys   int // that all of them were asked for
 	shares map[string]share
 
+	fetching map[string]*fetching // by caller
+
 	count struct{ leases, keys, refused, bytes, nixl, took, declined atomic.Uint64 }
 }
 
@@ -64,7 +67,7 @@ type lent struct {
 }
 
 func newLending(p *Peers) *lending {
-	l := &lending{owner: p, leases: map[uint64]*lent{}, shares: map[string]share{}, free: make(chan []byte, buffers), takes: make(chan struct{}, mostTakes),
+	l := &lending{owner: p, leases: map[uint64]*lent{}, shares: map[string]share{}, fetching: map[string]*fetching{}, free: make(chan []byte, buffers), takes: make(chan struct{}, mostTakes),
 		pace: pace{rate: float64(p.cfg.Bandwidth)}}
 	for range buffers {
 		l.free <- nil // mapped when it is used
@@ -349,6 +352,14 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 		return err
 	}
 	defer piece.Close()
+	f := s.beginFetch(caller(st.Context()))
+	defer s.endFetch(f)
+	select {
+	case f.places <- struct{}{}:
+		defer func() { <-f.places }()
+	case <-st.Context().Done():
+		return status.FromContextError(st.Context().Err()).Err()
+	}
 	buf, err := s.take(st.Context())
 	if err != nil {
 		return err

@@ -43,6 +43,33 @@ func (l *lending) account(who string, leases, keys int) {
 	}
 }
 
+// fetching is a caller with calls of Fetch.
+type fetching struct {
+	who    string
+	calls  int
+	places chan struct{} // one for each that may have a buffer
+}
+
+func (l *lending) beginFetch(who string) *fetching {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := l.fetching[who]
+	if f == nil {
+		f = &fetching{who: who, places: make(chan struct{}, buffersOfOne)}
+		l.fetching[who] = f
+	}
+	f.calls++
+	return f
+}
+
+func (l *lending) endFetch(f *fetching) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f.calls--; f.calls == 0 {
+		delete(l.fetching, f.who)
+	}
+}
+
 // leaseTime is how long a lease may last that is wanted for a time.
 func leaseTime(wanted *durationpb.Duration) time.Duration {
 	return min(max(wanted.AsDuration(), time.Second), longestLease)
