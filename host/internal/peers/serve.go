@@ -31,8 +31,8 @@ const (
 	mostStreams  = 256     // calls of a connection
 	longestLease = 10 * time.Minute
 	part         = 512 << 10 // bytes of a message of Fetch
-	buffers      = 32
-	buffersOfOne = buffers * 3 / 4 // what one peer may have: it may take what it fetches slowly, or not at all
+	buffers      = 40
+	buffersOfOne = 32 // what one peer may have: it may take what it fetches slowly, or not at all
 	batch        = 4096            // changes of a message
 	batchEvery   = 100 * time.Millisecond
 	longestWait  = time.Second // of what is fetched, for its turn
