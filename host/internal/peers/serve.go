@@ -32,8 +32,8 @@ const (
 	longestLease = 10 * time.Minute
 	part         = 512 << 10 // bytes of a message of Fetch
 	buffers      = 40
-	buffersOfOne = 32 // what one peer may have: it may take what it fetches slowly, or not at all
-	batch        = 4096            // changes of a message
+	buffersOfOne = 32   // what one peer may have: it may take what it fetches slowly, or not at all
+	batch        = 4096 // changes of a message
 	batchEvery   = 100 * time.Millisecond
 	longestWait  = time.Second // of what is fetched, for its turn
 	pageBytes    = 4096
