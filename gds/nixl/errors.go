@@ -12,7 +12,7 @@ var (
 	ErrStub = errors.New("nixl: the library is a stub")
 	// ErrSymbol says that the library is too old and lacks a function.
 	ErrSymbol = errors.New("nixl: library lacks a function")
-	// ErrMetadata refuses what another agent has told of itself.
+	// ErrMetadata refuses another agent's metadata.
 	ErrMetadata = errors.New("nixl: bad metadata")
 	// ErrUnregistered refuses memory that the agent does not have.
 	ErrUnregistered = errors.New("nixl: memory is not registered")

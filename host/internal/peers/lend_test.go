@@ -280,7 +280,9 @@ func TestFetchesOfOne(t *testing.T) {
 	}
 	close(let)
 	calls.Wait()
-	if n := len(l.fetching); n != 0 {
+	_, err = l.Return(t.Context(), &proto.ReturnRequest{Lease: r.GetLease()})
+	testenv.OK(t, err)
+	if n := len(l.shares); n != 0 {
 		t.Errorf("%d callers are known after all calls, want none", n)
 	}
 }

@@ -163,15 +163,13 @@ func (s service) inSlot(ctx context.Context, piece *store.Piece, off, end int64)
 	if stop(); err != nil {
 		return nil, status.Error(codes.ResourceExhausted, "all memory for others is in use")
 	}
-	from := off &^ (pageBytes - 1) // direct files are read by pages
-	n := min(end-from, placeBytes)
+	from, n := pages(off, end, placeBytes)
 	if n <= off-from {
 		slot.Release()
 		return nil, status.Error(codes.OutOfRange, "no bytes")
 	}
 	if piece != nil {
-		want := min((n+pageBytes-1)&^(pageBytes-1), piece.Size()-from)
-		if _, err := piece.File().ReadAt(slot.Bytes()[:want], from); err != nil {
+		if err := readPages(piece, slot.Bytes(), from, n); err != nil {
 			s.releaseAfter(slot, err)
 			return nil, status.Error(codes.DataLoss, err.Error())
 		}

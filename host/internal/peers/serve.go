@@ -50,10 +50,8 @@ type lending struct {
 
 	mu     sync.Mutex
 	leases map[uint64]*lent
-	keys   int // that all of them were asked for
-	shares map[string]share
-
-	fetching map[string]*fetching // by caller
+	keys   int               // that all of them were asked for
+	shares map[string]*share // by caller
 
 	count struct{ leases, keys, refused, bytes, nixl, took, declined atomic.Uint64 }
 }
@@ -67,7 +65,7 @@ type lent struct {
 }
 
 func newLending(p *Peers) *lending {
-	l := &lending{owner: p, leases: map[uint64]*lent{}, shares: map[string]share{}, fetching: map[string]*fetching{}, free: make(chan []byte, buffers), takes: make(chan struct{}, mostTakes),
+	l := &lending{owner: p, leases: map[uint64]*lent{}, shares: map[string]*share{}, free: make(chan []byte, buffers), takes: make(chan struct{}, mostTakes),
 		pace: pace{rate: float64(p.cfg.Bandwidth)}}
 	for range buffers {
 		l.free <- nil // mapped when it is used
@@ -352,11 +350,12 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 		return err
 	}
 	defer piece.Close()
-	f := s.beginFetch(caller(st.Context()))
-	defer s.endFetch(f)
+	who := caller(st.Context())
+	has := s.fetches(who, 1)
+	defer s.fetches(who, -1)
 	select {
-	case f.places <- struct{}{}:
-		defer func() { <-f.places }()
+	case has.buffers <- struct{}{}:
+		defer func() { <-has.buffers }()
 	case <-st.Context().Done():
 		return status.FromContextError(st.Context().Err()).Err()
 	}
@@ -366,10 +365,8 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 	}
 	defer func() { s.free <- buf }()
 	for off < end {
-		from := off &^ (pageBytes - 1) // direct files are read by pages
-		n := min(end-from, part)
-		want := min((n+pageBytes-1)&^(pageBytes-1), piece.Size()-from)
-		if _, err := piece.File().ReadAt(buf[:want], from); err != nil {
+		from, n := pages(off, end, part)
+		if err := readPages(piece, buf, from, n); err != nil {
 			buf = s.given(buf, err)
 			return status.Error(codes.DataLoss, err.Error())
 		}
@@ -383,6 +380,18 @@ func (s service) Fetch(q *proto.FetchRequest, st grpc.ServerStreamingServer[prot
 		off = from + n
 	}
 	return nil
+}
+
+// pages are the bytes [off, end), or the first of them, as n bytes from the start of a page: direct files are read by pages.
+func pages(off, end, most int64) (from, n int64) {
+	from = off &^ (pageBytes - 1)
+	return from, min(end-from, most)
+}
+
+// readPages reads the pages that have n bytes of a piece, from the start of one.
+func readPages(piece *store.Piece, dst []byte, from, n int64) error {
+	_, err := piece.File().ReadAt(dst[:min((n+pageBytes-1)&^(pageBytes-1), piece.Size()-from)], from)
+	return err
 }
 
 // take takes a buffer, which bounds what all calls together have read and not sent.
@@ -405,10 +414,10 @@ func (l *lending) take(ctx context.Context) ([]byte, error) {
 
 // given is the buffer after a read has failed, nil if the host ends first: a read that was given up uses the buffer until it ends.
 func (l *lending) given(buf []byte, failed error) []byte {
-	var hung *staging.HungError
-	if errors.As(failed, &hung) {
+	var held staging.Held
+	if errors.As(failed, &held) {
 		select {
-		case <-hung.Ended():
+		case <-held.Ended():
 		case <-l.owner.run.Done():
 			return nil
 		}

@@ -13,8 +13,12 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// share is what the leases of one caller take. It may have half of all leases and half of their keys.
-type share struct{ leases, keys int }
+// share is what one caller has of this host: at most half of all leases, half of their keys, and [buffersOfOne].
+type share struct {
+	leases, keys int
+	fetches      int           // calls of Fetch
+	buffers      chan struct{} // a place for each that may have one
+}
 
 // caller is who calls, by the address: a peer has several connections.
 func caller(ctx context.Context) string {
@@ -26,48 +30,47 @@ func caller(ctx context.Context) string {
 	return ""
 }
 
+// of is the share of a caller, which may be new. The lock is held.
+func (l *lending) of(who string) *share {
+	has := l.shares[who]
+	if has == nil {
+		has = &share{buffers: make(chan struct{}, buffersOfOne)}
+		l.shares[who] = has
+	}
+	return has
+}
+
+// settle forgets a share of nothing. The lock is held.
+func (l *lending) settle(who string, has *share) {
+	if has.leases == 0 && has.fetches == 0 {
+		delete(l.shares, who)
+	}
+}
+
 // many says that a lease of so many more keys is more than there may be, or than the caller may have.
 func (l *lending) many(who string, keys int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	has := l.shares[who]
+	has := l.of(who)
+	defer l.settle(who, has)
 	return len(l.leases) >= mostLent || l.keys+keys > mostLentKeys || has.leases >= mostLent/2 || has.keys+keys > mostLentKeys/2
 }
 
 // account counts leases and keys of a caller. The lock is held.
 func (l *lending) account(who string, leases, keys int) {
-	has := l.shares[who]
+	has := l.of(who)
 	has.leases, has.keys, l.keys = has.leases+leases, has.keys+keys, l.keys+keys
-	if l.shares[who] = has; has.leases == 0 {
-		delete(l.shares, who)
-	}
+	l.settle(who, has)
 }
 
-// fetching is a caller with calls of Fetch.
-type fetching struct {
-	who    string
-	calls  int
-	places chan struct{} // one for each that may have a buffer
-}
-
-func (l *lending) beginFetch(who string) *fetching {
+// fetches counts a call of Fetch that begins, or has ended.
+func (l *lending) fetches(who string, n int) *share {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	f := l.fetching[who]
-	if f == nil {
-		f = &fetching{who: who, places: make(chan struct{}, buffersOfOne)}
-		l.fetching[who] = f
-	}
-	f.calls++
-	return f
-}
-
-func (l *lending) endFetch(f *fetching) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if f.calls--; f.calls == 0 {
-		delete(l.fetching, f.who)
-	}
+	has := l.of(who)
+	has.fetches += n
+	l.settle(who, has)
+	return has
 }
 
 // leaseTime is how long a lease may last that is wanted for a time.
