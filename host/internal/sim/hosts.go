@@ -76,9 +76,9 @@ type HostsGrid struct {
 // rows are the runs at one capacity.
 func (g *HostsGrid) rows() int { return len(g.Policies) * len(g.Admissions) * len(g.Deals) }
 
-// Accesses is the number of accesses of all runs together: each is made of the hosts and of one.
+// Accesses is the number of accesses of all runs together, those of one host among them.
 func (g *HostsGrid) Accesses() int64 {
-	return 2 * g.Grid.Accesses() * int64(len(g.Admissions)*len(g.Deals))
+	return g.Grid.Accesses() * int64(1+len(g.Admissions)*len(g.Deals))
 }
 
 // HostsOutcome is a grid's results, by workload, then capacity, policy, admission and deal.
@@ -97,29 +97,48 @@ func (g *HostsGrid) Run(ctx context.Context) (*HostsOutcome, error) {
 			return nil, fmt.Errorf("%w: %s knows the future or needs no room, and is no host's", ErrPolicy, p.Text)
 		}
 	}
-	per := g.rows() * len(g.Capacities)
-	results, err := runAll(ctx, g.Parallel, len(g.Workloads)*per, func(ctx context.Context, i int) (HostsResult, error) {
-		w, capacity, row := g.Workloads[i/per], g.Capacities[i%per/g.rows()], i%g.rows()
-		p := g.Policies[row/len(g.Deals)/len(g.Admissions)]
-		return g.run(ctx, w, p, g.Admissions[row/len(g.Deals)%len(g.Admissions)], g.Deals[row%len(g.Deals)], capacity)
+	variants := len(g.Admissions) * len(g.Deals)
+	cells := len(g.Workloads) * len(g.Capacities) * len(g.Policies)
+	ones, err := runAll(ctx, g.Parallel, cells, func(ctx context.Context, i int) (Result, error) {
+		w, size, p := g.cell(i)
+		each, err := g.each(w, size)
+		if err != nil {
+			return Result{}, err
+		}
+		return p.run(ctx, w, each*g.Hosts, g.Options)
+	})
+	if err != nil {
+		return nil, err
+	}
+	results, err := runAll(ctx, g.Parallel, cells*variants, func(ctx context.Context, i int) (HostsResult, error) {
+		return g.run(ctx, i/variants, g.Admissions[i%variants/len(g.Deals)], g.Deals[i%len(g.Deals)], ones[i/variants].PrefixHitRatio)
 	})
 	return &HostsOutcome{results, g}, err
 }
 
-func (g *HostsGrid) run(ctx context.Context, w *Workload, p, a *Policy, d Deal, size Capacity) (r HostsResult, err error) {
+// cell is what the runs with each admission and deal have in common with one of one host.
+func (g *HostsGrid) cell(i int) (*Workload, Capacity, *Policy) {
+	n := len(g.Policies)
+	return g.Workloads[i/n/len(g.Capacities)], g.Capacities[i/n%len(g.Capacities)], g.Policies[i%n]
+}
+
+// each is the chunks that one of the hosts has room for.
+func (g *HostsGrid) each(w *Workload, size Capacity) (each int, err error) {
+	n, err := size.Chunks(w, g.ChunkBytes)
+	if each = min(n, len(w.keys)) / g.Hosts; err == nil && each < 1 {
+		err = fmt.Errorf("%w: %d chunks for %d hosts", ErrCapacity, n, g.Hosts)
+	}
+	return each, err
+}
+
+func (g *HostsGrid) run(ctx context.Context, cell int, a *Policy, d Deal, one float64) (r HostsResult, err error) {
+	w, size, p := g.cell(cell)
 	r = HostsResult{Trace: w.Name, Policy: p.Text, Admit: a.Text, Deal: d.String(), Hosts: g.Hosts, Accesses: w.Accesses()}
-	if r.Capacity, err = size.Chunks(w, g.ChunkBytes); err != nil {
-		return r, err
-	}
-	each := min(r.Capacity, len(w.keys)) / g.Hosts
-	if each < 1 {
-		return r, fmt.Errorf("%w: %d chunks for %d hosts", ErrCapacity, r.Capacity, g.Hosts)
-	}
-	r.Capacity = each * g.Hosts
-	one, err := p.run(ctx, w, r.Capacity, g.Options)
+	each, err := g.each(w, size)
 	if err != nil {
 		return r, err
 	}
+	r.Capacity = each * g.Hosts
 	c := &cluster{w: w, result: &r, deal: d, chance: rand.New(rand.NewPCG(g.Options.Seed, 1)), has: make([]uint64, len(w.keys)),
 		at: map[uint32]int{}, chunkBytes: g.ChunkBytes}
 	defer c.close()
@@ -136,7 +155,7 @@ func (g *HostsGrid) run(ctx context.Context, w *Workload, p, a *Policy, d Deal, 
 		r.BytesSent = append(r.BytesSent, h.sent)
 	}
 	r.Copies = c.copies / float64(w.Requests())
-	r.PrefixHitRatio, r.OneHostRatio = float64(r.PrefixHits)/float64(r.Accesses), one.PrefixHitRatio
+	r.PrefixHitRatio, r.OneHostRatio = float64(r.PrefixHits)/float64(r.Accesses), one
 	r.BesideOneHost = r.PrefixHitRatio / r.OneHostRatio
 	return r, nil
 }
