@@ -20,7 +20,7 @@ SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/meter \
 # Tests of processes: they wait more than they work, and run next to each other, not next to those that count a policy's time.
 PROCESSES := ./host/command ./examples/... ./cmd/...
 # Those that take longest begin first, so that no core waits for one of them in the end.
-LONG := ./host/internal/store/storetest ./host/internal/store ./host/internal/policy ./host/internal/transfer
+LONG := ./host/internal/testkit/storetest ./host/internal/store ./host/internal/policy ./host/internal/transfer
 # Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
 SLOW_TESTS := TestModel TestHostilePolicies TestConditionsPass TestClosedModulesLeaveNothing TestLongCodeGivesControl TestStacksAreBounded TestBulkInSlices \
   TestForetoldVictims.* TestHistoriesOnFUSE TestFindsFaults TestRepeats TestAPieceInTwoSizes TestTrees \
@@ -30,7 +30,7 @@ SLOW_TESTS := TestModel TestHostilePolicies TestConditionsPass TestClosedModules
   TestGarbageUnderFittingChecksums TestDesignNames TestCompressionEndToEnd TestCompressionIsChosen TestConform
 space := $(subst ,, )
 SLOW := ^($(subst $(space),|,$(strip $(SLOW_TESTS))))$$
-SLOW_IN := ./host ./host/internal/transfer ./host/internal/store ./host/internal/store/storetest ./host/internal/store/shared/... ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset
+SLOW_IN := ./host ./host/internal/transfer ./host/internal/store ./host/internal/testkit/storetest ./host/internal/store/shared/... ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset
 # How long a program under the race detector sleeps when it ends, for others to report: each package's tests, and each process that
 # they start. By default it is a second.
 export GORACE ?= atexit_sleep_ms=50
@@ -136,9 +136,9 @@ test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed .buil
 
 # The parts of make torture. A test names its part with testenv.NewTally.
 define TORTURE_PARTS
-histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/internal/store/storetest -run 'TestHistories$$' -time $(TORTURE)
-power-losses $(GO) test -timeout 0 ./host/internal/store/storetest -run 'TestHistories$$' -kind power-losses -time $(TORTURE)
-fuse-histories $(GO) test -timeout 0 ./host/internal/store/storetest -run TestHistoriesOnFUSE -time $(TORTURE)
+histories CGO_ENABLED=1 $(GO) test -race -timeout 0 ./host/internal/testkit/storetest -run 'TestHistories$$' -time $(TORTURE)
+power-losses $(GO) test -timeout 0 ./host/internal/testkit/storetest -run 'TestHistories$$' -kind power-losses -time $(TORTURE)
+fuse-histories $(GO) test -timeout 0 ./host/internal/testkit/storetest -run TestHistoriesOnFUSE -time $(TORTURE)
 fuse $(GO) test -timeout 0 ./host/command -run TestRootOnFUSE -fuse.time $(TORTURE)
 model $(GO) test -timeout 0 ./host/internal/store/shared -run TestModel -model.time $(TORTURE)
 kills $(GO) test -timeout 0 -run TestKillRounds ./host/command -kill.rounds $(KILLS)

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
 	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
 	"github.com/kvhost/kvhost/host/kv"
 )

@@ -17,7 +17,7 @@ import (
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
 	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
 	"github.com/kvhost/kvhost/host/kv"
 )

@@ -16,8 +16,8 @@ import (
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/hosttest"
 	"github.com/kvhost/kvhost/host/internal/payload"
+	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 

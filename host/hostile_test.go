@@ -21,10 +21,10 @@ import (
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/hosttest"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 

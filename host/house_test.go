@@ -27,9 +27,9 @@ var rows = [][]string{
 	{"host/kv"},
 	{"host/internal/codec", "host/internal/memfs", "host/internal/payload",
 		"host/internal/regular", "host/internal/s3fs", "host/internal/spans", "host/internal/testkit", "host/internal/trace"},
-	{"host/internal/policy/meter", "host/internal/policy/wasmtest"},
+	{"host/internal/policy/meter"},
 	{"host/internal/policy/sandbox"},
-	{"host/internal/policy", "host/internal/policy/policytest"},
+	{"host/internal/policy", "host/internal/testkit/policytest"},
 	{"host/internal/policy/plugintest", "host/internal/policy/shadow"},
 	{"host/internal/store/capacity", "host/internal/store/health", "host/internal/store/pieceformat"},
 	{"host/internal/store/index", "host/internal/store/shared"},
@@ -37,7 +37,7 @@ var rows = [][]string{
 	{"host/internal/store/evictor"},
 	{"host/internal/store/entries", "host/internal/store/files"},
 	{"host/internal/store/moves"},
-	{"host/internal/store", "host/internal/store/fsck"},
+	{"host/internal/store", "host/internal/store/fsck", "host/internal/testkit/storetest"},
 	{"host/internal/transfer"},
 	{"host/internal/proto"},
 	{"host/internal/budget", "host/internal/peers"},
@@ -46,14 +46,22 @@ var rows = [][]string{
 	{"host/internal/doctor"},
 	{"host/internal/devices", "host/internal/observe", "host/internal/policyset", "host/internal/sim"},
 	{"host"},
-	{"host/internal/bench", "host/internal/hosttest"},
+	{"host/internal/bench", "host/internal/testkit/hosttest"},
 	{"host/command"},
 	{"cmd", "examples"},
 }
 
 // testsOfTheWhole are packages whose tests run a host, which is below them in the layout.
-var testsOfTheWhole = map[string][]string{"host": {"host/internal/hosttest"}, "host/internal/replay": {"host/internal/hosttest"},
+var testsOfTheWhole = map[string][]string{"host": {"host/internal/testkit/hosttest"}, "host/internal/replay": {"host/internal/testkit/hosttest"},
 	"host/client": {"host", "host/internal/config"}}
+
+// harness is what no package but of tests imports. Only testkit is below host/internal: Go lets tests of abi, plugins, gds and
+// staging import nothing there.
+var harness = []string{"abi/testenv", "gds/gdstest", "host/internal/testkit"}
+
+func isHarness(path string) bool {
+	return slices.ContainsFunc(harness, func(of string) bool { return strings.HasPrefix(path+"/", module+"/"+of+"/") })
+}
 
 func rowOf(t *testing.T, path string) (row int, prefix string) {
 	rel := strings.TrimPrefix(strings.TrimPrefix(path, module), "/")
@@ -92,6 +100,9 @@ func TestImportDirection(t *testing.T) {
 		for _, imp := range ours(p.Imports) {
 			if r, f := rowOf(t, imp); r >= row && f != family {
 				t.Errorf("%s (row %d) imports %s (row %d)", p.ImportPath, row, imp, r)
+			}
+			if isHarness(imp) && !isHarness(p.ImportPath) {
+				t.Errorf("%s, which is not of the harness of the tests, imports %s", p.ImportPath, imp)
 			}
 		}
 		// A test may use what stands beside its package, but nothing below it.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/hosttest"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // The memory of each policy and of all is in the metrics and in the status, beside what all may have.

@@ -17,9 +17,9 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/hosttest"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // acting is what decides and what looks on, by label: its module and whether it is a shadow.

@@ -17,9 +17,9 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/internal/hosttest"
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/internal/replay"
+	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
 	"github.com/kvhost/kvhost/host/internal/trace"
 	"github.com/kvhost/kvhost/host/kv"
 )

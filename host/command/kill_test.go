@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/host/internal/hosttest"
+	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 

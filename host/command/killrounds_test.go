@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // binary is the built command.

@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 )
 
 // module copies a first-party policy to a file.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 )
 
 // Three requests over a root of two chunks, by hand, and a real trace, by what the simulation counts.

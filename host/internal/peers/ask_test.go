@@ -9,7 +9,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/host/internal/store/storetest"
+	"github.com/kvhost/kvhost/host/internal/testkit/storetest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
 )

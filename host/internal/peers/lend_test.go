@@ -20,10 +20,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/health"
-	"github.com/kvhost/kvhost/host/internal/store/storetest"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
+	"github.com/kvhost/kvhost/host/internal/testkit/storetest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // lender is a host that lends one entry.

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // alter replaces text in a file of an artefact. Consistently: a blob gets the name of its new digest, and so do, on and on, those

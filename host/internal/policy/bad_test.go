@@ -10,9 +10,9 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 

@@ -12,7 +12,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	metering "github.com/kvhost/kvhost/host/internal/policy/meter"
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 

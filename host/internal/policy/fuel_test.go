@@ -7,8 +7,8 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // An instance that runs out dies with a fault that says so and names the guest's functions; what it used is counted.

@@ -2,7 +2,7 @@ package policy
 
 import (
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 )
 
 var (

@@ -7,8 +7,8 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // A policy decides and uses what it does without being looked at, and what is seen of it adds up to all that it used.

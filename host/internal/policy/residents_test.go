@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // tape records events, and names the slots in answer as victims.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 )
 
 // tried is a hand-made module loaded as a host would.

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 )
 
 // Guests that are made to take as long as they can for their fuel. A little more memory than caches have, and buffers

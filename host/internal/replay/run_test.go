@@ -15,8 +15,8 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/replay"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 	"github.com/kvhost/kvhost/host/internal/trace"
 	"github.com/kvhost/kvhost/host/kv"
 )

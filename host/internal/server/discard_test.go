@@ -9,7 +9,7 @@ import (
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/staging/faultfs"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 )
 
 // discards discards the keys with these numbers and compares the results.

@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
-	"github.com/kvhost/kvhost/staging/faultfs"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 )
 
 // farChunks are in the directory only, of what levels has stored.

@@ -14,10 +14,10 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // The shape of the tests' chunks: 2 blocks of 2 layers of K and V.

@@ -8,7 +8,7 @@ import (
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/gds/gdstest"
 	"github.com/kvhost/kvhost/host/client"
-	"github.com/kvhost/kvhost/staging/faultfs"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 )
 
 // Semaphores of the tests: 0 is waited for, 1 is a job's done semaphore, its status semaphores stand from 2 on.

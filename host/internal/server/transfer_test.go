@@ -10,8 +10,8 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 func TestWhatIsStoredIsLoaded(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 	"github.com/kvhost/kvhost/plugins/lru"
 )
 

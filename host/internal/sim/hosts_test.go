@@ -12,8 +12,8 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // hostsGrid has so many hosts with one policy, the host's own admission, and requests dealt at random.

@@ -15,8 +15,8 @@ import (
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // levelGrid has one policy, the host's own admission, and write back.

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // TestWriteBudget spends a day's budget: freely, then for what deserves it, then not at all; the next day begins anew.

@@ -14,10 +14,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
-	"github.com/kvhost/kvhost/host/internal/store/storetest"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
+	"github.com/kvhost/kvhost/host/internal/testkit/storetest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // compressing is a fixture whose chunks are large enough to be compressed: 3 extents of 64 KiB in each of 2 layers.

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
-	"github.com/kvhost/kvhost/staging/faultfs"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 )
 
 // discards discards keys and compares the results.

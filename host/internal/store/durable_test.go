@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // onMachine is a fixture on a machine that can lose its power, and the next machine, for after that.

@@ -17,12 +17,12 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/plugins/fanout"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
 )
 

@@ -16,9 +16,9 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // rig is the only host of a shared root, and so its evictor. It makes a step when it is told to.

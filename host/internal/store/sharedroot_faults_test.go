@@ -11,8 +11,8 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // settled waits until all hosts' accounts are what is on the disk.

@@ -15,8 +15,8 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // fellow opens one of several hosts on a directory.

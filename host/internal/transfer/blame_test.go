@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // A load that waits for a slot when the engine is closed fails, and what it was to read is kept.

@@ -17,9 +17,9 @@ import (
 	"github.com/kvhost/kvhost/host/internal/payload"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // deviceRig is a store on real files, an engine, and pages on a GPU: the double, or with KVHOST_TEST_GPU set the

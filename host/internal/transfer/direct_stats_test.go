@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // TestFlightIsToldByRoute: a piece on its way is counted on the route where it is, also when it changes that.

@@ -9,8 +9,8 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/gds"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 var deviceShapes = map[string]kv.Geometry{

@@ -14,9 +14,9 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // pieces are the piece files under the root.

@@ -12,10 +12,10 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // newMemoryBench is a bench on a root in memory. With holes > 1 all but one of so many pages are taken, so that

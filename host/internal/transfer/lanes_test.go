@@ -7,9 +7,9 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // TestHungRootLeavesWorkers hangs one of two roots, without a limit of time, under more loads than there are

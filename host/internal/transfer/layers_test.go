@@ -13,10 +13,10 @@ import (
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/plugins/blockmajor"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // layerState says of a layer's pages, in all the chunks of a load but those left out, whether they hold what they

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // LoadTime is unknown before the first load, grows with the load and with what is queued before it, and is near the truth.

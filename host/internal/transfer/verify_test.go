@@ -13,10 +13,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/transfer"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // TestDamageIsNotServed: payload, header, size, namespace and key of a piece are verified.

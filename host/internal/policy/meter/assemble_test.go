@@ -3,7 +3,7 @@ package meter
 import (
 	"slices"
 
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 )
 
 func sized(b []byte) []byte { return append(appendU32(nil, uint32(len(b))), b...) }

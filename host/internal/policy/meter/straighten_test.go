@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 )
 
 // enteredProgram is a function of the kind that gets a second form: local 0 says where it is entered, jumps ahead and

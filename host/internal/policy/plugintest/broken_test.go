@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // compile builds a C source from testdata with macros, for the table below.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // Every first-party policy conforms.

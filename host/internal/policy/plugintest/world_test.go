@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // The world has its own tables, because it does more than hosts do. Its events keep the contract all the same.

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"slices"
 
-	"github.com/kvhost/kvhost/host/internal/policy/wasmtest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 )
 
 // Modules that are made to exhaust a compiler. All are valid and within the limits of what one function may have.

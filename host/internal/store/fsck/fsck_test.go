@@ -24,11 +24,11 @@ import (
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
-	"github.com/kvhost/kvhost/host/internal/store/storetest"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
+	"github.com/kvhost/kvhost/host/internal/testkit/storetest"
 	"github.com/kvhost/kvhost/host/kv"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 	"github.com/zeebo/xxh3"
 )
 

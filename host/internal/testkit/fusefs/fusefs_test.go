@@ -9,9 +9,9 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/testkit/fusefs"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 	"golang.org/x/sys/unix"
 )
 

@@ -12,7 +12,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/kvhost/kvhost/staging/faultfs"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 )
 
 // processName is the first argument of a server's process. No user starts a program by this name.

@@ -20,8 +20,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/memfs"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/staging"
-	"github.com/kvhost/kvhost/staging/faultfs"
 )
 
 // Options are what a run needs besides its history.

@@ -6,7 +6,7 @@ import (
 	"io/fs"
 
 	"github.com/kvhost/kvhost/host/internal/store"
-	"github.com/kvhost/kvhost/staging/faultfs"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 )
 
 func (n operator) runLookup(op Op) (string, error) {

@@ -11,7 +11,7 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/internal/config"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // Configuration is the default one with these roots, a socket of its own, no HTTP listener, and the policies that other

@@ -12,8 +12,8 @@ import (
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
-	"github.com/kvhost/kvhost/host/internal/policy/policytest"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 	"github.com/kvhost/kvhost/plugins/dist"
 )
 
@@ -110,7 +110,7 @@ func run(t *testing.T, h *History) (res *Result) {
 		}
 		save(t, file, res.Text())
 		t.Errorf("history of seed %d, kind %s, %d operations: %v", h.Seed, h.Kind.Name, len(h.Ops), err)
-		t.Logf("the history with its results is in %s\nagain: go test ./host/internal/store/storetest -run TestHistories "+
+		t.Logf("the history with its results is in %s\nagain: go test ./host/internal/testkit/storetest -run TestHistories "+
 			"-kind %s -seed %d -ops %d", file, h.Kind.Name, h.Seed, *ops)
 	})
 	return res

@@ -1,0 +1,52 @@
+package faultfs_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
+	"github.com/kvhost/kvhost/staging"
+)
+
+// TestSuite runs the suite of file systems on those of staging and on the doubles.
+func TestSuite(t *testing.T) {
+	elsewhere := faultfs.New(staging.OS(), faultfs.MustRules("any /nowhere/**: eio")...)
+	noDirect := faultfs.New(staging.OS(), faultfs.MustRules("direct **: einval")...)
+	shm, err := os.MkdirTemp("/dev/shm", "kvhost-suite-")
+	testenv.OK(t, err)
+	t.Cleanup(func() { os.RemoveAll(shm) })
+	below := t.TempDir()
+	for _, c := range []struct {
+		name string
+		fs   staging.FS
+		dir  string
+	}{
+		{"on disk", staging.OS(), t.TempDir()},
+		{"in memory", staging.OS(), shm + "/os"},
+		{"below, on disk", staging.Below(below), below},
+		{"below, in memory", staging.Below(t.TempDir(), shm+"/below"), shm + "/below"},
+		{"buffered", staging.Buffered(staging.OS()), t.TempDir()},
+		{"without rules", faultfs.New(staging.OS()), t.TempDir()},
+		{"with rules elsewhere", elsewhere, t.TempDir()},
+		{"refuses direct I/O", noDirect, t.TempDir()},
+	} {
+		testenv.OK(t, os.MkdirAll(c.dir, 0o700))
+		t.Run(c.name, func(t *testing.T) { faultfs.RunSuite(t, c.fs, c.dir) })
+	}
+	if n := elsewhere.Injected(); n != 0 {
+		t.Errorf("%d faults were injected under a rule about no file of the suite, want none", n)
+	}
+	if n := noDirect.Injected(); n != 1 {
+		t.Errorf("direct I/O was asked for %d times, want once: the answer is remembered", n)
+	}
+}
+
+func TestBufferedNeverGoesDirect(t *testing.T) {
+	file, err := staging.OpenDirect(staging.Buffered(faultfs.New(staging.OS())), t.TempDir()+"/plain", os.O_CREATE|os.O_RDWR, 0o600)
+	testenv.OK(t, err)
+	defer file.Close()
+	if file.Direct() {
+		t.Error("opened past the page cache")
+	}
+}
