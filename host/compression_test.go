@@ -190,6 +190,7 @@ func awaitMetric(t *testing.T, h *host.Host, series string, least float64) {
 // A host that compresses holds more than its capacity in page bytes, never takes more than it on the disk, and gives every
 // byte back, whole and layer-wise, after evictions, after a restart, and when compression is off again.
 func TestCompressionEndToEnd(t *testing.T) {
+	testenv.Slow(t)
 	c := configuration(t)
 	root := c.Roots[0].Path
 	const capacity = 24 << 20

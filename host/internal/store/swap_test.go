@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/evictor"
@@ -96,7 +97,7 @@ func (f *fixture) files() (list []string) {
 // TestManySwaps replaces all policies again and again while clients store and look up, and counts what is left over.
 func TestManySwaps(t *testing.T) {
 	rounds, fresh := 1000, 10
-	if raceDetector {
+	if testenv.RaceDetector {
 		rounds, fresh = 40, 8
 	}
 	const entries = 64

@@ -24,6 +24,7 @@ var deviceShapes = map[string]kv.Geometry{
 // Pages of a GPU of every shape go out and come back by the route of their root: cuFile, or kernels without a slot where the root
 // is memory. They are compressed by the GPU, unless the processor has to do it.
 func TestShapesTakeTheirRoute(t *testing.T) {
+	testenv.Slow(t)
 	const n = 5
 	for name, geo := range deviceShapes {
 		for _, c := range []struct {
