@@ -198,8 +198,7 @@ func TestHostilePolicies(t *testing.T) {
 	h, stop := hosttest.StartWith(t, host.Config{Config: c, Log: slog.New(log), Version: "test"})
 	defer stop()
 	w := &worker{T: t, s: dial(t, h)}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
-	defer cancel()
+	ctx := testenv.Context(t)
 	for range 2 {
 		w.round(ctx)
 	}

@@ -263,9 +263,7 @@ func TestCancelWhileTheGPUCodes(t *testing.T) {
 		done := make(chan Outcome, 1)
 		r.double.Rules(kernel + ":hang")
 		h := start(done)
-		for r.double.Calls(kernel) == 0 {
-			time.Sleep(time.Millisecond)
-		}
+		testenv.Until(t, "a call of "+kernel, func() bool { return r.double.Calls(kernel) > 0 })
 		h.Cancel()
 		r.double.Rules("")
 		if out := <-done; len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrCancelled) {

@@ -269,9 +269,7 @@ func TestCancelNeedsNoCuFile(t *testing.T) {
 	r.double.Rules("cuFileRead:hang")
 	h := r.queue.Load(&LoadJob{Lease: l, Memory: r.memory, Chunks: []LoadChunk{{Blocks: from[1]}},
 		Done: func(o Outcome) { done <- o }})
-	for r.double.Calls("cuFileRead") == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, "a call of cuFile", func() bool { return r.double.Calls("cuFileRead") > 0 })
 	h.Cancel()
 	<-h.Fenced()
 	if o := <-done; len(o.Failed) != 1 || !errors.Is(o.Failed[0].Err, ErrCancelled) {
