@@ -13,32 +13,10 @@ LDFLAGS     := -s -w -X main.version=$(VERSION)
 # Without it gRPC links a page of traces, and with it html/template, for which the linker keeps every exported method.
 TAGS        := grpcnotrace
 
-# Packages whose code starts nothing and shares nothing. All others, and those of gds/ and staging/, are tested under the race
-# detector, which needs a C compiler.
-SINGLE := ./host/kv $(addprefix ./host/internal/,config doctor policy/meter \
-  policy/plugintest proto regular sim store/index store/pieceformat trace)
-# Tests of processes: they wait more than they work, and run next to each other, not next to those that count a policy's time.
-PROCESSES := ./host/command ./examples/... ./cmd/...
-# Those that take longest begin first, so that no core waits for one of them in the end.
-LONG := ./host/internal/testkit/storetest ./host/internal/store ./host/internal/policy ./host/internal/transfer
-# Tests of one goroutine, or of many modules: minutes under the race detector, and what is concurrent in them other tests cover.
-SLOW_TESTS := TestModel TestHostilePolicies TestConditionsPass TestClosedModulesLeaveNothing TestLongCodeGivesControl TestStacksAreBounded TestBulkInSlices \
-  TestForetoldVictims.* TestHistoriesOnFUSE TestFindsFaults TestRepeats TestAPieceInTwoSizes TestTrees \
-  TestMoreNamespacesKeptThanPlaces TestCodecFaultsAreWorkedAround TestCodecFindsDamage TestEveryRouteFindsDamage TestEveryRouteMovesPieces \
-  TestTenThousandCompressedOperations TestCompressedPiecesAreEverybodys TestCompressedSizes TestShapesTakeTheirRoute \
-  TestDamageFailsItsChunkOnly TestCompressedPieceOfManyExtents \
-  TestGarbageUnderFittingChecksums TestDesignNames TestCompressionEndToEnd TestCompressionIsChosen TestConform
-space := $(subst ,, )
-SLOW := ^($(subst $(space),|,$(strip $(SLOW_TESTS))))$$
-SLOW_IN := ./host ./host/internal/transfer ./host/internal/store ./host/internal/testkit/storetest ./host/internal/store/shared/... ./host/internal/policy ./host/internal/policy/sandbox ./host/internal/policyset
-# How long a program under the race detector sleeps when it ends, for others to report: each package's tests, and each process that
-# they start. By default it is a second.
-export GORACE ?= atexit_sleep_ms=50
-# Says which tools the tests lack, or whether the machine has one.
-TOOLS_LEFT_OUT := $(GO) run ./abi/testenv/internal/tools
-HAS := $(TOOLS_LEFT_OUT) 2>/dev/null
-# What the Go tests print.
-TIMES := .build/test-times
+# Runs the tests in groups, and says at the end what came of each.
+SUITE := $(GO) run ./abi/testenv/internal/suite
+# The groups of make test; empty: all.
+ONLY  ?=
 # How long each part of make torture runs, and how many rounds of kill -9.
 TORTURE ?= 10m
 KILLS   ?= 500
@@ -50,7 +28,7 @@ SOAK    ?= 1h
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins kits build install run test test-go test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
+.PHONY: all help plugins build install run test test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -73,36 +51,17 @@ run: build ## replay a trace through a real host: real socket, evict policy in w
 install: build ## bin/kvhost to $(DESTDIR)$(PREFIX)/bin; packages of make dist have a service, too
 	install -D -m 0755 bin/kvhost $(DESTDIR)$(PREFIX)/bin/kvhost
 
-test: kits ## all tests that this machine has the tools for; ends with what was left out
-	@test "$$KVHOST_REQUIRE_TOOLS" != 1 || $(TOOLS_LEFT_OUT)
-	@$(MAKE) --no-print-directory test-go
-	@if $(HAS) python-packages; then $(MAKE) --no-print-directory test-python; fi
-	@$(TOOLS_LEFT_OUT)
+test: ## all tests that this machine has the tools for, in groups (ONLY='race slow' for some); ends in one table
+	@$(SUITE) $(ONLY)
 
-test-go: ## the Go tests, concurrent packages under the race detector where there is a C compiler
-	$(GO) vet ./...
-	@# The first compiles the first-party policies for all: under the race detector that takes twenty times as long. go vet has
-	@# looked at everything, so go test does not, for each package and once more for the race detector.
-	@mkdir -p .build && : >$(TIMES)
-	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m $(PROCESSES) | tee -a $(TIMES)
-	CGO_ENABLED=0 $(GO) test -vet=off -timeout 30m $(SINGLE) ./abi/... ./plugins/... | tee -a $(TIMES)
-	CGO_ENABLED=0 $(GO) test -vet=off -tags invariants -timeout 30m -run '$(SLOW)' $(SLOW_IN) | tee -a $(TIMES)
-	@race=; export CGO_ENABLED=0; if $(HAS) cc; then race=-race; CGO_ENABLED=1; fi; \
-	  packages=$$($(GO) list ./gds/... ./staging/... ./host/... | grep -vxF "$$($(GO) list $(SINGLE) $(PROCESSES))"); set -x; \
-	  $(GO) test $$race -vet=off -tags invariants -timeout 30m -skip '$(SLOW)' $(LONG) $$packages | tee -a $(TIMES)
-	@echo 'The slowest ten, in seconds:'; awk '$$1 == "ok" && $$3 ~ /s$$/ { print $$3 + 0, $$2 }' $(TIMES) | sort -rn | head
+test-python: ## the Python client's tests against a real host, in a virtual environment (PYTEST_ARGS='-k NAME' for some)
+	@PYTEST_ADDOPTS="$(PYTEST_ARGS)" $(SUITE) python
 
 .venv/installed: host/client/python/pyproject.toml host/client/python/tests/requirements.txt
 	python3 -m venv .venv
 	.venv/bin/pip install --quiet --require-hashes -r host/client/python/tests/requirements.txt
 	.venv/bin/pip install --quiet --no-deps --no-build-isolation --editable ./host/client/python
 	@touch $@
-
-test-python: build .venv/installed ## the Python client's tests against a real host, in a virtual environment
-	@dir=$$(mktemp -d); env -u KVHOST_REQUIRE_TOOLS bin/kvhost --root $$dir/kv=1GiB --socket $$dir/s --http-listen '' --log-level warn & host=$$!; \
-	  trap "kill $$host; wait $$host; rm -rf $$dir" EXIT; \
-	  for i in $$(seq 600); do test -S $$dir/s && break; sleep 0.1; done; \
-	  KVHOST_SOCKET=$$dir/s KVHOST_BIN=$(CURDIR)/bin/kvhost .venv/bin/python -m pytest -q host/client/python
 
 ENGINES     := host/client/python/tests/engines
 ENVIRONMENT := $(ENGINES)/environment
@@ -224,12 +183,6 @@ manifests: .build/bin/check-kubernetes ## write the plain manifests of Kubernete
 
 dist: plugins .build/bin/nfpm ## wheels, tarballs, deb, rpm, bills of materials and checksums of amd64 and arm64, in .build/dist
 	$(GO) run ./examples/deploy -version '$(VERSION)' 
-
-kits: ## install what tests need and root is not needed for: Rust's wasm target, Python packages
-	@if command -v rustup >/dev/null && ! $(HAS) cargo; then rustup target add wasm32-unknown-unknown || true; fi
-	@if $(HAS) python; then $(MAKE) --no-print-directory .venv/installed || true; fi
-	@$(MAKE) --no-print-directory .build/bin/nfpm .build/bin/check-kubernetes || true
-	@if $(HAS) python; then $(MAKE) --no-print-directory .build/nixl/installed || true; fi
 
 hooks: ## switch the hooks of .github/hooks on in this clone
 	git config core.hooksPath .github/hooks

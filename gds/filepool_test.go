@@ -44,9 +44,7 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 			}
 			if errors.As(err, &hung) {
 				ends = append(ends, hung.Ended())
-				for double.Calls("cuFileRead") == i { // it may be given up before it came so far
-					time.Sleep(time.Millisecond)
-				}
+				testenv.Until(t, "the call of cuFile", func() bool { return double.Calls("cuFileRead") > i }) // it may be given up before
 			}
 		}
 		s.Release()
@@ -64,9 +62,10 @@ func TestHungOperationsAreGivenUp(t *testing.T) {
 	for _, end := range ends {
 		<-end
 	}
-	for out := 1; out > 0; out, _ = d.Slots() {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, "no slot in use", func() bool {
+		out, _ := d.Slots()
+		return out == 0
+	})
 	d.cfg.Limit = time.Minute
 	s = acquire(t, d, 1<<20)
 	defer s.Release()

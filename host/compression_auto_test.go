@@ -64,6 +64,7 @@ func pieceVersions(t *testing.T, dir string) map[uint32]int {
 // it has chosen is in the log, in the metrics and in the status; chunks of both kinds lie beside each other, and every byte of
 // them comes back, also while the choice changes during stores, and after a restart.
 func TestCompressionIsChosen(t *testing.T) {
+	testenv.Slow(t)
 	c := configuration(t)
 	root := c.Roots[0].Path
 	c.Store.Compression = config.CompressionAuto

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
@@ -178,18 +177,14 @@ func metric(t *testing.T, h *host.Host, series string) (v float64) {
 // awaitMetric waits until a series has reached a value.
 func awaitMetric(t *testing.T, h *host.Host, series string, least float64) {
 	t.Helper()
-	until := time.Now().Add(time.Minute)
-	for got := metric(t, h, series); got < least; got = metric(t, h, series) {
-		if time.Now().After(until) {
-			t.Fatalf("%s: got %v, want at least %v", series, got, least)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, fmt.Sprintf("%s of at least %v", series, least), func() bool { return metric(t, h, series) >= least },
+		func() any { return metric(t, h, series) })
 }
 
 // A host that compresses holds more than its capacity in page bytes, never takes more than it on the disk, and gives every
 // byte back, whole and layer-wise, after evictions, after a restart, and when compression is off again.
 func TestCompressionEndToEnd(t *testing.T) {
+	testenv.Slow(t)
 	c := configuration(t)
 	root := c.Roots[0].Path
 	const capacity = 24 << 20

@@ -128,6 +128,7 @@ func inTree(path string) (string, bool) {
 
 // Every path and every member of a type in design.md exists.
 func TestDesignNames(t *testing.T) {
+	testenv.Slow(t)
 	var code strings.Builder
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {

@@ -18,6 +18,7 @@ import (
 )
 
 func TestConform(t *testing.T) {
+	testenv.Slow(t)
 	for _, name := range []string{"recency", "spill", "thrift", "aligned"} {
 		t.Run(name, func(t *testing.T) {
 			r, err := plugintest.Check(t.Context(), policytest.Example(t, name), plugintest.Options{Cache: policytest.Cache(t)})

@@ -188,6 +188,7 @@ func (l *logged) Handle(context.Context, slog.Record) error        { l.lines.Add
 // Hostile policies are swapped into a served host, one after the other, while a client works. It must not see wrong
 // bytes or long stalls, and it must go on hitting; the host's memory and its log stay bounded, and refusals are fit for people.
 func TestHostilePolicies(t *testing.T) {
+	testenv.Slow(t)
 	c := configuration(t)
 	c.Roots[0].Capacity = 150 * 10 * 4096
 	c.PolicyMemory = 256 << 20
@@ -197,8 +198,7 @@ func TestHostilePolicies(t *testing.T) {
 	h, stop := hosttest.StartWith(t, host.Config{Config: c, Log: slog.New(log), Version: "test"})
 	defer stop()
 	w := &worker{T: t, s: dial(t, h)}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
-	defer cancel()
+	ctx := testenv.Context(t)
 	for range 2 {
 		w.round(ctx)
 	}

@@ -43,13 +43,11 @@ func among(t *testing.T, hosts ...string) *config.Config {
 func awaitPeer(t *testing.T, h *host.Host, what string, ok func(*proto.PeerStatus) bool) *proto.PeerStatus {
 	t.Helper()
 	var last []*proto.PeerStatus
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if last = h.Status().Peers; len(last) == 1 && ok(last[0]) {
-			return last[0]
-		}
-	}
-	t.Fatalf("a peer after 20 s: %v, want %s", last, what)
-	return nil
+	testenv.Until(t, "a peer that is "+what, func() bool {
+		last = h.Status().Peers
+		return len(last) == 1 && ok(last[0])
+	}, func() any { return last })
+	return last[0]
 }
 
 func knows(entries uint64) func(*proto.PeerStatus) bool {
@@ -249,11 +247,10 @@ func TestLongestPromise(t *testing.T) {
 	a, b := store(0, 1), store(0, 1, 2, 3)
 	c, others, _ := twoRanks(t, host.Config{Config: among(t, a.PeerAddr(), b.PeerAddr())})
 	var peers []*proto.PeerStatus
-	for end := time.Now().Add(20 * time.Second); len(peers) != 2 || peers[0].Entries+peers[1].Entries != 6; time.Sleep(time.Millisecond) {
-		if peers = c.Status().Peers; time.Now().After(end) {
-			t.Fatalf("peers after 20 s: %v, want two with 6 entries", peers)
-		}
-	}
+	testenv.Until(t, "two peers with 6 entries", func() bool {
+		peers = c.Status().Peers
+		return len(peers) == 2 && peers[0].Entries+peers[1].Entries == 6
+	}, func() any { return peers })
 	var keys []kv.Key
 	for n := range 5 {
 		keys = append(keys, compressionKey(n))
@@ -585,15 +582,13 @@ func TestNextPeer(t *testing.T) {
 	t.Cleanup(s.Stop)
 	b, others, _ := twoRanks(t, host.Config{Config: among(t, a.PeerAddr(), l.Addr().String())})
 	var entries uint64
-	for end := time.Now().Add(20 * time.Second); entries != 3; time.Sleep(time.Millisecond) {
+	testenv.Until(t, "3 entries of peers", func() bool {
 		entries = 0
 		for _, p := range b.Status().Peers {
 			entries += p.Entries
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%d entries of peers are known after 20 s, want 3", entries)
-		}
-	}
+		return entries == 3
+	}, func() any { return entries })
 	if n := others[0].Find(compressionKey(0), compressionKey(1)).Hits(); n != 1 || f.asked.Load() == 0 {
 		t.Errorf("%d hits after %d asks of a peer that has evicted what it promised, want 1 of the other, and some", n, f.asked.Load())
 	}

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -112,7 +110,7 @@ func TestReload(t *testing.T) {
 // stopCompiler waits for a child process of this one that compiles, and stops it.
 func stopCompiler(t *testing.T) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); runtime.Gosched() {
+	testenv.Until(t, "a process that compiles", func() bool {
 		list, err := filepath.Glob("/proc/[0-9]*/cmdline")
 		testenv.OK(t, err)
 		for _, name := range list {
@@ -126,12 +124,12 @@ func stopCompiler(t *testing.T) {
 			text := strings.NewReplacer("(", "", ")", "").Replace(string(stat))
 			if _, err := fmt.Sscan(text, &pid, &command, &state, &parent); err == nil && parent == os.Getpid() {
 				if err := unix.Kill(pid, unix.SIGSTOP); err == nil {
-					return
+					return true
 				}
 			}
 		}
-	}
-	t.Fatal("nothing is compiled")
+		return false
+	})
 }
 
 // A change that hangs, here in the compiler, must not hold up other changes or outlive its context.
@@ -152,13 +150,8 @@ func TestHungSwapBlocksNoOther(t *testing.T) {
 	empty.Policies = nil
 	reloaded := make(chan error, 1)
 	go func() { reloaded <- reload(t, h, &empty) }()
-	select {
-	case err := <-reloaded:
-		if err != nil || strings.Contains(acting(h), "trial") {
-			t.Errorf("reload beside a hung swap: %v, %s", err, acting(h))
-		}
-	case <-time.After(time.Minute):
-		t.Error("a reload waits for a hung swap")
+	if err := testenv.Receive(t, "the end of a reload beside a hung swap", reloaded); err != nil || strings.Contains(acting(h), "trial") {
+		t.Errorf("reload beside a hung swap: %v, %s", err, acting(h))
 	}
 	cancel()
 	if err := <-hung; !errors.Is(err, context.Canceled) {

@@ -30,18 +30,21 @@ func Dir(t testing.TB) string {
 	return dir
 }
 
-// Need skips the test when the machine lacks one of the tools, or fails it when tools are required.
+// Need skips the test when the machine lacks one of the tools, or fails it when tools are required. Those that are built it builds,
+// unless one is missing that is not.
 func Need(t testing.TB, tools ...*Tool) {
 	t.Helper()
-	for _, tool := range tools {
-		if tool.Have() {
-			continue
+	for _, built := range []bool{false, true} {
+		for _, tool := range tools {
+			if (tool.build != nil) != built || tool.Obtain() {
+				continue
+			}
+			first := tool.First()
+			if Required() && !tool.Optional {
+				t.Fatalf("missing: %s: %s (%s=1)%s", first.Name, first.Fix(), Require, first.failed)
+			}
+			t.Skipf("missing: %s: %s%s", first.Name, first.Fix(), first.failed)
 		}
-		first := tool.First()
-		if Required() && !tool.Optional {
-			t.Fatalf("missing: %s: %s (%s=1)", first.Name, first.Fix(), Require)
-		}
-		t.Skipf("missing: %s: %s", first.Name, first.Fix())
 	}
 }
 

@@ -24,9 +24,11 @@ type Tool struct {
 	After    *Tool  // what it is installed with
 	Optional bool   // never a failure: what a machine allows cannot be installed
 	probe    func() bool
+	build    []string // the command that builds it in the checkout, or leaves it where it is up to date
 
-	once sync.Once
-	have bool
+	once, building sync.Once
+	have           bool
+	failed         string // what the build said
 }
 
 // Have says whether the machine has it.
@@ -68,6 +70,7 @@ var (
 	Cargo = &Tool{
 		Name: "cargo with wasm32-unknown-unknown", Tests: "policies in Rust", Packages: "cargo libstd-rust-dev-wasm32",
 		Other: "rustup target add wasm32-unknown-unknown", probe: wasmTarget,
+		build: []string{"rustup", "target", "add", "wasm32-unknown-unknown"},
 	}
 	CC = &Tool{
 		Name: "a C compiler", Tests: "the race detector (the concurrent packages run without it), the GPU code",
@@ -78,8 +81,8 @@ var (
 	}
 	PythonPackages = &Tool{
 		Name: "the packages of the Python client's tests", Tests: "the Python client",
-		Other: "`make .venv/installed`, with a network (make test does this)", After: Python,
-		probe: file(".venv", "installed"),
+		Other: "`make .venv/installed`, with a network", After: Python,
+		probe: file(".venv", "installed"), build: []string{"make", ".venv/installed"},
 	}
 	Chromium = &Tool{
 		Name: "chromium and chromedriver", Tests: "the page that a host serves", Packages: "chromium chromium-driver",
@@ -95,13 +98,13 @@ var (
 		Name: "dpkg-deb and rpm", Tests: "the packages", Packages: "dpkg rpm", probe: commands("dpkg-deb", "rpm"),
 	}
 	NFPM = &Tool{
-		Name: "nfpm", Tests: "the packages", Other: "`make .build/bin/nfpm`, with a network (make test does this)", After: Make,
-		probe: file(".build", "bin", "nfpm"),
+		Name: "nfpm", Tests: "the packages", Other: "`make .build/bin/nfpm`, with a network", After: Make,
+		probe: file(".build", "bin", "nfpm"), build: []string{"make", ".build/bin/nfpm"},
 	}
 	Kubernetes = &Tool{
 		Name: "the check of Kubernetes' manifests", Tests: "the Helm chart and the plain manifests",
-		Other: "`make .build/bin/check-kubernetes`, with a network (make test does this)", After: Make,
-		probe: file(".build", "bin", "check-kubernetes"),
+		Other: "`make .build/bin/check-kubernetes`, with a network", After: Make,
+		probe: file(".build", "bin", "check-kubernetes"), build: []string{"make", ".build/bin/check-kubernetes"},
 	}
 	VersityGW = &Tool{
 		Name: "versitygw", Tests: "roots in buckets of a server that is no double",
@@ -109,8 +112,8 @@ var (
 		probe: file(".build", "bin", "versitygw"),
 	}
 	NIXL = &Tool{
-		Name: "NVIDIA's wheel of NIXL", Tests: "bytes of peers by NIXL", Other: "`make .build/nixl/installed`, with a network (make test does this)",
-		After: Python, probe: file(".build", "nixl", "installed"),
+		Name: "NVIDIA's wheel of NIXL", Tests: "bytes of peers by NIXL", Other: "`make .build/nixl/installed`, with a network", After: Python,
+		probe: file(".build", "nixl", "installed"), build: []string{"make", ".build/nixl/installed"},
 	}
 	OthersMemory = &Tool{
 		Name: "the right to read the memory of other processes", Tests: "bytes of peers by NIXL",

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 )
@@ -150,16 +149,14 @@ func (s *server) logged() string {
 
 func (s *server) await(text string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !strings.Contains(s.logged(), text); time.Sleep(10 * time.Millisecond) {
+	testenv.Until(s.t, text+" in the log", func() bool {
 		select {
 		case <-s.ended:
 			s.t.Fatalf("the host ended:\n%s", s.logged())
 		default:
 		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("no %s in two minutes:\n%s", text, s.logged())
-		}
-	}
+		return strings.Contains(s.logged(), text)
+	}, func() any { return s.logged() })
 }
 
 // unprivileged fails when the host is another user's, or has capabilities.

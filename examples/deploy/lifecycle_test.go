@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 )
@@ -83,13 +82,15 @@ func TestLifeUnderSystemd(t *testing.T) {
 	testenv.OK(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() { cmd.Wait(); close(ended) }()
-	for !strings.HasSuffix(read(t, filepath.Join(at, "out")), "\nEND\n") {
+	said := func() any { return read(t, filepath.Join(at, "out")) }
+	testenv.Until(t, "the last step", func() bool {
 		select {
 		case <-ended:
-			t.Fatalf("the machine ended: %s\n%s", log.String(), read(t, filepath.Join(at, "out")))
-		case <-time.After(50 * time.Millisecond):
+			t.Fatalf("the machine ended: %s\n%s", log.String(), said())
+		default:
 		}
-	}
+		return strings.HasSuffix(read(t, filepath.Join(at, "out")), "\nEND\n")
+	}, said)
 	stop()
 	<-ended
 	var got []string

@@ -30,7 +30,6 @@ const (
 	lent        = 4 << 20                     // bytes of each of its regions
 	poison      = 0xa5
 	transports  = "UCX_TLS"
-	patience    = time.Minute
 )
 
 func TestMain(m *testing.M) {
@@ -200,14 +199,12 @@ func (r *rig) poison() {
 // await waits for the end of a read.
 func (r *rig) await(read *nixl.Read) error {
 	r.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Microsecond) {
-		if done, err := read.Done(); done {
-			return err
-		}
-		if time.Now().After(end) {
-			r.Fatalf("a read has not ended in %s", patience)
-		}
-	}
+	var err error
+	testenv.Until(r, "the end of a read", func() (done bool) {
+		done, err = read.Done()
+		return done
+	})
+	return err
 }
 
 // TestRead: what is read are the bytes that the lender has, in parts and at any offset, and nothing around the destination is touched.
@@ -448,7 +445,7 @@ func TestDyingPeers(t *testing.T) {
 			testenv.OK(t, err)
 			testenv.OK(t, r.agent.Load(name, metadata))
 			time.AfterFunc(wait, func() { _ = c.Process.Kill() })
-			for begun, end := 0, time.Now().Add(patience); time.Now().Before(end); begun++ {
+			for { // it dies soon
 				read, err := r.agent.Read(r.mem, name, []nixl.Part{{Address: at, Bytes: lent}})
 				if err == nil {
 					err = r.await(read)
@@ -524,11 +521,7 @@ func TestSignalsAreGos(t *testing.T) {
 	signal.Notify(got, unix.SIGHUP)
 	defer signal.Stop(got)
 	testenv.OK(t, unix.Kill(os.Getpid(), unix.SIGHUP))
-	select {
-	case <-got:
-	case <-time.After(patience):
-		t.Error("SIGHUP does not arrive")
-	}
+	testenv.Receive(t, "SIGHUP", got)
 	defer func() {
 		if recover() == nil {
 			t.Error("an access to no memory is no panic")

@@ -178,12 +178,13 @@ func (f *fuseRoot) stores(rules string) bool {
 	f.Helper()
 	awaitGauge(f.T, f.address, "kvhost_root_stuck_operations", 0, f.logged)
 	outages := f.outages() // read before the state, so that an outage between the two counts
-	for deadline := time.Now().Add(2 * time.Minute); gauge(f.T, f.address, "kvhost_root_state") > int64(health.Full); outages = f.outages() {
-		if time.Now().After(deadline) {
-			f.Fatalf("after %q: the root's state is %d\n%s", rules, gauge(f.T, f.address, "kvhost_root_state"), f.logged())
+	testenv.Until(f, fmt.Sprintf("a root in service after %q", rules), func() bool {
+		if gauge(f.T, f.address, "kvhost_root_state") <= int64(health.Full) {
+			return true
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		outages = f.outages()
+		return false
+	}, func() any { return f.logged() })
 	full := gauge(f.T, f.address, "kvhost_root_state") == int64(health.Full)
 	stored, refused := f.stored, f.refused
 	for range 3 {

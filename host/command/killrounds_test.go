@@ -168,17 +168,15 @@ func (k *kill) recovered(address string, logged func() string) int64 {
 	root := filepath.Join(k.dir, "kvhost-data")
 	var said, held int64
 	var temporaries []string
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	testenv.Until(k, "the bytes that the disk has", func() bool {
 		said = gauge(k.T, address, "kvhost_root_used_bytes")
 		held, temporaries = k.disk(root)
-		if said == held && len(temporaries) == 0 {
-			return held
-		}
-		if time.Now().After(deadline) {
-			k.Fatalf("round %d: the host says it holds %d bytes, the disk holds %d; temporaries: %v\n%s", k.round,
-				said, held, temporaries, logged())
-		}
-	}
+		return said == held && len(temporaries) == 0
+	}, func() any {
+		return fmt.Sprintf("round %d: the host says it holds %d bytes, the disk holds %d; temporaries: %v\n%s", k.round,
+			said, held, temporaries, logged())
+	})
+	return held
 }
 
 // headerOf reads the header of a piece.

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
@@ -55,14 +53,11 @@ func (p *killPeer) hits(t *testing.T, n int) int {
 // awaitHang waits until the file system has let an operation hang.
 func awaitHang(t *testing.T, m *fusefs.Mount) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	testenv.Until(t, "an operation that hangs", func() bool {
 		n, err := m.Injected()
 		testenv.OK(t, err)
-		if n > 0 {
-			return
-		}
-	}
-	t.Fatal("nothing hangs")
+		return n > 0
+	})
 }
 
 // TestHungRoot makes system calls of a real host hang, below the kernel: those that open or read a piece's file. The load's cancel is acknowledged at once, its blocks fail, the root goes out of service and the log says
@@ -89,9 +84,7 @@ func TestHungRoot(t *testing.T) {
 		t.Errorf("the cancel of a load that hangs: %v", err)
 	}
 	awaitGauge(t, address, "kvhost_root_state", 3, logged)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if res, err := load.Wait(ctx); err == nil && !res.Cancelled && len(res.Failed) == 0 {
+	if res, err := load.Wait(testenv.Context(t)); err == nil && !res.Cancelled && len(res.Failed) == 0 {
 		t.Errorf("a load that hangs: %+v", res)
 	}
 	if p.hits(t, 0) != 0 {

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
@@ -62,9 +61,7 @@ func peerDies(t *testing.T, signal syscall.Signal) {
 	b.Poison()
 	job, err := b.Load(t.Context(), l, wanted, client.LoadOptions{})
 	testenv.OK(t, err)
-	for gauge(t, httpAddress(t, logA), "kvhost_lent_bytes_total") == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, "bytes that are lent", func() bool { return gauge(t, httpAddress(t, logA), "kvhost_lent_bytes_total") > 0 })
 	testenv.OK(t, process.Signal(signal))
 	r, err := job.Wait(t.Context())
 	testenv.OK(t, err)
@@ -86,11 +83,7 @@ func peerDies(t *testing.T, signal syscall.Signal) {
 		return
 	}
 	testenv.OK(t, process.Signal(syscall.SIGCONT))
-	for end := time.Now().Add(time.Minute); b.Find(keys[0]).Hits() == 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("a host that goes on lends nothing in a minute")
-		}
-	}
+	testenv.Until(t, "a hit of a host that goes on", func() bool { return b.Find(keys[0]).Hits() > 0 })
 }
 
 // putOwn stores chunk n, whose bytes say which it is.
@@ -126,7 +119,7 @@ func awaitPeerGauge(t *testing.T, logged func() string, name string, want int64)
 	t.Helper()
 	address := httpAddress(t, logged)
 	got, there := int64(-1), false // it is there once the host has resolved its peers
-	for end := time.Now().Add(30 * time.Second); got != want; time.Sleep(5 * time.Millisecond) {
+	testenv.Until(t, fmt.Sprintf("%s of %d", name, want), func() bool {
 		if !there {
 			r, err := http.Get("http://" + address + "/metrics")
 			testenv.OK(t, err)
@@ -136,8 +129,6 @@ func awaitPeerGauge(t *testing.T, logged func() string, name string, want int64)
 		} else {
 			got = gauge(t, address, name)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%s is %d after 30 s, want %d", name, got, want)
-		}
-	}
+		return got == want
+	}, func() any { return got })
 }

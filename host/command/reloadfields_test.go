@@ -144,7 +144,7 @@ func fieldFiles(h *served) map[string]changed {
 			}
 		}, ""},
 		"root[0].evict": {policies(""), true, took("main", "evict", "lru"), ""},
-		"root[0].min_free": {roots("write =", "min_free = \"99%\"\nwrite ="), true, func(h *served, key string) {
+		"root[0].min_free": {roots("write =", "min_free = \"1PiB\"\nwrite ="), true, func(h *served, key string) {
 			h.until("measurement", func() bool { return h.status().Roots[0].Limit == 0 })
 		}, ""},
 		"root[0].daily_writes": {h.base() + strings.ReplaceAll(baseRoots, "capacity =", "daily_writes = 1\ncapacity ="), true, func(h *served, key string) {

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -92,25 +91,19 @@ func launch(t *testing.T, cmd *exec.Cmd) (logged func() string, ended <-chan str
 // until polls for what has no event of its own in another process.
 func until(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("no %s in a minute", what)
-		}
-	}
+	testenv.Until(t, what, done)
 }
 
 func await(t *testing.T, logged func() string, text string, ended <-chan struct{}) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !strings.Contains(logged(), text); time.Sleep(10 * time.Millisecond) {
+	testenv.Until(t, text+" in the log", func() bool {
 		select {
 		case <-ended:
 			t.Fatalf("the host ended:\n%s", logged())
 		default:
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no %s in a minute:\n%s", text, logged())
-		}
-	}
+		return strings.Contains(logged(), text)
+	}, func() any { return logged() })
 }
 
 // A host starts in an empty directory with only the name of a policy, refuses a second host on its root, socket and

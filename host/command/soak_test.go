@@ -155,13 +155,8 @@ func (s *soakSide) honest(ctx context.Context) {
 
 // sample waits until the host has no session, and looks at what it takes.
 func (s *soakSide) sample() {
-	for deadline := time.Now().Add(time.Minute); gauge(s.T, s.address, "kvhost_sessions") > 0; {
-		if time.Now().After(deadline) {
-			s.Errorf("%s: sessions are left", s.name)
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	sessions := func() int64 { return gauge(s.T, s.address, "kvhost_sessions") }
+	testenv.Until(s, s.name+" without sessions", func() bool { return sessions() == 0 }, func() any { return sessions() })
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.pid))
 	if err != nil {
 		s.Error(err)

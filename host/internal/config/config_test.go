@@ -322,13 +322,8 @@ func TestFileIsRegular(t *testing.T) {
 			_, err := Load(Source{File: name})
 			done <- err
 		}()
-		select {
-		case err := <-done:
-			if !errors.Is(err, ErrFile) || !errors.Is(err, regular.ErrNotRegular) {
-				t.Errorf("load %s: got error %v, want that it is no regular file", name, err)
-			}
-		case <-time.After(time.Minute):
-			t.Errorf("%s is still being read", name)
+		if err := testenv.Receive(t, "the end of reading "+name, done); !errors.Is(err, ErrFile) || !errors.Is(err, regular.ErrNotRegular) {
+			t.Errorf("load %s: got error %v, want that it is no regular file", name, err)
 		}
 	}
 }

@@ -485,9 +485,7 @@ func TestGrowsAsNeeded(t *testing.T) {
 		return space.Total - space.Free + space.Available
 	}
 	const want = whole/2 + step
-	for deadline := time.Now().Add(time.Minute); ready() < want && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, "memory that is ready", func() bool { return ready() >= want }, func() any { return ready() })
 	if got := ready(); got < want || got > want+step || f.Stats().Short != nil {
 		t.Errorf("%d bytes are ready for files of %d, short: %v; want %d and at most a step of %d more", got, f.Stats().Used,
 			f.Stats().Short, want, step)

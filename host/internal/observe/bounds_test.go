@@ -21,11 +21,7 @@ import (
 // until waits for what a server reaches by itself.
 func until(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !cond(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-	}
+	testenv.Until(t, what, cond)
 }
 
 // Clients that ask and do not read hold a bounded number of connections, for a bounded time, and others get their answers.

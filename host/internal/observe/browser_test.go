@@ -173,9 +173,7 @@ func TestPage(t *testing.T) {
 	var readings atomic.Uint64
 	s := serve(t, Config{Status: func() *proto.StatusResponse { return status(readings.Add(1)) }, TokenFile: write(t, token),
 		sampleEvery: 20 * time.Millisecond, period: time.Millisecond})
-	for readings.Load() < 40 { // of the host, before the page is opened
-		time.Sleep(10 * time.Millisecond)
-	}
+	testenv.Until(t, "40 readings of the host before the page is opened", func() bool { return readings.Load() >= 40 })
 	for _, c := range []struct {
 		width  int
 		scheme string

@@ -298,9 +298,7 @@ func TestHungRead(t *testing.T) {
 		over <- l.Fetch(&proto.FetchRequest{Lease: r.GetLease(), Bytes: pageBytes}, &sink{ctx: t.Context()})
 	}()
 	testenv.OK(t, l.disk.AwaitHanging(t.Context(), 1))
-	for end := time.Now().Add(20 * time.Second); l.store.Stats().Roots[0].State == health.In && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, "a root out of service", func() bool { return l.store.Stats().Roots[0].State != health.In })
 	select {
 	case err := <-over:
 		t.Fatalf("the call has given its buffer back while the read still uses it: %v", err)

@@ -156,11 +156,7 @@ func (f *FS) names() []string {
 
 func (r *rig) await(what string, ok func() bool) {
 	r.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			r.Fatalf("not in 20 s: %s; the peer: %+v", what, r.peers.Stats())
-		}
-	}
+	testenv.Until(r, what, ok, func() any { return r.peers.Stats() })
 }
 
 // look is a lookup with the help of peers, as sessions make it.

@@ -127,6 +127,7 @@ func TestCacheMustBePrivate(t *testing.T) {
 
 // A cache has the code of modules that are open, and on disk that of others: a host that swaps for years keeps no more.
 func TestClosedModulesLeaveNothing(t *testing.T) {
+	testenv.Slow(t)
 	for _, dir := range []string{"", filepath.Join(t.TempDir(), "c")} {
 		cache := openCache(t, dir)
 		code := func() (bytes uint64) { // it is mapped, and nothing else that may be executed has no file

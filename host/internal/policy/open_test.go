@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -50,13 +49,8 @@ func TestOddFilesAreRefused(t *testing.T) {
 					_, err := Open(t.Context(), path, Options{PublicKey: key.String()})
 					return err
 				})
-				select {
-				case err := <-done:
-					if !errors.Is(err, is) || !strings.Contains(err.Error(), at) {
-						t.Errorf("opening it: got %v, want %v that names %s", err, is, at)
-					}
-				case <-time.After(time.Minute):
-					t.Error("it is still being opened")
+				if err := testenv.Receive(t, "the end of opening it", done); !errors.Is(err, is) || !strings.Contains(err.Error(), at) {
+					t.Errorf("opening it: got %v, want %v that names %s", err, is, at)
 				}
 			})
 		}

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/host/internal/testkit/s3double"
 	"github.com/kvhost/kvhost/staging"
@@ -253,12 +254,10 @@ func TestOutage(t *testing.T) {
 		t.Errorf("the next request: %v after %d attempts, want %v after none", err, p.Injected()-tried, first)
 	}
 	p.Set()
-	for {
-		if _, err := f.Stat(top + "/a"); err == nil {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	testenv.Until(t, "an answer of a server that is back", func() bool {
+		_, err := f.Stat(top + "/a")
+		return err == nil
+	})
 	if f.outage.Load() != nil {
 		t.Error("the outage goes on after a request has succeeded")
 	}
@@ -311,17 +310,15 @@ func TestRenewalWithoutAnAnswer(t *testing.T) {
 	held, err := f.Lock(name)
 	must(t, err)
 	p.Set(s3double.Rule{Fault: s3double.ResetLate, Method: "PUT"})
-	for f.free.outage.Load() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, "an outage", func() bool { return f.free.outage.Load() != nil })
 	p.Set()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if _, err := f.Stat(name); err == nil && f.free.outage.Load() == nil {
-			break
-		} else if errors.Is(err, fs.ErrNotExist) || time.Now().After(end) {
+	testenv.Until(t, "the end of the outage", func() bool {
+		_, err := f.Stat(name)
+		if errors.Is(err, fs.ErrNotExist) {
 			t.Fatalf("the lock is lost: %v", err)
 		}
-	}
+		return err == nil && f.free.outage.Load() == nil
+	})
 	must(t, held.Close())
 }
 

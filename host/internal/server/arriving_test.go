@@ -6,7 +6,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
@@ -34,7 +33,7 @@ func (r *rig) wire() *wire {
 
 // write reports whether the host still takes what the client writes.
 func (w *wire) write(p []byte) bool {
-	w.SetWriteDeadline(time.Now().Add(boundedWait))
+	w.SetWriteDeadline(testenv.Deadline(w.t))
 	_, err := w.Write(p)
 	return err == nil
 }
@@ -100,7 +99,7 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 	p.check(4)
 	closed := 0
 	for _, w := range list {
-		w.SetReadDeadline(time.Now().Add(boundedWait))
+		w.SetReadDeadline(testenv.Deadline(t))
 		_ = w.frame(6, 0, 0, make([]byte, 8)) // PING, whose answer ends what can be read
 		text, err := readUntilPong(w)
 		if err != nil && strings.Contains(text, "memory of connections") && strings.Contains(text, "max_memory") {
@@ -116,7 +115,7 @@ func TestPartsOfMessagesAreBounded(t *testing.T) {
 	w := r.wire()
 	w.call(1, proto.EngineService_Session_FullMethodName)
 	w.begin(1, message, 100, 1) // of one byte each
-	w.SetReadDeadline(time.Now().Add(boundedWait))
+	w.SetReadDeadline(testenv.Deadline(t))
 	if text, err := io.ReadAll(w); !strings.Contains(string(text), "frames are too small") {
 		t.Errorf("connection with small frames: got %q, %v", text, err)
 	}

@@ -1,14 +1,12 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/server/socket"
@@ -17,8 +15,7 @@ import (
 func TestSockets(t *testing.T) {
 	r := newRig(t, nil)
 	serve := func(path string) error {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
+		ctx := testenv.Context(t)
 		s := New(Config{})
 		go func() {
 			select {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/codec"
 	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -430,6 +431,7 @@ func TestPlainPiecesAreCompressedOnTheWay(t *testing.T) {
 // TestAPieceInTwoSizes: a scan finds a piece twice, under a place policy's name and the built-in one, or another
 // policy's, and one of its files is compressed. One file stays, and the account has what it takes.
 func TestAPieceInTwoSizes(t *testing.T) {
+	testenv.Slow(t)
 	for _, compressed := range []bool{false, true} { // the file under the place policy's name
 		for _, other := range []string{"built-in", "earlier"} {
 			for _, back := range []bool{false, true} {

@@ -98,6 +98,7 @@ var errMiss = errors.New("a miss")
 // done. Five seconds after its end, without help, all that was stored is a hit, the account is the disk's, and stores and
 // loads work. A store that needs room may have cost the entry that it replaces.
 func TestConditionsPass(t *testing.T) {
+	testenv.Slow(t)
 	for name, change := range stores {
 		for _, errno := range conditions {
 			for _, lasts := range []bool{false, true} {

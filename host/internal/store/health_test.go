@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/health"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
@@ -36,12 +37,8 @@ func (f *fixture) backIn() {
 // awaitState waits for a root to be in a state.
 func (f *fixture) awaitState(root int, want health.State) {
 	f.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for ; f.store.Stats().Roots[root].State != want; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			f.Fatalf("root %d is %+v, want it %s", root, f.store.Stats().Roots[root], want)
-		}
-	}
+	testenv.Until(f, fmt.Sprintf("root %d is %s", root, want), func() bool { return f.store.Stats().Roots[root].State == want },
+		func() any { return f.store.Stats().Roots[root] })
 }
 
 // longIO is more than anything that does not hang takes on a busy machine; shortIO is for roots in which everything
@@ -220,11 +217,7 @@ func testLoneRootHangs(t *testing.T) {
 	}
 	done := make(chan struct{})
 	go func() { f.store.Close(); close(done) }()
-	select {
-	case <-done:
-	case <-time.After(time.Minute):
-		t.Fatal("Close waits for a root that hangs")
-	}
+	testenv.Receive(t, "the end of Close beside a root that hangs", done)
 	faulty.Set()
 	f.start()
 	f.mustRead(0, 2)

@@ -147,6 +147,7 @@ func (s *seedling) lost(p place) (lost [planted]bool) {
 // served nor changed nor removed; the host starts, serves what it has, stores and evicts within its capacity, and does
 // not take its root out of service. fsck comes to an end.
 func TestTrees(t *testing.T) {
+	testenv.Slow(t)
 	s := newSeedling(t)
 	for i, p := range s.tree.places() {
 		for j, in := range intruders() {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/index"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
@@ -65,6 +66,7 @@ func TestNamespacesWithoutEntriesLoseTheirPlace(t *testing.T) {
 
 // TestMoreNamespacesKeptThanPlaces starts on a root that has kept more namespaces than there are places for.
 func TestMoreNamespacesKeptThanPlaces(t *testing.T) {
+	testenv.Slow(t)
 	f := newFixture(t, 8, 1)
 	f.mustPut(0)
 	must(t, f.store.Close())

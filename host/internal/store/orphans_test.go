@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
 	"github.com/kvhost/kvhost/staging"
@@ -83,8 +84,7 @@ func TestPublishBesideADeletion(t *testing.T) {
 	defer release()
 	var deleting sync.WaitGroup
 	deleting.Go(func() { f.maintain(RetryRemovals) })
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
-	defer stop()
+	ctx := testenv.Context(t)
 	f.must(faulty.AwaitHanging(ctx, 1))
 
 	other := make(chan error, 1)

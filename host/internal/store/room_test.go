@@ -183,9 +183,7 @@ func TestSlotsAreOut(t *testing.T) {
 	l.Release()
 	f.mustPut(2)
 	held := f.lookup(0, 1, 2)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if _, err := f.store.Put(ctx, f.request(3, 0, 0)); !errors.Is(err, ErrNoSpace) {
+	if _, err := f.store.Put(t.Context(), f.request(3, 0, 0)); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("put without a slot: error %v, want %v", err, ErrNoSpace)
 	}
 	if st := f.store.Stats().Roots[0]; st.Asks > 2 || st.Held == 0 {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/host/internal/store/shared"
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
@@ -39,11 +40,7 @@ func patient(c *Config) { c.Roots[0].Lapse = time.Hour }
 // await waits until something holds: how long that takes depends on the machine.
 func await(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
+	testenv.Until(t, what, holds)
 }
 
 func (f *fixture) fellowStats() shared.Stats { return *f.store.Stats().Roots[0].Shared }

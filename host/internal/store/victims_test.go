@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/guest"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/policy"
 	"github.com/kvhost/kvhost/host/internal/policy/sandbox"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
@@ -99,6 +100,7 @@ func (w *twin) drop(key kv.Key) {
 // TestForetoldVictimsAreThoseNamedOneByOne has lru natively, which may not name victims ahead, beside itself where it
 // may, natively and in wasm: after each of many random steps the same entries are resident, in one order.
 func TestForetoldVictimsAreThoseNamedOneByOne(t *testing.T) {
+	testenv.Slow(t)
 	compareForetold(t, func() []*twin {
 		return []*twin{newTwin(t, nil), newTwin(t, use(t, "lru", nil, nil).Module)}
 	})
@@ -106,6 +108,7 @@ func TestForetoldVictimsAreThoseNamedOneByOne(t *testing.T) {
 
 // TestForetoldVictimsInC is the same with recency, a policy in C.
 func TestForetoldVictimsInC(t *testing.T) {
+	testenv.Slow(t)
 	module := policytest.Example(t, "recency")
 	compareForetold(t, func() []*twin { return []*twin{newTwin(t, use(t, module, nil, nil).Module)} })
 }

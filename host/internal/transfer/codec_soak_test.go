@@ -16,6 +16,7 @@ import (
 // delivered is wrong, and a chunk fails only if the GPU's calls do, however it is tried. With KVHOST_TEST_GPU set the
 // faults are those of a proxy before the library; pages then have the sizes of models.
 func TestTenThousandCompressedOperations(t *testing.T) {
+	testenv.Slow(t)
 	faults := []string{
 		"", "encode:nth=2:code=1", "pack:nth=1:code=1", "decode:nth=2:code=1", "join:nth=3:code=1", "sums:nth=4:code=1",
 		"pages:nth=2:code=1", "cuMemcpyAsync:nth=1:code=1", "cuMemcpyAsync:nth=4:code=1", "cuLaunchKernel:nth=3:code=701",

@@ -50,6 +50,7 @@ var models = map[string]struct {
 
 // What a GPU compressed, sessions in host memory and fsck read, and the other way round.
 func TestCompressedPiecesAreEverybodys(t *testing.T) {
+	testenv.Slow(t)
 	for name, model := range models {
 		for _, byGPU := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, stored by the GPU: %v", name, byGPU), func(t *testing.T) {
@@ -136,6 +137,7 @@ func (r *deviceRig) hostMemory() (*HostMemory, *Queue, func(plane int, id uint32
 
 // Whatever fails on the way through the GPU's codec, right bytes arrive, and a codec that fails again and again is left.
 func TestCodecFaultsAreWorkedAround(t *testing.T) {
+	testenv.Slow(t)
 	calls := []string{"encode", "pack", "decode", "join", "sums", "pages", "cuLaunchKernel", "cuMemcpyAsync", "cuEventRecord",
 		"cuEventSynchronize"}
 	for _, call := range calls {
@@ -193,6 +195,7 @@ func codecFaultOn(t *testing.T, rules string, left, direct bool) {
 // Damage of a file is found on the GPU before its decoder sees it, and garbage under fitting checksums by the decoder. The
 // processor confirms both, the chunk fails, no wrong byte reaches a page, and nobody doubts the GPU's codec.
 func TestCodecFindsDamage(t *testing.T) {
+	testenv.Slow(t)
 	change := func(fn func(stored []byte)) func(r *deviceRig, path string) {
 		return func(r *deviceRig, path string) {
 			RewritePiece(r.t, path, r.plan(0), func(x int, stored []byte) {
@@ -260,9 +263,7 @@ func TestCancelWhileTheGPUCodes(t *testing.T) {
 		done := make(chan Outcome, 1)
 		r.double.Rules(kernel + ":hang")
 		h := start(done)
-		for r.double.Calls(kernel) == 0 {
-			time.Sleep(time.Millisecond)
-		}
+		testenv.Until(t, "a call of "+kernel, func() bool { return r.double.Calls(kernel) > 0 })
 		h.Cancel()
 		r.double.Rules("")
 		if out := <-done; len(out.Failed) != 1 || !errors.Is(out.Failed[0].Err, ErrCancelled) {

@@ -63,6 +63,7 @@ func fillMixed(page []byte, key kv.Key, plane, block int) {
 // What is stored compressed takes as much less as the codec's figures say, is counted so, and stays readable when
 // compression is off. What would gain nothing is stored as it is.
 func TestCompressedSizes(t *testing.T) {
+	testenv.Slow(t)
 	geo := kv.Uniform(16, 8, 2, 16384) // 4 MiB: four slots
 	for _, c := range []struct {
 		name string
@@ -140,6 +141,7 @@ func (b *bench) plan(n int) *kv.Plan {
 // Garbage under checksums that fit it reaches a decoder. It returns an error, or bytes that are not those of the pages:
 // both fail the chunk alone, and no wrong byte reaches a page.
 func TestGarbageUnderFittingChecksums(t *testing.T) {
+	testenv.Slow(t)
 	geo := kv.Uniform(8, 6, 1, 40000)
 	r := rand.New(rand.NewPCG(5, 5))
 	for name, c := range map[string]struct {
@@ -184,6 +186,7 @@ func TestGarbageUnderFittingChecksums(t *testing.T) {
 
 // A table of many extents fills most of a slot of the least size. One that no slot holds is not written.
 func TestCompressedPieceOfManyExtents(t *testing.T) {
+	testenv.Slow(t)
 	for _, c := range []struct {
 		layers     uint32
 		compresses bool

@@ -31,9 +31,8 @@ func hang(t *testing.T, always bool) {
 	settled := func() {
 		t.Helper()
 		r.double.Rules("")
-		for s := r.stats(); s.Hung > 0 || s.SlotsInUse > 0; s = r.stats() {
-			time.Sleep(time.Millisecond)
-		}
+		testenv.Until(t, "no call hangs, and no slot is in use", func() bool { return r.stats().Hung == 0 && r.stats().SlotsInUse == 0 },
+			func() any { return r.stats() })
 	}
 	t.Cleanup(func() {
 		testenv.NoError(t, limited.Close())

@@ -2,7 +2,6 @@ package transfer
 
 import (
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
@@ -31,9 +30,7 @@ func TestFlightIsToldByRoute(t *testing.T) {
 	done := make(chan Outcome, 1)
 	r.double.Rules("cuFileRead:hang")
 	go func() { done <- r.load([]int{0}, ids) }()
-	for r.double.Calls("cuFileRead") == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, "a call of cuFile", func() bool { return r.double.Calls("cuFileRead") > 0 })
 	if got := inFlight(); got["direct"] != 1 || got["staged"] != 0 {
 		t.Errorf("while cuFile reads: %v", got)
 	}

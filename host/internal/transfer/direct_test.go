@@ -24,6 +24,7 @@ var deviceShapes = map[string]kv.Geometry{
 // Pages of a GPU of every shape go out and come back by the route of their root: cuFile, or kernels without a slot where the root
 // is memory. They are compressed by the GPU, unless the processor has to do it.
 func TestShapesTakeTheirRoute(t *testing.T) {
+	testenv.Slow(t)
 	const n = 5
 	for name, geo := range deviceShapes {
 		for _, c := range []struct {
@@ -268,9 +269,7 @@ func TestCancelNeedsNoCuFile(t *testing.T) {
 	r.double.Rules("cuFileRead:hang")
 	h := r.queue.Load(&LoadJob{Lease: l, Memory: r.memory, Chunks: []LoadChunk{{Blocks: from[1]}},
 		Done: func(o Outcome) { done <- o }})
-	for r.double.Calls("cuFileRead") == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, "a call of cuFile", func() bool { return r.double.Calls("cuFileRead") > 0 })
 	h.Cancel()
 	<-h.Fenced()
 	if o := <-done; len(o.Failed) != 1 || !errors.Is(o.Failed[0].Err, ErrCancelled) {

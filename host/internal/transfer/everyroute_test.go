@@ -268,6 +268,7 @@ func (r *routeRig) routeBy(layers *Layers) string {
 // Chunks go out from shuffled blocks and come back to others: each byte is right, none beyond the blocks that are wanted is
 // touched, and pieces, bytes and errors are counted on the route that was taken.
 func TestEveryRouteMovesPieces(t *testing.T) {
+	testenv.Slow(t)
 	everyRoute(t, func(t *testing.T, r *routeRig) {
 		const n = 3
 		r.store(n)
@@ -305,6 +306,7 @@ func TestEveryRouteMovesPieces(t *testing.T) {
 // A byte of a piece that changed fails its chunk alone, as damage of the file and not of the route, whatever the byte is of:
 // header, table, or payload. The chunk is not promised again.
 func TestEveryRouteFindsDamage(t *testing.T) {
+	testenv.Slow(t)
 	for _, part := range []struct {
 		name string
 		at   int64

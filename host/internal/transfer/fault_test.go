@@ -103,6 +103,7 @@ func (b *bench) failsAlone(layers bool) error {
 // TestDamageFailsItsChunkOnly damages one of three pieces in every way a disk can and sees that exactly this chunk
 // fails. Where it is compressed, no decoder gets what is damaged: the error is of a checksum.
 func TestDamageFailsItsChunkOnly(t *testing.T) {
+	testenv.Slow(t)
 	geo := kv.Uniform(8, 6, 1, 40000) // 1.9 MiB: two windows, or several slots' parts
 	change := func(b *bench, at int64) { transfer.ChangeByte(b.t, b.pieceOf(1), at, 0x10) }
 	flip := func(at int64) func(*bench, int64) { return func(b *bench, _ int64) { change(b, at) } }

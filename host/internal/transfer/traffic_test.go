@@ -2,7 +2,6 @@ package transfer_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/testkit/faultfs"
@@ -67,9 +66,7 @@ func TestBusyIsWhileAnythingMoves(t *testing.T) {
 		Done: func(o transfer.Outcome) { done <- o }})
 	testenv.OK(t, b.fs.AwaitHanging(t.Context(), 2))
 	first := b.engine.Traffic()[0]
-	for first.Busy == b.engine.Traffic()[0].Busy {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, "time in which the route works", func() bool { return first.Busy != b.engine.Traffic()[0].Busy })
 	if first.InFlight != 2 || len(first.Routes) != 1 || first.Routes[0].InFlight != 2 || first.Routes[0].Busy <= 0 {
 		t.Errorf("traffic in flight: got %+v, want 2 files on one route", first)
 	}

@@ -3,6 +3,7 @@ package transfer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"testing"
@@ -113,11 +114,8 @@ func hungRoot(t *testing.T) {
 		t.Errorf("%d operations hang, there are 4 workers", hung)
 	}
 	// A task that was refused gives its slot back after the job is over.
-	for deadline := time.Now().Add(time.Minute); b.engine.Stats().SlotsInUse != hung; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d slots are in use, %d reads hang", b.engine.Stats().SlotsInUse, hung)
-		}
-	}
+	testenv.Until(t, "one slot for each read that hangs", func() bool { return b.engine.Stats().SlotsInUse == hung },
+		func() any { return b.engine.Stats() })
 	if l := b.lease(list...); l.Hits() != 0 {
 		t.Errorf("%d hits in a root that hangs", l.Hits())
 	}
@@ -126,12 +124,11 @@ func hungRoot(t *testing.T) {
 		t.Errorf("a store: %v", err)
 	}
 	b.fs.Release()
-	for deadline := time.Now().Add(time.Minute); b.store.Stats().Roots[0].State != health.In ||
-		b.engine.Stats().SlotsInUse > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%+v, %d slots in use", b.store.Stats().Roots[0], b.engine.Stats().SlotsInUse)
-		}
-	}
+	testenv.Until(t, "a root in service, and no slot in use", func() bool {
+		return b.store.Stats().Roots[0].State == health.In && b.engine.Stats().SlotsInUse == 0
+	}, func() any {
+		return fmt.Sprintf("%+v, %d slots in use", b.store.Stats().Roots[0], b.engine.Stats().SlotsInUse)
+	})
 	for plane := range b.planes { // what was read too late went nowhere
 		for id := range b.memory.Blocks() {
 			if slices.ContainsFunc(b.page(plane, id), func(c byte) bool { return c != poison }) {

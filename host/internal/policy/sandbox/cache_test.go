@@ -58,9 +58,7 @@ func TestCompilingDelaysNobody(t *testing.T) {
 		testenv.NoError(t, err)
 		return len(names)
 	}
-	for working() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Until(t, "a compilation", func() bool { return working() > 0 })
 	for i, cache := range []*Cache{a, b} {
 		c, err := Compile(t.Context(), sourceOf(t, cache, 0x41, byte(i), 0x1a))
 		testenv.OK(t, err)

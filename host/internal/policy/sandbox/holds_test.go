@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // run calls kv_events, which is timed, and counts how often the host got control meanwhile.
@@ -56,6 +57,7 @@ func TestCostsOfInstructions(t *testing.T) {
 // Copies and fills of any size give the host control between slices, and do what they should, also where source and
 // destination overlap.
 func TestBulkInSlices(t *testing.T) {
+	testenv.Slow(t)
 	const size, slice = 8 << 20, 512 << 10
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, c := range []struct{ to, from, n int }{
@@ -116,6 +118,7 @@ func TestBulkInSlices(t *testing.T) {
 
 // Code without loops gives the host control too, whatever blocks it stands in.
 func TestLongCodeGivesControl(t *testing.T) {
+	testenv.Slow(t)
 	const n = 40_000
 	loads := bytes.Repeat(code(i32(0), 0x28, 2, 0, opDrop), n)
 	for name, body := range map[string][]byte{
@@ -198,6 +201,7 @@ func TestMemoryGrowsInSteps(t *testing.T) {
 // Stacks stay small: a call whose frames are large pays for them, and one that nested too deeply is a fault even if it
 // has returned.
 func TestStacksAreBounded(t *testing.T) {
+	testenv.Slow(t)
 	// A function that calls itself so many times, with a frame of many values that it never makes.
 	times := func(n, values int) guest {
 		never := bytes.Repeat(code(i32(0), i32(0), 0x28, 2, 0, 0x10, 0, i32Store, 2, 0), values)

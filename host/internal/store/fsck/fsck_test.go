@@ -260,9 +260,7 @@ func TestRepairKeepsTheAccount(t *testing.T) {
 			faulty.Set(faultfs.MustRules("readdir **: emfile")...)
 			r.hit(2)
 			faulty.Set()
-			for wait := time.Now().Add(10 * time.Second); r.store.Stats().Roots[0].Held == 0 && time.Now().Before(wait); {
-				time.Sleep(time.Millisecond)
-			}
+			testenv.Until(r, "a file in quarantine", func() bool { return r.store.Stats().Roots[0].Held > 0 })
 		}},
 	} {
 		t.Run(c.how, func(t *testing.T) {

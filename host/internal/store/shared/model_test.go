@@ -270,6 +270,7 @@ func TestASeedReplays(t *testing.T) {
 // TestModel plays random histories of hosts that store, load, sleep and die between any two operations. In those of even
 // seeds operations on files fail now and then.
 func TestModel(t *testing.T) {
+	testenv.Slow(t)
 	if *modelSeed != 0 {
 		runModel(t, *modelSeed, modelSteps, *modelSeed%2 == 0)
 		return

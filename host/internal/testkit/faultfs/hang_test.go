@@ -76,9 +76,7 @@ func TestWatchedGivesUp(t *testing.T) {
 		faulty.Release()
 		<-hung.Ended()
 		n++
-		for ended.Load() < n {
-			time.Sleep(time.Millisecond)
-		}
+		testenv.Until(t, "the end of an operation that was given up", func() bool { return ended.Load() >= n })
 		if w.Stuck() != 0 {
 			t.Errorf("%s: %d stuck after the end", c.rule, w.Stuck())
 		}

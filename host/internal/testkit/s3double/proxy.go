@@ -133,7 +133,6 @@ func (p *Proxy) serve(forward http.Handler, w http.ResponseWriter, r *http.Reque
 		select {
 		case <-r.Context().Done():
 		case <-p.ended:
-		case <-time.After(time.Minute):
 		}
 		panic(http.ErrAbortHandler)
 	case Reset:

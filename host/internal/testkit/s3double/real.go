@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 )
@@ -30,14 +29,12 @@ func StartReal(t testing.TB) (url string) {
 		_ = c.Process.Kill()
 		_ = c.Wait()
 	})
-	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	testenv.Until(t, "an answer of versitygw at "+at, func() bool {
 		conn, err := net.Dial("tcp", at)
 		if err == nil {
 			_ = conn.Close()
-			return "http://" + at
 		}
-		if time.Now().After(end) {
-			t.Fatalf("versitygw does not answer at %s in a minute: %v", at, err)
-		}
-	}
+		return err == nil
+	})
+	return "http://" + at
 }

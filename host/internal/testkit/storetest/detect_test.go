@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
 	"github.com/kvhost/kvhost/host/internal/store/pieceformat"
 	"github.com/kvhost/kvhost/staging"
@@ -130,6 +131,7 @@ func puts(change func(Put) Put) func(Store) Store {
 
 // TestFindsFaults: histories fail when a store breaks one of its promises.
 func TestFindsFaults(t *testing.T) {
+	testenv.Slow(t)
 	lives := 0
 	for name, c := range map[string]struct {
 		kind  string

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // ErrSyntax is a policy in a history that there is not.
@@ -112,6 +114,7 @@ func (h *History) host(id string) int {
 // TestRepeats: a history has the same results each time, but for names of directories, and for the call at which a host ends:
 // the directories that are there at a start are counted beside the calls of operations.
 func TestRepeats(t *testing.T) {
+	testenv.Slow(t)
 	for _, seed := range []uint64{1, 3, 5, 9, 11, 13} {
 		h := Generate(seed, 120)
 		h.Ops = slices.DeleteFunc(h.Ops, func(op Op) bool { return op.Verb == "Arm" })

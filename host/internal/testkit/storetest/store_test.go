@@ -262,6 +262,7 @@ var lesser = []string{
 // TestHistoriesOnFUSE runs histories whose roots are real directories, on a file system that does less than others below the
 // kernel. Everything must hold as on any other, with faults of the histories' own on top.
 func TestHistoriesOnFUSE(t *testing.T) {
+	testenv.Slow(t)
 	testenv.Need(t, testenv.FUSE)
 	kinds := slices.DeleteFunc(Kinds(), func(k Kind) bool { return k.Name == "memory" })
 	tally := testenv.NewTally(t, "fuse-histories")

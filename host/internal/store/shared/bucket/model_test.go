@@ -258,6 +258,7 @@ func runModel(t *testing.T, seed uint64, faulty bool) (m *model, f figures) {
 // TestModel plays random histories of hosts that store, load, sleep and die amid any request. In those of even seeds requests fail,
 // or have no answer.
 func TestModel(t *testing.T) {
+	testenv.Slow(t)
 	if *modelSeed != 0 {
 		runModel(t, *modelSeed, *modelSeed%2 == 0)
 		return

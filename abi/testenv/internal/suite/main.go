@@ -1,0 +1,89 @@
+// Command suite runs the tests of the checkout in groups: each to its end, whatever the others do. It ends in one table, with what was
+// left out and why, and with the command that repeats each failure alone.
+//
+//	go run ./abi/testenv/internal/suite            # all groups, as make test does
+//	go run ./abi/testenv/internal/suite race slow  # some
+//	go run ./abi/testenv/internal/suite -list      # their names, and what is in them
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	s := &suite{dir: ".", out: os.Stdout}
+	flag.DurationVar(&s.timeout, "timeout", 30*time.Minute, "the deadline of each package's tests")
+	list := flag.Bool("list", false, "list the groups")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(s.main(ctx, *list, flag.Args()))
+}
+
+// suite is one run.
+type suite struct {
+	dir     string // the checkout
+	out     io.Writer
+	timeout time.Duration
+	results []*result
+}
+
+// group is tests that run together.
+type group struct {
+	name, holds string
+	run         func(ctx context.Context, s *suite, r *result)
+}
+
+func (s *suite) main(ctx context.Context, list bool, names []string) int {
+	groups := groups()
+	if list {
+		for _, g := range groups {
+			fmt.Fprintf(s.out, "%-10s %s\n", g.name, g.holds)
+		}
+		return 0
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(groups, func(g group) bool { return g.name == name }) {
+			fmt.Fprintf(os.Stderr, "suite: no group is called %q: -list names them\n", name)
+			return 2
+		}
+	}
+	for _, g := range groups {
+		if len(names) > 0 && !slices.Contains(names, g.name) {
+			continue
+		}
+		s.run(ctx, g)
+	}
+	if code := s.report(); code != 0 || ctx.Err() == nil {
+		return code
+	}
+	return 1
+}
+
+// run runs a group unless the suite was interrupted.
+func (s *suite) run(ctx context.Context, g group) {
+	r := newResult(g.name)
+	s.results = append(s.results, r)
+	if ctx.Err() != nil {
+		r.fail(failure{what: g.name, why: "interrupted before it began", again: "make test ONLY=" + g.name})
+		return
+	}
+	fmt.Fprintf(s.out, "\n== %s: %s\n", g.name, g.holds)
+	begin := time.Now()
+	g.run(ctx, s, r)
+	r.wall = time.Since(begin)
+	for _, f := range r.failures {
+		if !f.said {
+			fmt.Fprintf(s.out, "%s\n--- FAILED: %s\n", strings.TrimRight(f.why, "\n"), f.what)
+		}
+	}
+}
