@@ -101,6 +101,6 @@ def of_request(request: Any) -> Hints:
     return dataclasses.replace(
         told,
         tokens_in=request.num_prompt_tokens,
-        tokens_out=request.num_tokens - request.num_prompt_tokens,
+        tokens_out=max(0, request.num_tokens - request.num_prompt_tokens),
         priority=max(-(1 << 31), min((1 << 31) - 1, int(getattr(request, "priority", 0)))),
     )

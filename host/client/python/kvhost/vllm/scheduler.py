@@ -211,12 +211,13 @@ class Scheduler:
         if room < later and time.monotonic() - t.since < self._settings.lookup_timeout:
             return None  # the blocks that are held now come free soon
         take = self._worth(lookup, hit, room, computed)
-        if not take:
+        more = self._end(t, take) - computed
+        if more <= 0:  # the engine has all but what the step computes in any case
             lookup.release()
             t.lookup = None
             return 0
         t.hit = take
-        return self._end(t, take) - computed
+        return more
 
     def _compare(self, t: Tracked, keys: Sequence[bytes]) -> None:
         """Nothing that a request has in common with another is dropped after either."""
