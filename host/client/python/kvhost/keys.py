@@ -2,12 +2,14 @@
 
 A chunk's key covers the whole prefix up to its end. The chain depends neither on an engine's block hashes nor on
 ``PYTHONHASHSEED``, so it is stable across restarts and equal in all engines with the same namespace. A LoRA adapter is
-named by what its files hold. All integers are big-endian, all texts are preceded by their length in bytes (4 bytes):
+named by what its files hold. All integers are big-endian, all texts are preceded by their length in bytes (8 bytes):
 
-    root   = BLAKE2b-256("kvhost chain 2" NUL, tokens per chunk (4 bytes), LoRA adapter, cache salt, generation)
+    root   = BLAKE2b-256("kvhost chain 3" NUL, tokens per chunk (4 bytes), LoRA adapter, cache salt, generation)
     key(i) = BLAKE2b-256(key(i-1) or root, the chunk's token ids (4 bytes each),
                          for each multimodal item that overlaps the chunk: its first position relative to the chunk's
-                         (8 bytes, signed), its length in tokens (4 bytes), its identifier)
+                         (8 bytes, signed), its length in tokens (4 bytes), BLAKE2b-256 of its identifier)
+
+Clients choose the salt and the identifiers, and how long they are: each is read once.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ import hashlib
 import struct
 import sys
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 KEY_BYTES = 32
-ALGORITHM = "kvhost-blake2b-2"
+ALGORITHM = "kvhost-blake2b-3"
 
 _U32 = "I" if array("I").itemsize == 4 else "L"
 
@@ -34,9 +37,8 @@ class Item:
     identifier: str
 
 
-def _text(s: str | bytes) -> bytes:
-    raw = s.encode("utf-8", "surrogatepass") if isinstance(s, str) else s
-    return struct.pack(">I", len(raw)) + raw
+def _raw(s: str | bytes) -> bytes:
+    return s.encode("utf-8", "surrogatepass") if isinstance(s, str) else s
 
 
 def _tokens(ids: Sequence[int]) -> bytes:
@@ -63,11 +65,15 @@ class KeyChain:
         """``adapter`` is a digest of a LoRA adapter's content. ``generation`` sets apart what was computed before the
         engine's weights changed."""
         self._size = chunk_tokens
-        self._items = sorted(items, key=lambda i: i.start)
-        head = b"kvhost chain 2\0" + struct.pack(">I", chunk_tokens)
-        for part in (adapter, salt, generation):
-            head += _text(part)
-        self._root = hashlib.blake2b(head, digest_size=KEY_BYTES).digest()
+        self._items = deque(
+            (i.start, i.length, hashlib.blake2b(_raw(i.identifier), digest_size=KEY_BYTES).digest())
+            for i in sorted(items, key=lambda i: i.start)
+        )  # that end behind the last key's chunk
+        root = hashlib.blake2b(b"kvhost chain 3\0" + struct.pack(">I", chunk_tokens), digest_size=KEY_BYTES)
+        for part in map(_raw, (adapter, salt, generation)):
+            root.update(struct.pack(">Q", len(part)))
+            root.update(part)
+        self._root = root.digest()
         self.keys: list[bytes] = []
 
     def extend(self, tokens: Sequence[int], count: int | None = None) -> list[bytes]:
@@ -77,8 +83,12 @@ class KeyChain:
             start, end = i * self._size, (i + 1) * self._size
             h = hashlib.blake2b(self.keys[-1] if self.keys else self._root, digest_size=KEY_BYTES)
             h.update(_tokens(tokens[start:end]))
-            for item in self._items:
-                if item.start < end and item.start + item.length > start:
-                    h.update(struct.pack(">qI", item.start - start, item.length) + _text(item.identifier))
+            while self._items and sum(self._items[0][:2]) <= start:
+                self._items.popleft()
+            for at, length, identifier in self._items:
+                if at >= end:
+                    break
+                if at + length > start:
+                    h.update(struct.pack(">qI", at - start, length) + identifier)
             self.keys.append(h.digest())
         return self.keys

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
+import struct
 import subprocess
 import sys
+from typing import Any
 
-from kvhost.keys import KeyChain, Item
+from kvhost.keys import KEY_BYTES, Item, KeyChain
 
 TOKENS = list(range(1, 21))
 GOLDEN = [
-    "55a70c87c404c8ebf3ac63086acbaa1511979cabc76c53b633d0208802429e48",
-    "6439f8944cec1207f20215f982d28d95b4e971f53321afa21d20dc8220595ecb",
+    "b73428968ae723edabee6d0966ae1fbea6ba656b282849f75bdc05c89f0da633",
+    "371d3d096ac1cbbe05bde0f197d39c3f5730a59851447c4db3cce83ca61dda5b",
 ]
-GOLDEN_FULL = "d792104ac9cc2db8706152ccbf0001824d91a4714f80f0096120e12c43b6a976"
+GOLDEN_FULL = "f63286da3aaea97d95cbf05a592e4cb6030977f55dbf43e8d88d4fdb94aaa3e4"
 
 
 def keys(**options: object) -> list[bytes]:
@@ -60,3 +64,57 @@ def test_extending() -> None:
     seen += TOKENS[10:]
     assert len(chain.extend(seen, 15)) == 1
     assert chain.extend(seen) == keys()
+
+
+class Text(str):
+    """Counts how often it is read."""
+
+    reads = 0
+
+    def encode(self, *args: Any, **options: Any) -> bytes:
+        self.reads += 1
+        return super().encode(*args, **options)
+
+
+def test_what_a_client_says_is_read_once() -> None:
+    picture, salt = Text("u" * 1000), Text("s" * 1000)
+    chain = KeyChain(8, salt=salt, items=[Item(0, 800, picture)])
+    for n in range(8, 808, 8):
+        chain.extend(range(n))
+    assert len(chain.keys) == 100
+    assert (picture.reads, salt.reads) == (1, 1), "an identifier and a salt are read once, however long the prompt is"
+
+
+def digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=KEY_BYTES).digest()
+
+
+def test_items_that_overlap_chunks_and_one_another() -> None:
+    """The keys are those of the documented format."""
+    dice = random.Random(1)
+    for _ in range(200):
+        size, tokens = dice.randint(1, 9), [dice.randint(0, 9) for _ in range(60)]
+        items = [Item(dice.randint(0, 60), dice.randint(1, 30), f"i{n}") for n in range(dice.randint(0, 6))]
+        last = digest(b"kvhost chain 3\0" + struct.pack(">I", size) + 3 * struct.pack(">Q", 0))
+        want = []
+        for start in range(0, len(tokens) // size * size, size):
+            text = last + b"".join(struct.pack(">I", t) for t in tokens[start : start + size])
+            for i in sorted(items, key=lambda i: i.start):
+                if i.start < start + size and i.start + i.length > start:
+                    text += struct.pack(">qI", i.start - start, i.length) + digest(i.identifier.encode())
+            want.append(last := digest(text))
+        chain = KeyChain(size, items=items)
+        chain.extend(tokens[: dice.randint(0, 60)])
+        assert chain.extend(tokens) == want, f"chunks of {size}, {items}"
+
+
+def test_no_text_moves_into_another() -> None:
+    """Adapter, salt and generation are apart, whatever is in them."""
+    seen: dict[bytes, tuple[bytes, ...]] = {}
+    texts = [b"", b"a", b"aa", b"\0", struct.pack(">Q", 0), struct.pack(">Q", 1) + b"a"]
+    for adapter in texts:
+        for salt in texts:
+            for generation in texts:
+                key = KeyChain(8, adapter=adapter, salt=salt.decode("latin1"), generation=generation).extend(TOKENS)[0]
+                assert key not in seen, f"{(adapter, salt, generation)} has the key of {seen[key]}"
+                seen[key] = adapter, salt, generation

@@ -98,6 +98,13 @@ def test_the_clients_trace_is_passed_on() -> None:
     assert order.traceparent == "00-1-2-01"
 
 
+def test_a_trace_that_is_none_is_not_repeated_in_each_message() -> None:
+    rig, r = Rig(), request("a", TOKENS)
+    r.trace_headers = {"traceparent": "x" * (8 << 20)}
+    assert rig.s.matched(r, 0) == 0
+    assert rig.session.traces == [""]
+
+
 def test_nothing_is_stored_until_another_connectors_load_is_proven() -> None:
     """Its step's output tells whether it failed; other steps are scheduled before that comes."""
     rig, r, other = Rig(), request("a", TOKENS), request("b", range(500, 536))

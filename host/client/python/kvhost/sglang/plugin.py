@@ -31,7 +31,7 @@ class Generation:
         self.unsure = False  # the weights change, and SGLang still has pages of the old ones
 
     def next(self, event: str) -> None:
-        self.name = hashlib.blake2b(self.name + event.encode() + _server(), digest_size=16).digest()
+        self.name = hashlib.blake2b(_apart(self.name.hex(), event, _server().decode()).encode(), digest_size=16).digest()
 
     def changing(self) -> None:
         if not self.unsure:
@@ -99,13 +99,21 @@ def _content(adapter: Any) -> tuple[bytes, bytes] | None:
 
 
 def _new_request(result: None, request: Any, *args: Any, **options: Any) -> None:
-    """SGLang adds an adapter's number to what its page hashes begin with. The content takes the number's place: it is
-    the same in all servers, and another one when the files were replaced. Where it is not known the adapter's pages are
-    this server's alone."""
-    number = request.lora_id
+    """SGLang's page hashes begin with what the client says, to which it adds an adapter's number. The content takes the
+    number's place: it is the same in all servers, and another one when the files were replaced. Where it is not known the
+    adapter's pages are this server's alone. The client's text is a field of its own, also without an adapter: else it
+    could be one's name."""
+    number, said = request.lora_id, request.extra_key
     if number is not None:
-        name = _adapters.get(number) or f"{number} {hashlib.blake2b(_server(), digest_size=16).hexdigest()}"
-        request.extra_key = request.extra_key.removesuffix(number) + name
+        name = _adapters.get(number) or _apart(number, hashlib.blake2b(_server(), digest_size=16).hexdigest())
+        request.extra_key = _apart(name, (said or "").removesuffix(number))
+    elif said is not None:
+        request.extra_key = _apart("", said)
+
+
+def _apart(*fields: str) -> str:
+    """One text of several: no others make the same."""
+    return "".join(f"{len(f)}:{f}" for f in fields)
 
 
 def _changing(*args: Any, **options: Any) -> None:

@@ -37,7 +37,7 @@ def _bool(value: Any) -> bool:
 _VALID = {"load": _bool, "store": _bool, "tool_call": _bool, **dict.fromkeys(("return_seconds", *KEPT), _seconds)}
 
 
-@functools.cache  # says it once
+@functools.lru_cache(maxsize=16)  # says it once, and remembers few of what clients make up
 def _not_known(version: str) -> None:
     log.warning("kvhost: kv_hints: actions kvhost of version %r are ignored: known is %r", version, _VERSION)
 
@@ -52,7 +52,7 @@ def _said(request: Any) -> dict[str, Any]:
         if action.action_version == _VERSION:
             said |= action.payload
         else:
-            _not_known(action.action_version)
+            _not_known(str(action.action_version)[:40])
     client = (request.kv_transfer_params or {}).get("kvhost")
     return said | client if isinstance(client, dict) else said
 
@@ -101,6 +101,6 @@ def of_request(request: Any) -> Hints:
     return dataclasses.replace(
         told,
         tokens_in=request.num_prompt_tokens,
-        tokens_out=request.num_tokens - request.num_prompt_tokens,
+        tokens_out=max(0, request.num_tokens - request.num_prompt_tokens),
         priority=max(-(1 << 31), min((1 << 31) - 1, int(getattr(request, "priority", 0)))),
     )

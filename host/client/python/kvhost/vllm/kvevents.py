@@ -42,6 +42,9 @@ class KVEvents:
     MOST_BYTES = 1 << 28
     #: Changes of the host that are taken in a step, and events that a step returns.
     MOST_TAKEN, MOST_SAID = 1024, 256
+    #: Characters of a text of the client's, a picture's name or a salt, which the events of each block repeat. Routers do not
+    #: learn of requests with longer ones.
+    LONGEST_TEXT = 1024
     #: After so long without a host all that was announced is announced as removed.
     GONE_SECONDS = 30.0
 
@@ -89,6 +92,9 @@ class KVEvents:
     def describe(self, request: Any, keys: Sequence[bytes], first: int, end: int) -> None:
         """A request has these chunks. Call it before they are looked up or stored: the host's events about others are
         dropped."""
+        texts = [request.cache_salt or "", *(f.identifier for f in request.mm_features or ())]
+        if any(len(text) > self.LONGEST_TEXT for text in texts):
+            return
         for i in range(first, end if self._groups else first):
             if keys[i] in self._tree:
                 continue

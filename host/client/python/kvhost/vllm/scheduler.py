@@ -37,6 +37,7 @@ _COMPUTED_BEHIND = 2
 #: States of a request that has ended with the output of a step, which tells whether the loads inside that step failed: the
 #: engine would have computed it again. Its chunks are stored, also those of the step that loaded its hit.
 _ANSWERED = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
+_TRACEPARENT = 128  # characters at most; W3C's have 55
 _SAY_AGAIN = 60.0  # seconds between two lines of the log on chunks that were not stored
 
 #: Why a chunk that was computed was not offered to the host.
@@ -71,8 +72,9 @@ class Tracked:
         self.shared: int | None = None  # leading chunks that other requests have, too; None until it is compared with them
         self.stored = 0  # chunks that the host has, or was ordered to store
         self.end = 0  # chunks that are computed, or will be by the steps that were scheduled
-        # The trace that the engine's client has named, if any; the host's spans become part of it.
-        self.traceparent: str = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
+        # The trace that the engine's client has named, if any; the host's spans become part of it. Each message repeats it.
+        named: str = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
+        self.traceparent = named if len(named) <= _TRACEPARENT else ""
 
 
 class Scheduler:
@@ -211,12 +213,13 @@ class Scheduler:
         if room < later and time.monotonic() - t.since < self._settings.lookup_timeout:
             return None  # the blocks that are held now come free soon
         take = self._worth(lookup, hit, room, computed)
-        if not take:
+        more = self._end(t, take) - computed
+        if more <= 0:  # the engine has all but what the step computes in any case
             lookup.release()
             t.lookup = None
             return 0
         t.hit = take
-        return self._end(t, take) - computed
+        return more
 
     def _compare(self, t: Tracked, keys: Sequence[bytes]) -> None:
         """Nothing that a request has in common with another is dropped after either."""

@@ -152,6 +152,15 @@ def test_what_a_lookup_found_is_announced(make: Callable[..., Rig]) -> None:
     assert rig.take() == ["-1", "-2"]  # a lookup does not get past the second
 
 
+@pytest.mark.parametrize(("length", "want"), [(1000, 2), (2000, 0)])
+def test_a_text_of_the_clients_is_not_repeated_for_each_block_if_it_is_long(
+    make: Callable[..., Rig], length: int, want: int
+) -> None:
+    rig = make()
+    rig.found(request(cache_salt="s" * length), 2)
+    assert len(taken(rig)) == want
+
+
 def test_what_another_engine_stores_is_announced(make: Callable[..., Rig]) -> None:
     """Of a prompt that this one has looked up: its own store would find it there, and the host would say nothing."""
     rig, r = make(), request()
