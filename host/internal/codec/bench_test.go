@@ -1,8 +1,12 @@
 package codec
 
 import (
+	"flag"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,8 +17,10 @@ import (
 	"github.com/kvhost/kvhost/host/internal/payload"
 )
 
+var pages = flag.String("pages", "", "files with pages of bf16, with commas, which BenchmarkCodec encodes beside its own")
+
 // BenchmarkCodec encodes and decodes what the figures in host/docs/figures.md are of, on all processors: 64 extents of each kind,
-// more than a cache holds twice. Since other programs may run, it reports bytes by the processor's time, too. Raw is a copy.
+// more than a cache holds twice. Of files it takes all. Since other programs may run, it reports bytes by the processor's time, too. Raw is a copy.
 func BenchmarkCodec(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var scales [128]float64 // bf16, each channel of a head has a scale
@@ -33,17 +39,28 @@ func BenchmarkCodec(b *testing.B) {
 		testenv.OK(b, err)
 		fills[dtype] = content.Fill
 	}
+	kinds := map[string][][]byte{}
 	for name, fill := range fills {
+		for i := range 64 {
+			kinds[name] = append(kinds[name], make([]byte, MaxBytes))
+			fill(kinds[name][i], uint64(i))
+		}
+	}
+	for _, file := range strings.FieldsFunc(*pages, func(r rune) bool { return r == ',' }) {
+		all, err := os.ReadFile(file)
+		testenv.OK(b, err)
+		for ; len(all) >= MaxBytes; all = all[MaxBytes:] {
+			kinds[filepath.Base(file)] = append(kinds[filepath.Base(file)], all[:MaxBytes])
+		}
+	}
+	for name, extents := range kinds {
 		element := 2
 		if name == payload.FP8 {
 			element = 1
 		}
-		var extents, stored [64][]byte
-		var by [64]Codec
-		sum := 0
+		stored, by, sum := make([][]byte, len(extents)), make([]Codec, len(extents)), 0
 		for i := range extents {
-			extents[i], stored[i] = make([]byte, MaxBytes), make([]byte, MaxBytes)
-			fill(extents[i], uint64(i))
+			stored[i] = make([]byte, MaxBytes)
 			n, codec := Encode(stored[i], extents[i], element)
 			stored[i], by[i], sum = stored[i][:n], codec, sum+n
 		}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,14 @@ def needs_program(name: str, variable: str) -> None:
     """Likewise, without a program that a variable of the environment names."""
     if not os.path.exists(os.environ.get(variable, "")):
         _lacks(name, f"{variable} does not name {name}")
+
+
+def needs_directory(name: str, variable: str) -> Path:
+    """Likewise, without what is installed in a directory that a variable of the environment names."""
+    directory = Path(os.environ.get(variable, "/nowhere"))
+    if not (directory / "installed").exists():
+        _lacks(name, f"{variable} does not name {name}")
+    return directory
 
 
 def _lacks(name: str, why: str) -> None:

@@ -1,0 +1,101 @@
+"""What kvhost adds to the processor time of a vLLM engine that finds nothing, and what the host takes beside it.
+
+    PYTHONPATH=host/client/python:host/client/python/tests/engines python processor.py [--model DIR] [--turns 6]
+
+It needs no GPU. KVHOST_BIN names the host's program. Two engines, one with KvhostConnector, have the same work in turns, and none of
+it twice, so that all chunks are stored and none is loaded. A turn is over when the host has published what it was given. It prints
+each turn's processor seconds (user and system, of all processes of an engine), and the median of the turns' ratios."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import vllm_model
+from processes import Host, wait_for
+from vllm_engine import Engine
+
+TICK = os.sysconf("SC_CLK_TCK")
+#: By name: requests at once, tokens of each prompt, tokens that each generates.
+WORK = {"prefill": (2, 1500, 1), "decode": (8, 100, 100), "mixed": (4, 1500, 50)}
+
+
+def seconds(session: int) -> float:
+    """Of the processes that a process has started, and its own."""
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[3]) == session:
+            total += int(fields[11]) + int(fields[12])
+    return total / TICK
+
+
+def main() -> None:
+    p = argparse.ArgumentParser()
+    p.add_argument("--model", default="", help="default: a Llama of 12 layers, 768 wide, with random weights")
+    p.add_argument("--turns", type=int, default=6)
+    p.add_argument("--work", default=",".join(WORK))
+    p.add_argument("--step", type=int, default=2048, help="tokens that a step computes at most")
+    p.add_argument("--one-process", action="store_true", help="vLLM in one process, where none waits for another in a loop")
+    p.add_argument("--root", default="", help="of the host; default: a folder that is deleted at the end")
+    a = p.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvhost-processor-", dir=a.root or None) as name:
+        run(a, Path(name))
+
+
+def run(a: argparse.Namespace, folder: Path) -> None:
+    model, vocabulary = Path(a.model), 1024
+    if not a.model:
+        model = folder / "model"
+        wide = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_key_value_heads": 4}
+        vllm_model.write(model, vllm_model.config(12) | wide, seed=1)
+    host = Host(folder, "16GiB")
+    host.start()
+    vllm = {"max_num_batched_tokens": a.step, "disable_log_stats": True}
+    env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0" if a.one_process else "1"}
+    kvhost = {
+        "kv_connector": "KvhostConnector", "kv_connector_module_path": "kvhost.vllm", "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"socket": host.socket},
+    }
+    engines = [
+        Engine(folder, "without", model, None, blocks=512, vllm=vllm, env=env),
+        Engine(folder, "with", model, host, blocks=512, vllm=vllm | {"kv_transfer_config": kvhost}, env=env),
+    ]
+    print("processes:", *(e.process.pid for e in engines), "host:", host.pid(), flush=True)
+    try:
+        rng = random.Random(1)
+        for name in a.work.split(","):
+            requests, tokens, generated = WORK[name]
+            ratios, hosts = [], []
+            for turn in range(-1, a.turns):  # the first warms up
+                prompts = [[rng.randrange(3, vocabulary) for _ in range(tokens)] for _ in range(requests)]
+                took, of_host = {}, 0.0
+                for i in (0, 1) if turn % 2 else (1, 0):
+                    before = [seconds(engines[i].process.pid), seconds(host.pid())]
+                    engines[i].generate(prompts, generated)
+                    time.sleep(0.5)  # what an engine does afterwards
+                    wait_for("the host has published all", host.idle)
+                    took[i] = seconds(engines[i].process.pid) - before[0]
+                    of_host += seconds(host.pid()) - before[1]
+                if turn >= 0:
+                    ratios.append(took[1] / took[0])
+                    hosts.append(of_host / took[0])
+                    print(f"{name} {turn}: {took[0]:.2f} without, {took[1]:.2f} with, {of_host:.2f} of the host", flush=True)
+            print(f"{name}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
+                  f"the host beside it {statistics.median(hosts):.3f}", flush=True)
+    finally:
+        for e in engines:
+            e.kill()
+        host.kill()
+
+
+if __name__ == "__main__":
+    main()
