@@ -79,7 +79,6 @@ class OwnHost:
         command = [program(), "--root", self._root or f"memory:={self._memory}", "--socket", self.socket]
         env = {"KVHOST_HTTP_LISTEN": "", "KVHOST_SESSION_IDLE_EXIT": "1m"} | dict(os.environ)
         env.pop("CUDA_VISIBLE_DEVICES", None)  # other engines' GPUs are served, too
-        env.pop("KVHOST_BIN", None)  # no setting of the host, which would say so
         if self._root and self._memory:
             env["KVHOST_STORE_MEMORY"] = self._memory
         logged.write_bytes(b"")
