@@ -118,7 +118,7 @@ shared = true
 	l, err := Load(Source{
 		File: file,
 		Env: []string{"KVHOST_LOG_LEVEL=debug", "KVHOST_LOG_FORMAT=text", "HOME=/root",
-			"KVHOST_SERVICE_HOST=10.0.0.1"},
+			"KVHOST_LOGLEVEL=debug"},
 		Flags: []Setting{{"log.level", "error"}, {"policy", "a.wasm"}, {"policy", "c.wasm"}},
 	})
 	testenv.OK(t, err)
@@ -152,8 +152,33 @@ shared = true
 			t.Errorf("origin of %s is %q, want %q", path, got, want)
 		}
 	}
-	if len(l.Warnings) != 1 || !strings.Contains(l.Warnings[0], "KVHOST_SERVICE_HOST") {
+	if len(l.Warnings) != 1 || !strings.Contains(l.Warnings[0], "KVHOST_LOGLEVEL") {
 		t.Errorf("warnings %q", l.Warnings)
+	}
+}
+
+// Engines read KVHOST_BIN, and Kubernetes sets variables for each Service, some of whose names begin as the settings' do.
+func TestVariablesOfOthers(t *testing.T) {
+	env := []string{"KVHOST_BIN=/usr/bin/kvhost"}
+	for _, service := range []string{"KVHOST", "KVHOST_PEERS", "KVHOST_LOG"} {
+		env = append(env, service+"_SERVICE_HOST=10.0.0.1", service+"_SERVICE_PORT=7481", service+"_SERVICE_PORT_METRICS=7481",
+			service+"_PORT=tcp://10.0.0.1:7481", service+"_PORT_7481_TCP=tcp://10.0.0.1:7481", service+"_PORT_7481_TCP_PROTO=tcp",
+			service+"_PORT_7481_TCP_PORT=7481", service+"_PORT_7481_TCP_ADDR=10.0.0.1")
+	}
+	l, err := Load(Source{Env: env})
+	testenv.OK(t, err)
+	if len(l.Warnings) != 1 || !strings.HasPrefix(l.Warnings[0], "KVHOST_SERVICE_HOST and 23 more variables are of Kubernetes' Services") {
+		t.Errorf("variables of three Services and of engines: warnings %q, want one on all of them", l.Warnings)
+	}
+	l, err = Load(Source{Env: []string{"KVHOST_PORT=7480", "KVHOST_BINARY=/usr/bin/kvhost"}})
+	testenv.OK(t, err)
+	if len(l.Warnings) != 2 {
+		t.Errorf("variables of nothing known: warnings %q, want one on each", l.Warnings)
+	}
+	for _, k := range keys {
+		if serviceLink.MatchString(EnvName(k.Path()) + "=tcp://") {
+			t.Errorf("the setting %s is taken for a variable of Kubernetes'", k.Path())
+		}
 	}
 }
 

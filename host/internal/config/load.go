@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 )
 
@@ -87,15 +88,23 @@ const envPrefix = "KVHOST_"
 // EnvFile names the configuration file when no flag does.
 const EnvFile = envPrefix + "CONFIG"
 
+// envProgram names the program for engines that start a host of their own.
+const envProgram = envPrefix + "BIN"
+
+// serviceLink matches the variables that Kubernetes sets in every container for a Service with a name such as kvhost-peers.
+var serviceLink = regexp.MustCompile(`^KVHOST_(\w+_)?(PORT=(tcp|udp|sctp)://|` +
+	`(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=)`)
+
 func (l *Loaded) applyEnv(environ []string) error {
 	byEnv := map[string]*Key{}
 	for _, k := range keys {
 		byEnv[EnvName(k.Path())] = k
 	}
 	var errs []error
+	link, links := "", 0
 	for _, pair := range environ {
 		name, value, _ := strings.Cut(pair, "=")
-		if !strings.HasPrefix(name, envPrefix) || name == EnvFile {
+		if !strings.HasPrefix(name, envPrefix) || name == EnvFile || name == envProgram {
 			continue
 		}
 		var err error
@@ -109,6 +118,10 @@ func (l *Loaded) applyEnv(environ []string) error {
 					err = errors.Join(err, l.add(array, element, origin))
 				}
 			}
+		case k == nil && serviceLink.MatchString(pair):
+			if links++; links == 1 {
+				link = name
+			}
 		case k == nil:
 			l.Warnings = append(l.Warnings, fmt.Sprintf("%s is not a setting of kvhost%s", name,
 				Suggest(name, sorted(byEnv))))
@@ -120,6 +133,10 @@ func (l *Loaded) applyEnv(environ []string) error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", name, err))
 		}
+	}
+	if links > 0 {
+		l.Warnings = append(l.Warnings, fmt.Sprintf("%s and %d more variables are of Kubernetes' Services, and no settings of kvhost: "+
+			"enableServiceLinks: false in the pod leaves them out", link, links-1))
 	}
 	return errors.Join(errs...)
 }

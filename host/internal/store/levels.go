@@ -151,7 +151,7 @@ func (l *level) Admits(c *abi.Candidate, ns *catalog.Namespace) (admitted, asked
 
 // Log implements [moves.Level].
 func (l *level) Log(e *moves.Entry, cause error) {
-	l.store.log.Debug("an entry is not copied to another level", "kind", e.Kind, "level", l.number, "error", cause)
+	l.store.log.Debug("an entry is not copied to another level", "kind", e.Kind, "to_level", l.number, "error", cause)
 }
 
 // countCopies finds entries with copies in several roots, so that readers of changes get the last one's end.

@@ -269,7 +269,7 @@ func (c memoryRoot) drain(ctx context.Context) {
 		return
 	}
 	kept, left := c.leaving.Drain(ctx)
-	c.r.Log.Info("what the root held was copied to the next level", "entries", kept, "left", left, "level",
+	c.r.Log.Info("what the root held was copied to the next level", "entries", kept, "left", left, "to_level",
 		c.leaving.To.Number())
 }
 

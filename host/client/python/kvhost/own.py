@@ -79,7 +79,6 @@ class OwnHost:
         command = [program(), "--root", self._root or f"memory:={self._memory}", "--socket", self.socket]
         env = {"KVHOST_HTTP_LISTEN": "", "KVHOST_SESSION_IDLE_EXIT": "1m"} | dict(os.environ)
         env.pop("CUDA_VISIBLE_DEVICES", None)  # other engines' GPUs are served, too
-        env.pop("KVHOST_BIN", None)  # no setting of the host, which would say so
         if self._root and self._memory:
             env["KVHOST_STORE_MEMORY"] = self._memory
         logged.write_bytes(b"")
@@ -186,10 +185,18 @@ _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING
 def _say(line: str, log: logging.Logger) -> None:
     level, text = logging.ERROR, line
     try:
-        said = json.loads(line)
+        said = json.loads(line, object_pairs_hook=_first_values)
         level = _LEVELS[said.pop("level")]
         said.pop("time", None)
         text = " ".join([str(said.pop("msg")), *(f"{k}={v}" for k, v in said.items())])
     except (ValueError, KeyError, AttributeError, TypeError):
         pass
     log.log(level, "kvhost: %s", text.removeprefix("kvhost: "))
+
+
+def _first_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a key that is there twice the first is the line's own."""
+    said: dict[str, Any] = {}
+    for key, value in pairs:
+        said.setdefault(key, value)
+    return said

@@ -149,6 +149,13 @@ def test_the_engines_log_says_how_it_runs(place: Path, caplog: pytest.LogCapture
     assert "KVHOST_BIN is not a setting" not in caplog.text
 
 
+def test_a_line_with_a_key_twice_has_its_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    own._say('{"time":"2026","level":"INFO","msg":"copied","entries":3,"level":1,"path":"/a"}', logging.getLogger("kvhost"))
+    (record,) = caplog.records
+    assert (record.levelno, record.getMessage()) == (logging.INFO, "kvhost: copied entries=3 path=/a")
+
+
 def test_where_the_program_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own.program() == os.environ["KVHOST_BIN"]
     monkeypatch.delenv("KVHOST_BIN")

@@ -92,7 +92,7 @@ func build(ctx context.Context, src *Source, cache *Cache, entry entry) (*machin
 		}
 	}()
 	src.Log.Info("compiling policy", "bytes", len(src.Bytes), "cached", entry.dir != "", "memory", src.Compile.Memory,
-		"cpu", src.Compile.CPU.String(), "time", src.Compile.Time.String())
+		"cpu", src.Compile.CPU.String(), "limit", src.Compile.Time.String())
 	wasm, err := runCompiler(ctx, &compileJob{
 		Wasm: src.Bytes, Pages: src.Pages, Limits: src.Compile, Calls: src.Profile != nil,
 	}, dir)

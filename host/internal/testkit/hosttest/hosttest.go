@@ -40,6 +40,9 @@ func Start(t testing.TB, c *config.Config) (h *host.Host, stop func()) {
 // StartWith is Start with all that a host is told.
 func StartWith(t testing.TB, c host.Config) (h *host.Host, stop func()) {
 	t.Helper()
+	if c.Log == nil {
+		c.Log = newLog(t)
+	}
 	h, err := host.New(context.Background(), c)
 	testenv.OK(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
