@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
 
 from kvhost.adopted import separate_allocations
 from kvhost.events import EventStream, Position
@@ -35,7 +36,7 @@ from kvhost.vllm.worker import Finished, Worker, open_session
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
@@ -62,6 +63,12 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
     @property
     def requires_kv_delivery(self) -> bool:
         return False  # a dropped store costs a later hit, nothing else
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
+        """Whether the memory of an engine that can sleep can be shared. On a GPU vLLM takes it from an allocator whose
+        memory CUDA IPC does not export. From 0.33 on vLLM asks before it starts."""
+        return bool(current_platform.is_cpu())
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -278,6 +279,13 @@ def test_scales_beside_the_cache_are_refused(make: Callable[..., Rig]) -> None:
     spec = full(U8, kv_quant_mode=PER_HEAD)
     rig = make(Layout(spec, LAYOUTS["fp8"].tensors, dim=1, cache_dtype="fp8_per_token_head"), "scales")
     assert "no dimension counts 24 blocks of" in rig.refusal and names()[0] in rig.refusal
+
+
+def test_sleep_is_promised_where_memory_can_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.33 asks before it starts; on a GPU the memory of an engine that can sleep is not exported."""
+    assert KvhostConnector.supports_sleep_mode(None), "want sleep on a processor"  # type: ignore[arg-type]
+    monkeypatch.setattr(connector, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    assert not KvhostConnector.supports_sleep_mode(None), "want no sleep on a GPU"  # type: ignore[arg-type]
 
 
 def test_a_sleeping_engine_has_its_memory_for_itself(make: Callable[..., Rig]) -> None:
