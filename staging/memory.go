@@ -3,6 +3,7 @@ package staging
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -13,6 +14,17 @@ import (
 // what of it is available. known is false where the kernel does not say what is available.
 func MachineMemory() (total, available int64, known bool) { return machineMemory("/") }
 
+// controlGroups says where a version of the kernel's control groups has its memory controller, and the names of its files.
+type controlGroups struct {
+	mount, limit, used string
+	cached             string // the line of memory.stat with what the kernel can take back at once
+}
+
+var (
+	groups1 = controlGroups{"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "}
+	groups2 = controlGroups{"sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "}
+)
+
 // machineMemory finds the kernel's file systems below top.
 func machineMemory(top string) (total, available int64, known bool) {
 	var info unix.Sysinfo_t
@@ -20,25 +32,34 @@ func machineMemory(top string) (total, available int64, known bool) {
 	total = int64(uint64(info.Totalram) * uint64(info.Unit))
 	available, known = field(top, "proc/meminfo", "MemAvailable:")
 	available <<= 10
-	group := ""
-	for line := range strings.Lines(text(top, "proc/self/cgroup")) {
-		if path, found := strings.CutPrefix(strings.TrimSpace(line), "0::"); found {
-			group = path
-		}
-	}
-	for ; ; group = filepath.Dir(group) { // a limit may be set above
-		dir := filepath.Join("sys/fs/cgroup", group)
-		if limit, err := number(top, dir+"/memory.max"); err == nil {
-			total = min(total, limit)
-			if used, err := number(top, dir+"/memory.current"); err == nil {
-				cached, _ := field(top, dir+"/memory.stat", "inactive_file ") // the kernel can take it back at once
-				available = min(available, limit-used+cached)
+	within := func(c controlGroups, group string) {
+		for ; ; group = filepath.Dir(group) { // a limit may be set above
+			dir := filepath.Join(c.mount, group)
+			if limit, err := number(top, filepath.Join(dir, c.limit)); err == nil {
+				total = min(total, limit)
+				if used, err := number(top, filepath.Join(dir, c.used)); err == nil {
+					cached, _ := field(top, filepath.Join(dir, "memory.stat"), c.cached)
+					available = min(available, limit-used+cached)
+				}
+			}
+			if group == "" || group == "/" || group == "." {
+				return
 			}
 		}
-		if group == "" || group == "/" || group == "." {
-			return total, available, known
+	}
+	// A line is "id:controllers:path"; version 2 has no controllers in it. In a container the path can be one of the machine, which
+	// is not mounted there: the limit is then the mount's own.
+	for line := range strings.Lines(text(top, "proc/self/cgroup")) {
+		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+		controllers, group, _ := strings.Cut(rest, ":")
+		switch {
+		case controllers == "":
+			within(groups2, group)
+		case slices.Contains(strings.Split(controllers, ","), "memory"):
+			within(groups1, group)
 		}
 	}
+	return total, max(0, available), known
 }
 
 // field is the number in the line of a file that begins with a name.
