@@ -28,7 +28,7 @@ SOAK    ?= 1h
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins build install run test test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
+.PHONY: all help plugins build install run test test-anywhere test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -53,6 +53,9 @@ install: build ## bin/kvhost to $(DESTDIR)$(PREFIX)/bin; packages of make dist h
 
 test: ## all tests that this machine has the tools for, in groups (ONLY='race slow' for some); ends in one table
 	@$(SUITE) $(ONLY)
+
+test-anywhere: ## the tests once in each of 17 kinds of surroundings (ONLY='user busy' for some; PACKAGE=host/command for one package)
+	@PACKAGE="$(PACKAGE)" $(SUITE) -anywhere $(ONLY)
 
 test-python: ## the Python client's tests against a real host, in a virtual environment (PYTEST_ARGS='-k NAME' for some)
 	@PYTEST_ADDOPTS="$(PYTEST_ARGS)" $(SUITE) python

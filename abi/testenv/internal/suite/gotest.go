@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -63,6 +64,9 @@ type event struct {
 // goTest runs the tests of a group's packages.
 func (s *suite) goTest(ctx context.Context, r *result, g goTest, has func(string) bool) {
 	list, err := s.packages(ctx, has)
+	if err == nil && len(list) == 0 {
+		err = errors.New("no package has tests")
+	}
 	if err != nil {
 		r.fail(failure{what: "the packages of " + r.name, why: err.Error(), again: "make test ONLY=" + r.name})
 		return
@@ -97,7 +101,7 @@ func (s *suite) goTest(ctx context.Context, r *result, g goTest, has func(string
 		r.fail(failure{what: "go test", why: err.Error(), again: "make test ONLY=" + r.name})
 		return
 	}
-	f := &following{suite: s, result: r, g: g, of: len(list), output: map[key]*bytes.Buffer{}, builds: map[string]*bytes.Buffer{}}
+	f := &following{suite: s, result: r, again: g.again, of: len(list), output: map[key]*bytes.Buffer{}, builds: map[string]*bytes.Buffer{}}
 	f.read(bufio.NewReader(reading))
 	err = cmd.Wait()
 	r.used(cmd.ProcessState)
@@ -120,7 +124,7 @@ func (k key) String() string { return strings.TrimSpace("./" + k.path + " " + k.
 type following struct {
 	*suite
 	*result
-	g        goTest
+	again    func(path, test string) string // the command that repeats it
 	of, done int
 	output   map[key]*bytes.Buffer
 	builds   map[string]*bytes.Buffer // of packages that do not compile
@@ -233,7 +237,7 @@ func (f *following) ended(k key, e event) {
 }
 
 func (f *following) failure(k key, why string) {
-	f.fail(failure{what: k.String(), why: why, again: f.g.again(k.path, k.test), said: true})
+	f.fail(failure{what: k.String(), why: why, again: f.again(k.path, k.test), said: true})
 	f.say("%s\n--- FAILED: %s", strings.TrimRight(why, "\n"), k)
 }
 

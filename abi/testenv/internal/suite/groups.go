@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -107,24 +106,20 @@ func concurrent(path string) bool { return !in(processes)(path) && !in(single)(p
 
 // packages are those with tests that a group has, the longest first, as paths below the module.
 func (s *suite) packages(ctx context.Context, has func(string) bool) ([]string, error) {
-	const format = "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"
-	cmd := exec.CommandContext(ctx, "go", "list", "-tags", "invariants", "-f", format, "./...")
-	cmd.Dir, cmd.Stderr = s.dir, os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("go list ./...: %w", err)
-	}
-	var list []string
-	for path := range strings.FieldsSeq(string(out)) {
-		if path = strings.TrimPrefix(strings.TrimPrefix(path, module), "/"); has(path) {
-			list = append(list, path)
+	if s.tested == nil {
+		const format = "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"
+		cmd := exec.CommandContext(ctx, "go", "list", "-tags", "invariants", "-f", format, "./...")
+		cmd.Dir, cmd.Stderr = s.dir, os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			return nil, fmt.Errorf("go list ./...: %w", err)
 		}
+		for path := range strings.FieldsSeq(string(out)) {
+			s.tested = append(s.tested, strings.TrimPrefix(strings.TrimPrefix(path, module), "/"))
+		}
+		slices.SortStableFunc(s.tested, func(a, b string) int { return rank(a) - rank(b) })
 	}
-	if len(list) == 0 {
-		return nil, errors.New("no package has tests")
-	}
-	slices.SortStableFunc(list, func(a, b string) int { return rank(a) - rank(b) })
-	return list, nil
+	return slices.DeleteFunc(slices.Clone(s.tested), func(path string) bool { return !has(path) }), nil
 }
 
 func rank(path string) int {

@@ -4,6 +4,7 @@
 //	go run ./abi/testenv/internal/suite            # all groups, as make test does
 //	go run ./abi/testenv/internal/suite race slow  # some
 //	go run ./abi/testenv/internal/suite -list      # their names, and what is in them
+//	go run ./abi/testenv/internal/suite -anywhere  # once on each kind of machine, as make test-anywhere does
 package main
 
 import (
@@ -22,19 +23,34 @@ import (
 func main() {
 	s := &suite{dir: ".", out: os.Stdout}
 	flag.DurationVar(&s.timeout, "timeout", 30*time.Minute, "the deadline of each package's tests")
-	list := flag.Bool("list", false, "list the groups")
+	list := flag.Bool("list", false, "list the groups, or the cells")
+	cells := flag.Bool("anywhere", false, "run the tests once in each kind of surroundings, a cell, as make test-anywhere does")
+	entering := flag.Bool("enter", false, "make the surroundings of the cell on standard input")
+	within := flag.Bool("inside", false, "run the tests of the cell on standard input")
 	flag.Parse()
+	for f, on := range map[*bool]func() error{entering: enter, within: inside} {
+		if !*f {
+			continue
+		}
+		if err := on(); err != nil {
+			fmt.Fprintln(os.Stderr, "suite:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(s.main(ctx, *list, flag.Args()))
+	os.Exit(s.main(ctx, *list, *cells, flag.Args()))
 }
 
 // suite is one run.
 type suite struct {
-	dir     string // the checkout
-	out     io.Writer
-	timeout time.Duration
-	results []*result
+	dir      string // the checkout
+	out      io.Writer
+	timeout  time.Duration
+	results  []*result
+	tested   []string        // packages with tests
+	compiled map[string]bool // binaries of cells
 }
 
 // group is tests that run together.
@@ -43,17 +59,20 @@ type group struct {
 	run         func(ctx context.Context, s *suite, r *result)
 }
 
-func (s *suite) main(ctx context.Context, list bool, names []string) int {
+func (s *suite) main(ctx context.Context, list, anywhere bool, names []string) int {
 	groups := groups()
+	if anywhere {
+		groups = s.anywhere()
+	}
 	if list {
 		for _, g := range groups {
-			fmt.Fprintf(s.out, "%-10s %s\n", g.name, g.holds)
+			fmt.Fprintf(s.out, "%-14s %s\n", g.name, g.holds)
 		}
 		return 0
 	}
 	for _, name := range names {
 		if !slices.ContainsFunc(groups, func(g group) bool { return g.name == name }) {
-			fmt.Fprintf(os.Stderr, "suite: no group is called %q: -list names them\n", name)
+			fmt.Fprintf(os.Stderr, "suite: no group is called %q: -list names all\n", name)
 			return 2
 		}
 	}
