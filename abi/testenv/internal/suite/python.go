@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 )
@@ -52,14 +53,22 @@ func (s *suite) python(ctx context.Context, r *result) error {
 		return errors.Join(err, stop(r))
 	}
 	report := filepath.Join(dir, "report.xml")
-	env := []string{"KVHOST_SOCKET=" + socket, "KVHOST_BIN=" + filepath.Join(top, "bin", "kvhost")}
-	err = s.command(ctx, r, env, ".venv/bin/python", "-m", "pytest", "-q", "--junitxml="+report, "host/client/python")
+	env := []string{
+		"KVHOST_SOCKET=" + socket, "KVHOST_BIN=" + filepath.Join(top, "bin", "kvhost"), fmt.Sprintf("KVHOST_TEST_TIMEOUT=%.0f", s.timeout.Seconds()),
+	}
+	bounded, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	stacks := fmt.Sprintf("faulthandler_timeout=%.0f", s.timeout.Seconds()*0.97)
+	err = s.command(bounded, r, env, ".venv/bin/python", "-m", "pytest", "-q", "-o", stacks, "--junitxml="+report, "host/client/python")
+	if bounded.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("not at its end after %s: %w", s.timeout, err)
+	}
 	return errors.Join(err, r.takeReport(report), stop(r))
 }
 
 func (s *suite) command(ctx context.Context, r *result, env []string, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(os.Interrupt) }, 10*time.Second // then it is killed
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = s.out, s.out
 	err := cmd.Run()

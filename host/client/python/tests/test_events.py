@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import queue
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kvhost import HostGoneError
-from kvhost.events import Change, Changed, Event, EventBatch, EventReader, Position
+from kvhost.events import Change, Event, EventBatch, EventReader, Position
+from waits import left, until
 
 NAMESPACE = bytes(16)
-
-
-def until(condition: Callable[[], object]) -> None:
-    due = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < due
-        time.sleep(0.001)
 
 
 def event(n: int, stored: bool = True, group: int = 0) -> Event:
@@ -86,15 +78,14 @@ class Rig:
         self.reader = EventReader(self.host.open, **{"limit": 100, **options})
 
     def stream(self, n: int) -> Stream:
-        until(lambda: len(self.host.streams) > n)
+        until("a stream", lambda: len(self.host.streams) > n)
         return self.host.streams[n]
 
     def read(self, count: int) -> list[str]:
         """The next changes, as words."""
         got: list[Change] = []
-        due = time.monotonic() + 60
         while len(got) < count:
-            assert self.reader.wait(max(0.0, due - time.monotonic())), got
+            assert self.reader.wait(left()), got
             got += self.reader.take(count - len(got))
         return [c.kind.name.lower() + (f" {int.from_bytes(c.event.key, 'big')}" if c.event else "") for c in got]
 
@@ -146,7 +137,7 @@ def test_a_full_queue_stops_the_reading() -> None:
     rig = Rig(limit=4)
     stream = rig.stream(0)
     stream.say(*snapshot(), *(batch(event(n), event(n + 1), at=n) for n in range(0, 40, 2)))
-    until(lambda: len(rig.reader._queue) == 4)
+    until("four batches that wait", lambda: len(rig.reader._queue) == 4)
     sent = stream.sent
     assert sent <= 4
     stream.say(*snapshot(event(100)))  # the log overflowed
@@ -157,7 +148,7 @@ def test_a_full_queue_stops_the_reading() -> None:
 def test_a_full_reader_can_be_closed() -> None:
     rig = Rig(limit=1)
     rig.stream(0).say(*snapshot(*map(event, range(10))))
-    until(lambda: len(rig.reader._queue) == 1)
+    until("a batch that waits", lambda: len(rig.reader._queue) == 1)
     rig.reader.close()
     assert not rig.reader._thread.is_alive() and rig.host.streams[0].closed
 
@@ -175,7 +166,7 @@ def test_a_restart_begins_with_a_snapshot(rig: Rig) -> None:
 def test_a_full_reader_can_be_restarted() -> None:
     rig = Rig(limit=1)
     rig.stream(0).say(*snapshot(*map(event, range(10))))
-    until(lambda: len(rig.reader._queue) == 1)
+    until("a batch that waits", lambda: len(rig.reader._queue) == 1)
     rig.reader.restart()
     rig.stream(1).say(*snapshot(event(3)))
     assert rig.read(3) == ["reset", "stored 3", "complete"]

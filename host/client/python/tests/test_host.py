@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import kvhost
 import pytest
 from kvhost.session import LoadJob
+from waits import left
 
 PAGE, BLOCKS, LAYERS, PLACES = 4096, 2, 3, 64
 GROUPS = [
@@ -90,7 +91,7 @@ def test_what_is_stored_is_loaded(peer: Peer, seed: bytes) -> None:
         ]
     )
     job.read(30)
-    result = job.published(30)
+    result = job.published(left())
     assert [c.result for c in result.chunks] == [kvhost.Result.STORED] * n
     assert result.bytes == n * BLOCKS * LAYERS * 2 * PAGE
 
@@ -100,18 +101,18 @@ def test_what_is_stored_is_loaded(peer: Peer, seed: bytes) -> None:
     layers: list[int] = []
     to = [range((20 + i) * BLOCKS, (21 + i) * BLOCKS) for i in range(n)]
     wanted = [kvhost.LoadChunk(i, to[i]) for i in range(n)]
-    loaded = s.load(found, wanted, on_layer=lambda layer, _: layers.append(layer)).wait(30)
+    loaded = s.load(found, wanted, on_layer=lambda layer, _: layers.append(layer)).wait(left())
     assert loaded.failed == [] and loaded.bytes == result.bytes
     assert layers == list(range(LAYERS))
     assert [peer.read(r) for r in to] == content
     after = s.lookup(keys).load_seconds
     assert after is not None and 0 < after < 60
 
-    again = s.load(found, [kvhost.LoadChunk(0, to[0])]).wait(30)  # the lease is used up
+    again = s.load(found, [kvhost.LoadChunk(0, to[0])]).wait(left())  # the lease is used up
     assert [(f.block, f.error.code) for f in again.failed] == [(b, kvhost.Code.LEASE_OVER) for b in to[0]]
     found.release()
     s.end_request(5, kvhost.Hints(kvhost.EndReason.TOOL_CALL, tokens_in=64, tokens_out=9, priority=-1, return_seconds=2.5))
-    assert [c.result for c in s.store([kvhost.StoreChunk(keys[0], to[0])]).published(30).chunks] == [kvhost.Result.RESIDENT]
+    assert [c.result for c in s.store([kvhost.StoreChunk(keys[0], to[0])]).published(left()).chunks] == [kvhost.Result.RESIDENT]
 
 
 def test_jobs_can_be_awaited(peer: Peer, seed: bytes) -> None:
@@ -153,11 +154,11 @@ def test_adopted_memory(path: str, seed: bytes) -> None:
         memory.offset(0)
     with kvhost.Session(path, "adopted-" + seed.hex(), namespace()) as s:
         s.register(7, memory, [kvhost.Region(memory.offset(address), PAGE, size // PAGE)])
-        s.store([kvhost.StoreChunk(key(seed, 0), [0, 1])], group=7).published(30)
+        s.store([kvhost.StoreChunk(key(seed, 0), [0, 1])], group=7).published(left())
         pending = s.start_lookup([key(seed, 0)], group=7, readers=1)
         assert pending.done(30) and pending.result().hits == 1
         lease = s.leased(pending.result().lease)
-        assert s.load(lease, [kvhost.LoadChunk(0, [5, 6])]).wait(30).failed == []
+        assert s.load(lease, [kvhost.LoadChunk(0, [5, 6])]).wait(left()).failed == []
     assert s.ended.is_set()
     assert bytes(raw) == before[: 5 * PAGE] + before[: 2 * PAGE] + before[7 * PAGE :]
     memory.close()
@@ -166,7 +167,7 @@ def test_adopted_memory(path: str, seed: bytes) -> None:
 def test_events(peer: Peer, seed: bytes) -> None:
     s = peer.session
     first, second = key(seed, 0), key(seed, 1)
-    s.store([kvhost.StoreChunk(first, [0, 1])]).published(30)
+    s.store([kvhost.StoreChunk(first, [0, 1])]).published(left())
     stream = s.events()
     known: set[bytes] = set()
     after = None
@@ -177,7 +178,7 @@ def test_events(peer: Peer, seed: bytes) -> None:
             break
     stream.close()
     assert first in known and after is not None
-    s.store([kvhost.StoreChunk(second, [2, 3], parent=first, depth=1)]).published(30)
+    s.store([kvhost.StoreChunk(second, [2, 3], parent=first, depth=1)]).published(left())
     resumed = s.events(after)
     batch = next(iter(resumed))
     assert not batch.snapshot and [(e.key, e.parent) for e in batch.events] == [(second, first)]
@@ -193,7 +194,7 @@ def test_events_of_a_closed_session(path: str, seed: bytes) -> None:
 
 def test_discard(path: str, peer: Peer, seed: bytes) -> None:
     s, k = peer.session, [key(seed, i) for i in range(3)]
-    s.store([kvhost.StoreChunk(k[i], [2 * i, 2 * i + 1]) for i in range(2)]).published(10)
+    s.store([kvhost.StoreChunk(k[i], [2 * i, 2 * i + 1]) for i in range(2)]).published(left())
     lease = s.lookup(k[:1])
     in_use, removed, absent = kvhost.DiscardResult.IN_USE, kvhost.DiscardResult.REMOVED, kvhost.DiscardResult.ABSENT
     assert s.discard([k[1], k[0], k[2]]) == [removed, in_use, absent]
@@ -222,16 +223,16 @@ def test_shared_memory_that_shrinks(path: str, seed: bytes) -> None:
             s.register(7, memory, [region])
             os.pwrite(memory.fd, os.urandom(2 * PAGE), 0)
             chunk = kvhost.StoreChunk(key(seed, 0), [0, 1])
-            assert s.store([chunk], group=7).published(30).chunks[0].result == kvhost.Result.STORED
+            assert s.store([chunk], group=7).published(left()).chunks[0].result == kvhost.Result.STORED
             os.ftruncate(memory.fd, 0)
             late = kvhost.StoreChunk(key(seed, 1), [0, 1])
-            assert s.store([late], group=7).published(30).chunks[0].result == kvhost.Result.FAILED
+            assert s.store([late], group=7).published(left()).chunks[0].result == kvhost.Result.FAILED
             found = s.lookup([key(seed, 0)], group=7)
-            failed = s.load(found, [kvhost.LoadChunk(0, [2, 3])]).wait(30).failed
+            failed = s.load(found, [kvhost.LoadChunk(0, [2, 3])]).wait(left()).failed
             assert [(f.block, f.error.code) for f in failed] == [(b, kvhost.Code.INVALID) for b in (2, 3)]
             os.posix_fallocate(memory.fd, 0, size)  # with pages: the host takes none of a file
             again = s.lookup([key(seed, 0)], group=7)
-            assert s.load(again, [kvhost.LoadChunk(0, [2, 3])]).wait(30).failed == []
+            assert s.load(again, [kvhost.LoadChunk(0, [2, 3])]).wait(left()).failed == []
         memory.close()
     finally:
         pool.close()
@@ -241,10 +242,10 @@ def test_shared_memory_that_shrinks(path: str, seed: bytes) -> None:
 def test_membership_and_holes(peer: Peer, seed: bytes) -> None:
     s = peer.session
     for i in (1, 4):
-        s.store([kvhost.StoreChunk(key(seed, i), [0, 1])], group=7).published(30)
+        s.store([kvhost.StoreChunk(key(seed, i), [0, 1])], group=7).published(left())
     found = s.lookup([key(seed, i) for i in range(10)], group=7)
     assert found.hits == 2 and [i for i in range(10) if found.has(i)] == [1, 4]
-    loaded = s.load(found, [kvhost.LoadChunk(4, [8, kvhost.NOT_WANTED])]).wait(30)
+    loaded = s.load(found, [kvhost.LoadChunk(4, [8, kvhost.NOT_WANTED])]).wait(left())
     assert loaded.failed == []
 
 
@@ -255,11 +256,11 @@ def test_two_ranks(path: str, seed: bytes) -> None:
     k = key(seed, 0)
     for r, p in enumerate(peers):
         p.fill(range(2))
-        assert p.session.store([kvhost.StoreChunk(k, range(2))]).published(30).chunks[0].result == kvhost.Result.STORED
+        assert p.session.store([kvhost.StoreChunk(k, range(2))]).published(left()).chunks[0].result == kvhost.Result.STORED
         assert [q.session.lookup([k]).hits for q in peers] == [r, r]
     for p in peers:
         before = p.read(range(2))
-        assert p.session.load(p.session.lookup([k]), [kvhost.LoadChunk(0, range(6, 8))]).wait(30).failed == []
+        assert p.session.load(p.session.lookup([k]), [kvhost.LoadChunk(0, range(6, 8))]).wait(left()).failed == []
         assert p.read(range(6, 8)) == before
         p.close()
 
@@ -275,7 +276,7 @@ def test_wrong_input_names_its_field(path: str, peer: Peer, seed: bytes) -> None
         s.lookup([], group=3)
     assert (e.value.code, e.value.field) == (kvhost.Code.UNKNOWN, "group")
     with pytest.raises(kvhost.HostError) as e:
-        s.store([kvhost.StoreChunk(key(seed, 0), [0, PLACES])]).published(30)
+        s.store([kvhost.StoreChunk(key(seed, 0), [0, PLACES])]).published(left())
     assert (e.value.code, e.value.field) == (kvhost.Code.INVALID, "chunks[0].blocks")
     with pytest.raises(kvhost.HostError) as e:
         s.register(0, peer.arena, [kvhost.Region(0, PAGE, PLACES)] * (2 * LAYERS))
@@ -307,7 +308,7 @@ def test_words_put_jobs_in_order(peer: Peer, seed: bytes, monkeypatch: pytest.Mo
     assert semaphores.load(1) == 0
     content = peer.fill(range(0, BLOCKS))  # what is stored, since the semaphore comes after it
     semaphores.store(0, 1)
-    assert [c.result for c in job.published(30).chunks] == [kvhost.Result.STORED]
+    assert [c.result for c in job.published(left()).chunks] == [kvhost.Result.STORED]
     assert semaphores.load(1) == 5 and late.statuses() == [1]
 
     by_layer = kvhost.Timeline(semaphores, done=3, done_value=10, status=4, layers=LAYERS)
@@ -315,7 +316,7 @@ def test_words_put_jobs_in_order(peer: Peer, seed: bytes, monkeypatch: pytest.Mo
     answers = []
     take = LoadJob._call
     monkeypatch.setattr(LoadJob, "_call", lambda job, m: answers.append(m.WhichOneof("body")) or take(job, m))
-    s.load(found, [kvhost.LoadChunk(0, range(2, 4))], timeline=by_layer).wait(30)
+    s.load(found, [kvhost.LoadChunk(0, range(2, 4))], timeline=by_layer).wait(left())
     assert semaphores.load(3) == 10 and by_layer.statuses() == [1] * LAYERS
     assert answers == ["load_done"]  # and no message for a layer
     assert peer.read(range(2, 4)) == content

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import kvhost
@@ -20,6 +20,7 @@ from kvhost.errors import HostGoneError
 from kvhost.objects import Options
 from kvhost.own import OwnHost
 from kvhost.wire import unreachable
+from waits import left, until
 
 PAGE = 64 << 10
 SPACE = kvhost.Namespace(
@@ -51,14 +52,6 @@ def alive(pid: int) -> bool:
             return f.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def until(what: str, done: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if done():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"never: {what}")
 
 
 def host_of(host: OwnHost) -> int:
@@ -103,7 +96,7 @@ def test_its_chunks_outlive_it(place: Path) -> None:
 def test_processes_that_start_at_once_share_one(place: Path) -> None:
     code = f"from kvhost.own import OwnHost; h = OwnHost({str(place)!r} + '/kv=64MiB'); h.ensure(); print(h.socket)"
     engines = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    sockets = {e.communicate(timeout=120)[0] for e in engines}
+    sockets = {e.communicate(timeout=left())[0] for e in engines}
     assert {e.returncode for e in engines} == {0} and sockets == {OwnHost(f"{place}/../{place.name}/kv=1GiB").socket + "\n"}
     assert len(pids(Path(next(iter(sockets)).strip()).with_suffix(".log"))) == 1
     assert hits(OwnHost(f"{place}/kv")) == 0, "a host of another capacity of the root is the same"

@@ -7,11 +7,11 @@ import os
 import pathlib
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import kvhost
 import pytest
+from waits import left, until
 
 PAGE, PLACES, STORED, ASKED = 64 << 10, 8, 40, 4
 
@@ -45,16 +45,7 @@ level = 1
             yield f"{d}/s"
         finally:
             host.terminate()
-            host.wait(60)
-
-
-def until(what: str, done: Callable[[], bool]) -> None:
-    """Waits for what the host does by itself."""
-    for _ in range(3000):
-        if done():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"never: {what}")
+            host.wait(left())
 
 
 def page(n: int, plane: int) -> bytes:
@@ -82,7 +73,7 @@ def test_what_a_lookup_asks_for_is_loaded_from_memory(socket: str) -> None:
             for p in planes:
                 at(p, 0)[:] = page(n, p)
             parent = keys[n - 1] if n else b""
-            (r,) = s.store([kvhost.StoreChunk(k, [0], parent, n)]).published(30).chunks
+            (r,) = s.store([kvhost.StoreChunk(k, [0], parent, n)]).published(left()).chunks
             assert r.result == kvhost.Result.STORED, r
             # A chunk goes around memory while the copies of those before it are behind.
             until(f"chunk {n} is copied", lambda n=n: count("level1_through") == n + 1)
@@ -95,7 +86,7 @@ def test_what_a_lookup_asks_for_is_loaded_from_memory(socket: str) -> None:
         for p in planes:
             for b in range(ASKED):
                 at(p, b)[:] = b"\xee" * PAGE
-        done = s.load(hit, [kvhost.LoadChunk(i, [i]) for i in range(ASKED)]).wait(30)
+        done = s.load(hit, [kvhost.LoadChunk(i, [i]) for i in range(ASKED)]).wait(left())
         assert not done.failed
         assert all(bytes(at(p, i)) == page(i, p) for p in planes for i in range(ASKED))
         assert count("level1_loaded_bytes") == before and count("level0_prefetch_used") == ASKED

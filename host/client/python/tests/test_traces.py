@@ -8,9 +8,9 @@ import queue
 import subprocess
 import tempfile
 import threading
-import time
 
 import kvhost
+from waits import left, until
 
 TRACE, SPAN, PAGE = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", 4096
 
@@ -39,16 +39,15 @@ def test_spans_have_the_clients_trace() -> None:
             env=env, stderr=subprocess.PIPE,
         )
         try:
-            while not os.path.exists(f"{d}/s"):
-                assert host.poll() is None
-                time.sleep(0.01)
+            until("the host serves", lambda: os.path.exists(f"{d}/s") or host.poll() is not None)
+            assert host.poll() is None
             requests(f"{d}/s")
             body = b""
             while body.count(b"kvhost.discard") < 1:
-                body += exports.get(timeout=60)
+                body += exports.get(timeout=left())
         finally:
             host.terminate()
-            _, log = host.communicate(timeout=60)
+            _, log = host.communicate(timeout=left())
             server.shutdown()
             server.server_close()
     assert log.count(b"client closed the session") == log.count(b"session ended") == 1  # and did not crash
@@ -64,8 +63,8 @@ def requests(socket: str) -> None:
     key, trace = bytes(31) + b"k", f"00-{TRACE}-{SPAN}-01"
     with kvhost.Arena(2 * PAGE) as arena, kvhost.Session(socket, "e", ns) as s:
         s.register(0, arena, [kvhost.Region(0, PAGE, 2)])
-        s.store([kvhost.StoreChunk(key, [0])], traceparent=trace).published(30)
+        s.store([kvhost.StoreChunk(key, [0])], traceparent=trace).published(left())
         assert s.lookup([key]).hits == 1
-        assert not s.load(s.lookup([key], traceparent=trace), [kvhost.LoadChunk(0, [1])]).wait(30).failed
-        assert s.load(s.lookup([key]), [kvhost.LoadChunk(0, [1])]).wait(30).failed == []
+        assert not s.load(s.lookup([key], traceparent=trace), [kvhost.LoadChunk(0, [1])]).wait(left()).failed
+        assert s.load(s.lookup([key]), [kvhost.LoadChunk(0, [1])]).wait(left()).failed == []
         s.discard([bytes(31) + b"x"], traceparent=trace)

@@ -20,6 +20,7 @@ from kvhost.vllm.orders import StepOrders, WorkerReport
 from kvhost.vllm.scheduler import Scheduler
 from kvhost.vllm.settings import Settings
 from kvhost.vllm.worker import Worker
+from waits import left
 
 BLOCK, CHUNK = 4, 8
 FULL = GroupPlan(0, BLOCK, CHUNK)
@@ -261,7 +262,7 @@ def test_an_answer_that_comes_late_is_a_miss(
     read, a = threading.Event(), lora(adapter(tmp_path / "a"))
 
     def digest(folder: str) -> bytes:
-        assert read.wait(30)
+        assert read.wait(left())
         return b"digest"
 
     monkeypatch.setattr("kvhost.content._digest", digest)

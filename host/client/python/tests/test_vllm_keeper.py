@@ -14,6 +14,7 @@ from kvhost.errors import Code, HostError
 from kvhost.session import DiscardResult
 from kvhost.vllm import keeper
 from kvhost.vllm.keeper import Keeper
+from waits import left
 
 NEVER = math.inf
 
@@ -195,7 +196,7 @@ def test_its_thread_runs_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "discard", discard)
     k = Keeper(DoubleLink(session), [FULL], 1)  # type: ignore[arg-type]
     k.keep(KEYS, 0, 0.0, NEVER, 0.0)
-    assert gone.wait(30), "want what is due done without a step of the engine"
+    assert gone.wait(left()), "want what is due done without a step of the engine"
     k.close()
     assert k._thread is not None
     k._thread.join(30)

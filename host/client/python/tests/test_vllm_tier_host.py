@@ -12,6 +12,7 @@ import kvhost
 import pytest
 from kvhost.vllm.link import Link
 from kvhost.vllm.tierjobs import Done, Slot, TierJobs
+from waits import left
 
 ROW, ROWS, POISON = 48 << 10, 32, 0xA5
 RUNS = {0: [(0, ROW)], 3: [(0, 8192), (20000, 4100)]}  # by group: (offset in the row, bytes)
@@ -36,15 +37,14 @@ class Rig:
             return [session]
 
         self.link = Link("tier", self.socket, open, leads=True)
-        assert self.link.start(60), (folder / "log").read_text()
+        assert self.link.start(left()), (folder / "log").read_text()
         self.jobs = TierJobs(self.link, RUNS, 32)
 
     def row(self, n: int) -> memoryview:
         return self.arena.view[n * ROW : (n + 1) * ROW]
 
     def done(self, job: int) -> Done:
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
+        while left() > 0:
             self.jobs.flush()
             for done in self.jobs.finished():
                 assert done.id == job, f"job {done.id} was answered, want {job}"
@@ -53,8 +53,7 @@ class Rig:
         raise AssertionError(f"no answer to job {job}")
 
     def ask(self, request: str, keys: Sequence[bytes]) -> list[bool | None]:
-        end = time.monotonic() + 60
-        while None in (found := [self.jobs.lookup(request, k) for k in keys]) and time.monotonic() < end:
+        while None in (found := [self.jobs.lookup(request, k) for k in keys]) and left() > 0:
             self.jobs.flush()
         return found
 
@@ -63,7 +62,7 @@ class Rig:
         self.link.close()
         self.arena.close()
         self.host.kill()
-        self.host.wait(60)
+        self.host.wait(left())
 
 
 @pytest.fixture

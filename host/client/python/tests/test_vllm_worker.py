@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,13 +13,7 @@ from kvhost.vllm.link import Link
 from kvhost.vllm.orders import ChunkOrder, GroupLoad, LoadOrder, StepOrders, StoreOrder
 from kvhost.vllm.settings import Settings
 from kvhost.vllm.worker import Worker
-
-
-def until(condition: Callable[[], bool]) -> None:
-    due = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < due
-        time.sleep(0.001)
+from waits import until
 
 
 class Rig:
@@ -42,7 +35,7 @@ class Rig:
         return self.orders
 
     def sent(self, n: int) -> None:
-        until(lambda: len(self.session.stores) == n)
+        until("stores", lambda: len(self.session.stores) == n)
 
     def step(self, **orders: object) -> tuple[set[str], set[str]]:
         done = self.w.finished(StepOrders(**orders), lambda: lambda: None)  # type: ignore[arg-type]
@@ -98,7 +91,7 @@ def test_a_store_that_is_not_read_is_cancelled() -> None:
     rig = Rig(read_timeout=0.0)
     order = rig.store("a", 1)
     rig.sent(1)
-    until(lambda: rig.step() == (set(), set()) and rig.free == {order: 1})
+    until("an order that is free", lambda: rig.step() == (set(), set()) and rig.free == {order: 1})
     assert rig.session.stores[0].cancelled and rig.dropped == {"the host had not read them within 0.0 s": 1}
     rig.w.close()
 
@@ -163,7 +156,7 @@ def test_a_load_that_the_host_neither_ends_nor_cancels_is_abandoned(monkeypatch:
     rig.session.frozen = lambda: True
     monkeypatch.setattr("kvhost.vllm.worker._CANCEL_SECONDS", 0.0)
     order = rig.load("a", [1, 2], [3, 4])
-    until(lambda: rig.step() == ({"a"}, {"a"}))
+    until("the request ends both ways", lambda: rig.step() == ({"a"}, {"a"}))
     assert rig.abandoned == {order: "a"} and rig.failed == {"a": {0: b"", 1: b""}}
     assert not rig.free and not rig.w.bad_blocks(), "its blocks stay the host's, and the request takes others"
     assert rig.step() == (set(), set())
@@ -244,9 +237,9 @@ def test_a_link_that_leads_begins_a_new_epoch_after_a_loss() -> None:
     host.down = True
     host.opened[0][1].die()
     assert link.epoch == -1 and link.sessions() == []
-    until(lambda: link.wanted == 1)
+    until("a connection that is wanted", lambda: link.wanted == 1)
     host.down = False
-    until(lambda: link.epoch == 1)
+    until("the first connection", lambda: link.epoch == 1)
     assert link.sessions(0) == [] and len(link.sessions(1)) == 1
     link.close()
     assert host.opened[1][1].ended.is_set()
@@ -257,7 +250,7 @@ def test_a_link_follows_and_sleeps() -> None:
     link = Link("x", "socket", host, leads=False)  # type: ignore[arg-type]
     assert link.start(5)
     link.follow(3)
-    until(lambda: link.epoch == 3)
+    until("the third connection", lambda: link.epoch == 3)
     assert host.opened[0][1].ended.is_set()
     link.pause()
     assert link.sessions() == [] and host.opened[1][1].ended.is_set()
