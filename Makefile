@@ -54,7 +54,7 @@ install: build ## bin/kvhost to $(DESTDIR)$(PREFIX)/bin; packages of make dist h
 test: ## all tests that this machine has the tools for, in groups (ONLY='race slow' for some); ends in one table
 	@$(SUITE) $(ONLY)
 
-test-anywhere: ## the tests once in each of 17 kinds of surroundings (ONLY='user busy' for some; PACKAGE=host/command for one package)
+test-anywhere: ## the tests once in each of 17 kinds of surroundings (ONLY='user busy' for some; PACKAGE='host host/command' for some packages)
 	@PACKAGE="$(PACKAGE)" $(SUITE) -anywhere $(ONLY)
 
 test-python: ## the Python client's tests against a real host, in a virtual environment (PYTEST_ARGS='-k NAME' for some)

@@ -14,8 +14,8 @@ import (
 	"github.com/kvhost/kvhost/abi/testenv"
 )
 
-// all are packages whose tests use files, processes or sockets, but for random histories, which look at nothing of the machine, and are
-// the longest. sockets, races and dated are those that could notice less.
+// all are the packages with tests that use files, processes or sockets, but for random histories: these are the longest, and look at
+// nothing of the machine. Cells with fewer packages have those that could notice.
 func all(path string) bool { return path != "host/internal/testkit/storetest" && !in(within)(path) }
 
 // within are packages that use nothing outside their process.

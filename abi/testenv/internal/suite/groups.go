@@ -18,7 +18,7 @@ const module = "github.com/kvhost/kvhost"
 // are compiled for all, which takes twenty times as long under the race detector.
 var processes = []string{"host/command", "examples/...", "cmd/..."}
 
-// single are packages whose code starts nothing and shares nothing. All that is neither here nor in processes is tested under the race
+// single are packages in which code starts nothing and shares nothing. All that is neither here nor in processes is tested under the race
 // detector.
 var single = []string{
 	"abi/...", "plugins/...", "host/kv", "host/internal/config", "host/internal/doctor", "host/internal/policy/meter",
