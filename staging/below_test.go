@@ -41,7 +41,7 @@ func everything(t *testing.T, dir string) string {
 
 // fortress is a directory with links of every kind that lead out of it, beside what they lead to.
 func fortress(t *testing.T) (dir, outside string) {
-	top := t.TempDir()
+	top := testenv.Dir(t)
 	dir, outside = filepath.Join(top, "root"), filepath.Join(top, "outside")
 	must := func(err error) {
 		t.Helper()

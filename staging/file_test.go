@@ -138,7 +138,7 @@ func TestNoSpace(t *testing.T) {
 }
 
 func TestAllocateWithoutSpace(t *testing.T) {
-	dir := testenv.Dir(t)
+	dir := testenv.SmallDisk(t, 1<<20) // others' disk would be full for a moment
 	space, err := OS().Statfs(dir)
 	must(t, err)
 	f, err := OS().OpenFile(filepath.Join(dir, "a"), os.O_RDWR|os.O_CREATE, 0o600)

@@ -39,7 +39,7 @@ part=all operations=107 kills=3 seeds=4 failures=2 seconds=11
 func tortureScript(dir string, parts ...string) (string, error) {
 	var list []string
 	for _, p := range parts {
-		list = append(list, p+" "+filepath.Join(dir, p))
+		list = append(list, p+" '"+filepath.Join(dir, p)+"'")
 	}
 	cmd := exec.Command("bash", "../../.ci/torture")
 	cmd.Stdin = strings.NewReader(strings.Join(list, "\n") + "\n")

@@ -3,6 +3,7 @@
 package testenv
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -19,14 +20,38 @@ func Required() bool { return os.Getenv(Require) == "1" }
 // there is room: a test of processes that are killed, or of injected errors, is as good there, and takes a third of the time.
 func Dir(t testing.TB) string {
 	t.Helper()
-	parent := ""
 	var st syscall.Statfs_t
-	if err := syscall.Statfs("/dev/shm", &st); err == nil && st.Bavail*uint64(st.Bsize) > 4<<30 {
-		parent = "/dev/shm"
+	dir, err := "", syscall.Statfs("/dev/shm", &st)
+	if err == nil && st.Bavail*uint64(st.Bsize) > 4<<30 {
+		dir, _ = os.MkdirTemp("/dev/shm", "kv") // it may be read-only
 	}
-	dir, err := os.MkdirTemp(parent, "kv")
-	OK(t, err)
+	if dir == "" {
+		dir, err = os.MkdirTemp(ShortTemp(), "kv")
+		OK(t, err)
+	}
 	t.Cleanup(func() { NoError(t, os.RemoveAll(dir)) })
+	return dir
+}
+
+// longestTemp leaves what the names below it take of the 107 bytes of a socket's path.
+const longestTemp = 40
+
+// ShortTemp is the directory of temporary files, or /tmp where that is too long for sockets below it.
+func ShortTemp() string {
+	if dir := os.TempDir(); len(dir) <= longestTemp {
+		return dir
+	}
+	return "/tmp"
+}
+
+// SmallDisk mounts a file system of so many bytes, of which nothing else takes any, until the test ends.
+func SmallDisk(t testing.TB, bytes int) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := syscall.Mount("kvhost-test", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)); err != nil {
+		t.Skipf("missing: the right to mount (%v): run as root with CAP_SYS_ADMIN", err)
+	}
+	t.Cleanup(func() { NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
 	return dir
 }
 

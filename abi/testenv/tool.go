@@ -137,6 +137,10 @@ var (
 		Name: "/dev/fuse", Tests: "roots on a file system that misbehaves below the kernel",
 		Other: "run as root with CAP_SYS_ADMIN, and give the container /dev/fuse", Optional: true, probe: mayUseFUSE,
 	}
+	SharedMemory = &Tool{
+		Name: "a /dev/shm that this user may write to", Tests: "memory that processes share by its name", Other: "mount a tmpfs there",
+		Optional: true, probe: func() bool { return unix.Access("/dev/shm", unix.W_OK) == nil },
+	}
 	DirectIO = &Tool{
 		Name: "direct I/O", Tests: "what GPUDirect Storage needs of a file", Other: "set TMPDIR to a directory on a disk",
 		Optional: true, probe: takesDirectIO,
@@ -157,7 +161,8 @@ var (
 
 // Tools are all of them.
 var Tools = []*Tool{Make, Git, CC, Clang, Cargo, Python, PythonPackages, Chromium, Promtool, Systemd,
-	Packages, NFPM, Kubernetes, VersityGW, NIXL, OthersMemory, Debian, Buildah, Mounts, Users, FUSE, DirectIO, Devices, UserFaults, MemoryCgroup}
+	Packages, NFPM, Kubernetes, VersityGW, NIXL, OthersMemory, Debian, Buildah, Mounts, Users, FUSE, SharedMemory,
+	DirectIO, Devices, UserFaults, MemoryCgroup}
 
 func commands(names ...string) func() bool {
 	return func() bool {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -37,7 +38,7 @@ var socket string
 func TestMain(m *testing.M) { os.Exit(withHost(m.Run)) }
 
 func withHost(run func() int) int {
-	dir, err := os.MkdirTemp("", "kv")
+	dir, err := os.MkdirTemp(testenv.ShortTemp(), "kv")
 	if err != nil {
 		log.Fatal(err)
 	}

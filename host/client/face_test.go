@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"errors"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -13,7 +14,7 @@ var wireType = regexp.MustCompile(`\b(proto|abi)\.`)
 func TestFace(t *testing.T) {
 	doc, err := exec.Command("go", "doc", "-all", ".").Output()
 	if err != nil {
-		t.Fatalf("go doc: %v", err)
+		t.Fatalf("go doc: %v\n%s", err, said(err))
 	}
 	for line := range strings.Lines(string(doc)) {
 		if wireType.MatchString(line) {
@@ -22,11 +23,20 @@ func TestFace(t *testing.T) {
 	}
 	deps, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {
-		t.Fatalf("go list: %v", err)
+		t.Fatalf("go list: %v\n%s", err, said(err))
 	}
 	for path := range strings.FieldsSeq(string(deps)) {
 		if strings.HasSuffix(path, "kvhost/abi") || strings.Contains(path, "wazero") {
 			t.Errorf("the client needs %s", path)
 		}
 	}
+}
+
+// said is what a command that failed wrote to its standard error.
+func said(err error) []byte {
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		return failed.Stderr
+	}
+	return nil
 }

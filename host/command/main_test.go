@@ -104,7 +104,7 @@ func finish(t *testing.T, cmd *exec.Cmd) result {
 // shortDir is as testenv.Dir, but on the disk: for links to the binary, and for direct I/O.
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kv")
+	dir, err := os.MkdirTemp(testenv.ShortTemp(), "kv")
 	testenv.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir

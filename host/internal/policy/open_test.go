@@ -35,7 +35,7 @@ func TestOddFilesAreRefused(t *testing.T) {
 	for name, place := range odd {
 		for _, of := range []string{"module", "signature"} {
 			t.Run(name+" as "+of, func(t *testing.T) {
-				dir, err := os.MkdirTemp("", "kv") // a socket's path must be short
+				dir, err := os.MkdirTemp(testenv.ShortTemp(), "kv") // a socket's path must be short
 				testenv.OK(t, err)
 				t.Cleanup(func() { os.RemoveAll(dir) })
 				path := filepath.Join(dir, "m.wasm")

@@ -15,7 +15,7 @@ import (
 )
 
 func TestReadFile(t *testing.T) {
-	dir := t.TempDir()
+	dir := testenv.Dir(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if err := errors.Join(os.WriteFile(at("file"), []byte("0123456789"), 0o600), os.Symlink("file", at("link")),
 		unix.Mkfifo(at("fifo"), 0o600), os.Symlink("fifo", at("link to fifo")), os.Mkdir(at("dir"), 0o700)); err != nil {

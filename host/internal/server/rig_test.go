@@ -56,7 +56,7 @@ type rig struct {
 
 func newRig(t testing.TB, change func(*Config, *store.Config)) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kv") // a socket's path is short
+	dir, err := os.MkdirTemp(testenv.ShortTemp(), "kv") // a socket's path is short
 	testenv.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, dir: dir, socket: filepath.Join(dir, "s"), faults: faultfs.New(staging.OS())}

@@ -13,6 +13,7 @@ import (
 // sharedMemory makes POSIX shared memory that nothing seals.
 func sharedMemory(t *testing.T, bytes int64) *os.File {
 	t.Helper()
+	testenv.Need(t, testenv.SharedMemory)
 	dir, err := os.MkdirTemp("/dev/shm", "kvhost")
 	testenv.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/abi"
+	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store/catalog"
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/health"
@@ -24,11 +25,7 @@ import (
 
 // TestFloor leaves a part of a small file system to others, and makes room when they take more.
 func TestFloor(t *testing.T) {
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m"); err != nil {
-		t.Skipf("missing: the right to mount (%v): run as root with CAP_SYS_ADMIN", err)
-	}
-	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+	dir := testenv.SmallDisk(t, 2<<20)
 	const keep = 1 << 20
 	f := newFixtureIn(t, filepath.Join(dir, "root"), 1000, 1, func(c *Config) {
 		c.Roots[0].MinFree, c.UpkeepEvery = keep, 5*time.Millisecond

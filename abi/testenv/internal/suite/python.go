@@ -39,7 +39,7 @@ func (s *suite) python(ctx context.Context, r *result) error {
 	if err := s.command(ctx, r, nil, "make", "--no-print-directory", "build"); err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "kvhost-suite-")
+	dir, err := os.MkdirTemp(testenv.ShortTemp(), "kvhost-suite-")
 	if err != nil {
 		return err
 	}

@@ -102,6 +102,7 @@ func TestCachedModulesNeedNoCompiler(t *testing.T) {
 
 // A host compiles where it can write.
 func TestWorkDirectories(t *testing.T) {
+	testenv.Need(t, testenv.SharedMemory)
 	writable := t.TempDir()
 	t.Setenv("TMPDIR", "/proc/none")
 	for _, c := range []struct{ dir, in string }{{"", "/dev/shm"}, {"/proc", "/dev/shm"}, {writable, ""}} {

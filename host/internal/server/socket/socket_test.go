@@ -10,7 +10,7 @@ import (
 )
 
 func TestOtherUsersAreRefused(t *testing.T) {
-	dir, err := os.MkdirTemp("", "kv")
+	dir, err := os.MkdirTemp(testenv.ShortTemp(), "kv")
 	testenv.OK(t, err)
 	defer os.RemoveAll(dir)
 	l, err := listenUnix(dir+"/s", Users{}, slog.New(slog.DiscardHandler))
@@ -63,7 +63,7 @@ func TestUsers(t *testing.T) {
 // Others reach the sockets only where the operator names some.
 func TestModes(t *testing.T) {
 	for mode, users := range map[os.FileMode]Users{0o600: {}, 0o666: {GIDs: []uint32{50}}} {
-		dir, err := os.MkdirTemp("", "kv")
+		dir, err := os.MkdirTemp(testenv.ShortTemp(), "kv")
 		testenv.OK(t, err)
 		defer os.RemoveAll(dir)
 		p, err := Listen(dir+"/s", users, slog.New(slog.DiscardHandler))

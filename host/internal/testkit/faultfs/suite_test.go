@@ -2,6 +2,7 @@ package faultfs_test
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
@@ -14,7 +15,9 @@ func TestSuite(t *testing.T) {
 	elsewhere := faultfs.New(staging.OS(), faultfs.MustRules("any /nowhere/**: eio")...)
 	noDirect := faultfs.New(staging.OS(), faultfs.MustRules("direct **: einval")...)
 	shm, err := os.MkdirTemp("/dev/shm", "kvhost-suite-")
-	testenv.OK(t, err)
+	if testenv.SharedMemory.Have() {
+		testenv.OK(t, err)
+	}
 	t.Cleanup(func() { os.RemoveAll(shm) })
 	below := t.TempDir()
 	for _, c := range []struct {
@@ -31,8 +34,13 @@ func TestSuite(t *testing.T) {
 		{"with rules elsewhere", elsewhere, t.TempDir()},
 		{"refuses direct I/O", noDirect, t.TempDir()},
 	} {
-		testenv.OK(t, os.MkdirAll(c.dir, 0o700))
-		t.Run(c.name, func(t *testing.T) { faultfs.RunSuite(t, c.fs, c.dir) })
+		t.Run(c.name, func(t *testing.T) {
+			if strings.HasSuffix(c.name, "in memory") {
+				testenv.Need(t, testenv.SharedMemory)
+			}
+			testenv.OK(t, os.MkdirAll(c.dir, 0o700))
+			faultfs.RunSuite(t, c.fs, c.dir)
+		})
 	}
 	if n := elsewhere.Injected(); n != 0 {
 		t.Errorf("%d faults were injected under a rule about no file of the suite, want none", n)

@@ -18,7 +18,7 @@ import (
 // tests have compiled.
 func Configuration(t testing.TB, roots ...config.Root) *config.Config {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kvhost") // t.TempDir can be too long for a socket
+	dir, err := os.MkdirTemp(testenv.ShortTemp(), "kvhost") // t.TempDir can be too long for a socket
 	testenv.OK(t, err)
 	t.Cleanup(func() {
 		testenv.NoError(t, os.RemoveAll(dir))
