@@ -67,6 +67,12 @@ func Load(src Source) (*Loaded, error) {
 	if err = errors.Join(err, l.applyEnv(src.Env), l.applyFlags(src.Flags)); err != nil {
 		return nil, errors.Join(err, l.validate()) // what was refused has its default
 	}
+	for i := range l.Config.Roots {
+		// A directory is made by its own name, which a slash behind it would hide. Of "./memory:" all else stays.
+		if path := strings.TrimRight(l.Config.Roots[i].Path, "/"); path != "" && l.Config.Roots[i].Kind() == Directory {
+			l.Config.Roots[i].Path = path
+		}
+	}
 	if err := l.measure(); err != nil {
 		return nil, err
 	}
@@ -200,7 +206,7 @@ func (l *Loaded) add(array, text string, origin Origin) error {
 		c.Policies = append(c.Policies, p)
 		return nil
 	}
-	path, size, given := strings.Cut(text, "=")
+	path, size, given := cutSize(text)
 	root, at := roots.fresh, roots.at(len(c.Roots))
 	root.Path = path
 	if given {
@@ -214,4 +220,13 @@ func (l *Loaded) add(array, text string, origin Origin) error {
 	l.Origins[at], l.Origins[at+".path"] = origin, origin
 	c.Roots = append(c.Roots, root)
 	return nil
+}
+
+// cutSize divides a root as one text, path=capacity. A path may have the sign too: a capacity has no slash.
+func cutSize(text string) (path, size string, given bool) {
+	i := strings.LastIndexByte(text, '=')
+	if i < 0 || strings.Contains(text[i:], "/") {
+		return text, "", false
+	}
+	return text[:i], text[i+1:], true
 }

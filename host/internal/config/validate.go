@@ -94,6 +94,12 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		if !utf8.ValidString(r.Path) {
 			bad(at+".path", "%q is not UTF-8, as all names in answers are: give the directory another name, or a link with one", r.Path)
 		}
+		if name, _, found := strings.Cut(r.Path, ":"); found && r.Kind() == Directory && !strings.Contains(name, "/") {
+			bad(at+".path", "%q is no kind of root: want memory:, %sbucket/prefix or a directory, which may be written as ./%s", r.Path, s3fs.Scheme, r.Path)
+		}
+		if r.Path == "~" || strings.HasPrefix(r.Path, "~/") {
+			bad(at+".path", "%q: only a shell knows the directory ~; write it out, or write ./%s for a directory of that name", r.Path, r.Path)
+		}
 		if r.Capacity < smallestRoot {
 			bad(at+".capacity", "%d bytes: a root needs at least %s, such as \"100GiB\" or \"80%%\" of its file system", r.Capacity,
 				FormatSize(smallestRoot))

@@ -41,7 +41,7 @@ class OwnHost:
         if not root and not memory:
             raise ValueError("neither a root nor memory")
         self._root, self._memory, self._log = root, memory, log
-        path = os.path.realpath(root.rpartition("=")[0] or root) if root else "memory:"
+        path = os.path.realpath(_path(root)) if root else "memory:"
         name = hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
         self._base = _directory() / name
         self._failed, self._why = 0.0, ""
@@ -123,6 +123,12 @@ def program() -> str:
             "KVHOST_BIN may name one"
         )
     return found
+
+
+def _path(root: str) -> str:
+    """The path in path=capacity. It may have the sign, too: a capacity has no slash."""
+    path, _, size = root.rpartition("=")
+    return root if not path or "/" in size else path
 
 
 def _directory() -> Path:

@@ -163,3 +163,12 @@ def test_settings_name_one_or_the_other() -> None:
     assert Options.parse("extra", {}).own is None
     with pytest.raises(ValueError, match="extra.socket: .*want one of them"):
         Options.parse("extra", {"root": "/nowhere/kv", "socket": "/s"})
+
+
+@pytest.mark.parametrize("root, path", [
+    ("/x/kv=64MiB", "/x/kv"), ("/x/kv", "/x/kv"), ("/x/dt=2026/kv=64MiB", "/x/dt=2026/kv"), ("/x/dt=2026/kv", "/x/dt=2026/kv"),
+    ("/x/kv/=1GiB", "/x/kv"),
+])
+def test_a_root_is_cut_as_the_host_cuts_it(root: str, path: str) -> None:
+    """Engines that spell a root in two ways share its host."""
+    assert OwnHost(root=root).socket == OwnHost(root=path).socket, f"{root} and {path}"
