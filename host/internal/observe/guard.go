@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -14,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/kvhost/kvhost/host/internal/regular"
 )
@@ -24,43 +24,55 @@ const leastToken = 16
 // guard lets requests with the right token pass. Where no token is wanted, it keeps pages of other sites out, which a
 // browser on this machine may have open.
 type guard struct {
-	digest [sha256.Size]byte
-	open   bool     // no token is wanted
-	names  []string // of this host
+	digest *regular.Renewed[[sha256.Size]byte] // of the token; nil: none is wanted
+	names  []string                            // of this host
 }
 
-func newGuard(file, listen string) (*guard, error) {
+func newGuard(file, listen string, kept func(error)) (*guard, error) {
 	if file == "" {
 		name, _, _ := net.SplitHostPort(listen)
-		g := &guard{open: true, names: []string{name}}
+		g := &guard{names: []string{name}}
 		if name, err := os.Hostname(); err == nil {
 			g.names = append(g.names, name)
 		}
 		return g, nil
 	}
+	digest, err := regular.Renew(func() (digest [sha256.Size]byte, err error) {
+		token, err := readToken(file)
+		if err != nil {
+			return digest, fmt.Errorf("http.token_file: %w", err)
+		}
+		return sha256.Sum256([]byte(token)), nil
+	}, kept, file)
+	return &guard{digest: digest}, err
+}
+
+func readToken(file string) (string, error) {
 	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
 	defer stop()
 	b, err := regular.ReadFile(ctx, file, 4<<10)
 	if err != nil {
-		return nil, fmt.Errorf("http.token_file: %w", err)
+		return "", err
 	}
-	token := strings.TrimSpace(string(b))
-	if len(token) < leastToken {
-		return nil, fmt.Errorf("http.token_file: %s: %w", file,
-			errors.New("a token of fewer than 16 characters can be guessed: try head -c 32 /dev/urandom | base64"))
+	token := strings.TrimSpace(strings.TrimPrefix(string(b), "\ufeff"))
+	switch {
+	case len(token) < leastToken:
+		return "", fmt.Errorf("%s: a token of fewer than %d characters can be guessed: try head -c 32 /dev/urandom | base64", file, leastToken)
+	case strings.ContainsFunc(token, unicode.IsControl):
+		return "", fmt.Errorf("%s: want one line of text, which a request can have in its head", file)
 	}
-	return &guard{digest: sha256.Sum256([]byte(token))}, nil
+	return token, nil
 }
 
 // protect answers 401 to requests without the token. Digests are compared, so that the time tells nothing of the token.
 func (g *guard) protect(next http.Handler) http.Handler {
-	if g.open {
+	if g.digest == nil {
 		return g.sameSite(next)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		sum := sha256.Sum256([]byte(token))
-		if !ok || subtle.ConstantTimeCompare(sum[:], g.digest[:]) != 1 {
+		sum, want := sha256.Sum256([]byte(token)), g.digest.Now()
+		if !ok || subtle.ConstantTimeCompare(sum[:], want[:]) != 1 {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="kvhost"`)
 			http.Error(w, "this needs the token of http.token_file as Authorization: Bearer", http.StatusUnauthorized)
 			return

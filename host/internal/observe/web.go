@@ -66,16 +66,22 @@ type bound struct {
 }
 
 func bind(cfg *Config) (b bound, err error) {
-	if b.guard, err = newGuard(cfg.TokenFile, cfg.Listen); err != nil {
+	kept := func(err error) {
+		cfg.Log.Warn("a renewed credential cannot be read: the one before it counts", "error", err)
+	}
+	if b.guard, err = newGuard(cfg.TokenFile, cfg.Listen, kept); err != nil {
 		return b, fmt.Errorf("%w: %w", ErrCredential, err)
 	}
 	if cfg.CertFile != "" {
 		load := func() (*tls.Certificate, error) {
 			pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
-			return &pair, err
+			if err != nil {
+				return nil, fmt.Errorf("http.tls_cert, http.tls_key: %w", err)
+			}
+			return &pair, nil
 		}
-		if b.certificate, err = regular.Renew(load, cfg.CertFile, cfg.KeyFile); err != nil {
-			return b, fmt.Errorf("%w: http.tls_cert, http.tls_key: %w", ErrCredential, err)
+		if b.certificate, err = regular.Renew(load, kept, cfg.CertFile, cfg.KeyFile); err != nil {
+			return b, fmt.Errorf("%w: %w", ErrCredential, err)
 		}
 	}
 	if b.listener, err = net.Listen("tcp", cfg.Listen); err != nil {

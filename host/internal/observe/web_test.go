@@ -154,6 +154,41 @@ func TestToken(t *testing.T) {
 	}
 }
 
+// A token that its file no longer holds is withdrawn. A mount of a Secret replaces a link, and a file that is written in place
+// may be half written.
+func TestTokenIsRenewed(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "token")
+	link := func(generation, text string) {
+		t.Helper()
+		to := filepath.Join(dir, generation)
+		next := filepath.Join(dir, "next")
+		testenv.OK(t, errors.Join(os.WriteFile(to, []byte(text), 0o600), os.Symlink(to, next), os.Rename(next, file)))
+	}
+	const first, second, third = "0123456789abcdef-1", "0123456789abcdef-2", "0123456789abcdef-3"
+	link("1", "\ufeff"+first+"\r\n")
+	s := serve(t, Config{TokenFile: file})
+	want := func(when, good, withdrawn string) {
+		t.Helper()
+		for token, code := range map[string]int{good: 200, withdrawn: 401} {
+			if got, _, _ := get(t, http.DefaultClient, "http://"+s.Addr()+"/status", "Bearer "+token); got != code {
+				t.Errorf("%s: got %d for %s, want %d", when, got, token, code)
+			}
+		}
+	}
+	want("at the start", first, second)
+	link("2", second)
+	want("after the link was replaced", second, first)
+	for _, bad := range []string{"", "short", third + "\nand a line", third + "\x00"} {
+		testenv.OK(t, os.WriteFile(file, []byte(bad), 0o600))
+		later := time.Now().Add(time.Hour)
+		testenv.OK(t, os.Chtimes(file, later, later))
+		want(fmt.Sprintf("while the file holds %q", bad), second, third)
+	}
+	link("3", third)
+	want("after it was written whole", third, second)
+}
+
 // pair writes a certificate for 127.0.0.1 with this serial number.
 func pair(t *testing.T, dir string, serial int64) (cert, key string) {
 	t.Helper()

@@ -82,7 +82,7 @@ func New(cfg Config) (*Peers, error) {
 		return nil, err
 	}
 	var err error
-	if p.id, err = newIdentity(cfg.Cert, cfg.Key, cfg.CA); err != nil {
+	if p.id, err = newIdentity(cfg.Cert, cfg.Key, cfg.CA, p.cfg.Log); err != nil {
 		return nil, err
 	}
 	if p.fs, err = newFS(); err != nil {

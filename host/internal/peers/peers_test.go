@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"log/slog"
 	"maps"
 	"math/big"
 	"net"
@@ -638,7 +639,7 @@ func TestIdentities(t *testing.T) {
 func TestTrustIsOfAName(t *testing.T) {
 	a := newAuthority(t)
 	cert, key, ca := a.files(t, "one.example.org", a)
-	id, err := newIdentity(cert, key, ca)
+	id, err := newIdentity(cert, key, ca, slog.New(slog.DiscardHandler))
 	testenv.OK(t, err)
 	chain := []*x509.Certificate{id.Now().pair.Leaf}
 	for _, c := range []struct {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -41,7 +42,7 @@ type shownAs struct {
 const mostTrust = 1 << 10
 
 // newIdentity is nil without files: what is said then is not encrypted.
-func newIdentity(cert, key, ca string) (*identity, error) {
+func newIdentity(cert, key, ca string, log *slog.Logger) (*identity, error) {
 	if cert == "" && key == "" && ca == "" {
 		return nil, nil
 	}
@@ -59,6 +60,8 @@ func newIdentity(cert, key, ca string) (*identity, error) {
 			return p, fmt.Errorf("%w: peers.ca: %s has no certificate", ErrConfig, ca)
 		}
 		return p, nil
+	}, func(err error) {
+		log.Warn("a renewed credential cannot be read: the one before it counts", "error", err)
 	}, cert, key, ca)
 	return &identity{Renewed: files, trust: map[shownAs]*x509.CertPool{}}, err
 }

@@ -11,16 +11,18 @@ import (
 // safe for concurrent use.
 type Renewed[T any] struct {
 	read  func() (T, error)
+	kept  func(error)
 	names []string
 
 	mu    sync.Mutex
 	value T
 	files []fs.FileInfo // when value was read
+	said  string        // the last error that kept was called with, until a renewal is whole
 }
 
-// Renew reads files for the first time.
-func Renew[T any](read func() (T, error), names ...string) (*Renewed[T], error) {
-	r := &Renewed[T]{read: read, names: names}
+// Renew reads files for the first time. kept is called once for each reason for which a renewal does not count yet.
+func Renew[T any](read func() (T, error), kept func(error), names ...string) (*Renewed[T], error) {
+	r := &Renewed[T]{read: read, kept: kept, names: names}
 	return r, r.load()
 }
 
@@ -28,7 +30,13 @@ func Renew[T any](read func() (T, error), names ...string) (*Renewed[T], error) 
 func (r *Renewed[T]) Now() T {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	_ = r.load()
+	said := ""
+	if err := r.load(); err != nil {
+		if said = err.Error(); said != r.said {
+			r.kept(err)
+		}
+	}
+	r.said = said
 	return r.value
 }
 
