@@ -20,6 +20,7 @@ from vllm.platforms import current_platform
 
 from kvhost.adopted import separate_allocations
 from kvhost.events import EventStream, Position
+from kvhost.forks import Origin
 from kvhost.session import Session
 from kvhost.shape import Namespace
 from kvhost.vllm import compat, model, regions, register
@@ -74,6 +75,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
         self._engine = str(self._kv_transfer_config.engine_id)
+        self._origin = Origin()
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         self._link: Link | None = None
@@ -263,6 +265,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             self._link.resume(_FIRST_CONNECT)
 
     def shutdown(self) -> None:
+        if not self._origin.here:
+            return  # a child that ends, forked from the engine's process
         if self._worker is not None:
             self._worker.close()
             self._worker = None

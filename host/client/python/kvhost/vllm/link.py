@@ -8,6 +8,7 @@ import time
 from typing import Protocol
 
 from kvhost.errors import HostError, KvhostError
+from kvhost.forks import Origin
 from kvhost.session import Session
 
 log = logging.getLogger("vllm.kvhost")
@@ -30,6 +31,7 @@ class Link:
     def __init__(self, name: str, socket: str, open: Opener, *, leads: bool) -> None:
         """A link that ``leads`` begins a new epoch each time it loses its sessions; others :meth:`follow`."""
         self._name, self._socket, self._open, self._leads = name, socket, open, leads
+        self._origin = Origin()
         self._wake = threading.Condition()
         self._sessions: list[Session] = []
         self._epoch = 0  # that is wanted
@@ -91,6 +93,8 @@ class Link:
             return self._wake.wait_for(lambda: self._opened >= 0, wait)
 
     def close(self) -> None:
+        if not self._origin.here:
+            return
         with self._wake:
             self._closed = True
             self._wake.notify_all()

@@ -19,6 +19,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvhost.arena import SharedMemory
 from kvhost.events import EventStream, Position
+from kvhost.forks import Origin
 from kvhost.session import Session
 from kvhost.shape import Namespace, Region
 from kvhost.vllm import compat, hints, tierrows
@@ -79,6 +80,7 @@ class KvhostTier(SecondaryTierManager):
         publishes = own.get("enable_kv_events") and offloading_spec.kv_events_config.enable_kv_cache_events
         if own.get("enable_kv_events") and not publishes:
             log.warning("kvhost: the tier publishes no events: the engine does not, which --kv-events-config changes")
+        self._origin = Origin()
         self._events: TierEvents | None = None
         self._offered: dict[int, list[Any]] = {}  # by job, the keys of stores whose answers routers learn
         self._link: Link | None = None
@@ -229,6 +231,8 @@ class KvhostTier(SecondaryTierManager):
             self._events.forget()
 
     def shutdown(self) -> None:
+        if not self._origin.here:
+            return
         self._jobs.drain(self._settings.shutdown_wait)
         if self._events is not None:
             self._events.close()
