@@ -85,7 +85,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         super().__init__()
         options = config.options
         self._origin = Origin()
-        self._tenants = options.tenants
+        self._tenants, self._apart = options.tenants, options.apart
         self._host = Connector(options, "lmcache")
         self._store = ObjectStore(self._host)
         self._l1 = l1_memory_desc
@@ -271,7 +271,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         """None while it is unknown how large such objects are."""
         if size == 0:
             return None
-        group = (("object_group", str(key.object_group_id)),)
+        group = (("object_group", str(key.object_group_id)), *self._apart)
         kind = Kind(
             key.model_name, "lmcache", (size,), tenant(key.cache_salt, self._tenants), extra=group,
             page_dtype=self._dtypes.get(_row(key), ""),

@@ -10,6 +10,7 @@ from typing import Protocol
 from kvhost.errors import HostError, KvhostError
 from kvhost.forks import Origin
 from kvhost.session import Session
+from kvhost.vllm.settings import Refused
 
 log = logging.getLogger("vllm.kvhost")
 
@@ -17,7 +18,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 class Opener(Protocol):
-    """Opens the sessions of an epoch: all of them, or none and an exception."""
+    """Opens the sessions of an epoch: all of them, or none and an exception. After :class:`Refused` it is not tried again."""
 
     def __call__(self, epoch: int) -> list[Session]: ...
 
@@ -148,6 +149,9 @@ class Link:
         epoch = self._epoch
         try:
             sessions = self._open(epoch)
+        except Refused:
+            self._closed = True
+            return False
         except (KvhostError, TimeoutError, OSError) as e:
             why = str(e)
             if why != self._said:
