@@ -2,6 +2,8 @@ package kv
 
 import (
 	"errors"
+	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -50,6 +52,34 @@ func TestEveryFieldSeparates(t *testing.T) {
 	same := example()
 	if same.Digest() != base.Digest() || base.Diff(&same) != "" {
 		t.Error("equal namespaces differ")
+	}
+}
+
+// A text of one field, whatever is in it, is no text of another.
+func TestTextsHaveBorders(t *testing.T) {
+	dice := rand.New(rand.NewPCG(1, 2))
+	words := []string{"", "=", "a", "model=", "revision=a", "extra.", "extra.a=", "group.0=", "\t", " ", ",", "\u2028", "kvhost.tenant"}
+	text := func() string { return words[dice.IntN(len(words))] + words[dice.IntN(len(words))] }
+	seen := map[string]Namespace{}
+	for range 20_000 {
+		n := Namespace{
+			Model: text(), Revision: text(), DType: text(), Engine: text(), HashAlgorithm: text(), HashSeed: text(),
+			KeyBytes: 32, TokensPerBlock: 16, TensorParallel: 1, PipelineStages: 1, ContextParallel: 1,
+			Groups: []Group{{Geometry: Uniform(1, 1, 1, 64)}}, Extra: map[string]string{},
+		}
+		for range dice.IntN(3) {
+			n.Extra[text()] = text()
+		}
+		if n.Validate() != nil {
+			continue
+		}
+		if other, ok := seen[n.Text()]; ok && !reflect.DeepEqual(n, other) {
+			t.Fatalf("%+v\nand %+v\nhave one text: %q", n, other, n.Text())
+		}
+		seen[n.Text()] = n
+	}
+	if len(seen) < 1000 {
+		t.Errorf("%d namespaces were valid, want 1000 or more", len(seen))
 	}
 }
 

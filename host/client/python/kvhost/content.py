@@ -1,34 +1,38 @@
 """What files of weights hold, so that keys and namespaces depend on it and not on a name or a path.
 
-An adapter's files are read whole. A model's are too large for that: a fingerprint has their headers and samples of
-their bytes. Neither depends on where the files are, so engines on all machines agree."""
+An adapter's files are read whole, and a small model's. Of a large one all settings, headers and small tensors are, and some
+rows of the others. None depends on where the files are, so engines on all machines agree."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import re
 import struct
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
+
+from kvhost import wholes
+from kvhost.tensors import samples
+from kvhost.wholes import Changing, Unknown, Unread
+
+__all__ = ["Changing", "Digests", "Unknown", "Unread", "fingerprint", "of_model", "process_start", "version"]
 
 _PIECE = 1 << 20
 _REMEMBERED = 4096  # digests of adapters
-_HEADER_LIMIT = 64 << 20
-_SAMPLES = 2048  # of a model, and as many bytes in each as a page has
-_SAMPLE_BYTES = 4096
+_READ_WHOLE = 512 << 20  # bytes of a model
+_READERS = 4  # threads
 
 _SAFE, _OTHER = (".safetensors",), (".bin", ".pt", ".pth", ".gguf")
-
-
-class Unknown(Exception):
-    """The content cannot be told: files are missing or elsewhere."""
-
-
-class Changing(Unknown):
-    """Files change while they are read, or after an engine may have read them."""
+WEIGHTS = (*_SAFE, *_OTHER)
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})")  # of a model in several GGUF files, of which engines name the first
+#: Files beside the weights that decide a model's KV, or what its pictures become; code, too.
+_SETTINGS = ("config.json", "params.json", "*quant*.json", "*process*.json", "*.py")
 
 
 def version(folder: str) -> bytes:
@@ -87,11 +91,13 @@ def _digest(folder: str) -> bytes:
     return whole.digest()
 
 
-def of_model(path: str, revision: str | None = None) -> str:
-    """What the weights of a model are that this process has loaded: a fingerprint of its files, or the commit of a
-    repository of the hub."""
+def of_model(path: str, revision: str | None = None, wait: float | None = None) -> str:
+    """What the weights of a model are that this process has loaded: its files, or the commit of a repository of the hub.
+
+    Files with the samples of others that this machine has seen are read whole, which takes as long as it does, or raises
+    :class:`Unread` after ``wait`` seconds."""
     if os.path.exists(path):
-        return fingerprint(path, process_start())
+        return fingerprint(path, process_start(), wholes.Known(wait))
     try:
         from huggingface_hub import try_to_load_from_cache
 
@@ -103,23 +109,35 @@ def of_model(path: str, revision: str | None = None) -> str:
     return f"{path}@{os.path.basename(os.path.dirname(cached))}"
 
 
-def fingerprint(path: str, since: float = float("inf")) -> str:
-    """A model's weights in a folder or a file: the names and sizes of their files, the headers of safetensors, and
-    samples at even distances, 8 MiB of 16 GiB. A difference that lies between all samples is not seen.
+def fingerprint(path: str, since: float = float("inf"), known: wholes.Known | None = None) -> str:
+    """A model's files in a folder, or one of them: names, sizes, settings, and of every tensor all or some whole rows (see
+    ``tensors.py``). Up to 512 MiB are read whole. With ``known`` other files of the same samples are another model.
 
     Raises :class:`Changing` where a file changed after ``since``, in seconds of the epoch."""
-    files = _weight_files(path)
-    whole = hashlib.blake2b(digest_size=16)
-    total = sum(size for _, size in files)
-    for name, size in files:
-        whole.update(_text(os.path.basename(name)) + struct.pack(">Q", size))
-        with _readable(path), open(name, "rb", buffering=0) as file:
-            count = max(4, _SAMPLES * size // max(1, total))
-            for part in _samples(file.fileno(), size, count, header=name.endswith(_SAFE)):
-                whole.update(part)
-            if os.fstat(file.fileno()).st_ctime >= since:
+    files = _model_files(path)
+    whole = hashlib.blake2b(b"kvhost weights 2\0", digest_size=16)
+    with _readable(path):
+        small = sum(os.stat(f).st_size for f in files) <= _READ_WHOLE
+        for name, part in zip(files, wholes.each(lambda f: _sampled(f, small), files, _READERS)):
+            whole.update(_text(os.path.basename(name)) + part)
+        for name in files:
+            if os.stat(name).st_ctime >= since:
                 raise Changing(f"{name} changed after this process had started, which may have loaded other weights")
-    return whole.hexdigest()
+    text = whole.hexdigest()
+    return text if small or known is None else known.settle(text, files)
+
+
+def _sampled(name: str, whole: bool) -> bytes:
+    with open(name, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        h = hashlib.blake2b(struct.pack(">Q", size), digest_size=32)
+        if not whole:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # read ahead is read in vain
+        for at, n in [(0, size)] if whole or not name.endswith(WEIGHTS) else samples(file.fileno(), size, name):
+            h.update(struct.pack(">QQ", at, n))
+            for piece in range(at, at + n, _PIECE):
+                h.update(os.pread(file.fileno(), min(_PIECE, at + n - piece), piece))
+    return h.digest()
 
 
 def process_start() -> float:
@@ -129,23 +147,16 @@ def process_start() -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _weight_files(path: str) -> list[tuple[str, int]]:
+def _model_files(path: str) -> list[str]:
+    folder, one = (path, "") if os.path.isdir(path) else os.path.split(path)
+    exact = glob.escape(one)
+    of_one = (exact, _SHARD.sub(r"-*-of-\1", exact), "mmproj*.gguf") if one.endswith(".gguf") else (exact,)
+    patterns = of_one if one else (*(f"*{end}" for end in WEIGHTS), *_SETTINGS)
     with _readable(path):
-        folder = os.path.isdir(path)
-        names = [os.path.join(path, n) for n in sorted(os.listdir(path))] if folder else [path]
-        weights = [n for n in names if n.endswith(_SAFE)] or [n for n in names if n.endswith(_OTHER)]
-        if not weights:
-            raise Unknown(f"{path}: has no weights")
-        return [(n, os.stat(n).st_size) for n in weights]
-
-
-def _samples(fd: int, size: int, count: int, header: bool) -> Iterator[bytes]:
-    if header and size > 8:
-        n = struct.unpack("<Q", os.pread(fd, 8, 0))[0]
-        yield os.pread(fd, min(n, size, _HEADER_LIMIT), 8)
-    last = max(0, size - _SAMPLE_BYTES)
-    for at in sorted({last * i // max(1, count - 1) for i in range(count)}):
-        yield os.pread(fd, _SAMPLE_BYTES, at)
+        names = [n for n in sorted(os.listdir(folder or ".")) if any(fnmatch(n, p) for p in patterns)]
+    if not any(n.endswith(WEIGHTS) for n in names):
+        raise Unknown(f"{path}: has no weights")
+    return [os.path.join(folder, n) for n in names]
 
 
 @contextmanager

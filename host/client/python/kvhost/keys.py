@@ -70,9 +70,10 @@ class KeyChain:
             for i in sorted(items, key=lambda i: i.start)
         )  # that end behind the last key's chunk
         root = hashlib.blake2b(b"kvhost chain 3\0" + struct.pack(">I", chunk_tokens), digest_size=KEY_BYTES)
-        for part in map(_raw, (adapter, salt, generation)):
-            root.update(struct.pack(">Q", len(part)))
-            root.update(part)
+        texts: tuple[str | bytes, ...] = adapter, salt, generation
+        for raw in map(_raw, texts):
+            root.update(struct.pack(">Q", len(raw)))
+            root.update(raw)
         self._root = root.digest()
         self.keys: list[bytes] = []
 

@@ -16,6 +16,7 @@ from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
 from kvhost.errors import HostError
 from kvhost.events import EventStream, Position
+from kvhost.forks import Origin
 from kvhost.semaphores import ArenaSemaphores, Timeline
 from kvhost.shape import Namespace, Region
 from kvhost.v1 import kvhost_pb2 as pb
@@ -186,6 +187,7 @@ class PendingLookup:
     def __init__(self, session: Session, first: int) -> None:
         self._session = session
         self._first = first
+        self._origin = Origin()
         self._over = threading.Event()
         self._answer: Any = None
 
@@ -201,9 +203,11 @@ class PendingLookup:
 
     def done(self, timeout: float = 0) -> bool:
         """Whether the answer came, or comes within ``timeout`` seconds."""
+        self._origin.check()
         return self._over.wait(timeout)
 
     def result(self, timeout: float | None = None) -> Lookup:
+        self._origin.check()
         if not self._over.wait(timeout):
             raise TimeoutError(f"no answer to lookup within {timeout} s")
         return Lookup(self._session, self._first, checked(self._answer).lookup)
@@ -212,6 +216,7 @@ class PendingLookup:
 class _Job:
     def __init__(self, session: Session, timeline: Timeline | None = None) -> None:
         self._session = session
+        self._origin = Origin()
         self.timeline = timeline
         self.id = 0
         self._over = threading.Event()
@@ -232,6 +237,7 @@ class _Job:
 
     async def _awaited(self, result: Callable[[float | None], _R]) -> _R:
         """Waits on the running event loop. Cancelling the task ends only the waiting, as a TimeoutError does."""
+        self._origin.check()
         loop, over = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -270,6 +276,7 @@ class _Job:
         self._session._tell(wait, cancel=pb.Cancel(job=self.id))
 
     def _wait(self, timeout: float | None) -> Any:
+        self._origin.check()
         if not self._over.wait(timeout):
             raise TimeoutError(f"job {self.id} is not over after {timeout} s: its blocks are still the host's")
         return checked(self._answer)
@@ -297,6 +304,7 @@ class StoreJob(_Job):
 
     def read(self, timeout: float | None = None) -> None:
         """Returns when the blocks may be used again."""
+        self._origin.check()
         if not self._read.wait(timeout):
             raise TimeoutError(f"job {self.id} has not read its blocks after {timeout} s")
         if self._over.is_set():
@@ -434,6 +442,7 @@ class Session:
 
     def _send(self, fd: int) -> int:
         """Hands a descriptor to the host; returns the tag that names it in messages."""
+        self._stream.origin.check()
         tag = next(self._tags)
         send_descriptor(self._socket + ".fd", self._nonce, tag, fd, self._timeout)
         return tag
@@ -609,7 +618,8 @@ class Session:
 
     def close(self, wait: float | None = 5.0) -> None:
         """Ends the session: the host cancels its jobs and unmaps its memory. Where the host does not end it within ``wait``
-        seconds the stream is broken, and a host that hangs may still touch the memory once it goes on."""
+        seconds the stream is broken, and a host that hangs may still touch the memory once it goes on. In a child that was forked
+        it does nothing: the session is the parent's, and goes on."""
         self._stream.close(wait)
 
     def __enter__(self) -> Session:

@@ -14,6 +14,7 @@ import grpc
 
 from kvhost.errors import HostError, HostGoneError
 from kvhost.events.stream import EventStream, Position
+from kvhost.forks import Origin
 from kvhost.v1 import kvhost_pb2 as pb
 
 # A call gets every message under its id, on the receiving thread, and says whether it is complete. An exception
@@ -32,6 +33,7 @@ class Stream:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.origin = Origin()
         self._channel = grpc.insecure_channel("unix:" + path, options=_OPTIONS)
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -84,6 +86,7 @@ class Stream:
 
     def start(self, call: Call, **body: Any) -> int:
         """Sends a message. Ids are sent in their order: the host wants them to rise."""
+        self.origin.check()
         with self._lock:
             if self._cause is not None:
                 raise self._cause
@@ -108,6 +111,7 @@ class Stream:
         return checked(m)
 
     def status(self, timeout: float | None) -> pb.StatusResponse:
+        self.origin.check()
         call = self._channel.unary_unary(
             "/kvhost.v1.StatusService/Status",
             request_serializer=pb.StatusRequest.SerializeToString,
@@ -120,13 +124,17 @@ class Stream:
             raise self._gone(e) from None
 
     def events(self, namespace: bytes, key_bytes: int, after: Position | None) -> EventStream:
+        self.origin.check()
         try:
             return EventStream(self.path, self._channel, namespace, key_bytes, after)
         except ValueError:  # grpc's, of a closed channel
             raise HostGoneError("the session was closed here") from None
 
     def close(self, wait: float | None = 5.0) -> None:
-        """Breaks the stream if the host has not ended it within ``wait`` seconds."""
+        """Breaks the stream if the host has not ended it within ``wait`` seconds. In a child that was forked it does nothing:
+        the stream is the parent's."""
+        if not self.origin.here:
+            return
         with self._lock:
             if self._cause is None:
                 self._cause = HostGoneError("the session was closed here")

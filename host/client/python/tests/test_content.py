@@ -128,7 +128,7 @@ def safetensors(file: Path, tensors: int, size: int, changed: int = -1) -> None:
     file.write_bytes(struct.pack("<Q", len(header)) + header.encode() + body)
 
 
-def test_a_models_fingerprint_has_every_large_tensor(tmp_path: Path) -> None:
+def test_a_models_fingerprint_has_every_tensor(tmp_path: Path) -> None:
     prints = set()
     for changed in range(-1, 12):
         folder = tmp_path / str(changed)
@@ -142,6 +142,36 @@ def test_a_models_fingerprint_has_every_large_tensor(tmp_path: Path) -> None:
     safetensors(folder / "model.safetensors", 12, 1 << 16)
     assert fingerprint(str(folder)) == fingerprint(str(tmp_path / "-1"))
     assert fingerprint(str(folder / "model.safetensors")) == fingerprint(str(folder))
+
+
+@pytest.mark.parametrize("settings", ["config.json", "hf_quant_config.json", "preprocessor_config.json", "modeling_x.py"])
+def test_settings_beside_the_weights_decide(tmp_path: Path, settings: str) -> None:
+    safetensors(tmp_path / "model.safetensors", 1, 64)
+    seen = {fingerprint(str(tmp_path))}
+    for text in ("{}", "{ }"):
+        (tmp_path / settings).write_text(text)
+        seen.add(fingerprint(str(tmp_path)))
+    assert len(seen) == 3
+
+
+def test_weights_of_all_formats_decide(tmp_path: Path) -> None:
+    """An engine may take the others, by its load_format."""
+    safetensors(tmp_path / "model.safetensors", 1, 64)
+    seen = {fingerprint(str(tmp_path))}
+    for content in (b"a", b"b"):
+        (tmp_path / "pytorch_model.bin").write_bytes(content)
+        seen.add(fingerprint(str(tmp_path)))
+    assert len(seen) == 3
+
+
+def test_a_gguf_of_several_files_is_all_of_them(tmp_path: Path) -> None:
+    for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf", "another.gguf"):
+        (tmp_path / name).write_bytes(b"x")
+    seen = [fingerprint(str(tmp_path / "m-00001-of-00002.gguf"))]
+    for name in ("m-00002-of-00002.gguf", "mmproj-m.gguf", "another.gguf"):
+        (tmp_path / name).write_bytes(b"y")
+        seen.append(fingerprint(str(tmp_path / "m-00001-of-00002.gguf")))
+    assert len(set(seen[:3])) == 3 and seen[3] == seen[2]
 
 
 def test_a_models_files_that_changed_since_then(tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ import hashlib
 import mmap
 import multiprocessing.shared_memory
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 
 import kvhost
 import pytest
+from forked import in_child
 from kvhost.session import LoadJob
 from waits import left
 
@@ -329,3 +332,63 @@ def test_words_put_jobs_in_order(peer: Peer, seed: bytes, monkeypatch: pytest.Mo
     assert semaphores.load(8) == 1 and never.statuses() == [2]
     semaphores.close()
     arena.close()
+
+
+def test_a_session_does_not_pass_a_fork(peer: Peer, seed: bytes) -> None:
+    """A child's calls end at once, and the parent's session goes on."""
+    s, k = peer.session, key(seed, 0)
+    want = peer.fill(range(BLOCKS))
+    stored = s.store([kvhost.StoreChunk(k, range(BLOCKS))], request=1)
+    stored.published(30)
+    hit, asked = s.lookup([k]), s.start_lookup([k])
+    running = s.store([kvhost.StoreChunk(key(seed, 1), range(BLOCKS))], request=1)
+    events = s.events()
+    calls: dict[str, Callable[[], object]] = {
+        "lookup": lambda: s.lookup([k]), "start_lookup": lambda: s.start_lookup([k]), "result": lambda: asked.result(),
+        "store": lambda: s.store([kvhost.StoreChunk(k, range(BLOCKS))]), "load": lambda: s.load(hit, []),
+        "published": lambda: running.published(), "read": lambda: running.read(), "cancel": lambda: running.cancel(),
+        "release": lambda: hit.release(wait=False), "discard": lambda: s.discard([k]), "ping": s.ping, "status": s.status,
+        "start_ping": s.start_ping, "end_request": lambda: s.end_request(1, wait=False), "await_copies": s.await_copies,
+        "register": lambda: s.register(0, peer.arena, []), "unregister": lambda: s.unregister(0), "events": s.events,
+        "next event": lambda: next(iter(events)), "awaited": lambda: asyncio.run(_published(running)),
+    }
+    for name, call in calls.items():
+        said = in_child(call)
+        assert said.startswith("HostGoneError: the session is of process"), f"{name} in a child: {said}"
+    for name, call in {"close": s.close, "the events' close": events.close}.items():
+        assert in_child(call) == "returned None", f"{name} in a child"
+    events.close()
+    running.published(30)
+    peer.fill(range(BLOCKS))
+    assert not s.load(s.lookup([k]), [kvhost.LoadChunk(0, range(BLOCKS))]).wait(30).failed
+    assert peer.read(range(BLOCKS)) == want, "the parent's session goes on"
+
+
+async def _published(job: kvhost.StoreJob) -> object:
+    return await job
+
+
+def test_a_child_that_leaves_a_session_by_its_end(path: str, seed: bytes) -> None:
+    code = f"""if True:
+        import os, sys
+        sys.path[:0] = {[os.path.dirname(__file__)]!r}
+        import kvhost
+        from test_host import namespace
+        with kvhost.Session({path!r}, "fork-{seed.hex()}", namespace()) as s:
+            if (child := os.fork()) == 0:
+                sys.exit(3)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            s.ping()
+        """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr
+
+
+def test_a_child_has_a_session_of_its_own(peer: Peer, path: str, seed: bytes) -> None:
+    def own() -> str:
+        with kvhost.Session(path, f"child-{seed.hex()}", namespace()) as s:
+            s.ping()
+        return "an answer"
+
+    assert in_child(own) == "returned an answer"

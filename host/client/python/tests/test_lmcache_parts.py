@@ -45,6 +45,18 @@ def test_all_but_the_model_is_in_the_key() -> None:
     assert host_key(base).hex() == "27d841b714c96709b4dca4e9b12a03bf79b51a8c98d9c792b0651d79d31cd7d1"
 
 
+def test_no_field_of_a_key_moves_into_another() -> None:
+    seen: dict[bytes, Key] = {}
+    texts = ["", "a", "aa", "\0", "\0\0a", "a" * 300]
+    for salt in texts:
+        for chunk in [t.encode() for t in texts]:
+            for rank, group in ((0, 0), (0, 1), (1, 0), (97, 0), (0, 97), (1 << 24, 256)):
+                k = Key(chunk, kv_rank=rank, object_group_id=group, cache_salt=salt)
+                made = host_key(k)
+                assert made not in seen, f"{k} has the key of {seen[made]}"
+                seen[made] = k
+
+
 def test_tenants() -> None:
     assert tenant("", {}) == 0
     assert tenant("", {"": 3}) == 3

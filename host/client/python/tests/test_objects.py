@@ -97,9 +97,18 @@ def test_options_are_checked() -> None:
         {"arena_bytes": 1.5},
         {"timeout": 0},
         {"timeout": "1s"},
+        {"extra": "a"},
+        {"extra": {"a": 1}},
     ):
         with pytest.raises(ValueError, match=f"here.{next(iter(wrong))}: "):
             Options.parse("here", wrong)
+
+
+def test_what_the_operator_adds_is_apart() -> None:
+    options = Options.parse("here", {"extra": {"weights": "2", "a": ""}})
+    assert options.apart == (("operator.a", ""), ("operator.weights", "2"))
+    kinds = {Kind("m", "e", (16,), extra=o.apart) for o in (Options(), Options(extra={"a": ""}), Options(extra={"b": ""}), options)}
+    assert len(kinds) == 4
 
 
 def address(of: mmap.mmap | memoryview) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from forked import in_child
 from kvhost import DiscardResult, HostGoneError, Result
 from kvhost.objects import Connector, Kind, Mapping, ObjectStore, Options, Place, StoreObject
 from waits import left
@@ -188,3 +189,19 @@ def test_what_the_host_does_not_map_is_copied() -> None:
     assert store.load(kind, k, [(pool.address,)]) == [True]
     assert bytes(pool.view[:100]) == want
     store.close()
+
+
+def test_a_child_that_was_forked_has_no_objects(store: ObjectStore) -> None:
+    b, k = Buffers(1), keys(1)
+    objects = [StoreObject(k[0], b.pages[0])]
+    assert store.store(KIND, objects) == [Result.STORED]
+    calls = {
+        "lookup": lambda: store.lookup(KIND, k), "store": lambda: store.store(KIND, objects),
+        "load": lambda: store.load(KIND, k, b.pages), "discard": lambda: store.discard(KIND, k),
+    }
+    for name, call in calls.items():
+        said = in_child(call)
+        assert said.startswith("HostGoneError: the session is of process"), f"{name} in a child: {said}"
+    assert in_child(store.close) == "returned None"
+    assert "'connected': True" in in_child(store.status)
+    assert store.load(KIND, k, b.pages) == [True], "the parent's connection goes on"

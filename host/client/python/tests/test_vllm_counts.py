@@ -4,6 +4,7 @@ and of what the engine's own cache has."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -56,13 +57,14 @@ class Rig:
             for _, chunks in store.chunks:
                 for c in chunks:
                     assert (c.index + 1) * self.chunk <= length, f"{what}: chunk {c.index} is stored, which is not whole"
-        self.s.reported(WorkerReport(free={o.id: 1 for o in [*orders.loads, *orders.stores]}, loaded={  # type: ignore[arg-type]
-            o.request_id: 1 for o in orders.loads if not o.in_step}))
-        self.s.received(WorkerReport(loaded={o.request_id: 1 for o in orders.loads if not o.in_step}), set())  # type: ignore[arg-type]
+        over = [o.id for o in orders.loads] + [o.id for o in orders.stores]
+        report = WorkerReport(free=Counter(over), loaded=Counter(o.request_id for o in orders.loads if not o.in_step))
+        self.s.reported(report)
+        self.s.received(report, set())
         self.s.output()
         self.s.finished(r)
         late = self.s.step(step({}))
-        self.s.reported(WorkerReport(free={o.id: 1 for o in late.stores}))  # type: ignore[arg-type]
+        self.s.reported(WorkerReport(free=Counter(o.id for o in late.stores)))
         assert not self.pool.held, f"{what}: blocks are held with nothing in flight"
 
     def check(self, order: LoadOrder, table: list[int], computed: int, end: int, what: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kvhost.errors import KvhostError
 from kvhost.events.stream import Event, EventStream, Position
+from kvhost.forks import Origin
 
 log = logging.getLogger("kvhost.events")
 
@@ -50,6 +51,7 @@ class EventReader:
         """``open`` starts a stream after a position. It returns None, or raises, while there is no host. ``limit`` is
         the most changes that are queued. ``wanted`` runs in the reader's thread: changes of other keys are dropped."""
         self._open, self._limit, self._wanted = open, limit, wanted
+        self._origin = Origin()
         self._wake = threading.Condition()
         self._queue: deque[Change] = deque()
         self._stream: EventStream | None = None
@@ -85,6 +87,8 @@ class EventReader:
             stream.close()
 
     def close(self) -> None:
+        if not self._origin.here:
+            return
         with self._wake:
             self._closed = True
             stream = self._stream

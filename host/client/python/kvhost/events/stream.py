@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import grpc
 
 from kvhost.errors import HostGoneError
+from kvhost.forks import Origin
 from kvhost.v1 import kvhost_pb2 as pb
 
 
@@ -48,7 +49,7 @@ class EventStream:
         self, path: str, channel: grpc.Channel, namespace: bytes, key_bytes: int, after: Position | None, *, owned: bool = False
     ) -> None:
         """``owned``: the channel ends with the stream."""
-        self._path = path
+        self._path, self._origin = path, Origin()
         self._channel = channel if owned else None
         self._key_bytes = key_bytes
         call = channel.unary_stream(
@@ -66,6 +67,7 @@ class EventStream:
         return cls(path, channel, namespace, key_bytes, after, owned=True)
 
     def __iter__(self) -> Iterator[EventBatch]:
+        self._origin.check()
         try:
             for m in self._batches:
                 yield self._batch(m)
@@ -83,6 +85,8 @@ class EventStream:
         return EventBatch(events, m.snapshot, m.snapshot_end, Position(m.epoch, m.seq) if m.epoch else None)
 
     def close(self) -> None:
+        if not self._origin.here:
+            return
         self._batches.cancel()
         if self._channel is not None:
             self._channel.close()

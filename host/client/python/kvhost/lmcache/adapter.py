@@ -17,6 +17,7 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
 from kvhost.errors import HostGoneError, KvhostError
+from kvhost.forks import Origin
 from kvhost.lmcache.config import KvhostL2AdapterConfig
 from kvhost.lmcache.keys import Chains, host_key
 from kvhost.lmcache.residents import Residents
@@ -83,7 +84,8 @@ class KvhostL2Adapter(L2AdapterInterface):
     def __init__(self, config: KvhostL2AdapterConfig, l1_memory_desc: L1MemoryDesc | None = None) -> None:
         super().__init__()
         options = config.options
-        self._tenants = options.tenants
+        self._origin = Origin()
+        self._tenants, self._apart = options.tenants, options.apart
         self._host = Connector(options, "lmcache")
         self._store = ObjectStore(self._host)
         self._l1 = l1_memory_desc
@@ -242,6 +244,8 @@ class KvhostL2Adapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
+        if not self._origin.here:
+            return
         self._store.close()  # what is under way fails at once
         for tasks in (self._stores, self._lookups, self._loads):
             tasks.close()
@@ -267,7 +271,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         """None while it is unknown how large such objects are."""
         if size == 0:
             return None
-        group = (("object_group", str(key.object_group_id)),)
+        group = (("object_group", str(key.object_group_id)), *self._apart)
         kind = Kind(
             key.model_name, "lmcache", (size,), tenant(key.cache_salt, self._tenants), extra=group,
             page_dtype=self._dtypes.get(_row(key), ""),

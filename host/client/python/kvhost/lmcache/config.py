@@ -45,5 +45,6 @@ class KvhostL2AdapterConfig(L2AdapterConfigBase):
             "- sessions (int): the most with the host at a time (default 64)\n"
             "- prefetch (bool): what is found comes to the host's nearest level until it is loaded (default true)\n"
             "- threads (int): threads that store, and as many that load (default 2)\n"
-            "- tenants (dict): tenant numbers for cache salts (default: made from the salt)"
+            "- tenants (dict): tenant numbers for cache salts (default: made from the salt)\n"
+            "- extra (dict): more that must agree for servers to share objects, texts by name (default none)"
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from kvhost.arena import Arena
 from kvhost.errors import Code, HostError, HostGoneError
+from kvhost.forks import Origin
 from kvhost.objects.inplace import HostProcess, NotShared, Place
 from kvhost.objects.kind import Kind
 from kvhost.objects.options import Options
@@ -141,8 +142,7 @@ class Connection:
         self._process.wait_unmapped(place.mapping)
 
     def sessions(self) -> int:
-        with self._lock:
-            return len(self._open)
+        return len(self._open)
 
     def close(self) -> None:
         """Ends the sessions. Those in use end with their last user, and so does the arena."""
@@ -170,6 +170,7 @@ class Connector:
         """``engine`` is the program's name."""
         self.socket, self.timeout, self.prefetch = options.socket, options.timeout, options.prefetch
         self._options, self._engine, self._clock = options, engine, clock
+        self._origin = Origin()
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._proven = False  # the current connection has had a session
@@ -196,6 +197,7 @@ class Connector:
     def session(self, kind: Kind, place: Place | None) -> Iterator[tuple[Connection, Session]]:
         """A session for objects of a kind. Without a host it raises :class:`HostGoneError`; a host that goes away inside is
         given up for all."""
+        self._origin.check()
         connection = self._current()
         try:
             with connection.session(kind, place) as session:
@@ -229,21 +231,20 @@ class Connector:
 
     @property
     def connected(self) -> bool:
-        with self._lock:
-            return self._connection is not None and self._proven
+        return self._connection is not None and self._proven
 
     @property
     def gone(self) -> bool:
         """Whether the last attempt failed. Before the first one it is unknown."""
-        with self._lock:
-            return self._connection is None and self._pause > 0
+        return self._connection is None and self._pause > 0
 
     def sessions(self) -> int:
-        with self._lock:
-            connection = self._connection
+        connection = self._connection
         return connection.sessions() if connection else 0
 
     def close(self) -> None:
+        if not self._origin.here:
+            return
         with self._lock:
             self._closed = True
             connection, self._connection = self._connection, None

@@ -16,7 +16,8 @@ class Options:
     """``socket``: the host's; or ``root`` and ``memory`` of one that the engine starts for itself (``kvhost.own``).
     ``arena_bytes``: shared memory that objects pass through. ``timeout``: seconds until
     a host that does not answer counts as gone. ``sessions``: the most with the host at a time; each kind of object
-    has one. ``prefetch``: what a lookup finds is copied to the host's nearest level until it is loaded."""
+    has one. ``prefetch``: what a lookup finds is copied to the host's nearest level until it is loaded. ``extra``: texts by name
+    that must agree, too, for engines to share what they store."""
 
     socket: str = "/run/kvhost/kvhost.sock"
     arena_bytes: int = 1 << 30
@@ -25,6 +26,7 @@ class Options:
     prefetch: bool = True
     root: str = ""
     memory: str = ""
+    extra: dict[str, str] = field(default_factory=dict)
     own: OwnHost | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -43,7 +45,15 @@ class Options:
             if wrong:
                 raise ValueError(f"{where}.{name}: {value!r}, want {wrong}")
         check_settings(where, said)
+        extra = said.get("extra", {})
+        if not isinstance(extra, Mapping) or not all(isinstance(t, str) for kv in extra.items() for t in kv):
+            raise ValueError(f"{where}.extra: {extra!r}, want texts by name")
         return cls(**said)
+
+    @property
+    def apart(self) -> tuple[tuple[str, str], ...]:
+        """What ``extra`` adds to a kind. No name of it is one of an engine's."""
+        return tuple((f"operator.{name}", self.extra[name]) for name in sorted(self.extra))
 
 
 def _wrong(value: object, default: object) -> str:

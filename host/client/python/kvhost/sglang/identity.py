@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvhost import content
+from kvhost.environment import numbers
 from kvhost.objects.kind import KEY_BYTES, Kind
 
 log = logging.getLogger("kvhost")
@@ -47,6 +50,19 @@ def kind(
     )
 
 
+#: Of SGLang's model, where it is not what SGLang does by itself.
+_SETTINGS = (
+    "json_model_override_args", "custom_weight_loader", "model_impl", "modelopt_quant", "qsa_indexer_dtype", "quantize_and_serve",
+    "rl_quant_profile",
+)
+_PICTURES = ("disable_fast_image_processor", "image_processor_backend", "mm_process_config")
+_ADAPTERS = ("experts_shared_outer_loras",)
+_FILES = ("quantization_param_path", "decrypted_config_file")  # with scales of KV, and a configuration
+_DRAFT = ("speculative_draft_model_quantization", "speculative_draft_kv_cache_dtype")
+_PLAIN = ("", "None", "False", "auto", "{}", "[]")
+_READ_SECONDS = 120.0  # that SGLang's start waits for weights to be read whole
+
+
 def model() -> tuple[tuple[str, str], ...]:
     """What decides a page's bytes besides the model's name, which is what SGLang's user calls it."""
     from sglang.srt.runtime_context import get_context, get_model
@@ -54,17 +70,50 @@ def model() -> tuple[tuple[str, str], ...]:
     if not get_context().is_config_namespace_published("model"):
         return ()  # no server runs in this process
     m = get_model()
-    facts = ("quantization", "dtype", "kv_cache_dtype", "json_model_override_args", "load_format")
-    known = [(name, str(getattr(m, name))) for name in facts]
+    known = [(name, str(getattr(m, name))) for name in ("quantization", "dtype", "kv_cache_dtype", "load_format")]
+    return (*known, *settings(m, get_context().config_bag), *_weights(m, m.model_path, m.revision, "weights"),
+            *_draft(m, get_context().config_bag("spec")))
+
+
+def settings(m: Any, bag: Callable[[str], Any]) -> list[tuple[str, str]]:
+    """What else decides them: as digests, which are short."""
+    chosen: dict[str, str] = {}
+    for of, names in ((m, _SETTINGS), (bag("mm"), _PICTURES), (bag("lora"), _ADAPTERS)):
+        chosen |= {name: text for name in names if (text := str(getattr(of, name, None))) not in _PLAIN}
+    for name in _FILES:
+        if path := getattr(m, name, None):
+            with open(path, "rb") as file:
+                chosen[name] = hashlib.blake2b(file.read(), digest_size=16).hexdigest()
+    found = {"settings": chosen, "environment": numbers("SGLANG_") | numbers("SGL_")}
+    return [(name, _digest(value)) for name, value in found.items() if value]
+
+
+def _draft(m: Any, spec: Any) -> list[tuple[str, str]]:
+    """A draft model's layers are in pools of their own, or behind the model's."""
+    path, revision = getattr(spec, "speculative_draft_model_path", None), getattr(spec, "speculative_draft_model_revision", None)
+    if not path:
+        return []
+    own = [] if path == m.model_path else _weights(m, path, revision, "draft")
+    return [*own, ("draft_settings", _digest([str(getattr(spec, name, None)) for name in _DRAFT]))]
+
+
+def _weights(m: Any, path: str, revision: str | None, name: str) -> list[tuple[str, str]]:
     if m.load_format == "dummy":
-        return tuple(known)
+        return []
     try:
-        return (*known, ("weights", content.of_model(m.model_path, m.revision)))
+        return [(name, content.of_model(path, revision, _READ_SECONDS))]
     except content.Changing:
         raise
+    except content.Unread as e:
+        log.warning("kvhost: pages are this server's alone until it ends: %s", e)
+        return [(name, f"unread {os.urandom(16).hex()}")]
     except content.Unknown as e:
         log.warning("kvhost: weights are known by name only: %s", e)
-        return (*known, ("path", m.model_path), ("revision", str(m.revision or "")))
+        return [(f"{name} path", path), (f"{name} revision", str(revision or ""))]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _rank(config: Any, name: str) -> str:

@@ -56,7 +56,7 @@ class KvhostStorage(HiCacheStorage):
             raise ValueError("kvhost: tp_lcm_size splits pages between ranks, which is not supported: leave it out")
         _check_sglang()
         try:
-            self._model = model()
+            self._model = (*model(), *options.apart)
         except Changing as e:
             raise ValueError(f"kvhost: {e}: start SGLang again") from e
         self._generation = plugin.generation

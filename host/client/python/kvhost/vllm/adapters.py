@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import struct
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -124,9 +125,9 @@ class Asked:
 class Adapters:
     """The scheduler's half. Files are read on threads of its own; all else runs on the scheduler's thread."""
 
-    def __init__(self, dtype: str) -> None:
-        """``dtype``: in which adapters are applied."""
-        self._dtype = dtype
+    def __init__(self, applied: str) -> None:
+        """``applied``: how the engine applies adapters, whatever is in them (:func:`kvhost.vllm.identity.adapters`)."""
+        self._applied = applied
         self._digests = Digests()
         self._readers = ThreadPoolExecutor(_READERS, "kvhost-lora")
         self._loaded: dict[Rank, Mapping[int, Loaded]] = {}
@@ -160,7 +161,8 @@ class Adapters:
             return None
         self._said.discard(name)
         layout = b"3" if getattr(lora, "is_3d_lora_weight", False) else b""
-        key = hashlib.blake2b(digest + self._dtype.encode() + b"\0" + layout, digest_size=32).digest()
+        applied = self._applied.encode()
+        key = hashlib.blake2b(digest + struct.pack(">I", len(applied)) + applied + layout, digest_size=32).digest()
         return Content(lora.lora_int_id, files, key, of_hub)
 
     def agrees(self, lora: Any, content: Content | None, computed: int) -> bool:

@@ -20,12 +20,14 @@ from vllm.platforms import current_platform
 
 from kvhost.adopted import separate_allocations
 from kvhost.events import EventStream, Position
+from kvhost.forks import Origin
 from kvhost.session import Session
 from kvhost.shape import Namespace
 from kvhost.vllm import compat, model, regions, register
 from kvhost.vllm.adapters import Adapters
 from kvhost.vllm.groups import GroupPlan
 from kvhost.vllm.holds import Holds
+from kvhost.vllm.identity import Named, adapters
 from kvhost.vllm.layers import DeviceGates, Gates, HostGates, StepLayers
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import Registration, StepOrders, WorkerReport, node
@@ -74,6 +76,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
         self._engine = str(self._kv_transfer_config.engine_id)
+        self._origin = Origin()
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         self._link: Link | None = None
@@ -132,7 +135,9 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         memory = regions.share(tensors, groups)
         self._on_gpu = bool(memory.device_uuid)
         rank = compat.ranks()
-        namespace = model.namespace(config, cache, self._settings, groups, tensors, rank[0])
+        named = Named(
+            model.namespace(config, cache, self._settings, groups, tensors, rank[0]), config, self._registered, self._refuse,
+        )
 
         def register(session: Session) -> None:
             for g in groups:
@@ -141,6 +146,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
                 layers.share(session)
 
         def open(epoch: int) -> list[Session]:
+            namespace = named()
             return open_session(lambda: self._open(epoch, namespace, rank, "worker", memory.device_uuid), register)
 
         def release() -> None:
@@ -152,15 +158,17 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._release, self._export = release, memory.export
         self._link = Link(f"worker {rank[0]}.{rank[1]}", self._settings.path, open, leads=False)
         self._worker = Worker(
-            self._settings, self._link, rank, stores=not (namespace.replicated and rank[1]),
+            self._settings, self._link, rank, stores=not (model.replicated(config, cache) and rank[1]),
             adapters=compat.loaded_adapters(config), layers=layers,
         )
         self._link.start(_FIRST_CONNECT)
-        self._registration = Registration(namespace)
         log.info("kvhost: %d groups, %d planes, %.2f MiB per chunk of %d tokens and rank", len(groups),
                  sum(len(g.planes) for g in groups), sum(g.chunk_bytes for g in groups) / (1 << 20),
                  plans[0].chunk_tokens)
 
+    def _registered(self, namespace: Namespace) -> None:
+        """On the link's thread."""
+        self._registration = Registration(namespace)
 
     def _step_layers(self, groups: Sequence[regions.GroupRegions]) -> StepLayers | None:
         if not self._may_load_in_step:
@@ -263,6 +271,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             self._link.resume(_FIRST_CONNECT)
 
     def shutdown(self) -> None:
+        if not self._origin.here:
+            return  # a child that ends, forked from the engine's process
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -326,7 +336,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             self._settings, link, plans, ranks, stages, loads=loads,
             step_tokens=step_tokens, holds=holds,
             events=self._kv_events(plans, link, stages),
-            adapters=Adapters(str(lora.lora_dtype)) if (lora := self._vllm_config.lora_config) else None,
+            adapters=Adapters(adapters(lora)) if (lora := self._vllm_config.lora_config) else None,
             in_step=loads and self._may_load_in_step and self._failed.preempts,
         )
         if self._generation:

@@ -54,7 +54,9 @@ def _said(request: Any) -> dict[str, Any]:
         else:
             _not_known(str(action.action_version)[:40])
     client = (request.kv_transfer_params or {}).get("kvhost")
-    return said | client if isinstance(client, dict) else said
+    if not isinstance(client, dict):
+        return said
+    return said | client if said else client  # not copied for each chunk: the client has made it as large as it likes
 
 
 def wished(request: Any) -> dict[str, float]:

@@ -8,7 +8,9 @@ import time
 from typing import Protocol
 
 from kvhost.errors import HostError, KvhostError
+from kvhost.forks import Origin
 from kvhost.session import Session
+from kvhost.vllm.settings import Refused
 
 log = logging.getLogger("vllm.kvhost")
 
@@ -16,7 +18,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 class Opener(Protocol):
-    """Opens the sessions of an epoch: all of them, or none and an exception."""
+    """Opens the sessions of an epoch: all of them, or none and an exception. After :class:`Refused` it is not tried again."""
 
     def __call__(self, epoch: int) -> list[Session]: ...
 
@@ -30,6 +32,7 @@ class Link:
     def __init__(self, name: str, socket: str, open: Opener, *, leads: bool) -> None:
         """A link that ``leads`` begins a new epoch each time it loses its sessions; others :meth:`follow`."""
         self._name, self._socket, self._open, self._leads = name, socket, open, leads
+        self._origin = Origin()
         self._wake = threading.Condition()
         self._sessions: list[Session] = []
         self._epoch = 0  # that is wanted
@@ -91,6 +94,8 @@ class Link:
             return self._wake.wait_for(lambda: self._opened >= 0, wait)
 
     def close(self) -> None:
+        if not self._origin.here:
+            return
         with self._wake:
             self._closed = True
             self._wake.notify_all()
@@ -144,6 +149,9 @@ class Link:
         epoch = self._epoch
         try:
             sessions = self._open(epoch)
+        except Refused:
+            self._closed = True
+            return False
         except (KvhostError, TimeoutError, OSError) as e:
             why = str(e)
             if why != self._said:

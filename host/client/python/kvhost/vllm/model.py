@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvhost import content
-from kvhost.shape import Namespace, page_dtype
-from kvhost.vllm import compat
-from kvhost.vllm.groups import GroupPlan, chunk_size
 from kvhost.keys import ALGORITHM, KEY_BYTES
+from kvhost.shape import Namespace, page_dtype
+from kvhost.vllm import compat, identity
+from kvhost.vllm.groups import GroupPlan, chunk_size
 from kvhost.vllm.regions import GroupRegions
 from kvhost.vllm.settings import Refused, Settings
-
-log = logging.getLogger("vllm.kvhost")
 
 # Dimensions in which an engine may be parallel. The sizes of TP, PP and DCP, and each stage's layers, are in the
 # namespace. With DP and EP a rank holds what it would without.
@@ -115,20 +109,17 @@ def namespace(
     vllm_config: Any, kv_cache_config: Any, settings: Settings, regions: Sequence[GroupRegions],
     tensors: Mapping[str, Any], stage: int,
 ) -> Namespace:
-    """All that must agree for this engine's bytes to be another's. Each pipeline stage is a namespace of its own."""
+    """All that must agree for this engine's bytes to be another's, but for the weights (:func:`kvhost.vllm.identity.weighed`).
+    Each pipeline stage is a namespace of its own."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     plans = [r.plan for r in regions]
     specs = [[name, type(s).__name__, s.block_size, s.page_size_bytes] for name, s in _offloaded_specs(kv_cache_config)]
     extra = {
         "chunk_tokens": str(plans[0].chunk_tokens),
-        "config": digest(hf_config(model)),
-        "layout": digest([[r.layout for r in regions], specs, _backends(vllm_config, tensors)]),
-        "quantization": str(model.quantization or ""),
-        "weights": weights(model, vllm_config.load_config),
-        "kv_scales": str(bool(getattr(cache, "calculate_kv_scales", False))),
+        "layout": identity.digest([[r.layout for r in regions], specs, _backends(vllm_config, tensors)]),
         "stage": f"{stage}/{parallel.pipeline_parallel_size}",
         "context_parallel": f"{parallel.decode_context_parallel_size}/{parallel.cp_kv_cache_interleave_size}",
-        **settings.extra,
+        **identity.facts(vllm_config, settings),
     }
     if all(t.device.type == "cpu" for t in tensors.values()):
         extra["isa"] = compat.host_attention_isa(vllm_config)
@@ -149,29 +140,3 @@ def _backends(vllm_config: Any, tensors: Mapping[str, Any]) -> list[str]:
         if backend is not None:
             found.add(backend().get_name())
     return sorted(found)
-
-
-def hf_config(model: Any) -> Any:
-    """The model's own configuration: rotary scaling and the like change its KV, versions and paths do not."""
-    config = dict(model.hf_config.to_dict())
-    for name in ("transformers_version", "_name_or_path"):
-        config.pop(name, None)
-    return config
-
-
-def weights(model: Any, load: Any) -> str:
-    """What the weights are, whatever the model's path says."""
-    if load.load_format == "dummy":
-        return "dummy"
-    try:
-        return content.of_model(model.model_weights or model.model, model.revision)
-    except content.Changing as e:
-        raise Refused(f"{e}: start the engine again") from e
-    except content.Unknown as e:
-        log.warning("kvhost: weights are known by name only, set revision if they are replaced: %s", e)
-        return ""
-
-
-def digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

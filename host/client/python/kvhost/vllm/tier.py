@@ -19,9 +19,11 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvhost.arena import SharedMemory
 from kvhost.events import EventStream, Position
+from kvhost.forks import Origin
 from kvhost.session import Session
 from kvhost.shape import Namespace, Region
 from kvhost.vllm import compat, hints, tierrows
+from kvhost.vllm.identity import Named
 from kvhost.vllm.link import Link
 from kvhost.vllm.settings import Refused, Settings
 from kvhost.vllm.tierevents import TierEvents
@@ -79,6 +81,7 @@ class KvhostTier(SecondaryTierManager):
         publishes = own.get("enable_kv_events") and offloading_spec.kv_events_config.enable_kv_cache_events
         if own.get("enable_kv_events") and not publishes:
             log.warning("kvhost: the tier publishes no events: the engine does not, which --kv-events-config changes")
+        self._origin = Origin()
         self._events: TierEvents | None = None
         self._offered: dict[int, list[Any]] = {}  # by job, the keys of stores whose answers routers learn
         self._link: Link | None = None
@@ -91,7 +94,7 @@ class KvhostTier(SecondaryTierManager):
         try:
             self._start(offloading_spec, primary_kv_view)
         except Refused as e:
-            log.error("kvhost: NOT OFFLOADING: %s. The engine runs without this tier", e)
+            self._refuse(str(e))
         if publishes:
             self._events = TierEvents(self._stream, lambda: bool(self._sessions()))
         s = self._settings
@@ -99,6 +102,10 @@ class KvhostTier(SecondaryTierManager):
             self._link or _Nowhere(), self._tokens, self._key_bytes, Times(s.lookup_timeout, s.load_timeout, s.read_timeout),
             lambda job: compat.set_aside(offloading_spec, self._loads[job]),
         )
+
+    @staticmethod
+    def _refuse(why: str) -> None:
+        log.error("kvhost: NOT OFFLOADING: %s. The engine runs without this tier", why)
 
     def _start(self, spec: Any, view: memoryview) -> None:
         config, cache = compat.engine_config()
@@ -114,12 +121,15 @@ class KvhostTier(SecondaryTierManager):
         self._tokens, self._key_bytes = {r.id: r.tokens for r in rows}, namespace.key_bytes
         count, stride = view.shape or (0, 0)
 
+        named = Named(namespace, config, lambda space: None, self._refuse)
+
         def open(epoch: int) -> list[Session]:
+            space = named()
             if self._settings.own is not None:
                 self._settings.own.ensure()
             if self._memory is None:
                 self._memory = SharedMemory(self._fd)
-            return open_session(lambda: self._open(epoch, namespace), register)
+            return open_session(lambda: self._open(epoch, space), register)
 
         def register(session: Session) -> None:
             assert self._memory is not None
@@ -229,6 +239,8 @@ class KvhostTier(SecondaryTierManager):
             self._events.forget()
 
     def shutdown(self) -> None:
+        if not self._origin.here:
+            return
         self._jobs.drain(self._settings.shutdown_wait)
         if self._events is not None:
             self._events.close()

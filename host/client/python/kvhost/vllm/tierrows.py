@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvhost.shape import Group, Namespace, Plane, page_dtype
-from kvhost.vllm import compat, model
+from kvhost.vllm import compat, identity, model
 from kvhost.vllm.settings import Refused, Settings
 
 log = logging.getLogger("vllm.kvhost")
@@ -85,7 +85,7 @@ def _merged(runs: Iterable[Run]) -> list[Run]:
 
 
 def namespace(vllm_config: Any, kv_cache_config: Any, config: Any, settings: Settings, rows: Sequence[RowGroup]) -> Namespace:
-    """All that must agree. The scheduler does not know which attention backend the workers have taken, so all that
+    """All that must agree, but for the weights. The scheduler does not know which attention backend the workers have taken, so all that
     vLLM's choice depends on is here, and vLLM's own version."""
     if vllm_config.lora_config is not None:
         raise Refused("vLLM's offloading knows LoRA adapters by their names alone, and would serve replaced ones; "
@@ -105,22 +105,16 @@ def namespace(vllm_config: Any, kv_cache_config: Any, config: Any, settings: Set
     layers = [[r.id, r.tokens, r.runs, list(g.layer_names)] for r, g in zip(rows, config.groups, strict=True)]
     extra = {
         "blocks_per_chunk": str(config.cache.blocks_per_chunk),
-        "config": model.digest(model.hf_config(m)),
-        "layout": model.digest([layers, specs, getattr(config, "kv_cache_layout", ""), _choices(vllm_config)]),
-        "parallel": model.digest([
+        "layout": identity.digest([layers, specs, getattr(config, "kv_cache_layout", ""), _choices(vllm_config)]),
+        "parallel": identity.digest([
             parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size,
             getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", 1),
             getattr(config, "replicated_layout", False), getattr(config, "canonical_layout", False),
         ]),
-        "quantization": str(m.quantization or ""),
-        "weights": model.weights(m, vllm_config.load_config),
-        "kv_scales": str(bool(getattr(cache, "calculate_kv_scales", False))),
-        **settings.extra,
+        **identity.facts(vllm_config, settings),
     }
     if vllm_config.device_config.device_type == "cpu":
         extra["isa"] = compat.host_attention_isa(vllm_config)
-    if draft := getattr(vllm_config.speculative_config, "draft_model_config", None):
-        extra["draft"] = f"{draft.model} {model.weights(draft, vllm_config.load_config)}"
     dtype = str(m.dtype).removeprefix("torch.")
     one_type = cache.cache_dtype == "auto" and not any("Mamba" in type(g.kv_cache_spec).__name__ for g in kv_cache_config.kv_cache_groups)
     return Namespace(

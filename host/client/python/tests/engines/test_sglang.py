@@ -60,7 +60,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 
 from kvhost import content  # noqa: E402
-from kvhost.sglang import plugin  # noqa: E402
+from kvhost.sglang import identity, plugin  # noqa: E402
 
 PAGE, LAYERS, HEADS, DIM, SLOTS = 16, 3, 2, 32, 1024
 
@@ -586,6 +586,62 @@ def test_a_model_is_known_by_its_weights(host: Host, tmp_path: Path, monkeypatch
     monkeypatch.setattr(content, "process_start", lambda: time.time() - 60)
     with pytest.raises(ValueError, match="changed after this process had started.*: start SGLang again"):
         server(tmp_path / "model")
+
+
+def write(path: Path, content: str) -> str:
+    path.write_text(content)
+    return str(path)
+
+
+#: What decides a page's bytes, as SGLang's options, or what is done to the model's folder and the environment before.
+DECIDES: dict[str, tuple[Any, ...]] = {
+    "weights": ({}, lambda f: {"model_path": str(f / "seed2")}),
+    "configuration": ({}, lambda f: write(f / "seed1" / "config.json", "{}") and {}),
+    "processor of pictures": ({}, lambda f: write(f / "seed1" / "preprocessor_config.json", "{}") and {}),
+    "overrides": ({}, {"json_model_override_args": '{"rope_theta": 5}'}),
+    "quantization": ({}, {"quantization": "fp8"}),
+    "data type": ({}, {"dtype": "float16"}),
+    "type of the cache": ({}, {"kv_cache_dtype": "fp8_e4m3"}),
+    "scales of the cache": ({}, lambda f: {"quantization_param_path": write(f / "scales.json", "1")}),
+    "their values": tuple(
+        lambda f, text=text: {"quantization_param_path": write(f / "scales.json", text)} for text in ("1", "2")
+    ),
+    "options of pictures": ({}, {"mm_process_config": {"image": {"max_pixels": 100}}}),
+    "implementation": ({}, {"model_impl": "transformers"}),
+    "numbers of the environment": ({}, {"SGLANG_INT4_WEIGHT": "1"}),
+    "draft model": ({}, lambda f: {"speculative_draft_model_path": str(f / "seed2")}),
+    "its weights": tuple(
+        lambda f, name=name: {"speculative_draft_model_path": str(f / name)} for name in ("seed2", "seed3")
+    ),
+    "its cache": tuple(
+        lambda f, kind=kind: {"speculative_draft_model_path": str(f / "seed2"), "speculative_draft_kv_cache_dtype": kind}
+        for kind in ("auto", "fp8_e4m3")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DECIDES)
+def test_what_decides_pages_decides_the_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(content, "process_start", lambda: time.time() + 60)
+    for seed in (1, 2, 3):
+        model.write(tmp_path / f"seed{seed}", model.config(1), seed)
+
+    def known(change: Any) -> Any:
+        options = change(tmp_path) if callable(change) else change
+        with monkeypatch.context() as m:
+            for name in [n for n in options if n.isupper()]:
+                m.setenv(name, options[name])
+            restart(monkeypatch, model_path=str(tmp_path / "seed1"))
+            bags = [get_context().config_bag(name) for name in ("model", "mm", "spec")]
+            for name in [n for n in options if not n.isupper()]:
+                (of,) = [bag for bag in bags if name in bag]
+                of._set(name, options[name])
+            return identity.model()
+
+    before, after = DECIDES[what]
+    old = known(before)
+    assert known(before) == old
+    assert known(after) != old, f"another {what} has the same namespace"
 
 
 def test_the_plugin_is_registered_and_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

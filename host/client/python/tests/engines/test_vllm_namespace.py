@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace as Record
 from typing import Any
@@ -15,9 +17,12 @@ from needs import needs
 needs("vllm")
 
 import torch  # noqa: E402
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, VllmConfig  # noqa: E402
+from vllm.config import CacheConfig, DeviceConfig, LoRAConfig, ModelConfig, MultiModalConfig, ParallelConfig, VllmConfig  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec  # noqa: E402
 
+from kvhost import content  # noqa: E402
+from kvhost.shape import Namespace  # noqa: E402
+from kvhost.vllm import identity, tierrows  # noqa: E402
 from kvhost.vllm.groups import GroupPlan  # noqa: E402
 from kvhost.vllm.model import namespace, plan_groups  # noqa: E402
 from kvhost.vllm.settings import Refused, Settings  # noqa: E402
@@ -38,7 +43,8 @@ def test_the_type_of_the_cache_is_told(
 ) -> None:
     config = Record(
         model_config=Record(
-            model="org/model", model_weights="", revision=None, dtype=model, quantization=None, hf_config=Record(to_dict=dict)
+            model="org/model", model_weights="", revision=None, dtype=model, quantization=None, hf_config=Record(to_dict=dict),
+            max_model_len=100,
         ),
         cache_config=Record(cache_dtype=cache),
         parallel_config=Record(
@@ -77,3 +83,162 @@ def test_mla_on_a_processor_is_refused(tmp_path: Path, mla: bool) -> None:
         why = "MLA on this processor" if mla and not own else "the model has no KV cache"
         with pytest.raises(Refused, match=why):
             plan_groups(config, Record(kv_cache_groups=[]), Settings())
+
+
+class Engine:
+    """The configuration of an engine with a small model, and what its two doors make of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.env = folder, dict[str, str]()
+        model = self.config = VllmConfig(
+            model_config=ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=64),
+            cache_config=CacheConfig(block_size=16), device_config=DeviceConfig("cpu"),
+        )
+        self.model, self.cache, self.settings = model.model_config, model.cache_config, Settings()
+        self.layer = "layer0"
+
+    def spaces(self) -> list[Namespace]:
+        full = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=16, dtype=torch.float32)
+        cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([self.layer], full)])
+        regions: Any = Record(plan=GroupPlan(0, 16, 64, 0), group=Group.uniform(0, 4, 1, 1, 4096), layout=["same"])
+        caches = {self.layer: Record(dtype=torch.float32, device=Record(type="cuda"))}
+        connector = namespace(self.config, cache, self.settings, [regions], caches, 0)
+        rows = [tierrows.RowGroup(0, 64, [(0, 4096)])]
+        offloading = Record(
+            parallel=Record(world_size=1, tp_size=1, pp_size=1, pcp_size=1, dcp_size=1),
+            cache=Record(blocks_per_chunk=4), groups=[Record(tokens_per_block=16, layer_names=[self.layer])],
+        )
+        with pytest.MonkeyPatch.context() as m:
+            for name, value in self.env.items():
+                m.setenv(name, value)
+            spaces = [connector, tierrows.namespace(self.config, cache, offloading, self.settings, rows)]
+            if self.env:
+                spaces[0] = namespace(self.config, cache, self.settings, [regions], caches, 0)
+            return [identity.weighed(space, self.config) for space in spaces]
+
+    def file(self, name: str, content: bytes = b"{}") -> None:
+        (self.folder / name).write_bytes(content)
+
+    def rope(self, kind: str) -> None:
+        of = self.model.hf_config
+        of.rope_scaling = of.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0}
+
+    def draft(self, seed: int, layers: int = 1) -> None:
+        folder = self.folder.parent / f"draft{seed}-{layers}"
+        vllm_model.write(folder, vllm_model.config(layers), seed)
+        draft = ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=64)
+        self.config.speculative_config = Record(draft_model_config=draft, num_speculative_tokens=1)
+
+    def pictures(self, **options: Any) -> None:
+        self.model.multimodal_config = MultiModalConfig(**options)
+
+    def weights(self, seed: int) -> None:
+        vllm_model.write(self.folder.parent / "other", vllm_model.config(1), seed)
+        for file in (self.folder.parent / "other").iterdir():
+            shutil.copy(file, self.folder)
+
+
+def _set(of: str, **values: Any) -> Any:
+    def change(e: Engine) -> None:
+        for name, value in values.items():
+            object.__setattr__(getattr(e, of), name, value)
+
+    return change
+
+
+#: What decides KV: each makes another namespace of both doors. With a first change where it is what the second differs from.
+DECIDES: dict[str, tuple[Any, ...]] = {
+    "weights": (lambda e: e.weights(9),),
+    "weights in another format": (lambda e: e.file("pytorch_model.bin"),),
+    "quantisation beside the weights": (lambda e: e.file("hf_quant_config.json"),),
+    "code beside the weights": (lambda e: e.file("modeling_x.py"),),
+    "processor of pictures": (lambda e: e.file("preprocessor_config.json"),),
+    "its settings": (lambda e: e.file("preprocessor_config.json"), lambda e: e.file("preprocessor_config.json", b"{ }")),
+    "options of the processor": (lambda e: e.pictures(mm_processor_kwargs={"num_crops": 4}),),
+    "pruned videos": (lambda e: e.pictures(video_pruning_rate=0.5),),
+    "rope theta": (lambda e: setattr(e.model.hf_config, "rope_theta", 5.0),),
+    "rope scaling": (lambda e: e.rope("yarn"),),
+    "context of long ropes": (lambda e: e.rope("longrope"), _set("model", max_model_len=128)),
+    "window": (lambda e: setattr(e.model.hf_config, "sliding_window", 32),),
+    "data type": (_set("model", dtype=torch.bfloat16),),
+    "type of the cache": (_set("cache", cache_dtype="fp8"),),
+    "quantisation": (_set("model", quantization="fp8"),),
+    "quantisation of its own": (_set("model", quantization_config={"linear": "int8"}),),
+    "implementation": (_set("model", model_impl="transformers"),),
+    "architecture": (_set("model", model_class_overrides={"A": "b:C"}),),
+    "queries in fp8": (lambda e: setattr(e.config.attention_config, "use_prefill_query_quantization", True),),
+    "draft model": (lambda e: e.draft(1),),
+    "its weights": (lambda e: e.draft(1), lambda e: e.draft(2)),
+    "its shape": (lambda e: e.draft(1), lambda e: e.draft(1, 2)),
+    "numbers of the environment": (lambda e: e.env.update(VLLM_CPU_INT4_W4A8="1"),),
+    "their values": (lambda e: e.env.update(VLLM_MARLIN_INPUT_DTYPE="int8"), lambda e: e.env.update(VLLM_MARLIN_INPUT_DTYPE="fp8")),
+    "layers": (lambda e: setattr(e, "layer", "layer1"),),
+    "name": (lambda e: setattr(e, "settings", Settings(model="m")),),
+    "revision": (lambda e: setattr(e, "settings", Settings(revision="2")),),
+    "what the operator adds": (lambda e: setattr(e, "settings", Settings(extra={"a": "b"})),),
+    "under a name of the connector's": (lambda e: setattr(e, "settings", Settings(extra={"weights": "x"})),),
+}
+
+#: What does not: engines share KV across it.
+SHARED: dict[str, Any] = {
+    "the same": lambda e: None,
+    "tokenizer": lambda e: e.file("tokenizer.json"),
+    "chat template": lambda e: e.file("chat_template.jinja"),
+    "longest context": _set("model", max_model_len=128),
+    "seed": _set("model", seed=5),
+    "n-gram drafts": lambda e: setattr(e.config, "speculative_config", Record(draft_model_config=e.model, num_speculative_tokens=1)),
+    "log level": lambda e: e.env.update(VLLM_LOGGING_LEVEL="DEBUG"),
+    "pictures without options": lambda e: e.pictures(),
+}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    vllm_model.write(tmp_path / "model", vllm_model.config(1), 7)
+    return Engine(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "process_start", lambda: time.time() + 60)
+
+
+@pytest.mark.parametrize("what", DECIDES)
+def test_what_decides_kv_decides_the_namespace(engine: Engine, what: str) -> None:
+    *before, change = DECIDES[what]
+    for b in before:
+        b(engine)
+    old = engine.spaces()
+    change(engine)
+    for door, was, now in zip(("connector", "tier"), old, engine.spaces(), strict=True):
+        assert was != now, f"another {what} has the same namespace in the {door}"
+
+
+@pytest.mark.parametrize("what", SHARED)
+def test_what_does_not_is_shared(engine: Engine, what: str) -> None:
+    old = engine.spaces()
+    SHARED[what](engine)
+    doors = 1 if what == "n-gram drafts" else 2  # for which the tier has another runner
+    assert engine.spaces()[:doors] == old[:doors]
+
+
+def test_what_the_operator_adds_takes_no_field(engine: Engine) -> None:
+    engine.settings = Settings(extra={"weights": "x"})
+    for space in engine.spaces():
+        assert space.extra["weights"] != "x" and space.extra["operator.weights"] == "x"
+
+
+def test_scales_of_the_first_prompt_are_refused(engine: Engine) -> None:
+    if not hasattr(engine.cache, "calculate_kv_scales"):
+        return  # vLLM 0.32 has none
+    object.__setattr__(engine.cache, "calculate_kv_scales", True)
+    with pytest.raises(Refused, match="calculate_kv_scales: .* no other life or engine can read it"):
+        engine.spaces()
+
+
+@pytest.mark.parametrize("change", [
+    {"lora_dtype": "bfloat16"}, {"target_modules": ["o_proj"]}, {"enable_tower_connector_lora": True}, {"enable_moe_shared_loras": True},
+])  # fmt: skip
+def test_how_adapters_are_applied_is_in_their_keys(change: dict[str, Any]) -> None:
+    assert identity.adapters(LoRAConfig()) == identity.adapters(LoRAConfig(max_loras=3, max_lora_rank=64))
+    assert identity.adapters(LoRAConfig()) != identity.adapters(LoRAConfig(**change))

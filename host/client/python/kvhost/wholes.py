@@ -1,0 +1,204 @@
+"""What this machine remembers of whole files of weights, so that two models that differ between all samples do not share KV.
+
+The first files with some samples are known by these, at once, and are read whole in the background. Whoever comes with other
+files of the same samples reads them whole before they are known: the same ones to the last byte are the same model, others are
+known by their own digest, too. So a name never changes, and none is used before it is certain.
+
+``~/.cache/kvhost/weights`` has small files: ``samples-X`` names the files with the samples X that came first, ``whole-Y`` the
+digest of all bytes of the files Y, which are named by their names, devices, inodes, sizes and times."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import queue
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+log = logging.getLogger("kvhost")
+
+_PIECE = 4 << 20
+_READERS = 8  # threads, one for each file
+_REMEMBERED = 1000  # digests
+_POLL = 0.2
+
+
+class Unknown(Exception):
+    """The content cannot be told: files are missing or elsewhere."""
+
+
+class Changing(Unknown):
+    """Files change while they are read, or after an engine may have read them."""
+
+
+class Unread(Unknown):
+    """Files were not read whole in time."""
+
+
+class Known:
+    """What is known on this machine."""
+
+    def __init__(self, wait: float | None = None, directory: Path | None = None) -> None:
+        """``wait``: so many seconds at most until files are read whole."""
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        self._directory = directory or Path(cache, "kvhost", "weights")
+        self._wait = wait
+
+    def settle(self, samples: str, files: Sequence[str]) -> str:
+        """What files with these samples are called."""
+        mine = _stamp(files)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            first = self._claim(samples, mine, files)
+        except OSError as e:
+            log.info("kvhost: whole files of weights are not remembered: %s", e)
+            return samples
+        if first["files"] == [mine]:
+            if not self._file("whole", mine).exists():
+                threading.Thread(target=self._quietly, args=(files, mine), name="kvhost-weights", daemon=True).start()
+            return samples
+        whole, theirs = self._read(files, mine), ""
+        with suppress(Changing, OSError):  # they are gone, and were not read whole: they count as different
+            theirs = self._read(first["paths"], *first["files"])
+        return samples if whole == theirs else f"{samples}+{whole}"
+
+    def _file(self, kind: str, name: str) -> Path:
+        return self._directory / f"{kind}-{name}"
+
+    def _claim(self, samples: str, mine: str, files: Sequence[str]) -> dict[str, list[str]]:
+        """Who has these samples: these files, unless others came first."""
+        claim = self._file("samples", samples)
+        with suppress(FileExistsError), self._written({"files": [mine], "paths": [os.path.abspath(f) for f in files]}) as new:
+            os.link(new, claim)
+        try:
+            return json.loads(claim.read_text())  # type: ignore[no-any-return]
+        except ValueError:
+            return {"files": [""], "paths": [""]}  # damaged: it is unknown who came first
+
+    @contextmanager
+    def _written(self, value: object) -> Iterator[Path]:
+        self._forget()
+        new = self._file("new", os.urandom(8).hex())
+        try:
+            with new.open("w") as f:
+                f.write(json.dumps(value))
+                f.flush()
+                os.fsync(f.fileno())
+            yield new
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _forget(self) -> None:
+        """Removes the oldest digests where there are many. Who came first is never forgotten: another model would be then."""
+        known = []
+        for file in [f for f in self._directory.iterdir() if not f.name.startswith("samples-")]:
+            with suppress(FileNotFoundError):  # another process removes, too
+                known.append((file.stat().st_mtime, file))
+        for _, file in sorted(known)[:-_REMEMBERED]:
+            file.unlink(missing_ok=True)
+
+    def _quietly(self, files: Sequence[str], stamp: str) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        try:
+            with self._lock(stamp, 0):
+                self._digest(files, stamp, 1)
+        except (Unknown, OSError) as e:
+            log.debug("kvhost: files of weights were not read whole: %s", e)
+
+    def _read(self, files: Sequence[str], stamp: str) -> str:
+        if not self._file("whole", stamp).exists():
+            log.warning("kvhost: reading all of %s: other files that this machine has seen have the same samples",
+                        os.path.dirname(files[0]))
+        with self._lock(stamp, self._wait):
+            return self._digest(files, stamp, _READERS)
+
+    @contextmanager
+    def _lock(self, stamp: str, wait: float | None) -> Iterator[None]:
+        """One process reads files, and the others wait for it."""
+        due = None if wait is None else time.monotonic() + wait
+        with open(self._file("reading", stamp), "w") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if due is not None and time.monotonic() >= due:
+                        raise Unread("another process reads them") from None
+                    time.sleep(_POLL)
+            yield
+
+    def _digest(self, files: Sequence[str], stamp: str, readers: int) -> str:
+        known = self._file("whole", stamp)
+        with suppress(FileNotFoundError, ValueError):
+            return str(json.loads(known.read_text()))
+        due = None if self._wait is None or readers == 1 else time.monotonic() + self._wait
+        if _stamp(files) != stamp:
+            raise Changing(f"{files[0]}, or another file beside it, is not what it was")
+        whole = hashlib.blake2b(digest_size=16)
+        for name, digest in zip(files, each(lambda f: _whole(f, due), files, readers)):
+            raw = os.fsencode(os.path.basename(name))
+            whole.update(struct.pack(">I", len(raw)) + raw + digest)
+        if _stamp(files) != stamp:
+            raise Changing(f"{files[0]}, or another file beside it, changed while it was read")
+        try:
+            with self._written(whole.hexdigest()) as new:
+                new.replace(known)
+        except OSError as e:
+            log.info("kvhost: whole files of weights are not remembered: %s", e)
+        return whole.hexdigest()
+
+
+def each(do: Callable[[str], bytes], files: Sequence[str], readers: int) -> list[bytes]:
+    """What ``do`` gives for each file. An engine that ends does not wait for its threads."""
+    done: dict[str, bytes] = {}
+    failed: list[Exception] = []
+    todo: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for f in files:
+        todo.put(f)
+
+    def read() -> None:
+        try:
+            while not failed:
+                name = todo.get_nowait()
+                done[name] = do(name)
+        except queue.Empty:
+            pass
+        except Exception as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=read, name="kvhost-weights", daemon=True) for _ in files[:readers]]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for e in failed:
+        raise e
+    return [done[f] for f in files]
+
+
+def _whole(name: str, due: float | None) -> bytes:
+    h, piece = hashlib.blake2b(digest_size=32), bytearray(_PIECE)
+    with open(name, "rb", buffering=0) as file:
+        while n := file.readinto(piece):
+            h.update(memoryview(piece)[:n])
+            if due is not None and time.monotonic() > due:
+                raise Unread(f"{name}: was not read whole in time")
+    return h.digest()
+
+
+def _stamp(files: Sequence[str]) -> str:
+    """Changes whenever the files do. File systems without a device have numbers that change at each mount."""
+    h = hashlib.blake2b(digest_size=16)
+    for name in files:
+        s, raw = os.stat(name), os.fsencode(os.path.basename(name))
+        device = s.st_dev if os.major(s.st_dev) else 0
+        h.update(struct.pack(">I", len(raw)) + raw)
+        h.update(struct.pack(">3Q2q", device, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns))
+    return h.hexdigest()
