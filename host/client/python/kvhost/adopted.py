@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as C
 import os
+import weakref
 from collections.abc import Iterable
 
 from kvhost.arena import seal
@@ -24,13 +25,19 @@ class AdoptedMemory:
     """Spans of this process' memory, backed by one sealed memfd. Their addresses and contents stay.
 
     The pages under the spans are replaced by a shared mapping of the memfd. A write to them by another thread at that time
-    is lost, so nothing else may lie on these pages: see :func:`separate_allocations`. The mapping outlives this object."""
+    is lost, so nothing else may lie on these pages: see :func:`separate_allocations`. The mapping outlives this object.
+    Spans that were adopted before, for another host, stay in their memfd: the host that has mapped it would see no change."""
 
     def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
         """``spans`` are (address, bytes)."""
         self._runs: list[tuple[int, int, int]] = []  # (first address, end, offset in the memfd)
         runs = _page_runs(spans)
         self.size = sum(end - start for start, end in runs)
+        for other in _adopted:
+            if other.fd >= 0 and [(start, end) for start, end, _ in other._runs] == runs and other._mapped():
+                self.fd, self._runs = os.dup(other.fd), other._runs
+                _adopted.add(self)
+                return
         self.fd = os.memfd_create("kvhost-adopted", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, self.size)
@@ -44,6 +51,22 @@ class AdoptedMemory:
             os.close(self.fd)
             self.fd = -1
             raise
+        _adopted.add(self)
+
+    def _mapped(self) -> bool:
+        """Whether the memfd is what is under the spans. It is not after they were freed, and their addresses given away."""
+        inode, left = os.fstat(self.fd).st_ino, {(start, offset): end for start, end, offset in self._runs}
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                where, _, offset, _, number, *_ = line.split()
+                if int(number) != inode:
+                    continue
+                start, end = (int(x, 16) for x in where.split("-"))
+                at = int(offset, 16)
+                for (first, place), last in [*left.items()]:  # the kernel shows neighbours as one
+                    if start <= first and last <= end and first - start == place - at:
+                        del left[first, place]
+        return not left
 
     def _move(self, start: int, end: int, offset: int) -> None:
         for at in range(start, end, _COPY):
@@ -105,6 +128,7 @@ def in_heap(address: int) -> bool:
     return False
 
 
+_adopted: weakref.WeakSet[AdoptedMemory] = weakref.WeakSet()
 _taken: list[int] = []
 
 

@@ -1,4 +1,7 @@
-"""What differs between vLLM's versions, 0.26 to 0.33."""
+"""What differs between vLLM's versions, 0.26 to 0.33.
+
+Much of it is not public. What a version does not have, or has in another form, is answered with "no": the engine runs without
+what needs it, and its log says so once."""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -18,8 +22,40 @@ from kvhost.vllm.adapters import LoadedAdapters
 
 log = logging.getLogger("vllm.kvhost")
 
+
+_said: set[str] = set()
+
+
+def _not_known(what: str, so: str, why: str = "") -> None:
+    """Says it once."""
+    if what not in _said:
+        _said.add(what)
+        log.error("kvhost: this vLLM's %s is not that of 0.26 to 0.33%s: %s", what, f" ({why})" if why else "", so)
+
+
+def _takes(f: Any, *names: str) -> bool:
+    """Whether a function has parameters of these names, and no other that must be given."""
+    try:
+        parameters = inspect.signature(f).parameters
+    except (TypeError, ValueError):
+        return False
+    needed = {n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    return needed <= {*names} <= parameters.keys()
+
+
+def _transfer_results() -> Any:
+    results = getattr(base, "KVConnectorTransferResults", None)
+    if results is not None and not _takes(results, "finished_sending", "finished_recving", "failed_recving"):
+        _not_known("KVConnectorTransferResults", "failed loads are told as 0.26 is told them")
+        return None
+    return results
+
+
 #: vLLM from 0.32 on takes loads and failures in one answer; 0.26 asks for blocks only. None where it does not exist.
-TransferResults: Any = getattr(base, "KVConnectorTransferResults", None)
+TransferResults: Any = _transfer_results()
+
+
+_DROPS = "drop_stale_output"
 
 
 class FailedLoads:
@@ -73,14 +109,20 @@ class FailedLoads:
     @property
     def preempts(self) -> bool:
         """Whether requests that run can be started over, as one must be when a load inside its step has failed."""
-        return self._by_block and all(
-            hasattr(of, name)
-            for of, name in (
-                (self._scheduler, "_preempt_request"),
-                (self._scheduler, "prev_step_scheduled_req_ids"),
-                (getattr(self._scheduler, "kv_cache_manager", None), "evict_blocks"),
-            )
+        if not self._by_block or self._scheduler is None:
+            return False
+        scheduler, preempt = self._scheduler, getattr(self._scheduler, "_preempt_request", None)
+        manager = getattr(scheduler, "kv_cache_manager", None)
+        known = (
+            isinstance(getattr(scheduler, "running", None), list)
+            and isinstance(getattr(scheduler, "prev_step_scheduled_req_ids", None), set)
+            and _takes(getattr(manager, "get_block_ids", None), "request_id")
+            and _takes(getattr(manager, "evict_blocks", None), "block_ids")
+            and _takes(preempt, "request", "timestamp", *([_DROPS] if hasattr(base, "KVConnectorTransferResults") else []))
         )
+        if not known:
+            _not_known("scheduler", "no load runs inside a step")
+        return known
 
     def preempt(self, bad: set[int], broken: set[int]) -> None:
         """Starts the requests over that run with ``bad`` blocks, and has the engine's cache forget the ``broken`` ones: they
@@ -100,9 +142,9 @@ class FailedLoads:
                 continue
             broken = broken | set(blocks[first:])
             scheduler.running.remove(request)
-            if "drop_stale_output" in inspect.signature(scheduler._preempt_request).parameters:
-                scheduler._preempt_request(request, now, drop_stale_output=True)
-            else:
+            if hasattr(base, "KVConnectorTransferResults"):
+                scheduler._preempt_request(request, now, **{_DROPS: True})
+            else:  # 0.26
                 scheduler._preempt_request(request, now)
                 sampling = request.num_in_flight_tokens > 0 and not request.is_prefill_chunk
                 request.async_tokens_to_discard = int(sampling)
@@ -157,14 +199,24 @@ def loaded_adapters(vllm_config: Any) -> LoadedAdapters | None:
     frame = sys._getframe(1) if vllm_config.lora_config is not None else None
     while frame is not None:
         manager = getattr(frame.f_locals.get("self"), "lora_manager", None)
-        if manager is not None:
-            from vllm.lora.utils import get_adapter_absolute_path
+        if hasattr(manager, "list_adapters") and _takes(getattr(manager, "_load_adapter", None), "lora_request"):
+            with suppress(ImportError):
+                from vllm.lora.utils import get_adapter_absolute_path
 
-            return LoadedAdapters(manager, get_adapter_absolute_path)
+                return LoadedAdapters(manager, get_adapter_absolute_path)
         frame = frame.f_back
     if vllm_config.lora_config is not None:
-        log.error("kvhost: NOT OFFLOADING requests with LoRA adapters: the model runner has no lora_manager")
+        _not_known("lora_manager", "NOT OFFLOADING requests with LoRA adapters")
     return None
+
+
+def holds_blocks(pool: Any) -> bool:
+    """Whether the engine's block pool lets a connector hold blocks."""
+    names = ("num_gpu_blocks", "get_num_free_blocks", "touch", "free_blocks", "blocks")
+    known = all(hasattr(pool, name) for name in names)
+    if not known:
+        _not_known("block pool", "NOT OFFLOADING, since the host's blocks cannot be held")
+    return known
 
 
 def host_attention_isa(vllm_config: Any) -> str:
@@ -190,7 +242,7 @@ def waits_for_layers(forward_context: Any) -> bool:
         return False  # the V2 runner's full graphs
     from vllm.config import CUDAGraphMode
 
-    return bool(forward_context.cudagraph_runtime_mode != CUDAGraphMode.FULL)
+    return bool(getattr(forward_context, "cudagraph_runtime_mode", CUDAGraphMode.FULL) != CUDAGraphMode.FULL)
 
 
 def kinds(kv_cache_config: Any) -> Sequence[str]:
@@ -233,6 +285,28 @@ class Clearings:
         return last is not self._table
 
 
+_DESCRIBED = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys")
+
+
+def describes_events() -> bool:
+    """Whether blocks can be described as the engine's own events describe them."""
+    known = False
+    with suppress(ImportError):
+        from vllm.distributed.kv_events import BlockStored
+        from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, resolve_kv_cache_block_sizes
+        from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+
+        known = (
+            _takes(generate_block_hash_extra_keys, "request", "start_token_idx", "end_token_idx", "start_mm_idx")
+            and _takes(resolve_kv_cache_block_sizes, "kv_cache_config", "vllm_config")
+            and callable(get_kv_cache_spec_kind)
+            and _takes(BlockStored, *_DESCRIBED)
+        )
+    if not known:
+        _not_known("form of KV events", "routers learn nothing of the host")
+    return known
+
+
 def event_extra_keys(request: Any, first: int, end: int, block_tokens: int) -> list[tuple[Any, ...] | None] | None:
     """What the engine's hashes of these blocks cover besides tokens, as its own events name it. None if that is
     nothing."""
@@ -261,15 +335,24 @@ def engine_config() -> tuple[Any, Any]:
     return None, None
 
 
-def keep_ended_requests() -> None:
-    """For vLLM 0.26's manager of tiers, whichever those are. It forgets a request at its end, and ends the engine with a
-    KeyError when the CPU tier has room only then for the request's last chunks. In 0.32 the request ends after them."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState
-    from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager as Manager
+def mend_offloading() -> None:
+    """Mends faults of vLLM 0.26's offloading, whatever its tiers are, that end the engine or keep what was not computed."""
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState
+        from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
+    except ImportError:
+        return  # a later one has them elsewhere
+    plain = getattr(RequestOffloadState, "storable_chunks", None)
+    old = not hasattr(RequestOffloadState, "finished_signaled") and _takes(plain, "self", "group_config", "num_offloadable_tokens")
+    if old and not hasattr(plain, "__wrapped__"):
+        _keep_ended_requests(TieringOffloadingManager)
+        _store_what_was_computed(RequestOffloadState)
 
-    plain = Manager.prepare_store
-    if hasattr(RequestOffloadState, "finished_signaled") or hasattr(plain, "__wrapped__"):
-        return
+
+def _keep_ended_requests(manager: Any) -> None:
+    """0.26 forgets a request at its end, and ends the engine with a KeyError when the CPU tier has room only then for the
+    request's last chunks. In 0.32 the request ends after them."""
+    plain = manager.prepare_store
 
     @functools.wraps(plain)
     def prepare_store(self: Any, keys: Any, req_context: Any) -> Any:
@@ -282,25 +365,85 @@ def keep_ended_requests() -> None:
             if ended:
                 self.on_request_finished(req_context)
 
-    Manager.prepare_store = prepare_store
+    manager.prepare_store = prepare_store
+
+
+def _store_what_was_computed(state: Any) -> None:
+    """0.26 stores all of a request that has ended. Where its client has gone, some of it was not computed: the engine ends
+    with an AssertionError as there are no blocks, or keeps what was in them. The last token of others has no KV either."""
+    plain = state.storable_chunks
+
+    @functools.wraps(plain)
+    def storable_chunks(self: Any, group_config: Any, num_offloadable_tokens: int) -> Any:
+        if self.req.is_finished():
+            aborted = self.req.status.name == "FINISHED_ABORTED"
+            answered = max(self.req.num_prompt_tokens, self.req.num_tokens - 1)
+            num_offloadable_tokens = min(num_offloadable_tokens, self.req.num_computed_tokens if aborted else answered)
+        blocks = self.group_states[group_config.group_idx].block_ids
+        return min(plain(self, group_config, num_offloadable_tokens), len(blocks) // self.config.blocks_per_chunk)
+
+    state.storable_chunks = storable_chunks
+
+
+def rows(job: Any) -> list[int] | None:
+    """The rows of the CPU tier that a tier's job reads or fills, None where it is not known."""
+    ids = getattr(job, "chunk_ids", None)
+    if ids is None:
+        ids = getattr(job, "block_ids", None)  # 0.26
+    try:
+        found = [int(row) for row in ids]  # type: ignore[union-attr]
+    except (TypeError, ValueError):
+        found = []
+    if len(found) == len(job.keys):
+        return found
+    _not_known("job of a tier", "its chunks are neither stored nor loaded")
+    return None
+
+
+def positions(req_context: Any) -> Mapping[Any, int]:
+    """The tokens up to each chunk's end, by its key, as far as vLLM tells it."""
+    known = getattr(req_context, "_offload_key_positions", None)  # 0.26 tells nothing
+    return known if isinstance(known, dict) else {}
 
 
 def set_aside(offloading_spec: Any, load: Any) -> bool:
     """Gives the rows of a tier's load keys that are no request's: requests find their chunks missing and go on, and vLLM has no
     other use for the rows until the load is answered, as failed. Returns whether this vLLM lets it."""
     policy: Any = getattr(getattr(getattr(offloading_spec, "_manager", None), "primary_tier", None), "_policy", None)
-    if not all(hasattr(policy, name) for name in ("get", "insert", "remove")):
-        return False
-    chunks = {key: policy.get(key) for key in load.keys}
-    if any(chunk is None or chunk.is_ready for chunk in chunks.values()):
-        return False
-    keys = []
-    for key, chunk in chunks.items():
-        policy.remove(key)
-        keys.append(b"%b kvhost %d" % (key, load.job_id))
-        policy.insert(keys[-1], chunk)
-    load.keys = keys
-    return True
+    why, keys, placed = "", load.keys, []
+    chunks: dict[bytes, Any] = {}
+    try:
+        insert = _insertion(policy, load)
+        chunks = {key: policy.get(key) for key in keys}
+        if any(chunk is None or chunk.is_ready for chunk in chunks.values()):
+            return False
+        load.keys = [b"%b kvhost %d" % (key, load.job_id) for key in chunks]
+        for to, chunk in zip(load.keys, chunks.values(), strict=True):
+            placed.append(to)
+            insert(to, chunk)
+        for key in chunks:
+            policy.remove(key)
+        return True
+    except Exception as e:
+        why = f"{type(e).__name__}: {e}"
+    _not_known("cache policy of the CPU tier", "requests wait for a load that the host does not end", why)
+    with suppress(Exception):
+        load.keys = keys
+    for key, chunk in chunks.items():  # each chunk has a key all the time
+        with suppress(Exception):
+            if policy.get(key) is None:
+                insert(key, chunk)
+    for to in placed:
+        with suppress(Exception):
+            policy.remove(to)
+    return False
+
+
+def _insertion(policy: Any, load: Any) -> Callable[[Any, Any], None]:
+    """What gives a chunk a key. From 0.33 on vLLM ranks chunks by their requests."""
+    *_, last = inspect.signature(policy.insert).parameters
+    more = {last: load.req_context} if last == "req_context" else {}
+    return functools.partial(policy.insert, **more)
 
 
 def row_tensors(kv_cache_config: Any, groups: Sequence[int]) -> list[tuple[int, dict[str, int]]] | None:

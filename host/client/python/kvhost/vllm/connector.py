@@ -84,6 +84,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         self._first = WorkerReport()  # what workers had reported before all of them had
         self._wait_until = 0.0  # requests wait so long for the workers' reports
         self._out = False  # a worker has refused, or the reports did not come in time
+        self._other = False  # this vLLM's scheduler is not as compat knows it
         self._unseen = 0  # steps from before the reports, with output to come
         self._generation = b""
         self._failed = compat.FailedLoads(len(kv_cache_config.kv_cache_groups))
@@ -116,6 +117,9 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             self._refuse(str(e))
         except (OSError, ImportError) as e:
             self._refuse(f"sharing the KV cache's memory: {e}")
+        except Exception as e:  # compat knows of no such vLLM
+            log.debug("kvhost: what this vLLM has otherwise", exc_info=True)
+            self._refuse(f"this vLLM is not as 0.26 to 0.33 are: {type(e).__name__}: {e}")
         finally:
             if self._vllm_config.device_config.device_type == "cpu":
                 separate_allocations(False)
@@ -234,6 +238,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         return None, self._finish().received or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        if compat.TransferResults is None:
+            return super().get_transfer_results(finished_req_ids)
         done = self._finish()
         return compat.TransferResults(
             finished_recving=done.received, failed_recving=self._failed.requests(done.failed, done.abandoned)
@@ -296,6 +302,15 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         pass  # this connector's workers report by build_connector_worker_meta: MultiConnector hands one child's to all
 
+    def _started(self, workers: Mapping[tuple[int, int], Registration]) -> bool:
+        try:
+            return self._start(workers)
+        except Exception:
+            log.exception("kvhost: NOT OFFLOADING: this vLLM's scheduler is not that of 0.26 to 0.33. The engine runs without "
+                          "kvhost")
+            self._out = self._other = True
+            return False
+
     def _start(self, workers: Mapping[tuple[int, int], Registration]) -> bool:
         """Starts the scheduler's half once every worker has reported; whether it runs."""
         parallel = self._vllm_config.parallel_config
@@ -322,7 +337,10 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             return opened
 
         plans = model.plan_groups(self._vllm_config, self._kv_cache_config, self._settings)
-        assert self._block_pool is not None  # the engine binds it before its first step
+        if not compat.holds_blocks(self._block_pool):  # which the engine binds before its first step
+            self._out = self._other = True
+            return False
+        assert self._block_pool is not None
         loads = self._failed.recoverable
         if not loads:
             log.error("kvhost: NOT LOADING: this vLLM has no way to start a request over when its load has failed")
@@ -359,6 +377,8 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         """What turns the host's events into the engine's, if the engine publishes events."""
         config = self._vllm_config.kv_events_config
         if config is None or not config.enable_kv_cache_events:
+            return None
+        if not compat.describes_events():
             return None
         from kvhost.vllm.kvevents import KVEvents  # needs more of vLLM than the rest
 
@@ -399,7 +419,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         report = connector_output.kv_connector_worker_meta
         assert report is None or isinstance(report, WorkerReport)
         if self._scheduler is None:
-            if report is None or not self._start(self._first.aggregate(report).registered):
+            if report is None or self._other or not self._started(self._first.aggregate(report).registered):
                 return
             report = self._first
         assert self._scheduler is not None

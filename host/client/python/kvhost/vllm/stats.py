@@ -54,6 +54,19 @@ class KvhostStats(KVConnectorStats):
         return not any(self.data.values())
 
 
+_made: dict[tuple[type, str], Any] = {}
+
+
+def _series(kind: type, name: str, **options: Any) -> Any:
+    """A process has one series of a name: a second connector joins the first one's, which then count both."""
+    try:
+        _made[kind, name] = kind(name=name, **options)
+    except ValueError:
+        if (kind, name) not in _made:
+            raise
+    return _made[kind, name]
+
+
 class KvhostPromMetrics(KVConnectorPromMetrics):
     """One Prometheus counter for each of :data:`COUNTERS`, named ``vllm:kvhost_<name>``, and one histogram for each of
     :data:`PHASES`, named ``vllm:kvhost_<phase>_seconds``."""
@@ -67,12 +80,12 @@ class KvhostPromMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         self._counters: dict[str, Any] = {
-            name: self._counter_cls(name=f"vllm:kvhost_{name}", documentation=text, labelnames=labelnames)
+            name: _series(self._counter_cls, f"vllm:kvhost_{name}", documentation=text, labelnames=labelnames)
             for name, text in COUNTERS.items()
         }
         self._histograms: dict[str, Any] = {
-            f"{phase}_seconds": self._histogram_cls(
-                name=f"vllm:kvhost_{phase}_seconds", documentation=text, labelnames=labelnames, buckets=_BUCKETS
+            f"{phase}_seconds": _series(
+                self._histogram_cls, f"vllm:kvhost_{phase}_seconds", documentation=text, labelnames=labelnames, buckets=_BUCKETS
             )
             for phase, text in PHASES.items()
         }

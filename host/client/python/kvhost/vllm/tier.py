@@ -72,7 +72,7 @@ class KvhostTier(SecondaryTierManager):
         """``more`` and the option ``backpressure_detector`` are vLLM's, other options are the tier's settings."""
         detector = {n: options.pop(n) for n in ("backpressure_detector",) if n in options}
         super().__init__(offloading_spec, primary_kv_view, tier_type, *more, **detector)
-        compat.keep_ended_requests()
+        compat.mend_offloading()
         options.pop("module_path", None)
         options.pop("backpressure", None)
         own = {n: options.pop(n) for n in _OWN if n in options}
@@ -95,6 +95,9 @@ class KvhostTier(SecondaryTierManager):
             self._start(offloading_spec, primary_kv_view)
         except Refused as e:
             self._refuse(str(e))
+        except Exception:  # compat knows of no such vLLM
+            log.exception("kvhost: NOT OFFLOADING: this vLLM's offloading is not that of 0.26 to 0.33. The engine runs without "
+                          "this tier")
         if publishes:
             self._events = TierEvents(self._stream, lambda: bool(self._sessions()))
         s = self._settings
@@ -116,7 +119,7 @@ class KvhostTier(SecondaryTierManager):
         namespace = tierrows.namespace(config, cache, spec.config, self._settings, rows)
         fd = getattr(getattr(spec, "_scheduler_mmap", None), "fd", None)
         if fd is None or os.fstat(fd).st_size < view.nbytes:
-            raise Refused("vLLM's CPU tier is not the shared memory that it is in vLLM 0.26 to 0.32")
+            raise Refused("vLLM's CPU tier is not the shared memory that it is in vLLM 0.26 to 0.33")
         self._fd = os.dup(fd)
         self._tokens, self._key_bytes = {r.id: r.tokens for r in rows}, namespace.key_bytes
         count, stride = view.shape or (0, 0)
@@ -192,8 +195,9 @@ class KvhostTier(SecondaryTierManager):
 
     def _slots(self, job: Any, *, links: bool) -> list[Slot]:
         """``links``: with each chunk's place in the prompt, as far as vLLM tells it."""
-        rows = [int(row) for row in (job.chunk_ids if hasattr(job, "chunk_ids") else job.block_ids)]  # 0.26
-        positions: dict[Any, int] = getattr(job.req_context, "_offload_key_positions", {})
+        rows, positions = compat.rows(job), compat.positions(job.req_context)
+        if rows is None:
+            return [Slot(bytes(key), -1) for key in job.keys]
         if not links or not positions:
             return [Slot(bytes(key), row) for key, row in zip(job.keys, rows, strict=True)]
         slots: list[Slot] = []

@@ -51,7 +51,7 @@ class Slot:
     """A chunk and the row of the CPU tier that has its bytes, or gets them."""
 
     key: bytes  # vLLM's: block hash and group
-    row: int
+    row: int  # -1: it is not known
     depth: int = -1  # chunks of its group before it in the prompt; -1: one more than before the last one
     parent: bytes = b""  # the key of the chunk before it, where that was not stored last
 
@@ -206,6 +206,9 @@ class TierJobs:
     def _known(self, key: bytes) -> bool:
         return len(key) == self._length and group_of(key) in self._groups
 
+    def _placed(self, slot: Slot) -> bool:
+        return slot.row >= 0 and self._known(slot.key)
+
     def host_key(self, key: bytes) -> bytes:
         """The host's key of a chunk. It has the number of the group, too."""
         hash = key[:-4]
@@ -310,8 +313,8 @@ class TierJobs:
         most = len(slots)
         if session is not None:
             most = min(n or most for n in (most, session.limits.chunks_per_job, session.limits.keys_per_lookup))
-        self._lose(j, [s.key for s in slots if not self._known(s.key)])
-        for same in _by_group([s for s in slots if self._known(s.key)], lambda s: group_of(s.key)).values():
+        self._lose(j, [s.key for s in slots if not self._placed(s)])
+        for same in _by_group([s for s in slots if self._placed(s)], lambda s: group_of(s.key)).values():
             for some in _pieces(same, most):
                 part = _Part(j, some)
                 part.batch, batch = batch, None  # a lease is of one load: further parts are looked up again

@@ -171,6 +171,34 @@ def test_with_vllms_offloading(setting: Setting, host: Host, first: str) -> None
         engine.kill()
 
 
+def test_two_hosts(setting: Setting) -> None:
+    """Each has what the engine computes, and the first that has anything of a prompt loads. Counters are of both."""
+    near, far = setting.host(), setting.host()
+    children = [kvhost(near), kvhost(far)]
+    chunks = sum(OURS) // CHUNK
+    try:
+        engine = setting.engine("two", far, children)
+        assert engine.one_by_one(PROMPTS) == expected(setting.reference, [0, 0, 0])
+        engine.reset()
+        wait_for("both hosts have published all", lambda: near.idle() and far.idle())
+        assert len(near.files()) == len(far.files()) == chunks
+        assert engine.one_by_one(PROMPTS) == expected(setting.reference, OURS)
+        assert engine.ask("counters")["vllm:kvhost_chunks_ordered"] == 2 * chunks
+        engine.reset()
+        near.kill()
+        assert engine.one_by_one(PROMPTS) == expected(setting.reference, OURS), "want the other host's"
+        engine.stop()
+        shutil.rmtree(near.root)
+        near.start()
+        engine = setting.engine("again", far, children)
+        assert engine.one_by_one(PROMPTS) == expected(setting.reference, OURS), "want what the first engine stored"
+        engine.stop()
+    finally:
+        engine.kill()
+        near.kill()
+        far.kill()
+
+
 def nixl(role: str) -> Child:
     return {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
 

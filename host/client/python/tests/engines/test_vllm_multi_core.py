@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace as Record
 from typing import Any
 
 import pytest
+from features import OLD
 from needs import needs
 
 needs("vllm")
@@ -323,3 +325,32 @@ def test_another_connector_ends_no_load_of_kvhost(make: Callable[..., MultiCore]
     assert core.run(a) == [5, 1]
     publish_all(core)
     core.check_idle()
+
+
+def test_two_connectors_count_in_the_same_series() -> None:
+    """vLLM makes the series of each class of connector once. Other wrappers make them once for each connector, and all of their
+    process' connectors are in Prometheus' one registry."""
+    from prometheus_client import REGISTRY
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
+
+    from kvhost.vllm import stats
+
+    child = {"kv_connector": "KvhostConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"socket": "/nowhere"}}
+    labels = {"model_name": "m", "engine": "0"}
+    kinds = {kind: kind for kind in (KVConnectorProm._gauge_cls, KVConnectorProm._counter_cls, KVConnectorProm._histogram_cls)}
+    config = Record(kv_transfer_config=both(child, child, True))
+    made = [MultiConnector.build_prom_metrics(config, kinds, [*labels], {0: [*labels.values()]})]
+    made += [KvhostConnector.build_prom_metrics(config, kinds, [*labels], {0: [*labels.values()]}) for _ in range(2)]
+    made[0].observe({"KvhostConnector": {"lookups": 1, "load_seconds": [0.5]}} if not OLD else {
+        "KvhostConnector": {"data": {"lookups": 1, "load_seconds": [0.5]}}})
+    for m in made[1:]:
+        m.observe({"lookups": 2, "load_seconds": [0.5]})
+    assert REGISTRY.get_sample_value("vllm:kvhost_lookups_total", labels) == 5
+    assert REGISTRY.get_sample_value("vllm:kvhost_load_seconds_count", labels) == 3
+    for series in {id(s): s for m in made[1:] for s in (*m._counters.values(), *m._histograms.values())}.values():
+        REGISTRY.unregister(series)  # as vLLM does before it makes them again
+    again = KvhostConnector.build_prom_metrics(config, kinds, [*labels], {0: [*labels.values()]})
+    again.observe({"lookups": 4})
+    assert REGISTRY.get_sample_value("vllm:kvhost_lookups_total", labels) == 4
+    with pytest.raises(ValueError, match="Duplicated"):  # of a series that is not kvhost's
+        stats._series(KVConnectorProm._gauge_cls, "vllm:kvhost_lookups", documentation="", labelnames=[])

@@ -288,6 +288,79 @@ def test_a_request_that_ended_is_stored_when_there_is_room() -> None:
     tier.shutdown()
 
 
+@pytest.mark.skipif(not OLD, reason="later releases have it mended")
+@pytest.mark.parametrize(
+    ("status", "prompt", "said", "blocks", "computed", "want"),
+    [
+        ("FINISHED_ABORTED", 64, 0, 0, 0, 0),  # it was never scheduled
+        ("FINISHED_ABORTED", 64, 0, 2, 32, 2),  # in the middle of its prompt
+        ("FINISHED_ABORTED", 64, 0, 4, 32, 2),  # likewise, with blocks for more
+        ("FINISHED_STOPPED", 62, 2, 4, 63, 3),  # its last token fills a block, and was not computed
+        ("FINISHED_STOPPED", 62, 3, 5, 64, 4),
+        ("FINISHED_LENGTH_CAPPED", 64, 1, 4, 64, 4),
+    ],
+)
+def test_what_has_no_kv_is_not_stored(status: str, prompt: int, said: int, blocks: int, computed: int, want: int) -> None:
+    from vllm import SamplingParams
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.kv_offload.base import LookupResult, PrepareStoreOutput, RequestOffloadingContext
+    from vllm.v1.request import Request, RequestStatus
+
+    from kvhost.vllm import compat
+
+    stored: list[Any] = []
+    nothing = {name: lambda *_: None for name in ("on_request_finished", "on_schedule_end", "touch")}
+    manager = Record(
+        on_new_request=lambda _: RequestOffloadingContext(), lookup=lambda *_: LookupResult.MISS, **nothing,
+        prepare_store=lambda keys, _: stored.extend(keys) or PrepareStoreOutput([*keys], None, []),
+    )
+    group = Record(kv_cache_spec=FullAttentionSpec.__new__(FullAttentionSpec), is_eagle_group=False)
+    spec = Record(
+        get_manager=lambda: manager, tokens_per_block=(16,), tokens_per_hash=16, blocks_per_chunk=1, offload_prompt_only=False,
+        kv_events_config=Record(enable_kv_cache_events=False, self_describing_kv_events=False),
+    )
+    config = Record(
+        parallel_config=Record(world_size=1), speculative_config=None, cache_config=Record(enable_prefix_caching=True)
+    )
+    compat.mend_offloading()
+    offloading = OffloadingConnectorScheduler(spec, config, Record(kv_cache_groups=[group]))
+    init_none_hash(sha256)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    request = Request("a", [*range(prompt)], params, None, block_hasher=get_request_block_hasher(16, sha256))
+    offloading.on_new_request(request)
+    assert offloading.get_num_new_matched_tokens(request, 0) == (0, False)
+    offloading._req_status["a"].update_block_id_groups(([*range(1, blocks + 1)],))
+    request.append_output_token_ids([7] * said)
+    request.num_computed_tokens, request.status = computed, RequestStatus[status]
+    offloading.request_finished(request)
+    output = SchedulerOutput.make_empty()
+    output.finished_req_ids = {"a"}
+    offloading.build_connector_meta(output)
+    assert len(stored) == want, f"{len(stored)} blocks are stored, want the {want} that were computed"
+
+
+def test_clients_go_away(llama: Lives) -> None:
+    """Some before their request was scheduled, and some in the middle of their prompt."""
+    kept, gone = prompts(1), prompts(2, 12)
+    engine = llama.engine()
+    want = tokens(engine.one_by_one(kept))
+    engine.reset()
+    for n in (1, 3):
+        doomed = [(p, n + i) for i, p in enumerate(gone)]
+        assert engine.ask("crowd", kept, 8, doomed) == want, f"the first client went away after {n} steps"
+        engine.reset()
+    answers = engine.one_by_one(gone)
+    llama.published()
+    engine.stop()
+    engine = llama.engine()
+    again = engine.one_by_one(gone)
+    assert tokens(again) == tokens(answers) and cached(again) == [HITS] * len(gone)
+
+
 def test_routers_learn_what_the_host_has(folder: Path) -> None:
     if OLD:
         pytest.skip("vLLM 0.26 describes no events of its tiers, and refuses to")
