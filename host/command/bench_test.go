@@ -67,7 +67,7 @@ func TestBenchThroughClient(t *testing.T) {
 func TestBenchCompression(t *testing.T) {
 	dir := shortDir(t)
 	cmd := command(t, dir, "bench", "--root", dir, "--root", "memory:", "--memory", "host", "--chunks", "1",
-		"--rounds", "1", "--pages", "llama", "--dtype", "fp8", "--compression", "off,huffman,auto", "--json",
+		"--rounds", "1", "--pages", "mla", "--dtype", "fp8", "--compression", "off,huffman,auto", "--json",
 		"--engine-direct-io=false", "--engine-threads-per-gpu", "2")
 	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
 	r := finish(t, cmd)

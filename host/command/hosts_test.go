@@ -51,7 +51,9 @@ func TestHosts(t *testing.T) {
 	for _, deal := range []string{"random", "sticky"} {
 		t.Run(deal, func(t *testing.T) {
 			requests := workload(t)
-			c, alone := startHosts(t, requests)
+			c := startCluster(t, requests)
+			alone := newCluster(t, 1, c.capacity*int64(*hostsNumber), false)
+			alone.start(alone.members[0])
 			to := dealt(requests, deal, len(c.members))
 			var ends sync.WaitGroup
 			ends.Go(func() {
@@ -117,8 +119,8 @@ func awaitTold(told map[kv.Key]time.Time, keys []kv.Key) {
 	}
 }
 
-// startHosts starts the hosts, and one that has the capacity of all.
-func startHosts(t *testing.T, requests [][]kv.Key) (c, alone *cluster) {
+// startCluster starts the hosts.
+func startCluster(t *testing.T, requests [][]kv.Key) *cluster {
 	t.Helper()
 	distinct := map[kv.Key]bool{}
 	for _, keys := range requests {
@@ -128,15 +130,12 @@ func startHosts(t *testing.T, requests [][]kv.Key) (c, alone *cluster) {
 	}
 	entry, err := replay.Shape{Ranks: 1, ChunkBytes: hostsLayers * hostsPage, PageBytes: hostsPage, Layers: hostsLayers}.EntryBytes(t.Context(), nil, nil)
 	testenv.OK(t, err)
-	each := int64(float64(len(distinct))**hostsShare/float64(*hostsNumber)) * entry
-	c = newCluster(t, *hostsNumber, each, hostsAreApart(t))
+	c := newCluster(t, *hostsNumber, int64(float64(len(distinct))**hostsShare/float64(*hostsNumber))*entry, hostsAreApart(t))
 	for _, m := range c.members {
 		c.start(m)
 	}
 	c.await(len(c.members) - 1)
-	alone = newCluster(t, 1, each*int64(*hostsNumber), false)
-	alone.start(alone.members[0])
-	return c, alone
+	return c
 }
 
 // workload is the keys of each request.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -24,34 +25,30 @@ var (
 // what it has, among others. No byte that is loaded is wrong, each lookup and load ends, and the host lends again when the fault is over.
 // The times of the others are beside those of the same requests without the fault.
 func TestHostsFaults(t *testing.T) {
-	faults, apart := []string{"killed", "paused", "damaged"}, hostsAreApart(t)
-	if apart {
+	faults := []string{"killed", "paused"}
+	if hostsAreApart(t) {
 		faults = append(faults, "cut off") // loopback cannot be cut
 	} else {
-		t.Parallel()
+		t.Parallel() // it waits more than it works
 	}
 	tally := testenv.NewTally(t, "hosts-faults")
-	for _, fault := range faults {
-		t.Run(fault, func(t *testing.T) {
-			if !apart {
-				t.Parallel() // it waits more than it works
+	f := &faulty{T: t, requests: workload(t)}
+	f.cluster = startCluster(t, f.requests)
+	f.phase("warm", 0, nil)
+	for _, fault := range append(faults, "damaged") { // the last, as it is the one that the others blame their peer for
+		f.sides = map[string]*playerCount{}
+		for round := range *hostsRounds {
+			f.phase("without", 1, nil)
+			var end func()
+			f.phase("with", 1, func() { end = f.begin(fault, round) })
+			end()
+			for _, m := range f.members[1:] {
+				until(t, "host that lends again", func() bool { return f.peers(m)[f.members[0].addr].GetState() == "here" })
 			}
-			f := &faulty{T: t, requests: workload(t), sides: map[string]*playerCount{}}
-			f.cluster, _ = startHosts(t, f.requests)
-			f.phase("warm", 0)
-			for round := range *hostsRounds {
-				f.phase("without", 1)
-				end := f.begin(fault, round)
-				f.phase("with", 1)
-				end()
-				for _, m := range f.members[1:] {
-					until(t, "host that lends again", func() bool { return f.peers(m)[f.members[0].addr].GetState() == "here" })
-				}
-				f.lendsAgain(round)
-				tally.Add(0, 1, 1)
-			}
-			f.report(fault, tally)
-		})
+			f.lendsAgain(fault, round)
+			tally.Add(0, 1, 1)
+		}
+		f.report(fault, tally)
 	}
 }
 
@@ -64,24 +61,41 @@ type faulty struct {
 	sides    map[string]*playerCount // what others than the first have seen, by the phases' name
 }
 
-// phase plays requests at random on all hosts from one on, at the same time, for a while.
-func (f *faulty) phase(name string, from int) {
+// phase plays requests at random on all hosts from one on, at the same time, for a while. amid is called when they are at work, if it
+// is not nil.
+func (f *faulty) phase(name string, from int, amid func()) {
 	f.Helper()
-	end := time.Now().Add(*hostsPhase)
 	f.phases++
 	var work sync.WaitGroup
+	var played atomic.Int64
+	over := make(chan struct{})
 	for i, m := range f.members[from:] {
 		random := rand.New(rand.NewPCG(*hostsSeed, f.phases<<8|uint64(i)))
 		m.player.count = playerCount{}
 		work.Go(func() {
-			for time.Now().Before(end) {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+				}
 				if m.player.number++; !m.player.play(m.player.number, f.requests[random.IntN(len(f.requests))]) {
 					return
 				}
+				played.Add(1)
 			}
 		})
 	}
+	if amid != nil {
+		until(f.T, "request that is played", func() bool { return played.Load() >= 5 || f.Failed() })
+		amid()
+	}
+	<-time.After(*hostsPhase)
+	close(over)
 	work.Wait()
+	if f.sides == nil { // it is warm now
+		return
+	}
 	if f.sides[name] == nil {
 		f.sides[name] = &playerCount{}
 	}
@@ -132,12 +146,12 @@ func (f *faulty) lent() (n uint64) {
 }
 
 // lendsAgain stores a request at the first host that no other has, and loads it from another.
-func (f *faulty) lendsAgain(round int) {
+func (f *faulty) lendsAgain(fault string, round int) {
 	f.Helper()
 	before := f.lent()
 	var keys []kv.Key
 	for n := range 8 {
-		keys = append(keys, kv.Key{byte(n), byte(round), 0xee})
+		keys = append(keys, kv.Key{byte(n), byte(round), 0xee, fault[0]})
 	}
 	first, other := f.members[0], f.members[1]
 	first.player.number++
@@ -164,11 +178,11 @@ func (f *faulty) report(fault string, tally *testenv.Tally) {
 		millis(with.loads, 0.99)/millis(without.loads, 0.99))
 	for name, c := range f.sides {
 		if c.wrong > 0 {
-			f.Errorf("%s: %d wrong bytes, want none", name, c.wrong)
+			f.Errorf("%s, %s: %d wrong bytes, want none", fault, name, c.wrong)
 		}
 	}
 	if without.failed > 0 || without.remote == 0 {
-		f.Errorf("%d loads failed and %d hits were remote without a fault, want none and some", without.failed, without.remote)
+		f.Errorf("%s: %d loads failed and %d hits were remote without a fault, want none and some", fault, without.failed, without.remote)
 	}
 	var blamed uint64
 	for _, m := range f.members[1:] {

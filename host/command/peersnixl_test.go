@@ -1,8 +1,12 @@
 package command
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -112,5 +116,54 @@ func peerDiesInARead(t *testing.T, signal syscall.Signal, environment []string) 
 	testenv.Until(t, "all chunks of a host that goes on", func() bool { return load() == chunks })
 	if text := logB(); strings.Contains(text, "out of service") {
 		t.Error("a root went out of service for a peer")
+	}
+}
+
+// putOwn stores chunk n, whose bytes say which it is.
+func (p *killPeer) putOwn(n int) {
+	for plane := range killLayers {
+		for b, id := range killIDs(0) {
+			copy(p.Page(plane, int(id)), ownPage(n, plane, b))
+		}
+	}
+	p.Put(client.StoreChunk{Key: killKey(n), Blocks: killIDs(0)})
+}
+
+func ownPage(n, plane, block int) []byte {
+	return bytes.Repeat([]byte{byte(n + 1), byte(plane), byte(block), 7}, killPage/4)
+}
+
+// looksAt says that the blocks of chunk n have its bytes, or, if it has failed, those that were there before.
+func (p *killPeer) looksAt(t *testing.T, n int, failed bool) {
+	t.Helper()
+	for plane := range killLayers {
+		for i, id := range killIDs(n) {
+			page := p.Page(plane, int(id))
+			right := bytes.Equal(page, ownPage(n, plane, i))
+			if poison := bytes.Count(page, []byte{0xa5}) == len(page); !right && !(failed && poison) {
+				t.Fatalf("chunk %d (failed: %v): plane %d block %d holds other bytes than were stored", n, failed, plane, i)
+			}
+		}
+	}
+}
+
+// awaitPeerGauge waits until the metric of a host's only peer has a value.
+func awaitPeerGauge(t *testing.T, logged func() string, name string, want int64) {
+	t.Helper()
+	address := httpAddress(t, logged)
+	got, there := int64(-1), false // it is there once the host has resolved its peers
+	for end := time.Now().Add(30 * time.Second); got != want; time.Sleep(5 * time.Millisecond) {
+		if !there {
+			r, err := http.Get("http://" + address + "/metrics")
+			testenv.OK(t, err)
+			text, err := io.ReadAll(r.Body)
+			testenv.OK(t, errors.Join(err, r.Body.Close()))
+			there = bytes.Contains(text, []byte("\n"+name+"{"))
+		} else {
+			got = gauge(t, address, name)
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s is %d after 30 s, want %d", name, got, want)
+		}
 	}
 }

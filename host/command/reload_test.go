@@ -32,7 +32,7 @@ type served struct {
 // base is the file that every change starts from.
 func (h *served) base() string {
 	return fmt.Sprintf(`socket = "kvhost.sock"
-policy_cache = ""
+policy_cache = %q
 [http]
 listen = %q
 ready_scan = true
@@ -42,7 +42,7 @@ format = "json"
 max_staging_memory = "16MiB"
 [gds]
 cuda = "off"
-`, anyPort)
+`, filepath.Join(h.dir, "cache"), anyPort)
 }
 
 const baseRoots = "[[root]]\npath = \"a\"\ncapacity = \"32MiB\"\nwrite = \"through\"\n[[root]]\npath = \"b\"\ncapacity = \"64MiB\"\nlevel = 1\n"
@@ -146,6 +146,12 @@ func TestReloadOfEachKey(t *testing.T) {
 		testenv.OK(t, err)
 		testenv.OK(t, os.MkdirAll(filepath.Join(dir, "modules"), 0o700))
 		testenv.OK(t, os.WriteFile(filepath.Join(dir, "modules", to+".wasm"), module, 0o600))
+		if from != "lru" {
+			continue
+		}
+		for _, limit := range compileLimits { // with a section of its own: it is compiled when its turn comes
+			testenv.OK(t, os.WriteFile(filepath.Join(dir, "modules", limit+".wasm"), append(module, 0, 2, 1, limit[0]), 0o600))
+		}
 	}
 	base := h.base() + baseRoots
 	testenv.OK(t, os.WriteFile(h.file, []byte(base), 0o600))

@@ -23,7 +23,8 @@ type changed struct {
 // scalars are the single keys that a reload changes. stored names a module of the policy store.
 func scalars(h *served) map[string]changed {
 	limit := func(key, value string, says string) changed {
-		return changed{h.base() + "[policy_compile]\n" + key + " = " + value + "\n" + baseRoots + anyPolicy, true, compiles(says), ""}
+		return changed{h.base() + "[policy_compile]\n" + key + " = " + value + "\n" + baseRoots + "[[policy]]\nmodule = \"modules/" + key + ".wasm\"\n",
+			true, compiles(says), ""}
 	}
 	acts := func(name string) func(*served, string) {
 		return func(h *served, key string) {
@@ -55,7 +56,8 @@ func scalars(h *served) map[string]changed {
 	}
 }
 
-const anyPolicy = "[[policy]]\nmodule = \"lru\"\n"
+// compileLimits are the keys of policy_compile, each of which has a module of its own.
+var compileLimits = []string{"memory", "cpu", "time"}
 
 // mode checks the mode of both sockets.
 func mode(want os.FileMode) func(*served, string) {

@@ -32,7 +32,7 @@ type routeRig struct {
 // everyRoute runs a test on each route, with and without the codec, and with pages of each kind that takes it.
 func everyRoute(t *testing.T, test func(t *testing.T, r *routeRig)) {
 	geo := kv.Uniform(4, 4, 1, 100_000) // larger than a slot, and pages that are not aligned
-	const blocks = 24
+	const blocks = 28
 	inMemory := func(t *testing.T) *routeRig {
 		r, mem := newMemoryRig(t, geo, blocks)
 		out := &routeRig{deviceRig: r, route: "memory", layered: "memory", breakStores: "allocate"}
@@ -307,47 +307,56 @@ func TestEveryRouteMovesPieces(t *testing.T) {
 // header, table, or payload. The chunk is not promised again.
 func TestEveryRouteFindsDamage(t *testing.T) {
 	testenv.Slow(t)
-	for _, part := range []struct {
-		name string
-		at   int64
-	}{{"header", 100}, {"table", 4096 + 8}, {"payload", 8192 + 40_000}} {
-		for _, by := range []*Layers{nil, {}} {
-			name := part.name
-			if by != nil {
-				name += " by layers"
-			}
-			t.Run(name, func(t *testing.T) {
-				everyRoute(t, func(t *testing.T, r *routeRig) {
-					r.store(3)
-					r.change(1, part.at, 0x10)
-					ids := r.shuffled(3)
-					out := r.loadTo(r.queue, r.from, []int{0, 1, 2}, ids, by)
-					if len(out.Failed) != 1 || out.Failed[0].Chunk != 1 || !errors.Is(out.Failed[0].Err, ErrDamaged) &&
-						!errors.Is(out.Failed[0].Err, kv.ErrChecksum) {
-						t.Fatalf("failed: %+v, want chunk 1 alone for its bytes", out.Failed)
-					}
-					r.hold(map[int][]uint32{0: ids[0], 2: ids[2]}, map[int][]uint32{1: ids[1]})
-					if r.hits(0) != 1 || r.hits(1) != 0 || r.hits(2) != 1 {
-						t.Errorf("hits of the three chunks are %d, %d and %d, want 1, 0, 1", r.hits(0), r.hits(1), r.hits(2))
-					}
-					if q := r.deviceRig.store.Stats().Roots[0].Quarantined; q != 1 {
-						t.Errorf("%d files in quarantine, want 1", q)
-					}
-					failed := "staged"                                 // the route that has the last word
-					if r.route == "memory" && part.name == "payload" { // its head says that it is memory
-						failed = "memory"
-					}
-					r.wantMoved(staging.Read, map[string]int64{r.routeBy(by): 2}, map[string]int64{failed: 1})
-					if r.route == "direct" {
-						if d := r.stats(); d.Mismatched+d.Suspended+d.LoadFallbacks != 0 || d.Route != "direct" {
-							t.Errorf("the direct route counted %+v, want no fault of its own", d)
-						}
-					}
-					r.idle()
-				})
-			})
+	everyRoute(t, func(t *testing.T, r *routeRig) {
+		const header, table, payload = 100, 4096 + 8, 8192 + 40_000
+		parts := []int64{header, table, payload}
+		r.store(1 + 2*len(parts)) // one that is sound
+		for n := range 2 * len(parts) {
+			r.change(1+n, parts[n%len(parts)], 0x10)
 		}
-	}
+		loaded, failed := map[string]int64{}, map[string]int64{}
+		for pass, by := range []*Layers{nil, {}} {
+			chunks, ids := []int{0}, r.shuffled(1+len(parts))
+			damaged := map[int][]uint32{}
+			for i := range parts {
+				chunks = append(chunks, 1+pass*len(parts)+i)
+				damaged[chunks[1+i]] = ids[1+i]
+			}
+			r.poison()
+			out := r.loadTo(r.queue, r.from, chunks, ids, by)
+			for _, f := range out.Failed {
+				if f.Chunk == 0 || !errors.Is(f.Err, ErrDamaged) && !errors.Is(f.Err, kv.ErrChecksum) {
+					t.Errorf("chunk %d failed with %v, want those that changed to fail for their bytes", f.Chunk, f.Err)
+				}
+			}
+			if len(out.Failed) != len(parts) {
+				t.Fatalf("failed: %+v, want the %d chunks that changed", out.Failed, len(parts))
+			}
+			r.hold(map[int][]uint32{0: ids[0]}, damaged)
+			for i, n := range chunks {
+				if hits, want := r.hits(n), map[bool]int{true: 1}[i == 0]; hits != want {
+					t.Errorf("chunk %d has %d hits, want %d", n, hits, want)
+				}
+			}
+			loaded[r.routeBy(by)]++
+			failed["staged"] += 2 // the route that has the last word
+			if r.route == "memory" {
+				failed["memory"]++ // where the head says that it is memory
+			} else {
+				failed["staged"]++
+			}
+			r.wantMoved(staging.Read, loaded, failed)
+		}
+		if q := r.deviceRig.store.Stats().Roots[0].Quarantined; q != uint64(2*len(parts)) {
+			t.Errorf("%d files in quarantine, want %d", q, 2*len(parts))
+		}
+		if r.route == "direct" {
+			if d := r.stats(); d.Mismatched+d.Suspended+d.LoadFallbacks != 0 || d.Route != "direct" {
+				t.Errorf("the direct route counted %+v, want no fault of its own", d)
+			}
+		}
+		r.idle()
+	})
 }
 
 // Memory of another shape is refused in both directions: nothing is written to it, and no piece is dropped for it.

@@ -24,14 +24,15 @@ func newMemoryRig(
 func newMemoryRigOf(
 	t testing.TB, dtype string, geo kv.Geometry, blocks uint32, change ...func(*store.Config)) (*deviceRig, *memfs.FS) {
 	t.Helper()
-	mem, err := memfs.New(128<<20, nil)
+	const bytes = 96 << 20 // all of it is touched
+	mem, err := memfs.New(bytes, nil)
 	testenv.OK(t, err)
 	t.Cleanup(func() {
 		testenv.NoError(t, mem.Close())
 	})
 	faulty := faultfs.New(mem)
 	r := newDeviceRigOf(t, dtype, geo, blocks, 16<<20, append(change, func(c *store.Config) {
-		c.FS, c.Roots[0].Path, c.Roots[0].Capacity = faulty, "/root", memfs.Usable(128<<20)
+		c.FS, c.Roots[0].Path, c.Roots[0].Capacity = faulty, "/root", memfs.Usable(bytes)
 	})...)
 	r.root, r.fs = "/root", faulty
 	mem.Start(nil, r.gpu.Pinner())
