@@ -315,7 +315,7 @@ func TestMemoryBeforeACompressedDisk(t *testing.T) {
 	c := configuration(t)
 	disk := c.Roots[0].Path
 	c.Roots = []config.Root{
-		{Path: "memory:", Capacity: 64 << 20, Through: true, Route: config.RouteAuto},
+		{Path: "memory:", Capacity: 64 << 20, Write: config.WriteThrough, Route: config.RouteAuto},
 		{Path: disk, Capacity: 64 << 20, Level: 1, Route: config.RouteAuto},
 	}
 	c.Store.Compression = config.CompressionHuffman

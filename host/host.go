@@ -165,6 +165,8 @@ func (h *Host) serverConfig(c *config.Config) (out server.Config, err error) {
 	}, nil
 }
 
+var writes = map[string]store.Write{config.WriteHits: store.WriteHits, config.WriteThrough: store.WriteThrough}
+
 // storeConfig is a configuration in the form of the store.
 func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	s, fsys := c.Store, h.devices.FileSystem()
@@ -191,7 +193,7 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 		files, capacity := h.devices.RootFS(i, r, fsys)
 		kind := r.Kind()
 		out.Roots = append(out.Roots, store.RootConfig{
-			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Through: r.Through,
+			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Write: writes[r.Write],
 			Compressed: c.Compresses(), Speeds: h.speeds,
 			NoDirectory: !kind.HasDirectory(), Volatile: kind.TakesMemory(), Shared: r.Shared, RequireMount: r.RequireMount,
 			Poll: s.SharedPoll, Lapse: s.SharedLapse,

@@ -68,10 +68,14 @@ func drawScreen(before, now *proto.StatusResponse) string {
 			fmt.Fprintf(&b, "%s is %s: %s\n\n", r.Path, word(r.State), r.Reason)
 		}
 	}
-	table(&b, "LEVEL\tHITS\tLOADED\tDEMOTED TO\tPROMOTED TO\tPREFETCHED\tUSED\tAROUND\tSHED", levelsOf(now), func(w io.Writer, n int) {
+	table(&b, "LEVEL\tHITS\tLOADED\tDEMOTED TO\tPROMOTED TO\tPREFETCHED\tUSED\tKEPT\tSHED", levelsOf(now), func(w io.Writer, n int) {
 		at := func(name string) uint64 { return now.Counters[fmt.Sprintf("level%d_%s", n, name)] }
-		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\n", n, at("hits"), config.SizeText(at("loaded_bytes")), at("demotion"), at("promotion"),
-			at("prefetch"), at("prefetch_used"), at("around"), at("demotion_shed")+at("promotion_shed")+at("prefetch_shed"))
+		kept := "-" // what is not in memory is there after the host
+		if all := at("volatile"); all > 0 {
+			kept = percent(at("kept"), all)
+		}
+		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d\t%d\t%d\t%s\t%d\n", n, at("hits"), config.SizeText(at("loaded_bytes")), at("demotion"), at("promotion"),
+			at("prefetch"), at("prefetch_used"), kept, at("demotion_shed")+at("promotion_shed")+at("through_shed")+at("prefetch_shed"))
 	})
 	table(&b, "POLICY\tROLE\tSTATE\tMODULE\tCALLS\tNS/RECORD\tFAULTS\tHIT RATIO\tROOT", now.Policies,
 		func(w io.Writer, p *proto.PolicyStatus) {

@@ -22,7 +22,7 @@ func TestScreen(t *testing.T) {
 	before := &proto.StatusResponse{Uptime: durationpb.New(10 * time.Second), Counters: map[string]uint64{"lookup_keys": 100, "lookup_hits": 100, "lookups": 10}, Routes: route(0)}
 	now := &proto.StatusResponse{
 		Version: "v1", Uptime: durationpb.New(12 * time.Second), Roots: roots(1 << 30), Routes: route(3e9), NotReady: []string{"because"},
-		Counters: map[string]uint64{"lookup_keys": 200, "lookup_hits": 125, "lookups": 30, "level0_hits": 7, "level2_hits": 5,
+		Counters: map[string]uint64{"lookup_keys": 200, "lookup_hits": 125, "lookups": 30, "level0_hits": 7, "level0_volatile": 50, "level0_kept": 35, "level2_hits": 5,
 			"level2_loaded_bytes": 1 << 30, "level2_demotion": 11, "level2_demotion_shed": 1, "level2_promotion_shed": 2},
 		Latencies: []*proto.LatencyStatus{{Answer: proto.Answer_ANSWER_LOAD, Count: 4, Sum: durationpb.New(20 * time.Millisecond),
 			Bounds: []*durationpb.Duration{{Nanos: 1e6}, {Nanos: 10e6}}, Buckets: []uint64{1, 3, 0}}},
@@ -33,7 +33,7 @@ func TestScreen(t *testing.T) {
 	text := drawScreen(before, now)
 	for _, want := range []string{"up 12s  NOT READY", "  because", "hit ratio 62.5% (now 25.0%)  lookups 10/s  loads 1.4 GiB/s",
 		"read only, scanning  [###.......]  1 GiB  4 GiB", "/a is read only: it is so", "<10ms  <10ms  <10ms  5ms", "... and 2 more",
-		"0      7     0 B", "2      5     1 GiB   11          0            0           0     0       3"} {
+		"70.0%  0\n", "2      5     1 GiB   11          0            0           0     -      3"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

@@ -129,6 +129,13 @@ type Fuel struct {
 	Time   time.Duration // CPU time of a call that sessions wait for
 }
 
+// When the level behind a root gets what is stored there.
+const (
+	WriteBack    = "back"    // when it is about to leave
+	WriteHits    = "hits"    // when it was loaded, too
+	WriteThrough = "through" // at once
+)
+
 // What happens when a policy fails.
 const (
 	OnFaultBuiltin = "builtin"
@@ -148,7 +155,7 @@ type Root struct {
 	Path     string
 	Capacity int64  // bytes
 	Level    int    // how far from the engines: 0 is nearest
-	Through  bool   // what is stored is copied to the next level at once
+	Write    string // when the next level gets what is stored: WriteHits, WriteThrough; empty: WriteBack
 	Evict    string // label of the policy that evicts here; empty for the one that no root names
 	Shared   bool   // other hosts use it too
 	// RequireMount refuses the root while it is on the file system of /.
@@ -197,7 +204,7 @@ type Store struct {
 type Move struct {
 	Workers   int
 	Bandwidth int64 // bytes per second; 0: no limit
-	Waiting   int64 // bytes
+	Waiting   time.Duration
 	Shutdown  time.Duration
 }
 

@@ -210,10 +210,12 @@ func (r *Root) setCapacity(path string, value any) error {
 
 func (r *Root) setWrite(path string, value any) error {
 	text, err := asText(path, value)
-	if err == nil && text != "back" && text != "through" {
-		err = fmt.Errorf("%w: %s is %q, want \"back\" or \"through\"", ErrValue, path, text)
+	if err == nil && text != WriteBack && text != WriteHits && text != WriteThrough {
+		err = fmt.Errorf("%w: %s is %q, want \"back\", \"hits\" or \"through\"", ErrValue, path, text)
 	}
-	r.Through = text == "through"
+	if r.Write = text; text == WriteBack {
+		r.Write = ""
+	}
 	return err
 }
 

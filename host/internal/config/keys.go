@@ -184,10 +184,11 @@ var keys = []*Key{
 		Help:  "Copies between levels of roots at a time, for each level but the nearest. A copy waits for loads between its parts.",
 		field: func(c *Config) any { return &c.Move.Workers }},
 	{Section: "move", Name: "bandwidth", Kind: Size, Default: "512MiB", Unit: "bytes per second",
-		Help:  "Most bytes per second that are copied between levels. What is more is not kept. 0: no limit.",
+		Help:  "Most bytes per second that are copied between levels, the most valuable first. 0: no limit.",
 		field: func(c *Config) any { return &c.Move.Bandwidth }},
-	{Section: "move", Name: "waiting", Kind: Size, Default: "256MiB", Min: 1 << 20,
-		Help:  "Most bytes of chunks that may wait for their copy, for each level. What is more is not copied.",
+	{Section: "move", Name: "waiting", Kind: Duration, Default: "1m", Min: int64(time.Second),
+		Help: "How long the copies that wait may take at the speed that the level shows. Beyond that those are shed that are worth " +
+			"least: chunks that were not asked for.",
 		field: func(c *Config) any { return &c.Move.Waiting }},
 	{Section: "move", Name: "shutdown", Kind: Duration, Default: "10s",
 		Help: "How long an orderly end may take to copy to the next level what roots in memory hold, the most recently " +

@@ -33,6 +33,6 @@ func (c *Config) WithMemory(bytes int64) *Config {
 	for i := range out.Roots {
 		out.Roots[i].Level++
 	}
-	out.Roots = append(out.Roots, Root{Path: MemoryPrefix, Capacity: bytes, Through: true, Route: RouteAuto, AsNeeded: true})
+	out.Roots = append(out.Roots, Root{Path: MemoryPrefix, Capacity: bytes, Write: WriteThrough, Route: RouteAuto, AsNeeded: true})
 	return out
 }

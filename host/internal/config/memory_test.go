@@ -44,7 +44,7 @@ func TestWithMemory(t *testing.T) {
 		t.Errorf("a configuration with memory is not valid: %v", err)
 	}
 	if got := []int{with.Roots[0].Level, with.Roots[1].Level, with.Roots[2].Level}; got[0] != 1 || got[1] != 2 || got[2] != 0 ||
-		with.Roots[2].Kind() != Memory || !with.Roots[2].Through {
+		with.Roots[2].Kind() != Memory || with.Roots[2].Write != WriteThrough {
 		t.Errorf("roots with memory are %+v, want the memory nearest, written through, and the others one level farther", with.Roots)
 	}
 	if c.Roots[0].Level != 0 || len(c.Roots) != 2 || c.WithMemory(0) != c {

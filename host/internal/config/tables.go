@@ -2,6 +2,7 @@ package config
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -100,7 +101,7 @@ var roots = tableOf[Root]{"root", func(c *Config) *[]Root { return &c.Roots },
 		by("path", false, text, func(r *Root) *string { return &r.Path }),
 		by("level", false, whole, func(r *Root) *int { return &r.Level }),
 		{Field{"write", false}, (*Root).setWrite,
-			func(r *Root) string { return quote(map[bool]string{false: "back", true: "through"}[r.Through]) }},
+			func(r *Root) string { return quote(cmp.Or(r.Write, WriteBack)) }},
 		by("shared", false, onOff, func(r *Root) *bool { return &r.Shared }),
 		by("require_mount", false, onOff, func(r *Root) *bool { return &r.RequireMount }),
 		by("route", false, text, func(r *Root) *string { return &r.Route }),

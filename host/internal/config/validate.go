@@ -107,8 +107,8 @@ func (c *Config) validateRoots(bad func(path, format string, args ...any)) {
 		if r.Level < 0 || r.Level > most {
 			bad(at+".level", "%d, want 0 (nearest) to %d", r.Level, most)
 		}
-		if farther := func(o Root) bool { return o.Level > r.Level }; r.Through && !slices.ContainsFunc(c.Roots, farther) {
-			bad(at+".write", "through, but no root has a higher level than %d", r.Level)
+		if farther := func(o Root) bool { return o.Level > r.Level }; (r.Write == WriteThrough || r.Write == WriteHits) && !slices.ContainsFunc(c.Roots, farther) {
+			bad(at+".write", "%s, but no root has a higher level than %d", r.Write, r.Level)
 		}
 		switch r.Route {
 		case RouteAuto, RouteStaged, "":

@@ -11,7 +11,7 @@ import (
 var (
 	levelHits    = counted("level_hits_total", "Keys that lookups found in the level.", "level")
 	levelLoaded  = counted("level_loaded_bytes_total", "Bytes of pieces of the level that were opened for loads.", "level")
-	levelAround  = counted("level_around_total", "Chunks that went to the next level because demotions from the level were behind, or memory was being allocated.", "level")
+	levelKept    = gauged("level_kept_ratio", "Part of the chunks of a level in memory that another level has too, which outlive the host.", "level")
 	levelMoves   = counted("level_moves_total", "Copies from other levels to the level.", "level kind result")
 	levelMoved   = counted("level_moved_bytes_total", "Bytes copied from other levels to the level.", "level kind")
 	levelFetched = counted("level_prefetches_total",
@@ -25,7 +25,9 @@ func collectLevels(out series, st *store.Stats) {
 		out.put(levelLoaded, float64(l.Loaded), level)
 		out.put(levelFetched, float64(l.PrefetchesUsed), level, "used")
 		out.put(levelFetched, float64(l.PrefetchesWasted), level, "wasted")
-		out.put(levelAround, float64(l.Around), level)
+		if l.Volatile > 0 {
+			out.put(levelKept, float64(l.Kept)/float64(l.Volatile), level)
+		}
 		for kind, m := range l.Moves {
 			k := moves.Kind(kind).String()
 			out.put(levelMoved, float64(m.Bytes), level, k)
@@ -45,7 +47,10 @@ func levelCounters(st *store.Stats, out map[string]uint64) {
 	}
 	for _, l := range st.Levels {
 		name := func(what string) string { return fmt.Sprintf("level%d_%s", l.Level, what) }
-		out[name("hits")], out[name("loaded_bytes")], out[name("around")] = l.Hits, l.Loaded, l.Around
+		out[name("hits")], out[name("loaded_bytes")] = l.Hits, l.Loaded
+		if l.Volatile > 0 {
+			out[name("volatile")], out[name("kept")] = l.Volatile, l.Kept
+		}
 		out[name("published")] = l.Published
 		out[name("prefetch_used")], out[name("prefetch_wasted")] = l.PrefetchesUsed, l.PrefetchesWasted
 		for kind, m := range l.Moves {

@@ -18,7 +18,7 @@ func (r *Report) addLevels(before, after *proto.StatusResponse) {
 		}
 		if _, ok := after.GetCounters()[fmt.Sprintf("level%d_loaded_bytes", n)]; ok {
 			r.Levels = append(r.Levels, LevelReport{
-				Level: n, BytesLoaded: since("loaded_bytes"), Written: since("published"), Around: since("around"),
+				Level: n, BytesLoaded: since("loaded_bytes"), Written: since("published"),
 				Shed: since("demotion_shed") + since("promotion_shed") + since("through_shed"),
 			})
 		}
@@ -32,7 +32,7 @@ func (r *Report) levelRows(row func(name, format string, args ...any)) {
 		all += l.BytesLoaded
 	}
 	for _, l := range r.Levels {
-		row(fmt.Sprintf("level %d", l.Level), "%.3f GB loaded (%.1f %%), %d pieces written, %d around it, %d copies shed",
-			float64(l.BytesLoaded)/1e9, 100*float64(l.BytesLoaded)/float64(max(1, all)), l.Written, l.Around, l.Shed)
+		row(fmt.Sprintf("level %d", l.Level), "%.3f GB loaded (%.1f %%), %d pieces written, %d copies shed",
+			float64(l.BytesLoaded)/1e9, 100*float64(l.BytesLoaded)/float64(max(1, all)), l.Written, l.Shed)
 	}
 }

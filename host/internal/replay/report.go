@@ -71,7 +71,6 @@ type LevelReport struct {
 	Level       uint64 `json:"level"`
 	BytesLoaded uint64 `json:"bytes_loaded"` // of files
 	Written     uint64 `json:"written"`      // pieces, new ones and copies
-	Around      uint64 `json:"around"`       // chunks that went to the next level instead
 	Shed        uint64 `json:"shed"`         // copies of other kinds than prefetches
 }
 

@@ -19,7 +19,7 @@ const pieceBytes = chunkBytes + 2*4096
 
 // levels is a host with a root in memory before one in a directory, and a session that has stored one prefix, of which the
 // first chunks have left memory. One move runs at a time.
-func levels(t *testing.T, waiting int64) (*rig, *peer) {
+func levels(t *testing.T) (*rig, *peer) {
 	t.Helper()
 	const room, stored = 16, 32
 	memory, err := memfs.New(64<<20, nil)
@@ -28,7 +28,7 @@ func levels(t *testing.T, waiting int64) (*rig, *peer) {
 		c.Roots[0].Level = 1
 		near := store.RootConfig{Path: "memory:", FS: memory, NoDirectory: true, Volatile: true, Capacity: room * pieceBytes, MaxEntries: 1024}
 		c.Roots = append([]store.RootConfig{near}, c.Roots...)
-		c.Moves = store.Moves{Workers: 1, Waiting: waiting}
+		c.Moves = store.Moves{Workers: 1}
 	})
 	t.Cleanup(func() { memory.Close() })
 	p := r.dial(nil)
@@ -94,7 +94,7 @@ func (r *rig) loadedFrom() (near, far uint64) {
 // TestPrefetch: what a LOOKUP finds in the directory and asks for is loaded from memory once it is there. A later LOOKUP says
 // so, and how long loads from each level take.
 func TestPrefetch(t *testing.T) {
-	r, p := levels(t, 0)
+	r, p := levels(t)
 	if got := p.Host().Levels; got != 2 {
 		t.Errorf("HELLO says %d levels", got)
 	}
@@ -127,7 +127,7 @@ func TestPrefetchEnds(t *testing.T) {
 		"session": func(p *peer, l *client.Lookup) error { return p.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, p := levels(t, 0)
+			r, p := levels(t)
 			r.faults.Set(faultfs.MustRules("read ** 1st: hang")...)
 			l := p.prefetch(farChunks)
 			testenv.OK(t, r.faults.AwaitHanging(t.Context(), 1))

@@ -299,7 +299,7 @@ func TestCompressedPiecesAreCopied(t *testing.T) {
 		decoded := to.Volatile && !to.Compressed
 		to.Path, to.Capacity, to.MaxEntries, to.Level = t.TempDir(), 64<<20, 64, 1
 		f := compressing(t, t.TempDir(), func(c *Config) {
-			c.Now, c.Roots[0].Through = time.Now, true
+			c.Now, c.Roots[0].Write = time.Now, WriteThrough
 			c.Roots = append(c.Roots, to)
 		})
 		for n := range uint64(3) {
@@ -376,7 +376,10 @@ func TestPlainPiecesAreCompressedOnTheWay(t *testing.T) {
 			near := t.TempDir()
 			f := compressing(t, t.TempDir(), func(c *Config) {
 				c.Roots[0].Level = 1
-				memory := RootConfig{Path: near, Capacity: 4 * plainBytes, MaxEntries: 64, Volatile: true, Through: kind == moves.Through}
+				memory := RootConfig{Path: near, Capacity: 4 * plainBytes, MaxEntries: 64, Volatile: true}
+				if kind == moves.Through {
+					memory.Write = WriteThrough
+				}
 				c.Roots = append([]RootConfig{memory}, c.Roots...)
 			})
 			const n = 12

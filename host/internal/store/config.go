@@ -30,7 +30,7 @@ type RootConfig struct {
 	Path         string         // made when missing, with mode 0700, in a directory that is there
 	FS           staging.FS     // that has the directory; nil: Config.FS
 	Capacity     int64          // bytes that pieces, temporaries and quarantine may take together
-	Through      bool           // what is stored is copied to the next level at once
+	Write        Write          // when the next level gets what is stored
 	Compressed   bool           // pieces that are stored here are compressed, as Config.Compression says
 	NoDirectory  bool           // Path is a name in FS alone, and no directory of the operating system
 	Volatile     bool           // it is empty after a start: an orderly end copies what it holds to the next level
@@ -52,6 +52,16 @@ type RootConfig struct {
 	Speeds    func() codec.Speeds // of Compressed, in tests
 }
 
+// Write is when the next level gets a copy of what is stored in a root. What leaves the root without one is copied then, if the level
+// wants it and there is time.
+type Write uint8
+
+const (
+	WriteBack    Write = iota // when it is about to leave
+	WriteHits                 // when it was loaded, too
+	WriteThrough              // when it is stored, and again when it was loaded if there was no time
+)
+
 // bounds are what the root may take.
 func (r *RootConfig) bounds() capacity.Bounds {
 	return capacity.Bounds{Capacity: r.Capacity, ForPieces: r.ForPieces, MinFree: r.MinFree, MinFreePart: r.MinFreePart}
@@ -61,7 +71,7 @@ func (r *RootConfig) bounds() capacity.Bounds {
 type Moves struct {
 	Workers   int
 	Bandwidth int64         // bytes per second
-	Waiting   int64         // bytes of moves that may wait
+	Waiting   time.Duration // that what waits may take
 	Shutdown  time.Duration // how long Close may take to copy what volatile roots hold; 0: it copies nothing
 }
 

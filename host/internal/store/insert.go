@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
@@ -15,47 +14,40 @@ import (
 func (s *Store) insert(ctx context.Context, p *Put, q *PutRequest) error {
 	p.ask()
 	var err error
-	levels, last := q.levels(s)
-	var behind *level
-	allocating := false // which is why it is behind
+	levels := q.levels(s)
+	var nearer *level // where it would be now, if memory were there
 	for _, l := range levels {
-		if behind != nil && q.copy == nil { // this level would judge it later, when it was demoted
+		if nearer != nil && q.copy == nil { // this level would judge it later, when it was demoted
 			c := l.candidate(p, q)
 			if admitted, asked := l.Admits(&c, p.class.Namespace); asked && !admitted {
-				if allocating { // the nearer one will have room for it: it waits there
-					break
-				}
-				s.count.refused.Add(1)
-				return ErrRefused
+				break // it waits for the memory
 			}
 		}
 		if err = l.insert(ctx, p, q, true); err == nil || !refusedHere(err) {
 			break
 		}
-		if behind == nil && errors.Is(err, moves.ErrBehind) {
-			behind, allocating = l, errors.Is(err, errAllocating)
+		if nearer == nil && errors.Is(err, errAllocating) {
+			nearer = l
 		}
 	}
 	switch {
-	case behind == nil:
+	case nearer == nil:
 	case err == nil:
-		behind.around.Add(1)
-	case last && refusedHere(err):
-		err = behind.insert(ctx, p, q, false)
+		nearer.early.add(early{p.root, p.mark})
+	case refusedHere(err):
+		err = nearer.insert(ctx, p, q, false)
 	}
 	return err
 }
 
-// refusedHere says of an error that another root may take the entry: this one is out of service, has no room, has none
-// without loss, or has used up its write budget.
+// refusedHere says of an entry that another root may take it: this one is out of service, has no room, or has used up its write budget.
 func refusedHere(err error) bool {
-	return errors.Is(err, ErrNoSpace) || errors.Is(err, ErrRootOut) || errors.Is(err, ErrRefused) ||
-		errors.Is(err, moves.ErrBehind)
+	return errors.Is(err, ErrNoSpace) || errors.Is(err, ErrRootOut) || errors.Is(err, ErrRefused) || errors.Is(err, errAllocating)
 }
 
-// insert makes the entry in the level. The root that the place policy chose counts if it is there. What has no copy in the
-// next level yet is not evicted, and memory that is not there yet is not waited for, if spares says so.
-func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) error {
+// insert makes the entry in the level. The root that the place policy chose counts if it is there. Memory that is not there yet is waited
+// for, unless now says that it is not.
+func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, now bool) error {
 	tenant := l.store.catalog.Tenants.Number(q.Tenant)
 	r, err := l.enter(ctx, p)
 	if err != nil {
@@ -63,8 +55,8 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 	}
 	defer r.kind.endTurn()
 	parent := kv.Fingerprint(p.class.Namespace.Digest, p.class.Group, p.parent)
-	if spares && r.isAllocating(p.entryBytes()) {
-		return fmt.Errorf("%w: %w", moves.ErrBehind, errAllocating)
+	if now && r.isAllocating(p.entryBytes()) {
+		return errAllocating
 	}
 	if err := r.budget.charge(p, p.entryBytes(), parent); err != nil {
 		return err
@@ -72,8 +64,10 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 	p.begin(r)
 	p.place()
 	enter := func() error { return p.addEntry(tenant, parent, q) }
-	w := reservation{
-		Want: r.want(tenant, p.entryBytes()), slot: true, spares: spares, reuseFor: p, enter: enter,
+	w := reservation{Want: r.want(tenant, p.entryBytes()), slot: true, reuseFor: p, enter: enter}
+	if q.copy != nil && !q.copy.entry.Leaves() { // what it is a copy of is there, and what goes for it may have none
+		hits, _ := q.copy.entry.Worth()
+		w.spares = max(1, hits)
 	}
 	if err := r.kind.reserve(ctx, w); err != nil {
 		return p.shed(err)
@@ -83,14 +77,29 @@ func (l *level) insert(ctx context.Context, p *Put, q *PutRequest, spares bool) 
 
 // isAllocating says that memory for so many bytes more will be there, and is not yet.
 func (r *root) isAllocating(bytes int64) bool {
+	there, more := r.allocated()
+	return more && r.Account.Figures().Used+bytes > there
+}
+
+// allocated is the memory that is there, and whether more will be.
+func (r *root) allocated() (bytes int64, more bool) {
 	if !r.cfg.Volatile {
-		return false
+		return 0, false
 	}
 	space, err := r.cfg.FS.Statfs(r.Path)
 	if err != nil || space.Available == space.Free {
-		return false
+		return 0, false
 	}
-	return r.Account.Figures().Used+bytes > space.Total-space.Free+space.Available
+	return space.Total - space.Free + space.Available, true
+}
+
+// ready is how many bytes more can be taken at once without anything leaving.
+func (r *root) ready() int64 {
+	room := -r.Account.Excess(1 - 1.0/moves.AheadThrough)
+	if there, more := r.allocated(); more {
+		room = min(room, there-r.Account.Figures().Used)
+	}
+	return room
 }
 
 // addEntry makes the entry, with bytes that are reserved. The lock is held.

@@ -76,6 +76,8 @@ type kind interface {
 	shrink(ctx context.Context) bool
 	// published follows the publication of a piece of an entry.
 	published(m entries.Mark)
+	// loaded follows a load of an entry that was found here.
+	loaded(m entries.Mark)
 	// offer offers entries that are to leave to the next level.
 	offer()
 

@@ -25,7 +25,8 @@ type level struct {
 	places []uint32 // of the roots, in the configuration
 	roots  []*root
 	count  moves.Counters // of moves to it
-	around atomic.Uint64  // entries that went to the next level: see LevelStats
+	said   saying         // by the upkeep of the first root
+	early  earlies        // entries that are farther away because memory was being allocated
 	hits   atomic.Uint64  // keys granted
 	loaded atomic.Uint64  // bytes of pieces that were opened for loads
 }
@@ -304,13 +305,21 @@ func (l *Lease) offer(i int, kind moves.Kind) *moves.Entry {
 	return v
 }
 
-// promote offers what a lease has loaded from farther levels to the nearest one. The pins are still the lease's.
+// promote offers what a lease has loaded from farther levels to the nearest one, and what it has loaded from there to the next. The pins are
+// still the lease's.
 func (l *Lease) promote() {
 	if len(l.store.levels) < 2 {
 		return
 	}
-	for i := range l.grants {
-		l.offer(i, moves.Promotion)
+	for i, g := range l.grants {
+		if g.Slot == index.None {
+			continue
+		}
+		if r := l.store.roots[g.Root]; r.level != l.store.levels[0] {
+			l.offer(i, moves.Promotion)
+		} else {
+			r.kind.loaded(entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint})
+		}
 	}
 }
 

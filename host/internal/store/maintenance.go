@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/store/health"
+	"github.com/kvhost/kvhost/host/internal/store/moves"
 )
 
 // upkeep is a root's own work in the background, a bounded part of it at a time. It ends with ctx.
@@ -22,6 +23,12 @@ func (r *root) upkeep(ctx context.Context) {
 		freeSpace{r}.watch(ctx)
 		r.sweepExpired(ctx)
 		r.budget.save(true)
+		if r.Health.Takes() {
+			r.bringNear()
+		}
+		if r == r.level.roots[0] {
+			r.level.sayShed()
+		}
 		if r.Health.Takes() && n >= next {
 			if pause = min(2*pause, health.MaxPause); !r.Orphans.Retry(ctx) {
 				pause = 1
@@ -33,6 +40,31 @@ func (r *root) upkeep(ctx context.Context) {
 			r.recovery.again(ctx)
 		}
 	}
+}
+
+// saying is what the log has of copies that a level's entries went without.
+type saying struct {
+	next time.Time
+	shed uint64
+}
+
+// saidEvery is how often the log says so at most.
+const saidEvery = time.Minute
+
+// sayShed logs that entries of the level go without a copy in the next one, or wait for it in vain.
+func (l *level) sayShed() {
+	below, now := l.below(), l.store.cfg.Now()
+	if below == nil || now.Before(l.said.next) {
+		return
+	}
+	gone, waits := below.count[moves.Demotion].Shed.Load(), below.count[moves.Through].Shed.Load()
+	if gone+waits == l.said.shed {
+		return
+	}
+	l.said = saying{now.Add(saidEvery), gone + waits}
+	all, kept := l.kept()
+	l.store.log.Warn("copies to the next level are shed: it takes fewer bytes than are stored; see move.bandwidth and move.workers",
+		"level", below.number, "gone", gone, "shed", waits, "in_memory", all, "of_these_kept", kept)
 }
 
 // sweepExpired removes a bounded number of entries that have expired and have no readers.

@@ -35,11 +35,14 @@ type ownRoot struct {
 func newOwnRoot(r *root) *ownRoot {
 	c := &ownRoot{r: r, evicting: staging.NewTurns(1)}
 	c.leaving.From, c.leaving.Mover, c.leaving.Takes = &r.origin, r.store.mover, r.Health.Takes
+	if c.leaving.Ahead = moves.AheadBack; r.cfg.Write == WriteThrough || r.offers() {
+		c.leaving.Ahead = moves.AheadThrough
+	}
 	c.leaving.Init()
 	if below := r.level.below(); below != nil {
 		c.leaving.To = below
 	} else if r.offers() {
-		c.leaving.To, c.leaving.Lossy = &peerLevel{r.store.levels[len(r.store.levels)-1]}, true
+		c.leaving.To, c.leaving.Peers = &peerLevel{r.store.levels[len(r.store.levels)-1]}, true
 		c.leaving.Takes = func() bool { return r.Health.Takes() && r.store.lender().Takes() }
 	}
 	r.OwnDirs()
@@ -115,8 +118,13 @@ func (c *ownRoot) publish(p *Put, info staging.Info) error {
 	return err
 }
 
-func (c *ownRoot) published(m entries.Mark) {
-	if c.r.cfg.Through && c.leaving.To != nil {
+func (c *ownRoot) published(m entries.Mark) { c.keep(m, WriteThrough) }
+
+func (c *ownRoot) loaded(m entries.Mark) { c.keep(m, WriteHits) }
+
+// keep copies an entry to the next level where the root writes that soon.
+func (c *ownRoot) keep(m entries.Mark, on Write) {
+	if c.r.cfg.Write >= on && c.leaving.To != nil && !c.leaving.Peers && !c.r.store.copies.Several(m.Fingerprint) {
 		c.leaving.Through(m)
 	}
 }
@@ -265,12 +273,16 @@ type memoryRoot struct{ *ownRoot }
 func (c memoryRoot) recover(ctx context.Context) error { return c.find(ctx) }
 
 func (c memoryRoot) drain(ctx context.Context) {
-	if c.leaving.To == nil || c.leaving.Lossy || !c.r.Health.Serves() {
+	if c.leaving.To == nil || c.leaving.Peers || !c.r.Health.Serves() {
 		return
 	}
 	kept, left := c.leaving.Drain(ctx)
-	c.r.Log.Info("what the root held was copied to the next level", "entries", kept, "left", left, "to_level",
-		c.leaving.To.Number())
+	log := c.r.Log.Info
+	if left > 0 {
+		log = c.r.Log.Warn
+	}
+	log("what the root held was copied to the next level", "entries", kept, "left", left, "to_level", c.leaving.To.Number(), "setting",
+		"move.shutdown")
 }
 
 // objectRoot is the [kind] of a root in a bucket, which only this host writes: an [ownRoot] of a file system that has no

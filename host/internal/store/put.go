@@ -159,18 +159,17 @@ func (s *Store) newPut(q *PutRequest) (*Put, error) {
 	}, nil
 }
 
-// levels are those that the put may go to, and last says whether it may cost other entries their copies when none of them
-// takes it otherwise.
-func (q *PutRequest) levels(s *Store) (list []*level, last bool) {
+// levels are those that the put may go to.
+func (q *PutRequest) levels(s *Store) []*level {
 	if q.copy == nil {
-		return s.own, true
+		return s.own
 	}
-	return q.copy.level.ways(q.copy.entry), q.copy.entry.Leaves()
+	return q.copy.level.ways(q.copy.entry)
 }
 
 // join adds the piece to the entry of its key, if there is one.
 func (s *Store) join(ctx context.Context, p *Put, q *PutRequest) (bool, error) {
-	levels, _ := q.levels(s)
+	levels := q.levels(s)
 	if q.copy == nil && len(levels) > 1 && s.has(p) { // an entry that is copied nearer lacks its later pieces there
 		return false, ErrResident
 	}

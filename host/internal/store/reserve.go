@@ -15,7 +15,7 @@ import (
 type reservation struct {
 	capacity.Want
 	slot     bool         // a slot, too
-	spares   bool         // it does not evict what has no copy in the next level yet
+	spares   uint32       // it does not evict what has no copy in the next level yet and so many hits; 0: it evicts that, too
 	reuseFor *Put         // it may get a victim's file; may be nil
 	enter    func() error // called with the lock held as soon as all is reserved; what fails is not
 }
@@ -92,7 +92,7 @@ func (c *ownRoot) evict(w *reservation, short capacity.Shortage, noSlot bool) er
 	if short.Quota > 0 {
 		bytes, tenant = short.Quota, w.ID
 	}
-	got := c.evictSome(max(bytes, 1), tenant, w.reuseFor, !w.spares)
+	got := c.evictSome(max(bytes, 1), tenant, w.reuseFor, w.spares)
 	w.Taken += got.taken
 	if got.freed > 0 || noSlot && got.entries > 0 {
 		return nil
@@ -156,12 +156,12 @@ type evicted struct {
 }
 
 // evictSome evicts entries that the policy names, up to the bytes wanted. The caller holds the turn. reuseFor may get one
-// of the files instead. Only entries of the tenant are evicted, if one is named. Where there is a next level, lossy says
-// that entries may go without a copy there.
-func (c *ownRoot) evictSome(bytes int64, tenant uint32, reuseFor *Put, lossy bool) (got evicted) {
+// of the files instead. Only entries of the tenant are evicted, if one is named. Where there is a next level, what has no copy
+// there and so many hits as spares says stays, unless that is 0.
+func (c *ownRoot) evictSome(bytes int64, tenant uint32, reuseFor *Put, spares uint32) (got evicted) {
 	r := c.r
 	r.Lock()
-	list, behind := c.leaving.Evict(c.victims[:0], bytes, tenant, lossy)
+	list, behind := c.leaving.Evict(c.victims[:0], bytes, tenant, spares)
 	got.behind = behind
 	c.victims = list
 	r.Unlock()

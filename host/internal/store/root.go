@@ -67,7 +67,7 @@ func openRoot(ctx context.Context, s *Store, cfg RootConfig) (*root, error) {
 		changes, copies = entries.NewChangeLog(0), entries.NewCopies()
 	}
 	r.Init(entries.Config{
-		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: changes, Copies: copies, Now: s.cfg.Now, Clock: s.seq.Clock,
+		MaxEntries: cfg.MaxEntries, Catalog: s.catalog, Changes: changes, Copies: copies, Volatile: cfg.Volatile, Now: s.cfg.Now, Clock: s.seq.Clock,
 		Account: capacity.New(capacity.Config{
 			Dir: cfg.Path, Bounds: cfg.bounds(), Now: s.cfg.Now,
 		}),

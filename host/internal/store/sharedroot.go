@@ -38,6 +38,7 @@ func (r *sharedRoot) endTurn()                           {}
 func (r *sharedRoot) grew()                              {}
 func (r *sharedRoot) shrink(context.Context) bool        { return true }
 func (r *sharedRoot) published(entries.Mark)             {}
+func (r *sharedRoot) loaded(entries.Mark)                {}
 func (r *sharedRoot) offer()                             {}
 func (r *sharedRoot) drain(context.Context)              {}
 

@@ -97,8 +97,9 @@ type LevelStats struct {
 	Level  int
 	Hits   uint64 // keys granted
 	Loaded uint64 // bytes of pieces that were opened for loads
-	Around uint64 // entries that went to the next level: demotions from this one were behind, or its memory was being allocated
-	Moves  [moves.Kinds]MoveStats
+	// Of what the level holds in memory: the entries, and those of them that another level has too, which outlive the host.
+	Volatile, Kept uint64
+	Moves          [moves.Kinds]MoveStats
 
 	Published        uint64 // pieces, new ones and copies
 	PrefetchesUsed   uint64 // copies that a lookup asked for, and that were loaded afterwards
@@ -130,12 +131,13 @@ func (s *Store) Stats() Stats {
 		st.Roots = append(st.Roots, r.stats())
 	}
 	for _, l := range s.levels {
-		f := LevelStats{Level: l.number, Hits: l.hits.Load(), Loaded: l.loaded.Load(), Around: l.around.Load()}
+		f := LevelStats{Level: l.number, Hits: l.hits.Load(), Loaded: l.loaded.Load()}
 		for i, r := range l.roots {
 			f.Published += st.Roots[l.places[i]].Published
 			f.PrefetchesUsed += r.Prefetched.Used.Load()
 			f.PrefetchesWasted += r.Prefetched.Wasted.Load()
 		}
+		f.Volatile, f.Kept = l.kept()
 		for kind := range l.count {
 			c := &l.count[kind]
 			f.Moves[kind] = MoveStats{
@@ -152,6 +154,21 @@ func (s *Store) Stats() Stats {
 		})
 	}
 	return st
+}
+
+// kept counts the entries that the level has in memory, and those of them that another level has too, which outlive the host.
+func (l *level) kept() (volatile, kept uint64) {
+	for _, r := range l.roots {
+		if r.cfg.Volatile {
+			r.Lock()
+			volatile += uint64(r.Complete())
+			r.Unlock()
+		}
+	}
+	if volatile > 0 && l.store.copies != nil {
+		kept = min(volatile, uint64(l.store.copies.Kept()))
+	}
+	return volatile, kept
 }
 
 // Compression is what compression has taken and gained, by model.

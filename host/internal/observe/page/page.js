@@ -143,7 +143,7 @@ function levels(s) {
     ['of all', true, n => part(at(n, 'loaded_bytes'), loaded)], ['now', true, n => rate(since(x => x.counters[`level${n}_loaded_bytes`] || 0))],
     ['pieces written', true, n => count(at(n, 'published'))], ['demoted to it', true, n => count(at(n, 'demotion'))],
     ['promoted to it', true, n => count(at(n, 'promotion'))], ['prefetched', true, n => count(at(n, 'prefetch'))],
-    ['used', true, n => part(at(n, 'prefetch_used'), at(n, 'prefetch'))], ['around it', true, n => count(at(n, 'around'))],
+    ['used', true, n => part(at(n, 'prefetch_used'), at(n, 'prefetch'))], ['kept', true, n => at(n, 'volatile') ? part(at(n, 'kept'), at(n, 'volatile')) : ''],
     ['shed', true, n => count(sum(['demotion', 'promotion', 'through', 'prefetch'], k => at(n, k + '_shed'))),
       n => at(n, 'demotion_shed') > 0 ? 'warn' : ''],
   ], list, 'one level');

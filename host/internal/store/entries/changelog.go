@@ -131,7 +131,7 @@ func (s *Set) change(kind ChangeKind, slot uint32, parent kv.Key) Change {
 // completed counts an entry that has all its pieces.
 func (s *Set) completed(slot uint32, parent kv.Key) {
 	s.complete++
-	if first := s.cfg.Copies == nil || s.cfg.Copies.add(s.Index.Fingerprint(slot)); first && s.cfg.Changes.On() {
+	if first := s.cfg.Copies == nil || s.cfg.Copies.add(s.Index.Fingerprint(slot), s); first && s.cfg.Changes.On() {
 		s.cfg.Changes.Add(s.change(Stored, slot, parent))
 	}
 }
@@ -139,7 +139,7 @@ func (s *Set) completed(slot uint32, parent kv.Key) {
 // uncompleted counts an entry that had all its pieces and goes.
 func (s *Set) uncompleted(slot uint32) {
 	s.complete--
-	if last := s.cfg.Copies == nil || s.cfg.Copies.remove(s.Index.Fingerprint(slot)); last && s.cfg.Changes.On() {
+	if last := s.cfg.Copies == nil || s.cfg.Copies.remove(s.Index.Fingerprint(slot), s); last && s.cfg.Changes.On() {
 		s.cfg.Changes.Add(s.change(Evicted, slot, kv.Root))
 	}
 }
@@ -148,28 +148,59 @@ func (s *Set) uncompleted(slot uint32) {
 // once: when its first copy becomes resident, and when its last one goes. An entry that is not counted has one copy at
 // most. Its lock is taken after those of sets.
 type Copies struct {
-	mu sync.Mutex
-	of map[uint64]copies // by fingerprint
+	mu   sync.Mutex
+	of   map[uint64]copies // by fingerprint
+	kept int               // entries with copies in volatile sets and in others
 }
 
 type copies struct {
 	complete int
+	volatile int // of these
 	makers   int // that may add a copy
+}
+
+func (n copies) kept() int {
+	if n.volatile > 0 && n.complete > n.volatile {
+		return 1
+	}
+	return 0
 }
 
 func NewCopies() *Copies { return &Copies{of: map[uint64]copies{}} }
 
-// Watch counts an entry from now on, until Unwatch and while there are two copies. The caller holds the lock of a set
-// in which it is complete.
-func (c *Copies) Watch(fp uint64) {
+// volatile is how many copies an entry of the set is that are lost at the end.
+func (c *Config) volatile() int {
+	if c.Volatile {
+		return 1
+	}
+	return 0
+}
+
+// Kept is how many entries have copies in volatile sets, and in others.
+func (c *Copies) Kept() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.kept
+}
+
+// Several says whether an entry has more than one copy.
+func (c *Copies) Several(fp uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.of[fp].complete > 1
+}
+
+// Watch counts an entry of a set from now on, until Unwatch and while there are two copies. The caller holds the lock of the set, in
+// which it is complete.
+func (c *Copies) Watch(fp uint64, s *Set) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n, ok := c.of[fp]
 	if !ok {
-		n.complete = 1
+		n.complete, n.volatile = 1, s.cfg.volatile()
 	}
 	n.makers++
-	c.of[fp] = n
+	c.set(fp, n)
 }
 
 func (c *Copies) Unwatch(fp uint64) {
@@ -181,13 +212,13 @@ func (c *Copies) Unwatch(fp uint64) {
 }
 
 // add counts a copy and says whether it is the first.
-func (c *Copies) add(fp uint64) bool { return c.count(fp, 1) == 1 }
+func (c *Copies) add(fp uint64, s *Set) bool { return c.count(fp, 1, s) == 1 }
 
 // remove counts a copy that goes and says whether it was the last.
-func (c *Copies) remove(fp uint64) bool { return c.count(fp, -1) == 0 }
+func (c *Copies) remove(fp uint64, s *Set) bool { return c.count(fp, -1, s) == 0 }
 
 // count returns the number of copies afterwards.
-func (c *Copies) count(fp uint64, diff int) int {
+func (c *Copies) count(fp uint64, diff int, s *Set) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n, ok := c.of[fp]
@@ -195,11 +226,13 @@ func (c *Copies) count(fp uint64, diff int) int {
 		return max(0, diff)
 	}
 	n.complete += diff
+	n.volatile += diff * s.cfg.volatile()
 	c.set(fp, n)
 	return n.complete
 }
 
 func (c *Copies) set(fp uint64, n copies) {
+	c.kept += n.kept() - c.of[fp].kept()
 	if n.makers == 0 && n.complete <= 1 {
 		delete(c.of, fp)
 		return
@@ -239,14 +272,15 @@ func countCopies(s *Set, sets []*Set, from uint32) (more bool) {
 		if e := s.Index.At(slot); !e.Is(index.Live|index.Complete) || e.Any(index.Evicting|index.Detached) {
 			continue
 		}
-		fp, n := s.Index.Fingerprint(slot), 0
+		fp, n := s.Index.Fingerprint(slot), copies{}
 		for _, o := range sets {
 			if at := o.Index.FindFingerprint(fp); at != index.None && o.Index.At(at).Is(index.Complete) &&
 				!o.Index.At(at).Is(index.Evicting) {
-				n++
+				n.complete++
+				n.volatile += o.cfg.volatile()
 			}
 		}
-		if n > 1 {
+		if n.complete > 1 {
 			s.cfg.Copies.found(fp, n)
 		}
 	}
@@ -254,8 +288,9 @@ func countCopies(s *Set, sets []*Set, from uint32) (more bool) {
 }
 
 // found corrects the count of an entry.
-func (c *Copies) found(fp uint64, complete int) {
+func (c *Copies) found(fp uint64, n copies) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.of[fp] = copies{complete, c.of[fp].makers}
+	n.makers = c.of[fp].makers
+	c.set(fp, n)
 }

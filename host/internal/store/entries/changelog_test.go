@@ -54,31 +54,63 @@ func TestLog(t *testing.T) {
 
 // TestCopies: the first copy and the last one are told to readers, in whatever order copies come and go.
 func TestCopies(t *testing.T) {
-	c := NewCopies()
+	c, disk := NewCopies(), &Set{}
 	want := func(what string, got, want bool) {
 		t.Helper()
 		if got != want {
 			t.Errorf("%s: first or last copy is %v, want %v", what, got, want)
 		}
 	}
-	want("an entry that is not counted comes", c.add(1), true)
-	want("it goes", c.remove(1), true)
-	c.add(1)
-	c.Watch(1)
-	want("a second copy", c.add(1), false)
+	want("an entry that is not counted comes", c.add(1, disk), true)
+	want("it goes", c.remove(1, disk), true)
+	c.add(1, disk)
+	c.Watch(1, disk)
+	want("a second copy", c.add(1, disk), false)
 	c.Unwatch(1)
-	want("the first copy goes", c.remove(1), false)
-	want("the last one goes", c.remove(1), true)
+	want("the first copy goes", c.remove(1, disk), false)
+	want("the last one goes", c.remove(1, disk), true)
 	if len(c.of) != 0 {
 		t.Errorf("%d entries are still counted", len(c.of))
 	}
-	c.add(2)
-	c.Watch(2)
-	want("the only copy goes while another is made", c.remove(2), true)
-	want("the other is there", c.add(2), true)
+	c.add(2, disk)
+	c.Watch(2, disk)
+	want("the only copy goes while another is made", c.remove(2, disk), true)
+	want("the other is there", c.add(2, disk), true)
 	c.Unwatch(2)
-	want("it goes, too", c.remove(2), true)
+	want("it goes, too", c.remove(2, disk), true)
 	if len(c.of) != 0 {
 		t.Errorf("%d entries are still counted", len(c.of))
 	}
+}
+
+// TestCopiesAreKept: an entry of memory is kept while another set has a copy.
+func TestCopiesAreKept(t *testing.T) {
+	c, disk, memory := NewCopies(), &Set{}, &Set{cfg: Config{Volatile: true}}
+	kept := func(what string, want int) {
+		t.Helper()
+		if got := c.Kept(); got != want {
+			t.Errorf("%s: %d entries of memory are kept, want %d", what, got, want)
+		}
+	}
+	c.add(1, memory)
+	c.Watch(1, memory)
+	c.add(1, disk)
+	kept("a copy came to the disk", 1)
+	c.Unwatch(1)
+	kept("nothing moves any more", 1)
+	c.remove(1, disk)
+	kept("the disk has evicted it", 0)
+	c.add(2, disk)
+	c.Watch(2, disk)
+	c.add(2, memory)
+	c.Unwatch(2)
+	kept("another one came near", 1)
+	c.remove(2, memory)
+	kept("it went again", 0)
+	c.found(3, copies{complete: 3, volatile: 1})
+	kept("two disks have a third one", 1)
+	c.remove(3, disk)
+	kept("one of them has evicted it", 1)
+	c.remove(3, memory)
+	kept("only a disk has it", 0)
 }

@@ -2,6 +2,7 @@ package entries
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/kvhost/kvhost/abi"
@@ -12,16 +13,22 @@ import (
 // An entry can be copied to another level while it is served. One that is to leave its root is named by the evict
 // policy ahead of need: the policy forgets it, and it waits, still served, until its bytes are needed or a lookup finds
 // it again, in which case it stays and the policy gets it anew. So a put that needs room waits for no copy:
-// what has its copy goes, and where nothing has one yet the put goes to the next level itself.
+// what has its copy goes first, and then what was hit least.
 
 // Move is an entry that is copied, or waits for that.
 type Move struct {
 	Mark
+	// Changed is called when the move is worth more than before, or not wanted any more, with the lock of the set; may be nil.
+	Changed func()
+
 	gone    atomic.Bool
-	ended   atomic.Bool // whoever asked for it does not want it any more
-	leaves  bool        // it is to go, and the policy does not know it any more
-	settled bool        // of one that leaves: nothing more is done with it before it goes
-	pins    uint8       // that its copy has, while it is being made
+	ended   atomic.Bool   // whoever asked for it does not want it any more
+	leaving atomic.Bool   // leaves, without the lock
+	hits    atomic.Uint32 // of the entry
+	leaves  bool          // it is to go, and the policy does not know it any more
+	through bool          // it is copied whether it leaves or not
+	settled bool          // of one that leaves: nothing more is done with it before it goes
+	pins    uint8         // that its copy has, while it is being made
 	bytes   int64
 }
 
@@ -34,29 +41,60 @@ func (m *Move) Cancel() { m.ended.Store(true) }
 // Cancelled says that the copy is not wanted. It needs no lock.
 func (m *Move) Cancelled() bool { return m.ended.Load() || m.Gone() }
 
+// Worth is the hits of the entry, and whether it is about to go. It needs no lock.
+func (m *Move) Worth() (hits uint32, leaves bool) { return m.hits.Load(), m.leaving.Load() }
+
+func (m *Move) changed() {
+	if m.Changed != nil {
+		m.Changed()
+	}
+}
+
 // Moves are those of a set's entries. The set's lock guards them.
 type Moves struct {
 	*Set
 	of      map[uint32]*Move // by slot
 	leaving []*Move          // in the policy's order; those that stay after all are still in it
 	bytes   int64            // of those that leave
+	leavers int              // how many leave
 	settled int              // how many of them
 }
 
-// Leave makes an entry one that leaves, which the policy has named. It returns nil when that cannot be now, as while it
-// is copied for another reason: it could go before it was copied for this one.
+// Leave makes an entry one that leaves, which the policy has named. It returns a move that is to be made. There is none where
+// the entry waits for its copy already, or cannot leave now, as while it is copied nearer.
 func (s *Moves) Leave(slot uint32) *Move {
-	e := s.Index.At(slot)
-	if e.Any(index.Evicting|index.Moving) || e.Pins() != 0 || s.Busy(slot) {
+	e, m := s.Index.At(slot), s.of[slot]
+	if e.Is(index.Evicting) || e.Pins() != 0 || s.Busy(slot) || m != nil && (m.leaves || !m.through) {
 		return nil
 	}
-	m := s.begin(slot)
+	fresh := m == nil
+	if fresh {
+		m = s.begin(slot)
+	}
 	m.leaves, m.bytes = true, s.Index.Bytes(slot)
+	m.leaving.Store(true)
+	if len(s.leaving) > 2*s.leavers+64 {
+		s.leaving = slices.DeleteFunc(s.leaving, func(m *Move) bool { return !s.leaves(m) })
+	}
 	s.leaving = append(s.leaving, m)
+	s.leavers++
 	s.bytes += m.bytes
 	if e.Is(index.Announced) {
 		e.Unset(index.Announced)
 		s.Evictor.Tell(abi.OpRemove, slot, m.Fingerprint, 0)
+	}
+	if !fresh {
+		m.changed()
+		return nil
+	}
+	return m
+}
+
+// Through makes an entry one that is copied to the next level whether it leaves or not, as Copy does.
+func (s *Moves) Through(slot uint32) *Move {
+	m := s.Copy(slot)
+	if m != nil {
+		m.through = true
 	}
 	return m
 }
@@ -72,6 +110,7 @@ func (s *Moves) Copy(slot uint32) *Move {
 
 func (s *Moves) begin(slot uint32) *Move {
 	m := &Move{Mark: Mark{slot, s.Index.Fingerprint(slot)}}
+	m.hits.Store(s.Hits.Of(slot))
 	if s.of == nil {
 		s.of = map[uint32]*Move{}
 	}
@@ -126,8 +165,10 @@ func (s *Moves) stay(slot uint32) {
 	if m == nil || !m.leaves {
 		return
 	}
+	settled := m.settled
 	s.stop(m)
-	m.leaves = false
+	m.leaves, m.settled = false, false
+	m.leaving.Store(false)
 	e := s.Index.At(slot)
 	if !e.Is(index.Announced) {
 		s.Evictor.Announce(abi.OpResident, slot, m.Fingerprint, 0)
@@ -135,8 +176,10 @@ func (s *Moves) stay(slot uint32) {
 	if e.Pins() > 0 {
 		s.Evictor.Post(abi.OpPin, slot, e, m.Fingerprint, &evictor.Cause{Tenant: s.TenantOf(slot), Time: s.cfg.Clock()})
 	}
-	if m.pins == 0 {
+	if m.pins == 0 && (!m.through || settled) {
 		s.forget(m)
+		m.Cancel()
+		m.changed()
 	}
 }
 
@@ -156,11 +199,13 @@ func (s *Moves) goes(slot uint32) {
 		s.stop(m)
 	}
 	s.forget(m)
+	m.changed()
 }
 
 // stop takes a move that leaves out of the account.
 func (s *Moves) stop(m *Move) {
 	s.bytes -= m.bytes
+	s.leavers--
 	if m.settled {
 		s.settled--
 	}
@@ -189,26 +234,33 @@ func (s *Moves) LeavingOf(tenant uint32) (bytes int64) {
 	return bytes
 }
 
-// NextLeaving is the entry that goes first among those that leave and are settled, or None; only of the tenant, if one
-// is named. With lossy it can be one that is not settled, unless it is being read: its copy is lost.
-func (s *Moves) NextLeaving(tenant uint32, lossy bool) (slot uint32, settled bool) {
+// NextLeaving is the entry that goes first among those that leave, or None; only of the tenant, if one is named. First is what
+// is settled, then what has fewest hits, but nothing with so many hits as spares says, unless that is 0, and nothing that is being
+// read.
+func (s *Moves) NextLeaving(tenant, spares uint32) (slot uint32, settled bool) {
 	for len(s.leaving) > 0 && !s.leaves(s.leaving[0]) {
 		s.leaving = s.leaving[1:]
 	}
-	if s.settled == 0 && !lossy {
-		return index.None, false
-	}
+	slot = index.None
+	fewest := spares
 	for i, m := range s.leaving {
-		if !s.leaves(m) || m.pins > 0 || !m.settled && !lossy || s.Index.At(m.Slot).Pins() != 0 ||
-			tenant != abi.None && s.TenantOf(m.Slot) != tenant {
+		if slot != index.None && fewest == 0 && s.settled == 0 {
+			break
+		}
+		if !s.leaves(m) || m.pins > 0 || s.Index.At(m.Slot).Pins() != 0 || tenant != abi.None && s.TenantOf(m.Slot) != tenant {
 			continue
 		}
-		if i == 0 {
-			s.leaving = s.leaving[1:]
+		if m.settled {
+			if i == 0 {
+				s.leaving = s.leaving[1:]
+			}
+			return m.Slot, true
 		}
-		return m.Slot, m.settled
+		if n := s.Hits.Of(m.Slot); n < fewest || slot == index.None && spares == 0 {
+			slot, fewest = m.Slot, n
+		}
 	}
-	return index.None, false
+	return slot, false
 }
 
 func (s *Moves) leaves(m *Move) bool { return m.leaves && s.of[m.Slot] == m }
@@ -216,10 +268,11 @@ func (s *Moves) leaves(m *Move) bool { return m.leaves && s.of[m.Slot] == m }
 // check compares the moves with the entries.
 func (s *Moves) check() error {
 	var leaving int64
-	settled := 0
+	leave, settled := 0, 0
 	for slot, m := range s.of {
 		if m.leaves {
 			leaving += m.bytes
+			leave++
 		}
 		if m.settled {
 			settled++
@@ -229,9 +282,9 @@ func (s *Moves) check() error {
 			return fmt.Errorf("slot %d has %d pins and a move that is none: %+v", slot, e.Pins(), m.Mark)
 		}
 	}
-	if leaving != s.bytes || settled != s.settled {
-		return fmt.Errorf("%d bytes leave and %d entries are settled, the account says %d and %d", leaving, settled, s.bytes,
-			s.settled)
+	if leaving != s.bytes || leave != s.leavers || settled != s.settled {
+		return fmt.Errorf("%d bytes of %d entries leave and %d are settled, the account says %d, %d and %d", leaving, leave, settled,
+			s.bytes, s.leavers, s.settled)
 	}
 	return nil
 }
@@ -249,6 +302,10 @@ func (s *Moves) granted(slot uint32, e *index.Entry, first bool) {
 	}
 	if first {
 		s.Hits.add(slot, s.Index.High())
+		if m := s.of[slot]; m != nil {
+			m.hits.Store(s.Hits.Of(slot))
+			m.changed()
+		}
 	}
 }
 

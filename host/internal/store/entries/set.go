@@ -21,6 +21,7 @@ type Config struct {
 	Catalog    *catalog.Catalog
 	Changes    *ChangeLog
 	Copies     *Copies // of all roots; nil: there is only one
+	Volatile   bool    // what it holds is lost at the end
 	Now        func() time.Time
 	Clock      func() uint64 // the time of events
 }

@@ -135,7 +135,8 @@ type Copier struct {
 	buf    []byte // PartBytes, and room for what a part leaves of an extent
 	pages  []byte // as long; nil until a piece was written in another version
 	budget *budget
-	clear  int // bytes that may be copied before it looks for loads again
+	clear  int   // bytes that may be copied before it looks for loads again
+	copied int64 // bytes of the move that runs
 }
 
 const (
@@ -237,6 +238,7 @@ func (c *Copier) Copy(ctx context.Context, src Source, begin Begin) (copied int6
 			return at, fmt.Errorf("store: writing %d bytes at %d: %w", n, at, err)
 		}
 		at, kept, next = have, 0, last
+		c.copied += int64(n)
 		if next < extents {
 			start, _ := head.At(next)
 			if rest := start &^ (pieceformat.Page - 1); rest < at {

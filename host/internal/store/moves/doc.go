@@ -6,9 +6,8 @@
 // ([Through]); and what a lookup asks to come nearer is copied while its lease lasts ([Prefetch]). The store decides what
 // is offered and asks the policies; this package carries the bytes:
 //
-//	Offer      a [Move] waits for a worker, or is shed at once: waiting moves and their bytes are bounded,
-//	           and prefetches are shed first
-//	Run        a worker takes the oldest move and gives it a [Copier]
+//	Offer      a [Move] waits for a worker: what waits is bounded by the time that it takes, and what is worth least is shed
+//	Run        a worker takes the most valuable move and gives it a [Copier]
 //	Copy       a piece goes from a [Source] to a [Target] in parts, each within the budget of bandwidth
 //
 // What leaves the last level may be offered to another host, which fetches it ([Taker]), and what another host has offered comes as [Taken].
@@ -17,8 +16,8 @@
 // target shows nothing before it is committed, so a copy is whole and right, or it is not there.
 //
 // Moves never delay loads for long: before each part a worker waits until no load is under way, but [Patience] at
-// most, and a part is small. What leaves a level and cannot be copied in time stays where it is: what is new goes to the
-// next level until then. Only if that takes nothing, or at the end, a move is shed, which costs a later miss.
+// most, and a part is small. What leaves a level and cannot be copied before a put needs its bytes goes without, what was hit
+// least first, which costs a later miss.
 //
 // # What a level can be
 //

@@ -70,11 +70,13 @@ type Counter struct {
 // Entry is an entry that is to be copied. It is a [Move].
 type Entry struct {
 	*entries.Move
-	Kind  Kind
-	From  *Origin
-	To    Level
-	Then  func() // called when the copy is there
-	Ended func() // called with the lock of the set when the move is over
+	Kind Kind
+	From *Origin
+	To   Level
+	// Wanted says that the level has admitted the entry already.
+	Wanted bool
+	Then   func() // called when the copy is there
+	Ended  func() // called with the lock of the set when the move is over
 
 	Namespace *catalog.Namespace
 	Pieces    uint64
@@ -93,7 +95,7 @@ func (v *Entry) Offer(m *Mover) (queued bool) {
 		n.Cancelled.Add(1)
 	case !wanted:
 		n.Refused.Add(1)
-	case m.Offer(v):
+	case v.queued(m):
 		return true
 	default:
 		n.Shed.Add(1)
@@ -102,12 +104,20 @@ func (v *Entry) Offer(m *Mover) (queued bool) {
 	return false
 }
 
+// queued queues the move. From then on the mover hears what changes its value.
+func (v *Entry) queued(m *Mover) bool {
+	v.From.Lock()
+	v.Changed = func() { m.Changed(v) }
+	v.From.Unlock()
+	return m.Offer(v)
+}
+
 // wanted asks the level. known says that the entry is here, and has no copy there yet; what another host has offered leaves only after a hit.
 func (v *Entry) wanted() (wanted, known bool) {
 	r := v.From
 	r.Lock()
 	e := r.Index.At(v.Slot)
-	if v.Gone() || !e.Is(index.Complete) || v.Leaves() && r.Hits.Taken(v.Slot) {
+	if v.Cancelled() || !e.Is(index.Complete) || v.Leaves() && r.Hits.Taken(v.Slot) {
 		r.Unlock()
 		return false, false
 	}
@@ -121,6 +131,9 @@ func (v *Entry) wanted() (wanted, known bool) {
 	r.Unlock()
 	if v.To.Holds(v.Fingerprint) {
 		return false, false
+	}
+	if v.Wanted {
+		return true, true
 	}
 	v.To.Facts(&c)
 	if admitted, asked := v.To.Admits(&c, v.Namespace); asked {
@@ -143,10 +156,25 @@ func (v *Entry) Bytes() int64 { return v.size }
 // Level implements [Move].
 func (v *Entry) Level() int { return max(v.From.Level, v.To.Number()) }
 
-// Yields implements [Move]: without a prefetch a load takes longer, without another move a copy may be lost.
-func (v *Entry) Yields() bool { return v.Kind == Prefetch }
+// worth is what a hit saves by a copy of each kind. Without a copy of what leaves the next hit is computed, which takes longer than a load
+// from the farther level, or the engine would compute it anyway. What is written through may still be near then. What comes nearer saves
+// that load, and of a prefetch the request waits already.
+var worth = [Kinds]float64{Demotion: 2, Promotion: 1, Through: 1, Prefetch: 2, Taken: 1}
 
-// Leaves implements [Move].
+// unasked is how many hits are expected of what had none.
+const unasked = 0.5
+
+// Value implements [Move]: the hits that are expected, which are as many as there were, and what each saves.
+func (v *Entry) Value() float64 {
+	hits, leaves := v.Worth()
+	kind := v.Kind
+	if leaves {
+		kind = Demotion
+	}
+	return max(unasked, float64(hits)) * worth[kind]
+}
+
+// Leaves says that the entry was about to leave when the move was offered.
 func (v *Entry) Leaves() bool { return v.Kind == Demotion }
 
 // Shed implements [Move].
@@ -183,7 +211,7 @@ func (v *Entry) Run(ctx context.Context, c *Copier) (again bool) {
 	begun := !v.Cancelled() && r.Moves.BeginCopy(v.Move)
 	if begun {
 		v.Pieces = r.Index.Pieces(v.Slot)
-		r.Copies.Watch(v.Fingerprint)
+		r.Copies.Watch(v.Fingerprint, r.Set)
 		defer r.Copies.Unwatch(v.Fingerprint)
 	}
 	r.Unlock()
@@ -229,6 +257,7 @@ func (v *Entry) copyAll(ctx context.Context, c *Copier) error {
 		if err := c.budget.take(ctx, int(v.size)); err != nil {
 			return err
 		}
+		c.copied = v.size
 		return t.Take(ctx, v)
 	}
 	for rank := range entries.Ranks(v.Pieces) {

@@ -11,22 +11,26 @@ import (
 )
 
 // Leaving lets entries of a root leave for the next level. The root evicts ahead of need: what its policy names is
-// copied there, is served as before, and goes when a put needs its bytes. A put never waits for a copy: it goes
-// to the next level itself when nothing has one, and only if no level takes it an entry goes without.
+// copied there, is served as before, and goes when a put needs its bytes. A put never waits for a copy: where what leaves has
+// none yet, what was hit least goes without.
 type Leaving struct {
 	From  *Origin
 	To    Level // nil: what is evicted is dropped
 	Mover *Mover
 	Takes func() bool // the root is in service, and so is the next level
-	Lossy bool        // what is not copied in time goes
+	Peers bool        // To is other hosts
+	Ahead int64       // the part of the root, 1/n, that is kept free or for entries that leave
 
 	wake   chan struct{}
 	turn   sync.Mutex       // held while entries are offered
 	wanted map[uint32]int64 // bytes that should leave soon, by tenant or for any; the set's lock guards it
 }
 
-// leavingAhead is the part of a root, 1/n, that is kept free or for entries that leave.
-const leavingAhead = 16
+// How much leaves ahead. What is copied when it leaves needs room for a burst of what is new; what was copied as it came needs little.
+const (
+	AheadBack    = 4
+	AheadThrough = 16
+)
 
 // Init prepares for Run.
 func (l *Leaving) Init() { l.wake, l.wanted = make(chan struct{}, 1), map[uint32]int64{} }
@@ -36,7 +40,7 @@ func (l *Leaving) due() int64 {
 	if !l.can() {
 		return 0
 	}
-	return max(0, max(l.wanted[abi.None], l.From.Account.Excess(1-1.0/leavingAhead))-l.From.Moves.Leaving())
+	return max(0, max(l.wanted[abi.None], l.From.Account.Excess(1-1/float64(l.Ahead)))-l.From.Moves.Leaving())
 }
 
 // can says whether entries can leave at present. The set's lock is held.
@@ -64,7 +68,7 @@ func (l *Leaving) Run(ctx context.Context) {
 	}
 }
 
-// Step lets entries leave as far as is due and moves may wait, and offers them to the next level.
+// Step lets entries leave as far as is due, and offers them to the next level.
 func (l *Leaving) Step() {
 	if l.To == nil {
 		return
@@ -74,15 +78,13 @@ func (l *Leaving) Step() {
 	var list []*entries.Move
 	s := l.From.Set
 	s.Lock()
-	room := l.Mover.room(l.To.Number())
 	leave := func(bytes int64, tenant uint32) {
-		if bytes = min(bytes, room); bytes <= 0 {
+		if bytes <= 0 {
 			return
 		}
 		s.Evictor.Victims(bytes, tenant, func(slot uint32) {
 			if m := s.Moves.Leave(slot); m != nil {
 				list = append(list, m)
-				room -= s.Index.Bytes(slot)
 			}
 		})
 	}
@@ -105,29 +107,30 @@ func (l *Leaving) Through(m entries.Mark) {
 	s := l.From.Set
 	s.Lock()
 	if s.Stands(m) {
-		v = s.Moves.Copy(m.Slot)
+		v = s.Moves.Through(m.Slot)
 	}
 	s.Unlock()
 	if v != nil {
-		(&Entry{Move: v, Kind: Through, From: l.From, To: l.To}).Offer(l.Mover)
+		(&Entry{Move: v, Kind: Through, From: l.From, To: l.To, Ended: l.Wake}).Offer(l.Mover)
 	}
 }
 
-// Evict begins to evict entries, up to the bytes wanted; only those of the tenant, if one is named. Those that leave and
-// are settled go first. The rest goes without a copy if lossy says so, and else it is behind: something will be settled
-// soon. The set's lock is held.
-func (l *Leaving) Evict(list []entries.Eviction, bytes int64, tenant uint32, lossy bool) (
-	begun []entries.Eviction, behind bool,
-) {
+// Evict begins to evict entries, up to the bytes wanted; only those of the tenant, if one is named. Those that leave go first, and of
+// these what has its copy. What has none, and so many hits as spares says, stays, unless that is 0: then the root is behind, and
+// something will have its copy soon. The set's lock is held.
+func (l *Leaving) Evict(list []entries.Eviction, bytes int64, tenant, spares uint32) (begun []entries.Eviction, behind bool) {
 	s := l.From.Set
 	if l.To == nil {
 		return l.dropVictims(list, bytes, tenant), false
 	}
-	if lossy = lossy || l.Lossy; l.can() {
+	if l.Peers {
+		spares = 0
+	}
+	if l.can() {
 		l.want(bytes, tenant)
 	}
 	for bytes > 0 {
-		slot, settled := s.Moves.NextLeaving(tenant, lossy)
+		slot, settled := s.Moves.NextLeaving(tenant, spares)
 		if slot == index.None {
 			break
 		}
@@ -137,7 +140,7 @@ func (l *Leaving) Evict(list []entries.Eviction, bytes int64, tenant uint32, los
 		bytes -= s.Index.Bytes(slot)
 		list = append(list, s.BeginEvict(slot))
 	}
-	if bytes > 0 && !lossy {
+	if bytes > 0 && spares > 0 {
 		l.Wake()
 		return list, true
 	}
@@ -159,7 +162,7 @@ func (l *Leaving) dropVictims(list []entries.Eviction, bytes int64, tenant uint3
 	s := l.From.Set
 	sheds := l.can()
 	s.Evictor.Victims(bytes, tenant, func(slot uint32) {
-		if sheds {
+		if sheds && !l.From.Copies.Several(s.Index.Fingerprint(slot)) {
 			l.To.Count()[Demotion].Shed.Add(1)
 		}
 		list = append(list, s.BeginEvict(slot))
@@ -167,7 +170,8 @@ func (l *Leaving) dropVictims(list []entries.Eviction, bytes int64, tenant uint3
 	return list
 }
 
-// Drain offers what the root holds to the next level, the most recently used prefixes first, until the context is done.
+// Drain offers what the root holds to the next level, what was hit before the rest and of each the most recently used prefixes first, until
+// the context is done.
 // It returns how many entries have a copy there, and how many have none although the level wants them. Nothing else
 // uses the root.
 func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
@@ -175,7 +179,7 @@ func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
 	before := count[Demotion].Done.Load() + count[Demotion].Cancelled.Load()
 	offered := 0
 	for _, slot := range l.order() {
-		if l.Mover.await(ctx, func() bool { return lane.waiting <= l.Mover.cfg.Waiting/2 }) != nil {
+		if l.Mover.await(ctx, func() bool { return len(lane.of) < l.Mover.cfg.Workers }) != nil {
 			left++
 			continue
 		}
@@ -195,13 +199,14 @@ func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
 	return int(after - before), left + min(waiting, offered)
 }
 
-// order lists the slots of entries: the most recently used first, but each after the entries that it continues.
+// order lists the slots of entries: what was hit first, and of that the most recently used, but each after the entries that it continues.
 func (l *Leaving) order() (list []uint32) {
 	s := l.From.Set
 	s.Lock()
 	defer s.Unlock()
 	recent := s.Index.ByLastTouch()
 	slices.Reverse(recent)
+	slices.SortStableFunc(recent, func(a, b uint32) int { return int(min(1, s.Hits.Of(b))) - int(min(1, s.Hits.Of(a))) })
 	listed := make(map[uint32]bool, len(recent))
 	var chain []uint32
 	for _, slot := range recent {

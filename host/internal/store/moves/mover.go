@@ -2,11 +2,13 @@ package moves
 
 import (
 	"cmp"
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/kvhost/kvhost/staging"
 )
@@ -34,23 +36,21 @@ type Move interface {
 	Bytes() int64
 	// Level is the farther one of the two that it goes between.
 	Level() int
-	// Leaves says that the entry leaves: whoever offers it has looked for [Mover.Room].
-	Leaves() bool
+	// Value is what a copy of a byte is worth beside one of another move. It may change while the move waits: [Mover.Changed].
+	Value() float64
 	// Run copies it. It says true when it is to be run again after another move.
 	Run(ctx context.Context, c *Copier) (again bool)
 	// Shed says that it will not be run.
 	Shed()
-	// Yields says that others are run instead where not all can wait.
-	Yields() bool
 	// Cancelled says that it is not wanted any more.
 	Cancelled() bool
 }
 
 // Config makes a mover. Zero is a default.
 type Config struct {
-	Workers   int   // copies at a time, of each of Levels: 2
-	Bandwidth int64 // bytes per second over all of them; 0: no limit
-	Waiting   int64 // bytes of moves that may wait: 256 MiB
+	Workers   int           // copies at a time, of each of Levels: 2
+	Bandwidth int64         // bytes per second over all of them; 0: no limit
+	Waiting   time.Duration // that what waits takes to be copied, at most: a minute
 	Loads     *Loads
 	Levels    []int // that moves have as the farther one
 }
@@ -60,10 +60,11 @@ const maxWaiting = 1 << 14
 
 const (
 	defaultWorkers = 2
-	defaultWaiting = 256 << 20
+	defaultWaiting = time.Minute
+	assumedSpeed   = 256 << 20 // bytes per second of a worker that has copied nothing yet
 )
 
-// Mover runs moves. Those that a far level holds up keep no other from a worker. It is safe for concurrent use.
+// Mover runs moves, the most valuable first. Those that a far level holds up keep no other from a worker. It is safe for concurrent use.
 type Mover struct {
 	cfg    Config
 	slots  *staging.Slots
@@ -75,15 +76,6 @@ type Mover struct {
 	again   []Move        // that wait for the end of any other
 	ends    uint64        // moves that have ended: one that is to run again may have missed the last it waits for
 	closed  bool
-}
-
-// lane is the moves of one level as the farther one. It has workers and a bound for itself.
-type lane struct {
-	queue    []Move
-	waiting  int64 // bytes of what waits, also of again
-	moves    int   // that wait or run
-	yielding int   // moves that wait and yield
-	yields   int64 // their bytes
 }
 
 // New makes a mover. Its memory is touched when the first moves are run.
@@ -99,45 +91,27 @@ func New(cfg Config) (*Mover, error) {
 	m := &Mover{cfg: cfg, slots: slots, budget: budget{loads: cfg.Loads, rate: Rate{PerSecond: cfg.Bandwidth}},
 		lanes: map[int]*lane{}}
 	for _, level := range cfg.Levels {
-		m.lanes[level] = &lane{}
+		m.lanes[level] = &lane{of: map[Move]*list.Element{}}
 	}
 	m.changed.L = &m.mu
 	return m, nil
 }
 
-// room is how many bytes of moves of a level that do not yield may be offered before too many wait: one move more, when none waits.
-func (m *Mover) room(level int) int64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	l := m.lanes[level]
-	switch {
-	case len(l.queue) == 0:
-		return max(1, m.cfg.Waiting)
-	case len(l.queue) >= maxWaiting:
-		return 0
-	}
-	return max(0, m.cfg.Waiting-l.waiting+l.yields)
-}
-
-// Offer queues a move. It says false, and the move will not run, when too many wait already, also without the last of
-// those that yield to it. What leaves is queued all the same.
+// Offer queues a move. It says false, and the move will not run, when too many wait already that are worth as much. Others make room
+// for it.
 func (m *Mover) Offer(v Move) (queued bool) {
 	var shed []Move
 	m.mu.Lock()
 	l := m.lanes[v.Level()]
-	if !v.Yields() {
-		for at := len(l.queue) - 1; at >= 0 && l.yielding > 0 && !m.fits(l, v); at-- {
-			if l.queue[at].Yields() {
-				shed = append(shed, l.queue[at])
-				l.count(l.queue[at], -1)
-				l.queue = slices.Delete(l.queue, at, at+1)
-				l.moves--
-			}
+	for !m.closed && !m.fits(l, v) {
+		least := l.shed(class(v).class)
+		if least == nil {
+			break
 		}
+		shed = append(shed, least)
 	}
-	if queued = !m.closed && (v.Leaves() || m.fits(l, v)); queued {
-		l.queue = append(l.queue, v)
-		l.count(v, 1)
+	if queued = !m.closed && m.fits(l, v); queued {
+		l.push(v)
 		l.moves++
 	}
 	m.changed.Broadcast()
@@ -148,36 +122,40 @@ func (m *Mover) Offer(v Move) (queued bool) {
 
 // fits says whether another move may wait. m.mu is held.
 func (m *Mover) fits(l *lane, v Move) bool {
-	return len(l.queue) < maxWaiting && (len(l.queue) == 0 || l.waiting+v.Bytes() <= m.cfg.Waiting)
+	return len(l.of) < maxWaiting && (len(l.of) == 0 || l.waiting+v.Bytes() <= m.mayWait(l))
 }
 
-// count counts a move that waits in, or out. The mover's mu is held.
-func (l *lane) count(v Move, n int) {
-	l.waiting += int64(n) * v.Bytes()
-	if v.Yields() {
-		l.yielding += n
-		l.yields += int64(n) * v.Bytes()
-	}
+// mayWait is how many bytes may. m.mu is held.
+func (m *Mover) mayWait(l *lane) int64 {
+	return int64(float64(m.cfg.Workers) * l.speed(assumedSpeed) * m.cfg.Waiting.Seconds())
+}
+
+// Changed says that the value of a move has changed, or that it is not wanted any more. It takes no lock of a set.
+func (m *Mover) Changed(v Move) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lanes[v.Level()].changed(v)
 }
 
 // Prune sheds the waiting moves that are not wanted any more.
-func (m *Mover) Prune() {
+func (m *Mover) Prune() { m.prune(Move.Cancelled) }
+
+func (m *Mover) prune(gone func(Move) bool) {
 	var shed []Move
 	m.mu.Lock()
-	cancelled := func(v Move) bool {
-		if !v.Cancelled() {
+	for _, l := range m.lanes {
+		shed = append(shed, l.prune(gone)...)
+	}
+	m.again = slices.DeleteFunc(m.again, func(v Move) bool {
+		if !gone(v) {
 			return false
 		}
-		shed = append(shed, v)
 		l := m.lanes[v.Level()]
-		l.count(v, -1)
+		l.waiting -= v.Bytes()
 		l.moves--
+		shed = append(shed, v)
 		return true
-	}
-	for _, l := range m.lanes {
-		l.queue = slices.DeleteFunc(l.queue, cancelled)
-	}
-	m.again = slices.DeleteFunc(m.again, cancelled)
+	})
 	m.changed.Broadcast()
 	m.mu.Unlock()
 	shedAll(shed)
@@ -205,8 +183,8 @@ func (m *Mover) Run(ctx context.Context) {
 	left := m.again
 	m.again = nil
 	for _, l := range m.lanes {
-		left = append(left, l.queue...)
-		*l = lane{}
+		left = append(left, l.prune(func(Move) bool { return true })...)
+		l.waiting, l.moves = 0, 0
 	}
 	m.changed.Broadcast()
 	m.mu.Unlock()
@@ -233,20 +211,24 @@ func (m *Mover) work(ctx context.Context, l *lane) {
 	c := &Copier{buf: slot.Bytes(), budget: &m.budget}
 	for {
 		m.mu.Lock()
-		for len(l.queue) == 0 && !m.closed {
+		for len(l.of) == 0 && !m.closed {
 			m.changed.Wait()
 		}
 		if m.closed {
 			m.mu.Unlock()
 			return
 		}
-		v := l.queue[0]
-		l.queue[0] = nil
-		l.queue = l.queue[1:]
-		l.count(v, -1)
-		began := m.ends
+		v := l.pop()
+		began, start := m.ends, time.Now()
 		m.mu.Unlock()
-		m.ended(l, v, began, v.Run(ctx, c))
+		c.copied = 0
+		again := v.Run(ctx, c)
+		m.mu.Lock()
+		if c.copied > 0 {
+			l.ran(c.copied, time.Since(start).Seconds())
+		}
+		m.mu.Unlock()
+		m.ended(l, v, began, again)
 	}
 }
 
@@ -255,19 +237,19 @@ func (m *Mover) ended(l *lane, v Move, began uint64, again bool) {
 	m.mu.Lock()
 	switch {
 	case again && m.ends != began && !m.closed: // another has ended since
-		l.queue = append(l.queue, v)
-		l.count(v, 1)
+		l.push(v)
 		again = false
 	case again && m.moves() > len(m.again)+1 && !m.closed:
 		m.again = append(m.again, v)
-		l.count(v, 1)
+		l.waiting += v.Bytes()
 		again = false
 	default:
 		l.moves--
 		m.ends++
 		for _, v := range m.again {
 			l := m.lanes[v.Level()]
-			l.queue = append(l.queue, v)
+			l.waiting -= v.Bytes()
+			l.push(v)
 		}
 		m.again = nil
 	}
@@ -286,8 +268,11 @@ func (m *Mover) moves() (n int) {
 	return n
 }
 
-// Hurry lifts the limits of bandwidth: there are no more loads.
-func (m *Mover) Hurry() { m.budget.hurry.Store(true) }
+// Hurry lifts the limits of bandwidth and sheds what waits: there are no more loads.
+func (m *Mover) Hurry() {
+	m.budget.hurry.Store(true)
+	m.prune(func(Move) bool { return true })
+}
 
 // await waits until something holds. Holds is called with m.mu held.
 func (m *Mover) await(ctx context.Context, holds func() bool) error {

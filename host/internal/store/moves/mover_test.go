@@ -1,10 +1,13 @@
 package moves
 
 import (
+	"cmp"
 	"context"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // task is a move that waits until it may end.
@@ -15,16 +18,15 @@ type task struct {
 	run   *atomic.Int64
 	shed  *atomic.Int64
 
-	leaves bool
-	level  int
+	level int
+	value float64 // 0: 1
 }
 
 func (v *task) Bytes() int64    { return v.bytes }
 func (v *task) Level() int      { return v.level }
 func (v *task) Shed()           { v.shed.Add(1) }
-func (v *task) Yields() bool    { return false }
 func (v *task) Cancelled() bool { return false }
-func (v *task) Leaves() bool    { return v.leaves }
+func (v *task) Value() float64  { return cmp.Or(v.value, 1) }
 func (v *task) Run(context.Context, *Copier) bool {
 	v.begun <- struct{}{}
 	<-v.end
@@ -45,65 +47,131 @@ func started(t *testing.T, c Config) (m *Mover, end func()) {
 	return m, func() { cancel(); <-done }
 }
 
-// TestMoverIsBounded: what waits is bounded in bytes, what is more is refused at once, and what still waits at the end
-// is told.
+// slowest is a mover's configuration with which so many bytes may wait until a move has shown how fast they are copied.
+func slowest(bytes int64) Config {
+	return Config{Workers: 1, Waiting: time.Duration(float64(bytes) / assumedSpeed * float64(time.Second))}
+}
+
+// TestMoverIsBounded: what waits is bounded, what is more is refused at once, and what still waits at the end is told.
 func TestMoverIsBounded(t *testing.T) {
-	m, stop := started(t, Config{Workers: 1, Waiting: 10})
+	m, stop := started(t, slowest(10<<20))
 	begun, end := make(chan struct{}), make(chan struct{})
 	var run, shed atomic.Int64
 	next := func(bytes int64) bool {
-		return m.Offer(&task{bytes: bytes, begun: begun, end: end, run: &run, shed: &shed})
+		return m.Offer(&task{bytes: bytes << 20, begun: begun, end: end, run: &run, shed: &shed})
 	}
 	if !next(100) {
 		t.Fatal("a mover with nothing to do refused a move")
 	}
 	<-begun
 	for i, want := range []bool{true, true, false, true} {
-		if got := next([]int64{4, 4, 4, 2}[i]); got != want {
+		if got := next([]int64{4, 4, 4, 1}[i]); got != want {
 			t.Errorf("move %d: got %v, want %v", i, got, want)
 		}
 	}
-	if n, bytes := m.InFlight(); n != 4 || bytes != 10 || m.room(0) != 0 {
-		t.Errorf("%d moves and %d bytes in flight, and room for %d bytes", n, bytes, m.room(0))
-	}
-	if !m.Offer(&task{bytes: 1, begun: begun, end: end, run: &run, shed: &shed, leaves: true}) { // it was given room before
-		t.Error("an entry that leaves was refused")
+	if n, bytes := m.InFlight(); n != 4 || bytes != 9<<20 {
+		t.Errorf("%d moves and %d bytes in flight, want 4 and %d", n, bytes, 9<<20)
 	}
 	end <- struct{}{}
 	<-begun
 	m.close() // as when the context is done
 	end <- struct{}{}
 	stop()
-	if run.Load() != 2 || shed.Load() != 3 || next(1) {
-		t.Errorf("%d moves were run and %d told that they were not", run.Load(), shed.Load())
+	if run.Load() != 2 || shed.Load() != 2 || next(1) {
+		t.Errorf("%d moves were run and %d told that they were not, want 2 and 2", run.Load(), shed.Load())
+	}
+}
+
+// TestMostValuableFirst: what is worth most is run first, and among equals what has waited longest. Where not all can wait, what is worth
+// least is shed, and a move that becomes worth more is not.
+func TestMostValuableFirst(t *testing.T) {
+	m, stop := started(t, slowest(4<<20))
+	begun, end := make(chan struct{}), make(chan struct{})
+	var run, shed [6]atomic.Int64
+	var of [6]*task
+	offer := func(n int, value float64) bool {
+		of[n] = &task{bytes: 1 << 20, value: value, begun: begun, end: end, run: &run[n], shed: &shed[n]}
+		return m.Offer(of[n])
+	}
+	offer(0, 1)
+	<-begun
+	for n, value := range []float64{0, 0.5, 4, 0.5, 1} {
+		if n > 0 && !offer(n, value) {
+			t.Errorf("move %d is refused, want it to wait", n)
+		}
+	}
+	m.mu.Lock()
+	of[1].value = 16
+	m.mu.Unlock()
+	m.Changed(of[1])
+	if !offer(5, 2) || shed[3].Load() != 1 {
+		t.Errorf("%d moves of the least value are shed for one of a greater, want 1", shed[3].Load())
+	}
+	late := &task{bytes: 1 << 20, value: 0.5, run: &run[3], shed: &shed[3]}
+	if m.Offer(late) {
+		t.Error("a move waits that is worth less than all others, want it to be refused")
+	}
+	end <- struct{}{}
+	for _, n := range []int{1, 2, 5, 4} {
+		<-begun
+		end <- struct{}{}
+		await(&run[n])
+	}
+	stop()
+	if shed[3].Load() != 1 {
+		t.Errorf("%d moves are shed, want 1", shed[3].Load())
+	}
+}
+
+// await spins until a move has run.
+func await(run *atomic.Int64) {
+	for run.Load() == 0 {
+		runtime.Gosched()
+	}
+}
+
+// TestWaitingIsTime: how much may wait follows from how fast moves are made.
+func TestWaitingIsTime(t *testing.T) {
+	l := lane{}
+	for range 200 {
+		l.ran(1<<20, 0.5)
+	}
+	if got := l.speed(assumedSpeed); got < 2<<20-1 || got > 2<<20+1 {
+		t.Errorf("the speed is %.0f bytes per second, want %d", got, 2<<20)
+	}
+	for range 200 {
+		l.ran(1<<20, 0.125)
+	}
+	if got := l.speed(assumedSpeed); got < 7.9*(1<<20) {
+		t.Errorf("the speed of late is %.0f bytes per second, want %d", got, 8<<20)
 	}
 }
 
 // TestLevelThatStalls: moves of a level that does not answer hold its workers, and fill its bound, and those of another level run.
 func TestLevelThatStalls(t *testing.T) {
-	m, stop := started(t, Config{Workers: 2, Waiting: 10, Levels: []int{1}})
+	c := slowest(10 << 20)
+	c.Levels = []int{1}
+	m, stop := started(t, c)
 	begun, end := make(chan struct{}), make(chan struct{})
 	var run, shed atomic.Int64
 	stalled := func() bool {
-		return m.Offer(&task{bytes: 10, level: 1, begun: begun, end: end, run: &run, shed: &shed})
+		return m.Offer(&task{bytes: 10 << 20, level: 1, begun: begun, end: end, run: &run, shed: &shed})
 	}
-	for range 2 {
-		stalled()
-		<-begun
-	}
+	stalled()
+	<-begun
 	if first, second := stalled(), stalled(); !first || second {
 		t.Errorf("moves that wait for the stalled level were taken: %v, %v, want one of them", first, second)
 	}
 	for range 4 {
-		other := &task{bytes: 10, begun: make(chan struct{}), end: make(chan struct{}), run: &run, shed: &shed}
+		other := &task{bytes: 10 << 20, begun: make(chan struct{}), end: make(chan struct{}), run: &run, shed: &shed}
 		if !m.Offer(other) {
 			t.Fatal("a move of another level was refused")
 		}
 		<-other.begun
 		close(other.end)
 	}
-	if n, bytes := m.InFlight(); n < 3 || bytes != 10 { // the others may not have ended yet
-		t.Errorf("%d moves and %d bytes in flight, want the three of the stalled level", n, bytes)
+	if n, bytes := m.InFlight(); n < 2 || bytes != 10<<20 { // the others may not have ended yet
+		t.Errorf("%d moves and %d bytes in flight, want the two of the stalled level", n, bytes)
 	}
 	close(end)
 	<-begun
@@ -115,8 +183,7 @@ type stubborn struct{ runs, shed atomic.Int64 }
 
 func (v *stubborn) Bytes() int64                      { return 1 }
 func (v *stubborn) Level() int                        { return 0 }
-func (v *stubborn) Leaves() bool                      { return false }
-func (v *stubborn) Yields() bool                      { return false }
+func (v *stubborn) Value() float64                    { return 1 }
 func (v *stubborn) Cancelled() bool                   { return false }
 func (v *stubborn) Shed()                             { v.shed.Add(1) }
 func (v *stubborn) Run(context.Context, *Copier) bool { v.runs.Add(1); return true }

@@ -85,6 +85,9 @@ func (r *runner) newNode(host Host) *node {
 		root.Volatile = k.before && i == 0
 		if k.levels {
 			root.Level, root.Capacity = i, int64(6+12*i)*pieceBytes+7*pieceformat.Page
+			if i+1 < k.roots {
+				root.Write = store.Write(r.h.Seed / uint64(len(kinds)) % 3)
+			}
 		}
 		if k.hosts > 1 {
 			root.Capacity = 48 * pieceBytes
