@@ -102,10 +102,12 @@ class LMCache:
             raise SystemExit("LMCache's CUDA kernels do not load: its wheel is of another PyTorch")
         from lmcache.utils import EngineType
         from lmcache.v1.config import LMCacheEngineConfig
-        from lmcache.v1.gpu_connector import CreateGPUConnector
         from lmcache.v1.memory_allocators.mixed_memory_allocator import MixedMemoryAllocator
         from lmcache.v1.memory_management import MemoryFormat
         from lmcache.v1.metadata import LMCacheMetadata
+
+        places = ("lmcache.inprocess.v1.gpu_connector", "lmcache.v1.gpu_connector")  # from 0.5.7 on, before
+        make = next(importlib.import_module(name) for name in places if importable(name)).CreateGPUConnector
 
         mla = layers[0].dim() == 3
         tokens = TOKENS * PER_CHUNK
@@ -115,7 +117,7 @@ class LMCache:
             role="worker", chunk_size=tokens,
         )  # fmt: skip
         config = LMCacheEngineConfig.from_defaults(chunk_size=tokens)
-        self.connector = CreateGPUConnector(config, meta, EngineType.VLLM)
+        self.connector = make(config, meta, EngineType.VLLM)
         n = blocks // PER_CHUNK
         size = layers[0].nbytes // len(layers[0]) * PER_CHUNK * len(layers)
         self.allocator = MixedMemoryAllocator(n * size + (64 << 20))

@@ -64,7 +64,7 @@ func (l *level) sayShed() {
 	l.said = saying{now.Add(saidEvery), gone + waits}
 	all, kept := l.kept()
 	l.store.log.Warn("copies to the next level are shed: it takes fewer bytes than are stored; see move.bandwidth and move.workers",
-		"level", below.number, "gone", gone, "shed", waits, "in_memory", all, "of_these_kept", kept)
+		"to_level", below.number, "gone", gone, "shed", waits, "in_memory", all, "of_these_kept", kept)
 }
 
 // sweepExpired removes a bounded number of entries that have expired and have no readers.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from types import SimpleNamespace as Record
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from vllm_doubles import DoubleLink, DoubleSession, request
 
 from kvhost.errors import Code, HostError
 from kvhost.session import DiscardResult
-from kvhost.vllm import keeper
+from kvhost.vllm import hints, keeper
 from kvhost.vllm.keeper import Keeper
 from waits import left
 
@@ -233,6 +234,60 @@ def test_each_wish_is_answered(
     if not levels:
         rig.link.epoch = -1
     assert rig.s.finished(r) == {"kvhost_answers": want}
+
+
+def verb(kind: str, version: str = "1.0", **payload: Any) -> Any:
+    return Record(action_id="1", action_type=kind, action_version=version, payload=payload)
+
+
+@pytest.mark.parametrize(
+    ("verbs", "client", "want", "kept"),
+    [
+        ([verb("kv.pin", ttl_seconds=30)], {}, {"kv.pin": "accepted"}, (30.0, NEVER)),
+        ([verb("Pin")], {}, {"Pin": "clipped: 300"}, (300.0, NEVER)),
+        ([verb("kv.pin", ttl_seconds=30)], {"pin_seconds": 60}, {"pin_seconds": "accepted", "kv.pin": "accepted"}, (60.0, NEVER)),
+        ([verb("kv.pin", ttl_seconds="long")], {}, {"kv.pin": "rejected: 'long' is no value of ttl_seconds"}, None),
+        ([verb("kv.pin", version="2.0")], {}, {"kv.pin": "rejected: its version is '2.0', known is '1.0'"}, None),
+        ([verb("kv.prefetch", version="1")], {}, {"kv.prefetch": "accepted"}, (0.0, 0.0)),
+        ([verb("kv.retain", ttl_seconds=40)], {}, {"kv.retain": "accepted"}, None),
+        ([verb("Retain")], {}, {"Retain": "clipped: 300, told to policies"}, None),
+        ([verb("Retain", ttl_seconds=9000, priority=3)], {}, {"Retain": "clipped: 3600, told to policies"}, None),
+        ([verb("kv.share"), verb("kv.demote")], {},
+         {"kv.share": "accepted", "kv.demote": "clipped: the host has it, whose policies choose the level"}, None),
+        ([verb("Share", destination="b")], {},
+         {"Share": "clipped: the host and its peers have it for all engines, and for no destination"}, None),
+        ([verb("kv.share"), verb("kv.demote")], {"store": False},
+         {"store": "accepted", "kv.share": "rejected: it is not to be stored", "kv.demote": "rejected: it is not to be stored"}, None),
+        ([verb("kv.fetch", block_hashes=[1]), verb("kv.pin", ttl_seconds=5)], {}, {"kv.pin": "accepted"}, (5.0, NEVER)),
+    ],
+)  # fmt: skip
+def test_an_orchestrators_verbs(
+    verbs: list[Any], client: dict[str, Any], want: dict[str, str], kept: tuple[float, float] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.levels = 2
+    r.kv_hints, r.kv_transfer_params = Record(actions=verbs), {"kvhost": client}
+    said: list[tuple[float, float]] = []
+    monkeypatch.setattr(rig.s._keeper, "keep", lambda keys, own, pin, near, drop: said.append((pin, near)) or len(keys))
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(36), 0)
+    rig.run(r, 36)
+    assert rig.s.finished(r) == {"kvhost_answers": want}
+    assert said == ([kept] if kept else []), f"want pinned and brought near so long after its end: {kept}"
+    retained = [min(v.payload.get("ttl_seconds", 300.0), 3600.0) for v in verbs if "retain" in v.action_type.lower()]
+    assert hints.of_request(r).return_seconds == sum(retained), "want policies told of what is to be retained"
+
+
+def test_verbs_without_kv() -> None:
+    rig, r = Rig(), request("a", TOKENS[: CHUNK - 1])
+    r.kv_hints = Record(actions=[verb("kv.share"), verb("kv.pin", ttl_seconds=5)])
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(CHUNK - 1), 0)
+    rig.run(r, CHUNK - 1)
+    assert rig.s.finished(r) == {"kvhost_answers": {
+        "kv.share": "rejected: no whole chunk of it was computed and stored", "kv.pin": "rejected: no whole chunk of it was computed",
+    }}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import KeyEntry, KeyListPage, MemoryLayoutDesc, ObjectKey
@@ -26,7 +26,12 @@ from kvhost.objects import Connector, Kind, Locks, Mapping, ObjectStore, Place, 
 from kvhost.session import DiscardResult, Result
 from kvhost.shape import page_dtype
 
+if TYPE_CHECKING:
+    from lmcache.v1.distributed.api import MemoryTags  # from 0.5.7 on
+
 log = logging.getLogger("kvhost")
+
+_MOST_TOUCHES = 64  # that wait for the host: more are left out
 
 _R = TypeVar("_R")
 
@@ -85,7 +90,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         super().__init__()
         options = config.options
         self._origin = Origin()
-        self._tenants, self._apart = options.tenants, options.apart
+        self._options, self._tenants = options, options.tenants
         self._host = Connector(options, "lmcache")
         self._store = ObjectStore(self._host)
         self._l1 = l1_memory_desc
@@ -103,6 +108,8 @@ class KvhostL2Adapter(L2AdapterInterface):
         self._stores: _Tasks[L2StoreResult] = _Tasks("store", options.threads, self._next_task)
         self._lookups: _Tasks[Bitmap] = _Tasks("lookup", 1, self._next_task)
         self._loads: _Tasks[Bitmap] = _Tasks("load", options.threads, self._next_task)
+        self._toucher = ThreadPoolExecutor(1, "kvhost-touch")
+        self._touches = threading.Semaphore(_MOST_TOUCHES)
 
     def get_store_event_fd(self) -> int:
         return self._stores.fd
@@ -203,6 +210,38 @@ class KvhostL2Adapter(L2AdapterInterface):
 
     # What else LMCache asks
 
+    def get_memory_tags(self) -> MemoryTags:
+        """Where the objects are, for requests that want them from some places only. LMCache asks from 0.5.7 on."""
+        from lmcache.v1.distributed.api import MemoryResidency, MemorySegment, MemoryTags
+
+        o = self._options
+        in_memory = bool(o.memory) and not o.root
+        shared = o.shared or o.root.startswith("s3://")
+        return MemoryTags(
+            MemorySegment.DRAM if in_memory else MemorySegment.STORAGE, MemoryResidency.REMOTE if shared else MemoryResidency.LOCAL
+        )
+
+    def submit_touch(self, keys: list[ObjectKey]) -> None:
+        """LMCache has used objects that its L1 has. The host's policies hear of it, unless the host is slow to answer."""
+        self._notify_keys_accessed(keys)
+        members: dict[Kind, list[bytes]] = defaultdict(list)
+        for key in keys:
+            if kind := self._kind(key, self._sizes.get(_row(key), 0)):
+                members[kind].append(host_key(key))
+        if members and self._touches.acquire(blocking=False):
+            self._toucher.submit(self._touch, members)
+
+    def _touch(self, members: dict[Kind, list[bytes]]) -> None:
+        try:
+            for kind, digests in members.items():
+                self._store.touch(kind, digests)
+        except HostGoneError:
+            pass  # what it has is as old as it was
+        except Exception as e:
+            log.warning("LMCache's use of %d objects was not told: %s", sum(map(len, members.values())), e)
+        finally:
+            self._touches.release()
+
     def delete(self, keys: list[ObjectKey]) -> None:
         """Deletes what the host has of these. Objects in use stay. It never raises: LMCache's eviction does not expect
         that."""
@@ -249,6 +288,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         self._store.close()  # what is under way fails at once
         for tasks in (self._stores, self._lookups, self._loads):
             tasks.close()
+        self._toucher.shutdown(cancel_futures=True)
 
     # Inside
 
@@ -271,7 +311,7 @@ class KvhostL2Adapter(L2AdapterInterface):
         """None while it is unknown how large such objects are."""
         if size == 0:
             return None
-        group = (("object_group", str(key.object_group_id)), *self._apart)
+        group = (("object_group", str(key.object_group_id)), *self._options.apart)
         kind = Kind(
             key.model_name, "lmcache", (size,), tenant(key.cache_salt, self._tenants), extra=group,
             page_dtype=self._dtypes.get(_row(key), ""),

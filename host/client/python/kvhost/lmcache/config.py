@@ -15,9 +15,11 @@ _WHERE = "adapter_params"
 
 @dataclass
 class AdapterOptions(Options):
-    """``threads``: that store, and as many that load. ``tenants``: numbers for cache salts."""
+    """``threads``: that store, and as many that load. ``tenants``: numbers for cache salts. ``shared``: other machines have the
+    host's roots, too, as a bucket's."""
 
     threads: int = 2
+    shared: bool = False
     tenants: dict[str, int] = field(default_factory=dict)
 
 

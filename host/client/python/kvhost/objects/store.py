@@ -61,6 +61,17 @@ class ObjectStore:
 
         return self._either(kind, (), look)
 
+    def touch(self, kind: Kind, keys: Sequence[bytes]) -> None:
+        """Tells the host's policies that these are used, by someone who has them already."""
+
+        def touch(place: Place | None, blocks: Sequence[int]) -> None:
+            with self._host.session(kind, place) as (_, session):
+                most = session.limits.keys_per_lookup or len(keys)
+                for first in range(0, len(keys), most):
+                    session.lookup(keys[first : first + most]).release(wait=False)
+
+        self._either(kind, (), touch)
+
     def store(self, kind: Kind, objects: Sequence[StoreObject]) -> list[Result]:
         """Stores objects by one job, or by several where the arena has no room for all. Returns what became of each."""
 

@@ -15,7 +15,6 @@ from kvhost.session import DiscardResult, Session
 from kvhost.vllm.groups import GroupPlan
 from kvhost.vllm.lookups import RequestLookup
 
-LONGEST = 3600.0  # seconds that a client may look ahead
 MOST = 256  # requests at a time
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # they double: a request's last chunks are published a little after its end
 _DISCARDS = 6  # at most: a chunk that is in use, or not stored yet, is discarded later

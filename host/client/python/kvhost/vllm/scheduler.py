@@ -15,7 +15,8 @@ from kvhost.vllm import hints
 from kvhost.vllm.adapters import Adapters, Asked, Content
 from kvhost.vllm.groups import NULL_BLOCK, GroupPlan
 from kvhost.vllm.holds import Holds
-from kvhost.vllm.keeper import LONGEST, MOST, Keeper, common
+from kvhost.vllm.hints import LONGEST
+from kvhost.vllm.keeper import MOST, Keeper, common
 from kvhost.keys import KeyChain, Item
 from kvhost.vllm.link import Link
 from kvhost.vllm.lookups import RequestLookup
@@ -466,7 +467,15 @@ class Scheduler:
                 rejected["pin_seconds"] = "what is pinned has its share of the host"
             elif do.get("pin_seconds") and pinned < t.end:
                 clipped["pin_seconds"] = f"{do['pin_seconds']:g}, of {pinned * self._chunk} tokens"
-        return hints.answer(t.request, rejected, clipped)
+        return hints.answer(t.request, rejected, clipped, self._unstored(t))
+
+    def _unstored(self, t: Tracked) -> str:
+        """Why nothing of a request that ends is stored, if that is so."""
+        if self._settings.store == "none" or hints.forbids(t.request, "store"):
+            return "it is not to be stored"
+        if t.stored:
+            return ""
+        return "no host is there" if self._link.epoch < 0 else "no whole chunk of it was computed and stored"
 
     def _why_not(self, t: Tracked) -> str:
         if t.chain is None or not t.end:

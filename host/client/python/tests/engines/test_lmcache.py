@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace as Record
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from processes import Host, own_host, wait_for
 needs("lmcache")
 
 import torch  # noqa: E402
+from lmcache.v1.distributed import api  # noqa: E402
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey  # noqa: E402
 from lmcache.v1.distributed.internal_api import L2AdapterListener  # noqa: E402
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface  # noqa: E402
@@ -29,6 +31,8 @@ from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_clas
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter  # noqa: E402
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj, MemoryObjMetadata, TensorMemoryObj  # noqa: E402
 from lmcache.v1.platform import consume_fd  # noqa: E402
+
+from kvhost.lmcache import KvhostL2Adapter, KvhostL2AdapterConfig  # noqa: E402
 
 SMALL, LARGE = 64 << 10, 3 << 20
 
@@ -275,6 +279,48 @@ def test_deleted_objects_are_gone(host: Host) -> None:
     a.raw.delete(keys)  # LMCache's eviction would not survive an error
     assert len(a.heard.deleted) == 4
     a.raw.close()
+
+
+def test_policies_hear_of_what_l1_has(tmp_path: Path) -> None:
+    host = Host(tmp_path, "16MiB", "--policy", "lru.wasm")
+    host.start()
+    try:
+        a = Adapter(host.socket)
+        keys = [key(n) for n in range(6)]
+        for k in keys[:4]:
+            assert a.store([k], objects(1, LARGE)).is_successful()
+        a.raw.submit_touch([keys[0], key(9)])
+        wait_for("the host has heard of it", lambda: a.raw._toucher.submit(lambda: True).result())
+        for k in keys[4:]:
+            assert a.store([k], objects(1, LARGE)).is_successful()
+        there = a.lookup(keys)
+        assert 0 in there and 1 not in there, f"{there} are there, want the used one and not the next oldest"
+        assert a.heard.accessed == [keys[0], key(9)]
+        host.kill()
+        a.raw.submit_touch(keys)  # which nothing waits for
+        a.raw.close()
+    finally:
+        host.stop()
+
+
+@pytest.mark.parametrize(
+    ("params", "want"),
+    [
+        ({}, ("storage", "local")), ({"shared": True}, ("storage", "remote")), ({"socket": "", "root": "/nowhere"}, ("storage", "local")),
+        ({"socket": "", "root": "s3://bucket/kv"}, ("storage", "remote")), ({"socket": "", "memory": "1GiB"}, ("dram", "local")),
+    ],
+)
+def test_where_objects_are(params: dict[str, Any], want: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the words of LMCache 0.5.7."""
+    if not hasattr(api, "MemoryTags"):
+        for name, values in (("MemorySegment", ("DRAM", "STORAGE")), ("MemoryResidency", ("LOCAL", "REMOTE"))):
+            monkeypatch.setattr(api, name, Record(**{v: Record(value=v.lower()) for v in values}), raising=False)
+        monkeypatch.setattr(api, "MemoryTags", lambda segment, residency: Record(segment=segment, residency=residency), raising=False)
+    said = {name: value for name, value in {"socket": "/nowhere", **params}.items() if value != ""}
+    adapter = KvhostL2Adapter(KvhostL2AdapterConfig.from_dict(said))
+    tags = adapter.get_memory_tags()
+    assert (tags.segment.value, tags.residency.value) == want
+    adapter.close()
 
 
 def test_a_server_starts_before_its_host(tmp_path: Path) -> None:
