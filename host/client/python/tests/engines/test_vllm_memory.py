@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import vllm_model as model
 from needs import needs
-from processes import Host
+from processes import Host, wait_for
 
 needs("vllm")
 
@@ -150,8 +150,15 @@ class Rig:
         for t in self.tensors.values():
             t.untyped_storage().copy_(torch.randint(0, 255, (t.untyped_storage().nbytes(),), dtype=U8).untyped_storage())
         self.connector.register_kv_caches(self.tensors)
-        report: Any = self.connector.build_connector_worker_meta()
-        ((_, registration),) = report.registered.items()
+        registered: dict[Any, Any] = {}
+
+        def reported() -> bool:
+            report: Any = self.connector.build_connector_worker_meta()
+            registered.update(report.registered if report is not None else {})
+            return bool(registered)
+
+        wait_for("the worker knows what its weights are, and reports", reported)
+        ((_, registration),) = registered.items()
         self.refusal, self.namespace = registration.refusal, registration.namespace
         self.socket, self.engine = host.socket, f"{name}/0/0"
         self._orders = 0
