@@ -59,7 +59,7 @@ func TestSlowReadersAreClosed(t *testing.T) {
 // However many ask, the figures are read a few times in a period, and the last ones are for all.
 func TestStatusIsReadForAll(t *testing.T) {
 	var reads atomic.Int32
-	s := serve(t, Config{period: time.Hour, Status: func() *proto.StatusResponse {
+	s := serve(t, Config{Connections: &budget.Connections{Max: 64}, period: time.Hour, Status: func() *proto.StatusResponse {
 		return &proto.StatusResponse{Version: fmt.Sprint("read ", reads.Add(1))}
 	}})
 	var work sync.WaitGroup

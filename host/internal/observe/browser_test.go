@@ -39,7 +39,9 @@ var driverPort = regexp.MustCompile(`started successfully on port (\d+)`)
 func openBrowser(t *testing.T, width, height int, scheme string) *browser {
 	t.Helper()
 	testenv.Need(t, testenv.Chromium)
+	dir := testenv.Dir(t) // it makes sockets, also in TMPDIR
 	cmd := exec.Command("chromedriver", "--port=0")
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 	out, err := cmd.StdoutPipe()
 	testenv.OK(t, err)
 	testenv.OK(t, cmd.Start())
@@ -60,7 +62,7 @@ func openBrowser(t *testing.T, width, height int, scheme string) *browser {
 	made := b.ask("POST", "", map[string]any{"capabilities": map[string]any{"alwaysMatch": map[string]any{
 		"goog:loggingPrefs": map[string]string{"browser": "ALL"},
 		"goog:chromeOptions": map[string]any{"args": []string{"--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-			"--hide-scrollbars", "--user-data-dir=" + t.TempDir()}},
+			"--hide-scrollbars", "--user-data-dir=" + dir}},
 	}}})
 	b.session += "/" + made.(map[string]any)["sessionId"].(string)
 	t.Cleanup(func() { b.ask("DELETE", "", nil) })

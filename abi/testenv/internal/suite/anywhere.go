@@ -164,7 +164,7 @@ func (s *suite) plan(ctx context.Context, r *result, c cell) (p *plan, err error
 // compile makes a package's test binary, once for all cells.
 func (s *suite) compile(ctx context.Context, r *result, path string, skew time.Duration, goroot string) (string, error) {
 	name := strings.ReplaceAll(path, "/", ".") + ".test"
-	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w"}
+	args := []string{"test", "-c", "-vet=off"}
 	if skew != 0 {
 		overlay, err := skewed(s.dir, goroot, skew)
 		if err != nil {
@@ -281,6 +281,9 @@ func enter() error {
 	return syscall.Exec("/proc/self/exe", []string{"suite", "-inside"}, p.Env)
 }
 
+// results are the events that end a package or a test.
+var results = []string{"pass", "fail", "skip"}
+
 // inside runs the tests of a cell, as many packages at a time as there are cores, and prints what test2json says.
 func inside() error {
 	var p plan
@@ -305,9 +308,11 @@ func inside() error {
 					fmt.Fprintf(os.Stderr, "%s: %v\n", path, err)
 					continue
 				}
-				lines := bufio.NewReader(reading)
+				lines, ended := bufio.NewReader(reading), false
 				for {
 					line, err := lines.ReadBytes('\n')
+					var e event
+					ended = ended || json.Unmarshal(line, &e) == nil && e.Test == "" && slices.Contains(results, e.Action)
 					printing.Lock()
 					os.Stdout.Write(line)
 					printing.Unlock()
@@ -315,7 +320,11 @@ func inside() error {
 						break
 					}
 				}
-				cmd.Wait() // its result is in what it says
+				if cmd.Wait(); !ended { // a test has panicked
+					printing.Lock()
+					fmt.Printf("{\"Action\":\"fail\",\"Package\":%q}\n", module+"/"+path)
+					printing.Unlock()
+				}
 			}
 		})
 	}

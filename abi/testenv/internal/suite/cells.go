@@ -237,6 +237,15 @@ func becomeUser(p *plan) error {
 	if err := unix.Mount("overlay", cache, "overlay", 0, layers); err != nil {
 		return fmt.Errorf("a layer above %s: %w", p.Go["GOCACHE"], err)
 	}
+	programs, err := filepath.Glob(filepath.Join(cache, "*", "*-d")) // that only the cache's owner may enter
+	if err != nil {
+		return err
+	}
+	for _, dir := range programs {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			return err
+		}
+	}
 	for path, name := range p.Binaries {
 		rel, err := filepath.Rel(p.Checkout, name)
 		if err != nil {

@@ -58,7 +58,8 @@ func TestLimits(t *testing.T) {
 	}{
 		{slow, CompileLimits{CPU: 1500 * time.Millisecond}, "over 1.5s of processor time"},
 		{slow, CompileLimits{Time: 200 * time.Millisecond}, "over 200ms"},
-		{large, CompileLimits{Memory: 1 << 20, CPU: time.Hour}, "over 1 MiB of memory"},
+		// Half of the overhead: the meter lets in what needs hardly more than the whole, by the collector's pace.
+		{large, CompileLimits{Memory: -overhead / 2, CPU: time.Hour}, "MiB of memory"},
 	} {
 		_, err := runCompiler(t.Context(), job(c.wasm, c.limits), t.TempDir())
 		if !errors.Is(err, ErrLimit) || isFinal(err) || !strings.Contains(err.Error(), c.says) {

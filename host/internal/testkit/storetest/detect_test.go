@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/internal/store"
@@ -210,7 +211,9 @@ func TestFindsFaults(t *testing.T) {
 				}
 				dir, err := os.MkdirTemp("", "kvhost-history")
 				must(t, err)
-				_, found = Run(h, Options{Dir: dir, Policies: opt, Open: open})
+				ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
+				_, found = Run(h, Options{Dir: dir, Policies: opt, Open: open, Patience: ctx})
+				stop()
 				must(t, os.RemoveAll(dir))
 			}
 			if found == nil || !strings.Contains(found.Error(), c.want) {

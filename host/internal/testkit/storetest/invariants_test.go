@@ -1,7 +1,6 @@
 package storetest
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -49,9 +48,7 @@ func (n *node) invariants() error {
 
 // settle waits until nothing moves between levels.
 func (n *node) settle() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	if err := n.store.Settle(ctx); err != nil {
+	if err := n.store.Settle(n.r.opt.Patience); err != nil {
 		return fmt.Errorf("host %s: entries still move between levels: %w", n.ID, err)
 	}
 	return nil
@@ -111,7 +108,7 @@ func (n *node) eventually(check func([]store.Inspection) error) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	again := true // work can begin within a check: one that fails is repeated
-	for until := time.Now().Add(30 * time.Second); ; <-tick.C {
+	for ; ; <-tick.C {
 		if n.r.h.Kind.levels {
 			if err := n.settle(); err != nil {
 				return err
@@ -119,7 +116,7 @@ func (n *node) eventually(check func([]store.Inspection) error) error {
 		}
 		var err error
 		ierr := n.store.Inspect(func(list []store.Inspection) { err = check(list) })
-		if ierr != nil || err == nil || !again || time.Now().After(until) {
+		if ierr != nil || err == nil || !again {
 			return errors.Join(ierr, err)
 		}
 		again = false

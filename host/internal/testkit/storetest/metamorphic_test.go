@@ -128,7 +128,7 @@ func runIn(t *testing.T, h *History, above string) (*Result, error) {
 	dir, err := os.MkdirTemp(above, "kvhost-history")
 	must(t, err)
 	defer os.RemoveAll(dir)
-	return Run(h, Options{Dir: dir, Policies: opt})
+	return Run(h, Options{Dir: dir, Policies: opt, Patience: testenv.Context(t)})
 }
 
 func save(t *testing.T, file, text string) {

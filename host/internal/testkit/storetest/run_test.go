@@ -29,6 +29,8 @@ type Options struct {
 	Dir      string         // for the roots; it is empty, and the caller removes it
 	Policies policy.Options // with the first-party policies
 	Open     Opener         // nil: OpenStore
+	// Patience ends waits for what a store does by itself. Of a store that has a fault, it is how soon that is found.
+	Patience context.Context
 }
 
 // Result is what came of a run.
@@ -266,8 +268,6 @@ func countLeftovers() (leftovers, error) {
 
 // awaitNothingLeft waits until the run's goroutines and descriptors have ended, and its policies were given back.
 func (r *runner) awaitNothingLeft(before leftovers) error {
-	ctx, stop := context.WithTimeout(context.Background(), 30*time.Second)
-	defer stop()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -278,7 +278,7 @@ func (r *runner) awaitNothingLeft(before leftovers) error {
 		}
 		select {
 		case <-tick.C:
-		case <-ctx.Done():
+		case <-r.opt.Patience.Done():
 			return fmt.Errorf("leak: %+v before the history, %+v after it; %d policies were used, %d given back",
 				before, now, given, back)
 		}
