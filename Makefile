@@ -28,7 +28,7 @@ SOAK    ?= 1h
 # Rust's own installer keeps its tools where no PATH looks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: all help plugins build install run test test-anywhere test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
+.PHONY: all help plugins build install run test test-anywhere test-python test-engines test-engines-0.26 test-engines-0.32 test-vllm test-lmcache test-sglang contracts torture fuzz soak bench curves figures check vulnerabilities generate tools manifests dist hooks clean
 
 all: build ## the first-party policies, then bin/kvhost with them embedded
 
@@ -105,6 +105,9 @@ test-engines-0.32: build .build/engines-0.32/installed .build/dynamo/installed .
 
 test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed .build/dynamo/installed .build/gemma/installed
 	$(call engine_test,engines,$(ALL_ENGINES)) $(ENGINES)/test_$**.py
+
+contracts: ## what the connectors use of engines, in each recorded release; says which newer ones the package index has
+	python3 $(ENGINES)/contracts.py
 
 # The parts of make torture. A test names its part with testenv.NewTally.
 define TORTURE_PARTS
