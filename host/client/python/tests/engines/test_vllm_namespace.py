@@ -95,17 +95,18 @@ class Engine:
             cache_config=CacheConfig(block_size=16), device_config=DeviceConfig("cpu"),
         )
         self.model, self.cache, self.settings = model.model_config, model.cache_config, Settings()
-        self.layer = "layer0"
+        self.layer, self.layout, self.ranks = "layer0", "NHD", 1
 
     def spaces(self) -> list[Namespace]:
         full = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=16, dtype=torch.float32)
         cache = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([self.layer], full)])
-        regions: Any = Record(plan=GroupPlan(0, 16, 64, 0), group=Group.uniform(0, 4, 1, 1, 4096), layout=["same"])
+        regions: Any = Record(plan=GroupPlan(0, 16, 64, 0), group=Group.uniform(0, 4, 1, 1, 4096), layout=[self.layout])
         caches = {self.layer: Record(dtype=torch.float32, device=Record(type="cuda"))}
+        object.__setattr__(self.config.parallel_config, "tensor_parallel_size", self.ranks)
         connector = namespace(self.config, cache, self.settings, [regions], caches, 0)
         rows = [tierrows.RowGroup(0, 64, [(0, 4096)])]
         offloading = Record(
-            parallel=Record(world_size=1, tp_size=1, pp_size=1, pcp_size=1, dcp_size=1),
+            parallel=Record(world_size=1, tp_size=self.ranks, pp_size=1, pcp_size=1, dcp_size=1), kv_cache_layout=self.layout,
             cache=Record(blocks_per_chunk=4), groups=[Record(tokens_per_block=16, layer_names=[self.layer])],
         )
         with pytest.MonkeyPatch.context() as m:
@@ -128,6 +129,11 @@ class Engine:
         vllm_model.write(folder, vllm_model.config(layers), seed)
         draft = ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=64)
         self.config.speculative_config = Record(draft_model_config=draft, num_speculative_tokens=1)
+
+    def attention(self) -> None:
+        backend = Record(get_name=lambda: "ANOTHER")
+        self.config.compilation_config.static_forward_context[self.layer] = Record(get_attn_backend=lambda: backend)
+        self.config.attention_config.backend = "ANOTHER"
 
     def pictures(self, **options: Any) -> None:
         self.model.multimodal_config = MultiModalConfig(**options)
@@ -167,6 +173,9 @@ DECIDES: dict[str, tuple[Any, ...]] = {
     "implementation": (_set("model", model_impl="transformers"),),
     "architecture": (_set("model", model_class_overrides={"A": "b:C"}),),
     "queries in fp8": (lambda e: setattr(e.config.attention_config, "use_prefill_query_quantization", True),),
+    "attention backend": (lambda e: e.attention(),),
+    "layout of pages": (lambda e: setattr(e, "layout", "HND"),),
+    "number of ranks": (lambda e: setattr(e, "ranks", 2),),
     "draft model": (lambda e: e.draft(1),),
     "its weights": (lambda e: e.draft(1), lambda e: e.draft(2)),
     "its shape": (lambda e: e.draft(1), lambda e: e.draft(1, 2)),
