@@ -18,16 +18,40 @@ import (
 // Hosts in bare surroundings: a user without a home and without capabilities, a file system that cannot be written to,
 // a disk that is not mounted. Each works, or says what mends it, and check foresees it.
 
+// othersDir makes a directory with a short path that another user can enter: TMPDIR may be in a directory of this user's own.
+func othersDir(t *testing.T) string {
+	t.Helper()
+	testenv.Need(t, testenv.Users)
+	for _, above := range []string{testenv.ShortTemp(), "/tmp", "/var/tmp", "/dev/shm"} {
+		open := true
+		for at := above; open && at != "/"; at = filepath.Dir(at) {
+			info, err := os.Stat(at)
+			open = err == nil && info.Mode().Perm()&0o001 != 0
+		}
+		if !open {
+			continue
+		}
+		if dir, err := os.MkdirTemp(above, "kv"); err == nil {
+			t.Cleanup(func() { os.RemoveAll(dir) })
+			return dir
+		}
+	}
+	t.Skip("missing: a directory of temporary files that other users may enter")
+	return ""
+}
+
 // asNobody makes a command nobody's, who has no home, in a directory that is his. HOME is as given; empty: not set.
 func asNobody(t *testing.T, dir, home string, args ...string) *exec.Cmd {
 	t.Helper()
 	testenv.Need(t, testenv.Users)
 	cmd := command(t, dir, args...)
 	cmd.Path = filepath.Join(dir, "kvhost")
-	if err := os.Link(binary, cmd.Path); err != nil && !os.IsExist(err) {
-		t.Fatal(err)
+	if err := os.Link(binary, cmd.Path); err != nil && !os.IsExist(err) { // on another file system
+		text, err := os.ReadFile(binary)
+		testenv.OK(t, err)
+		testenv.OK(t, os.WriteFile(cmd.Path, text, 0o755))
 	}
-	for _, err := range []error{os.Chmod(dir, 0o755), os.Chown(dir, testenv.Nobody, testenv.Nobody)} {
+	for _, err := range []error{os.Chmod(dir, 0o755), os.Chmod(cmd.Path, 0o755), os.Chown(dir, testenv.Nobody, testenv.Nobody)} {
 		testenv.OK(t, err)
 	}
 	var env []string
@@ -72,7 +96,7 @@ func TestNobodyServes(t *testing.T) {
 	const fix = "Set policy_cache to a directory of this user"
 	for name, c := range nobodys {
 		t.Run(name, func(t *testing.T) {
-			dir := shortDir(t)
+			dir := othersDir(t)
 			args := append([]string{"--root", "kv=64MiB", "--policy", "fifo.wasm", "--http-listen", "0.0.0.0:0"}, c.args...)
 			r := finish(t, asNobody(t, dir, c.home, append([]string{"check"}, args...)...))
 			if foreseen := strings.Contains(r.stdout, fix); r.code != 0 || foreseen != (c.says != "") ||
@@ -136,7 +160,7 @@ func TestRefusedRoots(t *testing.T) {
 
 // Nobody is told which command makes a root his.
 func TestRootOfAnother(t *testing.T) {
-	dir := shortDir(t)
+	dir := othersDir(t)
 	args := []string{"--root", "/kvhost-nobody=1GiB", "--socket", "s", "--http-listen", ""}
 	if r := finish(t, asNobody(t, dir, "", append([]string{"check"}, args...)...)); r.code != exitFailure ||
 		!strings.Contains(r.stdout, "install -d -m 0700 -o 65534 /kvhost-nobody") {

@@ -26,20 +26,30 @@ func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket st
 		quiet.Level = config.LevelWarn
 		log, _ = newLog(&quiet)
 	}
-	dir, err := os.MkdirTemp("", "kvhost-replay-")
+	dir, err := config.SocketDir("kvhost-replay-")
 	if err != nil {
 		return "", nil, err
 	}
+	made := []string{dir}
+	remove := func() (err error) {
+		for _, d := range made {
+			err = errors.Join(err, os.RemoveAll(d))
+		}
+		return err
+	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, os.RemoveAll(dir))
+			err = errors.Join(err, remove())
 		}
 	}()
 	c := base.Clone()
 	c.Socket, c.HTTP.Listen = filepath.Join(dir, "s"), ""
 	root := config.Root{Path: r.store, Capacity: config.Default().Roots[0].Capacity, ForPieces: true}
 	if root.Path == "" {
-		root.Path = filepath.Join(dir, "chunks")
+		if root.Path, err = os.MkdirTemp("", "kvhost-replay-chunks-"); err != nil {
+			return "", nil, err
+		}
+		made = append(made, root.Path)
 	}
 	if r.capacity != "" {
 		root.Capacity, err = r.capacityBytes(func() (int64, error) { return r.entryBytes(ctx, c, log) })
@@ -69,7 +79,7 @@ func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket st
 	}
 	return c.Socket, func() error {
 		cancel()
-		return errors.Join(<-ended, os.RemoveAll(dir))
+		return errors.Join(<-ended, remove())
 	}, nil
 }
 

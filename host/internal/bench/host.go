@@ -45,7 +45,7 @@ type hostProcess struct {
 // startHost starts a host of a configuration with one root, and waits until clients can connect and all
 // memory of its root is there.
 func startHost(ctx context.Context, c *config.Config) (_ *hostProcess, err error) {
-	dir, err := os.MkdirTemp("", "kvhost-bench-")
+	dir, err := config.SocketDir("kvhost-bench-")
 	if err != nil {
 		return nil, err
 	}

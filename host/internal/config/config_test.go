@@ -430,3 +430,18 @@ func TestChangesThatNeedARestart(t *testing.T) {
 		t.Errorf("a policy and a tenant: got %+v, want two that are reloaded", got)
 	}
 }
+
+// A socket has a place whatever the length of TMPDIR.
+func TestSocketDir(t *testing.T) {
+	for _, n := range []int{1, 20} {
+		temp := filepath.Join(t.TempDir(), strings.Repeat("long-name/", n))
+		testenv.OK(t, os.MkdirAll(temp, 0o700))
+		t.Setenv("TMPDIR", temp)
+		dir, err := SocketDir("kvhost-test-")
+		testenv.OK(t, err)
+		testenv.NoError(t, os.Remove(dir))
+		if left, err := os.ReadDir(temp); err != nil || len(left) > 0 || len(dir)+2 > MaxSocketPath {
+			t.Errorf("TMPDIR of %d bytes: %s, and %v is left in it, %v; want a path that is short enough, and nothing left", len(temp), dir, left, err)
+		}
+	}
+}

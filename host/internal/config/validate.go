@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -20,6 +21,16 @@ import (
 
 // MaxSocketPath is the limit of a sockaddr_un, without the suffix ".fd" of the descriptor socket.
 const MaxSocketPath = 107 - len(".fd")
+
+// SocketDir makes a temporary directory for a socket with a name of one letter: in TMPDIR, unless its path is too long for that.
+func SocketDir(pattern string) (string, error) {
+	dir, err := os.MkdirTemp("", pattern)
+	if err != nil || len(dir)+len("/s") <= MaxSocketPath {
+		return dir, err
+	}
+	short, err := os.MkdirTemp("/tmp", pattern)
+	return short, errors.Join(err, os.Remove(dir))
+}
 
 // Problem is an invalid value, or one that contradicts another.
 type Problem struct {
