@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import vllm_model as model
+from processes import DEADLINE
 from vllm import SamplingParams
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -200,7 +201,7 @@ class Core:
         """Returns when the worker's sending thread has done what it was given."""
         done = threading.Event()
         self.worker._work.put(done.set)
-        assert done.wait(30)
+        assert done.wait(DEADLINE)
 
     def run(self, request: Request, steps: int = 50) -> list[int]:
         """Steps until a request is finished; how many of its tokens each step computed that computed any."""

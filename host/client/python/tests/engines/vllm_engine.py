@@ -13,7 +13,7 @@ from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
-from processes import Host, wait_for
+from processes import DEADLINE, Host, wait_for
 
 HERE = Path(__file__).resolve().parent
 BLOCK, CHUNK = 128, 256  # tokens; vLLM's CPU backend has blocks of 128
@@ -61,8 +61,8 @@ class Engine:
                 env=environment(folder) | (env or {}), stdout=log, stderr=log, start_new_session=True,
             )
         try:
-            wait_for(f"engine {name} starts", lambda: self._connects(address), 300)
-            self._receive(300)
+            wait_for(f"engine {name} starts", lambda: self._connects(address))
+            self._receive()
         except BaseException:
             self.kill()  # whatever has made it does not have it yet
             raise
@@ -75,9 +75,9 @@ class Engine:
             return False
         return True
 
-    def _receive(self, seconds: float = 240) -> Any:
+    def _receive(self) -> Any:
         try:
-            assert self._connection.poll(seconds), f"no answer within {seconds} s, see {self.log}"
+            assert self._connection.poll(DEADLINE), f"no answer within {DEADLINE} s, see {self.log}"
             return self._connection.recv()
         except (EOFError, ConnectionError):
             with suppress(subprocess.TimeoutExpired):
@@ -123,7 +123,7 @@ class Engine:
     def stop(self) -> None:
         self.ask("stop")
         try:
-            self.process.wait(300)
+            self.process.wait(DEADLINE)
         finally:
             self.kill()
 
@@ -132,7 +132,7 @@ class Engine:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self.process.wait(300)
+        self.process.wait(DEADLINE)
 
 
 def environment(folder: Path) -> dict[str, str]:
