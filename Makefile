@@ -73,10 +73,9 @@ NEWER_VLLM  := dynamo,nixl,vllm
 # Where the index does not have the model, its tests are left out, but not with KVHOST_REQUIRE_TOOLS=1.
 comma       := ,
 MODEL        = $(if $(filter 1,$(KVHOST_REQUIRE_TOOLS)),$(comma)gemma)
-# pytest in an environment: its name, and the engines whose absence is a failure. Each environment keeps its own --last-failed.
+# All tests of an environment: its name, the engines whose absence is a failure, and the files. TEST is a file or a test instead.
 engine_test  = KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_DYNAMO=$(CURDIR)/.build/dynamo/bin/python KVHOST_GEMMA=$(CURDIR)/.build/gemma \
-  KVHOST_REQUIRE_TOOLS=$(2)$(MODEL) \
-  .build/$(1)/bin/python -m pytest -q -o cache_dir=$(CURDIR)/.build/$(1)/pytest $(PYTEST_ARGS)
+  KVHOST_REQUIRE_TOOLS=$(2)$(MODEL) .build/$(1)/bin/python $(ENGINES)/suite.py $(if $(TEST),'$(TEST)',$(3))
 
 .build/engines/installed .build/engines-0.32/installed: .build/%/installed: $(ENVIRONMENT)/%.txt $(wildcard $(ENVIRONMENT)/*.py)
 	python3 $(ENVIRONMENT)/install.py .build/$*
@@ -96,15 +95,13 @@ engine_test  = KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_DYNAMO=$(CURDIR)/.build/dy
 test-engines: test-engines-0.26 test-engines-0.32 ## real vLLM, LMCache and SGLang with kvhost on the CPU (6.1 GB once), and vLLM's own tests of connectors; also test-vllm, test-lmcache, test-sglang
 
 test-engines-0.26: build .build/engines/installed .build/dynamo/installed .build/gemma/installed ## vLLM 0.26, LMCache and SGLang
-	$(call engine_test,engines,$(ALL_ENGINES)) $(ENGINES)
-	.build/engines/bin/python $(ENGINES)/suite_vllm.py .build/suites
+	$(call engine_test,engines,$(ALL_ENGINES),$(ENGINES)/test_*.py $(ENGINES)/suite_vllm.py)
 
 test-engines-0.32: build .build/engines-0.32/installed .build/dynamo/installed .build/gemma/installed ## vLLM 0.32
-	$(call engine_test,engines-0.32,$(NEWER_VLLM)) $(ENGINES)/test_vllm*.py
-	.build/engines-0.32/bin/python $(ENGINES)/suite_vllm.py .build/suites
+	$(call engine_test,engines-0.32,$(NEWER_VLLM),$(ENGINES)/test_vllm*.py $(ENGINES)/suite_vllm.py)
 
 test-vllm test-lmcache test-sglang: test-%: build .build/engines/installed .build/dynamo/installed .build/gemma/installed
-	$(call engine_test,engines,$(ALL_ENGINES)) $(ENGINES)/test_$**.py
+	$(call engine_test,engines,$(ALL_ENGINES),$(ENGINES)/test_$**.py)
 
 contracts: ## what the connectors use of engines, in each recorded release; says which newer ones the package index has
 	python3 $(ENGINES)/contracts.py

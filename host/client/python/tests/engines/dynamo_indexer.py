@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from processes import Process, wait_for
+from processes import DEADLINE, Process, wait_for
 
 MODEL = "m"
 
@@ -47,7 +47,7 @@ class Indexer(Process):
             return False
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=DEADLINE)
         try:
             connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
             answer = connection.getresponse()

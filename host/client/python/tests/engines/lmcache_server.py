@@ -10,7 +10,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from processes import Process, wait_for
+from processes import DEADLINE, Process, wait_for
 
 
 class LMCacheServer(Process):
@@ -37,7 +37,7 @@ class LMCacheServer(Process):
 
     def start(self) -> None:
         super().start()
-        wait_for("LMCache's server", self._healthy, 120)
+        wait_for("LMCache's server", self._healthy)
 
     def get(self, path: str) -> str:
         return self._ask(urllib.request.Request(self.http + path))
@@ -47,7 +47,7 @@ class LMCacheServer(Process):
         return self._ask(urllib.request.Request(self.http + path, json.dumps(body).encode(), headers, method="DELETE"))
 
     def _ask(self, request: urllib.request.Request) -> str:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=DEADLINE) as reply:
             return str(reply.read().decode())
 
     def _healthy(self) -> bool:
@@ -66,7 +66,7 @@ class LMCacheServer(Process):
             "--url", self.http, "--start", "0", "--end", str(requests), "--interval", "0.01", "--num-blocks", "128",
             "--kvcache-shape-spec", "(2,128,16,8,128):float16:4",
         ]  # fmt: skip
-        done = subprocess.run(command, env=lmcache_env(), capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env=lmcache_env(), capture_output=True, text=True, timeout=DEADLINE)
         assert done.returncode == 0, done.stdout + done.stderr
         said = {m[1]: m[2] for m in re.finditer(r"\[(seq \d+/\w+)\] LOOKUP: (\d+/\d+) chunks hit", done.stdout)}
         checksums = re.finditer(r"\[(seq \d+/\w+)\] CHECKSUM: ([0-9a-f]{16}) ", done.stdout)

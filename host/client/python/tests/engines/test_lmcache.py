@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from lmcache_server import LMCacheServer, lmcache, lmcache_env
 from needs import needs
-from processes import Host, own_host, wait_for
+from processes import DEADLINE, Host, own_host, wait_for
 
 needs("lmcache")
 
@@ -111,7 +111,7 @@ class Listener(L2AdapterListener):
 def _await(fd: int) -> None:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    assert poll.poll(60_000), "the adapter did not signal"
+    assert poll.poll(1000 * DEADLINE), "the adapter did not signal"
     consume_fd(fd)
 
 
@@ -361,7 +361,7 @@ def test_basic_check(host: Host) -> None:
         sys.executable, "-m", "lmcache.v1.basic_check", "--mode", "test_l2_adapter", "--l2-adapter", plugin(host),
         "--num-keys", "7", "--kv-dtype", "bfloat16",
     ]  # fmt: skip
-    done = subprocess.run(command, env=lmcache_env(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=lmcache_env(), capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"Validation.*: (\d)/7", done.stdout) == ["7"] * 4, done.stdout
 
@@ -371,7 +371,7 @@ def test_bench_l2(host: Host) -> None:
         lmcache(), "bench", "l2", "--l2-adapter", plugin(host), "--no-skip-verify", "--num-keys", "8", "--in-flight", "4",
         "--data-size-kb", "1024", "--rounds", "3", "--lookup-max-hit-rate", "0.5",
     ]  # fmt: skip
-    done = subprocess.run(command, env=lmcache_env(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=lmcache_env(), capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All 32 keys data verified OK" in done.stdout
     found = re.findall(r"\[(Store|Load)\] Round \d: .*(?:success_keys|loaded)=(\d+)/32", done.stdout)

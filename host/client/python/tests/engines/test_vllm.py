@@ -197,7 +197,8 @@ def test_an_engine_starts_its_own_host(setting: Setting, tmp_path: Path) -> None
     with own_host(root) as (env, kill_host):
         for life in range(2):
             engine = Engine(
-                setting.folder, f"own{life}", setting.llama, None, blocks=BLOCKS, vllm={"kv_transfer_config": transfer}, env=env
+                setting.folder, f"own{life}", setting.llama, None, blocks=BLOCKS, vllm={"kv_transfer_config": transfer}, env=env,
+                forked=life > 0,
             )
             try:
                 said = engine.one_by_one(LONG)

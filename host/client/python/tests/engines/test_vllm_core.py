@@ -13,7 +13,7 @@ from needs import needs
 needs("vllm")
 
 from vllm.v1.request import RequestStatus  # noqa: E402
-from vllm_core import BLOCK, CHUNK, Core, keys  # noqa: E402
+from vllm_core import BLOCK, CHUNK, Ahead, Core, keys  # noqa: E402
 
 from kvhost import Code  # noqa: E402
 from kvhost.vllm import compat  # noqa: E402
@@ -25,8 +25,8 @@ PROMPT = list(range(100, 100 + 4 * CHUNK + 5))
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Core]]:
     made: list[Core] = []
 
-    def core(**options: Any) -> Core:
-        made.append(Core(tmp_path, monkeypatch, **options))
+    def core(kind: type[Core] = Core, **options: Any) -> Core:
+        made.append(kind(tmp_path, monkeypatch, **options))
         return made[-1]
 
     yield core
@@ -227,6 +227,25 @@ def test_several_groups_recover_from_a_failed_load(make: Callable[..., Core]) ->
     core.check_idle()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_that_is_scheduled_ahead_of_a_load(make: Callable[..., Core], fails: bool) -> None:
+    """It gives no token of a request whose load, inside the step before it, has failed."""
+    core = make(Ahead, load_in="step")
+    core.session.resident = set(keys(PROMPT))
+    core.session.in_step = lambda load: load.finish([(1, Code.IO)] if fails and len(core.session.loads) == 1 else [])
+    a, b = core.add("a", PROMPT, answer=4), core.add("b", range(1000, 1000 + len(PROMPT)), answer=4)
+    computed = [core.step().get("a", 0) for _ in range(30)]
+    assert a.is_finished() and b.is_finished()
+    assert list(b.output_token_ids) == [1, 2, 3, 4]
+    want = [3, 4, 5, 6] if fails else [1, 2, 3, 4]
+    assert list(a.output_token_ids) == want, "want a token of each step but those behind the load"
+    assert len(core.session.loads) == 1 and bool(core.invalid) == fails
+    anew = len(PROMPT) - CHUNK if fails else 0
+    assert sum(n for n in computed if n > 1) == 5 + anew, f"want what was not loaded computed, got {computed}"
+    publish_all(core)
+    core.check_idle()
+
+
 def test_an_abort_in_mid_load(make: Callable[..., Core]) -> None:
     """The blocks are given back when the host has stopped to write, not before."""
     core = make()
@@ -392,5 +411,6 @@ def test_a_crowd(make: Callable[..., Core]) -> None:
             break
     assert all(r.is_finished() for r in requests)
     assert len(core.session.loads) > 10 and core.invalid
+    core.step()  # orders what the last request has left to store
     publish_all(core)
     core.check_idle()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import vllm_model as model
 from needs import needs
-from processes import Host, wait_for
+from processes import DEADLINE, Host, wait_for
 from vllm_engine import BLOCK, CHUNK, Engine, Tokens
 
 needs("vllm")
@@ -56,7 +56,7 @@ class Router:
         """All that was published since the last call."""
         self._replay.send_multipart((b"", self._next.to_bytes(8, "big")))
         while True:
-            assert self._replay.poll(30_000), "no answer to a replay request"
+            assert self._replay.poll(int(1000 * DEADLINE)), "no answer to a replay request"
             *_, number, payload = self._replay.recv_multipart()
             if number == ZmqEventPublisher.END_SEQ:
                 break

@@ -1,5 +1,5 @@
-"""vLLM's own engine on a processor: loads inside the step that computes behind them, with and without asynchronous
-scheduling, which has begun the next step before a load inside this one is known to have failed."""
+"""vLLM's own engine on a processor: loads inside the step that computes behind them. vLLM schedules no step on a processor before
+it knows the last one's output; test_vllm_core.py does."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ needs("vllm")
 
 
 class InStep(Setting):
-    asynchronous = False
-
     def engine(self) -> Engine:
         if self._engine is None:
             self._starts += 1
             self._engine = Engine(
-                self.folder, f"engine{self._starts}", self.llama, self.host, blocks=BLOCKS, load_in="step",
-                vllm={"async_scheduling": self.asynchronous},
+                self.folder, f"engine{self._starts}", self.llama, self.host, blocks=BLOCKS, load_in="step"
             )
         return self._engine
 
@@ -32,17 +29,10 @@ class InStep(Setting):
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InStep]:
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InStep]:
     s = InStep(tmp_path_factory.mktemp("in_step"))
     yield s
     s.close()
-
-
-@pytest.fixture(params=[False, True], ids=["", "asynchronous"], scope="module")
-def setting(shared: InStep, request: pytest.FixtureRequest) -> InStep:
-    shared.stop_engine()
-    shared.asynchronous = request.param
-    return shared
 
 
 def stored(setting: InStep) -> None:
@@ -65,7 +55,7 @@ def test_hits(setting: InStep) -> None:
 
 def test_a_whole_prompt(setting: InStep) -> None:
     """Its last two tokens are computed, in a block that is loaded."""
-    engine, whole = setting.engine(), prompt(70 + setting.asynchronous, 4 * CHUNK)
+    engine, whole = setting.engine(), prompt(70, 4 * CHUNK)
     want = engine.generate([whole])[0][0]
     engine.reset()
     before = setting.loads()
@@ -78,7 +68,7 @@ def test_a_whole_prompt(setting: InStep) -> None:
 def test_an_answer_of_one_token(setting: InStep) -> None:
     """The request ends with the step that loads its hit. What that step has computed is stored."""
     engine = setting.engine()
-    longer = prompt(80 + setting.asynchronous, 6 * CHUNK + 7)
+    longer = prompt(81, 6 * CHUNK + 7)
     engine.generate([longer[: 2 * CHUNK + 1]], 1)
     engine.reset()
     before = setting.loads()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from needs import needs
+from processes import wait_for
 
 needs("vllm")
 
@@ -75,10 +76,7 @@ class Rig:
         self.events.found(KEYS[:count])
 
     def stream(self, stage: int = 0, n: int = 0) -> Stream:
-        due = time.monotonic() + 10
-        while len(self.hosts[stage].streams) <= n:
-            assert time.monotonic() < due
-            time.sleep(0.001)
+        wait_for("the stream is open", lambda: len(self.hosts[stage].streams) > n)
         return self.hosts[stage].streams[n]
 
     def say(self, *events: Event, stage: int = 0, n: int = 0) -> None:
@@ -89,10 +87,7 @@ class Rig:
 
     def settle(self, stage: int = 0, n: int = 0) -> None:
         stream = self.stream(stage, n)
-        due = time.monotonic() + 10
-        while stream.batches.qsize() or not stream.waits:
-            assert time.monotonic() < due
-            time.sleep(0.001)
+        wait_for("the stream is read", lambda: stream.waits and not stream.batches.qsize())
 
     def take(self) -> list[str]:
         """The events, as words: chunks by their number."""

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import vllm_model as model
 from needs import needs
-from processes import Host, wait_for
+from processes import DEADLINE, Host, wait_for
 
 needs("vllm")
 
@@ -179,7 +179,7 @@ class Rig:
         c.bind_connector_metadata(orders)
         c.start_load_kv(cast(Any, None))
         c.wait_for_save()
-        due = time.monotonic() + 20
+        due = time.monotonic() + DEADLINE
         sent: set[str] = set()
         received: set[str] = set()
         while not done(sent, received):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import vllm_model as model
 from needs import needs
-from processes import Host, wait_for
+from processes import DEADLINE, Host, wait_for
 from vllm_engine import BLOCK, CHUNK, HERE, Answers, Engine, Tokens
 
 needs("vllm")
@@ -120,7 +120,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(client / name, source)
     shutil.copytree(client / "kvhost", source / "kvhost")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder / "site")]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True, timeout=DEADLINE)
     return folder / "site"
 
 

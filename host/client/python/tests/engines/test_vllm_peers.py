@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 import vllm_model as model
 from needs import needs
-from processes import Host, wait_for
+from processes import DEADLINE, Host, wait_for
 from vllm_engine import CHUNK, Engine, Tokens
 
 needs("vllm")
@@ -49,7 +49,7 @@ class Lending(Host):
         )
 
     def metric(self, name: str) -> float:
-        with closing(urlopen(f"http://127.0.0.1:{self.http}/metrics", timeout=10)) as r:
+        with closing(urlopen(f"http://127.0.0.1:{self.http}/metrics", timeout=DEADLINE)) as r:
             found = re.findall(rf"^kvhost_{name}(?:{{.*}})? (\S+)$", r.read().decode(), re.MULTILINE)
         return sum(map(float, found))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import vllm_model as model
 from needs import needs
-from processes import Host
+from processes import DEADLINE, Host
 from vllm_engine import Engine, Tokens
 
 needs("vllm")
@@ -87,7 +87,7 @@ def test_soak(tmp_path: Path) -> None:
             started = time.monotonic()
             while not engine.answers(0.1):
                 events.happen(time.monotonic())
-                assert time.monotonic() - started < 300, f"SOAK_SEED={SEED}, round {rounds}: no answer, see {engine.log}"
+                assert time.monotonic() - started < DEADLINE, f"SOAK_SEED={SEED}, round {rounds}: no answer, see {engine.log}"
             got = engine.answer()
             answered += len(got)
             wrong = [i for i, t in zip(chosen, got, strict=True) if t != want[i]]

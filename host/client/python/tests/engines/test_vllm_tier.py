@@ -17,7 +17,7 @@ import pytest
 import vllm_model as model
 from features import OLD
 from needs import needs
-from processes import Host, wait_for
+from processes import DEADLINE, Host, wait_for
 from vllm_engine import BLOCK, Answers, Engine, Tokens
 
 needs("vllm")
@@ -144,7 +144,7 @@ def test_lives_of_a_model(llama: Lives) -> None:
     engine.reset()
     host.hang()
     engine.send("generate", hung, 8, None)
-    assert engine.answers(60), "want an answer though the host's process is stopped"
+    assert engine.answers(DEADLINE), "want an answer though the host's process is stopped"
     assert tokens(engine.answer()) == want_hung
     assert counted(engine, "lookups_timed_out") != 0
     host.resume()
@@ -153,7 +153,7 @@ def test_lives_of_a_model(llama: Lives) -> None:
     engine.reset()
     (llama.folder / "stop").write_text(str(host.pid()))  # after the lookup, before the load
     engine.send("generate", asked[:1], 8, None)
-    assert engine.answers(60), "want an answer though the host's process was stopped with a load in flight"
+    assert engine.answers(DEADLINE), "want an answer though the host's process was stopped with a load in flight"
     assert tokens(engine.answer()) == want[:1]
     assert host.hangs() and engine.count("has not ended a load") == 1, "want a load that the host had and has not ended"
     assert tokens(engine.one_by_one(hung)) == want_hung

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 import vllm_model as model
+from processes import DEADLINE
 from vllm import SamplingParams
 from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -51,6 +53,8 @@ class Link(DoubleLink):
 class Core:
     """One engine core: steps of the scheduler, and what a worker would do in each."""
 
+    kind: type[Scheduler] = Scheduler
+
     def __init__(
         self, folder: Path, monkeypatch: Any, *, blocks: int = 64, step_tokens: int = 256, window: int = 0,
         policy: str = "fcfs", groups: Sequence[KVCacheGroupSpec] = (), on_failure: str = "recompute", **extra: Any,
@@ -71,7 +75,7 @@ class Core:
             specs.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(**options, sliding_window=window)))
         cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[*specs, *groups])
         block, hashed = resolve_kv_cache_block_sizes(cache, config)
-        self.scheduler = Scheduler(
+        self.scheduler = self.kind(
             config, cache, StructuredOutputManager(config), block_size=block, hash_block_size=hashed, log_stats=True
         )
         self.connector = self._ours()
@@ -170,15 +174,17 @@ class Core:
             writes(self._written(scheduled.num_scheduled_tokens))
         self.invalid |= report.invalid_block_ids
         ids = list(scheduled.num_scheduled_tokens)
-        requests = [self.scheduler.requests.get(i) for i in ids]  # None: it was aborted while the step ran
-        sampled = [[7] if r is not None and r.num_computed_tokens >= r.num_tokens else [] for r in requests]
         output = ModelRunnerOutput(
-            req_ids=ids, req_id_to_index={i: n for n, i in enumerate(ids)}, sampled_token_ids=sampled,
+            req_ids=ids, req_id_to_index={i: n for n, i in enumerate(ids)}, sampled_token_ids=[self._sampled(i) for i in ids],
             kv_connector_output=report,
         )
         self.scheduler.update_from_output(scheduled, output)
         self._send()
         return dict(scheduled.num_scheduled_tokens)
+
+    def _sampled(self, id: str) -> list[int]:
+        request = self.scheduler.requests.get(id)  # None: it was aborted while the step ran
+        return [7] if request is not None and request.num_computed_tokens >= request.num_tokens else []
 
     @staticmethod
     def _runs(scheduled: Any) -> Any:
@@ -191,6 +197,8 @@ class Core:
     def _written(self, scheduled: dict[str, int]) -> dict[int, str]:
         written: dict[int, str] = {}
         for id, n in scheduled.items():
+            if id not in self.scheduler.requests:
+                continue
             end = self.scheduler.requests[id].num_computed_tokens
             for blocks in self.scheduler.kv_cache_manager.get_block_ids(id):
                 written |= dict.fromkeys(blocks[(end - n) // BLOCK : -(-end // BLOCK)], id)
@@ -200,7 +208,7 @@ class Core:
         """Returns when the worker's sending thread has done what it was given."""
         done = threading.Event()
         self.worker._work.put(done.set)
-        assert done.wait(30)
+        assert done.wait(DEADLINE)
 
     def run(self, request: Request, steps: int = 50) -> list[int]:
         """Steps until a request is finished; how many of its tokens each step computed that computed any."""
@@ -217,13 +225,40 @@ class Core:
             self.step()
         assert not self.scheduler.requests and not self.scheduler.waiting and not self.scheduler.running
         half = self.connector._scheduler
-        assert not half._requests and not half._live and not half.pending and not half._holds.waiting
+        left = {name: getattr(half, name) for name in ("_requests", "_live", "pending")} | {"held": half._holds.waiting}
+        assert not any(left.values()), f"want nothing left of any request, got {left}"
         assert not self.worker._loads and all(s.read for s in self.worker._stores.values())
         assert self.free_blocks == self._free
 
     def close(self) -> None:
         self.worker.close()
         self.connector.shutdown()
+
+
+class Ahead(Core):
+    """Each step is scheduled before the output of the one before it is there, as vLLM has it on GPUs. A token is its step's
+    number."""
+
+    kind = AsyncScheduler
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._steps: list[tuple[Any, set[str]]] = []  # without output, and the requests whose next token they compute
+        self._ends: set[str] = set()
+        self._number = 0
+        super().__init__(*args, **options)
+
+    def step(self, writes: Callable[[dict[int, str]], None] = lambda blocks: None) -> dict[str, int]:
+        scheduled = self.scheduler.schedule()
+        ends = {i for i in scheduled.num_scheduled_tokens if not self.scheduler.requests[i].is_prefill_chunk}
+        self._steps.append((scheduled, ends))
+        if len(self._steps) < 2:
+            return {}
+        scheduled, self._ends = self._steps.pop(0)
+        self._number += 1
+        return self.output(scheduled, writes)
+
+    def _sampled(self, id: str) -> list[int]:
+        return [self._number] if id in self._ends else []
 
 
 def keys(tokens: Sequence[int]) -> list[bytes]:

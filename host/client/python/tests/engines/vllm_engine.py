@@ -13,7 +13,8 @@ from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
-from processes import Host, wait_for
+from processes import DEADLINE, Host, wait_for
+from zygote import Fork
 
 HERE = Path(__file__).resolve().parent
 BLOCK, CHUNK = 128, 256  # tokens; vLLM's CPU backend has blocks of 128
@@ -37,10 +38,12 @@ class Engine:
         blocks: int,
         vllm: dict[str, Any] | None = None,
         env: dict[str, str] | None = None,
+        forked: bool = True,
         **options: Any,
     ) -> None:
         """``vllm`` are more of vLLM's own options, ``env`` more of its environment, ``options`` the connector's. A
-        ``kv_transfer_config`` among vLLM's options is left as it is; the host is then waited for and nothing else."""
+        ``kv_transfer_config`` among vLLM's options is left as it is; the host is then waited for and nothing else. An engine
+        that is not ``forked`` has interpreters of its own, as users start it."""
         settings: dict[str, Any] = {
             "model": str(model), "skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 4096,
             "enforce_eager": True, "seed": 0, "num_gpu_blocks_override": blocks, "max_num_batched_tokens": CHUNK,
@@ -55,14 +58,19 @@ class Engine:
         self._host = host
         self.log = folder / f"{name}.log"
         address = str(folder / f"{name}.sock")
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, HERE / "vllm_process.py", address, json.dumps(settings)],
-                env=environment(folder) | (env or {}), stdout=log, stderr=log, start_new_session=True,
-            )
+        command, env = [str(HERE / "vllm_process.py"), address, json.dumps(settings)], environment(folder) | (env or {})
+        self.log.unlink(missing_ok=True)
+        self.process: Fork | subprocess.Popen[bytes]
+        if forked:
+            self.process = Fork(command, self.log, env)
+        else:
+            with self.log.open("wb") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, *command], env=env, stdout=log, stderr=log, start_new_session=True
+                )
         try:
-            wait_for(f"engine {name} starts", lambda: self._connects(address), 300)
-            self._receive(300)
+            wait_for(f"engine {name} starts", lambda: self._connects(address))
+            self._receive()
         except BaseException:
             self.kill()  # whatever has made it does not have it yet
             raise
@@ -75,9 +83,9 @@ class Engine:
             return False
         return True
 
-    def _receive(self, seconds: float = 240) -> Any:
+    def _receive(self) -> Any:
         try:
-            assert self._connection.poll(seconds), f"no answer within {seconds} s, see {self.log}"
+            assert self._connection.poll(DEADLINE), f"no answer within {DEADLINE} s, see {self.log}"
             return self._connection.recv()
         except (EOFError, ConnectionError):
             with suppress(subprocess.TimeoutExpired):
@@ -123,7 +131,7 @@ class Engine:
     def stop(self) -> None:
         self.ask("stop")
         try:
-            self.process.wait(300)
+            self.process.wait(DEADLINE)
         finally:
             self.kill()
 
@@ -132,16 +140,17 @@ class Engine:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self.process.wait(300)
+        self.process.wait(DEADLINE)
 
 
 def environment(folder: Path) -> dict[str, str]:
     env = dict(os.environ)
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start takes minutes
     path = [str(HERE), str(HERE.parents[1]), *filter(None, [env.get("PYTHONPATH")])]
+    # n-grams are compiled for two seconds in each engine, where Python finds them at once
     return env | {
         "PROBE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(path), "TORCHDYNAMO_DISABLE": "1",
         "VLLM_USE_AOT_COMPILE": "0", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1", "NUMBA_DISABLE_JIT": "1",
         "VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
