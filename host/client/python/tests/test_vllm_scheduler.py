@@ -510,6 +510,22 @@ def test_a_window_group_is_stored_while_it_is_held() -> None:
     assert ordered(10) == {0: [1, 2], 1: [2]}  # the first block of chunk 1 is behind the window by now
 
 
+def test_what_a_window_passed_while_there_was_no_room_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A quarter of 34 blocks may be held: two chunks of both groups at a time."""
+    rig, r = Rig((FULL, GroupPlan(1, BLOCK, CHUNK, window=3)), blocks=35), request("a", TOKENS)
+    rig.s.matched(r, 0)
+    rig.s.allocated(r, [list(range(1, 10)), list(range(11, 20))], 0)
+    (first,) = rig.s.step(step({"a": 36})).stores
+    r.num_computed_tokens = 36
+    assert [[c.index for c in chunks] for _, chunks in first.chunks] == [[0, 1], [0, 1]]
+    assert not rig.s.counts.get("chunks_dropped"), "what waits for room is not dropped"
+    free(rig, first.id)
+    (second,) = rig.s.step(step({"a": 1})).stores
+    assert [(g, [c.index for c in chunks]) for g, chunks in second.chunks] == [(0, [2, 3])]
+    assert rig.s.counts["chunks_dropped"] == 2, "chunks of the window's group that were computed and cannot be stored any more"
+    assert "1 chunks were computed and not stored: their sliding window had passed them" in caplog.text
+
+
 def test_longest_hit() -> None:
     window = GroupPlan(1, BLOCK, CHUNK, window=9)
     there = {0: {0, 1, 2, 3}, 1: {0, 2}}

@@ -44,6 +44,7 @@ _SAY_AGAIN = 60.0  # seconds between two lines of the log on chunks that were no
 #: Why a chunk that was computed was not offered to the host.
 AWAY = "no session with the host"
 NO_ROOM = "no more blocks could be held for the host to read"
+PASSED = "their sliding window had passed them before more blocks could be held for the host to read"
 
 
 class Tracked:
@@ -73,6 +74,7 @@ class Tracked:
         self.shared: int | None = None  # leading chunks that other requests have, too; None until it is compared with them
         self.stored = 0  # chunks that the host has, or was ordered to store
         self.end = 0  # chunks that are computed, or will be by the steps that were scheduled
+        self.late = 0  # chunks that were computed when there was no room to store them
         # The trace that the engine's client has named, if any; the host's spans become part of it. Each message repeats it.
         named: str = (getattr(request, "trace_headers", None) or {}).get("traceparent", "")
         self.traceparent = named if len(named) <= _TRACEPARENT else ""
@@ -580,7 +582,10 @@ class Scheduler:
             chunks = self._chunk_orders(t, t.stored, computed, keys)
             blocks = [b for _, c in chunks for b in c.blocks]
             if not self._holds.room_to_store(len(held) + len(blocks), limit, self._needed_by_largest()):
+                t.late = t.end
                 break
+            if t.stored < t.late and len(chunks) < len(self._groups):
+                self._drop(PASSED, 1)
             held += blocks
             for group, c in chunks:
                 groups.setdefault(group, []).append(c)
