@@ -14,6 +14,7 @@ import random
 import statistics
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import vllm_model
@@ -22,7 +23,7 @@ from vllm_engine import Engine
 
 TICK = os.sysconf("SC_CLK_TCK")
 #: By name: requests at once, tokens of each prompt, tokens that each generates.
-WORK = {"prefill": (2, 1500, 1), "decode": (8, 100, 100), "mixed": (4, 1500, 50)}
+WORK = {"prefill": (1, 1500, 1), "decode": (4, 100, 60), "mixed": (2, 1500, 30)}
 
 
 def seconds(session: int) -> float:
@@ -40,11 +41,13 @@ def seconds(session: int) -> float:
 
 def main() -> None:
     p = argparse.ArgumentParser()
-    p.add_argument("--model", default="", help="default: a Llama of 12 layers, 768 wide, with random weights")
+    p.add_argument("--model", default="", help="default: a Llama of 8 layers, 768 wide, with random weights")
     p.add_argument("--turns", type=int, default=6)
     p.add_argument("--work", default=",".join(WORK))
     p.add_argument("--step", type=int, default=2048, help="tokens that a step computes at most")
     p.add_argument("--one-process", action="store_true", help="vLLM in one process, where none waits for another in a loop")
+    p.add_argument("--other", default="", help="host/client/python of another tree, for a third engine with its connector")
+    p.add_argument("--rest", type=float, default=0.3, help="seconds after a turn's answers that count for it, too")
     p.add_argument("--root", default="", help="of the host; default: a folder that is deleted at the end")
     a = p.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvhost-processor-", dir=a.root or None) as name:
@@ -56,7 +59,7 @@ def run(a: argparse.Namespace, folder: Path) -> None:
     if not a.model:
         model = folder / "model"
         wide = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_key_value_heads": 4}
-        vllm_model.write(model, vllm_model.config(12) | wide, seed=1)
+        vllm_model.write(model, vllm_model.config(8) | wide, seed=1)
     host = Host(folder, "16GiB")
     host.start()
     vllm = {"max_num_batched_tokens": a.step, "disable_log_stats": True}
@@ -65,32 +68,44 @@ def run(a: argparse.Namespace, folder: Path) -> None:
         "kv_connector": "KvhostConnector", "kv_connector_module_path": "kvhost.vllm", "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"socket": host.socket},
     }
-    engines = [
-        Engine(folder, "without", model, None, blocks=512, vllm=vllm, env=env),
-        Engine(folder, "with", model, host, blocks=512, vllm=vllm | {"kv_transfer_config": kvhost}, env=env),
-    ]
+    kinds: list[tuple[str, Host | None, dict, dict]] = [("without", None, {}, {}), ("with", host, {"kv_transfer_config": kvhost}, {})]
+    if a.other:
+        path = os.pathsep.join([str(Path(vllm_model.__file__).parent), a.other])
+        kinds.append(("other", host, {"kv_transfer_config": kvhost}, {"PYTHONPATH": path}))
+    with ThreadPoolExecutor() as starts:
+        started = [
+            starts.submit(Engine, folder, name, model, host, blocks=512, vllm=vllm | more, env=env | other)
+            for name, host, more, other in kinds
+        ]
+    engines = [s.result() for s in started]
     print("processes:", *(e.process.pid for e in engines), "host:", host.pid(), flush=True)
+    every = [(work, kind) for work in a.work.split(",") for kind, *_ in kinds[1:]]
+    ratios: dict[tuple[str, str], list[float]] = {w: [] for w in every}
+    hosts: dict[tuple[str, str], list[float]] = {w: [] for w in every}
     try:
         rng = random.Random(1)
-        for name in a.work.split(","):
-            requests, tokens, generated = WORK[name]
-            ratios, hosts = [], []
-            for turn in range(-1, a.turns):  # the first warms up
-                prompts = [[rng.randrange(3, vocabulary) for _ in range(tokens)] for _ in range(requests)]
-                took, of_host = {}, 0.0
-                for i in (0, 1) if turn % 2 else (1, 0):
+        for turn in range(-1, a.turns):  # the first warms up
+            for work in a.work.split(","):
+                requests, tokens, generated = WORK[work]
+                took: dict[str, float] = {}
+                of_host: dict[str, float] = {}
+                order = list(range(len(engines)))
+                for i in order if turn % 2 else reversed(order):
+                    # Others for each engine: what one has stored, another one would load.
+                    prompts = [[rng.randrange(3, vocabulary) for _ in range(tokens)] for _ in range(requests)]
                     before = [seconds(engines[i].process.pid), seconds(host.pid())]
                     engines[i].generate(prompts, generated)
-                    time.sleep(0.5)  # what an engine does afterwards
                     wait_for("the host has published all", host.idle)
-                    took[i] = seconds(engines[i].process.pid) - before[0]
-                    of_host += seconds(host.pid()) - before[1]
-                if turn >= 0:
-                    ratios.append(took[1] / took[0])
-                    hosts.append(of_host / took[0])
-                    print(f"{name} {turn}: {took[0]:.2f} without, {took[1]:.2f} with, {of_host:.2f} of the host", flush=True)
-            print(f"{name}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
-                  f"the host beside it {statistics.median(hosts):.3f}", flush=True)
+                    time.sleep(a.rest)
+                    took[kinds[i][0]] = seconds(engines[i].process.pid) - before[0]
+                    of_host[kinds[i][0]] = seconds(host.pid()) - before[1]
+                for kind in [k for k, *_ in kinds[1:] if turn >= 0]:
+                    ratios[work, kind].append(took[kind] / took["without"])
+                    hosts[work, kind].append(of_host[kind] / took["without"])
+                print(f"{turn} {work}:", *(f"{k} {t:.2f} s," for k, t in took.items()), f"host {max(of_host.values()):.2f}", flush=True)
+        for (work, kind), of in ratios.items():
+            print(f"{work}, {kind}: {statistics.median(of):.3f} ({min(of):.3f} to {max(of):.3f}), the host beside it "
+                  f"{statistics.median(hosts[work, kind]):.3f}", flush=True)
     finally:
         for e in engines:
             e.kill()

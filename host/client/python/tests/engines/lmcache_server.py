@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -73,6 +74,18 @@ class LMCacheServer(Process):
         said |= {m[1] + " digest": m[2] for m in checksums}
         assert "Checksum FAIL:" in done.stdout and re.search(r"Checksum FAIL: +0$", done.stdout, re.M), done.stdout
         return said
+
+
+def free_ports() -> tuple[int, int, int]:
+    found = []
+    for _ in range(3):
+        s = socket.socket()
+        s.bind(("localhost", 0))
+        found.append(s)
+    ports = [int(s.getsockname()[1]) for s in found]
+    for s in found:
+        s.close()
+    return ports[0], ports[1], ports[2]
 
 
 def lmcache() -> str:

@@ -7,7 +7,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from types import SimpleNamespace as Record
 from typing import Any
 
 import pytest
-from lmcache_server import LMCacheServer, lmcache, lmcache_env
+from lmcache_server import LMCacheServer, free_ports, lmcache, lmcache_env
 from needs import needs
 from processes import DEADLINE, Host, own_host, wait_for
 
@@ -378,22 +377,10 @@ def test_bench_l2(host: Host) -> None:
     assert found == [("Store", "32")] * 4 + [("Load", "32")] * 4, done.stdout
 
 
-def _ports() -> tuple[int, int, int]:
-    found = []
-    for _ in range(3):
-        s = socket.socket()
-        s.bind(("localhost", 0))
-        found.append(s)
-    ports = [int(s.getsockname()[1]) for s in found]
-    for s in found:
-        s.close()
-    return ports[0], ports[1], ports[2]
-
-
 @pytest.mark.parametrize("shared", [False, True], ids=["copied", "in place"])
 def test_chunks_outlive_lmcache(host: Host, tmp_path: Path, shared: bool) -> None:
     """With an L1 in shared memory no chunk goes through the arena: it has no room for one."""
-    ports = _ports()
+    ports = free_ports()
     options: dict[str, Any] = {"shm_name": f"kvhost-test-{ports[0]}", "arena_bytes": 4096} if shared else {}
     server = LMCacheServer(tmp_path, ports, socket=host.socket, **options)
     server.start()
@@ -409,7 +396,7 @@ def test_a_server_starts_its_own_host(tmp_path: Path, monkeypatch: pytest.Monkey
     with own_host(tmp_path / "kv") as (env, kill_host):
         for name, value in env.items():
             monkeypatch.setenv(name, value)
-        server = LMCacheServer(tmp_path, _ports(), root=f"{tmp_path}/kv=1GiB")
+        server = LMCacheServer(tmp_path, free_ports(), root=f"{tmp_path}/kv=1GiB")
         digests = []
         for life, found in enumerate(("0/2", "2/2")):
             server.start()

@@ -1,4 +1,4 @@
-"""A model that was trained on text, with its tokenizer and its sliding windows: Gemma 3 of 270M. Of its 18 layers three attend to
+"""A model that was trained on text, with its tokenizer and its sliding windows: Gemma 3 of 270M. Three of its 18 layers attend to
 all tokens and the others to the last 512, and vLLM's cache has six groups.
 
 An engine's first life computes what the second says with its prompts from kvhost. They are prefilled in steps of one chunk, so
@@ -6,16 +6,19 @@ that a hit changes no step's shape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Callable, Iterator
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import gemma
 import pytest
+from lmcache_server import LMCacheServer, free_ports
 from needs import needs, needs_directory
-from processes import Host
-from test_vllm_tier import Lives
-from vllm_engine import CHUNK
+from processes import wait_for
+from test_vllm_tier import Lives, cached, tokens
+from vllm_engine import CHUNK, Answers
 
 needs("vllm")
 GEMMA = needs_directory("gemma", "KVHOST_GEMMA")
@@ -23,7 +26,7 @@ GEMMA = needs_directory("gemma", "KVHOST_GEMMA")
 from transformers import AutoTokenizer  # noqa: E402
 
 #: Licences, and of which of their tokens each prompt is.
-PROMPTS = [("kvhost", 0, 1400), ("typing_extensions", 0, 1700), ("numpy", 0, 1300), ("numpy", 3000, 1500), ("kvhost", 1400, 900),
+PROMPTS = [("numpy", 3000, 1500), ("kvhost", 1400, 900), ("numpy", 0, 1300), ("kvhost", 0, 1400), ("typing_extensions", 0, 1700),
            ("numpy", 6000, 1800)]
 GENERATED = 12
 
@@ -35,37 +38,64 @@ def licence(of: str) -> str:
 
 
 @pytest.fixture
-def lives(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lives]:
+def lives(tmp_path: Path) -> Iterator[Lives]:
     # Blocks for all that the host has not read: a chunk of a window that has gone is not stored.
-    lives = Lives(tmp_path, request.param, skip_tokenizer_init=False, num_gpu_blocks_override=1024)
+    lives = Lives(tmp_path, num_gpu_blocks_override=1024)
     lives.model = gemma.model(GEMMA)
-    lives.host = Host(tmp_path)
     lives.host.start()
     yield lives
     lives.close()
 
 
-@pytest.mark.parametrize("lives", ["connector", "tier"], indirect=True)
-def test_text_is_the_same_in_both_lives(lives: Lives) -> None:
+def check(lives: Lives, count: int, published: Callable[[], None], **options: Any) -> None:
+    """So many of the prompts are the same text in two lives, of which the second loads them."""
     tokenizer = AutoTokenizer.from_pretrained(lives.model)
-    texts = []
-    for of, begin, length in PROMPTS:
-        ids = tokenizer.encode(licence(of), add_special_tokens=False)[begin : begin + length]
-        assert len(ids) == length, f"the licence of {of} has no {begin + length} tokens"
-        texts.append(tokenizer.decode(ids))
-    more = {"cpu_bytes_to_use": 256 << 20, "blocks_per_chunk": 2} if lives.door == "tier" else {}
-    said = []
-    for _ in range(2):
-        engine = lives.engine(env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, **more)
-        said.append(engine.ask("complete", texts, GENERATED))
-        lives.published()
+    prompts = [tokenizer.encode(licence(of))[begin : begin + n] for of, begin, n in PROMPTS[:count]]
+    assert [len(p) for p in prompts] == [n for _, _, n in PROMPTS[:count]], "want licences that are long enough"
+    said: list[Answers] = []
+    for _ in ("computes", "loads"):
+        engine = lives.engine(env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, **options)  # one process, which has one model
+        said.append(engine.one_by_one(prompts, GENERATED))
+        if len(said) == 1:
+            published()
         engine.stop()
     computed, loaded = said
-    differ = [f"prompt {i} of {n} tokens:\n computed {a!r}\n loaded   {b!r}"
-              for i, ((a, n, _), (b, _, _)) in enumerate(zip(computed, loaded, strict=True)) if a != b]
-    assert not differ, "want the same text from loaded KV as from computed, got\n" + "\n".join(differ)
-    lengths = [n for _, n, _ in computed]
-    assert min(lengths) >= 900 and max(lengths) <= 1850, f"prompts of {lengths} tokens, want some of 900 to 1,800"
-    assert [n for _, _, n in computed] == [0] * len(texts), "want a first life that computes"
-    want = [n // CHUNK * CHUNK for n in lengths]
-    assert [n for _, _, n in loaded] == want, f"want all whole chunks loaded, of prompts of {lengths} tokens"
+    texts = [[tokenizer.decode(t) for t in tokens(life)] for life in said]
+    differ = [f"prompt {i}:\n computed {a!r}\n loaded   {b!r}" for i, (a, b) in enumerate(zip(*texts, strict=True)) if a != b]
+    assert tokens(computed) == tokens(loaded), "want the same text from loaded KV as from computed, got\n" + "\n".join(differ)
+    assert all(len(t.split()) > 3 for t in texts[0]), f"want text of several words, got {texts[0]}"
+    assert cached(computed) == [0] * count, "want a first life that computes"
+    assert cached(loaded) == [len(p) // CHUNK * CHUNK for p in prompts], "want all whole chunks from kvhost"
+
+
+def test_text_through_the_connector(lives: Lives) -> None:
+    lives.door = "connector"
+    check(lives, 6, lives.published)
+
+
+def test_text_through_the_tier(lives: Lives) -> None:
+    lives.door = "tier"
+    check(lives, 2, lives.published, cpu_bytes_to_use=256 << 20, blocks_per_chunk=2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lmcache") is None, reason="LMCache is tested with the vLLM that it supports")
+def test_text_through_lmcache(lives: Lives) -> None:
+    """What the second life finds, LMCache's second server has from kvhost."""
+    ports = free_ports()
+    server = LMCacheServer(lives.folder, ports, socket=lives.host.socket)
+    lives.door = "lmcache"
+    lives.vllm["kv_transfer_config"] = {
+        "kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+        "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.server_urls": server.rpc},
+    }
+
+    def published() -> None:
+        wait_for("kvhost has published all", lambda: lives.host.idle() and len(lives.host.files()) > 0)
+        server.stop()
+        server.start()
+
+    server.start()
+    try:
+        check(lives, 2, published)
+    finally:
+        server.stop()
