@@ -274,6 +274,44 @@ def test_blocks_are_held_until_every_rank_has_read_them() -> None:
     assert not rig.pool.held and not rig.s.pending
 
 
+def test_a_step_without_work_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While stores are read, and no request is there; while a lookup is not answered; not when a load runs."""
+    rested: list[float] = []
+    monkeypatch.setattr(scheduler.time, "sleep", rested.append)
+    done = RequestLookup.done
+
+    def waited(self: RequestLookup, timeout: float = 0) -> bool:
+        rested.extend([timeout] if timeout else [])
+        return done(self, 0)
+
+    monkeypatch.setattr(RequestLookup, "done", waited)
+    rig, r = Rig(), request("a", TOKENS)
+    rig.session.answers = False
+    assert rig.s.matched(r, 0) is None and not rested
+    rig.s.step(step({}))
+    assert rested == [0.005], "want a wait for the lookup"
+    rig.session.lookups[-1].reply()
+    assert rig.s.matched(r, 0) == 0
+    rig.s.allocated(r, rig.table(36), 0)
+    (store,) = rig.s.step(step({"a": 36})).stores
+    r.num_computed_tokens = 36
+    rig.s.step(step({}))
+    assert rested == [0.005], "want no rest while a request is there"
+    rig.s.finished(r)
+    assert rig.s.step(step({})).ended and rested == [0.005], "want no rest before the workers know what has ended"
+    for _ in range(20):
+        rig.s.step(step({}))
+    assert rested[1:3] == [0.0015, 0.002] and rested[-1] == max(rested) == 0.005, f"{rested}, want rests that grow to 5 ms"
+    free(rig, store.id)
+    del rested[:]
+    rig.s.step(step({}))
+    assert not rested, "want no rest when the host has read all"
+    rig.session.answers, rig.session.resident = True, set(KEYS)
+    rig.promised(request("b", TOKENS))
+    rig.s.step(step({}))
+    assert not rested, "want no rest while a load runs"
+
+
 def test_stores_wait_for_room_in_their_order() -> None:
     """A quarter of 17 blocks may be held: two chunks at a time."""
     rig, r = Rig(blocks=18), request("a", TOKENS)

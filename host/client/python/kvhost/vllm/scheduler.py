@@ -39,6 +39,9 @@ _COMPUTED_BEHIND = 2
 #: engine would have computed it again. Its chunks are stored, also those of the step that loaded its hit.
 _ANSWERED = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
 _TRACEPARENT = 128  # characters at most; W3C's have 55
+#: Seconds that a step without work rests at most. An engine that has nothing to do but to wait for the host makes such steps one after
+#: the other, each with a message to its workers. A request that comes meanwhile waits as long.
+_REST, _FIRST_REST = 0.005, 0.0005
 _SAY_AGAIN = 60.0  # seconds between two lines of the log on chunks that were not stored
 
 #: Why a chunk that was computed was not offered to the host.
@@ -542,7 +545,16 @@ class Scheduler:
         orders, self._orders = self._orders, StepOrders()
         orders.epoch = self._link.wanted
         orders.forward = output.total_num_scheduled_tokens > 0
+        if not (orders.forward or orders.stores or orders.loads or orders.cancels or orders.ended or self._loading):
+            self._rest()
         return orders
+
+    def _rest(self) -> None:
+        lookup = next((t.lookup for t in self._requests.values() if t.lookup is not None and not t.lookup.done()), None)
+        if lookup is not None:
+            lookup.done(_REST)
+        elif not self._live and self._holds.stores:
+            time.sleep(min(_REST, self._stalled * _FIRST_REST))
 
     def _proven(self, output: Any) -> bool:
         """Whether no step without output loads KV. Loads here run between steps, but another connector's may run in a

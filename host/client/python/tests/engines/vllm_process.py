@@ -44,10 +44,6 @@ def serve(connection: Connection, options: dict[str, Any]) -> None:
             adapter = LoRARequest(*lora) if lora else None
             outs = llm.generate(prompts, params(tokens), use_tqdm=False, lora_request=adapter)
             connection.send([(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outs])
-        elif op == "complete":  # texts, tokens each -> [(text, tokens of the prompt, cached)]
-            said = SamplingParams(temperature=0, max_tokens=args[1], ignore_eos=True)
-            outs = [llm.generate([text], said, use_tqdm=False)[0] for text in args[0]]
-            connection.send([(o.outputs[0].text, len(o.prompt_token_ids), o.num_cached_tokens) for o in outs])
         elif op == "crowd":  # prompts, tokens each, (prompt, steps until it is aborted) -> tokens of each prompt
             connection.send(crowd(engine, params(args[1]), args[0], args[2]))
         elif op == "add_lora":  # LoRA adapter: loads it, in place of the one that has its number
