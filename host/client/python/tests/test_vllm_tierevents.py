@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from kvhost.events import Event
 from kvhost.vllm.tierevents import TierEvents
-from test_events import Host, batch, snapshot, until
+from test_events import Host, batch, snapshot
+from waits import until
 
 
 def event(n: int, stored: bool = True, group: int = 0) -> Event:
@@ -23,7 +24,7 @@ class Rig:
 
     def snapshot(self, *events: Event) -> None:
         """The host's at the start of a stream."""
-        until(lambda: len(self.host.streams) > self._streams)
+        until("the tier opened another stream", lambda: len(self.host.streams) > self._streams)
         self._streams += 1
         self.host.streams[-1].say(*snapshot(*events))
         self._settle()
@@ -34,7 +35,7 @@ class Rig:
         self._settle()
 
     def _settle(self) -> None:
-        until(lambda: self.host.streams[-1].waits and not self.host.streams[-1].batches.qsize())
+        until("the tier has read what the host said", lambda: self.host.streams[-1].waits and not self.host.streams[-1].batches.qsize())
 
     def offer(self, *ns: int) -> None:
         for n in ns:
