@@ -110,7 +110,6 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 			return nil, err
 		}
 	}
-	h.devices.OpenRoutes(ctx, h.engine, h.store, fsys)
 	if h.traced, err = h.openSpans(ctx); err != nil {
 		return nil, err
 	}
@@ -132,8 +131,13 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 			return nil, err
 		}
 	}
+	h.devices.OpenRoutes(h.engine, h.store, fsys)
+	h.store.MeasureReads(h.engine.Expect)
 	return h, nil
 }
+
+// Routed is closed once it is known for all GPUs and roots which way is faster. Until then pieces of directories are staged.
+func (h *Host) Routed() <-chan struct{} { return h.devices.Routed() }
 
 func (h *Host) newEngine() (*transfer.Engine, error) {
 	e := h.cfg.Engine
@@ -284,6 +288,7 @@ func (h *Host) Close() error {
 			h.spans.Close()
 		}
 		if h.engine != nil {
+			h.devices.EndRoutes()
 			errs = append(errs, h.engine.Close())
 		}
 		if h.devices != nil {

@@ -64,6 +64,7 @@ func TestRoutesAreChosenAndLogged(t *testing.T) {
 			defer double.Forget()
 			h, err := host.New(context.Background(), host.Config{Config: cfg, Log: slog.New(slog.NewTextHandler(&log, nil))})
 			testenv.OK(t, err)
+			<-h.Routed()
 			calls := double.Calls(c.neverCalled)
 			if kept := double.Calls("cuFileBufRegister") - double.Calls("cuFileBufDeregister"); (kept > 0) != (c.route == "direct") {
 				t.Errorf("%d slots of device memory are kept", kept)
@@ -110,6 +111,7 @@ func TestProbeFilesOfADeadHostAreRemoved(t *testing.T) {
 		}
 		h, err := host.New(context.Background(), host.Config{Config: cfg})
 		testenv.OK(t, err)
+		<-h.Routed()
 		testenv.NoError(t, h.Close())
 		double.Forget()
 		want := []string{filepath.Join(meta, ".probe.other.1f.tmp")}
@@ -132,6 +134,7 @@ func TestCloseDuringHungCuFile(t *testing.T) {
 	defer double.Rules("")
 	h, err := host.New(context.Background(), host.Config{Config: cfg, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	testenv.OK(t, err)
+	<-h.Routed()
 	if err := h.Close(); err != nil {
 		t.Errorf("Close: %v", err)
 	}
@@ -141,4 +144,28 @@ func TestCloseDuringHungCuFile(t *testing.T) {
 	if !strings.Contains(log.String(), "level=WARN msg=\"GPU left open") {
 		t.Errorf("log: %s", log.String())
 	}
+}
+
+// TestServesBeforeItsRoutes: a host serves while the probe of a route hangs, and pieces are staged.
+func TestServesBeforeItsRoutes(t *testing.T) {
+	double := onDouble(t)
+	cfg := configuration(t)
+	cfg.Roots[0].Route = config.RouteDirect
+	cfg.Store.IOTimeout = time.Minute // far longer than a start
+	double.Rules("cuFileWrite:hang")
+	defer double.Forget()
+	h, err := host.New(context.Background(), host.Config{Config: cfg})
+	testenv.OK(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- h.Run(ctx) }()
+	<-h.Ready()
+	select {
+	case <-h.Routed():
+		t.Error("the routes are chosen while their probe hangs, want them to be open")
+	default:
+	}
+	double.Rules("")
+	cancel()
+	testenv.NoError(t, <-ended)
 }

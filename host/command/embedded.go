@@ -73,6 +73,7 @@ func (r *replayFlags) embed(ctx context.Context, base *config.Config) (socket st
 	go func() { ended <- h.Run(run) }()
 	select {
 	case <-h.Ready():
+		<-h.Routed() // it is measured next
 	case err := <-ended:
 		cancel()
 		return "", nil, fmt.Errorf("embedded host: %w", err)

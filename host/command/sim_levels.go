@@ -32,7 +32,7 @@ func (f *levelFlags) define(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.admissions, "admit", []string{sim.AdmitDefault},
 		"what is stored and moves between levels: default (the host's own rule), all, or an admit policy; repeatable")
 	fl.StringSliceVar(&f.writes, "write", []string{sim.WriteBack.String()},
-		"when the next level gets what is new: back (when it is evicted), through (at once), or both, separated by a comma")
+		"when the next level gets what is new: back (when it is evicted), hits (when it is hit, too), through (at once), or several, separated by commas")
 }
 
 // on says whether levels are simulated.

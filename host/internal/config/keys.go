@@ -289,7 +289,7 @@ var keys = []*Key{
 	{Section: "peers", Name: "deadline", Kind: Duration, Default: "50ms", Min: 1e6, Max: 10e9,
 		Help:  "How long a lookup may wait for a peer that has promised what is missing here.",
 		field: func(c *Config) any { return &c.Peers.Deadline }},
-	{Section: "peers", Name: "bandwidth", Kind: Size, Default: "4GiB", Unit: "bytes per second",
+	{Section: "peers", Name: "bandwidth", Kind: Size, Default: "0", Unit: "bytes per second",
 		Help:  "Most bytes per second that are lent, and that are borrowed. What is more is refused, or not asked for. 0: no limit.",
 		field: func(c *Config) any { return &c.Peers.Bandwidth }},
 	{Section: "peers", Name: "demote", Kind: Flag, Default: "true",

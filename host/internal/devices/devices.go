@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,13 +25,16 @@ type Devices struct {
 	memory map[int]*memfs.FS // of roots in memory
 	bucket map[int]*s3fs.FS  // of roots in buckets
 
+	endProbes context.CancelFunc // nil before OpenRoutes
+	routed    chan struct{}
+
 	mu     sync.Mutex
 	direct []*gds.DirectRoute // of GPUs
 }
 
 // Open makes the file systems of roots that have one of their own, and loads the CUDA driver. It logs when there is none.
 func Open(cfg *config.Config, log *slog.Logger) (*Devices, error) {
-	d := &Devices{cfg: cfg, log: log}
+	d := &Devices{cfg: cfg, log: log, routed: make(chan struct{})}
 	if err := errors.Join(d.openMemory(), d.openBuckets()); err != nil {
 		return nil, errors.Join(err, d.CloseRoots())
 	}

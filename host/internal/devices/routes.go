@@ -59,11 +59,31 @@ func (d *Devices) FileSystem() staging.FS {
 	})
 }
 
-// OpenRoutes decides how pieces move for each GPU and root, and logs each decision in one line.
-func (d *Devices) OpenRoutes(ctx context.Context, engine *transfer.Engine, st *store.Store, fsys staging.FS) {
-	if len(d.gpus) == 0 {
-		return
+// OpenRoutes decides how pieces move for each GPU and root, and logs each decision in one line. The probes take seconds, in
+// which pieces are staged: it goes on in the background, until EndRoutes.
+func (d *Devices) OpenRoutes(engine *transfer.Engine, st *store.Store, fsys staging.FS) {
+	ctx, cancel := context.WithCancel(context.Background())
+	d.endProbes = cancel
+	go func() {
+		defer close(d.routed)
+		if len(d.gpus) > 0 {
+			d.openRoutes(ctx, engine, st, fsys)
+		}
+	}()
+}
+
+// Routed is closed once all routes are chosen.
+func (d *Devices) Routed() <-chan struct{} { return d.routed }
+
+// EndRoutes ends the choice of routes, which uses the engine.
+func (d *Devices) EndRoutes() {
+	if d.endProbes != nil {
+		d.endProbes()
+		<-d.routed
 	}
+}
+
+func (d *Devices) openRoutes(ctx context.Context, engine *transfer.Engine, st *store.Store, fsys staging.FS) {
 	direct, why := d.openDirect()
 	chosen := map[*gds.DirectRoute]bool{}
 	p := prober{engine: engine, store: st, fs: fsys}
@@ -75,6 +95,9 @@ func (d *Devices) OpenRoutes(ctx context.Context, engine *transfer.Engine, st *s
 			continue
 		}
 		for _, g := range d.gpus {
+			if ctx.Err() != nil {
+				return // which is no choice
+			}
 			choice := transfer.RouteChoice{Why: "as configured"}
 			switch route := direct[g]; {
 			case !d.triesDirect(r):

@@ -8,11 +8,11 @@ import (
 // hierarchy is a host with levels. A chunk may have a copy in each. A lookup touches the nearest copy, and what it grants
 // of the prefix is loaded from there.
 type hierarchy struct {
-	w       *Workload
-	levels  []simLevel
-	admit   *policy.Admit
-	place   placement
-	through bool
+	w      *Workload
+	levels []simLevel
+	admit  *policy.Admit
+	place  placement
+	write  Write
 
 	loaded  []load      // of the request, in order
 	times   *levelTimes // of loads
@@ -95,7 +95,10 @@ func (h *hierarchy) grant(n int, slot, id, number uint32, now uint64) error {
 	l := &h.levels[n]
 	l.figures.Hits++
 	l.grants[slot]++
-	return l.touch(id, slot, number, now)
+	if err := l.touch(id, slot, number, now); err != nil || h.write != WriteHits || n > 0 || l.grants[slot] > 1 {
+		return err
+	}
+	return h.writeThrough(n, id, number, now)
 }
 
 // promote copies what was loaded to the nearest level, if the admit policy likes.
@@ -156,15 +159,18 @@ func (h *hierarchy) store(id, number uint32, now uint64, continued bool) error {
 		}
 		if stored {
 			h.levels[n].figures.New++
-			return h.writeThrough(n, id, number, now)
+			if h.write == WriteThrough {
+				err = h.writeThrough(n, id, number, now)
+			}
+			return err
 		}
 	}
 	return nil
 }
 
-// writeThrough copies what a level has just stored to the next one, and so on, while the admit policy likes.
+// writeThrough copies what a level has to the next one, and so on, while the admit policy likes.
 func (h *hierarchy) writeThrough(n int, id, number uint32, now uint64) error {
-	for n++; h.through && n < len(h.levels); n++ {
+	for n++; n < len(h.levels); n++ {
 		to := &h.levels[n]
 		if to.slotOf[id] != abi.None {
 			continue

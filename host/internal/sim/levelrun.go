@@ -156,7 +156,7 @@ func (r *LevelResult) count(h *hierarchy, g *LevelGrid) {
 // open starts an instance of the policy for each level, and one that admits.
 func (g *LevelGrid) open(ctx context.Context, w *Workload, p *Policy, a *Policy, write Write) (h *hierarchy,
 	err error) {
-	h = &hierarchy{w: w, times: newLevelTimes(g), through: write == WriteThrough, levels: make([]simLevel, 0, len(g.Levels))}
+	h = &hierarchy{w: w, times: newLevelTimes(g), write: write, levels: make([]simLevel, 0, len(g.Levels))}
 	defer func() {
 		if err != nil {
 			h.close()

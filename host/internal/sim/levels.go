@@ -98,24 +98,20 @@ type Write uint8
 
 const (
 	WriteBack    Write = iota // when the level before it evicts
+	WriteHits                 // when it was hit there, too
 	WriteThrough              // at once
 )
 
-func (w Write) String() string {
-	if w == WriteThrough {
-		return "through"
-	}
-	return "back"
-}
+func (w Write) String() string { return [...]string{"back", "hits", "through"}[w] }
 
 // ParseWrite is the inverse of String.
 func ParseWrite(s string) (Write, error) {
-	for _, w := range []Write{WriteBack, WriteThrough} {
+	for _, w := range []Write{WriteBack, WriteHits, WriteThrough} {
 		if s == w.String() {
 			return w, nil
 		}
 	}
-	return 0, fmt.Errorf("%w: write %q (back, through)", ErrLevel, s)
+	return 0, fmt.Errorf("%w: write %q (back, hits, through)", ErrLevel, s)
 }
 
 // What is stored and what moves between levels, where no module decides it.

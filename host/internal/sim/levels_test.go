@@ -75,6 +75,11 @@ func TestLevelsByHand(t *testing.T) {
 			{Hits: 3, Loads: 3, New: 4, Promotions: 3, Covered: 2},
 			{Level: 1, Hits: 3, Loads: 3, Demotions: 3},
 		}, 3./4 + 3},
+		// a is copied at its hit, and covered when c evicts it. What comes up has been hit before, and is below.
+		{AdmitDefault, WriteHits, []LevelFigures{
+			{Hits: 2, Loads: 2, New: 5, Promotions: 2, Covered: 2, Drops: 3},
+			{Level: 1, Hits: 3, Loads: 3, New: 1},
+		}, 2./4 + 3},
 		// All are stored below at once. a is promoted at its second hit there, b is hit there once; d evicts c in both.
 		{AdmitDefault, WriteThrough, []LevelFigures{
 			{Hits: 3, Loads: 3, New: 4, Promotions: 1, Covered: 3},
@@ -211,7 +216,7 @@ func TestCandidatesOfLevels(t *testing.T) {
 func TestLevelsAddUp(t *testing.T) {
 	w := generated(t, 400)
 	for _, admit := range []string{AdmitDefault, AdmitAll} {
-		for _, write := range []Write{WriteBack, WriteThrough} {
+		for _, write := range []Write{WriteBack, WriteHits, WriteThrough} {
 			g := levelGrid(t, w, "sieve", "40", "200", "300")
 			h, err := g.open(t.Context(), w, g.Policies[0], admits(t, admit), write)
 			testenv.OK(t, err)

@@ -36,7 +36,7 @@ func newOwnRoot(r *root) *ownRoot {
 	c := &ownRoot{r: r, evicting: staging.NewTurns(1)}
 	c.leaving.From, c.leaving.Mover, c.leaving.Takes = &r.origin, r.store.mover, r.Health.Takes
 	if c.leaving.Ahead = moves.AheadBack; r.cfg.Write == WriteThrough || r.offers() {
-		c.leaving.Ahead = moves.AheadThrough
+		c.leaving.Ahead, c.leaving.Kept = moves.AheadThrough, moves.Through
 	}
 	c.leaving.Init()
 	if below := r.level.below(); below != nil {

@@ -58,3 +58,24 @@ func TestThroughputOfLayers(t *testing.T) {
 		}
 	}
 }
+
+// TestExpectedUntilMeasured: before a root was loaded from, its own speed is what a load is estimated by, shared by all devices.
+func TestExpectedUntilMeasured(t *testing.T) {
+	e, err := New(Config{Threads: 1, SlotBytes: MinSlotBytes, MaxStaging: MinSlotBytes})
+	testenv.OK(t, err)
+	defer e.Close()
+	q, err := e.Queue("a")
+	testenv.OK(t, err)
+	speed := func(want float64) {
+		t.Helper()
+		if got, _ := q.throughputOf("/r"); got != want {
+			t.Errorf("%.0f bytes per second are expected, want %.0f", got, want)
+		}
+	}
+	speed(0)
+	e.Expect("/r", 1000)
+	speed(1000)
+	_, err = e.Queue("b")
+	testenv.OK(t, err)
+	speed(500)
+}

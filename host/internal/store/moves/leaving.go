@@ -19,6 +19,7 @@ type Leaving struct {
 	Mover *Mover
 	Takes func() bool // the root is in service, and so is the next level
 	Peers bool        // To is other hosts
+	Kept  Kind        // as what entries are copied at the end: Demotion, or Through where all is copied anyway
 	Ahead int64       // the part of the root, 1/n, that is kept free or for entries that leave
 
 	wake   chan struct{}
@@ -175,8 +176,8 @@ func (l *Leaving) dropVictims(list []entries.Eviction, bytes int64, tenant uint3
 // It returns how many entries have a copy there, and how many have none although the level wants them. Nothing else
 // uses the root.
 func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
-	count, lane := l.To.Count(), l.Mover.lanes[l.To.Number()]
-	before := count[Demotion].Done.Load() + count[Demotion].Cancelled.Load()
+	count, lane := &l.To.Count()[l.Kept], l.Mover.lanes[l.To.Number()]
+	before := count.Done.Load() + count.Cancelled.Load()
 	offered := 0
 	for _, slot := range l.order() {
 		if l.Mover.await(ctx, func() bool { return len(lane.of) < l.Mover.cfg.Workers }) != nil {
@@ -189,13 +190,13 @@ func (l *Leaving) Drain(ctx context.Context) (kept, left int) {
 		if m == nil {
 			continue
 		}
-		if (&Entry{Move: m, Kind: Demotion, From: l.From, To: l.To}).Offer(l.Mover) {
+		if (&Entry{Move: m, Kind: l.Kept, From: l.From, To: l.To}).Offer(l.Mover) {
 			offered++
 		}
 	}
 	_ = l.Mover.await(ctx, func() bool { return lane.moves == 0 })
 	waiting, _ := l.Mover.InFlight()
-	after := count[Demotion].Done.Load() + count[Demotion].Cancelled.Load()
+	after := count.Done.Load() + count.Cancelled.Load()
 	return int(after - before), left + min(waiting, offered)
 }
 

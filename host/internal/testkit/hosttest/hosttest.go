@@ -50,6 +50,7 @@ func StartWith(t testing.TB, c host.Config) (h *host.Host, stop func()) {
 	go func() { ended <- h.Run(ctx) }()
 	select {
 	case <-h.Ready():
+		<-h.Routed()
 	case err := <-ended:
 		t.Fatalf("the host ended: %v", err)
 	}
