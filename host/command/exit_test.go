@@ -53,7 +53,7 @@ func TestServiceUnit(t *testing.T) {
 		}
 	}
 	cmd := command(t, dir)
-	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", "ulimit -v 100000 && exec " + binary}
+	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", `ulimit -v 100000 && exec "$0"`, binary}
 	if text, err := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != 2 || !strings.Contains(string(text), "memory") {
 		t.Errorf("without memory: %v\n%s", err, text)
 	}

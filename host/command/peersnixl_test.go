@@ -152,7 +152,7 @@ func awaitPeerGauge(t *testing.T, logged func() string, name string, want int64)
 	t.Helper()
 	address := httpAddress(t, logged)
 	got, there := int64(-1), false // it is there once the host has resolved its peers
-	for end := time.Now().Add(30 * time.Second); got != want; time.Sleep(5 * time.Millisecond) {
+	testenv.Until(t, fmt.Sprintf("%s of %d", name, want), func() bool {
 		if !there {
 			r, err := http.Get("http://" + address + "/metrics")
 			testenv.OK(t, err)
@@ -162,8 +162,6 @@ func awaitPeerGauge(t *testing.T, logged func() string, name string, want int64)
 		} else {
 			got = gauge(t, address, name)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%s is %d after 30 s, want %d", name, got, want)
-		}
-	}
+		return got == want
+	}, func() any { return got })
 }

@@ -98,9 +98,9 @@ func TestPolicyNew(t *testing.T) {
 			testenv.Need(t, tools[language]...)
 			dir := t.TempDir()
 			want(t, dir, exitOK, "make -C mine check", "policy", "new", "--lang", language, "--role", role, "mine")
-			cmd := exec.Command("make", "-C", "mine", "check", "KVHOST="+binary)
+			cmd := exec.Command("make", "-C", "mine", "check", "KVHOST="+filepath.Base(binary)) // by PATH: make takes no name with a blank
 			cmd.Dir = dir
-			cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "CARGO_NET_OFFLINE=true")
+			cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(binary)+":"+os.Getenv("PATH"), "GOFLAGS=-mod=mod", "GOPROXY=off", "CARGO_NET_OFFLINE=true")
 			out, err := cmd.CombinedOutput()
 			if err != nil || !strings.Contains(string(out), "mine.wasm: ok: "+role+";") {
 				t.Errorf("make check: %v\n%s", err, out)

@@ -3,7 +3,6 @@ package command
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -226,11 +225,10 @@ func TestReplayThroughLevels(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	testenv.Need(t, testenv.Mounts)
 	dir := shortDir(t)
-	script := fmt.Sprintf("mount --make-rprivate / && mount -t tmpfs -o size=4m kvhost-test %s && "+
-		"exec %s replay --embedded --trace %s --limit 40 --store %s --capacity 1GiB --json",
-		dir, binary, absolute(t, mixedTrace), filepath.Join(dir, "s"))
+	const script = `mount --make-rprivate / && mount -t tmpfs -o size=4m kvhost-test "$1" && ` +
+		`exec "$0" replay --embedded --trace "$2" --limit 40 --store "$1/s" --capacity 1GiB --json`
 	cmd := command(t, "/")
-	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", script}
+	cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", script, binary, dir, absolute(t, mixedTrace)}
 	cmd.SysProcAttr = testenv.MountNamespace() // the mount ends with the process
 	r := finish(t, cmd)
 	var report struct {
