@@ -78,7 +78,7 @@ def missing() -> list[str]:
         return []
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    return [target for target in _HOOKS if target not in HookRegistry._patched]
+    return [target for target in _HOOKS if target not in getattr(HookRegistry, "_patched", ())]
 
 
 def _load_adapter(load: Callable[..., Any], manager: Any, adapter: Any) -> Any:

@@ -651,8 +651,10 @@ def test_the_plugin_is_registered_and_wanted(monkeypatch: pytest.MonkeyPatch) ->
     (name, target), = project["entry-points"]["sglang.srt.plugins"].items()
     assert EntryPoint(name, target, "sglang.srt.plugins").load() is plugin.register
     monkeypatch.setattr(HookRegistry, "_patched", set())
-    with pytest.raises(ValueError, match="no hooks at .*flush_cache.*install kvhost's package"):
-        Server("/none")
+    for change in (lambda: None, lambda: monkeypatch.delattr(HookRegistry, "_patched")):  # a release that keeps them elsewhere
+        change()
+        with pytest.raises(ValueError, match="no hooks at .*flush_cache.*install kvhost's package"):
+            Server("/none")
 
 
 def test_under_sglangs_failure_injector(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

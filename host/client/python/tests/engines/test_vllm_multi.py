@@ -177,7 +177,7 @@ def test_two_hosts(setting: Setting) -> None:
     children = [kvhost(near), kvhost(far)]
     chunks = sum(OURS) // CHUNK
     try:
-        engine = setting.engine("two", far, children)
+        engine = setting.engine("two", far, children, max_num_batched_tokens=2048)  # see above: each step gives a token
         assert engine.one_by_one(PROMPTS) == expected(setting.reference, [0, 0, 0])
         engine.reset()
         wait_for("both hosts have published all", lambda: near.idle() and far.idle())
@@ -190,7 +190,7 @@ def test_two_hosts(setting: Setting) -> None:
         engine.stop()
         shutil.rmtree(near.root)
         near.start()
-        engine = setting.engine("again", far, children)
+        engine = setting.engine("again", far, children, max_num_batched_tokens=2048)
         assert engine.one_by_one(PROMPTS) == expected(setting.reference, OURS), "want what the first engine stored"
         engine.stop()
     finally:
