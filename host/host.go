@@ -132,6 +132,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		}
 	}
 	h.devices.OpenRoutes(h.engine, h.store, fsys)
+	h.store.MeasureReads(h.engine.Expect)
 	return h, nil
 }
 

@@ -59,8 +59,8 @@ func (d *Devices) FileSystem() staging.FS {
 	})
 }
 
-// OpenRoutes decides how pieces move for each GPU and root, and logs each decision in one line. The probes take seconds, and pieces are
-// staged meanwhile: it goes on in the background, until EndRoutes.
+// OpenRoutes decides how pieces move for each GPU and root, and logs each decision in one line. The probes take seconds, in
+// which pieces are staged: it goes on in the background, until EndRoutes.
 func (d *Devices) OpenRoutes(engine *transfer.Engine, st *store.Store, fsys staging.FS) {
 	ctx, cancel := context.WithCancel(context.Background())
 	d.endProbes = cancel

@@ -8,11 +8,11 @@ import (
 // hierarchy is a host with levels. A chunk may have a copy in each. A lookup touches the nearest copy, and what it grants
 // of the prefix is loaded from there.
 type hierarchy struct {
-	w       *Workload
-	levels  []simLevel
-	admit   *policy.Admit
-	place   placement
-	write   Write
+	w      *Workload
+	levels []simLevel
+	admit  *policy.Admit
+	place  placement
+	write  Write
 
 	loaded  []load      // of the request, in order
 	times   *levelTimes // of loads

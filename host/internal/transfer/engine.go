@@ -51,6 +51,7 @@ type Engine struct {
 
 	trafficMu sync.RWMutex
 	traffic   map[path]*traffic
+	expected  map[string]float64 // bytes per second by root: see Expect
 }
 
 // New makes an engine. Its memory is mapped at once; the workers of a device start with its first job.
@@ -72,7 +73,7 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging slots: %w", err)
 	}
-	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, traffic: map[path]*traffic{},
+	e := &Engine{cfg: cfg, slots: slots, queues: map[string]*Queue{}, traffic: map[path]*traffic{}, expected: map[string]float64{},
 		direct: directRoute{choices: map[routeKey]*gpuRoute{}}}
 	e.routes = []route{memoryRoute{}, &e.direct, stagedRoute{}}
 	e.copiers = e.newWorkers(runtime.GOMAXPROCS(0), "copies")

@@ -133,12 +133,24 @@ func (q *Queue) rootsTime(roots []string, each, piece float64) (longest time.Dur
 func (q *Queue) throughputOf(root string) (perSecond float64, inFlight int) {
 	e := q.engine
 	e.trafficMu.RLock()
-	t := e.traffic[path{q.device, root, staging.Read}]
+	t, expected := e.traffic[path{q.device, root, staging.Read}], e.expected[root]
 	e.trafficMu.RUnlock()
-	if t == nil {
-		return 0, 0
+	if t != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		perSecond, inFlight = t.rate.perSecond, t.all.inFlight
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.rate.perSecond, t.all.inFlight
+	if perSecond == 0 && expected > 0 {
+		e.mu.Lock()
+		perSecond = expected / float64(max(1, len(e.queues))) // those of one engine load at the same time
+		e.mu.Unlock()
+	}
+	return perSecond, inFlight
+}
+
+// Expect tells how many bytes per second are read from a root, for estimates of loads before there were any.
+func (e *Engine) Expect(root string, perSecond float64) {
+	e.trafficMu.Lock()
+	defer e.trafficMu.Unlock()
+	e.expected[root] = perSecond
 }

@@ -3,6 +3,8 @@ package transfer
 import (
 	"testing"
 	"time"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // The estimate rises with the first faster sample, and falls slowly.
@@ -57,4 +59,25 @@ func TestThroughputOfLayers(t *testing.T) {
 			t.Errorf("%.0f MB/s, want 64 MB in 64 ms, or a little less", got)
 		}
 	}
+}
+
+// TestExpectedUntilMeasured: before a root was loaded from, its own speed is what a load is estimated by, shared by all devices.
+func TestExpectedUntilMeasured(t *testing.T) {
+	e, err := New(Config{Threads: 1, SlotBytes: MinSlotBytes, MaxStaging: MinSlotBytes})
+	testenv.OK(t, err)
+	defer e.Close()
+	q, err := e.Queue("a")
+	testenv.OK(t, err)
+	speed := func(want float64) {
+		t.Helper()
+		if got, _ := q.throughputOf("/r"); got != want {
+			t.Errorf("%.0f bytes per second are expected, want %.0f", got, want)
+		}
+	}
+	speed(0)
+	e.Expect("/r", 1000)
+	speed(1000)
+	_, err = e.Queue("b")
+	testenv.OK(t, err)
+	speed(500)
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from kvhost.vllm.rates import LoadOrCompute, Part
+from kvhost.vllm.rates import LastLife, LoadOrCompute, Part
 
 CHUNK = 256
 US = 1e-6
@@ -25,10 +26,11 @@ class Engine:
     least: float = 0.012
     knows: bool = True  # whether the host tells how long a load takes
     step_tokens: int = 8192
+    last: LastLife | None = None
 
     def __post_init__(self) -> None:
         self.now = 1000.0
-        self.choice = LoadOrCompute(self.step_tokens, CHUNK, clock=lambda: self.now)
+        self.choice = LoadOrCompute(self.step_tokens, CHUNK, clock=lambda: self.now, last=self.last)
 
     def step(self, tokens: int, seconds: float = 0.0) -> None:
         took = seconds or max(self.least, tokens * self.compute)
@@ -209,3 +211,41 @@ def test_bounds() -> None:
     assert bounds() == pytest.approx((24, 24), rel=1e-3)
     engine.now += 301
     assert bounds() == pytest.approx((12, 48), rel=1e-3)
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, 3000, 1024, 512])
+def test_no_first_hit_is_slower_than_computing(prompt: int, tmp_path: Path) -> None:
+    """The rate of the last life decides from the first hit on, of a slow disk as of memory."""
+    last = LastLife(str(tmp_path / "s"), "model")
+    before = Engine(last=last)
+    for _ in range(3):
+        before.step(8192)
+    assert last.read() == pytest.approx(30 * US)
+    assert Engine(load=DISK, last=last).request(prompt) == 0
+    assert Engine(load=30 * US, last=last).request(prompt) == 0  # as soon computed
+    assert Engine(load=MEMORY, last=last).request(prompt) == prompt // CHUNK * CHUNK
+
+
+def test_the_last_life_is_another_engines(tmp_path: Path) -> None:
+    last = LastLife(str(tmp_path / "s"), "model", 8192)
+    last.write(30 * US)
+    assert LastLife(str(tmp_path / "s"), "model", 2048).read() == 0
+    (path,) = tmp_path.iterdir()
+    for text in ("", "nan", "-1", "5", "x" * 100):
+        path.write_text(text)
+        assert last.read() == 0, text
+    LastLife(str(tmp_path / "none" / "s")).write(1e-5)  # there is no place for it
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_measured_rate_takes_the_last_lifes_place(tmp_path: Path) -> None:
+    last = LastLife(str(tmp_path / "s"))
+    last.write(100 * US)
+    engine = Engine(load=DISK, last=last)
+    assert engine.request() == PROMPT  # which it took for faster
+    for _ in range(3):
+        engine.step(8192)
+    assert engine.request() == 0
+    engine.now += 61
+    engine.step(8192)
+    assert last.read() == pytest.approx(30 * US)

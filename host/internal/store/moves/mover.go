@@ -36,7 +36,7 @@ type Move interface {
 	Bytes() int64
 	// Level is the farther one of the two that it goes between.
 	Level() int
-	// Value is what a copy of a byte is worth beside one of another move. It may change while the move waits: [Mover.Changed].
+	// Value is what a copy of a byte is worth. It may change while the move waits: [Mover.Changed].
 	Value() float64
 	// Run copies it. It says true when it is to be run again after another move.
 	Run(ctx context.Context, c *Copier) (again bool)

@@ -31,6 +31,7 @@ from kvhost.vllm.identity import Named, adapters
 from kvhost.vllm.layers import DeviceGates, Gates, HostGates, StepLayers
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import Registration, StepOrders, WorkerReport, node
+from kvhost.vllm.rates import LastLife
 from kvhost.vllm.scheduler import Scheduler
 from kvhost.vllm.settings import Refused, Settings
 from kvhost.vllm.stats import KvhostPromMetrics, KvhostStats
@@ -356,6 +357,7 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             events=self._kv_events(plans, link, stages),
             adapters=Adapters(adapters(lora)) if (lora := self._vllm_config.lora_config) else None,
             in_step=loads and self._may_load_in_step and self._failed.preempts,
+            last_life=LastLife(self._settings.path, spaces, step_tokens, self._vllm_config.model_config.enforce_eager),
         )
         if self._generation:
             self._scheduler.new_generation(self._generation)

@@ -1,10 +1,14 @@
 """How much of a hit to load and how much to compute, from measured rates of both.
 
-README.md states the rule. Nothing measured is kept beyond the engine's life: a rate of another run may be wrong."""
+README.md states the rule. How long a token takes to compute is kept beyond the engine's life, for the same model and
+settings. How long a load takes the host measures anew."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+import os
 import statistics
 import time
 from collections import deque
@@ -51,6 +55,29 @@ class Least:
         return self._none if least == math.inf else least
 
 
+class LastLife:
+    """The seconds per token of an engine's last life, in a file next to the host's socket: another machine has others.
+    Without the file, or where none can be written, the engine begins without."""
+
+    def __init__(self, socket: str, *engine: object) -> None:
+        """``engine`` is all that the rate follows from."""
+        self._path = f"{socket}.rate-{hashlib.sha256(repr(engine).encode()).hexdigest()[:16]}"
+
+    def read(self) -> float:
+        """0 where it is not known."""
+        with contextlib.suppress(OSError, ValueError), open(self._path) as f:
+            seconds = float(f.read(64))
+            return seconds if 0 < seconds < 1 else 0.0
+        return 0.0
+
+    def write(self, seconds: float) -> None:
+        with contextlib.suppress(OSError):
+            new = f"{self._path}.{os.getpid()}"
+            with open(new, "w") as f:
+                f.write(f"{seconds!r}\n")
+            os.replace(new, self._path)
+
+
 class PrefillRate:
     """Bounds of the seconds that the engine takes to compute one token of a long prompt.
 
@@ -62,10 +89,14 @@ class PrefillRate:
     FRESH_SECONDS = 300.0
     #: Fewer full steps may all have been slow ones: the first steps after a start compile kernels.
     ENOUGH = 3
+    KEEP_SECONDS = 60.0  # between writes for the next life
 
-    def __init__(self, full: int, clock: Clock = time.monotonic) -> None:
+    def __init__(self, full: int, clock: Clock = time.monotonic, last: LastLife | None = None) -> None:
         self.full = full
         self._clock = clock
+        self._last = last
+        self._recalled = last.read() if last else 0.0
+        self._kept = -math.inf
         self._measured: deque[float] = deque(maxlen=9)
         self._when = -math.inf
         self._short = Least(none=math.inf)  # seconds per token of short steps
@@ -81,11 +112,17 @@ class PrefillRate:
             return
         self._measured.append(seconds / tokens)
         self._when = now
+        if self._last and len(self._measured) >= self.ENOUGH and now - self._kept >= self.KEEP_SECONDS:
+            self._kept = now
+            self._last.write(statistics.median(self._measured))
 
     def bounds(self) -> tuple[float, float]:
         """The least and the most that it may be. They are equal when it was measured lately."""
         low, high = self._step.value / self.full, self._short.value
         if len(self._measured) < self.ENOUGH:
+            if self._recalled:
+                rate = min(max(low, self._recalled), high)
+                return rate, rate
             return low, min(high, *self._measured, math.inf)
         rate = min(statistics.median(self._measured), high)
         if self._clock() - self._when < self.FRESH_SECONDS:
@@ -108,11 +145,13 @@ class LoadOrCompute:
     RETRY_SECONDS = 30.0
     TRIAL_SECONDS = 5.0
 
-    def __init__(self, step_tokens: int, chunk_tokens: int, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, step_tokens: int, chunk_tokens: int, clock: Clock = time.monotonic, last: LastLife | None = None
+    ) -> None:
         """``step_tokens`` is the most that the engine computes in a step."""
         self._clock = clock
         self._chunk = chunk_tokens
-        self.compute = PrefillRate(min(self.FULL_TOKENS, step_tokens), clock)
+        self.compute = PrefillRate(min(self.FULL_TOKENS, step_tokens), clock, last)
         self.load = Rate()  # per token
         self._retried = clock()  # when a load that seemed too slow was tried last
         self._began = False  # whether a chunk was left to be computed before any step was seen
@@ -150,9 +189,13 @@ class LoadOrCompute:
         return -(-tokens // self._chunk) * self._chunk
 
 
+#: What would be loaded in nearly the time that computing takes is computed: neither rate is known better.
+TIE = 1.05
+
+
 def _best(parts: Sequence[Part], each: float) -> int:
     """The tokens of the part that saves most when a token takes so long to compute; 0 if none saves any."""
     if each == math.inf:
         return parts[-1].tokens
     best = max(parts, key=lambda p: p.tokens * each - p.seconds)
-    return best.tokens if best.tokens * each > best.seconds else 0
+    return best.tokens if best.tokens * each > TIE * best.seconds else 0

@@ -21,7 +21,7 @@ from kvhost.keys import KeyChain, Item
 from kvhost.vllm.link import Link
 from kvhost.vllm.lookups import RequestLookup
 from kvhost.vllm.orders import ChunkOrder, GroupLoad, LoadOrder, StepOrders, StoreOrder, WorkerReport
-from kvhost.vllm.rates import LoadOrCompute, Part
+from kvhost.vllm.rates import LastLife, LoadOrCompute, Part
 from kvhost.vllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Scheduler:
     def __init__(
         self, settings: Settings, link: Link, groups: Sequence[GroupPlan], ranks: int, stages: int, *, loads: bool,
         step_tokens: int, holds: Holds, events: KVEvents | None = None, adapters: Adapters | None = None,
-        in_step: bool = False,
+        in_step: bool = False, last_life: LastLife | None = None,
     ) -> None:
         """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load,
         ``in_step`` where it could not from one inside a step.
@@ -122,7 +122,7 @@ class Scheduler:
         self._worker_epochs: dict[tuple[int, int], int] = {}
         self._awaited: int | None = None  # the epoch in which requests waited for the workers last
         self._await_until = 0.0
-        self._choice = LoadOrCompute(step_tokens, self._chunk)
+        self._choice = LoadOrCompute(step_tokens, self._chunk, last=last_life)
         self._steps: deque[tuple[float, int]] = deque()  # (when scheduled, tokens) of steps without output yet
         self._last_output = 0.0
         self._last_step = 0  # the number of the step that is scheduled next
