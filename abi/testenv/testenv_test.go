@@ -2,10 +2,35 @@ package testenv
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 )
+
+// A tool that can be built is built when a test asks for it. What keeps it from that is told.
+func TestNeedBuilds(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "tool")
+	there := func() bool { _, err := os.Stat(file); return err == nil }
+	never := func() bool { return false }
+	lacking := &Tool{Name: "lacking", Other: "get it", probe: never}
+	t.Setenv("TOOL", file)
+	t.Setenv(Require, "")
+	for _, c := range []struct {
+		tool *Tool
+		want string
+	}{
+		{&Tool{Name: "late", After: lacking, probe: there, build: []string{"sh", "-c", `: >"$TOOL"`}}, "skipped: missing: lacking: get it"},
+		{&Tool{Name: "made", probe: there, build: []string{"sh", "-c", `: >"$TOOL"`}}, "ran"},
+		{&Tool{Name: "broken", Other: "make it", probe: never, build: []string{"sh", "-c", "echo no network; exit 3"}},
+			"skipped: missing: broken: make it (sh -c echo no network; exit 3 failed: exit status 3: no network)"},
+	} {
+		if got := need(c.tool); got != c.want {
+			t.Errorf("a test that needs %s: %q, want %q", c.tool.Name, got, c.want)
+		}
+	}
+}
 
 // outcome is how a test ends that needs a tool.
 type outcome struct {

@@ -63,7 +63,7 @@ func (r *release) manual(ctx context.Context, binary, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "kvhost.toml.5"), []byte(text), 0o644)
 }
 
-// shared writes completions for shells, and documents whose links lead from anywhere.
+// shared writes completions for shells, and documents with links that lead from anywhere.
 func (r *release) shared(ctx context.Context, binary, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -18,7 +18,7 @@ type Client struct {
 	blocks, stride int
 }
 
-// Hello is what a worker of one rank says whose chunks have a geometry.
+// Hello is what a worker of one rank says, with chunks of a geometry.
 func Hello(socket string, g kv.Geometry) client.Hello {
 	return client.Hello{Socket: socket, Engine: "e", Role: "worker", LocalRanks: 1, Namespace: kv.Namespace{
 		Model: "m", DType: "bf16", KeyBytes: 32, TokensPerBlock: 16, Groups: []kv.Group{{Geometry: g}}}}

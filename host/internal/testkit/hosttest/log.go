@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// uniqueKeys is the log of a host whose configuration has none: the test fails if a record repeats a key. A host may log after
+// uniqueKeys is the log of a host that is configured without one: the test fails if a record repeats a key. A host may log after
 // the end of its test, so that what was found is told when the test cleans up.
 type uniqueKeys struct {
 	keys  []string // of the logger
