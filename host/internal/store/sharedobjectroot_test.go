@@ -52,35 +52,6 @@ func inTheBucket(s *s3double.Server) (sum int64) {
 	return sum
 }
 
-// TestDamageInASharedBucket: the host that finds it asks the evictor to remove the object; then it can be stored again.
-func TestDamageInASharedBucket(t *testing.T) {
-	s := startServer(t)
-	a, b := neighbour(t, s.URL, "a", 100, patient), neighbour(t, s.URL, "b", 100, patient)
-	a.mustPut(0, 1, 2)
-	await(t, "b sees it", func() bool { return b.has(2) })
-	heads := s.Count("HEAD")
-	for range 100 {
-		equal(t, "a chunk of another host is a hit", b.has(1), true)
-	}
-	equal(t, "looks at objects for lookups", s.Count("HEAD"), heads)
-	name := "kv/" + strings.TrimPrefix(a.pieceFile(1, 0), bucketRoot+"/")
-	body := bytes.Clone(s.Objects()[name].Body)
-	body[len(body)/2] ^= 1
-	s.Set(name, body)
-	l := b.lookup(1)
-	if _, err := read(l, 0, 0); err == nil {
-		t.Error("a damaged piece was read")
-	}
-	l.Release()
-	await(t, "the damaged object is gone", func() bool { _, there := s.Objects()[name]; return !there })
-	await(t, "it can be stored again", func() bool { return a.put(1, 0) == nil })
-	await(t, "b sees the new one", func() bool { return b.has(1) })
-	b.mustRead(1)
-	await(t, "the accounts are the server's", func() bool {
-		return a.store.Stats().Roots[0].Used == inTheBucket(s) && b.store.Stats().Roots[0].Used == inTheBucket(s)
-	})
-}
-
 // TestWhoMayShareABucket: a server without conditional writes, and a host that has the bucket for itself, keep others out by name; so do
 // hosts that share it.
 func TestWhoMayShareABucket(t *testing.T) {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -77,6 +78,9 @@ type meeting struct {
 	open func(id string, entries int, change ...func(*Config)) *fixture
 	used func() int64         // bytes of what is there
 	rest func(hosts int) bool // there are so many hosts, and nothing is left of others
+	// damage changes a byte of a piece, and returns whether it is there still.
+	damage func(f *fixture, n uint64) (there func() bool)
+	looks  func() int // how often a host has asked for an object; nil where that costs nothing
 }
 
 // eachPlace runs a test of hosts that share a directory, and of hosts that share a bucket.
@@ -94,6 +98,14 @@ func eachPlace(t *testing.T, test func(t *testing.T, p *meeting)) {
 				here, err := os.ReadDir(filepath.Join(dir, shared.Dir, "hosts"))
 				must(t, err)
 				return len(here) == hosts && (hosts == 0 || len(gone) == 0) // the next to come clears what the last have left
+			},
+			damage: func(f *fixture, n uint64) func() bool {
+				name := f.pieceFile(n, 0)
+				image, err := os.ReadFile(name)
+				must(t, err)
+				image[3*pieceformat.Page] ^= 1
+				put(t, name, image)
+				return func() bool { _, err := os.Stat(name); return !errors.Is(err, fs.ErrNotExist) }
 			},
 		})
 	})
@@ -117,6 +129,14 @@ func eachPlace(t *testing.T, test func(t *testing.T, p *meeting)) {
 				}
 				return len(here) == hosts && (hosts == 0 || len(logs) <= hosts)
 			},
+			damage: func(f *fixture, n uint64) func() bool {
+				name := "kv/" + strings.TrimPrefix(f.pieceFile(n, 0), bucketRoot+"/")
+				body := bytes.Clone(s.Objects()[name].Body)
+				body[len(body)/2] ^= 1
+				s.Set(name, body)
+				return func() bool { _, there := s.Objects()[name]; return there }
+			},
+			looks: func() int { return int(s.Count("HEAD")) },
 		})
 	})
 }
@@ -270,31 +290,34 @@ func TestTheEvictorGoes(t *testing.T) {
 	}
 }
 
-// TestDamageInASharedRoot: the host that finds it asks the evictor to remove the file; then it can be stored again.
+// TestDamageInASharedRoot: the host that finds it asks the evictor to remove the piece; then it can be stored again. To look up what another
+// host has stored costs no look at it.
 func TestDamageInASharedRoot(t *testing.T) {
-	dir := t.TempDir()
-	a, b := fellow(t, dir, "a", 60, patient), fellow(t, dir, "b", 60, patient)
-	a.mustPut(0, 1, 2)
-	await(t, "b sees it", func() bool { return b.has(2) })
-	name := a.pieceFile(1, 0)
-	image, err := os.ReadFile(name)
-	must(t, err)
-	image[3*pieceformat.Page] ^= 1
-	put(t, name, image)
-	l := b.lookup(1)
-	if _, err := read(l, 0, 0); err == nil {
-		t.Error("a damaged piece was read")
-	}
-	l.Release()
-	if b.has(1) {
-		t.Error("still a hit")
-	}
-	await(t, "the file is gone", func() bool { _, err := os.Stat(name); return errors.Is(err, fs.ErrNotExist) })
-	await(t, "it can be stored again", func() bool { return a.put(1, 0) == nil })
-	await(t, "b sees the new one", func() bool { return b.has(1) })
-	b.mustRead(1)
-	await(t, "the accounts are the disk's", func() bool {
-		return a.store.Stats().Roots[0].Used == onDisk(t, dir) && b.store.Stats().Roots[0].Used == onDisk(t, dir)
+	eachPlace(t, func(t *testing.T, p *meeting) {
+		a, b := p.open("a", 100, patient), p.open("b", 100, patient)
+		a.mustPut(0, 1, 2)
+		await(t, "b sees it", func() bool { return b.has(2) })
+		if p.looks != nil {
+			before := p.looks()
+			for range 100 {
+				equal(t, "a chunk of another host is a hit", b.has(1), true)
+			}
+			equal(t, "looks at objects for lookups", p.looks(), before)
+		}
+		there := p.damage(a, 1)
+		l := b.lookup(1)
+		if _, err := read(l, 0, 0); err == nil {
+			t.Error("a damaged piece was read")
+		}
+		l.Release()
+		equal(t, "a damaged piece is a hit", b.has(1), false)
+		await(t, "the damaged piece is gone", func() bool { return !there() })
+		await(t, "it can be stored again", func() bool { return a.put(1, 0) == nil })
+		await(t, "b sees the new one", func() bool { return b.has(1) })
+		b.mustRead(1)
+		await(t, "the accounts are what is there", func() bool {
+			return a.store.Stats().Roots[0].Used == p.used() && b.store.Stats().Roots[0].Used == p.used()
+		})
 	})
 }
 

@@ -95,7 +95,7 @@ func TestBroken(t *testing.T) {
 		t.Run(strings.TrimSuffix(c.source, ".c")+"/"+c.macro, func(t *testing.T) {
 			t.Parallel()
 			r, err := Check(t.Context(), compile(t, c.source, c.manifest, c.macro), Options{
-				Cache: policytest.Cache(t), Slots: 1 << 14,
+				Cache: policytest.Cache(t), Slots: 1 << 14, rounds: 300,
 			})
 			testenv.OK(t, err)
 			var said []string

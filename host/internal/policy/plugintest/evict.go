@@ -1,6 +1,7 @@
 package plugintest
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -20,10 +21,11 @@ type move struct {
 type evictChecks struct{ *checker }
 
 func (c evictChecks) evict() {
+	rounds := cmp.Or(c.o.rounds, 1500)
 	for _, g := range []struct {
 		slots  uint32
 		rounds int
-	}{{1, 300}, {7, 1500}, {200, 1500}, {3000, 1500}} {
+	}{{1, min(rounds, 300)}, {7, rounds}, {200, rounds}, {3000, rounds}} {
 		tape, err := c.record(c.o.Seed+uint64(g.slots), g.slots, g.rounds)
 		if err != nil {
 			c.r.add(err)

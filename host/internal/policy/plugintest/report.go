@@ -22,6 +22,7 @@ type Options struct {
 	Cache  *sandbox.Cache // of compiled code; optional
 	// Profile is whether to tell what the module's functions use.
 	Profile bool
+	rounds  int // of each random stream; 0 for 1,500
 }
 
 const defaultSlots = 1 << 20

@@ -24,6 +24,9 @@ type Kind struct {
 // exact says that a file which is removed stays so, and that what a lease is on cannot fail.
 func (k *Kind) exact() bool { return k.faults == "" && !k.power }
 
+// concurrent says that several clients or hosts are at work at the same time.
+func (k *Kind) concurrent() bool { return k.many || k.hosts > 1 || k.levels && k.faults != "" }
+
 // Kinds are all kinds of histories. The kind of a seed is its remainder.
 func Kinds() []Kind { return slices.Clone(kinds) }
 

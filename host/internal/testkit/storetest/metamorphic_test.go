@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -41,7 +42,7 @@ var policies = sync.OnceValues(func() (opt policy.Options, err error) {
 	return opt, err
 })
 
-// TestHistories runs a history of each kind, some more with power losses, and fresh seeds for as long as -time says. A
+// TestHistories runs a history of each kind of several clients or hosts, and fresh seeds of all kinds for as long as -time says. A
 // history that fails is written to the temporary directory; its seed and kind make it again.
 func TestHistories(t *testing.T) {
 	if *seed != 0 {
@@ -52,41 +53,67 @@ func TestHistories(t *testing.T) {
 		run(t, h)
 		return
 	}
-	var all Result
-	count := 0
-	part := "histories"
-	if *kind != "" {
-		part = *kind
-	}
-	tally := testenv.NewTally(t, part)
-	play := func(h *History) {
-		if *kind != "" && h.Kind.Name != *kind {
-			return
+	p := &player{T: t, tally: testenv.NewTally(t, cmp.Or(*kind, "histories"))}
+	for seed := uint64(1); seed <= uint64(len(Kinds())); seed++ {
+		if h := generate(seed); *histories > 0 || h.Kind.concurrent() {
+			p.play(h)
 		}
-		count++
-		res := run(t, h)
-		if res == nil { // it did not begin
-			return
-		}
-		tally.Add(int64(len(res.Results)), res.Killed, 1)
-		all.Stored += res.Stored
-		all.Loads += res.Loads
-		all.Hits += res.Hits
-	}
-	kinds := uint64(len(Kinds()))
-	for seed := uint64(1); seed <= kinds; seed++ {
-		play(generate(seed))
-	}
-	for i := range uint64(9) { // they are short
-		play(generateKind(t, "power-losses", kinds+1+i))
 	}
 	seed := uint64(time.Now().UnixNano())
 	for end := time.Now().Add(*histories); *histories > 0 && time.Now().Before(end) && !t.Failed(); seed++ {
-		play(generate(seed))
+		p.play(generate(seed))
 	}
-	t.Logf("%d histories: %d pieces stored, %d loads, %d of them returned bytes", count, all.Stored, all.Loads, all.Hits)
-	if all.Stored == 0 || all.Loads == 0 || all.Hits == 0 {
-		t.Error("the histories are about nothing")
+	p.end()
+}
+
+// TestHistoriesOfOneClient runs a history of each other kind, some more with power losses. The race detector finds nothing in them that it
+// does not find in those of many clients.
+func TestHistoriesOfOneClient(t *testing.T) {
+	testenv.Slow(t)
+	if *seed != 0 || *histories > 0 {
+		return // TestHistories runs them
+	}
+	p := &player{T: t, tally: testenv.NewTally(t, "histories of one client")}
+	kinds := uint64(len(Kinds()))
+	for seed := uint64(1); seed <= kinds; seed++ {
+		if h := generate(seed); !h.Kind.concurrent() {
+			p.play(h)
+		}
+	}
+	for i := range uint64(9) { // they are short
+		p.play(generateKind(t, "power-losses", kinds+1+i))
+	}
+	p.end()
+}
+
+// player plays histories, and counts what comes of them.
+type player struct {
+	*testing.T
+	tally *testenv.Tally
+	count int
+	all   Result
+}
+
+func (p *player) play(h *History) {
+	if *kind != "" && h.Kind.Name != *kind {
+		return
+	}
+	p.count++
+	res := run(p.T, h)
+	if res == nil { // it did not begin
+		return
+	}
+	p.tally.Add(int64(len(res.Results)), res.Killed, 1)
+	p.all.Stored += res.Stored
+	p.all.Loads += res.Loads
+	p.all.Hits += res.Hits
+}
+
+func (p *player) end() {
+	p.Helper()
+	p.Logf("%d histories: %d pieces stored, %d loads, %d of them returned bytes", p.count, p.all.Stored, p.all.Loads, p.all.Hits)
+	if p.count > 0 && (p.all.Stored == 0 || p.all.Loads == 0 || p.all.Hits == 0) {
+		p.Error("the histories are about nothing")
 	}
 }
 
