@@ -102,7 +102,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 		return nil, err
 	}
 	pinners := h.peers.Pinners()
-	if err := h.devices.OpenGPUs(h.engine, pinners...); err != nil {
+	if err := h.devices.OpenGPUs(h.engine, h.store.AwaitLoads, pinners...); err != nil {
 		return nil, err
 	}
 	for _, p := range pinners { // after the GPUs, near which the slots are

@@ -59,10 +59,10 @@ func Open(cfg *config.Config, log *slog.Logger) (*Devices, error) {
 func (d *Devices) GPUs() []*gds.GPU { return d.gpus }
 
 // OpenGPUs takes the machine's GPUs into use and adds them to the engine. One that cannot be used is logged and left
-// out. Then it page-locks the memory of roots for them, and for others if there are.
-func (d *Devices) OpenGPUs(engine *transfer.Engine, others ...staging.Pinner) error {
+// out. Then it page-locks the memory of roots for them, and for others if there are; yields waits for what that would delay.
+func (d *Devices) OpenGPUs(engine *transfer.Engine, yields func(), others ...staging.Pinner) error {
 	if d.driver == nil {
-		d.startMemory(nil, others)
+		d.startMemory(nil, others, yields)
 		return nil
 	}
 	devices, err := d.driver.Devices()
@@ -90,7 +90,7 @@ func (d *Devices) OpenGPUs(engine *transfer.Engine, others ...staging.Pinner) er
 		d.log.Info("GPU in use", "gpu", dev.UUID.String(), "name", dev.Name, "pci", dev.PCI, "memory", dev.Memory,
 			"cuda", d.driver.Version(), "copies", g.Mode().String(), "numa_node", place.ID)
 	}
-	d.startMemory(nodes, others)
+	d.startMemory(nodes, others, yields)
 	return nil
 }
 

@@ -30,14 +30,15 @@ func (d *Devices) openMemory() error {
 }
 
 // startMemory page-locks the memory of roots for the GPUs that are in use, near them, and for others. Each root can be used when its
-// first step is ready; the rest follows in the background.
-func (d *Devices) startMemory(nodes []int, others []staging.Pinner) {
+// first step is ready; the rest follows in the background, step by step after yields has returned.
+func (d *Devices) startMemory(nodes []int, others []staging.Pinner, yields func()) {
 	pinners := slices.Clone(others)
 	for _, g := range d.gpus {
 		pinners = append(pinners, g.Pinner())
 	}
 	for i, r := range d.cfg.Roots {
 		if fsys := d.memory[i]; fsys != nil {
+			fsys.Yields(yields)
 			fsys.Start(nodes, pinners...)
 			s := fsys.Stats()
 			d.log.Info("memory root", "root", r.Path, "bytes", s.Wanted, "ready", s.Ready, "pages", string(s.Pages),

@@ -37,6 +37,8 @@ type arena struct {
 	ahead int64         // bytes that are to be free; 0: all memory is wanted at once
 	retry time.Duration // between tries while the machine has no more
 
+	yield func() // waits for what a step would delay; may be nil
+
 	mu      sync.Mutex
 	changed sync.Cond // on mu: pages were freed, a step was added, or growth has ended
 	pages   allocator
@@ -124,6 +126,9 @@ func (a *arena) grow(err error) {
 		}
 		n := a.next()
 		a.mu.Unlock()
+		if a.yield != nil {
+			a.yield()
+		}
 		var m *staging.Mapping
 		if m, err = a.makeStep(n); err != nil {
 			continue

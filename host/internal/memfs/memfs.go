@@ -71,6 +71,10 @@ func (f *FS) AsNeeded() {
 	f.arena.ahead, f.arena.keep, f.arena.retry = max(f.arena.goal/4, f.arena.step), keepFreeAsNeeded, growthWait
 }
 
+// Yields has each further step wait first, for what page-locking would delay: the driver does nothing else for a GPU during that. Call it
+// before Start.
+func (f *FS) Yields(to func()) { f.arena.yield = to }
+
 // Start page-locks memory near NUMA nodes and registers it with pinners, the first step before it returns and the
 // others in the background. Without pinners the memory is allocated, and not page-locked. Call it once.
 func (f *FS) Start(nodes []int, pinners ...staging.Pinner) { f.arena.start(nodes, pinners) }

@@ -491,3 +491,26 @@ func TestGrowsAsNeeded(t *testing.T) {
 			f.Stats().Short, want, step)
 	}
 }
+
+// TestStepsYield: each step but the first is page-locked only once what it would delay is over.
+func TestStepsYield(t *testing.T) {
+	const whole, step = 112 << 20, 16 << 20
+	f := newFS(t, whole)
+	f.arena.step = step
+	asked, over := make(chan struct{}), make(chan struct{})
+	f.Yields(func() { asked <- struct{}{}; <-over })
+	ready := f.Stats().Ready
+	f.Start(nil)
+	for ready < whole {
+		<-asked
+		if got := f.Stats().Ready; got != ready {
+			t.Errorf("%d bytes are ready while a load is under way, want %d", got, ready)
+		}
+		over <- struct{}{}
+		ready += min(step, whole-ready)
+	}
+	<-f.Grown()
+	if got := f.Stats().Ready; got != whole {
+		t.Errorf("%d bytes are ready in the end, want %d", got, whole)
+	}
+}

@@ -21,6 +21,12 @@ const (
 	speedTime    = 100 * time.Millisecond
 )
 
+// mostAwaited is how long work that would delay loads waits for them.
+const mostAwaited = 100 * time.Millisecond
+
+// AwaitLoads waits until no load is under way, but not for long.
+func (s *Store) AwaitLoads() { _ = s.loads.Await(s.run, mostAwaited) }
+
 // MeasureReads tells how many bytes per second are read from each directory that has pieces from an earlier life, in the background: without
 // that the first loads would have to be made to know whether they pay.
 func (s *Store) MeasureReads(tell func(root string, perSecond float64)) {

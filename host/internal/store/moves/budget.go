@@ -49,6 +49,14 @@ func (l *Loads) none() <-chan struct{} {
 	return l.idle
 }
 
+// Await waits until no load is under way, or for so long.
+func (l *Loads) Await(ctx context.Context, most time.Duration) error {
+	if idle := l.none(); idle != nil {
+		return wait(ctx, most, idle)
+	}
+	return ctx.Err()
+}
+
 // Rate spreads what is moved over time: a part begins when those before it would have ended. It is safe for concurrent use.
 type Rate struct {
 	PerSecond int64 // bytes; 0: as many as go
@@ -89,12 +97,10 @@ type budget struct {
 
 // yield waits until no load is under way, but not for long.
 func (b *budget) yield(ctx context.Context) error {
-	if !b.hurry.Load() {
-		if idle := b.loads.none(); idle != nil {
-			return wait(ctx, patience, idle)
-		}
+	if b.hurry.Load() {
+		return ctx.Err()
 	}
-	return ctx.Err()
+	return b.loads.Await(ctx, patience)
 }
 
 // take waits until so many bytes may be moved.
