@@ -237,12 +237,12 @@ func becomeUser(p *plan) error {
 	if err := unix.Mount("overlay", cache, "overlay", 0, layers); err != nil {
 		return fmt.Errorf("a layer above %s: %w", p.Go["GOCACHE"], err)
 	}
-	programs, err := filepath.Glob(filepath.Join(cache, "*", "*-d")) // that only the cache's owner may enter
+	parts, err := filepath.Glob(filepath.Join(cache, "??")) // that only the cache's owner may write to
 	if err != nil {
 		return err
 	}
-	for _, dir := range programs {
-		if err := os.Chmod(dir, 0o755); err != nil {
+	for _, dir := range append(parts, cache) {
+		if err := os.Chmod(dir, 0o777); err != nil {
 			return err
 		}
 	}
@@ -256,7 +256,10 @@ func becomeUser(p *plan) error {
 	p.Checkout = checkout
 	p.Go = map[string]string{"GOCACHE": cache, "GOMODCACHE": modules, "GOPATH": own("path")}
 	p.set("GOROOT", root)
-	p.set("GOFLAGS", "-buildvcs=false") // git does not trust a checkout of another user
+	p.set("GIT_CONFIG_COUNT", "1") // git trusts no checkout of another user that it is not told of
+	p.set("GIT_CONFIG_KEY_0", "safe.directory")
+	p.set("GIT_CONFIG_VALUE_0", "*")
+	p.set("GOFLAGS", "-buildvcs=false")
 	p.set("HOME", own("home"))
 	p.set("USER", "nobody")
 	p.set("TMPDIR", own("tmp"))
