@@ -81,7 +81,7 @@ func TestRootOnFUSE(t *testing.T) {
 	f.client = dialToKill(t, filepath.Join(dir, "s"))
 	f.requests("")
 	start, order := time.Now(), rng.Perm(len(misfortunes))
-	for n := 0; n < 6 || time.Since(start) < *fuseTime && !t.Failed(); n++ { // the short run: some, and others the next time
+	for n := 0; n < 4 || time.Since(start) < *fuseTime && !t.Failed(); n++ { // the short run: some, and others the next time
 		rules := misfortunes[order[n%len(order)]]
 		f.suffer(strings.ReplaceAll(strings.ReplaceAll(rules, "%d", fmt.Sprint(rng.Uint32())), "%%", "%"))
 		f.tally.Add(0, 0, 1)
