@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -70,6 +71,8 @@ type Session struct {
 	calls map[uint64]call // nil when the session has ended
 	cause error           // why it has ended
 	tag   uint64
+
+	withdrawn atomic.Pointer[uint64] // nil: no store can be withdrawn
 }
 
 // call receives every message under its id, on the receiver's goroutine.

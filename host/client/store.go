@@ -65,6 +65,7 @@ type StoreJob struct {
 	isRead    bool
 	result    StoreResult
 	err       error
+	withdrawn *uint64 // the session's word, nil if it had none
 }
 
 // StoreOption is an option of a store.
@@ -95,7 +96,8 @@ func (s *Session) Store(ctx context.Context, request, group uint32, chunks []Sto
 			m.Chunks[i].Parent = c.Parent[:n]
 		}
 	}
-	j := &StoreJob{session: s, order: order, chunks: len(chunks), read: make(chan struct{}), published: make(chan struct{})}
+	j := &StoreJob{session: s, order: order, chunks: len(chunks), read: make(chan struct{}), published: make(chan struct{}),
+		withdrawn: s.withdrawn.Load()}
 	var err error
 	ask := &proto.SessionRequest{Traceparent: traceparentOf(ctx), Body: &proto.SessionRequest_Store{Store: m}}
 	if j.id, err = s.start(ask, j); err != nil {

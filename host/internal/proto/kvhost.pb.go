@@ -12,8 +12,8 @@
 // Ids. Every SessionRequest carries an id that is larger than all earlier ones of the session. Every message is answered
 // under its id: once, unless stated otherwise below. The id of a STORE or LOAD also names its job.
 //
-// Order. LOOKUP, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take effect in the
-// order in which they were sent. A STORE is checked in that order, too, but it may wait for room afterwards, and only what
+// Order. LOOKUP, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES, WITHDRAWALS and END_REQUEST of one session take effect
+// in the order in which they were sent. A STORE is checked in that order, too, but it may wait for room afterwards, and only what
 // must come after it waits with it: other STOREs, DISCARDs and what follows those. A LOOKUP finds what was published before
 // it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, AWAIT_COPIES and PING wait for nothing.
 //
@@ -781,6 +781,7 @@ type SessionRequest struct {
 	//	*SessionRequest_EndRequest
 	//	*SessionRequest_Ping
 	//	*SessionRequest_Semaphores
+	//	*SessionRequest_Withdrawals
 	Body          isSessionRequest_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -954,6 +955,15 @@ func (x *SessionRequest) GetSemaphores() *Semaphores {
 	return nil
 }
 
+func (x *SessionRequest) GetWithdrawals() *Withdrawals {
+	if x != nil {
+		if x, ok := x.Body.(*SessionRequest_Withdrawals); ok {
+			return x.Withdrawals
+		}
+	}
+	return nil
+}
+
 type isSessionRequest_Body interface {
 	isSessionRequest_Body()
 }
@@ -1010,6 +1020,10 @@ type SessionRequest_Semaphores struct {
 	Semaphores *Semaphores `protobuf:"bytes,15,opt,name=semaphores,proto3,oneof"`
 }
 
+type SessionRequest_Withdrawals struct {
+	Withdrawals *Withdrawals `protobuf:"bytes,16,opt,name=withdrawals,proto3,oneof"`
+}
+
 func (*SessionRequest_Hello) isSessionRequest_Body() {}
 
 func (*SessionRequest_Register) isSessionRequest_Body() {}
@@ -1035,6 +1049,8 @@ func (*SessionRequest_EndRequest) isSessionRequest_Body() {}
 func (*SessionRequest_Ping) isSessionRequest_Body() {}
 
 func (*SessionRequest_Semaphores) isSessionRequest_Body() {}
+
+func (*SessionRequest_Withdrawals) isSessionRequest_Body() {}
 
 type SessionResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1193,7 +1209,7 @@ type SessionResponse_Hello struct {
 }
 
 type SessionResponse_Done struct {
-	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, SEMAPHORES, RELEASE, CANCEL, AWAIT_COPIES, END_REQUEST, PING
+	Done *Done `protobuf:"bytes,4,opt,name=done,proto3,oneof"` // REGISTER, UNREGISTER, SEMAPHORES, WITHDRAWALS, RELEASE, CANCEL, AWAIT_COPIES, END_REQUEST, PING
 }
 
 type SessionResponse_Lookup struct {
@@ -2366,6 +2382,65 @@ func (x *Timeline) GetStatus() uint32 {
 	return 0
 }
 
+// Withdrawals shares a word of the client's memory, once in a session, by which the client takes STOREs back from a host that does
+// not answer: it writes the largest of their ids to the word, which only rises, and may use their blocks again at once. The host
+// reads the word each time after it has read pages of a STORE that was sent after WITHDRAWALS. What it has read is used only if
+// the word is below the STORE's id. So nothing of a STORE that was withdrawn is published, unless all of its chunk's pages were
+// read before. Its chunks fail as those of a cancelled one.
+//
+// The word orders memory, not messages: a client writes it before it writes to the blocks. An older host refuses the message.
+type Withdrawals struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Memfd         uint64                 `protobuf:"varint,1,opt,name=memfd,proto3" json:"memfd,omitempty"`   // as in Region
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // of the word in the file, a multiple of 8; 8 bytes, little-endian
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Withdrawals) Reset() {
+	*x = Withdrawals{}
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Withdrawals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Withdrawals) ProtoMessage() {}
+
+func (x *Withdrawals) ProtoReflect() protoreflect.Message {
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Withdrawals.ProtoReflect.Descriptor instead.
+func (*Withdrawals) Descriptor() ([]byte, []int) {
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Withdrawals) GetMemfd() uint64 {
+	if x != nil {
+		return x.Memfd
+	}
+	return 0
+}
+
+func (x *Withdrawals) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
 // Lookup asks what can be loaded, and pins it: an entry is a hit only when every piece of every local rank is there.
 type Lookup struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -2386,7 +2461,7 @@ type Lookup struct {
 
 func (x *Lookup) Reset() {
 	*x = Lookup{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2398,7 +2473,7 @@ func (x *Lookup) String() string {
 func (*Lookup) ProtoMessage() {}
 
 func (x *Lookup) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[15]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2411,7 +2486,7 @@ func (x *Lookup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lookup.ProtoReflect.Descriptor instead.
 func (*Lookup) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{15}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Lookup) GetRequest() uint32 {
@@ -2484,7 +2559,7 @@ type LookupReply struct {
 
 func (x *LookupReply) Reset() {
 	*x = LookupReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2496,7 +2571,7 @@ func (x *LookupReply) String() string {
 func (*LookupReply) ProtoMessage() {}
 
 func (x *LookupReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[16]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2509,7 +2584,7 @@ func (x *LookupReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupReply.ProtoReflect.Descriptor instead.
 func (*LookupReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{16}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LookupReply) GetPending() bool {
@@ -2581,7 +2656,7 @@ type LevelHits struct {
 
 func (x *LevelHits) Reset() {
 	*x = LevelHits{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2593,7 +2668,7 @@ func (x *LevelHits) String() string {
 func (*LevelHits) ProtoMessage() {}
 
 func (x *LevelHits) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[17]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2606,7 +2681,7 @@ func (x *LevelHits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LevelHits.ProtoReflect.Descriptor instead.
 func (*LevelHits) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{17}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LevelHits) GetLevel() uint32 {
@@ -2648,7 +2723,7 @@ type LoadPart struct {
 
 func (x *LoadPart) Reset() {
 	*x = LoadPart{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2660,7 +2735,7 @@ func (x *LoadPart) String() string {
 func (*LoadPart) ProtoMessage() {}
 
 func (x *LoadPart) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[18]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2673,7 +2748,7 @@ func (x *LoadPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadPart.ProtoReflect.Descriptor instead.
 func (*LoadPart) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{18}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LoadPart) GetKeys() uint32 {
@@ -2700,7 +2775,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2712,7 +2787,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[19]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2725,7 +2800,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{19}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Release) GetLease() uint64 {
@@ -2750,7 +2825,7 @@ type Store struct {
 
 func (x *Store) Reset() {
 	*x = Store{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2762,7 +2837,7 @@ func (x *Store) String() string {
 func (*Store) ProtoMessage() {}
 
 func (x *Store) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[20]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2775,7 +2850,7 @@ func (x *Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Store.ProtoReflect.Descriptor instead.
 func (*Store) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{20}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Store) GetRequest() uint32 {
@@ -2818,7 +2893,7 @@ type StoreChunk struct {
 
 func (x *StoreChunk) Reset() {
 	*x = StoreChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +2905,7 @@ func (x *StoreChunk) String() string {
 func (*StoreChunk) ProtoMessage() {}
 
 func (x *StoreChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[21]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +2918,7 @@ func (x *StoreChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreChunk.ProtoReflect.Descriptor instead.
 func (*StoreChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{21}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StoreChunk) GetKey() []byte {
@@ -2882,7 +2957,7 @@ type StoreRead struct {
 
 func (x *StoreRead) Reset() {
 	*x = StoreRead{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2894,7 +2969,7 @@ func (x *StoreRead) String() string {
 func (*StoreRead) ProtoMessage() {}
 
 func (x *StoreRead) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[22]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2907,7 +2982,7 @@ func (x *StoreRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreRead.ProtoReflect.Descriptor instead.
 func (*StoreRead) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{22}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
 }
 
 type StorePublished struct {
@@ -2922,7 +2997,7 @@ type StorePublished struct {
 
 func (x *StorePublished) Reset() {
 	*x = StorePublished{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2934,7 +3009,7 @@ func (x *StorePublished) String() string {
 func (*StorePublished) ProtoMessage() {}
 
 func (x *StorePublished) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[23]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2947,7 +3022,7 @@ func (x *StorePublished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorePublished.ProtoReflect.Descriptor instead.
 func (*StorePublished) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{23}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StorePublished) GetResults() []ChunkResult {
@@ -2990,7 +3065,7 @@ type ChunkFailure struct {
 
 func (x *ChunkFailure) Reset() {
 	*x = ChunkFailure{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3002,7 +3077,7 @@ func (x *ChunkFailure) String() string {
 func (*ChunkFailure) ProtoMessage() {}
 
 func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[24]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3015,7 +3090,7 @@ func (x *ChunkFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChunkFailure.ProtoReflect.Descriptor instead.
 func (*ChunkFailure) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{24}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ChunkFailure) GetChunk() uint32 {
@@ -3069,7 +3144,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3081,7 +3156,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[25]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3094,7 +3169,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{25}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Load) GetLease() uint64 {
@@ -3143,7 +3218,7 @@ type LoadChunk struct {
 
 func (x *LoadChunk) Reset() {
 	*x = LoadChunk{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3155,7 +3230,7 @@ func (x *LoadChunk) String() string {
 func (*LoadChunk) ProtoMessage() {}
 
 func (x *LoadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[26]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3168,7 +3243,7 @@ func (x *LoadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadChunk.ProtoReflect.Descriptor instead.
 func (*LoadChunk) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{26}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LoadChunk) GetIndex() uint32 {
@@ -3197,7 +3272,7 @@ type LoadLayer struct {
 
 func (x *LoadLayer) Reset() {
 	*x = LoadLayer{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3209,7 +3284,7 @@ func (x *LoadLayer) String() string {
 func (*LoadLayer) ProtoMessage() {}
 
 func (x *LoadLayer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[27]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3222,7 +3297,7 @@ func (x *LoadLayer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadLayer.ProtoReflect.Descriptor instead.
 func (*LoadLayer) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{27}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LoadLayer) GetLayer() uint32 {
@@ -3250,7 +3325,7 @@ type LoadDone struct {
 
 func (x *LoadDone) Reset() {
 	*x = LoadDone{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3262,7 +3337,7 @@ func (x *LoadDone) String() string {
 func (*LoadDone) ProtoMessage() {}
 
 func (x *LoadDone) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[28]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3275,7 +3350,7 @@ func (x *LoadDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadDone.ProtoReflect.Descriptor instead.
 func (*LoadDone) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{28}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LoadDone) GetBytes() uint64 {
@@ -3312,7 +3387,7 @@ type Discard struct {
 
 func (x *Discard) Reset() {
 	*x = Discard{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3399,7 @@ func (x *Discard) String() string {
 func (*Discard) ProtoMessage() {}
 
 func (x *Discard) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[29]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3412,7 @@ func (x *Discard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Discard.ProtoReflect.Descriptor instead.
 func (*Discard) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{29}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Discard) GetGroup() uint32 {
@@ -3363,7 +3438,7 @@ type DiscardReply struct {
 
 func (x *DiscardReply) Reset() {
 	*x = DiscardReply{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3375,7 +3450,7 @@ func (x *DiscardReply) String() string {
 func (*DiscardReply) ProtoMessage() {}
 
 func (x *DiscardReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[30]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3388,7 +3463,7 @@ func (x *DiscardReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardReply.ProtoReflect.Descriptor instead.
 func (*DiscardReply) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{30}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DiscardReply) GetResults() []DiscardResult {
@@ -3410,7 +3485,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3422,7 +3497,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[31]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3435,7 +3510,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{31}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Cancel) GetJob() uint64 {
@@ -3456,7 +3531,7 @@ type AwaitCopies struct {
 
 func (x *AwaitCopies) Reset() {
 	*x = AwaitCopies{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3468,7 +3543,7 @@ func (x *AwaitCopies) String() string {
 func (*AwaitCopies) ProtoMessage() {}
 
 func (x *AwaitCopies) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[32]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3481,7 +3556,7 @@ func (x *AwaitCopies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AwaitCopies.ProtoReflect.Descriptor instead.
 func (*AwaitCopies) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{32}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AwaitCopies) GetJobs() []uint64 {
@@ -3510,7 +3585,7 @@ type EndRequest struct {
 
 func (x *EndRequest) Reset() {
 	*x = EndRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3522,7 +3597,7 @@ func (x *EndRequest) String() string {
 func (*EndRequest) ProtoMessage() {}
 
 func (x *EndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[33]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3535,7 +3610,7 @@ func (x *EndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
 func (*EndRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{33}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EndRequest) GetRequest() uint32 {
@@ -3588,7 +3663,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3600,7 +3675,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[34]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3613,7 +3688,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{34}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
 }
 
 type EventsRequest struct {
@@ -3629,7 +3704,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3641,7 +3716,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[35]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3654,7 +3729,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{35}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EventsRequest) GetNamespaceDigest() []byte {
@@ -3694,7 +3769,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3706,7 +3781,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[36]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3719,7 +3794,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{36}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EventsResponse) GetEpoch() uint64 {
@@ -3770,7 +3845,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +3857,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[37]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3795,7 +3870,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{37}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Event) GetKind() EventKind {
@@ -3841,7 +3916,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3853,7 +3928,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[38]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3866,7 +3941,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{38}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
 }
 
 type StatusResponse struct {
@@ -3897,7 +3972,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3909,7 +3984,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[39]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3922,7 +3997,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{39}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -4092,7 +4167,7 @@ type PeerStatus struct {
 
 func (x *PeerStatus) Reset() {
 	*x = PeerStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4104,7 +4179,7 @@ func (x *PeerStatus) String() string {
 func (*PeerStatus) ProtoMessage() {}
 
 func (x *PeerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[40]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4117,7 +4192,7 @@ func (x *PeerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerStatus.ProtoReflect.Descriptor instead.
 func (*PeerStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{40}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PeerStatus) GetName() string {
@@ -4262,7 +4337,7 @@ type BudgetStatus struct {
 
 func (x *BudgetStatus) Reset() {
 	*x = BudgetStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4274,7 +4349,7 @@ func (x *BudgetStatus) String() string {
 func (*BudgetStatus) ProtoMessage() {}
 
 func (x *BudgetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[41]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4287,7 +4362,7 @@ func (x *BudgetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BudgetStatus.ProtoReflect.Descriptor instead.
 func (*BudgetStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{41}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *BudgetStatus) GetOf() string {
@@ -4350,7 +4425,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4362,7 +4437,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[42]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4375,7 +4450,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{42}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Holder) GetName() string {
@@ -4417,7 +4492,7 @@ type SessionStatus struct {
 
 func (x *SessionStatus) Reset() {
 	*x = SessionStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4429,7 +4504,7 @@ func (x *SessionStatus) String() string {
 func (*SessionStatus) ProtoMessage() {}
 
 func (x *SessionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[43]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4442,7 +4517,7 @@ func (x *SessionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionStatus.ProtoReflect.Descriptor instead.
 func (*SessionStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{43}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SessionStatus) GetNumber() uint64 {
@@ -4529,7 +4604,7 @@ type LatencyStatus struct {
 
 func (x *LatencyStatus) Reset() {
 	*x = LatencyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4541,7 +4616,7 @@ func (x *LatencyStatus) String() string {
 func (*LatencyStatus) ProtoMessage() {}
 
 func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[44]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4554,7 +4629,7 @@ func (x *LatencyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyStatus.ProtoReflect.Descriptor instead.
 func (*LatencyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{44}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LatencyStatus) GetAnswer() Answer {
@@ -4610,7 +4685,7 @@ type RouteStatus struct {
 
 func (x *RouteStatus) Reset() {
 	*x = RouteStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4622,7 +4697,7 @@ func (x *RouteStatus) String() string {
 func (*RouteStatus) ProtoMessage() {}
 
 func (x *RouteStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[45]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4635,7 +4710,7 @@ func (x *RouteStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteStatus.ProtoReflect.Descriptor instead.
 func (*RouteStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{45}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RouteStatus) GetGpu() string {
@@ -4717,7 +4792,7 @@ type UsageStatus struct {
 
 func (x *UsageStatus) Reset() {
 	*x = UsageStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4729,7 +4804,7 @@ func (x *UsageStatus) String() string {
 func (*UsageStatus) ProtoMessage() {}
 
 func (x *UsageStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[46]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4742,7 +4817,7 @@ func (x *UsageStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageStatus.ProtoReflect.Descriptor instead.
 func (*UsageStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{46}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *UsageStatus) GetModel() string {
@@ -4812,7 +4887,7 @@ type PolicyStatus struct {
 
 func (x *PolicyStatus) Reset() {
 	*x = PolicyStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4824,7 +4899,7 @@ func (x *PolicyStatus) String() string {
 func (*PolicyStatus) ProtoMessage() {}
 
 func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[47]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4837,7 +4912,7 @@ func (x *PolicyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatus.ProtoReflect.Descriptor instead.
 func (*PolicyStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{47}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PolicyStatus) GetRole() PolicyRole {
@@ -4974,7 +5049,7 @@ type Trial struct {
 
 func (x *Trial) Reset() {
 	*x = Trial{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4986,7 +5061,7 @@ func (x *Trial) String() string {
 func (*Trial) ProtoMessage() {}
 
 func (x *Trial) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[48]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4999,7 +5074,7 @@ func (x *Trial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trial.ProtoReflect.Descriptor instead.
 func (*Trial) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{48}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Trial) GetKeys() uint64 {
@@ -5070,7 +5145,7 @@ type RootStatus struct {
 
 func (x *RootStatus) Reset() {
 	*x = RootStatus{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5082,7 +5157,7 @@ func (x *RootStatus) String() string {
 func (*RootStatus) ProtoMessage() {}
 
 func (x *RootStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[49]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5095,7 +5170,7 @@ func (x *RootStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RootStatus.ProtoReflect.Descriptor instead.
 func (*RootStatus) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{49}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RootStatus) GetPath() string {
@@ -5232,7 +5307,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5244,7 +5319,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[50]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5257,7 +5332,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{50}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
 }
 
 type ReloadResponse struct {
@@ -5269,7 +5344,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5281,7 +5356,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[51]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5294,7 +5369,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{51}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -5317,7 +5392,7 @@ type SwapPolicyRequest struct {
 
 func (x *SwapPolicyRequest) Reset() {
 	*x = SwapPolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5329,7 +5404,7 @@ func (x *SwapPolicyRequest) String() string {
 func (*SwapPolicyRequest) ProtoMessage() {}
 
 func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[52]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5342,7 +5417,7 @@ func (x *SwapPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SwapPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{52}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SwapPolicyRequest) GetName() string {
@@ -5382,7 +5457,7 @@ type SwapPolicyResponse struct {
 
 func (x *SwapPolicyResponse) Reset() {
 	*x = SwapPolicyResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5394,7 +5469,7 @@ func (x *SwapPolicyResponse) String() string {
 func (*SwapPolicyResponse) ProtoMessage() {}
 
 func (x *SwapPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[53]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5407,7 +5482,7 @@ func (x *SwapPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SwapPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{53}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SwapPolicyResponse) GetSwap() *Swap {
@@ -5427,7 +5502,7 @@ type PromotePolicyRequest struct {
 
 func (x *PromotePolicyRequest) Reset() {
 	*x = PromotePolicyRequest{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5439,7 +5514,7 @@ func (x *PromotePolicyRequest) String() string {
 func (*PromotePolicyRequest) ProtoMessage() {}
 
 func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[54]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5452,7 +5527,7 @@ func (x *PromotePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyRequest.ProtoReflect.Descriptor instead.
 func (*PromotePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{54}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PromotePolicyRequest) GetName() string {
@@ -5478,7 +5553,7 @@ type PromotePolicyResponse struct {
 
 func (x *PromotePolicyResponse) Reset() {
 	*x = PromotePolicyResponse{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[55]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5490,7 +5565,7 @@ func (x *PromotePolicyResponse) String() string {
 func (*PromotePolicyResponse) ProtoMessage() {}
 
 func (x *PromotePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[55]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5503,7 +5578,7 @@ func (x *PromotePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePolicyResponse.ProtoReflect.Descriptor instead.
 func (*PromotePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{55}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PromotePolicyResponse) GetSwap() *Swap {
@@ -5525,7 +5600,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[56]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5537,7 +5612,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[56]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5550,7 +5625,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{56}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Swap) GetTaken() []*PolicyTaken {
@@ -5589,7 +5664,7 @@ type PolicyTaken struct {
 
 func (x *PolicyTaken) Reset() {
 	*x = PolicyTaken{}
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[57]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5601,7 +5676,7 @@ func (x *PolicyTaken) String() string {
 func (*PolicyTaken) ProtoMessage() {}
 
 func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_kvhost_v1_kvhost_proto_msgTypes[57]
+	mi := &file_kvhost_v1_kvhost_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5614,7 +5689,7 @@ func (x *PolicyTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyTaken.ProtoReflect.Descriptor instead.
 func (*PolicyTaken) Descriptor() ([]byte, []int) {
-	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{57}
+	return file_kvhost_v1_kvhost_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PolicyTaken) GetRole() PolicyRole {
@@ -5663,7 +5738,7 @@ var File_kvhost_v1_kvhost_proto protoreflect.FileDescriptor
 
 const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\n" +
-	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc2\x05\n" +
+	"\x16kvhost/v1/kvhost.proto\x12\tkvhost.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfe\x05\n" +
 	"\x0eSessionRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12 \n" +
 	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12(\n" +
@@ -5685,7 +5760,8 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"\x04ping\x18\x0e \x01(\v2\x0f.kvhost.v1.PingH\x00R\x04ping\x127\n" +
 	"\n" +
 	"semaphores\x18\x0f \x01(\v2\x15.kvhost.v1.SemaphoresH\x00R\n" +
-	"semaphoresB\x06\n" +
+	"semaphores\x12:\n" +
+	"\vwithdrawals\x18\x10 \x01(\v2\x16.kvhost.v1.WithdrawalsH\x00R\vwithdrawalsB\x06\n" +
 	"\x04body\"\xf8\x03\n" +
 	"\x0fSessionResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12(\n" +
@@ -5807,7 +5883,10 @@ const file_kvhost_v1_kvhost_proto_rawDesc = "" +
 	"done_value\x18\x04 \x01(\x04R\tdoneValue\x12\x1b\n" +
 	"\x06status\x18\x05 \x01(\rH\x01R\x06status\x88\x01\x01B\a\n" +
 	"\x05_waitB\t\n" +
-	"\a_status\"\xaa\x01\n" +
+	"\a_status\";\n" +
+	"\vWithdrawals\x12\x14\n" +
+	"\x05memfd\x18\x01 \x01(\x04R\x05memfd\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xaa\x01\n" +
 	"\x06Lookup\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\rR\arequest\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x12\n" +
@@ -6194,7 +6273,7 @@ func file_kvhost_v1_kvhost_proto_rawDescGZIP() []byte {
 }
 
 var file_kvhost_v1_kvhost_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
-var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
+var file_kvhost_v1_kvhost_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
 var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(Code)(0),                     // 0: kvhost.v1.Code
 	(LookupKind)(0),               // 1: kvhost.v1.LookupKind
@@ -6224,158 +6303,160 @@ var file_kvhost_v1_kvhost_proto_goTypes = []any{
 	(*Unregister)(nil),            // 25: kvhost.v1.Unregister
 	(*Semaphores)(nil),            // 26: kvhost.v1.Semaphores
 	(*Timeline)(nil),              // 27: kvhost.v1.Timeline
-	(*Lookup)(nil),                // 28: kvhost.v1.Lookup
-	(*LookupReply)(nil),           // 29: kvhost.v1.LookupReply
-	(*LevelHits)(nil),             // 30: kvhost.v1.LevelHits
-	(*LoadPart)(nil),              // 31: kvhost.v1.LoadPart
-	(*Release)(nil),               // 32: kvhost.v1.Release
-	(*Store)(nil),                 // 33: kvhost.v1.Store
-	(*StoreChunk)(nil),            // 34: kvhost.v1.StoreChunk
-	(*StoreRead)(nil),             // 35: kvhost.v1.StoreRead
-	(*StorePublished)(nil),        // 36: kvhost.v1.StorePublished
-	(*ChunkFailure)(nil),          // 37: kvhost.v1.ChunkFailure
-	(*Load)(nil),                  // 38: kvhost.v1.Load
-	(*LoadChunk)(nil),             // 39: kvhost.v1.LoadChunk
-	(*LoadLayer)(nil),             // 40: kvhost.v1.LoadLayer
-	(*LoadDone)(nil),              // 41: kvhost.v1.LoadDone
-	(*Discard)(nil),               // 42: kvhost.v1.Discard
-	(*DiscardReply)(nil),          // 43: kvhost.v1.DiscardReply
-	(*Cancel)(nil),                // 44: kvhost.v1.Cancel
-	(*AwaitCopies)(nil),           // 45: kvhost.v1.AwaitCopies
-	(*EndRequest)(nil),            // 46: kvhost.v1.EndRequest
-	(*Ping)(nil),                  // 47: kvhost.v1.Ping
-	(*EventsRequest)(nil),         // 48: kvhost.v1.EventsRequest
-	(*EventsResponse)(nil),        // 49: kvhost.v1.EventsResponse
-	(*Event)(nil),                 // 50: kvhost.v1.Event
-	(*StatusRequest)(nil),         // 51: kvhost.v1.StatusRequest
-	(*StatusResponse)(nil),        // 52: kvhost.v1.StatusResponse
-	(*PeerStatus)(nil),            // 53: kvhost.v1.PeerStatus
-	(*BudgetStatus)(nil),          // 54: kvhost.v1.BudgetStatus
-	(*Holder)(nil),                // 55: kvhost.v1.Holder
-	(*SessionStatus)(nil),         // 56: kvhost.v1.SessionStatus
-	(*LatencyStatus)(nil),         // 57: kvhost.v1.LatencyStatus
-	(*RouteStatus)(nil),           // 58: kvhost.v1.RouteStatus
-	(*UsageStatus)(nil),           // 59: kvhost.v1.UsageStatus
-	(*PolicyStatus)(nil),          // 60: kvhost.v1.PolicyStatus
-	(*Trial)(nil),                 // 61: kvhost.v1.Trial
-	(*RootStatus)(nil),            // 62: kvhost.v1.RootStatus
-	(*ReloadRequest)(nil),         // 63: kvhost.v1.ReloadRequest
-	(*ReloadResponse)(nil),        // 64: kvhost.v1.ReloadResponse
-	(*SwapPolicyRequest)(nil),     // 65: kvhost.v1.SwapPolicyRequest
-	(*SwapPolicyResponse)(nil),    // 66: kvhost.v1.SwapPolicyResponse
-	(*PromotePolicyRequest)(nil),  // 67: kvhost.v1.PromotePolicyRequest
-	(*PromotePolicyResponse)(nil), // 68: kvhost.v1.PromotePolicyResponse
-	(*Swap)(nil),                  // 69: kvhost.v1.Swap
-	(*PolicyTaken)(nil),           // 70: kvhost.v1.PolicyTaken
-	nil,                           // 71: kvhost.v1.Namespace.ExtraEntry
-	nil,                           // 72: kvhost.v1.StatusResponse.CountersEntry
-	nil,                           // 73: kvhost.v1.BudgetStatus.PartsEntry
-	nil,                           // 74: kvhost.v1.SwapPolicyRequest.ConfigEntry
-	(*durationpb.Duration)(nil),   // 75: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 76: google.protobuf.Timestamp
+	(*Withdrawals)(nil),           // 28: kvhost.v1.Withdrawals
+	(*Lookup)(nil),                // 29: kvhost.v1.Lookup
+	(*LookupReply)(nil),           // 30: kvhost.v1.LookupReply
+	(*LevelHits)(nil),             // 31: kvhost.v1.LevelHits
+	(*LoadPart)(nil),              // 32: kvhost.v1.LoadPart
+	(*Release)(nil),               // 33: kvhost.v1.Release
+	(*Store)(nil),                 // 34: kvhost.v1.Store
+	(*StoreChunk)(nil),            // 35: kvhost.v1.StoreChunk
+	(*StoreRead)(nil),             // 36: kvhost.v1.StoreRead
+	(*StorePublished)(nil),        // 37: kvhost.v1.StorePublished
+	(*ChunkFailure)(nil),          // 38: kvhost.v1.ChunkFailure
+	(*Load)(nil),                  // 39: kvhost.v1.Load
+	(*LoadChunk)(nil),             // 40: kvhost.v1.LoadChunk
+	(*LoadLayer)(nil),             // 41: kvhost.v1.LoadLayer
+	(*LoadDone)(nil),              // 42: kvhost.v1.LoadDone
+	(*Discard)(nil),               // 43: kvhost.v1.Discard
+	(*DiscardReply)(nil),          // 44: kvhost.v1.DiscardReply
+	(*Cancel)(nil),                // 45: kvhost.v1.Cancel
+	(*AwaitCopies)(nil),           // 46: kvhost.v1.AwaitCopies
+	(*EndRequest)(nil),            // 47: kvhost.v1.EndRequest
+	(*Ping)(nil),                  // 48: kvhost.v1.Ping
+	(*EventsRequest)(nil),         // 49: kvhost.v1.EventsRequest
+	(*EventsResponse)(nil),        // 50: kvhost.v1.EventsResponse
+	(*Event)(nil),                 // 51: kvhost.v1.Event
+	(*StatusRequest)(nil),         // 52: kvhost.v1.StatusRequest
+	(*StatusResponse)(nil),        // 53: kvhost.v1.StatusResponse
+	(*PeerStatus)(nil),            // 54: kvhost.v1.PeerStatus
+	(*BudgetStatus)(nil),          // 55: kvhost.v1.BudgetStatus
+	(*Holder)(nil),                // 56: kvhost.v1.Holder
+	(*SessionStatus)(nil),         // 57: kvhost.v1.SessionStatus
+	(*LatencyStatus)(nil),         // 58: kvhost.v1.LatencyStatus
+	(*RouteStatus)(nil),           // 59: kvhost.v1.RouteStatus
+	(*UsageStatus)(nil),           // 60: kvhost.v1.UsageStatus
+	(*PolicyStatus)(nil),          // 61: kvhost.v1.PolicyStatus
+	(*Trial)(nil),                 // 62: kvhost.v1.Trial
+	(*RootStatus)(nil),            // 63: kvhost.v1.RootStatus
+	(*ReloadRequest)(nil),         // 64: kvhost.v1.ReloadRequest
+	(*ReloadResponse)(nil),        // 65: kvhost.v1.ReloadResponse
+	(*SwapPolicyRequest)(nil),     // 66: kvhost.v1.SwapPolicyRequest
+	(*SwapPolicyResponse)(nil),    // 67: kvhost.v1.SwapPolicyResponse
+	(*PromotePolicyRequest)(nil),  // 68: kvhost.v1.PromotePolicyRequest
+	(*PromotePolicyResponse)(nil), // 69: kvhost.v1.PromotePolicyResponse
+	(*Swap)(nil),                  // 70: kvhost.v1.Swap
+	(*PolicyTaken)(nil),           // 71: kvhost.v1.PolicyTaken
+	nil,                           // 72: kvhost.v1.Namespace.ExtraEntry
+	nil,                           // 73: kvhost.v1.StatusResponse.CountersEntry
+	nil,                           // 74: kvhost.v1.BudgetStatus.PartsEntry
+	nil,                           // 75: kvhost.v1.SwapPolicyRequest.ConfigEntry
+	(*durationpb.Duration)(nil),   // 76: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 77: google.protobuf.Timestamp
 }
 var file_kvhost_v1_kvhost_proto_depIdxs = []int32{
 	17, // 0: kvhost.v1.SessionRequest.hello:type_name -> kvhost.v1.Hello
 	23, // 1: kvhost.v1.SessionRequest.register:type_name -> kvhost.v1.Register
 	25, // 2: kvhost.v1.SessionRequest.unregister:type_name -> kvhost.v1.Unregister
-	28, // 3: kvhost.v1.SessionRequest.lookup:type_name -> kvhost.v1.Lookup
-	32, // 4: kvhost.v1.SessionRequest.release:type_name -> kvhost.v1.Release
-	33, // 5: kvhost.v1.SessionRequest.store:type_name -> kvhost.v1.Store
-	38, // 6: kvhost.v1.SessionRequest.load:type_name -> kvhost.v1.Load
-	42, // 7: kvhost.v1.SessionRequest.discard:type_name -> kvhost.v1.Discard
-	44, // 8: kvhost.v1.SessionRequest.cancel:type_name -> kvhost.v1.Cancel
-	45, // 9: kvhost.v1.SessionRequest.await_copies:type_name -> kvhost.v1.AwaitCopies
-	46, // 10: kvhost.v1.SessionRequest.end_request:type_name -> kvhost.v1.EndRequest
-	47, // 11: kvhost.v1.SessionRequest.ping:type_name -> kvhost.v1.Ping
+	29, // 3: kvhost.v1.SessionRequest.lookup:type_name -> kvhost.v1.Lookup
+	33, // 4: kvhost.v1.SessionRequest.release:type_name -> kvhost.v1.Release
+	34, // 5: kvhost.v1.SessionRequest.store:type_name -> kvhost.v1.Store
+	39, // 6: kvhost.v1.SessionRequest.load:type_name -> kvhost.v1.Load
+	43, // 7: kvhost.v1.SessionRequest.discard:type_name -> kvhost.v1.Discard
+	45, // 8: kvhost.v1.SessionRequest.cancel:type_name -> kvhost.v1.Cancel
+	46, // 9: kvhost.v1.SessionRequest.await_copies:type_name -> kvhost.v1.AwaitCopies
+	47, // 10: kvhost.v1.SessionRequest.end_request:type_name -> kvhost.v1.EndRequest
+	48, // 11: kvhost.v1.SessionRequest.ping:type_name -> kvhost.v1.Ping
 	26, // 12: kvhost.v1.SessionRequest.semaphores:type_name -> kvhost.v1.Semaphores
-	16, // 13: kvhost.v1.SessionResponse.error:type_name -> kvhost.v1.Error
-	21, // 14: kvhost.v1.SessionResponse.hello:type_name -> kvhost.v1.HelloReply
-	15, // 15: kvhost.v1.SessionResponse.done:type_name -> kvhost.v1.Done
-	29, // 16: kvhost.v1.SessionResponse.lookup:type_name -> kvhost.v1.LookupReply
-	35, // 17: kvhost.v1.SessionResponse.store_read:type_name -> kvhost.v1.StoreRead
-	36, // 18: kvhost.v1.SessionResponse.store_published:type_name -> kvhost.v1.StorePublished
-	40, // 19: kvhost.v1.SessionResponse.load_layer:type_name -> kvhost.v1.LoadLayer
-	41, // 20: kvhost.v1.SessionResponse.load_done:type_name -> kvhost.v1.LoadDone
-	43, // 21: kvhost.v1.SessionResponse.discard:type_name -> kvhost.v1.DiscardReply
-	0,  // 22: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
-	18, // 23: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
-	19, // 24: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
-	71, // 25: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
-	1,  // 26: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
-	20, // 27: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
-	22, // 28: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
-	75, // 29: kvhost.v1.HelloReply.lease_time:type_name -> google.protobuf.Duration
-	24, // 30: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
-	75, // 31: kvhost.v1.LookupReply.load_time:type_name -> google.protobuf.Duration
-	31, // 32: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
-	30, // 33: kvhost.v1.LookupReply.levels:type_name -> kvhost.v1.LevelHits
-	75, // 34: kvhost.v1.LevelHits.load_time:type_name -> google.protobuf.Duration
-	75, // 35: kvhost.v1.LoadPart.load_time:type_name -> google.protobuf.Duration
-	34, // 36: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
-	27, // 37: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
-	2,  // 38: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
-	37, // 39: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
-	0,  // 40: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
-	39, // 41: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
-	27, // 42: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
-	37, // 43: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
-	3,  // 44: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
-	4,  // 45: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
-	75, // 46: kvhost.v1.EndRequest.return_after:type_name -> google.protobuf.Duration
-	50, // 47: kvhost.v1.EventsResponse.events:type_name -> kvhost.v1.Event
-	5,  // 48: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
-	75, // 49: kvhost.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
-	60, // 50: kvhost.v1.StatusResponse.policies:type_name -> kvhost.v1.PolicyStatus
-	62, // 51: kvhost.v1.StatusResponse.roots:type_name -> kvhost.v1.RootStatus
-	72, // 52: kvhost.v1.StatusResponse.counters:type_name -> kvhost.v1.StatusResponse.CountersEntry
-	56, // 53: kvhost.v1.StatusResponse.session_list:type_name -> kvhost.v1.SessionStatus
-	57, // 54: kvhost.v1.StatusResponse.latencies:type_name -> kvhost.v1.LatencyStatus
-	58, // 55: kvhost.v1.StatusResponse.routes:type_name -> kvhost.v1.RouteStatus
-	59, // 56: kvhost.v1.StatusResponse.usage:type_name -> kvhost.v1.UsageStatus
-	54, // 57: kvhost.v1.StatusResponse.budgets:type_name -> kvhost.v1.BudgetStatus
-	53, // 58: kvhost.v1.StatusResponse.peers:type_name -> kvhost.v1.PeerStatus
-	75, // 59: kvhost.v1.PeerStatus.heard:type_name -> google.protobuf.Duration
-	75, // 60: kvhost.v1.PeerStatus.turnover:type_name -> google.protobuf.Duration
-	73, // 61: kvhost.v1.BudgetStatus.parts:type_name -> kvhost.v1.BudgetStatus.PartsEntry
-	55, // 62: kvhost.v1.BudgetStatus.most:type_name -> kvhost.v1.Holder
-	76, // 63: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
-	6,  // 64: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
-	75, // 65: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
-	75, // 66: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
-	7,  // 67: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
-	8,  // 68: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
-	75, // 69: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
-	9,  // 70: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
-	75, // 71: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
-	10, // 72: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
-	76, // 73: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
-	61, // 74: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
-	11, // 75: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
-	76, // 76: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
-	74, // 77: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
-	69, // 78: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
-	69, // 79: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
-	70, // 80: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
-	9,  // 81: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
-	12, // 82: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
-	75, // 83: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
-	13, // 84: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
-	48, // 85: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
-	51, // 86: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
-	65, // 87: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
-	67, // 88: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
-	63, // 89: kvhost.v1.AdminService.Reload:input_type -> kvhost.v1.ReloadRequest
-	14, // 90: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
-	49, // 91: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
-	52, // 92: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
-	66, // 93: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
-	68, // 94: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
-	64, // 95: kvhost.v1.AdminService.Reload:output_type -> kvhost.v1.ReloadResponse
-	90, // [90:96] is the sub-list for method output_type
-	84, // [84:90] is the sub-list for method input_type
-	84, // [84:84] is the sub-list for extension type_name
-	84, // [84:84] is the sub-list for extension extendee
-	0,  // [0:84] is the sub-list for field type_name
+	28, // 13: kvhost.v1.SessionRequest.withdrawals:type_name -> kvhost.v1.Withdrawals
+	16, // 14: kvhost.v1.SessionResponse.error:type_name -> kvhost.v1.Error
+	21, // 15: kvhost.v1.SessionResponse.hello:type_name -> kvhost.v1.HelloReply
+	15, // 16: kvhost.v1.SessionResponse.done:type_name -> kvhost.v1.Done
+	30, // 17: kvhost.v1.SessionResponse.lookup:type_name -> kvhost.v1.LookupReply
+	36, // 18: kvhost.v1.SessionResponse.store_read:type_name -> kvhost.v1.StoreRead
+	37, // 19: kvhost.v1.SessionResponse.store_published:type_name -> kvhost.v1.StorePublished
+	41, // 20: kvhost.v1.SessionResponse.load_layer:type_name -> kvhost.v1.LoadLayer
+	42, // 21: kvhost.v1.SessionResponse.load_done:type_name -> kvhost.v1.LoadDone
+	44, // 22: kvhost.v1.SessionResponse.discard:type_name -> kvhost.v1.DiscardReply
+	0,  // 23: kvhost.v1.Error.code:type_name -> kvhost.v1.Code
+	18, // 24: kvhost.v1.Hello.namespace:type_name -> kvhost.v1.Namespace
+	19, // 25: kvhost.v1.Namespace.groups:type_name -> kvhost.v1.Group
+	72, // 26: kvhost.v1.Namespace.extra:type_name -> kvhost.v1.Namespace.ExtraEntry
+	1,  // 27: kvhost.v1.Group.lookup:type_name -> kvhost.v1.LookupKind
+	20, // 28: kvhost.v1.Group.planes:type_name -> kvhost.v1.Plane
+	22, // 29: kvhost.v1.HelloReply.limits:type_name -> kvhost.v1.Limits
+	76, // 30: kvhost.v1.HelloReply.lease_time:type_name -> google.protobuf.Duration
+	24, // 31: kvhost.v1.Register.regions:type_name -> kvhost.v1.Region
+	76, // 32: kvhost.v1.LookupReply.load_time:type_name -> google.protobuf.Duration
+	32, // 33: kvhost.v1.LookupReply.load_parts:type_name -> kvhost.v1.LoadPart
+	31, // 34: kvhost.v1.LookupReply.levels:type_name -> kvhost.v1.LevelHits
+	76, // 35: kvhost.v1.LevelHits.load_time:type_name -> google.protobuf.Duration
+	76, // 36: kvhost.v1.LoadPart.load_time:type_name -> google.protobuf.Duration
+	35, // 37: kvhost.v1.Store.chunks:type_name -> kvhost.v1.StoreChunk
+	27, // 38: kvhost.v1.Store.timeline:type_name -> kvhost.v1.Timeline
+	2,  // 39: kvhost.v1.StorePublished.results:type_name -> kvhost.v1.ChunkResult
+	38, // 40: kvhost.v1.StorePublished.failures:type_name -> kvhost.v1.ChunkFailure
+	0,  // 41: kvhost.v1.ChunkFailure.code:type_name -> kvhost.v1.Code
+	40, // 42: kvhost.v1.Load.chunks:type_name -> kvhost.v1.LoadChunk
+	27, // 43: kvhost.v1.Load.timeline:type_name -> kvhost.v1.Timeline
+	38, // 44: kvhost.v1.LoadDone.failures:type_name -> kvhost.v1.ChunkFailure
+	3,  // 45: kvhost.v1.DiscardReply.results:type_name -> kvhost.v1.DiscardResult
+	4,  // 46: kvhost.v1.EndRequest.reason:type_name -> kvhost.v1.EndReason
+	76, // 47: kvhost.v1.EndRequest.return_after:type_name -> google.protobuf.Duration
+	51, // 48: kvhost.v1.EventsResponse.events:type_name -> kvhost.v1.Event
+	5,  // 49: kvhost.v1.Event.kind:type_name -> kvhost.v1.EventKind
+	76, // 50: kvhost.v1.StatusResponse.uptime:type_name -> google.protobuf.Duration
+	61, // 51: kvhost.v1.StatusResponse.policies:type_name -> kvhost.v1.PolicyStatus
+	63, // 52: kvhost.v1.StatusResponse.roots:type_name -> kvhost.v1.RootStatus
+	73, // 53: kvhost.v1.StatusResponse.counters:type_name -> kvhost.v1.StatusResponse.CountersEntry
+	57, // 54: kvhost.v1.StatusResponse.session_list:type_name -> kvhost.v1.SessionStatus
+	58, // 55: kvhost.v1.StatusResponse.latencies:type_name -> kvhost.v1.LatencyStatus
+	59, // 56: kvhost.v1.StatusResponse.routes:type_name -> kvhost.v1.RouteStatus
+	60, // 57: kvhost.v1.StatusResponse.usage:type_name -> kvhost.v1.UsageStatus
+	55, // 58: kvhost.v1.StatusResponse.budgets:type_name -> kvhost.v1.BudgetStatus
+	54, // 59: kvhost.v1.StatusResponse.peers:type_name -> kvhost.v1.PeerStatus
+	76, // 60: kvhost.v1.PeerStatus.heard:type_name -> google.protobuf.Duration
+	76, // 61: kvhost.v1.PeerStatus.turnover:type_name -> google.protobuf.Duration
+	74, // 62: kvhost.v1.BudgetStatus.parts:type_name -> kvhost.v1.BudgetStatus.PartsEntry
+	56, // 63: kvhost.v1.BudgetStatus.most:type_name -> kvhost.v1.Holder
+	77, // 64: kvhost.v1.SessionStatus.since:type_name -> google.protobuf.Timestamp
+	6,  // 65: kvhost.v1.LatencyStatus.answer:type_name -> kvhost.v1.Answer
+	76, // 66: kvhost.v1.LatencyStatus.sum:type_name -> google.protobuf.Duration
+	76, // 67: kvhost.v1.LatencyStatus.bounds:type_name -> google.protobuf.Duration
+	7,  // 68: kvhost.v1.RouteStatus.route:type_name -> kvhost.v1.Route
+	8,  // 69: kvhost.v1.RouteStatus.direction:type_name -> kvhost.v1.Direction
+	76, // 70: kvhost.v1.RouteStatus.busy:type_name -> google.protobuf.Duration
+	9,  // 71: kvhost.v1.PolicyStatus.role:type_name -> kvhost.v1.PolicyRole
+	76, // 72: kvhost.v1.PolicyStatus.time:type_name -> google.protobuf.Duration
+	10, // 73: kvhost.v1.PolicyStatus.state:type_name -> kvhost.v1.PolicyState
+	77, // 74: kvhost.v1.PolicyStatus.since:type_name -> google.protobuf.Timestamp
+	62, // 75: kvhost.v1.PolicyStatus.trial:type_name -> kvhost.v1.Trial
+	11, // 76: kvhost.v1.RootStatus.state:type_name -> kvhost.v1.RootState
+	77, // 77: kvhost.v1.RootStatus.since:type_name -> google.protobuf.Timestamp
+	75, // 78: kvhost.v1.SwapPolicyRequest.config:type_name -> kvhost.v1.SwapPolicyRequest.ConfigEntry
+	70, // 79: kvhost.v1.SwapPolicyResponse.swap:type_name -> kvhost.v1.Swap
+	70, // 80: kvhost.v1.PromotePolicyResponse.swap:type_name -> kvhost.v1.Swap
+	71, // 81: kvhost.v1.Swap.taken:type_name -> kvhost.v1.PolicyTaken
+	9,  // 82: kvhost.v1.PolicyTaken.role:type_name -> kvhost.v1.PolicyRole
+	12, // 83: kvhost.v1.PolicyTaken.handover:type_name -> kvhost.v1.Handover
+	76, // 84: kvhost.v1.PolicyTaken.time:type_name -> google.protobuf.Duration
+	13, // 85: kvhost.v1.EngineService.Session:input_type -> kvhost.v1.SessionRequest
+	49, // 86: kvhost.v1.EngineService.Events:input_type -> kvhost.v1.EventsRequest
+	52, // 87: kvhost.v1.StatusService.Status:input_type -> kvhost.v1.StatusRequest
+	66, // 88: kvhost.v1.AdminService.SwapPolicy:input_type -> kvhost.v1.SwapPolicyRequest
+	68, // 89: kvhost.v1.AdminService.PromotePolicy:input_type -> kvhost.v1.PromotePolicyRequest
+	64, // 90: kvhost.v1.AdminService.Reload:input_type -> kvhost.v1.ReloadRequest
+	14, // 91: kvhost.v1.EngineService.Session:output_type -> kvhost.v1.SessionResponse
+	50, // 92: kvhost.v1.EngineService.Events:output_type -> kvhost.v1.EventsResponse
+	53, // 93: kvhost.v1.StatusService.Status:output_type -> kvhost.v1.StatusResponse
+	67, // 94: kvhost.v1.AdminService.SwapPolicy:output_type -> kvhost.v1.SwapPolicyResponse
+	69, // 95: kvhost.v1.AdminService.PromotePolicy:output_type -> kvhost.v1.PromotePolicyResponse
+	65, // 96: kvhost.v1.AdminService.Reload:output_type -> kvhost.v1.ReloadResponse
+	91, // [91:97] is the sub-list for method output_type
+	85, // [85:91] is the sub-list for method input_type
+	85, // [85:85] is the sub-list for extension type_name
+	85, // [85:85] is the sub-list for extension extendee
+	0,  // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_kvhost_v1_kvhost_proto_init() }
@@ -6397,6 +6478,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 		(*SessionRequest_EndRequest)(nil),
 		(*SessionRequest_Ping)(nil),
 		(*SessionRequest_Semaphores)(nil),
+		(*SessionRequest_Withdrawals)(nil),
 	}
 	file_kvhost_v1_kvhost_proto_msgTypes[1].OneofWrappers = []any{
 		(*SessionResponse_Error)(nil),
@@ -6424,7 +6506,7 @@ func file_kvhost_v1_kvhost_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvhost_v1_kvhost_proto_rawDesc), len(file_kvhost_v1_kvhost_proto_rawDesc)),
 			NumEnums:      13,
-			NumMessages:   62,
+			NumMessages:   63,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

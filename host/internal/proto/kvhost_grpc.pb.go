@@ -12,8 +12,8 @@
 // Ids. Every SessionRequest carries an id that is larger than all earlier ones of the session. Every message is answered
 // under its id: once, unless stated otherwise below. The id of a STORE or LOAD also names its job.
 //
-// Order. LOOKUP, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES and END_REQUEST of one session take effect in the
-// order in which they were sent. A STORE is checked in that order, too, but it may wait for room afterwards, and only what
+// Order. LOOKUP, LOAD, RELEASE, DISCARD, REGISTER, UNREGISTER, SEMAPHORES, WITHDRAWALS and END_REQUEST of one session take effect
+// in the order in which they were sent. A STORE is checked in that order, too, but it may wait for room afterwards, and only what
 // must come after it waits with it: other STOREs, DISCARDs and what follows those. A LOOKUP finds what was published before
 // it (StorePublished), so it loses nothing when it overtakes a STORE. CANCEL, AWAIT_COPIES and PING wait for nothing.
 //

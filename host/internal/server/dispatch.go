@@ -124,6 +124,8 @@ func (x *session) handleGreeted(j *job, m *proto.SessionRequest) error {
 		return x.doneUnless(m.Id, err)
 	case *proto.SessionRequest_Semaphores:
 		return x.doneUnless(m.Id, x.timelines.share(b.Semaphores))
+	case *proto.SessionRequest_Withdrawals:
+		return x.doneUnless(m.Id, x.memory.shareWithdrawals(b.Withdrawals))
 	case *proto.SessionRequest_Unregister:
 		return x.unregister(m.Id, b.Unregister)
 	case *proto.SessionRequest_Lookup:

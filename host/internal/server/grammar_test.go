@@ -144,7 +144,7 @@ func (g *grammar) next() *proto.SessionRequest {
 		return &proto.SessionRequest{Id: g.earlier()} // an id that was there, and nothing else
 	}
 	m := &proto.SessionRequest{Id: g.id}
-	switch g.pick(24) {
+	switch g.pick(25) {
 	case 0, 1, 2, 3, 4:
 		b := &proto.Store{Request: uint32(g.pick(4)), Group: g.group(), Timeline: g.timeline()}
 		for range 1 + g.pick(12) {
@@ -189,6 +189,8 @@ func (g *grammar) next() *proto.SessionRequest {
 			b.Offset, b.Count = 64, 16
 		}
 		m.Body = &proto.SessionRequest_Semaphores{Semaphores: b}
+	case 22:
+		m.Body = &proto.SessionRequest_Withdrawals{Withdrawals: &proto.Withdrawals{Memfd: g.tag, Offset: 8 * g.odd()}}
 	default:
 		m.Body = &proto.SessionRequest_Ping{Ping: &proto.Ping{}}
 		if g.pick(8) == 0 {

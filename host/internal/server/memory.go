@@ -33,6 +33,8 @@ type clientMemory struct {
 	device   string   // UUID of the client's GPU, or whatever HELLO said
 	gpu      *gds.GPU // with that UUID, nil if this host has none
 
+	withdrawals *withdrawals // nil before WITHDRAWALS
+
 	regs   map[uint32]*registration // by group
 	files  map[fileID]*mapping
 	mapped int64 // bytes of files
@@ -101,10 +103,14 @@ func (c *clientMemory) unregister(r *registration) {
 	c.unmap(r)
 }
 
-// close unmaps all registrations. No copy can touch their pages any more.
+// close unmaps all registrations and the word of withdrawals. No copy can touch their pages any more.
 func (c *clientMemory) close() {
 	for _, r := range c.regs {
 		c.unregister(r)
+	}
+	if c.withdrawals != nil {
+		c.unmapFile(c.withdrawals.mapping)
+		c.withdrawals = nil
 	}
 }
 

@@ -32,7 +32,9 @@ func (x *session) store(j *job, m *proto.Store) error {
 	if s.timeline, err = x.timelines.of(m.GetTimeline(), 0); err != nil {
 		return err
 	}
-	spec := &transfer.StoreJob{Tenant: x.tenant, Memory: reg.memory, Read: s.read, Published: s.published, Paths: j.span.Paths} // reg may be unmapped while s reserves
+	spec := &transfer.StoreJob{ // reg may be unmapped while s reserves
+		Tenant: x.tenant, Memory: reg.memory, Read: s.read, Published: s.published, Withdrawn: x.memory.withdrawals.of(j.id), Paths: j.span.Paths,
+	}
 	x.reserving.Add(j.id, func() { s.reserve(wants, number, spec) })
 	if j.cancelled.Load() { // it may not have been queued yet when it was cancelled
 		x.reserving.Remove(j.id)

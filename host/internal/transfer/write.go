@@ -23,6 +23,9 @@ type StoreJob struct {
 	Read func(Outcome)
 	// Published runs once, after Read, when every chunk is published at the configured durability or has failed.
 	Published func(Outcome)
+	// Withdrawn reports whether the client has taken the store back, and may have used its blocks again since. It is asked inside
+	// the fence, each time after pages were read. Optional.
+	Withdrawn func() (bool, error)
 	// Paths collects where the pieces went. Optional.
 	Paths *Paths
 }
@@ -53,7 +56,8 @@ func (q *Queue) Store(s *StoreJob) *Handle {
 		})
 		g := spec.Memory.Geometry()
 		for i := range spec.Chunks {
-			t := &storeTask{queue: q, fence: f, memory: spec.Memory, chunk: &spec.Chunks[i], index: i, paths: spec.Paths}
+			t := &storeTask{queue: q, fence: f, memory: spec.Memory, chunk: &spec.Chunks[i], index: i, paths: spec.Paths,
+				withdrawn: spec.Withdrawn}
 			run := func() {
 				if timeout.claim(i) {
 					t.run()
@@ -83,6 +87,8 @@ type storeTask struct {
 	paths  *Paths
 	span   span
 	size   int64 // of the file
+
+	withdrawn func() (bool, error) // nil: it cannot be
 }
 
 func (t *storeTask) run() {
@@ -222,11 +228,26 @@ func (w *pieceWriter) fenced(lo, hi int, base int64, read func(ExtentRange) (don
 	}
 	defer t.fence.leave() // also when the copy panics: the fence must be able to close
 	done, err = read(ExtentRange{Plan: w.plan, Lo: lo, Hi: hi, Blocks: t.chunk.Blocks, Base: base, Table: w.table})
+	if done && err == nil {
+		err = t.stillOurs()
+	}
 	if done && err == nil && hi == len(w.plan.Extents()) {
 		g := w.plan.Geometry()
 		t.fence.settle(t.index, nil, g.PageBytes())
 	}
 	return done, err
+}
+
+// stillOurs fails unless the pages that were read just now were the store's until then.
+func (t *storeTask) stillOurs() error {
+	if t.withdrawn == nil {
+		return nil
+	}
+	back, err := t.withdrawn()
+	if err == nil && back {
+		err = fmt.Errorf("%w: its client has withdrawn it", ErrCancelled)
+	}
+	return err
 }
 
 func end(e kv.Extent) int64 { return e.Off + int64(e.Len) }

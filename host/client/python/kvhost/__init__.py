@@ -16,6 +16,7 @@ from kvhost.errors import (
     DisagreementError,
     HostError,
     HostGoneError,
+    HostStoppedError,
     InvalidError,
     KvhostError,
     LeaseOverError,
@@ -55,7 +56,7 @@ except metadata.PackageNotFoundError:  # from its sources, by PYTHONPATH
 __all__ = [
     "AdoptedMemory", "Arena", "ArenaSemaphores", "BlockFailure", "CancelledError", "ChunkResult", "Code",
     "DamagedError", "DeniedError", "DisagreementError", "DiscardResult", "EndReason", "Event", "EventBatch",
-    "EventStream", "Group", "Hints", "HostError", "HostGoneError", "InvalidError", "KeyChain", "KvhostError",
+    "EventStream", "Group", "Hints", "HostError", "HostGoneError", "HostStoppedError", "InvalidError", "KeyChain", "KvhostError",
     "LeaseOverError", "LevelHits", "LimitError", "Limits", "LoadChunk", "LoadJob", "LoadResult", "Lookup",
     "NOT_WANTED", "Namespace", "PendingLookup", "Plane", "Position", "Region", "Result", "Semaphores", "Session",
     "SharedMemory", "StorageError", "StoreChunk", "StoreJob", "StoreResult", "Timeline",

@@ -35,6 +35,10 @@ class HostGoneError(KvhostError):
     """No host answers, or the session with it is over. Connecting again is the caller's business."""
 
 
+class HostStoppedError(HostGoneError):
+    """The host's process is stopped: it answers nothing, and may go on at any time."""
+
+
 class HostError(KvhostError):
     """The host's refusal of one message, or the failure of one chunk. Some codes have a class of their own."""
 

@@ -14,13 +14,15 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvhost.adopted import AdoptedMemory
 from kvhost.arena import Arena, SharedMemory
-from kvhost.errors import HostError
+from kvhost.errors import Code, HostError, HostStoppedError
 from kvhost.events import EventStream, Position
 from kvhost.forks import Origin
+from kvhost.pulse import patiently
 from kvhost.semaphores import ArenaSemaphores, Timeline
 from kvhost.shape import Namespace, Region
 from kvhost.v1 import kvhost_pb2 as pb
 from kvhost.wire import Stream, checked, send_descriptor
+from kvhost.withdrawals import Withdrawals
 
 PROTOCOL = 1
 
@@ -288,6 +290,8 @@ class StoreJob(_Job):
     def __init__(self, session: Session, timeline: Timeline | None = None) -> None:
         super().__init__(session, timeline)
         self._read = threading.Event()
+        self._withdrawals = session._withdrawals  # None: the session had shared no word
+        self.withdrawn = False
 
     def _call(self, m: Any) -> bool:
         if not isinstance(m, Exception) and m.WhichOneof("body") == "store_read":
@@ -309,6 +313,19 @@ class StoreJob(_Job):
             raise TimeoutError(f"job {self.id} has not read its blocks after {timeout} s")
         if self._over.is_set():
             checked(self._answer)
+
+    def withdraw(self) -> bool:
+        """Takes the store back, and all stores that the session started before it, without waiting for the host: it may be
+        stopped. The blocks may be used again when this returns. What the host had not read by then it does not publish,
+        whenever it goes on; the job still completes. False, and nothing is done, where :meth:`Session.share_withdrawals`
+        did not come before or the host does not know it."""
+        self._origin.check()
+        if self._withdrawals is None:
+            return False
+        self._withdrawals.withdraw(self.id)
+        self.withdrawn = True
+        self._read.set()
+        return True
 
     def __await__(self) -> Generator[Any, None, StoreResult]:
         return self._awaited(self.published).__await__()
@@ -384,9 +401,10 @@ class Session:
                     unsealed_memory=unsealed_memory,
                 )
             ).hello
-        except BaseException:
-            self._stream.close()
+        except BaseException as e:
+            self._stream.close(0.0 if isinstance(e, HostStoppedError) else 5.0)
             raise
+        self._withdrawals: Withdrawals | None = None
         self._nonce: bytes = hello.nonce
         self.namespace_digest: bytes = hello.namespace_digest  # the namespace's name in events and on disk
         self.version: str = hello.version
@@ -399,7 +417,7 @@ class Session:
         self.pin_bytes: int = hello.pin_bytes  # that leases of ``pin`` may keep, of all engines
 
     def _ask(self, **body: Any) -> Any:
-        return self._stream.ask(self._timeout, **body)
+        return patiently(self, self._stream.asked(**body), self._timeout)
 
     def _tell(self, wait: bool, **body: Any) -> None:
         if wait:
@@ -470,7 +488,7 @@ class Session:
         pending = self.start_lookup(
             keys, group=group, request=request, first=first, readers=readers, prefetch=prefetch, traceparent=traceparent
         )
-        return pending.result(self._timeout)
+        return patiently(self, pending.result, self._timeout)
 
     def start_lookup(
         self,
@@ -515,6 +533,20 @@ class Session:
     def share_semaphores_ipc(self, handle: bytes, offset: int, count: int) -> None:
         """Likewise semaphores in memory of the session's GPU (:class:`kvhost.cuda.DeviceSemaphores`)."""
         self._ask(semaphores=pb.Semaphores(cuda_ipc=handle, offset=offset, count=count))
+
+    def share_withdrawals(self) -> bool:
+        """Shares a word by which stores that start from now on can be withdrawn, once in a session. False with an older host,
+        which knows no such thing."""
+        word = Withdrawals()
+        try:
+            self._ask(withdrawals=pb.Withdrawals(memfd=self._send(word.arena.fd)))
+        except BaseException as e:
+            word.close()
+            if isinstance(e, HostError) and e.code == Code.INVALID and e.field == "body":
+                return False
+            raise
+        self._withdrawals = word
+        return True
 
     def store(
         self,
@@ -616,10 +648,16 @@ class Session:
         """What the host is doing."""
         return self._stream.status(self._timeout)
 
+    def end(self) -> None:
+        """Asks the host to end the session, and does not wait: ``ended`` is set when it has."""
+        self._stream.end()
+
     def close(self, wait: float | None = 5.0) -> None:
         """Ends the session: the host cancels its jobs and unmaps its memory. Where the host does not end it within ``wait``
         seconds the stream is broken, and a host that hangs may still touch the memory once it goes on. In a child that was forked
         it does nothing: the session is the parent's, and goes on."""
+        if self._withdrawals is not None and self._stream.origin.here:
+            self._withdrawals.close()  # nothing that it reads then is published
         self._stream.close(wait)
 
     def __enter__(self) -> Session:

@@ -95,20 +95,23 @@ class Stream:
             self._out.put(pb.SessionRequest(id=self._last, **body))
             return self._last
 
-    def ask(self, timeout: float | None, **body: Any) -> Any:
-        """Sends a message that has one answer and waits for it."""
+    def asked(self, **body: Any) -> Callable[[float], Any]:
+        """Sends a message that has one answer; returns what waits for it, for so many seconds."""
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def call(m: Any) -> bool:
             answers.put(m)
             return True
 
+        def wait(timeout: float) -> Any:
+            try:
+                m = answers.get(timeout=timeout)
+            except queue.Empty:
+                raise TimeoutError(f"no answer to {[*body][-1]} within {timeout} s") from None
+            return checked(m)
+
         self.start(call, **body)
-        try:
-            m = answers.get(timeout=timeout)
-        except queue.Empty:
-            raise TimeoutError(f"no answer to {[*body][-1]} within {timeout} s") from None
-        return checked(m)
+        return wait
 
     def status(self, timeout: float | None) -> pb.StatusResponse:
         self.origin.check()
@@ -130,16 +133,22 @@ class Stream:
         except ValueError:  # grpc's, of a closed channel
             raise HostGoneError("the session was closed here") from None
 
-    def close(self, wait: float | None = 5.0) -> None:
-        """Breaks the stream if the host has not ended it within ``wait`` seconds. In a child that was forked it does nothing:
-        the stream is the parent's."""
+    def end(self) -> None:
+        """Ends the requests, and the host the session; ``ended`` is set when it has. Not in a child that was forked."""
         if not self.origin.here:
             return
         with self._lock:
             if self._cause is None:
                 self._cause = HostGoneError("the session was closed here")
+        self._out.put(None)
+
+    def close(self, wait: float | None = 5.0) -> None:
+        """Breaks the stream if the host has not ended it within ``wait`` seconds. In a child that was forked it does nothing:
+        the stream is the parent's."""
+        if not self.origin.here:
+            return
         other = threading.current_thread() is not self._receiver
-        self._out.put(None)  # ends the requests, and the host the session
+        self.end()
         if other:
             self.ended.wait(wait)
         self._responses.cancel()

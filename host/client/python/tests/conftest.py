@@ -6,7 +6,7 @@ import os
 
 collect_ignore = [] if os.environ.get("KVHOST_SOCKET") else ["test_host.py", "test_objects_host.py"]
 if not os.environ.get("KVHOST_BIN"):
-    collect_ignore += ["test_own.py", "test_prefetch.py", "test_traces.py", "test_vllm_tier_host.py"]
+    collect_ignore += ["test_own.py", "test_prefetch.py", "test_traces.py", "test_vllm_tier_host.py", "test_withdrawals.py"]
 
 
 def pytest_report_header() -> list[str]:

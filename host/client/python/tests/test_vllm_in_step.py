@@ -187,14 +187,14 @@ def test_each_layer_waits_for_its_own() -> None:
 
     def run() -> None:
         for i in range(3):
-            gate.wait(i)
+            gate.wait(i, lambda: False)
             passed.append(i)
 
     thread = threading.Thread(target=run)
     thread.start()
     gate.on_layer(0, [])
     gate.on_layer(1, [])
-    gate.wait(1)
+    gate.wait(1, lambda: False)
     assert 2 not in passed
     gate.over()
     thread.join(30)
@@ -242,6 +242,6 @@ def test_a_host_that_hangs_keeps_the_blocks(rank: Rank) -> None:
     report = rank.end()
     assert load.cancelled and report.abandoned == {1: "a"} and not report.free
     assert report.broken == {1, 2, 3, 4} == rank.w.bad_blocks()
-    gate.wait(1)  # no compute waits any more
+    gate.wait(1, lambda: False)  # no compute waits any more
     load.finish()
     assert dict(rank.end().free) == {1: 1}

@@ -133,24 +133,6 @@ def test_an_ending_engine_waits_for_its_stores(written: bool, caplog: pytest.Log
     assert ("1 chunks may not be stored" in caplog.text) != written
 
 
-def test_no_load_waits_for_a_host_that_is_stopped() -> None:
-    rig = Rig(lookup_timeout=0.0)
-    rig.session.frozen = lambda: True
-    order = rig.load("a", [1, 2])
-    assert rig.step() == (set(), set()) and len(rig.session.pings) == 1, "want the host asked whether it runs"
-    assert rig.step() == ({"a"}, {"a"}) and rig.abandoned == {order: "a"}
-    assert rig.session.loads[-1].cancelled and order not in rig.free, "the blocks are the host's"
-    rig.session.loads[-1].finish()
-    rig.step()
-    assert rig.free == {order: 1}
-    rig.session.frozen = lambda: False
-    rig.session.pings[-1].set()
-    rig.load("b", [3])
-    for _ in range(5):
-        assert rig.step() == (set(), set()), "a host that answers is waited for"
-    rig.w.close()
-
-
 def test_a_load_that_the_host_neither_ends_nor_cancels_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(load_timeout=0.0)
     rig.session.frozen = lambda: True
@@ -255,6 +237,20 @@ def test_a_link_follows_and_sleeps() -> None:
     link.pause()
     assert link.sessions() == [] and host.opened[1][1].ended.is_set()
     assert link.resume(5) and link.epoch == 3
+    link.close()
+
+
+def test_a_link_sleeps_though_its_host_does_not_end_a_session() -> None:
+    host = Host()
+    link = Link("x", "socket", host, leads=False)  # type: ignore[arg-type]
+    assert link.start(5)
+    session = host.opened[0][1]
+    session.frozen = lambda: True
+    link.follow(3)
+    time.sleep(0)
+    assert not session.ended.is_set(), "want blocks that the host may touch to be its own"
+    link.pause(0.0)
+    assert session.ended.is_set() and len(host.opened) == 1
     link.close()
 
 

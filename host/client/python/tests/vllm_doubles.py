@@ -15,6 +15,16 @@ from kvhost.session import NOT_WANTED, DiscardResult, LoadJob, PendingLookup, Re
 from kvhost.v1 import kvhost_pb2 as pb
 
 
+class Clock:
+    """What stands for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class Pending(PendingLookup):
     def __init__(self, session: DoubleSession, keys: Sequence[bytes], group: int) -> None:
         super().__init__(session, 0)  # type: ignore[arg-type]
@@ -44,6 +54,7 @@ class Pending(PendingLookup):
 class Store(StoreJob):
     def __init__(self, session: DoubleSession, chunks: Sequence[Any]) -> None:
         super().__init__(session)  # type: ignore[arg-type]
+        self.id = len(session.stores) + 1
         self.chunks, self.cancelled = list(chunks), False
 
     def finish_reading(self) -> None:
@@ -107,6 +118,8 @@ class DoubleSession:
         self.stores: list[Store] = []
         self.loads: list[Load] = []
         self.released: list[int] = []
+        self.withdrawn: list[int] = []
+        self._withdrawals: Any = Record(withdraw=self.withdrawn.append)  # None: an older host
         self.pings: list[threading.Event] = []
         self.ended_requests: list[int] = []
         self.hints: list[Hints | None] = []
@@ -172,6 +185,12 @@ class DoubleSession:
             self.pings[-1].set()
         return self.pings[-1]
 
+    def go_on(self) -> None:
+        """The host's process was stopped, and is not any more."""
+        self.frozen = lambda: False
+        for ping in self.pings:
+            ping.set()
+
     def end_request(self, request: int, hints: Hints | None = None, *, wait: bool) -> None:
         self._alive()
         self.ended_requests.append(request)
@@ -182,6 +201,10 @@ class DoubleSession:
         jobs: list[Store | Load] = [*self.stores, *self.loads]
         for call in [*(j for j in jobs if not j.over), *(p for p in self.lookups if not p.done())]:
             call._call(HostGoneError("the host is gone"))
+
+    def end(self) -> None:
+        if not self.frozen():
+            self.die()
 
     def close(self, wait: float | None = 5.0) -> None:
         self.die()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvhost.arena import Arena
-from kvhost.errors import Code, HostError, HostGoneError
+from kvhost.errors import Code, HostError, HostGoneError, HostStoppedError
 from kvhost.forks import Origin
 from kvhost.objects.inplace import HostProcess, NotShared, Place
 from kvhost.objects.kind import Kind
@@ -37,6 +37,10 @@ def stride(kind: Kind) -> int:
 def offsets(kind: Kind) -> list[int]:
     """Where an object's pages are in its block of an arena."""
     return [0, *itertools.accumulate(kind.pages[:-1])]
+
+
+class TakenBack(HostStoppedError):
+    """A store was withdrawn: its memory is the caller's again, though the host was lost in the middle of it."""
 
 
 @dataclass
@@ -63,6 +67,7 @@ class Connection:
         self._process: HostProcess | None = None
         self._opened = 0
         self._lost = False
+        self._wait = 5.0  # seconds that the host has to end a session
 
     @contextmanager
     def session(self, kind: Kind, place: Place | None) -> Iterator[Session]:
@@ -87,7 +92,7 @@ class Connection:
                 opened.users -= 1
                 rest = self._unused()
             for session in rest:
-                session.close()
+                session.close(self._wait)
 
     def _hello(self, kind: Kind, place: Place | None) -> Session:
         if self._options.own is not None:
@@ -104,14 +109,15 @@ class Connection:
             unsealed_memory=place is not None,
         )
         try:
+            session.share_withdrawals()
             step = stride(kind)
             if place is not None:
                 _share(session, place)
             elif step <= self.arena.size:
                 blocks = self.arena.size // step
                 session.register(0, self.arena, [Region(offset, step, blocks) for offset in offsets(kind)])
-        except BaseException:
-            session.close()
+        except BaseException as e:
+            session.close(0.0 if isinstance(e, HostStoppedError) else 5.0)
             raise
         return session
 
@@ -144,14 +150,15 @@ class Connection:
     def sessions(self) -> int:
         return len(self._open)
 
-    def close(self) -> None:
-        """Ends the sessions. Those in use end with their last user, and so does the arena."""
+    def close(self, wait: float = 5.0) -> None:
+        """Ends the sessions, which the host has ``wait`` seconds for each. Those in use end with their last user, and so does the
+        arena."""
         with self._lock:
-            self._lost = True
+            self._lost, self._wait = True, min(wait, self._wait)
             running = [o.session for o in self._open.values() if o.users]
             rest = self._unused()
         for session in [*running, *rest]:
-            session.close()
+            session.close(self._wait)
 
 
 def _share(session: Session, place: Place) -> None:
@@ -205,7 +212,7 @@ class Connector:
                 try:
                     yield connection, session
                 except (HostGoneError, TimeoutError) as e:
-                    if place is not None:
+                    if place is not None and not isinstance(e, TakenBack):
                         self._fence(connection, place, e)
                     raise
         except (HostGoneError, TimeoutError) as e:
@@ -280,4 +287,4 @@ class Connector:
             self._next = self._clock() + self._pause
         if first:
             log.warning("host %s: gone, every lookup misses until it is back: %s", self.socket, why)
-        connection.close()
+        connection.close(0.0 if isinstance(why, HostStoppedError) else 5.0)

@@ -15,9 +15,9 @@ _O = TypeVar("_O", bound="Options")
 class Options:
     """``socket``: the host's; or ``root`` and ``memory`` of one that the engine starts for itself (``kvhost.own``).
     ``arena_bytes``: shared memory that objects pass through. ``timeout``: seconds until
-    a host that does not answer counts as gone. ``sessions``: the most with the host at a time; each kind of object
-    has one. ``prefetch``: what a lookup finds is copied to the host's nearest level until it is loaded. ``extra``: texts by name
-    that must agree, too, for engines to share what they store."""
+    a host that is slow counts as gone; one whose process is stopped does after two. ``sessions``: the most with the host at a
+    time; each kind of object has one. ``prefetch``: what a lookup finds is copied to the host's nearest level until it is loaded.
+    ``extra``: texts by name that must agree, too, for engines to share what they store."""
 
     socket: str = "/run/kvhost/kvhost.sock"
     arena_bytes: int = 1 << 30

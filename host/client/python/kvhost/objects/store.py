@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from kvhost.errors import Code, HostError, HostGoneError
-from kvhost.objects.connection import Connection, Connector, offsets, stride
+from kvhost.errors import Code, HostError, HostGoneError, HostStoppedError
+from kvhost.objects.connection import Connection, Connector, TakenBack, offsets, stride
 from kvhost.objects.inplace import NotShared, Place
 from kvhost.objects.kind import Kind
+from kvhost.pulse import patiently
 from kvhost.session import DiscardResult, LoadChunk, LoadJob, Lookup, Result, Session, StoreChunk, StoreJob
 
 _T = TypeVar("_T")
@@ -215,9 +216,14 @@ class _Batch:
         space.give(step, blocks)
 
     def _settle(self, job: StoreJob | LoadJob, wait: Callable[[float | None], _T]) -> _T:
-        """Waits for a job. One that takes too long is cancelled, so that the blocks are free again."""
+        """Waits for a job. One that takes too long is cancelled, so that the blocks are free again. A store is taken back from a
+        host that is stopped: only the blocks of a load are its own then."""
         try:
-            return wait(self.timeout)
+            return patiently(self.session, wait, self.timeout)
+        except HostStoppedError as e:
+            if isinstance(job, StoreJob) and job.withdraw():
+                raise TakenBack(str(e)) from e
+            raise
         except TimeoutError:
             job.cancel()
             return wait(self.timeout)

@@ -682,7 +682,7 @@ class Semaphores(_message.Message):
     def __init__(self, memfd: _Optional[int] = ..., cuda_ipc: _Optional[bytes] = ..., offset: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ["await_copies", "cancel", "discard", "end_request", "hello", "id", "load", "lookup", "ping", "register", "release", "semaphores", "store", "traceparent", "unregister"]
+    __slots__ = ["await_copies", "cancel", "discard", "end_request", "hello", "id", "load", "lookup", "ping", "register", "release", "semaphores", "store", "traceparent", "unregister", "withdrawals"]
     AWAIT_COPIES_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DISCARD_FIELD_NUMBER: _ClassVar[int]
@@ -698,6 +698,7 @@ class SessionRequest(_message.Message):
     STORE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     UNREGISTER_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWALS_FIELD_NUMBER: _ClassVar[int]
     await_copies: AwaitCopies
     cancel: Cancel
     discard: Discard
@@ -713,7 +714,8 @@ class SessionRequest(_message.Message):
     store: Store
     traceparent: str
     unregister: Unregister
-    def __init__(self, id: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., await_copies: _Optional[_Union[AwaitCopies, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., semaphores: _Optional[_Union[Semaphores, _Mapping]] = ...) -> None: ...
+    withdrawals: Withdrawals
+    def __init__(self, id: _Optional[int] = ..., traceparent: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., unregister: _Optional[_Union[Unregister, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., store: _Optional[_Union[Store, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., discard: _Optional[_Union[Discard, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., await_copies: _Optional[_Union[AwaitCopies, _Mapping]] = ..., end_request: _Optional[_Union[EndRequest, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., semaphores: _Optional[_Union[Semaphores, _Mapping]] = ..., withdrawals: _Optional[_Union[Withdrawals, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ["discard", "done", "error", "hello", "id", "load_done", "load_layer", "lookup", "store_published", "store_read"]
@@ -944,6 +946,14 @@ class UsageStatus(_message.Message):
     stored_bytes: int
     tenant: int
     def __init__(self, model: _Optional[str] = ..., tenant: _Optional[int] = ..., keys: _Optional[int] = ..., hits: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+
+class Withdrawals(_message.Message):
+    __slots__ = ["memfd", "offset"]
+    MEMFD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    memfd: int
+    offset: int
+    def __init__(self, memfd: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = []

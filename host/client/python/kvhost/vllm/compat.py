@@ -12,8 +12,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -307,6 +307,19 @@ def describes_events() -> bool:
     return known
 
 
+def reset_past_holds(block_pool: Any, let_go: Callable[[], AbstractContextManager[None]]) -> None:
+    """Lets the engine empty its prefix cache while blocks are held for the host. It refuses to while a block has a reference, and
+    its callers give up or raise; a host that is stopped could have the references for any time."""
+    plain = block_pool.reset_prefix_cache
+
+    @functools.wraps(plain)
+    def reset_prefix_cache() -> Any:
+        with let_go():
+            return plain()
+
+    block_pool.reset_prefix_cache = reset_prefix_cache
+
+
 def event_extra_keys(request: Any, first: int, end: int, block_tokens: int) -> list[tuple[Any, ...] | None] | None:
     """What the engine's hashes of these blocks cover besides tokens, as its own events name it. None if that is
     nothing."""
@@ -444,6 +457,43 @@ def _insertion(policy: Any, load: Any) -> Callable[[Any, Any], None]:
     *_, last = inspect.signature(policy.insert).parameters
     more = {last: load.req_context} if last == "req_context" else {}
     return functools.partial(policy.insert, **more)
+
+
+def leave_rows(offloading_spec: Any, rows: Callable[[], Collection[int]]) -> bool:
+    """Keeps ``rows`` of the CPU tier, those at the time, out of use when vLLM empties the tier: a load that was not answered may
+    still be written to them. Returns whether this vLLM lets it."""
+    tier = getattr(getattr(offloading_spec, "_manager", None), "primary_tier", None)
+    total, taken = _row_counts(tier)
+    if not total:
+        return False
+    plain = tier.reset_cache
+    if hasattr(plain, "__wrapped__"):
+        return True
+
+    @functools.wraps(plain)
+    def reset_cache() -> None:
+        plain()
+        left = set(rows())
+        if left:
+            setattr(tier, taken, total)
+            tier._free_list[:] = [row for row in range(total) if row not in left]
+
+    tier.reset_cache = reset_cache
+    return True
+
+
+def give_back_rows(offloading_spec: Any, rows: Iterable[int]) -> None:
+    """Rows that :func:`leave_rows` has kept may be used."""
+    offloading_spec._manager.primary_tier._free_list.extend(rows)
+
+
+def _row_counts(tier: Any) -> tuple[int, str]:
+    """How many rows a CPU tier has, and the attribute that counts those that were ever taken; 0 where they are not known."""
+    if isinstance(getattr(tier, "_free_list", None), list):
+        for total, taken in (("_num_chunks", "_num_allocated_chunks"), ("_num_blocks", "_num_allocated_blocks")):  # 0.26
+            if hasattr(tier, total) and hasattr(tier, taken):
+                return int(getattr(tier, total)), taken
+    return 0, ""
 
 
 def row_tensors(kv_cache_config: Any, groups: Sequence[int]) -> list[tuple[int, dict[str, int]]] | None:

@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.platforms import current_platform
 
 from kvhost.adopted import separate_allocations
+from kvhost.errors import KvhostError
 from kvhost.events import EventStream, Position
 from kvhost.forks import Origin
 from kvhost.session import Session
@@ -147,6 +148,9 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
         def register(session: Session) -> None:
             for g in groups:
                 memory.register(session, g)
+            if not session.share_withdrawals():
+                log.warning("kvhost: the host is older than this package: while it is stopped, requests may wait for blocks "
+                            "that it has not read")
             if layers is not None:
                 layers.share(session)
 
@@ -262,9 +266,14 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             return
         assert self._link is not None
         self._asleep = True
-        self._worker.drain()
-        self._release()
-        self._link.pause()
+        answers = self._worker.drain()
+        try:
+            if answers:
+                self._release()
+        except (KvhostError, TimeoutError) as e:
+            log.warning("kvhost: the host has not given the KV cache's memory back before the engine sleeps: %s", e)
+            answers = False
+        self._link.pause(5.0 if answers else 0.0)
 
     def restore_kv_caches(self) -> None:
         if self._asleep:
@@ -358,7 +367,9 @@ class KvhostConnector(KVConnectorBase_V1, SupportsHMA):
             adapters=Adapters(adapters(lora)) if (lora := self._vllm_config.lora_config) else None,
             in_step=loads and self._may_load_in_step and self._failed.preempts,
             last_life=LastLife(self._settings.path, spaces, step_tokens, self._vllm_config.model_config.enforce_eager),
+            longest=int(self._vllm_config.model_config.max_model_len),
         )
+        compat.reset_past_holds(self._block_pool, holds.let_go)
         if self._generation:
             self._scheduler.new_generation(self._generation)
         link.start(0)

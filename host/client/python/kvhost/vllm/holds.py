@@ -9,13 +9,17 @@ being able to run. vLLM schedules its queue in order and stops at the first requ
 bounded such that, once all that runs has ended,
 
 * every request with an ordered load finds the blocks for the rest of its tokens, and
-* the largest of the other requests finds all of its blocks, even if no load ever ends.
+* the largest request finds all of its blocks, even if no load ever ends: also one that waits for its load, and then has to
+  take other blocks, since a host that is stopped may write those of the load whenever it goes on.
+
+The blocks of a store that is not read come free all the same: it is taken back (see kvhost.withdrawals).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +44,19 @@ class Holds:
         self._holds: dict[int, _Hold] = {}
         self._stores: dict[int, int] = {}  # blocks by store order
         self._waiting: dict[str, tuple[int, int]] = {}  # requests with an ordered load: (held, needed) blocks
-        self._abandoned: dict[int, int] = {}  # blocks by load order
+        self._loads: dict[int, str] = {}  # requests by load order
+        self._abandoned: set[int] = set()  # load orders
 
     @property
     def any(self) -> bool:
-        """Whether a block is held: the engine must go on with its steps to learn that the host is done with it."""
+        """Whether a block is held."""
         return bool(self._holds)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a block is held of which the engine learns by further steps that the host is done with it. That may last
+        for any time where a load was abandoned."""
+        return len(self._holds) > len(self._abandoned)
 
     @property
     def size(self) -> int:
@@ -71,20 +82,22 @@ class Holds:
 
     def room_to_load(self, needed: int, largest: int) -> int:
         """How many blocks a load may hold for a request that needs ``needed`` in all; ``largest`` is what the largest
-        request needs that waits for no load."""
+        request needs."""
         others = sum(n for _, n in self._waiting.values())
         idle = self._idle()
         if others + needed + idle > self.size:
             return 0
-        return max(0, self.size - sum(h for h, _ in self._waiting.values()) - idle - largest)
+        return max(0, self.size - sum(h for h, _ in self._waiting.values()) - idle - max(needed, largest))
 
     def _idle(self) -> int:
         """Blocks that are held for no request that waits."""
-        return sum(self._stores.values()) + sum(self._abandoned.values())
+        loads = (len(self._holds[order].blocks) for order, request in self._loads.items() if request not in self._waiting)
+        return sum(self._stores.values()) + sum(loads)
 
     def load(self, order: int, request: str, blocks: Sequence[int], held: int, needed: int) -> None:
         """``blocks`` are those that the host writes, ``held`` how many the waiting request has."""
         self._hold(order, blocks)
+        self._loads[order] = request
         self._waiting[request] = held, needed
 
     def scheduled(self, request: str) -> None:
@@ -95,7 +108,8 @@ class Holds:
         """The request leaves its blocks, and the host may still write them."""
         self.scheduled(request)
         if order in self._holds:
-            self._abandoned[order] = len(self._holds[order].blocks)
+            self._loads[order] = ""  # a request of the same name may come
+            self._abandoned.add(order)
 
     @property
     def waiting(self) -> bool:
@@ -112,7 +126,7 @@ class Holds:
         request needs that waits for no load."""
         stores = sum(self._stores.values()) + blocks
         held, needed = (sum(c) for c in zip((0, 0), *self._waiting.values()))
-        total = stores + sum(self._abandoned.values()) + max(needed, held + largest)
+        total = self._idle() + blocks + max(needed, held + largest)
         return stores <= limit and total <= self.size
 
     def store(self, order: int, blocks: Sequence[int]) -> None:
@@ -129,6 +143,9 @@ class Holds:
         self._pool.touch([self._pool.blocks[b] for b in blocks])
         self._holds[order] = _Hold(list(blocks), self._ranks)
 
+    def holds(self, order: int) -> bool:
+        return order in self._holds
+
     def free_on(self, orders: Iterable[tuple[int, int]]) -> None:
         """``orders`` are (order, ranks): on so many more ranks the host touches its blocks no more."""
         for order, ranks in orders:
@@ -140,5 +157,16 @@ class Holds:
                 continue
             del self._holds[order]
             self._stores.pop(order, None)
-            self._abandoned.pop(order, None)
+            self._loads.pop(order, None)
+            self._abandoned.discard(order)
             self._pool.free_blocks([self._pool.blocks[b] for b in reversed(hold.blocks)])
+
+    @contextmanager
+    def let_go(self) -> Iterator[None]:
+        """Nothing is held inside: the engine may drop what it knows of the blocks. It must give none to a request."""
+        held = [self._pool.blocks[b] for hold in self._holds.values() for b in hold.blocks]
+        self._pool.free_blocks(reversed(held))
+        try:
+            yield
+        finally:
+            self._pool.touch(held)

@@ -16,6 +16,7 @@ from kvhost.session import LoadJob, Session
 
 #: Loads inside steps that a GPU worker can have at once, those included that a host has not answered.
 _SLOTS = 64
+_LOOK_SECONDS = 0.02  # between two looks whether the host that a layer comes from still answers
 
 
 class Gate(Protocol):
@@ -28,8 +29,8 @@ class Gate(Protocol):
     def over(self) -> None:
         """The load is over. On the receiving thread."""
 
-    def wait(self, position: int) -> None:
-        """Compute that follows waits until the layer has landed, or the load is over or given up."""
+    def wait(self, position: int, stopped: Callable[[], bool]) -> None:
+        """Compute that follows waits until the layer has landed, or the load is over or given up, or the host is ``stopped``."""
 
     def give_up(self) -> None:
         """No compute waits any more."""
@@ -71,11 +72,16 @@ class HostGate:
             self._over = True
             self._changed.notify_all()
 
-    def wait(self, position: int) -> None:
-        with self._changed:
-            left = max(0.0, self._due - time.monotonic())
-            if not self._changed.wait_for(lambda: self._over or self._landed > position, left):
+    def wait(self, position: int, stopped: Callable[[], bool]) -> None:
+        while not self._there(position):
+            if time.monotonic() > self._due or stopped():
                 self.missed = True
+                return
+
+    def _there(self, position: int) -> bool:
+        with self._changed:
+            left = min(_LOOK_SECONDS, max(0.0, self._due - time.monotonic()))
+            return self._changed.wait_for(lambda: self._over or self._landed > position, left)
 
     def give_up(self) -> None:
         self.over()
@@ -111,7 +117,7 @@ class DeviceGate:
     def over(self) -> None:
         pass  # the stream sees the semaphore
 
-    def wait(self, position: int) -> None:
+    def wait(self, position: int, stopped: Callable[[], bool]) -> None:
         self._gates.wait_on_stream(self._slot, self._first + position)
 
     def give_up(self) -> None:
@@ -176,19 +182,19 @@ class StepLayers:
         """The load has begun: the step waits for it."""
         self._open.append(gate)
 
-    def wait(self, layer: str) -> None:
-        """Call before a layer's attention."""
+    def wait(self, layer: str, stopped: Callable[[], bool]) -> None:
+        """Call before a layer's attention. ``stopped`` says whether the host's process is."""
         if self._open and (position := self._positions.get(layer)) is not None:
             self._asked.add(position)
             for gate in self._open:
-                gate.wait(position)
+                gate.wait(position, stopped)
 
-    def wait_for_all(self) -> None:
+    def wait_for_all(self, stopped: Callable[[], bool]) -> None:
         """For a step that runs as one graph: no layer of it calls :meth:`wait`."""
         if self._open:
             self._asked |= self._all
             for gate in self._open:
-                gate.wait(len(self._all) - 1)
+                gate.wait(len(self._all) - 1, stopped)
 
     def end(self) -> bool:
         """The step is queued, or done. Whether it has waited for every layer of its loads."""

@@ -38,6 +38,7 @@ class Link:
         self._epoch = 0  # that is wanted
         self._opened = -1  # of the sessions, -1 while there are none
         self._paused = False
+        self._patience = 5.0  # seconds that the host has to end a session
         self._closed = False
         self._tried = False
         self._said = ""  # the last failure in the log
@@ -80,16 +81,16 @@ class Link:
                 self._epoch = epoch
                 self._wake.notify_all()
 
-    def pause(self) -> None:
-        """Closes the sessions until :meth:`resume`; returns when they are closed."""
+    def pause(self, wait: float = 5.0) -> None:
+        """Closes the sessions until :meth:`resume`; returns when they are closed. The host has so many seconds to end each."""
         with self._wake:
-            self._paused = True
+            self._paused, self._patience = True, wait
             self._wake.notify_all()
             self._wake.wait_for(lambda: not self._sessions)
 
     def resume(self, wait: float) -> bool:
         with self._wake:
-            self._paused = False
+            self._paused, self._patience = False, 5.0
             self._wake.notify_all()
             return self._wake.wait_for(lambda: self._opened >= 0, wait)
 
@@ -135,7 +136,10 @@ class Link:
         for s in ended:
             # Jobs may run, and their blocks are the host's until it has ended the session. An engine that ends or sleeps
             # cannot wait for a host that hangs, and uses the memory no more.
-            s.close(5.0 if self._leads or self._closed or self._paused else None)
+            s.end()
+            while not (self._leads or self._closed or self._paused or s.ended.wait(0.1)):
+                pass
+            s.close(self._patience)
         with self._wake:
             self._sessions, self._opened = [], -1
             if lost:

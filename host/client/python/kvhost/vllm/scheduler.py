@@ -18,6 +18,7 @@ from kvhost.vllm.holds import Holds
 from kvhost.vllm.hints import LONGEST
 from kvhost.vllm.keeper import MOST, Keeper, common
 from kvhost.keys import KeyChain, Item
+from kvhost.pulse import Pulse
 from kvhost.vllm.link import Link
 from kvhost.vllm.lookups import RequestLookup
 from kvhost.vllm.orders import ChunkOrder, GroupLoad, LoadOrder, StepOrders, StoreOrder, WorkerReport
@@ -46,6 +47,7 @@ _SAY_AGAIN = 60.0  # seconds between two lines of the log on chunks that were no
 
 #: Why a chunk that was computed was not offered to the host.
 AWAY = "no session with the host"
+NO_ANSWER = "the host does not answer"
 NO_ROOM = "no more blocks could be held for the host to read"
 PASSED = "their sliding window had passed them before more blocks could be held for the host to read"
 
@@ -89,11 +91,15 @@ class Scheduler:
     def __init__(
         self, settings: Settings, link: Link, groups: Sequence[GroupPlan], ranks: int, stages: int, *, loads: bool,
         step_tokens: int, holds: Holds, events: KVEvents | None = None, adapters: Adapters | None = None,
-        in_step: bool = False, last_life: LastLife | None = None,
+        in_step: bool = False, last_life: LastLife | None = None, longest: int = 0,
     ) -> None:
         """``ranks`` per pipeline stage. ``loads`` is false where the engine could not recover from a failed load,
         ``in_step`` where it could not from one inside a step.
-        ``step_tokens`` is the most that the engine computes in a step."""
+        ``step_tokens`` is the most that the engine computes in a step, ``longest`` how many tokens a request may have."""
+        self._pulse = Pulse(settings.lookup_timeout, lambda: time.monotonic())
+        self._longest = longest
+        self._hung: set[int] = set()  # orders of loads that a host did not end: it gets no others until it has
+        self._unanswered: RequestLookup | None = None  # the last lookup that was waited for in vain
         self._settings, self._link, self._groups = settings, link, groups
         self._holds = holds
         self._chunk = groups[0].chunk_tokens
@@ -109,7 +115,8 @@ class Scheduler:
         self._adapters = adapters  # None: the engine has no LoRA
         self._requests: dict[str, Tracked] = {}
         self._live: dict[str, Any] = {}  # all of the engine's requests
-        self._largest: list[tuple[int, str]] | None = None  # tokens of the two largest that wait for no load, in a step
+        self._largest: int | None = None  # tokens of the largest that waits for no load, in a step
+        self._most_tokens = 0  # of the largest of all
         self._stalled = 0  # steps in a row that scheduled nothing
         self._loading: dict[str, int] = {}  # requests, also finished ones: on how many ranks their load is not over
         self._last_number = 0
@@ -191,7 +198,7 @@ class Scheduler:
         keys = t.chain.extend(request.all_token_ids, request.num_tokens)
         if t.shared is None:
             self._compare(t, keys)
-        if not keys or not t.may_load or getattr(request, "skip_reading_prefix_cache", False):
+        if not keys or not t.may_load or getattr(request, "skip_reading_prefix_cache", False) or self._hung or self._stopped():
             return 0
         if t.lookup is not None and (t.epoch != self._link.epoch or t.lookup.done() and not t.lookup.fresh):
             t.lookup.release()
@@ -200,8 +207,7 @@ class Scheduler:
             return 0
         lookup = t.lookup
         assert lookup is not None
-        if not lookup.done(0 if t.waited else self._settings.lookup_wait):
-            t.waited = True
+        if not self._answered(t, lookup):
             if time.monotonic() - lookup.began < self._settings.lookup_timeout:
                 return None
             self._count("lookups_timed_out")
@@ -215,7 +221,7 @@ class Scheduler:
             self._events.found(keys[:there])
         hit = self._before_bad(keys, there)
         t.in_step = hit * self._chunk > computed and self._inside(t, lookup, hit, computed)
-        room, later = self._room(t, hit) if hit * self._chunk > computed and not t.in_step else (hit, hit)
+        room, later = self._room(t, hit) if hit * self._chunk > computed else (hit, hit)
         if room < later and time.monotonic() - t.since < self._settings.lookup_timeout:
             return None  # the blocks that are held now come free soon
         take = self._worth(lookup, hit, room, computed)
@@ -226,6 +232,19 @@ class Scheduler:
             return 0
         t.hit = take
         return more
+
+    def _stopped(self) -> bool:
+        """Whether the host's process is stopped: it is asked for nothing then, and given nothing."""
+        return self._pulse.stopped(next(iter(self._link.sessions()), None))
+
+    def _answered(self, t: Tracked, lookup: RequestLookup) -> bool:
+        """Whether a lookup was answered. The scheduler waits a moment for it, once, unless it still waits for another's."""
+        idle = self._unanswered is not None and not self._unanswered.done(0)
+        answered = lookup.done(0 if t.waited or idle else self._settings.lookup_wait)
+        if not (answered or idle):
+            self._unanswered = lookup
+        t.waited = True
+        return answered
 
     def _compare(self, t: Tracked, keys: Sequence[bytes]) -> None:
         """Nothing that a request has in common with another is dropped after either."""
@@ -273,23 +292,31 @@ class Scheduler:
     def _room(self, t: Tracked, hit: int) -> tuple[int, int]:
         """How many of the leading chunks may be loaded, so that the engine can go on while they are: now, and once the
         blocks that are held are free."""
-        largest = self._needed_by_largest(t.request.request_id)
-        now = self._holds.room_to_load(self._holds.needs(t.request.num_tokens), largest)
+        needed = self._holds.needs(t.request.num_tokens)
+        largest = max(needed, self._largest_ever())
+        now = self._holds.room_to_load(needed, largest)
         return self._fitting(hit, now), self._fitting(hit, self._holds.size - largest)
+
+    def _largest_ever(self) -> int:
+        """Blocks of the largest request that there is, or of one that may come, which loads leave half of all blocks."""
+        self._measure()
+        return max(self._holds.needs(self._most_tokens + 1), min(self._holds.needs(self._longest), self._holds.size // 2))
 
     def _fitting(self, chunks: int, blocks: int) -> int:
         while chunks and self._holds.needs(chunks * self._chunk) > blocks:
             chunks -= 1
         return chunks
 
-    def _needed_by_largest(self, but: str = "") -> int:
-        """Blocks that the largest request takes that waits for no load, and is not ``but``."""
+    def _needed_by_largest(self) -> int:
+        """Blocks that the largest request takes that waits for no load."""
+        largest = self._measure()
+        return self._holds.needs(largest + 1) if largest else 0
+
+    def _measure(self) -> int:
         if self._largest is None:
-            tokens = sorted(
-                ((r.num_tokens, id) for id, r in self._live.items() if not self._holds.waits(id)), reverse=True
-            )
-            self._largest = tokens[:2]
-        return next((self._holds.needs(n + 1) for n, id in self._largest if id != but), 0)
+            self._most_tokens = max((r.num_tokens for r in self._live.values()), default=0)
+            self._largest = max((r.num_tokens for id, r in self._live.items() if not self._holds.waits(id)), default=0)
+        return self._largest
 
     def _unneeded(self) -> int:
         """Blocks that would be left if all requests had theirs."""
@@ -438,7 +465,7 @@ class Scheduler:
             t.end = min(t.end, request.num_computed_tokens // self._chunk)
         self._order_chunks(t, request.num_computed_tokens, ends=True)
         if t.may_store:
-            self._drop(AWAY if self._link.epoch < 0 else NO_ROOM, t.end - t.stored)
+            self._drop(AWAY if self._link.epoch < 0 else NO_ANSWER if self._stopped() else NO_ROOM, t.end - t.stored)
         self._orders.ended.append((request.request_id, t.number))
         told = hints.of_request(request)
         for s in self._link.sessions():
@@ -582,6 +609,9 @@ class Scheduler:
         other request needs may be held."""
         if t.end <= t.stored or t.chain is None or not t.may_store or self._settings.store == "none" or self._link.epoch < 0:
             return
+        if self._stopped():
+            t.late = t.end
+            return
         keys = t.chain.extend(t.request.all_token_ids, t.request.num_tokens)
         if self._events is not None:
             self._events.describe(t.request, keys, t.stored, t.end)
@@ -625,8 +655,9 @@ class Scheduler:
 
     @property
     def pending(self) -> bool:
-        """Whether the host may touch blocks: the workers say in a step that it is done."""
-        return self._holds.any
+        """Whether the host may touch blocks: the workers say in a step that it is done. That of loads that were abandoned the
+        engine learns in the steps that it makes anyway: it can end, pause or sleep before a host that is stopped goes on."""
+        return self._holds.pending
 
     @property
     def frees_soon(self) -> bool:
@@ -660,11 +691,13 @@ class Scheduler:
             self._drop(cause, chunks)
         abandoned = []
         for order, request_id in report.abandoned.items():
+            self._hung.add(order)
             self._holds.abandon(request_id, order)
             if (t := self._requests.get(request_id)) is not None and order not in self._loads_in_step:
                 abandoned.append(t.request)
         failed = [r for r in self._failed_loads(report) if r not in abandoned]
         self._holds.free_on(report.free.items())
+        self._hung -= {order for order in report.free if not self._holds.holds(order)}
         return failed, abandoned
 
     def _loaded(self, report: WorkerReport) -> None:

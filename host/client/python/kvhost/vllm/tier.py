@@ -104,6 +104,7 @@ class KvhostTier(SecondaryTierManager):
         self._jobs = TierJobs(
             self._link or _Nowhere(), self._tokens, self._key_bytes, Times(s.lookup_timeout, s.load_timeout, s.read_timeout),
             lambda job: compat.set_aside(offloading_spec, self._loads[job]),
+            lambda rows: compat.give_back_rows(offloading_spec, rows),
         )
 
     @staticmethod
@@ -138,6 +139,7 @@ class KvhostTier(SecondaryTierManager):
             assert self._memory is not None
             for r in rows:
                 session.register(r.id, self._memory, [Region(at, stride, count) for at, _ in r.runs])
+            session.share_withdrawals()
 
         self._link = Link("tier", self._settings.path, open, leads=True)
         self._link.start(_FIRST_CONNECT)
@@ -236,7 +238,7 @@ class KvhostTier(SecondaryTierManager):
 
     def drain_jobs(self) -> None:
         """vLLM empties its caches, for sleep or for other weights, and only this tells the tier."""
-        self._jobs.drain()
+        self._jobs.drain(leave=compat.leave_rows(self._offloading_spec, lambda: self._jobs.left))
         self._jobs.new_generation()
         self._offered.clear()
         if self._events is not None:

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 
 from kvhost.errors import KvhostError
 from kvhost.session import Hints, LoadChunk, LoadJob, Lookup, PendingLookup, Result, Session, StoreChunk, StoreJob
-from kvhost.vllm.pulse import Pulse
+from kvhost.pulse import Pulse
 
 log = logging.getLogger("vllm.kvhost")
 
@@ -167,11 +167,15 @@ class TierJobs:
 
     def __init__(
         self, link: Sessions, groups: Collection[int], key_bytes: int, times: Times = Times(),
-        set_aside: Callable[[int], bool] = lambda job: False,
+        set_aside: Callable[[int], bool] = lambda job: False, give_back: Callable[[Collection[int]], None] = lambda rows: None,
     ) -> None:
         """``key_bytes`` is the length of the block hashes. ``set_aside`` lets requests go on without a load whose slots nothing
-        else uses until it is answered; it returns whether it could."""
-        self._set_aside, self._pulse = set_aside, Pulse()
+        else uses until it is answered; it returns whether it could. ``give_back`` takes rows that :meth:`drain` has left to
+        the host, once it is done with them."""
+        self._set_aside, self._give_back, self._pulse = set_aside, give_back, Pulse(times.lookup, lambda: time.monotonic())
+        self._stopped = False  # the host's process is: it is asked for nothing, and given nothing
+        self._last: PendingLookup | None = None  # that was sent
+        self._left: list[_Part] = []  # loads that are answered here, and not by the host
         self._link, self._groups, self._times = link, frozenset(groups), times
         self._length = key_bytes + 4
         self._numbers = itertools.count()
@@ -191,7 +195,13 @@ class TierJobs:
 
     @property
     def pending(self) -> bool:
+        """Whether there is anything to wait for. A load that was given up may last as long as its host is stopped."""
         return self._unanswered > 0 or bool(self._done)
+
+    @property
+    def left(self) -> set[int]:
+        """The rows that the host may still write, though the load is answered."""
+        return {s.row for part in self._left for s in part.slots}
 
     def _session(self) -> Session | None:
         sessions = self._link.sessions()
@@ -225,16 +235,16 @@ class TierJobs:
             return False
         batch = r.batches.get(key)
         if batch is None or batch.session.ended.is_set():
-            if self._session() is None or not self._known(key):
+            if self._session() is None or not self._known(key) or self._hangs:
                 return False
             r.batches.pop(key, None)
             if not r.wanted:
                 self._asking.append(r)
             r.wanted[key] = None
             return None
-        if not batch.over(self._times.lookup):
+        if not (batch.over(self._times.lookup) or self._hangs):
             return None
-        if batch.has(key):
+        if batch.has(key) and not self._hangs:
             return True
         del r.batches[key]
         r.missing.add(key)
@@ -266,7 +276,7 @@ class TierJobs:
                     pending = session.start_lookup([self.host_key(k) for k in some], group=group, request=r.number)
                 except KvhostError:
                     return batches
-                r.session = session
+                r.session, self._last = session, pending
                 batches.append(_Batch(session, some, pending))
                 self._count("lookups", len(some))
         return batches
@@ -328,25 +338,42 @@ class TierJobs:
         done, self._done = self._done, []
         return done
 
+    @property
+    def _hangs(self) -> bool:
+        """Whether no load is sent: the host's process is stopped, or has not ended one that was given up."""
+        return self._stopped or bool(self._left) or any(p.job.given_up for p in self._running)
+
+    def _look(self, session: Session | None) -> None:
+        """Asks whether the host's process runs, while an answer is awaited."""
+        awaited = self._running or self._waiting or self._left or self._stopped
+        if awaited or (self._last is not None and not self._last.done()):
+            self._stopped = self._pulse.stopped(session)
+
+    def _settle_left(self) -> None:
+        over = [p for p in self._left if p.running is not None and p.running.over]
+        if over:
+            self._left = [p for p in self._left if p not in over]
+            self._give_back({s.row for p in over for s in p.slots})
+
     def _advance(self) -> None:
         session = self._session()
+        self._look(session)
+        self._settle_left()
         running, self._running = self._running, []
         for part in running:
             assert part.running is not None
             if part.running.over:
                 self._settle(part)
-            else:
+            elif not self._taken_back(part):
                 self._running.append(part)
                 self._hurry(part)
         waiting, self._waiting = self._waiting, deque()
         for part in sorted(waiting, key=lambda p: not p.job.loads):
-            if session is None or part.job.given_up:
+            if session is None or part.job.given_up or self._stopped or (part.job.loads and self._hangs):
                 self._fail(part)
             elif len(self._running) < (session.limits.jobs or math.inf):
                 if not self._send(part, session):
                     self._waiting.append(part)
-            elif part.job.loads and self._hangs(part):
-                self._fail(part)
             else:
                 self._waiting.append(part)
 
@@ -402,25 +429,32 @@ class TierJobs:
             r.last[group] = depth, key
         return chunks
 
+    def _late(self, part: _Part) -> bool:
+        seconds = time.monotonic() - part.since
+        if isinstance(part.running, StoreJob):
+            return seconds > self._times.store and not part.running.was_read
+        return seconds > self._times.load
+
+    def _taken_back(self, part: _Part) -> bool:
+        """Takes a store back that the host does not read in time: what it reads later it does not publish. An older host has
+        the slots until it has cancelled the store."""
+        job = part.running
+        if not isinstance(job, StoreJob) or job.was_read or not (self._stopped or self._late(part)) or not job.withdraw():
+            return False
+        self._cancel(part)
+        self._count("chunks_not_stored", len(part.slots))
+        self._over(part.job, part.keys)
+        return True
+
     def _hurry(self, part: _Part) -> None:
         """Asks the host to end what takes too long. The slots are the host's until it has."""
-        job, now = part.running, time.monotonic()
-        if isinstance(job, StoreJob):
-            late = now - part.since > self._times.store and not job.was_read
-        else:
-            late = now - part.since > self._times.load
-            if not part.job.given_up and self._hangs(part):
+        now = time.monotonic()
+        if part.job.loads and not part.job.given_up:
+            if self._stopped or now - part.since > self._times.load + _CANCEL_AGAIN:
                 self._give_up(part.job)
-        if late and now - part.cancelled > _CANCEL_AGAIN:
+        if self._late(part) and now - part.cancelled > _CANCEL_AGAIN:
             part.cancelled = now
             self._cancel(part)
-
-    def _hangs(self, load: _Part) -> bool:
-        """Whether the host does not end a load: its process is stopped, or it does not even cancel the load in time."""
-        session, seconds = load.job.request.session, time.monotonic() - load.since
-        if seconds > self._times.load + _CANCEL_AGAIN:
-            return True
-        return seconds > self._times.lookup and session is not None and self._pulse.stopped(session, self._times.lookup)
 
     def _give_up(self, job: _Job) -> None:
         """Lets requests go on without a load. Its slots are the host's until it has ended the load."""
@@ -431,6 +465,7 @@ class TierJobs:
         job.good = []
         self._lose(job, [k for k in job.keys if k not in job.bad])
         job.given_up = True
+        self._unanswered -= 1
 
     def _cancel(self, part: _Part) -> None:
         assert part.running is not None
@@ -489,7 +524,7 @@ class TierJobs:
         self._lose(job, bad)
         job.left -= 1
         if job.left == 0:
-            self._unanswered -= 1
+            self._unanswered -= not job.given_up
             self._done.append(Done(job.id, job.good, job.bad, time.monotonic() - job.began, job.bytes))
 
     # ---- ends --------------------------------------------------------------------------------------------------------
@@ -515,9 +550,10 @@ class TierJobs:
         except KvhostError:
             pass  # the session has ended, and its requests with it
 
-    def drain(self, give_up: float = math.inf) -> None:
-        """Returns when no job is left: all are over, or were cancelled and have ended. A host that hangs has the slots until
-        it goes on; after ``give_up`` seconds they are left to it."""
+    def drain(self, give_up: float = math.inf, *, leave: bool = False) -> None:
+        """Returns when no job is left: all are over, or were cancelled and have ended. A host that is stopped has the slots of
+        loads until it goes on: after ``give_up`` seconds, or with ``leave`` once it does not answer, they are left to it. With
+        ``leave`` all jobs have their answer then, and :attr:`left` has the rows that nothing may use yet."""
         began = time.monotonic()
         due, end = began + min(_DRAIN_SECONDS, give_up / 2), began + give_up
         cancelled = False
@@ -526,6 +562,9 @@ class TierJobs:
             self._advance()
             if not self._running and not self._waiting:
                 return
+            if leave and self._stopped and not self._waiting and all(part.job.loads for part in self._running):
+                self._leave()
+                return
             now = time.monotonic()
             if not cancelled and now >= due:
                 cancelled = True
@@ -533,6 +572,14 @@ class TierJobs:
             if now >= end:
                 return
             self._woken.wait(_DRAIN_PAUSE)
+
+    def _leave(self) -> None:
+        left, self._running = self._running, []
+        for part in left:
+            if part.job.loads:
+                self._cancel(part)
+                self._left.append(part)
+            self._over(part.job, part.keys)
 
     def _cancel_all(self) -> None:
         waiting, self._waiting = self._waiting, deque()

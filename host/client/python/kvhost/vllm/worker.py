@@ -16,7 +16,7 @@ from kvhost.vllm.adapters import LoadedAdapters
 from kvhost.vllm.layers import Gate, StepLayers
 from kvhost.vllm.link import Link
 from kvhost.vllm.orders import ChunkOrder, LoadOrder, LoadTime, StepOrders, StoreOrder, WorkerReport
-from kvhost.vllm.pulse import Pulse
+from kvhost.pulse import PAUSE, Pulse
 from kvhost.vllm.settings import Settings
 
 log = logging.getLogger("vllm.kvhost")
@@ -25,11 +25,13 @@ log = logging.getLogger("vllm.kvhost")
 _NOT_THE_BYTES = {Code.LEASE_OVER, Code.CANCELLED, Code.CLOSING, Code.UNKNOWN, Code.BUSY, Code.LIMIT, Code.INVALID}
 
 _NO_SESSION = "no session with the host"
+_NO_ANSWER = "the host does not answer"
 _OTHER_ADAPTER = "the engine has loaded other files of the LoRA adapter"
 
 #: Seconds that the host has to end a load after it was asked to cancel it. Then the request starts over without it.
 _CANCEL_SECONDS = 5.0
 _CANCEL_SECONDS_IN_STEP = 1.0  # likewise inside a step, for which all of its requests wait
+_LOOK_SECONDS = 0.02  # between two looks whether a host that a step waits for still answers
 
 
 @dataclass
@@ -41,7 +43,7 @@ class _Store:
     began: float
     dropped: bool = False
     cause: str = ""  # why it was dropped, unless another rank stores the same bytes
-    cancelled: bool = False
+    late: bool = False  # the host was asked to cancel it
     started: bool = False
     jobs: list[tuple[StoreJob, list[bytes]]] = field(default_factory=list)
     reported: bool = False
@@ -76,13 +78,9 @@ class _Load:
     def over(self) -> bool:
         return all(j.over for _, j in self.jobs)
 
-    @property
-    def time(self) -> LoadTime:
+    def time(self, now: float) -> LoadTime:
         over = max((j.over_at for _, j in self.jobs), default=self.began)
-        return LoadTime(self.order.id, self.order.tokens, time.monotonic() - self.began, over)
-
-    def over_by(self, due: float) -> bool:
-        return all(_ends_by(due, job.wait) for _, job in self.jobs)
+        return LoadTime(self.order.id, self.order.tokens, now - self.began, over)
 
     def close(self) -> None:
         for gate, job in self.gates:
@@ -109,7 +107,7 @@ class Worker:
         """``rank`` is (pipeline stage, rank in the stage); ``stores`` is false when another rank has the same bytes.
         ``layers`` are those that a step can wait for; None where no load runs inside a step."""
         self._settings, self._link, self._rank = settings, link, rank
-        self._pulse = Pulse()
+        self._pulse = Pulse(settings.lookup_timeout, lambda: time.monotonic())
         self._stores_here = stores
         self._adapters = adapters  # None: no request with a LoRA adapter is stored or loaded
         self._lock = threading.Lock()
@@ -141,11 +139,14 @@ class Worker:
             else:
                 self._loads[order.id] = load
         if self._layers is not None and not layered:
-            self._layers.wait_for_all()
+            self._layers.wait_for_all(self._stopped)
 
     def wait_for_layer(self, name: str) -> None:
         if self._layers is not None:
-            self._layers.wait(name)
+            self._layers.wait(name, self._stopped)
+
+    def _stopped(self) -> bool:
+        return self._pulse.stopped(next(iter(self._link.sessions()), None))
 
     def store(self, orders: StepOrders, ready: Callable[[], None]) -> None:
         """Begins the step's stores, once; ``ready`` returns when the step's writes to the cache are done."""
@@ -192,6 +193,8 @@ class Worker:
             store.drop(_OTHER_ADAPTER)
         elif order.request_id in self._shed or self._link.epoch < 0:
             store.drop(_NO_SESSION)
+        elif self._stopped():
+            store.drop(_NO_ANSWER)
         else:
             self._work.put(lambda: self._send(store))
 
@@ -222,17 +225,20 @@ class Worker:
 
     @staticmethod
     def _cancel_store(store: _Store) -> None:
+        """Takes back what the host has not read. An older host has the blocks until it has cancelled the store."""
         for job, _ in store.jobs:
             if not job.was_read:
                 _ask_to_cancel(job)
+                job.withdraw()
 
     def _settle_stores(self) -> None:
         now = time.monotonic()
+        unread = [s for s in list(self._stores.values()) if s.started and not s.read]
+        if unread and now - min(s.began for s in unread) > PAUSE and self._stopped():
+            self._take_back(unread, _NO_ANSWER)
+        why = f"the host had not read them within {self._settings.read_timeout} s"
+        self._take_back([s for s in unread if now - s.began > self._settings.read_timeout], why)
         for id, s in list(self._stores.items()):
-            if not (s.read or s.cancelled or not s.started) and now - s.began > self._settings.read_timeout:
-                s.cancelled = True
-                self._report.dropped[f"the host had not read them within {self._settings.read_timeout} s"] += s.chunks
-                self._cancel_store(s)
             if s.read and not s.reported:
                 s.reported = True
                 self._report.free[id] += 1
@@ -244,6 +250,13 @@ class Worker:
                 for job, keys in s.jobs:
                     self._settle_store(job, keys)
 
+    def _take_back(self, stores: Sequence[_Store], why: str) -> None:
+        for s in stores:
+            if not s.late:
+                s.late = True
+                self._report.dropped[why] += s.chunks
+                self._cancel_store(s)
+
     def _settle_store(self, job: StoreJob, keys: list[bytes]) -> None:
         try:
             result = job.published(0)
@@ -253,7 +266,7 @@ class Worker:
         for key, chunk in zip(keys, result.chunks, strict=True):
             if chunk.result == Result.STORED:
                 self._report.stored.append(key)
-            elif chunk.result == Result.FAILED:
+            elif chunk.result == Result.FAILED and not job.withdrawn:
                 log.warning("kvhost: chunk %s was not stored: %s", key.hex()[:16], chunk.error)
 
     def _end_request(self, number: int) -> None:
@@ -269,6 +282,9 @@ class Worker:
         load = _Load(order, time.monotonic())
         if self._outdated(order):
             load.cause = _OTHER_ADAPTER
+            return load
+        if any(x.abandoned for x in self._loads.values()) or self._stopped():
+            load.cause = _NO_ANSWER  # it would hold further blocks for as long
             return load
         sessions = self._link.sessions(order.epoch)
         if not sessions:
@@ -302,10 +318,11 @@ class Worker:
         if not loads or self._layers is None:
             return
         waited = self._layers.end()
+        self._await_in_step(loads)
         for load in loads:
             if not waited:
                 load.cause = "the model did not wait for its layers"
-            if not self._over_in_step(load):
+            if not load.over:
                 log.error("kvhost: the host did not end the load of request %s inside a step within %.1f s; its blocks stay "
                           "unused until it does or ends", load.order.request_id, time.monotonic() - load.began)
                 load.abandoned, load.cause = True, "the host hangs"
@@ -321,15 +338,28 @@ class Worker:
             if not (waited_for_it or load.cause):
                 load.cause = f"its layers had not come within {self._settings.step_timeout} s"
             if self._settle_load(load.order.request_id, load, waited_for_it):
-                self._report.loads.append(load.time)
+                self._report.loads.append(load.time(time.monotonic()))
             self._report.broken |= self._bad_blocks
             self._bad_blocks |= before
 
-    def _over_in_step(self, load: _Load) -> bool:
-        if load.over_by(load.began + self._settings.step_timeout):
-            return True
-        self._cancel(load)
-        return load.over_by(time.monotonic() + _CANCEL_SECONDS_IN_STEP)
+    def _await_in_step(self, loads: Sequence[_Load]) -> None:
+        """Returns when the loads are over, or no more can be waited for them: the step's requests all wait."""
+        waited, most = time.monotonic() - min(load.began for load in loads), self._settings.step_timeout
+        cancelled = False
+        while running := [load for load in loads if not load.over]:
+            stopped = waited > PAUSE and self._stopped()
+            if stopped or waited >= most:
+                for load in running:
+                    self._cancel(load)
+                if stopped or cancelled:
+                    return
+                cancelled, most = True, waited + _CANCEL_SECONDS_IN_STEP
+            seconds = min(_LOOK_SECONDS, most - waited)
+            for _, job in running[0].jobs:
+                if not job.over:
+                    _wait(job, seconds)
+                    waited += seconds
+                    break
 
     def _outdated(self, order: LoadOrder) -> bool:
         """Whether the engine computes with another version of the request's LoRA adapter."""
@@ -349,11 +379,8 @@ class Worker:
         if any(job.over for job in loads):
             return
         reads = (job for s in list(self._stores.values()) if s.started and not s.read for job, _ in s.jobs)
-        for wait in (*(job.wait for job in loads[:1]), *(job.read for job in islice(reads, 1))):
-            try:
-                wait(seconds)
-            except (KvhostError, TimeoutError):
-                pass
+        for job in (*loads[:1], *islice(reads, 1)):
+            _wait(job, seconds)
             return
 
     def _settle_loads(self) -> Finished:
@@ -373,7 +400,7 @@ class Worker:
             done.received.add(request)
             self._report.loaded[request] += 1
             if self._settle_load(request, load):
-                self._report.loads.append(load.time)
+                self._report.loads.append(load.time(now))
             else:
                 done.failed.add(request)
             if load.abandoned:
@@ -384,14 +411,13 @@ class Worker:
         """Whether the request must go on without a load that is not over."""
         if load.abandoned:
             return False
-        if load.cancelled is None and now - load.began > self._settings.load_timeout:
-            log.error("kvhost: load of request %s cancelled after %.0f s", load.order.request_id, now - load.began)
-            self._cancel(load)
-            return False
-        if load.cancelled is None:
-            if not self._stopped(load, now):
-                return False
+        if now - load.began > PAUSE and self._stopped():
             self._cancel(load)  # for when it goes on
+        elif load.cancelled is None:
+            if now - load.began > self._settings.load_timeout:
+                log.error("kvhost: load of request %s cancelled after %.0f s", load.order.request_id, now - load.began)
+                self._cancel(load)
+            return False
         elif now - load.cancelled <= _CANCEL_SECONDS:
             return False
         log.error("kvhost: the host does not answer, or has not ended the load of request %s within %.0f s of being asked to; its "
@@ -400,12 +426,6 @@ class Worker:
         load.cause = "the host hangs"
         self._report.abandoned[load.order.id] = load.order.request_id
         return True
-
-    def _stopped(self, load: _Load, now: float) -> bool:
-        """Whether the load is late, and the host's process does not run."""
-        seconds = self._settings.lookup_timeout
-        session = next(iter(self._link.sessions()), None)
-        return session is not None and now - load.began > seconds and self._pulse.stopped(session, seconds)
 
     def _settle_load(self, request: str, load: _Load, waited: bool = True) -> bool:
         """Notes which blocks and chunks failed; whether none did. Without ``waited`` all have: the model computed before
@@ -450,8 +470,8 @@ class Worker:
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    def drain(self) -> None:
-        """Drops and cancels all jobs: the memory is about to be unregistered, which waits for them."""
+    def drain(self) -> bool:
+        """Drops and cancels all jobs: the memory is about to be unregistered, which waits for them. Whether the host answers."""
         with self._lock:
             for s in self._stores.values():
                 if not (s.started or s.dropped):
@@ -460,6 +480,10 @@ class Worker:
             self._cancel_store(s)
         for load in self._loads.values():
             self._cancel(load)
+        try:
+            return all(s.start_ping().wait(self._settings.lookup_timeout) for s in self._link.sessions())
+        except KvhostError:
+            return False
 
     def close(self) -> None:
         """Waits for the host to write what it was given to store, for a while."""
@@ -481,6 +505,14 @@ class Worker:
                 work()
             except Exception:
                 log.exception("kvhost: the sending thread's work failed")
+
+
+def _wait(job: StoreJob | LoadJob, seconds: float) -> None:
+    """Waits for a load's end, or until a store's blocks are read."""
+    try:
+        job.read(seconds) if isinstance(job, StoreJob) else job.wait(seconds)
+    except (KvhostError, TimeoutError):
+        pass
 
 
 def _ends_by(due: float, wait: Callable[[float], object]) -> bool:

@@ -318,6 +318,25 @@ def test_a_host_that_hangs_has_the_pool_until_it_answers(host: Host) -> None:
     s.close()
 
 
+@pytest.mark.parametrize("allocator", ["shm", "default"])
+def test_a_store_is_taken_back_from_a_host_that_hangs(host: Host, allocator: str) -> None:
+    """Its pages are SGLang's again while the host is stopped, and what the host reads of them later is not found."""
+    s = Server(host.socket, host_pool(allocator=allocator))
+    known, names = hashes(1), hashes(4)
+    s.fill(1)
+    assert s.write(known) == PAGE, "want a session with the host"
+    s.fill(4)
+    host.hang()
+    assert s.write(names) == 0, "want no page stored, and an answer"
+    assert host.hangs(), "want the answer while the host is stopped"
+    assert s.storage.batch_exists(names) == 0 and s.write(names) == 0, "want no call to wait once the host is known to be gone"
+    s.fill(4)
+    host.resume()
+    wait_for("hits", lambda: int(s.storage.batch_exists(known)) == 1)
+    assert s.storage.batch_exists(names) == 0, "want nothing found that was taken back"
+    s.close()
+
+
 def test_ranks_share_pages_only_where_they_hold_the_same(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     names = hashes(2)
     for mla in (False, True):

@@ -1,8 +1,9 @@
 """Schedules of vLLM's own scheduler with the connector: every one of them drains, and reads the KV of its own tokens alone.
 
 A schedule is a pool of blocks, a mix of requests, and a host that answers lookups and ends loads and stores late or never,
-dies and comes back. All follows from a seed. Time is the schedule's own: a step takes a hundredth of a second. While the
-host may touch a block, the engine must not give it to anything else."""
+dies and comes back, or is stopped. All follows from a seed. Time is the schedule's own: a step takes a hundredth of a second. While
+the host may touch a block, the engine must not give it to anything else, and no request waits for a host that is stopped longer than
+``lookup_timeout`` and a second."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ needs("vllm")
 
 from vllm.v1.request import Request  # noqa: E402
 from vllm_core import BLOCK, CHUNK, Core  # noqa: E402
-from vllm_doubles import DoubleSession, Load, Pending, Store  # noqa: E402
+from vllm_doubles import Clock, DoubleSession, Load, Pending, Store  # noqa: E402
 
-from kvhost import Code  # noqa: E402
+from kvhost import Code, Result  # noqa: E402
 from kvhost.session import NOT_WANTED  # noqa: E402
 from kvhost.vllm import lookups, scheduler, worker  # noqa: E402
 
@@ -32,16 +33,6 @@ FIRST = int(os.environ.get("DRAIN_SEED", "1"))
 
 STEP = 0.01  # seconds
 MOST_STEPS = 6000
-
-
-class Clock:
-    """What stands for the module ``time``."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class Memory:
@@ -97,10 +88,11 @@ class Schedule:
         for module in (scheduler, lookups, worker):
             monkeypatch.setattr(module, "time", self.clock)
         self.blocks = rng.randrange(14, 80)
+        self.lookup_timeout = rng.choice([0.05, 1.0])
         self.core = Core(
             folder, monkeypatch, blocks=self.blocks, step_tokens=rng.choice([32, 96, 256]),
             window=rng.choice([0, 0, 0, 40]), policy=rng.choice(["fcfs", "fcfs", "priority"]),
-            lookup_timeout=rng.choice([0.05, 1.0]), load_timeout=rng.choice([0.2, 2.0]),
+            lookup_timeout=self.lookup_timeout, load_timeout=rng.choice([0.2, 2.0]),
             read_timeout=rng.choice([0.2, 2.0]),
             unread_blocks=rng.choice([0.1, 0.25, 1.0]), load_in=rng.choice(["beside", "auto", "step"]), step_timeout=0.001,
         )
@@ -113,10 +105,13 @@ class Schedule:
         self.loads = rng.choice([1.0, 0.3, 0.05, 0.0])  # and a load ends; 0: never
         self.reads = rng.choice([1.0, 0.3, 0.05, 0.0])  # and a store is read
         self.fails = rng.choice([0.0, 0.1, 0.5])  # how likely a chunk of a load fails
-        self.frozen = False  # the host acknowledges nothing
+        self.frozen = False  # the host's process is stopped
+        self.older = rng.random() < 0.2  # it is of a release that knows no withdrawals
+        self.idle = 0  # steps in a row that computed nothing while it was
         self.deaths = rng.choice([0.0, 0.0, 0.01])
         self.aborts_in_step = rng.choice([0.0, 0.0, 0.05])
-        self.freezes = rng.choice([0.0, 0.0, 0.01])
+        self.freezes = rng.choice([0.0, 0.0, 0.01, 0.05])
+        self.thaws = rng.choice([0.005, 0.001])
         self.requests: list[Request] = []
         self.down = 0  # steps until a host is there again
         self._session(self.core.session)
@@ -125,6 +120,8 @@ class Schedule:
         session.answers = False
         session.in_step = self._load_in_step
         session.frozen = lambda: self.frozen
+        if self.older:
+            session._withdrawals = None
 
     @property
     def session(self) -> DoubleSession:
@@ -132,7 +129,8 @@ class Schedule:
 
     def run(self) -> None:
         rng = self.rng
-        most = (self.blocks - 1) // (2 if self.core.window else 1) * BLOCK
+        most = (self.blocks - 1) // (2 if self.core.window else 1) // rng.choice([1, 1, 3]) * BLOCK
+        alone = rng.random() < 0.3  # each comes when those before it are over
         heads = [[rng.randrange(1000) for _ in range(most)] for _ in range(rng.randrange(1, 8))]
         for i in range(rng.randrange(1, 40)):
             answer = rng.choice([1, 1, rng.randrange(1, max(2, min(60, most // 2)))])
@@ -142,9 +140,15 @@ class Schedule:
             self.requests.append(self.core.add(str(i), prompt, answer, priority=rng.randrange(3)))
             for _ in range(rng.choice([0, 0, 1, 5])):
                 self.step(0.01)
+            if alone:
+                self.drain()
+        self.drain()
+        self.end()
+
+    def drain(self) -> None:
         for _ in range(MOST_STEPS):
             if all(r.is_finished() for r in self.requests):
-                return self.end()
+                return
             self.step(0.001)
         raise AssertionError(f"{self.told()} after {MOST_STEPS} steps without drain")
 
@@ -152,11 +156,21 @@ class Schedule:
         if self.rng.random() < aborts:
             self.core.abort(self.rng.choice(self.requests).request_id)
         self.inside = []
-        self.core.step(self.check)
+        computed = self.core.step(self.check)
         for load in self.session.loads:
             self._begin(load)
         self.clock.now += STEP
+        self.idle = self.idle + 1 if self.frozen and not computed and self.owed else 0
+        assert self.idle * STEP <= self.lookup_timeout + 1.0, f"{self.told()} for {self.idle * STEP:.2f} s of a stopped host"
         self.host()
+
+    @property
+    def owed(self) -> bool:
+        """Whether an answer is due without the host: there are requests, each of at most half of the blocks."""
+        live = [r for r in self.requests if not r.is_finished()]
+        holds = self.core.connector._scheduler._holds
+        most = max((holds.needs(r.num_prompt_tokens + r.max_tokens) for r in live), default=0)
+        return bool(live) and not self.older and most <= holds.size // 2
 
     def check(self, written: dict[int, str]) -> None:
         """``written`` are the blocks that this step's computation writes, and the request of each."""
@@ -205,7 +219,7 @@ class Schedule:
             return
         if rng.random() < self.freezes:
             self.frozen = True
-        elif self.frozen and rng.random() < 0.005:
+        elif self.frozen and rng.random() < self.thaws:
             self.thaw()
         if self.frozen:
             return
@@ -221,6 +235,7 @@ class Schedule:
 
     def thaw(self) -> None:
         self.frozen = False
+        self.session.go_on()
         for job in [*self.session.stores, *self.session.loads]:
             if job.cancelled and not job.over:
                 job.cancel()
@@ -232,6 +247,9 @@ class Schedule:
                 p.reply()
 
     def _store(self, job: Store) -> None:
+        if job.withdrawn:
+            job.publish(Result.FAILED)
+            return
         if self.memory is not None and not job.was_read:
             self.memory.read(job)
         job.finish_reading()

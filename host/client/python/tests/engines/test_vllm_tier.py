@@ -442,6 +442,36 @@ def test_rows_that_a_stopped_host_has(policy: str) -> None:
     assert taken(*keys[3:6]), "want the host's rows back"
 
 
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_rows_that_a_stopped_host_has_outlast_a_reset(policy: str) -> None:
+    """vLLM empties its CPU tier, and gives the rows of loads that were left to the host to nothing until they are given back."""
+    from kvhost.vllm import compat
+    from vllm.v1.kv_offload.base import ReqContext
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+    context: Any = ReqContext(req_id="a")
+    cpu: Any = CPUOffloadingManager(4, cache_policy=policy)
+    spec, left = Record(_manager=Record(primary_tier=cpu)), {1, 3}
+    keys: Any = [bytes([n]) * 32 + bytes(4) for n in range(9)]
+
+    def taken(*wanted: bytes) -> set[int] | None:
+        prepared = cpu.prepare_store(wanted, context)
+        ids = "chunk_ids" if hasattr(prepared and prepared.store_spec, "chunk_ids") else "block_ids"  # 0.26
+        return prepared and {int(i) for i in getattr(prepared.store_spec, ids)}
+
+    assert not compat.leave_rows(Record(), lambda: left), "want no promise where vLLM is another one"
+    assert compat.leave_rows(spec, lambda: left) and compat.leave_rows(spec, lambda: left)
+    assert taken(*keys[:2]) == {0, 1}
+    for _ in range(2):
+        cpu.reset_cache()
+        assert taken(*keys[:3]) is None and taken(*keys[2:4]) == {0, 2}, "want the rows that are left given to nothing"
+    left.clear()
+    compat.give_back_rows(spec, [1, 3])
+    assert taken(*keys[4:6]) == {1, 3}, "want them used again"
+    cpu.reset_cache()
+    assert taken(*keys[:4]) == {0, 1, 2, 3}
+
+
 @pytest.mark.parametrize(("backend", "nodes"), [("mp", 2), ("ray", 1), ("external_launcher", 1)])
 def test_workers_on_other_nodes_are_refused(backend: str, nodes: int) -> None:
     """vLLM's CPU tier of the scheduler's node has nothing of theirs, and vLLM does not say so."""
