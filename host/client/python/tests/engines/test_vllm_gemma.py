@@ -80,10 +80,12 @@ def test_text_through_the_tier(lives: Lives) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("lmcache") is None, reason="LMCache is tested with the vLLM that it supports")
 def test_text_through_lmcache(lives: Lives) -> None:
-    """What the second life finds, LMCache's second server has from kvhost."""
+    """What the second life finds, LMCache's second server has from kvhost. On a processor LMCache takes one cache group: vLLM keeps
+    all tokens of the windows' layers, too."""
     ports = free_ports()
     server = LMCacheServer(lives.folder, ports, socket=lives.host.socket)
     lives.door = "lmcache"
+    lives.vllm |= {"disable_hybrid_kv_cache_manager": True, "num_gpu_blocks_override": 64}
     lives.vllm["kv_transfer_config"] = {
         "kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
         "kv_role": "kv_both", "kv_connector_extra_config": {"lmcache.mp.server_urls": server.rpc},
