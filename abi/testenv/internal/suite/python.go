@@ -146,7 +146,11 @@ func (r *result) takeReport(path string) error {
 			test, _, _ := strings.Cut(c.Name, "[")
 			r.fail(failure{what: name, why: bad.Message, again: fmt.Sprintf("make test-python PYTEST_ARGS='-k %s'", test)})
 		case c.Skipped != nil:
-			r.skip(c.Skipped.Message, name, true)
+			why := c.Skipped.Message
+			if _, text, ok := strings.Cut(c.Skipped.Text, "Skipped: "); ok && why == "collection skipped" { // of a whole file
+				why = strings.TrimRight(text, "')\"\n")
+			}
+			r.skip(why, name, true)
 		default:
 			r.passed[name] = true
 		}
