@@ -247,7 +247,6 @@ def test_a_link_sleeps_though_its_host_does_not_end_a_session() -> None:
     session = host.opened[0][1]
     session.frozen = lambda: True
     link.follow(3)
-    time.sleep(0)
     assert not session.ended.is_set(), "want blocks that the host may touch to be its own"
     link.pause(0.0)
     assert session.ended.is_set() and len(host.opened) == 1
