@@ -74,7 +74,7 @@ def run(a: argparse.Namespace, folder: Path) -> None:
         kinds.append(("other", host, {"kv_transfer_config": kvhost}, {"PYTHONPATH": path}))
     with ThreadPoolExecutor() as starts:
         started = [
-            starts.submit(Engine, folder, name, model, host, blocks=512, vllm=vllm | more, env=env | other)
+            starts.submit(Engine, folder, name, model, host, blocks=512, vllm=vllm | more, env=env | other, forked=False)
             for name, host, more, other in kinds
         ]
     engines = [s.result() for s in started]

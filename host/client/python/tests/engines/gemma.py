@@ -35,7 +35,8 @@ def _make(directory: Path) -> None:
         read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         del read.hf_quantizer, read.config.quantization_config  # its weights are numbers by now, and may be saved
         read.save_pretrained(made)
-        made.rename(directory / "model")
+        if not (directory / "model").exists():  # else another test run has made it meanwhile
+            made.rename(directory / "model")
 
 
 if __name__ == "__main__":
