@@ -118,7 +118,7 @@ class Host(Process):
     def files(self, least: int = 4097) -> list[Path]:
         """The files of pieces, largest first. The host's own files have fewer bytes than pieces of a model."""
         sizes: dict[Path, int] = {}
-        for folder, _, names in os.walk(self.root):  # which goes on where the host removes a folder meanwhile
+        for folder, _, names in os.walk(self.root):  # which goes on where the host has removed a folder
             for path in (Path(folder, name) for name in names):
                 with suppress(FileNotFoundError):
                     sizes[path] = path.stat().st_size

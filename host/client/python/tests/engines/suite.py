@@ -111,8 +111,9 @@ def main(tests: Sequence[str]) -> int:
     print(f"\n{'':32}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>8}")
     for f in sorted(done, key=lambda f: -f.seconds):
         print(f"{f.path.name:32}{f.passed:8}{len(f.failed):8}{len(f.skipped):8}{f.seconds:8.0f}")
-    print(f"{'all':32}{sum(f.passed for f in done):8}{sum(len(f.failed) for f in done):8}{sum(len(f.skipped) for f in done):8}"
-          f"{time.monotonic() - began:8.0f}, {(used.ru_utime + used.ru_stime) / 60:.1f} minutes of processors")
+    passed, bad, skipped = (sum(n) for n in zip(*((f.passed, len(f.failed), len(f.skipped)) for f in done), strict=True))
+    print(f"{passed} passed, {bad} failed, {skipped} skipped")  # as .ci/run adds it up
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes, {(used.ru_utime + used.ru_stime) / 60:.1f} of processors")
     print("\nThe slowest ten, in seconds:")
     for test, seconds in sorted((e for f in done for e in f.each.items()), key=lambda e: -e[1])[:10]:
         print(f"{seconds:8.0f} {test}")

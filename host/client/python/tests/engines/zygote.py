@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,8 @@ def serve(path: str) -> tuple[list[str], str, dict[str, str], str]:
 def _kill_all() -> None:
     """The forks, and what they leave behind, which comes to this process."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while pids := children.read_text().split():
+    tracker = str(resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]  # which unlinks what they had, and ends
+    while pids := [pid for pid in children.read_text().split() if pid != tracker]:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
@@ -180,6 +182,7 @@ def run(command: list[str], log: str, env: dict[str, str], folder: str) -> None:
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    resource_tracker.ensure_running()  # for all forks: one of their own is killed with them, and leaves their shared memory
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     gc.collect()
     gc.freeze()
