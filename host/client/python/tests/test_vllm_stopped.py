@@ -349,11 +349,16 @@ def test_loads_leave_room_for_the_largest_request(clock: Clock, in_step: bool) -
     assert blocks[0] == 8 and sum(blocks) <= 24 - 10, f"loads hold {blocks} of 24 blocks, want 10 left for a request"
 
 
-def test_a_request_longer_than_half_of_the_blocks_loads_what_leaves_it_room() -> None:
-    half = Half(blocks=1 + 12)
+@pytest.mark.parametrize(("in_step", "beside", "want"), [(False, 0, 32), (False, 5, 24), (True, 0, 32), (True, 5, 32)])
+def test_a_request_longer_than_half_of_the_blocks_loads(in_step: bool, beside: int, want: int) -> None:
+    """It cannot have its 9 of 12 blocks twice. Beside the steps its load leaves what the largest of the others needs."""
+    half = Half(blocks=1 + 12, load_in="step" if in_step else "beside")
+    half.s._in_step_allowed = in_step
     half.session.resident = set(KEYS)
-    n = half.s.matched(request("a", TOKENS), 0)
-    assert n == 2 * BLOCK, f"{n} tokens promised to a request of 9 blocks in 12, want those of the one chunk beside which it fits"
+    if beside:
+        other = request("other", [7] * (beside * BLOCK - 1))
+        assert half.s.matched(other, 0) == 0, "want no hit for the other one"
+    assert half.s.matched(request("a", TOKENS), 0) == want, f"want {want} tokens beside a request of {beside} blocks"
 
 
 def test_a_cache_is_emptied_past_what_is_held() -> None:

@@ -10,7 +10,8 @@ bounded such that, once all that runs has ended,
 
 * every request with an ordered load finds the blocks for the rest of its tokens, and
 * the largest request finds all of its blocks, even if no load ever ends: also one that waits for its load, and then has to
-  take other blocks, since a host that is stopped may write those of the load whenever it goes on.
+  take other blocks, since a host that is stopped may write those of the load whenever it goes on. A request of more than half
+  of the blocks cannot: its load leaves what the largest of the others needs.
 
 The blocks of a store that is not read come free all the same: it is taken back (see kvhost.withdrawals).
 """
@@ -80,14 +81,13 @@ class Holds:
 
     # ---- loads -------------------------------------------------------------------------------------------------------
 
-    def room_to_load(self, needed: int, largest: int) -> int:
-        """How many blocks a load may hold for a request that needs ``needed`` in all; ``largest`` is what the largest
-        request needs."""
+    def room_to_load(self, needed: int, left: int) -> int:
+        """How many blocks a load may hold for a request that needs ``needed`` in all, so that ``left`` are left."""
         others = sum(n for _, n in self._waiting.values())
         idle = self._idle()
         if others + needed + idle > self.size:
             return 0
-        return max(0, self.size - sum(h for h, _ in self._waiting.values()) - idle - max(needed, largest))
+        return max(0, self.size - sum(h for h, _ in self._waiting.values()) - idle - left)
 
     def _idle(self) -> int:
         """Blocks that are held for no request that waits."""

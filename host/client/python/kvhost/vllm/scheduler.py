@@ -293,9 +293,12 @@ class Scheduler:
         """How many of the leading chunks may be loaded, so that the engine can go on while they are: now, and once the
         blocks that are held are free."""
         needed = self._holds.needs(t.request.num_tokens)
-        largest = max(needed, self._largest_ever())
-        now = self._holds.room_to_load(needed, largest)
-        return self._fitting(hit, now), self._fitting(hit, self._holds.size - largest)
+        if 2 * needed <= self._holds.size:
+            left = max(needed, self._largest_ever())
+        else:  # it cannot have its blocks twice, and waits for a host that is stopped amid its load
+            left = 0 if t.in_step else self._needed_by_largest(but=t.request.request_id)
+        now = self._holds.room_to_load(needed, left)
+        return self._fitting(hit, now), self._fitting(hit, self._holds.size - left)
 
     def _largest_ever(self) -> int:
         """Blocks of the largest request that there is, or of one that may come, which loads leave half of all blocks."""
@@ -307,9 +310,12 @@ class Scheduler:
             chunks -= 1
         return chunks
 
-    def _needed_by_largest(self) -> int:
-        """Blocks that the largest request takes that waits for no load."""
+    def _needed_by_largest(self, but: str = "") -> int:
+        """Blocks that the largest request takes that waits for no load, and is not ``but``."""
         largest = self._measure()
+        if but in self._live and self._live[but].num_tokens == largest:
+            others = (r.num_tokens for id, r in self._live.items() if id != but and not self._holds.waits(id))
+            largest = max(others, default=0)
         return self._holds.needs(largest + 1) if largest else 0
 
     def _measure(self) -> int:
