@@ -42,7 +42,7 @@ func scalars(h *served) map[string]changed {
 		}, ""},
 		"policy_compile.memory": limit("memory", `"1GiB"`, `"memory":1073741824`),
 		"policy_compile.cpu":    limit("cpu", `"59s"`, `"cpu":"59s"`),
-		"policy_compile.time":   limit("time", `"4m"`, `"time":"4m0s"`),
+		"policy_compile.time":   limit("time", `"4m"`, `"limit":"4m0s"`),
 		"log.level": {strings.Replace(h.base(), "[log]\n", "[log]\nlevel = \"debug\"\n", 1) + baseRoots, true, func(h *served, key string) {
 			before := len(h.logged())
 			s, err := h.hello(0)

@@ -132,7 +132,8 @@ func (h *hostProcess) read(log io.Reader) {
 func (h *hostProcess) wait(ctx context.Context) error {
 	for {
 		h.mu.Lock()
-		ready := h.seen["ready"] && (!h.root.Kind().TakesMemory() || h.seen["all memory is there"])
+		ready := h.seen["ready"] && (!h.root.Kind().TakesMemory() || h.seen["all memory is there"]) &&
+			(!h.seen["GPU in use"] || h.seen["all routes are chosen"]) // until then its pieces are staged, and probes run
 		short := h.seen["memory is smaller than configured"]
 		h.mu.Unlock()
 		if ready {

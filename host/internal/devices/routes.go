@@ -68,6 +68,7 @@ func (d *Devices) OpenRoutes(engine *transfer.Engine, st *store.Store, fsys stag
 		defer close(d.routed)
 		if len(d.gpus) > 0 {
 			d.openRoutes(ctx, engine, st, fsys)
+			d.log.Info("all routes are chosen")
 		}
 	}()
 }
