@@ -24,6 +24,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 class Pending(PendingLookup):
     def __init__(self, session: DoubleSession, keys: Sequence[bytes], group: int) -> None:

@@ -339,6 +339,12 @@ def test_two_models_and_a_sliding_window(setting: Setting) -> None:
         assert tokens(engine.answer()) == reference.long
         assert setting.host.hangs(), "want answers though the host's process is stopped with a load in flight"
         setting.host.resume()
+
+        def hits() -> bool:
+            engine.reset()
+            return engine.one_by_one(LONG[:1]) == [(reference.long[0], HITS)]
+
+        wait_for("the engine asks a host that answers again", hits)
         engine.reset()
         assert engine.one_by_one(LONG) == [(w, HITS) for w in reference.long]
 

@@ -269,9 +269,9 @@ def test_a_load_whose_prefill_engine_is_gone(setting: Setting, host: Host) -> No
         decode.send("transfer", PROMPTS[0], 8, params)
         wait_for("a load begins", host.hangs)
         wait_for("NIXL fails", lambda: decode.said("handshake_failed"))
-        assert not decode.answers(1), "computed before the load was over"
+        answer = decode.answer()  # no request waits for a host that is stopped
+        assert answer[0] == setting.alone(setting.hybrid)[0], f"got {answer}, want the tokens that are computed alone"
         host.resume()
-        assert decode.answer()[:2] == (setting.alone(setting.hybrid)[0], OURS[0])
     finally:
         for e in engines:
             e.kill()
