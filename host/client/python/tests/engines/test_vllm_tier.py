@@ -160,6 +160,13 @@ def test_lives_of_a_model(llama: Lives) -> None:
     host.resume()
     llama.published()
     engine.reset()
+
+    def hits() -> bool:
+        engine.reset()
+        return cached(engine.one_by_one(asked[:1])) == [HITS]
+
+    wait_for("the engine asks a host that answers again", hits)
+    engine.reset()
     back = engine.one_by_one([*hung, *asked])
     assert (tokens(back), cached(back)) == (want_hung + want, [HITS] * 3)
     engine.stop()
