@@ -321,6 +321,8 @@ def test_an_ending_engine_leaves_what_it_stored(setting: Setting) -> None:
 
 def test_two_models_and_a_sliding_window(setting: Setting) -> None:
     """The second model has two KV cache groups; both models see the same prompts."""
+    setting.engine().one_by_one(LONG)
+    wait_for("the host has published all", setting.host.idle)
     setting.stop_engine()
     reference = Reference(setting.folder, setting.other, "other-reference", all=False)
     assert reference.long != setting.reference.long
