@@ -311,7 +311,7 @@ func TestShedIsSaid(t *testing.T) {
 	equal(t, "lines while all is near", lines(), 0)
 	f.mustPut(8, 9, 10, 11)
 	equal(t, "lines once entries went", lines(), 1)
-	f.mustPut(12, 13)
+	f.mustPut(12, 13, 14, 15, 16, 17, 18, 19) // more than have a copy by then
 	equal(t, "lines within a minute", lines(), 1)
 	now.Add(int64(time.Minute))
 	equal(t, "lines a minute later", lines(), 2)
