@@ -85,7 +85,8 @@ func TestWhoMayShareABucket(t *testing.T) {
 }
 
 // TestSharedBucketHistories has two hosts store, look up and load at random on a bucket whose server fails in all ways, and ends their lives in
-// order or without. Nothing wrong is read; what is in the bucket in the end is in the account of the evictor, and within the capacity.
+// order or without. Nothing wrong is read; what is in the bucket in the end is in the account of
+// the next evictor, and within the capacity.
 func TestSharedBucketHistories(t *testing.T) {
 	faults := []s3double.Fault{s3double.Busy, s3double.TooMany, s3double.Broken, s3double.Reset, s3double.ResetLate, s3double.Half,
 		s3double.Wrong, s3double.Expired, s3double.Denied, s3double.ActDenied}
@@ -131,15 +132,14 @@ func TestSharedBucketHistories(t *testing.T) {
 				}
 			}
 			p.Set()
-			capacity := hosts[0].cfg.Roots[0].Capacity
-			await(t, "the evictor's account is what the server has, within the capacity", func() bool {
-				for _, f := range hosts {
-					if st := f.store.Stats().Roots[0]; st.Shared.Evictor && st.Shared.State == shared.Active {
-						in := inTheBucket(s)
-						return st.Used == in && in <= capacity
-					}
-				}
-				return false
+			for _, f := range hosts {
+				must(t, f.store.Close())
+			}
+			// A put of a killed host may have landed after the list of its evictor's audit: the next term's counts it.
+			f := neighbour(t, p.URL, "c", entries)
+			await(t, "the next evictor's account is what the server has, within the capacity", func() bool {
+				st, in := f.store.Stats().Roots[0], inTheBucket(s)
+				return st.Shared.Evictor && st.Shared.State == shared.Active && st.Used == in && in <= f.cfg.Roots[0].Capacity
 			})
 			if loaded == 0 {
 				t.Error("nothing was loaded")
