@@ -72,6 +72,7 @@ type FS struct {
 	top    string       // Config.Path, cleaned
 	dev    uint64
 	began  time.Time
+	proc   string // /proc, or what a test has in its place
 
 	mu      sync.Mutex
 	pending map[string]*upload // files that have no object yet, by name
@@ -101,7 +102,7 @@ func Open(cfg Config) (*FS, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &FS{client: c, cfg: cfg, began: time.Now(), top: path.Clean(cfg.Path), dev: 1<<62 | devices.Add(1),
+	f := &FS{client: c, cfg: cfg, began: time.Now(), proc: "/proc", top: path.Clean(cfg.Path), dev: 1<<62 | devices.Add(1),
 		pending: map[string]*upload{}, own: map[string]bool{}, leases: map[string]*lease{}, number: uint64(time.Now().UnixNano())}
 	f.may, f.free = f.mayWrite, c.apart(c.budget, c.answer)
 	if prefix != "" {

@@ -47,7 +47,7 @@ type holder struct {
 	Holder  string        `json:"holder"`
 	PID     int           `json:"pid"`
 	Started string        `json:"started"` // when the process was, in the kernel's words
-	Kernel  string        `json:"kernel"`  // which started when, and the name space of PID
+	Kernel  string        `json:"kernel"`  // which started when, and the name space of PID; empty: not known
 	Term    time.Duration `json:"term_ns"`
 	Renewal int           `json:"renewal"`
 }
@@ -55,18 +55,24 @@ type holder struct {
 // settleTime is how long a lock must stand unchanged where the server has no conditional writes.
 const settleTime = 2 * time.Second
 
-// me is the holder that this process is.
+// longestTerm is the longest that any host holds a lock for without renewing it. A text that says more is none of a host.
+const longestTerm = 5 * time.Minute
+
+// me is the holder that this process is. Without the kernel's number of its start, every machine's first name space would be the same.
 func (f *FS) me() holder {
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	space, _ := os.Readlink("/proc/self/ns/pid")
-	h := holder{Holder: f.cfg.Holder, PID: os.Getpid(), Kernel: strings.TrimSpace(string(boot)) + " " + space, Term: f.cfg.Term}
-	h.Started = started(h.PID)
+	boot, _ := os.ReadFile(f.proc + "/sys/kernel/random/boot_id")
+	space, _ := os.Readlink(f.proc + "/self/ns/pid")
+	h := holder{Holder: f.cfg.Holder, PID: os.Getpid(), Term: f.cfg.Term}
+	if start := strings.TrimSpace(string(boot)); start != "" && space != "" {
+		h.Kernel = start + " " + space
+	}
+	h.Started = f.started(h.PID)
 	return h
 }
 
-// started says when a process was, or nothing where there is none.
-func started(pid int) string {
-	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+// started says when a process was, or nothing where there is none, or none to be seen.
+func (f *FS) started(pid int) string {
+	stat, _ := os.ReadFile(fmt.Sprintf("%s/%d/stat", f.proc, pid))
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	if fields := strings.Fields(rest); len(fields) > 19 {
 		return fields[19]
@@ -74,9 +80,14 @@ func started(pid int) string {
 	return ""
 }
 
-// hasEnded says that a holder was a process of this kernel that is there no more.
-func (h *holder) hasEnded(me *holder) bool {
-	return h.Kernel == me.Kernel && len(me.Kernel) > len(" ") && h.Started != "" && started(h.PID) != h.Started
+// hasEnded says that a holder was a process of this kernel that is there no more. /proc may hide those of other users, so the kernel
+// is asked with a signal that none gets, which tells a process that is not there from one that may not be seen.
+func (f *FS) hasEnded(h, me *holder) bool {
+	if me.Kernel == "" || h.Kernel != me.Kernel || h.Started == "" || h.PID <= 0 {
+		return false
+	}
+	now := f.started(h.PID)
+	return now != "" && now != h.Started || unix.Kill(h.PID, 0) == unix.ESRCH
 }
 
 // Lock implements [staging.FS]. The lock of a file is a [lease]; that of a directory keeps others of this process out. It waits for
@@ -129,9 +140,11 @@ func (l *lease) take(old *lease) error {
 		switch {
 		case err == nil:
 			var other holder
-			_ = json.Unmarshal(text, &other) // of what is no lock, no holder has ended
+			if json.Unmarshal(text, &other) != nil {
+				other = holder{} // no holder has ended of what is no lock
+			}
 			ours := old != nil && v.id == old.id
-			if !ours && !other.hasEnded(&l.who) {
+			if !ours && !l.fs.hasEnded(&other, &l.who) {
 				if err := l.lapse(&other, v.etag); err != nil {
 					return err
 				}
@@ -154,7 +167,12 @@ func (l *lease) take(old *lease) error {
 
 // lapse waits until the lock was unchanged for its term, and fails when it changes.
 func (l *lease) lapse(other *holder, etag string) error {
-	term := max(other.Term, l.who.Term)
+	term := l.who.Term
+	if other.Term > 0 && other.Term <= longestTerm {
+		term = max(term, other.Term)
+	} else {
+		l.fs.cfg.Log.Warn("the lock is none that a host has written", "key", l.key)
+	}
 	l.fs.cfg.Log.Info("the lock was not given back; waiting for it to lapse", "holder", other.Holder, "term", term)
 	for end := time.Now().Add(term); time.Now().Before(end); {
 		time.Sleep(term / 8)
@@ -174,6 +192,9 @@ func (l *lease) lapse(other *holder, etag string) error {
 func (l *lease) read() (text []byte, v version, err error) {
 	text = make([]byte, 4096)
 	n, v, err := l.fs.free.get(l.key, "", text, 0)
+	if err != nil && errnoOf(err, false) == unix.ESTALE { // no range of an empty object can be had
+		v, err = l.fs.free.head(l.key)
+	}
 	return text[:n], v, err
 }
 

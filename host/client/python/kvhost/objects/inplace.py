@@ -110,13 +110,18 @@ class HostProcess:
 
     def maps(self, file: tuple[str, str]) -> bool:
         """Whether the process lives and has a file mapped."""
-        if select.select([self._fd], [], [], 0)[0]:
+        if self._ended():
             return False
         try:
             with open(f"/proc/{self._pid}/maps") as maps:
                 return any(tuple(line.split(maxsplit=5)[3:5]) == file for line in maps)
         except ProcessLookupError:
             return False
+        except FileNotFoundError:  # it has ended since, or cannot be seen
+            return not self._ended()
+
+    def _ended(self) -> bool:
+        return bool(select.select([self._fd], [], [], 0)[0])
 
     def wait_unmapped(self, mapping: Mapping) -> None:
         """Returns when the process cannot touch the memory any more, which is when its last copy has ended."""
