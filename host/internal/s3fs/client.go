@@ -502,7 +502,7 @@ func (c *client) abort(key, upload string) error {
 // uploads calls found for the multipart uploads of keys with a prefix.
 func (c *client) uploads(prefix string, found func(key, upload string)) error {
 	var key, id string
-	for {
+	for pages := (pages{}); ; {
 		var page minio.ListMultipartUploadsResult
 		err := c.do(List, 0, func(ctx context.Context) (err error) {
 			page, err = c.core.ListMultipartUploads(ctx, c.bucket, prefix, key, id, "", 1000)
@@ -517,7 +517,9 @@ func (c *client) uploads(prefix string, found func(key, upload string)) error {
 		if !page.IsTruncated || page.NextKeyMarker == "" {
 			return nil
 		}
-		key, id = page.NextKeyMarker, page.NextUploadIDMarker
+		if key, id = page.NextKeyMarker, page.NextUploadIDMarker; pages.repeat(key+"\x00"+id, len(page.Uploads)) {
+			return fmt.Errorf("%w: a list of uploads that comes to no end", ErrAnswer)
+		}
 	}
 }
 
@@ -540,6 +542,7 @@ func (c *client) remove(key string) error {
 // list calls found for the objects below a prefix, in order. With a delimiter it calls found for prefixes in the place of what is
 // below them.
 func (c *client) list(ctx context.Context, prefix, delimiter string, found func(o *minio.ObjectInfo, isPrefix bool)) error {
+	var pages pages
 	for token := ""; ; {
 		var page minio.ListBucketV2Result
 		err := c.do(List, 0, func(context.Context) (err error) {
@@ -550,16 +553,48 @@ func (c *client) list(ctx context.Context, prefix, delimiter string, found func(
 			return err
 		}
 		for i := range page.Contents {
+			if o := &page.Contents[i]; !strings.HasPrefix(o.Key, prefix) || o.Size < 0 {
+				return fmt.Errorf("%w: a list of %q has %q with %d bytes", ErrAnswer, prefix, o.Key, o.Size)
+			}
 			found(&page.Contents[i], false)
 		}
 		for _, p := range page.CommonPrefixes {
+			if !strings.HasPrefix(p.Prefix, prefix) {
+				return fmt.Errorf("%w: a list of %q has %q", ErrAnswer, prefix, p.Prefix)
+			}
 			found(&minio.ObjectInfo{Key: strings.TrimSuffix(p.Prefix, "/")}, true)
 		}
 		if !page.IsTruncated || page.NextContinuationToken == "" {
 			return nil
 		}
-		token = page.NextContinuationToken
+		if token = page.NextContinuationToken; pages.repeat(token, len(page.Contents)+len(page.CommonPrefixes)) {
+			return fmt.Errorf("%w: a list of %q that comes to no end", ErrAnswer, prefix)
+		}
 	}
+}
+
+// pages are those of a list so far. A server whose marks of the next page repeat, with whatever period, is found out by Brent's way: one mark
+// is kept, and another in its place after twice as many.
+type pages struct {
+	kept              string
+	since, most, none int
+}
+
+// mostEmpty is how many pages in a row may have nothing: servers skip what was deleted.
+const mostEmpty = 1000
+
+// repeat says that the list comes to no end, by the mark of the next page and how many entries this one has.
+func (p *pages) repeat(mark string, entries int) bool {
+	if p.none++; entries > 0 {
+		p.none = 0
+	}
+	if mark == p.kept || p.none >= mostEmpty {
+		return true
+	}
+	if p.since++; p.since >= p.most {
+		p.kept, p.since, p.most = mark, 0, 2*p.most+1
+	}
+	return false
 }
 
 // isCode says that a server has answered with a status.

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/sys/unix"
@@ -90,6 +91,10 @@ func Open(cfg Config) (*FS, error) {
 	if bucket == "" || !strings.HasPrefix(cfg.Path, Scheme) {
 		return nil, refuse("path", "%q, want s3://bucket/prefix", cfg.Path)
 	}
+	if part, bad := misread(prefix); bad {
+		return nil, refuse("path", "%q: servers join keys with %q in them, or end them, so that what was stored is not listed; want a prefix like a/b",
+			cfg.Path, part)
+	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -109,6 +114,16 @@ func Open(cfg Config) (*FS, error) {
 		f.prefix = prefix + "/"
 	}
 	return f, nil
+}
+
+// misread is a part of a prefix that a key does not keep, or that no list can name.
+func misread(prefix string) (part string, bad bool) {
+	for part := range strings.SplitSeq(prefix, "/") {
+		if part == "." || part == ".." || part == "" && prefix != "" || strings.ContainsFunc(part, unicode.IsControl) {
+			return part, true
+		}
+	}
+	return "", false
 }
 
 // Cost is what a day costs.

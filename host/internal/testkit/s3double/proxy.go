@@ -8,7 +8,9 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -32,7 +34,20 @@ const (
 	Late      Fault = "the answer is half a second late"
 	Half      Fault = "half of the body"
 	Wrong     Fault = "a byte of the body is another"
+	SameToken Fault = "a list goes on with the same token"
+	Foreign   Fault = "a list has a short key of somewhere else"
+	Negative  Fault = "a list has negative sizes"
 )
+
+// lists are the lies in lists.
+var lists = map[Fault]struct {
+	pattern *regexp.Regexp
+	to      string
+}{
+	SameToken: {regexp.MustCompile(`<IsTruncated>false</IsTruncated>`), `<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>`},
+	Foreign:   {regexp.MustCompile(`<Key>[^<]*</Key>`), `<Key>x</Key>`},
+	Negative:  {regexp.MustCompile(`<Size>[^<]*</Size>`), `<Size>-9000000000000000000</Size>`},
+}
 
 // Rule is when a fault is injected.
 type Rule struct {
@@ -140,20 +155,24 @@ func (p *Proxy) serve(forward http.Handler, w http.ResponseWriter, r *http.Reque
 	case ResetLate:
 		forward.ServeHTTP(httptest.NewRecorder(), r)
 		panic(http.ErrAbortHandler)
-	case Half, Wrong:
+	case Half, Wrong, SameToken, Foreign, Negative:
 		answer := httptest.NewRecorder()
 		forward.ServeHTTP(answer, r)
 		for name, values := range answer.Header() {
 			w.Header()[name] = values
 		}
-		w.WriteHeader(answer.Code)
 		body := answer.Body.Bytes()
+		if change, lies := lists[fault]; lies {
+			body = change.pattern.ReplaceAll(body, []byte(change.to))
+			w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		}
+		w.WriteHeader(answer.Code)
 		if fault == Half {
 			_, _ = w.Write(body[:len(body)/2])
 			_ = http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler)
 		}
-		if len(body) > 0 {
+		if fault == Wrong && len(body) > 0 {
 			body[len(body)/2] ^= 1
 		}
 		_, _ = w.Write(body)
