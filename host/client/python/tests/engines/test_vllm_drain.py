@@ -105,7 +105,6 @@ class Schedule:
         self.loads = rng.choice([1.0, 0.3, 0.05, 0.0])  # and a load ends; 0: never
         self.reads = rng.choice([1.0, 0.3, 0.05, 0.0])  # and a store is read
         self.fails = rng.choice([0.0, 0.1, 0.5])  # how likely a chunk of a load fails
-        self.frozen = False  # the host's process is stopped
         self.older = rng.random() < 0.2  # it is of a release that knows no withdrawals
         self.idle = 0  # steps in a row that computed nothing while it was
         self.deaths = rng.choice([0.0, 0.0, 0.01])
@@ -119,13 +118,17 @@ class Schedule:
     def _session(self, session: DoubleSession) -> None:
         session.answers = False
         session.in_step = self._load_in_step
-        session.frozen = lambda: self.frozen
         if self.older:
             session._withdrawals = None
 
     @property
     def session(self) -> DoubleSession:
         return self.core.session
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the host's process is stopped."""
+        return self.session.frozen()
 
     def run(self) -> None:
         rng = self.rng
@@ -212,13 +215,13 @@ class Schedule:
                 self._session(self.session)
             return
         if rng.random() < self.deaths:
-            self.frozen = False
+            self.session.frozen = lambda: False
             self.session.die()
             self.core.link.epoch = -1
             self.down = rng.randrange(1, 50)
             return
         if rng.random() < self.freezes:
-            self.frozen = True
+            self.session.frozen = lambda: True
         elif self.frozen and rng.random() < self.thaws:
             self.thaw()
         if self.frozen:
@@ -234,7 +237,6 @@ class Schedule:
             self.session.resident = {k for k in self.session.resident if rng.random() < 0.8}
 
     def thaw(self) -> None:
-        self.frozen = False
         self.session.go_on()
         for job in [*self.session.stores, *self.session.loads]:
             if job.cancelled and not job.over:
