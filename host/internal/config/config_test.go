@@ -139,13 +139,13 @@ shared = true
 		t.Errorf("roots %+v, want %+v", c.Roots, want)
 	}
 	for path, want := range map[string]string{
-		"socket":              "file " + file,
-		"session.lease_ttl":   "file " + file,
+		"socket":              "file " + file + ":2",
+		"session.lease_ttl":   "file " + file + ":10",
 		"log.level":           "flag --log-level",
 		"log.format":          "env KVHOST_LOG_FORMAT",
 		"http.listen":         "default",
 		"policy[1]":           "flag --policy",
-		"root[0]":             "file " + file,
+		"root[0]":             "file " + file + ":20",
 		"session.max_message": "default",
 	} {
 		if got := l.Origins[path].String(); got != want {

@@ -44,19 +44,31 @@ func (l *Loaded) applyText(name, text string) error {
 		}
 		return fmt.Errorf("%w: %s: %w", ErrFile, name, err)
 	}
-	r := fileReader{into: l, origin: Origin{From: FromFile, Where: name}}
+	r := fileReader{into: l, name: name, lines: linesOf(text)}
 	r.top(tree)
 	return errors.Join(r.errs...)
 }
 
 type fileReader struct {
-	into   *Loaded
-	origin Origin
-	errs   []error
+	into  *Loaded
+	name  string
+	lines map[string]int
+	errs  []error
 }
 
-func (r *fileReader) fail(err error) {
-	r.errs = append(r.errs, fmt.Errorf("%s: %w", r.origin.Where, err))
+// origin is the line of a path, or of the nearest table around it.
+func (r *fileReader) origin(path string) Origin {
+	for path != "" && r.lines[path] == 0 {
+		path = path[:max(0, strings.LastIndexAny(path, ".["))]
+	}
+	if path == "" {
+		return Origin{From: FromFile, Where: r.name}
+	}
+	return Origin{From: FromFile, Where: r.name + ":" + strconv.Itoa(r.lines[path])}
+}
+
+func (r *fileReader) fail(path string, err error) {
+	r.errs = append(r.errs, fmt.Errorf("%s: %w", r.origin(path).Where, err))
 }
 
 func (r *fileReader) top(tree map[string]any) {
@@ -68,7 +80,7 @@ func (r *fileReader) top(tree map[string]any) {
 		case slices.Contains(sections(), name):
 			table, ok := value.(map[string]any)
 			if !ok {
-				r.fail(fmt.Errorf("%w: %s is %s, want a table [%s]", ErrValue, name, typeName(value), name))
+				r.fail(name, fmt.Errorf("%w: %s is %s, want a table [%s]", ErrValue, name, typeName(value), name))
 				continue
 			}
 			for _, key := range sorted(table) {
@@ -87,7 +99,7 @@ func (r *fileReader) top(tree map[string]any) {
 func (r *fileReader) scalar(path string, value any) {
 	k, ok := byPath[path]
 	if !ok {
-		r.fail(unknown(path, value))
+		r.fail(path, unknown(path, value))
 		return
 	}
 	text, err := k.fromTOML(value)
@@ -95,10 +107,10 @@ func (r *fileReader) scalar(path string, value any) {
 		err = k.set(&r.into.Config, text)
 	}
 	if err != nil {
-		r.fail(err)
+		r.fail(path, err)
 		return
 	}
-	r.into.Origins[path] = r.origin
+	r.into.Origins[path] = r.origin(path)
 }
 
 // unknown is the error for a key that does not exist. It suggests the same name in another section, a similar one in
@@ -171,7 +183,7 @@ func (r *fileReader) array(t table, value any) {
 		ok = true
 	}
 	if !ok {
-		r.fail(fmt.Errorf("%w: %s is %s, want tables [[%s]]", ErrValue, t.name(), typeName(value), t.name()))
+		r.fail(t.name(), fmt.Errorf("%w: %s is %s, want tables [[%s]]", ErrValue, t.name(), typeName(value), t.name()))
 		return
 	}
 	t.read(r, elements)

@@ -51,7 +51,8 @@ func asAmount(path string, value any) (Amount, error) {
 	case int64:
 		return Amount{Bytes: v}, nil
 	case string:
-		return parseAmount(v)
+		a, err := parseAmount(v)
+		return a, inKey(path, err)
 	}
 	return Amount{}, fmt.Errorf("%w: %s is %s, want bytes, or text such as \"100GiB\" or \"5%%\"", ErrValue, path,
 		typeName(value))

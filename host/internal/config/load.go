@@ -65,7 +65,7 @@ func Load(src Source) (*Loaded, error) {
 		}
 	}
 	if err = errors.Join(err, l.applyEnv(src.Env), l.applyFlags(src.Flags)); err != nil {
-		return nil, errors.Join(err, l.validate()) // what was refused has its default
+		return nil, err // not what it does not fit, since what was refused has no value
 	}
 	for i := range l.Config.Roots {
 		// A directory is made by its own name, which a slash behind it would hide. Of "./memory:" all else stays.

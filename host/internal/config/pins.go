@@ -23,12 +23,12 @@ var pinGroup = regexp.MustCompile(`^group\.(0|[1-9][0-9]*)$`)
 func (r *fileReader) pins(value any) {
 	pins, err := asSettings(pinsPath, value)
 	if err != nil {
-		r.fail(err)
+		r.fail(pinsPath, err)
 		return
 	}
 	r.into.Config.Session.Pins = pins
 	for name := range pins {
-		r.into.Origins[pinsPath+"."+name] = r.origin
+		r.into.Origins[pinsPath+"."+name] = r.origin(pinsPath + "." + name)
 	}
 }
 

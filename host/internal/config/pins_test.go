@@ -23,7 +23,7 @@ func TestPins(t *testing.T) {
 	}
 	var out bytes.Buffer
 	testenv.OK(t, l.Print(&out))
-	if !strings.Contains(out.String(), "\"dtype\" = \"bf16\" # file "+file+"\n") {
+	if !strings.Contains(out.String(), "\"dtype\" = \"bf16\" # file "+file+":4\n") {
 		t.Errorf("no origin in\n%s", out.String())
 	}
 	again, err := Load(Source{File: write(t, out.String())})

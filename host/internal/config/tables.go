@@ -154,13 +154,14 @@ func (t tableOf[E]) read(r *fileReader, elements []map[string]any) {
 	for i, element := range elements {
 		list[i] = t.fresh
 		for _, key := range sorted(element) {
+			at := t.at(i) + "." + key
 			if err := t.set(&list[i], key, element[key]); err != nil {
-				r.fail(err)
+				r.fail(at, err)
 				continue
 			}
-			r.into.Origins[t.at(i)+"."+key] = r.origin
+			r.into.Origins[at] = r.origin(at)
 		}
-		r.into.Origins[t.at(i)] = r.origin
+		r.into.Origins[t.at(i)] = r.origin(t.at(i))
 	}
 	*t.list(&r.into.Config) = list
 }

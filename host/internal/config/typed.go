@@ -10,9 +10,18 @@ func asSize(path string, value any) (int64, error) {
 	case int64:
 		return v, nil
 	case string:
-		return ParseSize(v)
+		n, err := ParseSize(v)
+		return n, inKey(path, err)
 	}
 	return 0, fmt.Errorf("%w: %s is %s, want bytes, or text such as \"100GiB\"", ErrValue, path, typeName(value))
+}
+
+// inKey puts a key before an error of its value.
+func inKey(path string, err error) error {
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	return err
 }
 
 func asSpan(path string, value any) (time.Duration, error) {
