@@ -117,7 +117,7 @@ type server struct {
 
 var pidInLog = regexp.MustCompile(`"pid":(\d+)`)
 
-// serve starts a command that becomes a host, or has one as a child, and waits until it is ready.
+// serve starts a command that becomes a host, or has one as a child, and waits until it is ready, or says why not.
 func serve(t *testing.T, cmd *exec.Cmd) *server {
 	t.Helper()
 	s := &server{t: t, cmd: cmd, log: filepath.Join(t.TempDir(), "log"), ended: make(chan struct{})}
@@ -135,7 +135,7 @@ func serve(t *testing.T, cmd *exec.Cmd) *server {
 			t.Logf("%v, its log:\n%s", cmd.Args, s.logged())
 		}
 	})
-	s.await(`"msg":"ready"`)
+	s.await(`"http":`)
 	s.pid, err = strconv.Atoi(pidInLog.FindStringSubmatch(s.logged())[1])
 	testenv.OK(t, err)
 	return s

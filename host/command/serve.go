@@ -68,10 +68,9 @@ func serve(ctx context.Context, s *settings) error {
 	select {
 	case <-h.Ready():
 		if err := notify("READY=1"); err != nil {
-			log.Warn("the service manager does not know that the host is ready", "error", err)
+			log.Warn("the service manager does not know that the host serves", "error", err)
 		}
-		log.Info("ready", "socket", h.Socket(), "http", h.HTTPAddr(), "version", version)
-		err = <-ended
+		err = untilReady(log, h, ended)
 	case err = <-ended:
 	}
 	if err != nil {
@@ -79,6 +78,27 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	log.Info("stopped")
 	return nil
+}
+
+// untilReady logs that a host is ready once it is, as /readyz has it, and until then why it is not. It returns as ended is sent.
+func untilReady(log *slog.Logger, h *host.Host, ended <-chan error) error {
+	address := []any{"socket", h.Socket(), "http", h.HTTPAddr(), "version", version}
+	for wait, said := time.Millisecond, false; ; wait = min(2*wait, time.Second) {
+		why := h.Status().NotReady
+		if len(why) == 0 {
+			log.Info("ready", address...)
+			return <-ended
+		}
+		if !said && wait > 100*time.Millisecond { // most scans are over by then
+			log.Info("not ready yet", append(address, "why", why)...)
+			said = true
+		}
+		select {
+		case <-time.After(wait):
+		case err := <-ended:
+			return err
+		}
+	}
 }
 
 // notify tells the service manager a state, as sd_notify(3) does, where there is one that wants to know.

@@ -24,7 +24,7 @@ func httpAddress(t *testing.T, logged func() string) string {
 	t.Helper()
 	for line := range strings.Lines(logged()) {
 		var ready struct{ Msg, HTTP string }
-		if json.Unmarshal([]byte(line), &ready) == nil && ready.Msg == "ready" {
+		if json.Unmarshal([]byte(line), &ready) == nil && ready.HTTP != "" {
 			return ready.HTTP
 		}
 	}
@@ -42,7 +42,7 @@ func healthy(t *testing.T, address string) bool {
 	return r.StatusCode == http.StatusOK
 }
 
-// startHost starts a host and waits until its log says that it is ready. stop ends it with a signal and returns its
+// startHost starts a host and waits until its log says that it is ready, or why not. stop ends it with a signal and returns its
 // exit code.
 func startHost(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, logged func() string,
 	stop func(os.Signal) int) {
@@ -53,7 +53,7 @@ func startHost(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, logged 
 func startCommand(t *testing.T, cmd *exec.Cmd) (_ *exec.Cmd, logged func() string, stop func(os.Signal) int) {
 	t.Helper()
 	logged, ended, stop := launch(t, cmd)
-	await(t, logged, `"msg":"ready"`, ended)
+	await(t, logged, `"http":`, ended)
 	return cmd, logged, stop
 }
 
@@ -155,6 +155,22 @@ func TestServe(t *testing.T) {
 	_, logged, stop = startHost(t, dir, "--http-listen", "") // and starts again on what it left
 	if code := stop(syscall.SIGINT); code != exitOK {
 		t.Errorf("SIGINT: exit code %d\n%s", code, logged())
+	}
+}
+
+// The log says ready where /readyz does, and before that what is in the way.
+func TestReadyIsAsTheProbeSays(t *testing.T) {
+	dir := shortDir(t)
+	_, logged, _ := startHost(t, dir, "--root", "gone/kv=64MiB", "--root", "there=64MiB", "--http-listen", anyPort)
+	address := httpAddress(t, logged)
+	if text := logged(); healthy(t, address) || strings.Contains(text, `"msg":"ready"`) || !strings.Contains(text, "mkdir -p ") ||
+		!strings.Contains(text, `"why":["root gone/kv is out of service`) {
+		t.Errorf("a root is out, and /readyz answers 200 or the log says ready, or not why it is not:\n%s", text)
+	}
+	testenv.OK(t, os.Mkdir(filepath.Join(dir, "gone"), 0o700))
+	until(t, "ready in the log", func() bool { return strings.Contains(logged(), `"msg":"ready"`) })
+	if !healthy(t, address) {
+		t.Error("the log says ready, and /readyz does not answer 200")
 	}
 }
 
