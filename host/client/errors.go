@@ -2,6 +2,7 @@ package client
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
@@ -10,6 +11,8 @@ import (
 var (
 	// ErrHostGone says that no host answers, or that the session with it has ended.
 	ErrHostGone = errors.New("client: host is gone")
+	// ErrVersion says that the host speaks another version of the protocol: connecting again helps once one of the two was replaced.
+	ErrVersion = errors.New("client: cannot talk to the host")
 	// ErrClosed says that this process closed the session.
 	ErrClosed = errors.New("client: session is closed")
 	// ErrArena says that shared memory could not be made or used.
@@ -77,6 +80,9 @@ func (e *HostError) Error() string {
 func (e *HostError) Unwrap() error { return e.Kind }
 
 func refusal(e *proto.Error) error {
+	if e.GetField() == "protocol" {
+		return fmt.Errorf("%w: %w: protocol %s", ErrVersion, proto.ErrVersion, e.GetMessage())
+	}
 	return &HostError{Kind: byCode[e.GetCode()], Field: e.GetField(), Message: e.GetMessage()}
 }
 

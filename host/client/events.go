@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"fmt"
 
 	"google.golang.org/grpc"
 
@@ -33,7 +32,8 @@ type EventBatch struct {
 
 // Events is a stream of events.
 type Events struct {
-	stream grpc.ServerStreamingClient[proto.EventsResponse]
+	session *Session
+	stream  grpc.ServerStreamingClient[proto.EventsResponse]
 }
 
 // Events streams what becomes resident in the host and what goes, of the session's namespace or of all, until the context
@@ -46,16 +46,16 @@ func (s *Session) Events(ctx context.Context, from Position, all bool) (*Events,
 	}
 	stream, err := s.stub.Events(ctx, q)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrHostGone, err)
+		return nil, s.gone(err)
 	}
-	return &Events{stream}, nil
+	return &Events{s, stream}, nil
 }
 
 // Next returns the next batch.
 func (e *Events) Next() (*EventBatch, error) {
 	m, err := e.stream.Recv()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrHostGone, err)
+		return nil, e.session.gone(err)
 	}
 	b := &EventBatch{
 		Snapshot: m.GetSnapshot(), SnapshotEnd: m.GetSnapshotEnd(), After: Position{m.GetEpoch(), m.GetSeq()},

@@ -138,10 +138,18 @@ func (s *Session) dialError(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, &refused), errors.Is(err, ErrHostGone):
+	case errors.As(err, &refused), errors.Is(err, ErrHostGone), errors.Is(err, ErrVersion):
 		return fmt.Errorf("%s: %w", s.hello.Socket, err)
 	}
-	return fmt.Errorf("%w: %w", ErrHostGone, proto.Plain(s.hello.Socket, err))
+	return s.gone(err)
+}
+
+// gone is the error of a stream that has ended.
+func (s *Session) gone(err error) error {
+	if err = proto.Plain(s.hello.Socket, err); errors.Is(err, proto.ErrVersion) {
+		return fmt.Errorf("%w: %w", ErrVersion, err)
+	}
+	return fmt.Errorf("%w: %w", ErrHostGone, err)
 }
 
 func (s *Session) greet(ctx context.Context) error {
@@ -157,7 +165,7 @@ func (s *Session) greet(ctx context.Context) error {
 	r := m.GetHello()
 	if len(r.GetNonce()) != proto.NonceBytes || r.GetKeyBytes() != uint32(h.Namespace.KeyBytes) ||
 		r.GetProtocol() != proto.Protocol {
-		return fmt.Errorf("%w: it answers HELLO in another protocol", ErrHostGone)
+		return fmt.Errorf("%w: %w: it answers HELLO with protocol %d, and %d bytes of key", ErrVersion, proto.ErrVersion, r.GetProtocol(), r.GetKeyBytes())
 	}
 	s.nonce, s.descriptors = r.GetNonce(), h.Socket+proto.DescriptorSuffix
 	s.host = Host{
@@ -234,7 +242,7 @@ func (s *Session) receive() {
 			if errors.Is(err, io.EOF) {
 				err = errors.New("it ended the session")
 			}
-			s.over(fmt.Errorf("%w: %w", ErrHostGone, proto.Plain(s.hello.Socket, err)))
+			s.over(s.gone(err))
 			return
 		}
 		s.mu.Lock()

@@ -13,6 +13,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
+// ErrVersion means that a host speaks another version of the protocol.
+var ErrVersion = errors.New("the host is of another version than this program: replace the older one")
+
 // Plain is an error of a call to the host at a socket in the words of a user: a refusal in the host's words, else why nothing
 // answers. gRPC says the latter in those of its transport.
 func Plain(socket string, err error) error {
@@ -20,7 +23,11 @@ func Plain(socket string, err error) error {
 	if !ok || err == nil {
 		return err
 	}
-	if s.Code() != codes.Unavailable {
+	switch s.Code() {
+	case codes.Unavailable:
+	case codes.Unimplemented:
+		return fmt.Errorf("%s: %w: %s", socket, ErrVersion, s.Message())
+	default:
 		return errors.New(s.Message())
 	}
 	c, err := net.DialTimeout("unix", socket, time.Second)

@@ -22,6 +22,8 @@ from kvhost.errors import (
     LeaseOverError,
     LimitError,
     StorageError,
+    UnknownError,
+    VersionError,
 )
 from kvhost.events import Event, EventBatch, EventStream, Position
 from kvhost.keys import KeyChain
@@ -59,5 +61,5 @@ __all__ = [
     "EventStream", "Group", "Hints", "HostError", "HostGoneError", "HostStoppedError", "InvalidError", "KeyChain", "KvhostError",
     "LeaseOverError", "LevelHits", "LimitError", "Limits", "LoadChunk", "LoadJob", "LoadResult", "Lookup",
     "NOT_WANTED", "Namespace", "PendingLookup", "Plane", "Position", "Region", "Result", "Semaphores", "Session",
-    "SharedMemory", "StorageError", "StoreChunk", "StoreJob", "StoreResult", "Timeline",
+    "SharedMemory", "StorageError", "StoreChunk", "StoreJob", "StoreResult", "Timeline", "UnknownError", "VersionError",
 ]

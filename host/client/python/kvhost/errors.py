@@ -39,6 +39,13 @@ class HostStoppedError(HostGoneError):
     """The host's process is stopped: it answers nothing, and may go on at any time."""
 
 
+OTHER_VERSION = "the host is of another version than this package: replace the older one"
+
+
+class VersionError(HostGoneError):
+    """The host is of another version than this package: connecting again helps once one of the two was replaced."""
+
+
 class HostError(KvhostError):
     """The host's refusal of one message, or the failure of one chunk. Some codes have a class of their own."""
 
@@ -49,6 +56,10 @@ class HostError(KvhostError):
         super().__init__(f"{field}: {message}" if field else message)
         self.code = Code(code)
         self.field = field
+
+
+class UnknownError(HostError):
+    """The message names something that does not exist."""
 
 
 class LimitError(HostError):
@@ -85,6 +96,6 @@ class CancelledError(HostError):
 
 
 _BY_CODE = {
-    Code.INVALID: InvalidError, Code.DISAGREEMENT: DisagreementError, Code.LIMIT: LimitError, Code.LEASE_OVER: LeaseOverError,
+    Code.UNKNOWN: UnknownError, Code.INVALID: InvalidError, Code.DISAGREEMENT: DisagreementError, Code.LIMIT: LimitError, Code.LEASE_OVER: LeaseOverError,
     Code.DAMAGED: DamagedError, Code.IO: StorageError, Code.CANCELLED: CancelledError, Code.DENIED: DeniedError,
 }  # fmt: skip

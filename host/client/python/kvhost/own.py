@@ -28,6 +28,7 @@ from kvhost.errors import HostGoneError
 from kvhost.wire import unreachable
 
 _START_SECONDS = 60.0
+_IDLE = "1m"
 _AGAIN_SECONDS = 5.0  # from a start that failed to the next
 #: Starts a command that logs to $0 and is no child of the engine: at its end vLLM kills all that descends from it.
 _ORPHAN = '"$@" >>"$0" 2>&1 & echo $!'
@@ -44,6 +45,8 @@ class OwnHost:
         path = os.path.realpath(_path(root)) if root else "memory:"
         name = hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
         self._base = _directory() / name
+        self._sizes = " and ".join(filter(None, [root, memory and f"{memory} of memory"]))
+        self._compared = False
         self._failed, self._why = 0.0, ""
         self._mutex = threading.Lock()
 
@@ -54,13 +57,15 @@ class OwnHost:
     def ensure(self) -> None:
         """Starts the host unless it answers. Raises HostGoneError where it does not start."""
         if not unreachable(self.socket):
+            self._compare()
             return
         with self._mutex:
             if time.monotonic() - self._failed < _AGAIN_SECONDS and self._why:
                 raise HostGoneError(self._why)
             with self._starting():
-                if not unreachable(self.socket):
-                    return  # another process has started it
+                if not unreachable(self.socket):  # another process has started it
+                    self._compare()
+                    return
                 try:
                     self._start()
                 except HostGoneError as e:
@@ -74,10 +79,24 @@ class OwnHost:
             fcntl.flock(f, fcntl.LOCK_EX)
             yield
 
+    def _compare(self) -> None:
+        """Says once where the host that runs was started with other sizes, which hold."""
+        if self._compared:
+            return
+        self._compared = True
+        with suppress(OSError):  # of an older version it is not there
+            if (held := Path(f"{self._base}.sizes").read_text()) != self._sizes:
+                self._log.warning(
+                    "kvhost: this engine asks for %s, and shares the host of an engine that asked for %s, which holds until that host ends: "
+                    "%s after its last engine", self._sizes, held, os.environ.get("KVHOST_SESSION_IDLE_EXIT", _IDLE),
+                )
+
     def _start(self) -> None:
         logged = Path(f"{self._base}.log")
+        self._compared = True
+        Path(f"{self._base}.sizes").write_text(self._sizes)
         command = [program(), "--root", self._root or f"memory:={self._memory}", "--socket", self.socket]
-        env = {"KVHOST_HTTP_LISTEN": "", "KVHOST_SESSION_IDLE_EXIT": "1m"} | dict(os.environ)
+        env = {"KVHOST_HTTP_LISTEN": "", "KVHOST_SESSION_IDLE_EXIT": _IDLE} | dict(os.environ)
         env.pop("CUDA_VISIBLE_DEVICES", None)  # other engines' GPUs are served, too
         if self._root and self._memory:
             env["KVHOST_STORE_MEMORY"] = self._memory
@@ -92,14 +111,20 @@ class OwnHost:
         due = time.monotonic() + _START_SECONDS
         while unreachable(self.socket):
             if host.ended() or time.monotonic() > due:
-                last = logged.read_text(errors="replace").strip().rpartition("\n")[2]
-                raise HostGoneError(f"{' '.join(command)} did not start: {last.removeprefix('kvhost: ')} (all it said: {logged})")
+                raise HostGoneError(f"{' '.join(command)} did not start: {_reason(logged)} (all it said: {logged})")
             time.sleep(0.02)
         self._log.warning(
             "kvhost: this engine has started a host of its own, process %d: %s. It ends %s after its last engine, its log is %s. To have "
             'it as a service: kvhost --root %s --socket PATH, and {"socket": "PATH"} in the engine\'s settings',
             pid, " ".join(command), env["KVHOST_SESSION_IDLE_EXIT"], logged, command[2],
         )
+
+
+def _reason(logged: Path) -> str:
+    """What a host that does not start says last: an error has lines of its own, which are no entries of its log."""
+    lines = logged.read_text(errors="replace").strip().splitlines()
+    said = [line.removeprefix("kvhost: ") for line in lines if not line.startswith(("{", "kvhost: see "))]
+    return "; ".join(said) or "".join(lines[-1:])
 
 
 def check_settings(where: str, said: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from kvhost.errors import HostError, HostGoneError
+from kvhost.errors import OTHER_VERSION, HostError, HostGoneError, VersionError
 from kvhost.events.stream import EventStream, Position
 from kvhost.forks import Origin
 from kvhost.v1 import kvhost_pb2 as pb
@@ -77,6 +77,8 @@ class Stream:
 
     def _gone(self, e: grpc.RpcError) -> HostGoneError:
         why = e.details() if hasattr(e, "details") else str(e)
+        if hasattr(e, "code") and e.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return VersionError(f"{self.path}: {OTHER_VERSION}: {why}")
         if hasattr(e, "code") and e.code() is grpc.StatusCode.UNAVAILABLE:  # the words are of gRPC's transport
             why = (
                 f"the host closed the connection: it is ending, or does not let user {os.geteuid()} in, which socket_users or "
@@ -182,6 +184,8 @@ def checked(m: Any) -> Any:
     if isinstance(m, Exception):
         raise m
     if m.WhichOneof("body") == "error":
+        if m.error.field == "protocol":
+            raise VersionError(f"{OTHER_VERSION}: protocol {m.error.message}")
         raise HostError(m.error.code, m.error.field, m.error.message)
     return m
 

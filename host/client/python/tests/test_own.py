@@ -139,6 +139,27 @@ def test_why_it_does_not_start(place: Path, caplog: pytest.LogCaptureFixture) ->
         OwnHost(memory="1GiB")
 
 
+@pytest.mark.parametrize(
+    ("root", "why"),
+    [("kv=64MB1", 'size "64MB1": want bytes'), ("kv=64", "64 bytes: a root needs at least"), ("no/kv=64MiB", "mkdir -p")],
+)
+def test_a_setting_that_is_wrong_is_the_reason(place: Path, root: str, why: str) -> None:
+    with pytest.raises(HostGoneError) as e:
+        OwnHost(f"{place}/{root}").ensure()
+    assert why in str(e.value) and "--help" not in str(e.value)
+
+
+def test_another_size_is_told_which_one_holds(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    OwnHost(f"{place}/kv=64MiB").ensure()
+    OwnHost(f"{place}/kv=64MiB").ensure()
+    assert not [r for r in caplog.records if "which holds" in r.message]
+    other = OwnHost(f"{place}/kv=1GiB")
+    other.ensure()
+    other.ensure()
+    (said,) = [r.message for r in caplog.records if "which holds" in r.message]
+    assert f"asks for {place}/kv=1GiB" in said and f"asked for {place}/kv=64MiB" in said
+
+
 def test_the_engines_log_says_how_it_runs(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     host = OwnHost(f"{place}/kv=64MiB")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from kvhost.errors import HostGoneError
+from kvhost.errors import OTHER_VERSION, HostGoneError, VersionError
 from kvhost.forks import Origin
 from kvhost.v1 import kvhost_pb2 as pb
 
@@ -74,6 +74,8 @@ class EventStream:
         except grpc.RpcError as e:
             if e.code() == grpc.StatusCode.CANCELLED:
                 return  # closed here
+            if e.code() == grpc.StatusCode.UNIMPLEMENTED:
+                raise VersionError(f"{self._path}: {OTHER_VERSION}: {e.details()}") from None
             raise HostGoneError(f"{self._path}: {e.details()}") from None
 
     def _batch(self, m: pb.EventsResponse) -> EventBatch:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvhost.arena import Arena
-from kvhost.errors import Code, HostError, HostGoneError, HostStoppedError
+from kvhost.errors import Code, HostError, HostGoneError, HostStoppedError, VersionError
 from kvhost.forks import Origin
 from kvhost.objects.inplace import HostProcess, NotShared, Place
 from kvhost.objects.kind import Kind
@@ -182,6 +182,7 @@ class Connector:
         self._connection: Connection | None = None
         self._proven = False  # the current connection has had a session
         self._pause, self._next = 0.0, 0.0
+        self._away: VersionError | None = None  # what the last attempt found in place of a host that it can use
         self._closed = False
         self._fences = 0
         self._places: dict[Kind, Place] = {}
@@ -217,6 +218,8 @@ class Connector:
                     raise
         except (HostGoneError, TimeoutError) as e:
             self._lose(connection, e)
+            if isinstance(e, VersionError):
+                raise
             raise HostGoneError(str(e)) from e
 
     def displace(self, kind: Kind, why: Exception) -> None:
@@ -264,7 +267,7 @@ class Connector:
                 raise HostGoneError("closed here")
             if self._connection is None:
                 if self._fences or self._clock() < self._next:
-                    raise HostGoneError(f"{self.socket}: no host answers")
+                    raise self._away or HostGoneError(f"{self.socket}: no host answers")
                 self._connection = Connection(self._options, self._engine)
                 self._proven = False
             return self._connection
@@ -281,10 +284,12 @@ class Connector:
             if connection is not self._connection:
                 return  # another thread has given it up already
             self._connection = None
+            self._away = why if isinstance(why, VersionError) else None
             self.losses += self._proven
             first = self._pause == 0
             self._pause = min(max(_FIRST_PAUSE, 2 * self._pause), _LONGEST_PAUSE)
             self._next = self._clock() + self._pause
         if first:
-            log.warning("host %s: gone, every lookup misses until it is back: %s", self.socket, why)
+            state = "of another version" if isinstance(why, VersionError) else "gone"
+            log.warning("host %s: %s, every lookup misses until it is back: %s", self.socket, state, why)
         connection.close(0.0 if isinstance(why, HostStoppedError) else 5.0)
