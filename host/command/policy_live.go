@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -191,8 +192,12 @@ configuration.`,
 				q.Module = modulePath(args[1])
 			}
 			if q.Module != "" && !unchecked {
-				if _, err := r.status(cmd.Context()); err != nil {
+				st, err := r.status(cmd.Context())
+				if err != nil {
 					return err // without a host nothing is worth seconds
+				}
+				if names := policyNames(st); !slices.Contains(names, q.Name) {
+					return fmt.Errorf("%w: no policy %q is active%s", policyset.ErrPolicy, q.Name, config.Suggest(q.Name, names))
 				}
 				if err := judge(cmd, q); err != nil {
 					return err
@@ -213,6 +218,13 @@ configuration.`,
 	return cmd
 }
 
+func policyNames(st *proto.StatusResponse) (names []string) {
+	for _, p := range st.Policies {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
 // judge refuses a module in which a short policy check finds something. One that only the host knows by its name is left to it.
 func judge(cmd *cobra.Command, q *proto.SwapPolicyRequest) error {
 	var settings []string
@@ -228,8 +240,11 @@ func judge(cmd *cobra.Command, q *proto.SwapPolicyRequest) error {
 		case err != nil:
 			return err
 		case len(r.Findings) > 0:
-			return fmt.Errorf("%w: %s: %v; `kvhost policy check` has the rest, --unchecked swaps it all the same",
-				errFindings, q.Module, &r.Findings[0])
+			next := "`kvhost policy check` has the rest"
+			if len(r.Calls) > 0 { // it starts, so that a host takes it
+				next += ", --unchecked leaves it to the host's own tests"
+			}
+			return fmt.Errorf("%w: %s: %v; %s", errFindings, q.Module, &r.Findings[0], next)
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "%s: checked, no findings\n", q.Module)
 		return nil

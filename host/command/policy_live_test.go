@@ -187,7 +187,16 @@ func TestSwapIsJudged(t *testing.T) {
 	if r := swap("--unchecked"); r.code != exitOK || strings.Contains(r.stdout, "checked") {
 		t.Errorf("unchecked swap: %+v, want it to be made", r)
 	}
-	r := finish(t, command(t, dir, "__complete", "policy", "swap", "--socket", "s", ""))
+	testenv.OK(t, os.WriteFile(filepath.Join(dir, "elf.wasm"), []byte("\x7fELF"), 0o600))
+	r := finish(t, command(t, dir, "policy", "swap", "--socket", "s", "lru", "elf.wasm"))
+	if r.code != exitPolicy || !strings.Contains(r.stderr, "WebAssembly") || strings.Contains(r.stderr, "--unchecked") {
+		t.Errorf("swap of what is no module: %+v, want its reason, and not --unchecked, which does not help", r)
+	}
+	r = finish(t, command(t, dir, "policy", "swap", "--socket", "s", "lur", "lru"))
+	if r.code != exitPolicy || r.stdout != "" || !strings.Contains(r.stderr, `no policy "lur" is active; did you mean "lru"?`) {
+		t.Errorf("swap of a policy that is not there: %+v, want exit code %d before anything is checked", r, exitPolicy)
+	}
+	r = finish(t, command(t, dir, "__complete", "policy", "swap", "--socket", "s", ""))
 	if strings.Count(r.stdout, "lru\tevict, ") != 1 || !strings.Contains(r.stdout, "fanout\tplace, ") {
 		t.Errorf("completion of live policies: %+v, want lru, which two roots have, once, and fanout", r)
 	}
