@@ -63,7 +63,7 @@ func check(ctx context.Context, out io.Writer, loaded *config.Loaded, asJSON boo
 	report.Findings = append(start.Findings, report.Findings...)
 	if memory > 0 {
 		report.Findings = append(report.Findings, doctor.Finding{Level: doctor.Note, About: "memory", Says: "up to " +
-			config.FormatSize(memory) + " are the nearest level, allocated as chunks need it", Fix: "store.memory sets the size, and 0 turns it off"})
+			config.SizeText(memory) + " are the nearest level, allocated as chunks need it; store.memory sets the size, and 0 turns it off"})
 	}
 	for i := range report.Findings {
 		report.Findings[i].Says = plainText(report.Findings[i].Says)

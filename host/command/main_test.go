@@ -254,7 +254,7 @@ func TestHelpers(t *testing.T) {
 	cmd.Env = append(cmd.Env, "KVHOST_CONFIG="+absolute(t, "../../examples/kvhost.toml"), "KVHOST_LOG_LEVEL=warn",
 		"KVHOST_LOGLEVEL=x")
 	if r := finish(t, cmd); r.code != exitOK || !strings.Contains(r.stdout, "# env KVHOST_LOG_LEVEL") ||
-		!strings.Contains(r.stdout, "kvhost.toml\n") ||
+		!strings.Contains(r.stdout, "kvhost.toml:") ||
 		!strings.Contains(r.stderr, "KVHOST_LOGLEVEL") {
 		t.Errorf("environment: %d\n%s%s", r.code, r.stdout, r.stderr)
 	}

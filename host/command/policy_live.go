@@ -13,10 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/policy"
@@ -25,69 +21,8 @@ import (
 	"github.com/kvhost/kvhost/host/internal/proto"
 )
 
-// running finds the host for commands that talk to one.
-type running struct{ socket, file string }
-
-func (r *running) addTo(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&r.socket, "socket", "", "the host's socket (default: the configuration's)")
-	cmd.Flags().StringVarP(&r.file, "config", "c", "",
-		"TOML file that names the socket (default: $"+config.EnvFile+", else none)")
-}
-
-// dial makes a connection to the host's socket, which need not be there.
-func (r *running) dial() (conn *grpc.ClientConn, path string, err error) {
-	socket := r.socket
-	if socket == "" {
-		s := settings{file: r.file}
-		loaded, err := s.load()
-		if err != nil {
-			return nil, "", err
-		}
-		socket = loaded.Config.Socket
-	}
-	if path, err = filepath.Abs(socket); err != nil {
-		return nil, "", err
-	}
-	conn, err = grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	return conn, path, err
-}
-
-// ask makes one call of a service.
-func ask[C, Q, A any](ctx context.Context, r *running, service func(grpc.ClientConnInterface) C,
-	call func(C, context.Context, *Q, ...grpc.CallOption) (*A, error), q *Q) (*A, error) {
-	c, path, err := r.dial()
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	a, err := call(service(c), ctx, q)
-	if err == nil {
-		return a, nil
-	}
-	switch code, err := status.Code(err), proto.Plain(path, err); code {
-	case codes.FailedPrecondition:
-		return nil, refusedBy{err, policyset.ErrPolicy}
-	case codes.InvalidArgument:
-		return nil, refusedBy{err, config.ErrValue}
-	default:
-		return nil, err
-	}
-}
-
-// refusedBy is a running host's refusal. Its exit code is that of a start which is refused for it.
-type refusedBy struct {
-	error
-	cause error
-}
-
-func (e refusedBy) Is(target error) bool { return target == e.cause }
-
-func (r *running) status(ctx context.Context) (*proto.StatusResponse, error) {
-	return ask(ctx, r, proto.NewStatusServiceClient, proto.StatusServiceClient.Status, &proto.StatusRequest{})
-}
-
 func newPolicyList() *cobra.Command {
-	var r running
+	r := running{looks: true}
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "list",

@@ -17,7 +17,7 @@ import (
 )
 
 func newStatus() *cobra.Command {
-	var r running
+	r := running{looks: true}
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",

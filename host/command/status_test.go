@@ -2,11 +2,39 @@ package command
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
+
+// Without a socket, the status is that of the only host of this user, as of one that an engine has started. Of several, it is of none.
+func TestStatusFindsTheHost(t *testing.T) {
+	dir := shortDir(t)
+	own := filepath.Join(dir, fmt.Sprintf("kvhost-%d", os.Geteuid()))
+	testenv.OK(t, os.Mkdir(own, 0o700))
+	ask := func() result {
+		cmd := command(t, dir, "status", "--json")
+		cmd.Env = append(cmd.Env, "XDG_RUNTIME_DIR="+dir)
+		return finish(t, cmd)
+	}
+	first, second := filepath.Join(own, "a.sock"), filepath.Join(own, "b.sock")
+	startHost(t, dir, "--root", "kv=64MiB", "--socket", first, "--http-listen", "")
+	services, _ := filepath.Glob("/run/kvhost*/kvhost.sock") // of this machine's own, there is not one host alone
+	if r := ask(); len(services) == 0 && (r.code != exitOK || !strings.Contains(r.stdout, `"kv"`) && !strings.Contains(r.stdout, "/kv\"") || !strings.Contains(r.stderr, first)) {
+		t.Errorf("status with one host: %+v, want that of %s, named", r, first)
+	}
+	startHost(t, dir, "--root", "kv2=64MiB", "--socket", second, "--http-listen", "")
+	if r := ask(); r.code != exitFailure || !strings.Contains(r.stderr, "--socket") || !strings.Contains(r.stderr, first+", "+second) {
+		t.Errorf("status with two hosts: %+v, want exit code %d and both sockets", r, exitFailure)
+	}
+	if r := finish(t, command(t, dir, "reload")); r.code != exitFailure || !strings.Contains(r.stderr, "no host is running") {
+		t.Errorf("reload without a socket: %+v, want that it looks for no other host", r)
+	}
+}
 
 // TestStatus asks a real host for its status, as text and as JSON, and after it has ended.
 func TestStatus(t *testing.T) {
@@ -35,7 +63,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	for _, name := range []string{"status", "top"} {
-		if r := finish(t, command(t, dir, name)); r.code != exitFailure || !strings.Contains(r.stderr, "no host is running") {
+		if r := finish(t, command(t, dir, name, "--socket", "kvhost.sock")); r.code != exitFailure || !strings.Contains(r.stderr, "no host is running") {
 			t.Errorf("%s without a host: exit code %d, %s", name, r.code, r.stderr)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 func newTop() *cobra.Command {
-	var r running
+	r := running{looks: true}
 	every := time.Second
 	cmd := &cobra.Command{
 		Use:     "top",

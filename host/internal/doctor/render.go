@@ -39,9 +39,9 @@ func (r *Report) Write(w io.Writer) error {
 	if len(r.Findings) > 0 {
 		b.WriteString("\n")
 		for _, f := range r.Findings {
-			fmt.Fprintf(t, "%s\t%s: %s\n", f.Level, f.About, f.Says)
+			fmt.Fprintf(t, "%s\t%s: %s\n", f.Level, strings.TrimSuffix(f.About, ":"), f.Says)
 			if f.Fix != "" {
-				fmt.Fprintf(t, "\tfix: %s\n", f.Fix)
+				fmt.Fprintf(t, "\t%s: %s\n", fixes[f.Level], f.Fix)
 			}
 		}
 		t.Flush()
@@ -53,6 +53,9 @@ func (r *Report) Write(w io.Writer) error {
 	}
 	return nil
 }
+
+// fixes are what the advice of a finding is called. A note needs no fix.
+var fixes = map[Level]string{Note: "better", Warning: "fix", Problem: "fix"}
 
 func (r *Report) machine(w io.Writer) {
 	m, d, c := &r.Facts.Machine, &r.Facts.Driver, &r.Facts.CuFile
@@ -108,7 +111,7 @@ func (r *Report) gpu(w io.Writer, g *GPU) {
 
 func (r *Report) root(w io.Writer, root *Root, capacity int64) {
 	if root.Memory {
-		fmt.Fprintf(w, "root\t%s: %s of memory in %s\n", root.Path, config.SizeText(capacity), r.Facts.Machine.pages(rootMemory(r.config)))
+		fmt.Fprintf(w, "root\t%s: %s of memory in %s\n", strings.TrimSuffix(root.Path, ":"), config.SizeText(capacity), r.Facts.Machine.pages(rootMemory(r.config)))
 		return
 	}
 	if t := root.Bucket; t != nil {

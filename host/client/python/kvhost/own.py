@@ -114,7 +114,8 @@ class OwnHost:
                 raise HostGoneError(f"{' '.join(command)} did not start: {_reason(logged)} (all it said: {logged})")
             time.sleep(0.02)
         self._log.warning(
-            "kvhost: this engine has started a host of its own, process %d: %s. It ends %s after its last engine, its log is %s. To have "
+            "kvhost: this engine has started a host of its own, process %d: %s. It ends %s after its last engine, its log is %s. kvhost "
+            "status shows what it does, KVHOST_HTTP_LISTEN=127.0.0.1:9476 gives it a page and metrics. To have "
             'it as a service: kvhost --root %s --socket PATH, and {"socket": "PATH"} in the engine\'s settings',
             pid, " ".join(command), env["KVHOST_SESSION_IDLE_EXIT"], logged, command[2],
         )

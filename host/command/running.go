@@ -1,0 +1,121 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/policyset"
+	"github.com/kvhost/kvhost/host/internal/proto"
+)
+
+// running finds the host for commands that talk to one.
+type running struct {
+	socket, file string
+	// looks says that the command changes nothing, and may find the only host of this user where no socket is named.
+	looks bool
+}
+
+func (r *running) addTo(cmd *cobra.Command) {
+	usage := "the host's socket (default: the configuration's)"
+	if r.looks {
+		usage = "the host's socket (default: the configuration's, else that of the only host which this user may ask)"
+	}
+	cmd.Flags().StringVar(&r.socket, "socket", "", usage)
+	cmd.Flags().StringVarP(&r.file, "config", "c", "",
+		"TOML file that names the socket (default: $"+config.EnvFile+", else none)")
+}
+
+// dial makes a connection to the host's socket, which need not be there.
+func (r *running) dial() (conn *grpc.ClientConn, path string, err error) {
+	socket := r.socket
+	if socket == "" {
+		s := settings{file: r.file}
+		loaded, err := s.load()
+		if err != nil {
+			return nil, "", err
+		}
+		socket = loaded.Config.Socket
+		if _, named := loaded.Origins["socket"]; r.looks && !named && !answers(socket) {
+			switch found := hostsHere(); len(found) {
+			case 0:
+			case 1:
+				socket = found[0]
+				fmt.Fprintf(os.Stderr, "kvhost: no host at %s; this is the one at %s\n", loaded.Config.Socket, socket)
+			default:
+				return nil, "", fmt.Errorf("%s: no host is running there, and several elsewhere: want --socket, one of %s", loaded.Config.Socket,
+					strings.Join(found, ", "))
+			}
+		}
+	}
+	if path, err = filepath.Abs(socket); err != nil {
+		return nil, "", err
+	}
+	conn, err = grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return conn, path, err
+}
+
+// hostsHere are the sockets of hosts that answer this user: those that engines have started, and services.
+func hostsHere() (found []string) {
+	run := cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), "/tmp")
+	for _, pattern := range []string{filepath.Join(run, fmt.Sprintf("kvhost-%d", os.Geteuid()), "*.sock"), "/run/kvhost*/kvhost.sock"} {
+		list, _ := filepath.Glob(pattern) // of a directory with a bracket in its name there is none
+		found = append(found, slices.DeleteFunc(list, func(path string) bool { return !answers(path) })...)
+	}
+	return found
+}
+
+func answers(socket string) bool {
+	c, err := net.DialTimeout("unix", socket, time.Second)
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
+}
+
+// ask makes one call of a service.
+func ask[C, Q, A any](ctx context.Context, r *running, service func(grpc.ClientConnInterface) C,
+	call func(C, context.Context, *Q, ...grpc.CallOption) (*A, error), q *Q) (*A, error) {
+	c, path, err := r.dial()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	a, err := call(service(c), ctx, q)
+	if err == nil {
+		return a, nil
+	}
+	switch code, err := status.Code(err), proto.Plain(path, err); code {
+	case codes.FailedPrecondition:
+		return nil, refusedBy{err, policyset.ErrPolicy}
+	case codes.InvalidArgument:
+		return nil, refusedBy{err, config.ErrValue}
+	default:
+		return nil, err
+	}
+}
+
+// refusedBy is a running host's refusal. Its exit code is that of a start which is refused for it.
+type refusedBy struct {
+	error
+	cause error
+}
+
+func (e refusedBy) Is(target error) bool { return target == e.cause }
+
+func (r *running) status(ctx context.Context) (*proto.StatusResponse, error) {
+	return ask(ctx, r, proto.NewStatusServiceClient, proto.StatusServiceClient.Status, &proto.StatusRequest{})
+}
