@@ -18,6 +18,7 @@ import (
 	"github.com/kvhost/kvhost/host/internal/policyset"
 	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
 	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 )
 
 // acting is what decides and what looks on, by label: its module and whether it is a shadow.
@@ -135,14 +136,18 @@ func stopCompiler(t *testing.T) {
 // A change that hangs, here in the compiler, must not hold up other changes or outlive its context.
 func TestHungSwapBlocksNoOther(t *testing.T) {
 	c := configuration(t)
-	c.PolicyDir, c.PolicyCache = policytest.Dir(t, "lru", "fifo"), ""
+	c.PolicyDir = policytest.Dir(t, "lru", "fifo")
+	module, err := os.ReadFile(filepath.Join(c.PolicyDir, "lru.wasm"))
+	testenv.OK(t, err)
+	hangs := filepath.Join(t.TempDir(), "hangs.wasm") // with a section of its own: no cache has it
+	testenv.OK(t, os.WriteFile(hangs, append(module, wasmtest.Custom(hangs)...), 0o600))
 	c.Policies = []config.Policy{{Name: "trial", Module: "fifo", Shadow: true}}
 	h, _ := hosttest.Start(t, c)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	hung := make(chan error, 1)
 	go func() {
-		_, err := h.Policies().Swap(ctx, "trial", config.Policy{Module: "lru"})
+		_, err := h.Policies().Swap(ctx, "trial", config.Policy{Module: hangs})
 		hung <- err
 	}()
 	stopCompiler(t)

@@ -12,7 +12,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 )
 
 // Hosts in bare surroundings: a user without a home and without capabilities, a file system that cannot be written to,
@@ -97,7 +99,8 @@ func TestNobodyServes(t *testing.T) {
 	for name, c := range nobodys {
 		t.Run(name, func(t *testing.T) {
 			dir := othersDir(t)
-			args := append([]string{"--root", "kv=64MiB", "--policy", "fifo.wasm", "--http-listen", "0.0.0.0:0"}, c.args...)
+			testenv.OK(t, os.WriteFile(filepath.Join(dir, "tiny.wasm"), wasmtest.Harmless(abi.RoleEvict), 0o644))
+			args := append([]string{"--root", "kv=64MiB", "--policy", "tiny.wasm", "--http-listen", "0.0.0.0:0"}, c.args...)
 			r := finish(t, asNobody(t, dir, c.home, append([]string{"check"}, args...)...))
 			if foreseen := strings.Contains(r.stdout, fix); r.code != 0 || foreseen != (c.says != "") ||
 				!strings.Contains(r.stdout, c.says) {
@@ -178,6 +181,7 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	testenv.Need(t, testenv.Mounts)
 	dir := shortDir(t)
 	testenv.OK(t, os.Mkdir(filepath.Join(dir, "state"), 0o755))
+	testenv.OK(t, os.WriteFile(filepath.Join(dir, "tiny.wasm"), wasmtest.Harmless(abi.RoleEvict), 0o600))
 	inside := func(args ...string) *exec.Cmd {
 		const script = `mount --make-rprivate / && mount -t tmpfs kvhost-test state
 grep -q ' /dev/shm ' /proc/mounts && mount -o remount,bind,ro /dev/shm
@@ -188,7 +192,7 @@ exec "$0" "$@"`
 		cmd.SysProcAttr = testenv.MountNamespace()
 		return cmd
 	}
-	good := []string{"--root", "state/kv=64MiB", "--socket", "state/s", "--policy", "fifo.wasm", "--http-listen", ""}
+	good := []string{"--root", "state/kv=64MiB", "--socket", "state/s", "--policy", "tiny.wasm", "--http-listen", ""}
 	for _, c := range []struct {
 		args []string
 		code int

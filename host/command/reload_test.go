@@ -11,12 +11,14 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvhost/kvhost/abi"
 	"github.com/kvhost/kvhost/abi/testenv"
 	"github.com/kvhost/kvhost/host/client"
 	"github.com/kvhost/kvhost/host/internal/config"
 	"github.com/kvhost/kvhost/host/internal/proto"
 	"github.com/kvhost/kvhost/host/internal/testkit/hosttest"
 	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
+	"github.com/kvhost/kvhost/host/internal/testkit/wasmtest"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -146,12 +148,10 @@ func TestReloadOfEachKey(t *testing.T) {
 		testenv.OK(t, err)
 		testenv.OK(t, os.MkdirAll(filepath.Join(dir, "modules"), 0o700))
 		testenv.OK(t, os.WriteFile(filepath.Join(dir, "modules", to+".wasm"), module, 0o600))
-		if from != "lru" {
-			continue
-		}
-		for _, limit := range compileLimits { // with a section of its own: it is compiled when its turn comes
-			testenv.OK(t, os.WriteFile(filepath.Join(dir, "modules", limit+".wasm"), append(module, 0, 2, 1, limit[0]), 0o600))
-		}
+	}
+	for _, limit := range compileLimits { // with a section of its own: it is compiled when its turn comes
+		module := append(wasmtest.Harmless(abi.RoleEvict), wasmtest.Custom(limit)...)
+		testenv.OK(t, os.WriteFile(filepath.Join(dir, "modules", limit+".wasm"), module, 0o600))
 	}
 	base := h.base() + baseRoots
 	testenv.OK(t, os.WriteFile(h.file, []byte(base), 0o600))

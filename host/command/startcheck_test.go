@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvhost/kvhost/abi/testenv"
+	"github.com/kvhost/kvhost/host/internal/testkit/policytest"
 )
 
 // What a start refuses, check refuses, for the same reason and with the same exit code; what a start takes, check takes, or
@@ -45,7 +46,9 @@ func TestCheckSaysWhatAStartWould(t *testing.T) {
 	write(t, dir, "mount.toml", "[[root]]\npath = '/kvhost-is-not-here'\nrequire_mount = true\n")
 	write(t, dir, "alone.toml", "[[root]]\npath = '"+other+"/kv'\nshared = true\n")
 	const serves = 0 // and the process goes on
-	base := []string{"--socket", "s", "--http-listen", "", "--policy-cache", ""}
+	cache, err := policytest.CacheDir()
+	testenv.OK(t, err)
+	base := []string{"--socket", "s", "--http-listen", "", "--policy-cache", cache}
 	for n, test := range []struct {
 		args  string
 		check int // exit code; a start that is refused has the same

@@ -51,7 +51,7 @@ func Run(h *History, opt Options) (res *Result, err error) {
 	if opt.Open == nil {
 		opt.Open = OpenStore
 	}
-	r := &runner{h: h, opt: opt, dir: opt.Dir, model: newModel(), res: &Result{History: h}}
+	r := &runner{h: h, opt: opt, dir: opt.Dir, model: newModel(), res: &Result{History: h}, moved: make(chan struct{}, 1)}
 	r.policies.opt, r.policies.problem = opt.Policies, r.report
 	if r.rules, err = faultfs.ParseRules(strings.Join(h.Faults, "\n")); err != nil {
 		return r.res, err
@@ -101,6 +101,7 @@ type runner struct {
 
 	now   atomic.Int64 // of hosts that take turns
 	turns sync.Mutex
+	moved chan struct{} // a client goes on
 
 	stored, loads, ended atomic.Int64
 	killed               int64
@@ -359,9 +360,22 @@ func (n operator) runRush(op Op) (string, error) {
 	return "", nil
 }
 
-// watchDisk checks that roots keep within their capacity, and lets hosts make steps, until it is stopped.
+// watchDisk checks that roots keep within their capacity each time that a client goes on, and lets hosts make steps meanwhile, until it
+// is stopped.
 func (n *node) watchDisk(stop <-chan struct{}) {
+	none := make(chan struct{})
+	if n.r.h.Kind.hosts > 1 {
+		close(none)
+	}
 	for {
+		select {
+		case <-stop:
+			return
+		case <-n.r.moved:
+		case <-none:
+			n.turn()
+			continue
+		}
 		for i, root := range n.cfg.Roots {
 			disk, err := n.r.frozenDisk(i)
 			if err == nil && disk > root.Capacity {
@@ -377,14 +391,6 @@ func (n *node) watchDisk(stop <-chan struct{}) {
 				return
 			}
 		}
-		select {
-		case <-stop:
-			return
-		default:
-		}
-		if n.r.h.Kind.hosts > 1 {
-			n.turn()
-		}
 	}
 }
 
@@ -392,6 +398,10 @@ func (n *node) watchDisk(stop <-chan struct{}) {
 func (n *node) client(rng *rand.Rand) {
 	g := &generator{rng: rng}
 	for range 30 {
+		select {
+		case n.r.moved <- struct{}{}:
+		default:
+		}
 		switch k := rng.IntN(10); {
 		case k < 5:
 			n.storeEntry(g.entry())
