@@ -122,7 +122,8 @@ func TestNumbers(t *testing.T) {
 	fmt.Fprintf(&b, "buffer info %d events %d args %d result %d roots %d state %d\n", BufferInfo, BufferEvents, BufferArgs, BufferResult, BufferRoots, BufferState)
 	fmt.Fprintf(&b, "level debug %d info %d warn %d error %d\n", LevelDebug, LevelInfo, LevelWarn, LevelError)
 	fmt.Fprintf(&b, "kind new %d demotion %d promotion %d no_level %#x peer_level %#x\n", KindNew, KindDemotion, KindPromotion, NoLevel, PeerLevel)
-	fmt.Fprintf(&b, "flag parent_resident %#x continued %#x last %#x\n", CandidateParentResident, CandidateContinued, CandidateLast)
+	fmt.Fprintf(&b, "flag parent_resident %#x continued %#x last %#x room %#x\n", CandidateParentResident, CandidateContinued,
+		CandidateLast, CandidateRoom)
 	fmt.Fprintf(&b, "feature hints %#x levels %#x\n", FeatureHints, FeatureLevels)
 	fmt.Fprintf(&b, "none %#x size_unit %d marker %s\n", None, SizeUnit, ExportMarker)
 	golden(t, "numbers.txt", b.String())

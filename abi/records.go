@@ -48,7 +48,7 @@ type Candidate struct {
 	Depth     uint32
 	Request   uint32
 	Tenant    uint32
-	Flags     uint32 // CandidateParentResident, CandidateContinued, CandidateLast
+	Flags     uint32 // CandidateParentResident, CandidateContinued, CandidateLast, CandidateRoom
 	Copies    uint32 // other hosts that are known to have it
 	Time      uint64
 	Kind      CandidateKind
@@ -69,6 +69,8 @@ const (
 	CandidateContinued = 1 << 1
 	// CandidateLast is set when this host has no level of its own behind To.
 	CandidateLast = 1 << 2
+	// CandidateRoom is set at a promotion when level To has room for it, so that nothing goes for it.
+	CandidateRoom = 1 << 3
 )
 
 // CandidateKind is what would become of a candidate that is admitted.

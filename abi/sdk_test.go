@@ -102,7 +102,7 @@ var names = []struct {
 	{"BufferRoots", BufferRoots}, {"BufferState", BufferState},
 	{"LevelDebug", LevelDebug}, {"LevelInfo", LevelInfo}, {"LevelWarn", LevelWarn}, {"LevelError", LevelError},
 	{"KindNew", int64(KindNew)}, {"KindDemotion", int64(KindDemotion)}, {"KindPromotion", int64(KindPromotion)},
-	{"ParentResident", CandidateParentResident}, {"Continued", CandidateContinued}, {"Last", CandidateLast}, {"NoLevel", NoLevel},
+	{"ParentResident", CandidateParentResident}, {"Continued", CandidateContinued}, {"Last", CandidateLast}, {"Room", CandidateRoom}, {"NoLevel", NoLevel},
 	{"PeerLevel", PeerLevel}, {"FeatureHints", FeatureHints}, {"FeatureLevels", FeatureLevels},
 	{"None", int64(None)}, {"SizeUnit", SizeUnit},
 }

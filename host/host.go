@@ -196,12 +196,16 @@ func (h *Host) storeConfig(c *config.Config, b *policyset.Bound) store.Config {
 	for i, r := range c.Roots {
 		files, capacity := h.devices.RootFS(i, r, fsys)
 		kind := r.Kind()
+		minFree := r.MinFree.Bytes
+		if kind.TakesMemory() {
+			minFree = r.Capacity - capacity // of memory that stays smaller as well
+		}
 		out.Roots = append(out.Roots, store.RootConfig{
 			Path: r.Path, FS: files, Capacity: capacity, Level: r.Level, Write: writes[r.Write],
 			Compressed: c.Compresses(), Speeds: h.speeds,
 			NoDirectory: !kind.HasDirectory(), Volatile: kind.TakesMemory(), Shared: r.Shared, RequireMount: r.RequireMount,
 			Poll: s.SharedPoll, Lapse: s.SharedLapse,
-			ForPieces: r.ForPieces || !kind.HasDirectory(), MinFree: r.MinFree.Bytes, MinFreePart: r.MinFree.Part,
+			ForPieces: r.ForPieces || !kind.HasDirectory(), MinFree: minFree, MinFreePart: r.MinFree.Part,
 			DailyWrites: r.DailyWrites, Evict: b.Roots[i],
 		})
 	}

@@ -30,6 +30,7 @@
 #define KV_PARENT_RESIDENT 1u  /* kv_candidate.flags: the parent, in any level */
 #define KV_CONTINUED 2u        /* kv_candidate.flags: a child is resident, in any level, or stored with it */
 #define KV_LAST 4u             /* kv_candidate.flags: this host has no level of its own behind to */
+#define KV_ROOM 8u             /* kv_candidate.flags, at a promotion: level to has room, so that nothing goes for it */
 #define KV_NO_LEVEL 0xffu      /* kv_candidate.from of what an engine stores */
 #define KV_PEER_LEVEL 0xfeu    /* kv_candidate.from and to: another host */
 #define KV_FEATURE_LEVELS 2u   /* kv_info.features: candidates tell kind, from, to and hits */

@@ -14,8 +14,9 @@
 // queues still know; and a request has not added what it only stores again.
 //
 // It demotes what was hit, and what is of a kind that comes back nearly as often as the average, unless its prefix was
-// refused. It promotes at the second hit, and admits everything new. What is new and finds no room in the nearest level is
-// stored in the next one, except for ends that hardly ever come back. What concerns other hosts is decided as by the host itself.
+// refused. It promotes at the second hit, or at the first where there is room, and admits everything new. What is new and finds no
+// room in the nearest level is stored in the next one, except for ends that hardly ever come back. What concerns other hosts is
+// decided as by the host itself.
 package reuse
 
 import (
@@ -129,7 +130,8 @@ func (p *Policy) admit(c *abi.Candidate) bool {
 			p.again(at)
 		}
 		_, decided := guest.Elsewhere(c)
-		return c.Hits >= promotedAt && !decided
+		room := c.Hits > 0 && c.Flags&abi.CandidateRoom != 0 && c.From != abi.PeerLevel
+		return (c.Hits >= promotedAt || room) && !decided
 	}
 	return false
 }

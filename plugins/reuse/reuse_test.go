@@ -132,6 +132,7 @@ func TestRules(t *testing.T) {
 		"a stranger's demotion": {abi.Candidate{Kind: abi.KindDemotion, Key: 1 << 60}, true},
 		"the first hit":         {r.candidate(abi.KindPromotion, 3, 1), false},
 		"the second hit":        {r.candidate(abi.KindPromotion, 3, 2), true},
+		"with room":             {abi.Candidate{Kind: abi.KindPromotion, From: 1, Key: 1 << 60, Hits: 1, Flags: abi.CandidateRoom}, true},
 		"one that a peer has":   {abi.Candidate{Kind: abi.KindDemotion, Key: 1 << 60, Hits: 3, Copies: 1}, false},
 		"to a peer":             {r.candidateTo(abi.PeerLevel, 4), true},
 		"from a peer":           {abi.Candidate{Kind: abi.KindPromotion, From: abi.PeerLevel, Key: 1 << 60, Hits: 3, Flags: abi.CandidateLast}, false},

@@ -62,6 +62,8 @@ pub const PARENT_RESIDENT: u32 = 1;
 pub const CONTINUED: u32 = 2;
 /// [`Candidate::flags`]: this host has no level of its own behind `to`.
 pub const LAST: u32 = 4;
+/// [`Candidate::flags`] at a promotion: level `to` has room, so that nothing goes for it.
+pub const ROOM: u32 = 8;
 /// [`Candidate::from`] of what an engine stores.
 pub const NO_LEVEL: u8 = 0xff;
 /// [`Candidate::from`] and [`Candidate::to`]: another host.

@@ -49,7 +49,8 @@ var builtins = [abi.Roles]struct {
 // AdmitsByDefault is the answer of the built-in admit policy. Everything new is stored. What a level evicts goes on to the
 // next one if a lookup has granted it there, or if it is inside of a prefix: it begins one, or its parent is resident,
 // and something continues it. What ends a prefix and was never hit is mostly the end of a prompt, which no other prompt has
-// in common. What is loaded gets a copy in a nearer level when it is granted for the second time. [guest.Elsewhere] goes first.
+// in common. What is granted gets a copy in a nearer level at its second hit, or at the first where nothing goes for it.
+// [guest.Elsewhere] goes first.
 func AdmitsByDefault(c *abi.Candidate) bool {
 	if admits, decided := guest.Elsewhere(c); decided {
 		return admits
@@ -61,12 +62,12 @@ func AdmitsByDefault(c *abi.Candidate) bool {
 		inside := c.Flags&abi.CandidateContinued != 0 && (c.ParentKey == 0 || c.Flags&abi.CandidateParentResident != 0)
 		return c.Hits > 0 || inside
 	case abi.KindPromotion:
-		return c.Hits >= promotedAt
+		return c.Hits >= promotedAt || c.Hits > 0 && c.Flags&abi.CandidateRoom != 0 && c.From != abi.PeerLevel
 	}
 	return false
 }
 
-// promotedAt is which hit of an entry brings it nearer: one may be the only one, and a copy costs the nearer level room.
+// promotedAt is which hit of an entry brings it nearer where others go for it: the first may be the only one.
 const promotedAt = 2
 
 type admitDefault struct{}

@@ -240,6 +240,9 @@ func (h *hierarchy) admits(c abi.Candidate, id uint32, now uint64) (bool, error)
 	if int(c.To) == len(h.levels)-1 {
 		c.Flags |= abi.CandidateLast
 	}
+	if c.Kind == abi.KindPromotion && len(h.levels[c.To].free) > 0 {
+		c.Flags |= abi.CandidateRoom
+	}
 	if h.ask[0] = c; h.place.Place != nil {
 		return c.Kind == abi.KindNew, nil
 	}

@@ -61,6 +61,9 @@ func (r *root) bringNear() {
 		}
 		v := &moves.Entry{Move: m, Kind: moves.Promotion, From: &from.origin, To: r.level, Wanted: true}
 		if !v.Offer(r.store.mover) {
+			if !r.level.Holds(m.Fingerprint) { // too much waits
+				r.level.early.add(early{from, m.Mark})
+			}
 			return
 		}
 		room -= v.Bytes()

@@ -6,7 +6,6 @@ import (
 
 	"github.com/kvhost/kvhost/host/internal/store/entries"
 	"github.com/kvhost/kvhost/host/internal/store/index"
-	"github.com/kvhost/kvhost/host/internal/store/moves"
 	"github.com/kvhost/kvhost/host/kv"
 )
 
@@ -93,9 +92,9 @@ func (r *root) allocated() (bytes int64, more bool) {
 	return space.Total - space.Free + space.Available, true
 }
 
-// ready is how many bytes more can be taken at once without anything leaving.
+// ready is how many bytes more can be taken at once without anything going.
 func (r *root) ready() int64 {
-	room := -r.Account.Excess(1 - 1.0/moves.AheadThrough)
+	room := -r.Account.Excess(1)
 	if there, more := r.allocated(); more {
 		room = min(room, there-r.Account.Figures().Used)
 	}

@@ -22,6 +22,7 @@ type Lease struct {
 	mu     sync.Mutex
 	over   bool
 	loaded bool                 // something was opened
+	hit    bool                 // it counts as a hit, and no other lookup goes on from it
 	near   map[int]grant        // nearer copies than those granted, by key
 	coming map[int]*moves.Entry // copies that the lookup has asked for, by key
 }
@@ -114,7 +115,7 @@ func (l *Lease) granted(i int) grant {
 // Release gives the pins back. Pieces that are open stay usable until they are closed.
 func (l *Lease) Release() {
 	l.mu.Lock()
-	over, loaded, near, coming := l.over, l.loaded, l.near, l.coming
+	over, loaded, hit, near, coming := l.over, l.loaded, l.hit, l.near, l.coming
 	l.over, l.near, l.coming = true, nil, nil
 	l.mu.Unlock()
 	if over {
@@ -128,8 +129,8 @@ func (l *Lease) Release() {
 		r.Unlock()
 	}
 	l.endPrefetch(coming)
-	if loaded {
-		l.promote()
+	if loaded || hit {
+		l.promote(loaded)
 	}
 	at := index.None
 	for _, g := range l.grants {

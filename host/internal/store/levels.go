@@ -116,6 +116,11 @@ func (l *level) Count() *moves.Counters { return &l.count }
 
 // Facts implements [moves.Level].
 func (l *level) Facts(c *abi.Candidate) {
+	for _, r := range l.roots {
+		if c.Kind == abi.KindPromotion && r.invites() && r.ready() >= int64(c.Size)*abi.SizeUnit {
+			c.Flags |= abi.CandidateRoom
+		}
+	}
 	const all = abi.CandidateContinued | abi.CandidateParentResident
 	for _, r := range l.store.roots {
 		serves := r.Health.Serves()
@@ -127,7 +132,7 @@ func (l *level) Facts(c *abi.Candidate) {
 			c.Flags |= abi.CandidateParentResident
 		}
 		r.Unlock()
-		if c.Flags == all {
+		if c.Flags&all == all {
 			break
 		}
 	}
@@ -305,9 +310,9 @@ func (l *Lease) offer(i int, kind moves.Kind) *moves.Entry {
 	return v
 }
 
-// promote offers what a lease has loaded from farther levels to the nearest one, and what it has loaded from there to the next. The pins are
-// still the lease's.
-func (l *Lease) promote() {
+// promote offers what a lease was granted in farther levels to the nearest one, also where computing it was as fast as loading it from there,
+// and what was loaded from the nearest to the next. The pins are still the lease's.
+func (l *Lease) promote(loaded bool) {
 	if len(l.store.levels) < 2 {
 		return
 	}
@@ -317,7 +322,7 @@ func (l *Lease) promote() {
 		}
 		if r := l.store.roots[g.Root]; r.level != l.store.levels[0] {
 			l.offer(i, moves.Promotion)
-		} else {
+		} else if loaded {
 			r.kind.loaded(entries.Mark{Slot: g.Slot, Fingerprint: g.Fingerprint})
 		}
 	}

@@ -99,6 +99,101 @@ func TestStoresDoNotWaitForMemory(t *testing.T) {
 	alone.mustPut(0)
 }
 
+// TestHitComesNear: after one read of a part of a hit all of it is near, where the near root has room, however far that is filled; also what
+// nothing was read of, as where computing it would take no longer. What is only pinned stays where it is.
+func TestHitComesNear(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		read int // of a hit of six
+		pin  bool
+		near int
+	}{{"read whole", 6, false, 6}, {"read in part", 2, false, 6}, {"not read", 0, false, 6}, {"pinned", 0, true, 0}} {
+		t.Run(c.name, func(t *testing.T) {
+			f := twoLevels(t, 16, 64, func(c *Config) { c.UpkeepEvery = time.Hour })
+			f.takeOut(0)
+			f.mustPut(upTo(6)...)
+			must(t, f.store.Maintain(t.Context(), 0, Probe))
+			for n := uint64(20); n < 30; n++ {
+				f.mustPut(n)
+			}
+			l, err := f.store.Lookup(LookupRequest{Namespace: f.space, Keys: keys(upTo(6)...), Pin: c.pin})
+			must(t, err)
+			equal(t, "hits", l.Hits(), 6)
+			for i := range c.read {
+				f.openIn(l, i, 1)
+			}
+			l.Release()
+			f.settle()
+			near := 0
+			for n := range uint64(6) {
+				if f.store.roots[0].Has(fingerprintOf(f, n), index.Complete) {
+					near++
+				}
+			}
+			equal(t, "entries of the hit that are near", near, c.near)
+			equal(t, "entries that went for them", f.store.Stats().Roots[0].Evictions, 0)
+		})
+	}
+}
+
+// TestMemoryThatStaysSmaller: a root in memory takes what there is when the machine has no more: all that came early is near then, stores
+// evict instead of failing, and what it has leaves in time.
+func TestMemoryThatStaysSmaller(t *testing.T) {
+	memory := &allocating{ready: 4 * pieceBytes, total: 16 * pieceBytes}
+	f := twoLevels(t, 16, 64, func(c *Config) {
+		memory.FS = staging.Below(c.Roots[0].Path)
+		c.Roots[0].Volatile, c.Roots[0].FS, c.Roots[0].MinFree, c.UpkeepEvery = true, memory, 1, time.Hour
+	})
+	f.mustPut(upTo(8)...)
+	memory.ready, memory.total = 8*pieceBytes+1, 8*pieceBytes+1 // and that is all
+	freeSpace{f.root()}.watch(t.Context())
+	f.root().bringNear()
+	f.settle()
+	for n := range uint64(8) {
+		equal(t, "root of an entry that has room", f.rootOf(n), 0)
+	}
+	equal(t, "limit of the root", f.root().Account.Figures().Limit, 8*pieceBytes)
+	for n := uint64(8); n < 20; n++ {
+		f.mustPut(n)
+		equal(t, "root of a new entry", f.rootOf(n), 0)
+		equal(t, "more in use than there is", f.root().Account.Excess(1) > 0, false)
+		f.settle()
+	}
+	memory.ready, memory.total = 16*pieceBytes+1, 16*pieceBytes+1
+	freeSpace{f.root()}.watch(t.Context())
+	equal(t, "limit of the root once there is more", f.root().Account.Figures().Limit, 16*pieceBytes)
+	f.checkUsed()
+}
+
+// TestNearBeforeThrough: what is to come near, because it was hit or came before its memory, waits behind no copy for a later life.
+func TestNearBeforeThrough(t *testing.T) {
+	var order []string
+	f := twoLevels(t, 32, 64, func(c *Config) {
+		c.UpkeepEvery, c.Moves.Workers, c.Roots[0].Write = time.Hour, 1, WriteThrough
+		for i, to := range []string{"near", "far"} {
+			c.Roots[i].FS = watched{staging.Below(c.Roots[i].Path), func(at string) {
+				if at == "create" {
+					order = append(order, to)
+				}
+			}}
+		}
+	})
+	f.takeOut(0)
+	f.mustPut(0, 1)
+	must(t, f.store.Maintain(t.Context(), 0, Probe))
+	open := f.shut()
+	f.mustPut(10, 11, 12)
+	f.mustRead(10, 11, 12)
+	f.mustRead(0)
+	far, fp := f.store.roots[1], fingerprintOf(f, 1)
+	f.store.levels[0].early.add(early{far, entries.Mark{Slot: far.Index.FindFingerprint(fp), Fingerprint: fp}})
+	f.root().bringNear()
+	order = nil
+	open()
+	f.settle()
+	equal(t, "order of the copies", fmt.Sprint(order), fmt.Sprint([]string{"near", "near", "far", "far", "far"}))
+}
+
 // TestNearestLevel: entries are stored in the nearest level and granted there, and in the next one while that is out
 // of service. Of two copies the nearest is granted; DISCARD removes both, and readers of changes hear of the entry's
 // beginning and end once.
@@ -137,6 +232,7 @@ func TestNearestLevel(t *testing.T) {
 			gone[c.Key.String()]++
 		}
 	}
+	f.settle()
 	equal(t, "ends of an entry with two copies", gone[testKey(0).String()], 1)
 	equal(t, "ends of an entry with one", gone[testKey(3).String()], 1)
 	f.checkUsed()
@@ -770,6 +866,7 @@ func TestPrefetchEndsWithItsLease(t *testing.T) {
 	}
 	equal(t, "root of what nobody has loaded", f.rootOf(3), 1)
 	equal(t, "prefetches wasted", f.store.Stats().Levels[0].PrefetchesWasted, 1)
+	f.settle()
 	f.checkUsed()
 }
 

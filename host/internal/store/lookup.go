@@ -82,6 +82,9 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 		l.found[n] = uint32(w.hits[n])
 	}
 	if q.After != nil { // before the prefetch: an entry has one copy under way, which this cancels
+		q.After.mu.Lock()
+		q.After.hit = false
+		q.After.mu.Unlock()
 		q.After.Release()
 	}
 	if q.Prefetch && len(s.levels) > 1 {
@@ -90,6 +93,7 @@ func (s *Store) Lookup(q LookupRequest) (*Lease, error) {
 	if w.bounded {
 		return l, nil
 	}
+	l.hit = true
 	s.counted(l, q.After, len(q.Keys))
 	s.requests.Keep(q.Request, &w.touches, l.grants)
 	return l, nil

@@ -113,6 +113,10 @@ func (r freeSpace) measure() {
 	}
 	r.Lock()
 	defer r.Unlock()
+	if r.cfg.Volatile {
+		r.Account.Owns(space.Total)
+		return
+	}
 	r.Account.Measured(space.Total, space.Available, r.Unwritten())
 }
 

@@ -282,8 +282,18 @@ func (a *Account) Stale() bool {
 func (a *Account) Measured(total, available, unwritten int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	keep := max(a.bounds.MinFree, int64(math.Ceil(a.bounds.MinFreePart*float64(total))))
-	a.free, a.measured = max(0, a.used-unwritten+available-keep), a.now()
+	a.free, a.measured = max(0, a.used-unwritten+available-a.keep(total)), a.now()
+}
+
+// Owns takes a measurement of a file system that holds nothing but the root: it has total bytes.
+func (a *Account) Owns(total int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.free, a.measured = max(0, total-a.keep(total)), a.now()
+}
+
+func (a *Account) keep(total int64) int64 {
+	return max(a.bounds.MinFree, int64(math.Ceil(a.bounds.MinFreePart*float64(total))))
 }
 
 // Full notes that the file system was full although the account had room. What is written now is the limit for a while;

@@ -157,9 +157,9 @@ func (v *Entry) Bytes() int64 { return v.size }
 func (v *Entry) Level() int { return max(v.From.Level, v.To.Number()) }
 
 // worth is what a hit saves by a copy of each kind. Without a copy of what leaves the next hit is computed, which takes longer than a load
-// from the farther level, or the engine would compute it anyway. What is written through may still be near then. What comes nearer saves
-// that load, and of a prefetch the request waits already.
-var worth = [Kinds]float64{Demotion: 2, Promotion: 1, Through: 1, Prefetch: 2, Taken: 1}
+// from the farther level, or the engine would compute it anyway. What comes nearer saves that load, and it was asked for just now, or is new.
+// What is written through is near all the same, until the host ends.
+var worth = [Kinds]float64{Demotion: 2, Promotion: 2, Through: 1, Prefetch: 2, Taken: 1}
 
 // unasked is how many hits are expected of what had none.
 const unasked = 0.5
@@ -171,7 +171,11 @@ func (v *Entry) Value() float64 {
 	if leaves {
 		kind = Demotion
 	}
-	return max(unasked, float64(hits)) * worth[kind]
+	least := unasked
+	if v.Wanted { // it is new, and should have been near from the beginning
+		least = 1
+	}
+	return max(least, float64(hits)) * worth[kind]
 }
 
 // Leaves says that the entry was about to leave when the move was offered.
