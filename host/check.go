@@ -75,7 +75,12 @@ func Check(ctx context.Context, cfg Config) *Checked {
 		c.refuse("memory", err)
 		h.engine = nil
 	}
-	_, err = spansConfig(ctx, h.cfg)
+	for _, x := range certificates(h.cfg) {
+		if level, says := x.judge(time.Now()); says != "" {
+			c.find(level, x.setting, says)
+		}
+	}
+	_, err = spansConfig(ctx, h.cfg, h.log)
 	c.refuse("traces", err)
 	_, _, err = accessOf(h.cfg)
 	c.refuse("access", err)

@@ -110,6 +110,11 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 			return nil, err
 		}
 	}
+	for _, c := range certificates(h.cfg) {
+		if _, says := c.judge(time.Now()); says != "" {
+			h.log.Warn("certificate", "setting", c.setting, "state", says)
+		}
+	}
 	if h.traced, err = h.openSpans(ctx); err != nil {
 		return nil, err
 	}
@@ -124,7 +129,7 @@ func New(ctx context.Context, cfg Config) (_ *Host, err error) {
 	if h.cfg.HTTP.Listen != "" {
 		registry := observe.NewRegistry(observe.Host{Store: h.store, Engine: h.engine, Server: h.server,
 			GPUs: h.devices.GPUs(), Memory: h.devices.Memory(), Buckets: h.devices.Buckets(), PolicyMemory: h.policies.Memory(),
-			Peers: h.peers, Version: cfg.Version, Spans: h.spans, Reloads: &h.reloads})
+			Peers: h.peers, Version: cfg.Version, Spans: h.spans, Reloads: &h.reloads, Certificates: h.certificateEnds})
 		w := httpConfig(h.cfg)
 		w.Registry, w.Status, w.Connections, w.Log = registry, h.server.Status, h.server.HTTPConnections(), h.log
 		if h.http, err = observe.Listen(w); err != nil {

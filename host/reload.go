@@ -59,7 +59,7 @@ func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []strin
 	if err != nil {
 		return nil, err
 	}
-	if err := h.policies.Reload(ctx, next, func(b *policyset.Bound) error {
+	modules, err := h.policies.Reload(ctx, next, func(b *policyset.Bound) error {
 		taken, err := h.store.Reload(ctx, h.storeConfig(next, b))
 		for _, t := range taken {
 			if t.Root == "" { // of evict policies the root tells
@@ -67,8 +67,12 @@ func (h *Host) Reload(ctx context.Context, next *config.Config) (changed []strin
 			}
 		}
 		return err
-	}); err != nil {
+	})
+	if err != nil {
 		return nil, err
+	}
+	for _, label := range modules {
+		changed = append(changed, "the module of policy "+label)
 	}
 	h.live.Store(next)
 	if err := h.server.Reload(rules, users, next.Capacity()); err != nil { // the file system took the socket away: no client can connect anyhow

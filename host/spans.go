@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/kvhost/kvhost/host/internal/config"
@@ -12,7 +13,7 @@ import (
 )
 
 func (h *Host) openSpans(ctx context.Context) (*server.RequestSpans, error) {
-	c, err := spansConfig(ctx, h.cfg)
+	c, err := spansConfig(ctx, h.cfg, h.log)
 	if err != nil {
 		return nil, err
 	}
@@ -20,7 +21,7 @@ func (h *Host) openSpans(ctx context.Context) (*server.RequestSpans, error) {
 		return nil, fmt.Errorf("otlp: %w", err)
 	}
 	if c.Endpoint != "" {
-		h.log.Info("spans are exported", "endpoint", c.Endpoint, "ratio", c.Ratio, "headers", len(c.Headers), "timeout", c.Timeout)
+		h.log.Info("spans are exported", "endpoint", c.Endpoint, "ratio", c.Ratio, "headers", h.cfg.OTLP.HeadersFile, "timeout", c.Timeout)
 	}
 	levels := map[string]int{}
 	for _, r := range h.cfg.Roots {
@@ -30,7 +31,7 @@ func (h *Host) openSpans(ctx context.Context) (*server.RequestSpans, error) {
 }
 
 // spansConfig is a configuration in the form of the tracer.
-func spansConfig(ctx context.Context, c *config.Config) (out spans.Config, err error) {
+func spansConfig(ctx context.Context, c *config.Config, log *slog.Logger) (out spans.Config, err error) {
 	o := c.OTLP
 	if o.Endpoint == "" {
 		return out, nil
@@ -42,14 +43,18 @@ func spansConfig(ctx context.Context, c *config.Config) (out spans.Config, err e
 	if o.HeadersFile == "" {
 		return out, nil
 	}
-	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
-	defer stop()
-	file, err := regular.ReadFile(ctx, o.HeadersFile, spans.MaxHeaders)
-	if err == nil {
-		out.Headers, err = spans.Headers(file)
-	}
-	if err != nil {
-		return out, fmt.Errorf("%w: otlp.headers_file: %s: %w", config.ErrFile, o.HeadersFile, err)
-	}
-	return out, nil
+	headers, err := regular.Renew(func() (list map[string]string, err error) {
+		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer stop()
+		file, err := regular.ReadFile(ctx, o.HeadersFile, spans.MaxHeaders)
+		if err == nil {
+			list, err = spans.Headers(file)
+		}
+		if err != nil {
+			err = fmt.Errorf("%w: otlp.headers_file: %s: %w", config.ErrFile, o.HeadersFile, err)
+		}
+		return list, err
+	}, log, o.HeadersFile)
+	out.Headers = headers.Now
+	return out, err
 }

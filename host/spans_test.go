@@ -3,6 +3,7 @@ package host_test
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
@@ -233,6 +235,18 @@ func TestSpansOfRequests(t *testing.T) {
 
 	// They count once the collector's answer has come.
 	awaitMetric(t, h, `kvhost_otlp_spans_total{result="exported"}`, float64(len(all)))
+
+	later := time.Now().Add(time.Hour)
+	testenv.OK(t, errors.Join(os.WriteFile(c.OTLP.HeadersFile, []byte("X-Tenant: two\n"), 0o600), os.Chtimes(c.OTLP.HeadersFile, later, later)))
+	testenv.OK(t, w.lookup(sampled).Release(t.Context()))
+	e.named("kvhost.lookup", 1)
+	var last string
+	for len(e.tenant) > 0 {
+		last = <-e.tenant
+	}
+	if last != "two" {
+		t.Errorf("header %q after its file was renewed, want that of the file", last)
+	}
 
 	// A file is damaged. A load that names its own parent says so, and that it is linked to its lookup.
 	damage(t, c.Roots[0].Path)

@@ -32,7 +32,7 @@ configuration cannot be read, or changes a key that needs a restart, and 5 where
 			}
 			changed := "nothing had changed"
 			if len(a.Changed) > 0 {
-				changed = strings.Join(a.Changed, " ")
+				changed = strings.Join(a.Changed, ", ")
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "reloaded: %s\n", changed)
 			return nil

@@ -210,7 +210,7 @@ func TestReloadCommand(t *testing.T) {
 		code int
 		says string
 	}{
-		{base + "capacity = '16MiB'\n[log]\nlevel = 'warn'\n", exitOK, "reloaded: log.level root[0].capacity\n"},
+		{base + "capacity = '16MiB'\n[log]\nlevel = 'warn'\n", exitOK, "reloaded: log.level, root[0].capacity\n"},
 		{base + "capacity = '16MiB'\n[log]\nlevel = 'warn'\n", exitOK, "nothing had changed"},
 		{base + "capacity = '32MiB'\n[session]\nmax_keys = 5\n", exitUsage, "session.max_keys needs a restart"},
 		{base + "capacity = '32MiB'\nno_such_key = 1\n", exitUsage, "no_such_key"},
@@ -231,6 +231,19 @@ func TestReloadCommand(t *testing.T) {
 	}
 	if r := finish(t, command(t, dir, "reload", "--socket", "s")); r.code != exitFailure || !strings.Contains(r.stderr, "no host is running there") {
 		t.Errorf("reload without a host: exit code %d, %s", r.code, r.stderr)
+	}
+}
+
+// A module whose file has changed is a change, under the same name, too.
+func TestReloadOfAModule(t *testing.T) {
+	dir := testenv.Dir(t)
+	module(t, dir, "mine.wasm", "fifo")
+	startHost(t, dir, "--root", "kv=8MiB", "--policy", "mine.wasm", "--socket", "s", "--http-listen", "")
+	for _, c := range []struct{ policy, says string }{{"fifo", "reloaded: nothing had changed\n"}, {"lru", "reloaded: the module of policy mine\n"}} {
+		module(t, dir, "mine.wasm", c.policy)
+		if r := finish(t, command(t, dir, "reload", "--socket", "s")); r.stdout != c.says {
+			t.Errorf("reload when the module is %s: got %q and %q, want %q", c.policy, r.stdout, r.stderr, c.says)
+		}
 	}
 }
 

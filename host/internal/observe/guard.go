@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -28,7 +29,7 @@ type guard struct {
 	names  []string                            // of this host
 }
 
-func newGuard(file, listen string, kept func(error)) (*guard, error) {
+func newGuard(file, listen string, log *slog.Logger) (*guard, error) {
 	if file == "" {
 		name, _, _ := net.SplitHostPort(listen)
 		g := &guard{names: []string{name}}
@@ -43,7 +44,7 @@ func newGuard(file, listen string, kept func(error)) (*guard, error) {
 			return digest, fmt.Errorf("http.token_file: %w", err)
 		}
 		return sha256.Sum256([]byte(token)), nil
-	}, kept, file)
+	}, log, file)
 	return &guard{digest: digest}, err
 }
 

@@ -1,6 +1,8 @@
 package observe
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -137,6 +139,8 @@ type Host struct {
 	Version      string
 	Spans        *spans.Tracer
 	Reloads      *Reloads
+	// Certificates says when they end, by the settings that name them.
+	Certificates func() map[string]time.Time
 }
 
 // Counters are the whole-host counts by name, for the Status call.
@@ -213,6 +217,11 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		out.put(spanResults, float64(s.Exported), "exported")
 		out.put(spanResults, float64(s.Dropped), "dropped")
 		out.put(spanResults, float64(s.Failed), "failed")
+	}
+	if c.Certificates != nil {
+		for setting, end := range c.Certificates() {
+			out.put(certificateEnd, float64(end.Unix()), setting)
+		}
 	}
 	if c.Reloads != nil {
 		c.Reloads.collect(out)

@@ -66,10 +66,7 @@ type bound struct {
 }
 
 func bind(cfg *Config) (b bound, err error) {
-	kept := func(err error) {
-		cfg.Log.Warn("a renewed credential cannot be read: the one before it counts", "error", err)
-	}
-	if b.guard, err = newGuard(cfg.TokenFile, cfg.Listen, kept); err != nil {
+	if b.guard, err = newGuard(cfg.TokenFile, cfg.Listen, cfg.Log); err != nil {
 		return b, fmt.Errorf("%w: %w", ErrCredential, err)
 	}
 	if cfg.CertFile != "" {
@@ -80,7 +77,7 @@ func bind(cfg *Config) (b bound, err error) {
 			}
 			return &pair, nil
 		}
-		if b.certificate, err = regular.Renew(load, kept, cfg.CertFile, cfg.KeyFile); err != nil {
+		if b.certificate, err = regular.Renew(load, cfg.Log, cfg.CertFile, cfg.KeyFile); err != nil {
 			return b, fmt.Errorf("%w: %w", ErrCredential, err)
 		}
 	}

@@ -60,9 +60,7 @@ func newIdentity(cert, key, ca string, log *slog.Logger) (*identity, error) {
 			return p, fmt.Errorf("%w: peers.ca: %s has no certificate", ErrConfig, ca)
 		}
 		return p, nil
-	}, func(err error) {
-		log.Warn("a renewed credential cannot be read: the one before it counts", "error", err)
-	}, cert, key, ca)
+	}, log, cert, key, ca)
 	return &identity{Renewed: files, trust: map[shownAs]*x509.CertPool{}}, err
 }
 

@@ -11,8 +11,8 @@ import (
 
 // Reload makes the policies those of a configuration. All modules are opened and tested first. A policy with the
 // same module and settings as before goes on. apply gets the new binding of roles to policies, and makes the store follow
-// it, or leaves all as it is.
-func (p *Set) Reload(ctx context.Context, cfg *config.Config, apply func(*Bound) error) error {
+// it, or leaves all as it is. It returns the labels of policies whose modules' files have changed.
+func (p *Set) Reload(ctx context.Context, cfg *config.Config, apply func(*Bound) error) (changed []string, err error) {
 	handles, err := p.openAll(ctx, cfg)
 	defer func() {
 		for _, h := range handles {
@@ -20,13 +20,18 @@ func (p *Set) Reload(ctx context.Context, cfg *config.Config, apply func(*Bound)
 		}
 	}()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return p.locked(ctx, func() error {
+	err = p.locked(ctx, func() error {
 		for i, h := range handles {
-			if now := p.active[h.Label]; now != nil && p.acts(now, h, &cfg.Policies[i]) {
+			now := p.active[h.Label]
+			switch {
+			case now == nil:
+			case p.acts(now, h, &cfg.Policies[i]):
 				handles[i] = now.Acquire()
 				h.Release()
+			case now.Module.Digest() != h.Module.Digest():
+				changed = append(changed, h.Label)
 			}
 		}
 		b := &Bound{Roots: make([]*policy.Handle, len(cfg.Roots)), cfg: cfg}
@@ -51,6 +56,7 @@ func (p *Set) Reload(ctx context.Context, cfg *config.Config, apply func(*Bound)
 		p.cfg = cfg
 		return nil
 	})
+	return changed, err
 }
 
 // acts says whether a module that was opened again, as of a policy of the next configuration, is the one that acts under

@@ -2,6 +2,7 @@ package regular
 
 import (
 	"io/fs"
+	"log/slog"
 	"os"
 	"slices"
 	"sync"
@@ -11,18 +12,18 @@ import (
 // safe for concurrent use.
 type Renewed[T any] struct {
 	read  func() (T, error)
-	kept  func(error)
+	log   *slog.Logger
 	names []string
 
 	mu    sync.Mutex
 	value T
 	files []fs.FileInfo // when value was read
-	said  string        // the last error that kept was called with, until a renewal is whole
+	said  string        // the last error in the log, until a renewal is whole
 }
 
-// Renew reads files for the first time. kept is called once for each reason for which a renewal does not count yet.
-func Renew[T any](read func() (T, error), kept func(error), names ...string) (*Renewed[T], error) {
-	r := &Renewed[T]{read: read, kept: kept, names: names}
+// Renew reads files for the first time. The log has a line for each reason for which a renewal does not count yet.
+func Renew[T any](read func() (T, error), log *slog.Logger, names ...string) (*Renewed[T], error) {
+	r := &Renewed[T]{read: read, log: log, names: names}
 	return r, r.load()
 }
 
@@ -33,7 +34,7 @@ func (r *Renewed[T]) Now() T {
 	said := ""
 	if err := r.load(); err != nil {
 		if said = err.Error(); said != r.said {
-			r.kept(err)
+			r.log.Warn("a renewed file cannot be used: what it held before counts", "error", err)
 		}
 	}
 	r.said = said

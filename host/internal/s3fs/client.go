@@ -21,6 +21,8 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"github.com/kvhost/kvhost/host/internal/regular"
 )
 
 // Limits of requests.
@@ -106,15 +108,14 @@ func newClient(c *Config, bucket string) (*client, error) {
 		ReadBufferSize: 64 << 10, WriteBufferSize: 64 << 10,
 	}
 	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
+		signers, err := regular.Renew(func() (*x509.CertPool, error) { return readSigners(c.CAFile) }, c.Log, c.CAFile)
 		if err != nil {
-			return nil, refuse("ca_file", "%v", err)
+			return nil, err
 		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, refuse("ca_file", "%s holds no certificate", c.CAFile)
+		transport.TLSClientConfig = &tls.Config{
+			InsecureSkipVerify: true, // VerifyConnection verifies, by the signers of the moment
+			VerifyConnection:   func(s tls.ConnectionState) error { return verify(s, signers.Now()) },
 		}
-		transport.TLSClientConfig = &tls.Config{RootCAs: pool}
 	}
 	lookup := minio.BucketLookupDNS
 	switch {
@@ -136,6 +137,29 @@ func newClient(c *Config, bucket string) (*client, error) {
 		return nil, refuse("endpoint", "%v", err)
 	}
 	return made, nil
+}
+
+// readSigners reads the certificates of who may sign the server's.
+func readSigners(file string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, refuse("ca_file", "%v", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, refuse("ca_file", "%s holds no certificate", file)
+	}
+	return pool, nil
+}
+
+// verify is what crypto/tls does with signers that do not change.
+func verify(s tls.ConnectionState, signers *x509.CertPool) error {
+	o := x509.VerifyOptions{DNSName: s.ServerName, Roots: signers, Intermediates: x509.NewCertPool()}
+	for _, c := range s.PeerCertificates[1:] {
+		o.Intermediates.AddCert(c)
+	}
+	_, err := s.PeerCertificates[0].Verify(o)
+	return err
 }
 
 // limited gives requests without a deadline one: the library lists without a context.

@@ -36,11 +36,7 @@ const longestAnswer = 64 << 10
 
 // newExporter makes an exporter of the SDK, and overrides all that it would read from the environment.
 func newExporter(c Config, client *http.Client) (sdk.SpanExporter, error) {
-	headers := c.Headers
-	if headers == nil {
-		headers = map[string]string{}
-	}
-	return otlptracehttp.New(context.Background(), otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(headers),
+	return otlptracehttp.New(context.Background(), otlptracehttp.WithEndpointURL(c.Endpoint), otlptracehttp.WithHeaders(map[string]string{}),
 		otlptracehttp.WithCompression(otlptracehttp.NoCompression), otlptracehttp.WithEncoding(otlptracehttp.EncodingProtobuf),
 		otlptracehttp.WithTLSClientConfig(nil), otlptracehttp.WithTimeout(c.Timeout), otlptracehttp.WithRetry(retries),
 		otlptracehttp.WithMaxResponseSize(longestAnswer), otlptracehttp.WithHTTPClient(client))
@@ -97,19 +93,22 @@ func rejected(err error, of int) int {
 }
 
 // newClient follows no redirect, which could take the headers elsewhere.
-func newClient(timeout time.Duration) *http.Client {
+func newClient(c Config) *http.Client {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxConnsPerHost = 1
 	return &http.Client{
-		Transport:     again{transport},
-		Timeout:       timeout,
+		Transport:     again{transport, c.Headers},
+		Timeout:       c.Timeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
 
-// again makes failures of the network temporary, so that the exporter tries again: a collector that starts anew refuses
+// again adds the headers of the moment, and makes failures of the network temporary, so that the exporter tries again: a collector that starts anew refuses
 // connections for a while.
-type again struct{ http.RoundTripper }
+type again struct {
+	http.RoundTripper
+	headers func() map[string]string
+}
 
 type temporary struct{ error }
 
@@ -117,6 +116,12 @@ func (temporary) Temporary() bool { return true }
 func (t temporary) Unwrap() error { return t.error }
 
 func (a again) RoundTrip(q *http.Request) (*http.Response, error) {
+	if a.headers != nil {
+		q = q.Clone(q.Context())
+		for name, value := range a.headers() {
+			q.Header.Set(name, value)
+		}
+	}
 	r, err := a.RoundTripper.RoundTrip(q)
 	if err != nil && q.Context().Err() == nil {
 		err = temporary{err}

@@ -26,9 +26,9 @@ const traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 // traces is a tracer that sends through a transport of the test's, or over the network.
 func traces(t testing.TB, c Config, through http.RoundTripper) *Tracer {
 	t.Helper()
-	client := newClient(c.Timeout)
+	client := newClient(c)
 	if through != nil {
-		client.Transport = again{through}
+		client.Transport = again{through, c.Headers}
 	}
 	tr, err := newTracer("1.2", c, client, slog.New(slog.DiscardHandler))
 	testenv.OK(t, err)

@@ -15,10 +15,10 @@ import (
 
 // Config says which requests get spans, and where those go.
 type Config struct {
-	Endpoint string            // URL of [Endpoint]; empty: nowhere, and no request gets one
-	Headers  map[string]string // of each export
-	Ratio    float64           // of the requests without a parent from the client
-	Timeout  time.Duration     // of one attempt to export
+	Endpoint string                   // URL of [Endpoint]; empty: nowhere, and no request gets one
+	Headers  func() map[string]string // of an export at present; nil: none
+	Ratio    float64                  // of the requests without a parent from the client
+	Timeout  time.Duration            // of one attempt to export
 }
 
 // Bounds of what waits for the collector: some 3 MiB.
@@ -51,7 +51,7 @@ type Tracer struct {
 // New makes a tracer, which is off without an endpoint. Its spans name this host; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
 // of the environment go before that. Nothing is sent before the first span has ended.
 func New(version string, c Config, log *slog.Logger) (*Tracer, error) {
-	return newTracer(version, c, newClient(c.Timeout), log)
+	return newTracer(version, c, newClient(c), log)
 }
 
 func newTracer(version string, c Config, client *http.Client, log *slog.Logger) (*Tracer, error) {

@@ -1,0 +1,79 @@
+package host
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/kvhost/kvhost/host/internal/config"
+	"github.com/kvhost/kvhost/host/internal/doctor"
+	"github.com/kvhost/kvhost/host/internal/regular"
+)
+
+// endsSoon is how long before its end a certificate is to be renewed.
+const endsSoon = 14 * 24 * time.Hour
+
+// certificate is how long what a setting names is valid: a certificate of this host's, or the one of its signers that is valid longest.
+type certificate struct {
+	setting, file string
+	from, until   time.Time
+}
+
+// certificates reads all that a configuration names. Who uses a file says why it cannot be read.
+func certificates(c *config.Config) (list []certificate) {
+	add := func(setting, file string, bundle bool) {
+		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		defer stop()
+		text, err := regular.ReadFile(ctx, file, 1<<20)
+		if file == "" || err != nil {
+			return
+		}
+		found := certificate{setting: setting, file: file}
+		for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+			x, err := x509.ParseCertificate(block.Bytes)
+			if err != nil || block.Type != "CERTIFICATE" || x.NotAfter.Before(found.until) {
+				continue
+			}
+			if found.from, found.until = x.NotBefore, x.NotAfter; !bundle {
+				break
+			}
+		}
+		if !found.until.IsZero() {
+			list = append(list, found)
+		}
+	}
+	add("http.tls_cert", c.HTTP.TLSCert, false)
+	add("peers.cert", c.Peers.Cert, false)
+	add("peers.ca", c.Peers.CA, true)
+	for i, r := range c.Roots {
+		add("root["+strconv.Itoa(i)+"].ca_file", r.CAFile, true)
+	}
+	return list
+}
+
+// judge says what is wrong with a certificate at a time, with a level; empty: nothing.
+func (c certificate) judge(now time.Time) (level doctor.Level, says string) {
+	const renew = "it is read again once it was renewed"
+	switch left := c.until.Sub(now); {
+	case left < 0:
+		return doctor.Problem, fmt.Sprintf("%s has expired on %s, and is refused: %s", c.file, c.until.UTC().Format(time.DateTime), renew)
+	case now.Before(c.from):
+		return doctor.Problem, fmt.Sprintf("%s is valid from %s, and refused until then: does this machine's clock go right?", c.file,
+			c.from.UTC().Format(time.DateTime))
+	case left < endsSoon:
+		return doctor.Warning, fmt.Sprintf("%s expires on %s, in %.1f days: %s", c.file, c.until.UTC().Format(time.DateTime), left.Hours()/24, renew)
+	}
+	return "", ""
+}
+
+// certificateEnds are when certificates end, by the settings that name them.
+func (h *Host) certificateEnds() map[string]time.Time {
+	ends := map[string]time.Time{}
+	for _, c := range certificates(h.cfg) {
+		ends[c.setting] = c.until
+	}
+	return ends
+}
