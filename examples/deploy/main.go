@@ -30,6 +30,7 @@ type release struct {
 	nfpm    string
 	overlay string    // of go build; empty: none
 	epoch   time.Time // of all files
+	own     string    // the binary of this machine's architecture
 	man     string    // directory of the manual's pages
 	share   string    // directory of completions and documents
 }
@@ -67,16 +68,16 @@ func (r *release) run(ctx context.Context, archs []string) error {
 	if err := os.MkdirAll(r.out, 0o755); err != nil {
 		return err
 	}
-	own := filepath.Join(work, "own", "kvhost")
-	if err := r.build(ctx, runtime.GOARCH, own); err != nil {
+	r.own = filepath.Join(work, "own", "kvhost")
+	if err := r.build(ctx, runtime.GOARCH, r.own); err != nil {
 		return err
 	}
 	r.man = filepath.Join(work, "man")
-	if err := r.manual(ctx, own, r.man); err != nil {
+	if err := r.manual(ctx, r.own, r.man); err != nil {
 		return err
 	}
 	r.share = filepath.Join(work, "share")
-	if err := r.shared(ctx, own, r.share); err != nil {
+	if err := r.shared(ctx, r.own, r.share); err != nil {
 		return err
 	}
 	for _, arch := range archs {
@@ -116,9 +117,12 @@ func (r *release) date(ctx context.Context) error {
 
 // arch writes the files of an architecture.
 func (r *release) arch(ctx context.Context, arch, work string) error {
-	binary := filepath.Join(work, "kvhost")
-	if err := r.build(ctx, arch, binary); err != nil {
-		return err
+	binary := r.own
+	if arch != runtime.GOARCH {
+		binary = filepath.Join(work, "kvhost")
+		if err := r.build(ctx, arch, binary); err != nil {
+			return err
+		}
 	}
 	base := filepath.Join(r.out, "kvhost_"+r.version+"_linux_"+arch)
 	return errors.Join(r.packages(ctx, arch, base, binary), r.wheel(arch, binary))

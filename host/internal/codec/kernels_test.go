@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -22,27 +24,37 @@ type extentRow struct {
 	len, last uint32 // last: the codec of what is stored; of page bytes, whether they could not be decoded
 }
 
-// gpuCodec is the GPU's kernels, run by threads of the processor.
+// gpuCodec is the GPU's kernels, run by a thread of the processor.
 type gpuCodec struct{ encode, decode, sum uintptr }
 
 func newGPUCodec(t *testing.T) *gpuCodec {
 	testenv.Need(t, testenv.Clang)
-	path := filepath.Join(t.TempDir(), "kernels.so")
-	text, err := exec.Command("clang++", "-std=c++17", "-O2", "-shared", "-fPIC", "-I../../../gds/internal/kernels", "-o", path,
-		"testdata/kernels.cpp", "-lpthread").CombinedOutput()
-	if err != nil {
-		t.Fatalf("compiling the kernels: %v\n%s", err, text)
-	}
-	lib, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	g, err := kernels()
 	testenv.OK(t, err)
-	g := &gpuCodec{}
-	for name, at := range map[string]*uintptr{"encode": &g.encode, "decode": &g.decode, "sum": &g.sum} {
-		if *at, err = purego.Dlsym(lib, name); err != nil {
-			t.Fatal(err)
-		}
-	}
 	return g
 }
+
+var kernels = sync.OnceValues(func() (*gpuCodec, error) {
+	dir, err := os.MkdirTemp("", "kvhost-kernels")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "kernels.so")
+	text, err := exec.Command("clang++", "-std=c++17", "-O2", "-shared", "-fPIC", "-I../../../gds/internal/kernels", "-o", path,
+		"testdata/kernels.cpp").CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("compiling the kernels: %w\n%s", err, text)
+	}
+	lib, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	g := &gpuCodec{}
+	for name, at := range map[string]*uintptr{"encode": &g.encode, "decode": &g.decode, "sum": &g.sum} {
+		if err == nil {
+			*at, err = purego.Dlsym(lib, name)
+		}
+	}
+	return g, err
+})
 
 // address of the first byte of a slice.
 func address[T any](s []T) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(s))) }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/kvhost/kvhost/abi/testenv"
 )
 
 // TestTable: the table says what sets would, through additions, removals, growth and lists that are dropped.
@@ -62,6 +64,7 @@ func TestTable(t *testing.T) {
 
 // TestTableMemory: an entry takes 20 to 24 bytes however many peers have it.
 func TestTableMemory(t *testing.T) {
+	testenv.Slow(t)
 	var table Table
 	random := rand.New(rand.NewPCG(3, 4))
 	const entries = 1 << 20
@@ -79,6 +82,7 @@ func TestTableMemory(t *testing.T) {
 
 // TestTableShares: one peer that tells of more than there is memory for does not keep others from being heard.
 func TestTableShares(t *testing.T) {
+	testenv.Slow(t)
 	const many, few = 1 << 19, 12_000
 	table := Table{most: 4 << 20}
 	random := rand.New(rand.NewPCG(5, 6))

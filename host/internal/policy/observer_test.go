@@ -13,6 +13,7 @@ import (
 
 // A policy decides and uses what it does without being looked at, and what is seen of it adds up to all that it used.
 func TestObservedPolicyIsTheSame(t *testing.T) {
+	testenv.Slow(t)
 	profile := &sandbox.Profile{}
 	m, err := Open(t.Context(), "lru", Options{Dir: distDir, Cache: policytest.Cache(t), Profile: profile})
 	testenv.OK(t, err)

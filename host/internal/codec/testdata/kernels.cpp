@@ -1,11 +1,10 @@
-// Runs the kernels of codec.cu and sums.cu on the processor, one thread a thread and one block after the other, so that they are tested where
-// there is no GPU. It stands in for what CUDA's compiler has built in. It gives no figure.
-#include <pthread.h>
+// Runs the kernels of codec.cu and sums.cu on the processor, one block after the other, so that they are tested where there is no GPU. It
+// stands in for what CUDA's compiler has built in. It gives no figure.
+#include <setjmp.h>
+#include <ucontext.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <mutex>
 
 using std::max;
 using std::min;
@@ -16,17 +15,51 @@ static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 struct Index { unsigned x; };
-static thread_local Index threadIdx, blockIdx;
-static Index gridDim;
-enum { kWarps = 8, kFew = 8 };
-static pthread_barrier_t barrier, warps[kWarps], few[kWarps]; // of a block, of each warp, and of a warp's first lanes
-static std::mutex sums;
-static std::atomic<unsigned> counted;
+static Index threadIdx, blockIdx, gridDim;
+enum { kMost = 256, kWarps = 8, kFew = 8 };
 
-static void __syncthreads() { pthread_barrier_wait(&barrier); }
+// A kernel's threads take turns, each on a stack of its own and in another order each time. One goes on until it waits for others, so that
+// a wait that is missing shows.
+static struct Fiber {
+  alignas(64) char stack[64 << 10];
+  jmp_buf at;
+  ucontext_t begin;
+  bool begun, ended;
+} fibers[kMost];
+static jmp_buf home;
+static bool moved; // something came to pass in this turn
+
+__attribute__((noinline)) static void yield() {
+  if (!_setjmp(fibers[threadIdx.x].at)) _longjmp(home, 1);
+}
+
+__attribute__((noinline)) static void resume(unsigned t) {
+  threadIdx.x = t;
+  if (_setjmp(home)) return;
+  Fiber& f = fibers[t];
+  if (f.begun) _longjmp(f.at, 1);
+  f.begun = true;
+  setcontext(&f.begin);
+}
+
+struct Barrier {
+  unsigned of, arrived, rounds;
+  void wait() {
+    const unsigned round = rounds;
+    if (++arrived == of) {
+      arrived = 0, rounds++, moved = true;
+      return;
+    }
+    while (*const_cast<volatile unsigned*>(&rounds) == round) yield();
+  }
+};
+static Barrier barrier, warps[kWarps], few[kWarps]; // of a block, of each warp, and of a warp's first lanes
+static unsigned counted;
+
+static void __syncthreads() { barrier.wait(); }
 static void __syncwarp(unsigned lanes = 0xffffffff) {
   const unsigned w = threadIdx.x / 32;
-  pthread_barrier_wait(lanes == 0xffffffff ? &warps[w] : &few[w]);
+  (lanes == 0xffffffff ? warps : few)[w].wait();
 }
 static unsigned __syncthreads_count(bool one) {
   if (threadIdx.x == 0) counted = 0;
@@ -37,14 +70,9 @@ static unsigned __syncthreads_count(bool one) {
   __syncthreads();
   return n;
 }
-static void atomicOr(unsigned* at, unsigned v) { __atomic_or_fetch(at, v, __ATOMIC_SEQ_CST); }
-template <typename T>
-static void atomicAdd(T* at, T v) {
-  const std::lock_guard<std::mutex> lock(sums);
-  *at += v;
-}
-static void atomicAdd(unsigned* at, int v) { __atomic_add_fetch(at, v, __ATOMIC_SEQ_CST); }
-
+static void atomicOr(unsigned* at, unsigned v) { *at |= v; }
+template <typename T, typename U>
+static void atomicAdd(T* at, U v) { *at += v; }
 
 // A warp's lanes exchange values.
 static unsigned long long lanes[kWarps][32];
@@ -59,8 +87,12 @@ static T __shfl_sync(unsigned who, T v, unsigned of) {
 template <typename T>
 static T __shfl_xor_sync(unsigned who, T v, unsigned of) { return __shfl_sync(who, v, threadIdx.x % 32 ^ of); }
 static unsigned __ballot_sync(unsigned, bool v) {
+  const unsigned w = threadIdx.x / 32;
+  lanes[w][threadIdx.x % 32] = v;
+  __syncwarp();
   unsigned bits = 0;
-  for (unsigned i = 0; i < 32; i++) bits |= __shfl_sync(0xffffffff, static_cast<unsigned>(v), i) << i;
+  for (unsigned i = 0; i < 32; i++) bits |= static_cast<unsigned>(lanes[w][i]) << i;
+  __syncwarp();
   return bits;
 }
 static unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n) {
@@ -79,39 +111,43 @@ namespace sums_of {
 #include "sums.cu"
 }
 
-template <typename Kernel>
-struct Launch {
-  unsigned blocks, thread;
-  Kernel* kernel;
-};
-
 // A kernel's threads end a block at different places, so that they wait for each other before the next one.
 template <typename Kernel>
-static void* thread(void* arg) {
-  const auto* l = static_cast<Launch<Kernel>*>(arg);
-  threadIdx.x = l->thread;
-  for (unsigned b = 0; b < l->blocks; b++) {
+static const Kernel* launched;
+template <typename Kernel>
+static void thread() {
+  for (unsigned b = 0; b < gridDim.x; b++) {
     blockIdx.x = b;
-    (*l->kernel)();
-    pthread_barrier_wait(&barrier);
+    (*launched<Kernel>)();
+    barrier.wait();
   }
-  return nullptr;
+  fibers[threadIdx.x].ended = true;
+  yield();
 }
 
 template <typename Kernel>
 static void launch(unsigned blocks, unsigned threads, Kernel kernel) {
-  pthread_t ids[kThreads];
-  Launch<Kernel> launches[kThreads];
-  gridDim.x = blocks;
-  pthread_barrier_init(&barrier, nullptr, threads);
-  for (unsigned w = 0; w < kWarps; w++) pthread_barrier_init(&warps[w], nullptr, 32), pthread_barrier_init(&few[w], nullptr, kFew);
+  if (threads > kMost) __builtin_trap();
+  gridDim.x = blocks, launched<Kernel> = &kernel, barrier = {threads};
+  for (unsigned w = 0; w < kWarps; w++) warps[w] = {32}, few[w] = {kFew};
   for (unsigned t = 0; t < threads; t++) {
-    launches[t] = {blocks, t, &kernel};
-    if (pthread_create(&ids[t], nullptr, thread<Kernel>, &launches[t])) __builtin_trap();
+    Fiber& f = fibers[t];
+    f.begun = f.ended = false;
+    getcontext(&f.begin);
+    f.begin.uc_stack.ss_sp = f.stack, f.begin.uc_stack.ss_size = sizeof f.stack, f.begin.uc_link = nullptr;
+    makecontext(&f.begin, thread<Kernel>, 0);
   }
-  for (unsigned t = 0; t < threads; t++) pthread_join(ids[t], nullptr);
-  pthread_barrier_destroy(&barrier);
-  for (unsigned w = 0; w < kWarps; w++) pthread_barrier_destroy(&warps[w]), pthread_barrier_destroy(&few[w]);
+  unsigned left = threads;
+  for (unsigned turn = 0; left > 0; turn++) {
+    moved = false;
+    for (unsigned i = 0; i < threads; i++) {
+      const unsigned t = (5 * i + 101 * turn + 7) % threads; // a power of 2
+      if (fibers[t].ended) continue;
+      resume(t);
+      if (fibers[t].ended) left--, moved = true;
+    }
+    if (!moved) __builtin_trap(); // all wait
+  }
 }
 
 extern "C" void encode(kv_byte* window, kv_byte* scratch, uint4* planes, uint4* pages, unsigned n, unsigned element, kv_byte* coded,

@@ -25,6 +25,7 @@ func job(wasm []byte, l CompileLimits) *compileJob {
 
 // What is legal and takes a compiler too long is refused by name, with what to do, before it is compiled.
 func TestBombs(t *testing.T) {
+	testenv.Slow(t)
 	const blocks, values, locals = "pairs of blocks", "values of all functions", "locals of all functions"
 	for _, c := range []struct {
 		name, says string
