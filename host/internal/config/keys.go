@@ -183,7 +183,8 @@ var keys = []*Key{
 	{Section: "move", Name: "workers", Kind: Count, Default: "2", Unit: "threads", Min: 1, Max: 64,
 		Help:  "Copies between levels of roots at a time, for each level but the nearest. A copy waits for loads between its parts.",
 		field: func(c *Config) any { return &c.Move.Workers }},
-	{Section: "move", Name: "bandwidth", Kind: Size, Default: "512MiB", Unit: "bytes per second",
+	// A disk of 1.7 GB/s keeps what engines store where copies may take that much: BenchmarkNextLife.
+	{Section: "move", Name: "bandwidth", Kind: Size, Default: "2GiB", Unit: "bytes per second",
 		Help:  "Most bytes per second that are copied between levels, the most valuable first. 0: no limit.",
 		field: func(c *Config) any { return &c.Move.Bandwidth }},
 	{Section: "move", Name: "waiting", Kind: Duration, Default: "1m", Min: int64(time.Second),
