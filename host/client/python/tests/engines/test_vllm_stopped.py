@@ -15,7 +15,7 @@ import pytest
 import vllm_model as model
 from needs import needs
 from processes import Host, wait_for
-from vllm_engine import Engine, Tokens
+from vllm_engine import Engine, Tokens, tiered
 
 needs("vllm")
 
@@ -43,13 +43,7 @@ class Life:
     def _start(self) -> Engine:
         vllm, options = {}, {}
         if self.door == "tier":
-            tier = {"type": "kvhost", "socket": self.host.socket, "lookup_timeout": 1.0}
-            vllm = {"kv_transfer_config": {
-                "kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
-                    "spec_name": "TiersSpec", "spec_module_path": "vllm_offloading", "cpu_bytes_to_use": 16 << 20,
-                    "secondary_tiers": [tier],
-                },
-            }}
+            vllm = tiered(self.host)
         else:
             options = {"load_in": "step" if self.door == "in_step" else "beside", "lookup_timeout": 1.0}
         return Engine(

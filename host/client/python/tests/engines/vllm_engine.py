@@ -143,6 +143,16 @@ class Engine:
         self.process.wait(DEADLINE)
 
 
+def tiered(host: Host, kept: int = 16 << 20) -> dict[str, Any]:
+    """vLLM's options for its own offloading, of so many bytes, with the host as its tier."""
+    tier = {"type": "kvhost", "socket": host.socket, "lookup_timeout": 1.0}
+    return {"kv_transfer_config": {
+        "kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
+            "spec_name": "TiersSpec", "spec_module_path": "vllm_offloading", "cpu_bytes_to_use": kept, "secondary_tiers": [tier],
+        },
+    }}
+
+
 def environment(folder: Path) -> dict[str, str]:
     env = dict(os.environ)
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # without .pyc files every start takes minutes
