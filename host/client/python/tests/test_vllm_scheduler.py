@@ -30,14 +30,15 @@ KEYS = KeyChain(CHUNK).extend(TOKENS)
 
 class Rig:
     def __init__(
-        self, groups: tuple[GroupPlan, ...] = (FULL,), ranks: int = 1, blocks: int = 1000, **settings: Any
+        self, groups: tuple[GroupPlan, ...] = (FULL,), ranks: int = 1, blocks: int = 1000, pool: DoublePool | None = None,
+        **settings: Any,
     ) -> None:
         self.session = DoubleSession()
         self.session.membership = {g.id for g in groups if g.window}
         self.link = DoubleLink(self.session)
         options = {"load_when": "always", "lookup_wait": 0.0, **settings}
         self.groups = groups
-        self.pool = DoublePool(blocks)
+        self.pool = pool or DoublePool(blocks)
         self.holds = Holds(self.pool, [(g.block_tokens, g.window) for g in groups], 1024, 0, ranks)
         self.s = Scheduler(
             Settings(**options), self.link, groups, ranks, 1, loads=True, step_tokens=1024,  # type: ignore[arg-type]

@@ -361,6 +361,40 @@ def test_a_request_longer_than_half_of_the_blocks_loads(in_step: bool, beside: i
     assert half.s.matched(request("a", TOKENS), 0) == want, f"want {want} tokens beside a request of {beside} blocks"
 
 
+@pytest.mark.parametrize("in_step", [False, True])
+def test_a_long_request_with_a_short_hit_can_start_over(clock: Clock, in_step: bool) -> None:
+    """Its 7 of 12 blocks are there even if the 4 of its load and the 3 of the load before it stay the host's."""
+    half = Half(blocks=1 + 12, load_in="step" if in_step else "beside")
+    half.s._in_step_allowed = in_step
+    half.session.resident = set(KEYS[:2])
+    first, r = request("first", TOKENS[: 3 * BLOCK]), request("a", TOKENS[: 7 * BLOCK - 1])
+    assert half.s.matched(first, 0) == 2 * BLOCK
+    half.s.allocated(first, [[1, 2, 3]], 2 * BLOCK)
+    assert half.s.matched(r, 0) is None, "want it to wait for the blocks of the load before it"
+    clock.now += BOUND
+    assert half.s.matched(r, 0) == 2 * BLOCK, "want the part of its hit beside which it finds all of its blocks"
+
+
+def test_two_hosts_leave_room_for_the_largest_request(clock: Clock) -> None:
+    """Both are stopped, one amid a load, the other one with blocks that it has not read."""
+    one = Half(blocks=1 + 24)
+    other = Half(pool=one.pool)
+    one.s._longest = other.s._longest = 10 * BLOCK
+    one.session.resident, r, stores = set(KEYS), request("a", TOKENS), request("b", [7, *TOKENS])
+    assert one.promised(r).groups, "want the one host to load 8 of 24 blocks"
+    assert other.s.matched(stores, 0) == 0
+    other.s.allocated(stores, [list(range(9, 18))], 0)
+    other.run(stores, len(TOKENS) + 1)
+    held = len(one.pool.held)
+    assert held == 8 + 6, f"{held} of 24 blocks are held, want 10 left for a request, and of the store's the quarter that may be unread"
+    other.session.resident = set(KEYS)
+    again = request("c", TOKENS)
+    assert other.s.matched(again, 0) is None, "want the other one to wait for the first one's blocks"
+    clock.now += BOUND
+    promised = other.s.matched(again, 0)
+    assert promised is not None and held + promised // BLOCK <= 24 - 10, f"{promised} tokens promised beside {held} blocks, want 10 left"
+
+
 def test_a_cache_is_emptied_past_what_is_held() -> None:
     half, r = Half(), request("a", TOKENS)
     half.session.resident = set(KEYS)

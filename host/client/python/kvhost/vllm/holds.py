@@ -11,9 +11,12 @@ bounded such that, once all that runs has ended,
 * every request with an ordered load finds the blocks for the rest of its tokens, and
 * the largest request finds all of its blocks, even if no load ever ends: also one that waits for its load, and then has to
   take other blocks, since a host that is stopped may write those of the load whenever it goes on. A request of more than half
-  of the blocks cannot: its load leaves what the largest of the others needs.
+  of the blocks may have a hit that leaves too few for that: its load leaves what the largest of the others needs.
 
 The blocks of a store that is not read come free all the same: it is taken back (see kvhost.withdrawals).
+
+Connectors of one engine share its blocks, and the bound: what one may hold depends on what all of them do. A block that two hosts
+read counts for both.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ class Holds:
         self._waiting: dict[str, tuple[int, int]] = {}  # requests with an ordered load: (held, needed) blocks
         self._loads: dict[int, str] = {}  # requests by load order
         self._abandoned: set[int] = set()  # load orders
+        self._all: list[Holds] = vars(pool).setdefault("kvhost_holds", [])  # of the engine's connectors
+        self._all.append(self)
 
     @property
     def any(self) -> bool:
@@ -83,16 +88,26 @@ class Holds:
 
     def room_to_load(self, needed: int, left: int) -> int:
         """How many blocks a load may hold for a request that needs ``needed`` in all, so that ``left`` are left."""
-        others = sum(n for _, n in self._waiting.values())
+        held, others = self._of_waiting()
         idle = self._idle()
         if others + needed + idle > self.size:
             return 0
-        return max(0, self.size - sum(h for h, _ in self._waiting.values()) - idle - left)
+        return max(0, self.size - held - idle - left)
+
+    def _of_waiting(self) -> tuple[int, int]:
+        """Blocks that the waiting requests have, and that they need."""
+        each = [blocks for h in self._all for blocks in h._waiting.values()]
+        return sum(held for held, _ in each), sum(needed for _, needed in each)
 
     def _idle(self) -> int:
         """Blocks that are held for no request that waits."""
-        loads = (len(self._holds[order].blocks) for order, request in self._loads.items() if request not in self._waiting)
-        return sum(self._stores.values()) + sum(loads)
+        return sum(h._unread() + h._left() for h in self._all)
+
+    def _unread(self) -> int:
+        return sum(self._stores.values())
+
+    def _left(self) -> int:
+        return sum(len(self._holds[order].blocks) for order, request in self._loads.items() if request not in self._waiting)
 
     def load(self, order: int, request: str, blocks: Sequence[int], held: int, needed: int) -> None:
         """``blocks`` are those that the host writes, ``held`` how many the waiting request has."""
@@ -117,17 +132,16 @@ class Holds:
         return bool(self._waiting)
 
     def waits(self, request: str) -> bool:
-        return request in self._waiting
+        return any(request in h._waiting for h in self._all)
 
     # ---- stores ------------------------------------------------------------------------------------------------------
 
     def room_to_store(self, blocks: int, limit: int, largest: int) -> bool:
         """Whether a store may hold so many blocks, where all stores may hold ``limit``. ``largest`` is what the largest
         request needs that waits for no load."""
-        stores = sum(self._stores.values()) + blocks
-        held, needed = (sum(c) for c in zip((0, 0), *self._waiting.values()))
+        held, needed = self._of_waiting()
         total = self._idle() + blocks + max(needed, held + largest)
-        return stores <= limit and total <= self.size
+        return sum(h._unread() for h in self._all) + blocks <= limit and total <= self.size
 
     def store(self, order: int, blocks: Sequence[int]) -> None:
         self._hold(order, blocks)

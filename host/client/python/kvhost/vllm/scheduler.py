@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 import time
@@ -115,7 +116,7 @@ class Scheduler:
         self._adapters = adapters  # None: the engine has no LoRA
         self._requests: dict[str, Tracked] = {}
         self._live: dict[str, Any] = {}  # all of the engine's requests
-        self._largest: int | None = None  # tokens of the largest that waits for no load, in a step
+        self._largest: list[tuple[int, str]] | None = None  # the two largest that wait for no load, in a step, and their tokens
         self._most_tokens = 0  # of the largest of all
         self._stalled = 0  # steps in a row that scheduled nothing
         self._loading: dict[str, int] = {}  # requests, also finished ones: on how many ranks their load is not over
@@ -293,12 +294,12 @@ class Scheduler:
         """How many of the leading chunks may be loaded, so that the engine can go on while they are: now, and once the
         blocks that are held are free."""
         needed = self._holds.needs(t.request.num_tokens)
-        if 2 * needed <= self._holds.size:
-            left = max(needed, self._largest_ever())
-        else:  # it cannot have its blocks twice, and waits for a host that is stopped amid its load
+        left = max(needed, self._largest_ever())
+        later = self._fitting(hit, self._holds.size - left)
+        if later < hit and 2 * needed > self._holds.size:  # it cannot start over while its load has them
             left = 0 if t.in_step else self._needed_by_largest(but=t.request.request_id)
-        now = self._holds.room_to_load(needed, left)
-        return self._fitting(hit, now), self._fitting(hit, self._holds.size - left)
+            later = self._fitting(hit, self._holds.size - left)
+        return self._fitting(hit, self._holds.room_to_load(needed, left)), later
 
     def _largest_ever(self) -> int:
         """Blocks of the largest request that there is, or of one that may come, which loads leave half of all blocks."""
@@ -312,16 +313,14 @@ class Scheduler:
 
     def _needed_by_largest(self, but: str = "") -> int:
         """Blocks that the largest request takes that waits for no load, and is not ``but``."""
-        largest = self._measure()
-        if but in self._live and self._live[but].num_tokens == largest:
-            others = (r.num_tokens for id, r in self._live.items() if id != but and not self._holds.waits(id))
-            largest = max(others, default=0)
-        return self._holds.needs(largest + 1) if largest else 0
+        tokens = next((n for n, id in self._measure() if id != but), 0)
+        return self._holds.needs(tokens + 1) if tokens else 0
 
-    def _measure(self) -> int:
+    def _measure(self) -> list[tuple[int, str]]:
         if self._largest is None:
             self._most_tokens = max((r.num_tokens for r in self._live.values()), default=0)
-            self._largest = max((r.num_tokens for id, r in self._live.items() if not self._holds.waits(id)), default=0)
+            free = ((r.num_tokens, id) for id, r in self._live.items() if not self._holds.waits(id))
+            self._largest = heapq.nlargest(2, free)
         return self._largest
 
     def _unneeded(self) -> int:

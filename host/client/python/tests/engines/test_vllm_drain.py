@@ -169,11 +169,12 @@ class Schedule:
 
     @property
     def owed(self) -> bool:
-        """Whether an answer is due without the host: there are requests, each of at most half of the blocks."""
+        """Whether an answer is due without the host: its loads leave the blocks of each request."""
         live = [r for r in self.requests if not r.is_finished()]
         holds = self.core.connector._scheduler._holds
         most = max((holds.needs(r.num_prompt_tokens + r.max_tokens) for r in live), default=0)
-        return bool(live) and not self.older and most <= holds.size // 2
+        loads = {b for load in self.session.loads if not load.over for c in load.chunks for b in c.blocks}
+        return bool(live) and not self.older and most + len(loads) <= holds.size
 
     def check(self, written: dict[int, str]) -> None:
         """``written`` are the blocks that this step's computation writes, and the request of each."""
