@@ -6,15 +6,18 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvhost import Arena, Group, Namespace, Plane, Region, Session, StoreChunk
-from kvhost.errors import HostStoppedError
-from kvhost.session import LoadChunk
+from kvhost.errors import HostGoneError, HostStoppedError
+from kvhost.objects import Connector, Kind, Mapping, ObjectStore, Options, Place, StoreObject
+from kvhost.session import LoadChunk, Result
+from waits import left
 
 ROUNDS = int(os.environ.get("WITHDRAWAL_ROUNDS", "12"))
 SEED = int(os.environ.get("WITHDRAWAL_SEED", "1"))
@@ -165,3 +168,38 @@ def test_no_call_waits_for_a_stopped_host(host: Host) -> None:
         assert time.monotonic() - begin < s._timeout, "want it to end before the time of a host that is slow is over"
     s.close(0)
     host.go_on()
+
+
+@pytest.mark.parametrize("call", ["lookup", "touch", "discard", "store"])
+def test_no_call_on_objects_in_place_waits_for_a_stopped_host(host: Host, call: str) -> None:
+    """Only what a load was to fill is the host's until it goes on. A lookup copies nothing, and a store is taken back, whichever
+    of them finds that the host is stopped."""
+    pages, kind = Pages(), Kind("m", "test", (PAGE,))
+    connector = Connector(Options(host.socket), "test")
+    mapping = Mapping.find(pages.arena.address, pages.arena.size, pages.arena.fd)
+    assert mapping is not None
+    connector.put(kind, Place.of_blocks(mapping, pages.arena.address, pages.arena.size, PAGE))
+    store = ObjectStore(connector)
+    objects = [StoreObject(key(1, c), (pages.arena.address + c * PAGE,)) for c in range(CHUNKS)]
+    assert store.store(kind, objects[:1]) == [Result.STORED]
+    host.stop()
+    ended: list[str] = []
+
+    def ends(name: str, do: Callable[[], object]) -> None:
+        try:
+            do()
+        except HostGoneError:
+            ended.append(name)
+
+    calls: dict[str, Callable[[], object]] = {
+        "lookup": lambda: store.lookup(kind, [key(1, 0)]), "touch": lambda: store.touch(kind, [key(1, 0)]),
+        "discard": lambda: store.discard(kind, [key(1, 0)]), "store": lambda: store.store(kind, objects),
+    }
+    threads = [threading.Thread(target=ends, args=(name, calls[name]), daemon=True) for name in {call, "store"}]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(left())
+    assert sorted(ended) == sorted({call, "store"}), f"{ended} ended while the host was stopped, want {call} and the store"
+    host.go_on()
+    store.close()

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lmcache.lmcache_native import Bitmap
@@ -39,8 +39,11 @@ _R = TypeVar("_R")
 class _Tasks(Generic[_R]):
     """The tasks of one sort: threads that do them, what they gave, and the notifier that says so."""
 
-    def __init__(self, name: str, threads: int, ids: Callable[[], int]) -> None:
+    def __init__(self, name: str, threads: int, ids: Callable[[], int], host: Connector) -> None:
+        self._host = host
         self._pool = ThreadPoolExecutor(threads, f"kvhost-{name}")
+        self._queued: dict[L2TaskId, tuple[Future[None], Callable[[], _R]]] = {}
+        host.on_fence.append(self.fail_queued)
         self._name, self._ids = name, ids
         self._lock = threading.Lock()
         self._done: dict[L2TaskId, _R] = {}
@@ -52,6 +55,8 @@ class _Tasks(Generic[_R]):
         task = self._ids()
 
         def run() -> None:
+            with self._lock:
+                self._queued.pop(task, None)
             try:
                 result = work()
             except HostGoneError:
@@ -64,8 +69,21 @@ class _Tasks(Generic[_R]):
                 self._done[task] = result
             self._notifier.notify()
 
-        self._pool.submit(run)
+        with self._lock:
+            self._queued[task] = self._pool.submit(run), failed
+        if self._host.fenced:
+            self.fail_queued()
         return task
+
+    def fail_queued(self) -> None:
+        """What no thread has begun fails: the threads may all wait for a host that is stopped."""
+        with self._lock:
+            over = {task: failed() for task, (future, failed) in self._queued.items() if future.cancel()}
+            for task in over:
+                del self._queued[task]
+            self._done |= over
+        if over:
+            self._notifier.notify()
 
     def pop(self, task: L2TaskId) -> _R | None:
         with self._lock:
@@ -105,9 +123,9 @@ class KvhostL2Adapter(L2AdapterInterface):
         self._chains = Chains()
         self._locks = Locks()
         self._residents: Residents[ObjectKey] = Residents()
-        self._stores: _Tasks[L2StoreResult] = _Tasks("store", options.threads, self._next_task)
-        self._lookups: _Tasks[Bitmap] = _Tasks("lookup", 1, self._next_task)
-        self._loads: _Tasks[Bitmap] = _Tasks("load", options.threads, self._next_task)
+        self._stores: _Tasks[L2StoreResult] = _Tasks("store", options.threads, self._next_task, self._host)
+        self._lookups: _Tasks[Bitmap] = _Tasks("lookup", 1, self._next_task, self._host)
+        self._loads: _Tasks[Bitmap] = _Tasks("load", options.threads, self._next_task, self._host)
         self._toucher = ThreadPoolExecutor(1, "kvhost-touch")
         self._touches = threading.Semaphore(_MOST_TOUCHES)
 

@@ -187,6 +187,8 @@ class Connector:
         self._fences = 0
         self._places: dict[Kind, Place] = {}
         self.losses = 0
+        #: Called when a call begins to wait for a host that it has given up. All others fail at once until that has ended.
+        self.on_fence: list[Callable[[], None]] = []
 
     def put(self, kind: Kind, place: Place) -> None:
         """Says where objects of a kind may be in shared memory, so that they need not go through the arena."""
@@ -202,9 +204,9 @@ class Connector:
         return (place, known) if len(known) == len(blocks) else (None, [])
 
     @contextmanager
-    def session(self, kind: Kind, place: Place | None) -> Iterator[tuple[Connection, Session]]:
+    def session(self, kind: Kind, place: Place | None, *, copies: bool = False) -> Iterator[tuple[Connection, Session]]:
         """A session for objects of a kind. Without a host it raises :class:`HostGoneError`; a host that goes away inside is
-        given up for all."""
+        given up for all. What ``copies`` objects in their place returns only once no copy is under way any more."""
         self._origin.check()
         connection = self._current()
         try:
@@ -213,7 +215,7 @@ class Connector:
                 try:
                     yield connection, session
                 except (HostGoneError, TimeoutError) as e:
-                    if place is not None and not isinstance(e, TakenBack):
+                    if copies and place is not None and not isinstance(e, TakenBack):
                         self._fence(connection, place, e)
                     raise
         except (HostGoneError, TimeoutError) as e:
@@ -234,10 +236,16 @@ class Connector:
             self._fences += 1
         try:
             self._lose(connection, why)
+            for call in self.on_fence:
+                call()
             connection.fence(place)
         finally:
             with self._lock:
                 self._fences -= 1
+
+    @property
+    def fenced(self) -> bool:
+        return self._fences > 0
 
     @property
     def connected(self) -> bool:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from kvhost.errors import Code, HostError, HostGoneError, HostStoppedError
+from kvhost.errors import Code, HostError, HostGoneError
 from kvhost.objects.connection import Connection, Connector, TakenBack, offsets, stride
 from kvhost.objects.inplace import NotShared, Place
 from kvhost.objects.kind import Kind
@@ -78,7 +78,7 @@ class ObjectStore:
 
         def store(place: Place | None, blocks: Sequence[int]) -> list[Result]:
             results: list[Result] = []
-            with self._host.session(kind, place) as (connection, session):
+            with self._host.session(kind, place, copies=True) as (connection, session):
                 while (n := len(results)) < len(objects):
                     batch = _Batch(kind, connection, session, self._host.timeout, blocks[n:] if place else None)
                     results += batch.store(objects[n:])
@@ -91,7 +91,7 @@ class ObjectStore:
         which were delivered. The bytes of the others are undefined."""
 
         def load(place: Place | None, blocks: Sequence[int]) -> list[bool]:
-            with self._host.session(kind, place) as (connection, session):
+            with self._host.session(kind, place, copies=True) as (connection, session):
                 return self._load(_Load(kind, connection, session, keys, pages, blocks if place else None), hit)
 
         return self._either(kind, pages, load)
@@ -217,10 +217,10 @@ class _Batch:
 
     def _settle(self, job: StoreJob | LoadJob, wait: Callable[[float | None], _T]) -> _T:
         """Waits for a job. One that takes too long is cancelled, so that the blocks are free again. A store is taken back from a
-        host that is stopped: only the blocks of a load are its own then."""
+        host that is stopped, or whose session another thread has given up: only the blocks of a load are its own then."""
         try:
             return patiently(self.session, wait, self.timeout)
-        except HostStoppedError as e:
+        except HostGoneError as e:
             if isinstance(job, StoreJob) and job.withdraw():
                 raise TakenBack(str(e)) from e
             raise

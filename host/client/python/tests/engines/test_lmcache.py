@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import SimpleNamespace as Record
 from typing import Any
@@ -24,7 +25,7 @@ needs("lmcache")
 import torch  # noqa: E402
 from lmcache.v1.distributed import api  # noqa: E402
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey  # noqa: E402
-from lmcache.v1.distributed.internal_api import L2AdapterListener  # noqa: E402
+from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2AdapterListener  # noqa: E402
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface  # noqa: E402
 from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_class  # noqa: E402
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter  # noqa: E402
@@ -122,12 +123,16 @@ def key(n: int, group: int = 0, **fields: Any) -> ObjectKey:
 def objects(count: int, size: int, content: bool = True) -> list[MemoryObj]:
     made: list[MemoryObj] = []
     for _ in range(count):
-        raw = torch.randint(0, 256, (size,), dtype=torch.uint8) if content else torch.zeros(size, dtype=torch.uint8)
-        meta = MemoryObjMetadata(
-            shape=torch.Size([size]), dtype=torch.uint8, address=0, phy_size=size, ref_count=1, fmt=MemoryFormat.BINARY
-        )
-        made.append(TensorMemoryObj(raw_data=raw, metadata=meta, parent_allocator=None))
+        made.append(tensor(torch.randint(0, 256, (size,), dtype=torch.uint8) if content else torch.zeros(size, dtype=torch.uint8)))
     return made
+
+
+def tensor(raw: torch.Tensor) -> MemoryObj:
+    size = raw.numel()
+    meta = MemoryObjMetadata(
+        shape=torch.Size([size]), dtype=torch.uint8, address=0, phy_size=size, ref_count=1, fmt=MemoryFormat.BINARY
+    )
+    return TensorMemoryObj(raw_data=raw, metadata=meta, parent_allocator=None)
 
 
 def content(objs: list[MemoryObj]) -> list[bytes]:
@@ -256,6 +261,36 @@ def test_a_host_that_dies_costs_hits_only(host: Host) -> None:
     status = a.raw.report_status()
     assert (status["is_healthy"], status["connected"], status["losses"]) == (True, True, 1)
     a.raw.close()
+
+
+def test_loads_in_the_queue_fail_while_one_waits_for_a_stopped_host(host: Host) -> None:
+    """The memory of a load that has begun is the host's until it goes on. The others have not begun."""
+    shared = SharedMemory(create=True, size=4 * SMALL)
+    memory = torch.frombuffer(shared.buf, dtype=torch.uint8)
+    config = KvhostL2AdapterConfig.from_dict({"socket": host.socket, "threads": 1})
+    a = KvhostL2Adapter(config, L1MemoryDesc(memory.data_ptr(), 4 * SMALL, 4096))
+    keys, objs = [key(n) for n in range(4)], [tensor(memory[n * SMALL : (n + 1) * SMALL]) for n in range(4)]
+    a.submit_store_task(keys, objs)
+    _await(a.get_store_event_fd())
+    a.submit_lookup_and_lock_task(keys, {})
+    _await(a.get_lookup_and_lock_event_fd())
+    host.hang()
+    waits, *others = [a.submit_load_task([k], [o]) for k, o in zip(keys, objs, strict=True)]
+    answered: set[int] = set()
+    while answered != set(others):
+        _await(a.get_load_event_fd())
+        answered |= {task for task in others if (bits := a.query_load_result(task)) is not None and not bits.popcount()}
+    others.append(a.submit_load_task(keys[:1], objs[:1]))
+    _await(a.get_load_event_fd())
+    assert a.query_load_result(others[-1]) is not None, "want a load that comes later to fail, too"
+    assert host.hangs() and a.query_load_result(waits) is None, "want the one load to wait, and the others answered"
+    host.resume()
+    _await(a.get_load_event_fd())
+    assert a.query_load_result(waits) is not None
+    a.close()
+    del memory, objs
+    shared.close()
+    shared.unlink()
 
 
 def test_deleted_objects_are_gone(host: Host) -> None:
